@@ -1,0 +1,32 @@
+"""posenc: positional encodings, written once, compared everywhere.
+
+A scheme is written against the Python Array API; from that one definition come its bias, rotation or
+embedding on NumPy, PyTorch and JAX, attention with it, and a study that compares it with others.
+"""
+
+from posenc.attention import attention, prepare
+from posenc.evaluate import bias, coordinates, embedding, transform
+from posenc.params import init_params
+from posenc.protocol import ParamSpec, PositionScheme
+from posenc.schemes import ALiBi, Learned, NoPE, RoPE, Sinusoidal, T5Bias, make, schemes
+
+__all__ = [
+    "ALiBi",
+    "Learned",
+    "NoPE",
+    "ParamSpec",
+    "PositionScheme",
+    "RoPE",
+    "Sinusoidal",
+    "T5Bias",
+    "attention",
+    "bias",
+    "coordinates",
+    "embedding",
+    "init_params",
+    "make",
+    "prepare",
+    "schemes",
+    "transform",
+]
+__version__ = "0.1.0"

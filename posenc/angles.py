@@ -1,0 +1,82 @@
+"""Sines and cosines of ``position * frequency``, right to the last bits at any position.
+
+A float32 product ``pos * frequency`` is off by 0.03 rad at position 10**6, and no splitting into
+float32 pieces rescues it. Here a frequency is a fixed-point fraction of a *turn*: whole turns then
+drop out of an integer product by themselves, because integers wrap around exactly as angles do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from decimal import Decimal, localcontext
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+from array_api_compat import device
+
+from posenc.protocol import Array, Namespace
+
+_DIGITS = 60  # more than a 128-bit fraction needs
+_PI = Decimal("3.14159265358979323846264338327950288419716939937510582097494459")
+_BITS = 128
+
+
+def frequencies(base: float, exponents: Iterable[Fraction]) -> tuple[Decimal, ...]:
+    """``base ** -e`` for each exponent, in radians per position, to 60 digits."""
+    with localcontext() as context:
+        context.prec = _DIGITS
+        return tuple(
+            Decimal(base) ** (Decimal(-e.numerator) / Decimal(e.denominator)) for e in exponents
+        )
+
+
+class Turns:
+    """Frequencies as turns per position, split for 32-bit and for 64-bit integer arithmetic.
+
+    In units of ``2**-word`` turns a frequency is ``high + low``: ``high`` whole, ``low`` in [0, 1).
+    The phase at ``pos`` is ``pos * high + round(pos * low)``, modulo one turn. The first product
+    wraps exactly; the second is at most ``|pos|`` units, so a float is enough for it.
+
+    Parameters
+    ----------
+    radians
+        Frequencies in radians per position; ``Decimal`` or ``float``, taken as exact.
+    """
+
+    def __init__(self, radians: Iterable[Decimal | float]) -> None:
+        with localcontext() as context:
+            context.prec = _DIGITS
+            fractions = [int(Decimal(f) / (2 * _PI) * 2**_BITS) % 2**_BITS for f in radians]
+        self._narrow = _split(fractions, 32, np.int32, np.float32)
+        self._wide = _split(fractions, 64, np.int64, np.float64)
+
+    def sincos(self, pos: Array, *, dtype: Any, xp: Namespace) -> tuple[Array, Array]:
+        """Sine and cosine of every frequency at integer positions ``pos (...)``.
+
+        Returns two arrays ``(..., n)`` of ``dtype``, float32 or float64. For ``|pos| <= 2**30``
+        the absolute error is at most 1.5e-7 in float32 and 4e-16 in float64.
+        """
+        wide = dtype == xp.float64
+        word, integer, table = (64, xp.int64, self._wide) if wide else (32, xp.int32, self._narrow)
+        high, low = (xp.asarray(part, device=device(pos)) for part in table)
+        pos = pos[..., None]
+        carry = xp.astype(xp.round(xp.astype(pos, dtype) * low), integer)
+        phase = xp.astype(pos, integer) * high + carry
+        # The nearest quarter turn, and what is left: at most an eighth of a turn, either way.
+        quarter = (phase + 2 ** (word - 3)) >> (word - 2)
+        angle = xp.astype(phase - (quarter << (word - 2)), dtype) * (2 * math.pi / 2**word)
+        sin, cos = xp.sin(angle), xp.cos(angle)
+        swapped = (quarter & 1) == 1
+        sin, cos = xp.where(swapped, cos, sin), xp.where(swapped, sin, cos)
+        sin = xp.where((quarter & 2) == 2, -sin, sin)
+        return sin, xp.where(((quarter + 1) & 2) == 2, -cos, cos)
+
+
+def _split(fractions: list[int], word: int, integer: Any, real: Any) -> tuple[Any, Any]:
+    rest = _BITS - word
+    high = [f >> rest for f in fractions]
+    low = [(f & (2**rest - 1)) / 2**rest for f in fractions]
+    signed = [h - 2**word if h >= 2 ** (word - 1) else h for h in high]
+    return np.asarray(signed, dtype=integer), np.asarray(low, dtype=real)

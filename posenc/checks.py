@@ -1,0 +1,47 @@
+"""Arguments checked where they enter: each error names the argument, its value, what is accepted."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import operator
+from collections.abc import Iterable
+from typing import Any
+
+
+def check_count(name: str, value: Any, *, least: int = 1) -> int:
+    """``value`` as an int of at least ``least``; a bool or a float is a ``TypeError``."""
+    if isinstance(value, bool):
+        raise TypeError(f"{name} must be an integer, got {value!r}")
+    try:
+        count = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, got {value!r}") from None
+    if count < least:
+        raise ValueError(f"{name} must be at least {least}, got {value!r}")
+    return count
+
+
+def check_positive(name: str, value: Any) -> float:
+    """``value`` as a finite float above zero."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(f"{name} must be finite and greater than 0, got {value!r}")
+    return float(value)
+
+
+def check_choice(name: str, value: Any, accepted: Iterable[str]) -> None:
+    """``value`` is one of ``accepted``; if not, the error suggests the nearest."""
+    choices = list(accepted)
+    if value not in choices:
+        raise ValueError(f"unknown {name} {value!r}{nearest(value, choices)}")
+
+
+def nearest(value: Any, choices: Iterable[str]) -> str:
+    """The end of an error about an unknown name: the nearest one, and all that are accepted."""
+    known = list(choices)
+    close = difflib.get_close_matches(str(value).lower(), [c.lower() for c in known], n=1)
+    hint = [c for c in known if c.lower() in close]
+    guess = f" (did you mean {hint[0]!r}?)" if hint else ""
+    return f"{guess}; accepted: {', '.join(known) or 'none'}"

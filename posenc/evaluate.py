@@ -1,0 +1,251 @@
+"""A scheme applied to arrays: its bias, its transform, its embedding, its coordinates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from array_api_compat import array_namespace, device
+
+from posenc.params import Params, head_count, merged, per_head, working_dtype
+from posenc.positions import as_positions
+from posenc.protocol import Array, Namespace, PositionScheme, Role
+
+
+def bias(
+    scheme: PositionScheme,
+    q_pos: Array,
+    k_pos: Array,
+    params: Mapping[str, Array] | None = None,
+    *,
+    dtype: Any = None,
+    xp: Namespace | None = None,
+) -> Array | None:
+    """What a scheme adds to the scaled scores, dense.
+
+    Parameters
+    ----------
+    scheme
+        A scheme whose bias depends on positions; a gated one needs ``posenc.attention``.
+    q_pos, k_pos
+        Integer positions, ``(L,)`` or ``(B, L)``.
+    params
+        Learned arrays by name; ``posenc.init_params`` draws first values.
+    dtype
+        Of the result. Default: float64 if a param is, else float32.
+
+    Returns
+    -------
+    ``(H, Q, K)`` for positions ``(L,)``, ``(B, H, Q, K)`` for ``(B, L)``; None without a bias.
+    ``H`` is 1 for a scheme that declares nothing per head.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Positions that are no integers, params other than the declared ones.
+    """
+    check_scheme(scheme)
+    xp = xp or array_namespace(q_pos, k_pos)
+    q_at, k_at = (as_positions(n, p, xp=xp) for n, p in (("q_pos", q_pos), ("k_pos", k_pos)))
+    batch = check_batches(q_pos=q_at, k_pos=k_at)
+    if is_gated(scheme):
+        raise ValueError(
+            f"the bias of {type(scheme).__name__} depends on gates, not on positions alone; "
+            "posenc.coordinates gives its coordinates"
+        )
+    arrays, work = _arrays(scheme, params, like=q_at, dtype=dtype, xp=xp)
+    batched = len(q_at.shape) == 2 or len(k_at.shape) == 2
+    value = bias_tile(scheme, column(q_at), row(k_at), arrays, dtype=work, xp=xp)
+    if value is None:
+        return None
+    shape = (batch, head_count(scheme) or 1, q_at.shape[-1], k_at.shape[-1])
+    value = _cast(xp.broadcast_to(value, shape), dtype, xp)
+    return value if batched else value[0, ...]
+
+
+def bias_tile(
+    scheme: PositionScheme,
+    q: Array,
+    k: Array,
+    arrays: Mapping[str, Array],
+    *,
+    dtype: Any,
+    xp: Namespace,
+) -> Array | None:
+    """The bias of every head on a tile: ``(B, H, Q, K)``, or with any of ``B, H`` equal to 1.
+
+    ``q (B or 1, H or 1, Q, 1)`` and ``k (B or 1, H or 1, 1, K)`` are positions, or coordinates of a
+    gated scheme; ``arrays`` are learned params and constants, whole, in the working ``dtype``.
+    """
+    return scheme.bias(q, k, params=per_head(scheme, arrays, dtype=dtype, xp=xp), xp=xp)
+
+
+def transform(
+    scheme: PositionScheme,
+    x: Array,
+    pos: Array,
+    *,
+    role: Role,
+    params: Mapping[str, Array] | None = None,
+    xp: Namespace | None = None,
+) -> Array:
+    """Queries or keys as seen from their positions; ``x`` itself where a scheme changes nothing.
+
+    Parameters
+    ----------
+    x
+        ``(..., L, D)``.
+    pos
+        Integer positions ``(L,)``, or ``(B, L)`` with ``B`` the first axis of ``x``.
+    role
+        ``"query"`` or ``"key"``.
+
+    Returns
+    -------
+    The shape and dtype of ``x``.
+    """
+    check_scheme(scheme)
+    xp = xp or array_namespace(x)
+    if role not in ("query", "key"):
+        raise ValueError(f"role must be 'query' or 'key', got {role!r}")
+    if len(x.shape) < 2 or not xp.isdtype(x.dtype, "real floating"):
+        raise ValueError(f"x must be floating, (..., L, D), got {tuple(x.shape)} of {x.dtype}")
+    at = as_positions("pos", pos, xp=xp)
+    if at.shape[-1] != x.shape[-2]:
+        raise ValueError(f"pos has {at.shape[-1]} positions for x of length {x.shape[-2]}")
+    if len(at.shape) == 2:
+        if len(x.shape) < 3 or at.shape[0] not in (1, x.shape[0]):
+            raise ValueError(
+                f"pos {tuple(at.shape)} needs x (B, ..., L, D) of the same B, got {tuple(x.shape)}"
+            )
+        at = xp.reshape(at, (at.shape[0], *[1] * (len(x.shape) - 3), at.shape[1]))
+    arrays, work = _arrays(scheme, params, like=x, dtype=x.dtype, xp=xp)
+    views = per_head(scheme, arrays, dtype=work, xp=xp)
+    return scheme.transform(x, at, role=role, params=views, xp=xp)
+
+
+def embedding(
+    scheme: PositionScheme,
+    pos: Array,
+    params: Mapping[str, Array] | None = None,
+    *,
+    dtype: Any = None,
+    xp: Namespace | None = None,
+) -> Array | None:
+    """What a scheme adds to token embeddings: ``(..., dim)`` for ``pos (L,)`` or ``(B, L)``.
+
+    ``dtype`` is that of the result; default float64 if a param is, else float32. None without an
+    embedding.
+    """
+    check_scheme(scheme)
+    xp = xp or array_namespace(pos)
+    at = as_positions("pos", pos, xp=xp)
+    arrays, work = _arrays(scheme, params, like=at, dtype=dtype, xp=xp)
+    value = scheme.embedding(at, params=Params(arrays, work), xp=xp)
+    return None if value is None else _cast(value, dtype, xp)
+
+
+def coordinates(
+    scheme: PositionScheme,
+    x: Array,
+    params: Mapping[str, Array] | None = None,
+    *,
+    pos: Array | None = None,
+    seg: Array | None = None,
+    at_pos: Array | None = None,
+    at_seg: Array | None = None,
+    carry: Array | None = None,
+    xp: Namespace | None = None,
+) -> Array | None:
+    """Coordinates of a gated scheme: gates summed in the order of positions.
+
+    Parameters
+    ----------
+    x
+        Hidden states ``(B, L, C)``.
+    pos, seg
+        Integer positions and segments of the tokens, ``(L,)`` or ``(B, L)``. A coordinate is the
+        sum over all tokens of its segment up to its position. Default: in order, one segment.
+    at_pos, at_seg
+        Where to read coordinates, if not at the tokens themselves; only together with ``pos``.
+    carry
+        The last coordinate ``(B, H)`` of tokens that came before these (decoding).
+
+    Returns
+    -------
+    ``(B, H, L)`` in float32, or in float64 if ``x`` or a param is; None for a scheme without gates.
+    Explicit positions or segments take memory ``O(B L**2)``.
+    """
+    check_scheme(scheme)
+    xp = xp or array_namespace(x)
+    if len(x.shape) != 3:
+        raise ValueError(f"x must have shape (B, L, C), got {tuple(x.shape)}")
+    work = working_dtype([x, *(params or {}).values()], xp=xp)
+    arrays, work = _arrays(scheme, params, like=x, dtype=work, xp=xp)
+    gates = scheme.gate(xp.astype(x, work), params=Params(arrays, work), xp=xp)
+    if gates is None:
+        return None
+    gates = xp.permute_dims(xp.astype(gates, work), (0, 2, 1))
+    if pos is None and seg is None:
+        sums = xp.cumulative_sum(gates, axis=-1)
+    else:
+        pos = xp.arange(x.shape[1], device=device(x)) if pos is None else pos
+        tokens = [as_positions("pos", pos, xp=xp), seg]
+        readers = [tokens[0] if at_pos is None else as_positions("at_pos", at_pos, xp=xp)]
+        readers.append(seg if at_seg is None else at_seg)
+        counted = row(tokens[0]) <= column(readers[0])
+        if seg is not None:
+            counted = counted & (row(tokens[1]) == column(readers[1]))
+        sums = xp.matmul(xp.astype(counted, work), gates[..., None])[..., 0]
+    return sums if carry is None else sums + xp.astype(carry, work)[..., None]
+
+
+def is_gated(scheme: PositionScheme) -> bool:
+    """Whether the bias stands on gates instead of integer positions."""
+    return type(scheme).gate is not PositionScheme.gate
+
+
+def check_scheme(scheme: Any) -> None:
+    """An instance of a scheme, not its class, its name, or something else."""
+    if isinstance(scheme, type) or not hasattr(scheme, "param_specs"):
+        raise TypeError(
+            f"scheme must be an instance of a PositionScheme, such as posenc.NoPE(), got {scheme!r}"
+        )
+
+
+def check_batches(**positions: Array) -> int:
+    """The batch size that arrays ``(L,)`` or ``(B, L)`` agree on; 1 if none has a batch."""
+    sizes = {name: p.shape[0] for name, p in positions.items() if len(p.shape) == 2}
+    batch = max(sizes.values(), default=1)
+    for name, size in sizes.items():
+        if size not in (1, batch):
+            raise ValueError(f"{name} has batch {size}, others have {batch}: {sizes}")
+    return batch
+
+
+def _arrays(
+    scheme: PositionScheme,
+    params: Mapping[str, Array] | None,
+    *,
+    like: Array,
+    dtype: Any,
+    xp: Namespace,
+) -> tuple[dict[str, Array], Any]:
+    """Merged params and constants on the device of ``like``, and the working dtype."""
+    work = working_dtype(list((params or {}).values()), xp=xp)
+    work = xp.float64 if dtype == xp.float64 else work
+    return merged(scheme, params, dtype=work, device=device(like), xp=xp), work
+
+
+def column(pos: Array) -> Array:
+    """``(L,) -> (1, 1, L, 1)``, ``(B, L) -> (B, 1, L, 1)``."""
+    return pos[None, None, :, None] if len(pos.shape) == 1 else pos[:, None, :, None]
+
+
+def row(pos: Array) -> Array:
+    """``(L,) -> (1, 1, 1, L)``, ``(B, L) -> (B, 1, 1, L)``."""
+    return pos[None, None, None, :] if len(pos.shape) == 1 else pos[:, None, None, :]
+
+
+def _cast(array: Array, dtype: Any, xp: Namespace) -> Array:
+    return array if dtype is None else xp.astype(array, dtype)

@@ -1,0 +1,155 @@
+"""The arrays of a scheme: drawn, checked, and cut into what one head may see."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from array_api_compat import device
+
+from posenc.checks import nearest
+from posenc.protocol import Array, Namespace, PositionScheme
+
+
+class Params(Mapping[str, Array]):
+    """What a scheme's methods receive as ``params``: arrays by name, and the working ``dtype``."""
+
+    def __init__(self, arrays: Mapping[str, Array], dtype: Any) -> None:
+        self._arrays = dict(arrays)
+        self.dtype = dtype
+
+    def __getitem__(self, name: str) -> Array:
+        return self._arrays[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._arrays)
+
+    def __len__(self) -> int:
+        return len(self._arrays)
+
+
+class HeadTable:
+    """A per-head array ``(H, n, ...)`` that answers ``table[index, ...]`` for every head at once.
+
+    Each index is an integer or an array that broadcasts against ``(H, 1, 1)``; the answer has the
+    head where ``(H, 1, 1)`` puts it. So a scheme that speaks of one head serves all of them.
+    """
+
+    def __init__(self, array: Array, xp: Namespace) -> None:
+        self._array, self._xp = array, xp
+        self.shape, self.dtype = tuple(array.shape[1:]), array.dtype
+
+    def __getitem__(self, index: Any) -> Array:
+        indices = index if isinstance(index, tuple) else (index,)
+        if len(indices) != len(self.shape):
+            raise IndexError(
+                f"a per-head table {self.shape} takes {len(self.shape)} indices, got {len(indices)}"
+            )
+        if all(isinstance(i, int) for i in indices):
+            return self._array[(slice(None), *indices)][:, None, None]
+        xp, heads = self._xp, self._array.shape[0]
+        where = next(i for i in indices if not isinstance(i, int))
+        flat: Any = xp.reshape(
+            xp.arange(heads, dtype=where.dtype, device=device(where)), (heads, 1, 1)
+        )
+        for size, i in zip(self.shape, indices, strict=True):
+            flat = flat * size + i
+        values = xp.take(xp.reshape(self._array, (-1,)), xp.reshape(flat, (-1,)), axis=0)
+        return xp.reshape(values, flat.shape)
+
+
+def init_params(
+    scheme: PositionScheme, seed: int | Sequence[int] = 0
+) -> dict[str, np.ndarray[Any, Any]]:
+    """First values of a scheme's learned arrays: ``{}`` or float32 NumPy arrays by name.
+
+    The same numbers for every framework. ``seed`` is what ``numpy.random.default_rng`` takes.
+    """
+    rng = np.random.default_rng(seed)
+    specs = scheme.param_specs()
+    return {n: np.asarray(s.init(rng, s.shape), dtype=np.float32) for n, s in specs.items()}
+
+
+def check_params(
+    scheme: PositionScheme, params: Mapping[str, Array] | None, *, xp: Namespace
+) -> dict[str, Array]:
+    """Exactly the arrays the scheme declares, in their shapes; NumPy arrays may stand for any."""
+    specs, given = scheme.param_specs(), dict(params or {})
+    name = type(scheme).__name__
+    for extra in given.keys() - specs.keys():
+        raise ValueError(f"{name} has no param {extra!r}{nearest(extra, specs)}")
+    for missing in specs.keys() - given.keys():
+        raise ValueError(
+            f"params lacks {missing!r} of {name}, shape {specs[missing].shape}; "
+            "posenc.init_params(scheme) draws first values"
+        )
+    for key, value in given.items():
+        if not hasattr(value, "shape") or not _is_float(value, xp):
+            raise TypeError(f"params[{key!r}] must be a floating-point array, got {value!r}")
+        if tuple(value.shape) != tuple(specs[key].shape):
+            raise ValueError(
+                f"params[{key!r}] has shape {tuple(value.shape)}, {name} declares {specs[key].shape}"
+            )
+    return given
+
+
+def working_dtype(arrays: Sequence[Array | None], *, xp: Namespace) -> Any:
+    """float64 if any array is, else float32."""
+    wide = [a for a in arrays if a is not None and a.dtype in (xp.float64, np.dtype("float64"))]
+    return xp.float64 if wide else xp.float32
+
+
+def merged(
+    scheme: PositionScheme,
+    params: Mapping[str, Array] | None,
+    *,
+    dtype: Any,
+    device: Any,
+    xp: Namespace,
+) -> dict[str, Array]:
+    """Learned arrays and constants together, whole, in the working dtype."""
+    learned = {
+        name: xp.asarray(a, dtype=dtype, device=device)
+        if isinstance(a, np.ndarray)
+        else xp.astype(a, dtype)
+        for name, a in check_params(scheme, params, xp=xp).items()
+    }
+    fixed = {
+        name: xp.asarray(values, dtype=dtype, device=device)
+        for name, values in scheme.constants().items()
+    }
+    return learned | fixed
+
+
+def per_head(
+    scheme: PositionScheme, arrays: Mapping[str, Array], *, dtype: Any, xp: Namespace
+) -> Params:
+    """Merged arrays as ``bias``, ``key_bias`` and ``transform`` receive them, every head at once."""
+    specs = scheme.param_specs()
+
+    def view(name: str, array: Array) -> Array:
+        if name in specs and not specs[name].per_head:
+            return array
+        if len(array.shape) == 1:
+            return xp.reshape(array, (-1, 1, 1))
+        return HeadTable(array, xp)
+
+    return Params({name: view(name, array) for name, array in arrays.items()}, dtype)
+
+
+def head_count(scheme: PositionScheme) -> int | None:
+    """How many heads the scheme's per-head arrays speak of; None if it has none."""
+    counts = {s.shape[0] for s in scheme.param_specs().values() if s.per_head}
+    counts |= {len(values) for values in scheme.constants().values()}
+    if len(counts) > 1:
+        raise ValueError(f"{scheme} declares per-head arrays of different lengths: {counts}")
+    return counts.pop() if counts else getattr(scheme, "num_heads", None)
+
+
+def _is_float(array: Array, xp: Namespace) -> bool:
+    if isinstance(array, np.ndarray):
+        return np.issubdtype(array.dtype, np.floating)
+    return bool(xp.isdtype(array.dtype, "real floating"))
+
+

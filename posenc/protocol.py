@@ -1,0 +1,116 @@
+"""The contract that every positional encoding keeps: ``PositionScheme`` and ``ParamSpec``, alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+
+Array: TypeAlias = Any  # an array of any Array API library, a tracer, or a kernel's tile
+Namespace: TypeAlias = Any  # the Array API namespace that computes on it
+Role = Literal["query", "key"]
+Initializer = Callable[[np.random.Generator, tuple[int, ...]], "np.ndarray[Any, Any]"]
+
+
+@dataclass(frozen=True)
+class Normal:
+    """Initializer: independent normal values, mean 0, standard deviation ``std``."""
+
+    std: float = 0.02
+
+    def __call__(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+        return self.std * rng.standard_normal(shape)
+
+
+@dataclass(frozen=True)
+class ParamSpec:
+    """One learned array of a scheme.
+
+    Parameters
+    ----------
+    shape
+        Its shape. A per-head array has the head first.
+    init
+        Draws its first value: ``init(rng, shape)`` with a ``numpy.random.Generator``.
+    per_head
+        Whether the first axis counts heads. Then ``bias``, ``key_bias`` and ``transform``, which
+        speak of one head, receive each head's own part; otherwise every head gets the whole array.
+    """
+
+    shape: tuple[int, ...]
+    init: Initializer = Normal()
+    per_head: bool = True
+
+
+@runtime_checkable
+class PositionScheme(Protocol):
+    """Where a token stands, told to attention in up to three places.
+
+    A scheme is a frozen dataclass that inherits from this class and writes only what it has; every
+    method has a default that does nothing. Methods are pure functions of *positions*: integers of
+    any order, never lengths, indices or masks. Hyperparameters live in ``self``; learned arrays
+    arrive in ``params``, together with ``constants()``. ``xp`` is the Array API namespace.
+    """
+
+    relative: ClassVar[bool] = False
+    """``bias`` depends on ``k_pos - q_pos`` alone."""
+
+    shared: ClassVar[bool] = False
+    """One set of learned params serves every layer of a model (T5), instead of one set a layer."""
+
+    paper: ClassVar[str] = ""
+    """Authors, year and arXiv number, for the catalogue."""
+
+    def param_specs(self) -> Mapping[str, ParamSpec]:
+        """Learned arrays by name."""
+        return {}
+
+    def constants(self) -> Mapping[str, tuple[float, ...]]:
+        """Fixed numbers by name, one per head. They reach the methods through ``params``."""
+        return {}
+
+    def embedding(self, pos: Array, *, params: Mapping[str, Array], xp: Namespace) -> Array | None:
+        """Term added to token embeddings, shape ``pos.shape + (dim,)``; None adds nothing."""
+        return None
+
+    def transform(
+        self, x: Array, pos: Array, *, role: Role, params: Mapping[str, Array], xp: Namespace
+    ) -> Array:
+        """Queries or keys ``x (..., L, D)`` as seen from ``pos``, which broadcasts to ``(..., L)``."""
+        return x
+
+    def gate(self, x: Array, *, params: Mapping[str, Array], xp: Namespace) -> Array | None:
+        """One number a token and head, ``(..., L, H)``, from hidden states ``x (..., L, C)``.
+
+        Row-local. The library sums gates in the order of positions; ``bias`` and ``key_bias`` then
+        receive the sums as coordinates instead of integer positions. None: no gate.
+        """
+        return None
+
+    def bias(
+        self, q: Array, k: Array, *, params: Mapping[str, Array], xp: Namespace
+    ) -> Array | None:
+        """Term one head adds to the scaled scores of query position ``q`` and key position ``k``.
+
+        Elementwise in its broadcast arguments, closing over no arrays. Per-head numbers in
+        ``params`` arrive 0-d or shaped ``(H, 1, 1)``; a per-head table answers ``table[bucket]``.
+        ``-inf`` masks. None: no bias.
+        """
+        return None
+
+    def key_bias(self, k: Array, *, params: Mapping[str, Array], xp: Namespace) -> Array | None:
+        """``w(k)`` where, for ``k <= q``, ``bias(q, k) = u(q) + w(k)``; else None.
+
+        Under a causal mask softmax cannot see ``u``, so a key-only term may stand for the bias.
+        """
+        return None
+
+    def scale(self, head_dim: int) -> float:
+        """What the scores ``q @ k`` are multiplied by before the bias is added."""
+        return float(head_dim) ** -0.5
+
+    def at_length(self, length: int) -> PositionScheme:
+        """The scheme for a context of ``length`` tokens (dynamic NTK, LongRoPE); else itself."""
+        return self

@@ -1,0 +1,99 @@
+"""The catalogue: every positional encoding, one file each."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import fields
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, cast
+
+from posenc.checks import check_count, nearest
+from posenc.protocol import PositionScheme
+from posenc.schemes.alibi import ALiBi
+from posenc.schemes.learned import Learned
+from posenc.schemes.nope import NoPE
+from posenc.schemes.rope import RoPE
+from posenc.schemes.sinusoidal import Sinusoidal
+from posenc.schemes.t5 import T5Bias
+
+__all__ = ["ALiBi", "Learned", "NoPE", "RoPE", "Sinusoidal", "T5Bias", "make", "schemes"]
+
+Maker = Callable[..., PositionScheme]
+
+_OURS: dict[str, type[PositionScheme]] = {
+    "alibi": ALiBi,
+    "learned": Learned,
+    "nope": NoPE,
+    "rope": RoPE,
+    "sinusoidal": Sinusoidal,
+    "t5": T5Bias,
+}
+_GROUP = "posenc.schemes"
+_SIZES = ("num_heads", "head_dim", "max_len", "dim")
+
+
+def schemes() -> dict[str, Maker]:
+    """The catalogue, name -> maker.
+
+    A maker takes ``num_heads``, ``head_dim``, ``max_len``, ``dim`` and a scheme's own options by
+    keyword, and ignores the sizes that its scheme does not need. Other packages add theirs through
+    the entry-point group ``posenc.schemes``; one that cannot be loaded, or that takes a name of
+    ours, is a warning.
+    """
+    found: dict[str, Maker] = {name: _maker(kind) for name, kind in _OURS.items()}
+    for entry in entry_points(group=_GROUP):
+        if entry.name in found:
+            warnings.warn(f"{_GROUP}: {entry.value} takes the name {entry.name!r}", stacklevel=2)
+        elif (maker := _loaded(entry)) is not None:
+            found[entry.name] = maker
+    return found
+
+
+def make(
+    name: str,
+    *,
+    num_heads: int,
+    head_dim: int,
+    max_len: int,
+    dim: int | None = None,
+    **options: Any,
+) -> PositionScheme:
+    """A scheme by its name in the catalogue, for a model of these sizes.
+
+    ``dim`` defaults to ``num_heads * head_dim``; ``options`` are the scheme's own fields.
+
+    >>> make("rope", num_heads=8, head_dim=64, max_len=1024, base=500_000.0)
+    RoPE(head_dim=64, base=500000.0, layout='half', rotary_dim=None)
+    """
+    catalogue = schemes()
+    if not isinstance(name, str) or name.lower() not in catalogue:
+        raise ValueError(f"unknown scheme {name!r}{nearest(name, catalogue)}")
+    sizes = {"num_heads": num_heads, "head_dim": head_dim, "max_len": max_len}
+    for size, value in sizes.items():
+        check_count(size, value)
+    dim = num_heads * head_dim if dim is None else check_count("dim", dim)
+    return catalogue[name.lower()](**sizes, dim=dim, **options)
+
+
+def _maker(kind: type[PositionScheme]) -> Maker:
+    accepted = {field.name for field in fields(cast(Any, kind)) if field.init}
+
+    def maker(**given: Any) -> PositionScheme:
+        for option in given.keys() - accepted - set(_SIZES):
+            own = sorted(accepted - set(_SIZES))
+            raise ValueError(f"{kind.__name__} has no option {option!r}{nearest(option, own)}")
+        return kind(**{name: value for name, value in given.items() if name in accepted})
+
+    maker.__doc__, maker.__name__ = kind.__doc__, kind.__name__
+    return maker
+
+
+def _loaded(entry: EntryPoint) -> Maker | None:
+    """A third party's maker; a class is turned into one."""
+    try:
+        found = entry.load()
+    except Exception as error:
+        warnings.warn(f"{_GROUP}: cannot load {entry.value}: {error!r}", stacklevel=3)
+        return None
+    return _maker(found) if isinstance(found, type) else cast(Maker, found)

@@ -1,0 +1,60 @@
+"""Learned absolute positions: one trained vector a position, added to the token embeddings.
+
+Gehring et al. 2017, "Convolutional Sequence to Sequence Learning", arXiv 1705.03122, section 3.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from posenc.checks import check_count
+from posenc.positions import concrete
+from posenc.protocol import Array, Namespace, ParamSpec, PositionScheme
+
+
+@dataclass(frozen=True)
+class Learned(PositionScheme):
+    """Row ``pos + offset`` of a table ``(max_len + offset, dim)``.
+
+    A position outside ``0 .. max_len - 1`` is an ``IndexError`` where its value can be seen, and a
+    row of NaN where it cannot (under tracing, or on a device that would have to be waited for).
+
+    Parameters
+    ----------
+    max_len
+        Number of positions.
+    dim
+        Width of the embedding.
+    offset
+        Rows before the first position: 2 in OPT, ``padding_idx + 1`` in the RoBERTa family.
+
+    Gehring et al. 2017, arXiv 1705.03122.
+    """
+
+    paper: ClassVar[str] = "Gehring et al. 2017, arXiv 1705.03122"
+
+    max_len: int
+    dim: int
+    offset: int = 0
+
+    def __post_init__(self) -> None:
+        check_count("max_len", self.max_len)
+        check_count("dim", self.dim)
+        check_count("offset", self.offset, least=0)
+
+    def param_specs(self) -> Mapping[str, ParamSpec]:
+        return {"table": ParamSpec((self.max_len + self.offset, self.dim), per_head=False)}
+
+    def embedding(self, pos: Array, *, params: Mapping[str, Array], xp: Namespace) -> Array:
+        seen = concrete(pos, xp)
+        if seen is not None and seen.size and not (0 <= seen.min() and seen.max() < self.max_len):
+            wrong = seen.min() if seen.min() < 0 else seen.max()
+            raise IndexError(f"pos holds {wrong}, accepted: 0 .. {self.max_len - 1} (max_len - 1)")
+        flat = xp.reshape(pos, (-1,))
+        known = (flat >= 0) & (flat < self.max_len)
+        row = xp.where(known, flat + self.offset, 0)
+        vectors = xp.take(params["table"], row, axis=0)
+        vectors = xp.where(known[:, None], vectors, xp.nan)
+        return xp.reshape(vectors, (*pos.shape, self.dim))

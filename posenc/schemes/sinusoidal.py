@@ -1,0 +1,61 @@
+"""Sinusoidal absolute positions, added to the token embeddings.
+
+``PE(pos, 2k) = sin(pos * base**(-2k/d))`` and ``PE(pos, 2k + 1) = cos(pos * base**(-2k/d))``.
+
+Vaswani et al. 2017, "Attention Is All You Need", arXiv 1706.03762, section 3.5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import ClassVar
+
+from posenc.angles import Turns, frequencies
+from posenc.checks import check_choice, check_count, check_positive
+from posenc.protocol import Array, Namespace, PositionScheme
+
+
+@dataclass(frozen=True)
+class Sinusoidal(PositionScheme):
+    """Sines and cosines of ``pos * base**(-2k/d)``, ``k = 0 .. d/2 - 1``, as an embedding.
+
+    Parameters
+    ----------
+    dim
+        Width ``d`` of the embedding, even.
+    base
+        Base of the frequencies.
+    layout
+        ``"interleaved"``: sine and cosine alternate (the paper). ``"concatenated"``: all sines,
+        then all cosines. ``"tensor2tensor"``: concatenated, with frequencies
+        ``base**(-k/(d/2 - 1))``; there ``d`` is at least 4.
+
+    Vaswani et al. 2017, arXiv 1706.03762.
+    """
+
+    paper: ClassVar[str] = "Vaswani et al. 2017, arXiv 1706.03762"
+
+    dim: int
+    base: float = 10_000.0
+    layout: str = "interleaved"
+
+    def __post_init__(self) -> None:
+        check_count("dim", self.dim)
+        check_positive("base", self.base)
+        check_choice("layout", self.layout, ("interleaved", "concatenated", "tensor2tensor"))
+        tensor2tensor = self.layout == "tensor2tensor"
+        if self.dim % 2:
+            raise ValueError(f"dim must be even, got {self.dim}: each sine has its cosine")
+        if tensor2tensor and self.dim < 4:
+            raise ValueError(f"dim must be at least 4 in layout 'tensor2tensor', got {self.dim}")
+        n = self.dim // 2
+        turns = Turns(frequencies(self.base, (Fraction(k, n - tensor2tensor) for k in range(n))))
+        object.__setattr__(self, "_turns", turns)
+
+    def embedding(self, pos: Array, *, params: Mapping[str, Array], xp: Namespace) -> Array:
+        sin, cos = self._turns.sincos(pos, dtype=params.dtype, xp=xp)
+        if self.layout == "interleaved":
+            return xp.reshape(xp.stack([sin, cos], axis=-1), (*pos.shape, self.dim))
+        return xp.concat([sin, cos], axis=-1)

@@ -1,0 +1,113 @@
+"""T5 relative bias: a learned number per head and bucket of relative position.
+
+Near positions have a bucket each; farther ones share buckets that widen logarithmically up to
+``max_distance``; all beyond share the last.
+
+Raffel et al. 2020, "Exploring the Limits of Transfer Learning", arXiv 1910.10683, section 2.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from posenc.checks import check_count
+from posenc.protocol import Array, Namespace, ParamSpec, PositionScheme
+
+
+@dataclass(frozen=True)
+class T5Bias(PositionScheme):
+    """``bias = table[h, bucket(j - i)]``.
+
+    With ``B`` buckets a direction and ``E = B // 2``, a distance ``n < E`` has bucket ``n``, and a
+    larger one ``min(B - 1, E + floor(ln(n/E) / ln(max_distance/E) * (B - E)))``. Buckets are
+    decided by integer thresholds, so every framework agrees to the bit.
+
+    Parameters
+    ----------
+    num_heads
+        Number of heads ``H``; the learned ``table`` is ``(H, num_buckets)``.
+    num_buckets
+        All buckets. Bidirectional: half for keys up to the query, half for keys after it.
+    max_distance
+        Where the last bucket begins, about. Keep it within the training length: the buckets of
+        distances that training never saw stay as they were drawn.
+    causal
+        Whether all buckets serve keys up to the query, and later keys count as distance 0.
+        It never masks.
+    scaled
+        Whether scores are multiplied by ``1/sqrt(D)``; T5 checkpoints do not.
+
+    Raffel et al. 2020, arXiv 1910.10683.
+    """
+
+    relative: ClassVar[bool] = True
+    shared: ClassVar[bool] = True
+    paper: ClassVar[str] = "Raffel et al. 2020, arXiv 1910.10683"
+
+    num_heads: int
+    num_buckets: int = 32
+    max_distance: int = 128
+    causal: bool = False
+    scaled: bool = True
+
+    def __post_init__(self) -> None:
+        check_count("num_heads", self.num_heads)
+        check_count("num_buckets", self.num_buckets, least=2 if self.causal else 4)
+        check_count("max_distance", self.max_distance)
+        if not self.causal and self.num_buckets % 2:
+            raise ValueError(f"num_buckets must be even unless causal, got {self.num_buckets}")
+        exact = self._per_direction // 2
+        if self.max_distance <= exact:
+            raise ValueError(
+                f"max_distance must exceed the {exact} distances that have a bucket each, "
+                f"got {self.max_distance}"
+            )
+        object.__setattr__(
+            self, "_thresholds", _thresholds(self._per_direction, exact, self.max_distance)
+        )
+
+    @property
+    def _per_direction(self) -> int:
+        return self.num_buckets if self.causal else self.num_buckets // 2
+
+    def param_specs(self) -> Mapping[str, ParamSpec]:
+        return {"table": ParamSpec((self.num_heads, self.num_buckets))}
+
+    def scale(self, head_dim: int) -> float:
+        return float(head_dim) ** -0.5 if self.scaled else 1.0
+
+    def bucket(self, rel: Array, *, xp: Namespace) -> Array:
+        """Bucket of relative position ``rel = k_pos - q_pos``, in its shape and dtype."""
+        later = rel > 0
+        zero = xp.zeros_like(rel)
+        distance = xp.where(later, zero, -rel) if self.causal else xp.abs(rel)
+        exact = self._per_direction // 2
+        bucket = xp.where(distance < exact, distance, zero + exact)
+        for threshold in self._thresholds:
+            bucket = bucket + xp.astype(distance >= threshold, rel.dtype)
+        if self.causal:
+            return bucket
+        return bucket + xp.where(later, zero + self._per_direction, zero)
+
+    def bias(self, q: Array, k: Array, *, params: Mapping[str, Array], xp: Namespace) -> Array:
+        return params["table"][self.bucket(k - q, xp=xp)]
+
+
+def _thresholds(buckets: int, exact: int, max_distance: int) -> tuple[int, ...]:
+    """The smallest distance of each bucket ``exact + t``, ``t >= 1``, in exact integers.
+
+    ``n`` is in it from ``n**w * exact**t >= exact**w * max_distance**t`` on, ``w = buckets - exact``.
+    """
+    width = buckets - exact
+
+    def first(t: int) -> int:
+        low, high = exact, max_distance
+        while low < high:
+            middle = (low + high) // 2
+            reached = middle**width * exact**t >= exact**width * max_distance**t
+            low, high = (low, middle) if reached else (middle + 1, high)
+        return low
+
+    return tuple(first(t) for t in range(1, width))
