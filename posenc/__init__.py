@@ -1,7 +1,7 @@
 """posenc: positional encodings, written once, compared everywhere.
 
-A scheme is written against the Python Array API; from that one definition come its bias, rotation or
-embedding on NumPy, PyTorch and JAX, attention with it, and a study that compares it with others.
+A scheme is written against the Python Array API. From that one definition come its bias, rotation
+or embedding on NumPy, PyTorch and JAX, attention with it, and a study that compares it with others.
 """
 
 from posenc.attention import attention, prepare

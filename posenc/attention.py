@@ -12,7 +12,6 @@ from array_api_compat import array_namespace, device
 from posenc.checks import check_choice, check_count
 from posenc.evaluate import (
     bias_tile,
-    check_batches,
     check_scheme,
     column,
     coordinates,
@@ -34,7 +33,7 @@ class Call:
     scheme, xp, dtype
         The scheme, the array namespace, and the working float.
     q, k, v
-        ``(B, H, Q, D)``, ``(B, Hk, K, D)``, ``(B, Hk, K, Dv)``; q and k as seen from their positions.
+        ``(B, H, Q, D)``, ``(B, Hk, K, D)``, ``(B, Hk, K, Dv)``; q and k already transformed.
     arrays
         Learned params and constants, whole, in the working float.
     q_pos, k_pos
@@ -122,8 +121,8 @@ def attention(
     Parameters
     ----------
     q, k, v
-        ``(B, H, Q, D)``, ``(B, Hk, K, D)``, ``(B, Hk, K, Dv)``; ``Hk`` divides ``H``, and head ``h``
-        uses key and value head ``h // (H // Hk)``.
+        ``(B, H, Q, D)``, ``(B, Hk, K, D)``, ``(B, Hk, K, Dv)``; ``Hk`` divides ``H``, and head
+        ``h`` uses key and value head ``h // (H // Hk)``.
     scheme, params
         The positional encoding and its learned arrays by name.
     causal
@@ -132,7 +131,7 @@ def attention(
         Integer positions, ``(L,)`` or ``(B, L)``, in any order; both or neither. Default: the ends
         of q and k align, ``q_pos = K - Q .. K - 1``.
     q_seg, k_seg
-        Integer segments, ``(L,)`` or ``(B, L)``, both or neither; a query sees its own segment only.
+        Integer segments, ``(L,)`` or ``(B, L)``, both or neither; a query sees its own only.
     window
         A query sees keys at ``|q_pos - k_pos| < window`` only.
     scale
@@ -251,8 +250,9 @@ def prepare(
     if is_gated(scheme):
         call = _with_coordinates(call, x, params, q_coords, k_coords)
     elif q_coords is not None or k_coords is not None:
-        raise ValueError(f"{type(scheme).__name__} has no gates; q_coords and k_coords are for FoX-"
-                         "like schemes")
+        raise ValueError(
+            f"{type(scheme).__name__} has no gates; q_coords and k_coords are for FoX-like schemes"
+        )
     q = transform(scheme, q, call.q_pos, role="query", params=params, xp=xp)
     if not k_transformed:
         k = transform(scheme, k, call.k_pos, role="key", params=params, xp=xp)
@@ -322,16 +322,17 @@ def _with_coordinates(
     if _both_or_neither("q_coords", q_coords, "k_coords", k_coords):
         if x is None:
             raise ValueError(
-                f"{type(call.scheme).__name__} has gates: give the hidden states x (B, K, C) of the "
-                "keys, or q_coords and k_coords"
+                f"{type(call.scheme).__name__} has gates: give the hidden states x (B, K, C) "
+                "of the keys, or q_coords and k_coords"
             )
         if x.shape[1] != call.k.shape[2]:
             raise ValueError(f"x has length {x.shape[1]}, k has {call.k.shape[2]}")
-        where = {} if call.aligned and call.k_seg is None else {"pos": call.k_pos, "seg": call.k_seg}
+        in_order = call.aligned and call.k_seg is None
+        where = {} if in_order else {"pos": call.k_pos, "seg": call.k_seg}
         k_coords = coordinates(call.scheme, x, params, xp=xp, **where)
         if k_coords is None:
             return call
-        if not where:
+        if in_order:
             q_coords = k_coords[..., k_coords.shape[-1] - q_len :]
         else:
             q_coords = coordinates(

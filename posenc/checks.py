@@ -1,4 +1,4 @@
-"""Arguments checked where they enter: each error names the argument, its value, what is accepted."""
+"""Arguments checked where they enter: an error names the argument, the value, what is accepted."""
 
 from __future__ import annotations
 

@@ -89,7 +89,8 @@ def check_params(
             raise TypeError(f"params[{key!r}] must be a floating-point array, got {value!r}")
         if tuple(value.shape) != tuple(specs[key].shape):
             raise ValueError(
-                f"params[{key!r}] has shape {tuple(value.shape)}, {name} declares {specs[key].shape}"
+                f"params[{key!r}] has shape {tuple(value.shape)}, "
+                f"{name} declares {specs[key].shape}"
             )
     return given
 
@@ -125,7 +126,7 @@ def merged(
 def per_head(
     scheme: PositionScheme, arrays: Mapping[str, Array], *, dtype: Any, xp: Namespace
 ) -> Params:
-    """Merged arrays as ``bias``, ``key_bias`` and ``transform`` receive them, every head at once."""
+    """Merged arrays as ``bias``, ``key_bias`` and ``transform`` receive them, all heads at once."""
     specs = scheme.param_specs()
 
     def view(name: str, array: Array) -> Array:
@@ -136,6 +137,11 @@ def per_head(
         return HeadTable(array, xp)
 
     return Params({name: view(name, array) for name, array in arrays.items()}, dtype)
+
+
+def float_dtype(params: Mapping[str, Array], xp: Namespace) -> Any:
+    """The working float that ``params`` come with; float32 for a plain mapping."""
+    return getattr(params, "dtype", xp.float32)
 
 
 def head_count(scheme: PositionScheme) -> int | None:
@@ -151,5 +157,3 @@ def _is_float(array: Array, xp: Namespace) -> bool:
     if isinstance(array, np.ndarray):
         return np.issubdtype(array.dtype, np.floating)
     return bool(xp.isdtype(array.dtype, "real floating"))
-
-

@@ -27,7 +27,7 @@ def concrete(array: Array, xp: Namespace) -> np.ndarray[Any, Any] | None:
 
 
 def as_positions(name: str, pos: Array, *, xp: Namespace) -> Array:
-    """``pos`` widened so that differences do not overflow: int32 or int64, shape ``(L,)``/``(B, L)``.
+    """``pos (L,)`` or ``(B, L)`` as int32 or int64, wide enough for differences.
 
     Raises
     ------

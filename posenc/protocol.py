@@ -1,7 +1,8 @@
-"""The contract that every positional encoding keeps: ``PositionScheme`` and ``ParamSpec``, alone."""
+"""The contract that every positional encoding keeps: ``PositionScheme`` and ``ParamSpec``."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
@@ -78,7 +79,7 @@ class PositionScheme(Protocol):
     def transform(
         self, x: Array, pos: Array, *, role: Role, params: Mapping[str, Array], xp: Namespace
     ) -> Array:
-        """Queries or keys ``x (..., L, D)`` as seen from ``pos``, which broadcasts to ``(..., L)``."""
+        """Queries or keys ``x (..., L, D)`` as seen from ``pos``, broadcast to ``(..., L)``."""
         return x
 
     def gate(self, x: Array, *, params: Mapping[str, Array], xp: Namespace) -> Array | None:
@@ -109,7 +110,7 @@ class PositionScheme(Protocol):
 
     def scale(self, head_dim: int) -> float:
         """What the scores ``q @ k`` are multiplied by before the bias is added."""
-        return float(head_dim) ** -0.5
+        return 1 / math.sqrt(head_dim)
 
     def at_length(self, length: int) -> PositionScheme:
         """The scheme for a context of ``length`` tokens (dynamic NTK, LongRoPE); else itself."""

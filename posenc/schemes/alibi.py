@@ -1,6 +1,6 @@
 """ALiBi: attention with linear biases.
 
-``bias = -m_h * |i - j|``, with one fixed slope ``m_h`` a head, added after the ``1/sqrt(D)`` scaling.
+``bias = -m_h * |i - j|`` with one fixed slope ``m_h`` a head, added after the scaling of scores.
 
 Press, Smith and Lewis 2022, "Train Short, Test Long", arXiv 2108.12409, section 3.
 """
@@ -101,7 +101,9 @@ _RULES = {"paper": _paper, "geometric": _geometric}
 def _given(slopes: Sequence[float], num_heads: int) -> tuple[float, ...]:
     values = tuple(float(m) for m in slopes)
     if len(values) != num_heads:
-        raise ValueError(f"slopes has {len(values)} values for num_heads={num_heads}; give one each")
+        raise ValueError(
+            f"slopes has {len(values)} values for num_heads={num_heads}; give one each"
+        )
     if not all(map(math.isfinite, values)):
         raise ValueError(f"slopes must be finite numbers, got {values}")
     return values

@@ -49,7 +49,7 @@ class Learned(PositionScheme):
 
     def embedding(self, pos: Array, *, params: Mapping[str, Array], xp: Namespace) -> Array:
         seen = concrete(pos, xp)
-        if seen is not None and seen.size and not (0 <= seen.min() and seen.max() < self.max_len):
+        if seen is not None and seen.size and not (seen.min() >= 0 and seen.max() < self.max_len):
             wrong = seen.min() if seen.min() < 0 else seen.max()
             raise IndexError(f"pos holds {wrong}, accepted: 0 .. {self.max_len - 1} (max_len - 1)")
         flat = xp.reshape(pos, (-1,))

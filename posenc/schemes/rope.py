@@ -9,7 +9,7 @@ Su et al. 2021, "RoFormer", arXiv 2104.09864, equation 34.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import ClassVar
 
@@ -32,7 +32,8 @@ class RoPE(PositionScheme):
         Which channels pair up: ``"half"``, ``(k, k + R/2)`` (HF Llama, NeoX); ``"interleaved"``,
         ``(2k, 2k + 1)`` (Meta Llama, GPT-J).
     rotary_dim
-        The first ``R`` channels turn, the rest pass (GPT-J, NeoX); even, at most ``D``. Default: all.
+        The first ``R`` channels turn, the rest pass (GPT-J, NeoX); even, at most ``D``.
+        Default: all.
 
     Su et al. 2021, arXiv 2104.09864.
     """
@@ -43,6 +44,7 @@ class RoPE(PositionScheme):
     base: float = 10_000.0
     layout: str = "half"
     rotary_dim: int | None = None
+    _turns: Turns = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_count("head_dim", self.head_dim)

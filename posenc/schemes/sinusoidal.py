@@ -8,12 +8,13 @@ Vaswani et al. 2017, "Attention Is All You Need", arXiv 1706.03762, section 3.5.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import ClassVar
 
 from posenc.angles import Turns, frequencies
 from posenc.checks import check_choice, check_count, check_positive
+from posenc.params import float_dtype
 from posenc.protocol import Array, Namespace, PositionScheme
 
 
@@ -40,6 +41,7 @@ class Sinusoidal(PositionScheme):
     dim: int
     base: float = 10_000.0
     layout: str = "interleaved"
+    _turns: Turns = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_count("dim", self.dim)
@@ -55,7 +57,7 @@ class Sinusoidal(PositionScheme):
         object.__setattr__(self, "_turns", turns)
 
     def embedding(self, pos: Array, *, params: Mapping[str, Array], xp: Namespace) -> Array:
-        sin, cos = self._turns.sincos(pos, dtype=params.dtype, xp=xp)
+        sin, cos = self._turns.sincos(pos, dtype=float_dtype(params, xp), xp=xp)
         if self.layout == "interleaved":
             return xp.reshape(xp.stack([sin, cos], axis=-1), (*pos.shape, self.dim))
         return xp.concat([sin, cos], axis=-1)

@@ -9,7 +9,7 @@ Raffel et al. 2020, "Exploring the Limits of Transfer Learning", arXiv 1910.1068
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from posenc.checks import check_count
@@ -51,6 +51,7 @@ class T5Bias(PositionScheme):
     max_distance: int = 128
     causal: bool = False
     scaled: bool = True
+    _thresholds: tuple[int, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_count("num_heads", self.num_heads)
@@ -76,7 +77,7 @@ class T5Bias(PositionScheme):
         return {"table": ParamSpec((self.num_heads, self.num_buckets))}
 
     def scale(self, head_dim: int) -> float:
-        return float(head_dim) ** -0.5 if self.scaled else 1.0
+        return super().scale(head_dim) if self.scaled else 1.0
 
     def bucket(self, rel: Array, *, xp: Namespace) -> Array:
         """Bucket of relative position ``rel = k_pos - q_pos``, in its shape and dtype."""
@@ -98,7 +99,7 @@ class T5Bias(PositionScheme):
 def _thresholds(buckets: int, exact: int, max_distance: int) -> tuple[int, ...]:
     """The smallest distance of each bucket ``exact + t``, ``t >= 1``, in exact integers.
 
-    ``n`` is in it from ``n**w * exact**t >= exact**w * max_distance**t`` on, ``w = buckets - exact``.
+    ``n`` is in it once ``n**w * exact**t >= exact**w * max_distance**t``, ``w = buckets - exact``.
     """
     width = buckets - exact
 
