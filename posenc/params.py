@@ -67,8 +67,10 @@ def init_params(
     The same numbers for every framework. ``seed`` is what ``numpy.random.default_rng`` takes.
     """
     rng = np.random.default_rng(seed)
-    specs = scheme.param_specs()
-    return {n: np.asarray(s.init(rng, s.shape), dtype=np.float32) for n, s in specs.items()}
+    draws = {
+        name: (spec.init or _normal)(rng, spec.shape) for name, spec in scheme.param_specs().items()
+    }
+    return {name: np.asarray(value, dtype=np.float32) for name, value in draws.items()}
 
 
 def check_params(
@@ -151,6 +153,10 @@ def head_count(scheme: PositionScheme) -> int | None:
     if len(counts) > 1:
         raise ValueError(f"{scheme} declares per-head arrays of different lengths: {counts}")
     return counts.pop() if counts else getattr(scheme, "num_heads", None)
+
+
+def _normal(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    return 0.02 * rng.standard_normal(shape)
 
 
 def _is_float(array: Array, xp: Namespace) -> bool:

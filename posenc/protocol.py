@@ -16,16 +16,6 @@ Initializer = Callable[[np.random.Generator, tuple[int, ...]], "np.ndarray[Any, 
 
 
 @dataclass(frozen=True)
-class Normal:
-    """Initializer: independent normal values, mean 0, standard deviation ``std``."""
-
-    std: float = 0.02
-
-    def __call__(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
-        return self.std * rng.standard_normal(shape)
-
-
-@dataclass(frozen=True)
 class ParamSpec:
     """One learned array of a scheme.
 
@@ -34,14 +24,15 @@ class ParamSpec:
     shape
         Its shape. A per-head array has the head first.
     init
-        Draws its first value: ``init(rng, shape)`` with a ``numpy.random.Generator``.
+        Draws its first value: ``init(rng, shape)`` with a ``numpy.random.Generator``. Default:
+        independent normal values, mean 0, standard deviation 0.02.
     per_head
         Whether the first axis counts heads. Then ``bias``, ``key_bias`` and ``transform``, which
         speak of one head, receive each head's own part; otherwise every head gets the whole array.
     """
 
     shape: tuple[int, ...]
-    init: Initializer = Normal()
+    init: Initializer | None = None
     per_head: bool = True
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -64,7 +64,8 @@ class ALiBi(PositionScheme):
     def param_specs(self) -> Mapping[str, ParamSpec]:
         if not self.learned:
             return {}
-        return {"slopes": ParamSpec((self.num_heads,), init=_Slopes(self.head_slopes()))}
+        slopes = self.head_slopes()
+        return {"slopes": ParamSpec((self.num_heads,), init=lambda rng, shape: np.asarray(slopes))}
 
     def constants(self) -> Mapping[str, tuple[float, ...]]:
         return {} if self.learned else {"slopes": self.head_slopes()}
@@ -76,14 +77,6 @@ class ALiBi(PositionScheme):
     def key_bias(self, k: Array, *, params: Mapping[str, Array], xp: Namespace) -> Array:
         m = params["slopes"]
         return m * xp.astype(k, m.dtype)
-
-
-@dataclass(frozen=True)
-class _Slopes:
-    values: tuple[float, ...]
-
-    def __call__(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
-        return np.asarray(self.values)
 
 
 def _geometric(num_heads: int) -> tuple[float, ...]:

@@ -1,0 +1,122 @@
+"""Attention with any scheme in PyTorch, on the path that serves the call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import array_api_compat.torch as xp
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from posenc.attention import Call, dense, prepare
+from posenc.paths import Explanation, Path, choose
+from posenc.protocol import PositionScheme
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scheme: PositionScheme,
+    params: Mapping[str, Any] | None = None,
+    causal: bool = False,
+    *,
+    path: str = "auto",
+    **keywords: Any,
+) -> Tensor:
+    """``softmax(scale * transform(q) @ transform(k).T + bias) @ v``.
+
+    Parameters
+    ----------
+    q, k, v
+        ``(B, H, Q, D)``, ``(B, Hk, K, D)``, ``(B, Hk, K, Dv)``, like
+        ``torch.nn.functional.scaled_dot_product_attention``.
+    scheme, params, causal, keywords
+        As in ``posenc.attention``: ``q_pos, k_pos, q_seg, k_seg, window, scale, k_transformed, x,
+        q_coords, k_coords``.
+    path
+        A name of ``PATHS``, or ``"auto"``: the fastest that can serve the call.
+
+    Returns
+    -------
+    ``(B, H, Q, Dv)`` in q's dtype, differentiable in q, k, v, x and params. A row that may see
+    nothing is 0, with zero gradients.
+
+    Raises
+    ------
+    NotImplementedError
+        The named path cannot serve this call; says why.
+    TypeError, ValueError
+        A wrong argument, by name, value and what is accepted.
+    """
+    call = prepare(q, k, v, scheme, params, causal, xp=xp, **keywords)
+    chosen, _ = choose(_PATHS, call, path)
+    return chosen.run(call).to(q.dtype)
+
+
+def explain(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scheme: PositionScheme,
+    params: Mapping[str, Any] | None = None,
+    causal: bool = False,
+    *,
+    path: str = "auto",
+    **keywords: Any,
+) -> Explanation:
+    """Which path ``attention`` takes for the same arguments, and why not the others."""
+    call = prepare(q, k, v, scheme, params, causal, xp=xp, **keywords)
+    return choose(_PATHS, call, path)[1]
+
+
+def _reference(call: Call) -> Tensor:
+    q, k, v = (x.to(call.dtype) for x in (call.q, call.k, call.v))
+    return dense(replace(call, q=q, k=k, v=v))
+
+
+def _sdpa(call: Call) -> Tensor:
+    """``scaled_dot_product_attention``, with bias and visibility as its mask."""
+    dtype = torch.promote_types(call.q.dtype, torch.promote_types(call.k.dtype, call.v.dtype))
+    q, k, v = (x.to(dtype) for x in (call.q, call.k, call.v))
+    grouped = {"enable_gqa": True} if q.shape[1] != k.shape[1] else {}
+    if _causal_only(call):
+        return scaled_dot_product_attention(
+            q, k, v, is_causal=call.causal and q.shape[2] > 1, scale=call.scale, **grouped
+        )
+    bias, seen = call.allowed_bias()
+    if seen is None:
+        assert bias is not None
+        return scaled_dot_product_attention(
+            q, k, v, attn_mask=bias.to(dtype), scale=call.scale, **grouped
+        )
+    # A row that may see nothing attends to everything here, and is set to 0 after.
+    blind = ~seen.any(dim=-1, keepdim=True)
+    seen = seen | blind
+    mask = seen if bias is None else torch.where(seen, bias, -torch.inf).to(dtype)
+    out = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=call.scale, **grouped)
+    return torch.where(blind, 0.0, out)
+
+
+def _causal_only(call: Call) -> bool:
+    """Nothing but, at most, the causal mask that SDPA knows by itself."""
+    q_len, k_len = call.q.shape[2], call.k.shape[2]
+    known = not call.causal or (call.aligned and (q_len == k_len or q_len == 1))
+    has_bias = type(call.scheme).bias is not PositionScheme.bias
+    return known and not has_bias and call.window is None and call.q_seg is None
+
+
+def _refuse_sdpa(call: Call) -> str | None:
+    if call.dtype == torch.float64 and call.q.dtype != torch.float64:
+        return "a float64 param asks for float64 scores; its mask has the dtype of q"
+    return None
+
+
+_PATHS = (
+    Path("sdpa", _sdpa, refuse=_refuse_sdpa),
+    Path("reference", _reference),
+)
+PATHS = tuple(path.name for path in _PATHS)

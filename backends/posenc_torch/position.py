@@ -1,0 +1,73 @@
+"""A module that owns a scheme's learned params."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import array_api_compat.torch as xp
+import torch
+from torch import Tensor, nn
+
+import posenc
+from posenc.protocol import PositionScheme
+from posenc_torch.attention import attention
+
+
+class Position(nn.Module):
+    """A positional encoding as a module: it owns the learned params, and nothing else.
+
+    There are no buffers: constants and angles are made in the call, so that neither ``.to(dtype)``
+    nor loading a checkpoint can round them.
+
+    Parameters
+    ----------
+    scheme
+        Any ``PositionScheme``.
+    device, dtype
+        Of the params.
+    """
+
+    def __init__(
+        self,
+        scheme: PositionScheme,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.scheme = scheme
+        for name, spec in scheme.param_specs().items():
+            empty = torch.empty(spec.shape, device=device, dtype=dtype)
+            self.register_parameter(name, nn.Parameter(empty))
+        self.reset_parameters()
+
+    @property
+    def params(self) -> dict[str, Tensor]:
+        """Learned arrays by name, as every function of posenc takes them."""
+        return {name: getattr(self, name) for name in self.scheme.param_specs()}
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Draw first values anew, from torch's default generator."""
+        if not self.params or any(p.is_meta for p in self.params.values()):
+            return
+        seed = int(torch.randint(2**62, ()))
+        for name, value in posenc.init_params(self.scheme, seed).items():
+            self.params[name].copy_(torch.from_numpy(value))
+
+    def embed(self, x: Tensor, pos: Tensor | None = None) -> Tensor:
+        """Token embeddings ``x (B, L, dim)`` plus the scheme's embedding of ``pos``.
+
+        ``pos`` is ``(L,)`` or ``(B, L)``, default ``0 .. L - 1``. ``x`` itself without an embedding.
+        """
+        if pos is None:
+            pos = torch.arange(x.shape[-2], device=x.device)
+        term = posenc.embedding(self.scheme, pos, self.params, xp=xp)
+        return x if term is None else (x + term).to(x.dtype)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, **keywords: Any) -> Tensor:
+        """``posenc_torch.attention`` with this scheme and these params."""
+        return attention(q, k, v, self.scheme, self.params, **keywords)
+
+    def extra_repr(self) -> str:
+        return repr(self.scheme)
