@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
-import inspect
 import io
 import textwrap
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import array_api_compat.numpy as xp
 import numpy as np
+from array_api_compat import array_namespace
 
 from posenc import evaluate
 from posenc.checks import check_count
 from posenc.params import head_count, init_params, merged
-from posenc.protocol import Array, PositionScheme, Role
+from posenc.protocol import Array, PositionScheme
 
 Axes: TypeAlias = Any  # matplotlib is imported only when a picture is asked for
-Painter: TypeAlias = Callable[[Any], None]
+Figure: TypeAlias = Any
+Panel: TypeAlias = tuple[float, Callable[[Figure], None]]  # height in inches, and what paints it
 
 _WIDTH, _DPI = 10.0, 160  # inches, and dots an inch: 1600 pixels across
 _MOST_HEADS, _MOST_CELLS = 8, 512
-_GATE = -0.1
-_HIDDEN, _MASKED, _LINE = "0.86", "0.35", "#0072b2"
-_NOTHING = "This scheme tells attention no positions: scores see the tokens' content"
+_GATE, _STEEP = -0.1, 10.0
+_HIDDEN, _MASKED, _LINE = "0.88", "0.4", "#0072b2"
+_CELLS = {"aspect": "equal", "interpolation": "nearest"}
+_ADDED = "added to the scaled scores"
 
 
 def draw(
@@ -42,17 +45,17 @@ def draw(
     Parameters
     ----------
     scheme
-        A scheme; what it has is asked of it, so a third party's is drawn like ours.
+        Any scheme: what it has is asked of itself.
     path
         Of the file; it ends in ``.png`` or in nothing.
     length
         Positions ``0 .. length - 1``, or as many of them as the scheme allows.
     title
-        Default: the scheme's name.
+        Default: the name of the scheme's class.
     params
         Learned arrays by name. Default: ``posenc.init_params(scheme)``.
     causal
-        Whether keys after the query are greyed out and left out of the lines.
+        Whether keys after the query are greyed out, and left out of the lines.
 
     Returns
     -------
@@ -67,11 +70,16 @@ def draw(
     length, target = check_count("length", length), Path(path)
     if target.suffix.lower() not in ("", ".png"):
         raise ValueError(f"path must end in .png, got {str(path)!r}")
-    drawn = _drawn(scheme, params, length, causal)
-    found = (_bias(drawn), _embedding(drawn), _transform(drawn))
-    panels = [panel for panel in found if panel is not None] or [_nothing(drawn)]
-    subtitle = [_summary(scheme), *drawn.notes(asked=length, initial=params is None)]
-    png = _png(panels, title or type(scheme).__name__, [line for line in subtitle if line])
+    drawn = _Drawn(scheme, init_params(scheme) if params is None else params, length, causal)
+    drawn = drawn.as_far_as_allowed()
+    panels = [*_bias_panel(drawn), *_embedding_panel(drawn), *_transform_panel(drawn)]
+    notes = []
+    if drawn.params:
+        notes.append("learned: drawn at initialisation" if params is None else "learned: as given")
+    if drawn.length < length:
+        notes.append(f"{drawn.length} positions, all that the scheme allows of {length}")
+    lines = [textwrap.shorten(repr(scheme), 120, placeholder=" …"), *notes]
+    png = _png(panels or [_nothing_panel(drawn)], title or type(scheme).__name__, lines)
     try:
         target.write_bytes(png)
     except OSError as error:
@@ -80,58 +88,287 @@ def draw(
 
 
 @dataclass(frozen=True)
-class _Panel:
-    """One part of the picture: its heading, its height in inches, and what paints it."""
-
-    heading: str
-    height: float
-    paint: Painter
-
-
-@dataclass(frozen=True)
 class _Drawn:
-    """A scheme with its arrays, over as many positions as it allows."""
+    """A scheme with its arrays, over the positions ``0 .. length - 1``."""
 
     scheme: PositionScheme
     params: Mapping[str, Array]
     length: int
     causal: bool
 
-    def notes(self, *, asked: int, initial: bool) -> list[str]:
-        """What a reader must know before believing the picture."""
-        notes = []
-        if self.params and initial:
-            notes.append("learned: drawn at initialisation")
-        if self.length < asked:
-            notes.append(f"{self.length} of {asked} positions: the scheme allows no more")
-        return ["; ".join(notes)]
+    def as_far_as_allowed(self) -> _Drawn:
+        """Shortened to the positions before the first that is an ``IndexError``."""
+        allowed = bisect_left(range(self.length), True, key=self._refuses)
+        if not allowed:
+            self._evaluate(0)
+        return replace(self, scheme=self.scheme.at_length(allowed), length=allowed)
 
-    def positions(self) -> np.ndarray[Any, Any]:
-        """All positions, or evenly chosen ones where there are more than a picture can show."""
-        cells = min(self.length, _MOST_CELLS)
-        return np.unique(np.linspace(0, self.length - 1, cells).round().astype(np.int64))
+    def _refuses(self, position: int) -> bool:
+        try:
+            self._evaluate(position)
+        except IndexError:
+            return True
+        return False
+
+    def _evaluate(self, position: int) -> None:
+        at = np.asarray([position])
+        self.embedding(at)
+        self.bias(at, np.asarray([0]))
+        self.scores(0, at)
+
+    @property
+    def cells(self) -> np.ndarray[Any, Any]:
+        """All positions, or evenly chosen ones where a picture cannot show all."""
+        count = min(self.length, _MOST_CELLS)
+        return np.unique(np.linspace(0, self.length - 1, count).round().astype(np.int64))
 
     def bias(self, q: Array, k: Array) -> Array | None:
-        """``(H, Q, K)`` or None; of a constant gate where the bias stands on gates."""
-        scheme = self.scheme
-        if not evaluate.is_gated(scheme):
-            return evaluate.bias(scheme, q, k, self.params, dtype=xp.float64)
-        arrays = merged(scheme, self.params, dtype=xp.float64, device="cpu", xp=xp)
-        at = (evaluate.column(_GATE * q), evaluate.row(_GATE * k))
-        value = evaluate.bias_tile(scheme, *at, arrays, dtype=xp.float64, xp=xp)
-        shape = (1, head_count(scheme) or 1, len(q), len(k))
+        """``(H, Q, K)`` or None; for a constant gate where the bias stands on gates."""
+        if not evaluate.is_gated(self.scheme):
+            return evaluate.bias(self.scheme, q, k, self.params, dtype=np.float64)
+        xp = array_namespace(k)
+        arrays = merged(self.scheme, self.params, dtype=np.float64, device="cpu", xp=xp)
+        at = evaluate.column(_GATE * q), evaluate.row(_GATE * k)
+        value = evaluate.bias_tile(self.scheme, *at, arrays, dtype=np.float64, xp=xp)
+        shape = 1, head_count(self.scheme) or 1, len(q), len(k)
         return None if value is None else np.broadcast_to(value, shape)[0]
 
     def embedding(self, pos: Array) -> Array | None:
         """``(L, dim)`` or None."""
-        return evaluate.embedding(self.scheme, pos, self.params, dtype=xp.float64)
+        return evaluate.embedding(self.scheme, pos, self.params, dtype=np.float64)
 
-    def transform(self, vector: Array, pos: Array, role: Role) -> Array | None:
-        """One vector as every head sees it from each position, ``(H, L, D)``; None if untouched."""
-        x = np.tile(vector, (head_count(self.scheme) or 1, len(pos), 1))
-        turned = evaluate.transform(self.scheme, x, pos, role=role, params=self.params)
-        return None if turned is x and vector.any() and role == "query" else turned
+    def scores(self, channel: int | slice, pos: Array) -> Array | None:
+        """A query at ``pos`` times a key at 0, both one in these channels, else zero: ``(H, L)``.
 
-    def channels(self) -> int:
-        """Channels of a head."""
-        return int(getattr(self.scheme, "head_dim", 64))
+        None where the scheme transforms neither.
+        """
+        width = getattr(self.scheme, "head_dim", 64)
+        x = np.zeros((head_count(self.scheme) or 1, len(pos), width))
+        x[..., channel] = 1.0
+        first = x[:, :1]
+        see = partial(evaluate.transform, self.scheme, params=self.params)
+        query, key = see(x, pos, role="query"), see(first, np.asarray([0]), role="key")
+        return None if query is x and key is first else (query * key).sum(axis=-1)
+
+
+def _bias_panel(drawn: _Drawn) -> list[Panel]:
+    values = drawn.bias(drawn.cells, drawn.cells)
+    if values is None:
+        return []
+    heads = _shown(len(values))
+    at = drawn.length - 1 if drawn.causal else drawn.length // 2
+    keys = np.arange(drawn.length)
+    line = drawn.bias(np.asarray([at]), keys)
+    assert line is not None
+
+    def paint(figure: Figure) -> None:
+        gate = f"depends on content; here of a constant gate, coordinates {_GATE:g} · position"
+        _heading(figure, f"Bias: {gate if evaluate.is_gated(drawn.scheme) else _ADDED}")
+        wide = min(6.2, 0.9 + 2.7 * len(heads))
+        left, right = figure.subfigures(1, 2, width_ratios=(wide, _WIDTH - wide))
+        present = _bias_maps(left, drawn, {str(h + 1): values[h] for h in heads})
+        _shades(figure, present)
+        axes = right.subplots()
+        curves = {str(h + 1): line[h, 0] for h in heads}
+        distance, name = (at - keys, "distance q − k") if drawn.causal else (keys - at, "k − q")
+        _lines(axes, distance, curves)
+        _label(
+            axes, f"Bias against distance, query at {at}", f"{name} (tokens)", "bias (added score)"
+        )
+
+    return [(3.7 if len(heads) > 4 else 3.0 if len(heads) < 3 else 2.6, paint)]
+
+
+def _bias_maps(figure: Figure, drawn: _Drawn, maps: Mapping[str, Array]) -> dict[str, str]:
+    """One map a head, on one colour scale; returns the greys that occur, by meaning."""
+    from matplotlib.colors import SymLogNorm
+
+    columns = min(4, len(maps))
+    rows = -(-len(maps) // columns)
+    grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
+    hidden = (drawn.cells[None, :] > drawn.cells[:, None]) & drawn.causal
+    stack = np.stack(list(maps.values()))
+    masked = np.isneginf(stack) & ~hidden
+    colours = _colours(np.where(hidden, np.nan, stack))
+    steep = max(-colours["vmin"], colours["vmax"]) > _STEEP
+    if steep:
+        limits = {limit: colours.pop(limit) for limit in ("vmin", "vmax")}
+        colours["norm"] = SymLogNorm(1.0, **limits)
+    size = drawn.length, drawn.length
+    for axes in grid.flat[len(maps) :]:
+        axes.set_axis_off()
+    for axes, (head, values), minus in zip(grid.flat, maps.items(), masked, strict=False):
+        image = _heat(axes, values, size, **colours, **_CELLS)
+        for mask, grey in ((minus, _MASKED), (hidden, _HIDDEN)):
+            layer = np.where(mask, float(grey), np.nan)
+            _heat(axes, layer, size, cmap="gray", vmin=0, vmax=1, **_CELLS)
+        _label(axes, f"head {head}" if len(maps) > 1 else "", "", "")
+    figure.supxlabel("key position k (tokens)", fontsize=9)
+    figure.supylabel("query position q (tokens)", fontsize=9)
+    _colourbar(figure, image, grid, "bias, logarithmic beyond ±1" if steep else "bias")
+    found = {
+        "masked by the bias (−∞)": (_MASKED, masked),
+        "after the query (causal mask)": (_HIDDEN, hidden),
+    }
+    return {meaning: grey for meaning, (grey, where) in found.items() if where.any()}
+
+
+def _shades(figure: Figure, greys: Mapping[str, str]) -> None:
+    """What the greys mean, beside the heading."""
+    from matplotlib.patches import Patch
+
+    patches = [Patch(color=grey, label=meaning) for meaning, grey in greys.items()]
+    if patches:
+        where = {"loc": "upper right", "bbox_to_anchor": (1, 1.02), "ncols": len(patches)}
+        figure.legend(handles=patches, fontsize=8, frameon=False, **where)
+
+
+def _embedding_panel(drawn: _Drawn) -> list[Panel]:
+    everywhere = np.arange(drawn.length)
+    vectors = drawn.embedding(everywhere)
+    if vectors is None:
+        return []
+    middle = drawn.length // 2
+    norms = np.linalg.norm(vectors, axis=-1)
+    product = vectors @ vectors[middle]
+    scale = norms * norms[middle]
+    similarity = np.divide(product, scale, out=np.zeros_like(product), where=scale > 0)
+
+    def paint(figure: Figure) -> None:
+        _heading(figure, "Embedding: added to the tokens")
+        left, right = figure.subplots(1, 2, width_ratios=(3, 2))
+        image = _heat(left, vectors[drawn.cells].T, (drawn.length, vectors.shape[-1]))
+        _label(left, "Value", "position (tokens)", "channel")
+        _colourbar(figure, image, left, "embedding")
+        _lines(right, everywhere - middle, {"": similarity})
+        title = f"Similarity of position {middle} to the others"
+        _label(right, title, f"distance from position {middle} (tokens)", "cosine similarity")
+
+    return [(3.3, paint)]
+
+
+def _transform_panel(drawn: _Drawn) -> list[Panel]:
+    everywhere = np.arange(drawn.length)
+    total = drawn.scores(slice(None), everywhere)
+    if total is None:
+        return []
+    width = getattr(drawn.scheme, "head_dim", 64)
+    each = [drawn.scores(channel, drawn.cells) for channel in range(width)]
+    channels = np.asarray([scores[0] for scores in each if scores is not None])
+    _, kept = np.unique(channels.round(6), axis=0, return_index=True)
+    alike = bool((total == total[:1]).all())
+
+    def paint(figure: Figure) -> None:
+        _heading(figure, "Transform: queries and keys as seen from their positions")
+        left, right = figure.subplots(1, 2, width_ratios=(3, 2))
+        image = _heat(left, channels[np.sort(kept)], (drawn.length, len(kept)))
+        rows = "pair of channels" if 2 * len(kept) == width else "channels, those alike once"
+        title = "Unit vectors e of channels: ⟨T(p) e, T(0) e⟩, the cosine if T rotates"
+        _label(left, title, "query position p (tokens), key at 0", rows)
+        _colourbar(figure, image, left, "dot product" if alike else "dot product, head 1")
+        shown = [0] if alike else _shown(len(total))
+        _lines(right, everywhere, {str(h + 1): total[h] / width for h in shown})
+        title = "Equal query and key, all ones"
+        _label(right, title, "distance q − k (tokens)", "dot product, mean of channels")
+
+    return [(3.3, paint)]
+
+
+def _nothing_panel(drawn: _Drawn) -> Panel:
+    mask = " and the causal mask" if drawn.causal else ""
+    sentence = f"No positions enter: attention sees only the content of tokens{mask}."
+
+    def paint(figure: Figure) -> None:
+        axes = figure.subplots()
+        axes.set_axis_off()
+        axes.text(0.5, 0.5, sentence, ha="center", va="center", fontsize=14)
+
+    return 1.1, paint
+
+
+def _shown(heads: int) -> list[int]:
+    """Up to eight heads, spread over all."""
+    return [int(h) for h in np.linspace(0, heads - 1, min(heads, _MOST_HEADS)).round()]
+
+
+def _colours(values: Array) -> dict[str, Any]:
+    """Diverging around zero where both signs occur, else sequential; both safe to tell apart."""
+    finite = values[np.isfinite(values)]
+    low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
+    if low < 0 < high:
+        return {"cmap": "RdBu_r", "vmin": -max(-low, high), "vmax": max(-low, high)}
+    if low == high:
+        low, high = low - 1, high + 1
+    return {"cmap": "viridis", "vmin": low, "vmax": high}
+
+
+def _heat(axes: Axes, values: Array, size: tuple[int, int], **style: Any) -> Any:
+    """Values over ``size`` (across, down), however many cells show them."""
+    across, down = size
+    extent = (-0.5, across - 0.5, down - 0.5, -0.5)
+    style = {"aspect": "auto", "interpolation": "auto", **(style or _colours(values))}
+    axes.locator_params(integer=True, min_n_ticks=1)
+    return axes.imshow(np.ma.masked_invalid(values), extent=extent, **style)
+
+
+def _lines(axes: Axes, x: Array, curves: Mapping[str, Array]) -> None:
+    """One line a head; crosses at the foot where a value is minus infinity."""
+    from matplotlib import colormaps
+
+    shades = colormaps["viridis"](np.linspace(0, 0.88, len(curves)))
+    thin = {"linewidth": 1.4 if len(x) <= _MOST_CELLS else 0.8}
+    for i, (head, values) in enumerate(curves.items()):
+        shade = shades[i] if len(curves) > 1 else _LINE
+        point = "." if len(x) == 1 else None
+        axes.plot(x, np.ma.masked_invalid(values), marker=point, color=shade, label=head, **thin)
+        masked = x[np.isneginf(values)]
+        foot = np.full(len(masked), 0.02 + 0.025 * i), axes.get_xaxis_transform()
+        axes.plot(masked, foot[0], "x", transform=foot[1], color=shade, markersize=3)
+    if any(np.isneginf(values).any() for values in curves.values()):
+        axes.plot([], [], "x", color=_MASKED, markersize=4, label="−∞: masked")
+        low, high = axes.get_ylim()
+        axes.set_ylim(low - (0.05 + 0.03 * len(curves)) * (high - low), high)
+    axes.locator_params("x", integer=True, min_n_ticks=1)
+    axes.grid(color="0.9", linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    if len(axes.get_legend_handles_labels()[1]) > 1:
+        beside = {"loc": "upper left", "bbox_to_anchor": (1, 1), "handlelength": 1.2}
+        axes.legend(title="head", title_fontsize=8, fontsize=8, frameon=False, **beside)
+
+
+def _label(axes: Axes, title: str, across: str, up: str) -> None:
+    axes.set_title(title, fontsize=9)
+    axes.set_xlabel(across, fontsize=9)
+    axes.set_ylabel(up, fontsize=9)
+    axes.tick_params(labelsize=8)
+
+
+def _heading(figure: Figure, text: str) -> None:
+    figure.suptitle(text, x=0.01, ha="left", fontsize=10.5, fontweight="bold")
+
+
+def _colourbar(figure: Figure, image: Any, axes: Axes, label: str) -> None:
+    bar = figure.colorbar(image, ax=axes, pad=0.02)
+    bar.set_label(label, fontsize=8)
+    bar.ax.tick_params(labelsize=8)
+
+
+def _png(panels: Sequence[Panel], title: str, lines: Sequence[str]) -> bytes:
+    """The panels below each other, under a title and lines of small print."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError("drawing needs matplotlib: pip install 'posenc[plot]'") from error
+    head = 0.5 + 0.16 * len(lines)
+    heights = [head, *(height for height, _ in panels)]
+    figure = Figure(figsize=(_WIDTH, sum(heights)), dpi=_DPI, layout="constrained")
+    parts: Any = figure.subfigures(len(heights), 1, height_ratios=heights)
+    top, *rows = parts
+    plain = {"parse_math": False, "ha": "left", "va": "top"}
+    top.text(0.01, 1 - 0.08 / head, title, fontsize=14, fontweight="bold", **plain)
+    top.text(0.01, 1 - 0.38 / head, "\n".join(lines), fontsize=9, color="0.3", **plain)
+    for row, (_, paint) in zip(rows, panels, strict=True):
+        paint(row)
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=_DPI)
+    return file.getvalue()

@@ -58,7 +58,7 @@ class Position(nn.Module):
     def embed(self, x: Tensor, pos: Tensor | None = None) -> Tensor:
         """Token embeddings ``x (B, L, dim)`` plus the scheme's embedding of ``pos``.
 
-        ``pos`` is ``(L,)`` or ``(B, L)``, default ``0 .. L - 1``. ``x`` itself without an embedding.
+        ``pos`` is ``(L,)`` or ``(B, L)``, default ``0 .. L - 1``. Without one, ``x`` itself.
         """
         if pos is None:
             pos = torch.arange(x.shape[-2], device=x.device)

@@ -1,0 +1,184 @@
+"""The study's decoder in JAX: float32, many training steps in one compiled call."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from posenc.ablation.decoder import EPSILON, Decoder, decays
+from posenc.ablation.schedule import ADAM_EPSILON, BETAS, rate
+from posenc.evaluate import embedding
+from posenc.protocol import PositionScheme
+from posenc_jax.attention import attention
+
+Schemes = tuple[PositionScheme, ...]
+_TOKENS = 2048  # of one evaluation batch
+
+
+class Learner:
+    """Trains and scores one decoder; see ``posenc.ablation.cell.Learner``."""
+
+    def __init__(self, decoder: Decoder, device: str, scratch: Path | None = None) -> None:
+        if scratch is not None:
+            _share_compiled(scratch)
+        name = None if device == "auto" else device
+        self._device = jax.devices(name)[0]
+        self._decoder = decoder
+        params = {"weights": decoder.weights, "position": list(decoder.position)}
+        self._params = jax.device_put(params, self._device)
+        zeros = jax.tree.map(jnp.zeros_like, self._params)
+        self._moments = (zeros, jax.tree.map(jnp.copy, zeros))
+
+    def train(self, batches: Any, first_step: int) -> Any:
+        steps = range(first_step, first_step + len(batches))
+        rates = np.asarray([rate(self._decoder.recipe, step) for step in steps], np.float32)
+        counts = np.arange(first_step + 1, first_step + 1 + len(batches), dtype=np.float32)
+        inputs = jax.device_put((batches.astype(np.int32), rates, counts), self._device)
+        state = (self._params, *self._moments)
+        (self._params, *self._moments), losses = _train(_Static(self._decoder), state, inputs)
+        return np.asarray(losses)
+
+    def token_losses(self, tokens: Any, window: int | None) -> Any:
+        length = tokens.shape[1] - 1
+        rows = max(1, min(len(tokens), _TOKENS // length))
+        filled = np.pad(tokens, ((0, -len(tokens) % rows), (0, 0))).astype(np.int32)
+        parts = jax.device_put(filled.reshape(-1, rows, length + 1), self._device)
+        losses = _score(_Static(self._decoder), length, window, self._params, parts)
+        return np.asarray(losses).reshape(-1, length)[: len(tokens)]
+
+    def versions(self) -> dict[str, str]:
+        return {"jax": jax.__version__, "device": self._device.device_kind}
+
+
+def _share_compiled(folder: Path) -> None:
+    """Programs that another process of the study compiled are read instead of compiled again."""
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+class _Static:
+    """What of a decoder the compiled program depends on; equal for every seed of a scheme."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self.decoder = decoder
+        self._key = (decoder.recipe.training(), decoder.schemes, decoder.owners)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Static) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+
+@partial(jax.jit, static_argnums=0, donate_argnums=1)
+def _train(static: _Static, state: Any, inputs: Any) -> Any:
+    """Steps of AdamW, one after another; the new state and the losses."""
+    decoder, recipe = static.decoder, static.decoder.recipe
+    b1, b2 = BETAS
+
+    def mean_loss(params: Any, tokens: Array) -> Array:
+        return _losses(decoder, decoder.schemes, params, tokens, None).mean()
+
+    def step(state: Any, inputs: Any) -> Any:
+        params, first, second = state
+        tokens, step_rate, count = inputs
+        loss, gradient = jax.value_and_grad(mean_loss)(params, tokens)
+        norm = jnp.sqrt(sum(jnp.sum(g * g) for g in jax.tree.leaves(gradient)))
+        gradient = jax.tree.map(lambda g: g * jnp.minimum(1.0, recipe.clip / norm), gradient)
+        first = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, first, gradient)
+        second = jax.tree.map(lambda v, g: b2 * v + (1 - b2) * g * g, second, gradient)
+
+        def moved(path: Any, p: Array, m: Array, v: Array) -> Array:
+            own = path[0].key == "position"
+            decay = recipe.weight_decay if not own and decays(path[1].key) else 0.0
+            factor = recipe.position_rate if own else 1.0
+            denominator = jnp.sqrt(v / (1 - b2**count)) + ADAM_EPSILON
+            return p - step_rate * factor * (decay * p + m / (1 - b1**count) / denominator)
+
+        params = jax.tree_util.tree_map_with_path(moved, params, first, second)
+        return (params, first, second), loss
+
+    return lax.scan(step, state, inputs)
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _score(static: _Static, length: int, window: int | None, params: Any, parts: Array) -> Array:
+    """Losses of batches ``(n, rows, length + 1)``, one batch after another."""
+    decoder, schemes = static.decoder, static.decoder.at_length(length)
+    return lax.map(lambda tokens: _losses(decoder, schemes, params, tokens, window), parts)
+
+
+def _losses(
+    decoder: Decoder, schemes: Schemes, params: Any, tokens: Array, window: int | None
+) -> Array:
+    """Losses ``(N, L)`` of the next bytes of ``tokens (N, L + 1)``."""
+    w, recipe = params["weights"], decoder.recipe
+    inputs, targets = tokens[:, :-1], tokens[:, 1:]
+    x = w["embed"][inputs] * math.sqrt(recipe.dim)
+    positions = jnp.arange(inputs.shape[1])
+    for layer, own in zip(decoder.first_layers, params["position"], strict=True):
+        term = embedding(decoder.schemes[layer], positions, own, xp=jnp)
+        x = x if term is None else x + term
+    for layer, scheme in enumerate(schemes):
+        own = params["position"][decoder.owners[layer]]
+        x = _layer(x, w, layer, scheme, own, recipe.heads, window)
+    logits = _linear(_norm(x, w["norm"]), w["embed"].T)
+    picked = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+    return jax.nn.logsumexp(logits, axis=-1) - picked
+
+
+def _layer(
+    x: Array, w: Any, layer: int, scheme: PositionScheme, own: Any, heads: int, window: int | None
+) -> Array:
+    hidden = _norm(x, w[f"{layer}.norm1"])
+    qkv = _linear(hidden, w[f"{layer}.qkv"]).reshape(*x.shape[:2], 3, heads, -1)
+    q, k, v = (qkv[:, :, n] for n in range(3))
+    out = attention(q, k, v, scheme, own, causal=True, window=window, x=hidden)
+    x = x + _linear(out.reshape(x.shape), w[f"{layer}.out"])
+    hidden = _norm(x, w[f"{layer}.norm2"])
+    up = jax.nn.gelu(_linear(hidden, w[f"{layer}.up"]), approximate=True)
+    return x + _linear(up, w[f"{layer}.down"])
+
+
+@jax.custom_vjp
+def _linear(x: Array, weight: Array) -> Array:
+    """``x @ weight``, with its gradients in the forms that XLA's CPU backend is fast at.
+
+    By itself it computes the gradient of ``weight`` with both operands transposed and the backward
+    of the activation fused into one of them, which takes half again the time of a whole step.
+    """
+    return x @ weight
+
+
+def _linear_forward(x: Array, weight: Array) -> tuple[Array, tuple[Array, Array]]:
+    return x @ weight, (x, weight)
+
+
+def _linear_backward(saved: tuple[Array, Array], d_out: Array) -> tuple[Array, Array]:
+    x, weight = saved
+    d_out = lax.optimization_barrier(d_out)
+    rows, d_rows = x.reshape(-1, x.shape[-1]), d_out.reshape(-1, d_out.shape[-1])
+    if weight.shape[0] <= weight.shape[1]:
+        return d_out @ weight.T, _summed(rows, d_rows)
+    return d_out @ weight.T, lax.optimization_barrier(_summed(d_rows, rows)).T
+
+
+def _summed(a: Array, b: Array) -> Array:
+    """``a.T @ b``."""
+    return lax.dot_general(a, b, (((0,), (0,)), ((), ())))
+
+
+_linear.defvjp(_linear_forward, _linear_backward)
+
+
+def _norm(x: Array, gain: Array) -> Array:
+    centred = x - jnp.mean(x, axis=-1, keepdims=True)
+    return centred * lax.rsqrt(jnp.mean(centred**2, axis=-1, keepdims=True) + EPSILON) * gain

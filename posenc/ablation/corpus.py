@@ -1,0 +1,194 @@
+"""Text to train and to score on: bytes, split by file, the same on every machine that has it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sysconfig
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from posenc.checks import check_count
+
+# Packages that distributions strip, that are tests, or that hold tables instead of prose.
+_LEFT_OUT = frozenset(
+    (
+        "test",
+        "tests",
+        "idlelib",
+        "lib2to3",
+        "distutils",
+        "ensurepip",
+        "tkinter",
+        "turtledemo",
+        "pydoc_data",
+        "encodings",
+        "msilib",
+        "lib-dynload",
+        "site-packages",
+        "dist-packages",
+        "__pycache__",
+        "__phello__",
+    )
+)
+# Generated when that Python was built: they differ between machines of one version.
+_GENERATED = ("config-", "_sysconfigdata")
+# Unlike each other in style, and present in every Python since 3.7.
+_HELD_OUT = frozenset(
+    (
+        "argparse",
+        "asyncio",
+        "configparser",
+        "difflib",
+        "email",
+        "pickletools",
+        "shutil",
+        "statistics",
+        "tarfile",
+        "typing",
+    )
+)
+_WHOLE_FILES = 10  # from this many files on, whole files are held out
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Bytes to train on, bytes held out; ``sha256`` is that of both, training first."""
+
+    name: str
+    train: bytes
+    validation: bytes
+    train_files: int
+    validation_files: int
+    sha256: str
+
+
+def standard_library() -> Corpus:
+    """The ``.py`` sources of the running Python's standard library, about 8 MB.
+
+    Ten modules are held out. Python versions differ in their text, so losses compare only where
+    ``sha256`` is the same.
+
+    Raises
+    ------
+    FileNotFoundError
+        This Python comes without sources (zipped, frozen, or only compiled files).
+    """
+    root = Path(sysconfig.get_paths()["stdlib"])
+    names = sorted(path.relative_to(root).as_posix() for path in root.rglob("*.py"))
+    names = [name for name in names if _is_library(name)]
+    held = [name for name in names if _module(name) in _HELD_OUT]
+    kept = sorted((name for name in names if _module(name) not in _HELD_OUT), key=_checksum)
+    absent = _HELD_OUT - {_module(name) for name in held}
+    if absent or not kept:
+        raise FileNotFoundError(
+            f"the standard library's .py sources are not all in {root}: {len(names)} found, "
+            f"without {', '.join(sorted(absent)) or 'any to train on'}; "
+            "install them, or give text files of your own (--text FILE...)"
+        )
+    version = sysconfig.get_python_version()
+    return _corpus(
+        f"Python {version} standard library",
+        [_normalised(root / name) for name in kept],
+        [_normalised(root / name) for name in held],
+    )
+
+
+def from_files(paths: Iterable[str | os.PathLike[str]]) -> Corpus:
+    """Files of your own, byte for byte.
+
+    Of ten files or more, whole files are held out, about a tenth of the bytes, chosen by a checksum
+    of their names. Of fewer, the last tenth of each file is.
+
+    Raises
+    ------
+    FileNotFoundError, IsADirectoryError, ValueError
+        A path that is missing or a directory, a file given twice, or no bytes at all.
+    """
+    files = [_regular_file(path) for path in paths]
+    if not files:
+        raise ValueError("paths must name at least one file, got none")
+    twice = sorted({str(file) for file in files if files.count(file) > 1})
+    if twice:
+        raise ValueError(f"paths must name each file once, got {', '.join(twice)} more than once")
+    # Relative names: the split is the same wherever the folder lies.
+    folder = Path(os.path.commonpath([file.parent for file in files]))
+    texts = {file.relative_to(folder).as_posix(): file.read_bytes() for file in files}
+    if not any(texts.values()):
+        raise ValueError(f"paths must name files with bytes in them, got {len(files)} empty ones")
+    name = files[0].name if len(files) == 1 else f"{len(files)} files of {folder.name or folder}"
+    split = _whole_files if len(files) >= _WHOLE_FILES else _last_tenths
+    return _corpus(name, *split(texts))
+
+
+def check_size(corpus: Corpus, *, train_len: int, longest: int, windows: int) -> None:
+    """``ValueError`` if a split is too small.
+
+    Training needs one window of ``train_len``, validation ``windows`` of ``longest``; each window
+    takes one byte more, the last one to predict.
+    """
+    needed = check_count("train_len", train_len) + 1
+    scored = check_count("windows", windows) * (check_count("longest", longest) + 1)
+    has, holds = len(corpus.train), len(corpus.validation)
+    if has < needed or holds < scored:
+        raise ValueError(
+            f"corpus {corpus.name!r} is too small: it has {has:,} bytes to train on and {holds:,} "
+            f"held out; needed are {needed:,} (train_len={train_len}) and {scored:,} "
+            f"({windows} windows of {longest}); give more text, fewer windows, or shorter lengths"
+        )
+
+
+def _corpus(name: str, train: Sequence[bytes], validation: Sequence[bytes]) -> Corpus:
+    # Text has no zero bytes, so a model can learn that a file ends at one.
+    kept, held = b"\0".join(train), b"\0".join(validation)
+    sha256 = hashlib.sha256(kept + held).hexdigest()
+    return Corpus(name, kept, held, len(train), len(validation), sha256)
+
+
+def _is_library(name: str) -> bool:
+    parts = name.split("/")
+    return _LEFT_OUT.isdisjoint(parts[:-1]) and not any(p.startswith(_GENERATED) for p in parts)
+
+
+def _module(name: str) -> str:
+    """The top-level module of a file: ``email/header.py -> email``."""
+    return name.split("/")[0].removesuffix(".py")
+
+
+def _checksum(name: str) -> tuple[int, str]:
+    """A fixed shuffle of names, which neighbours in the alphabet do not survive."""
+    return zlib.crc32(name.encode()), name
+
+
+def _normalised(path: Path) -> bytes:
+    return path.read_bytes().replace(b"\r\n", b"\n")
+
+
+def _regular_file(path: str | os.PathLike[str]) -> Path:
+    given = Path(path)
+    if given.is_dir():
+        raise IsADirectoryError(f"paths must name files, got the directory {str(given)!r}")
+    if not given.is_file():
+        raise FileNotFoundError(f"paths must name files, got {str(given)!r}, which is none")
+    return given.resolve()
+
+
+def _whole_files(texts: dict[str, bytes]) -> tuple[list[bytes], list[bytes]]:
+    """In the order of checksums, a file is held out if that brings a tenth of the bytes nearer."""
+    missing = sum(map(len, texts.values())) / 10
+    held = []
+    for name in sorted(texts, key=_checksum):
+        if 0 < len(texts[name]) < 2 * missing:
+            held.append(name)
+            missing -= len(texts[name])
+    kept = sorted(texts.keys() - held, key=_checksum)
+    return [texts[name] for name in kept], [texts[name] for name in sorted(held)]
+
+
+def _last_tenths(texts: dict[str, bytes]) -> tuple[list[bytes], list[bytes]]:
+    ordered = [texts[name] for name in sorted(texts)]
+    cuts = [len(text) - len(text) // 10 for text in ordered]
+    pairs = list(zip(ordered, cuts, strict=True))
+    return [text[:cut] for text, cut in pairs], [text[cut:] for text, cut in pairs]

@@ -1,0 +1,123 @@
+"""The decoder that every scheme trains: its shape and its first weights, the same in any backend.
+
+Pre-norm, byte vocabulary, tied embedding, no biases:
+``h = sqrt(d) * E[tokens] + embedding``; a layer adds ``attention(norm(h)) @ out`` and then
+``gelu(norm(h) @ up) @ down``; ``logits = norm(h) @ E.T``. GELU is the tanh form, norms are layer
+norms with a gain and ``eps = 1e-5``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from posenc.ablation.study import Recipe
+from posenc.params import init_params
+from posenc.protocol import PositionScheme
+
+VOCABULARY = 256
+EPSILON = 1e-5
+
+Weights = dict[str, np.ndarray[Any, Any]]
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """Shape, schemes and first values of one model.
+
+    Attributes
+    ----------
+    recipe
+        Sizes and training.
+    schemes
+        One a layer.
+    owners
+        Which set of position params serves each layer: layers share a set if the scheme is
+        ``shared`` or enters at the embedding, which is added once.
+    weights
+        By name: ``embed (256, d)``, and per layer ``qkv (d, 3d)``, ``out (d, d)``, ``up (d, 4d)``,
+        ``down (4d, d)``, gains ``norm1``, ``norm2 (d,)``; ``norm (d,)`` at the end.
+    position
+        Learned arrays of the schemes, one mapping a set.
+    """
+
+    recipe: Recipe
+    schemes: tuple[PositionScheme, ...]
+    owners: tuple[int, ...]
+    weights: Weights
+    position: tuple[Weights, ...]
+
+    @classmethod
+    def of(cls, recipe: Recipe, schemes: tuple[PositionScheme, ...], seed: int) -> Decoder:
+        """First values: shared weights from one generator, a scheme's own from others."""
+        owners = _owners(schemes)
+        firsts = [owners.index(owner) for owner in range(max(owners) + 1)]
+        position = tuple(
+            init_params(schemes[layer], [seed, 1, n]) for n, layer in enumerate(firsts)
+        )
+        return cls(recipe, schemes, owners, _weights(recipe, seed), position)
+
+    def at_length(self, length: int) -> tuple[PositionScheme, ...]:
+        """The layers' schemes for a context of ``length`` tokens."""
+        return tuple(scheme.at_length(length) for scheme in self.schemes)
+
+    @property
+    def first_layers(self) -> tuple[int, ...]:
+        """The first layer of each set of position params; its embedding is added at the input."""
+        return tuple(self.owners.index(owner) for owner in range(len(self.position)))
+
+    def digest(self) -> str:
+        """SHA-256 of the weights that all schemes share."""
+        digest = hashlib.sha256()
+        for name in sorted(self.weights):
+            digest.update(self.weights[name].tobytes())
+        return digest.hexdigest()
+
+    def sizes(self) -> dict[str, int]:
+        """Number of parameters, in all and of the position schemes."""
+        own = sum(a.size for arrays in self.position for a in arrays.values())
+        return {"total": own + sum(a.size for a in self.weights.values()), "position": own}
+
+
+def decays(name: str) -> bool:
+    """Whether weight decay applies: to matrices, not to gains."""
+    return "norm" not in name
+
+
+def _owners(schemes: tuple[PositionScheme, ...]) -> tuple[int, ...]:
+    owners: list[int] = []
+    for layer, scheme in enumerate(schemes):
+        twin = schemes.index(scheme) if _once(scheme) else layer
+        owners.append(owners[twin] if twin < layer else max(owners, default=-1) + 1)
+    return tuple(owners)
+
+
+def _once(scheme: PositionScheme) -> bool:
+    return scheme.shared or type(scheme).embedding is not PositionScheme.embedding
+
+
+def _weights(recipe: Recipe, seed: int) -> Weights:
+    """Normal with standard deviation ``fan_in ** -0.5``; residual projections by depth, too."""
+    rng = np.random.default_rng([seed, 0])
+    d, residual = recipe.dim, (2 * recipe.layers) ** -0.5
+
+    def normal(rows: int, columns: int, factor: float = 1.0) -> np.ndarray[Any, Any]:
+        std = factor / math.sqrt(rows)
+        return np.asarray(std * rng.standard_normal((rows, columns)), dtype=np.float32)
+
+    weights = {"embed": normal(VOCABULARY, d, (VOCABULARY / d) ** 0.5)}
+    for layer in range(recipe.layers):
+        drawn = {
+            "qkv": normal(d, 3 * d),
+            "out": normal(d, d, residual),
+            "up": normal(d, 4 * d),
+            "down": normal(4 * d, d, residual),
+            "norm1": np.ones(d, np.float32),
+            "norm2": np.ones(d, np.float32),
+        }
+        weights |= {f"{layer}.{name}": value for name, value in drawn.items()}
+    return weights | {"norm": np.ones(d, np.float32)}

@@ -1,0 +1,94 @@
+"""Schemes as they are named on the command line: ``rope``, ``rope:base=500000``, ``rope+nope``."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from posenc.protocol import PositionScheme
+from posenc.schemes import make
+
+
+class Sizes(Protocol):
+    """What a model tells a scheme about itself."""
+
+    @property
+    def train_len(self) -> int: ...
+    @property
+    def longest(self) -> int: ...
+    @property
+    def layers(self) -> int: ...
+    @property
+    def dim(self) -> int: ...
+    @property
+    def heads(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Part:
+    """A name of the catalogue, and options for its maker."""
+
+    name: str
+    options: tuple[tuple[str, Any], ...]
+
+    def make(self, defaults: Mapping[str, Any] | None = None, **sizes: int) -> PositionScheme:
+        """The scheme; its own options outweigh ``defaults``."""
+        return make(self.name, **sizes, **{**(defaults or {}), **dict(self.options)})
+
+
+def layers(label: str, sizes: Sizes) -> tuple[PositionScheme, ...]:
+    """One scheme a layer, those of ``label`` in turn. Tables reach to the longest evaluation."""
+    fitted = _fitted(sizes.train_len)
+    made = [
+        part.make(
+            fitted.get(part.name.lower()),
+            num_heads=sizes.heads,
+            head_dim=sizes.dim // sizes.heads,
+            dim=sizes.dim,
+            max_len=sizes.longest,
+        )
+        for part in parse(label)
+    ]
+    return tuple(made[layer % len(made)] for layer in range(sizes.layers))
+
+
+def parse(label: str) -> tuple[Part, ...]:
+    """``name[:option=value[,option=value...]]``, several joined by ``+``."""
+    return tuple(_part(part) for part in label.split("+"))
+
+
+def split(labels: Iterable[str]) -> tuple[str, ...]:
+    """Labels separated by spaces or commas; ``rope:base=5,layout=half`` stays one."""
+    found: list[str] = []
+    for piece in ",".join(labels).split(","):
+        if found and "=" in piece and ":" not in piece:
+            found[-1] += f",{piece}"
+        else:
+            found.append(piece)
+    return tuple(found)
+
+
+def _part(text: str) -> Part:
+    name, _, rest = text.partition(":")
+    options = []
+    for item in filter(None, rest.split(",")):
+        key, equals, value = item.partition("=")
+        if not equals:
+            raise ValueError(f"option {item!r} of scheme {text!r} must read name=value")
+        options.append((key, _value(value)))
+    return Part(name, tuple(options))
+
+
+def _value(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def _fitted(train_len: int) -> Mapping[str, Mapping[str, Any]]:
+    """Options that depend on the training length: no T5 bucket may stay unseen in training."""
+    buckets = max(2, min(32, train_len))
+    return {"t5": {"causal": True, "num_buckets": buckets, "max_distance": train_len}}

@@ -1,0 +1,43 @@
+"""Which bytes are trained on and scored: the same for every scheme of a seed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+Tokens = np.ndarray[Any, Any]
+
+
+def training_starts(data: bytes, *, seed: int, steps: int, batch: int, length: int) -> Tokens:
+    """Where training windows begin, ``(steps, batch)``; a function of the seed, not the scheme."""
+    rng = np.random.default_rng([seed, 2])
+    return rng.integers(0, len(data) - length, size=(steps, batch))
+
+
+def cut(data: bytes, starts: Tokens, length: int) -> Tokens:
+    """Windows ``starts.shape + (length + 1,)``: ``length`` inputs, each with its next byte."""
+    text = np.frombuffer(data, dtype=np.uint8)
+    return text[starts[..., None] + np.arange(length + 1)]
+
+
+def held_out(data: bytes, *, windows: int, longest: int) -> Tokens:
+    """``windows`` evenly spaced stretches of the held-out text, ``(windows, longest + 1)``."""
+    starts = np.linspace(0, len(data) - longest - 1, windows).astype(np.int64)
+    return cut(data, starts, longest)
+
+
+def non_overlapping(stretches: Tokens, length: int) -> Tokens:
+    """The same stretches cut into windows of ``length``; a remainder is left out.
+
+    So every length that divides the longest scores the same bytes. The protocol of Press et al.
+    2022: a shorter window has more targets with little left context (the early-token curse).
+    """
+    starts = np.arange(0, stretches.shape[1] - length, length)
+    pieces = stretches[:, starts[:, None] + np.arange(length + 1)]
+    return pieces.reshape(-1, length + 1)
+
+
+def same_targets(stretches: Tokens, length: int) -> Tokens:
+    """The last ``length`` inputs of each stretch: the same last targets, a growing context."""
+    return stretches[:, -(length + 1) :]

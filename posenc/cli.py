@@ -1,0 +1,139 @@
+"""``posenc compare``, ``posenc show`` and ``posenc list``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import typing
+from collections.abc import Sequence
+from dataclasses import Field, fields
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from posenc.ablation.study import Study
+
+_COMMANDS = {
+    "compare": "train one small decoder per scheme on short text, score it on longer text",
+    "show": "draw what a scheme does, to a PNG",
+    "list": "the catalogue of schemes",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; the exit status is 0, 1 where runs failed, 2 for bad input, 130 for Ctrl-C."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    # Only the command asked for is imported, so that help appears at once.
+    parser = _parser(next((w for w in words if not w.startswith("-")), None))
+    options = vars(parser.parse_args(words))
+    command = options.pop("command")
+    try:
+        return int(_RUN[command](options))
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        return 1
+    except (ValueError, TypeError, OSError, RuntimeError, ImportError, IndexError) as error:
+        print(f"posenc {command}: error: {error}", file=sys.stderr)
+        return 2
+
+
+def _parser(command: str | None) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="posenc",
+        description="Compare positional encodings. `posenc compare` is the main job.",
+    )
+    parser.add_argument("--version", action=_Version)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+    for name, help in _COMMANDS.items():
+        sub = commands.add_parser(name, help=help, description=help)
+        if name == command:
+            _OPTIONS[name](sub)
+    return parser
+
+
+class _Version(argparse.Action):
+    def __init__(self, option_strings: Sequence[str], dest: str) -> None:
+        super().__init__(option_strings, dest, nargs=0, help="print the version and stop")
+
+    def __call__(self, parser: argparse.ArgumentParser, *rest: Any) -> None:
+        import posenc
+
+        print(f"posenc {posenc.__version__}")
+        parser.exit()
+
+
+def _compare_options(parser: argparse.ArgumentParser) -> None:
+    from posenc.ablation.study import Study
+
+    for item in fields(Study):
+        _add(parser, item, typing.get_type_hints(Study)[item.name])
+
+
+def _add(parser: argparse.ArgumentParser, item: Field[Any], kind: Any) -> None:
+    """One field of a dataclass as one option."""
+    many = typing.get_origin(kind) is tuple
+    element = typing.get_args(kind)[0] if many else kind
+    given: Any = item.default
+    default = " ".join(map(str, given)) if many else given
+    shown = f" (default: {default})" if default not in ("", 0) else ""
+    parser.add_argument(
+        f"--{item.name.replace('_', '-')}",
+        type=element,
+        nargs="+" if many else None,
+        default=given,
+        metavar={int: "N", float: "X", str: "NAME"}[element],
+        help=f"{item.metadata['help']}{shown}",
+    )
+
+
+def _compare(options: dict[str, Any]) -> int:
+    from posenc.ablation.specs import split
+    from posenc.ablation.study import Study
+    from posenc.ablation.terminal import compare
+
+    for name in ("schemes", "windowed"):
+        options[name] = split(options[name])
+    many = {name: tuple(value) for name, value in options.items() if isinstance(value, list)}
+    study: Study = Study(**{**options, **many})
+    return compare(study)
+
+
+def _show_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("scheme", help="a name of `posenc list`, with options as rope:base=500000")
+    parser.add_argument("--length", type=int, default=128, help="positions (default: 128)")
+    parser.add_argument("--heads", type=int, default=8, help="heads (default: 8)")
+    parser.add_argument("--head-dim", type=int, default=64, help="channels a head (default: 64)")
+    parser.add_argument("--out", help="the PNG (default: SCHEME.png)")
+
+
+def _show(options: dict[str, Any]) -> int:
+    from posenc.ablation.specs import parse
+    from posenc.draw import draw
+
+    label, length = options["scheme"], options["length"]
+    heads, head_dim = options["heads"], options["head_dim"]
+    part, *others = parse(label)
+    if others:
+        raise ValueError(f"show draws one scheme, got {label!r}")
+    scheme = part.make(num_heads=heads, head_dim=head_dim, dim=heads * head_dim, max_len=length)
+    print(draw(scheme, options["out"] or f"{_plain(label)}.png", length=length, title=label))
+    return 0
+
+
+def _plain(label: str) -> str:
+    return "".join(c if c.isalnum() else "-" for c in label.lower())
+
+
+def _no_options(parser: argparse.ArgumentParser) -> None:
+    pass
+
+
+def _list(options: dict[str, Any]) -> int:
+    from posenc.catalogue import rows, table
+
+    print(table(rows()))
+    return 0
+
+
+_OPTIONS = {"compare": _compare_options, "show": _show_options, "list": _no_options}
+_RUN = {"compare": _compare, "show": _show, "list": _list}

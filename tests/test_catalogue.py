@@ -1,0 +1,159 @@
+"""The rows of the catalogue say what the schemes are."""
+
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError, dataclass
+from typing import ClassVar
+
+import pytest
+
+import posenc
+from posenc.catalogue import Row, rows, table
+from posenc.protocol import PositionScheme
+
+
+@dataclass(frozen=True)
+class Gated(PositionScheme):
+    relative: ClassVar[bool] = True  # says nothing for a gated scheme
+
+    def gate(self, x, *, params, xp):
+        return -x[..., :4]
+
+    def bias(self, q, k, *, params, xp):
+        return q - k
+
+
+@dataclass(frozen=True)
+class Turned(PositionScheme):
+    """Scores of ``q + k`` grow with absolute position.
+
+    More words.
+    """
+
+    def transform(self, x, pos, *, role, params, xp):
+        return x * xp.astype(1 + pos, x.dtype)[..., None]
+
+
+class BiasAndTurn(Turned):
+    """Both, of which one is relative."""
+
+    relative: ClassVar[bool] = True
+    bias = posenc.ALiBi.bias
+
+    def constants(self):
+        return {"slopes": (1.0, 2.0, 3.0, 4.0)}
+
+
+class BiasAndRope(posenc.RoPE):
+    """Both relative."""
+
+    relative: ClassVar[bool] = True
+    bias, constants = posenc.ALiBi.bias, BiasAndTurn.constants
+
+
+def refuses(**sizes):
+    raise RuntimeError("no licence\nfor this head_dim")
+
+
+@pytest.fixture
+def catalogue(monkeypatch):
+    """Rows by name where the catalogue holds the given makers too."""
+
+    def measured(**makers):
+        monkeypatch.setattr("posenc.catalogue.schemes", lambda: posenc.schemes() | makers)
+        return {row.name: row for row in rows()}
+
+    return measured
+
+
+@pytest.mark.parametrize(
+    ("name", "enters", "learned", "relative", "fusable"),
+    [
+        ("alibi", ("bias",), False, True, "score_mod, key bias"),
+        ("learned", ("embedding",), True, False, "before attention"),
+        ("nope", (), False, False, "as is"),
+        ("rope", ("transform",), False, True, "before attention"),
+        ("sinusoidal", ("embedding",), False, False, "before attention"),
+        ("t5", ("bias",), True, True, "score_mod"),
+    ],
+)
+def test_a_row_is_what_the_scheme_is(name, enters, learned, relative, fusable):
+    (row,) = (row for row in rows() if row.name == name)
+    assert (row.enters, row.learned, row.relative) == (enters, learned, relative)
+    assert (row.fusable, row.error) == (fusable, None)
+    assert "arXiv" in row.paper
+    assert row.title
+
+
+def test_the_catalogue_has_a_row_each():
+    found = rows()
+    assert [row.name for row in found] == sorted(posenc.schemes())
+    assert next(r.title for r in found if r.name == "nope").startswith("Nothing: attention sees")
+    with pytest.raises(FrozenInstanceError):
+        found[0].name = "other"
+
+
+def test_relative_is_measured_where_a_scheme_transforms(catalogue):
+    found = catalogue(
+        turned=lambda **_: Turned(),
+        both=lambda **_: BiasAndTurn(),
+        rope2=lambda **_: BiasAndRope(16),
+    )
+    assert not found["turned"].relative
+    assert not found["both"].relative
+    assert found["rope2"].relative
+    assert found["both"].enters == ("transform", "bias")
+    assert found["both"].fusable == "score_mod"
+    assert found["turned"].title == "Scores of ``q + k`` grow with absolute position."
+
+
+def test_a_gated_scheme_is_never_relative(catalogue):
+    row = catalogue(gated=lambda **_: Gated())["gated"]
+    assert row.enters == ("bias", "gate")
+    assert (row.relative, row.fusable, row.title) == (False, "row-local gate", "")
+
+
+def test_a_broken_maker_is_a_row_with_its_error(catalogue):
+    found = catalogue(broken=refuses, rubbish=lambda **_: 3, rope18=lambda **_: posenc.RoPE(18))
+    assert found["broken"].error == "RuntimeError: no licence\nfor this head_dim"
+    assert found["rubbish"].error.startswith("TypeError: scheme must be an instance")
+    assert "head_dim=18" in found["rope18"].error
+    assert found["alibi"].error is None
+    lines = table(list(found.values())).splitlines()
+    assert any("RuntimeError: no licence for this head_dim" in line for line in lines)
+
+
+def test_makers_are_asked_for_a_small_model(catalogue):
+    asked = []
+    catalogue(mine=lambda **sizes: asked.append(sizes) or posenc.NoPE())
+    assert asked == [{"num_heads": 4, "head_dim": 16, "max_len": 64, "dim": 64}]
+
+
+def test_the_table_is_aligned_and_fits():
+    text = table(rows())
+    head, rule, *lines = text.splitlines()
+    assert rule == "-" * 100
+    assert max(map(len, text.splitlines())) <= 100
+    assert text.isascii()
+    for row in rows():
+        (line,) = (line for line in lines if line.split(" ")[0] == row.name)
+        assert line[head.index("enters") :].startswith(", ".join(row.enters) or "nothing")
+        assert line[head.index("learned") :].startswith("yes" if row.learned else "no")
+        assert line[head.index("relative") :].startswith("yes" if row.relative else "no")
+        assert line[head.index("fused") :].startswith(row.fusable)
+        assert line[head.index("paper") :] == row.paper.replace("arXiv ", "")
+        assert row.title.replace("`", "") in lines[lines.index(line) + 1]
+
+
+def test_a_long_row_still_fits():
+    everywhere = ("embedding", "transform", "bias", "gate")
+    paper = "Somebody, Other, Another and Still Another 2026, arXiv 2601.00001"
+    long = Row("n" * 60, "word " * 60, everywhere, True, True, "score_mod, key bias", paper)
+    text = table([*rows(), long, Row("broken", error="ValueError: " + "x" * 250)])
+    assert max(map(len, text.splitlines())) <= 100
+    assert paper.replace("arXiv ", "") in text
+    assert text.count("x" * 50) >= 3
+
+
+def test_an_empty_table_is_its_head():
+    assert len(table([]).splitlines()) == 2
