@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import Field, fields
 from typing import TYPE_CHECKING, Any
 
+import posenc
+
 if TYPE_CHECKING:
     from posenc.ablation.study import Study
 
@@ -42,24 +44,13 @@ def _parser(command: str | None) -> argparse.ArgumentParser:
         prog="posenc",
         description="Compare positional encodings. `posenc compare` is the main job.",
     )
-    parser.add_argument("--version", action=_Version)
+    parser.add_argument("--version", action="version", version=f"posenc {posenc.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     for name, help in _COMMANDS.items():
         sub = commands.add_parser(name, help=help, description=help)
         if name == command:
             _OPTIONS[name](sub)
     return parser
-
-
-class _Version(argparse.Action):
-    def __init__(self, option_strings: Sequence[str], dest: str) -> None:
-        super().__init__(option_strings, dest, nargs=0, help="print the version and stop")
-
-    def __call__(self, parser: argparse.ArgumentParser, *rest: Any) -> None:
-        import posenc
-
-        print(f"posenc {posenc.__version__}")
-        parser.exit()
 
 
 def _compare_options(parser: argparse.ArgumentParser) -> None:

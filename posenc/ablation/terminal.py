@@ -84,6 +84,7 @@ class Progress:
     def header(self, corpus: Corpus, backend: str) -> None:
         """What is going to happen."""
         study = self._study
+        lengths = ", ".join(map(str, study.eval_lens))
         self._say(
             f"{corpus.name}: {len(corpus.train) / 1e6:.1f} MB to train, "
             f"{len(corpus.validation) / 1e6:.1f} MB held out (sha256 {corpus.sha256[:12]})"
@@ -91,7 +92,7 @@ class Progress:
         self._say(
             f"{len(study.schemes)} schemes x {study.seeds} seeds with {backend}: {study.layers} "
             f"layers, width {study.dim}, {study.heads} heads; {study.steps} steps of "
-            f"{study.batch} x {study.train_len} bytes; scored at {', '.join(map(str, study.eval_lens))}"
+            f"{study.batch} x {study.train_len} bytes; scored at {lengths}"
         )
         if self._kept:
             self._say(f"{self._kept} of {self._total} runs are kept from before")
