@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import operator
 from collections.abc import Iterable
@@ -40,6 +39,8 @@ def check_choice(name: str, value: Any, accepted: Iterable[str]) -> None:
 
 def nearest(value: Any, choices: Iterable[str]) -> str:
     """The end of an error about an unknown name: the nearest one, and all that are accepted."""
+    import difflib  # for errors only
+
     known = list(choices)
     close = difflib.get_close_matches(str(value).lower(), [c.lower() for c in known], n=1)
     hint = [c for c in known if c.lower() in close]

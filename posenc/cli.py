@@ -10,6 +10,7 @@ from dataclasses import Field, fields
 from typing import TYPE_CHECKING, Any
 
 import posenc
+from posenc.checks import check_count
 
 if TYPE_CHECKING:
     from posenc.ablation.study import Study
@@ -101,7 +102,7 @@ def _show(options: dict[str, Any]) -> int:
     from posenc.ablation.specs import parse
     from posenc.draw import draw
 
-    label, length = options["scheme"], options["length"]
+    label, length = options["scheme"], check_count("length", options["length"])
     heads, head_dim = options["heads"], options["head_dim"]
     part, *others = parse(label)
     if others:

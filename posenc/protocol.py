@@ -12,7 +12,7 @@ import numpy as np
 Array: TypeAlias = Any  # an array of any Array API library, a tracer, or a kernel's tile
 Namespace: TypeAlias = Any  # the Array API namespace that computes on it
 Role = Literal["query", "key"]
-Initializer = Callable[[np.random.Generator, tuple[int, ...]], "np.ndarray[Any, Any]"]
+Initializer: TypeAlias = "Callable[[np.random.Generator, tuple[int, ...]], np.ndarray[Any, Any]]"
 
 
 @dataclass(frozen=True)

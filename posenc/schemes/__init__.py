@@ -5,8 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import fields
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from posenc.checks import check_count, nearest
 from posenc.protocol import PositionScheme
@@ -16,6 +15,9 @@ from posenc.schemes.nope import NoPE
 from posenc.schemes.rope import RoPE
 from posenc.schemes.sinusoidal import Sinusoidal
 from posenc.schemes.t5 import T5Bias
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 __all__ = ["ALiBi", "Learned", "NoPE", "RoPE", "Sinusoidal", "T5Bias", "make", "schemes"]
 
@@ -41,6 +43,8 @@ def schemes() -> dict[str, Maker]:
     the entry-point group ``posenc.schemes``; one that cannot be loaded, or that takes a name of
     ours, is a warning.
     """
+    from importlib.metadata import entry_points  # read only when the catalogue is asked for
+
     found: dict[str, Maker] = {name: _maker(kind) for name, kind in _OURS.items()}
     for entry in entry_points(group=_GROUP):
         if entry.name in found:

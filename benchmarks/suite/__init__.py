@@ -1,0 +1,1 @@
+"""Benchmarks of posenc; the schemes come from its catalogue."""

@@ -1,0 +1,107 @@
+"""Attention in PyTorch and JAX: every scheme on every path, forward and forward with backward."""
+
+from __future__ import annotations
+
+import importlib
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads that wait for each other time the load
+
+import numpy as np
+
+import posenc
+
+_HEADS, _DIM, _LENGTHS = 8, 64, [256, 1024]
+
+
+def _paths(package):
+    """Names of a backend's paths; none where its framework is missing."""
+    try:
+        return list(importlib.import_module(package).PATHS)
+    except ImportError:
+        return ["missing"]
+
+
+def _arrays(name, length, shape):
+    scheme = posenc.make(name, num_heads=_HEADS, head_dim=_DIM, max_len=length)
+    values = np.random.default_rng(0).standard_normal((3, *shape), np.float32)
+    return scheme, values, posenc.init_params(scheme)
+
+
+class Torch:
+    """Causal attention, ``B=1 H=8 D=64``, float32."""
+
+    param_names = ("scheme", "path", "length")
+    params = (sorted(posenc.schemes()), _paths("posenc_torch"), _LENGTHS)
+
+    def setup(self, name, path, length):
+        if path == "missing":
+            raise NotImplementedError("torch is not installed")
+        import torch
+
+        import posenc_torch
+
+        torch.set_num_threads(1)
+        scheme, values, params = _arrays(name, length, (1, _HEADS, length, _DIM))
+        leaves = [torch.tensor(a, requires_grad=True) for a in (*values, *params.values())]
+        own = dict(zip(params, leaves[3:], strict=True))
+
+        def attend():
+            return posenc_torch.attention(*leaves[:3], scheme, own, causal=True, path=path)
+
+        def step():
+            torch.autograd.grad(attend().sum(), leaves, allow_unused=True)
+
+        def forward():
+            with torch.no_grad():
+                attend()
+
+        self.forward, self.step = forward, step
+        self.step()
+
+    def time_forward(self, *_):
+        self.forward()
+
+    def time_forward_and_backward(self, *_):
+        self.step()
+
+
+class Jax:
+    """Causal attention, ``B=1 H=8 D=64``, float32, compiled."""
+
+    param_names = ("scheme", "path", "length")
+    params = (sorted(posenc.schemes()), _paths("posenc_jax"), _LENGTHS)
+
+    def setup(self, name, path, length):
+        if path == "missing":
+            raise NotImplementedError("jax is not installed")
+        import jax
+
+        import posenc_jax
+
+        scheme, values, params = _arrays(name, length, (1, length, _HEADS, _DIM))
+        arguments = jax.device_put((*values, params))
+
+        def total(q, k, v, params):
+            return posenc_jax.attention(q, k, v, scheme, params, causal=True, path=path).sum()
+
+        compiled = [
+            jax.jit(f).lower(*arguments).compile()
+            for f in (total, jax.grad(total, argnums=(0, 1, 2, 3)))
+        ]
+        self.memory = compiled[1].memory_analysis().temp_size_in_bytes
+        self.forward, self.step = (
+            lambda f=f: jax.block_until_ready(f(*arguments)) for f in compiled
+        )
+        self.step()
+
+    def time_forward(self, *_):
+        self.forward()
+
+    def time_forward_and_backward(self, *_):
+        self.step()
+
+    def track_memory_of_backward(self, *_):
+        return self.memory
+
+    track_memory_of_backward.unit = "bytes"

@@ -1,0 +1,73 @@
+"""The core on NumPy: bias, transform, embedding and the reference attention of every scheme."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import posenc
+
+_HEADS, _DIM = 8, 64
+
+
+def _scheme(name, length):
+    scheme = posenc.make(name, num_heads=_HEADS, head_dim=_DIM, max_len=length)
+    return scheme, posenc.init_params(scheme)
+
+
+class Bias:
+    """Dense bias ``(H, L, L)``."""
+
+    param_names = ("scheme", "length")
+    params = (sorted(posenc.schemes()), [256, 1024])
+
+    def setup(self, name, length):
+        self.scheme, self.arrays = _scheme(name, length)
+        self.pos = np.arange(length)
+        if posenc.bias(self.scheme, self.pos[:1], self.pos[:1], self.arrays) is None:
+            raise NotImplementedError("no bias")
+
+    def time_bias(self, name, length):
+        posenc.bias(self.scheme, self.pos, self.pos, self.arrays)
+
+
+class Transform:
+    """Queries ``(1, H, L, D)``, and embeddings ``(L, H D)``."""
+
+    param_names = ("scheme", "length")
+    params = (sorted(posenc.schemes()), [1024, 4096])
+
+    def setup(self, name, length):
+        self.scheme, self.arrays = _scheme(name, length)
+        self.pos = np.arange(length)
+        self.x = np.random.default_rng(0).standard_normal((1, _HEADS, length, _DIM), np.float32)
+
+    def time_transform(self, name, length):
+        posenc.transform(self.scheme, self.x, self.pos, role="query", params=self.arrays)
+
+    def time_embedding(self, name, length):
+        posenc.embedding(self.scheme, self.pos, self.arrays)
+
+
+class Attention:
+    """The reference, causal, ``B=1 H=8 D=64``."""
+
+    param_names = ("scheme", "length")
+    params = (sorted(posenc.schemes()), [256, 1024])
+
+    def setup(self, name, length):
+        self.scheme, self.arrays = _scheme(name, length)
+        shape = (3, 1, _HEADS, length, _DIM)
+        self.q, self.k, self.v = np.random.default_rng(0).standard_normal(shape, np.float32)
+
+    def time_attention(self, name, length):
+        posenc.attention(self.q, self.k, self.v, self.scheme, self.arrays, causal=True)
+
+
+class Make:
+    """A scheme from the catalogue: the frequencies of RoPE take 60 digits."""
+
+    param_names = ("scheme",)
+    params = (sorted(posenc.schemes()),)
+
+    def time_make(self, name):
+        _scheme(name, 1024)

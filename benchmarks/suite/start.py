@@ -1,0 +1,23 @@
+"""What a user waits for before anything happens; whole processes, beside their yardsticks."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+
+def _python(*arguments):
+    subprocess.run([sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL)
+
+
+class Start:
+    """``import posenc`` should stay within 1.5 of ``import numpy``, ``posenc --help`` under 0.2 s."""
+
+    def time_import_numpy(self):
+        _python("-c", "import numpy")
+
+    def time_import_posenc(self):
+        _python("-c", "import posenc")
+
+    def time_help(self):
+        _python("-m", "posenc", "--help")

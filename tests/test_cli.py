@@ -1,0 +1,161 @@
+"""The command as a user meets it: in a process of its own."""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from frameworks_installed import require
+
+from posenc.ablation.study import Study
+
+BACKENDS = [name for name in ("jax", "torch") if require(name)]
+TINY = [
+    *("--train-len", "16", "--eval-lens", "16", "32", "--steps", "4", "--batch", "2"),
+    *("--layers", "1", "--dim", "16", "--heads", "2", "--eval-windows", "2", "--warmup", "1"),
+]
+
+
+def run(*arguments, **keywords):
+    command = [sys.executable, "-m", "posenc", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, **keywords)
+
+
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text("the quick brown fox jumps over the lazy dog; " * 300)
+    return str(path)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_compare_from_beginning_to_end(tmp_path, text, backend):
+    out = tmp_path / "results"
+    arguments = ["compare", *TINY, "--text", text, "--backend", backend, "--out", str(out)]
+    arguments += ["--schemes", "alibi,rope", "--seeds", "2"]
+    done = run(*arguments)
+    assert done.returncode == 0, done.stderr
+    assert len(re.findall(r"^\[ ?\d/4\] ", done.stdout, re.MULTILINE)) == 4
+    with (out / "results.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert {(r["scheme"], r["seed"], r["eval_len"]) for r in rows} == {
+        (s, n, e) for s in ("alibi", "rope") for n in "01" for e in ("16", "32")
+    }
+    assert (out / "loss.png").read_bytes().startswith(b"\x89PNG")
+    assert "</html>" in (out / "report.html").read_text()
+    assert len((out / "results.jsonl").read_text().splitlines()) == 4
+    again = run(*arguments)
+    assert "4 of 4 runs are kept from before" in again.stdout
+    assert again.returncode == 0
+
+
+def test_ctrl_c_keeps_what_is_finished(tmp_path, text):
+    out = tmp_path / "results"
+    arguments = ["compare", *TINY, "--text", text, "--out", str(out), "--workers", "1"]
+    arguments += ["--schemes", "nope,alibi", "--seeds", "1", "--backend", BACKENDS[-1]]
+    arguments[arguments.index("--steps") + 1] = "100000"
+    quick = [*arguments]
+    quick[quick.index("100000")] = "4"
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-m", "posenc", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        if "step 50 of" in line or "step" in line.split(":")[-1]:
+            break
+    os.killpg(process.pid, signal.SIGINT)
+    rest, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert "stopped; the same command goes on from here" in rest
+    assert "Traceback" not in errors
+    deadline = time.monotonic() + 30
+    while _group_lives(process.pid) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert not _group_lives(process.pid), "workers are left behind"
+    assert run(*quick).returncode == 0
+
+
+def _group_lives(group):
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["compare", "--schemes", "ropee"], "unknown scheme 'ropee' (did you mean 'rope'?)"),
+        (["compare", "--steps", "0"], "steps must be at least 1, got 0"),
+        (["compare", "--backend", "tensorflow"], "unknown backend 'tensorflow'"),
+        (["compare", "--text", "absent.txt"], "absent.txt"),
+        (["show", "rope", "--head-dim", "63"], "head_dim must be even, got 63"),
+        (["show", "alibi", "--heads", "0"], "num_heads must be at least 1, got 0"),
+        (["show", "alibi", "--length", "0"], "length"),
+        (["show", "nothing"], "unknown scheme 'nothing'"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_status_2(tmp_path, arguments, message):
+    done = run(*arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_a_text_too_small_for_the_split(tmp_path):
+    small = tmp_path / "small.txt"
+    small.write_text("too short")
+    done = run("compare", "--text", str(small), cwd=tmp_path)
+    assert done.returncode == 2
+    assert re.search(r"\d+ bytes", done.stderr)
+    assert not (tmp_path / "posenc-compare").exists()
+
+
+def test_an_output_folder_that_cannot_be_written(tmp_path, text):
+    (tmp_path / "file").touch()
+    done = run("compare", *TINY, "--text", text, "--out", str(tmp_path / "file" / "results"))
+    assert done.returncode == 2
+    assert "out: cannot write results into" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_show_and_list(tmp_path):
+    done = run("show", "t5", "--length", "32", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "t5.png").read_bytes().startswith(b"\x89PNG")
+    assert done.stdout.strip() == "t5.png"
+    listed = run("list")
+    assert all(name in listed.stdout for name in ("alibi", "learned", "nope", "rope", "t5"))
+
+
+def test_help_names_every_option_of_a_study():
+    shown = run("compare", "--help").stdout
+    assert all(f"--{f.name.replace('_', '-')}" in shown for f in fields(Study))
+    assert run("--help").returncode == run("compare", "--help").returncode == 0
+    assert run("--version").stdout.startswith("posenc 0.")
+
+
+def test_help_loads_nothing_that_computes():
+    code = (
+        "import sys, posenc.cli\n"
+        "try: posenc.cli.main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "print(*sorted({'torch', 'jax', 'matplotlib', 'rich'} & set(sys.modules)), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stderr.strip() == ""
+    assert Path(sys.executable).exists()

@@ -1,0 +1,367 @@
+"""The study: everything but the scheme is equal, and what is finished is kept."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+
+import numpy as np
+import pytest
+from frameworks_installed import require
+
+import posenc
+from posenc.ablation import cell as cells
+from posenc.ablation import windows
+from posenc.ablation.corpus import Corpus
+from posenc.ablation.decoder import Decoder
+from posenc.ablation.results import COLUMNS, load, save, write_tables
+from posenc.ablation.runner import cells_folder, plan, run_cells, run_study
+from posenc.ablation.schedule import rate
+from posenc.ablation.specs import layers, parse, split
+from posenc.ablation.study import Recipe, Study
+
+BACKENDS = [name for name in ("jax", "torch") if require(name)]
+CATALOGUE = sorted(posenc.schemes())
+SMALL = {
+    "train_len": 16,
+    "steps": 4,
+    "batch": 3,
+    "layers": 2,
+    "dim": 16,
+    "heads": 2,
+    "eval_windows": 3,
+    "eval_lens": (16, 32),
+    "warmup": 1,
+}
+# Two programs in float32 that sum in different orders, a few steps of training apart.
+TRAJECTORY = 2e-5
+
+
+@dataclass(frozen=True)
+class Growing(posenc.PositionScheme):
+    """A hook at work: the penalty of distance depends on the length of the context."""
+
+    slope: float = 1.0
+
+    def constants(self):
+        return {"slope": (self.slope,)}
+
+    def bias(self, q, k, *, params, xp):
+        return -params["slope"] * xp.astype(xp.abs(q - k), params["slope"].dtype)
+
+    def at_length(self, length):
+        return replace(self, slope=self.slope * 16 / max(16, length))
+
+
+@dataclass(frozen=True)
+class Gated(posenc.PositionScheme):
+    """A hook at work: a learned gate a token and head, summed into coordinates."""
+
+    num_heads: int
+    dim: int
+
+    def param_specs(self):
+        return {"w": posenc.ParamSpec((self.num_heads, self.dim))}
+
+    def gate(self, x, *, params, xp):
+        return -xp.log1p(xp.exp(xp.matmul(x, xp.matrix_transpose(params["w"]))))
+
+    def bias(self, q, k, *, params, xp):
+        return q - k
+
+
+@pytest.fixture
+def corpus():
+    rng = np.random.default_rng(0)
+    words = [bytes(rng.integers(97, 123, size=n).tolist()) for n in (2, 3, 4, 5, 7)]
+    text = b" ".join(words[i] for i in rng.integers(0, len(words), size=4000))
+    return Corpus("words", text[:-4000], text[-4000:], 1, 1, "0" * 64)
+
+
+def recipe(**changes):
+    return Recipe(**{**SMALL, **changes})
+
+
+def learner(backend, schemes, seed=0, **changes):
+    made = recipe(**changes)
+    study = Study(**asdict(made), schemes=("nope",))
+    cell = study.cells(Corpus("", b"", b"", 0, 0, ""), backend)[0]
+    decoder = Decoder.of(made, schemes, seed)
+    return cells.learner(cell, decoder), decoder
+
+
+def batches(corpus, steps=4):
+    starts = windows.training_starts(corpus.train, seed=0, steps=steps, batch=3, length=16)
+    return windows.cut(corpus.train, starts, 16)
+
+
+def study(tmp_path, **changes):
+    small = {**SMALL, "schemes": ("alibi", "rope"), "seeds": 1, "backend": BACKENDS[0]}
+    return Study(**{**small, "out": str(tmp_path / "out"), **changes})
+
+
+@pytest.fixture
+def records(tmp_path, corpus, monkeypatch):
+    """Runs a study in threads, on the small corpus."""
+    monkeypatch.setattr("posenc.ablation.runner.read", lambda text: corpus)
+
+    def run(one):
+        with ThreadPoolExecutor(1) as pool:
+            return list(run_study(one, corpus, executor=pool))
+
+    return run
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_shared_weights_are_the_same_for_every_scheme(name):
+    one = Decoder.of(recipe(), layers(name, recipe()), seed=3)
+    other = Decoder.of(recipe(), (posenc.NoPE(),) * 2, seed=3)
+    assert one.digest() == other.digest() != Decoder.of(recipe(), one.schemes, seed=4).digest()
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_exactly_the_params_of_one_scheme_are_there(name):
+    decoder = Decoder.of(recipe(), layers(name, recipe()), seed=0)
+    scheme = decoder.schemes[0]
+    declared = sum(math.prod(spec.shape) for spec in scheme.param_specs().values())
+    once = scheme.shared or type(scheme).embedding is not posenc.PositionScheme.embedding
+    assert decoder.sizes()["position"] == declared * (1 if once else 2)
+
+
+def test_a_seed_decides_the_data_and_the_scheme_does_not(corpus):
+    keywords = {"steps": 5, "batch": 3, "length": 16}
+    one, same, other = (
+        windows.training_starts(corpus.train, seed=seed, **keywords) for seed in (1, 1, 2)
+    )
+    assert np.array_equal(one, same)
+    assert not np.array_equal(one, other)
+
+
+def test_windows_never_leave_the_text(corpus):
+    data = corpus.train[:20]
+    starts = windows.training_starts(data, seed=0, steps=100, batch=8, length=16)
+    assert starts.min() == 0
+    assert starts.max() == 3
+    assert windows.cut(data, starts, 16).shape == (100, 8, 17)
+
+
+def test_every_length_scores_the_same_bytes(corpus):
+    stretches = windows.held_out(corpus.validation, windows=3, longest=64)
+    whole = np.sort(stretches[:, 1:].ravel())
+    for length in (1, 16, 64):
+        pieces = windows.non_overlapping(stretches, length)
+        assert np.array_equal(np.sort(pieces[:, 1:].ravel()), whole)
+    for length in (16, 64):
+        ends = windows.same_targets(stretches, length)
+        assert np.array_equal(ends[:, -8:], stretches[:, -8:])
+
+
+def test_warm_up_then_linear_decay():
+    one = recipe(steps=100, warmup=10, learning_rate=1.0)
+    assert [rate(one, step) for step in (0, 4, 9, 10)] == [0.1, 0.5, 1.0, 1.0]
+    assert rate(one, 99) == pytest.approx(1 / 90)
+
+
+@pytest.mark.skipif(len(BACKENDS) < 2, reason="compares two frameworks")
+@pytest.mark.parametrize("name", [*CATALOGUE, "rope+alibi"])
+def test_both_trainers_follow_the_same_trajectory(name, corpus):
+    losses, scores = [], []
+    for backend in BACKENDS:
+        model, _ = learner(backend, layers(name, recipe()))
+        losses.append(model.train(batches(corpus), 0))
+        stretches = windows.held_out(corpus.validation, windows=3, longest=32)
+        scores.append(np.stack([model.token_losses(stretches, window) for window in (None, 7)]))
+    np.testing.assert_allclose(*losses, rtol=TRAJECTORY)
+    np.testing.assert_allclose(*scores, rtol=1e-3, atol=1e-3)
+    assert losses[0][-1] < losses[0][0]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("scheme", [Growing(), Gated(2, 16)], ids=["at_length", "gate"])
+def test_a_scheme_from_outside_trains(backend, scheme, corpus):
+    model, decoder = learner(backend, (scheme,) * 2)
+    before = model.token_losses(batches(corpus)[0], None)
+    assert np.isfinite(model.train(batches(corpus), 0)).all()
+    assert decoder.sizes()["position"] == 2 * 2 * 16 * isinstance(scheme, Gated)
+    assert np.abs(model.token_losses(batches(corpus)[0], None) - before).max() > 0
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_evaluation_takes_the_scheme_for_its_length(backend, corpus):
+    tokens = windows.held_out(corpus.validation, windows=2, longest=64)
+    (growing, _), (fixed, _) = (
+        learner(backend, (scheme,) * 2) for scheme in (Growing(), Growing(slope=0.25))
+    )
+    at_64, same = growing.token_losses(tokens, None), fixed.token_losses(tokens, None)
+    assert np.abs(at_64 - same).max() > 1e-3  # slope 1/4 is then divided by 4 once more
+    short, other = (model.token_losses(tokens[:, :17], None) for model in (growing, fixed))
+    assert np.abs(short - other).max() > 1e-3
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_no_byte_is_predicted_from_later_ones(backend, name, corpus):
+    model, _ = learner(backend, layers(name, recipe()))
+    tokens = windows.held_out(corpus.validation, windows=2, longest=32)
+    changed = tokens.copy()
+    changed[:, 20:] ^= 1
+    one, other = (model.token_losses(t, None) for t in (tokens, changed))
+    np.testing.assert_allclose(one[:, :19], other[:, :19], atol=1e-5)
+    assert np.abs(one[:, 19:] - other[:, 19:]).max() > 1e-2
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_window_of_the_whole_length_changes_nothing(backend, corpus):
+    model, _ = learner(backend, layers("rope", recipe()))
+    tokens = windows.held_out(corpus.validation, windows=2, longest=32)
+    plain, whole, narrow = (model.token_losses(tokens, window) for window in (None, 32, 4))
+    np.testing.assert_allclose(plain, whole, atol=1e-5)
+    assert np.abs(plain - narrow).max() > 1e-3
+
+
+def test_records_are_complete_and_the_same_again(tmp_path, records):
+    first = records(study(tmp_path, windowed=("rope",)))
+    again = records(study(tmp_path / "other", windowed=("rope",)))
+    assert [r["status"] for r in first] == ["ok", "ok"], first
+    for one, other in zip(first, again, strict=True):
+        for key in ("loss", "loss_same_targets", "loss_windowed", "curve", "weights_sha256"):
+            assert one[key] == other[key]
+        assert set(one["loss"]) == {"16", "32"}
+        assert one["loss"]["32"] == pytest.approx(np.mean(one["loss_by_position"]["loss"]))
+    alibi, rope = first
+    assert alibi["loss_windowed"] is None
+    assert rope["loss_windowed"]["16"] == pytest.approx(rope["loss"]["16"], abs=1e-5)
+    json.dumps(first, allow_nan=False)
+
+
+def test_only_what_is_missing_is_computed(tmp_path, corpus, records):
+    one = study(tmp_path)
+    records(one)
+    kept, missing = plan(one, corpus)
+    assert (len(kept), len(missing)) == (2, 0)
+    assert plan(study(tmp_path, steps=5), corpus)[0] == []
+    assert len(plan(study(tmp_path, seeds=2), corpus)[1]) == 2
+    truncated = next(cells_folder(one).glob("alibi-*.json"))
+    truncated.write_text(truncated.read_text()[:100])
+    kept, missing = plan(one, corpus)
+    assert [r["scheme"] for r in kept] == ["rope"]
+    assert [c.scheme for c in missing] == ["alibi"]
+
+
+def test_a_run_that_fails_is_a_record_and_is_tried_again(tmp_path, corpus, records, monkeypatch):
+    one, whole = study(tmp_path), cells.learner
+
+    def broken(cell, *rest):
+        if cell.scheme == "alibi":
+            raise MemoryError("no room")
+        return whole(cell, *rest)
+
+    monkeypatch.setattr(cells, "learner", broken)
+    failed, fine = records(one)
+    assert (failed["status"], failed["error"]) == ("failed", "MemoryError: no room")
+    assert fine["status"] == "ok"
+    monkeypatch.undo()
+    assert [c.scheme for c in plan(one, corpus)[1]] == ["alibi"]
+
+
+def test_divergence_is_a_record(tmp_path, records):
+    (record,) = records(study(tmp_path, schemes=("nope",), learning_rate=1e30, clip=1e30, steps=9))
+    assert record["status"] == "failed"
+    assert "diverged" in record["error"]
+
+
+class Dying(Executor):
+    """Workers that are killed: every future ends in an exception."""
+
+    def submit(self, function, /, *arguments):
+        future = Future()
+        future.set_exception(RuntimeError("killed"))
+        return future
+
+
+def test_a_worker_that_dies_leaves_a_record(tmp_path, corpus):
+    one = study(tmp_path)
+    ended = list(run_cells(one, plan(one, corpus)[1], executor=Dying()))
+    assert [r["error"] for r in ended] == ["RuntimeError: killed"] * 2
+
+
+def test_text_that_changed_is_noticed(tmp_path, corpus):
+    one = study(tmp_path)
+    cell = one.cells(corpus, BACKENDS[0])[0]
+    with pytest.raises(ValueError, match="text changed"):
+        cells.run(cell, replace(corpus, sha256="1" * 64))
+
+
+def test_csv_is_tidy_and_failed_runs_are_in_it(tmp_path, records):
+    ended = records(study(tmp_path))
+    ended.append({"scheme": "x", "seed": 0, "status": "failed", "error": "Oops", "train_len": 16})
+    write_tables(tmp_path, ended)
+    with (tmp_path / "results.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert tuple(rows[0]) == COLUMNS
+    assert [row["eval_len"] for row in rows] == ["16", "32", "16", "32", ""]
+    assert float(rows[1]["loss"]) == ended[0]["loss"]["32"]
+    assert rows[-1]["error"] == "Oops"
+    lines = (tmp_path / "results.jsonl").read_text().splitlines()
+    assert [json.loads(line)["scheme"] for line in lines] == ["alibi", "rope", "x"]
+
+
+def test_a_file_is_never_half_written(tmp_path):
+    path = tmp_path / "record.json"
+    save(path, {"scheme": "a", "seed": 0, "status": "ok"})
+    with pytest.raises(TypeError):
+        save(path, {"scheme": object()})
+    assert load(path) == {"scheme": "a", "seed": 0, "status": "ok"}
+    assert load(tmp_path / "absent.json") is None
+
+
+def test_labels():
+    assert split(["alibi,rope:base=5,layout=half", "nope"]) == (
+        "alibi",
+        "rope:base=5,layout=half",
+        "nope",
+    )
+    (part,) = parse("rope:base=5e5,layout=interleaved")
+    assert dict(part.options) == {"base": 5e5, "layout": "interleaved"}
+    rope, nope, again = layers("rope+nope", recipe(layers=3))
+    assert rope == again == posenc.RoPE(head_dim=8)
+    assert nope == posenc.NoPE()
+
+
+@pytest.mark.parametrize("train_len", [2, 4, 8, 31, 64, 500])
+def test_no_bucket_lies_beyond_the_training_length(train_len):
+    (scheme, *_) = layers("t5", recipe(train_len=train_len, eval_lens=()))
+    distances = -np.arange(train_len)
+    reached = scheme.bucket(distances, xp=np)
+    assert reached.max() >= scheme.num_buckets - 2
+    assert scheme.max_distance <= train_len
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"train_len": 1}, "train_len must be at least 2, got 1"),
+        ({"steps": 0}, "steps must be at least 1, got 0"),
+        ({"heads": 3}, "heads must divide dim=16, got 3"),
+        ({"eval_lens": (16, 0)}, "eval_lens must be at least 1, got 0"),
+        ({"learning_rate": float("nan")}, "learning_rate must be finite"),
+        ({"schemes": ()}, "schemes is empty"),
+        ({"schemes": ("rope", "rope")}, "names one twice"),
+        ({"schemes": ("rpe",)}, "did you mean 'rope'"),
+        ({"schemes": ("rope:bse=2",)}, "did you mean 'base'"),
+        ({"schemes": ("rope:base",)}, "must read name=value"),
+        ({"seeds": 0}, "seeds must be at least 1"),
+    ],
+)
+def test_bad_configurations(changes, message):
+    with pytest.raises(ValueError, match=message):
+        Study(**{**SMALL, **changes})
+
+
+def test_unknown_backend():
+    with pytest.raises(ValueError, match=r"unknown backend 'jaxx'.*did you mean 'jax'"):
+        cells.choose_backend("jaxx")
+    assert cells.choose_backend("auto") in BACKENDS
