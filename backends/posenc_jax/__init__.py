@@ -1,0 +1,6 @@
+"""posenc for JAX: attention with any scheme, in the layout of ``jax.nn``."""
+
+from posenc_jax.attention import PATHS, attention, explain
+from posenc_jax.params import init
+
+__all__ = ["PATHS", "attention", "explain", "init"]

@@ -1,0 +1,195 @@
+"""Attention with any scheme in JAX: the paths, and which of them serves a call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from posenc import PositionScheme, prepare
+from posenc.attention import Call, dense
+from posenc.params import working_dtype
+from posenc.paths import Explanation, Path, choose
+from posenc_jax.chunked import chunked
+
+# Where "auto" leaves the whole scores for tiles, as measured on a CPU: from 512 * 512 scores a head
+# on tiles are faster, except for the few queries of decoding, whose scores take less than the keys.
+TILED_SCORES, FEW_QUERIES = 2**18, 16
+
+
+def attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    scheme: PositionScheme,
+    params: Mapping[str, Array] | None = None,
+    causal: bool = False,
+    *,
+    q_pos: Array | None = None,
+    k_pos: Array | None = None,
+    q_seg: Array | None = None,
+    k_seg: Array | None = None,
+    window: int | None = None,
+    scale: float | None = None,
+    path: str = "auto",
+    k_transformed: bool = False,
+    x: Array | None = None,
+    q_coords: Array | None = None,
+    k_coords: Array | None = None,
+) -> Array:
+    """``softmax(scale * transform(q) @ transform(k).T + bias) @ v`` in the layout of ``jax.nn``.
+
+    Works under ``jit``, ``grad`` and ``vmap``; the scheme is static, so it must be hashable.
+
+    Parameters
+    ----------
+    q, k, v
+        ``(B, Q, H, D)``, ``(B, K, Hk, D)``, ``(B, K, Hk, Dv)``; ``Hk`` divides ``H``, and head
+        ``h`` uses key and value head ``h // (H // Hk)``.
+    scheme, params
+        The positional encoding and its learned arrays by name; ``init`` draws first values.
+    causal
+        A query sees keys at ``k_pos <= q_pos`` only.
+    q_pos, k_pos
+        Integer positions, ``(L,)`` or ``(B, L)``, in any order; both or neither. Default: the ends
+        of q and k align, ``q_pos = K - Q .. K - 1``.
+    q_seg, k_seg
+        Integer segments, ``(L,)`` or ``(B, L)``, both or neither; a query sees its own only.
+    window
+        A query sees keys at ``|q_pos - k_pos| < window`` only.
+    scale
+        Of the scores; default ``scheme.scale(D)``.
+    path
+        One of ``PATHS``, or ``"auto"``: the first of them that serves the call well. ``"xla"`` is
+        ``jax.nn.dot_product_attention`` with the bias whole; ``"chunked"`` takes memory
+        ``O(L * block)``, forward and backward, and has first derivatives in reverse mode only;
+        ``"reference"`` is the definition at the highest precision of matrix products.
+    k_transformed
+        ``k`` comes from a cache that holds keys already transformed.
+    x, q_coords, k_coords
+        For a gated scheme: hidden states ``(B, K, C)`` of the keys' tokens, or the coordinates
+        ``(B, H, Q)`` and ``(B, H, K)`` themselves. A scheme without gates ignores ``x``.
+
+    Returns
+    -------
+    ``(B, Q, H, Dv)`` in q's dtype. A row that may see nothing is 0, with zero gradients.
+
+    Raises
+    ------
+    TypeError, ValueError
+        A wrong argument, by name, value and what is accepted.
+    NotImplementedError
+        The named path cannot serve the call; says why.
+    """
+    call, chosen, _ = _chosen(
+        q, k, v, scheme, params, causal, path,
+        q_pos=q_pos, k_pos=k_pos, q_seg=q_seg, k_seg=k_seg, window=window, scale=scale,
+        k_transformed=k_transformed, x=x, q_coords=q_coords, k_coords=k_coords,
+    )  # fmt: skip
+    return jnp.swapaxes(chosen.run(call), 1, 2).astype(_jax(q).dtype)
+
+
+def explain(
+    q: Array,
+    k: Array,
+    v: Array,
+    scheme: PositionScheme,
+    params: Mapping[str, Array] | None = None,
+    causal: bool = False,
+    *,
+    path: str = "auto",
+    **options: Any,
+) -> Explanation:
+    """Which path serves a call of ``attention`` with these arguments, and why not the others.
+
+    Returns
+    -------
+    A dict that prints well: ``path``, the name, and ``others``, name -> reason.
+
+    Raises
+    ------
+    As ``attention`` does.
+    """
+    return _chosen(q, k, v, scheme, params, causal, path, **options)[2]
+
+
+def _chosen(
+    q: Array,
+    k: Array,
+    v: Array,
+    scheme: PositionScheme,
+    params: Mapping[str, Array] | None,
+    causal: bool,
+    path: str,
+    **options: Any,
+) -> tuple[Call, Path, Explanation]:
+    """The call in the core's layout, and the path that serves it."""
+    q, k, v = (_heads_first(name, a) for name, a in (("q", q), ("k", k), ("v", v)))
+    params = {name: _jax(array) for name, array in (params or {}).items()}
+    options = {name: _jax(value) for name, value in options.items()}
+    work = working_dtype([q, k, v, options.get("x"), *params.values()], xp=jnp)
+    if path == "reference" or work == jnp.float64:
+        q, k, v = (a.astype(work) for a in (q, k, v))
+    call = prepare(q, k, v, scheme, params, causal, **options, xp=jnp)
+    return call, *choose(_PATHS, call, path)
+
+
+def _heads_first(name: str, array: Array) -> Array:
+    """``(B, L, H, D)`` as ``(B, H, L, D)``."""
+    if len(getattr(array, "shape", ())) != 4:
+        raise ValueError(f"{name} must be an array (B, L, H, D), got {np.shape(array)}")
+    return jnp.swapaxes(array, 1, 2)
+
+
+def _jax(value: Any) -> Any:
+    """An array in the dtype that JAX will compute in; unsigned positions become signed."""
+    if isinstance(value, np.ndarray):
+        value = jnp.asarray(value)
+    if isinstance(value, Array) and jnp.issubdtype(value.dtype, jnp.unsignedinteger):
+        return value.astype(int)
+    return value
+
+
+def _xla(call: Call) -> Array:
+    bias, seen = call.allowed_bias()
+    q, k, v = (jnp.swapaxes(a, 1, 2) for a in (call.q, call.k, call.v))
+    out = jax.nn.dot_product_attention(q, k, v, bias=bias, mask=seen, scale=call.scale)
+    out = jnp.swapaxes(out, 1, 2)
+    return out if seen is None else jnp.where(jnp.any(seen, axis=-1, keepdims=True), out, 0)
+
+
+def _xla_refuses(call: Call) -> str | None:
+    q, k, v = call.q, call.k, call.v
+    if call.dtype == jnp.float64:
+        return "jax.nn.dot_product_attention takes its softmax in float32, the call is in float64"
+    if not q.dtype == k.dtype == v.dtype:
+        return f"q, k and v differ in dtype: {q.dtype}, {k.dtype}, {v.dtype}"
+    if q.dtype == jnp.float16 and jax.default_backend() != "gpu":
+        return "jax.nn.dot_product_attention takes float16 on GPUs only"
+    if q.shape[3] != v.shape[3]:
+        return f"q has head_dim {q.shape[3]}, v has {v.shape[3]}"
+    return None
+
+
+def _xla_avoided(call: Call) -> str | None:
+    q_len, k_len = call.q.shape[2], call.k.shape[2]
+    if q_len <= FEW_QUERIES or q_len * k_len < TILED_SCORES:
+        return None
+    return f"it would hold all {q_len} * {k_len} scores of every head; tiles are faster"
+
+
+def _reference(call: Call) -> Array:
+    with jax.default_matmul_precision("highest"):
+        return dense(call)
+
+
+_PATHS = (
+    Path("xla", _xla, refuse=_xla_refuses, avoid=_xla_avoided),
+    Path("chunked", chunked),
+    Path("reference", _reference),
+)
+PATHS = tuple(path.name for path in _PATHS)

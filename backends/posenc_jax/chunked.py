@@ -1,0 +1,122 @@
+"""Attention in memory O(L * block), forward and backward, with any scheme.
+
+Scores are computed tile by tile under an online softmax (Milakov and Gimelshein 2018, arXiv
+1805.02867), and once more in the backward pass from the saved log-sum-exp (Dao et al. 2022, arXiv
+2205.14135, algorithms 1 and 4). A tile's bias is the scheme's own, and so is its gradient.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from posenc.attention import Call
+from posenc_jax.blocks import Tiling, block, cut, joined, tiling_of, with_block
+from posenc_jax.tile import Arrays, Keys, Queries, Softmax, gradients, scored
+
+
+def chunked(call: Call) -> Array:
+    """``(B, H, Q, Dv)`` in the working float, from a call whose namespace is ``jax.numpy``."""
+    tiling = tiling_of(call)
+    batch, heads, q_len, dim = call.q.shape
+    q = call.q.reshape(batch, call.k.shape[1], -1, q_len, dim)
+    queries = Queries(
+        cut(q, size=tiling.q_block, axis=3),
+        *_places(tiling.q_block, call.q_pos, call.q_seg, call.q_coords),
+    )
+    keys = Keys(
+        cut(call.k, size=tiling.k_block, axis=2),
+        cut(call.v, size=tiling.k_block, axis=2),
+        *_places(tiling.k_block, call.k_pos, call.k_seg, call.k_coords),
+        tiling.real_keys(),
+    )
+    specs = call.scheme.param_specs()
+    learned = {name: array for name, array in call.arrays.items() if name in specs}
+    fixed = {name: array for name, array in call.arrays.items() if name not in specs}
+    out = joined(_compiled(tiling, queries, keys, learned, fixed), axis=3, length=q_len)
+    return out.reshape(batch, heads, q_len, -1)
+
+
+def _places(size: int, pos: Array, seg: Array | None, coords: Array | None) -> list[Array | None]:
+    """Positions, segments and coordinates in blocks; padding repeats the last, which exists."""
+    integers = [None if a is None else jnp.atleast_2d(a)[:, None, :] for a in (pos, seg)]
+    return [
+        None if a is None else cut(a, size=size, axis=2, mode="edge") for a in (*integers, coords)
+    ]
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend(tiling: Tiling, queries: Queries, keys: Keys, learned: Arrays, fixed: Arrays) -> Array:
+    """Attention ``(n, B, Hk, G, bq, Dv)`` in the working float, all arguments in blocks."""
+    return _forward(tiling, queries, keys, learned, fixed)[0]
+
+
+def _forward(
+    tiling: Tiling, queries: Queries, keys: Keys, learned: Arrays, fixed: Arrays
+) -> tuple[Array, Any]:
+    """Attention, and what its gradients are computed from."""
+
+    def one_block(at: tuple[Array, Queries]) -> tuple[Array, Array]:
+        i, query = at
+
+        def absorb(j: Array, softmax: Softmax) -> Softmax:
+            key = block(keys, j)
+            scores, seen, _ = scored(tiling, query, key, learned, fixed)
+            return softmax.absorb(scores, seen, key.values)
+
+        rows, dim = query.vectors.shape[:-1], keys.values.shape[-1]
+        nothing = Softmax.of_nothing(rows, dim, tiling.dtype)
+        return lax.fori_loop(*tiling.keys_of(i), absorb, nothing).result()
+
+    out, logsumexp = lax.map(one_block, (jnp.arange(tiling.q_blocks), queries))
+    return out, (queries, keys, learned, fixed, out, logsumexp)
+
+
+def _backward(tiling: Tiling, saved: Any, d_out: Array) -> tuple[Any, ...]:
+    """Gradients of queries, keys and learned arrays; each score is computed once."""
+    queries, keys, learned, fixed, out, logsumexp = saved
+    rows = (d_out, logsumexp, jnp.sum(out * d_out, axis=-1))
+
+    def one_block(sums: tuple[Queries, Arrays], at: tuple[Array, Keys]) -> tuple[Any, Keys]:
+        j, key = at
+
+        def add_tile(i: Array, sums: tuple[Queries, Keys, Arrays]) -> tuple[Queries, Keys, Arrays]:
+            d_queries, *others = sums
+            added = gradients(tiling, block(queries, i), key, learned, fixed, *block(rows, i))
+            d_query, *others = jax.tree.map(jnp.add, (block(d_queries, i), *others), added)
+            return with_block(d_queries, d_query, i), *others
+
+        start = (sums[0], _zeros(key, tiling.dtype), sums[1])
+        d_queries, d_key, d_learned = lax.fori_loop(*tiling.queries_of(j), add_tile, start)
+        return (d_queries, d_learned), d_key
+
+    nothing = _zeros(queries, tiling.dtype), _zeros(learned, tiling.dtype)
+    blocks = jnp.arange(tiling.k_blocks), keys
+    (d_queries, d_learned), d_keys = lax.scan(one_block, nothing, blocks)
+    return _like(queries, d_queries), _like(keys, d_keys), _like(learned, d_learned), None
+
+
+_attend.defvjp(_forward, _backward)
+_compiled = jax.jit(_attend, static_argnums=0)
+
+
+def _zeros(arrays: Any, dtype: Any) -> Any:
+    """Where gradients are summed; None for integers, which have none."""
+    return jax.tree.map(
+        lambda a: jnp.zeros(a.shape, dtype) if jnp.isdtype(a.dtype, "real floating") else None,
+        arrays,
+    )
+
+
+def _like(arrays: Any, gradients: Any) -> Any:
+    """Gradients in the dtypes of their arrays."""
+    return jax.tree.map(
+        lambda g, a: None if g is None else g.astype(a.dtype),
+        gradients,
+        arrays,
+        is_leaf=lambda g: g is None,
+    )

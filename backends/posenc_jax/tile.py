@@ -1,0 +1,157 @@
+"""One tile of attention: a block of queries against a block of keys, forward and backward."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from posenc.evaluate import bias_tile
+from posenc.positions import visible
+from posenc_jax.blocks import Tiling
+
+Arrays: TypeAlias = dict[str, Array]
+
+
+class Queries(NamedTuple):
+    """A block of queries: ``vectors (B, Hk, G, bq, D)``; the others ``(B or 1, H or 1, bq)``.
+
+    ``coords`` are the coordinates of a gated scheme. In gradients, what has none is None.
+    """
+
+    vectors: Array
+    pos: Array | None
+    seg: Array | None
+    coords: Array | None
+
+
+class Keys(NamedTuple):
+    """A block of keys: ``vectors (B, Hk, bk, D)``, ``values (B, Hk, bk, Dv)``, as in ``Queries``.
+
+    ``real`` is False at padding; None if there is none.
+    """
+
+    vectors: Array
+    values: Array
+    pos: Array | None
+    seg: Array | None
+    coords: Array | None
+    real: Array | None
+
+
+class Softmax(NamedTuple):
+    """A softmax over the keys so far: the highest score, and sums of ``exp(score - highest)``."""
+
+    highest: Array
+    total: Array
+    summed: Array
+
+    @classmethod
+    def of_nothing(cls, rows: tuple[int, ...], dim: int, dtype: Any) -> Softmax:
+        """Before the first key."""
+        lowest = jnp.full(rows, jnp.finfo(dtype).min, dtype)
+        return cls(lowest, jnp.zeros(rows, dtype), jnp.zeros((*rows, dim), dtype))
+
+    def absorb(self, scores: Array, seen: Array | None, values: Array) -> Softmax:
+        """With the keys of one more tile."""
+        highest = jnp.maximum(self.highest, jnp.max(_masked(scores, seen), axis=-1))
+        weights = jnp.exp(_masked(scores - highest[..., None], seen))
+        shrink = jnp.exp(self.highest - highest)
+        # Weights stay unrounded: gradients of a bias are small differences of large sums, and the
+        # backward pass, which has the unrounded ones, must find the same output.
+        added = _product("bhgqk,bhkd->bhgqd", weights, values.astype(scores.dtype), scores.dtype)
+        return Softmax(
+            highest,
+            self.total * shrink + jnp.sum(weights, axis=-1),
+            self.summed * shrink[..., None] + added,
+        )
+
+    def result(self) -> tuple[Array, Array]:
+        """The weighted mean of values and log-sum-exp; 0 and a finite number where nothing is."""
+        total = jnp.where(self.total == 0, 1, self.total)
+        return self.summed / total[..., None], self.highest + jnp.log(total)
+
+
+def scored(
+    tiling: Tiling, query: Queries, key: Keys, learned: Arrays, fixed: Arrays
+) -> tuple[Array, Array | None, Any]:
+    """Scores ``(B, Hk, G, bq, bk)``, which of them are visible, and the transpose of the bias.
+
+    The transpose takes gradients of scores to those of learned arrays and of coordinates.
+    """
+    scores = _product("bhgqd,bhkd->bhgqk", query.vectors, key.vectors, tiling.dtype)
+    scores = scores * tiling.scale
+    seen = _visible(tiling, query, key)
+
+    def bias_of(learned: Arrays, q_coords: Array | None, k_coords: Array | None) -> Array | None:
+        q, k = (query.pos, key.pos) if q_coords is None else (q_coords, k_coords)
+        at = q[..., :, None], k[..., None, :]
+        bias = bias_tile(tiling.scheme, *at, {**learned, **fixed}, dtype=tiling.dtype, xp=jnp)
+        return None if bias is None else _grouped(bias, scores.shape)
+
+    bias, transpose = jax.vjp(bias_of, learned, query.coords, key.coords)
+    if bias is None:
+        return scores, seen, lambda _: transpose(None)
+    finite = bias != -jnp.inf
+    return scores + bias, finite if seen is None else seen & finite, transpose
+
+
+def gradients(
+    tiling: Tiling,
+    query: Queries,
+    key: Keys,
+    learned: Arrays,
+    fixed: Arrays,
+    *rows: Array,
+) -> tuple[Queries, Keys, Arrays]:
+    """What a tile adds to the gradients of its queries, its keys and the learned arrays.
+
+    ``rows``: of each query the gradient of its output, its log-sum-exp, and the product of its
+    output and the gradient of that.
+    """
+    d_out, logsumexp, delta = rows
+    product = partial(_product, dtype=tiling.dtype)
+    scores, seen, transpose_bias = scored(tiling, query, key, learned, fixed)
+    weights = jnp.exp(_masked(scores - logsumexp[..., None], seen))
+    d_out = d_out.astype(key.values.dtype)
+    d_scores = weights * (product("bhgqd,bhkd->bhgqk", d_out, key.values) - delta[..., None])
+    d_learned, d_q_coords, d_k_coords = transpose_bias(d_scores)
+    d_scores = (d_scores * tiling.scale).astype(key.vectors.dtype)
+    d_query = product("bhgqk,bhkd->bhgqd", d_scores, key.vectors)
+    d_key = product("bhgqk,bhgqd->bhkd", d_scores, query.vectors)
+    d_value = product("bhgqk,bhgqd->bhkd", weights.astype(d_out.dtype), d_out)
+    return (
+        Queries(d_query, None, None, d_q_coords),
+        Keys(d_key, d_value, None, None, d_k_coords, None),
+        d_learned,
+    )
+
+
+def _visible(tiling: Tiling, query: Queries, key: Keys) -> Array | None:
+    """Which query sees which key, ``(B or 1, 1, 1, bq, bk)``; None if each sees all."""
+    q_seg = k_seg = None
+    if query.seg is not None:
+        q_seg, k_seg = query.seg[..., :, None], key.seg[..., None, :]
+    at = query.pos[..., :, None], key.pos[..., None, :]
+    seen = visible(*at, q_seg, k_seg, causal=tiling.causal, window=tiling.window)
+    if key.real is not None:
+        real = key.real[..., None, :]
+        seen = real if seen is None else seen & real
+    return None if seen is None else seen[:, :, None]
+
+
+def _grouped(bias: Array, shape: tuple[int, ...]) -> Array:
+    """``(B or 1, H or 1, bq, bk)`` as ``(B, Hk, G, bq, bk)``."""
+    batch, kv_heads, group, *tile = shape
+    return jnp.broadcast_to(bias, (batch, kv_heads * group, *tile)).reshape(shape)
+
+
+def _masked(scores: Array, seen: Array | None) -> Array:
+    return scores if seen is None else jnp.where(seen, scores, jnp.finfo(scores.dtype).min)
+
+
+def _product(formula: str, left: Array, right: Array, dtype: Any) -> Array:
+    return jnp.einsum(formula, left, right, preferred_element_type=dtype)

@@ -1,0 +1,190 @@
+"""What is special to JAX: memory, tracing, keys. Values and gradients are compared elsewhere."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+
+import posenc
+
+jax = pytest.importorskip("jax")
+jnp = jax.numpy
+posenc_jax = pytest.importorskip("posenc_jax")
+
+HEADS, DIM = 4, 16
+
+
+def tensors(length, *, batch=2, kv_heads=HEADS, k_length=None, seed=0):
+    rng = np.random.default_rng(seed)
+    shapes = [(length, HEADS), *[(k_length or length, kv_heads)] * 2]
+    return [
+        jnp.asarray(rng.standard_normal((batch, size, heads, DIM)), jnp.float32)
+        for size, heads in shapes
+    ]
+
+
+def loss(scheme, path, q, k, v, params=None, **options):
+    out = posenc_jax.attention(q, k, v, scheme, params, causal=True, path=path, **options)
+    return jnp.sum(out**2)
+
+
+def temporaries(length, scheme, path):
+    """Bytes that forward and backward, compiled for the CPU, take beside arguments and results."""
+    shape = jax.ShapeDtypeStruct((1, length, HEADS, DIM), jnp.float32)
+    params = {
+        name: jax.ShapeDtypeStruct(spec.shape, jnp.float32)
+        for name, spec in scheme.param_specs().items()
+    }
+    gradient = jax.grad(partial(loss, scheme, path), argnums=(0, 1, 2, 3))
+    lowered = jax.jit(gradient).lower(shape, shape, shape, params)
+    return lowered.compile().memory_analysis().temp_size_in_bytes
+
+
+@pytest.mark.parametrize(
+    "scheme",
+    [posenc.ALiBi(HEADS, learned=True), posenc.T5Bias(HEADS), posenc.RoPE(DIM)],
+    ids=lambda scheme: type(scheme).__name__,
+)
+def test_memory_grows_linearly(scheme):
+    sizes = [temporaries(length, scheme, "chunked") for length in (4096, 8192, 16384)]
+    assert sizes[1] < 2.2 * sizes[0]
+    assert sizes[2] < 2.2 * sizes[1]
+    assert sizes[2] < HEADS * 16384**2 * 4 / 30
+
+
+def test_dense_paths_hold_all_scores():
+    scores = HEADS * 2048**2 * 4
+    assert temporaries(2048, posenc.ALiBi(HEADS), "xla") > scores
+    assert temporaries(2048, posenc.ALiBi(HEADS), "chunked") < scores / 4
+
+
+def test_auto_leaves_long_sequences_to_tiles():
+    def path(length, k_length=None):
+        q = jax.ShapeDtypeStruct((1, length, HEADS, DIM), jnp.float32)
+        k = jax.ShapeDtypeStruct((1, k_length or length, HEADS, DIM), jnp.float32)
+        found = {}
+        jax.eval_shape(
+            lambda q, k: found.update(posenc_jax.explain(q, k, k, posenc.ALiBi(HEADS))), q, k
+        )
+        return found["path"]
+
+    assert path(128) == "xla"
+    assert path(2048) == "chunked"
+    assert path(1, 65536) == "xla"
+
+
+@pytest.mark.parametrize("path", ["xla", "chunked"])
+def test_jit_equals_eager(path):
+    scheme = posenc.T5Bias(HEADS, max_distance=64)
+    arrays = (*tensors(20, k_length=300, kv_heads=2), posenc_jax.init(scheme, jax.random.key(0)))
+    gradient = jax.value_and_grad(partial(loss, scheme, path), argnums=(0, 1, 2, 3))
+    jax.tree.map(
+        partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5),
+        jax.jit(gradient)(*arrays),
+        gradient(*arrays),
+    )
+
+
+@pytest.mark.parametrize("path", ["xla", "chunked"])
+def test_traced_positions_equal_the_default(path):
+    scheme, (q, k, v) = posenc.ALiBi(HEADS), tensors(40, k_length=300)
+    pos = jnp.arange(260, 300), jnp.arange(300)
+
+    @jax.jit
+    def traced(q_pos, k_pos):
+        return jax.value_and_grad(partial(loss, scheme, path))(q, k, v, q_pos=q_pos, k_pos=k_pos)
+
+    jax.tree.map(
+        partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5),
+        traced(*pos),
+        jax.jit(jax.value_and_grad(partial(loss, scheme, path)))(q, k, v),
+    )
+
+
+@pytest.mark.parametrize("path", ["xla", "chunked"])
+def test_vmap_of_the_whole_call(path):
+    scheme = posenc.ALiBi(HEADS, learned=True)
+    stacked = [jnp.stack(pair) for pair in zip(tensors(30), tensors(30, seed=1), strict=True)]
+    slopes = {"slopes": jnp.asarray([[0.5, 0.1, 0.2, 0.3], [1.0, 0.4, 0.0, 0.7]])}
+    pos = jnp.asarray([range(30), range(7, 37)])
+
+    def one(q, k, v, params, pos):
+        gradient = jax.value_and_grad(partial(loss, scheme, path), argnums=(0, 1, 2, 3))
+        return gradient(q, k, v, params, q_pos=pos, k_pos=pos)
+
+    arrays = (*stacked, slopes, pos)
+    each = [jax.jit(one)(*jax.tree.map(lambda a, i=i: a[i], arrays)) for i in range(2)]
+    jax.tree.map(
+        partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5),
+        jax.jit(jax.vmap(one))(*arrays),
+        jax.tree.map(lambda *pair: jnp.stack(pair), *each),
+    )
+
+
+@pytest.mark.parametrize("path", ["xla", "chunked"])
+def test_rows_that_see_nothing(path):
+    scheme, (q, k, v) = posenc.ALiBi(HEADS, learned=True), tensors(300)
+    params = posenc_jax.init(scheme, jax.random.key(0))
+    where = {"q_seg": jnp.where(jnp.arange(300) % 3 == 0, 1, 0), "k_seg": jnp.zeros(300, int)}
+    gradient = jax.jit(jax.grad(partial(loss, scheme, path), argnums=(0, 1, 2, 3)))
+    out = posenc_jax.attention(q, k, v, scheme, params, causal=True, path=path, **where)
+    found = gradient(q, k, v, params, **where)
+    assert not jnp.any(out[:, ::3])
+    assert not jnp.any(found[0][:, ::3])
+    assert all(bool(jnp.all(jnp.isfinite(leaf))) for leaf in jax.tree.leaves((out, found)))
+
+
+@pytest.mark.parametrize("path", ["auto", "chunked", "reference"])
+def test_float64(path):
+    scheme = posenc.ALiBi(HEADS)
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((2, 270, HEADS, DIM)) for _ in range(3))
+    expected = posenc.attention(*(a.swapaxes(1, 2) for a in (q, k, v)), scheme, causal=True)
+    with jax.enable_x64(True):
+        out = posenc_jax.attention(*map(jnp.asarray, (q, k, v)), scheme, causal=True, path=path)
+        assert out.dtype == jnp.float64
+        np.testing.assert_allclose(out.swapaxes(1, 2), expected, rtol=0, atol=1e-14)
+
+
+def test_xla_refuses_float64():
+    with jax.enable_x64(True):
+        q = jnp.zeros((1, 3, HEADS, DIM), jnp.float64)
+        with pytest.raises(NotImplementedError, match="float32"):
+            posenc_jax.attention(q, q, q, posenc.NoPE(), path="xla")
+
+
+def test_xla_refuses_values_of_another_width():
+    q = jnp.zeros((1, 3, HEADS, DIM))
+    with pytest.raises(NotImplementedError, match="head_dim 16, v has 8"):
+        posenc_jax.attention(q, q, q[..., :8], posenc.NoPE(), path="xla")
+    assert posenc_jax.explain(q, q, q[..., :8], posenc.NoPE())["path"] == "chunked"
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint32", "int64"])
+def test_positions_of_any_integer_dtype(dtype):
+    q, k, v = tensors(20)
+    pos = np.arange(20).astype(dtype)
+    out = posenc_jax.attention(q, k, v, posenc.ALiBi(HEADS), q_pos=pos, k_pos=pos)
+    np.testing.assert_array_equal(out, posenc_jax.attention(q, k, v, posenc.ALiBi(HEADS)))
+
+
+@pytest.mark.parametrize("key", [jax.random.key(3), jax.random.PRNGKey(3)], ids=["typed", "raw"])
+def test_init_draws_the_same_under_jit(key):
+    scheme = posenc.T5Bias(HEADS)
+    outside = posenc_jax.init(scheme, key)
+    assert outside["table"].dtype == jnp.float32
+    inside = jax.jit(partial(posenc_jax.init, scheme))(key)
+    np.testing.assert_array_equal(inside["table"], outside["table"])
+    abstract = jax.eval_shape(partial(posenc_jax.init, scheme), key)
+    assert abstract["table"].shape == outside["table"].shape
+    assert posenc_jax.init(posenc.NoPE(), key) == {}
+
+
+def test_init_takes_one_key():
+    keys = jax.random.split(jax.random.key(0), 2)
+    with pytest.raises(ValueError, match="one key"):
+        posenc_jax.init(posenc.T5Bias(HEADS), keys)
+    tables = jax.vmap(partial(posenc_jax.init, posenc.T5Bias(HEADS)))(keys)["table"]
+    np.testing.assert_array_equal(
+        tables[1], posenc_jax.init(posenc.T5Bias(HEADS), keys[1])["table"]
+    )
