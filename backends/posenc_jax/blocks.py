@@ -42,6 +42,13 @@ class Tiling:
     k_block: int
 
     @property
+    def by_distance(self) -> bool:
+        """Whether a tile's bias is cheaper from its distances: a table would be gathered from."""
+        specs = self.scheme.param_specs().values()
+        table = any(spec.per_head and len(spec.shape) > 1 for spec in specs)
+        return self.aligned and self.scheme.relative and table
+
+    @property
     def q_blocks(self) -> int:
         """How many blocks the queries make."""
         return -(-self.q_len // self.q_block)
@@ -132,6 +139,8 @@ def with_block(arrays: Any, one: Any, index: Index) -> Any:
 
 def _between(low: Index | None, high: Index | None, size: int, count: int) -> tuple[Index, Index]:
     """Blocks ``first .. end - 1`` hold all indices ``low .. high`` there are; None: no bound."""
+    if count == 1:
+        return 0, 1
     first = 0 if low is None else jnp.maximum(low // size, 0)
     end = count if high is None else jnp.minimum(high // size + 1, count)
     return first, end

@@ -12,10 +12,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 
 from posenc.attention import Call
 from posenc_jax.blocks import Tiling, block, cut, joined, tiling_of, with_block
+from posenc_jax.loops import each, loop, scan
 from posenc_jax.tile import Arrays, Keys, Queries, Softmax, gradients, scored
 
 
@@ -70,9 +71,9 @@ def _forward(
 
         rows, dim = query.vectors.shape[:-1], keys.values.shape[-1]
         nothing = Softmax.of_nothing(rows, dim, tiling.dtype)
-        return lax.fori_loop(*tiling.keys_of(i), absorb, nothing).result()
+        return loop(tiling.keys_of(i), absorb, nothing).result()
 
-    out, logsumexp = lax.map(one_block, (jnp.arange(tiling.q_blocks), queries))
+    out, logsumexp = each(one_block, (jnp.arange(tiling.q_blocks), queries))
     return out, (queries, keys, learned, fixed, out, logsumexp)
 
 
@@ -91,12 +92,12 @@ def _backward(tiling: Tiling, saved: Any, d_out: Array) -> tuple[Any, ...]:
             return with_block(d_queries, d_query, i), *others
 
         start = (sums[0], _zeros(key, tiling.dtype), sums[1])
-        d_queries, d_key, d_learned = lax.fori_loop(*tiling.queries_of(j), add_tile, start)
+        d_queries, d_key, d_learned = loop(tiling.queries_of(j), add_tile, start)
         return (d_queries, d_learned), d_key
 
     nothing = _zeros(queries, tiling.dtype), _zeros(learned, tiling.dtype)
     blocks = jnp.arange(tiling.k_blocks), keys
-    (d_queries, d_learned), d_keys = lax.scan(one_block, nothing, blocks)
+    (d_queries, d_learned), d_keys = scan(one_block, nothing, blocks)
     return _like(queries, d_queries), _like(keys, d_keys), _like(learned, d_learned), None
 
 

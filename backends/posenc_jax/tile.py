@@ -11,6 +11,7 @@ from jax import Array
 
 from posenc.evaluate import bias_tile
 from posenc.positions import visible
+from posenc.protocol import PositionScheme
 from posenc_jax.blocks import Tiling
 
 Arrays: TypeAlias = dict[str, Array]
@@ -89,7 +90,9 @@ def scored(
     def bias_of(learned: Arrays, q_coords: Array | None, k_coords: Array | None) -> Array | None:
         q, k = (query.pos, key.pos) if q_coords is None else (q_coords, k_coords)
         at = q[..., :, None], k[..., None, :]
-        bias = bias_tile(tiling.scheme, *at, {**learned, **fixed}, dtype=tiling.dtype, xp=jnp)
+        by_distance = tiling.by_distance and q_coords is None
+        tile = _toeplitz if by_distance else bias_tile
+        bias = tile(tiling.scheme, *at, {**learned, **fixed}, dtype=tiling.dtype, xp=jnp)
         return None if bias is None else _grouped(bias, scores.shape)
 
     bias, transpose = jax.vjp(bias_of, learned, query.coords, key.coords)
@@ -141,6 +144,21 @@ def _visible(tiling: Tiling, query: Queries, key: Keys) -> Array | None:
         real = key.real[..., None, :]
         seen = real if seen is None else seen & real
     return None if seen is None else seen[:, :, None]
+
+
+def _toeplitz(scheme: PositionScheme, q: Array, k: Array, *arrays: Any, **keywords: Any) -> Array:
+    """``bias_tile`` of a relative scheme at consecutive positions, from ``bq + bk - 1`` distances.
+
+    Values repeated with a period one longer than the rows they are cut into move by one column a
+    row, so no element is gathered, and none is scattered in the gradient.
+    """
+    rows, columns = q.shape[-2], k.shape[-1]
+    count = rows + columns - 1
+    distances = k[..., :1] - q[..., :1, :] + jnp.arange(1 - rows, columns)
+    values = bias_tile(scheme, jnp.zeros_like(distances), distances, *arrays, **keywords)
+    padded = jnp.pad(values[..., 0, :], ((0, 0), (0, 0), (0, 1)))
+    moved = jnp.tile(padded, rows)[..., : rows * count]
+    return moved.reshape(*padded.shape[:2], rows, count)[..., rows - 1 :]
 
 
 def _grouped(bias: Array, shape: tuple[int, ...]) -> Array:
