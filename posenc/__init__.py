@@ -4,7 +4,8 @@ A scheme is written against the Python Array API. From that one definition come 
 or embedding on NumPy, PyTorch and JAX, attention with it, and a study that compares it with others.
 """
 
-from posenc.attention import attention, prepare
+from posenc.attention import attention
+from posenc.call import prepare
 from posenc.evaluate import bias, coordinates, embedding, transform
 from posenc.params import init_params
 from posenc.protocol import ParamSpec, PositionScheme

@@ -99,7 +99,8 @@ def check_params(
 
 def working_dtype(arrays: Sequence[Array | None], *, xp: Namespace) -> Any:
     """float64 if any array is, else float32."""
-    wide = [a for a in arrays if a is not None and a.dtype in (xp.float64, np.dtype("float64"))]
+    doubles = (xp.float64, np.dtype("float64"))
+    wide = [a for a in arrays if getattr(a, "dtype", None) in doubles]
     return xp.float64 if wide else xp.float32
 
 

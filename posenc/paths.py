@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from posenc.attention import Call
+from posenc.call import Call
 from posenc.checks import nearest
 from posenc.protocol import Array
 

@@ -43,10 +43,11 @@ def as_positions(name: str, pos: Array, *, xp: Namespace) -> Array:
         raise TypeError(f"{name} must have an integer dtype, got {dtype}")
     if len(pos.shape) not in (1, 2):
         raise ValueError(f"{name} must have shape (L,) or (B, L), got {tuple(pos.shape)}")
-    narrow = (xp.int8, xp.int16, xp.uint8, getattr(xp, "uint16", None))
-    if dtype in narrow:
+    if dtype in (xp.int32, xp.int64):
+        return pos
+    if dtype in (xp.int8, xp.int16, xp.uint8, getattr(xp, "uint16", None)):
         return xp.astype(pos, xp.int32)
-    return pos if xp.isdtype(dtype, "signed integer") else xp.astype(pos, xp.int64)
+    return xp.astype(pos, xp.arange(1).dtype)  # the library's widest: JAX may have 32 bits only
 
 
 def visible(

@@ -88,7 +88,8 @@ class PositionScheme(Protocol):
 
         Elementwise in its broadcast arguments, closing over no arrays. Per-head numbers in
         ``params`` arrive 0-d or shaped ``(H, 1, 1)``; a per-head table answers ``table[bucket]``.
-        ``-inf`` masks. None: no bias.
+        ``-inf`` masks; every other value, and every gradient, is finite at any pair of positions,
+        visible or not. None: no bias.
         """
         return None
 

@@ -11,7 +11,8 @@ import numpy as np
 from jax import Array
 
 from posenc import PositionScheme, prepare
-from posenc.attention import Call, dense
+from posenc.attention import dense
+from posenc.call import Call
 from posenc.params import working_dtype
 from posenc.paths import Explanation, Path, choose
 from posenc_jax.chunked import chunked

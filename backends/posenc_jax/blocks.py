@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from posenc.attention import Call
+from posenc.call import Call
 from posenc.protocol import PositionScheme
 
 # On a CPU, B=1 H=8 D=64 L=4096, forward and backward: as fast as 512 and 128, with less memory.
@@ -25,7 +25,7 @@ class Tiling:
     Attributes
     ----------
     scheme, causal, window, scale, dtype, aligned
-        As in ``posenc.attention.Call``. Aligned positions tell by its index what a tile holds.
+        As in ``posenc.call.Call``. Aligned positions tell by its index what a tile holds.
     q_len, k_len, q_block, k_block
         Lengths of q and k, and of their blocks; the last block may be padded.
     """

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from posenc.attention import Call
+from posenc.call import Call
 from posenc_jax.blocks import Tiling, block, cut, joined, tiling_of, with_block
 from posenc_jax.loops import each, loop, scan
 from posenc_jax.tile import Arrays, Keys, Queries, Softmax, gradients, scored

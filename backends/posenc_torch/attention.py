@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from posenc.attention import Call, dense, prepare
+from posenc.attention import dense
+from posenc.call import Call, prepare
 from posenc.paths import Explanation, Path, choose
 from posenc.protocol import PositionScheme
 

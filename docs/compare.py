@@ -1,0 +1,67 @@
+"""Regenerates docs/compare.md: ``python docs/compare.py``, on an idle machine.
+
+Runs ``posenc compare`` with its defaults once per installed backend, in new folders.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from posenc.ablation.cell import backends
+from posenc.ablation.study import Study
+from posenc.ablation.tables import table_markdown
+from posenc.ablation.terminal import describe
+
+HERE = Path(__file__).parent
+HEAD = """# What `posenc compare` prints
+
+Made by `python docs/compare.py`: the command with its defaults, once per backend, in a new folder.
+A statement about this configuration: {layers} layers, width {dim}, {heads} heads, {steps} steps of
+{batch} x {train_len} bytes, and evaluation on {eval_windows} held-out stretches of {longest} bytes.
+"""
+
+
+def main() -> None:
+    """Run the studies and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=Study().steps, help="for a trial of this page")
+    steps = parser.parse_args().steps
+    parts = []
+    for backend in [name for name, installed in backends().items() if installed]:
+        with tempfile.TemporaryDirectory() as folder:
+            parts.append(section(Study(backend=backend, out=folder, steps=steps)))
+    shown = Study(steps=steps)
+    head = HEAD.format(**{**vars(shown), "longest": shown.longest})
+    (HERE / "compare.md").write_text("\n".join([head, *parts]), encoding="utf-8")
+
+
+def section(study: Study) -> str:
+    """One backend: its tables, wall time and versions."""
+    command = [sys.executable, "-m", "posenc", "compare", "--backend", study.backend]
+    command += ["--out", study.out, "--steps", str(study.steps)]
+    begin = time.perf_counter()
+    subprocess.run(command, check=True)
+    wall = time.perf_counter() - begin
+    lines = (Path(study.out) / "results.jsonl").read_text(encoding="utf-8").splitlines()
+    records: list[dict[str, Any]] = [json.loads(line) for line in lines]
+    summary = describe(study, study.corpus(), study.backend, wall)
+    corpus, versions = summary["corpus"], summary["versions"] | records[0]["versions"]
+    facts = [
+        f"- wall time of the whole command: {wall:.0f} s for {len(records)} runs",
+        f"- text: {corpus['name']}, {corpus['train_bytes']:,} bytes to train, "
+        f"{corpus['validation_bytes']:,} held out, sha256 `{corpus['sha256'][:12]}`",
+        f"- versions: {', '.join(f'{name} {value}' for name, value in versions.items())}",
+    ]
+    table = table_markdown(summary, records)
+    return "\n".join([f"## With {study.backend}", "", *facts, "", table])
+
+
+if __name__ == "__main__":
+    main()
