@@ -47,11 +47,12 @@ class Learner:
 
     def token_losses(self, tokens: Any, window: int | None) -> Any:
         length = tokens.shape[1] - 1
-        rows = max(1, min(len(tokens), _TOKENS // length))
+        # Batches of one shape, so that every protocol and seed runs the same compiled program.
+        rows = max(1, _TOKENS // length)
         filled = np.pad(tokens, ((0, -len(tokens) % rows), (0, 0))).astype(np.int32)
-        parts = jax.device_put(filled.reshape(-1, rows, length + 1), self._device)
-        losses = _score(_Static(self._decoder), length, window, self._params, parts)
-        return np.asarray(losses).reshape(-1, length)[: len(tokens)]
+        static, parts = _Static(self._decoder), np.split(filled, len(filled) // rows)
+        losses = [_score(static, length, window, self._params, part) for part in parts]
+        return np.concatenate(losses)[: len(tokens)]
 
     def versions(self) -> dict[str, str]:
         return {"jax": jax.__version__, "device": self._device.device_kind}
@@ -60,7 +61,7 @@ class Learner:
 def _share_compiled(folder: Path) -> None:
     """Programs that another process of the study compiled are read instead of compiled again."""
     jax.config.update("jax_compilation_cache_dir", str(folder))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
@@ -110,10 +111,10 @@ def _train(static: _Static, state: Any, inputs: Any) -> Any:
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
-def _score(static: _Static, length: int, window: int | None, params: Any, parts: Array) -> Array:
-    """Losses of batches ``(n, rows, length + 1)``, one batch after another."""
-    decoder, schemes = static.decoder, static.decoder.at_length(length)
-    return lax.map(lambda tokens: _losses(decoder, schemes, params, tokens, window), parts)
+def _score(static: _Static, length: int, window: int | None, params: Any, tokens: Array) -> Array:
+    """Losses of one batch ``(rows, length + 1)``."""
+    decoder = static.decoder
+    return _losses(decoder, decoder.at_length(length), params, tokens, window)
 
 
 def _losses(
