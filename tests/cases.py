@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from functools import cache
 
 import numpy as np
-import posenc
 from posenc.positions import packed
 from subjects import DIM, SUBJECTS, WIDTH, heads, normal, params_of, steers_attention
 
@@ -58,6 +57,25 @@ CASES = {
     ),
 }
 STEERING = [name for name, scheme in SUBJECTS.items() if steers_attention(scheme)] + ["nope"]
+ONE_OF_EACH = [*{type(SUBJECTS[name]): name for name in STEERING}.values()]
+# A learned array, gates and a table meet every case; JAX compiles each call for about a second, so
+# there the others meet the two cases that have all the rest in them.
+THOROUGH = ["alibi-learned", "forgetting", "t5"]
+
+
+def grid(route):
+    """Subjects, cases and dtypes for one path."""
+    half = [("everything", "bfloat16")]
+    wide = [("causal", "float64"), ("everything", "float64")]
+    every = [(case, "float32") for case in CASES]
+    if route.backend != "jax":
+        return [(s, *at) for s in STEERING for at in every + wide + half]
+    some = [("causal", "float32"), ("everything", "float32")]
+    if route.path == "reference":  # as in the core: its sharing of code is the reason
+        return [(s, *some[1]) for s in ONE_OF_EACH]
+    pairs = [(s, *at) for s in ONE_OF_EACH for at in some + half]
+    pairs += [(s, *at) for s in THOROUGH for at in every + wide[1:] + half]
+    return list(dict.fromkeys(pairs))
 
 
 def tensors_of(scheme, case, seed=0):
@@ -85,6 +103,3 @@ def expected(subject: str, case: str):
         return values, None
     d_out = normal(values.shape, 9)
     return values, Route("torch", "reference").gradients(scheme, tensors, params, d_out, **wide)[1]
-
-
-assert posenc.NoPE() in SUBJECTS.values()

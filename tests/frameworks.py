@@ -9,6 +9,7 @@ import contextlib
 import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import array_api_compat.numpy
@@ -42,6 +43,7 @@ class Library:
     trace: Callable[[Callable], Callable] = lambda function: function
     device: Any = None
     wide: bool = True  # whether it has float64
+    slow: bool = False  # whether each new function takes it a second
     scope: Callable[[bool], Any] = lambda wide: contextlib.nullcontext()
 
     def __call__(self, function: Callable, arrays: Mapping[str, Any], *, wide: bool = False):
@@ -86,7 +88,9 @@ def _libraries() -> list[Any]:
     if HAS["jax"]:
         for name, trace in {"jax": lambda f: f, "jax-jit": jax.jit}.items():
             found.append(
-                Library(name, jnp, array=jnp.asarray, trace=trace, scope=jax.enable_x64)
+                Library(
+                    name, jnp, jnp.asarray, trace=trace, scope=jax.enable_x64, slow=True
+                )
             )
     return [pytest.param(lib, id=lib.name) for lib in found] + _missing()
 
@@ -175,7 +179,7 @@ def _jax(path, scheme, tensors, params, dtype, options, d_out):
     traced = {name: o for name, o in options.items() if isinstance(o, np.ndarray)}
     layout = {name: np.swapaxes(a, 1, 2) if a.ndim == 4 else a for name, a in tensors.items()}
 
-    @jax.jit
+    @partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})  # compiles sooner
     def both(tensors, params, traced, d_out):
         def attend(tensors, params):
             return posenc_jax.attention(

@@ -17,7 +17,7 @@ from posenc.protocol import PositionScheme
 from posenc_torch.attention import attention
 from posenc_torch.position import Position
 
-_TOKENS = 8192  # of one evaluation batch
+_TOKENS = 32768  # of one evaluation batch
 
 
 class Learner:

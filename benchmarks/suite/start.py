@@ -11,7 +11,7 @@ def _python(*arguments):
 
 
 class Start:
-    """``import posenc`` should stay within 1.5 of ``import numpy``, ``posenc --help`` under 0.2 s."""
+    """``import posenc``: within 1.5 of ``import numpy``. ``posenc --help``: under 0.2 s."""
 
     def time_import_numpy(self):
         _python("-c", "import numpy")
