@@ -100,7 +100,9 @@ def check_params(
 def working_dtype(arrays: Sequence[Array | None], *, xp: Namespace) -> Any:
     """float64 if any array is, else float32."""
     doubles = (xp.float64, np.dtype("float64"))
-    wide = [a for a in arrays if getattr(a, "dtype", None) in doubles]
+    # An argument without a dtype is refused later; None here would equal NumPy's float64.
+    dtypes = [a.dtype for a in arrays if hasattr(a, "dtype")]
+    wide = [dtype for dtype in dtypes if dtype in doubles]
     return xp.float64 if wide else xp.float32
 
 
