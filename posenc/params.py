@@ -97,7 +97,7 @@ def check_params(
     return given
 
 
-def working_dtype(arrays: Sequence[Array | None], *, xp: Namespace) -> Any:
+def working_dtype(arrays: Sequence[Any], *, xp: Namespace) -> Any:
     """float64 if any array is, else float32."""
     doubles = (xp.float64, np.dtype("float64"))
     # An argument without a dtype is refused later; None here would equal NumPy's float64.

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from functools import cache
 
 import numpy as np
-from posenc.positions import packed
 from subjects import DIM, SUBJECTS, WIDTH, heads, normal, params_of, steers_attention
+
+from posenc.positions import packed
 
 BATCH, LENGTH = 2, 20
 
@@ -35,9 +36,7 @@ CASES = {
     "causal": Case({"causal": True}),
     "window": Case({"causal": True, "window": 5}),
     "window-both-sides": Case({"window": 5}),
-    "segments": Case(
-        {"causal": True, "q_pos": _POS, "k_pos": _POS, "q_seg": _SEG, "k_seg": _SEG}
-    ),
+    "segments": Case({"causal": True, "q_pos": _POS, "k_pos": _POS, "q_seg": _SEG, "k_seg": _SEG}),
     "shuffled": Case({"causal": True, "q_pos": _SHUFFLED, "k_pos": _SHUFFLED}),
     "grouped": Case({"causal": True}, grouped=True),
     "fewer-queries": Case({"causal": True}, q_len=3),

@@ -15,20 +15,23 @@ from typing import Any
 import array_api_compat.numpy
 import array_api_strict
 import numpy as np
-import posenc
 import pytest
 from subjects import readonly
+
+import posenc
 
 HAS = {name: importlib.util.find_spec(name) is not None for name in ("torch", "jax")}
 if HAS["torch"]:
     import array_api_compat.torch as torch_namespace
-    import posenc_torch
     import torch
+
+    import posenc_torch
 
     torch.set_num_threads(1)
 if HAS["jax"]:
     import jax
     import jax.numpy as jnp
+
     import posenc_jax
 
 
@@ -88,9 +91,7 @@ def _libraries() -> list[Any]:
     if HAS["jax"]:
         for name, trace in {"jax": lambda f: f, "jax-jit": jax.jit}.items():
             found.append(
-                Library(
-                    name, jnp, jnp.asarray, trace=trace, scope=jax.enable_x64, slow=True
-                )
+                Library(name, jnp, jnp.asarray, trace=trace, scope=jax.enable_x64, slow=True)
             )
     return [pytest.param(lib, id=lib.name) for lib in found] + _missing()
 

@@ -44,7 +44,8 @@ def test_a_path_equals_the_reference(route, subject, case, dtype):
     try:
         out, found = route.gradients(scheme, tensors, params, d_out, dtype=dtype, **where.options)
     except NotImplementedError as reason:
-        assert dtype == "float64", reason
+        if dtype != "float64":
+            raise
         pytest.skip(f"refused: {reason}")
     assert_near(out, values, TOLERANCES[dtype])
     assert found.keys() == gradients.keys()
@@ -93,9 +94,7 @@ def test_large_scores_do_not_overflow(route, grouped, dtype):
     tensors = tensors_of(scheme, Case(q_len=6, k_len=6, grouped=grouped))
     tensors["q"], tensors["k"] = (300 * np.sign(tensors[n] + 0.01) for n in "qk")
     options = {"causal": True, "window": 4}
-    values = Route("numpy", "reference").attend(
-        scheme, tensors, {}, dtype="float64", **options
-    )
+    values = Route("numpy", "reference").attend(scheme, tensors, {}, dtype="float64", **options)
     try:
         found = route.attend(scheme, tensors, {}, dtype=dtype, **options)
     except NotImplementedError as reason:

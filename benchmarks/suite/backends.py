@@ -11,7 +11,7 @@ import numpy as np
 
 import posenc
 
-_HEADS, _DIM, _LENGTHS = 8, 64, [256, 1024]
+_HEADS, _DIM, _LENGTHS = 8, 64, [512]
 
 
 def _paths(package):
