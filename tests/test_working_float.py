@@ -1,8 +1,9 @@
 """The working float: float64 if anything is, else float32."""
 
 import numpy as np
-import posenc
 import pytest
+
+import posenc
 from posenc.params import working_dtype
 
 

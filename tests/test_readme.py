@@ -1,0 +1,54 @@
+"""What the README and the examples show runs as it stands."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+from frameworks_installed import require
+
+ROOT = Path(__file__).parent.parent
+BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+
+def missing(text):
+    needed = {n for n in ("torch", "jax") if re.search(rf"^import {n}$", text, re.MULTILINE)}
+    return [name for name in needed if not require(name)]
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=range(len(BLOCKS)))
+def test_python_blocks_of_the_readme_run(block, capsys):
+    if missing(block):
+        pytest.skip(f"not installed: {missing(block)}")
+    exec(compile(block, "README.md", "exec"), {"__name__": "readme"})
+    assert "Error" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_examples_run(path, capsys):
+    if missing(path.read_text()):
+        pytest.skip(f"not installed: {missing(path.read_text())}")
+    runpy.run_path(str(path), run_name="__main__")
+    assert capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["posenc.positions", "posenc.schemes", "posenc.angles"])
+def test_examples_in_docstrings_hold(name):
+    assert doctest.testmod(importlib.import_module(name)).failed == 0
+
+
+def test_the_two_commands_are_one_line_each():
+    text = (ROOT / "README.md").read_text()
+    for command, end in (("study", "posenc compare"), ("test", "pytest")):
+        lines = [
+            line
+            for line in text.splitlines()
+            if line.startswith("python3 -m venv") and f"[{command}]" in line
+        ]
+        assert len(lines) == 1
+        assert lines[0].endswith(end)
