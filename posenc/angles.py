@@ -28,7 +28,7 @@ def frequencies(base: float, exponents: Iterable[Fraction]) -> tuple[Decimal, ..
     with localcontext() as context:
         context.prec = _DIGITS
         return tuple(
-            Decimal(base) ** (Decimal(-e.numerator) / Decimal(e.denominator)) for e in exponents
+            Decimal(base) ** (Decimal(-int(e.numerator)) / int(e.denominator)) for e in exponents
         )
 
 

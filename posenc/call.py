@@ -145,7 +145,7 @@ def prepare(
         k_coords=None,
         causal=bool(causal),
         window=window,
-        scale=scheme.scale(q.shape[3]) if scale is None else float(scale),
+        scale=scheme.scale(q.shape[3]) if scale is None else _number("scale", scale),
     )
     if not _both_or_neither("q_seg", q_seg, "k_seg", k_seg):
         call = replace(
@@ -184,6 +184,13 @@ def check_shapes(q: Array, k: Array, v: Array, *, xp: Namespace) -> None:
         raise ValueError(f"q and k differ in head_dim: {sizes}")
     if q.shape[1] % k.shape[1]:
         raise ValueError(f"the heads of q are no multiple of those of k and v: {sizes}")
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except ValueError:
+        raise ValueError(f"{name} must be a number, got {value!r}") from None
 
 
 def _aligned(q_len: int, k_len: int, like: Array, xp: Namespace) -> tuple[Array, Array]:
@@ -232,8 +239,9 @@ def _with_coordinates(
                 f"{type(call.scheme).__name__} has gates: give the hidden states x (B, K, C) "
                 "of the keys, or q_coords and k_coords"
             )
-        if x.shape[1] != call.k.shape[2]:
-            raise ValueError(f"x has length {x.shape[1]}, k has {call.k.shape[2]}")
+        if len(x.shape) != 3 or (x.shape[0], x.shape[1]) != (call.k.shape[0], call.k.shape[2]):
+            expected = (call.k.shape[0], call.k.shape[2], "C")
+            raise ValueError(f"x must be (B, K, C) = {expected}, got {tuple(x.shape)}")
         in_order = call.aligned and call.k_seg is None
         where = {} if in_order else {"pos": call.k_pos, "seg": call.k_seg}
         k_coords = coordinates(call.scheme, x, params, xp=xp, **where)
@@ -246,7 +254,8 @@ def _with_coordinates(
                 call.scheme, x, params, xp=xp, **where, at_pos=call.q_pos, at_seg=call.q_seg
             )
     for name, coords, tokens in (("q_coords", q_coords, call.q), ("k_coords", k_coords, call.k)):
-        assert coords is not None
+        if coords is None or not hasattr(coords, "shape"):
+            raise TypeError(f"{name} must be an array (B, H, L), got {type(coords).__name__}")
         expected = (tokens.shape[0], call.q.shape[1], tokens.shape[2])
         if tuple(coords.shape) != expected:
             raise ValueError(f"{name} must be (B, H, L) = {expected}, got {tuple(coords.shape)}")

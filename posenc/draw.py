@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-import io
 import textwrap
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from array_api_compat import array_namespace
 
-from posenc import evaluate
+from posenc import evaluate, picture
 from posenc.checks import check_count
 from posenc.params import head_count, init_params, merged
+from posenc.picture import Figure, Panel
 from posenc.protocol import Array, PositionScheme
 
-Axes: TypeAlias = Any  # matplotlib is imported only when a picture is asked for
-Figure: TypeAlias = Any
-Panel: TypeAlias = tuple[float, Callable[[Figure], None]]  # height in inches, and what paints it
-
-_WIDTH, _DPI = 10.0, 160  # inches, and dots an inch: 1600 pixels across
-_MOST_HEADS, _MOST_CELLS = 8, 512
+_MOST_HEADS = 8
 _GATE, _STEEP = -0.1, 10.0
-_HIDDEN, _MASKED, _LINE = "0.88", "0.4", "#0072b2"
+_HIDDEN = "0.88"
 _CELLS = {"aspect": "equal", "interpolation": "nearest"}
 _ADDED = "added to the scaled scores"
 
@@ -79,7 +74,7 @@ def draw(
     if drawn.length < length:
         notes.append(f"{drawn.length} positions, all that the scheme allows of {length}")
     lines = [textwrap.shorten(repr(scheme), 120, placeholder=" …"), *notes]
-    png = _png(panels or [_nothing_panel(drawn)], title or type(scheme).__name__, lines)
+    png = picture.png(panels or [_nothing_panel(drawn)], title or type(scheme).__name__, lines)
     try:
         target.write_bytes(png)
     except OSError as error:
@@ -119,7 +114,7 @@ class _Drawn:
     @property
     def cells(self) -> np.ndarray[Any, Any]:
         """All positions, or evenly chosen ones where a picture cannot show all."""
-        count = min(self.length, _MOST_CELLS)
+        count = min(self.length, picture.MOST_CELLS)
         return np.unique(np.linspace(0, self.length - 1, count).round().astype(np.int64))
 
     def bias(self, q: Array, k: Array) -> Array | None:
@@ -163,16 +158,16 @@ def _bias_panel(drawn: _Drawn) -> list[Panel]:
 
     def paint(figure: Figure) -> None:
         gate = f"depends on content; here of a constant gate, coordinates {_GATE:g} · position"
-        _heading(figure, f"Bias: {gate if evaluate.is_gated(drawn.scheme) else _ADDED}")
+        picture.heading(figure, f"Bias: {gate if evaluate.is_gated(drawn.scheme) else _ADDED}")
         wide = min(6.2, 0.9 + 2.7 * len(heads))
-        left, right = figure.subfigures(1, 2, width_ratios=(wide, _WIDTH - wide))
+        left, right = figure.subfigures(1, 2, width_ratios=(wide, picture.WIDTH - wide))
         present = _bias_maps(left, drawn, {str(h + 1): values[h] for h in heads})
         _shades(figure, present)
         axes = right.subplots()
         curves = {str(h + 1): line[h, 0] for h in heads}
         distance, name = (at - keys, "distance q − k") if drawn.causal else (keys - at, "k − q")
-        _lines(axes, distance, curves)
-        _label(
+        picture.lines(axes, distance, curves)
+        picture.label(
             axes, f"Bias against distance, query at {at}", f"{name} (tokens)", "bias (added score)"
         )
 
@@ -189,7 +184,7 @@ def _bias_maps(figure: Figure, drawn: _Drawn, maps: Mapping[str, Array]) -> dict
     hidden = (drawn.cells[None, :] > drawn.cells[:, None]) & drawn.causal
     stack = np.stack(list(maps.values()))
     masked = np.isneginf(stack) & ~hidden
-    colours = _colours(np.where(hidden, np.nan, stack))
+    colours = picture.colours(np.where(hidden, np.nan, stack))
     steep = max(-colours["vmin"], colours["vmax"]) > _STEEP
     if steep:
         limits = {limit: colours.pop(limit) for limit in ("vmin", "vmax")}
@@ -198,16 +193,16 @@ def _bias_maps(figure: Figure, drawn: _Drawn, maps: Mapping[str, Array]) -> dict
     for axes in grid.flat[len(maps) :]:
         axes.set_axis_off()
     for axes, (head, values), minus in zip(grid.flat, maps.items(), masked, strict=False):
-        image = _heat(axes, values, size, **colours, **_CELLS)
-        for mask, grey in ((minus, _MASKED), (hidden, _HIDDEN)):
+        image = picture.heat(axes, values, size, **colours, **_CELLS)
+        for mask, grey in ((minus, picture.MASKED), (hidden, _HIDDEN)):
             layer = np.where(mask, float(grey), np.nan)
-            _heat(axes, layer, size, cmap="gray", vmin=0, vmax=1, **_CELLS)
-        _label(axes, f"head {head}" if len(maps) > 1 else "", "", "")
+            picture.heat(axes, layer, size, cmap="gray", vmin=0, vmax=1, **_CELLS)
+        picture.label(axes, f"head {head}" if len(maps) > 1 else "", "", "")
     figure.supxlabel("key position k (tokens)", fontsize=9)
     figure.supylabel("query position q (tokens)", fontsize=9)
-    _colourbar(figure, image, grid, "bias, logarithmic beyond ±1" if steep else "bias")
+    picture.colourbar(figure, image, grid, "bias, logarithmic beyond ±1" if steep else "bias")
     found = {
-        "masked by the bias (−∞)": (_MASKED, masked),
+        "masked by the bias (−∞)": (picture.MASKED, masked),
         "after the query (causal mask)": (_HIDDEN, hidden),
     }
     return {meaning: grey for meaning, (grey, where) in found.items() if where.any()}
@@ -235,14 +230,16 @@ def _embedding_panel(drawn: _Drawn) -> list[Panel]:
     similarity = np.divide(product, scale, out=np.zeros_like(product), where=scale > 0)
 
     def paint(figure: Figure) -> None:
-        _heading(figure, "Embedding: added to the tokens")
+        picture.heading(figure, "Embedding: added to the tokens")
         left, right = figure.subplots(1, 2, width_ratios=(3, 2))
-        image = _heat(left, vectors[drawn.cells].T, (drawn.length, vectors.shape[-1]))
-        _label(left, "Value", "position (tokens)", "channel")
-        _colourbar(figure, image, left, "embedding")
-        _lines(right, everywhere - middle, {"": similarity})
+        image = picture.heat(left, vectors[drawn.cells].T, (drawn.length, vectors.shape[-1]))
+        picture.label(left, "Value", "position (tokens)", "channel")
+        picture.colourbar(figure, image, left, "embedding")
+        picture.lines(right, everywhere - middle, {"": similarity})
         title = f"Similarity of position {middle} to the others"
-        _label(right, title, f"distance from position {middle} (tokens)", "cosine similarity")
+        picture.label(
+            right, title, f"distance from position {middle} (tokens)", "cosine similarity"
+        )
 
     return [(3.3, paint)]
 
@@ -259,17 +256,17 @@ def _transform_panel(drawn: _Drawn) -> list[Panel]:
     alike = bool((total == total[:1]).all())
 
     def paint(figure: Figure) -> None:
-        _heading(figure, "Transform: queries and keys as seen from their positions")
+        picture.heading(figure, "Transform: queries and keys as seen from their positions")
         left, right = figure.subplots(1, 2, width_ratios=(3, 2))
-        image = _heat(left, channels[np.sort(kept)], (drawn.length, len(kept)))
+        image = picture.heat(left, channels[np.sort(kept)], (drawn.length, len(kept)))
         rows = "pair of channels" if 2 * len(kept) == width else "channels, those alike once"
         title = "Unit vectors e of channels: ⟨T(p) e, T(0) e⟩, the cosine if T rotates"
-        _label(left, title, "query position p (tokens), key at 0", rows)
-        _colourbar(figure, image, left, "dot product" if alike else "dot product, head 1")
+        picture.label(left, title, "query position p (tokens), key at 0", rows)
+        picture.colourbar(figure, image, left, "dot product" if alike else "dot product, head 1")
         shown = [0] if alike else _shown(len(total))
-        _lines(right, everywhere, {str(h + 1): total[h] / width for h in shown})
+        picture.lines(right, everywhere, {str(h + 1): total[h] / width for h in shown})
         title = "Equal query and key, all ones"
-        _label(right, title, "distance q − k (tokens)", "dot product, mean of channels")
+        picture.label(right, title, "distance q − k (tokens)", "dot product, mean of channels")
 
     return [(3.3, paint)]
 
@@ -289,86 +286,3 @@ def _nothing_panel(drawn: _Drawn) -> Panel:
 def _shown(heads: int) -> list[int]:
     """Up to eight heads, spread over all."""
     return [int(h) for h in np.linspace(0, heads - 1, min(heads, _MOST_HEADS)).round()]
-
-
-def _colours(values: Array) -> dict[str, Any]:
-    """Diverging around zero where both signs occur, else sequential; both safe to tell apart."""
-    finite = values[np.isfinite(values)]
-    low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
-    if low < 0 < high:
-        return {"cmap": "RdBu_r", "vmin": -max(-low, high), "vmax": max(-low, high)}
-    if low == high:
-        low, high = low - 1, high + 1
-    return {"cmap": "viridis", "vmin": low, "vmax": high}
-
-
-def _heat(axes: Axes, values: Array, size: tuple[int, int], **style: Any) -> Any:
-    """Values over ``size`` (across, down), however many cells show them."""
-    across, down = size
-    extent = (-0.5, across - 0.5, down - 0.5, -0.5)
-    style = {"aspect": "auto", "interpolation": "auto", **(style or _colours(values))}
-    axes.locator_params(integer=True, min_n_ticks=1)
-    return axes.imshow(np.ma.masked_invalid(values), extent=extent, **style)
-
-
-def _lines(axes: Axes, x: Array, curves: Mapping[str, Array]) -> None:
-    """One line a head; crosses at the foot where a value is minus infinity."""
-    from matplotlib import colormaps
-
-    shades = colormaps["viridis"](np.linspace(0, 0.88, len(curves)))
-    thin = {"linewidth": 1.4 if len(x) <= _MOST_CELLS else 0.8}
-    for i, (head, values) in enumerate(curves.items()):
-        shade = shades[i] if len(curves) > 1 else _LINE
-        point = "." if len(x) == 1 else None
-        axes.plot(x, np.ma.masked_invalid(values), marker=point, color=shade, label=head, **thin)
-        masked = x[np.isneginf(values)]
-        foot = np.full(len(masked), 0.02 + 0.025 * i), axes.get_xaxis_transform()
-        axes.plot(masked, foot[0], "x", transform=foot[1], color=shade, markersize=3)
-    if any(np.isneginf(values).any() for values in curves.values()):
-        axes.plot([], [], "x", color=_MASKED, markersize=4, label="−∞: masked")
-        low, high = axes.get_ylim()
-        axes.set_ylim(low - (0.05 + 0.03 * len(curves)) * (high - low), high)
-    axes.locator_params("x", integer=True, min_n_ticks=1)
-    axes.grid(color="0.9", linewidth=0.6)
-    axes.spines[["top", "right"]].set_visible(False)
-    if len(axes.get_legend_handles_labels()[1]) > 1:
-        beside = {"loc": "upper left", "bbox_to_anchor": (1, 1), "handlelength": 1.2}
-        axes.legend(title="head", title_fontsize=8, fontsize=8, frameon=False, **beside)
-
-
-def _label(axes: Axes, title: str, across: str, up: str) -> None:
-    axes.set_title(title, fontsize=9)
-    axes.set_xlabel(across, fontsize=9)
-    axes.set_ylabel(up, fontsize=9)
-    axes.tick_params(labelsize=8)
-
-
-def _heading(figure: Figure, text: str) -> None:
-    figure.suptitle(text, x=0.01, ha="left", fontsize=10.5, fontweight="bold")
-
-
-def _colourbar(figure: Figure, image: Any, axes: Axes, label: str) -> None:
-    bar = figure.colorbar(image, ax=axes, pad=0.02)
-    bar.set_label(label, fontsize=8)
-    bar.ax.tick_params(labelsize=8)
-
-
-def _png(panels: Sequence[Panel], title: str, lines: Sequence[str]) -> bytes:
-    """The panels below each other, under a title and lines of small print."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError("drawing needs matplotlib: pip install 'posenc[plot]'") from error
-    head = 0.5 + 0.16 * len(lines)
-    heights = [head, *(height for height, _ in panels)]
-    figure = Figure(figsize=(_WIDTH, sum(heights)), dpi=_DPI, layout="constrained")
-    parts: Any = figure.subfigures(len(heights), 1, height_ratios=heights)
-    top, *rows = parts
-    plain = {"parse_math": False, "ha": "left", "va": "top"}
-    top.text(0.01, 1 - 0.08 / head, title, fontsize=14, fontweight="bold", **plain)
-    top.text(0.01, 1 - 0.38 / head, "\n".join(lines), fontsize=9, color="0.3", **plain)
-    for row, (_, paint) in zip(rows, panels, strict=True):
-        paint(row)
-    file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=_DPI)
-    return file.getvalue()

@@ -45,6 +45,9 @@ def bias(
         Positions that are no integers, params other than the declared ones.
     """
     check_scheme(scheme)
+    for name, pos in (("q_pos", q_pos), ("k_pos", k_pos)):
+        if not hasattr(pos, "dtype"):
+            raise TypeError(f"{name} must be an array of integers, got {type(pos).__name__}")
     xp = xp or array_namespace(q_pos, k_pos)
     q_at, k_at = (as_positions(n, p, xp=xp) for n, p in (("q_pos", q_pos), ("k_pos", k_pos)))
     batch = check_batches(q_pos=q_at, k_pos=k_at)
@@ -180,6 +183,8 @@ def coordinates(
     xp = xp or array_namespace(x)
     if len(x.shape) != 3:
         raise ValueError(f"x must have shape (B, L, C), got {tuple(x.shape)}")
+    if pos is None and (at_pos is not None or at_seg is not None):
+        raise ValueError("at_pos or at_seg is given without pos; give pos too")
     work = working_dtype([x, *(params or {}).values()], xp=xp)
     arrays, work = _arrays(scheme, params, like=x, dtype=work, xp=xp)
     gates = scheme.gate(xp.astype(x, work), params=Params(arrays, work), xp=xp)

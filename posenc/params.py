@@ -99,11 +99,14 @@ def check_params(
 
 def working_dtype(arrays: Sequence[Any], *, xp: Namespace) -> Any:
     """float64 if any array is, else float32."""
-    doubles = (xp.float64, np.dtype("float64"))
-    # An argument without a dtype is refused later; None here would equal NumPy's float64.
-    dtypes = [a.dtype for a in arrays if hasattr(a, "dtype")]
-    wide = [dtype for dtype in dtypes if dtype in doubles]
-    return xp.float64 if wide else xp.float32
+    return xp.float64 if any(_is_double(a, xp) for a in arrays) else xp.float32
+
+
+def _is_double(array: Any, xp: Namespace) -> bool:
+    # Apart: array_api_strict warns of NumPy's dtypes, and None equals NumPy's float64.
+    if isinstance(array, np.ndarray):
+        return bool(array.dtype == np.float64)
+    return hasattr(array, "dtype") and bool(array.dtype == xp.float64)
 
 
 def merged(

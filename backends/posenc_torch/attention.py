@@ -89,17 +89,24 @@ def _sdpa(call: Call) -> Tensor:
             q, k, v, is_causal=call.causal and q.shape[2] > 1, scale=call.scale, **grouped
         )
     bias, seen = call.allowed_bias()
+    if bias is not None and dtype != call.dtype:
+        bias = _below_zero(bias, seen)
     if seen is None:
-        assert bias is not None
-        return scaled_dot_product_attention(
-            q, k, v, attn_mask=bias.to(dtype), scale=call.scale, **grouped
-        )
+        mask = None if bias is None else bias.to(dtype)
+        return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=call.scale, **grouped)
     # A row that may see nothing attends to everything here, and is set to 0 after.
     blind = ~seen.any(dim=-1, keepdim=True)
     seen = seen | blind
     mask = seen if bias is None else torch.where(seen, bias, -torch.inf).to(dtype)
     out = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=call.scale, **grouped)
     return torch.where(blind, 0.0, out)
+
+
+def _below_zero(bias: Tensor, seen: Tensor | None) -> Tensor:
+    """A bias less the highest of its row, which softmax cannot tell and half precision can hold."""
+    visible = bias if seen is None else torch.where(seen, bias, -torch.inf)
+    highest = visible.detach().amax(dim=-1, keepdim=True)
+    return bias - torch.where(highest == -torch.inf, 0.0, highest)
 
 
 def _causal_only(call: Call) -> bool:

@@ -92,7 +92,10 @@ _RULES = {"paper": _paper, "geometric": _geometric}
 
 
 def _given(slopes: Sequence[float], num_heads: int) -> tuple[float, ...]:
-    values = tuple(float(m) for m in slopes)
+    try:
+        values = tuple(float(m) for m in slopes)
+    except (TypeError, ValueError):
+        raise TypeError(f"slopes must be one number per head, got {slopes!r}") from None
     if len(values) != num_heads:
         raise ValueError(
             f"slopes has {len(values)} values for num_heads={num_heads}; give one each"

@@ -1,0 +1,105 @@
+"""How pictures of schemes look: heat maps, lines, headings, and the PNG they end in."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from posenc.protocol import Array
+
+Axes: TypeAlias = Any  # matplotlib is imported only when a picture is asked for
+Figure: TypeAlias = Any
+Panel: TypeAlias = tuple[float, Callable[[Figure], None]]  # height in inches, and what paints it
+
+WIDTH, _DPI = 10.0, 160  # inches, and dots an inch: 1600 pixels across
+MOST_CELLS = 512
+MASKED, _LINE = "0.4", "#0072b2"
+
+
+def colours(values: Array) -> dict[str, Any]:
+    """Diverging around zero where both signs occur, else sequential; both safe to tell apart."""
+    finite = values[np.isfinite(values)]
+    low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
+    if low < 0 < high:
+        return {"cmap": "RdBu_r", "vmin": -max(-low, high), "vmax": max(-low, high)}
+    if low == high:
+        low, high = low - 1, high + 1
+    return {"cmap": "viridis", "vmin": low, "vmax": high}
+
+
+def heat(axes: Axes, values: Array, size: tuple[int, int], **style: Any) -> Any:
+    """Values over ``size`` (across, down), however many cells show them."""
+    across, down = size
+    extent = (-0.5, across - 0.5, down - 0.5, -0.5)
+    style = {"aspect": "auto", "interpolation": "auto", **(style or colours(values))}
+    axes.locator_params(integer=True, min_n_ticks=1)
+    return axes.imshow(np.ma.masked_invalid(values), extent=extent, **style)
+
+
+def lines(axes: Axes, x: Array, curves: Mapping[str, Array]) -> None:
+    """One line a head; crosses at the foot where a value is minus infinity."""
+    from matplotlib import colormaps
+
+    shades = colormaps["viridis"](np.linspace(0, 0.88, len(curves)))
+    thin = {"linewidth": 1.4 if len(x) <= MOST_CELLS else 0.8}
+    for i, (head, values) in enumerate(curves.items()):
+        shade = shades[i] if len(curves) > 1 else _LINE
+        point = "." if len(x) == 1 else None
+        axes.plot(x, np.ma.masked_invalid(values), marker=point, color=shade, label=head, **thin)
+        masked = x[np.isneginf(values)]
+        foot = np.full(len(masked), 0.02 + 0.025 * i), axes.get_xaxis_transform()
+        axes.plot(masked, foot[0], "x", transform=foot[1], color=shade, markersize=3)
+    if any(np.isneginf(values).any() for values in curves.values()):
+        axes.plot([], [], "x", color=MASKED, markersize=4, label="−∞: masked")
+        low, high = axes.get_ylim()
+        axes.set_ylim(low - (0.05 + 0.03 * len(curves)) * (high - low), high)
+    axes.locator_params("x", integer=True, min_n_ticks=1)
+    axes.grid(color="0.9", linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    if len(axes.get_legend_handles_labels()[1]) > 1:
+        beside = {"loc": "upper left", "bbox_to_anchor": (1, 1), "handlelength": 1.2}
+        axes.legend(title="head", title_fontsize=8, fontsize=8, frameon=False, **beside)
+
+
+def label(axes: Axes, title: str, across: str, up: str) -> None:
+    """Title and axes of a panel."""
+    axes.set_title(title, fontsize=9)
+    axes.set_xlabel(across, fontsize=9)
+    axes.set_ylabel(up, fontsize=9)
+    axes.tick_params(labelsize=8)
+
+
+def heading(figure: Figure, text: str) -> None:
+    """What a row of panels shows."""
+    figure.suptitle(text, x=0.01, ha="left", fontsize=10.5, fontweight="bold")
+
+
+def colourbar(figure: Figure, image: Any, axes: Axes, label: str) -> None:
+    """The scale of a heat map."""
+    bar = figure.colorbar(image, ax=axes, pad=0.02)
+    bar.set_label(label, fontsize=8)
+    bar.ax.tick_params(labelsize=8)
+
+
+def png(panels: Sequence[Panel], title: str, lines: Sequence[str]) -> bytes:
+    """The panels below each other, under a title and lines of small print."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError("drawing needs matplotlib: pip install 'posenc[plot]'") from error
+    head = 0.5 + 0.16 * len(lines)
+    heights = [head, *(height for height, _ in panels)]
+    figure = Figure(figsize=(WIDTH, sum(heights)), dpi=_DPI, layout="constrained")
+    parts: Any = figure.subfigures(len(heights), 1, height_ratios=heights)
+    top, *rows = parts
+    plain = {"parse_math": False, "ha": "left", "va": "top"}
+    top.text(0.01, 1 - 0.08 / head, title, fontsize=14, fontweight="bold", **plain)
+    top.text(0.01, 1 - 0.38 / head, "\n".join(lines), fontsize=9, color="0.3", **plain)
+    for row, (_, paint) in zip(rows, panels, strict=True):
+        paint(row)
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=_DPI)
+    return file.getvalue()
