@@ -32,6 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return int(_RUN[command](options))
     except KeyboardInterrupt:
+        print(f"posenc {command}: stopped", file=sys.stderr)
         return 130
     except BrokenPipeError:
         return 1

@@ -180,7 +180,7 @@ def _jax(path, scheme, tensors, params, dtype, options, d_out):
     traced = {name: o for name, o in options.items() if isinstance(o, np.ndarray)}
     layout = {name: np.swapaxes(a, 1, 2) if a.ndim == 4 else a for name, a in tensors.items()}
 
-    @partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})  # compiles sooner
+    @partial(jax.jit, compiler_options={"xla_backend_optimization_level": 1})  # compiles sooner
     def both(tensors, params, traced, d_out):
         def attend(tensors, params):
             return posenc_jax.attention(

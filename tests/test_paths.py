@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from cases import CASES, Case, expected, grid, tensors_of
 from frameworks import FUSED, HAS, Route, assert_near
-from subjects import SUBJECTS, normal, params_of
+from subjects import DIM, HEADS, SUBJECTS, normal, params_of
 
 # Relative to the largest number compared.
 TOLERANCES = {
@@ -100,6 +100,18 @@ def test_large_scores_do_not_overflow(route, grouped, dtype):
     except NotImplementedError as reason:
         pytest.skip(f"refused: {reason}")
     assert_near(found, values, TOLERANCES["bfloat16"])
+
+
+@pytest.mark.parametrize("route", FUSED)
+def test_a_bias_that_hides_every_key(route):
+    scheme, case = SUBJECTS["fence"], Case(q_len=4, k_len=6)
+    tensors, params = tensors_of(scheme, case), params_of(scheme)
+    where = {"q_pos": np.asarray([0, 1, 1000, 1001]), "k_pos": np.arange(6)}
+    d_out = normal((2, HEADS, 4, DIM), 9)
+    out, gradients = route.gradients(scheme, tensors, params, d_out, **where)
+    assert not np.any(out[:, :, 2:])
+    assert not np.any(gradients["q"][:, :, 2:])
+    assert all(np.all(np.isfinite(gradient)) for gradient in gradients.values())
 
 
 def test_the_comparison_can_fail():

@@ -1,0 +1,33 @@
+"""One thread a process, the same examples every time, and no backend missing in silence."""
+
+from __future__ import annotations
+
+import importlib
+import os
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# Torch on two threads is ten times slower beside other load; read when a framework is imported.
+for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ.setdefault(variable, "1")
+
+settings.register_profile(
+    "posenc",
+    deadline=None,  # the machine is shared
+    derandomize=True,
+    max_examples=20,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("posenc")
+
+
+def pytest_configure() -> None:
+    """``POSENC_REQUIRE_BACKENDS=torch,jax``: a missing one ends the run, where it else skips."""
+    for name in filter(None, os.environ.get("POSENC_REQUIRE_BACKENDS", "").split(",")):
+        for module in (name.strip(), f"posenc_{name.strip()}"):
+            try:
+                importlib.import_module(module)
+            except ImportError as error:
+                message = f"POSENC_REQUIRE_BACKENDS names {name!r}: cannot import {error}"
+                raise pytest.UsageError(message) from error

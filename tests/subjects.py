@@ -1,0 +1,270 @@
+"""The schemes that every law is tried on: the catalogue, its options, and the ones below.
+
+The schemes below use every hook of the contract, so that a test that passes says something about
+schemes that are not written yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+
+import posenc
+from posenc import ParamSpec, PositionScheme
+
+HEADS, DIM, WIDTH, MAX_LEN = 4, 8, 6, 64
+
+
+def uniform(low, high):
+    return lambda rng, shape: rng.uniform(low, high, shape)
+
+
+@dataclass(frozen=True)
+class Kerple(PositionScheme):
+    """``-p ln(1 + a|i-j|)``: two learned, positive numbers a head."""
+
+    relative: ClassVar[bool] = True
+    num_heads: int = HEADS
+
+    def param_specs(self):
+        shape = (self.num_heads,)
+        return {
+            "a": ParamSpec(shape, init=uniform(0.1, 1)),
+            "p": ParamSpec(shape, init=uniform(0.1, 2)),
+        }
+
+    def bias(self, q, k, *, params, xp):
+        distance = xp.astype(xp.abs(q - k), params["a"].dtype)
+        return -params["p"] * xp.log1p(params["a"] * distance)
+
+
+@dataclass(frozen=True)
+class Forgetting(PositionScheme):
+    """Gates ``log sigmoid(w x + b)``, as in FoX; the bias is the difference of their sums."""
+
+    num_heads: int = HEADS
+
+    def param_specs(self):
+        return {
+            "w": ParamSpec((self.num_heads, WIDTH), init=uniform(-1, 1)),
+            "b": ParamSpec((self.num_heads,), init=uniform(0, 2)),
+        }
+
+    def gate(self, x, *, params, xp):
+        z = xp.matmul(x, xp.matrix_transpose(params["w"])) + params["b"]
+        return xp.minimum(z, xp.zeros_like(z)) - xp.log1p(xp.exp(-xp.abs(z)))
+
+    def bias(self, q, k, *, params, xp):
+        return q - k
+
+    def key_bias(self, k, *, params, xp):
+        return -k
+
+
+@dataclass(frozen=True)
+class Fading(Forgetting):
+    """Gates, with a bias in which softmax can see the query's own coordinate."""
+
+    def bias(self, q, k, *, params, xp):
+        return -2 * xp.log1p(xp.abs(q - k))
+
+    def key_bias(self, k, *, params, xp):
+        return None
+
+
+@dataclass(frozen=True)
+class Fence(PositionScheme):
+    """Nothing to see from ``reach`` on, and a learned slope up to there."""
+
+    relative: ClassVar[bool] = True
+    reach: int = 4
+
+    def param_specs(self):
+        return {"slope": ParamSpec((HEADS,), init=uniform(0.1, 0.5))}
+
+    def bias(self, q, k, *, params, xp):
+        m = params["slope"]
+        distance = xp.abs(q - k)
+        return xp.where(distance < self.reach, -m * xp.astype(distance, m.dtype), -xp.inf)
+
+
+@dataclass(frozen=True)
+class Cooled(PositionScheme):
+    """Scores are divided by ``D`` instead of its root."""
+
+    power: float = 1.0
+
+    def scale(self, head_dim):
+        return head_dim**-self.power
+
+
+@dataclass(frozen=True)
+class Stretching(posenc.RoPE):
+    """RoPE whose base grows with the length of the context."""
+
+    trained: int = 16
+
+    def at_length(self, length):
+        return replace(self, base=self.base * max(1, length / self.trained))
+
+
+@dataclass(frozen=True)
+class Sharpening(PositionScheme):
+    """Queries grow with the logarithm of their position, each head at a rate of its own."""
+
+    def param_specs(self):
+        return {"rate": ParamSpec((HEADS,), init=uniform(0.1, 0.5))}
+
+    def transform(self, x, pos, *, role, params, xp):
+        if role == "key":
+            return x
+        rate = params["rate"]
+        grown = 1 + rate * xp.log1p(xp.astype(xp.abs(pos), rate.dtype))[..., None]
+        return xp.astype(xp.astype(x, rate.dtype) * grown, x.dtype)
+
+
+@dataclass(frozen=True)
+class Parabola(PositionScheme):
+    """Two learned coefficients that all heads share."""
+
+    relative: ClassVar[bool] = True
+    shared: ClassVar[bool] = True
+
+    def param_specs(self):
+        return {"c": ParamSpec((2,), init=uniform(0.1, 0.3), per_head=False)}
+
+    def bias(self, q, k, *, params, xp):
+        c = params["c"]
+        ratio = xp.astype(xp.abs(q - k), c.dtype) / 16
+        return -(c[0] * ratio + c[1] * ratio * ratio)
+
+
+@dataclass(frozen=True)
+class Checkered(PositionScheme):
+    """A learned table a head, of two indices, by position modulo 3 and 5."""
+
+    def param_specs(self):
+        return {"cells": ParamSpec((HEADS, 3, 5), init=uniform(-1, 1))}
+
+    def bias(self, q, k, *, params, xp):
+        return params["cells"][q % 3, k % 5]
+
+
+@dataclass(frozen=True)
+class Tide(PositionScheme):
+    """A bias of ``i + j``: not relative; its heads' strengths are constants."""
+
+    strengths: tuple[float, ...] = (0.25, 0.5, 1.0, -2.0)
+
+    def constants(self):
+        return {"strength": self.strengths}
+
+    def bias(self, q, k, *, params, xp):
+        m = params["strength"]
+        return m * xp.tanh(xp.astype(q + k, m.dtype) / 32)
+
+
+@dataclass(frozen=True)
+class Silent(PositionScheme):
+    """Has the hook for a bias, and no bias."""
+
+    relative: ClassVar[bool] = True
+
+    def bias(self, q, k, *, params, xp):
+        return None
+
+
+@dataclass(frozen=True)
+class Both(posenc.RoPE):
+    """A rotation and a bias together."""
+
+    relative: ClassVar[bool] = True
+    constants = Tide(strengths=(0.1, 0.2, 0.4, 0.8)).constants
+
+    def bias(self, q, k, *, params, xp):
+        m = params["strength"]
+        return m * xp.astype(k - q, m.dtype)
+
+
+def from_catalogue() -> dict[str, PositionScheme]:
+    sizes = {"num_heads": HEADS, "head_dim": DIM, "max_len": MAX_LEN}
+    return {name: posenc.make(name, **sizes) for name in posenc.schemes()}
+
+
+SUBJECTS: dict[str, PositionScheme] = from_catalogue() | {
+    "alibi-learned": posenc.ALiBi(HEADS, learned=True),
+    "alibi-geometric": posenc.ALiBi(3, slopes="geometric"),
+    "alibi-given": posenc.ALiBi(HEADS, slopes=[0.0, 1.0, -0.5, 3.0]),
+    "alibi-far": posenc.ALiBi(HEADS, slopes=[0.5, 0.5, 0.25, 0.125]),
+    "learned-offset": posenc.Learned(max_len=MAX_LEN, dim=DIM, offset=2),
+    "rope-base": posenc.RoPE(DIM, base=100.0),
+    "rope-interleaved": posenc.RoPE(DIM, layout="interleaved"),
+    "rope-partial": posenc.RoPE(DIM, rotary_dim=4),
+    "sinusoidal-base": posenc.Sinusoidal(HEADS * DIM, base=100.0),
+    "sinusoidal-concatenated": posenc.Sinusoidal(HEADS * DIM, layout="concatenated"),
+    "sinusoidal-tensor2tensor": posenc.Sinusoidal(HEADS * DIM, layout="tensor2tensor"),
+    "t5-causal": posenc.T5Bias(HEADS, causal=True),
+    "t5-few": posenc.T5Bias(HEADS, num_buckets=8, max_distance=20),
+    "t5-far": posenc.T5Bias(HEADS, max_distance=129),
+    "t5-unscaled": posenc.T5Bias(HEADS, scaled=False),
+    "kerple": Kerple(),
+    "forgetting": Forgetting(),
+    "fading": Fading(),
+    "fence": Fence(),
+    "fence-wide": Fence(reach=9),
+    "cooled": Cooled(),
+    "stretching": Stretching(DIM),
+    "stretched": Stretching(DIM).at_length(64),
+    "sharpening": Sharpening(),
+    "parabola": Parabola(),
+    "checkered": Checkered(),
+    "tide": Tide(),
+    "silent": Silent(),
+    "both": Both(DIM),
+}
+
+
+def heads(scheme: PositionScheme) -> int:
+    """How many heads to try a scheme with: its own count where it has one."""
+    return getattr(scheme, "num_heads", HEADS)
+
+
+def reach_of(scheme: PositionScheme) -> tuple[int, int]:
+    """The widest range of positions that the scheme takes, as it says itself."""
+    for low, high in ((-(2**20), 2**20), (0, MAX_LEN - 1)):
+        try:
+            posenc.embedding(scheme, np.asarray([low, high]), params_of(scheme))
+        except IndexError:
+            continue
+        return low, high
+    raise AssertionError(f"{scheme} takes no position")
+
+
+def params_of(scheme: PositionScheme, seed: int = 0, dtype: str = "float32"):
+    """First values, read-only."""
+    values = posenc.init_params(scheme, seed)
+    return {name: readonly(value.astype(dtype)) for name, value in values.items()}
+
+
+def readonly(array):
+    array = np.array(array)
+    array.flags.writeable = False
+    return array
+
+
+def normal(shape: Sequence[int], seed: int, dtype: str = "float64"):
+    """Independent normal values, read-only, that half precision holds exactly."""
+    values = np.random.default_rng(seed).standard_normal(shape)
+    return readonly((np.round(values * 32) / 32).astype(dtype))
+
+
+def steers_attention(scheme: PositionScheme) -> bool:
+    """Whether attention can see the scheme at all: a transform, a bias, or a scale."""
+    kind = type(scheme)
+    return any(
+        getattr(kind, name) is not getattr(PositionScheme, name)
+        for name in ("transform", "bias", "gate", "scale")
+    )

@@ -1,0 +1,74 @@
+"""Which path serves a call, and why not the others."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from frameworks import HAS
+from subjects import DIM, HEADS, SUBJECTS, normal
+
+import posenc
+
+BACKENDS = [
+    pytest.param(name, marks=[] if here else pytest.mark.skip(reason=f"{name} is not installed"))
+    for name, here in HAS.items()
+]
+FAST = {"torch": "sdpa", "jax": "xla"}  # what serves a short, plain call
+
+
+def backend_of(name):
+    """The backend, and a tensor in its layout: heads and length are both HEADS."""
+    q = normal((1, HEADS, HEADS, DIM), 0, "float32")
+    if name == "torch":
+        import torch
+
+        import posenc_torch
+
+        return posenc_torch, torch.tensor(q)
+    import jax.numpy as jnp
+
+    import posenc_jax
+
+    return posenc_jax, jnp.asarray(q)
+
+
+@pytest.mark.parametrize("subject", ["nope", "alibi", "rope", "both", "cooled"])
+@pytest.mark.parametrize("name", BACKENDS)
+def test_a_plain_call_takes_the_fast_path(name, subject):
+    backend, q = backend_of(name)
+    found = backend.explain(q, q, q, SUBJECTS[subject], causal=True)
+    assert found["path"] == FAST[name] == backend.PATHS[0]
+    assert found["others"].keys() == set(backend.PATHS) - {found["path"]}
+    assert all(found["others"].values())
+    assert str(found).startswith(f"path: {FAST[name]}\n")
+    assert all(f"not {other}: " in str(found) for other in found["others"])
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_every_path_serves_under_its_name(name):
+    backend, q = backend_of(name)
+    for path in backend.PATHS:
+        assert backend.explain(q, q, q, posenc.NoPE(), path=path)["path"] == path
+    with pytest.raises(ValueError, match="'reference'"):
+        backend.attention(q, q, q, posenc.NoPE(), path="referense")
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_auto_computes_what_it_names(name):
+    backend, q = backend_of(name)
+    path = backend.explain(q, q, q, posenc.ALiBi(HEADS))["path"]
+    auto = backend.attention(q, q, q, posenc.ALiBi(HEADS))
+    np.testing.assert_array_equal(auto, backend.attention(q, q, q, posenc.ALiBi(HEADS), path=path))
+
+
+@pytest.mark.skipif(not HAS["torch"], reason="torch is not installed")
+def test_a_path_that_cannot_says_why():
+    backend, q = backend_of("torch")
+    scheme = posenc.ALiBi(HEADS, learned=True)
+    wide = {"slopes": np.ones(HEADS)}
+    with pytest.raises(NotImplementedError, match=r"sdpa.*float64"):
+        backend.attention(q, q, q, scheme, wide, path="sdpa")
+    found = backend.explain(q, q, q, scheme, wide)
+    assert found["path"] == "reference"
+    assert "float64" in found["others"]["sdpa"]
+    assert backend.attention(q, q, q, scheme, wide).dtype == q.dtype

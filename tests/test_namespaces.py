@@ -1,0 +1,151 @@
+"""The core on every array library: the numbers of NumPy, in the library's own arrays."""
+
+from __future__ import annotations
+
+import array_api_compat
+import numpy as np
+import pytest
+from frameworks import HAS, LIBRARIES, assert_near
+from subjects import DIM, SUBJECTS, WIDTH, heads, normal, params_of
+
+import posenc
+from posenc.evaluate import is_gated
+
+# The same operations in the same order: only sines, exponentials and sums round otherwise.
+TOLERANCES = {"float32": 2e-6, "float64": 1e-14}
+POS = np.asarray([[0, 1, 2, 3, 40, 5], [9, 0, 7, 7, 3, 63]])
+
+
+def of_bias(scheme, a, params):
+    return None if is_gated(scheme) else posenc.bias(scheme, a["pos"], a["pos"], params)
+
+
+def of_transform(scheme, a, params):
+    return posenc.transform(scheme, a["q"], a["pos"], role="query", params=params)
+
+
+def of_embedding(scheme, a, params):
+    return posenc.embedding(scheme, a["pos"], params)
+
+
+def of_coordinates(scheme, a, params):
+    return posenc.coordinates(scheme, a["x"], params, pos=a["pos"], seg=a["seg"])
+
+
+def of_attention(scheme, a, params):
+    names = ("q", "k", "v", "x")
+    options = {"q_pos": a["pos"], "k_pos": a["pos"], "q_seg": a["seg"], "k_seg": a["seg"]}
+    tensors = {name: a[name] for name in names}
+    return posenc.attention(**tensors, scheme=scheme, params=params, causal=True, **options)
+
+
+ONE_OF_EACH = {type(scheme): name for name, scheme in SUBJECTS.items()}.values()
+PAIRS = [
+    pytest.param(*p.values, name, marks=p.marks, id=f"{p.id}-{name}")
+    for p in LIBRARIES
+    for name in (ONE_OF_EACH if p.values[0] and p.values[0].slow else SUBJECTS)
+]
+FUNCTIONS = [of_attention, of_bias, of_coordinates, of_embedding, of_transform]
+
+
+def arguments(scheme, dtype):
+    count = heads(scheme)
+    return {
+        "q": normal((2, count, 6, DIM), 0, dtype),
+        "k": normal((2, 1, 6, DIM), 1, dtype),
+        "v": normal((2, 1, 6, DIM), 2, dtype),
+        "x": normal((2, 6, WIDTH), 3, dtype),
+        "pos": POS,
+        "seg": POS % 2,
+        **{f"param:{name}": value for name, value in params_of(scheme, dtype=dtype).items()},
+    }
+
+
+def applied(function, scheme):
+    """``function`` on a flat mapping of arrays, params among them."""
+
+    def run(arrays):
+        params = {n.removeprefix("param:"): a for n, a in arrays.items() if n.startswith("param:")}
+        return function(scheme, arrays, params)
+
+    return run
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize(("library", "subject"), PAIRS)
+def test_every_library_equals_numpy(library, subject, function):
+    scheme = SUBJECTS[subject]
+    for dtype in ["float32"] + ["float64"] * (library.wide and not library.slow):
+        arrays = arguments(scheme, dtype)
+        expected = applied(function, scheme)(arrays)
+        before = {name: a.copy() for name, a in arrays.items()}
+        result, found = library(applied(function, scheme), arrays, wide=dtype == "float64")
+        if expected is None:
+            assert result is None
+            continue
+        assert array_api_compat.array_namespace(result) in (library.xp, _namespace(library))
+        # A scheme without params answers in float32, whatever q may be elsewhere.
+        assert str(found.dtype) == str(expected.dtype)
+        if library.device is not None:
+            assert array_api_compat.device(result) == library.device
+        assert_near(found, expected, TOLERANCES[str(expected.dtype)])
+        for name, array in arrays.items():
+            np.testing.assert_array_equal(array, before[name])
+
+
+def _namespace(library):
+    return array_api_compat.array_namespace(library.array(np.zeros(1, np.float32)))
+
+
+@pytest.mark.skipif(not HAS["torch"], reason="torch is not installed")
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("subject", SUBJECTS)
+def test_shapes_and_dtypes_without_data(subject, function):
+    import torch
+
+    scheme = SUBJECTS[subject]
+    arrays = arguments(scheme, "float32")
+    expected = applied(function, scheme)(arrays)
+    meta = {name: torch.tensor(a, device="meta") for name, a in arrays.items()}
+    found = applied(function, scheme)(meta)
+    if expected is None:
+        assert found is None
+        return
+    assert found.device.type == "meta"
+    assert found.shape == expected.shape
+    assert found.dtype == getattr(torch, str(expected.dtype))
+
+
+@pytest.mark.skipif(not HAS["torch"], reason="torch is not installed")
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("subject", SUBJECTS)
+def test_torch_inputs_stay_as_they_were(subject, function):
+    import torch
+
+    scheme = SUBJECTS[subject]
+    arrays = {n: torch.tensor(a) for n, a in arguments(scheme, "float32").items()}
+    versions = {name: a._version for name, a in arrays.items()}
+    applied(function, scheme)(arrays)
+    assert versions == {name: a._version for name, a in arrays.items()}
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32"])
+@pytest.mark.parametrize("subject", ["alibi", "t5", "kerple", "tide", "both"])
+def test_positions_of_any_integer_dtype(subject, dtype):
+    scheme, pos = SUBJECTS[subject], np.asarray([100, 3, 0, 127])
+    found = posenc.bias(scheme, pos.astype(dtype), pos.astype(dtype), params_of(scheme))
+    np.testing.assert_array_equal(found, posenc.bias(scheme, pos, pos, params_of(scheme)))
+
+
+@pytest.mark.parametrize("subject", SUBJECTS)
+def test_a_result_can_be_asked_for_in_a_dtype(subject):
+    scheme, params = SUBJECTS[subject], params_of(SUBJECTS[subject])
+    for function in (of_bias, of_embedding):
+        wide = applied(function, scheme)(arguments(scheme, "float64"))
+        if wide is None:
+            continue
+        pos = POS if function is of_embedding else (POS, POS)
+        run = posenc.embedding if function is of_embedding else posenc.bias
+        found = run(scheme, *([pos] if run is posenc.embedding else pos), params, dtype=np.float64)
+        assert found.dtype == np.float64
+        assert_near(found, wide, 1e-6)  # params were rounded to float32 in one of them
