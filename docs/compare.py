@@ -1,6 +1,7 @@
-"""Regenerates docs/compare.md: ``python docs/compare.py``, on an idle machine.
+"""Regenerates docs/compare.md, and its table in the README: ``python docs/compare.py``.
 
-Runs ``posenc compare`` with its defaults once per installed backend, in new folders.
+Runs ``posenc compare`` with its defaults once per installed backend, in new folders; wants an idle
+machine.
 """
 
 from __future__ import annotations
@@ -39,7 +40,19 @@ def main() -> None:
             parts.append(section(Study(backend=backend, out=folder, steps=steps)))
     shown = Study(steps=steps)
     head = HEAD.format(**{**vars(shown), "longest": shown.longest})
-    (HERE / "compare.md").write_text("\n".join([head, *parts]), encoding="utf-8")
+    page = "\n".join([head, *parts])
+    (HERE / "compare.md").write_text(page, encoding="utf-8")
+    readme = HERE.parent / "README.md"
+    readme.write_text(with_table(readme.read_text(encoding="utf-8"), page), encoding="utf-8")
+
+
+def with_table(readme: str, page: str) -> str:
+    """The README with the first table of the page, without its last column, between its marks."""
+    begin, end = "<!-- first table of docs/compare.md -->\n", "\n<!-- end of table -->"
+    table = page[page.index("| scheme") :].split("\n\n")[0]
+    rows = [line.rsplit("|", 2)[0] + "|" for line in table.splitlines()]
+    before, after = readme.split(begin)[0], readme.split(end)[1]
+    return before + begin + "\n".join(rows) + end + after
 
 
 def section(study: Study) -> str:
@@ -60,7 +73,7 @@ def section(study: Study) -> str:
         f"- versions: {', '.join(f'{name} {value}' for name, value in versions.items())}",
     ]
     table = table_markdown(summary, records)
-    return "\n".join([f"## With {study.backend}", "", *facts, "", table])
+    return "\n".join([f"## With {study.backend}", "", *facts, "", table, ""])
 
 
 if __name__ == "__main__":

@@ -94,7 +94,8 @@ def dense(call: Call) -> Array:
     if bias is not None:
         scores = scores + bias
     if seen is not None:
-        scores = xp.where(seen, scores, xp.finfo(scores.dtype).min)
+        # Half of the lowest, so that the difference of two scores never overflows.
+        scores = xp.where(seen, scores, xp.finfo(scores.dtype).min / 2)
     weights = xp.exp(scores - xp.max(scores, axis=-1, keepdims=True))
     if seen is not None:
         weights = xp.where(seen, weights, 0.0)

@@ -71,12 +71,20 @@ def _add(parser: argparse.ArgumentParser, item: Field[Any], kind: Any) -> None:
     shown = f" (default: {default})" if default not in ("", 0) else ""
     parser.add_argument(
         f"--{item.name.replace('_', '-')}",
-        type=element,
+        type=_integers if (many, element) == (True, int) else element,
         nargs="+" if many else None,
         default=given,
         metavar={int: "N", float: "X", str: "NAME"}[element],
         help=f"{item.metadata['help']}{shown}",
     )
+
+
+def _integers(text: str) -> list[int]:
+    try:
+        return [int(number) for number in text.split(",")]
+    except ValueError:
+        message = f"accepted: integers apart by spaces or commas, got {text!r}"
+        raise argparse.ArgumentTypeError(message) from None
 
 
 def _compare(options: dict[str, Any]) -> int:
@@ -86,6 +94,7 @@ def _compare(options: dict[str, Any]) -> int:
 
     for name in ("schemes", "windowed"):
         options[name] = split(options[name])
+    options["eval_lens"] = tuple(n for some in options["eval_lens"] for n in some)
     many = {name: tuple(value) for name, value in options.items() if isinstance(value, list)}
     study: Study = Study(**{**options, **many})
     return compare(study)

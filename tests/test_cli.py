@@ -52,6 +52,7 @@ def test_compare_from_beginning_to_end(tmp_path, text, backend):
     assert (out / "loss.png").read_bytes().startswith(b"\x89PNG")
     assert "</html>" in (out / "report.html").read_text()
     assert len((out / "results.jsonl").read_text().splitlines()) == 4
+    arguments[arguments.index("32") - 1 : arguments.index("32") + 1] = ["16,32"]
     again = run(*arguments)
     assert "4 of 4 runs are kept from before" in again.stdout
     assert again.returncode == 0
@@ -114,6 +115,12 @@ def test_bad_input_is_one_line_and_exit_status_2(tmp_path, arguments, message):
     assert message in done.stderr
     assert "Traceback" not in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_lengths_that_are_none():
+    done = run("compare", "--eval-lens", "64,many")
+    assert done.returncode == 2
+    assert "argument --eval-lens: accepted: integers" in done.stderr
 
 
 def test_a_text_too_small_for_the_split(tmp_path):

@@ -52,3 +52,10 @@ def test_the_two_commands_are_one_line_each():
         ]
         assert len(lines) == 1
         assert lines[0].endswith(end)
+
+
+def test_the_table_is_that_of_the_measured_page():
+    page = runpy.run_path(str(ROOT / "docs" / "compare.py"))
+    readme = (ROOT / "README.md").read_text()
+    assert page["with_table"](readme, (ROOT / "docs" / "compare.md").read_text()) == readme
+    assert "| alibi |" in readme

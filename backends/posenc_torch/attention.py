@@ -25,21 +25,33 @@ def attention(
     params: Mapping[str, Any] | None = None,
     causal: bool = False,
     *,
+    q_pos: Tensor | None = None,
+    k_pos: Tensor | None = None,
+    q_seg: Tensor | None = None,
+    k_seg: Tensor | None = None,
+    window: int | None = None,
+    scale: float | None = None,
     path: str = "auto",
-    **keywords: Any,
+    k_transformed: bool = False,
+    x: Tensor | None = None,
+    q_coords: Tensor | None = None,
+    k_coords: Tensor | None = None,
 ) -> Tensor:
-    """``softmax(scale * transform(q) @ transform(k).T + bias) @ v``.
+    """``softmax(scale * transform(q) @ transform(k).T + bias) @ v`` in the layout of torch.
 
     Parameters
     ----------
     q, k, v
         ``(B, H, Q, D)``, ``(B, Hk, K, D)``, ``(B, Hk, K, Dv)``, like
         ``torch.nn.functional.scaled_dot_product_attention``.
-    scheme, params, causal, keywords
-        As in ``posenc.attention``: ``q_pos, k_pos, q_seg, k_seg, window, scale, k_transformed, x,
-        q_coords, k_coords``.
     path
-        A name of ``PATHS``, or ``"auto"``: the fastest that can serve the call.
+        A name of ``PATHS``, or ``"auto"``: the first of them that can serve the call. ``"sdpa"``
+        gives the bias to ``scaled_dot_product_attention`` as its mask; ``"reference"`` is the
+        definition.
+    scheme, params, causal, q_pos, k_pos, q_seg, k_seg, window, scale, k_transformed
+        As in ``posenc.attention``.
+    x, q_coords, k_coords
+        For a gated scheme, as in ``posenc.attention``.
 
     Returns
     -------
@@ -53,7 +65,11 @@ def attention(
     TypeError, ValueError
         A wrong argument, by name, value and what is accepted.
     """
-    call = prepare(q, k, v, scheme, params, causal, xp=xp, **keywords)
+    call = prepare(
+        q, k, v, scheme, params, causal,
+        q_pos=q_pos, k_pos=k_pos, q_seg=q_seg, k_seg=k_seg, window=window, scale=scale,
+        k_transformed=k_transformed, x=x, q_coords=q_coords, k_coords=k_coords, xp=xp,
+    )  # fmt: skip
     chosen, _ = choose(_PATHS, call, path)
     return chosen.run(call).to(q.dtype)
 
@@ -67,10 +83,13 @@ def explain(
     causal: bool = False,
     *,
     path: str = "auto",
-    **keywords: Any,
+    **options: Any,
 ) -> Explanation:
-    """Which path ``attention`` takes for the same arguments, and why not the others."""
-    call = prepare(q, k, v, scheme, params, causal, xp=xp, **keywords)
+    """Which path ``attention`` takes for the same arguments, and why not the others.
+
+    A dict that prints well: ``path``, the name, and ``others``, name -> reason.
+    """
+    call = prepare(q, k, v, scheme, params, causal, xp=xp, **options)
     return choose(_PATHS, call, path)[1]
 
 

@@ -14,12 +14,17 @@ from posenc.positions import concrete
 from posenc.protocol import Array, Namespace, ParamSpec, PositionScheme
 
 
+class OutsideTableError(ValueError, IndexError):
+    """A position that a learned table has no row for."""
+
+
 @dataclass(frozen=True)
 class Learned(PositionScheme):
     """Row ``pos + offset`` of a table ``(max_len + offset, dim)``.
 
-    A position outside ``0 .. max_len - 1`` is an ``IndexError`` where its value can be seen, and a
-    row of NaN where it cannot (under tracing, or on a device that would have to be waited for).
+    A position outside ``0 .. max_len - 1`` is an ``OutsideTableError``, a ``ValueError``, where its
+    value can be seen, and a row of NaN where it cannot: under tracing, or on a device that would
+    have to be waited for.
 
     Parameters
     ----------
@@ -51,7 +56,9 @@ class Learned(PositionScheme):
         seen = concrete(pos, xp)
         if seen is not None and seen.size and not (seen.min() >= 0 and seen.max() < self.max_len):
             wrong = seen.min() if seen.min() < 0 else seen.max()
-            raise IndexError(f"pos holds {wrong}, accepted: 0 .. {self.max_len - 1} (max_len - 1)")
+            raise OutsideTableError(
+                f"pos holds {wrong}, accepted: 0 .. max_len - 1 = {self.max_len - 1}"
+            )
         flat = xp.reshape(pos, (-1,))
         known = (flat >= 0) & (flat < self.max_len)
         row = xp.where(known, flat + self.offset, 0)
