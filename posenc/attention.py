@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from array_api_compat import array_namespace
-
-from posenc.call import Call, check_shapes, prepare
+from posenc.call import Call, check_shapes, namespace, prepare
 from posenc.checks import check_choice
-from posenc.params import working_dtype
+from posenc.params import named, working_dtype
 from posenc.protocol import Array, Namespace, PositionScheme
 
 
@@ -71,9 +69,9 @@ def attention(
         A wrong argument, by name, value and what is accepted.
     """
     check_choice("path", path, ("auto", "reference"))
-    xp = xp or array_namespace(q, k, v)
+    xp = xp or namespace(q=q, k=k, v=v)
     check_shapes(q, k, v, xp=xp)
-    work = working_dtype([q, k, v, x, *(params or {}).values()], xp=xp)
+    work = working_dtype([q, k, v, x, *named(params).values()], xp=xp)
     call = prepare(
         xp.astype(q, work), xp.astype(k, work), xp.astype(v, work), scheme, params, causal,
         q_pos=q_pos, k_pos=k_pos, q_seg=q_seg, k_seg=k_seg, window=window, scale=scale,

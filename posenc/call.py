@@ -9,7 +9,7 @@ from typing import Any
 
 from array_api_compat import array_namespace, device
 
-from posenc.checks import check_count
+from posenc.checks import check_count, check_finite, check_flag
 from posenc.evaluate import (
     bias_tile,
     check_scheme,
@@ -19,7 +19,7 @@ from posenc.evaluate import (
     row,
     transform,
 )
-from posenc.params import head_count, merged, working_dtype
+from posenc.params import head_count, is_floating, merged, named, working_dtype
 from posenc.positions import as_positions, visible
 from posenc.protocol import Array, Namespace, PositionScheme
 
@@ -116,7 +116,7 @@ def prepare(
     xp: Namespace | None = None,
 ) -> Call:
     """The arguments of ``attention``, checked and completed: where every path begins."""
-    xp = xp or array_namespace(q, k, v)
+    xp = xp or namespace(q=q, k=k, v=v)
     check_scheme(scheme)
     check_shapes(q, k, v, xp=xp)
     heads, q_len, k_len = q.shape[1], q.shape[2], k.shape[2]
@@ -125,7 +125,7 @@ def prepare(
         raise ValueError(f"q has {heads} heads, the scheme num_heads={declared}: {scheme}")
     if window is not None:
         check_count("window", window)
-    work = working_dtype([q, k, v, x, *(params or {}).values()], xp=xp)
+    work = working_dtype([q, k, v, x, *named(params).values()], xp=xp)
     aligned = _both_or_neither("q_pos", q_pos, "k_pos", k_pos)
     q_at, k_at = _aligned(q_len, k_len, q, xp) if aligned else (q_pos, k_pos)
     call = Call(
@@ -143,9 +143,9 @@ def prepare(
         k_seg=None,
         q_coords=None,
         k_coords=None,
-        causal=bool(causal),
+        causal=check_flag("causal", causal),
         window=window,
-        scale=scheme.scale(q.shape[3]) if scale is None else _number("scale", scale),
+        scale=scheme.scale(q.shape[3]) if scale is None else check_finite("scale", scale),
     )
     if not _both_or_neither("q_seg", q_seg, "k_seg", k_seg):
         call = replace(
@@ -161,20 +161,30 @@ def prepare(
             f"{type(scheme).__name__} has no gates; q_coords and k_coords are for FoX-like schemes"
         )
     q = transform(scheme, q, call.q_pos, role="query", params=params, xp=xp)
-    if not k_transformed:
+    if not check_flag("k_transformed", k_transformed):
         k = transform(scheme, k, call.k_pos, role="key", params=params, xp=xp)
     return replace(call, q=q, k=k)
+
+
+def namespace(**arrays: Array) -> Namespace:
+    """The Array API namespace of all arrays."""
+    for name, array in arrays.items():
+        if not hasattr(array, "shape"):
+            raise TypeError(f"{name} must be an array, got {type(array).__name__}")
+    return array_namespace(*arrays.values())
 
 
 def check_shapes(q: Array, k: Array, v: Array, *, xp: Namespace) -> None:
     """Four axes each, floating, sizes that fit together."""
     for name, array in (("q", q), ("k", k), ("v", v)):
+        if not hasattr(array, "shape"):
+            raise TypeError(f"{name} must be an array, got {type(array).__name__}")
         if len(array.shape) != 4:
             raise ValueError(f"{name} must have 4 axes, got shape {tuple(array.shape)}")
         if 0 in array.shape:
             raise ValueError(f"{name} has an axis of length 0: {tuple(array.shape)}")
-        if not xp.isdtype(array.dtype, "real floating"):
-            raise TypeError(f"{name} must be floating, got {array.dtype}")
+        if not is_floating(array, xp):
+            raise TypeError(f"{name} must be floating, of {xp.__name__}, got {array.dtype}")
     sizes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)} as (B, H, L, D)"
     if not q.shape[0] == k.shape[0] == v.shape[0]:
         raise ValueError(f"q, k and v differ in batch size: {sizes}")
@@ -184,13 +194,6 @@ def check_shapes(q: Array, k: Array, v: Array, *, xp: Namespace) -> None:
         raise ValueError(f"q and k differ in head_dim: {sizes}")
     if q.shape[1] % k.shape[1]:
         raise ValueError(f"the heads of q are no multiple of those of k and v: {sizes}")
-
-
-def _number(name: str, value: Any) -> float:
-    try:
-        return float(value)
-    except ValueError:
-        raise ValueError(f"{name} must be a number, got {value!r}") from None
 
 
 def _aligned(q_len: int, k_len: int, like: Array, xp: Namespace) -> tuple[Array, Array]:

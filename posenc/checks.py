@@ -30,6 +30,24 @@ def check_positive(name: str, value: Any) -> float:
     return float(value)
 
 
+def check_flag(name: str, value: Any) -> bool:
+    """``value`` as a bool; anything else, ``"False"`` among it, is a ``TypeError``."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, got {value!r}")
+    return value
+
+
+def check_finite(name: str, value: Any) -> float:
+    """``value`` as a finite float."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} must be a number, got {value!r}") from None
+    if not math.isfinite(number):
+        raise ValueError(f"{name} must be finite, got {value!r}")
+    return number
+
+
 def check_choice(name: str, value: Any, accepted: Iterable[str]) -> None:
     """``value`` is one of ``accepted``; if not, the error suggests the nearest."""
     choices = list(accepted)

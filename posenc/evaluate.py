@@ -7,7 +7,7 @@ from typing import Any
 
 from array_api_compat import array_namespace, device
 
-from posenc.params import Params, head_count, merged, per_head, working_dtype
+from posenc.params import Params, head_count, merged, named, per_head, working_dtype
 from posenc.positions import as_positions
 from posenc.protocol import Array, Namespace, PositionScheme, Role
 
@@ -185,7 +185,7 @@ def coordinates(
         raise ValueError(f"x must have shape (B, L, C), got {tuple(x.shape)}")
     if pos is None and (at_pos is not None or at_seg is not None):
         raise ValueError("at_pos or at_seg is given without pos; give pos too")
-    work = working_dtype([x, *(params or {}).values()], xp=xp)
+    work = working_dtype([x, *named(params).values()], xp=xp)
     arrays, work = _arrays(scheme, params, like=x, dtype=work, xp=xp)
     gates = scheme.gate(xp.astype(x, work), params=Params(arrays, work), xp=xp)
     if gates is None:
@@ -237,7 +237,7 @@ def _arrays(
     xp: Namespace,
 ) -> tuple[dict[str, Array], Any]:
     """Merged params and constants on the device of ``like``, and the working dtype."""
-    work = working_dtype(list((params or {}).values()), xp=xp)
+    work = working_dtype(list(named(params).values()), xp=xp)
     work = xp.float64 if dtype == xp.float64 else work
     return merged(scheme, params, dtype=work, device=device(like), xp=xp), work
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from array_api_compat import device
+from array_api_compat import device, is_numpy_namespace
 
 from posenc.checks import nearest
 from posenc.protocol import Array, Namespace, PositionScheme
@@ -73,11 +73,20 @@ def init_params(
     return {name: np.asarray(value, dtype=np.float32) for name, value in draws.items()}
 
 
+def named(params: Mapping[str, Array] | None) -> Mapping[str, Array]:
+    """``params`` themselves, or none; a ``TypeError`` for what has no names."""
+    if params is None:
+        return {}
+    if not hasattr(params, "keys"):
+        raise TypeError(f"params must map names to arrays, got {type(params).__name__}")
+    return params
+
+
 def check_params(
     scheme: PositionScheme, params: Mapping[str, Array] | None, *, xp: Namespace
 ) -> dict[str, Array]:
     """Exactly the arrays the scheme declares, in their shapes; NumPy arrays may stand for any."""
-    specs, given = scheme.param_specs(), dict(params or {})
+    specs, given = scheme.param_specs(), dict(named(params))
     name = type(scheme).__name__
     for extra in given.keys() - specs.keys():
         raise ValueError(f"{name} has no param {extra!r}{nearest(extra, specs)}")
@@ -88,7 +97,10 @@ def check_params(
         )
     for key, value in given.items():
         if not hasattr(value, "shape") or not _is_float(value, xp):
-            raise TypeError(f"params[{key!r}] must be a floating-point array, got {value!r}")
+            raise TypeError(
+                f"params[{key!r}] must be a floating-point array of {xp.__name__} or of NumPy, "
+                f"got {type(value).__name__}"
+            )
         if tuple(value.shape) != tuple(specs[key].shape):
             raise ValueError(
                 f"params[{key!r}] has shape {tuple(value.shape)}, "
@@ -168,4 +180,12 @@ def _normal(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray[Any,
 def _is_float(array: Array, xp: Namespace) -> bool:
     if isinstance(array, np.ndarray):
         return np.issubdtype(array.dtype, np.floating)
-    return bool(xp.isdtype(array.dtype, "real floating"))
+    return not is_numpy_namespace(xp) and is_floating(array, xp)
+
+
+def is_floating(array: Array, xp: Namespace) -> bool:
+    """Whether an array holds floating-point numbers of this library; False for another's."""
+    try:
+        return bool(xp.isdtype(array.dtype, "real floating"))
+    except (AttributeError, TypeError):
+        return False

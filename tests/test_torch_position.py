@@ -185,3 +185,19 @@ def test_autocast_keeps_positions_precise(subject):
 def test_device_and_dtype_are_those_asked_for():
     module = posenc_torch.Position(posenc.T5Bias(HEADS), dtype=torch.float64)
     assert module.params["table"].dtype == torch.float64
+
+
+@pytest.mark.parametrize("shape", [(2, 1, 8), (2, 5, 1), (2, 5, 4)])
+def test_an_embedding_of_another_shape_is_not_broadcast(shape):
+    position = posenc_torch.Position(posenc.Sinusoidal(8))
+    with pytest.raises(ValueError, match="x .* must end in"):
+        position.embed(torch.zeros(shape), torch.arange(5))
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.5])
+@pytest.mark.parametrize("path", posenc_torch.PATHS)
+def test_a_scale_that_is_not_positive(path, scale):
+    q, k, v = torch.randn(3, 1, 2, 5, 8).unbind()
+    got = posenc_torch.attention(q, k, v, posenc.NoPE(), causal=True, scale=scale, path=path)
+    scores = (q @ k.mT * scale).masked_fill(torch.ones(5, 5).triu(1).bool(), -torch.inf)
+    torch.testing.assert_close(got, scores.softmax(-1) @ v)

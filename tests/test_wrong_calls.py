@@ -67,7 +67,14 @@ ATTENTION = {
     "coords-floats": (
         GATES | {"q_coords": Q[..., 0], "k_coords": [[[0.0]]]}, (TypeError, ValueError), "k_coords",
     ),
-    "scale-text": ({"scale": "large"}, (TypeError, ValueError), "scale"),
+    "scale-text": ({"scale": "large"}, TypeError, "scale"),
+    "scale-nan": ({"scale": float("nan")}, ValueError, "scale"),
+    "causal-text": ({"causal": "False"}, TypeError, "causal"),
+    "transformed-text": ({"k_transformed": "no"}, TypeError, "k_transformed"),
+    "params-list": ({"params": [Q]}, TypeError, "params must map"),
+    "params-array": ({"params": Q}, TypeError, "params must map"),
+    "v-list": ({"v": [[[[1.0]]]]}, TypeError, "v must be an array"),
+    "q-none": ({"q": None}, TypeError, "q must be an array"),
 }  # fmt: skip
 GOOD = {"q": Q, "k": Q, "v": Q, "scheme": posenc.ALiBi(HEADS)}
 BACKENDS = [
@@ -92,7 +99,7 @@ def call(backend, arguments):
     import posenc_jax
 
     for name in set("qkv") & arguments.keys():
-        if arguments[name].ndim == 4:
+        if getattr(arguments[name], "ndim", 0) == 4:
             arguments[name] = np.swapaxes(arguments[name], 1, 2)
     return posenc_jax.attention(**converted(arguments, jnp.asarray))
 

@@ -13,7 +13,7 @@ from jax import Array
 from posenc import PositionScheme, prepare
 from posenc.attention import dense
 from posenc.call import Call
-from posenc.params import working_dtype
+from posenc.params import named, working_dtype
 from posenc.paths import Explanation, Path, choose
 from posenc_jax.chunked import chunked
 
@@ -130,7 +130,7 @@ def _chosen(
 ) -> tuple[Call, Path, Explanation]:
     """The call in the core's layout, and the path that serves it."""
     q, k, v = (_heads_first(name, a) for name, a in (("q", q), ("k", k), ("v", v)))
-    params = {name: _jax(array) for name, array in (params or {}).items()}
+    params = {name: _jax(array) for name, array in named(params).items()}
     options = {name: _jax(value) for name, value in options.items()}
     work = working_dtype([q, k, v, options.get("x"), *params.values()], xp=jnp)
     if path == "reference" or work == jnp.float64:
@@ -141,8 +141,10 @@ def _chosen(
 
 def _heads_first(name: str, array: Array) -> Array:
     """``(B, L, H, D)`` as ``(B, H, L, D)``."""
-    if len(getattr(array, "shape", ())) != 4:
-        raise ValueError(f"{name} must be an array (B, L, H, D), got {np.shape(array)}")
+    if not hasattr(array, "shape"):
+        raise TypeError(f"{name} must be an array, got {type(array).__name__}")
+    if len(array.shape) != 4:
+        raise ValueError(f"{name} must be (B, L, H, D), got shape {tuple(array.shape)}")
     return jnp.swapaxes(array, 1, 2)
 
 

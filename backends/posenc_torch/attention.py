@@ -132,6 +132,8 @@ def _causal_only(call: Call) -> bool:
     """Nothing but, at most, the causal mask that SDPA knows by itself."""
     q_len, k_len = call.q.shape[2], call.k.shape[2]
     known = not call.causal or (call.aligned and (q_len == k_len or q_len == 1))
+    # SDPA scales after its own causal mask: 0 times minus infinity is NaN, and -1 times it worse.
+    known = known and call.scale > 0
     has_bias = type(call.scheme).bias is not PositionScheme.bias
     return known and not has_bias and call.window is None and call.q_seg is None
 

@@ -63,7 +63,14 @@ class Position(nn.Module):
         if pos is None:
             pos = torch.arange(x.shape[-2], device=x.device)
         term = posenc.embedding(self.scheme, pos, self.params, xp=xp)
-        return x if term is None else (x + term).to(x.dtype)
+        if term is None:
+            return x
+        if x.shape[-2:] != term.shape[-2:]:
+            raise ValueError(
+                f"x {tuple(x.shape)} must end in the length of pos and the width of the "
+                f"embedding, {tuple(term.shape[-2:])}"
+            )
+        return (x + term).to(x.dtype)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, **keywords: Any) -> Tensor:
         """``posenc_torch.attention`` with this scheme and these params."""
