@@ -9,10 +9,9 @@ from typing import Any
 
 from array_api_compat import array_namespace, device
 
-from posenc.checks import check_count, check_finite, check_flag
+from posenc.checks import check_count, check_finite, check_flag, check_scheme
 from posenc.evaluate import (
     bias_tile,
-    check_scheme,
     column,
     coordinates,
     is_gated,
@@ -20,7 +19,7 @@ from posenc.evaluate import (
     transform,
 )
 from posenc.params import head_count, is_floating, merged, named, working_dtype
-from posenc.positions import as_positions, visible
+from posenc.positions import as_integers, as_positions, visible
 from posenc.protocol import Array, Namespace, PositionScheme
 
 
@@ -121,10 +120,10 @@ def prepare(
     check_shapes(q, k, v, xp=xp)
     heads, q_len, k_len = q.shape[1], q.shape[2], k.shape[2]
     declared = head_count(scheme)
-    if declared not in (None, 1, heads):
+    # Compared one by one: torch's compiler answers "in" wrongly for symbols.
+    if declared is not None and declared != 1 and declared != heads:
         raise ValueError(f"q has {heads} heads, the scheme num_heads={declared}: {scheme}")
-    if window is not None:
-        check_count("window", window)
+    window = None if window is None else check_count("window", window)
     work = working_dtype([q, k, v, x, *named(params).values()], xp=xp)
     aligned = _both_or_neither("q_pos", q_pos, "k_pos", k_pos)
     q_at, k_at = _aligned(q_len, k_len, q, xp) if aligned else (q_pos, k_pos)
@@ -136,8 +135,8 @@ def prepare(
         k=k,
         v=v,
         arrays=merged(scheme, params, dtype=work, device=device(q), xp=xp),
-        q_pos=as_positions("q_pos", q_at, xp=xp),
-        k_pos=as_positions("k_pos", k_at, xp=xp),
+        q_pos=q_at if aligned else as_positions("q_pos", q_at, device=device(q), xp=xp),
+        k_pos=k_at if aligned else as_positions("k_pos", k_at, device=device(q), xp=xp),
         aligned=aligned,
         q_seg=None,
         k_seg=None,
@@ -150,8 +149,8 @@ def prepare(
     if not _both_or_neither("q_seg", q_seg, "k_seg", k_seg):
         call = replace(
             call,
-            q_seg=as_positions("q_seg", q_seg, xp=xp),
-            k_seg=as_positions("k_seg", k_seg, xp=xp),
+            q_seg=as_integers("q_seg", q_seg, device=device(q), xp=xp),
+            k_seg=as_integers("k_seg", k_seg, device=device(q), xp=xp),
         )
     _check_lengths(call)
     if is_gated(scheme):
@@ -223,7 +222,7 @@ def _check_lengths(call: Call) -> None:
             continue
         if array.shape[-1] != length:
             raise ValueError(f"{name} has length {array.shape[-1]}, {name[0]} has {length}")
-        if len(array.shape) == 2 and array.shape[0] not in (1, batch):
+        if len(array.shape) == 2 and array.shape[0] != 1 and array.shape[0] != batch:
             raise ValueError(f"{name} has batch {array.shape[0]}, {name[0]} has {batch}")
 
 

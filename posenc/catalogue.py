@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from posenc import evaluate
+from posenc.checks import check_scheme
 from posenc.params import init_params
 from posenc.protocol import Array, PositionScheme
 from posenc.schemes import schemes
@@ -89,7 +90,7 @@ def table(rows: Sequence[Row]) -> str:
 def _row(name: str, maker: Callable[..., PositionScheme]) -> Row:
     try:
         scheme = maker(**_SIZES)
-        evaluate.check_scheme(scheme)
+        check_scheme(scheme)
         enters = tuple(place for place in _PLACES if _writes(scheme, place))
         return Row(
             name=name,

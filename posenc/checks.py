@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterable
+from numbers import Real
 from typing import Any
 
 
@@ -39,13 +40,19 @@ def check_flag(name: str, value: Any) -> bool:
 
 def check_finite(name: str, value: Any) -> float:
     """``value`` as a finite float."""
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        raise TypeError(f"{name} must be a number, got {value!r}") from None
-    if not math.isfinite(number):
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+    if not math.isfinite(value):
         raise ValueError(f"{name} must be finite, got {value!r}")
-    return number
+    return float(value)
+
+
+def check_scheme(scheme: Any) -> None:
+    """An instance of a scheme, not its class, its name, or something else."""
+    if isinstance(scheme, type) or not hasattr(scheme, "param_specs"):
+        raise TypeError(
+            f"scheme must be an instance of a PositionScheme, such as posenc.NoPE(), got {scheme!r}"
+        )
 
 
 def check_choice(name: str, value: Any, accepted: Iterable[str]) -> None:

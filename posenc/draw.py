@@ -14,7 +14,7 @@ import numpy as np
 from array_api_compat import array_namespace
 
 from posenc import evaluate, picture
-from posenc.checks import check_count
+from posenc.checks import check_count, check_scheme
 from posenc.params import head_count, init_params, merged
 from posenc.picture import Figure, Panel
 from posenc.protocol import Array, PositionScheme
@@ -61,7 +61,7 @@ def draw(
     ImportError, OSError
         Without matplotlib; where the file cannot be written.
     """
-    evaluate.check_scheme(scheme)
+    check_scheme(scheme)
     length, target = check_count("length", length), Path(path)
     if target.suffix.lower() not in ("", ".png"):
         raise ValueError(f"path must end in .png, got {str(path)!r}")

@@ -7,8 +7,9 @@ from typing import Any
 
 from array_api_compat import array_namespace, device
 
-from posenc.params import Params, head_count, merged, named, per_head, working_dtype
-from posenc.positions import as_positions
+from posenc.checks import check_scheme
+from posenc.params import Params, head_count, is_floating, merged, named, per_head, working_dtype
+from posenc.positions import as_integers, as_positions
 from posenc.protocol import Array, Namespace, PositionScheme, Role
 
 
@@ -113,11 +114,11 @@ def transform(
         raise ValueError(f"role must be 'query' or 'key', got {role!r}")
     if len(x.shape) < 2 or not xp.isdtype(x.dtype, "real floating"):
         raise ValueError(f"x must be floating, (..., L, D), got {tuple(x.shape)} of {x.dtype}")
-    at = as_positions("pos", pos, xp=xp)
+    at = as_positions("pos", pos, device=device(x), xp=xp)
     if at.shape[-1] != x.shape[-2]:
         raise ValueError(f"pos has {at.shape[-1]} positions for x of length {x.shape[-2]}")
     if len(at.shape) == 2:
-        if len(x.shape) < 3 or at.shape[0] not in (1, x.shape[0]):
+        if len(x.shape) < 3 or (at.shape[0] != 1 and at.shape[0] != x.shape[0]):
             raise ValueError(
                 f"pos {tuple(at.shape)} needs x (B, ..., L, D) of the same B, got {tuple(x.shape)}"
             )
@@ -181,10 +182,12 @@ def coordinates(
     """
     check_scheme(scheme)
     xp = xp or array_namespace(x)
-    if len(x.shape) != 3:
-        raise ValueError(f"x must have shape (B, L, C), got {tuple(x.shape)}")
+    if len(x.shape) != 3 or not is_floating(x, xp):
+        raise ValueError(f"x must be floating, (B, L, C), got {tuple(x.shape)} of {x.dtype}")
     if pos is None and (at_pos is not None or at_seg is not None):
         raise ValueError("at_pos or at_seg is given without pos; give pos too")
+    if seg is None and at_seg is not None:
+        raise ValueError("at_seg is given without seg; give seg too")
     work = working_dtype([x, *named(params).values()], xp=xp)
     arrays, work = _arrays(scheme, params, like=x, dtype=work, xp=xp)
     gates = scheme.gate(xp.astype(x, work), params=Params(arrays, work), xp=xp)
@@ -195,14 +198,30 @@ def coordinates(
         sums = xp.cumulative_sum(gates, axis=-1)
     else:
         pos = xp.arange(x.shape[1], device=device(x)) if pos is None else pos
-        tokens = [as_positions("pos", pos, xp=xp), seg]
-        readers = [tokens[0] if at_pos is None else as_positions("at_pos", at_pos, xp=xp)]
-        readers.append(seg if at_seg is None else at_seg)
-        counted = row(tokens[0]) <= column(readers[0])
+        at_pos, at_seg = (pos if at_pos is None else at_pos), (seg if at_seg is None else at_seg)
+        tokens = as_positions("pos", pos, device=device(x), xp=xp)
+        readers = as_positions("at_pos", at_pos, device=device(x), xp=xp)
+        _check_fits(x, pos=tokens)
+        counted = row(tokens) <= column(readers)
         if seg is not None:
-            counted = counted & (row(tokens[1]) == column(readers[1]))
+            here, there = (
+                as_integers(name, s, device=device(x), xp=xp)
+                for name, s in (("seg", seg), ("at_seg", at_seg))
+            )
+            _check_fits(x, seg=here)
+            counted = counted & (row(here) == column(there))
         sums = xp.matmul(xp.astype(counted, work), gates[..., None])[..., 0]
+    if carry is not None and tuple(carry.shape) != tuple(sums.shape[:2]):
+        raise ValueError(f"carry must be (B, H) = {sums.shape[:2]}, got {tuple(carry.shape)}")
     return sums if carry is None else sums + xp.astype(carry, work)[..., None]
+
+
+def _check_fits(x: Array, **places: Array) -> None:
+    """Positions or segments ``(L,)`` or ``(B, L)`` fit hidden states ``(B, L, C)``."""
+    for name, place in places.items():
+        batched = len(place.shape) == 2 and place.shape[0] != 1
+        if place.shape[-1] != x.shape[1] or (batched and place.shape[0] != x.shape[0]):
+            raise ValueError(f"{name} {tuple(place.shape)} does not fit x {tuple(x.shape)}")
 
 
 def is_gated(scheme: PositionScheme) -> bool:
@@ -210,20 +229,12 @@ def is_gated(scheme: PositionScheme) -> bool:
     return type(scheme).gate is not PositionScheme.gate
 
 
-def check_scheme(scheme: Any) -> None:
-    """An instance of a scheme, not its class, its name, or something else."""
-    if isinstance(scheme, type) or not hasattr(scheme, "param_specs"):
-        raise TypeError(
-            f"scheme must be an instance of a PositionScheme, such as posenc.NoPE(), got {scheme!r}"
-        )
-
-
 def check_batches(**positions: Array) -> int:
     """The batch size that arrays ``(L,)`` or ``(B, L)`` agree on; 1 if none has a batch."""
     sizes = {name: p.shape[0] for name, p in positions.items() if len(p.shape) == 2}
     batch = max(sizes.values(), default=1)
     for name, size in sizes.items():
-        if size not in (1, batch):
+        if size != 1 and size != batch:
             raise ValueError(f"{name} has batch {size}, others have {batch}: {sizes}")
     return batch
 

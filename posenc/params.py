@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from array_api_compat import device, is_numpy_namespace
 
-from posenc.checks import nearest
+from posenc.checks import check_scheme, nearest
 from posenc.protocol import Array, Namespace, PositionScheme
 
 
@@ -66,6 +66,7 @@ def init_params(
 
     The same numbers for every framework. ``seed`` is what ``numpy.random.default_rng`` takes.
     """
+    check_scheme(scheme)
     rng = np.random.default_rng(seed)
     draws = {
         name: (spec.init or _normal)(rng, spec.shape) for name, spec in scheme.param_specs().items()

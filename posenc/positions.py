@@ -6,9 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from array_api_compat import is_numpy_namespace
 
 from posenc.checks import check_count
 from posenc.protocol import Array, Namespace
+
+FARTHEST = 2**30  # differences of positions up to here fit 32 bits
 
 
 def concrete(array: Array, xp: Namespace) -> np.ndarray[Any, Any] | None:
@@ -26,28 +29,48 @@ def concrete(array: Array, xp: Namespace) -> np.ndarray[Any, Any] | None:
         return None
 
 
-def as_positions(name: str, pos: Array, *, xp: Namespace) -> Array:
-    """``pos (L,)`` or ``(B, L)`` as int32 or int64, wide enough for differences.
+def as_positions(name: str, pos: Array, *, xp: Namespace, device: Any = None) -> Array:
+    """``pos (L,)`` or ``(B, L)`` as int32 or int64; differences cannot overflow.
 
     Raises
     ------
     TypeError
         If ``pos`` is no array of integers. Half-precision positions cannot tell 256 from 257.
     ValueError
-        If it has another number of axes.
+        If it has another number of axes, or a value outside of ``-FARTHEST .. FARTHEST`` where
+        values can be seen.
     """
-    dtype = getattr(pos, "dtype", None)
-    if dtype is None:
-        raise TypeError(f"{name} must be an array of integers, got {type(pos).__name__}")
+    check_range(name, pos, xp)
+    return as_integers(name, pos, xp=xp, device=device)
+
+
+def check_range(name: str, pos: Array, xp: Namespace) -> None:
+    """No position is so far away that 32-bit differences overflow, where values can be seen."""
+    seen = concrete(pos, xp)
+    if seen is None or not np.issubdtype(seen.dtype, np.integer) or not seen.size:
+        return
+    low, high = int(seen.min()), int(seen.max())
+    if low < -FARTHEST or high > FARTHEST:
+        wrong = low if low < -FARTHEST else high
+        raise ValueError(f"{name} holds {wrong}, accepted: -2**30 .. 2**30")
+
+
+def as_integers(name: str, values: Array, *, xp: Namespace, device: Any = None) -> Array:
+    """Integers ``(L,)`` or ``(B, L)`` as int32 or int64; a NumPy array may stand for any."""
+    if not hasattr(values, "dtype"):
+        raise TypeError(f"{name} must be an array of integers, got {type(values).__name__}")
+    if isinstance(values, np.ndarray) and not is_numpy_namespace(xp):
+        values = xp.asarray(values, device=device)
+    dtype = values.dtype
     if not xp.isdtype(dtype, "integral"):
         raise TypeError(f"{name} must have an integer dtype, got {dtype}")
-    if len(pos.shape) not in (1, 2):
-        raise ValueError(f"{name} must have shape (L,) or (B, L), got {tuple(pos.shape)}")
+    if len(values.shape) not in (1, 2):
+        raise ValueError(f"{name} must have shape (L,) or (B, L), got {tuple(values.shape)}")
     if dtype in (xp.int32, xp.int64):
-        return pos
+        return values
     if dtype in (xp.int8, xp.int16, xp.uint8, getattr(xp, "uint16", None)):
-        return xp.astype(pos, xp.int32)
-    return xp.astype(pos, xp.arange(1).dtype)  # the library's widest: JAX may have 32 bits only
+        return xp.astype(values, xp.int32)
+    return xp.astype(values, xp.arange(1).dtype)  # the widest: JAX may have 32 bits only
 
 
 def visible(

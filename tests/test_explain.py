@@ -61,14 +61,23 @@ def test_auto_computes_what_it_names(name):
     np.testing.assert_array_equal(auto, backend.attention(q, q, q, posenc.ALiBi(HEADS), path=path))
 
 
-@pytest.mark.skipif(not HAS["torch"], reason="torch is not installed")
+@pytest.mark.skipif(not HAS["jax"], reason="jax is not installed")
 def test_a_path_that_cannot_says_why():
+    backend, q = backend_of("jax")
+    v = q[..., : DIM // 2]
+    with pytest.raises(NotImplementedError, match=r"xla.*head_dim"):
+        backend.attention(q, q, v, posenc.ALiBi(HEADS), path="xla")
+    found = backend.explain(q, q, v, posenc.ALiBi(HEADS))
+    assert found["path"] == "chunked"
+    assert "head_dim" in found["others"]["xla"]
+
+
+@pytest.mark.skipif(not HAS["torch"], reason="torch is not installed")
+def test_a_float64_param_makes_every_path_work_in_float64():
     backend, q = backend_of("torch")
-    scheme = posenc.ALiBi(HEADS, learned=True)
-    wide = {"slopes": np.ones(HEADS)}
-    with pytest.raises(NotImplementedError, match=r"sdpa.*float64"):
-        backend.attention(q, q, q, scheme, wide, path="sdpa")
-    found = backend.explain(q, q, q, scheme, wide)
-    assert found["path"] == "reference"
-    assert "float64" in found["others"]["sdpa"]
-    assert backend.attention(q, q, q, scheme, wide).dtype == q.dtype
+    scheme, wide = posenc.ALiBi(HEADS, learned=True), {"slopes": np.linspace(0.1, 1, HEADS)}
+    exact = posenc.attention(*[q.double().numpy()] * 3, scheme, wide)
+    for path in backend.PATHS:
+        out = backend.attention(q, q, q, scheme, wide, path=path)
+        assert out.dtype == q.dtype
+        np.testing.assert_array_equal(out.numpy(), exact.astype(np.float32))

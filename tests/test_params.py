@@ -5,7 +5,7 @@ from __future__ import annotations
 import array_api_compat.numpy as xp
 import numpy as np
 import pytest
-from subjects import SUBJECTS
+from subjects import SUBJECTS, Forgetting
 
 import posenc
 from posenc.params import HeadTable
@@ -49,3 +49,23 @@ def test_a_head_table_answers_for_every_head():
     np.testing.assert_array_equal(table[1, 2], array[:, 1, 2][:, None, None])
     with pytest.raises(IndexError, match="2 indices"):
         table[i]
+
+
+X = np.ones((1, 5, 6), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"at_pos": np.arange(5)}, "without pos"),
+        ({"pos": np.arange(5), "at_seg": np.arange(5)}, "without seg"),
+        ({"pos": np.arange(4)}, "pos .* does not fit x"),
+        ({"pos": np.zeros((3, 5), int)}, "pos .* does not fit x"),
+        ({"seg": np.zeros((3, 5), int)}, "seg .* does not fit x"),
+        ({"carry": np.zeros((3, 2), np.float32)}, "carry must be"),
+    ],
+)
+def test_coordinates_of_what_does_not_fit(changes, message):
+    scheme = Forgetting(num_heads=2)
+    with pytest.raises(ValueError, match=message):
+        posenc.coordinates(scheme, X, posenc.init_params(scheme), **changes)

@@ -311,11 +311,18 @@ def test_csv_is_tidy_and_failed_runs_are_in_it(tmp_path, records):
 
 def test_a_file_is_never_half_written(tmp_path):
     path = tmp_path / "record.json"
-    save(path, {"scheme": "a", "seed": 0, "status": "ok"})
+    save(path, {"scheme": "a", "seed": 0, "status": "failed"})
     with pytest.raises(TypeError):
         save(path, {"scheme": object()})
-    assert load(path) == {"scheme": "a", "seed": 0, "status": "ok"}
+    assert load(path) == {"scheme": "a", "seed": 0, "status": "failed"}
     assert load(tmp_path / "absent.json") is None
+
+
+def test_a_record_that_lacks_its_losses_is_none(tmp_path):
+    path = tmp_path / "record.json"
+    for text in ("[1, 2]", '{"scheme": "a", "seed": 0, "status": "ok"}', '{"seed": 0}'):
+        path.write_text(text)
+        assert load(path) is None
 
 
 def test_labels():
@@ -354,6 +361,8 @@ def test_no_bucket_lies_beyond_the_training_length(train_len):
         ({"schemes": ("rope:bse=2",)}, "did you mean 'base'"),
         ({"schemes": ("rope:base",)}, "must read name=value"),
         ({"seeds": 0}, "seeds must be at least 1"),
+        ({"schemes": ("t5:num_heads=3",)}, "num_heads of 't5' is the model's"),
+        ({"schemes": ("rope+nope+rope",)}, "names 3 schemes for layers=2"),
     ],
 )
 def test_bad_configurations(changes, message):

@@ -190,7 +190,7 @@ def test_device_and_dtype_are_those_asked_for():
 @pytest.mark.parametrize("shape", [(2, 1, 8), (2, 5, 1), (2, 5, 4)])
 def test_an_embedding_of_another_shape_is_not_broadcast(shape):
     position = posenc_torch.Position(posenc.Sinusoidal(8))
-    with pytest.raises(ValueError, match="x .* must end in"):
+    with pytest.raises(ValueError, match="x must be floating and end in"):
         position.embed(torch.zeros(shape), torch.arange(5))
 
 
@@ -201,3 +201,26 @@ def test_a_scale_that_is_not_positive(path, scale):
     got = posenc_torch.attention(q, k, v, posenc.NoPE(), causal=True, scale=scale, path=path)
     scores = (q @ k.mT * scale).masked_fill(torch.ones(5, 5).triu(1).bool(), -torch.inf)
     torch.testing.assert_close(got, scores.softmax(-1) @ v)
+
+
+@pytest.mark.parametrize(
+    "scheme", [posenc.NoPE(), posenc.RoPE(8), posenc.ALiBi(2), posenc.T5Bias(2)]
+)
+def test_one_program_serves_every_length(scheme):
+    position = posenc_torch.Position(scheme)
+    compiled = torch.compile(
+        lambda q: position.attend(q, q, q, causal=True), fullgraph=True, dynamic=True,
+        backend="aot_eager",
+    )  # fmt: skip
+    for length in (5, 9, 14):
+        q = torch.randn(2, 2, length, 8)
+        torch.testing.assert_close(compiled(q), position.attend(q, q, q, causal=True))
+
+
+def test_float64_keys_are_turned_in_float64():
+    q, k = torch.randn(1, 2, 5, 8, dtype=torch.float64), torch.randn(1, 2, 5, 8)
+    rope = posenc.RoPE(8)
+    expected = posenc.attention(q.numpy(), k.double().numpy(), k.double().numpy(), rope)
+    for path in posenc_torch.PATHS:
+        got = posenc_torch.attention(q, k, k, rope, path=path)
+        np.testing.assert_allclose(got.numpy(), expected, atol=1e-14)

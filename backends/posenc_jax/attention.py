@@ -15,6 +15,7 @@ from posenc.attention import dense
 from posenc.call import Call
 from posenc.params import named, working_dtype
 from posenc.paths import Explanation, Path, choose
+from posenc.positions import check_range
 from posenc_jax.chunked import chunked
 
 # Where "auto" leaves the whole scores for tiles. Decoding has few queries, whose scores take less
@@ -131,6 +132,9 @@ def _chosen(
     """The call in the core's layout, and the path that serves it."""
     q, k, v = (_heads_first(name, a) for name, a in (("q", q), ("k", k), ("v", v)))
     params = {name: _jax(array) for name, array in named(params).items()}
+    for name in ("q_pos", "k_pos"):  # before JAX makes 32 bits of them
+        if hasattr(options.get(name), "dtype"):
+            check_range(name, options[name], jnp)
     options = {name: _jax(value) for name, value in options.items()}
     work = working_dtype([q, k, v, options.get("x"), *params.values()], xp=jnp)
     if path == "reference" or work == jnp.float64:

@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from posenc.attention import dense
-from posenc.call import Call, prepare
+from posenc.call import Call, check_shapes, prepare
+from posenc.params import named, working_dtype
 from posenc.paths import Explanation, Path, choose
 from posenc.protocol import PositionScheme
 
@@ -66,7 +67,7 @@ def attention(
         A wrong argument, by name, value and what is accepted.
     """
     call = prepare(
-        q, k, v, scheme, params, causal,
+        *_widened(q, k, v, x, params), scheme, params, causal,
         q_pos=q_pos, k_pos=k_pos, q_seg=q_seg, k_seg=k_seg, window=window, scale=scale,
         k_transformed=k_transformed, x=x, q_coords=q_coords, k_coords=k_coords, xp=xp,
     )  # fmt: skip
@@ -89,8 +90,19 @@ def explain(
 
     A dict that prints well: ``path``, the name, and ``others``, name -> reason.
     """
-    call = prepare(q, k, v, scheme, params, causal, xp=xp, **options)
+    tensors = _widened(q, k, v, options.get("x"), params)
+    call = prepare(*tensors, scheme, params, causal, xp=xp, **options)
     return choose(_PATHS, call, path)[1]
+
+
+def _widened(
+    q: Tensor, k: Tensor, v: Tensor, x: Tensor | None, params: Mapping[str, Any] | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v, in float64 if anything is: before a transform could round them."""
+    if working_dtype([q, k, v, x, *named(params).values()], xp=xp) != torch.float64:
+        return q, k, v
+    check_shapes(q, k, v, xp=xp)
+    return q.double(), k.double(), v.double()
 
 
 def _reference(call: Call) -> Tensor:
@@ -104,9 +116,9 @@ def _sdpa(call: Call) -> Tensor:
     q, k, v = (x.to(dtype) for x in (call.q, call.k, call.v))
     grouped = {"enable_gqa": True} if q.shape[1] != k.shape[1] else {}
     if _causal_only(call):
-        return scaled_dot_product_attention(
-            q, k, v, is_causal=call.causal and q.shape[2] > 1, scale=call.scale, **grouped
-        )
+        # A bool also where lengths are symbols of the compiler.
+        causal = True if call.causal and q.shape[2] > 1 else False  # noqa: SIM210
+        return scaled_dot_product_attention(q, k, v, is_causal=causal, scale=call.scale, **grouped)
     bias, seen = call.allowed_bias()
     if bias is not None and dtype != call.dtype:
         bias = _below_zero(bias, seen)
@@ -138,14 +150,8 @@ def _causal_only(call: Call) -> bool:
     return known and not has_bias and call.window is None and call.q_seg is None
 
 
-def _refuse_sdpa(call: Call) -> str | None:
-    if call.dtype == torch.float64 and call.q.dtype != torch.float64:
-        return "a float64 param asks for float64 scores; its mask has the dtype of q"
-    return None
-
-
 _PATHS = (
-    Path("sdpa", _sdpa, refuse=_refuse_sdpa),
+    Path("sdpa", _sdpa),
     Path("reference", _reference),
 )
 PATHS = tuple(path.name for path in _PATHS)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import posenc
+from posenc.checks import check_scheme
 from posenc.protocol import PositionScheme
 from posenc_torch.attention import attention
 
@@ -35,6 +36,7 @@ class Position(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        check_scheme(scheme)
         self.scheme = scheme
         for name, spec in scheme.param_specs().items():
             empty = torch.empty(spec.shape, device=device, dtype=dtype)
@@ -65,10 +67,10 @@ class Position(nn.Module):
         term = posenc.embedding(self.scheme, pos, self.params, xp=xp)
         if term is None:
             return x
-        if x.shape[-2:] != term.shape[-2:]:
+        if not x.is_floating_point() or x.shape[-2:] != term.shape[-2:]:
             raise ValueError(
-                f"x {tuple(x.shape)} must end in the length of pos and the width of the "
-                f"embedding, {tuple(term.shape[-2:])}"
+                f"x must be floating and end in the length of pos and the width of the embedding, "
+                f"{tuple(term.shape[-2:])}, got {tuple(x.shape)} of {x.dtype}"
             )
         return (x + term).to(x.dtype)
 

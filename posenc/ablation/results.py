@@ -31,6 +31,12 @@ COLUMNS = (
 )
 
 
+_NEEDED = {
+    *("scheme", "seed", "status", "params", "tokens_per_second"),
+    *("loss", "loss_same_targets", "loss_windowed", "loss_by_position", "curve"),
+}
+
+
 def write_whole(path: Path, text: str) -> None:
     """Write a file that is never seen half written, even if the process dies."""
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
@@ -49,8 +55,10 @@ def load(path: Path) -> Record | None:
         record = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
         return None
-    whole = isinstance(record, dict) and {"scheme", "seed", "status"} <= record.keys()
-    return record if whole else None
+    if not isinstance(record, dict):
+        return None
+    needed = _NEEDED if record.get("status") == "ok" else {"scheme", "seed", "status"}
+    return record if needed <= record.keys() else None
 
 
 def write_tables(folder: Path, records: Sequence[Record]) -> None:

@@ -35,6 +35,9 @@ class Part:
 
     def make(self, defaults: Mapping[str, Any] | None = None, **sizes: int) -> PositionScheme:
         """The scheme; its own options outweigh ``defaults``."""
+        for option, _ in self.options:
+            if option in sizes:
+                raise ValueError(f"{option} of {self.name!r} is the model's, not an option")
         return make(self.name, **sizes, **{**(defaults or {}), **dict(self.options)})
 
 
@@ -51,6 +54,8 @@ def layers(label: str, sizes: Sizes) -> tuple[PositionScheme, ...]:
         )
         for part in parse(label)
     ]
+    if len(made) > sizes.layers:
+        raise ValueError(f"{label!r} names {len(made)} schemes for layers={sizes.layers}")
     return tuple(made[layer % len(made)] for layer in range(sizes.layers))
 
 

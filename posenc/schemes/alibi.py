@@ -84,7 +84,7 @@ def _geometric(num_heads: int) -> tuple[float, ...]:
 
 
 def _paper(num_heads: int) -> tuple[float, ...]:
-    power = 2 ** (num_heads.bit_length() - 1)
+    power = 2 ** (int(num_heads).bit_length() - 1)
     return _geometric(power) + _geometric(2 * power)[::2][: num_heads - power]
 
 
