@@ -6,7 +6,8 @@ or embedding on NumPy, PyTorch and JAX, attention with it, and a study that comp
 
 from posenc.attention import attention
 from posenc.call import prepare
-from posenc.evaluate import bias, coordinates, embedding, transform
+from posenc.evaluate import bias, embedding, transform
+from posenc.gates import coordinates
 from posenc.params import init_params
 from posenc.protocol import ParamSpec, PositionScheme
 from posenc.schemes import ALiBi, Learned, NoPE, RoPE, Sinusoidal, T5Bias, make, schemes

@@ -13,11 +13,11 @@ from posenc.checks import check_count, check_finite, check_flag, check_scheme
 from posenc.evaluate import (
     bias_tile,
     column,
-    coordinates,
     is_gated,
     row,
     transform,
 )
+from posenc.gates import coordinates
 from posenc.params import head_count, is_floating, merged, named, working_dtype
 from posenc.positions import as_integers, as_positions, visible
 from posenc.protocol import Array, Namespace, PositionScheme

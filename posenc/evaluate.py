@@ -1,4 +1,4 @@
-"""A scheme applied to arrays: its bias, its transform, its embedding, its coordinates."""
+"""A scheme applied to arrays: its bias, its transform, its embedding."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 from array_api_compat import array_namespace, device
 
 from posenc.checks import check_scheme
-from posenc.params import Params, head_count, is_floating, merged, named, per_head, working_dtype
-from posenc.positions import as_integers, as_positions
+from posenc.params import Params, head_count, merged, named, per_head, working_dtype
+from posenc.positions import as_positions
 from posenc.protocol import Array, Namespace, PositionScheme, Role
 
 
@@ -57,7 +57,7 @@ def bias(
             f"the bias of {type(scheme).__name__} depends on gates, not on positions alone; "
             "posenc.coordinates gives its coordinates"
         )
-    arrays, work = _arrays(scheme, params, like=q_at, dtype=dtype, xp=xp)
+    arrays, work = arrays_for(scheme, params, like=q_at, dtype=dtype, xp=xp)
     batched = len(q_at.shape) == 2 or len(k_at.shape) == 2
     value = bias_tile(scheme, column(q_at), row(k_at), arrays, dtype=work, xp=xp)
     if value is None:
@@ -123,7 +123,7 @@ def transform(
                 f"pos {tuple(at.shape)} needs x (B, ..., L, D) of the same B, got {tuple(x.shape)}"
             )
         at = xp.reshape(at, (at.shape[0], *[1] * (len(x.shape) - 3), at.shape[1]))
-    arrays, work = _arrays(scheme, params, like=x, dtype=x.dtype, xp=xp)
+    arrays, work = arrays_for(scheme, params, like=x, dtype=x.dtype, xp=xp)
     views = per_head(scheme, arrays, dtype=work, xp=xp)
     return scheme.transform(x, at, role=role, params=views, xp=xp)
 
@@ -144,84 +144,9 @@ def embedding(
     check_scheme(scheme)
     xp = xp or array_namespace(pos)
     at = as_positions("pos", pos, xp=xp)
-    arrays, work = _arrays(scheme, params, like=at, dtype=dtype, xp=xp)
+    arrays, work = arrays_for(scheme, params, like=at, dtype=dtype, xp=xp)
     value = scheme.embedding(at, params=Params(arrays, work), xp=xp)
     return None if value is None else _cast(value, dtype, xp)
-
-
-def coordinates(
-    scheme: PositionScheme,
-    x: Array,
-    params: Mapping[str, Array] | None = None,
-    *,
-    pos: Array | None = None,
-    seg: Array | None = None,
-    at_pos: Array | None = None,
-    at_seg: Array | None = None,
-    carry: Array | None = None,
-    xp: Namespace | None = None,
-) -> Array | None:
-    """Coordinates of a gated scheme: gates summed in the order of positions.
-
-    Parameters
-    ----------
-    x
-        Hidden states ``(B, L, C)``.
-    pos, seg
-        Integer positions and segments of the tokens, ``(L,)`` or ``(B, L)``. A coordinate is the
-        sum over all tokens of its segment up to its position. Default: in order, one segment.
-    at_pos, at_seg
-        Where to read coordinates, if not at the tokens themselves; only together with ``pos``.
-    carry
-        The last coordinate ``(B, H)`` of tokens that came before these (decoding).
-
-    Returns
-    -------
-    ``(B, H, L)`` in float32, or in float64 if ``x`` or a param is; None for a scheme without gates.
-    Explicit positions or segments take memory ``O(B L**2)``.
-    """
-    check_scheme(scheme)
-    xp = xp or array_namespace(x)
-    if len(x.shape) != 3 or not is_floating(x, xp):
-        raise ValueError(f"x must be floating, (B, L, C), got {tuple(x.shape)} of {x.dtype}")
-    if pos is None and (at_pos is not None or at_seg is not None):
-        raise ValueError("at_pos or at_seg is given without pos; give pos too")
-    if seg is None and at_seg is not None:
-        raise ValueError("at_seg is given without seg; give seg too")
-    work = working_dtype([x, *named(params).values()], xp=xp)
-    arrays, work = _arrays(scheme, params, like=x, dtype=work, xp=xp)
-    gates = scheme.gate(xp.astype(x, work), params=Params(arrays, work), xp=xp)
-    if gates is None:
-        return None
-    gates = xp.permute_dims(xp.astype(gates, work), (0, 2, 1))
-    if pos is None and seg is None:
-        sums = xp.cumulative_sum(gates, axis=-1)
-    else:
-        pos = xp.arange(x.shape[1], device=device(x)) if pos is None else pos
-        at_pos, at_seg = (pos if at_pos is None else at_pos), (seg if at_seg is None else at_seg)
-        tokens = as_positions("pos", pos, device=device(x), xp=xp)
-        readers = as_positions("at_pos", at_pos, device=device(x), xp=xp)
-        _check_fits(x, pos=tokens)
-        counted = row(tokens) <= column(readers)
-        if seg is not None:
-            here, there = (
-                as_integers(name, s, device=device(x), xp=xp)
-                for name, s in (("seg", seg), ("at_seg", at_seg))
-            )
-            _check_fits(x, seg=here)
-            counted = counted & (row(here) == column(there))
-        sums = xp.matmul(xp.astype(counted, work), gates[..., None])[..., 0]
-    if carry is not None and tuple(carry.shape) != tuple(sums.shape[:2]):
-        raise ValueError(f"carry must be (B, H) = {sums.shape[:2]}, got {tuple(carry.shape)}")
-    return sums if carry is None else sums + xp.astype(carry, work)[..., None]
-
-
-def _check_fits(x: Array, **places: Array) -> None:
-    """Positions or segments ``(L,)`` or ``(B, L)`` fit hidden states ``(B, L, C)``."""
-    for name, place in places.items():
-        batched = len(place.shape) == 2 and place.shape[0] != 1
-        if place.shape[-1] != x.shape[1] or (batched and place.shape[0] != x.shape[0]):
-            raise ValueError(f"{name} {tuple(place.shape)} does not fit x {tuple(x.shape)}")
 
 
 def is_gated(scheme: PositionScheme) -> bool:
@@ -239,7 +164,7 @@ def check_batches(**positions: Array) -> int:
     return batch
 
 
-def _arrays(
+def arrays_for(
     scheme: PositionScheme,
     params: Mapping[str, Array] | None,
     *,
