@@ -9,7 +9,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +71,7 @@ def run_cells(
     if not missing:
         return
     folder = cells_folder(study)
-    with _workers(study, len(missing)) if executor is None else _given(executor) as pool:
+    with _workers(study, len(missing)) if executor is None else nullcontext(executor) as pool:
         pending = {pool.submit(work, cell, study.text, str(folder)): cell for cell in missing}
         yield from _collected(pending, folder, on_progress)
 
@@ -143,11 +143,6 @@ def _progress(path: Path) -> tuple[int, float] | None:
     except (OSError, ValueError):
         return None
     return step, loss
-
-
-@contextmanager
-def _given(executor: Executor) -> Iterator[Executor]:
-    yield executor
 
 
 @contextmanager
