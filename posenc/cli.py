@@ -7,6 +7,7 @@ import sys
 import typing
 from collections.abc import Sequence
 from dataclasses import Field, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import posenc
@@ -25,6 +26,8 @@ _COMMANDS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; the exit status is 0, 1 where runs failed, 2 for bad input, 130 for Ctrl-C."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.append(here)  # where a scheme of one's own lies, module.Class
     # Only the command asked for is imported, so that help appears at once.
     parser = _parser(next((w for w in words if not w.startswith("-")), None))
     options = vars(parser.parse_args(words))

@@ -67,7 +67,7 @@ def grid(route):
     half = [("everything", "bfloat16")]
     wide = [("causal", "float64"), ("everything", "float64")]
     every = [(case, "float32") for case in CASES]
-    if route.backend != "jax":
+    if route.framework.name != "jax":
         return [(s, *at) for s in STEERING for at in every + wide + half]
     some = [("causal", "float32"), ("everything", "float32")]
     if route.path == "reference":  # as in the core: its sharing of code is the reason
@@ -92,13 +92,13 @@ def tensors_of(scheme, case, seed=0):
 @cache
 def expected(subject: str, case: str):
     """The reference in float64: values from NumPy, gradients from torch's autograd if there."""
-    from frameworks import HAS, Route
+    from frameworks import HAS, route
 
     scheme, where = SUBJECTS[subject], CASES[case]
     tensors, params = tensors_of(scheme, where), params_of(scheme)
     wide = {"dtype": "float64", **where.options}
-    values = Route("numpy", "reference").attend(scheme, tensors, params, **wide)
+    values = route("numpy", "reference").attend(scheme, tensors, params, **wide)
     if not HAS["torch"]:
         return values, None
     d_out = normal(values.shape, 9)
-    return values, Route("torch", "reference").gradients(scheme, tensors, params, d_out, **wide)[1]
+    return values, route("torch", "reference").gradients(scheme, tensors, params, d_out, **wide)[1]

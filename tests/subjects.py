@@ -14,6 +14,7 @@ import numpy as np
 
 import posenc
 from posenc import ParamSpec, PositionScheme
+from posenc.testing.frameworks import readonly
 
 HEADS, DIM, WIDTH, MAX_LEN = 4, 8, 6, 64
 
@@ -188,6 +189,9 @@ class Both(posenc.RoPE):
         m = params["strength"]
         return m * xp.astype(k - q, m.dtype)
 
+    def key_bias(self, k, *, params, xp):
+        return params["strength"] * xp.astype(k, params["strength"].dtype)
+
 
 def from_catalogue() -> dict[str, PositionScheme]:
     sizes = {"num_heads": HEADS, "head_dim": DIM, "max_len": MAX_LEN}
@@ -232,27 +236,10 @@ def heads(scheme: PositionScheme) -> int:
     return getattr(scheme, "num_heads", HEADS)
 
 
-def reach_of(scheme: PositionScheme) -> tuple[int, int]:
-    """The widest range of positions that the scheme takes, as it says itself."""
-    for low, high in ((-(2**20), 2**20), (0, MAX_LEN - 1)):
-        try:
-            posenc.embedding(scheme, np.asarray([low, high]), params_of(scheme))
-        except IndexError:
-            continue
-        return low, high
-    raise AssertionError(f"{scheme} takes no position")
-
-
 def params_of(scheme: PositionScheme, seed: int = 0, dtype: str = "float32"):
     """First values, read-only."""
     values = posenc.init_params(scheme, seed)
     return {name: readonly(value.astype(dtype)) for name, value in values.items()}
-
-
-def readonly(array):
-    array = np.array(array)
-    array.flags.writeable = False
-    return array
 
 
 def normal(shape: Sequence[int], seed: int, dtype: str = "float64"):

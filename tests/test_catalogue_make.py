@@ -79,3 +79,26 @@ def test_a_bad_addition_is_a_warning(entries, name, value, message):
         found = posenc.schemes()
     assert "mine" not in found
     assert found["alibi"](**SIZES) == posenc.ALiBi(2)
+
+
+def test_a_dotted_name_is_imported():
+    scheme = posenc.make("subjects.Kerple", **SIZES)
+    assert type(scheme).__name__ == "Kerple"
+    assert scheme.num_heads == 2
+    assert posenc.make("subjects.Fence", **SIZES, reach=3).reach == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "message"),
+    [
+        ("no_such_module.Kerple", ValueError, "unknown scheme .*No module named 'no_such_module'"),
+        ("subjects.Missing", ValueError, "has no attribute 'Missing'"),
+        ("os.path", TypeError, "neither a PositionScheme nor a maker"),
+        ("pathlib.Path", TypeError, "neither a PositionScheme nor a maker"),
+        (".Kerple", ValueError, "unknown scheme"),
+        ("kerpel", ValueError, "or a dotted name module.Class"),
+    ],
+)
+def test_dotted_names_of_nothing(name, error, message):
+    with pytest.raises(error, match=message):
+        posenc.make(name, **SIZES)

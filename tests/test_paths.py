@@ -5,18 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from cases import CASES, Case, expected, grid, tensors_of
-from frameworks import FUSED, HAS, Route, assert_near
+from frameworks import FUSED, HAS
+from frameworks import route as named
 from subjects import DIM, HEADS, SUBJECTS, normal, params_of
 
-# Relative to the largest number compared.
-TOLERANCES = {
-    # Sums of 8 channels and 20 keys, in another order: some tens of roundings of 1e-16.
-    "float64": 1e-14,
-    # Likewise of 6e-8; rotations and exponentials add 1e-7 each.
-    "float32": 3e-6,
-    # Scores near 5, rotated queries and keys, and weights are all rounded to 8 bits, 4e-3.
-    "bfloat16": 4e-2,
-}
+from posenc.testing.tolerances import PATHS, assert_near
+
 CALLS = [
     pytest.param(None, None, None, None, marks=found.marks, id=found.id)
     if (route := found.values[0]) is None
@@ -24,13 +18,6 @@ CALLS = [
     for found in FUSED
     for call in (grid(found.values[0]) if found.values[0] else [()])
 ]
-
-
-@pytest.fixture(autouse=True)
-def small_blocks(monkeypatch):
-    """Tiles of 8, so that short sequences have several and the last is padded."""
-    if HAS["jax"]:
-        monkeypatch.setattr("posenc_jax.blocks.BLOCK", 8)
 
 
 @pytest.mark.parametrize(("route", "subject", "case", "dtype"), CALLS)
@@ -47,10 +34,10 @@ def test_a_path_equals_the_reference(route, subject, case, dtype):
         if dtype != "float64":
             raise
         pytest.skip(f"refused: {reason}")
-    assert_near(out, values, TOLERANCES[dtype])
+    assert_near(out, values, PATHS[dtype])
     assert found.keys() == gradients.keys()
     for name, gradient in gradients.items():
-        assert_near(found[name], gradient, TOLERANCES[dtype], f"gradient of {name}")
+        assert_near(found[name], gradient, PATHS[dtype], f"gradient of {name}")
 
 
 # Scores of 16-bit paths are rounded to 8 or 11 bits at sizes of some hundreds only by mistake: a
@@ -64,7 +51,7 @@ def test_a_bias_far_away_keeps_its_differences(route, dtype):
     scheme, case = SUBJECTS["alibi-far"], Case(q_len=4, k_len=6)
     tensors = tensors_of(scheme, case)
     where = {"q_pos": np.arange(1000, 1004), "k_pos": np.arange(6)}
-    values = Route("numpy", "reference").attend(scheme, tensors, {}, dtype="float64", **where)
+    values = named("numpy", "reference").attend(scheme, tensors, {}, dtype="float64", **where)
     try:
         found = route.attend(scheme, tensors, {}, dtype=dtype, **where)
     except NotImplementedError as reason:
@@ -77,7 +64,7 @@ def test_a_bias_beyond_float16_masks_nothing(route):
     scheme, case = SUBJECTS["alibi-far"], Case(q_len=4, k_len=6)
     tensors = tensors_of(scheme, case)
     where = {"q_pos": np.arange(10**6, 10**6 + 4), "k_pos": np.arange(6)}
-    values = Route("numpy", "reference").attend(scheme, tensors, {}, dtype="float64", **where)
+    values = named("numpy", "reference").attend(scheme, tensors, {}, dtype="float64", **where)
     try:
         found = route.attend(scheme, tensors, {}, dtype="float16", **where)
     except NotImplementedError as reason:
@@ -94,12 +81,12 @@ def test_large_scores_do_not_overflow(route, grouped, dtype):
     tensors = tensors_of(scheme, Case(q_len=6, k_len=6, grouped=grouped))
     tensors["q"], tensors["k"] = (300 * np.sign(tensors[n] + 0.01) for n in "qk")
     options = {"causal": True, "window": 4}
-    values = Route("numpy", "reference").attend(scheme, tensors, {}, dtype="float64", **options)
+    values = named("numpy", "reference").attend(scheme, tensors, {}, dtype="float64", **options)
     try:
         found = route.attend(scheme, tensors, {}, dtype=dtype, **options)
     except NotImplementedError as reason:
         pytest.skip(f"refused: {reason}")
-    assert_near(found, values, TOLERANCES["bfloat16"])
+    assert_near(found, values, PATHS["bfloat16"])
 
 
 @pytest.mark.parametrize("route", FUSED)

@@ -7,11 +7,12 @@ import math
 import numpy as np
 import pytest
 from cases import CASES, STEERING, tensors_of
-from frameworks import HAS, assert_near
+from frameworks import HAS
 from subjects import DIM, HEADS, SUBJECTS, Fence, normal, params_of
 
 import posenc
 from posenc.evaluate import is_gated
+from posenc.testing import assert_near
 
 # Sums of 8 channels and 20 keys in another order, in float64.
 FLOAT64 = 1e-13

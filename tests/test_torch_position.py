@@ -7,10 +7,11 @@ import pickle
 
 import numpy as np
 import pytest
-from frameworks import HAS, assert_near
+from frameworks import HAS
 from subjects import DIM, HEADS, MAX_LEN, SUBJECTS, WIDTH, heads, normal
 
 import posenc
+from posenc.testing import assert_near
 
 if not HAS["torch"]:
     pytest.skip("torch is not installed", allow_module_level=True)

@@ -1,1 +1,9 @@
-"""Benchmarks of posenc; the schemes come from its catalogue."""
+"""Benchmarks of posenc. ``POSENC_SCHEMES`` names what they measure, or the whole catalogue is."""
+
+from __future__ import annotations
+
+import os
+
+import posenc
+
+NAMES = os.environ.get("POSENC_SCHEMES", "").split() or sorted(posenc.schemes())

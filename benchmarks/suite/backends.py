@@ -10,6 +10,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads that wait for each othe
 import numpy as np
 
 import posenc
+from suite import NAMES
 
 _HEADS, _DIM, _LENGTHS = 8, 64, [512]
 
@@ -32,7 +33,7 @@ class Torch:
     """Causal attention, ``B=1 H=8 D=64``, float32."""
 
     param_names = ("scheme", "path", "length")
-    params = (sorted(posenc.schemes()), _paths("posenc_torch"), _LENGTHS)
+    params = (NAMES, _paths("posenc_torch"), _LENGTHS)
 
     def setup(self, name, path, length):
         if path == "missing":
@@ -70,7 +71,7 @@ class Jax:
     """Causal attention, ``B=1 H=8 D=64``, float32, compiled."""
 
     param_names = ("scheme", "path", "length")
-    params = (sorted(posenc.schemes()), _paths("posenc_jax"), _LENGTHS)
+    params = (NAMES, _paths("posenc_jax"), _LENGTHS)
 
     def setup(self, name, path, length):
         if path == "missing":

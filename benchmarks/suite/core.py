@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 import posenc
+from suite import NAMES
 
 _HEADS, _DIM = 8, 64
 
@@ -18,7 +19,7 @@ class Bias:
     """Dense bias ``(H, L, L)``."""
 
     param_names = ("scheme", "length")
-    params = (sorted(posenc.schemes()), [256, 1024])
+    params = (NAMES, [256, 1024])
 
     def setup(self, name, length):
         self.scheme, self.arrays = _scheme(name, length)
@@ -34,7 +35,7 @@ class Transform:
     """Queries ``(1, H, L, D)``, and embeddings ``(L, H D)``."""
 
     param_names = ("scheme", "length")
-    params = (sorted(posenc.schemes()), [1024, 4096])
+    params = (NAMES, [1024, 4096])
 
     def setup(self, name, length):
         self.scheme, self.arrays = _scheme(name, length)
@@ -52,7 +53,7 @@ class Attention:
     """The reference, causal, ``B=1 H=8 D=64``."""
 
     param_names = ("scheme", "length")
-    params = (sorted(posenc.schemes()), [256, 1024])
+    params = (NAMES, [256, 1024])
 
     def setup(self, name, length):
         self.scheme, self.arrays = _scheme(name, length)
@@ -67,7 +68,7 @@ class Make:
     """A scheme from the catalogue: the frequencies of RoPE take 60 digits."""
 
     param_names = ("scheme",)
-    params = (sorted(posenc.schemes()),)
+    params = (NAMES,)
 
     def time_make(self, name):
         _scheme(name, 1024)

@@ -12,7 +12,7 @@ from typing import Any
 
 import posenc
 from posenc.ablation.corpus import Corpus, check_size, from_files, standard_library
-from posenc.ablation.specs import layers
+from posenc.ablation.specs import layers, source
 from posenc.checks import check_count, check_positive
 
 _DEFAULT = ("alibi", "t5", "rope", "sinusoidal", "learned", "nope")
@@ -119,6 +119,7 @@ class Study(Recipe):
                 windowed=label in self.windowed,
                 backend=backend,
                 device=self.device,
+                source=source(layers(label, self)),
             )
             for seed in range(self.seeds)
             for label in self.schemes
@@ -142,6 +143,7 @@ class Cell(Recipe):
     windowed: bool
     backend: str
     device: str
+    source: str = ""  # of schemes that are not posenc's own
     version: str = posenc.__version__
 
     def file_name(self) -> str:

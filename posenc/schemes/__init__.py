@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import warnings
 from collections.abc import Callable
 from dataclasses import fields
@@ -65,19 +66,36 @@ def make(
 ) -> PositionScheme:
     """A scheme by its name in the catalogue, for a model of these sizes.
 
-    ``dim`` defaults to ``num_heads * head_dim``; ``options`` are the scheme's own fields.
+    ``dim`` defaults to ``num_heads * head_dim``; ``options`` are the scheme's own fields. A dotted
+    name, ``"module.Class"``, is imported: a scheme need not be in the catalogue.
 
     >>> make("rope", num_heads=8, head_dim=64, max_len=1024, base=500_000.0)
     RoPE(head_dim=64, base=500000.0, layout='half', rotary_dim=None)
     """
-    catalogue = schemes()
-    if not isinstance(name, str) or name.lower() not in catalogue:
-        raise ValueError(f"unknown scheme {name!r}{nearest(name, catalogue)}")
+    maker = _named(name)
     sizes = {"num_heads": num_heads, "head_dim": head_dim, "max_len": max_len}
     for size, value in sizes.items():
         check_count(size, value)
     dim = num_heads * head_dim if dim is None else check_count("dim", dim)
-    return catalogue[name.lower()](**sizes, dim=dim, **options)
+    return maker(**sizes, dim=dim, **options)
+
+
+def _named(name: str) -> Maker:
+    """The maker of a name in the catalogue, or of a dotted name."""
+    catalogue = schemes()
+    if isinstance(name, str) and name.lower() in catalogue:
+        return catalogue[name.lower()]
+    if not isinstance(name, str) or "." not in name:
+        hint = nearest(name, catalogue)
+        raise ValueError(f"unknown scheme {name!r}{hint}, or a dotted name module.Class")
+    module, _, attribute = name.rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        raise ValueError(f"unknown scheme {name!r}: {error}") from error
+    if not callable(found) or (isinstance(found, type) and not hasattr(found, "param_specs")):
+        raise TypeError(f"scheme {name!r} is neither a PositionScheme nor a maker: {found!r}")
+    return _maker(found) if isinstance(found, type) else cast(Maker, found)
 
 
 def _maker(kind: type[PositionScheme]) -> Maker:

@@ -1,0 +1,68 @@
+"""PyTorch as the laws of ``posenc.testing`` use it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+
+import array_api_compat.torch
+import numpy as np
+import torch
+from torch import Tensor
+
+from posenc.testing.frameworks import Framework, Function, Host
+from posenc_torch.attention import PATHS, attention
+
+
+class Torch(Framework):
+    """PyTorch on the CPU, eager and compiled."""
+
+    name = "torch"
+    xp = array_api_compat.torch
+    paths = PATHS
+    dtypes = ("float64", "float32", "float16", "bfloat16")
+    compilers = ("aot_eager", "inductor")
+    differentiable = True
+
+    def array(self, array: Host, dtype: str) -> Tensor:
+        return torch.from_numpy(np.array(array)).to(getattr(torch, dtype))
+
+    def host(self, array: Tensor) -> Host:
+        array = array.detach()
+        return (array.float() if array.dtype == torch.bfloat16 else array).numpy().copy()
+
+    @contextmanager
+    def scope(self, dtypes: Sequence[str]) -> Iterator[None]:
+        """Dynamo warns that it traces through array_api_compat's cached look-ups; it may."""
+        with warnings.catch_warnings():
+            for what in ("Dynamo detected a call to a `functools.lru_cache`", "`torch.jit.script"):
+                warnings.filterwarnings("ignore", message=what)
+            yield
+
+    def compiled(self, function: Function, compiler: str) -> Function:
+        return _compiled(function, compiler)
+
+    def attend(self, path: str, tensors: Mapping[str, Tensor], **options: Any) -> Tensor:
+        return attention(**tensors, path=path, **options)
+
+    def pullback(
+        self, function: Function, arrays: dict[str, Tensor], names: Sequence[str], d_out: Host
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        leaves = {name: arrays[name].requires_grad_() for name in names}
+        out = function(self.xp, arrays)
+        assert out is not None
+        if out.requires_grad:
+            out.backward(torch.tensor(d_out).to(out.dtype))
+        return out, {
+            name: torch.zeros_like(a) if a.grad is None else a.grad for name, a in leaves.items()
+        }
+
+
+@lru_cache(64)
+def _compiled(function: Function, compiler: str) -> Function:
+    torch._dynamo.reset()  # one function at a time: the limit of recompilations is the process's
+    whole: Function = torch.compile(function, fullgraph=True, backend=compiler, dynamic=False)
+    return whole

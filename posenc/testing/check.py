@@ -1,0 +1,149 @@
+"""Every law on one scheme, at once or as the tests of a file."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from posenc.checks import nearest
+from posenc.protocol import PositionScheme
+from posenc.testing.frameworks import named
+from posenc.testing.law import BrokenLawError, Law, grounded
+from posenc.testing.subject import Subject
+
+if TYPE_CHECKING:
+    import pytest
+
+
+def laws(frameworks: Sequence[str] | None = None) -> list[Law]:
+    """Every law on every ground: the scheme itself, frameworks, their compilers, their paths.
+
+    Parameters
+    ----------
+    frameworks
+        Names of array libraries. Default: all that are installed, see ``frameworks()``.
+
+    Raises
+    ------
+    ModuleNotFoundError
+        A framework that is asked for is not installed.
+    """
+    importlib.import_module("posenc.testing.laws")  # enters them
+    return grounded(named(frameworks))
+
+
+def check_scheme(
+    scheme: PositionScheme | Subject,
+    *,
+    frameworks: Sequence[str] | None = None,
+    expected_failures: Mapping[str, str] | None = None,
+    **sizes: Any,
+) -> None:
+    """Try every law on a scheme; raise on the first that is broken.
+
+    A path may say by ``NotImplementedError`` that it cannot serve the scheme; ``"reference"`` may
+    not.
+
+    Parameters
+    ----------
+    scheme
+        The scheme, or a ``Subject`` that tells more about it.
+    frameworks
+        Names of array libraries. Default: all that are installed.
+    expected_failures
+        Laws that the scheme is known to break, name -> reason; ``law-framework-path``, as
+        ``str(law)`` has it, for one ground alone. Strict: a law that is kept after all is an error,
+        and so is a name that no law has.
+    sizes
+        ``head_dim``, ``width``, ``params``, ``others``: see ``Subject``.
+
+    Raises
+    ------
+    BrokenLawError
+        Names the law, the ground and what was found.
+    """
+    known = expected_failures or {}
+    subject = scheme if isinstance(scheme, Subject) else Subject(scheme, **sizes)
+    found = laws(frameworks)
+    _check_names(known, found)
+    for law in found:
+        why = _expected(law, known)
+        try:
+            law(subject)
+        except NotImplementedError:
+            continue
+        except BrokenLawError:
+            if why is None:
+                raise
+            continue
+        if why is not None:
+            raise BrokenLawError(f"{law} is kept, though expected_failures says: {why}")
+
+
+def parametrize_laws(
+    schemes: Iterable[PositionScheme | Subject] | Mapping[str, PositionScheme | Subject],
+    *,
+    frameworks: Sequence[str] | None = None,
+    expected_failures: Callable[[PositionScheme], Mapping[str, str]] | None = None,
+    select: Callable[[Law, PositionScheme], bool] = lambda law, scheme: True,
+) -> pytest.MarkDecorator:
+    """A pytest decorator: one test for each law and each scheme, with arguments ``law, scheme``.
+
+    A path that cannot serve a scheme is a skip with its reason; an expected failure is an xfail,
+    and strict.
+
+    Parameters
+    ----------
+    schemes
+        Schemes, by name if names should show in the tests' own.
+    frameworks
+        Names of array libraries. Default: all that are installed.
+    expected_failures
+        For a scheme, the laws it is known to break, name -> reason.
+    select
+        Whether to try a law on a scheme. Default: all.
+    """
+    import pytest
+
+    if not isinstance(schemes, Mapping):
+        schemes = {repr(scheme): scheme for scheme in schemes}
+    found, cases = laws(frameworks), []
+    for title, scheme in schemes.items():
+        subject = scheme if isinstance(scheme, Subject) else Subject(scheme)
+        known = expected_failures(subject.scheme) if expected_failures else {}
+        _check_names(known, found)
+        for law in found:
+            if not select(law, subject.scheme):
+                continue
+            why = _expected(law, known)
+            marks = [] if why is None else [pytest.mark.xfail(reason=why, strict=True)]
+            cases.append(pytest.param(_skipping(law), subject, id=f"{law}-{title}", marks=marks))
+    return pytest.mark.parametrize(("law", "scheme"), cases)
+
+
+def _skipping(law: Law) -> Callable[[Subject], None]:
+    """A law under which a refusal is a skip."""
+
+    def check(subject: Subject) -> None:
+        import pytest
+
+        try:
+            law(subject)
+        except NotImplementedError as reason:
+            pytest.skip(f"refused: {reason}")
+
+    return check
+
+
+def _expected(law: Law, known: Mapping[str, str]) -> str | None:
+    """Why a law is expected to be broken; None if it is not."""
+    return known.get(str(law), known.get(law.name))
+
+
+def _check_names(known: Mapping[str, str], found: Sequence[Law]) -> None:
+    names = list(dict.fromkeys(law.name for law in found))
+    grounds = {str(law) for law in found}
+    for name in known:
+        if name not in names and name not in grounds:
+            raise ValueError(f"expected_failures: no law {name!r}{nearest(name, names)}")

@@ -1,0 +1,128 @@
+"""What a law is, and the list that they are entered in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from posenc.testing.frameworks import Framework
+from posenc.testing.subject import Subject
+
+Ground = Literal["scheme", "framework", "compiler", "path", "gradient"]
+
+
+class BrokenLawError(AssertionError):
+    """A scheme, or a path that serves it, breaks a law."""
+
+
+@dataclass(frozen=True)
+class Law:
+    """One statement about every scheme, on the ground where it is tried.
+
+    Attributes
+    ----------
+    name
+        What it says, in short.
+    statement
+        The first line of its documentation.
+    check
+        Raises if a subject breaks it.
+    framework, path, compiler
+        Where it is tried; None where it does not matter.
+    """
+
+    name: str
+    statement: str
+    check: Callable[..., None]
+    framework: Framework | None = None
+    path: str | None = None
+    compiler: str | None = None
+
+    def __str__(self) -> str:
+        where = (self.framework, self.path, self.compiler)
+        return "-".join([self.name, *(str(part) for part in where if part is not None)])
+
+    def __call__(self, scheme: Any, **sizes: Any) -> None:
+        """Try it on a scheme; ``sizes`` are those of ``Subject``.
+
+        Raises
+        ------
+        BrokenLawError
+            Says which law, on what ground, and what was found.
+        NotImplementedError
+            The path says why it cannot serve the scheme.
+        """
+        where = (self.framework, self.path, self.compiler)
+        try:
+            subject = scheme if isinstance(scheme, Subject) else Subject(scheme, **sizes)
+            self.check(subject, *(part for part in where if part is not None))
+        except NotImplementedError:
+            if self.path in (None, "reference"):  # the definition serves everything
+                raise self._broken(scheme, "refused") from None
+            raise
+        except AssertionError as error:
+            raise self._broken(scheme, str(error)) from error
+        except Exception as error:
+            raise self._broken(scheme, f"{type(error).__name__}: {error}") from error
+
+    def _broken(self, scheme: Any, found: str) -> BrokenLawError:
+        named = scheme.scheme if isinstance(scheme, Subject) else scheme
+        parts = {"framework": self.framework, "path": self.path, "compiler": self.compiler}
+        where = ", ".join(f"{name} {part}" for name, part in parts.items() if part is not None)
+        ground = f"\n  on {where}" if where else ""
+        return BrokenLawError(f"{self.name}: {self.statement}\n  {named!r}{ground}\n  {found}")
+
+
+_ENTERED: list[tuple[Ground, Callable[..., None]]] = []
+
+
+def law(ground: Ground) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Enter a law that is tried once a scheme, or on every framework, compiler or path.
+
+    The function receives a ``Subject``, then the framework, then the path or the compiler;
+    ``"gradient"`` stands for the paths of frameworks that have gradients.
+    """
+
+    def enter(check: Callable[..., None]) -> Callable[..., None]:
+        _ENTERED.append((ground, check))
+        return check
+
+    return enter
+
+
+def grounded(frameworks: list[Framework]) -> list[Law]:
+    """Every law on every ground that there is."""
+    return [made for ground, check in _ENTERED for made in _on(ground, check, frameworks)]
+
+
+def _on(ground: Ground, check: Callable[..., None], frameworks: list[Framework]) -> list[Law]:
+    statement = (check.__doc__ or "").strip().partition("\n")[0]
+    name = check.__name__
+    if ground == "scheme":
+        return [Law(name, statement, check)]
+    if ground == "framework":
+        return [Law(name, statement, check, f) for f in frameworks]
+    if ground == "compiler":
+        return [Law(name, statement, check, f, compiler=c) for f in frameworks for c in f.compilers]
+    able = [f for f in frameworks if f.differentiable or ground == "path"]
+    return [Law(name, statement, check, f, path) for f in able for path in f.paths]
+
+
+def require(holds: bool | Any, found: str) -> None:
+    """Raise with ``found`` unless it holds."""
+    if not bool(holds):
+        raise AssertionError(found)
+
+
+def require_equal(found: Any, expected: Any, what: str) -> None:
+    """Bitwise equality of two arrays, -0 and NaN aside."""
+    import numpy as np
+
+    found, expected = np.asarray(found), np.asarray(expected)
+    require(found.shape == expected.shape, f"{what}: shape {found.shape}, not {expected.shape}")
+    wrong = ~((found == expected) | (np.isnan(found) & np.isnan(expected)))
+    if np.any(wrong):
+        at = tuple(int(i) for i in np.argwhere(wrong)[0])
+        count = f"{np.sum(wrong)} of {wrong.size} differ"
+        raise AssertionError(f"{what}: {found[at]!r} at {at}, not {expected[at]!r}; {count}")

@@ -1,0 +1,140 @@
+"""Laws of attention on one path: the values and the gradients of the definition."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from posenc.protocol import PositionScheme
+from posenc.testing.frameworks import Framework, Host, NumPy
+from posenc.testing.law import law, require
+from posenc.testing.laws.frameworks import gradients_of_embedding
+from posenc.testing.problem import Problem
+from posenc.testing.subject import Subject
+from posenc.testing.tolerances import DIFFERENCES, PATHS, assert_near
+
+_QUERIES, _KEYS = 9, 12
+_STEP = 1e-4
+
+
+def _everything(subject: Subject) -> Problem:
+    """Positions in any order, with gaps, segments, a window, shared keys, rows that see nothing."""
+    rng = np.random.default_rng(7)
+    low, high = max(-20, subject.reach[0]), min(40, subject.reach[1])
+
+    def places(length: int) -> Host:
+        return np.stack([rng.choice(np.arange(low, high), length, replace=False) for _ in range(2)])
+
+    options = {
+        "causal": True,
+        "window": 30,
+        "scale": 0.5,
+        "q_pos": places(_QUERIES),
+        "k_pos": places(_KEYS),
+        "q_seg": np.arange(_QUERIES) % 4,  # segment 3 has no key
+        "k_seg": np.stack([np.arange(_KEYS) % 3, np.zeros(_KEYS, int)]),
+    }
+    return subject.problem(subject.tensors(_QUERIES, _KEYS, grouped=True), **options)
+
+
+def reference(problem: Problem) -> Host:
+    """The definition in float64, on NumPy."""
+    return problem.attend(NumPy(), "reference", dtype="float64")
+
+
+@law("path")
+def path_equals_the_reference(subject: Subject, framework: Framework, path: str) -> None:
+    """Attention is ``softmax(scale * q @ k.T + bias) @ v`` over what a query may see."""
+    causal = subject.problem(subject.tensors(_KEYS), causal=True)
+    problems = {"causal": causal, "everything": _everything(subject)}
+    for name, problem in problems.items():
+        found = problem.attend(framework, path)
+        assert_near(found, reference(problem), PATHS["float32"], name)
+
+
+@law("path")
+def path_equals_the_reference_in_other_floats(
+    subject: Subject, framework: Framework, path: str
+) -> None:
+    """Attention of float64 is right to float64, that of half precision to its own rounding."""
+    problem = _everything(subject)
+    expected, refused = reference(problem), []
+    dtypes = [name for name in framework.dtypes if name != "float32"]
+    for dtype in dtypes:
+        try:
+            found = problem.attend(framework, path, dtype=dtype)
+        except NotImplementedError as reason:
+            if path == "reference":
+                raise
+            refused.append(reason)
+            continue
+        assert_near(found, expected, PATHS[dtype], dtype)
+    if dtypes and len(refused) == len(dtypes):
+        raise refused[0]
+
+
+@law("gradient")
+def gradients_are_derivatives(subject: Subject, framework: Framework, path: str) -> None:
+    """The gradient of every argument is how attention changes with it."""
+    problem = _everything(subject)
+    d_out = subject.normal((2, subject.heads, _QUERIES, subject.head_dim), 9)
+    _, found = problem.gradients(framework, path, d_out)
+    arrays = {**problem.tensors, **problem.params}
+    require(found.keys() == arrays.keys(), f"gradients of {list(found)}, not of {list(arrays)}")
+    for seed, (name, array) in enumerate(arrays.items()):
+        require(np.all(np.isfinite(found[name])), f"gradient of {name} is not finite")
+        direction = np.random.default_rng(seed).standard_normal(array.shape)
+        along = float(np.sum(found[name] * direction))
+        expected = _slope(problem, name, direction, d_out)
+        size = max(1.0, float(np.linalg.norm(found[name]) * np.linalg.norm(direction)))
+        assert_near(along / size, expected / size, DIFFERENCES, f"derivative along {name}")
+
+
+def _slope(problem: Problem, name: str, direction: Host, d_out: Host) -> float:
+    """The derivative of ``sum(d_out * attention)`` along a direction, from two values."""
+    values = []
+    for step in (_STEP, -_STEP):
+        moved = [
+            {n: a + step * direction if n == name else a for n, a in own.items()}
+            for own in (problem.tensors, problem.params)
+        ]
+        varied = replace(problem, tensors=moved[0], params=moved[1])
+        values.append(float(np.sum(d_out * reference(varied))))
+    return (values[0] - values[1]) / (2 * _STEP)
+
+
+@law("gradient")
+def gradient_reaches_every_param(subject: Subject, framework: Framework, path: str) -> None:
+    """Training moves every learned array, and every head's part of one."""
+    specs = subject.scheme.param_specs()
+    if not specs:
+        return
+    problem = subject.problem(subject.tensors(_KEYS), causal=True)
+    d_out = subject.normal((2, subject.heads, _KEYS, subject.head_dim), 9)
+    _, found = problem.gradients(framework, path, d_out)
+    embedded = gradients_of_embedding(subject, framework)
+    for name, spec in specs.items():
+        moved = np.asarray(found[name] != 0) | (embedded.get(name, 0.0) != 0)
+        each = moved.reshape(spec.shape[0], -1) if spec.per_head else moved.reshape(1, -1)
+        still = [head for head, own in enumerate(each) if not np.any(own)]
+        where = f" of heads {still}" if spec.per_head else ""
+        require(not still, f"no gradient reaches {name}{where}")
+
+
+@law("compiler")
+def compiled_attention_equals_eager(subject: Subject, framework: Framework, compiler: str) -> None:
+    """Attention is the same compiled, on every path."""
+    problem = _everything(subject)
+    for path in framework.paths:
+        try:
+            eager = problem.eagerly(framework, path)
+        except NotImplementedError:
+            continue  # the law of each path says so
+        found = problem.attend(framework, path, compiler=compiler)
+        assert_near(found, eager, PATHS["float32"], path)
+
+
+def transforms(scheme: PositionScheme) -> bool:
+    """Whether the scheme has a transform of its own."""
+    return type(scheme).transform is not PositionScheme.transform

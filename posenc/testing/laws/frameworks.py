@@ -1,0 +1,172 @@
+"""Laws of the core on one framework: the numbers of NumPy, in the framework's own arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+import posenc
+from posenc.protocol import Array, Namespace, PositionScheme
+from posenc.testing.frameworks import Framework, Function, Host, NumPy
+from posenc.testing.law import law, require
+from posenc.testing.subject import Subject
+from posenc.testing.tolerances import VALUES, assert_near
+
+_PARAM = "param:"
+_KEPT = 64  # functions, for their compiled programs
+_LENGTH = 6
+Arrays = dict[str, Array]
+
+
+def _bias(scheme: PositionScheme, a: Arrays, params: Arrays, xp: Namespace) -> Array | None:
+    if posenc.evaluate.is_gated(scheme):
+        return None
+    return posenc.bias(scheme, a["pos"], a["pos"], params, xp=xp)
+
+
+def _transform(scheme: PositionScheme, a: Arrays, params: Arrays, xp: Namespace) -> Array:
+    return posenc.transform(scheme, a["x"], a["pos"], role="query", params=params, xp=xp)
+
+
+def _embedding(scheme: PositionScheme, a: Arrays, params: Arrays, xp: Namespace) -> Array | None:
+    return posenc.embedding(scheme, a["pos"], params, xp=xp)
+
+
+def _coordinates(scheme: PositionScheme, a: Arrays, params: Arrays, xp: Namespace) -> Array | None:
+    where = {"pos": a["pos"], "seg": a["seg"]}
+    return posenc.coordinates(scheme, a["hidden"], params, **where, xp=xp)
+
+
+_PARTS: Mapping[str, Callable[..., Array | None]] = {
+    "bias": _bias,
+    "transform": _transform,
+    "embedding": _embedding,
+    "coordinates": _coordinates,
+}
+
+
+def _function(subject: Subject, part: str) -> Function:
+    scheme: Any = subject.scheme  # hashable, which its protocol cannot say
+    return _part(scheme, part)
+
+
+@lru_cache(_KEPT)
+def _part(scheme: Any, part: str) -> Function:
+    """A function of arrays alone, one and the same each time, so that it is compiled once."""
+
+    def apply(xp: Namespace, arrays: Arrays) -> Array | None:
+        params = {n.removeprefix(_PARAM): a for n, a in arrays.items() if n.startswith(_PARAM)}
+        return _PARTS[part](scheme, arrays, params, xp)
+
+    return apply
+
+
+def _arrays(subject: Subject, dtype: str) -> dict[str, Host]:
+    rng = np.random.default_rng(6)
+    pos = np.stack([subject.positions(rng, _LENGTH) for _ in range(2)])
+    shape = (2, subject.heads, _LENGTH, subject.head_dim)
+    own = {_PARAM + name: value.astype(dtype) for name, value in subject.params.items()}
+    return {
+        "pos": pos.astype(np.int32),
+        "seg": (pos % 2).astype(np.int32),
+        "x": subject.normal(shape, 0).astype(dtype),
+        "hidden": subject.normal((2, _LENGTH, subject.width), 1).astype(dtype),
+        **own,
+    }
+
+
+@law("framework")
+def answers_as_numpy_does(subject: Subject, framework: Framework) -> None:
+    """Every part of a scheme has NumPy's numbers, and the dtype and device of its arguments."""
+    for dtype in [name for name in ("float32", "float64") if name in framework.dtypes]:
+        arrays = _arrays(subject, dtype)
+        for part in _PARTS:
+            function = _function(subject, part)
+            expected = NumPy().evaluate(function, arrays)
+            found = framework.evaluate(function, arrays, compiler=framework.usual)
+            what = f"{part} in {dtype}"
+            if expected is None or found is None:
+                require(found is expected, f"{what}: None here, and not there")
+                continue
+            require(found.dtype == expected.dtype, f"{what}: {found.dtype}, not {expected.dtype}")
+            require(not found.moved, f"{what}: on another device than its arguments")
+            assert_near(found.values, expected.values, VALUES[expected.dtype], what)
+
+
+@law("framework")
+def arguments_stay_as_they_were(subject: Subject, framework: Framework) -> None:
+    """No part of a scheme writes to its arguments."""
+    for part in _PARTS:
+        arrays = _arrays(subject, "float32")
+        found = framework.evaluate(_function(subject, part), arrays)
+        require(found is None or not found.touched, f"{part} changes {found and found.touched}")
+
+
+@law("framework")
+def narrow_floats_round_once(subject: Subject, framework: Framework) -> None:
+    """A transform in half precision is that in float32 of the same numbers, rounded once."""
+    function = _function(subject, "transform")
+    arrays = _arrays(subject, "float32")
+    wide = framework.evaluate(function, arrays, compiler=framework.usual)
+    assert wide is not None
+    for dtype in [name for name in ("float16", "bfloat16") if name in framework.dtypes]:
+        found = framework.evaluate(function, arrays, cast={"x": dtype}, compiler=framework.usual)
+        assert found is not None
+        require(found.dtype == dtype, f"transform of {dtype} answers in {found.dtype}")
+        rounded = framework.evaluate(_itself, {"x": wide.values}, cast={"x": dtype})
+        assert rounded is not None
+        wrong = np.sum(found.values != rounded.values)
+        require(not wrong, f"{dtype}: {wrong} of {found.values.size} are not the float32 rounded")
+
+
+def _itself(xp: Namespace, arrays: Arrays) -> Array:
+    return arrays["x"]
+
+
+@law("compiler")
+def compiled_equals_eager(subject: Subject, framework: Framework, compiler: str) -> None:
+    """Bias, transform, embedding and coordinates are the same compiled, positions unknown."""
+    arrays = _arrays(subject, "float32")
+    parts = _present(subject, arrays)
+    scheme: Any = subject.scheme
+    whole = _joined(scheme, parts)
+    eager = framework.evaluate(whole, arrays)
+    found = framework.evaluate(whole, arrays, compiler=compiler)
+    assert eager is not None
+    assert found is not None
+    require(found.dtype == eager.dtype, f"{found.dtype}, not {eager.dtype}")
+    assert_near(found.values, eager.values, VALUES["float32"], " and ".join(parts))
+
+
+def _present(subject: Subject, arrays: Mapping[str, Host]) -> tuple[str, ...]:
+    """The parts that do not answer None."""
+    numpy = NumPy()
+    return tuple(
+        part for part in _PARTS if numpy.evaluate(_function(subject, part), arrays) is not None
+    )
+
+
+@lru_cache(_KEPT)
+def _joined(scheme: Any, parts: tuple[str, ...]) -> Function:
+    """All parts in one long array: one compilation."""
+
+    def apply(xp: Namespace, arrays: Arrays) -> Array:
+        found = [_part(scheme, part)(xp, arrays) for part in parts]
+        return xp.concat([xp.reshape(array, (-1,)) for array in found])
+
+    return apply
+
+
+def gradients_of_embedding(subject: Subject, framework: Framework) -> dict[str, Host]:
+    """Gradients of params through the embedding, by name; none without one."""
+    arrays = _arrays(subject, "float32")
+    function = _function(subject, "embedding")
+    found = framework.evaluate(function, arrays, compiler=framework.usual)
+    if found is None:
+        return {}
+    d_out = subject.normal(found.values.shape, 8)
+    _, gradients = framework.gradients(function, arrays, d_out)
+    return {name.removeprefix(_PARAM): a for name, a in gradients.items() if _PARAM in name}

@@ -1,0 +1,162 @@
+"""Laws of the dataclass itself: a value, with declared params and no memory."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Iterable
+from dataclasses import FrozenInstanceError, fields, is_dataclass, replace
+from typing import Any, cast
+
+import array_api_compat.numpy as xp
+import numpy as np
+
+import posenc
+from posenc.params import Params
+from posenc.protocol import PositionScheme
+from posenc.testing.frameworks import Host, readonly
+from posenc.testing.law import law, require, require_equal
+from posenc.testing.subject import Subject
+
+
+@law("scheme")
+def scheme_is_a_frozen_value(subject: Subject) -> None:
+    """A scheme is a frozen, hashable dataclass; copies are equal and answer alike."""
+    scheme: Any = subject.scheme
+    require(isinstance(scheme, PositionScheme), "not a PositionScheme")
+    require(is_dataclass(scheme), "not a dataclass")
+    before = _answers(subject)
+    twins = {
+        "replace": replace(scheme),
+        "pickle": pickle.loads(pickle.dumps(scheme)),
+        "copy": copy.copy(scheme),
+        "deepcopy": copy.deepcopy(scheme),
+    }
+    for how, twin in twins.items():
+        require(twin == scheme and hash(twin) == hash(scheme), f"{how}: unequal, or another hash")
+        require(_same(_answers(replace(subject, scheme=twin)), before), f"{how}: another answer")
+    for name in ["brand_new", *(field.name for field in fields(scheme))]:
+        try:
+            setattr(scheme, name, 0)
+        except FrozenInstanceError:
+            continue
+        raise AssertionError(f"{name} can be assigned; write @dataclass(frozen=True)")
+
+
+@law("scheme")
+def schemes_share_no_state(subject: Subject) -> None:
+    """Schemes that differ in a field answer differently, and leave each other's answers alone."""
+    before = _answers(subject)
+    for change, other in subject.variants():
+        require(other != subject.scheme, f"equal in spite of {change}")
+        alike = _same(_variant(subject, other), before)
+        declared = _declared(other) != _declared(subject.scheme)
+        require(declared or not alike, f"answers alike in spite of {change}")
+        require(_same(_answers(subject), before), f"answers otherwise once {change} has answered")
+
+
+def _declared(scheme: PositionScheme) -> dict[str, Any]:
+    """Params and constants, by name."""
+    return {"params": _shapes(scheme), "constants": dict(scheme.constants())}
+
+
+def _shapes(scheme: PositionScheme) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(spec.shape) for name, spec in scheme.param_specs().items()}
+
+
+def _variant(subject: Subject, other: PositionScheme) -> list[Any]:
+    """What another scheme of the kind answers, on the same params if it takes them."""
+    same = _shapes(other) == _shapes(subject.scheme)
+    # A transform asks for its own number of channels.
+    dim = getattr(other, "head_dim", subject.head_dim)
+    params = subject.params if same else {}
+    width = subject.width if same else 0
+    tried = replace(subject, scheme=other, params=params, head_dim=dim, width=width, others=())
+    return _answers(tried)
+
+
+@law("scheme")
+def reads_what_it_declares(subject: Subject) -> None:
+    """A scheme reads all of its params and constants, and nothing else."""
+    scheme, pos = subject.scheme, np.arange(3)
+    one, whole = _Recording(subject.of_head(0)), _Recording(subject.whole())
+    places = (pos / 8).astype(np.float32) if subject.gated else pos
+    x = subject.normal((3, subject.head_dim), 0).astype(np.float32)
+    scheme.bias(places[:, None], places[None, :], params=one, xp=xp)
+    scheme.key_bias(places, params=one, xp=xp)
+    scheme.transform(x, pos, role="query", params=one, xp=xp)
+    scheme.transform(x, pos, role="key", params=one, xp=xp)
+    scheme.embedding(pos, params=whole, xp=xp)
+    hidden = subject.normal((3, subject.width), 0).astype(np.float32)
+    scheme.gate(hidden, params=whole, xp=xp)
+    specs, constants = set(scheme.param_specs()), set(scheme.constants())
+    require(not specs & constants, f"both a param and a constant: {specs & constants}")
+    read = one.read | whole.read
+    require(
+        read == specs | constants, f"declares {specs | constants or '{}'}, reads {read or '{}'}"
+    )
+
+
+@law("scheme")
+def first_values_are_declared(subject: Subject) -> None:
+    """First values have the declared shapes, are finite, and are the same for the same seed."""
+    drawn, again = (posenc.init_params(subject.scheme, 3) for _ in range(2))
+    for name, spec in subject.scheme.param_specs().items():
+        value = drawn[name]
+        require(value.shape == tuple(spec.shape), f"{name}: {value.shape}, not {spec.shape}")
+        require(np.all(np.isfinite(value)), f"{name}: not finite")
+        require_equal(value, again[name], f"{name} drawn twice")
+        if spec.per_head:
+            require(spec.shape[0] in (1, subject.heads), f"{name}: {spec.shape} is not per head")
+
+
+@law("scheme")
+def at_length_is_a_scheme_of_its_kind(subject: Subject) -> None:
+    """``at_length`` gives the same scheme, or one of its kind that takes the same params."""
+    scheme = subject.scheme
+    longer = scheme.at_length(64)
+    require(isinstance(longer, type(scheme)), f"a {type(longer).__name__}")
+    own, theirs = _shapes(scheme), _shapes(longer)
+    require(own == theirs, f"params {own} become {theirs}")
+    untouched = type(scheme).at_length is PositionScheme.at_length
+    require(longer is scheme or not untouched, "another scheme, though it writes no at_length")
+    require(scheme.at_length(64) == longer, "another one the second time")
+
+
+class _Recording(Params):
+    """Params that remember what was read."""
+
+    def __init__(self, params: Params) -> None:
+        super().__init__(params, params.dtype)
+        self.read: set[str] = set()
+
+    def __getitem__(self, name: str) -> Any:
+        self.read.add(name)
+        return super().__getitem__(name)
+
+
+def _answers(subject: Subject) -> list[Host | None]:
+    """All that a scheme says, near and far, on read-only arrays."""
+    high = subject.reach[1]
+    far = [p for p in (13, 100, 130, 1000, 2**17 + 1, high) if 12 < p <= high]
+    pos = readonly([*range(min(12, high + 1)), *far])
+    places = readonly((pos / 8).astype(np.float32)) if subject.gated else pos
+    x = readonly(
+        subject.normal((1, subject.heads, pos.size, subject.head_dim), 2).astype("float32")
+    )
+    hidden = readonly(subject.normal((1, 12, subject.width), 3).astype(np.float32))
+    scheme, params = subject.scheme, subject.params
+    return [
+        subject.tile(places, places),
+        posenc.embedding(scheme, pos, params),
+        posenc.transform(scheme, x, pos, role="query", params=params),
+        posenc.transform(scheme, x, pos, role="key", params=params),
+        posenc.coordinates(scheme, hidden, params),
+        np.asarray([scheme.scale(dim) for dim in (subject.head_dim, 64)]),
+        posenc.transform(scheme.at_length(96), x, pos, role="query", params=params),
+    ]
+
+
+def _same(left: Iterable[Host | None], right: Iterable[Host | None]) -> bool:
+    pairs = zip(left, right, strict=True)
+    return all(np.array_equal(cast(Host, a), cast(Host, b), equal_nan=False) for a, b in pairs)

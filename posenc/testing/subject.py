@@ -1,0 +1,194 @@
+"""A scheme, and what laws need to know to try it: sizes, params, positions it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from typing import Any, cast
+
+import array_api_compat.numpy as xp
+import numpy as np
+
+import posenc
+from posenc.checks import check_scheme
+from posenc.evaluate import bias_tile, is_gated
+from posenc.params import Params, head_count, merged
+from posenc.protocol import PositionScheme
+from posenc.testing.frameworks import Host, readonly
+from posenc.testing.problem import Problem
+
+_HEADS, _DIM, _WIDTH = 4, 8, 16
+_FAR = 2**20
+_BATCH = 2
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A scheme that laws are tried on.
+
+    Parameters
+    ----------
+    scheme
+        The scheme.
+    head_dim
+        Channels of a head. Default: the scheme's own ``head_dim``, or 8.
+    width
+        Channels of the hidden states that its gate takes. Default: found by trying.
+    params
+        Learned arrays. Default: ``posenc.init_params``. Give others if first values say nothing,
+        as zeros do.
+    others
+        Schemes of the same kind that differ in a field. Default: numbers of one field at a time
+        changed, flags turned.
+    """
+
+    scheme: PositionScheme
+    head_dim: int = 0
+    width: int = 0
+    params: Mapping[str, Host] = field(default_factory=dict)
+    others: tuple[PositionScheme, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_scheme(self.scheme)
+        own = self.params or posenc.init_params(self.scheme)
+        settings = {
+            "params": {name: readonly(value) for name, value in own.items()},
+            "head_dim": self.head_dim or getattr(self.scheme, "head_dim", _DIM),
+        }
+        for name, value in settings.items():
+            object.__setattr__(self, name, value)
+        object.__setattr__(self, "width", self.width or self._found_width())
+
+    @property
+    def heads(self) -> int:
+        """How many heads to try the scheme with: its own count where it has one."""
+        return head_count(self.scheme) or _HEADS
+
+    @property
+    def gated(self) -> bool:
+        """Whether its bias stands on gates."""
+        return is_gated(self.scheme)
+
+    @cached_property
+    def reach(self) -> tuple[int, int]:
+        """The widest range of positions that the scheme takes, as it says itself."""
+        longest = getattr(self.scheme, "max_len", 1)
+        for low, high in ((-_FAR, _FAR), (0, _FAR), (0, longest - 1)):
+            try:
+                posenc.embedding(self.scheme, np.asarray([low, high]), self.params)
+            except (IndexError, ValueError):
+                continue
+            return low, high
+        raise AssertionError(f"{self.scheme} takes neither far positions nor 0 .. max_len - 1")
+
+    def positions(self, rng: np.random.Generator, length: int | None = None) -> Host:
+        """Positions of one axis: near and far, repeated, in any order."""
+        low, high = self.reach
+        length = length or int(rng.integers(1, 7))
+        near = min(high, 8)
+        spread = rng.integers(low, high, length, endpoint=True)
+        close = rng.integers(max(low, -near), near, length, endpoint=True)
+        return np.where(rng.random(length) < 0.5, spread, close)
+
+    def places(self, rng: np.random.Generator, length: int | None = None) -> Host:
+        """Positions, or coordinates for a scheme with gates: what its bias takes."""
+        pos = self.positions(rng, length)
+        return (pos / np.float32(1024)).astype(np.float32) if self.gated else pos
+
+    def whole(self, dtype: str = "float32") -> Params:
+        """Learned arrays and constants, whole."""
+        real = np.dtype(dtype)
+        arrays = merged(self.scheme, self.params, dtype=real, device="cpu", xp=xp)
+        return Params({name: readonly(a) for name, a in arrays.items()}, real)
+
+    def of_head(self, head: int, dtype: str = "float32") -> Params:
+        """What one head sees: its numbers 0-d, its row of a table."""
+        specs = self.scheme.param_specs()
+        arrays = self.whole(dtype)
+        own = {
+            name: a if name in specs and not specs[name].per_head else readonly(a[head])
+            for name, a in arrays.items()
+        }
+        return Params(own, arrays.dtype)
+
+    def tile(self, q: Host, k: Host, dtype: str = "float32") -> Host | None:
+        """The bias of every head ``(H, Q, K)``; None without one."""
+        column, row = readonly(q)[None, None, :, None], readonly(k)[None, None, None, :]
+        arrays = self.whole(dtype)
+        found = bias_tile(self.scheme, column, row, arrays, dtype=arrays.dtype, xp=xp)
+        if found is None:
+            return None
+        whole: Host = np.broadcast_to(found, (1, self.heads, q.size, k.size))[0]
+        return whole
+
+    @property
+    def biased(self) -> bool:
+        """Whether it has a bias."""
+        one = np.zeros(1, np.float32 if self.gated else np.int64)
+        return self.tile(one, one) is not None
+
+    def normal(self, shape: tuple[int, ...], seed: int) -> Host:
+        """Independent normal values, read-only, that half precision holds exactly."""
+        values = np.random.default_rng(seed).standard_normal(shape)
+        return readonly(np.round(values * 32) / 32)
+
+    def tensors(
+        self, q_len: int, k_len: int | None = None, *, batch: int = _BATCH, grouped: bool = False
+    ) -> dict[str, Host]:
+        """q, k, v and hidden states x in float64; ``grouped``: fewer heads of k and v."""
+        k_len, count = k_len or q_len, self.heads
+        shared = next(n for n in (2, 3, count) if count % n == 0) if grouped and count > 1 else 1
+        kv = (batch, count // shared, k_len, self.head_dim)
+        shapes = {"q": (batch, count, q_len, self.head_dim), "k": kv, "v": kv}
+        found = {name: self.normal(shape, n) for n, (name, shape) in enumerate(shapes.items())}
+        return found | {"x": self.normal((batch, k_len, self.width), 3)}
+
+    def problem(self, tensors: Mapping[str, Host], **options: Any) -> Problem:
+        """A call of attention with this scheme and these params."""
+        return Problem(self.scheme, tensors, self.params, options)
+
+    def variants(self) -> Iterator[tuple[str, PositionScheme]]:
+        """Schemes that differ in a field, by its name: those given, or one number at a time."""
+        if self.others:
+            yield from ((repr(other), other) for other in self.others)
+            return
+        for each in fields(cast(Any, self.scheme)):
+            if not (each.init and each.compare):
+                continue
+            for value in _changed(getattr(self.scheme, each.name)):
+                try:
+                    yield (
+                        f"{each.name}={value!r}",
+                        replace(cast(Any, self.scheme), **{each.name: value}),
+                    )
+                except (TypeError, ValueError):
+                    continue  # not a value of this field
+                break
+
+    def _found_width(self) -> int:
+        """How many channels the gate takes: one of the sizes of its params."""
+        if not self.gated:
+            return _WIDTH
+        sizes = {size for spec in self.scheme.param_specs().values() for size in spec.shape}
+        for width in sorted(sizes | {_WIDTH}, reverse=True):
+            try:
+                posenc.coordinates(self.scheme, np.zeros((1, 1, width), np.float32), self.params)
+            except (TypeError, ValueError, IndexError):
+                continue
+            return width
+        raise ValueError(f"width: the gate of {self.scheme} takes none of {sorted(sizes)}; give it")
+
+
+def _changed(value: Any) -> list[Any]:
+    """Other values that a field might take; the first that its class accepts is tried."""
+    others: tuple[Any, ...] = ()
+    if isinstance(value, bool):
+        others = (not value,)
+    elif isinstance(value, int):
+        others = (2 * value, value + 2, value + 1, value - 1)  # one step may be too small to tell
+    elif isinstance(value, float):
+        others = (2 * value, value / 2, value + 1)
+    elif isinstance(value, tuple) and value and all(isinstance(v, int | float) for v in value):
+        others = (tuple(v + 0.5 for v in value), tuple(2 * v for v in value))
+    return [other for other in others if other != value]
