@@ -387,6 +387,29 @@ def test_the_width_of_a_gate_is_found_or_asked_for():
         Subject(Odd())
 
 
+@dataclass(frozen=True)
+class Bounded(PositionScheme):
+    """A table of distances that ends."""
+
+    relative: ClassVar[bool] = True
+    max_len: int = 64
+
+    def param_specs(self):
+        return {"table": ParamSpec((HEADS, 2 * self.max_len - 1))}
+
+    def bias(self, q, k, *, params, xp):
+        return params["table"][k - q + self.max_len - 1]
+
+
+def test_positions_are_those_that_the_scheme_takes():
+    assert Subject(posenc.ALiBi(2)).reach == (-(2**20), 2**20)
+    assert Subject(posenc.Learned(max_len=40, dim=8)).reach == (0, 39)
+    assert Subject(Bounded()).reach == (0, 63)
+    check_scheme(Bounded(), frameworks=["numpy"])
+    with pytest.raises(ValueError, match="with max_len >= 12"):
+        check_scheme(Bounded(max_len=8), frameworks=["numpy"])
+
+
 def test_params_may_be_given():
     zeros = {"p": np.zeros(HEADS, np.float32), "a": np.ones(HEADS, np.float32)}
     with pytest.raises(BrokenLawError, match=r"relative_is_as_claimed|key_bias_is_as_claimed"):

@@ -50,9 +50,15 @@ class Jax(Framework):
         return _swapped(attention(**own, path=path, **options))
 
     def pullback(
-        self, function: Function, arrays: dict[str, Array], names: Sequence[str], d_out: Host
+        self,
+        function: Function,
+        arrays: dict[str, Array],
+        names: Sequence[str],
+        d_out: Host,
+        compiler: str | None,
     ) -> tuple[Array, dict[str, Array]]:
-        return _pullback(function, tuple(names))(arrays, jnp.asarray(d_out))
+        both = _pullback(function, tuple(names), compiler or self.usual)
+        return both(arrays, jnp.asarray(d_out))
 
 
 @contextmanager
@@ -83,11 +89,11 @@ def _compiled(function: Function, compiler: str) -> Callable[[dict[str, Array]],
 
 
 @lru_cache(64)
-def _pullback(function: Function, names: tuple[str, ...]) -> Callable[..., Any]:
+def _pullback(function: Function, names: tuple[str, ...], compiler: str) -> Callable[..., Any]:
     def both(arrays: dict[str, Array], d_out: Array) -> Any:
         leaves = {name: arrays[name] for name in names}
         out, pull = jax.vjp(lambda leaves: function(jnp, {**arrays, **leaves}), leaves)
         assert out is not None
         return out, pull(d_out.astype(out.dtype))[0]
 
-    return jax.jit(both, **_options("quick"))
+    return jax.jit(both, **_options(compiler))

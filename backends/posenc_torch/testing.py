@@ -18,21 +18,25 @@ from posenc_torch.attention import PATHS, attention
 
 
 class Torch(Framework):
-    """PyTorch on the CPU, eager and compiled."""
+    """PyTorch on one device, eager and compiled."""
 
-    name = "torch"
     xp = array_api_compat.torch
     paths = PATHS
     dtypes = ("float64", "float32", "float16", "bfloat16")
     compilers = ("aot_eager", "inductor")
     differentiable = True
 
+    def __init__(self, device: str = "cpu") -> None:
+        self.name = "torch" if device == "cpu" else f"torch-{device}"
+        self._device = torch.device(device)
+
     def array(self, array: Host, dtype: str) -> Tensor:
-        return torch.from_numpy(np.array(array)).to(getattr(torch, dtype))
+        return torch.from_numpy(np.array(array)).to(self._device, getattr(torch, dtype))
 
     def host(self, array: Tensor) -> Host:
         array = array.detach()
-        return (array.float() if array.dtype == torch.bfloat16 else array).numpy().copy()
+        wide = array.float() if array.dtype == torch.bfloat16 else array
+        return wide.cpu().numpy().copy()
 
     @contextmanager
     def scope(self, dtypes: Sequence[str]) -> Iterator[None]:
@@ -49,13 +53,19 @@ class Torch(Framework):
         return attention(**tensors, path=path, **options)
 
     def pullback(
-        self, function: Function, arrays: dict[str, Tensor], names: Sequence[str], d_out: Host
+        self,
+        function: Function,
+        arrays: dict[str, Tensor],
+        names: Sequence[str],
+        d_out: Host,
+        compiler: str | None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         leaves = {name: arrays[name].requires_grad_() for name in names}
-        out = function(self.xp, arrays)
+        run = function if compiler is None else self.compiled(function, compiler)
+        out = run(self.xp, arrays)
         assert out is not None
         if out.requires_grad:
-            out.backward(torch.tensor(d_out).to(out.dtype))
+            out.backward(torch.tensor(d_out).to(out))
         return out, {
             name: torch.zeros_like(a) if a.grad is None else a.grad for name, a in leaves.items()
         }

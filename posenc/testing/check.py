@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from posenc.checks import nearest
 from posenc.protocol import PositionScheme
-from posenc.testing.frameworks import named
+from posenc.testing.frameworks import Framework, named
 from posenc.testing.law import BrokenLawError, Law, grounded
 from posenc.testing.subject import Subject
 
@@ -16,13 +16,14 @@ if TYPE_CHECKING:
     import pytest
 
 
-def laws(frameworks: Sequence[str] | None = None) -> list[Law]:
+def laws(frameworks: Sequence[str | Framework] | None = None) -> list[Law]:
     """Every law on every ground: the scheme itself, frameworks, their compilers, their paths.
 
     Parameters
     ----------
     frameworks
-        Names of array libraries. Default: all that are installed, see ``frameworks()``.
+        Array libraries, by name or as they are, such as ``posenc_torch.testing.Torch("cuda")``.
+        Default: all that are installed, see ``frameworks()``.
 
     Raises
     ------
@@ -36,7 +37,7 @@ def laws(frameworks: Sequence[str] | None = None) -> list[Law]:
 def check_scheme(
     scheme: PositionScheme | Subject,
     *,
-    frameworks: Sequence[str] | None = None,
+    frameworks: Sequence[str | Framework] | None = None,
     expected_failures: Mapping[str, str] | None = None,
     **sizes: Any,
 ) -> None:
@@ -50,7 +51,7 @@ def check_scheme(
     scheme
         The scheme, or a ``Subject`` that tells more about it.
     frameworks
-        Names of array libraries. Default: all that are installed.
+        Array libraries, as ``laws`` takes them. Default: all that are installed.
     expected_failures
         Laws that the scheme is known to break, name -> reason; ``law-framework-path``, as
         ``str(law)`` has it, for one ground alone. Strict: a law that is kept after all is an error,
@@ -84,7 +85,7 @@ def check_scheme(
 def parametrize_laws(
     schemes: Iterable[PositionScheme | Subject] | Mapping[str, PositionScheme | Subject],
     *,
-    frameworks: Sequence[str] | None = None,
+    frameworks: Sequence[str | Framework] | None = None,
     expected_failures: Callable[[PositionScheme], Mapping[str, str]] | None = None,
     select: Callable[[Law, PositionScheme], bool] = lambda law, scheme: True,
 ) -> pytest.MarkDecorator:
@@ -98,7 +99,7 @@ def parametrize_laws(
     schemes
         Schemes, by name if names should show in the tests' own.
     frameworks
-        Names of array libraries. Default: all that are installed.
+        Array libraries, as ``laws`` takes them. Default: all that are installed.
     expected_failures
         For a scheme, the laws it is known to break, name -> reason.
     select

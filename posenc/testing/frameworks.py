@@ -87,7 +87,12 @@ class Framework(ABC):
         return attention(**tensors, path=path, **options)
 
     def pullback(
-        self, function: Function, arrays: dict[str, Array], names: Sequence[str], d_out: Host
+        self,
+        function: Function,
+        arrays: dict[str, Array],
+        names: Sequence[str],
+        d_out: Host,
+        compiler: str | None,
     ) -> tuple[Array, dict[str, Array]]:
         """``function(xp, arrays)``, and gradients of ``sum(d_out * result)`` by ``names``."""
         raise NotImplementedError(f"{self.name} has no gradients")
@@ -123,13 +128,17 @@ class Framework(ABC):
         d_out: Host,
         *,
         cast: Mapping[str, str] | None = None,
+        compiler: str | None = None,
     ) -> tuple[Host, dict[str, Host]]:
-        """``function(xp, arrays)``, and gradients of ``sum(d_out * result)`` for every float."""
+        """``function(xp, arrays)``, and gradients of ``sum(d_out * result)`` for every float.
+
+        Without a ``compiler``, eagerly, or however this framework likes best.
+        """
         dtypes = _dtypes(arrays, cast)
         with self.scope(list(dtypes.values())):
             native = {name: self.array(array, dtypes[name]) for name, array in arrays.items()}
             floats = [name for name in arrays if "float" in dtypes[name]]
-            out, found = self.pullback(function, native, floats, d_out)
+            out, found = self.pullback(function, native, floats, d_out, compiler)
             return self.host(out), {name: self.host(found[name]) for name in floats}
 
 
@@ -182,8 +191,8 @@ def frameworks() -> dict[str, Framework]:
     return found
 
 
-def named(names: Sequence[str] | None) -> list[Framework]:
-    """All that are installed, or exactly those asked for.
+def named(asked: Sequence[str | Framework] | None) -> list[Framework]:
+    """All that are installed, or exactly those asked for, by name or as they are.
 
     Raises
     ------
@@ -191,12 +200,12 @@ def named(names: Sequence[str] | None) -> list[Framework]:
         One that is asked for is not installed.
     """
     installed = frameworks()
-    for name in names or ():
-        if name not in installed:
+    for name in asked or ():
+        if not isinstance(name, Framework) and name not in installed:
             raise ModuleNotFoundError(
                 f"frameworks names {name!r}, installed are: {', '.join(installed)}", name=name
             )
-    return [installed[name] for name in names or installed]
+    return [one if isinstance(one, Framework) else installed[one] for one in asked or installed]
 
 
 def readonly(array: Any) -> Host:

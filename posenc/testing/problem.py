@@ -71,11 +71,19 @@ class Problem:
         return answer.values.astype(np.float64)
 
     def gradients(
-        self, framework: Framework, path: str, d_out: Host, *, dtype: str = "float32"
+        self,
+        framework: Framework,
+        path: str,
+        d_out: Host,
+        *,
+        dtype: str = "float32",
+        compiler: str | None = None,
     ) -> tuple[Host, dict[str, Host]]:
         """The result, and gradients of ``sum(d_out * result)`` by names of tensors and params."""
         function, cast = self._function(framework, path), self._cast(dtype)
-        out, found = framework.gradients(function, self._arrays(), d_out, cast=cast)
+        out, found = framework.gradients(
+            function, self._arrays(), d_out, cast=cast, compiler=compiler
+        )
         wide = {name.removeprefix(_PARAM): a.astype(np.float64) for name, a in found.items()}
         return out.astype(np.float64), wide
 

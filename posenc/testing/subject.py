@@ -20,6 +20,7 @@ from posenc.testing.problem import Problem
 
 _HEADS, _DIM, _WIDTH = 4, 8, 16
 _FAR = 2**20
+_LEAST = 12  # positions that a law may ask for
 _BATCH = 2
 
 
@@ -59,6 +60,7 @@ class Subject:
         for name, value in settings.items():
             object.__setattr__(self, name, value)
         object.__setattr__(self, "width", self.width or self._found_width())
+        _ = self.reach  # what cannot be tried is known at once
 
     @property
     def heads(self) -> int:
@@ -73,14 +75,29 @@ class Subject:
     @cached_property
     def reach(self) -> tuple[int, int]:
         """The widest range of positions that the scheme takes, as it says itself."""
-        longest = getattr(self.scheme, "max_len", 1)
+        longest, why = getattr(self.scheme, "max_len", 1), "it ends there"
         for low, high in ((-_FAR, _FAR), (0, _FAR), (0, longest - 1)):
             try:
-                posenc.embedding(self.scheme, np.asarray([low, high]), self.params)
-            except (IndexError, ValueError):
+                self._answer(np.asarray([low, high]))
+            except (IndexError, ValueError) as error:
+                why = str(error)
                 continue
-            return low, high
-        raise AssertionError(f"{self.scheme} takes neither far positions nor 0 .. max_len - 1")
+            except Exception:
+                return low, high  # a law will say so
+            if high + 1 >= _LEAST:
+                return low, high
+        raise ValueError(
+            f"scheme takes neither far positions nor 0 .. max_len - 1 with max_len >= {_LEAST}, "
+            f"which laws are tried on: {self.scheme!r}: {why}"
+        )
+
+    def _answer(self, pos: Host) -> None:
+        """Ask all that depends on integer positions."""
+        posenc.embedding(self.scheme, pos, self.params)
+        x = np.zeros((self.heads, pos.size, self.head_dim), np.float32)
+        posenc.transform(self.scheme, x, pos, role="key", params=self.params)
+        if not self.gated:
+            self.tile(pos, pos)
 
     def positions(self, rng: np.random.Generator, length: int | None = None) -> Host:
         """Positions of one axis: near and far, repeated, in any order."""

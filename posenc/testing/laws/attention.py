@@ -124,8 +124,9 @@ def gradient_reaches_every_param(subject: Subject, framework: Framework, path: s
 
 @law("compiler")
 def compiled_attention_equals_eager(subject: Subject, framework: Framework, compiler: str) -> None:
-    """Attention is the same compiled, on every path."""
+    """Attention and its gradients are the same compiled, on every path."""
     problem = _everything(subject)
+    d_out = subject.normal((2, subject.heads, _QUERIES, subject.head_dim), 9)
     for path in framework.paths:
         try:
             eager = problem.eagerly(framework, path)
@@ -133,6 +134,13 @@ def compiled_attention_equals_eager(subject: Subject, framework: Framework, comp
             continue  # the law of each path says so
         found = problem.attend(framework, path, compiler=compiler)
         assert_near(found, eager, PATHS["float32"], path)
+        if not framework.differentiable:
+            continue
+        _, expected = problem.gradients(framework, path, d_out)
+        _, gradients = problem.gradients(framework, path, d_out, compiler=compiler)
+        for name, gradient in gradients.items():
+            what = f"gradient of {name} on {path}"
+            assert_near(gradient, expected[name], PATHS["float32"], what)
 
 
 def transforms(scheme: PositionScheme) -> bool:
