@@ -157,7 +157,7 @@ def is_gated(scheme: PositionScheme) -> bool:
 def check_batches(**positions: Array) -> int:
     """The batch size that arrays ``(L,)`` or ``(B, L)`` agree on; 1 if none has a batch."""
     sizes = {name: p.shape[0] for name, p in positions.items() if len(p.shape) == 2}
-    batch: int = max([1, *sizes.values()])  # no default=: torch's compiler does not know it
+    batch: int = max(sizes.values()) if sizes else 1  # torch's compiler knows no max(default=1)
     for name, size in sizes.items():
         if size != 1 and size != batch:
             raise ValueError(f"{name} has batch {size}, others have {batch}: {sizes}")

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import ClassVar
 
 import numpy as np
 
+from posenc.angles import frequencies
 from posenc.checks import check_choice, check_count
 from posenc.protocol import Array, Namespace, ParamSpec, PositionScheme
 
@@ -46,20 +48,22 @@ class ALiBi(PositionScheme):
     slopes: str | Sequence[float] = "paper"
     noncausal: str = "symmetric"
     learned: bool = False
+    _slopes: tuple[float, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_count("num_heads", self.num_heads)
         check_choice("noncausal", self.noncausal, ("symmetric",))
         if isinstance(self.slopes, str):
             check_choice("slopes", self.slopes, (*_RULES, "or one number per head"))
+            slopes = _RULES[self.slopes](self.num_heads)
         else:
-            object.__setattr__(self, "slopes", _given(self.slopes, self.num_heads))
+            slopes = _given(self.slopes, self.num_heads)
+            object.__setattr__(self, "slopes", slopes)
+        object.__setattr__(self, "_slopes", slopes)
 
     def head_slopes(self) -> tuple[float, ...]:
         """The slope of each head."""
-        if isinstance(self.slopes, str):
-            return _RULES[self.slopes](self.num_heads)
-        return tuple(self.slopes)
+        return self._slopes
 
     def param_specs(self) -> Mapping[str, ParamSpec]:
         if not self.learned:
@@ -80,7 +84,8 @@ class ALiBi(PositionScheme):
 
 
 def _geometric(num_heads: int) -> tuple[float, ...]:
-    return tuple(2.0 ** (-8 * h / num_heads) for h in range(1, num_heads + 1))
+    exponents = (Fraction(8 * h, num_heads) for h in range(1, num_heads + 1))
+    return tuple(float(m) for m in frequencies(2.0, exponents))
 
 
 def _paper(num_heads: int) -> tuple[float, ...]:
