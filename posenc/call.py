@@ -123,7 +123,8 @@ def prepare(
     # Compared one by one: torch's compiler answers "in" wrongly for symbols.
     if declared is not None and declared != 1 and declared != heads:
         raise ValueError(f"q has {heads} heads, the scheme num_heads={declared}: {scheme}")
-    window = None if window is None else check_count("window", window)
+    # No two positions are 2**31 apart, and to compare with that takes more than 32 bits.
+    window = None if window is None or check_count("window", window) >= 2**31 else window
     work = working_dtype([q, k, v, x, *named(params).values()], xp=xp)
     aligned = _both_or_neither("q_pos", q_pos, "k_pos", k_pos)
     q_at, k_at = _aligned(q_len, k_len, q, xp) if aligned else (q_pos, k_pos)

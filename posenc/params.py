@@ -132,7 +132,7 @@ def merged(
 ) -> dict[str, Array]:
     """Learned arrays and constants together, whole, in the working dtype."""
     learned = {
-        name: xp.asarray(a, dtype=dtype, device=device)
+        name: xp.asarray(a, dtype=dtype, device=device, copy=True)
         if isinstance(a, np.ndarray)
         else xp.astype(a, dtype)
         for name, a in check_params(scheme, params, xp=xp).items()

@@ -11,7 +11,8 @@ from array_api_compat import is_numpy_namespace
 from posenc.checks import check_count
 from posenc.protocol import Array, Namespace
 
-FARTHEST = 2**30  # differences of positions up to here fit 32 bits
+# Positions are LOWEST .. FARTHEST: then every difference fits 32 bits.
+LOWEST, FARTHEST = -(2**30), 2**30 - 1
 
 
 def concrete(array: Array, xp: Namespace) -> np.ndarray[Any, Any] | None:
@@ -37,8 +38,8 @@ def as_positions(name: str, pos: Array, *, xp: Namespace, device: Any = None) ->
     TypeError
         If ``pos`` is no array of integers. Half-precision positions cannot tell 256 from 257.
     ValueError
-        If it has another number of axes, or a value outside of ``-FARTHEST .. FARTHEST`` where
-        values can be seen.
+        If it has another number of axes, or a value outside of ``LOWEST .. FARTHEST`` where values
+        can be seen.
     """
     check_range(name, pos, xp)
     return as_integers(name, pos, xp=xp, device=device)
@@ -50,9 +51,9 @@ def check_range(name: str, pos: Array, xp: Namespace) -> None:
     if seen is None or not np.issubdtype(seen.dtype, np.integer) or not seen.size:
         return
     low, high = int(seen.min()), int(seen.max())
-    if low < -FARTHEST or high > FARTHEST:
-        wrong = low if low < -FARTHEST else high
-        raise ValueError(f"{name} holds {wrong}, accepted: -2**30 .. 2**30")
+    if low < LOWEST or high > FARTHEST:
+        wrong = low if low < LOWEST else high
+        raise ValueError(f"{name} holds {wrong}, accepted: -2**30 .. 2**30 - 1")
 
 
 def as_integers(name: str, values: Array, *, xp: Namespace, device: Any = None) -> Array:
@@ -60,7 +61,8 @@ def as_integers(name: str, values: Array, *, xp: Namespace, device: Any = None) 
     if not hasattr(values, "dtype"):
         raise TypeError(f"{name} must be an array of integers, got {type(values).__name__}")
     if isinstance(values, np.ndarray) and not is_numpy_namespace(xp):
-        values = xp.asarray(values, device=device)
+        # A copy: torch warns of a view on an array that it may not write to.
+        values = xp.asarray(values, device=device, copy=True)
     dtype = values.dtype
     if not xp.isdtype(dtype, "integral"):
         raise TypeError(f"{name} must have an integer dtype, got {dtype}")

@@ -19,6 +19,15 @@ settings.register_profile(
     max_examples=20,
     suppress_health_check=[HealthCheck.too_slow],
 )
+# Drawn anew each time, for hours: ``pytest tests/test_fuzz.py --hypothesis-profile=long``.
+settings.register_profile(
+    "long",
+    settings.get_profile("posenc"),
+    derandomize=False,
+    database=None,
+    max_examples=2000,
+    print_blob=True,
+)
 settings.load_profile("posenc")
 
 

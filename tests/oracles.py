@@ -17,7 +17,7 @@ import mpmath
 import numpy as np
 
 import posenc
-from posenc.testing.frameworks import Framework, frameworks
+from posenc.testing.framework import Framework, frameworks
 
 RANGES = (2**7, 2**12, 2**17, 2**20, 2**24)
 DIGITS = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}  # of a significand

@@ -14,7 +14,7 @@ import numpy as np
 
 import posenc
 from posenc import ParamSpec, PositionScheme
-from posenc.testing.frameworks import readonly
+from posenc.testing.framework import readonly
 
 HEADS, DIM, WIDTH, MAX_LEN = 4, 8, 6, 64
 

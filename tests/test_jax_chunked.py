@@ -187,3 +187,15 @@ def test_init_takes_one_key():
     np.testing.assert_array_equal(
         tables[1], posenc_jax.init(posenc.T5Bias(HEADS), keys[1])["table"]
     )
+
+
+def test_keys_decide():
+    tables = [posenc_jax.init(posenc.T5Bias(2), jax.random.key(n))["table"] for n in range(3)]
+    assert not np.array_equal(tables[0], tables[1])
+    assert not np.array_equal(tables[1], tables[2])
+
+
+def test_a_row_outside_the_table_is_nan_where_positions_are_traced():
+    scheme, table = posenc.Learned(max_len=3, dim=2, offset=1), {"table": jnp.ones((4, 2))}
+    found = jax.jit(lambda pos: posenc.embedding(scheme, pos, table))(jnp.asarray([0, 3, -1]))
+    np.testing.assert_array_equal(np.isnan(found).all(axis=-1), [False, True, True])

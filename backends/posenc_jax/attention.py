@@ -15,7 +15,7 @@ from posenc.attention import dense
 from posenc.call import Call
 from posenc.params import named, working_dtype
 from posenc.paths import Explanation, Path, choose
-from posenc.positions import check_range
+from posenc.positions import check_range, concrete
 from posenc_jax.chunked import chunked
 
 # Where "auto" leaves the whole scores for tiles. Decoding has few queries, whose scores take less
@@ -135,12 +135,27 @@ def _chosen(
     for name in ("q_pos", "k_pos"):  # before JAX makes 32 bits of them
         if hasattr(options.get(name), "dtype"):
             check_range(name, options[name], jnp)
+    for name in ("q_seg", "k_seg"):
+        _check_width(name, options.get(name))
     options = {name: _jax(value) for name, value in options.items()}
     work = working_dtype([q, k, v, options.get("x"), *params.values()], xp=jnp)
     if path == "reference" or work == jnp.float64:
         q, k, v = (a.astype(work) for a in (q, k, v))
     call = prepare(q, k, v, scheme, params, causal, **options, xp=jnp)
     return call, *choose(_PATHS, call, path)
+
+
+def _check_width(name: str, values: Any) -> None:
+    """JAX drops the upper half of 64-bit integers, and two segments may become one."""
+    seen = concrete(values, jnp) if hasattr(values, "dtype") else None
+    if seen is None or jax.config.jax_enable_x64 or not seen.size:
+        return
+    if not np.issubdtype(seen.dtype, np.integer):
+        return  # said elsewhere
+    low, high = int(seen.min()), int(seen.max())
+    if low < -(2**31) or high >= 2**31:
+        wrong = low if low < -(2**31) else high
+        raise ValueError(f"{name} holds {wrong}, accepted: 32 bits, unless jax_enable_x64 is set")
 
 
 def _heads_first(name: str, array: Array) -> Array:

@@ -85,7 +85,8 @@ class Tiling:
         """How far a query sees back and ahead; None without an end."""
         if not self.aligned:
             return None, None
-        reach = None if self.window is None else self.window - 1
+        # A wider window is none; the sum of an index and a wide one would not fit 32 bits.
+        reach = None if self.window is None else min(self.window, self.k_len) - 1
         return reach, 0 if self.causal else reach
 
 

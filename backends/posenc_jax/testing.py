@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from posenc.testing.frameworks import Framework, Function, Host
+from posenc.testing.framework import Framework, Function, Host
 from posenc_jax import blocks
 from posenc_jax.attention import PATHS, attention
 

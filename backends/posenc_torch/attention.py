@@ -128,7 +128,12 @@ def _sdpa(call: Call) -> Tensor:
     # A row that may see nothing attends to everything here, and is set to 0 after.
     blind = ~seen.any(dim=-1, keepdim=True)
     seen = seen | blind
-    mask = seen if bias is None else torch.where(seen, bias, -torch.inf).to(dtype)
+    if bias is None:
+        mask = seen
+    else:
+        # Of a blind row too: what overflows there makes gradients of 0 times infinity.
+        visible = torch.where(seen, bias, -torch.inf)
+        mask = torch.where(blind, 0.0, visible).to(dtype)
     out = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=call.scale, **grouped)
     return torch.where(blind, 0.0, out)
 

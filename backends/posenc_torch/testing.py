@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from posenc.testing.frameworks import Framework, Function, Host
+from posenc.testing.framework import Framework, Function, Host
 from posenc_torch.attention import PATHS, attention
 
 

@@ -17,7 +17,7 @@ that is installed, compiled ones too. ``laws()`` lists them.
 """
 
 from posenc.testing.check import check_scheme, laws, parametrize_laws
-from posenc.testing.frameworks import Framework, frameworks
+from posenc.testing.framework import Framework, frameworks
 from posenc.testing.law import BrokenLawError, Law
 from posenc.testing.problem import Problem
 from posenc.testing.subject import Subject

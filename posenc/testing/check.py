@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from posenc.checks import nearest
 from posenc.protocol import PositionScheme
-from posenc.testing.frameworks import Framework, named
+from posenc.testing.framework import Framework, named
 from posenc.testing.law import BrokenLawError, Law, grounded
 from posenc.testing.subject import Subject
 
@@ -30,7 +30,7 @@ def laws(frameworks: Sequence[str | Framework] | None = None) -> list[Law]:
     ModuleNotFoundError
         A framework that is asked for is not installed.
     """
-    importlib.import_module("posenc.testing.laws")  # enters them
+    importlib.import_module("posenc.testing.lawbook")  # enters them
     return grounded(named(frameworks))
 
 

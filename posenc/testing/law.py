@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from posenc.testing.frameworks import Framework
+from posenc.testing.framework import Framework
 from posenc.testing.subject import Subject
 
 Ground = Literal["scheme", "framework", "compiler", "path", "gradient"]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from posenc.protocol import Array, Namespace, PositionScheme
-from posenc.testing.frameworks import Framework, Function, Host
+from posenc.testing.framework import Answer, Framework, Function, Host
 
 _PARAM = "param:"
 _KEPT = 64  # functions, for their compiled programs
@@ -58,17 +58,13 @@ class Problem:
         compiler = framework.usual if compiler is None else compiler
         function, cast = self._function(framework, path), self._cast(dtype)
         answer = framework.evaluate(function, self._arrays(), cast=cast, compiler=compiler)
-        assert answer is not None
-        if answer.dtype != dtype:
-            raise AssertionError(f"attention of {dtype} answers in {answer.dtype}")
-        return answer.values.astype(np.float64)
+        return _values(answer, dtype)
 
     def eagerly(self, framework: Framework, path: str, *, dtype: str = "float32") -> Host:
         """``attend`` without a compiler."""
         function, cast = self._function(framework, path), self._cast(dtype)
         answer = framework.evaluate(function, self._arrays(), cast=cast)
-        assert answer is not None
-        return answer.values.astype(np.float64)
+        return _values(answer, dtype)
 
     def gradients(
         self,
@@ -85,7 +81,7 @@ class Problem:
             function, self._arrays(), d_out, cast=cast, compiler=compiler
         )
         wide = {name.removeprefix(_PARAM): a.astype(np.float64) for name, a in found.items()}
-        return out.astype(np.float64), wide
+        return _values(out, dtype), wide
 
     def _arrays(self) -> dict[str, Host]:
         places = {name: o for name, o in self.options.items() if isinstance(o, np.ndarray)}
@@ -101,6 +97,13 @@ class Problem:
         fixed = {n: o for n, o in self.options.items() if not isinstance(o, np.ndarray)}
         scheme: Any = self.scheme  # hashable, which its protocol cannot say
         return _attention(framework, path, scheme, tuple(sorted(fixed.items())))
+
+
+def _values(answer: Answer | None, dtype: str) -> Host:
+    assert answer is not None
+    if answer.dtype != dtype:
+        raise AssertionError(f"attention of {dtype} answers in {answer.dtype}")
+    return answer.values.astype(np.float64)
 
 
 @lru_cache(_KEPT)

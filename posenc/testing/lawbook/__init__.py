@@ -1,5 +1,5 @@
 """The laws, by what they speak of. Importing this package enters all of them."""
 
-from posenc.testing.laws import attention, bias, claims, equivalence, frameworks, scheme, tokens
+from posenc.testing.lawbook import attention, bias, claims, equivalence, frameworks, scheme, tokens
 
 __all__ = ["attention", "bias", "claims", "equivalence", "frameworks", "scheme", "tokens"]

@@ -129,7 +129,7 @@ class Framework(ABC):
         *,
         cast: Mapping[str, str] | None = None,
         compiler: str | None = None,
-    ) -> tuple[Host, dict[str, Host]]:
+    ) -> tuple[Answer, dict[str, Host]]:
         """``function(xp, arrays)``, and gradients of ``sum(d_out * result)`` for every float.
 
         Without a ``compiler``, eagerly, or however this framework likes best.
@@ -139,7 +139,8 @@ class Framework(ABC):
             native = {name: self.array(array, dtypes[name]) for name, array in arrays.items()}
             floats = [name for name in arrays if "float" in dtypes[name]]
             out, found = self.pullback(function, native, floats, d_out, compiler)
-            return self.host(out), {name: self.host(found[name]) for name in floats}
+            answer = Answer(self.host(out), self.dtype(out), moved=False, touched=())
+            return answer, {name: self.host(found[name]) for name in floats}
 
 
 class NumPy(Framework):

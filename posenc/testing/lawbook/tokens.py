@@ -7,7 +7,7 @@ import numpy as np
 
 import posenc
 from posenc.protocol import Role
-from posenc.testing.frameworks import Host, readonly
+from posenc.testing.framework import Host, readonly
 from posenc.testing.law import law, require, require_equal
 from posenc.testing.subject import Subject
 

@@ -14,7 +14,7 @@ import numpy as np
 import posenc
 from posenc.params import Params
 from posenc.protocol import PositionScheme
-from posenc.testing.frameworks import Host, readonly
+from posenc.testing.framework import Host, readonly
 from posenc.testing.law import law, require, require_equal
 from posenc.testing.subject import Subject
 
@@ -106,6 +106,7 @@ def first_values_are_declared(subject: Subject) -> None:
         require(value.shape == tuple(spec.shape), f"{name}: {value.shape}, not {spec.shape}")
         require(np.all(np.isfinite(value)), f"{name}: not finite")
         require_equal(value, again[name], f"{name} drawn twice")
+        require(not np.shares_memory(value, again[name]), f"{name} drawn twice is one array")
         if spec.per_head:
             require(spec.shape[0] in (1, subject.heads), f"{name}: {spec.shape} is not per head")
 

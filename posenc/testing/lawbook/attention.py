@@ -7,14 +7,15 @@ from dataclasses import replace
 import numpy as np
 
 from posenc.protocol import PositionScheme
-from posenc.testing.frameworks import Framework, Host, NumPy
+from posenc.testing.framework import Framework, Host, NumPy
 from posenc.testing.law import law, require
-from posenc.testing.laws.frameworks import gradients_of_embedding
+from posenc.testing.lawbook.frameworks import gradients_of_embedding
 from posenc.testing.problem import Problem
 from posenc.testing.subject import Subject
 from posenc.testing.tolerances import DIFFERENCES, PATHS, assert_near
 
 _QUERIES, _KEYS = 9, 12
+_LONG, _WINDOW = 20, 10  # several tiles of 8, and a window over the edge of one
 _STEP = 1e-4
 
 
@@ -24,7 +25,9 @@ def _everything(subject: Subject) -> Problem:
     low, high = max(-20, subject.reach[0]), min(40, subject.reach[1])
 
     def places(length: int) -> Host:
-        return np.stack([rng.choice(np.arange(low, high), length, replace=False) for _ in range(2)])
+        return np.stack(
+            [rng.choice(np.arange(low, high + 1), length, replace=False) for _ in range(2)]
+        )
 
     options = {
         "causal": True,
@@ -46,8 +49,13 @@ def reference(problem: Problem) -> Host:
 @law("path")
 def path_equals_the_reference(subject: Subject, framework: Framework, path: str) -> None:
     """Attention is ``softmax(scale * q @ k.T + bias) @ v`` over what a query may see."""
-    causal = subject.problem(subject.tensors(_KEYS), causal=True)
-    problems = {"causal": causal, "everything": _everything(subject)}
+    long, seg = subject.tensors(_LONG, batch=1), np.repeat([0, 1], [8, _LONG - 8])
+    problems = {
+        "causal": subject.problem(subject.tensors(_KEYS), causal=True),
+        "window": subject.problem(long, causal=True, window=_WINDOW),
+        "segments": subject.problem(long, q_seg=seg, k_seg=seg),
+        "everything": _everything(subject),
+    }
     for name, problem in problems.items():
         found = problem.attend(framework, path)
         assert_near(found, reference(problem), PATHS["float32"], name)
@@ -136,7 +144,7 @@ def compiled_attention_equals_eager(subject: Subject, framework: Framework, comp
         assert_near(found, eager, PATHS["float32"], path)
         if not framework.differentiable:
             continue
-        _, expected = problem.gradients(framework, path, d_out)
+        expected = problem.gradients(framework, path, d_out)[1]
         _, gradients = problem.gradients(framework, path, d_out, compiler=compiler)
         for name, gradient in gradients.items():
             what = f"gradient of {name} on {path}"

@@ -10,7 +10,7 @@ import array_api_compat.numpy as xp
 import numpy as np
 
 import posenc
-from posenc.testing.frameworks import Host
+from posenc.testing.framework import Host
 from posenc.testing.law import law, require
 from posenc.testing.subject import Subject
 from posenc.testing.tolerances import SEPARATED

@@ -10,7 +10,7 @@ import numpy as np
 
 import posenc
 from posenc.protocol import Array, Namespace, PositionScheme
-from posenc.testing.frameworks import Framework, Function, Host, NumPy
+from posenc.testing.framework import Framework, Function, Host, NumPy
 from posenc.testing.law import law, require
 from posenc.testing.subject import Subject
 from posenc.testing.tolerances import VALUES, assert_near

@@ -1,0 +1,1037 @@
+"""Known faults, each a change of one place in the sources, and the tests that must notice it.
+
+A target is a test file and, after it, words that must all occur in the id of a test. Faults of
+other libraries are cited by repository and number of issue or pull request.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One mistake to plant.
+
+    Attributes
+    ----------
+    name
+        Short, in kebab case.
+    why
+        What it does to a user, or who made it.
+    file
+        From the root of the repository.
+    old, new
+        The text there, which occurs once, and what takes its place.
+    tests
+        Targets; each ``"file word word"``.
+    """
+
+    name: str
+    why: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+
+ALIBI, LEARNED = "posenc/schemes/alibi.py", "posenc/schemes/learned.py"
+ROPE, SINUSOIDAL = "posenc/schemes/rope.py", "posenc/schemes/sinusoidal.py"
+T5, ANGLES = "posenc/schemes/t5.py", "posenc/angles.py"
+REFERENCE, CALL = "posenc/attention.py", "posenc/call.py"
+POSITIONS, PARAMS = "posenc/positions.py", "posenc/params.py"
+GATES, EVALUATE, PATHS = "posenc/gates.py", "posenc/evaluate.py", "posenc/paths.py"
+TORCH, MODULE = "backends/posenc_torch/attention.py", "backends/posenc_torch/position.py"
+JAX, JAX_INIT = "backends/posenc_jax/attention.py", "backends/posenc_jax/params.py"
+CHUNKED, TILE = "backends/posenc_jax/chunked.py", "backends/posenc_jax/tile.py"
+BLOCKS = "backends/posenc_jax/blocks.py"
+
+_SCHEMES = (
+    Fault(
+        "alibi-slopes-geometric-where-paper-is-asked",
+        "wrong slopes unless the heads are a power of two (ml-explore/mlx 3071)",
+        ALIBI,
+        '_RULES = {"paper": _paper,',
+        '_RULES = {"paper": _geometric,',
+        ("test_schemes_golden.py alibi_slopes_of_the_paper",),
+    ),
+    Fault(
+        "alibi-slopes-from-one",
+        "exponents from 0 instead of 1: head 0 twice as steep (paiml/aprender 2143)",
+        ALIBI,
+        "for h in range(1, num_heads + 1))",
+        "for h in range(num_heads))",
+        ("test_schemes_golden.py alibi",),
+    ),
+    Fault(
+        "alibi-slopes-reversed",
+        "the steepest head last",
+        ALIBI,
+        "for h in range(1, num_heads + 1))",
+        "for h in range(num_heads, 0, -1))",
+        ("test_schemes_golden.py alibi",),
+    ),
+    Fault(
+        "alibi-bias-grows-with-distance",
+        "a sign: far keys are preferred",
+        ALIBI,
+        "return -m * xp.astype(xp.abs(q - k), m.dtype)",
+        "return m * xp.astype(xp.abs(q - k), m.dtype)",
+        ("test_laws.py key_bias_is_as_claimed-alibi",),
+    ),
+    Fault(
+        "alibi-distance-without-abs",
+        "keys after the query get a reward; a causal test never sees it",
+        ALIBI,
+        "xp.abs(q - k), m.dtype)",
+        "q - k, m.dtype)",
+        ("test_schemes_golden.py alibi",),
+    ),
+    Fault(
+        "alibi-key-only",
+        "the form of BLOOM, equal under a causal mask alone, offered as a relative bias",
+        ALIBI,
+        "return -m * xp.astype(xp.abs(q - k), m.dtype)",
+        "return m * xp.astype(k + 0 * q, m.dtype)",
+        ("test_laws.py relative_is_as_claimed-alibi",),
+    ),
+    Fault(
+        "alibi-key-bias-with-the-wrong-sign",
+        "the key-only form contradicts the bias it stands for",
+        ALIBI,
+        "return m * xp.astype(k, m.dtype)",
+        "return -m * xp.astype(k, m.dtype)",
+        ("test_laws.py key_bias_is_as_claimed-alibi",),
+    ),
+    Fault(
+        "alibi-does-not-say-that-it-is-relative",
+        "a property not claimed where it holds: tiles give up their distances",
+        ALIBI,
+        "relative: ClassVar[bool] = True",
+        "relative: ClassVar[bool] = False",
+        ("test_laws.py relative_is_as_claimed-alibi",),
+    ),
+    Fault(
+        "slopes-changed-in-place",
+        "params are read, negated and left so: every second call has the other sign",
+        ALIBI,
+        "return -m * xp.astype(xp.abs(q - k), m.dtype)",
+        "m *= -1\n        return m * xp.astype(xp.abs(q - k), m.dtype)",
+        ("test_laws.py bias_is_elementwise alibi-learned",),
+    ),
+    Fault(
+        "learned-slopes-start-equal",
+        "all heads begin as one",
+        ALIBI,
+        "init=lambda rng, shape: np.asarray(slopes)",
+        "init=lambda rng, shape: np.full(shape, slopes[0])",
+        ("test_schemes_golden.py alibi_learned",),
+    ),
+    Fault(
+        "learned-offset-dropped",
+        "OPT and RoBERTa checkpoints are read two rows too early",
+        LEARNED,
+        "xp.where(known, flat + self.offset, 0)",
+        "xp.where(known, flat, 0)",
+        ("test_schemes_golden.py learned",),
+    ),
+    Fault(
+        "learned-offset-off-by-one",
+        "padding_idx instead of padding_idx + 1",
+        LEARNED,
+        "flat + self.offset, 0)",
+        "flat + self.offset - 1, 0)",
+        ("test_schemes_golden.py learned",),
+    ),
+    Fault(
+        "learned-negative-position-accepted",
+        "a negative position gives a row of NaN where an error is promised",
+        LEARNED,
+        "not (seen.min() >= 0 and seen.max() < self.max_len)",
+        "not seen.max() < self.max_len",
+        ("test_wrong_calls.py embedding-negative",),
+    ),
+    Fault(
+        "rope-half-for-interleaved",
+        "the other pairing of channels: checkpoints load and talk nonsense",
+        ROPE,
+        '"interleaved": _interleaved}',
+        '"interleaved": _half}',
+        ("test_schemes_golden.py rope",),
+    ),
+    Fault(
+        "rope-exponent-k-over-d",
+        "frequencies base**(-k/D) for base**(-2k/D)",
+        ROPE,
+        "Fraction(2 * k, dim)",
+        "Fraction(k, dim)",
+        ("test_schemes_golden.py rope",),
+    ),
+    Fault(
+        "rope-cache-without-base",
+        "tables kept in a module by width alone: the second base gets the first one's",
+        ROPE,
+        "turns = Turns(frequencies(self.base, (Fraction(2 * k, dim) for k in range(dim // 2))))",
+        "turns = globals().setdefault('_TABLES', {}).setdefault(\n"
+        "            dim, Turns(frequencies(self.base, (Fraction(2 * k, dim)"
+        " for k in range(dim // 2))))\n        )",
+        ("test_laws.py schemes_share_no_state-rope",),
+    ),
+    Fault(
+        "rope-turns-queries-alone",
+        "keys pass as they are: the angle is that of the query's position",
+        ROPE,
+        "sin, cos = self._turns.sincos(pos, dtype=work, xp=xp)",
+        'sin, cos = self._turns.sincos(pos if role == "query" else 0 * pos, dtype=work, xp=xp)',
+        ("test_laws.py rotated_scores [rope]",),
+    ),
+    Fault(
+        "rope-turns-keys-backwards",
+        "scores depend on the sum of positions",
+        ROPE,
+        "sin, cos = self._turns.sincos(pos, dtype=work, xp=xp)",
+        'sin, cos = self._turns.sincos(pos if role == "query" else -pos, dtype=work, xp=xp)',
+        ("test_laws.py rotated_scores [rope]",),
+    ),
+    Fault(
+        "rope-sine-for-cosine-of-keys",
+        "a swap in one of two calls",
+        ROPE,
+        "sin, cos = self._turns.sincos(pos, dtype=work, xp=xp)",
+        "sin, cos = self._turns.sincos(pos, dtype=work, xp=xp)[:: 1 if role == 'query' else -1]",
+        ("test_laws.py rotated_scores [rope]",),
+    ),
+    Fault(
+        "rope-by-index",
+        "rows counted from 0, whatever positions are given: wrong in decoding and packing",
+        ROPE,
+        "sin, cos = self._turns.sincos(pos, dtype=work, xp=xp)",
+        "sin, cos = self._turns.sincos(\n"
+        "            xp.arange(x.shape[-2]) + 0 * pos, dtype=work, xp=xp\n        )",
+        ("test_laws.py transform_is_row_local-rope",),
+    ),
+    Fault(
+        "rope-positions-in-half-precision",
+        "positions in the dtype of x: 256 and 257 are one (huggingface/transformers 26602)",
+        ROPE,
+        "sin, cos = self._turns.sincos(pos, dtype=work, xp=xp)",
+        "sin, cos = self._turns.sincos(\n"
+        "            xp.astype(xp.astype(pos, x.dtype), pos.dtype), dtype=work, xp=xp\n        )",
+        ("test_laws.py narrow_floats_round_once-torch-rope",),
+    ),
+    Fault(
+        "rope-in-half-precision",
+        "rotated in the dtype of x, with rounded sines (huggingface/transformers 29285)",
+        ROPE,
+        "(xp.astype(turning, work), sin, cos, xp), x.dtype)",
+        "(turning, xp.astype(sin, x.dtype), xp.astype(cos, x.dtype), xp), x.dtype)",
+        ("test_laws.py narrow_floats_round_once-torch-rope",),
+    ),
+    Fault(
+        "rope-table-clamped",
+        "positions beyond a table of 4096 rows take its last row",
+        ROPE,
+        "sin, cos = self._turns.sincos(pos, dtype=work, xp=xp)",
+        "sin, cos = self._turns.sincos(\n"
+        "            xp.where(pos > 4095, 0 * pos + 4095, pos), dtype=work, xp=xp\n        )",
+        ("test_laws.py rotated_scores [rope]",),
+    ),
+    Fault(
+        "partial-rope-turns-the-last-channels",
+        "rotary_dim counted from the wrong end",
+        ROPE,
+        "turning, rest = x[..., : self.rotary_dim], x[..., self.rotary_dim or self.head_dim :]",
+        "turning = x[..., self.head_dim - (self.rotary_dim or self.head_dim) :]\n"
+        "        rest = x[..., : self.head_dim - (self.rotary_dim or self.head_dim)]",
+        ("test_schemes_golden.py rope",),
+    ),
+    Fault(
+        "partial-rope-with-frequencies-of-the-whole-head",
+        "exponents 2k/D where they are 2k/R (GPT-J, NeoX)",
+        ROPE,
+        "Fraction(2 * k, dim)",
+        "Fraction(2 * k, self.head_dim)",
+        ("test_schemes_golden.py rope",),
+    ),
+    Fault(
+        "sinusoid-cosine-first",
+        "sine and cosine change places",
+        SINUSOIDAL,
+        "xp.stack([sin, cos], axis=-1)",
+        "xp.stack([cos, sin], axis=-1)",
+        ("test_schemes_golden.py sinusoid",),
+    ),
+    Fault(
+        "tensor2tensor-exponent-of-the-paper",
+        "tensor2tensor's last frequency is 1/base; here it would stop short of it",
+        SINUSOIDAL,
+        "Fraction(k, n - tensor2tensor)",
+        "Fraction(k, n)",
+        ("test_schemes_golden.py sinusoid",),
+    ),
+    Fault(
+        "sinusoid-cache-without-base-and-layout",
+        "as rope-cache-without-base",
+        SINUSOIDAL,
+        "turns = Turns(frequencies(self.base, (Fraction(k, n - tensor2tensor) for k in range(n))))",
+        "turns = globals().setdefault('_TABLES', {}).setdefault(\n"
+        "            n, Turns(frequencies(self.base, (Fraction(k, n - tensor2tensor)"
+        " for k in range(n))))\n        )",
+        ("test_laws.py schemes_share_no_state-sinusoidal",),
+    ),
+    Fault(
+        "t5-bucket-by-float-logarithm",
+        "a float64 logarithm falls short of a threshold: 64 lands in the bucket before its own",
+        T5,
+        "reached = middle**width * exact**t >= exact**width * max_distance**t",
+        "import math\n\n"
+        "            steps = width / math.log(max_distance / exact)\n"
+        "            reached = int(math.log(middle / exact) * steps) >= t",
+        ("test_schemes_golden.py t5_buckets",),
+    ),
+    Fault(
+        "t5-sign-of-the-distance",
+        "q - k for k - q: past and future change places",
+        T5,
+        "self.bucket(k - q, xp=xp)",
+        "self.bucket(q - k, xp=xp)",
+        ("test_schemes_golden.py t5",),
+    ),
+    Fault(
+        "t5-last-bucket-missing",
+        "thresholds of one bucket too few: the last row is never read",
+        T5,
+        "for t in range(1, width))",
+        "for t in range(1, width - 1))",
+        ("test_schemes_golden.py t5",),
+    ),
+    Fault(
+        "t5-cache-without-max-distance",
+        "thresholds kept in a module by the number of buckets alone",
+        T5,
+        "_thresholds(self._per_direction, exact, self.max_distance)\n",
+        "globals().setdefault('_KEPT', {}).setdefault(exact,"
+        " _thresholds(self._per_direction, exact, self.max_distance))\n",
+        ("test_laws.py schemes_share_no_state-t5",),
+    ),
+    Fault(
+        "t5-claims-a-key-bias",
+        "a bias that does not split into a part of the query and one of the key says it does",
+        T5,
+        "def _thresholds(buckets",
+        "def _key_bias(self: T5Bias, k: Array, *, params: Mapping[str, Array], xp: Namespace)"
+        " -> Array:\n    return self.bias(0 * k, k, params=params, xp=xp)\n\n\n"
+        "T5Bias.key_bias = _key_bias\n\n\ndef _thresholds(buckets",
+        ("test_laws.py key_bias_is_as_claimed-t5",),
+    ),
+    Fault(
+        "t5-checkpoints-scaled",
+        "the scheme's own scale is ignored: T5 does not divide by the root of D",
+        CALL,
+        "scale=scheme.scale(q.shape[3]) if scale is None",
+        "scale=1 / math.sqrt(q.shape[3]) if scale is None",
+        ("test_reference.py the_reference_is_its_definition t5-unscaled",),
+    ),
+)
+
+_ANGLES = (
+    Fault(
+        "naive-float32-angles",
+        "sine of a float32 product: off by 0.03 at position 10**6",
+        ANGLES,
+        "        carry = xp.astype(",
+        "        radians = (xp.astype(high, dtype) + low) * (2 * math.pi / 2**word)\n"
+        "        angle = xp.astype(pos, dtype) * radians\n"
+        "        return xp.sin(angle), xp.cos(angle)\n"
+        "        carry = xp.astype(",
+        ("test_angles.py far_positions numpy",),
+    ),
+    Fault(
+        "frequency-rounded-to-32-bits",
+        "the low part of a frequency dropped: the angle drifts as positions grow",
+        ANGLES,
+        "* high + carry",
+        "* high",
+        ("test_angles.py far_positions numpy",),
+    ),
+    Fault(
+        "cosine-of-the-wrong-quadrant",
+        "a sign in the second half of a turn",
+        ANGLES,
+        "((quarter + 1) & 2) == 2, -cos, cos)",
+        "(quarter & 2) == 2, -cos, cos)",
+        ("test_schemes_golden.py rope", "test_schemes_golden.py sinusoid"),
+    ),
+    Fault(
+        "sinusoids-always-in-float32",
+        "the working float is lost on the way to an embedding",
+        PARAMS,
+        'return getattr(params, "dtype", xp.float32)',
+        "return xp.float32",
+        ("test_schemes_golden.py sinusoid",),
+    ),
+)
+
+_CORE = (
+    Fault(
+        "queries-aligned-with-the-first-keys",
+        "decoding: the new token stands at position 0",
+        CALL,
+        "return k_pos[k_len - q_len :], k_pos",
+        "return k_pos[:q_len], k_pos",
+        ("test_laws.py decoding_equals_prefill-numpy-reference-alibi",),
+    ),
+    Fault(
+        "queries-one-step-behind",
+        "decoding: the new token stands where the last one stood",
+        CALL,
+        "return k_pos[k_len - q_len :], k_pos",
+        "return k_pos[k_len - q_len :] - 1, k_pos",
+        ("test_reference.py align",),
+    ),
+    Fault(
+        "mask-by-index",
+        "who sees whom decided by the place in memory: wrong for explicit positions",
+        CALL,
+        "            column(self.q_pos),\n            row(self.k_pos),\n            *segments,",
+        "            column(self.xp.arange(self.q.shape[2]) + self.k.shape[2] - self.q.shape[2]),\n"
+        "            row(self.xp.arange(self.k.shape[2])),\n            *segments,",
+        ("test_laws.py order_in_memory_does_not_matter-numpy-reference-nope",),
+    ),
+    Fault(
+        "causal-hides-the-token-itself",
+        "< for <=",
+        POSITIONS,
+        "terms.append(k_pos <= q_pos)",
+        "terms.append(k_pos < q_pos)",
+        ("test_reference.py the_reference_is_its_definition nope",),
+    ),
+    Fault(
+        "window-one-too-wide",
+        "<= for < on both sides",
+        POSITIONS,
+        "(distance < window) & (distance > -window)",
+        "(distance <= window) & (distance >= -window)",
+        ("test_reference.py the_reference_is_its_definition nope window",),
+    ),
+    Fault(
+        "window-one-too-wide-ahead",
+        "off by one on the side that a causal test never sees",
+        POSITIONS,
+        "(distance < window) & (distance > -window)",
+        "(distance < window) & (distance >= -window)",
+        ("test_reference.py the_reference_is_its_definition nope window",),
+    ),
+    Fault(
+        "window-open-ahead",
+        "only the past is bounded",
+        POSITIONS,
+        "(distance < window) & (distance > -window)",
+        "distance < window",
+        ("test_reference.py the_reference_is_its_definition nope window",),
+    ),
+    Fault(
+        "segments-see-earlier-ones",
+        "packed documents leak into those behind them",
+        POSITIONS,
+        "terms.append(q_seg == k_seg)",
+        "terms.append(q_seg >= k_seg)",
+        ("test_laws.py packed_equals_separate-numpy-reference-nope",),
+    ),
+    Fault(
+        "narrow-positions-not-widened",
+        "differences of int8 positions wrap around at 128",
+        POSITIONS,
+        "return xp.astype(values, xp.int32)",
+        "return values",
+        ("test_positions_far.py numpy_positions",),
+    ),
+    Fault(
+        "far-positions-not-refused",
+        "differences beyond 32 bits wrap around without a word",
+        POSITIONS,
+        "if low < LOWEST or high > FARTHEST:",
+        "if False:",
+        ("test_positions_far.py refused",),
+    ),
+    Fault(
+        "float-positions-accepted",
+        "half-precision positions, in which 256 and 257 are one (NVIDIA/Megatron-LM 535)",
+        POSITIONS,
+        '    if not xp.isdtype(dtype, "integral"):\n',
+        "    values = xp.astype(values, xp.int32)\n    dtype = values.dtype\n"
+        '    if not xp.isdtype(dtype, "integral"):\n',
+        ("test_wrong_calls.py pos-half",),
+    ),
+    Fault(
+        "groups-by-modulo",
+        "query head h takes key head h % Hk instead of h // (H // Hk)",
+        REFERENCE,
+        "    kv_heads = call.k.shape[1]\n",
+        "    from dataclasses import replace\n\n"
+        "    times, kv_heads = heads // call.k.shape[1], heads\n"
+        "    k, v = (xp.concat([a] * times, axis=1) for a in (call.k, call.v))\n"
+        "    call = replace(call, k=k, v=v)\n",
+        ("test_reference.py the_reference_is_its_definition nope grouped",),
+    ),
+    Fault(
+        "bias-scaled-with-the-scores",
+        "bias times 1/sqrt(D): ALiBi and T5 add it after the scaling",
+        REFERENCE,
+        "scores = scores + bias\n",
+        "scores = scores + bias * call.scale\n",
+        ("test_reference.py the_reference_is_its_definition alibi- causal",),
+    ),
+    Fault(
+        "scale-applied-twice",
+        "once to the queries, once to the scores",
+        REFERENCE,
+        "(batch, heads, q_len, -1)) * call.scale",
+        "(batch, heads, q_len, -1)) * call.scale**2",
+        ("test_reference.py the_reference_is_its_definition nope causal",),
+    ),
+    Fault(
+        "bias-dropped",
+        "a scheme without effect: models train, and nobody is told",
+        REFERENCE,
+        "if bias is not None:\n        scores = scores + bias",
+        "if bias is None:\n        scores = scores",
+        ("test_reference.py the_reference_is_its_definition alibi- causal",),
+    ),
+    Fault(
+        "blind-row-is-the-mean",
+        "a query that may see nothing attends to everything",
+        REFERENCE,
+        "weights = xp.where(seen, weights, 0.0)",
+        "weights = weights",
+        ("test_laws.py left_padding_changes_nothing-numpy-reference-nope",),
+    ),
+    Fault(
+        "blind-row-is-nan",
+        "0 / 0 in a row of padding, and NaN in every gradient (pytorch/pytorch 103749)",
+        REFERENCE,
+        "xp.where(total == 0, 1.0, total)",
+        "total",
+        ("test_laws.py left_padding_changes_nothing-numpy-reference-nope",),
+    ),
+    Fault(
+        "masked-scores-at-minus-ten-thousand",
+        "a mask that large scores reach: a row goes blind",
+        REFERENCE,
+        "xp.finfo(scores.dtype).min / 2",
+        "-1e4",
+        ("test_paths.py large_scores torch",),
+    ),
+    Fault(
+        "half-precision-throughout",
+        "scores in the dtype of q overflow float16",
+        REFERENCE,
+        "work = working_dtype([q, k, v, x, *named(params).values()], xp=xp)",
+        "work = q.dtype",
+        ("test_reference.py float16",),
+    ),
+    Fault(
+        "result-in-the-working-float",
+        "float32 comes back for half precision",
+        REFERENCE,
+        "return xp.astype(dense(call), q.dtype)",
+        "return dense(call)",
+        ("test_reference.py half_precision",),
+    ),
+    Fault(
+        "working-float-of-q-alone",
+        "float64 params are rounded to float32",
+        PARAMS,
+        "any(_is_double(a, xp) for a in arrays)",
+        "_is_double(arrays[0], xp)",
+        ("test_working_float.py",),
+    ),
+    Fault(
+        "minus-infinity-masks-nothing",
+        "a bias of -inf becomes 0: the scheme's fence is open",
+        CALL,
+        "seen = finite if seen is None else seen & finite\n",
+        "seen = seen\n",
+        ("test_reference.py minus_infinity",),
+    ),
+    Fault(
+        "keys-of-a-cache-turned-again",
+        "k_transformed is ignored",
+        CALL,
+        'if not check_flag("k_transformed", k_transformed):',
+        'if check_flag("k_transformed", k_transformed) in (True, False):',
+        ("test_laws.py cache_may_hold_transformed_keys-numpy-reference-rope",),
+    ),
+    Fault(
+        "keys-not-transformed",
+        "only queries turn",
+        CALL,
+        "return replace(call, q=q, k=k)\n",
+        "return replace(call, q=q)\n",
+        ("test_reference.py the_reference_is_its_definition rope causal",),
+    ),
+    Fault(
+        "keys-transformed-as-queries",
+        "the role is not passed on",
+        CALL,
+        'k = transform(scheme, k, call.k_pos, role="key"',
+        'k = transform(scheme, k, call.k_pos, role="query"',
+        ("test_reference.py the_reference_is_its_definition sharpening causal",),
+    ),
+    Fault(
+        "positions-of-the-first-row-for-all",
+        "a batch of different positions is turned like its first row",
+        EVALUATE,
+        "at = xp.reshape(at, (at.shape[0], *[1] * (len(x.shape) - 3), at.shape[1]))",
+        "at = at[0, ...]",
+        ("test_laws.py batch_rows_keep_to_themselves-numpy-reference-rope",),
+    ),
+    Fault(
+        "gates-summed-in-the-order-of-memory",
+        "explicit positions do not reach the cumulative sum",
+        CALL,
+        "in_order = call.aligned and call.k_seg is None",
+        "in_order = call.k_seg is None",
+        ("test_reference.py gates shuffled",),
+    ),
+    Fault(
+        "gates-summed-across-segments",
+        "the first document's gates count in the second",
+        GATES,
+        "return counted & (row(own) == column(theirs))",
+        "return counted",
+        ("test_laws.py packed_equals_separate-numpy-reference-fading",),
+    ),
+    Fault(
+        "gates-without-their-own",
+        "a coordinate sums the tokens before it only",
+        GATES,
+        "counted = row(tokens) <= column(readers)",
+        "counted = row(tokens) < column(readers)",
+        ("test_reference.py gates shuffled",),
+    ),
+    Fault(
+        "carry-ignored",
+        "decoding a gated scheme starts from 0 with every chunk",
+        GATES,
+        "return sums if carry is None else sums + xp.astype(carry, work)[..., None]",
+        "return sums",
+        ("test_reference.py carry",),
+    ),
+    Fault(
+        "one-table-for-all-heads",
+        "the offset of a head in the flat table is 0",
+        PARAMS,
+        "xp.arange(heads, dtype=where.dtype",
+        "xp.zeros(heads, dtype=where.dtype",
+        ("test_laws.py gradient_reaches_every_param-torch-sdpa-t5",),
+    ),
+    Fault(
+        "table-indices-in-the-wrong-order",
+        "columns for rows in a table of two indices",
+        PARAMS,
+        "for size, i in zip(self.shape, indices, strict=True):",
+        "for size, i in zip(self.shape, indices[::-1], strict=True):",
+        ("test_params.py head_table",),
+    ),
+    Fault(
+        "seed-ignored",
+        "every model starts from the same numbers",
+        PARAMS,
+        "rng = np.random.default_rng(seed)",
+        "rng = np.random.default_rng(0)",
+        ("test_params.py seeds",),
+    ),
+    Fault(
+        "first-values-not-from-the-seed",
+        "the same seed twice gives two models",
+        PARAMS,
+        "rng = np.random.default_rng(seed)",
+        "rng = np.random.default_rng()",
+        ("test_laws.py first_values_are_declared-t5",),
+    ),
+    Fault(
+        "unknown-params-accepted",
+        "a misspelt name is ignored",
+        PARAMS,
+        "for extra in given.keys() - specs.keys():",
+        "for extra in ():",
+        ("test_wrong_calls.py numpy param-extra",),
+    ),
+    Fault(
+        "shape-of-params-unchecked",
+        "a table of another size is broadcast",
+        PARAMS,
+        "if tuple(value.shape) != tuple(specs[key].shape):",
+        "if len(value.shape) > len(specs[key].shape):",
+        ("test_wrong_calls.py numpy param-shape",),
+    ),
+    Fault(
+        "a-path-falls-back-in-silence",
+        "a path asked for by name does not serve, and another one does",
+        PATHS,
+        'raise NotImplementedError(f"path {name!r} cannot serve this call: {refusals[name]}")',
+        'return choose(paths, call, "auto")',
+        ("test_jax_chunked.py refuses",),
+    ),
+)
+
+_TORCH = (
+    Fault(
+        "bias-rounded-before-its-maximum-is-taken-off",
+        "bfloat16 holds 8 bits of a bias near 1000: near keys cannot be told apart",
+        TORCH,
+        "bias = _below_zero(bias, seen)",
+        "bias = _below_zero(bias.to(dtype), seen)",
+        ("test_paths.py far_away torch-sdpa",),
+    ),
+    Fault(
+        "bias-rounded-at-its-own-size",
+        "its maximum is not taken off at all",
+        TORCH,
+        "        bias = _below_zero(bias, seen)\n",
+        "        pass\n",
+        ("test_paths.py far_away torch-sdpa",),
+    ),
+    Fault(
+        "bias-less-the-maximum-of-all-rows",
+        "one maximum for a head: rows far from it keep their rounding",
+        TORCH,
+        "visible.detach().amax(dim=-1, keepdim=True)",
+        "visible.detach().amax()",
+        ("test_paths.py far torch-sdpa", "test_paths.py alibi-far torch-sdpa bfloat16"),
+    ),
+    Fault(
+        "torch-bias-scaled-with-the-scores",
+        "bias times 1/sqrt(D) in one of two paths",
+        TORCH,
+        "visible = torch.where(seen, bias, -torch.inf)",
+        "visible = torch.where(seen, bias * call.scale, -torch.inf)",
+        ("test_laws.py path_equals_the_reference-torch-sdpa-alibi",),
+    ),
+    Fault(
+        "torch-groups-by-modulo",
+        "keys repeated as a whole: query head h takes key head h % Hk",
+        TORCH,
+        '    grouped = {"enable_gqa": True} if q.shape[1] != k.shape[1] else {}\n',
+        "    times, grouped = q.shape[1] // k.shape[1], {}\n"
+        "    k, v = k.repeat(1, times, 1, 1), v.repeat(1, times, 1, 1)\n",
+        ("test_laws.py path_equals_the_reference-torch-sdpa-nope",),
+    ),
+    Fault(
+        "gradient-of-params-dropped",
+        "the bias is detached: learned slopes never move",
+        TORCH,
+        "    bias, seen = call.allowed_bias()\n",
+        "    bias, seen = call.allowed_bias()\n"
+        "    bias = None if bias is None else bias.detach()\n",
+        ("test_laws.py gradient_reaches_every_param-torch-sdpa-alibi-learned",),
+    ),
+    Fault(
+        "sdpa-is-causal-from-the-first-key",
+        "SDPA's own mask aligns the first query and key (pytorch/pytorch 108108)",
+        TORCH,
+        "(call.aligned and (q_len == k_len or q_len == 1))",
+        "call.aligned",
+        ("test_laws.py decoding_equals_prefill-torch-sdpa-nope",),
+    ),
+    Fault(
+        "sdpa-one-query-sees-one-key",
+        "decoding with is_causal: always the first key (pytorch/pytorch 144858)",
+        TORCH,
+        "True if call.causal and q.shape[2] > 1 else False",
+        "True if call.causal else False",
+        ("test_laws.py decoding_equals_prefill-torch-sdpa-nope",),
+    ),
+    Fault(
+        "torch-blind-row-is-the-mean",
+        "a query that may see nothing attends to everything",
+        TORCH,
+        "return torch.where(blind, 0.0, out)",
+        "return out",
+        ("test_laws.py left_padding_changes_nothing-torch-sdpa-nope",),
+    ),
+    Fault(
+        "torch-result-in-the-working-float",
+        "float32 comes back for half precision",
+        TORCH,
+        "return chosen.run(call).to(q.dtype)",
+        "return chosen.run(call)",
+        ("test_laws.py path_equals_the_reference_in_other_floats-torch-reference-nope",),
+    ),
+    Fault(
+        "torch-float64-of-q-alone",
+        "keys in float32 are turned in float32 beside queries in float64",
+        TORCH,
+        "return q.double(), k.double(), v.double()",
+        "return q.double(), k, v",
+        ("test_torch_position.py float64_keys",),
+    ),
+    Fault(
+        "embedding-rounded-before-it-is-added",
+        "two roundings to half precision where one will do",
+        MODULE,
+        "return (x + term).to(x.dtype)",
+        "return x + term.to(x.dtype)",
+        ("test_torch_position.py embedding_is_added",),
+    ),
+    Fault(
+        "module-ignores-the-seed",
+        "every layer of every model starts from the same numbers",
+        MODULE,
+        "seed = int(torch.randint(2**62, ()))",
+        "seed = 0",
+        ("test_torch_position.py seed",),
+    ),
+)
+
+_JAX = (
+    Fault(
+        "chunked-groups-by-modulo",
+        "query head h takes key head h % Hk",
+        CHUNKED,
+        "q = call.q.reshape(batch, call.k.shape[1], -1, q_len, dim)",
+        "q = call.q.reshape(batch, -1, call.k.shape[1], q_len, dim).swapaxes(1, 2)",
+        ("test_laws.py path_equals_the_reference-jax-chunked-t5",),
+    ),
+    Fault(
+        "chunked-gradient-of-params-dropped",
+        "the backward pass gives zeros: the scheme never learns on this path",
+        TILE,
+        "    d_learned, d_q_coords, d_k_coords = transpose_bias(d_scores)\n",
+        "    d_learned, d_q_coords, d_k_coords = transpose_bias(d_scores)\n"
+        "    d_learned = jax.tree.map(jnp.zeros_like, d_learned)\n",
+        ("test_laws.py gradient_reaches_every_param-jax-chunked-alibi-learned",),
+    ),
+    Fault(
+        "chunked-gradient-of-one-head-dropped",
+        "the last head alone never learns",
+        TILE,
+        "    d_learned, d_q_coords, d_k_coords = transpose_bias(d_scores)\n",
+        "    d_learned, d_q_coords, d_k_coords = transpose_bias(d_scores)\n"
+        "    d_learned = jax.tree.map(lambda g: g.at[-1].set(0), d_learned)\n",
+        ("test_laws.py gradient_reaches_every_param-jax-chunked-alibi-learned",),
+    ),
+    Fault(
+        "chunked-gradient-of-bias-scaled",
+        "the chain rule's 1/sqrt(D) applied to the bias too",
+        TILE,
+        "transpose_bias(d_scores)",
+        "transpose_bias(d_scores * tiling.scale)",
+        ("test_laws.py gradients_are_derivatives-jax-chunked-alibi-learned",),
+    ),
+    Fault(
+        "chunked-gates-learn-from-queries-alone",
+        "gradients of the keys' coordinates are dropped",
+        TILE,
+        "Keys(d_key, d_value, None, None, d_k_coords, None)",
+        "Keys(d_key, d_value, None, None, jax.tree.map(jnp.zeros_like, d_k_coords), None)",
+        ("test_laws.py gradients_are_derivatives-jax-chunked-fading",),
+    ),
+    Fault(
+        "chunked-delta-forgotten",
+        "the gradient of a softmax without the mean it has to lose",
+        TILE,
+        "key.values) - delta[..., None])",
+        "key.values))",
+        ("test_laws.py gradients_are_derivatives-jax-chunked-alibi-learned",),
+    ),
+    Fault(
+        "logsumexp-without-the-sum",
+        "the maximum stands for the log-sum-exp in the backward pass",
+        TILE,
+        "self.highest + jnp.log(total)",
+        "self.highest",
+        ("test_laws.py gradients_are_derivatives-jax-chunked-alibi-learned",),
+    ),
+    Fault(
+        "online-softmax-not-rescaled",
+        "sums under an old maximum are added to sums under a new one",
+        TILE,
+        "self.summed * shrink[..., None] + added",
+        "self.summed + added",
+        ("test_laws.py path_equals_the_reference-jax-chunked-alibi-learned",),
+    ),
+    Fault(
+        "padded-keys-seen",
+        "the zeros that fill the last tile take part in the softmax",
+        BLOCKS,
+        "if padded == self.k_len:",
+        "if padded >= self.k_len:",
+        (
+            "test_paths.py jax-chunked-t5-window-both-sides-float32",
+            "test_paths.py jax-chunked-t5-everything-float32",
+        ),
+    ),
+    Fault(
+        "last-block-of-keys-skipped",
+        "off by one in what a block of queries may see",
+        BLOCKS,
+        "jnp.minimum(high // size + 1, count)",
+        "jnp.minimum(high // size, count)",
+        ("test_laws.py path_equals_the_reference-jax-chunked-alibi-learned",),
+    ),
+    Fault(
+        "first-block-of-keys-skipped",
+        "a block that a window covers in part is left out",
+        BLOCKS,
+        "jnp.maximum(low // size, 0)",
+        "jnp.maximum(-(-low // size), 0)",
+        ("test_paths.py jax-chunked-alibi-learned-window-float32",),
+    ),
+    Fault(
+        "blocks-skipped-for-explicit-positions",
+        "what an index says is taken for what a position says",
+        BLOCKS,
+        "        if not self.aligned:\n            return None, None\n",
+        "",
+        ("test_laws.py order_in_memory_does_not_matter-jax-chunked-alibi-learned",),
+    ),
+    Fault(
+        "distances-shifted-by-one",
+        "a tile made from its distances reads the bucket next to its own",
+        TILE,
+        "jnp.arange(1 - rows, columns)",
+        "jnp.arange(-rows, columns - 1)",
+        ("test_laws.py path_equals_the_reference-jax-chunked-t5",),
+    ),
+    Fault(
+        "distances-for-any-positions",
+        "a tile is made from its distances where positions are not consecutive",
+        BLOCKS,
+        "return self.aligned and self.scheme.relative and table",
+        "return self.scheme.relative and table",
+        ("test_laws.py path_equals_the_reference-jax-chunked-t5",),
+    ),
+    Fault(
+        "distances-for-any-table",
+        "a bias that is not relative is taken for one that is",
+        BLOCKS,
+        "return self.aligned and self.scheme.relative and table",
+        "return self.aligned and table",
+        ("test_paths.py jax-chunked-checkered-causal-float32",),
+    ),
+    Fault(
+        "chunked-in-float32",
+        "products of float64 tiles are summed in float32",
+        TILE,
+        "preferred_element_type=dtype)",
+        "preferred_element_type=jnp.float32)",
+        ("test_jax_chunked.py float64 chunked",),
+    ),
+    Fault(
+        "jax-queries-rounded-to-float32",
+        "x64 is lost before the transform",
+        JAX,
+        'work = working_dtype([q, k, v, options.get("x"), *params.values()], xp=jnp)',
+        "work = jnp.float32\n    q, k, v = (a.astype(work) for a in (q, k, v))",
+        ("test_jax_chunked.py float64",),
+    ),
+    Fault(
+        "xla-blind-row-is-the-mean",
+        "a query that may see nothing attends to everything",
+        JAX,
+        "return out if seen is None else jnp.where(jnp.any(seen, axis=-1, keepdims=True), out, 0)",
+        "return out",
+        ("test_jax_chunked.py rows_that_see_nothing xla",),
+    ),
+    Fault(
+        "jax-result-in-the-working-float",
+        "float32 comes back for half precision",
+        JAX,
+        "return jnp.swapaxes(chosen.run(call), 1, 2).astype(_jax(q).dtype)",
+        "return jnp.swapaxes(chosen.run(call), 1, 2)",
+        ("test_laws.py path_equals_the_reference_in_other_floats-jax-chunked-learned",),
+    ),
+    Fault(
+        "jax-narrows-positions-unseen",
+        "64-bit positions lose their upper half on the way into JAX",
+        JAX,
+        'if hasattr(options.get(name), "dtype"):',
+        "if False:",
+        ("test_positions_far.py refused jax",),
+    ),
+)
+
+# No test noticed these when they were first planted, or drawn calls found them.
+_FOUND = (
+    Fault(
+        "learned-table-clamped-when-compiled",
+        "beyond the table a jitted model reads row 0 without a word, instead of NaN",
+        LEARNED,
+        "vectors = xp.where(known[:, None], vectors, xp.nan)",
+        "vectors = vectors",
+        ("test_jax_chunked.py outside_the_table",),
+    ),
+    Fault(
+        "first-values-shared-by-two-models",
+        "the drawn arrays are kept: training one model changes the next",
+        PARAMS,
+        "    return {name: np.asarray(value, dtype=np.float32) for name, value in draws.items()}",
+        "    kept = globals().setdefault('_DRAWN', {})\n"
+        "    fresh = {name: np.asarray(value, dtype=np.float32) for name, value in draws.items()}\n"
+        "    return kept.setdefault((scheme, str(seed)), fresh)",
+        ("test_laws.py first_values_are_declared t5",),
+    ),
+    Fault(
+        "bias-less-its-mean",
+        "the mean of a row with masked keys is minus infinity: nothing is taken off",
+        TORCH,
+        "visible.detach().amax(dim=-1, keepdim=True)",
+        "visible.detach().mean(dim=-1, keepdim=True)",
+        ("test_paths.py masked_keys torch-sdpa",),
+    ),
+    Fault(
+        "sdpa-forgets-segments",
+        "the short cut for a causal mask is taken for packed documents",
+        TORCH,
+        "and call.window is None and call.q_seg is None",
+        "and call.window is None",
+        ("test_laws.py path_equals_the_reference-torch-sdpa nope",),
+    ),
+    Fault(
+        "window-of-blocks-too-short",
+        "the reach of a window is one key less where blocks are skipped by it",
+        BLOCKS,
+        "min(self.window, self.k_len) - 1",
+        "min(self.window, self.k_len) - 2",
+        ("test_laws.py path_equals_the_reference-jax-chunked t5",),
+    ),
+    Fault(
+        "jax-init-from-half-of-the-key",
+        "the first word of key(n) is 0 for every small n: all seeds draw alike",
+        JAX_INIT,
+        "[int(word) for word in np.asarray(seed)]",
+        "[int(word) for word in np.asarray(seed)[:1]]",
+        ("test_jax_chunked.py keys_decide",),
+    ),
+    Fault(
+        "t5-bucket-by-float32-logarithm",
+        "the formula of transformers: a float32 logarithm that falls short of a threshold",
+        T5,
+        "reached = middle**width * exact**t >= exact**width * max_distance**t",
+        "import math\n\n            import numpy as np\n\n"
+        "            part = np.log(np.float32(middle / exact)) / np.float32(\n"
+        "                math.log(max_distance / exact)\n            )\n"
+        "            reached = int(part * np.float32(width)) >= t",
+        ("test_schemes_golden.py t5_buckets_at_every_distance",),
+    ),
+    Fault(
+        "window-wider-than-32-bits",
+        "compared in 32 bits it hides everything",
+        CALL,
+        'window = None if window is None or check_count("window", window) >= 2**31 else window',
+        'window = None if window is None else check_count("window", window)',
+        ("test_found.py wider_than_any_distance",),
+    ),
+    Fault(
+        "blind-row-overflows-in-float16",
+        "the bias of a query that sees nothing becomes infinite, its gradient NaN",
+        TORCH,
+        "mask = torch.where(blind, 0.0, visible).to(dtype)",
+        "mask = torch.where(blind, bias, visible).to(dtype)",
+        ("test_found.py finite_gradients_whatever_its_bias",),
+    ),
+)
+
+FAULTS = (*_SCHEMES, *_ANGLES, *_CORE, *_TORCH, *_JAX, *_FOUND)
