@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 import posenc
+from posenc.evaluate import is_gated
 from posenc.protocol import Array, Namespace, PositionScheme
 from posenc.testing.framework import Framework, Function, Host, NumPy
 from posenc.testing.law import law, require
@@ -22,7 +23,7 @@ Arrays = dict[str, Array]
 
 
 def _bias(scheme: PositionScheme, a: Arrays, params: Arrays, xp: Namespace) -> Array | None:
-    if posenc.evaluate.is_gated(scheme):
+    if is_gated(scheme):
         return None
     return posenc.bias(scheme, a["pos"], a["pos"], params, xp=xp)
 
