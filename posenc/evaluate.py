@@ -8,7 +8,7 @@ from typing import Any
 from array_api_compat import array_namespace, device
 
 from posenc.checks import check_scheme
-from posenc.params import Params, head_count, merged, named, per_head, working_dtype
+from posenc.params import Params, SharedKeys, head_count, merged, named, per_head, working_dtype
 from posenc.positions import as_positions
 from posenc.protocol import Array, Namespace, PositionScheme, Role
 
@@ -125,6 +125,9 @@ def transform(
         at = xp.reshape(at, (at.shape[0], *[1] * (len(x.shape) - 3), at.shape[1]))
     arrays, work = arrays_for(scheme, params, like=x, dtype=x.dtype, xp=xp)
     views = per_head(scheme, arrays, dtype=work, xp=xp)
+    heads, own = head_count(scheme), x.shape[-3] if len(x.shape) > 2 else 1
+    if heads is not None and heads != 1 and own != heads:
+        views = SharedKeys(views, work, heads=heads, own=own)
     return scheme.transform(x, at, role=role, params=views, xp=xp)
 
 

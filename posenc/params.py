@@ -20,6 +20,11 @@ class Params(Mapping[str, Array]):
         self.dtype = dtype
 
     def __getitem__(self, name: str) -> Array:
+        if name not in self._arrays:
+            there = ", ".join(self._arrays) or "none"
+            raise KeyError(
+                f"{name!r} is no param and no constant of the scheme; there are: {there}"
+            )
         return self._arrays[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -27,6 +32,23 @@ class Params(Mapping[str, Array]):
 
     def __len__(self) -> int:
         return len(self._arrays)
+
+
+class SharedKeys(Params):
+    """Params of a transform of keys that several heads share: what is one head's own has no key."""
+
+    def __init__(self, arrays: Mapping[str, Array], dtype: Any, *, heads: int, own: int) -> None:
+        super().__init__(arrays, dtype)
+        self._heads, self._own = heads, own
+
+    def __getitem__(self, name: str) -> Array:
+        found = super().__getitem__(name)
+        if isinstance(found, HeadTable) or (len(found.shape) == 3 and found.shape[0] != 1):
+            raise ValueError(
+                f"x has {self._own} heads, {name!r} is for {self._heads}: keys that heads share "
+                "have no transform of one head's own; repeat keys and values for every head"
+            )
+        return found
 
 
 class HeadTable:

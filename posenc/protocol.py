@@ -70,7 +70,11 @@ class PositionScheme(Protocol):
     def transform(
         self, x: Array, pos: Array, *, role: Role, params: Mapping[str, Array], xp: Namespace
     ) -> Array:
-        """Queries or keys ``x (..., L, D)`` as seen from ``pos``, broadcast to ``(..., L)``."""
+        """Queries or keys ``x (..., L, D)`` as seen from ``pos``, broadcast to ``(..., L)``.
+
+        Each token and each head by itself, and finite at any position. A number a head arrives
+        as ``(H, 1, 1)``, which fits ``pos[..., None]``; keys that heads share have none.
+        """
         return x
 
     def gate(self, x: Array, *, params: Mapping[str, Array], xp: Namespace) -> Array | None:

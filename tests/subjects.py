@@ -172,8 +172,6 @@ class Tide(PositionScheme):
 class Silent(PositionScheme):
     """Has the hook for a bias, and no bias."""
 
-    relative: ClassVar[bool] = True
-
     def bias(self, q, k, *, params, xp):
         return None
 

@@ -9,11 +9,8 @@ from frameworks import FUSED, HAS
 from frameworks import route as named
 from subjects import DIM, HEADS, SUBJECTS, normal, params_of
 
-from posenc.testing.tolerances import PATHS, assert_near
+from posenc.testing.tolerances import PATHS, SUMMED, assert_near
 
-# Params and hidden states are in every one of a head's 800 scores: that many terms, of both signs,
-# instead of 20, and so about six times the error beside their sum.
-SUMMED = 6
 CALLS = [
     pytest.param(None, None, None, None, marks=found.marks, id=found.id)
     if (route := found.values[0]) is None

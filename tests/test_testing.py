@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from enum import Enum
+from typing import ClassVar, Literal
 
 import numpy as np
 import pytest
-from subjects import DIM, HEADS, SUBJECTS, Fading, Forgetting, Kerple, Sharpening
+from subjects import DIM, HEADS, SUBJECTS, Fading, Forgetting, Kerple, Sharpening, uniform
 
 import posenc
 import posenc.testing
@@ -265,7 +266,116 @@ def _traced(array):
     return isinstance(array, jax.core.Tracer)
 
 
+@dataclass(frozen=True)
+class Squares(Kerple):
+    """Integers that wrap where 32 bits end."""
+
+    def bias(self, q, k, *, params, xp):
+        return -params["a"] * xp.astype((q - k) ** 2, params["a"].dtype)
+
+
+@dataclass(frozen=True)
+class Diagonal(Ours):
+    """A bonus where a key is the query's own, which no key bias can tell."""
+
+    def bias(self, q, k, *, params, xp):
+        own = xp.astype(q == k, params["slopes"].dtype)
+        return super().bias(q, k, params=params, xp=xp) + own
+
+
+@dataclass(frozen=True)
+class Growing2(Ours):
+    """Slopes that grow with the query, from 512 on."""
+
+    relative: ClassVar[bool] = False
+
+    def bias(self, q, k, *, params, xp):
+        m = params["slopes"]
+        times = xp.where(q > 512, xp.astype(q, m.dtype) / 512, xp.ones_like(xp.astype(q, m.dtype)))
+        return super().bias(q, k, params=params, xp=xp) * times
+
+
+@dataclass(frozen=True)
+class Unguarded(Kerple):
+    """A branch that is not taken, whose gradient overflows."""
+
+    def bias(self, q, k, *, params, xp):
+        z = params["a"] * xp.astype(xp.abs(q - k), params["a"].dtype)
+        return -params["p"] * xp.where(z > 20, z, xp.log1p(xp.exp(z)))
+
+
+@dataclass(frozen=True)
+class Mistyped(Ours):
+    """A method of another name."""
+
+    def key_bais(self, k, *, params, xp):
+        return super().key_bias(k, params=params, xp=xp)
+
+
+@dataclass(frozen=True)
+class Overflowing(Fading):
+    """The logarithm of a sigmoid, as it is written."""
+
+    def gate(self, x, *, params, xp):
+        z = xp.matmul(x, xp.matrix_transpose(params["w"])) + params["b"]
+        return -xp.log1p(xp.exp(-z))
+
+
+@dataclass(frozen=True)
+class Exploding(posenc.RoPE):
+    """Scaled by a power of the position."""
+
+    def transform(self, x, pos, *, role, params, xp):
+        found = super().transform(x, pos, role=role, params=params, xp=xp)
+        power = 1.001 ** xp.astype(pos if role == "query" else -pos, xp.float32)
+        return xp.astype(found * power[..., None], x.dtype)
+
+
+@dataclass(frozen=True)
+class Mixed(posenc.NoPE):
+    """Keys less those of the first head."""
+
+    def transform(self, x, pos, *, role, params, xp):
+        return x if role == "query" else x - x[..., :1, :, :]
+
+
+@dataclass(frozen=True)
+class Product(posenc.PositionScheme):
+    """Angles by a float32 product."""
+
+    head_dim: int
+
+    def transform(self, x, pos, *, role, params, xp):
+        work = xp.float64 if x.dtype == xp.float64 else xp.float32
+        angle = xp.astype(pos, work)[..., None] * 0.7
+        half = x.shape[-1] // 2
+        first, second = xp.astype(x[..., :half], work), xp.astype(x[..., half:], work)
+        sin, cos = xp.sin(angle), xp.cos(angle)
+        turned = xp.concat([first * cos - second * sin, second * cos + first * sin], axis=-1)
+        return xp.astype(turned, x.dtype)
+
+
+@dataclass(frozen=True)
+class Short(Ours):
+    """Fails at lengths that nobody tried."""
+
+    def at_length(self, length):
+        if length > 1000:
+            raise RuntimeError
+        return self
+
+
 WRONG = {
+    "answers_as_numpy_does (wraps)": Squares(),
+    "key_bias_is_as_claimed (diagonal)": Diagonal(HEADS),
+    "key_bias_is_as_claimed (far)": Growing2(HEADS),
+    "gradients_of_the_bias_are_finite": Unguarded(),
+    "hooks_are_those_of_the_protocol": Mistyped(HEADS),
+    "gate_is_row_local (large)": Overflowing(),
+    "tokens_far_away_are_finite": Exploding(DIM),
+    "transform_is_row_local (heads)": Mixed(),
+    "float32_is_float64_rounded": Product(DIM),
+    "at_length_is_a_scheme_of_its_kind (long)": Short(HEADS),
     "bias_is_elementwise": Shared(HEADS),
     "tile_is_slice": Shared(HEADS),
     "bias_is_finite_or_hides": Infinite(),
@@ -360,9 +470,9 @@ def test_a_failure_may_be_expected_on_one_ground():
         [Mixing()], frameworks=["numpy"], expected_failures=lambda scheme: mixing
     ).args
     assert [case.id.removesuffix("-Mixing(num_heads=4)") for case in cases if case.marks] == [
+        "gate_is_row_local",
         "decoding_equals_prefill-numpy-reference",
         "causal_hides_the_future-numpy-reference",
-        "gate_is_row_local",
     ]
 
 
@@ -403,12 +513,121 @@ class Bounded(PositionScheme):
 
 
 def test_positions_are_those_that_the_scheme_takes():
-    assert Subject(posenc.ALiBi(2)).reach == (-(2**20), 2**20)
+    assert Subject(posenc.ALiBi(2)).reach == (-(2**30), 2**30 - 1)
     assert Subject(posenc.Learned(max_len=40, dim=8)).reach == (0, 39)
     assert Subject(Bounded()).reach == (0, 63)
     check_scheme(Bounded(), frameworks=["numpy"])
-    with pytest.raises(ValueError, match=r"must take positions 0 \.\. 19"):
+    with pytest.raises(ValueError, match=r"reach is 0 \.\. 7 .* max_len >= 20"):
         check_scheme(Bounded(max_len=8), frameworks=["numpy"])
+
+
+@dataclass(frozen=True)
+class Unclipped(PositionScheme):
+    """A table of 64 distances, and no word of it."""
+
+    relative: ClassVar[bool] = True
+
+    def param_specs(self):
+        return {"table": ParamSpec((HEADS, 64))}
+
+    def bias(self, q, k, *, params, xp):
+        return params["table"][xp.abs(k - q)]
+
+
+def test_an_index_outside_is_no_claim_to_fewer_positions():
+    with pytest.raises(ValueError, match=r"fails at positions .* field max_len, or tell Subject"):
+        Subject(Unclipped())
+    check_scheme(Unclipped(), frameworks=["numpy"], reach=(0, 63))
+
+
+class Kind(Enum):
+    LOG, SQUARE = "log", "square"
+
+
+@dataclass(frozen=True)
+class Kinds(Kerple):
+    """Fields of kinds that are varied too, none of which is read."""
+
+    kind: Kind = Kind.LOG
+
+
+@dataclass(frozen=True)
+class Words(Kerple):
+    kind: Literal["log", "square"] = "log"
+
+
+@dataclass(frozen=True)
+class Perhaps(Kerple):
+    limit: int | None = None
+
+
+@pytest.mark.parametrize("idle", [Kinds(), Words(), Perhaps()])
+def test_fields_of_many_kinds_are_varied(idle):
+    with pytest.raises(BrokenLawError, match=r"(?s)schemes_share_no_state.*answers alike"):
+        check_scheme(idle, frameworks=["numpy"])
+
+
+@dataclass(frozen=True)
+class Tempered(PositionScheme):
+    """Keys that each head scales in its own way."""
+
+    def param_specs(self):
+        return {"rate": ParamSpec((HEADS,), uniform(0.5, 2))}
+
+    def transform(self, x, pos, *, role, params, xp):
+        rate = params["rate"]
+        times = 1 + rate * (xp.astype(xp.abs(pos), rate.dtype)[..., None] > 3)
+        return xp.astype(xp.astype(x, rate.dtype) * times, x.dtype)
+
+
+def test_keys_that_heads_share_have_no_transform_of_one_heads_own():
+    scheme = Tempered()
+    check_scheme(scheme, frameworks=["numpy"])
+    q, k = np.ones((1, HEADS, 3, DIM), np.float32), np.ones((1, 2, 3, DIM), np.float32)
+    with pytest.raises(ValueError, match="x has 2 heads, 'rate' is for 4: keys that heads share"):
+        posenc.attention(q, k, k, scheme, posenc.init_params(scheme))
+
+
+def test_laws_that_are_tried_at_once_come_first():
+    grounds = [law.framework is None for law in laws()]
+    assert grounds == sorted(grounds, reverse=True)
+    assert laws()[0].name == "scheme_is_a_frozen_value"
+
+
+def test_an_error_in_a_scheme_is_shown_with_its_place():
+    @dataclass(frozen=True)
+    class Missing(Kerple):
+        def bias(self, q, k, *, params, xp):
+            return -params["slope"]
+
+    (law,) = (x for x in laws(["numpy"]) if x.name == "tile_is_slice")
+    with pytest.raises(BrokenLawError, match=r"(?s)'slope' is no param .*: a, p.*test_testing.py"):
+        law(Missing())
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: check_scheme(posenc.NoPE(), frameworks="numpy"), "must be a list of names"),
+        (lambda: check_scheme(Subject(posenc.NoPE()), head_dim=4), "head_dim: a Subject has its"),
+        (lambda: Subject(posenc.NoPE(), head_dim=7.5), "head_dim must be an integer"),
+        (lambda: Subject(posenc.NoPE(), params={"a": np.ones(2)}), "NoPE has no param 'a'"),
+        (lambda: parametrize_laws(posenc.NoPE()), "schemes must be several"),
+        (lambda: Subject(type("Duck", (), {"param_specs": dict})()), "must inherit from"),
+    ],
+)
+def test_wrong_calls(call, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        call()
+
+
+def test_two_schemes_of_one_name_are_two_tests():
+    many = parametrize_laws([posenc.NoPE(), posenc.NoPE()], frameworks=["numpy"]).args[1]
+    assert len(many) == 2 * len(laws(["numpy"]))
+    assert parametrize_laws([posenc.NoPE()], frameworks=[]).args[1]
+    assert Subject(posenc.NoPE()) != Subject(posenc.NoPE())  # and no error
+    known = {"relative_is_as_claimed-torch": "of a framework that is not tried here"}
+    parametrize_laws([posenc.NoPE()], frameworks=["numpy"], expected_failures=known)
 
 
 def test_params_may_be_given():

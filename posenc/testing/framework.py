@@ -200,13 +200,18 @@ def named(asked: Sequence[str | Framework] | None) -> list[Framework]:
     ModuleNotFoundError
         One that is asked for is not installed.
     """
+    if isinstance(asked, str):
+        raise TypeError(f"frameworks must be a list of names, got {asked!r}")
     installed = frameworks()
     for name in asked or ():
         if not isinstance(name, Framework) and name not in installed:
             raise ModuleNotFoundError(
                 f"frameworks names {name!r}, installed are: {', '.join(installed)}", name=name
             )
-    return [one if isinstance(one, Framework) else installed[one] for one in asked or installed]
+    return [
+        one if isinstance(one, Framework) else installed[one]
+        for one in (installed if asked is None else asked)
+    ]
 
 
 def readonly(array: Any) -> Host:

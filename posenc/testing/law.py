@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import sysconfig
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
 
 from posenc.testing.framework import Framework
 from posenc.testing.subject import Subject
 
-Ground = Literal["scheme", "framework", "compiler", "path", "gradient"]
+Ground = Literal["scheme", "framework", "path", "gradient", "compiler"]
 
 
 class BrokenLawError(AssertionError):
@@ -64,7 +69,8 @@ class Law:
         except AssertionError as error:
             raise self._broken(scheme, str(error)) from error
         except Exception as error:
-            raise self._broken(scheme, f"{type(error).__name__}: {error}") from error
+            found = f"{type(error).__name__}: {error}{_place(error)}"
+            raise self._broken(scheme, found) from error
 
     def _broken(self, scheme: Any, found: str) -> BrokenLawError:
         named = scheme.scheme if isinstance(scheme, Subject) else scheme
@@ -72,6 +78,17 @@ class Law:
         where = ", ".join(f"{name} {part}" for name, part in parts.items() if part is not None)
         ground = f"\n  on {where}" if where else ""
         return BrokenLawError(f"{self.name}: {self.statement}\n  {named!r}{ground}\n  {found}")
+
+
+def _place(error: BaseException) -> str:
+    """Where in the scheme's own file an exception came from."""
+    frames = traceback.extract_tb(error.__traceback__)
+    installed = [sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")]
+    ours = str(Path(__file__).parents[1])
+    own = [f for f in frames if not f.filename.startswith((*installed, ours))]
+    if not own:
+        return ""
+    return f"\n  at {own[-1].filename}:{own[-1].lineno}, {own[-1].name}: {own[-1].line}"
 
 
 _ENTERED: list[tuple[Ground, Callable[..., None]]] = []
@@ -92,8 +109,15 @@ def law(ground: Ground) -> Callable[[Callable[..., None]], Callable[..., None]]:
 
 
 def grounded(frameworks: list[Framework]) -> list[Law]:
-    """Every law on every ground that there is."""
-    return [made for ground, check in _ENTERED for made in _on(ground, check, frameworks)]
+    """Every law on every ground that there is; those that are tried at once come first."""
+    order = list(get_args(Ground))
+
+    def rank(entry: tuple[Ground, Callable[..., None]]) -> tuple[int, bool]:
+        ground, check = entry
+        return order.index(ground), not check.__module__.endswith(".scheme")
+
+    entries = sorted(_ENTERED, key=rank)
+    return [made for ground, check in entries for made in _on(ground, check, frameworks)]
 
 
 def _on(ground: Ground, check: Callable[..., None], frameworks: list[Framework]) -> list[Law]:
@@ -117,8 +141,6 @@ def require(holds: bool | Any, found: str) -> None:
 
 def require_equal(found: Any, expected: Any, what: str) -> None:
     """Bitwise equality of two arrays, -0 and NaN aside."""
-    import numpy as np
-
     found, expected = np.asarray(found), np.asarray(expected)
     require(found.shape == expected.shape, f"{what}: shape {found.shape}, not {expected.shape}")
     wrong = ~((found == expected) | (np.isnan(found) & np.isnan(expected)))

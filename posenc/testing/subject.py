@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
+from enum import Enum
 from functools import cached_property
-from typing import Any, cast
+from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
 
 import array_api_compat.numpy as xp
 import numpy as np
 
 import posenc
-from posenc.checks import check_scheme
+from posenc.checks import check_count, check_scheme
 from posenc.evaluate import bias_tile, is_gated
-from posenc.params import Params, head_count, merged
+from posenc.params import Params, check_params, head_count, merged
+from posenc.positions import FARTHEST, LOWEST
 from posenc.protocol import PositionScheme
 from posenc.testing.framework import Host, readonly
 from posenc.testing.problem import Problem
 
 _HEADS, _DIM, _WIDTH = 4, 8, 16
-_FAR = 2**20
 _LEAST = 20  # positions that a law may ask for
 _BATCH = 2
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Subject:
     """A scheme that laws are tried on.
 
@@ -40,8 +41,11 @@ class Subject:
         Learned arrays. Default: ``posenc.init_params``. Give others if first values say nothing,
         as zeros do.
     others
-        Schemes of the same kind that differ in a field. Default: numbers of one field at a time
-        changed, flags turned.
+        Schemes of the same kind that differ in a field. Default: one field at a time changed, where
+        it is a number, a flag, an enum or a ``Literal``; give them for fields of other kinds.
+    reach
+        Lowest and highest position that the scheme takes. Default: the widest that positions may
+        have, or ``0 .. max_len - 1`` of a scheme with a ``max_len``.
     """
 
     scheme: PositionScheme
@@ -49,10 +53,16 @@ class Subject:
     width: int = 0
     params: Mapping[str, Host] = field(default_factory=dict)
     others: tuple[PositionScheme, ...] = ()
+    reach: tuple[int, int] = (0, 0)
 
     def __post_init__(self) -> None:
         check_scheme(self.scheme)
-        own = self.params or posenc.init_params(self.scheme)
+        if not isinstance(self.scheme, PositionScheme):
+            raise TypeError(f"scheme must inherit from posenc.PositionScheme: {self.scheme!r}")
+        for name in ("head_dim", "width"):
+            check_count(name, getattr(self, name), least=0)
+        own = dict(self.params) or posenc.init_params(self.scheme)
+        check_params(self.scheme, own, xp=xp)
         settings = {
             "params": {name: readonly(value) for name, value in own.items()},
             "head_dim": self.head_dim or getattr(self.scheme, "head_dim", _DIM),
@@ -60,7 +70,7 @@ class Subject:
         for name, value in settings.items():
             object.__setattr__(self, name, value)
         object.__setattr__(self, "width", self.width or self._found_width())
-        _ = self.reach  # what cannot be tried is known at once
+        object.__setattr__(self, "reach", self._checked_reach())
 
     @property
     def heads(self) -> int:
@@ -73,24 +83,36 @@ class Subject:
         return is_gated(self.scheme)
 
     @cached_property
-    def reach(self) -> tuple[int, int]:
-        """The widest range of positions that the scheme takes, as it says itself."""
-        longest = getattr(self.scheme, "max_len", 1)
-        for low, high in ((-_FAR, _FAR), (0, _FAR), (0, longest - 1), (0, _LEAST - 1)):
-            try:
-                self._answer(np.asarray([low, high]))
-            except IndexError:
-                continue
-            except ValueError:
-                if high >= _LEAST:
-                    continue  # it may say so by this error
-            except Exception:
-                pass
-            if high + 1 >= _LEAST:
-                return low, high  # what else is wrong, a law will say
-        raise ValueError(
-            f"scheme must take positions 0 .. {_LEAST - 1}, on which laws are tried: {self.scheme}"
-        )
+    def shares_keys(self) -> bool:
+        """Whether heads may share a key: not if each transforms it in a way of its own."""
+        x = np.zeros((1, 1, self.head_dim), np.float32)
+        try:
+            posenc.transform(self.scheme, x, np.zeros(1, int), role="key", params=self.params)
+        except ValueError:
+            return False
+        return True
+
+    def _checked_reach(self) -> tuple[int, int]:
+        """The range that is given, or the widest; a scheme that refuses it says why."""
+        low, high = self.reach
+        if (low, high) == (0, 0):
+            longest = getattr(self.scheme, "max_len", None)
+            low, high = (LOWEST, FARTHEST) if longest is None else (0, longest - 1)
+        if not (LOWEST <= low <= 0 and _LEAST - 1 <= high <= FARTHEST):
+            raise ValueError(
+                f"reach is {low} .. {high} for {self.scheme}, accepted: from -2**30 or 0 "
+                f"to {_LEAST - 1} .. 2**30 - 1, for which laws need max_len >= {_LEAST}"
+            )
+        try:
+            self._answer(np.asarray([low, high]))
+        except IndexError as error:
+            raise ValueError(
+                f"{self.scheme} fails at positions {low} and {high}: {error}. A scheme that takes "
+                "fewer has a field max_len, or tell Subject its reach=(lowest, highest)"
+            ) from error
+        except Exception:
+            return low, high  # what else is wrong, a law will say
+        return low, high
 
     def _answer(self, pos: Host) -> None:
         """Ask all that depends on integer positions."""
@@ -156,7 +178,8 @@ class Subject:
     ) -> dict[str, Host]:
         """q, k, v and hidden states x in float64; ``grouped``: fewer heads of k and v."""
         k_len, count = k_len or q_len, self.heads
-        shared = next(n for n in (2, 3, count) if count % n == 0) if grouped and count > 1 else 1
+        grouped = grouped and count > 1 and self.shares_keys
+        shared = next(n for n in (2, 3, count) if count % n == 0) if grouped else 1
         kv = (batch, count // shared, k_len, self.head_dim)
         shapes = {"q": (batch, count, q_len, self.head_dim), "k": kv, "v": kv}
         found = {name: self.normal(shape, n) for n, (name, shape) in enumerate(shapes.items())}
@@ -171,10 +194,11 @@ class Subject:
         if self.others:
             yield from ((repr(other), other) for other in self.others)
             return
+        hints = get_type_hints(type(self.scheme))
         for each in fields(cast(Any, self.scheme)):
             if not (each.init and each.compare):
                 continue
-            for value in _changed(getattr(self.scheme, each.name)):
+            for value in _changed(getattr(self.scheme, each.name), hints.get(each.name)):
                 try:
                     yield (
                         f"{each.name}={value!r}",
@@ -198,10 +222,14 @@ class Subject:
         raise ValueError(f"width: the gate of {self.scheme} takes none of {sorted(sizes)}; give it")
 
 
-def _changed(value: Any) -> list[Any]:
+def _changed(value: Any, kind: Any) -> list[Any]:
     """Other values that a field might take; the first that its class accepts is tried."""
-    others: tuple[Any, ...] = ()
-    if isinstance(value, bool):
+    others: Iterable[Any] = ()
+    if get_origin(kind) is Literal:
+        others = get_args(kind)
+    elif isinstance(value, Enum):
+        others = type(value)
+    elif isinstance(value, bool):
         others = (not value,)
     elif isinstance(value, int):
         others = (2 * value, value + 2, value + 1, value - 1)  # one step may be too small to tell
@@ -209,4 +237,6 @@ def _changed(value: Any) -> list[Any]:
         others = (2 * value, value / 2, value + 1)
     elif isinstance(value, tuple) and value and all(isinstance(v, int | float) for v in value):
         others = (tuple(v + 0.5 for v in value), tuple(2 * v for v in value))
+    elif value is None and {int, float} & set(get_args(kind)):
+        others = (2, 4, 0.5)
     return [other for other in others if other != value]

@@ -25,9 +25,19 @@ VALUES = {
 }
 """A bias, a transform, an embedding or coordinates in two libraries, relative likewise."""
 
+SUMMED = 6
+"""How many times more for gradients of params and hidden states: they are in every one of a head's
+800 scores, so 800 terms of both signs are summed instead of 20."""
+
+SCALARS = 2.0**-22
+"""NumPy computes a power of two numbers otherwise than one of arrays: some units of float32."""
+
+ROUNDED = 2.0**-20
+"""A float32 answer beside the float64 one, of each number: 16 roundings of it, or of 1."""
+
 DIFFERENCES = 1e-5
-"""A float32 derivative beside a central difference in float64 with steps of 1e-4 of the argument:
-the square of the step, times a third derivative of some hundreds at most, and float32 itself."""
+"""A float32 derivative beside a central difference in float64: some tens of roundings of 6e-8, and
+1e-10 for the square of the step times third derivatives."""
 
 SEPARATED = 2.0**-30
 """What a bias less its key bias may vary by, relative to the largest of them: float64 sums whose

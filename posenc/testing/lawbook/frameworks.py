@@ -66,8 +66,10 @@ def _part(scheme: Any, part: str) -> Function:
 
 
 def _arrays(subject: Subject, dtype: str) -> dict[str, Host]:
+    """Positions near and at the ends of what the scheme takes, as every framework holds them."""
     rng = np.random.default_rng(6)
     pos = np.stack([subject.positions(rng, _LENGTH) for _ in range(2)])
+    pos[:, 0] = subject.reach
     shape = (2, subject.heads, _LENGTH, subject.head_dim)
     own = {_PARAM + name: value.astype(dtype) for name, value in subject.params.items()}
     return {
@@ -86,7 +88,9 @@ def answers_as_numpy_does(subject: Subject, framework: Framework) -> None:
         arrays = _arrays(subject, dtype)
         for part in _PARTS:
             function = _function(subject, part)
-            expected = NumPy().evaluate(function, arrays)
+            # 64-bit positions there, so that an overflow here is seen.
+            full = {n: a.astype(np.int64) if n == "pos" else a for n, a in arrays.items()}
+            expected = NumPy().evaluate(function, full)
             found = framework.evaluate(function, arrays, compiler=framework.usual)
             what = f"{part} in {dtype}"
             if expected is None or found is None:
@@ -95,6 +99,23 @@ def answers_as_numpy_does(subject: Subject, framework: Framework) -> None:
             require(found.dtype == expected.dtype, f"{what}: {found.dtype}, not {expected.dtype}")
             require(not found.moved, f"{what}: on another device than its arguments")
             assert_near(found.values, expected.values, VALUES[expected.dtype], what)
+
+
+@law("gradient")
+def gradients_of_the_bias_are_finite(subject: Subject, framework: Framework, path: str) -> None:
+    """The gradient of a bias is finite at any pair of positions, visible or not."""
+    if path != framework.paths[0] or not subject.params:
+        return
+    arrays, function = _arrays(subject, "float32"), _function(subject, "bias")
+    answer = framework.evaluate(function, arrays, compiler=framework.usual)
+    if answer is None:
+        return
+    # Nothing comes back from what is hidden.
+    d_out = np.where(np.isfinite(answer.values), 1e-3, 0.0)
+    _, found = framework.gradients(function, arrays, d_out)
+    for name, gradient in found.items():
+        what = name.removeprefix(_PARAM)
+        require(np.all(np.isfinite(gradient)), f"gradient of {what} at {arrays['pos']}")
 
 
 @law("framework")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import difflib
 import pickle
 from collections.abc import Iterable
 from dataclasses import FrozenInstanceError, fields, is_dataclass, replace
+from inspect import isfunction
 from typing import Any, cast
 
 import array_api_compat.numpy as xp
@@ -17,6 +19,9 @@ from posenc.protocol import PositionScheme
 from posenc.testing.framework import Host, readonly
 from posenc.testing.law import law, require, require_equal
 from posenc.testing.subject import Subject
+
+_LENGTHS = (1, 96, 4096, 2**20)
+_CLOSE = 0.75  # "bais" is that close to "bias", "base" is not
 
 
 @law("scheme")
@@ -41,6 +46,18 @@ def scheme_is_a_frozen_value(subject: Subject) -> None:
         except FrozenInstanceError:
             continue
         raise AssertionError(f"{name} can be assigned; write @dataclass(frozen=True)")
+
+
+@law("scheme")
+def hooks_are_those_of_the_protocol(subject: Subject) -> None:
+    """A method that is nearly named like one of ``PositionScheme`` is meant to be it."""
+    hooks = [name for name in dir(PositionScheme) if not name.startswith("_")]
+    for kind in type(subject.scheme).__mro__:
+        if kind is PositionScheme:
+            break
+        for name in (name for name, value in vars(kind).items() if isfunction(value)):
+            close = difflib.get_close_matches(name, hooks, n=1, cutoff=_CLOSE)
+            require(not close or name in hooks, f"{name}: did you mean {close and close[0]}?")
 
 
 @law("scheme")
@@ -115,13 +132,14 @@ def first_values_are_declared(subject: Subject) -> None:
 def at_length_is_a_scheme_of_its_kind(subject: Subject) -> None:
     """``at_length`` gives the same scheme, or one of its kind that takes the same params."""
     scheme = subject.scheme
-    longer = scheme.at_length(64)
-    require(isinstance(longer, type(scheme)), f"a {type(longer).__name__}")
-    own, theirs = _shapes(scheme), _shapes(longer)
-    require(own == theirs, f"params {own} become {theirs}")
-    untouched = type(scheme).at_length is PositionScheme.at_length
-    require(longer is scheme or not untouched, "another scheme, though it writes no at_length")
-    require(scheme.at_length(64) == longer, "another one the second time")
+    own, untouched = _shapes(scheme), type(scheme).at_length is PositionScheme.at_length
+    for length in _LENGTHS:
+        longer = scheme.at_length(length)
+        require(isinstance(longer, type(scheme)), f"at {length}: a {type(longer).__name__}")
+        theirs = _shapes(longer)
+        require(own == theirs, f"at {length}: params {own} become {theirs}")
+        require(longer is scheme or not untouched, "another scheme, though it has no at_length")
+        require(scheme.at_length(length) == longer, f"at {length}: another one the second time")
 
 
 class _Recording(Params):
@@ -154,7 +172,10 @@ def _answers(subject: Subject) -> list[Host | None]:
         posenc.transform(scheme, x, pos, role="key", params=params),
         posenc.coordinates(scheme, hidden, params),
         np.asarray([scheme.scale(dim) for dim in (subject.head_dim, 64)]),
-        posenc.transform(scheme.at_length(96), x, pos, role="query", params=params),
+        *(
+            posenc.transform(scheme.at_length(length), x, pos, role="query", params=params)
+            for length in _LENGTHS
+        ),
     ]
 
 
