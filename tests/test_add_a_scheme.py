@@ -33,7 +33,7 @@ def folder(tmp_path_factory):
     return made
 
 
-def run(step, folder):
+def run(step, folder, **changes):
     kind, text = step
     bin = str(Path(sys.executable).parent)
     environment = os.environ | {
@@ -42,6 +42,7 @@ def run(step, folder):
         "HOME": str(folder),  # where asv keeps what it knows of the machine
     }
     environment.pop("PYTEST_ADDOPTS", None)
+    environment |= changes
     command = [sys.executable, "-c", text] if kind == "python" else ["bash", "-euc", text]
     return subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, check=False
@@ -70,8 +71,23 @@ def test_the_scheme_takes_about_forty_lines():
     assert sum(len(text.splitlines()) for text in FILES.values()) <= 45
 
 
+def test_a_benchmark_without_a_clone_says_what_is_missing(folder):
+    (step,) = (step for step in STEPS if "asv" in step[1])
+    done = run(step, folder, POSENC="")
+    assert done.returncode != 0
+    assert done.stderr.strip().endswith("POSENC: the folder of a clone")
+
+
+def test_relative_without_its_classvar_is_an_error_that_names_the_file(folder):
+    text = (folder / "kerple.py").read_text().replace("relative: ClassVar[bool]", "relative: bool")
+    (folder / "field.py").write_text(text)
+    done = run(("sh", "posenc show field.KerpleLog"), folder)
+    assert done.returncode == 2
+    assert "cannot import 'field': TypeError: non-default argument 'num_heads'" in done.stderr
+
+
 def test_an_edited_scheme_is_another_one(folder, monkeypatch):
-    from posenc.ablation.specs import source
+    from posenc.ablation.source import source
     from posenc.schemes import make
 
     monkeypatch.syspath_prepend(str(folder))
@@ -81,7 +97,6 @@ def test_an_edited_scheme_is_another_one(folder, monkeypatch):
     text = file.read_text()
     try:
         file.write_text(f"{text}# edited\n")
-        __import__("linecache").checkcache()
         assert source([make("kerple.KerpleLog", **sizes)]) != before
     finally:
         file.write_text(text)

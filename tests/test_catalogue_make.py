@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from importlib.metadata import EntryPoint
 
 import pytest
@@ -71,6 +74,8 @@ def test_another_package_may_add_a_scheme(entries):
         ("alibi", "subjects:Kerple", "takes the name"),
         ("mine", "subjects:Missing", "cannot load"),
         ("mine", "no_such_module:Kerple", "cannot load"),
+        ("mine", "pathlib:Path", "class Path is no PositionScheme"),
+        ("mine", "os:sep", "neither a PositionScheme nor a maker"),
     ],
 )
 def test_a_bad_addition_is_a_warning(entries, name, value, message):
@@ -94,11 +99,105 @@ def test_a_dotted_name_is_imported():
         ("no_such_module.Kerple", ValueError, "unknown scheme .*No module named 'no_such_module'"),
         ("subjects.Missing", ValueError, "has no attribute 'Missing'"),
         ("os.path", TypeError, "neither a PositionScheme nor a maker"),
-        ("pathlib.Path", TypeError, "neither a PositionScheme nor a maker"),
         (".Kerple", ValueError, "unknown scheme"),
+        ("..subjects.Kerple", ValueError, "unknown scheme"),
+        ("subjects.kerple", ValueError, r"did you mean 'Kerple'\?\); accepted: .*Forgetting"),
         ("kerpel", ValueError, "or a dotted name module.Class"),
     ],
 )
 def test_dotted_names_of_nothing(name, error, message):
     with pytest.raises(error, match=message):
         posenc.make(name, **SIZES)
+
+
+@pytest.fixture
+def written(tmp_path, monkeypatch):
+    """Writes ``mine.py`` where it is found, and forgets it again."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def write(text, name="mine"):
+        (tmp_path / f"{name}.py").write_text(f"{HEADER}{text}")
+        monkeypatch.delitem(sys.modules, name, raising=False)
+
+    yield write
+    for name in ("mine", "helper"):
+        sys.modules.pop(name, None)
+
+
+HEADER = """\
+from dataclasses import dataclass
+from posenc import PositionScheme
+"""
+FIELD_FIRST = """\
+@dataclass(frozen=True)
+class Mine(PositionScheme):
+    relative: bool = True
+    num_heads: int
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        ("class Mine(:\n", r"SyntaxError: .*mine\.py, line 3"),
+        ("top = 1\nrate = top / 0\n", r"ZeroDivisionError: division by zero, at .*mine\.py:4$"),
+        ("import helper\n", r"ModuleNotFoundError: No module named 'helper', at .*mine\.py:3$"),
+        ("import os\nos.nothing\n", "AttributeError: .*nothing.*py:4$"),
+        (FIELD_FIRST, r"TypeError: non-default argument 'num_heads'.*mine\.py:3$"),
+    ],
+)
+def test_a_module_that_fails_is_an_import_error(written, text, cause):
+    written(text)
+    message = f"^scheme 'mine.Mine': cannot import 'mine': {cause}"
+    with pytest.raises(ImportError, match=message) as caught:
+        posenc.make("mine.Mine", **SIZES)
+    assert cause.startswith(type(caught.value.__cause__).__name__)
+
+
+def test_the_line_is_of_the_module_that_failed(written):
+    written("import helper\n")
+    written("\n1 / 0\n", name="helper")
+    with pytest.raises(ImportError, match=r"division by zero, at .*helper\.py:4$"):
+        posenc.make("mine.Mine", **SIZES)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("class Mine(PositionScheme): pass", "class Mine is no frozen dataclass; write @dataclass"),
+        (
+            "@dataclass\nclass Mine(PositionScheme): pass",
+            r".* write @dataclass\(frozen=True\) above",
+        ),
+        (
+            "@dataclass(frozen=True)\nclass Mine:\n    def param_specs(self): return {}",
+            r"class Mine is no PositionScheme; inherit from posenc\.PositionScheme: class Mine\(",
+        ),
+    ],
+)
+def test_a_class_that_is_no_scheme_is_told_what_to_write(written, text, message):
+    written(text)
+    with pytest.raises(TypeError, match=f"scheme 'mine.Mine': {message}"):
+        posenc.make("mine.Mine", **SIZES)
+
+
+def test_a_subclass_without_fields_needs_no_decorator(written):
+    written("from posenc import ALiBi\nclass Mine(ALiBi): pass")
+    assert posenc.make("mine.Mine", **SIZES).num_heads == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["show", "mine.Mine"], "cannot import 'mine': ZeroDivisionError"),
+        (["compare", "--schemes", "mine.Mine"], "cannot import 'mine': ZeroDivisionError"),
+        (["show", "kerple.Mine"], "No module named 'kerple'; the folder {} was searched"),
+    ],
+)
+def test_a_command_says_it_in_one_line(tmp_path, arguments, message):
+    (tmp_path / "mine.py").write_text("1 / 0")
+    command = [sys.executable, "-c", "import posenc.cli, sys; sys.exit(posenc.cli.main())"]
+    done = subprocess.run([*command, *arguments], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert re.fullmatch(r"posenc \w+: error: .*\n", done.stderr)
+    assert message.format(tmp_path.resolve()) in done.stderr

@@ -5,8 +5,10 @@ from __future__ import annotations
 import csv
 import json
 import math
+import sys
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,6 +22,7 @@ from posenc.ablation.decoder import Decoder
 from posenc.ablation.results import COLUMNS, load, save, write_tables
 from posenc.ablation.runner import cells_folder, plan, run_cells, run_study
 from posenc.ablation.schedule import rate
+from posenc.ablation.source import source
 from posenc.ablation.specs import layers, parse, split
 from posenc.ablation.study import Recipe, Study
 
@@ -249,6 +252,115 @@ def test_only_what_is_missing_is_computed(tmp_path, corpus, records):
     kept, missing = plan(one, corpus)
     assert [r["scheme"] for r in kept] == ["rope"]
     assert [c.scheme for c in missing] == ["alibi"]
+
+
+FOREIGN = {  # every way for a scheme's formula to lie in another file
+    "outer.py": "import json, numpy, absent\n",
+    "lone.py": "top = 1\n",
+    "base.py": """\
+from dataclasses import dataclass
+import posenc, lone
+@dataclass(frozen=True)
+class Base(posenc.PositionScheme):
+    slope: float = 1.0
+""",
+    "kit/__init__.py": "whole = 1\n",
+    "kit/scheme.py": """\
+from base import Base
+from .rates import rate as pace
+class Mine(Base):
+    def bias(self, q, k, *, params, xp):
+        from . import late
+        return None
+""",
+    "kit/rates.py": "rate = 1\n",
+    "kit/late.py": "import deep.down\n",
+    "deep/down.py": "depth = 1\n",
+}
+
+
+@pytest.fixture
+def foreign(tmp_path, monkeypatch):
+    for name, text in FOREIGN.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    before = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]
+
+
+def digest(label="kit.scheme.Mine"):
+    return source(layers(label, recipe()))
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_a_scheme_is_known_by_all_files_that_it_is_made_of(foreign, name):
+    before = digest()
+    assert len(before) == 64
+    assert digest() == before
+    (foreign / name).write_text(FOREIGN[name] + "# edited\n")
+    assert (digest() == before) == (name == "outer.py")  # which nothing imports
+    (foreign / name).write_text(FOREIGN[name])
+    assert digest() == before
+
+
+def test_a_digest_imports_nothing(foreign):
+    digest()
+    assert "kit.rates" in sys.modules
+    assert not {"kit.late", "deep", "deep.down"} & set(sys.modules)
+
+
+def test_what_is_installed_is_left_to_its_version(foreign):
+    digest()  # imported from here on
+    (foreign / "lone.py").write_text("import json, numpy.testing, posenc.attention, absent.too\n")
+    (foreign / "kit" / "late.py").write_text("from ....far import away\nimport deep.down\n'\\d'\n")
+    (foreign / "kit" / "rates.py").write_text("rate = 1\nimport made_by_hand\n")
+    (foreign / "deep" / "down.py").write_bytes(b"\0 compiled")
+    read = []
+    whole = Path.read_bytes
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "made_by_hand", type(sys)("made_by_hand"))
+        patch.setattr(Path, "read_bytes", lambda path: read.append(path) or whole(path))
+        digest()
+    assert read
+    assert all(path.is_relative_to(foreign) for path in read)
+
+
+@pytest.mark.parametrize("label", CATALOGUE)
+def test_schemes_of_posenc_are_known_by_its_version(label):
+    assert digest(label) == ""
+
+
+def test_an_installed_package_is_read_as_a_whole(foreign, monkeypatch):
+    installed = foreign / "site-packages"
+    installed.mkdir()
+    for name in ("base.py", "lone.py", "kit", "deep"):
+        (foreign / name).rename(installed / name)
+    monkeypatch.syspath_prepend(str(installed))
+    before = digest()
+    (installed / "deep" / "down.py").write_text("# another distribution's\n")
+    (installed / "lone.py").write_text("# another distribution's\n")
+    assert digest() == before
+    for name in ("kit/rates.py", "base.py"):
+        (installed / name).write_text(FOREIGN[name] + "# edited\n")
+        assert digest() != before
+        before = digest()
+
+
+def test_a_class_without_a_file_has_no_digest(monkeypatch):
+    typed = type("Typed", (posenc.PositionScheme,), {"__module__": "typed_in"})
+    assert source([typed()]) == ""
+
+
+def test_an_edited_helper_trains_a_scheme_anew(tmp_path, corpus, records, foreign):
+    one = study(tmp_path, schemes=("alibi", "kit.scheme.Mine"))
+    assert [r["error"] for r in records(one)] == [None, None]
+    assert plan(one, corpus)[1] == []
+    (foreign / "kit" / "rates.py").write_text("rate = 2\n")
+    assert [c.scheme for c in plan(one, corpus)[1]] == ["kit.scheme.Mine"]
 
 
 def test_a_run_that_fails_is_a_record_and_is_tried_again(tmp_path, corpus, records, monkeypatch):

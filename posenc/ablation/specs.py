@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import ast
-import hashlib
-import inspect
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -62,16 +59,6 @@ def layers(label: str, sizes: Sizes) -> tuple[PositionScheme, ...]:
     return tuple(made[layer % len(made)] for layer in range(sizes.layers))
 
 
-def source(schemes: Iterable[PositionScheme]) -> str:
-    """A digest of the files that define schemes of other packages; posenc's own have its version.
-
-    Results of a scheme that was edited since are no results of the scheme.
-    """
-    modules = {type(scheme).__module__ for scheme in schemes}
-    texts = [_text(name) for name in sorted(modules) if name.partition(".")[0] != "posenc"]
-    return hashlib.sha256("".join(texts).encode()).hexdigest() if texts else ""
-
-
 def parse(label: str) -> tuple[Part, ...]:
     """``name[:option=value[,option=value...]]``, several joined by ``+``."""
     return tuple(_part(part) for part in label.split("+"))
@@ -86,13 +73,6 @@ def split(labels: Iterable[str]) -> tuple[str, ...]:
         else:
             found.append(piece)
     return tuple(found)
-
-
-def _text(module: str) -> str:
-    try:
-        return inspect.getsource(sys.modules[module])
-    except (OSError, TypeError):
-        return ""  # typed in, or compiled
 
 
 def _part(text: str) -> Part:

@@ -12,7 +12,8 @@ from typing import Any
 
 import posenc
 from posenc.ablation.corpus import Corpus, check_size, from_files, standard_library
-from posenc.ablation.specs import layers, source
+from posenc.ablation.source import source
+from posenc.ablation.specs import layers
 from posenc.checks import check_count, check_positive
 
 _DEFAULT = ("alibi", "t5", "rope", "sinusoidal", "learned", "nope")

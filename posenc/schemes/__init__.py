@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from posenc.checks import check_count, nearest
@@ -88,14 +90,61 @@ def _named(name: str) -> Maker:
     if not isinstance(name, str) or "." not in name:
         hint = nearest(name, catalogue)
         raise ValueError(f"unknown scheme {name!r}{hint}, or a dotted name module.Class")
+    return _checked(_imported(name), name)
+
+
+def _imported(name: str) -> Any:
+    """What a dotted name stands for; what fails in its module is an ``ImportError``."""
     module, _, attribute = name.rpartition(".")
+    if not all(name.split(".")):
+        raise ValueError(f"unknown scheme {name!r}; a dotted name reads module.Class")
     try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise ValueError(f"unknown scheme {name!r}: {error}") from error
-    if not callable(found) or (isinstance(found, type) and not hasattr(found, "param_specs")):
-        raise TypeError(f"scheme {name!r} is neither a PositionScheme nor a maker: {found!r}")
-    return _maker(found) if isinstance(found, type) else cast(Maker, found)
+        home = importlib.import_module(module)
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
+            raise ValueError(f"unknown scheme {name!r}: {error}{_searched()}") from error
+        cause = f"{type(error).__name__}: {error}{_line(error)}"
+        raise ImportError(f"scheme {name!r}: cannot import {module!r}: {cause}") from error
+    try:
+        return getattr(home, attribute)
+    except AttributeError as error:
+        own = [key for key, value in vars(home).items() if _inherits(value)]
+        raise ValueError(f"unknown scheme {name!r}: {error}{nearest(attribute, own)}") from error
+
+
+def _searched() -> str:
+    here = Path.cwd()
+    return f"; the folder {here} was searched" if {str(here), ""} & set(sys.path) else ""
+
+
+def _line(error: Exception) -> str:
+    """The line of a module at which its import ended; a command shows no traceback."""
+    import traceback  # for errors only
+
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [f"{frame.filename}:{frame.lineno}" for frame in frames if frame.name == "<module>"]
+    return f", at {lines[-1]}" if lines else ""
+
+
+def _checked(found: Any, name: str) -> Maker:
+    """The maker that was found; a class is turned into one."""
+    if not isinstance(found, type):
+        if not callable(found):
+            raise TypeError(f"scheme {name!r} is neither a PositionScheme nor a maker: {found!r}")
+        return cast(Maker, found)
+    kind = found.__name__
+    if not _inherits(found):
+        advice = f"inherit from posenc.PositionScheme: class {kind}(PositionScheme)"
+        raise TypeError(f"scheme {name!r}: class {kind} is no PositionScheme; {advice}")
+    if not getattr(getattr(found, "__dataclass_params__", None), "frozen", False):
+        advice = f"write @dataclass(frozen=True) above class {kind}"
+        raise TypeError(f"scheme {name!r}: class {kind} is no frozen dataclass; {advice}")
+    return _maker(found)
+
+
+def _inherits(found: Any) -> bool:
+    # issubclass does not answer for a protocol with attributes.
+    return isinstance(found, type) and PositionScheme in found.__mro__[1:]
 
 
 def _maker(kind: type[PositionScheme]) -> Maker:
@@ -112,10 +161,9 @@ def _maker(kind: type[PositionScheme]) -> Maker:
 
 
 def _loaded(entry: EntryPoint) -> Maker | None:
-    """A third party's maker; a class is turned into one."""
+    """A third party's maker."""
     try:
-        found = entry.load()
+        return _checked(entry.load(), entry.name)
     except Exception as error:
         warnings.warn(f"{_GROUP}: cannot load {entry.value}: {error!r}", stacklevel=3)
         return None
-    return _maker(found) if isinstance(found, type) else cast(Maker, found)

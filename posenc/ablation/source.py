@@ -1,0 +1,109 @@
+"""What a scheme that is not posenc's own is made of: a digest of the files behind it."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import itertools
+import sys
+import sysconfig
+import warnings
+from collections.abc import Iterable, Iterator
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import find_spec, resolve_name
+from pathlib import Path
+
+from posenc.protocol import PositionScheme
+
+_OWN = {"posenc", "posenc_jax", "posenc_torch"}  # known by posenc's version
+_INSTALLED = {"site-packages", "dist-packages"}
+_STDLIB = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib"))
+
+
+def source(schemes: Iterable[PositionScheme]) -> str:
+    """A digest of the files that define schemes of other packages; posenc's own have its version.
+
+    Results of a scheme that was edited since are no results of the scheme. Read are the modules of
+    its class and of the classes above it, the packages these lie in, and, from there on, whatever
+    an ``import`` names, at the top of a file or inside a function, if it lies outside of the
+    standard library and of installed packages, or in the package of one of those classes.
+
+    Not read are other installed packages, data files, modules imported by a name that is computed,
+    the file of a function that makes the scheme where the class lies elsewhere, and what has no
+    file, as a class that was typed in.
+    """
+    roots = {kind.__module__ for scheme in schemes for kind in type(scheme).__mro__}
+    packages = {name.partition(".")[0] for name in roots} - _OWN
+    found: dict[str, bytes] = {}
+    seen: set[str] = set()
+    waiting = {name for root in roots for name in _with_parents(root)}
+    while waiting:
+        name = waiting.pop()
+        seen.add(name)
+        file = None if name.partition(".")[0] in _OWN else _file(name)
+        if file is not None and _is_followed(name, file, packages):
+            found[name] = file.read_bytes()
+            waiting |= _imports(found[name], _package(name, file)) - seen
+    texts = (name.encode() + b"\0" + text for name, text in sorted(found.items()))
+    return hashlib.sha256(b"\0".join(texts)).hexdigest() if found else ""
+
+
+def _with_parents(module: str) -> Iterator[str]:
+    """``a``, ``a.b`` and ``a.b.c`` of ``a.b.c``: an import runs them all."""
+    return itertools.accumulate(module.split("."), "{}.{}".format)
+
+
+def _file(module: str) -> Path | None:
+    """Where a module lies, found without importing it."""
+    name = getattr(sys.modules.get(module), "__file__", None)
+    if name is None and (spec := _spec(module)) is not None:
+        name = spec.origin
+    return Path(name) if name is not None and Path(name).is_file() else None
+
+
+def _spec(module: str) -> ModuleSpec | None:
+    parent = module.rpartition(".")[0]
+    if not parent:
+        try:
+            return find_spec(module)
+        except ValueError:  # a module that was made by hand has none
+            return None
+    above = _spec(parent)  # find_spec(module) would import the parent
+    within = above.submodule_search_locations if above else None
+    return PathFinder.find_spec(module, within) if within else None
+
+
+def _is_followed(module: str, file: Path, packages: set[str]) -> bool:
+    if _INSTALLED & set(file.parts):  # asked first, as they may lie in the folder of the library
+        return module.partition(".")[0] in packages
+    return not any(file.is_relative_to(folder) for folder in _STDLIB)
+
+
+def _package(module: str, file: Path) -> str:
+    """What the dots of a relative import stand for."""
+    return module if file.stem == "__init__" else module.rpartition(".")[0]
+
+
+@functools.cache  # a study asks once a cell
+def _imports(text: bytes, package: str) -> frozenset[str]:
+    """Names of what a file imports; some are attributes of modules, and are found to be none."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the code read, said when it is imported
+            nodes = list(ast.walk(ast.parse(text)))
+    except (SyntaxError, ValueError):
+        return frozenset()  # compiled
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom):
+            names |= _imported_from(node, package)
+    return frozenset(each for name in names for each in _with_parents(name))
+
+
+def _imported_from(node: ast.ImportFrom, package: str) -> set[str]:
+    try:
+        home = resolve_name("." * node.level + (node.module or ""), package)
+    except ImportError:  # more dots than packages
+        return set()
+    return {f"{home}.{alias.name}" for alias in node.names}
