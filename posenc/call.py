@@ -126,7 +126,7 @@ def prepare(
     # No two positions are 2**31 apart, and to compare with that takes more than 32 bits.
     window = None if window is None or check_count("window", window) >= 2**31 else window
     work = working_dtype([q, k, v, x, *named(params).values()], xp=xp)
-    aligned = _both_or_neither("q_pos", q_pos, "k_pos", k_pos)
+    aligned = check_pair("q_pos", q_pos, "k_pos", k_pos)
     q_at, k_at = _aligned(q_len, k_len, q, xp) if aligned else (q_pos, k_pos)
     call = Call(
         scheme=scheme,
@@ -147,7 +147,7 @@ def prepare(
         window=window,
         scale=scheme.scale(q.shape[3]) if scale is None else check_finite("scale", scale),
     )
-    if not _both_or_neither("q_seg", q_seg, "k_seg", k_seg):
+    if not check_pair("q_seg", q_seg, "k_seg", k_seg):
         call = replace(
             call,
             q_seg=as_integers("q_seg", q_seg, device=device(q), xp=xp),
@@ -205,8 +205,8 @@ def _aligned(q_len: int, k_len: int, like: Array, xp: Namespace) -> tuple[Array,
     return k_pos[k_len - q_len :], k_pos
 
 
-def _both_or_neither(q_name: str, q: Array | None, k_name: str, k: Array | None) -> bool:
-    """True for neither."""
+def check_pair(q_name: str, q: Array | None, k_name: str, k: Array | None) -> bool:
+    """Both or neither is given: True for neither; one alone is a ``ValueError``."""
     if (q is None) != (k is None):
         given, missing = (q_name, k_name) if k is None else (k_name, q_name)
         raise ValueError(f"{given} is given without {missing}; give both or neither")
@@ -236,7 +236,7 @@ def _with_coordinates(
 ) -> Call:
     """Coordinates from hidden states, or as given."""
     xp, q_len = call.xp, call.q.shape[2]
-    if _both_or_neither("q_coords", q_coords, "k_coords", k_coords):
+    if check_pair("q_coords", q_coords, "k_coords", k_coords):
         if x is None:
             raise ValueError(
                 f"{type(call.scheme).__name__} has gates: give the hidden states x (B, K, C) "

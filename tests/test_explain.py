@@ -37,7 +37,7 @@ def backend_of(name):
 def test_a_plain_call_takes_the_fast_path(name, subject):
     backend, q = backend_of(name)
     found = backend.explain(q, q, q, SUBJECTS[subject], causal=True)
-    assert found["path"] == FAST[name] == backend.PATHS[0]
+    assert found["path"] == FAST[name]
     assert found["others"].keys() == set(backend.PATHS) - {found["path"]}
     assert all(found["others"].values())
     assert str(found).startswith(f"path: {FAST[name]}\n")
@@ -73,11 +73,15 @@ def test_a_path_that_cannot_says_why():
 
 
 @pytest.mark.skipif(not HAS["torch"], reason="torch is not installed")
-def test_a_float64_param_makes_every_path_work_in_float64():
+def test_a_float64_param_makes_every_path_that_serves_it_work_in_float64():
     backend, q = backend_of("torch")
     scheme, wide = posenc.ALiBi(HEADS, learned=True), {"slopes": np.linspace(0.1, 1, HEADS)}
     exact = posenc.attention(*[q.double().numpy()] * 3, scheme, wide)
     for path in backend.PATHS:
-        out = backend.attention(q, q, q, scheme, wide, path=path)
+        try:
+            out = backend.attention(q, q, q, scheme, wide, path=path)
+        except NotImplementedError as reason:
+            assert "no float64" in str(reason)  # noqa: PT017
+            continue
         assert out.dtype == q.dtype
         np.testing.assert_array_equal(out.numpy(), exact.astype(np.float32))

@@ -223,5 +223,9 @@ def test_float64_keys_are_turned_in_float64():
     rope = posenc.RoPE(8)
     expected = posenc.attention(q.numpy(), k.double().numpy(), k.double().numpy(), rope)
     for path in posenc_torch.PATHS:
-        got = posenc_torch.attention(q, k, k, rope, path=path)
+        try:
+            got = posenc_torch.attention(q, k, k, rope, path=path)
+        except NotImplementedError as reason:
+            assert "no float64" in str(reason)  # noqa: PT017
+            continue
         np.testing.assert_allclose(got.numpy(), expected, atol=1e-14)

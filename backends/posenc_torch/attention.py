@@ -16,6 +16,7 @@ from posenc.call import Call, check_shapes, prepare
 from posenc.params import named, working_dtype
 from posenc.paths import Explanation, Path, choose
 from posenc.protocol import PositionScheme
+from posenc_torch.flex import avoided, flex, refuses
 
 
 def attention(
@@ -46,9 +47,10 @@ def attention(
         ``(B, H, Q, D)``, ``(B, Hk, K, D)``, ``(B, Hk, K, Dv)``, like
         ``torch.nn.functional.scaled_dot_product_attention``.
     path
-        A name of ``PATHS``, or ``"auto"``: the first of them that can serve the call. ``"sdpa"``
-        gives the bias to ``scaled_dot_product_attention`` as its mask; ``"reference"`` is the
-        definition.
+        A name of ``PATHS``, or ``"auto"``: the first of them that serves the call well. ``"flex"``
+        is FlexAttention with the bias computed inside the kernel, compiled on the first call;
+        ``"sdpa"`` gives the bias to ``scaled_dot_product_attention`` as its mask; ``"reference"``
+        is the definition.
     scheme, params, causal, q_pos, k_pos, q_seg, k_seg, window, scale, k_transformed
         As in ``posenc.attention``.
     x, q_coords, k_coords
@@ -156,6 +158,7 @@ def _causal_only(call: Call) -> bool:
 
 
 _PATHS = (
+    Path("flex", flex, refuse=refuses, avoid=avoided),
     Path("sdpa", _sdpa),
     Path("reference", _reference),
 )

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from posenc.testing.framework import Framework, Function, Host
 from posenc_torch.attention import PATHS, attention
+from posenc_torch.flex import uncompiled
 
 
 class Torch(Framework):
@@ -40,11 +41,18 @@ class Torch(Framework):
 
     @contextmanager
     def scope(self, dtypes: Sequence[str]) -> Iterator[None]:
-        """Dynamo warns that it traces through array_api_compat's cached look-ups; it may."""
+        """FlexAttention eagerly, or a law would wait for a compiler a hundred times. And Dynamo may
+        trace through array_api_compat's cached look-ups, of which it warns.
+        """
         with warnings.catch_warnings():
-            for what in ("Dynamo detected a call to a `functools.lru_cache`", "`torch.jit.script"):
+            for what in (
+                "Dynamo detected a call to a `functools.lru_cache`",
+                "`torch.jit.script",
+                "flex_attention called without torch.compile",
+            ):
                 warnings.filterwarnings("ignore", message=what)
-            yield
+            with uncompiled():
+                yield
 
     def compiled(self, function: Function, compiler: str) -> Function:
         return _compiled(function, compiler)

@@ -45,6 +45,7 @@ TORCH, MODULE = "backends/posenc_torch/attention.py", "backends/posenc_torch/pos
 JAX, JAX_INIT = "backends/posenc_jax/attention.py", "backends/posenc_jax/params.py"
 CHUNKED, TILE = "backends/posenc_jax/chunked.py", "backends/posenc_jax/tile.py"
 BLOCKS = "backends/posenc_jax/blocks.py"
+FLEX, SIGHT = "backends/posenc_torch/flex.py", "backends/posenc_torch/sight.py"
 
 _SCHEMES = (
     Fault(
@@ -1034,4 +1035,104 @@ _FOUND = (
     ),
 )
 
-FAULTS = (*_SCHEMES, *_ANGLES, *_CORE, *_TORCH, *_JAX, *_FOUND)
+_FLEX = (
+    Fault(
+        "flex-bias-in-the-dtype-of-q",
+        "a score is traced in q's dtype: 8 bits of a bias near 1000",
+        FLEX,
+        "wide = torch.promote_types(score.dtype, torch.float32)",
+        "wide = score.dtype",
+        ("test_paths.py far_away torch-flex-bfloat16",),
+    ),
+    Fault(
+        "flex-one-table-for-all-heads",
+        "every head reads the table of the first",
+        FLEX,
+        "return self._array[(self._head, *inside)]",
+        "return self._array[(self._head * 0, *inside)]",
+        ("test_laws.py path_equals_the_reference-torch-flex-t5",),
+    ),
+    Fault(
+        "flex-queries-begin-at-zero",
+        "in decoding the one query is taken for the first token",
+        FLEX,
+        "indexed = call.aligned and call.q.shape[2] == call.k.shape[2]",
+        "indexed = call.aligned",
+        ("test_laws.py decoding_equals_prefill-torch-flex-alibi",),
+    ),
+    Fault(
+        "flex-coordinates-loaded-twice",
+        "no backward pass on a GPU, which no run on a CPU shows",
+        FLEX,
+        "return padded(q_coords).clone(), padded(k_coords)",
+        "both = padded(k_coords)\n"
+        "    return both if q_coords is k_coords else padded(q_coords), both",
+        ("test_flex.py gpu_takes forgetting",),
+    ),
+    Fault(
+        "flex-loads-everything",
+        "arrays that the bias does not use have no gradient, which a backward pass cannot have",
+        FLEX,
+        "self._loaded: dict[str, Any] = {}",
+        "self._loaded: dict[str, Any] = {n: self._view(n) for n in arrays}",
+        ("test_flex.py gpu_takes forgetting",),
+    ),
+    Fault(
+        "flex-second-load-not-counted",
+        "a scheme that no backward pass takes is compiled, and fails there",
+        FLEX,
+        "if table.loads > 1]",
+        "if table.loads > 2]",
+        ("test_flex.py refuses_what_the_lint_does",),
+    ),
+    Fault(
+        "flex-eight-kinds-of-calls",
+        "the compiler's own limit: the ninth scheme of a process fails",
+        FLEX,
+        '"recompile_limit": 256',
+        '"recompile_limit": 8',
+        ("test_flex.py more_schemes",),
+    ),
+    Fault(
+        "flex-positions-of-one-row-by-batch",
+        "positions (1, L) are read beyond their end in every other batch",
+        SIGHT,
+        "one = values[0] if values.ndim == 2 and values.shape[0] == 1 else values",
+        "one = values",
+        ("test_fuzz.py path_equals_the_reference torch-flex",),
+    ),
+    Fault(
+        "flex-causal-block-by-its-first-query",
+        "a block whose later queries see something is left out",
+        SIGHT,
+        "some, every = some & (k_low <= q_high)",
+        "some, every = some & (k_low <= q_low)",
+        ("test_flex.py blocks_hold",),
+    ),
+    Fault(
+        "flex-window-of-blocks-too-short",
+        "the reach of a window is one key less where blocks are left out by it",
+        SIGHT,
+        "some = some & (nearest < self.window)",
+        "some = some & (nearest < self.window - 1)",
+        ("test_flex.py blocks_hold",),
+    ),
+    Fault(
+        "flex-segments-by-their-lowest",
+        "a block of two documents is taken for one",
+        SIGHT,
+        "every = every & (q_low == k_high) & (k_low == q_high)",
+        "every = every & (q_low == k_low)",
+        ("test_flex.py blocks_hold",),
+    ),
+    Fault(
+        "flex-padding-is-seen",
+        "the last block, not whole, is not masked: what lies beyond the end is attended to",
+        SIGHT,
+        "return end * BLOCK <= places.length",
+        "return end * BLOCK <= places.length + BLOCK",
+        ("test_flex.py blocks_hold",),
+    ),
+)
+
+FAULTS = (*_SCHEMES, *_ANGLES, *_CORE, *_TORCH, *_JAX, *_FOUND, *_FLEX)

@@ -1,0 +1,427 @@
+"""FlexAttention: what its compiler must accept, blocks, recompilations, and calls of one's own."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from cases import CASES, tensors_of
+from frameworks_installed import require
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from subjects import DIM, HEADS, SUBJECTS, Checkered, heads, normal, params_of
+
+import posenc
+from posenc.call import prepare
+from posenc.positions import packed, visible
+from posenc.testing import Problem, assert_near, frameworks
+from posenc.testing.tolerances import PATHS
+
+if not require("torch"):
+    pytest.skip("torch is not installed", allow_module_level=True)
+
+import flex_lint
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.attention.flex_attention import flex_attention
+
+import posenc_torch
+from posenc_torch import flex
+from posenc_torch.sight import BLOCK, Places, Sight
+
+FLOAT32 = PATHS["float32"]
+TORCH = frameworks()["torch"]
+BIASED = [
+    name for name, scheme in SUBJECTS.items()
+    if type(scheme).bias is not posenc.PositionScheme.bias and name != "silent"
+]  # fmt: skip
+ONE_OF_EACH = [*{type(SUBJECTS[name]): name for name in BIASED}.values()]
+SEVERAL = "Using multiple indexing operations on the same tensor"
+long = pytest.mark.long
+pinned = pytest.mark.skipif(flex_lint.unpinned() is not None, reason=str(flex_lint.unpinned()))
+
+
+def some(names, few):
+    """All of them, those beside ``few`` in the long run: each takes the compiler seconds."""
+    return [n if n in few else pytest.param(n, marks=long) for n in names]
+
+
+def tensors(scheme, q_len, k_len=None, batch=2):
+    count, k_len = heads(scheme), k_len or q_len
+    shapes = [(batch, count, q_len, DIM), *[(batch, count, k_len, DIM)] * 2]
+    found = [torch.tensor(normal(shape, n), dtype=torch.float32) for n, shape in enumerate(shapes)]
+    x = torch.tensor(normal((batch, k_len, 6), 3), dtype=torch.float32)
+    return found, x, {name: torch.tensor(a) for name, a in params_of(scheme).items()}
+
+
+def attend(scheme, path, arrays, **options):
+    (q, k, v), x, params = arrays
+    with torch.no_grad():
+        return posenc_torch.attention(q, k, v, scheme, params, path=path, x=x, **options)
+
+
+# Compiled
+
+
+@pytest.mark.parametrize("name", some(BIASED, ("alibi", "t5", "forgetting")))
+def test_the_compiled_kernel_equals_the_reference(name):
+    scheme = SUBJECTS[name]
+    torch._dynamo.reset()
+    pos, seg = map(torch.tensor, packed([200, 100]))
+    where = {"q_pos": pos, "k_pos": pos, "q_seg": seg, "k_seg": seg, "causal": True}
+    for length, options in ((300, {"causal": True, "window": 150}), (300, where)):
+        arrays = tensors(scheme, length)
+        found = attend(scheme, "flex", arrays, **options)
+        expected = attend(scheme, "reference", arrays, **options)
+        assert_near(found.numpy(), expected.numpy(), FLOAT32)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=long)])
+def test_the_compiled_kernel_keeps_differences_of_a_bias_far_away(dtype):
+    scheme = SUBJECTS["alibi-far"]
+    torch._dynamo.reset()
+    tensors_there, x, params = tensors(scheme, 4, 6)
+    arrays = [a.to(dtype) for a in tensors_there], x, params
+    where = {"q_pos": torch.arange(1000, 1004), "k_pos": torch.arange(6)}
+    found = attend(scheme, "flex", arrays, **where)
+    expected = attend(scheme, "reference", arrays, **where)
+    assert_near(found.float().numpy(), expected.float().numpy(), 2 * torch.finfo(dtype).eps)
+
+
+class Counted:
+    """A compiler that compiles nothing, and counts what it is asked to."""
+
+    def __init__(self):
+        self.graphs = 0
+        torch._dynamo.reset()
+        self.entry = torch.compile(flex_attention, backend=self, **flex.COMPILER)
+
+    def __call__(self, graph, examples):
+        self.graphs += 1
+        return graph.forward
+
+    def around(self):
+        return flex._through(self.entry)
+
+
+def test_decoding_compiles_once():
+    counted = Counted()
+    with counted.around():
+        for k_len in range(200, 211):
+            attend(SUBJECTS["alibi"], "flex", tensors(SUBJECTS["alibi"], 1, k_len), causal=True)
+    # The first length as it is, all others as a symbol.
+    assert counted.graphs <= 2
+
+
+def test_a_new_length_compiles_nothing_once_lengths_differ():
+    counted = Counted()
+    with counted.around():
+        for length in (200, 201, 333, 600, 601, 777, 900):
+            attend(SUBJECTS["alibi"], "flex", tensors(SUBJECTS["alibi"], length), causal=True)
+    # As it is; one block mask of two blocks, then of any number; padding or none.
+    assert counted.graphs <= 4
+
+
+def test_more_schemes_than_a_compiler_usually_allows():
+    counted, schemes = Counted(), [posenc.ALiBi(n) for n in range(2, 24)]
+    with counted.around():
+        for scheme in schemes * 2:
+            attend(scheme, "flex", tensors(scheme, 64), causal=True)
+    assert counted.graphs <= len(schemes)
+
+
+# Blocks
+
+
+def places(rng, length, batch, spread):
+    shape = (batch, length) if batch else (length,)
+    return torch.tensor(rng.integers(-spread, spread, shape), dtype=torch.int32)
+
+
+@given(seed=st.integers(0, 2**32 - 1), data=st.data())
+@settings(max_examples=60)
+def test_blocks_hold_what_is_visible(seed, data):
+    rng = np.random.default_rng(seed)
+    lengths = data.draw(st.tuples(*[st.integers(1, 3 * BLOCK)] * 2))
+    batch = data.draw(st.sampled_from([0, 2]))
+    spread = data.draw(st.sampled_from([1, 40, 1000]))
+    q_pos, k_pos = (places(rng, n, batch, spread) for n in lengths)
+    if data.draw(st.booleans()):  # in order, where blocks can be told apart
+        q_pos, k_pos = q_pos.sort().values, k_pos.sort().values
+    segments = [None, None]
+    if data.draw(st.booleans()):
+        segments = [places(rng, n, batch, 2).sort().values for n in lengths]
+    causal = data.draw(st.booleans())
+    window = data.draw(st.sampled_from([None, 1, 7, 100]))
+    own = [None if a is None else Places.of(a) for a in segments]
+    sight = Sight(Places.of(q_pos), Places.of(k_pos), *own, causal, window)
+    some, every = sight.blocks()
+    pairs = [a if a is None else torch.atleast_2d(a) for a in (q_pos, k_pos, *segments)]
+    q, k, q_seg, k_seg = (
+        a if a is None else a[:, :, None] if n % 2 == 0 else a[:, None, :]
+        for n, a in enumerate(pairs)
+    )
+    seen = visible(q, k, q_seg, k_seg, causal=causal, window=window)
+    seen = torch.ones_like(q - k, dtype=torch.bool) if seen is None else seen
+    assert torch.equal(seen, seen & spread_out(some, seen.shape))
+    assert torch.equal(spread_out(every, seen.shape), spread_out(every, seen.shape) & seen)
+    ends = [-(-n // BLOCK) * BLOCK > n for n in lengths]
+    assert not (ends[0] and every[:, -1].any())
+    assert not (ends[1] and every[:, :, -1].any())
+
+
+def spread_out(blocks, shape):
+    """Of every pair of a query and a key, what is said of its blocks."""
+    wide = blocks.repeat_interleave(BLOCK, 1).repeat_interleave(BLOCK, 2)
+    return wide[:, : shape[1], : shape[2]].expand(shape)
+
+
+def test_default_positions_leave_out_half_of_the_blocks():
+    mask = posenc_torch.block_mask(8 * BLOCK, 8 * BLOCK, causal=True)
+    assert int(mask.kv_num_blocks.sum()) == 8
+    assert int(mask.full_kv_num_blocks.sum()) == 8 * 7 // 2
+    packed_two = torch.repeat_interleave(torch.arange(2), 4 * BLOCK)
+    mask = posenc_torch.block_mask(8 * BLOCK, 8 * BLOCK, q_seg=packed_two, k_seg=packed_two)
+    assert int(mask.full_kv_num_blocks.sum()) == 2 * 4 * 4
+    assert not mask.kv_num_blocks.any()
+
+
+def test_a_window_wider_than_any_distance_hides_nothing():
+    mask = posenc_torch.block_mask(BLOCK, BLOCK, window=2**40)
+    assert int(mask.full_kv_num_blocks.sum()) == 1
+
+
+def test_a_block_mask_of_a_long_sequence_is_small():
+    mask = posenc_torch.block_mask(2**17, 2**17, causal=True, window=4096)
+    bytes_held = sum(a.numel() * a.element_size() for a in mask.as_tuple() if torch.is_tensor(a))
+    assert bytes_held < 16 * 4 * 1024**2  # a few integers for each of 1024 * 1024 blocks
+    assert int(mask.kv_num_blocks.max() + mask.full_kv_num_blocks.max()) <= 4096 // BLOCK + 2
+
+
+# What a GPU would say, without one
+
+
+def learning(scheme, seed=0):
+    """The scheme's ``score_mod`` with all that it can learn from asking for gradients."""
+    params = {n: torch.tensor(a).requires_grad_() for n, a in params_of(scheme, seed).items()}
+    own = {}
+    if posenc.evaluate.is_gated(scheme):
+        coords = torch.tensor(normal((1, heads(scheme), 64), 4), dtype=torch.float32)
+        own = dict.fromkeys(("q_coords", "k_coords"), coords.requires_grad_())
+    return posenc_torch.score_mod(scheme, params, **own), params
+
+
+@pinned
+@pytest.mark.parametrize("name", some(BIASED, ONE_OF_EACH))
+def test_a_gpu_takes_the_bias_or_is_not_asked(name):
+    scheme = SUBJECTS[name]
+    mod, params = learning(scheme)
+    assert flex_lint.forward(mod, heads(scheme)) is None
+    refused = flex_lint.backward(mod, heads(scheme))
+    known = flex.loads(scheme, params)
+    assert (refused is None) == (not known), refused
+    assert refused is None or SEVERAL in refused
+
+
+@pinned
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_gpu_takes_a_bias_in_half_precision(dtype):
+    mod, _ = learning(SUBJECTS["kerple"])
+    assert flex_lint.forward(mod, HEADS, dtype=dtype) is None
+    assert flex_lint.backward(mod, HEADS, dtype=dtype) is None
+
+
+class Twice(Checkered):
+    """A learned table that is loaded twice for a pair."""
+
+    def bias(self, q, k, *, params, xp):
+        return params["cells"][q % 3, k % 5] - params["cells"][k % 3, q % 5]
+
+
+@pinned
+def test_a_learned_array_loaded_twice_is_noticed():
+    scheme = Twice()
+    mod, params = learning(scheme)
+    assert SEVERAL in flex_lint.backward(mod, HEADS)
+    assert flex.loads(scheme, params) == ["cells"]
+    own = params["cells"]
+
+    def twice(score, b, h, i, j):
+        return score + own[h, i % 3, 0] - own[h, j % 3, 0]
+
+    assert SEVERAL in flex_lint.backward(twice, HEADS)
+
+
+@pinned
+def test_what_no_kernel_does_is_noticed():
+    def summed(score, b, h, i, j):
+        return score + torch.cos((i - j) * torch.arange(4.0)).sum()
+
+    assert "Buffers cannot be created" in flex_lint.forward(summed, HEADS)
+    rate = torch.tensor(0.3, requires_grad=True)
+    assert flex_lint.backward(lambda score, b, h, i, j: score * rate, HEADS) is not None
+
+
+@pytest.mark.parametrize("scheme", [Twice(), SUBJECTS["parabola"]])
+def test_on_a_gpu_it_refuses_what_the_lint_does(scheme):
+    call = on_a_gpu(scheme, learns=True)
+    assert "one load of each learned array" in flex.refuses(call)
+    assert flex.refuses(on_a_gpu(scheme, learns=False)) is None
+    assert flex.refuses(on_a_gpu(SUBJECTS["t5"], learns=True)) is None
+
+
+def on_a_gpu(scheme, *, learns):
+    """A call as from a GPU: its queries say that they are there, and hold nothing."""
+    q = torch.zeros(1, HEADS, 4, flex_lint.DIM)
+    params = {n: torch.tensor(a).requires_grad_(learns) for n, a in params_of(scheme).items()}
+    call = prepare(q, q, q, scheme, params)
+    with FakeTensorMode():
+        there = torch.empty(q.shape, device="cuda")
+    return replace(call, q=there, k=there, v=there)
+
+
+def test_auto_on_a_gpu():
+    for name in ("t5", "nope", "parabola"):
+        assert "has not run on a GPU" in flex.avoided(on_a_gpu(SUBJECTS[name], learns=False))
+
+
+# Calls of one's own
+
+
+@pytest.mark.parametrize("name", BIASED)
+def test_a_score_mod_and_a_block_mask_are_attention(name):
+    scheme = SUBJECTS[name]
+    (q, k, v), x, params = arrays = tensors(scheme, 40)
+    pos = torch.tensor(np.random.default_rng(0).permutation(40) - 7)
+    where = {"q_pos": pos, "k_pos": pos}
+    own = {}
+    if posenc.evaluate.is_gated(scheme):
+        coords = posenc.coordinates(scheme, x, params, pos=pos)
+        own = {"q_coords": coords, "k_coords": coords}
+    q_at, k_at = (
+        posenc.transform(scheme, a, pos, role=role, params=params)
+        for a, role in ((q, "query"), (k, "key"))
+    )
+    mod = posenc_torch.score_mod(scheme, params, **where, **own)
+    mask = posenc_torch.block_mask(40, 40, causal=True, window=20, **where)
+    with eagerly():
+        found = flex_attention(q_at, k_at, v, mod, mask, scale=scheme.scale(DIM))
+    expected = attend(scheme, "reference", arrays, causal=True, window=20, **where)
+    assert_near(found.numpy(), expected.numpy(), FLOAT32)
+
+
+@contextlib.contextmanager
+def eagerly():
+    with TORCH.scope([]):  # FlexAttention warns when it is not compiled
+        yield
+
+
+def test_indices_are_positions_by_default():
+    scheme, arrays = SUBJECTS["alibi"], tensors(SUBJECTS["alibi"], 40)
+    (q, k, v), *_ = arrays
+    mask = posenc_torch.block_mask(40, 40, causal=True)
+    with eagerly():
+        found = flex_attention(q, k, v, posenc_torch.score_mod(scheme), mask)
+    assert_near(found.numpy(), attend(scheme, "reference", arrays, causal=True).numpy(), FLOAT32)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: posenc_torch.score_mod(posenc.ALiBi), TypeError, "scheme must be an instance"),
+        (lambda: posenc_torch.score_mod(posenc.T5Bias(2)), ValueError, "params lacks 'table'"),
+        (
+            lambda: posenc_torch.score_mod(posenc.ALiBi(2), q_pos=torch.arange(3)),
+            ValueError,
+            "q_pos is given without k_pos",
+        ),
+        (
+            lambda: posenc_torch.score_mod(
+                SUBJECTS["forgetting"], posenc.init_params(SUBJECTS["forgetting"])
+            ),
+            ValueError,
+            "has gates: give q_coords and k_coords",
+        ),
+        (lambda: posenc_torch.block_mask(5, 4), ValueError, "give q_pos and k_pos"),
+        (lambda: posenc_torch.block_mask(0, 4), ValueError, "q_len must be at least 1"),
+        (lambda: posenc_torch.block_mask(4, 4, window=0), ValueError, "window must be at least 1"),
+        (
+            lambda: posenc_torch.block_mask(4, 4, q_seg=torch.arange(4)),
+            ValueError,
+            "q_seg is given without k_seg",
+        ),
+        (
+            lambda: posenc_torch.block_mask(4, 4, q_seg=torch.arange(3), k_seg=torch.arange(4)),
+            ValueError,
+            "q_seg has length 3, q_len is 4",
+        ),
+        (
+            lambda: posenc_torch.block_mask(4, 4, q_pos=torch.arange(3), k_pos=torch.arange(4)),
+            ValueError,
+            "q_pos has length 3, q_len is 4",
+        ),
+    ],
+)
+def test_wrong_calls(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+# What it cannot do
+
+
+def refusal(scheme=None, dtype=torch.float32, **changes):
+    scheme = scheme or posenc.ALiBi(HEADS)
+    q = torch.zeros(1, HEADS, 4, DIM, dtype=dtype, **changes)
+    with pytest.raises(NotImplementedError) as refused:
+        posenc_torch.attention(q, q, q, scheme, posenc.init_params(scheme), path="flex")
+    return str(refused.value)
+
+
+def test_reasons():
+    assert "no backward pass on a CPU" in refusal(requires_grad=True)
+    assert "no float64" in refusal(dtype=torch.float64)
+    assert "not tried on meta" in refusal(device="meta")
+
+
+def test_auto_says_why_it_passes_by():
+    q = torch.zeros(1, HEADS, 4, DIM)
+    told = posenc_torch.explain(q, q, q, posenc.ALiBi(HEADS), causal=True)
+    assert told["path"] == "sdpa"
+    assert "on a CPU it compiles" in told["others"]["flex"]
+
+
+@pytest.mark.parametrize("name", ["fence", "alibi"])
+def test_rows_that_see_nothing_are_zero_in_the_kernel(name):
+    scheme, case = SUBJECTS[name], CASES["everything"]
+    problem = Problem(scheme, tensors_of(scheme, case), params_of(scheme), case.options)
+    blind = np.asarray(case.options["q_seg"]) == 3
+    torch._dynamo.reset()
+    arrays = {n: torch.tensor(a, dtype=torch.float32) for n, a in problem.tensors.items()}
+    options = {
+        n: torch.tensor(o) if isinstance(o, np.ndarray) else o for n, o in case.options.items()
+    }
+    params = {n: torch.tensor(a) for n, a in problem.params.items()}
+    found = posenc_torch.attention(**arrays, scheme=scheme, params=params, path="flex", **options)
+    assert not found[:, :, blind].any()
+    expected = posenc_torch.attention(
+        **arrays, scheme=scheme, params=params, path="reference", **options
+    )
+    assert_near(found.numpy(), expected.numpy(), FLOAT32)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("scheme", [posenc.ALiBi(HEADS), posenc.T5Bias(HEADS)])
+def test_a_module_compiles_whole(scheme, backend):
+    position = posenc_torch.Position(scheme)
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        lambda q: position.attend(q, q, q, causal=True, path="flex"),
+        fullgraph=True, backend=backend,
+    )  # fmt: skip
+    q = torch.tensor(normal((2, HEADS, 150, DIM), 0), dtype=torch.float32)
+    with torch.no_grad():
+        expected = position.attend(q, q, q, causal=True, path="reference")
+        assert_near(compiled(q).numpy(), expected.numpy(), FLOAT32)
