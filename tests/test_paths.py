@@ -41,7 +41,7 @@ def test_a_path_equals_the_reference(route, subject, case, dtype):
     assert_near(out, values, PATHS[dtype])
     assert found.keys() == gradients.keys()
     for name, gradient in gradients.items():
-        summed = name in params or name == "x"
+        summed = dtype == "float32" and (name in params or name == "x")
         tolerance = PATHS[dtype] * (SUMMED if summed else 1)
         assert_near(found[name], gradient, tolerance, f"gradient of {name}")
 
@@ -52,25 +52,13 @@ FAR = {"float16": 2e-2, "bfloat16": 6e-2}
 
 
 @pytest.mark.parametrize("dtype", FAR)
+@pytest.mark.parametrize("hidden", [False, True], ids=["all_seen", "masked_keys"])
 @pytest.mark.parametrize("route", FUSED)
-def test_a_bias_far_away_keeps_its_differences(route, dtype):
+def test_a_bias_far_away_keeps_its_differences(route, hidden, dtype):
     scheme, case = SUBJECTS["alibi-far"], Case(q_len=4, k_len=6)
-    tensors = tensors_of(scheme, case)
-    where = {"q_pos": np.arange(1000, 1004), "k_pos": np.arange(6)}
-    values = named("numpy", "reference").attend(scheme, tensors, {}, dtype="float64", **where)
-    try:
-        found = route.attend(scheme, tensors, {}, dtype=dtype, **where)
-    except NotImplementedError as reason:
-        pytest.skip(f"refused: {reason}")
-    assert_near(found, values, FAR[dtype])
-
-
-@pytest.mark.parametrize("dtype", FAR)
-@pytest.mark.parametrize("route", FUSED)
-def test_a_bias_far_away_keeps_its_differences_beside_masked_keys(route, dtype):
-    scheme, case = SUBJECTS["alibi-far"], Case(q_len=4, k_len=6)
-    tensors, k_pos = tensors_of(scheme, case), np.asarray([0, 1, 2, 3, 4, 2000])
-    where = {"q_pos": np.arange(1000, 1004), "k_pos": k_pos, "causal": True}
+    tensors, k_pos = tensors_of(scheme, case), np.arange(6)
+    k_pos[-1] = 2000 if hidden else 5
+    where = {"q_pos": np.arange(1000, 1004), "k_pos": k_pos, "causal": hidden}
     values = named("numpy", "reference").attend(scheme, tensors, {}, dtype="float64", **where)
     try:
         found = route.attend(scheme, tensors, {}, dtype=dtype, **where)

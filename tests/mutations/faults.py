@@ -1042,7 +1042,7 @@ _FLEX = (
         FLEX,
         "wide = torch.promote_types(score.dtype, torch.float32)",
         "wide = score.dtype",
-        ("test_paths.py far_away torch-flex-bfloat16",),
+        ("test_paths.py far_away torch-flex bfloat16",),
     ),
     Fault(
         "flex-one-table-for-all-heads",
