@@ -43,6 +43,8 @@ class Call:
         Coordinates ``(B, H, L)`` of a gated scheme, or None.
     causal, window, scale
         As asked for; ``scale`` completed.
+    skip_blocks
+        Whether a path may leave out what ``posenc.negligible`` proves to round to nothing.
     """
 
     scheme: PositionScheme
@@ -62,6 +64,7 @@ class Call:
     causal: bool
     window: int | None
     scale: float
+    skip_blocks: bool = True
 
     def bias(self) -> Array | None:
         """The whole bias, ``(B or 1, H or 1, Q, K)``, in the working float; None without one."""
@@ -112,6 +115,7 @@ def prepare(
     x: Array | None = None,
     q_coords: Array | None = None,
     k_coords: Array | None = None,
+    skip_blocks: bool = True,
     xp: Namespace | None = None,
 ) -> Call:
     """The arguments of ``attention``, checked and completed: where every path begins."""
@@ -146,6 +150,7 @@ def prepare(
         causal=check_flag("causal", causal),
         window=window,
         scale=scheme.scale(q.shape[3]) if scale is None else check_finite("scale", scale),
+        skip_blocks=check_flag("skip_blocks", skip_blocks),
     )
     if not check_pair("q_seg", q_seg, "k_seg", k_seg):
         call = replace(

@@ -29,6 +29,8 @@ from torch.nn.attention.flex_attention import flex_attention
 
 import posenc_torch
 from posenc_torch import flex
+from posenc_torch.loads import loads
+from posenc_torch.score import ByDistance
 from posenc_torch.sight import BLOCK, Places, Sight
 
 FLOAT32 = PATHS["float32"]
@@ -36,6 +38,9 @@ TORCH = frameworks()["torch"]
 BIASED = [
     name for name, scheme in SUBJECTS.items()
     if type(scheme).bias is not posenc.PositionScheme.bias and name != "silent"
+]  # fmt: skip
+RELATIVE = [
+    name for name in BIASED if SUBJECTS[name].relative and SUBJECTS[name].param_specs()
 ]  # fmt: skip
 ONE_OF_EACH = [*{type(SUBJECTS[name]): name for name in BIASED}.values()]
 SEVERAL = "Using multiple indexing operations on the same tensor"
@@ -76,6 +81,47 @@ def test_the_compiled_kernel_equals_the_reference(name):
         found = attend(scheme, "flex", arrays, **options)
         expected = attend(scheme, "reference", arrays, **options)
         assert_near(found.numpy(), expected.numpy(), FLOAT32)
+
+
+STEEP = posenc.ALiBi(HEADS, slopes=[4.0, 0.2, 0.1, 0.03])
+
+
+@pytest.mark.parametrize(
+    "options", [{"causal": True}, {"causal": True, "window": 700}, {}], ids=str
+)
+def test_blocks_that_leave_no_trace_are_not_computed(options):
+    arrays = tensors(STEEP, 1300)
+    torch._dynamo.reset()
+    found, every = (
+        attend(STEEP, "flex", arrays, skip_blocks=skip, **options) for skip in (True, False)
+    )
+    expected = attend(STEEP, "reference", arrays, **options)
+    assert_near(found.numpy(), expected.numpy(), FLOAT32)
+    # Half a rounding is left out, and sums in another order round anew.
+    assert_near(found.numpy(), every.numpy(), 4 * torch.finfo(torch.float32).eps)
+
+
+def test_steep_heads_look_at_few_blocks():
+    (q, k, v), *_ = tensors(STEEP, 4096)
+    call = prepare(q, k, v, STEEP, causal=True)
+    some, every = (flex._block_mask(replace(call, skip_blocks=skip)) for skip in (True, False))
+    looked = some.kv_num_blocks + some.full_kv_num_blocks
+    assert looked.shape == (2, HEADS, 32)
+    assert (looked[:, 0] <= 2).all()
+    assert (looked.amax(dim=(0, 2)).diff() > 0).all()  # the flatter, the farther
+    whole = every.kv_num_blocks + every.full_kv_num_blocks
+    assert (whole[0, 0] == torch.arange(1, 33)).all()
+    # Positions of one's own: by key.
+    where = {"q_pos": torch.arange(4096), "k_pos": torch.arange(4096)}
+    given = flex._block_mask(prepare(q, k, v, STEEP, causal=True, **where))
+    assert (given.kv_num_blocks + given.full_kv_num_blocks == looked).all()
+
+
+def test_the_block_mask_of_plain_calls_is_made_once():
+    (q, k, v), *_ = tensors(SUBJECTS["t5"], 300)
+    call = prepare(q, k, v, SUBJECTS["t5"], params_of(SUBJECTS["t5"]), causal=True)
+    assert flex._block_mask(call) is flex._block_mask(replace(call, q=2 * q))
+    assert flex._block_mask(call) is not flex._block_mask(replace(call, causal=False))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=long)])
@@ -220,9 +266,23 @@ def test_a_gpu_takes_the_bias_or_is_not_asked(name):
     mod, params = learning(scheme)
     assert flex_lint.forward(mod, heads(scheme)) is None
     refused = flex_lint.backward(mod, heads(scheme))
-    known = flex.loads(scheme, params)
+    known = loads(scheme, params)
     assert (refused is None) == (not known), refused
     assert refused is None or SEVERAL in refused
+
+
+@pinned
+@pytest.mark.parametrize("options", [{"causal": True}, {"window": 9}], ids=str)
+@pytest.mark.parametrize("name", some(RELATIVE, ("t5", "parabola")))
+def test_a_gpu_takes_a_bias_by_distance(name, options):
+    scheme = SUBJECTS[name]
+    params = {n: torch.tensor(a).requires_grad_() for n, a in params_of(scheme).items()}
+    for q_len in (64, 40):
+        q, k = (torch.zeros(1, heads(scheme), n, flex_lint.DIM) for n in (q_len, 64))
+        bias = flex._bias(prepare(q, k, k, scheme, params, **options))
+        assert isinstance(bias, ByDistance)
+        assert flex_lint.forward(bias.score_mod, heads(scheme)) is None
+        assert flex_lint.backward(bias.score_mod, heads(scheme)) is None
 
 
 @pinned
@@ -245,7 +305,7 @@ def test_a_learned_array_loaded_twice_is_noticed():
     scheme = Twice()
     mod, params = learning(scheme)
     assert SEVERAL in flex_lint.backward(mod, HEADS)
-    assert flex.loads(scheme, params) == ["cells"]
+    assert loads(scheme, params) == ["cells"]
     own = params["cells"]
 
     def twice(score, b, h, i, j):
@@ -266,17 +326,20 @@ def test_what_no_kernel_does_is_noticed():
 
 @pytest.mark.parametrize("scheme", [Twice(), SUBJECTS["parabola"]])
 def test_on_a_gpu_it_refuses_what_the_lint_does(scheme):
-    call = on_a_gpu(scheme, learns=True)
+    where = dict.fromkeys(("q_pos", "k_pos"), torch.arange(4))
+    call = on_a_gpu(scheme, learns=True, **where)
     assert "one load of each learned array" in flex.refuses(call)
-    assert flex.refuses(on_a_gpu(scheme, learns=False)) is None
-    assert flex.refuses(on_a_gpu(SUBJECTS["t5"], learns=True)) is None
+    assert flex.refuses(on_a_gpu(scheme, learns=False, **where)) is None
+    assert flex.refuses(on_a_gpu(SUBJECTS["t5"], learns=True, **where)) is None
+    # By distance every array is read once, and summed by autograd.
+    assert flex.refuses(on_a_gpu(SUBJECTS["parabola"], learns=True)) is None
 
 
-def on_a_gpu(scheme, *, learns):
+def on_a_gpu(scheme, *, learns, **where):
     """A call as from a GPU: its queries say that they are there, and hold nothing."""
     q = torch.zeros(1, HEADS, 4, flex_lint.DIM)
     params = {n: torch.tensor(a).requires_grad_(learns) for n, a in params_of(scheme).items()}
-    call = prepare(q, q, q, scheme, params)
+    call = prepare(q, q, q, scheme, params, **where)
     with FakeTensorMode():
         there = torch.empty(q.shape, device="cuda")
     return replace(call, q=there, k=there, v=there)

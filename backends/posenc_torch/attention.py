@@ -9,14 +9,14 @@ from typing import Any
 import array_api_compat.torch as xp
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 from posenc.attention import dense
 from posenc.call import Call, check_shapes, prepare
 from posenc.params import named, working_dtype
 from posenc.paths import Explanation, Path, choose
 from posenc.protocol import PositionScheme
-from posenc_torch.flex import avoided, flex, refuses
+from posenc_torch import chunked, flex, lifted
+from posenc_torch.sdpa import sdpa
 
 
 def attention(
@@ -38,6 +38,7 @@ def attention(
     x: Tensor | None = None,
     q_coords: Tensor | None = None,
     k_coords: Tensor | None = None,
+    skip_blocks: bool = True,
 ) -> Tensor:
     """``softmax(scale * transform(q) @ transform(k).T + bias) @ v`` in the layout of torch.
 
@@ -71,7 +72,8 @@ def attention(
     call = prepare(
         *_widened(q, k, v, x, params), scheme, params, causal,
         q_pos=q_pos, k_pos=k_pos, q_seg=q_seg, k_seg=k_seg, window=window, scale=scale,
-        k_transformed=k_transformed, x=x, q_coords=q_coords, k_coords=k_coords, xp=xp,
+        k_transformed=k_transformed, x=x, q_coords=q_coords, k_coords=k_coords,
+        skip_blocks=skip_blocks, xp=xp,
     )  # fmt: skip
     chosen, _ = choose(_PATHS, call, path)
     return chosen.run(call).to(q.dtype)
@@ -112,54 +114,11 @@ def _reference(call: Call) -> Tensor:
     return dense(replace(call, q=q, k=k, v=v))
 
 
-def _sdpa(call: Call) -> Tensor:
-    """``scaled_dot_product_attention``, with bias and visibility as its mask."""
-    dtype = torch.promote_types(call.q.dtype, torch.promote_types(call.k.dtype, call.v.dtype))
-    q, k, v = (x.to(dtype) for x in (call.q, call.k, call.v))
-    grouped = {"enable_gqa": True} if q.shape[1] != k.shape[1] else {}
-    if _causal_only(call):
-        # A bool also where lengths are symbols of the compiler.
-        causal = True if call.causal and q.shape[2] > 1 else False  # noqa: SIM210
-        return scaled_dot_product_attention(q, k, v, is_causal=causal, scale=call.scale, **grouped)
-    bias, seen = call.allowed_bias()
-    if bias is not None and dtype != call.dtype:
-        bias = _below_zero(bias, seen)
-    if seen is None:
-        mask = None if bias is None else bias.to(dtype)
-        return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=call.scale, **grouped)
-    # A row that may see nothing attends to everything here, and is set to 0 after.
-    blind = ~seen.any(dim=-1, keepdim=True)
-    seen = seen | blind
-    if bias is None:
-        mask = seen
-    else:
-        # Of a blind row too: what overflows there makes gradients of 0 times infinity.
-        visible = torch.where(seen, bias, -torch.inf)
-        mask = torch.where(blind, 0.0, visible).to(dtype)
-    out = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=call.scale, **grouped)
-    return torch.where(blind, 0.0, out)
-
-
-def _below_zero(bias: Tensor, seen: Tensor | None) -> Tensor:
-    """A bias less the highest of its row, which softmax cannot tell and half precision can hold."""
-    visible = bias if seen is None else torch.where(seen, bias, -torch.inf)
-    highest = visible.detach().amax(dim=-1, keepdim=True)
-    return bias - torch.where(highest == -torch.inf, 0.0, highest)
-
-
-def _causal_only(call: Call) -> bool:
-    """Nothing but, at most, the causal mask that SDPA knows by itself."""
-    q_len, k_len = call.q.shape[2], call.k.shape[2]
-    known = not call.causal or (call.aligned and (q_len == k_len or q_len == 1))
-    # SDPA scales after its own causal mask: 0 times minus infinity is NaN, and -1 times it worse.
-    known = known and call.scale > 0
-    has_bias = type(call.scheme).bias is not PositionScheme.bias
-    return known and not has_bias and call.window is None and call.q_seg is None
-
-
 _PATHS = (
-    Path("flex", flex, refuse=refuses, avoid=avoided),
-    Path("sdpa", _sdpa),
+    Path("flex", flex.flex, refuse=flex.refuses, avoid=flex.avoided),
+    Path("chunked", chunked.chunked, refuse=chunked.refuses, avoid=chunked.avoided),
+    Path("lifted", lifted.lifted, refuse=lifted.refuses, avoid=lifted.avoided),
+    Path("sdpa", sdpa),
     Path("reference", _reference),
 )
 PATHS = tuple(path.name for path in _PATHS)

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import array_api_compat.torch as xp
 import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
 
+from posenc.blocks import Range, between, range_of
 from posenc.positions import visible
 
 BLOCK = 128  # FlexAttention's own
-
-Range = tuple[Tensor, Tensor]
 
 
 class Places(NamedTuple):
@@ -50,9 +51,7 @@ class Places(NamedTuple):
 
     def ranges(self) -> Range:
         """Lowest and highest of every block, ``(B or 1, n)``."""
-        values = torch.atleast_2d(self.values)[:, : self.blocks * BLOCK]
-        blocks = values.unflatten(-1, (-1, BLOCK))
-        return blocks.amin(dim=-1), blocks.amax(dim=-1)
+        return range_of(self.values[..., : self.blocks * BLOCK], BLOCK, xp)
 
     @property
     def blocks(self) -> int:
@@ -83,22 +82,28 @@ class Sight(NamedTuple):
 
     def blocks(self) -> tuple[Tensor, Tensor]:
         """Blocks ``(B, nq, nk)`` that may hold a visible pair, and those where all are visible."""
-        q_low, q_high = (a[:, :, None] for a in self.q_pos.ranges())
-        k_low, k_high = (a[:, None, :] for a in self.k_pos.ranges())
-        some = torch.ones_like(q_low - k_low, dtype=torch.bool)
-        every = _whole(self.q_pos)[:, None] & _whole(self.k_pos)
-        if self.causal:
-            some, every = some & (k_low <= q_high), every & (k_high <= q_low)
-        if self.window is not None:
-            nearest, farthest = q_low - k_high, q_high - k_low
-            some = some & (nearest < self.window) & (farthest > -self.window)
-            every = every & (farthest < self.window) & (nearest > -self.window)
-        if self.q_seg is not None and self.k_seg is not None:
-            q_low, q_high = (a[:, :, None] for a in self.q_seg.ranges())
-            k_low, k_high = (a[:, None, :] for a in self.k_seg.ranges())
-            some = some & (q_low <= k_high) & (k_low <= q_high)
-            every = every & (q_low == k_high) & (k_low == q_high)
-        return some, some & every
+        places = (self.q_pos, self.k_pos, self.q_seg, self.k_seg)
+        ranges = (None if p is None else p.ranges() for p in places)
+        some, every = between(*ranges, causal=self.causal, window=self.window, xp=xp)
+        return some, some & every & _whole(self.q_pos)[:, None] & _whole(self.k_pos)
+
+    def block_mask(self, some: Tensor, every: Tensor) -> BlockMask:
+        """As ``flex_attention`` takes it, from ``(B or 1, H or 1, nq, nk)``: blocks to look at, and
+        those of them that need no mask.
+        """
+        return BlockMask.from_kv_blocks(
+            *_ordered(some & ~every),
+            *_ordered(every),
+            BLOCK_SIZE=BLOCK,
+            mask_mod=self.mask_mod,
+            seq_lengths=(self.q_pos.length, self.k_pos.length),
+        )
+
+
+def _ordered(chosen: Tensor) -> tuple[Tensor, Tensor]:
+    """How many blocks of each row are chosen, and their indices, chosen ones first, in order."""
+    indices = torch.argsort(chosen.to(torch.int8), dim=-1, descending=True, stable=True)
+    return chosen.sum(dim=-1, dtype=torch.int32), indices.to(torch.int32)
 
 
 def padded(values: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from posenc.testing.framework import Framework, Function, Host
 from posenc_torch.attention import PATHS, attention
+from posenc_torch.chunked import WHY_NOT_COMPILED, blocks_of
 from posenc_torch.flex import uncompiled
 
 
@@ -41,8 +42,9 @@ class Torch(Framework):
 
     @contextmanager
     def scope(self, dtypes: Sequence[str]) -> Iterator[None]:
-        """FlexAttention eagerly, or a law would wait for a compiler a hundred times. And Dynamo may
-        trace through array_api_compat's cached look-ups, of which it warns.
+        """FlexAttention eagerly, or a law would wait for a compiler a hundred times; small blocks,
+        so that short calls have several. And Dynamo may trace through array_api_compat's cached
+        look-ups, of which it warns.
         """
         with warnings.catch_warnings():
             for what in (
@@ -51,7 +53,7 @@ class Torch(Framework):
                 "flex_attention called without torch.compile",
             ):
                 warnings.filterwarnings("ignore", message=what)
-            with uncompiled():
+            with uncompiled(), blocks_of(8):
                 yield
 
     def compiled(self, function: Function, compiler: str) -> Function:
@@ -83,4 +85,13 @@ class Torch(Framework):
 def _compiled(function: Function, compiler: str) -> Function:
     torch._dynamo.reset()  # one function at a time: the limit of recompilations is the process's
     whole: Function = torch.compile(function, fullgraph=True, backend=compiler, dynamic=False)
-    return whole
+
+    def compiled(xp: Any, arrays: dict[str, Tensor]) -> Tensor | None:
+        try:
+            return whole(xp, arrays)
+        except torch._dynamo.exc.Unsupported as reason:
+            if WHY_NOT_COMPILED not in str(reason):
+                raise
+            raise NotImplementedError(WHY_NOT_COMPILED) from None
+
+    return compiled

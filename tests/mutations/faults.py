@@ -46,6 +46,11 @@ JAX, JAX_INIT = "backends/posenc_jax/attention.py", "backends/posenc_jax/params.
 CHUNKED, TILE = "backends/posenc_jax/chunked.py", "backends/posenc_jax/tile.py"
 BLOCKS = "backends/posenc_jax/blocks.py"
 FLEX, SIGHT = "backends/posenc_torch/flex.py", "backends/posenc_torch/sight.py"
+SCORE, LOADS = "backends/posenc_torch/score.py", "backends/posenc_torch/loads.py"
+SDPA, LIFTED = "backends/posenc_torch/sdpa.py", "backends/posenc_torch/lifted.py"
+PARTS, MODS = "backends/posenc_torch/chunked.py", "backends/posenc_torch/mods.py"
+NEGLIGIBLE, LOWERINGS = "posenc/negligible.py", "posenc/lowerings.py"
+MEETING = "posenc/blocks.py"
 
 _SCHEMES = (
     Fault(
@@ -681,15 +686,15 @@ _TORCH = (
     Fault(
         "bias-rounded-before-its-maximum-is-taken-off",
         "bfloat16 holds 8 bits of a bias near 1000: near keys cannot be told apart",
-        TORCH,
+        SDPA,
         "bias = _below_zero(bias, seen)",
-        "bias = _below_zero(bias.to(dtype), seen)",
+        "bias = _below_zero(bias.to(q.dtype), seen)",
         ("test_paths.py far_away torch-sdpa",),
     ),
     Fault(
         "bias-rounded-at-its-own-size",
         "its maximum is not taken off at all",
-        TORCH,
+        SDPA,
         "        bias = _below_zero(bias, seen)\n",
         "        pass\n",
         ("test_paths.py far_away torch-sdpa",),
@@ -697,7 +702,7 @@ _TORCH = (
     Fault(
         "bias-less-the-maximum-of-all-rows",
         "one maximum for a head: rows far from it keep their rounding",
-        TORCH,
+        SDPA,
         "visible.detach().amax(dim=-1, keepdim=True)",
         "visible.detach().amax()",
         ("test_paths.py far torch-sdpa", "test_paths.py alibi-far torch-sdpa bfloat16"),
@@ -705,33 +710,34 @@ _TORCH = (
     Fault(
         "torch-bias-scaled-with-the-scores",
         "bias times 1/sqrt(D) in one of two paths",
-        TORCH,
+        SDPA,
         "visible = torch.where(seen, bias, -torch.inf)",
-        "visible = torch.where(seen, bias * call.scale, -torch.inf)",
+        "visible = torch.where(seen, bias * scale, -torch.inf)",
         ("test_laws.py path_equals_the_reference-torch-sdpa-alibi",),
     ),
     Fault(
         "torch-groups-by-modulo",
         "keys repeated as a whole: query head h takes key head h % Hk",
-        TORCH,
-        '    grouped = {"enable_gqa": True} if q.shape[1] != k.shape[1] else {}\n',
-        "    times, grouped = q.shape[1] // k.shape[1], {}\n"
+        SDPA,
+        "    shared = grouped(q, k)\n",
+        "    times, shared = q.shape[1] // k.shape[1], {}\n"
         "    k, v = k.repeat(1, times, 1, 1), v.repeat(1, times, 1, 1)\n",
         ("test_laws.py path_equals_the_reference-torch-sdpa-nope",),
     ),
     Fault(
         "gradient-of-params-dropped",
         "the bias is detached: learned slopes never move",
-        TORCH,
-        "    bias, seen = call.allowed_bias()\n",
-        "    bias, seen = call.allowed_bias()\n"
-        "    bias = None if bias is None else bias.detach()\n",
+        SDPA,
+        "return masked(q, k, v, *call.allowed_bias(), scale=call.scale)",
+        "bias, seen = call.allowed_bias()\n"
+        "    bias = None if bias is None else bias.detach()\n"
+        "    return masked(q, k, v, bias, seen, scale=call.scale)",
         ("test_laws.py gradient_reaches_every_param-torch-sdpa-alibi-learned",),
     ),
     Fault(
         "sdpa-is-causal-from-the-first-key",
         "SDPA's own mask aligns the first query and key (pytorch/pytorch 108108)",
-        TORCH,
+        SDPA,
         "(call.aligned and (q_len == k_len or q_len == 1))",
         "call.aligned",
         ("test_laws.py decoding_equals_prefill-torch-sdpa-nope",),
@@ -739,7 +745,7 @@ _TORCH = (
     Fault(
         "sdpa-one-query-sees-one-key",
         "decoding with is_causal: always the first key (pytorch/pytorch 144858)",
-        TORCH,
+        SDPA,
         "True if call.causal and q.shape[2] > 1 else False",
         "True if call.causal else False",
         ("test_laws.py decoding_equals_prefill-torch-sdpa-nope",),
@@ -747,7 +753,7 @@ _TORCH = (
     Fault(
         "torch-blind-row-is-the-mean",
         "a query that may see nothing attends to everything",
-        TORCH,
+        SDPA,
         "return torch.where(blind, 0.0, out)",
         "return out",
         ("test_laws.py left_padding_changes_nothing-torch-sdpa-nope",),
@@ -977,7 +983,7 @@ _FOUND = (
     Fault(
         "bias-less-its-mean",
         "the mean of a row with masked keys is minus infinity: nothing is taken off",
-        TORCH,
+        SDPA,
         "visible.detach().amax(dim=-1, keepdim=True)",
         "visible.detach().mean(dim=-1, keepdim=True)",
         ("test_paths.py masked_keys torch-sdpa",),
@@ -985,7 +991,7 @@ _FOUND = (
     Fault(
         "sdpa-forgets-segments",
         "the short cut for a causal mask is taken for packed documents",
-        TORCH,
+        SDPA,
         "and call.window is None and call.q_seg is None",
         "and call.window is None",
         ("test_laws.py path_equals_the_reference-torch-sdpa nope",),
@@ -1028,9 +1034,9 @@ _FOUND = (
     Fault(
         "blind-row-overflows-in-float16",
         "the bias of a query that sees nothing becomes infinite, its gradient NaN",
-        TORCH,
-        "mask = torch.where(blind, 0.0, visible).to(dtype)",
-        "mask = torch.where(blind, bias, visible).to(dtype)",
+        SDPA,
+        "mask = torch.where(blind, 0.0, visible).to(q.dtype)",
+        "mask = torch.where(blind, bias, visible).to(q.dtype)",
         ("test_found.py finite_gradients_whatever_its_bias",),
     ),
 )
@@ -1039,18 +1045,18 @@ _FLEX = (
     Fault(
         "flex-bias-in-the-dtype-of-q",
         "a score is traced in q's dtype: 8 bits of a bias near 1000",
-        FLEX,
-        "wide = torch.promote_types(score.dtype, torch.float32)",
-        "wide = score.dtype",
+        SCORE,
+        "return torch.promote_types(score.dtype, torch.float32)",
+        "return score.dtype",
         ("test_paths.py far_away torch-flex bfloat16",),
     ),
     Fault(
         "flex-one-table-for-all-heads",
         "every head reads the table of the first",
-        FLEX,
+        SCORE,
         "return self._array[(self._head, *inside)]",
         "return self._array[(self._head * 0, *inside)]",
-        ("test_laws.py path_equals_the_reference-torch-flex-t5",),
+        ("test_laws.py path_equals_the_reference-torch-flex-checkered",),
     ),
     Fault(
         "flex-queries-begin-at-zero",
@@ -1063,7 +1069,7 @@ _FLEX = (
     Fault(
         "flex-coordinates-loaded-twice",
         "no backward pass on a GPU, which no run on a CPU shows",
-        FLEX,
+        SCORE,
         "return padded(q_coords).clone(), padded(k_coords)",
         "both = padded(k_coords)\n"
         "    return both if q_coords is k_coords else padded(q_coords), both",
@@ -1072,7 +1078,7 @@ _FLEX = (
     Fault(
         "flex-loads-everything",
         "arrays that the bias does not use have no gradient, which a backward pass cannot have",
-        FLEX,
+        SCORE,
         "self._loaded: dict[str, Any] = {}",
         "self._loaded: dict[str, Any] = {n: self._view(n) for n in arrays}",
         ("test_flex.py gpu_takes forgetting",),
@@ -1080,7 +1086,7 @@ _FLEX = (
     Fault(
         "flex-second-load-not-counted",
         "a scheme that no backward pass takes is compiled, and fails there",
-        FLEX,
+        LOADS,
         "if table.loads > 1]",
         "if table.loads > 2]",
         ("test_flex.py refuses_what_the_lint_does",),
@@ -1104,7 +1110,7 @@ _FLEX = (
     Fault(
         "flex-causal-block-by-its-first-query",
         "a block whose later queries see something is left out",
-        SIGHT,
+        MEETING,
         "some, every = some & (k_low <= q_high)",
         "some, every = some & (k_low <= q_low)",
         ("test_flex.py blocks_hold",),
@@ -1112,15 +1118,15 @@ _FLEX = (
     Fault(
         "flex-window-of-blocks-too-short",
         "the reach of a window is one key less where blocks are left out by it",
-        SIGHT,
-        "some = some & (nearest < self.window)",
-        "some = some & (nearest < self.window - 1)",
+        MEETING,
+        "some = some & (nearest < window)",
+        "some = some & (nearest < window - 1)",
         ("test_flex.py blocks_hold",),
     ),
     Fault(
         "flex-segments-by-their-lowest",
         "a block of two documents is taken for one",
-        SIGHT,
+        MEETING,
         "every = every & (q_low == k_high) & (k_low == q_high)",
         "every = every & (q_low == k_low)",
         ("test_flex.py blocks_hold",),
@@ -1135,4 +1141,175 @@ _FLEX = (
     ),
 )
 
-FAULTS = (*_SCHEMES, *_ANGLES, *_CORE, *_TORCH, *_JAX, *_FOUND, *_FLEX)
+_LOWERED = (
+    Fault(
+        "distances-the-wrong-way-round",
+        "a bias that tells before from after is mirrored",
+        LOWERINGS,
+        "bias_tile(scheme, xp.zeros_like(at), at,",
+        "bias_tile(scheme, at, xp.zeros_like(at),",
+        ("test_lowerings.py by_distance",),
+    ),
+    Fault(
+        "key-bias-without-a-causal-mask",
+        "ALiBi rises with every later key",
+        LOWERINGS,
+        "if not (call.causal and has_bias(call.scheme)):",
+        "if not has_bias(call.scheme):",
+        ("test_lowerings.py by_key", "test_lowerings.py no_weight"),
+    ),
+    Fault(
+        "skipped-by-one-key-alone",
+        "each key is below the precision, all of them together are not",
+        NEGLIGIBLE,
+        "margin = math.log(k_len) + math.log",
+        "margin = math.log",
+        ("test_lowerings.py no_weight_together",),
+    ),
+    Fault(
+        "skipped-whatever-the-scores",
+        "a bound from the bias alone: a large score far away is lost",
+        NEGLIGIBLE,
+        "lowest = -highest(reach - floor, block, xp)",
+        "lowest = -highest(-floor, block, xp)",
+        ("test_lowerings.py no_weight",),
+    ),
+    Fault(
+        "skipped-by-the-longest-key-of-another-head",
+        "heads that share keys are bounded by the first of them",
+        NEGLIGIBLE,
+        "longest = xp.max(xp.linalg.vector_norm(k, axis=-1), axis=-1)[:, :, None, None]",
+        "longest = xp.linalg.vector_norm(k, axis=-1)[:, :, :1, None]",
+        ("test_lowerings.py no_weight",),
+    ),
+    Fault(
+        "own-key-taken-for-seen",
+        "a query of another segment has nothing in its sum but what is far",
+        NEGLIGIBLE,
+        "segments = () if call.q_seg is None else",
+        "segments = () if True else",
+        ("test_lowerings.py no_weight",),
+    ),
+    Fault(
+        "blocks-by-the-distance-of-their-first",
+        "the nearest pairs of two blocks are left out",
+        NEGLIGIBLE,
+        "pairs = xp.maximum(stretches[..., :-1], stretches[..., 1:])",
+        "pairs = stretches[..., :-1]",
+        ("test_lowerings.py no_weight",),
+    ),
+    Fault(
+        "parts-end-a-block-early",
+        "the newest keys are missing",
+        PARTS,
+        "min(k_len, last * grain)",
+        "min(k_len, max(1, last - 1) * grain)",
+        ("test_laws.py path_equals_the_reference-torch-chunked-alibi",),
+    ),
+    Fault(
+        "parts-overwrite-gradients-of-keys",
+        "keys that several parts see learn from the last of them",
+        PARTS,
+        "into += more",
+        "into.copy_(more)",
+        ("test_laws.py gradients_are_derivatives-torch-chunked-alibi",),
+    ),
+    Fault(
+        "parts-in-reverse",
+        "queries are turned round for the mask, results are not turned back",
+        PARTS,
+        "return out.flip(2)",
+        "return out",
+        ("test_laws.py path_equals_the_reference-torch-chunked-t5",),
+    ),
+    Fault(
+        "parts-of-heads-that-share-no-keys",
+        "a run of heads reads the keys of its first",
+        PARTS,
+        "if end > start and (apart or (group > 1 and end % group == 0)):",
+        "if end > start and apart:",
+        ("test_torch_chunked.py every_query", "test_torch_chunked.py share_keys"),
+    ),
+    Fault(
+        "mask-by-distance-in-half-precision",
+        "a bias that grows is rounded at its own size",
+        PARTS,
+        "return bool((torch.isfinite(own) & ((table <= own) | ~seen)).all())",
+        "return True",
+        ("test_torch_chunked.py grows_in_half",),
+    ),
+    Fault(
+        "second-derivatives-are-zero",
+        "a gradient penalty trains nothing, in silence",
+        PARTS,
+        "if torch.is_grad_enabled():",
+        "if False:",
+        ("test_torch_chunked.py what_it_cannot",),
+    ),
+    Fault(
+        "lifted-by-two-limbs",
+        "16 bits of a bias of a thousand",
+        LIFTED,
+        "torch.bfloat16: 3,",
+        "torch.bfloat16: 2,",
+        ("test_torch_chunked.py stays_exact_far_away bfloat16",),
+    ),
+    Fault(
+        "lifted-beyond-float16",
+        "slope times position above 65504 is infinite",
+        LIFTED,
+        "unit = _UNITS.get(q.dtype, 1.0)",
+        "unit = 1.0",
+        ("test_torch_chunked.py beyond_float16",),
+    ),
+    Fault(
+        "lifted-without-gradient",
+        "learned slopes never move",
+        LIFTED,
+        "first = values.to(dtype)",
+        "first = values.detach().to(dtype)",
+        ("test_torch_chunked.py lifted_bias_is_the_bias-learned",),
+    ),
+    Fault(
+        "lifted-and-scaled",
+        "bias times 1/sqrt(D)",
+        LIFTED,
+        "keys = (keys / call.scale).expand",
+        "keys = keys.expand",
+        ("test_torch_chunked.py lifted_bias_is_the_bias",),
+    ),
+    Fault(
+        "lifted-without-the-query",
+        "q.k is added to a number of thousands, and rounded there",
+        LIFTED,
+        "queries = -keys[..., keys.shape[-1] - q_len :].detach()",
+        "queries = 0 * keys[..., keys.shape[-1] - q_len :].detach()",
+        ("test_torch_chunked.py stays_exact_far_away float32",),
+    ),
+    Fault(
+        "flex-distances-ahead-forgotten",
+        "without a causal mask every distance is read Q - 1 places off",
+        SCORE,
+        "BLOCK + ahead + k_len - q_len",
+        "BLOCK + k_len - q_len",
+        ("test_laws.py path_equals_the_reference-torch-flex-t5",),
+    ),
+    Fault(
+        "flex-block-mask-of-another-window",
+        "one mask is kept for every window",
+        FLEX,
+        "return _plain_mask(*lengths, call.causal, call.window, call.q_pos.device)",
+        "return _plain_mask(*lengths, call.causal, None, call.q_pos.device)",
+        ("test_laws.py path_equals_the_reference-torch-flex-t5",),
+    ),
+    Fault(
+        "flex-skips-nothing",
+        "attention with ALiBi as slow as without, however far it fades",
+        FLEX,
+        "some[:, None] & ~nothing, every[:, None] & ~nothing",
+        "some[:, None], every[:, None]",
+        ("test_flex.py steep_heads",),
+    ),
+)
+
+FAULTS = (*_SCHEMES, *_ANGLES, *_CORE, *_TORCH, *_JAX, *_FOUND, *_FLEX, *_LOWERED)

@@ -1,0 +1,290 @@
+"""Attention in blocks of queries, each against the keys that it may see: ``O(L)`` memory.
+
+A part is one call of ``scaled_dot_product_attention``: some heads, some queries, and the range of
+keys that they see and that leave a trace, with their part of the bias as its mask. The backward
+pass computes each part anew. Nothing is compiled, and learning works on a CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from posenc.blocks import meeting
+from posenc.call import Call
+from posenc.evaluate import bias_tile, column, row
+from posenc.lowerings import by_distance, distances, has_bias
+from posenc.negligible import negligible
+from posenc.positions import visible
+from posenc_torch.sdpa import knows_mask, masked, same_dtype
+
+_GRAIN = 128  # of what is seen and what is negligible
+_ROWS = 256  # queries a part: fewer waste less on the diagonal, more make fewer calls
+_size = _GRAIN, _ROWS
+_SMALL = 2**20  # scores a head up to which the whole is as fast
+
+
+class Part(NamedTuple):
+    """Heads, queries and keys of one call of ``scaled_dot_product_attention``."""
+
+    heads: slice
+    queries: slice
+    keys: slice
+
+
+WHY_NOT_COMPILED = "posenc: the keys that leave a trace are read from values, not in a graph"
+
+
+@torch.compiler.disable(reason=WHY_NOT_COMPILED)
+def chunked(call: Call) -> Tensor:
+    """``(B, H, Q, Dv)``, part by part."""
+    job = _Job.of(call)
+    return _Parts.apply(job, *job.tensors.values())
+
+
+def refuses(call: Call) -> str | None:
+    """Why a call cannot be cut."""
+    transformed = torch._C._functorch.peek_interpreter_stack() is not None
+    if transformed and not torch.compiler.is_compiling():
+        return "its backward pass is written for torch.autograd, not for torch.func"
+    return None
+
+
+def avoided(call: Call) -> str | None:
+    """Why ``"auto"`` passes by."""
+    if torch.compiler.is_compiling():
+        return "it reads from values which keys leave a trace, and would break a compiled graph"
+    if knows_mask(call):
+        return "SDPA needs no mask for this call"
+    if call.q.shape[2] * call.k.shape[2] <= _SMALL or call.q.shape[2] <= _ROWS:
+        return "the scores of a head are few, and SDPA takes them in one call"
+    return None
+
+
+@contextmanager
+def blocks_of(size: int) -> Iterator[None]:
+    """So many queries and keys a block, instead of hundreds: for tests."""
+    global _size
+    before, _size = _size, (size, size)
+    try:
+        yield
+    finally:
+        _size = before
+
+
+class _Job(NamedTuple):
+    """A call and how it is cut.
+
+    ``tensors`` are what gradients may be asked for, by name: those of a call, ``table``, the bias
+    by distance, or else the arrays of the scheme. ``final``: the table holds visibility too, and
+    every query sees its own key.
+    """
+
+    call: Call
+    tensors: Mapping[str, Tensor]
+    final: bool
+    parts: Sequence[Part]
+
+    @classmethod
+    def of(cls, call: Call) -> _Job:
+        table, (q, k, v) = by_distance(call), same_dtype(call)
+        found: dict[str, Tensor | None] = {"q": q, "k": k, "v": v}
+        if table is not None:
+            found["table"] = table
+        elif has_bias(call.scheme):
+            found |= {"q_coords": call.q_coords, "k_coords": call.k_coords}
+            found |= {f"params.{name}": array for name, array in call.arrays.items()}
+        tensors = {name: t for name, t in found.items() if t is not None}
+        final = table is not None and call.q_seg is None and _peaks(call, table, q.dtype)
+        return cls(call, tensors, final, tuple(_cut(call)))
+
+    def slices(self, part: Part, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What a part is made of: views."""
+        return {name: self._slice(name, part, tensor) for name, tensor in tensors.items()}
+
+    def _slice(self, name: str, part: Part, tensor: Tensor) -> Tensor:
+        if name in ("q", "q_coords"):
+            return tensor[:, part.heads, part.queries]
+        if name in ("k", "v"):
+            group = self.call.q.shape[1] // self.call.k.shape[1]
+            first, last = part.heads.start // group, -(-part.heads.stop // group)
+            return tensor[:, first:last, part.keys]
+        if name == "k_coords":
+            return tensor[:, part.heads, part.keys]
+        if name == "table":
+            return self._own(part, tensor)[:, self._reach(part)]
+        spec = self.call.scheme.param_specs().get(name.removeprefix("params."))
+        return self._own(part, tensor) if spec is None or spec.per_head else tensor
+
+    @staticmethod
+    def _own(part: Part, array: Tensor) -> Tensor:
+        return array if array.shape[0] == 1 else array[part.heads]
+
+    def _reach(self, part: Part) -> slice:
+        """Where the distances of a part lie in the table."""
+        first = part.keys.start - part.queries.stop + self.call.q.shape[2]
+        count = part.queries.stop - part.queries.start + part.keys.stop - part.keys.start - 1
+        return slice(first, first + count)
+
+    def attend(self, part: Part, own: Mapping[str, Tensor]) -> Tensor:
+        """Attention of one part, from its slices."""
+        q, k, v = own["q"], own["k"], own["v"]
+        if "table" not in own:
+            return masked(q, k, v, *self._tile(part, own), scale=self.call.scale)
+        # Queries in reverse, for then each row of the bias is the one before, one step further.
+        bias, seen = _rows(self._line(part, own["table"], q.dtype), q.shape[2]), None
+        if not self.final:
+            finite = bias != -torch.inf
+            seen, bias = self._seen(part), torch.where(finite, bias, 0.0)
+            seen = finite if seen is None else finite & seen.flip(2)
+        out = masked(q.flip(2), k, v, bias, seen, scale=self.call.scale)
+        return out.flip(2)
+
+    def _line(self, part: Part, table: Tensor, dtype: torch.dtype) -> Tensor:
+        """The bias of a part by distance; as a mask if it is final."""
+        if not self.final:
+            return table
+        at = distances(self.call)[self._reach(part)]
+        seen = visible(torch.zeros_like(at), at, causal=self.call.causal, window=self.call.window)
+        line = table if seen is None else torch.where(seen, table, -torch.inf)
+        if dtype == line.dtype:
+            return line
+        peak = self.tensors["table"][:, self.call.k.shape[2] - 1].detach()
+        return (line - self._own(part, peak)[:, None]).to(dtype)
+
+    def _tile(self, part: Part, own: Mapping[str, Tensor]) -> tuple[Tensor | None, Tensor | None]:
+        """Bias and visibility of a part, pair by pair."""
+        call, seen = self.call, self._seen(part)
+        if not has_bias(call.scheme):
+            return None, seen
+        at = column(call.q_pos[..., part.queries]), row(call.k_pos[..., part.keys])
+        if "q_coords" in own:
+            at = own["q_coords"][..., :, None], own["k_coords"][..., None, :]
+        arrays = {name: own[f"params.{name}"] for name in call.arrays}
+        bias = bias_tile(call.scheme, *at, arrays, dtype=call.dtype, xp=call.xp)
+        if bias is None:
+            return None, seen
+        finite = bias != -torch.inf
+        seen = finite if seen is None else seen & finite
+        return torch.where(finite, bias, 0.0), seen
+
+    def _seen(self, part: Part) -> Tensor | None:
+        call = self.call
+        segments: tuple[Any, ...] = ()
+        if call.q_seg is not None and call.k_seg is not None:
+            segments = column(call.q_seg[..., part.queries]), row(call.k_seg[..., part.keys])
+        return visible(
+            column(call.q_pos[..., part.queries]), row(call.k_pos[..., part.keys]), *segments,
+            causal=call.causal, window=call.window,
+        )  # fmt: skip
+
+
+class _Parts(torch.autograd.Function):
+    """Attention part by part; the backward pass computes each part once more."""
+
+    @staticmethod
+    def forward(ctx: Any, job: _Job, *tensors: Tensor) -> Tensor:
+        q, v = job.tensors["q"], job.tensors["v"]
+        ctx.job, ctx.autocast = job, _autocast(q)
+        ctx.save_for_backward(*tensors)
+        named = dict(zip(job.tensors, tensors, strict=True))
+        out = q.new_zeros((*q.shape[:3], v.shape[3]))
+        for part in job.parts:
+            out[:, part.heads, part.queries] = job.attend(part, job.slices(part, named))
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise NotImplementedError(
+                "path 'chunked' has first derivatives only (create_graph=True asks for more): "
+                "path='reference' has all"
+            )
+        job: _Job = ctx.job
+        named = dict(zip(job.tensors, ctx.saved_tensors, strict=True))
+        asked = dict(zip(job.tensors, ctx.needs_input_grad[1:], strict=True))
+        sums = {name: torch.zeros_like(t) for name, t in named.items() if asked[name]}
+        for part in job.parts:
+            own = {n: t.detach() for n, t in job.slices(part, named).items()}
+            leaves = [own[name].requires_grad_() for name in sums]
+            with torch.enable_grad(), torch.autocast(**ctx.autocast):
+                out = job.attend(part, own)
+            d_part = d_out[:, part.heads, part.queries].to(out.dtype)
+            found = torch.autograd.grad(out, leaves, d_part, allow_unused=True)
+            for into, more in zip(job.slices(part, sums).values(), found, strict=True):
+                if more is not None:
+                    into += more
+        return None, *(sums.get(name) for name in named)
+
+
+def _autocast(like: Tensor) -> dict[str, Any]:
+    kind = like.device.type
+    return {
+        "device_type": kind,
+        "enabled": torch.is_autocast_enabled(kind),
+        "dtype": torch.get_autocast_dtype(kind),
+    }
+
+
+def _rows(line: Tensor, count: int) -> Tensor:
+    """``(1, H or 1, n, K)``: row ``i`` is ``line[:, i : i + K]``; a view."""
+    keys, (step, one) = line.shape[1] - count + 1, line.stride()
+    return line.as_strided((1, line.shape[0], count, keys), (0, step, one, one))
+
+
+def _peaks(call: Call, table: Tensor, dtype: torch.dtype) -> bool:
+    """Whether no row is blind and, where half precision must hold it, none peaks elsewhere."""
+    own = table[:, call.k.shape[2] - 1 : call.k.shape[2]]
+    if dtype == table.dtype:
+        return bool(torch.isfinite(own).all())
+    at = distances(call)
+    seen = visible(torch.zeros_like(at), at, causal=call.causal, window=call.window)
+    seen = torch.ones_like(at, dtype=torch.bool) if seen is None else seen
+    return bool((torch.isfinite(own) & ((table <= own) | ~seen)).all())
+
+
+def _cut(call: Call) -> Iterator[Part]:
+    """Parts that together hold all pairs which see each other and leave a trace."""
+    grain, rows = _size
+    heads, q_len, k_len = call.q.shape[1], call.q.shape[2], call.k.shape[2]
+    some, every = meeting(call, grain)
+    kept = some[:, None]
+    if call.skip_blocks and (nothing := negligible(call, grain, whole=every)) is not None:
+        kept = kept & ~nothing
+    for n, chunk in enumerate(kept.any(dim=0).split(rows // grain, dim=1)):
+        queries = slice(n * rows, min(q_len, (n + 1) * rows))
+        for own, (first, last) in _runs(chunk.any(dim=1), heads, heads // call.k.shape[1]):
+            yield Part(own, queries, slice(first * grain, min(k_len, last * grain)))
+
+
+def _runs(kept: Tensor, heads: int, group: int) -> Iterator[tuple[slice, tuple[int, int]]]:
+    """Neighbouring heads with about the same blocks of keys, from blocks kept ``(H or 1, nk)``.
+
+    Heads that share keys make a run only with each other, unless all of them do.
+    """
+    count = kept.shape[1]
+    first = kept.int().argmax(dim=1).tolist()
+    last = (count - kept.flip(1).int().argmax(dim=1)).tolist()
+    some = kept.any(dim=1).tolist()
+    if len(some) == 1:
+        if some[0]:
+            yield slice(0, heads), (first[0], last[0])
+        return
+    start = 0
+    while start < heads:
+        low, high, work, end = first[start], last[start], 0, start
+        while end < heads and some[end] == some[start]:
+            together = min(low, first[end]), max(high, last[end])
+            own = work + last[end] - first[end]
+            # One call costs about as much as a fifth of the work it does.
+            apart = (end + 1 - start) * (together[1] - together[0]) > 1.2 * own
+            if end > start and (apart or (group > 1 and end % group == 0)):
+                break
+            (low, high), work, end = together, own, end + 1
+        if some[start]:
+            yield slice(start, end), (low, high)
+        start = end

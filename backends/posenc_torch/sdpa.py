@@ -1,0 +1,79 @@
+"""Attention by ``scaled_dot_product_attention``: bias and visibility are its mask."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from posenc.call import Call
+from posenc.lowerings import has_bias
+
+
+def sdpa(call: Call) -> Tensor:
+    """``(B, H, Q, Dv)``, with the whole bias in memory."""
+    q, k, v = same_dtype(call)
+    if knows_mask(call):
+        # A bool also where lengths are symbols of the compiler.
+        causal = True if call.causal and q.shape[2] > 1 else False  # noqa: SIM210
+        return scaled_dot_product_attention(
+            q, k, v, is_causal=causal, scale=call.scale, **grouped(q, k)
+        )
+    return masked(q, k, v, *call.allowed_bias(), scale=call.scale)
+
+
+def knows_mask(call: Call) -> bool:
+    """Nothing but, at most, the causal mask that SDPA knows by itself."""
+    return knows_visible(call) and not has_bias(call.scheme)
+
+
+def knows_visible(call: Call) -> bool:
+    """Who sees whom is what SDPA knows by itself: everyone, or ``is_causal``."""
+    q_len, k_len = call.q.shape[2], call.k.shape[2]
+    known = not call.causal or (call.aligned and (q_len == k_len or q_len == 1))
+    # SDPA scales after its own causal mask: 0 times minus infinity is NaN, and -1 times it worse.
+    return known and call.scale > 0 and call.window is None and call.q_seg is None
+
+
+def same_dtype(call: Call) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v in the widest dtype among them."""
+    dtype = torch.promote_types(call.q.dtype, torch.promote_types(call.k.dtype, call.v.dtype))
+    return call.q.to(dtype), call.k.to(dtype), call.v.to(dtype)
+
+
+def grouped(q: Tensor, k: Tensor) -> dict[str, bool]:
+    """What SDPA must be told where heads share keys."""
+    return {"enable_gqa": True} if q.shape[1] != k.shape[1] else {}
+
+
+def masked(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, seen: Tensor | None, *, scale: float
+) -> Tensor:
+    """Attention over what is ``seen``, with a finite ``bias`` there; rows that see nothing give 0.
+
+    Both are ``(B or 1, H or 1, Q, K)``; None for a bias of 0, or for all being seen.
+    """
+    shared = grouped(q, k)
+    if bias is not None and q.dtype != bias.dtype:
+        bias = _below_zero(bias, seen)
+    if seen is None:
+        mask = None if bias is None else bias.to(q.dtype)
+        return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, **shared)
+    # A row that may see nothing attends to everything here, and is set to 0 after.
+    blind = ~seen.any(dim=-1, keepdim=True)
+    seen = seen | blind
+    if bias is None:
+        mask = seen
+    else:
+        # Of a blind row too: what overflows there makes gradients of 0 times infinity.
+        visible = torch.where(seen, bias, -torch.inf)
+        mask = torch.where(blind, 0.0, visible).to(q.dtype)
+    out = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, **shared)
+    return torch.where(blind, 0.0, out)
+
+
+def _below_zero(bias: Tensor, seen: Tensor | None) -> Tensor:
+    """A bias less the highest of its row, which softmax cannot tell and half precision can hold."""
+    visible = bias if seen is None else torch.where(seen, bias, -torch.inf)
+    highest = visible.detach().amax(dim=-1, keepdim=True)
+    return bias - torch.where(highest == -torch.inf, 0.0, highest)

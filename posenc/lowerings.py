@@ -1,0 +1,53 @@
+"""Two cheaper forms of one bias, ``O(H L)`` numbers each: by distance, and by key.
+
+A kernel that reads one of them computes no bias. Which of them there is follows from what a scheme
+declares: ``relative`` and ``key_bias``.
+"""
+
+from __future__ import annotations
+
+from array_api_compat import device
+
+from posenc.call import Call
+from posenc.evaluate import bias_tile, is_gated, row
+from posenc.params import per_head
+from posenc.protocol import Array, PositionScheme
+
+
+def has_bias(scheme: PositionScheme) -> bool:
+    """Whether a scheme has the hook for a bias."""
+    return type(scheme).bias is not PositionScheme.bias
+
+
+def by_distance(call: Call) -> Array | None:
+    """The bias at every distance there is, ``(H or 1, Q + K - 1)``; see ``distances``.
+
+    None unless the scheme is relative and positions are the default. What a causal mask or a window
+    hides is in it too.
+    """
+    scheme, xp = call.scheme, call.xp
+    if not (scheme.relative and call.aligned and has_bias(scheme)) or is_gated(scheme):
+        return None
+    at = distances(call)[None, None, None, :]
+    tile = bias_tile(scheme, xp.zeros_like(at), at, call.arrays, dtype=call.dtype, xp=xp)
+    return None if tile is None else xp.reshape(tile, (-1, tile.shape[-1]))
+
+
+def distances(call: Call) -> Array:
+    """``k_pos - q_pos`` between aligned queries and keys: ``1 - K .. Q - 1``."""
+    q_len, k_len = call.q.shape[2], call.k.shape[2]
+    steps = call.xp.arange(q_len + k_len - 1, dtype=call.k_pos.dtype, device=device(call.k_pos))
+    return steps - (k_len - 1)
+
+
+def by_key(call: Call) -> Array | None:
+    """``w(k)`` of every key, ``(B or 1, H or 1, K)``, where the bias is ``u(q) + w(k)``.
+
+    None unless the call is causal and the scheme has a key bias.
+    """
+    if not (call.causal and has_bias(call.scheme)):
+        return None
+    at = row(call.k_pos) if call.k_coords is None else call.k_coords[..., None, :]
+    views = per_head(call.scheme, call.arrays, dtype=call.dtype, xp=call.xp)
+    found = call.scheme.key_bias(at, params=views, xp=call.xp)
+    return None if found is None else found[..., 0, :]

@@ -1,0 +1,130 @@
+"""Blocks of keys that leave no trace: under a bias that decays, far keys round to nothing.
+
+A row of attention is a mean of values by the weights ``exp(score) / sum(exp(score))``. A key that a
+query surely sees, its own, bounds the sum from below; the lengths of queries and keys and the bias
+bound every other score from above. A key is negligible where::
+
+    |scale| |q_i| max|k| + b_ij  <=  scale q_i.k_own + b_i,own - ln(K) - ln(4 / eps)
+
+Then all negligible keys of a row have at most ``eps / 4`` of its weight together, ``eps`` being
+that of q's dtype: results differ by less than half a rounding of the largest value, gradients by
+less than half a rounding of the largest that each sum could hold. A proven bound; nothing is
+guessed.
+"""
+
+from __future__ import annotations
+
+import math
+
+from array_api_compat import device
+
+from posenc.blocks import highest, walled
+from posenc.call import Call
+from posenc.evaluate import is_gated
+from posenc.lowerings import by_distance, by_key, distances
+from posenc.positions import visible
+from posenc.protocol import Array, PositionScheme
+
+
+def negligible(call: Call, block: int, *, whole: Array | None = None) -> Array | None:
+    """Which blocks of keys no query of a block of queries need see.
+
+    Parameters
+    ----------
+    call
+        A call of attention; its values decide.
+    block
+        So many queries, and so many keys, make a block.
+    whole
+        ``(B or 1, nq, nk)``: pairs of blocks in which every query sees every key, if that is known.
+        It helps where queries do not see their own keys.
+
+    Returns
+    -------
+    Booleans ``(B, H, nq, nk)``, or None for a bias that has neither of the cheaper forms, and for a
+    learned table: what it holds would have to span more than 20 to spare anything.
+    """
+    xp, (q_len, k_len) = call.xp, (call.q.shape[2], call.k.shape[2])
+    if _is_table(call.scheme):
+        return None
+    least = None
+    if (bias := by_key(call)) is not None:
+        own = bias[..., max(0, k_len - q_len) :]
+        most = highest(bias, block, xp)[..., None, :]
+        if whole is not None:
+            least = -highest(-bias, block, xp)[..., None, :]
+    elif (bias := by_distance(call)) is not None:
+        own = bias[None, :, k_len - 1 : k_len]  # at distance 0
+        most = _between_blocks(call, bias, block)[None, ...]
+    else:
+        return None
+    reach, floor = _scores(call, own)
+    # What every query of a block has in its sum, less the largest score that it may have.
+    lowest = -highest(reach - floor, block, xp)
+    if whole is not None and least is not None:
+        seen = xp.where(whole[:, None, :, :], least, -math.inf)
+        lowest = xp.maximum(lowest, xp.max(seen, axis=-1) - 2 * highest(reach, block, xp))
+    margin = math.log(k_len) + math.log(4 / float(xp.finfo(call.q.dtype).eps))
+    return most <= (lowest - margin - _rounding(call, bias, reach))[..., None]
+
+
+def _is_table(scheme: PositionScheme) -> bool:
+    return any(s.per_head and len(s.shape) > 1 for s in scheme.param_specs().values()) and not (
+        is_gated(scheme)
+    )
+
+
+def _scores(call: Call, own: Array) -> tuple[Array, Array]:
+    """How large a score of each query may be, and one that is in its sum, both ``(B, H, Q)``.
+
+    ``own`` is the bias of its own key. A query that does not see that may have an empty sum.
+    """
+    xp, (batch, heads, q_len, dim) = call.xp, call.q.shape
+    kv_heads, k_len = call.k.shape[1], call.k.shape[2]
+    q, k = (xp.astype(a, call.dtype) for a in (call.q, call.k))
+    q = xp.reshape(q, (batch, kv_heads, heads // kv_heads, q_len, dim))
+    longest = xp.max(xp.linalg.vector_norm(k, axis=-1), axis=-1)[:, :, None, None]
+    reach = abs(call.scale) * longest * xp.linalg.vector_norm(q, axis=-1)
+    reach = xp.reshape(reach, (batch, heads, q_len))
+    if q_len > k_len:
+        return reach, xp.full_like(reach, -math.inf)
+    first = k_len - q_len
+    score = call.scale * xp.vecdot(q, k[:, :, None, first:, :], axis=-1)
+    score = xp.reshape(score, (batch, heads, q_len)) + own
+    segments = () if call.q_seg is None else (call.q_seg, call.k_seg[..., first:])
+    seen = visible(
+        call.q_pos, call.k_pos[..., first:], *segments, causal=call.causal, window=call.window
+    )
+    if seen is None:
+        return reach, score
+    seen = seen[None, None, :] if len(seen.shape) == 1 else seen[:, None, :]
+    return reach, xp.where(seen, score, -math.inf)
+
+
+def _rounding(call: Call, bias: Array, reach: Array) -> Array:
+    """How far the numbers compared may be off: one rounding a channel, some of the bias."""
+    xp = call.xp
+    size = xp.max(xp.where(xp.isfinite(bias), xp.abs(bias), 0.0))
+    eps = float(xp.finfo(call.dtype).eps)
+    return eps * (8 * size + call.q.shape[3] * xp.max(reach))
+
+
+def _between_blocks(call: Call, table: Array, block: int) -> Array:
+    """The highest bias between a block of queries and one of keys, ``(H or 1, nq, nk)``.
+
+    Aligned blocks ``a`` and ``b`` hold the distances ``(b - a) n - (K - Q)``, give or take less
+    than ``n``: those of two neighbouring stretches of ``n`` distances.
+    """
+    xp, q_len, k_len = call.xp, call.q.shape[2], call.k.shape[2]
+    q_blocks, k_blocks = -(-q_len // block), -(-k_len // block)
+    at = distances(call)
+    seen = visible(xp.zeros_like(at), at, causal=call.causal, window=call.window)
+    table = table if seen is None else xp.where(seen, table, -math.inf)
+    # The first stretch ends where the last block of queries meets the first of keys.
+    stretches = highest(walled(table, q_blocks * block - q_len, 0, xp), block, xp)
+    stretches = walled(stretches, 0, q_blocks + k_blocks - stretches.shape[-1], xp)
+    pairs = xp.maximum(stretches[..., :-1], stretches[..., 1:])
+    a, b = (xp.arange(n, device=device(table)) for n in (q_blocks, k_blocks))
+    ahead = b[None, :] - a[:, None] + (q_blocks - 1)
+    found = xp.take(pairs, xp.reshape(ahead, (-1,)), axis=-1)
+    return xp.reshape(found, (-1, q_blocks, k_blocks))

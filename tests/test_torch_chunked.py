@@ -1,0 +1,353 @@
+"""Attention part by part, and with a bias lifted into the head dimension."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from frameworks_installed import require
+from subjects import DIM, HEADS, SUBJECTS, heads, normal, params_of
+
+import posenc
+from posenc.lowerings import by_key, has_bias
+from posenc.testing import assert_near
+from posenc.testing.tolerances import PATHS
+
+if not require("torch"):
+    pytest.skip("torch is not installed", allow_module_level=True)
+
+import array_api_compat.torch as xp
+import torch
+
+import posenc_torch
+from posenc.call import prepare
+from posenc_torch import chunked, lifted
+
+FLOAT32 = PATHS["float32"]
+STEEP = posenc.ALiBi(HEADS, slopes=[4.0, 2.0, 1.0, 0.25])
+FADING = {
+    "steep": STEEP,
+    "learned": posenc.ALiBi(HEADS, learned=True, slopes=[4.0, 2.0, 1.0, 0.5]),
+    "gated": SUBJECTS["forgetting"],
+    "kerple": SUBJECTS["kerple"],
+}
+
+
+def inputs(scheme, length, *, k_len=None, shared=None, dtype=torch.float32, learns=True, seed=0):
+    """q, k, v, hidden states and params, leaves that learn."""
+    count, k_len = heads(scheme), k_len or length
+    kv_heads = shared or count
+    shapes = {
+        "q": (2, count, length, DIM),
+        "k": (2, kv_heads, k_len, DIM),
+        "v": (2, kv_heads, k_len, DIM),
+        "x": (2, k_len, 6),
+    }
+    arrays = {
+        name: torch.tensor(normal(shape, seed + n)).to(dtype)
+        for n, (name, shape) in enumerate(shapes.items())
+    }
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    own = {name: torch.tensor(a).to(wide) for name, a in params_of(scheme).items()}
+    for leaf in (*arrays.values(), *own.values()):
+        leaf.requires_grad_(learns)
+    return arrays, own
+
+
+def step(scheme, path, arrays, own, **options):
+    """The result, and gradients of a weighted sum of it by name."""
+    out = posenc_torch.attention(**arrays, scheme=scheme, params=own, path=path, **options)
+    leaves = {**arrays, **own}
+    d_out = torch.tensor(normal(out.shape, 9)).to(out.dtype)
+    found = torch.autograd.grad(out, list(leaves.values()), d_out, allow_unused=True)
+    return out.detach(), {n: g for n, g in zip(leaves, found, strict=True) if g is not None}
+
+
+def call_of(scheme, length, **options):
+    arrays, own = inputs(scheme, length, learns=False)
+    return prepare(**arrays, scheme=scheme, params=own, xp=xp, **options)
+
+
+# Parts
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"causal": True, "window": 40}], ids=str)
+@pytest.mark.parametrize("shared", [HEADS, 2, 1])
+def test_every_query_of_every_head_is_in_one_part(shared, options):
+    arrays, own = inputs(STEEP, 200, shared=shared, learns=False)
+    call = prepare(**arrays, scheme=STEEP, params=own, xp=xp, **options)
+    times = torch.zeros(HEADS, 200)
+    with chunked.blocks_of(16):
+        for part in chunked._cut(call):
+            times[part.heads, part.queries] += 1
+            group = HEADS // shared
+            own = {h // group for h in range(part.heads.start, part.heads.stop)}
+            assert len(own) == 1 or group == 1 or part.heads == slice(0, HEADS)
+    assert (times == 1).all()
+
+
+def pairs(call):
+    """How many pairs of a query and a key the parts hold."""
+    with chunked.blocks_of(16):
+        return sum(
+            (p.heads.stop - p.heads.start)
+            * (p.queries.stop - p.queries.start)
+            * (p.keys.stop - p.keys.start)
+            for p in chunked._cut(call)
+        )
+
+
+def test_parts_leave_out_what_is_not_seen_and_what_leaves_no_trace():
+    every = HEADS * 320 * 320
+    flat = replace(STEEP, slopes=[1e-4] * HEADS)
+    assert pairs(call_of(flat, 320)) == every
+    half = pairs(call_of(flat, 320, causal=True))
+    assert 0.5 * every <= half <= 0.55 * every
+    assert pairs(call_of(STEEP, 320, causal=True, skip_blocks=False)) == half
+    assert pairs(call_of(STEEP, 320, causal=True)) < 0.5 * half
+    # A window of 32 reaches over three blocks of 16, of at most 20.
+    assert pairs(call_of(flat, 320, causal=True, window=32)) <= every * 3 / 20
+
+
+@pytest.mark.parametrize("name", FADING)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_what_is_skipped_changes_nothing_but_a_rounding(name, dtype):
+    scheme = FADING[name]
+    arrays, own = inputs(scheme, 240, dtype=dtype)
+    unit = torch.finfo(dtype).eps
+    with chunked.blocks_of(8):
+        for options in ({"causal": True}, {"causal": True, "window": 150}, {}):
+            some = step(scheme, "chunked", arrays, own, **options)
+            every = step(scheme, "chunked", arrays, own, skip_blocks=False, **options)
+            # Half a rounding of the largest value is left out; sums in another order round anew,
+            # and gradients of params and hidden states are sums over all 240 queries.
+            assert_near(some[0].double(), every[0].double(), 2 * unit)
+            assert some[1].keys() == every[1].keys()
+            for leaf, gradient in every[1].items():
+                size = 4 if leaf in ("q", "k", "v") else 100
+                assert_near(some[1][leaf].double(), gradient.double(), size * unit, leaf)
+
+
+@pytest.mark.parametrize("shared", [2, 1])
+def test_what_is_skipped_where_heads_share_keys(shared):
+    arrays, own = inputs(STEEP, 240, shared=shared)
+    expected = step(STEEP, "reference", arrays, own, causal=True)
+    with chunked.blocks_of(8):
+        found = step(STEEP, "chunked", arrays, own, causal=True)
+    assert_near(found[0], expected[0], FLOAT32)
+    for leaf, gradient in expected[1].items():
+        assert_near(found[1][leaf], gradient, FLOAT32, leaf)
+
+
+def test_blocks_of_its_own_size():
+    """As users have them: 128 keys, 256 queries, lengths that are no multiple."""
+    for scheme, length, k_len in ((STEEP, 700, 700), (posenc.T5Bias(HEADS), 300, 900)):
+        arrays, own = inputs(scheme, length, k_len=k_len)
+        expected = step(scheme, "reference", arrays, own, causal=True)
+        found = step(scheme, "chunked", arrays, own, causal=True)
+        assert_near(found[0], expected[0], FLOAT32)
+        for leaf, gradient in expected[1].items():
+            # A number of T5's table is in half a million scores.
+            size = 1 if leaf in arrays else 20
+            assert_near(found[1][leaf], gradient, size * FLOAT32, leaf)
+
+
+def test_a_bias_that_grows_in_half_precision():
+    """Rows peak elsewhere than at their own key: a mask by distance could not hold that."""
+    scheme = posenc.ALiBi(HEADS, slopes=[-8.0, -4.0, 4.0, 8.0])
+    arrays, own = inputs(scheme, 300, dtype=torch.bfloat16)
+    exact, _ = inputs(scheme, 300, dtype=torch.float64)
+    for causal in (True, False):
+        expected = step(scheme, "reference", exact, own, causal=causal)[0]
+        found = step(scheme, "chunked", arrays, own, causal=causal)[0]
+        assert_near(found.double(), expected, PATHS["bfloat16"])
+
+
+def test_only_what_is_asked_for():
+    arrays, own = inputs(FADING["learned"], 100, learns=False)
+    arrays["k"].requires_grad_()
+    with chunked.blocks_of(16):
+        out = posenc_torch.attention(
+            **arrays, scheme=FADING["learned"], params=own, path="chunked", causal=True
+        )
+        out.sum().backward()
+        assert arrays["k"].grad is not None
+        assert arrays["q"].grad is None
+        plain = posenc_torch.attention(
+            arrays["q"], arrays["q"], arrays["q"], STEEP, path="chunked", causal=True
+        )
+    assert not plain.requires_grad
+
+
+def test_gradients_under_autocast():
+    arrays, _ = inputs(STEEP, 100)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = posenc_torch.attention(**arrays, scheme=STEEP, path="chunked", causal=True)
+    out.sum().backward()
+    expected, _ = inputs(STEEP, 100)
+    posenc_torch.attention(**expected, scheme=STEEP, path="reference", causal=True).sum().backward()
+    for name in "qkv":
+        assert arrays[name].grad.dtype == torch.float32
+        assert_near(arrays[name].grad, expected[name].grad, PATHS["bfloat16"], name)
+
+
+def test_what_it_cannot():
+    arrays, _ = inputs(STEEP, 40)
+
+    def attend(q, path="chunked"):
+        return posenc_torch.attention(q, q, q, STEEP, path=path, causal=True).sum()
+
+    with pytest.raises(NotImplementedError, match=r"torch\.func"):
+        torch.func.grad(attend)(arrays["q"])
+    with pytest.raises(NotImplementedError, match="first derivatives only"):
+        torch.autograd.grad(attend(arrays["q"]), [arrays["q"]], create_graph=True)
+
+
+def test_auto_takes_it_where_scores_are_many():
+    def told(length, scheme=STEEP, q_len=None):
+        q, k = (torch.zeros(1, HEADS, n, DIM) for n in (q_len or length, length))
+        return posenc_torch.explain(q, k, k, scheme, causal=True)
+
+    assert told(4096)["path"] == "chunked"
+    assert told(512)["path"] == "sdpa"
+    assert "are few" in told(512)["others"]["chunked"]
+    assert "are few" in told(10**5, q_len=1)["others"]["chunked"]
+    assert "needs no mask" in told(4096, posenc.NoPE())["others"]["chunked"]
+
+
+def test_auto_compiles_whole_where_scores_are_many():
+    q = torch.tensor(normal((1, HEADS, 1100, DIM), 0), dtype=torch.float32)
+
+    def attend(q, path="auto"):
+        return posenc_torch.attention(q, q, q, STEEP, causal=True, path=path)
+
+    torch._dynamo.reset()
+    found = torch.compile(attend, fullgraph=True, backend="aot_eager")(q)
+    assert_near(found, attend(q, "chunked"), FLOAT32)
+    torch._dynamo.reset()
+    broken = torch.compile(lambda q: attend(2 * q, "chunked") + 1, backend="aot_eager")(q)
+    assert_near(broken, attend(2 * q, "chunked") + 1, FLOAT32)
+
+
+MEMORY = """
+    import resource, torch, posenc, posenc_torch
+
+    def peak():
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+
+    def step(length):
+        q, k, v = torch.randn(3, 1, 8, length, 16, requires_grad=True).unbind()
+        table = torch.zeros(8, 32, requires_grad=True)
+        for scheme, own in ((posenc.ALiBi(8), {}), (posenc.T5Bias(8), {"table": table})):
+            posenc_torch.attention(q, k, v, scheme, own, causal=True).sum().backward()
+
+    step(1100)
+    before = peak()
+    step(6144)
+    print(peak() - before)
+"""
+
+
+def test_learning_takes_no_square_of_memory():
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(MEMORY)], capture_output=True, text=True, check=True
+    )
+    # One score for each pair would be 1.2 GB, and a backward pass holds several. What is held: 12
+    # MB for each of q, k, v and their gradients, and T5's parts of 8 * 256 * 6144 scores, 50 MB.
+    assert int(done.stdout) < 700
+
+
+# Lifted
+
+KEYED = [
+    name for name, scheme in {**SUBJECTS, **FADING}.items()
+    if has_bias(scheme) and name != "silent" and by_key(call_of(scheme, 4, causal=True)) is not None
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("q_len", [60, 1])
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("name", KEYED)
+def test_a_lifted_bias_is_the_bias(name, shared, q_len):
+    scheme = {**SUBJECTS, **FADING}[name]
+    for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
+        arrays, own = inputs(scheme, q_len, k_len=60, shared=1 if shared else None, dtype=dtype)
+        exact, wide = inputs(
+            scheme, q_len, k_len=60, shared=1 if shared else None, dtype=torch.float64
+        )
+        expected = step(scheme, "reference", exact, wide, causal=True)
+        found = step(scheme, "lifted", arrays, own, causal=True)
+        tolerance = PATHS[str(dtype).removeprefix("torch.")]
+        if dtype == torch.float32:
+            # A kernel may add the channels in any order: a rounding of slope times position.
+            tolerance += 2.0**-24 * 4 * 60
+        assert_near(found[0].double(), expected[0], tolerance)
+        for leaf, gradient in expected[1].items():
+            # A head's number is in all of its 2 * 60 * 61 / 2 scores, and far keys count most.
+            size = 1 if leaf in ("q", "k", "v") else 20
+            assert_near(found[1][leaf].double(), gradient, size * tolerance, leaf)
+
+
+@pytest.mark.parametrize("slopes", ["paper", [0.7, 0.3, 0.05, 0.011]])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_a_lifted_bias_stays_exact_far_away(slopes, dtype):
+    """Slope times position is 1400 here: one number of 8 bits would be off by 4."""
+    scheme = posenc.ALiBi(HEADS, slopes=slopes)
+    q = torch.tensor(normal((1, HEADS, 2000, 64), 0)).to(getattr(torch, dtype))
+    expected = posenc_torch.attention(*[q.double()] * 3, scheme, causal=True, path="chunked")
+    found = posenc_torch.attention(q, q, q, scheme, causal=True, path="lifted")
+    assert_near(found.double(), expected, PATHS[dtype])
+
+
+def test_a_lifted_bias_beyond_float16():
+    """Slope times position over the root of D is 180 000 at last."""
+    scheme, (q_len, k_len) = posenc.ALiBi(HEADS, slopes=[256.0, 8.0, 1.0, 0.1]), (1, 2000)
+    arrays, _ = inputs(scheme, q_len, k_len=k_len, dtype=torch.float16, learns=False)
+    exact = {name: a.double() for name, a in arrays.items()}
+    expected = posenc_torch.attention(**exact, scheme=scheme, causal=True, path="reference")
+    found = posenc_torch.attention(**arrays, scheme=scheme, causal=True, path="lifted")
+    assert_near(found.double(), expected, PATHS["float16"])
+
+
+def test_a_lifted_bias_calls_a_kernel_without_a_mask(monkeypatch):
+    seen = []
+    real = lifted.scaled_dot_product_attention
+
+    def spy(q, k, v, **options):
+        seen.append((q.shape, v.shape, options))
+        return real(q, k, v, **options)
+
+    monkeypatch.setattr(lifted, "scaled_dot_product_attention", spy)
+    for dtype, width in ((torch.float32, DIM + 8), (torch.bfloat16, DIM + 8)):
+        arrays, _ = inputs(STEEP, 20, dtype=dtype, learns=False)
+        posenc_torch.attention(**arrays, scheme=STEEP, causal=True, path="lifted")
+        (q_shape, v_shape, options) = seen.pop()
+        assert q_shape[3] == v_shape[3] == width
+        assert options == {"is_causal": True, "scale": STEEP.scale(DIM)}
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "reason"),
+    [
+        ("nope", {"causal": True}, "has no bias"),
+        ("alibi", {}, "only under a causal mask"),
+        ("t5", {"causal": True}, "declares no key_bias"),
+        ("alibi", {"causal": True, "window": 5}, "no window"),
+        ("alibi", {"causal": True, "scale": -1.0}, "a scale above 0"),
+    ],
+)
+def test_a_bias_that_cannot_be_lifted(name, options, reason):
+    q = torch.zeros(1, HEADS, 8, DIM)
+    scheme = SUBJECTS[name]
+    with pytest.raises(NotImplementedError, match=reason):
+        posenc_torch.attention(q, q, q, scheme, params_of(scheme), path="lifted", **options)
+
+
+def test_skip_blocks_is_a_flag():
+    q = torch.zeros(1, HEADS, 8, DIM)
+    with pytest.raises(TypeError, match="skip_blocks"):
+        posenc_torch.attention(q, q, q, STEEP, skip_blocks=np.ones(1))
