@@ -13,7 +13,6 @@ from decimal import Decimal, localcontext
 from fractions import Fraction
 from typing import Any
 
-import numpy as np
 from array_api_compat import device
 
 from posenc.protocol import Array, Namespace
@@ -49,8 +48,8 @@ class Turns:
         with localcontext() as context:
             context.prec = _DIGITS
             fractions = [int(Decimal(f) / (2 * _PI) * 2**_BITS) % 2**_BITS for f in radians]
-        self._narrow = _split(fractions, 32, np.int32, np.float32)
-        self._wide = _split(fractions, 64, np.int64, np.float64)
+        # Lists: of a NumPy array, torch.export(strict=True) keeps the shape and loses the numbers.
+        self._narrow, self._wide = _split(fractions, 32), _split(fractions, 64)
 
     def sincos(self, pos: Array, *, dtype: Any, xp: Namespace) -> tuple[Array, Array]:
         """Sine and cosine of every frequency at integer positions ``pos (...)``.
@@ -60,7 +59,8 @@ class Turns:
         """
         wide = dtype == xp.float64
         word, integer, table = (64, xp.int64, self._wide) if wide else (32, xp.int32, self._narrow)
-        high, low = (xp.asarray(part, device=device(pos)) for part in table)
+        high = xp.asarray(table[0], dtype=integer, device=device(pos))
+        low = xp.asarray(table[1], dtype=dtype, device=device(pos))
         pos = pos[..., None]
         carry = xp.astype(xp.round(xp.astype(pos, dtype) * low), integer)
         phase = xp.astype(pos, integer) * high + carry
@@ -74,9 +74,8 @@ class Turns:
         return sin, xp.where(((quarter + 1) & 2) == 2, -cos, cos)
 
 
-def _split(fractions: list[int], word: int, integer: Any, real: Any) -> tuple[Any, Any]:
+def _split(fractions: list[int], word: int) -> tuple[list[int], list[float]]:
     rest = _BITS - word
     high = [f >> rest for f in fractions]
     low = [(f & (2**rest - 1)) / 2**rest for f in fractions]
-    signed = [h - 2**word if h >= 2 ** (word - 1) else h for h in high]
-    return np.asarray(signed, dtype=integer), np.asarray(low, dtype=real)
+    return [h - 2**word if h >= 2 ** (word - 1) else h for h in high], low

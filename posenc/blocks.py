@@ -21,9 +21,13 @@ def meeting(call: Call, block: int) -> tuple[Array, Array]:
     """Pairs of blocks ``(B or 1, nq, nk)`` that may hold a visible pair of a query and a key, and
     those in which all pairs are visible.
     """
-    places = (call.q_pos, call.k_pos, call.q_seg, call.k_seg)
-    ranges = (None if p is None else range_of(p, block, call.xp) for p in places)
-    return between(*ranges, causal=call.causal, window=call.window, xp=call.xp)
+    q_pos, k_pos = (range_of(p, block, call.xp) for p in (call.q_pos, call.k_pos))
+    q_seg, k_seg = (
+        None if s is None else range_of(s, block, call.xp) for s in (call.q_seg, call.k_seg)
+    )
+    return between(
+        q_pos, k_pos, q_seg, k_seg, causal=call.causal, window=call.window, xp=call.xp
+    )
 
 
 def between(

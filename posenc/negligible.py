@@ -91,7 +91,9 @@ def _scores(call: Call, own: Array) -> tuple[Array, Array]:
     first = k_len - q_len
     score = call.scale * xp.vecdot(q, k[:, :, None, first:, :], axis=-1)
     score = xp.reshape(score, (batch, heads, q_len)) + own
-    segments = () if call.q_seg is None else (call.q_seg, call.k_seg[..., first:])
+    segments: tuple[Array, ...] = ()
+    if call.q_seg is not None and call.k_seg is not None:
+        segments = call.q_seg, call.k_seg[..., first:]
     seen = visible(
         call.q_pos, call.k_pos[..., first:], *segments, causal=call.causal, window=call.window
     )

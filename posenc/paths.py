@@ -45,8 +45,10 @@ class Explanation(dict[str, Any]):
         return "\n".join(lines + [f"  not {name}: {why}" for name, why in self["others"].items()])
 
 
-def choose(paths: Sequence[Path], call: Call, name: str) -> tuple[Path, Explanation]:
+def choose(paths: Sequence[Path], call: Call, name: str) -> Path:
     """The path that serves ``call``, under its name or, for ``"auto"``, the first that may.
+
+    No path after it is asked: a question about lengths stays in a program that is exported.
 
     Raises
     ------
@@ -58,24 +60,30 @@ def choose(paths: Sequence[Path], call: Call, name: str) -> tuple[Path, Explanat
     names = [path.name for path in paths]
     if name != "auto" and name not in names:
         raise ValueError(f"unknown path {name!r}{nearest(name, ['auto', *names])}")
-    refusals = {path.name: path.refuse(call) for path in paths}
-    if name != "auto":
-        chosen = next(path for path in paths if path.name == name)
-        if refusals[name] is not None:
-            raise NotImplementedError(f"path {name!r} cannot serve this call: {refusals[name]}")
-        return chosen, _explanation(chosen, refusals)
+    reasons = {}
     for path in paths:
-        refusals[path.name] = refusals[path.name] or path.avoid(call)
-    able = [path for path in paths if refusals[path.name] is None]
-    if not able:
-        raise NotImplementedError(f"no path can serve this call: {refusals}")
-    return able[0], _explanation(able[0], refusals)
+        if name == "auto":
+            why = path.refuse(call) or path.avoid(call)
+        elif name == path.name:
+            why = path.refuse(call)
+        else:
+            continue
+        if why is None:
+            return path
+        reasons[path.name] = why
+    if name != "auto":
+        raise NotImplementedError(f"path {name!r} cannot serve this call: {reasons[name]}")
+    raise NotImplementedError(f"no path can serve this call: {reasons}")
 
 
-def _explanation(chosen: Path, refusals: dict[str, str | None]) -> Explanation:
+def explained(paths: Sequence[Path], call: Call, name: str) -> Explanation:
+    """Which path ``choose`` takes, and why not each of the others."""
+    chosen = choose(paths, call, name)
     others = {
-        name: why or f"{chosen.name!r} was asked for or comes first"
-        for name, why in refusals.items()
-        if name != chosen.name
+        path.name: path.refuse(call)
+        or (path.avoid(call) if name == "auto" else None)
+        or f"{chosen.name!r} was asked for or comes first"
+        for path in paths
+        if path is not chosen
     }
     return Explanation(path=chosen.name, others=others)

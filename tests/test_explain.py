@@ -77,10 +77,10 @@ def test_a_path_that_cannot_says_why():
 def test_a_float64_param_makes_every_path_that_serves_it_work_in_float64():
     backend, q = backend_of("torch")
     scheme, wide = posenc.ALiBi(HEADS, learned=True), {"slopes": np.linspace(0.1, 1, HEADS)}
-    exact = posenc.attention(*[q.double().numpy()] * 3, scheme, wide)
+    exact = posenc.attention(*[q.double().numpy()] * 3, scheme, wide, causal=True)
     for path in backend.PATHS:
         try:
-            out = backend.attention(q, q, q, scheme, wide, path=path)
+            out = backend.attention(q, q, q, scheme, wide, causal=True, path=path)
         except NotImplementedError as reason:
             assert "no float64" in str(reason)  # noqa: PT017
             continue

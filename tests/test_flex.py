@@ -335,9 +335,9 @@ def test_on_a_gpu_it_refuses_what_the_lint_does(scheme):
     assert flex.refuses(on_a_gpu(SUBJECTS["parabola"], learns=True)) is None
 
 
-def on_a_gpu(scheme, *, learns, **where):
+def on_a_gpu(scheme, *, learns, length=4, **where):
     """A call as from a GPU: its queries say that they are there, and hold nothing."""
-    q = torch.zeros(1, HEADS, 4, flex_lint.DIM)
+    q = torch.zeros(1, HEADS, length, flex_lint.DIM)
     params = {n: torch.tensor(a).requires_grad_(learns) for n, a in params_of(scheme).items()}
     call = prepare(q, q, q, scheme, params, **where)
     with FakeTensorMode():
@@ -345,9 +345,11 @@ def on_a_gpu(scheme, *, learns, **where):
     return replace(call, q=there, k=there, v=there)
 
 
-def test_auto_on_a_gpu():
-    for name in ("t5", "nope", "parabola"):
-        assert "has not run on a GPU" in flex.avoided(on_a_gpu(SUBJECTS[name], learns=False))
+def test_auto_on_a_gpu_takes_it_where_scores_are_many():
+    for name in ("t5", "alibi", "parabola"):
+        assert flex.avoided(on_a_gpu(SUBJECTS[name], learns=False, length=1024)) is None
+        assert "are few" in flex.avoided(on_a_gpu(SUBJECTS[name], learns=False))
+    assert "no mask" in flex.avoided(on_a_gpu(SUBJECTS["nope"], learns=False, length=1024))
 
 
 # Calls of one's own

@@ -61,7 +61,7 @@ def inputs(scheme, length, *, k_len=None, shared=None, dtype=torch.float32, lear
 def step(scheme, path, arrays, own, **options):
     """The result, and gradients of a weighted sum of it by name."""
     out = posenc_torch.attention(**arrays, scheme=scheme, params=own, path=path, **options)
-    leaves = {**arrays, **own}
+    leaves = {n: a for n, a in {**arrays, **own}.items() if a.requires_grad}
     d_out = torch.tensor(normal(out.shape, 9)).to(out.dtype)
     found = torch.autograd.grad(out, list(leaves.values()), d_out, allow_unused=True)
     return out.detach(), {n: g for n, g in zip(leaves, found, strict=True) if g is not None}
@@ -270,26 +270,41 @@ KEYED = [
 
 
 @pytest.mark.parametrize("q_len", [60, 1])
-@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("shared", [None, 1], ids=["own", "shared"])
 @pytest.mark.parametrize("name", KEYED)
 def test_a_lifted_bias_is_the_bias(name, shared, q_len):
-    scheme = {**SUBJECTS, **FADING}[name]
+    scheme, sizes = {**SUBJECTS, **FADING}[name], {"k_len": 60, "shared": shared}
+    exact, wide = inputs(scheme, q_len, dtype=torch.float64, **sizes)
+    expected = step(scheme, "reference", exact, wide, causal=True)
     for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
-        arrays, own = inputs(scheme, q_len, k_len=60, shared=1 if shared else None, dtype=dtype)
-        exact, wide = inputs(
-            scheme, q_len, k_len=60, shared=1 if shared else None, dtype=torch.float64
-        )
-        expected = step(scheme, "reference", exact, wide, causal=True)
+        arrays, own = inputs(scheme, q_len, dtype=dtype, **sizes)
+        half = torch.finfo(dtype).bits < 32
+        if half:  # the bias learns in float32 and wider alone
+            for array in (arrays["x"], *own.values()):
+                array.requires_grad_(False)
         found = step(scheme, "lifted", arrays, own, causal=True)
         tolerance = PATHS[str(dtype).removeprefix("torch.")]
         if dtype == torch.float32:
             # A kernel may add the channels in any order: a rounding of slope times position.
             tolerance += 2.0**-24 * 4 * 60
         assert_near(found[0].double(), expected[0], tolerance)
-        for leaf, gradient in expected[1].items():
+        for leaf in expected[1] if not half else "qkv":
             # A head's number is in all of its 2 * 60 * 61 / 2 scores, and far keys count most.
             size = 1 if leaf in ("q", "k", "v") else 20
-            assert_near(found[1][leaf].double(), gradient, size * tolerance, leaf)
+            assert_near(found[1][leaf].double(), expected[1][leaf], size * tolerance, leaf)
+
+
+@pytest.mark.parametrize("name", ["learned", "gated"])
+def test_a_lifted_bias_does_not_learn_in_half_precision(name):
+    """The gradient of a slope is a sum over all pairs that cancels to a hundredth of its terms."""
+    arrays, own = inputs(FADING[name], 20, dtype=torch.bfloat16)
+    with pytest.raises(NotImplementedError, match="the bias learns"):
+        step(FADING[name], "lifted", arrays, own, causal=True)
+    with torch.no_grad():
+        options = {"scheme": FADING[name], "params": own, "causal": True}
+        found = posenc_torch.attention(**arrays, path="lifted", **options)
+        expected = posenc_torch.attention(**arrays, path="reference", **options)
+    assert_near(found.double(), expected.double(), PATHS["bfloat16"])
 
 
 @pytest.mark.parametrize("slopes", ["paper", [0.7, 0.3, 0.05, 0.011]])

@@ -14,7 +14,7 @@ from posenc import PositionScheme, prepare
 from posenc.attention import dense
 from posenc.call import Call
 from posenc.params import named, working_dtype
-from posenc.paths import Explanation, Path, choose
+from posenc.paths import Explanation, Path, choose, explained
 from posenc.positions import check_range, concrete
 from posenc_jax.chunked import chunked
 
@@ -87,12 +87,13 @@ def attention(
     NotImplementedError
         The named path cannot serve the call; says why.
     """
-    call, chosen, _ = _chosen(
+    call = _call(
         q, k, v, scheme, params, causal, path,
         q_pos=q_pos, k_pos=k_pos, q_seg=q_seg, k_seg=k_seg, window=window, scale=scale,
         k_transformed=k_transformed, x=x, q_coords=q_coords, k_coords=k_coords,
     )  # fmt: skip
-    return jnp.swapaxes(chosen.run(call), 1, 2).astype(_jax(q).dtype)
+    out = choose(_PATHS, call, path).run(call)
+    return jnp.swapaxes(out, 1, 2).astype(_jax(q).dtype)
 
 
 def explain(
@@ -116,10 +117,10 @@ def explain(
     ------
     As ``attention`` does.
     """
-    return _chosen(q, k, v, scheme, params, causal, path, **options)[2]
+    return explained(_PATHS, _call(q, k, v, scheme, params, causal, path, **options), path)
 
 
-def _chosen(
+def _call(
     q: Array,
     k: Array,
     v: Array,
@@ -128,8 +129,8 @@ def _chosen(
     causal: bool,
     path: str,
     **options: Any,
-) -> tuple[Call, Path, Explanation]:
-    """The call in the core's layout, and the path that serves it."""
+) -> Call:
+    """The call in the core's layout."""
     q, k, v = (_heads_first(name, a) for name, a in (("q", q), ("k", k), ("v", v)))
     params = {name: _jax(array) for name, array in named(params).items()}
     for name in ("q_pos", "k_pos"):  # before JAX makes 32 bits of them
@@ -141,8 +142,7 @@ def _chosen(
     work = working_dtype([q, k, v, options.get("x"), *params.values()], xp=jnp)
     if path == "reference" or work == jnp.float64:
         q, k, v = (a.astype(work) for a in (q, k, v))
-    call = prepare(q, k, v, scheme, params, causal, **options, xp=jnp)
-    return call, *choose(_PATHS, call, path)
+    return prepare(q, k, v, scheme, params, causal, **options, xp=jnp)
 
 
 def _check_width(name: str, values: Any) -> None:

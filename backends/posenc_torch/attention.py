@@ -13,7 +13,7 @@ from torch import Tensor
 from posenc.attention import dense
 from posenc.call import Call, check_shapes, prepare
 from posenc.params import named, working_dtype
-from posenc.paths import Explanation, Path, choose
+from posenc.paths import Explanation, Path, choose, explained
 from posenc.protocol import PositionScheme
 from posenc_torch import chunked, flex, lifted
 from posenc_torch.sdpa import sdpa
@@ -75,7 +75,7 @@ def attention(
         k_transformed=k_transformed, x=x, q_coords=q_coords, k_coords=k_coords,
         skip_blocks=skip_blocks, xp=xp,
     )  # fmt: skip
-    chosen, _ = choose(_PATHS, call, path)
+    chosen = choose(_PATHS, call, path)
     return chosen.run(call).to(q.dtype)
 
 
@@ -96,7 +96,7 @@ def explain(
     """
     tensors = _widened(q, k, v, options.get("x"), params)
     call = prepare(*tensors, scheme, params, causal, xp=xp, **options)
-    return choose(_PATHS, call, path)[1]
+    return explained(_PATHS, call, path)
 
 
 def _widened(

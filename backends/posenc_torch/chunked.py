@@ -20,12 +20,11 @@ from posenc.evaluate import bias_tile, column, row
 from posenc.lowerings import by_distance, distances, has_bias
 from posenc.negligible import negligible
 from posenc.positions import visible
-from posenc_torch.sdpa import knows_mask, masked, same_dtype
+from posenc_torch.sdpa import few_scores, knows_mask, masked, same_dtype
 
 _GRAIN = 128  # of what is seen and what is negligible
 _ROWS = 256  # queries a part: fewer waste less on the diagonal, more make fewer calls
 _size = _GRAIN, _ROWS
-_SMALL = 2**20  # scores a head up to which the whole is as fast
 
 
 class Part(NamedTuple):
@@ -60,7 +59,7 @@ def avoided(call: Call) -> str | None:
         return "it reads from values which keys leave a trace, and would break a compiled graph"
     if knows_mask(call):
         return "SDPA needs no mask for this call"
-    if call.q.shape[2] * call.k.shape[2] <= _SMALL or call.q.shape[2] <= _ROWS:
+    if few_scores(call):
         return "the scores of a head are few, and SDPA takes them in one call"
     return None
 

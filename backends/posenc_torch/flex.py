@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -22,26 +23,59 @@ from posenc.negligible import negligible
 from posenc_torch.loads import loads
 from posenc_torch.mods import block_mask
 from posenc_torch.score import Bias, ByDistance, apart
+from posenc_torch.sdpa import few_scores, knows_mask
 from posenc_torch.sight import BLOCK, Places, Sight, padded
 
 # So many kinds of calls in one process (schemes, masks, dtypes), counted apart from the user's own.
 COMPILER: dict[str, Any] = {"fullgraph": True, "recompile_limit": 256, "isolate_recompiles": True}
 _NEW_ENOUGH = "isolate_recompiles" in inspect.signature(torch.compile).parameters
+# A gathered tile goes through shared memory. With torch's own choices an H200 has too little of it,
+# and the kernel that is compiled instead spills 12 kB a thread (benchmarks/flex_without_gpu.py).
+_FOR_TABLES = {"fwd_BLOCK_N": 64, "fwd_num_warps": 8, "bwd_num_stages": 2}
 _FEW = 8  # blocks of keys of which no bias is steep enough to spare much
 _entry: Callable[..., Tensor] | None = None
 
 
 def flex(call: Call) -> Tensor:
     """``(B, H, Q, Dv)`` by FlexAttention."""
-    q, k, v = call.q, call.k, call.v
+    inside, on_gpu = torch.compiler.is_compiling(), call.q.device.type != "cpu"
+    own = _own_memory if inside and not on_gpu else _as_it_is
+    if not torch.is_grad_enabled():  # FlexAttention asks tensors alone whether something learns
+        call = _without_gradients(call)
+    q, k, v = own(call.q), call.k, call.v
     bias = _bias(call)
-    run = flex_attention if torch.compiler.is_compiling() else _compiled()
-    return run(
+    run = flex_attention if inside else _compiled()
+    out = run(
         q, k, v,
         score_mod=None if bias is None else bias.score_mod,
         block_mask=_block_mask(call),
         scale=float(call.scale),
         enable_gqa=q.shape[1] != k.shape[1],
+        kernel_options=_FOR_TABLES if on_gpu and isinstance(bias, ByDistance) else None,
+    )  # fmt: skip
+    return own(out)
+
+
+def _as_it_is(array: Tensor) -> Tensor:
+    return array
+
+
+def _own_memory(array: Tensor) -> Tensor:
+    """A copy that no compiler takes out again.
+
+    The kernel for a CPU (PyTorch 2.13) fails in a larger graph on queries that are a view of what
+    came before, and on an elementwise operation fused to its result.
+    """
+    return torch.cat([array, array[..., :1]], dim=-1)[..., : array.shape[-1]]
+
+
+def _without_gradients(call: Call) -> Call:
+    arrays = {name: array.detach() for name, array in call.arrays.items()}
+    coords = (None if c is None else c.detach() for c in (call.q_coords, call.k_coords))
+    q_coords, k_coords = coords
+    return replace(
+        call, q=call.q.detach(), k=call.k.detach(), v=call.v.detach(), arrays=arrays,
+        q_coords=q_coords, k_coords=k_coords,
     )  # fmt: skip
 
 
@@ -75,11 +109,15 @@ def _several_loads(call: Call) -> str | None:
     return f"its backward pass takes one load of each learned array, the bias has more of {found}"
 
 
-def avoided(call: Call) -> str:
+def avoided(call: Call) -> str | None:
     """Why ``"auto"`` passes by."""
     if call.q.device.type == "cpu":
-        return "on a CPU it compiles for seconds, and SDPA serves at once"
-    return "it has not run on a GPU yet, and nobody measured it there"
+        return "on a CPU it compiles for seconds, and learns nothing"
+    if knows_mask(call):
+        return "SDPA needs no mask for this call"
+    if few_scores(call):
+        return "the scores of a head are few, and SDPA takes them without a compiler"
+    return None
 
 
 def uncompiled() -> AbstractContextManager[None]:
@@ -133,14 +171,13 @@ def _places(call: Call) -> tuple[Places, Places]:
 
 
 def _computed(call: Call) -> Mapping[str, Tensor]:
-    """The arrays of a call, constants padded inside a larger compiled graph on a CPU.
+    """The arrays of a call; inside a larger graph on a CPU, copies.
 
     There a kernel captures only what has memory of its own (PyTorch 2.13), which padding gives.
     """
     if call.q.device.type != "cpu" or not torch.compiler.is_compiling():
         return call.arrays
-    fixed = call.scheme.constants()
-    return {name: padded(a) if name in fixed else a for name, a in call.arrays.items()}
+    return {n: padded(a)[..., : a.shape[-1]] if a.ndim else a for n, a in call.arrays.items()}
 
 
 def _block_mask(call: Call) -> BlockMask | None:

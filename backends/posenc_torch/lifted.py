@@ -38,8 +38,9 @@ def lifted(call: Call) -> Tensor:
     keys = by_key(replace(call, arrays=wide, dtype=torch.float64, k_coords=coords))
     assert keys is not None
     keys = (keys / call.scale).expand(batch, heads, -1)
-    # What softmax cannot see makes near keys small, and their sums with q.k precise.
-    queries = -keys[..., keys.shape[-1] - q_len :].detach()
+    # What softmax cannot see makes near keys small, and their sums with q.k precise. Its gradient
+    # is 0 but for rounding, which it takes off that of the keys.
+    queries = -keys[..., keys.shape[-1] - q_len :]
     unit = _UNITS.get(q.dtype, 1.0)
     channels: list[tuple[Tensor, Tensor]] = []
     for of_key, of_query in zip(
@@ -72,8 +73,14 @@ def refuses(call: Call) -> str | None:
             "SDPA without a mask knows aligned positions, as many queries as keys or one, "
             "no window, no segments and a scale above 0"
         )
-    if by_key(call) is None:
+    if (keys := by_key(call)) is None:
         return f"{name} declares no key_bias"
+    dtype = same_dtype(call)[0].dtype
+    if keys.requires_grad and torch.finfo(dtype).bits < 32:
+        return (
+            f"the bias learns, and its gradient would be rounded to {dtype} before it is summed: "
+            "sums that cancel lose all their digits"
+        )
     return None
 
 

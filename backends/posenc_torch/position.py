@@ -20,6 +20,11 @@ class Position(nn.Module):
     There are no buffers: constants and angles are made in the call, so that neither ``.to(dtype)``
     nor loading a checkpoint can round them.
 
+    A model that holds it may be wrapped: ``fully_shard``, ``DistributedDataParallel``. Sharded by
+    itself it needs ``register_fsdp_forward_method(position, "attend")``, and likewise for
+    ``"embed"``, because it has no ``forward``. Where params or tokens are ``DTensor``, call it
+    under ``implicit_replication()``: what is made in the call is the same in every process.
+
     Parameters
     ----------
     scheme
@@ -55,7 +60,7 @@ class Position(nn.Module):
             return
         seed = int(torch.randint(2**62, ()))
         for name, value in posenc.init_params(self.scheme, seed).items():
-            self.params[name].copy_(torch.from_numpy(value))
+            self.params[name].copy_(_placed_like(self.params[name], torch.from_numpy(value)))
 
     def embed(self, x: Tensor, pos: Tensor | None = None) -> Tensor:
         """Token embeddings ``x (B, L, dim)`` plus the scheme's embedding of ``pos``.
@@ -80,3 +85,12 @@ class Position(nn.Module):
 
     def extra_repr(self) -> str:
         return repr(self.scheme)
+
+
+def _placed_like(param: Tensor, value: Tensor) -> Tensor:
+    """``value`` itself, or that of the first process laid out as ``param``, if it is a DTensor."""
+    if not hasattr(param, "device_mesh"):
+        return value
+    from torch.distributed.tensor import distribute_tensor  # slow to import, and not everywhere
+
+    return distribute_tensor(value, param.device_mesh, param.placements)

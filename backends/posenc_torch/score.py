@@ -112,13 +112,12 @@ class ByDistance(NamedTuple):
         table = padded(torch.nn.functional.pad(back, (BLOCK, BLOCK)))
         if call.causal and q_len == k_len:
             return cls(table, BLOCK)
-        return cls(table, torch.full((1,), BLOCK + ahead + k_len - q_len, device=table.device))
+        return cls(table, call.q_pos[0] + (BLOCK + ahead))  # the first of them stands at K - Q
 
     def score_mod(self, score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         """The score with the bias of head ``h`` added."""
-        offset = self.offset[0] if isinstance(self.offset, Tensor) else self.offset
         head = torch.zeros_like(h) if self.table.shape[0] == 1 else h
-        return score.to(_wide(score)) + self.table[head, i - j + offset].to(_wide(score))
+        return score.to(_wide(score)) + self.table[head, i - j + self.offset].to(_wide(score))
 
 
 def apart(q_coords: Tensor, k_coords: Tensor) -> tuple[Tensor, Tensor]:

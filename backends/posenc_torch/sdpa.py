@@ -9,6 +9,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from posenc.call import Call
 from posenc.lowerings import has_bias
 
+_FEW, _FEW_QUERIES = 2**19, 256
+
 
 def sdpa(call: Call) -> Tensor:
     """``(B, H, Q, Dv)``, with the whole bias in memory."""
@@ -24,15 +26,23 @@ def sdpa(call: Call) -> Tensor:
 
 def knows_mask(call: Call) -> bool:
     """Nothing but, at most, the causal mask that SDPA knows by itself."""
-    return knows_visible(call) and not has_bias(call.scheme)
+    return not has_bias(call.scheme) and knows_visible(call)
 
 
 def knows_visible(call: Call) -> bool:
     """Who sees whom is what SDPA knows by itself: everyone, or ``is_causal``."""
-    q_len, k_len = call.q.shape[2], call.k.shape[2]
-    known = not call.causal or (call.aligned and (q_len == k_len or q_len == 1))
     # SDPA scales after its own causal mask: 0 times minus infinity is NaN, and -1 times it worse.
-    return known and call.scale > 0 and call.window is None and call.q_seg is None
+    if call.window is not None or call.q_seg is not None or not call.scale > 0:
+        return False
+    # Last, because an exported program keeps what it asks of lengths.
+    q_len, k_len = call.q.shape[2], call.k.shape[2]
+    return not call.causal or (call.aligned and (q_len == k_len or q_len == 1))
+
+
+def few_scores(call: Call) -> bool:
+    """Whether a head has so few that nothing is gained by not holding them all."""
+    q_len, k_len = call.q.shape[2], call.k.shape[2]
+    return q_len * k_len <= _FEW or q_len <= _FEW_QUERIES
 
 
 def same_dtype(call: Call) -> tuple[Tensor, Tensor, Tensor]:

@@ -114,7 +114,9 @@ def padded(values: Tensor) -> Tensor:
     blocks are as many as a power of two, and compiled for as they are.
     """
     length, on_cpu = values.shape[-1], values.device.type == "cpu"
-    blocks = -(-length // BLOCK)
+    # Captured there from inside a larger graph, an array must be a copy: always some padding.
+    least = 1 if on_cpu and torch.compiler.is_compiling() else 0
+    blocks = -(-(length + least) // BLOCK)
     size = BLOCK * (2 ** (blocks - 1).bit_length() if on_cpu else blocks)
     fill = values[..., -1:].expand(*values.shape[:-1], size - length)
     whole = torch.cat([values, fill], dim=-1)

@@ -1,0 +1,121 @@
+"""Every path in PyTorch beside SDPA, on a CPU: ``python benchmarks/cpu_ratio.py``.
+
+Causal attention, ``B=1 H=8 D=64``, forward and training step, by turns, medians. A ratio is the
+time of a path divided by that of ``scaled_dot_product_attention(is_causal=True)``: 1 is as fast,
+2 takes twice as long.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+
+_STAGES = ("forward", "step")
+_BASE = "none torch sdpa"  # no positions
+_NO_END = 10**9  # seconds
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, print, write."""
+    options = _options(arguments)
+    os.environ["OMP_NUM_THREADS"] = str(options.threads)  # before PyTorch reads it
+
+    import torch
+    from measure import record
+    from measure.clock import Budget
+    from measure.torch_speed import Settings, Speed
+    from measure.torch_variants import of_this_library, yardsticks
+
+    torch.set_num_threads(options.threads)
+    settings = Settings(
+        "cpu", options.dtype, heads=8, dim=64, tokens=0, lengths=tuple(options.lengths),
+        rounds=(options.rounds, options.rounds), slowest=1e3 * options.slowest,
+    )  # fmt: skip
+    ours = [v for v in of_this_library() if v.scheme in ("alibi", "t5")]
+    base = [v for v in yardsticks() if v.name == _BASE]
+    timings = []
+    for row in Speed(settings, [*base, *ours], Budget(_NO_END)).rows():
+        times = [f"{s} {row[s]['median']:.4g} ms" for s in _STAGES if s in row]
+        print(
+            f"{row['length']:>6} {row['variant']}: {', '.join(times) or row['reason']}", flush=True
+        )
+        timings.append(row)
+    ratios = beside(timings)
+    result = {
+        "what": "posenc cpu_ratio",
+        "date": record.now(),
+        "arguments": {name: value for name, value in vars(options).items() if name != "out"},
+        "device": {"machine": platform.machine(), "processor": processor()},
+        "versions": record.versions(),
+        "timings": timings,
+        "ratios": ratios,
+    }
+    out = options.out or HERE / "results" / "torch-cpu.json"
+    record.write(out, result)
+    print("\n" + _table(ratios, options.lengths) + f"\n\n{out}")
+    return 0
+
+
+def beside(timings: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Time of every variant divided by that of SDPA without positions, at the same length."""
+    base = {
+        (row["length"], stage): row[stage]["median"]
+        for row in timings
+        for stage in _STAGES
+        if row["variant"] == _BASE and stage in row
+    }
+    return [
+        {
+            "variant": row["variant"],
+            "length": row["length"],
+            "stage": stage,
+            "ratio": float(f"{row[stage]['median'] / base[row['length'], stage]:.4g}"),
+        }
+        for row in timings
+        for stage in _STAGES
+        if stage in row and (row["length"], stage) in base and row["variant"] != _BASE
+    ]
+
+
+def processor() -> str:
+    """Its name, where the system tells it."""
+    told = Path("/proc/cpuinfo")
+    lines = told.read_text(encoding="utf-8").splitlines() if told.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+def _table(ratios: Sequence[dict[str, Any]], lengths: Sequence[int]) -> str:
+    from measure import record
+
+    found = {(r["variant"], r["stage"], r["length"]): r["ratio"] for r in ratios}
+    rows = [
+        [variant, stage, *[found.get((variant, stage, length)) for length in lengths]]
+        for stage in _STAGES
+        for variant in dict.fromkeys(r["variant"] for r in ratios if r["stage"] == stage)
+    ]
+    return record.table(["time relative to SDPA", "", *map(str, lengths)], rows)
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    add = parser.add_argument
+    add("--lengths", type=int, nargs="+", default=[1024, 4096, 16384])
+    add("--dtype", choices=["float32", "bfloat16"], default="float32")
+    add("--threads", type=int, default=2)
+    add("--rounds", type=int, default=5, help="samples of each")
+    add("--slowest", type=float, default=60.0, help="seconds: what would take longer is not run")
+    add("--out", type=Path, help="the result; default: benchmarks/results/torch-cpu.json")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,67 @@
+"""A budget of time, runs that take turns, and medians."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+Sample = dict[str, float]  # milliseconds of one run, by stage
+
+
+class Budget:
+    """Seconds, and compilations, that a part of the work may take."""
+
+    def __init__(
+        self,
+        seconds: float,
+        compiles: int = 10**6,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._now, self._end = now, now() + seconds
+        self.compiles = compiles
+
+    def left(self) -> float:
+        """Seconds."""
+        return self._end - self._now()
+
+    def refuses(self, seconds: float = 0.0, compiles: int = 0) -> str | None:
+        """Why work of this size is not begun; None if it may be."""
+        if compiles > self.compiles:
+            return "no compilations left"
+        return None if self.left() > seconds else "no time left"
+
+
+def alternate(
+    runs: Mapping[str, Callable[[], Sample]], rounds: int, budget: Budget, seed: int = 0
+) -> dict[str, list[Sample]]:
+    """Samples of every run, all of them once a round, so that drift meets all of them alike.
+
+    Each round in another order: what ran before leaves its heat and its caches. The first round
+    is always finished. An empty sample, of a run that failed, does not count.
+    """
+    found: dict[str, list[Sample]] = {name: [] for name in runs}
+    order, shuffler = list(runs), random.Random(seed)
+    for _ in range(rounds):
+        shuffler.shuffle(order)
+        for name in order:
+            sample = runs[name]()
+            if sample:
+                found[name].append(sample)
+        if budget.refuses():
+            break
+    return found
+
+
+def summary(samples: Sequence[Sample]) -> dict[str, dict[str, float]]:
+    """Median, quartiles and count of every stage."""
+    found = {}
+    for stage in samples[0] if samples else ():
+        low, middle, high = np.percentile([s[stage] for s in samples], [25, 50, 75])
+        found[stage] = {"median": middle, "q1": low, "q3": high, "n": len(samples)}
+    return {
+        stage: {name: float(f"{number:.6g}") for name, number in numbers.items()}
+        for stage, numbers in found.items()
+    }

@@ -1,0 +1,93 @@
+"""What a result says of itself, and how it is written and shown."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import platform
+import shutil
+import subprocess
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parents[1]
+_PACKAGES = (
+    "posenc", "numpy", "array-api-compat", "torch", "triton", "jax", "jaxlib",
+    "nvidia-cudnn-cu13", "nvidia-cudnn-cu12", "flash-attn", "flash-attn-4", "xformers",
+)  # fmt: skip
+
+
+def versions() -> dict[str, str | None]:
+    """Of all that a result may depend on; a package that is not installed is left out."""
+    found: dict[str, str | None] = {"python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    driver = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    return found | {"driver": _said(*driver), "commit": _commit()}
+
+
+def now() -> str:
+    """To the second, in UTC."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def write(path: Path, result: dict[str, Any]) -> None:
+    """The whole file or the one before, also for a run that is stopped; a row is a line."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(path.name + ".unfinished")
+    fields = ",\n ".join(f"{json.dumps(name)}: {_lines(value)}" for name, value in result.items())
+    unfinished.write_text(f"{{\n {fields}\n}}\n", encoding="utf-8")
+    unfinished.replace(path)
+
+
+def finite(number: float) -> float | None:
+    """A number as JSON holds it: null for NaN and infinities."""
+    return float(f"{number:.6g}") if abs(number) < float("inf") else None
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """Text in columns; the first is left-aligned, None is a dash."""
+    cells = [list(head), *[["-" if c is None else _shown(c) for c in row] for row in rows]]
+    widths = [max(len(row[n]) for row in cells) for n in range(len(head))]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if n == 0 else cell.rjust(width)
+            for n, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in cells
+    )
+
+
+def _lines(value: Any) -> str:
+    if not isinstance(value, list) or not value:
+        return json.dumps(value, allow_nan=False)
+    return "[\n  " + ",\n  ".join(json.dumps(row, allow_nan=False) for row in value) + "\n ]"
+
+
+def _shown(cell: Any) -> str:
+    return f"{cell:.3g}" if isinstance(cell, float) and abs(cell) < 1000 else _whole(cell)
+
+
+def _whole(cell: Any) -> str:
+    return f"{cell:.0f}" if isinstance(cell, float) else str(cell)
+
+
+def _commit() -> str | None:
+    """Of the sources, with a mark if files differ from it."""
+    commit = _said("git", "rev-parse", "HEAD")
+    if commit is None:
+        return None
+    return commit + ("+changes" if _said("git", "status", "--porcelain") else "")
+
+
+def _said(*command: str) -> str | None:
+    """The output of a command; None where there is no such command, or it fails."""
+    if shutil.which(command[0]) is None:
+        return None
+    done = subprocess.run(command, capture_output=True, text=True, cwd=HERE, timeout=30)
+    return done.stdout.strip() if done.returncode == 0 else None

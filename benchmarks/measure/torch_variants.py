@@ -1,0 +1,259 @@
+"""What is measured: attention of this library, and that which it is put beside."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from torch.nn.functional import scaled_dot_product_attention as sdpa
+
+import posenc
+import posenc_torch
+from measure.torch_checks import COMPILED, SKIPS
+from posenc.protocol import PositionScheme
+from posenc_torch.sight import BLOCK
+
+Call = Callable[[], Tensor]
+DENSE = ("sdpa", "reference")  # paths that hold the whole bias
+SKIPPING = ("flex", "chunked")  # paths on which skip_blocks leaves something out
+
+
+def schemes(heads: int) -> dict[str, PositionScheme]:
+    """What is measured; ``none`` is attention without positions."""
+    return {
+        "none": posenc.NoPE(),
+        "alibi": posenc.ALiBi(heads),
+        "slopes": posenc.ALiBi(heads, learned=True),
+        "t5": posenc.T5Bias(heads),
+    }
+
+
+class Inputs:
+    """Normal q, k and v that ask for gradients, a gradient of the result, and params."""
+
+    def __init__(
+        self, batch: int, heads: int, length: int, dim: int, dtype: torch.dtype, device: str
+    ) -> None:
+        shape = (batch, heads, length, dim)
+        drawn = [torch.randn(shape, device=device, dtype=dtype) for _ in range(4)]
+        self.q, self.k, self.v = (a.requires_grad_() for a in drawn[:3])
+        self.d_out = drawn[3]
+        self.schemes = schemes(heads)
+
+    @property
+    def tokens(self) -> list[Tensor]:
+        """What attention gets; it asks for gradients where they are recorded.
+
+        On a CPU FlexAttention refuses tensors that ask for them, recorded or not.
+        """
+        tokens = [self.q, self.k, self.v]
+        return tokens if torch.is_grad_enabled() else [a.detach() for a in tokens]
+
+    def params(self, scheme: str, learns: bool) -> dict[str, Tensor]:
+        """Learned arrays, those of T5 as large as trained ones; they ask for gradients if asked."""
+        found = {}
+        for name, value in posenc.init_params(self.schemes[scheme], 0).items():
+            array = torch.tensor(value, dtype=torch.float32, device=self.q.device)
+            found[name] = (array * 25 if scheme == "t5" else array).requires_grad_(learns)
+        return found
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to compute attention.
+
+    Attributes
+    ----------
+    name
+        The scheme first.
+    ready
+        ``ready(inputs, params)``: the call, with all that a user would make only once.
+    ours, dense, compiles
+        Whether it is this library's, holds a number for each pair, is compiled on the first call.
+    learns
+        Whether it has gradients of params. Then only a step is measured: a forward pass is that of
+        the same scheme without them.
+    """
+
+    name: str
+    ready: Callable[[Inputs, dict[str, Tensor]], Call] = field(repr=False)
+    ours: bool = False
+    dense: bool = False
+    compiles: bool = False
+    learns: bool = False
+
+    @property
+    def scheme(self) -> str:
+        """Its key in ``schemes``."""
+        return self.name.split()[0]
+
+
+def ours(scheme: str, path: str, *, learns: bool = False, skip: bool | None = None) -> Variant:
+    """Attention of posenc on a path; ``skip=False`` computes also blocks that round to nothing."""
+    options = {} if skip is None or not SKIPS else {"skip_blocks": skip}
+
+    def ready(inputs: Inputs, params: dict[str, Tensor]) -> Call:
+        kind = inputs.schemes[scheme]
+        return lambda: posenc_torch.attention(
+            *inputs.tokens, kind, params, causal=True, path=path, **options
+        )
+
+    every = ", all blocks" if skip is False else ""
+    name = f"{scheme} {path}{every}{', learned' if learns and scheme != 'slopes' else ''}"
+    dense, compiles = path in DENSE and scheme != "none", path in COMPILED
+    return Variant(name, ready, ours=True, dense=dense, compiles=compiles, learns=learns)
+
+
+def yardsticks() -> list[Variant]:
+    """Attention of PyTorch without positions, and with a bias that was made before."""
+    kernels = {
+        "flash": "FLASH_ATTENTION",
+        "cudnn": "CUDNN_ATTENTION",
+        "efficient": "EFFICIENT_ATTENTION",
+    }
+    return [
+        Variant("none torch sdpa", _sdpa),
+        *[Variant(f"none torch sdpa {n}", partial(_kernel, kind)) for n, kind in kernels.items()],
+        Variant("none torch flex", _flex, compiles=True),
+        Variant("alibi torch sdpa mask", _masked, dense=True),
+    ]
+
+
+def of_this_library() -> list[Variant]:
+    """Every path, the ones that goals speak of first."""
+    # Without the switch every block is computed.
+    skips = (True, False) if SKIPS else (False,)
+    found = [
+        ours("alibi", path, skip=skip)
+        for path in sorted(posenc_torch.PATHS, key=_last)
+        for skip in (skips if path in SKIPPING else (None,))
+    ]
+    for path in sorted(posenc_torch.PATHS, key=_last):
+        found += [
+            ours("t5", path),
+            ours("t5", path, learns=True),
+            ours("slopes", path, learns=True),
+        ]
+    return found + [ours("none", path) for path in posenc_torch.PATHS if path != "reference"]
+
+
+def _last(path: str) -> bool:
+    return path in DENSE
+
+
+def peers() -> list[Variant]:
+    """Other libraries' attention, where they are installed."""
+    found = []
+    if importlib.util.find_spec("flash_attn") is not None:
+        biased = partial(_flash_attn, biased=True)
+        found += [Variant("none flash_attn", _flash_attn), Variant("alibi flash_attn", biased)]
+        if importlib.util.find_spec("flash_attn.cute") is not None:
+            found += [Variant("alibi flex FLASH", _flex_flash, compiles=True)]
+    if importlib.util.find_spec("flash_attn_interface") is not None:
+        found += [Variant("none flash_attn_interface", _flash_attn_3)]
+    if importlib.util.find_spec("xformers") is not None:
+        found += [Variant("none xformers", _xformers)]
+    return found
+
+
+def _sdpa(inputs: Inputs, params: dict[str, Tensor]) -> Call:
+    """The kernel that PyTorch chooses."""
+    return lambda: sdpa(*inputs.tokens, is_causal=True)
+
+
+def _kernel(name: str, inputs: Inputs, params: dict[str, Tensor]) -> Call:
+    backend = getattr(SDPBackend, name)
+
+    def call() -> Tensor:
+        with sdpa_kernel(backend):
+            return sdpa(*inputs.tokens, is_causal=True)
+
+    return call
+
+
+def _masked(inputs: Inputs, params: dict[str, Tensor]) -> Call:
+    """As before FlexAttention: the whole bias, in q's dtype."""
+    at = torch.arange(inputs.q.shape[2], device=inputs.q.device)
+    bias = _slopes(inputs)[:, None, None] * (at - at[:, None])
+    mask = bias.masked_fill_(at > at[:, None], -torch.inf)[None].to(inputs.q.dtype)
+    return lambda: sdpa(*inputs.tokens, attn_mask=mask)
+
+
+def _flex(inputs: Inputs, params: dict[str, Tensor]) -> Call:
+    mask = causal_blocks(inputs.q.shape[2], inputs.q.device)
+    return lambda: _compiled()(*inputs.tokens, block_mask=mask)
+
+
+@cache
+def _compiled() -> Callable[..., Tensor]:
+    return torch.compile(flex_attention, fullgraph=True)
+
+
+def causal_blocks(length: int, device: torch.device) -> BlockMask:
+    """The causal mask of whole blocks: the diagonal in between, all below it seen whole."""
+    rows = torch.arange(length // BLOCK, dtype=torch.int32, device=device)
+    # As many of each list as the count says; the rest may be in any order.
+    diagonal = (rows + rows[:, None]) % len(rows)
+    below = rows.expand(len(rows), -1).contiguous()
+    lists = (torch.ones_like(rows), diagonal, rows, below)
+    return BlockMask.from_kv_blocks(
+        *(a[None, None] for a in lists),
+        BLOCK_SIZE=BLOCK,
+        mask_mod=_causal,
+        seq_lengths=(length, length),
+    )
+
+
+def _causal(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    return i >= j
+
+
+def _swapped(inputs: Inputs) -> Sequence[Tensor]:
+    """``(B, L, H, D)``, a view."""
+    return [a.transpose(1, 2) for a in inputs.tokens]
+
+
+def _slopes(inputs: Inputs) -> Tensor:
+    found = inputs.schemes["alibi"].head_slopes()
+    return torch.tensor(found, dtype=torch.float32, device=inputs.q.device)
+
+
+def _flash_attn(inputs: Inputs, params: dict[str, Tensor], biased: bool = False) -> Call:
+    from flash_attn import flash_attn_func
+
+    options: dict[str, Any] = {"alibi_slopes": _slopes(inputs)} if biased else {}
+    return lambda: flash_attn_func(*_swapped(inputs), causal=True, **options).transpose(1, 2)
+
+
+def _flash_attn_3(inputs: Inputs, params: dict[str, Tensor]) -> Call:
+    from flash_attn_interface import flash_attn_func
+
+    def call() -> Tensor:
+        out = flash_attn_func(*_swapped(inputs), causal=True)
+        return (out[0] if isinstance(out, tuple) else out).transpose(1, 2)
+
+    return call
+
+
+def _xformers(inputs: Inputs, params: dict[str, Tensor]) -> Call:
+    from xformers import ops
+
+    mask = ops.LowerTriangularMask()
+    return lambda: ops.memory_efficient_attention(*_swapped(inputs), mask).transpose(1, 2)
+
+
+def _flex_flash(inputs: Inputs, params: dict[str, Tensor]) -> Call:
+    """FlexAttention through the kernels of flash_attn, with this library's bias."""
+    mod = posenc_torch.score_mod(inputs.schemes["alibi"], device=inputs.q.device)
+    mask = causal_blocks(inputs.q.shape[2], inputs.q.device)
+    options = {"BACKEND": "FLASH"}
+    return lambda: _compiled()(
+        *inputs.tokens, score_mod=mod, block_mask=mask, kernel_options=options
+    )

@@ -1,0 +1,121 @@
+"""Paged attention: sequences share one pool of pages, and positions and segments say whose it is.
+
+A slot of the pool has a position, that of its page in its sequence, and a segment, the sequence
+that owns it. Both are written when a page is given out; attention needs no other page table. A
+query sees its own segment up to its own position: not the pages of others, nor free ones, nor what
+an earlier owner left in a slot that is still to be written.
+"""
+
+import torch
+
+import posenc
+import posenc_torch
+
+HEADS, KV_HEADS, DIM = 4, 2, 16
+PAGE, PAGES, FREE = 128, 8, -1
+
+
+class Pool:
+    """Keys, already transformed, and values of many sequences, in pages."""
+
+    def __init__(self, scheme):
+        self.scheme = scheme
+        self.k, self.v = torch.zeros(2, 1, KV_HEADS, PAGES * PAGE, DIM)
+        self.pos = torch.zeros(PAGES * PAGE, dtype=torch.int32)
+        self.seg = torch.full((PAGES * PAGE,), FREE)
+        self.free = [2, 7, 0, 5, 3, 6, 1, 4]  # given out from the end; any order will do
+        self.pages, self.length = {}, {}
+
+    def append(self, owner, k, v):
+        """Keys and values ``(Hk, L, D)`` of the next tokens of a sequence."""
+        pages, start = self.pages.setdefault(owner, []), self.length.get(owner, 0)
+        self.length[owner] = end = start + k.shape[1]
+        while len(pages) * PAGE < end:
+            slots = slots_of(self.free[-1])
+            self.pos[slots] = len(pages) * PAGE + torch.arange(PAGE, dtype=torch.int32)
+            self.seg[slots] = owner
+            pages.append(self.free.pop())
+        pos = torch.arange(start, end)
+        slots = torch.tensor(pages)[pos // PAGE] * PAGE + pos % PAGE
+        self.k[0, :, slots] = posenc.transform(self.scheme, k, pos, role="key")
+        self.v[0, :, slots] = v
+
+    def release(self, owner):
+        """All pages of a sequence, free for others; what they hold stays."""
+        for page in self.pages.pop(owner):
+            self.seg[slots_of(page)] = FREE
+            self.free.append(page)
+        del self.length[owner]
+
+    def where(self, owners):
+        """Positions and segments of one query a sequence, its last token, and of the pool."""
+        last = torch.tensor([[self.length[owner] - 1] for owner in owners])
+        own = torch.tensor(owners)[:, None]
+        return {"q_pos": last, "k_pos": self.pos, "q_seg": own, "k_seg": self.seg}
+
+    def attend(self, q, where):
+        """One query each, ``(B, H, 1, D)``, of any sequences, in one call."""
+        k, v = (a.expand(len(q), -1, -1, -1) for a in (self.k, self.v))  # a view, not a copy
+        options = {"causal": True, "k_transformed": True}
+        return posenc_torch.attention(q, k, v, self.scheme, **options, **where)
+
+
+def slots_of(page):
+    return slice(page * PAGE, (page + 1) * PAGE)
+
+
+def more(pool, texts, owner, length):
+    """Some more keys and values of a sequence, for the pool and for our own record."""
+    new = torch.randn(2, KV_HEADS, length, DIM)
+    pool.append(owner, *new)
+    texts[owner] = torch.cat([texts[owner], new], dim=2) if owner in texts else new
+
+
+def show(pool, texts, where=None):
+    """Attention of the last token of every sequence, from the pool and from itself alone."""
+    where = where or pool.where(list(texts))
+    q = torch.randn(len(texts), HEADS, 1, DIM)
+    found = pool.attend(q, where)
+    blocks = posenc_torch.block_mask(1, PAGES * PAGE, causal=True, **where).kv_num_blocks
+    for row, (owner, (k, v)) in enumerate(texts.items()):
+        one = q[row : row + 1], k[None], v[None]
+        alone = posenc_torch.attention(*one, pool.scheme, causal=True)
+        print(
+            f"  {k.shape[1]:3} tokens in pages {pool.pages[owner]!s:12} "
+            f"as alone: {torch.allclose(found[row], alone[0], atol=1e-5)}; "
+            f"blocks that FlexAttention reads: {int(blocks[row])} of {PAGES}"
+        )
+
+
+def main():
+    for scheme in (posenc.ALiBi(HEADS), posenc.RoPE(DIM)):
+        torch.manual_seed(0)
+        print(scheme)
+        pool, texts = Pool(scheme), {}
+        for owner, length in enumerate([300, 100, 200]):
+            more(pool, texts, owner, length)
+        show(pool, texts)
+
+        print("  one is done, another takes its page, the first needs one more")
+        pool.release(1)
+        del texts[1]
+        more(pool, texts, 3, 250)
+        for _ in range(90):
+            more(pool, texts, 0, 1)
+        show(pool, texts)
+
+    print("a prefix of two sequences, kept once")
+    pool, texts = Pool(scheme), {}
+    more(pool, texts, 0, PAGE)
+    pool.pages[1], pool.length[1], texts[1] = pool.pages[0][:], PAGE, texts[0]
+    more(pool, texts, 0, 50)
+    more(pool, texts, 1, 20)
+    # A slot of two owners: each sequence is told its own segments, (B, pool) instead of (pool,).
+    where = pool.where([0, 1])
+    where["k_seg"] = pool.seg.repeat(2, 1)
+    where["k_seg"][1, slots_of(pool.pages[1][0])] = 1
+    show(pool, texts, where)
+
+
+if __name__ == "__main__":
+    main()
