@@ -25,9 +25,7 @@ def meeting(call: Call, block: int) -> tuple[Array, Array]:
     q_seg, k_seg = (
         None if s is None else range_of(s, block, call.xp) for s in (call.q_seg, call.k_seg)
     )
-    return between(
-        q_pos, k_pos, q_seg, k_seg, causal=call.causal, window=call.window, xp=call.xp
-    )
+    return between(q_pos, k_pos, q_seg, k_seg, causal=call.causal, window=call.window, xp=call.xp)
 
 
 def between(

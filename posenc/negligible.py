@@ -64,7 +64,9 @@ def negligible(call: Call, block: int, *, whole: Array | None = None) -> Array |
     if whole is not None and least is not None:
         seen = xp.where(whole[:, None, :, :], least, -math.inf)
         lowest = xp.maximum(lowest, xp.max(seen, axis=-1) - 2 * highest(reach, block, xp))
-    margin = math.log(k_len) + math.log(4 / float(xp.finfo(call.q.dtype).eps))
+    # An array, because a compiler keeps the logarithm of a number, and with it the number.
+    all_keys = xp.log(xp.full_like(reach[:1, :1, :1], k_len))
+    margin = all_keys + math.log(4 / float(xp.finfo(call.q.dtype).eps))
     return most <= (lowest - margin - _rounding(call, bias, reach))[..., None]
 
 

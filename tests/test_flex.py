@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from subjects import DIM, HEADS, SUBJECTS, Checkered, heads, normal, params_of
 
 import posenc
 from posenc.call import prepare
+from posenc.negligible import negligible
 from posenc.positions import packed, visible
 from posenc.testing import Problem, assert_near, frameworks
 from posenc.testing.tolerances import PATHS
@@ -24,6 +26,7 @@ if not require("torch"):
 
 import flex_lint
 import torch
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention.flex_attention import flex_attention
 
@@ -117,6 +120,22 @@ def test_steep_heads_look_at_few_blocks():
     assert (given.kv_num_blocks + given.full_kv_num_blocks == looked).all()
 
 
+@pytest.mark.parametrize("name", ["steep", pytest.param("kerple", marks=long)])
+def test_what_leaves_no_trace_is_found_by_one_compiled_program(name):
+    """As on a GPU: one for every length, and the same blocks."""
+    scheme = STEEP if name == "steep" else SUBJECTS[name]
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+    run = torch.compile(negligible, backend=counter, **flex.COMPILER)
+    for length in (1300, 1500, 1700):
+        (q, k, v), *_ = tensors(scheme, length)
+        call = prepare(q, k, v, scheme, params_of(scheme), causal=True)
+        _, every = flex._sight(call).blocks()
+        found = run(call, BLOCK, whole=every)
+        assert (found == negligible(call, BLOCK, whole=every)).all()
+    assert counter.frame_count <= 2  # the first length as it is, all others as a symbol
+
+
 def test_the_block_mask_of_plain_calls_is_made_once():
     (q, k, v), *_ = tensors(SUBJECTS["t5"], 300)
     call = prepare(q, k, v, SUBJECTS["t5"], params_of(SUBJECTS["t5"]), causal=True)
@@ -176,6 +195,18 @@ def test_more_schemes_than_a_compiler_usually_allows():
         for scheme in schemes * 2:
             attend(scheme, "flex", tensors(scheme, 64), causal=True)
     assert counted.graphs <= len(schemes)
+
+
+def test_more_schemes_than_an_older_compiler_usually_allows(monkeypatch):
+    """PyTorch 2.11 and 2.12 cannot count recompilations of one function apart."""
+    torch._dynamo.reset()
+    monkeypatch.setattr(flex, "_ISOLATES", False)
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    with flex._through(flex._compile(flex_attention)):
+        for heads_of in range(2, 12):
+            scheme = posenc.ALiBi(heads_of)
+            attend(scheme, "flex", tensors(scheme, 64), causal=True)
+    assert "PyTorch 2.13" in flex.avoided(on_a_gpu(SUBJECTS["t5"], learns=False, length=1024))
 
 
 # Blocks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 import textwrap
@@ -22,6 +23,7 @@ if not require("torch"):
 
 import array_api_compat.torch as xp
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import posenc_torch
 from posenc.call import prepare
@@ -205,6 +207,17 @@ def test_what_it_cannot():
         torch.func.grad(attend)(arrays["q"])
     with pytest.raises(NotImplementedError, match="first derivatives only"):
         torch.autograd.grad(attend(arrays["q"]), [arrays["q"]], create_graph=True)
+
+
+def test_tensors_without_values():
+    told = []
+    for where in ("meta", "fake"):
+        with FakeTensorMode() if where == "fake" else contextlib.nullcontext():
+            q = torch.empty(1, HEADS, 4096, DIM, device="meta" if where == "meta" else "cpu")
+            told.append(posenc_torch.explain(q, q, q, STEEP, causal=True))
+            assert posenc_torch.attention(q, q, q, STEEP, causal=True).shape == q.shape
+    assert [found["path"] for found in told] == ["sdpa", "sdpa"]
+    assert all("the tensors hold none" in found["others"]["chunked"] for found in told)
 
 
 def test_auto_takes_it_where_scores_are_many():

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from posenc.blocks import meeting
 from posenc.call import Call
@@ -47,8 +48,11 @@ def chunked(call: Call) -> Tensor:
 
 def refuses(call: Call) -> str | None:
     """Why a call cannot be cut."""
-    transformed = torch._C._functorch.peek_interpreter_stack() is not None
-    if transformed and not torch.compiler.is_compiling():
+    if torch.compiler.is_compiling():
+        return None  # what is disabled says so itself, and breaks the graph where that is allowed
+    if call.q.device.type == "meta" or isinstance(call.q, FakeTensor):
+        return "which keys leave a trace is read from values, and the tensors hold none"
+    if torch._C._functorch.peek_interpreter_stack() is not None:
         return "its backward pass is written for torch.autograd, not for torch.func"
     return None
 
@@ -61,6 +65,8 @@ def avoided(call: Call) -> str | None:
         return "SDPA needs no mask for this call"
     if few_scores(call):
         return "the scores of a head are few, and SDPA takes them in one call"
+    if call.q.device.type not in ("cpu", "cuda"):
+        return f"it is not tried on {call.q.device.type}"
     return None
 
 
@@ -246,6 +252,7 @@ def _peaks(call: Call, table: Tensor, dtype: torch.dtype) -> bool:
     return bool((torch.isfinite(own) & ((table <= own) | ~seen)).all())
 
 
+@torch.no_grad()
 def _cut(call: Call) -> Iterator[Part]:
     """Parts that together hold all pairs which see each other and leave a trace."""
     grain, rows = _size

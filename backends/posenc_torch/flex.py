@@ -7,6 +7,7 @@ Positions, segments and coordinates enter as tensors, so a new length or offset 
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -27,8 +28,12 @@ from posenc_torch.sdpa import few_scores, knows_mask
 from posenc_torch.sight import BLOCK, Places, Sight, padded
 
 # So many kinds of calls in one process (schemes, masks, dtypes), counted apart from the user's own.
-COMPILER: dict[str, Any] = {"fullgraph": True, "recompile_limit": 256, "isolate_recompiles": True}
-_NEW_ENOUGH = "isolate_recompiles" in inspect.signature(torch.compile).parameters
+_KINDS = 256
+COMPILER: dict[str, Any] = {
+    "fullgraph": True, "recompile_limit": _KINDS, "isolate_recompiles": True,
+}  # fmt: skip
+_ISOLATES = "isolate_recompiles" in inspect.signature(torch.compile).parameters  # PyTorch 2.13
+_OLDEST = (2, 11)
 # A gathered tile goes through shared memory. With torch's own choices an H200 has too little of it,
 # and the kernel that is compiled instead spills 12 kB a thread (benchmarks/flex_without_gpu.py).
 _FOR_TABLES = {"fwd_BLOCK_N": 64, "fwd_num_warps": 8, "bwd_num_stages": 2}
@@ -81,8 +86,8 @@ def _without_gradients(call: Call) -> Call:
 
 def refuses(call: Call) -> str | None:
     """Why FlexAttention cannot serve a call."""
-    if not _NEW_ENOUGH:
-        return f"it needs PyTorch 2.13 or newer, this is {torch.__version__}"
+    if torch.__version__ < _OLDEST:
+        return f"it needs PyTorch 2.11 or newer, this is {torch.__version__}"
     if call.dtype == torch.float64:
         return "compiled FlexAttention has no float64"
     if not call.q.dtype == call.k.dtype == call.v.dtype:
@@ -113,6 +118,8 @@ def avoided(call: Call) -> str | None:
     """Why ``"auto"`` passes by."""
     if call.q.device.type == "cpu":
         return "on a CPU it compiles for seconds, and learns nothing"
+    if not _ISOLATES:
+        return f"its tests run on PyTorch 2.13 and newer, this is {torch.__version__}"
     if knows_mask(call):
         return "SDPA needs no mask for this call"
     if few_scores(call):
@@ -138,8 +145,21 @@ def _through(entry: Callable[..., Tensor]) -> Iterator[None]:
 def _compiled() -> Callable[..., Tensor]:
     global _entry
     if _entry is None:  # not at import: the compiler takes a second to load
-        _entry = torch.compile(flex_attention, **COMPILER)
+        _entry = _compile(flex_attention)
     return _entry
+
+
+def _compile(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compiled for as many kinds of calls as a process may have."""
+    if _ISOLATES:
+        return torch.compile(function, **COMPILER)
+    run = torch.compile(function, fullgraph=True)
+
+    def with_room(*args: Any, **options: Any) -> Any:
+        with torch._dynamo.config.patch(recompile_limit=_KINDS):
+            return run(*args, **options)
+
+    return with_room
 
 
 def _bias(call: Call) -> Bias | ByDistance | None:
@@ -185,7 +205,7 @@ def _block_mask(call: Call) -> BlockMask | None:
     if call.skip_blocks and call.k.shape[2] > _FEW * BLOCK:
         sight = _sight(call)
         some, every = sight.blocks()
-        nothing = negligible(call, BLOCK, whole=every)
+        nothing = _negligible(call, every)
         if nothing is not None:
             return sight.block_mask(some[:, None] & ~nothing, every[:, None] & ~nothing)
     if plain and call.q.device.type != "cpu":  # there without one it takes threads * L * L memory
@@ -195,6 +215,22 @@ def _block_mask(call: Call) -> BlockMask | None:
         return _plain_mask(*lengths, call.causal, call.window, call.q_pos.device)
     sight = _sight(call)
     return sight.block_mask(*(found[:, None] for found in sight.blocks()))
+
+
+@torch.no_grad()
+def _negligible(call: Call, every: Tensor) -> Tensor | None:
+    """Blocks that leave no trace; on a GPU compiled, to read queries and keys once each."""
+    if call.q.device.type == "cpu" or torch.compiler.is_compiling():
+        return negligible(call, BLOCK, whole=every)
+    with warnings.catch_warnings():
+        # Dynamo traces array_api_compat's cached look-ups; their result is the same.
+        warnings.filterwarnings("ignore", message="Dynamo detected a call to a `functools.lru_")
+        return _compiled_negligible()(call, BLOCK, whole=every)
+
+
+@lru_cache(1)
+def _compiled_negligible() -> Callable[..., Tensor | None]:
+    return _compile(negligible)
 
 
 def _sight(call: Call) -> Sight:
