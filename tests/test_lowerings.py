@@ -197,6 +197,32 @@ def test_what_does_not_fade_is_kept():
         assert negligible(call_of(SUBJECTS[name], 20, 20), 4) is None
 
 
+def test_one_long_key_far_away_is_kept():
+    """It outweighs all that is near: the longest key decides, whichever it is."""
+    call = call_of(STEEP, 200, 200, dtype="float32", causal=True, grouped=True)
+    k = np.array(call.k)
+    k[:, :, 7] = 1000 * np.asarray(call.q[:, :1, 150])
+    nothing = negligible(replace(call, k=k), 10)
+    exact = weights(replace(call, k=k))
+    assert exact[:, 0, 150, 7].min() > 0.99
+    assert not nothing[:, 0, 15, 0].any()
+
+
+def test_a_query_that_does_not_see_itself_keeps_what_is_far():
+    call = call_of(STEEP, 200, 200, dtype="float32", causal=True)
+    tokens = np.arange(200)  # the second half sees the first twenty keys alone
+    apart = replace(call, q_seg=1 * (tokens >= 100), k_seg=1 * (tokens < 20))
+    _, every = meeting(apart, 10)
+    for whole in (None, every):
+        nothing, exact = negligible(apart, 10, whole=whole), weights(apart)
+        left = np.where(spread_out(nothing, 10, exact), exact, 0).sum(axis=-1)
+        assert left.max() <= np.finfo("float32").eps / 4
+    at = {"q_pos": np.arange(200), "k_pos": np.arange(200)[::-1].copy()}
+    turned = call_of(STEEP, 200, 200, dtype="float32", causal=True, **at)
+    left = np.where(spread_out(negligible(turned, 10), 10, exact), weights(turned), 0)
+    assert left.sum(axis=-1).max() <= np.finfo("float32").eps / 4
+
+
 def test_what_is_not_a_number_spares_nothing():
     call = call_of(STEEP, 200, 200, dtype="float32", causal=True)
     for side in ("q", "k"):

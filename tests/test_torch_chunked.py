@@ -320,14 +320,17 @@ def test_a_lifted_bias_does_not_learn_in_half_precision(name):
     assert_near(found.double(), expected.double(), PATHS["bfloat16"])
 
 
-@pytest.mark.parametrize("slopes", ["paper", [0.7, 0.3, 0.05, 0.011]])
+@pytest.mark.parametrize("lengths", [(2000, 2000), (1, 2**16)], ids=str)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_a_lifted_bias_stays_exact_far_away(slopes, dtype):
-    """Slope times position is 1400 here: one number of 8 bits would be off by 4."""
-    scheme = posenc.ALiBi(HEADS, slopes=slopes)
-    q = torch.tensor(normal((1, HEADS, 2000, 64), 0)).to(getattr(torch, dtype))
-    expected = posenc_torch.attention(*[q.double()] * 3, scheme, causal=True, path="chunked")
-    found = posenc_torch.attention(q, q, q, scheme, causal=True, path="lifted")
+def test_a_lifted_bias_stays_exact_far_away(lengths, dtype):
+    """Slope times position is 1400 and 46 000 here: 8 bits of it are off by 4, 16 bits by 1/2."""
+    scheme = posenc.ALiBi(HEADS, slopes=[0.7, 0.3, 0.05, 0.011])
+    q_len, k_len = lengths
+    shapes = [(1, HEADS, n, 64) for n in (q_len, k_len, k_len)]
+    q, k, v = (torch.tensor(normal(s, n)).to(getattr(torch, dtype)) for n, s in enumerate(shapes))
+    wide = [a.double() for a in (q, k, v)]
+    expected = posenc_torch.attention(*wide, scheme, causal=True, path="chunked")
+    found = posenc_torch.attention(q, k, v, scheme, causal=True, path="lifted")
     assert_near(found.double(), expected, PATHS[dtype])
 
 

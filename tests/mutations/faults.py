@@ -1175,12 +1175,12 @@ _LOWERED = (
         ("test_lowerings.py no_weight",),
     ),
     Fault(
-        "skipped-by-the-longest-key-of-another-head",
-        "heads that share keys are bounded by the first of them",
+        "skipped-by-the-first-key",
+        "a longer key far away is lost",
         NEGLIGIBLE,
         "longest = xp.max(xp.linalg.vector_norm(k, axis=-1), axis=-1)[:, :, None, None]",
         "longest = xp.linalg.vector_norm(k, axis=-1)[:, :, :1, None]",
-        ("test_lowerings.py no_weight",),
+        ("test_lowerings.py one_long_key",),
     ),
     Fault(
         "own-key-taken-for-seen",
@@ -1188,7 +1188,7 @@ _LOWERED = (
         NEGLIGIBLE,
         "segments = call.q_seg, call.k_seg[..., first:]",
         "segments = ()",
-        ("test_lowerings.py no_weight",),
+        ("test_lowerings.py does_not_see_itself",),
     ),
     Fault(
         "blocks-by-the-distance-of-their-first",
