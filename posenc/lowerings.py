@@ -11,7 +11,7 @@ from array_api_compat import device
 from posenc.call import Call
 from posenc.evaluate import bias_tile, is_gated, row
 from posenc.params import per_head
-from posenc.protocol import Array, PositionScheme
+from posenc.protocol import Array, Namespace, PositionScheme
 
 
 def has_bias(scheme: PositionScheme) -> bool:
@@ -30,7 +30,7 @@ def by_distance(call: Call) -> Array | None:
         return None
     at = distances(call)[None, None, None, :]
     tile = bias_tile(scheme, xp.zeros_like(at), at, call.arrays, dtype=call.dtype, xp=xp)
-    return None if tile is None else xp.reshape(tile, (-1, tile.shape[-1]))
+    return None if tile is None else xp.reshape(_wide(tile, at, xp), (-1, at.shape[-1]))
 
 
 def distances(call: Call) -> Array:
@@ -50,4 +50,9 @@ def by_key(call: Call) -> Array | None:
     at = row(call.k_pos) if call.k_coords is None else call.k_coords[..., None, :]
     views = per_head(call.scheme, call.arrays, dtype=call.dtype, xp=call.xp)
     found = call.scheme.key_bias(at, params=views, xp=call.xp)
-    return None if found is None else found[..., 0, :]
+    return None if found is None else _wide(found, at, call.xp)[..., 0, :]
+
+
+def _wide(bias: Array, at: Array, xp: Namespace) -> Array:
+    """A bias with every axis of where it is asked for: a constant one may have none."""
+    return bias + xp.zeros(at.shape, dtype=bias.dtype, device=device(at))

@@ -85,8 +85,10 @@ def _scores(call: Call, own: Array) -> tuple[Array, Array]:
     kv_heads, k_len = call.k.shape[1], call.k.shape[2]
     q, k = (xp.astype(a, call.dtype) for a in (call.q, call.k))
     q = xp.reshape(q, (batch, kv_heads, heads // kv_heads, q_len, dim))
-    longest = xp.max(xp.linalg.vector_norm(k, axis=-1), axis=-1)[:, :, None, None]
-    reach = abs(call.scale) * longest * xp.linalg.vector_norm(q, axis=-1)
+    # Squares of very small numbers are 0: so much a length may be larger than it is computed.
+    lost = math.sqrt(dim * float(xp.finfo(call.dtype).smallest_normal))
+    longest = xp.max(xp.linalg.vector_norm(k, axis=-1), axis=-1)[:, :, None, None] + lost
+    reach = abs(call.scale) * longest * (xp.linalg.vector_norm(q, axis=-1) + lost)
     reach = xp.reshape(reach, (batch, heads, q_len))
     if q_len > k_len:
         return reach, xp.full_like(reach, -math.inf)

@@ -98,9 +98,10 @@ class PositionScheme(Protocol):
         return None
 
     def key_bias(self, k: Array, *, params: Mapping[str, Array], xp: Namespace) -> Array | None:
-        """``w(k)`` where, for ``k <= q``, ``bias(q, k) = u(q) + w(k)``; else None.
+        """``w(k)`` where ``bias(q, k) = u(q) + w(k)`` for every key that a query sees under a
+        causal mask, ``k_pos <= q_pos``; else None. Finite: a bias that masks has none.
 
-        Under a causal mask softmax cannot see ``u``, so a key-only term may stand for the bias.
+        Softmax cannot see ``u``, so a key-only term may stand for the bias.
         """
         return None
 

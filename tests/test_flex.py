@@ -136,6 +136,20 @@ def test_what_leaves_no_trace_is_found_by_one_compiled_program(name):
     assert counter.frame_count <= 2  # the first length as it is, all others as a symbol
 
 
+def test_a_block_mask_that_is_kept_serves_whoever_comes_next():
+    (q, k, v), *_ = arrays = tensors(SUBJECTS["t5"], 300)
+    flex._plain_mask.cache_clear()
+    with flex.uncompiled(), eagerly():
+        with FakeTensorMode() as mode:
+            fake = [mode.from_tensor(a) for a in (q, k, v)]
+            posenc_torch.attention(*fake, posenc.ALiBi(HEADS), causal=True, path="flex")
+        with torch.inference_mode():
+            posenc_torch.attention(q, k, v, posenc.ALiBi(HEADS), causal=True, path="flex")
+        attend(SUBJECTS["t5"], "flex", arrays, causal=True)
+    mask = flex._plain_mask(300, 300, True, None, q.device)
+    assert not any(a.is_inference() for a in mask.as_tuple() if isinstance(a, torch.Tensor))
+
+
 def test_the_block_mask_of_plain_calls_is_made_once():
     (q, k, v), *_ = tensors(SUBJECTS["t5"], 300)
     call = prepare(q, k, v, SUBJECTS["t5"], params_of(SUBJECTS["t5"]), causal=True)

@@ -223,6 +223,15 @@ def test_a_query_that_does_not_see_itself_keeps_what_is_far():
     assert left.sum(axis=-1).max() <= np.finfo("float32").eps / 4
 
 
+def test_lengths_whose_squares_are_lost_prove_nothing():
+    call = call_of(STEEP, 200, 200, dtype="float32", causal=True)
+    q, k = np.full_like(call.q, 1e-23), np.full_like(call.k, 1e3)
+    k[:, :, 0] *= 1e15
+    call = replace(call, q=q, k=k, scale=1e7)
+    assert weights(call)[0, 0, 199, 0] > 0.99
+    assert not negligible(call, 10)[:, :, -1, 0].any()
+
+
 def test_what_is_not_a_number_spares_nothing():
     call = call_of(STEEP, 200, 200, dtype="float32", causal=True)
     for side in ("q", "k"):

@@ -6,7 +6,10 @@ import contextlib
 import subprocess
 import sys
 import textwrap
-from dataclasses import replace
+import warnings
+import weakref
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -23,11 +26,14 @@ if not require("torch"):
 
 import array_api_compat.torch as xp
 import torch
+import torch.utils.checkpoint
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import posenc_torch
 from posenc.call import prepare
-from posenc_torch import chunked, lifted
+from posenc_torch import chunked, flex, lifted
 
 FLOAT32 = PATHS["float32"]
 STEEP = posenc.ALiBi(HEADS, slopes=[4.0, 2.0, 1.0, 0.25])
@@ -185,28 +191,162 @@ def test_only_what_is_asked_for():
     assert not plain.requires_grad
 
 
-def test_gradients_under_autocast():
-    arrays, _ = inputs(STEEP, 100)
+AUTOCAST = {
+    "steep": STEEP,
+    "growing": posenc.ALiBi(HEADS, slopes=[-1.0, -0.5, -0.1, -2.0]),
+    "gated": SUBJECTS["forgetting"],
+}
+
+
+@pytest.mark.parametrize("path", ["chunked", "lifted", "sdpa", "reference"])
+@pytest.mark.parametrize("name", AUTOCAST)
+def test_autocast_rounds_queries_keys_and_values_and_nothing_else(name, path):
+    scheme = AUTOCAST[name]
+    arrays, own = inputs(scheme, 700, learns=False)
+    exact, wide = inputs(scheme, 700, learns=False, dtype=torch.float64)
+    for leaf in (*(arrays[n] for n in "qkv"), *(exact[n] for n in "qkv")):
+        leaf.requires_grad_()
     with torch.autocast("cpu", torch.bfloat16):
-        out = posenc_torch.attention(**arrays, scheme=STEEP, path="chunked", causal=True)
-    out.sum().backward()
-    expected, _ = inputs(STEEP, 100)
-    posenc_torch.attention(**expected, scheme=STEEP, path="reference", causal=True).sum().backward()
-    for name in "qkv":
-        assert arrays[name].grad.dtype == torch.float32
-        assert_near(arrays[name].grad, expected[name].grad, PATHS["bfloat16"], name)
+        found = step(scheme, path, arrays, own, causal=True)
+    expected = step(scheme, "reference", exact, wide, causal=True)
+    assert found[0].dtype == torch.float32
+    assert_near(found[0].double(), expected[0], PATHS["bfloat16"])
+    for leaf in "qkv":
+        assert found[1][leaf].dtype == torch.float32
+        assert_near(found[1][leaf].double(), expected[1][leaf], PATHS["bfloat16"], leaf)
+
+
+def test_autocast_leaves_the_proof_alone():
+    """Large scores: an own score rounded up to 8 bits would hide the query's own block."""
+    q = torch.full((1, 1, 1100, 64), 40.25).bfloat16()
+    v = torch.tensor(normal((1, 1, 1100, 64), 0)).bfloat16()
+    scheme = posenc.ALiBi(1, slopes=[0.1])
+    wide = (q.double(), q.double(), v.double())
+    expected = posenc_torch.attention(*wide, scheme, causal=True, path="reference")
+    with torch.autocast("cpu", torch.bfloat16):
+        found = posenc_torch.attention(q, q, v, scheme, causal=True, path="chunked")
+    assert_near(found.double(), expected, PATHS["bfloat16"])
 
 
 def test_what_it_cannot():
     arrays, _ = inputs(STEEP, 40)
+    q = arrays["q"]
 
-    def attend(q, path="chunked"):
-        return posenc_torch.attention(q, q, q, STEEP, path=path, causal=True).sum()
+    def attend(q):
+        return posenc_torch.attention(q, q, q, STEEP, path="chunked", causal=True)
 
     with pytest.raises(NotImplementedError, match=r"torch\.func"):
-        torch.func.grad(attend)(arrays["q"])
+        torch.func.grad(lambda q: attend(q).sum())(q)
     with pytest.raises(NotImplementedError, match="first derivatives only"):
-        torch.autograd.grad(attend(arrays["q"]), [arrays["q"]], create_graph=True)
+        torch.autograd.grad(attend(q).sum(), [q], create_graph=True)
+    with pytest.raises(NotImplementedError, match="is_grads_batched"):
+        torch.autograd.grad(attend(q), [q], torch.ones(2, *q.shape), is_grads_batched=True)
+    with pytest.raises(NotImplementedError, match="forward mode"), forward_ad.dual_level():
+        attend(forward_ad.make_dual(q.detach(), q.detach()))
+
+
+def test_auto_is_traced_whatever_the_length():
+    q = torch.tensor(normal((1, HEADS, 1100, DIM), 0), dtype=torch.float32)
+
+    def attend(q):
+        return posenc_torch.attention(q, q, q, STEEP, causal=True)
+
+    expected = attend(2 * q)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch.jit says that it is old, and that lengths are kept
+        assert_near(torch.jit.trace(attend, q)(2 * q), expected, FLOAT32)
+    assert_near(make_fx(attend, tracing_mode="real")(q)(2 * q), expected, FLOAT32)
+
+
+@pytest.mark.parametrize("path", ["chunked", "sdpa"])
+def test_nothing_is_kept_after_a_backward_pass(path):
+    arrays, _ = inputs(STEEP, 600)
+    q = arrays["q"] * 1
+    alive = weakref.ref(q)
+    loss = posenc_torch.attention(q, q, q, STEEP, causal=True, path=path).sum()
+    del q
+    assert alive() is not None
+    loss.backward()
+    assert alive() is None
+
+    def layer(q):
+        nonlocal alive
+        q = 2 * q
+        alive = weakref.ref(q)
+        return posenc_torch.attention(q, q, q, STEEP, causal=True, path=path)
+
+    out = torch.utils.checkpoint.checkpoint(layer, arrays["q"], use_reentrant=False)
+    assert alive() is None
+    arrays["q"].grad = None
+    out.sum().backward()
+    again = layer(arrays["q"].detach().requires_grad_())
+    assert torch.isfinite(arrays["q"].grad).all()
+    assert torch.equal(out, again)
+
+
+def test_sums_over_many_parts_keep_growing():
+    """Of 1024 equal terms bfloat16 adds no more than 256."""
+    q, k, v = (torch.zeros(1, 1, n, DIM, dtype=torch.bfloat16) for n in (4096, 4, 4))
+    options = {"scheme": posenc.ALiBi(1, slopes=[1e-6]), "path": "chunked"}
+    where = {"q_pos": torch.arange(4096), "k_pos": torch.arange(4)}
+    with chunked.blocks_of(4):
+        posenc_torch.attention(q, k, v.requires_grad_(), **options, **where).sum().backward()
+    assert_near(v.grad.double(), np.full(v.shape, 1024.0), PATHS["bfloat16"])
+
+
+@dataclass(frozen=True)
+class Elsewhere(posenc.PositionScheme):
+    """Learns an embedding, and has a hook for a bias."""
+
+    def param_specs(self):
+        return {"table": posenc.ParamSpec((40, DIM), per_head=False)}
+
+    def bias(self, q, k, *, params, xp):
+        return None
+
+
+def test_what_has_no_part_in_attention_has_no_gradient():
+    arrays, _ = inputs(Elsewhere(), 40, learns=False)
+    own = {"table": torch.zeros(40, DIM, requires_grad=True)}
+    for learns in (False, True):
+        arrays["q"].requires_grad_(learns)
+        options = {"scheme": Elsewhere(), "params": own, "causal": True}
+        posenc_torch.attention(**arrays, path="chunked", **options).sum().backward()
+        assert own["table"].grad is None
+        assert (arrays["q"].grad is not None) == learns
+
+
+@dataclass(frozen=True)
+class Level(posenc.PositionScheme):
+    """A number a head for every pair: a bias that has no axes of its own."""
+
+    relative: ClassVar[bool] = True
+
+    def constants(self):
+        return {"level": (0.5, 1.0, -1.0, 0.0)}
+
+    def bias(self, q, k, *, params, xp):
+        return params["level"]
+
+    def key_bias(self, k, *, params, xp):
+        return params["level"]
+
+
+@pytest.mark.parametrize("scheme", [Level(), posenc.ALiBi(1, slopes=[1.0])], ids=repr)
+def test_one_number_for_all(scheme):
+    """A bias without axes, and one head's slope for every head."""
+    arrays, _ = inputs(STEEP, 40, learns=False)
+    for where in ({}, {"q_pos": torch.arange(40), "k_pos": torch.arange(40)}):
+        expected = posenc_torch.attention(
+            **arrays, scheme=scheme, causal=True, path="reference", **where
+        )
+        for path in ("flex", "chunked", "sdpa", *([] if where else ["lifted"])):
+            with flex.uncompiled(), warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="flex_attention called without")
+                found = posenc_torch.attention(
+                    **arrays, scheme=scheme, causal=True, path=path, **where
+                )
+            assert_near(found, expected, FLOAT32, path)
 
 
 def test_tensors_without_values():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -69,14 +70,15 @@ def attention(
     TypeError, ValueError
         A wrong argument, by name, value and what is accepted.
     """
-    call = prepare(
-        *_widened(q, k, v, x, params), scheme, params, causal,
-        q_pos=q_pos, k_pos=k_pos, q_seg=q_seg, k_seg=k_seg, window=window, scale=scale,
-        k_transformed=k_transformed, x=x, q_coords=q_coords, k_coords=k_coords,
-        skip_blocks=skip_blocks, xp=xp,
-    )  # fmt: skip
-    chosen = choose(_PATHS, call, path)
-    return chosen.run(call).to(q.dtype)
+    options = {
+        "q_pos": q_pos, "k_pos": k_pos, "q_seg": q_seg, "k_seg": k_seg, "window": window,
+        "scale": scale, "k_transformed": k_transformed, "x": x, "q_coords": q_coords,
+        "k_coords": k_coords, "skip_blocks": skip_blocks,
+    }  # fmt: skip
+    half = _autocast(q)
+    with nullcontext() if half is None else torch.autocast(q.device.type, enabled=False):
+        call = _call(q, k, v, scheme, params, causal, half, options)
+        return choose(_PATHS, call, path).run(call).to(q.dtype)
 
 
 def explain(
@@ -94,9 +96,37 @@ def explain(
 
     A dict that prints well: ``path``, the name, and ``others``, name -> reason.
     """
+    half = _autocast(q)
+    with nullcontext() if half is None else torch.autocast(q.device.type, enabled=False):
+        call = _call(q, k, v, scheme, params, causal, half, options)
+        return explained(_PATHS, call, path)
+
+
+def _autocast(q: Tensor) -> torch.dtype | None:
+    """What autocast makes of queries, keys and values; None where it is off.
+
+    It is off inside: it would also round biases, sums of gates and bounds of scores.
+    """
+    kind = q.device.type if isinstance(q, Tensor) else "none"
+    enabled = kind in ("cpu", "cuda") and torch.is_autocast_enabled(kind)
+    return torch.get_autocast_dtype(kind) if enabled else None
+
+
+def _call(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scheme: PositionScheme,
+    params: Mapping[str, Any] | None,
+    causal: bool,
+    half: torch.dtype | None,
+    options: Mapping[str, Any],
+) -> Call:
     tensors = _widened(q, k, v, options.get("x"), params)
     call = prepare(*tensors, scheme, params, causal, xp=xp, **options)
-    return explained(_PATHS, call, path)
+    if half is None or call.dtype == torch.float64:
+        return call
+    return replace(call, q=call.q.to(half), k=call.k.to(half), v=call.v.to(half))
 
 
 def _widened(

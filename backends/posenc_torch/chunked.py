@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd import forward_ad
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as _modes
 
 from posenc.blocks import meeting
 from posenc.call import Call
@@ -42,8 +45,22 @@ WHY_NOT_COMPILED = "posenc: the keys that leave a trace are read from values, no
 @torch.compiler.disable(reason=WHY_NOT_COMPILED)
 def chunked(call: Call) -> Tensor:
     """``(B, H, Q, Dv)``, part by part."""
-    job = _Job.of(call)
-    return _Parts.apply(job, *job.tensors.values())
+    tensors = _tensors(call)
+    return _Parts.apply(_Job.of(call, tensors), *tensors.values())
+
+
+def _tensors(call: Call) -> dict[str, Tensor]:
+    """What parts are made of, and gradients may be asked for: q, k and v, and the bias by distance
+    as ``table``, or else the arrays of the scheme and coordinates.
+    """
+    q, k, v = same_dtype(call)
+    found: dict[str, Tensor | None] = {"q": q, "k": k, "v": v}
+    if (table := by_distance(call)) is not None:
+        found["table"] = table
+    elif has_bias(call.scheme):
+        found |= {"q_coords": call.q_coords, "k_coords": call.k_coords}
+        found |= {f"params.{name}": array for name, array in call.arrays.items()}
+    return {name: t for name, t in found.items() if t is not None}
 
 
 def refuses(call: Call) -> str | None:
@@ -52,8 +69,10 @@ def refuses(call: Call) -> str | None:
         return None  # what is disabled says so itself, and breaks the graph where that is allowed
     if call.q.device.type == "meta" or isinstance(call.q, FakeTensor):
         return "which keys leave a trace is read from values, and the tensors hold none"
-    if torch._C._functorch.peek_interpreter_stack() is not None:
-        return "its backward pass is written for torch.autograd, not for torch.func"
+    if torch.jit.is_tracing() or any(m.is_infra_mode() for m in _modes()):
+        return "which keys leave a trace is read from values, and a trace keeps none"
+    if _transformed() or forward_ad._current_level >= 0:
+        return "its backward pass is written for torch.autograd, not for torch.func or forward mode"
     return None
 
 
@@ -82,30 +101,27 @@ def blocks_of(size: int) -> Iterator[None]:
 
 
 class _Job(NamedTuple):
-    """A call and how it is cut.
+    """A call without its tensors, and how it is cut.
 
-    ``tensors`` are what gradients may be asked for, by name: those of a call, ``table``, the bias
-    by distance, or else the arrays of the scheme. ``final``: the table holds visibility too, and
-    every query sees its own key.
+    ``final``: the bias by distance holds visibility too, and every query sees its own key.
     """
 
     call: Call
-    tensors: Mapping[str, Tensor]
+    names: tuple[str, ...]
     final: bool
     parts: Sequence[Part]
 
     @classmethod
-    def of(cls, call: Call) -> _Job:
-        table, (q, k, v) = by_distance(call), same_dtype(call)
-        found: dict[str, Tensor | None] = {"q": q, "k": k, "v": v}
-        if table is not None:
-            found["table"] = table
-        elif has_bias(call.scheme):
-            found |= {"q_coords": call.q_coords, "k_coords": call.k_coords}
-            found |= {f"params.{name}": array for name, array in call.arrays.items()}
-        tensors = {name: t for name, t in found.items() if t is not None}
-        final = table is not None and call.q_seg is None and _peaks(call, table, q.dtype)
-        return cls(call, tensors, final, tuple(_cut(call)))
+    def of(cls, call: Call, tensors: Mapping[str, Tensor]) -> _Job:
+        table, dtype = tensors.get("table"), tensors["q"].dtype
+        final = table is not None and call.q_seg is None and _peaks(call, table, dtype)
+        # Only autograd keeps tensors for a backward pass: it knows when to let go of them.
+        bare = replace(
+            call, q=_shape_of(call.q), k=_shape_of(call.k), v=_shape_of(call.v),
+            arrays={name: _shape_of(array) for name, array in call.arrays.items()},
+            q_coords=None, k_coords=None,
+        )  # fmt: skip
+        return cls(bare, tuple(tensors), final, tuple(_cut(call)))
 
     def slices(self, part: Part, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What a part is made of: views."""
@@ -135,13 +151,18 @@ class _Job(NamedTuple):
         count = part.queries.stop - part.queries.start + part.keys.stop - part.keys.start - 1
         return slice(first, first + count)
 
-    def attend(self, part: Part, own: Mapping[str, Tensor]) -> Tensor:
+    def peak(self, tensors: Mapping[str, Tensor]) -> Tensor | None:
+        """The bias of every head at distance 0."""
+        table = tensors.get("table")
+        return None if table is None else table.detach()[:, self.call.k.shape[2] - 1]
+
+    def attend(self, part: Part, own: Mapping[str, Tensor], peak: Tensor | None) -> Tensor:
         """Attention of one part, from its slices."""
         q, k, v = own["q"], own["k"], own["v"]
         if "table" not in own:
             return masked(q, k, v, *self._tile(part, own), scale=self.call.scale)
         # Queries in reverse, for then each row of the bias is the one before, one step further.
-        bias, seen = _rows(self._line(part, own["table"], q.dtype), q.shape[2]), None
+        bias, seen = _rows(self._line(part, own["table"], peak, q.dtype), q.shape[2]), None
         if not self.final:
             finite = bias != -torch.inf
             seen, bias = self._seen(part), torch.where(finite, bias, 0.0)
@@ -149,16 +170,15 @@ class _Job(NamedTuple):
         out = masked(q.flip(2), k, v, bias, seen, scale=self.call.scale)
         return out.flip(2)
 
-    def _line(self, part: Part, table: Tensor, dtype: torch.dtype) -> Tensor:
+    def _line(self, part: Part, table: Tensor, peak: Tensor | None, dtype: torch.dtype) -> Tensor:
         """The bias of a part by distance; as a mask if it is final."""
         if not self.final:
             return table
         at = distances(self.call)[self._reach(part)]
         seen = visible(torch.zeros_like(at), at, causal=self.call.causal, window=self.call.window)
         line = table if seen is None else torch.where(seen, table, -torch.inf)
-        if dtype == line.dtype:
+        if dtype == line.dtype or peak is None:
             return line
-        peak = self.tensors["table"][:, self.call.k.shape[2] - 1].detach()
         return (line - self._own(part, peak)[:, None]).to(dtype)
 
     def _tile(self, part: Part, own: Mapping[str, Tensor]) -> tuple[Tensor | None, Tensor | None]:
@@ -193,46 +213,55 @@ class _Parts(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, job: _Job, *tensors: Tensor) -> Tensor:
-        q, v = job.tensors["q"], job.tensors["v"]
-        ctx.job, ctx.autocast = job, _autocast(q)
+        ctx.job = job
         ctx.save_for_backward(*tensors)
-        named = dict(zip(job.tensors, tensors, strict=True))
-        out = q.new_zeros((*q.shape[:3], v.shape[3]))
+        named = dict(zip(job.names, tensors, strict=True))
+        q, peak = named["q"], job.peak(named)
+        out = q.new_zeros((*q.shape[:3], named["v"].shape[3]))
         for part in job.parts:
-            out[:, part.heads, part.queries] = job.attend(part, job.slices(part, named))
+            out[:, part.heads, part.queries] = job.attend(part, job.slices(part, named), peak)
         return out
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() or torch._C._functorch.is_legacy_batchedtensor(d_out):
             raise NotImplementedError(
-                "path 'chunked' has first derivatives only (create_graph=True asks for more): "
-                "path='reference' has all"
+                "path 'chunked' has first derivatives only, of one result at a time (create_graph "
+                "and is_grads_batched ask for more): path='reference' has all"
             )
         job: _Job = ctx.job
-        named = dict(zip(job.tensors, ctx.saved_tensors, strict=True))
-        asked = dict(zip(job.tensors, ctx.needs_input_grad[1:], strict=True))
-        sums = {name: torch.zeros_like(t) for name, t in named.items() if asked[name]}
+        named = dict(zip(job.names, ctx.saved_tensors, strict=True))
+        asked = dict(zip(job.names, ctx.needs_input_grad[1:], strict=True))
+        peak, used = job.peak(named), set()
+        # As wide as a sum of hundreds of parts needs.
+        sums = {
+            name: torch.zeros_like(t, dtype=torch.promote_types(t.dtype, torch.float32))
+            for name, t in named.items()
+            if asked[name]
+        }
         for part in job.parts:
             own = {n: t.detach() for n, t in job.slices(part, named).items()}
             leaves = [own[name].requires_grad_() for name in sums]
-            with torch.enable_grad(), torch.autocast(**ctx.autocast):
-                out = job.attend(part, own)
-            d_part = d_out[:, part.heads, part.queries].to(out.dtype)
+            with torch.enable_grad():
+                out = job.attend(part, own, peak)
+            if not out.requires_grad:  # what learns has no part in it
+                continue
+            d_part = d_out[:, part.heads, part.queries]
             found = torch.autograd.grad(out, leaves, d_part, allow_unused=True)
-            for into, more in zip(job.slices(part, sums).values(), found, strict=True):
+            for (name, into), more in zip(job.slices(part, sums).items(), found, strict=True):
                 if more is not None:
                     into += more
-        return None, *(sums.get(name) for name in named)
+                    used.add(name)
+        return None, *(sums[n].to(t.dtype) if n in used else None for n, t in named.items())
 
 
-def _autocast(like: Tensor) -> dict[str, Any]:
-    kind = like.device.type
-    return {
-        "device_type": kind,
-        "enabled": torch.is_autocast_enabled(kind),
-        "dtype": torch.get_autocast_dtype(kind),
-    }
+def _shape_of(tensor: Tensor) -> Tensor:
+    """A tensor of the same shape and dtype that holds nothing."""
+    return torch.empty_like(tensor, device="meta", requires_grad=False)
+
+
+def _transformed() -> bool:
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def _rows(line: Tensor, count: int) -> Tensor:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as _modes
 
 from posenc.call import Call
 from posenc.lowerings import by_distance, has_bias
@@ -210,7 +211,8 @@ def _block_mask(call: Call) -> BlockMask | None:
             return sight.block_mask(some[:, None] & ~nothing, every[:, None] & ~nothing)
     if plain and call.q.device.type != "cpu":  # there without one it takes threads * L * L memory
         return None
-    if call.aligned and call.q_seg is None and not torch.compiler.is_compiling():
+    traced = torch.compiler.is_compiling() or bool(_modes())  # what is kept must hold values
+    if call.aligned and call.q_seg is None and not traced:
         lengths = call.q.shape[2], call.k.shape[2]
         return _plain_mask(*lengths, call.causal, call.window, call.q_pos.device)
     sight = _sight(call)
@@ -244,4 +246,5 @@ def _plain_mask(
     q_len: int, k_len: int, causal: bool, window: int | None, device: torch.device
 ) -> BlockMask:
     """The mask of aligned positions, kept: layers and steps ask for the same one."""
-    return block_mask(q_len, k_len, causal=causal, window=window, device=device)
+    with torch.inference_mode(False):  # or no training step could use it
+        return block_mask(q_len, k_len, causal=causal, window=window, device=device)

@@ -57,7 +57,8 @@ class HeadParams(Params):
         array = self._arrays[name]
         if name in self._whole:
             return array
-        return array[self._head] if array.ndim == 1 else HeadRow(array, self._head)
+        head = _row_of(array, self._head)
+        return array[head] if array.ndim == 1 else HeadRow(array, head)
 
 
 class Bias(NamedTuple):
@@ -116,13 +117,18 @@ class ByDistance(NamedTuple):
 
     def score_mod(self, score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         """The score with the bias of head ``h`` added."""
-        head = torch.zeros_like(h) if self.table.shape[0] == 1 else h
-        return score.to(_wide(score)) + self.table[head, i - j + self.offset].to(_wide(score))
+        bias = self.table[_row_of(self.table, h), i - j + self.offset]
+        return score.to(_wide(score)) + bias.to(_wide(score))
 
 
 def apart(q_coords: Tensor, k_coords: Tensor) -> tuple[Tensor, Tensor]:
     """Copies, also where both are one: a backward pass takes one load of each."""
     return padded(q_coords).clone(), padded(k_coords)
+
+
+def _row_of(array: Tensor, head: Tensor) -> Tensor:
+    """The head's own row, or the one that all heads have."""
+    return torch.zeros_like(head) if array.shape[0] == 1 else head
 
 
 def _wide(score: Tensor) -> torch.dtype:
