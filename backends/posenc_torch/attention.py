@@ -43,6 +43,8 @@ def attention(
 ) -> Tensor:
     """``softmax(scale * transform(q) @ transform(k).T + bias) @ v`` in the layout of torch.
 
+    Under autocast q, k and v are rounded to its dtype, and nothing else is.
+
     Parameters
     ----------
     q, k, v
@@ -50,9 +52,14 @@ def attention(
         ``torch.nn.functional.scaled_dot_product_attention``.
     path
         A name of ``PATHS``, or ``"auto"``: the first of them that serves the call well. ``"flex"``
-        is FlexAttention with the bias computed inside the kernel, compiled on the first call;
-        ``"sdpa"`` gives the bias to ``scaled_dot_product_attention`` as its mask; ``"reference"``
-        is the definition.
+        is FlexAttention with the bias inside the kernel, compiled on the first call; ``"chunked"``
+        takes queries in parts, in ``O(L)`` memory; ``"lifted"`` folds a key bias into the head
+        dimension; ``"sdpa"`` gives the whole bias to ``scaled_dot_product_attention`` as its mask;
+        ``"reference"`` is the definition.
+    skip_blocks
+        Whether ``"flex"`` and ``"chunked"`` leave out blocks of keys that provably round to nothing
+        under a bias that decays (``posenc.negligible``). Results of finite values then differ by
+        less than half a rounding of the largest.
     scheme, params, causal, q_pos, k_pos, q_seg, k_seg, window, scale, k_transformed
         As in ``posenc.attention``.
     x, q_coords, k_coords

@@ -1,4 +1,5 @@
-"""Attention in blocks of queries, each against the keys that it may see: ``O(L)`` memory.
+"""Attention in parts: some queries at a time, against the keys that they may see, in memory
+``O(H L)``.
 
 A part is one call of ``scaled_dot_product_attention``: some heads, some queries, and the range of
 keys that they see and that leave a trace, with their part of the bias as its mask. The backward
@@ -39,7 +40,7 @@ class Part(NamedTuple):
     keys: slice
 
 
-WHY_NOT_COMPILED = "posenc: the keys that leave a trace are read from values, not in a graph"
+WHY_NOT_COMPILED = "posenc 'chunked' reads from values which keys leave a trace, which no graph can"
 
 
 @torch.compiler.disable(reason=WHY_NOT_COMPILED)
