@@ -30,6 +30,7 @@ import torch.utils.checkpoint
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.testing._internal.two_tensor import TwoTensor
 
 import posenc_torch
 from posenc.call import prepare
@@ -358,6 +359,13 @@ def test_tensors_without_values():
             assert posenc_torch.attention(q, q, q, STEEP, causal=True).shape == q.shape
     assert [found["path"] for found in told] == ["sdpa", "sdpa"]
     assert all("the tensors hold none" in found["others"]["chunked"] for found in told)
+
+
+def test_tensors_of_another_kind_are_not_cut():
+    """Such as DTensor: every slice of one is communication."""
+    call = call_of(STEEP, 1024, causal=True)
+    assert chunked.refuses(call) is None
+    assert "q is a TwoTensor" in chunked.refuses(replace(call, q=TwoTensor(call.q, call.q)))
 
 
 def test_auto_takes_it_where_scores_are_many():

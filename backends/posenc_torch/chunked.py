@@ -18,6 +18,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as _modes
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from posenc.blocks import meeting
 from posenc.call import Call
@@ -68,6 +69,8 @@ def refuses(call: Call) -> str | None:
     """Why a call cannot be cut."""
     if torch.compiler.is_compiling():
         return None  # what is disabled says so itself, and breaks the graph where that is allowed
+    if is_traceable_wrapper_subclass(call.q):
+        return f"it slices q many times, and q is a {type(call.q).__name__}"
     if call.q.device.type == "meta" or isinstance(call.q, FakeTensor):
         return "which keys leave a trace is read from values, and the tensors hold none"
     if torch.jit.is_tracing() or any(m.is_infra_mode() for m in _modes()):
