@@ -63,7 +63,7 @@ def choose(paths: Sequence[Path], call: Call, name: str) -> Path:
     reasons = {}
     for path in paths:
         if name == "auto":
-            why = path.refuse(call) or path.avoid(call)
+            why = path.avoid(call) or path.refuse(call)  # the cheaper question first
         elif name == path.name:
             why = path.refuse(call)
         else:

@@ -151,7 +151,7 @@ def test_a_block_mask_that_is_kept_serves_whoever_comes_next():
 
 
 def test_the_block_mask_of_plain_calls_is_made_once():
-    (q, k, v), *_ = tensors(SUBJECTS["t5"], 300)
+    (q, k, v), *_ = tensors(SUBJECTS["t5"], 1300)
     call = prepare(q, k, v, SUBJECTS["t5"], params_of(SUBJECTS["t5"]), causal=True)
     assert flex._block_mask(call) is flex._block_mask(replace(call, q=2 * q))
     assert flex._block_mask(call) is not flex._block_mask(replace(call, causal=False))

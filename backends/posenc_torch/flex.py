@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as _mo
 
 from posenc.call import Call
 from posenc.lowerings import by_distance, has_bias
-from posenc.negligible import negligible
+from posenc.negligible import is_possible, negligible
 from posenc_torch.loads import loads
 from posenc_torch.mods import block_mask
 from posenc_torch.score import Bias, ByDistance, apart
@@ -118,7 +118,7 @@ def _several_loads(call: Call) -> str | None:
 def avoided(call: Call) -> str | None:
     """Why ``"auto"`` passes by."""
     if call.q.device.type == "cpu":
-        return "on a CPU it compiles for seconds, and learns nothing"
+        return "on a CPU it compiles for seconds, and has no backward pass"
     if not _ISOLATES:
         return f"its tests run on PyTorch 2.13 and newer, this is {torch.__version__}"
     if knows_mask(call):
@@ -203,7 +203,7 @@ def _computed(call: Call) -> Mapping[str, Tensor]:
 
 def _block_mask(call: Call) -> BlockMask | None:
     plain = not call.causal and call.window is None and call.q_seg is None
-    if call.skip_blocks and call.k.shape[2] > _FEW * BLOCK:
+    if call.skip_blocks and call.k.shape[2] > _FEW * BLOCK and is_possible(call):
         sight = _sight(call)
         some, every = sight.blocks()
         nothing = _negligible(call, every)
@@ -241,7 +241,7 @@ def _sight(call: Call) -> Sight:
     return Sight(*_places(call), q_seg, k_seg, call.causal, call.window)
 
 
-@lru_cache(16)
+@lru_cache(4)
 def _plain_mask(
     q_len: int, k_len: int, causal: bool, window: int | None, device: torch.device
 ) -> BlockMask:

@@ -1,10 +1,11 @@
 """A key bias folded into the head dimension, for kernels that know no bias.
 
 Where a bias is ``u(q) + w(k)``, a few more channels make it part of the product of queries and
-keys: ``[1, u, q] . [w, 1, k] = w + u + q.k``. Flash kernels, cuDNN and the like then serve ALiBi as
-if it were not there, with exact gradients. ``u = -w`` of a query's own key comes first, so that
-the large numbers cancel before anything is added to them. A kernel that adds channels in another
-order rounds once more: in float32 by up to ``2**-24`` times slope times length.
+keys: ``[1, u, q] . [w, 1, k] = w + u + q.k``, with ``w`` and ``u`` in several pairs of numbers.
+Flash kernels, cuDNN and the like then serve ALiBi as if it were not there, with exact gradients.
+``u = -w`` of a query's own key comes first, so that the large numbers cancel before anything is
+added to them. A kernel that adds channels in another order rounds once more: in float32 by up to
+``2**-24`` times slope times length.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ def refuses(call: Call) -> str | None:
 def avoided(call: Call) -> str:
     """Why ``"auto"`` passes by."""
     if call.q.device.type == "cpu":
-        return "on a CPU a mask costs less than more channels"
+        return "on a CPU SDPA in parts, with a mask, is faster"
     return "nobody measured it on a GPU yet"
 
 

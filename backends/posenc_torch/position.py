@@ -23,7 +23,8 @@ class Position(nn.Module):
     A model that holds it may be wrapped: ``fully_shard``, ``DistributedDataParallel``. Sharded by
     itself it needs ``register_fsdp_forward_method(position, "attend")``, and likewise for
     ``"embed"``, because it has no ``forward``. Where params or tokens are ``DTensor``, call it
-    under ``implicit_replication()``: what is made in the call is the same in every process.
+    under ``implicit_replication()``, for what is made in the call is the same in every process,
+    with ``path="sdpa"`` for a learned bias, else ``"reference"``: PyTorch shards no other kernel.
 
     Parameters
     ----------
