@@ -301,20 +301,26 @@ def _attend(q: Any, k: Any, v: Any, scheme: Any, params: Any, x: Any, options: A
     if not options:
         return posenc_torch.attention(q, k, v, scheme, params, causal=True, path="flex", x=x)
     given = _given(q, k, v, scheme, params, x)
-    return torch.compile(flex_attention)(*given, kernel_options=options)
+    return torch.compile(flex_attention)(**given | {"kernel_options": options})
 
 
-def _given(q: Any, k: Any, v: Any, scheme: Any, params: Any, x: Any) -> tuple[Any, ...]:
-    """What the path gives to FlexAttention, causal: q, k, v, the bias, the mask and the scale."""
+def _given(q: Any, k: Any, v: Any, scheme: Any, params: Any, x: Any) -> dict[str, Any]:
+    """What the path gives to FlexAttention, causal."""
     import array_api_compat.torch as xp
 
     from posenc.call import prepare
     from posenc_torch import flex
 
-    call = prepare(q, k, v, scheme, params, causal=True, x=x, xp=xp)
-    bias = flex._bias(call)
-    mod = None if bias is None else bias.score_mod
-    return call.q, call.k, call.v, mod, flex._block_mask(call), call.scale
+    return flex.arguments(prepare(q, k, v, scheme, params, causal=True, x=x, xp=xp))
+
+
+def _as_on_gpu(given: dict[str, Any]) -> dict[str, Any]:
+    """The same with the options that tensors on a GPU would have."""
+    from posenc_torch import flex
+    from posenc_torch.score import ByDistance
+
+    table = isinstance(getattr(given["score_mod"], "__self__", None), ByDistance)
+    return given | {"kernel_options": flex.FOR_TABLES if table else None}
 
 
 def _layout(graph: Any, output: Any) -> Any:
@@ -477,7 +483,7 @@ def errors(case: Case, length: int) -> dict[str, float]:
         # It allows no gradients on a CPU. Dynamo traces no mock.
         mock.patch.object(public, "_validate_device", lambda *_: None),  # noqa: PT008
     ):
-        out = run(*_given(*qkv, scheme, params, x if gated else None))
+        out = run(**_as_on_gpu(_given(*qkv, scheme, params, x if gated else None)))
         found = [out, *torch.autograd.grad(out, [*qkv, *learned], weight)]
 
     exact = [a.detach().double().requires_grad_() for a in (*qkv, *learned)]

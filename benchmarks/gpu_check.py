@@ -109,10 +109,15 @@ def _checked(
 
 
 def _counts(result: dict[str, Any]) -> dict[str, int]:
-    """How many checks there are of each status; ``bad``: what is wrong with this library."""
+    """How many checks there are of each status; ``bad``: what is wrong with this library, and
+    paths of which nothing was found right.
+    """
+    paths = {row["path"] for row in result["checks"]}
+    unproven = paths - {row["path"] for row in result["checks"] if row["status"] == "right"}
     found = collections.Counter(row["status"] for row in result["checks"])
     wrong = sum(map(_wrong, result["timings"]))
-    bad = sum(found[status] for status in _BAD) + wrong
+    bad = sum(found[status] for status in _BAD) + wrong + len(unproven)
+    found["paths without a check"] = len(unproven)
     return {**dict(sorted(found.items())), "wrong timings": wrong, "bad": bad}
 
 

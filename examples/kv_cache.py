@@ -5,6 +5,8 @@ Slot ``p`` of the cache holds the token at position ``p``. A query at position `
 prompt, needs no mask of its own. Prefill and decoding are one function of tokens and positions.
 """
 
+import warnings
+
 import torch
 from torch import nn
 
@@ -91,6 +93,8 @@ def alone(model, prompt, answer):
 
 
 def main():
+    # Dynamo traces cached look-ups of array_api_compat, and says so; their result is the same.
+    warnings.filterwarnings("ignore", message="Dynamo detected a call to a `functools.lru_cache`")
     for scheme in (posenc.ALiBi(HEADS), posenc.RoPE(DIM)):
         torch.manual_seed(0)
         model, backend = Decoder(scheme), Counting()

@@ -11,6 +11,7 @@ from array_api_compat import device
 from posenc.call import Call
 from posenc.evaluate import bias_tile, is_gated, row
 from posenc.params import per_head
+from posenc.positions import visible
 from posenc.protocol import Array, Namespace, PositionScheme
 
 
@@ -38,6 +39,13 @@ def distances(call: Call) -> Array:
     q_len, k_len = call.q.shape[2], call.k.shape[2]
     steps = call.xp.arange(q_len + k_len - 1, dtype=call.k_pos.dtype, device=device(call.k_pos))
     return steps - (k_len - 1)
+
+
+def seen_by_distance(call: Call) -> Array:
+    """Whether the causal mask and the window let a key at each of ``distances`` be seen."""
+    at, xp = distances(call), call.xp
+    seen = visible(xp.zeros_like(at), at, causal=call.causal, window=call.window)
+    return xp.ones_like(at, dtype=xp.bool) if seen is None else seen
 
 
 def by_key(call: Call) -> Array | None:

@@ -21,7 +21,7 @@ from array_api_compat import device
 from posenc.blocks import highest, walled
 from posenc.call import Call
 from posenc.evaluate import is_gated
-from posenc.lowerings import by_distance, by_key, distances, has_bias
+from posenc.lowerings import by_distance, by_key, has_bias, seen_by_distance
 from posenc.positions import visible
 from posenc.protocol import Array, PositionScheme
 
@@ -132,9 +132,7 @@ def _between_blocks(call: Call, table: Array, block: int) -> Array:
     """
     xp, q_len, k_len = call.xp, call.q.shape[2], call.k.shape[2]
     q_blocks, k_blocks = -(-q_len // block), -(-k_len // block)
-    at = distances(call)
-    seen = visible(xp.zeros_like(at), at, causal=call.causal, window=call.window)
-    table = table if seen is None else xp.where(seen, table, -math.inf)
+    table = xp.where(seen_by_distance(call), table, -math.inf)
     # The first stretch ends where the last block of queries meets the first of keys.
     stretches = highest(walled(table, q_blocks * block - q_len, 0, xp), block, xp)
     stretches = walled(stretches, 0, q_blocks + k_blocks - stretches.shape[-1], xp)

@@ -79,10 +79,11 @@ def choose(paths: Sequence[Path], call: Call, name: str) -> Path:
 def explained(paths: Sequence[Path], call: Call, name: str) -> Explanation:
     """Which path ``choose`` takes, and why not each of the others."""
     chosen = choose(paths, call, name)
+    served = f"{chosen.name!r} was asked for"
+    if name == "auto":
+        served = f"it could, and {chosen.name!r} comes first"
     others = {
-        path.name: path.refuse(call)
-        or (path.avoid(call) if name == "auto" else None)
-        or f"{chosen.name!r} was asked for or comes first"
+        path.name: path.refuse(call) or (path.avoid(call) if name == "auto" else None) or served
         for path in paths
         if path is not chosen
     }

@@ -8,8 +8,7 @@ pass computes each part anew. Nothing is compiled, and learning works on a CPU.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -20,26 +19,12 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as _modes
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from posenc.blocks import meeting
 from posenc.call import Call
 from posenc.evaluate import bias_tile, column, row
-from posenc.lowerings import by_distance, distances, has_bias
-from posenc.negligible import negligible
+from posenc.lowerings import by_distance, has_bias, seen_by_distance
 from posenc.positions import visible
+from posenc_torch.parts import Part, parts
 from posenc_torch.sdpa import few_scores, knows_mask, masked, same_dtype
-
-_GRAIN = 128  # of what is seen and what is negligible
-_ROWS = 256  # queries a part: fewer waste less on the diagonal, more make fewer calls
-_size = _GRAIN, _ROWS
-
-
-class Part(NamedTuple):
-    """Heads, queries and keys of one call of ``scaled_dot_product_attention``."""
-
-    heads: slice
-    queries: slice
-    keys: slice
-
 
 WHY_NOT_COMPILED = "posenc 'chunked' reads from values which keys leave a trace, which no graph can"
 
@@ -93,17 +78,6 @@ def avoided(call: Call) -> str | None:
     return None
 
 
-@contextmanager
-def blocks_of(size: int) -> Iterator[None]:
-    """So many queries and keys a block, instead of hundreds: for tests."""
-    global _size
-    before, _size = _size, (size, size)
-    try:
-        yield
-    finally:
-        _size = before
-
-
 class _Job(NamedTuple):
     """A call without its tensors, and how it is cut.
 
@@ -125,7 +99,7 @@ class _Job(NamedTuple):
             arrays={name: _shape_of(array) for name, array in call.arrays.items()},
             q_coords=None, k_coords=None,
         )  # fmt: skip
-        return cls(bare, tuple(tensors), final, tuple(_cut(call)))
+        return cls(bare, tuple(tensors), final, tuple(parts(call)))
 
     def slices(self, part: Part, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What a part is made of: views."""
@@ -178,9 +152,7 @@ class _Job(NamedTuple):
         """The bias of a part by distance; as a mask if it is final."""
         if not self.final:
             return table
-        at = distances(self.call)[self._reach(part)]
-        seen = visible(torch.zeros_like(at), at, causal=self.call.causal, window=self.call.window)
-        line = table if seen is None else torch.where(seen, table, -torch.inf)
+        line = torch.where(seen_by_distance(self.call)[self._reach(part)], table, -torch.inf)
         if dtype == line.dtype or peak is None:
             return line
         return (line - self._own(part, peak)[:, None]).to(dtype)
@@ -279,51 +251,4 @@ def _peaks(call: Call, table: Tensor, dtype: torch.dtype) -> bool:
     own = table[:, call.k.shape[2] - 1 : call.k.shape[2]]
     if dtype == table.dtype:
         return bool(torch.isfinite(own).all())
-    at = distances(call)
-    seen = visible(torch.zeros_like(at), at, causal=call.causal, window=call.window)
-    seen = torch.ones_like(at, dtype=torch.bool) if seen is None else seen
-    return bool((torch.isfinite(own) & ((table <= own) | ~seen)).all())
-
-
-@torch.no_grad()
-def _cut(call: Call) -> Iterator[Part]:
-    """Parts that together hold all pairs which see each other and leave a trace."""
-    grain, rows = _size
-    heads, q_len, k_len = call.q.shape[1], call.q.shape[2], call.k.shape[2]
-    some, every = meeting(call, grain)
-    kept = some[:, None]
-    if call.skip_blocks and (nothing := negligible(call, grain, whole=every)) is not None:
-        kept = kept & ~nothing
-    for n, chunk in enumerate(kept.any(dim=0).split(rows // grain, dim=1)):
-        queries = slice(n * rows, min(q_len, (n + 1) * rows))
-        for own, (first, last) in _runs(chunk.any(dim=1), heads, heads // call.k.shape[1]):
-            yield Part(own, queries, slice(first * grain, min(k_len, last * grain)))
-
-
-def _runs(kept: Tensor, heads: int, group: int) -> Iterator[tuple[slice, tuple[int, int]]]:
-    """Neighbouring heads with about the same blocks of keys, from blocks kept ``(H or 1, nk)``.
-
-    Heads that share keys make a run only with each other, unless all of them do.
-    """
-    count = kept.shape[1]
-    first = kept.int().argmax(dim=1).tolist()
-    last = (count - kept.flip(1).int().argmax(dim=1)).tolist()
-    some = kept.any(dim=1).tolist()
-    if len(some) == 1:
-        if some[0]:
-            yield slice(0, heads), (first[0], last[0])
-        return
-    start = 0
-    while start < heads:
-        low, high, work, end = first[start], last[start], 0, start
-        while end < heads and some[end] == some[start]:
-            together = min(low, first[end]), max(high, last[end])
-            own = work + last[end] - first[end]
-            # One call costs about as much as a fifth of the work it does.
-            apart = (end + 1 - start) * (together[1] - together[0]) > 1.2 * own
-            if end > start and (apart or (group > 1 and end % group == 0)):
-                break
-            (low, high), work, end = together, own, end + 1
-        if some[start]:
-            yield slice(start, end), (low, high)
-        start = end
+    return bool((torch.isfinite(own) & ((table <= own) | ~seen_by_distance(call))).all())

@@ -20,6 +20,7 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as _modes
 
 from posenc.call import Call
+from posenc.evaluate import is_gated
 from posenc.lowerings import by_distance, has_bias
 from posenc.negligible import is_possible, negligible
 from posenc_torch.loads import loads
@@ -37,29 +38,35 @@ _ISOLATES = "isolate_recompiles" in inspect.signature(torch.compile).parameters 
 _OLDEST = (2, 11)
 # A gathered tile goes through shared memory. With torch's own choices an H200 has too little of it,
 # and the kernel that is compiled instead spills 12 kB a thread (benchmarks/flex_without_gpu.py).
-_FOR_TABLES = {"fwd_BLOCK_N": 64, "fwd_num_warps": 8, "bwd_num_stages": 2}
+FOR_TABLES = {"fwd_BLOCK_N": 64, "fwd_num_warps": 8, "bwd_num_stages": 2}
 _FEW = 8  # blocks of keys of which no bias is steep enough to spare much
 _entry: Callable[..., Tensor] | None = None
 
 
 def flex(call: Call) -> Tensor:
     """``(B, H, Q, Dv)`` by FlexAttention."""
-    inside, on_gpu = torch.compiler.is_compiling(), call.q.device.type != "cpu"
-    own = _own_memory if inside and not on_gpu else _as_it_is
+    inside = torch.compiler.is_compiling()
+    own = _own_memory if inside and call.q.device.type == "cpu" else _as_it_is
     if not torch.is_grad_enabled():  # FlexAttention asks tensors alone whether something learns
         call = _without_gradients(call)
-    q, k, v = own(call.q), call.k, call.v
-    bias = _bias(call)
     run = flex_attention if inside else _compiled()
-    out = run(
-        q, k, v,
-        score_mod=None if bias is None else bias.score_mod,
-        block_mask=_block_mask(call),
-        scale=float(call.scale),
-        enable_gqa=q.shape[1] != k.shape[1],
-        kernel_options=_FOR_TABLES if on_gpu and isinstance(bias, ByDistance) else None,
-    )  # fmt: skip
-    return own(out)
+    return own(run(**arguments(replace(call, q=own(call.q)))))
+
+
+def arguments(call: Call) -> dict[str, Any]:
+    """What FlexAttention is called with."""
+    bias = _bias(call)
+    by_table = call.q.device.type != "cpu" and isinstance(bias, ByDistance)
+    return {
+        "query": call.q,
+        "key": call.k,
+        "value": call.v,
+        "score_mod": None if bias is None else bias.score_mod,
+        "block_mask": _block_mask(call),
+        "scale": float(call.scale),
+        "enable_gqa": call.q.shape[1] != call.k.shape[1],
+        "kernel_options": FOR_TABLES if by_table else None,
+    }
 
 
 def _as_it_is(array: Tensor) -> Tensor:
@@ -76,13 +83,9 @@ def _own_memory(array: Tensor) -> Tensor:
 
 
 def _without_gradients(call: Call) -> Call:
-    arrays = {name: array.detach() for name, array in call.arrays.items()}
-    coords = (None if c is None else c.detach() for c in (call.q_coords, call.k_coords))
-    q_coords, k_coords = coords
-    return replace(
-        call, q=call.q.detach(), k=call.k.detach(), v=call.v.detach(), arrays=arrays,
-        q_coords=q_coords, k_coords=k_coords,
-    )  # fmt: skip
+    tensors = {name: getattr(call, name) for name in ("q", "k", "v", "q_coords", "k_coords")}
+    bare = {name: None if t is None else t.detach() for name, t in tensors.items()}
+    return replace(call, arrays={name: a.detach() for name, a in call.arrays.items()}, **bare)
 
 
 def refuses(call: Call) -> str | None:
@@ -183,7 +186,7 @@ def _reads_distances(call: Call) -> bool:
     """
     scheme = call.scheme
     simple = scheme.constants() and not scheme.param_specs()
-    return scheme.relative and call.aligned and not simple
+    return scheme.relative and call.aligned and not simple and not is_gated(scheme)
 
 
 def _places(call: Call) -> tuple[Places, Places]:

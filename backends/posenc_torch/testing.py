@@ -15,8 +15,9 @@ from torch import Tensor
 
 from posenc.testing.framework import Framework, Function, Host
 from posenc_torch.attention import PATHS, attention
-from posenc_torch.chunked import WHY_NOT_COMPILED, blocks_of
+from posenc_torch.chunked import WHY_NOT_COMPILED
 from posenc_torch.flex import uncompiled
+from posenc_torch.parts import blocks_of
 
 
 class Torch(Framework):

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 
 import torch
 
-import posenc_torch
 from posenc_torch.flex import uncompiled
 from posenc_torch.testing import Torch
 
 COMPILED = ("flex",)
-SKIPS = "skip_blocks" in inspect.signature(posenc_torch.attention).parameters
 _POISON = 2**28  # bytes
 
 

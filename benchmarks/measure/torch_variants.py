@@ -16,7 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import posenc
 import posenc_torch
-from measure.torch_checks import COMPILED, SKIPS
+from measure.torch_checks import COMPILED
 from posenc.protocol import PositionScheme
 from posenc_torch.sight import BLOCK
 
@@ -97,7 +97,7 @@ class Variant:
 
 def ours(scheme: str, path: str, *, learns: bool = False, skip: bool | None = None) -> Variant:
     """Attention of posenc on a path; ``skip=False`` computes also blocks that round to nothing."""
-    options = {} if skip is None or not SKIPS else {"skip_blocks": skip}
+    options = {} if skip is None else {"skip_blocks": skip}
 
     def ready(inputs: Inputs, params: dict[str, Tensor]) -> Call:
         kind = inputs.schemes[scheme]
@@ -128,12 +128,10 @@ def yardsticks() -> list[Variant]:
 
 def of_this_library() -> list[Variant]:
     """Every path, the ones that goals speak of first."""
-    # Without the switch every block is computed.
-    skips = (True, False) if SKIPS else (False,)
     found = [
         ours("alibi", path, skip=skip)
         for path in sorted(posenc_torch.PATHS, key=_last)
-        for skip in (skips if path in SKIPPING else (None,))
+        for skip in ((True, False) if path in SKIPPING else (None,))
     ]
     for path in sorted(posenc_torch.PATHS, key=_last):
         found += [

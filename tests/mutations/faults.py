@@ -48,7 +48,7 @@ BLOCKS = "backends/posenc_jax/blocks.py"
 FLEX, SIGHT = "backends/posenc_torch/flex.py", "backends/posenc_torch/sight.py"
 SCORE, LOADS = "backends/posenc_torch/score.py", "backends/posenc_torch/loads.py"
 SDPA, LIFTED = "backends/posenc_torch/sdpa.py", "backends/posenc_torch/lifted.py"
-PARTS, MODS = "backends/posenc_torch/chunked.py", "backends/posenc_torch/mods.py"
+PARTS, CUT = "backends/posenc_torch/chunked.py", "backends/posenc_torch/parts.py"
 NEGLIGIBLE, LOWERINGS = "posenc/negligible.py", "posenc/lowerings.py"
 MEETING = "posenc/blocks.py"
 
@@ -1201,7 +1201,7 @@ _LOWERED = (
     Fault(
         "parts-end-a-block-early",
         "the newest keys are missing",
-        PARTS,
+        CUT,
         "min(k_len, last * grain)",
         "min(k_len, max(1, last - 1) * grain)",
         ("test_laws.py path_equals_the_reference-torch-chunked-alibi",),
@@ -1225,7 +1225,7 @@ _LOWERED = (
     Fault(
         "parts-of-heads-that-share-no-keys",
         "a run of heads reads the keys of its first",
-        PARTS,
+        CUT,
         "if end > start and (apart or (group > 1 and end % group == 0)):",
         "if end > start and apart:",
         ("test_torch_chunked.py every_query", "test_torch_chunked.py share_keys"),
