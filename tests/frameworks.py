@@ -46,7 +46,8 @@ def route(framework: str, path: str) -> Route:
     return Route(FRAMEWORKS[framework], path)
 
 
-PARTIAL = {"lifted"}  # serves few of the calls that are tried here, and has tests of its own
+# Served here in few of the calls that are tried or not at all, and with tests of their own.
+PARTIAL = {"lifted", "pallas"}
 ROUTES = [
     pytest.param(Route(FRAMEWORKS[name], path), id=f"{name}-{path}")
     for name in ("numpy", "torch", "jax")

@@ -133,8 +133,8 @@ def test_what_is_skipped_changes_nothing_but_a_rounding(name, dtype):
             some = step(scheme, "chunked", arrays, own, **options)
             every = step(scheme, "chunked", arrays, own, skip_blocks=False, **options)
             # Half a rounding of the largest value is left out; sums in another order round anew,
-            # and a param's gradient sums 2 * 240 * 241 / 2 terms of both signs, whose roundings grow
-            # with the root of their number: 240. A quarter of that is enough.
+            # and a param's gradient sums 2 * 240 * 241 / 2 terms of both signs, whose roundings
+            # grow with the root of their number: 240. A quarter of that is enough.
             assert_near(some[0].double(), every[0].double(), 2 * unit)
             assert some[1].keys() == every[1].keys()
             for leaf, gradient in every[1].items():

@@ -17,6 +17,7 @@ from posenc.params import named, working_dtype
 from posenc.paths import Explanation, Path, choose, explained
 from posenc.positions import check_range, concrete
 from posenc_jax.chunked import chunked
+from posenc_jax.fused import path as fused
 
 # Where "auto" leaves the whole scores for tiles. Decoding has few queries, whose scores take less
 # room than the keys. The bound on scores a head, for accelerators, is not measured on any yet.
@@ -214,6 +215,7 @@ def _reference(call: Call) -> Array:
 
 
 _PATHS = (
+    Path("pallas", fused.fused, refuse=fused.refuses, avoid=fused.avoided),
     Path("xla", _xla, refuse=_xla_refuses, avoid=_xla_avoided),
     Path("chunked", chunked),
     Path("reference", _reference),
