@@ -16,6 +16,7 @@ from posenc.call import Call
 from posenc.params import named, working_dtype
 from posenc.paths import Explanation, Path, choose, explained
 from posenc.positions import check_range, concrete
+from posenc_jax import lifted
 from posenc_jax.chunked import chunked
 from posenc_jax.fused import path as fused
 
@@ -43,6 +44,7 @@ def attention(
     x: Array | None = None,
     q_coords: Array | None = None,
     k_coords: Array | None = None,
+    skip_blocks: bool = True,
 ) -> Array:
     """``softmax(scale * transform(q) @ transform(k).T + bias) @ v`` in the layout of ``jax.nn``.
 
@@ -67,15 +69,21 @@ def attention(
     scale
         Of the scores; default ``scheme.scale(D)``.
     path
-        One of ``PATHS``, or ``"auto"``: the first of them that serves the call well. ``"xla"`` is
-        ``jax.nn.dot_product_attention`` with the bias whole; ``"chunked"`` takes memory
-        ``O(L * block)``, forward and backward, and has first derivatives in reverse mode only;
-        ``"reference"`` is the definition at the highest precision of matrix products.
+        One of ``PATHS``, or ``"auto"``: the first of them that serves the call well. ``"pallas"``
+        is one kernel with the bias inside, for GPUs of capability 9.0 (JAX 0.11) and for TPUs;
+        ``"xla"`` is ``jax.nn.dot_product_attention`` with the bias whole; ``"chunked"`` takes
+        memory ``O(L * block)`` on any device; ``"lifted"`` folds a key bias into the head dimension
+        for cuDNN; ``"reference"`` is the definition at the highest precision of matrix products.
+        ``"pallas"`` and ``"chunked"`` have first derivatives in reverse mode only.
     k_transformed
         ``k`` comes from a cache that holds keys already transformed.
     x, q_coords, k_coords
         For a gated scheme: hidden states ``(B, K, C)`` of the keys' tokens, or the coordinates
         ``(B, H, Q)`` and ``(B, H, K)`` themselves. A scheme without gates ignores ``x``.
+    skip_blocks
+        Whether ``"pallas"`` leaves out blocks of keys that provably round to nothing under a bias
+        that decays (``posenc.negligible``). Results of finite values then differ by less than half
+        a rounding of the largest.
 
     Returns
     -------
@@ -92,6 +100,7 @@ def attention(
         q, k, v, scheme, params, causal, path,
         q_pos=q_pos, k_pos=k_pos, q_seg=q_seg, k_seg=k_seg, window=window, scale=scale,
         k_transformed=k_transformed, x=x, q_coords=q_coords, k_coords=k_coords,
+        skip_blocks=skip_blocks,
     )  # fmt: skip
     out = choose(_PATHS, call, path).run(call)
     return jnp.swapaxes(out, 1, 2).astype(_jax(q).dtype)
@@ -218,6 +227,7 @@ _PATHS = (
     Path("pallas", fused.fused, refuse=fused.refuses, avoid=fused.avoided),
     Path("xla", _xla, refuse=_xla_refuses, avoid=_xla_avoided),
     Path("chunked", chunked),
+    Path("lifted", lifted.lifted, refuse=lifted.refuses, avoid=lifted.avoided),
     Path("reference", _reference),
 )
 PATHS = tuple(path.name for path in _PATHS)

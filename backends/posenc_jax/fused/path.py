@@ -82,6 +82,8 @@ def refuses(call: Call) -> str | None:
     here = target()
     if here.platform not in _MODULES:
         return f"kernels are for {' and '.join(_MODULES)}, the device is a {here.platform}"
+    if call.q_seg is not None and (wide := _wide_segments(call)):
+        return f"kernels compare segments of 32 bits, {wide} has 64: cast it, if its values fit"
     module = _module(here)
     why = module.why_not_here(here) or module.refuses(call)
     if why is not None:
@@ -103,6 +105,11 @@ def avoided(call: Call) -> str | None:
             "benchmarks/gpu_check.py --framework jax checks them on yours"
         )
     return None
+
+
+def _wide_segments(call: Call) -> str:
+    sides = {"q_seg": call.q_seg, "k_seg": call.k_seg}
+    return next((name for name, seg in sides.items() if seg.dtype.itemsize > 4), "")
 
 
 def _module(here: Target) -> Module:
