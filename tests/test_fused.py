@@ -121,6 +121,13 @@ def test_the_logsumexp_has_a_gradient(defined):
         assert_near(one, other, SUMMED * PATHS["float32"])
 
 
+@pytest.mark.parametrize("subject", ["alibi-learned", "forgetting"])
+def test_a_key_bias_stands_for_a_bias_that_does_not_lower(subject, defined, monkeypatch):
+    monkeypatch.setattr(fused_by_definition, "why_not_lowered", lambda call, here: "it does not")
+    # At explicit positions there is no table either.
+    test_kernels_by_definition_equal_the_reference(subject, "everything", None)
+
+
 @pytest.mark.parametrize(
     ("scheme", "options", "reason"),
     [

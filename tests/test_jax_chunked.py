@@ -10,6 +10,7 @@ import posenc
 jax = pytest.importorskip("jax")
 jnp = jax.numpy
 posenc_jax = pytest.importorskip("posenc_jax")
+from posenc_jax.chunked import chunked_with_logsumexp  # noqa: E402
 
 HEADS, DIM = 4, 16
 
@@ -56,6 +57,33 @@ def test_dense_paths_hold_all_scores():
     scores = HEADS * 2048**2 * 4
     assert temporaries(2048, posenc.ALiBi(HEADS), "xla") > scores
     assert temporaries(2048, posenc.ALiBi(HEADS), "chunked") < scores / 4
+
+
+def test_the_logsumexp_of_chunked_has_a_gradient():
+    """As two parts of one softmax need it to be put together."""
+    scheme, slopes = posenc.ALiBi(HEADS, learned=True), jnp.asarray([0.5, 0.25, 0.1, 0.01])
+    q, k, v = (jnp.swapaxes(a, 1, 2) for a in tensors(300, kv_heads=2))
+
+    def call(q, k, slopes):
+        return posenc.prepare(q, k, v, scheme, {"slopes": slopes}, causal=True, xp=jnp)
+
+    def ours(*leaves):
+        return jnp.sum(jnp.sin(chunked_with_logsumexp(call(*leaves))[1]))
+
+    def expected(*leaves):
+        at = call(*leaves)
+        scores = jnp.einsum("bhqd,bhkd->bhqk", at.q, jnp.repeat(at.k, 2, axis=1)) * at.scale
+        scores = jnp.where(at.visible(), scores + at.bias(), -jnp.inf)
+        return jnp.sum(jnp.sin(jax.nn.logsumexp(scores, axis=-1)))
+
+    jax.tree.map(
+        # A slope's gradient sums over 2 * 300 * 301 / 2 pairs.
+        partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4),
+        *(
+            jax.jit(jax.value_and_grad(f, argnums=(0, 1, 2)))(q, k, slopes)
+            for f in (ours, expected)
+        ),
+    )
 
 
 def test_auto_leaves_long_sequences_to_tiles():

@@ -2,5 +2,6 @@
 
 from posenc_jax.attention import PATHS, attention, explain
 from posenc_jax.params import init
+from posenc_jax.ring import ring_attention, zigzag
 
-__all__ = ["PATHS", "attention", "explain", "init"]
+__all__ = ["PATHS", "attention", "explain", "init", "ring_attention", "zigzag"]

@@ -96,7 +96,7 @@ def attention(
     NotImplementedError
         The named path cannot serve the call; says why.
     """
-    call = _call(
+    call = call_of(
         q, k, v, scheme, params, causal, path,
         q_pos=q_pos, k_pos=k_pos, q_seg=q_seg, k_seg=k_seg, window=window, scale=scale,
         k_transformed=k_transformed, x=x, q_coords=q_coords, k_coords=k_coords,
@@ -127,10 +127,10 @@ def explain(
     ------
     As ``attention`` does.
     """
-    return explained(_PATHS, _call(q, k, v, scheme, params, causal, path, **options), path)
+    return explained(_PATHS, call_of(q, k, v, scheme, params, causal, path, **options), path)
 
 
-def _call(
+def call_of(
     q: Array,
     k: Array,
     v: Array,

@@ -16,12 +16,21 @@ from jax import Array
 
 from posenc.call import Call
 from posenc_jax.blocks import Tiling, block, cut, joined, tiling_of, with_block
-from posenc_jax.loops import each, loop, scan
+from posenc_jax.loops import each, loop, scan, varying
 from posenc_jax.tile import Arrays, Keys, Queries, Softmax, gradients, scored
 
 
 def chunked(call: Call) -> Array:
     """``(B, H, Q, Dv)`` in the working float, from a call whose namespace is ``jax.numpy``."""
+    return chunked_with_logsumexp(call)[0]
+
+
+def chunked_with_logsumexp(call: Call) -> tuple[Array, Array]:
+    """``(B, H, Q, Dv)``, and the log of the sum of ``exp(score)``, ``(B, H, Q)``.
+
+    Both in the working float, with gradients of both. A row that sees nothing is 0, its log-sum-exp
+    the lowest finite number.
+    """
     tiling = tiling_of(call)
     batch, heads, q_len, dim = call.q.shape
     q = call.q.reshape(batch, call.k.shape[1], -1, q_len, dim)
@@ -38,8 +47,12 @@ def chunked(call: Call) -> Array:
     specs = call.scheme.param_specs()
     learned = {name: array for name, array in call.arrays.items() if name in specs}
     fixed = {name: array for name, array in call.arrays.items() if name not in specs}
-    out = joined(_compiled(tiling, queries, keys, learned, fixed), axis=3, length=q_len)
-    return out.reshape(batch, heads, q_len, -1)
+    everything = varying((queries, keys, learned, fixed))
+    out, logsumexp = (
+        joined(a, axis=3, length=q_len).reshape(batch, heads, q_len, *a.shape[5:])
+        for a in _compiled(tiling, *everything)
+    )
+    return out, logsumexp
 
 
 def _places(size: int, pos: Array, seg: Array | None, coords: Array | None) -> list[Array | None]:
@@ -51,15 +64,17 @@ def _places(size: int, pos: Array, seg: Array | None, coords: Array | None) -> l
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(tiling: Tiling, queries: Queries, keys: Keys, learned: Arrays, fixed: Arrays) -> Array:
-    """Attention ``(n, B, Hk, G, bq, Dv)`` in the working float, all arguments in blocks."""
+def _attend(
+    tiling: Tiling, queries: Queries, keys: Keys, learned: Arrays, fixed: Arrays
+) -> tuple[Array, Array]:
+    """Attention ``(n, B, Hk, G, bq, Dv)`` and log-sum-exp in the working float, all in blocks."""
     return _forward(tiling, queries, keys, learned, fixed)[0]
 
 
 def _forward(
     tiling: Tiling, queries: Queries, keys: Keys, learned: Arrays, fixed: Arrays
-) -> tuple[Array, Any]:
-    """Attention, and what its gradients are computed from."""
+) -> tuple[tuple[Array, Array], Any]:
+    """Attention and log-sum-exp, and what their gradients are computed from."""
 
     def one_block(at: tuple[Array, Queries]) -> tuple[Array, Array]:
         i, query = at
@@ -70,17 +85,19 @@ def _forward(
             return softmax.absorb(scores, seen, key.values)
 
         rows, dim = query.vectors.shape[:-1], keys.values.shape[-1]
-        nothing = Softmax.of_nothing(rows, dim, tiling.dtype)
+        nothing = varying(Softmax.of_nothing(rows, dim, tiling.dtype), query)
         return loop(tiling.keys_of(i), absorb, nothing).result()
 
     out, logsumexp = each(one_block, (jnp.arange(tiling.q_blocks), queries))
-    return out, (queries, keys, learned, fixed, out, logsumexp)
+    return (out, logsumexp), (queries, keys, learned, fixed, out, logsumexp)
 
 
-def _backward(tiling: Tiling, saved: Any, d_out: Array) -> tuple[Any, ...]:
+def _backward(tiling: Tiling, saved: Any, d_results: tuple[Array, Array]) -> tuple[Any, ...]:
     """Gradients of queries, keys and learned arrays; each score is computed once."""
     queries, keys, learned, fixed, out, logsumexp = saved
-    rows = (d_out, logsumexp, jnp.sum(out * d_out, axis=-1))
+    d_out, d_logsumexp = d_results
+    # The log-sum-exp's gradient by a score is the score's weight, and delta is what weights take.
+    rows = (d_out, logsumexp, jnp.sum(out * d_out, axis=-1) - d_logsumexp)
 
     def one_block(sums: tuple[Queries, Arrays], at: tuple[Array, Keys]) -> tuple[Any, Keys]:
         j, key = at
@@ -107,10 +124,11 @@ _compiled = jax.jit(_attend, static_argnums=0)
 
 def _zeros(arrays: Any, dtype: Any) -> Any:
     """Where gradients are summed; None for integers, which have none."""
-    return jax.tree.map(
+    zeros = jax.tree.map(
         lambda a: jnp.zeros(a.shape, dtype) if jnp.isdtype(a.dtype, "real floating") else None,
         arrays,
     )
+    return varying(zeros, arrays)
 
 
 def _like(arrays: Any, gradients: Any) -> Any:

@@ -45,6 +45,13 @@ TORCH, MODULE = "backends/posenc_torch/attention.py", "backends/posenc_torch/pos
 JAX, JAX_INIT = "backends/posenc_jax/attention.py", "backends/posenc_jax/params.py"
 CHUNKED, TILE = "backends/posenc_jax/chunked.py", "backends/posenc_jax/tile.py"
 BLOCKS = "backends/posenc_jax/blocks.py"
+PLAN, GRADIENTS = "backends/posenc_jax/fused/plan.py", "backends/posenc_jax/fused/gradients.py"
+FUSED, CUDNN = "backends/posenc_jax/fused/path.py", "backends/posenc_jax/lifted.py"
+ON_TPU, TPU_TILE = (
+    "backends/posenc_jax/fused/tpu_kernels.py",
+    "backends/posenc_jax/fused/tpu_tile.py",
+)
+RING = "backends/posenc_jax/ring.py"
 FLEX, SIGHT = "backends/posenc_torch/flex.py", "backends/posenc_torch/sight.py"
 SCORE, LOADS = "backends/posenc_torch/score.py", "backends/posenc_torch/loads.py"
 SDPA, LIFTED = "backends/posenc_torch/sdpa.py", "backends/posenc_torch/lifted.py"
@@ -1234,7 +1241,7 @@ _LOWERED = (
         "mask-by-distance-in-half-precision",
         "a bias that grows is rounded at its own size",
         PARTS,
-        "return bool((torch.isfinite(own) & ((table <= own) | ~seen)).all())",
+        "return bool((torch.isfinite(own) & ((table <= own) | ~seen_by_distance(call))).all())",
         "return True",
         ("test_torch_chunked.py grows_in_half",),
     ),
@@ -1344,4 +1351,127 @@ _LOWERED = (
     ),
 )
 
-FAULTS = (*_SCHEMES, *_ANGLES, *_CORE, *_TORCH, *_JAX, *_FOUND, *_FLEX, *_LOWERED)
+_FUSED = (
+    Fault(
+        "plan-ranges-end-early",
+        "the last block of keys that a query needs is left out",
+        PLAN,
+        "end = count - jnp.argmax(kept[..., ::-1], axis=-1)",
+        "end = jnp.maximum(1, count - jnp.argmax(kept[..., ::-1], axis=-1) - 1)",
+        ("test_fused.py by_definition nope-plain",),
+    ),
+    Fault(
+        "plan-padding-is-seen",
+        "keys that do not exist take weight where no causal mask hides them",
+        PLAN,
+        "return self.k_len % self.block != 0 and not (self.aligned and self.causal)",
+        "return False",
+        ("test_fused.py by_definition nope-plain",),
+    ),
+    Fault(
+        "plan-table-is-not-padded-in-front",
+        "a table by distance is read a few places off at lengths that no block divides",
+        PLAN,
+        "before = plan.q_blocks * plan.block - plan.q_len",
+        "before = 0",
+        ("test_fused.py by_definition t5-causal",),
+    ),
+    Fault(
+        "plan-skips-nothing",
+        "attention with ALiBi as slow as without, however far it fades",
+        PLAN,
+        "kept = kept & ~nothing",
+        "kept = kept",
+        ("test_fused.py round_to_nothing",),
+    ),
+    Fault(
+        "plan-skips-though-told-not-to",
+        "skip_blocks=False has no effect",
+        PLAN,
+        "if call.skip_blocks and (nothing",
+        "if (nothing",
+        ("test_fused.py round_to_nothing",),
+    ),
+    Fault(
+        "fused-logsumexp-without-a-gradient",
+        "parts of a softmax that are put together learn wrongly",
+        GRADIENTS,
+        "axis=-1) - d_logsumexp",
+        "axis=-1)",
+        ("test_fused.py logsumexp_has_a_gradient",),
+    ),
+    Fault(
+        "fused-heads-that-share-keys-summed-wrongly",
+        "gradients of keys go to the wrong heads where heads share them",
+        GRADIENTS,
+        "return jnp.sum(grouped, axis=2).astype(array.dtype)",
+        "return jnp.sum(grouped[:, ::-1], axis=2).astype(array.dtype)",
+        ("test_fused.py by_definition nope-grouped",),
+    ),
+    Fault(
+        "fused-key-bias-at-the-wrong-queries",
+        "the bias of queries is that of the first keys",
+        FUSED,
+        "replace(call, k_pos=call.q_pos, k_coords=call.q_coords)",
+        "replace(call, k_pos=call.q_pos[..., :1] + 0 * call.q_pos, k_coords=call.q_coords * 0)",
+        ("test_fused.py a_key_bias_stands",),
+    ),
+    Fault(
+        "fused-segments-of-64-bits-are-cut",
+        "segments 0 and 2**32 become one",
+        FUSED,
+        "if seg.dtype.itemsize > 4",
+        "if False",
+        ("test_fused.py segments_of_64_bits",),
+    ),
+    Fault(
+        "cudnn-bias-in-two-numbers",
+        "the bias of far keys is off by 1e-2 in bfloat16",
+        CUDNN,
+        "_LIMBS = 3",
+        "_LIMBS = 2",
+        ("test_jax_lifted.py stays_exact_far_away",),
+    ),
+    Fault(
+        "cudnn-bias-learns-in-half-precision",
+        "gradients of slopes have no right digit, and nothing says so",
+        CUDNN,
+        "_fixed.defvjp(_refuse,",
+        "_fixed.defvjp(lambda keys: (keys, None),",
+        ("test_jax_lifted.py is_not_differentiated",),
+    ),
+    Fault(
+        "chunked-logsumexp-without-a-gradient",
+        "ring attention learns wrongly",
+        CHUNKED,
+        "axis=-1) - d_logsumexp)",
+        "axis=-1))",
+        ("test_jax_chunked.py logsumexp",),
+    ),
+    Fault(
+        "tpu-keys-without-the-scale",
+        "gradients of keys are too large by the root of D",
+        ON_TPU,
+        'outs["d_k"][...] = (d_k[...] * plan.scale).astype',
+        'outs["d_k"][...] = d_k[...].astype',
+        ("test_tpu.py interpreted_kernels t5-window",),
+    ),
+    Fault(
+        "tpu-table-one-diagonal-off",
+        "every distance reads the bias of the next",
+        TPU_TILE,
+        "    if shift:\n        rows = _moved(rows, shift)",
+        "    rows = _moved(rows, 1)",
+        ("test_tpu.py a_table_gives_a_tile",),
+    ),
+    Fault(
+        "tpu-derivative-by-another-number",
+        "two learned numbers a head get each other's gradient",
+        TPU_TILE,
+        "plan.bias([*numbers[:n], x, *numbers[n + 1 :]], q, k)",
+        "plan.bias([*numbers[:0], x, *numbers[1:]], q, k)",
+        ("test_tpu.py interpreted_kernels kerple",),
+    ),
+)
+
+FAULTS = (*_SCHEMES, *_ANGLES, *_CORE, *_TORCH, *_JAX, *_FOUND, *_FLEX, *_LOWERED, *_FUSED)

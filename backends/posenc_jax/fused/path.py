@@ -18,6 +18,7 @@ from posenc.protocol import Namespace, PositionScheme
 from posenc_jax.fused.gradients import Kernels, attend
 from posenc_jax.fused.plan import Form, numbers_read, planned
 from posenc_jax.fused.target import Target, target
+from posenc_jax.loops import varying_over
 
 FEW_QUERIES = 16  # most of a block of queries would be padding
 # Modules of kernels; imported when they are asked for, because each needs its own JAX.
@@ -82,6 +83,11 @@ def refuses(call: Call) -> str | None:
     here = target()
     if here.platform not in _MODULES:
         return f"kernels are for {' and '.join(_MODULES)}, the device is a {here.platform}"
+    if axes := varying_over(call.q):
+        return (
+            f"a kernel cannot tell that its results vary over {sorted(map(str, axes))}: give "
+            "jax.shard_map check_vma=False"
+        )
     if call.q_seg is not None and (wide := _wide_segments(call)):
         return f"kernels compare segments of 32 bits, {wide} has 64: cast it, if its values fit"
     module = _module(here)

@@ -1,0 +1,444 @@
+"""Ring attention: a sequence spread over the devices of a mesh axis, keys passed round.
+
+Liu et al. 2023, arXiv 2310.01889. Every device attends from its own queries to the keys that it
+holds, and passes those on, until they have been everywhere. Parts of a row are put together by
+their log-sum-exp. A scheme needs nothing of its own, because positions travel with the keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from posenc import PositionScheme, coordinates
+from posenc.call import Call, check_pair
+from posenc.checks import check_count
+from posenc.evaluate import is_gated
+from posenc.paths import Path, choose
+from posenc_jax.attention import call_of
+from posenc_jax.chunked import chunked_with_logsumexp
+from posenc_jax.fused import path as fused
+from posenc_jax.loops import varying
+
+
+def zigzag(length: int, shards: int) -> np.ndarray[Any, Any]:
+    """Positions ``(length,)`` in the order of shards, each an early and as late a part.
+
+    Of ``2 n`` equal parts, shard ``r`` of ``n`` holds parts ``r`` and ``2 n - 1 - r``: under a
+    causal mask all shards then have the same work at every hop. Tokens ``x[order]`` are laid out
+    so, and ``y[numpy.argsort(order)]`` brings results back into the order of positions.
+
+    Raises
+    ------
+    TypeError, ValueError
+        ``length`` is no positive multiple of ``2 * shards``.
+
+    >>> zigzag(8, 2)
+    array([0, 1, 6, 7, 2, 3, 4, 5])
+    """
+    count = 2 * check_count("shards", shards)
+    if check_count("length", length) % count:
+        raise ValueError(f"length must be a multiple of 2 * shards = {count}, got {length}")
+    parts = np.arange(length).reshape(count, -1)
+    return np.concatenate([parts[[r, -1 - r]].ravel() for r in range(shards)])
+
+
+def ring_attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    scheme: PositionScheme,
+    params: Mapping[str, Array] | None = None,
+    causal: bool = False,
+    *,
+    axis_name: str | tuple[str, ...],
+    q_pos: Array | None = None,
+    k_pos: Array | None = None,
+    q_seg: Array | None = None,
+    k_seg: Array | None = None,
+    window: int | None = None,
+    scale: float | None = None,
+    path: str = "auto",
+    k_transformed: bool = False,
+    x: Array | None = None,
+    q_coords: Array | None = None,
+    k_coords: Array | None = None,
+) -> Array:
+    """``attention`` over a sequence whose tokens are spread over a mesh axis, in ``shard_map``.
+
+    A shard's keys, already transformed, visit every shard with their positions, segments and
+    coordinates; row by row, ``out = sum_s exp(l_s - l) out_s`` with ``l = logsumexp_s l_s`` over
+    the shards ``s``, where ``out_s`` and ``l_s`` are attention to keys of ``s`` and its
+    log-sum-exp. Values and gradients are those of one device, up to the order of sums.
+
+    Each half of a shard's queries meets each half of a visiting shard's keys; where no query can
+    see a key, by ranges of positions and segments, neither values nor gradients are computed.
+    Memory is that of a few shards, forward and backward: keys go round again in the backward pass,
+    which computes attention once more, and their gradients come home with them.
+
+    Parameters
+    ----------
+    q, k, v, scheme, params, causal, window, scale, k_transformed
+        As in ``attention``, of this shard: ``(B, Q, H, D)``, ``(B, K, Hk, D)``, ``(B, K, Hk, Dv)``.
+        All shards have the same ``Q`` and the same ``K``.
+    axis_name
+        The axis of the mesh, or axes, over which tokens are spread.
+    q_pos, k_pos
+        Positions of this shard's tokens in the whole sequence, ``(L,)`` or ``(B, L)``, in any
+        layout (see ``zigzag``); both or neither. Default: shards hold consecutive tokens, in the
+        order of the axis, and the ends of the whole q and k align.
+    q_seg, k_seg
+        Segments of this shard's tokens; their numbers hold across shards.
+    path
+        What attends to the keys of one shard: ``"pallas"``, ``"chunked"``, or ``"auto"``, the
+        first of them that serves the call well. First derivatives in reverse mode only.
+    x
+        For a gated scheme at default positions, without segments and with ``Q = K``: hidden states
+        ``(B, K, C)`` of this shard's tokens.
+    q_coords, k_coords
+        For a gated scheme in any layout: this shard's part ``(B, H, L)`` of the coordinates of the
+        whole sequence, which ``posenc.coordinates`` gives outside of ``shard_map``.
+
+    Returns
+    -------
+    ``(B, Q, H, Dv)`` in q's dtype. A row that may see nothing on any shard is 0, with zero
+    gradients.
+
+    Raises
+    ------
+    TypeError, ValueError
+        A wrong argument, by name, value and what is accepted; ``axis_name`` is not bound.
+    NotImplementedError
+        The named path cannot serve the call; says why.
+    """
+    shards = _axis_size(axis_name)
+    default = check_pair("q_pos", q_pos, "k_pos", k_pos)
+    if is_gated(scheme) and q_coords is None and k_coords is None and x is not None:
+        _check_in_order(scheme, q, k, positions=not default, segments=q_seg is not None)
+        q_coords = k_coords = _coordinates(scheme, x, params, axis_name)
+        x = None
+    if default and hasattr(q, "shape") and hasattr(k, "shape"):
+        q_pos, k_pos = _consecutive(q.shape[1], k.shape[1], shards, axis_name)
+    call = call_of(
+        q, k, v, scheme, params, causal, path,
+        q_pos=q_pos, k_pos=k_pos, q_seg=q_seg, k_seg=k_seg, window=window, scale=scale,
+        k_transformed=k_transformed, x=x, q_coords=q_coords, k_coords=k_coords,
+    )  # fmt: skip
+    operands = (
+        Queries(call.q, call.q_coords),
+        Keys(call.k, call.v, call.k_coords),
+        dict(call.arrays),
+        Places(*map(_by_batch, (call.q_pos, call.q_seg))),
+        Places(*map(_by_batch, (call.k_pos, call.k_seg))),
+    )
+    # The shard's own index, because what is alike everywhere varies once it has gone round.
+    operands = varying(operands, lax.axis_index(axis_name))
+    bounded = call.causal or call.window is not None or call.q_seg is not None
+    ring = Ring(choose(_PATHS, call, path), _without_arrays(call), bounded, axis_name, shards)
+    return jnp.swapaxes(_attend(ring, *operands), 1, 2).astype(q.dtype)
+
+
+Arrays: TypeAlias = dict[str, Array]
+
+
+class Queries(NamedTuple):
+    """``(B, H, Q, D)``, and coordinates ``(B, H, Q)`` or None."""
+
+    vectors: Array
+    coords: Array | None
+
+
+class Keys(NamedTuple):
+    """``(B, Hk, K, D)`` and ``(B, Hk, K, Dv)``, and coordinates ``(B, H, K)`` or None."""
+
+    vectors: Array
+    values: Array
+    coords: Array | None
+
+
+class Places(NamedTuple):
+    """Positions and segments, ``(B or 1, L)``; no segments: None."""
+
+    pos: Array
+    seg: Array | None
+
+
+class Result(NamedTuple):
+    """Attention to some keys, ``(B, H, Q, Dv)``, and its log-sum-exp ``(B, H, Q)``."""
+
+    out: Array
+    logsumexp: Array
+
+    @classmethod
+    def of_nothing(cls, shape: tuple[int, ...], dtype: Any) -> Result:
+        """To no key: a low log-sum-exp, but finite, so that two of them have a difference."""
+        return cls(jnp.zeros(shape, dtype), jnp.full(shape[:-1], jnp.finfo(dtype).min, dtype))
+
+    def merged(self, other: Result) -> Result:
+        """To the keys of both."""
+        logsumexp = jnp.logaddexp(self.logsumexp, other.logsumexp)
+        own, others = (jnp.exp(r.logsumexp - logsumexp)[..., None] for r in (self, other))
+        return Result(self.out * own + other.out * others, logsumexp)
+
+
+@dataclass(frozen=True, eq=False)
+class Ring:
+    """What is static.
+
+    Attributes
+    ----------
+    path, call
+        What computes attention to the keys of a shard; the call, without its arrays.
+    bounded
+        Whether a query may see some keys only.
+    axis_name, shards
+        The axis and its size.
+    """
+
+    path: Path
+    call: Call
+    bounded: bool
+    axis_name: str | tuple[str, ...]
+    shards: int
+
+    def passed_on(self, arrays: Any) -> Any:
+        """What the shard before this one holds."""
+        to = [(i, (i + 1) % self.shards) for i in range(self.shards)]
+        return jax.tree.map(lambda a: lax.ppermute(a, self.axis_name, to), arrays)
+
+    def attend(
+        self, queries: Queries, keys: Keys, arrays: Arrays, q_at: Places, k_at: Places
+    ) -> Result:
+        """To the keys of one shard or of a part of it."""
+        call = replace(
+            self.call,
+            q=queries.vectors, q_coords=queries.coords, q_pos=q_at.pos, q_seg=q_at.seg,
+            k=keys.vectors, v=keys.values, k_coords=keys.coords, k_pos=k_at.pos, k_seg=k_at.seg,
+            arrays=arrays,
+        )  # fmt: skip
+        run: Any = self.path.run
+        return Result(*(a.astype(call.dtype) for a in run(call)))
+
+    def pairs(self, q_at: Places, k_at: Places) -> list[tuple[slice, slice, Array | bool]]:
+        """Parts of queries and of keys, and whether any of the one may see any of the other."""
+        if not self.bounded:
+            return [(slice(None), slice(None), True)]
+        halves = (_halves(at.pos.shape[-1]) for at in (q_at, k_at))
+        return [
+            (rows, columns, self._meet(_part(q_at, rows), _part(k_at, columns)))
+            for rows, columns in product(*halves)
+        ]
+
+    def _meet(self, q_at: Places, k_at: Places) -> Array:
+        """By the ranges of positions and segments, in every sequence of the batch together."""
+        terms = []
+        ahead = jnp.min(k_at.pos) - jnp.max(q_at.pos)  # of all queries at least
+        behind = jnp.min(q_at.pos) - jnp.max(k_at.pos)
+        if self.call.causal:
+            terms.append(ahead <= 0)
+        if self.call.window is not None:
+            terms.append((ahead < self.call.window) & (behind < self.call.window))
+        if q_at.seg is not None and k_at.seg is not None:
+            terms.append(jnp.min(k_at.seg) <= jnp.max(q_at.seg))
+            terms.append(jnp.min(q_at.seg) <= jnp.max(k_at.seg))
+        return jnp.all(jnp.stack(terms))
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend(
+    ring: Ring, queries: Queries, keys: Keys, arrays: Arrays, q_at: Places, k_at: Places
+) -> Array:
+    """``(B, H, Q, Dv)`` in the working float, of this shard's queries to all keys."""
+    return _forward(ring, queries, keys, arrays, q_at, k_at)[0]
+
+
+def _forward(
+    ring: Ring, queries: Queries, keys: Keys, arrays: Arrays, q_at: Places, k_at: Places
+) -> tuple[Array, Any]:
+    """Attention, and what its gradients are computed from: nothing of another shard."""
+
+    def absorb(result: Result, held: tuple[Keys, Places]) -> Result:
+        for rows, columns, meet in ring.pairs(q_at, held[1]):
+            some = _part(queries, rows), _part(held[0], columns)
+            at = _part(q_at, rows), _part(held[1], columns)
+
+            def with_part(part: Result, some: Any = some, at: Any = at) -> Result:
+                return part.merged(ring.attend(*some, arrays, *at))
+
+            part = Result(result.out[:, :, rows], result.logsumexp[:, :, rows])
+            part = _if(meet, with_part, lambda part: part, part)
+            result = Result(
+                result.out.at[:, :, rows].set(part.out),
+                result.logsumexp.at[:, :, rows].set(part.logsumexp),
+            )
+        return result
+
+    def hop(_: Any, carry: tuple[Result, Any]) -> tuple[Result, Any]:
+        result, held = carry
+        arriving = ring.passed_on(held)  # before the work that it may overlap with
+        return absorb(result, held), arriving
+
+    shape = (*queries.vectors.shape[:3], keys.values.shape[-1])
+    start = varying(Result.of_nothing(shape, ring.call.dtype), queries)
+    result, held = lax.fori_loop(0, ring.shards - 1, hop, (start, (keys, k_at)))
+    result = absorb(result, held)
+    return result.out, (queries, keys, arrays, q_at, k_at, result)
+
+
+def _backward(ring: Ring, saved: Any, d_out: Array) -> tuple[Any, ...]:
+    """Keys go round again, and their gradients with them, one hop behind and then home."""
+    queries, keys, arrays, q_at, k_at, result = saved
+    delta = jnp.sum(result.out * d_out, axis=-1)
+
+    def of_part(rows: slice, some: Any, at: Any) -> Any:
+        found, transpose = jax.vjp(lambda *some: ring.attend(*some, *at), *some)
+        share = jnp.exp(found.logsumexp - result.logsumexp[:, :, rows])
+        weighted = d_out[:, :, rows] * share[..., None]
+        d_logsumexp = jnp.sum(found.out * weighted, axis=-1) - share * delta[:, :, rows]
+        d_some = transpose(Result(weighted, d_logsumexp))
+        return jax.tree.map(lambda g: g.astype(ring.call.dtype), d_some)
+
+    def add(sums: Any, held: tuple[Keys, Places]) -> Any:
+        for rows, columns, meet in ring.pairs(q_at, held[1]):
+            some = _part(queries, rows), _part(held[0], columns), arrays
+            at = _part(q_at, rows), _part(held[1], columns)
+
+            def found(_: Any, rows: Any = rows, some: Any = some, at: Any = at) -> Any:
+                return of_part(rows, some, at)
+
+            nothing = _zeros(some, ring.call.dtype)
+            d_queries, d_keys, d_arrays = _if(meet, found, lambda nothing: nothing, nothing)
+            sums = (
+                _with_part(sums[0], d_queries, rows),
+                _with_part(sums[1], d_keys, columns),
+                jax.tree.map(jnp.add, sums[2], d_arrays),
+            )
+        return sums
+
+    def step(sums: Any, held: tuple[Keys, Places]) -> Any:
+        d_queries, d_keys, d_arrays = sums
+        return add((d_queries, ring.passed_on(d_keys), d_arrays), held)
+
+    def hop(_: Any, carry: Any) -> Any:
+        sums, held = carry
+        arriving = ring.passed_on(held)
+        return step(sums, held), arriving
+
+    start = _zeros((queries, keys, arrays), ring.call.dtype)
+    sums, held = lax.fori_loop(0, ring.shards - 1, hop, (start, (keys, k_at)))
+    d_queries, d_keys, d_arrays = step(sums, held)
+    found = d_queries, ring.passed_on(d_keys), d_arrays
+    like = queries, keys, arrays
+    return *jax.tree.map(lambda g, a: g.astype(a.dtype), found, like), None, None
+
+
+_attend.defvjp(_forward, _backward)
+
+
+def _if(condition: Array | bool, do: Callable[[Any], Any], otherwise: Any, operand: Any) -> Any:
+    """``lax.cond``, unless it is known."""
+    return do(operand) if condition is True else lax.cond(condition, do, otherwise, operand)
+
+
+def _halves(length: int) -> list[slice]:
+    """Of zig-zag shards the one half is early and the other late."""
+    middle = length // 2
+    return [slice(None)] if middle == 0 else [slice(0, middle), slice(middle, length)]
+
+
+def _part(arrays: Any, tokens: slice) -> Any:
+    """Some of the tokens of ``Queries``, ``Keys`` or ``Places``."""
+    return jax.tree.map(lambda a: a[(*_token_axis(a), tokens)], arrays)
+
+
+def _with_part(arrays: Any, part: Any, tokens: slice) -> Any:
+    """The arrays, a part added to some of their tokens."""
+    return jax.tree.map(lambda a, b: a.at[(*_token_axis(a), tokens)].add(b), arrays, part)
+
+
+def _token_axis(array: Array) -> tuple[slice, ...]:
+    """What comes before tokens in an index: batch and heads, but places have no heads."""
+    return (slice(None),) * min(2, array.ndim - 1)
+
+
+def _zeros(arrays: Any, dtype: Any) -> Any:
+    return varying(jax.tree.map(lambda a: jnp.zeros(a.shape, dtype), arrays), arrays)
+
+
+def _by_batch(integers: Array | None) -> Array | None:
+    return None if integers is None else jnp.atleast_2d(integers)
+
+
+def _without_arrays(call: Call) -> Call:
+    """Traced arrays must not be kept in what is static."""
+    nothing: Any = None
+    names = ("q", "k", "v", "q_pos", "k_pos", "q_seg", "k_seg", "q_coords", "k_coords")
+    return replace(call, aligned=False, arrays={}, **dict.fromkeys(names, nothing))
+
+
+def _axis_size(axis_name: Any) -> int:
+    try:
+        return int(lax.axis_size(axis_name))
+    except NameError:
+        raise ValueError(
+            f"axis_name={axis_name!r} is no axis here: call ring_attention inside jax.shard_map, "
+            "over a mesh that has the axis"
+        ) from None
+
+
+def _consecutive(
+    q_len: int, k_len: int, shards: int, axis_name: str | tuple[str, ...]
+) -> tuple[Array, Array]:
+    """Positions of this shard's tokens, the ends of the whole q and k aligned."""
+    if q_len > k_len:
+        raise ValueError(
+            f"q has length {q_len} a shard, k only {k_len}: give q_pos and k_pos, the default "
+            "aligns ends"
+        )
+    shard = lax.axis_index(axis_name)
+    first = shards * (k_len - q_len)
+    return first + shard * q_len + jnp.arange(q_len), shard * k_len + jnp.arange(k_len)
+
+
+def _check_in_order(
+    scheme: PositionScheme, q: Array, k: Array, *, positions: bool, segments: bool
+) -> None:
+    """Hidden states of a shard are enough where tokens are in order and queries are keys'."""
+    what = "q_pos and k_pos" if positions else "q_seg and k_seg" if segments else None
+    if what is None and q.shape[1] != k.shape[1]:
+        what = f"q of length {q.shape[1]} and k of length {k.shape[1]}"
+    if what is not None:
+        raise ValueError(
+            f"x is given with {what}, and coordinates of {type(scheme).__name__} need tokens of "
+            "other shards: give q_coords and k_coords, this shard's part of posenc.coordinates "
+            "of the whole sequence"
+        )
+
+
+def _coordinates(
+    scheme: PositionScheme,
+    x: Array,
+    params: Mapping[str, Array] | None,
+    axis_name: str | tuple[str, ...],
+) -> Array | None:
+    """Gates summed over this shard's tokens and over all shards before it."""
+    own = coordinates(scheme, x, params, xp=jnp)
+    if own is None:
+        return None
+    totals = lax.all_gather(varying(own[..., -1], lax.axis_index(axis_name)), axis_name)
+    earlier = jnp.arange(len(totals)) < lax.axis_index(axis_name)
+    return own + jnp.sum(jnp.where(earlier[:, None, None], totals, 0), axis=0)[..., None]
+
+
+_PATHS = (
+    Path("pallas", fused.fused_with_logsumexp, refuse=fused.refuses, avoid=fused.avoided),
+    Path("chunked", chunked_with_logsumexp),
+)

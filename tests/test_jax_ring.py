@@ -1,0 +1,103 @@
+"""Ring attention over host devices equals one device: values and every gradient."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from frameworks import HAS
+
+import posenc
+
+if not HAS["jax"]:
+    pytest.skip("JAX is not installed", allow_module_level=True)
+
+import jax
+from ring_by_shards import EVERY, WIDE
+
+import posenc_jax
+
+# Errors as a part of the largest number. Coordinates are sums of 32 gates, rounded in another
+# order, and gradients of params cancel; bfloat16 results are rounded once, gradients of keys once a
+# shard.
+TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2, "float64": 1e-12}
+TIMEOUT = 900  # seconds for all, about 100 of which are needed
+
+
+def test_equals_one_device():
+    """All calls in one process with eight devices, and in one test, so that it starts once."""
+    script = Path(__file__).parent / "ring_by_shards.py"
+    paths = os.pathsep.join(path for path in sys.path if path)
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+        env=os.environ | {"PYTHONPATH": paths},
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert len(found) == len(EVERY) + len(WIDE)
+    wrong = {}
+    for at, error in found.items():
+        dtype = next((dtype for dtype in ("bfloat16", "float64") if dtype in at), "float32")
+        if isinstance(error, str) or not error < TOLERANCE[dtype]:
+            wrong[at] = error
+    assert not wrong, wrong
+
+
+def attend(scheme, length=4, k_length=4, axis="context", **options):
+    """On a mesh of one device."""
+    q, k = (jax.numpy.ones((1, n, 4, 8)) for n in (length, k_length))
+    mesh = jax.make_mesh((1,), ("context",), axis_types=(jax.sharding.AxisType.Auto,))
+
+    def ring(q, k):
+        return posenc_jax.ring_attention(q, k, k, scheme, axis_name=axis, **options)
+
+    tokens = jax.sharding.PartitionSpec(None, "context")
+    return jax.shard_map(ring, mesh=mesh, in_specs=tokens, out_specs=tokens)(q, k)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"axis": "ring"}, ValueError, "axis_name='ring'"),
+        ({"path": "pallas"}, NotImplementedError, "kernels are for"),
+        ({"path": "xla"}, ValueError, "unknown path 'xla'"),
+        ({"length": 5}, ValueError, "give q_pos and k_pos"),
+        ({"q_pos": np.arange(4)}, ValueError, "q_pos is given without k_pos"),
+    ],
+    ids=["axis", "refused", "unknown", "longer", "half"],
+)
+def test_wrong_calls(options, error, message):
+    with pytest.raises(error, match=message):
+        attend(posenc.ALiBi(4), **options)
+
+
+def test_hidden_states_of_a_shard_are_not_enough_at_given_positions():
+    from subjects import WIDTH, Forgetting, params_of
+
+    pos, scheme = np.arange(4), Forgetting()
+    x = np.ones((1, 4, WIDTH), np.float32)
+    with pytest.raises(ValueError, match="give q_coords and k_coords"):
+        attend(scheme, params=params_of(scheme), x=x, q_pos=pos, k_pos=pos)
+
+
+@pytest.mark.parametrize(("length", "shards"), [(8, 2), (6, 1), (48, 8)])
+def test_zigzag_is_a_permutation_with_the_same_causal_work_everywhere(length, shards):
+    order = posenc_jax.zigzag(length, shards)
+    assert sorted(order) == list(range(length))
+    assert len({int(np.sum(part + 1)) for part in np.split(order, shards)}) == 1
+
+
+@pytest.mark.parametrize(
+    ("length", "shards", "message"), [(6, 2, "multiple of"), (0, 1, "length"), (4, 0, "shards")]
+)
+def test_zigzag_of_wrong_numbers(length, shards, message):
+    with pytest.raises(ValueError, match=message):
+        posenc_jax.zigzag(length, shards)
