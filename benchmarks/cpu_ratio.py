@@ -31,7 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     import torch
     from measure import record
     from measure.clock import Budget
-    from measure.torch_speed import Settings, Speed
+    from measure.speed import Settings
+    from measure.torch_speed import Speed
     from measure.torch_variants import of_this_library, yardsticks
 
     torch.set_num_threads(options.threads)

@@ -1,5 +1,7 @@
 """Right first, then fast: ``python benchmarks/gpu_check.py``, under ten minutes on one GPU.
 
+``--framework torch`` is the default; ``--framework jax`` does the same for JAX.
+
 First every path is put beside the definition in float64, for every scheme and kind of call: results
 and all gradients. Then forward, backward and memory are measured from 1 k to 128 k tokens, beside
 attention without positions, by turns. A JSON file holds everything that was found, and why the rest
@@ -49,6 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "device": {"machine": platform.machine()} | side.device(),
         "versions": record.versions() | side.versions(),
         "auto": side.auto(),
+        "absent": side.absent(),
         "checks": [],
         "timings": [],
         "ratios": [],
@@ -149,6 +152,8 @@ def _timing(row: dict[str, Any]) -> str:
 def _report(result: dict[str, Any]) -> str:
     """What a reader wants first: what is wrong, the times, and the goals."""
     parts = [
+        f"absent   {path}: {reason}" for path, reason in result["absent"].items()
+    ] + [
         _check(row) for row in result["checks"] if row["status"] in _BAD
     ] + [
         f"wrong    {row['variant']} at {row['length']}: {row['reason'] or row['errors']}"
@@ -184,12 +189,12 @@ def _by_goal(found: list[dict[str, Any]], lengths: list[int]) -> list[list[Any]]
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     add = parser.add_argument
-    add("--framework", choices=["torch"], default="torch")
+    add("--framework", choices=["torch", "jax"], default="torch")
     add("--device", choices=["cuda", "cpu"], default="cuda")
     add("--quick", action="store_true", help="small sizes and few kinds of calls: a dry run")
     add("--minutes", type=_positive, default=9.0, help="nothing is begun after these")
     add("--only", choices=["right", "speed"], help="one part alone")
-    add("--compiles", type=int, help="most compilations in each part; 0: eager FlexAttention")
+    add("--compiles", type=int, help="most in each part; torch, 0: eager FlexAttention")
     add("--seed", type=int, help="of the inputs; new ones by default")
     add("--out", type=Path, help="the result; default: benchmarks/results/FRAMEWORK-DEVICE.json")
     return parser.parse_args(arguments)

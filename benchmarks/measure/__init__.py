@@ -1,5 +1,5 @@
 """What ``gpu_check.py`` and ``cpu_ratio.py`` are made of.
 
-``clock``, ``record``, ``cases``, ``right`` and ``ratios`` know no framework; ``torch_checks``,
-``torch_clock``, ``torch_variants`` and ``torch_speed`` are PyTorch's.
+``clock``, ``record``, ``cases``, ``right``, ``speed`` and ``ratios`` know no framework; ``torch_*``
+and ``jax_*`` are PyTorch's and JAX's.
 """

@@ -39,7 +39,7 @@ class Goal:
 _FLEX, _SDPA, _MASK = "none torch flex", "none torch sdpa*", "alibi torch sdpa mask"
 _SKIPPING = ("alibi flex", "alibi chunked")
 _BACKWARD = ("backward", "step")
-GOALS = (
+_TORCH = (
     Goal("flex ALiBi / plain flex", ("alibi flex*",), _FLEX, least=0.95),
     Goal("flex ALiBi, all blocks / plain flex", ("alibi flex, all blocks",), _FLEX, least=0.95),
     Goal("flex T5 / plain flex", ("t5 flex",), _FLEX, least=0.95),
@@ -52,6 +52,25 @@ GOALS = (
     Goal("best T5, learned / best SDPA", ("t5 *learned",), _SDPA, _BACKWARD, least=0.8),
     Goal("best ALiBi / SDPA with a dense bias", ("alibi *",), _MASK),
 )
+
+# In JAX a step is one program, so there is no backward pass alone.
+_CUDNN, _BIASED, _WHOLE = "none jax cudnn", "alibi jax cudnn bias", ("forward", "step")
+_JAX = (
+    Goal("pallas, no bias / cuDNN", ("none pallas",), _CUDNN, _WHOLE),
+    Goal("pallas ALiBi / cuDNN", ("alibi pallas*",), _CUDNN, _WHOLE),
+    Goal("pallas T5 / cuDNN", ("t5 pallas",), _CUDNN, _WHOLE),
+    Goal("pallas T5, learned / cuDNN", ("t5 pallas, learned",), _CUDNN, ("step",)),
+    Goal("pallas learned slopes / cuDNN", ("slopes pallas",), _CUDNN, ("step",)),
+    Goal("lifted ALiBi / cuDNN", ("alibi lifted",), _CUDNN, _WHOLE),
+    Goal("pallas, no bias, 8192 / cuDNN", ("none pallas",), _CUDNN, ("forward",), 0.7, (8192,)),
+    Goal("pallas, no bias, 8192 / cuDNN", ("none pallas",), _CUDNN, ("step",), 0.6, (8192,)),
+    Goal("pallas ALiBi, 8192 / cuDNN", ("alibi pallas*",), _CUDNN, ("forward",), 0.7, (8192,)),
+    Goal("pallas ALiBi, 8192 / cuDNN", ("alibi pallas*",), _CUDNN, ("step",), 0.6, (8192,)),
+    Goal("pallas ALiBi, far / cuDNN", ("alibi pallas*",), _CUDNN, _WHOLE, 3.0, (65536,)),
+    Goal("pallas ALiBi / cuDNN with a dense bias", ("alibi pallas*",), _BIASED, _WHOLE, 2.0),
+    Goal("pallas T5 / cuDNN with a dense bias", ("t5 pallas",), _BIASED, _WHOLE, 2.0),
+)
+GOALS = _TORCH + _JAX
 
 
 def ratios(timings: Sequence[Row], goals: Sequence[Goal] = GOALS) -> list[Row]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import platform
+import re
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -15,7 +16,8 @@ from typing import Any
 HERE = Path(__file__).resolve().parents[1]
 _PACKAGES = (
     "posenc", "numpy", "array-api-compat", "torch", "triton", "jax", "jaxlib",
-    "nvidia-cudnn-cu13", "nvidia-cudnn-cu12", "flash-attn", "flash-attn-4", "xformers",
+    "jax-cuda13-plugin", "jax-cuda12-plugin", "libtpu", "nvidia-cuda-nvcc",
+    "nvidia-cudnn-cu13", "nvidia-cudnn-cu12", "flash-attn", "flash-attn-4", "xformers", "tokamax",
 )  # fmt: skip
 
 
@@ -34,6 +36,11 @@ def versions() -> dict[str, str | None]:
 def now() -> str:
     """To the second, in UTC."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def slug(name: str) -> str:
+    """A device's name as part of a file's."""
+    return re.sub(r"\W+", "-", name).lower().strip("-")
 
 
 def write(path: Path, result: dict[str, Any]) -> None:

@@ -43,22 +43,18 @@ class Check:
         return 5
 
 
-def plan(
-    framework: Framework, skips: bool, compiled: Sequence[str], stages: int = STAGES
-) -> list[Check]:
+def plan(framework: Framework, compiled: Sequence[str], stages: int = STAGES) -> list[Check]:
     """All checks of a framework, in the order in which they are run.
 
     Parameters
     ----------
-    skips
-        Whether attention has ``skip_blocks``.
     compiled
         Paths that compile for every kind of call: at the end of their half of the stages.
     stages
         How many of them.
     """
     found = [
-        Check(path, scheme, layout, dtype, both=skips and layout in ("causal", "long"))
+        Check(path, scheme, layout, dtype, both=layout in ("causal", "long"))
         for path in framework.paths
         for scheme in schemes(64)
         for layout in LAYOUTS

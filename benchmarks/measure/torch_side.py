@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 import posenc_torch
-from measure import right
+from measure import record, right
 from measure.clock import Budget
 from measure.right import Check, Row
+from measure.speed import Settings
 from measure.torch_checks import COMPILED, Checked
-from measure.torch_speed import Settings, Speed
+from measure.torch_speed import Speed
 from measure.torch_variants import Inputs, of_this_library, peers, yardsticks
 
 # Those that goals speak of first; from 16384 on of one example, which compiles no kernel anew.
@@ -45,7 +45,7 @@ class Side:
         if self.compiles == 0:
             self.compiled = ()
         self.scale = 0.5 if quick else 1.0
-        self.name = re.sub(r"\W+", "-", str(self.device()["name"])).lower().strip("-")
+        self.name = record.slug(str(self.device()["name"]))
 
     def device(self) -> dict[str, Any]:
         """What it is."""
@@ -73,10 +73,14 @@ class Side:
             for name, scheme in inputs.schemes.items()
         }
 
+    def absent(self) -> dict[str, str]:
+        """Paths that nothing on this device can take, and why: there are none."""
+        return {}
+
     def plan(self) -> list[Check]:
         """All checks, in order."""
         stages = 3 if self._quick else right.STAGES
-        return right.plan(self.framework, True, self.compiled, stages)
+        return right.plan(self.framework, self.compiled, stages)
 
     def speed(self, budget: Budget) -> Iterator[Row]:
         """All timings."""

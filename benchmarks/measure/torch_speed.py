@@ -1,19 +1,17 @@
-"""Time, memory and errors of every variant, at every length, by turns."""
+"""Time, memory and errors of variants in PyTorch."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 import posenc_torch
-from measure.clock import Budget, Sample, alternate, summary
-from measure.right import Row, apart, said
+from measure.clock import Budget, Sample
+from measure.right import Row, apart
+from measure.speed import SHOWN, Entry, Settings, Timing, Variant, free_memory
 from measure.torch_clock import (
     Clock,
     Stage,
@@ -22,76 +20,25 @@ from measure.torch_clock import (
     of_forward,
     training_stages,
 )
-from measure.torch_variants import Inputs, Variant
-from posenc.testing.tolerances import PATHS
+from measure.torch_variants import Inputs
 
 # Two small calls that differ in length: kernels are then compiled for any. One example, since to
 # the compiler 1 is a number of its own.
 _WARM = ((1, 256), (1, 384))
-_SHOWN = 16  # rows of queries whose results and gradients are compared
-_HELD = 20  # bytes for each pair, with a dense bias
 
 
-@dataclass(frozen=True)
-class Settings:
-    """Sizes, and how long it may take.
-
-    Attributes
-    ----------
-    tokens
-        In a call: the batch is ``tokens // length``, and at least 1.
-    rounds
-        At least and at most.
-    slowest
-        Milliseconds: what would take longer is not run.
-    """
-
-    device: str
-    dtype: str
-    heads: int
-    dim: int
-    tokens: int
-    lengths: tuple[int, ...]
-    rounds: tuple[int, int] = (3, 30)
-    slowest: float = 4000.0
-
-    def batch(self, length: int) -> int:
-        """Sequences in a call."""
-        return max(1, self.tokens // length)
-
-    def inputs(self, batch: int, length: int) -> Inputs:
-        """New ones."""
-        dtype = getattr(torch, self.dtype)
-        return Inputs(batch, self.heads, length, self.dim, dtype, self.device)
-
-
-@dataclass
-class Entry:
-    """A variant at one length: what runs, and what is known of it."""
-
-    variant: Variant
-    row: Row
-    stages: dict[str, list[Stage]] = field(default_factory=dict)  # by kind of pass
-    seen: dict[str, Sample] = field(default_factory=dict)
-
-
-class Speed:
-    """All variants at all lengths."""
+class Speed(Timing):
+    """Variants of PyTorch."""
 
     def __init__(self, settings: Settings, variants: Sequence[Variant], budget: Budget) -> None:
-        self._settings, self._variants, self._budget = settings, variants, budget
+        super().__init__(settings, variants, budget)
         self._clock = Clock(torch.device(settings.device))
-        self._slow: dict[str, tuple[int, float]] = {}  # length and milliseconds of a step
         self._uncompiled: dict[str, str] = {}  # variants, and why
 
     def rows(self, told: Callable[[Row], None] = lambda row: None) -> Iterator[Row]:
         """One record a variant and length."""
         self._compile()
-        lengths = self._settings.lengths
-        for number, length in enumerate(lengths):
-            for row in self._at(length, self._budget.left() / (len(lengths) - number)):
-                told(row)
-                yield row
+        yield from super().rows(told)
 
     def _compile(self) -> None:
         """Whatever compiles, in half of the time; on a GPU for sizes of any length at once."""
@@ -107,58 +54,31 @@ class Speed:
             self._budget.compiles -= 1
             for batch, length in _WARM if self._settings.device == "cuda" else _WARM[:1]:
                 entry = Entry(variant, {"status": ""})
-                self._begin(entry, self._settings.inputs(batch, length), None)
+                self._ready(entry, self._inputs(batch, length), None)
                 if entry.row["status"]:  # it fails again where it is measured, and is told there
                     break
             longest = max(longest, before - self._budget.left())
 
     def _at(self, length: int, share: float) -> list[Row]:
-        settings, end = self._settings, self._budget.left() - share
-        batch = settings.batch(length)
-        sizes = {"length": length, "batch": batch, "heads": settings.heads, "dim": settings.dim}
-        entries = [
-            Entry(v, {"variant": v.name, "ours": v.ours, **sizes, "status": "not run"})
-            for v in self._variants
-        ]
-        inputs, expected = settings.inputs(batch, length), Expected()
-        for entry in entries:
-            entry.row["reason"] = self._refuses(entry.variant, batch, length, end)
-            if entry.row["reason"] is None:
-                self._begin(entry, inputs, expected)
-        runs = {
-            (n, kind): partial(self._run, entry, kind)
-            for n, entry in enumerate(entries)
-            for kind in entry.stages
-        }
-        a_round = 1e-3 * sum(sum(e.seen[kind].values()) for e in entries for kind in e.stages)
-        left, (least, most) = self._budget.left() - end, settings.rounds
-        rounds = min(most, max(least, int(left / (a_round or 1.0))))
-        # Half as much again, rather than fewer rounds than are needed.
-        for (n, _), samples in alternate(runs, rounds, Budget(1.5 * left), seed=length).items():
-            entries[n].row |= summary(samples)
-        for entry in entries:
-            self._finish(entry, length)
-        del inputs, expected, runs
-        if settings.device == "cuda":
+        found = super()._at(length, share)
+        if self._settings.device == "cuda":
             torch.cuda.empty_cache()
-        return [entry.row for entry in entries]
+        return found
 
-    def _refuses(self, variant: Variant, batch: int, length: int, end: float) -> str | None:
-        """Why a variant is not run at a length, whose time is over when ``end`` is left."""
-        reason = self._uncompiled.get(variant.name) or self._budget.refuses(max(0.0, end))
-        if reason is not None:
-            return reason
-        if variant.name in self._slow:
-            before, ms = self._slow[variant.name]
-            if ms * (length / before) ** 2 > self._settings.slowest:
-                return f"it took {ms:.0f} ms at length {before}"
-        needs = _HELD * self._settings.heads * length**2 * (batch if variant.learns else 1)
-        if variant.dense and needs > 0.7 * free_memory(self._settings.device):
-            return f"a dense bias takes about {needs / 2**30:.0f} GiB"
-        return None
+    def _inputs(self, batch: int, length: int) -> Inputs:
+        at, dtype = self._settings, getattr(torch, self._settings.dtype)
+        return Inputs(batch, at.heads, length, at.dim, dtype, at.device)
 
-    def _begin(self, entry: Entry, inputs: Inputs, expected: Expected | None) -> None:
-        """The first calls: they may compile, and their results are checked."""
+    def _begin(self, entries: Sequence[Entry], inputs: Inputs, end: float) -> None:
+        """The first calls: their results are checked."""
+        expected = Expected()
+        for entry in entries:
+            why = self._uncompiled.get(entry.variant.name) or self._over(end)
+            entry.row["reason"] = why or entry.row["reason"]
+            if entry.row["reason"] is None:
+                self._ready(entry, inputs, expected)
+
+    def _ready(self, entry: Entry, inputs: Inputs, expected: Expected | None) -> None:
         variant = entry.variant
         params = inputs.params(variant.scheme, variant.learns)
         leaves = [*inputs.tokens, *params.values()] if variant.learns else inputs.tokens
@@ -169,10 +89,8 @@ class Speed:
                 kinds = {"forward": forward_stages(call)} | kinds
             for kind, stages in kinds.items():
                 self._first(entry, kind, stages, inputs, expected, params)
-        except Exception as error:  # what is measured may fail in any way, and that is a result
-            expects = isinstance(error, NotImplementedError | torch.OutOfMemoryError)
-            entry.row["status"] = "refused" if expects else "failed"
-            entry.row["reason"] = f"{type(error).__name__}: {said(error)}"
+        except Exception as error:
+            self._fault(entry, error)
 
     def _first(
         self,
@@ -190,33 +108,18 @@ class Speed:
         del answers
         entry.seen[kind], used, waits = self._clock.first(stages)
         entry.row |= {f"bytes of {kind}": used, f"{kind} makes the host wait": waits}
-        entry.stages[kind] = stages
+        entry.work[kind] = stages
 
-    def _run(self, entry: Entry, kind: str) -> Sample:
+    def _sample(self, entry: Entry, kind: str) -> Sample:
         ahead = min(50.0, 1.5 * entry.seen[kind]["host"])
-        try:
-            sample = self._clock.run(entry.stages[kind], ahead)
-        except Exception as error:  # such as memory that others now hold
-            entry.row |= {"status": "failed", "reason": f"{type(error).__name__}: {said(error)}"}
-            return {}
+        sample = self._clock.run(entry.work[kind], ahead)
         return of_forward(sample) if kind == "forward" else in_training(sample)
 
-    def _finish(self, entry: Entry, length: int) -> None:
-        row, settings = entry.row, self._settings
-        if "forward" not in row and "step" not in row:
-            return
-        if row["status"] == "not run":  # a step that was refused or failed says so
-            row["status"] = "measured"
-        worst = [error["relative"] for error in row["errors"].values()]
-        row["right"] = all(n is not None and n <= PATHS[settings.dtype] for n in worst)
-        pairs = length * (length + 1) / 2
-        flops = 4 * row["batch"] * settings.heads * settings.dim * pairs
-        for stage, products in {"forward": 1, "backward": 2.5, "step": 3.5}.items():
-            if stage in row:
-                rate = products * flops / row[stage]["median"] * 1e-9
-                row[f"TFLOP/s of {stage}"] = float(f"{rate:.4g}")
-        slowest = max(row[stage]["median"] for stage in ("forward", "step") if stage in row)
-        self._slow[entry.variant.name] = length, slowest
+    def _expects(self, error: Exception) -> bool:
+        return isinstance(error, NotImplementedError | torch.OutOfMemoryError)
+
+    def _free(self) -> float:
+        return torch.cuda.mem_get_info()[0] if self._settings.device == "cuda" else free_memory()
 
 
 class Expected:
@@ -232,7 +135,7 @@ class Expected:
         """How far the answers of a variant are from it."""
         if self._rows is None:
             length = inputs.q.shape[2]
-            some = torch.randperm(length)[: _SHOWN - 1]
+            some = torch.randperm(length)[: SHOWN - 1]
             self._rows = torch.cat([some, torch.tensor([length - 1])]).to(inputs.q.device)
         if scheme not in self._found:
             self._found[scheme] = self._compute(inputs, scheme, params)
@@ -264,10 +167,3 @@ def _answers(stages: Sequence[Stage]) -> dict[str, Tensor]:
     for _, stage in stages:
         result = stage(result)
     return {"out": result} if len(stages) == 1 else {"q": result[0]}
-
-
-def free_memory(device: str) -> int:
-    """Bytes."""
-    if device == "cuda":
-        return torch.cuda.mem_get_info()[0]
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

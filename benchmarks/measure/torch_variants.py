@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
 
@@ -14,25 +13,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
-import posenc
 import posenc_torch
+from measure.speed import DENSE, Variant, first_params, name_of, schemes
 from measure.torch_checks import COMPILED
-from posenc.protocol import PositionScheme
 from posenc_torch.sight import BLOCK
 
 Call = Callable[[], Tensor]
-DENSE = ("sdpa", "reference")  # paths that hold the whole bias
 SKIPPING = ("flex", "chunked")  # paths on which skip_blocks leaves something out
-
-
-def schemes(heads: int) -> dict[str, PositionScheme]:
-    """What is measured; ``none`` is attention without positions."""
-    return {
-        "none": posenc.NoPE(),
-        "alibi": posenc.ALiBi(heads),
-        "slopes": posenc.ALiBi(heads, learned=True),
-        "t5": posenc.T5Bias(heads),
-    }
 
 
 class Inputs:
@@ -57,42 +44,11 @@ class Inputs:
         return tokens if torch.is_grad_enabled() else [a.detach() for a in tokens]
 
     def params(self, scheme: str, learns: bool) -> dict[str, Tensor]:
-        """Learned arrays, those of T5 as large as trained ones; they ask for gradients if asked."""
-        found = {}
-        for name, value in posenc.init_params(self.schemes[scheme], 0).items():
-            array = torch.tensor(value, dtype=torch.float32, device=self.q.device)
-            found[name] = (array * 25 if scheme == "t5" else array).requires_grad_(learns)
-        return found
-
-
-@dataclass(frozen=True)
-class Variant:
-    """One way to compute attention.
-
-    Attributes
-    ----------
-    name
-        The scheme first.
-    ready
-        ``ready(inputs, params)``: the call, with all that a user would make only once.
-    ours, dense, compiles
-        Whether it is this library's, holds a number for each pair, is compiled on the first call.
-    learns
-        Whether it has gradients of params. Then only a step is measured: a forward pass is that of
-        the same scheme without them.
-    """
-
-    name: str
-    ready: Callable[[Inputs, dict[str, Tensor]], Call] = field(repr=False)
-    ours: bool = False
-    dense: bool = False
-    compiles: bool = False
-    learns: bool = False
-
-    @property
-    def scheme(self) -> str:
-        """Its key in ``schemes``."""
-        return self.name.split()[0]
+        """Learned arrays; they ask for gradients if asked."""
+        return {
+            name: torch.tensor(value, device=self.q.device).requires_grad_(learns)
+            for name, value in first_params(scheme, self.schemes[scheme]).items()
+        }
 
 
 def ours(scheme: str, path: str, *, learns: bool = False, skip: bool | None = None) -> Variant:
@@ -105,8 +61,7 @@ def ours(scheme: str, path: str, *, learns: bool = False, skip: bool | None = No
             *inputs.tokens, kind, params, causal=True, path=path, **options
         )
 
-    every = ", all blocks" if skip is False else ""
-    name = f"{scheme} {path}{every}{', learned' if learns and scheme != 'slopes' else ''}"
+    name = name_of(scheme, path, learns, skip)
     dense, compiles = path in DENSE and scheme != "none", path in COMPILED
     return Variant(name, ready, ours=True, dense=dense, compiles=compiles, learns=learns)
 

@@ -1,0 +1,210 @@
+"""A tile of scores inside a kernel for Hopper GPUs: products, the bias on them, what is seen.
+
+A warpgroup holds a tile in registers as ``wgmma`` leaves it there. Scores are in units of
+``ln 2``, so that one ``exp2`` makes a weight of them. What may not be seen is ``-inf``; no row
+starts below ``LOWEST``, which is finite, so that no difference of the two is NaN.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.experimental import pallas as pl
+
+from posenc_jax.fused import namespace
+from posenc_jax.fused.mosaic_gpu_language import OF_ROWS, WGMMA, plgpu
+from posenc_jax.fused.plan import FLOOR, Plan
+
+LOG2E = math.log2(math.e)
+LOWEST = FLOOR * LOG2E
+
+ROWS = 64  # of a warpgroup: what one wgmma computes
+
+
+class Side(NamedTuple):
+    """Queries or keys of a tile.
+
+    Attributes
+    ----------
+    axis
+        The axis of the tile along which they lie.
+    start
+        The position of the first where positions are the default; of keys it is the index.
+    pos, seg, coords
+        One number each, or None, in the layout of ``axis``.
+    """
+
+    axis: int
+    start: Any
+    pos: Array | None = None
+    seg: Array | None = None
+    coords: Array | None = None
+
+
+def products(*pairs: tuple[Any, Any], meanwhile: Callable[[], None] = lambda: None) -> list[Array]:
+    """``left @ right.T`` of matrices in shared memory, float32, all started before one is awaited.
+
+    ``right`` is ``(n, D)`` as keys are; ``meanwhile`` is done before the first is awaited.
+    """
+    shapes = [(left.shape[0], right.shape[0]) for left, right in pairs]
+
+    def compute(*sums: Any) -> list[Array]:
+        for total, (left, right) in zip(sums, pairs, strict=True):
+            plgpu.wgmma(total, left, right.transpose((1, 0)))
+        meanwhile()
+        return [total[...] for total in sums]
+
+    return pl.run_scoped(compute, *(plgpu.ACC(shape, jnp.float32) for shape in shapes))
+
+
+def plus_product(total: Array, left: Array, right: Any, spare: Any) -> Array:
+    """``total + left @ right``: ``left`` in registers, ``right`` in shared memory.
+
+    ``spare`` is shared memory of the shape of ``left`` for the interpreter, which multiplies from
+    there only; None on a device.
+    """
+    if spare is None:
+
+        def add(sums: Any) -> None:
+            plgpu.wgmma(sums, left, right)
+
+        return pl.run_state(add)(plgpu.ACC.init(total))
+    spare[...] = left
+    plgpu.commit_smem()
+
+    def compute(sums: Any) -> Array:
+        plgpu.wgmma(sums, spare, right)
+        return sums[...]
+
+    return total + pl.run_scoped(compute, plgpu.ACC(total.shape, jnp.float32))
+
+
+def zeros(rows: int, columns: int | None = None) -> Array:
+    """Zeros in registers: of a tile, or one a row."""
+    if columns is None:
+        return plgpu.layout_cast(jnp.zeros((rows,), jnp.float32), OF_ROWS)
+    return plgpu.layout_cast(jnp.zeros((rows, columns), jnp.float32), WGMMA)
+
+
+def spread(values: Array, axis: int, shape: tuple[int, int]) -> Array:
+    """One number a row (``axis`` 0) or column, for every element of a tile."""
+    return lax.broadcast_in_dim(values, shape, [axis])
+
+
+def scores(
+    plan: Plan,
+    product: Array,
+    query: Side,
+    key: Side,
+    bias: Array | Callable[[Array, Array], Array] | None,
+) -> Array:
+    """Scores of a tile in units of ``ln 2``, ``-inf`` where nothing may be seen.
+
+    ``bias``: its values, or a function of queries' and keys' places.
+    """
+    shape = product.shape
+    found = product * (plan.scale * LOG2E)
+    if callable(bias):
+        bias = bias(*places(plan, query, key, shape))
+    if bias is not None:
+        found = found + bias * LOG2E
+
+    def masked(found: Array) -> Array:
+        q_pos, k_pos = (_positions(plan, side, shape) for side in (query, key))
+        index = _indices(key, shape)
+        segments = [
+            None if side.seg is None else spread(side.seg, side.axis, shape)
+            for side in (query, key)
+        ]
+        seen = plan.seen(q_pos, k_pos, index, *segments)
+        assert seen is not None
+        return jnp.where(seen, found, -jnp.inf)
+
+    partial = _may_hide(plan, query, key, shape)
+    if partial is False:
+        return found
+    if partial is True:
+        return masked(found)
+    return lax.cond(partial, masked, lambda found: found, found)
+
+
+def places(plan: Plan, query: Side, key: Side, shape: tuple[int, int]) -> tuple[Array, Array]:
+    """What the bias of a pair is computed from, on a tile: positions, or coordinates."""
+    if query.coords is not None and key.coords is not None:
+        return spread(query.coords, query.axis, shape), spread(key.coords, key.axis, shape)
+    return _positions(plan, query, shape), _positions(plan, key, shape)
+
+
+def bias_of(plan: Plan, numbers: Sequence[Array]) -> Callable[[Array, Array], Array] | None:
+    """The scheme's bias on a tile for one head; None if it has none, or comes as a table."""
+    if plan.form != "pairs":
+        return None
+    return lambda q, k: plan.bias(numbers, q, k, namespace)
+
+
+def by_number(plan: Plan, numbers: Sequence[Array], n: int, q: Array, k: Array) -> Array:
+    """The derivative of the bias by its ``n``-th number, on a tile."""
+
+    def bias(number: Array) -> Array:
+        return plan.bias([*numbers[:n], number, *numbers[n + 1 :]], q, k, namespace)
+
+    return derivative(bias, numbers[n])
+
+
+def derivative(function: Callable[[Array], Array], at: Array) -> Array:
+    """Of a function of one array, elementwise."""
+    return jax.jvp(function, (at,), (jnp.ones_like(at),))[1]
+
+
+def apart(side: Side) -> Side:
+    """The same, for the compiler another: what is computed from both is computed twice.
+
+    Kept instead, it would take the registers that there are.
+    """
+    start = lax.optimization_barrier(side.start)
+    pos, coords = (
+        None if a is None else lax.optimization_barrier(a) for a in (side.pos, side.coords)
+    )
+    return side._replace(start=start, pos=pos, coords=coords)
+
+
+def _indices(side: Side, shape: tuple[int, int]) -> Array:
+    return side.start + plgpu.broadcasted_iota(jnp.int32, shape, side.axis, layout=WGMMA)
+
+
+def _positions(plan: Plan, side: Side, shape: tuple[int, int]) -> Array:
+    if side.pos is not None:
+        return spread(side.pos, side.axis, shape)
+    return _indices(side, shape)
+
+
+def _may_hide(plan: Plan, query: Side, key: Side, shape: tuple[int, int]) -> Any:
+    """Whether a tile has a hidden pair: known here, or a scalar of the kernel."""
+    padded = key.start + shape[key.axis] > plan.k_len if plan.hides_padding else False
+    masks = plan.causal or plan.window is not None
+    if query.seg is not None or (query.pos is not None and masks):
+        return True
+    if not masks:
+        return padded
+    least = query.start - (key.start + shape[key.axis] - 1)  # of query less key
+    most = query.start + shape[query.axis] - 1 - key.start
+    terms = [padded] if plan.hides_padding else []
+    if plan.causal:
+        terms.append(least < 0)
+    if plan.window is not None:
+        terms.append(most >= plan.window)
+        if not plan.causal:
+            terms.append(least <= -plan.window)
+    return _either(terms)
+
+
+def _either(terms: Sequence[Any]) -> Any:
+    found = terms[0]
+    for term in terms[1:]:
+        found = found | term
+    return found

@@ -1,0 +1,71 @@
+"""The functions that a bias may use inside a kernel, where ``jax.numpy`` has more.
+
+Mosaic GPU has no ``log1p``, ``expm1`` or ``pow``, and its ``tanh`` is right to 11 bits only: here
+they are made of ``exp`` and ``log``, right to some units of ``2**-23`` of the largest number in
+them. Sines are not here: the fast ones are wrong at large arguments.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array
+from jax.numpy import (  # noqa: F401
+    abs,
+    add,
+    astype,
+    bool,
+    clip,
+    divide,
+    equal,
+    exp,
+    float32,
+    full_like,
+    greater,
+    greater_equal,
+    inf,
+    int32,
+    less,
+    less_equal,
+    log,
+    log2,
+    logical_and,
+    logical_not,
+    logical_or,
+    maximum,
+    minimum,
+    multiply,
+    negative,
+    not_equal,
+    ones_like,
+    sign,
+    sqrt,
+    square,
+    subtract,
+    where,
+    zeros_like,
+)
+
+
+def log1p(x: Array) -> Array:
+    """``log(1 + x)``."""
+    return jnp.log(1 + x)
+
+
+def expm1(x: Array) -> Array:
+    """``exp(x) - 1``."""
+    return jnp.exp(x) - 1
+
+
+def tanh(x: Array) -> Array:
+    """From ``exp(-2 |x|)``, which does not overflow."""
+    shrunk = jnp.exp(-2 * jnp.abs(x))
+    return jnp.sign(x) * (1 - shrunk) / (1 + shrunk)
+
+
+def pow(x: Array, y: Any) -> Array:
+    """``x**y`` for ``x >= 0``; 0 at 0."""
+    positive = x > 0
+    power = jnp.exp(y * jnp.log(jnp.where(positive, x, 1)))
+    return jnp.where(positive, power, 0)
