@@ -1,13 +1,16 @@
-"""Every path in PyTorch beside SDPA, on a CPU: ``python benchmarks/cpu_ratio.py``.
+"""Every path beside the framework's own attention, on a CPU: ``python benchmarks/cpu_ratio.py``.
 
 Causal attention, ``B=1 H=8 D=64``, forward and training step, by turns, medians. A ratio is the
-time of a path divided by that of ``scaled_dot_product_attention(is_causal=True)``: 1 is as fast,
-2 takes twice as long.
+time of a path divided by that of attention without positions: in PyTorch
+``scaled_dot_product_attention(is_causal=True)``, in JAX (``--framework jax``)
+``jax.nn.dot_product_attention(is_causal=True)``, which holds all scores. 1 is as fast, 2 takes
+twice as long.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import platform
 import sys
@@ -19,37 +22,39 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
 _STAGES = ("forward", "step")
-_BASE = "none torch sdpa"  # no positions
+_BASE = {"torch": "none torch sdpa", "jax": "none jax xla"}  # no positions
 _NO_END = 10**9  # seconds
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print, write."""
     options = _options(arguments)
-    os.environ["OMP_NUM_THREADS"] = str(options.threads)  # before PyTorch reads it
+    # Before PyTorch and XLA read them.
+    os.environ["OMP_NUM_THREADS"] = os.environ["NPROC"] = str(options.threads)
 
-    import torch
     from measure import record
     from measure.clock import Budget
     from measure.speed import Settings
-    from measure.torch_speed import Speed
-    from measure.torch_variants import of_this_library, yardsticks
 
-    torch.set_num_threads(options.threads)
+    side = importlib.import_module(f"measure.{options.framework}_speed")
+    known = importlib.import_module(f"measure.{options.framework}_variants")
+    if options.framework == "torch":
+        side.torch.set_num_threads(options.threads)
     settings = Settings(
         "cpu", options.dtype, heads=8, dim=64, tokens=0, lengths=tuple(options.lengths),
         rounds=(options.rounds, options.rounds), slowest=1e3 * options.slowest,
     )  # fmt: skip
-    ours = [v for v in of_this_library() if v.scheme in ("alibi", "t5")]
-    base = [v for v in yardsticks() if v.name == _BASE]
+    name = _BASE[options.framework]
+    ours = [v for v in known.of_this_library() if v.scheme in ("alibi", "t5", "slopes")]
+    base = [v for v in known.yardsticks() if v.name == name]
     timings = []
-    for row in Speed(settings, [*base, *ours], Budget(_NO_END)).rows():
+    for row in side.Speed(settings, [*base, *ours], Budget(_NO_END)).rows():
         times = [f"{s} {row[s]['median']:.4g} ms" for s in _STAGES if s in row]
         print(
             f"{row['length']:>6} {row['variant']}: {', '.join(times) or row['reason']}", flush=True
         )
         timings.append(row)
-    ratios = beside(timings)
+    ratios = beside(timings, name)
     result = {
         "what": "posenc cpu_ratio",
         "date": record.now(),
@@ -59,19 +64,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "timings": timings,
         "ratios": ratios,
     }
-    out = options.out or HERE / "results" / "torch-cpu.json"
+    out = options.out or HERE / "results" / f"{options.framework}-cpu.json"
     record.write(out, result)
     print("\n" + _table(ratios, options.lengths) + f"\n\n{out}")
     return 0
 
 
-def beside(timings: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Time of every variant divided by that of SDPA without positions, at the same length."""
+def beside(timings: Sequence[dict[str, Any]], name: str) -> list[dict[str, Any]]:
+    """Time of every variant divided by that of the one with this name, at the same length."""
     base = {
         (row["length"], stage): row[stage]["median"]
         for row in timings
         for stage in _STAGES
-        if row["variant"] == _BASE and stage in row
+        if row["variant"] == name and stage in row
     }
     return [
         {
@@ -82,7 +87,7 @@ def beside(timings: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         }
         for row in timings
         for stage in _STAGES
-        if stage in row and (row["length"], stage) in base and row["variant"] != _BASE
+        if stage in row and (row["length"], stage) in base and row["variant"] != name
     ]
 
 
@@ -103,18 +108,19 @@ def _table(ratios: Sequence[dict[str, Any]], lengths: Sequence[int]) -> str:
         for stage in _STAGES
         for variant in dict.fromkeys(r["variant"] for r in ratios if r["stage"] == stage)
     ]
-    return record.table(["time relative to SDPA", "", *map(str, lengths)], rows)
+    return record.table(["time relative to none", "", *map(str, lengths)], rows)
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     add = parser.add_argument
+    add("--framework", choices=sorted(_BASE), default="torch")
     add("--lengths", type=int, nargs="+", default=[1024, 4096, 16384])
     add("--dtype", choices=["float32", "bfloat16"], default="float32")
     add("--threads", type=int, default=2)
     add("--rounds", type=int, default=5, help="samples of each")
     add("--slowest", type=float, default=60.0, help="seconds: what would take longer is not run")
-    add("--out", type=Path, help="the result; default: benchmarks/results/torch-cpu.json")
+    add("--out", type=Path, help="the result; default: benchmarks/results/FRAMEWORK-cpu.json")
     return parser.parse_args(arguments)
 
 
