@@ -20,10 +20,11 @@ jax = pytest.importorskip("jax")
 jnp = jax.numpy
 posenc_jax = pytest.importorskip("posenc_jax")
 
-from posenc_jax.fused import path, tpu, tpu_tile  # noqa: E402
+from posenc_jax.fused import path, tpu  # noqa: E402
 from posenc_jax.fused.gradients import Rows  # noqa: E402
 from posenc_jax.fused.plan import _bounds, planned  # noqa: E402
 from posenc_jax.fused.target import Target, targeting  # noqa: E402
+from posenc_jax.fused.tpu import tile as tpu_tile  # noqa: E402
 
 BLOCK, DIM = 8, 64
 INTERPRETED = Target("tpu", interpreted=True)

@@ -48,8 +48,8 @@ BLOCKS = "backends/posenc_jax/blocks.py"
 PLAN, GRADIENTS = "backends/posenc_jax/fused/plan.py", "backends/posenc_jax/fused/gradients.py"
 FUSED, CUDNN = "backends/posenc_jax/fused/path.py", "backends/posenc_jax/lifted.py"
 ON_TPU, TPU_TILE = (
-    "backends/posenc_jax/fused/tpu_kernels.py",
-    "backends/posenc_jax/fused/tpu_tile.py",
+    "backends/posenc_jax/fused/tpu/passes.py",
+    "backends/posenc_jax/fused/tpu/tile.py",
 )
 RING = "backends/posenc_jax/ring.py"
 FLEX, SIGHT = "backends/posenc_torch/flex.py", "backends/posenc_torch/sight.py"

@@ -14,10 +14,10 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental import pallas as pl
 
-from posenc_jax.fused import namespace
 from posenc_jax.fused.gradients import Rows
-from posenc_jax.fused.mosaic_gpu_language import OF_ROWS, WGMMA, plgpu
-from posenc_jax.fused.mosaic_gpu_operands import (
+from posenc_jax.fused.mosaic_gpu import namespace
+from posenc_jax.fused.mosaic_gpu.language import OF_ROWS, WGMMA, plgpu
+from posenc_jax.fused.mosaic_gpu.operands import (
     KEYS,
     QUERIES,
     Buffer,
@@ -27,9 +27,9 @@ from posenc_jax.fused.mosaic_gpu_operands import (
     present,
     side,
 )
-from posenc_jax.fused.mosaic_gpu_stream import WARPGROUPS, Stream, fetch, launch, ring, run
-from posenc_jax.fused.mosaic_gpu_table import tiles_for_queries
-from posenc_jax.fused.mosaic_gpu_tile import (
+from posenc_jax.fused.mosaic_gpu.stream import WARPGROUPS, Stream, fetch, launch, ring, run
+from posenc_jax.fused.mosaic_gpu.table import tiles_for_queries
+from posenc_jax.fused.mosaic_gpu.tile import (
     LOG2E,
     ROWS,
     apart,
@@ -42,7 +42,7 @@ from posenc_jax.fused.mosaic_gpu_tile import (
     spread,
     zeros,
 )
-from posenc_jax.fused.mosaic_gpu_tile import (
+from posenc_jax.fused.mosaic_gpu.tile import (
     places as places_of,
 )
 from posenc_jax.fused.plan import Operands, Places, Plan

@@ -1,6 +1,6 @@
 """Kernels for TPUs: which calls they take.
 
-``tpu_kernels`` are the kernels, ``tpu_grid`` says how they walk over tiles, ``tpu_tile`` what they
+``passes`` are the kernels, ``grid`` says how they walk over tiles, ``tile`` what they
 compute on one.
 """
 
@@ -20,7 +20,7 @@ from posenc.protocol import PositionScheme
 from posenc_jax.fused.gradients import Kernels, Rows
 from posenc_jax.fused.plan import Form, Operands, Places, Plan, numbers_read
 from posenc_jax.fused.target import Target
-from posenc_jax.fused.tpu_kernels import d_keys, d_queries, d_table, forward
+from posenc_jax.fused.tpu.passes import d_keys, d_queries, d_table, forward
 
 BLOCKS = (512, 256, 128)  # powers of two: tiles of a table are made by doubling
 HEAD_DIMS = (64, 128, 256)

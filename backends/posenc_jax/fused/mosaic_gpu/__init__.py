@@ -11,7 +11,7 @@ import jax
 
 from posenc.call import Call
 from posenc_jax.fused.gradients import Kernels
-from posenc_jax.fused.mosaic_gpu_language import OLDEST
+from posenc_jax.fused.mosaic_gpu.language import OLDEST
 from posenc_jax.fused.plan import Form, Plan, numbers_read
 from posenc_jax.fused.target import Target
 
@@ -65,7 +65,7 @@ def why_not_lowered(call: Call, here: Target) -> str | None:
 
 @cache
 def _why_not_lowered(plan: Plan, gated: bool) -> str | None:
-    from posenc_jax.fused.mosaic_gpu_trial import lower
+    from posenc_jax.fused.mosaic_gpu.trial import lower
 
     try:
         lower(plan, gated)
@@ -84,10 +84,10 @@ def block(call: Call, form: Form) -> int:
 @cache
 def kernels(here: Target) -> Kernels:
     """The kernels."""
-    from posenc_jax.fused.mosaic_gpu_diagonals import d_table
-    from posenc_jax.fused.mosaic_gpu_forward import forward
-    from posenc_jax.fused.mosaic_gpu_keys import d_keys
-    from posenc_jax.fused.mosaic_gpu_queries import d_queries
+    from posenc_jax.fused.mosaic_gpu.diagonals import d_table
+    from posenc_jax.fused.mosaic_gpu.forward import forward
+    from posenc_jax.fused.mosaic_gpu.keys import d_keys
+    from posenc_jax.fused.mosaic_gpu.queries import d_queries
 
     chosen = (forward, d_queries, d_keys, d_table)
     return Kernels(*(partial(kernel, interpreted=here.interpreted) for kernel in chosen))

@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from posenc_jax.fused.mosaic_gpu_language import WGMMA, plgpu
-from posenc_jax.fused.mosaic_gpu_operands import (
+from posenc_jax.fused.mosaic_gpu.language import WGMMA, plgpu
+from posenc_jax.fused.mosaic_gpu.operands import (
     KEYS,
     QUERIES,
     Buffer,
@@ -23,9 +23,9 @@ from posenc_jax.fused.mosaic_gpu_operands import (
     present,
     side,
 )
-from posenc_jax.fused.mosaic_gpu_stream import WARPGROUPS, Stream, Turns, fetch, launch, ring, run
-from posenc_jax.fused.mosaic_gpu_table import tiles_for_queries
-from posenc_jax.fused.mosaic_gpu_tile import (
+from posenc_jax.fused.mosaic_gpu.stream import WARPGROUPS, Stream, Turns, fetch, launch, ring, run
+from posenc_jax.fused.mosaic_gpu.table import tiles_for_queries
+from posenc_jax.fused.mosaic_gpu.tile import (
     LOG2E,
     LOWEST,
     ROWS,

@@ -17,7 +17,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from posenc_jax.fused.gradients import Rows
 from posenc_jax.fused.plan import FLOOR, Operands, Places, Plan
-from posenc_jax.fused.tpu_grid import (
+from posenc_jax.fused.tpu.grid import (
     AlongDiagonals,
     Refs,
     Spot,
@@ -26,7 +26,7 @@ from posenc_jax.fused.tpu_grid import (
     Walk,
     launched,
 )
-from posenc_jax.fused.tpu_tile import (
+from posenc_jax.fused.tpu.tile import (
     LANES,
     At,
     column,

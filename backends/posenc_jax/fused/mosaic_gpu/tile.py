@@ -16,8 +16,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental import pallas as pl
 
-from posenc_jax.fused import namespace
-from posenc_jax.fused.mosaic_gpu_language import OF_ROWS, WGMMA, plgpu
+from posenc_jax.fused.mosaic_gpu import namespace
+from posenc_jax.fused.mosaic_gpu.language import OF_ROWS, WGMMA, plgpu
 from posenc_jax.fused.plan import FLOOR, Plan
 
 LOG2E = math.log2(math.e)

@@ -7,9 +7,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from posenc_jax.fused import namespace
-from posenc_jax.fused.mosaic_gpu_language import WGMMA, plgpu
-from posenc_jax.fused.mosaic_gpu_tile import (
+from posenc_jax.fused.mosaic_gpu import namespace
+from posenc_jax.fused.mosaic_gpu.language import WGMMA, plgpu
+from posenc_jax.fused.mosaic_gpu.tile import (
     ROWS,
     by_number,
     derivative,

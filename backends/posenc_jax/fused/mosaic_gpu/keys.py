@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from posenc_jax.fused import namespace
 from posenc_jax.fused.gradients import Rows
-from posenc_jax.fused.mosaic_gpu_language import OF_COLUMNS, WGMMA, plgpu
-from posenc_jax.fused.mosaic_gpu_operands import (
+from posenc_jax.fused.mosaic_gpu import namespace
+from posenc_jax.fused.mosaic_gpu.language import OF_COLUMNS, WGMMA, plgpu
+from posenc_jax.fused.mosaic_gpu.operands import (
     KEYS,
     QUERIES,
     Buffer,
@@ -22,9 +22,9 @@ from posenc_jax.fused.mosaic_gpu_operands import (
     present,
     side,
 )
-from posenc_jax.fused.mosaic_gpu_stream import WARPGROUPS, Stream, fetch, launch, ring, run
-from posenc_jax.fused.mosaic_gpu_table import tiles_for_keys
-from posenc_jax.fused.mosaic_gpu_tile import (
+from posenc_jax.fused.mosaic_gpu.stream import WARPGROUPS, Stream, fetch, launch, ring, run
+from posenc_jax.fused.mosaic_gpu.table import tiles_for_keys
+from posenc_jax.fused.mosaic_gpu.tile import (
     LOG2E,
     ROWS,
     bias_of,
@@ -35,7 +35,7 @@ from posenc_jax.fused.mosaic_gpu_tile import (
     spread,
     zeros,
 )
-from posenc_jax.fused.mosaic_gpu_tile import places as places_of
+from posenc_jax.fused.mosaic_gpu.tile import places as places_of
 from posenc_jax.fused.plan import Operands, Places, Plan
 
 COLUMNS = 64  # queries of a tile: with 128, the sums for keys and values leave no registers

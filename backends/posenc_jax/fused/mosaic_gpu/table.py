@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jax import Array
 
-from posenc_jax.fused.mosaic_gpu_tile import (
+from posenc_jax.fused.mosaic_gpu.tile import (
     ROWS,
 )
 

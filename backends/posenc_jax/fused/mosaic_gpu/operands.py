@@ -10,8 +10,8 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 
 from posenc_jax.fused.gradients import Rows
-from posenc_jax.fused.mosaic_gpu_language import OF_COLUMNS, OF_ROWS, plgpu
-from posenc_jax.fused.mosaic_gpu_tile import (
+from posenc_jax.fused.mosaic_gpu.language import OF_COLUMNS, OF_ROWS, plgpu
+from posenc_jax.fused.mosaic_gpu.tile import (
     Side,
 )
 from posenc_jax.fused.plan import Operands, Places, Plan
