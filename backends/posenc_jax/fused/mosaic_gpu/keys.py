@@ -11,7 +11,7 @@ from jax import Array, lax
 
 from posenc_jax.fused.gradients import Rows
 from posenc_jax.fused.mosaic_gpu import namespace
-from posenc_jax.fused.mosaic_gpu.language import OF_COLUMNS, WGMMA, plgpu
+from posenc_jax.fused.mosaic_gpu.language import OF_COLUMNS, OF_ROWS, WGMMA, plgpu
 from posenc_jax.fused.mosaic_gpu.operands import (
     KEYS,
     QUERIES,
@@ -94,15 +94,15 @@ def d_keys(
         copies = [(program.vector(name, start, ROWS), loaded[name]) for name in of_keys]
         copies += [(program.matrix("k", start, ROWS), k), (program.matrix("v", start, ROWS), v)]
         fetch(copies, own["arrived"].at[warpgroup])
-        key = side(0, start, KEYS, loaded)
         numbers = program.numbers(plan)
 
         def absorb(step: Any, carry: tuple[Array, ...]) -> tuple[Array, ...]:
-            d_k, d_v, *d_coords = carry
+            d_k, d_v = carry
             arrived = stream.wait(step)
             (product,) = products((k, arrived["q"]))
             position = first + step * COLUMNS + plan.k_len - plan.q_len
             query = side(1, position, QUERIES, arrived)
+            key = side(0, start, KEYS, loaded)
             bias: Any = bias_of(plan, numbers)
             if operands.table is not None:
                 bias = plgpu.load(arrived["tiles"].at[warpgroup], layout=WGMMA)
@@ -118,17 +118,21 @@ def d_keys(
             if gated:
                 q_at, k_at = places_of(plan, query, key, shape)
                 slope = derivative(lambda at: plan.bias(numbers, q_at, at, namespace), k_at)
-                d_coords = [d_coords[0] + (d_scores * slope).sum(axis=1)]
+                # In shared memory: with them, there would be too few registers.
+                sums = own["d_coords"].at[warpgroup]
+                sums[...] = plgpu.load(sums, layout=OF_ROWS) + (d_scores * slope).sum(axis=1)
+                plgpu.commit_smem()
             d_k = plus_product(d_k, d_scores.astype(dtype), arrived["q"], spare)
             stream.release(step)
-            return d_k, d_v, *d_coords
+            return d_k, d_v
 
-        nothing = (zeros(ROWS, dim), zeros(ROWS, dim), *([zeros(ROWS)] if gated else []))
-        d_k, d_v, *d_coords = run(warpgroup, (stream,), absorb, nothing)
+        if gated:
+            own["d_coords"].at[warpgroup][...] = zeros(ROWS)
+            plgpu.commit_smem()
+        nothing = zeros(ROWS, dim), zeros(ROWS, dim)
+        d_k, d_v = run(warpgroup, (stream,), absorb, nothing)
         k[...] = (d_k * plan.scale).astype(dtype)
         v[...] = d_v.astype(dtype)
-        if gated:
-            own["d_coords"].at[warpgroup][...] = d_coords[0]
         plgpu.commit_smem()
         plgpu.copy_smem_to_gmem(k, program.matrix("d_k", start, ROWS))
         plgpu.copy_smem_to_gmem(v, program.matrix("d_v", start, ROWS))
