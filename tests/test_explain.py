@@ -48,7 +48,11 @@ def test_a_plain_call_takes_the_fast_path(name, subject):
 def test_every_path_serves_under_its_name(name):
     backend, q = backend_of(name)
     for path in backend.PATHS:
-        found = backend.explain(q, q, q, posenc.ALiBi(HEADS), causal=True, path=path)
+        try:
+            found = backend.explain(q, q, q, posenc.ALiBi(HEADS), causal=True, path=path)
+        except NotImplementedError as reason:
+            assert "the device is a cpu" in str(reason)  # noqa: PT017
+            continue
         assert found["path"] == path
     with pytest.raises(ValueError, match="'reference'"):
         backend.attention(q, q, q, posenc.NoPE(), path="referense")
