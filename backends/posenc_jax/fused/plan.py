@@ -149,14 +149,14 @@ class Places(NamedTuple):
 
 def planned(call: Call, form: Form, block: int) -> tuple[Plan, Operands, Places]:
     """A call as kernels compute from it, its bias in a form that it has."""
-    specs = call.scheme.param_specs()
-    names = numbers_read(call) if form == "pairs" else ()
-    assert names is not None
+    read = numbers_read(call) if form == "pairs" else ((), ())
+    assert read is not None
+    learned, fixed = read
     plan = Plan(
         scheme=call.scheme,
         form=form,
-        learned=tuple(name for name in names if name in specs),
-        fixed=tuple(name for name in names if name not in specs),
+        learned=learned,
+        fixed=fixed,
         causal=call.causal,
         window=call.window,
         scale=call.scale,
@@ -184,10 +184,10 @@ def planned(call: Call, form: Form, block: int) -> tuple[Plan, Operands, Places]
     return plan, operands, Places(*pos, *seg, keys, queries)
 
 
-def numbers_read(call: Call) -> tuple[str, ...] | None:
-    """Names of the params that a bias reads; None if one is more than a number a head, or for all.
+def numbers_read(call: Call) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+    """Names of the params that a bias reads: those that learn, and the others.
 
-    A gate may have others.
+    None if one is more than a number a head, or for all. A gate may have others.
     """
     read: list[str] = []
 
@@ -204,7 +204,8 @@ def numbers_read(call: Call) -> tuple[str, ...] | None:
     own = (specs[name] for name in read if name in specs)
     if any(len(spec.shape) > (1 if spec.per_head else 0) for spec in own):
         return None
-    return tuple(dict.fromkeys(read))
+    names = tuple(dict.fromkeys(read))
+    return tuple(n for n in names if n in specs), tuple(n for n in names if n not in specs)
 
 
 def needed(call: Call, block: int) -> tuple[Array, Array]:

@@ -52,13 +52,11 @@ def refuses(call: Call) -> str | None:
 
 def why_not_lowered(call: Call, here: Target) -> str | None:
     """Why the scheme's own bias cannot be computed inside a kernel; None if it can."""
-    names, specs = numbers_read(call), call.scheme.param_specs()
-    assert names is not None
-    learned = tuple(name for name in names if name in specs)
-    fixed = tuple(name for name in names if name not in specs)
+    read = numbers_read(call)
+    assert read is not None
     plan = Plan(
-        scheme=call.scheme, form="pairs", learned=learned, fixed=fixed, causal=False, window=None,
-        scale=1.0, aligned=True, q_len=BLOCK, k_len=BLOCK, block=BLOCK,
+        scheme=call.scheme, form="pairs", learned=read[0], fixed=read[1], causal=False,
+        window=None, scale=1.0, aligned=True, q_len=BLOCK, k_len=BLOCK, block=BLOCK,
     )  # fmt: skip
     return _why_not_lowered(plan, call.q_coords is not None)
 

@@ -67,11 +67,9 @@ def block(call: Call, form: Form) -> int:
 
 def why_not_lowered(call: Call, here: Target) -> str | None:
     """Why the scheme's own bias cannot be computed inside a kernel; None if it can."""
-    names, specs = numbers_read(call), call.scheme.param_specs()
-    assert names is not None
-    learned = tuple(name for name in names if name in specs)
-    fixed = tuple(name for name in names if name not in specs)
-    return _why_not_lowered(call.scheme, learned, fixed, call.q_coords is not None)
+    read = numbers_read(call)
+    assert read is not None
+    return _why_not_lowered(call.scheme, *read, call.q_coords is not None)
 
 
 def kernels(here: Target) -> Kernels:
