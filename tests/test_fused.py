@@ -39,16 +39,20 @@ def defined(monkeypatch):
     [(s, c) for s in STEERING for c in CASES if s in FORMS or c == "causal"],
 )
 def test_kernels_by_definition_equal_the_reference(subject, case, defined):
+    try:
+        assert_as_the_reference(subject, case)
+    except NotImplementedError as reason:
+        if subject in FORMS and subject != "t5":  # numbers and coordinates serve every call
+            raise
+        pytest.skip(f"refused: {reason}")
+
+
+def assert_as_the_reference(subject, case):
     scheme, where = SUBJECTS[subject], CASES[case]
     tensors, params = tensors_of(scheme, where), params_of(scheme)
     values, gradients = expected(subject, case)
     d_out = normal(values.shape, 9)
-    try:
-        out, found = route("jax", "pallas").gradients(
-            scheme, tensors, params, d_out, **where.options
-        )
-    except NotImplementedError as reason:
-        pytest.skip(f"refused: {reason}")
+    out, found = route("jax", "pallas").gradients(scheme, tensors, params, d_out, **where.options)
     assert_near(out, values, PATHS["float32"])
     for name, gradient in gradients.items():
         summed = name in params or name == "x"
@@ -125,7 +129,7 @@ def test_the_logsumexp_has_a_gradient(defined):
 def test_a_key_bias_stands_for_a_bias_that_does_not_lower(subject, defined, monkeypatch):
     monkeypatch.setattr(fused_by_definition, "why_not_lowered", lambda call, here: "it does not")
     # At explicit positions there is no table either.
-    test_kernels_by_definition_equal_the_reference(subject, "everything", None)
+    assert_as_the_reference(subject, "everything")
 
 
 @pytest.mark.parametrize(
