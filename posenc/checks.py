@@ -55,8 +55,11 @@ def check_flag(name: str, value: Any) -> bool:
 
 def check_window(value: Any) -> int | None:
     """A window as an int; None for none, and for one that is wider than any two positions."""
+    if value is None:
+        return None
+    width = check_count("window", value)
     # No two positions are 2**31 apart, and to compare with that takes more than 32 bits.
-    return None if value is None or (width := check_count("window", value)) >= 2**31 else width
+    return width if width < 2**31 else None
 
 
 def check_finite(name: str, value: Any) -> float:
