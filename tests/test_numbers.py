@@ -99,3 +99,16 @@ def test_positions_of_documents_of_any_integer():
     pos, seg = packed(lengths)
     assert pos.size == seg.size == 300
     assert left_padded(lengths, np.uint8(250))[0].max() == 199
+
+
+@pytest.mark.parametrize("integer", ["int8", "uint8", "uint16", "uint64"])
+@pytest.mark.parametrize("route", ROUTES)
+def test_positions_of_any_integer(route, integer):
+    tensors = {n: normal((1, 2, 20, 8), i, "float32") for i, n in enumerate("qkv")}
+    pos = np.random.default_rng(0).permutation(20)
+    options = {"scheme": posenc.ALiBi(2), "causal": True}
+    expected = posenc.attention(**tensors, **options, q_pos=pos, k_pos=pos)
+    arrays = {name: route.framework.array(a, "float32") for name, a in tensors.items()}
+    narrow = route.framework.array(pos.astype(integer), integer)
+    found = route.framework.attend(route.path, arrays, **options, q_pos=narrow, k_pos=narrow)
+    assert_near(np.asarray(found), expected, PATHS["float32"])
