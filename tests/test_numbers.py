@@ -90,7 +90,8 @@ def test_a_window_and_a_scale_of_any_number(route, integer):
     # NumPy's first: a compiled function that was kept under an equal key would answer the second.
     for window, scale in ((np.dtype(integer).type(3), np.float32(0.5)), (3, 0.5)):
         given = options | {"window": window, "scale": scale}
-        found = route.framework.attend(route.path, arrays, **given)
+        with route.framework.scope(["float32"]):
+            found = route.framework.attend(route.path, arrays, **given)
         assert_near(np.asarray(found), expected, PATHS["float32"])
 
 
@@ -110,5 +111,6 @@ def test_positions_of_any_integer(route, integer):
     expected = posenc.attention(**tensors, **options, q_pos=pos, k_pos=pos)
     arrays = {name: route.framework.array(a, "float32") for name, a in tensors.items()}
     narrow = route.framework.array(pos.astype(integer), integer)
-    found = route.framework.attend(route.path, arrays, **options, q_pos=narrow, k_pos=narrow)
+    with route.framework.scope(["float32"]):
+        found = route.framework.attend(route.path, arrays, **options, q_pos=narrow, k_pos=narrow)
     assert_near(np.asarray(found), expected, PATHS["float32"])
