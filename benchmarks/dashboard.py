@@ -12,7 +12,7 @@ import argparse
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -66,7 +66,7 @@ def _git(*words: str) -> str:
 def _machine() -> None:
     """Tell asv of this machine, once, as ``asv machine --yes`` finds it."""
     if not (Path.home() / ".asv-machine.json").exists():
-        _asv("machine", "--yes")
+        _asv("machine", "--yes", stdout=subprocess.DEVNULL)  # it says much of what it does not ask
 
 
 def _run(options: argparse.Namespace, measured: str) -> None:
@@ -76,18 +76,24 @@ def _run(options: argparse.Namespace, measured: str) -> None:
     words += ["--quick"] * options.quick
     words += ["--bench", options.bench] if options.bench else []
     grid = {"POSENC_GRID": "full"} if options.full else {}
-    if _asv(*words, allowed=(0, 2), **grid) == 2:
+    if _asv(*words, allowed=(0, 2), grid=grid) == 2:
         print("some benchmarks failed; the page names them")
 
 
-def _asv(*words: str, allowed: Sequence[int] = (0,), **variables: str) -> int:
+def _asv(
+    *words: str,
+    allowed: Sequence[int] = (0,),
+    grid: Mapping[str, str] | None = None,
+    stdout: int | None = None,
+) -> int:
     """Run asv on this clone, whichever posenc is installed."""
     path = [str(ROOT), str(ROOT / "backends"), os.environ.get("ASV_PYTHONPATH", "")]
     own = {"ASV_PYTHONPATH": os.pathsep.join(filter(None, path))}
     command = [sys.executable, "-m", "asv", *words]
     if words[0] != "machine":
         command += ["--config", str(HERE / "asv.conf.json")]
-    code = subprocess.run(command, cwd=HERE, env=os.environ | own | variables).returncode
+    env = os.environ | own | (grid or {})
+    code = subprocess.run(command, cwd=HERE, env=env, stdout=stdout).returncode
     if code not in allowed:
         sys.exit(f"asv {words[0]} ended with {code}")
     return code

@@ -6,6 +6,7 @@ import ast
 import html
 import itertools
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -43,7 +44,8 @@ class Figure:
         return value is None or not math.isnan(value)
 
     def text(self, commit: str) -> str:
-        return human_value(self.values.get(commit, math.nan), self.unit)
+        value = human_value(self.values.get(commit, math.nan), self.unit)
+        return re.sub(r"(?<=\d)(?=[^\d.])", "\u00a0", value, count=1)
 
 
 @dataclass(frozen=True)
@@ -117,8 +119,8 @@ def _page(benchmarks: Sequence[Benchmark], last: Results) -> str:
     shown = [one for one in benchmarks if any(f.applies(commit) for f in one.figures.values())]
     modules = itertools.groupby(shown, lambda one: one.name.split(".")[0])
     sections = "".join(
-        f"<section><h2>{html.escape(module)}</h2>{''.join(_table(one, commit) for one in some)}"
-        "</section>"
+        f"<h2>{html.escape(module)}</h2><p>{html.escape(_docstring(module))}.</p>"
+        f"<section>{''.join(_table(one, commit) for one in some)}</section>"
         for module, some in modules
     )
     links = " ".join(f'<a href="#{_id(one.name)}">{html.escape(one.name)}</a>' for one in shown)
@@ -139,8 +141,8 @@ def _summary(shown: Sequence[Benchmark], last: Results) -> str:
     served = len(there) - failed - sum(value is not None and math.isnan(value) for value in there)
     facts = {
         "Commit": f"{last.commit_hash} of {_day(last.date)}",
-        "Machine": ", ".join(str(last.params.get(k)) for k in ("cpu", "num_cpu", "os", "arch")),
-        "Python": last.env_name,
+        "Machine": "{cpu}, {num_cpu} CPUs, {os}, {arch}".format_map(last.params),
+        "Python": last.params["python"],
         "Measured": f"{served} figures of {len(shown)} benchmarks, {failed} failed; took "
         f"{sum(filter(None, last.duration.values())):.0f} s",
     }
@@ -172,8 +174,8 @@ def _table(benchmark: Benchmark, commit: str) -> str:
     )
     head = "".join(f"<th>{html.escape(text)}</th>" for text in (first, *heads))
     return (
-        f'<h3 id="{_id(benchmark.name)}">{html.escape(benchmark.name)}</h3>'
-        f'<p class="about">{html.escape(_about(benchmark))}</p><div class="scroll"><table>'
+        f'<div class="scroll"><h3 id="{_id(benchmark.name)}">{html.escape(benchmark.name)}</h3>'
+        f'<p class="about">{html.escape(_about(benchmark))}</p><table>'
         f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
     )
 
@@ -183,17 +185,18 @@ def _at(benchmark: Benchmark, row: str, choice: tuple[str, ...]) -> Figure:
 
 
 def _about(benchmark: Benchmark) -> str:
-    """The class's docstring, the params of one value, and the paths that no scheme can take."""
+    """The docstring of the class, and the params of one value."""
     fixed = [f"{name} {_plain(v[0])}" for name, v in benchmark.params.items() if len(v) == 1]
     return "; ".join(filter(None, [_docstring(benchmark.name), ", ".join(fixed)]))
 
 
 def _docstring(name: str) -> str:
-    module, owner, *_ = name.split(".")
+    """Of a module of the suite, or of a class in it; the suite is not imported."""
+    module, *inside = name.split(".")
     tree = ast.parse((_SUITE / f"{module}.py").read_text(encoding="utf-8"))
-    classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == owner]
-    text = ast.get_docstring(classes[0]) if classes else None
-    return " ".join((text or "").replace("``", "").split()).rstrip(".")
+    owners = [one for one in tree.body if isinstance(one, ast.ClassDef) and one.name in inside]
+    text = ast.get_docstring(owners[0] if owners else tree) or ""
+    return " ".join(text.replace("``", "").split()).rstrip(".")
 
 
 def _plain(param: str) -> str:
@@ -276,7 +279,9 @@ dt{color:var(--muted)}
 dd{margin:0;overflow-wrap:anywhere}
 nav{font-size:.875rem;display:flex;flex-wrap:wrap;gap:.2rem 1rem}
 a{color:inherit}
-.scroll{overflow-x:auto}
+section{display:flex;flex-wrap:wrap;gap:0 2.5rem}
+.scroll{overflow-x:auto;max-width:100%}
+.about{max-width:34rem}
 table{border-collapse:collapse;font-size:.875rem;font-variant-numeric:tabular-nums}
 th,td{padding:.25rem .75rem;text-align:right;white-space:nowrap;font-weight:400}
 th:first-child{text-align:left;padding-left:0;position:sticky;left:0;background:var(--paper)}
