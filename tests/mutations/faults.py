@@ -1478,6 +1478,59 @@ _NUMBERS = (
     ),
 )
 
+DASHBOARD, DASHBOARD_PAGE = "benchmarks/dashboard.py", "benchmarks/dashboard_page.py"
+
+_DASHBOARD = (
+    Fault(
+        "benchmarks-kept-under-no-commit",
+        "asv measures for minutes in an environment that exists, and keeps nothing",
+        DASHBOARD,
+        '"--set-commit-hash", measured]',
+        '"--dry-run"]',
+        ("test_dashboard.py shows_the_figures",),
+    ),
+    Fault(
+        "benchmarks-of-uncommitted-changes",
+        "figures stand under a commit that they do not belong to",
+        DASHBOARD,
+        "    if changed:",
+        "    if changed is None:",
+        ("test_dashboard.py no_commit_holds",),
+    ),
+    Fault(
+        "benchmarks-timed-cold",
+        "--quick times compilation and first imports",
+        "benchmarks/suite/__init__.py",
+        'if name.startswith("time_"):',
+        'if name == "time_":',
+        ("test_dashboard.py built_once_and_warm",),
+    ),
+    Fault(
+        "benchmarks-built-for-every-sample",
+        "asv calls setup before each, and compiles 20 times: half an hour",
+        "benchmarks/suite/__init__.py",
+        '"_warm_for", None) == params',
+        '"_warm_for", None) is params',
+        ("test_dashboard.py built_once_and_warm",),
+    ),
+    Fault(
+        "benchmarks-of-another-commit-on-the-page",
+        "the page shows what was measured first",
+        DASHBOARD_PAGE,
+        "value = figure.values[commit]",
+        "value = next(iter(figure.values.values()))",
+        ("test_dashboard.py history",),
+    ),
+    Fault(
+        "benchmarks-noise-shown-as-a-change",
+        "every run says that something got slower",
+        DASHBOARD_PAGE,
+        "if then[0] <= now[1] and now[0] <= then[1]:",
+        "if then == now:",
+        ("test_dashboard.py history",),
+    ),
+)
+
 FAULTS = (
     *_SCHEMES,
     *_ANGLES,
@@ -1489,4 +1542,5 @@ FAULTS = (
     *_LOWERED,
     *_FUSED,
     *_NUMBERS,
+    *_DASHBOARD,
 )
