@@ -139,6 +139,8 @@ def _write(out: Path, summary: dict[str, Any], records: list[Record], runs: list
     ended = any(record["status"] == "ok" for record in records)
     if not ended:
         print("every run failed" if records else "no run has ended yet")
+        if holds_results(out):
+            print(f"the files in {out} are of an earlier study, and stay")
         if not records or holds_results(out):
             return
 
