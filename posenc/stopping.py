@@ -23,7 +23,7 @@ def sigterm_like_ctrl_c() -> Iterator[None]:
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
 
 @contextmanager
@@ -39,7 +39,7 @@ def undisturbed() -> Iterator[None]:
         yield
     finally:
         for each, handler in zip(signals, before, strict=True):
-            signal.signal(each, handler)
+            signal.signal(each, handler or signal.SIG_DFL)
         for number in heard:
             signal.raise_signal(number)
 

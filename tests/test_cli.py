@@ -77,7 +77,7 @@ def test_a_study_that_is_stopped_leaves_nobody_behind(tmp_path, text, ending):
     scratch.mkdir()
     arguments = ["compare", *TINY, "--text", text, "--out", str(out)]
     arguments += ["--workers", "2" if ending == "kill -9" else "1"]
-    arguments += ["--schemes", "nope,alibi", "--seeds", "1", "--backend", BACKENDS[-1]]
+    arguments += ["--schemes", "nope,alibi", "--seeds", "3", "--backend", BACKENDS[-1]]
     arguments[arguments.index("--steps") + 1] = "100000"
     process = subprocess.Popen(
         [sys.executable, "-u", "-m", "posenc", *arguments],

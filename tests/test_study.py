@@ -778,11 +778,18 @@ def test_bad_configurations(changes, message):
         Study(**{**SMALL, **changes})
 
 
-def test_rope_is_windowed_where_it_is_in_the_study():
-    assert Study(**SMALL).windowed == ("rope",)
-    assert Study(**SMALL, schemes=("alibi",)).windowed == ()
-    assert Study(**SMALL, windowed=("none",)).windowed == ()
-    assert Study(**SMALL, schemes=("alibi", "rope"), windowed=("alibi",)).windowed == ("alibi",)
+@pytest.mark.parametrize(
+    ("changes", "windowed"),
+    [
+        ({}, ["rope"]),
+        ({"schemes": ("alibi",)}, []),
+        ({"windowed": ()}, []),
+        ({"windowed": ("alibi", "nope")}, ["alibi", "nope"]),
+    ],
+)
+def test_rope_is_windowed_by_default_where_it_is_in_the_study(changes, windowed):
+    one = Study(**SMALL, **changes)
+    assert [label for label in one.schemes if one.is_windowed(label)] == windowed
 
 
 def test_unknown_backend():

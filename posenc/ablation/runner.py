@@ -84,8 +84,9 @@ def run_cells(
                 _check_begun(trial)
                 yield from _collected(pending, folder, on_progress)
             finally:
-                for future in pending:
-                    future.cancel()  # the pool of somebody else goes on
+                if executor is not None:  # which goes on, unlike our own
+                    for future in pending:
+                        future.cancel()
     finally:
         _forget_progress(folder, missing)
 

@@ -84,8 +84,8 @@ class Study(Recipe):
     text: tuple[str, ...] = _option((), "files to train on; default: Python's standard library")
     windowed: tuple[str, ...] = _option(
         _AUTO,
-        "schemes to evaluate also inside a window of the training length; auto is rope if it is "
-        "in the study; or none",
+        "schemes to evaluate also inside a window of the training length; auto: rope, if it is "
+        "in the study",
     )
     backend: str = _option("auto", "what trains: jax, torch, or auto, what is installed")
     device: str = _option("auto", "auto, cpu, or a name of the backend's, such as cuda")
@@ -103,16 +103,14 @@ class Study(Recipe):
             raise ValueError(f"schemes names one twice: {labels}")
         for label in self.schemes:
             _check_built(label, self)
-        object.__setattr__(self, "windowed", self._windowed())
-
-    def _windowed(self) -> tuple[str, ...]:
-        if self.windowed in (_AUTO, ("none",)):
-            return tuple(s for s in self.schemes if s == "rope" and self.windowed == _AUTO)
-        for label in self.windowed:
+        for label in self.windowed if self.windowed != _AUTO else ():
             if label not in self.schemes:
                 named = f"{label!r}{nearest(label, self.schemes)}"
-                raise ValueError(f"windowed names {named}, which is not among schemes")
-        return self.windowed
+                raise ValueError(f"windowed names {named}; it takes schemes of the study")
+
+    def is_windowed(self, label: str) -> bool:
+        """Whether a scheme is evaluated inside a window too."""
+        return label in (("rope",) if self.windowed == _AUTO else self.windowed)
 
     def corpus(self) -> Corpus:
         """The text, checked to be large enough."""
@@ -132,7 +130,7 @@ class Study(Recipe):
                 seed=seed,
                 text=tuple(str(Path(p).resolve()) for p in self.text),
                 corpus=corpus.sha256,
-                windowed=label in self.windowed,
+                windowed=self.is_windowed(label),
                 backend=backend,
                 device=self.device,
                 **made[label],

@@ -40,7 +40,7 @@ def processes(count: int, scratch: Path) -> Iterator[Executor]:
         here.close()
         parent.close()
         _wait_for(set(multiprocessing.active_children()) - others)
-        pool.shutdown(cancel_futures=True)
+        pool.shutdown()
 
 
 def _wait_for(leaving: Iterable[BaseProcess]) -> None:
