@@ -44,8 +44,10 @@ class Figure:
         return value is None or not math.isnan(value)
 
     def text(self, commit: str) -> str:
-        value = human_value(self.values.get(commit, math.nan), self.unit)
-        return re.sub(r"(?<=\d)(?=[^\d.])", "\u00a0", value, count=1)
+        said = human_value(self.values.get(commit, math.nan), self.unit)
+        number, unit = re.fullmatch(r"([\d.]*)(.*)", said).groups()
+        unit = unit.strip() + "B" * (number != "" and self.unit == "bytes")
+        return "\u00a0".join(filter(None, (number, unit)))
 
 
 @dataclass(frozen=True)
@@ -258,9 +260,10 @@ def _id(name: str) -> str:
 
 
 _READING = (
-    "Medians of warm calls. A bar compares the figures of one table. A percentage is the change "
-    "against the commit before, shown where the two 99 % intervals do not meet. A line goes "
-    "through all commits measured on this machine, from zero. A dash: not served here."
+    "Medians of warm calls, with --quick one call of each. A bar compares the figures of one "
+    "table. A percentage is the change against the commit before, shown where the two 99 % "
+    "intervals do not meet. A line goes through all commits measured on this machine, from zero. "
+    "A dash: not served here."
 )
 _CSS = """
 :root{--ink:#1a1a1a;--muted:#666;--grid:#e2e2e2;--paper:#fff;--bar:#0072b233;--worse:#b34a00;
