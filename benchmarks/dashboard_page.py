@@ -236,7 +236,8 @@ def _change(figure: Figure, commit: str) -> str:
     if then[0] <= now[1] and now[0] <= then[1]:
         return ""
     ratio = figure.values[commit] / figure.values[before[0]]
-    return f' <b class="{"worse" if ratio > 1 else "better"}">{100 * (ratio - 1):+.0f} %</b>'
+    percent = f"{100 * (ratio - 1):+.0f} %".replace("-", "−")
+    return f' <b class="{"worse" if ratio > 1 else "better"}">{percent}</b>'
 
 
 def _interval(stats: Mapping[str, float] | None) -> tuple[float, float]:
@@ -289,8 +290,8 @@ table{border-collapse:collapse;font-size:.875rem;font-variant-numeric:tabular-nu
 th,td{padding:.25rem .75rem;text-align:right;white-space:nowrap;font-weight:400}
 th:first-child{text-align:left;padding-left:0;position:sticky;left:0;background:var(--paper)}
 thead th{color:var(--muted);border-bottom:1px solid var(--grid)}
-td{position:relative;min-width:6rem}
-td i{position:absolute;left:0;bottom:0;height:100%;max-width:100%;background:var(--bar)}
+td{position:relative;isolation:isolate;min-width:6rem}
+td i{position:absolute;z-index:-1;left:0;bottom:0;height:100%;max-width:100%;background:var(--bar)}
 .none{color:var(--muted)}
 .worse{color:var(--worse)}
 .better{color:var(--better)}
