@@ -44,8 +44,10 @@ class Figure:
         return value is None or not math.isnan(value)
 
     def text(self, commit: str) -> str:
-        value = human_value(self.values.get(commit, math.nan), self.unit)
-        return re.sub(r"(?<=\d)(?=[^\d.])", "\u00a0", value, count=1)
+        said = human_value(self.values.get(commit, math.nan), self.unit)
+        number, unit = re.fullmatch(r"([\d.]*)(.*)", said).groups()
+        unit = unit.strip() + "B" * (number != "" and self.unit == "bytes")
+        return "\u00a0".join(filter(None, (number, unit)))
 
 
 @dataclass(frozen=True)
@@ -234,7 +236,8 @@ def _change(figure: Figure, commit: str) -> str:
     if then[0] <= now[1] and now[0] <= then[1]:
         return ""
     ratio = figure.values[commit] / figure.values[before[0]]
-    return f' <b class="{"worse" if ratio > 1 else "better"}">{100 * (ratio - 1):+.0f} %</b>'
+    percent = f"{100 * (ratio - 1):+.0f} %".replace("-", "−")
+    return f' <b class="{"worse" if ratio > 1 else "better"}">{percent}</b>'
 
 
 def _interval(stats: Mapping[str, float] | None) -> tuple[float, float]:
@@ -258,9 +261,10 @@ def _id(name: str) -> str:
 
 
 _READING = (
-    "Medians of warm calls. A bar compares the figures of one table. A percentage is the change "
-    "against the commit before, shown where the two 99 % intervals do not meet. A line goes "
-    "through all commits measured on this machine, from zero. A dash: not served here."
+    "Medians of warm calls, with --quick one call of each. A bar compares the figures of one "
+    "table. A percentage is the change against the commit before, shown where the two 99 % "
+    "intervals do not meet. A line goes through all commits measured on this machine, from zero. "
+    "A dash: not served here."
 )
 _CSS = """
 :root{--ink:#1a1a1a;--muted:#666;--grid:#e2e2e2;--paper:#fff;--bar:#0072b233;--worse:#b34a00;
@@ -286,8 +290,8 @@ table{border-collapse:collapse;font-size:.875rem;font-variant-numeric:tabular-nu
 th,td{padding:.25rem .75rem;text-align:right;white-space:nowrap;font-weight:400}
 th:first-child{text-align:left;padding-left:0;position:sticky;left:0;background:var(--paper)}
 thead th{color:var(--muted);border-bottom:1px solid var(--grid)}
-td{position:relative;min-width:6rem}
-td i{position:absolute;left:0;bottom:0;height:100%;max-width:100%;background:var(--bar)}
+td{position:relative;isolation:isolate;min-width:6rem}
+td i{position:absolute;z-index:-1;left:0;bottom:0;height:100%;max-width:100%;background:var(--bar)}
 .none{color:var(--muted)}
 .worse{color:var(--worse)}
 .better{color:var(--better)}
