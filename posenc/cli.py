@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 import typing
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 _COMMANDS = {
     "compare": "train one small decoder per scheme on short text, score it on longer text",
     "show": "draw what a scheme does, to a PNG",
-    "list": "the catalogue of schemes",
+    "list": "the catalogue of schemes; with a name: that scheme's options and defaults",
 }
 
 
@@ -129,16 +130,20 @@ def _plain(label: str) -> str:
     return "".join(c if c.isalnum() else "-" for c in label.lower())
 
 
-def _no_options(parser: argparse.ArgumentParser) -> None:
-    pass
+def _list_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("scheme", nargs="*", help="a name of the catalogue, or module.Class")
 
 
 def _list(options: dict[str, Any]) -> int:
-    from posenc.catalogue import rows, table
+    from posenc.catalogue import page, rows, table
 
-    print(table(rows()))
+    width = min(100, shutil.get_terminal_size().columns)  # 80 where there is no terminal
+    if options["scheme"]:
+        print("\n\n".join(page(name, width) for name in options["scheme"]))
+    else:
+        print(f"{table(rows(), width)}\n\n`posenc list NAME` shows the options of one.")
     return 0
 
 
-_OPTIONS = {"compare": _compare_options, "show": _show_options, "list": _no_options}
+_OPTIONS = {"compare": _compare_options, "show": _show_options, "list": _list_options}
 _RUN = {"compare": _compare, "show": _show, "list": _list}
