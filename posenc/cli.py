@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _COMMANDS = {
     "compare": "train one small decoder per scheme on short text, score it on longer text",
-    "show": "draw what a scheme does, to a PNG",
+    "show": "draw what a scheme does, as PNG, SVG or PDF",
     "list": "the catalogue of schemes; with a name: that scheme's options and defaults",
 }
 
@@ -109,7 +109,7 @@ def _show_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--length", type=int, default=128, help="positions (default: 128)")
     parser.add_argument("--heads", type=int, default=8, help="heads (default: 8)")
     parser.add_argument("--head-dim", type=int, default=64, help="channels a head (default: 64)")
-    parser.add_argument("--out", help="the PNG (default: SCHEME.png)")
+    parser.add_argument("--out", help="ends in .png, .svg or .pdf (default: SCHEME.png)")
 
 
 def _show(options: dict[str, Any]) -> int:

@@ -355,6 +355,13 @@ def test_png_has_its_size(tmp_path, records):
     assert struct.unpack(">II", path.read_bytes()[16:24]) == (1600, 1000)
 
 
+@pytest.mark.parametrize(("form", "start"), [("svg", b"<?xml"), ("pdf", b"%PDF-")])
+def test_the_figure_is_a_vector_too(tmp_path, records, form, start):
+    path = tmp_path / "whatever.partial"
+    loss_against_length(records, path, study(), form)
+    assert path.read_bytes().startswith(start)
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_labels_keep_apart_in_order_and_inside(seed):
     rng = np.random.default_rng(seed)
