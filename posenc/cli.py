@@ -76,7 +76,7 @@ def _add(parser: argparse.ArgumentParser, item: Field[Any], kind: Any) -> None:
     parser.add_argument(
         f"--{item.name.replace('_', '-')}",
         type=_integers if (many, element) == (True, int) else element,
-        nargs="+" if many else None,
+        nargs=("*" if given else "+") if many else None,  # --windowed alone: none is
         default=given,
         metavar={int: "N", float: "X", str: "NAME"}[element],
         help=f"{item.metadata['help']}{shown}",
@@ -97,7 +97,7 @@ def _compare(options: dict[str, Any]) -> int:
     from posenc.ablation.terminal import compare
 
     for name in ("schemes", "windowed"):
-        options[name] = split(options[name])
+        options[name] = split(options[name]) if options[name] else ()
     options["eval_lens"] = tuple(n for some in options["eval_lens"] for n in some)
     many = {name: tuple(value) for name, value in options.items() if isinstance(value, list)}
     study: Study = Study(**{**options, **many})

@@ -1,0 +1,65 @@
+"""Columns of text that fit a terminal."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+
+Lines = Sequence[Sequence[str]]
+_GAP = "  "
+
+
+def aligned(lines: Lines, width: int | None = None) -> str:
+    """The first line as a head over a rule; names to the left, numbers to the right.
+
+    Lines wider than ``width`` lose the spaces around ``±``. What is still too wide becomes several
+    blocks of columns, each with the names again; a name goes on below where it takes half a line.
+    """
+    if width is None or _wide(lines) <= width:
+        return _block(lines)
+    tight = [[cell.replace(" ± ", "±") for cell in line] for line in lines]
+    if _wide(tight) <= width:
+        return _block(tight)
+    longer = [below for line in tight for below in _wrapped(line, width // 2)]
+    return "\n\n".join(_block(part) for part in _parts(longer, width))
+
+
+def shortened(text: str, width: int) -> str:
+    """The text, or its beginning and an ellipsis."""
+    return text if len(text) <= width else f"{text[: max(0, width - 1)]}…"
+
+
+def _widths(lines: Lines) -> list[int]:
+    return [max(map(len, column)) for column in zip(*lines, strict=True)]
+
+
+def _wide(lines: Lines) -> int:
+    widths = _widths(lines)
+    return sum(widths) + len(_GAP) * (len(widths) - 1)
+
+
+def _block(lines: Lines) -> str:
+    first, *rest = _widths(lines)
+    shown = [
+        _GAP.join([line[0].ljust(first), *map(str.rjust, line[1:], rest)]).rstrip()
+        for line in lines
+    ]
+    return "\n".join([shown[0], "-" * max(map(len, shown)), *shown[1:]])
+
+
+def _wrapped(line: Sequence[str], room: int) -> Iterator[Sequence[str]]:
+    first, *more = textwrap.wrap(line[0], room, subsequent_indent=_GAP) or [""]
+    yield [first, *line[1:]]
+    yield from ([part, *[""] * len(line[1:])] for part in more)
+
+
+def _parts(lines: Lines, width: int) -> Iterator[Lines]:
+    """As many columns in each as fit beside the names, and one at least."""
+    names, *widths = _widths(lines)
+    begin, used = 1, names
+    for column, wide in enumerate(widths, start=1):
+        if used + len(_GAP) + wide > width and column > begin:
+            yield [[line[0], *line[begin:column]] for line in lines]
+            begin, used = column, names
+        used += len(_GAP) + wide
+    yield [[line[0], *line[begin:]] for line in lines]
