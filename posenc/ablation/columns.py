@@ -54,12 +54,13 @@ def _wrapped(line: Sequence[str], room: int) -> Iterator[Sequence[str]]:
 
 
 def _parts(lines: Lines, width: int) -> Iterator[Lines]:
-    """As many columns in each as fit beside the names, and one at least."""
-    names, *widths = _widths(lines)
-    begin, used = 1, names
-    for column, wide in enumerate(widths, start=1):
-        if used + len(_GAP) + wide > width and column > begin:
-            yield [[line[0], *line[begin:column]] for line in lines]
-            begin, used = column, names
-        used += len(_GAP) + wide
-    yield [[line[0], *line[begin:]] for line in lines]
+    """Equal numbers of columns beside the names: as many as fit, and one at least."""
+    columns = len(lines[0]) - 1
+
+    def cut(size: int) -> list[Lines]:
+        starts = range(1, columns + 1, size)
+        return [[[line[0], *line[n : n + size]] for line in lines] for n in starts]
+
+    fitting = [n for n in range(1, columns + 1) if max(map(_wide, cut(n))) <= width]
+    blocks = len(cut(max(fitting, default=1)))
+    yield from cut(-(-columns // blocks))

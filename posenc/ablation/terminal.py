@@ -7,7 +7,7 @@ import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -27,7 +27,7 @@ from posenc.ablation.tables import table_markdown, table_text
 from posenc.picture import FORMATS
 
 _EVERY, _SHARE = 5.0, 0.02  # seconds between two lines of progress, and of all that passed
-_INDENT = " " * 9
+_INDENT, _SHORTEST = " " * 8, 12  # columns; what a name keeps where a line must be cut
 
 
 def compare(study: Study) -> int:
@@ -123,23 +123,24 @@ class Progress:
         if self._said is None or now - self._said >= pause:
             self._said = now
             at = f"step {step} of {cell.steps}" if step < cell.steps else "trained, now scored"
-            rest = f": {at}, {loss:.2f} bits per byte{self._left(now)}"
-            self._say(_line(f"{_INDENT}{cell.scheme} seed {cell.seed}", rest))
+            seed, left = f" seed {cell.seed}: ", self._left(now)
+            forms = [f"{at}, {loss:.2f} bits/byte{left}", f"{at}{left}", at]
+            self._say(_line(_INDENT, cell.scheme, [f"{seed}{form}" for form in forms]))
             sys.stdout.flush()
 
     def result(self, record: Record) -> None:
         """A run ended."""
         self._done += 1
         self._steps.pop((record["scheme"], record["seed"]), None)
-        place = f"[{self._done:{len(str(self._total))}}/{self._total}]"
-        head = f"{place} {record['scheme']} seed {record['seed']}"
+        place = f"[{self._done:{len(str(self._total))}}/{self._total}] "
+        name, seed = record["scheme"], f" seed {record['seed']}"
         if record["status"] != "ok":
-            self._wrapped(f"{head}: failed: {record['error']}")
+            self._wrapped(f"{place}{name}{seed}: failed: {record['error']}")
         else:
             for part in self._seconds:
                 self._seconds[part] += record[part]
             losses = [f"{length}: {loss:.3f}" for length, loss in record["loss"].items()]
-            self._say(_line(head, _fitting(losses, _width() - len(head))))
+            self._say(_line(place, name, [f"{seed}  {some}" for some in _fewer(losses)]))
         self._said = time.perf_counter()
         sys.stdout.flush()
 
@@ -164,22 +165,21 @@ class Progress:
         return f", more than {_duration(seconds)} left"
 
 
-def _line(head: str, rest: str) -> str:
-    """Both in one line of the terminal; if they do not fit, the head is shortened."""
-    return shortened(head, max(20, _width() - len(rest))) + rest
+def _line(start: str, name: str, forms: Sequence[str]) -> str:
+    """One line of the terminal: the first form of its end that fits, beside a shortened name."""
+    room = _width() - len(start)
+    fitting = [form for form in forms if min(len(name), _SHORTEST) + len(form) <= room]
+    end = [*fitting, forms[-1]][0]
+    return start + shortened(name, max(_SHORTEST, room - len(end))) + end
 
 
-def _fitting(losses: list[str], room: int) -> str:
-    """As many losses as there is room for, the middle ones left out first."""
-    shown = ""
-    for kept in range(len(losses), 0, -1):
+def _fewer(losses: list[str]) -> list[str]:
+    """All losses, then fewer and fewer, the middle ones left out first; the last two stay."""
+    forms = ["  ".join(losses)]
+    for kept in range(len(losses) - 1, 1, -1):
         front = (kept + 1) // 2
-        last = losses[len(losses) - kept + front :]
-        left_out = ["…"] if kept < len(losses) else []
-        shown = "  ".join(["", *losses[:front], *left_out, *last])
-        if len(shown) <= room:
-            break
-    return shown
+        forms.append("  ".join([*losses[:front], "…", *losses[front - kept :]]))
+    return forms
 
 
 def _duration(seconds: float) -> str:
