@@ -250,7 +250,7 @@ p,li{max-width:46rem}
 .note{color:var(--muted);font-size:.875rem}
 .failed{border-left:3px solid var(--line-1);padding-left:1rem;overflow-wrap:anywhere}
 .failed h2{margin-top:1rem}
-pre{overflow-x:auto;white-space:pre-wrap;overflow-wrap:anywhere;font-size:.85rem}
+pre{overflow-x:auto;font-size:.85rem}
 .pair{display:flex;flex-wrap:wrap;gap:1rem}
 .pair figure{flex:1 1 24rem}
 figure{margin:0;max-width:40rem;min-width:0}
@@ -258,7 +258,7 @@ svg{width:100%;height:auto;display:block;font-family:system-ui,sans-serif}
 svg *{stroke-linejoin:round}
 .scroll{overflow-x:auto;margin:1.25rem 0}
 table{border-collapse:collapse;font-size:.9rem;font-variant-numeric:tabular-nums}
-caption{text-align:left;color:var(--muted);padding-bottom:.4rem}
+caption{text-align:left;color:var(--muted);padding-bottom:.4rem;max-width:calc(100vw - 2rem)}
 th,td{padding:.25rem .75rem;text-align:right;white-space:nowrap}
 th:first-child{text-align:left;padding-left:0;position:sticky;left:0;background:var(--paper)}
 thead th{border-bottom:1px solid var(--muted);font-weight:600}
