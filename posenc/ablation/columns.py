@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterator, Sequence
 
@@ -13,14 +14,14 @@ def aligned(lines: Lines, width: int | None = None) -> str:
     """The first line as a head over a rule; names to the left, numbers to the right.
 
     Lines wider than ``width`` lose the spaces around ``±``. What is still too wide becomes several
-    blocks of columns, each with the names again; a name goes on below where it takes half a line.
+    blocks of columns, each with the names again; a long name goes on below.
     """
     if width is None or _wide(lines) <= width:
         return _block(lines)
     tight = [[cell.replace(" ± ", "±") for cell in line] for line in lines]
     if _wide(tight) <= width:
         return _block(tight)
-    longer = [below for line in tight for below in _wrapped(line, width // 2)]
+    longer = [below for line in tight for below in _wrapped(line, max(20, width // 3))]
     return "\n\n".join(_block(part) for part in _parts(longer, width))
 
 
@@ -48,9 +49,12 @@ def _block(lines: Lines) -> str:
 
 
 def _wrapped(line: Sequence[str], room: int) -> Iterator[Sequence[str]]:
-    first, *more = textwrap.wrap(line[0], room, subsequent_indent=_GAP) or [""]
-    yield [first, *line[1:]]
-    yield from ([part, *[""] * len(line[1:])] for part in more)
+    # Textwrap breaks at spaces, a label also after its signs.
+    spaced = re.sub(r"([,+])(?=\S)", r"\1\0 ", line[0])
+    below = textwrap.wrap(spaced, room, subsequent_indent=_GAP, break_on_hyphens=False)
+    names = [name.replace("\0 ", "").replace("\0", "") for name in below] or [""]
+    yield [names[0], *line[1:]]
+    yield from ([name, *[""] * len(line[1:])] for name in names[1:])
 
 
 def _parts(lines: Lines, width: int) -> Iterator[Lines]:
