@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import shutil
 import sys
 import typing
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import posenc
 from posenc.checks import check_count
+from posenc.stopping import exit_status, sigterm_like_ctrl_c
 
 if TYPE_CHECKING:
     from posenc.ablation.study import Study
@@ -25,7 +27,10 @@ _COMMANDS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; the exit status is 0, 1 where runs failed, 2 for bad input, 130 for Ctrl-C."""
+    """Run a command and return its exit status.
+
+    0, 1 where runs failed, 2 for bad input, 130 after Ctrl-C and 143 after SIGTERM.
+    """
     words = list(sys.argv[1:] if arguments is None else arguments)
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.append(here)  # where a scheme of one's own lies, module.Class
@@ -33,11 +38,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser(next((w for w in words if not w.startswith("-")), None))
     options = vars(parser.parse_args(words))
     command = options.pop("command")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # names of files, "±" on a plain terminal
     try:
-        return int(_RUN[command](options))
-    except KeyboardInterrupt:
+        with sigterm_like_ctrl_c():
+            return int(_RUN[command](options))
+    except KeyboardInterrupt as stop:
         print(f"posenc {command}: stopped", file=sys.stderr)
-        return 130
+        return exit_status(stop)
     except BrokenPipeError:
         return 1
     except (ValueError, TypeError, OSError, RuntimeError, ImportError, IndexError) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import os
 import re
 import signal
@@ -28,9 +29,13 @@ def run(*arguments, **keywords):
     return subprocess.run(command, capture_output=True, text=True, timeout=300, **keywords)
 
 
+# A name that is no UTF-8, which only Linux's file systems take.
+NAME = os.fsdecode(b"te\xff.txt") if sys.platform == "linux" else "text.txt"
+
+
 @pytest.fixture
 def text(tmp_path):
-    path = tmp_path / "text.txt"
+    path = tmp_path / NAME
     path.write_text("the quick brown fox jumps over the lazy dog; " * 300)
     return str(path)
 
@@ -51,40 +56,54 @@ def test_compare_from_beginning_to_end(tmp_path, text, backend):
     assert (out / "loss.png").read_bytes().startswith(b"\x89PNG")
     assert "</html>" in (out / "report.html").read_text()
     assert len((out / "results.jsonl").read_text().splitlines()) == 4
+    assert not [path for path in out.rglob("*") if path.suffix in (".partial", ".progress")]
+    assert not [path for path in out.rglob("*") if "cache" in path.name]  # nothing to execute
+    took = json.loads((out / "study.json").read_text())["wall_seconds"]
     arguments[arguments.index("32") - 1 : arguments.index("32") + 1] = ["16,32"]
     again = run(*arguments)
     assert "4 of 4 runs are kept from before" in again.stdout
     assert again.returncode == 0
+    assert json.loads((out / "study.json").read_text())["wall_seconds"] == took > 0
+    assert not (out / "earlier").exists()
 
 
-def test_ctrl_c_keeps_what_is_finished(tmp_path, text):
-    out = tmp_path / "results"
-    arguments = ["compare", *TINY, "--text", text, "--out", str(out), "--workers", "1"]
-    arguments += ["--schemes", "nope,alibi", "--seeds", "1", "--backend", BACKENDS[-1]]
+ENDINGS = {"ctrl-c": (signal.SIGINT, 130), "kill": (signal.SIGTERM, 143), "kill -9": (9, -9)}
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_study_that_is_stopped_leaves_nobody_behind(tmp_path, text, ending):
+    number, status = ENDINGS[ending]
+    out, scratch = tmp_path / "results", tmp_path / "scratch"
+    scratch.mkdir()
+    arguments = ["compare", *TINY, "--text", text, "--out", str(out)]
+    arguments += ["--workers", "2" if ending == "kill -9" else "1"]
+    arguments += ["--schemes", "nope,alibi", "--seeds", "3", "--backend", BACKENDS[-1]]
     arguments[arguments.index("--steps") + 1] = "100000"
-    quick = [*arguments]
-    quick[quick.index("100000")] = "4"
     process = subprocess.Popen(
         [sys.executable, "-u", "-m", "posenc", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        env={**os.environ, "TMPDIR": str(scratch)},
     )
     assert process.stdout is not None
     for line in process.stdout:
         if re.search(r": step \d+ of", line):
             break
-    os.killpg(process.pid, signal.SIGINT)
+    # Ctrl-C reaches the whole group, the others the one process that is named.
+    (os.killpg if ending == "ctrl-c" else os.kill)(process.pid, number)
     rest, errors = process.communicate(timeout=60)
-    assert process.returncode == 130, errors
-    assert "stopped; the same command goes on from here" in rest
+    assert process.returncode == status, errors
+    assert ("stopped; the same command goes on from here" in rest) == (status > 0)
     assert "Traceback" not in errors
     deadline = time.monotonic() + 30
     while _group_lives(process.pid) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert not _group_lives(process.pid), "workers are left behind"
-    assert run(*quick).returncode == 0
+    assert not list(scratch.glob("posenc-*"))  # compiled programs
+    if ending != "kill -9":  # of which the next run takes away what is left
+        assert not [p for p in out.rglob("*") if p.suffix in (".partial", ".progress")]
 
 
 def _group_lives(group):
@@ -102,6 +121,8 @@ def _group_lives(group):
         (["compare", "--steps", "0"], "steps must be at least 1, got 0"),
         (["compare", "--backend", "tensorflow"], "unknown backend 'tensorflow'"),
         (["compare", "--text", "absent.txt"], "absent.txt"),
+        (["compare", "--device", "nosuch"], "cannot train on device 'nosuch'"),
+        (["compare", "--schemes", "alibi", "--windowed", "rope"], "windowed names 'rope'"),
         (["show", "rope", "--head-dim", "63"], "head_dim must be even, got 63"),
         (["show", "alibi", "--heads", "0"], "num_heads must be at least 1, got 0"),
         (["show", "alibi", "--length", "0"], "length"),

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import csv
+import importlib
 import json
 import math
+import os
+import shutil
+import subprocess
 import sys
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,15 +21,26 @@ from frameworks_installed import require
 
 import posenc
 from posenc.ablation import cell as cells
-from posenc.ablation import windows
+from posenc.ablation import identity, windows
 from posenc.ablation.corpus import Corpus
 from posenc.ablation.decoder import Decoder
-from posenc.ablation.results import COLUMNS, load, save, write_tables
-from posenc.ablation.runner import cells_folder, plan, run_cells, run_study
+from posenc.ablation.outputs import STUDY, publish
+from posenc.ablation.results import (
+    COLUMNS,
+    load,
+    partial,
+    save,
+    seconds,
+    sweep,
+    write_tables,
+    write_whole,
+)
+from posenc.ablation.runner import cells_folder, plan, run_cells, run_study, work
 from posenc.ablation.schedule import rate
-from posenc.ablation.source import source
+from posenc.ablation.source import _imports, _package, source
 from posenc.ablation.specs import layers, parse, split
 from posenc.ablation.study import Recipe, Study
+from posenc.ablation.terminal import _write
 
 BACKENDS = [name for name in ("jax", "torch") if require(name)]
 CATALOGUE = sorted(posenc.schemes())
@@ -74,6 +90,14 @@ class Gated(posenc.PositionScheme):
 
     def bias(self, q, k, *, params, xp):
         return q - k
+
+
+@dataclass(frozen=True)
+class Short(posenc.PositionScheme):
+    """Fails where a context is longer than in training."""
+
+    def at_length(self, length):
+        return {16: self}[length]
 
 
 @pytest.fixture
@@ -247,11 +271,163 @@ def test_only_what_is_missing_is_computed(tmp_path, corpus, records):
     assert (len(kept), len(missing)) == (2, 0)
     assert plan(study(tmp_path, steps=5), corpus)[0] == []
     assert len(plan(study(tmp_path, seeds=2), corpus)[1]) == 2
-    truncated = next(cells_folder(one).glob("alibi-*.json"))
-    truncated.write_text(truncated.read_text()[:100])
-    kept, missing = plan(one, corpus)
-    assert [r["scheme"] for r in kept] == ["rope"]
-    assert [c.scheme for c in missing] == ["alibi"]
+
+
+def edited(path, other):
+    record = json.loads(path.read_text())
+    record["loss"]["16"] /= 2
+    path.write_text(json.dumps(record))
+
+
+DAMAGE = {
+    "cut short": lambda path, other: path.write_bytes(path.read_bytes()[:100]),
+    "empty": lambda path, other: path.write_bytes(b""),
+    "no text": lambda path, other: path.write_bytes(b"\xff\xfe\0"),
+    "too deep": lambda path, other: path.write_bytes(b"[" * 100_000),
+    "a list": lambda path, other: path.write_bytes(b"[1, 2]"),
+    "a number edited": edited,
+    "another run's": lambda path, other: path.write_bytes(other.read_bytes()),
+    "a folder": lambda path, other: (path.unlink(), path.mkdir()),
+}
+
+
+def test_a_damaged_record_is_made_anew_and_ends_nothing(tmp_path, corpus, records):
+    one = study(tmp_path)
+    before = {record["scheme"]: record for record in records(one)}
+    path, other = (next(cells_folder(one).glob(f"{n}-*.json")) for n in ("alibi", "rope"))
+    whole = path.read_bytes()
+    for kind, damage in DAMAGE.items():
+        damage(path, other)
+        kept, missing = plan(one, corpus)
+        assert [r["scheme"] for r in kept] == ["rope"], kind
+        assert [c.scheme for c in missing] == ["alibi"], kind
+        if kind != "a folder":
+            path.write_bytes(whole)
+            assert plan(one, corpus)[1] == []
+    with pytest.warns(UserWarning, match="cannot keep"):  # nothing can take a folder's place
+        rope, alibi = records(one)
+    assert (rope["scheme"], alibi["loss"]) == ("rope", before["alibi"]["loss"])
+
+
+def test_the_worst_names_are_names_of_files(tmp_path, corpus):
+    label = "+".join(["rope:base=500000,layout=half", "alibi"] * 10)
+    many = study(tmp_path, schemes=(label, f"{label}+nope"), layers=21)
+    names = [cell.file_name() for cell in many.cells(corpus, BACKENDS[0])]
+    assert len(set(names)) == 2
+    assert (
+        max(len(f".{name}.0f0f0f0f-4194304-0f0f0f0f.partial") for name in names) < 144
+    )  # eCryptfs
+
+
+class Lone(Executor):
+    """Runs at once, and then ends as the test says."""
+
+    def __init__(self, end, folder=None):
+        self.end, self.folder = end, folder
+
+    def submit(self, function, /, *arguments):
+        future = Future()
+        if function is work:
+            cell, text, folder, scratch = arguments
+            arguments = (cell, text, str(self.folder or folder), scratch)
+        self.end(future, function(*arguments))
+        return future
+
+
+@pytest.mark.parametrize(
+    "executor",
+    [
+        Lone(lambda future, result: future.set_exception(RuntimeError("killed"))),
+        Lone(Future.set_result, Path("/folder/of/another/machine")),
+    ],
+    ids=["dies afterwards", "another disk"],
+)
+def test_what_was_trained_is_kept(tmp_path, corpus, monkeypatch, executor):
+    monkeypatch.setattr("posenc.ablation.runner.read", lambda text: corpus)
+    one = study(tmp_path, schemes=("nope",))
+    (record,) = run_cells(one, plan(one, corpus)[1], executor=executor)
+    assert record["status"] == "ok", record["error"]
+    assert [r["loss"] for r in plan(one, corpus)[0]] == [record["loss"]]
+
+
+def test_what_no_run_can_do_is_said_once(tmp_path, corpus):
+    one = study(tmp_path, device="nosuch")
+    with pytest.raises(RuntimeError, match="cannot train on device 'nosuch'"):
+        list(run_cells(one, plan(one, corpus)[1], executor=Lone(Future.set_result)))
+
+
+def digests(tmp_path, corpus, label="made.mine"):
+    return {cell.digest() for cell in study(tmp_path, schemes=(label,)).cells(corpus, BACKENDS[0])}
+
+
+MAKER = """\
+from dataclasses import dataclass
+import numpy as np, posenc
+def mine(*, head_dim, **sizes):
+    return posenc.RoPE(head_dim=head_dim, base=5.0)
+@dataclass(frozen=True)
+class Held(posenc.PositionScheme):
+    table: object
+    rule: object
+def held(**sizes):
+    table, power = np.zeros(5000), 2
+    return Held(table, lambda x: x ** power)
+"""
+EDITS = {"made.mine": ("base=5.0", "base=6.0"), "made.held": ("np.zeros(", "np.ones(")}
+
+
+@pytest.mark.parametrize("label", EDITS)
+def test_an_edited_maker_is_another_scheme(tmp_path, corpus, monkeypatch, label):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.setattr("posenc.ablation.identity.source", lambda *of: "")  # only what was made
+    found = []
+    for text in (MAKER, MAKER, MAKER.replace(*EDITS[label])):
+        (tmp_path / "made.py").write_text(text)
+        monkeypatch.delitem(sys.modules, "made", raising=False)
+        importlib.invalidate_caches()
+        found.append(digests(tmp_path, corpus, label))
+    assert found[0] == found[1] != found[2]
+
+
+def test_an_edited_posenc_and_another_framework_are_noticed(tmp_path, corpus, monkeypatch):
+    package = tmp_path / "package"
+    shutil.copytree(Path(posenc.__file__).parent, package)
+    for changed in ("schemes/alibi.py", "ablation/windows.py", "attention.py"):
+        before = own(monkeypatch, package)
+        (package / changed).write_text((package / changed).read_text() + "# edited\n")
+        assert own(monkeypatch, package) != before
+    for shown in ("ablation/report.py", "cli.py", "testing/law.py"):
+        before = own(monkeypatch, package)
+        (package / shown).write_text((package / shown).read_text() + "# edited\n")
+        assert own(monkeypatch, package) == before
+    (cell,) = study(tmp_path, schemes=("nope",)).cells(corpus, BACKENDS[0])
+    for name, other in (("own", "0" * 64), ("versions", ("numpy 1.0",))):
+        changed = replace(cell, **{name: other})
+        assert changed.file_name() != cell.file_name()
+        with pytest.raises(RuntimeError, match="since the study was planned"):
+            cells.run(changed, corpus)
+    assert [name.split()[0] for name in cell.versions][:2] == ["numpy", BACKENDS[0]]
+
+
+def own(monkeypatch, package):
+    spec = SimpleNamespace(submodule_search_locations=[str(package)])
+    monkeypatch.setattr(identity, "find_spec", {"posenc": spec}.get)
+    identity.own_sources.cache_clear()
+    try:
+        return identity.own_sources(BACKENDS[0])
+    finally:
+        monkeypatch.undo()
+        identity.own_sources.cache_clear()
+
+
+def test_what_only_shows_is_never_asked_by_what_counts():
+    for package in ("posenc", *(f"posenc_{name}" for name in BACKENDS)):
+        for name, file in identity._files(package):
+            home = name.removesuffix(".py").replace("/", ".")
+            imported = _imports(file.read_bytes(), _package(home, file))
+            asked = {f"{module.replace('.', '/')}.py" for module in imported}
+            assert not [a for a in asked if a.startswith(identity._SHOWING)], name
 
 
 FOREIGN = {  # every way for a scheme's formula to lie in another file
@@ -422,27 +598,143 @@ def test_csv_is_tidy_and_failed_runs_are_in_it(tmp_path, records):
 
 
 def test_a_file_is_never_half_written(tmp_path):
-    path = tmp_path / "record.json"
-    save(path, {"scheme": "a", "seed": 0, "status": "failed"})
+    path, record = tmp_path / "record.json", {"cell": "a", "seed": 0, "status": "failed"}
+    save(path, record)
     with pytest.raises(TypeError):
         save(path, {"scheme": object()})
-    assert load(path) == {"scheme": "a", "seed": 0, "status": "failed"}
-    assert load(tmp_path / "absent.json") is None
+    assert load(path, "a") == record
+    assert load(path, "b") is load(tmp_path / "absent.json", "a") is None
 
 
-def test_a_record_that_lacks_its_losses_is_none(tmp_path):
-    path = tmp_path / "record.json"
-    for text in ("[1, 2]", '{"scheme": "a", "seed": 0, "status": "ok"}', '{"seed": 0}'):
-        path.write_text(text)
-        assert load(path) is None
+def test_many_may_write_one_file(tmp_path):
+    """One name beside it, for all, and most of these fail."""
+    path = tmp_path / "results.csv"
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda n: write_whole(path, f"{n}" * 10_000), range(100)))
+    assert len(set(path.read_text())) <= 2
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_dead_processes_left_is_swept_and_nothing_else(tmp_path):
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    own = partial(tmp_path / "own")
+    left, far, old = (
+        own.with_name(own.name.replace(str(os.getpid()), str(dead.pid))),
+        tmp_path / f".far.0f0f0f0f-{dead.pid}-0f0f0f0f.partial",
+        tmp_path / "results.csv.partial",
+    )
+    for path in (own, far, old, tmp_path / "results.csv"):
+        path.touch()
+    left.mkdir()
+    os.utime(old, (0, 0))
+    sweep(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {own.name, far.name, "results.csv"}
+
+
+def test_seconds_of_a_study_are_those_of_its_runs():
+    times = [(0.0, 10.0), (5.0, 10.0), (6.0, 1.0), (1000.0, 2.0)]  # two at a time, then resumed
+    ended = [{"status": "ok", "began": b, "seconds": s} for b, s in times] + [{"status": "failed"}]
+    assert seconds(ended) == {"wall_seconds": 17.0, "run_seconds": 23.0, "longest_run": 10.0}
+    assert seconds([])["wall_seconds"] == 0
+
+
+OK, FAILED = {"status": "ok"}, {"status": "failed"}
+
+
+def published(out, runs, text, records=(OK,), names=("results.csv", "report.html")):
+    def render(folder):
+        for name in names:
+            (folder / name).write_text(text)
+
+    return publish(out, {"wall_seconds": 1.0}, records, runs, render)
+
+
+def held(folder):
+    return {path.name: path.read_text() for path in folder.iterdir() if path.is_file()}
+
+
+def test_files_of_a_study_come_together_or_not_at_all(tmp_path):
+    def broken(folder):
+        (folder / "results.csv").write_text("new")
+        raise OSError("disk full")
+
+    published(tmp_path, ["a", "b"], "good")
+    before = held(tmp_path)
+    with pytest.raises(OSError, match="disk full"):
+        publish(tmp_path, {}, [OK], ["c"], broken)
+    assert held(tmp_path) == before
+    assert {path.name for path in tmp_path.iterdir()} == {"results.csv", "report.html", STUDY}
+
+
+def test_an_earlier_study_is_kept_and_the_same_one_is_not(tmp_path):
+    assert published(tmp_path, ["a", "b"], "first")[1] is None
+    assert published(tmp_path, ["b", "a"], "again", [OK, OK])[1] is None
+    lost = published(tmp_path, ["a", "b"], "lost one", [OK, FAILED])[1]
+    assert held(lost)["results.csv"] == "again"  # fewer runs ended well
+    other = published(tmp_path, ["c"], "other", names=("results.csv",))[1]
+    assert other == lost
+    assert held(other)["report.html"] == "lost one"
+    assert set(held(tmp_path)) == {"results.csv", STUDY}
+    assert held(tmp_path)["results.csv"] == "other"
+    assert len(list((tmp_path / "earlier").iterdir())) == 1
+
+
+def test_files_of_a_release_that_told_nothing_are_kept(tmp_path):
+    for name in ("results.csv", "table.md", "notes.txt"):
+        (tmp_path / name).write_text("old")
+    earlier = published(tmp_path, ["a"], "new")[1]
+    assert held(earlier) == {"results.csv": "old", "table.md": "old"}
+    assert held(tmp_path)["notes.txt"] == "old"
+
+
+def test_a_study_file_from_elsewhere_touches_nothing_outside(tmp_path):
+    out, outside = tmp_path / "out", tmp_path / "mine.txt"
+    published(out, ["a"], "theirs")
+    outside.write_text("mine")
+    told = json.loads((out / STUDY).read_text())
+    told |= {"files": ["../mine.txt", str(outside)], "study": "../../out"}
+    (out / STUDY).write_text(json.dumps(told))
+    earlier = published(out, ["b"], "ours")[1]
+    assert earlier.parent == out / "earlier"
+    assert held(earlier).keys() == {STUDY}
+    assert outside.read_text() == "mine"
+
+
+def test_a_study_of_failures_replaces_no_good_one(tmp_path, capsys):
+    published(tmp_path, ["a"], "good")
+    failed = {"scheme": "x", "seed": 0, "status": "failed", "error": "Oops", "train_len": 16}
+    _write(tmp_path, {"wall_seconds": 0.0}, [failed], ["b"])
+    assert held(tmp_path)["results.csv"] == "good"
+    assert "are of an earlier study, and stay" in capsys.readouterr().out
+    _write(tmp_path / "new", {"wall_seconds": 0.0}, [failed], ["b"])
+    assert "Oops" in held(tmp_path / "new")["results.csv"]
+
+
+@pytest.mark.parametrize(
+    ("words", "labels"),
+    [
+        (["alibi,rope:base=5,layout=half", "nope"], ["alibi", "rope:base=5,layout=half", "nope"]),
+        (["rope:base=5,rotary_dim=4+rope:base=6"], ["rope:base=5,rotary_dim=4+rope:base=6"]),
+        (["rope, alibi"], ["rope", "alibi"]),
+        (["rope,", "alibi ,nope"], ["rope", "alibi", "nope"]),
+        (["rope + nope", "rope", "+", "t5"], ["rope+nope", "rope+t5"]),
+        (["rope: base = 5, layout=half t5"], ["rope:base=5,layout=half", "t5"]),
+        (["a.B:x=(1, 2),y='p, q+r' t5"], ["a.B:x=(1, 2),y='p, q+r'", "t5"]),
+        (["a.B:x=[(1, 2), (3,)]+t5,nope"], ["a.B:x=[(1, 2), (3,)]+t5", "nope"]),
+    ],
+)
+def test_words_are_cut_into_labels(words, labels):
+    assert split(words) == tuple(labels)
+    assert split(labels) == tuple(labels)
 
 
 def test_labels():
-    assert split(["alibi,rope:base=5,layout=half", "nope"]) == (
-        "alibi",
-        "rope:base=5,layout=half",
-        "nope",
-    )
+    many = parse("rope : base=1e+5 + a.B:x=[(1, 2), (3,)],y='p, q+r',z=p")
+    assert [(part.name, dict(part.options)) for part in many] == [
+        ("rope", {"base": 1e5}),
+        ("a.B", {"x": [(1, 2), (3,)], "y": "p, q+r", "z": "p"}),
+    ]
     (part,) = parse("rope:base=5e5,layout=interleaved")
     assert dict(part.options) == {"base": 5e5, "layout": "interleaved"}
     rope, nope, again = layers("rope+nope", recipe(layers=3))
@@ -475,11 +767,29 @@ def test_no_bucket_lies_beyond_the_training_length(train_len):
         ({"seeds": 0}, "seeds must be at least 1"),
         ({"schemes": ("t5:num_heads=3",)}, "num_heads of 't5' is the model's"),
         ({"schemes": ("rope+nope+rope",)}, "names 3 schemes for layers=2"),
+        ({"schemes": ("rope+",)}, "scheme '' must read name or name:option=value"),
+        ({"schemes": ("alibi",), "windowed": ("rope",)}, "windowed names 'rope'; accepted: alibi"),
+        ({"windowed": ("rpe",)}, "windowed names 'rpe' .did you mean 'rope'"),
+        ({"schemes": ("test_study.Short",)}, "'test_study.Short' fails at length 32"),
     ],
 )
 def test_bad_configurations(changes, message):
     with pytest.raises(ValueError, match=message):
         Study(**{**SMALL, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "windowed"),
+    [
+        ({}, ["rope"]),
+        ({"schemes": ("alibi",)}, []),
+        ({"windowed": ()}, []),
+        ({"windowed": ("alibi", "nope")}, ["alibi", "nope"]),
+    ],
+)
+def test_rope_is_windowed_by_default_where_it_is_in_the_study(changes, windowed):
+    one = Study(**SMALL, **changes)
+    assert [label for label in one.schemes if one.is_windowed(label)] == windowed
 
 
 def test_unknown_backend():

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,15 +16,23 @@ import numpy as np
 from posenc.ablation import windows
 from posenc.ablation.corpus import Corpus
 from posenc.ablation.decoder import Decoder
+from posenc.ablation.identity import TRAINERS, ingredients, own_sources, versions
 from posenc.ablation.specs import layers
 from posenc.ablation.study import Cell
 from posenc.ablation.windows import Tokens
 from posenc.checks import nearest
+from posenc.protocol import PositionScheme
+from posenc.schemes import NoPE
 
 Record = dict[str, Any]
 Report = Callable[[int, float], None]
-_GROUP = "posenc.trainers"
 _CHUNK = 50  # steps between two reports
+_MEANING = {
+    "built": "the scheme's fields",
+    "source": "the scheme's files",
+    "own": "posenc's files",
+    "versions": "packages",
+}
 
 
 class Learner(Protocol):
@@ -34,7 +43,7 @@ class Learner(Protocol):
     """
 
     def __init__(self, decoder: Decoder, device: str, scratch: Path | None = None) -> None:
-        """``scratch`` is a folder that the learners of a study share, for compiled programs."""
+        """``scratch`` is a folder that the processes of a study share, for compiled programs."""
         ...
 
     def train(self, batches: Tokens, first_step: int) -> np.ndarray[Any, Any]:
@@ -52,7 +61,7 @@ class Learner(Protocol):
 
 def backends() -> dict[str, bool]:
     """Names of the backends there are, and whether the framework of each is installed."""
-    names = sorted({entry.name for entry in entry_points(group=_GROUP)})
+    names = sorted({entry.name for entry in entry_points(group=TRAINERS)})
     return {name: find_spec(name) is not None for name in names}
 
 
@@ -75,7 +84,7 @@ def choose_backend(name: str) -> str:
 
 def learner(cell: Cell, decoder: Decoder, scratch: Path | None = None) -> Learner:
     """The backend's model, ready to train."""
-    entry = next(iter(entry_points(group=_GROUP, name=cell.backend)))
+    entry = next(iter(entry_points(group=TRAINERS, name=cell.backend)))
     made: Learner = entry.load()(decoder, cell.device, scratch)
     return made
 
@@ -89,12 +98,16 @@ def run(
     """Train and evaluate; ``report(step, bits per byte)`` hears of it on the way."""
     if corpus.sha256 != cell.corpus:
         raise ValueError(f"the text changed: sha256 {corpus.sha256[:12]}, not {cell.corpus[:12]}")
-    decoder = Decoder.of(cell, layers(cell.scheme, cell), cell.seed)
+    began, clock = time.time(), time.perf_counter()
+    schemes = layers(cell.scheme, cell)
+    check_same(cell, schemes)
+    decoder = Decoder.of(cell, schemes, cell.seed)
     model = learner(cell, decoder, scratch)
     curve, seconds, rate = _trained(cell, corpus, model, report)
     begin = time.perf_counter()
     scores = _scores(cell, corpus, model)
     return {
+        "cell": cell.digest(),
         "scheme": cell.scheme,
         "seed": cell.seed,
         "backend": cell.backend,
@@ -108,10 +121,44 @@ def run(
         "tokens_per_second": rate,
         "train_seconds": seconds,
         "eval_seconds": time.perf_counter() - begin,
+        "began": began,
+        "seconds": time.perf_counter() - clock,
         "weights_sha256": decoder.digest(),
         "schemes": [repr(scheme) for scheme in decoder.schemes],
         "versions": model.versions(),
     }
+
+
+def try_out(cell: Cell, scratch: Path | None = None) -> None:
+    """Raise what would end every run like this one: the backend, its device, or its version."""
+    none = (NoPE(),) * cell.layers
+    _check_planned(cell, own=own_sources(cell.backend), versions=versions(cell.backend))
+    try:
+        learner(replace(cell, scheme="nope"), Decoder.of(cell, none, cell.seed), scratch)
+    except Exception as error:
+        cause = f"{type(error).__name__}: {error}"
+        where = f"backend {cell.backend!r} cannot train on device {cell.device!r}"
+        raise RuntimeError(f"{where}: {cause}") from error
+
+
+def check_same(cell: Cell, schemes: Sequence[PositionScheme]) -> None:
+    """``RuntimeError`` if this process has not what the study was planned with."""
+    _check_planned(cell, **ingredients(schemes, cell.backend))
+
+
+def _check_planned(cell: Cell, **here: Any) -> None:
+    for name, found in here.items():
+        planned = getattr(cell, name)
+        if planned != found:
+            raise RuntimeError(
+                f"{_MEANING[name]} changed since the study was planned: from {_short(planned)} to "
+                f"{_short(found)}; start the study anew, and workers that were running before"
+            )
+
+
+def _short(found: str | tuple[str, ...]) -> str:
+    """Twelve characters of a digest, or names and versions."""
+    return found[:12] if isinstance(found, str) else ", ".join(found)
 
 
 def _batches(cell: Cell, corpus: Corpus) -> Iterator[tuple[int, Tokens]]:

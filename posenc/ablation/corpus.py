@@ -120,7 +120,12 @@ def from_files(paths: Iterable[str | os.PathLike[str]]) -> Corpus:
         raise ValueError(f"paths must name files with bytes in them, got {len(files)} empty ones")
     name = files[0].name if len(files) == 1 else f"{len(files)} files of {folder.name or folder}"
     split = _whole_files if len(files) >= _WHOLE_FILES else _last_tenths
-    return _corpus(name, *split(texts))
+    return _corpus(printable(name), *split(texts))
+
+
+def printable(name: str) -> str:
+    """The name of a file with backslashes for bytes that are no UTF-8, which no report can hold."""
+    return name.encode(errors="backslashreplace").decode()
 
 
 def check_size(corpus: Corpus, *, train_len: int, longest: int, windows: int) -> None:
@@ -159,7 +164,7 @@ def _module(name: str) -> str:
 
 def _checksum(name: str) -> tuple[int, str]:
     """A fixed shuffle of names, which neighbours in the alphabet do not survive."""
-    return zlib.crc32(name.encode()), name
+    return zlib.crc32(name.encode(errors="surrogateescape")), name
 
 
 def _normalised(path: Path) -> bytes:

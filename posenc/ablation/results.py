@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 import csv
+import hashlib
+import io
 import json
+import math
 import os
+import platform
+import re
+import secrets
+import shutil
+import threading
+import time
+import zlib
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,46 +42,97 @@ COLUMNS = (
 )
 
 
-_NEEDED = {
-    *("scheme", "seed", "status", "params", "tokens_per_second"),
-    *("loss", "loss_same_targets", "loss_windowed", "loss_by_position", "curve"),
-}
+# Held while a record is written: a worker that has to leave waits for it.
+WRITING = threading.Lock()
+_HOST = f"{zlib.crc32(platform.node().encode()):08x}"
+_PARTIAL = re.compile(r"\.([0-9a-f]{8})-(\d+)-[0-9a-f]{8}\.partial$")
+_DAY = 86400.0
+
+
+def partial(path: Path) -> Path:
+    """A name beside ``path`` that no other process or thread takes."""
+    return path.with_name(f".{path.name}.{_HOST}-{os.getpid()}-{secrets.token_hex(4)}.partial")
+
+
+def sweep(folder: Path) -> None:
+    """Remove what processes that are gone have left half written."""
+    for path in (*folder.glob("*.partial"), *folder.glob("*.progress")):
+        with suppress(OSError):
+            if _is_left(path):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _is_left(path: Path) -> bool:
+    found = _PARTIAL.search(path.name)
+    if found is not None and found[1] == _HOST and os.name == "posix":
+        return not _lives(int(found[2]))
+    return time.time() - path.stat().st_mtime > _DAY  # of another machine
+
+
+def _lives(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file that is never seen half written, even if the process dies."""
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
+    """Write a file that is never seen half written, even if the process dies.
+
+    Names of files that are no UTF-8 are written with backslashes.
+    """
+    beside = partial(path)
+    beside.write_text(text, encoding="utf-8", errors="backslashreplace", newline="")
+    beside.replace(path)
 
 
 def save(path: Path, record: Record) -> None:
-    """One record as JSON."""
-    write_whole(path, json.dumps(record, indent=1, sort_keys=True) + "\n")
+    """One record as JSON, under a seal."""
+    text = json.dumps({**record, "seal": _seal(record)}, indent=1, sort_keys=True)
+    with WRITING:
+        write_whole(path, text + "\n")
 
 
-def load(path: Path) -> Record | None:
-    """A record that an earlier study finished; None if there is none that can be read whole."""
+def load(path: Path, cell: str) -> Record | None:
+    """The record of the cell with digest ``cell``, as it was saved; None if it is not there.
+
+    So a record that was damaged or edited, or is of another run, is made anew.
+    """
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
+        seal = record.pop("seal")
+    except (OSError, ValueError, RecursionError, AttributeError, KeyError, TypeError):
         return None
-    if not isinstance(record, dict):
-        return None
-    needed = _NEEDED if record.get("status") == "ok" else {"scheme", "seed", "status"}
-    return record if needed <= record.keys() else None
+    return record if seal == _seal(record) and record.get("cell") == cell else None
+
+
+def _seal(record: Record) -> str:
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+
+
+def seconds(records: Iterable[Record]) -> Record:
+    """What the runs of a study took, of whatever day: together on the wall, and one by one."""
+    ok = [record for record in records if record["status"] == "ok"]
+    wall, until = 0.0, -math.inf
+    for begin, end in sorted((r["began"], r["began"] + r["seconds"]) for r in ok):
+        wall += max(0.0, end - max(begin, until))
+        until = max(until, end)
+    each = [record["seconds"] for record in ok]
+    return {"wall_seconds": wall, "run_seconds": sum(each), "longest_run": max(each, default=0.0)}
 
 
 def write_tables(folder: Path, records: Sequence[Record]) -> None:
     """``results.jsonl``, one record a line, and ``results.csv``, one row a length."""
     lines = [json.dumps(record, sort_keys=True) + "\n" for record in records]
     write_whole(folder / "results.jsonl", "".join(lines))
-    partial = folder / "results.csv.partial"
-    with partial.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, COLUMNS)
-        writer.writeheader()
-        writer.writerows(rows(records))
-    partial.replace(folder / "results.csv")
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, COLUMNS)
+    writer.writeheader()
+    writer.writerows(rows(records))
+    write_whole(folder / "results.csv", text.getvalue())
 
 
 def rows(records: Iterable[Record]) -> Iterable[Record]:

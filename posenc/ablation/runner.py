@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
-import signal
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, Future, ProcessPoolExecutor
-from contextlib import contextmanager, nullcontext
+from concurrent.futures import Executor, Future
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from posenc.ablation import cell as cells
 from posenc.ablation.corpus import Corpus
-from posenc.ablation.results import Record, load, save, write_whole
+from posenc.ablation.results import Record, load, partial, save, sweep, write_whole
 from posenc.ablation.study import Cell, Study, read
+from posenc.ablation.workers import compiled_programs, processes
 
 Listener = Callable[[Cell, int, float], None]
 _POLL = 0.2  # seconds between two looks at the workers
@@ -52,7 +52,7 @@ def plan(study: Study, corpus: Corpus) -> tuple[list[Record], list[Cell]]:
     folder = cells_folder(study)
     kept, missing = [], []
     for cell in study.cells(corpus, cells.choose_backend(study.backend)):
-        record = load(folder / cell.file_name())
+        record = load(folder / cell.file_name(), cell.digest())
         if record is None or record["status"] != "ok":
             missing.append(cell)
         else:
@@ -67,13 +67,28 @@ def run_cells(
     executor: Executor | None = None,
     on_progress: Listener = lambda cell, step, loss: None,
 ) -> Iterator[Record]:
-    """Records of cells as they finish, each kept on disk at once."""
+    """Records of cells as they finish, each kept on disk at once.
+
+    ``RuntimeError`` if no run could begin: the backend cannot be loaded, or not on this device.
+    """
     if not missing:
         return
     folder = cells_folder(study)
-    with _workers(study, len(missing)) if executor is None else nullcontext(executor) as pool:
-        pending = {pool.submit(work, cell, study.text, str(folder)): cell for cell in missing}
-        yield from _collected(pending, folder, on_progress)
+    _forget_progress(folder, missing)  # of a run that was killed
+    try:
+        with _pool(study, len(missing), executor) as (pool, scratch):
+            trial = pool.submit(try_out, missing[0], scratch)
+            where = (study.text, str(folder), scratch)
+            pending = {pool.submit(work, cell, *where): cell for cell in missing}
+            try:
+                _check_begun(trial)
+                yield from _collected(pending, folder, on_progress)
+            finally:
+                if executor is not None:  # which goes on, unlike our own
+                    for future in pending:
+                        future.cancel()
+    finally:
+        _forget_progress(folder, missing)
 
 
 def cells_folder(study: Study) -> Path:
@@ -81,34 +96,53 @@ def cells_folder(study: Study) -> Path:
     folder = Path(study.out) / "cells"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / f"probe.{os.getpid()}"
+        probe = partial(folder / "probe")
         probe.touch()
         probe.unlink()
     except OSError as error:
         reason = error.strerror or error
         raise OSError(f"out: cannot write results into {study.out!r}: {reason}") from error
+    sweep(folder)
     return folder
 
 
-def work(cell: Cell, text: Sequence[str], folder: str) -> Record:
-    """One cell, in a worker: never raises, so that one failure leaves the others running."""
-    status = Path(folder) / f"{cell.file_name()}.progress"
-    scratch = Path(folder) / "compiled"
+def try_out(cell: Cell, scratch: Path | None) -> str | None:
+    """Why no cell could begin in this worker, tried without its scheme; None if they can."""
+    try:
+        cells.try_out(cell, scratch)
+    except Exception as error:
+        return " ".join(str(error).split())  # one line
+    return None
+
+
+def work(cell: Cell, text: Sequence[str], folder: str, scratch: Path | None) -> Record:
+    """One cell, in a worker: never raises, so that one failure leaves the others running.
+
+    A record of a run that ended well is written here, whole: it outlives the study's process.
+    """
+    home = Path(folder)
+    status = _progress_file(home, cell)
 
     def report(step: int, loss: float) -> None:
-        write_whole(status, json.dumps([step, loss]))
+        with suppress(OSError):  # of another machine, which has no such folder
+            write_whole(status, json.dumps([step, loss]))
 
     try:
-        return cells.run(cell, read(tuple(text)), report, scratch)
+        record = cells.run(cell, read(tuple(text)), report, scratch)
+        with suppress(OSError):  # then the study's process keeps what is returned
+            save(home / cell.file_name(), record)
+        return record
     except Exception as error:
         return failed(cell, error)
     finally:
-        status.unlink(missing_ok=True)
+        with suppress(OSError):
+            status.unlink(missing_ok=True)
 
 
 def failed(cell: Cell, error: BaseException) -> Record:
     """The record of a run that did not end."""
     return {
+        "cell": cell.digest(),
         "scheme": cell.scheme,
         "seed": cell.seed,
         "backend": cell.backend,
@@ -118,23 +152,52 @@ def failed(cell: Cell, error: BaseException) -> Record:
     }
 
 
+def _check_begun(trial: Future[str | None]) -> None:
+    failure = trial.exception()  # a worker that died; so do runs, and they are records
+    if failure is None and (refusal := trial.result()) is not None:
+        raise RuntimeError(refusal)
+
+
+def _progress_file(folder: Path, cell: Cell) -> Path:
+    return folder / f"{cell.file_name()}.progress"
+
+
+def _forget_progress(folder: Path, missing: Sequence[Cell]) -> None:
+    for cell in missing:
+        with suppress(OSError):
+            _progress_file(folder, cell).unlink(missing_ok=True)
+
+
 def _collected(
     pending: dict[Future[Record], Cell], folder: Path, on_progress: Listener
 ) -> Iterator[Record]:
-    seen: dict[str, Any] = {}
+    seen: dict[Path, Any] = {}
+    news = {future: _progress_file(folder, cell) for future, cell in pending.items()}
     while pending:
         for future in [f for f in pending if f.done()]:
             one = pending.pop(future)
             failure = future.exception()  # a worker that died takes its future with it
             record = future.result() if failure is None else failed(one, failure)
-            save(folder / one.file_name(), record)
-            yield record
-        for one in pending.values():
-            news = _progress(folder / f"{one.file_name()}.progress")
-            if news is not None and seen.get(one.file_name()) != news:
-                seen[one.file_name()] = news
-                on_progress(one, *news)
+            yield _kept(folder / one.file_name(), record)
+        for future, one in pending.items():
+            path = news[future]
+            heard = _progress(path)
+            if heard is not None and seen.get(path) != heard:
+                seen[path] = heard
+                on_progress(one, *heard)
         time.sleep(_POLL)
+
+
+def _kept(path: Path, record: Record) -> Record:
+    """The record, on disk: what its worker wrote, unless it failed or writes to another disk."""
+    written = load(path, record["cell"])
+    if written is not None and written["status"] == "ok":
+        return written
+    try:
+        save(path, record)
+    except OSError as error:
+        warnings.warn(f"cannot keep {path}, so this run is made anew: {error}", stacklevel=2)
+    return record
 
 
 def _progress(path: Path) -> tuple[int, float] | None:
@@ -146,26 +209,18 @@ def _progress(path: Path) -> tuple[int, float] | None:
 
 
 @contextmanager
-def _workers(study: Study, jobs: int) -> Iterator[Executor]:
-    """Single-threaded processes; on the way out they are stopped, whatever they were doing."""
+def _pool(
+    study: Study, jobs: int, executor: Executor | None
+) -> Iterator[tuple[Executor, Path | None]]:
+    """The executor that is given, or processes of this machine, which share compiled programs.
+
+    Workers of somebody else live on, and what compiles there is not ours to set.
+    """
+    if executor is not None:
+        yield executor, None
+        return
     cores = os.process_cpu_count() if hasattr(os, "process_cpu_count") else os.cpu_count()
     on_cpu = study.device in ("auto", "cpu")
     count = study.workers or (min(cores or 1, jobs) if on_cpu else 1)
-    before = set(multiprocessing.active_children())
-    pool = ProcessPoolExecutor(
-        count, mp_context=multiprocessing.get_context("spawn"), initializer=_single_threaded
-    )
-    try:
-        yield pool
-        pool.shutdown()
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
-        for process in set(multiprocessing.active_children()) - before:
-            process.terminate()
-
-
-def _single_threaded() -> None:
-    """Two workers of one thread are faster than one of two, and their results do not vary."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NPROC"):
-        os.environ[name] = "1"
+    with compiled_programs() as scratch, processes(count, scratch) as pool:
+        yield pool, scratch

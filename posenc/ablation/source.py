@@ -16,13 +16,15 @@ from pathlib import Path
 
 from posenc.protocol import PositionScheme
 
-_OWN = {"posenc", "posenc_jax", "posenc_torch"}  # known by posenc's version
+OWN = frozenset(("posenc", "posenc_jax", "posenc_torch"))  # known by a digest of their own
 _INSTALLED = {"site-packages", "dist-packages"}
 _STDLIB = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib"))
 
 
-def source(schemes: Iterable[PositionScheme]) -> str:
-    """A digest of the files that define schemes of other packages; posenc's own have its version.
+def source(schemes: Iterable[PositionScheme], modules: Iterable[str] = ()) -> str:
+    """A digest of the files that define schemes of other packages, and of ``modules``.
+
+    Empty where there are none: posenc's own files have a digest of their own.
 
     Results of a scheme that was edited since are no results of the scheme. Read are the modules of
     its class and of the classes above it, the packages these lie in, and, from there on, whatever
@@ -30,18 +32,18 @@ def source(schemes: Iterable[PositionScheme]) -> str:
     standard library and of installed packages, or in the package of one of those classes.
 
     Not read are other installed packages, data files, modules imported by a name that is computed,
-    the file of a function that makes the scheme where the class lies elsewhere, and what has no
-    file, as a class that was typed in.
+    the file of a function that makes the scheme where the class lies elsewhere (what it made is
+    known by its fields), and what has no file, as a class that was typed in.
     """
-    roots = {kind.__module__ for scheme in schemes for kind in type(scheme).__mro__}
-    packages = {name.partition(".")[0] for name in roots} - _OWN
+    roots = {kind.__module__ for scheme in schemes for kind in type(scheme).__mro__} | {*modules}
+    packages = {name.partition(".")[0] for name in roots} - OWN
     found: dict[str, bytes] = {}
     seen: set[str] = set()
     waiting = {name for root in roots for name in _with_parents(root)}
     while waiting:
         name = waiting.pop()
         seen.add(name)
-        file = None if name.partition(".")[0] in _OWN else _file(name)
+        file = None if name.partition(".")[0] in OWN else _file(name)
         if file is not None and _is_followed(name, file, packages):
             found[name] = file.read_bytes()
             waiting |= _imports(found[name], _package(name, file)) - seen

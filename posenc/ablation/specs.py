@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from posenc.protocol import PositionScheme
 from posenc.schemes import make
+
+# A + begins the next name, unless it is the sign of a number: 1e+5.
+_PLUS = r"\+(?![\d.])"
+# What follows a comma and reads word=value is one more option of the label before it.
+_BETWEEN = r",(?!\w+=)|\s+"
+_QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|\([^()]*\)|\[[^\[\]]*\]|\{[^{}]*\}")
 
 
 class Sizes(Protocol):
@@ -61,28 +68,47 @@ def layers(label: str, sizes: Sizes) -> tuple[PositionScheme, ...]:
 
 def parse(label: str) -> tuple[Part, ...]:
     """``name[:option=value[,option=value...]]``, several joined by ``+``."""
-    return tuple(_part(part) for part in label.split("+"))
+    text, held = _sheltered(label)
+    return tuple(_part(part, held) for part in re.split(_PLUS, text))
 
 
 def split(labels: Iterable[str]) -> tuple[str, ...]:
-    """Labels separated by spaces or commas; ``rope:base=5,layout=half`` stays one."""
-    found: list[str] = []
-    for piece in ",".join(labels).split(","):
-        if found and "=" in piece and ":" not in piece:
-            found[-1] += f",{piece}"
-        else:
-            found.append(piece)
-    return tuple(found)
+    """Labels separated by spaces or commas; ``rope:base=5,layout=half + nope`` stays one."""
+    text, held = _sheltered(" ".join(labels))
+    found = re.split(_BETWEEN, text)
+    return tuple(_restored(label, held) for label in found if label)
 
 
-def _part(text: str) -> Part:
+def _sheltered(text: str) -> tuple[str, list[str]]:
+    """Quotes and brackets become numbers between zero bytes, spaces around signs go."""
+    held: list[str] = []
+
+    def hold(found: re.Match[str]) -> str:
+        held.append(found.group())
+        return f"\0{len(held) - 1}\0"
+
+    while _QUOTED.search(text):  # the innermost first
+        text = _QUOTED.sub(hold, text)
+    return re.sub(r"\s*([+:=,])\s*", r"\1", text.strip()), held
+
+
+def _restored(text: str, held: list[str]) -> str:
+    for place in reversed(range(len(held))):
+        text = text.replace(f"\0{place}\0", held[place])
+    return text
+
+
+def _part(text: str, held: list[str]) -> Part:
     name, _, rest = text.partition(":")
+    if not name or "=" in name:
+        shown = _restored(text, held)
+        raise ValueError(f"scheme {shown!r} must read name or name:option=value,option=value")
     options = []
     for item in filter(None, rest.split(",")):
         key, equals, value = item.partition("=")
         if not equals:
             raise ValueError(f"option {item!r} of scheme {text!r} must read name=value")
-        options.append((key, _value(value)))
+        options.append((key, _value(_restored(value, held))))
     return Part(name, tuple(options))
 
 

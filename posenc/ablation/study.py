@@ -12,10 +12,12 @@ from typing import Any
 
 import posenc
 from posenc.ablation.corpus import Corpus, check_size, from_files, standard_library
-from posenc.ablation.source import source
+from posenc.ablation.identity import ingredients
 from posenc.ablation.specs import layers
-from posenc.checks import check_count, check_positive
+from posenc.checks import check_count, check_positive, nearest
 
+_AUTO = ("auto",)
+_READABLE = 60  # characters of a label in the name of a file
 _DEFAULT = ("alibi", "t5", "rope", "sinusoidal", "learned", "nope")
 
 
@@ -81,7 +83,9 @@ class Study(Recipe):
     seeds: int = _option(3, "number of seeds, 0 .. N - 1")
     text: tuple[str, ...] = _option((), "files to train on; default: Python's standard library")
     windowed: tuple[str, ...] = _option(
-        ("rope",), "schemes to evaluate also inside a window of the training length"
+        _AUTO,
+        "schemes to evaluate also inside a window of the training length; auto: rope, if it is "
+        "in the study",
     )
     backend: str = _option("auto", "what trains: jax, torch, or auto, what is installed")
     device: str = _option("auto", "auto, cpu, or a name of the backend's, such as cuda")
@@ -97,8 +101,16 @@ class Study(Recipe):
         labels = list(self.schemes)
         if len(set(labels)) < len(labels):
             raise ValueError(f"schemes names one twice: {labels}")
-        for label in (*self.schemes, *self.windowed):
-            layers(label, self)
+        for label in self.schemes:
+            _check_built(label, self)
+        for label in self.windowed if self.windowed != _AUTO else ():
+            if label not in self.schemes:
+                named = f"{label!r}{nearest(label, self.schemes)}"
+                raise ValueError(f"windowed names {named}; it takes schemes of the study")
+
+    def is_windowed(self, label: str) -> bool:
+        """Whether a scheme is evaluated inside a window too."""
+        return label in (("rope",) if self.windowed == _AUTO else self.windowed)
 
     def corpus(self) -> Corpus:
         """The text, checked to be large enough."""
@@ -110,6 +122,7 @@ class Study(Recipe):
 
     def cells(self, corpus: Corpus, backend: str) -> list[Cell]:
         """One run per seed and scheme, seeds outermost: an early stop leaves whole comparisons."""
+        made = {label: ingredients(layers(label, self), backend) for label in self.schemes}
         return [
             Cell(
                 **asdict(self.training()),
@@ -117,10 +130,10 @@ class Study(Recipe):
                 seed=seed,
                 text=tuple(str(Path(p).resolve()) for p in self.text),
                 corpus=corpus.sha256,
-                windowed=label in self.windowed,
+                windowed=self.is_windowed(label),
                 backend=backend,
                 device=self.device,
-                source=source(layers(label, self)),
+                **made[label],
             )
             for seed in range(self.seeds)
             for label in self.schemes
@@ -144,11 +157,29 @@ class Cell(Recipe):
     windowed: bool
     backend: str
     device: str
-    source: str = ""  # of schemes that are not posenc's own
+    built: tuple[str, ...]  # schemes of the layers, with all their fields
+    source: str  # digest of schemes that are not posenc's own, and of what they import
+    own: str  # digest of posenc's files
+    versions: tuple[str, ...]
     version: str = posenc.__version__
 
-    def file_name(self) -> str:
-        """Unique to this configuration, and readable."""
+    def digest(self) -> str:
+        """Names this run: of two cells with one digest the results are the same."""
         canonical = json.dumps({**asdict(self), "text": None}, sort_keys=True)
-        digest = hashlib.sha256(canonical.encode()).hexdigest()[:16]
-        return f"{re.sub(r'[^a-z0-9]+', '-', self.scheme.lower())}-{self.seed}-{digest}.json"
+        return hashlib.sha256(canonical.encode()).hexdigest()
+
+    def file_name(self) -> str:
+        """Unique to this configuration, readable, and short enough for every file system."""
+        readable = re.sub(r"[^a-z0-9]+", "-", self.scheme.lower())[:_READABLE]
+        return f"{readable}-{self.seed}-{self.digest()[:16]}.json"
+
+
+def _check_built(label: str, study: Study) -> None:
+    """What fails in a scheme at any length is said before anything is trained."""
+    for scheme in layers(label, study):
+        for length in study.eval_lens:
+            try:
+                scheme.at_length(length).param_specs()
+            except Exception as error:
+                cause = f"{type(error).__name__}: {error}"
+                raise ValueError(f"scheme {label!r} fails at length {length}: {cause}") from error

@@ -16,15 +16,17 @@ from typing import Any
 from posenc.ablation.cell import choose_backend
 from posenc.ablation.columns import shortened
 from posenc.ablation.comparisons import comparisons_csv
-from posenc.ablation.corpus import Corpus
+from posenc.ablation.corpus import Corpus, printable
 from posenc.ablation.origin import command, commit, cores, processor
+from posenc.ablation.outputs import holds_results, publish
 from posenc.ablation.plots import loss_against_length
 from posenc.ablation.report import write_report
-from posenc.ablation.results import Record, write_tables, write_whole
+from posenc.ablation.results import Record, seconds, write_tables, write_whole
 from posenc.ablation.runner import plan, run_cells
 from posenc.ablation.study import Cell, Study
 from posenc.ablation.tables import table_markdown, table_text
 from posenc.picture import FORMATS
+from posenc.stopping import exit_status
 
 _EVERY, _SHARE = 5.0, 0.02  # seconds between two lines of progress, and of all that passed
 _INDENT, _SHORTEST = " " * 8, 12  # columns; what a name keeps where a line must be cut
@@ -33,34 +35,35 @@ _INDENT, _SHORTEST = " " * 8, 12  # columns; what a name keeps where a line must
 def compare(study: Study) -> int:
     """Run a study and write its results, tables, figures and report into ``study.out``.
 
-    Returns the exit status: 0, 1 where a run failed, 130 after Ctrl-C (what is finished is kept).
+    Returns the exit status: 0, 1 where a run failed, 130 after Ctrl-C and 143 after SIGTERM (what
+    is finished is kept).
     """
-    begin = time.perf_counter()
     backend, corpus = choose_backend(study.backend), study.corpus()
     records, missing = plan(study, corpus)
+    runs = [record["cell"] for record in records] + [cell.digest() for cell in missing]
     progress = Progress(study, len(records), print)
     progress.header(corpus, backend)
-    stopped = False
+    status = 0
     try:
         for record in run_cells(study, missing, on_progress=progress.step):
             progress.result(record)
             records.append(record)
-    except KeyboardInterrupt:
-        stopped = True
+    except KeyboardInterrupt as stop:
+        status = exit_status(stop)
         print("\nstopped; the same command goes on from here")
-    wall = time.perf_counter() - begin
-    summary = describe(study, corpus, backend, wall)
-    _write(Path(study.out), summary, _ordered(study, records))
+    took = seconds(records)
+    summary = describe(study, corpus, backend, took["wall_seconds"]) | took
+    _write(Path(study.out), summary, _ordered(study, records), runs)
     failed = any(record["status"] != "ok" for record in records)
-    return 130 if stopped else int(failed)
+    return status or int(failed)
 
 
 def describe(study: Study, corpus: Corpus, backend: str, wall: float) -> dict[str, Any]:
     """All that a reader must know to judge or to repeat a study."""
     origin = {"posenc commit": commit()}
     return {
-        "command": command(study),
-        "config": {**asdict(study), "backend": backend},
+        "command": printable(command(study)),
+        "config": {**_printable(asdict(study)), "backend": backend},
         "corpus": {
             "name": corpus.name,
             "sha256": corpus.sha256,
@@ -193,28 +196,43 @@ def _width() -> int:
     return max(40, shutil.get_terminal_size().columns)
 
 
-def _write(out: Path, summary: dict[str, Any], records: list[Record]) -> None:
-    if not any(record["status"] == "ok" for record in records):
-        write_tables(out, records)
-        print("no run has ended yet" if not records else "every run failed")
-        return
-    write_tables(out, records)
-    write_whole(out / "differences.csv", comparisons_csv(summary, records))
-    write_whole(out / "table.md", table_markdown(summary, records))
-    print(f"\n{table_text(summary, records, _width())}")
-    for form in FORMATS:
-        loss_against_length(records, out / f"loss.{form}", summary, form)
-    write_report(summary, records, out / "report.html")
-    figures = [f"loss.{form}" for form in FORMATS]
-    tables = ["results.csv", "results.jsonl", "differences.csv", "table.md"]
+def _write(out: Path, summary: dict[str, Any], records: list[Record], runs: list[str]) -> None:
+    ended = any(record["status"] == "ok" for record in records)
+    if not ended:
+        print("every run failed" if records else "no run has ended yet")
+        if holds_results(out):
+            print(f"the files in {out} are of an earlier study, and stay")
+        if not records or holds_results(out):
+            return
+
+    def render(folder: Path) -> None:
+        write_tables(folder, records)
+        if ended:
+            write_whole(folder / "differences.csv", comparisons_csv(summary, records))
+            write_whole(folder / "table.md", table_markdown(summary, records))
+            for form in FORMATS:
+                loss_against_length(records, folder / f"loss.{form}", summary, form)
+            write_report(summary, records, folder / "report.html")
+
+    names, earlier = publish(out, summary, records, runs, render)
+    if earlier is not None:
+        print(f"files of an earlier study are kept in {earlier}")
+    if ended:
+        print(f"\n{table_text(summary, records, _width())}")
     print(f"\n{summary['wall_seconds']:.0f} s; wrote")
-    for name in (*tables, *figures, "report.html"):
+    for name in names:
         print(f"  {out / name}")
 
 
 def _ordered(study: Study, records: list[Record]) -> list[Record]:
     place = {label: n for n, label in enumerate(study.schemes)}
     return sorted(records, key=lambda record: (place[record["scheme"]], record["seed"]))
+
+
+def _printable(config: dict[str, Any]) -> dict[str, Any]:
+    """Names of files may hold bytes that are no UTF-8."""
+    names = {"text": tuple(map(printable, config["text"])), "out": printable(config["out"])}
+    return {**config, **names}
 
 
 def _version(package: str) -> str:

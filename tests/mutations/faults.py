@@ -1517,4 +1517,158 @@ _UI = (
     ),
 )
 
-FAULTS = (*_SCHEMES, *_ANGLES, *_CORE, *_TORCH, *_JAX, *_FOUND, *_FLEX, *_LOWERED, *_FUSED, *_UI)
+WORKERS = "posenc/ablation/workers.py"
+RUNNER = "posenc/ablation/runner.py"
+IDENTITY = "posenc/ablation/identity.py"
+CELL = "posenc/ablation/cell.py"
+RESULTS = "posenc/ablation/results.py"
+OUTPUTS = "posenc/ablation/outputs.py"
+TERMINAL = "posenc/ablation/terminal.py"
+SPECS = "posenc/ablation/specs.py"
+STUDY = "posenc/ablation/study.py"
+STOPPING = "posenc/stopping.py"
+
+_RUNTIME = (
+    Fault(
+        "study-worker-that-stays",
+        "a killed study leaves 400 MB a worker, for ever",
+        WORKERS,
+        "    os._exit(1)",
+        "    return",
+        ("test_cli.py leaves_nobody kill -9",),
+    ),
+    Fault(
+        "study-deaf-to-sigterm",
+        "a study that is killed by its queue keeps no table",
+        STOPPING,
+        "before = signal.signal(signal.SIGTERM, _raise)",
+        "before = signal.getsignal(signal.SIGTERM)",
+        ("test_cli.py leaves_nobody kill",),
+    ),
+    Fault(
+        "study-record-kept-by-the-parent-alone",
+        "what was trained is lost with the study's process",
+        RUNNER,
+        "save(home / cell.file_name(), record)",
+        "pass",
+        ("test_study.py what_was_trained dies",),
+    ),
+    Fault(
+        "study-key-without-fields",
+        "an edited maker function is kept from before",
+        IDENTITY,
+        "tuple(described(scheme) for scheme in schemes)",
+        "tuple(type(scheme).__name__ for scheme in schemes)",
+        ("test_study.py edited_maker",),
+    ),
+    Fault(
+        "study-key-without-posenc",
+        "an edited posenc is kept from before",
+        IDENTITY,
+        "hashlib.sha256(file.read_bytes()).digest()",
+        'b""',
+        ("test_study.py edited_posenc",),
+    ),
+    Fault(
+        "study-worker-of-other-sources",
+        "a worker that started before an edit trains under the new key",
+        CELL,
+        "if planned != found:",
+        "if planned is None:",
+        ("test_study.py edited_posenc",),
+    ),
+    Fault(
+        "study-record-of-another-run",
+        "a record copied over another's name is taken for it",
+        RESULTS,
+        ' and record.get("cell") == cell else None',
+        " else None",
+        ("test_study.py damaged",),
+    ),
+    Fault(
+        "study-record-without-a-seal",
+        "a number edited in a kept record is in the table",
+        RESULTS,
+        "if seal == _seal(record) and ",
+        "if ",
+        ("test_study.py damaged",),
+    ),
+    Fault(
+        "study-one-name-for-all-writers",
+        "two processes that write one file raise, or mix",
+        RESULTS,
+        '.{_HOST}-{os.getpid()}-{secrets.token_hex(4)}.partial"',
+        '.partial"',
+        ("test_study.py many_may_write",),
+    ),
+    Fault(
+        "study-over-an-earlier-one",
+        "another study in the folder overwrites the files of a good one",
+        OUTPUTS,
+        "None if superseded or not",
+        "None if before or not",
+        ("test_study.py earlier_study_is_kept",),
+    ),
+    Fault(
+        "study-of-failures-over-a-good-one",
+        "a study that failed leaves its errors in place of results",
+        TERMINAL,
+        "if not records or holds_results(out):",
+        "if not records:",
+        ("test_study.py study_of_failures",),
+    ),
+    Fault(
+        "study-names-files-outside",
+        "a study.json from elsewhere takes files of the user's away",
+        OUTPUTS,
+        "if Path(n).name == n and (out / n).is_file()",
+        "if (out / n).is_file()",
+        ("test_study.py from_elsewhere",),
+    ),
+    Fault(
+        "study-label-cut-at-a-comma",
+        "`rope:base=5,rotary_dim=4+rope` is two labels",
+        SPECS,
+        'r",(?!\\w+=)|\\s+"',
+        'r",(?!\\w+=[^+]*$)|\\s+"',
+        ("test_study.py words_are_cut",),
+    ),
+    Fault(
+        "study-windowed-in-silence",
+        "a misspelled --windowed evaluates nothing",
+        STUDY,
+        "if label not in self.schemes:",
+        "if not label:",
+        ("test_study.py bad_configurations windowed",),
+    ),
+    Fault(
+        "study-name-of-any-length",
+        "a scheme for each of twenty layers: File name too long",
+        STUDY,
+        "[:_READABLE]",
+        "",
+        ("test_study.py worst_names",),
+    ),
+    Fault(
+        "study-tries-what-cannot-work",
+        "18 failures for one misspelled device",
+        RUNNER,
+        "_check_begun(trial)",
+        "trial.result()",
+        ("test_study.py what_no_run_can_do",),
+    ),
+)
+
+FAULTS = (
+    *_SCHEMES,
+    *_ANGLES,
+    *_CORE,
+    *_TORCH,
+    *_JAX,
+    *_FOUND,
+    *_FLEX,
+    *_LOWERED,
+    *_FUSED,
+    *_RUNTIME,
+    *_UI,
+)
