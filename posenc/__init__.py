@@ -9,7 +9,7 @@ from posenc.call import prepare
 from posenc.evaluate import bias, embedding, transform
 from posenc.gates import coordinates
 from posenc.params import init_params
-from posenc.protocol import ParamSpec, PositionScheme
+from posenc.protocol import ParamSpec, PositionScheme, SchemeWarning
 from posenc.schemes import ALiBi, Learned, NoPE, RoPE, Sinusoidal, T5Bias, make, schemes
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "ParamSpec",
     "PositionScheme",
     "RoPE",
+    "SchemeWarning",
     "Sinusoidal",
     "T5Bias",
     "attention",

@@ -6,10 +6,12 @@ from collections.abc import Mapping
 
 from posenc.call import Call, check_shapes, namespace, prepare
 from posenc.checks import check_choice
+from posenc.keywords import answering
 from posenc.params import named, working_dtype
 from posenc.protocol import Array, Namespace, PositionScheme
 
 
+@answering
 def attention(
     q: Array,
     k: Array,
@@ -32,6 +34,8 @@ def attention(
     xp: Namespace | None = None,
 ) -> Array:
     """``softmax(scale * transform(q) @ transform(k).T + bias) @ v``, dense, on any array library.
+
+    Heads are axis 1 and tokens axis 2, ``(B, H, L, D)``; ``posenc_jax`` has them the other way.
 
     Parameters
     ----------

@@ -3,24 +3,35 @@
 from __future__ import annotations
 
 import math
+import sys
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import FrameType
 from typing import Any
 
 from array_api_compat import array_namespace, device
 
-from posenc.checks import check_count, check_finite, check_flag, check_scheme
+from posenc.checks import check_finite, check_flag, check_scheme, check_window
 from posenc.evaluate import (
+    attention_part,
     bias_tile,
     column,
+    embeds_only,
     is_gated,
     row,
     transform,
+    transforms,
 )
 from posenc.gates import coordinates
-from posenc.params import head_count, is_floating, merged, named, working_dtype
+from posenc.params import check_params, head_count, is_floating, merged, named, working_dtype
 from posenc.positions import as_integers, as_positions, visible
-from posenc.protocol import Array, Namespace, PositionScheme
+from posenc.protocol import Array, Namespace, PositionScheme, SchemeWarning
+
+SWAPPED = (
+    "are the axes of heads and tokens swapped? NumPy and PyTorch take (B, H, L, D), "
+    "JAX (B, L, H, D)"
+)
 
 
 @dataclass(frozen=True)
@@ -126,10 +137,10 @@ def prepare(
     declared = head_count(scheme)
     # Compared one by one: torch's compiler answers "in" wrongly for symbols.
     if declared is not None and declared != 1 and declared != heads:
-        raise ValueError(f"q has {heads} heads, the scheme num_heads={declared}: {scheme}")
-    # No two positions are 2**31 apart, and to compare with that takes more than 32 bits.
-    window = None if window is None or check_count("window", window) >= 2**31 else window
+        hint = f"; {SWAPPED}" if declared == q_len else ""
+        raise ValueError(f"q has {heads} heads, the scheme num_heads={declared}: {scheme}{hint}")
     work = working_dtype([q, k, v, x, *named(params).values()], xp=xp)
+    scheme, params = _in_attention(scheme, params, xp=xp)
     aligned = check_pair("q_pos", q_pos, "k_pos", k_pos)
     q_at, k_at = _aligned(q_len, k_len, q, xp) if aligned else (q_pos, k_pos)
     call = Call(
@@ -148,8 +159,8 @@ def prepare(
         q_coords=None,
         k_coords=None,
         causal=check_flag("causal", causal),
-        window=window,
-        scale=scheme.scale(q.shape[3]) if scale is None else check_finite("scale", scale),
+        window=check_window(window),
+        scale=check_finite("scale", scheme.scale(q.shape[3]) if scale is None else scale),
         skip_blocks=check_flag("skip_blocks", skip_blocks),
     )
     if not check_pair("q_seg", q_seg, "k_seg", k_seg):
@@ -165,10 +176,52 @@ def prepare(
         raise ValueError(
             f"{type(scheme).__name__} has no gates; q_coords and k_coords are for FoX-like schemes"
         )
+    if (advice := scheme.caution(causal=call.causal)) is not None:
+        _warn(scheme, advice, xp)
     q = transform(scheme, q, call.q_pos, role="query", params=params, xp=xp)
     if not check_flag("k_transformed", k_transformed):
         k = transform(scheme, k, call.k_pos, role="key", params=params, xp=xp)
+    elif aligned and transforms(scheme):
+        _warn(scheme, _CACHE, xp)
     return replace(call, q=q, k=k)
+
+
+_CACHE = (
+    "k_transformed=True without q_pos and k_pos takes k for all keys from position 0 on; give the "
+    "positions, or a cache that dropped its first keys is wrong"
+)
+_EMBEDS = (
+    "it acts on token embeddings alone, so attention adds nothing; give it tokens to which "
+    "posenc.embedding(scheme, pos) was added, and posenc.NoPE() here"
+)
+
+
+def _in_attention(
+    scheme: PositionScheme, params: Mapping[str, Array] | None, *, xp: Namespace
+) -> tuple[PositionScheme, Mapping[str, Array] | None]:
+    """What attention needs of a scheme; that of an embedding is nothing, which is said."""
+    if not embeds_only(scheme):
+        return scheme, params
+    if named(params):
+        check_params(scheme, params, xp=xp)
+    _warn(scheme, _EMBEDS, xp)
+    return attention_part(scheme, params)
+
+
+def _warn(scheme: PositionScheme, advice: str, xp: Namespace) -> None:
+    """A ``SchemeWarning`` at the line of the caller; none while PyTorch compiles, which cannot."""
+    compiler = getattr(xp, "compiler", None)
+    if compiler is not None and compiler.is_compiling():
+        return
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and _is_ours(frame):
+        frame, level = frame.f_back, level + 1
+    message = f"attention with {type(scheme).__name__}: {advice}"
+    warnings.warn(message, SchemeWarning, stacklevel=level)
+
+
+def _is_ours(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__")).partition(".")[0].startswith("posenc")
 
 
 def namespace(**arrays: Array) -> Namespace:
@@ -198,7 +251,8 @@ def check_shapes(q: Array, k: Array, v: Array, *, xp: Namespace) -> None:
     if q.shape[3] != k.shape[3]:
         raise ValueError(f"q and k differ in head_dim: {sizes}")
     if q.shape[1] % k.shape[1]:
-        raise ValueError(f"the heads of q are no multiple of those of k and v: {sizes}")
+        hint = f"; {SWAPPED}" if q.shape[2] % k.shape[2] == 0 else ""
+        raise ValueError(f"the heads of q are no multiple of those of k and v: {sizes}{hint}")
 
 
 def _aligned(q_len: int, k_len: int, like: Array, xp: Namespace) -> tuple[Array, Array]:
@@ -222,12 +276,14 @@ def _check_lengths(call: Call) -> None:
     """Positions and segments fit q and k."""
     batch, q_len, k_len = call.q.shape[0], call.q.shape[2], call.k.shape[2]
     sides = {"q_pos": q_len, "k_pos": k_len, "q_seg": q_len, "k_seg": k_len}
+    heads = {"q": call.q.shape[1], "k": call.k.shape[1]}
     for name, length in sides.items():
         array = getattr(call, name)
         if array is None:
             continue
         if array.shape[-1] != length:
-            raise ValueError(f"{name} has length {array.shape[-1]}, {name[0]} has {length}")
+            hint = f"; {SWAPPED}" if array.shape[-1] == heads[name[0]] else ""
+            raise ValueError(f"{name} has length {array.shape[-1]}, {name[0]} has {length}{hint}")
         if len(array.shape) == 2 and array.shape[0] != 1 and array.shape[0] != batch:
             raise ValueError(f"{name} has batch {array.shape[0]}, {name[0]} has {batch}")
 

@@ -8,6 +8,20 @@ from collections.abc import Iterable
 from numbers import Real
 from typing import Any
 
+import numpy as np
+
+
+def python_number(value: Any) -> Any:
+    """A NumPy scalar, or another library's integer, as Python's own number; all else as it is."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, int) or not hasattr(value, "__index__"):
+        return value
+    try:
+        return operator.index(value)
+    except TypeError:  # an array of floats, or of many
+        return value
+
 
 def check_count(name: str, value: Any, *, least: int = 1) -> int:
     """``value`` as an int of at least ``least``; a bool or a float is a ``TypeError``."""
@@ -24,11 +38,12 @@ def check_count(name: str, value: Any, *, least: int = 1) -> int:
 
 def check_positive(name: str, value: Any) -> float:
     """``value`` as a finite float above zero."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be a number, got {value!r}")
-    if not (math.isfinite(value) and value > 0):
+    number = float(value)
+    if not (math.isfinite(number) and number > 0):
         raise ValueError(f"{name} must be finite and greater than 0, got {value!r}")
-    return float(value)
+    return number
 
 
 def check_flag(name: str, value: Any) -> bool:
@@ -36,6 +51,15 @@ def check_flag(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, got {value!r}")
     return value
+
+
+def check_window(value: Any) -> int | None:
+    """A window as an int; None for none, and for one that is wider than any two positions."""
+    if value is None:
+        return None
+    width = check_count("window", value)
+    # No two positions are 2**31 apart, and to compare with that takes more than 32 bits.
+    return width if width < 2**31 else None
 
 
 def check_finite(name: str, value: Any) -> float:

@@ -11,6 +11,7 @@ from posenc.checks import check_scheme
 from posenc.params import Params, SharedKeys, head_count, merged, named, per_head, working_dtype
 from posenc.positions import as_positions
 from posenc.protocol import Array, Namespace, PositionScheme, Role
+from posenc.schemes.nope import NoPE
 
 
 def bias(
@@ -98,7 +99,8 @@ def transform(
     Parameters
     ----------
     x
-        ``(..., L, D)``.
+        ``(..., L, D)``: tokens are the axis before the last, as in ``(B, H, L, D)``. Swap the axes
+        of JAX's ``(B, L, H, D)`` first: where ``L == H``, no error can tell.
     pos
         Integer positions ``(L,)``, or ``(B, L)`` with ``B`` the first axis of ``x``.
     role
@@ -116,7 +118,12 @@ def transform(
         raise ValueError(f"x must be floating, (..., L, D), got {tuple(x.shape)} of {x.dtype}")
     at = as_positions("pos", pos, device=device(x), xp=xp)
     if at.shape[-1] != x.shape[-2]:
-        raise ValueError(f"pos has {at.shape[-1]} positions for x of length {x.shape[-2]}")
+        swapped = len(x.shape) > 2 and at.shape[-1] == x.shape[-3]
+        hint = "; swap the axes of (B, L, H, D) first" if swapped else ""
+        raise ValueError(
+            f"pos has {at.shape[-1]} positions, x (..., L, D) = {tuple(x.shape)} has "
+            f"L = {x.shape[-2]}{hint}"
+        )
     if len(at.shape) == 2:
         if len(x.shape) < 3 or (at.shape[0] != 1 and at.shape[0] != x.shape[0]):
             raise ValueError(
@@ -150,6 +157,30 @@ def embedding(
     arrays, work = arrays_for(scheme, params, like=at, dtype=dtype, xp=xp)
     value = scheme.embedding(at, params=Params(arrays, work), xp=xp)
     return None if value is None else _cast(value, dtype, xp)
+
+
+def embeds_only(scheme: PositionScheme) -> bool:
+    """Whether a scheme acts on token embeddings and has nothing that attention could use."""
+    kind, base = type(scheme), PositionScheme
+    if kind.embedding is base.embedding:
+        return False
+    hooks = ("transform", "gate", "bias", "key_bias", "scale")
+    return all(getattr(kind, hook) is getattr(base, hook) for hook in hooks)
+
+
+def attention_part(
+    scheme: PositionScheme, params: Mapping[str, Array] | None
+) -> tuple[PositionScheme, Mapping[str, Array] | None]:
+    """Scheme and params for attention over tokens that carry the scheme's embedding already.
+
+    ``NoPE()`` without params where the embedding is all there is.
+    """
+    return (NoPE(), None) if embeds_only(scheme) else (scheme, params)
+
+
+def transforms(scheme: PositionScheme) -> bool:
+    """Whether a scheme changes queries and keys."""
+    return type(scheme).transform is not PositionScheme.transform
 
 
 def is_gated(scheme: PositionScheme) -> bool:

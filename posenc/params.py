@@ -124,11 +124,10 @@ def check_params(
                 f"params[{key!r}] must be a floating-point array of {xp.__name__} or of NumPy, "
                 f"got {type(value).__name__}"
             )
-        if tuple(value.shape) != tuple(specs[key].shape):
-            raise ValueError(
-                f"params[{key!r}] has shape {tuple(value.shape)}, "
-                f"{name} declares {specs[key].shape}"
-            )
+        found, declared = tuple(value.shape), specs[key].shape
+        if found != declared:
+            hint = "; transpose it" if found == declared[::-1] else ""
+            raise ValueError(f"params[{key!r}] has shape {found}, {name} declares {declared}{hint}")
     return given
 
 

@@ -120,16 +120,17 @@ def left_padded(
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Positions, query segments and key segments ``(B, total)`` of left-padded sequences.
 
-    Position 0 is the first token that is no padding. Padded keys have a segment that no query has,
-    and padded queries one that no key has: their rows give 0.
+    Position 0 is the first token that is no padding, and that of every pad, so that any scheme
+    takes them. Padded keys have a segment that no query has, and padded queries one that no key
+    has: their rows give 0.
 
-    >>> left_padded([1, 2], 2)[0]
-    array([[-1,  0],
-           [ 0,  1]])
+    >>> left_padded([1, 3], 3)[0]
+    array([[0, 0, 0],
+           [0, 1, 2]])
     """
-    check_count("total", total)
+    total = check_count("total", total)
     sizes = np.asarray([check_count("lengths", n) for n in lengths])
     if sizes.size == 0 or sizes.max() > total:
         raise ValueError(f"lengths must be 1 .. total={total}, got {list(lengths)}")
     pos = np.arange(total)[None, :] - (total - sizes)[:, None]
-    return pos, np.where(pos < 0, -1, 0), np.where(pos < 0, -2, 0)
+    return np.maximum(pos, 0), np.where(pos < 0, -1, 0), np.where(pos < 0, -2, 0)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
+
+from posenc.checks import python_number
 
 Array: TypeAlias = Any  # an array of any Array API library, a tracer, or a kernel's tile
 Namespace: TypeAlias = Any  # the Array API namespace that computes on it
@@ -35,15 +38,23 @@ class ParamSpec:
     init: Initializer | None = None
     per_head: bool = True
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", tuple(python_number(size) for size in self.shape))
 
-@runtime_checkable
-class PositionScheme(Protocol):
-    """Where a token stands, told to attention in up to three places.
 
-    A scheme is a frozen dataclass that inherits from this class and writes only what it has; every
-    method has a default that does nothing. Methods are pure functions of *positions*: integers of
-    any order, never lengths, indices or masks. Hyperparameters live in ``self``; learned arrays
-    arrive in ``params``, together with ``constants()``. ``xp`` is the Array API namespace.
+class SchemeWarning(UserWarning):
+    """A call that is allowed, and that probably does not do what it was written for."""
+
+
+class PositionScheme:
+    """Base class of positional encodings.
+
+    A scheme may act on token embeddings, on queries and keys, and on attention scores. It is a
+    frozen dataclass that inherits from this class and writes only what it has; every method has a
+    default that does nothing. Methods are pure functions of *positions*: integers of any order,
+    never lengths, indices or masks. Hyperparameters live in ``self``, as Python's own numbers:
+    those of NumPy are converted before ``__post_init__`` sees them. Learned arrays arrive in
+    ``params``, together with ``constants()``. ``xp`` is the Array API namespace.
     """
 
     relative: ClassVar[bool] = False
@@ -54,6 +65,14 @@ class PositionScheme(Protocol):
 
     paper: ClassVar[str] = ""
     """Authors, year and arXiv number, for the catalogue."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "__post_init__" in cls.__dict__:
+            cls.__post_init__ = _with_python_fields(cls.__post_init__)  # type: ignore[method-assign]
+
+    def __post_init__(self) -> None:
+        _python_fields(self)
 
     def param_specs(self) -> Mapping[str, ParamSpec]:
         """Learned arrays by name."""
@@ -112,3 +131,29 @@ class PositionScheme(Protocol):
     def at_length(self, length: int) -> PositionScheme:
         """The scheme for a context of ``length`` tokens (dynamic NTK, LongRoPE); else itself."""
         return self
+
+    def caution(self, *, causal: bool) -> str | None:
+        """Why a call of attention with this mask is probably a mistake; None if it is not.
+
+        Attention gives it as a ``SchemeWarning``, and computes what was asked for.
+        """
+        return None
+
+
+def _with_python_fields(own: Callable[..., None]) -> Callable[..., None]:
+    """A scheme's ``__post_init__``, after its fields have become Python's numbers."""
+
+    @functools.wraps(own)
+    def after(self: Any, *given: Any) -> None:
+        _python_fields(self)
+        own(self, *given)
+
+    return after
+
+
+def _python_fields(scheme: Any) -> None:
+    # NumPy's integers overflow in thresholds and table sizes, and hash like Python's in caches.
+    for each in fields(scheme) if is_dataclass(scheme) else ():
+        if each.init:
+            value = getattr(scheme, each.name)
+            object.__setattr__(scheme, each.name, python_number(value))

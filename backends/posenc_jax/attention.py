@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import jax
@@ -13,6 +14,7 @@ from jax import Array
 from posenc import PositionScheme, prepare
 from posenc.attention import dense
 from posenc.call import Call
+from posenc.keywords import answering
 from posenc.params import named, working_dtype
 from posenc.paths import Explanation, Path, choose, explained
 from posenc.positions import check_range, concrete
@@ -25,6 +27,7 @@ from posenc_jax.fused import path as fused
 TILED_SCORES, FEW_QUERIES = 2**18, 16
 
 
+@answering
 def attention(
     q: Array,
     k: Array,
@@ -48,6 +51,7 @@ def attention(
 ) -> Array:
     """``softmax(scale * transform(q) @ transform(k).T + bias) @ v`` in the layout of ``jax.nn``.
 
+    Tokens are axis 1 and heads axis 2, ``(B, L, H, D)``; ``posenc_torch`` has them the other way.
     Works under ``jit``, ``grad`` and ``vmap``; the scheme is static, so it must be hashable.
 
     Parameters
@@ -106,6 +110,7 @@ def attention(
     return jnp.swapaxes(out, 1, 2).astype(_jax(q).dtype)
 
 
+@partial(answering, like=attention)
 def explain(
     q: Array,
     k: Array,

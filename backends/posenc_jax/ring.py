@@ -22,6 +22,7 @@ from posenc import PositionScheme, coordinates
 from posenc.call import Call, check_pair
 from posenc.checks import check_count
 from posenc.evaluate import is_gated
+from posenc.keywords import answering
 from posenc.paths import Path, choose
 from posenc_jax.attention import call_of
 from posenc_jax.chunked import chunked_with_logsumexp
@@ -45,12 +46,14 @@ def zigzag(length: int, shards: int) -> np.ndarray[Any, Any]:
     array([0, 1, 6, 7, 2, 3, 4, 5])
     """
     count = 2 * check_count("shards", shards)
-    if check_count("length", length) % count:
+    length = check_count("length", length)
+    if length % count:
         raise ValueError(f"length must be a multiple of 2 * shards = {count}, got {length}")
     parts = np.arange(length).reshape(count, -1)
     return np.concatenate([parts[[r, -1 - r]].ravel() for r in range(shards)])
 
 
+@answering
 def ring_attention(
     q: Array,
     k: Array,

@@ -14,7 +14,7 @@ from jax import Array, lax
 
 from posenc.ablation.decoder import EPSILON, Decoder, decays
 from posenc.ablation.schedule import ADAM_EPSILON, BETAS, rate
-from posenc.evaluate import embedding
+from posenc.evaluate import attention_part, embedding
 from posenc.protocol import PositionScheme
 from posenc_jax.attention import attention
 
@@ -142,7 +142,7 @@ def _layer(
     hidden = _norm(x, w[f"{layer}.norm1"])
     qkv = _linear(hidden, w[f"{layer}.qkv"]).reshape(*x.shape[:2], 3, heads, -1)
     q, k, v = (qkv[:, :, n] for n in range(3))
-    out = attention(q, k, v, scheme, own, causal=True, window=window, x=hidden)
+    out = attention(q, k, v, *attention_part(scheme, own), causal=True, window=window, x=hidden)
     x = x + _linear(out.reshape(x.shape), w[f"{layer}.out"])
     hidden = _norm(x, w[f"{layer}.norm2"])
     up = jax.nn.gelu(_linear(hidden, w[f"{layer}.up"]), approximate=True)

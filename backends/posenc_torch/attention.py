@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import array_api_compat.torch as xp
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from posenc.attention import dense
 from posenc.call import Call, check_shapes, prepare
+from posenc.keywords import answering
 from posenc.params import named, working_dtype
 from posenc.paths import Explanation, Path, choose, explained
 from posenc.protocol import PositionScheme
@@ -20,6 +22,7 @@ from posenc_torch import chunked, flex, lifted
 from posenc_torch.sdpa import sdpa
 
 
+@answering
 def attention(
     q: Tensor,
     k: Tensor,
@@ -43,6 +46,7 @@ def attention(
 ) -> Tensor:
     """``softmax(scale * transform(q) @ transform(k).T + bias) @ v`` in the layout of torch.
 
+    Heads are axis 1 and tokens axis 2, ``(B, H, L, D)``; ``posenc_jax`` has them the other way.
     Under autocast q, k and v are rounded to its dtype, and nothing else is.
 
     Parameters
@@ -88,6 +92,7 @@ def attention(
         return choose(_PATHS, call, path).run(call).to(q.dtype)
 
 
+@partial(answering, like=attention)
 def explain(
     q: Tensor,
     k: Tensor,

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
 from posenc.call import check_pair
-from posenc.checks import check_count, check_flag, check_scheme
+from posenc.checks import check_count, check_flag, check_scheme, check_window
 from posenc.evaluate import is_gated
 from posenc.params import merged, named, working_dtype
 from posenc.positions import as_integers, as_positions
@@ -99,8 +99,7 @@ def block_mask(
     TypeError, ValueError
         A wrong argument, by name, value and what is accepted.
     """
-    check_count("q_len", q_len)
-    check_count("k_len", k_len)
+    q_len, k_len = check_count("q_len", q_len), check_count("k_len", k_len)
     check_pair("q_pos", q_pos, "k_pos", k_pos)
     check_pair("q_seg", q_seg, "k_seg", k_seg)
     given = [a for a in (q_pos, q_seg) if isinstance(a, Tensor)]
@@ -124,9 +123,7 @@ def block_mask(
         length = q_len if name[0] == "q" else k_len
         if places is not None and places.length != length:
             raise ValueError(f"{name} has length {places.length}, {name[0]}_len is {length}")
-    # As in attention: no two positions are 2**31 apart.
-    window = None if window is None or check_count("window", window) >= 2**31 else window
-    sight = Sight(*sides, q_own, k_own, check_flag("causal", causal), window)
+    sight = Sight(*sides, q_own, k_own, check_flag("causal", causal), check_window(window))
     return sight.block_mask(*(found[:, None] for found in sight.blocks()))  # one for all heads
 
 

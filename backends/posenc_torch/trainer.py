@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from posenc.ablation.decoder import EPSILON, Decoder, decays
 from posenc.ablation.schedule import BETAS, rate
+from posenc.evaluate import attention_part
 from posenc.protocol import PositionScheme
 from posenc_torch.attention import attention
 from posenc_torch.position import Position
@@ -90,7 +91,8 @@ class Learner:
         heads = (hidden @ weight("qkv")).view(batch, length, 3, self._recipe.heads, -1)
         q, k, v = heads.permute(2, 0, 3, 1, 4).unbind()
         position = self._position[self._decoder.owners[layer]]
-        out = attention(q, k, v, scheme, position.params, causal=True, window=window, x=hidden)
+        own = attention_part(scheme, position.params)
+        out = attention(q, k, v, *own, causal=True, window=window, x=hidden)
         x = x + out.transpose(1, 2).reshape(batch, length, dim) @ weight("out")
         hidden = self._norm(x, f"{layer}.norm2")
         return x + functional.gelu(hidden @ weight("up"), approximate="tanh") @ weight("down")

@@ -147,8 +147,7 @@ def _checked(found: Any, name: str) -> Maker:
 
 
 def _inherits(found: Any) -> bool:
-    # issubclass does not answer for a protocol with attributes.
-    return isinstance(found, type) and PositionScheme in found.__mro__[1:]
+    return isinstance(found, type) and issubclass(found, PositionScheme) and found != PositionScheme
 
 
 def _maker(kind: type[PositionScheme]) -> Maker:

@@ -18,7 +18,10 @@ from posenc.protocol import Array, Namespace, ParamSpec, PositionScheme
 
 @dataclass(frozen=True)
 class T5Bias(PositionScheme):
-    """``bias = table[h, bucket(j - i)]``.
+    """``bias = table[h, bucket(j - i)]``, ``table`` of shape ``(num_heads, num_buckets)``.
+
+    HF and fairseq store the table as ``(num_buckets, num_heads)``: transpose it. Where both numbers
+    are equal, no error can tell.
 
     With ``B`` buckets a direction and ``E = B // 2``, a distance ``n < E`` has bucket ``n``, and a
     larger one ``min(B - 1, E + floor(ln(n/E) / ln(max_distance/E) * (B - E)))``. Buckets are
@@ -75,6 +78,15 @@ class T5Bias(PositionScheme):
 
     def param_specs(self) -> Mapping[str, ParamSpec]:
         return {"table": ParamSpec((self.num_heads, self.num_buckets))}
+
+    def caution(self, *, causal: bool) -> str | None:
+        if not causal or self.causal:
+            return None
+        return (
+            "causal=True hides later keys, so half of its buckets are never read; "
+            "T5Bias(causal=True) gives all of them to earlier keys, as decoders and "
+            "`posenc compare` do"
+        )
 
     def scale(self, head_dim: int) -> float:
         return super().scale(head_dim) if self.scaled else 1.0

@@ -38,6 +38,7 @@ class Fault:
 ALIBI, LEARNED = "posenc/schemes/alibi.py", "posenc/schemes/learned.py"
 ROPE, SINUSOIDAL = "posenc/schemes/rope.py", "posenc/schemes/sinusoidal.py"
 T5, ANGLES = "posenc/schemes/t5.py", "posenc/angles.py"
+CHECKS, PROTOCOL = "posenc/checks.py", "posenc/protocol.py"
 REFERENCE, CALL = "posenc/attention.py", "posenc/call.py"
 POSITIONS, PARAMS = "posenc/positions.py", "posenc/params.py"
 GATES, EVALUATE, PATHS = "posenc/gates.py", "posenc/evaluate.py", "posenc/paths.py"
@@ -341,8 +342,8 @@ _SCHEMES = (
         "t5-checkpoints-scaled",
         "the scheme's own scale is ignored: T5 does not divide by the root of D",
         CALL,
-        "scale=scheme.scale(q.shape[3]) if scale is None",
-        "scale=1 / math.sqrt(q.shape[3]) if scale is None",
+        "scheme.scale(q.shape[3]) if scale is None",
+        "1 / math.sqrt(q.shape[3]) if scale is None",
         ("test_reference.py the_reference_is_its_definition t5-unscaled",),
     ),
 )
@@ -675,8 +676,8 @@ _CORE = (
         "shape-of-params-unchecked",
         "a table of another size is broadcast",
         PARAMS,
-        "if tuple(value.shape) != tuple(specs[key].shape):",
-        "if len(value.shape) > len(specs[key].shape):",
+        "if found != declared:",
+        "if len(found) > len(declared):",
         ("test_wrong_calls.py numpy param-shape",),
     ),
     Fault(
@@ -1033,9 +1034,9 @@ _FOUND = (
     Fault(
         "window-wider-than-32-bits",
         "compared in 32 bits it hides everything",
-        CALL,
-        'window = None if window is None or check_count("window", window) >= 2**31 else window',
-        'window = None if window is None else check_count("window", window)',
+        CHECKS,
+        "return width if width < 2**31 else None",
+        "return width",
         ("test_found.py wider_than_any_distance",),
     ),
     Fault(
@@ -1659,6 +1660,49 @@ _RUNTIME = (
     ),
 )
 
+_NUMBERS = (
+    Fault(
+        "fields-stay-numpys",
+        "NumPy's integers overflow in T5's thresholds and in the size of a table",
+        PROTOCOL,
+        "object.__setattr__(scheme, each.name, python_number(value))",
+        "object.__setattr__(scheme, each.name, value)",
+        ("test_numbers.py any_integer_make_the_same_scheme",),
+    ),
+    Fault(
+        "window-stays-unsigned",
+        "minus a window of uint8 is 253, and a window of 3 finds its compiled program",
+        CHECKS,
+        'width = check_count("window", value)',
+        'width = value if check_count("window", value) else 1',
+        ("test_numbers.py a_window_and_a_scale",),
+    ),
+    Fault(
+        "pads-before-position-0",
+        "a learned table has no row for them: NaN under torch.compile",
+        POSITIONS,
+        "return np.maximum(pos, 0), ",
+        "return pos, ",
+        ("test_porting.py left_padded_batch learned",),
+    ),
+    Fault(
+        "embedding-in-attention-without-a-word",
+        "a model that forgot to add its embedding trains as NoPE",
+        CALL,
+        "    _warn(scheme, _EMBEDS, xp)",
+        "",
+        ("test_porting.py embeddings_alone",),
+    ),
+    Fault(
+        "rolled-cache-without-a-word",
+        "keys that were transformed elsewhere are taken for the first ones",
+        CALL,
+        "elif aligned and transforms(scheme):",
+        "elif aligned and not transforms(scheme):",
+        ("test_porting.py cache_of_transformed_keys",),
+    ),
+)
+
 FAULTS = (
     *_SCHEMES,
     *_ANGLES,
@@ -1671,4 +1715,5 @@ FAULTS = (
     *_FUSED,
     *_RUNTIME,
     *_UI,
+    *_NUMBERS,
 )
