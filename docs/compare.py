@@ -1,32 +1,38 @@
 """Regenerates docs/compare.md, and its table in the README: ``python docs/compare.py``.
 
-Runs ``posenc compare`` with its defaults once per installed backend, in new folders; wants an idle
-machine.
+Runs ``posenc compare`` with its defaults once per installed backend, then T5 alone at the learning
+rate of the other weights, in new folders; wants an idle machine.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from posenc.ablation.cell import backends
+from posenc.ablation.origin import command
 from posenc.ablation.study import Study
 from posenc.ablation.tables import table_markdown
 from posenc.ablation.terminal import describe
 
 HERE = Path(__file__).parent
-HEAD = """# What `posenc compare` prints
+HEAD = """# What `posenc compare` finds
 
 Made by `python docs/compare.py`: the command with its defaults, once per backend, in a new folder.
 A statement about this configuration: {layers} layers, width {dim}, {heads} heads, {steps} steps of
 {batch} x {train_len} bytes, and evaluation on {eval_windows} held-out stretches of {longest} bytes.
 """
+
+
+SLOW: dict[str, Any] = {"schemes": ("t5",), "position_rate": 1.0}
 
 
 def main() -> None:
@@ -38,6 +44,8 @@ def main() -> None:
     for backend in [name for name, installed in backends().items() if installed]:
         with tempfile.TemporaryDirectory() as folder:
             parts.append(section(Study(backend=backend, out=folder, steps=steps)))
+        with tempfile.TemporaryDirectory() as folder:
+            parts.append(slow_t5(Study(**SLOW, backend=backend, out=folder, steps=steps)))
     shown = Study(steps=steps)
     head = HEAD.format(**{**vars(shown), "longest": shown.longest})
     page = "\n".join([head, *parts])
@@ -47,23 +55,16 @@ def main() -> None:
 
 
 def with_table(readme: str, page: str) -> str:
-    """The README with the first table of the page, without its last column, between its marks."""
+    """The README with the first table of the page between its marks."""
     begin, end = "<!-- first table of docs/compare.md -->\n", "\n<!-- end of table -->"
     table = page[page.index("| scheme") :].split("\n\n")[0]
-    rows = [line.rsplit("|", 2)[0] + "|" for line in table.splitlines()]
     before, after = readme.split(begin)[0], readme.split(end)[1]
-    return before + begin + "\n".join(rows) + end + after
+    return before + begin + table + end + after
 
 
 def section(study: Study) -> str:
     """One backend: its tables, wall time and versions."""
-    command = [sys.executable, "-m", "posenc", "compare", "--backend", study.backend]
-    command += ["--out", study.out, "--steps", str(study.steps)]
-    begin = time.perf_counter()
-    subprocess.run(command, check=True)
-    wall = time.perf_counter() - begin
-    lines = (Path(study.out) / "results.jsonl").read_text(encoding="utf-8").splitlines()
-    records: list[dict[str, Any]] = [json.loads(line) for line in lines]
+    wall, records = run(study)
     summary = describe(study, study.corpus(), study.backend, wall)
     corpus, versions = summary["corpus"], summary["versions"] | records[0]["versions"]
     facts = [
@@ -74,6 +75,25 @@ def section(study: Study) -> str:
     ]
     table = table_markdown(summary, records)
     return "\n".join([f"## With {study.backend}", "", *facts, "", table, ""])
+
+
+def slow_t5(study: Study) -> str:
+    """T5 where its table learns no faster than other weights: how much that setting decides."""
+    wall, records = run(study)
+    summary = describe(study, study.corpus(), study.backend, wall)
+    title = f"### T5 at the learning rate of the other weights, with {study.backend}"
+    shown = command(replace(study, out=Study().out, backend="auto"))
+    return "\n".join([title, "", f"`{shown}`", "", table_markdown(summary, records), ""])
+
+
+def run(study: Study) -> tuple[float, list[dict[str, Any]]]:
+    """A study by its command: seconds, and records."""
+    words = shlex.split(command(study))[1:]
+    begin = time.perf_counter()
+    subprocess.run([sys.executable, "-m", "posenc", *words], check=True)
+    wall = time.perf_counter() - begin
+    lines = (Path(study.out) / "results.jsonl").read_text(encoding="utf-8").splitlines()
+    return wall, [json.loads(line) for line in lines]
 
 
 if __name__ == "__main__":

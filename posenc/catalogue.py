@@ -1,11 +1,13 @@
-"""What the catalogue holds: a row a scheme, measured on a small one, and a table to print."""
+"""What the catalogue holds: a row a scheme, measured on a small one, and what to print of them."""
 
 from __future__ import annotations
 
 import inspect
+import re
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +15,7 @@ from posenc import evaluate
 from posenc.checks import check_scheme
 from posenc.params import init_params
 from posenc.protocol import Array, PositionScheme
-from posenc.schemes import schemes
+from posenc.schemes import SIZES, maker_of, schemes
 
 _SIZES = {"num_heads": 4, "head_dim": 16, "max_len": 64, "dim": 64}
 _PLACES = ("embedding", "transform", "bias", "gate")
@@ -63,28 +65,118 @@ def rows() -> list[Row]:
     return [_row(name, maker) for name, maker in sorted(schemes().items())]
 
 
-def table(rows: Sequence[Row]) -> str:
-    """The rows as aligned text, at most 100 characters wide: two lines a scheme or more."""
+def page(name: str, width: int = _WIDTH) -> str:
+    """One scheme as text: where it enters, the sizes it needs, its options, in its own words.
+
+    ``name`` as in ``posenc.make``: of the catalogue, or dotted.
+    """
+    maker = maker_of(name)
+    source, row = inspect.unwrap(maker), _row(name, maker)
+    taken = inspect.signature(source).parameters.values()
+    named = [p for p in taken if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    words = _words(source)
+    parts = [
+        " = ".join(dict.fromkeys((name, f"{source.__module__}.{source.__qualname__}"))),
+        *textwrap.wrap(row.title.replace("`", ""), width),
+        "",
+        *_facts(row, width),
+        *_described("sizes of the model", [p for p in named if p.name in SIZES], words, width),
+        *_described("options", [p for p in named if p.name not in SIZES], words, width),
+        *_example(name, [p for p in named if p.name not in SIZES], width),
+    ]
+    return "\n".join(parts)
+
+
+def table(rows: Sequence[Row], width: int = _WIDTH) -> str:
+    """The rows as aligned text, at most ``width`` characters wide: two lines a scheme or more."""
     cells = [_HEAD, *map(_cells, rows)]
     widths = [max(len(line[column]) for line in cells) for column in range(len(_HEAD))]
-    indent = " " * (widths[0] + 2)
+    gap = "  " if sum(widths) + 2 * len(widths[1:]) <= width else " "
+    indent = " " * (widths[0] + len(gap))
 
     def paragraph(text: str) -> list[str]:
-        lines = textwrap.wrap(text, _WIDTH - len(indent))
+        lines = textwrap.wrap(text, width - len(indent))
         return [indent + line for line in lines]
 
     head, *starts = (
-        "  ".join(f"{cell:<{n}}" for cell, n in zip(line, widths, strict=True)) for line in cells
+        gap.join(f"{cell:<{n}}" for cell, n in zip(line, widths, strict=True)) for line in cells
     )
-    beside = len(head) + 2 + len(_PAPER) <= _WIDTH
-    lines = [f"{head}  {_PAPER}" if beside else head.rstrip(), "-" * _WIDTH]
+    beside = len(head) + 2 + len(_PAPER) <= width
+    lines = [f"{head}  {_PAPER}" if beside else head.rstrip(), "-" * width]
     for row, start in zip(rows, starts, strict=True):
         paper = row.paper.replace("arXiv ", "")
-        fits = len(start) + 2 + len(paper) <= _WIDTH
+        fits = len(start) + 2 + len(paper) <= width
         lines.append((f"{start}  {paper}" if fits else start).rstrip())
         lines += paragraph(row.title.replace("`", ""))
         lines += paragraph("" if fits else paper) + paragraph(row.error or "")
     return "\n".join(lines)
+
+
+def _facts(row: Row, width: int) -> list[str]:
+    if row.error is not None:
+        return textwrap.wrap(f"error: {row.error}", width, subsequent_indent="  ")
+    _, enters, learned, relative, fusable = _cells(row)
+    values = (enters, learned, relative, fusable, row.paper)
+    lines = []
+    for name, value in zip((*_HEAD[1:], "paper"), values, strict=True):
+        start = f"{name:<9}  "
+        lines += textwrap.wrap(start + value, width, subsequent_indent=" " * len(start))
+    return lines
+
+
+def _described(
+    title: str, given: Sequence[inspect.Parameter], words: Mapping[str, str], width: int
+) -> list[str]:
+    """Name, type and default of each; what the docstring says of it below."""
+    lines = ["", f"{title}:" if given else f"{title}: none"]
+    for one in given:
+        kind = "" if one.annotation is one.empty else f"  {_type(one.annotation)}"
+        default = "needed" if one.default is one.empty else f"default {one.default!r}"
+        lines.append(f"  {one.name}{kind}, {default}" if kind else f"  {one.name}  {default}")
+        said = words.get(one.name, "").replace("`", "")
+        lines += textwrap.wrap(said, width, initial_indent=" " * 6, subsequent_indent=" " * 6)
+    return lines
+
+
+def _example(name: str, options: Sequence[inspect.Parameter], width: int) -> list[str]:
+    """How the first of the options is written in a command."""
+    shown = [p for p in options if isinstance(p.default, str | int | float)]
+    written = [f"{name}:{p.name}={p.default}" for p in shown[:1]]
+    texts = [f"In a command, options stand after a colon: {label}" for label in written]
+    return [line for text in texts for line in ("", *textwrap.wrap(text, width))]
+
+
+def _type(annotation: Any) -> str:
+    if isinstance(annotation, str):
+        return annotation
+    return getattr(annotation, "__name__", None) or str(annotation)
+
+
+def _words(source: Any) -> dict[str, str]:
+    """What numpydoc's ``Parameters`` sections say, by name; a class inherits those of its bases."""
+    found: dict[str, str] = {}
+    for one in reversed(getattr(source, "__mro__", (source,))):
+        lines = inspect.cleandoc(one.__doc__ or "").splitlines()
+        heads = [n for n in range(1, len(lines)) if re.fullmatch("-{3,}", lines[n])]
+        starts = [n + 1 for n in heads if lines[n - 1] == "Parameters"]
+        for start in starts:
+            end = min([n - 1 for n in heads if n > start], default=len(lines))
+            found |= _entries(lines[start:end])
+    return found
+
+
+def _entries(lines: Sequence[str]) -> dict[str, str]:
+    """``name`` or ``name : type`` at the margin, its words indented; ends at a paragraph."""
+    found: dict[str, str] = {}
+    name = ""
+    for number, line in enumerate(lines):
+        if line.startswith(" "):
+            found[name] = f"{found.get(name, '')} {line.strip()}".strip()
+        elif line:
+            if not "".join(lines[number + 1 : number + 2]).startswith(" "):
+                break
+            name = line.partition(":")[0].strip()
+    return found
 
 
 def _row(name: str, maker: Callable[..., PositionScheme]) -> Row:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import shutil
 import sys
 import typing
 from collections.abc import Sequence
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 
 _COMMANDS = {
     "compare": "train one small decoder per scheme on short text, score it on longer text",
-    "show": "draw what a scheme does, to a PNG",
-    "list": "the catalogue of schemes",
+    "show": "draw what a scheme does, as PNG, SVG or PDF",
+    "list": "the catalogue of schemes; with a name: that scheme's options and defaults",
 }
 
 
@@ -83,7 +84,7 @@ def _add(parser: argparse.ArgumentParser, item: Field[Any], kind: Any) -> None:
     parser.add_argument(
         f"--{item.name.replace('_', '-')}",
         type=_integers if (many, element) == (True, int) else element,
-        nargs="+" if many else None,
+        nargs=("*" if given else "+") if many else None,  # --windowed alone: none is
         default=given,
         metavar={int: "N", float: "X", str: "NAME"}[element],
         help=f"{item.metadata['help']}{shown}",
@@ -104,7 +105,7 @@ def _compare(options: dict[str, Any]) -> int:
     from posenc.ablation.terminal import compare
 
     for name in ("schemes", "windowed"):
-        options[name] = split(options[name])
+        options[name] = split(options[name]) if options[name] else ()
     options["eval_lens"] = tuple(n for some in options["eval_lens"] for n in some)
     many = {name: tuple(value) for name, value in options.items() if isinstance(value, list)}
     study: Study = Study(**{**options, **many})
@@ -116,7 +117,7 @@ def _show_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--length", type=int, default=128, help="positions (default: 128)")
     parser.add_argument("--heads", type=int, default=8, help="heads (default: 8)")
     parser.add_argument("--head-dim", type=int, default=64, help="channels a head (default: 64)")
-    parser.add_argument("--out", help="the PNG (default: SCHEME.png)")
+    parser.add_argument("--out", help="ends in .png, .svg or .pdf (default: SCHEME.png)")
 
 
 def _show(options: dict[str, Any]) -> int:
@@ -137,16 +138,20 @@ def _plain(label: str) -> str:
     return "".join(c if c.isalnum() else "-" for c in label.lower())
 
 
-def _no_options(parser: argparse.ArgumentParser) -> None:
-    pass
+def _list_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("scheme", nargs="*", help="a name of the catalogue, or module.Class")
 
 
 def _list(options: dict[str, Any]) -> int:
-    from posenc.catalogue import rows, table
+    from posenc.catalogue import page, rows, table
 
-    print(table(rows()))
+    width = min(100, shutil.get_terminal_size().columns)  # 80 where there is no terminal
+    if options["scheme"]:
+        print("\n\n".join(page(name, width) for name in options["scheme"]))
+    else:
+        print(f"{table(rows(), width)}\n\n`posenc list NAME` shows the options of one.")
     return 0
 
 
-_OPTIONS = {"compare": _compare_options, "show": _show_options, "list": _no_options}
+_OPTIONS = {"compare": _compare_options, "show": _show_options, "list": _list_options}
 _RUN = {"compare": _compare, "show": _show, "list": _list}

@@ -35,14 +35,14 @@ def draw(
     params: Mapping[str, Array] | None = None,
     causal: bool = True,
 ) -> Path:
-    """Draw what a scheme does to attention, into one PNG file 1600 pixels wide.
+    """Draw what a scheme does to attention: a PNG of 1600 pixels across, or an SVG or PDF.
 
     Parameters
     ----------
     scheme
         Any scheme: what it has is asked of itself.
     path
-        Of the file; it ends in ``.png`` or in nothing.
+        Of the file; it ends in ``.png``, ``.svg`` or ``.pdf``, or in nothing for a PNG.
     length
         Positions ``0 .. length - 1``, or as many of them as the scheme allows.
     title
@@ -63,8 +63,10 @@ def draw(
     """
     check_scheme(scheme)
     length, target = check_count("length", length), Path(path)
-    if target.suffix.lower() not in ("", ".png"):
-        raise ValueError(f"path must end in .png, got {str(path)!r}")
+    form = target.suffix.lower().removeprefix(".") or "png"
+    if form not in picture.FORMATS:
+        accepted = ", ".join(f".{name}" for name in picture.FORMATS)
+        raise ValueError(f"path must end in one of {accepted}, got {str(path)!r}")
     drawn = _Drawn(scheme, init_params(scheme) if params is None else params, length, causal)
     drawn = drawn.as_far_as_allowed()
     panels = [*_bias_panel(drawn), *_embedding_panel(drawn), *_transform_panel(drawn)]
@@ -74,9 +76,10 @@ def draw(
     if drawn.length < length:
         notes.append(f"{drawn.length} positions, all that the scheme allows of {length}")
     lines = [textwrap.shorten(repr(scheme), 120, placeholder=" …"), *notes]
-    png = picture.png(panels or [_nothing_panel(drawn)], title or type(scheme).__name__, lines)
+    name = title or type(scheme).__name__
+    page = picture.page(panels or [_nothing_panel(drawn)], name, lines, form)
     try:
-        target.write_bytes(png)
+        target.write_bytes(page)
     except OSError as error:
         raise OSError(error.errno, f"cannot write: {error.strerror}", str(target)) from error
     return target

@@ -1,4 +1,4 @@
-"""How pictures of schemes look: heat maps, lines, headings, and the PNG they end in."""
+"""How pictures of schemes look: heat maps, lines, headings, and the file they end in."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ Panel: TypeAlias = tuple[float, Callable[[Figure], None]]  # height in inches, a
 WIDTH, _DPI = 10.0, 160  # inches, and dots an inch: 1600 pixels across
 MOST_CELLS = 512
 MASKED, _LINE = "0.4", "#0072b2"
+FORMATS = ("png", "svg", "pdf")
 
 
 def colours(values: Array) -> dict[str, Any]:
@@ -84,8 +85,8 @@ def colourbar(figure: Figure, image: Any, axes: Axes, label: str) -> None:
     bar.ax.tick_params(labelsize=8)
 
 
-def png(panels: Sequence[Panel], title: str, lines: Sequence[str]) -> bytes:
-    """The panels below each other, under a title and lines of small print."""
+def page(panels: Sequence[Panel], title: str, lines: Sequence[str], form: str = "png") -> bytes:
+    """The panels below each other, under a title and lines of small print, in one of FORMATS."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -100,6 +101,16 @@ def png(panels: Sequence[Panel], title: str, lines: Sequence[str]) -> bytes:
     top.text(0.01, 1 - 0.38 / head, "\n".join(lines), fontsize=9, color="0.3", **plain)
     for row, (_, paint) in zip(rows, panels, strict=True):
         paint(row)
+    return encoded(figure, form)
+
+
+def encoded(figure: Figure, form: str) -> bytes:
+    """A figure in one of FORMATS: the same bytes each time, and fonts that journals accept."""
+    import matplotlib as mpl
+
     file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=_DPI)
+    undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(form)
+    # Fonts of type 42 (TrueType): many journals refuse type 3, the default of a PDF.
+    with mpl.rc_context({"svg.hashsalt": "posenc", "pdf.fonttype": 42}):
+        figure.savefig(file, format=form, dpi="figure", metadata=undated)
     return file.getvalue()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import FrozenInstanceError, dataclass
+import re
+import sys
+from dataclasses import MISSING, FrozenInstanceError, dataclass, fields
 from typing import ClassVar
 
 import pytest
 
 import posenc
-from posenc.catalogue import Row, rows, table
+from posenc.catalogue import Row, page, rows, table
 from posenc.protocol import PositionScheme
 
 
@@ -155,5 +157,64 @@ def test_a_long_row_still_fits():
     assert text.count("x" * 50) >= 3
 
 
+@pytest.mark.parametrize("width", [60, 80])
+def test_a_table_fits_the_width_that_it_is_given(width):
+    lines = table(rows(), width).splitlines()
+    assert max(map(len, lines)) <= width
+    assert [n for n in posenc.schemes() if any(f"{n} " in line[:20] for line in lines)]
+
+
 def test_an_empty_table_is_its_head():
     assert len(table([]).splitlines()) == 2
+
+
+@pytest.mark.parametrize("name", posenc.schemes())
+def test_a_page_has_every_field_with_its_default_and_words(name):
+    text = page(name, 72)
+    kind = type(posenc.make(name, num_heads=2, head_dim=8, max_len=32))
+    sizes, options = re.split(r"^options:", text.split("sizes of the model:")[1], flags=re.M)
+    entries = {
+        name: (rest, words)
+        for name, rest, words in re.findall(r"^  (\w+)  (.*)\n((?:      .*\n?)*)", text, re.M)
+    }
+    given = [field for field in fields(kind) if field.init]
+    assert list(entries) == sorted((f.name for f in given), key=lambda n: f"  {n}  " in options)
+    for field in given:
+        needed = field.default is MISSING
+        assert entries[field.name][0] == (
+            f"{field.type}, needed" if needed else f"{field.type}, default {field.default!r}"
+        )
+        assert entries[field.name][1].strip(), "its docstring says something of every field"
+        assert not needed or f"  {field.name}  " in sizes
+    assert kind.paper in text
+    assert max(map(len, text.splitlines())) <= 72
+
+
+def plain(num_heads, slope=2.0, **sizes):
+    """A maker that is no class.
+
+    Parameters
+    ----------
+    slope : float
+        How steep
+        it is.
+
+    Returns
+    -------
+    nothing
+        That is an option.
+    """
+    return posenc.ALiBi(num_heads)
+
+
+def test_a_page_of_a_function_and_of_a_broken_scheme(monkeypatch):
+    makers = posenc.schemes() | {"plain": plain, "broken": refuses}
+    monkeypatch.setattr(sys.modules["posenc.schemes"], "schemes", lambda: makers)
+    text = page("plain", 60)
+    assert "  num_heads  needed\n" in text
+    assert "  slope  default 2.0\n      How steep it is.\n" in text
+    assert "nothing  " not in text
+    assert text.endswith("plain:slope=2.0")
+    assert "error: RuntimeError: no licence for this head_dim" in page("broken", 60)
+    with pytest.raises(ValueError, match="did you mean 'rope'"):
+        page("ropee")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from dataclasses import MISSING, fields
 from importlib.metadata import EntryPoint
 
 import pytest
@@ -31,6 +32,43 @@ def test_sizes_reach_the_schemes():
     assert posenc.make("sinusoidal", **SIZES, dim=12) == posenc.Sinusoidal(12)
     assert posenc.make("learned", **SIZES, dim=12) == posenc.Learned(max_len=32, dim=12)
     assert posenc.make("t5", **SIZES, causal=True) == posenc.T5Bias(2, causal=True)
+
+
+NEEDED = {
+    name: [
+        field.name
+        for field in fields(type(posenc.make(name, **SIZES)))
+        if field.init and field.default is MISSING
+    ]
+    for name in posenc.schemes()
+}
+
+
+@pytest.mark.parametrize("name", posenc.schemes())
+def test_only_the_sizes_that_a_scheme_uses_are_asked_for(name):
+    sizes = {"dim": 16, **SIZES}
+    assert posenc.make(name, **{n: sizes[n] for n in NEEDED[name]}) == posenc.make(name, **SIZES)
+    kind = type(posenc.make(name, **SIZES)).__name__
+    for absent in NEEDED[name]:
+        rest = {n: sizes[n] for n in NEEDED[name] if n != absent}
+        with pytest.raises(TypeError, match=rf"^{kind} needs {absent}\b.*were given: .") as caught:
+            posenc.make(name, **rest)
+        assert all(given in str(caught.value).split("given:")[1] for given in rest)
+
+
+def test_a_width_follows_from_heads_and_their_channels():
+    assert posenc.make("sinusoidal", num_heads=2, head_dim=8) == posenc.Sinusoidal(16)
+    with pytest.raises(TypeError, match=r"needs dim \(or num_heads and head_dim\); .*: num_heads$"):
+        posenc.make("sinusoidal", num_heads=2)
+
+
+def test_a_maker_that_is_a_function_gets_the_sizes_that_were_given(monkeypatch):
+    asked = []
+    makers = {"mine": lambda **given: asked.append(given) or posenc.NoPE()}
+    monkeypatch.setattr(sys.modules["posenc.schemes"], "schemes", lambda: makers)
+    posenc.make("mine", max_len=5, slope=2)
+    posenc.make("mine", num_heads=2, head_dim=8)
+    assert asked == [{"max_len": 5, "slope": 2}, {"num_heads": 2, "head_dim": 8, "dim": 16}]
 
 
 @pytest.mark.parametrize(

@@ -127,6 +127,7 @@ def _group_lives(group):
         (["show", "alibi", "--heads", "0"], "num_heads must be at least 1, got 0"),
         (["show", "alibi", "--length", "0"], "length"),
         (["show", "nothing"], "unknown scheme 'nothing'"),
+        (["list", "roep"], "unknown scheme 'roep' (did you mean 'rope'?)"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_status_2(tmp_path, arguments, message):
@@ -167,6 +168,8 @@ def test_show_and_list(tmp_path):
     assert done.stdout.strip() == "t5.png"
     listed = run("list")
     assert all(name in listed.stdout for name in ("alibi", "learned", "nope", "rope", "t5"))
+    assert max(map(len, listed.stdout.splitlines())) <= 80  # where there is no terminal
+    assert "max_distance  int, default 128" in run("list", "t5", "rope").stdout
 
 
 def test_help_names_every_option_of_a_study():

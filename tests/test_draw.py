@@ -191,6 +191,14 @@ def test_any_length_is_drawn(tmp_path, length):
         assert size(draw(scheme, tmp_path / "picture", length=length))[0] == 1600
 
 
+@pytest.mark.parametrize(("form", "start"), [("svg", b"<?xml"), ("PDF", b"%PDF-")])
+def test_papers_get_vectors_the_same_each_time(tmp_path, form, start):
+    pages = [draw(posenc.ALiBi(2), tmp_path / f"{n}.{form}", length=8).read_bytes() for n in "ab"]
+    assert pages[0] == pages[1]
+    assert pages[0].startswith(start)
+    assert b"/Type3" not in pages[0]  # fonts that journals refuse
+
+
 def test_a_title_is_text_and_not_mathematics(tmp_path, figures):
     title = "costs 5$ and_more$ x^"
     assert title in drawn_words(posenc.NoPE(), tmp_path, figures, title=title)
@@ -222,8 +230,8 @@ def test_what_cannot_be_drawn_or_written_says_why(tmp_path):
     (tmp_path / "folder.png").mkdir()
     with pytest.raises(OSError, match=r"folder\.png"):
         draw(posenc.NoPE(), tmp_path / "folder.png")
-    with pytest.raises(ValueError, match=r"must end in \.png"):
-        draw(posenc.NoPE(), tmp_path / "a.pdf")
+    with pytest.raises(ValueError, match=r"must end in one of \.png, \.svg, \.pdf, got .*a\.gif"):
+        draw(posenc.NoPE(), tmp_path / "a.gif")
     assert [path.name for path in tmp_path.iterdir()] == ["folder.png"]
 
 

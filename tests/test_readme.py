@@ -60,3 +60,13 @@ def test_the_table_is_that_of_the_measured_page():
     readme = (ROOT / "README.md").read_text()
     assert page["with_table"](readme, (ROOT / "docs" / "compare.md").read_text()) == readme
     assert "| alibi |" in readme
+
+
+def test_numbers_in_the_text_are_those_of_the_measured_page():
+    page, readme = ((ROOT / name).read_text() for name in ("docs/compare.md", "README.md"))
+    tables = page.split("## With ")[1].split("### T5 at the learning rate of the other weights")
+    ends = [
+        re.search(r"^\| t5 \|.* ([\d.]+ ± [\d.]+) \|$", part, re.MULTILINE)[1] for part in tables
+    ]
+    assert f"T5 ends at {ends[1]} instead of {ends[0]} at 1024" in readme
+    assert "max_distance=64" in page

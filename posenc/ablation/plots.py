@@ -8,6 +8,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from posenc.ablation.panels import (
@@ -24,6 +25,7 @@ from posenc.ablation.panels import (
     log_axis,
 )
 from posenc.ablation.statistics import Records, mean_interval, series
+from posenc.picture import encoded
 
 Study = Mapping[str, Any]
 
@@ -31,12 +33,16 @@ _TITLES = {"loss": "Non-overlapping windows", "loss_same_targets": "Same targets
 
 
 def loss_against_length(
-    records: Records, path: str | os.PathLike[str], study: Study | None = None
+    records: Records,
+    path: str | os.PathLike[str],
+    study: Study | None = None,
+    form: str = "png",
 ) -> None:
-    """Write a PNG, 1600 by 1000 pixels: both protocols side by side, one line a scheme.
+    """Write both protocols side by side, one line a scheme: a PNG of 1600 by 1000, an SVG or a PDF.
 
     Bands are 95 % intervals over seeds; dashed is a scheme inside a window of the training length
-    at test time. ``study`` gives the title and the order of schemes.
+    at test time. ``study`` gives the title and the order of schemes. ``form`` is ``"png"``,
+    ``"svg"`` or ``"pdf"``, whatever the path ends in.
     """
     from matplotlib.figure import Figure
 
@@ -49,7 +55,7 @@ def loss_against_length(
         _loss_panel(axes, lines, records, limits, title)
     figure.text(0.015, 0.945, _title(records, study), fontsize=13, color=INK, parse_math=False)
     figure.text(0.015, 0.018, note(records), fontsize=8, color=MUTED)
-    figure.savefig(path, format="png")
+    Path(path).write_bytes(encoded(figure, form))
 
 
 def loss_svgs(study: Study, records: Records) -> list[str]:

@@ -15,6 +15,7 @@ from posenc.ablation.statistics import Difference, Records
 from posenc.ablation.tables import (
     Study,
     any_lost,
+    built,
     caption,
     cost_table,
     difference_tables,
@@ -26,13 +27,14 @@ from posenc.ablation.tables import (
     loss_tables,
     main_protocol,
     reference,
+    settings,
 )
 
 _DARK = ("#4aa8e0", "#f08246", "#2bc49a", "#dd9abb", "#efb73e", "#8fd0f5", "#a8a8a8")
 _VERDICTS = (
     "A verdict rests on two-sided paired t tests, seed by seed, corrected after Holm within its "
     "column. A tie means that these seeds cannot tell the two apart (p ≥ .05), not that they are "
-    "equal. The intervals are 95 % each, not corrected."
+    "equal. The intervals are 95 % each, not corrected. differences.csv has every length."
 )
 _CAVEATS = (
     "This is one configuration: this model, text, number of steps and seeds. Published comparisons "
@@ -42,14 +44,22 @@ _CAVEATS = (
     "Non-overlapping windows favour longer windows: fewer of their targets stand near a beginning, "
     "with little to their left (the early-token curse). A loss that falls with length there does "
     "not show that more context is used; the same-targets protocol asks that question.",
-    "The learning rate of learned position parameters is a setting of its own, in the "
-    "configuration below. In a short run, a bias that starts at zero barely moves at the rate of "
-    "the other weights, and how it extrapolates depends on that.",
+    "Learned position parameters have a learning rate of their own here, position_rate times that "
+    "of the other weights. In a short run a bias that starts near zero barely moves at their rate, "
+    "and how it extrapolates depends on that: train with the same setting to see the same result. "
+    "posenc_torch.param_groups makes such groups for an optimizer in PyTorch, "
+    "posenc_jax.param_labels labels for optax.multi_transform.",
     "Rows of a learned table beyond the training length are untrained: what such a scheme scores "
     "there tells of the first values of those rows, not of the idea.",
     "A window row is the same trained model with attention restricted, at test time, to the last "
     "positions, as many as the training length: what a claim of extrapolation has to beat.",
 )
+
+
+_ASKED = {
+    "loss": "In non-overlapping windows",
+    "loss_same_targets": "On the same targets after a longer context",
+}
 
 
 def write_report(study: Study, records: Records, path: str | os.PathLike[str]) -> None:
@@ -93,7 +103,10 @@ def headline(study: Study, records: Records) -> str:
     ]
     factor = longest / study["config"]["train_len"]
     where = "the training length" if factor == 1 else f"{factor:g} times the training length"
-    first = f"Bits per byte at {where}, in this configuration, compared with {name}: "
+    first = (
+        f"{_ASKED[protocol]}, bits per byte at {where}, in this configuration, compared with "
+        f"{name}: "
+    )
     second = "From the training length to there "
     said = [(first, compared), (second, grown)]
     sentences = [f"{start}{'; '.join(filter(None, parts))}." for start, parts in said if any(parts)]
@@ -124,7 +137,7 @@ def _summary(study: Study, records: Records) -> str:
     failed = "".join(f"<li>{html.escape(text)}</li>" for text in failures(records))
     return (
         f'<p class="headline">{_prose(headline(study, records))}</p>'
-        f'<p class="note">{html.escape(line)}</p>'
+        f'<p class="note">{html.escape(line)}</p>{_command(study)}'
         + (
             f'<section class="failed"><h2>Failures</h2><ul>{failed}</ul></section>'
             if failed
@@ -133,13 +146,27 @@ def _summary(study: Study, records: Records) -> str:
     )
 
 
+def _command(study: Study) -> str:
+    line = study.get("command")
+    return f"<pre>{html.escape(line)}</pre>" if line else ""
+
+
 def _losses(study: Study, records: Records) -> str:
     figures = "".join(f"<figure>{svg}</figure>" for svg in loss_svgs(study, records))
     tables = "".join(table.html() for table in loss_tables(study, records))
     return (
         f'<h2>Loss against length</h2><div class="pair">{figures}</div>'
         f'<p class="note">{html.escape(note(records))}</p>'
-        f"<p>{html.escape(caption(records))}</p>{tables}"
+        f"<p>{html.escape(caption(records))}</p>{tables}{_built(study, records)}"
+    )
+
+
+def _built(study: Study, records: Records) -> str:
+    """The settings behind each row: options, and what its learned params were trained with."""
+    said = " ".join(settings(study, records))
+    entries = _entries(built(study, records))
+    return (f"<h2>Schemes as built</h2><dl>{entries}</dl>" if entries else "") + (
+        f"<p>{html.escape(said)}</p>" if said else ""
     )
 
 
@@ -151,7 +178,7 @@ def _comparisons(study: Study, records: Records) -> str:
     if not tables:
         return ""
     name = html.escape(reference(study))
-    return f"<h2>Differences to {name}</h2><p>{_VERDICTS}</p>{''.join(tables)}"
+    return f"<h2>Differences from {name}</h2><p>{_VERDICTS}</p>{''.join(tables)}"
 
 
 def _positions(study: Study, records: Records) -> str:
@@ -178,12 +205,11 @@ def _caveats() -> str:
 
 
 def _conditions(study: Study, records: Records) -> str:
-    built = {r["scheme"]: ", ".join(r["schemes"]) for r in records if r.get("schemes")}
+    ran: Mapping[str, str] = next((r["versions"] for r in records if r.get("versions")), {})
     parts = {
         "Configuration": study["config"],
-        "Schemes as built": built,
         "Corpus": study["corpus"],
-        "Versions": study["versions"],
+        "Versions and machine": {**study["versions"], **ran},
     }
     return "".join(
         f"<h2>{title}</h2><dl>{_entries(values)}</dl>" for title, values in parts.items() if values
@@ -224,6 +250,7 @@ p,li{max-width:46rem}
 .note{color:var(--muted);font-size:.875rem}
 .failed{border-left:3px solid var(--line-1);padding-left:1rem;overflow-wrap:anywhere}
 .failed h2{margin-top:1rem}
+pre{overflow-x:auto;font-size:.85rem}
 .pair{display:flex;flex-wrap:wrap;gap:1rem}
 .pair figure{flex:1 1 24rem}
 figure{margin:0;max-width:40rem;min-width:0}
@@ -231,7 +258,7 @@ svg{width:100%;height:auto;display:block;font-family:system-ui,sans-serif}
 svg *{stroke-linejoin:round}
 .scroll{overflow-x:auto;margin:1.25rem 0}
 table{border-collapse:collapse;font-size:.9rem;font-variant-numeric:tabular-nums}
-caption{text-align:left;color:var(--muted);padding-bottom:.4rem}
+caption{text-align:left;color:var(--muted);padding-bottom:.4rem;max-width:calc(100vw - 2rem)}
 th,td{padding:.25rem .75rem;text-align:right;white-space:nowrap}
 th:first-child{text-align:left;padding-left:0;position:sticky;left:0;background:var(--paper)}
 thead th{border-bottom:1px solid var(--muted);font-weight:600}

@@ -123,3 +123,18 @@ def _fitted(train_len: int) -> Mapping[str, Mapping[str, Any]]:
     """Options that depend on the training length: no T5 bucket may stay unseen in training."""
     buckets = max(2, min(32, train_len))
     return {"t5": {"causal": True, "num_buckets": buckets, "max_distance": train_len}}
+
+
+def fitted_options(labels: Iterable[str], train_len: int) -> dict[str, dict[str, Any]]:
+    """What a study sets of a scheme that its label leaves open, by label; most have nothing."""
+    fitted = _fitted(train_len)
+    found = {
+        label: {
+            option: value
+            for part in parse(label)
+            for option, value in fitted.get(part.name.lower(), {}).items()
+            if option not in dict(part.options)
+        }
+        for label in labels
+    }
+    return {label: options for label, options in found.items() if options}

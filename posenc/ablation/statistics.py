@@ -44,6 +44,7 @@ class Difference:
     interval: Interval
     p: float
     verdict: str
+    uncorrected: float = math.nan  # p as if it were the only test
 
 
 @dataclass(frozen=True)
@@ -161,9 +162,8 @@ def judged(
     results = {}
     for name, values in differences.items():
         interval = mean_interval(values, level)
-        results[name] = Difference(
-            interval, corrected[name], _verdict(interval, corrected[name], level)
-        )
+        verdict = _verdict(interval, corrected[name], level)
+        results[name] = Difference(interval, corrected[name], verdict, raw[name])
     return results
 
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Mapping, Sequence
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
+from posenc.ablation.columns import aligned
+from posenc.ablation.specs import fitted_options
 from posenc.ablation.statistics import (
     Difference,
     Interval,
@@ -15,7 +19,6 @@ from posenc.ablation.statistics import (
     by_seed,
     judged,
     lengths,
-    mean_interval,
     paired_differences,
     series,
 )
@@ -26,7 +29,11 @@ PROTOCOLS = {
     "loss": "Non-overlapping windows: the same bytes, cut anew for each length",
     "loss_same_targets": "Same targets: the same last bytes of each window, after a longer context",
 }
-_GROWTH = {"better": "falls", "worse": "rises"}
+GROWTH = {"better": "falls", "worse": "rises"}
+_COST = (
+    "Over the runs that ended well, as timed on this machine; seconds are medians. Other work on "
+    "it slows runs down, and not all alike."
+)
 
 
 @dataclass(frozen=True)
@@ -38,15 +45,9 @@ class Table:
     rows: Sequence[Sequence[str]]
     minor: frozenset[int] = frozenset()
 
-    def text(self) -> str:
-        """Aligned columns under the caption: the first to the left, numbers to the right."""
-        lines = [self.columns, *self.rows]
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        shown = [
-            "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]).rstrip()
-            for line in lines
-        ]
-        return "\n".join([self.caption, "", shown[0], "-" * max(map(len, shown)), *shown[1:]])
+    def text(self, width: int | None = None) -> str:
+        """Aligned columns under the caption, in lines of at most ``width`` where that can be."""
+        return f"{_filled(self.caption, width)}\n\n{aligned([self.columns, *self.rows], width)}"
 
     def markdown(self) -> str:
         """A pipe table under the caption."""
@@ -66,16 +67,57 @@ class Table:
         )
 
 
-def table_text(study: Study, records: Records) -> str:
-    """The losses of both protocols for a terminal, then what failed."""
-    tables = [table.text() for table in loss_tables(study, records)]
-    return "\n\n".join([caption(records), *tables, *failures(records)])
+def table_text(study: Study, records: Records, width: int | None = None) -> str:
+    """The losses of both protocols for a terminal, what the study set, then what failed."""
+    tables = [table.text(width) for table in loss_tables(study, records)]
+    said = [*settings(study, records), *failures(records)]
+    parts = [_filled(caption(records), width), *tables, *(_filled(line, width) for line in said)]
+    return "\n\n".join(parts)
 
 
 def table_markdown(study: Study, records: Records) -> str:
     """What ``table_text`` says, in Markdown."""
     tables = [table.markdown() for table in loss_tables(study, records)]
-    return "\n\n".join([caption(records), *tables, *map(_piped, failures(records))])
+    said = [*settings(study, records), *failures(records)]
+    return "\n\n".join([caption(records), *tables, *map(_piped, said)])
+
+
+def settings(study: Study, records: Records) -> list[str]:
+    """What the study set that is not a scheme's own default: options, and a learning rate."""
+    config = study["config"]
+    fitted = [
+        f"{name} is built with {', '.join(f'{key}={value!r}' for key, value in options.items())}"
+        for name, options in fitted_options(config["schemes"], config["train_len"]).items()
+    ]
+    lines = (
+        [f"Set by the study to suit the training length: {'; '.join(fitted)}."] if fitted else []
+    )
+    learned = [
+        name for name, run in _first_runs(study, records).items() if run["params"]["position"]
+    ]
+    if learned and "position_rate" in config:
+        rate = config["position_rate"]
+        scale = "the learning rate" if rate == 1 else f"{rate:g} times the learning rate"
+        lines.append(
+            f"Learned position params ({', '.join(learned)}) have {scale} of the other weights."
+        )
+    return lines
+
+
+def built(study: Study, records: Records) -> dict[str, str]:
+    """Each scheme as it was built, layer by layer where layers differ."""
+    shown = {}
+    for name, run in _first_runs(study, records).items():
+        kinds = list(dict.fromkeys(run.get("schemes") or ()))
+        shown[name] = ", ".join(kinds if len(kinds) < 2 else run["schemes"])
+    return {name: text for name, text in shown.items() if text}
+
+
+def _first_runs(study: Study, records: Records) -> dict[str, Mapping[str, Any]]:
+    """A run that ended well of each scheme, in the order of the study."""
+    order = dict.fromkeys([*study["config"]["schemes"], *(r["scheme"] for r in records)])
+    found = {r["scheme"]: r for r in reversed(records) if r["status"] == "ok"}
+    return {name: found[name] for name in order if name in found}
 
 
 def caption(records: Records) -> str:
@@ -110,7 +152,7 @@ def failures(records: Records) -> list[str]:
 
 
 def loss_tables(study: Study, records: Records) -> list[Table]:
-    """A table for each protocol; the first with tokens per second."""
+    """A table for each protocol that was scored."""
     tables = [_loss_table(study, records, protocol) for protocol in PROTOCOLS]
     return [table for table in tables if table is not None]
 
@@ -119,7 +161,6 @@ def _loss_table(study: Study, records: Records, protocol: str) -> Table | None:
     at = lengths(records, protocol)
     if not at and protocol != "loss":
         return None
-    speed = protocol == "loss"
     rows: list[Sequence[str]] = []
     minor: set[int] = set()
     for line in series(records, protocol, study["config"]["schemes"]):
@@ -127,12 +168,9 @@ def _loss_table(study: Study, records: Records, protocol: str) -> Table | None:
         cells = [_cell(line.points.get(length), runs, records) for length in at]
         if line.windowed:
             minor.add(len(rows))
-        if speed:
-            cells.append("" if line.windowed else _speed(runs))
         rows.append((line.label, *cells))
     heads = [times(length, study["config"]["train_len"]) for length in at]
-    columns = ["scheme", *heads, *(["tokens/s"] if speed else [])]
-    return Table(PROTOCOLS[protocol], columns, rows, frozenset(minor))
+    return Table(PROTOCOLS[protocol], ["scheme", *heads], rows, frozenset(minor))
 
 
 def difference_tables(study: Study, records: Records) -> list[Table]:
@@ -190,25 +228,25 @@ def growth_table(study: Study, records: Records, protocol: str) -> Table | None:
     rows = []
     for name, found in growth(study, records, protocol).items():
         change, p, verdict = _judged_cells(found)
-        rows.append((name, change, p, _GROWTH.get(verdict, verdict)))
+        rows.append((name, change, p, GROWTH.get(verdict, verdict)))
     title = f"Each scheme against itself, from {' to '.join(map(str, ends))} bytes of context"
     return Table(title, ["scheme", "change", "p", "verdict"], rows) if rows else None
 
 
 def cost_table(study: Study, records: Records) -> Table:
-    """Parameters, speed and time of each scheme, means over seeds."""
+    """Parameters, speed and time of each scheme over its seeds."""
     rows = []
-    for name in dict.fromkeys([*study["config"]["schemes"], *(r["scheme"] for r in records)]):
+    for name, first in _first_runs(study, records).items():
         runs = [r for r in records if r["scheme"] == name and r["status"] == "ok"]
-        if runs:
-            params = runs[0]["params"]
-            seconds = [_mean(runs, key, ".1f") for key in ("train_seconds", "eval_seconds")]
-            share = f"{params['position']:,}"
-            if params["position"]:
-                share += f" ({params['position'] / params['total']:.1%})"
-            rows.append((name, f"{params['total']:,}", share, _speed(runs), *seconds))
-    columns = ["scheme", "parameters", "of the scheme", "tokens/s", "training, s", "evaluation, s"]
-    return Table("Means over the runs that ended well, as timed on this machine", columns, rows)
+        params = first["params"]
+        share = f"{params['position']:,}"
+        if params["position"]:
+            share += f" ({params['position'] / params['total']:.1%})"
+        speeds = [_over_runs(runs, "tokens_per_second", of, ",.0f") for of in (min, median)]
+        seconds = [_over_runs(runs, f"{of}_seconds", median, ".1f") for of in ("train", "eval")]
+        rows.append((name, f"{params['total']:,}", share, *speeds, *seconds))
+    columns = ["scheme", "parameters", "of the scheme", "tokens/s, min", "tokens/s, median"]
+    return Table(_COST, [*columns, "training, s", "evaluation, s"], rows)
 
 
 def reference(study: Study) -> str:
@@ -249,13 +287,16 @@ def _judged_cells(found: Difference | None) -> tuple[str, str, str]:
     return found.interval.text("+"), p, found.verdict
 
 
-def _speed(runs: Records) -> str:
-    return _mean(runs, "tokens_per_second", ",.0f")
+def _over_runs(runs: Records, key: str, of: Callable[[list[float]], float], form: str) -> str:
+    values = [run[key] for run in runs if run.get(key) is not None]
+    return f"{of(values):{form}}" if values else "–"
 
 
-def _mean(runs: Records, key: str, form: str) -> str:
-    interval = mean_interval(run[key] for run in runs if run.get(key) is not None)
-    return f"{interval.mean:{form}}" if interval.n else "–"
+def _filled(text: str, width: int | None) -> str:
+    """The text in lines of ``width``; words that are longer, such as paths, stay whole."""
+    if width is None:
+        return text
+    return textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)
 
 
 def _piped(cell: str) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 import warnings
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -35,14 +36,15 @@ _OURS: dict[str, type[PositionScheme]] = {
     "t5": T5Bias,
 }
 _GROUP = "posenc.schemes"
-_SIZES = ("num_heads", "head_dim", "max_len", "dim")
+SIZES = ("num_heads", "head_dim", "max_len", "dim")
 
 
 def schemes() -> dict[str, Maker]:
     """The catalogue, name -> maker.
 
-    A maker takes ``num_heads``, ``head_dim``, ``max_len``, ``dim`` and a scheme's own options by
-    keyword, and ignores the sizes that its scheme does not need. Other packages add theirs through
+    A maker takes sizes of a model (``num_heads``, ``head_dim``, ``max_len``, ``dim``) and a
+    scheme's own options by keyword. It ignores the sizes that its scheme does not use, and names
+    those that are missing. Other packages add theirs through
     the entry-point group ``posenc.schemes``; one that cannot be loaded, or that takes a name of
     ours, is a warning.
     """
@@ -60,29 +62,31 @@ def schemes() -> dict[str, Maker]:
 def make(
     name: str,
     *,
-    num_heads: int,
-    head_dim: int,
-    max_len: int,
+    num_heads: int | None = None,
+    head_dim: int | None = None,
+    max_len: int | None = None,
     dim: int | None = None,
     **options: Any,
 ) -> PositionScheme:
     """A scheme by its name in the catalogue, for a model of these sizes.
 
-    ``dim`` defaults to ``num_heads * head_dim``; ``options`` are the scheme's own fields. A dotted
-    name, ``"module.Class"``, is imported: a scheme need not be in the catalogue.
+    Only the sizes that the scheme uses are needed; the others may be given and change nothing.
+    ``dim`` defaults to ``num_heads * head_dim`` where both are given. ``options`` are the scheme's
+    own fields; ``posenc list NAME`` shows them. A dotted name, ``"module.Class"``, is imported: a
+    scheme need not be in the catalogue.
 
-    >>> make("rope", num_heads=8, head_dim=64, max_len=1024, base=500_000.0)
+    >>> make("rope", head_dim=64, base=500_000.0)
     RoPE(head_dim=64, base=500000.0, layout='half', rotary_dim=None)
     """
-    maker = _named(name)
-    sizes = {"num_heads": num_heads, "head_dim": head_dim, "max_len": max_len}
-    for size, value in sizes.items():
-        check_count(size, value)
-    dim = num_heads * head_dim if dim is None else check_count("dim", dim)
-    return maker(**sizes, dim=dim, **options)
+    maker = maker_of(name)
+    given = {"num_heads": num_heads, "head_dim": head_dim, "max_len": max_len, "dim": dim}
+    sizes = {size: check_count(size, value) for size, value in given.items() if value is not None}
+    if {"num_heads", "head_dim"} <= sizes.keys():
+        sizes.setdefault("dim", sizes["num_heads"] * sizes["head_dim"])
+    return maker(**sizes, **options)
 
 
-def _named(name: str) -> Maker:
+def maker_of(name: str) -> Maker:
     """The maker of a name in the catalogue, or of a dotted name."""
     catalogue = schemes()
     if isinstance(name, str) and name.lower() in catalogue:
@@ -147,16 +151,32 @@ def _inherits(found: Any) -> bool:
 
 
 def _maker(kind: type[PositionScheme]) -> Maker:
-    accepted = {field.name for field in fields(cast(Any, kind)) if field.init}
+    written = [field for field in fields(cast(Any, kind)) if field.init]
+    accepted = {field.name for field in written}
+    needed = [f.name for f in written if f.default is MISSING and f.default_factory is MISSING]
 
     def maker(**given: Any) -> PositionScheme:
-        for option in given.keys() - accepted - set(_SIZES):
-            own = sorted(accepted - set(_SIZES))
+        for option in given.keys() - accepted - set(SIZES):
+            own = sorted(accepted - set(SIZES))
             raise ValueError(f"{kind.__name__} has no option {option!r}{nearest(option, own)}")
+        missing = [name for name in needed if name not in given]
+        if missing:
+            raise TypeError(f"{kind.__name__} needs {_listed(missing)}{_given(given)}")
         return kind(**{name: value for name, value in given.items() if name in accepted})
 
-    maker.__doc__, maker.__name__ = kind.__doc__, kind.__name__
-    return maker
+    # The class stays known, as ``__wrapped__``; ``updated=()``: its attributes are not copied.
+    return functools.update_wrapper(maker, kind, updated=())
+
+
+def _listed(missing: list[str]) -> str:
+    """``max_len and dim (or num_heads and head_dim)``."""
+    names = " and ".join(missing)
+    return f"{names} (or num_heads and head_dim)" if missing[-1:] == ["dim"] else names
+
+
+def _given(given: dict[str, Any]) -> str:
+    names = ", ".join(name for name in given if name in SIZES)
+    return f"; sizes that were given: {names or 'none'}"
 
 
 def _loaded(entry: EntryPoint) -> Maker | None:

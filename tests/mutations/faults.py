@@ -1682,6 +1682,89 @@ _RUNTIME = (
     ),
 )
 
+_UI = (
+    Fault(
+        "make-asks-for-no-size",
+        "a size that is missing ends in a constructor's own words, or in a default",
+        "posenc/schemes/__init__.py",
+        "    missing = [name for name in needed if name not in given]",
+        "    missing: list[str] = []",
+        ("test_catalogue_make.py only_the_sizes rope",),
+    ),
+    Fault(
+        "report-settings-that-a-label-overrides",
+        "the report says max_distance=64 where the label says 9",
+        "posenc/ablation/specs.py",
+        "            if option not in dict(part.options)",
+        "            if option",
+        ("test_report.py what_the_study_set",),
+    ),
+    Fault(
+        "report-names-the-other-protocol",
+        "the first sentence claims one protocol and has the numbers of the other",
+        "posenc/ablation/report.py",
+        "{_ASKED[protocol]}",
+        "{_ASKED['loss']}",
+        ("test_report.py first_sentence same_targets",),
+    ),
+    Fault(
+        "differences-csv-corrected-twice",
+        "p and p_holm are the same number",
+        "posenc/ablation/statistics.py",
+        "Difference(interval, corrected[name], verdict, raw[name])",
+        "Difference(interval, corrected[name], verdict, corrected[name])",
+        ("test_report.py differences_are_in_the_csv",),
+    ),
+    Fault(
+        "speed-as-a-mean",
+        "one run beside other work makes its scheme look slow",
+        "posenc/ablation/tables.py",
+        "from statistics import median\n",
+        "from statistics import mean as median\n",
+        ("test_report.py disturbed",),
+    ),
+    Fault(
+        "wide-table-loses-its-last-column",
+        "the longest length is not shown on a narrow terminal",
+        "posenc/ablation/columns.py",
+        "range(1, columns + 1, size)",
+        "range(1, columns, size)",
+        ("test_report.py every_line_fits",),
+    ),
+    Fault(
+        "progress-at-every-report",
+        "with one active run a line comes every 50 steps",
+        "posenc/ablation/terminal.py",
+        "if self._said is None or now - self._said >= pause:",
+        "if len(self._steps) == 1 or now - self._said >= pause:",
+        ("test_terminal.py lines_come 1",),
+    ),
+    Fault(
+        "time-left-of-runs-that-are-kept",
+        "a study that is almost done says it takes as long as all of it",
+        "posenc/ablation/terminal.py",
+        "missing, ended = self._total - self._kept, self._done - self._kept",
+        "missing, ended = self._total, self._done - self._kept",
+        ("test_terminal.py no_part_of_the_estimate",),
+    ),
+    Fault(
+        "command-without-an-option",
+        "the report's command repeats another study",
+        "posenc/ablation/origin.py",
+        "if (value := getattr(study, name)) != default:",
+        "if (value := getattr(study, name)) and value != default:",
+        ("test_terminal.py command_is_the_study",),
+    ),
+    Fault(
+        "fonts-that-journals-refuse",
+        "a PDF with fonts of type 3 is sent back",
+        "posenc/picture.py",
+        '"pdf.fonttype": 42',
+        '"pdf.fonttype": 3',
+        ("test_draw.py papers_get_vectors PDF",),
+    ),
+)
+
 FAULTS = (
     *_SCHEMES,
     *_ANGLES,
@@ -1695,4 +1778,5 @@ FAULTS = (
     *_NUMBERS,
     *_DASHBOARD,
     *_RUNTIME,
+    *_UI,
 )
