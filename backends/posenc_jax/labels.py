@@ -45,24 +45,25 @@ def param_labels(params: Any, names: str | Collection[str] = ()) -> Any:
     keys = {names} if isinstance(names, str) else set(names)
     found = False
 
+    def is_position(path: tuple[Any, ...], node: Any) -> bool:
+        return isinstance(node, Position | Positions) or bool(path and _name(path[-1]) in keys)
+
     def label(path: tuple[Any, ...], node: Any) -> Any:
         nonlocal found
-        if _is_position(node) or any(_name(step) in keys for step in path):
+        if is_position(path, node):
             found = True
             return jax.tree.map(lambda _: "position", node)
         return "decay" if np.ndim(node) >= 2 else "no_decay"
 
-    labels = jax.tree_util.tree_map_with_path(label, params, is_leaf=_is_position)
+    labels = jax.tree_util.tree_map_with_path(
+        label, params, is_leaf=is_position, is_leaf_takes_path=True
+    )
     if not found:
         raise ValueError(
             "params holds no posenc_jax.Position or Positions, and nothing below a key of "
             f"names={sorted(map(str, keys))}"
         )
     return labels
-
-
-def _is_position(node: Any) -> bool:
-    return isinstance(node, Position | Positions)
 
 
 def _name(step: Any) -> Any:
