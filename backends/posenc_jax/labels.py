@@ -45,18 +45,16 @@ def param_labels(params: Any, names: str | Collection[str] = ()) -> Any:
     keys = {names} if isinstance(names, str) else set(names)
     found = False
 
-    def is_position(path: tuple[Any, ...], node: Any) -> bool:
-        return isinstance(node, Position | Positions) or bool(path and _name(path[-1]) in keys)
-
     def label(path: tuple[Any, ...], node: Any) -> Any:
         nonlocal found
-        if is_position(path, node):
+        if _is_position(node) or any(_name(step) in keys for step in path):
             found = True
             return jax.tree.map(lambda _: "position", node)
-        return "decay" if np.ndim(node) >= 2 else "no_decay"
+        return jax.tree.map(lambda x: "decay" if np.ndim(x) >= 2 else "no_decay", node)
 
+    # A scheme that learns nothing has no leaf, and is to be found all the same.
     labels = jax.tree_util.tree_map_with_path(
-        label, params, is_leaf=is_position, is_leaf_takes_path=True
+        label, params, is_leaf=lambda node: _is_position(node) or not jax.tree.leaves(node)
     )
     if not found:
         raise ValueError(
@@ -64,6 +62,10 @@ def param_labels(params: Any, names: str | Collection[str] = ()) -> Any:
             f"names={sorted(map(str, keys))}"
         )
     return labels
+
+
+def _is_position(node: Any) -> bool:
+    return isinstance(node, Position | Positions)
 
 
 def _name(step: Any) -> Any:
