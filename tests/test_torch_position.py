@@ -427,6 +427,19 @@ def test_a_compiled_program_warns_of_it_too(embeds):
     assert counter.frame_count == (1 if embeds else 2)
 
 
+def test_a_compiled_layer_reads_no_length_of_the_embedding():
+    torch._dynamo.reset()
+    module, counter = (
+        posenc_torch.Position(SUBJECTS["sinusoidal"]),
+        CompileCounterWithBackend("eager"),
+    )
+    compiled = torch.compile(module.attend, fullgraph=True, dynamic=True, backend=counter)
+    for length in (5, 9, 14):
+        module.embed(hidden(module.scheme, length))
+        compiled(*inputs(module.scheme, length)[:3], causal=True)
+    assert counter.frame_count == 1
+
+
 @EMBEDDED
 def test_decoding_with_an_embedding_needs_positions(subject):
     module = posenc_torch.Positions(SUBJECTS[subject], LAYERS)
