@@ -1444,7 +1444,7 @@ _MODEL = (
         LAYERS,
         "return scheme.shared or has_embedding(scheme)",
         "return has_embedding(scheme)",
-        ("test_layers.py equal_layers_share-t5",),
+        ("test_layers.py equal_layers_share [t5]",),
     ),
     Fault(
         "embedding-added-by-every-layer",
@@ -1452,7 +1452,7 @@ _MODEL = (
         LAYERS,
         "return scheme.shared or has_embedding(scheme)",
         "return scheme.shared",
-        ("test_layers.py equal_layers_share-sinusoidal",),
+        ("test_layers.py equal_layers_share [sinusoidal]",),
     ),
     Fault(
         "layers-share-by-kind",
@@ -1468,7 +1468,7 @@ _MODEL = (
         MODULE,
         "        if self._unembedded:\n",
         "        if False:\n",
-        ("test_torch_position.py never_added-sinusoidal",),
+        ("test_torch_position.py never_added_is_a [sinusoidal]",),
     ),
     Fault(
         "a-token-decoded-at-position-0",
@@ -1476,7 +1476,7 @@ _MODEL = (
         MODULE,
         "placed is not None and placed < k.shape[2]",
         "placed is not None and placed > k.shape[2]",
-        ("test_torch_position.py decoding_with_an_embedding-learned",),
+        ("test_torch_position.py decoding_with_an_embedding [learned]",),
     ),
     Fault(
         "a-length-in-a-compiled-program",
@@ -1492,7 +1492,7 @@ _MODEL = (
         GROUPS,
         "others = [p for p in model.parameters() if id(p) not in own]",
         "others = list(model.parameters())",
-        ("test_torch_position.py hold_each_param_once-t5",),
+        ("test_torch_position.py hold_each_param_once [t5]",),
     ),
     Fault(
         "layers-of-jax-read-their-own-params",
@@ -1500,7 +1500,7 @@ _MODEL = (
         JAX_POSITION,
         "self.params.get(str(self.plan.sources[index]), {})",
         "self.params.get(str(index), {})",
-        ("test_jax_position.py layers_by_hand-t5",),
+        ("test_jax_position.py layers_by_hand [t5]",),
     ),
     Fault(
         "positions-of-jax-are-labelled-by-shape",
@@ -1508,7 +1508,7 @@ _MODEL = (
         LABELS,
         'return jax.tree.map(lambda _: "position", node)',
         'return jax.tree.map(lambda x: "decay" if np.ndim(x) > 1 else "no_decay", node)',
-        ("test_jax_position.py labels_of_params-t5",),
+        ("test_jax_position.py labels_of_params [t5]",),
     ),
 )
 
