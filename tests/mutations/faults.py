@@ -785,9 +785,9 @@ _TORCH = (
     Fault(
         "embedding-rounded-before-it-is-added",
         "two roundings to half precision where one will do",
-        MODULE,
-        "return (x + term).to(x.dtype)",
-        "return x + term.to(x.dtype)",
+        "posenc/layers.py",
+        "return xp.astype(x + term, x.dtype, copy=False)",
+        "return x + xp.astype(term, x.dtype)",
         ("test_torch_position.py embedding_is_added",),
     ),
     Fault(
@@ -1765,6 +1765,85 @@ _UI = (
     ),
 )
 
+LAYERS, GROUPS = "posenc/layers.py", "backends/posenc_torch/groups.py"
+
+JAX_POSITION, LABELS = "backends/posenc_jax/position.py", "backends/posenc_jax/labels.py"
+
+_MODEL = (
+    Fault(
+        "a-shared-table-for-each-layer",
+        "T5 with a table per layer: another model, and twice the params are learned from half",
+        LAYERS,
+        "return scheme.shared or has_embedding(scheme)",
+        "return has_embedding(scheme)",
+        ("test_layers.py equal_layers_share [t5]",),
+    ),
+    Fault(
+        "embedding-added-by-every-layer",
+        "a plan with one embedding for each layer adds it as often",
+        LAYERS,
+        "return scheme.shared or has_embedding(scheme)",
+        "return scheme.shared",
+        ("test_layers.py equal_layers_share [sinusoidal]",),
+    ),
+    Fault(
+        "layers-share-by-kind",
+        "two T5 tables of different reach become one",
+        LAYERS,
+        "self.schemes.index(scheme) if _once(scheme) else layer",
+        "[type(s) for s in self.schemes].index(type(scheme)) if _once(scheme) else layer",
+        ("test_layers.py unequal_tables",),
+    ),
+    Fault(
+        "a-missing-embedding-goes-unsaid",
+        "Sinusoidal without embed is NoPE without a word",
+        MODULE,
+        "        if self._unembedded:\n",
+        "        if False:\n",
+        ("test_torch_position.py never_added_is_a [sinusoidal]",),
+    ),
+    Fault(
+        "a-token-decoded-at-position-0",
+        "embed(x_last) gives row 0 while attention aligns ends",
+        MODULE,
+        "placed is not None and placed < k.shape[2]",
+        "placed is not None and placed > k.shape[2]",
+        ("test_torch_position.py decoding_with_an_embedding [learned]",),
+    ),
+    Fault(
+        "a-length-in-a-compiled-program",
+        "the length of the last embed is read by a compiled attend: a program per length",
+        MODULE,
+        "        elif not torch.compiler.is_compiling():\n",
+        "        else:\n",
+        ("test_torch_position.py reads_no_length",),
+    ),
+    Fault(
+        "a-param-in-two-groups",
+        "position params get two steps, one of them with the others' rate and decay",
+        GROUPS,
+        "others = [p for p in model.parameters() if id(p) not in own]",
+        "others = list(model.parameters())",
+        ("test_torch_position.py hold_each_param_once [t5]",),
+    ),
+    Fault(
+        "layers-of-jax-read-their-own-params",
+        "a shared table is found in the first layer only",
+        JAX_POSITION,
+        "self.params.get(str(self.plan.sources[index]), {})",
+        "self.params.get(str(index), {})",
+        ("test_jax_position.py layers_by_hand [t5]",),
+    ),
+    Fault(
+        "positions-of-jax-are-labelled-by-shape",
+        "a table decays, and learns at the rate of matrices",
+        LABELS,
+        'return jax.tree.map(lambda _: "position", node)',
+        'return jax.tree.map(lambda x: "decay" if np.ndim(x) > 1 else "no_decay", node)',
+        ("test_jax_position.py labels_of_params [t5]",),
+    ),
+)
+
 FAULTS = (
     *_SCHEMES,
     *_ANGLES,
@@ -1779,4 +1858,5 @@ FAULTS = (
     *_DASHBOARD,
     *_RUNTIME,
     *_UI,
+    *_MODEL,
 )
