@@ -159,13 +159,16 @@ def embedding(
     return None if value is None else _cast(value, dtype, xp)
 
 
+def has_embedding(scheme: PositionScheme) -> bool:
+    """Whether a scheme acts on token embeddings."""
+    return type(scheme).embedding is not PositionScheme.embedding
+
+
 def embeds_only(scheme: PositionScheme) -> bool:
     """Whether a scheme acts on token embeddings and has nothing that attention could use."""
-    kind, base = type(scheme), PositionScheme
-    if kind.embedding is base.embedding:
-        return False
-    hooks = ("transform", "gate", "bias", "key_bias", "scale")
-    return all(getattr(kind, hook) is getattr(base, hook) for hook in hooks)
+    hooks, kind = ("transform", "gate", "bias", "key_bias", "scale"), type(scheme)
+    used = any(getattr(kind, hook) is not getattr(PositionScheme, hook) for hook in hooks)
+    return has_embedding(scheme) and not used
 
 
 def attention_part(

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from posenc.checks import check_count, check_scheme
+from posenc.evaluate import has_embedding
 from posenc.params import is_floating
 from posenc.protocol import Array, Namespace, PositionScheme
 
@@ -58,11 +59,6 @@ def check_layer(layer: int, layers: int) -> int:
     if not -layers <= index < layers:
         raise IndexError(f"layer must be 0 .. {layers - 1}, got {layer!r}")
     return index
-
-
-def has_embedding(scheme: PositionScheme) -> bool:
-    """Whether a scheme acts on token embeddings."""
-    return type(scheme).embedding is not PositionScheme.embedding
 
 
 def add_embedding(x: Array, term: Array, *, xp: Namespace) -> Array:

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from posenc.evaluate import embedding
+from posenc.evaluate import attention_part, embedding
 from posenc.layers import LayerPlan, add_embedding, check_layer
 from posenc.protocol import PositionScheme
 from posenc_jax.attention import attention
@@ -44,7 +44,7 @@ class Position:
 
         An embedding is not added here: that is what ``embed`` is for, once, before the first layer.
         """
-        return attention(q, k, v, self.scheme, self.params, **keywords)
+        return attention(q, k, v, *attention_part(self.scheme, self.params), **keywords)
 
 
 @partial(_pytree, meta_fields=("plan",))

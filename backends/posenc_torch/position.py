@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 import posenc
 from posenc.checks import check_scheme
-from posenc.layers import LayerPlan, add_embedding, check_layer, has_embedding
-from posenc.protocol import PositionScheme
+from posenc.evaluate import attention_part, has_embedding
+from posenc.layers import LayerPlan, add_embedding, check_layer
+from posenc.protocol import PositionScheme, SchemeWarning
 from posenc_torch.attention import attention
 
 
@@ -90,7 +91,7 @@ class Position(nn.Module):
         default positions: the queries were embedded as if they were the first tokens. Compiled
         programs do not check this.
         """
-        out = attention(q, k, v, self.scheme, self.params, **keywords)
+        out = attention(q, k, v, *attention_part(self.scheme, self.params), **keywords)
         self._check_embedded(k, keywords)
         return out
 
@@ -183,6 +184,7 @@ def _warn_unembedded(name: str) -> None:
     warnings.warn(
         f"{name} adds an embedding to the tokens, and attend was called before embed: attention "
         "knows no positions from it; call x = position.embed(x) once, before the first layer",
+        SchemeWarning,
         stacklevel=4,
     )
 
