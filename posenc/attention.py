@@ -89,15 +89,17 @@ def dense(call: Call) -> Array:
     xp = call.xp
     batch, heads, q_len, dim = call.q.shape
     kv_heads = call.k.shape[1]
-    grouped = xp.reshape(call.q, (batch, kv_heads, -1, q_len, dim))
+    # Queries are scaled, not scores: compilers make one operation of "score * scale - highest", and
+    # then the highest score less itself is not 0, but the rounding of the product.
+    grouped = xp.reshape(call.q * call.scale, (batch, kv_heads, -1, q_len, dim))
     scores = xp.matmul(grouped, xp.matrix_transpose(call.k)[:, :, None, :, :])
-    scores = xp.reshape(scores, (batch, heads, q_len, -1)) * call.scale
+    scores = xp.reshape(scores, (batch, heads, q_len, -1))
     bias, seen = call.allowed_bias()
     if bias is not None:
         scores = scores + bias
     if seen is not None:
-        # Half of the lowest, so that the difference of two scores never overflows.
-        scores = xp.where(seen, scores, xp.finfo(scores.dtype).min / 2)
+        # No finite score is lower, so that the highest of a row is one of those that are seen.
+        scores = xp.where(seen, scores, xp.finfo(scores.dtype).min)
     weights = xp.exp(scores - xp.max(scores, axis=-1, keepdims=True))
     if seen is not None:
         weights = xp.where(seen, weights, 0.0)

@@ -194,7 +194,10 @@ def _jax(value: Any) -> Any:
 def _xla(call: Call) -> Array:
     bias, seen = call.allowed_bias()
     q, k, v = (jnp.swapaxes(a, 1, 2) for a in (call.q, call.k, call.v))
-    out = jax.nn.dot_product_attention(q, k, v, bias=bias, mask=seen, scale=call.scale)
+    scale = call.scale
+    if q.dtype == call.dtype:  # as in the definition, and half precision would be rounded
+        q, scale = q * scale, 1.0
+    out = jax.nn.dot_product_attention(q, k, v, bias=bias, mask=seen, scale=scale)
     out = jnp.swapaxes(out, 1, 2)
     return out if seen is None else jnp.where(jnp.any(seen, axis=-1, keepdims=True), out, 0)
 

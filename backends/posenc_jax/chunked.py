@@ -76,28 +76,29 @@ def _forward(
 ) -> tuple[tuple[Array, Array], Any]:
     """Attention and log-sum-exp, and what their gradients are computed from."""
 
-    def one_block(at: tuple[Array, Queries]) -> tuple[Array, Array]:
+    def one_block(at: tuple[Array, Queries]) -> tuple[Array, Array, Array]:
         i, query = at
 
         def absorb(j: Array, softmax: Softmax) -> Softmax:
             key = block(keys, j)
-            scores, seen, _ = scored(tiling, query, key, learned, fixed)
-            return softmax.absorb(scores, seen, key.values)
+            scores, _ = scored(tiling, query, key, learned, fixed)
+            return softmax.absorb(scores, key.values)
 
         rows, dim = query.vectors.shape[:-1], keys.values.shape[-1]
         nothing = varying(Softmax.of_nothing(rows, dim, tiling.dtype), query)
         return loop(tiling.keys_of(i), absorb, nothing).result()
 
-    out, logsumexp = each(one_block, (jnp.arange(tiling.q_blocks), queries))
-    return (out, logsumexp), (queries, keys, learned, fixed, out, logsumexp)
+    out, logsumexp, lacking = each(one_block, (jnp.arange(tiling.q_blocks), queries))
+    return (out, logsumexp), (queries, keys, learned, fixed, out, logsumexp, lacking)
 
 
 def _backward(tiling: Tiling, saved: Any, d_results: tuple[Array, Array]) -> tuple[Any, ...]:
     """Gradients of queries, keys and learned arrays; each score is computed once."""
-    queries, keys, learned, fixed, out, logsumexp = saved
+    queries, keys, learned, fixed, out, logsumexp, lacking = saved
     d_out, d_logsumexp = d_results
     # The log-sum-exp's gradient by a score is the score's weight, and delta is what weights take.
-    rows = (d_out, logsumexp, jnp.sum(out * d_out, axis=-1) - d_logsumexp)
+    delta = jnp.sum(out * d_out, axis=-1) - d_logsumexp
+    rows = (d_out * lacking[..., None], logsumexp, delta * lacking)
 
     def one_block(sums: tuple[Queries, Arrays], at: tuple[Array, Keys]) -> tuple[Any, Keys]:
         j, key = at

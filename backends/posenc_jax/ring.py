@@ -174,22 +174,45 @@ class Places(NamedTuple):
     seg: Array | None
 
 
-class Result(NamedTuple):
+class Part(NamedTuple):
     """Attention to some keys, ``(B, H, Q, Dv)``, and its log-sum-exp ``(B, H, Q)``."""
 
     out: Array
     logsumexp: Array
 
+
+class Result(NamedTuple):
+    """Attention to the parts so far: their mean, its weights ``exp(logsumexp - highest)``.
+
+    ``total`` is the sum of these. One log-sum-exp for both has no digits left where it is large.
+    """
+
+    out: Array
+    highest: Array
+    total: Array
+
     @classmethod
     def of_nothing(cls, shape: tuple[int, ...], dtype: Any) -> Result:
         """To no key: a low log-sum-exp, but finite, so that two of them have a difference."""
-        return cls(jnp.zeros(shape, dtype), jnp.full(shape[:-1], jnp.finfo(dtype).min, dtype))
+        lowest = jnp.full(shape[:-1], jnp.finfo(dtype).min, dtype)
+        return cls(jnp.zeros(shape, dtype), lowest, jnp.zeros(shape[:-1], dtype))
 
-    def merged(self, other: Result) -> Result:
-        """To the keys of both."""
-        logsumexp = jnp.logaddexp(self.logsumexp, other.logsumexp)
-        own, others = (jnp.exp(r.logsumexp - logsumexp)[..., None] for r in (self, other))
-        return Result(self.out * own + other.out * others, logsumexp)
+    def of(self, rows: slice) -> Result:
+        """Of some queries."""
+        return Result(*(a[:, :, rows] for a in self))
+
+    def merged(self, part: Part) -> Result:
+        """To more keys."""
+        highest = jnp.maximum(self.highest, part.logsumexp)
+        own = self.total * jnp.exp(self.highest - highest)
+        others = jnp.exp(part.logsumexp - highest)
+        total = own + others
+        own, others = ((share / total)[..., None] for share in (own, others))
+        return Result(self.out * own + part.out * others, highest, total)
+
+    def share(self, part: Part) -> Array:
+        """How much of the weight is that of a part, ``(B, H, Q)``."""
+        return jnp.exp(part.logsumexp - self.highest) / self.total
 
 
 @dataclass(frozen=True, eq=False)
@@ -219,7 +242,7 @@ class Ring:
 
     def attend(
         self, queries: Queries, keys: Keys, arrays: Arrays, q_at: Places, k_at: Places
-    ) -> Result:
+    ) -> Part:
         """To the keys of one shard or of a part of it."""
         call = replace(
             self.call,
@@ -228,7 +251,7 @@ class Ring:
             arrays=arrays,
         )  # fmt: skip
         run: Any = self.path.run
-        return Result(*(a.astype(call.dtype) for a in run(call)))
+        return Part(*(a.astype(call.dtype) for a in run(call)))
 
     def pairs(self, q_at: Places, k_at: Places) -> list[tuple[slice, slice, Array | bool]]:
         """Parts of queries and of keys, and whether any of the one may see any of the other."""
@@ -273,15 +296,11 @@ def _forward(
             some = _part(queries, rows), _part(held[0], columns)
             at = _part(q_at, rows), _part(held[1], columns)
 
-            def with_part(part: Result, some: Any = some, at: Any = at) -> Result:
-                return part.merged(ring.attend(*some, arrays, *at))
+            def with_part(own: Result, some: Any = some, at: Any = at) -> Result:
+                return own.merged(ring.attend(*some, arrays, *at))
 
-            part = Result(result.out[:, :, rows], result.logsumexp[:, :, rows])
-            part = _if(meet, with_part, lambda part: part, part)
-            result = Result(
-                result.out.at[:, :, rows].set(part.out),
-                result.logsumexp.at[:, :, rows].set(part.logsumexp),
-            )
+            own = _if(meet, with_part, lambda own: own, result.of(rows))
+            result = Result(*(a.at[:, :, rows].set(b) for a, b in zip(result, own, strict=True)))
         return result
 
     def hop(_: Any, carry: tuple[Result, Any]) -> tuple[Result, Any]:
@@ -303,10 +322,10 @@ def _backward(ring: Ring, saved: Any, d_out: Array) -> tuple[Any, ...]:
 
     def of_part(rows: slice, some: Any, at: Any) -> Any:
         found, transpose = jax.vjp(lambda *some: ring.attend(*some, *at), *some)
-        share = jnp.exp(found.logsumexp - result.logsumexp[:, :, rows])
+        share = result.of(rows).share(found)
         weighted = d_out[:, :, rows] * share[..., None]
         d_logsumexp = jnp.sum(found.out * weighted, axis=-1) - share * delta[:, :, rows]
-        d_some = transpose(Result(weighted, d_logsumexp))
+        d_some = transpose(Part(weighted, d_logsumexp))
         return jax.tree.map(lambda g: g.astype(ring.call.dtype), d_some)
 
     def add(sums: Any, held: tuple[Keys, Places]) -> Any:

@@ -56,10 +56,11 @@ class Softmax(NamedTuple):
         lowest = jnp.full(rows, jnp.finfo(dtype).min, dtype)
         return cls(lowest, jnp.zeros(rows, dtype), jnp.zeros((*rows, dim), dtype))
 
-    def absorb(self, scores: Array, seen: Array | None, values: Array) -> Softmax:
-        """With the keys of one more tile."""
-        highest = jnp.maximum(self.highest, jnp.max(_masked(scores, seen), axis=-1))
-        weights = jnp.exp(_masked(scores - highest[..., None], seen))
+    def absorb(self, scores: Array, values: Array) -> Softmax:
+        """With the keys of one more tile; hidden ones score ``-inf``, and their weight is 0."""
+        # Never below the lowest finite number, so that no difference is one of two infinities.
+        highest = jnp.maximum(self.highest, jnp.max(scores, axis=-1))
+        weights = jnp.exp(scores - highest[..., None])
         shrink = jnp.exp(self.highest - highest)
         # Weights stay unrounded: gradients of a bias are small differences of large sums, and the
         # backward pass, which has the unrounded ones, must find the same output.
@@ -70,22 +71,33 @@ class Softmax(NamedTuple):
             self.summed * shrink[..., None] + added,
         )
 
-    def result(self) -> tuple[Array, Array]:
-        """The weighted mean of values and log-sum-exp; 0 and a finite number where nothing is."""
+    def result(self) -> tuple[Array, Array, Array]:
+        """The weighted mean of values; log-sum-exp; what ``exp(score - logsumexp)`` lacks.
+
+        The mean is 0 and the others are finite where nothing is. The last is about 1, but where
+        scores are so large that the log-sum-exp has no digits left for the sum.
+        """
         total = jnp.where(self.total == 0, 1, self.total)
-        return self.summed / total[..., None], self.highest + jnp.log(total)
+        logsumexp = self.highest + jnp.log(total)
+        return self.summed / total[..., None], logsumexp, jnp.exp(logsumexp - self.highest) / total
 
 
 def scored(
     tiling: Tiling, query: Queries, key: Keys, learned: Arrays, fixed: Arrays
-) -> tuple[Array, Array | None, Any]:
-    """Scores ``(B, Hk, G, bq, bk)``, which of them are visible, and the transpose of the bias.
+) -> tuple[Array, Any]:
+    """Scores ``(B, Hk, G, bq, bk)``, ``-inf`` where hidden, and the transpose of the bias.
 
     The transpose takes gradients of scores to those of learned arrays and of coordinates.
+
+    XLA computes scores where the highest is found, and again where it is taken off. There it makes
+    one operation of ``product * scale - highest``, so that the highest less itself is not 0 but the
+    rounding of the product: for scores beyond ``3e9`` that is more than ``exp`` can hold. So a
+    maximum follows, which changes no finite score. A choice would not do: XLA takes the difference
+    inside of it. Scaled queries would, but are slower.
     """
     scores = _product("bhgqd,bhkd->bhgqk", query.vectors, key.vectors, tiling.dtype)
-    scores = scores * tiling.scale
     seen = _visible(tiling, query, key)
+    scores = jnp.maximum(scores * tiling.scale, jnp.finfo(scores.dtype).min)
 
     def bias_of(learned: Arrays, q_coords: Array | None, k_coords: Array | None) -> Array | None:
         q, k = (query.pos, key.pos) if q_coords is None else (q_coords, k_coords)
@@ -97,9 +109,9 @@ def scored(
 
     bias, transpose = jax.vjp(bias_of, learned, query.coords, key.coords)
     if bias is None:
-        return scores, seen, lambda _: transpose(None)
+        return _masked(scores, seen), lambda _: transpose(None)
     finite = bias != -jnp.inf
-    return scores + bias, finite if seen is None else seen & finite, transpose
+    return _masked(scores + bias, finite if seen is None else seen & finite), transpose
 
 
 def gradients(
@@ -117,8 +129,8 @@ def gradients(
     """
     d_out, logsumexp, delta = rows
     product = partial(_product, dtype=tiling.dtype)
-    scores, seen, transpose_bias = scored(tiling, query, key, learned, fixed)
-    weights = jnp.exp(_masked(scores - logsumexp[..., None], seen))
+    scores, transpose_bias = scored(tiling, query, key, learned, fixed)
+    weights = jnp.exp(scores - logsumexp[..., None])
     d_out = d_out.astype(key.values.dtype)
     d_scores = weights * (product("bhgqd,bhkd->bhgqk", d_out, key.values) - delta[..., None])
     d_learned, d_q_coords, d_k_coords = transpose_bias(d_scores)
@@ -168,7 +180,7 @@ def _grouped(bias: Array, shape: tuple[int, ...]) -> Array:
 
 
 def _masked(scores: Array, seen: Array | None) -> Array:
-    return scores if seen is None else jnp.where(seen, scores, jnp.finfo(scores.dtype).min)
+    return scores if seen is None else jnp.where(seen, scores, -jnp.inf)
 
 
 def _product(formula: str, left: Array, right: Array, dtype: Any) -> Array:

@@ -532,7 +532,7 @@ _CORE = (
         "masked-scores-at-minus-ten-thousand",
         "a mask that large scores reach: a row goes blind",
         REFERENCE,
-        "xp.finfo(scores.dtype).min / 2",
+        "xp.finfo(scores.dtype).min",
         "-1e4",
         ("test_paths.py large_scores torch",),
     ),
@@ -855,8 +855,8 @@ _JAX = (
         "logsumexp-without-the-sum",
         "the maximum stands for the log-sum-exp in the backward pass",
         TILE,
-        "self.highest + jnp.log(total)",
-        "self.highest",
+        "logsumexp = self.highest + jnp.log(total)",
+        "logsumexp, total = self.highest, jnp.ones_like(total)",
         ("test_laws.py gradients_are_derivatives-jax-chunked-alibi-learned",),
     ),
     Fault(
@@ -1844,6 +1844,55 @@ _MODEL = (
     ),
 )
 
+_LARGE = (
+    Fault(
+        "reference-scales-scores",
+        "compiled, the highest score less itself is the rounding of a product: NaN beyond 3e9",
+        REFERENCE,
+        """call.q * call.scale, (batch, kv_heads, -1, q_len, dim))
+    scores = xp.matmul(grouped, xp.matrix_transpose(call.k)[:, :, None, :, :])
+    scores = xp.reshape(scores, (batch, heads, q_len, -1))
+""",
+        """call.q, (batch, kv_heads, -1, q_len, dim))
+    scores = xp.matmul(grouped, xp.matrix_transpose(call.k)[:, :, None, :, :])
+    scores = xp.reshape(scores, (batch, heads, q_len, -1)) * call.scale
+""",
+        ("test_large_scores.py less_itself jax-reference",),
+    ),
+    Fault(
+        "chunked-product-before-difference",
+        "NaN where scores are beyond 3e9",
+        TILE,
+        "jnp.maximum(scores * tiling.scale, jnp.finfo(scores.dtype).min)",
+        "scores * tiling.scale",
+        ("test_large_scores.py less_itself jax-chunked",),
+    ),
+    Fault(
+        "chunked-weights-from-the-logsumexp-alone",
+        "two keys of one large score have weight 1 each in the backward pass",
+        CHUNKED,
+        "rows = (d_out * lacking[..., None], logsumexp, delta * lacking)",
+        "rows = (d_out, logsumexp, delta)",
+        ("test_large_scores.py less_itself jax-chunked",),
+    ),
+    Fault(
+        "xla-scales-scores",
+        "NaN where scores are beyond 3e9",
+        JAX,
+        "if q.dtype == call.dtype:  #",
+        "if False:  #",
+        ("test_large_scores.py less_itself jax-xla",),
+    ),
+    Fault(
+        "hidden-at-half-of-the-lowest",
+        "a row whose scores are all lower sees nothing",
+        REFERENCE,
+        "xp.finfo(scores.dtype).min)",
+        "xp.finfo(scores.dtype).min / 2)",
+        ("test_large_scores.py below_the_lowest numpy-reference",),
+    ),
+)
+
 FAULTS = (
     *_SCHEMES,
     *_ANGLES,
@@ -1859,4 +1908,5 @@ FAULTS = (
     *_RUNTIME,
     *_UI,
     *_MODEL,
+    *_LARGE,
 )

@@ -27,7 +27,6 @@ from posenc_jax.fused.mosaic_gpu.stream import WARPGROUPS, Stream, Turns, fetch,
 from posenc_jax.fused.mosaic_gpu.table import tiles_for_queries
 from posenc_jax.fused.mosaic_gpu.tile import (
     LOG2E,
-    LOWEST,
     ROWS,
     bias_of,
     plus_product,
@@ -125,7 +124,7 @@ def forward(
             late.release(step)
             return summed, higher, total
 
-        lowest = zeros(ROWS) + LOWEST
+        lowest = zeros(ROWS) + FLOOR
         nothing = (zeros(ROWS, dim), lowest, zeros(ROWS))
         turns = Turns(own["turns"], warpgroup)
         summed, highest, total = run(warpgroup, (early, late), absorb, nothing, turns)

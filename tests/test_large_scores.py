@@ -1,0 +1,82 @@
+"""Scores as large as they come, and what nobody sees: on every way to compute attention."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from frameworks import PARTIAL
+
+import posenc
+from posenc.testing.framework import frameworks
+from posenc.testing.problem import Problem
+from posenc.testing.tolerances import PATHS, assert_near
+
+ROUTES = [
+    pytest.param(f, path, id=f"{f}-{path}")
+    for f in frameworks().values()
+    for path in f.paths
+    if path not in PARTIAL
+]
+# torch's kernels save the log-sum-exp alone, which has no digits left to tell one key from two.
+FORWARD_ONLY = [("torch", "sdpa"), ("torch", "chunked")]
+LENGTH, DIM = 20, 12  # a scale that is no power of two: then every product is rounded
+
+
+def decided(highest, dtype):
+    """Queries whose highest scores are two equal ones, far above the others, and the result."""
+    rng = np.random.default_rng(0)
+    ranks = rng.permutation(LENGTH) // 2 + 1.0  # 1, 1, 2, 2 ... 10, 10
+    sizes = highest / 10 * DIM**0.5 * rng.uniform(0.5, 1, LENGTH) * rng.choice([-1, 1], LENGTH)
+    # One channel alone, for sums in whatever order would part what is equal.
+    q, k = np.eye(1, DIM) * sizes[:, None], np.eye(1, DIM) * ranks[:, None]
+    v = rng.standard_normal((LENGTH, DIM))
+    best = np.where(sizes[:, None] > 0, ranks == ranks.max(), ranks == ranks.min())
+    tensors = {n: np.array(a, dtype)[None, None] for n, a in {"q": q, "k": k, "v": v}.items()}
+    return tensors, best / 2
+
+
+@pytest.mark.parametrize("highest", [1e10, 1e15, 1e30])
+@pytest.mark.parametrize(("framework", "path"), ROUTES)
+def test_the_highest_score_less_itself_is_nothing(framework, path, highest):
+    tensors, weights = decided(highest, "float32")
+    problem = Problem(posenc.NoPE(), tensors)
+    # Two equal weights are exactly 1/2.
+    expected = weights @ tensors["v"]
+    assert_near(problem.attend(framework, path), expected, PATHS["float32"])
+    if not framework.differentiable or (framework.name, path) in FORWARD_ONLY:
+        return
+    d_out = np.random.default_rng(1).standard_normal(expected.shape)
+    try:
+        _, found = problem.gradients(framework, path, d_out)
+    except NotImplementedError as reason:
+        pytest.skip(f"refused: {reason}")
+    d_weights = d_out @ np.swapaxes(tensors["v"], -1, -2)
+    mean = np.sum(d_weights * weights, axis=-1, keepdims=True)
+    d_scores = weights * (d_weights - mean) * DIM**-0.5
+    wanted = {
+        "q": d_scores @ tensors["k"],
+        "k": np.swapaxes(d_scores, -1, -2) @ tensors["q"],
+        "v": np.swapaxes(np.broadcast_to(weights, d_scores.shape), -1, -2) @ d_out,
+    }
+    for name, gradient in wanted.items():
+        size = max(10.0, float(np.abs(gradient).max()))  # of the terms that cancel for q
+        assert_near(found[name] / size, gradient / size, PATHS["float32"], name)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(("framework", "path"), ROUTES)
+def test_what_is_hidden_is_below_the_lowest_that_is_seen(framework, path, dtype):
+    """Also below minus half of the largest float; jax.nn hides with 0.7 of it."""
+    if dtype not in framework.dtypes:
+        pytest.skip(f"it has no {dtype}")
+    lowest = 0.65 * float(np.finfo(dtype).min)
+    q = np.full((1, 1, 4, 4), lowest / 8)
+    k = np.asarray([1.0, 0.9, 1.0, 1.0])[:, None] + np.zeros((1, 1, 4, 4))
+    v = np.arange(4.0)[:, None] + np.zeros((1, 1, 4, 4))
+    problem = Problem(posenc.NoPE(), {"q": q, "k": k, "v": v}, options={"causal": True})
+    try:
+        found = problem.attend(framework, path, dtype=dtype)
+    except NotImplementedError as reason:
+        pytest.skip(f"refused: {reason}")
+    # The second key scores highest by 1e37, and the first query sees the first alone.
+    np.testing.assert_array_equal(found[0, 0, :, 0], [0, 1, 1, 1])
