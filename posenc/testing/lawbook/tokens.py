@@ -127,7 +127,8 @@ def gate_is_row_local(subject: Subject) -> None:
         whole = _gates(subject, x)
         if whole is None:
             return
-        shape, large = (batch, length, subject.heads), _gates(subject, readonly(100 * x))
+        shape = (batch, length, subject.heads)
+        large = np.asarray(_gates(subject, readonly(100 * x)))
         require(whole.shape == shape, f"{x.shape} gives {whole.shape}, not (B, L, H)")
         require(np.all(np.isfinite(whole)), "a gate is not finite")
         require(np.all(np.isfinite(large)), "a gate of large hidden states is not finite")
@@ -160,8 +161,8 @@ def float32_is_float64_rounded(subject: Subject) -> None:
     for role in _ROLES:
 
         def turned(times: float, role: Role = role) -> Host:
-            own = {"role": role, "params": wide.params}
-            return np.asarray(posenc.transform(subject.scheme, times * vectors, pos, **own))
+            x, params = times * vectors, wide.params
+            return np.asarray(posenc.transform(subject.scheme, x, pos, role=role, params=params))
 
         narrow = _turned(subject, readonly(vectors.astype(np.float32)), pos, role)
         _require_rounded(narrow, turned(1), f"{role}, pos {pos}")
@@ -172,8 +173,8 @@ def float32_is_float64_rounded(subject: Subject) -> None:
             params = _widened(subject, times).params
             return np.asarray(posenc.embedding(subject.scheme, pos, params))
 
-        narrow = posenc.embedding(subject.scheme, pos, subject.params)
-        _require_rounded(narrow, embedded(1), f"embedding, pos {pos}")
+        held = posenc.embedding(subject.scheme, pos, subject.params)
+        _require_rounded(held, embedded(1), f"embedding, pos {pos}")
         _require_double(embedded, f"embedding, pos {pos}")
     if not subject.gated and subject.biased:
 
