@@ -82,7 +82,45 @@ def bias_tile(
     ``q (B or 1, H or 1, Q, 1)`` and ``k (B or 1, H or 1, 1, K)`` are positions, or coordinates of a
     gated scheme; ``arrays`` are learned params and constants, whole, in the working ``dtype``.
     """
-    return scheme.bias(q, k, params=per_head(scheme, arrays, dtype=dtype, xp=xp), xp=xp)
+    return scheme_bias(scheme, q, k, per_head(scheme, arrays, dtype=dtype, xp=xp), xp=xp)
+
+
+def scheme_bias(
+    scheme: PositionScheme, q: Array, k: Array, params: Mapping[str, Array], *, xp: Namespace
+) -> Array | None:
+    """What the scheme's own ``bias`` answers, which has the shape of its arguments, with heads.
+
+    Raises
+    ------
+    TypeError, ValueError
+        The answer is no array, or does not broadcast to ``(..., Q, K)``.
+    """
+    value = scheme.bias(q, k, params=params, xp=xp)
+    if value is None:
+        return None
+    name = f"the bias of {type(scheme).__name__}"
+    if not hasattr(value, "shape"):
+        raise TypeError(f"{name} must be an array, got {value!r}")
+    if not _fits(scheme, tuple(value.shape), q.shape, k.shape):
+        sizes = tuple(a.shape[axis] for a, axis in ((q, -2), (k, -1)) if len(a.shape) > 1)
+        raise ValueError(
+            f"{name} has shape {tuple(value.shape)} for q {tuple(q.shape)} and k {tuple(k.shape)}: "
+            f"it must broadcast to (Q, K) = {sizes}, or to (H, Q, K) with the scheme's heads"
+        )
+    return value
+
+
+def _fits(scheme: PositionScheme, found: tuple[int, ...], *given: tuple[int, ...]) -> bool:
+    """Whether a bias has no axis and no size but its arguments' own, and the scheme's heads."""
+    most = max(len(shape) for shape in given)
+    if len(found) > (most if most < 2 else max(most, 3)):
+        return False
+    for axis in range(-len(found), 0):
+        size = found[axis]
+        own = any(len(shape) >= -axis and size == shape[axis] for shape in given)
+        if not (size == 1 or own or (axis == -3 and size == head_count(scheme))):
+            return False
+    return True
 
 
 def transform(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -55,18 +55,47 @@ class HeadTable:
     """A per-head array ``(H, n, ...)`` that answers ``table[index, ...]`` for every head at once.
 
     Each index is an integer or an array that broadcasts against ``(H, 1, 1)``; the answer has the
-    head where ``(H, 1, 1)`` puts it. So a scheme that speaks of one head serves all of them.
+    head where ``(H, 1, 1)`` puts it. So a scheme that speaks of one head serves all of them. It is
+    no array: arithmetic, slices and functions of arrays are a ``TypeError`` that says what to
+    write. ``len`` is ``n``; iteration over a table of one axis gives ``table[0], table[1], ...``.
     """
 
-    def __init__(self, array: Array, xp: Namespace) -> None:
-        self._array, self._xp = array, xp
+    def __init__(self, array: Array, xp: Namespace, name: str = "table") -> None:
+        self._array, self._xp, self._name = array, xp, name
         self.shape, self.dtype = tuple(array.shape[1:]), array.dtype
+
+    def __len__(self) -> int:
+        return int(self.shape[0])
+
+    def __iter__(self) -> Iterator[Array]:
+        if len(self.shape) > 1:
+            raise self._no_array("iteration")
+        return (self[index] for index in range(len(self)))
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # asked for by libraries, and by copy
+            raise AttributeError(name)
+        raise AttributeError(str(self._no_array(f".{name}")))
+
+    def _no_array(self, what: str) -> TypeError:
+        name, axes = self._name, ("i", "j", "k")[: len(self.shape)]
+        index, last = ", ".join(axes), axes[-1]
+        return TypeError(
+            f"params[{name!r}] has {self.shape} numbers a head and is read by index, "
+            f"{name}[{index}] with integers or integer arrays; it is no array for {what}. Write a "
+            f"product as sum({name}[{index}] * x[{last}] for {last} in range({self.shape[-1]})), "
+            "and declare what all heads share with ParamSpec(..., per_head=False): that is an array"
+        )
 
     def __getitem__(self, index: Any) -> Array:
         indices = index if isinstance(index, tuple) else (index,)
+        for one in indices:
+            if one is None or one is Ellipsis or isinstance(one, slice | list):
+                raise self._no_array(f"an index of {one!r}")
         if len(indices) != len(self.shape):
             raise IndexError(
-                f"a per-head table {self.shape} takes {len(self.shape)} indices, got {len(indices)}"
+                f"params[{self._name!r}], a per-head table {self.shape}, takes {len(self.shape)} "
+                f"indices, got {len(indices)}"
             )
         if all(isinstance(i, int) for i in indices):
             return self._array[(slice(None), *indices)][:, None, None]
@@ -79,6 +108,38 @@ class HeadTable:
             flat = flat * size + i
         values = xp.take(xp.reshape(self._array, (-1,)), xp.reshape(flat, (-1,)), axis=0)
         return xp.reshape(values, flat.shape)
+
+
+def _refusing(what: str) -> Callable[..., Any]:
+    """A method that tells who uses a table as an array what to write instead."""
+
+    def refuse(self: HeadTable, *_: Any, **__: Any) -> Any:
+        raise self._no_array(what)
+
+    return refuse
+
+
+def _refuse_torch(kind: type, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    given = [*args, *(kwargs or {}).values()]
+    given += [each for one in given if isinstance(one, tuple | list) for each in one]
+    table = next(each for each in given if isinstance(each, HeadTable))
+    raise table._no_array(getattr(function, "__name__", "a function of torch"))
+
+
+_OPERATORS = {
+    "add": "+", "sub": "-", "mul": "*", "truediv": "/", "floordiv": "//", "mod": "%", "pow": "**",
+    "matmul": "@",
+}  # fmt: skip
+_COMPARISONS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "neg": "-", "abs": "abs"}
+for _name, _sign in _OPERATORS.items():
+    setattr(HeadTable, f"__{_name}__", _refusing(_sign))
+    setattr(HeadTable, f"__r{_name}__", _refusing(_sign))
+for _name, _sign in _COMPARISONS.items():
+    setattr(HeadTable, f"__{_name}__", _refusing(_sign))
+# What NumPy and PyTorch ask of an argument that is none of their arrays; JAX says so by itself.
+HeadTable.__array__ = _refusing("a function of NumPy")  # type: ignore[attr-defined]
+HeadTable.__array_ufunc__ = _refusing("a function of NumPy")  # type: ignore[attr-defined]
+HeadTable.__torch_function__ = classmethod(_refuse_torch)  # type: ignore[attr-defined]
 
 
 def init_params(
@@ -176,7 +237,7 @@ def per_head(
             return array
         if len(array.shape) == 1:
             return xp.reshape(array, (-1, 1, 1))
-        return HeadTable(array, xp)
+        return HeadTable(array, xp, name)
 
     return Params({name: view(name, array) for name, array in arrays.items()}, dtype)
 

@@ -253,3 +253,45 @@ def steers_attention(scheme: PositionScheme) -> bool:
         getattr(kind, name) is not getattr(PositionScheme, name)
         for name in ("transform", "bias", "gate", "scale")
     )
+
+
+@dataclass(frozen=True)
+class Fire(PositionScheme):
+    """FIRE, Li et al. 2023, arXiv 2310.04418: ``MLP(psi(|i - j|) / psi(max(i, L)))``, with
+    ``psi(x) = ln(1 + c x)``, and ``c`` and the threshold ``L`` learned.
+
+    ``threshold`` steers the first value of ``L`` alone; what precedes the heads, all of them share.
+    """
+
+    num_heads: int = HEADS
+    hidden: int = 8
+    threshold: float = 12.5
+
+    def param_specs(self):
+        def shared(shape, init):
+            return ParamSpec(shape, init, per_head=False)
+
+        def first(value):
+            return lambda rng, shape: np.full(shape, value)
+
+        return {
+            "c": shared((), first(0.1)),
+            "length": shared((), first(self.threshold)),
+            "w1": shared((self.hidden,), uniform(-1, 1)),
+            "b1": shared((self.hidden,), uniform(-0.5, 0.5)),
+            "w2": ParamSpec((self.num_heads, self.hidden), uniform(-1, 1)),
+            "b2": ParamSpec((self.num_heads,), uniform(-0.1, 0.1)),
+        }
+
+    def bias(self, q, k, *, params, xp):
+        c, w1, b1, w2 = (params[name] for name in ("c", "w1", "b1", "w2"))
+
+        def psi(x):
+            return xp.log1p(xp.abs(c) * x)
+
+        distance = xp.astype(xp.abs(q - k), c.dtype)
+        x = psi(distance) / (
+            psi(xp.maximum(xp.astype(q, c.dtype), xp.abs(params["length"]))) + 1e-6
+        )
+        units = (w1[n] * x + b1[n] for n in range(self.hidden))
+        return params["b2"] + sum(w2[n] * (xp.abs(z) + z) / 2 for n, z in enumerate(units))

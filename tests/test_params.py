@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass
+
 import array_api_compat.numpy as xp
 import numpy as np
 import pytest
 from subjects import SUBJECTS, Forgetting
 
 import posenc
+from posenc import ParamSpec, PositionScheme
 from posenc.params import HeadTable
 
 
@@ -49,6 +53,104 @@ def test_a_head_table_answers_for_every_head():
     np.testing.assert_array_equal(table[1, 2], array[:, 1, 2][:, None, None])
     with pytest.raises(IndexError, match="2 indices"):
         table[i]
+
+
+TABLE = HeadTable(np.ones((2, 3), np.float32), xp, "w2")
+ROW = np.ones(3, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("use", "what"),
+    [
+        (lambda: TABLE @ ROW, "@"),
+        (lambda: ROW @ TABLE, "a function of NumPy"),
+        (lambda: 2 * TABLE, r"\*"),
+        (lambda: TABLE + 1, r"\+"),
+        (lambda: -TABLE, "-"),
+        (lambda: TABLE > 0, ">"),
+        (lambda: TABLE[:], r"an index of slice\(None"),
+        (lambda: TABLE[..., 0], "an index of Ellipsis"),
+        (lambda: TABLE[None], "an index of None"),
+        (lambda: np.sum(TABLE), "a function of NumPy"),
+        (lambda: list(HeadTable(np.ones((2, 3, 4)), xp, "w2")), "iteration"),
+    ],
+)
+def test_a_head_table_is_no_array_and_says_what_to_write(use, what):
+    words = (
+        rf"params\['w2'\] .*read by index, w2\[i.*no array for {what}.*sum\(w2\[i.*per_head=False"
+    )
+    with pytest.raises(TypeError, match=words):
+        use()
+
+
+def test_a_head_table_has_no_attributes_of_an_array():
+    with pytest.raises(AttributeError, match=r"no array for \.T\. Write"):
+        TABLE.T  # noqa: B018
+    assert not hasattr(TABLE, "__jax_array__")
+
+
+@pytest.mark.parametrize("name", ["matmul", "exp", "stack"])
+def test_a_head_table_says_so_in_torch_too(name):
+    torch = pytest.importorskip("torch")
+    rows = {"matmul": (TABLE, torch.ones(3)), "exp": (TABLE,), "stack": ([torch.ones(3), TABLE],)}
+    with pytest.raises(TypeError, match=f"'w2'.* no array for .*{name}"):
+        getattr(torch, name)(*rows[name])
+
+
+def test_a_head_table_of_one_axis_is_gone_through():
+    table = HeadTable(np.arange(6.0).reshape(2, 3), xp, "w2")
+    assert len(table) == 3
+    for index, each in enumerate(table):  # and it ends
+        np.testing.assert_array_equal(each, [[[index]], [[3.0 + index]]])
+
+
+@dataclass(frozen=True)
+class Product(PositionScheme):
+    """The last layer of an MLP as everyone writes it."""
+
+    def param_specs(self):
+        return {"w2": ParamSpec((2, 3))}
+
+    def bias(self, q, k, *, params, xp):
+        x = xp.astype(xp.abs(q - k), params["w2"].dtype)[..., None] * xp.ones(3)
+        return xp.sum(x * params["w2"], axis=-1)
+
+
+def test_a_scheme_that_takes_a_table_for_an_array_is_told_in_words():
+    pos = np.arange(5)
+    with pytest.raises(TypeError, match=r"params\['w2'\] has \(3,\) numbers a head"):
+        posenc.bias(Product(), pos, pos, posenc.init_params(Product()))
+
+
+@dataclass(frozen=True)
+class Shaped(PositionScheme):
+    """Whatever shape, whatever is asked for."""
+
+    shape: tuple[int, ...] | None
+    num_heads: int = 2
+
+    def bias(self, q, k, *, params, xp):
+        return 0.5 if self.shape is None else xp.zeros(self.shape)
+
+
+@pytest.mark.parametrize("shape", [(4,), (4, 5), (3, 4), (3, 3, 5), (1, 1, 2, 3, 5), (2, 1, 3, 5)])
+def test_a_bias_of_another_shape_is_told_at_the_scheme(shape):
+    words = rf"the bias of Shaped has shape {re.escape(str(shape))} .* \(Q, K\) = \(3, 5\)"
+    with pytest.raises(ValueError, match=words):
+        posenc.bias(Shaped(shape), np.arange(3), np.arange(5))
+    q, k = (np.ones((1, 2, n, 4), np.float32) for n in (3, 5))
+    with pytest.raises(ValueError, match=words):
+        posenc.attention(q, k, k, Shaped(shape))
+
+
+@pytest.mark.parametrize("shape", [(), (5,), (3, 1), (3, 5), (2, 1, 1), (1, 2, 3, 5), (1, 5)])
+def test_a_bias_may_have_any_shape_that_broadcasts(shape):
+    assert posenc.bias(Shaped(shape), np.arange(3), np.arange(5)).shape == (2, 3, 5)
+
+
+def test_a_bias_is_an_array():
+    with pytest.raises(TypeError, match=r"the bias of Shaped must be an array, got 0\.5"):
+        posenc.bias(Shaped(None), np.arange(3), np.arange(5))
 
 
 X = np.ones((1, 5, 6), np.float32)

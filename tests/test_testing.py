@@ -8,7 +8,8 @@ from typing import ClassVar, Literal
 
 import numpy as np
 import pytest
-from subjects import DIM, HEADS, SUBJECTS, Fading, Forgetting, Kerple, Sharpening, uniform
+import wrong_schemes
+from subjects import DIM, HEADS, SUBJECTS, Fading, Fire, Forgetting, Kerple, Sharpening, uniform
 
 import posenc
 import posenc.testing
@@ -409,6 +410,7 @@ WRONG = {
     "cache_may_hold_transformed_keys": ByIndex(DIM),
     "causal_hides_the_future": Mixing(),
     "relative_scheme_may_begin_anywhere": Absolute(HEADS),
+    **wrong_schemes.WRONG,
 }
 
 
@@ -474,6 +476,34 @@ def test_a_failure_may_be_expected_on_one_ground():
         "decoding_equals_prefill-numpy-reference",
         "causal_hides_the_future-numpy-reference",
     ]
+
+
+@pytest.mark.parametrize("scheme", [Fire(), Fire(num_heads=3, hidden=4), Fading()])
+def test_what_is_right_in_long_rows_and_large_batches_is_not_refused(scheme):
+    check_scheme(scheme, frameworks=["numpy"])
+
+
+@pytest.mark.parametrize("name", DIFFERENTIABLE[-1:])
+def test_what_softmax_cannot_see_need_not_learn(name):
+    # The last offset of FIRE's network is the same at every key: its gradient is 0, or a rounding.
+    for law in laws([name]):
+        if law.compiler is None and law.framework is not None and law.path in (None, "reference"):
+            law(Fire())
+
+
+def test_a_law_says_where_it_is_broken():
+    with pytest.raises(BrokenLawError, match=r"head 0: .* at query 41 is another at key -\d+ than"):
+        check_scheme(wrong_schemes.FarKeys(HEADS), frameworks=["numpy"])
+    with pytest.raises(BrokenLawError, match=r"row 0 of 1|\(5, 9, 6\) beside a token"):
+        check_scheme(wrong_schemes.CrowdedGate(), frameworks=["numpy"])
+
+
+@pytest.mark.skipif(not DIFFERENTIABLE, reason="neither torch nor jax is installed")
+def test_a_wrong_gradient_is_found_among_all_numbers():
+    name = "gradients_of_parts_are_derivatives"
+    law = next(x for x in laws(DIFFERENTIABLE[-1:]) if x.name == name)
+    with pytest.raises(BrokenLawError, match=r"bias at \(\d, \d, \d, \d\) of positions .*along a"):
+        law(wrong_schemes.FarFromRight())
 
 
 def test_a_framework_that_is_asked_for_must_be_there():

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from posenc.call import Call
+from posenc.evaluate import scheme_bias
 from posenc.params import Params
 from posenc.protocol import PositionScheme
 from posenc_torch.loads import shared_by_heads
@@ -74,7 +75,7 @@ class Bias(NamedTuple):
     def score_mod(self, score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         """The score with the bias of head ``h`` added."""
         params = HeadParams(self.arrays, shared_by_heads(self.scheme), h, self.dtype)
-        bias = self.scheme.bias(*self._at(b, h, i, j), params=params, xp=xp)
+        bias = scheme_bias(self.scheme, *self._at(b, h, i, j), params, xp=xp)
         if bias is None:
             return score
         return score.to(_wide(score)) + bias.to(_wide(score))

@@ -13,7 +13,7 @@ import numpy as np
 
 import posenc
 from posenc.checks import check_count, check_scheme
-from posenc.evaluate import bias_tile, is_gated
+from posenc.evaluate import bias_tile, column, is_gated, row
 from posenc.params import Params, check_params, head_count, merged
 from posenc.positions import FARTHEST, LOWEST
 from posenc.protocol import PositionScheme
@@ -122,18 +122,24 @@ class Subject:
         if not self.gated:
             self.tile(pos, pos)
 
-    def positions(self, rng: np.random.Generator, length: int | None = None) -> Host:
-        """Positions of one axis: near and far, repeated, in any order."""
+    def positions(self, rng: np.random.Generator, length: int | tuple[int, ...] = 0) -> Host:
+        """Positions of one axis: near, far and of every size between, repeated, in any order."""
         low, high = self.reach
         length = length or int(rng.integers(1, 7))
         near = min(high, 8)
         spread = rng.integers(low, high, length, endpoint=True)
         close = rng.integers(max(low, -near), near, length, endpoint=True)
-        return np.where(rng.random(length) < 0.5, spread, close)
+        # As many from 100 to 200 as from 100,000 to 200,000: where contexts end.
+        sized = np.exp2(rng.uniform(0, np.log2(high), length)).astype(np.int64)
+        sized = np.where(rng.random(length) < 0.5, sized, np.maximum(low, -sized))
+        return np.choose(rng.integers(3, size=length), [spread, close, sized])
 
-    def places(self, rng: np.random.Generator, length: int | None = None) -> Host:
+    def places(self, rng: np.random.Generator, length: int | tuple[int, ...] = 0) -> Host:
         """Positions, or coordinates for a scheme with gates: what its bias takes."""
-        pos = self.positions(rng, length)
+        return self.at(self.positions(rng, length))
+
+    def at(self, pos: Host) -> Host:
+        """What a bias takes for these positions: themselves, or numbers as gates sum up to."""
         return (pos / np.float32(1024)).astype(np.float32) if self.gated else pos
 
     def whole(self, dtype: str = "float32") -> Params:
@@ -153,14 +159,17 @@ class Subject:
         return Params(own, arrays.dtype)
 
     def tile(self, q: Host, k: Host, dtype: str = "float32") -> Host | None:
-        """The bias of every head ``(H, Q, K)``; None without one."""
-        column, row = readonly(q)[None, None, :, None], readonly(k)[None, None, None, :]
-        arrays = self.whole(dtype)
-        found = bias_tile(self.scheme, column, row, arrays, dtype=arrays.dtype, xp=xp)
+        """The bias of every head ``(H, Q, K)``, or ``(B, H, Q, K)`` for ``(B, L)``; None without
+        one.
+        """
+        arrays, at = self.whole(dtype), (column(readonly(q)), row(readonly(k)))
+        found = bias_tile(self.scheme, *at, arrays, dtype=arrays.dtype, xp=xp)
         if found is None:
             return None
-        whole: Host = np.broadcast_to(found, (1, self.heads, q.size, k.size))[0]
-        return whole
+        batch = max(len(pos) if pos.ndim == 2 else 1 for pos in (q, k))
+        shape = (batch, self.heads, q.shape[-1], k.shape[-1])
+        whole: Host = np.broadcast_to(found, shape)
+        return whole if 2 in (q.ndim, k.ndim) else whole[0]
 
     @property
     def biased(self) -> bool:
@@ -194,10 +203,17 @@ class Subject:
         if self.others:
             yield from ((repr(other), other) for other in self.others)
             return
-        hints = get_type_hints(type(self.scheme))
-        for each in fields(cast(Any, self.scheme)):
-            if not (each.init and each.compare):
-                continue
+        yield from self._varied(compared=True)
+
+    def uncompared(self) -> Iterator[tuple[str, PositionScheme]]:
+        """Schemes that differ in a field that ``==`` does not look at, one at a time."""
+        yield from self._varied(compared=False)
+
+    def _varied(self, *, compared: bool) -> Iterator[tuple[str, PositionScheme]]:
+        own = [each for each in fields(cast(Any, self.scheme)) if each.init]
+        own = [each for each in own if each.compare is compared]
+        hints = get_type_hints(type(self.scheme)) if own else {}
+        for each in own:
             for value in _changed(getattr(self.scheme, each.name), hints.get(each.name)):
                 try:
                     yield (

@@ -40,8 +40,8 @@ DIFFERENCES = 1e-5
 1e-10 for the square of the step times third derivatives."""
 
 SEPARATED = 2.0**-30
-"""What a bias less its key bias may vary by, relative to the largest of them: float64 sums whose
-terms are up to 2**20 times as large as their differences, 53 bits less 20."""
+"""What a bias less its key bias may vary by, relative to the larger of the two, or to 1: float64
+sums whose terms are up to 2**20 times as large as their differences, 53 bits less 20."""
 
 
 def assert_near(found: Any, expected: Any, tolerance: float, what: str = "values") -> None:

@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import array_api_compat.numpy as xp
 import numpy as np
 
+from posenc.testing.framework import Host
 from posenc.testing.law import law, require, require_equal
 from posenc.testing.subject import Subject
 from posenc.testing.tolerances import SCALARS, assert_near
 
-_TRIALS = 12
+_TRIALS = 8
+_BATCH = 5  # more sequences than any other law has
+# Queries and keys of calls as models make them: a step of decoding, and the row of one key. Longer
+# than the contexts that most are trained at, and no multiple of a block.
+_LONG = ((1, 4099), (4099, 1), (70, 130))
 
 
 @law("scheme")
 def bias_is_elementwise(subject: Subject) -> None:
     """The bias of a pair of positions is the same in a row and among all others, and alone."""
     rng = np.random.default_rng(0)
-    for _ in range(_TRIALS):
+    for trial in range(_TRIALS):
         q, k = subject.places(rng), subject.places(rng)
         dense = subject.tile(q, k)
         if dense is None:
             return
-        for head in {0, subject.heads - 1}:
+        for head in {trial % subject.heads, subject.heads - 1}:
             params = subject.of_head(head)
 
             def of(q: object, k: object, params: object = params) -> object:
@@ -31,8 +38,8 @@ def bias_is_elementwise(subject: Subject) -> None:
                 pair = f"head {head}, q {q[i]}, k {k[j]}"
                 alone = of(np.asarray(q[i]), np.asarray(k[j]))
                 assert_near(alone, dense[head, i, j], SCALARS, pair)
-                row = np.broadcast_to(np.asarray(of(np.asarray(q[i]), k)), k.shape)
-                require_equal(row, dense[head, i], f"row of {pair}")
+                line = np.broadcast_to(np.asarray(of(np.asarray(q[i]), k)), k.shape)
+                require_equal(line, dense[head, i], f"row of {pair}")
             block = np.broadcast_to(np.asarray(of(q[:, None], k[None, :])), dense[head].shape)
             require_equal(block, dense[head], f"head {head} alone, q {q}, k {k}")
 
@@ -41,26 +48,74 @@ def bias_is_elementwise(subject: Subject) -> None:
 def tile_is_slice(subject: Subject) -> None:
     """The bias of some queries and some keys is that part of the whole, bit by bit."""
     rng = np.random.default_rng(1)
-    for _ in range(_TRIALS):
-        q, k = subject.places(rng), subject.places(rng)
+    lengths = [tuple(rng.integers(1, 7, 2)) for _ in range(_TRIALS)]
+    for q_len, k_len in (*lengths, *_LONG):
+        q, k = subject.places(rng, q_len), subject.places(rng, k_len)
         dense = subject.tile(q, k)
         if dense is None:
             return
-        some, other = rng.permutation(q.size)[:2], slice(int(rng.integers(k.size)), None)
+        some, other = (
+            rng.permutation(q_len)[:2],
+            slice(int(rng.integers(k_len)), None, 1 + k_len // 6),
+        )
         part = subject.tile(q[some], k[other])
-        require_equal(part, dense[:, some, other], f"q {q[some]}, k {k[other]}")
+        what = f"q {q[some]} of {q_len}, k {k[other]} of {k_len}"
+        require_equal(part, dense[:, some, other], what)
+    _require_alike_in_a_batch(subject, rng)
+    _require_keys_alike(subject, rng)
+
+
+def _require_alike_in_a_batch(subject: Subject, rng: np.random.Generator) -> None:
+    """Each sequence of a batch has the bias of its own positions."""
+    q, k = subject.places(rng, (_BATCH, 3)), subject.places(rng, (_BATCH, 4))
+    dense = subject.tile(q, k)
+    assert dense is not None
+    for own in (0, _BATCH - 1):
+        what = f"sequence {own} of {_BATCH}, q {q[own]}, k {k[own]}"
+        require_equal(subject.tile(q[own], k[own]), dense[own], what)
+
+
+def _require_keys_alike(subject: Subject, rng: np.random.Generator) -> None:
+    """The key bias of some keys is that of the same among all."""
+    head = subject.heads - 1
+    for length in (6, max(_LONG)[0]):
+        k = subject.places(rng, length)
+        whole, some = _key_bias(subject, k, head), rng.permutation(length)[:4]
+        if whole is None:
+            return
+        what = f"key_bias of head {head}, k {k[some]} of {length}"
+        require_equal(_key_bias(subject, k[some], head), whole[some], what)
+
+
+def _key_bias(subject: Subject, k: Host, head: int, dtype: str = "float32") -> Host | None:
+    params = subject.of_head(head, dtype)
+    found: Any = subject.scheme.key_bias(k, params=params, xp=xp)
+    return None if found is None else np.broadcast_to(np.asarray(found), k.shape)
 
 
 @law("scheme")
 def bias_is_finite_or_hides(subject: Subject) -> None:
     """The bias at any pair of positions is finite, or -inf, which hides the key."""
     low, high = subject.reach
-    ends = [low, low + 1, 0, 1, 2, 7, 8, high - 1, high]
-    pos = np.asarray([p for p in ends if low <= p <= high])
+    ends = [low, low + 1, -1, 0, 1, 2, 7, 8, high - 1, high]
+    sizes = [sign * (2**n + by) for n in range(2, 30) for by in (-1, 0, 1) for sign in (1, -1)]
+    few, many = (
+        subject.at(np.unique([p for p in pos if low <= p <= high])) for pos in (ends, ends + sizes)
+    )
     for dtype in ("float32", "float64"):
-        places = (pos / 1024).astype(dtype) if subject.gated else pos
-        dense = subject.tile(places, places, dtype)
-        if dense is None:
-            return
-        require(dense.dtype == dtype, f"params of {dtype} give a bias of {dense.dtype}")
-        require(np.all(np.isfinite(dense) | (dense == -np.inf)), f"NaN or inf at {places}")
+        for q, k in ((few, many), (many, few)):
+            q_at, k_at = (places.astype(dtype) if subject.gated else places for places in (q, k))
+            dense = subject.tile(q_at, k_at, dtype)
+            if dense is None:
+                return
+            require(dense.dtype == dtype, f"params of {dtype} give a bias of {dense.dtype}")
+            wrong = np.argwhere(~(np.isfinite(dense) | (dense == -np.inf)))
+            if wrong.size:
+                head, i, j = wrong[0]
+                raise AssertionError(f"{dense[head, i, j]} for head {head}, q {q[i]}, k {k[j]}")
+        keys = _key_bias(subject, many.astype(dtype) if subject.gated else many, 0, dtype)
+        if keys is not None:
+            require(keys.dtype == dtype, f"params of {dtype} give a key_bias of {keys.dtype}")
+            require(
+                np.all(np.isfinite(keys)), f"key_bias: not finite at {many[~np.isfinite(keys)]}"
+            )

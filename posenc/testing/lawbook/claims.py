@@ -15,7 +15,9 @@ from posenc.testing.law import law, require
 from posenc.testing.subject import Subject
 from posenc.testing.tolerances import SEPARATED
 
-_TRIALS = 12
+_TRIALS, _EACH = 3, 20
+# Near, into any context, and to where float32 no longer holds every integer.
+_SHIFTS = (1, 7, 64, 2**10, 2**20, 2**24 + 1, 2**29 - 1)
 _NEAR = 41
 
 
@@ -29,16 +31,21 @@ def relative_is_as_claimed(subject: Subject) -> None:
         require(not claimed, "claimed, though there is no bias")
         return
     low, high = subject.reach
-    for by in (1, 7, 64, 2**10, 2**20):
+    for by in _SHIFTS:
         if high - low <= 2 * by:
             break
         for _ in range(_TRIALS):
-            q, k = (subject.positions(rng).clip(low, high - by) for _ in range(2))
-            changed = not np.array_equal(
-                np.asarray(subject.tile(q, k)), np.asarray(subject.tile(q + by, k + by))
-            )
-            moved |= changed
-            require(not (claimed and changed), f"claimed, but q {q}, k {k} moved by {by} differ")
+            q, k = (subject.positions(rng, _EACH).clip(low, high - by) for _ in range(2))
+            before, after = (np.asarray(subject.tile(q + to, k + to)) for to in (0, by))
+            changed = before != after
+            moved |= bool(np.any(changed))
+            if claimed and np.any(changed):
+                head, i, j = np.argwhere(changed)[0]
+                was, becomes = before[head, i, j], after[head, i, j]
+                raise AssertionError(
+                    f"claimed, but the bias of head {head} at q {q[i]}, k {k[j]} is {was:.9g}, and "
+                    f"{becomes:.9g} where both are moved by {by}"
+                )
     require(claimed or moved, "not claimed, though nothing moved the bias")
 
 
@@ -48,44 +55,64 @@ def key_bias_is_as_claimed(subject: Subject) -> None:
     if not subject.biased:
         return
     q, k, left = _left(subject)
-    claimed, separable = False, True
+    dense, claimed, separable = _dense(subject, q, k), False, True
     for head in range(subject.heads):
-        bias, own = _head(subject, q, k, head), _own(subject, k, head)
+        bias, own = dense[head], _own(subject, k, head)
         claimed = own is not None
         constant = not np.any(bias[left] != bias[left][0])
         require(
             claimed or not constant,
             f"head {head}: constant up to the query. Do first values say nothing? Give params=",
         )
-        spread = _spread(bias, own, left)
-        largest = np.max(np.abs(bias), where=np.isfinite(bias) & left, initial=1)
-        separable &= spread <= SEPARATED * largest
-        require(
-            separable or not claimed,
-            f"head {head}: bias - key_bias varies by {spread:.2e} over the keys of one query",
-        )
+        apart = _apart(bias, own, left)
+        separable &= apart is None
+        require(separable or not claimed, f"head {head}: {_told(subject, q, k, head, apart)}")
     require(
         claimed or not separable,
         "not claimed, though the bias is u(q) + w(k): write key_bias, which returns w(k)",
     )
 
 
-def _spread(bias: Host, of_key: Host | None, left: Host) -> float:
-    """By how much ``bias - of_key`` varies over the keys of one query, at most.
+def _apart(bias: Host, of_key: Host | None, left: Host) -> tuple[int, int, int, float] | None:
+    """Where ``bias - of_key`` is not the same at two keys of one query: the query, both keys, and
+    by how much; None if it is the same everywhere.
 
     Without ``of_key`` the bias of the query before stands for it, over what both see.
     """
-    found = 0.0
     for at in range(len(bias)) if of_key is not None else range(1, len(bias)):
         other = bias[at - 1] if of_key is None else of_key
-        seen = left[at] if of_key is not None else left[at] & left[at - 1]
+        seen = np.flatnonzero(left[at] if of_key is not None else left[at] & left[at - 1])
         here, there = bias[at][seen], other[seen]
         finite = np.isfinite(here)
         if np.any(finite != np.isfinite(there)):
-            return float("inf")
-        if np.any(finite):
-            found = max(found, float(np.ptp(here[finite] - there[finite])))
-    return found
+            wrong = int(np.argmax(finite != np.isfinite(there)))
+            return at, int(seen[wrong]), int(seen[wrong]), float("inf")
+        if not np.any(finite):
+            continue
+        seen, here, there = seen[finite], here[finite], there[finite]
+        # What is near is computed from small numbers: its rounding is small too.
+        size = np.maximum(np.abs(here), np.abs(there))
+        first = int(np.argmin(size))
+        off = np.abs((here - there) - (here[first] - there[first]))
+        worst = int(np.argmax(off / np.maximum(1, size)))
+        if off[worst] > SEPARATED * max(1.0, size[worst]):
+            return at, int(seen[first]), int(seen[worst]), float(off[worst])
+    return None
+
+
+def _told(
+    subject: Subject, q: Host, k: Host, head: int, apart: tuple[int, int, int, float] | None
+) -> str:
+    """Where a key bias is untrue, in words."""
+    if apart is None:
+        return "true"
+    at, first, second, by = apart
+    places = [(a[head] if a.ndim == 2 else a) for a in (q, k)]
+    kind = "coordinate " if subject.gated else ""
+    return (
+        f"bias - key_bias at query {kind}{places[0][at]} is another at key {places[1][second]} "
+        f"than at key {places[1][first]}, by {by:.2e}"
+    )
 
 
 def _left(subject: Subject) -> tuple[Host, Host, Host]:
@@ -102,19 +129,20 @@ def _left(subject: Subject) -> tuple[Host, Host, Host]:
     low, high = subject.reach
     ends = [high // 2, high] if high < _NEAR else [_NEAR, 55, 600, 5000, 2**20]
     q = np.unique([min(end, high) for end in ends])
-    near = [p - back for p in q for back in (0, 1, 2, 5, 9, 33)]
-    keys = [*near, 0, 1, 2, *range(-900, 0, 111), -(2**20)]
+    # Every order of distance, as far as positions go.
+    back = [0, 1, 2, 5, 9, 33, *(int(2 ** (n / 2)) for n in range(2, 60))]
+    keys = [*(p - b for p in q for b in back if p - b >= low), 0, 1, 2, *range(-900, 0, 111)]
     k = np.unique(np.clip(keys, low, high))
     return q, k, k <= q[:, None]
 
 
-def _head(subject: Subject, q: Host, k: Host, head: int) -> Host:
-    """The bias of one head in float64, ``(Q, K)``."""
-    q, k = (q[head], k[head]) if q.ndim == 2 else (q, k)
-    dense = subject.tile(q, k, "float64")
-    assert dense is not None
-    own: Host = dense[head]
-    return own
+def _dense(subject: Subject, q: Host, k: Host) -> list[Host]:
+    """The bias of each head in float64, ``(Q, K)``."""
+    if q.ndim == 1:
+        return list(np.asarray(subject.tile(q, k, "float64")))
+    return [
+        np.asarray(subject.tile(*at, "float64"))[n] for n, at in enumerate(zip(q, k, strict=True))
+    ]
 
 
 def _own(subject: Subject, k: Host, head: int) -> Host | None:

@@ -9,16 +9,18 @@ from typing import Any
 import numpy as np
 
 import posenc
-from posenc.evaluate import is_gated
-from posenc.protocol import Array, Namespace, PositionScheme
+from posenc.evaluate import arrays_for, is_gated, row
+from posenc.params import per_head
+from posenc.protocol import Array, Namespace, PositionScheme, Role
 from posenc.testing.framework import Framework, Function, Host, NumPy
-from posenc.testing.law import law, require
+from posenc.testing.law import law, require, require_equal
 from posenc.testing.subject import Subject
-from posenc.testing.tolerances import VALUES, assert_near
+from posenc.testing.tolerances import DIFFERENCES, SUMMED, VALUES, assert_near
 
 _PARAM = "param:"
 _KEPT = 64  # functions, for their compiled programs
 _LENGTH = 6
+_STEP = 1e-6  # so short that it seldom crosses a kink, and 1e-16 / 1e-6 is far below the tolerance
 Arrays = dict[str, Array]
 
 
@@ -28,8 +30,19 @@ def _bias(scheme: PositionScheme, a: Arrays, params: Arrays, xp: Namespace) -> A
     return posenc.bias(scheme, a["pos"], a["pos"], params, xp=xp)
 
 
+def _key_bias(scheme: PositionScheme, a: Arrays, params: Arrays, xp: Namespace) -> Array | None:
+    if is_gated(scheme) or type(scheme).key_bias is PositionScheme.key_bias:
+        return None
+    own, work = arrays_for(scheme, params, like=a["pos"], dtype=None, xp=xp)
+    return scheme.key_bias(row(a["pos"]), params=per_head(scheme, own, dtype=work, xp=xp), xp=xp)
+
+
 def _transform(scheme: PositionScheme, a: Arrays, params: Arrays, xp: Namespace) -> Array:
-    return posenc.transform(scheme, a["x"], a["pos"], role="query", params=params, xp=xp)
+    roles: tuple[Role, Role] = ("query", "key")
+    x, pos = a["x"], a["pos"]
+    return xp.concat(
+        [posenc.transform(scheme, x, pos, role=role, params=params, xp=xp) for role in roles]
+    )
 
 
 def _embedding(scheme: PositionScheme, a: Arrays, params: Arrays, xp: Namespace) -> Array | None:
@@ -43,6 +56,7 @@ def _coordinates(scheme: PositionScheme, a: Arrays, params: Arrays, xp: Namespac
 
 _PARTS: Mapping[str, Callable[..., Array | None]] = {
     "bias": _bias,
+    "key_bias": _key_bias,
     "transform": _transform,
     "embedding": _embedding,
     "coordinates": _coordinates,
@@ -119,6 +133,89 @@ def gradients_of_the_bias_are_finite(subject: Subject, framework: Framework) -> 
 
 
 @law("framework")
+def gradients_of_parts_are_derivatives(subject: Subject, framework: Framework) -> None:
+    """The gradient of every part by every learned array is how it changes, near and far."""
+    if not framework.differentiable or not subject.params:
+        return
+    arrays = _arrays(subject, "float32")
+    scheme: Any = subject.scheme
+    parts = _present(subject, arrays)
+    if not parts:
+        return
+    whole, wide = _joined(scheme, parts), _widened(arrays)
+    ways = {name: _way(array, seed) for seed, (name, array) in enumerate(_learned(arrays).items())}
+    slopes = {name: _changes(whole, wide, name, way) for name, way in ways.items()}
+    # Every number weighs as much as every other, however fast it changes; none that hides does.
+    largest = np.max([np.abs(slope) for slope in slopes.values()], axis=0)
+    d_out = subject.normal(largest.shape, 9) / np.maximum(1, largest)
+    d_out = np.where(np.isfinite(largest), d_out, 0.0)
+    slopes = {name: np.where(d_out == 0, 0.0, slope) for name, slope in slopes.items()}
+
+    def wrong(d_out: Host) -> str:
+        """The learned array whose gradient of ``sum(d_out * parts)`` is none, in words, or none."""
+        _, found = framework.gradients(whole, arrays, d_out)
+        for name, slope in slopes.items():
+            along = float(np.sum(found[name].astype(np.float64) * ways[name]))
+            terms = d_out * slope
+            allowed = SUMMED * DIFFERENCES * max(1.0, float(np.linalg.norm(terms)))
+            if not abs(along - np.sum(terms)) <= allowed:
+                change = f"{np.sum(terms):.6g}, the gradient says {along:.6g}"
+                return f"along {name.removeprefix(_PARAM)} it changes by {change}"
+        return ""
+
+    if told := wrong(d_out):
+        raise AssertionError(f"{_where(d_out, wrong, subject, arrays)}: {told}")
+
+
+def _where(
+    d_out: Host, wrong: Callable[[Host], str], subject: Subject, arrays: Mapping[str, Host]
+) -> str:
+    """One number whose gradient is wrong by itself, found by halves; or all, if none is."""
+    some = np.flatnonzero(d_out)
+    while some.size > 1:
+        halves = np.array_split(some, 2)
+        alone = [half for half in halves if wrong(d_out * np.isin(np.arange(d_out.size), half))]
+        if not alone:
+            break
+        some = alone[0]
+    at, numpy, wide = int(some[0]), NumPy(), _widened(arrays)
+    for part in _present(subject, arrays):
+        answer = numpy.evaluate(_function(subject, part), wide)
+        assert answer is not None
+        if at < answer.values.size:
+            index = tuple(int(i) for i in np.unravel_index(at, answer.values.shape))
+            return f"{part} at {index} of positions {arrays['pos'].tolist()}"
+        at -= answer.values.size
+    raise AssertionError("no part has this number")
+
+
+def _learned(arrays: Mapping[str, Host]) -> dict[str, Host]:
+    return {name: a for name, a in arrays.items() if name.startswith(_PARAM)}
+
+
+def _widened(arrays: Mapping[str, Host]) -> dict[str, Host]:
+    """The same numbers in 64 bits."""
+    kinds = {"f": np.float64, "i": np.int64}
+    return {name: array.astype(kinds[array.dtype.kind]) for name, array in arrays.items()}
+
+
+def _way(array: Host, seed: int) -> Host:
+    return np.random.default_rng(seed).standard_normal(array.shape)
+
+
+def _changes(whole: Function, wide: Mapping[str, Host], name: str, way: Host) -> Host:
+    """The derivative of each number along a way, from two float64 values; NaN where -inf hides."""
+    ends = []
+    for step in (_STEP, -_STEP):
+        answer = NumPy().evaluate(whole, {**wide, name: wide[name] + step * way})
+        assert answer is not None
+        ends.append(answer.values)
+    with np.errstate(invalid="ignore"):
+        slope = (ends[0] - ends[1]) / (2 * _STEP)
+        return np.asarray(slope)
+
+
+@law("framework")
 def arguments_stay_as_they_were(subject: Subject, framework: Framework) -> None:
     """No part of a scheme writes to its arguments."""
     for part in _PARTS:
@@ -140,8 +237,8 @@ def narrow_floats_round_once(subject: Subject, framework: Framework) -> None:
         require(found.dtype == dtype, f"transform of {dtype} answers in {found.dtype}")
         rounded = framework.evaluate(_itself, {"x": wide.values}, cast={"x": dtype})
         assert rounded is not None
-        wrong = np.sum(found.values != rounded.values)
-        require(not wrong, f"{dtype}: {wrong} of {found.values.size} are not the float32 rounded")
+        # Queries come first, then keys, each (2, H, L, D).
+        require_equal(found.values, rounded.values, f"{dtype}, queries and keys at {arrays['pos']}")
 
 
 def _itself(xp: Namespace, arrays: Arrays) -> Array:

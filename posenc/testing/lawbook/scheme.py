@@ -5,22 +5,22 @@ from __future__ import annotations
 import copy
 import difflib
 import pickle
-from collections.abc import Iterable
 from dataclasses import FrozenInstanceError, fields, is_dataclass, replace
 from inspect import isfunction
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import array_api_compat.numpy as xp
 import numpy as np
 
 import posenc
 from posenc.params import Params
-from posenc.protocol import PositionScheme
+from posenc.protocol import PositionScheme, Role
 from posenc.testing.framework import Host, readonly
 from posenc.testing.law import law, require, require_equal
 from posenc.testing.subject import Subject
 
 _LENGTHS = (1, 96, 4096, 2**20)
+Answers: TypeAlias = "dict[str, Host | None]"
 _CLOSE = 0.75  # "bais" is that close to "bias", "base" is not
 
 
@@ -31,6 +31,10 @@ def scheme_is_a_frozen_value(subject: Subject) -> None:
     require(isinstance(scheme, PositionScheme), "not a PositionScheme")
     require(is_dataclass(scheme), "not a dataclass")
     before = _answers(subject)
+    scale = scheme.scale(subject.head_dim)
+    require(np.ndim(scale) == 0 and np.isfinite(scale), f"scale must be a finite number: {scale!r}")
+    for name, answer in before.items():
+        require(answer is None or not np.any(np.isnan(answer)), f"{name} is NaN, near or far")
     twins = {
         "replace": replace(scheme),
         "pickle": pickle.loads(pickle.dumps(scheme)),
@@ -39,7 +43,9 @@ def scheme_is_a_frozen_value(subject: Subject) -> None:
     }
     for how, twin in twins.items():
         require(twin == scheme and hash(twin) == hash(scheme), f"{how}: unequal, or another hash")
-        require(_same(_answers(replace(subject, scheme=twin)), before), f"{how}: another answer")
+        after = _answers(replace(subject, scheme=twin))
+        other = _differing(after, before)
+        require(not other, f"{how}: another {other}")
     for name in ["brand_new", *(field.name for field in fields(scheme))]:
         try:
             setattr(scheme, name, 0)
@@ -66,10 +72,33 @@ def schemes_share_no_state(subject: Subject) -> None:
     before = _answers(subject)
     for change, other in subject.variants():
         require(other != subject.scheme, f"equal in spite of {change}")
-        alike = _same(_variant(subject, other), before)
-        declared = _declared(other) != _declared(subject.scheme)
-        require(declared or not alike, f"answers alike in spite of {change}")
-        require(_same(_answers(subject), before), f"answers otherwise once {change} has answered")
+        alike = not _differing(_variant(subject, other), before)
+        # A field may steer params, constants, or first values alone.
+        idle = alike and _declared(other) == _declared(subject.scheme)
+        require(not idle or _drawn_otherwise(subject, other), f"answers alike in spite of {change}")
+        _require_unmoved(subject, before, f"{change} has answered")
+    for change, twin in subject.uncompared():
+        if twin == subject.scheme:  # and so what was compiled for one runs for the other
+            other_part = _differing(_variant(subject, twin), before)
+            require(not other_part, f"equal in spite of {change}, but another {other_part}")
+    for name, value in subject.params.items():
+        params = {**subject.params, name: readonly(1.25 * value + 0.01)}
+        after = _answers(replace(subject, params=params))
+        require(_differing(after, before), f"answers alike whatever {name} is")
+    if subject.params:
+        _require_unmoved(subject, before, "other params were given")
+
+
+def _require_unmoved(subject: Subject, before: Answers, once: str) -> None:
+    """The scheme's answers are still what they were."""
+    other = _differing(_answers(subject), before)
+    require(not other, f"another {other} once {once}")
+
+
+def _drawn_otherwise(subject: Subject, other: PositionScheme) -> bool:
+    """Whether another scheme's first values are others."""
+    own, theirs = (posenc.init_params(scheme) for scheme in (subject.scheme, other))
+    return any(not np.array_equal(own[name], theirs[name]) for name in own)
 
 
 def _declared(scheme: PositionScheme) -> dict[str, Any]:
@@ -81,7 +110,7 @@ def _shapes(scheme: PositionScheme) -> dict[str, tuple[int, ...]]:
     return {name: tuple(spec.shape) for name, spec in scheme.param_specs().items()}
 
 
-def _variant(subject: Subject, other: PositionScheme) -> list[Any]:
+def _variant(subject: Subject, other: PositionScheme) -> Answers:
     """What another scheme of the kind answers, on the same params if it takes them."""
     same = _shapes(other) == _shapes(subject.scheme)
     # A transform asks for its own number of channels.
@@ -97,7 +126,7 @@ def reads_what_it_declares(subject: Subject) -> None:
     """A scheme reads all of its params and constants, and nothing else."""
     scheme, pos = subject.scheme, np.arange(3)
     one, whole = _Recording(subject.of_head(0)), _Recording(subject.whole())
-    places = (pos / 8).astype(np.float32) if subject.gated else pos
+    places = subject.at(pos)
     x = subject.normal((3, subject.head_dim), 0).astype(np.float32)
     scheme.bias(places[:, None], places[None, :], params=one, xp=xp)
     scheme.key_bias(places, params=one, xp=xp)
@@ -154,31 +183,41 @@ class _Recording(Params):
         return super().__getitem__(name)
 
 
-def _answers(subject: Subject) -> list[Host | None]:
-    """All that a scheme says, near and far, on read-only arrays."""
+def _answers(subject: Subject) -> Answers:
+    """All that a scheme says, near and far, on read-only arrays, by name."""
     high = subject.reach[1]
     far = [p for p in (13, 100, 130, 1000, 2**17 + 1, high) if 12 < p <= high]
     pos = readonly([*range(min(12, high + 1)), *far])
-    places = readonly((pos / 8).astype(np.float32)) if subject.gated else pos
+    places = readonly(subject.at(pos))
     x = readonly(
         subject.normal((1, subject.heads, pos.size, subject.head_dim), 2).astype("float32")
     )
     hidden = readonly(subject.normal((1, 12, subject.width), 3).astype(np.float32))
     scheme, params = subject.scheme, subject.params
-    return [
-        subject.tile(places, places),
-        posenc.embedding(scheme, pos, params),
-        posenc.transform(scheme, x, pos, role="query", params=params),
-        posenc.transform(scheme, x, pos, role="key", params=params),
-        posenc.coordinates(scheme, hidden, params),
-        np.asarray([scheme.scale(dim) for dim in (subject.head_dim, 64)]),
-        *(
-            posenc.transform(scheme.at_length(length), x, pos, role="query", params=params)
-            for length in _LENGTHS
-        ),
-    ]
+
+    def turned(scheme: PositionScheme, role: Role) -> Host:
+        return np.asarray(posenc.transform(scheme, x, pos, role=role, params=params))
+
+    found = {
+        "bias": subject.tile(places, places),
+        "embedding": posenc.embedding(scheme, pos, params),
+        "transform of queries": turned(scheme, "query"),
+        "transform of keys": turned(scheme, "key"),
+        "coordinate": posenc.coordinates(scheme, hidden, params),
+        "scale": np.asarray([scheme.scale(dim) for dim in (subject.head_dim, 64)], np.float64),
+    }
+    longer = {length: scheme.at_length(length) for length in _LENGTHS}
+    return found | {
+        f"transform at length {length}": found["transform of queries"]
+        if other is scheme
+        else turned(other, "query")
+        for length, other in longer.items()
+    }
 
 
-def _same(left: Iterable[Host | None], right: Iterable[Host | None]) -> bool:
-    pairs = zip(left, right, strict=True)
-    return all(np.array_equal(cast(Host, a), cast(Host, b), equal_nan=False) for a, b in pairs)
+def _differing(left: Answers, right: Answers) -> str:
+    """The first answer that is not the same, by name; empty if all are."""
+    for name, answer in left.items():
+        if not np.array_equal(cast(Host, answer), cast(Host, right[name]), equal_nan=False):
+            return name
+    return ""

@@ -1,0 +1,524 @@
+"""Schemes that are wrong where nobody looks: far away, in long rows, in larger batches, once.
+
+Each is right in a few short sequences at small positions, and does one thing wrong elsewhere.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+from subjects import DIM, HEADS, MAX_LEN, Fading, Kerple, uniform
+
+import posenc
+from posenc import ParamSpec, PositionScheme
+from posenc.params import Params
+
+
+class Ours(posenc.ALiBi):
+    """The right one, to begin with."""
+
+
+def length(array, axis=-1):
+    """The size of an axis, 1 where there is none."""
+    return array.shape[axis] if array.ndim >= -axis else 1
+
+
+# Wrong in long rows.
+
+
+@dataclass(frozen=True)
+class LongRow(Kerple):
+    """Another bias in rows of more than 64 keys."""
+
+    most: ClassVar[int] = 64
+
+    def bias(self, q, k, *, params, xp):
+        found = super().bias(q, k, params=params, xp=xp)
+        return found if length(k) <= self.most else 1.5 * found
+
+
+@dataclass(frozen=True)
+class LongerRow(LongRow):
+    """Likewise, from the length that it was trained at."""
+
+    most: ClassVar[int] = 4096
+
+
+@dataclass(frozen=True)
+class LongColumn(Kerple):
+    """Another bias for more than 64 queries at once."""
+
+    def bias(self, q, k, *, params, xp):
+        found = super().bias(q, k, params=params, xp=xp)
+        return found if length(q, -2) <= 64 else 1.5 * found
+
+
+@dataclass(frozen=True)
+class Normalised(Kerple):
+    """Divided by the length of the row, which few keys hide in float32."""
+
+    def bias(self, q, k, *, params, xp):
+        found = super().bias(q, k, params=params, xp=xp)
+        return found / max(1.0, length(k) / 512)
+
+
+@dataclass(frozen=True)
+class LongKeys(Ours):
+    """Another key bias for more than 64 keys."""
+
+    def key_bias(self, k, *, params, xp):
+        found = super().key_bias(k, params=params, xp=xp)
+        return found if length(k) <= 64 else 2 * found
+
+
+@dataclass(frozen=True)
+class LongTurn(posenc.RoPE):
+    """Turned otherwise in sequences of more than 64 tokens."""
+
+    def transform(self, x, pos, *, role, params, xp):
+        at = pos if x.shape[-2] <= 64 else 2 * pos
+        return super().transform(x, at, role=role, params=params, xp=xp)
+
+
+@dataclass(frozen=True)
+class LongEmbedding(posenc.Sinusoidal):
+    """Less of it in sequences of more than 64 tokens."""
+
+    def embedding(self, pos, *, params, xp):
+        found = super().embedding(pos, params=params, xp=xp)
+        return found if pos.shape[-1] <= 64 else found / 2
+
+
+@dataclass(frozen=True)
+class LongGate(Fading):
+    """Gates less their number, in sequences of more than 64 tokens."""
+
+    def gate(self, x, *, params, xp):
+        found = super().gate(x, params=params, xp=xp)
+        return found if x.shape[-2] <= 64 else found * (64 / x.shape[-2])
+
+
+# Wrong in larger batches.
+
+
+@dataclass(frozen=True)
+class CrowdedGate(Fading):
+    """A gate that looks at its batch from three rows on."""
+
+    def gate(self, x, *, params, xp):
+        if x.shape[0] >= 3:
+            x = x - xp.mean(x, axis=0, keepdims=True)
+        return super().gate(x, params=params, xp=xp)
+
+
+@dataclass(frozen=True)
+class Crowded(Kerple):
+    """A bias that looks at its batch from three rows on."""
+
+    def bias(self, q, k, *, params, xp):
+        found = super().bias(q, k, params=params, xp=xp)
+        return found if length(q, -4) < 3 else 1.5 * found
+
+
+@dataclass(frozen=True)
+class CrowdedTurn(posenc.RoPE):
+    """Turned by the positions of the first row, from three rows on."""
+
+    def transform(self, x, pos, *, role, params, xp):
+        at = pos[:1, ...] if pos.ndim > 1 and pos.shape[0] >= 3 else pos
+        return super().transform(x, at, role=role, params=params, xp=xp)
+
+
+@dataclass(frozen=True)
+class CrowdedEmbedding(posenc.Sinusoidal):
+    """The positions of the first row for all, from three rows on."""
+
+    def embedding(self, pos, *, params, xp):
+        at = pos[:1, ...] + 0 * pos if pos.ndim > 1 and pos.shape[0] >= 3 else pos
+        return super().embedding(at, params=params, xp=xp)
+
+
+@dataclass(frozen=True)
+class FewHeads(posenc.RoPE):
+    """Turned otherwise where heads share their keys."""
+
+    def transform(self, x, pos, *, role, params, xp):
+        at = pos if length(x, -3) > 1 else 2 * pos
+        return super().transform(x, at, role=role, params=params, xp=xp)
+
+
+# Wrong far away.
+
+
+@dataclass(frozen=True)
+class FarKeys(Ours):
+    """A key bias that is untrue between distances that few look at."""
+
+    near: ClassVar[int] = 6000
+    far: ClassVar[int] = 2**19
+
+    def bias(self, q, k, *, params, xp):
+        found = super().bias(q, k, params=params, xp=xp)
+        between = (xp.abs(q - k) > self.near) & (xp.abs(q - k) < self.far)
+        return xp.where(between, 1.25 * found, found)
+
+
+@dataclass(frozen=True)
+class MidKeys(FarKeys):
+    """Likewise, within the context that it was trained at."""
+
+    near: ClassVar[int] = 100
+    far: ClassVar[int] = 450
+
+
+@dataclass(frozen=True)
+class VeryFarKeys(FarKeys):
+    """Likewise, from further away than any context."""
+
+    near: ClassVar[int] = 2**21
+    far: ClassVar[int] = 2**29
+
+
+@dataclass(frozen=True)
+class NegativeKeys(Ours):
+    """A key bias that is untrue at negative positions."""
+
+    def key_bias(self, k, *, params, xp):
+        found = super().key_bias(k, params=params, xp=xp)
+        return xp.where(k < 0, 1.5 * found, found)
+
+
+@dataclass(frozen=True)
+class OneHeadsKeys(Ours):
+    """A key bias that is untrue for the heads in the middle."""
+
+    def key_bias(self, k, *, params, xp):
+        found, m = super().key_bias(k, params=params, xp=xp), params["slopes"]
+        return xp.where((m > 2**-7) & (m < 2**-3), 1.5 * found, found)
+
+
+@dataclass(frozen=True)
+class AbsoluteMidway(Kerple):
+    """Not relative where distances are some hundreds to some thousands."""
+
+    def bias(self, q, k, *, params, xp):
+        found = super().bias(q, k, params=params, xp=xp)
+        d = xp.abs(q - k)
+        return xp.where((d > 300) & (d < 5000) & (q % 2 == 0), 1.5 * found, found)
+
+
+@dataclass(frozen=True)
+class AbsoluteFar(Kerple):
+    """Not relative once a query is 5000 tokens in."""
+
+    def bias(self, q, k, *, params, xp):
+        found = super().bias(q, k, params=params, xp=xp)
+        return xp.where((q > 5000) & (q < 2**17), 1.5 * found, found)
+
+
+@dataclass(frozen=True)
+class AbsoluteBelow(Kerple):
+    """Not relative at negative positions."""
+
+    def bias(self, q, k, *, params, xp):
+        found = super().bias(q, k, params=params, xp=xp)
+        return xp.where(k < 0, 1.5 * found, found)
+
+
+@dataclass(frozen=True)
+class Floating(Kerple):
+    """The difference of positions in float32, which ends at 2**24."""
+
+    def bias(self, q, k, *, params, xp):
+        a = params["a"]
+        distance = xp.abs(xp.astype(q, xp.float32) - xp.astype(k, xp.float32))
+        return -params["p"] * xp.log1p(a * xp.astype(distance, a.dtype))
+
+
+@dataclass(frozen=True)
+class FarNaN(Kerple):
+    """NaN at one distance, which no context reaches."""
+
+    def bias(self, q, k, *, params, xp):
+        found = super().bias(q, k, params=params, xp=xp)
+        return xp.where(xp.abs(q - k) == 4095, xp.nan * found, found)
+
+
+@dataclass(frozen=True)
+class BandNaN(Kerple):
+    """NaN between distances that few look at."""
+
+    def bias(self, q, k, *, params, xp):
+        d = xp.astype(xp.abs(q - k), params["a"].dtype)
+        return -params["p"] * xp.sqrt((d - 700) * (d - 5000))
+
+
+@dataclass(frozen=True)
+class FarFromRight(Kerple):
+    """A gradient that is stopped beyond 100 tokens."""
+
+    def bias(self, q, k, *, params, xp):
+        own = {name: stopped(a, xp) for name, a in params.items()}
+        near = super().bias(q, k, params=params, xp=xp)
+        far = super().bias(q, k, params=Params(own, params.dtype), xp=xp)
+        return xp.where(xp.abs(q - k) > 100, far, near)
+
+
+def stopped(array, xp):
+    if hasattr(array, "detach"):
+        return array.detach()
+    if "jax" not in xp.__name__:
+        return array
+    import jax
+
+    return jax.lax.stop_gradient(array)
+
+
+@dataclass(frozen=True)
+class FarFromRightTurn(PositionScheme):
+    """A transform whose gradient is stopped from position 100 on."""
+
+    def param_specs(self):
+        return {"rate": ParamSpec((HEADS,), uniform(0.1, 0.5))}
+
+    def transform(self, x, pos, *, role, params, xp):
+        if role == "key":
+            return x
+        rate = params["rate"]
+        far = xp.astype(xp.abs(pos) > 100, rate.dtype)[..., None]
+        rate = far * stopped(rate, xp) + (1 - far) * rate
+        grown = 1 + rate * xp.log1p(xp.astype(xp.abs(pos), rate.dtype))[..., None]
+        return xp.astype(xp.astype(x, rate.dtype) * grown, x.dtype)
+
+
+# Wrong in one dtype.
+
+
+@dataclass(frozen=True)
+class NarrowKeys(posenc.RoPE):
+    """Keys turned in bfloat16, where they are."""
+
+    def transform(self, x, pos, *, role, params, xp):
+        if role == "query" or "bfloat16" not in str(x.dtype):
+            return super().transform(x, pos, role=role, params=params, xp=xp)
+        sin, cos = (xp.astype(a, x.dtype) for a in self._turns.sincos(pos, dtype=xp.float32, xp=xp))
+        half = x.shape[-1] // 2
+        first, second = x[..., :half], x[..., half:]
+        return xp.concat([first * cos - second * sin, second * cos + first * sin], axis=-1)
+
+
+@dataclass(frozen=True)
+class WritingKeys(posenc.RoPE):
+    """Turns keys where they lie, if it can."""
+
+    def transform(self, x, pos, *, role, params, xp):
+        found = super().transform(x, pos, role=role, params=params, xp=xp)
+        if role == "key" and "torch" in xp.__name__ and not x.requires_grad:
+            x.copy_(found)
+        return found
+
+
+@dataclass(frozen=True)
+class NeverDouble(PositionScheme):
+    """A learned embedding that is float32 in its heart."""
+
+    max_len: int = MAX_LEN
+
+    def param_specs(self):
+        return {"table": ParamSpec((self.max_len, DIM), per_head=False)}
+
+    def embedding(self, pos, *, params, xp):
+        found = xp.astype(params["table"], xp.float32)
+        rows = xp.take(found, xp.reshape(pos, (-1,)), axis=0)
+        return xp.astype(xp.reshape(rows, (*pos.shape, DIM)), params["table"].dtype)
+
+
+@dataclass(frozen=True)
+class SingleBias(Kerple):
+    """A bias that is float32 in its heart."""
+
+    def bias(self, q, k, *, params, xp):
+        own = {name: xp.astype(a, xp.float32) for name, a in params.items()}
+        found = super().bias(q, k, params=Params(own, xp.float32), xp=xp)
+        return xp.astype(found, params["a"].dtype)
+
+
+@dataclass(frozen=True)
+class SingleTurn(posenc.RoPE):
+    """A rotation that is float32 in its heart."""
+
+    def transform(self, x, pos, *, role, params, xp):
+        found = super().transform(xp.astype(x, xp.float32), pos, role=role, params=params, xp=xp)
+        return xp.astype(found, x.dtype)
+
+
+@dataclass(frozen=True)
+class WideKeys(Ours):
+    """A key bias in float64, always."""
+
+    def key_bias(self, k, *, params, xp):
+        return xp.astype(super().key_bias(k, params=params, xp=xp), xp.float64)
+
+
+@dataclass(frozen=True)
+class OtherKeys(Ours):
+    """Another key bias outside of NumPy."""
+
+    def key_bias(self, k, *, params, xp):
+        found = super().key_bias(k, params=params, xp=xp)
+        return found if "numpy" in xp.__name__ else 1.01 * found
+
+
+# Keeps what it should not.
+
+
+KEPT = {}
+
+
+@dataclass(frozen=True)
+class StaleParams(Kerple):
+    """Keeps the logarithm of a param: another step of training, the same bias."""
+
+    def bias(self, q, k, *, params, xp):
+        key = (self, xp.__name__, tuple(params["a"].shape), str(params["a"].dtype))
+        if "numpy" not in xp.__name__:
+            return super().bias(q, k, params=params, xp=xp)
+        own = {"p": params["p"], "a": KEPT.setdefault(key, params["a"])}
+        _ = params["a"]
+        return super().bias(q, k, params=Params(own, params.dtype), xp=xp)
+
+
+@dataclass(frozen=True)
+class StaleShape(Kerple):
+    """Keeps the bias of the last square tile under its shape."""
+
+    def bias(self, q, k, *, params, xp):
+        found = super().bias(q, k, params=params, xp=xp)
+        if "numpy" not in xp.__name__ or params["a"].ndim == 0:
+            return found
+        return KEPT.setdefault((self, found.shape, str(found.dtype)), found)
+
+
+@dataclass(frozen=True)
+class Tiring(Kerple):
+    """Answers otherwise after some hundred calls."""
+
+    calls: list = field(default_factory=list, compare=False, repr=False)
+
+    def bias(self, q, k, *, params, xp):
+        self.calls.append(0)
+        found = super().bias(q, k, params=params, xp=xp)
+        return found * (1 + 1e-3 * (len(self.calls) // 100))
+
+
+@dataclass(frozen=True)
+class Uncompared(Kerple):
+    """A field that steers, and is not compared: what was compiled for one is run for the other."""
+
+    strength: float = field(default=1.0, compare=False)
+
+    def bias(self, q, k, *, params, xp):
+        return self.strength * super().bias(q, k, params=params, xp=xp)
+
+
+# Wrong elsewhere.
+
+
+@dataclass(frozen=True)
+class NaNScale(Kerple):
+    """Scores that are not a number."""
+
+    def scale(self, head_dim):
+        return math.nan
+
+
+@dataclass(frozen=True)
+class ArrayScale(Kerple):
+    """A scale that is an array."""
+
+    def scale(self, head_dim):
+        return np.ones(HEADS)
+
+
+@dataclass(frozen=True)
+class Counted(Fading):
+    """A gate that is closed at the first token in memory."""
+
+    def gate(self, x, *, params, xp):
+        found = super().gate(x, params=params, xp=xp)
+        first = xp.astype(xp.arange(x.shape[-2]) > 0, found.dtype)
+        return found * first[:, None]
+
+
+@dataclass(frozen=True)
+class MiddleHeads(Kerple):
+    """Heads that look at their neighbours', but for the first and the last."""
+
+    def bias(self, q, k, *, params, xp):
+        a = params["a"]
+        if a.ndim < 3:
+            return super().bias(q, k, params=params, xp=xp)
+        a = xp.concat([a[:1], a[2:3], a[1:2], *([a[3:]] if a.shape[0] > 3 else [])], axis=0)
+        own = Params({"p": params["p"], "a": a}, params.dtype)
+        return super().bias(q, k, params=own, xp=xp)
+
+
+@dataclass(frozen=True)
+class Forward(Kerple):
+    """A bias of the key's place in memory, in rows of some keys."""
+
+    def bias(self, q, k, *, params, xp):
+        found = super().bias(q, k, params=params, xp=xp)
+        if length(k) < 9:
+            return found
+        return found * (1 + xp.arange(length(k), dtype=found.dtype) / 100)
+
+
+# Case -> scheme, by the name of the law that tells.
+WRONG: dict[str, PositionScheme] = {
+    "tile_is_slice (64 keys)": LongRow(),
+    "tile_is_slice (4096 keys)": LongerRow(),
+    "tile_is_slice (64 queries)": LongColumn(),
+    "tile_is_slice (by its length)": Normalised(),
+    "tile_is_slice (place in memory)": Forward(),
+    "tile_is_slice (key_bias)": LongKeys(HEADS),
+    "tile_is_slice (batch)": Crowded(),
+    "bias_is_elementwise (heads between)": MiddleHeads(),
+    "bias_is_elementwise (kept by shape)": StaleShape(),
+    "bias_is_elementwise (calls)": Tiring(),
+    "bias_is_finite_or_hides (one distance)": FarNaN(),
+    "bias_is_finite_or_hides (band)": BandNaN(),
+    "bias_is_finite_or_hides (float64 key_bias)": WideKeys(HEADS),
+    "relative_is_as_claimed (distances between)": AbsoluteMidway(),
+    "relative_is_as_claimed (far)": AbsoluteFar(),
+    "relative_is_as_claimed (negative)": AbsoluteBelow(),
+    "relative_is_as_claimed (float32)": Floating(),
+    "key_bias_is_as_claimed (6000 to 2**19)": FarKeys(HEADS),
+    "key_bias_is_as_claimed (100 to 450)": MidKeys(HEADS),
+    "key_bias_is_as_claimed (beyond 2**21)": VeryFarKeys(HEADS),
+    "key_bias_is_as_claimed (negative)": NegativeKeys(HEADS),
+    "key_bias_is_as_claimed (some heads)": OneHeadsKeys(HEADS),
+    "transform_is_row_local (64 tokens)": LongTurn(DIM),
+    "transform_is_row_local (batch)": CrowdedTurn(DIM),
+    "transform_is_row_local (heads that share)": FewHeads(DIM),
+    "embedding_is_one_row_a_position (64 tokens)": LongEmbedding(DIM),
+    "embedding_is_one_row_a_position (batch)": CrowdedEmbedding(DIM),
+    "gate_is_row_local (64 tokens)": LongGate(),
+    "gate_is_row_local (batch)": CrowdedGate(),
+    "gate_is_row_local (place in memory)": Counted(),
+    "float32_is_float64_rounded (embedding)": NeverDouble(),
+    "float32_is_float64_rounded (bias)": SingleBias(),
+    "float32_is_float64_rounded (transform)": SingleTurn(DIM),
+    "narrow_floats_round_once (keys)": NarrowKeys(DIM),
+    "arguments_stay_as_they_were (keys)": WritingKeys(DIM),
+    "answers_as_numpy_does (key_bias)": OtherKeys(HEADS),
+    "gradients_of_parts_are_derivatives (bias)": FarFromRight(),
+    "gradients_of_parts_are_derivatives (transform)": FarFromRightTurn(),
+    "schemes_share_no_state (params)": StaleParams(),
+    "schemes_share_no_state (not compared)": Uncompared(),
+    "scheme_is_a_frozen_value (NaN)": NaNScale(),
+    "scheme_is_a_frozen_value (scale)": ArrayScale(),
+}
