@@ -11,8 +11,11 @@ from subjects import DIM, HEADS, SUBJECTS, heads, normal
 
 import posenc
 from posenc.testing import laws, parametrize_laws
+from posenc.testing.tolerances import rounding_bound
 
-SHIFTED = 1e-12  # float64 rounding of a rotation, whose scores are below 10
+# Sums of DIM products below 10, two results, each channel turned by sines and cosines of four
+# roundings: docs/exactness.md.
+SHIFTED = 2 * rounding_bound(8 * DIM, 10, "float64")
 
 # A compiler takes a second for each function: gates, a rotation with a bias, a table, a learned
 # number meet it here, every other scheme in the long run.
