@@ -57,24 +57,45 @@ CASES = {
 }
 STEERING = [name for name, scheme in SUBJECTS.items() if steers_attention(scheme)] + ["nope"]
 ONE_OF_EACH = [*{type(SUBJECTS[name]): name for name in STEERING}.values()]
-# A learned array, gates and a table meet every case; JAX compiles each call for about a second, so
-# there the others meet the two cases that have all the rest in them.
-THOROUGH = ["alibi-learned", "forgetting", "t5"]
+# A learned array, gates and a table: between them they meet every case where time is short.
+THOROUGH = ["t5", "forgetting", "alibi-learned"]
+
+
+def in_turn(names, place):
+    """Every third of ``names``, from ``place`` on, and the one that has all the rest in it."""
+    return [*dict.fromkeys([*list(names)[place % 3 :: 3], "everything"])]
 
 
 def grid(route):
-    """Subjects, cases and dtypes for one path."""
-    half = [("everything", "bfloat16")]
-    wide = [("causal", "float64"), ("everything", "float64")]
-    every = [(case, "float32") for case in CASES]
-    if route.framework.name != "jax":
-        return [(s, *at) for s in STEERING for at in every + wide + half]
-    some = [("causal", "float32"), ("everything", "float32")]
-    if route.path == "reference":  # as in the core: its sharing of code is the reason
-        return [(s, *some[1]) for s in ONE_OF_EACH]
-    pairs = [(s, *at) for s in ONE_OF_EACH for at in some + half]
-    pairs += [(s, *at) for s in THOROUGH for at in every + wide[1:] + half]
-    return list(dict.fromkeys(pairs))
+    """Subjects, cases and dtypes for one path.
+
+    Each subject meets the causal case, the one with everything, and a third of the others; the
+    three of ``THOROUGH`` meet all. JAX compiles each call for about a second, and FlexAttention
+    without its compiler takes a fifth: there one subject of each class meets the causal case, and
+    everything in half precision.
+    """
+    wide, half = [("everything", "float64")], [("everything", "bfloat16")]
+    if route.framework.name == "jax" and route.path == "reference":  # the code of the core
+        return [(s, "everything", "float32") for s in ONE_OF_EACH]
+    if route.framework.name == "jax" or route.path == "flex":
+        found = [(s, *at) for s in ONE_OF_EACH for at in [("causal", "float32"), *half]]
+        for place, s in enumerate(THOROUGH):
+            found += [(s, case, "float32") for case in in_turn(CASES, place)]
+            found += [(s, *at) for at in wide + half]
+        return list(dict.fromkeys(found))
+    found = []
+    for place, s in enumerate(STEERING):
+        cases = CASES if s in THOROUGH else dict.fromkeys(["causal", *in_turn(CASES, place)])
+        found += [(s, case, "float32") for case in cases]
+        found += [(s, *at) for at in [("causal", "float64"), *wide, *half]]
+    return found
+
+
+def calls(route):
+    """Every call of one path, and whether it is tried each time or in the long run alone."""
+    soon = grid(route)
+    every = [(s, case, "float32") for s in STEERING for case in CASES]
+    return [(call, True) for call in soon] + [(c, False) for c in every if c not in soon]
 
 
 def tensors_of(scheme, case, seed=0):

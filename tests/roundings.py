@@ -16,13 +16,15 @@ import numpy as np
 import posenc
 from posenc.evaluate import is_gated
 from posenc.testing.problem import Problem
+from posenc.testing.tolerances import UNIT, rounding_bound
 
-# Half a unit of the last place of 1, and the smallest number that is not rounded to zero.
-UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+# The smallest number that is not rounded to zero.
 SMALLEST = {"float64": 0.0, "float32": 1e-37, "float16": 2.0**-24, "bfloat16": 1e-37}
-# How many roundings a number goes through: a rotation has four, an exponential two, sums of 16
-# channels and of 40 keys grow like their root, and casts come before and after each product.
-STEPS = 8
+# In the working float a rotation has four roundings, an exponential two, a sum one for each of up
+# to 16 channels or 40 keys. In half precision are those of queries and keys before and after they
+# are turned, of the score, the weight, the value and the result.
+STEPS = {dtype: rounding_bound(4 + 2 + 16 + 40, 1, dtype) for dtype in ("float64", "float32")}
+CASTS = {dtype: rounding_bound(8, 1, dtype) for dtype in ("float16", "bfloat16")}
 
 
 class Bounds(NamedTuple):
@@ -36,19 +38,14 @@ def bounds(problem: Problem, d_out: Any, dtypes: Mapping[str, str]) -> Bounds:
     """For ``dtypes`` of tensors and params by name, and gradients of ``sum(d_out * result)``."""
     used = {dtype for name, dtype in dtypes.items() if "coords" not in name}
     work = "float64" if "float64" in used else "float32"
-    unit = STEPS * (UNIT[work] if work == "float64" else max(map(UNIT.get, used)))
+    unit = max(STEPS[work], *(CASTS.get(dtype, 0.0) for dtype in used if work == "float32"), 0.0)
     tiny = max(SMALLEST[dtype] for dtype in used)
     call = _prepared(problem, problem.params)
     group = call.q.shape[1] // call.k.shape[1]
-    keys, v = (np.repeat(a, group, axis=1) for a in (call.k, call.v))
-    shape = (*call.q.shape[:3], keys.shape[2])
-    bias, seen = (
-        np.broadcast_to(default if a is None else a, shape)
-        for a, default in zip(call.allowed_bias(), (0.0, True), strict=True)
-    )
-    error = unit * _size(call, keys, bias, seen) + STEPS * UNIT[work] * _bias_size(problem, bias)
+    keys, v, bias, seen = _spread(call)
+    error = unit * _size(call, keys, bias, seen) + STEPS[work] * _bias_size(problem, bias)
     scores = call.scale * call.q @ keys.mT + bias
-    weights, moved = _softmax(scores, seen, error)
+    weights, moved = softmax(scores, seen, error)
     moved = np.where(seen, moved + unit * weights + tiny, 0)
     most = weights + moved
 
@@ -74,6 +71,26 @@ def bounds(problem: Problem, d_out: Any, dtypes: Mapping[str, str]) -> Bounds:
         gradients |= _through_params(problem, slope, toward_q, toward_k, group)
     gradients = {name: bound + tiny for name, bound in gradients.items()}
     return Bounds((moved + unit * most) @ np.abs(v) + tiny, gradients)
+
+
+def products_of(problem: Problem) -> tuple[Any, Any, Any, Any]:
+    """What scores are the sums of ``(B, H, Q, K, D)``, finite biases, who is seen, and values."""
+    call = _prepared(problem, problem.params)
+    keys, v, bias, seen = _spread(call)
+    products = call.scale * call.q[:, :, :, None] * keys[:, :, None]
+    return products, np.where(seen & np.isfinite(bias), bias, 0), seen & np.isfinite(bias), v
+
+
+def _spread(call: Any) -> tuple[Any, Any, Any, Any]:
+    """Keys and values of every head, biases and who is seen of every pair."""
+    group = call.q.shape[1] // call.k.shape[1]
+    keys, v = (np.repeat(a, group, axis=1) for a in (call.k, call.v))
+    shape = (*call.q.shape[:3], keys.shape[2])
+    bias, seen = (
+        np.broadcast_to(default if a is None else a, shape)
+        for a, default in zip(call.allowed_bias(), (0.0, True), strict=True)
+    )
+    return keys, v, bias, seen
 
 
 def _prepared(problem: Problem, params: Mapping[str, Any]) -> Any:
@@ -106,7 +123,7 @@ def _bias_size(problem: Problem, bias: Any) -> Any:
     return 2 * np.sum(each, axis=1)[:, :, None, None] + np.abs(bias)
 
 
-def _softmax(scores: Any, seen: Any, error: Any) -> tuple[Any, Any]:
+def softmax(scores: Any, seen: Any, error: Any) -> tuple[Any, Any]:
     """Weights, and how far scores off by ``error`` move them, however large it is."""
     scores = np.where(seen, scores, -np.inf)
     highest = np.max(scores, axis=-1, keepdims=True)

@@ -8,14 +8,15 @@ import mpmath
 import numpy as np
 import pytest
 from frameworks import FRAMEWORKS, HAS
+from oracles import LIMITS
 
 import posenc
 from posenc.angles import Turns, frequencies
+from posenc.testing.tolerances import UNIT
 
-# A quarter turn in 32-bit fixed point, and one float32 sine of at most 1/8 turn: 1.5e-7 together.
-FLOAT32 = 3e-7
-# 64-bit fixed point up to 2**30; beyond, positions lose bits in float64 no sooner than at 2**53.
-FLOAT64 = 1e-15
+# What docs/exactness.md promises, with its reasons in ``oracles``: four roundings of 1. Fixed
+# point keeps that up to 2**30; beyond, positions lose bits in float64 no sooner than at 2**53.
+FLOAT32, FLOAT64 = (LIMITS["bounded"][d] * UNIT[d] for d in ("float32", "float64"))
 
 FAR = [0, 1, -1, 3, 255, 256, 257, 2**20 + 1, -(2**20) - 1, 10**6, 2**24, -(2**24), 2**24 - 1]
 FARTHEST = [-(2**30), 2**30 - 1, -(2**30) + 7, 2**29 + 12345]

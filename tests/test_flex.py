@@ -19,7 +19,7 @@ from posenc.call import prepare
 from posenc.negligible import negligible
 from posenc.positions import packed, visible
 from posenc.testing import Problem, assert_near, frameworks
-from posenc.testing.tolerances import PATHS
+from posenc.testing.tolerances import PATHS, UNIT, attention_bound
 
 if not require("torch"):
     pytest.skip("torch is not installed", allow_module_level=True)
@@ -99,9 +99,9 @@ def test_blocks_that_leave_no_trace_are_not_computed(options):
         attend(STEEP, "flex", arrays, skip_blocks=skip, **options) for skip in (True, False)
     )
     expected = attend(STEEP, "reference", arrays, **options)
-    assert_near(found.numpy(), expected.numpy(), FLOAT32)
-    # Half a rounding is left out, and sums in another order round anew.
-    assert_near(found.numpy(), every.numpy(), 4 * torch.finfo(torch.float32).eps)
+    two = 2 * attention_bound("float32", keys=1300)  # sums in another order round anew
+    assert_near(found.numpy(), expected.numpy(), two)
+    assert_near(found.numpy(), every.numpy(), two + UNIT["float32"])  # half a rounding is left out
 
 
 def test_steep_heads_look_at_few_blocks():
@@ -166,6 +166,7 @@ def test_the_compiled_kernel_keeps_differences_of_a_bias_far_away(dtype):
     where = {"q_pos": torch.arange(1000, 1004), "k_pos": torch.arange(6)}
     found = attend(scheme, "flex", arrays, **where)
     expected = attend(scheme, "reference", arrays, **where)
+    # Weights and results of either are rounded once; what a score rounds to is the same.
     assert_near(found.float().numpy(), expected.float().numpy(), 2 * torch.finfo(dtype).eps)
 
 

@@ -12,7 +12,7 @@ from subjects import SUBJECTS, normal, params_of
 
 import posenc
 from posenc.call import prepare
-from posenc.testing.tolerances import PATHS, SUMMED, assert_near
+from posenc.testing.tolerances import PATHS, SUMMED, UNIT, assert_near, attention_bound
 
 jax = pytest.importorskip("jax")
 jnp = jax.numpy
@@ -81,7 +81,7 @@ def test_blocks_that_round_to_nothing_are_left_out(defined, monkeypatch):
     assert every == 2 * 4 * 10 * 11 / 2
     assert some < 0.6 * every
     # What is left out weighs less than half a rounding; the rest is summed in another order.
-    assert_near(out[0], out[1], 2**-22)
+    assert_near(out[0], out[1], UNIT["float32"] + 2 * attention_bound("float32", keys=80))
 
 
 def test_bounds_of_keys_and_of_queries_hold_the_same_pairs(defined, monkeypatch):

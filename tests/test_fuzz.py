@@ -126,7 +126,7 @@ def test_the_reference_is_its_definition(layout, filling):
 
 
 @pytest.mark.parametrize(("framework", "path"), EAGER)
-@times(150)
+@times(60)
 @given(st.data())
 def test_a_path_equals_the_reference(framework, path, data):
     problem = fill(data.draw(layouts()), data.draw(fillings))
@@ -141,7 +141,7 @@ def no_compiled_calls_left():
 
 
 @pytest.mark.parametrize(("framework", "path"), COMPILED)
-@times(10)
+@times(6)
 @given(st.data())
 def test_a_compiled_path_equals_the_reference(framework, path, data):
     layout = data.draw(layouts(sizes=SIZES))
@@ -170,7 +170,7 @@ def test_blocks_that_jax_leaves_out_hold_nothing_to_see(layout):
 
 
 @pytest.mark.parametrize(("framework", "path"), EAGER)
-@times(40)
+@times(20)
 @given(st.data())
 def test_tensors_of_several_dtypes(framework, path, data):
     check_mixed(data, framework, path, data.draw(layouts()))

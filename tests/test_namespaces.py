@@ -10,6 +10,7 @@ from subjects import DIM, SUBJECTS, WIDTH, heads, normal, params_of
 import posenc
 from posenc.evaluate import is_gated
 from posenc.testing import assert_near
+from posenc.testing.tolerances import ROUNDED
 
 POS = np.asarray([[0, 1, 2, 3, 40, 5], [9, 0, 7, 7, 3, 63]])
 
@@ -114,4 +115,4 @@ def test_a_result_can_be_asked_for_in_a_dtype(subject):
         run = posenc.embedding if function is of_embedding else posenc.bias
         found = run(scheme, *([pos] if run is posenc.embedding else pos), params, dtype=np.float64)
         assert found.dtype == np.float64
-        assert_near(found, wide, 1e-6)  # params were rounded to float32 in one of them
+        assert_near(found, wide, ROUNDED)  # params were rounded to float32 in one of them

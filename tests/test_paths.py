@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from cases import CASES, Case, expected, grid, tensors_of
+from cases import CASES, Case, calls, expected, tensors_of
 from frameworks import FUSED, HAS
 from frameworks import route as named
 from subjects import DIM, HEADS, SUBJECTS, normal, params_of
@@ -14,9 +14,11 @@ from posenc.testing.tolerances import PATHS, SUMMED, assert_near
 CALLS = [
     pytest.param(None, None, None, None, marks=found.marks, id=found.id)
     if (route := found.values[0]) is None
-    else pytest.param(route, *call, id="-".join((str(route), *call)))
+    else pytest.param(
+        route, *call, id="-".join((str(route), *call)), marks=[pytest.mark.long] * (not soon)
+    )
     for found in FUSED
-    for call in (grid(found.values[0]) if found.values[0] else [()])
+    for call, soon in (calls(found.values[0]) if found.values[0] else [((), True)])
 ]
 
 

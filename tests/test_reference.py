@@ -13,11 +13,11 @@ from subjects import DIM, HEADS, SUBJECTS, Fence, normal, params_of
 import posenc
 from posenc.evaluate import is_gated
 from posenc.testing import assert_near
+from posenc.testing.tolerances import PATHS, rounding_bound
 
-# Sums of 8 channels and 20 keys in another order, in float64.
-FLOAT64 = 1e-13
-# A float16 has 11 bits; the result, of size 3, is rounded once.
-FLOAT16 = 2e-3
+FLOAT64 = 2 * PATHS["float64"]  # either is rounded
+# The result is rounded, and float32 sums, of less than a rounding.
+FLOAT16 = rounding_bound(2, 1, "float16")
 
 
 def sees(i, j, o):

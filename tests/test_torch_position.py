@@ -13,6 +13,7 @@ from subjects import DIM, HEADS, MAX_LEN, SUBJECTS, WIDTH, heads, normal, steers
 
 import posenc
 from posenc.testing import assert_near
+from posenc.testing.tolerances import PATHS
 
 if not HAS["torch"]:
     pytest.skip("torch is not installed", allow_module_level=True)
@@ -23,7 +24,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 import posenc_torch
 
-FLOAT32 = 3e-6
+FLOAT32 = PATHS["float32"]
 # A bfloat16 has 8 bits; the sum of two numbers up to 4 is rounded once.
 BFLOAT16 = 2.0**-7
 
@@ -184,7 +185,7 @@ def test_autocast_keeps_positions_precise(subject):
         x = torch.zeros(1, 6, width(module.scheme) or 4)
         embedded = module.embed(x)
     assert found.dtype == torch.float32
-    assert_near(found, expected, 4e-2)  # products of 8 bits
+    assert_near(found, expected, PATHS["bfloat16"])
     assert torch.equal(embedded, module.embed(x))
 
 
@@ -239,7 +240,7 @@ def test_float64_keys_are_turned_in_float64():
         except NotImplementedError as reason:
             assert path in PARTIAL or "no float64" in str(reason)  # noqa: PT017
             continue
-        np.testing.assert_allclose(got.numpy(), expected, atol=1e-14)
+        assert_near(got.numpy(), expected, PATHS["float64"])
 
 
 LAYERS = 3

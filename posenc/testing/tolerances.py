@@ -1,47 +1,88 @@
-"""How far two right computations may be apart, by dtype, with the reason for each number."""
+"""How far two right computations may be apart, by dtype, with the reason for each number.
+
+A reason is a bound: how many roundings, of numbers how large, in any order. It holds on every
+processor; what one of them rounded to is no reason.
+"""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
-PATHS = {
-    # Sums of 8 channels and 20 keys, in another order: some tens of roundings of 1e-16.
-    "float64": 1e-14,
-    # Likewise of 6e-8; rotations and exponentials add 1e-7 each.
-    "float32": 3e-6,
-    # Scores near 5, rotated queries and keys, and weights are all rounded to 11 bits, 5e-4.
-    "float16": 5e-3,
-    # The same to 8 bits, 4e-3.
-    "bfloat16": 4e-2,
-}
-"""Attention on one path beside the same on another, relative to the largest number, or to 1."""
+UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+"""The unit roundoff: one rounding changes a number by at most this part of it."""
 
-VALUES = {
-    # The same operations in the same order: only sines, exponentials and sums round otherwise.
-    "float64": 1e-14,
-    "float32": 2e-6,
-}
-"""A bias, a transform, an embedding or coordinates in two libraries, relative likewise."""
+
+def rounding_bound(terms: float, magnitude: float = 1.0, dtype: str = "float32") -> float:
+    """How far ``terms`` roundings, each of a number up to ``magnitude``, may move a result.
+
+    Each moves it by at most ``u * magnitude``, so all by at most ``terms * u * magnitude``. That
+    bounds a sum in any order, so on any instruction set, if ``magnitude`` is the sum of its
+    absolute values [1]_. Many roundings have both signs, and stay below ``4 * sqrt(terms)`` of
+    them [2]_. By Hoeffding's inequality that fails with probability ``2 * exp(-8)`` if each is as
+    large as it can be; where they are spread evenly it is seven standard deviations.
+
+    References
+    ----------
+    .. [1] Higham, Accuracy and Stability of Numerical Algorithms, 2002, section 4.2.
+    .. [2] Higham and Mary, A new approach to probabilistic rounding error analysis, SIAM Journal
+       on Scientific Computing 41 (5), 2019.
+    """
+    return min(terms, 4 * math.sqrt(terms)) * UNIT[dtype] * magnitude
+
+
+def attention_bound(dtype: str, *, channels: int = 8, keys: int = 20, score: float = 8.0) -> float:
+    """How far attention may be from its true value, relative to the largest number of the result.
+
+    An error ``e`` of a score moves the result by ``w * (v - result) * e``, whose first factors
+    are at most half of the largest value, since ``w * |v - result| <= 2 * w * (1 - w) * |v|``.
+    A score has a rounding for each product, each sum and each turned channel. Half precision
+    instead rounds queries and keys before and after they are turned, and the score, and sums in
+    float32. Weights and values are then summed over the keys; half precision rounds weights,
+    values and the result once more.
+    """
+    if dtype in ("float16", "bfloat16"):
+        return rounding_bound(5, score / 2, dtype) + rounding_bound(3, 1, dtype)
+    return rounding_bound(3 * channels, score / 2, dtype) + rounding_bound(2 * keys, 1, dtype)
+
+
+PATHS = {dtype: attention_bound(dtype) for dtype in UNIT}
+"""Attention on one path beside the definition, relative to the largest number, or to 1.
+
+For 8 channels, 20 keys and scores up to 8, as the laws and the tests have them: 104 roundings of
+float64 and float32, 6e-6, and 23 of half precision. Where a bias is larger, one rounding of it
+counts for many of these. ``tests/test_tolerances.py`` adds up the effects of all roundings in each
+of these calls.
+"""
+
+VALUES = {dtype: 2 * rounding_bound(64, 1, dtype) for dtype in ("float64", "float32")}
+"""A bias, a transform, an embedding or coordinates in two libraries, relative likewise.
+
+Coordinates have most roundings: 6 gates, each of 6 products and a logarithm, about 10, are added.
+Twice, because either library rounds.
+"""
 
 SUMMED = 6
 """How many times more for gradients of params and hidden states: they are in every one of a head's
-800 scores, so 800 terms of both signs are summed instead of 20."""
+800 scores, so 800 terms of both signs are summed instead of 20, and errors grow like the root."""
 
-SCALARS = 2.0**-22
-"""NumPy computes a power of two numbers otherwise than one of arrays: some units of float32."""
+SCALARS = 4 * UNIT["float32"]
+"""NumPy computes a power of two numbers otherwise than one of arrays: each is within one unit of
+the last place, two roundings, of the true one."""
 
-ROUNDED = 2.0**-20
+ROUNDED = rounding_bound(16)
 """A float32 answer beside the float64 one, of each number: 16 roundings of it, or of 1."""
 
-DIFFERENCES = 1e-5
-"""A float32 derivative beside a central difference in float64: some tens of roundings of 6e-8, and
-1e-10 for the square of the step times third derivatives."""
+DIFFERENCES = 2 * PATHS["float32"]
+"""A float32 derivative beside a central difference in float64, relative to the lengths of gradient
+and direction: a result goes forward and back. The square of the step times a third derivative, and
+a float64 loss divided by the step, are 1e-10 each."""
 
 SEPARATED = 2.0**-30
 """What a bias less its key bias may vary by, relative to the larger of the two, or to 1: float64
-sums whose terms are up to 2**20 times as large as their differences, 53 bits less 20."""
+sums whose terms are up to 2**20 times as large as their differences, 8 roundings of 53 bits less 20."""
 
 
 def assert_near(found: Any, expected: Any, tolerance: float, what: str = "values") -> None:
