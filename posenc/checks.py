@@ -28,7 +28,8 @@ def check_count(name: str, value: Any, *, least: int = 1) -> int:
     if isinstance(value, bool):
         raise TypeError(f"{name} must be an integer, got {value!r}")
     try:
-        count = operator.index(value)
+        # An index is a constant to torch's compiler, and a new one compiled anew.
+        count = value if type(value) is int else operator.index(value)
     except TypeError:
         raise TypeError(f"{name} must be an integer, got {value!r}") from None
     if count < least:
@@ -66,7 +67,7 @@ def check_finite(name: str, value: Any) -> float:
     """``value`` as a finite float."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be a number, got {value!r}")
-    if not math.isfinite(value):
+    if not -math.inf < value < math.inf:  # torch's compiler knows no isfinite of a symbol
         raise ValueError(f"{name} must be finite, got {value!r}")
     return float(value)
 

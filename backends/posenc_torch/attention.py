@@ -134,11 +134,23 @@ def _call(
     half: torch.dtype | None,
     options: Mapping[str, Any],
 ) -> Call:
+    _check_not_nested({"q": q, "k": k, "v": v, **options})
     tensors = _widened(q, k, v, options.get("x"), params)
     call = prepare(*tensors, scheme, params, causal, xp=xp, **options)
     if half is None or call.dtype == torch.float64:
         return call
     return replace(call, q=call.q.to(half), k=call.k.to(half), v=call.v.to(half))
+
+
+def _check_not_nested(given: Mapping[str, Any]) -> None:
+    """A nested tensor has no length that positions could be counted to."""
+    for name, array in given.items():
+        if isinstance(array, Tensor) and array.is_nested:
+            raise TypeError(
+                f"{name} is a nested tensor, accepted are those of one length: put the sequences "
+                "one after another, with q_pos, k_pos, q_seg and k_seg of "
+                "posenc.positions.packed(lengths), or pad them"
+            )
 
 
 def _widened(

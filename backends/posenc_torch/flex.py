@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import lru_cache
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -25,9 +26,9 @@ from posenc.lowerings import by_distance, has_bias
 from posenc.negligible import is_possible, negligible
 from posenc_torch.loads import loads
 from posenc_torch.mods import block_mask
-from posenc_torch.score import Bias, ByDistance, apart
+from posenc_torch.score import Bias, ByDistance, Scaled, apart, name_of
 from posenc_torch.sdpa import few_scores, knows_mask
-from posenc_torch.sight import BLOCK, Places, Sight, padded
+from posenc_torch.sight import BLOCK, Places, Sight
 
 # So many kinds of calls in one process (schemes, masks, dtypes), counted apart from the user's own.
 _KINDS = 256
@@ -45,28 +46,50 @@ _entry: Callable[..., Tensor] | None = None
 
 def flex(call: Call) -> Tensor:
     """``(B, H, Q, Dv)`` by FlexAttention."""
-    inside = torch.compiler.is_compiling()
-    own = _own_memory if inside and call.q.device.type == "cpu" else _as_it_is
     if not torch.is_grad_enabled():  # FlexAttention asks tensors alone whether something learns
         call = _without_gradients(call)
-    run = flex_attention if inside else _compiled()
-    return own(run(**arguments(replace(call, q=own(call.q)))))
+    if torch.compiler.is_compiling():
+        return _inside(call)
+    given = arguments(call)
+    run = _entry or _compiled(_kind(call))
+    return run(**given | {"scale": repr(given["scale"])})
+
+
+def _inside(call: Call) -> Tensor:
+    """As part of a larger graph that someone compiles."""
+    for array in (call.q, call.k, call.v):  # heads and channels, which no kernel has as symbols
+        torch._dynamo.mark_static(array, 1)
+        torch._dynamo.mark_static(array, 3)
+    own = _own_memory if call.q.device.type == "cpu" else _as_it_is
+    return own(flex_attention(**arguments(replace(call, q=own(call.q)))))
+
+
+def kernel(query: Tensor, key: Tensor, value: Tensor, *, scale: str, **options: Any) -> Tensor:
+    """FlexAttention for a scale in letters, which torch's compiler never makes a symbol."""
+    return flex_attention(query, key, value, scale=float(scale), **options)
 
 
 def arguments(call: Call) -> dict[str, Any]:
     """What FlexAttention is called with."""
-    bias = _bias(call)
+    bias, scale = _bias(call), _usual_scale(call)
     by_table = call.q.device.type != "cpu" and isinstance(bias, ByDistance)
+    mod = bias if scale is not None else Scaled.of(call.scale, call.q.device, bias)
     return {
         "query": call.q,
         "key": call.k,
         "value": call.v,
-        "score_mod": None if bias is None else bias.score_mod,
+        "score_mod": None if mod is None else mod.score_mod,
         "block_mask": _block_mask(call),
-        "scale": float(call.scale),
+        "scale": 1.0 if scale is None else scale,
         "enable_gqa": call.q.shape[1] != call.k.shape[1],
         "kernel_options": FOR_TABLES if by_table else None,
     }
+
+
+def _usual_scale(call: Call) -> float | None:
+    """The scale of a call where it is one of a few, each of which may be compiled in."""
+    dim = call.q.shape[3]
+    return next((s for s in (dim**-0.5, 1.0, 1 / dim) if s == call.scale), None)
 
 
 def _as_it_is(array: Tensor) -> Tensor:
@@ -133,7 +156,7 @@ def avoided(call: Call) -> str | None:
 
 def uncompiled() -> AbstractContextManager[None]:
     """The same calls through FlexAttention's eager definition, without a compiler: for tests."""
-    return _through(flex_attention)
+    return _through(kernel)
 
 
 @contextmanager
@@ -146,11 +169,19 @@ def _through(entry: Callable[..., Tensor]) -> Iterator[None]:
         _entry = before
 
 
-def _compiled() -> Callable[..., Tensor]:
-    global _entry
-    if _entry is None:  # not at import: the compiler takes a second to load
-        _entry = _compile(flex_attention)
-    return _entry
+@lru_cache(None)
+def _compiled(kind: Hashable) -> Callable[..., Tensor]:
+    """One for each kind of call, so that no limit of recompilations is that of a process.
+
+    Each has a code object of its own, to which torch counts.
+    """
+    return _compile(FunctionType(kernel.__code__.replace(), kernel.__globals__, kernel.__name__))
+
+
+def _kind(call: Call) -> Hashable:
+    """What a kernel is compiled for; beside it a few sizes, as of one query or one block."""
+    shapes = (call.q.shape[1], call.k.shape[1], call.q.shape[3], call.v.shape[3])
+    return name_of(call.scheme), call.q.dtype, call.q.device, shapes
 
 
 def _compile(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -175,7 +206,7 @@ def _bias(call: Call) -> Bias | ByDistance | None:
     coords = None
     if call.q_coords is not None and call.k_coords is not None:
         coords = apart(call.q_coords, call.k_coords)
-    return Bias(call.scheme, _computed(call), call.dtype, *_places(call), coords)
+    return Bias.of(call.scheme, call.arrays, call.dtype, _places(call), coords)
 
 
 def _reads_distances(call: Call) -> bool:
@@ -191,17 +222,13 @@ def _reads_distances(call: Call) -> bool:
 
 def _places(call: Call) -> tuple[Places, Places]:
     indexed = call.aligned and call.q.shape[2] == call.k.shape[2]
-    return Places.of(call.q_pos, indexed=indexed), Places.of(call.k_pos, indexed=call.aligned)
-
-
-def _computed(call: Call) -> Mapping[str, Tensor]:
-    """The arrays of a call; inside a larger graph on a CPU, copies.
-
-    There a kernel captures only what has memory of its own (PyTorch 2.13), which padding gives.
-    """
-    if call.q.device.type != "cpu" or not torch.compiler.is_compiling():
-        return call.arrays
-    return {n: padded(a)[..., : a.shape[-1]] if a.ndim else a for n, a in call.arrays.items()}
+    if call.q.device.type != "cpu":
+        return Places.of(call.q_pos, indexed=indexed), Places.of(call.k_pos, indexed=call.aligned)
+    q, k = (
+        Places.of(pos.to(torch.int32), batch=call.q.shape[0], indexed=indexed)
+        for pos in (call.q_pos, call.k_pos)
+    )
+    return q, k
 
 
 def _block_mask(call: Call) -> BlockMask | None:
@@ -209,9 +236,9 @@ def _block_mask(call: Call) -> BlockMask | None:
     if call.skip_blocks and call.k.shape[2] > _FEW * BLOCK and is_possible(call):
         sight = _sight(call)
         some, every = sight.blocks()
-        nothing = _negligible(call, every)
-        if nothing is not None:
-            return sight.block_mask(some[:, None] & ~nothing, every[:, None] & ~nothing)
+        left = _left(call, every)
+        if left is not None:
+            return sight.block_mask(some[:, None] & left, every[:, None] & left)
     if plain and call.q.device.type != "cpu":  # there without one it takes threads * L * L memory
         return None
     traced = torch.compiler.is_compiling() or bool(_modes())  # what is kept must hold values
@@ -220,6 +247,16 @@ def _block_mask(call: Call) -> BlockMask | None:
         return _plain_mask(*lengths, call.causal, call.window, call.q_pos.device)
     sight = _sight(call)
     return sight.block_mask(*(found[:, None] for found in sight.blocks()))
+
+
+def _left(call: Call, every: Tensor) -> Tensor | None:
+    """Blocks that may leave a trace, as many as there are of ``every``; None for all of them."""
+    q_all, k_all = every.shape[-2:]
+    q_blocks, k_blocks = (-(-a.shape[2] // BLOCK) for a in (call.q, call.k))
+    nothing = _negligible(call, every[..., :q_blocks, :k_blocks])
+    if nothing is None or call.q.device.type != "cpu":
+        return None if nothing is None else ~nothing
+    return torch.nn.functional.pad(~nothing, (0, k_all - k_blocks, 0, q_all - q_blocks))
 
 
 @torch.no_grad()
@@ -239,9 +276,13 @@ def _compiled_negligible() -> Callable[..., Tensor | None]:
 
 
 def _sight(call: Call) -> Sight:
-    q_seg = None if call.q_seg is None else Places.of(call.q_seg)
-    k_seg = None if call.k_seg is None else Places.of(call.k_seg)
-    return Sight(*_places(call), q_seg, k_seg, call.causal, call.window)
+    if call.q_seg is None or call.k_seg is None:
+        return Sight(*_places(call), None, None, call.causal, call.window)
+    if call.q.device.type != "cpu":
+        q, k = Places.of(call.q_seg), Places.of(call.k_seg)
+    else:
+        q, k = (Places.of(s.long(), batch=call.q.shape[0]) for s in (call.q_seg, call.k_seg))
+    return Sight(*_places(call), q, k, call.causal, call.window)
 
 
 @lru_cache(4)

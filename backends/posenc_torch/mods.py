@@ -68,7 +68,7 @@ def score_mod(
     coords = None
     if q_coords is not None and k_coords is not None:
         coords = apart(q_coords.to(dtype), k_coords.to(dtype))
-    return Bias(scheme, arrays, dtype, *places, coords).score_mod
+    return Bias.of(scheme, arrays, dtype, places, coords).score_mod
 
 
 def block_mask(
@@ -127,7 +127,7 @@ def block_mask(
     return sight.block_mask(*(found[:, None] for found in sight.blocks()))  # one for all heads
 
 
-_INDEXED = Places(torch.zeros(0, dtype=torch.int32), 0, indexed=True)
+_INDEXED = Places.of(torch.zeros(0, dtype=torch.int32), indexed=True)
 
 
 def _given(name: str, pos: Tensor, device: Any) -> Places:

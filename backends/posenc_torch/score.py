@@ -14,9 +14,34 @@ from posenc.evaluate import scheme_bias
 from posenc.params import Params
 from posenc.protocol import PositionScheme
 from posenc_torch.loads import shared_by_heads
-from posenc_torch.sight import BLOCK, Places, padded
+from posenc_torch.sight import BLOCK, Places, captured, constant, numbers
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+
+# Schemes by name, so that a kernel reads their numbers from here. What is reached from a global is
+# a constant to torch's compiler; of what comes with a call, the second number becomes a symbol,
+# which no kernel for a CPU takes.
+_NAMED: dict[str, PositionScheme] = {}
+_NAMES: dict[Any, str] = {}
+
+
+def name_of(scheme: PositionScheme) -> str:
+    """Under which a kernel finds a scheme; equal ones have the same."""
+    try:
+        name = _NAMES.setdefault(scheme, str(len(_NAMES)))
+    except TypeError:  # not hashable: it is only equal to itself
+        name = _NAMES.setdefault(("id", id(scheme)), str(len(_NAMES)))
+    _NAMED.setdefault(name, scheme)
+    return name
+
+
+def _known(scheme: PositionScheme) -> PositionScheme | str:
+    """The name of a scheme; inside of a larger graph the scheme, with constants for numbers."""
+    return _fixed(scheme) if torch.compiler.is_compiling() else name_of(scheme)
+
+
+def _fixed(scheme: PositionScheme) -> PositionScheme:
+    return scheme
 
 
 class HeadRow:
@@ -63,19 +88,37 @@ class HeadParams(Params):
 
 
 class Bias(NamedTuple):
-    """A scheme's bias where FlexAttention asks for it."""
+    """A scheme's bias where FlexAttention asks for it; the scheme itself or its name."""
 
-    scheme: PositionScheme
+    known: PositionScheme | str
     arrays: Mapping[str, Tensor]
     dtype: torch.dtype
     q: Places
     k: Places
     coords: tuple[Tensor, Tensor] | None
 
+    @classmethod
+    def of(
+        cls,
+        scheme: PositionScheme,
+        arrays: Mapping[str, Tensor],
+        dtype: torch.dtype,
+        places: tuple[Places, Places],
+        coords: tuple[Tensor, Tensor] | None,
+    ) -> Bias:
+        """From the parts of a call."""
+        return cls(_known(scheme), _of_known_size(arrays), dtype, *places, coords)
+
+    @property
+    def scheme(self) -> PositionScheme:
+        """Whose bias it is."""
+        return _NAMED[self.known] if isinstance(self.known, str) else self.known
+
     def score_mod(self, score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         """The score with the bias of head ``h`` added."""
-        params = HeadParams(self.arrays, shared_by_heads(self.scheme), h, self.dtype)
-        bias = scheme_bias(self.scheme, *self._at(b, h, i, j), params, xp=xp)
+        scheme = self.scheme
+        params = HeadParams(self.arrays, shared_by_heads(scheme), h, self.dtype)
+        bias = scheme_bias(scheme, *self._at(b, h, i, j), params, xp=xp)
         if bias is None:
             return score
         return score.to(_wide(score)) + bias.to(_wide(score))
@@ -96,8 +139,7 @@ class ByDistance(NamedTuple):
         ``(H, n)`` or ``(1, n)``, with a block before and after what can be asked for: kernels load
         before they mask.
     offset
-        What ``i - j`` has in the table; a tensor where it depends on lengths, for a number compiles
-        anew.
+        What ``i - j`` has in the table; a tensor where it depends on lengths.
     """
 
     table: Tensor
@@ -111,20 +153,58 @@ class ByDistance(NamedTuple):
         ahead = q_len - 1  # so many of them are distances to later keys
         if call.causal:
             back, ahead = back[:, ahead:], 0
-        table = padded(torch.nn.functional.pad(back, (BLOCK, BLOCK)))
+        table = captured(torch.nn.functional.pad(back, (BLOCK, BLOCK)))
         if call.causal and q_len == k_len:
             return cls(table, BLOCK)
-        return cls(table, call.q_pos[0] + (BLOCK + ahead))  # the first of them stands at K - Q
+        # The first query stands at K - Q.
+        return cls(table, captured(call.q_pos[:1] + (BLOCK + ahead)))
 
     def score_mod(self, score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         """The score with the bias of head ``h`` added."""
-        bias = self.table[_row_of(self.table, h), i - j + self.offset]
+        offset = self.offset if isinstance(self.offset, int) else _only(self.offset, h)
+        bias = self.table[_row_of(self.table, h), i - j + offset]
         return score.to(_wide(score)) + bias.to(_wide(score))
+
+
+class Scaled(NamedTuple):
+    """Scores times a number of the call, and then their bias."""
+
+    scale: Tensor
+    bias: Bias | ByDistance | None
+
+    @classmethod
+    def of(cls, scale: float, device: torch.device, bias: Bias | ByDistance | None) -> Scaled:
+        """From the parts of a call."""
+        return cls(numbers(scale, dtype=torch.float32, device=device), bias)
+
+    def score_mod(self, score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        """The score, scaled, with the bias of head ``h`` added."""
+        scaled = score.to(_wide(score)) * _only(self.scale, h)
+        return scaled if self.bias is None else self.bias.score_mod(scaled, b, h, i, j)
 
 
 def apart(q_coords: Tensor, k_coords: Tensor) -> tuple[Tensor, Tensor]:
     """Copies, also where both are one: a backward pass takes one load of each."""
-    return padded(q_coords).clone(), padded(k_coords)
+    return captured(q_coords, rows=True).clone(), captured(k_coords, rows=True)
+
+
+def _of_known_size(arrays: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Constants and params of a scheme; on a CPU of sizes that are numbers to the compiler.
+
+    They are copies: the caller's own tensors get no marks, and from inside a larger graph a CPU
+    captures only what has memory of its own, which ``captured`` gives (PyTorch 2.13).
+    """
+    if not any(a.device.type == "cpu" for a in arrays.values()):
+        return arrays
+    if not torch.compiler.is_compiling():
+        return {n: constant(a.clone()) for n, a in arrays.items()}
+    sized = {n: constant(a) for n, a in arrays.items()}
+    return {n: captured(a)[..., : a.shape[-1]] if a.ndim else a for n, a in sized.items()}
+
+
+def _only(values: Tensor, head: Tensor) -> Tensor:
+    """The first number, inside a kernel, where an index is a tensor."""
+    return values[torch.zeros_like(head)]
 
 
 def _row_of(array: Tensor, head: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from posenc.blocks import Range, between, range_of
 from posenc.positions import visible
 
 BLOCK = 128  # FlexAttention's own
+_LEAST = 8 * BLOCK  # to which a CPU's arrays are filled
 
 
 class Places(NamedTuple):
@@ -25,23 +26,31 @@ class Places(NamedTuple):
 
     Attributes
     ----------
+    own
+        ``(L,)`` or ``(B, L)``.
     values
-        ``(L,)`` or ``(B, L)``, ``padded``.
-    length
-        Without padding.
+        What a kernel loads, ``captured``: the same, or ``(B, L)`` in any case.
     indexed
-        Whether the values are ``0 .. L - 1``, so that a kernel need not load them.
+        Whether they are ``0 .. L - 1``, so that a kernel need not load them.
     """
 
+    own: Tensor
     values: Tensor
-    length: int
     indexed: bool = False
 
     @classmethod
-    def of(cls, values: Tensor, *, indexed: bool = False) -> Places:
-        """From values ``(L,)``, ``(1, L)`` or ``(B, L)``."""
+    def of(cls, values: Tensor, *, batch: int | None = None, indexed: bool = False) -> Places:
+        """From values ``(L,)``, ``(1, L)`` or ``(B, L)``; a kernel finds ``batch`` rows of any."""
         one = values[0] if values.ndim == 2 and values.shape[0] == 1 else values
-        return cls(padded(one), values.shape[-1], indexed)
+        if indexed:
+            return cls(one, one, indexed)
+        each = one if batch is None else one.expand(batch, -1)
+        return cls(one, captured(each, rows=each.ndim == 2))
+
+    @property
+    def length(self) -> int:
+        """How many there are."""
+        return self.own.shape[-1]
 
     def at(self, b: Tensor, index: Tensor) -> Tensor:
         """What stands at an index, inside a kernel."""
@@ -51,12 +60,48 @@ class Places(NamedTuple):
 
     def ranges(self) -> Range:
         """Lowest and highest of every block, ``(B or 1, n)``."""
-        return range_of(self.values[..., : self.blocks * BLOCK], BLOCK, xp)
+        on_cpu = self.own.device.type == "cpu"
+        return range_of(_filled(self.own, -1, least=_LEAST) if on_cpu else self.own, BLOCK, xp)
 
     @property
     def blocks(self) -> int:
-        """How many blocks there are, the last of them perhaps not whole."""
-        return -(-self.length // BLOCK)
+        """How many blocks a mask has, the last of them perhaps not whole, or beyond the end."""
+        on_cpu = self.own.device.type == "cpu"
+        return -(-(room(self.length, least=_LEAST) if on_cpu else self.length) // BLOCK)
+
+
+class Mask(NamedTuple):
+    """Whether a query sees a key, inside a kernel.
+
+    Attributes
+    ----------
+    q_pos, k_pos, q_seg, k_seg, causal
+        As in ``posenc.attention``.
+    limits
+        Between which ``q_pos - k_pos`` must be, first and second of them, or None. They are a
+        tensor: of Python numbers the first is compiled in, and the second becomes a symbol, which
+        no kernel for a CPU takes.
+    """
+
+    q_pos: Places
+    k_pos: Places
+    q_seg: Places | None
+    k_seg: Places | None
+    causal: bool
+    limits: Tensor | None
+
+    def mask_mod(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        """Whether query ``i`` sees key ``j``."""
+        q_seg = k_seg = None
+        if self.q_seg is not None and self.k_seg is not None:
+            q_seg, k_seg = self.q_seg.at(b, i), self.k_seg.at(b, j)
+        q, k = self.q_pos.at(b, i), self.k_pos.at(b, j)
+        seen = visible(q, k, q_seg, k_seg, causal=self.causal)
+        if self.limits is not None:
+            at = torch.zeros_like(h)  # an index inside a kernel is a tensor
+            near = (q - k > self.limits[at]) & (q - k < self.limits[at + 1])
+            seen = near if seen is None else seen & near
+        return i >= 0 if seen is None else seen
 
 
 class Sight(NamedTuple):
@@ -69,22 +114,26 @@ class Sight(NamedTuple):
     causal: bool
     window: int | None
 
-    def mask_mod(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        """Whether query ``i`` sees key ``j``."""
-        q_seg = k_seg = None
-        if self.q_seg is not None and self.k_seg is not None:
-            q_seg, k_seg = self.q_seg.at(b, i), self.k_seg.at(b, j)
-        seen = visible(
-            self.q_pos.at(b, i), self.k_pos.at(b, j), q_seg, k_seg,
-            causal=self.causal, window=self.window,
-        )  # fmt: skip
-        return i >= 0 if seen is None else seen
+    def mask(self) -> Mask:
+        """The same for a kernel; on a CPU one kernel for every window and none, causal or not."""
+        device, places = self.q_pos.own.device, self[:4]
+        if device.type != "cpu" and self.window is None:
+            return Mask(*places, self.causal, None)
+        window = 2**31 - 1 if self.window is None else self.window
+        if device.type != "cpu":
+            return Mask(
+                *places, self.causal, numbers(-window, window, dtype=torch.int32, device=device)
+            )
+        lowest = -1 if self.causal else -window
+        return Mask(*places, False, numbers(lowest, window, dtype=torch.int32, device=device))
 
     def blocks(self) -> tuple[Tensor, Tensor]:
         """Blocks ``(B, nq, nk)`` that may hold a visible pair, and those where all are visible."""
         places = (self.q_pos, self.k_pos, self.q_seg, self.k_seg)
         ranges = (None if p is None else p.ranges() for p in places)
         some, every = between(*ranges, causal=self.causal, window=self.window, xp=xp)
+        if self.q_pos.own.device.type == "cpu":
+            some = some & _begun(self.q_pos)[:, None] & _begun(self.k_pos)
         return some, some & every & _whole(self.q_pos)[:, None] & _whole(self.k_pos)
 
     def block_mask(self, some: Tensor, every: Tensor) -> BlockMask:
@@ -95,7 +144,7 @@ class Sight(NamedTuple):
             *_ordered(some & ~every),
             *_ordered(every),
             BLOCK_SIZE=BLOCK,
-            mask_mod=self.mask_mod,
+            mask_mod=self.mask().mask_mod,
             seq_lengths=(self.q_pos.length, self.k_pos.length),
         )
 
@@ -106,26 +155,57 @@ def _ordered(chosen: Tensor) -> tuple[Tensor, Tensor]:
     return chosen.sum(dim=-1, dtype=torch.int32), indices.to(torch.int32)
 
 
-def padded(values: Tensor) -> Tensor:
-    """Whole blocks along the last axis, filled with its last values.
+def captured(values: Tensor, *, rows: bool = False) -> Tensor:
+    """As a kernel captures it: longer, for its last block loads beyond the end before it masks.
 
-    Kernels load before they mask, and their last block reaches beyond the end. On a CPU a length
-    that is a symbol to the compiler becomes code that does not compile (PyTorch 2.13): there the
-    blocks are as many as a power of two, and compiled for as they are.
+    The last axis is filled with its last values. On a CPU a size that is a symbol to the compiler
+    becomes code that does not compile (PyTorch 2.13), and a new one would compile anew: there the
+    last axis, and the first one if it is ``rows`` of a batch, has a size of ``room``.
     """
-    length, on_cpu = values.shape[-1], values.device.type == "cpu"
-    # Captured there from inside a larger graph, an array must be a copy: always some padding.
-    least = 1 if on_cpu and torch.compiler.is_compiling() else 0
-    blocks = -(-(length + least) // BLOCK)
-    size = BLOCK * (2 ** (blocks - 1).bit_length() if on_cpu else blocks)
-    fill = values[..., -1:].expand(*values.shape[:-1], size - length)
-    whole = torch.cat([values, fill], dim=-1)
-    if on_cpu and not torch.compiler.is_compiling():
-        torch._dynamo.mark_static(whole)
-    return whole
+    if values.device.type != "cpu":
+        length = values.shape[-1]
+        missing = BLOCK * -(-length // BLOCK) - length
+        return torch.cat([values, values[..., -1:].expand(*values.shape[:-1], missing)], dim=-1)
+    whole = _filled(values, -1, least=_LEAST)
+    return constant(_filled(whole, 0, least=4) if rows else whole)
+
+
+def room(count: int, *, least: int) -> int:
+    """``least``, doubled until ``count`` fit: so few sizes that each may be compiled for."""
+    size = least
+    while size < count:
+        size *= 2
+    return size
+
+
+def numbers(*values: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Numbers of a call for a kernel to load, so that new ones compile nothing."""
+    each = [torch.full((1,), value, dtype=dtype, device=device) for value in values]
+    return captured(torch.cat(each))
+
+
+def constant(array: Tensor) -> Tensor:
+    """The same, of a size that is a number to a compiler, never a symbol."""
+    torch._dynamo.mark_static(array)
+    return array
+
+
+def _filled(values: Tensor, dim: int, least: int) -> Tensor:
+    """With its last values up to a size of ``room`` along an axis, in memory of its own.
+
+    Whatever there was, its size is not asked for: each answer would be a kind of call.
+    """
+    length = values.shape[dim]
+    index = torch.arange(room(length, least=least), device=values.device)
+    return values.index_select(dim, index.clamp(max=length - 1))
 
 
 def _whole(places: Places) -> Tensor:
     """Which blocks are as long as a block: beyond the end nothing is to be seen."""
-    end = torch.arange(places.blocks, device=places.values.device) + 1
+    end = torch.arange(places.blocks, device=places.own.device) + 1
     return end * BLOCK <= places.length
+
+
+def _begun(places: Places) -> Tensor:
+    """Which blocks hold anything."""
+    return torch.arange(places.blocks, device=places.own.device) * BLOCK < places.length

@@ -82,7 +82,8 @@ a float64 loss divided by the step, are 1e-10 each."""
 
 SEPARATED = 2.0**-30
 """What a bias less its key bias may vary by, relative to the larger of the two, or to 1: float64
-sums whose terms are up to 2**20 times as large as their differences, 8 roundings of 53 bits less 20."""
+sums whose terms are up to 2**20 times as large as their differences, 8 roundings of 53 bits less
+20."""
 
 
 def assert_near(found: Any, expected: Any, tolerance: float, what: str = "values") -> None:

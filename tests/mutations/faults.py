@@ -1078,9 +1078,9 @@ _FLEX = (
         "flex-coordinates-loaded-twice",
         "no backward pass on a GPU, which no run on a CPU shows",
         SCORE,
-        "return padded(q_coords).clone(), padded(k_coords)",
-        "both = padded(k_coords)\n"
-        "    return both if q_coords is k_coords else padded(q_coords), both",
+        "return captured(q_coords, rows=True).clone(), captured(k_coords, rows=True)",
+        "both = captured(k_coords, rows=True)\n"
+        "    return both if q_coords is k_coords else captured(q_coords, rows=True), both",
         ("test_flex.py gpu_takes forgetting",),
     ),
     Fault(
@@ -1330,8 +1330,8 @@ _LOWERED = (
         "flex-distances-ahead-forgotten",
         "without a causal mask every distance is read Q - 1 places off",
         SCORE,
-        "call.q_pos[0] + (BLOCK + ahead)",
-        "call.q_pos[0] + BLOCK",
+        "call.q_pos[:1] + (BLOCK + ahead)",
+        "call.q_pos[:1] + BLOCK",
         ("test_laws.py path_equals_the_reference-torch-flex-t5",),
     ),
     Fault(
@@ -1346,7 +1346,7 @@ _LOWERED = (
         "flex-skips-nothing",
         "attention with ALiBi as slow as without, however far it fades",
         FLEX,
-        "some[:, None] & ~nothing, every[:, None] & ~nothing",
+        "some[:, None] & left, every[:, None] & left",
         "some[:, None], every[:, None]",
         ("test_flex.py steep_heads",),
     ),
@@ -1893,6 +1893,57 @@ _LARGE = (
     ),
 )
 
+_FLEX_CALLS = (
+    Fault(
+        "flex-scheme-of-a-call",
+        "the second reach of a fence becomes a symbol, and code for a CPU fails (PyTorch 2.13)",
+        SCORE,
+        "_fixed(scheme) if torch.compiler.is_compiling() else name_of(scheme)",
+        "scheme",
+        ("test_flex.py kernels_capture_arrays_of_known_size",),
+    ),
+    Fault(
+        "flex-arrays-of-any-size",
+        "the second head count of a process becomes a symbol, and code for a CPU fails",
+        SIGHT,
+        "torch._dynamo.mark_static(array)",
+        "pass",
+        ("test_flex.py kernels_capture_arrays_of_known_size",),
+    ),
+    Fault(
+        "flex-every-length-compiled",
+        "arrays of a known size as long as each call has them: every length compiles anew",
+        SIGHT,
+        "    while size < count:\n        size *= 2\n    return size",
+        "    return max(size, 7 * count)",
+        ("test_flex.py kernels_capture_arrays_of_known_size",),
+    ),
+    Fault(
+        "flex-every-scale-compiled",
+        "each new scale compiles anew, for seconds, until the compiler gives up",
+        FLEX,
+        "(dim**-0.5, 1.0, 1 / dim)",
+        "(call.scale,)",
+        ("test_flex.py kernels_capture_arrays_of_known_size",),
+    ),
+    Fault(
+        "flex-scale-times-nothing",
+        "a scale of one's own is forgotten where it is not compiled in",
+        SCORE,
+        "score.to(_wide(score)) * _only(self.scale, h)",
+        "score.to(_wide(score))",
+        ("test_flex.py kernels_capture_arrays_of_known_size",),
+    ),
+    Fault(
+        "torch-nested-tensors-let-in",
+        "they end in an error of torch's own that names nothing",
+        TORCH,
+        "array.is_nested",
+        "False",
+        ("test_flex.py nested_tensors",),
+    ),
+)
+
 FAULTS = (
     *_SCHEMES,
     *_ANGLES,
@@ -1909,4 +1960,5 @@ FAULTS = (
     *_UI,
     *_MODEL,
     *_LARGE,
+    *_FLEX_CALLS,
 )
