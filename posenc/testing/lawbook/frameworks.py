@@ -200,7 +200,7 @@ def _widened(arrays: Mapping[str, Host]) -> dict[str, Host]:
 
 
 def _way(array: Host, seed: int) -> Host:
-    return np.random.default_rng(seed).standard_normal(array.shape)
+    return np.asarray(np.random.default_rng(seed).standard_normal(array.shape))
 
 
 def _changes(whole: Function, wide: Mapping[str, Host], name: str, way: Host) -> Host:
