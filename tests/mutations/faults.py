@@ -1944,6 +1944,91 @@ _FLEX_CALLS = (
     ),
 )
 
+LAWBOOK = "posenc/testing/lawbook"
+
+_LAWS = (
+    Fault(
+        "laws-of-short-rows",
+        "a bias that is another in rows of more than 64 keys passes",
+        f"{LAWBOOK}/bias.py",
+        "_LONG = ((1, 4099), (4099, 1), (70, 130))",
+        "_LONG = ((1, 9), (9, 1), (7, 13))",
+        ("test_testing.py noticed tile_is_slice 64 keys",),
+    ),
+    Fault(
+        "laws-of-two-sequences",
+        "a gate that looks at its batch from three rows on passes",
+        f"{LAWBOOK}/tokens.py",
+        "_BATCH = 5",
+        "_BATCH = 2",
+        ("test_testing.py noticed gate_is_row_local batch",),
+    ),
+    Fault(
+        "laws-of-near-keys",
+        "a key bias that is untrue from 6000 tokens on passes",
+        f"{LAWBOOK}/claims.py",
+        "for n in range(2, 60))",
+        "for n in range(2, 10))",
+        ("test_testing.py noticed key_bias_is_as_claimed 6000",),
+    ),
+    Fault(
+        "laws-of-positions-near-or-at-the-end",
+        "a bias that is not relative at distances of some hundreds passes",
+        "posenc/testing/subject.py",
+        "[spread, close, sized])",
+        "[spread, close, close])",
+        ("test_testing.py noticed relative_is_as_claimed distances between",),
+    ),
+    Fault(
+        "laws-compare-shapes-of-params",
+        "a field that steers first values alone is refused as idle",
+        f"{LAWBOOK}/scheme.py",
+        "require(not idle or _drawn_otherwise(subject, other), f",
+        "require(not idle, f",
+        ("test_testing.py not_refused scheme0",),
+    ),
+    Fault(
+        "laws-of-near-gradients",
+        "the gradient of what is far away is not looked at",
+        f"{LAWBOOK}/frameworks.py",
+        "d_out = np.where(np.isfinite(largest), d_out, 0.0)",
+        "d_out = np.where(np.isfinite(largest) & (largest < 1), d_out, 0.0)",
+        ("test_testing.py wrong_gradient_is_found",),
+    ),
+    Fault(
+        "what-softmax-cannot-see-must-learn",
+        "FIRE's last offset is refused: its gradient is a rounding, or 0",
+        f"{LAWBOOK}/attention.py",
+        "still = [head for head in still if not _unseen(problem, name, head)]",
+        "still = list(still)",
+        ("test_testing.py softmax_cannot_see",),
+    ),
+    Fault(
+        "a-bias-of-any-shape",
+        "a bias of a wrong shape fails somewhere in a framework, without a name",
+        EVALUATE,
+        "if not _fits(scheme, tuple(value.shape), q.shape, k.shape):",
+        "if False:",
+        ("test_params.py another_shape",),
+    ),
+    Fault(
+        "a-table-without-an-end",
+        "iteration over a per-head table takes from the last row for ever",
+        PARAMS,
+        "return (self[index] for index in range(len(self)))",
+        "return (self[index] for index in range(len(self) + 1))",
+        ("test_params.py gone_through",),
+    ),
+    Fault(
+        "a-table-for-an-array",
+        "NumPy takes a per-head table for an object, and multiplies object by object",
+        PARAMS,
+        'HeadTable.__array_ufunc__ = _refusing("a function of NumPy")',
+        "HeadTable.__array_ufunc__ = None",
+        ("test_params.py is_no_array",),
+    ),
+)
+
 FAULTS = (
     *_SCHEMES,
     *_ANGLES,
@@ -1961,4 +2046,5 @@ FAULTS = (
     *_MODEL,
     *_LARGE,
     *_FLEX_CALLS,
+    *_LAWS,
 )

@@ -200,8 +200,7 @@ def _widened(arrays: Mapping[str, Host]) -> dict[str, Host]:
 
 
 def _way(array: Host, seed: int) -> Host:
-    way: Host = np.random.default_rng(seed).standard_normal(array.shape)
-    return way
+    return np.asarray(np.random.default_rng(seed).standard_normal(array.shape))
 
 
 def _changes(whole: Function, wide: Mapping[str, Host], name: str, way: Host) -> Host:
