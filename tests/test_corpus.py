@@ -1,4 +1,6 @@
 import hashlib
+import os
+import sys
 import sysconfig
 
 import pytest
@@ -108,6 +110,18 @@ def test_many_files_are_held_out_whole(tmp_path):
     assert len(kept | held) == 30
     assert (corpus.train_files, corpus.validation_files) == (len(kept), len(held))
     assert 0.08 < len(corpus.validation) / len(corpus.train + corpus.validation) < 0.12
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other file systems take UTF-8 alone")
+@pytest.mark.parametrize("many", [1, 12])
+def test_names_that_are_no_utf8(tmp_path, many):
+    folder = tmp_path / os.fsdecode(b"\xe9t\xe9")
+    folder.mkdir()
+    paths = [folder / os.fsdecode(b"%d\xff.txt" % n) for n in range(many)]
+    for path in paths:
+        path.write_text("some words " * 20)
+    name = from_files(paths).name
+    assert name == (r"0\xff.txt" if many == 1 else r"12 files of \xe9t\xe9")
 
 
 @pytest.mark.parametrize("sizes", [[1000] * 10, [10**6, *[10] * 9], [*[10**5] * 9, 1, 0]])

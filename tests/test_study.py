@@ -371,23 +371,42 @@ class Held(posenc.PositionScheme):
     rule: object
 def held(**sizes):
     table, power = np.zeros(5000), 2
-    return Held(table, lambda x: x ** power)
+    return Held(table, lambda x: x ** power if x in {"a", "b", "c"} else [x for _ in {power}])
 """
-EDITS = {"made.mine": ("base=5.0", "base=6.0"), "made.held": ("np.zeros(", "np.ones(")}
+EDITS = [
+    ("made.mine", "base=5.0", "base=6.0"),
+    ("made.held", "np.zeros(", "np.ones("),
+    ("made.held", "x ** power", "x * power"),
+    ("made.held", ", 2\n", ", 3\n"),
+]
 
 
-@pytest.mark.parametrize("label", EDITS)
-def test_an_edited_maker_is_another_scheme(tmp_path, corpus, monkeypatch, label):
+@pytest.mark.parametrize(("label", "old", "new"), EDITS)
+def test_an_edited_maker_is_another_scheme(tmp_path, corpus, monkeypatch, label, old, new):
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     monkeypatch.setattr("posenc.ablation.identity.source", lambda *of: "")  # only what was made
     found = []
-    for text in (MAKER, MAKER, MAKER.replace(*EDITS[label])):
+    for text in (MAKER, MAKER, MAKER.replace(old, new)):
         (tmp_path / "made.py").write_text(text)
         monkeypatch.delitem(sys.modules, "made", raising=False)
         importlib.invalidate_caches()
         found.append(digests(tmp_path, corpus, label))
     assert found[0] == found[1] != found[2]
+
+
+def test_a_scheme_is_described_alike_in_every_process(tmp_path):
+    """Sets have another order and objects another address in each."""
+    (tmp_path / "made.py").write_text(MAKER)
+    code = "import made; from posenc.ablation.identity import described; "
+    code += "print(described(made.held()), described(made.mine(head_dim=8)))"
+    path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    told = set()
+    for seed in "12":
+        environment = {**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": seed}
+        told.add(subprocess.check_output([sys.executable, "-c", code], env=environment))
+    assert len(told) == 1
+    assert b"0x" not in told.pop()
 
 
 def test_an_edited_posenc_and_another_framework_are_noticed(tmp_path, corpus, monkeypatch):
@@ -671,6 +690,7 @@ def test_an_earlier_study_is_kept_and_the_same_one_is_not(tmp_path):
     assert published(tmp_path, ["a", "b"], "first")[1] is None
     assert published(tmp_path, ["b", "a"], "again", [OK, OK])[1] is None
     lost = published(tmp_path, ["a", "b"], "lost one", [OK, FAILED])[1]
+    assert lost is not None
     assert held(lost)["results.csv"] == "again"  # fewer runs ended well
     other = published(tmp_path, ["c"], "other", names=("results.csv",))[1]
     assert other == lost

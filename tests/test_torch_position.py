@@ -1,14 +1,15 @@
-"""The module that owns a scheme's params."""
+"""The modules that own the params of a scheme, and of a model."""
 
 from __future__ import annotations
 
 import copy
 import pickle
+import warnings
 
 import numpy as np
 import pytest
 from frameworks import HAS, PARTIAL
-from subjects import DIM, HEADS, MAX_LEN, SUBJECTS, WIDTH, heads, normal
+from subjects import DIM, HEADS, MAX_LEN, SUBJECTS, WIDTH, heads, normal, steers_attention
 
 import posenc
 from posenc.testing import assert_near
@@ -17,6 +18,7 @@ if not HAS["torch"]:
     pytest.skip("torch is not installed", allow_module_level=True)
 
 import torch
+from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import posenc_torch
@@ -36,6 +38,7 @@ def inputs(scheme, length=6, dtype=torch.float32):
 
 def attend(module, *, causal=True, dtype=torch.float32):
     *tensors, x = inputs(module.scheme, dtype=dtype)
+    module.embed(torch.zeros(1, 6, width(module.scheme) or 4))  # else it warns
     return module.attend(*tensors, x=x, causal=causal)
 
 
@@ -162,7 +165,8 @@ def test_it_compiles_whole(subject):
 
     def both(*tensors):
         q, k, v, hidden = tensors
-        return module.attend(q, k, v, x=hidden, causal=True, window=4), module.embed(x)
+        embedded = module.embed(x)
+        return module.attend(q, k, v, x=hidden, causal=True, window=4), embedded
 
     expected = both(*inputs(module.scheme))
     torch._dynamo.reset()
@@ -236,3 +240,268 @@ def test_float64_keys_are_turned_in_float64():
             assert path in PARTIAL or "no float64" in str(reason)  # noqa: PT017
             continue
         np.testing.assert_allclose(got.numpy(), expected, atol=1e-14)
+
+
+LAYERS = 3
+
+
+class Stack(nn.Module):
+    """Residual layers of attention alone, over one container."""
+
+    def __init__(self, scheme, layers=LAYERS, **options):
+        super().__init__()
+        self.positions = posenc_torch.Positions(scheme, layers, **options)
+
+    def forward(self, x, pos=None, causal=True):
+        x = self.positions.embed(x, pos)
+        for position in self.positions:
+            x = x + mixed(position.attend, position.scheme, x, causal=causal)
+        return x
+
+
+def mixed(attend, scheme, x, **keywords):
+    """Attention of hidden states (B, L, heads * DIM) to themselves."""
+    h = x.unflatten(-1, (-1, DIM)).transpose(1, 2)
+    return attend(h, h, h, x=x[..., :WIDTH], **keywords).transpose(1, 2).flatten(2)
+
+
+def hidden(scheme, length=6, seed=0):
+    size = width(scheme) or heads(scheme) * DIM
+    return torch.tensor(normal((2, length, size), seed), dtype=torch.float32)
+
+
+def by_hand(schemes, state, sources, x):
+    """What a stack computes, from the arrays of its state dict and no container."""
+
+    def params(layer):
+        own = f"positions.{sources[layer]}."
+        return {n.removeprefix(own): p for n, p in state.items() if n.startswith(own)}
+
+    for layer in sorted(set(sources)):
+        term = posenc.embedding(schemes[layer], torch.arange(x.shape[1]), params(layer))
+        x = x if term is None else x + term
+    for layer, scheme in enumerate(schemes):
+        x = x + mixed(
+            lambda *qkv, layer=layer, scheme=scheme, **k: posenc_torch.attention(
+                *qkv, scheme, params(layer), **k
+            ),
+            scheme,
+            x,
+            causal=True,
+        )
+    return x
+
+
+def sharing(scheme):
+    once = scheme.shared or width(scheme) is not None
+    return (0,) * LAYERS if once else tuple(range(LAYERS))
+
+
+@everywhere
+def test_a_model_holds_each_learned_array_once(subject):
+    scheme = SUBJECTS[subject]
+    model = Stack(scheme)
+    expected = {
+        f"positions.{n}.{name}" for n in set(sharing(scheme)) for name in scheme.param_specs()
+    }
+    assert model.state_dict().keys() == expected
+    assert len(list(model.parameters())) == len(expected)
+    assert len(model.positions) == len(list(model.positions)) == LAYERS
+    one, *_, last = model.positions
+    assert (one is last) == (len(set(sharing(scheme))) == 1)
+    assert one is model.positions[0]
+    assert last is model.positions[-1]
+
+
+@everywhere
+@torch.no_grad()
+def test_a_model_is_its_layers_by_hand(subject):
+    scheme = SUBJECTS[subject]
+    model, x = Stack(scheme), hidden(scheme)
+    expected = by_hand((scheme,) * LAYERS, model.state_dict(), sharing(scheme), x)
+    assert torch.equal(model(x), expected)
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert len(list(twin.parameters())) == len(list(model.parameters()))
+        assert torch.equal(twin(x), expected)
+    other = Stack(scheme)
+    other.load_state_dict(model.state_dict())
+    assert torch.equal(other(x), expected)
+
+
+@everywhere
+def test_a_model_on_meta_is_filled_later(subject):
+    scheme = SUBJECTS[subject]
+    model = Stack(scheme, device="meta", dtype=torch.float64)
+    assert all(p.is_meta and p.dtype == torch.float64 for p in model.parameters())
+    model = model.to_empty(device="cpu")
+    torch.manual_seed(5)
+    model.positions.reset_parameters()
+    torch.manual_seed(5)
+    fresh = Stack(scheme, dtype=torch.float64).state_dict()
+    assert all(torch.equal(p, fresh[name]) for name, p in model.state_dict().items())
+
+
+@torch.no_grad()
+def test_a_plan_by_layer():
+    schemes = (posenc.T5Bias(HEADS), posenc.RoPE(DIM), posenc.T5Bias(HEADS))
+    model, x = Stack(schemes[:2]), hidden(schemes[0])
+    assert [position.scheme for position in model.positions] == list(schemes)
+    assert model.state_dict().keys() == {"positions.0.table"}
+    assert torch.equal(model(x), by_hand(schemes, model.state_dict(), (0, 1, 0), x))
+
+
+@pytest.mark.parametrize("subject", [n for n in SUBJECTS if SUBJECTS[n].param_specs()])
+def test_an_array_learns_from_every_layer_it_serves(subject):
+    scheme = SUBJECTS[subject]
+    model = posenc_torch.Positions(scheme, LAYERS)
+    q, k, v, x = (each.requires_grad_() for each in inputs(scheme))
+    model.embed(hidden(scheme))
+
+    def gradients(layers):
+        total = sum(p.attend(q, k, v, x=x, causal=True).square().sum() for p in layers)
+        leaves = list(model.parameters())
+        return torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True)
+
+    apart = [gradients([position]) for position in model]
+    for n, grad in enumerate(gradients(model)):
+        assert_near(grad, sum(one[n] for one in apart), FLOAT32)
+    if steers_attention(scheme):
+        assert [sum(bool(grad.any()) for grad in one) for one in apart] == [
+            len(scheme.param_specs())
+        ] * LAYERS
+
+
+def test_one_program_serves_a_model_at_every_length():
+    torch._dynamo.reset()
+    model = Stack([posenc.Learned(MAX_LEN, HEADS * DIM), posenc.T5Bias(HEADS)], layers=2)
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(model, fullgraph=True, dynamic=True, backend=counter)
+    for length in (5, 9):
+        x = hidden(posenc.NoPE(), length)
+        torch.testing.assert_close(compiled(x), model(x))
+    assert counter.frame_count == 1
+
+
+EMBEDDED = pytest.mark.parametrize(
+    "subject", [name for name, scheme in SUBJECTS.items() if width(scheme) is not None]
+)
+
+
+def told(run):
+    """How often ``run`` says that an embedding is missing."""
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        run()
+    return sum("attend was called before embed" in str(one.message) for one in found)
+
+
+def warned(module, run):
+    """How often each of three calls of attention says so."""
+    *tensors, x = inputs(module.scheme)
+    return [told(lambda: run(*tensors, x=x, causal=True)) for _ in range(3)]
+
+
+@everywhere
+def test_an_embedding_that_is_never_added_is_a_warning(subject):
+    scheme = SUBJECTS[subject]
+    forgotten, used = posenc_torch.Position(scheme), posenc_torch.Position(scheme)
+    # Once: a training loop would say it in every step.
+    assert warned(forgotten, forgotten.attend) == [int(width(scheme) is not None), 0, 0]
+    used.embed(hidden(scheme))
+    for module in (used, copy.deepcopy(used), pickle.loads(pickle.dumps(used))):
+        assert warned(module, module.attend) == [0, 0, 0]
+
+
+@pytest.mark.parametrize("embeds", [False, True])
+def test_a_compiled_program_warns_of_it_too(embeds):
+    torch._dynamo.reset()
+    module = posenc_torch.Position(SUBJECTS["sinusoidal"])
+
+    def run(*tensors, **keywords):
+        return (module.embed(tokens) if embeds else tokens), module.attend(*tensors, **keywords)
+
+    tokens, counter = hidden(module.scheme), CompileCounterWithBackend("eager")
+    compiled = torch.compile(run, fullgraph=True, backend=counter)
+    assert warned(module, compiled) == [int(not embeds), 0, 0]
+    # What was never embedded is compiled once more, without the warning.
+    assert counter.frame_count == (1 if embeds else 2)
+
+
+def test_a_compiled_layer_reads_no_length_of_the_embedding():
+    torch._dynamo.reset()
+    module, counter = (
+        posenc_torch.Position(SUBJECTS["sinusoidal"]),
+        CompileCounterWithBackend("eager"),
+    )
+    compiled = torch.compile(module.attend, fullgraph=True, dynamic=True, backend=counter)
+    for length in (5, 9, 14):
+        module.embed(hidden(module.scheme, length))
+        compiled(*inputs(module.scheme, length)[:3], causal=True)
+    assert counter.frame_count == 1
+
+
+@EMBEDDED
+def test_decoding_with_an_embedding_needs_positions(subject):
+    module = posenc_torch.Positions(SUBJECTS[subject], LAYERS)
+    q, k, v, _ = inputs(module[0].scheme)
+    x, last = hidden(module[0].scheme), q[:, :, -1:]
+    module.embed(x)
+    expected = module[1].attend(q, k, v, causal=True)[:, :, -1:]
+    torch.testing.assert_close(module[1].attend(last, k, v, causal=True), expected)
+    module.embed(x[:, -1:])
+    with pytest.raises(ValueError, match=r"embed put 1 tokens .* 0 .. 0, and k has 6.* pos="):
+        module[1].attend(last, k, v, causal=True)
+    at = {"q_pos": torch.tensor([5]), "k_pos": torch.arange(6)}
+    torch.testing.assert_close(module[1].attend(last, k, v, causal=True, **at), expected)
+    module[1].attend(last, k, v)  # as to an encoder's tokens
+    module.embed(x[:, -1:], torch.tensor([5]))
+    torch.testing.assert_close(module[1].attend(last, k, v, causal=True), expected)
+
+
+class Tied(nn.Module):
+    """A container, one more use of one of its tables, and weights that are tied."""
+
+    def __init__(self, scheme):
+        super().__init__()
+        self.tokens = nn.Embedding(16, HEADS * DIM)
+        self.positions = posenc_torch.Positions(scheme, LAYERS)
+        self.first = self.positions[0]
+        self.norm = nn.LayerNorm(HEADS * DIM)
+        self.logits = nn.Linear(HEADS * DIM, 16)
+        self.logits.weight = self.tokens.weight
+
+
+@everywhere
+def test_groups_of_an_optimizer_hold_each_param_once(subject):
+    model = Tied(SUBJECTS[subject])
+    groups = posenc_torch.param_groups(model, 0.5, position_lr_scale=4.0, weight_decay=0.25)
+    names = {id(p): name for name, p in model.named_parameters()}
+    found = [({names.pop(id(p)) for p in g["params"]}, g["lr"], g["weight_decay"]) for g in groups]
+    own = {name for name, _ in model.named_parameters() if name.startswith("positions.")}
+    assert not names
+    assert found == [
+        ({"tokens.weight"}, 0.5, 0.25),
+        ({"norm.weight", "norm.bias", "logits.bias"}, 0.5, 0.0),
+        *([(own, 2.0, 0.0)] if own else []),
+    ]
+    assert len(torch.optim.AdamW(groups).param_groups) == len(groups)
+
+
+def test_groups_as_the_study_has_them():
+    groups = posenc_torch.param_groups(Tied(posenc.T5Bias(HEADS)), 1e-3)
+    assert [group["lr"] for group in groups] == [1e-3, 1e-3, 1e-2]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model": nn.Linear(2, 2)}, "Linear holds no posenc_torch.Position"),
+        ({"lr": -1.0}, "lr must be at least 0, got -1.0"),
+        ({"position_lr_scale": 0.0}, "position_lr_scale must be finite and greater than 0"),
+        ({"weight_decay": -0.1}, "weight_decay must be at least 0, got -0.1"),
+    ],
+)
+def test_wrong_groups(change, message):
+    given = {"model": Tied(posenc.NoPE()), "lr": 1e-3, **change}
+    with pytest.raises(ValueError, match=message):
+        posenc_torch.param_groups(given.pop("model"), **given)

@@ -21,8 +21,8 @@ class Layer(nn.Module):
 
     def forward(self, q, k, v, x, q_pos=None, k_pos=None, q_seg=None, k_seg=None):
         at = {"q_pos": q_pos, "k_pos": k_pos, "q_seg": q_seg, "k_seg": k_seg}
-        out = self.position.attend(q, k, v, x=x, causal=True, **at, **self.options)
-        return out, self.position.embed(x, k_pos)
+        embedded = self.position.embed(x, k_pos)
+        return self.position.attend(q, k, v, x=x, causal=True, **at, **self.options), embedded
 
 
 def tensors(scheme, q_len, k_len, batch=2, dtype=torch.float32):

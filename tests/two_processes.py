@@ -126,8 +126,9 @@ def context(subject, share, documents):
         for name, x in tokens.items()
     }
     seg = None if seg is None else seg[at]
+    embedded = layer.position.embed(mine["x"], pos[at])
     out = EXAMPLE["attend"](layer.position, **mine, pos=pos[at], seg=seg, causal=True)
-    outputs = [out, layer.position.embed(mine["x"], pos[at])]
+    outputs = [out, embedded]
     objective(outputs, at, axis=1).backward()
     gradients = {name: p.grad for name, p in layer.position.params.items()}
     for grad in gradients.values():

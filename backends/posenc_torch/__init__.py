@@ -1,7 +1,17 @@
-"""posenc for PyTorch: attention with any scheme, and a module that owns a scheme's params."""
+"""posenc for PyTorch: attention with any scheme, and modules that own the learned params."""
 
 from posenc_torch.attention import PATHS, attention, explain
+from posenc_torch.groups import param_groups
 from posenc_torch.mods import block_mask, score_mod
-from posenc_torch.position import Position
+from posenc_torch.position import Position, Positions
 
-__all__ = ["PATHS", "Position", "attention", "block_mask", "explain", "score_mod"]
+__all__ = [
+    "PATHS",
+    "Position",
+    "Positions",
+    "attention",
+    "block_mask",
+    "explain",
+    "param_groups",
+    "score_mod",
+]

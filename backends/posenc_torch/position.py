@@ -1,7 +1,9 @@
-"""A module that owns a scheme's learned params."""
+"""Modules that own the learned params of a scheme, and of the schemes of a model."""
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import array_api_compat.torch as xp
@@ -10,15 +12,17 @@ from torch import Tensor, nn
 
 import posenc
 from posenc.checks import check_scheme
+from posenc.layers import LayerPlan, add_embedding, check_layer, has_embedding
 from posenc.protocol import PositionScheme
 from posenc_torch.attention import attention
 
 
 class Position(nn.Module):
-    """A positional encoding as a module: it owns the learned params, and nothing else.
+    """The positional encoding of one layer as a module: it owns the learned params, nothing else.
 
-    There are no buffers: constants and angles are made in the call, so that neither ``.to(dtype)``
-    nor loading a checkpoint can round them.
+    For a model of several layers take ``Positions``: it adds an embedding once, and layers share
+    what their scheme shares. There are no buffers: constants and angles are made in the call, so
+    that neither ``.to(dtype)`` nor loading a checkpoint can round them.
 
     A model that holds it may be wrapped: ``fully_shard``, ``DistributedDataParallel``. Sharded by
     itself it needs ``register_fsdp_forward_method(position, "attend")``, and likewise for
@@ -47,6 +51,9 @@ class Position(nn.Module):
         for name, spec in scheme.param_specs().items():
             empty = torch.empty(spec.shape, device=device, dtype=dtype)
             self.register_parameter(name, nn.Parameter(empty))
+        # Of calls, so in no state_dict. A scheme without an embedding never touches them.
+        self._unembedded = True
+        self._placed: int | None = None  # tokens that the last embed put at 0, 1, 2, ...
         self.reset_parameters()
 
     @property
@@ -66,26 +73,135 @@ class Position(nn.Module):
     def embed(self, x: Tensor, pos: Tensor | None = None) -> Tensor:
         """Token embeddings ``x (B, L, dim)`` plus the scheme's embedding of ``pos``.
 
-        ``pos`` is ``(L,)`` or ``(B, L)``, default ``0 .. L - 1``. Without one, ``x`` itself.
+        ``pos`` is ``(L,)`` or ``(B, L)``, default ``0 .. L - 1``: give it while decoding, because
+        the length of a cache is not known here. Without an embedding, ``x`` itself.
         """
+        self._remember(x.shape[-2] if pos is None else None)
         if pos is None:
             pos = torch.arange(x.shape[-2], device=x.device)
         term = posenc.embedding(self.scheme, pos, self.params, xp=xp)
-        if term is None:
-            return x
-        if not x.is_floating_point() or x.shape[-2:] != term.shape[-2:]:
-            raise ValueError(
-                f"x must be floating and end in the length of pos and the width of the embedding, "
-                f"{tuple(term.shape[-2:])}, got {tuple(x.shape)} of {x.dtype}"
-            )
-        return (x + term).to(x.dtype)
+        return x if term is None else add_embedding(x, term, xp=xp)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, **keywords: Any) -> Tensor:
-        """``posenc_torch.attention`` with this scheme and these params."""
-        return attention(q, k, v, self.scheme, self.params, **keywords)
+        """``posenc_torch.attention`` with this scheme and these params.
+
+        A scheme with an embedding warns once if ``embed`` was never called. ``causal=True`` at
+        default positions is a ``ValueError`` if k is longer than what the last ``embed`` put at
+        default positions: the queries were embedded as if they were the first tokens. Compiled
+        programs do not check this.
+        """
+        out = attention(q, k, v, self.scheme, self.params, **keywords)
+        self._check_embedded(k, keywords)
+        return out
+
+    def _remember(self, placed: int | None) -> None:
+        if has_embedding(self.scheme) and not _exporting():
+            self._unembedded = False
+            # A program that reads a length from here would be compiled anew for each.
+            known = not torch.compiler.is_compiling() and type(placed) is int
+            self._placed = placed if known else None
+
+    def _check_embedded(self, k: Tensor, keywords: dict[str, Any]) -> None:
+        if not has_embedding(self.scheme) or _exporting():
+            return
+        if self._unembedded:
+            self._unembedded = False
+            _warn_unembedded(type(self.scheme).__name__)
+        elif not torch.compiler.is_compiling():
+            _check_placed(self._placed, k, **keywords)
 
     def extra_repr(self) -> str:
         return repr(self.scheme)
+
+
+class Positions(nn.Module):
+    """The positional encodings of a model, one ``Position`` per layer.
+
+    ``positions.embed(x)`` once, before the first layer; then ``positions[layer].attend(q, k, v)``,
+    or ``for block, position in zip(blocks, positions)``. Layers with an equal scheme that is
+    ``shared`` (T5) or has an embedding are served by one and the same module. Each learned array is
+    in the ``state_dict`` once, under the first layer that uses it: ``"0.table"``.
+
+    Hand a layer its ``Position`` in the call. A block that keeps one as a submodule of its own
+    writes it to the ``state_dict`` a second time.
+
+    Parameters
+    ----------
+    scheme
+        A ``PositionScheme`` for every layer, or a list or tuple of them that layers take in turn.
+    layers
+        Number of layers.
+    device, dtype
+        Of the params.
+    """
+
+    def __init__(
+        self,
+        scheme: PositionScheme | Sequence[PositionScheme],
+        layers: int,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.plan = LayerPlan.of(scheme, layers)
+        self._names = tuple(str(layer) for layer in self.plan.sources)
+        for layer in self.plan.first_layers:
+            one = Position(self.plan.schemes[layer], device=device, dtype=dtype)
+            self.add_module(str(layer), one)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __getitem__(self, layer: int) -> Position:
+        """What serves a layer; layers that share their params get the same module."""
+        return self._modules[self._names[check_layer(layer, len(self))]]
+
+    def __iter__(self) -> Iterator[Position]:
+        return iter([self._modules[name] for name in self._names])
+
+    def embed(self, x: Tensor, pos: Tensor | None = None) -> Tensor:
+        """Token embeddings ``x (B, L, dim)`` plus the embedding of each scheme, as in ``Position``.
+
+        Each embedding once, however many layers have its scheme.
+        """
+        for position in self.children():
+            x = position.embed(x, pos)
+        return x
+
+    def reset_parameters(self) -> None:
+        """Draw all first values anew, from torch's default generator."""
+        for position in self.children():
+            position.reset_parameters()
+
+    def extra_repr(self) -> str:
+        return f"layers={len(self)}"
+
+
+@torch.compiler.assume_constant_result  # a compiler runs it while tracing, and goes on
+def _warn_unembedded(name: str) -> None:
+    warnings.warn(
+        f"{name} adds an embedding to the tokens, and attend was called before embed: attention "
+        "knows no positions from it; call x = position.embed(x) once, before the first layer",
+        stacklevel=4,
+    )
+
+
+def _check_placed(
+    placed: int | None, k: Tensor, causal: bool = False, q_pos: Tensor | None = None, **_: Any
+) -> None:
+    """The tokens that the last ``embed`` put at 0, 1, 2, ... are all that k has."""
+    if causal and q_pos is None and placed is not None and placed < k.shape[2]:
+        raise ValueError(
+            f"the last embed put {placed} tokens at the default positions 0 .. {placed - 1}, and k "
+            f"has {k.shape[2]}: the default of attend aligns their ends; give embed the positions "
+            "of its tokens, pos="
+        )
+
+
+def _exporting() -> bool:
+    """Whether ``torch.export`` is tracing, which wants no side effects; PyTorch 2.7 can tell."""
+    return getattr(torch.compiler, "is_exporting", bool)()
 
 
 def _placed_like(param: Tensor, value: Tensor) -> Tensor:

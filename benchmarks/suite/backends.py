@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import os
-
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads that wait for each other time the load
 
 import numpy as np
 
 import posenc
-from suite import NAMES
+from suite import NAMES, Timed, lengths, warm
 
-_HEADS, _DIM, _LENGTHS = 8, 64, [512]
+_HEADS, _DIM, _LENGTHS = 8, 64, lengths(512, 2048)
 
 
 def _paths(package):
@@ -29,12 +26,13 @@ def _arrays(name, length, shape):
     return scheme, values, posenc.init_params(scheme)
 
 
-class Torch:
+class Torch(Timed):
     """Causal attention, ``B=1 H=8 D=64``, float32."""
 
     param_names = ("scheme", "path", "length")
     params = (NAMES, _paths("posenc_torch"), _LENGTHS)
 
+    @warm
     def setup(self, name, path, length):
         if path == "missing":
             raise NotImplementedError("torch is not installed")
@@ -58,7 +56,6 @@ class Torch:
                 attend()
 
         self.forward, self.step = forward, step
-        self.step()
 
     def time_forward(self, *_):
         self.forward()
@@ -67,12 +64,13 @@ class Torch:
         self.step()
 
 
-class Jax:
+class Jax(Timed):
     """Causal attention, ``B=1 H=8 D=64``, float32, compiled."""
 
     param_names = ("scheme", "path", "length")
     params = (NAMES, _paths("posenc_jax"), _LENGTHS)
 
+    @warm
     def setup(self, name, path, length):
         if path == "missing":
             raise NotImplementedError("jax is not installed")
@@ -94,7 +92,6 @@ class Jax:
         self.forward, self.step = (
             lambda f=f: jax.block_until_ready(f(*arguments)) for f in compiled
         )
-        self.step()
 
     def time_forward(self, *_):
         self.forward()

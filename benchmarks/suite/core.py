@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 import posenc
-from suite import NAMES
+from suite import NAMES, Timed, lengths, warm
 
 _HEADS, _DIM = 8, 64
 
@@ -15,12 +15,13 @@ def _scheme(name, length):
     return scheme, posenc.init_params(scheme)
 
 
-class Bias:
+class Bias(Timed):
     """Dense bias ``(H, L, L)``."""
 
     param_names = ("scheme", "length")
-    params = (NAMES, [256, 1024])
+    params = (NAMES, lengths(1024, 256))
 
+    @warm
     def setup(self, name, length):
         self.scheme, self.arrays = _scheme(name, length)
         self.pos = np.arange(length)
@@ -31,12 +32,13 @@ class Bias:
         posenc.bias(self.scheme, self.pos, self.pos, self.arrays)
 
 
-class Transform:
+class Transform(Timed):
     """Queries ``(1, H, L, D)``, and embeddings ``(L, H D)``."""
 
     param_names = ("scheme", "length")
-    params = (NAMES, [1024, 4096])
+    params = (NAMES, lengths(1024, 4096))
 
+    @warm
     def setup(self, name, length):
         self.scheme, self.arrays = _scheme(name, length)
         self.pos = np.arange(length)
@@ -49,12 +51,13 @@ class Transform:
         posenc.embedding(self.scheme, self.pos, self.arrays)
 
 
-class Attention:
+class Attention(Timed):
     """The reference, causal, ``B=1 H=8 D=64``."""
 
     param_names = ("scheme", "length")
-    params = (NAMES, [256, 1024])
+    params = (NAMES, lengths(1024, 256))
 
+    @warm
     def setup(self, name, length):
         self.scheme, self.arrays = _scheme(name, length)
         shape = (3, 1, _HEADS, length, _DIM)
@@ -64,11 +67,15 @@ class Attention:
         posenc.attention(self.q, self.k, self.v, self.scheme, self.arrays, causal=True)
 
 
-class Make:
+class Make(Timed):
     """A scheme from the catalogue: the frequencies of RoPE take 60 digits."""
 
     param_names = ("scheme",)
     params = (NAMES,)
+
+    @warm
+    def setup(self, name):
+        pass
 
     def time_make(self, name):
         _scheme(name, 1024)

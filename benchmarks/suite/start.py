@@ -5,12 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 
+from suite import Timed
+
 
 def _python(*arguments):
     subprocess.run([sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL)
 
 
-class Start:
+class Start(Timed):
     """``import posenc``: within 1.5 of ``import numpy``. ``posenc --help``: under 0.2 s."""
 
     def time_import_numpy(self):

@@ -2,56 +2,55 @@
 
 from __future__ import annotations
 
-import os
-
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads that wait for each other time the load
-
 import numpy as np
 
 import posenc
-from suite import NAMES
+from suite import GRID, NAMES, Timed, lengths, warm
 from suite.backends import _paths
 
-_HEADS, _DIM, _LENGTH = 8, 64, 4096
+_HEADS, _DIM, _LENGTHS = 8, 64, lengths(2048, 4096)
+# The definition takes seconds a call, and gigabytes: it waits for the full grid.
+_PATHS = [name for name in _paths("posenc_torch") if GRID == "full" or name != "reference"]
 _BIASED = [name for name in ("alibi", "t5") if name in NAMES]
 
 
-def _leaves(*more):
+def _leaves(length, *more):
     """q, k, v and params that ask for gradients."""
     import torch
 
     torch.set_num_threads(1)
-    values = np.random.default_rng(0).standard_normal((3, 1, _HEADS, _LENGTH, _DIM), np.float32)
+    values = np.random.default_rng(0).standard_normal((3, 1, _HEADS, length, _DIM), np.float32)
     return [torch.tensor(a, requires_grad=True) for a in (*values, *more)]
 
 
-def _attention(name, path):
+def _attention(name, path, length):
     """A call of attention, and all that it learns."""
     if path == "missing":
         raise NotImplementedError("torch is not installed")
     import posenc_torch
 
-    scheme = posenc.make(name, num_heads=_HEADS, head_dim=_DIM, max_len=_LENGTH)
+    scheme = posenc.make(name, num_heads=_HEADS, head_dim=_DIM, max_len=length)
     params = posenc.init_params(scheme)
-    leaves = _leaves(*(a.astype(np.float32) for a in params.values()))
+    leaves = _leaves(length, *(a.astype(np.float32) for a in params.values()))
     own = dict(zip(params, leaves[3:], strict=True))
     return lambda q, k, v: posenc_torch.attention(
         q, k, v, scheme, own, causal=True, path=path
     ), leaves
 
 
-def _sdpa():
+def _sdpa(length):
     try:
         from torch.nn.functional import scaled_dot_product_attention
     except ImportError:
         raise NotImplementedError("torch is not installed") from None
-    return lambda q, k, v: scaled_dot_product_attention(q, k, v, is_causal=True), _leaves()
+    return lambda q, k, v: scaled_dot_product_attention(q, k, v, is_causal=True), _leaves(length)
 
 
-class _Forward:
+class _Forward(Timed):
     """Memory is the process's own, with all that it imported: see ``Imported``."""
 
     timeout = 600
+    warmup_time = 0  # ``setup`` made a call, and one takes a second
 
     def _begin(self, attend, leaves):
         import torch
@@ -64,7 +63,6 @@ class _Forward:
                 attend(*tokens)
 
         self.run = forward
-        forward()  # it may compile
 
     def time_forward(self, *_):
         self.run()
@@ -73,8 +71,9 @@ class _Forward:
         self.run()
 
 
-class _Train:
+class _Train(Timed):
     timeout = 600
+    warmup_time = 0  # ``setup`` made a call, and one takes a second
 
     def _begin(self, attend, leaves):
         import torch
@@ -83,7 +82,6 @@ class _Train:
             torch.autograd.grad(attend(*leaves[:3]).sum(), leaves)
 
         self.run = step
-        step()
 
     def time_train_step(self, *_):
         self.run()
@@ -93,48 +91,61 @@ class _Train:
 
 
 class Forward(_Forward):
-    """Causal attention, ``B=1 H=8 L=4096 D=64``, float32, without gradients."""
+    """Causal attention, ``B=1 H=8 D=64``, float32, without gradients."""
 
-    param_names = ("scheme", "path")
-    params = (_BIASED, _paths("posenc_torch"))
+    param_names = ("scheme", "path", "length")
+    params = (_BIASED, _PATHS, _LENGTHS)
 
-    def setup(self, name, path):
-        self._begin(*_attention(name, path))
+    @warm
+    def setup(self, name, path, length):
+        self._begin(*_attention(name, path, length))
 
 
 class Train(_Train):
     """The same with gradients of q, k, v and params."""
 
-    param_names = ("scheme", "path")
-    params = (_BIASED, _paths("posenc_torch"))
+    param_names = ("scheme", "path", "length")
+    params = (_BIASED, _PATHS, _LENGTHS)
 
-    def setup(self, name, path):
-        self._begin(*_attention(name, path))
+    @warm
+    def setup(self, name, path, length):
+        self._begin(*_attention(name, path, length))
 
 
 class ForwardSDPA(_Forward):
     """``scaled_dot_product_attention(is_causal=True)``: what the above would like to equal."""
 
-    def setup(self):
-        self._begin(*_sdpa())
+    param_names = ("length",)
+    params = (_LENGTHS,)
+
+    @warm
+    def setup(self, length):
+        self._begin(*_sdpa(length))
 
 
 class TrainSDPA(_Train):
     """The same with gradients."""
 
-    def setup(self):
-        self._begin(*_sdpa())
+    param_names = ("length",)
+    params = (_LENGTHS,)
+
+    @warm
+    def setup(self, length):
+        self._begin(*_sdpa(length))
 
 
 class Imported:
     """What the memory of the others begins with: PyTorch, posenc, and the tensors."""
 
-    def setup(self):
+    param_names = ("length",)
+    params = (_LENGTHS,)
+
+    def setup(self, length):
         try:
             import posenc_torch  # noqa: F401
         except ImportError:
             raise NotImplementedError("torch is not installed") from None
-        self.leaves = _leaves()
+        self.leaves = _leaves(length)
 
-    def peakmem_nothing(self):
+    def peakmem_nothing(self, length):
         pass

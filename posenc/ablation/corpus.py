@@ -125,7 +125,7 @@ def from_files(paths: Iterable[str | os.PathLike[str]]) -> Corpus:
 
 def printable(name: str) -> str:
     """The name of a file with backslashes for bytes that are no UTF-8, which no report can hold."""
-    return name.encode(errors="backslashreplace").decode()
+    return os.fsencode(name).decode(errors="backslashreplace")
 
 
 def check_size(corpus: Corpus, *, train_len: int, longest: int, windows: int) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from posenc.ablation.study import Recipe
+from posenc.layers import LayerPlan
 from posenc.params import init_params
 from posenc.protocol import PositionScheme
 
@@ -36,8 +37,7 @@ class Decoder:
     schemes
         One a layer.
     owners
-        Which set of position params serves each layer: layers share a set if the scheme is
-        ``shared`` or enters at the embedding, which is added once.
+        Which set of position params serves each layer, as ``posenc.layers.LayerPlan`` has it.
     weights
         By name: ``embed (256, d)``, and per layer ``qkv (d, 3d)``, ``out (d, d)``, ``up (d, 4d)``,
         ``down (4d, d)``, gains ``norm1``, ``norm2 (d,)``; ``norm (d,)`` at the end.
@@ -54,12 +54,11 @@ class Decoder:
     @classmethod
     def of(cls, recipe: Recipe, schemes: tuple[PositionScheme, ...], seed: int) -> Decoder:
         """First values: shared weights from one generator, a scheme's own from others."""
-        owners = _owners(schemes)
-        firsts = [owners.index(owner) for owner in range(max(owners) + 1)]
+        plan = LayerPlan(schemes)
         position = tuple(
-            init_params(schemes[layer], [seed, 1, n]) for n, layer in enumerate(firsts)
+            init_params(schemes[layer], [seed, 1, n]) for n, layer in enumerate(plan.first_layers)
         )
-        return cls(recipe, schemes, owners, _weights(recipe, seed), position)
+        return cls(recipe, schemes, plan.owners, _weights(recipe, seed), position)
 
     def at_length(self, length: int) -> tuple[PositionScheme, ...]:
         """The layers' schemes for a context of ``length`` tokens."""
@@ -68,7 +67,7 @@ class Decoder:
     @property
     def first_layers(self) -> tuple[int, ...]:
         """The first layer of each set of position params; its embedding is added at the input."""
-        return tuple(self.owners.index(owner) for owner in range(len(self.position)))
+        return LayerPlan(self.schemes).first_layers
 
     def digest(self) -> str:
         """SHA-256 of the weights that all schemes share."""
@@ -86,18 +85,6 @@ class Decoder:
 def decays(name: str) -> bool:
     """Whether weight decay applies: to matrices, not to gains."""
     return "norm" not in name
-
-
-def _owners(schemes: tuple[PositionScheme, ...]) -> tuple[int, ...]:
-    owners: list[int] = []
-    for layer, scheme in enumerate(schemes):
-        twin = schemes.index(scheme) if _once(scheme) else layer
-        owners.append(owners[twin] if twin < layer else max(owners, default=-1) + 1)
-    return tuple(owners)
-
-
-def _once(scheme: PositionScheme) -> bool:
-    return scheme.shared or type(scheme).embedding is not PositionScheme.embedding
 
 
 def _weights(recipe: Recipe, seed: int) -> Weights:

@@ -11,7 +11,7 @@ from dataclasses import fields, is_dataclass
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from importlib.util import find_spec
 from pathlib import Path
-from types import CellType
+from types import CellType, CodeType
 from typing import Any
 
 import numpy as np
@@ -111,7 +111,9 @@ def _described(value: Any) -> Any:
     if hasattr(value, "__array__"):
         array = np.asarray(value)
         return [str(array.dtype), list(array.shape), hashlib.sha256(array.tobytes()).hexdigest()]
-    return _code(value) if hasattr(value, "__code__") else _text(value)
+    if isinstance(value, CodeType):
+        return [value.co_code.hex(), _described(value.co_consts), list(value.co_names)]
+    return _function(value) if hasattr(value, "__code__") else _text(value)
 
 
 def _fields(value: Any) -> dict[str, Any]:
@@ -120,17 +122,16 @@ def _fields(value: Any) -> dict[str, Any]:
 
 
 def _named(kind: Any) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"
+    return f"{kind.__module__}.{getattr(kind, '__qualname__', type(kind).__qualname__)}"
 
 
-def _code(function: Any) -> list[str]:
+def _function(function: Any) -> list[Any]:
     """A function as a field: what it does, and what it was closed over."""
-    code, closed = function.__code__, function.__closure__ or ()
-    held = [cell.cell_contents for cell in closed if cell != CellType()]
-    parts = (code.co_code, code.co_consts, code.co_names, function.__defaults__, *held)
-    return [_named(function), *map(_text, parts)]
+    held = [cell.cell_contents for cell in function.__closure__ or () if cell != CellType()]
+    parts = [function.__defaults__, [_named(x) if callable(x) else x for x in held]]
+    return [_named(function), _described(function.__code__), *map(_described, parts)]
 
 
 def _text(value: Any) -> str:
     """``repr`` without the addresses of objects, which differ between processes."""
-    return re.sub(r" at 0x[0-9a-fA-F]+|, line \d+", "", repr(value))
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))

@@ -52,7 +52,7 @@ def compare(study: Study) -> int:
         status = exit_status(stop)
         print("\nstopped; the same command goes on from here")
     took = seconds(records)
-    summary = describe(study, corpus, backend, took["wall_seconds"]) | took
+    summary = _printable(describe(study, corpus, backend, took["wall_seconds"]) | took)
     _write(Path(study.out), summary, _ordered(study, records), runs)
     failed = any(record["status"] != "ok" for record in records)
     return status or int(failed)
@@ -62,8 +62,8 @@ def describe(study: Study, corpus: Corpus, backend: str, wall: float) -> dict[st
     """All that a reader must know to judge or to repeat a study."""
     origin = {"posenc commit": commit()}
     return {
-        "command": printable(command(study)),
-        "config": {**_printable(asdict(study)), "backend": backend},
+        "command": command(study),
+        "config": {**asdict(study), "backend": backend},
         "corpus": {
             "name": corpus.name,
             "sha256": corpus.sha256,
@@ -230,10 +230,13 @@ def _ordered(study: Study, records: list[Record]) -> list[Record]:
     return sorted(records, key=lambda record: (place[record["scheme"]], record["seed"]))
 
 
-def _printable(config: dict[str, Any]) -> dict[str, Any]:
-    """Names of files may hold bytes that are no UTF-8."""
-    names = {"text": tuple(map(printable, config["text"])), "out": printable(config["out"])}
-    return {**config, **names}
+def _printable(value: Any) -> Any:
+    """The same without bytes that are no UTF-8, which names of files may hold."""
+    if isinstance(value, dict):
+        return {key: _printable(each) for key, each in value.items()}
+    if isinstance(value, (tuple, list)):
+        return tuple(map(_printable, value))
+    return printable(value) if isinstance(value, str) else value
 
 
 def _version(package: str) -> str:

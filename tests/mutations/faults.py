@@ -785,9 +785,9 @@ _TORCH = (
     Fault(
         "embedding-rounded-before-it-is-added",
         "two roundings to half precision where one will do",
-        MODULE,
-        "return (x + term).to(x.dtype)",
-        "return x + term.to(x.dtype)",
+        "posenc/layers.py",
+        "return xp.astype(x + term, x.dtype, copy=False)",
+        "return x + xp.astype(term, x.dtype)",
         ("test_torch_position.py embedding_is_added",),
     ),
     Fault(
@@ -1435,98 +1435,120 @@ _FUSED = (
     ),
 )
 
-_UI = (
+_NUMBERS = (
     Fault(
-        "make-asks-for-no-size",
-        "a size that is missing ends in a constructor's own words, or in a default",
-        "posenc/schemes/__init__.py",
-        "    missing = [name for name in needed if name not in given]",
-        "    missing: list[str] = []",
-        ("test_catalogue_make.py only_the_sizes rope",),
+        "fields-stay-numpys",
+        "NumPy's integers overflow in T5's thresholds and in the size of a table",
+        PROTOCOL,
+        "object.__setattr__(scheme, each.name, python_number(value))",
+        "object.__setattr__(scheme, each.name, value)",
+        ("test_numbers.py any_integer_make_the_same_scheme",),
     ),
     Fault(
-        "report-settings-that-a-label-overrides",
-        "the report says max_distance=64 where the label says 9",
-        "posenc/ablation/specs.py",
-        "            if option not in dict(part.options)",
-        "            if option",
-        ("test_report.py what_the_study_set",),
+        "window-stays-unsigned",
+        "minus a window of uint8 is 253, and a window of 3 finds its compiled program",
+        CHECKS,
+        'width = check_count("window", value)',
+        'width = value if check_count("window", value) else 1',
+        ("test_numbers.py a_window_and_a_scale",),
     ),
     Fault(
-        "report-names-the-other-protocol",
-        "the first sentence claims one protocol and has the numbers of the other",
-        "posenc/ablation/report.py",
-        "{_ASKED[protocol]}",
-        "{_ASKED['loss']}",
-        ("test_report.py first_sentence same_targets",),
+        "pads-before-position-0",
+        "a learned table has no row for them: NaN under torch.compile",
+        POSITIONS,
+        "return np.maximum(pos, 0), ",
+        "return pos, ",
+        ("test_porting.py left_padded_batch learned",),
     ),
     Fault(
-        "differences-csv-corrected-twice",
-        "p and p_holm are the same number",
-        "posenc/ablation/statistics.py",
-        "Difference(interval, corrected[name], verdict, raw[name])",
-        "Difference(interval, corrected[name], verdict, corrected[name])",
-        ("test_report.py differences_are_in_the_csv",),
+        "embedding-in-attention-without-a-word",
+        "a model that forgot to add its embedding trains as NoPE",
+        CALL,
+        "    _warn(scheme, _EMBEDS, xp)",
+        "",
+        ("test_porting.py embeddings_alone",),
     ),
     Fault(
-        "speed-as-a-mean",
-        "one run beside other work makes its scheme look slow",
-        "posenc/ablation/tables.py",
-        "from statistics import median\n",
-        "from statistics import mean as median\n",
-        ("test_report.py disturbed",),
+        "rolled-cache-without-a-word",
+        "keys that were transformed elsewhere are taken for the first ones",
+        CALL,
+        "elif aligned and transforms(scheme):",
+        "elif aligned and not transforms(scheme):",
+        ("test_porting.py cache_of_transformed_keys",),
+    ),
+)
+
+DASHBOARD, DASHBOARD_PAGE = "benchmarks/dashboard.py", "benchmarks/dashboard_page.py"
+
+_DASHBOARD = (
+    Fault(
+        "benchmarks-kept-under-no-commit",
+        "asv measures for minutes in an environment that exists, and keeps nothing",
+        DASHBOARD,
+        '"--set-commit-hash", measured]',
+        '"--dry-run"]',
+        ("test_dashboard.py shows_the_figures",),
     ),
     Fault(
-        "wide-table-loses-its-last-column",
-        "the longest length is not shown on a narrow terminal",
-        "posenc/ablation/columns.py",
-        "range(1, columns + 1, size)",
-        "range(1, columns, size)",
-        ("test_report.py every_line_fits",),
+        "benchmarks-of-uncommitted-changes",
+        "figures stand under a commit that they do not belong to",
+        DASHBOARD,
+        "    if changed:",
+        "    if changed is None:",
+        ("test_dashboard.py no_commit_holds",),
     ),
     Fault(
-        "progress-at-every-report",
-        "with one active run a line comes every 50 steps",
-        "posenc/ablation/terminal.py",
-        "if self._said is None or now - self._said >= pause:",
-        "if len(self._steps) == 1 or now - self._said >= pause:",
-        ("test_terminal.py lines_come 1",),
+        "benchmarks-timed-cold",
+        "--quick times compilation and first imports",
+        "benchmarks/suite/__init__.py",
+        'if name.startswith("time_"):',
+        'if name == "time_":',
+        ("test_dashboard.py built_once_and_warm",),
     ),
     Fault(
-        "time-left-of-runs-that-are-kept",
-        "a study that is almost done says it takes as long as all of it",
-        "posenc/ablation/terminal.py",
-        "missing, ended = self._total - self._kept, self._done - self._kept",
-        "missing, ended = self._total, self._done - self._kept",
-        ("test_terminal.py no_part_of_the_estimate",),
+        "benchmarks-built-for-every-sample",
+        "asv calls setup before each, and compiles 20 times: half an hour",
+        "benchmarks/suite/__init__.py",
+        '"_warm_for", None) == params',
+        '"_warm_for", None) is params',
+        ("test_dashboard.py built_once_and_warm",),
     ),
     Fault(
-        "command-without-an-option",
-        "the report's command repeats another study",
-        "posenc/ablation/origin.py",
-        "if (value := getattr(study, name)) != default:",
-        "if (value := getattr(study, name)) and value != default:",
-        ("test_terminal.py command_is_the_study",),
+        "benchmarks-of-another-commit-on-the-page",
+        "the page shows what was measured first",
+        DASHBOARD_PAGE,
+        "value = figure.values[commit]",
+        "value = next(iter(figure.values.values()))",
+        ("test_dashboard.py history",),
     ),
     Fault(
-        "fonts-that-journals-refuse",
-        "a PDF with fonts of type 3 is sent back",
-        "posenc/picture.py",
-        '"pdf.fonttype": 42',
-        '"pdf.fonttype": 3',
-        ("test_draw.py papers_get_vectors PDF",),
+        "benchmarks-noise-shown-as-a-change",
+        "every run says that something got slower",
+        DASHBOARD_PAGE,
+        "if then[0] <= now[1] and now[0] <= then[1]:",
+        "if then == now:",
+        ("test_dashboard.py history",),
     ),
 )
 
 WORKERS = "posenc/ablation/workers.py"
+
 RUNNER = "posenc/ablation/runner.py"
+
 IDENTITY = "posenc/ablation/identity.py"
+
 CELL = "posenc/ablation/cell.py"
+
 RESULTS = "posenc/ablation/results.py"
+
 OUTPUTS = "posenc/ablation/outputs.py"
+
 TERMINAL = "posenc/ablation/terminal.py"
+
 SPECS = "posenc/ablation/specs.py"
+
 STUDY = "posenc/ablation/study.py"
+
 STOPPING = "posenc/stopping.py"
 
 _RUNTIME = (
@@ -1660,46 +1682,165 @@ _RUNTIME = (
     ),
 )
 
-_NUMBERS = (
+_UI = (
     Fault(
-        "fields-stay-numpys",
-        "NumPy's integers overflow in T5's thresholds and in the size of a table",
-        PROTOCOL,
-        "object.__setattr__(scheme, each.name, python_number(value))",
-        "object.__setattr__(scheme, each.name, value)",
-        ("test_numbers.py any_integer_make_the_same_scheme",),
+        "make-asks-for-no-size",
+        "a size that is missing ends in a constructor's own words, or in a default",
+        "posenc/schemes/__init__.py",
+        "    missing = [name for name in needed if name not in given]",
+        "    missing: list[str] = []",
+        ("test_catalogue_make.py only_the_sizes rope",),
     ),
     Fault(
-        "window-stays-unsigned",
-        "minus a window of uint8 is 253, and a window of 3 finds its compiled program",
-        CHECKS,
-        'width = check_count("window", value)',
-        'width = value if check_count("window", value) else 1',
-        ("test_numbers.py a_window_and_a_scale",),
+        "report-settings-that-a-label-overrides",
+        "the report says max_distance=64 where the label says 9",
+        "posenc/ablation/specs.py",
+        "            if option not in dict(part.options)",
+        "            if option",
+        ("test_report.py what_the_study_set",),
     ),
     Fault(
-        "pads-before-position-0",
-        "a learned table has no row for them: NaN under torch.compile",
-        POSITIONS,
-        "return np.maximum(pos, 0), ",
-        "return pos, ",
-        ("test_porting.py left_padded_batch learned",),
+        "report-names-the-other-protocol",
+        "the first sentence claims one protocol and has the numbers of the other",
+        "posenc/ablation/report.py",
+        "{_ASKED[protocol]}",
+        "{_ASKED['loss']}",
+        ("test_report.py first_sentence same_targets",),
     ),
     Fault(
-        "embedding-in-attention-without-a-word",
-        "a model that forgot to add its embedding trains as NoPE",
-        CALL,
-        "    _warn(scheme, _EMBEDS, xp)",
-        "",
-        ("test_porting.py embeddings_alone",),
+        "differences-csv-corrected-twice",
+        "p and p_holm are the same number",
+        "posenc/ablation/statistics.py",
+        "Difference(interval, corrected[name], verdict, raw[name])",
+        "Difference(interval, corrected[name], verdict, corrected[name])",
+        ("test_report.py differences_are_in_the_csv",),
     ),
     Fault(
-        "rolled-cache-without-a-word",
-        "keys that were transformed elsewhere are taken for the first ones",
-        CALL,
-        "elif aligned and transforms(scheme):",
-        "elif aligned and not transforms(scheme):",
-        ("test_porting.py cache_of_transformed_keys",),
+        "speed-as-a-mean",
+        "one run beside other work makes its scheme look slow",
+        "posenc/ablation/tables.py",
+        "from statistics import median\n",
+        "from statistics import mean as median\n",
+        ("test_report.py disturbed",),
+    ),
+    Fault(
+        "wide-table-loses-its-last-column",
+        "the longest length is not shown on a narrow terminal",
+        "posenc/ablation/columns.py",
+        "range(1, columns + 1, size)",
+        "range(1, columns, size)",
+        ("test_report.py every_line_fits",),
+    ),
+    Fault(
+        "progress-at-every-report",
+        "with one active run a line comes every 50 steps",
+        "posenc/ablation/terminal.py",
+        "if self._said is None or now - self._said >= pause:",
+        "if len(self._steps) == 1 or now - self._said >= pause:",
+        ("test_terminal.py lines_come 1",),
+    ),
+    Fault(
+        "time-left-of-runs-that-are-kept",
+        "a study that is almost done says it takes as long as all of it",
+        "posenc/ablation/terminal.py",
+        "missing, ended = self._total - self._kept, self._done - self._kept",
+        "missing, ended = self._total, self._done - self._kept",
+        ("test_terminal.py no_part_of_the_estimate",),
+    ),
+    Fault(
+        "command-without-an-option",
+        "the report's command repeats another study",
+        "posenc/ablation/origin.py",
+        "if (value := getattr(study, name)) != default:",
+        "if (value := getattr(study, name)) and value != default:",
+        ("test_terminal.py command_is_the_study",),
+    ),
+    Fault(
+        "fonts-that-journals-refuse",
+        "a PDF with fonts of type 3 is sent back",
+        "posenc/picture.py",
+        '"pdf.fonttype": 42',
+        '"pdf.fonttype": 3',
+        ("test_draw.py papers_get_vectors PDF",),
+    ),
+)
+
+LAYERS, GROUPS = "posenc/layers.py", "backends/posenc_torch/groups.py"
+
+JAX_POSITION, LABELS = "backends/posenc_jax/position.py", "backends/posenc_jax/labels.py"
+
+_MODEL = (
+    Fault(
+        "a-shared-table-for-each-layer",
+        "T5 with a table per layer: another model, and twice the params are learned from half",
+        LAYERS,
+        "return scheme.shared or has_embedding(scheme)",
+        "return has_embedding(scheme)",
+        ("test_layers.py equal_layers_share [t5]",),
+    ),
+    Fault(
+        "embedding-added-by-every-layer",
+        "a plan with one embedding for each layer adds it as often",
+        LAYERS,
+        "return scheme.shared or has_embedding(scheme)",
+        "return scheme.shared",
+        ("test_layers.py equal_layers_share [sinusoidal]",),
+    ),
+    Fault(
+        "layers-share-by-kind",
+        "two T5 tables of different reach become one",
+        LAYERS,
+        "self.schemes.index(scheme) if _once(scheme) else layer",
+        "[type(s) for s in self.schemes].index(type(scheme)) if _once(scheme) else layer",
+        ("test_layers.py unequal_tables",),
+    ),
+    Fault(
+        "a-missing-embedding-goes-unsaid",
+        "Sinusoidal without embed is NoPE without a word",
+        MODULE,
+        "        if self._unembedded:\n",
+        "        if False:\n",
+        ("test_torch_position.py never_added_is_a [sinusoidal]",),
+    ),
+    Fault(
+        "a-token-decoded-at-position-0",
+        "embed(x_last) gives row 0 while attention aligns ends",
+        MODULE,
+        "placed is not None and placed < k.shape[2]",
+        "placed is not None and placed > k.shape[2]",
+        ("test_torch_position.py decoding_with_an_embedding [learned]",),
+    ),
+    Fault(
+        "a-length-in-a-compiled-program",
+        "the length of the last embed is read by a compiled attend: a program per length",
+        MODULE,
+        "        elif not torch.compiler.is_compiling():\n",
+        "        else:\n",
+        ("test_torch_position.py reads_no_length",),
+    ),
+    Fault(
+        "a-param-in-two-groups",
+        "position params get two steps, one of them with the others' rate and decay",
+        GROUPS,
+        "others = [p for p in model.parameters() if id(p) not in own]",
+        "others = list(model.parameters())",
+        ("test_torch_position.py hold_each_param_once [t5]",),
+    ),
+    Fault(
+        "layers-of-jax-read-their-own-params",
+        "a shared table is found in the first layer only",
+        JAX_POSITION,
+        "self.params.get(str(self.plan.sources[index]), {})",
+        "self.params.get(str(index), {})",
+        ("test_jax_position.py layers_by_hand [t5]",),
+    ),
+    Fault(
+        "positions-of-jax-are-labelled-by-shape",
+        "a table decays, and learns at the rate of matrices",
+        LABELS,
+        'return jax.tree.map(lambda _: "position", node)',
+        'return jax.tree.map(lambda x: "decay" if np.ndim(x) > 1 else "no_decay", node)',
+        ("test_jax_position.py labels_of_params [t5]",),
     ),
 )
 
@@ -1713,7 +1854,9 @@ FAULTS = (
     *_FLEX,
     *_LOWERED,
     *_FUSED,
+    *_NUMBERS,
+    *_DASHBOARD,
     *_RUNTIME,
     *_UI,
-    *_NUMBERS,
+    *_MODEL,
 )

@@ -1,0 +1,120 @@
+"""Schemes with their learned arrays as pytrees: of one layer, and of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from posenc.evaluate import embedding
+from posenc.layers import LayerPlan, add_embedding, check_layer
+from posenc.protocol import PositionScheme
+from posenc_jax.attention import attention
+from posenc_jax.params import init
+
+_pytree = partial(jax.tree_util.register_dataclass, data_fields=("params",))
+
+
+@partial(_pytree, meta_fields=("scheme",))
+@dataclass(frozen=True)
+class Position:
+    """The positional encoding of one layer: a static scheme, and its learned arrays by name."""
+
+    scheme: PositionScheme
+    params: Mapping[str, Array]
+
+    def embed(self, x: Array, pos: Array | None = None) -> Array:
+        """Token embeddings ``x (B, L, dim)`` plus the scheme's embedding of ``pos``.
+
+        ``pos`` is ``(L,)`` or ``(B, L)``, default ``0 .. L - 1``: give it while decoding, because
+        the length of a cache is not known here. Without an embedding, ``x`` itself.
+        """
+        if pos is None:
+            pos = jnp.arange(x.shape[-2])
+        term = embedding(self.scheme, pos, self.params, xp=jnp)
+        return x if term is None else add_embedding(x, term, xp=jnp)
+
+    def attend(self, q: Array, k: Array, v: Array, **keywords: Any) -> Array:
+        """``posenc_jax.attention`` with this scheme and these params, ``q (B, Q, H, D)``.
+
+        An embedding is not added here: that is what ``embed`` is for, once, before the first layer.
+        """
+        return attention(q, k, v, self.scheme, self.params, **keywords)
+
+
+@partial(_pytree, meta_fields=("plan",))
+@dataclass(frozen=True)
+class Positions:
+    """The positional encodings of a model: a pytree whose leaves are the learned arrays.
+
+    ``positions.embed(x)`` once, before the first layer; then ``positions[layer].attend(q, k, v)``,
+    or ``for block, position in zip(blocks, positions)``. Layers with an equal scheme that is
+    ``shared`` (T5) or has an embedding read the same arrays, which are leaves once.
+
+    It may be part of any tree of params: an argument of ``jit`` and ``grad``, a field of an Equinox
+    module, a param of Flax. ``plan`` is static and hashable. ``params`` are dicts of arrays for
+    what knows nothing but dicts; ``Positions(plan, params)`` puts them together again.
+
+    Attributes
+    ----------
+    plan
+        Which scheme serves each layer, and which layers share.
+    params
+        ``params["0"]["table"]``: the arrays of a layer, under the first one that reads them.
+        Schemes that learn nothing have no entry.
+    """
+
+    plan: LayerPlan
+    params: Mapping[str, Mapping[str, Array]]
+
+    @classmethod
+    def init(
+        cls, scheme: PositionScheme | Sequence[PositionScheme], layers: int, key: Array
+    ) -> Positions:
+        """First values, drawn as ``posenc_jax.init`` draws them, each layer's from its own key.
+
+        Parameters
+        ----------
+        scheme
+            A ``PositionScheme`` for every layer, or a list or tuple of them that layers take in
+            turn.
+        layers
+            Number of layers.
+        key
+            One key, typed or raw uint32.
+        """
+        plan = LayerPlan.of(scheme, layers)
+        learning = [layer for layer in plan.first_layers if plan.schemes[layer].param_specs()]
+        return cls(
+            plan,
+            {
+                str(layer): init(plan.schemes[layer], jax.random.fold_in(key, layer))
+                for layer in learning
+            },
+        )
+
+    def __len__(self) -> int:
+        return len(self.plan.schemes)
+
+    def __getitem__(self, layer: int) -> Position:
+        """Scheme and params of a layer."""
+        index = check_layer(layer, len(self))
+        params = self.params.get(str(self.plan.sources[index]), {})
+        return Position(self.plan.schemes[index], params)
+
+    def __iter__(self) -> Iterator[Position]:
+        return iter([self[layer] for layer in range(len(self))])
+
+    def embed(self, x: Array, pos: Array | None = None) -> Array:
+        """Token embeddings ``x (B, L, dim)`` plus the embedding of each scheme, as in ``Position``.
+
+        Each embedding once, however many layers have its scheme.
+        """
+        for layer in self.plan.first_layers:
+            x = self[layer].embed(x, pos)
+        return x

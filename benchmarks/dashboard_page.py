@@ -1,0 +1,300 @@
+"""One HTML page of what asv has measured: no scripts, nothing from elsewhere, opens from disk."""
+
+from __future__ import annotations
+
+import ast
+import html
+import itertools
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from asv.benchmarks import Benchmarks
+from asv.config import Config
+from asv.results import Results, iter_results
+from asv.util import human_value
+
+_SUITE = Path(__file__).resolve().parent / "suite"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A benchmark at one choice of its params, in the commits where it was measured.
+
+    Attributes
+    ----------
+    values
+        Commit -> value, oldest first. None where it failed, NaN where it does not apply.
+    stats
+        Commit -> what asv knows of the samples, or None.
+    unit
+        asv's: ``seconds``, ``bytes``.
+    """
+
+    values: Mapping[str, float | None]
+    stats: Mapping[str, Mapping[str, float] | None]
+    unit: str
+
+    def applies(self, commit: str) -> bool:
+        value = self.values.get(commit, math.nan)
+        return value is None or not math.isnan(value)
+
+    def text(self, commit: str) -> str:
+        said = human_value(self.values.get(commit, math.nan), self.unit)
+        number, unit = re.fullmatch(r"([\d.]*)(.*)", said).groups()
+        unit = unit.strip() + "B" * (number != "" and self.unit == "bytes")
+        return "\u00a0".join(filter(None, (number, unit)))
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A table: a figure for each combination of params, in asv's order."""
+
+    name: str
+    params: Mapping[str, Sequence[str]]
+    figures: Mapping[tuple[str, ...], Figure]
+
+
+def write_page(config: Path, commit: str) -> tuple[Path, list[str]]:
+    """Write ``dashboard.html`` beside asv's own pages.
+
+    Returns
+    -------
+    The page, and the name of each benchmark of this commit that failed, with what it wrote.
+    """
+    conf = Config.load(str(config))
+    conf.results_dir, conf.html_dir = (
+        str((config.parent / folder).resolve()) for folder in (conf.results_dir, conf.html_dir)
+    )
+    history = _history(conf.results_dir, commit)
+    benchmarks = [_benchmark(one, history) for _, one in sorted(Benchmarks.load(conf).items())]
+    page = Path(conf.html_dir) / "dashboard.html"
+    page.write_text(_page(benchmarks, history[-1]), encoding="utf-8")
+    errors = history[-1].stderr
+    return page, [
+        f"{one.name}\n{errors.get(one.name, '')}" for one in benchmarks if _failed(one, commit)
+    ]
+
+
+def _history(folder: str, commit: str) -> list[Results]:
+    """What one machine and environment measured, up to the commit."""
+    every = sorted(iter_results(folder), key=lambda one: one.date)
+    now = [one for one in every if one.commit_hash == commit]
+    if not now:
+        raise SystemExit(f"no results of commit {commit} in {folder}")
+    last = max(now, key=lambda one: max(one.started_at.values(), key=str))
+    like = [one for one in every if _where(one) == _where(last) and one.date <= last.date]
+    return [one for one in like if one.commit_hash != commit] + [last]
+
+
+def _where(one: Results) -> tuple[str, str]:
+    return one.params["machine"], one.env_name
+
+
+def _benchmark(described: Mapping[str, Any], history: Sequence[Results]) -> Benchmark:
+    """Results of another version of a benchmark's code are not its history."""
+    name, params = described["name"], described["params"]
+    own = [one for one in history if name in one.get_result_keys({name: described})]
+    values = {one.commit_hash: one.get_result_value(name, params) for one in own}
+    stats = {one.commit_hash: one.get_result_stats(name, params) for one in own}
+    figures = {
+        choice: Figure(
+            {commit: row[index] for commit, row in values.items()},
+            {commit: row[index] for commit, row in stats.items()},
+            described["unit"],
+        )
+        for index, choice in enumerate(itertools.product(*params))
+    }
+    return Benchmark(name, dict(zip(described["param_names"], params, strict=True)), figures)
+
+
+def _failed(benchmark: Benchmark, commit: str) -> bool:
+    return any(one.values.get(commit, math.nan) is None for one in benchmark.figures.values())
+
+
+def _page(benchmarks: Sequence[Benchmark], last: Results) -> str:
+    commit = last.commit_hash
+    shown = [one for one in benchmarks if any(f.applies(commit) for f in one.figures.values())]
+    modules = itertools.groupby(shown, lambda one: one.name.split(".")[0])
+    sections = "".join(
+        f"<h2>{html.escape(module)}</h2><p>{html.escape(_docstring(module))}.</p>"
+        f"<section>{''.join(_table(one, commit) for one in some)}</section>"
+        for module, some in modules
+    )
+    links = " ".join(f'<a href="#{_id(one.name)}">{html.escape(one.name)}</a>' for one in shown)
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<meta name="color-scheme" content="light dark">'
+        f"<title>Benchmarks of posenc at {commit[:8]}</title><style>{_CSS}</style></head>"
+        f"<body><main><h1>Benchmarks of posenc</h1>{_summary(shown, last)}<nav>{links}</nav>"
+        f"{sections}</main></body></html>\n"
+    )
+
+
+def _summary(shown: Sequence[Benchmark], last: Results) -> str:
+    figures = [one for benchmark in shown for one in benchmark.figures.values()]
+    there = [one.values.get(last.commit_hash, math.nan) for one in figures]
+    failed = sum(value is None for value in there)
+    served = len(there) - failed - sum(value is not None and math.isnan(value) for value in there)
+    facts = {
+        "Commit": f"{last.commit_hash} of {_day(last.date)}",
+        "Machine": "{cpu}, {num_cpu} CPUs, {os}, {arch}".format_map(last.params),
+        "Python": last.params["python"],
+        "Measured": f"{served} figures of {len(shown)} benchmarks, {failed} failed; took "
+        f"{sum(filter(None, last.duration.values())):.0f} s",
+    }
+    rows = "".join(f"<dt>{k}</dt><dd>{html.escape(v)}</dd>" for k, v in facts.items())
+    return f"<dl>{rows}</dl><p>{_READING}</p>"
+
+
+def _day(milliseconds: float) -> str:
+    return f"{datetime.fromtimestamp(milliseconds / 1000, UTC):%Y-%m-%d}"
+
+
+def _table(benchmark: Benchmark, commit: str) -> str:
+    """The first param goes down, the others across; params of one value go into the caption."""
+    first, *others = (*benchmark.params, *[""] * (not benchmark.params))
+    rows = benchmark.params.get(first, [""])
+    columns = [
+        choice
+        for choice in itertools.product(*(benchmark.params[name] for name in others))
+        if any(_at(benchmark, row, choice).applies(commit) for row in rows)
+    ]
+    varying = [index for index, name in enumerate(others) if len(benchmark.params[name]) > 1]
+    heads = [" ".join(_plain(choice[index]) for index in varying) for choice in columns]
+    most = max(_numbers(benchmark, commit), default=0.0)
+    body = "".join(
+        f"<tr><th>{html.escape(_plain(row))}</th>"
+        + "".join(_cell(_at(benchmark, row, choice), commit, most) for choice in columns)
+        + "</tr>"
+        for row in rows
+    )
+    head = "".join(f"<th>{html.escape(text)}</th>" for text in (first, *heads))
+    return (
+        f'<div class="scroll"><h3 id="{_id(benchmark.name)}">{html.escape(benchmark.name)}</h3>'
+        f'<p class="about">{html.escape(_about(benchmark))}</p><table>'
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
+
+
+def _at(benchmark: Benchmark, row: str, choice: tuple[str, ...]) -> Figure:
+    return benchmark.figures[(row, *choice) if benchmark.params else ()]
+
+
+def _about(benchmark: Benchmark) -> str:
+    """The docstring of the class, and the params of one value."""
+    fixed = [f"{name} {_plain(v[0])}" for name, v in benchmark.params.items() if len(v) == 1]
+    return "; ".join(filter(None, [_docstring(benchmark.name), ", ".join(fixed)]))
+
+
+def _docstring(name: str) -> str:
+    """Of a module of the suite, or of a class in it; the suite is not imported."""
+    module, *inside = name.split(".")
+    tree = ast.parse((_SUITE / f"{module}.py").read_text(encoding="utf-8"))
+    owners = [one for one in tree.body if isinstance(one, ast.ClassDef) and one.name in inside]
+    text = ast.get_docstring(owners[0] if owners else tree) or ""
+    return " ".join(text.replace("``", "").split()).rstrip(".")
+
+
+def _plain(param: str) -> str:
+    """A param as it is read: asv keeps its ``repr``."""
+    return param.strip("'")
+
+
+def _numbers(benchmark: Benchmark, commit: str) -> Iterator[float]:
+    for one in benchmark.figures.values():
+        value = one.values.get(commit)
+        if value is not None and not math.isnan(value):
+            yield value
+
+
+def _cell(figure: Figure, commit: str, most: float) -> str:
+    if not figure.applies(commit):
+        return '<td class="none">–</td>'
+    value = figure.values[commit]
+    if value is None:
+        return '<td class="worse">failed</td>'
+    title = "\n".join(f"{one[:8]}: {figure.text(one)}" for one in figure.values)
+    return (
+        f'<td data-value="{value!r}" title="{html.escape(title)}">'
+        f'<i style="width:{100 * value / most if most else 0:.1f}%"></i>'
+        f"{html.escape(figure.text(commit))}{_change(figure, commit)}{_line(figure)}</td>"
+    )
+
+
+def _change(figure: Figure, commit: str) -> str:
+    """Against the commit before, where the two 99 % intervals do not meet."""
+    before = [one for one in figure.values if one != commit][-1:]
+    if not before or not (figure.values[before[0]] or 0) > 0:
+        return ""
+    then, now = (_interval(figure.stats[one]) for one in (before[0], commit))
+    if then[0] <= now[1] and now[0] <= then[1]:
+        return ""
+    ratio = figure.values[commit] / figure.values[before[0]]
+    percent = f"{100 * (ratio - 1):+.0f} %".replace("-", "−")
+    return f' <b class="{"worse" if ratio > 1 else "better"}">{percent}</b>'
+
+
+def _interval(stats: Mapping[str, float] | None) -> tuple[float, float]:
+    if not stats or stats.get("ci_99_a") is None:
+        return -math.inf, math.inf
+    return stats["ci_99_a"], stats["ci_99_b"]
+
+
+def _line(figure: Figure) -> str:
+    """How the value went from commit to commit."""
+    values = [v for v in figure.values.values() if v is not None and not math.isnan(v)]
+    if len(values) < 2 or max(values) <= 0:
+        return ""
+    step, most = 56 / (len(values) - 1), max(values)
+    points = " ".join(f"{2 + i * step:.1f},{15 - 13 * v / most:.1f}" for i, v in enumerate(values))
+    return f' <svg viewBox="0 0 60 17"><polyline points="{points}"/></svg>'
+
+
+def _id(name: str) -> str:
+    return html.escape(name.replace(".", "-"), quote=True)
+
+
+_READING = (
+    "Medians of warm calls, with --quick one call of each. A bar compares the figures of one "
+    "table. A percentage is the change against the commit before, shown where the two 99 % "
+    "intervals do not meet. A line goes through all commits measured on this machine, from zero. "
+    "A dash: not served here."
+)
+_CSS = """
+:root{--ink:#1a1a1a;--muted:#666;--grid:#e2e2e2;--paper:#fff;--bar:#0072b233;--worse:#b34a00;
+--better:#00734f}
+@media(prefers-color-scheme:dark){:root{--ink:#e8e8e8;--muted:#a0a0a0;--grid:#33373c;
+--paper:#15181c;--bar:#4aa8e055;--worse:#f08246;--better:#2bc49a}}
+body{margin:0;background:var(--paper);color:var(--ink);font:16px/1.5 system-ui,sans-serif}
+main{max-width:72rem;margin:0 auto;padding:1.5rem 1rem 4rem}
+h1{font-size:1.6rem;margin:.5rem 0}
+h2{font-size:1.25rem;margin:2.5rem 0 0;border-bottom:1px solid var(--grid)}
+h3{font-size:1rem;margin:1.5rem 0 0;font-family:ui-monospace,monospace}
+p{max-width:46rem}
+.about{color:var(--muted);font-size:.875rem;margin:.2rem 0 .5rem}
+dl{display:grid;grid-template-columns:max-content 1fr;gap:.2rem 1rem;font-size:.9rem}
+dt{color:var(--muted)}
+dd{margin:0;overflow-wrap:anywhere}
+nav{font-size:.875rem;display:flex;flex-wrap:wrap;gap:.2rem 1rem}
+a{color:inherit}
+section{display:flex;flex-wrap:wrap;gap:0 2.5rem}
+.scroll{overflow-x:auto;max-width:100%}
+.about{max-width:34rem}
+table{border-collapse:collapse;font-size:.875rem;font-variant-numeric:tabular-nums}
+th,td{padding:.25rem .75rem;text-align:right;white-space:nowrap;font-weight:400}
+th:first-child{text-align:left;padding-left:0;position:sticky;left:0;background:var(--paper)}
+thead th{color:var(--muted);border-bottom:1px solid var(--grid)}
+td{position:relative;isolation:isolate;min-width:6rem}
+td i{position:absolute;z-index:-1;left:0;bottom:0;height:100%;max-width:100%;background:var(--bar)}
+.none{color:var(--muted)}
+.worse{color:var(--worse)}
+.better{color:var(--better)}
+svg{width:60px;height:17px;vertical-align:middle}
+polyline{fill:none;stroke:currentColor;stroke-width:1.5}
+"""

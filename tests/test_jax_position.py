@@ -1,0 +1,195 @@
+"""The schemes of a model as a pytree, and labels of its params."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+from frameworks import HAS
+from subjects import DIM, HEADS, MAX_LEN, SUBJECTS, WIDTH, heads, normal, steers_attention
+
+import posenc
+from posenc.testing import assert_near
+
+if not HAS["jax"]:
+    pytest.skip("jax is not installed", allow_module_level=True)
+
+import jax
+import jax.numpy as jnp
+
+import posenc_jax
+from posenc_jax import Positions
+
+LAYERS = 3
+FLOAT32 = 3e-6  # as in the tests of the torch module
+
+KEY = jax.random.key(0)
+everywhere = pytest.mark.parametrize("subject", SUBJECTS)
+
+
+def width(scheme):
+    found = posenc.embedding(scheme, np.asarray([0]), posenc.init_params(scheme))
+    return None if found is None else found.shape[-1]
+
+
+def hidden(scheme, length=6):
+    size = width(scheme) or heads(scheme) * DIM
+    return jnp.asarray(normal((2, length, size), 0), jnp.float32)
+
+
+def mixed(attend, x, **keywords):
+    """Attention of hidden states (B, L, heads * DIM) to themselves."""
+    h = x.reshape(*x.shape[:2], -1, DIM)
+    return attend(h, h, h, x=x[..., :WIDTH], causal=True, **keywords).reshape(x.shape)
+
+
+@jax.jit
+def stack(positions, x):
+    """Residual layers of attention alone."""
+    x = positions.embed(x)
+    for position in positions:
+        x = x + mixed(position.attend, x)
+    return x
+
+
+@partial(jax.jit, static_argnums=(0, 2))
+def by_hand(schemes, params, sources, x):
+    """The same, from arrays by layer and no container."""
+    for layer in sorted(set(sources)):
+        term = posenc.embedding(
+            schemes[layer], jnp.arange(x.shape[1]), params.get(str(sources[layer]))
+        )
+        x = x if term is None else x + term
+    for layer, scheme in enumerate(schemes):
+        own = params.get(str(sources[layer]))
+        x = x + mixed(
+            lambda *qkv, s=scheme, own=own, **k: posenc_jax.attention(*qkv, s, own, **k), x
+        )
+    return x
+
+
+def sharing(scheme):
+    once = scheme.shared or width(scheme) is not None
+    return (0,) * LAYERS if once else tuple(range(LAYERS))
+
+
+@everywhere
+def test_each_learned_array_is_a_leaf_once(subject):
+    scheme = SUBJECTS[subject]
+    positions = Positions.init(scheme, LAYERS, KEY)
+    specs = scheme.param_specs()
+    firsts = sorted(set(sharing(scheme))) if specs else []
+    assert {layer: set(arrays) for layer, arrays in positions.params.items()} == {
+        str(layer): set(specs) for layer in firsts
+    }
+    for layer in firsts:  # drawn as init draws, from a key of the layer's own
+        alone = posenc_jax.init(scheme, jax.random.fold_in(KEY, layer))
+        jax.tree.map(np.testing.assert_array_equal, dict(positions[layer].params), alone)
+    leaves, tree = jax.tree.flatten(positions)
+    assert len(leaves) == len(firsts) * len(specs)
+    again = jax.tree.unflatten(tree, leaves)
+    assert again.plan == positions.plan
+    assert hash(again.plan) == hash(positions.plan)
+    assert len(again) == len(list(again)) == LAYERS
+    shapes = jax.eval_shape(lambda key: Positions.init(scheme, LAYERS, key), KEY)
+    assert jax.tree.structure(shapes) == tree
+
+
+@pytest.mark.skipif(not HAS["torch"], reason="torch is not installed")
+@everywhere
+def test_arrays_are_named_as_in_torch(subject):
+    import posenc_torch
+
+    mix = [SUBJECTS[subject], posenc.T5Bias(HEADS)]
+    params = Positions.init(mix, LAYERS, KEY).params
+    state = posenc_torch.Positions(mix, LAYERS).state_dict()
+    assert {f"{layer}.{name}" for layer in params for name in params[layer]} == state.keys()
+
+
+@pytest.mark.parametrize("subject", ["alibi-learned", "learned", "rope", "sinusoidal", "t5"])
+def test_a_model_is_its_layers_by_hand(subject):
+    scheme = SUBJECTS[subject]
+    positions, x = Positions.init(scheme, LAYERS, KEY), hidden(scheme)
+    expected = by_hand((scheme,) * LAYERS, positions.params, sharing(scheme), x)
+    assert_near(stack(positions, x), expected, FLOAT32)
+
+
+def test_a_plan_by_layer():
+    schemes = (posenc.T5Bias(HEADS), posenc.RoPE(DIM), posenc.T5Bias(HEADS))
+    positions, x = Positions.init(list(schemes[:2]), LAYERS, KEY), hidden(schemes[0])
+    assert positions.params.keys() == {"0"}
+    assert [position.scheme for position in positions] == list(schemes)
+    assert_near(stack(positions, x), by_hand(schemes, positions.params, (0, 1, 0), x), FLOAT32)
+    with pytest.raises(IndexError, match=r"layer must be 0 \.\. 2, got 3"):
+        positions[3]
+
+
+@pytest.mark.parametrize("subject", ["alibi-learned", "forgetting", "learned", "t5"])
+def test_an_array_learns_from_every_layer_it_serves(subject):
+    scheme = SUBJECTS[subject]
+    positions = Positions.init(scheme, LAYERS, KEY)
+    x = jnp.asarray(normal((2, 6, heads(scheme) * DIM), 1), jnp.float32)
+
+    @jax.jit
+    def gradient(layers, weights):
+        def total(positions):
+            outs = [mixed(position.attend, x) for position in positions]
+            return sum(w * jnp.sum(out**2) for w, out in zip(weights, outs, strict=True))
+
+        return jax.grad(total)(layers)
+
+    apart = [gradient(positions, one) for one in jnp.eye(LAYERS)]
+    together = gradient(positions, jnp.ones(LAYERS))
+    assert jax.tree.structure(together) == jax.tree.structure(positions)
+    summed = jax.tree.map(lambda *parts: sum(parts), *apart)
+    jax.tree.map(lambda one, other: assert_near(one, other, FLOAT32), together, summed)
+    reached = [sum(bool(jnp.any(leaf)) for leaf in jax.tree.leaves(one)) for one in apart]
+    assert reached == [len(scheme.param_specs()) if steers_attention(scheme) else 0] * LAYERS
+
+
+@pytest.mark.parametrize("scheme", [posenc.Sinusoidal(8), posenc.Learned(MAX_LEN, 8)], ids=str)
+def test_embedding_is_added_once_and_rounded_once(scheme):
+    positions = Positions.init(scheme, LAYERS, KEY)
+    x, pos = hidden(scheme, 5), jnp.asarray([[0, 1, 2, 3, 4], [7, 0, 7, 1, MAX_LEN - 1]])
+    term = posenc.embedding(scheme, pos, positions[0].params)
+    assert jnp.array_equal(positions.embed(x, pos), x + term)
+    assert jnp.array_equal(positions.embed(x), x + term[:1])
+    half = x.astype(jnp.bfloat16)
+    assert jnp.array_equal(
+        positions.embed(half, pos), (half.astype(jnp.float32) + term).astype(jnp.bfloat16)
+    )
+    for wrong in (x[..., :1], x[:, :1], jnp.ones((2, 5, 8), int)):
+        with pytest.raises(ValueError, match="x must be floating and end in"):
+            positions.embed(wrong, pos)
+
+
+def model(scheme):
+    return {
+        "tokens": jnp.ones((16, 32)),
+        "position": Positions.init(scheme, LAYERS, KEY),
+        "blocks": [{"qkv": jnp.ones((32, 96)), "gain": jnp.ones(32)}],
+    }
+
+
+@everywhere
+def test_labels_of_params(subject):
+    params = model(SUBJECTS[subject])
+    labels = posenc_jax.param_labels(params)
+    assert jax.tree.structure(labels) == jax.tree.structure(params)
+    assert labels["tokens"] == labels["blocks"][0]["qkv"] == "decay"
+    assert labels["blocks"][0]["gain"] == "no_decay"
+    assert set(jax.tree.leaves(labels["position"])) <= {"position"}
+    # Plain dicts go by the name of their key.
+    params["position"] = posenc_jax.init(SUBJECTS[subject], KEY)
+    named = posenc_jax.param_labels(params, ("position",))
+    assert named == labels | {"position": dict.fromkeys(params["position"], "position")}
+
+
+def test_labels_where_nothing_is_a_position():
+    params = model(posenc.NoPE())
+    posenc_jax.param_labels(params)  # one that learns nothing is one all the same
+    posenc_jax.param_labels(params["position"])
+    del params["position"]
+    with pytest.raises(ValueError, match=r"no posenc_jax.Position .* names=\['position'\]"):
+        posenc_jax.param_labels(params, "position")

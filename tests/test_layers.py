@@ -1,0 +1,65 @@
+"""Which scheme serves which layer, and which layers share learned arrays."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from subjects import DIM, HEADS, SUBJECTS
+
+import posenc
+from posenc.layers import LayerPlan, check_layer
+
+everywhere = pytest.mark.parametrize("subject", SUBJECTS)
+
+
+def once(scheme):
+    """Whether a model has one set of its arrays: asked of the scheme, not of the plan."""
+    return (
+        scheme.shared
+        or posenc.embedding(scheme, np.arange(1), posenc.init_params(scheme)) is not None
+    )
+
+
+@everywhere
+def test_equal_layers_share_what_a_model_has_once(subject):
+    scheme, other = SUBJECTS[subject], posenc.T5Bias(HEADS, num_buckets=6)
+    plan = LayerPlan.of([other, scheme, posenc.NoPE()], layers=7)
+    assert plan.schemes == (other, scheme, posenc.NoPE()) * 2 + (other,)
+    for one, two in itertools.combinations(range(7), 2):
+        same = plan.schemes[one] == plan.schemes[two] and once(plan.schemes[one])
+        assert (plan.sources[one] == plan.sources[two]) == same
+        assert (plan.owners[one] == plan.owners[two]) == same
+    assert plan.first_layers == tuple(sorted(set(plan.sources)))
+    assert [plan.first_layers[owner] for owner in plan.owners] == list(plan.sources)
+    assert hash(plan) == hash(LayerPlan.of(plan.schemes, 7))
+
+
+def test_unequal_tables_are_two():
+    near, far = posenc.T5Bias(HEADS), posenc.T5Bias(HEADS, max_distance=256)
+    assert LayerPlan.of([near, far], 4).sources == (0, 1, 0, 1)
+    assert LayerPlan.of(posenc.RoPE(DIM), 3).sources == (0, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "layers", "error", "message"),
+    [
+        ([], 2, ValueError, r"1 to layers=2 of them, got \(\)"),
+        ([posenc.NoPE()] * 3, 2, ValueError, "1 to layers=2 of them"),
+        (posenc.NoPE(), 0, ValueError, "layers must be at least 1, got 0"),
+        (posenc.NoPE(), 2.0, TypeError, "layers must be an integer, got 2.0"),
+        ("rope", 2, TypeError, "scheme must be an instance of a PositionScheme"),
+        ([posenc.NoPE], 2, TypeError, "scheme must be an instance of a PositionScheme"),
+    ],
+)
+def test_wrong_plans(scheme, layers, error, message):
+    with pytest.raises(error, match=message):
+        LayerPlan.of(scheme, layers)
+
+
+def test_a_layer_that_is_not_there():
+    assert check_layer(np.int64(1), 2) == check_layer(-1, 2) % 2 == 1
+    for wrong in (2, -3):
+        with pytest.raises(IndexError, match=f"layer must be 0 .. 1, got {wrong}"):
+            check_layer(wrong, 2)
