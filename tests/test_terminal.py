@@ -11,7 +11,7 @@ import pytest
 
 import posenc
 from posenc import cli
-from posenc.ablation import origin, terminal
+from posenc.ablation import origin, results, terminal
 from posenc.ablation.corpus import Corpus
 from posenc.ablation.study import Study
 from posenc.ablation.terminal import Progress
@@ -33,7 +33,7 @@ def cell(scheme="alibi", seed=0, steps=1000):
 
 
 def ended(scheme="alibi", seed=0, **changes):
-    losses = {str(64 * 2**n): 2.0 for n in range(5)}
+    losses = dict.fromkeys(("1024", "128", "256", "512", "64"), 2.0)  # as JSON sorts them
     seconds = {"train_seconds": 30.0, "eval_seconds": 10.0}
     return {"scheme": scheme, "seed": seed, "status": "ok", "loss": losses, **seconds, **changes}
 
@@ -100,6 +100,12 @@ def test_no_line_is_wider_than_the_terminal(clock, monkeypatch, columns):
     shown = [line for line in lines if line.startswith("[")]
     assert all("64: 2.000" in line and "1024: 2.000" in line for line in shown[:3])
     assert "t5 seed 1" in shown[1]
+
+
+def test_rows_of_the_csv_are_in_the_order_of_lengths():
+    record = ended(params={"total": 1, "position": 0}, loss_windowed=None)
+    rows = results.rows([{**record, "loss_same_targets": record["loss"]}])
+    assert [row["eval_len"] for row in rows] == [64, 128, 256, 512, 1024]
 
 
 def test_a_wide_terminal_shows_all_losses(clock, monkeypatch):

@@ -144,10 +144,10 @@ def rows(records: Iterable[Record]) -> Iterable[Record]:
             continue
         same["parameters"] = record["params"]["total"]
         same["position_parameters"] = record["params"]["position"]
-        for length, loss in record["loss"].items():
+        for length in sorted(record["loss"], key=int):  # JSON sorts them as words
             by_length = {
                 "eval_len": int(length),
-                "loss": loss,
+                "loss": record["loss"][length],
                 "loss_same_targets": record["loss_same_targets"][length],
                 "loss_windowed": (record["loss_windowed"] or {}).get(length),
             }

@@ -142,7 +142,8 @@ class Progress:
         else:
             for part in self._seconds:
                 self._seconds[part] += record[part]
-            losses = [f"{length}: {loss:.3f}" for length, loss in record["loss"].items()]
+            at = sorted(record["loss"], key=int)  # JSON sorts them as words
+            losses = [f"{length}: {record['loss'][length]:.3f}" for length in at]
             self._say(_line(place, name, [f"{seed}  {some}" for some in _fewer(losses)]))
         self._said = time.perf_counter()
         sys.stdout.flush()
