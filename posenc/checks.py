@@ -67,9 +67,10 @@ def check_finite(name: str, value: Any) -> float:
     """``value`` as a finite float."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be a number, got {value!r}")
-    if not -math.inf < value < math.inf:  # torch's compiler knows no isfinite of a symbol
+    number: Any = value
+    if not -math.inf < number < math.inf:  # torch's compiler knows no isfinite of a symbol
         raise ValueError(f"{name} must be finite, got {value!r}")
-    return float(value)
+    return float(number)
 
 
 def check_scheme(scheme: Any) -> None:
