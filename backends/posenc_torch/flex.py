@@ -1,7 +1,8 @@
 """Attention through FlexAttention: a scheme's bias is its ``score_mod``, visibility its block mask.
 
-One compiled entry serves the whole library, with recompilations counted apart from the user's own.
-Positions, segments and coordinates enter as tensors, so a new length or offset compiles nothing.
+Each kind of call has a compiled entry, with recompilations counted apart from the user's own.
+What changes from call to call enters as tensors: positions, segments, coordinates, windows and
+scales, so that a new one compiles nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from posenc_torch.score import Bias, ByDistance, Scaled, apart, name_of
 from posenc_torch.sdpa import few_scores, knows_mask
 from posenc_torch.sight import BLOCK, Places, Sight
 
-# So many kinds of calls in one process (schemes, masks, dtypes), counted apart from the user's own.
+# So many programs for each scheme, head count and dtype, counted apart from the user's own.
 _KINDS = 256
 COMPILER: dict[str, Any] = {
     "fullgraph": True, "recompile_limit": _KINDS, "isolate_recompiles": True,

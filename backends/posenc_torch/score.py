@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from typing import Any, NamedTuple
 
 import array_api_compat.torch as xp
@@ -41,7 +42,25 @@ def _known(scheme: PositionScheme) -> PositionScheme | str:
 
 
 def _fixed(scheme: PositionScheme) -> PositionScheme:
-    return scheme
+    """The same with integers that are constants to torch's compiler, which traces this.
+
+    A graph that someone compiles for schemes that differ has symbols for their numbers.
+    """
+    if not is_dataclass(scheme):
+        return scheme
+    same = object.__new__(type(scheme))
+    for field in fields(scheme):
+        object.__setattr__(same, field.name, _number(getattr(scheme, field.name)))
+    return same
+
+
+def _number(value: Any) -> Any:
+    """How far a range counts, and so an integer, is decided while it is traced."""
+    if isinstance(value, tuple):
+        return tuple(_number(v) for v in value)
+    if type(value) is not int:
+        return value
+    return len(range(value)) if value >= 0 else -len(range(-value))
 
 
 class HeadRow:

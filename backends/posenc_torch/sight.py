@@ -61,7 +61,9 @@ class Places(NamedTuple):
     def ranges(self) -> Range:
         """Lowest and highest of every block, ``(B or 1, n)``."""
         on_cpu = self.own.device.type == "cpu"
-        return range_of(_filled(self.own, -1, least=_LEAST) if on_cpu else self.own, BLOCK, xp)
+        return range_of(
+            _filled(self.own, -1, self.blocks * BLOCK) if on_cpu else self.own, BLOCK, xp
+        )
 
     @property
     def blocks(self) -> int:
@@ -166,8 +168,11 @@ def captured(values: Tensor, *, rows: bool = False) -> Tensor:
         length = values.shape[-1]
         missing = BLOCK * -(-length // BLOCK) - length
         return torch.cat([values, values[..., -1:].expand(*values.shape[:-1], missing)], dim=-1)
-    whole = _filled(values, -1, least=_LEAST)
-    return constant(_filled(whole, 0, least=4) if rows else whole)
+    if rows:
+        values = _filled(values, 0, room(values.shape[0], least=4))
+    size = room(values.shape[-1] + 1, least=_LEAST)
+    # From inside a larger graph a CPU captures only what has memory of its own, as what is joined.
+    return constant(torch.cat([_filled(values, -1, size - 1), values[..., -1:]], dim=-1))
 
 
 def room(count: int, *, least: int) -> int:
@@ -190,14 +195,13 @@ def constant(array: Tensor) -> Tensor:
     return array
 
 
-def _filled(values: Tensor, dim: int, least: int) -> Tensor:
-    """With its last values up to a size of ``room`` along an axis, in memory of its own.
+def _filled(values: Tensor, dim: int, size: int) -> Tensor:
+    """So long along an axis, with its last values.
 
-    Whatever there was, its size is not asked for: each answer would be a kind of call.
+    How many are missing is not asked for: each answer would be a kind of call to a compiler.
     """
-    length = values.shape[dim]
-    index = torch.arange(room(length, least=least), device=values.device)
-    return values.index_select(dim, index.clamp(max=length - 1))
+    index = torch.arange(size, device=values.device)
+    return values.index_select(dim, index.clamp(max=values.shape[dim] - 1))
 
 
 def _whole(places: Places) -> Tensor:
