@@ -9,6 +9,7 @@ from posenc.checks import check_choice
 from posenc.keywords import answering
 from posenc.params import named, working_dtype
 from posenc.protocol import Array, Namespace, PositionScheme
+from posenc.unseen import may_be_unseen, without_unseen
 
 
 @answering
@@ -65,7 +66,9 @@ def attention(
 
     Returns
     -------
-    ``(B, H, Q, Dv)`` in q's dtype. A row that may see nothing is 0, with zero gradients.
+    ``(B, H, Q, Dv)`` in q's dtype. A row that may see nothing is 0, with zero gradients. Where
+    positions or segments are given, NaN or infinity in a query that sees no key, or in a key that
+    no query sees, reaches neither results nor gradients; one that any query sees may reach all.
 
     Raises
     ------
@@ -89,12 +92,15 @@ def dense(call: Call) -> Array:
     xp = call.xp
     batch, heads, q_len, dim = call.q.shape
     kv_heads = call.k.shape[1]
+    q, k, v = call.q, call.k, call.v
+    bias, seen = call.allowed_bias()
+    if seen is not None and may_be_unseen(call):
+        q, k, v = without_unseen(q, k, v, seen, xp=xp)
     # Queries are scaled, not scores: compilers make one operation of "score * scale - highest", and
     # then the highest score less itself is not 0, but the rounding of the product.
-    grouped = xp.reshape(call.q * call.scale, (batch, kv_heads, -1, q_len, dim))
-    scores = xp.matmul(grouped, xp.matrix_transpose(call.k)[:, :, None, :, :])
+    grouped = xp.reshape(q * call.scale, (batch, kv_heads, -1, q_len, dim))
+    scores = xp.matmul(grouped, xp.matrix_transpose(k)[:, :, None, :, :])
     scores = xp.reshape(scores, (batch, heads, q_len, -1))
-    bias, seen = call.allowed_bias()
     if bias is not None:
         scores = scores + bias
     if seen is not None:
@@ -106,5 +112,5 @@ def dense(call: Call) -> Array:
     total = xp.sum(weights, axis=-1, keepdims=True)
     weights = weights / xp.where(total == 0, 1.0, total)
     weights = xp.reshape(weights, (batch, kv_heads, -1, q_len, weights.shape[-1]))
-    out = xp.matmul(weights, call.v[:, :, None, :, :])
+    out = xp.matmul(weights, v[:, :, None, :, :])
     return xp.reshape(out, (batch, heads, q_len, -1))

@@ -80,3 +80,37 @@ def test_what_is_hidden_is_below_the_lowest_that_is_seen(framework, path, dtype)
         pytest.skip(f"refused: {reason}")
     # The second key scores highest by 1e37, and the first query sees the first alone.
     np.testing.assert_array_equal(found[0, 0, :, 0], [0, 1, 1, 1])
+
+
+@pytest.mark.parametrize("scheme", [posenc.NoPE(), posenc.ALiBi(2)], ids=["nope", "alibi"])
+@pytest.mark.parametrize("hidden", ["pads", "tail"])
+@pytest.mark.parametrize(("framework", "path"), ROUTES)
+def test_nan_in_what_nobody_sees_reaches_nothing(framework, path, hidden, scheme):
+    """Padding on the left, and keys of a cache that come after every query."""
+    if path == "flex":
+        pytest.skip("its kernel multiplies weights of 0 with values, and so passes NaN on")
+    rng, size = np.random.default_rng(0), 7
+    tensors = {n: rng.standard_normal((1, 2, size, 4)) for n in "qkv"}
+    if hidden == "pads":
+        pos, q_seg, k_seg = posenc.positions.left_padded([size - 3], size)
+        options = {"q_pos": pos, "k_pos": pos, "q_seg": q_seg, "k_seg": k_seg}
+        unseen = dict.fromkeys("qkv", slice(0, 3))
+    else:
+        tensors["q"] = tensors["q"][:, :, :2]
+        options = {"q_pos": np.asarray([2, 3]), "k_pos": np.arange(size), "causal": True}
+        unseen = dict.fromkeys("kv", slice(4, None))
+    spoilt = {n: np.array(a) for n, a in tensors.items()}
+    for name, rows in unseen.items():
+        spoilt[name][:, :, rows] = [np.nan, np.inf, -np.inf, np.nan]
+    d_out = rng.standard_normal(tensors["q"].shape)
+    answers = []
+    for own in (tensors, spoilt):
+        problem = Problem(scheme, own, options=options)
+        if framework.differentiable:
+            answers.append(problem.gradients(framework, path, d_out))
+        else:
+            answers.append((problem.attend(framework, path), {}))
+    (out, gradients), (found, others) = answers
+    np.testing.assert_array_equal(found, out)
+    for name, gradient in others.items():
+        np.testing.assert_array_equal(gradient, gradients[name], name)

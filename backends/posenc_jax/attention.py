@@ -18,6 +18,7 @@ from posenc.keywords import answering
 from posenc.params import named, working_dtype
 from posenc.paths import Explanation, Path, choose, explained
 from posenc.positions import check_range, concrete
+from posenc.unseen import may_be_unseen, without_unseen
 from posenc_jax import lifted
 from posenc_jax.chunked import chunked
 from posenc_jax.fused import path as fused
@@ -78,7 +79,9 @@ def attention(
         ``"xla"`` is ``jax.nn.dot_product_attention`` with the bias whole; ``"chunked"`` takes
         memory ``O(L * block)`` on any device; ``"lifted"`` folds a key bias into the head dimension
         for cuDNN; ``"reference"`` is the definition at the highest precision of matrix products.
-        ``"pallas"`` and ``"chunked"`` have first derivatives in reverse mode only.
+        ``"reference"`` and ``"xla"`` have all derivatives, ``"pallas"`` the first in reverse mode,
+        and ``"chunked"`` the second in forward over reverse mode besides, as ``jax.hessian`` takes
+        them; they say so where another is asked for.
     k_transformed
         ``k`` comes from a cache that holds keys already transformed.
     x, q_coords, k_coords
@@ -91,7 +94,8 @@ def attention(
 
     Returns
     -------
-    ``(B, Q, H, Dv)`` in q's dtype. A row that may see nothing is 0, with zero gradients.
+    ``(B, Q, H, Dv)`` in q's dtype. A row that may see nothing is 0, with zero gradients. NaN in
+    what nobody sees reaches nothing, as in ``posenc.attention``, but for ``"pallas"``.
 
     Raises
     ------
@@ -193,7 +197,10 @@ def _jax(value: Any) -> Any:
 
 def _xla(call: Call) -> Array:
     bias, seen = call.allowed_bias()
-    q, k, v = (jnp.swapaxes(a, 1, 2) for a in (call.q, call.k, call.v))
+    q, k, v = call.q, call.k, call.v
+    if seen is not None and may_be_unseen(call):
+        q, k, v = without_unseen(q, k, v, seen, xp=jnp)
+    q, k, v = (jnp.swapaxes(a, 1, 2) for a in (q, k, v))
     scale = call.scale
     if q.dtype == call.dtype:  # as in the definition, and half precision would be rounded
         q, scale = q * scale, 1.0

@@ -7,6 +7,7 @@ Scores are computed tile by tile under an online softmax (Milakov and Gimelshein
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,9 +16,15 @@ import jax.numpy as jnp
 from jax import Array
 
 from posenc.call import Call
+from posenc.evaluate import column, row
+from posenc.positions import visible
+from posenc.unseen import may_be_unseen, without_unseen
 from posenc_jax.blocks import Tiling, block, cut, joined, tiling_of, with_block
 from posenc_jax.loops import each, loop, scan, varying
+from posenc_jax.orders import no_reverse_twice, reverse_only
 from posenc_jax.tile import Arrays, Keys, Queries, Softmax, gradients, scored
+
+_NAME = "path 'chunked'"
 
 
 def chunked(call: Call) -> Array:
@@ -32,6 +39,15 @@ def chunked_with_logsumexp(call: Call) -> tuple[Array, Array]:
     the lowest finite number.
     """
     tiling = tiling_of(call)
+    if may_be_unseen(call):
+        q, k, v = _without_unseen(
+            (call.q, call.k, call.v),
+            (call.q_pos, call.k_pos),
+            None if call.q_seg is None else (call.q_seg, call.k_seg),
+            causal=call.causal,
+            window=call.window,
+        )
+        call = replace(call, q=q, k=k, v=v)
     batch, heads, q_len, dim = call.q.shape
     q = call.q.reshape(batch, call.k.shape[1], -1, q_len, dim)
     queries = Queries(
@@ -53,6 +69,22 @@ def chunked_with_logsumexp(call: Call) -> tuple[Array, Array]:
         for a in _compiled(tiling, *everything)
     )
     return out, logsumexp
+
+
+@partial(jax.jit, static_argnames=("causal", "window"))
+def _without_unseen(
+    tensors: tuple[Array, Array, Array],
+    pos: tuple[Array, Array],
+    seg: tuple[Array, Array] | None,
+    *,
+    causal: bool,
+    window: int | None,
+) -> tuple[Array, Array, Array]:
+    """q, k and v, 0 where nobody sees them; compiled, so that no mask is ever whole."""
+    (q_pos, k_pos), (q_seg, k_seg) = pos, seg or (None, None)
+    segments = () if q_seg is None else (column(q_seg), row(k_seg))
+    seen = visible(column(q_pos), row(k_pos), *segments, causal=causal, window=window)
+    return tensors if seen is None else without_unseen(*tensors, seen, xp=jnp)
 
 
 def _places(size: int, pos: Array, seg: Array | None, coords: Array | None) -> list[Array | None]:
@@ -89,6 +121,7 @@ def _forward(
         return loop(tiling.keys_of(i), absorb, nothing).result()
 
     out, logsumexp, lacking = each(one_block, (jnp.arange(tiling.q_blocks), queries))
+    out, logsumexp, lacking = no_reverse_twice((out, logsumexp, lacking), _NAME)
     return (out, logsumexp), (queries, keys, learned, fixed, out, logsumexp, lacking)
 
 
@@ -116,11 +149,16 @@ def _backward(tiling: Tiling, saved: Any, d_results: tuple[Array, Array]) -> tup
     nothing = _zeros(queries, tiling.dtype), _zeros(learned, tiling.dtype)
     blocks = jnp.arange(tiling.k_blocks), keys
     (d_queries, d_learned), d_keys = scan(one_block, nothing, blocks)
-    return _like(queries, d_queries), _like(keys, d_keys), _like(learned, d_learned), None
+    found = _like(queries, d_queries), _like(keys, d_keys), _like(learned, d_learned)
+    return *no_reverse_twice(found, _NAME), None
 
 
 _attend.defvjp(_forward, _backward)
-_compiled = jax.jit(_attend, static_argnums=0)
+
+
+@partial(jax.jit, static_argnums=0)
+def _compiled(tiling: Tiling, *arrays: Any) -> tuple[Array, Array]:
+    return _attend(tiling, *reverse_only(arrays, _NAME))
 
 
 def _zeros(arrays: Any, dtype: Any) -> Any:

@@ -28,6 +28,7 @@ from posenc_jax.attention import call_of
 from posenc_jax.chunked import chunked_with_logsumexp
 from posenc_jax.fused import path as fused
 from posenc_jax.loops import varying
+from posenc_jax.orders import reverse_only
 
 
 def zigzag(length: int, shards: int) -> np.ndarray[Any, Any]:
@@ -143,7 +144,7 @@ def ring_attention(
         Places(*map(_by_batch, (call.k_pos, call.k_seg))),
     )
     # The shard's own index, because what is alike everywhere varies once it has gone round.
-    operands = varying(operands, lax.axis_index(axis_name))
+    operands = reverse_only(varying(operands, lax.axis_index(axis_name)), "ring_attention")
     bounded = call.causal or call.window is not None or call.q_seg is not None
     ring = Ring(choose(_PATHS, call, path), _without_arrays(call), bounded, axis_name, shards)
     return jnp.swapaxes(_attend(ring, *operands), 1, 2).astype(q.dtype)

@@ -72,7 +72,8 @@ def attention(
     Returns
     -------
     ``(B, H, Q, Dv)`` in q's dtype, differentiable in q, k, v, x and params. A row that may see
-    nothing is 0, with zero gradients.
+    nothing is 0, with zero gradients. NaN in what nobody sees reaches nothing, as in
+    ``posenc.attention``, but for ``"flex"``.
 
     Raises
     ------

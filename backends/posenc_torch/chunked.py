@@ -23,6 +23,7 @@ from posenc.call import Call
 from posenc.evaluate import bias_tile, column, row
 from posenc.lowerings import by_distance, has_bias, seen_by_distance
 from posenc.positions import visible
+from posenc.unseen import may_be_unseen, without_unseen
 from posenc_torch.parts import Part, parts
 from posenc_torch.sdpa import few_scores, knows_mask, masked, same_dtype
 
@@ -138,13 +139,19 @@ class _Job(NamedTuple):
         """Attention of one part, from its slices."""
         q, k, v = own["q"], own["k"], own["v"]
         if "table" not in own:
-            return masked(q, k, v, *self._tile(part, own), scale=self.call.scale)
+            bias, seen = self._tile(part, own)
+            if seen is not None and may_be_unseen(self.call):
+                q, k, v = without_unseen(q, k, v, seen, xp=self.call.xp)
+            return masked(q, k, v, bias, seen, scale=self.call.scale)
         # Queries in reverse, for then each row of the bias is the one before, one step further.
         bias, seen = _rows(self._line(part, own["table"], peak, q.dtype), q.shape[2]), None
         if not self.final:
             finite = bias != -torch.inf
             seen, bias = self._seen(part), torch.where(finite, bias, 0.0)
             seen = finite if seen is None else finite & seen.flip(2)
+            if may_be_unseen(self.call):
+                q, k, v = without_unseen(q.flip(2), k, v, seen, xp=self.call.xp)
+                q = q.flip(2)
         out = masked(q.flip(2), k, v, bias, seen, scale=self.call.scale)
         return out.flip(2)
 

@@ -8,6 +8,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from posenc.call import Call
 from posenc.lowerings import has_bias
+from posenc.unseen import may_be_unseen, without_unseen
 
 _FEW, _FEW_QUERIES = 2**19, 256
 
@@ -21,7 +22,10 @@ def sdpa(call: Call) -> Tensor:
         return scaled_dot_product_attention(
             q, k, v, is_causal=causal, scale=call.scale, **grouped(q, k)
         )
-    return masked(q, k, v, *call.allowed_bias(), scale=call.scale)
+    bias, seen = call.allowed_bias()
+    if seen is not None and may_be_unseen(call):
+        q, k, v = without_unseen(q, k, v, seen, xp=call.xp)
+    return masked(q, k, v, bias, seen, scale=call.scale)
 
 
 def knows_mask(call: Call) -> bool:

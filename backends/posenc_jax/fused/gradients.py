@@ -11,6 +11,9 @@ import jax.numpy as jnp
 from jax import Array
 
 from posenc_jax.fused.plan import Operands, Places, Plan
+from posenc_jax.orders import no_second
+
+NAME = "path 'pallas'"
 
 
 class Rows(NamedTuple):
@@ -57,12 +60,14 @@ def attend(kernels: Kernels, plan: Plan, operands: Operands, places: Places) -> 
 def _forward(
     kernels: Kernels, plan: Plan, operands: Operands, places: Places
 ) -> tuple[tuple[Array, Array], Any]:
-    out, logsumexp = kernels.forward(plan, operands, places)
+    out, logsumexp = kernels.forward(plan, no_second(operands, NAME), places)
     return (out, logsumexp), (operands, places, out, logsumexp)
 
 
 def _backward(kernels: Kernels, plan: Plan, saved: Any, d_results: Any) -> tuple[Any, None]:
-    (operands, places, out, logsumexp), (d_out, d_logsumexp) = saved, d_results
+    operands, places, out, logsumexp = saved
+    operands, out, logsumexp = no_second((operands, out, logsumexp), NAME)
+    d_out, d_logsumexp = no_second(d_results, NAME)
     delta = jnp.sum(out.astype(jnp.float32) * d_out.astype(jnp.float32), axis=-1) - d_logsumexp
     rows = Rows(d_out.astype(out.dtype), logsumexp, delta)
     d_q, d_rows, d_q_coords = kernels.d_queries(plan, operands, places, rows)

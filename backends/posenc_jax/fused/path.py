@@ -15,10 +15,11 @@ from posenc.call import Call
 from posenc.evaluate import is_gated
 from posenc.lowerings import by_key, has_bias
 from posenc.protocol import Namespace, PositionScheme
-from posenc_jax.fused.gradients import Kernels, attend
+from posenc_jax.fused.gradients import NAME, Kernels, attend
 from posenc_jax.fused.plan import Form, numbers_read, planned
 from posenc_jax.fused.target import Target, target
 from posenc_jax.loops import varying_over
+from posenc_jax.orders import reverse_only
 
 FEW_QUERIES = 16  # most of a block of queries would be padding
 # Modules of kernels; imported when they are asked for, because each needs its own JAX.
@@ -74,7 +75,7 @@ def fused_with_logsumexp(call: Call) -> tuple[Array, Array]:
     module = _module(here)
     call, form = _formed(call, module, here)
     plan, operands, places = planned(call, form, module.block(call, form))
-    out, logsumexp = attend(module.kernels(here), plan, operands, places)
+    out, logsumexp = attend(module.kernels(here), plan, reverse_only(operands, NAME), places)
     return out[:, :, : plan.q_len], logsumexp[:, :, : plan.q_len]
 
 

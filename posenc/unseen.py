@@ -1,0 +1,26 @@
+"""What nobody sees is taken for 0, so that NaN in it, or infinity, reaches nothing.
+
+A weight of 0 does not keep NaN out: 0 times NaN is NaN, in results and, for scores, in gradients.
+"""
+
+from __future__ import annotations
+
+from posenc.call import Call
+from posenc.protocol import Array, Namespace
+
+
+def may_be_unseen(call: Call) -> bool:
+    """Whether a key, or a query, may be alone: by segments or positions that are given."""
+    return call.q_seg is not None or not call.aligned
+
+
+def without_unseen(
+    q: Array, k: Array, v: Array, seen: Array, *, xp: Namespace
+) -> tuple[Array, Array, Array]:
+    """q, k and v with 0 for queries that see no key, and for keys that no query sees.
+
+    ``seen`` is ``(B or 1, H or 1, Q, K)``; the others ``(B, H, L, D)``.
+    """
+    queries = xp.any(seen, axis=(1, 3))[:, None, :, None]
+    keys = xp.any(seen, axis=(1, 2))[:, None, :, None]
+    return xp.where(queries, q, 0.0), xp.where(keys, k, 0.0), xp.where(keys, v, 0.0)
