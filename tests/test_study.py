@@ -617,10 +617,11 @@ def test_csv_is_tidy_and_failed_runs_are_in_it(tmp_path, records):
 
 
 def test_a_file_is_never_half_written(tmp_path):
-    path, record = tmp_path / "record.json", {"cell": "a", "seed": 0, "status": "failed"}
+    path, record = tmp_path / "record.json", {"seed": 0, "cell": "a", "loss": {"64": 1, "128": 2}}
     save(path, record)
     with pytest.raises(TypeError):
         save(path, {"scheme": object()})
+    assert list(load(path, "a")["loss"]) == ["64", "128"]  # in order, not as JSON sorts them
     assert load(path, "a") == record
     assert load(path, "b") is load(tmp_path / "absent.json", "a") is None
 

@@ -91,7 +91,7 @@ def write_whole(path: Path, text: str) -> None:
 
 def save(path: Path, record: Record) -> None:
     """One record as JSON, under a seal."""
-    text = json.dumps({**record, "seal": _seal(record)}, indent=1, sort_keys=True)
+    text = json.dumps({**record, "seal": _seal(record)}, indent=1)
     with WRITING:
         write_whole(path, text + "\n")
 
