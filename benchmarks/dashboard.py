@@ -71,8 +71,8 @@ def _machine() -> None:
 
 def _run(options: argparse.Namespace, measured: str) -> None:
     words = ["run", "--python=same", "--set-commit-hash", measured]
-    if sys.platform == "linux":  # elsewhere a fork of these libraries is not safe
-        words += ["--launch-method", "forkserver"]  # the frameworks are imported once
+    if sys.platform != "linux":  # a fork of these libraries is not safe, or there is none
+        words += ["--launch-method", "spawn"]
     words += ["--quick"] * options.quick
     words += ["--bench", options.bench] if options.bench else []
     grid = {"POSENC_GRID": "full"} if options.full else {}

@@ -86,7 +86,7 @@ def _history(folder: str, commit: str) -> list[Results]:
     now = [one for one in every if one.commit_hash == commit]
     if not now:
         raise SystemExit(f"no results of commit {commit} in {folder}")
-    last = max(now, key=lambda one: max(one.started_at.values(), key=str))
+    last = max(now, key=lambda one: max(filter(None, one.started_at.values()), default=0))
     like = [one for one in every if _where(one) == _where(last) and one.date <= last.date]
     return [one for one in like if one.commit_hash != commit] + [last]
 

@@ -1,7 +1,8 @@
 """Benchmarks of posenc: what they measure, and how asv is to sample it.
 
 ``POSENC_SCHEMES`` names schemes; without it the whole catalogue is measured. ``POSENC_GRID=full``
-takes every length instead of the first of each list.
+takes every length instead of the first of each list. asv forks each measurement from a process
+that has imported the suite (``launch_method`` in its configuration): frameworks load once.
 """
 
 from __future__ import annotations
