@@ -25,8 +25,8 @@ from ring_by_shards import EVERY, WIDE
 import posenc_jax
 
 # Errors as a part of the largest number. Two results of 32 keys, forward and back; a learned number
-# is in all 2 * 32 * 32 scores of a head, a result in 32; errors of both signs grow like the root.
-# In bfloat16 a result is rounded once, and a gradient of keys once for each of 4 shards.
+# is in all 2 * 32 * 32 scores of a head, a result in 32, and errors of terms of both signs grow
+# like the root. In bfloat16 a result is rounded once, a gradient of keys once for each of 4 shards.
 TOLERANCE = {
     dtype: 2 * 2 * attention_bound(dtype, keys=32) * math.sqrt(2 * 32)
     for dtype in ("float32", "float64")
