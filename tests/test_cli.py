@@ -54,6 +54,10 @@ def test_compare_from_beginning_to_end(tmp_path, text, backend):
         (s, n, e) for s in ("alibi", "rope") for n in "01" for e in ("16", "32")
     }
     assert (out / "loss.png").read_bytes().startswith(b"\x89PNG")
+    shown = [line.strip() for line in done.stdout.splitlines()]
+    for name in ("differences.csv", "loss.svg", "loss.pdf", "report.html"):
+        assert (out / name).stat().st_size
+        assert str(out / name) in shown  # a line of its own
     assert "</html>" in (out / "report.html").read_text()
     assert len((out / "results.jsonl").read_text().splitlines()) == 4
     assert not [path for path in out.rglob("*") if path.suffix in (".partial", ".progress")]
