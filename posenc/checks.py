@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterable
+from dataclasses import fields, is_dataclass
 from numbers import Real
 from typing import Any
 
@@ -12,15 +13,28 @@ import numpy as np
 
 
 def python_number(value: Any) -> Any:
-    """A NumPy scalar, or another library's integer, as Python's own number; all else as it is."""
+    """A NumPy scalar, or another library's integer, as Python's own number; all else as it is.
+
+    A tuple becomes one of such numbers.
+    """
     if isinstance(value, np.generic):
         return value.item()
+    if type(value) is tuple:
+        return tuple(map(python_number, value))
     if isinstance(value, int) or not hasattr(value, "__index__"):
         return value
     try:
         return operator.index(value)
     except TypeError:  # an array of floats, or of many
         return value
+
+
+def python_fields(made: Any) -> None:
+    """The numbers that a dataclass was made with, as Python's own, also where it is frozen."""
+    # NumPy's integers overflow in thresholds and table sizes, and hash like Python's in caches.
+    for each in fields(made) if is_dataclass(made) else ():
+        if each.init:
+            object.__setattr__(made, each.name, python_number(getattr(made, each.name)))
 
 
 def check_count(name: str, value: Any, *, least: int = 1) -> int:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 
-from posenc.checks import python_number
+from posenc.checks import python_fields, python_number
 
 Array: TypeAlias = Any  # an array of any Array API library, a tracer, or a kernel's tile
 Namespace: TypeAlias = Any  # the Array API namespace that computes on it
@@ -72,7 +72,7 @@ class PositionScheme:
             cls.__post_init__ = _with_python_fields(cls.__post_init__)  # type: ignore[method-assign]
 
     def __post_init__(self) -> None:
-        _python_fields(self)
+        python_fields(self)
 
     def param_specs(self) -> Mapping[str, ParamSpec]:
         """Learned arrays by name."""
@@ -145,15 +145,7 @@ def _with_python_fields(own: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(own)
     def after(self: Any, *given: Any) -> None:
-        _python_fields(self)
+        python_fields(self)
         own(self, *given)
 
     return after
-
-
-def _python_fields(scheme: Any) -> None:
-    # NumPy's integers overflow in thresholds and table sizes, and hash like Python's in caches.
-    for each in fields(scheme) if is_dataclass(scheme) else ():
-        if each.init:
-            value = getattr(scheme, each.name)
-            object.__setattr__(scheme, each.name, python_number(value))

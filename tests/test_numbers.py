@@ -114,3 +114,13 @@ def test_positions_of_any_integer(route, integer):
     with route.framework.scope(["float32"]):
         found = route.framework.attend(route.path, arrays, **options, q_pos=narrow, k_pos=narrow)
     assert_near(np.asarray(found), expected, PATHS["float32"])
+
+
+def test_a_study_of_numpy_integers_is_the_same_study():
+    from posenc.ablation.study import Study
+
+    own = {"train_len": 16, "steps": 4, "eval_lens": (16, 32), "seeds": 1}
+    given = {
+        n: tuple(map(np.int64, v)) if n == "eval_lens" else np.uint8(v) for n, v in own.items()
+    }
+    assert repr(Study(**given)) == repr(Study(**own))

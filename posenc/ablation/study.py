@@ -14,7 +14,7 @@ import posenc
 from posenc.ablation.corpus import Corpus, check_size, from_files, standard_library
 from posenc.ablation.identity import ingredients
 from posenc.ablation.specs import layers
-from posenc.checks import check_count, check_positive, nearest
+from posenc.checks import check_count, check_positive, nearest, python_fields
 
 _AUTO = ("auto",)
 _READABLE = 60  # characters of a label in the name of a file
@@ -44,6 +44,7 @@ class Recipe:
     eval_windows: int = _option(32, "held-out windows of the longest length")
 
     def __post_init__(self) -> None:
+        python_fields(self)
         for name in ("train_len", "steps", "batch", "layers", "dim", "heads", "eval_windows"):
             check_count(name, getattr(self, name), least=2 if name == "train_len" else 1)
         for name in ("learning_rate", "position_rate", "clip"):
