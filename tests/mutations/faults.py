@@ -1444,6 +1444,14 @@ _FLEX_CALLS = (
         ("test_flex.py kernels_capture_arrays_of_known_size",),
     ),
     Fault(
+        "flex-numbers-of-a-scheme-while-traced",
+        "a program for two schemes of a class has a symbol for what they differ in",
+        SCORE,
+        "len(range(value)) if value >= 0 else -len(range(-value))",
+        "value",
+        ("test_flex.py schemes_that_differ_in_a_number",),
+    ),
+    Fault(
         "flex-arrays-of-any-size",
         "the second head count of a process becomes a symbol, and code for a CPU fails",
         SIGHT,
