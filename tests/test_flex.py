@@ -606,6 +606,20 @@ def test_a_program_of_ones_own_takes_changing_calls(kind, whole, dynamic):
     assert compiler.graphs <= 3
 
 
+def test_a_program_of_ones_own_takes_schemes_that_differ_in_a_number():
+    torch._dynamo.reset()
+    compiler, pos = Watched(), torch.arange(20)
+    whole = torch.compile(posenc_torch.attention, backend=compiler, fullgraph=True)
+    for name in ("t5", "t5-few"):
+        scheme = SUBJECTS[name]
+        arrays = tensors(scheme, 20)
+        (q, k, v), _, params = arrays
+        with torch.no_grad():
+            found = whole(q, k, v, scheme, params, q_pos=pos, k_pos=pos, path="flex")
+        assert_near(found.numpy(), attend(scheme, "reference", arrays).numpy(), FLOAT32)
+    assert compiler.graphs == 2
+
+
 def test_another_window_and_head_count_take_code_of_their_own_or_none():
     """Compiled in earnest: symbols for them ended in C++ that does not compile."""
     torch._dynamo.reset()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, is_dataclass
 from typing import Any, NamedTuple
 
 import array_api_compat.torch as xp
@@ -46,11 +45,11 @@ def _fixed(scheme: PositionScheme) -> PositionScheme:
 
     A graph that someone compiles for schemes that differ has symbols for their numbers.
     """
-    if not is_dataclass(scheme):
+    if not hasattr(scheme, "__dict__"):
         return scheme
     same = object.__new__(type(scheme))
-    for field in fields(scheme):
-        object.__setattr__(same, field.name, _number(getattr(scheme, field.name)))
+    for name, value in vars(scheme).items():
+        object.__setattr__(same, name, _number(value))
     return same
 
 

@@ -1942,6 +1942,14 @@ _FLEX_CALLS = (
         "False",
         ("test_flex.py nested_tensors",),
     ),
+    Fault(
+        "flex-numbers-of-a-scheme-while-traced",
+        "a program for two schemes of a class has a symbol for what they differ in",
+        SCORE,
+        "len(range(value)) if value >= 0 else -len(range(-value))",
+        "value",
+        ("test_flex.py schemes_that_differ_in_a_number",),
+    ),
 )
 
 LAWBOOK = "posenc/testing/lawbook"
