@@ -1439,12 +1439,12 @@ _LARGE = (
         "reference-scales-scores",
         "compiled, the highest score less itself is the rounding of a product: NaN beyond 3e9",
         REFERENCE,
-        """call.q * call.scale, (batch, kv_heads, -1, q_len, dim))
-    scores = xp.matmul(grouped, xp.matrix_transpose(call.k)[:, :, None, :, :])
+        """(q * call.scale, (batch, kv_heads, -1, q_len, dim))
+    scores = xp.matmul(grouped, xp.matrix_transpose(k)[:, :, None, :, :])
     scores = xp.reshape(scores, (batch, heads, q_len, -1))
 """,
-        """call.q, (batch, kv_heads, -1, q_len, dim))
-    scores = xp.matmul(grouped, xp.matrix_transpose(call.k)[:, :, None, :, :])
+        """(q, (batch, kv_heads, -1, q_len, dim))
+    scores = xp.matmul(grouped, xp.matrix_transpose(k)[:, :, None, :, :])
     scores = xp.reshape(scores, (batch, heads, q_len, -1)) * call.scale
 """,
         ("test_large_scores.py less_itself jax-reference",),
