@@ -77,8 +77,10 @@ def _transposed(gradient: Any, tangent: Any, *, computed: str, transposed: str) 
     return [gradient]
 
 
-def _batched(arrays: Any, axes: Any, **messages: str) -> tuple[Any, Any]:
-    return _guard.bind(arrays[0], **messages), axes[0]
+def _batched(arrays: Any, axes: Any, *, computed: str, transposed: str) -> tuple[Any, Any]:
+    # Only what is computed is batched: reverse mode has transposed it before.
+    tangent = _computed(arrays[0], computed=computed, transposed=transposed)
+    return _guard.bind(tangent, computed=computed, transposed=transposed), axes[0]
 
 
 # Under jit errors come when a program is lowered: only then it is known that reverse mode is not.

@@ -1849,12 +1849,12 @@ _LARGE = (
         "reference-scales-scores",
         "compiled, the highest score less itself is the rounding of a product: NaN beyond 3e9",
         REFERENCE,
-        """call.q * call.scale, (batch, kv_heads, -1, q_len, dim))
-    scores = xp.matmul(grouped, xp.matrix_transpose(call.k)[:, :, None, :, :])
+        """(q * call.scale, (batch, kv_heads, -1, q_len, dim))
+    scores = xp.matmul(grouped, xp.matrix_transpose(k)[:, :, None, :, :])
     scores = xp.reshape(scores, (batch, heads, q_len, -1))
 """,
-        """call.q, (batch, kv_heads, -1, q_len, dim))
-    scores = xp.matmul(grouped, xp.matrix_transpose(call.k)[:, :, None, :, :])
+        """(q, (batch, kv_heads, -1, q_len, dim))
+    scores = xp.matmul(grouped, xp.matrix_transpose(k)[:, :, None, :, :])
     scores = xp.reshape(scores, (batch, heads, q_len, -1)) * call.scale
 """,
         ("test_large_scores.py less_itself jax-reference",),
@@ -1890,6 +1890,38 @@ _LARGE = (
         "xp.finfo(scores.dtype).min)",
         "xp.finfo(scores.dtype).min / 2)",
         ("test_large_scores.py below_the_lowest numpy-reference",),
+    ),
+    Fault(
+        "nan-of-padding-reaches-gradients",
+        "queries that see nothing keep their NaN, and 0 times NaN goes to every key",
+        "posenc/unseen.py",
+        "xp.where(queries, q, 0.0)",
+        "q",
+        ("test_large_scores.py nan_in torch-reference-pads",),
+    ),
+    Fault(
+        "nan-of-padding-reaches-results",
+        "values that no query sees keep their NaN, and 0 times NaN goes to every query",
+        "posenc/unseen.py",
+        "xp.where(keys, v, 0.0)",
+        "v",
+        ("test_large_scores.py nan_in numpy-reference",),
+    ),
+    Fault(
+        "chunked-forward-mode-in-the-words-of-jax",
+        "a TypeError about custom_vjp for whoever asks for a Jacobian",
+        CHUNKED,
+        "reverse_only(arrays, _NAME)",
+        "arrays",
+        ("test_jax_orders.py one_clear_error forward jit",),
+    ),
+    Fault(
+        "chunked-second-derivatives-by-length",
+        "they work in one block and fail in two",
+        CHUNKED,
+        "no_reverse_twice(found, _NAME)",
+        "found",
+        ("test_jax_orders.py one_clear_error second",),
     ),
 )
 
