@@ -520,7 +520,13 @@ def test_a_lifted_bias_stays_exact_far_away(lengths, dtype):
     wide = [a.double() for a in (q, k, v)]
     expected = posenc_torch.attention(*wide, scheme, causal=True, path="chunked")
     found = posenc_torch.attention(q, k, v, scheme, causal=True, path="lifted")
-    assert_near(found.double(), expected, PATHS[dtype])
+    # Beyond 2000 keys the flattest bias is at -22, and a weight below a rounding. Products of half
+    # precision are exact in float32, but three numbers of a slope times a position are added to
+    # them, 8 channels in any order. Weights and the result are then rounded.
+    bound = attention_bound("float32", channels=64 + 8, keys=2000)
+    if dtype != "float32":
+        bound += rounding_bound(8, 0.7 * k_len / 2) + rounding_bound(2, 1, dtype)
+    assert_near(found.double(), expected, bound)
 
 
 def test_a_lifted_bias_beyond_float16():
