@@ -157,11 +157,11 @@ class ByDistance(NamedTuple):
         ``(H, n)`` or ``(1, n)``, with a block before and after what can be asked for: kernels load
         before they mask.
     offset
-        What ``i - j`` has in the table; a tensor where it depends on lengths.
+        What ``i - j`` has in the table, a tensor; None for ``BLOCK``, where no length is in it.
     """
 
     table: Tensor
-    offset: Tensor | int
+    offset: Tensor | None
 
     @classmethod
     def of(cls, call: Call, by_distance: Tensor) -> ByDistance:
@@ -173,13 +173,13 @@ class ByDistance(NamedTuple):
             back, ahead = back[:, ahead:], 0
         table = captured(torch.nn.functional.pad(back, (BLOCK, BLOCK)))
         if call.causal and q_len == k_len:
-            return cls(table, BLOCK)
+            return cls(table, None)
         # The first query stands at K - Q.
         return cls(table, captured(call.q_pos[:1] + (BLOCK + ahead)))
 
     def score_mod(self, score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         """The score with the bias of head ``h`` added."""
-        offset = self.offset if isinstance(self.offset, int) else _only(self.offset, h)
+        offset = BLOCK if self.offset is None else _only(self.offset, h)
         bias = self.table[_row_of(self.table, h), i - j + offset]
         return score.to(_wide(score)) + bias.to(_wide(score))
 
@@ -203,7 +203,8 @@ class Scaled(NamedTuple):
 
 def apart(q_coords: Tensor, k_coords: Tensor) -> tuple[Tensor, Tensor]:
     """Copies, also where both are one: a backward pass takes one load of each."""
-    return captured(q_coords, rows=True).clone(), captured(k_coords, rows=True)
+    q, k = captured(q_coords, rows=True).clone(), captured(k_coords, rows=True)
+    return (constant(q) if q.device.type == "cpu" else q), k  # a copy has no marks
 
 
 def _of_known_size(arrays: Mapping[str, Tensor]) -> Mapping[str, Tensor]:

@@ -1077,9 +1077,9 @@ _FLEX = (
         "flex-coordinates-loaded-twice",
         "no backward pass on a GPU, which no run on a CPU shows",
         SCORE,
-        "return captured(q_coords, rows=True).clone(), captured(k_coords, rows=True)",
-        "both = captured(k_coords, rows=True)\n"
-        "    return both if q_coords is k_coords else captured(q_coords, rows=True), both",
+        "q, k = captured(q_coords, rows=True).clone(), captured(k_coords, rows=True)",
+        "k = captured(k_coords, rows=True)\n"
+        "    q = k if q_coords is k_coords else captured(q_coords, rows=True)",
         ("test_flex.py gpu_takes forgetting",),
     ),
     Fault(
