@@ -278,6 +278,7 @@ def spread_out(blocks, shape):
 
 def test_default_positions_leave_out_half_of_the_blocks():
     mask = posenc_torch.block_mask(8 * BLOCK, 8 * BLOCK, causal=True)
+    assert mask.kv_num_blocks.shape == (1, 1, 8)  # as many as there are, without room for more
     assert int(mask.kv_num_blocks.sum()) == 8
     assert int(mask.full_kv_num_blocks.sum()) == 8 * 7 // 2
     packed_two = torch.repeat_interleave(torch.arange(2), 4 * BLOCK)

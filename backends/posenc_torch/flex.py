@@ -26,7 +26,7 @@ from posenc.evaluate import is_gated
 from posenc.lowerings import by_distance, has_bias
 from posenc.negligible import is_possible, negligible
 from posenc_torch.loads import loads
-from posenc_torch.mods import block_mask
+from posenc_torch.mods import sight_of
 from posenc_torch.score import Bias, ByDistance, Scaled, apart, name_of
 from posenc_torch.sdpa import few_scores, knows_mask
 from posenc_torch.sight import BLOCK, Places, Sight
@@ -292,4 +292,5 @@ def _plain_mask(
 ) -> BlockMask:
     """The mask of aligned positions, kept: layers and steps ask for the same one."""
     with torch.inference_mode(False):  # or no training step could use it
-        return block_mask(q_len, k_len, causal=causal, window=window, device=device)
+        sight = sight_of(q_len, k_len, causal=causal, window=window, device=device)
+        return sight.block_mask(*(found[:, None] for found in sight.blocks()))

@@ -17,7 +17,7 @@ from posenc.params import merged, named, working_dtype
 from posenc.positions import as_integers, as_positions
 from posenc.protocol import PositionScheme
 from posenc_torch.score import Bias, ScoreMod, apart
-from posenc_torch.sight import Places, Sight
+from posenc_torch.sight import BLOCK, Places, Sight
 
 
 def score_mod(
@@ -100,6 +100,28 @@ def block_mask(
         A wrong argument, by name, value and what is accepted.
     """
     q_len, k_len = check_count("q_len", q_len), check_count("k_len", k_len)
+    sight = sight_of(
+        q_len, k_len, causal=causal, window=window,
+        q_pos=q_pos, k_pos=k_pos, q_seg=q_seg, k_seg=k_seg, device=device,
+    )  # fmt: skip
+    q_blocks, k_blocks = -(-q_len // BLOCK), -(-k_len // BLOCK)  # no room: callers read the counts
+    # One for all heads.
+    return sight.block_mask(*(found[:, None, :q_blocks, :k_blocks] for found in sight.blocks()))
+
+
+def sight_of(
+    q_len: int,
+    k_len: int,
+    *,
+    causal: bool,
+    window: int | None,
+    q_pos: Tensor | None = None,
+    k_pos: Tensor | None = None,
+    q_seg: Tensor | None = None,
+    k_seg: Tensor | None = None,
+    device: torch.device | str | None = None,
+) -> Sight:
+    """The arguments of ``block_mask``, checked and completed."""
     check_pair("q_pos", q_pos, "k_pos", k_pos)
     check_pair("q_seg", q_seg, "k_seg", k_seg)
     given = [a for a in (q_pos, q_seg) if isinstance(a, Tensor)]
@@ -123,8 +145,7 @@ def block_mask(
         length = q_len if name[0] == "q" else k_len
         if places is not None and places.length != length:
             raise ValueError(f"{name} has length {places.length}, {name[0]}_len is {length}")
-    sight = Sight(*sides, q_own, k_own, check_flag("causal", causal), check_window(window))
-    return sight.block_mask(*(found[:, None] for found in sight.blocks()))  # one for all heads
+    return Sight(*sides, q_own, k_own, check_flag("causal", causal), check_window(window))
 
 
 _INDEXED = Places.of(torch.zeros(0, dtype=torch.int32), indexed=True)
