@@ -276,9 +276,14 @@ def spread_out(blocks, shape):
     return wide[:, : shape[1], : shape[2]].expand(shape)
 
 
+def test_a_mask_has_as_many_blocks_as_there_are():
+    mask = posenc_torch.block_mask(1, 3 * BLOCK, causal=True)  # a kernel's own has room for more
+    assert mask.kv_num_blocks.shape == mask.full_kv_num_blocks.shape == (1, 1, 1)
+    assert mask.shape == (1, 1, 1, 3 * BLOCK)
+
+
 def test_default_positions_leave_out_half_of_the_blocks():
     mask = posenc_torch.block_mask(8 * BLOCK, 8 * BLOCK, causal=True)
-    assert mask.kv_num_blocks.shape == (1, 1, 8)  # as many as there are, without room for more
     assert int(mask.kv_num_blocks.sum()) == 8
     assert int(mask.full_kv_num_blocks.sum()) == 8 * 7 // 2
     packed_two = torch.repeat_interleave(torch.arange(2), 4 * BLOCK)
