@@ -70,7 +70,7 @@ def _machine() -> None:
 
 
 def _run(options: argparse.Namespace, measured: str) -> None:
-    words = ["run", "--python=same", "--set-commit-hash", measured]
+    words = ["run", "--python=same", "--set-commit-hash", measured, "--show-stderr"]
     if sys.platform != "linux":  # a fork of these libraries is not safe, or there is none
         words += ["--launch-method", "spawn"]
     words += ["--quick"] * options.quick

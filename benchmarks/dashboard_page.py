@@ -64,7 +64,7 @@ def write_page(config: Path, commit: str) -> tuple[Path, list[str]]:
 
     Returns
     -------
-    The page, and the name of each benchmark of this commit that failed, with what it wrote.
+    The page, and the name of each benchmark of this commit that failed.
     """
     conf = Config.load(str(config))
     conf.results_dir, conf.html_dir = (
@@ -74,10 +74,7 @@ def write_page(config: Path, commit: str) -> tuple[Path, list[str]]:
     benchmarks = [_benchmark(one, history) for _, one in sorted(Benchmarks.load(conf).items())]
     page = Path(conf.html_dir) / "dashboard.html"
     page.write_text(_page(benchmarks, history[-1]), encoding="utf-8")
-    errors = history[-1].stderr
-    return page, [
-        f"{one.name}\n{errors.get(one.name, '')}" for one in benchmarks if _failed(one, commit)
-    ]
+    return page, [one.name for one in benchmarks if _failed(one, commit)]
 
 
 def _history(folder: str, commit: str) -> list[Results]:

@@ -34,6 +34,7 @@ class Timed:
 
     rounds = 1
     repeat = (3, 20, 0.5)
+    timeout = 600  # seconds; asv's own 60 end a compilation on a loaded machine
 
 
 def warm(setup):

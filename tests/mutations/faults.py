@@ -1484,8 +1484,8 @@ _DASHBOARD = (
         "benchmarks-kept-under-no-commit",
         "asv measures for minutes in an environment that exists, and keeps nothing",
         DASHBOARD,
-        '"--set-commit-hash", measured]',
-        '"--dry-run"]',
+        '"--set-commit-hash", measured,',
+        '"--dry-run",',
         ("test_dashboard.py shows_the_figures",),
     ),
     Fault(
