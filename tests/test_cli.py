@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import contextlib
 import json
 import os
 import re
@@ -91,23 +92,27 @@ def test_a_study_that_is_stopped_leaves_nobody_behind(tmp_path, text, ending):
         start_new_session=True,
         env={**os.environ, "TMPDIR": str(scratch)},
     )
-    assert process.stdout is not None
-    for line in process.stdout:
-        if re.search(r": step \d+ of", line):
-            break
-    # Ctrl-C reaches the whole group, the others the one process that is named.
-    (os.killpg if ending == "ctrl-c" else os.kill)(process.pid, number)
-    rest, errors = process.communicate(timeout=60)
-    assert process.returncode == status, errors
-    assert ("stopped; the same command goes on from here" in rest) == (status > 0)
-    assert "Traceback" not in errors
-    deadline = time.monotonic() + 30
-    while _group_lives(process.pid) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert not _group_lives(process.pid), "workers are left behind"
-    assert not list(scratch.glob("posenc-*"))  # compiled programs
-    if ending != "kill -9":  # of which the next run takes away what is left
-        assert not [p for p in out.rglob("*") if p.suffix in (".partial", ".progress")]
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if re.search(r": step \d+ of", line):
+                break
+        # Ctrl-C reaches the whole group, the others the one process that is named.
+        (os.killpg if ending == "ctrl-c" else os.kill)(process.pid, number)
+        rest, errors = process.communicate(timeout=60)
+        assert process.returncode == status, errors
+        assert ("stopped; the same command goes on from here" in rest) == (status > 0)
+        assert "Traceback" not in errors
+        deadline = time.monotonic() + 30
+        while _group_lives(process.pid) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        assert not _group_lives(process.pid), "workers are left behind"
+        assert not list(scratch.glob("posenc-*"))  # compiled programs
+        if ending != "kill -9":  # of which the next run takes away what is left
+            assert not [p for p in out.rglob("*") if p.suffix in (".partial", ".progress")]
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # whoever a broken study left behind
 
 
 def _group_lives(group):
