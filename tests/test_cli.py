@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import contextlib
+import csv
 import json
 import os
 import re
