@@ -90,6 +90,7 @@ def test_a_study_that_is_stopped_leaves_nobody_behind(tmp_path, text, ending):
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        preexec_fn=_hear_ctrl_c,
         env={**os.environ, "TMPDIR": str(scratch)},
     )
     try:
@@ -113,6 +114,11 @@ def test_a_study_that_is_stopped_leaves_nobody_behind(tmp_path, text, ending):
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # whoever a broken study left behind
+
+
+def _hear_ctrl_c():
+    """Tests that run in the background of a shell ignore it, and so would what they start."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _group_lives(group):
