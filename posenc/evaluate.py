@@ -82,13 +82,23 @@ def bias_tile(
     ``q (B or 1, H or 1, Q, 1)`` and ``k (B or 1, H or 1, 1, K)`` are positions, or coordinates of a
     gated scheme; ``arrays`` are learned params and constants, whole, in the working ``dtype``.
     """
-    return scheme_bias(scheme, q, k, per_head(scheme, arrays, dtype=dtype, xp=xp), xp=xp)
+    specs, views = scheme.param_specs(), per_head(scheme, arrays, dtype=dtype, xp=xp)
+    own = [a.shape[0] for n, a in arrays.items() if n not in specs or specs[n].per_head]
+    heads = own[0] if own else head_count(scheme) or 1
+    return scheme_bias(scheme, q, k, views, heads=heads, xp=xp)
 
 
 def scheme_bias(
-    scheme: PositionScheme, q: Array, k: Array, params: Mapping[str, Array], *, xp: Namespace
+    scheme: PositionScheme,
+    q: Array,
+    k: Array,
+    params: Mapping[str, Array],
+    *,
+    heads: int = 1,
+    xp: Namespace,
 ) -> Array | None:
-    """What the scheme's own ``bias`` answers, which has the shape of its arguments, with heads.
+    """What the scheme's own ``bias`` answers, which has the shape of its arguments, with ``heads``,
+    of which a tile may have a part.
 
     Raises
     ------
@@ -101,24 +111,24 @@ def scheme_bias(
     name = f"the bias of {type(scheme).__name__}"
     if not hasattr(value, "shape"):
         raise TypeError(f"{name} must be an array, got {value!r}")
-    if not _fits(scheme, tuple(value.shape), q.shape, k.shape):
+    if not _fits(tuple(value.shape), heads, q.shape, k.shape):
         sizes = tuple(a.shape[axis] for a, axis in ((q, -2), (k, -1)) if len(a.shape) > 1)
         raise ValueError(
             f"{name} has shape {tuple(value.shape)} for q {tuple(q.shape)} and k {tuple(k.shape)}: "
-            f"it must broadcast to (Q, K) = {sizes}, or to (H, Q, K) with the scheme's heads"
+            f"it must broadcast to (Q, K) = {sizes}, or to (H, Q, K) with its heads"
         )
     return value
 
 
-def _fits(scheme: PositionScheme, found: tuple[int, ...], *given: tuple[int, ...]) -> bool:
-    """Whether a bias has no axis and no size but its arguments' own, and the scheme's heads."""
+def _fits(found: tuple[int, ...], heads: int, *given: tuple[int, ...]) -> bool:
+    """Whether a bias has no axis and no size but its arguments' own, and the heads."""
     most = max(len(shape) for shape in given)
     if len(found) > (most if most < 2 else max(most, 3)):
         return False
     for axis in range(-len(found), 0):
         size = found[axis]
         own = any(len(shape) >= -axis and size == shape[axis] for shape in given)
-        if not (size == 1 or own or (axis == -3 and size == head_count(scheme))):
+        if not (size == 1 or own or (axis == -3 and size == heads)):
             return False
     return True
 

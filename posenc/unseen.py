@@ -21,6 +21,17 @@ def without_unseen(
 
     ``seen`` is ``(B or 1, H or 1, Q, K)``; the others ``(B, H, L, D)``.
     """
-    queries = xp.any(seen, axis=(1, 3))[:, None, :, None]
-    keys = xp.any(seen, axis=(1, 2))[:, None, :, None]
+    return zeroed(q, k, v, *seen_rows(seen, xp=xp), xp=xp)
+
+
+def seen_rows(seen: Array, *, xp: Namespace) -> tuple[Array, Array]:
+    """Which queries see a key ``(B or 1, Q)``, and which keys a query sees ``(B or 1, K)``."""
+    return xp.any(seen, axis=(1, 3)), xp.any(seen, axis=(1, 2))
+
+
+def zeroed(
+    q: Array, k: Array, v: Array, queries: Array, keys: Array, *, xp: Namespace
+) -> tuple[Array, Array, Array]:
+    """0 where ``queries`` and ``keys`` are False."""
+    queries, keys = queries[:, None, :, None], keys[:, None, :, None]
     return xp.where(queries, q, 0.0), xp.where(keys, k, 0.0), xp.where(keys, v, 0.0)

@@ -23,9 +23,10 @@ from posenc.call import Call
 from posenc.evaluate import bias_tile, column, row
 from posenc.lowerings import by_distance, has_bias, seen_by_distance
 from posenc.positions import visible
-from posenc.unseen import may_be_unseen, without_unseen
+from posenc.unseen import may_be_unseen
 from posenc_torch.parts import Part, parts
 from posenc_torch.sdpa import few_scores, knows_mask, masked, same_dtype
+from posenc_torch.unseen import without_unseen
 
 WHY_NOT_COMPILED = "posenc 'chunked' reads from values which keys leave a trace, which no graph can"
 
@@ -141,7 +142,7 @@ class _Job(NamedTuple):
         if "table" not in own:
             bias, seen = self._tile(part, own)
             if seen is not None and may_be_unseen(self.call):
-                q, k, v = without_unseen(q, k, v, seen, xp=self.call.xp)
+                q, k, v = without_unseen(q, k, v, seen)
             return masked(q, k, v, bias, seen, scale=self.call.scale)
         # Queries in reverse, for then each row of the bias is the one before, one step further.
         bias, seen = _rows(self._line(part, own["table"], peak, q.dtype), q.shape[2]), None
@@ -150,7 +151,7 @@ class _Job(NamedTuple):
             seen, bias = self._seen(part), torch.where(finite, bias, 0.0)
             seen = finite if seen is None else finite & seen.flip(2)
             if may_be_unseen(self.call):
-                q, k, v = without_unseen(q.flip(2), k, v, seen, xp=self.call.xp)
+                q, k, v = without_unseen(q.flip(2), k, v, seen)
                 q = q.flip(2)
         out = masked(q.flip(2), k, v, bias, seen, scale=self.call.scale)
         return out.flip(2)

@@ -8,7 +8,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from posenc.call import Call
 from posenc.lowerings import has_bias
-from posenc.unseen import may_be_unseen, without_unseen
+from posenc.unseen import may_be_unseen
+from posenc_torch.unseen import without_unseen
 
 _FEW, _FEW_QUERIES = 2**19, 256
 
@@ -24,7 +25,7 @@ def sdpa(call: Call) -> Tensor:
         )
     bias, seen = call.allowed_bias()
     if seen is not None and may_be_unseen(call):
-        q, k, v = without_unseen(q, k, v, seen, xp=call.xp)
+        q, k, v = without_unseen(q, k, v, seen)
     return masked(q, k, v, bias, seen, scale=call.scale)
 
 

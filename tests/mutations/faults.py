@@ -2038,7 +2038,7 @@ _LAWS = (
         "a-bias-of-any-shape",
         "a bias of a wrong shape fails somewhere in a framework, without a name",
         EVALUATE,
-        "if not _fits(scheme, tuple(value.shape), q.shape, k.shape):",
+        "if not _fits(tuple(value.shape), heads, q.shape, k.shape):",
         "if False:",
         ("test_params.py another_shape",),
     ),
