@@ -276,6 +276,26 @@ def spread_out(blocks, shape):
     return wide[:, : shape[1], : shape[2]].expand(shape)
 
 
+def test_a_block_at_the_edge_of_a_window_is_looked_at():
+    near, far = torch.arange(BLOCK) + 99, torch.arange(BLOCK) - (BLOCK - 1)  # 99 apart at least
+    for window, held in ((100, True), (99, False)):
+        some, _ = Sight(Places.of(near), Places.of(far), None, None, False, window).blocks()
+        assert bool(some[0, 0, 0]) == held
+
+
+def test_positions_of_one_row_serve_every_sequence():
+    pos = 3 * torch.arange(6)[None]
+    mod = posenc_torch.score_mod(posenc.ALiBi(HEADS), q_pos=pos, k_pos=pos)
+    first, sixth = (mod(torch.zeros(()), *map(torch.tensor, (b, 1, 4, 2))) for b in (0, 5))
+    assert first == sixth != 0
+
+
+def test_a_bias_is_added_in_float32_to_a_score_of_half_precision():
+    mod = posenc_torch.score_mod(posenc.ALiBi(HEADS))
+    at = map(torch.tensor, (0, 0, 1001, 0))
+    assert mod(torch.zeros((), dtype=torch.bfloat16), *at).dtype == torch.float32
+
+
 def test_a_mask_has_as_many_blocks_as_there_are():
     mask = posenc_torch.block_mask(1, 3 * BLOCK, causal=True)  # a kernel's own has room for more
     assert mask.kv_num_blocks.shape == mask.full_kv_num_blocks.shape == (1, 1, 1)

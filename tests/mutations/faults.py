@@ -1055,7 +1055,7 @@ _FLEX = (
         SCORE,
         "return torch.promote_types(score.dtype, torch.float32)",
         "return score.dtype",
-        ("test_paths.py far_away torch-flex bfloat16",),
+        ("test_flex.py added_in_float32",),
     ),
     Fault(
         "flex-one-table-for-all-heads",
@@ -1112,7 +1112,7 @@ _FLEX = (
         SIGHT,
         "one = values[0] if values.ndim == 2 and values.shape[0] == 1 else values",
         "one = values",
-        ("test_fuzz.py path_equals_the_reference torch-flex",),
+        ("test_flex.py one_row_serve",),
     ),
     Fault(
         "flex-causal-block-by-its-first-query",
@@ -1128,7 +1128,7 @@ _FLEX = (
         MEETING,
         "some = some & (nearest < window)",
         "some = some & (nearest < window - 1)",
-        ("test_flex.py blocks_hold",),
+        ("test_flex.py edge_of_a_window",),
     ),
     Fault(
         "flex-segments-by-their-lowest",
@@ -1931,7 +1931,7 @@ _FLEX_CALLS = (
         SIGHT,
         "torch._dynamo.mark_static(array)",
         "pass",
-        ("test_flex.py kernels_capture_arrays_of_known_size",),
+        ("test_flex.py another_window_and_head_count",),
     ),
     Fault(
         "flex-every-length-compiled",
@@ -1958,11 +1958,11 @@ _FLEX_CALLS = (
         ("test_flex.py kernels_capture_arrays_of_known_size",),
     ),
     Fault(
-        "torch-nested-tensors-let-in",
-        "they end in an error of torch's own that names nothing",
+        "torch-nested-tensors-without-advice",
+        "they are refused, and nobody hears what to do instead",
         TORCH,
-        "array.is_nested",
-        "False",
+        '"posenc.positions.packed(lengths), or pad them"',
+        '"posenc"',
         ("test_flex.py nested_tensors",),
     ),
     Fault(
