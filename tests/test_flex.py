@@ -605,6 +605,16 @@ def test_kernels_capture_arrays_of_known_size_whatever_the_calls(count):
     assert compiler.graphs <= len(kinds) + SYMBOLS
 
 
+def test_a_larger_room_is_a_size_of_its_own():
+    scheme = SUBJECTS["alibi"]
+    with watched() as compiler:
+        for length in (20, 1100):
+            pos = torch.arange(length)
+            arrays = tensors(scheme, length)
+            attend(scheme, "flex", arrays, causal=True, q_pos=pos, k_pos=pos)
+    assert compiler.graphs == 2
+
+
 @pytest.mark.parametrize(
     ("whole", "dynamic"),
     [

@@ -1927,11 +1927,11 @@ _FLEX_CALLS = (
     ),
     Fault(
         "flex-arrays-of-any-size",
-        "the second head count of a process becomes a symbol, and code for a CPU fails",
+        "the second size of an array becomes a symbol, and code for a CPU fails",
         SIGHT,
         "torch._dynamo.mark_static(array)",
         "pass",
-        ("test_flex.py another_window_and_head_count",),
+        ("test_flex.py larger_room",),
     ),
     Fault(
         "flex-every-length-compiled",
