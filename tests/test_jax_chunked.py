@@ -235,3 +235,16 @@ def test_a_row_outside_the_table_is_nan_where_positions_are_traced():
     scheme, table = posenc.Learned(max_len=3, dim=2, offset=1), {"table": jnp.ones((4, 2))}
     found = jax.jit(lambda pos: posenc.embedding(scheme, pos, table))(jnp.asarray([0, 3, -1]))
     np.testing.assert_array_equal(np.isnan(found).all(axis=-1), [False, True, True])
+
+
+@pytest.mark.parametrize("size", [1e5, 1e8])
+def test_the_highest_of_large_scores_takes_all(size):
+    """In one block, which XLA makes one operation of, and with a scale that rounds."""
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal((1, 20, 2, 12)) * each for each in (size, size, 1)]
+    narrow = [np.asarray(a, np.float32) for a in arrays]
+    found = posenc_jax.attention(*map(jnp.asarray, narrow), posenc.NoPE(), path="chunked")
+    wide = [np.swapaxes(a, 1, 2).astype(np.float64) for a in narrow]
+    expected = posenc.attention(*wide, posenc.NoPE())
+    # The highest score is so far above the others that it alone has weight.
+    assert_near(np.swapaxes(found, 1, 2), expected, attention_bound("float32", channels=12))

@@ -1875,6 +1875,14 @@ _LARGE = (
         ("test_large_scores.py less_itself jax-xla",),
     ),
     Fault(
+        "chunked-scales-scores-last",
+        "XLA makes one operation of the product and the difference: NaN beyond 3e9",
+        TILE,
+        "jnp.maximum(scores * tiling.scale, jnp.finfo(scores.dtype).min)",
+        "scores * tiling.scale",
+        ("test_jax_chunked.py highest_of_large_scores",),
+    ),
+    Fault(
         "hidden-at-half-of-the-lowest",
         "a row whose scores are all lower sees nothing",
         REFERENCE,
