@@ -72,6 +72,12 @@ def test_compare_from_beginning_to_end(tmp_path, text, backend):
     assert not (out / "earlier").exists()
 
 
+# Tests that run in the background of a shell ignore Ctrl-C, and so would what they start.
+_HEARING = """
+import runpy, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+runpy.run_module("posenc", run_name="__main__")
+"""
 ENDINGS = {"ctrl-c": (signal.SIGINT, 130), "kill": (signal.SIGTERM, 143), "kill -9": (9, -9)}
 
 
@@ -85,12 +91,11 @@ def test_a_study_that_is_stopped_leaves_nobody_behind(tmp_path, text, ending):
     arguments += ["--schemes", "nope,alibi", "--seeds", "3", "--backend", BACKENDS[-1]]
     arguments[arguments.index("--steps") + 1] = "100000"
     process = subprocess.Popen(
-        [sys.executable, "-u", "-m", "posenc", *arguments],
+        [sys.executable, "-u", "-c", _HEARING, *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        preexec_fn=_hear_ctrl_c,
         env={**os.environ, "TMPDIR": str(scratch)},
     )
     try:
@@ -114,11 +119,6 @@ def test_a_study_that_is_stopped_leaves_nobody_behind(tmp_path, text, ending):
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # whoever a broken study left behind
-
-
-def _hear_ctrl_c():
-    """Tests that run in the background of a shell ignore it, and so would what they start."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _group_lives(group):
