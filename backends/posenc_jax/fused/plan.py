@@ -7,14 +7,12 @@ positions. *Table*: its values by distance, so T5 at consecutive positions.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array, lax
 
 from posenc.blocks import meeting
@@ -27,9 +25,8 @@ from posenc.protocol import Namespace, PositionScheme
 
 Form: TypeAlias = Literal["none", "pairs", "table"]
 
-HIDDEN = -math.inf  # a score that may not be seen
-# The highest score before the first: finite, so that what is hidden has weight 0 beside it.
-FLOOR = float(np.finfo(np.float32).min)
+HIDDEN = -1e30  # a score that may not be seen
+FLOOR = HIDDEN / 2  # the highest score before the first: what is hidden has weight 0 beside it
 
 
 @dataclass(frozen=True)

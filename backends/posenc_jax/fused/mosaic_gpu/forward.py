@@ -27,6 +27,7 @@ from posenc_jax.fused.mosaic_gpu.stream import WARPGROUPS, Stream, Turns, fetch,
 from posenc_jax.fused.mosaic_gpu.table import tiles_for_queries
 from posenc_jax.fused.mosaic_gpu.tile import (
     LOG2E,
+    LOWEST,
     ROWS,
     bias_of,
     plus_product,
@@ -124,7 +125,7 @@ def forward(
             late.release(step)
             return summed, higher, total
 
-        lowest = zeros(ROWS) + FLOOR
+        lowest = zeros(ROWS) + LOWEST
         nothing = (zeros(ROWS, dim), lowest, zeros(ROWS))
         turns = Turns(own["turns"], warpgroup)
         summed, highest, total = run(warpgroup, (early, late), absorb, nothing, turns)

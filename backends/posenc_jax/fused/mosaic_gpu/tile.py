@@ -2,7 +2,7 @@
 
 A warpgroup holds a tile in registers as ``wgmma`` leaves it there. Scores are in units of
 ``ln 2``, so that one ``exp2`` makes a weight of them. What may not be seen is ``-inf``; no row
-starts below ``FLOOR``, which is finite, so that no difference of the two is NaN.
+starts below ``LOWEST``, which is finite, so that no difference of the two is NaN.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from jax.experimental import pallas as pl
 
 from posenc_jax.fused.mosaic_gpu import namespace
 from posenc_jax.fused.mosaic_gpu.language import OF_ROWS, WGMMA, plgpu
-from posenc_jax.fused.plan import Plan
+from posenc_jax.fused.plan import FLOOR, Plan
 
 LOG2E = math.log2(math.e)
+LOWEST = FLOOR * LOG2E
 
 ROWS = 64  # of a warpgroup: what one wgmma computes
 

@@ -64,7 +64,7 @@ def steps(start: Array, size: int, axis: int) -> Array:
 def scored(
     plan: Plan, scores: Array, at: At, numbers: Sequence[Array], table: Array | None
 ) -> Array:
-    """Scores with their bias; what may not be seen is ``HIDDEN``."""
+    """Scores with their bias; what may not be seen is ``HIDDEN``, or ``-inf`` by its bias."""
     scores = scores * plan.scale
     if plan.form == "pairs":
         scores = scores + plan.bias(numbers, *_asked(at))
