@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import functools
 import os
+import warnings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads that wait for each other time the load
 
 import posenc
 
+# Every scheme meets the same call here, whether it makes sense for a model or not.
+warnings.simplefilter("ignore", posenc.SchemeWarning)
 NAMES = os.environ.get("POSENC_SCHEMES", "").split() or sorted(posenc.schemes())
 GRIDS = ("short", "full")
 GRID = os.environ.get("POSENC_GRID") or GRIDS[0]
