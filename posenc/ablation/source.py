@@ -26,14 +26,13 @@ def source(schemes: Iterable[PositionScheme], modules: Iterable[str] = ()) -> st
 
     Empty where there are none: posenc's own files have a digest of their own.
 
-    Results of a scheme that was edited since are no results of the scheme. Read are the modules of
-    its class and of the classes above it, the packages these lie in, and, from there on, whatever
-    an ``import`` names, at the top of a file or inside a function, if it lies outside of the
-    standard library and of installed packages, or in the package of one of those classes.
+    Results from before a scheme was edited do not belong to the edited scheme. The digest covers
+    the modules of its class, of the base classes, and the packages these lie in. From there it
+    follows every ``import``, at the top of a file or inside a function. The standard library and
+    other installed packages are left out.
 
-    Not read are other installed packages, data files, modules imported by a name that is computed,
-    the file of a function that makes the scheme where the class lies elsewhere (what it made is
-    known by its fields), and what has no file, as a class that was typed in.
+    Also left out: data files, and modules imported by a computed name. A function that makes the
+    scheme counts by the fields of what it made. A class that was typed in has no file.
     """
     roots = {kind.__module__ for scheme in schemes for kind in type(scheme).__mro__} | {*modules}
     packages = {name.partition(".")[0] for name in roots} - OWN

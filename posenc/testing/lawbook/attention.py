@@ -9,7 +9,6 @@ import numpy as np
 
 import posenc
 from posenc.evaluate import is_gated
-from posenc.protocol import PositionScheme
 from posenc.testing.framework import Framework, Host, NumPy
 from posenc.testing.law import law, require
 from posenc.testing.lawbook.frameworks import gradients_of_embedding
@@ -189,8 +188,3 @@ def compiled_attention_equals_eager(subject: Subject, framework: Framework, comp
                 summed = SUMMED if name in subject.params or name == "x" else 1
                 what = f"gradient of {name} on {path}"
                 assert_near(gradient, expected[name], summed * PATHS["float32"], what)
-
-
-def transforms(scheme: PositionScheme) -> bool:
-    """Whether the scheme has a transform of its own."""
-    return type(scheme).transform is not PositionScheme.transform

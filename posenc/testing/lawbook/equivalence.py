@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 import posenc
+from posenc.evaluate import transforms
 from posenc.positions import left_padded, packed
 from posenc.testing.framework import Framework, Host
 from posenc.testing.law import law, require
-from posenc.testing.lawbook.attention import reference, transforms
+from posenc.testing.lawbook.attention import reference
 from posenc.testing.problem import Problem
 from posenc.testing.subject import Subject
 from posenc.testing.tolerances import PATHS, assert_near

@@ -10,10 +10,10 @@ import array_api_compat.numpy as xp
 import numpy as np
 
 import posenc
+from posenc.evaluate import transforms
 from posenc.protocol import Role
 from posenc.testing.framework import Host, readonly
 from posenc.testing.law import law, require, require_equal
-from posenc.testing.lawbook.attention import transforms
 from posenc.testing.subject import Subject
 from posenc.testing.tolerances import ROUNDED, VALUES, assert_near
 
