@@ -125,30 +125,71 @@ class Case:
 def schemes(heads: int, dim: int) -> dict[str, Any]:
     """By the names of the table."""
     import posenc
+    from posenc.schemes import Sink, Sum
 
     class Gated(posenc.PositionScheme):
         """Forget gates, given as they are."""
 
+        cumulative = ("c",)
+
         def __init__(self, num_heads):
             object.__setattr__(self, "num_heads", num_heads)
 
-        def gate(self, x, *, params, xp):
-            return x[..., : self.num_heads]
+        def hidden_features(self, x, *, role, params, xp):
+            gates = xp.matrix_transpose(x[..., : self.num_heads])
+            return {"c": gates} if role == "key" else {}
 
         def bias(self, q, k, *, params, xp):
-            return q - k
+            return params.query["c"] - params.key["c"]
+
+    class Shaw(posenc.PositionScheme):
+        """A learned vector for each distance up to 16, seen by the query: a table of each query."""
+
+        relative = True
+
+        def param_specs(self):
+            return {"r": posenc.ParamSpec((33, dim), per_head=False)}
+
+        def query_features(self, q, pos, *, scale, params, xp):
+            return {"r": scale * xp.matmul(q, xp.matrix_transpose(params["r"]))}
+
+        def bias(self, q, k, *, params, xp):
+            return params.query["r"][xp.clip(k - q, -16, 16) + 16]
 
     return {
         "alibi": posenc.ALiBi(heads),
         "alibi-learned": posenc.ALiBi(heads, learned=True),
         "t5": posenc.T5Bias(heads),
         "gated": Gated(heads),
+        "shaw": Shaw(),
+        "gated+alibi": Sum(Gated(heads), posenc.ALiBi(heads)),
+        "sink": Sink(posenc.ALiBi(heads)),
+        "brought": posenc.NoPE(),
         "nope": posenc.NoPE(),
         "rope": posenc.RoPE(dim),
     }
 
 
-SCHEMES = "alibi", "alibi-learned", "t5", "gated", "nope", "rope"
+SCHEMES = (
+    "alibi", "alibi-learned", "t5", "gated", "nope", "rope", "shaw", "gated+alibi", "sink",
+    "brought",
+)  # fmt: skip
+
+
+def options_of(case: Case, bias: Callable[[], Any]) -> dict[str, Any]:
+    """What a caller brings: a bias of every pair, a mask that is a function, and a cap."""
+    if case.scheme != "brought":
+        return {}
+    return {"bias": bias(), "softcap": 3.0, "mask": _prefix}
+
+
+def _prefix(q: Any, k: Any) -> Any:
+    return (k <= q) | (k < 40)
+
+
+def reads_tokens(scheme: Any) -> bool:
+    """Whether a scheme has gates of hidden states."""
+    return "hidden_features" in scheme.hooks()
 
 
 # A GPU that is not there
@@ -283,44 +324,58 @@ def _train(case: Case, length: int) -> None:
 
     lengths = 1 if case.decodes else length, length, length
     q, k, v = (empty(2, HEADS, n, case.dim, dtype=getattr(torch, case.dtype)) for n in lengths)
-    gated = type(scheme).gate is not posenc.PositionScheme.gate
-    x = empty(2, length, HEADS) if gated else None
+    x = empty(2, length, HEADS) if reads_tokens(scheme) else None
     params = {name: empty(*a.shape) for name, a in posenc.init_params(scheme).items()}
-    out = _attend(q, k, v, scheme, params, x, dict(case.options))
+    options = options_of(case, lambda: empty(1, HEADS, lengths[0], length))
+    out = _attend(q, k, v, scheme, params, x, dict(case.options), options)
     if case.learns:
         out.backward(torch.empty_like(out))
 
 
-def _attend(q: Any, k: Any, v: Any, scheme: Any, params: Any, x: Any, options: Any) -> Any:
-    """As a user would, or with options that posenc does not give."""
+def _attend(
+    q: Any, k: Any, v: Any, scheme: Any, params: Any, x: Any, kernel: Any, options: Any
+) -> Any:
+    """As a user would, or with options of kernels that posenc does not give."""
     import torch
     from torch.nn.attention.flex_attention import flex_attention
 
     import posenc_torch
+    from posenc_torch import flex
 
-    if not options:
-        return posenc_torch.attention(q, k, v, scheme, params, causal=True, path="flex", x=x)
-    given = _given(q, k, v, scheme, params, x)
-    return torch.compile(flex_attention)(**given | {"kernel_options": options})
+    if not kernel:
+        options = {"causal": "mask" not in options, "x": x, **options}
+        return posenc_torch.attention(q, k, v, scheme, params, path="flex", **options)
+    call = _call(q, k, v, scheme, params, x, options)
+    given = flex.arguments(call) | {"kernel_options": kernel}
+    found = torch.compile(flex_attention)(**given)
+    return found if isinstance(found, torch.Tensor) else found[0]
 
 
-def _given(q: Any, k: Any, v: Any, scheme: Any, params: Any, x: Any) -> dict[str, Any]:
-    """What the path gives to FlexAttention, causal."""
+def _call(q: Any, k: Any, v: Any, scheme: Any, params: Any, x: Any, options: Any) -> Any:
+    """What the path serves; causal without a mask of the caller's."""
     import array_api_compat.torch as xp
 
     from posenc.call import prepare
-    from posenc_torch import flex
 
-    return flex.arguments(prepare(q, k, v, scheme, params, causal=True, x=x, xp=xp))
+    return prepare(q, k, v, scheme, params, "mask" not in options, x=x, xp=xp, **options)
 
 
 def _as_on_gpu(given: dict[str, Any]) -> dict[str, Any]:
     """The same with the options that tensors on a GPU would have."""
     from posenc_torch import flex
-    from posenc_torch.score import ByDistance
 
-    table = isinstance(getattr(given["score_mod"], "__self__", None), ByDistance)
-    return given | {"kernel_options": flex.FOR_TABLES if table else None}
+    mod = getattr(given["score_mod"], "__self__", None)
+    tables = mod is not None and mod.gathers
+    return given | {"kernel_options": flex.FOR_TABLES if tables else None}
+
+
+def _with_sink(call: Any, found: Any) -> Any:
+    """The result, with the call's sink put in by the log-sum-exp."""
+    from posenc.paths import Part, with_sink
+    from posenc_torch import flex
+
+    part = Part(*flex.with_lse(found))
+    return part.out if call.sink is None else with_sink(part, call).out.to(part.out.dtype)
 
 
 def _layout(graph: Any, output: Any) -> Any:
@@ -434,6 +489,19 @@ def _in_bfloat16() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def _with_tanh() -> Iterator[None]:
+    """The interpreter has no functions of libdevice."""
+    import triton.language as tl
+    from torch._inductor.runtime.triton_helpers import libdevice
+
+    def tanh(x: Any) -> Any:
+        return 2 / (1 + tl.exp(-2 * x)) - 1
+
+    with mock.patch.object(libdevice, "tanh", tanh):
+        yield
+
+
 def on_gpu(graph: Any, inputs: list[Any]) -> Any:
     """A compiler of graphs of tensors on a CPU, to what a GPU would run."""
     from torch._guards import detect_fake_mode
@@ -461,6 +529,7 @@ def errors(case: Case, length: int) -> dict[str, float]:
 
     import posenc
     import posenc_torch
+    from posenc_torch import flex
 
     scheme = schemes(FEW_HEADS, case.dim)[case.scheme]
     rng = np.random.default_rng(0)
@@ -473,26 +542,32 @@ def errors(case: Case, length: int) -> dict[str, float]:
     weight = normal(1, FEW_HEADS, length, case.dim).to(dtype)
     x = -normal(1, length, FEW_HEADS).abs().requires_grad_()
     params = {n: torch.tensor(a).requires_grad_() for n, a in posenc.init_params(scheme).items()}
-    gated = type(scheme).gate is not posenc.PositionScheme.gate
-    learned = [*params.values(), *([x] if gated else [])]
+    gated = reads_tokens(scheme)
+    bias = normal(1, FEW_HEADS, length, length).requires_grad_()
+    options = options_of(case, lambda: bias)
+    learned = [*params.values(), *([x] if gated else []), *([bias] if options else [])]
 
     run = torch.compile(public.flex_attention, backend=on_gpu, fullgraph=True, dynamic=False)
     with (
         pretended(Interpreted),
         _in_bfloat16(),
+        _with_tanh(),
         # It allows no gradients on a CPU. Dynamo traces no mock.
         mock.patch.object(public, "_validate_device", lambda *_: None),  # noqa: PT008
     ):
-        out = run(**_as_on_gpu(_given(*qkv, scheme, params, x if gated else None)))
+        call = _call(*qkv, scheme, params, x if gated else None, options)
+        out = _with_sink(call, run(**_as_on_gpu(flex.arguments(call))))
         found = [out, *torch.autograd.grad(out, [*qkv, *learned], weight)]
 
     exact = [a.detach().double().requires_grad_() for a in (*qkv, *learned)]
     own = dict(zip(params, exact[3:], strict=False))
+    options |= {"bias": exact[-1]} if options else {}
     expected = posenc_torch.attention(
-        *exact[:3], scheme, own, causal=True, path="reference", x=exact[-1] if gated else None
-    )
+        *exact[:3], scheme, own, not options, path="reference",
+        x=exact[-1] if gated else None, **options,
+    )  # fmt: skip
     expected = [expected, *torch.autograd.grad(expected, exact, weight.double())]
-    names = ["forward", "q", "k", "v", *params, *(["x"] if gated else [])]
+    names = ["forward", "q", "k", "v", *params, *(["x"] if gated else []), "bias"][: len(found)]
     return {
         name: float((a - b).detach().abs().max() / b.detach().abs().max())
         for name, a, b in zip(names, found, expected, strict=True)

@@ -44,7 +44,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
 DEVICES = {"h200": "NVIDIA H200", "v5e": "TPU v5e", "v6e": "TPU v6e"}
-FORMS = "none", "alibi", "alibi-learned", "kerple", "t5", "gated"
+FORMS = "none", "alibi", "alibi-learned", "kerple", "t5", "gated", "gated-alibi"
 PLACED = "alibi, positions and segments"
 KERNELS = "forward", "d_queries", "d_keys", "d_table"
 HEADS, BATCH = 4, 2
@@ -214,6 +214,7 @@ def _scheme(form: str) -> Any:
     from measure.cases import subjects  # those of the tests
 
     import posenc
+    from posenc.schemes import Sum
 
     return {
         "none": posenc.NoPE(),
@@ -222,6 +223,7 @@ def _scheme(form: str) -> Any:
         "kerple": subjects.Kerple(HEADS),
         "t5": posenc.T5Bias(HEADS),
         "gated": subjects.Forgetting(HEADS),
+        "gated-alibi": Sum(subjects.Forgetting(HEADS), posenc.ALiBi(HEADS)),
         PLACED: posenc.ALiBi(HEADS),
     }[form]
 
@@ -238,9 +240,9 @@ def _given(case: Case, length: int) -> dict[str, Any]:
         name: jax.ShapeDtypeStruct(spec.shape, jnp.float32)
         for name, spec in scheme.param_specs().items()
     }
-    if case.form == "gated":
-        coords = jax.ShapeDtypeStruct((BATCH, HEADS, length), jnp.float32)
-        given |= {"q_coords": coords, "k_coords": coords}
+    if names := scheme.cumulative:
+        sums = {names[0]: jax.ShapeDtypeStruct((BATCH, HEADS, length), jnp.float32)}
+        given |= {"q_features": sums, "k_features": sums}
     if case.form == PLACED:
         at = jax.ShapeDtypeStruct((BATCH, length), jnp.int32)
         given |= dict.fromkeys(("q_pos", "k_pos", "q_seg", "k_seg"), at)
@@ -255,9 +257,8 @@ def _step(case: Case, given: dict[str, Any]) -> Any:
 
     given = dict(given)
     d_out, scheme = given.pop("d_out"), _scheme(case.form)
-    floats = {
-        n: given.pop(n) for n in ("q", "k", "v", "params", "q_coords", "k_coords") if n in given
-    }
+    names = ("q", "k", "v", "params", "q_features", "k_features")
+    floats = {name: given.pop(name) for name in names if name in given}
 
     def attend(floats: dict[str, Any]) -> Any:
         return posenc_jax.attention(**floats, **given, scheme=scheme, causal=True, path="pallas")

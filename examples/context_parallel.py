@@ -55,13 +55,13 @@ def attend(position, q, k, v, pos, seg=None, x=None, **keywords):
     """Attention of the queries here to the keys of all processes.
 
     ``pos`` and ``seg (L,)`` are the positions and documents of the tokens here, ``x (B, L, C)``
-    their hidden states for a scheme with gates.
+    their hidden states for a scheme that reads them.
     """
     where = {"q_pos": pos, "k_pos": gather(pos, 0)}
     if seg is not None:
         where |= {"q_seg": seg, "k_seg": gather(seg, 0)}
     if x is not None:
-        where |= {"x": gather(x, 1)}
+        where |= {"x": gather(x, 1), "q_x": x}
     return position.attend(q, gather(k, 2), gather(v, 2), **where, **keywords)
 
 

@@ -5,12 +5,13 @@ or embedding on NumPy, PyTorch and JAX, attention with it, and a study that comp
 """
 
 from posenc.attention import attention
+from posenc.caches import cache_needs
 from posenc.call import prepare
 from posenc.evaluate import bias, embedding, transform
-from posenc.gates import coordinates
 from posenc.params import init_params
 from posenc.protocol import ParamSpec, PositionScheme, SchemeWarning
 from posenc.schemes import ALiBi, Learned, NoPE, RoPE, Sinusoidal, T5Bias, make, schemes
+from posenc.token_features import features
 
 __all__ = [
     "ALiBi",
@@ -24,8 +25,9 @@ __all__ = [
     "T5Bias",
     "attention",
     "bias",
-    "coordinates",
+    "cache_needs",
     "embedding",
+    "features",
     "init_params",
     "make",
     "prepare",

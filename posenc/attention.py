@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
-from posenc.call import Call, check_shapes, namespace, prepare
-from posenc.checks import check_choice
+from posenc.arguments import check_shapes, namespace
+from posenc.call import Call, prepare
+from posenc.evaluate import column, row
 from posenc.keywords import answering
+from posenc.options import MaskFunction, Options, floats
 from posenc.params import named, working_dtype
+from posenc.paths import Path, attend
 from posenc.protocol import Array, Namespace, PositionScheme
 from posenc.unseen import may_be_unseen, without_unseen
 
@@ -25,15 +29,24 @@ def attention(
     k_pos: Array | None = None,
     q_seg: Array | None = None,
     k_seg: Array | None = None,
-    window: int | None = None,
+    q_axes: Array | None = None,
+    k_axes: Array | None = None,
+    k_valid: Array | None = None,
+    window: int | tuple[int | None, int | None] | None = None,
+    sink_tokens: int = 0,
+    bias: Array | None = None,
+    mask: Array | MaskFunction | None = None,
+    softcap: float | None = None,
     scale: float | None = None,
     path: str = "auto",
     k_transformed: bool = False,
     x: Array | None = None,
-    q_coords: Array | None = None,
-    k_coords: Array | None = None,
+    q_x: Array | None = None,
+    q_features: Mapping[str, Array] | None = None,
+    k_features: Mapping[str, Array] | None = None,
+    return_lse: bool = False,
     xp: Namespace | None = None,
-) -> Array:
+) -> Any:
     """``softmax(scale * transform(q) @ transform(k).T + bias) @ v``, dense, on any array library.
 
     Heads are axis 1 and tokens axis 2, ``(B, H, L, D)``; ``posenc_jax`` has them the other way.
@@ -48,47 +61,85 @@ def attention(
     causal
         A query sees keys at ``k_pos <= q_pos`` only.
     q_pos, k_pos
-        Integer positions, ``(L,)`` or ``(B, L)``, in any order; both or neither. Default: the ends
-        of q and k align, ``q_pos = K - Q .. K - 1``.
+        Integer positions, ``(L,)`` or ``(B, L)``, in any order; both or neither. They decide order:
+        tokens that share a position see each other under a causal mask. Default: the ends of q and
+        k align, ``q_pos = K - Q .. K - 1``.
     q_seg, k_seg
         Integer segments, ``(L,)`` or ``(B, L)``, both or neither; a query sees its own only.
+    q_axes, k_axes
+        Places that the scheme encodes instead of positions, ``(L, axes)`` or ``(B, L, axes)``; both
+        or neither. Order, masks and sums stay those of positions. Give a model's repeated
+        ``position_ids`` (image tokens, tree decoding) as places. Default: the position on every
+        axis.
+    k_valid
+        Which keys exist, booleans ``(B, K)``: no query sees the others.
     window
-        A query sees keys at ``|q_pos - k_pos| < window`` only.
+        A width: a query sees keys at ``|q_pos - k_pos| < window`` only. Or ``(left, right)``: at
+        ``-left <= k_pos - q_pos <= right``, None for no bound.
+    sink_tokens
+        Keys at positions ``0 .. sink_tokens - 1`` of the query's segment are inside of the window,
+        wherever the query is (StreamingLLM). Without a window it changes nothing.
+    bias
+        Added to the scores after that of the scheme, ``(B or 1, H or 1, Q, K)``; ``-inf`` hides.
+    mask
+        Which query sees which key, besides all else: booleans ``(B or 1, H or 1, Q, K)``, or an
+        elementwise function of ``(q_pos, k_pos)`` or of ``(q_pos, k_pos, q_seg, k_seg)``.
+    softcap
+        Scaled scores become ``softcap * tanh(score / softcap)``, before bias and mask (Gemma 2).
     scale
         Of the scores; default ``scheme.scale(D)``.
     path
         ``"auto"`` or ``"reference"``: the core has this one.
     k_transformed
         ``k`` comes from a cache that holds keys already transformed.
-    x, q_coords, k_coords
-        For a gated scheme: hidden states ``(B, K, C)`` of the keys' tokens, or the coordinates
-        ``(B, H, Q)`` and ``(B, H, K)`` themselves. A scheme without gates ignores ``x``.
+    x, q_x
+        For a scheme with ``hidden_features``: hidden states ``(B, K, C)`` of the keys' tokens, and
+        ``(B, Q, C)`` of the queries'. By default queries are the last of the keys' tokens, or the
+        same where both have the same positions. A scheme without such features ignores them.
+    q_features, k_features
+        Features by name, ``(B, H, L)`` or ``(B, H, L, M)``, instead of computing them: from a
+        cache, see ``posenc.features``.
+    return_lse
+        Whether to return the log-sum-exp too.
 
     Returns
     -------
     ``(B, H, Q, Dv)`` in q's dtype. A row that may see nothing is 0, with zero gradients. Where
-    positions or segments are given, NaN or infinity in a query that sees no key, or in a key that
-    no query sees, reaches neither results nor gradients; one that any query sees may reach all.
+    positions, segments or a mask are given, NaN or infinity in a query that sees no key, or in a
+    key that no query sees, reaches neither results nor gradients; one that any query sees may reach
+    all. With ``return_lse`` also ``log(sum(exp(score)))`` of each row, a sink included,
+    ``(B, H, Q)`` in the working float; ``-inf`` where nothing is seen.
 
     Raises
     ------
     TypeError, ValueError
         A wrong argument, by name, value and what is accepted.
+    NotImplementedError
+        The named path cannot serve the call; says why.
     """
-    check_choice("path", path, ("auto", "reference"))
+    options: Options = {
+        "q_pos": q_pos, "k_pos": k_pos, "q_seg": q_seg, "k_seg": k_seg, "q_axes": q_axes,
+        "k_axes": k_axes, "k_valid": k_valid, "window": window, "sink_tokens": sink_tokens,
+        "bias": bias, "mask": mask, "softcap": softcap, "scale": scale,
+        "k_transformed": k_transformed, "x": x, "q_x": q_x, "q_features": q_features,
+        "k_features": k_features, "return_lse": return_lse,
+    }  # fmt: skip
     xp = xp or namespace(q=q, k=k, v=v)
     check_shapes(q, k, v, xp=xp)
-    work = working_dtype([q, k, v, x, *named(params).values()], xp=xp)
-    call = prepare(
-        xp.astype(q, work), xp.astype(k, work), xp.astype(v, work), scheme, params, causal,
-        q_pos=q_pos, k_pos=k_pos, q_seg=q_seg, k_seg=k_seg, window=window, scale=scale,
-        k_transformed=k_transformed, x=x, q_coords=q_coords, k_coords=k_coords, xp=xp,
-    )  # fmt: skip
-    return xp.astype(dense(call), q.dtype)
+    work = working_dtype([q, k, v, *floats(options), *named(params).values()], xp=xp)
+    q_wide, k_wide, v_wide = (xp.astype(a, work) for a in (q, k, v))
+    call = prepare(q_wide, k_wide, v_wide, scheme, params, causal, xp=xp, **options)
+    out, lse = attend(_PATHS, call, path)
+    out = xp.astype(out, q.dtype)
+    return (out, lse) if return_lse else out
 
 
-def dense(call: Call) -> Array:
-    """Attention by its definition, with the whole of the scores in memory, in the working float."""
+def dense(call: Call) -> tuple[Array, Array]:
+    """Attention by its definition, with the whole of the scores in memory, in the working float.
+
+    ``(B, H, Q, Dv)``, and the log of the sum of ``exp(score)``, ``(B, H, Q)``: the lowest finite
+    number where nothing is seen. The sink of a call is not in it.
+    """
     xp = call.xp
     batch, heads, q_len, dim = call.q.shape
     kv_heads = call.k.shape[1]
@@ -100,17 +151,26 @@ def dense(call: Call) -> Array:
     # then the highest score less itself is not 0, but the rounding of the product.
     grouped = xp.reshape(q * call.scale, (batch, kv_heads, -1, q_len, dim))
     scores = xp.matmul(grouped, xp.matrix_transpose(k)[:, :, None, :, :])
-    scores = xp.reshape(scores, (batch, heads, q_len, -1))
+    scores = call.capped(xp.reshape(scores, (batch, heads, q_len, -1)))
+    if "adjust_scores" in call.scheme.hooks():
+        at = column(call.query.where), row(call.key.where)
+        params = call.views()
+        scores = call.scheme.adjust_scores(scores, *at, visible=seen, params=params, xp=xp)
     if bias is not None:
         scores = scores + bias
     if seen is not None:
         # No finite score is lower, so that the highest of a row is one of those that are seen.
         scores = xp.where(seen, scores, xp.finfo(scores.dtype).min)
-    weights = xp.exp(scores - xp.max(scores, axis=-1, keepdims=True))
+    highest = xp.max(scores, axis=-1, keepdims=True)
+    weights = xp.exp(scores - highest)
     if seen is not None:
         weights = xp.where(seen, weights, 0.0)
     total = xp.sum(weights, axis=-1, keepdims=True)
-    weights = weights / xp.where(total == 0, 1.0, total)
+    some = xp.where(total == 0, 1.0, total)
+    weights = weights / some
     weights = xp.reshape(weights, (batch, kv_heads, -1, q_len, weights.shape[-1]))
-    out = xp.matmul(weights, v[:, :, None, :, :])
-    return xp.reshape(out, (batch, heads, q_len, -1))
+    out = xp.reshape(xp.matmul(weights, v[:, :, None, :, :]), (batch, heads, q_len, -1))
+    return out, (highest + xp.log(some))[..., 0]
+
+
+_PATHS = (Path("reference", dense, rows=True),)

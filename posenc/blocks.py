@@ -11,7 +11,7 @@ from typing import TypeAlias
 from array_api_compat import device
 
 from posenc.call import Call
-from posenc.protocol import Array, Namespace
+from posenc.protocol import Array, Namespace, Window
 
 Range: TypeAlias = tuple[Array, Array]
 """Lowest and highest of every block, each ``(B or 1, n)``."""
@@ -21,11 +21,16 @@ def meeting(call: Call, block: int) -> tuple[Array, Array]:
     """Pairs of blocks ``(B or 1, nq, nk)`` that may hold a visible pair of a query and a key, and
     those in which all pairs are visible.
     """
-    q_pos, k_pos = (range_of(p, block, call.xp) for p in (call.q_pos, call.k_pos))
+    query, key = call.query, call.key
+    q_pos, k_pos = (range_of(side.pos, block, call.xp) for side in (query, key))
     q_seg, k_seg = (
-        None if s is None else range_of(s, block, call.xp) for s in (call.q_seg, call.k_seg)
+        None if side.seg is None else range_of(side.seg, block, call.xp) for side in (query, key)
     )
-    return between(q_pos, k_pos, q_seg, k_seg, causal=call.causal, window=call.window, xp=call.xp)
+    some, every = between(
+        q_pos, k_pos, q_seg, k_seg,
+        causal=call.causal, window=call.window, sink_tokens=call.sink_tokens, xp=call.xp,
+    )  # fmt: skip
+    return some, every if call.mask is None else every & False
 
 
 def between(
@@ -35,7 +40,8 @@ def between(
     k_seg: Range | None,
     *,
     causal: bool,
-    window: int | None,
+    window: Window | None,
+    sink_tokens: int = 0,
     xp: Namespace,
 ) -> tuple[Array, Array]:
     """What ``meeting`` returns, from the ranges of positions and segments."""
@@ -45,13 +51,26 @@ def between(
     if causal:
         some, every = some & (k_low <= q_high), every & (k_high <= q_low)
     if window is not None:
-        nearest, farthest = q_low - k_high, q_high - k_low
-        some = some & (nearest < window) & (farthest > -window)
-        every = every & (farthest < window) & (nearest > -window)
+        inside, whole = _inside(q_low - k_high, q_high - k_low, window, some)
+        if sink_tokens:
+            inside = inside | ((k_high >= 0) & (k_low < sink_tokens))
+            whole = whole | ((k_low >= 0) & (k_high < sink_tokens))
+        some, every = some & inside, every & whole
     if q_seg is not None and k_seg is not None:
         (q_low, q_high), (k_low, k_high) = _facing(q_seg, k_seg)
         some = some & (q_low <= k_high) & (k_low <= q_high)
         every = every & (q_low == k_high) & (k_low == q_high)
+    return some, every
+
+
+def _inside(nearest: Array, farthest: Array, window: Window, like: Array) -> tuple[Array, Array]:
+    """Whether any, and whether every ``q_pos - k_pos`` between two ends is inside of a window."""
+    left, right = window
+    some = every = like | True
+    if left is not None:
+        some, every = some & (nearest <= left), every & (farthest <= left)
+    if right is not None:
+        some, every = some & (farthest >= -right), every & (nearest >= -right)
     return some, every
 
 

@@ -8,30 +8,45 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import FrameType
-from typing import Any
+from typing import Any, Unpack
 
-from array_api_compat import array_namespace, device
+from array_api_compat import device
 
-from posenc.checks import check_finite, check_flag, check_scheme, check_window
+from posenc.arguments import Given, check_heads, check_shapes, namespace, of_pairs, sides
+from posenc.checks import (
+    check_count,
+    check_finite,
+    check_flag,
+    check_positive,
+    check_scheme,
+    check_window,
+)
 from posenc.evaluate import (
     attention_part,
     bias_tile,
     column,
     embeds_only,
-    is_gated,
+    has_bias,
+    has_features,
     row,
     transform,
     transforms,
 )
-from posenc.gates import coordinates
-from posenc.params import check_params, head_count, is_floating, merged, named, working_dtype
-from posenc.positions import as_integers, as_positions, visible
-from posenc.protocol import Array, Namespace, PositionScheme, SchemeWarning
-
-SWAPPED = (
-    "are the axes of heads and tokens swapped? NumPy and PyTorch take (B, H, L, D), "
-    "JAX (B, L, H, D)"
+from posenc.masks import FirstTokens, Mask, as_mask, check_answer
+from posenc.options import Options, floats
+from posenc.params import (
+    Params,
+    check_params,
+    merged,
+    named,
+    on_tile,
+    per_head,
+    working_dtype,
 )
+from posenc.positions import visible
+from posenc.protocol import Array, Namespace, PositionScheme, Role, SchemeWarning, Window
+from posenc.side import Side
+from posenc.token_features import side_features
 
 
 @dataclass(frozen=True)
@@ -46,16 +61,25 @@ class Call:
         ``(B, H, Q, D)``, ``(B, Hk, K, D)``, ``(B, Hk, K, Dv)``; q and k already transformed.
     arrays
         Learned params and constants, whole, in the working float.
-    q_pos, k_pos
-        Integers, ``(L,)`` or ``(B, L)``; ``aligned`` if they are the default.
-    q_seg, k_seg
-        Segments, or None.
-    q_coords, k_coords
-        Coordinates ``(B, H, L)`` of a gated scheme, or None.
-    causal, window, scale
-        As asked for; ``scale`` completed.
+    query, key
+        Positions, segments, places and features of each side; ``aligned`` if positions are the
+        default.
+    causal, window, sink_tokens
+        As asked for; a window is ``(left, right)``, or None.
+    scale, softcap
+        Completed; None for no cap.
+    added
+        The caller's own bias, ``(B or 1, H or 1, Q, K)``, or None.
+    mask
+        The caller's own mask: booleans likewise, or a function of positions and segments, or None.
+    sink
+        A logit of no key in each query's denominator, ``(B or 1, H or 1, Q or 1)``, or None.
+    wants_lse
+        Whether a log-sum-exp is asked for.
     skip_blocks
         Whether a path may leave out what ``posenc.negligible`` proves to round to nothing.
+    regions
+        Calls of the parts that serve different distances; empty where this call serves all.
     """
 
     scheme: PositionScheme
@@ -65,38 +89,63 @@ class Call:
     k: Array
     v: Array
     arrays: Mapping[str, Array]
-    q_pos: Array
-    k_pos: Array
+    query: Side
+    key: Side
     aligned: bool
-    q_seg: Array | None
-    k_seg: Array | None
-    q_coords: Array | None
-    k_coords: Array | None
     causal: bool
-    window: int | None
+    window: Window | None
+    sink_tokens: int
     scale: float
+    softcap: float | None = None
+    added: Array | None = None
+    mask: Array | Mask | None = None
+    sink: Array | None = None
+    wants_lse: bool = False
     skip_blocks: bool = True
+    regions: tuple[Call, ...] = ()
+
+    @property
+    def in_order(self) -> bool:
+        """Whether positions are the default and stand for places too."""
+        return self.aligned and self.query.places is None
+
+    @property
+    def plain(self) -> bool:
+        """Whether the caller brings no bias, no mask and no cap of scores."""
+        return self.added is None and self.mask is None and self.softcap is None
+
+    @property
+    def needs_lse(self) -> bool:
+        """Whether a log-sum-exp is asked for, or a sink is put in by it."""
+        return self.wants_lse or self.sink is not None
+
+    def views(self) -> Params:
+        """Params and features as ``bias`` reads them on the whole of the scores."""
+        return per_head(
+            self.scheme, self.arrays, dtype=self.dtype, xp=self.xp,
+            query=on_tile(self.query.features, "query", xp=self.xp),
+            key=on_tile(self.key.features, "key", xp=self.xp),
+        )  # fmt: skip
 
     def bias(self) -> Array | None:
         """The whole bias, ``(B or 1, H or 1, Q, K)``, in the working float; None without one."""
-        at: tuple[Array, Array]
-        if self.q_coords is None:
-            at = column(self.q_pos), row(self.k_pos)
-        else:
-            assert self.k_coords is not None
-            at = self.q_coords[..., :, None], self.k_coords[..., None, :]
-        return bias_tile(self.scheme, *at, self.arrays, dtype=self.dtype, xp=self.xp)
+        own = bias_tile(
+            self.scheme,
+            column(self.query.where),
+            row(self.key.where),
+            self.arrays,
+            query=self.query.features,
+            key=self.key.features,
+            dtype=self.dtype,
+            xp=self.xp,
+        )
+        if own is None or self.added is None:
+            return self.added if own is None else own
+        return own + self.added
 
     def visible(self) -> Array | None:
-        """Which query sees which key, ``(B or 1, 1, Q, K)`` booleans; None if each sees all."""
-        segments = (None, None) if self.q_seg is None else (column(self.q_seg), row(self.k_seg))
-        return visible(
-            column(self.q_pos),
-            row(self.k_pos),
-            *segments,
-            causal=self.causal,
-            window=self.window,
-        )
+        """Which query sees which key, booleans ``(B or 1, H or 1, Q, K)``; None: each sees all."""
+        return seen_between(self, self.query, self.key, self.mask)
 
     def allowed_bias(self) -> tuple[Array | None, Array | None]:
         """Bias and visibility, with a bias of ``-inf`` turned into "not visible" and 0."""
@@ -107,6 +156,30 @@ class Call:
         seen = finite if seen is None else seen & finite
         return self.xp.where(finite, bias, 0.0), seen
 
+    def capped(self, scores: Array) -> Array:
+        """``softcap * tanh(scores / softcap)``, or the scores."""
+        if self.softcap is None:
+            return scores
+        return self.softcap * self.xp.tanh(scores / self.softcap)
+
+
+def seen_between(call: Call, query: Side, key: Side, mask: Array | Mask | None) -> Array | None:
+    """Which of some queries see which of some keys, ``(B or 1, H or 1, Q, K)``; None: all see all.
+
+    ``mask`` is the caller's, for these queries and keys if it is an array.
+    """
+    at = column(query.pos), row(key.pos)
+    segments: tuple[Array | None, Array | None] = None, None
+    if query.seg is not None and key.seg is not None:
+        segments = column(query.seg), row(key.seg)
+    seen = visible(
+        *at, *segments, causal=call.causal, window=call.window, sink_tokens=call.sink_tokens
+    )
+    if mask is None:
+        return seen
+    own = mask(*at, *segments) if isinstance(mask, Mask) else mask
+    return own if seen is None else seen & own
+
 
 def prepare(
     q: Array,
@@ -116,33 +189,22 @@ def prepare(
     params: Mapping[str, Array] | None = None,
     causal: bool = False,
     *,
-    q_pos: Array | None = None,
-    k_pos: Array | None = None,
-    q_seg: Array | None = None,
-    k_seg: Array | None = None,
-    window: int | None = None,
-    scale: float | None = None,
-    k_transformed: bool = False,
-    x: Array | None = None,
-    q_coords: Array | None = None,
-    k_coords: Array | None = None,
     skip_blocks: bool = True,
     xp: Namespace | None = None,
+    **options: Unpack[Options],
 ) -> Call:
     """The arguments of ``attention``, checked and completed: where every path begins."""
     xp = xp or namespace(q=q, k=k, v=v)
     check_scheme(scheme)
     check_shapes(q, k, v, xp=xp)
-    heads, q_len, k_len = q.shape[1], q.shape[2], k.shape[2]
-    declared = head_count(scheme)
-    # Compared one by one: torch's compiler answers "in" wrongly for symbols.
-    if declared is not None and declared != 1 and declared != heads:
-        hint = f"; {SWAPPED}" if declared == q_len else ""
-        raise ValueError(f"q has {heads} heads, the scheme num_heads={declared}: {scheme}{hint}")
-    work = working_dtype([q, k, v, x, *named(params).values()], xp=xp)
+    check_heads(scheme, q)
+    given = Given(options)
+    work = working_dtype([q, k, v, *floats(options), *named(params).values()], xp=xp)
     scheme, params = _in_attention(scheme, params, xp=xp)
-    aligned = check_pair("q_pos", q_pos, "k_pos", k_pos)
-    q_at, k_at = _aligned(q_len, k_len, q, xp) if aligned else (q_pos, k_pos)
+    aligned, query, key = sides(q, k, given, scheme, xp)
+    mask = as_mask(given.mask, q, k, xp)
+    if isinstance(mask, Mask):
+        check_answer(mask, query, key, xp)
     call = Call(
         scheme=scheme,
         xp=xp,
@@ -151,45 +213,185 @@ def prepare(
         k=k,
         v=v,
         arrays=merged(scheme, params, dtype=work, device=device(q), xp=xp),
-        q_pos=q_at if aligned else as_positions("q_pos", q_at, device=device(q), xp=xp),
-        k_pos=k_at if aligned else as_positions("k_pos", k_at, device=device(q), xp=xp),
+        query=query,
+        key=key,
         aligned=aligned,
-        q_seg=None,
-        k_seg=None,
-        q_coords=None,
-        k_coords=None,
         causal=check_flag("causal", causal),
-        window=check_window(window),
-        scale=check_finite("scale", scheme.scale(q.shape[3]) if scale is None else scale),
+        window=check_window(given.window),
+        # No position is 2**30, and to compare with 2**31 takes more than 32 bits.
+        sink_tokens=min(check_count("sink_tokens", given.sink_tokens, least=0), 2**30),
+        scale=check_finite(
+            "scale", scheme.scale(q.shape[3]) if given.scale is None else given.scale
+        ),
+        softcap=None if given.softcap is None else check_positive("softcap", given.softcap),
+        added=of_pairs("bias", given.bias, q, k, work, xp),
+        mask=mask,
+        wants_lse=check_flag("return_lse", given.return_lse),
         skip_blocks=check_flag("skip_blocks", skip_blocks),
     )
-    if not check_pair("q_seg", q_seg, "k_seg", k_seg):
-        call = replace(
-            call,
-            q_seg=as_integers("q_seg", q_seg, device=device(q), xp=xp),
-            k_seg=as_integers("k_seg", k_seg, device=device(q), xp=xp),
-        )
-    _check_lengths(call)
-    if is_gated(scheme):
-        call = _with_coordinates(call, x, params, q_coords, k_coords)
-    elif q_coords is not None or k_coords is not None:
-        raise ValueError(
-            f"{type(scheme).__name__} has no gates; q_coords and k_coords are for FoX-like schemes"
-        )
     if (advice := scheme.caution(causal=call.causal)) is not None:
         _warn(scheme, advice, xp)
-    q = transform(scheme, q, call.q_pos, role="query", params=params, xp=xp)
-    if not check_flag("k_transformed", k_transformed):
-        k = transform(scheme, k, call.k_pos, role="key", params=params, xp=xp)
-    elif aligned and transforms(scheme):
-        _warn(scheme, _CACHE, xp)
-    return replace(call, q=q, k=k)
+    if has_features(scheme):
+        call = _with_features(call, given)
+    elif given.q_features is not None or given.k_features is not None:
+        name = "k_features" if given.q_features is None else "q_features"
+        raise ValueError(f"{type(scheme).__name__} has no features of tokens: leave out {name}")
+    if "sink" in scheme.hooks():
+        found = scheme.sink(column(call.query.where), params=call.views(), xp=xp)
+        call = replace(call, sink=None if found is None else _of_queries(found, work, xp))
+    if "regions" in scheme.hooks():
+        return _in_regions(call, params, causal, skip_blocks, options)
+    return _transformed(call, params, given.k_transformed)
+
+
+def _of_queries(sink: Array, dtype: Any, xp: Namespace) -> Array:
+    """A sink ``(B or 1, H or 1, Q or 1)``, from what broadcasts to ``(B, H, Q, 1)``."""
+    missing = (1,) * (4 - len(sink.shape))
+    return xp.astype(xp.reshape(sink, (*missing, *sink.shape))[..., 0], dtype, copy=False)
+
+
+def _with_features(call: Call, given: Given) -> Call:
+    """The call with features of both sides, computed or as given."""
+    query, key = side_features(
+        call.scheme,
+        Params(call.arrays, call.dtype),
+        (call.q, call.k),
+        (call.query, call.key),
+        given=(given.q_features, given.k_features),
+        x=given.x,
+        q_x=given.q_x,
+        aligned=call.aligned,
+        k_transformed=given.k_transformed,
+        scale=call.scale,
+        xp=call.xp,
+    )
+    return replace(
+        call,
+        query=call.query._replace(features=query),
+        key=call.key._replace(features=key),
+    )
+
+
+def _transformed(call: Call, params: Mapping[str, Array] | None, k_transformed: bool) -> Call:
+    """The call with queries and keys as seen from their places, and what a bias reads of them."""
+    scheme, xp = call.scheme, call.xp
+    q, k, query, key = call.q, call.k, call.query, call.key
+    if transforms(scheme):
+        q = _seen_from(scheme, q, query, "query", params, xp)
+        if not k_transformed:
+            k = _seen_from(scheme, k, key, "key", params, xp)
+        elif call.aligned:
+            _warn(scheme, _CACHE, xp)
+    return replace(call, q=q, k=k, query=_for_bias(scheme, query), key=_for_bias(scheme, key))
+
+
+def _seen_from(
+    scheme: PositionScheme,
+    x: Array,
+    side: Side,
+    role: Role,
+    params: Mapping[str, Array] | None,
+    xp: Namespace,
+) -> Array:
+    return transform(
+        scheme,
+        x,
+        side.pos,
+        role=role,
+        params=params,
+        axes=side.places,
+        features=side.features,
+        xp=xp,
+    )
+
+
+def _for_bias(scheme: PositionScheme, side: Side) -> Side:
+    """What a bias reads of a side: its places as a feature where there are several axes."""
+    read = scheme.reads_features() or "adjust_scores" in scheme.hooks()
+    features = side.features if read else {}
+    if scheme.axes == 1:
+        return side._replace(features=features)
+    if side.places is not None and features is side.features and has_bias(scheme):
+        places = side.places[None, ...] if len(side.places.shape) == 2 else side.places
+        features = {**features, "places": places[:, None, :, :]}
+    return side._replace(places=None, features=features)
+
+
+def _in_regions(
+    call: Call,
+    params: Mapping[str, Array] | None,
+    causal: bool,
+    skip_blocks: bool,
+    options: Options,
+) -> Call:
+    """The call, with one for each region of distances."""
+    if options.get("k_transformed", False):
+        raise ValueError(
+            f"k_transformed=True: {type(call.scheme).__name__} transforms keys in several ways; "
+            "cache them as they are"
+        )
+    parts, regions = [], call.scheme.regions()
+    _check_apart(type(call.scheme).__name__, regions)
+    for part, window in regions:
+        own = {name: array for name, array in named(params).items() if name in part.param_specs()}
+        inner: Options = {
+            **options, "window": None, "sink_tokens": 0, "return_lse": False, "scale": call.scale
+        }  # fmt: skip
+        if not has_features(part):  # those of a sink around this one are not its own
+            inner |= {"q_features": None, "k_features": None}
+        made = prepare(
+            call.q, call.k, call.v, part, own, causal, skip_blocks=skip_blocks, xp=call.xp, **inner
+        )
+        # Merged by their log-sum-exp.
+        parts.append(replace(_within(call, made, window), wants_lse=True))
+    return replace(call, regions=tuple(parts))
+
+
+def _check_apart(name: str, regions: tuple[tuple[PositionScheme, Window], ...]) -> None:
+    """No distance is in two regions: its keys would be counted twice."""
+    ends = []
+    for _, window in regions:
+        if not isinstance(window, tuple) or len(window) != 2:
+            raise ValueError(f"{name}: the window of a region must be (left, right), got {window}")
+        left, right = window
+        ends.append((-math.inf if right is None else -right, math.inf if left is None else left))
+    for n, (low, high) in enumerate(ends):
+        for other, (low_too, high_too) in enumerate(ends[:n]):
+            if max(low, low_too) <= min(high, high_too):
+                both = f"{regions[other][1]} and {regions[n][1]}"
+                raise ValueError(f"{name}: windows of regions must not overlap, got {both}")
+
+
+def _within(call: Call, part: Call, window: Window) -> Call:
+    """A part of a call that serves a window, inside of the window and first tokens of the call."""
+    if call.window is None or not call.sink_tokens:
+        return replace(part, window=_narrowed(call.window, window))
+    # First tokens are inside of the caller's window, not of a region's: one region has each pair.
+    mask = call.mask
+    if mask is None or isinstance(mask, Mask):
+        own = FirstTokens(call.window, call.sink_tokens, mask)
+        return replace(part, window=window, mask=Mask(own, mask is not None and mask.with_segments))
+    at = column(call.query.pos), row(call.key.pos)
+    seen = visible(*at, window=call.window, sink_tokens=call.sink_tokens)
+    return replace(part, window=window, mask=mask if seen is None else mask & seen)
+
+
+def _narrowed(outer: Window | None, inner: Window) -> Window:
+    """What is inside of both windows."""
+    if outer is None:
+        return inner
+    left, right = (
+        a if b is None else b if a is None else min(a, b) for a, b in zip(outer, inner, strict=True)
+    )
+    return left, right
 
 
 _CACHE = (
     "k_transformed=True without q_pos and k_pos takes k for all keys from position 0 on; give the "
     "positions, or a cache that dropped its first keys is wrong"
 )
+
+
 _EMBEDS = (
     "it acts on token embeddings alone, so attention adds nothing; give it tokens to which "
     "posenc.embedding(scheme, pos) was added, and posenc.NoPE() here"
@@ -222,107 +424,3 @@ def _warn(scheme: PositionScheme, advice: str, xp: Namespace) -> None:
 
 def _is_ours(frame: FrameType) -> bool:
     return str(frame.f_globals.get("__name__")).partition(".")[0].startswith("posenc")
-
-
-def namespace(**arrays: Array) -> Namespace:
-    """The Array API namespace of all arrays."""
-    for name, array in arrays.items():
-        if not hasattr(array, "shape"):
-            raise TypeError(f"{name} must be an array, got {type(array).__name__}")
-    return array_namespace(*arrays.values())
-
-
-def check_shapes(q: Array, k: Array, v: Array, *, xp: Namespace) -> None:
-    """Four axes each, floating, sizes that fit together."""
-    for name, array in (("q", q), ("k", k), ("v", v)):
-        if not hasattr(array, "shape"):
-            raise TypeError(f"{name} must be an array, got {type(array).__name__}")
-        if len(array.shape) != 4:
-            raise ValueError(f"{name} must have 4 axes, got shape {tuple(array.shape)}")
-        if 0 in array.shape:
-            raise ValueError(f"{name} has an axis of length 0: {tuple(array.shape)}")
-        if not is_floating(array, xp):
-            raise TypeError(f"{name} must be floating, of {xp.__name__}, got {array.dtype}")
-    sizes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)} as (B, H, L, D)"
-    if not q.shape[0] == k.shape[0] == v.shape[0]:
-        raise ValueError(f"q, k and v differ in batch size: {sizes}")
-    if k.shape[1] != v.shape[1] or k.shape[2] != v.shape[2]:
-        raise ValueError(f"k and v differ in heads or length: {sizes}")
-    if q.shape[3] != k.shape[3]:
-        raise ValueError(f"q and k differ in head_dim: {sizes}")
-    if q.shape[1] % k.shape[1]:
-        hint = f"; {SWAPPED}" if q.shape[2] % k.shape[2] == 0 else ""
-        raise ValueError(f"the heads of q are no multiple of those of k and v: {sizes}{hint}")
-
-
-def _aligned(q_len: int, k_len: int, like: Array, xp: Namespace) -> tuple[Array, Array]:
-    if q_len > k_len:
-        raise ValueError(
-            f"q has length {q_len}, k only {k_len}: give q_pos and k_pos, the default aligns ends"
-        )
-    k_pos = xp.arange(k_len, dtype=xp.int32, device=device(like))
-    return k_pos[k_len - q_len :], k_pos
-
-
-def check_pair(q_name: str, q: Array | None, k_name: str, k: Array | None) -> bool:
-    """Both or neither is given: True for neither; one alone is a ``ValueError``."""
-    if (q is None) != (k is None):
-        given, missing = (q_name, k_name) if k is None else (k_name, q_name)
-        raise ValueError(f"{given} is given without {missing}; give both or neither")
-    return q is None
-
-
-def _check_lengths(call: Call) -> None:
-    """Positions and segments fit q and k."""
-    batch, q_len, k_len = call.q.shape[0], call.q.shape[2], call.k.shape[2]
-    sides = {"q_pos": q_len, "k_pos": k_len, "q_seg": q_len, "k_seg": k_len}
-    heads = {"q": call.q.shape[1], "k": call.k.shape[1]}
-    for name, length in sides.items():
-        array = getattr(call, name)
-        if array is None:
-            continue
-        if array.shape[-1] != length:
-            hint = f"; {SWAPPED}" if array.shape[-1] == heads[name[0]] else ""
-            raise ValueError(f"{name} has length {array.shape[-1]}, {name[0]} has {length}{hint}")
-        if len(array.shape) == 2 and array.shape[0] != 1 and array.shape[0] != batch:
-            raise ValueError(f"{name} has batch {array.shape[0]}, {name[0]} has {batch}")
-
-
-def _with_coordinates(
-    call: Call,
-    x: Array | None,
-    params: Mapping[str, Array] | None,
-    q_coords: Array | None,
-    k_coords: Array | None,
-) -> Call:
-    """Coordinates from hidden states, or as given."""
-    xp, q_len = call.xp, call.q.shape[2]
-    if check_pair("q_coords", q_coords, "k_coords", k_coords):
-        if x is None:
-            raise ValueError(
-                f"{type(call.scheme).__name__} has gates: give the hidden states x (B, K, C) "
-                "of the keys, or q_coords and k_coords"
-            )
-        if len(x.shape) != 3 or (x.shape[0], x.shape[1]) != (call.k.shape[0], call.k.shape[2]):
-            expected = (call.k.shape[0], call.k.shape[2], "C")
-            raise ValueError(f"x must be (B, K, C) = {expected}, got {tuple(x.shape)}")
-        in_order = call.aligned and call.k_seg is None
-        where = {} if in_order else {"pos": call.k_pos, "seg": call.k_seg}
-        k_coords = coordinates(call.scheme, x, params, xp=xp, **where)
-        if k_coords is None:
-            return call
-        if in_order:
-            q_coords = k_coords[..., k_coords.shape[-1] - q_len :]
-        else:
-            q_coords = coordinates(
-                call.scheme, x, params, xp=xp, **where, at_pos=call.q_pos, at_seg=call.q_seg
-            )
-    for name, coords, tokens in (("q_coords", q_coords, call.q), ("k_coords", k_coords, call.k)):
-        if coords is None or not hasattr(coords, "shape"):
-            raise TypeError(f"{name} must be an array (B, H, L), got {type(coords).__name__}")
-        expected = (tokens.shape[0], call.q.shape[1], tokens.shape[2])
-        if tuple(coords.shape) != expected:
-            raise ValueError(f"{name} must be (B, H, L) = {expected}, got {tuple(coords.shape)}")
-    return replace(
-        call, q_coords=xp.astype(q_coords, call.dtype), k_coords=xp.astype(k_coords, call.dtype)
-    )

@@ -17,10 +17,10 @@ from posenc.params import init_params
 from posenc.protocol import Array, PositionScheme
 from posenc.schemes import SIZES, maker_of, schemes
 
-_SIZES = {"num_heads": 4, "head_dim": 16, "max_len": 64, "dim": 64}
-_PLACES = ("embedding", "transform", "bias", "gate")
+_SIZES = {"num_heads": 4, "head_dim": 16, "max_len": 64, "train_len": 64, "dim": 64}
+_PLACES = ("embedding", "transform", "bias", "features", "sink", "whole rows", "regions")
 _HEAD, _PAPER = ("scheme", "enters as", "learned", "relative", "fused as"), "paper (arXiv)"
-_WIDTH, _LONGEST_NAME = 100, 20
+_WIDTH, _LONGEST_NAME, _LONGEST_ENTERED = 100, 20, 33
 
 
 @dataclass(frozen=True)
@@ -34,16 +34,17 @@ class Row:
     title
         First line of the docstring of the scheme's class.
     enters
-        Where position enters: of ``"embedding"``, ``"transform"``, ``"bias"``, ``"gate"`` those
-        that the class writes.
+        Where position enters: of ``"embedding"``, ``"transform"``, ``"bias"``, ``"features"``,
+        ``"sink"``, ``"whole rows"``, ``"regions"`` those that the scheme has.
     learned
         Whether it has learned arrays.
     relative
         Whether attention sees differences of positions alone. A bias declares it; a transform is
-        measured; embeddings and gates are not relative.
+        measured; embeddings, whole rows and features of hidden states are not relative.
     fusable
         How a fused kernel takes it: ``"score_mod"`` and ``"key bias"``, ``"before attention"``,
-        ``"row-local gate"``, or ``"as is"`` where there is nothing to take.
+        ``"merged parts"``, ``"log-sum-exp"`` for a sink alone, ``"reference only"``, or ``"as is"``
+        where there is nothing to take.
     paper
         Authors, year and arXiv number.
     error
@@ -183,7 +184,7 @@ def _row(name: str, maker: Callable[..., PositionScheme]) -> Row:
     try:
         scheme = maker(**_SIZES)
         check_scheme(scheme)
-        enters = tuple(place for place in _PLACES if _writes(scheme, place))
+        enters = _enters(scheme)
         return Row(
             name=name,
             title=_title(type(scheme)),
@@ -197,8 +198,12 @@ def _row(name: str, maker: Callable[..., PositionScheme]) -> Row:
         return Row(name, error=f"{type(error).__name__}: {error}")
 
 
-def _writes(scheme: PositionScheme, method: str) -> bool:
-    return getattr(type(scheme), method) is not getattr(PositionScheme, method)
+def _enters(scheme: PositionScheme) -> tuple[str, ...]:
+    hooks = scheme.hooks()
+    found = {place for place in _PLACES if place in hooks}
+    found |= {"features"} if evaluate.has_features(scheme) else set()
+    found |= {"whole rows"} if "adjust_scores" in hooks else set()
+    return tuple(place for place in _PLACES if place in found)
 
 
 def _title(kind: type) -> str:
@@ -208,8 +213,12 @@ def _title(kind: type) -> str:
 
 
 def _is_relative(scheme: PositionScheme, enters: tuple[str, ...]) -> bool:
-    if not enters or "embedding" in enters or "gate" in enters:
+    content = {"embedding", "whole rows"} & set(enters) or "hidden_features" in scheme.hooks()
+    if not {"transform", "bias", "regions"} & set(enters) or content:
         return False
+    if "regions" in enters:
+        parts = (part for part, _ in scheme.regions())
+        return all(_is_relative(part, _enters(part)) for part in parts)
     if "bias" in enters and not scheme.relative:
         return False
     return "transform" not in enters or _turns_relative(scheme)
@@ -233,11 +242,15 @@ def _turns_relative(scheme: PositionScheme) -> bool:
 
 
 def _fusable(scheme: PositionScheme, enters: tuple[str, ...]) -> str:
-    if "gate" in enters:
-        return "row-local gate"
+    if "whole rows" in enters:
+        return "reference only"
+    if "regions" in enters:
+        return "merged parts"
     if "bias" in enters:
-        return "score_mod, key bias" if _writes(scheme, "key_bias") else "score_mod"
-    return "before attention" if enters else "as is"
+        return "score_mod, key bias" if "key_bias" in scheme.hooks() else "score_mod"
+    if "transform" in enters or "embedding" in enters:
+        return "before attention"
+    return "log-sum-exp" if "sink" in enters else "as is"
 
 
 def _cells(row: Row) -> tuple[str, ...]:
@@ -245,4 +258,6 @@ def _cells(row: Row) -> tuple[str, ...]:
     if row.error is not None:
         return name, "error", "", "", ""
     learned, relative = ("yes" if yes else "no" for yes in (row.learned, row.relative))
-    return name, ", ".join(row.enters) or "nothing", learned, relative, row.fusable
+    entered = ", ".join(row.enters) or "nothing"
+    entered = textwrap.shorten(entered, _LONGEST_ENTERED, placeholder=" …")
+    return name, entered, learned, relative, row.fusable

@@ -55,10 +55,10 @@ def check_positive(name: str, value: Any) -> float:
     """``value`` as a finite float above zero."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be a number, got {value!r}")
-    number = float(value)
-    if not (math.isfinite(number) and number > 0):
+    number: Any = value
+    if not 0 < number < math.inf:  # torch's compiler knows no isfinite of a symbol
         raise ValueError(f"{name} must be finite and greater than 0, got {value!r}")
-    return number
+    return float(number)
 
 
 def check_flag(name: str, value: Any) -> bool:
@@ -68,13 +68,28 @@ def check_flag(name: str, value: Any) -> bool:
     return value
 
 
-def check_window(value: Any) -> int | None:
-    """A window as an int; None for none, and for one that is wider than any two positions."""
+def check_window(value: Any) -> tuple[int | None, int | None] | None:
+    """A window as ``(left, right)``: how far back and ahead a query sees; None for no bound.
+
+    A width ``W`` is ``(W - 1, W - 1)``. None: no window.
+    """
     if value is None:
         return None
-    width = check_count("window", value)
+    if not isinstance(value, tuple | list):
+        width = check_count("window", value)
+        left, right = _bound(width - 1), _bound(width - 1)
+    elif len(value) == 2:
+        left, right = (
+            None if side is None else _bound(check_count("window", side, least=0)) for side in value
+        )
+    else:
+        raise ValueError(f"window must be a width or (left, right), got {value!r}")
+    return None if left is None and right is None else (left, right)
+
+
+def _bound(distance: int) -> int | None:
     # No two positions are 2**31 apart, and to compare with that takes more than 32 bits.
-    return width if width < 2**31 else None
+    return distance if distance < 2**31 - 1 else None
 
 
 def check_finite(name: str, value: Any) -> float:
@@ -89,7 +104,7 @@ def check_finite(name: str, value: Any) -> float:
 
 def check_scheme(scheme: Any) -> None:
     """An instance of a scheme, not its class, its name, or something else."""
-    if isinstance(scheme, type) or not hasattr(scheme, "param_specs"):
+    if isinstance(scheme, type) or not hasattr(scheme, "hooks"):
         raise TypeError(
             f"scheme must be an instance of a PositionScheme, such as posenc.NoPE(), got {scheme!r}"
         )

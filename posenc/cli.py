@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import re
 import shutil
 import sys
 import typing
@@ -113,10 +114,14 @@ def _compare(options: dict[str, Any]) -> int:
 
 
 def _show_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("scheme", help="a name of `posenc list`, with options as rope:base=500000")
+    parser.add_argument(
+        "scheme",
+        help="a name of `posenc list`, with options as rope:base=500000, or a sum as rope+alibi",
+    )
     parser.add_argument("--length", type=int, default=128, help="positions (default: 128)")
     parser.add_argument("--heads", type=int, default=8, help="heads (default: 8)")
     parser.add_argument("--head-dim", type=int, default=64, help="channels a head (default: 64)")
+    parser.add_argument("--train-len", type=int, help="training length, for what depends on it")
     parser.add_argument("--out", help="ends in .png, .svg or .pdf (default: SCHEME.png)")
 
 
@@ -126,16 +131,20 @@ def _show(options: dict[str, Any]) -> int:
 
     label, length = options["scheme"], check_count("length", options["length"])
     heads, head_dim = options["heads"], options["head_dim"]
-    part, *others = parse(label)
-    if others:
-        raise ValueError(f"show draws one scheme, got {label!r}")
-    scheme = part.make(num_heads=heads, head_dim=head_dim, dim=heads * head_dim, max_len=length)
+    layer, *others = parse(label)
+    if others or layer.window is not None:
+        what = "layers in turn" if others else "a window"
+        raise ValueError(f"show draws one scheme, or a sum as rope+alibi; {label!r} has {what}")
+    sizes = {"num_heads": heads, "head_dim": head_dim, "dim": heads * head_dim, "max_len": length}
+    if options["train_len"] is not None:
+        sizes["train_len"] = options["train_len"]
+    scheme = layer.make(**sizes)
     print(draw(scheme, options["out"] or f"{_plain(label)}.png", length=length, title=label))
     return 0
 
 
 def _plain(label: str) -> str:
-    return "".join(c if c.isalnum() else "-" for c in label.lower())
+    return re.sub(r"[\W_]+", "-", label.lower())
 
 
 def _list_options(parser: argparse.ArgumentParser) -> None:

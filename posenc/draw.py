@@ -11,16 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from array_api_compat import array_namespace
 
 from posenc import evaluate, picture
+from posenc.call import Call, prepare
 from posenc.checks import check_count, check_scheme
-from posenc.params import head_count, init_params, merged
+from posenc.params import head_count, init_params
 from posenc.picture import Figure, Panel
 from posenc.protocol import Array, PositionScheme
+from posenc.token_features import hidden_width
 
 _MOST_HEADS = 8
-_GATE, _STEEP = -0.1, 10.0
+_STEEP = 10.0
 _HIDDEN = "0.88"
 _CELLS = {"aspect": "equal", "interpolation": "nearest"}
 _ADDED = "added to the scaled scores"
@@ -121,15 +122,27 @@ class _Drawn:
         return np.unique(np.linspace(0, self.length - 1, count).round().astype(np.int64))
 
     def bias(self, q: Array, k: Array) -> Array | None:
-        """``(H, Q, K)`` or None; for a constant gate where the bias stands on gates."""
-        if not evaluate.is_gated(self.scheme):
+        """``(H, Q, K)`` or None; of random tokens where the bias reads features."""
+        if not evaluate.reads_features(self.scheme):
             return evaluate.bias(self.scheme, q, k, self.params, dtype=np.float64)
-        xp = array_namespace(k)
-        arrays = merged(self.scheme, self.params, dtype=np.float64, device="cpu", xp=xp)
-        at = evaluate.column(_GATE * q), evaluate.row(_GATE * k)
-        value = evaluate.bias_tile(self.scheme, *at, arrays, dtype=np.float64, xp=xp)
-        shape = 1, head_count(self.scheme) or 1, len(q), len(k)
+        call = self._of_random_tokens(1 + int(max(q.max(), k.max())))
+        query, key = call.query.of(q), call.key.of(k)
+        value = evaluate.bias_tile(
+            self.scheme, evaluate.column(query.where), evaluate.row(key.where), call.arrays,
+            query=query.features, key=key.features, dtype=call.dtype, xp=call.xp,
+        )  # fmt: skip
+        shape = 1, call.q.shape[1], len(q), len(k)
         return None if value is None else np.broadcast_to(value, shape)[0]
+
+    def _of_random_tokens(self, length: int) -> Call:
+        """A call of attention whose vectors and hidden states are normal, the same each time."""
+        heads, width = head_count(self.scheme) or 1, getattr(self.scheme, "head_dim", 64)
+        rng = np.random.default_rng(0)
+        # Token by token, so that a longer picture begins with the same.
+        q, k = rng.standard_normal((length, 2, heads, width)).transpose(1, 2, 0, 3)[:, None]
+        hidden = hidden_width(self.scheme, self.params)
+        x = np.random.default_rng(1).standard_normal((1, length, hidden)) if hidden else None
+        return prepare(q, k, k, self.scheme, self.params, x=x)
 
     def embedding(self, pos: Array) -> Array | None:
         """``(L, dim)`` or None."""
@@ -160,8 +173,10 @@ def _bias_panel(drawn: _Drawn) -> list[Panel]:
     assert line is not None
 
     def paint(figure: Figure) -> None:
-        gate = f"depends on content; here of a constant gate, coordinates {_GATE:g} · position"
-        picture.heading(figure, f"Bias: {gate if evaluate.is_gated(drawn.scheme) else _ADDED}")
+        content = "depends on content; here of random tokens"
+        picture.heading(
+            figure, f"Bias: {content if evaluate.reads_features(drawn.scheme) else _ADDED}"
+        )
         wide = min(6.2, 0.9 + 2.7 * len(heads))
         left, right = figure.subfigures(1, 2, width_ratios=(wide, picture.WIDTH - wide))
         present = _bias_maps(left, drawn, {str(h + 1): values[h] for h in heads})

@@ -8,10 +8,22 @@ from typing import Any
 from array_api_compat import array_namespace, device
 
 from posenc.checks import check_scheme
-from posenc.params import Params, SharedKeys, head_count, merged, named, per_head, working_dtype
-from posenc.positions import as_positions
-from posenc.protocol import Array, Namespace, PositionScheme, Role
+from posenc.params import (
+    Features,
+    Params,
+    SharedKeys,
+    head_count,
+    merged,
+    named,
+    on_tile,
+    per_head,
+    working_dtype,
+)
+from posenc.positions import as_places, as_positions
+from posenc.protocol import HOOKS, Array, Namespace, PositionScheme, Role
 from posenc.schemes.nope import NoPE
+
+_NONE: Mapping[str, Array] = {}
 
 
 def bias(
@@ -28,7 +40,8 @@ def bias(
     Parameters
     ----------
     scheme
-        A scheme whose bias depends on positions; a gated one needs ``posenc.attention``.
+        A scheme whose bias depends on positions; one that reads features of tokens needs
+        ``posenc.attention``.
     q_pos, k_pos
         Integer positions, ``(L,)`` or ``(B, L)``.
     params
@@ -53,10 +66,10 @@ def bias(
     xp = xp or array_namespace(q_pos, k_pos)
     q_at, k_at = (as_positions(n, p, xp=xp) for n, p in (("q_pos", q_pos), ("k_pos", k_pos)))
     batch = check_batches(q_pos=q_at, k_pos=k_at)
-    if is_gated(scheme):
+    if reads_features(scheme):
         raise ValueError(
-            f"the bias of {type(scheme).__name__} depends on gates, not on positions alone; "
-            "posenc.coordinates gives its coordinates"
+            f"the bias of {type(scheme).__name__} depends on features of tokens, not on positions "
+            "alone; posenc.attention computes them"
         )
     arrays, work = arrays_for(scheme, params, like=q_at, dtype=dtype, xp=xp)
     batched = len(q_at.shape) == 2 or len(k_at.shape) == 2
@@ -74,18 +87,27 @@ def bias_tile(
     k: Array,
     arrays: Mapping[str, Array],
     *,
+    query: Mapping[str, Array] = _NONE,
+    key: Mapping[str, Array] = _NONE,
     dtype: Any,
     xp: Namespace,
 ) -> Array | None:
     """The bias of every head on a tile: ``(B, H, Q, K)``, or with any of ``B, H`` equal to 1.
 
-    ``q (B or 1, H or 1, Q, 1)`` and ``k (B or 1, H or 1, 1, K)`` are positions, or coordinates of a
-    gated scheme; ``arrays`` are learned params and constants, whole, in the working ``dtype``.
+    ``q (B or 1, 1, Q, 1)`` and ``k (B or 1, 1, 1, K)`` are positions; ``arrays`` are learned params
+    and constants, whole, in the working ``dtype``; ``query`` and ``key`` are features ``(B, H, L)``
+    or ``(B, H, L, M)`` of these tokens.
     """
-    specs, views = scheme.param_specs(), per_head(scheme, arrays, dtype=dtype, xp=xp)
+    specs = scheme.param_specs()
+    views = per_head(
+        scheme, arrays, dtype=dtype, xp=xp,
+        query=on_tile(query, "query", xp=xp), key=on_tile(key, "key", xp=xp),
+    )  # fmt: skip
     own = [a.shape[0] for n, a in arrays.items() if n not in specs or specs[n].per_head]
+    own += [a.shape[1] for side in (query, key) for a in side.values() if a.shape[1] != 1]
     heads = own[0] if own else head_count(scheme) or 1
-    return scheme_bias(scheme, q, k, views, heads=heads, xp=xp)
+    batch = max([1, *(a.shape[0] for side in (query, key) for a in side.values())])
+    return scheme_bias(scheme, q, k, views, heads=heads, batch=batch, xp=xp)
 
 
 def scheme_bias(
@@ -95,10 +117,11 @@ def scheme_bias(
     params: Mapping[str, Array],
     *,
     heads: int = 1,
+    batch: int = 1,
     xp: Namespace,
 ) -> Array | None:
     """What the scheme's own ``bias`` answers, which has the shape of its arguments, with ``heads``,
-    of which a tile may have a part.
+    of which a tile may have a part, and with the ``batch`` of its features.
 
     Raises
     ------
@@ -111,7 +134,7 @@ def scheme_bias(
     name = f"the bias of {type(scheme).__name__}"
     if not hasattr(value, "shape"):
         raise TypeError(f"{name} must be an array, got {value!r}")
-    if not _fits(tuple(value.shape), heads, q.shape, k.shape):
+    if not _fits(tuple(value.shape), heads, batch, q.shape, k.shape):
         sizes = tuple(a.shape[axis] for a, axis in ((q, -2), (k, -1)) if len(a.shape) > 1)
         raise ValueError(
             f"{name} has shape {tuple(value.shape)} for q {tuple(q.shape)} and k {tuple(k.shape)}: "
@@ -120,15 +143,16 @@ def scheme_bias(
     return value
 
 
-def _fits(found: tuple[int, ...], heads: int, *given: tuple[int, ...]) -> bool:
-    """Whether a bias has no axis and no size but its arguments' own, and the heads."""
+def _fits(found: tuple[int, ...], heads: int, batch: int, *given: tuple[int, ...]) -> bool:
+    """Whether a bias has no axis and no size but its arguments' own, the heads and the batch."""
     most = max(len(shape) for shape in given)
     if len(found) > (most if most < 2 else max(most, 3)):
         return False
     for axis in range(-len(found), 0):
         size = found[axis]
         own = any(len(shape) >= -axis and size == shape[axis] for shape in given)
-        if not (size == 1 or own or (axis == -3 and size == heads)):
+        other = {-3: heads, -4: batch}.get(axis)
+        if not (size == 1 or own or size == other):
             return False
     return True
 
@@ -140,6 +164,8 @@ def transform(
     *,
     role: Role,
     params: Mapping[str, Array] | None = None,
+    axes: Array | None = None,
+    features: Mapping[str, Array] | None = None,
     xp: Namespace | None = None,
 ) -> Array:
     """Queries or keys as seen from their positions; ``x`` itself where a scheme changes nothing.
@@ -153,6 +179,12 @@ def transform(
         Integer positions ``(L,)``, or ``(B, L)`` with ``B`` the first axis of ``x``.
     role
         ``"query"`` or ``"key"``.
+    axes
+        Places ``(L, axes)`` or ``(B, L, axes)`` that stand for positions here. Default: the
+        position on every axis of the scheme.
+    features
+        Features of these tokens that the transform reads, ``(B, H, L)`` or ``(B, H, L, M)``; see
+        ``posenc.features``.
 
     Returns
     -------
@@ -172,18 +204,33 @@ def transform(
             f"pos has {at.shape[-1]} positions, x (..., L, D) = {tuple(x.shape)} has "
             f"L = {x.shape[-2]}{hint}"
         )
-    if len(at.shape) == 2:
+    if axes is not None:
+        at = as_places("axes", axes, scheme.axes, x.shape[-2], device=device(x), xp=xp)
+    several = scheme.axes > 1
+    if several and axes is None:
+        at = everywhere(at, scheme.axes, xp=xp)
+    if len(at.shape) == 2 + several:
         if len(x.shape) < 3 or (at.shape[0] != 1 and at.shape[0] != x.shape[0]):
             raise ValueError(
                 f"pos {tuple(at.shape)} needs x (B, ..., L, D) of the same B, got {tuple(x.shape)}"
             )
-        at = xp.reshape(at, (at.shape[0], *[1] * (len(x.shape) - 3), at.shape[1]))
+        at = xp.reshape(at, (at.shape[0], *[1] * (len(x.shape) - 3), *at.shape[1:]))
     arrays, work = arrays_for(scheme, params, like=x, dtype=x.dtype, xp=xp)
-    views = per_head(scheme, arrays, dtype=work, xp=xp)
+    views = per_head(scheme, arrays, dtype=work, xp=xp, rows=True)
+    own_features = Features(features or {}, role)
+    if role == "query":
+        views.query = own_features
+    else:
+        views.key = own_features
     heads, own = head_count(scheme), x.shape[-3] if len(x.shape) > 2 else 1
     if heads is not None and heads != 1 and own != heads:
-        views = SharedKeys(views, work, heads=heads, own=own)
+        views = SharedKeys(views, heads=heads, own=own)
     return scheme.transform(x, at, role=role, params=views, xp=xp)
+
+
+def everywhere(pos: Array, axes: int, *, xp: Namespace) -> Array:
+    """Positions ``(..., L)`` as places ``(..., L, axes)``: the position on every axis."""
+    return xp.broadcast_to(pos[..., None], (*pos.shape, axes))
 
 
 def embedding(
@@ -191,17 +238,22 @@ def embedding(
     pos: Array,
     params: Mapping[str, Array] | None = None,
     *,
+    axes: Array | None = None,
     dtype: Any = None,
     xp: Namespace | None = None,
 ) -> Array | None:
     """What a scheme adds to token embeddings: ``(..., dim)`` for ``pos (L,)`` or ``(B, L)``.
 
-    ``dtype`` is that of the result; default float64 if a param is, else float32. None without an
-    embedding.
+    ``axes`` are places ``(L, axes)`` or ``(B, L, axes)`` that stand for positions here. ``dtype``
+    is that of the result; default float64 if a param is, else float32. None without an embedding.
     """
     check_scheme(scheme)
     xp = xp or array_namespace(pos)
     at = as_positions("pos", pos, xp=xp)
+    if axes is not None:
+        at = as_places("axes", axes, scheme.axes, at.shape[-1], device=device(at), xp=xp)
+    elif scheme.axes > 1:
+        at = everywhere(at, scheme.axes, xp=xp)
     arrays, work = arrays_for(scheme, params, like=at, dtype=dtype, xp=xp)
     value = scheme.embedding(at, params=Params(arrays, work), xp=xp)
     return None if value is None else _cast(value, dtype, xp)
@@ -209,14 +261,15 @@ def embedding(
 
 def has_embedding(scheme: PositionScheme) -> bool:
     """Whether a scheme acts on token embeddings."""
-    return type(scheme).embedding is not PositionScheme.embedding
+    return "embedding" in scheme.hooks()
 
 
 def embeds_only(scheme: PositionScheme) -> bool:
     """Whether a scheme acts on token embeddings and has nothing that attention could use."""
-    hooks, kind = ("transform", "gate", "bias", "key_bias", "scale"), type(scheme)
-    used = any(getattr(kind, hook) is not getattr(PositionScheme, hook) for hook in hooks)
-    return has_embedding(scheme) and not used
+    return "embedding" in scheme.hooks() and not scheme.hooks() & IN_ATTENTION
+
+
+IN_ATTENTION = frozenset(HOOKS) - {"embedding", "at_length"}
 
 
 def attention_part(
@@ -231,12 +284,22 @@ def attention_part(
 
 def transforms(scheme: PositionScheme) -> bool:
     """Whether a scheme changes queries and keys."""
-    return type(scheme).transform is not PositionScheme.transform
+    return "transform" in scheme.hooks()
 
 
-def is_gated(scheme: PositionScheme) -> bool:
-    """Whether the bias stands on gates instead of integer positions."""
-    return type(scheme).gate is not PositionScheme.gate
+def has_bias(scheme: PositionScheme) -> bool:
+    """Whether a scheme has the hook for a bias."""
+    return "bias" in scheme.hooks()
+
+
+def has_features(scheme: PositionScheme) -> bool:
+    """Whether a scheme has features of tokens."""
+    return bool(scheme.hooks() & {"hidden_features", "query_features", "key_features"})
+
+
+def reads_features(scheme: PositionScheme) -> bool:
+    """Whether the bias may read features of tokens, or places on several axes."""
+    return scheme.reads_features()
 
 
 def check_batches(**positions: Array) -> int:

@@ -9,35 +9,36 @@ from __future__ import annotations
 from array_api_compat import device
 
 from posenc.call import Call
-from posenc.evaluate import bias_tile, is_gated, row
-from posenc.params import per_head
+from posenc.evaluate import bias_tile, has_bias, reads_features, row
 from posenc.positions import visible
-from posenc.protocol import Array, Namespace, PositionScheme
-
-
-def has_bias(scheme: PositionScheme) -> bool:
-    """Whether a scheme has the hook for a bias."""
-    return type(scheme).bias is not PositionScheme.bias
+from posenc.protocol import Array, Namespace
 
 
 def by_distance(call: Call) -> Array | None:
     """The bias at every distance there is, ``(H or 1, Q + K - 1)``; see ``distances``.
 
-    None unless the scheme is relative and positions are the default. What a causal mask or a window
-    hides is in it too.
+    None unless the scheme is relative, positions are the default, and nothing else is added. What a
+    causal mask or a window hides is in it too.
     """
     scheme, xp = call.scheme, call.xp
-    if not (scheme.relative and call.aligned and has_bias(scheme)) or is_gated(scheme):
+    if not has_distances(call):
         return None
     at = distances(call)[None, None, None, :]
     tile = bias_tile(scheme, xp.zeros_like(at), at, call.arrays, dtype=call.dtype, xp=xp)
     return None if tile is None else xp.reshape(_wide(tile, at, xp), (-1, at.shape[-1]))
 
 
+def has_distances(call: Call) -> bool:
+    """Whether the bias is a function of the distance alone, at every distance there is."""
+    scheme = call.scheme
+    own = scheme.relative and has_bias(scheme) and not reads_features(scheme)
+    return own and call.in_order and call.added is None
+
+
 def distances(call: Call) -> Array:
     """``k_pos - q_pos`` between aligned queries and keys: ``1 - K .. Q - 1``."""
     q_len, k_len = call.q.shape[2], call.k.shape[2]
-    steps = call.xp.arange(q_len + k_len - 1, dtype=call.k_pos.dtype, device=device(call.k_pos))
+    steps = call.xp.arange(q_len + k_len - 1, dtype=call.key.pos.dtype, device=device(call.key.pos))
     return steps - (k_len - 1)
 
 
@@ -51,14 +52,20 @@ def seen_by_distance(call: Call) -> Array:
 def by_key(call: Call) -> Array | None:
     """``w(k)`` of every key, ``(B or 1, H or 1, K)``, where the bias is ``u(q) + w(k)``.
 
-    None unless the call is causal and the scheme has a key bias.
+    None unless the call is causal, the scheme has a key bias, and a bias reads positions: of places
+    that are given, later ones may be visible.
     """
-    if not (call.causal and has_bias(call.scheme)):
+    if not has_key_bias(call):
         return None
-    at = row(call.k_pos) if call.k_coords is None else call.k_coords[..., None, :]
-    views = per_head(call.scheme, call.arrays, dtype=call.dtype, xp=call.xp)
-    found = call.scheme.key_bias(at, params=views, xp=call.xp)
+    at = row(call.key.pos)
+    found = call.scheme.key_bias(at, params=call.views(), xp=call.xp)
     return None if found is None else _wide(found, at, call.xp)[..., 0, :]
+
+
+def has_key_bias(call: Call) -> bool:
+    """Whether ``by_key`` may have an answer."""
+    own = {"bias", "key_bias"} <= call.scheme.hooks()
+    return own and call.causal and call.query.places is None and call.added is None
 
 
 def _wide(bias: Array, at: Array, xp: Namespace) -> Array:

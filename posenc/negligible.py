@@ -20,8 +20,8 @@ from array_api_compat import device
 
 from posenc.blocks import highest, walled
 from posenc.call import Call
-from posenc.evaluate import is_gated
-from posenc.lowerings import by_distance, by_key, has_bias, seen_by_distance
+from posenc.evaluate import reads_features
+from posenc.lowerings import by_distance, by_key, has_distances, has_key_bias, seen_by_distance
 from posenc.positions import visible
 from posenc.protocol import Array, PositionScheme
 
@@ -73,16 +73,14 @@ def negligible(call: Call, block: int, *, whole: Array | None = None) -> Array |
 
 def is_possible(call: Call) -> bool:
     """Whether the bias has a form that ``negligible`` can judge, whatever its values."""
-    scheme = call.scheme
-    keyed = call.causal and type(scheme).key_bias is not PositionScheme.key_bias
-    near = scheme.relative and call.aligned and not is_gated(scheme)
-    return has_bias(scheme) and not _is_table(scheme) and (keyed or near)
+    judged = has_key_bias(call) or has_distances(call)
+    # The caller's own mask or cap may change what a query's own key adds to its sum.
+    return judged and call.plain and call.sink_tokens == 0 and not _is_table(call.scheme)
 
 
 def _is_table(scheme: PositionScheme) -> bool:
-    return any(s.per_head and len(s.shape) > 1 for s in scheme.param_specs().values()) and not (
-        is_gated(scheme)
-    )
+    tables = any(s.per_head and len(s.shape) > 1 for s in scheme.param_specs().values())
+    return tables and not reads_features(scheme)
 
 
 def _scores(call: Call, own: Array) -> tuple[Array, Array]:
@@ -105,11 +103,10 @@ def _scores(call: Call, own: Array) -> tuple[Array, Array]:
     score = call.scale * xp.vecdot(q, k[:, :, None, first:, :], axis=-1)
     score = xp.reshape(score, (batch, heads, q_len)) + own
     segments: tuple[Array, ...] = ()
-    if call.q_seg is not None and call.k_seg is not None:
-        segments = call.q_seg, call.k_seg[..., first:]
-    seen = visible(
-        call.q_pos, call.k_pos[..., first:], *segments, causal=call.causal, window=call.window
-    )
+    query, key = call.query, call.key.of(slice(first, None))
+    if query.seg is not None and key.seg is not None:
+        segments = query.seg, key.seg
+    seen = visible(query.pos, key.pos, *segments, causal=call.causal, window=call.window)
     if seen is None:
         return reach, score
     seen = seen[None, None, :] if len(seen.shape) == 1 else seen[:, None, :]

@@ -9,15 +9,50 @@ import numpy as np
 from array_api_compat import device, is_numpy_namespace
 
 from posenc.checks import check_scheme, nearest
-from posenc.protocol import Array, Namespace, PositionScheme
+from posenc.protocol import Array, Namespace, PositionScheme, Role
+
+
+class Features(Mapping[str, Array]):
+    """Features of the queries or the keys, by name, as a method of a scheme reads them."""
+
+    def __init__(self, found: Mapping[str, Array], role: str) -> None:
+        self._found, self._role = found, role
+
+    def __getitem__(self, name: str) -> Array:
+        if name not in self._found:
+            there = ", ".join(self._found) or "none"
+            raise KeyError(f"{name!r} is no feature of the {self._role}; there are: {there}")
+        return self._found[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._found)
+
+    def __len__(self) -> int:
+        return len(self._found)
 
 
 class Params(Mapping[str, Array]):
-    """What a scheme's methods receive as ``params``: arrays by name, and the working ``dtype``."""
+    """What a scheme's methods receive as ``params``: arrays by name, and the working ``dtype``.
 
-    def __init__(self, arrays: Mapping[str, Array], dtype: Any) -> None:
+    ``query`` and ``key`` are features of the tokens on each side, by name.
+    """
+
+    def __init__(
+        self,
+        arrays: Mapping[str, Array],
+        dtype: Any,
+        query: Mapping[str, Array] | None = None,
+        key: Mapping[str, Array] | None = None,
+    ) -> None:
         self._arrays = dict(arrays)
         self.dtype = dtype
+        # Made here: torch's compiler cannot hold one that is a default of every call.
+        self.query = Features({}, "query") if query is None else query
+        self.key = Features({}, "key") if key is None else key
+
+    def of(self, role: Role) -> Mapping[str, Array]:
+        """Features of one side: what a transform of queries, or of keys, may read."""
+        return self.query if role == "query" else self.key
 
     def __getitem__(self, name: str) -> Array:
         if name not in self._arrays:
@@ -37,8 +72,8 @@ class Params(Mapping[str, Array]):
 class SharedKeys(Params):
     """Params of a transform of keys that several heads share: what is one head's own has no key."""
 
-    def __init__(self, arrays: Mapping[str, Array], dtype: Any, *, heads: int, own: int) -> None:
-        super().__init__(arrays, dtype)
+    def __init__(self, params: Params, *, heads: int, own: int) -> None:
+        super().__init__(params, params.dtype, params.query, params.key)
         self._heads, self._own = heads, own
 
     def __getitem__(self, name: str) -> Array:
@@ -51,6 +86,48 @@ class SharedKeys(Params):
         return found
 
 
+class TokenTable:
+    """``(B, H, L, M)``: a table of each query or key, which answers ``table[index]`` on a tile.
+
+    ``index`` is an integer, or integers that broadcast to ``(B, H, Q, K)``; so does the answer.
+    """
+
+    def __init__(self, array: Array, xp: Namespace, role: Role) -> None:
+        self._array, self._xp, self._of_keys = array, xp, role == "key"
+        self.shape, self.dtype = (array.shape[-1],), array.dtype
+
+    def __len__(self) -> int:
+        return int(self.shape[0])
+
+    def _no_array(self, what: str) -> TypeError:
+        return TypeError(
+            f"a feature with a table of {self.shape[0]} numbers per token is read by index, "
+            f"params.query[name][i] with an integer or integers; it is no array for {what}"
+        )
+
+    def __getitem__(self, index: Any) -> Array:
+        xp, table = self._xp, self._array
+        if isinstance(index, slice | tuple | list) or index is None or index is Ellipsis:
+            raise self._no_array(f"an index of {index!r}")
+        if isinstance(index, int):
+            found = table[..., index]
+            return found[..., None, :] if self._of_keys else found[..., :, None]
+        if len(index.shape) != 4:
+            raise IndexError(
+                "an index of a feature's table must be an integer, or come from q and k, which are "
+                f"(B or 1, 1, Q, 1) and (B or 1, 1, 1, K); got shape {tuple(index.shape)}"
+            )
+        if self._of_keys:
+            index = xp.matrix_transpose(index)
+        heads = [max(a, b) for a, b in zip(table.shape[:2], index.shape[:2], strict=True)]
+        rows = table.shape[2]
+        index = xp.broadcast_to(index, (*heads, rows, index.shape[3]))
+        table = xp.broadcast_to(table, (*heads, rows, table.shape[3]))
+        index = index if index.dtype == xp.int64 else xp.astype(index, xp.arange(1).dtype)
+        found = xp.take_along_axis(table, index, axis=-1)
+        return xp.matrix_transpose(found) if self._of_keys else found
+
+
 class HeadTable:
     """A per-head array ``(H, n, ...)`` that answers ``table[index, ...]`` for every head at once.
 
@@ -58,10 +135,15 @@ class HeadTable:
     head where ``(H, 1, 1)`` puts it. So a scheme that speaks of one head serves all of them. It is
     no array: arithmetic, slices and functions of arrays are a ``TypeError`` that says what to
     write. ``len`` is ``n``; iteration over a table of one axis gives ``table[0], table[1], ...``.
+
+    ``rows``: it is read by a transform, where ``table[:]`` is ``(H, 1, n, ...)``, which fits
+    ``x (B, H, L, D)``.
     """
 
-    def __init__(self, array: Array, xp: Namespace, name: str = "table") -> None:
-        self._array, self._xp, self._name = array, xp, name
+    def __init__(
+        self, array: Array, xp: Namespace, name: str = "table", *, rows: bool = False
+    ) -> None:
+        self._array, self._xp, self._name, self._rows = array, xp, name, rows
         self.shape, self.dtype = tuple(array.shape[1:]), array.dtype
 
     def __len__(self) -> int:
@@ -89,6 +171,8 @@ class HeadTable:
 
     def __getitem__(self, index: Any) -> Array:
         indices = index if isinstance(index, tuple) else (index,)
+        if self._rows and isinstance(index, slice) and index == slice(None):
+            return self._array[:, None, ...]
         for one in indices:
             if one is None or one is Ellipsis or isinstance(one, slice | list):
                 raise self._no_array(f"an index of {one!r}")
@@ -113,7 +197,7 @@ class HeadTable:
 def _refusing(what: str) -> Callable[..., Any]:
     """A method that tells who uses a table as an array what to write instead."""
 
-    def refuse(self: HeadTable, *_: Any, **__: Any) -> Any:
+    def refuse(self: HeadTable | TokenTable, *_: Any, **__: Any) -> Any:
         raise self._no_array(what)
 
     return refuse
@@ -122,7 +206,7 @@ def _refusing(what: str) -> Callable[..., Any]:
 def _refuse_torch(kind: type, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
     given = [*args, *(kwargs or {}).values()]
     given += [each for one in given if isinstance(one, tuple | list) for each in one]
-    table = next(each for each in given if isinstance(each, HeadTable))
+    table = next(each for each in given if isinstance(each, HeadTable | TokenTable))
     raise table._no_array(getattr(function, "__name__", "a function of torch"))
 
 
@@ -131,15 +215,17 @@ _OPERATORS = {
     "matmul": "@",
 }  # fmt: skip
 _COMPARISONS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "neg": "-", "abs": "abs"}
-for _name, _sign in _OPERATORS.items():
-    setattr(HeadTable, f"__{_name}__", _refusing(_sign))
-    setattr(HeadTable, f"__r{_name}__", _refusing(_sign))
-for _name, _sign in _COMPARISONS.items():
-    setattr(HeadTable, f"__{_name}__", _refusing(_sign))
-# What NumPy and PyTorch ask of an argument that is none of their arrays; JAX says so by itself.
-HeadTable.__array__ = _refusing("a function of NumPy")  # type: ignore[attr-defined]
-HeadTable.__array_ufunc__ = _refusing("a function of NumPy")  # type: ignore[attr-defined]
-HeadTable.__torch_function__ = classmethod(_refuse_torch)  # type: ignore[attr-defined]
+_KINDS: tuple[Any, ...] = (HeadTable, TokenTable)
+for _kind in _KINDS:
+    for _name, _sign in _OPERATORS.items():
+        setattr(_kind, f"__{_name}__", _refusing(_sign))
+        setattr(_kind, f"__r{_name}__", _refusing(_sign))
+    for _name, _sign in _COMPARISONS.items():
+        setattr(_kind, f"__{_name}__", _refusing(_sign))
+    # What NumPy and PyTorch ask of an argument that is none of their arrays; JAX says so by itself.
+    _kind.__array__ = _refusing("a function of NumPy")
+    _kind.__array_ufunc__ = _refusing("a function of NumPy")
+    _kind.__torch_function__ = classmethod(_refuse_torch)
 
 
 def init_params(
@@ -157,12 +243,12 @@ def init_params(
     return {name: np.asarray(value, dtype=np.float32) for name, value in draws.items()}
 
 
-def named(params: Mapping[str, Array] | None) -> Mapping[str, Array]:
+def named(params: Mapping[str, Array] | None, what: str = "params") -> Mapping[str, Array]:
     """``params`` themselves, or none; a ``TypeError`` for what has no names."""
     if params is None:
         return {}
     if not hasattr(params, "keys"):
-        raise TypeError(f"params must map names to arrays, got {type(params).__name__}")
+        raise TypeError(f"{what} must map names to arrays, got {type(params).__name__}")
     return params
 
 
@@ -226,10 +312,31 @@ def merged(
     return learned | fixed
 
 
+def on_tile(features: Mapping[str, Array], role: Role, *, xp: Namespace) -> Features:
+    """Features ``(B, H, L)`` and ``(B, H, L, M)`` as ``bias`` reads them on a tile of all heads."""
+
+    def view(array: Array) -> Any:
+        if len(array.shape) == 4:
+            return TokenTable(array, xp, role)
+        return array[..., None, :] if role == "key" else array[..., :, None]
+
+    return Features({name: view(array) for name, array in features.items()}, role)
+
+
 def per_head(
-    scheme: PositionScheme, arrays: Mapping[str, Array], *, dtype: Any, xp: Namespace
+    scheme: PositionScheme,
+    arrays: Mapping[str, Array],
+    *,
+    dtype: Any,
+    xp: Namespace,
+    query: Mapping[str, Array] | None = None,
+    key: Mapping[str, Array] | None = None,
+    rows: bool = False,
 ) -> Params:
-    """Merged arrays as ``bias``, ``key_bias`` and ``transform`` receive them, all heads at once."""
+    """Merged arrays as ``bias``, ``key_bias`` and ``transform`` receive them, all heads at once.
+
+    ``rows``: a transform reads them, and may ask a table for whole rows.
+    """
     specs = scheme.param_specs()
 
     def view(name: str, array: Array) -> Array:
@@ -237,9 +344,10 @@ def per_head(
             return array
         if len(array.shape) == 1:
             return xp.reshape(array, (-1, 1, 1))
-        return HeadTable(array, xp, name)
+        return HeadTable(array, xp, name, rows=rows)
 
-    return Params({name: view(name, array) for name, array in arrays.items()}, dtype)
+    views = {name: view(name, array) for name, array in arrays.items()}
+    return Params(views, dtype, query, key)
 
 
 def float_dtype(params: Mapping[str, Array], xp: Namespace) -> Any:

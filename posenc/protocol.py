@@ -15,6 +15,7 @@ from posenc.checks import python_fields, python_number
 Array: TypeAlias = Any  # an array of any Array API library, a tracer, or a kernel's tile
 Namespace: TypeAlias = Any  # the Array API namespace that computes on it
 Role = Literal["query", "key"]
+Window: TypeAlias = "tuple[int | None, int | None]"
 Initializer: TypeAlias = "Callable[[np.random.Generator, tuple[int, ...]], np.ndarray[Any, Any]]"
 
 
@@ -46,6 +47,12 @@ class SchemeWarning(UserWarning):
     """A call that is allowed, and that probably does not do what it was written for."""
 
 
+HOOKS = (
+    "embedding", "transform", "hidden_features", "query_features", "key_features", "bias",
+    "key_bias", "adjust_scores", "sink", "regions", "scale", "at_length",
+)  # fmt: skip
+
+
 class PositionScheme:
     """Base class of positional encodings.
 
@@ -55,10 +62,26 @@ class PositionScheme:
     never lengths, indices or masks. Hyperparameters live in ``self``, as Python's own numbers:
     those of NumPy are converted before ``__post_init__`` sees them. Learned arrays arrive in
     ``params``, together with ``constants()``. ``xp`` is the Array API namespace.
+
+    What else a scheme wants to know of a token are *features*: named numbers or tables that the
+    library computes once per token, from hidden states (``hidden_features``) or from the query or
+    key vector (``query_features``, ``key_features``). ``bias`` and ``key_bias`` find those of the
+    query in ``params.query`` and those of the key in ``params.key``; ``transform`` finds those of
+    its own tokens in ``params.of(role)``.
     """
 
     relative: ClassVar[bool] = False
-    """``bias`` depends on ``k_pos - q_pos`` alone."""
+    """``bias`` depends on ``k_pos - q_pos`` and on features, not on the positions themselves."""
+
+    axes: ClassVar[int] = 1
+    """How many coordinates place a token. With several, ``transform`` and ``embedding`` receive
+    places ``(..., L, axes)`` instead of positions; ``bias`` finds them in
+    ``params.query["places"][axis]`` and ``params.key["places"][axis]``. Positions stay one integer
+    per token: they alone decide order, masks, sums and caches."""
+
+    cumulative: ClassVar[tuple[str, ...]] = ()
+    """Names of key-side features that the library sums in the order of positions, within a segment.
+    Both sides then read the sum up to their own position under this name."""
 
     shared: ClassVar[bool] = False
     """One set of learned params serves every layer of a model (T5), instead of one set a layer."""
@@ -66,13 +89,31 @@ class PositionScheme:
     paper: ClassVar[str] = ""
     """Authors, year and arXiv number, for the catalogue."""
 
+    _hooks: ClassVar[frozenset[str]] = frozenset()
+
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
+        if hasattr(cls, "gate"):
+            raise TypeError(
+                f"{cls.__name__}.gate: a gate is a feature now; return {{name: (B, H, L)}} from "
+                "hidden_features, and list the name in cumulative"
+            )
+        cls._hooks = frozenset(
+            name for name in HOOKS if getattr(cls, name) is not getattr(PositionScheme, name)
+        )
         if "__post_init__" in cls.__dict__:
             cls.__post_init__ = _with_python_fields(cls.__post_init__)  # type: ignore[method-assign]
 
     def __post_init__(self) -> None:
         python_fields(self)
+
+    def reads_features(self) -> bool:
+        """Whether ``bias`` may read features of tokens, or places on several axes.
+
+        A combination answers for its parts. Without, a relative bias is a table of distances.
+        """
+        features = {"hidden_features", "query_features", "key_features"}
+        return "bias" in self.hooks() and (self.axes > 1 or bool(features & self.hooks()))
 
     def param_specs(self) -> Mapping[str, ParamSpec]:
         """Learned arrays by name."""
@@ -91,18 +132,44 @@ class PositionScheme:
     ) -> Array:
         """Queries or keys ``x (..., L, D)`` as seen from ``pos``, broadcast to ``(..., L)``.
 
-        Each token and each head by itself, and finite at any position. A number a head arrives
-        as ``(H, 1, 1)``, which fits ``pos[..., None]``; keys that heads share have none.
+        Each token and each head by itself, and finite at any position. A number per head arrives
+        as ``(H, 1, 1)``, which fits ``pos[..., None]``; of a per-head array with more axes,
+        ``params[name][:]`` is ``(H, 1, ...)``, which fits ``x``. Shared keys have neither.
+        With several ``axes``, ``pos`` are places ``(..., L, axes)``. Features of the tokens are in
+        ``params.of(role)``, ``(B, H, L)`` or ``(B, H, L, M)``.
         """
         return x
 
-    def gate(self, x: Array, *, params: Mapping[str, Array], xp: Namespace) -> Array | None:
-        """One number a token and head, ``(..., L, H)``, from hidden states ``x (..., L, C)``.
+    def hidden_features(
+        self, x: Array, *, role: Role, params: Mapping[str, Array], xp: Namespace
+    ) -> Mapping[str, Array]:
+        """Features of tokens from their hidden states ``x (B, L, C)``, by name.
 
-        Row-local. The library sums gates in the order of positions; ``bias`` and ``key_bias`` then
-        receive the sums as coordinates instead of integer positions. None: no gate.
+        A number per head and token ``(B, H, L)``, or a table per head and token ``(B, H, L, M)``.
+        Each token by itself. ``role`` says which side asks: keys are asked for what ``params.key``
+        shall have and for ``cumulative`` features; queries for what ``params.query`` shall have
+        beside those. ``params`` are whole arrays.
         """
-        return None
+        return {}
+
+    def query_features(
+        self, q: Array, pos: Array, *, scale: float, params: Mapping[str, Array], xp: Namespace
+    ) -> Mapping[str, Array]:
+        """Features of queries from their own vectors ``q (B, H, Q, D)``, before ``transform``.
+
+        Shapes as in ``hidden_features``. ``pos`` are positions, or places ``(..., Q, axes)``, and
+        fit ``(B, H, Q)``; ``scale`` is what scores are multiplied by. ``params`` are whole arrays.
+        """
+        return {}
+
+    def key_features(
+        self, k: Array, pos: Array, *, scale: float, params: Mapping[str, Array], xp: Namespace
+    ) -> Mapping[str, Array]:
+        """Features of keys from their own vectors ``k (B, Hk, K, D)``, before ``transform``.
+
+        As ``query_features``; ``Hk`` may be fewer heads than ``H``, and answers may have either.
+        """
+        return {}
 
     def bias(
         self, q: Array, k: Array, *, params: Mapping[str, Array], xp: Namespace
@@ -111,6 +178,8 @@ class PositionScheme:
 
         Elementwise in its broadcast arguments, closing over no arrays. Per-head numbers in
         ``params`` arrive 0-d or shaped ``(H, 1, 1)``; a per-head table answers ``table[bucket]``.
+        Features are read as ``params.query[name]`` and ``params.key[name]``: a number broadcasts,
+        a table answers ``params.query[name][index]``.
         ``-inf`` masks; every other value, and every gradient, is finite at any pair of positions,
         visible or not. None: no bias.
         """
@@ -123,6 +192,51 @@ class PositionScheme:
         Softmax cannot see ``u``, so a key-only term may stand for the bias.
         """
         return None
+
+    def adjust_scores(
+        self,
+        scores: Array,
+        q: Array,
+        k: Array,
+        *,
+        visible: Array | None,
+        params: Mapping[str, Array],
+        xp: Namespace,
+    ) -> Array:
+        """Whole rows of scaled scores ``(B, H, Q, K)``, before the bias is added.
+
+        For schemes that no tile can compute (CoPE, DAPE). ``q (B or 1, 1, Q, 1)`` and ``k (B or 1,
+        1, 1, K)`` are positions; ``visible`` says which pairs may be seen, None for all. A key's
+        score may depend on other keys of its row only as far as these are visible. Served by
+        ``path="reference"`` alone.
+        """
+        return scores
+
+    def sink(self, q: Array, *, params: Mapping[str, Array], xp: Namespace) -> Array | None:
+        """A logit in the denominator of each query's softmax that belongs to no key.
+
+        ``q (B or 1, 1, Q, 1)`` are positions; the answer broadcasts to ``(B, H, Q, 1)``. Params and
+        ``params.query`` as in ``bias``. None: no sink. gpt-oss learns one number per head; 0 is the
+        softmax off by one.
+        """
+        return None
+
+    def regions(self) -> tuple[tuple[PositionScheme, Window], ...]:
+        """Schemes that serve different distances, each with its window; empty: this one serves all.
+
+        Windows ``(left, right)`` are those of ``attention`` and must not overlap; a negative
+        ``right`` leaves near keys out. Attention is computed once for each and merged by
+        log-sum-exp (ReRoPE, Self-Extend). Each scheme receives the params that it declares. Make
+        the schemes in ``__post_init__`` and return them here: torch's compiler cannot make a RoPE.
+        """
+        return ()
+
+    def hooks(self) -> frozenset[str]:
+        """Names of the methods that this scheme has beyond the defaults of this class.
+
+        A combination answers for its parts.
+        """
+        return self._hooks
 
     def scale(self, head_dim: int) -> float:
         """What the scores ``q @ k`` are multiplied by before the bias is added."""

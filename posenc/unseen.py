@@ -10,8 +10,8 @@ from posenc.protocol import Array, Namespace
 
 
 def may_be_unseen(call: Call) -> bool:
-    """Whether a key, or a query, may be alone: by segments or positions that are given."""
-    return call.q_seg is not None or not call.aligned
+    """Whether a key, or a query, may be alone: by what is given of positions, segments, a mask."""
+    return call.query.seg is not None or not call.aligned or call.mask is not None
 
 
 def without_unseen(

@@ -9,6 +9,7 @@ import numpy as np
 from subjects import DIM, SUBJECTS, WIDTH, heads, normal, params_of, steers_attention
 
 from posenc.positions import packed
+from posenc.testing import Subject
 
 BATCH, LENGTH = 2, 20
 
@@ -99,14 +100,21 @@ def calls(route):
 
 
 def tensors_of(scheme, case, seed=0):
-    """q, k, v and hidden states x, float64, in values that half precision holds exactly."""
+    """q, k, v and hidden states, float64, in values that half precision holds exactly.
+
+    Those of queries too, where positions may not tell which tokens they are.
+    """
     count = heads(scheme)
     kv = count // 2 if case.grouped and count % 2 == 0 else 1 if case.grouped else count
+    kv = kv if kv == count or Subject(scheme).shares_keys else count
+    hidden = {"x": normal((BATCH, case.k_len, WIDTH), seed + 3)}
+    if "q_pos" in case.options and "hidden_features" in scheme.hooks():
+        hidden["q_x"] = normal((BATCH, case.q_len, WIDTH), seed + 4)
     return {
         "q": normal((BATCH, count, case.q_len, DIM), seed),
         "k": normal((BATCH, kv, case.k_len, DIM), seed + 1),
         "v": normal((BATCH, kv, case.k_len, DIM), seed + 2),
-        "x": normal((BATCH, case.k_len, WIDTH), seed + 3),
+        **hidden,
     }
 
 

@@ -31,9 +31,12 @@ def drawn(rng, kinds=tuple(KINDS), longest=400) -> tuple[Layout, Filling]:
     q_len = int(one_of(1, rng.integers(2, longest), rng.integers(2, longest)))
     k_len = int(one_of(q_len, q_len, rng.integers(1, longest)))
     given = ("L", "1L", "BL")
+    width = int(rng.integers(1, 300))
     options = {
         "causal": bool(rng.integers(2)),
-        "window": one_of(None, int(rng.integers(1, 300))),
+        "window": one_of(None, width, (width, None), (2 * width, width // 3)),
+        "sink_tokens": one_of(0, int(rng.integers(1, 30))),
+        "softcap": one_of(None, float(rng.uniform(1, 4))),
         "scale": one_of(None, float(rng.uniform(0.1, 0.6))),
         "k_transformed": False,
     }
@@ -66,15 +69,16 @@ def drawn(rng, kinds=tuple(KINDS), longest=400) -> tuple[Layout, Filling]:
 def kind_of(layout: Layout) -> object:
     """What a kernel may be compiled for: all that is fixed in it, and whether a size is one.
 
-    Lengths, batches, windows, scales, positions and segments are not in it, nor ``causal``.
+    Lengths, batches, windows, first keys, scales, caps, positions and segments are not in it, nor
+    ``causal``.
     """
     options = dict(layout.options)
     indexed = not layout.pos and layout.q_len == layout.k_len
     each = layout.batch > 1 and "BL" in (layout.pos, layout.seg)  # a block mask a sequence
     heads = layout.heads, layout.kv_heads, layout.dim, layout.v_dim
     ones = layout.batch == 1, layout.q_len == 1, layout.k_len == 1
-    scale = options["scale"] is None
-    return layout.kind, heads, ones, indexed, each, bool(layout.seg), layout.batch > 4, scale
+    numbers = options["scale"] is None, options["softcap"] is None
+    return layout.kind, heads, ones, indexed, each, bool(layout.seg), layout.batch > 4, numbers
 
 
 def same(layout: Layout, **changes: object) -> Layout:
@@ -88,7 +92,11 @@ def same(layout: Layout, **changes: object) -> Layout:
 def check(layout: Layout, filling: Filling, attend=posenc_torch.attention) -> None:
     """The call in float32, beside the reference in float64."""
     problem = fill(layout, filling)
-    tensors = {n: torch.tensor(a, dtype=torch.float32) for n, a in problem.tensors.items()}
+    tensors: dict[str, object] = {}
+    for name, array in problem.tensors.items():
+        kind, _, own = name.partition(":")  # of features by name
+        given = torch.tensor(array, dtype=torch.float32)
+        tensors[kind] = {**tensors.get(kind, {}), own: given} if own else given
     params = {n: torch.tensor(a) for n, a in problem.params.items()}
     options = {
         n: torch.tensor(o) if isinstance(o, np.ndarray) else o for n, o in problem.options.items()

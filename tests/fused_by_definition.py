@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 
 from posenc_jax.fused.gradients import Kernels
-from posenc_jax.fused.plan import FLOOR
+from posenc_jax.fused.plan import FLOOR, Tokens
 
 
-def scores(plan, operands, places, numbers, table, q_coords, k_coords):
+def scores(plan, operands, places, numbers, table, q_feature, k_feature):
     """Scores and which count, ``(B, H, Q, K)`` with padding."""
     q, k = (operands[n].astype(jnp.float32) for n in (0, 1))
     (batch, heads, q_size, _), k_size = q.shape, k.shape[2]
@@ -22,9 +22,9 @@ def scores(plan, operands, places, numbers, table, q_coords, k_coords):
     if places.q_seg is not None:
         segments = places.q_seg[:, None, :, None], places.k_seg[:, None, None, :]
     if plan.form == "pairs":
-        at = q_pos, k_pos
-        if q_coords is not None:
-            at = q_coords[..., :, None], k_coords[..., None, :]
+        query = None if q_feature is None else q_feature[..., :, None]
+        key = None if k_feature is None else k_feature[..., None, :]
+        at = Tokens(q_pos, query), Tokens(k_pos, key)
         each = [numbers[:, n, None, None] for n in range(numbers.shape[1])]
         found = found + plan.bias(each[: len(plan.learned + plan.fixed)], *at)
     if plan.form == "table":
@@ -44,7 +44,7 @@ def _weights(plan, operands, places, logsumexp, *leaves):
 
 
 def _leaves(operands):
-    return operands.numbers, operands.table, operands.q_coords, operands.k_coords
+    return operands.numbers, operands.table, operands.q_feature, operands.k_feature
 
 
 def _values(operands):
@@ -76,10 +76,9 @@ def d_queries(plan, operands, places, rows):
     k = jnp.repeat(operands.k.astype(jnp.float32), heads // operands.k.shape[1], axis=1)
     d_q = jnp.einsum("bhqk,bhkd->bhqd", d_scores, k) * plan.scale
 
-    def of_row(numbers, q_coords):
+    def of_row(numbers, q_feature):
         """Scores, every row with numbers of its own."""
-        at = None if q_coords is None else q_coords
-        leaves = numbers, operands.table, at, operands.k_coords
+        leaves = numbers, operands.table, q_feature, operands.k_feature
         return scores(plan, operands, places, *leaves)[0]
 
     if plan.form != "pairs":
@@ -91,7 +90,7 @@ def d_queries(plan, operands, places, rows):
                 jnp.sum(
                     d_scores
                     * jax.jvp(
-                        lambda n: of_row(n, operands.q_coords),
+                        lambda n: of_row(n, operands.q_feature),
                         (operands.numbers,),
                         (jnp.zeros_like(operands.numbers).at[:, p].set(1.0),),
                     )[1],
@@ -101,11 +100,11 @@ def d_queries(plan, operands, places, rows):
             ],
             axis=2,
         )
-    d_coords = None
-    if operands.q_coords is not None:
-        pull = jax.vjp(lambda c: of_row(operands.numbers, c), operands.q_coords)[1]
-        (d_coords,) = pull(d_scores)
-    return d_q.astype(operands.q.dtype), d_rows, d_coords
+    d_feature = None
+    if operands.q_feature is not None:
+        pull = jax.vjp(lambda c: of_row(operands.numbers, c), operands.q_feature)[1]
+        (d_feature,) = pull(d_scores)
+    return d_q.astype(operands.q.dtype), d_rows, d_feature
 
 
 def d_keys(plan, operands, places, rows):
@@ -113,19 +112,19 @@ def d_keys(plan, operands, places, rows):
     q, d_out = (a.astype(jnp.float32) for a in (operands.q, rows.d_out))
     d_k = jnp.einsum("bhqk,bhqd->bhkd", d_scores, q) * plan.scale
     d_v = jnp.einsum("bhqk,bhqd->bhkd", weights, d_out)
-    d_coords = None
-    if operands.k_coords is not None:
-        leaves = operands.numbers, operands.table, operands.q_coords
-        pull = jax.vjp(lambda c: scores(plan, operands, places, *leaves, c)[0], operands.k_coords)[
+    d_feature = None
+    if operands.k_feature is not None:
+        leaves = operands.numbers, operands.table, operands.q_feature
+        pull = jax.vjp(lambda c: scores(plan, operands, places, *leaves, c)[0], operands.k_feature)[
             1
         ]
-        (d_coords,) = pull(d_scores)
-    return d_k.astype(operands.k.dtype), d_v.astype(operands.v.dtype), d_coords
+        (d_feature,) = pull(d_scores)
+    return d_k.astype(operands.k.dtype), d_v.astype(operands.v.dtype), d_feature
 
 
 def d_table(plan, operands, places, rows):
     _, d_scores = _d_scores(plan, operands, places, rows)
-    leaves = operands.q_coords, operands.k_coords
+    leaves = operands.q_feature, operands.k_feature
     pull = jax.vjp(
         lambda t: scores(plan, operands, places, operands.numbers, t, *leaves)[0], operands.table
     )[1]

@@ -30,8 +30,7 @@ from subjects import (
 )
 
 import posenc
-from posenc.evaluate import is_gated
-from posenc.params import Params
+from posenc.params import Features, Params
 from posenc.testing.problem import Problem
 
 # By heads and channels, whatever they are; then those that speak of four heads.
@@ -91,7 +90,7 @@ class Layout:
     pos_dtypes: tuple[str, str] = ("int64", "int64")
     seg: str = ""
     seg_dtypes: tuple[str, str] = ("int64", "int64")
-    coords: bool = False
+    ready: bool = False  # features are given
     options: tuple[tuple[str, Any], ...] = ()
 
     @property
@@ -144,8 +143,12 @@ def layouts(draw, sizes=None, kinds=tuple(KINDS), longest=40):
     options = {
         "causal": draw(st.booleans()),
         "window": draw(
-            st.none() | st.integers(1, longer + 5) | st.sampled_from([2**31 - 1, 2**40])
+            st.none()
+            | st.integers(1, longer + 5)
+            | st.sampled_from([2**31 - 1, 2**40])
+            | st.tuples(*[st.none() | st.integers(0, longer + 5)] * 2)
         ),
+        "sink_tokens": draw(st.sampled_from([0, 0, 0, 2, 9])),
         "scale": draw(st.sampled_from([None, None, 0.5, 1, 0.0, -0.25])),
         "k_transformed": draw(st.sampled_from([False, False, True])),
     }
@@ -159,7 +162,7 @@ def layouts(draw, sizes=None, kinds=tuple(KINDS), longest=40):
         pos_dtypes=(draw(integers), draw(integers)) if pos else ("int64", "int64"),
         seg=(seg := draw(st.sampled_from(("", "", *given)))),
         seg_dtypes=(draw(integers), draw(integers)) if seg else ("int64", "int64"),
-        coords=is_gated(KINDS[kind](HEADS, DIM)) and draw(st.booleans()),
+        ready=bool(KINDS[kind](HEADS, DIM).cumulative) and draw(st.booleans()),
         options=tuple(sorted(options.items())),
     )
 
@@ -184,13 +187,13 @@ def fill(layout: Layout, filling: Filling) -> Problem:
         "k": normal((B, layout.kv_heads, K, layout.dim), seed + 1),
         "v": normal((B, layout.kv_heads, K, layout.v_dim), seed + 2),
     }
-    if layout.coords:
-        tensors["q_coords"] = normal((B, layout.heads, Q), seed + 3)
+    if layout.ready:
+        tensors["q_features:c"] = normal((B, layout.heads, Q), seed + 3)
         # Between those of queries: at equal ones a bias of their distance has no derivative, and
         # libraries choose differently.
         between = np.clip(normal((B, layout.heads, K), seed + 4), -3, 3) + 1 / 64
-        tensors["k_coords"] = readonly(between)
-    elif is_gated(scheme):
+        tensors["k_features:c"] = readonly(between)
+    elif scheme.cumulative:
         tensors["x"] = normal((B, K, WIDTH), seed + 3)
     params = {
         name: readonly((filling.factor * a).astype("float32"))
@@ -251,24 +254,46 @@ def loops(problem: Problem) -> np.ndarray:
         q = scheme.transform(at[0], q_pos[b], role="query", **places)
         transformed = o.get("k_transformed", False)
         k = at[1] if transformed else scheme.transform(at[1], k_pos[b], role="key", **places)
-        i_at, j_at = q_pos[b], k_pos[b]
-        if is_gated(scheme):
-            i_at, j_at = _coordinates(problem, b, h, q_pos[b], k_pos[b], q_seg[b], k_seg[b])
+        bias = _bias(problem, b, h, (q_pos, k_pos), (q_seg, k_seg))
         for i in range(Q):
             seen = [
                 j
                 for j in range(K)
-                if q_seg[b, i] == k_seg[b, j]
-                and not (o.get("causal", False) and k_pos[b, j] > q_pos[b, i])
-                and abs(k_pos[b, j] - q_pos[b, i]) < o.get("window", 2**40)
+                if q_seg[b, i] == k_seg[b, j] and _sees(int(q_pos[b, i]), int(k_pos[b, j]), o)
             ]
-            scores = [
-                q[i] @ k[j] * scale + (scheme.bias(i_at[i], j_at[j], **places) or 0.0) for j in seen
-            ]
+            scores = [q[i] @ k[j] * scale + bias(i, j) for j in seen]
             if max(scores, default=-np.inf) > -np.inf:
                 weights = np.exp(np.asarray(scores) - max(scores))
                 out[b, h, i] = weights @ t["v"][b, g, seen] / np.sum(weights)
     return out
+
+
+def _sees(q_pos: int, k_pos: int, o: Mapping[str, Any]) -> bool:
+    """Whether the causal mask and the window let a query see a key."""
+    if o.get("causal", False) and k_pos > q_pos:
+        return False
+    window = o.get("window")
+    if window is None or 0 <= k_pos < o.get("sink_tokens", 0):
+        return True
+    left, right = window if isinstance(window, tuple) else (window - 1, window - 1)
+    ahead = k_pos - q_pos
+    return (left is None or ahead >= -left) and (right is None or ahead <= right)
+
+
+def _bias(problem: Problem, b, h, pos, seg):
+    """The bias of one head as a function of a query's and a key's number in memory."""
+    scheme, own, (q_pos, k_pos) = problem.scheme, _of_head(problem, h), pos
+    if not scheme.cumulative:
+        places = {"params": own, "xp": xp}
+        return lambda i, j: scheme.bias(q_pos[b][i], k_pos[b][j], **places) or 0.0
+    q, k = _sums(problem, b, h, *(side[b] for side in (*pos, *seg)))
+
+    def bias(i, j):
+        sides = Features({"c": q[i]}, "query"), Features({"c": k[j]}, "key")
+        read = Params(dict(own), xp.float64, *sides)
+        return scheme.bias(q_pos[b][i], k_pos[b][j], params=read, xp=xp)
+
+    return bias
 
 
 def _of_head(problem: Problem, head: int) -> Params:
@@ -281,11 +306,11 @@ def _of_head(problem: Problem, head: int) -> Params:
     return Params({n: np.asarray(a) for n, a in own.items()} | fixed, xp.float64)
 
 
-def _coordinates(problem: Problem, b, h, q_pos, k_pos, q_seg, k_seg):
+def _sums(problem: Problem, b, h, q_pos, k_pos, q_seg, k_seg):
     """Of queries and keys of one head: gates of all keys of one's segment up to one's position."""
     t = problem.tensors
-    if "q_coords" in t:
-        return t["q_coords"][b, h], t["k_coords"][b, h]
+    if "q_features:c" in t:
+        return t["q_features:c"][b, h], t["k_features:c"][b, h]
     w, bias = (problem.params[n].astype("float64")[h] for n in "wb")
     gates = [-np.log1p(np.exp(-(x @ w + bias))) for x in t["x"][b]]
 

@@ -26,8 +26,8 @@ from subjects import DIM, HEADS, SUBJECTS, WIDTH, normal, params_of
 
 import posenc
 import posenc_jax
-from posenc.evaluate import is_gated
 from posenc.positions import packed
+from posenc.schemes import Sum
 
 SHARDS, BATCH, LENGTH = 4, 2, 32
 POS, SEG = packed([5, 14, 13])  # documents cross shards
@@ -50,19 +50,24 @@ CASES = {
     "jointly": {"causal": True},  # tokens over both axes of a mesh
     "default": {"causal": True},
     "default-x": {"causal": True},
+    "default-x-scaled": {"causal": True, "scale": 1.5},
 }
+# Sums of hidden states, and tables of queries, which know the scale and positions.
+OWN = {"sums-and-shaw": Sum(SUBJECTS["forgetting"], SUBJECTS["shaw"])}
 # A call takes seconds to compile, so one scheme meets every case and the others what has most.
-_OF_OTHERS = "default-x", "window-both-sides", "plain", "causal"
+_OF_OTHERS = "default-x", "default-x-scaled", "window-both-sides", "plain", "causal"
 EVERY = [("alibi-learned", case, "contiguous") for case in CASES if case not in _OF_OTHERS]
 EVERY += [(name, "segments", "zigzag") for name in ("nope", "t5", "rope", "fading")]
+EVERY += [("sums-and-shaw", "default-x-scaled", "contiguous")]
 EVERY += [("fading", "default-x", "contiguous"), ("fence", "causal", "zigzag")]
-EVERY += [("parabola", "plain", "zigzag")]
+EVERY += [("parabola", "plain", "zigzag"), ("rope+key-side", "causal", "zigzag")]
+EVERY += [("sink", "window", "contiguous"), ("shaw", "segments", "zigzag")]
 WIDE = [("fading", "segments", "zigzag")]
 
 
 def arguments(subject, case, layout, dtype):
     """Arrays that have gradients, params, keywords, all of the whole sequence, and its order."""
-    scheme = SUBJECTS[subject]
+    scheme = (SUBJECTS | OWN)[subject]
     shards = {"alone": 1, "two-axes": 2, "jointly": 4}.get(case, SHARDS)
     k_len = shards if case == "short" else LENGTH
     q_len = k_len // 2 if case == "uneven" else k_len
@@ -78,12 +83,15 @@ def arguments(subject, case, layout, dtype):
         "k": normal((BATCH, k_len, kv, DIM), 1),
         "v": normal((BATCH, k_len, kv, 12), 2),
     }
-    if is_gated(scheme):
-        x = normal((BATCH, k_len, WIDTH), 3)
+    x = normal((BATCH, k_len, WIDTH), 3)
+    if case.startswith("default-x"):
+        arrays |= {"x": x}
+    elif scheme.cumulative:
         where = {"pos": options["k_pos"], "seg": options.get("k_seg")}
-        coords = np.asarray(posenc.coordinates(scheme, x, params_of(scheme), **where))
-        arrays |= {"x": x} if case == "default-x" else {"q_coords": coords, "k_coords": coords}
-    arrays = {n: jnp.asarray(a, "float32" if "coords" in n else dtype) for n, a in arrays.items()}
+        (sums,) = posenc.features(scheme, params_of(scheme), x=x, **where)[1].values()
+        sums = np.asarray(sums)
+        arrays |= {"q_features": sums, "k_features": sums}
+    arrays = {n: jnp.asarray(a, "float32" if "features" in n else dtype) for n, a in arrays.items()}
     params = {n: jnp.asarray(a) for n, a in params_of(scheme).items()}
     return scheme, shards, arrays, params, options, order
 
@@ -92,14 +100,21 @@ def errors(subject, case, layout, dtype="float32"):
     """Largest error of output and of each gradient, as a part of the largest number of it."""
     dtype = "bfloat16" if case == "bfloat16" else dtype
     scheme, shards, arrays, params, options, order = arguments(subject, case, layout, dtype)
-    token = {name: a.ndim - 1 if "coords" in name else 1 for name, a in arrays.items()}
+    token = {name: 2 if "features" in name else 1 for name, a in arrays.items()}
     q_order = order if len(order) == arrays["q"].shape[1] else np.arange(arrays["q"].shape[1])
     orders = {name: q_order if name[0] == "q" else order for name in arrays}
     where = {n: options.pop(n) for n in list(options) if n[:2] in ("q_", "k_")}
 
+    def by_name(arrays):
+        names = scheme.cumulative
+        return {
+            name: dict.fromkeys(names, a) if "features" in name else a for name, a in arrays.items()
+        }
+
     def one(arrays, params):
         tokens = {name: a.astype("float32") if a.dtype == "bfloat16" else a for name, a in
                   arrays.items()}  # fmt: skip
+        tokens = by_name(tokens)
         return posenc_jax.attention(
             **tokens, scheme=scheme, params=params, path="reference", **where, **options
         )
@@ -126,7 +141,7 @@ def errors(subject, case, layout, dtype="float32"):
     )
     def ring(arrays, params, where):
         return posenc_jax.ring_attention(
-            **arrays, scheme=scheme, params=params, axis_name=over, **where, **options
+            **by_name(arrays), scheme=scheme, params=params, axis_name=over, **where, **options
         )
 
     def many(arrays, params):

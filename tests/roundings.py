@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import posenc
-from posenc.evaluate import is_gated
 from posenc.testing.problem import Problem
 from posenc.testing.tolerances import UNIT, rounding_bound
 
@@ -36,7 +35,7 @@ class Bounds(NamedTuple):
 
 def bounds(problem: Problem, d_out: Any, dtypes: Mapping[str, str]) -> Bounds:
     """For ``dtypes`` of tensors and params by name, and gradients of ``sum(d_out * result)``."""
-    used = {dtype for name, dtype in dtypes.items() if "coords" not in name}
+    used = {dtype for name, dtype in dtypes.items() if "features:" not in name}
     work = "float64" if "float64" in used else "float32"
     unit = max(STEPS[work], *(CASTS.get(dtype, 0.0) for dtype in used if work == "float32"), 0.0)
     tiny = max(SMALLEST[dtype] for dtype in used)
@@ -63,8 +62,8 @@ def bounds(problem: Problem, d_out: Any, dtypes: Mapping[str, str]) -> Bounds:
         "k": _per_key_head(toward_k, group) * _gain(call.k, problem.tensors["k"]),
         "v": _per_key_head((moved + unit * most).mT @ np.abs(d_out), group) + tiny,
     }
-    if is_gated(problem.scheme):
-        # Coordinates of queries and of keys each bring a gradient, rounded before they are added.
+    if problem.scheme.cumulative:
+        # Sums of queries and of keys each bring a gradient, rounded before they are added.
         cast = max(UNIT[dtype] for name, dtype in dtypes.items() if name not in "qkv")
         gradients |= _through_gates(problem, slope + cast * most * (reach + mean))
     else:
@@ -95,9 +94,11 @@ def _spread(call: Any) -> tuple[Any, Any, Any, Any]:
 
 def _prepared(problem: Problem, params: Mapping[str, Any]) -> Any:
     wide = {name: np.asarray(a, np.float64) for name, a in params.items()}
-    return posenc.prepare(
-        **problem.tensors, scheme=problem.scheme, params=wide, **problem.options, xp=None
-    )
+    given: dict[str, Any] = {}
+    for name, array in problem.tensors.items():
+        kind, _, own = name.partition(":")
+        given |= {kind: {**given.get(kind, {}), own: array}} if own else {name: array}
+    return posenc.prepare(**given, scheme=problem.scheme, params=wide, **problem.options, xp=None)
 
 
 def _size(call: Any, keys: Any, bias: Any, seen: Any) -> Any:
@@ -113,11 +114,11 @@ def _size(call: Any, keys: Any, bias: Any, seen: Any) -> Any:
 
 def _bias_size(problem: Problem, bias: Any) -> Any:
     """Of what the working float rounds in a bias: itself, or the gates in its two sums."""
-    if not is_gated(problem.scheme):
+    if not problem.scheme.cumulative:
         return np.abs(bias)
     t, params = problem.tensors, problem.params
-    if "q_coords" in t:
-        q, k = np.abs(t["q_coords"]), np.abs(t["k_coords"])
+    if "q_features:c" in t:
+        q, k = np.abs(t["q_features:c"]), np.abs(t["k_features:c"])
         return 2 * (q[..., :, None] + k[..., None, :]) + np.abs(bias)
     each = np.abs(t["x"]) @ np.abs(params["w"]).T + np.abs(params["b"]) + 1
     return 2 * np.sum(each, axis=1)[:, :, None, None] + np.abs(bias)
@@ -159,14 +160,14 @@ def _per_key_head(array: Any, group: int) -> Any:
 def _through_gates(problem: Problem, slope: Any) -> dict[str, Any]:
     """Sums over scores first, which cancel, then over tokens: no term is larger than these.
 
-    A bias changes by at most 2 a coordinate, a coordinate by at most 1 a gate, a gate by at most 1
-    a unit of what its sigmoid takes.
+    A bias changes by at most 2 a sum, a sum by at most 1 a gate, a gate by at most 1 a unit of what
+    its sigmoid takes.
     """
     t, params = problem.tensors, problem.params
-    if "q_coords" in t:
+    if "q_features:c" in t:
         zero = {name: np.zeros(a.shape) for name, a in params.items()}
-        sums = {"q_coords": 2 * np.sum(slope, axis=-1), "k_coords": 2 * np.sum(slope, axis=-2)}
-        return zero | sums
+        sides = {"q_features:c": -1, "k_features:c": -2}
+        return zero | {name: 2 * np.sum(slope, axis=axis) for name, axis in sides.items()}
     gates = 4 * np.sum(slope, axis=(-1, -2))  # (B, H)
     tokens = np.sum(np.abs(t["x"]), axis=1)  # (B, C)
     one = np.abs(params["w"])

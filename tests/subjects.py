@@ -11,16 +11,16 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
+from proof_schemes import DIM, HEADS, PROOFS, WIDTH, Fading, Forgetting, uniform
 
 import posenc
 from posenc import ParamSpec, PositionScheme
+from posenc.evaluate import IN_ATTENTION
+from posenc.params import head_count
 from posenc.testing.framework import readonly
 
-HEADS, DIM, WIDTH, MAX_LEN = 4, 8, 6, 64
-
-
-def uniform(low, high):
-    return lambda rng, shape: rng.uniform(low, high, shape)
+__all__ = ["DIM", "HEADS", "WIDTH", "Fading", "Forgetting", "uniform"]
+MAX_LEN = 64
 
 
 @dataclass(frozen=True)
@@ -40,40 +40,6 @@ class Kerple(PositionScheme):
     def bias(self, q, k, *, params, xp):
         distance = xp.astype(xp.abs(q - k), params["a"].dtype)
         return -params["p"] * xp.log1p(params["a"] * distance)
-
-
-@dataclass(frozen=True)
-class Forgetting(PositionScheme):
-    """Gates ``log sigmoid(w x + b)``, as in FoX; the bias is the difference of their sums."""
-
-    num_heads: int = HEADS
-
-    def param_specs(self):
-        return {
-            "w": ParamSpec((self.num_heads, WIDTH), init=uniform(-1, 1)),
-            "b": ParamSpec((self.num_heads,), init=uniform(0, 2)),
-        }
-
-    def gate(self, x, *, params, xp):
-        z = xp.matmul(x, xp.matrix_transpose(params["w"])) + params["b"]
-        return xp.minimum(z, xp.zeros_like(z)) - xp.log1p(xp.exp(-xp.abs(z)))
-
-    def bias(self, q, k, *, params, xp):
-        return q - k
-
-    def key_bias(self, k, *, params, xp):
-        return -k
-
-
-@dataclass(frozen=True)
-class Fading(Forgetting):
-    """Gates, with a bias in which softmax can see the query's own coordinate."""
-
-    def bias(self, q, k, *, params, xp):
-        return -2 * xp.log1p(xp.abs(q - k))
-
-    def key_bias(self, k, *, params, xp):
-        return None
 
 
 @dataclass(frozen=True)
@@ -213,8 +179,6 @@ SUBJECTS: dict[str, PositionScheme] = from_catalogue() | {
     "t5-far": posenc.T5Bias(HEADS, max_distance=129),
     "t5-unscaled": posenc.T5Bias(HEADS, scaled=False),
     "kerple": Kerple(),
-    "forgetting": Forgetting(),
-    "fading": Fading(),
     "fence": Fence(),
     "fence-wide": Fence(reach=9),
     "cooled": Cooled(),
@@ -226,12 +190,13 @@ SUBJECTS: dict[str, PositionScheme] = from_catalogue() | {
     "tide": Tide(),
     "silent": Silent(),
     "both": Both(DIM),
+    **PROOFS,
 }
 
 
 def heads(scheme: PositionScheme) -> int:
     """How many heads to try a scheme with: its own count where it has one."""
-    return getattr(scheme, "num_heads", HEADS)
+    return head_count(scheme) or HEADS
 
 
 def params_of(scheme: PositionScheme, seed: int = 0, dtype: str = "float32"):
@@ -247,12 +212,8 @@ def normal(shape: Sequence[int], seed: int, dtype: str = "float64"):
 
 
 def steers_attention(scheme: PositionScheme) -> bool:
-    """Whether attention can see the scheme at all: a transform, a bias, or a scale."""
-    kind = type(scheme)
-    return any(
-        getattr(kind, name) is not getattr(PositionScheme, name)
-        for name in ("transform", "bias", "gate", "scale")
-    )
+    """Whether attention can see the scheme at all: by a transform, a bias, a scale."""
+    return bool(scheme.hooks() & IN_ATTENTION)
 
 
 @dataclass(frozen=True)

@@ -16,13 +16,14 @@ from posenc.protocol import PositionScheme
 
 @dataclass(frozen=True)
 class Gated(PositionScheme):
-    relative: ClassVar[bool] = True  # says nothing for a gated scheme
+    relative: ClassVar[bool] = True  # says nothing of features
+    cumulative: ClassVar[tuple[str, ...]] = ("c",)
 
-    def gate(self, x, *, params, xp):
-        return -x[..., :4]
+    def hidden_features(self, x, *, role, params, xp):
+        return {"c": -xp.matrix_transpose(x[..., :4])} if role == "key" else {}
 
     def bias(self, q, k, *, params, xp):
-        return q - k
+        return params.query["c"] - params.key["c"]
 
 
 @dataclass(frozen=True)
@@ -111,8 +112,8 @@ def test_relative_is_measured_where_a_scheme_transforms(catalogue):
 
 def test_a_gated_scheme_is_never_relative(catalogue):
     row = catalogue(gated=lambda **_: Gated())["gated"]
-    assert row.enters == ("bias", "gate")
-    assert (row.relative, row.fusable, row.title) == (False, "row-local gate", "")
+    assert row.enters == ("bias", "features")
+    assert (row.relative, row.fusable, row.title) == (False, "score_mod", "")
 
 
 def test_a_broken_maker_is_a_row_with_its_error(catalogue):
@@ -128,7 +129,8 @@ def test_a_broken_maker_is_a_row_with_its_error(catalogue):
 def test_makers_are_asked_for_a_small_model(catalogue):
     asked = []
     catalogue(mine=lambda **sizes: asked.append(sizes) or posenc.NoPE())
-    assert asked == [{"num_heads": 4, "head_dim": 16, "max_len": 64, "dim": 64}]
+    sizes = {"num_heads": 4, "head_dim": 16, "max_len": 64, "train_len": 64, "dim": 64}
+    assert asked == [sizes]
 
 
 def test_the_table_is_aligned_and_fits():
@@ -148,7 +150,7 @@ def test_the_table_is_aligned_and_fits():
 
 
 def test_a_long_row_still_fits():
-    everywhere = ("embedding", "transform", "bias", "gate")
+    everywhere = ("embedding", "transform", "bias", "features", "sink", "whole rows", "regions")
     paper = "Somebody, Other, Another and Still Another 2026, arXiv 2601.00001"
     long = Row("n" * 60, "word " * 60, everywhere, True, True, "score_mod, key bias", paper)
     text = table([*rows(), long, Row("broken", error="ValueError: " + "x" * 250)])

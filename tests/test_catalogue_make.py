@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from importlib.metadata import EntryPoint
+from typing import ClassVar
 
 import pytest
 
 import posenc
+from posenc.schemes import fitted_options
 
 SIZES = {"num_heads": 2, "head_dim": 8, "max_len": 32}
 
@@ -69,6 +71,93 @@ def test_a_maker_that_is_a_function_gets_the_sizes_that_were_given(monkeypatch):
     posenc.make("mine", max_len=5, slope=2)
     posenc.make("mine", num_heads=2, head_dim=8)
     assert asked == [{"max_len": 5, "slope": 2}, {"num_heads": 2, "head_dim": 8, "dim": 16}]
+
+
+@dataclass(frozen=True)
+class Trained(posenc.PositionScheme):
+    """Takes the training length as it is."""
+
+    train_len: int
+    slope: float = 1.0
+
+
+@dataclass(frozen=True)
+class Fitted(posenc.PositionScheme):
+    """Has an answer of a test to what its options are."""
+
+    needed: int
+    reach: int = 1
+    answer: ClassVar[object] = None
+
+    @classmethod
+    def fitted(cls, sizes):
+        return {"needed": 2, "reach": sizes.get("train_len", 7)} if not cls.answer else cls.answer
+
+
+def test_the_training_length_is_a_size():
+    for name in posenc.schemes():
+        if name != "t5":
+            assert posenc.make(name, **SIZES, train_len=9) == posenc.make(name, **SIZES)
+    assert posenc.make(f"{__name__}.Trained", train_len=9, slope=2.0) == Trained(9, 2.0)
+    with pytest.raises(TypeError, match=r"^Trained needs train_len; .*were given: max_len$"):
+        posenc.make(f"{__name__}.Trained", max_len=9)
+    with pytest.raises(ValueError, match="train_len must be at least 1, got 0"):
+        posenc.make("rope", **SIZES, train_len=0)
+    with pytest.raises(TypeError, match=r"train_len must be an integer, got 1\.5"):
+        posenc.make("rope", **SIZES, train_len=1.5)
+
+
+@pytest.mark.parametrize("train_len", [1, 2, 31, 64])
+def test_t5_fits_its_buckets_to_the_training_length(train_len):
+    reach = max(2, train_len)
+    expected = posenc.T5Bias(2, causal=True, num_buckets=min(32, reach), max_distance=reach)
+    assert posenc.make("t5", **SIZES, train_len=train_len) == expected
+    assert posenc.make("t5", **SIZES, train_len=train_len, scaled=False) == replace(
+        expected, scaled=False
+    )
+    own = {"causal": False, "num_buckets": 4, "max_distance": 9}
+    assert posenc.make("t5", **SIZES, train_len=train_len, **own) == posenc.T5Bias(2, **own)
+    assert posenc.make("t5", **SIZES) == posenc.T5Bias(2)
+
+
+def test_a_class_fits_its_options_to_the_sizes():
+    name = f"{__name__}.Fitted"
+    assert posenc.make(name) == Fitted(2, 7)
+    assert posenc.make(name, train_len=5) == Fitted(2, 5)
+    assert posenc.make(name, train_len=5, reach=3, needed=1) == Fitted(1, 3)
+    assert fitted_options(name, {"train_len": 5}) == {"needed": 2, "reach": 5}
+    assert fitted_options("t5", {}) == fitted_options("rope", {"train_len": 5}) == {}
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "message"),
+    [
+        ({"reech": 1}, ValueError, r"Fitted.fitted has no option 'reech' \(did you mean 'reach'"),
+        ({"train_len": 1}, ValueError, "Fitted.fitted has no option 'train_len'; accepted: needed"),
+        (3, TypeError, "Fitted.fitted must answer options by name, got 3"),
+    ],
+)
+def test_a_wrong_answer_is_named(monkeypatch, answer, error, message):
+    posenc.make(f"{__name__}.Fitted")
+    monkeypatch.setattr(sys.modules[__name__].Fitted, "answer", answer)
+    with pytest.raises(error, match=message):
+        posenc.make(f"{__name__}.Fitted")
+
+
+def narrow(num_heads, head_dim, max_len, dim, slope=1.0):
+    """A maker from before there was a training length."""
+    return posenc.ALiBi(num_heads)
+
+
+def wide(num_heads, **sizes):
+    return posenc.RoPE(sizes["train_len"])
+
+
+def test_a_maker_gets_the_sizes_that_it_names():
+    assert posenc.make(f"{__name__}.narrow", **SIZES, train_len=8, slope=2.0) == posenc.ALiBi(2)
+    assert posenc.make(f"{__name__}.wide", **SIZES, train_len=8) == posenc.RoPE(8)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'slop'"):
+        posenc.make(f"{__name__}.narrow", **SIZES, slop=2.0)
 
 
 @pytest.mark.parametrize(

@@ -142,6 +142,10 @@ def _group_lives(group):
         (["show", "alibi", "--heads", "0"], "num_heads must be at least 1, got 0"),
         (["show", "alibi", "--length", "0"], "length"),
         (["show", "nothing"], "unknown scheme 'nothing'"),
+        (["show", "rope/nope"], "'rope/nope' has layers in turn"),
+        (["show", "rope@8"], "'rope@8' has a window"),
+        (["show", "alibi", "--train-len", "0"], "train_len must be at least 1, got 0"),
+        (["compare", "--schemes", "rope@x"], "scheme 'rope@x' has a window 'x'; it is an integer"),
         (["list", "roep"], "unknown scheme 'roep' (did you mean 'rope'?)"),
     ],
 )
@@ -185,6 +189,33 @@ def test_show_and_list(tmp_path):
     assert all(name in listed.stdout for name in ("alibi", "learned", "nope", "rope", "t5"))
     assert max(map(len, listed.stdout.splitlines())) <= 80  # where there is no terminal
     assert "max_distance  int, default 128" in run("list", "t5", "rope").stdout
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_compare_of_sums_layers_and_windows(tmp_path, text, backend):
+    out, label = tmp_path / "results", "rope+alibi@8/t5"
+    arguments = ["compare", *TINY, "--text", text, "--backend", backend, "--out", str(out)]
+    arguments[arguments.index("--layers") + 1] = "2"
+    arguments += ["--seeds", "1", "--windowed", label, "--schemes", "rope", "+alibi @ 8/t5", "nope"]
+    done = run(*arguments)
+    assert done.returncode == 0, done.stderr
+    with (out / "results.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [r["scheme"] for r in rows] == [label, label, "nope", "nope"]
+    assert all(float(r["loss_windowed"]) for r in rows[:2])
+    (record, _) = map(json.loads, (out / "results.jsonl").read_text().splitlines())
+    assert record["windows"] == [8, None]
+    assert len(list((out / "cells").glob("rope-alibi-8-t5-0-*.json"))) == 1
+    page = (out / "report.html").read_text()
+    assert "@8, T5Bias(" in page
+    assert "t5 is built with causal=True, num_buckets=16, max_distance=16." in page
+
+
+def test_show_takes_a_sum_and_a_training_length(tmp_path):
+    done = run("show", "rope + alibi", "--length", "32", cwd=tmp_path)
+    assert (done.returncode, done.stdout.strip()) == (0, "rope-alibi.png"), done.stderr
+    done = run("show", "t5", "--length", "32", "--train-len", "8", "--out", "t.svg", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
 
 
 def test_help_names_every_option_of_a_study():

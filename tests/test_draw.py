@@ -37,16 +37,18 @@ class Window(PositionScheme):
 
 @dataclass(frozen=True)
 class Forgetting(PositionScheme):
-    """A bias that stands on gates."""
+    """A bias that stands on gates, here the same of every token."""
 
     num_heads: int = 3
+    cumulative = ("c",)
 
-    def gate(self, x, *, params, xp):
-        return -(x[..., : self.num_heads] ** 2)
+    def hidden_features(self, x, *, role, params, xp):
+        gates = xp.matrix_transpose(x[..., : self.num_heads])
+        return {"c": 0 * gates - 0.1} if role == "key" else {}
 
     def bias(self, q, k, *, params, xp):
-        assert xp.isdtype(q.dtype, "real floating")
-        return q - k
+        assert xp.isdtype(q.dtype, "integral")
+        return params.query["c"] - params.key["c"]
 
 
 @dataclass(frozen=True)
@@ -148,10 +150,10 @@ def test_a_line_per_head_holds_the_bias(tmp_path, figures):
     assert np.ma.count(second) == 9
 
 
-def test_a_gated_bias_is_drawn_for_a_constant_gate(tmp_path, figures):
+def test_a_bias_of_features_is_drawn_for_random_tokens(tmp_path, figures):
     size(draw(Forgetting(), tmp_path / "a.png", length=32))
     assert "depends on content" in words(figures[0])
-    assert "constant gate" in words(figures[0])
+    assert "random tokens" in words(figures[0])
     np.testing.assert_allclose(curve(figures[0], "3"), -0.1 * np.arange(32)[::-1], atol=1e-12)
 
 

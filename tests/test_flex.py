@@ -17,6 +17,8 @@ from subjects import DIM, HEADS, SUBJECTS, Checkered, heads, normal, params_of
 
 import posenc
 from posenc.call import prepare
+from posenc.evaluate import everywhere, has_bias, has_features, reads_features
+from posenc.masks import Mask
 from posenc.negligible import negligible
 from posenc.positions import packed, visible
 from posenc.testing import Problem, assert_near, frameworks
@@ -36,16 +38,18 @@ import posenc_torch
 from posenc_torch import flex
 from posenc_torch.loads import loads
 from posenc_torch.score import ByDistance
-from posenc_torch.sight import BLOCK, Places, Sight
+from posenc_torch.sight import BLOCK, Places, Sight, known
 
 FLOAT32 = PATHS["float32"]
 TORCH = frameworks()["torch"]
 BIASED = [
     name for name, scheme in SUBJECTS.items()
-    if type(scheme).bias is not posenc.PositionScheme.bias and name != "silent"
+    if has_bias(scheme) and not scheme.hooks() & {"adjust_scores", "regions"} and name != "silent"
 ]  # fmt: skip
 RELATIVE = [
-    name for name in BIASED if SUBJECTS[name].relative and SUBJECTS[name].param_specs()
+    name for name in BIASED
+    if SUBJECTS[name].relative and SUBJECTS[name].param_specs()
+    and not reads_features(SUBJECTS[name])
 ]  # fmt: skip
 ONE_OF_EACH = [*{type(SUBJECTS[name]): name for name in BIASED}.values()]
 SEVERAL = "Using multiple indexing operations on the same tensor"
@@ -75,7 +79,7 @@ def attend(scheme, path, arrays, **options):
 # Compiled
 
 
-@pytest.mark.parametrize("name", some(BIASED, ("alibi", "t5", "forgetting")))
+@pytest.mark.parametrize("name", some(BIASED, ("alibi", "t5", "forgetting+alibi", "shaw")))
 def test_the_compiled_kernel_equals_the_reference(name):
     scheme = SUBJECTS[name]
     torch._dynamo.reset()
@@ -86,6 +90,166 @@ def test_the_compiled_kernel_equals_the_reference(name):
         found = attend(scheme, "flex", arrays, **options)
         expected = attend(scheme, "reference", arrays, **options)
         assert_near(found.numpy(), expected.numpy(), FLOAT32)
+
+
+# What callers bring, places, features and sinks
+
+
+def drawn_options(seed, q_len, k_len, scheme):
+    """Masks, caps, biases and windows, some of each, as NumPy arrays."""
+    rng = np.random.default_rng(seed)
+
+    def pairs(values):
+        shape = [int(rng.choice([1, size])) for size in (2, heads(scheme))]
+        return values((*shape, q_len, k_len))
+
+    def hiding(shape):
+        bias = rng.standard_normal(shape).astype("float32")
+        return np.where(rng.random(shape) < 0.2, np.float32(-np.inf), bias)
+
+    edge = int(rng.integers(2, 20))
+    every = {
+        "bias": lambda: pairs(hiding),
+        "mask": lambda: pairs(lambda shape: rng.random(shape) < 0.4),
+        "softcap": lambda: float(rng.uniform(0.5, 3)),
+        "scale": lambda: float(rng.uniform(0.2, 0.6)),
+        "sink_tokens": lambda: int(rng.integers(0, 6)),
+        "window": lambda: [(7, 2), (None, 3), (5, None), 6][int(rng.integers(4))],
+        "k_valid": lambda: rng.random((2, k_len)) < 0.7,
+    }
+    options = {name: make() for name, make in every.items() if rng.random() < 0.5}
+    if "mask" in options and rng.random() < 0.5:
+        options["mask"] = lambda q, k: (k <= q) | (k < edge)
+    options["causal"] = bool(rng.integers(2))
+    shift = 5 * np.arange(2)[:, None]
+    for names, low in ((("q_pos", "k_pos"), -3), (("q_axes", "k_axes"), 0)):
+        if rng.random() < 0.4:
+            scale = scheme.axes if names[0] == "q_axes" else 1
+            shapes = [(2, n) if scale == 1 else (2, n, scale) for n in (q_len, k_len)]
+            own = [
+                rng.integers(low, 40, shape) + shift.reshape(2, *[1] * (len(shape) - 1))
+                for shape in shapes
+            ]
+            options |= dict(zip(names, own, strict=True))
+    return options
+
+
+def both_ways(scheme, arrays, options):
+    """Result and log-sum-exp, through FlexAttention's definition and by ours in float64."""
+    (q, k, v), x, params = arrays
+    extra = {"x": x}
+    if scheme.hooks() & {"hidden_features"} and q.shape[2] != k.shape[2]:
+        extra["q_x"] = x[:, k.shape[2] - q.shape[2] :]
+    elif "q_pos" in options and "hidden_features" in scheme.hooks():
+        extra["q_x"] = x
+    given = {n: torch.tensor(o) if isinstance(o, np.ndarray) else o for n, o in options.items()}
+    with torch.no_grad(), flex.uncompiled(), eagerly():
+        found = posenc_torch.attention(
+            q, k, v, scheme, params, path="flex", return_lse=True, **given, **extra
+        )
+    wide = {n: a.double().numpy() for n, a in extra.items()}
+    options = {n: o.astype("float64") if n == "bias" else o for n, o in options.items()}
+    own = {n: a.double().numpy() for n, a in params.items()}
+    exact = (a.double().numpy() for a in (q, k, v))
+    return found, posenc.attention(*exact, scheme, own, return_lse=True, **options, **wide)
+
+
+NEW = [
+    "nope", "alibi", "t5", "fence", "shaw", "key-side", "inkling", "transformer-xl", "streets",
+    "forgetting", "forgetting+alibi", "rope+key-side", "sink", "sink-of-queries", "rerope",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NEW)
+@pytest.mark.parametrize("seed", [0, *[pytest.param(n, marks=long) for n in range(1, 12)]])
+def test_what_callers_bring_is_what_the_definition_says(name, seed):
+    scheme = SUBJECTS[name]
+    q_len, k_len = [(33, 33), (20, 33)][seed % 2]
+    arrays = tensors(scheme, q_len, k_len)
+    options = drawn_options(100 * seed + NEW.index(name), q_len, k_len, scheme)
+    if scheme.hooks() & {"regions"}:  # it has places and windows of its own
+        options = {n: o for n, o in options.items() if n in ("causal", "mask", "bias", "softcap")}
+    if "q_axes" in options and "q_pos" not in options and "transform" in scheme.hooks():
+        options = {n: o for n, o in options.items() if not n.endswith("_axes")}
+    found, expected = both_ways(scheme, arrays, options)
+    blind = np.isinf(expected[1])
+    assert (np.isinf(found[1].numpy()) == blind).all()
+    assert_near(found[0].numpy(), expected[0], FLOAT32)
+    assert_near(np.where(blind, 0, found[1].numpy()), np.where(blind, 0, expected[1]), FLOAT32)
+
+
+def test_the_compiled_kernel_takes_what_callers_bring():
+    torch._dynamo.reset()
+    scheme, rng = SUBJECTS["t5"], np.random.default_rng(0)
+    arrays = tensors(scheme, 150)
+    given = {
+        "bias": torch.tensor(rng.standard_normal((1, HEADS, 150, 150)), dtype=torch.float32),
+        "mask": torch.tensor(rng.random((2, 1, 150, 150)) < 0.5),
+        "softcap": 1.5,
+    }
+    for options in (given, {"mask": lambda q, k: (k <= q) | (k < 40), "causal": False}):
+        found = attend(scheme, "flex", arrays, **options)
+        expected = attend(scheme, "reference", arrays, **options)
+        assert_near(found.numpy(), expected.numpy(), FLOAT32)
+
+
+def test_a_feature_of_one_row_or_one_head_serves_all():
+    scheme, rng = SUBJECTS["shaw"], np.random.default_rng(0)
+    (q, k, v), *_, params = tensors(scheme, 20)
+    for shape in ((1, HEADS), (2, 1), (1, 1)):
+        own = torch.tensor(rng.standard_normal((*shape, 20, 7)), dtype=torch.float32)
+        with torch.no_grad(), flex.uncompiled(), eagerly():
+            found, expected = (
+                posenc_torch.attention(q, k, v, scheme, params, path=path, q_features={"r": own})
+                for path in ("flex", "reference")
+            )
+        assert_near(found.numpy(), expected.numpy(), FLOAT32)
+
+
+def test_places_steer_a_bias_and_positions_a_mask():
+    scheme, arrays = SUBJECTS["alibi"], tensors(SUBJECTS["alibi"], 20)
+    at = torch.arange(20) // 4
+    options = {"causal": True, "window": 9, "q_axes": at, "k_axes": at}
+    with flex.uncompiled(), eagerly():
+        found = attend(scheme, "flex", arrays, **options)
+    assert_near(found.numpy(), attend(scheme, "reference", arrays, **options).numpy(), FLOAT32)
+
+
+def test_a_row_that_sees_nothing_has_the_lowest_log_sum_exp():
+    (q, k, v), *_ = tensors(posenc.NoPE(), 6)
+    seg = torch.tensor([0, 0, 0, 1, 1, 2]), torch.tensor([0, 0, 0, 1, 1, 1])
+    call = prepare(q, k, v, posenc.NoPE(), q_seg=seg[0], k_seg=seg[1], return_lse=True)
+    with torch.no_grad(), flex.uncompiled(), eagerly():
+        out, lse = flex.flex(call)
+    assert lse is not None
+    assert (lse[..., 5] == torch.finfo(torch.float32).min).all()
+    assert not out[..., 5, :].any()
+    assert (lse[..., :5] > -100).all()
+
+
+def test_a_log_sum_exp_is_asked_for_where_it_is_needed_and_given():
+    scheme = SUBJECTS["sink"]
+    arrays = tensors(scheme, 8)
+    with pytest.raises(NotImplementedError, match="sink of Sink is put in by a log-sum-exp, and "):
+        attend(scheme, "flex", arrays)
+    with pytest.raises(NotImplementedError, match="return_lse=True asks for a log-sum-exp, and "):
+        attend(SUBJECTS["alibi"], "flex", tensors(SUBJECTS["alibi"], 8), return_lse=True)
+    assert flex.without_lse(on_a_gpu(SUBJECTS["alibi"], learns=True)) is None
+    call = prepare(*arrays[0], SUBJECTS["alibi"])
+    assert flex.arguments(call)["return_aux"] is None
+    assert flex.arguments(replace(call, wants_lse=True))["return_aux"].lse
+
+
+def test_a_score_is_scaled_and_capped_before_a_bias_and_in_float32():
+    scheme = posenc.ALiBi(HEADS, slopes=[5.0, 1.0, 1.0, 1.0])
+    (q, k, v), *_ = tensors(scheme, 4)
+    added = torch.full((1, 1, 4, 4), 7.0)
+    call = prepare(q, k, v, scheme, scale=0.25, softcap=2.0, bias=added)
+    mod = flex.arguments(call)["score_mod"]
+    at = map(torch.tensor, (0, 0, 3, 0))
+    found = mod(torch.tensor(8.0, dtype=torch.bfloat16), *at)
+    assert found.dtype == torch.float32
+    assert float(found) == pytest.approx(2 * np.tanh(1) - 15 + 7)
 
 
 STEEP = posenc.ALiBi(HEADS, slopes=[4.0, 0.2, 0.1, 0.03])
@@ -149,7 +313,7 @@ def test_a_block_mask_that_is_kept_serves_whoever_comes_next():
         with torch.inference_mode():
             posenc_torch.attention(q, k, v, posenc.ALiBi(HEADS), causal=True, path="flex")
         attend(SUBJECTS["t5"], "flex", arrays, causal=True)
-    mask = flex._plain_mask(300, 300, True, None, q.device)
+    mask = flex._plain_mask(300, 300, True, None, 0, q.device)
     assert not any(a.is_inference() for a in mask.as_tuple() if isinstance(a, torch.Tensor))
 
 
@@ -207,6 +371,35 @@ def test_a_new_length_compiles_nothing_once_lengths_differ():
     assert counted.graphs <= 4
 
 
+def test_new_caps_windows_and_first_keys_compile_nothing():
+    counted, arrays = Counted(), tensors(SUBJECTS["alibi"], 200)
+    with counted.around():
+        for n in range(2, 6):
+            options = {"softcap": n / 2, "window": (10 * n, n), "sink_tokens": n - 2}
+            attend(SUBJECTS["alibi"], "flex", arrays, causal=n % 2 == 0, **options)
+            attend(SUBJECTS["alibi"], "flex", arrays, causal=n % 2 == 1, softcap=n + 1.0)
+    assert counted.graphs == 1
+
+
+def test_a_mask_of_the_same_code_and_numbers_compiles_once():
+    counted, arrays = Counted(), tensors(SUBJECTS["alibi"], 40)
+    with counted.around():
+        for edge in (5, 5, 5, 9, 9, 5):
+            options = {"mask": lambda q, k: (k <= q) | (k < edge)}  # noqa: B023
+            found = attend(SUBJECTS["alibi"], "flex", arrays, **options)
+            expected = attend(SUBJECTS["alibi"], "reference", arrays, **options)
+            assert_near(found.numpy(), expected.numpy(), FLOAT32)
+    assert counted.graphs == 2
+    # One cell of which the number changes: what was compiled for the first stays that.
+    edge, cell = 5, {}
+    cell["mask"] = lambda q, k: k < edge
+    first = known(Mask(cell["mask"], with_segments=False))
+    edge = 9
+    second = known(Mask(cell["mask"], with_segments=False))
+    edge = 5
+    assert first == known(Mask(cell["mask"], with_segments=False)) != second
+
+
 def test_more_schemes_than_a_compiler_usually_allows():
     counted, schemes = Counted(), [posenc.ALiBi(n) for n in range(2, 24)]
     with counted.around():
@@ -249,16 +442,17 @@ def test_blocks_hold_what_is_visible(seed, data):
     if data.draw(st.booleans()):
         segments = [places(rng, n, batch, 2).sort().values for n in lengths]
     causal = data.draw(st.booleans())
-    window = data.draw(st.sampled_from([None, 1, 7, 100]))
+    window = data.draw(st.sampled_from([None, (0, 0), (6, 6), (99, None), (20, 3), (None, -5)]))
+    sinks = data.draw(st.sampled_from([0, 1, 150]))
     own = [None if a is None else Places.of(a) for a in segments]
-    sight = Sight(Places.of(q_pos), Places.of(k_pos), *own, causal, window)
+    sight = Sight(Places.of(q_pos), Places.of(k_pos), *own, causal, window, sinks)
     some, every = sight.blocks()
     pairs = [a if a is None else torch.atleast_2d(a) for a in (q_pos, k_pos, *segments)]
     q, k, q_seg, k_seg = (
         a if a is None else a[:, :, None] if n % 2 == 0 else a[:, None, :]
         for n, a in enumerate(pairs)
     )
-    seen = visible(q, k, q_seg, k_seg, causal=causal, window=window)
+    seen = visible(q, k, q_seg, k_seg, causal=causal, window=window, sink_tokens=sinks)
     seen = torch.ones_like(q - k, dtype=torch.bool) if seen is None else seen
     assert torch.equal(seen, seen & spread_out(some, seen.shape))
     assert torch.equal(spread_out(every, seen.shape), spread_out(every, seen.shape) & seen)
@@ -278,8 +472,8 @@ def spread_out(blocks, shape):
 
 def test_a_block_at_the_edge_of_a_window_is_looked_at():
     near, far = torch.arange(BLOCK) + 99, torch.arange(BLOCK) - (BLOCK - 1)  # 99 apart at least
-    for window, held in ((100, True), (99, False)):
-        some, _ = Sight(Places.of(near), Places.of(far), None, None, False, window).blocks()
+    for left, held in ((99, True), (98, False)):
+        some, _ = Sight(Places.of(near), Places.of(far), None, None, False, (left, left)).blocks()
         assert bool(some[0, 0, 0]) == held
 
 
@@ -327,24 +521,35 @@ def test_a_block_mask_of_a_long_sequence_is_small():
 # What a GPU would say, without one
 
 
+def features_of(scheme, length, params, batch=1):
+    """What tokens are known by beside their positions, asking for gradients."""
+    if not has_features(scheme) and scheme.axes == 1:
+        return {}, {}
+    (q, k, _), x, _ = tensors(scheme, length, batch=batch)
+    sides = posenc.features(scheme, params, x=x, q=q, k=k)
+    found = [{n: a.detach().clone().requires_grad_() for n, a in side.items()} for side in sides]
+    if scheme.axes > 1:
+        places = everywhere(torch.arange(length), scheme.axes, xp=torch)[None, None]
+        found = [{**side, "places": places} for side in found]
+    return tuple(found)
+
+
 def learning(scheme, seed=0):
     """The scheme's ``score_mod`` with all that it can learn from asking for gradients."""
     params = {n: torch.tensor(a).requires_grad_() for n, a in params_of(scheme, seed).items()}
-    own = {}
-    if posenc.evaluate.is_gated(scheme):
-        coords = torch.tensor(normal((1, heads(scheme), 64), 4), dtype=torch.float32)
-        own = dict.fromkeys(("q_coords", "k_coords"), coords.requires_grad_())
-    return posenc_torch.score_mod(scheme, params, **own), params
+    query, key = features_of(scheme, 64, params)
+    mod = posenc_torch.score_mod(scheme, params, q_features=query, k_features=key)
+    return mod, params, (query, key)
 
 
 @pinned
 @pytest.mark.parametrize("name", some(BIASED, ONE_OF_EACH))
 def test_a_gpu_takes_the_bias_or_is_not_asked(name):
     scheme = SUBJECTS[name]
-    mod, params = learning(scheme)
+    mod, params, sides = learning(scheme)
     assert flex_lint.forward(mod, heads(scheme)) is None
     refused = flex_lint.backward(mod, heads(scheme))
-    known = loads(scheme, params)
+    known = loads(scheme, params, *sides)
     assert (refused is None) == (not known), refused
     assert refused is None or SEVERAL in refused
 
@@ -366,7 +571,7 @@ def test_a_gpu_takes_a_bias_by_distance(name, options):
 @pinned
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_a_gpu_takes_a_bias_in_half_precision(dtype):
-    mod, _ = learning(SUBJECTS["kerple"])
+    mod, *_ = learning(SUBJECTS["kerple"])
     assert flex_lint.forward(mod, HEADS, dtype=dtype) is None
     assert flex_lint.backward(mod, HEADS, dtype=dtype) is None
 
@@ -381,7 +586,7 @@ class Twice(Checkered):
 @pinned
 def test_a_learned_array_loaded_twice_is_noticed():
     scheme = Twice()
-    mod, params = learning(scheme)
+    mod, params, _ = learning(scheme)
     assert SEVERAL in flex_lint.backward(mod, HEADS)
     assert loads(scheme, params) == ["cells"]
     own = params["cells"]
@@ -390,6 +595,37 @@ def test_a_learned_array_loaded_twice_is_noticed():
         return score + own[h, i % 3, 0] - own[h, j % 3, 0]
 
     assert SEVERAL in flex_lint.backward(twice, HEADS)
+
+
+class FarAndNear(type(SUBJECTS["shaw"])):
+    """A table of each query that is loaded twice for a pair."""
+
+    def bias(self, q, k, *, params, xp):
+        r = params.query["r"]
+        return r[xp.clip(q - k, 0, 2 * self.reach)] + r[0]
+
+
+@pinned
+def test_a_table_of_features_loaded_twice_is_noticed():
+    scheme = FarAndNear()
+    mod, params, sides = learning(scheme)
+    assert SEVERAL in flex_lint.backward(mod, HEADS)
+    assert loads(scheme, params, *sides) == ["feature r of the query"]
+    wide = replace(scheme, head_dim=flex_lint.DIM)
+    assert "feature r of the query" in flex.refuses(on_a_gpu(wide, learns=True))
+    wide = replace(SUBJECTS["shaw"], head_dim=flex_lint.DIM)
+    assert flex.refuses(on_a_gpu(wide, learns=True)) is None
+
+
+@pinned
+def test_a_gpu_takes_caps_and_biases_of_callers():
+    q = torch.zeros(1, HEADS, 64, flex_lint.DIM)
+    for shape in ((1, HEADS), (1, 1)):
+        added = torch.zeros(*shape, 64, 64, requires_grad=True)
+        call = prepare(q, q, q, SUBJECTS["alibi"], bias=added, softcap=2.0, scale=0.3)
+        mod = flex.arguments(call)["score_mod"]
+        assert flex_lint.forward(mod, HEADS) is None
+        assert flex_lint.backward(mod, HEADS) is None
 
 
 @pinned
@@ -406,7 +642,7 @@ def test_what_no_kernel_does_is_noticed():
 def test_on_a_gpu_it_refuses_what_the_lint_does(scheme):
     where = dict.fromkeys(("q_pos", "k_pos"), torch.arange(4))
     call = on_a_gpu(scheme, learns=True, **where)
-    assert "one load of each learned array" in flex.refuses(call)
+    assert "one load of each learned array or feature" in flex.refuses(call)
     assert flex.refuses(on_a_gpu(scheme, learns=False, **where)) is None
     assert flex.refuses(on_a_gpu(SUBJECTS["t5"], learns=True, **where)) is None
     # By distance every array is read once, and summed by autograd.
@@ -433,25 +669,26 @@ def test_auto_on_a_gpu_takes_it_where_scores_are_many():
 # Calls of one's own
 
 
-@pytest.mark.parametrize("name", BIASED)
+@pytest.mark.parametrize("name", [n for n in BIASED if "sink" not in SUBJECTS[n].hooks()])
 def test_a_score_mod_and_a_block_mask_are_attention(name):
     scheme = SUBJECTS[name]
     (q, k, v), x, params = arrays = tensors(scheme, 40)
     pos = torch.tensor(np.random.default_rng(0).permutation(40) - 7)
     where = {"q_pos": pos, "k_pos": pos}
-    own = {}
-    if posenc.evaluate.is_gated(scheme):
-        coords = posenc.coordinates(scheme, x, params, pos=pos)
-        own = {"q_coords": coords, "k_coords": coords}
+    query, key = posenc.features(scheme, params, x=x, q=q, k=k, pos=pos)
     q_at, k_at = (
-        posenc.transform(scheme, a, pos, role=role, params=params)
-        for a, role in ((q, "query"), (k, "key"))
+        posenc.transform(scheme, a, pos, role=role, params=params, features=own)
+        for a, role, own in ((q, "query", query), (k, "key", key))
     )
-    mod = posenc_torch.score_mod(scheme, params, **where, **own)
-    mask = posenc_torch.block_mask(40, 40, causal=True, window=20, **where)
+    if scheme.axes > 1:
+        places = everywhere(pos, scheme.axes, xp=torch)[None, None]
+        query, key = {**query, "places": places}, {**key, "places": places}
+    mod = posenc_torch.score_mod(scheme, params, **where, q_features=query, k_features=key)
+    mask = posenc_torch.block_mask(40, 40, causal=True, window=(19, 5), sink_tokens=3, **where)
     with eagerly():
         found = flex_attention(q_at, k_at, v, mod, mask, scale=scheme.scale(DIM))
-    expected = attend(scheme, "reference", arrays, causal=True, window=20, **where)
+    options = {"causal": True, "window": (19, 5), "sink_tokens": 3}
+    expected = attend(scheme, "reference", arrays, **options, **where)
     assert_near(found.numpy(), expected.numpy(), FLOAT32)
 
 
@@ -485,8 +722,23 @@ def test_indices_are_positions_by_default():
                 SUBJECTS["forgetting"], posenc.init_params(SUBJECTS["forgetting"])
             ),
             ValueError,
-            "has gates: give q_coords and k_coords",
+            "'c' is no feature of the query; .* give q_features and k_features",
         ),
+        (
+            lambda: posenc_torch.score_mod(posenc.ALiBi(2), q_features={"c": torch.zeros(1, 2, 3)}),
+            ValueError,
+            "the bias of ALiBi reads no features of tokens: leave out q_features",
+        ),
+        (
+            lambda: posenc_torch.score_mod(
+                SUBJECTS["forgetting"],
+                posenc.init_params(SUBJECTS["forgetting"]),
+                q_features={"c": torch.zeros(2, 3)},
+            ),
+            ValueError,
+            r"q_features\['c'\] must be floating, \(B or 1, H or 1, L\) .*, got \(2, 3\)",
+        ),
+        (lambda: posenc_torch.block_mask(4, 4, sink_tokens=-1), ValueError, "sink_tokens must be"),
         (lambda: posenc_torch.block_mask(5, 4), ValueError, "give q_pos and k_pos"),
         (lambda: posenc_torch.block_mask(0, 4), ValueError, "q_len must be at least 1"),
         (lambda: posenc_torch.block_mask(4, 4, window=0), ValueError, "window must be at least 1"),
@@ -637,6 +889,7 @@ def test_a_program_of_ones_own_takes_changing_calls(kind, whole, dynamic):
         q_len = 2 + layout.q_len
         layout = same(layout, batch=2 + n % 3, q_len=q_len, k_len=q_len + layout.k_len)
         layout = same(layout, window=10 + 20 * n, scale=0.2 + n / 10)
+        layout = same(layout, softcap=1.5 + n, sink_tokens=1 + n)
         check(layout, filling, attend)
     # As it is, and with symbols; for a table of distances once more where it outgrows its room.
     assert compiler.graphs <= 3

@@ -3,15 +3,20 @@
 Kernels by definition stand for real ones, so that this needs no recent JAX.
 """
 
+from dataclasses import dataclass
+
 import fused_by_definition
 import numpy as np
 import pytest
-from cases import CASES, STEERING, expected, tensors_of
+from cases import CASES, STEERING, Case, expected, shuffled, tensors_of
 from frameworks import HAS, route
+from fused_schemes import Leaning, Levelled, Wide, fox_alibi, sunk
 from subjects import SUBJECTS, normal, params_of
 
 import posenc
+from posenc.attention import dense
 from posenc.call import prepare
+from posenc.paths import Path
 from posenc.testing.tolerances import PATHS, SUMMED, UNIT, assert_near, attention_bound
 
 jax = pytest.importorskip("jax")
@@ -42,15 +47,18 @@ def test_kernels_by_definition_equal_the_reference(subject, case, defined):
     try:
         assert_as_the_reference(subject, case)
     except NotImplementedError as reason:
-        if subject in FORMS and subject != "t5":  # numbers and coordinates serve every call
+        if subject in FORMS and subject != "t5":  # numbers and features serve every call
             raise
         pytest.skip(f"refused: {reason}")
 
 
 def assert_as_the_reference(subject, case):
-    scheme, where = SUBJECTS[subject], CASES[case]
+    assert_beside(SUBJECTS[subject], CASES[case], *expected(subject, case))
+
+
+def assert_beside(scheme, where, values, gradients):
+    """Kernels by definition beside what is expected, values and all gradients."""
     tensors, params = tensors_of(scheme, where), params_of(scheme)
-    values, gradients = expected(subject, case)
     d_out = normal(values.shape, 9)
     out, found = route("jax", "pallas").gradients(scheme, tensors, params, d_out, **where.options)
     assert_near(out, values, PATHS["float32"])
@@ -67,6 +75,141 @@ def tokens(length, *, q_len=None, dtype="float32", kv_heads=4):
     """q, k, v in the layout of JAX."""
     sizes = [(q_len or length, 4), *[(length, kv_heads)] * 2]
     return [jnp.asarray(normal((2, size, own, 8), n), dtype) for n, (size, own) in enumerate(sizes)]
+
+
+# Shuffled, some negative, so that sinks are anywhere and tokens before position 0 are none.
+ANYWHERE = {"q_pos": shuffled(20, 5), "k_pos": shuffled(20, 6)}
+NEW = {
+    "fox-alibi": (fox_alibi(), Case({"causal": True}, grouped=True)),
+    "fox-alibi-anywhere": (fox_alibi(), Case({"causal": True, **ANYWHERE})),
+    "a-number-of-keys": (Leaning("key"), Case({"window": 9}, q_len=11)),
+    "a-number-of-queries": (Leaning("query"), Case({"causal": True})),
+    "window-of-two-sides": (SUBJECTS["nope"], Case({"window": (6, 2)}, q_len=13)),
+    "window-open-behind": (SUBJECTS["alibi-learned"], Case({"window": (None, 3)})),
+    "sink-tokens": (SUBJECTS["alibi"], Case({"causal": True, "window": (3, 0), "sink_tokens": 2})),
+    "sink-tokens-anywhere": (
+        SUBJECTS["nope"],
+        Case({"window": (9, 4), "sink_tokens": 12, **ANYWHERE}),
+    ),
+    "sink-tokens-and-a-table": (
+        SUBJECTS["t5"],
+        Case({"causal": True, "window": 4, "sink_tokens": 3}, grouped=True),
+    ),
+    "regions": (Levelled(), Case({"causal": True})),
+    "regions-and-sink-tokens": (Levelled(), Case({"causal": True, "sink_tokens": 2})),
+    "regions-in-a-window": (Levelled(), Case({"causal": True, "window": 9})),
+}
+
+
+@pytest.mark.parametrize("name", NEW)
+def test_features_windows_and_regions_equal_the_definition(name, defined):
+    scheme, where = NEW[name]
+    tensors, params = tensors_of(scheme, where), params_of(scheme)
+    given = scheme, tensors, params, normal(tensors["q"].shape, 9)
+    options = {"dtype": "float64", **where.options}
+    assert_beside(scheme, where, *route("jax", "reference").gradients(*given, **options))
+
+
+@pytest.mark.parametrize(
+    "inner", [SUBJECTS["alibi-learned"], fox_alibi(), Levelled()], ids=["alibi", "fox", "regions"]
+)
+def test_a_learned_sink_has_its_gradient(inner, defined):
+    """What a row puts into its sink reaches every gradient through that of the log-sum-exp."""
+    scheme = sunk(inner)
+    # Some rows see nothing but the sink.
+    where = Case({"causal": True, "q_seg": np.arange(20) % 3, "k_seg": np.arange(20) % 2})
+    tensors, params = tensors_of(scheme, where), params_of(scheme)
+    given = scheme, tensors, params, normal(tensors["q"].shape, 9)
+    values, gradients = route("jax", "reference").gradients(
+        *given, dtype="float64", **where.options
+    )
+    assert np.all(np.abs(gradients["sink"]) > 0.01)
+    assert_beside(scheme, where, values, gradients)
+
+
+def call_of(scheme, *, length=20, **options):
+    """A call in the layout of the core."""
+    q, k, v = (jnp.swapaxes(a, 1, 2) for a in tokens(length))
+    params = {name: jnp.asarray(a) for name, a in params_of(scheme).items()}
+    x = jnp.asarray(normal((2, length, 6), 3), "float32")
+    return prepare(q, k, v, scheme, params, x=x, xp=jnp, **options)
+
+
+def test_a_logsumexp_says_what_the_definition_says(defined):
+    seg = {"q_seg": jnp.arange(20) % 3, "k_seg": jnp.arange(20) % 2}
+    call = call_of(fox_alibi(), causal=True, **seg)
+    lse, expected = (np.asarray(attended(call)[1]) for attended in (path.fused, dense))
+    lowest = np.finfo(np.float32).min
+    assert np.all(lse[:, :, 2::3] == lowest)  # rows that see nothing
+    assert np.all(expected[:, :, 2::3] == lowest)
+    seen = expected > lowest
+    assert_near(lse[seen], expected[seen], PATHS["float32"])
+
+
+def test_a_key_bias_has_no_logsumexp(defined, monkeypatch):
+    monkeypatch.setattr(fused_by_definition, "why_not_lowered", lambda call, here: "it does not")
+    call = call_of(SUBJECTS["forgetting"], causal=True)
+    assert path.fused(call)[1] is None
+    assert "key bias stands for that of Forgetting" in path.without_lse(call)
+    asked = Path("pallas", path.fused, refuse=path.refuses, without_lse=path.without_lse)
+    why = asked.why_not(call_of(sunk(SUBJECTS["forgetting"]), causal=True))
+    assert "the sink of Sink is put in by a log-sum-exp, and a key bias stands for" in str(why)
+    assert asked.why_not(call) is None
+
+
+@dataclass(frozen=True)
+class OfKeys(posenc.PositionScheme):
+    """A number of each key, which no query has."""
+
+    large: float = 0.0
+
+    def key_features(self, k, pos, *, scale, params, xp):
+        return {"w": self.large + 3 * k[..., 0]}
+
+    def bias(self, q, k, *, params, xp):
+        return params.key["w"]
+
+    def key_bias(self, k, *, params, xp):
+        return params.key["w"]
+
+
+# float32 holds such numbers to a 64th; taken off each row before scores are added, they cancel.
+@pytest.mark.parametrize(("case", "large"), [("fewer-queries", 2.0**18), ("everything", 0.0)])
+def test_a_key_bias_of_what_only_keys_have(case, large, defined, monkeypatch):
+    monkeypatch.setattr(fused_by_definition, "why_not_lowered", lambda call, here: "it does not")
+    scheme, where = OfKeys(large), CASES[case]
+    tensors = tensors_of(scheme, where)
+    given = scheme, tensors, {}, normal(tensors["q"].shape, 9)
+    options = {"dtype": "float64", **where.options}
+    assert_beside(scheme, where, *route("jax", "reference").gradients(*given, **options))
+
+
+@pytest.mark.parametrize(
+    ("scheme", "options", "reason"),
+    [
+        (STEEP, {"softcap": 30.0}, "do not cap scores, softcap is 30.0"),
+        (STEEP, {"bias": jnp.zeros((1, 1, 20, 20))}, "no bias of pairs, bias is given"),
+        (STEEP, {"mask": lambda q, k: q != k}, "windows only, mask is given"),
+        (
+            STEEP,
+            dict.fromkeys(("q_axes", "k_axes"), jnp.arange(20)),
+            "the bias of ALiBi reads the places given as q_axes and k_axes",
+        ),
+        (SUBJECTS["streets"], {}, "reads a table of each query, 'places'; kernels take one number"),
+        (Levelled(), {"window": 9, "sink_tokens": 2}, "sink_tokens are not in that of a region"),
+        (Wide(), {}, "reads a table of each key, 't'; kernels take one number"),
+        (Wide(table=False), {}, "reads 2 numbers of each key, a, b; kernels take one"),
+    ],
+    ids=["softcap", "bias", "mask", "places", "axes", "sink-tokens-of-regions", "table", "two"],
+)
+def test_what_kernels_do_not_read_is_refused(scheme, options, reason, defined):
+    call = call_of(scheme, **options)
+    assert reason in str(path.refuses((call.regions or (call,))[0]))
+
+
+def test_places_without_a_bias_are_served(defined):
+    places = dict.fromkeys(("q_axes", "k_axes"), jnp.arange(20) // 2)
+    assert path.refuses(call_of(posenc.RoPE(8), **places)) is None
 
 
 def test_blocks_that_round_to_nothing_are_left_out(defined, monkeypatch):
@@ -106,7 +249,7 @@ def test_the_logsumexp_has_a_gradient(defined):
         return prepare(q, k, v, scheme, params, causal=True, xp=jnp)
 
     def ours(*leaves):
-        return jnp.sum(jnp.sin(path.fused_with_logsumexp(call(*leaves))[1]))
+        return jnp.sum(jnp.sin(path.fused(call(*leaves))[1]))
 
     def expected(*leaves):
         at = call(*leaves)

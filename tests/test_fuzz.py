@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from roundings import SMALLEST, UNIT, bounds
 from subjects import normal
 
+from posenc.checks import check_window
 from posenc.positions import visible
 from posenc.testing.framework import NumPy, frameworks
 from posenc.testing.problem import Problem
@@ -158,11 +159,13 @@ def test_blocks_that_jax_leaves_out_hold_nothing_to_see(layout):
     blocks = importlib.import_module("posenc_jax.blocks")
     o = dict(layout.options)
     sizes = {"q_len": layout.q_len, "k_len": layout.k_len, "q_block": 8, "k_block": 8}
+    where = {"window": check_window(o["window"]), "sink_tokens": o["sink_tokens"]}
     tiling = blocks.Tiling(
-        layout.scheme, o["causal"], o["window"], scale=1.0, dtype="float32", aligned=True, **sizes
-    )
+        layout.scheme, o["causal"], **where, scale=1.0, softcap=None, mask=None, dtype="float32",
+        aligned=True, distances=False, **sizes,
+    )  # fmt: skip
     q, k = np.arange(layout.k_len - layout.q_len, layout.k_len), np.arange(layout.k_len)
-    seen = visible(q[:, None], k, causal=o["causal"], window=o["window"])
+    seen = visible(q[:, None], k, causal=o["causal"], **where)
     seen = np.ones((layout.q_len, layout.k_len), bool) if seen is None else seen
     for i, j in {(int(i), int(j)) for i, j in np.argwhere(seen) // 8}:
         for (first, end), at in ((tiling.keys_of(i), j), (tiling.queries_of(j), i)):

@@ -125,6 +125,36 @@ def test_a_plan_by_layer():
         positions[3]
 
 
+@pytest.mark.parametrize("subject", ["learned", "rope", "t5"])
+def test_each_layer_has_its_window(subject):
+    scheme, windows = SUBJECTS[subject], [3, None, 1]
+    positions, x = Positions.init(scheme, LAYERS, KEY, windows), hidden(SUBJECTS[subject])
+    plain = Positions.init(scheme, LAYERS, KEY)
+    same = jax.tree.map(jnp.array_equal, dict(positions.params), dict(plain.params))
+    assert all(jax.tree.leaves(same))
+    assert [position.window for position in positions] == windows
+    assert jax.tree.structure(positions) != jax.tree.structure(plain)  # windows are static
+
+    @jax.jit
+    def by_calls(plain, x):
+        x = plain.embed(x)
+        for position, window in zip(plain, windows, strict=True):
+            x = x + mixed(position.attend, x, window=window)
+        return x
+
+    assert_near(stack(positions, x), by_calls(plain, x), FLOAT32)
+    assert np.abs(stack(positions, x) - stack(plain, x)).max() > 1e-3
+
+    @jax.jit
+    def unwindowed(positions, x):
+        x = positions.embed(x)
+        for position in positions:
+            x = x + mixed(position.attend, x, window=None)
+        return x
+
+    assert_near(unwindowed(positions, x), stack(plain, x), FLOAT32)
+
+
 @pytest.mark.parametrize("subject", ["alibi-learned", "forgetting", "learned", "t5"])
 def test_an_array_learns_from_every_layer_it_serves(subject):
     scheme = SUBJECTS[subject]

@@ -89,8 +89,25 @@ def test_hidden_states_of_a_shard_are_not_enough_at_given_positions():
 
     pos, scheme = np.arange(4), Forgetting()
     x = np.ones((1, 4, WIDTH), np.float32)
-    with pytest.raises(ValueError, match="give q_coords and k_coords"):
+    with pytest.raises(ValueError, match="give q_features and k_features"):
         attend(scheme, params=params_of(scheme), x=x, q_pos=pos, k_pos=pos)
+
+
+def test_summed_features_of_a_shard_are_those_of_the_call():
+    """What keys are hidden is said; a scale of the caller's reaches features of vectors too."""
+    from proof_schemes import Shaw
+    from subjects import WIDTH, Forgetting, params_of
+
+    from posenc.schemes import Sum
+
+    x, scheme = jax.numpy.ones((1, 4, WIDTH)), Sum(Forgetting(), Shaw())
+    given = {"params": params_of(scheme), "x": x, "causal": True}
+    with pytest.raises(ValueError, match="k_valid without features: Sum sums"):
+        attend(scheme, **given, k_valid=np.ones((1, 4), bool))
+    alike = dict.fromkeys(("q_seg", "k_seg", "q_x"))  # None is as if left out
+    found = attend(scheme, **given, **alike, scale=2.0)
+    q = np.ones((1, 4, 4, 8), np.float32)
+    assert np.allclose(found, posenc_jax.attention(q, q, q, scheme, **given, scale=2.0), atol=1e-6)
 
 
 @pytest.mark.parametrize(("length", "shards"), [(8, 2), (6, 1), (48, 8)])

@@ -1,4 +1,4 @@
-"""Which scheme serves which layer, and which layers share learned arrays."""
+"""Which scheme and window serve which layer, and which layers share learned arrays."""
 
 from __future__ import annotations
 
@@ -40,6 +40,54 @@ def test_unequal_tables_are_two():
     near, far = posenc.T5Bias(HEADS), posenc.T5Bias(HEADS, max_distance=256)
     assert LayerPlan.of([near, far], 4).sources == (0, 1, 0, 1)
     assert LayerPlan.of(posenc.RoPE(DIM), 3).sources == (0, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("windows", "expected"),
+    [
+        (None, [None] * 5),
+        (7, [7] * 5),
+        ([4, 4, None], [4, 4, None, 4, 4]),
+        ((None, np.int32(9)), [None, 9, None, 9, None]),
+    ],
+)
+def test_windows_go_in_turn_by_themselves(windows, expected):
+    plan = LayerPlan.of([posenc.T5Bias(HEADS), posenc.NoPE()], 5, windows)
+    assert plan.windows == tuple(expected)
+    assert all(type(window) in (int, type(None)) for window in plan.windows)
+    assert plan.sources == LayerPlan.of(plan.schemes, 5).sources == (0, 1, 0, 3, 0)
+    assert plan == LayerPlan(plan.schemes, plan.windows)
+    assert (plan == LayerPlan(plan.schemes)) == (windows is None)
+    assert hash(plan) == hash(LayerPlan(plan.schemes, plan.windows))
+
+
+def test_the_narrower_of_two_windows_counts():
+    plan = LayerPlan.of(posenc.NoPE(), 3, [8, 2, None])
+    assert plan.narrowed(None) == plan.windows
+    assert plan.narrowed(4) == (4, 2, 4)
+    assert plan.narrowed(100) == (8, 2, 100)
+
+
+@pytest.mark.parametrize(
+    ("windows", "error", "message"),
+    [
+        (0, ValueError, "windows must be at least 1, got 0"),
+        ([3, -1], ValueError, "windows must be at least 1, got -1"),
+        (2.0, TypeError, "windows must be an integer, got 2.0"),
+        (True, TypeError, "windows must be an integer, got True"),
+        ("512", TypeError, "windows must be an integer, got '512'"),
+        ([], ValueError, r"windows must be one, or 1 to layers=2 of them, got \(\)"),
+        ([1, 2, 3], ValueError, r"1 to layers=2 of them, got \(1, 2, 3\)"),
+    ],
+)
+def test_wrong_windows(windows, error, message):
+    with pytest.raises(error, match=message):
+        LayerPlan.of(posenc.NoPE(), 2, windows)
+
+
+def test_a_plan_has_a_window_for_each_layer():
+    with pytest.raises(ValueError, match=r"windows must be 2, one a layer, got \(4,\)"):
+        LayerPlan((posenc.NoPE(),) * 2, (4,))
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from subjects import DIM, HEADS, SUBJECTS, WIDTH, Forgetting, heads, normal, par
 import posenc
 from posenc.blocks import meeting
 from posenc.call import prepare
-from posenc.evaluate import is_gated
-from posenc.lowerings import by_distance, by_key, has_bias
+from posenc.evaluate import has_bias, reads_features
+from posenc.lowerings import by_distance, by_key
 from posenc.negligible import negligible
 from posenc.testing.tolerances import rounding_bound
 
@@ -35,10 +35,10 @@ def call_of(scheme, q_len, k_len, *, seed=0, size=1.0, dtype="float64", grouped=
     shared = 1 if grouped and count > 1 else count
     q = size * normal((2, count, q_len, DIM), seed, d)
     k, v = (size * normal((2, shared, k_len, DIM), seed + n, d) for n in (1, 2))
-    x = normal((2, k_len, WIDTH), seed + 3, d)
+    x, q_x = (normal((2, n, WIDTH), seed + 3, d) for n in (k_len, q_len))
     own = params_of(scheme, dtype=dtype)
-    q, k, v, x = (a.astype(dtype) for a in (q, k, v, x))
-    return prepare(q, k, v, scheme, own, x=x, xp=xp, **options)
+    q, k, v, x, q_x = (a.astype(dtype) for a in (q, k, v, x, q_x))
+    return prepare(q, k, v, scheme, own, x=x, q_x=q_x, xp=xp, **options)
 
 
 def weights(call):
@@ -67,7 +67,7 @@ def test_a_bias_by_distance_is_the_bias(name, lengths):
     scheme = FADING[name]
     call = call_of(scheme, *lengths)
     table = by_distance(call)
-    assert (table is not None) == (scheme.relative and not is_gated(scheme))
+    assert (table is not None) == (scheme.relative and not reads_features(scheme))
     if table is None:
         return
     q_len, k_len = lengths
@@ -213,7 +213,8 @@ def test_one_long_key_far_away_is_kept():
 def test_a_query_that_does_not_see_itself_keeps_what_is_far():
     call = call_of(STEEP, 200, 200, dtype="float32", causal=True)
     tokens = np.arange(200)  # the second half sees the first twenty keys alone
-    apart = replace(call, q_seg=1 * (tokens >= 100), k_seg=1 * (tokens < 20))
+    query = call.query._replace(seg=1 * (tokens >= 100))
+    apart = replace(call, query=query, key=call.key._replace(seg=1 * (tokens < 20)))
     _, every = meeting(apart, 10)
     for whole in (None, every):
         nothing, exact = negligible(apart, 10, whole=whole), weights(apart)

@@ -1,11 +1,13 @@
 """The kernels for Hopper GPUs, interpreted on a CPU, beside the reference; and who is refused."""
 
+import itertools
 import re
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
 from frameworks import route
+from fused_schemes import Levelled, fox_alibi, sunk
 from subjects import WIDTH, Fence, Forgetting, Kerple, normal, params_of
 
 import posenc
@@ -17,6 +19,9 @@ jnp = jax.numpy
 posenc_jax = pytest.importorskip("posenc_jax")
 
 from posenc_jax.fused import mosaic_gpu  # noqa: E402
+from posenc_jax.fused.mosaic_gpu import tile  # noqa: E402
+from posenc_jax.fused.path import fused  # noqa: E402
+from posenc_jax.fused.plan import Plan, Read  # noqa: E402
 from posenc_jax.fused.target import Target, targeting  # noqa: E402
 
 INTERPRETED, HOPPER = Target("gpu", "9.0", interpreted=True), Target("gpu", "9.0")
@@ -62,7 +67,7 @@ class Case:
 
 # Each is compiled and interpreted for seconds, so what can be combined is.
 CASES = {
-    "no-bias-window": Case(NOPE, q_len=150, k_len=260, kv=1, options={"window": 90}),
+    "no-bias-window": Case(NOPE, q_len=150, k_len=260, kv=1, options={"window": (90, 30)}),
     "alibi-fewer-queries": Case(
         posenc.ALiBi(HEADS), "float16", 128, q_len=70, k_len=200, options={"causal": True}
     ),
@@ -97,6 +102,10 @@ CASES = {
         options={"window": 50},
     ),
     "forgetting": Case(Forgetting(HEADS), kv=1, options={"causal": True}),
+    "fox-alibi-sink-tokens": Case(
+        fox_alibi(HEADS), kv=1, options={"causal": True, "window": (70, None), "sink_tokens": 5}
+    ),
+    "regions-and-a-sink": Case(sunk(Levelled(HEADS, 30)), options={"causal": True}),
     "nothing-far": Case(Fence(reach=20), "float16", q_len=40, k_len=40, heads=4, kv=4),
 }
 
@@ -119,21 +128,36 @@ def test_interpreted_kernels_equal_the_reference(name):
         assert_near(found[which], gradient, wide, f"gradient of {which}")
 
 
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("window", [None, (0, 0), (70, 3), (None, 9), (9, None), (None, -40)])
+def test_a_tile_is_masked_where_it_hides_something(window, causal):
+    """And only there: what is computed of a mask is computed for every score."""
+    plan = replace(
+        Plan.trial(NOPE, Read((), (), (), ()), 128),
+        causal=causal, window=window, q_len=300, k_len=333,
+    )  # fmt: skip
+    for shape, axis, q, k in itertools.product(
+        [(64, 64), (64, 128)], (0, 1), range(33, 333, 64), range(0, 333, 32)
+    ):
+        query, key = tile.Side(axis, q), tile.Side(1 - axis, k)
+        at_q, at_k = (s.start + np.arange(shape[s.axis]) for s in (query, key))
+        seen = plan.seen(at_q[:, None], at_k, at_k)
+        hides = seen is not None and not np.all(seen)
+        assert bool(tile._may_hide(plan, query, key, shape)) == hides
+
+
 @interprets
 def test_what_a_row_may_not_see_leaves_no_trace():
-    """Blind rows are 0 with log-sum-exp ``FLOOR``; values there may be as large as they come."""
-    from posenc_jax.fused.path import fused_with_logsumexp
-    from posenc_jax.fused.plan import FLOOR
-
+    """Blind rows are 0 with the lowest log-sum-exp; values there may be as large as they come."""
     rng = np.random.default_rng(0)
     q, k, v = (jnp.asarray(rng.normal(size=(1, 1, 20, 64)), jnp.bfloat16) for _ in range(3))
     seg = jnp.asarray([0] * 10 + [1] * 10)
     v = v.at[:, :, 10:].set(1e30)
     call = prepare(q, k, v, NOPE, q_seg=seg.at[:5].set(2), k_seg=seg, xp=jnp)
     with targeting(INTERPRETED):
-        out, logsumexp = fused_with_logsumexp(call)
+        out, logsumexp = fused(call)
     assert np.all(np.asarray(out[:, :, :5], np.float32) == 0)
-    assert np.all(np.asarray(logsumexp[:, :, :5]) == FLOOR)
+    assert np.all(np.asarray(logsumexp[:, :, :5]) == np.finfo(np.float32).min)
     assert np.all(np.isfinite(np.asarray(out[:, :, :10], np.float32)))
 
 
@@ -156,6 +180,7 @@ def test_kernels_lower_for_a_gpu_that_is_not_here(name):
         traced = jax.jit(jax.value_and_grad(loss, (0, 1))).trace(tensors, params)
         text = traced.lower(lowering_platforms=("cuda",)).as_text()
     kernels = 4 if isinstance(case.scheme, posenc.T5Bias) else 3
+    kernels *= max(1, len(case.scheme.regions()))
     assert text.count("custom_call @mosaic_gpu") == kernels
 
 

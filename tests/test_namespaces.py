@@ -8,45 +8,52 @@ from frameworks import HAS
 from subjects import DIM, SUBJECTS, WIDTH, heads, normal, params_of
 
 import posenc
-from posenc.evaluate import is_gated
-from posenc.testing import assert_near
+from posenc.evaluate import reads_features, transforms
+from posenc.testing import Subject, assert_near
 from posenc.testing.tolerances import ROUNDED
 
 POS = np.asarray([[0, 1, 2, 3, 40, 5], [9, 0, 7, 7, 3, 63]])
 
 
 def of_bias(scheme, a, params):
-    return None if is_gated(scheme) else posenc.bias(scheme, a["pos"], a["pos"], params)
+    return None if reads_features(scheme) else posenc.bias(scheme, a["pos"], a["pos"], params)
 
 
 def of_transform(scheme, a, params):
-    return posenc.transform(scheme, a["q"], a["pos"], role="query", params=params)
+    q, where = a["q"], {"pos": a["pos"], "seg": a["seg"]}
+    found = {}
+    if transforms(scheme):
+        found = posenc.features(scheme, params, x=a["x"], q=q, k=q, **where)[0]
+    return posenc.transform(scheme, q, a["pos"], role="query", params=params, features=found)
 
 
 def of_embedding(scheme, a, params):
     return posenc.embedding(scheme, a["pos"], params)
 
 
-def of_coordinates(scheme, a, params):
-    return posenc.coordinates(scheme, a["x"], params, pos=a["pos"], seg=a["seg"])
+def of_features(scheme, a, params):
+    where = {"pos": a["pos"], "seg": a["seg"]}
+    sides = posenc.features(scheme, params, x=a["x"], q=a["q"], k=a["k"], **where)
+    return next((found for side in sides for found in side.values()), None)
 
 
 def of_attention(scheme, a, params):
-    names = ("q", "k", "v", "x")
+    names = ("q", "k", "v", "x", "q_x")
     options = {"q_pos": a["pos"], "k_pos": a["pos"], "q_seg": a["seg"], "k_seg": a["seg"]}
-    tensors = {name: a[name] for name in names}
+    tensors = {name: a[name.removeprefix("q_") if name == "q_x" else name] for name in names}
     return posenc.attention(**tensors, scheme=scheme, params=params, causal=True, **options)
 
 
-FUNCTIONS = [of_attention, of_bias, of_coordinates, of_embedding, of_transform]
+FUNCTIONS = [of_attention, of_bias, of_embedding, of_features, of_transform]
 
 
 def arguments(scheme, dtype):
     count = heads(scheme)
+    shared = 1 if Subject(scheme).shares_keys else count
     return {
         "q": normal((2, count, 6, DIM), 0, dtype),
-        "k": normal((2, 1, 6, DIM), 1, dtype),
-        "v": normal((2, 1, 6, DIM), 2, dtype),
+        "k": normal((2, shared, 6, DIM), 1, dtype),
+        "v": normal((2, shared, 6, DIM), 2, dtype),
         "x": normal((2, 6, WIDTH), 3, dtype),
         "pos": POS,
         "seg": POS % 2,

@@ -178,7 +178,7 @@ def test_a_kernel_alone_is_given_what_the_path_gives_it(form, monkeypatch):
     assert whole.shape == given["q"].shape
     (found,) = gradients
     assert {"q", "k", "v", "params"} <= set(found)
-    assert ("q_coords" in found) == (form == "gated")
+    assert ("q_features" in found) == form.startswith("gated")
     assert set(found["params"]) == set(given["params"])
 
 

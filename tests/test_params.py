@@ -153,21 +153,30 @@ def test_a_bias_is_an_array():
         posenc.bias(Shaped(None), np.arange(3), np.arange(5))
 
 
-X = np.ones((1, 5, 6), np.float32)
+X, CARRY = np.ones((1, 5, 6), np.float32), np.zeros((1, 2), np.float32)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"at_pos": np.arange(5)}, "without pos"),
-        ({"pos": np.arange(5), "at_seg": np.arange(5)}, "without seg"),
-        ({"pos": np.arange(4)}, "pos .* does not fit x"),
-        ({"pos": np.zeros((3, 5), int)}, "pos .* does not fit x"),
-        ({"seg": np.zeros((3, 5), int)}, "seg .* does not fit x"),
-        ({"carry": np.zeros((3, 2), np.float32)}, "carry must be"),
+        ({"x": None}, "Forgetting has features: give x, or q and k"),
+        ({"pos": np.arange(4)}, "pos .* does not fit tokens"),
+        ({"pos": np.zeros((3, 5), int)}, "pos .* does not fit tokens"),
+        ({"seg": np.zeros((3, 5), int)}, "seg .* does not fit tokens"),
+        ({"carry": {"c": np.zeros((3, 2), np.float32)}}, r"carry\['c'\] must be \(1, 2\)"),
+        ({"carry": {}}, "carry lacks 'c', which is summed"),
+        ({"carry": {"c": CARRY, "d": CARRY}}, "carry has 'd', which is not summed; accepted: c"),
+        ({"carry": {"c": CARRY}, "seg": np.zeros(5, int)}, "carry is given with seg"),
+        ({"carry": CARRY}, "carry must map names to arrays"),
+        ({"axes": np.zeros((5, 2), int)}, r"axes must have shape \(L, axes\) = \(5, 1\)"),
     ],
 )
-def test_coordinates_of_what_does_not_fit(changes, message):
+def test_features_of_what_does_not_fit(changes, message):
     scheme = Forgetting(num_heads=2)
-    with pytest.raises(ValueError, match=message):
-        posenc.coordinates(scheme, X, posenc.init_params(scheme), **changes)
+    given = {"x": X, **changes}
+    with pytest.raises((TypeError, ValueError), match=message):
+        posenc.features(scheme, posenc.init_params(scheme), **given)
+
+
+def test_a_scheme_without_features_has_none():
+    assert posenc.features(posenc.ALiBi(2), x=X) == ({}, {})

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from cases import CASES, STEERING, tensors_of
 from frameworks import HAS
-from subjects import DIM, HEADS, SUBJECTS, Fence, normal, params_of
+from subjects import DIM, HEADS, SUBJECTS, Fence, Forgetting, normal, params_of
 
 import posenc
-from posenc.evaluate import is_gated
+from posenc.evaluate import has_features
+from posenc.params import Features, Params
 from posenc.testing import assert_near
 from posenc.testing.tolerances import PATHS, rounding_bound
 
@@ -47,8 +48,19 @@ def loops(scheme, q, k, v, params, bias, scale, **o):
     return out
 
 
+# Schemes of features, rows, sinks and regions have formulas of their own elsewhere.
+PLAIN = [
+    name
+    for name in STEERING
+    if not has_features(SUBJECTS[name])
+    and SUBJECTS[name].axes == 1
+    and not SUBJECTS[name].hooks() & {"sink", "regions", "adjust_scores"}
+]
+SUMMED = [name for name in STEERING if isinstance(SUBJECTS[name], Forgetting)]
+
+
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("subject", [n for n in STEERING if not is_gated(SUBJECTS[n])])
+@pytest.mark.parametrize("subject", PLAIN)
 def test_the_reference_is_its_definition(subject, case):
     scheme, where = SUBJECTS[subject], CASES[case]
     tensors, params = tensors_of(scheme, where), params_of(scheme, dtype="float64")
@@ -72,7 +84,7 @@ def log_sigmoid(z):
 
 
 @pytest.mark.parametrize("case", ["causal", "shuffled", "segments", "fewer-queries"])
-@pytest.mark.parametrize("subject", [n for n in STEERING if is_gated(SUBJECTS[n])])
+@pytest.mark.parametrize("subject", SUMMED)
 def test_gates_are_summed_in_the_order_of_positions(subject, case):
     scheme, where = SUBJECTS[subject], CASES[case]
     o, tensors = where.options, tensors_of(scheme, where)
@@ -81,22 +93,23 @@ def test_gates_are_summed_in_the_order_of_positions(subject, case):
     (B, _, Q, _), K = q.shape, k.shape[2]
     pos = np.broadcast_to(o.get("k_pos", np.arange(K)), (B, K))
     seg = np.broadcast_to(o.get("k_seg", np.zeros(K, int)), (B, K))
-    x, coords = tensors.pop("x"), np.zeros((B, HEADS, K))
-    for b, h, i in np.ndindex(coords.shape):
+    x, sums = tensors.pop("x"), np.zeros((B, HEADS, K))
+    for b, h, i in np.ndindex(sums.shape):
         for j in range(K):
             if pos[b, j] <= pos[b, i] and seg[b, j] == seg[b, i]:
-                coords[b, h, i] += log_sigmoid(x[b, j] @ params["w"][h] + params["b"][h])
-    found_coords = posenc.coordinates(
-        scheme, x, params, **({"pos": pos, "seg": seg} if "k_pos" in o else {})
-    )
-    assert_near(found_coords, coords, FLOAT64)
-    ready = {"q_coords": coords[:, :, K - Q :], "k_coords": coords}
+                sums[b, h, i] += log_sigmoid(x[b, j] @ params["w"][h] + params["b"][h])
+    where_given = {"pos": pos, "seg": seg} if "k_pos" in o else {}
+    for side in posenc.features(scheme, params, x=x, **where_given):
+        assert_near(side["c"], sums, FLOAT64)
+    ready = {"q_features": {"c": sums[:, :, K - Q :]}, "k_features": {"c": sums}}
     again = posenc.attention(**tensors, scheme=scheme, params=params, **ready, **o)
     assert_near(found, again, FLOAT64)
     where_is = [{int(p): i for i, p in enumerate(row)} for row in pos]
 
     def bias(b, h, i, j):
-        return scheme.bias(*(coords[b, h, where_is[b][p]] for p in (i, j)), params={}, xp=np)
+        q, k = (sums[b, h, where_is[b][p]] for p in (i, j))
+        read = Params({}, np.float64, Features({"c": q}, "query"), Features({"c": k}, "key"))
+        return scheme.bias(i, j, params=read, xp=np)
 
     if case != "segments":  # there a position names no token
         scale = DIM**-0.5
@@ -107,9 +120,10 @@ def test_gates_are_summed_in_the_order_of_positions(subject, case):
 def test_a_carry_continues_the_sum():
     scheme, x = SUBJECTS["forgetting"], normal((2, 9, 6), 0)
     params = params_of(scheme)
-    whole = posenc.coordinates(scheme, x, params)
-    rest = posenc.coordinates(scheme, x[:, 5:], params, carry=whole[:, :, 4])
-    assert_near(rest, whole[:, :, 5:], FLOAT64)
+    whole = posenc.features(scheme, params, x=x)[1]["c"]
+    carry = {"c": whole[:, :, 4]}
+    for side in posenc.features(scheme, params, x=x[:, 5:], carry=carry):
+        assert_near(side["c"], whole[:, :, 5:], FLOAT64)
 
 
 def test_rows_that_see_nothing_are_zero():
@@ -197,18 +211,19 @@ def test_gradients_of_the_reference_equal_differences(subject):
     import torch
 
     scheme, where = SUBJECTS[subject], CASES["everything"]
-    named = tensors_of(scheme, where) | params_of(scheme, dtype="float64")
+    tensors, given = tensors_of(scheme, where), params_of(scheme, dtype="float64")
+    named = tensors | {f"param:{name}": a for name, a in given.items()}
     leaves = {name: torch.tensor(a, requires_grad=True) for name, a in named.items()}
     options = {n: torch.tensor(o) if hasattr(o, "shape") else o for n, o in where.options.items()}
 
     def run(*values):
         values = dict(zip(named, values, strict=True))
-        params = {name: values.pop(name) for name in scheme.param_specs()}
+        params = {name: values.pop(f"param:{name}") for name in scheme.param_specs()}
         return posenc.attention(**values, scheme=scheme, params=params, **options)
 
     used = tuple(leaves.values())
     assert torch.autograd.gradcheck(run, used, fast_mode=True)
     grads = torch.autograd.grad(run(*used).square().sum(), used, allow_unused=True)
     for name, gradient in zip(named, grads, strict=True):
-        if name in scheme.param_specs():
+        if name.startswith("param:"):
             assert torch.any(gradient != 0), f"no gradient reaches {name}"

@@ -16,6 +16,7 @@ from posenc.ablation.plots import curve_svg, loss_against_length, loss_svgs, pos
 from posenc.ablation.report import headline, write_report
 from posenc.ablation.tables import (
     Table,
+    built,
     cost_table,
     difference_tables,
     growth_table,
@@ -294,12 +295,16 @@ def as_built(records, **schemes):
 
 def test_what_the_study_set_is_said(tmp_path, records):
     for r in records:
-        r["scheme"] = {"flat": "t5", "twin": "t5:max_distance=9+nope"}.get(r["scheme"], r["scheme"])
-    as_built(records, t5=["T5Bias(2)"] * 2, **{"t5:max_distance=9+nope": ["T5Bias(1)", "NoPE()"]})
-    own = study(["t5", "t5:max_distance=9+nope", "breaks", "better"], position_rate=10.0)
+        r["scheme"] = {"flat": "t5", "twin": "t5:max_distance=9/nope"}.get(r["scheme"], r["scheme"])
+    as_built(records, t5=["T5Bias(2)"] * 2, **{"t5:max_distance=9/nope": ["T5Bias(1)", "NoPE()"]})
+    own = study(["t5", "t5:max_distance=9/nope", "breaks", "better"], position_rate=10.0)
+    own["fitted"] = {
+        "t5": "causal=True, num_buckets=32, max_distance=64",
+        "t5:max_distance=9": "causal=True, num_buckets=32",
+    }
     fitted, learned = settings(own, records)
     assert "t5 is built with causal=True, num_buckets=32, max_distance=64;" in fitted
-    assert "t5:max_distance=9+nope is built with causal=True, num_buckets=32." in fitted
+    assert "t5:max_distance=9 is built with causal=True, num_buckets=32." in fitted
     assert learned == (
         "Learned position params (breaks) have 10 times the learning rate of the other weights."
     )
@@ -313,6 +318,22 @@ def test_what_the_study_set_is_said(tmp_path, records):
         assert fact in page
     assert "T5Bias(2), T5Bias(2)" not in page
     assert settings(study(), [failed("flat", 0)]) == []
+
+
+@pytest.mark.parametrize(
+    ("windows", "shown"),
+    [
+        (None, "NoPE(), RoPE(8), RoPE(8)"),  # of a release that had none
+        ([None, None, None], "NoPE(), RoPE(8), RoPE(8)"),
+        ([None, 512, None], "NoPE(), RoPE(8)@512, RoPE(8)"),
+    ],
+)
+def test_windows_are_shown_with_the_schemes_as_built(records, windows, shown):
+    as_built(records, flat=["NoPE()", "RoPE(8)", "RoPE(8)"], twin=["NoPE()"] * 2)
+    for r in records:
+        r |= {"flat": {"windows": windows}, "twin": {"windows": [4, 4]}}.get(r["scheme"], {})
+    found = built(study(), records)
+    assert (found["flat"], found["twin"]) == (shown, "NoPE()@4")
 
 
 @pytest.mark.parametrize(

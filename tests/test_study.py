@@ -7,6 +7,7 @@ import importlib
 import json
 import math
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -23,7 +24,7 @@ import posenc
 from posenc.ablation import cell as cells
 from posenc.ablation import identity, windows
 from posenc.ablation.corpus import Corpus
-from posenc.ablation.decoder import Decoder
+from posenc.ablation.decoder import EPSILON, Decoder
 from posenc.ablation.outputs import STUDY, publish
 from posenc.ablation.results import (
     COLUMNS,
@@ -38,9 +39,11 @@ from posenc.ablation.results import (
 from posenc.ablation.runner import cells_folder, plan, run_cells, run_study, work
 from posenc.ablation.schedule import rate
 from posenc.ablation.source import _imports, _package, source
-from posenc.ablation.specs import layers, parse, split
+from posenc.ablation.specs import fitted_settings, layers, parse, split
 from posenc.ablation.study import Recipe, Study
 from posenc.ablation.terminal import _write
+from posenc.layers import LayerPlan
+from posenc.schemes import Sum
 
 BACKENDS = [name for name in ("jax", "torch") if require(name)]
 CATALOGUE = sorted(posenc.schemes())
@@ -77,7 +80,7 @@ class Growing(posenc.PositionScheme):
 
 @dataclass(frozen=True)
 class Gated(posenc.PositionScheme):
-    """A hook at work: a learned gate a token and head, summed into coordinates."""
+    """A hook at work: a learned gate a token and head, summed in the order of positions."""
 
     num_heads: int
     dim: int
@@ -85,11 +88,14 @@ class Gated(posenc.PositionScheme):
     def param_specs(self):
         return {"w": posenc.ParamSpec((self.num_heads, self.dim))}
 
-    def gate(self, x, *, params, xp):
-        return -xp.log1p(xp.exp(xp.matmul(x, xp.matrix_transpose(params["w"]))))
+    cumulative = ("gates",)
+
+    def hidden_features(self, x, *, role, params, xp):
+        gates = -xp.log1p(xp.exp(xp.matmul(x, xp.matrix_transpose(params["w"]))))
+        return {"gates": xp.matrix_transpose(gates)} if role == "key" else {}
 
     def bias(self, q, k, *, params, xp):
-        return q - k
+        return params.query["gates"] - params.key["gates"]
 
 
 @dataclass(frozen=True)
@@ -116,7 +122,8 @@ def learner(backend, schemes, seed=0, **changes):
     made = recipe(**changes)
     study = Study(**asdict(made), schemes=("nope",))
     cell = study.cells(Corpus("", b"", b"", 0, 0, ""), backend)[0]
-    decoder = Decoder.of(made, schemes, seed)
+    plan = schemes if isinstance(schemes, LayerPlan) else LayerPlan(schemes)
+    decoder = Decoder.of(made, plan, seed)
     return cells.learner(cell, decoder), decoder
 
 
@@ -145,8 +152,8 @@ def records(tmp_path, corpus, monkeypatch):
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_shared_weights_are_the_same_for_every_scheme(name):
     one = Decoder.of(recipe(), layers(name, recipe()), seed=3)
-    other = Decoder.of(recipe(), (posenc.NoPE(),) * 2, seed=3)
-    assert one.digest() == other.digest() != Decoder.of(recipe(), one.schemes, seed=4).digest()
+    other = Decoder.of(recipe(), LayerPlan.of(posenc.NoPE(), 2), seed=3)
+    assert one.digest() == other.digest() != Decoder.of(recipe(), one.plan, seed=4).digest()
 
 
 @pytest.mark.parametrize("name", CATALOGUE)
@@ -193,7 +200,7 @@ def test_warm_up_then_linear_decay():
 
 
 @pytest.mark.skipif(len(BACKENDS) < 2, reason="compares two frameworks")
-@pytest.mark.parametrize("name", [*CATALOGUE, "rope+alibi"])
+@pytest.mark.parametrize("name", [*CATALOGUE, "rope+alibi", "rope@9/t5@5", "t5@9/t5"])
 def test_both_trainers_follow_the_same_trajectory(name, corpus):
     losses, scores = [], []
     for backend in BACKENDS:
@@ -247,6 +254,70 @@ def test_a_window_of_the_whole_length_changes_nothing(backend, corpus):
     plain, whole, narrow = (model.token_losses(tokens, window) for window in (None, 32, 4))
     np.testing.assert_allclose(plain, whole, atol=1e-5)
     assert np.abs(plain - narrow).max() > 1e-3
+
+
+def losses_by_hand(decoder, tokens, windows):
+    """What the decoder of a study computes, layer by layer in NumPy, each in its window."""
+    w, dim = decoder.weights, decoder.recipe.dim
+
+    def norm(x, gain):
+        x = x - x.mean(-1, keepdims=True)
+        return x / np.sqrt((x**2).mean(-1, keepdims=True) + EPSILON) * gain
+
+    x = w["embed"][tokens[:, :-1]] * math.sqrt(dim)
+    for layer, window in enumerate(windows):
+        hidden = norm(x, w[f"{layer}.norm1"])
+        heads = (hidden @ w[f"{layer}.qkv"]).reshape(*x.shape[:2], 3, decoder.recipe.heads, -1)
+        q, k, v = np.transpose(heads, (2, 0, 3, 1, 4))
+        params = decoder.position[decoder.owners[layer]]
+        scheme = decoder.schemes[layer]
+        out = posenc.attention(q, k, v, scheme, params, causal=True, window=window)
+        x = x + np.swapaxes(out, 1, 2).reshape(x.shape) @ w[f"{layer}.out"]
+        up = norm(x, w[f"{layer}.norm2"]) @ w[f"{layer}.up"]
+        gelu = up * (1 + np.tanh(math.sqrt(2 / math.pi) * (up + 0.044715 * up**3))) / 2
+        x = x + gelu @ w[f"{layer}.down"]
+    logits = norm(x, w["norm"]) @ w["embed"].T
+    logits = logits - logits.max(-1, keepdims=True)
+    picked = np.take_along_axis(logits, tokens[:, 1:, None].astype(np.int64), -1)[..., 0]
+    return np.log(np.exp(logits).sum(-1)) - picked
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("label", ["rope@5/rope", "rope/t5@3", "t5@20/t5@4", "alibi@9"])
+def test_each_layer_attends_in_its_window(backend, label, corpus):
+    model, decoder = learner(backend, layers(label, recipe()))
+    tokens = windows.held_out(corpus.validation, windows=2, longest=32)
+    own = decoder.plan.windows
+    assert own != (None, None)
+    found = model.token_losses(tokens, None)
+    np.testing.assert_allclose(found, losses_by_hand(decoder, tokens, own), atol=1e-4)
+    assert np.abs(found - losses_by_hand(decoder, tokens, (None, None))).max() > 1e-2
+    # A window of the evaluation narrows those of the layers, and widens none.
+    narrower = [min(window or 7, 7) for window in own]
+    found = model.token_losses(tokens, 7)
+    np.testing.assert_allclose(found, losses_by_hand(decoder, tokens, narrower), atol=1e-4)
+    # Training sees by the same windows: its first loss is that of the first weights.
+    (batch,) = batches(corpus, 1)
+    expected = losses_by_hand(decoder, batch, own).mean()
+    assert model.train(batch[None], 0)[0] == pytest.approx(expected, abs=1e-5)
+    assert abs(losses_by_hand(decoder, batch, (None, None)).mean() - expected) > 1e-4
+
+
+def test_a_window_is_part_of_what_a_run_is(tmp_path, corpus, records):
+    labels = ("rope@9/nope", "rope/nope", "rope@9")
+    one = study(tmp_path, schemes=labels, windowed=labels[2:], backend=BACKENDS[-1])
+    ended = {record["scheme"]: record for record in records(one)}
+    assert [r["error"] for r in ended.values()] == [None] * 3
+    assert [r["windows"] for r in ended.values()] == [[9, None], [None, None], [9, 9]]
+    losses = [r["loss"]["32"] for r in ended.values()]
+    assert len(set(losses)) == 3
+    assert ended["rope@9"]["loss_windowed"] == ended["rope@9"]["loss"]  # 16 is wider
+    assert plan(one, corpus)[1] == []  # all are kept
+    cell = one.cells(corpus, BACKENDS[-1])[0]
+    other = replace(cell, windows=(8, None))
+    assert other.digest() != cell.digest()
+    with pytest.raises(RuntimeError, match=r"windows changed .*: from 8, None to 9, None"):
+        cells.run(other, corpus)
 
 
 def test_records_are_complete_and_the_same_again(tmp_path, records):
@@ -310,8 +381,8 @@ def test_a_damaged_record_is_made_anew_and_ends_nothing(tmp_path, corpus, record
 
 
 def test_the_worst_names_are_names_of_files(tmp_path, corpus):
-    label = "+".join(["rope:base=500000,layout=half", "alibi"] * 10)
-    many = study(tmp_path, schemes=(label, f"{label}+nope"), layers=21)
+    label = "/".join(["rope:base=500000,layout=half@512", "alibi"] * 10)
+    many = study(tmp_path, schemes=(label, f"{label}/nope"), layers=21)
     names = [cell.file_name() for cell in many.cells(corpus, BACKENDS[0])]
     assert len(set(names)) == 2
     assert (
@@ -488,7 +559,7 @@ def foreign(tmp_path, monkeypatch):
 
 
 def digest(label="kit.scheme.Mine"):
-    return source(layers(label, recipe()))
+    return source(layers(label, recipe()).schemes)
 
 
 @pytest.mark.parametrize("name", FOREIGN)
@@ -740,6 +811,9 @@ def test_a_study_of_failures_replaces_no_good_one(tmp_path, capsys):
         (["rope, alibi"], ["rope", "alibi"]),
         (["rope,", "alibi ,nope"], ["rope", "alibi", "nope"]),
         (["rope + nope", "rope", "+", "t5"], ["rope+nope", "rope+t5"]),
+        (["rope @ 8 / nope", "rope/nope,t5@ 3"], ["rope@8/nope", "rope/nope", "t5@3"]),
+        (["rope@8,nope", "rope", "/", "t5"], ["rope@8", "nope", "rope/t5"]),
+        (["a.B:x='p / q@r, s'/t5"], ["a.B:x='p / q@r, s'/t5"]),
         (["rope: base = 5, layout=half t5"], ["rope:base=5,layout=half", "t5"]),
         (["a.B:x=(1, 2),y='p, q+r' t5"], ["a.B:x=(1, 2),y='p, q+r'", "t5"]),
         (["a.B:x=[(1, 2), (3,)]+t5,nope"], ["a.B:x=[(1, 2), (3,)]+t5", "nope"]),
@@ -751,21 +825,85 @@ def test_words_are_cut_into_labels(words, labels):
 
 
 def test_labels():
-    many = parse("rope : base=1e+5 + a.B:x=[(1, 2), (3,)],y='p, q+r',z=p")
-    assert [(part.name, dict(part.options)) for part in many] == [
+    (many,) = parse("rope : base=1e+5 + a.B:x=[(1, 2), (3,)],y='p, q+r/s@t',z=p")
+    assert [(part.name, dict(part.options)) for part in many.parts] == [
         ("rope", {"base": 1e5}),
-        ("a.B", {"x": [(1, 2), (3,)], "y": "p, q+r", "z": "p"}),
+        ("a.B", {"x": [(1, 2), (3,)], "y": "p, q+r/s@t", "z": "p"}),
     ]
-    (part,) = parse("rope:base=5e5,layout=interleaved")
+    assert [part.text for part in many.parts] == [
+        "rope:base=1e+5",
+        "a.B:x=[(1, 2), (3,)],y='p, q+r/s@t',z=p",
+    ]
+    ((part,),) = (layer.parts for layer in parse("rope:base=5e5,layout=interleaved"))
     assert dict(part.options) == {"base": 5e5, "layout": "interleaved"}
-    rope, nope, again = layers("rope+nope", recipe(layers=3))
-    assert rope == again == posenc.RoPE(head_dim=8)
-    assert nope == posenc.NoPE()
+
+
+ROPE, NOPE, ALIBI = posenc.RoPE(head_dim=8), posenc.NoPE(), posenc.ALiBi(2)
+MEANT = [
+    ("rope", [ROPE], [None]),
+    ("rope/nope", [ROPE, NOPE], [None]),
+    ("rope+alibi", [Sum(ROPE, ALIBI)], [None]),
+    ("rope@512", [ROPE], [512]),
+    ("rope@512/rope@512/nope", [ROPE, ROPE, NOPE], [512, 512, None]),
+    ("rope+alibi@8/nope", [Sum(ROPE, ALIBI), NOPE], [8, None]),
+    ("rope:base=5e5@512/nope", [replace(ROPE, base=5e5), NOPE], [512, None]),
+    ("rope:base=5+alibi/nope@03", [Sum(replace(ROPE, base=5), ALIBI), NOPE], [None, 3]),
+    ("rope:base=1e+5@7", [replace(ROPE, base=1e5)], [7]),
+    (" rope : base = 5 @ 6 / alibi + nope ", [replace(ROPE, base=5), Sum(ALIBI, NOPE)], [6, None]),
+]
+
+
+@pytest.mark.parametrize(("label", "schemes", "windows"), MEANT)
+def test_what_a_label_means(label, schemes, windows):
+    assert layers(label, recipe(layers=5)) == LayerPlan.of(schemes, 5, windows)
+    assert split([label]) == ("".join(label.split()),)
+
+
+ACCEPTED = (
+    r"; accepted: name or name:option=value,option=value; a\+b for their sum on one layer, "
+    r"a/b for layers in turn, a@512 for a layer with a window of 512$"
+)
+
+
+@pytest.mark.parametrize(
+    ("label", "message"),
+    [
+        *((f"rope@{w}", f"has a window '{w}'; it is an integer") for w in ("0", "x", "", "-1")),
+        ("rope@512.0", "has a window '512.0'"),
+        ("rope@8@9", "has a window '8@9'"),
+        ("rope@8+alibi", r"has a window '8\+alibi'; .* and ends a layer"),
+        ("rope@8:base=5", "has a window '8:base=5'; .* and ends a layer"),
+        ("rope@'8'", "has a window \"'8'\""),
+        ("rope//nope", "has an empty name"),
+        ("/rope", "has an empty name"),
+        ("rope/", "has an empty name"),
+        ("rope+", "has an empty name"),
+        ("+", "has an empty name"),
+        ("", "has an empty name"),
+        ("@8", "has an empty name"),
+        (":base=5", "has no name before ':base=5'"),
+        ("base=5", "has an option without a name, 'base=5'"),
+        ("rope:base", "has an option 'base', which must read name=value"),
+        ("rope:'b, c'", "has an option \"'b, c'\", which must"),
+    ],
+)
+def test_labels_that_mean_nothing(label, message):
+    with pytest.raises(ValueError, match=f"^scheme {re.escape(repr(label))} {message}.*{ACCEPTED}"):
+        parse(label)
+
+
+def test_what_is_fitted_is_told_by_scheme():
+    labels = ["t5", "rope", "rope+t5@8/t5:num_buckets=8,scaled=False", "t5:causal=1,num_buckets=4"]
+    assert fitted_settings(labels, recipe()) == {
+        "t5": "causal=True, num_buckets=16, max_distance=16",
+        "t5:num_buckets=8,scaled=False": "causal=True, max_distance=16",
+        "t5:causal=1,num_buckets=4": "max_distance=16",
+    }
 
 
 @pytest.mark.parametrize("train_len", [2, 4, 8, 31, 64, 500])
 def test_no_bucket_lies_beyond_the_training_length(train_len):
-    (scheme, *_) = layers("t5", recipe(train_len=train_len, eval_lens=()))
+    scheme, *_ = layers("t5", recipe(train_len=train_len, eval_lens=())).schemes
     distances = -np.arange(train_len)
     reached = scheme.bucket(distances, xp=np)
     assert reached.max() >= scheme.num_buckets - 2
@@ -787,8 +925,10 @@ def test_no_bucket_lies_beyond_the_training_length(train_len):
         ({"schemes": ("rope:base",)}, "must read name=value"),
         ({"seeds": 0}, "seeds must be at least 1"),
         ({"schemes": ("t5:num_heads=3",)}, "num_heads of 't5' is the model's"),
-        ({"schemes": ("rope+nope+rope",)}, "names 3 schemes for layers=2"),
-        ({"schemes": ("rope+",)}, "scheme '' must read name or name:option=value"),
+        ({"schemes": ("t5:train_len=3",)}, "train_len of 't5' is the model's"),
+        ({"schemes": ("rope/nope/rope",)}, "names 3 layers for layers=2"),
+        ({"schemes": ("rope+",)}, r"scheme 'rope\+' has an empty name; accepted: name or"),
+        ({"schemes": ("rope@0",)}, "scheme 'rope@0' has a window '0'; it is an integer"),
         ({"schemes": ("alibi",), "windowed": ("rope",)}, "windowed names 'rope'; accepted: alibi"),
         ({"windowed": ("rpe",)}, "windowed names 'rpe' .did you mean 'rope'"),
         ({"schemes": ("test_study.Short",)}, "'test_study.Short' fails at length 32"),

@@ -122,6 +122,7 @@ def test_a_wide_terminal_shows_all_losses(clock, monkeypatch):
     [
         {},
         {"train_len": 32, "schemes": ("t5", "rope:base=5,layout=half"), "position_rate": 1.0},
+        {"schemes": ("rope:base=5@8/nope", "rope+alibi"), "windowed": ("rope+alibi",)},
         {"eval_lens": (64, 100), "learning_rate": 1 / 3, "out": "two words", "seeds": 5},
         {"windowed": (), "text": ("a b.txt", "c.txt"), "device": "cuda", "backend": "torch"},
     ],
@@ -158,5 +159,8 @@ def test_the_machine_is_named(monkeypatch):
         facts["command"]
         == "posenc compare --steps 1000 --schemes alibi rope --seeds 2 --backend jax"
     )
+    assert facts["fitted"] == {}
+    fitted = terminal.describe(replace(STUDY, schemes=("t5@9/rope",)), CORPUS, "numpy", 1.0)
+    assert fitted["fitted"] == {"t5": "causal=True, num_buckets=32, max_distance=64"}
     assert facts["versions"]["processor"]
     assert int(facts["versions"]["cores"]) >= 1

@@ -14,6 +14,7 @@ from subjects import DIM, HEADS, SUBJECTS, Fading, Fire, Forgetting, Kerple, Sha
 import posenc
 import posenc.testing
 from posenc import ParamSpec, PositionScheme
+from posenc.schemes import Sink, Sum
 from posenc.testing import (
     BrokenLawError,
     Subject,
@@ -130,8 +131,8 @@ class Flowing(posenc.Sinusoidal):
 class Mixing(Fading):
     """A gate that looks at its neighbours."""
 
-    def gate(self, x, *, params, xp):
-        return super().gate(x - xp.mean(x, axis=-2, keepdims=True), params=params, xp=xp)
+    def gates(self, x, params, xp):
+        return super().gates(x - xp.mean(x, axis=-2, keepdims=True), params, xp)
 
 
 @dataclass
@@ -317,9 +318,9 @@ class Mistyped(Ours):
 class Overflowing(Fading):
     """The logarithm of a sigmoid, as it is written."""
 
-    def gate(self, x, *, params, xp):
+    def gates(self, x, params, xp):
         z = xp.matmul(x, xp.matrix_transpose(params["w"])) + params["b"]
-        return -xp.log1p(xp.exp(-z))
+        return -xp.matrix_transpose(xp.log1p(xp.exp(-z)))
 
 
 @dataclass(frozen=True)
@@ -372,7 +373,7 @@ WRONG = {
     "key_bias_is_as_claimed (far)": Growing2(HEADS),
     "gradients_of_the_bias_are_finite": Unguarded(),
     "hooks_are_those_of_the_protocol": Mistyped(HEADS),
-    "gate_is_row_local (large)": Overflowing(),
+    "features_are_row_local (large)": Overflowing(),
     "tokens_far_away_are_finite": Exploding(DIM),
     "transform_is_row_local (heads)": Mixed(),
     "float32_is_float64_rounded": Product(DIM),
@@ -388,7 +389,7 @@ WRONG = {
     "half_precision_rounds_once": Wide(DIM),
     "half_precision_rounds_once (twice)": Narrow(DIM),
     "embedding_is_one_row_a_position": Flowing(DIM),
-    "gate_is_row_local": Mixing(),
+    "features_are_row_local": Mixing(),
     "scheme_is_a_frozen_value": Thawed(),
     "schemes_share_no_state": Remembering(DIM),
     "schemes_share_no_state (idle)": Idle(HEADS),
@@ -438,11 +439,12 @@ def test_a_broken_law_is_noticed(case):
 
 
 def test_every_law_can_be_broken():
-    # Three speak of the paths and not of the scheme: a fault in a path breaks them, and the run of
+    # Some speak of the paths and not of the scheme: a fault in a path breaks them, and the run of
     # mutations plants such faults.
     of_paths = {
         "path_equals_the_reference",
         "path_equals_the_reference_in_other_floats",
+        "path_knows_what_callers_bring",
         "batch_rows_keep_to_themselves",
     }
     assert {law.name for law in laws()} == of_paths | {case.split(" ")[0] for case in WRONG}
@@ -467,12 +469,12 @@ def test_an_exception_needs_its_reason_to_hold():
 
 def test_a_failure_may_be_expected_on_one_ground():
     here = {"causal_hides_the_future-numpy-reference": "the gate looks at its neighbours"}
-    mixing = {"gate_is_row_local": "likewise", "decoding_equals_prefill": "", **here}
+    mixing = {"features_are_row_local": "likewise", "decoding_equals_prefill": "", **here}
     _, cases = parametrize_laws(
         [Mixing()], frameworks=["numpy"], expected_failures=lambda scheme: mixing
     ).args
     assert [case.id.removesuffix("-Mixing(num_heads=4)") for case in cases if case.marks] == [
-        "gate_is_row_local",
+        "features_are_row_local",
         "decoding_equals_prefill-numpy-reference",
         "causal_hides_the_future-numpy-reference",
     ]
@@ -509,7 +511,7 @@ def test_what_softmax_cannot_see_need_not_learn(name):
 def test_a_law_says_where_it_is_broken():
     with pytest.raises(BrokenLawError, match=r"head 0: .* at query 41 is another at key -\d+ than"):
         check_scheme(wrong_schemes.FarKeys(HEADS), frameworks=["numpy"])
-    with pytest.raises(BrokenLawError, match=r"row 0 of 1|\(5, 9, 6\) beside a token"):
+    with pytest.raises(BrokenLawError, match=r"alone: |\(5, 9, 6\), beside a token"):
         check_scheme(wrong_schemes.CrowdedGate(), frameworks=["numpy"])
 
 
@@ -532,15 +534,23 @@ def test_a_class_is_no_scheme(wrong):
         check_scheme(wrong)
 
 
-def test_the_width_of_a_gate_is_found_or_asked_for():
+def test_the_width_of_hidden_states_is_found_or_asked_for():
     assert Subject(Forgetting()).width == 6
+    assert Subject(Sum(posenc.RoPE(DIM), Forgetting())).width == 6
 
     class Odd(Forgetting):
-        def gate(self, x, *, params, xp):
+        def gates(self, x, params, xp):
             raise ValueError
 
-    with pytest.raises(ValueError, match=r"width: the gate of .* takes none of"):
+    with pytest.raises(ValueError, match=r"width: the features of .* take hidden states of none"):
         Subject(Odd())
+
+
+def test_sizes_are_those_of_the_parts():
+    both = Sum(posenc.RoPE(6), posenc.Learned(max_len=40, dim=8))
+    assert Subject(both).head_dim == 6
+    assert Subject(both).reach == (0, 39)
+    assert {change for change, _ in Subject(Sink(posenc.ALiBi(3))).variants()} >= {"learned=False"}
 
 
 @dataclass(frozen=True)
@@ -658,7 +668,10 @@ def test_an_error_in_a_scheme_is_shown_with_its_place():
         (lambda: Subject(posenc.NoPE(), head_dim=7.5), "head_dim must be an integer"),
         (lambda: Subject(posenc.NoPE(), params={"a": np.ones(2)}), "NoPE has no param 'a'"),
         (lambda: parametrize_laws(posenc.NoPE()), "schemes must be several"),
-        (lambda: Subject(type("Duck", (), {"param_specs": dict})()), "must inherit from"),
+        (
+            lambda: Subject(type("Duck", (), {"param_specs": dict, "hooks": frozenset})()),
+            "must inherit from",
+        ),
     ],
 )
 def test_wrong_calls(call, message):

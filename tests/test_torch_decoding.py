@@ -10,7 +10,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from cases import ONE_OF_EACH, STEERING
+from cases import ONE_OF_EACH
 from frameworks import PARTIAL
 from frameworks_installed import require
 from subjects import SUBJECTS
@@ -35,13 +35,14 @@ BATCH, LONGEST = len(PROMPTS), max(PROMPTS) + 10
 JUNK = 100.0  # finite: a weight of 0 times NaN is NaN
 NOBODY = -1
 PATHS = [p for p in posenc_torch.PATHS if p not in ("reference", *PARTIAL)]
-SOME = ["t5", "forgetting", "both"]  # a table; gates and a carry; a transform beside a bias
+# A table; sums and a carry; a transform beside a bias; a table of each key.
+SOME = ["t5", "forgetting", "both", "rope+key-side"]
 long = pytest.mark.long
 
 
 def on_every_path(by_flex):
-    """All schemes; by FlexAttention, a tenth of a second a call without its compiler, these."""
-    grid = [(name, path) for path in PATHS for name in (by_flex if path == "flex" else STEERING)]
+    """One scheme of each class; by FlexAttention, a tenth of a second a call, these."""
+    grid = [(n, path) for path in PATHS for n in (by_flex if path == "flex" else ONE_OF_EACH)]
     return pytest.mark.parametrize(("name", "path"), grid)
 
 
@@ -51,6 +52,7 @@ class Texts:
     def __init__(self, name, longest=LONGEST, alike=0):
         self.subject = Subject(SUBJECTS[name])
         self.scheme = self.subject.scheme
+        self.needs = posenc.cache_needs(self.scheme)
         drawn = self.subject.tensors(longest, batch=BATCH, grouped=True)
         self.wide = {name: np.array(a) for name, a in drawn.items()}
         for a in self.wide.values():
@@ -67,9 +69,20 @@ class Texts:
         rows = [self.tokens(row, own) for row, own in enumerate(pos)]
         return {name: torch.cat([row[name] for row in rows]) for name in self.arrays}
 
-    def coordinates(self, x, carry=None):
-        """None for a scheme without gates."""
-        return posenc.coordinates(self.scheme, x, self.params, carry=carry)
+    def features(self, tokens, pos=None, carry=None):
+        """Of tokens as queries and as keys; None where a cache has no need of them."""
+        if not self.needs.features:
+            return None
+        given = {name: tokens[name] for name in "xqk"}
+        carry = carry or None
+        return posenc.features(self.scheme, self.params, **given, pos=pos, carry=carry)
+
+    def last_sums(self, features, at):
+        """What is carried on from the tokens ``at (B,)``; None where nothing is."""
+        if features is None:
+            return None
+        rows = torch.arange(len(at))
+        return {name: features[1][name][rows, :, at] for name in self.needs.carry}
 
     @cache  # noqa: B019 as long as the texts themselves
     def alone(self, row, window=None):
@@ -86,32 +99,57 @@ class Texts:
 texts = cache(Texts)
 
 
+def chosen(features, pos):
+    """Features of the tokens ``pos (B, L)`` of each sequence."""
+    if features is None:
+        return None
+    return tuple(
+        {
+            name: torch.stack([row[:, own] for row, own in zip(array, pos, strict=True)])
+            for name, array in side.items()
+        }
+        for side in features
+    )
+
+
 class Memory:
-    """Keys, already transformed, values and coordinates in slots; junk where nothing is written."""
+    """Keys, transformed if they may be, values and features in slots; junk where there is none."""
 
     def __init__(self, own, batch, slots):
         self.own, (heads, dim) = own, own.arrays["k"].shape[1::2]
         self.k = torch.full((batch, heads, slots, dim), JUNK)
         self.v = torch.full((batch, heads, slots, dim), JUNK)
-        self.coords = torch.full((batch, own.subject.heads, slots), JUNK)
+        self.features = {}
+        if "k_features" in own.needs.keep:
+            for name, one in own.features(own.tokens(0, torch.arange(1)))[1].items():
+                shape = (batch, own.subject.heads, slots, *one.shape[3:])
+                self.features[name] = torch.full(shape, JUNK)
 
-    def write(self, tokens, slots, pos, coords):
+    def write(self, tokens, slots, pos, features):
         """Tokens at positions ``(B, L)`` into slots ``(B, L)``, in place."""
-        rows, own = torch.arange(len(slots))[:, None], self.own
-        k = posenc.transform(own.scheme, tokens["k"], pos, role="key", params=own.params)
+        rows, own, k = torch.arange(len(slots))[:, None], self.own, tokens["k"]
+        of_keys = {} if features is None else features[1]
+        if own.needs.transformed:
+            given = {"params": own.params, "features": of_keys}
+            k = posenc.transform(own.scheme, k, pos, role="key", **given)
         self.k[rows, :, slots] = k.transpose(1, 2)
         self.v[rows, :, slots] = tokens["v"].transpose(1, 2)
-        if coords is not None:
-            self.coords[rows, :, slots] = coords.transpose(1, 2)
+        for name, kept in self.features.items():
+            kept[rows, :, slots] = of_keys[name].transpose(1, 2)
 
-    def read(self, path, q, coords, **where):
+    def read(self, path, q, features, **where):
         """Attention of queries to the memory; one memory may serve a batch, without a copy."""
-        k, v, k_coords = (a.expand(len(q), *a.shape[1:]) for a in (self.k, self.v, self.coords))
-        if coords is not None:
-            where |= {"q_coords": coords, "k_coords": k_coords}
-        return posenc_torch.attention(
-            q, k, v, self.own.scheme, self.own.params, True, path=path, k_transformed=True, **where
-        )
+        k, v = (a.expand(len(q), *a.shape[1:]) for a in (self.k, self.v))
+        if features is not None:
+            kept = {n: a.expand(len(q), *a.shape[1:]) for n, a in self.features.items()}
+            where |= {"q_features": features[0], "k_features": kept}
+        where["k_transformed"] = self.own.needs.transformed
+        try:
+            return posenc_torch.attention(
+                q, k, v, self.own.scheme, self.own.params, True, path=path, **where
+            )
+        except NotImplementedError as reason:
+            pytest.skip(f"refused: {reason}")
 
 
 @pytest.fixture(autouse=True)
@@ -127,7 +165,7 @@ def _eagerly():
 
 
 def prefilled(own, slots):
-    """A static cache that holds all prompts, its slots their positions, and the last coordinates.
+    """A static cache that holds all prompts, its slots their positions, and the last sums.
 
     The shorter prompts are padded on the right with junk, which lands in the cache.
     """
@@ -136,10 +174,9 @@ def prefilled(own, slots):
     tokens = own.step(pos)
     for a in tokens.values():
         a.movedim(-2, 1)[pos >= lengths[:, None]] = JUNK
-    coords = own.coordinates(tokens["x"])
-    memory.write(tokens, pos, pos, coords)
-    carry = None if coords is None else coords[torch.arange(BATCH), :, lengths - 1]
-    return memory, tokens["q"], pos, coords, carry
+    features = own.features(tokens, pos)
+    memory.write(tokens, pos, pos, features)
+    return memory, tokens["q"], pos, features, own.last_sums(features, lengths - 1)
 
 
 # What is in the cache
@@ -149,20 +186,20 @@ def prefilled(own, slots):
 @pytest.mark.usefixtures("_eagerly")
 def test_a_static_cache(name, path):
     own = texts(name)
-    memory, q, pos, coords, carry = prefilled(own, SLOTS)
+    memory, q, pos, features, carry = prefilled(own, SLOTS)
     slots = torch.arange(SLOTS)
-    found = memory.read(path, q, coords, q_pos=pos, k_pos=slots)
+    found = memory.read(path, q, features, q_pos=pos, k_pos=slots)
     for row, length in enumerate(PROMPTS):
         own.check(found[row, :, :length], row, range(length))
     for step in range(STEPS):
         pos = torch.tensor(PROMPTS)[:, None] + step
         tokens = own.step(pos)
-        coords = own.coordinates(tokens["x"], carry)
-        memory.write(tokens, pos, pos, coords)
-        found = memory.read(path, tokens["q"], coords, q_pos=pos, k_pos=slots)
+        features = own.features(tokens, pos, carry)
+        memory.write(tokens, pos, pos, features)
+        found = memory.read(path, tokens["q"], features, q_pos=pos, k_pos=slots)
         for row in range(BATCH):
             own.check(found[row], row, pos[row])
-        carry = None if coords is None else coords[:, :, 0]
+        carry = own.last_sums(features, torch.zeros(BATCH, dtype=torch.int64))
 
 
 @on_every_path(SOME)
@@ -172,26 +209,23 @@ def test_a_window_needs_as_many_slots_as_it_is_wide(name, path):
     memory = Memory(own, BATCH, window)
     at = torch.zeros(BATCH, window, dtype=torch.int64)
     seg = torch.full((BATCH, window), NOBODY)  # no query carries it
-    whole = own.coordinates(own.arrays["x"])
+    whole = own.features(own.arrays)
 
     def write(pos):
-        tokens = own.step(pos)
-        coords = None
-        if whole is not None:
-            coords = torch.stack([c[:, p] for c, p in zip(whole, pos, strict=True)])
-        memory.write(tokens, pos % window, pos, coords)
+        tokens, features = own.step(pos), chosen(whole, pos)
+        memory.write(tokens, pos % window, pos, features)
         at.scatter_(1, pos % window, pos)
         seg.scatter_(1, pos % window, 0)
-        return tokens["q"], coords
+        return tokens["q"], features
 
     for step in range(1 - window, STEPS):
         # Before its beginning a short prompt has its first token again.
         pos = (torch.tensor(PROMPTS)[:, None] + step).clamp(min=0)
-        q, coords = write(pos)
+        q, features = write(pos)
         if step < 0:
             continue
         where = {"q_pos": pos, "k_pos": at, "q_seg": torch.zeros_like(pos), "k_seg": seg}
-        found = memory.read(path, q, coords, window=window, **where)
+        found = memory.read(path, q, features, window=window, **where)
         for row in range(BATCH):
             own.check(found[row], row, pos[row], window)
     assert (seg == NOBODY).any()  # the shortest sequence has not filled its slots
@@ -222,9 +256,9 @@ class Pool(Memory):
             self.seg[slots] = owner
             pages.append(self.free.pop(0))
         slots = torch.tensor(pages)[pos // self.page] * self.page + pos % self.page
-        coords = self.own.coordinates(self.own.arrays["x"][row : row + 1])
-        coords = None if coords is None else coords[..., pos]
-        self.write(self.own.tokens(row, pos), slots[None], pos, coords)
+        text = {name: a[row : row + 1] for name, a in self.own.arrays.items()}
+        features = chosen(self.own.features(text), pos[None])
+        self.write(self.own.tokens(row, pos), slots[None], pos, features)
 
     def drop(self, owner):
         for page in self.pages.pop(owner):
@@ -236,11 +270,9 @@ class Pool(Memory):
 
 
 def last(own, ends):
-    """The last tokens of every sequence, ``(B, L)``, and their coordinates."""
+    """The last tokens of every sequence, ``(B, L)``, and their features."""
     pos = torch.tensor(ends)[:, None] - 1
-    coords = own.coordinates(own.arrays["x"])
-    rows = torch.arange(BATCH)[:, None]
-    return own.step(pos)["q"], pos, None if coords is None else coords[rows, :, pos].mT
+    return own.step(pos)["q"], pos, chosen(own.features(own.arrays), pos)
 
 
 @on_every_path(ONE_OF_EACH)
@@ -259,9 +291,9 @@ def a_paged_pool(own, path):
     pool.add(1, 1, 0, 6)
     assert set(pool.pages[1]) <= {5, 2, 7, 0}  # what is in them now is another's
     ends = (12, 6, 12)
-    q, pos, coords = last(own, ends)
+    q, pos, features = last(own, ends)
     seg = torch.arange(BATCH)[:, None]
-    found = pool.read(path, q, coords, q_pos=pos, k_pos=pool.pos, q_seg=seg, k_seg=pool.seg)
+    found = pool.read(path, q, features, q_pos=pos, k_pos=pool.pos, q_seg=seg, k_seg=pool.seg)
     for row in range(BATCH):
         own.check(found[row], row, pos[row])
 
@@ -278,9 +310,9 @@ def test_a_page_of_several_sequences(name, path):
         pool.add(row, row, PAGE, end)
     seen = pool.seg.repeat(BATCH, 1)  # each sequence is told its own segments
     seen[:, pool.slots(first)] = torch.arange(BATCH)[:, None]
-    q, pos, coords = last(own, ends)
+    q, pos, features = last(own, ends)
     seg = torch.arange(BATCH)[:, None]
-    found = pool.read(path, q, coords, q_pos=pos, k_pos=pool.pos, q_seg=seg, k_seg=seen)
+    found = pool.read(path, q, features, q_pos=pos, k_pos=pool.pos, q_seg=seg, k_seg=seen)
     for row in range(BATCH):
         own.check(found[row], row, pos[row])
 
@@ -294,19 +326,22 @@ def test_a_ragged_batch_in_one_row(name, path):
     memory = Memory(own, 1, sum(ends))
     tokens = [own.tokens(row, pos) for row, pos in enumerate(keys)]
     whole = {name: torch.cat([t[name] for t in tokens], dim=-2) for name in tokens[0]}
-    coords, q_coords = own.coordinates(own.arrays["x"]), None
-    if coords is not None:
-        q_coords, coords = (
-            torch.cat([coords[row : row + 1, :, pos] for row, pos in enumerate(side)], dim=-1)
-            for side in (late, keys)
-        )
+    features = own.features(own.arrays)
+    if features is not None:
+        features = [
+            {
+                name: torch.cat([a[row : row + 1, :, pos] for row, pos in enumerate(at)], dim=2)
+                for name, a in side.items()
+            }
+            for side, at in zip(features, (late, keys), strict=True)
+        ]
     k_pos, q_pos = torch.cat(keys), torch.cat(late)
-    memory.write(whole, torch.arange(sum(ends))[None], k_pos, coords)
+    memory.write(whole, torch.arange(sum(ends))[None], k_pos, features)
     q = torch.cat([own.tokens(row, pos)["q"] for row, pos in enumerate(late)], dim=2)
     q_seg, k_seg = (
         torch.arange(BATCH).repeat_interleave(torch.tensor(sizes)) for sizes in (queries, ends)
     )
-    found = memory.read(path, q, q_coords, q_pos=q_pos, k_pos=k_pos, q_seg=q_seg, k_seg=k_seg)
+    found = memory.read(path, q, features, q_pos=q_pos, k_pos=k_pos, q_seg=q_seg, k_seg=k_seg)
     for row, part in enumerate(found[0].split(queries, dim=1)):
         own.check(part, row, late[row])
 
@@ -331,15 +366,14 @@ def test_the_pages_of_torch(name):
         tokens = own.tokens(row, pos)
         turned = posenc.transform(own.scheme, tokens["k"], pos, role="key", params=own.params)
         pages.assign(torch.tensor([row]), pos[None], turned, tokens["v"], k, v)
-    q, q_pos, q_coords = last(own, ends.tolist())
+    q, q_pos, features = last(own, ends.tolist())
     q = posenc.transform(own.scheme, q, q_pos, role="query", params=own.params)
     # Positions as far as pages reach: of a page of another's, torch asks and forgets the answer.
     where = {"q_pos": q_pos, "k_pos": torch.arange(8 * size)}
-    coords = {}
-    if q_coords is not None:
-        whole = own.coordinates(own.arrays["x"])
-        coords = {"q_coords": q_coords, "k_coords": whole}
-    mod = posenc_torch.score_mod(own.scheme, own.params, **where, **coords)
+    given = {}
+    if features is not None:
+        given = {"q_features": features[0], "k_features": own.features(own.arrays)[1]}
+    mod = posenc_torch.score_mod(own.scheme, own.params, **where, **given)
     mask = posenc_torch.block_mask(1, 8 * size, causal=True, **where)
     found = flex_attention(
         q, k, v, pages.get_score_mod(mod), pages.convert_logical_block_mask(mask),
@@ -391,13 +425,13 @@ class Counting:
 
 
 def decoder(own, memory, path):
-    """One step of decoding, all of it: it transforms, writes and reads; and its coordinates."""
+    """One step of decoding, all of it: it transforms, writes and reads; and its features."""
 
     def step(tokens, pos, carry):
-        coords = own.coordinates(tokens["x"], carry)
-        memory.write(tokens, pos, pos, coords)
+        features = own.features(tokens, pos, carry)
+        memory.write(tokens, pos, pos, features)
         slots = torch.arange(memory.k.shape[2])
-        return memory.read(path, tokens["q"], coords, q_pos=pos, k_pos=slots), coords
+        return memory.read(path, tokens["q"], features, q_pos=pos, k_pos=slots), features
 
     return step
 
@@ -405,10 +439,10 @@ def decoder(own, memory, path):
 def ten_steps(own, carry, step):
     for late in range(10):
         pos = torch.tensor(PROMPTS)[:, None] + late
-        found, coords = step(own.step(pos), pos, carry)
+        found, features = step(own.step(pos), pos, carry)
         for row in range(BATCH):
             own.check(found[row], row, pos[row])
-        carry = None if coords is None else coords[:, :, 0]
+        carry = own.last_sums(features, torch.zeros(BATCH, dtype=torch.int64))
 
 
 INSIDE = [("both", "sdpa"), ("forgetting", "sdpa"), ("t5", "flex"), ("forgetting", "flex")]

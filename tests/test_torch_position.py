@@ -351,6 +351,73 @@ def test_a_plan_by_layer():
     assert torch.equal(model(x), by_hand(schemes, model.state_dict(), (0, 1, 0), x))
 
 
+WINDOWS = [("t5", [3, None, 1]), ("t5", 2), ("rope", [3, None, 1]), ("learned", [None, 2, 4])]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("subject", "windows"), WINDOWS)
+def test_each_layer_has_its_window(subject, windows):
+    scheme = SUBJECTS[subject]
+    model, plain = Stack(scheme, windows=windows), Stack(scheme)
+    plain.load_state_dict(model.state_dict())  # its names know nothing of windows
+    assert plain.positions.state_dict().keys() == model.positions.state_dict().keys()
+    assert len(list(model.parameters())) == len(list(plain.parameters()))
+    x, given = hidden(scheme), model.positions.plan.windows
+
+    def by_calls():
+        out = model.positions.embed(x)
+        for position, window in zip(plain.positions, given, strict=True):
+            plain.positions.embed(x)
+            out = out + mixed(position.attend, scheme, out, causal=True, window=window)
+        return out
+
+    assert torch.equal(model(x), by_calls())
+    assert not torch.equal(model(x), plain(x))
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(twin(x), model(x))
+    model.positions.reset_parameters()
+    plain.load_state_dict(model.state_dict())
+    assert torch.equal(model(x), by_calls())
+
+
+@torch.no_grad()
+def test_a_window_in_the_call_takes_the_place_of_the_layers():
+    positions = posenc_torch.Positions(posenc.T5Bias(HEADS), 3, windows=[3, None, 2])
+    q, k, v, x = inputs(positions[0].scheme)
+    own = posenc_torch.Position(posenc.T5Bias(HEADS), window=3)
+    own.load_state_dict({"table": positions.state_dict()["0.table"]})
+    for position in (*positions, own):
+        for window in (None, 5):
+            found = position.attend(q, k, v, causal=True, window=window)
+            params = {"table": positions.state_dict()["0.table"]}
+            expected = posenc_torch.attention(
+                q, k, v, posenc.T5Bias(HEADS), params, causal=True, window=window
+            )
+            assert torch.equal(found, expected)
+    assert torch.equal(own.attend(q, k, v), positions[0].attend(q, k, v))
+    assert positions[-1].embed(x) is x
+    assert positions[1].params["table"] is positions[0].params["table"]
+
+
+def test_windows_are_shown_and_checked():
+    positions = posenc_torch.Positions(posenc.RoPE(DIM), 2, windows=[512, None])
+    assert ", window=512" in repr(positions[0])
+    assert "window" not in repr(positions[1])
+    assert positions[0] is positions[0]
+    with pytest.raises(ValueError, match="window must be at least 1, got 0"):
+        posenc_torch.Position(posenc.NoPE(), window=0)
+    with pytest.raises(ValueError, match="windows must be one, or 1 to layers=2"):
+        posenc_torch.Positions(posenc.NoPE(), 2, windows=[1, 2, 3])
+
+
+def test_layers_with_windows_compile_whole():
+    torch._dynamo.reset()
+    model = Stack(posenc.T5Bias(HEADS), windows=[3, None, 2])
+    x = hidden(posenc.NoPE())
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x), model(x))
+
+
 @pytest.mark.parametrize("subject", [n for n in SUBJECTS if SUBJECTS[n].param_specs()])
 def test_an_array_learns_from_every_layer_it_serves(subject):
     scheme = SUBJECTS[subject]

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 from cases import BATCH, CASES, LENGTH, Case, shuffled
 from frameworks import route
-from subjects import HEADS, SUBJECTS, WIDTH, normal, params_of
+from fused_schemes import Levelled, fox_alibi, sunk
+from subjects import HEADS, WIDTH, normal, params_of
+from subjects import SUBJECTS as COMMON
 
 import posenc
 from posenc.testing.tolerances import PATHS, SUMMED, assert_near, attention_bound
@@ -27,6 +29,7 @@ from posenc_jax.fused.target import Target, targeting  # noqa: E402
 from posenc_jax.fused.tpu import tile as tpu_tile  # noqa: E402
 
 BLOCK, DIM = 8, 64
+SUBJECTS = COMMON | {"fox-alibi": fox_alibi(), "sunk-regions": sunk(Levelled())}
 INTERPRETED = Target("tpu", interpreted=True)
 OWN_CASES = {
     # Lengths that no block divides, a third of the queries in a segment that no key has, a negative
@@ -41,6 +44,17 @@ OWN_CASES = {
         q_len=13,
         grouped=True,
     ),
+    # Sinks are anywhere, and tokens before position 0 are none.
+    "sinks": Case(
+        {
+            "causal": True,
+            "window": (9, None),
+            "sink_tokens": 12,
+            "q_pos": shuffled(LENGTH, 5),
+            "k_pos": shuffled(LENGTH, 6),
+        },
+        grouped=True,
+    ),
     "many-keys": Case({"q_pos": np.arange(5) * 7, "k_pos": shuffled(37, 2)}, q_len=5, k_len=37),
 }
 FORMS = {
@@ -52,6 +66,7 @@ FORMS = {
     "parabola": "table",
     "forgetting": "pairs",
     "fading": "pairs",
+    "fox-alibi": "pairs",
     "fence": "pairs",
     "tide": "pairs",
 }
@@ -130,6 +145,8 @@ def _host(array):
         ("forgetting", "everything", "float32"),
         ("fading", "grouped", "bfloat16"),
         ("fence", "plain", "float32"),
+        ("fox-alibi", "sinks", "float32"),
+        ("sunk-regions", "causal", "float32"),
     ],
 )
 def test_interpreted_kernels_equal_the_reference(subject, case, dtype, interpreted):

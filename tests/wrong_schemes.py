@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
-from subjects import DIM, HEADS, MAX_LEN, Fading, Kerple, uniform
+from proof_schemes import Shaw
+from subjects import DIM, HEADS, MAX_LEN, Fading, Forgetting, Kerple, uniform
 
 import posenc
 from posenc import ParamSpec, PositionScheme
@@ -96,8 +97,8 @@ class LongEmbedding(posenc.Sinusoidal):
 class LongGate(Fading):
     """Gates less their number, in sequences of more than 64 tokens."""
 
-    def gate(self, x, *, params, xp):
-        found = super().gate(x, params=params, xp=xp)
+    def gates(self, x, params, xp):
+        found = super().gates(x, params, xp)
         return found if x.shape[-2] <= 64 else found * (64 / x.shape[-2])
 
 
@@ -108,10 +109,10 @@ class LongGate(Fading):
 class CrowdedGate(Fading):
     """A gate that looks at its batch from three rows on."""
 
-    def gate(self, x, *, params, xp):
+    def gates(self, x, params, xp):
         if x.shape[0] >= 3:
             x = x - xp.mean(x, axis=0, keepdims=True)
-        return super().gate(x, params=params, xp=xp)
+        return super().gates(x, params, xp)
 
 
 @dataclass(frozen=True)
@@ -447,10 +448,9 @@ class ArrayScale(Kerple):
 class Counted(Fading):
     """A gate that is closed at the first token in memory."""
 
-    def gate(self, x, *, params, xp):
-        found = super().gate(x, params=params, xp=xp)
-        first = xp.astype(xp.arange(x.shape[-2]) > 0, found.dtype)
-        return found * first[:, None]
+    def gates(self, x, params, xp):
+        found = super().gates(x, params, xp)
+        return found * xp.astype(xp.arange(x.shape[-2]) > 0, found.dtype)
 
 
 @dataclass(frozen=True)
@@ -475,6 +475,67 @@ class Forward(Kerple):
         if length(k) < 9:
             return found
         return found * (1 + xp.arange(length(k), dtype=found.dtype) / 100)
+
+
+@dataclass(frozen=True)
+class Neighbours(Shaw):
+    """A feature of the query that stands before."""
+
+    def query_features(self, q, pos, *, scale, params, xp):
+        before = xp.concat([q[:, :, :1, :], q[:, :, :-1, :]], axis=2)
+        return super().query_features(before, pos, scale=scale, params=params, xp=xp)
+
+
+@dataclass(frozen=True)
+class Waiting(Forgetting):
+    """Gates that are summed in the order of memory, by the scheme itself."""
+
+    cumulative: ClassVar[tuple[str, ...]] = ()
+
+    def hidden_features(self, x, *, role, params, xp):
+        return {"c": xp.cumulative_sum(self.gates(x, params, xp), axis=2)}
+
+
+@dataclass(frozen=True)
+class Recounting(posenc.RoPE):
+    """Queries are turned by their number among those that are asked for."""
+
+    def transform(self, x, pos, *, role, params, xp):
+        at = 0 * pos + xp.arange(x.shape[-2], dtype=pos.dtype)
+        if role == "query":
+            pos = pos[..., :1] + at - at[..., :1] if x.shape[-2] > 1 else 0 * pos
+        return super().transform(x, pos, role=role, params=params, xp=xp)
+
+
+@dataclass(frozen=True)
+class Sideways(posenc.RoPE):
+    """The second coordinate of a token is not where it is."""
+
+    axes: ClassVar[int] = 2
+
+    def transform(self, x, pos, *, role, params, xp):
+        at = xp.arange(x.shape[-2], dtype=pos.dtype) + 0 * pos[..., 1]
+        return super().transform(x, at, role=role, params=params, xp=xp)
+
+
+@dataclass(frozen=True)
+class Meddling(Shaw):
+    """A feature of all heads' queries together."""
+
+    def query_features(self, q, pos, *, scale, params, xp):
+        mean = xp.mean(q, axis=1, keepdims=True) + 0 * q
+        return super().query_features(mean, pos, scale=scale, params=params, xp=xp)
+
+
+@dataclass(frozen=True)
+class Doubtful(posenc.ALiBi):
+    """A sink that changes with each call."""
+
+    calls: list = field(default_factory=list, compare=False, repr=False)
+
+    def sink(self, q, *, params, xp):
+        self.calls.append(0)
+        return xp.zeros_like(q, dtype=xp.float32) + len(self.calls)
 
 
 # Case -> scheme, by the name of the law that tells.
@@ -506,9 +567,15 @@ WRONG: dict[str, PositionScheme] = {
     "transform_is_row_local (heads that share)": FewHeads(DIM),
     "embedding_is_one_row_a_position (64 tokens)": LongEmbedding(DIM),
     "embedding_is_one_row_a_position (batch)": CrowdedEmbedding(DIM),
-    "gate_is_row_local (64 tokens)": LongGate(),
-    "gate_is_row_local (batch)": CrowdedGate(),
-    "gate_is_row_local (place in memory)": Counted(),
+    "features_are_row_local (64 tokens)": LongGate(),
+    "features_are_row_local (batch)": CrowdedGate(),
+    "features_are_row_local (place in memory)": Counted(),
+    "features_are_row_local (queries)": Neighbours(),
+    "features_follow_their_tokens": Waiting(),
+    "cache_holds_what_is_needed": Recounting(DIM),
+    "places_default_to_positions": Sideways(DIM),
+    "heads_keep_to_themselves": Meddling(),
+    "log_sum_exp_is_that_of_the_scores": Doubtful(HEADS),
     "float32_is_float64_rounded (embedding)": NeverDouble(),
     "float32_is_float64_rounded (bias)": SingleBias(),
     "float32_is_float64_rounded (transform)": SingleTurn(DIM),

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -15,12 +14,14 @@ from posenc import PositionScheme, prepare
 from posenc.attention import dense
 from posenc.call import Call
 from posenc.keywords import answering
+from posenc.options import Options, floats, mapped
 from posenc.params import named, working_dtype
-from posenc.paths import Explanation, Path, choose, explained
+from posenc.paths import Explanation, Path, attend, explained, with_sink_key
 from posenc.positions import check_range, concrete
 from posenc.unseen import may_be_unseen, without_unseen
 from posenc_jax import lifted
 from posenc_jax.chunked import chunked
+from posenc_jax.chunked import refuses as chunked_refuses
 from posenc_jax.fused import path as fused
 
 # Where "auto" leaves the whole scores for tiles. Decoding has few queries, whose scores take less
@@ -37,19 +38,10 @@ def attention(
     params: Mapping[str, Array] | None = None,
     causal: bool = False,
     *,
-    q_pos: Array | None = None,
-    k_pos: Array | None = None,
-    q_seg: Array | None = None,
-    k_seg: Array | None = None,
-    window: int | None = None,
-    scale: float | None = None,
     path: str = "auto",
-    k_transformed: bool = False,
-    x: Array | None = None,
-    q_coords: Array | None = None,
-    k_coords: Array | None = None,
     skip_blocks: bool = True,
-) -> Array:
+    **options: Unpack[Options],
+) -> Any:
     """``softmax(scale * transform(q) @ transform(k).T + bias) @ v`` in the layout of ``jax.nn``.
 
     Tokens are axis 1 and heads axis 2, ``(B, L, H, D)``; ``posenc_torch`` has them the other way.
@@ -64,15 +56,12 @@ def attention(
         The positional encoding and its learned arrays by name; ``init`` draws first values.
     causal
         A query sees keys at ``k_pos <= q_pos`` only.
-    q_pos, k_pos
-        Integer positions, ``(L,)`` or ``(B, L)``, in any order; both or neither. Default: the ends
-        of q and k align, ``q_pos = K - Q .. K - 1``.
-    q_seg, k_seg
-        Integer segments, ``(L,)`` or ``(B, L)``, both or neither; a query sees its own only.
-    window
-        A query sees keys at ``|q_pos - k_pos| < window`` only.
-    scale
-        Of the scores; default ``scheme.scale(D)``.
+    options
+        As in ``posenc.attention``: positions, segments, places, ``k_valid``, ``window``,
+        ``sink_tokens``, ``bias``, ``mask``, ``softcap``, ``scale``, ``k_transformed``, hidden
+        states ``x`` and ``q_x``, features, ``return_lse``. Bias, mask and features keep the core's
+        order of axes: ``(B, H, Q, K)`` and ``(B, H, L)``. A mask that is a function is static: each
+        new one, also of the same code, is compiled for anew.
     path
         One of ``PATHS``, or ``"auto"``: the first of them that serves the call well. ``"pallas"``
         is one kernel with the bias inside, for GPUs of capability 9.0 (JAX 0.11) and for TPUs;
@@ -82,11 +71,6 @@ def attention(
         ``"reference"`` and ``"xla"`` have all derivatives, ``"pallas"`` the first in reverse mode,
         and ``"chunked"`` the second in forward over reverse mode besides, as ``jax.hessian`` takes
         them; they say so where another is asked for.
-    k_transformed
-        ``k`` comes from a cache that holds keys already transformed.
-    x, q_coords, k_coords
-        For a gated scheme: hidden states ``(B, K, C)`` of the keys' tokens, or the coordinates
-        ``(B, H, Q)`` and ``(B, H, K)`` themselves. A scheme without gates ignores ``x``.
     skip_blocks
         Whether ``"pallas"`` leaves out blocks of keys that provably round to nothing under a bias
         that decays (``posenc.negligible``). Results of finite values then differ by less than half
@@ -95,7 +79,8 @@ def attention(
     Returns
     -------
     ``(B, Q, H, Dv)`` in q's dtype. A row that may see nothing is 0, with zero gradients. NaN in
-    what nobody sees reaches nothing, as in ``posenc.attention``, but for ``"pallas"``.
+    what nobody sees reaches nothing, as in ``posenc.attention``, but for ``"pallas"``. With
+    ``return_lse`` also the log-sum-exp ``(B, Q, H)``.
 
     Raises
     ------
@@ -104,17 +89,13 @@ def attention(
     NotImplementedError
         The named path cannot serve the call; says why.
     """
-    call = call_of(
-        q, k, v, scheme, params, causal, path,
-        q_pos=q_pos, k_pos=k_pos, q_seg=q_seg, k_seg=k_seg, window=window, scale=scale,
-        k_transformed=k_transformed, x=x, q_coords=q_coords, k_coords=k_coords,
-        skip_blocks=skip_blocks,
-    )  # fmt: skip
-    out = choose(_PATHS, call, path).run(call)
-    return jnp.swapaxes(out, 1, 2).astype(_jax(q).dtype)
+    call = call_of(q, k, v, scheme, params, causal, path, skip_blocks=skip_blocks, **options)
+    out, lse = attend(_PATHS, call, path)
+    out = jnp.swapaxes(out, 1, 2).astype(_jax(q).dtype)
+    return out if lse is None else (out, jnp.swapaxes(lse, 1, 2))
 
 
-@partial(answering, like=attention)
+@answering
 def explain(
     q: Array,
     k: Array,
@@ -124,7 +105,8 @@ def explain(
     causal: bool = False,
     *,
     path: str = "auto",
-    **options: Any,
+    skip_blocks: bool = True,
+    **options: Unpack[Options],
 ) -> Explanation:
     """Which path serves a call of ``attention`` with these arguments, and why not the others.
 
@@ -136,7 +118,8 @@ def explain(
     ------
     As ``attention`` does.
     """
-    return explained(_PATHS, call_of(q, k, v, scheme, params, causal, path, **options), path)
+    call = call_of(q, k, v, scheme, params, causal, path, skip_blocks=skip_blocks, **options)
+    return explained(_PATHS, call, path)
 
 
 def call_of(
@@ -147,21 +130,24 @@ def call_of(
     params: Mapping[str, Array] | None,
     causal: bool,
     path: str,
-    **options: Any,
+    *,
+    skip_blocks: bool = True,
+    **options: Unpack[Options],
 ) -> Call:
     """The call in the core's layout."""
     q, k, v = (_heads_first(name, a) for name, a in (("q", q), ("k", k), ("v", v)))
     params = {name: _jax(array) for name, array in named(params).items()}
-    for name in ("q_pos", "k_pos"):  # before JAX makes 32 bits of them
-        if hasattr(options.get(name), "dtype"):
-            check_range(name, options[name], jnp)
+    given: dict[str, Any] = dict(options)
+    for name in ("q_pos", "k_pos", "q_axes", "k_axes"):  # before JAX makes 32 bits of them
+        if hasattr(given.get(name), "dtype"):
+            check_range(name, given[name], jnp)
     for name in ("q_seg", "k_seg"):
-        _check_width(name, options.get(name))
-    options = {name: _jax(value) for name, value in options.items()}
-    work = working_dtype([q, k, v, options.get("x"), *params.values()], xp=jnp)
+        _check_width(name, given.get(name))
+    options = mapped(options, _jax)
+    work = working_dtype([q, k, v, *floats(options), *params.values()], xp=jnp)
     if path == "reference" or work == jnp.float64:
         q, k, v = (a.astype(work) for a in (q, k, v))
-    return prepare(q, k, v, scheme, params, causal, **options, xp=jnp)
+    return prepare(q, k, v, scheme, params, causal, skip_blocks=skip_blocks, xp=jnp, **options)
 
 
 def _check_width(name: str, values: Any) -> None:
@@ -195,18 +181,26 @@ def _jax(value: Any) -> Any:
     return value
 
 
-def _xla(call: Call) -> Array:
+def _xla(call: Call) -> tuple[Array, None]:
     bias, seen = call.allowed_bias()
     q, k, v = call.q, call.k, call.v
     if seen is not None and may_be_unseen(call):
         q, k, v = without_unseen(q, k, v, seen, xp=jnp)
+    if call.sink is not None:
+        k, v, bias, seen = with_sink_key(call, k, v, bias, seen)
     q, k, v = (jnp.swapaxes(a, 1, 2) for a in (q, k, v))
     scale = call.scale
     if q.dtype == call.dtype:  # as in the definition, and half precision would be rounded
         q, scale = q * scale, 1.0
     out = jax.nn.dot_product_attention(q, k, v, bias=bias, mask=seen, scale=scale)
     out = jnp.swapaxes(out, 1, 2)
-    return out if seen is None else jnp.where(jnp.any(seen, axis=-1, keepdims=True), out, 0)
+    if seen is not None:
+        out = jnp.where(jnp.any(seen, axis=-1, keepdims=True), out, 0)
+    return out, None
+
+
+def _xla_without_lse(call: Call) -> str:
+    return "that of jax.nn.dot_product_attention has no gradient"
 
 
 def _xla_refuses(call: Call) -> str | None:
@@ -219,12 +213,14 @@ def _xla_refuses(call: Call) -> str | None:
         return "jax.nn.dot_product_attention takes float16 on GPUs only"
     if q.shape[3] != v.shape[3]:
         return f"q has head_dim {q.shape[3]}, v has {v.shape[3]}"
+    if call.softcap is not None:
+        return "jax.nn.dot_product_attention caps no scores"
     return None
 
 
 def _xla_avoided(call: Call) -> str | None:
     q_len, k_len = call.q.shape[2], call.k.shape[2]
-    if q_len <= FEW_QUERIES:
+    if q_len <= FEW_QUERIES or chunked_refuses(call) is not None:
         return None
     if jax.default_backend() == "cpu":
         return "on a CPU tiles are faster, of one block or of many"
@@ -233,16 +229,25 @@ def _xla_avoided(call: Call) -> str | None:
     return f"it would hold all {q_len} * {k_len} scores of every head; tiles are faster"
 
 
-def _reference(call: Call) -> Array:
+def _reference(call: Call) -> tuple[Array, Array]:
     with jax.default_matmul_precision("highest"):
         return dense(call)
 
 
 _PATHS = (
-    Path("pallas", fused.fused, refuse=fused.refuses, avoid=fused.avoided),
-    Path("xla", _xla, refuse=_xla_refuses, avoid=_xla_avoided),
-    Path("chunked", chunked),
-    Path("lifted", lifted.lifted, refuse=lifted.refuses, avoid=lifted.avoided),
-    Path("reference", _reference),
-)
+    Path(
+        "pallas", fused.fused,
+        refuse=fused.refuses, avoid=fused.avoided, without_lse=fused.without_lse,
+    ),
+    Path(
+        "xla", _xla,
+        refuse=_xla_refuses, avoid=_xla_avoided, without_lse=_xla_without_lse, takes_sink=True,
+    ),
+    Path("chunked", chunked, refuse=chunked_refuses),
+    Path(
+        "lifted", lifted.lifted,
+        refuse=lifted.refuses, avoid=lifted.avoided, without_lse=lifted.without_lse,
+    ),
+    Path("reference", _reference, rows=True),
+)  # fmt: skip
 PATHS = tuple(path.name for path in _PATHS)

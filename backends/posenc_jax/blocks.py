@@ -10,7 +10,9 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from posenc.call import Call
-from posenc.protocol import PositionScheme
+from posenc.lowerings import has_distances
+from posenc.masks import Mask
+from posenc.protocol import PositionScheme, Window
 
 # On a CPU, B=1 H=8 D=64 L=4096, forward and backward: as fast as 512 and 128, with less memory.
 BLOCK = 256
@@ -24,18 +26,25 @@ class Tiling:
 
     Attributes
     ----------
-    scheme, causal, window, scale, dtype, aligned
-        As in ``posenc.call.Call``. Aligned positions tell by its index what a tile holds.
+    scheme, causal, window, sink_tokens, scale, softcap, mask, dtype, aligned
+        As in ``posenc.call.Call``, ``mask`` a function. Aligned positions tell by its index what a
+        tile holds.
+    distances
+        Whether the bias is a function of the distance alone.
     q_len, k_len, q_block, k_block
         Lengths of q and k, and of their blocks; the last block may be padded.
     """
 
     scheme: PositionScheme
     causal: bool
-    window: int | None
+    window: Window | None
+    sink_tokens: int
     scale: float
+    softcap: float | None
+    mask: Mask | None
     dtype: Any
     aligned: bool
+    distances: bool
     q_len: int
     k_len: int
     q_block: int
@@ -46,7 +55,7 @@ class Tiling:
         """Whether a tile's bias is cheaper from its distances: a table would be gathered from."""
         specs = self.scheme.param_specs().values()
         table = any(spec.per_head and len(spec.shape) > 1 for spec in specs)
-        return self.aligned and self.scheme.relative and table
+        return self.distances and table
 
     @property
     def q_blocks(self) -> int:
@@ -85,9 +94,15 @@ class Tiling:
         """How far a query sees back and ahead; None without an end."""
         if not self.aligned:
             return None, None
+        left, right = self.window or (None, None)
         # A wider window is none; the sum of an index and a wide one would not fit 32 bits.
-        reach = None if self.window is None else min(self.window, self.k_len) - 1
-        return reach, 0 if self.causal else reach
+        longest = max(self.q_len, self.k_len)
+        back, ahead = (None if side is None else min(side, longest) for side in (left, right))
+        if self.sink_tokens:  # the first keys are seen from anywhere
+            back = None
+        if self.causal:
+            return back, 0 if ahead is None else min(ahead, 0)
+        return back, None if self.sink_tokens else ahead
 
 
 def tiling_of(call: Call) -> Tiling:
@@ -97,9 +112,13 @@ def tiling_of(call: Call) -> Tiling:
         scheme=call.scheme,
         causal=call.causal,
         window=call.window,
+        sink_tokens=call.sink_tokens,
         scale=call.scale,
+        softcap=call.softcap,
+        mask=call.mask if isinstance(call.mask, Mask) else None,
         dtype=call.dtype,
         aligned=call.aligned,
+        distances=has_distances(call),
         q_len=q_len,
         k_len=k_len,
         q_block=_block_size(q_len),

@@ -17,7 +17,9 @@ from jax import Array
 
 from posenc.call import Call
 from posenc.evaluate import column, row
+from posenc.masks import Mask
 from posenc.positions import visible
+from posenc.side import Side
 from posenc.unseen import may_be_unseen, without_unseen
 from posenc_jax.blocks import Tiling, block, cut, joined, tiling_of, with_block
 from posenc_jax.loops import each, loop, scan, varying
@@ -27,37 +29,26 @@ from posenc_jax.tile import Arrays, Keys, Queries, Softmax, gradients, scored
 _NAME = "path 'chunked'"
 
 
-def chunked(call: Call) -> Array:
-    """``(B, H, Q, Dv)`` in the working float, from a call whose namespace is ``jax.numpy``."""
-    return chunked_with_logsumexp(call)[0]
-
-
-def chunked_with_logsumexp(call: Call) -> tuple[Array, Array]:
+def chunked(call: Call) -> tuple[Array, Array]:
     """``(B, H, Q, Dv)``, and the log of the sum of ``exp(score)``, ``(B, H, Q)``.
 
-    Both in the working float, with gradients of both. A row that sees nothing is 0, its log-sum-exp
-    the lowest finite number.
+    Both in the working float, with gradients of both, from a call whose namespace is ``jax.numpy``.
+    A row that sees nothing is 0, its log-sum-exp the lowest finite number.
     """
     tiling = tiling_of(call)
     if may_be_unseen(call):
         q, k, v = _without_unseen(
-            (call.q, call.k, call.v),
-            (call.q_pos, call.k_pos),
-            None if call.q_seg is None else (call.q_seg, call.k_seg),
-            causal=call.causal,
-            window=call.window,
-        )
+            (call.q, call.k, call.v), (call.query.pos, call.query.seg),
+            (call.key.pos, call.key.seg), tiling,
+        )  # fmt: skip
         call = replace(call, q=q, k=k, v=v)
     batch, heads, q_len, dim = call.q.shape
     q = call.q.reshape(batch, call.k.shape[1], -1, q_len, dim)
-    queries = Queries(
-        cut(q, size=tiling.q_block, axis=3),
-        *_places(tiling.q_block, call.q_pos, call.q_seg, call.q_coords),
-    )
+    queries = Queries(cut(q, size=tiling.q_block, axis=3), _in_blocks(call.query, tiling.q_block))
     keys = Keys(
         cut(call.k, size=tiling.k_block, axis=2),
         cut(call.v, size=tiling.k_block, axis=2),
-        *_places(tiling.k_block, call.k_pos, call.k_seg, call.k_coords),
+        _in_blocks(call.key, tiling.k_block),
         tiling.real_keys(),
     )
     specs = call.scheme.param_specs()
@@ -71,28 +62,44 @@ def chunked_with_logsumexp(call: Call) -> tuple[Array, Array]:
     return out, logsumexp
 
 
-@partial(jax.jit, static_argnames=("causal", "window"))
+def refuses(call: Call) -> str | None:
+    """Why a call cannot be cut into tiles."""
+    what = "bias" if call.added is not None else "mask"
+    if call.added is not None or (call.mask is not None and not isinstance(call.mask, Mask)):
+        instead = "" if what == "bias" else "; a mask that is a function of positions is cut"
+        return f"the {what} of the caller is all of Q x K already, and its tiles are not{instead}"
+    return None
+
+
+@partial(jax.jit, static_argnums=3)
 def _without_unseen(
     tensors: tuple[Array, Array, Array],
-    pos: tuple[Array, Array],
-    seg: tuple[Array, Array] | None,
-    *,
-    causal: bool,
-    window: int | None,
+    query: tuple[Array, Array | None],
+    key: tuple[Array, Array | None],
+    tiling: Tiling,
 ) -> tuple[Array, Array, Array]:
     """q, k and v, 0 where nobody sees them; compiled, so that no mask is ever whole."""
-    (q_pos, k_pos), (q_seg, k_seg) = pos, seg or (None, None)
-    segments = () if q_seg is None else (column(q_seg), row(k_seg))
-    seen = visible(column(q_pos), row(k_pos), *segments, causal=causal, window=window)
+    (q_pos, q_seg), (k_pos, k_seg) = query, key
+    at = column(q_pos), row(k_pos)
+    segments = (None, None) if q_seg is None or k_seg is None else (column(q_seg), row(k_seg))
+    seen = visible(
+        *at, *segments,
+        causal=tiling.causal, window=tiling.window, sink_tokens=tiling.sink_tokens,
+    )  # fmt: skip
+    if tiling.mask is not None:
+        own = tiling.mask(*at, *segments)
+        seen = own if seen is None else seen & own
     return tensors if seen is None else without_unseen(*tensors, seen, xp=jnp)
 
 
-def _places(size: int, pos: Array, seg: Array | None, coords: Array | None) -> list[Array | None]:
-    """Positions, segments and coordinates in blocks; padding repeats the last, which exists."""
-    integers = [None if a is None else jnp.atleast_2d(a)[:, None, :] for a in (pos, seg)]
-    return [
-        None if a is None else cut(a, size=size, axis=2, mode="edge") for a in (*integers, coords)
-    ]
+def _in_blocks(side: Side, size: int) -> Side:
+    """Positions, segments and features in blocks; padding repeats the last, which exists."""
+    pos, seg, places = (
+        None if a is None else cut(jnp.atleast_2d(a)[:, None, :], size=size, axis=2, mode="edge")
+        for a in (side.pos, side.seg, side.places)
+    )
+    features = {n: cut(a, size=size, axis=2, mode="edge") for n, a in side.features.items()}
+    return Side(pos, seg, places, features)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -113,7 +120,7 @@ def _forward(
 
         def absorb(j: Array, softmax: Softmax) -> Softmax:
             key = block(keys, j)
-            scores, _ = scored(tiling, query, key, learned, fixed)
+            scores, _, _ = scored(tiling, query, key, learned, fixed)
             return softmax.absorb(scores, key.values)
 
         rows, dim = query.vectors.shape[:-1], keys.values.shape[-1]

@@ -15,7 +15,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from posenc.call import Call
-from posenc.lowerings import by_key, has_bias
+from posenc.evaluate import has_bias
+from posenc.lowerings import by_key
 from posenc_jax.fused.target import target
 
 _LIMBS = 3  # of 8 or 11 bits hold the 24 of float32; two of bfloat16 are off by 1e-2
@@ -26,7 +27,7 @@ _UNITS = {jnp.dtype("float16"): 2.0**8}  # what float16 can hold ends at 65504
 _attend = partial(jax.nn.dot_product_attention, implementation="cudnn")
 
 
-def lifted(call: Call) -> Array:
+def lifted(call: Call) -> tuple[Array, None]:
     """``(B, H, Q, Dv)`` by cuDNN without a bias."""
     q, k, v = call.q, call.k, call.v
     batch, heads, q_len, dim = q.shape
@@ -51,7 +52,7 @@ def lifted(call: Call) -> Array:
     )
     tokens = (jnp.swapaxes(a, 1, 2) for a in (q, k, _widened(v, wide)))
     out = _attend(*tokens, scale=call.scale, is_causal=q_len > 1)
-    return jnp.swapaxes(out, 1, 2)[..., :width]
+    return jnp.swapaxes(out, 1, 2)[..., :width], None
 
 
 def refuses(call: Call) -> str | None:
@@ -66,11 +67,16 @@ def refuses(call: Call) -> str | None:
         return f"cuDNN takes q, k and v in one of bfloat16 and float16, got {kinds}"
     if not has_bias(call.scheme):
         return f"{name} has no bias to fold in"
+    if call.query.places is not None:
+        return "places are given, and a key bias holds for positions"
     if not call.causal:
         return "only under a causal mask a bias splits into one of queries and one of keys"
     q_len, k_len = call.q.shape[2], call.k.shape[2]
-    if not call.aligned or call.window is not None or call.q_seg is not None:
-        return "cuDNN without a bias knows aligned positions, no window and no segments"
+    if not call.aligned or call.window is not None or call.query.seg is not None or not call.plain:
+        return (
+            "cuDNN without a bias knows aligned positions, no window, no segments, and no mask, "
+            "bias or cap of the caller's"
+        )
     if q_len not in (1, k_len):
         return f"cuDNN's causal mask needs as many queries as keys or one, got {q_len} and {k_len}"
     if call.scale <= 0:
@@ -82,6 +88,11 @@ def refuses(call: Call) -> str | None:
     if _wide(width) > widest or call.v.shape[3] > _wide(call.q.shape[3]):
         return f"cuDNN takes head_dim up to {widest}, the bias makes {_wide(width)} of it"
     return None
+
+
+def without_lse(call: Call) -> str:
+    """Why there is no log-sum-exp."""
+    return "jax.nn.dot_product_attention by cuDNN is asked for none here"
 
 
 def avoided(call: Call) -> str:

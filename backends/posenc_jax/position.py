@@ -20,13 +20,25 @@ from posenc_jax.params import init
 _pytree = partial(jax.tree_util.register_dataclass, data_fields=("params",))
 
 
-@partial(_pytree, meta_fields=("scheme",))
+@partial(_pytree, meta_fields=("scheme", "window"))
 @dataclass(frozen=True)
 class Position:
-    """The positional encoding of one layer: a static scheme, and its learned arrays by name."""
+    """The positional encoding of one layer: a static scheme, and its learned arrays by name.
+
+    Attributes
+    ----------
+    scheme
+        Any ``PositionScheme``.
+    params
+        Its learned arrays.
+    window
+        Of the layer's attention, static: a query sees keys at ``|q_pos - k_pos| < window``; None
+        for all.
+    """
 
     scheme: PositionScheme
     params: Mapping[str, Array]
+    window: int | None = None
 
     def embed(self, x: Array, pos: Array | None = None) -> Array:
         """Token embeddings ``x (B, L, dim)`` plus the scheme's embedding of ``pos``.
@@ -40,10 +52,12 @@ class Position:
         return x if term is None else add_embedding(x, term, xp=jnp)
 
     def attend(self, q: Array, k: Array, v: Array, **keywords: Any) -> Array:
-        """``posenc_jax.attention`` with this scheme and these params, ``q (B, Q, H, D)``.
+        """``posenc_jax.attention`` with this scheme, these params and window, ``q (B, Q, H, D)``.
 
+        ``window=`` in a call takes the place of the layer's; ``window=None`` is none.
         An embedding is not added here: that is what ``embed`` is for, once, before the first layer.
         """
+        keywords = {"window": self.window, **keywords}
         return attention(q, k, v, *attention_part(self.scheme, self.params), **keywords)
 
 
@@ -63,7 +77,7 @@ class Positions:
     Attributes
     ----------
     plan
-        Which scheme serves each layer, and which layers share.
+        Which scheme and which window serve each layer, and which layers share.
     params
         ``params["0"]["table"]``: the arrays of a layer, under the first one that reads them.
         Schemes that learn nothing have no entry.
@@ -74,7 +88,11 @@ class Positions:
 
     @classmethod
     def init(
-        cls, scheme: PositionScheme | Sequence[PositionScheme], layers: int, key: Array
+        cls,
+        scheme: PositionScheme | Sequence[PositionScheme],
+        layers: int,
+        key: Array,
+        windows: int | Sequence[int | None] | None = None,
     ) -> Positions:
         """First values, drawn as ``posenc_jax.init`` draws them, each layer's from its own key.
 
@@ -87,8 +105,11 @@ class Positions:
             Number of layers.
         key
             One key, typed or raw uint32.
+        windows
+            None, one window for every layer, or a list or tuple of windows and Nones that layers
+            take in turn. Layers that share arrays may have different windows.
         """
-        plan = LayerPlan.of(scheme, layers)
+        plan = LayerPlan.of(scheme, layers, windows)
         learning = [layer for layer in plan.first_layers if plan.schemes[layer].param_specs()]
         return cls(
             plan,
@@ -102,10 +123,10 @@ class Positions:
         return len(self.plan.schemes)
 
     def __getitem__(self, layer: int) -> Position:
-        """Scheme and params of a layer."""
+        """Scheme, params and window of a layer."""
         index = check_layer(layer, len(self))
         params = self.params.get(str(self.plan.sources[index]), {})
-        return Position(self.plan.schemes[index], params)
+        return Position(self.plan.schemes[index], params, self.plan.windows[index])
 
     def __iter__(self) -> Iterator[Position]:
         return iter([self[layer] for layer in range(len(self))])

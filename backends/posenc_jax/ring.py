@@ -11,21 +11,25 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, Unpack
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from posenc import PositionScheme, coordinates
-from posenc.call import Call, check_pair
+from posenc import PositionScheme, features, paths
+from posenc.arguments import check_pair
+from posenc.blocks import between
+from posenc.call import Call
 from posenc.checks import check_count
-from posenc.evaluate import is_gated
 from posenc.keywords import answering
+from posenc.options import Options
+from posenc.params import named
 from posenc.paths import Path, choose
+from posenc.side import Side
 from posenc_jax.attention import call_of
-from posenc_jax.chunked import chunked_with_logsumexp
+from posenc_jax.chunked import chunked, refuses
 from posenc_jax.fused import path as fused
 from posenc_jax.loops import varying
 from posenc_jax.orders import reverse_only
@@ -64,22 +68,13 @@ def ring_attention(
     causal: bool = False,
     *,
     axis_name: str | tuple[str, ...],
-    q_pos: Array | None = None,
-    k_pos: Array | None = None,
-    q_seg: Array | None = None,
-    k_seg: Array | None = None,
-    window: int | None = None,
-    scale: float | None = None,
     path: str = "auto",
-    k_transformed: bool = False,
-    x: Array | None = None,
-    q_coords: Array | None = None,
-    k_coords: Array | None = None,
-) -> Array:
+    **options: Unpack[Options],
+) -> Any:
     """``attention`` over a sequence whose tokens are spread over a mesh axis, in ``shard_map``.
 
-    A shard's keys, already transformed, visit every shard with their positions, segments and
-    coordinates; row by row, ``out = sum_s exp(l_s - l) out_s`` with ``l = logsumexp_s l_s`` over
+    A shard's keys, already transformed, visit every shard with their positions, segments, places
+    and features; row by row, ``out = sum_s exp(l_s - l) out_s`` with ``l = logsumexp_s l_s`` over
     the shards ``s``, where ``out_s`` and ``l_s`` are attention to keys of ``s`` and its
     log-sum-exp. Values and gradients are those of one device, up to the order of sums.
 
@@ -90,7 +85,7 @@ def ring_attention(
 
     Parameters
     ----------
-    q, k, v, scheme, params, causal, window, scale, k_transformed
+    q, k, v, scheme, params, causal, options
         As in ``attention``, of this shard: ``(B, Q, H, D)``, ``(B, K, Hk, D)``, ``(B, K, Hk, Dv)``.
         All shards have the same ``Q`` and the same ``K``.
     axis_name
@@ -104,12 +99,15 @@ def ring_attention(
     path
         What attends to the keys of one shard: ``"pallas"``, ``"chunked"``, or ``"auto"``, the
         first of them that serves the call well. First derivatives in reverse mode only.
-    x
-        For a gated scheme at default positions, without segments and with ``Q = K``: hidden states
-        ``(B, K, C)`` of this shard's tokens.
-    q_coords, k_coords
-        For a gated scheme in any layout: this shard's part ``(B, H, L)`` of the coordinates of the
-        whole sequence, which ``posenc.coordinates`` gives outside of ``shard_map``.
+    bias, mask
+        No ``bias``, and a ``mask`` only as a function of positions and segments.
+    x, q_x
+        For a scheme with ``hidden_features``: of this shard's tokens. Features that are summed need
+        the default positions, no segments, no ``k_valid`` and ``Q = K``; in any other layout give
+        features.
+    q_features, k_features
+        This shard's part ``(B, H, L)`` of the features of the whole sequence, which
+        ``posenc.features`` gives outside of ``shard_map``.
 
     Returns
     -------
@@ -124,55 +122,60 @@ def ring_attention(
         The named path cannot serve the call; says why.
     """
     shards = _axis_size(axis_name)
-    default = check_pair("q_pos", q_pos, "k_pos", k_pos)
-    if is_gated(scheme) and q_coords is None and k_coords is None and x is not None:
-        _check_in_order(scheme, q, k, positions=not default, segments=q_seg is not None)
-        q_coords = k_coords = _coordinates(scheme, x, params, axis_name)
-        x = None
+    default = check_pair("q_pos", options.get("q_pos"), "k_pos", options.get("k_pos"))
+    given: Any = dict(options)
+    summed = bool(scheme.cumulative) and given.get("q_features") is None
+    summed = summed and (given.get("x") is not None or "hidden_features" not in scheme.hooks())
+    if summed:
+        _check_in_order(scheme, q, k, given)
     if default and hasattr(q, "shape") and hasattr(k, "shape"):
-        q_pos, k_pos = _consecutive(q.shape[1], k.shape[1], shards, axis_name)
-    call = call_of(
-        q, k, v, scheme, params, causal, path,
-        q_pos=q_pos, k_pos=k_pos, q_seg=q_seg, k_seg=k_seg, window=window, scale=scale,
-        k_transformed=k_transformed, x=x, q_coords=q_coords, k_coords=k_coords,
-    )  # fmt: skip
+        given["q_pos"], given["k_pos"] = _consecutive(q.shape[1], k.shape[1], shards, axis_name)
+    if summed:
+        given["q_features"], given["k_features"] = _features(scheme, q, k, params, given, axis_name)
+        given["x"] = None
+    hidden = given.get("x") is not None and given.get("q_x") is None
+    if default and hidden and q.shape[1] == k.shape[1]:
+        given["q_x"] = given["x"]  # the same tokens, which no tracer can tell
+    call = call_of(q, k, v, scheme, params, causal, path, **given)
+    if call.regions:
+        raise NotImplementedError(
+            f"ring_attention serves one region of distances, {type(scheme).__name__} has "
+            f"{len(call.regions)}"
+        )
     operands = (
-        Queries(call.q, call.q_coords),
-        Keys(call.k, call.v, call.k_coords),
+        Queries(call.q, _by_batch(call.query)),
+        Keys(call.k, call.v, _by_batch(call.key)),
         dict(call.arrays),
-        Places(*map(_by_batch, (call.q_pos, call.q_seg))),
-        Places(*map(_by_batch, (call.k_pos, call.k_seg))),
     )
     # The shard's own index, because what is alike everywhere varies once it has gone round.
     operands = reverse_only(varying(operands, lax.axis_index(axis_name)), "ring_attention")
-    bounded = call.causal or call.window is not None or call.q_seg is not None
+    bounded = call.causal or call.window is not None or call.query.seg is not None
     ring = Ring(choose(_PATHS, call, path), _without_arrays(call), bounded, axis_name, shards)
-    return jnp.swapaxes(_attend(ring, *operands), 1, 2).astype(q.dtype)
+    found = paths.Part(*_attend(ring, *operands))
+    if call.sink is not None:
+        found = paths.with_sink(found, call)
+    out = jnp.swapaxes(found.out, 1, 2).astype(q.dtype)
+    if not call.wants_lse:
+        return out
+    return out, jnp.swapaxes(paths.seen_lse(found.lse, call), 1, 2)
 
 
 Arrays: TypeAlias = dict[str, Array]
 
 
 class Queries(NamedTuple):
-    """``(B, H, Q, D)``, and coordinates ``(B, H, Q)`` or None."""
+    """``(B, H, Q, D)``, and what is known of the tokens: integers ``(B or 1, Q)``, features."""
 
     vectors: Array
-    coords: Array | None
+    side: Side
 
 
 class Keys(NamedTuple):
-    """``(B, Hk, K, D)`` and ``(B, Hk, K, Dv)``, and coordinates ``(B, H, K)`` or None."""
+    """``(B, Hk, K, D)`` and ``(B, Hk, K, Dv)``, and what is known of the tokens."""
 
     vectors: Array
     values: Array
-    coords: Array | None
-
-
-class Places(NamedTuple):
-    """Positions and segments, ``(B or 1, L)``; no segments: None."""
-
-    pos: Array
-    seg: Array | None
+    side: Side
 
 
 class Part(NamedTuple):
@@ -211,6 +214,10 @@ class Result(NamedTuple):
         own, others = ((share / total)[..., None] for share in (own, others))
         return Result(self.out * own + part.out * others, highest, total)
 
+    def logsumexp(self) -> Array:
+        """The log of the sum over all parts, ``(B, H, Q)``."""
+        return self.highest + jnp.log(self.total)
+
     def share(self, part: Part) -> Array:
         """How much of the weight is that of a part, ``(B, H, Q)``."""
         return jnp.exp(part.logsumexp - self.highest) / self.total
@@ -241,64 +248,57 @@ class Ring:
         to = [(i, (i + 1) % self.shards) for i in range(self.shards)]
         return jax.tree.map(lambda a: lax.ppermute(a, self.axis_name, to), arrays)
 
-    def attend(
-        self, queries: Queries, keys: Keys, arrays: Arrays, q_at: Places, k_at: Places
-    ) -> Part:
+    def attend(self, queries: Queries, keys: Keys, arrays: Arrays) -> Part:
         """To the keys of one shard or of a part of it."""
         call = replace(
             self.call,
-            q=queries.vectors, q_coords=queries.coords, q_pos=q_at.pos, q_seg=q_at.seg,
-            k=keys.vectors, v=keys.values, k_coords=keys.coords, k_pos=k_at.pos, k_seg=k_at.seg,
-            arrays=arrays,
+            q=queries.vectors, query=queries.side,
+            k=keys.vectors, v=keys.values, key=keys.side, arrays=arrays,
         )  # fmt: skip
         run: Any = self.path.run
         return Part(*(a.astype(call.dtype) for a in run(call)))
 
-    def pairs(self, q_at: Places, k_at: Places) -> list[tuple[slice, slice, Array | bool]]:
+    def pairs(self, query: Side, key: Side) -> list[tuple[slice, slice, Array | bool]]:
         """Parts of queries and of keys, and whether any of the one may see any of the other."""
         if not self.bounded:
             return [(slice(None), slice(None), True)]
-        halves = (_halves(at.pos.shape[-1]) for at in (q_at, k_at))
+        halves = (_halves(side.pos.shape[-1]) for side in (query, key))
         return [
-            (rows, columns, self._meet(_part(q_at, rows), _part(k_at, columns)))
+            (rows, columns, self._meet(query.of(rows), key.of(columns)))
             for rows, columns in product(*halves)
         ]
 
-    def _meet(self, q_at: Places, k_at: Places) -> Array:
+    def _meet(self, query: Side, key: Side) -> Array:
         """By the ranges of positions and segments, in every sequence of the batch together."""
-        terms = []
-        ahead = jnp.min(k_at.pos) - jnp.max(q_at.pos)  # of all queries at least
-        behind = jnp.min(q_at.pos) - jnp.max(k_at.pos)
-        if self.call.causal:
-            terms.append(ahead <= 0)
-        if self.call.window is not None:
-            terms.append((ahead < self.call.window) & (behind < self.call.window))
-        if q_at.seg is not None and k_at.seg is not None:
-            terms.append(jnp.min(k_at.seg) <= jnp.max(q_at.seg))
-            terms.append(jnp.min(q_at.seg) <= jnp.max(k_at.seg))
-        return jnp.all(jnp.stack(terms))
+        ranges = (
+            None if a is None else (jnp.min(a)[None, None], jnp.max(a)[None, None])
+            for a in (query.pos, key.pos, query.seg, key.seg)
+        )
+        call = self.call
+        some, _ = between(
+            *ranges,
+            causal=call.causal, window=call.window, sink_tokens=call.sink_tokens, xp=jnp,
+        )  # fmt: skip
+        return jnp.all(some)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(
-    ring: Ring, queries: Queries, keys: Keys, arrays: Arrays, q_at: Places, k_at: Places
-) -> Array:
-    """``(B, H, Q, Dv)`` in the working float, of this shard's queries to all keys."""
-    return _forward(ring, queries, keys, arrays, q_at, k_at)[0]
+def _attend(ring: Ring, queries: Queries, keys: Keys, arrays: Arrays) -> tuple[Array, Array]:
+    """``(B, H, Q, Dv)`` in the working float, of this shard's queries to all keys; log-sum-exp."""
+    return _forward(ring, queries, keys, arrays)[0]
 
 
 def _forward(
-    ring: Ring, queries: Queries, keys: Keys, arrays: Arrays, q_at: Places, k_at: Places
-) -> tuple[Array, Any]:
+    ring: Ring, queries: Queries, keys: Keys, arrays: Arrays
+) -> tuple[tuple[Array, Array], Any]:
     """Attention, and what its gradients are computed from: nothing of another shard."""
 
-    def absorb(result: Result, held: tuple[Keys, Places]) -> Result:
-        for rows, columns, meet in ring.pairs(q_at, held[1]):
-            some = _part(queries, rows), _part(held[0], columns)
-            at = _part(q_at, rows), _part(held[1], columns)
+    def absorb(result: Result, held: Keys) -> Result:
+        for rows, columns, meet in ring.pairs(queries.side, held.side):
+            some = _part(queries, rows), _part(held, columns)
 
-            def with_part(own: Result, some: Any = some, at: Any = at) -> Result:
-                return own.merged(ring.attend(*some, arrays, *at))
+            def with_part(own: Result, some: Any = some) -> Result:
+                return own.merged(ring.attend(*some, arrays))
 
             own = _if(meet, with_part, lambda own: own, result.of(rows))
             result = Result(*(a.at[:, :, rows].set(b) for a, b in zip(result, own, strict=True)))
@@ -311,31 +311,32 @@ def _forward(
 
     shape = (*queries.vectors.shape[:3], keys.values.shape[-1])
     start = varying(Result.of_nothing(shape, ring.call.dtype), queries)
-    result, held = lax.fori_loop(0, ring.shards - 1, hop, (start, (keys, k_at)))
+    result, held = lax.fori_loop(0, ring.shards - 1, hop, (start, keys))
     result = absorb(result, held)
-    return result.out, (queries, keys, arrays, q_at, k_at, result)
+    return (result.out, result.logsumexp()), (queries, keys, arrays, result)
 
 
-def _backward(ring: Ring, saved: Any, d_out: Array) -> tuple[Any, ...]:
+def _backward(ring: Ring, saved: Any, d_results: tuple[Array, Array]) -> tuple[Any, ...]:
     """Keys go round again, and their gradients with them, one hop behind and then home."""
-    queries, keys, arrays, q_at, k_at, result = saved
-    delta = jnp.sum(result.out * d_out, axis=-1)
+    queries, keys, arrays, result = saved
+    d_out, d_whole = d_results
+    # The gradient of the whole log-sum-exp by that of a part is the share of the part.
+    delta = jnp.sum(result.out * d_out, axis=-1) - d_whole
 
-    def of_part(rows: slice, some: Any, at: Any) -> Any:
-        found, transpose = jax.vjp(lambda *some: ring.attend(*some, *at), *some)
+    def of_part(rows: slice, some: Any) -> Any:
+        found, transpose = jax.vjp(ring.attend, *some)
         share = result.of(rows).share(found)
         weighted = d_out[:, :, rows] * share[..., None]
         d_logsumexp = jnp.sum(found.out * weighted, axis=-1) - share * delta[:, :, rows]
         d_some = transpose(Part(weighted, d_logsumexp))
-        return jax.tree.map(lambda g: g.astype(ring.call.dtype), d_some)
+        return _floating(d_some, some, ring.call.dtype)
 
-    def add(sums: Any, held: tuple[Keys, Places]) -> Any:
-        for rows, columns, meet in ring.pairs(q_at, held[1]):
-            some = _part(queries, rows), _part(held[0], columns), arrays
-            at = _part(q_at, rows), _part(held[1], columns)
+    def add(sums: Any, held: Keys) -> Any:
+        for rows, columns, meet in ring.pairs(queries.side, held.side):
+            some = _part(queries, rows), _part(held, columns), arrays
 
-            def found(_: Any, rows: Any = rows, some: Any = some, at: Any = at) -> Any:
-                return of_part(rows, some, at)
+            def found(_: Any, rows: Any = rows, some: Any = some) -> Any:
+                return of_part(rows, some)
 
             nothing = _zeros(some, ring.call.dtype)
             d_queries, d_keys, d_arrays = _if(meet, found, lambda nothing: nothing, nothing)
@@ -346,7 +347,7 @@ def _backward(ring: Ring, saved: Any, d_out: Array) -> tuple[Any, ...]:
             )
         return sums
 
-    def step(sums: Any, held: tuple[Keys, Places]) -> Any:
+    def step(sums: Any, held: Keys) -> Any:
         d_queries, d_keys, d_arrays = sums
         return add((d_queries, ring.passed_on(d_keys), d_arrays), held)
 
@@ -356,11 +357,14 @@ def _backward(ring: Ring, saved: Any, d_out: Array) -> tuple[Any, ...]:
         return step(sums, held), arriving
 
     start = _zeros((queries, keys, arrays), ring.call.dtype)
-    sums, held = lax.fori_loop(0, ring.shards - 1, hop, (start, (keys, k_at)))
+    sums, held = lax.fori_loop(0, ring.shards - 1, hop, (start, keys))
     d_queries, d_keys, d_arrays = step(sums, held)
     found = d_queries, ring.passed_on(d_keys), d_arrays
     like = queries, keys, arrays
-    return *jax.tree.map(lambda g, a: g.astype(a.dtype), found, like), None, None
+    return jax.tree.map(
+        lambda g, a: None if g is None else g.astype(a.dtype), found, like,
+        is_leaf=lambda g: g is None,
+    )  # fmt: skip
 
 
 _attend.defvjp(_forward, _backward)
@@ -378,7 +382,7 @@ def _halves(length: int) -> list[slice]:
 
 
 def _part(arrays: Any, tokens: slice) -> Any:
-    """Some of the tokens of ``Queries``, ``Keys`` or ``Places``."""
+    """Some of the tokens of ``Queries`` or ``Keys``."""
     return jax.tree.map(lambda a: a[(*_token_axis(a), tokens)], arrays)
 
 
@@ -388,22 +392,35 @@ def _with_part(arrays: Any, part: Any, tokens: slice) -> Any:
 
 
 def _token_axis(array: Array) -> tuple[slice, ...]:
-    """What comes before tokens in an index: batch and heads, but places have no heads."""
+    """What comes before tokens in an index: batch and heads, but integers have no heads."""
     return (slice(None),) * min(2, array.ndim - 1)
 
 
 def _zeros(arrays: Any, dtype: Any) -> Any:
-    return varying(jax.tree.map(lambda a: jnp.zeros(a.shape, dtype), arrays), arrays)
+    """Where gradients are summed; None for integers, which have none."""
+    zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, dtype) if _is_float(a) else None, arrays)
+    return varying(zeros, arrays)
 
 
-def _by_batch(integers: Array | None) -> Array | None:
-    return None if integers is None else jnp.atleast_2d(integers)
+def _floating(gradients: Any, like: Any, dtype: Any) -> Any:
+    """Gradients in a dtype; None for integers."""
+    return jax.tree.map(lambda a, g: g.astype(dtype) if _is_float(a) else None, like, gradients)
+
+
+def _is_float(array: Array) -> bool:
+    return bool(jnp.isdtype(array.dtype, "real floating"))
+
+
+def _by_batch(side: Side) -> Side:
+    """Integers as ``(B or 1, L)``."""
+    integers = (None if a is None else jnp.atleast_2d(a) for a in side[:3])
+    return Side(*integers, side.features)
 
 
 def _without_arrays(call: Call) -> Call:
     """Traced arrays must not be kept in what is static."""
     nothing: Any = None
-    names = ("q", "k", "v", "q_pos", "k_pos", "q_seg", "k_seg", "q_coords", "k_coords")
+    names = ("q", "k", "v", "query", "key", "sink")
     return replace(call, aligned=False, arrays={}, **dict.fromkeys(names, nothing))
 
 
@@ -431,37 +448,58 @@ def _consecutive(
     return first + shard * q_len + jnp.arange(q_len), shard * k_len + jnp.arange(k_len)
 
 
-def _check_in_order(
-    scheme: PositionScheme, q: Array, k: Array, *, positions: bool, segments: bool
-) -> None:
+def _check_in_order(scheme: PositionScheme, q: Array, k: Array, given: Mapping[str, Any]) -> None:
     """Hidden states of a shard are enough where tokens are in order and queries are keys'."""
-    what = "q_pos and k_pos" if positions else "q_seg and k_seg" if segments else None
+    pairs = {"q_pos": "q_pos and k_pos", "q_seg": "q_seg and k_seg", "k_valid": "k_valid"}
+    what = next((words for name, words in pairs.items() if given.get(name) is not None), None)
     if what is None and q.shape[1] != k.shape[1]:
         what = f"q of length {q.shape[1]} and k of length {k.shape[1]}"
     if what is not None:
         raise ValueError(
-            f"x is given with {what}, and coordinates of {type(scheme).__name__} need tokens of "
-            "other shards: give q_coords and k_coords, this shard's part of posenc.coordinates "
-            "of the whole sequence"
+            f"{what} without features: {type(scheme).__name__} sums features over tokens of other "
+            "shards; give q_features and k_features, this shard's part of posenc.features of the "
+            "whole sequence"
         )
 
 
-def _coordinates(
+def _features(
     scheme: PositionScheme,
-    x: Array,
+    q: Array,
+    k: Array,
     params: Mapping[str, Array] | None,
+    given: Mapping[str, Any],
     axis_name: str | tuple[str, ...],
-) -> Array | None:
-    """Gates summed over this shard's tokens and over all shards before it."""
-    own = coordinates(scheme, x, params, xp=jnp)
-    if own is None:
-        return None
-    totals = lax.all_gather(varying(own[..., -1], lax.axis_index(axis_name)), axis_name)
-    earlier = jnp.arange(len(totals)) < lax.axis_index(axis_name)
-    return own + jnp.sum(jnp.where(earlier[:, None, None], totals, 0), axis=0)[..., None]
+) -> tuple[Arrays, Arrays]:
+    """Features of this shard's tokens, summed over them and over all shards before it."""
+    hooks, here = scheme.hooks(), lax.axis_index(axis_name)
+    vectors: dict[str, Any] = {
+        name: jnp.swapaxes(a, 1, 2)
+        for name, a, hook in (("q", q, "query_features"), ("k", k, "key_features"))
+        if hook in hooks
+    }
+    # Positions do not change sums here: all tokens are in order.
+    names = {"pos": "k_pos", "axes": "k_axes", "scale": "scale"} if vectors else {}
+    vectors |= {name: given.get(own) for name, own in names.items()}
+    if given.get("x") is not None:
+        vectors["x"] = jnp.asarray(given["x"])
+    arrays = {name: jnp.asarray(array) for name, array in named(params).items()}
+    query, key = features(scheme, arrays, **vectors, xp=jnp)
+    for name in scheme.cumulative:
+        own = key[name]
+        totals = lax.all_gather(varying(own[:, :, -1], here), axis_name)
+        earlier = jnp.arange(len(totals)) < here
+        earlier = earlier.reshape(-1, *[1] * (totals.ndim - 1))
+        before = jnp.sum(jnp.where(earlier, totals, 0), axis=0)[:, :, None]
+        query[name], key[name] = query[name] + before, own + before
+    return query, key
+
+
+def _fused_refuses(call: Call) -> str | None:
+    """Why no kernel serves a shard: parts of a row are put together by their log-sum-exp."""
+    return fused.refuses(call) or fused.without_lse(call)
 
 
 _PATHS = (
-    Path("pallas", fused.fused_with_logsumexp, refuse=fused.refuses, avoid=fused.avoided),
-    Path("chunked", chunked_with_logsumexp),
+    Path("pallas", fused.fused, refuse=_fused_refuses, avoid=fused.avoided),
+    Path("chunked", chunked, refuse=refuses),
 )

@@ -45,9 +45,10 @@ class Jax(Framework):
     def compiled(self, function: Function, compiler: str) -> Function:
         return partial(_call, _compiled(function, compiler))
 
-    def attend(self, path: str, tensors: Mapping[str, Array], **options: Any) -> Array:
+    def attend(self, path: str, tensors: Mapping[str, Array], **options: Any) -> Any:
         own = {name: _swapped(a) if a.ndim == 4 else a for name, a in tensors.items()}
-        return _swapped(attention(**own, path=path, **options))
+        found = attention(**own, path=path, **options)
+        return tuple(map(_swapped, found)) if isinstance(found, tuple) else _swapped(found)
 
     def pullback(
         self,

@@ -12,21 +12,21 @@ from jax import Array
 from posenc.evaluate import bias_tile
 from posenc.positions import visible
 from posenc.protocol import PositionScheme
+from posenc.side import Side
 from posenc_jax.blocks import Tiling
 
 Arrays: TypeAlias = dict[str, Array]
 
 
 class Queries(NamedTuple):
-    """A block of queries: ``vectors (B, Hk, G, bq, D)``; the others ``(B or 1, H or 1, bq)``.
+    """A block of queries: ``vectors (B, Hk, G, bq, D)``, and what is known of the tokens.
 
-    ``coords`` are the coordinates of a gated scheme. In gradients, what has none is None.
+    Of ``side``, integers are ``(B or 1, 1, bq)``, features ``(B or 1, H or 1, bq)`` or with a table
+    behind. In gradients, what has none is None.
     """
 
     vectors: Array
-    pos: Array | None
-    seg: Array | None
-    coords: Array | None
+    side: Side
 
 
 class Keys(NamedTuple):
@@ -37,9 +37,7 @@ class Keys(NamedTuple):
 
     vectors: Array
     values: Array
-    pos: Array | None
-    seg: Array | None
-    coords: Array | None
+    side: Side
     real: Array | None
 
 
@@ -84,10 +82,11 @@ class Softmax(NamedTuple):
 
 def scored(
     tiling: Tiling, query: Queries, key: Keys, learned: Arrays, fixed: Arrays
-) -> tuple[Array, Any]:
-    """Scores ``(B, Hk, G, bq, bk)``, ``-inf`` where hidden, and the transpose of the bias.
+) -> tuple[Array, Array | None, Any]:
+    """Scores ``(B, Hk, G, bq, bk)``, ``-inf`` where hidden, their slope if they are capped, and the
+    transpose of the bias.
 
-    The transpose takes gradients of scores to those of learned arrays and of coordinates.
+    The transpose takes gradients of scores to those of learned arrays and of features.
 
     XLA computes scores where the highest is found, and again where it is taken off. There it makes
     one operation of ``product * scale - highest``, so that the highest less itself is not 0 but the
@@ -98,20 +97,32 @@ def scored(
     scores = _product("bhgqd,bhkd->bhgqk", query.vectors, key.vectors, tiling.dtype)
     seen = _visible(tiling, query, key)
     scores = jnp.maximum(scores * tiling.scale, jnp.finfo(scores.dtype).min)
+    slope = None
+    if tiling.softcap is not None:
+        ratio = jnp.tanh(scores / tiling.softcap)
+        scores, slope = tiling.softcap * ratio, 1 - ratio * ratio
 
-    def bias_of(learned: Arrays, q_coords: Array | None, k_coords: Array | None) -> Array | None:
-        q, k = (query.pos, key.pos) if q_coords is None else (q_coords, k_coords)
-        at = q[..., :, None], k[..., None, :]
-        by_distance = tiling.by_distance and q_coords is None
-        tile = _toeplitz if by_distance else bias_tile
-        bias = tile(tiling.scheme, *at, {**learned, **fixed}, dtype=tiling.dtype, xp=jnp)
+    def bias_of(learned: Arrays, query_own: Arrays, key_own: Arrays) -> Array | None:
+        at = query.side.where[..., :, None], key.side.where[..., None, :]
+        arrays, dtype = {**learned, **fixed}, tiling.dtype
+        if tiling.by_distance:
+            bias = _toeplitz(tiling.scheme, *at, arrays, dtype=dtype, xp=jnp)
+        else:
+            own = {"query": query.side.features | query_own, "key": key.side.features | key_own}
+            bias = bias_tile(tiling.scheme, *at, arrays, **own, dtype=dtype, xp=jnp)
         return None if bias is None else _grouped(bias, scores.shape)
 
-    bias, transpose = jax.vjp(bias_of, learned, query.coords, key.coords)
+    bias, transpose = jax.vjp(bias_of, learned, _floats(query.side), _floats(key.side))
     if bias is None:
-        return _masked(scores, seen), lambda _: transpose(None)
+        return _masked(scores, seen), slope, lambda _: transpose(None)
     finite = bias != -jnp.inf
-    return _masked(scores + bias, finite if seen is None else seen & finite), transpose
+    scores = _masked(scores + bias, finite if seen is None else seen & finite)
+    return scores, slope, transpose
+
+
+def _floats(side: Side) -> Arrays:
+    """Features that have gradients: places are integers."""
+    return {n: a for n, a in side.features.items() if jnp.isdtype(a.dtype, "real floating")}
 
 
 def gradients(
@@ -129,29 +140,41 @@ def gradients(
     """
     d_out, logsumexp, delta = rows
     product = partial(_product, dtype=tiling.dtype)
-    scores, transpose_bias = scored(tiling, query, key, learned, fixed)
+    scores, slope, transpose_bias = scored(tiling, query, key, learned, fixed)
     weights = jnp.exp(scores - logsumexp[..., None])
     d_out = d_out.astype(key.values.dtype)
     d_scores = weights * (product("bhgqd,bhkd->bhgqk", d_out, key.values) - delta[..., None])
-    d_learned, d_q_coords, d_k_coords = transpose_bias(d_scores)
+    d_learned, d_of_query, d_of_key = transpose_bias(d_scores)
+    d_scores = d_scores if slope is None else d_scores * slope
     d_scores = (d_scores * tiling.scale).astype(key.vectors.dtype)
     d_query = product("bhgqk,bhkd->bhgqd", d_scores, key.vectors)
     d_key = product("bhgqk,bhgqd->bhkd", d_scores, query.vectors)
     d_value = product("bhgqk,bhgqd->bhkd", weights.astype(d_out.dtype), d_out)
     return (
-        Queries(d_query, None, None, d_q_coords),
-        Keys(d_key, d_value, None, None, d_k_coords, None),
+        Queries(d_query, _gradient(query.side, d_of_query)),
+        Keys(d_key, d_value, _gradient(key.side, d_of_key), None),
         d_learned,
     )
+
+
+def _gradient(side: Side, found: Arrays) -> Side:
+    """Gradients of features, in the shape of a side; None for integers."""
+    return Side(None, None, None, {n: found.get(n) for n in side.features})
 
 
 def _visible(tiling: Tiling, query: Queries, key: Keys) -> Array | None:
     """Which query sees which key, ``(B or 1, 1, 1, bq, bk)``; None if each sees all."""
     q_seg = k_seg = None
-    if query.seg is not None:
-        q_seg, k_seg = query.seg[..., :, None], key.seg[..., None, :]
-    at = query.pos[..., :, None], key.pos[..., None, :]
-    seen = visible(*at, q_seg, k_seg, causal=tiling.causal, window=tiling.window)
+    if query.side.seg is not None and key.side.seg is not None:
+        q_seg, k_seg = query.side.seg[..., :, None], key.side.seg[..., None, :]
+    at = query.side.pos[..., :, None], key.side.pos[..., None, :]
+    seen = visible(
+        *at, q_seg, k_seg,
+        causal=tiling.causal, window=tiling.window, sink_tokens=tiling.sink_tokens,
+    )  # fmt: skip
+    if tiling.mask is not None:
+        own = tiling.mask(*at, q_seg, k_seg)
+        seen = own if seen is None else seen & own
     if key.real is not None:
         real = key.real[..., None, :]
         seen = real if seen is None else seen & real

@@ -19,6 +19,7 @@ from posenc.protocol import PositionScheme
 from posenc_jax.attention import attention
 
 Schemes = tuple[PositionScheme, ...]
+Windows = tuple[int | None, ...]
 _TOKENS = 2048  # of one evaluation batch
 
 
@@ -70,7 +71,7 @@ class _Static:
 
     def __init__(self, decoder: Decoder) -> None:
         self.decoder = decoder
-        self._key = (decoder.recipe.training(), decoder.schemes, decoder.owners)
+        self._key = (decoder.recipe.training(), decoder.plan)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Static) and self._key == other._key
@@ -86,7 +87,7 @@ def _train(static: _Static, state: Any, inputs: Any) -> Any:
     b1, b2 = BETAS
 
     def mean_loss(params: Any, tokens: Array) -> Array:
-        return _losses(decoder, decoder.schemes, params, tokens, None).mean()
+        return _losses(decoder, decoder.schemes, decoder.windows(), params, tokens).mean()
 
     def step(state: Any, inputs: Any) -> Any:
         params, first, second = state
@@ -114,13 +115,14 @@ def _train(static: _Static, state: Any, inputs: Any) -> Any:
 def _score(static: _Static, length: int, window: int | None, params: Any, tokens: Array) -> Array:
     """Losses of one batch ``(rows, length + 1)``."""
     decoder = static.decoder
-    return _losses(decoder, decoder.at_length(length), params, tokens, window)
+    schemes, windows = decoder.at_length(length), decoder.windows(window)
+    return _losses(decoder, schemes, windows, params, tokens)
 
 
 def _losses(
-    decoder: Decoder, schemes: Schemes, params: Any, tokens: Array, window: int | None
+    decoder: Decoder, schemes: Schemes, windows: Windows, params: Any, tokens: Array
 ) -> Array:
-    """Losses ``(N, L)`` of the next bytes of ``tokens (N, L + 1)``."""
+    """Losses ``(N, L)`` of the next bytes of ``tokens (N, L + 1)``; a scheme and window a layer."""
     w, recipe = params["weights"], decoder.recipe
     inputs, targets = tokens[:, :-1], tokens[:, 1:]
     x = w["embed"][inputs] * math.sqrt(recipe.dim)
@@ -128,7 +130,7 @@ def _losses(
     for layer, own in zip(decoder.first_layers, params["position"], strict=True):
         term = embedding(decoder.schemes[layer], positions, own, xp=jnp)
         x = x if term is None else x + term
-    for layer, scheme in enumerate(schemes):
+    for layer, (scheme, window) in enumerate(zip(schemes, windows, strict=True)):
         own = params["position"][decoder.owners[layer]]
         x = _layer(x, w, layer, scheme, own, recipe.heads, window)
     logits = _linear(_norm(x, w["norm"]), w["embed"].T)

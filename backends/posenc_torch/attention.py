@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import array_api_compat.torch as xp
 import torch
 from torch import Tensor
 
+from posenc.arguments import check_shapes
 from posenc.attention import dense
-from posenc.call import Call, check_shapes, prepare
+from posenc.call import Call, prepare
 from posenc.keywords import answering
+from posenc.options import Options, floats
 from posenc.params import named, working_dtype
-from posenc.paths import Explanation, Path, choose, explained
+from posenc.paths import Explanation, Path, attend, explained
 from posenc.protocol import PositionScheme
 from posenc_torch import chunked, flex, lifted
-from posenc_torch.sdpa import sdpa
+from posenc_torch.sdpa import refuses, sdpa, without_lse
 
 
 @answering
@@ -31,19 +32,10 @@ def attention(
     params: Mapping[str, Any] | None = None,
     causal: bool = False,
     *,
-    q_pos: Tensor | None = None,
-    k_pos: Tensor | None = None,
-    q_seg: Tensor | None = None,
-    k_seg: Tensor | None = None,
-    window: int | None = None,
-    scale: float | None = None,
     path: str = "auto",
-    k_transformed: bool = False,
-    x: Tensor | None = None,
-    q_coords: Tensor | None = None,
-    k_coords: Tensor | None = None,
     skip_blocks: bool = True,
-) -> Tensor:
+    **options: Unpack[Options],
+) -> Any:
     """``softmax(scale * transform(q) @ transform(k).T + bias) @ v`` in the layout of torch.
 
     Heads are axis 1 and tokens axis 2, ``(B, H, L, D)``; ``posenc_jax`` has them the other way.
@@ -64,16 +56,16 @@ def attention(
         Whether ``"flex"`` and ``"chunked"`` leave out blocks of keys that provably round to nothing
         under a bias that decays (``posenc.negligible``). Results of finite values then differ by
         less than half a rounding of the largest.
-    scheme, params, causal, q_pos, k_pos, q_seg, k_seg, window, scale, k_transformed
-        As in ``posenc.attention``.
-    x, q_coords, k_coords
-        For a gated scheme, as in ``posenc.attention``.
+    scheme, params, causal, options
+        As in ``posenc.attention``: positions, segments, places, ``k_valid``, ``window``,
+        ``sink_tokens``, ``bias``, ``mask``, ``softcap``, ``scale``, ``k_transformed``, hidden
+        states ``x`` and ``q_x``, features, ``return_lse``.
 
     Returns
     -------
-    ``(B, H, Q, Dv)`` in q's dtype, differentiable in q, k, v, x and params. A row that may see
-    nothing is 0, with zero gradients. NaN in what nobody sees reaches nothing, as in
-    ``posenc.attention``, but for ``"flex"``.
+    ``(B, H, Q, Dv)`` in q's dtype, differentiable in q, k, v, x, bias, features and params. A row
+    that may see nothing is 0, with zero gradients. NaN in what nobody sees reaches nothing, as in
+    ``posenc.attention``, but for ``"flex"``. With ``return_lse`` also the log-sum-exp.
 
     Raises
     ------
@@ -82,18 +74,14 @@ def attention(
     TypeError, ValueError
         A wrong argument, by name, value and what is accepted.
     """
-    options = {
-        "q_pos": q_pos, "k_pos": k_pos, "q_seg": q_seg, "k_seg": k_seg, "window": window,
-        "scale": scale, "k_transformed": k_transformed, "x": x, "q_coords": q_coords,
-        "k_coords": k_coords, "skip_blocks": skip_blocks,
-    }  # fmt: skip
     half = _autocast(q)
     with nullcontext() if half is None else torch.autocast(q.device.type, enabled=False):
-        call = _call(q, k, v, scheme, params, causal, half, options)
-        return choose(_PATHS, call, path).run(call).to(q.dtype)
+        call = _call(q, k, v, scheme, params, causal, half, skip_blocks, options)
+        out, lse = attend(_PATHS, call, path)
+        return (out.to(q.dtype), lse) if call.wants_lse else out.to(q.dtype)
 
 
-@partial(answering, like=attention)
+@answering
 def explain(
     q: Tensor,
     k: Tensor,
@@ -103,7 +91,8 @@ def explain(
     causal: bool = False,
     *,
     path: str = "auto",
-    **options: Any,
+    skip_blocks: bool = True,
+    **options: Unpack[Options],
 ) -> Explanation:
     """Which path ``attention`` takes for the same arguments, and why not the others.
 
@@ -111,7 +100,7 @@ def explain(
     """
     half = _autocast(q)
     with nullcontext() if half is None else torch.autocast(q.device.type, enabled=False):
-        call = _call(q, k, v, scheme, params, causal, half, options)
+        call = _call(q, k, v, scheme, params, causal, half, skip_blocks, options)
         return explained(_PATHS, call, path)
 
 
@@ -133,13 +122,18 @@ def _call(
     params: Mapping[str, Any] | None,
     causal: bool,
     half: torch.dtype | None,
-    options: Mapping[str, Any],
+    skip_blocks: bool,
+    options: Options,
 ) -> Call:
     _check_not_nested({"q": q, "k": k, "v": v, **options})
-    tensors = _widened(q, k, v, options.get("x"), params)
-    call = prepare(*tensors, scheme, params, causal, xp=xp, **options)
+    tensors = _widened(q, k, v, [*floats(options), *named(params).values()])
+    call = prepare(*tensors, scheme, params, causal, skip_blocks=skip_blocks, xp=xp, **options)
     if half is None or call.dtype == torch.float64:
         return call
+    return replace(_rounded(call, half), regions=tuple(_rounded(r, half) for r in call.regions))
+
+
+def _rounded(call: Call, half: torch.dtype) -> Call:
     return replace(call, q=call.q.to(half), k=call.k.to(half), v=call.v.to(half))
 
 
@@ -155,25 +149,31 @@ def _check_not_nested(given: Mapping[str, Any]) -> None:
 
 
 def _widened(
-    q: Tensor, k: Tensor, v: Tensor, x: Tensor | None, params: Mapping[str, Any] | None
+    q: Tensor, k: Tensor, v: Tensor, others: Sequence[Any]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """q, k and v, in float64 if anything is: before a transform could round them."""
-    if working_dtype([q, k, v, x, *named(params).values()], xp=xp) != torch.float64:
+    if working_dtype([q, k, v, *others], xp=xp) != torch.float64:
         return q, k, v
     check_shapes(q, k, v, xp=xp)
     return q.double(), k.double(), v.double()
 
 
-def _reference(call: Call) -> Tensor:
+def _reference(call: Call) -> tuple[Tensor, Tensor]:
     q, k, v = (x.to(call.dtype) for x in (call.q, call.k, call.v))
     return dense(replace(call, q=q, k=k, v=v))
 
 
 _PATHS = (
-    Path("flex", flex.flex, refuse=flex.refuses, avoid=flex.avoided),
+    Path(
+        "flex", flex.flex,
+        refuse=flex.refuses, avoid=flex.avoided, without_lse=flex.without_lse,
+    ),
     Path("chunked", chunked.chunked, refuse=chunked.refuses, avoid=chunked.avoided),
-    Path("lifted", lifted.lifted, refuse=lifted.refuses, avoid=lifted.avoided),
-    Path("sdpa", sdpa),
-    Path("reference", _reference),
-)
+    Path(
+        "lifted", lifted.lifted,
+        refuse=lifted.refuses, avoid=lifted.avoided, without_lse=without_lse,
+    ),
+    Path("sdpa", sdpa, refuse=refuses, without_lse=without_lse, takes_sink=True),
+    Path("reference", _reference, rows=True),
+)  # fmt: skip
 PATHS = tuple(path.name for path in _PATHS)

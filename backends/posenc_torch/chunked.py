@@ -19,10 +19,9 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as _modes
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from posenc.call import Call
-from posenc.evaluate import bias_tile, column, row
-from posenc.lowerings import by_distance, has_bias, seen_by_distance
-from posenc.positions import visible
+from posenc.call import Call, seen_between
+from posenc.evaluate import bias_tile, column, has_bias, row
+from posenc.lowerings import by_distance, seen_by_distance
 from posenc.unseen import may_be_unseen
 from posenc_torch.parts import Part, parts
 from posenc_torch.sdpa import few_scores, knows_mask, masked, same_dtype
@@ -32,24 +31,28 @@ WHY_NOT_COMPILED = "posenc 'chunked' reads from values which keys leave a trace,
 
 
 @torch.compiler.disable(reason=WHY_NOT_COMPILED)
-def chunked(call: Call) -> Tensor:
-    """``(B, H, Q, Dv)``, part by part."""
+def chunked(call: Call) -> tuple[Tensor, Tensor | None]:
+    """``(B, H, Q, Dv)``, part by part, and the log-sum-exp ``(B, H, Q)`` where it is needed."""
     tensors = _tensors(call)
-    return _Parts.apply(_Job.of(call, tensors), *tensors.values())
+    found = _Parts.apply(_Job.of(call, tensors), *tensors.values())
+    return found if isinstance(found, tuple) else (found, None)
 
 
 def _tensors(call: Call) -> dict[str, Tensor]:
     """What parts are made of, and gradients may be asked for: q, k and v, and the bias by distance
-    as ``table``, or else the arrays of the scheme and coordinates.
+    as ``table``, or else the arrays of the scheme, features, and the bias that is added.
     """
     q, k, v = same_dtype(call)
-    found: dict[str, Tensor | None] = {"q": q, "k": k, "v": v}
+    found = {"q": q, "k": k, "v": v}
+    if call.added is not None:
+        found["added"] = call.added
     if (table := by_distance(call)) is not None:
         found["table"] = table
     elif has_bias(call.scheme):
-        found |= {"q_coords": call.q_coords, "k_coords": call.k_coords}
+        found |= {f"query.{name}": array for name, array in call.query.features.items()}
+        found |= {f"key.{name}": array for name, array in call.key.features.items()}
         found |= {f"params.{name}": array for name, array in call.arrays.items()}
-    return {name: t for name, t in found.items() if t is not None}
+    return found
 
 
 def refuses(call: Call) -> str | None:
@@ -84,41 +87,51 @@ class _Job(NamedTuple):
     """A call without its tensors, and how it is cut.
 
     ``final``: the bias by distance holds visibility too, and every query sees its own key.
+    ``whole_scores``: SDPA does not have what is asked for of the scores of a part.
     """
 
     call: Call
     names: tuple[str, ...]
     final: bool
+    whole_scores: bool
     parts: Sequence[Part]
 
     @classmethod
     def of(cls, call: Call, tensors: Mapping[str, Tensor]) -> _Job:
         table, dtype = tensors.get("table"), tensors["q"].dtype
-        final = table is not None and call.q_seg is None and _peaks(call, table, dtype)
+        whole_scores = call.needs_lse or call.softcap is not None
+        alone = call.query.seg is None and call.mask is None and not whole_scores
+        windowed = call.sink_tokens == 0  # what is by distance knows no positions
+        final = table is not None and alone and windowed and _peaks(call, table, dtype)
         # Only autograd keeps tensors for a backward pass: it knows when to let go of them.
         bare = replace(
             call, q=_shape_of(call.q), k=_shape_of(call.k), v=_shape_of(call.v),
             arrays={name: _shape_of(array) for name, array in call.arrays.items()},
-            q_coords=None, k_coords=None,
+            query=call.query._replace(features={}), key=call.key._replace(features={}),
+            added=None, sink=None,
         )  # fmt: skip
-        return cls(bare, tuple(tensors), final, tuple(parts(call)))
+        return cls(bare, tuple(tensors), final, whole_scores, tuple(parts(call)))
 
     def slices(self, part: Part, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What a part is made of: views."""
         return {name: self._slice(name, part, tensor) for name, tensor in tensors.items()}
 
     def _slice(self, name: str, part: Part, tensor: Tensor) -> Tensor:
-        if name in ("q", "q_coords"):
+        kind, _, own = name.partition(".")
+        if kind == "q":
             return tensor[:, part.heads, part.queries]
-        if name in ("k", "v"):
+        if kind in ("k", "v"):
             group = self.call.q.shape[1] // self.call.k.shape[1]
             first, last = part.heads.start // group, -(-part.heads.stop // group)
             return tensor[:, first:last, part.keys]
-        if name == "k_coords":
-            return tensor[:, part.heads, part.keys]
-        if name == "table":
+        if kind in ("query", "key"):
+            tokens = part.queries if kind == "query" else part.keys
+            return _of_heads(part, tensor)[:, :, tokens]
+        if kind in ("added", "mask"):
+            return _of_heads(part, tensor)[:, :, part.queries, part.keys]
+        if kind == "table":
             return self._own(part, tensor)[:, self._reach(part)]
-        spec = self.call.scheme.param_specs().get(name.removeprefix("params."))
+        spec = self.call.scheme.param_specs().get(own)
         return self._own(part, tensor) if spec is None or spec.per_head else tensor
 
     @staticmethod
@@ -136,14 +149,16 @@ class _Job(NamedTuple):
         table = tensors.get("table")
         return None if table is None else table.detach()[:, self.call.k.shape[2] - 1]
 
-    def attend(self, part: Part, own: Mapping[str, Tensor], peak: Tensor | None) -> Tensor:
-        """Attention of one part, from its slices."""
+    def attend(
+        self, part: Part, own: Mapping[str, Tensor], peak: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attention of one part and, if it is asked for, the log-sum-exp, from its slices."""
         q, k, v = own["q"], own["k"], own["v"]
         if "table" not in own:
             bias, seen = self._tile(part, own)
             if seen is not None and may_be_unseen(self.call):
                 q, k, v = without_unseen(q, k, v, seen)
-            return masked(q, k, v, bias, seen, scale=self.call.scale)
+            return self._softmax(q, k, v, bias, seen)
         # Queries in reverse, for then each row of the bias is the one before, one step further.
         bias, seen = _rows(self._line(part, own["table"], peak, q.dtype), q.shape[2]), None
         if not self.final:
@@ -153,8 +168,15 @@ class _Job(NamedTuple):
             if may_be_unseen(self.call):
                 q, k, v = without_unseen(q.flip(2), k, v, seen)
                 q = q.flip(2)
-        out = masked(q.flip(2), k, v, bias, seen, scale=self.call.scale)
-        return out.flip(2)
+        out, lse = self._softmax(q.flip(2), k, v, bias, seen)
+        return out.flip(2), None if lse is None else lse.flip(2)
+
+    def _softmax(
+        self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, seen: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        if not self.whole_scores:
+            return masked(q, k, v, bias, seen, scale=self.call.scale), None
+        return _by_scores(self.call, q, k, v, bias, seen)
 
     def _line(self, part: Part, table: Tensor, peak: Tensor | None, dtype: torch.dtype) -> Tensor:
         """The bias of a part by distance; as a mask if it is final."""
@@ -167,14 +189,16 @@ class _Job(NamedTuple):
 
     def _tile(self, part: Part, own: Mapping[str, Tensor]) -> tuple[Tensor | None, Tensor | None]:
         """Bias and visibility of a part, pair by pair."""
-        call, seen = self.call, self._seen(part)
-        if not has_bias(call.scheme):
-            return None, seen
-        at = column(call.q_pos[..., part.queries]), row(call.k_pos[..., part.keys])
-        if "q_coords" in own:
-            at = own["q_coords"][..., :, None], own["k_coords"][..., None, :]
-        arrays = {name: own[f"params.{name}"] for name in call.arrays}
-        bias = bias_tile(call.scheme, *at, arrays, dtype=call.dtype, xp=call.xp)
+        call, seen, bias = self.call, self._seen(part), own.get("added")
+        if has_bias(call.scheme):
+            query, key = call.query.of(part.queries), call.key.of(part.keys)
+            found = bias_tile(
+                call.scheme, column(query.where), row(key.where),
+                {name: own[f"params.{name}"] for name in call.arrays},
+                query=_under(own, "query"), key=_under(own, "key"), dtype=call.dtype, xp=call.xp,
+            )  # fmt: skip
+            bias = found if bias is None or found is None else bias + found
+            bias = own.get("added") if bias is None else bias
         if bias is None:
             return None, seen
         finite = bias != -torch.inf
@@ -182,33 +206,70 @@ class _Job(NamedTuple):
         return torch.where(finite, bias, 0.0), seen
 
     def _seen(self, part: Part) -> Tensor | None:
-        call = self.call
-        segments: tuple[Any, ...] = ()
-        if call.q_seg is not None and call.k_seg is not None:
-            segments = column(call.q_seg[..., part.queries]), row(call.k_seg[..., part.keys])
-        return visible(
-            column(call.q_pos[..., part.queries]), row(call.k_pos[..., part.keys]), *segments,
-            causal=call.causal, window=call.window,
-        )  # fmt: skip
+        call, mask = self.call, self.call.mask
+        if isinstance(mask, Tensor):
+            mask = self._slice("mask", part, mask)
+        return seen_between(call, call.query.of(part.queries), call.key.of(part.keys), mask)
+
+
+def _of_heads(part: Part, array: Tensor) -> Tensor:
+    """The heads of a part, of ``(B, H or 1, ...)``."""
+    return array if array.shape[1] == 1 else array[:, part.heads]
+
+
+def _under(own: Mapping[str, Tensor], kind: str) -> dict[str, Tensor]:
+    """Slices of one kind, by name."""
+    prefix = f"{kind}."
+    return {name.removeprefix(prefix): a for name, a in own.items() if name.startswith(prefix)}
+
+
+def _by_scores(
+    call: Call, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, seen: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Attention of a part and its log-sum-exp from all of its scores, in the working float.
+
+    What SDPA does not have: a log-sum-exp that has a gradient, and a cap of scores.
+    """
+    dtype, group = call.dtype, q.shape[1] // k.shape[1]
+    q, k, v = (a.to(dtype) for a in (q, k, v))
+    if group > 1:
+        k, v = (a.repeat_interleave(group, dim=1) for a in (k, v))
+    scores = call.capped((q * call.scale) @ k.mT)
+    if bias is not None:
+        scores = scores + bias
+    if seen is None:
+        lse = scores.logsumexp(dim=-1)
+        return torch.exp(scores - lse[..., None]) @ v, lse
+    scores = torch.where(seen, scores, torch.finfo(dtype).min)
+    highest = scores.amax(dim=-1, keepdim=True).detach()
+    weights = torch.where(seen, torch.exp(scores - highest), 0.0)
+    total = weights.sum(dim=-1, keepdim=True)
+    some = torch.where(total == 0, 1.0, total)
+    return (weights / some) @ v, (highest + some.log())[..., 0]
 
 
 class _Parts(torch.autograd.Function):
     """Attention part by part; the backward pass computes each part once more."""
 
     @staticmethod
-    def forward(ctx: Any, job: _Job, *tensors: Tensor) -> Tensor:
+    def forward(ctx: Any, job: _Job, *tensors: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         ctx.job = job
         ctx.save_for_backward(*tensors)
         named = dict(zip(job.names, tensors, strict=True))
         q, peak = named["q"], job.peak(named)
-        out = q.new_zeros((*q.shape[:3], named["v"].shape[3]))
+        wide = job.call.dtype if job.whole_scores else q.dtype
+        out = q.new_zeros((*q.shape[:3], named["v"].shape[3]), dtype=wide)
+        lse = q.new_full(q.shape[:3], torch.finfo(job.call.dtype).min, dtype=job.call.dtype)
         for part in job.parts:
-            out[:, part.heads, part.queries] = job.attend(part, job.slices(part, named), peak)
-        return out
+            found, log = job.attend(part, job.slices(part, named), peak)
+            out[:, part.heads, part.queries] = found
+            if log is not None:
+                lse[:, part.heads, part.queries] = log
+        return (out, lse) if job.whole_scores else out
 
     @staticmethod
-    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled() or torch._C._functorch.is_legacy_batchedtensor(d_out):
+    def backward(ctx: Any, *d_results: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled() or torch._C._functorch.is_legacy_batchedtensor(d_results[0]):
             raise NotImplementedError(
                 "path 'chunked' has first derivatives only, of one result at a time (create_graph "
                 "and is_grads_batched ask for more): path='reference' has all"
@@ -227,11 +288,16 @@ class _Parts(torch.autograd.Function):
             own = {n: t.detach() for n, t in job.slices(part, named).items()}
             leaves = [own[name].requires_grad_() for name in sums]
             with torch.enable_grad():
-                out = job.attend(part, own, peak)
-            if not out.requires_grad:  # what learns has no part in it
+                results = [r for r in job.attend(part, own, peak) if r is not None]
+            both = [
+                (result, d_result[:, part.heads, part.queries])
+                for result, d_result in zip(results, d_results, strict=True)
+                if result.requires_grad  # else what learns has no part in it
+            ]
+            if not both:
                 continue
-            d_part = d_out[:, part.heads, part.queries]
-            found = torch.autograd.grad(out, leaves, d_part, allow_unused=True)
+            results, d_part = zip(*both, strict=True)
+            found = torch.autograd.grad(results, leaves, d_part, allow_unused=True)
             for (name, into), more in zip(job.slices(part, sums).items(), found, strict=True):
                 if more is not None:
                     into += more

@@ -1,8 +1,8 @@
 """Attention through FlexAttention: a scheme's bias is its ``score_mod``, visibility its block mask.
 
 Each kind of call has a compiled entry, with recompilations counted apart from the user's own.
-What changes from call to call enters as tensors: positions, segments, coordinates, windows and
-scales, so that a new one compiles nothing.
+What changes from call to call enters as tensors: positions, segments, features, windows, scales and
+caps, so that a new one compiles nothing. A mask that is a function is compiled in.
 """
 
 from __future__ import annotations
@@ -18,18 +18,20 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as _modes
 
 from posenc.call import Call
-from posenc.evaluate import is_gated
-from posenc.lowerings import by_distance, has_bias
+from posenc.evaluate import has_bias
+from posenc.lowerings import by_distance, has_distances
+from posenc.masks import Mask
 from posenc.negligible import is_possible, negligible
-from posenc_torch.loads import loads
+from posenc.protocol import Window
+from posenc_torch.loads import labelled, loads
 from posenc_torch.mods import sight_of
-from posenc_torch.score import Bias, ByDistance, Scaled, apart, name_of
+from posenc_torch.score import Bias, ByDistance, Scored, name_of
 from posenc_torch.sdpa import few_scores, knows_mask
-from posenc_torch.sight import BLOCK, Places, Sight
+from posenc_torch.sight import BLOCK, Places, Sight, known
 
 # So many programs for each scheme, head count and dtype, counted apart from the user's own.
 _KINDS = 256
@@ -42,30 +44,39 @@ _OLDEST = (2, 11)
 # and the kernel that is compiled instead spills 12 kB a thread (benchmarks/flex_without_gpu.py).
 FOR_TABLES = {"fwd_BLOCK_N": 64, "fwd_num_warps": 8, "bwd_num_stages": 2}
 _FEW = 8  # blocks of keys of which no bias is steep enough to spare much
-_entry: Callable[..., Tensor] | None = None
+_entry: Callable[..., Any] | None = None
 
 
-def flex(call: Call) -> Tensor:
-    """``(B, H, Q, Dv)`` by FlexAttention."""
+def flex(call: Call) -> tuple[Tensor, Tensor | None]:
+    """``(B, H, Q, Dv)`` by FlexAttention, and its log-sum-exp ``(B, H, Q)`` if needed."""
     if not torch.is_grad_enabled():  # FlexAttention asks tensors alone whether something learns
         call = _without_gradients(call)
     if torch.compiler.is_compiling():
         return _inside(call)
     given = arguments(call)
     run = _entry or _compiled(_kind(call))
-    return run(**given | {"scale": repr(given["scale"])})
+    return with_lse(run(**given | {"scale": repr(given["scale"])}))
 
 
-def _inside(call: Call) -> Tensor:
+def with_lse(found: Any) -> tuple[Tensor, Tensor | None]:
+    """What FlexAttention returns, apart; a row that sees nothing has the lowest finite number."""
+    if isinstance(found, Tensor):
+        return found, None
+    out, more = found
+    return out, more.lse.clamp(min=torch.finfo(more.lse.dtype).min)
+
+
+def _inside(call: Call) -> tuple[Tensor, Tensor | None]:
     """As part of a larger graph that someone compiles."""
     for array in (call.q, call.k, call.v):  # heads and channels, which no kernel has as symbols
         torch._dynamo.mark_static(array, 1)
         torch._dynamo.mark_static(array, 3)
     own = _own_memory if call.q.device.type == "cpu" else _as_it_is
-    return own(flex_attention(**arguments(replace(call, q=own(call.q)))))
+    out, lse = with_lse(flex_attention(**arguments(replace(call, q=own(call.q)))))
+    return own(out), lse
 
 
-def kernel(query: Tensor, key: Tensor, value: Tensor, *, scale: str, **options: Any) -> Tensor:
+def kernel(query: Tensor, key: Tensor, value: Tensor, *, scale: str, **options: Any) -> Any:
     """FlexAttention for a scale in letters, which torch's compiler never makes a symbol."""
     return flex_attention(query, key, value, scale=float(scale), **options)
 
@@ -73,8 +84,10 @@ def kernel(query: Tensor, key: Tensor, value: Tensor, *, scale: str, **options: 
 def arguments(call: Call) -> dict[str, Any]:
     """What FlexAttention is called with."""
     bias, scale = _bias(call), _usual_scale(call)
-    by_table = call.q.device.type != "cpu" and isinstance(bias, ByDistance)
-    mod = bias if scale is not None else Scaled.of(call.scale, call.q.device, bias)
+    mod: Bias | ByDistance | Scored | None = bias
+    if scale is None or call.softcap is not None or call.added is not None:
+        mod = Scored.of(call, bias, scaled=scale is not None)
+    by_table = mod is not None and mod.gathers and call.q.device.type != "cpu"
     return {
         "query": call.q,
         "key": call.k,
@@ -84,6 +97,7 @@ def arguments(call: Call) -> dict[str, Any]:
         "scale": 1.0 if scale is None else scale,
         "enable_gqa": call.q.shape[1] != call.k.shape[1],
         "kernel_options": FOR_TABLES if by_table else None,
+        "return_aux": AuxRequest(lse=True) if call.needs_lse else None,
     }
 
 
@@ -107,9 +121,16 @@ def _own_memory(array: Tensor) -> Tensor:
 
 
 def _without_gradients(call: Call) -> Call:
-    tensors = {name: getattr(call, name) for name in ("q", "k", "v", "q_coords", "k_coords")}
-    bare = {name: None if t is None else t.detach() for name, t in tensors.items()}
-    return replace(call, arrays={name: a.detach() for name, a in call.arrays.items()}, **bare)
+    return replace(
+        call,
+        q=call.q.detach(),
+        k=call.k.detach(),
+        v=call.v.detach(),
+        arrays={name: a.detach() for name, a in call.arrays.items()},
+        query=call.query.mapped(torch.detach),
+        key=call.key.mapped(torch.detach),
+        added=None if call.added is None else call.added.detach(),
+    )
 
 
 def refuses(call: Call) -> str | None:
@@ -125,21 +146,36 @@ def refuses(call: Call) -> str | None:
     on_cpu = call.q.device.type == "cpu"
     if not on_cpu and min(call.q.shape[3], call.v.shape[3]) < 16:
         return f"on a GPU it takes heads of at least 16 channels, not {call.q.shape[3]}"
-    tensors = (call.q, call.k, call.v, call.q_coords, call.k_coords, *call.arrays.values())
+    features = labelled(call.query.features, call.key.features)
+    tensors = (call.q, call.k, call.v, call.added, *features.values(), *call.arrays.values())
     learns = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
     if learns and on_cpu:
         return "FlexAttention has no backward pass on a CPU"
     return _several_loads(call) if learns else None
 
 
+def without_lse(call: Call) -> str | None:
+    """Why there is no log-sum-exp."""
+    # PyTorch 2.13, which raises NotImplementedError; eagerly there is one.
+    if call.q.device.type == "cpu" and _entry is None:
+        return "compiled for a CPU, FlexAttention returns none"
+    return None
+
+
 def _several_loads(call: Call) -> str | None:
     """Which learned array the bias loads more than once for a pair: no backward pass has that."""
-    if _reads_distances(call):
+    if not has_bias(call.scheme) or _reads_distances(call):
         return None
-    found = [n for n in loads(call.scheme, call.arrays) if call.arrays[n].requires_grad]
+    query, key = call.query.features, call.key.features
+    known_as = {**call.arrays, **labelled(query, key)}
+    several = loads(call.scheme, call.arrays, query, key)
+    found = [name for name in several if known_as[name].requires_grad]
     if not found:
         return None
-    return f"its backward pass takes one load of each learned array, the bias has more of {found}"
+    return (
+        "its backward pass takes one load of each learned array or feature that has a gradient, "
+        f"the bias has more of {found}"
+    )
 
 
 def avoided(call: Call) -> str | None:
@@ -161,7 +197,7 @@ def uncompiled() -> AbstractContextManager[None]:
 
 
 @contextmanager
-def _through(entry: Callable[..., Tensor]) -> Iterator[None]:
+def _through(entry: Callable[..., Any]) -> Iterator[None]:
     global _entry
     before, _entry = _entry, entry
     try:
@@ -171,7 +207,7 @@ def _through(entry: Callable[..., Tensor]) -> Iterator[None]:
 
 
 @lru_cache(None)
-def _compiled(kind: Hashable) -> Callable[..., Tensor]:
+def _compiled(kind: Hashable) -> Callable[..., Any]:
     """One for each kind of call, so that no limit of recompilations is that of a process.
 
     Each has a code object of its own, to which torch counts.
@@ -182,7 +218,8 @@ def _compiled(kind: Hashable) -> Callable[..., Tensor]:
 def _kind(call: Call) -> Hashable:
     """What a kernel is compiled for; beside it a few sizes, as of one query or one block."""
     shapes = (call.q.shape[1], call.k.shape[1], call.q.shape[3], call.v.shape[3])
-    return name_of(call.scheme), call.q.dtype, call.q.device, shapes
+    mask = known(call.mask) if isinstance(call.mask, Mask) else None
+    return name_of(call.scheme), call.q.dtype, call.q.device, shapes, mask
 
 
 def _compile(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -202,12 +239,11 @@ def _bias(call: Call) -> Bias | ByDistance | None:
     """The form of the bias that a kernel computes fastest."""
     if not has_bias(call.scheme):
         return None
-    if _reads_distances(call) and (table := by_distance(call)) is not None:
+    if _reads_distances(call) and (table := by_distance(replace(call, added=None))) is not None:
         return ByDistance.of(call, table)
-    coords = None
-    if call.q_coords is not None and call.k_coords is not None:
-        coords = apart(call.q_coords, call.k_coords)
-    return Bias.of(call.scheme, call.arrays, call.dtype, _places(call), coords)
+    batch = call.q.shape[0] if call.q.device.type == "cpu" else None
+    features = call.query.features, call.key.features
+    return Bias.of(call.scheme, call.arrays, call.dtype, _where(call), features, batch=batch)
 
 
 def _reads_distances(call: Call) -> bool:
@@ -216,24 +252,41 @@ def _reads_distances(call: Call) -> bool:
     A gradient then goes to as many numbers as there are distances, not to one a head. What needs
     only constants, numbers of a head, is a multiplication or two, and cheaper than a load.
     """
-    scheme = call.scheme
-    simple = scheme.constants() and not scheme.param_specs()
-    return scheme.relative and call.aligned and not simple and not is_gated(scheme)
+    simple = call.scheme.constants() and not call.scheme.param_specs()
+    return not simple and has_distances(replace(call, added=None))
 
 
 def _places(call: Call) -> tuple[Places, Places]:
+    """Positions, which decide who sees whom."""
     indexed = call.aligned and call.q.shape[2] == call.k.shape[2]
     if call.q.device.type != "cpu":
-        return Places.of(call.q_pos, indexed=indexed), Places.of(call.k_pos, indexed=call.aligned)
+        q, k = call.query.pos, call.key.pos
+        return Places.of(q, indexed=indexed), Places.of(k, indexed=call.aligned)
+    return _on_cpu(call, call.query.pos, call.key.pos, indexed=indexed)
+
+
+def _where(call: Call) -> tuple[Places, Places]:
+    """What a bias reads: positions, or places that are given."""
+    query, key = call.query.places, call.key.places
+    if query is None or key is None:
+        return _places(call)
+    if call.q.device.type != "cpu":
+        return Places.of(query), Places.of(key)
+    return _on_cpu(call, query, key)
+
+
+def _on_cpu(
+    call: Call, query: Tensor, key: Tensor, *, indexed: bool = False
+) -> tuple[Places, Places]:
     q, k = (
-        Places.of(pos.to(torch.int32), batch=call.q.shape[0], indexed=indexed)
-        for pos in (call.q_pos, call.k_pos)
+        Places.of(at.to(torch.int32), batch=call.q.shape[0], indexed=indexed) for at in (query, key)
     )
     return q, k
 
 
 def _block_mask(call: Call) -> BlockMask | None:
-    plain = not call.causal and call.window is None and call.q_seg is None
+    hides = call.causal or call.window is not None or call.mask is not None
+    plain = not hides and call.query.seg is None
     if call.skip_blocks and call.k.shape[2] > _FEW * BLOCK and is_possible(call):
         sight = _sight(call)
         some, every = sight.blocks()
@@ -243,9 +296,10 @@ def _block_mask(call: Call) -> BlockMask | None:
     if plain and call.q.device.type != "cpu":  # there without one it takes threads * L * L memory
         return None
     traced = torch.compiler.is_compiling() or bool(_modes())  # what is kept must hold values
-    if call.aligned and call.q_seg is None and not traced:
+    if call.aligned and call.query.seg is None and call.mask is None and not traced:
         lengths = call.q.shape[2], call.k.shape[2]
-        return _plain_mask(*lengths, call.causal, call.window, call.q_pos.device)
+        window = call.window, call.sink_tokens
+        return _plain_mask(*lengths, call.causal, *window, call.query.pos.device)
     sight = _sight(call)
     return sight.block_mask(*(found[:, None] for found in sight.blocks()))
 
@@ -277,20 +331,30 @@ def _compiled_negligible() -> Callable[..., Tensor | None]:
 
 
 def _sight(call: Call) -> Sight:
-    if call.q_seg is None or call.k_seg is None:
-        return Sight(*_places(call), None, None, call.causal, call.window)
-    if call.q.device.type != "cpu":
-        q, k = Places.of(call.q_seg), Places.of(call.k_seg)
-    else:
-        q, k = (Places.of(s.long(), batch=call.q.shape[0]) for s in (call.q_seg, call.k_seg))
-    return Sight(*_places(call), q, k, call.causal, call.window)
+    q_pos, k_pos = _places(call)
+    q_seg = k_seg = None
+    if call.query.seg is not None and call.key.seg is not None:
+        both = call.query.seg, call.key.seg
+        if call.q.device.type != "cpu":
+            q_seg, k_seg = (Places.of(seg) for seg in both)
+        else:
+            q_seg, k_seg = (Places.of(seg.long(), batch=call.q.shape[0]) for seg in both)
+    shown = call.causal, call.window, call.sink_tokens, call.mask
+    return Sight(q_pos, k_pos, q_seg, k_seg, *shown)
 
 
 @lru_cache(4)
 def _plain_mask(
-    q_len: int, k_len: int, causal: bool, window: int | None, device: torch.device
+    q_len: int,
+    k_len: int,
+    causal: bool,
+    window: Window | None,
+    sink_tokens: int,
+    device: torch.device,
 ) -> BlockMask:
     """The mask of aligned positions, kept: layers and steps ask for the same one."""
     with torch.inference_mode(False):  # or no training step could use it
-        sight = sight_of(q_len, k_len, causal=causal, window=window, device=device)
+        sight = sight_of(
+            q_len, k_len, causal=causal, window=window, sink_tokens=sink_tokens, device=device
+        )
         return sight.block_mask(*(found[:, None] for found in sight.blocks()))

@@ -17,7 +17,8 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from posenc.call import Call
-from posenc.lowerings import by_key, has_bias
+from posenc.evaluate import has_bias
+from posenc.lowerings import by_key
 from posenc_torch.sdpa import knows_visible, same_dtype
 
 # Numbers of a dtype that together hold a bias: 2 of 24 bits, or 3 of 8 or 11. Fewer are wrong: one
@@ -27,7 +28,7 @@ _MULTIPLE = 8  # of channels, which kernels ask for
 _UNITS = {torch.float16: 2.0**8}  # what float16 can hold ends at 65504
 
 
-def lifted(call: Call) -> Tensor:
+def lifted(call: Call) -> tuple[Tensor, None]:
     """``(B, H, Q, Dv)`` by ``scaled_dot_product_attention`` without a mask."""
     q, k, v = same_dtype(call)
     batch, heads, q_len, dim = q.shape
@@ -35,8 +36,8 @@ def lifted(call: Call) -> Tensor:
         k, v = (a.repeat_interleave(heads // a.shape[1], dim=1) for a in (k, v))
     # Exact in float64: float32 is off by 1e-4 where slope times position is a thousand.
     wide = {name: array.double() for name, array in call.arrays.items()}
-    coords = None if call.k_coords is None else call.k_coords.double()
-    keys = by_key(replace(call, arrays=wide, dtype=torch.float64, k_coords=coords))
+    key = call.key.mapped(lambda array: array.double())
+    keys = by_key(replace(call, arrays=wide, dtype=torch.float64, key=key))
     assert keys is not None
     keys = (keys / call.scale).expand(batch, heads, -1)
     # What softmax cannot see makes near keys small, and their sums with q.k precise. Its gradient
@@ -59,7 +60,7 @@ def lifted(call: Call) -> Tensor:
     if width == dim:  # some kernels want values as wide as keys
         v = torch.nn.functional.pad(v, (0, q.shape[3] - width))
     out = scaled_dot_product_attention(q, k, v, is_causal=q_len > 1, scale=call.scale)
-    return out[..., :width]
+    return out[..., :width], None
 
 
 def refuses(call: Call) -> str | None:
@@ -67,12 +68,14 @@ def refuses(call: Call) -> str | None:
     name = type(call.scheme).__name__
     if not has_bias(call.scheme):
         return f"{name} has no bias to fold in"
+    if call.query.places is not None:
+        return "places are given, and a key bias holds for positions"
     if not call.causal:
         return "only under a causal mask a bias splits into one of queries and one of keys"
-    if not knows_visible(call):
+    if not (knows_visible(call) and call.plain):
         return (
             "SDPA without a mask knows aligned positions, as many queries as keys or one, "
-            "no window, no segments and a scale above 0"
+            "no window, no segments, no mask, bias or cap of the caller's and a scale above 0"
         )
     if (keys := by_key(call)) is None:
         return f"{name} declares no key_bias"

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
-from posenc.call import check_pair
+from posenc.arguments import check_pair
 from posenc.checks import check_count, check_flag, check_scheme, check_window
-from posenc.evaluate import is_gated
+from posenc.evaluate import reads_features
 from posenc.params import merged, named, working_dtype
 from posenc.positions import as_integers, as_positions
-from posenc.protocol import PositionScheme
-from posenc_torch.score import Bias, ScoreMod, apart
+from posenc.protocol import PositionScheme, Window
+from posenc_torch.score import Bias, ScoreMod
 from posenc_torch.sight import BLOCK, Places, Sight
 
 
@@ -26,8 +26,8 @@ def score_mod(
     *,
     q_pos: Tensor | None = None,
     k_pos: Tensor | None = None,
-    q_coords: Tensor | None = None,
-    k_coords: Tensor | None = None,
+    q_features: Mapping[str, Tensor] | None = None,
+    k_features: Mapping[str, Tensor] | None = None,
     device: torch.device | str | None = None,
 ) -> ScoreMod:
     """The bias of a scheme, for those who call ``flex_attention`` themselves.
@@ -42,8 +42,10 @@ def score_mod(
     q_pos, k_pos
         Integer positions, ``(L,)`` or ``(B, L)``, both or neither. Default: the indices themselves,
         as where queries and keys are the same tokens.
-    q_coords, k_coords
-        For a gated scheme, its coordinates ``(B, H, L)``; see ``posenc.coordinates``.
+    q_features, k_features
+        Features of tokens that the bias reads, by name, ``(B or 1, H or 1, L)`` or
+        ``(B or 1, H or 1, L, M)``; ``posenc.features`` computes them. A scheme of several axes
+        finds its places as ``"places"``, integers ``(B or 1, 1, L, axes)``.
     device
         Of its constants. Default: that of the tensors given, or torch's own default.
 
@@ -54,21 +56,56 @@ def score_mod(
     """
     check_scheme(scheme)
     check_pair("q_pos", q_pos, "k_pos", k_pos)
-    check_pair("q_coords", q_coords, "k_coords", k_coords)
-    if is_gated(scheme) != (q_coords is not None):
-        has = "has gates: give" if is_gated(scheme) else "has no gates: leave out"
-        raise ValueError(f"{type(scheme).__name__} {has} q_coords and k_coords")
-    given = [a for a in (q_pos, q_coords, *named(params).values()) if isinstance(a, Tensor)]
+    found = _features(scheme, "q_features", q_features), _features(scheme, "k_features", k_features)
+    tensors = [*named(params).values(), *found[0].values(), *found[1].values()]
+    given = [a for a in (q_pos, *tensors) if isinstance(a, Tensor)]
     here = device or (given[0].device if given else torch.get_default_device())
-    dtype = working_dtype(list(named(params).values()), xp=xp)
+    dtype = working_dtype(tensors, xp=xp)
     arrays = merged(scheme, params, dtype=dtype, device=here, xp=xp)
     places = _INDEXED, _INDEXED
     if q_pos is not None and k_pos is not None:
         places = _given("q_pos", q_pos, here), _given("k_pos", k_pos, here)
-    coords = None
-    if q_coords is not None and k_coords is not None:
-        coords = apart(q_coords.to(dtype), k_coords.to(dtype))
-    return Bias.of(scheme, arrays, dtype, places, coords).score_mod
+    query, key = (
+        {name: a.to(dtype) if a.is_floating_point() else a for name, a in side.items()}
+        for side in found
+    )
+    mod = Bias.of(scheme, arrays, dtype, places, (query, key)).score_mod
+    if reads_features(scheme):
+        _check_read(scheme, mod, here)
+    return mod
+
+
+def _features(
+    scheme: PositionScheme, what: str, given: Mapping[str, Tensor] | None
+) -> dict[str, Tensor]:
+    """Features of one side, checked."""
+    found = dict(named(given, what))
+    if found and not reads_features(scheme):
+        raise ValueError(
+            f"the bias of {type(scheme).__name__} reads no features of tokens: leave out {what}"
+        )
+    for name, array in found.items():
+        if not isinstance(array, Tensor):
+            raise TypeError(f"{what}[{name!r}] must be a tensor, got {type(array).__name__}")
+        if array.ndim not in (3, 4) or not (array.is_floating_point() or name == "places"):
+            accepted = "floating, (B or 1, H or 1, L) or (B or 1, H or 1, L, M)"
+            raise ValueError(
+                f"{what}[{name!r}] must be {accepted}, got {tuple(array.shape)} of {array.dtype}"
+            )
+    return found
+
+
+def _check_read(scheme: PositionScheme, mod: ScoreMod, device: Any) -> None:
+    """The bias finds every feature that it reads: seen at one pair, before a kernel is traced."""
+    at = torch.zeros((), dtype=torch.int32, device=device)
+    try:
+        with torch.no_grad():
+            mod(torch.zeros((), device=device), at, at, at, at)
+    except KeyError as error:
+        raise ValueError(
+            f"{type(scheme).__name__}: {error.args[0]}; give q_features and k_features, which "
+            "posenc.features computes"
+        ) from None
 
 
 def block_mask(
@@ -76,7 +113,8 @@ def block_mask(
     k_len: int,
     *,
     causal: bool = False,
-    window: int | None = None,
+    window: int | Window | None = None,
+    sink_tokens: int = 0,
     q_pos: Tensor | None = None,
     k_pos: Tensor | None = None,
     q_seg: Tensor | None = None,
@@ -89,7 +127,7 @@ def block_mask(
     ----------
     q_len, k_len
         Lengths of queries and keys. By default their ends align.
-    causal, window, q_pos, k_pos, q_seg, k_seg
+    causal, window, sink_tokens, q_pos, k_pos, q_seg, k_seg
         As in ``posenc_torch.attention``.
     device
         Default: that of the tensors given, or torch's own default.
@@ -101,7 +139,7 @@ def block_mask(
     """
     q_len, k_len = check_count("q_len", q_len), check_count("k_len", k_len)
     sight = sight_of(
-        q_len, k_len, causal=causal, window=window,
+        q_len, k_len, causal=causal, window=check_window(window), sink_tokens=sink_tokens,
         q_pos=q_pos, k_pos=k_pos, q_seg=q_seg, k_seg=k_seg, device=device,
     )  # fmt: skip
     q_blocks, k_blocks = -(-q_len // BLOCK), -(-k_len // BLOCK)  # no room: callers read the counts
@@ -114,14 +152,15 @@ def sight_of(
     k_len: int,
     *,
     causal: bool,
-    window: int | None,
+    window: Window | None,
+    sink_tokens: int = 0,
     q_pos: Tensor | None = None,
     k_pos: Tensor | None = None,
     q_seg: Tensor | None = None,
     k_seg: Tensor | None = None,
     device: torch.device | str | None = None,
 ) -> Sight:
-    """The arguments of ``block_mask``, checked and completed."""
+    """The arguments of ``block_mask``, checked and completed; the window is checked."""
     check_pair("q_pos", q_pos, "k_pos", k_pos)
     check_pair("q_seg", q_seg, "k_seg", k_seg)
     given = [a for a in (q_pos, q_seg) if isinstance(a, Tensor)]
@@ -145,7 +184,8 @@ def sight_of(
         length = q_len if name[0] == "q" else k_len
         if places is not None and places.length != length:
             raise ValueError(f"{name} has length {places.length}, {name[0]}_len is {length}")
-    return Sight(*sides, q_own, k_own, check_flag("causal", causal), check_window(window))
+    first = check_count("sink_tokens", sink_tokens, least=0)
+    return Sight(*sides, q_own, k_own, check_flag("causal", causal), window, first)
 
 
 _INDEXED = Places.of(torch.zeros(0, dtype=torch.int32), indexed=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import array_api_compat.torch as xp
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import posenc
-from posenc.checks import check_scheme
+from posenc.checks import check_count, check_scheme
 from posenc.evaluate import attention_part, has_embedding
 from posenc.layers import LayerPlan, add_embedding, check_layer
 from posenc.protocol import PositionScheme, SchemeWarning
@@ -35,6 +36,8 @@ class Position(nn.Module):
     ----------
     scheme
         Any ``PositionScheme``.
+    window
+        Of the layer's attention: a query sees keys at ``|q_pos - k_pos| < window``. Default: all.
     device, dtype
         Of the params.
     """
@@ -43,12 +46,14 @@ class Position(nn.Module):
         self,
         scheme: PositionScheme,
         *,
+        window: int | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         check_scheme(scheme)
         self.scheme = scheme
+        self.window = None if window is None else check_count("window", window)
         for name, spec in scheme.param_specs().items():
             empty = torch.empty(spec.shape, device=device, dtype=dtype)
             self.register_parameter(name, nn.Parameter(empty))
@@ -84,13 +89,15 @@ class Position(nn.Module):
         return x if term is None else add_embedding(x, term, xp=xp)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, **keywords: Any) -> Tensor:
-        """``posenc_torch.attention`` with this scheme and these params.
+        """``posenc_torch.attention`` with this scheme, these params and the layer's window.
 
-        A scheme with an embedding warns once if ``embed`` was never called. ``causal=True`` at
-        default positions is a ``ValueError`` if k is longer than what the last ``embed`` put at
-        default positions: the queries were embedded as if they were the first tokens. Compiled
-        programs do not check this.
+        ``window=`` in a call takes the place of the layer's; ``window=None`` is none. A scheme with
+        an embedding warns once if ``embed`` was never called. ``causal=True`` at default positions
+        is a ``ValueError`` if k is longer than what the last ``embed`` put at default positions:
+        the queries were embedded as if they were the first tokens. Compiled programs do not check
+        this.
         """
+        keywords = {"window": self.window, **keywords}
         out = attention(q, k, v, *attention_part(self.scheme, self.params), **keywords)
         self._check_embedded(k, keywords)
         return out
@@ -112,7 +119,37 @@ class Position(nn.Module):
             _check_placed(self._placed, k, **keywords)
 
     def extra_repr(self) -> str:
-        return repr(self.scheme)
+        own = "" if self.window is None else f", window={self.window}"
+        return f"{self.scheme!r}{own}"
+
+
+@dataclass(frozen=True)
+class OtherWindow:
+    """A ``Position`` that layers share, as a layer with another window than its own sees it.
+
+    No module: what it holds is in the ``state_dict`` of the one it stands for.
+    """
+
+    position: Position
+    window: int | None
+
+    @property
+    def scheme(self) -> PositionScheme:
+        """The scheme that layers share."""
+        return self.position.scheme
+
+    @property
+    def params(self) -> Mapping[str, Tensor]:
+        """The learned arrays that layers share."""
+        return self.position.params
+
+    def embed(self, x: Tensor, pos: Tensor | None = None) -> Tensor:
+        """``Position.embed``."""
+        return self.position.embed(x, pos)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, **keywords: Any) -> Tensor:
+        """``Position.attend`` inside this window, unless ``window=`` is given."""
+        return self.position.attend(q, k, v, **{"window": self.window, **keywords})
 
 
 class Positions(nn.Module):
@@ -120,8 +157,9 @@ class Positions(nn.Module):
 
     ``positions.embed(x)`` once, before the first layer; then ``positions[layer].attend(q, k, v)``,
     or ``for block, position in zip(blocks, positions)``. Layers with an equal scheme that is
-    ``shared`` (T5) or has an embedding are served by one and the same module. Each learned array is
-    in the ``state_dict`` once, under the first layer that uses it: ``"0.table"``.
+    ``shared`` (T5) or has an embedding are served by one and the same module; where their windows
+    differ, by views of it, ``OtherWindow``, with the same methods. Each learned array is in the
+    ``state_dict`` once, under the first layer that uses it: ``"0.table"``.
 
     Hand a layer its ``Position`` in the call. A block that keeps one as a submodule of its own
     writes it to the ``state_dict`` a second time.
@@ -132,6 +170,9 @@ class Positions(nn.Module):
         A ``PositionScheme`` for every layer, or a list or tuple of them that layers take in turn.
     layers
         Number of layers.
+    windows
+        None, one window for every layer, or a list or tuple of windows and Nones that layers take
+        in turn: ``windows=[512, 512, None]``.
     device, dtype
         Of the params.
     """
@@ -141,25 +182,37 @@ class Positions(nn.Module):
         scheme: PositionScheme | Sequence[PositionScheme],
         layers: int,
         *,
+        windows: int | Sequence[int | None] | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.plan = LayerPlan.of(scheme, layers)
-        self._names = tuple(str(layer) for layer in self.plan.sources)
-        for layer in self.plan.first_layers:
-            one = Position(self.plan.schemes[layer], device=device, dtype=dtype)
+        self.plan = plan = LayerPlan.of(scheme, layers, windows)
+        # Plain tuples, which torch's compiler reads.
+        self._names = tuple(str(layer) for layer in plan.sources)
+        self._windows = plan.windows
+        self._differs = tuple(
+            plan.windows[layer] != plan.windows[source] for layer, source in enumerate(plan.sources)
+        )
+        for layer in plan.first_layers:
+            scheme, window = plan.schemes[layer], plan.windows[layer]
+            one = Position(scheme, window=window, device=device, dtype=dtype)
             self.add_module(str(layer), one)
 
     def __len__(self) -> int:
         return len(self._names)
 
-    def __getitem__(self, layer: int) -> Position:
-        """What serves a layer; layers that share their params get the same module."""
-        return self._modules[self._names[check_layer(layer, len(self))]]
+    def __getitem__(self, layer: int) -> Position | OtherWindow:
+        """What serves a layer; layers that share params and window get the same module."""
+        return self._at(check_layer(layer, len(self)))
 
-    def __iter__(self) -> Iterator[Position]:
-        return iter([self._modules[name] for name in self._names])
+    def __iter__(self) -> Iterator[Position | OtherWindow]:
+        return iter([self._at(layer) for layer in range(len(self))])
+
+    def _at(self, layer: int) -> Position | OtherWindow:
+        # Made anew each time, because a wrapper may take the place of a module.
+        module: Any = self._modules[self._names[layer]]
+        return OtherWindow(module, self._windows[layer]) if self._differs[layer] else module
 
     def embed(self, x: Tensor, pos: Tensor | None = None) -> Tensor:
         """Token embeddings ``x (B, L, dim)`` plus the embedding of each scheme, as in ``Position``.

@@ -11,10 +11,18 @@ from torch import Tensor
 
 from posenc.call import Call
 from posenc.evaluate import scheme_bias
-from posenc.params import Params
+from posenc.params import Features, Params
 from posenc.protocol import PositionScheme
 from posenc_torch.loads import shared_by_heads
-from posenc_torch.sight import BLOCK, Places, captured, constant, numbers
+from posenc_torch.sight import (
+    BLOCK,
+    Places,
+    captured,
+    captured_pairs,
+    constant,
+    numbers,
+    row_of,
+)
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
@@ -57,6 +65,8 @@ def _number(value: Any) -> Any:
     """How far a range counts, and so an integer, is decided while it is traced."""
     if isinstance(value, tuple):
         return tuple(_number(v) for v in value)
+    if isinstance(value, PositionScheme):
+        return _fixed(value)
     if type(value) is not int:
         return value
     return len(range(value)) if value >= 0 else -len(range(-value))
@@ -70,13 +80,46 @@ class HeadRow:
         self.shape, self.dtype = tuple(array.shape[1:]), array.dtype
 
     def __getitem__(self, index: Any) -> Tensor:
-        # Loads come before the mask, and beyond the end of keys an index may be anything.
         where = index if isinstance(index, tuple) else (index,)
-        inside = [
-            i if isinstance(i, int) else torch.clamp(i, 0, size - 1)
-            for i, size in zip(where, self.shape, strict=True)
-        ]
+        inside = (_inside(i, size) for i, size in zip(where, self.shape, strict=True))
         return self._array[(self._head, *inside)]
+
+
+class TokenRow:
+    """The table of one query or key, chosen inside a kernel: each answer is one load."""
+
+    def __init__(self, array: Tensor, where: tuple[Tensor, Tensor, Tensor]) -> None:
+        self._array, self._where = array, where
+        self.shape, self.dtype = tuple(array.shape[3:]), array.dtype
+
+    def __len__(self) -> int:
+        return int(self.shape[0])
+
+    def __getitem__(self, index: Any) -> Tensor:
+        return self._array[(*self._where, _inside(index, self.shape[0]))]
+
+
+def _inside(index: Any, size: int) -> Any:
+    """An index into a table: loads come before the mask, and beyond the end it may be anything."""
+    return index if isinstance(index, int) else torch.clamp(index, 0, size - 1)
+
+
+class Loaded(Features):
+    """Features of one query or key inside a kernel: each loaded when first asked for, and once."""
+
+    def __init__(
+        self, found: Mapping[str, Tensor], role: str, b: Tensor, h: Tensor, index: Tensor
+    ) -> None:
+        super().__init__(found, role)
+        self._at = b, h, index
+        self._views: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._views:
+            array, (b, h, index) = super().__getitem__(name), self._at
+            where = row_of(array, 0, b), row_of(array, 1, h), index
+            self._views[name] = array[where] if array.ndim == 3 else TokenRow(array, where)
+        return self._views[name]
 
 
 class HeadParams(Params):
@@ -86,9 +129,15 @@ class HeadParams(Params):
     """
 
     def __init__(
-        self, arrays: Mapping[str, Tensor], whole: Sequence[str], head: Tensor, dtype: torch.dtype
+        self,
+        arrays: Mapping[str, Tensor],
+        whole: Sequence[str],
+        head: Tensor,
+        dtype: torch.dtype,
+        query: Loaded,
+        key: Loaded,
     ) -> None:
-        super().__init__(arrays, dtype)
+        super().__init__(arrays, dtype, query, key)
         self._whole, self._head = whole, head
         self._loaded: dict[str, Any] = {}
 
@@ -101,7 +150,7 @@ class HeadParams(Params):
         array = self._arrays[name]
         if name in self._whole:
             return array
-        head = _row_of(array, self._head)
+        head = row_of(array, 0, self._head)
         return array[head] if array.ndim == 1 else HeadRow(array, head)
 
 
@@ -113,7 +162,8 @@ class Bias(NamedTuple):
     dtype: torch.dtype
     q: Places
     k: Places
-    coords: tuple[Tensor, Tensor] | None
+    query: Mapping[str, Tensor]
+    key: Mapping[str, Tensor]
 
     @classmethod
     def of(
@@ -121,31 +171,36 @@ class Bias(NamedTuple):
         scheme: PositionScheme,
         arrays: Mapping[str, Tensor],
         dtype: torch.dtype,
-        places: tuple[Places, Places],
-        coords: tuple[Tensor, Tensor] | None,
+        where: tuple[Places, Places],
+        features: tuple[Mapping[str, Tensor], Mapping[str, Tensor]] = ({}, {}),
+        *,
+        batch: int | None = None,
     ) -> Bias:
-        """From the parts of a call."""
-        return cls(_known(scheme), _of_known_size(arrays), dtype, *places, coords)
+        """From the parts of a call: what it reads as positions, and features of both sides."""
+        own = _features(features, batch)
+        return cls(_known(scheme), _of_known_size(arrays), dtype, *where, *own)
 
     @property
     def scheme(self) -> PositionScheme:
         """Whose bias it is."""
         return _NAMED[self.known] if isinstance(self.known, str) else self.known
 
+    @property
+    def gathers(self) -> bool:
+        """Whether each pair may load a number of its own."""
+        tables = (*self.query.values(), *self.key.values())
+        return any(a.ndim == 4 and a.is_floating_point() for a in tables)
+
     def score_mod(self, score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         """The score with the bias of head ``h`` added."""
         scheme = self.scheme
-        params = HeadParams(self.arrays, shared_by_heads(scheme), h, self.dtype)
-        bias = scheme_bias(scheme, *self._at(b, h, i, j), params, xp=xp)
+        sides = Loaded(self.query, "query", b, h, i), Loaded(self.key, "key", b, h, j)
+        params = HeadParams(self.arrays, shared_by_heads(scheme), h, self.dtype, *sides)
+        bias = scheme_bias(scheme, self.q.at(b, i), self.k.at(b, j), params, xp=xp)
         if bias is None:
             return score
-        return score.to(_wide(score)) + bias.to(_wide(score))
-
-    def _at(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> tuple[Tensor, Tensor]:
-        if self.coords is None:
-            return self.q.at(b, i), self.k.at(b, j)
-        q, k = self.coords
-        return q[b, h, i], k[b, h, j]
+        found: Tensor = score.to(_wide(score)) + bias.to(_wide(score))
+        return found
 
 
 class ByDistance(NamedTuple):
@@ -163,6 +218,11 @@ class ByDistance(NamedTuple):
     table: Tensor
     offset: Tensor | None
 
+    @property
+    def gathers(self) -> bool:
+        """Whether each pair may load a number of its own."""
+        return True
+
     @classmethod
     def of(cls, call: Call, by_distance: Tensor) -> ByDistance:
         """From the bias at the distances ``1 - K .. Q - 1`` of ``k_pos - q_pos``."""
@@ -175,36 +235,87 @@ class ByDistance(NamedTuple):
         if call.causal and q_len == k_len:
             return cls(table, None)
         # The first query stands at K - Q.
-        return cls(table, captured(call.q_pos[:1] + (BLOCK + ahead)))
+        return cls(table, captured(call.query.pos[:1] + (BLOCK + ahead)))
 
     def score_mod(self, score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         """The score with the bias of head ``h`` added."""
         offset = BLOCK if self.offset is None else _only(self.offset, h)
-        bias = self.table[_row_of(self.table, h), i - j + offset]
+        bias = self.table[row_of(self.table, 0, h), i - j + offset]
         return score.to(_wide(score)) + bias.to(_wide(score))
 
 
-class Scaled(NamedTuple):
-    """Scores times a number of the call, and then their bias."""
+class Scored(NamedTuple):
+    """Scores times a number of the call, capped, and then with what is added to them.
 
-    scale: Tensor
+    Attributes
+    ----------
+    scale, cap
+        Numbers of the call, as ``numbers`` has them, or None.
+    bias
+        The scheme's, or None.
+    added
+        The caller's ``(B or 1, H or 1, Q, K)``, ``captured``, or None.
+    """
+
+    scale: Tensor | None
+    cap: Tensor | None
     bias: Bias | ByDistance | None
+    added: Tensor | None
+
+    @property
+    def gathers(self) -> bool:
+        """Whether each pair may load a number of its own."""
+        return self.added is not None or (self.bias is not None and self.bias.gathers)
 
     @classmethod
-    def of(cls, scale: float, device: torch.device, bias: Bias | ByDistance | None) -> Scaled:
-        """From the parts of a call."""
-        return cls(numbers(scale, dtype=torch.float32, device=device), bias)
+    def of(cls, call: Call, bias: Bias | ByDistance | None, *, scaled: bool) -> Scored:
+        """From a call, of which FlexAttention has ``scaled`` the scores, or has not."""
+
+        def number(value: float | None) -> Tensor | None:
+            device = call.q.device
+            return None if value is None else numbers(value, dtype=torch.float32, device=device)
+
+        scale, cap = number(None if scaled else call.scale), number(call.softcap)
+        return cls(scale, cap, bias, None if call.added is None else captured_pairs(call.added))
 
     def score_mod(self, score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        """The score, scaled, with the bias of head ``h`` added."""
-        scaled = score.to(_wide(score)) * _only(self.scale, h)
-        return scaled if self.bias is None else self.bias.score_mod(scaled, b, h, i, j)
+        """The score, scaled and capped, with the bias of head ``h`` and the caller's added."""
+        score = score.to(_wide(score))
+        if self.scale is not None:
+            score = score * _only(self.scale, h)
+        if self.cap is not None:
+            cap = _only(self.cap, h)
+            score = cap * torch.tanh(score / cap)
+        if self.bias is not None:
+            score = self.bias.score_mod(score, b, h, i, j)
+        if self.added is not None:
+            score = score + self.added[row_of(self.added, 0, b), row_of(self.added, 1, h), i, j]
+        return score
 
 
-def apart(q_coords: Tensor, k_coords: Tensor) -> tuple[Tensor, Tensor]:
-    """Copies, also where both are one: a backward pass takes one load of each."""
-    q, k = captured(q_coords, rows=True).clone(), captured(k_coords, rows=True)
-    return (constant(q) if q.device.type == "cpu" else q), k  # a copy has no marks
+def _features(
+    sides: tuple[Mapping[str, Tensor], Mapping[str, Tensor]], batch: int | None
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Features of both sides as a kernel captures them.
+
+    Copies, also where both sides have the same: a backward pass takes one load of each.
+    """
+    query, key = (
+        {name: _of_tokens(array, batch) for name, array in side.items()} for side in sides
+    )
+    copies = {name: array.clone() for name, array in query.items()}
+    # A copy has no marks.
+    return {n: constant(a) if a.device.type == "cpu" else a for n, a in copies.items()}, key
+
+
+def _of_tokens(array: Tensor, batch: int | None) -> Tensor:
+    """``(B or 1, H or 1, L)`` or ``(B or 1, H or 1, L, M)``; a CPU's has ``batch`` rows."""
+    if array.device.type == "cpu":
+        if not array.dtype.is_floating_point:  # places: one kernel for all kinds of integers
+            array = array.to(torch.int32)
+        if batch is not None:
+            array = array.expand(batch, *array.shape[1:])
+    return captured(array, rows=array.shape[0] != 1 or batch is not None, axis=2)
 
 
 def _of_known_size(arrays: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -224,11 +335,6 @@ def _of_known_size(arrays: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
 def _only(values: Tensor, head: Tensor) -> Tensor:
     """The first number, inside a kernel, where an index is a tensor."""
     return values[torch.zeros_like(head)]
-
-
-def _row_of(array: Tensor, head: Tensor) -> Tensor:
-    """The head's own row, or the one that all heads have."""
-    return torch.zeros_like(head) if array.shape[0] == 1 else head
 
 
 def _wide(score: Tensor) -> torch.dtype:

@@ -7,37 +7,52 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from posenc.call import Call
-from posenc.lowerings import has_bias
+from posenc.evaluate import has_bias
+from posenc.paths import with_sink_key
 from posenc.unseen import may_be_unseen
 from posenc_torch.unseen import without_unseen
 
 _FEW, _FEW_QUERIES = 2**19, 256
 
 
-def sdpa(call: Call) -> Tensor:
-    """``(B, H, Q, Dv)``, with the whole bias in memory."""
+def sdpa(call: Call) -> tuple[Tensor, None]:
+    """``(B, H, Q, Dv)``, with the whole bias in memory; a sink is one more key, of value 0."""
     q, k, v = same_dtype(call)
     if knows_mask(call):
         # A bool also where lengths are symbols of the compiler.
         causal = True if call.causal and q.shape[2] > 1 else False  # noqa: SIM210
-        return scaled_dot_product_attention(
+        out = scaled_dot_product_attention(
             q, k, v, is_causal=causal, scale=call.scale, **grouped(q, k)
         )
+        return out, None
     bias, seen = call.allowed_bias()
     if seen is not None and may_be_unseen(call):
         q, k, v = without_unseen(q, k, v, seen)
-    return masked(q, k, v, bias, seen, scale=call.scale)
+    if call.sink is not None:
+        k, v, bias, seen = with_sink_key(call, k, v, bias, seen)
+    return masked(q, k, v, bias, seen, scale=call.scale), None
+
+
+def refuses(call: Call) -> str | None:
+    """Why SDPA cannot serve a call."""
+    return "scaled_dot_product_attention caps no scores" if call.softcap is not None else None
+
+
+def without_lse(call: Call) -> str:
+    """Why there is no log-sum-exp."""
+    return "scaled_dot_product_attention returns none"
 
 
 def knows_mask(call: Call) -> bool:
     """Nothing but, at most, the causal mask that SDPA knows by itself."""
-    return not has_bias(call.scheme) and knows_visible(call)
+    nothing = not has_bias(call.scheme) and call.plain and not call.regions
+    return nothing and not call.needs_lse and knows_visible(call)
 
 
 def knows_visible(call: Call) -> bool:
     """Who sees whom is what SDPA knows by itself: everyone, or ``is_causal``."""
     # SDPA scales after its own causal mask: 0 times minus infinity is NaN, and -1 times it worse.
-    if call.window is not None or call.q_seg is not None or not call.scale > 0:
+    if call.window is not None or call.query.seg is not None or not call.scale > 0:
         return False
     # Last, because an exported program keeps what it asks of lengths.
     q_len, k_len = call.q.shape[2], call.k.shape[2]

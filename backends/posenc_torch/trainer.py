@@ -40,11 +40,11 @@ class Learner:
         self._optimizer = torch.optim.AdamW(self._groups(), betas=BETAS, fused=True)
 
     def train(self, batches: Any, first_step: int) -> Any:
-        losses = []
+        losses, trained = [], (self._decoder.schemes, self._decoder.windows())
         for step, tokens in enumerate(batches, first_step):
             for group in self._optimizer.param_groups:
                 group["lr"] = rate(self._recipe, step) * group["factor"]
-            loss = self._losses(self._tensor(tokens), self._decoder.schemes).mean()
+            loss = self._losses(self._tensor(tokens), *trained).mean()
             self._optimizer.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(self._parameters(), self._recipe.clip)
@@ -55,9 +55,9 @@ class Learner:
     @torch.no_grad()
     def token_losses(self, tokens: Any, window: int | None) -> Any:
         length = tokens.shape[1] - 1
-        schemes = self._decoder.at_length(length)
+        scored = (self._decoder.at_length(length), self._decoder.windows(window))
         parts = [
-            self._losses(self._tensor(part), schemes, window=window).cpu().numpy()
+            self._losses(self._tensor(part), *scored).cpu().numpy()
             for part in np.split(tokens, range(0, len(tokens), max(1, _TOKENS // length))[1:])
         ]
         return np.concatenate(parts)
@@ -68,14 +68,17 @@ class Learner:
         return {"torch": torch.__version__, "device": name}
 
     def _losses(
-        self, tokens: Tensor, schemes: tuple[PositionScheme, ...], window: int | None = None
+        self,
+        tokens: Tensor,
+        schemes: tuple[PositionScheme, ...],
+        windows: tuple[int | None, ...],
     ) -> Tensor:
-        """Losses ``(N, L)`` of the next bytes of ``tokens (N, L + 1)``."""
+        """Losses ``(N, L)`` of the next bytes of ``tokens (N, L + 1)``; a window a layer."""
         w, dim = self._weights, self._recipe.dim
         x = functional.embedding(tokens[:, :-1], w["embed"]) * math.sqrt(dim)
         for position in self._position:
             x = position.embed(x)
-        for layer, scheme in enumerate(schemes):
+        for layer, (scheme, window) in enumerate(zip(schemes, windows, strict=True)):
             x = self._layer(x, layer, scheme, window)
         logits = self._norm(x, "norm") @ w["embed"].T
         return functional.cross_entropy(

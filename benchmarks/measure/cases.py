@@ -137,7 +137,7 @@ def problem(name: str, layout: Layout, seed: int, scale: float = 1.0) -> tuple[P
         "k": layout.size * _normal(rng, layout.batch, HEADS // shared, keys, own),
         "v": _normal(rng, layout.batch, HEADS // shared, keys, wide),
     }
-    if subject.gated:
+    if subject.reads_hidden:
         tensors["x"] = _normal(rng, layout.batch, keys, subject.width)
     options = layout.options(rng, queries, keys)
     d_out = _normal(rng, layout.batch, HEADS, queries, wide)

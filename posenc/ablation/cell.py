@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib.metadata import entry_points
 from importlib.util import find_spec
@@ -21,7 +21,7 @@ from posenc.ablation.specs import layers
 from posenc.ablation.study import Cell
 from posenc.ablation.windows import Tokens
 from posenc.checks import nearest
-from posenc.protocol import PositionScheme
+from posenc.layers import LayerPlan
 from posenc.schemes import NoPE
 
 Record = dict[str, Any]
@@ -29,6 +29,7 @@ Report = Callable[[int, float], None]
 _CHUNK = 50  # steps between two reports
 _MEANING = {
     "built": "the scheme's fields",
+    "windows": "the layers' windows",
     "source": "the scheme's files",
     "own": "posenc's files",
     "versions": "packages",
@@ -47,11 +48,17 @@ class Learner(Protocol):
         ...
 
     def train(self, batches: Tokens, first_step: int) -> np.ndarray[Any, Any]:
-        """Steps on ``batches (n, batch, T + 1)``; mean losses ``(n,)`` in nats."""
+        """Steps on ``batches (n, batch, T + 1)``; mean losses ``(n,)`` in nats.
+
+        Each layer attends inside its own window, one of ``decoder.windows()``.
+        """
         ...
 
     def token_losses(self, tokens: Tokens, window: int | None) -> np.ndarray[Any, Any]:
-        """Losses ``(N, L)`` in nats of the next bytes of ``tokens (N, L + 1)``."""
+        """Losses ``(N, L)`` in nats of the next bytes of ``tokens (N, L + 1)``.
+
+        No layer sees further than ``window``, nor than its own: ``decoder.windows(window)``.
+        """
         ...
 
     def versions(self) -> dict[str, str]:
@@ -99,9 +106,9 @@ def run(
     if corpus.sha256 != cell.corpus:
         raise ValueError(f"the text changed: sha256 {corpus.sha256[:12]}, not {cell.corpus[:12]}")
     began, clock = time.time(), time.perf_counter()
-    schemes = layers(cell.scheme, cell)
-    check_same(cell, schemes)
-    decoder = Decoder.of(cell, schemes, cell.seed)
+    plan = layers(cell.scheme, cell)
+    check_same(cell, plan)
+    decoder = Decoder.of(cell, plan, cell.seed)
     model = learner(cell, decoder, scratch)
     curve, seconds, rate = _trained(cell, corpus, model, report)
     begin = time.perf_counter()
@@ -125,13 +132,14 @@ def run(
         "seconds": time.perf_counter() - clock,
         "weights_sha256": decoder.digest(),
         "schemes": [repr(scheme) for scheme in decoder.schemes],
+        "windows": list(plan.windows),
         "versions": model.versions(),
     }
 
 
 def try_out(cell: Cell, scratch: Path | None = None) -> None:
     """Raise what would end every run like this one: the backend, its device, or its version."""
-    none = (NoPE(),) * cell.layers
+    none = LayerPlan.of(NoPE(), cell.layers)
     _check_planned(cell, own=own_sources(cell.backend), versions=versions(cell.backend))
     try:
         learner(replace(cell, scheme="nope"), Decoder.of(cell, none, cell.seed), scratch)
@@ -141,9 +149,9 @@ def try_out(cell: Cell, scratch: Path | None = None) -> None:
         raise RuntimeError(f"{where}: {cause}") from error
 
 
-def check_same(cell: Cell, schemes: Sequence[PositionScheme]) -> None:
+def check_same(cell: Cell, plan: LayerPlan) -> None:
     """``RuntimeError`` if this process has not what the study was planned with."""
-    _check_planned(cell, **ingredients(schemes, cell.backend))
+    _check_planned(cell, **ingredients(plan, cell.backend))
 
 
 def _check_planned(cell: Cell, **here: Any) -> None:
@@ -156,9 +164,9 @@ def _check_planned(cell: Cell, **here: Any) -> None:
             )
 
 
-def _short(found: str | tuple[str, ...]) -> str:
-    """Twelve characters of a digest, or names and versions."""
-    return found[:12] if isinstance(found, str) else ", ".join(found)
+def _short(found: str | tuple[object, ...]) -> str:
+    """Twelve characters of a digest, or windows, or names and versions."""
+    return found[:12] if isinstance(found, str) else ", ".join(map(str, found))
 
 
 def _batches(cell: Cell, corpus: Corpus) -> Iterator[tuple[int, Tokens]]:

@@ -34,10 +34,8 @@ class Decoder:
     ----------
     recipe
         Sizes and training.
-    schemes
-        One a layer.
-    owners
-        Which set of position params serves each layer, as ``posenc.layers.LayerPlan`` has it.
+    plan
+        Scheme and window of each layer, and which layers share position params.
     weights
         By name: ``embed (256, d)``, and per layer ``qkv (d, 3d)``, ``out (d, d)``, ``up (d, 4d)``,
         ``down (4d, d)``, gains ``norm1``, ``norm2 (d,)``; ``norm (d,)`` at the end.
@@ -46,19 +44,28 @@ class Decoder:
     """
 
     recipe: Recipe
-    schemes: tuple[PositionScheme, ...]
-    owners: tuple[int, ...]
+    plan: LayerPlan
     weights: Weights
     position: tuple[Weights, ...]
 
     @classmethod
-    def of(cls, recipe: Recipe, schemes: tuple[PositionScheme, ...], seed: int) -> Decoder:
+    def of(cls, recipe: Recipe, plan: LayerPlan, seed: int) -> Decoder:
         """First values: shared weights from one generator, a scheme's own from others."""
-        plan = LayerPlan(schemes)
         position = tuple(
-            init_params(schemes[layer], [seed, 1, n]) for n, layer in enumerate(plan.first_layers)
+            init_params(plan.schemes[layer], [seed, 1, n])
+            for n, layer in enumerate(plan.first_layers)
         )
-        return cls(recipe, schemes, plan.owners, _weights(recipe, seed), position)
+        return cls(recipe, plan, _weights(recipe, seed), position)
+
+    @property
+    def schemes(self) -> tuple[PositionScheme, ...]:
+        """One a layer."""
+        return self.plan.schemes
+
+    @property
+    def owners(self) -> tuple[int, ...]:
+        """Which set of position params serves each layer."""
+        return self.plan.owners
 
     def at_length(self, length: int) -> tuple[PositionScheme, ...]:
         """The layers' schemes for a context of ``length`` tokens."""
@@ -67,7 +74,11 @@ class Decoder:
     @property
     def first_layers(self) -> tuple[int, ...]:
         """The first layer of each set of position params; its embedding is added at the input."""
-        return LayerPlan(self.schemes).first_layers
+        return self.plan.first_layers
+
+    def windows(self, window: int | None = None) -> tuple[int | None, ...]:
+        """The layers' windows, none of them wider than ``window``."""
+        return self.plan.narrowed(window)
 
     def digest(self) -> str:
         """SHA-256 of the weights that all schemes share."""

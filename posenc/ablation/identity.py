@@ -6,7 +6,7 @@ import functools
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from importlib.util import find_spec
@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from posenc.ablation.source import OWN, source
+from posenc.layers import LayerPlan
 from posenc.protocol import PositionScheme
 
 TRAINERS = "posenc.trainers"  # the entry-point group
@@ -46,11 +47,12 @@ _SHOWING = (
 
 
 # What is asked about a backend is asked once: what a process has loaded stays what it was.
-def ingredients(schemes: Sequence[PositionScheme], backend: str) -> dict[str, Any]:
+def ingredients(plan: LayerPlan, backend: str) -> dict[str, Any]:
     """Fields of a ``Cell`` by which an edited scheme, maker, posenc or framework is noticed."""
     return {
-        "built": tuple(described(scheme) for scheme in schemes),
-        "source": source(schemes, (_trainer(backend),)),
+        "built": tuple(described(scheme) for scheme in plan.schemes),
+        "windows": plan.windows,
+        "source": source(plan.schemes, (_trainer(backend),)),
         "own": own_sources(backend),
         "versions": versions(backend),
     }

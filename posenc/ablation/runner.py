@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import time
@@ -164,8 +165,11 @@ def _progress_file(folder: Path, cell: Cell) -> Path:
 
 def _forget_progress(folder: Path, missing: Sequence[Cell]) -> None:
     for cell in missing:
-        with suppress(OSError):
-            _progress_file(folder, cell).unlink(missing_ok=True)
+        path = _progress_file(folder, cell)
+        # A worker that is told to leave while it writes leaves what it had written.
+        for left in (path, *folder.glob(f".{glob.escape(path.name)}.*.partial")):
+            with suppress(OSError):
+                left.unlink(missing_ok=True)
 
 
 def _collected(

@@ -17,6 +17,7 @@ from posenc.ablation.specs import layers
 from posenc.checks import check_count, check_positive, nearest, python_fields
 
 _AUTO = ("auto",)
+_WINDOWED = ("rope",)  # of the default study: a default of an option, which goes by labels
 _READABLE = 60  # characters of a label in the name of a file
 _DEFAULT = ("alibi", "t5", "rope", "sinusoidal", "learned", "nope")
 
@@ -79,7 +80,9 @@ class Study(Recipe):
     """A comparison: the same training once for every scheme and seed."""
 
     schemes: tuple[str, ...] = _option(
-        _DEFAULT, "names of `posenc list`, with options as rope:base=500000; a+b alternates layers"
+        _DEFAULT,
+        "names of `posenc list`, with options as rope:base=500000; a+b is their sum on one layer, "
+        "a/b gives layers in turn, a@512/b the first of them a window of 512",
     )
     seeds: int = _option(3, "number of seeds, 0 .. N - 1")
     text: tuple[str, ...] = _option((), "files to train on; default: Python's standard library")
@@ -111,7 +114,7 @@ class Study(Recipe):
 
     def is_windowed(self, label: str) -> bool:
         """Whether a scheme is evaluated inside a window too."""
-        return label in (("rope",) if self.windowed == _AUTO else self.windowed)
+        return label in (_WINDOWED if self.windowed == _AUTO else self.windowed)
 
     def corpus(self) -> Corpus:
         """The text, checked to be large enough."""
@@ -159,6 +162,7 @@ class Cell(Recipe):
     backend: str
     device: str
     built: tuple[str, ...]  # schemes of the layers, with all their fields
+    windows: tuple[int | None, ...]  # of the layers
     source: str  # digest of schemes that are not posenc's own, and of what they import
     own: str  # digest of posenc's files
     versions: tuple[str, ...]
@@ -177,7 +181,7 @@ class Cell(Recipe):
 
 def _check_built(label: str, study: Study) -> None:
     """What fails in a scheme at any length is said before anything is trained."""
-    for scheme in layers(label, study):
+    for scheme in layers(label, study).schemes:
         for length in study.eval_lens:
             try:
                 scheme.at_length(length).param_specs()

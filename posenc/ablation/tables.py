@@ -11,7 +11,6 @@ from statistics import median
 from typing import Any
 
 from posenc.ablation.columns import aligned
-from posenc.ablation.specs import fitted_options
 from posenc.ablation.statistics import (
     Difference,
     Interval,
@@ -86,8 +85,7 @@ def settings(study: Study, records: Records) -> list[str]:
     """What the study set that is not a scheme's own default: options, and a learning rate."""
     config = study["config"]
     fitted = [
-        f"{name} is built with {', '.join(f'{key}={value!r}' for key, value in options.items())}"
-        for name, options in fitted_options(config["schemes"], config["train_len"]).items()
+        f"{name} is built with {options}" for name, options in study.get("fitted", {}).items()
     ]
     lines = (
         [f"Set by the study to suit the training length: {'; '.join(fitted)}."] if fitted else []
@@ -105,11 +103,17 @@ def settings(study: Study, records: Records) -> list[str]:
 
 
 def built(study: Study, records: Records) -> dict[str, str]:
-    """Each scheme as it was built, layer by layer where layers differ."""
+    """Each scheme as it was built, layer by layer where layers differ; ``@512`` is a window."""
     shown = {}
     for name, run in _first_runs(study, records).items():
-        kinds = list(dict.fromkeys(run.get("schemes") or ()))
-        shown[name] = ", ".join(kinds if len(kinds) < 2 else run["schemes"])
+        schemes = run.get("schemes") or ()
+        windows = run.get("windows") or (None,) * len(schemes)
+        layers = [
+            f"{scheme}@{window}" if window else scheme
+            for scheme, window in zip(schemes, windows, strict=True)
+        ]
+        kinds = list(dict.fromkeys(layers))
+        shown[name] = ", ".join(kinds if len(kinds) < 2 else layers)
     return {name: text for name, text in shown.items() if text}
 
 

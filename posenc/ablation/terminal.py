@@ -23,6 +23,7 @@ from posenc.ablation.plots import loss_against_length
 from posenc.ablation.report import write_report
 from posenc.ablation.results import Record, seconds, write_tables, write_whole
 from posenc.ablation.runner import plan, run_cells
+from posenc.ablation.specs import fitted_settings
 from posenc.ablation.study import Cell, Study
 from posenc.ablation.tables import table_markdown, table_text
 from posenc.picture import FORMATS
@@ -63,6 +64,7 @@ def describe(study: Study, corpus: Corpus, backend: str, wall: float) -> dict[st
     origin = {"posenc commit": commit()}
     return {
         "command": command(study),
+        "fitted": fitted_settings(study.schemes, study),
         "config": {**asdict(study), "backend": backend},
         "corpus": {
             "name": corpus.name,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from posenc.checks import check_count
 from posenc.protocol import Array, Namespace, ParamSpec, PositionScheme
@@ -26,6 +26,10 @@ class T5Bias(PositionScheme):
     With ``B`` buckets a direction and ``E = B // 2``, a distance ``n < E`` has bucket ``n``, and a
     larger one ``min(B - 1, E + floor(ln(n/E) / ln(max_distance/E) * (B - E)))``. Buckets are
     decided by integer thresholds, so every framework agrees to the bit.
+
+    ``posenc.make("t5", train_len=T)`` fits what is not given to a decoder trained at length ``T``,
+    so that no bucket stays unseen in training: ``causal=True``, ``num_buckets=min(32, T)``,
+    ``max_distance=T``. The class itself and ``make`` without ``train_len`` have the defaults below.
 
     Parameters
     ----------
@@ -71,6 +75,15 @@ class T5Bias(PositionScheme):
         object.__setattr__(
             self, "_thresholds", _thresholds(self._per_direction, exact, self.max_distance)
         )
+
+    @classmethod
+    def fitted(cls, sizes: Mapping[str, int]) -> Mapping[str, Any]:
+        """Options for the sizes of a model: with ``train_len``, those of a decoder."""
+        if "train_len" not in sizes:
+            return {}
+        # One bucket a direction cannot tell distances apart, and the last begins after the first.
+        train_len = max(2, sizes["train_len"])
+        return {"causal": True, "num_buckets": min(32, train_len), "max_distance": train_len}
 
     @property
     def _per_direction(self) -> int:

@@ -83,7 +83,9 @@ class Framework(ABC):
         raise NotImplementedError(f"{self.name} compiles nothing")
 
     def attend(self, path: str, tensors: Mapping[str, Array], **options: Any) -> Array:
-        """Attention of ``tensors``, ``(B, H, L, D)`` whatever the layout of this library."""
+        """Attention of q, k, v, ``(B, H, L, D)`` whatever the layout of this library, and of hidden
+        states. With ``return_lse`` a pair, whose second is ``(B, H, Q)``.
+        """
         return attention(**tensors, path=path, **options)
 
     def pullback(

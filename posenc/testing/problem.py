@@ -13,6 +13,8 @@ from posenc.protocol import Array, Namespace, PositionScheme
 from posenc.testing.framework import Answer, Framework, Function, Host
 
 _PARAM = "param:"
+_VECTORS = ("q", "k", "v", "x", "q_x")
+_WIDE = ("q_features:", "k_features:", "bias")  # computed in the working float
 _KEPT = 64  # functions, for their compiled programs
 
 
@@ -25,12 +27,14 @@ class Problem:
     scheme
         Any scheme.
     tensors
-        ``q (B, H, Q, D)``, ``k (B, Hk, K, D)``, ``v (B, Hk, K, Dv)``, and ``x (B, K, C)`` or
-        coordinates for a gated scheme.
+        ``q (B, H, Q, D)``, ``k (B, Hk, K, D)`` and ``v (B, Hk, K, Dv)``. For a scheme with
+        features: hidden states ``x (B, K, C)`` and ``q_x (B, Q, C)``, or features by name, as
+        ``"q_features:c"`` and ``"k_features:c"``. A caller's ``bias`` may stand here too.
     params
         Learned arrays by name.
     options
-        Other keywords of attention: numbers, flags, and arrays of positions and segments.
+        Other keywords of attention: numbers, flags, functions, and arrays of positions, segments,
+        places and booleans. ``{}`` for no features.
     """
 
     scheme: PositionScheme
@@ -66,6 +70,13 @@ class Problem:
         answer = framework.evaluate(function, self._arrays(), cast=cast)
         return _values(answer, dtype)
 
+    def log_sum_exp(self, framework: Framework, path: str) -> Host:
+        """The log-sum-exp ``(B, H, Q)`` that float32 gives, as float64."""
+        function, cast = self._function(framework, path, lse=True), self._cast("float32")
+        compiler = framework.usual
+        answer = framework.evaluate(function, self._arrays(), cast=cast, compiler=compiler)
+        return _values(answer, "float32")
+
     def gradients(
         self,
         framework: Framework,
@@ -75,13 +86,30 @@ class Problem:
         dtype: str = "float32",
         compiler: str | None = None,
     ) -> tuple[Host, dict[str, Host]]:
-        """The result, and gradients of ``sum(d_out * result)`` by names of tensors and params."""
+        """The result, and gradients of ``sum(d_out * result)`` by the names of ``floats``."""
         function, cast = self._function(framework, path), self._cast(dtype)
         out, found = framework.gradients(
             function, self._arrays(), d_out, cast=cast, compiler=compiler
         )
-        wide = {name.removeprefix(_PARAM): a.astype(np.float64) for name, a in found.items()}
+        wide = {
+            name if name in self.tensors else self.name_of(self.bare(name)): a.astype(np.float64)
+            for name, a in found.items()
+        }
         return _values(out, dtype), wide
+
+    def floats(self) -> dict[str, Host]:
+        """Tensors and params by name; a param that is named like a tensor is ``"param:v"``."""
+        own = {self.name_of(name): array for name, array in self.params.items()}
+        return {**self.tensors, **own}
+
+    def name_of(self, param: str) -> str:
+        """What ``floats`` calls a param."""
+        return _PARAM + param if param in self.tensors else param
+
+    @staticmethod
+    def bare(name: str) -> str:
+        """A param's own name."""
+        return name.removeprefix(_PARAM)
 
     def _arrays(self) -> dict[str, Host]:
         places = {name: o for name, o in self.options.items() if isinstance(o, np.ndarray)}
@@ -91,12 +119,15 @@ class Problem:
     def _cast(self, dtype: str) -> dict[str, str]:
         wide = "float64" if dtype == "float64" else "float32"
         own = {_PARAM + name: wide for name in self.params}
-        return {**dict.fromkeys(self.tensors, dtype), **own}
+        given = {n: wide if n.startswith(_WIDE) else dtype for n in self.tensors}
+        return {**given, **own}
 
-    def _function(self, framework: Framework, path: str) -> Function:
+    def _function(self, framework: Framework, path: str, *, lse: bool = False) -> Function:
         fixed = {n: o for n, o in self.options.items() if not isinstance(o, np.ndarray)}
+        none = tuple(sorted(name for name, value in fixed.items() if value == {}))
+        kept = tuple(sorted((n, o) for n, o in fixed.items() if n not in none))
         scheme: Any = self.scheme  # hashable, which its protocol cannot say
-        return _attention(framework, path, scheme, tuple(sorted(fixed.items())))
+        return _attention(framework, path, scheme, kept, none, lse)
 
 
 def _values(answer: Answer | None, dtype: str) -> Host:
@@ -108,13 +139,30 @@ def _values(answer: Answer | None, dtype: str) -> Host:
 
 @lru_cache(_KEPT)
 def _attention(
-    framework: Framework, path: str, scheme: Any, fixed: tuple[tuple[str, Any], ...]
+    framework: Framework,
+    path: str,
+    scheme: Any,
+    fixed: tuple[tuple[str, Any], ...],
+    none: tuple[str, ...],
+    lse: bool,
 ) -> Function:
     """One and the same function for the same arguments, so that it is compiled once."""
 
     def attend(xp: Namespace, arrays: dict[str, Array]) -> Array:
-        tensors = {name: a for name, a in arrays.items() if not name.startswith(_PARAM)}
-        params = {n.removeprefix(_PARAM): a for n, a in arrays.items() if n.startswith(_PARAM)}
-        return framework.attend(path, tensors, scheme=scheme, params=params, **dict(fixed))
+        vectors: dict[str, Array] = {}
+        params: dict[str, Array] = {}
+        options: dict[str, Any] = {**dict(fixed), **{name: {} for name in none}}
+        for name, array in arrays.items():
+            kind, _, own = name.partition(":")
+            if kind + ":" == _PARAM:
+                params[own] = array
+            elif own:
+                options.setdefault(kind, {})[own] = array
+            else:
+                (vectors if name in _VECTORS else options)[name] = array
+        options |= {"scheme": scheme, "params": params}
+        if not lse:
+            return framework.attend(path, vectors, **options)
+        return framework.attend(path, vectors, return_lse=True, **options)[1]
 
     return attend

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from enum import Enum
 from functools import cached_property
 from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
@@ -13,16 +13,19 @@ import numpy as np
 
 import posenc
 from posenc.checks import check_count, check_scheme
-from posenc.evaluate import bias_tile, column, is_gated, row
-from posenc.params import Params, check_params, head_count, merged
+from posenc.evaluate import bias_tile, column, has_features, row, transforms
+from posenc.params import Features, Params, check_params, head_count, merged
 from posenc.positions import FARTHEST, LOWEST
-from posenc.protocol import PositionScheme
+from posenc.protocol import PositionScheme, Role
 from posenc.testing.framework import Host, readonly
 from posenc.testing.problem import Problem
+from posenc.testing.tokens import Tokens
+from posenc.token_features import hidden_width
 
 _HEADS, _DIM, _WIDTH = 4, 8, 16
 _LEAST = 20  # positions that a law may ask for
 _BATCH = 2
+_ROLES: tuple[Role, Role] = ("query", "key")
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,9 +37,9 @@ class Subject:
     scheme
         The scheme.
     head_dim
-        Channels of a head. Default: the scheme's own ``head_dim``, or 8.
+        Channels of a head. Default: the ``head_dim`` of the scheme, or of a part of it, or 8.
     width
-        Channels of the hidden states that its gate takes. Default: found by trying.
+        Channels of the hidden states that its features take. Default: found by trying.
     params
         Learned arrays. Default: ``posenc.init_params``. Give others if first values say nothing,
         as zeros do.
@@ -65,11 +68,11 @@ class Subject:
         check_params(self.scheme, own, xp=xp)
         settings = {
             "params": {name: readonly(value) for name, value in own.items()},
-            "head_dim": self.head_dim or getattr(self.scheme, "head_dim", _DIM),
+            "head_dim": self.head_dim or min(_sizes(self.scheme, "head_dim"), default=_DIM),
         }
         for name, value in settings.items():
             object.__setattr__(self, name, value)
-        object.__setattr__(self, "width", self.width or self._found_width())
+        object.__setattr__(self, "width", self.width or hidden_width(self.scheme, own) or _WIDTH)
         object.__setattr__(self, "reach", self._checked_reach())
 
     @property
@@ -78,25 +81,24 @@ class Subject:
         return head_count(self.scheme) or _HEADS
 
     @property
-    def gated(self) -> bool:
-        """Whether its bias stands on gates."""
-        return is_gated(self.scheme)
+    def reads_hidden(self) -> bool:
+        """Whether it has features of hidden states."""
+        return "hidden_features" in self.scheme.hooks()
 
     @cached_property
     def shares_keys(self) -> bool:
         """Whether heads may share a key: not if each transforms it in a way of its own."""
-        x = np.zeros((1, 1, self.head_dim), np.float32)
+        x = np.zeros((1, 1, 1, self.head_dim), np.float32)
         try:
-            posenc.transform(self.scheme, x, np.zeros(1, int), role="key", params=self.params)
+            return bool(self.turned(x, self.tokens(np.zeros(1, int), "key")).shape == x.shape)
         except ValueError:
             return False
-        return True
 
     def _checked_reach(self) -> tuple[int, int]:
         """The range that is given, or the widest; a scheme that refuses it says why."""
         low, high = self.reach
         if (low, high) == (0, 0):
-            longest = getattr(self.scheme, "max_len", None)
+            longest = min(_sizes(self.scheme, "max_len"), default=None)
             low, high = (LOWEST, FARTHEST) if longest is None else (0, longest - 1)
         if not (LOWEST <= low <= 0 and _LEAST - 1 <= high <= FARTHEST):
             raise ValueError(
@@ -117,10 +119,9 @@ class Subject:
     def _answer(self, pos: Host) -> None:
         """Ask all that depends on integer positions."""
         posenc.embedding(self.scheme, pos, self.params)
-        x = np.zeros((self.heads, pos.size, self.head_dim), np.float32)
-        posenc.transform(self.scheme, x, pos, role="key", params=self.params)
-        if not self.gated:
-            self.tile(pos, pos)
+        x = np.zeros((1, self.heads, pos.size, self.head_dim), np.float32)
+        self.turned(x, self.tokens(pos, "key"))
+        self.tile(pos, pos)
 
     def positions(self, rng: np.random.Generator, length: int | tuple[int, ...] = 0) -> Host:
         """Positions of one axis: near, far and of every size between, repeated, in any order."""
@@ -134,13 +135,48 @@ class Subject:
         sized = np.where(rng.random(length) < 0.5, sized, np.maximum(low, -sized))
         return np.choose(rng.integers(3, size=length), [spread, close, sized])
 
-    def places(self, rng: np.random.Generator, length: int | tuple[int, ...] = 0) -> Host:
-        """Positions, or coordinates for a scheme with gates: what its bias takes."""
-        return self.at(self.positions(rng, length))
+    def tokens(self, pos: Host, role: Role, seed: int = 0) -> Tokens:
+        """Tokens at positions, with features of hidden states and vectors that ``seed`` draws.
 
-    def at(self, pos: Host) -> Host:
-        """What a bias takes for these positions: themselves, or numbers as gates sum up to."""
-        return (pos / np.float32(1024)).astype(np.float32) if self.gated else pos
+        Places of a scheme of several axes differ by axis: the positions, and those in other orders.
+        """
+        pos = readonly(pos)
+        if self.scheme.axes == 1:
+            places = None
+        else:
+            places = np.stack([np.roll(pos, n, axis=-1) for n in range(self.scheme.axes)], axis=-1)
+        if not has_features(self.scheme):
+            return Tokens(role, pos, {}, places)
+        batch, length = len(pos) if pos.ndim == 2 else 1, pos.shape[-1]
+        vectors = (batch, self.heads, length, self.head_dim)
+        found = posenc.features(
+            self.scheme,
+            {name: a.astype(np.float64) for name, a in self.params.items()},
+            x=self.normal((batch, length, self.width), seed + 21),
+            q=self.normal(vectors, seed + 22),
+            k=self.normal(vectors, seed + 23),
+            pos=pos,
+            axes=places,
+        )[_ROLES.index(role)]
+        own = {name: readonly(a.astype(np.float32)) for name, a in found.items()}
+        return Tokens(role, pos, own, places)
+
+    def draw(
+        self, rng: np.random.Generator, role: Role, length: int | tuple[int, ...] = 0
+    ) -> Tokens:
+        """Tokens at positions of every size."""
+        return self.tokens(self.positions(rng, length), role)
+
+    def turned(self, x: Host, tokens: Tokens, params: Mapping[str, Host] | None = None) -> Host:
+        """Queries or keys as seen from where tokens are."""
+        given = self.params if params is None else params
+        features = tokens.features if transforms(self.scheme) else {}
+        return np.asarray(
+            posenc.transform(
+                self.scheme, x, tokens.pos, role=tokens.role, params=given, axes=tokens.places,
+                features={n: a.astype(_wide(x)) for n, a in features.items()},
+            )
+        )  # fmt: skip
 
     def whole(self, dtype: str = "float32") -> Params:
         """Learned arrays and constants, whole."""
@@ -148,33 +184,42 @@ class Subject:
         arrays = merged(self.scheme, self.params, dtype=real, device="cpu", xp=xp)
         return Params({name: readonly(a) for name, a in arrays.items()}, real)
 
-    def of_head(self, head: int, dtype: str = "float32") -> Params:
-        """What one head sees: its numbers 0-d, its row of a table."""
+    def of_head(
+        self,
+        head: int,
+        dtype: str = "float32",
+        query: Features | None = None,
+        key: Features | None = None,
+    ) -> Params:
+        """What one head sees: its numbers 0-d, its row of a table; features as they are given."""
         specs = self.scheme.param_specs()
         arrays = self.whole(dtype)
         own = {
             name: a if name in specs and not specs[name].per_head else readonly(a[head])
             for name, a in arrays.items()
         }
-        return Params(own, arrays.dtype)
+        return Params(own, arrays.dtype, query or Features({}, "query"), key or Features({}, "key"))
 
-    def tile(self, q: Host, k: Host, dtype: str = "float32") -> Host | None:
+    def tile(self, q: Tokens | Host, k: Tokens | Host, dtype: str = "float32") -> Host | None:
         """The bias of every head ``(H, Q, K)``, or ``(B, H, Q, K)`` for ``(B, L)``; None without
-        one.
+        one. Positions stand for tokens of ``tokens``.
         """
-        arrays, at = self.whole(dtype), (column(readonly(q)), row(readonly(k)))
-        found = bias_tile(self.scheme, *at, arrays, dtype=arrays.dtype, xp=xp)
+        q = q if isinstance(q, Tokens) else self.tokens(q, "query")
+        k = k if isinstance(k, Tokens) else self.tokens(k, "key")
+        arrays, at = self.whole(dtype), (column(readonly(q.pos)), row(readonly(k.pos)))
+        sides = {"query": q.seen(arrays.dtype), "key": k.seen(arrays.dtype)}
+        found = bias_tile(self.scheme, *at, arrays, dtype=arrays.dtype, xp=xp, **sides)
         if found is None:
             return None
-        batch = max(len(pos) if pos.ndim == 2 else 1 for pos in (q, k))
-        shape = (batch, self.heads, q.shape[-1], k.shape[-1])
+        batch = max(len(t.pos) if t.pos.ndim == 2 else 1 for t in (q, k))
+        shape = (batch, self.heads, q.size, k.size)
         whole: Host = np.broadcast_to(found, shape)
-        return whole if 2 in (q.ndim, k.ndim) else whole[0]
+        return whole if 2 in (q.pos.ndim, k.pos.ndim) else whole[0]
 
-    @property
+    @cached_property
     def biased(self) -> bool:
         """Whether it has a bias."""
-        one = np.zeros(1, np.float32 if self.gated else np.int64)
+        one = np.zeros(1, np.int64)
         return self.tile(one, one) is not None
 
     def normal(self, shape: tuple[int, ...], seed: int) -> Host:
@@ -185,7 +230,9 @@ class Subject:
     def tensors(
         self, q_len: int, k_len: int | None = None, *, batch: int = _BATCH, grouped: bool = False
     ) -> dict[str, Host]:
-        """q, k, v and hidden states x in float64; ``grouped``: fewer heads of k and v."""
+        """q, k, v and hidden states x of the keys' tokens in float64; ``grouped``: fewer heads of k
+        and v.
+        """
         k_len, count = k_len or q_len, self.heads
         grouped = grouped and count > 1 and self.shares_keys
         shared = next(n for n in (2, 3, count) if count % n == 0) if grouped else 1
@@ -197,6 +244,10 @@ class Subject:
     def problem(self, tensors: Mapping[str, Host], **options: Any) -> Problem:
         """A call of attention with this scheme and these params."""
         return Problem(self.scheme, tensors, self.params, options)
+
+    def hidden(self, x: Host) -> dict[str, Host]:
+        """Hidden states of the queries' tokens, as positions need them to be given; if any are."""
+        return {"q_x": x} if self.reads_hidden else {}
 
     def variants(self) -> Iterator[tuple[str, PositionScheme]]:
         """Schemes that differ in a field, by its name: those given, or one number at a time."""
@@ -216,26 +267,44 @@ class Subject:
         for each in own:
             for value in _changed(getattr(self.scheme, each.name), hints.get(each.name)):
                 try:
-                    yield (
-                        f"{each.name}={value!r}",
-                        replace(cast(Any, self.scheme), **{each.name: value}),
-                    )
+                    other = replace(cast(Any, self.scheme), **{each.name: value})
+                    head_count(other)  # parts of a combination may no longer fit each other
                 except (TypeError, ValueError):
                     continue  # not a value of this field
-                break
+                if len(set(_sizes(other, "head_dim"))) < 2:
+                    yield f"{each.name}={value!r}", other
+                    break
 
-    def _found_width(self) -> int:
-        """How many channels the gate takes: one of the sizes of its params."""
-        if not self.gated:
-            return _WIDTH
-        sizes = {size for spec in self.scheme.param_specs().values() for size in spec.shape}
-        for width in sorted(sizes | {_WIDTH}, reverse=True):
+
+def _wide(x: Host) -> Any:
+    """The working float of vectors."""
+    return np.float64 if x.dtype == np.float64 else np.float32
+
+
+def _sizes(scheme: Any, name: str) -> list[int]:
+    """A size that a scheme has as a field, or parts of it do."""
+    own = getattr(scheme, name, None)
+    if own is not None or not is_dataclass(scheme):
+        return [] if own is None else [own]
+    parts = [getattr(scheme, each.name, None) for each in fields(scheme)]
+    parts = [one for part in parts for one in (part if isinstance(part, tuple) else (part,))]
+    return [size for part in parts if _is_scheme(part) for size in _sizes(part, name)]
+
+
+def _is_scheme(value: Any) -> bool:
+    return isinstance(value, PositionScheme) and is_dataclass(value)
+
+
+def _with_field(made: Any) -> Iterator[Any]:
+    """Schemes that differ from a scheme in one field."""
+    hints = get_type_hints(type(made))
+    for each in (each for each in fields(made) if each.init and each.compare):
+        for value in _changed(getattr(made, each.name), hints.get(each.name)):
             try:
-                posenc.coordinates(self.scheme, np.zeros((1, 1, width), np.float32), self.params)
-            except (TypeError, ValueError, IndexError):
-                continue
-            return width
-        raise ValueError(f"width: the gate of {self.scheme} takes none of {sorted(sizes)}; give it")
+                yield replace(made, **{each.name: value})
+            except (TypeError, ValueError):
+                continue  # not a value of this field
+            break
 
 
 def _changed(value: Any, kind: Any) -> list[Any]:
@@ -245,6 +314,14 @@ def _changed(value: Any, kind: Any) -> list[Any]:
         others = get_args(kind)
     elif isinstance(value, Enum):
         others = type(value)
+    elif _is_scheme(value):
+        others = _with_field(value)
+    elif isinstance(value, tuple) and value and all(map(_is_scheme, value)):
+        others = (
+            (*value[:n], other, *value[n + 1 :])
+            for n, part in enumerate(value)
+            for other in _with_field(part)
+        )
     elif isinstance(value, bool):
         others = (not value,)
     elif isinstance(value, int):

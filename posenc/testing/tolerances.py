@@ -58,10 +58,10 @@ of these calls.
 """
 
 VALUES = {dtype: 2 * rounding_bound(64, 1, dtype) for dtype in ("float64", "float32")}
-"""A bias, a transform, an embedding or coordinates in two libraries, relative likewise.
+"""A bias, a transform, an embedding or features in two libraries, relative likewise.
 
-Coordinates have most roundings: 6 gates, each of 6 products and a logarithm, about 10, are added.
-Twice, because either library rounds.
+Sums of features have most roundings: 6 gates, each of 6 products and a logarithm, about 10, are
+added. Twice, because either library rounds.
 """
 
 SUMMED = 6

@@ -37,10 +37,10 @@ class Kernels(NamedTuple):
         sees nothing is 0, its log-sum-exp ``FLOOR``.
     d_queries
         With ``Rows``: gradients of q ``(B, H, Q, D)``; of each learned number and each query,
-        ``(B, H, P, Q)`` float32, None without any; of ``q_coords``, or None.
+        ``(B, H, P, Q)`` float32, None without any; of ``q_feature``, or None.
     d_keys
         With ``Rows``: gradients of k ``(B, H, K, D)`` and v ``(B, H, K, Dv)`` by heads of queries,
-        and of ``k_coords``, or None.
+        and of ``k_feature``, or None.
     d_table
         With ``Rows``: the gradient of the table.
     """
@@ -70,16 +70,16 @@ def _backward(kernels: Kernels, plan: Plan, saved: Any, d_results: Any) -> tuple
     d_out, d_logsumexp = no_second(d_results, NAME)
     delta = jnp.sum(out.astype(jnp.float32) * d_out.astype(jnp.float32), axis=-1) - d_logsumexp
     rows = Rows(d_out.astype(out.dtype), logsumexp, delta)
-    d_q, d_rows, d_q_coords = kernels.d_queries(plan, operands, places, rows)
-    d_k, d_v, d_k_coords = kernels.d_keys(plan, operands, places, rows)
+    d_q, d_rows, d_q_feature = kernels.d_queries(plan, operands, places, rows)
+    d_k, d_v, d_k_feature = kernels.d_keys(plan, operands, places, rows)
     found = Operands(
         q=d_q,
         k=_of_groups(d_k, operands.k),
         v=_of_groups(d_v, operands.v),
         numbers=_of_numbers(d_rows, operands.numbers),
         table=None if plan.form != "table" else kernels.d_table(plan, operands, places, rows),
-        q_coords=d_q_coords,
-        k_coords=d_k_coords,
+        q_feature=d_q_feature,
+        k_feature=d_k_feature,
     )
     return found, None
 

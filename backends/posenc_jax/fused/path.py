@@ -12,11 +12,13 @@ import jax.numpy as jnp
 from jax import Array
 
 from posenc.call import Call
-from posenc.evaluate import is_gated
-from posenc.lowerings import by_key, has_bias
-from posenc.protocol import Namespace, PositionScheme
+from posenc.evaluate import has_bias
+from posenc.lowerings import by_key, has_distances
+from posenc.masks import FirstTokens, Mask
+from posenc.protocol import Namespace, PositionScheme, Role
+from posenc.side import Side
 from posenc_jax.fused.gradients import NAME, Kernels, attend
-from posenc_jax.fused.plan import Form, numbers_read, planned
+from posenc_jax.fused.plan import FLOOR, Form, planned, why_not_pairs
 from posenc_jax.fused.target import Target, target
 from posenc_jax.loops import varying_over
 from posenc_jax.orders import reverse_only
@@ -46,7 +48,7 @@ class Module(Protocol):
 
 
 class _Keyed(PositionScheme):
-    """A bias ``w(k) - w(q)``, its numbers given as coordinates; equal to any other of them."""
+    """A bias ``w(k) - w(q)`` of features that are given; equal to any other of them."""
 
     def __eq__(self, other: object) -> bool:
         return type(other) is _Keyed
@@ -54,29 +56,47 @@ class _Keyed(PositionScheme):
     def __hash__(self) -> int:
         return hash(_Keyed)
 
-    def gate(self, x: Array, *, params: Mapping[str, Array], xp: Namespace) -> Array:
-        raise AssertionError("coordinates are given")
+    def hidden_features(
+        self, x: Array, *, role: Role, params: Mapping[str, Array], xp: Namespace
+    ) -> Mapping[str, Array]:
+        raise AssertionError("features are given")
 
-    def bias(self, q: Array, k: Array, *, params: Mapping[str, Array], xp: Namespace) -> Array:
-        return k - q
+    def bias(self, q: Array, k: Array, *, params: Any, xp: Namespace) -> Array:
+        found: Array = params.key["w"] - params.query["w"]
+        return found
 
-    def key_bias(self, k: Array, *, params: Mapping[str, Array], xp: Namespace) -> Array:
-        return k
-
-
-def fused(call: Call) -> Array:
-    """``(B, H, Q, Dv)`` in q's dtype."""
-    return fused_with_logsumexp(call)[0]
+    def key_bias(self, k: Array, *, params: Any, xp: Namespace) -> Array:
+        found: Array = params.key["w"]
+        return found
 
 
-def fused_with_logsumexp(call: Call) -> tuple[Array, Array]:
-    """``(B, H, Q, Dv)`` in q's dtype, and the log of the sum of ``exp(score)``, ``(B, H, Q)``."""
+def fused(call: Call) -> tuple[Array, Array | None]:
+    """``(B, H, Q, Dv)`` in q's dtype, and the log of the sum of ``exp(score)``, ``(B, H, Q)``.
+
+    The second is the lowest finite number where nothing is seen, and None as ``without_lse`` says.
+    """
     here = target()
     module = _module(here)
-    call, form = _formed(call, module, here)
-    plan, operands, places = planned(call, form, module.block(call, form))
-    out, logsumexp = attend(module.kernels(here), plan, reverse_only(operands, NAME), places)
-    return out[:, :, : plan.q_len], logsumexp[:, :, : plan.q_len]
+    formed, form = _formed(call, module, here)
+    plan, operands, places = planned(formed, form, module.block(formed, form))
+    out, lse = attend(module.kernels(here), plan, reverse_only(operands, NAME), places)
+    out, lse = out[:, :, : plan.q_len], lse[:, :, : plan.q_len]
+    if isinstance(formed.scheme, _Keyed):
+        return out, None
+    return out, jnp.where(lse <= FLOOR, float(jnp.finfo(lse.dtype).min), lse)
+
+
+def without_lse(call: Call) -> str | None:
+    """Why there is no log-sum-exp of a call that a kernel serves."""
+    here = target()
+    for part in call.regions or (call,):
+        formed, _ = _formed(part, _module(here), here)
+        if isinstance(formed.scheme, _Keyed):
+            return (
+                f"a key bias stands for that of {type(part.scheme).__name__} in kernels, which "
+                "changes the sum of each row"
+            )
+    return None
 
 
 def refuses(call: Call) -> str | None:
@@ -89,7 +109,9 @@ def refuses(call: Call) -> str | None:
             f"a kernel cannot tell that its results vary over {sorted(map(str, axes))}: give "
             "jax.shard_map check_vma=False"
         )
-    if call.q_seg is not None and (wide := _wide_segments(call)):
+    if (why := _brought(call)) is not None:
+        return why
+    if call.query.seg is not None and (wide := _wide_segments(call)):
         return f"kernels compare segments of 32 bits, {wide} has 64: cast it, if its values fit"
     module = _module(here)
     why = module.why_not_here(here) or module.refuses(call)
@@ -114,9 +136,25 @@ def avoided(call: Call) -> str | None:
     return None
 
 
+def _brought(call: Call) -> str | None:
+    """Why a kernel cannot do with a call what its caller asks for beside the scheme."""
+    if call.softcap is not None:
+        return f"kernels do not cap scores, softcap is {call.softcap}"
+    if call.added is not None:
+        return "kernels read no bias of pairs, bias is given"
+    if call.mask is not None:
+        own = call.mask.function if isinstance(call.mask, Mask) else None
+        if isinstance(own, FirstTokens):
+            return "kernels know one window, and sink_tokens are not in that of a region"
+        return "kernels know positions, segments and windows only, mask is given"
+    return None
+
+
 def _wide_segments(call: Call) -> str:
-    sides = {"q_seg": call.q_seg, "k_seg": call.k_seg}
-    return next((name for name, seg in sides.items() if seg.dtype.itemsize > 4), "")
+    sides = {"q_seg": call.query.seg, "k_seg": call.key.seg}
+    return next(
+        (name for name, seg in sides.items() if seg is not None and seg.dtype.itemsize > 4), ""
+    )
 
 
 def _module(here: Target) -> Module:
@@ -134,25 +172,34 @@ def _formed(call: Call, module: Module, here: Target) -> tuple[Call, Form]:
     """
     if not _has_some(call):
         return call, "none"
-    name = type(call.scheme).__name__
+    if call.query.places is not None:
+        name = type(call.scheme).__name__
+        raise NotImplementedError(
+            f"the bias of {name} reads the places given as q_axes and k_axes, kernels take none"
+        )
     reasons = []
-    if numbers_read(call) is None:
-        reasons.append(f"the bias of {name} reads params of more than one number a head")
+    if (needs := why_not_pairs(call)) is not None:
+        reasons.append(needs)
     elif (why := module.why_not_lowered(call, here)) is None:
         return call, "pairs"
     else:
         reasons.append(why)
-    if call.scheme.relative and call.aligned and not is_gated(call.scheme):
+    if has_distances(call):
         return call, "table"
-    reasons.append(
-        "a table of distances needs the default positions"
-        if call.scheme.relative
-        else f"{name} is not relative, so there is no table of distances"
-    )
+    reasons.append(_why_no_table(call))
     if (keyed := _keyed(call)) is not None:
         return keyed, "pairs"
     reasons.append("there is no key bias" if call.causal else "a key bias needs a causal mask")
     raise NotImplementedError("; ".join(reasons))
+
+
+def _why_no_table(call: Call) -> str:
+    name = type(call.scheme).__name__
+    if not call.scheme.relative:
+        return f"{name} is not relative, so there is no table of distances"
+    if not call.in_order:
+        return "a table of distances needs the default positions"
+    return f"{name} has features of tokens, so there is no table of distances"
 
 
 def _has_some(call: Call) -> bool:
@@ -160,16 +207,30 @@ def _has_some(call: Call) -> bool:
 
 
 def _keyed(call: Call) -> Call | None:
-    """The call with its key bias as coordinates of another scheme; None without one.
+    """The call with its key bias as features of another scheme; None without one.
 
     What softmax cannot see is taken off each row, its bias at the query's own position, so that
     large numbers cancel before scores are added to them.
     """
-    shape = call.q.shape[:2]
     of_keys = by_key(call)
     if of_keys is None:
         return None
-    of_queries = by_key(replace(call, k_pos=call.q_pos, k_coords=call.q_coords))
-    assert of_queries is not None
-    q_coords, k_coords = (jnp.broadcast_to(w, (*shape, w.shape[-1])) for w in (of_queries, of_keys))
-    return replace(call, scheme=_Keyed(), arrays={}, q_coords=q_coords, k_coords=k_coords)
+    of_queries = _at_queries(call, of_keys)
+    (batch, heads), sides = call.q.shape[:2], []
+    for side, w in ((call.query, of_queries), (call.key, of_keys)):
+        wide = jnp.broadcast_to(w, (batch, heads, w.shape[-1]))
+        sides.append(side._replace(features={"w": wide}))
+    return replace(call, scheme=_Keyed(), arrays={}, query=sides[0], key=sides[1])
+
+
+def _at_queries(call: Call, of_keys: Array) -> Array:
+    """The key bias where queries stand, ``(B or 1, H or 1, Q)``; 0 where that is not known."""
+    if call.aligned:
+        return of_keys[..., call.k.shape[2] - call.q.shape[2] :]
+    # Sums have the same names on both sides; other features of keys may be of keys alone.
+    there = Side(call.query.pos, None, None, call.query.features)
+    try:
+        found = by_key(replace(call, key=there))
+    except KeyError:
+        found = None
+    return jnp.zeros((1, 1, call.q.shape[2])) if found is None else found

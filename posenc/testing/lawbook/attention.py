@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-import posenc
-from posenc.evaluate import is_gated
+from posenc.call import Call, prepare
+from posenc.evaluate import column, row
+from posenc.protocol import Array
 from posenc.testing.framework import Framework, Host, NumPy
 from posenc.testing.law import law, require
 from posenc.testing.lawbook.frameworks import gradients_of_embedding
@@ -40,7 +42,48 @@ def _everything(subject: Subject) -> Problem:
         "q_seg": np.arange(_QUERIES) % 4,  # segment 3 has no key
         "k_seg": np.stack([np.arange(_KEYS) % 3, np.zeros(_KEYS, int)]),
     }
-    return subject.problem(subject.tensors(_QUERIES, _KEYS, grouped=True), **options)
+    if (axes := subject.scheme.axes) > 1:
+        options["q_axes"], options["k_axes"] = (
+            np.stack([places(length) for _ in range(axes)], axis=-1) for length in (_QUERIES, _KEYS)
+        )
+    tensors = subject.tensors(_QUERIES, _KEYS, grouped=True)
+    own = subject.hidden(subject.normal((2, _QUERIES, subject.width), 4))
+    return subject.problem({**tensors, **own}, **options)
+
+
+def _brought(subject: Subject) -> dict[str, Problem]:
+    """Calls with what callers bring: each alone, and all of it."""
+    tensors, at = subject.tensors(_KEYS), np.arange(_KEYS)
+    valid = np.ones((2, _KEYS), bool)
+    valid[0, :3] = valid[1, 5] = False
+    added = subject.normal((1, subject.heads, _KEYS, _KEYS), 5)
+    seen = (at <= at[:, None]) | (at < 4)
+    seen[2] = False  # a query that sees nothing
+
+    def of(extra: dict[str, Host], **options: object) -> Problem:
+        return subject.problem({**tensors, **extra}, **options)
+
+    # Keys that are not valid have a segment, so positions alone do not tell which tokens are the
+    # same.
+    own = subject.hidden(tensors["x"])
+    sides, firsts = {"window": (4, 2)}, {"causal": True, "window": 4, "sink_tokens": 2}
+    every = {"softcap": 2.0, "mask": _blocks, "k_valid": valid, "sink_tokens": 2, **sides}
+    return {
+        "all of it": of({"bias": added, **own}, **every),
+        "all but a bias": of(own, **every),
+        "bias": of({"bias": added}, causal=True),
+        "softcap": of({}, causal=True, softcap=1.5),
+        "mask": of({}, mask=seen[None, None]),
+        "mask function": of({}, mask=_blocks),
+        "k_valid": of(own, causal=True, k_valid=valid),
+        "window and first tokens": of({}, **firsts),
+        "sides of a window": of({}, **sides),
+    }
+
+
+def _blocks(q_pos: Array, k_pos: Array) -> Array:
+    """Block diffusion: a token sees its own block of three, and those before."""
+    return k_pos // 3 <= q_pos // 3
 
 
 def _served(subject: Subject, framework: Framework, path: str) -> Problem:
@@ -67,9 +110,27 @@ def path_equals_the_reference(subject: Subject, framework: Framework, path: str)
     problems = {
         "causal": subject.problem(subject.tensors(_KEYS), causal=True),
         "window": subject.problem(long, causal=True, window=_WINDOW),
-        "segments": subject.problem(long, q_seg=seg, k_seg=seg),
+        "segments": subject.problem({**long, **subject.hidden(long["x"])}, q_seg=seg, k_seg=seg),
         "everything": _everything(subject),
     }
+    _require_equal_or_refused(problems, framework, path)
+
+
+@law("path")
+def path_knows_what_callers_bring(subject: Subject, framework: Framework, path: str) -> None:
+    """A bias, a cap, a mask, keys that are not valid, first tokens, sides of a window."""
+    # A compiler takes a second for each: there a call that has most stands for the others.
+    most = ("all of it", "all but a bias") if framework.usual is not None else ()
+    _require_equal_or_refused(_brought(subject), framework, path, most)
+
+
+def _require_equal_or_refused(
+    problems: dict[str, Problem], framework: Framework, path: str, enough: tuple[str, ...] = ()
+) -> None:
+    """A path serves a call as the definition does, or says why not; one call at least.
+
+    None is tried after one that is ``enough``.
+    """
     refused = []
     for name, problem in problems.items():
         try:
@@ -77,11 +138,62 @@ def path_equals_the_reference(subject: Subject, framework: Framework, path: str)
         except NotImplementedError as reason:
             if path == "reference":
                 raise
+            require(str(reason), f"{name}: refused without a reason")
             refused.append(reason)
             continue
         assert_near(found, reference(problem), PATHS["float32"], name)
+        if name in enough:
+            return
     if len(refused) == len(problems):
         raise refused[0]
+
+
+@law("path")
+def log_sum_exp_is_that_of_the_scores(subject: Subject, framework: Framework, path: str) -> None:
+    """``return_lse``: the logarithm of the sum that the softmax divides by, sinks included."""
+    problems = {
+        "causal": subject.problem(subject.tensors(_KEYS), causal=True),
+        "everything": _everything(subject),
+    }
+    refused = []
+    for name, problem in problems.items():
+        try:
+            found = problem.log_sum_exp(framework, path)
+        except NotImplementedError as reason:
+            if path == "reference":
+                raise
+            refused.append(reason)
+            continue
+        # A logarithm moves by what its scores move, and by a rounding for each term of the sum.
+        assert_near(found, _log_sum_exp(problem), PATHS["float32"], name)
+    if len(refused) == len(problems):
+        raise refused[0]
+
+
+def _log_sum_exp(problem: Problem) -> Host:
+    """``log(sum(exp(score)))`` of every row in float64, from scores written out."""
+    params = {name: a.astype(np.float64) for name, a in problem.params.items()}
+    options = {**problem.options, "return_lse": True}
+    causal = options.pop("causal", False)
+    tensors: Any = problem.tensors
+    call = prepare(**tensors, scheme=problem.scheme, params=params, causal=causal, **options)
+    rows = [_seen_scores(part) for part in call.regions or (call,)]
+    if call.sink is not None:
+        rows.append(np.broadcast_to(call.sink[..., None], (*rows[0].shape[:3], 1)))
+    return np.asarray(np.logaddexp.reduce(np.concatenate(rows, axis=-1), axis=-1))
+
+
+def _seen_scores(call: Call) -> Host:
+    """Scaled scores with their bias, ``(B, H, Q, K)``; ``-inf`` where nothing is seen."""
+    k = np.repeat(call.k, call.q.shape[1] // call.k.shape[1], axis=1)
+    scores = call.capped(call.scale * call.q @ np.swapaxes(k, -1, -2))
+    bias, seen = call.allowed_bias()
+    if "adjust_scores" in call.scheme.hooks():
+        at, params = (column(call.query.where), row(call.key.where)), call.views()
+        scores = call.scheme.adjust_scores(scores, *at, visible=seen, params=params, xp=call.xp)
+    if bias is not None:
+        scores = scores + bias
+    return scores if seen is None else np.where(seen, scores, -np.inf)
 
 
 @law("path")
@@ -111,7 +223,7 @@ def gradients_are_derivatives(subject: Subject, framework: Framework, path: str)
     problem = _served(subject, framework, path)
     d_out = subject.normal(problem.tensors["q"].shape, 9)
     _, found = problem.gradients(framework, path, d_out)
-    arrays = {**problem.tensors, **problem.params}
+    arrays = problem.floats()
     require(found.keys() == arrays.keys(), f"gradients of {list(found)}, not of {list(arrays)}")
     for seed, (name, array) in enumerate(arrays.items()):
         require(np.all(np.isfinite(found[name])), f"gradient of {name} is not finite")
@@ -122,15 +234,14 @@ def gradients_are_derivatives(subject: Subject, framework: Framework, path: str)
         assert_near(along / size, expected / size, DIFFERENCES, f"derivative along {name}")
 
 
-def _slope(problem: Problem, name: str, direction: Host, d_out: Host) -> float:
+def _slope(problem: Problem, name: str, direction: Any, d_out: Host) -> float:
     """The derivative of ``sum(d_out * attention)`` along a direction, from two values."""
     values = []
+    own, bare = ("tensors", name) if name in problem.tensors else ("params", problem.bare(name))
+    given = getattr(problem, own)
     for step in (_STEP, -_STEP):
-        moved = [
-            {n: a + step * direction if n == name else a for n, a in own.items()}
-            for own in (problem.tensors, problem.params)
-        ]
-        varied = replace(problem, tensors=moved[0], params=moved[1])
+        changed: Any = {own: {**given, bare: given[bare] + step * direction}}
+        varied = replace(problem, **changed)
         values.append(float(np.sum(d_out * reference(varied))))
     return (values[0] - values[1]) / (2 * _STEP)
 
@@ -146,7 +257,7 @@ def gradient_reaches_every_param(subject: Subject, framework: Framework, path: s
     _, found = problem.gradients(framework, path, d_out)
     embedded = gradients_of_embedding(subject, framework)
     for name, spec in specs.items():
-        moved = np.asarray(found[name] != 0) | (embedded.get(name, 0.0) != 0)
+        moved = np.asarray(found[problem.name_of(name)] != 0) | (embedded.get(name, 0.0) != 0)
         each = moved.reshape(spec.shape[0], -1) if spec.per_head else moved.reshape(1, -1)
         still = [head for head, own in enumerate(each) if not np.any(own)]
         still = [head for head in still if not _unseen(problem, name, head)]
@@ -158,13 +269,15 @@ def _unseen(problem: Problem, name: str, head: int) -> bool:
     """Whether a learned array moves the bias by as much at every key of a query, and nothing else:
     softmax cannot see that, as the last offset of FIRE's network.
     """
-    if is_gated(problem.scheme):
-        return False
     wide = {each: array.astype(np.float64) for each, array in problem.params.items()}
     other, per_head = np.array(wide[name]), problem.scheme.param_specs()[name].per_head
     other[head if per_head else ...] += 0.25
-    moved, at = replace(problem, params={**wide, name: other}), np.arange(_KEYS)
-    here, there = (posenc.bias(problem.scheme, at, at, own) for own in (wide, moved.params))
+    moved = replace(problem, params={**wide, name: other})
+    tensors: Any = problem.tensors
+    here, there = (
+        prepare(**tensors, scheme=problem.scheme, params=own, causal=True).bias()
+        for own in (wide, moved.params)
+    )
     if here is None or np.array_equal(here, np.asarray(there)):
         return False
     return bool(np.allclose(reference(moved), reference(problem), rtol=0, atol=PATHS["float64"]))
@@ -185,6 +298,6 @@ def compiled_attention_equals_eager(subject: Subject, framework: Framework, comp
             expected = problem.gradients(framework, path, d_out)[1]
             _, gradients = problem.gradients(framework, path, d_out, compiler=compiler)
             for name, gradient in gradients.items():
-                summed = SUMMED if name in subject.params or name == "x" else 1
+                summed = 1 if name in ("q", "k", "v") else SUMMED
                 what = f"gradient of {name} on {path}"
                 assert_near(gradient, expected[name], summed * PATHS["float32"], what)

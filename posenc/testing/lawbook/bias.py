@@ -10,6 +10,7 @@ import numpy as np
 from posenc.testing.framework import Host
 from posenc.testing.law import law, require, require_equal
 from posenc.testing.subject import Subject
+from posenc.testing.tokens import Tokens
 from posenc.testing.tolerances import SCALARS, assert_near
 
 _TRIALS = 8
@@ -24,24 +25,27 @@ def bias_is_elementwise(subject: Subject) -> None:
     """The bias of a pair of positions is the same in a row and among all others, and alone."""
     rng = np.random.default_rng(0)
     for trial in range(_TRIALS):
-        q, k = subject.places(rng), subject.places(rng)
+        q, k = subject.draw(rng, "query"), subject.draw(rng, "key")
         dense = subject.tile(q, k)
         if dense is None:
             return
         for head in {trial % subject.heads, subject.heads - 1}:
-            params = subject.of_head(head)
 
-            def of(q: object, k: object, params: object = params) -> object:
-                return subject.scheme.bias(q, k, params=params, xp=xp)  # type: ignore[arg-type]
+            def of(i: Any, j: Any, head: int = head, q: Tokens = q, k: Tokens = k) -> Host:
+                """The bias of one head, of queries ``i`` and keys ``j``."""
+                sides = (q.of_head(head, i, np.float32), k.of_head(head, j, np.float32))
+                params = subject.of_head(head, "float32", *sides)
+                at = np.asarray(q.pos[i]), np.asarray(k.pos[j])
+                return np.asarray(subject.scheme.bias(*at, params=params, xp=xp))
 
             for i, j in {(0, 0), (q.size - 1, 0), (0, k.size - 1), (q.size - 1, k.size - 1)}:
-                pair = f"head {head}, q {q[i]}, k {k[j]}"
-                alone = of(np.asarray(q[i]), np.asarray(k[j]))
-                assert_near(alone, dense[head, i, j], SCALARS, pair)
-                line = np.broadcast_to(np.asarray(of(np.asarray(q[i]), k)), k.shape)
+                pair = f"head {head}, q {q.pos[i]}, k {k.pos[j]}"
+                assert_near(of(i, j), dense[head, i, j], SCALARS, pair)
+                line = np.broadcast_to(of(i, slice(None)), k.pos.shape)
                 require_equal(line, dense[head, i], f"row of {pair}")
-            block = np.broadcast_to(np.asarray(of(q[:, None], k[None, :])), dense[head].shape)
-            require_equal(block, dense[head], f"head {head} alone, q {q}, k {k}")
+            every = slice(None)
+            block = np.broadcast_to(of((every, None), (None, every)), dense[head].shape)
+            require_equal(block, dense[head], f"head {head} alone, q {q.pos}, k {k.pos}")
 
 
 @law("scheme")
@@ -50,7 +54,7 @@ def tile_is_slice(subject: Subject) -> None:
     rng = np.random.default_rng(1)
     lengths = [tuple(rng.integers(1, 7, 2)) for _ in range(_TRIALS)]
     for q_len, k_len in (*lengths, *_LONG):
-        q, k = subject.places(rng, q_len), subject.places(rng, k_len)
+        q, k = subject.draw(rng, "query", q_len), subject.draw(rng, "key", k_len)
         dense = subject.tile(q, k)
         if dense is None:
             return
@@ -58,8 +62,8 @@ def tile_is_slice(subject: Subject) -> None:
             rng.permutation(q_len)[:2],
             slice(int(rng.integers(k_len)), None, 1 + k_len // 6),
         )
-        part = subject.tile(q[some], k[other])
-        what = f"q {q[some]} of {q_len}, k {k[other]} of {k_len}"
+        part = subject.tile(q.of(some), k.of(other))
+        what = f"q {q.pos[some]} of {q_len}, k {k.pos[other]} of {k_len}"
         require_equal(part, dense[:, some, other], what)
     _require_alike_in_a_batch(subject, rng)
     _require_keys_alike(subject, rng)
@@ -67,30 +71,31 @@ def tile_is_slice(subject: Subject) -> None:
 
 def _require_alike_in_a_batch(subject: Subject, rng: np.random.Generator) -> None:
     """Each sequence of a batch has the bias of its own positions."""
-    q, k = subject.places(rng, (_BATCH, 3)), subject.places(rng, (_BATCH, 4))
+    q, k = subject.draw(rng, "query", (_BATCH, 3)), subject.draw(rng, "key", (_BATCH, 4))
     dense = subject.tile(q, k)
     assert dense is not None
     for own in (0, _BATCH - 1):
-        what = f"sequence {own} of {_BATCH}, q {q[own]}, k {k[own]}"
-        require_equal(subject.tile(q[own], k[own]), dense[own], what)
+        what = f"sequence {own} of {_BATCH}, q {q.pos[own]}, k {k.pos[own]}"
+        require_equal(subject.tile(q.row(own), k.row(own)), dense[own], what)
 
 
 def _require_keys_alike(subject: Subject, rng: np.random.Generator) -> None:
     """The key bias of some keys is that of the same among all."""
     head = subject.heads - 1
     for length in (6, max(_LONG)[0]):
-        k = subject.places(rng, length)
-        whole, some = _key_bias(subject, k, head), rng.permutation(length)[:4]
+        k = subject.draw(rng, "key", length)
+        whole, some = key_bias(subject, k, head), rng.permutation(length)[:4]
         if whole is None:
             return
-        what = f"key_bias of head {head}, k {k[some]} of {length}"
-        require_equal(_key_bias(subject, k[some], head), whole[some], what)
+        what = f"key_bias of head {head}, k {k.pos[some]} of {length}"
+        require_equal(key_bias(subject, k.of(some), head), whole[some], what)
 
 
-def _key_bias(subject: Subject, k: Host, head: int, dtype: str = "float32") -> Host | None:
-    params = subject.of_head(head, dtype)
-    found: Any = subject.scheme.key_bias(k, params=params, xp=xp)
-    return None if found is None else np.broadcast_to(np.asarray(found), k.shape)
+def key_bias(subject: Subject, k: Tokens, head: int, dtype: str = "float32") -> Host | None:
+    """The key bias of one head, ``(K,)``; None without one."""
+    params = subject.of_head(head, dtype, key=k.of_head(head, ..., np.dtype(dtype)))
+    found: Any = subject.scheme.key_bias(k.pos, params=params, xp=xp)
+    return None if found is None else np.broadcast_to(np.asarray(found), k.pos.shape)
 
 
 @law("scheme")
@@ -100,22 +105,22 @@ def bias_is_finite_or_hides(subject: Subject) -> None:
     ends = [low, low + 1, -1, 0, 1, 2, 7, 8, high - 1, high]
     sizes = [sign * (2**n + by) for n in range(2, 30) for by in (-1, 0, 1) for sign in (1, -1)]
     few, many = (
-        subject.at(np.unique([p for p in pos if low <= p <= high])) for pos in (ends, ends + sizes)
+        [subject.tokens(at, role) for role in ("query", "key")]
+        for at in (np.unique([p for p in pos if low <= p <= high]) for pos in (ends, ends + sizes))
     )
     for dtype in ("float32", "float64"):
-        for q, k in ((few, many), (many, few)):
-            q_at, k_at = (places.astype(dtype) if subject.gated else places for places in (q, k))
-            dense = subject.tile(q_at, k_at, dtype)
+        for q, k in ((few[0], many[1]), (many[0], few[1])):
+            dense = subject.tile(q, k, dtype)
             if dense is None:
                 return
             require(dense.dtype == dtype, f"params of {dtype} give a bias of {dense.dtype}")
             wrong = np.argwhere(~(np.isfinite(dense) | (dense == -np.inf)))
             if wrong.size:
                 head, i, j = wrong[0]
-                raise AssertionError(f"{dense[head, i, j]} for head {head}, q {q[i]}, k {k[j]}")
-        keys = _key_bias(subject, many.astype(dtype) if subject.gated else many, 0, dtype)
+                where = f"head {head}, q {q.pos[i]}, k {k.pos[j]}"
+                raise AssertionError(f"{dense[head, i, j]} for {where}")
+        keys = key_bias(subject, many[1], 0, dtype)
         if keys is not None:
+            at = many[1].pos[~np.isfinite(keys)]
             require(keys.dtype == dtype, f"params of {dtype} give a key_bias of {keys.dtype}")
-            require(
-                np.all(np.isfinite(keys)), f"key_bias: not finite at {many[~np.isfinite(keys)]}"
-            )
+            require(np.all(np.isfinite(keys)), f"key_bias: not finite at {at}")

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 import posenc
+from posenc.caches import CacheNeeds
 from posenc.evaluate import transforms
 from posenc.positions import left_padded, packed
 from posenc.testing.framework import Framework, Host
@@ -39,7 +40,7 @@ def _placed(subject: Subject, tensors: Tensors, pos: Host, seg: Host, k_seg: Any
         for a in (pos, seg, seg if k_seg is None else k_seg)
     )
     where = {"q_pos": q_pos, "k_pos": q_pos, "q_seg": q_seg, "k_seg": k_seg}
-    return subject.problem(tensors, causal=True, **where)
+    return subject.problem({**tensors, **subject.hidden(tensors["x"])}, causal=True, **where)
 
 
 def _whole(subject: Subject, tensors: Tensors) -> Host:
@@ -63,12 +64,111 @@ def cache_may_hold_transformed_keys(subject: Subject, framework: Framework, path
     """Keys that were transformed before they were cached are not transformed again."""
     if not transforms(subject.scheme):
         return
+    needs = posenc.cache_needs(subject.scheme)
     tensors = subject.tensors(_LENGTH)
+    whole, cache = _whole(subject, tensors), _Cache(subject, needs)
+    cache.add(_rows(tensors, slice(None), slice(None)))
+    step = cache.step(_LENGTH - 1, tensors)
+    assert_near(step.attend(framework, path), whole[:, :, -1:], _FLOAT32)
+
+
+@law("path")
+def cache_holds_what_is_needed(subject: Subject, framework: Framework, path: str) -> None:
+    """Chunks of a prompt, then single tokens, from no more than ``posenc.cache_needs`` names."""
+    tensors = subject.tensors(_LENGTH)
+    whole, start = _whole(subject, tensors), 0
+    cache = _Cache(subject, posenc.cache_needs(subject.scheme))
+    for size in _CHUNKS:
+        rows = slice(start, start + size)
+        cache.add(_rows(tensors, rows, rows))
+        found = cache.step(start, tensors).attend(framework, path)
+        assert_near(found, whole[:, :, rows], _FLOAT32, f"tokens {start} to {rows.stop - 1}")
+        start = rows.stop
+
+
+_CHUNKS = (5, 6, 1)
+
+
+class _Cache:
+    """What a scheme says that it needs of tokens that came before, and nothing else."""
+
+    def __init__(self, subject: Subject, needs: CacheNeeds) -> None:
+        self._subject, self._needs, self._length = subject, needs, 0
+        self._kept: dict[str, Host] = {}
+        self._carry: dict[str, Host] | None = None
+        self._queries: dict[str, Host] = {}
+
+    def add(self, tensors: Tensors) -> None:
+        """Keep what is needed of tokens that come next."""
+        subject, needs = self._subject, self._needs
+        k, pos = tensors["k"], np.arange(self._length, self._length + tensors["k"].shape[2])
+        self._length += pos.size
+        wide = {name: a.astype(np.float64) for name, a in subject.params.items()}
+        of_queries, of_keys = posenc.features(
+            subject.scheme, wide, x=tensors["x"], q=tensors["q"], k=k, pos=pos, carry=self._carry
+        )
+        if needs.transformed:
+            k = posenc.transform(subject.scheme, k, pos, role="key", params=wide, features=of_keys)
+        new = {"k": k, "v": tensors["v"]}
+        if "k_features" in needs.keep:
+            new |= {f"k_features:{name}": a for name, a in of_keys.items()}
+        for name, array in new.items():
+            before = [self._kept[name]] if name in self._kept else []
+            self._kept[name] = np.concatenate([*before, array], axis=2)
+        if needs.carry:
+            self._carry = {name: of_keys[name][:, :, -1] for name in needs.carry}
+        self._queries = {f"q_features:{name}": a for name, a in of_queries.items()}
+
+    def step(self, start: int, tensors: Tensors) -> Problem:
+        """Attention of the queries from ``start`` on to all that is kept."""
+        now = slice(start, self._length)
+        given = {"q": tensors["q"][:, :, now], **self._kept}
+        where: dict[str, Any] = {"q_pos": np.arange(start, self._length)}
+        where["k_pos"] = np.arange(self._length)
+        if self._needs.transformed:
+            where["k_transformed"] = True
+        if self._needs.features:
+            latest = {n: a[:, :, start - self._length :] for n, a in self._queries.items()}
+            given |= latest
+            for side in ("q_features", "k_features"):
+                if not any(name.startswith(f"{side}:") for name in given):
+                    where[side] = {}
+        return self._subject.problem(given, causal=True, **where)
+
+
+@law("path")
+def places_default_to_positions(subject: Subject, framework: Framework, path: str) -> None:
+    """Places that are the positions, on every axis, change nothing; nor do they decide order."""
+    tensors, axes = subject.tensors(_LENGTH), subject.scheme.axes
     whole, at = _whole(subject, tensors), np.arange(_LENGTH)
-    cached = posenc.transform(subject.scheme, tensors["k"], at, role="key", params=subject.params)
-    step = _rows({**tensors, "k": cached}, slice(_LENGTH - 1, None), slice(None))
-    problem = subject.problem(step, causal=True, k_transformed=True)
-    assert_near(problem.attend(framework, path), whole[:, :, -1:], _FLOAT32)
+    places = at if axes == 1 else np.stack([at] * axes, axis=-1)
+    given = subject.problem(tensors, causal=True, q_axes=places, k_axes=places)
+    assert_near(given.attend(framework, path), whole, _FLOAT32, "places equal to positions")
+    order = np.random.default_rng(12).permutation(_LENGTH)
+    shuffled = _rows(tensors, order, order)
+    shuffled |= subject.hidden(shuffled["x"])  # where values cannot be seen, positions do not tell
+    there = {"q_pos": order, "k_pos": order, "q_axes": places[order], "k_axes": places[order]}
+    found = subject.problem(shuffled, causal=True, **there).attend(framework, path)
+    assert_near(found, whole[:, :, order], _FLOAT32, "likewise, in another order")
+
+
+@law("path")
+def heads_keep_to_themselves(subject: Subject, framework: Framework, path: str) -> None:
+    """What one head is given changes no other; rows of scores may be adjusted all at once."""
+    if subject.heads == 1 or "adjust_scores" in subject.scheme.hooks():
+        return
+    tensors, own = subject.tensors(_LENGTH), subject.heads - 1
+    other = {name: np.array(array) for name, array in tensors.items()}
+    for name in ("q", "k", "v"):
+        other[name][:, own] += 1
+    before, after = (
+        subject.problem(arrays, causal=True).attend(framework, path) for arrays in (tensors, other)
+    )
+    assert_near(after[:, :own], before[:, :own], _FLOAT32)
+    require(
+        not np.array_equal(after[:, own], before[:, own]),
+        "a head is as it was, though given other vectors",
+    )
 
 
 @law("path")
@@ -117,6 +217,7 @@ def order_in_memory_does_not_matter(subject: Subject, framework: Framework, path
     tensors = subject.tensors(_LENGTH)
     order = np.random.default_rng(11).permutation(_LENGTH)
     shuffled = _rows(tensors, order, order)
+    shuffled |= subject.hidden(shuffled["x"])  # where values cannot be seen, positions do not tell
     # Without segments, unlike elsewhere: gates must be summed by position then too.
     problem = subject.problem(shuffled, causal=True, q_pos=order, k_pos=order)
     found = problem.attend(framework, path)
@@ -128,7 +229,7 @@ def causal_hides_the_future(subject: Subject, framework: Framework, path: str) -
     """Under a causal mask later tokens change nothing; without one they do."""
     tensors, now = subject.tensors(_LENGTH), 7
     later = {name: np.array(array) for name, array in tensors.items()}
-    for name in ("k", "v"):
+    for name in ("q", "k", "v"):
         later[name][:, :, now:] += 3
     later["x"][:, now:] += 3
     for causal in (True, False):
@@ -144,8 +245,6 @@ def causal_hides_the_future(subject: Subject, framework: Framework, path: str) -
 
 def _hidden(subject: Subject, now: int) -> bool:
     """Whether the bias itself hides what comes after a token."""
-    if subject.gated:
-        return False
     dense = subject.tile(np.arange(now), np.arange(now, _LENGTH))
     return dense is not None and bool(np.all(dense == -np.inf))
 
@@ -153,7 +252,7 @@ def _hidden(subject: Subject, now: int) -> bool:
 @law("path")
 def relative_scheme_may_begin_anywhere(subject: Subject, framework: Framework, path: str) -> None:
     """A relative bias, and nothing else of position, gives the same from any first position."""
-    if not subject.scheme.relative or subject.gated or transforms(subject.scheme):
+    if not subject.scheme.relative or transforms(subject.scheme):
         return
     tensors, by = subject.tensors(_LENGTH), min(1000, subject.reach[1] + 1 - _LENGTH)
     pos, seg = np.arange(_LENGTH) + by, np.zeros(_LENGTH, int)

@@ -7,10 +7,11 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from array_api_compat import device
 
 import posenc
-from posenc.evaluate import arrays_for, is_gated, row
-from posenc.params import per_head
+from posenc.evaluate import arrays_for, bias_tile, column, has_features, row, transforms
+from posenc.params import on_tile, per_head
 from posenc.protocol import Array, Namespace, PositionScheme, Role
 from posenc.testing.framework import Framework, Function, Host, NumPy
 from posenc.testing.law import law, require, require_equal
@@ -24,42 +25,71 @@ _STEP = 1e-6  # so short that it seldom crosses a kink, and 1e-16 / 1e-6 is far 
 Arrays = dict[str, Array]
 
 
+def _side(a: Arrays, role: Role) -> dict[str, Array]:
+    """Features of one side, and places, as a bias reads them."""
+    prefix = f"{role}:"
+    found = {n.removeprefix(prefix): v for n, v in a.items() if n.startswith(prefix)}
+    if "axes" in a:
+        found["places"] = a["axes"][:, None, :, :]
+    return found
+
+
 def _bias(scheme: PositionScheme, a: Arrays, params: Arrays, xp: Namespace) -> Array | None:
-    if is_gated(scheme):
+    own, work = arrays_for(scheme, params, like=a["pos"], dtype=None, xp=xp)
+    at, sides = (column(a["pos"]), row(a["pos"])), {role: _side(a, role) for role in _ROLES}
+    found = bias_tile(scheme, *at, own, dtype=work, xp=xp, **sides)
+    if found is None:
         return None
-    return posenc.bias(scheme, a["pos"], a["pos"], params, xp=xp)
+    # With all axes of its arguments: a bias of one side alone has fewer.
+    (batch, length), here = a["pos"].shape, device(found)
+    return found + xp.zeros((batch, 1, length, length), dtype=found.dtype, device=here)
 
 
 def _key_bias(scheme: PositionScheme, a: Arrays, params: Arrays, xp: Namespace) -> Array | None:
-    if is_gated(scheme) or type(scheme).key_bias is PositionScheme.key_bias:
+    if "key_bias" not in scheme.hooks():
         return None
     own, work = arrays_for(scheme, params, like=a["pos"], dtype=None, xp=xp)
-    return scheme.key_bias(row(a["pos"]), params=per_head(scheme, own, dtype=work, xp=xp), xp=xp)
+    key = on_tile(_side(a, "key"), "key", xp=xp)
+    views = per_head(scheme, own, dtype=work, xp=xp, key=key)
+    return scheme.key_bias(row(a["pos"]), params=views, xp=xp)
 
 
 def _transform(scheme: PositionScheme, a: Arrays, params: Arrays, xp: Namespace) -> Array:
-    roles: tuple[Role, Role] = ("query", "key")
-    x, pos = a["x"], a["pos"]
+    def of(role: Role) -> Arrays:
+        reads = transforms(scheme) and has_features(scheme)
+        return {n: f for n, f in _side(a, role).items() if n != "places"} if reads else {}
+
     return xp.concat(
-        [posenc.transform(scheme, x, pos, role=role, params=params, xp=xp) for role in roles]
-    )
+        [
+            posenc.transform(
+                scheme, a["x"], a["pos"], role=role, params=params, axes=a.get("axes"), xp=xp,
+                features=of(role),
+            )
+            for role in _ROLES
+        ]
+    )  # fmt: skip
 
 
 def _embedding(scheme: PositionScheme, a: Arrays, params: Arrays, xp: Namespace) -> Array | None:
-    return posenc.embedding(scheme, a["pos"], params, xp=xp)
+    return posenc.embedding(scheme, a["pos"], params, axes=a.get("axes"), xp=xp)
 
 
-def _coordinates(scheme: PositionScheme, a: Arrays, params: Arrays, xp: Namespace) -> Array | None:
-    where = {"pos": a["pos"], "seg": a["seg"]}
-    return posenc.coordinates(scheme, a["hidden"], params, **where, xp=xp)
+def _features(scheme: PositionScheme, a: Arrays, params: Arrays, xp: Namespace) -> Array | None:
+    """All features of both sides in one long array."""
+    where = {"pos": a["pos"], "seg": a["seg"], "axes": a.get("axes")}
+    given = {"x": a["hidden"], "q": a["x"], "k": a["x"]}
+    sides = posenc.features(scheme, params, **given, **where, xp=xp)
+    found = [xp.reshape(side[name], (-1,)) for side in sides for name in sorted(side)]
+    return xp.concat(found) if found else None
 
 
+_ROLES: tuple[Role, Role] = ("query", "key")
 _PARTS: Mapping[str, Callable[..., Array | None]] = {
     "bias": _bias,
     "key_bias": _key_bias,
     "transform": _transform,
     "embedding": _embedding,
-    "coordinates": _coordinates,
+    "features": _features,
 }
 
 
@@ -86,6 +116,11 @@ def _arrays(subject: Subject, dtype: str) -> dict[str, Host]:
     pos[:, 0] = subject.reach
     shape = (2, subject.heads, _LENGTH, subject.head_dim)
     own = {_PARAM + name: value.astype(dtype) for name, value in subject.params.items()}
+    for role in _ROLES:
+        tokens = subject.tokens(pos, role)
+        own |= {f"{role}:{name}": a.astype(dtype) for name, a in tokens.features.items()}
+        if tokens.places is not None:
+            own["axes"] = tokens.places.astype(np.int32)
     return {
         "pos": pos.astype(np.int32),
         "seg": (pos % 2).astype(np.int32),
@@ -103,7 +138,7 @@ def answers_as_numpy_does(subject: Subject, framework: Framework) -> None:
         for part in _PARTS:
             function = _function(subject, part)
             # 64-bit positions there, so that an overflow here is seen.
-            full = {n: a.astype(np.int64) if n == "pos" else a for n, a in arrays.items()}
+            full = {n: a.astype(np.int64) if n in ("pos", "axes") else a for n, a in arrays.items()}
             expected = NumPy().evaluate(function, full)
             found = framework.evaluate(function, arrays, compiler=framework.usual)
             what = f"{part} in {dtype}"
@@ -247,7 +282,7 @@ def _itself(xp: Namespace, arrays: Arrays) -> Array:
 
 @law("compiler")
 def compiled_equals_eager(subject: Subject, framework: Framework, compiler: str) -> None:
-    """Bias, transform, embedding and coordinates are the same compiled, positions unknown."""
+    """Bias, transform, embedding and features are the same compiled, positions unknown."""
     arrays = _arrays(subject, "float32")
     parts = _present(subject, arrays)
     scheme: Any = subject.scheme

@@ -13,11 +13,13 @@ import array_api_compat.numpy as xp
 import numpy as np
 
 import posenc
-from posenc.params import Params
+from posenc.evaluate import column, row
+from posenc.params import Params, on_tile, per_head
 from posenc.protocol import PositionScheme, Role
 from posenc.testing.framework import Host, readonly
 from posenc.testing.law import law, require, require_equal
 from posenc.testing.subject import Subject
+from posenc.testing.tokens import Tokens
 
 _LENGTHS = (1, 96, 4096, 2**20)
 Answers: TypeAlias = "dict[str, Host | None]"
@@ -61,7 +63,8 @@ def hooks_are_those_of_the_protocol(subject: Subject) -> None:
     for kind in type(subject.scheme).__mro__:
         if kind is PositionScheme:
             break
-        for name in (name for name, value in vars(kind).items() if isfunction(value)):
+        own = (name for name, value in vars(kind).items() if isfunction(value))
+        for name in (name for name in own if not name.startswith("_")):  # helpers are no hooks
             close = difflib.get_close_matches(name, hooks, n=1, cutoff=_CLOSE)
             require(not close or name in hooks, f"{name}: did you mean {close and close[0]}?")
 
@@ -113,34 +116,65 @@ def _shapes(scheme: PositionScheme) -> dict[str, tuple[int, ...]]:
 def _variant(subject: Subject, other: PositionScheme) -> Answers:
     """What another scheme of the kind answers, on the same params if it takes them."""
     same = _shapes(other) == _shapes(subject.scheme)
-    # A transform asks for its own number of channels.
-    dim = getattr(other, "head_dim", subject.head_dim)
     params = subject.params if same else {}
     width = subject.width if same else 0
-    tried = replace(subject, scheme=other, params=params, head_dim=dim, width=width, others=())
+    # A transform asks for its own number of channels.
+    tried = replace(subject, scheme=other, params=params, head_dim=0, width=width, others=())
     return _answers(tried)
 
 
 @law("scheme")
 def reads_what_it_declares(subject: Subject) -> None:
     """A scheme reads all of its params and constants, and nothing else."""
-    scheme, pos = subject.scheme, np.arange(3)
-    one, whole = _Recording(subject.of_head(0)), _Recording(subject.whole())
-    places = subject.at(pos)
-    x = subject.normal((3, subject.head_dim), 0).astype(np.float32)
-    scheme.bias(places[:, None], places[None, :], params=one, xp=xp)
-    scheme.key_bias(places, params=one, xp=xp)
-    scheme.transform(x, pos, role="query", params=one, xp=xp)
-    scheme.transform(x, pos, role="key", params=one, xp=xp)
-    scheme.embedding(pos, params=whole, xp=xp)
-    hidden = subject.normal((3, subject.width), 0).astype(np.float32)
-    scheme.gate(hidden, params=whole, xp=xp)
+    scheme = subject.scheme
     specs, constants = set(scheme.param_specs()), set(scheme.constants())
     require(not specs & constants, f"both a param and a constant: {specs & constants}")
-    read = one.read | whole.read
+    read = _read(subject)
+    for part, _ in scheme.regions():
+        own = {name: a for name, a in subject.params.items() if name in part.param_specs()}
+        read |= _read(replace(subject, scheme=part, params=own, others=()))
     require(
         read == specs | constants, f"declares {specs | constants or '{}'}, reads {read or '{}'}"
     )
+
+
+def _read(subject: Subject) -> set[str]:
+    """Names of the arrays that any method of a scheme reads."""
+    scheme, pos = subject.scheme, np.arange(3)
+    q, k = (subject.tokens(pos, role) for role in _ROLES)
+    whole, found = subject.whole(), set[str]()
+
+    def views(q: Tokens, k: Tokens, *, rows: bool = False) -> Params:
+        """What methods read that speak of one head, of all heads at once."""
+        sides = {t.role: t.features if rows else _seen(t) for t in (q, k)}
+        made = per_head(scheme, dict(whole), dtype=whole.dtype, xp=xp, rows=rows, **sides)
+        return _Recording(made, found)
+
+    vectors = subject.normal((1, subject.heads, 3, subject.head_dim), 0).astype(np.float32)
+    where = pos if scheme.axes == 1 else cast(Host, q.places)
+    at = column(pos), row(pos)
+    scheme.bias(*at, params=views(q, k), xp=xp)
+    scheme.key_bias(at[1], params=views(q, k), xp=xp)
+    scheme.sink(at[0], params=views(q, k), xp=xp)
+    if "adjust_scores" in scheme.hooks():
+        scores = vectors @ np.swapaxes(vectors, -1, -2)
+        scheme.adjust_scores(scores, *at, visible=None, params=views(q, k), xp=xp)
+    hidden = subject.normal((1, 3, subject.width), 0).astype(np.float32)
+    recorded = _Recording(whole, found)
+    for role in _ROLES:
+        scheme.transform(vectors, where, role=role, params=views(q, k, rows=True), xp=xp)
+        scheme.hidden_features(hidden, role=role, params=recorded, xp=xp)
+    scheme.query_features(vectors, where, scale=1.0, params=recorded, xp=xp)
+    scheme.key_features(vectors, where, scale=1.0, params=recorded, xp=xp)
+    scheme.embedding(where, params=recorded, xp=xp)
+    return found
+
+
+_ROLES: tuple[Role, Role] = ("query", "key")
+
+
+def _seen(tokens: Tokens) -> Any:
+    return on_tile(tokens.seen(np.float32), tokens.role, xp=xp)
 
 
 @law("scheme")
@@ -161,7 +195,7 @@ def first_values_are_declared(subject: Subject) -> None:
 def at_length_is_a_scheme_of_its_kind(subject: Subject) -> None:
     """``at_length`` gives the same scheme, or one of its kind that takes the same params."""
     scheme = subject.scheme
-    own, untouched = _shapes(scheme), type(scheme).at_length is PositionScheme.at_length
+    own, untouched = _shapes(scheme), "at_length" not in scheme.hooks()
     for length in _LENGTHS:
         longer = scheme.at_length(length)
         require(isinstance(longer, type(scheme)), f"at {length}: a {type(longer).__name__}")
@@ -174,12 +208,12 @@ def at_length_is_a_scheme_of_its_kind(subject: Subject) -> None:
 class _Recording(Params):
     """Params that remember what was read."""
 
-    def __init__(self, params: Params) -> None:
-        super().__init__(params, params.dtype)
-        self.read: set[str] = set()
+    def __init__(self, params: Params, read: set[str]) -> None:
+        super().__init__(params, params.dtype, params.query, params.key)
+        self._read = read
 
     def __getitem__(self, name: str) -> Any:
-        self.read.add(name)
+        self._read.add(name)
         return super().__getitem__(name)
 
 
@@ -188,35 +222,42 @@ def _answers(subject: Subject) -> Answers:
     high = subject.reach[1]
     far = [p for p in (13, 100, 130, 1000, 2**17 + 1, high) if 12 < p <= high]
     pos = readonly([*range(min(12, high + 1)), *far])
-    places = readonly(subject.at(pos))
     x = readonly(
         subject.normal((1, subject.heads, pos.size, subject.head_dim), 2).astype("float32")
     )
-    hidden = readonly(subject.normal((1, 12, subject.width), 3).astype(np.float32))
     scheme, params = subject.scheme, subject.params
+    q, k = (subject.tokens(pos, role) for role in _ROLES)
 
-    def turned(scheme: PositionScheme, role: Role) -> Host:
-        return np.asarray(posenc.transform(scheme, x, pos, role=role, params=params))
+    def turned(scheme: PositionScheme, tokens: Tokens) -> Host:
+        return replace(subject, scheme=scheme).turned(x, tokens, params)
 
     found = {
-        "bias": subject.tile(places, places),
+        "bias": subject.tile(q, k),
         "embedding": posenc.embedding(scheme, pos, params),
-        "transform of queries": turned(scheme, "query"),
-        "transform of keys": turned(scheme, "key"),
-        "coordinate": posenc.coordinates(scheme, hidden, params),
+        "transform of queries": turned(scheme, q),
+        "transform of keys": turned(scheme, k),
         "scale": np.asarray([scheme.scale(dim) for dim in (subject.head_dim, 64)], np.float64),
     }
+    for tokens in (q, k):
+        found |= {f"{name} of the {tokens.role}": a for name, a in tokens.features.items()}
+    if scheme.hooks() & {"adjust_scores", "sink", "regions"}:
+        tensors: Any = {n: a.astype(np.float32) for n, a in subject.tensors(12).items()}
+        found["attention"] = posenc.attention(
+            **tensors, scheme=scheme, params=params, causal=True, path="reference"
+        )
     longer = {length: scheme.at_length(length) for length in _LENGTHS}
     return found | {
         f"transform at length {length}": found["transform of queries"]
         if other is scheme
-        else turned(other, "query")
+        else turned(other, q)
         for length, other in longer.items()
     }
 
 
 def _differing(left: Answers, right: Answers) -> str:
     """The first answer that is not the same, by name; empty if all are."""
+    if left.keys() != right.keys():
+        return " and ".join(sorted(left.keys() ^ right.keys()))
     for name, answer in left.items():
         if not np.array_equal(cast(Host, answer), cast(Host, right[name]), equal_nan=False):
             return name

@@ -1,4 +1,4 @@
-"""Laws of a transform, an embedding and a gate: each token by itself."""
+"""Laws of a transform, an embedding and features: each token by itself."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import array_api_compat.numpy as xp
 import numpy as np
 
 import posenc
-from posenc.evaluate import transforms
+from posenc.evaluate import has_features, transforms
 from posenc.protocol import Role
 from posenc.testing.framework import Host, readonly
 from posenc.testing.law import law, require, require_equal
 from posenc.testing.subject import Subject
+from posenc.testing.tokens import Tokens
 from posenc.testing.tolerances import ROUNDED, VALUES, assert_near
 
 _TRIALS = 4
@@ -23,10 +24,6 @@ _LONG = 4099  # beyond the lengths that most are trained at, and no multiple of 
 _CONTEXT = 2**17
 _NUDGE = 2.0**-40
 _ROLES: tuple[Role, Role] = ("query", "key")
-
-
-def _turned(subject: Subject, x: Host, pos: Host, role: Role) -> Host:
-    return np.asarray(posenc.transform(subject.scheme, x, pos, role=role, params=subject.params))
 
 
 def _vectors(subject: Subject, length: int, dtype: str = "float32", batch: int = 2) -> Host:
@@ -42,28 +39,28 @@ def transform_is_row_local(subject: Subject) -> None:
     rng = np.random.default_rng(3)
     for role in _ROLES:
         for length in (*rng.integers(1, 12, _TRIALS), _LONG):
-            pos = subject.positions(rng, int(length))
-            x, order = _vectors(subject, pos.size, batch=1), rng.permutation(pos.size)[:4]
-            whole = _turned(subject, x, pos, role)
+            tokens = subject.draw(rng, role, int(length))
+            x, order = _vectors(subject, tokens.size, batch=1), rng.permutation(tokens.size)[:4]
+            whole = subject.turned(x, tokens)
             require(whole.shape == x.shape, f"{role}: {x.shape} becomes {whole.shape}")
-            part = _turned(subject, x[:, :, order], pos[order], role)
-            require_equal(part, whole[:, :, order], f"{role}, pos {pos[order]} of {length}")
+            part, what = tokens.of(order), f"{role}, pos {tokens.pos[order]} of {length}"
+            require_equal(subject.turned(x[:, :, order], part), whole[:, :, order], what)
         _require_alone_in_a_batch(subject, rng, role)
 
 
 def _require_alone_in_a_batch(subject: Subject, rng: np.random.Generator, role: Role) -> None:
     """Each sequence of a batch is transformed by its own positions, and each head by itself."""
-    pos, x = subject.positions(rng, (_BATCH, 6)), _vectors(subject, 6, batch=_BATCH)
-    whole, other = _turned(subject, x, pos, role), np.array(x)
+    tokens, x = subject.draw(rng, role, (_BATCH, 6)), _vectors(subject, 6, batch=_BATCH)
+    whole, other = subject.turned(x, tokens), np.array(x)
     for own in (0, _BATCH - 1):
-        alone = _turned(subject, x[own : own + 1], pos[own], role)
-        what = f"{role}, pos {pos[own]} of sequence {own} of {_BATCH}"
+        alone = subject.turned(x[own : own + 1], tokens.row(own))
+        what = f"{role}, pos {tokens.pos[own]} of sequence {own} of {_BATCH}"
         require_equal(whole[own : own + 1], alone, what)
     other[:, 0] += 1
-    beside = _turned(subject, other, pos, role)
+    beside = subject.turned(other, tokens)
     require_equal(beside[:, 1:], whole[:, 1:], f"{role}, heads beside one that changed")
     if role == "key" and subject.shares_keys:
-        alone = _turned(subject, x[:, :1], pos, role)
+        alone = subject.turned(x[:, :1], tokens)
         require_equal(alone, whole[:, :1], f"{role}, one head alone")
 
 
@@ -73,9 +70,10 @@ def half_precision_rounds_once(subject: Subject) -> None:
     pos = subject.positions(np.random.default_rng(4), 8)
     half = _vectors(subject, 8, "float16")
     for role in _ROLES:
-        expected = _turned(subject, readonly(half.astype(np.float32)), pos, role)
+        tokens = subject.tokens(pos, role)
+        expected = subject.turned(readonly(half.astype(np.float32)), tokens)
         with np.errstate(over="ignore"):  # to infinity, as rounding does
-            found, expected = _turned(subject, half, pos, role), expected.astype(np.float16)
+            found, expected = subject.turned(half, tokens), expected.astype(np.float16)
         require(found.dtype == np.float16, f"{role} of float16 becomes {found.dtype}")
         require_equal(found, expected, f"{role}, pos {pos}")
     wide = posenc.embedding(subject.scheme, pos, subject.params)
@@ -89,7 +87,7 @@ def tokens_far_away_are_finite(subject: Subject) -> None:
     """A transform and an embedding are finite at every position that the scheme takes."""
     pos = np.asarray([*subject.reach, 0])
     for role in _ROLES:
-        turned = _turned(subject, _vectors(subject, 3), pos, role)
+        turned = subject.turned(_vectors(subject, 3, batch=1), subject.tokens(pos, role))
         wrong = pos[~np.isfinite(turned).all(axis=(0, 1, 3))]
         require(not wrong.size, f"{role} is not finite at pos {wrong}")
     held = posenc.embedding(subject.scheme, pos, subject.params)
@@ -118,36 +116,115 @@ def embedding_is_one_row_a_position(subject: Subject) -> None:
 
 
 @law("scheme")
-def gate_is_row_local(subject: Subject) -> None:
-    """The gate of a token is computed from its own hidden state."""
-    if not subject.gated:
-        return
+def features_are_row_local(subject: Subject) -> None:
+    """A feature of a token is computed from its own hidden state or vector, and is finite."""
     for batch, length in ((_BATCH, 9), (1, _LONG)):
-        x = readonly(subject.normal((batch, length, subject.width), 2).astype(np.float32))
-        whole = _gates(subject, x)
-        if whole is None:
-            return
-        shape = (batch, length, subject.heads)
-        large = np.asarray(_gates(subject, readonly(100 * x)))
-        require(whole.shape == shape, f"{x.shape} gives {whole.shape}, not (B, L, H)")
-        require(np.all(np.isfinite(whole)), "a gate is not finite")
-        require(np.all(np.isfinite(large)), "a gate of large hidden states is not finite")
-        row, at = batch - 1, length // 2
-        changed = np.array(x)
-        changed[row, at] += 1
-        again, others = np.array(_gates(subject, changed)), np.array(whole)
-        again[row, at] = others[row, at] = 0
-        require_equal(again, others, f"gates of {x.shape} beside a token that changed")
-        # Matrices of another shape may be multiplied in another order.
-        some = slice(at - 1, at + 3)
-        alone = _gates(subject, readonly(x[row:, some]))
-        what = f"tokens {some.start} to {some.stop - 1} of {length} in row {row} of {batch}, alone"
-        assert_near(alone, whole[row:, some], VALUES["float32"], what)
+        for name, of in _hooks(subject).items():
+            given = _given(subject, name, batch, length)
+            whole, large = of(given, length), of(readonly(100 * given), length)
+            for feature, array in whole.items():
+                what = f"{feature} of {name}"
+                shape, accepted = array.shape, (batch, subject.heads, length)
+                fits = array.ndim in (3, 4) and all(
+                    have in (1, want) if axis < 2 else have == want
+                    for axis, (have, want) in enumerate(zip(shape[:3], accepted, strict=True))
+                )
+                require(fits, f"{what} has shape {shape}, not (B, H, L) = {accepted} or one more")
+                require(np.all(np.isfinite(array)), f"{what} is not finite")
+                require(np.all(np.isfinite(large[feature])), f"{what}, of large numbers, is not")
+            _require_own(subject, name, of, given, whole)
 
 
-def _gates(subject: Subject, x: Host) -> Host | None:
-    found = subject.scheme.gate(x, params=subject.whole(), xp=xp)
-    return None if found is None else np.asarray(found)
+Hook = Callable[..., "dict[str, Host]"]
+
+
+def _require_own(
+    subject: Subject, name: str, of: Hook, given: Host, whole: dict[str, Host]
+) -> None:
+    """A token that changes leaves the features of the others alone; some alone have their own."""
+    length = given.shape[-2]
+    row, at = len(given) - 1, length // 2
+    changed = np.array(given)
+    changed[row, ..., at, :] += 1
+    again = of(changed, length)
+    # Matrices of another shape may be multiplied in another order.
+    some = slice(at - 1, at + 3)
+    alone = of(readonly(given[row:, ..., some, :]), length, some)
+    for feature, array in whole.items():
+        what = f"{feature} of {name}"
+        own, others = np.array(again[feature]), np.array(array)
+        own[row % len(own), :, at] = others[row % len(own), :, at] = 0
+        require_equal(own, others, f"{what}, of {given.shape}, beside a token that changed")
+        where = f"tokens {some.start} to {some.stop - 1} of {length}, alone"
+        expected = array[row:, :, some] if len(array) > 1 else array[:, :, some]
+        assert_near(alone[feature], expected, VALUES["float32"], f"{what}, {where}")
+
+
+def _hooks(subject: Subject) -> dict[str, Hook]:
+    """The hooks for features that a scheme has, as functions of what they are given."""
+    scheme, params = subject.scheme, subject.whole()
+    low = max(subject.reach[0], -8)
+
+    def hidden(role: Role) -> Hook:
+        def of(x: Host, length: int, some: slice = slice(None)) -> dict[str, Host]:
+            found = scheme.hidden_features(x, role=role, params=params, xp=xp)
+            return {n: np.asarray(a) for n, a in found.items()}
+
+        return of
+
+    def of_vectors(method: Any) -> Hook:
+        def of(x: Host, length: int, some: slice = slice(None)) -> dict[str, Host]:
+            at = low + np.arange(length) % 20
+            if scheme.axes > 1:
+                at = np.stack([np.roll(at, n) for n in range(scheme.axes)], axis=-1)
+            found = method(x, at[some], scale=0.5, params=params, xp=xp)
+            return {n: np.asarray(a) for n, a in found.items()}
+
+        return of
+
+    every: dict[str, Hook] = {}
+    if "hidden_features" in scheme.hooks():
+        every |= {f"hidden_features of the {role}": hidden(role) for role in _ROLES}
+    for name in ("query_features", "key_features"):
+        if name in scheme.hooks():
+            every[name] = of_vectors(getattr(scheme, name))
+    return every
+
+
+def _given(subject: Subject, name: str, batch: int, length: int) -> Host:
+    """What a hook is given: hidden states, or vectors."""
+    if name.startswith("hidden"):
+        return readonly(subject.normal((batch, length, subject.width), 2).astype(np.float32))
+    return _vectors(subject, length, batch=batch)
+
+
+@law("scheme")
+def features_follow_their_tokens(subject: Subject) -> None:
+    """Features of tokens in another order in memory are those of the same tokens, sums too."""
+    if not has_features(subject.scheme):
+        return
+    rng, length = np.random.default_rng(15), 12
+    low, high = max(-20, subject.reach[0]), min(40, subject.reach[1])
+    pos = np.stack([rng.permutation(np.arange(low, high + 1))[:length] for _ in range(2)])
+    seg = np.broadcast_to(np.arange(length) % 3, pos.shape)
+    order, batch = rng.permutation(length), 2
+    given: Any = {
+        "x": subject.normal((batch, length, subject.width), 16),
+        "q": subject.normal((batch, subject.heads, length, subject.head_dim), 17),
+        "k": subject.normal((batch, subject.heads, length, subject.head_dim), 18),
+    }
+    moved: Any = {name: a[..., order, :] for name, a in given.items()}
+    scheme, params = subject.scheme, subject.params
+    wheres: tuple[Any, ...] = {"pos": pos}, {"pos": pos, "seg": seg}
+    for where in wheres:
+        there: Any = {name: a[:, order] for name, a in where.items()}
+        whole = posenc.features(scheme, params, **given, **where)
+        again = posenc.features(scheme, params, **moved, **there)
+        for role, one, other in zip(_ROLES, whole, again, strict=True):
+            require(one.keys() == other.keys(), f"{role}: {list(one)}, then {list(other)}")
+            for name, array in one.items():
+                what = f"{name} of the {role}, {' and '.join(where)}"
+                assert_near(other[name], array[:, :, order], VALUES["float64"], what)
 
 
 @law("scheme")
@@ -159,12 +236,12 @@ def float32_is_float64_rounded(subject: Subject) -> None:
     vectors = subject.normal((1, subject.heads, pos.size, subject.head_dim), 13)
     wide = _widened(subject)
     for role in _ROLES:
+        tokens = subject.tokens(pos, role)
 
-        def turned(times: float, role: Role = role) -> Host:
-            x, params = times * vectors, wide.params
-            return np.asarray(posenc.transform(subject.scheme, x, pos, role=role, params=params))
+        def turned(times: float, tokens: Tokens = tokens) -> Host:
+            return wide.turned(times * vectors, tokens)
 
-        narrow = _turned(subject, readonly(vectors.astype(np.float32)), pos, role)
+        narrow = subject.turned(readonly(vectors.astype(np.float32)), tokens)
         _require_rounded(narrow, turned(1), f"{role}, pos {pos}")
         _require_double(turned, f"{role}, pos {pos}")
     if subject.params and posenc.embedding(subject.scheme, pos, subject.params) is not None:
@@ -176,12 +253,13 @@ def float32_is_float64_rounded(subject: Subject) -> None:
         held = posenc.embedding(subject.scheme, pos, subject.params)
         _require_rounded(held, embedded(1), f"embedding, pos {pos}")
         _require_double(embedded, f"embedding, pos {pos}")
-    if not subject.gated and subject.biased:
+    if subject.biased:
+        q, k = (subject.tokens(pos, role) for role in _ROLES)
 
         def biased(times: float) -> Host:
-            return np.asarray(_widened(subject, times).tile(pos, pos, "float64"))
+            return np.asarray(_widened(subject, times).tile(q, k, "float64"))
 
-        _require_rounded(subject.tile(pos, pos), biased(1), f"bias, pos {pos}")
+        _require_rounded(subject.tile(q, k), biased(1), f"bias, pos {pos}")
         _require_double(biased, f"bias, pos {pos}")
 
 

@@ -12,7 +12,7 @@ import jax
 from posenc.call import Call
 from posenc_jax.fused.gradients import Kernels
 from posenc_jax.fused.mosaic_gpu.language import OLDEST
-from posenc_jax.fused.plan import Form, Plan, numbers_read
+from posenc_jax.fused.plan import Form, Plan, read_by_bias
 from posenc_jax.fused.target import Target
 
 HEAD_DIMS = (64, 128)
@@ -52,21 +52,15 @@ def refuses(call: Call) -> str | None:
 
 def why_not_lowered(call: Call, here: Target) -> str | None:
     """Why the scheme's own bias cannot be computed inside a kernel; None if it can."""
-    read = numbers_read(call)
-    assert read is not None
-    plan = Plan(
-        scheme=call.scheme, form="pairs", learned=read[0], fixed=read[1], causal=False,
-        window=None, scale=1.0, aligned=True, q_len=BLOCK, k_len=BLOCK, block=BLOCK,
-    )  # fmt: skip
-    return _why_not_lowered(plan, call.q_coords is not None)
+    return _why_not_lowered(Plan.trial(call.scheme, read_by_bias(call), BLOCK))
 
 
 @cache
-def _why_not_lowered(plan: Plan, gated: bool) -> str | None:
+def _why_not_lowered(plan: Plan) -> str | None:
     from posenc_jax.fused.mosaic_gpu.trial import lower
 
     try:
-        lower(plan, gated)
+        lower(plan)
     except Exception as error:  # a bias is anybody's code, and so is the way in which it fails
         first = str(error).strip().partition("\n")[0]
         name = type(plan.scheme).__name__

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from posenc_jax.fused.gradients import Rows
-from posenc_jax.fused.mosaic_gpu import namespace
 from posenc_jax.fused.mosaic_gpu.language import OF_COLUMNS, OF_ROWS, WGMMA, plgpu
 from posenc_jax.fused.mosaic_gpu.operands import (
     KEYS,
@@ -28,14 +27,14 @@ from posenc_jax.fused.mosaic_gpu.tile import (
     LOG2E,
     ROWS,
     bias_of,
-    derivative,
+    by_feature,
     plus_product,
     products,
     scores,
     spread,
+    tokens,
     zeros,
 )
-from posenc_jax.fused.mosaic_gpu.tile import places as places_of
 from posenc_jax.fused.plan import Operands, Places, Plan
 
 COLUMNS = 64  # queries of a tile: with 128, the sums for keys and values leave no registers
@@ -58,7 +57,7 @@ def d_keys(
     arriving = {"q": matrix, "d_out": matrix, **buffers(of_queries, arrays, COLUMNS)}
     if operands.table is not None:
         arriving["tiles"] = Buffer((WARPGROUPS, ROWS, ROWS), jnp.float32)
-    gated = plan.form == "pairs" and operands.k_coords is not None
+    reads = operands.k_feature is not None
     scratch = {
         "k": Buffer((ROWS, dim), dtype).times(WARPGROUPS),
         "v": Buffer((ROWS, dim), dtype).times(WARPGROUPS),
@@ -66,8 +65,8 @@ def d_keys(
         "arrived": plgpu.Barrier(num_arrivals=2 + len(of_keys), num_barriers=WARPGROUPS),
         "stream": ring(arriving),
     }
-    if gated:
-        scratch["d_coords"] = Buffer((ROWS,), jnp.float32).times(WARPGROUPS)
+    if reads:
+        scratch["d_feature"] = Buffer((ROWS,), jnp.float32).times(WARPGROUPS)
     if interpreted:
         scratch["spare"] = Buffer((ROWS, COLUMNS), dtype).times(WARPGROUPS)
 
@@ -115,19 +114,18 @@ def d_keys(
             (d_weights,) = products((v, arrived["d_out"]))
             delta = plgpu.load(arrived["delta"], layout=OF_COLUMNS)
             d_scores = weights * (d_weights - spread(delta, 1, shape))
-            if gated:
-                q_at, k_at = places_of(plan, query, key, shape)
-                slope = derivative(lambda at: plan.bias(numbers, q_at, at, namespace), k_at)
+            if reads:
+                slope = by_feature(plan, numbers, *tokens(plan, query, key, shape), "key")
                 # In shared memory: with them, there would be too few registers.
-                sums = own["d_coords"].at[warpgroup]
+                sums = own["d_feature"].at[warpgroup]
                 sums[...] = plgpu.load(sums, layout=OF_ROWS) + (d_scores * slope).sum(axis=1)
                 plgpu.commit_smem()
             d_k = plus_product(d_k, d_scores.astype(dtype), arrived["q"], spare)
             stream.release(step)
             return d_k, d_v
 
-        if gated:
-            own["d_coords"].at[warpgroup][...] = zeros(ROWS)
+        if reads:
+            own["d_feature"].at[warpgroup][...] = zeros(ROWS)
             plgpu.commit_smem()
         nothing = zeros(ROWS, dim), zeros(ROWS, dim)
         d_k, d_v = run(warpgroup, (stream,), absorb, nothing)
@@ -136,15 +134,15 @@ def d_keys(
         plgpu.commit_smem()
         plgpu.copy_smem_to_gmem(k, program.matrix("d_k", start, ROWS))
         plgpu.copy_smem_to_gmem(v, program.matrix("d_v", start, ROWS))
-        if gated:
-            target = program.vector("d_coords", start, ROWS)
-            plgpu.copy_smem_to_gmem(own["d_coords"].at[warpgroup], target)
+        if reads:
+            target = program.vector("d_feature", start, ROWS)
+            plgpu.copy_smem_to_gmem(own["d_feature"].at[warpgroup], target)
         plgpu.wait_smem_to_gmem(0)
 
     shape = (batch, heads, k_size, dim)
     results = {name: jax.ShapeDtypeStruct(shape, dtype) for name in ("d_k", "d_v")}
-    if gated:
-        results["d_coords"] = jax.ShapeDtypeStruct((batch, heads, k_size), jnp.float32)
+    if reads:
+        results["d_feature"] = jax.ShapeDtypeStruct((batch, heads, k_size), jnp.float32)
     grid = {"head": heads, "block": plan.k_blocks, "batch": batch}
     found = launch(kernel, arrays, results, scratch, grid, interpreted=interpreted)
-    return found["d_k"], found["d_v"], found.get("d_coords")
+    return found["d_k"], found["d_v"], found.get("d_feature")

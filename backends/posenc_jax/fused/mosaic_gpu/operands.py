@@ -16,8 +16,8 @@ from posenc_jax.fused.mosaic_gpu.tile import (
 )
 from posenc_jax.fused.plan import Operands, Places, Plan
 
-QUERIES = ("q_pos", "q_seg", "q_coords")
-KEYS = ("k_pos", "k_seg", "k_coords")
+QUERIES = ("q_pos", "q_seg", "q_feature")
+KEYS = ("k_pos", "k_seg", "k_feature")
 _OF_BATCH = ("q_pos", "q_seg", "k_pos", "k_seg")  # (B, L), not (B, H, L)
 
 
@@ -124,9 +124,9 @@ class Program(NamedTuple):
 
 
 def side(axis: int, start: Any, names: Sequence[str], loaded: Mapping[str, Any]) -> Side:
-    """Queries or keys, from what is in shared memory of their positions, segments, coordinates."""
+    """Queries or keys, from what is in shared memory of their positions, segments and feature."""
     layout = OF_COLUMNS if axis else OF_ROWS
-    pos, seg, coords = (
+    pos, seg, feature = (
         plgpu.load(loaded[name], layout=layout) if name in loaded else None for name in names
     )
-    return Side(axis, start, pos, seg, coords)
+    return Side(axis, start, pos, seg, feature)

@@ -15,7 +15,6 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 
 from posenc_jax.fused.gradients import Rows
-from posenc_jax.fused.mosaic_gpu import namespace
 from posenc_jax.fused.mosaic_gpu.language import OF_ROWS, WGMMA, plgpu
 from posenc_jax.fused.mosaic_gpu.operands import (
     KEYS,
@@ -34,16 +33,14 @@ from posenc_jax.fused.mosaic_gpu.tile import (
     ROWS,
     apart,
     bias_of,
+    by_feature,
     by_number,
-    derivative,
     plus_product,
     products,
     scores,
     spread,
+    tokens,
     zeros,
-)
-from posenc_jax.fused.mosaic_gpu.tile import (
-    places as places_of,
 )
 from posenc_jax.fused.plan import Operands, Places, Plan
 
@@ -66,8 +63,8 @@ def d_queries(
     arriving = {"k": matrix, "v": matrix, **buffers(of_keys, arrays, COLUMNS)}
     if operands.table is not None:
         arriving["tiles"] = Buffer((WARPGROUPS, ROWS, ROWS), jnp.float32)
-    gated = plan.form == "pairs" and operands.q_coords is not None
-    sums = len(plan.learned) + gated  # numbers a row that the bias gives rise to
+    reads = operands.q_feature is not None
+    sums = len(plan.learned) + reads  # numbers a row that the bias gives rise to
     scratch = {
         "q": Buffer((ROWS, dim), dtype).times(WARPGROUPS),
         "d_out": Buffer((ROWS, dim), dtype).times(WARPGROUPS),
@@ -126,10 +123,10 @@ def d_queries(
             d_scores = weights * (d_weights - spread(delta, 0, shape))
             slopes = []
             if sums:
-                at = places_of(plan, apart(query), apart(key), shape)
+                at = tokens(plan, apart(query), apart(key), shape)
                 slopes = [by_number(plan, numbers, n, *at) for n in range(len(plan.learned))]
-            if gated:
-                slopes.append(derivative(lambda q: plan.bias(numbers, q, at[1], namespace), at[0]))
+            if reads:
+                slopes.append(by_feature(plan, numbers, *at, "query"))
             found = [
                 f + (d_scores * slope).sum(axis=1) for f, slope in zip(found, slopes, strict=True)
             ]
@@ -148,7 +145,7 @@ def d_queries(
             target = (
                 program.refs["d_rows"].at[program.batch, program.head, n]
                 if n < len(plan.learned)
-                else program.refs["d_coords"].at[program.batch, program.head]
+                else program.refs["d_feature"].at[program.batch, program.head]
             )
             plgpu.copy_smem_to_gmem(own["sums"][n].at[warpgroup], target.at[pl.ds(start, ROWS)])
         plgpu.wait_smem_to_gmem(0)
@@ -157,8 +154,8 @@ def d_queries(
     if plan.learned:
         shape = (batch, heads, len(plan.learned), q_size)
         results["d_rows"] = jax.ShapeDtypeStruct(shape, jnp.float32)
-    if gated:
-        results["d_coords"] = jax.ShapeDtypeStruct((batch, heads, q_size), jnp.float32)
+    if reads:
+        results["d_feature"] = jax.ShapeDtypeStruct((batch, heads, q_size), jnp.float32)
     grid = {"head": heads, "block": plan.q_blocks, "batch": batch}
     found = launch(kernel, arrays, results, scratch, grid, interpreted=interpreted)
-    return found["d_q"], found.get("d_rows"), found.get("d_coords")
+    return found["d_q"], found.get("d_rows"), found.get("d_feature")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ from jax.experimental import pallas as pl
 
 from posenc_jax.fused.mosaic_gpu import namespace
 from posenc_jax.fused.mosaic_gpu.language import OF_ROWS, WGMMA, plgpu
-from posenc_jax.fused.plan import FLOOR, Plan
+from posenc_jax.fused.plan import FLOOR, Plan, Tokens
 
 LOG2E = math.log2(math.e)
 LOWEST = FLOOR * LOG2E
@@ -35,7 +35,7 @@ class Side(NamedTuple):
         The axis of the tile along which they lie.
     start
         The position of the first where positions are the default; of keys it is the index.
-    pos, seg, coords
+    pos, seg, feature
         One number each, or None, in the layout of ``axis``.
     """
 
@@ -43,7 +43,7 @@ class Side(NamedTuple):
     start: Any
     pos: Array | None = None
     seg: Array | None = None
-    coords: Array | None = None
+    feature: Array | None = None
 
 
 def products(*pairs: tuple[Any, Any], meanwhile: Callable[[], None] = lambda: None) -> list[Array]:
@@ -101,16 +101,16 @@ def scores(
     product: Array,
     query: Side,
     key: Side,
-    bias: Array | Callable[[Array, Array], Array] | None,
+    bias: Array | Callable[[Tokens, Tokens], Array] | None,
 ) -> Array:
     """Scores of a tile in units of ``ln 2``, ``-inf`` where nothing may be seen.
 
-    ``bias``: its values, or a function of queries' and keys' places.
+    ``bias``: its values, or a function of queries and keys.
     """
     shape = product.shape
     found = product * (plan.scale * LOG2E)
     if callable(bias):
-        bias = bias(*places(plan, query, key, shape))
+        bias = bias(*tokens(plan, query, key, shape))
     if bias is not None:
         found = found + bias * LOG2E
 
@@ -122,7 +122,8 @@ def scores(
             for side in (query, key)
         ]
         seen = plan.seen(q_pos, k_pos, index, *segments)
-        assert seen is not None
+        if seen is None:  # a window without bounds
+            return found
         return jnp.where(seen, found, -jnp.inf)
 
     partial = _may_hide(plan, query, key, shape)
@@ -133,27 +134,43 @@ def scores(
     return lax.cond(partial, masked, lambda found: found, found)
 
 
-def places(plan: Plan, query: Side, key: Side, shape: tuple[int, int]) -> tuple[Array, Array]:
-    """What the bias of a pair is computed from, on a tile: positions, or coordinates."""
-    if query.coords is not None and key.coords is not None:
-        return spread(query.coords, query.axis, shape), spread(key.coords, key.axis, shape)
-    return _positions(plan, query, shape), _positions(plan, key, shape)
+def tokens(plan: Plan, query: Side, key: Side, shape: tuple[int, int]) -> tuple[Tokens, Tokens]:
+    """What the bias of a pair is computed from, on a tile."""
+    query_at, key_at = (
+        Tokens(
+            _positions(plan, side, shape),
+            None if side.feature is None else spread(side.feature, side.axis, shape),
+        )
+        for side in (query, key)
+    )
+    return query_at, key_at
 
 
-def bias_of(plan: Plan, numbers: Sequence[Array]) -> Callable[[Array, Array], Array] | None:
+def bias_of(plan: Plan, numbers: Sequence[Array]) -> Callable[[Tokens, Tokens], Array] | None:
     """The scheme's bias on a tile for one head; None if it has none, or comes as a table."""
     if plan.form != "pairs":
         return None
     return lambda q, k: plan.bias(numbers, q, k, namespace)
 
 
-def by_number(plan: Plan, numbers: Sequence[Array], n: int, q: Array, k: Array) -> Array:
+def by_number(plan: Plan, numbers: Sequence[Array], n: int, q: Tokens, k: Tokens) -> Array:
     """The derivative of the bias by its ``n``-th number, on a tile."""
 
     def bias(number: Array) -> Array:
         return plan.bias([*numbers[:n], number, *numbers[n + 1 :]], q, k, namespace)
 
     return derivative(bias, numbers[n])
+
+
+def by_feature(
+    plan: Plan, numbers: Sequence[Array], q: Tokens, k: Tokens, of: Literal["query", "key"]
+) -> Array:
+    """The derivative of the bias by the feature of queries or of keys, on a tile."""
+    if of == "query":
+        return derivative(
+            lambda x: plan.bias(numbers, q._replace(feature=x), k, namespace), q.feature
+        )
+    return derivative(lambda x: plan.bias(numbers, q, k._replace(feature=x), namespace), k.feature)
 
 
 def derivative(function: Callable[[Array], Array], at: Array) -> Array:
@@ -167,10 +184,10 @@ def apart(side: Side) -> Side:
     Kept instead, it would take the registers that there are.
     """
     start = lax.optimization_barrier(side.start)
-    pos, coords = (
-        None if a is None else lax.optimization_barrier(a) for a in (side.pos, side.coords)
+    pos, feature = (
+        None if a is None else lax.optimization_barrier(a) for a in (side.pos, side.feature)
     )
-    return side._replace(start=start, pos=pos, coords=coords)
+    return side._replace(start=start, pos=pos, feature=feature)
 
 
 def _indices(side: Side, shape: tuple[int, int]) -> Array:
@@ -186,7 +203,10 @@ def _positions(plan: Plan, side: Side, shape: tuple[int, int]) -> Array:
 def _may_hide(plan: Plan, query: Side, key: Side, shape: tuple[int, int]) -> Any:
     """Whether a tile has a hidden pair: known here, or a scalar of the kernel."""
     padded = key.start + shape[key.axis] > plan.k_len if plan.hides_padding else False
-    masks = plan.causal or plan.window is not None
+    left, right = plan.window or (None, None)
+    if plan.causal and right is not None and right >= 0:
+        right = None  # what is ahead is hidden anyway
+    masks = plan.causal or left is not None or right is not None
     if query.seg is not None or (query.pos is not None and masks):
         return True
     if not masks:
@@ -194,12 +214,12 @@ def _may_hide(plan: Plan, query: Side, key: Side, shape: tuple[int, int]) -> Any
     least = query.start - (key.start + shape[key.axis] - 1)  # of query less key
     most = query.start + shape[query.axis] - 1 - key.start
     terms = [padded] if plan.hides_padding else []
-    if plan.causal:
+    if plan.causal and right is None:
         terms.append(least < 0)
-    if plan.window is not None:
-        terms.append(most >= plan.window)
-        if not plan.causal:
-            terms.append(least <= -plan.window)
+    if left is not None:
+        terms.append(most > left)
+    if right is not None:
+        terms.append(least < -right)
     return _either(terms)
 
 

@@ -11,13 +11,13 @@ from posenc_jax.fused.mosaic_gpu import namespace
 from posenc_jax.fused.mosaic_gpu.language import WGMMA, plgpu
 from posenc_jax.fused.mosaic_gpu.tile import (
     ROWS,
+    by_feature,
     by_number,
-    derivative,
 )
-from posenc_jax.fused.plan import Plan
+from posenc_jax.fused.plan import Plan, Tokens
 
 
-def lower(plan: Plan, gated: bool) -> None:
+def lower(plan: Plan) -> None:
     """Lower the bias of a plan, and its derivatives, for a GPU that need not be here.
 
     Raises
@@ -31,15 +31,17 @@ def lower(plan: Plan, gated: bool) -> None:
         numbers = [numbers_ref[n] for n in range(count)]
         shape = (ROWS, ROWS)
         at = [plgpu.broadcasted_iota(jnp.int32, shape, axis, layout=WGMMA) for axis in (0, 1)]
-        if gated:
-            at = [a.astype(jnp.float32) for a in at]
-        q, k = at
+        q, k = (
+            Tokens(pos, None if name is None else pos.astype(jnp.float32))
+            for pos, name in zip(at, (plan.q_reads, plan.k_reads), strict=True)
+        )
         found = plan.bias(numbers, q, k, namespace)
         for n in range(len(plan.learned)):
             found = found + by_number(plan, numbers, n, q, k)
-        if gated:
-            found = found + derivative(lambda q: plan.bias(numbers, q, k, namespace), q)
-            found = found + derivative(lambda k: plan.bias(numbers, q, k, namespace), k)
+        if plan.q_reads is not None:
+            found = found + by_feature(plan, numbers, q, k, "query")
+        if plan.k_reads is not None:
+            found = found + by_feature(plan, numbers, q, k, "key")
         shared[...] = (plgpu.layout_cast(jnp.zeros(shape, jnp.float32), WGMMA) + found).sum(axis=1)
         plgpu.commit_smem()
         plgpu.copy_smem_to_gmem(shared, out)

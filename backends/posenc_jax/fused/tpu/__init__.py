@@ -18,7 +18,7 @@ from jax.experimental.pallas import tpu as pltpu
 from posenc.call import Call
 from posenc.protocol import PositionScheme
 from posenc_jax.fused.gradients import Kernels, Rows
-from posenc_jax.fused.plan import Form, Operands, Places, Plan, numbers_read
+from posenc_jax.fused.plan import Form, Operands, Places, Plan, Read, read_by_bias
 from posenc_jax.fused.target import Target
 from posenc_jax.fused.tpu.passes import d_keys, d_queries, d_table, forward
 
@@ -67,9 +67,7 @@ def block(call: Call, form: Form) -> int:
 
 def why_not_lowered(call: Call, here: Target) -> str | None:
     """Why the scheme's own bias cannot be computed inside a kernel; None if it can."""
-    read = numbers_read(call)
-    assert read is not None
-    return _why_not_lowered(call.scheme, *read, call.q_coords is not None)
+    return _why_not_lowered(call.scheme, read_by_bias(call))
 
 
 def kernels(here: Target) -> Kernels:
@@ -83,24 +81,19 @@ def _kernels(interpreted: bool) -> Kernels:
 
 
 @lru_cache(256)
-def _why_not_lowered(
-    scheme: PositionScheme, learned: tuple[str, ...], fixed: tuple[str, ...], gated: bool
-) -> str | None:
+def _why_not_lowered(scheme: PositionScheme, read: Read) -> str | None:
     """Lowers the kernels on one block; the compiler of the device is not asked."""
     size, dim = BLOCKS[-1], HEAD_DIMS[0]
-    plan = Plan(
-        scheme=scheme, form="pairs", learned=learned, fixed=fixed, causal=False, window=None,
-        scale=1.0, aligned=True, q_len=size, k_len=size, block=size,
-    )  # fmt: skip
+    plan = Plan.trial(scheme, read, size)
 
     def real(*shape: int) -> Any:
         return jax.ShapeDtypeStruct(shape, jnp.float32)
 
     vectors, of_rows = real(1, 1, size, dim), real(1, 1, size)
-    numbers = real(1, max(1, len(learned + fixed)))
-    coords = of_rows if gated else None
+    numbers = real(1, max(1, len(read.learned + read.fixed)))
+    features = (of_rows if names else None for names in (read.query, read.key))
     bounds: Any = jax.ShapeDtypeStruct((2, 1, 1, 1), jnp.int32)
-    operands = Operands(vectors, vectors, vectors, numbers, None, coords, coords)
+    operands = Operands(vectors, vectors, vectors, numbers, None, *features)
     places = Places(None, None, None, None, bounds, bounds)
     rows = Rows(vectors, of_rows, of_rows)
 

@@ -22,7 +22,7 @@ Refs = dict[str, Any]
 Kernel = Callable[["Walk", "Spot", Refs, Refs, Refs], None]
 
 VECTORS = ("q", "k", "v", "d_out", "out", "d_q", "d_k", "d_v")
-OF_KEYS = ("k", "v", "k_pos", "k_seg", "k_coords", "d_k", "d_v", "d_k_coords")
+OF_KEYS = ("k", "v", "k_pos", "k_seg", "k_feature", "d_k", "d_v", "d_k_feature")
 
 
 class Spot(NamedTuple):

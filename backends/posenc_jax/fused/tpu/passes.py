@@ -39,8 +39,8 @@ from posenc_jax.fused.tpu.tile import (
     toeplitz,
 )
 
-_OF_QUERIES = ("q_pos", "q_seg", "q_coords", "logsumexp", "delta")
-_OF_KEYS = ("k_pos", "k_seg", "k_coords")
+_OF_QUERIES = ("q_pos", "q_seg", "q_feature", "logsumexp", "delta")
+_OF_KEYS = ("k_pos", "k_seg", "k_feature")
 
 
 def forward(
@@ -100,8 +100,8 @@ def _forward(walk: Walk, spot: Spot, ins: Refs, outs: Refs, scratch: Refs) -> No
 def d_queries(
     interpreted: bool, plan: Plan, operands: Operands, places: Places, rows: Rows
 ) -> tuple[Array, Array | None, Array | None]:
-    """Gradients of q, of learned numbers by query, and of the coordinates of queries."""
-    q, n, gated = operands.q, plan.block, operands.q_coords is not None
+    """Gradients of q, of learned numbers by query, and of the feature of queries."""
+    q, n, reads = operands.q, plan.block, operands.q_feature is not None
     learned = len(plan.learned)
     found = launched(
         _d_queries,
@@ -110,17 +110,17 @@ def d_queries(
         {
             "d_q": jax.ShapeDtypeStruct(q.shape, q.dtype),
             "d_numbers": _numbers(q, learned) if learned else None,
-            "d_q_coords": _numbers(q, 1) if gated else None,
+            "d_q_feature": _numbers(q, 1) if reads else None,
         },
         {
             "columns": _columns(given, _OF_QUERIES, n),
             "d_q": pltpu.VMEM((n, q.shape[3]), jnp.float32),
-            "sums": [pltpu.VMEM((n, LANES), jnp.float32)] * (learned + gated),
+            "sums": [pltpu.VMEM((n, LANES), jnp.float32)] * (learned + reads),
         },
         interpreted=interpreted,
     )
-    coords = found["d_q_coords"]
-    return found["d_q"], found["d_numbers"], None if coords is None else coords[:, :, 0]
+    of_feature = found["d_q_feature"]
+    return found["d_q"], found["d_numbers"], None if of_feature is None else of_feature[:, :, 0]
 
 
 def _d_queries(walk: Walk, spot: Spot, ins: Refs, outs: Refs, scratch: Refs) -> None:
@@ -144,14 +144,14 @@ def _d_queries(walk: Walk, spot: Spot, ins: Refs, outs: Refs, scratch: Refs) -> 
     def _() -> None:
         outs["d_q"][...] = (d_q[...] * plan.scale).astype(outs["d_q"].dtype)
         _write_rows(outs["d_numbers"], sums[: len(plan.learned)])
-        _write_rows(outs["d_q_coords"], sums[len(plan.learned) :])
+        _write_rows(outs["d_q_feature"], sums[len(plan.learned) :])
 
 
 def d_keys(
     interpreted: bool, plan: Plan, operands: Operands, places: Places, rows: Rows
 ) -> tuple[Array, Array, Array | None]:
-    """Gradients of k and v, by heads of queries, and of the coordinates of keys."""
-    q, v, n, gated = operands.q, operands.v, plan.block, operands.k_coords is not None
+    """Gradients of k and v, by heads of queries, and of the feature of keys."""
+    q, v, n, reads = operands.q, operands.v, plan.block, operands.k_feature is not None
     k_size = (*q.shape[:2], operands.k.shape[2])
     found = launched(
         _d_keys,
@@ -160,18 +160,18 @@ def d_keys(
         {
             "d_k": jax.ShapeDtypeStruct((*k_size, q.shape[3]), q.dtype),
             "d_v": jax.ShapeDtypeStruct((*k_size, v.shape[3]), v.dtype),
-            "d_k_coords": _numbers(operands.k_coords, 1) if gated else None,
+            "d_k_feature": _numbers(operands.k_feature, 1) if reads else None,
         },
         {
             "columns": _columns(given, _OF_KEYS, n),
             "d_k": pltpu.VMEM((n, q.shape[3]), jnp.float32),
             "d_v": pltpu.VMEM((n, v.shape[3]), jnp.float32),
-            "sums": [pltpu.VMEM((n, LANES), jnp.float32)] * gated,
+            "sums": [pltpu.VMEM((n, LANES), jnp.float32)] * reads,
         },
         interpreted=interpreted,
     )
-    coords = found["d_k_coords"]
-    return found["d_k"], found["d_v"], None if coords is None else coords[:, :, 0]
+    of_feature = found["d_k_feature"]
+    return found["d_k"], found["d_v"], None if of_feature is None else of_feature[:, :, 0]
 
 
 def _d_keys(walk: Walk, spot: Spot, ins: Refs, outs: Refs, scratch: Refs) -> None:
@@ -201,7 +201,7 @@ def _d_keys(walk: Walk, spot: Spot, ins: Refs, outs: Refs, scratch: Refs) -> Non
     def _() -> None:
         outs["d_k"][...] = (d_k[...] * plan.scale).astype(outs["d_k"].dtype)
         outs["d_v"][...] = d_v[...].astype(outs["d_v"].dtype)
-        _write_rows(outs["d_k_coords"], sums)
+        _write_rows(outs["d_k_feature"], sums)
 
 
 def d_table(interpreted: bool, plan: Plan, operands: Operands, places: Places, rows: Rows) -> Array:
@@ -252,7 +252,7 @@ def _given(
     for name in ("q_pos", "k_pos", "q_seg", "k_seg"):
         array = getattr(places, name)
         given[name] = None if array is None else array[:, None, None, :]
-    for name in ("q_coords", "k_coords"):
+    for name in ("q_feature", "k_feature"):
         array = getattr(operands, name)
         given[name] = None if array is None else array[:, :, None, :]
     given["numbers"] = None if operands.numbers is None else operands.numbers.reshape(1, -1)
@@ -298,9 +298,8 @@ def _at(walk: Walk, spot: Spot, ins: Refs, columns: Refs) -> At:
     if q_pos is None or k_pos is None:
         start = spot.q_block * plan.block + (plan.k_len - plan.q_len)
         q_pos, k_pos = steps(start, plan.block, 1 if keys_down else 0), k_index
-    return At(
-        q_pos, k_pos, k_index, given("q_seg"), given("k_seg"), given("q_coords"), given("k_coords")
-    )
+    own = (given(name) for name in ("q_seg", "k_seg", "q_feature", "k_feature"))
+    return At(q_pos, k_pos, k_index, *own)
 
 
 def _numbers_of(walk: Walk, spot: Spot, ins: Refs) -> list[Any]:

@@ -15,7 +15,7 @@ import numpy as np
 from jax import Array, lax
 from jax.experimental.pallas import tpu as pltpu
 
-from posenc_jax.fused.plan import HIDDEN, Plan
+from posenc_jax.fused.plan import HIDDEN, Plan, Tokens
 
 LANES, SUBLANES = 128, 8  # of a register
 
@@ -28,8 +28,8 @@ class At(NamedTuple):
     k_index: Array
     q_seg: Array | None
     k_seg: Array | None
-    q_coords: Array | None
-    k_coords: Array | None
+    q_feature: Array | None
+    k_feature: Array | None
 
 
 def column(row: Array) -> Array:
@@ -75,7 +75,7 @@ def scored(
 
 
 def slopes(plan: Plan, at: At, numbers: Sequence[Array], side: str) -> list[Array]:
-    """Derivatives of the bias on a tile: by learned numbers and query coordinates, or by the keys'.
+    """Derivatives of the bias on a tile: by learned numbers and queries' feature, or by the keys'.
 
     Forward mode, one at a time: a bias is elementwise, so that each is one tile. They share what
     the compiler finds common.
@@ -89,10 +89,12 @@ def slopes(plan: Plan, at: At, numbers: Sequence[Array], side: str) -> list[Arra
                 return plan.bias([*numbers[:n], x, *numbers[n + 1 :]], q, k)
 
             found.append(_derivative(of_number, numbers[n]))
-        if at.q_coords is not None:
-            found.append(_derivative(lambda x: plan.bias(numbers, x, k), q))
-    elif at.k_coords is not None:
-        found.append(_derivative(lambda x: plan.bias(numbers, q, x), k))
+        if q.feature is not None:
+            found.append(
+                _derivative(lambda x: plan.bias(numbers, q._replace(feature=x), k), q.feature)
+            )
+    elif k.feature is not None:
+        found.append(_derivative(lambda x: plan.bias(numbers, q, k._replace(feature=x)), k.feature))
     return found
 
 
@@ -139,11 +141,9 @@ def _bits() -> list[int]:
     return [1 << n for n in range(SUBLANES.bit_length() - 1)]
 
 
-def _asked(at: At) -> tuple[Array, Array]:
-    """Coordinates, or positions."""
-    if at.q_coords is None or at.k_coords is None:
-        return at.q_pos, at.k_pos
-    return at.q_coords, at.k_coords
+def _asked(at: At) -> tuple[Tokens, Tokens]:
+    """What a bias reads of both sides."""
+    return Tokens(at.q_pos, at.q_feature), Tokens(at.k_pos, at.k_feature)
 
 
 def _derivative(function: Callable[[Any], Array], x: Array) -> Array:

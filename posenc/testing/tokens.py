@@ -1,0 +1,101 @@
+"""Tokens of one side as laws draw them: positions, places, features; and those of one head."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import EllipsisType
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from posenc.params import Features
+from posenc.protocol import Role
+from posenc.testing.framework import Host, readonly
+
+Index: TypeAlias = "int | slice | Host | tuple[Any, ...] | EllipsisType"
+
+
+@dataclass(frozen=True, eq=False)
+class Tokens:
+    """Queries or keys.
+
+    Parameters
+    ----------
+    role
+        ``"query"`` or ``"key"``.
+    pos
+        Positions ``(L,)`` or ``(B, L)``.
+    features
+        By name, ``(B or 1, H or 1, L)`` or ``(B or 1, H or 1, L, M)``.
+    places
+        ``(L, axes)`` or ``(B, L, axes)``, for a scheme of several axes.
+    """
+
+    role: Role
+    pos: Host
+    features: Mapping[str, Host] = field(default_factory=dict)
+    places: Host | None = None
+
+    @property
+    def size(self) -> int:
+        """How many tokens."""
+        return int(self.pos.shape[-1])
+
+    def of(self, index: Any) -> Tokens:
+        """Some of them, in a row."""
+        features = {name: readonly(a[:, :, index]) for name, a in self.features.items()}
+        places = None if self.places is None else self.places[..., index, :]
+        return replace(self, pos=self.pos[..., index], features=features, places=places)
+
+    def row(self, row: int) -> Tokens:
+        """One sequence of a batch."""
+        features = {
+            name: a[row : row + 1] if len(a) > 1 else a for name, a in self.features.items()
+        }
+        places = self.places
+        if places is not None and places.ndim == 3:
+            places = places[row]
+        pos = self.pos[row] if self.pos.ndim == 2 else self.pos
+        return replace(self, pos=pos, features=features, places=places)
+
+    def moved(self, by: int) -> Tokens:
+        """At other positions, and places, with the same features."""
+        places = None if self.places is None else self.places + by
+        return replace(self, pos=self.pos + by, places=places)
+
+    def seen(self, dtype: Any) -> dict[str, Host]:
+        """What a bias reads: features in a float, and integer places."""
+        found = {name: readonly(a.astype(dtype)) for name, a in self.features.items()}
+        if self.places is not None:
+            places = self.places if self.places.ndim == 3 else self.places[None]
+            found["places"] = readonly(places[:, None])
+        return found
+
+    def of_head(self, head: int, index: Index, dtype: Any, row: int = 0) -> Features:
+        """What one head's ``bias`` reads at ``pos[index]``, of one sequence."""
+        found = {}
+        for name, array in self.seen(dtype).items():
+            own = array[min(row, len(array) - 1), min(head, array.shape[1] - 1)]
+            found[name] = Rows(own[index]) if own.ndim == 2 else np.asarray(own[index])
+        return Features(found, self.role)
+
+
+class Rows:
+    """A table of each of some tokens of one head, ``(..., M)``, which answers ``rows[index]``."""
+
+    def __init__(self, array: Host) -> None:
+        self._array = array
+        self.shape, self.dtype = (array.shape[-1],), array.dtype
+
+    def __len__(self) -> int:
+        return int(self.shape[0])
+
+    def __getitem__(self, index: Any) -> Host:
+        if isinstance(index, int):
+            return np.asarray(self._array[..., index])
+        index = np.asarray(index)
+        shape = np.broadcast_shapes(self._array.shape[:-1], index.shape)
+        table = np.broadcast_to(self._array, (*shape, len(self)))
+        at = np.broadcast_to(index, shape)[..., None].astype(np.int64)
+        return np.asarray(np.take_along_axis(table, at, axis=-1)[..., 0])
