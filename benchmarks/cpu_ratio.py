@@ -1,7 +1,8 @@
-"""Every path beside the framework's own attention, on a CPU: ``python benchmarks/cpu_ratio.py``.
+"""Every implementation beside the framework's own attention, on a CPU: ``python
+benchmarks/cpu_ratio.py``.
 
 Causal attention, ``B=1 H=8 D=64``, forward and training step, by turns, medians. A ratio is the
-time of a path divided by that of attention without positions: in PyTorch
+time of an implementation divided by that of attention without positions: in PyTorch
 ``scaled_dot_product_attention(is_causal=True)``, in JAX (``--framework jax``)
 ``jax.nn.dot_product_attention(is_causal=True)``, which holds all scores. 1 is as fast, 2 takes
 twice as long.
@@ -32,9 +33,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Before PyTorch and XLA read them.
     os.environ["OMP_NUM_THREADS"] = os.environ["NPROC"] = str(options.threads)
 
-    from measure import record
-    from measure.clock import Budget
-    from measure.speed import Settings
+    from harness import record
+    from harness.clock import Budget
+    from harness.speed import Settings
 
     side = importlib.import_module(f"measure.{options.framework}_speed")
     known = importlib.import_module(f"measure.{options.framework}_variants")
@@ -100,7 +101,7 @@ def processor() -> str:
 
 
 def _table(ratios: Sequence[dict[str, Any]], lengths: Sequence[int]) -> str:
-    from measure import record
+    from harness import record
 
     found = {(r["variant"], r["stage"], r["length"]): r["ratio"] for r in ratios}
     rows = [

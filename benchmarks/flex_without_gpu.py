@@ -3,8 +3,8 @@
 ``python benchmarks/flex_without_gpu.py`` prints, for every scheme, dtype, head dimension and pass:
 whether Triton and ptxas compile what torch generates for an H200, with which registers, spills and
 shared memory, and how far the same kernels, run by Triton's interpreter on a CPU, are from the
-definition. What is compiled is ``posenc_torch.attention(path="flex")`` on tensors that say that
-they are on a GPU and hold nothing; what is run is ``score_mod`` and ``block_mask``.
+definition. What is compiled is ``posenc_torch.attention(implementation="flex")`` on tensors that
+say that they are on a GPU and hold nothing; what is run is ``score_mod`` and ``block_mask``.
 
 Needs a C++ compiler, Linux, the CPU wheel of torch, and the triton that the CUDA wheel asks for:
 ``pip install torch==2.13.0 triton==3.7.1``. It stands on internals of both, hence the versions.
@@ -340,11 +340,11 @@ def _attend(
     from torch.nn.attention.flex_attention import flex_attention
 
     import posenc_torch
-    from posenc_torch import flex
+    from posenc_torch.flex import implementation as flex
 
     if not kernel:
         options = {"causal": "mask" not in options, "x": x, **options}
-        return posenc_torch.attention(q, k, v, scheme, params, path="flex", **options)
+        return posenc_torch.attention(q, k, v, scheme, params, implementation="flex", **options)
     call = _call(q, k, v, scheme, params, x, options)
     given = flex.arguments(call) | {"kernel_options": kernel}
     found = torch.compile(flex_attention)(**given)
@@ -352,17 +352,17 @@ def _attend(
 
 
 def _call(q: Any, k: Any, v: Any, scheme: Any, params: Any, x: Any, options: Any) -> Any:
-    """What the path serves; causal without a mask of the caller's."""
+    """What the implementation serves; causal without a mask of the caller's."""
     import array_api_compat.torch as xp
 
-    from posenc.call import prepare
+    from posenc.attn.call import prepare
 
     return prepare(q, k, v, scheme, params, "mask" not in options, x=x, xp=xp, **options)
 
 
 def _as_on_gpu(given: dict[str, Any]) -> dict[str, Any]:
     """The same with the options that tensors on a GPU would have."""
-    from posenc_torch import flex
+    from posenc_torch.flex import implementation as flex
 
     mod = getattr(given["score_mod"], "__self__", None)
     tables = mod is not None and mod.gathers
@@ -371,11 +371,11 @@ def _as_on_gpu(given: dict[str, Any]) -> dict[str, Any]:
 
 def _with_sink(call: Any, found: Any) -> Any:
     """The result, with the call's sink put in by the log-sum-exp."""
-    from posenc.paths import Part, with_sink
-    from posenc_torch import flex
+    from posenc.attn.implementations import PartialAttention, add_sink
+    from posenc_torch.flex import implementation as flex
 
-    part = Part(*flex.with_lse(found))
-    return part.out if call.sink is None else with_sink(part, call).out.to(part.out.dtype)
+    part = PartialAttention(*flex.with_lse(found))
+    return part.out if call.sink is None else add_sink(part, call).out.to(part.out.dtype)
 
 
 def _layout(graph: Any, output: Any) -> Any:
@@ -529,7 +529,7 @@ def errors(case: Case, length: int) -> dict[str, float]:
 
     import posenc
     import posenc_torch
-    from posenc_torch import flex
+    from posenc_torch.flex import implementation as flex
 
     scheme = schemes(FEW_HEADS, case.dim)[case.scheme]
     rng = np.random.default_rng(0)
@@ -563,7 +563,7 @@ def errors(case: Case, length: int) -> dict[str, float]:
     own = dict(zip(params, exact[3:], strict=False))
     options |= {"bias": exact[-1]} if options else {}
     expected = posenc_torch.attention(
-        *exact[:3], scheme, own, not options, path="reference",
+        *exact[:3], scheme, own, not options, implementation="reference",
         x=exact[-1] if gated else None, **options,
     )  # fmt: skip
     expected = [expected, *torch.autograd.grad(expected, exact, weight.double())]

@@ -2,10 +2,10 @@
 
 ``--framework torch`` is the default; ``--framework jax`` does the same for JAX.
 
-First every path is put beside the definition in float64, for every scheme and kind of call: results
-and all gradients. Then forward, backward and memory are measured from 1 k to 128 k tokens, beside
-attention without positions, by turns. A JSON file holds everything that was found, and why the rest
-was not run; a table is printed last. The exit code is 1 if anything was wrong.
+First every implementation is put beside the definition in float64, for every scheme and kind of
+call: results and all gradients. Then forward, backward and memory are measured from 1 k to 128 k
+tokens, beside attention without positions, by turns. A JSON file holds everything that was found,
+and why the rest was not run; a table is printed last. The exit code is 1 if anything was wrong.
 
 ``--device cpu --quick`` is the same code in small, to try it: its timings say nothing.
 """
@@ -27,8 +27,8 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
-from measure import ratios, record, right  # noqa: E402
-from measure.clock import Budget  # noqa: E402
+from harness import ratios, record, right  # noqa: E402
+from harness.clock import Budget  # noqa: E402
 
 _STAGES = ("forward", "backward", "step")
 _ERRORS = ("relative", "largest")
@@ -37,7 +37,7 @@ _RIGHT = 0.45  # of the time, where both parts are asked for
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code: 1 if a path of this library is wrong."""
+    """The exit code: 1 if an implementation of this library is wrong."""
     options = _options(arguments)
     side = importlib.import_module(f"measure.{options.framework}_side").Side(
         options.device, quick=options.quick, compiles=options.compiles
@@ -101,7 +101,7 @@ def _checked(
     side: Any, checks: Sequence[right.Check], budget: Budget, seed: int
 ) -> list[dict[str, Any]]:
     def told(row: dict[str, Any]) -> None:
-        if row["status"] in _BAD or row["path"] in side.compiled:
+        if row["status"] in _BAD or row["implementation"] in side.compiled:
             _tell(_check(row))
 
     run = right.run(
@@ -113,14 +113,16 @@ def _checked(
 
 def _counts(result: dict[str, Any]) -> dict[str, int]:
     """How many checks there are of each status; ``bad``: what is wrong with this library, and
-    paths of which nothing was found right.
+    implementations of which nothing was found right.
     """
-    paths = {row["path"] for row in result["checks"]}
-    unproven = paths - {row["path"] for row in result["checks"] if row["status"] == "right"}
+    implementations = {row["implementation"] for row in result["checks"]}
+    unproven = implementations - {
+        row["implementation"] for row in result["checks"] if row["status"] == "right"
+    }
     found = collections.Counter(row["status"] for row in result["checks"])
     wrong = sum(map(_wrong, result["timings"]))
     bad = sum(found[status] for status in _BAD) + wrong + len(unproven)
-    found["paths without a check"] = len(unproven)
+    found["implementations without a check"] = len(unproven)
     return {**dict(sorted(found.items())), "wrong timings": wrong, "bad": bad}
 
 
@@ -134,7 +136,7 @@ def _tell(line: str) -> None:
 
 
 def _check(row: dict[str, Any]) -> str:
-    what = " ".join(row[name] for name in ("path", "scheme", "layout", "dtype"))
+    what = " ".join(row[name] for name in ("implementation", "scheme", "layout", "dtype"))
     errors = {
         name: error
         for name, error in row.get("errors", {}).items()
@@ -152,7 +154,7 @@ def _timing(row: dict[str, Any]) -> str:
 def _report(result: dict[str, Any]) -> str:
     """What a reader wants first: what is wrong, the times, and the goals."""
     parts = [
-        f"absent   {path}: {reason}" for path, reason in result["absent"].items()
+        f"absent   {name}: {reason}" for name, reason in result["absent"].items()
     ] + [
         _check(row) for row in result["checks"] if row["status"] in _BAD
     ] + [

@@ -211,7 +211,7 @@ def _overheard() -> Iterator[list[str]]:
 
 
 def _scheme(form: str) -> Any:
-    from measure.cases import subjects  # those of the tests
+    from harness.cases import subjects  # those of the tests
 
     import posenc
     from posenc.schemes import Sum
@@ -261,18 +261,20 @@ def _step(case: Case, given: dict[str, Any]) -> Any:
     floats = {name: given.pop(name) for name in names if name in given}
 
     def attend(floats: dict[str, Any]) -> Any:
-        return posenc_jax.attention(**floats, **given, scheme=scheme, causal=True, path="pallas")
+        return posenc_jax.attention(
+            **floats, **given, scheme=scheme, causal=True, implementation="pallas"
+        )
 
     out, pull = jax.vjp(attend, floats)
     return out, pull(d_out)
 
 
 def _alone(case: Case, name: str, given: dict[str, Any]) -> Any:
-    """One of the kernels that the path would call, with what it would be given."""
+    """One of the kernels that the implementation would call, with what it would be given."""
     import jax.numpy as jnp
 
-    from posenc import prepare
-    from posenc_jax.fused import path as fused
+    from posenc.attn.call import prepare
+    from posenc_jax.fused import implementation as fused
     from posenc_jax.fused.gradients import Rows
     from posenc_jax.fused.plan import planned
     from posenc_jax.fused.target import target
@@ -463,6 +465,7 @@ def needed_share(form: str, length: int, block: int) -> dict[str, float]:
     import jax.numpy as jnp
 
     import posenc
+    from posenc.attn.call import prepare
     from posenc_jax.fused.plan import needed
 
     _, heads, dim = SHAPE
@@ -471,7 +474,7 @@ def needed_share(form: str, length: int, block: int) -> dict[str, float]:
     @jax.jit
     def computed(q: Any, k: Any) -> Any:
         q = jnp.broadcast_to(q, (1, heads, length, dim))
-        call = posenc.prepare(q, k, k, scheme, causal=True, xp=jnp)
+        call = prepare(q, k, k, scheme, causal=True, xp=jnp)
         return [jnp.mean(ends - firsts) for firsts, ends in needed(call, block)]
 
     q, k = (
@@ -537,7 +540,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if asked.case:
         asked.out.write_text(json.dumps(compiled(Case(**json.loads(asked.case)))))
         return 0
-    from measure import record
+    from harness import record
 
     result: dict[str, Any] = {
         "what": "posenc pallas_without_device",
@@ -581,16 +584,17 @@ def _block() -> int:
     import jax.numpy as jnp
 
     import posenc
-    from posenc_jax.fused import path as fused
+    from posenc.attn.call import prepare
+    from posenc_jax.fused import implementation as fused
     from posenc_jax.fused.target import Target
 
     token = jnp.zeros((1, 1, 256, SHAPE[2]), jnp.bfloat16)
-    call = posenc.prepare(token, token, token, posenc.NoPE(), causal=True, xp=jnp)
+    call = prepare(token, token, token, posenc.NoPE(), causal=True, xp=jnp)
     return fused._module(Target("gpu", "9.0")).block(call, "none")
 
 
 def _report(result: dict[str, Any]) -> str:
-    from measure import record
+    from harness import record
 
     columns = "registers", "spills", "shared", "instructions", "exponentials", "flops"
     head = ["device", "dim", "form", "kernel", *columns]

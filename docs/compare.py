@@ -17,11 +17,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from posenc.ablation.cell import backends
-from posenc.ablation.origin import command
-from posenc.ablation.study import Study
-from posenc.ablation.tables import table_markdown
-from posenc.ablation.terminal import describe
+from posenc.study.origin import command
+from posenc.study.run import backends
+from posenc.study.study import Study
+from posenc.study.tables import table_markdown
+from posenc.study.terminal import describe
 
 HERE = Path(__file__).parent
 HEAD = """# What `posenc compare` finds

@@ -1,7 +1,7 @@
 """Regenerates docs/exactness.md: ``python docs/exactness.py``. A few minutes on one core.
 
-Puts every scheme of the catalogue beside the oracles of ``tests/oracles.py``, on every framework
-that is installed, eager and compiled, in every dtype.
+Puts every scheme of the catalogue beside the oracles of ``tests/support/oracles.py``, on every
+framework that is installed, eager and compiled, in every dtype.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent / "tests"))
+sys.path.insert(0, str(HERE.parent / "tests" / "support"))
 
 import oracles  # noqa: E402
 from oracles import CASES, DIGITS, LENGTH, LIMITS, POSITIONS, RANGES, Case  # noqa: E402
@@ -32,8 +32,8 @@ Errors = dict[tuple[Case, str, str], np.ndarray]  # of a case, a way and a dtype
 HEAD = """# How exact every scheme is
 
 Made by `python docs/exactness.py`. What posenc answers is put beside mpmath, which computes each
-paper's formula to 50 digits and uses nothing of posenc (`tests/oracles.py`). Every figure is the
-worst of its kind, none is an average: {values:,} values in all.
+paper's formula to 50 digits and uses nothing of posenc (`tests/support/oracles.py`). Every figure
+is the worst of its kind, none is an average: {values:,} values in all.
 
 - positions: five ranges, up to 2^7, 2^12, 2^17, 2^20 and 2^24, of {length} positions each. They are
   0, all powers of two and their neighbours, the ends, and random ones, of both signs; from 0 for a
@@ -51,8 +51,8 @@ worst of its kind, none is an average: {values:,} values in all.
 
 ## Promises
 
-`tests/test_exactness.py` holds posenc to them, each scheme of the catalogue on each framework, and
-holds this page to them.
+`tests/docs/test_exactness.py` holds posenc to them, each scheme of the catalogue on each
+framework, and holds this page to them.
 
 |  | float64 | float32 | float16, bfloat16 |
 | :-- | :-- | :-- | :-- |

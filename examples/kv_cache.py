@@ -20,9 +20,9 @@ PROMPTS = [torch.arange(7), torch.arange(20, 23), torch.arange(40, 52)]
 class Decoder(nn.Module):
     """One layer of attention between an embedding of tokens and their logits."""
 
-    def __init__(self, scheme, path="sdpa"):
+    def __init__(self, scheme, implementation="sdpa"):
         super().__init__()
-        self.path = path
+        self.implementation = implementation
         self.tokens = nn.Embedding(64, HEADS * DIM)
         self.qkv = nn.Linear(HEADS * DIM, 3 * HEADS * DIM)
         self.logits = nn.Linear(HEADS * DIM, 64)
@@ -40,7 +40,9 @@ class Decoder(nn.Module):
             k, v = write(cache, k, v, pos)
             slots = torch.arange(k.shape[2], device=pos.device)
             where = {"q_pos": pos, "k_pos": slots, "k_transformed": True}
-        out = self.position.attend(q, k, v, causal=True, path=self.path, **where)
+        out = self.position.attend(
+            q, k, v, causal=True, implementation=self.implementation, **where
+        )
         return self.logits(x + out.transpose(1, 2).flatten(2))
 
 

@@ -4,14 +4,13 @@ A scheme is written against the Python Array API. From that one definition come 
 or embedding on NumPy, PyTorch and JAX, attention with it, and a study that compares it with others.
 """
 
-from posenc.attention import attention
-from posenc.caches import cache_needs
-from posenc.call import prepare
+from posenc.attn.caches import cache_needs
+from posenc.attn.features import features
+from posenc.attn.reference import attention
 from posenc.evaluate import bias, embedding, transform
 from posenc.params import init_params
 from posenc.protocol import ParamSpec, PositionScheme, SchemeWarning
-from posenc.schemes import ALiBi, Learned, NoPE, RoPE, Sinusoidal, T5Bias, make, schemes
-from posenc.token_features import features
+from posenc.schemes import ALiBi, Learned, NoPE, RoPE, Sinusoidal, T5Bias, catalogue, make
 
 __all__ = [
     "ALiBi",
@@ -26,12 +25,11 @@ __all__ = [
     "attention",
     "bias",
     "cache_needs",
+    "catalogue",
     "embedding",
     "features",
     "init_params",
     "make",
-    "prepare",
-    "schemes",
     "transform",
 ]
 __version__ = "0.1.0"

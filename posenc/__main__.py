@@ -1,6 +1,6 @@
 """``python -m posenc``: the command."""
 
-from posenc.cli import main
+from posenc.cli.main import main
 
 if __name__ == "__main__":
     raise SystemExit(main())

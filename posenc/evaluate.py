@@ -12,11 +12,11 @@ from posenc.params import (
     Features,
     Params,
     SharedKeys,
+    as_mapping,
     head_count,
-    merged,
-    named,
-    on_tile,
-    per_head,
+    head_views,
+    merge_constants,
+    tile_views,
     working_dtype,
 )
 from posenc.positions import as_places, as_positions
@@ -71,9 +71,9 @@ def bias(
             f"the bias of {type(scheme).__name__} depends on features of tokens, not on positions "
             "alone; posenc.attention computes them"
         )
-    arrays, work = arrays_for(scheme, params, like=q_at, dtype=dtype, xp=xp)
+    arrays, work = prepare_params(scheme, params, like=q_at, dtype=dtype, xp=xp)
     batched = len(q_at.shape) == 2 or len(k_at.shape) == 2
-    value = bias_tile(scheme, column(q_at), row(k_at), arrays, dtype=work, xp=xp)
+    value = bias_tile(scheme, as_column(q_at), as_row(k_at), arrays, dtype=work, xp=xp)
     if value is None:
         return None
     shape = (batch, head_count(scheme) or 1, q_at.shape[-1], k_at.shape[-1])
@@ -99,9 +99,9 @@ def bias_tile(
     or ``(B, H, L, M)`` of these tokens.
     """
     specs = scheme.param_specs()
-    views = per_head(
+    views = head_views(
         scheme, arrays, dtype=dtype, xp=xp,
-        query=on_tile(query, "query", xp=xp), key=on_tile(key, "key", xp=xp),
+        query=tile_views(query, "query", xp=xp), key=tile_views(key, "key", xp=xp),
     )  # fmt: skip
     own = [a.shape[0] for n, a in arrays.items() if n not in specs or specs[n].per_head]
     own += [a.shape[1] for side in (query, key) for a in side.values() if a.shape[1] != 1]
@@ -208,15 +208,15 @@ def transform(
         at = as_places("axes", axes, scheme.axes, x.shape[-2], device=device(x), xp=xp)
     several = scheme.axes > 1
     if several and axes is None:
-        at = everywhere(at, scheme.axes, xp=xp)
+        at = positions_as_places(at, scheme.axes, xp=xp)
     if len(at.shape) == 2 + several:
         if len(x.shape) < 3 or (at.shape[0] != 1 and at.shape[0] != x.shape[0]):
             raise ValueError(
                 f"pos {tuple(at.shape)} needs x (B, ..., L, D) of the same B, got {tuple(x.shape)}"
             )
         at = xp.reshape(at, (at.shape[0], *[1] * (len(x.shape) - 3), *at.shape[1:]))
-    arrays, work = arrays_for(scheme, params, like=x, dtype=x.dtype, xp=xp)
-    views = per_head(scheme, arrays, dtype=work, xp=xp, rows=True)
+    arrays, work = prepare_params(scheme, params, like=x, dtype=x.dtype, xp=xp)
+    views = head_views(scheme, arrays, dtype=work, xp=xp, rows=True)
     own_features = Features(features or {}, role)
     if role == "query":
         views.query = own_features
@@ -228,7 +228,7 @@ def transform(
     return scheme.transform(x, at, role=role, params=views, xp=xp)
 
 
-def everywhere(pos: Array, axes: int, *, xp: Namespace) -> Array:
+def positions_as_places(pos: Array, axes: int, *, xp: Namespace) -> Array:
     """Positions ``(..., L)`` as places ``(..., L, axes)``: the position on every axis."""
     return xp.broadcast_to(pos[..., None], (*pos.shape, axes))
 
@@ -253,8 +253,8 @@ def embedding(
     if axes is not None:
         at = as_places("axes", axes, scheme.axes, at.shape[-1], device=device(at), xp=xp)
     elif scheme.axes > 1:
-        at = everywhere(at, scheme.axes, xp=xp)
-    arrays, work = arrays_for(scheme, params, like=at, dtype=dtype, xp=xp)
+        at = positions_as_places(at, scheme.axes, xp=xp)
+    arrays, work = prepare_params(scheme, params, like=at, dtype=dtype, xp=xp)
     value = scheme.embedding(at, params=Params(arrays, work), xp=xp)
     return None if value is None else _cast(value, dtype, xp)
 
@@ -282,7 +282,7 @@ def attention_part(
     return (NoPE(), None) if embeds_only(scheme) else (scheme, params)
 
 
-def transforms(scheme: PositionScheme) -> bool:
+def has_transform(scheme: PositionScheme) -> bool:
     """Whether a scheme changes queries and keys."""
     return "transform" in scheme.hooks()
 
@@ -312,7 +312,7 @@ def check_batches(**positions: Array) -> int:
     return batch
 
 
-def arrays_for(
+def prepare_params(
     scheme: PositionScheme,
     params: Mapping[str, Array] | None,
     *,
@@ -321,17 +321,17 @@ def arrays_for(
     xp: Namespace,
 ) -> tuple[dict[str, Array], Any]:
     """Merged params and constants on the device of ``like``, and the working dtype."""
-    work = working_dtype(list(named(params).values()), xp=xp)
+    work = working_dtype(list(as_mapping(params).values()), xp=xp)
     work = xp.float64 if dtype == xp.float64 else work
-    return merged(scheme, params, dtype=work, device=device(like), xp=xp), work
+    return merge_constants(scheme, params, dtype=work, device=device(like), xp=xp), work
 
 
-def column(pos: Array) -> Array:
+def as_column(pos: Array) -> Array:
     """``(L,) -> (1, 1, L, 1)``, ``(B, L) -> (B, 1, L, 1)``."""
     return pos[None, None, :, None] if len(pos.shape) == 1 else pos[:, None, :, None]
 
 
-def row(pos: Array) -> Array:
+def as_row(pos: Array) -> Array:
     """``(L,) -> (1, 1, 1, L)``, ``(B, L) -> (B, 1, 1, L)``."""
     return pos[None, None, None, :] if len(pos.shape) == 1 else pos[:, None, None, :]
 

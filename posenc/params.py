@@ -243,7 +243,7 @@ def init_params(
     return {name: np.asarray(value, dtype=np.float32) for name, value in draws.items()}
 
 
-def named(params: Mapping[str, Array] | None, what: str = "params") -> Mapping[str, Array]:
+def as_mapping(params: Mapping[str, Array] | None, what: str = "params") -> Mapping[str, Array]:
     """``params`` themselves, or none; a ``TypeError`` for what has no names."""
     if params is None:
         return {}
@@ -256,7 +256,7 @@ def check_params(
     scheme: PositionScheme, params: Mapping[str, Array] | None, *, xp: Namespace
 ) -> dict[str, Array]:
     """Exactly the arrays the scheme declares, in their shapes; NumPy arrays may stand for any."""
-    specs, given = scheme.param_specs(), dict(named(params))
+    specs, given = scheme.param_specs(), dict(as_mapping(params))
     name = type(scheme).__name__
     for extra in given.keys() - specs.keys():
         raise ValueError(f"{name} has no param {extra!r}{nearest(extra, specs)}")
@@ -290,7 +290,7 @@ def _is_double(array: Any, xp: Namespace) -> bool:
     return hasattr(array, "dtype") and bool(array.dtype == xp.float64)
 
 
-def merged(
+def merge_constants(
     scheme: PositionScheme,
     params: Mapping[str, Array] | None,
     *,
@@ -312,7 +312,7 @@ def merged(
     return learned | fixed
 
 
-def on_tile(features: Mapping[str, Array], role: Role, *, xp: Namespace) -> Features:
+def tile_views(features: Mapping[str, Array], role: Role, *, xp: Namespace) -> Features:
     """Features ``(B, H, L)`` and ``(B, H, L, M)`` as ``bias`` reads them on a tile of all heads."""
 
     def view(array: Array) -> Any:
@@ -323,7 +323,7 @@ def on_tile(features: Mapping[str, Array], role: Role, *, xp: Namespace) -> Feat
     return Features({name: view(array) for name, array in features.items()}, role)
 
 
-def per_head(
+def head_views(
     scheme: PositionScheme,
     arrays: Mapping[str, Array],
     *,

@@ -11,8 +11,8 @@ from array_api_compat import is_numpy_namespace
 from posenc.checks import check_count
 from posenc.protocol import Array, Namespace, Window
 
-# Positions are LOWEST .. FARTHEST: then every difference fits 32 bits.
-LOWEST, FARTHEST = -(2**30), 2**30 - 1
+# Positions are MIN_POSITION .. MAX_POSITION: then every difference fits 32 bits.
+MIN_POSITION, MAX_POSITION = -(2**30), 2**30 - 1
 
 
 def concrete(array: Array, xp: Namespace) -> np.ndarray[Any, Any] | None:
@@ -38,8 +38,8 @@ def as_positions(name: str, pos: Array, *, xp: Namespace, device: Any = None) ->
     TypeError
         If ``pos`` is no array of integers. Half-precision positions cannot tell 256 from 257.
     ValueError
-        If it has another number of axes, or a value outside of ``LOWEST .. FARTHEST`` where values
-        can be seen.
+        If it has another number of axes, or a value outside of ``MIN_POSITION .. MAX_POSITION``
+        where values can be seen.
     """
     check_range(name, pos, xp)
     return as_integers(name, pos, xp=xp, device=device)
@@ -75,8 +75,8 @@ def check_range(name: str, pos: Array, xp: Namespace) -> None:
     if seen is None or not np.issubdtype(seen.dtype, np.integer) or not seen.size:
         return
     low, high = int(seen.min()), int(seen.max())
-    if low < LOWEST or high > FARTHEST:
-        wrong = low if low < LOWEST else high
+    if low < MIN_POSITION or high > MAX_POSITION:
+        wrong = low if low < MIN_POSITION else high
         raise ValueError(f"{name} holds {wrong}, accepted: -2**30 .. 2**30 - 1")
 
 

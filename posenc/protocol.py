@@ -208,7 +208,7 @@ class PositionScheme:
         For schemes that no tile can compute (CoPE, DAPE). ``q (B or 1, 1, Q, 1)`` and ``k (B or 1,
         1, 1, K)`` are positions; ``visible`` says which pairs may be seen, None for all. A key's
         score may depend on other keys of its row only as far as these are visible. Served by
-        ``path="reference"`` alone.
+        ``implementation="reference"`` alone.
         """
         return scores
 

@@ -11,10 +11,15 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from posenc.evaluate import attention_part, embedding
-from posenc.layers import LayerPlan, add_embedding, check_layer
-from posenc.protocol import PositionScheme
-from posenc_jax.attention import attention
+from posenc.backend import (
+    LayerPlan,
+    PositionScheme,
+    add_embedding,
+    attention_part,
+    check_layer,
+    embedding,
+)
+from posenc_jax.api import attention
 from posenc_jax.params import init
 
 _pytree = partial(jax.tree_util.register_dataclass, data_fields=("params",))

@@ -18,21 +18,27 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from posenc import PositionScheme, features, paths
-from posenc.arguments import check_pair
-from posenc.blocks import between
-from posenc.call import Call
-from posenc.checks import check_count
-from posenc.keywords import answering
-from posenc.options import Options
-from posenc.params import named
-from posenc.paths import Path, choose
-from posenc.side import Side
-from posenc_jax.attention import call_of
-from posenc_jax.chunked import chunked, refuses
-from posenc_jax.fused import path as fused
-from posenc_jax.loops import varying
-from posenc_jax.orders import reverse_only
+from posenc import PositionScheme, features
+from posenc.backend import (
+    Call,
+    Implementation,
+    Options,
+    PartialAttention,
+    Side,
+    add_sink,
+    advise_unknown,
+    as_mapping,
+    check_count,
+    check_pair,
+    choose,
+    public_lse,
+    visible_between,
+)
+from posenc_jax.api import call_of
+from posenc_jax.chunked.implementation import chunked, refuses
+from posenc_jax.chunked.loops import varying
+from posenc_jax.derivatives import reverse_only
+from posenc_jax.fused import implementation as fused
 
 
 def zigzag(length: int, shards: int) -> np.ndarray[Any, Any]:
@@ -58,7 +64,7 @@ def zigzag(length: int, shards: int) -> np.ndarray[Any, Any]:
     return np.concatenate([parts[[r, -1 - r]].ravel() for r in range(shards)])
 
 
-@answering
+@advise_unknown
 def ring_attention(
     q: Array,
     k: Array,
@@ -68,7 +74,7 @@ def ring_attention(
     causal: bool = False,
     *,
     axis_name: str | tuple[str, ...],
-    path: str = "auto",
+    implementation: str = "auto",
     **options: Unpack[Options],
 ) -> Any:
     """``attention`` over a sequence whose tokens are spread over a mesh axis, in ``shard_map``.
@@ -96,7 +102,7 @@ def ring_attention(
         order of the axis, and the ends of the whole q and k align.
     q_seg, k_seg
         Segments of this shard's tokens; their numbers hold across shards.
-    path
+    implementation
         What attends to the keys of one shard: ``"pallas"``, ``"chunked"``, or ``"auto"``, the
         first of them that serves the call well. First derivatives in reverse mode only.
     bias, mask
@@ -119,7 +125,7 @@ def ring_attention(
     TypeError, ValueError
         A wrong argument, by name, value and what is accepted; ``axis_name`` is not bound.
     NotImplementedError
-        The named path cannot serve the call; says why.
+        The named implementation cannot serve the call; says why.
     """
     shards = _axis_size(axis_name)
     default = check_pair("q_pos", options.get("q_pos"), "k_pos", options.get("k_pos"))
@@ -136,7 +142,7 @@ def ring_attention(
     hidden = given.get("x") is not None and given.get("q_x") is None
     if default and hidden and q.shape[1] == k.shape[1]:
         given["q_x"] = given["x"]  # the same tokens, which no tracer can tell
-    call = call_of(q, k, v, scheme, params, causal, path, **given)
+    call = call_of(q, k, v, scheme, params, causal, implementation, **given)
     if call.regions:
         raise NotImplementedError(
             f"ring_attention serves one region of distances, {type(scheme).__name__} has "
@@ -150,14 +156,20 @@ def ring_attention(
     # The shard's own index, because what is alike everywhere varies once it has gone round.
     operands = reverse_only(varying(operands, lax.axis_index(axis_name)), "ring_attention")
     bounded = call.causal or call.window is not None or call.query.seg is not None
-    ring = Ring(choose(_PATHS, call, path), _without_arrays(call), bounded, axis_name, shards)
-    found = paths.Part(*_attend(ring, *operands))
+    ring = Ring(
+        choose(_IMPLEMENTATIONS, call, implementation),
+        _without_arrays(call),
+        bounded,
+        axis_name,
+        shards,
+    )
+    found = PartialAttention(*_attend(ring, *operands))
     if call.sink is not None:
-        found = paths.with_sink(found, call)
+        found = add_sink(found, call)
     out = jnp.swapaxes(found.out, 1, 2).astype(q.dtype)
     if not call.wants_lse:
         return out
-    return out, jnp.swapaxes(paths.seen_lse(found.lse, call), 1, 2)
+    return out, jnp.swapaxes(public_lse(found.lse, call), 1, 2)
 
 
 Arrays: TypeAlias = dict[str, Array]
@@ -229,7 +241,7 @@ class Ring:
 
     Attributes
     ----------
-    path, call
+    implementation, call
         What computes attention to the keys of a shard; the call, without its arrays.
     bounded
         Whether a query may see some keys only.
@@ -237,7 +249,7 @@ class Ring:
         The axis and its size.
     """
 
-    path: Path
+    implementation: Implementation
     call: Call
     bounded: bool
     axis_name: str | tuple[str, ...]
@@ -255,7 +267,7 @@ class Ring:
             q=queries.vectors, query=queries.side,
             k=keys.vectors, v=keys.values, key=keys.side, arrays=arrays,
         )  # fmt: skip
-        run: Any = self.path.run
+        run: Any = self.implementation.run
         return Part(*(a.astype(call.dtype) for a in run(call)))
 
     def pairs(self, query: Side, key: Side) -> list[tuple[slice, slice, Array | bool]]:
@@ -275,7 +287,7 @@ class Ring:
             for a in (query.pos, key.pos, query.seg, key.seg)
         )
         call = self.call
-        some, _ = between(
+        some, _ = visible_between(
             *ranges,
             causal=call.causal, window=call.window, sink_tokens=call.sink_tokens, xp=jnp,
         )  # fmt: skip
@@ -482,7 +494,7 @@ def _features(
     vectors |= {name: given.get(own) for name, own in names.items()}
     if given.get("x") is not None:
         vectors["x"] = jnp.asarray(given["x"])
-    arrays = {name: jnp.asarray(array) for name, array in named(params).items()}
+    arrays = {name: jnp.asarray(array) for name, array in as_mapping(params).items()}
     query, key = features(scheme, arrays, **vectors, xp=jnp)
     for name in scheme.cumulative:
         own = key[name]
@@ -499,7 +511,7 @@ def _fused_refuses(call: Call) -> str | None:
     return fused.refuses(call) or fused.without_lse(call)
 
 
-_PATHS = (
-    Path("pallas", fused.fused, refuse=_fused_refuses, avoid=fused.avoided),
-    Path("chunked", chunked, refuse=refuses),
+_IMPLEMENTATIONS = (
+    Implementation("pallas", fused.fused, unsupported=_fused_refuses, not_preferred=fused.avoided),
+    Implementation("chunked", chunked, unsupported=refuses),
 )

@@ -13,8 +13,8 @@ import numpy as np
 from jax import Array
 
 from posenc.testing.framework import Framework, Function, Host
-from posenc_jax import blocks
-from posenc_jax.attention import PATHS, attention
+from posenc_jax.api import IMPLEMENTATIONS, attention
+from posenc_jax.chunked import blocks
 
 _BLOCK = 8  # so that short sequences have several tiles, the last of them padded
 
@@ -24,7 +24,7 @@ class Jax(Framework):
 
     name = "jax"
     xp = jnp
-    paths = PATHS
+    implementations = IMPLEMENTATIONS
     dtypes = ("float64", "float32", "float16", "bfloat16")
     compilers = ("jit",)
     usual = "quick"  # jit, with fewer optimisations: most laws wait for the compiler alone
@@ -45,9 +45,9 @@ class Jax(Framework):
     def compiled(self, function: Function, compiler: str) -> Function:
         return partial(_call, _compiled(function, compiler))
 
-    def attend(self, path: str, tensors: Mapping[str, Array], **options: Any) -> Any:
+    def attend(self, implementation: str, tensors: Mapping[str, Array], **options: Any) -> Any:
         own = {name: _swapped(a) if a.ndim == 4 else a for name, a in tensors.items()}
-        found = attention(**own, path=path, **options)
+        found = attention(**own, implementation=implementation, **options)
         return tuple(map(_swapped, found)) if isinstance(found, tuple) else _swapped(found)
 
     def pullback(

@@ -12,11 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from posenc.ablation.decoder import EPSILON, Decoder, decays
-from posenc.ablation.schedule import ADAM_EPSILON, BETAS, rate
-from posenc.evaluate import attention_part, embedding
-from posenc.protocol import PositionScheme
-from posenc_jax.attention import attention
+from posenc.backend import (
+    PositionScheme,
+    attention_part,
+    embedding,
+)
+from posenc.study.decoder import EPSILON, Decoder, decays
+from posenc.study.schedule import ADAM_EPSILON, BETAS, rate
+from posenc_jax.api import attention
 
 Schemes = tuple[PositionScheme, ...]
 Windows = tuple[int | None, ...]
@@ -24,7 +27,7 @@ _TOKENS = 2048  # of one evaluation batch
 
 
 class Learner:
-    """Trains and scores one decoder; see ``posenc.ablation.cell.Learner``."""
+    """Trains and scores one decoder; see ``posenc.study.run.Learner``."""
 
     def __init__(self, decoder: Decoder, device: str, scratch: Path | None = None) -> None:
         if scratch is not None:

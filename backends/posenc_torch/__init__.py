@@ -1,12 +1,12 @@
 """posenc for PyTorch: attention with any scheme, and modules that own the learned params."""
 
-from posenc_torch.attention import PATHS, attention, explain
+from posenc_torch.api import IMPLEMENTATIONS, attention, explain
+from posenc_torch.flex.api import block_mask, score_mod
 from posenc_torch.groups import param_groups
-from posenc_torch.mods import block_mask, score_mod
 from posenc_torch.position import Position, Positions
 
 __all__ = [
-    "PATHS",
+    "IMPLEMENTATIONS",
     "Position",
     "Positions",
     "attention",

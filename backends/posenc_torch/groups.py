@@ -6,7 +6,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from posenc.checks import check_positive
+from posenc.backend import (
+    check_positive,
+)
 from posenc_torch.position import Position
 
 

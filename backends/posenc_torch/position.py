@@ -12,11 +12,18 @@ import torch
 from torch import Tensor, nn
 
 import posenc
-from posenc.checks import check_count, check_scheme
-from posenc.evaluate import attention_part, has_embedding
-from posenc.layers import LayerPlan, add_embedding, check_layer
-from posenc.protocol import PositionScheme, SchemeWarning
-from posenc_torch.attention import attention
+from posenc.backend import (
+    LayerPlan,
+    PositionScheme,
+    SchemeWarning,
+    add_embedding,
+    attention_part,
+    check_count,
+    check_layer,
+    check_scheme,
+    has_embedding,
+)
+from posenc_torch.api import attention
 
 
 class Position(nn.Module):
@@ -30,7 +37,8 @@ class Position(nn.Module):
     itself it needs ``register_fsdp_forward_method(position, "attend")``, and likewise for
     ``"embed"``, because it has no ``forward``. Where params or tokens are ``DTensor``, call it
     under ``implicit_replication()``, for what is made in the call is the same in every process,
-    with ``path="sdpa"`` for a learned bias, else ``"reference"``: PyTorch shards no other kernel.
+    with ``implementation="sdpa"`` for a learned bias, else ``"reference"``: PyTorch shards no
+    other kernel.
 
     Parameters
     ----------

@@ -6,19 +6,21 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from posenc.call import Call
-from posenc.evaluate import has_bias
-from posenc.paths import with_sink_key
-from posenc.unseen import may_be_unseen
-from posenc_torch.unseen import without_unseen
+from posenc.backend import (
+    Call,
+    append_sink_key,
+    has_bias,
+    may_be_fully_masked,
+)
+from posenc_torch.fully_masked import zero_fully_masked
 
 _FEW, _FEW_QUERIES = 2**19, 256
 
 
 def sdpa(call: Call) -> tuple[Tensor, None]:
     """``(B, H, Q, Dv)``, with the whole bias in memory; a sink is one more key, of value 0."""
-    q, k, v = same_dtype(call)
-    if knows_mask(call):
+    q, k, v = promoted(call)
+    if has_native_mask(call):
         # A bool also where lengths are symbols of the compiler.
         causal = True if call.causal and q.shape[2] > 1 else False  # noqa: SIM210
         out = scaled_dot_product_attention(
@@ -26,10 +28,10 @@ def sdpa(call: Call) -> tuple[Tensor, None]:
         )
         return out, None
     bias, seen = call.allowed_bias()
-    if seen is not None and may_be_unseen(call):
-        q, k, v = without_unseen(q, k, v, seen)
+    if seen is not None and may_be_fully_masked(call):
+        q, k, v = zero_fully_masked(q, k, v, seen)
     if call.sink is not None:
-        k, v, bias, seen = with_sink_key(call, k, v, bias, seen)
+        k, v, bias, seen = append_sink_key(call, k, v, bias, seen)
     return masked(q, k, v, bias, seen, scale=call.scale), None
 
 
@@ -43,13 +45,13 @@ def without_lse(call: Call) -> str:
     return "scaled_dot_product_attention returns none"
 
 
-def knows_mask(call: Call) -> bool:
+def has_native_mask(call: Call) -> bool:
     """Nothing but, at most, the causal mask that SDPA knows by itself."""
     nothing = not has_bias(call.scheme) and call.plain and not call.regions
-    return nothing and not call.needs_lse and knows_visible(call)
+    return nothing and not call.needs_lse and has_native_visible(call)
 
 
-def knows_visible(call: Call) -> bool:
+def has_native_visible(call: Call) -> bool:
     """Who sees whom is what SDPA knows by itself: everyone, or ``is_causal``."""
     # SDPA scales after its own causal mask: 0 times minus infinity is NaN, and -1 times it worse.
     if call.window is not None or call.query.seg is not None or not call.scale > 0:
@@ -59,13 +61,13 @@ def knows_visible(call: Call) -> bool:
     return not call.causal or (call.aligned and (q_len == k_len or q_len == 1))
 
 
-def few_scores(call: Call) -> bool:
+def is_small(call: Call) -> bool:
     """Whether a head has so few that nothing is gained by not holding them all."""
     q_len, k_len = call.q.shape[2], call.k.shape[2]
     return q_len * k_len <= _FEW or q_len <= _FEW_QUERIES
 
 
-def same_dtype(call: Call) -> tuple[Tensor, Tensor, Tensor]:
+def promoted(call: Call) -> tuple[Tensor, Tensor, Tensor]:
     """q, k and v in the widest dtype among them."""
     dtype = torch.promote_types(call.q.dtype, torch.promote_types(call.k.dtype, call.v.dtype))
     return call.q.to(dtype), call.k.to(dtype), call.v.to(dtype)

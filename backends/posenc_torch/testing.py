@@ -14,17 +14,17 @@ import torch
 from torch import Tensor
 
 from posenc.testing.framework import Framework, Function, Host
-from posenc_torch.attention import PATHS, attention
-from posenc_torch.chunked import WHY_NOT_COMPILED
-from posenc_torch.flex import uncompiled
-from posenc_torch.parts import blocks_of
+from posenc_torch.api import IMPLEMENTATIONS, attention
+from posenc_torch.chunked.implementation import WHY_NOT_COMPILED
+from posenc_torch.chunked.parts import blocks_of
+from posenc_torch.flex.implementation import uncompiled
 
 
 class Torch(Framework):
     """PyTorch on one device, eager and compiled."""
 
     xp = array_api_compat.torch
-    paths = PATHS
+    implementations = IMPLEMENTATIONS
     dtypes = ("float64", "float32", "float16", "bfloat16")
     compilers = ("aot_eager", "inductor")
     differentiable = True
@@ -60,8 +60,8 @@ class Torch(Framework):
     def compiled(self, function: Function, compiler: str) -> Function:
         return _compiled(function, compiler)
 
-    def attend(self, path: str, tensors: Mapping[str, Tensor], **options: Any) -> Tensor:
-        return attention(**tensors, path=path, **options)
+    def attend(self, implementation: str, tensors: Mapping[str, Tensor], **options: Any) -> Tensor:
+        return attention(**tensors, implementation=implementation, **options)
 
     def pullback(
         self,

@@ -11,18 +11,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from posenc.ablation.decoder import EPSILON, Decoder, decays
-from posenc.ablation.schedule import BETAS, rate
-from posenc.evaluate import attention_part
-from posenc.protocol import PositionScheme
-from posenc_torch.attention import attention
+from posenc.backend import (
+    PositionScheme,
+    attention_part,
+)
+from posenc.study.decoder import EPSILON, Decoder, decays
+from posenc.study.schedule import BETAS, rate
+from posenc_torch.api import attention
 from posenc_torch.position import Position
 
 _TOKENS = 32768  # of one evaluation batch
 
 
 class Learner:
-    """Trains and scores one decoder; see ``posenc.ablation.cell.Learner``."""
+    """Trains and scores one decoder; see ``posenc.study.run.Learner``."""
 
     def __init__(self, decoder: Decoder, device: str, scratch: Path | None = None) -> None:
         torch.set_num_threads(1)

@@ -17,7 +17,7 @@ import posenc
 
 # Every scheme meets the same call here, whether it makes sense for a model or not.
 warnings.simplefilter("ignore", posenc.SchemeWarning)
-NAMES = os.environ.get("POSENC_SCHEMES", "").split() or sorted(posenc.schemes())
+NAMES = os.environ.get("POSENC_SCHEMES", "").split() or sorted(posenc.catalogue())
 GRIDS = ("short", "full")
 GRID = os.environ.get("POSENC_GRID") or GRIDS[0]
 if GRID not in GRIDS:

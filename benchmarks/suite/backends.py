@@ -1,4 +1,4 @@
-"""Attention in PyTorch and JAX: every scheme on every path, forward and forward with backward."""
+"""Attention in PyTorch and JAX: every scheme, every implementation, forward and backward."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from suite import NAMES, Timed, lengths, warm
 _HEADS, _DIM, _LENGTHS = 8, 64, lengths(512, 2048)
 
 
-def _paths(package):
-    """Names of a backend's paths; none where its framework is missing."""
+def _implementations(package):
+    """Names of a backend's implementations; none where its framework is missing."""
     try:
-        return list(importlib.import_module(package).PATHS)
+        return list(importlib.import_module(package).IMPLEMENTATIONS)
     except ImportError:
         return ["missing"]
 
@@ -29,12 +29,12 @@ def _arrays(name, length, shape):
 class Torch(Timed):
     """Causal attention, ``B=1 H=8 D=64``, float32."""
 
-    param_names = ("scheme", "path", "length")
-    params = (NAMES, _paths("posenc_torch"), _LENGTHS)
+    param_names = ("scheme", "implementation", "length")
+    params = (NAMES, _implementations("posenc_torch"), _LENGTHS)
 
     @warm
-    def setup(self, name, path, length):
-        if path == "missing":
+    def setup(self, name, implementation, length):
+        if implementation == "missing":
             raise NotImplementedError("torch is not installed")
         import torch
 
@@ -46,7 +46,9 @@ class Torch(Timed):
         own = dict(zip(params, leaves[3:], strict=True))
 
         def attend():
-            return posenc_torch.attention(*leaves[:3], scheme, own, causal=True, path=path)
+            return posenc_torch.attention(
+                *leaves[:3], scheme, own, causal=True, implementation=implementation
+            )
 
         def step():
             torch.autograd.grad(attend().sum(), leaves, allow_unused=True)
@@ -67,12 +69,12 @@ class Torch(Timed):
 class Jax(Timed):
     """Causal attention, ``B=1 H=8 D=64``, float32, compiled."""
 
-    param_names = ("scheme", "path", "length")
-    params = (NAMES, _paths("posenc_jax"), _LENGTHS)
+    param_names = ("scheme", "implementation", "length")
+    params = (NAMES, _implementations("posenc_jax"), _LENGTHS)
 
     @warm
-    def setup(self, name, path, length):
-        if path == "missing":
+    def setup(self, name, implementation, length):
+        if implementation == "missing":
             raise NotImplementedError("jax is not installed")
         import jax
 
@@ -82,7 +84,9 @@ class Jax(Timed):
         arguments = jax.device_put((*values, params))
 
         def total(q, k, v, params):
-            return posenc_jax.attention(q, k, v, scheme, params, causal=True, path=path).sum()
+            return posenc_jax.attention(
+                q, k, v, scheme, params, causal=True, implementation=implementation
+            ).sum()
 
         compiled = [
             jax.jit(f).lower(*arguments).compile()

@@ -1,4 +1,4 @@
-"""Long causal attention in PyTorch on a CPU: every path beside SDPA without positions."""
+"""Long causal attention in PyTorch on a CPU: every implementation beside SDPA without positions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from suite.backends import _paths
 
 _HEADS, _DIM, _LENGTHS = 8, 64, lengths(2048, 4096)
 # The definition takes seconds a call, and gigabytes: it waits for the full grid.
-_PATHS = [name for name in _paths("posenc_torch") if GRID == "full" or name != "reference"]
+_IMPLEMENTATIONS = [
+    name for name in _paths("posenc_torch") if GRID == "full" or name != "reference"
+]
 _BIASED = [name for name in ("alibi", "t5") if name in NAMES]
 
 
@@ -23,9 +25,9 @@ def _leaves(length, *more):
     return [torch.tensor(a, requires_grad=True) for a in (*values, *more)]
 
 
-def _attention(name, path, length):
+def _attention(name, implementation, length):
     """A call of attention, and all that it learns."""
-    if path == "missing":
+    if implementation == "missing":
         raise NotImplementedError("torch is not installed")
     import posenc_torch
 
@@ -34,7 +36,7 @@ def _attention(name, path, length):
     leaves = _leaves(length, *(a.astype(np.float32) for a in params.values()))
     own = dict(zip(params, leaves[3:], strict=True))
     return lambda q, k, v: posenc_torch.attention(
-        q, k, v, scheme, own, causal=True, path=path
+        q, k, v, scheme, own, causal=True, implementation=implementation
     ), leaves
 
 
@@ -93,23 +95,23 @@ class _Train(Timed):
 class Forward(_Forward):
     """Causal attention, ``B=1 H=8 D=64``, float32, without gradients."""
 
-    param_names = ("scheme", "path", "length")
-    params = (_BIASED, _PATHS, _LENGTHS)
+    param_names = ("scheme", "implementation", "length")
+    params = (_BIASED, _IMPLEMENTATIONS, _LENGTHS)
 
     @warm
-    def setup(self, name, path, length):
-        self._begin(*_attention(name, path, length))
+    def setup(self, name, implementation, length):
+        self._begin(*_attention(name, implementation, length))
 
 
 class Train(_Train):
     """The same with gradients of q, k, v and params."""
 
-    param_names = ("scheme", "path", "length")
-    params = (_BIASED, _PATHS, _LENGTHS)
+    param_names = ("scheme", "implementation", "length")
+    params = (_BIASED, _IMPLEMENTATIONS, _LENGTHS)
 
     @warm
-    def setup(self, name, path, length):
-        self._begin(*_attention(name, path, length))
+    def setup(self, name, implementation, length):
+        self._begin(*_attention(name, implementation, length))
 
 
 class ForwardSDPA(_Forward):

@@ -44,7 +44,7 @@ _GROUP = "posenc.schemes"
 SIZES = ("num_heads", "head_dim", "max_len", "train_len", "dim")
 
 
-def schemes() -> dict[str, Maker]:
+def catalogue() -> dict[str, Maker]:
     """The catalogue, name -> maker.
 
     A maker takes sizes of a model (``num_heads``, ``head_dim``, ``max_len``, ``train_len``,
@@ -119,11 +119,11 @@ def fitted_options(name: str, sizes: Mapping[str, int]) -> dict[str, Any]:
 
 def maker_of(name: str) -> Maker:
     """The maker of a name in the catalogue, or of a dotted name."""
-    catalogue = schemes()
-    if isinstance(name, str) and name.lower() in catalogue:
-        return catalogue[name.lower()]
+    names = catalogue()
+    if isinstance(name, str) and name.lower() in names:
+        return names[name.lower()]
     if not isinstance(name, str) or "." not in name:
-        hint = nearest(name, catalogue)
+        hint = nearest(name, names)
         raise ValueError(f"unknown scheme {name!r}{hint}, or a dotted name module.Class")
     return _checked(_imported(name), name)
 

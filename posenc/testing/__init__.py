@@ -4,7 +4,7 @@
 >>> from posenc.testing import check_scheme
 >>> check_scheme(posenc.ALiBi(num_heads=4), frameworks=["numpy"])
 
-In a test file, one test a law, framework and path::
+In a test file, one test a law, framework and implementation::
 
     from posenc.testing import parametrize_laws
 
@@ -12,8 +12,8 @@ In a test file, one test a law, framework and path::
     def test_laws(law, scheme):
         law(scheme)
 
-Laws of the scheme itself are tried on NumPy; laws of attention on every path of every framework
-that is installed, compiled ones too. ``laws()`` lists them.
+Laws of the scheme itself are tried on NumPy; laws of attention on every implementation of every
+framework that is installed, compiled ones too. ``laws()`` lists them.
 """
 
 from posenc.testing.check import check_scheme, laws, parametrize_laws

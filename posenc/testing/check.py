@@ -20,7 +20,8 @@ _NONE: Mapping[str, str] = MappingProxyType({})
 
 
 def laws(frameworks: Sequence[str | Framework] | None = None) -> list[Law]:
-    """Every law on every ground: the scheme itself, frameworks, their compilers, their paths.
+    """Every law on every ground: the scheme itself, frameworks, their compilers, their
+    implementations.
 
     Parameters
     ----------
@@ -46,8 +47,8 @@ def check_scheme(
 ) -> None:
     """Try every law on a scheme; raise on the first that is broken.
 
-    A path may say by ``NotImplementedError`` that it cannot serve the scheme; ``"reference"`` may
-    not.
+    An implementation may say by ``NotImplementedError`` that it cannot serve the scheme;
+    ``"reference"`` may not.
 
     Parameters
     ----------
@@ -96,8 +97,8 @@ def parametrize_laws(
 ) -> pytest.MarkDecorator:
     """A pytest decorator: one test for each law and each scheme, with arguments ``law, scheme``.
 
-    A path that cannot serve a scheme is a skip with its reason; an expected failure is an xfail,
-    and strict.
+    An implementation that cannot serve a scheme is a skip with its reason; an expected failure is
+    an xfail, and strict.
 
     Parameters
     ----------

@@ -12,7 +12,7 @@ import array_api_compat
 import array_api_compat.numpy
 import numpy as np
 
-from posenc.attention import attention
+from posenc.attn.reference import attention
 from posenc.protocol import Array, Namespace
 
 Host: TypeAlias = "np.ndarray[Any, Any]"
@@ -37,8 +37,8 @@ class Framework(ABC):
     ----------
     name, xp
         Its name and its namespace.
-    paths
-        Names of its paths of attention.
+    implementations
+        Names of its implementations of attention.
     dtypes
         Floating-point dtypes it computes in.
     compilers
@@ -49,7 +49,7 @@ class Framework(ABC):
 
     name: str
     xp: Namespace
-    paths: tuple[str, ...] = ("reference",)
+    implementations: tuple[str, ...] = ("reference",)
     dtypes: tuple[str, ...] = ("float64", "float32", "float16")
     compilers: tuple[str, ...] = ()
     usual: str | None = None
@@ -82,11 +82,11 @@ class Framework(ABC):
         """``function`` through one of ``compilers``."""
         raise NotImplementedError(f"{self.name} compiles nothing")
 
-    def attend(self, path: str, tensors: Mapping[str, Array], **options: Any) -> Array:
+    def attend(self, implementation: str, tensors: Mapping[str, Array], **options: Any) -> Array:
         """Attention of q, k, v, ``(B, H, L, D)`` whatever the layout of this library, and of hidden
         states. With ``return_lse`` a pair, whose second is ``(B, H, Q)``.
         """
-        return attention(**tensors, path=path, **options)
+        return attention(**tensors, implementation=implementation, **options)
 
     def pullback(
         self,

@@ -16,11 +16,11 @@ from posenc.protocol import SchemeWarning
 from posenc.testing.framework import Framework
 from posenc.testing.subject import Subject
 
-Ground = Literal["scheme", "framework", "path", "gradient", "compiler"]
+Ground = Literal["scheme", "framework", "implementation", "gradient", "compiler"]
 
 
 class BrokenLawError(AssertionError):
-    """A scheme, or a path that serves it, breaks a law."""
+    """A scheme, or an implementation that serves it, breaks a law."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Law:
         The first line of its documentation.
     check
         Raises if a subject breaks it.
-    framework, path, compiler
+    framework, implementation, compiler
         Where it is tried; None where it does not matter.
     """
 
@@ -43,11 +43,11 @@ class Law:
     statement: str
     check: Callable[..., None]
     framework: Framework | None = None
-    path: str | None = None
+    implementation: str | None = None
     compiler: str | None = None
 
     def __str__(self) -> str:
-        where = (self.framework, self.path, self.compiler)
+        where = (self.framework, self.implementation, self.compiler)
         return "-".join([self.name, *(str(part) for part in where if part is not None)])
 
     def __call__(self, scheme: Any, **sizes: Any) -> None:
@@ -58,16 +58,16 @@ class Law:
         BrokenLawError
             Says which law, on what ground, and what was found.
         NotImplementedError
-            The path says why it cannot serve the scheme.
+            The implementation says why it cannot serve the scheme.
         """
-        where = (self.framework, self.path, self.compiler)
+        where = (self.framework, self.implementation, self.compiler)
         try:
             subject = scheme if isinstance(scheme, Subject) else Subject(scheme, **sizes)
             with warnings.catch_warnings():  # laws ask for what callers are warned of
                 warnings.simplefilter("ignore", SchemeWarning)
                 self.check(subject, *(part for part in where if part is not None))
         except NotImplementedError:
-            if self.path in (None, "reference"):  # the definition serves everything
+            if self.implementation in (None, "reference"):  # the definition serves everything
                 raise self._broken(scheme, "refused") from None
             raise
         except AssertionError as error:
@@ -78,7 +78,11 @@ class Law:
 
     def _broken(self, scheme: Any, found: str) -> BrokenLawError:
         named = scheme.scheme if isinstance(scheme, Subject) else scheme
-        parts = {"framework": self.framework, "path": self.path, "compiler": self.compiler}
+        parts = {
+            "framework": self.framework,
+            "implementation": self.implementation,
+            "compiler": self.compiler,
+        }
         where = ", ".join(f"{name} {part}" for name, part in parts.items() if part is not None)
         ground = f"\n  on {where}" if where else ""
         return BrokenLawError(f"{self.name}: {self.statement}\n  {named!r}{ground}\n  {found}")
@@ -99,10 +103,10 @@ _ENTERED: list[tuple[Ground, Callable[..., None]]] = []
 
 
 def law(ground: Ground) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Enter a law that is tried once a scheme, or on every framework, compiler or path.
+    """Enter a law that is tried once a scheme, or on every framework, compiler or implementation.
 
-    The function receives a ``Subject``, then the framework, then the path or the compiler;
-    ``"gradient"`` stands for the paths of frameworks that have gradients.
+    The function receives a ``Subject``, then the framework, then the implementation or the
+    compiler; ``"gradient"`` stands for the implementations of frameworks that have gradients.
     """
 
     def enter(check: Callable[..., None]) -> Callable[..., None]:
@@ -133,8 +137,12 @@ def _on(ground: Ground, check: Callable[..., None], frameworks: list[Framework])
         return [Law(name, statement, check, f) for f in frameworks]
     if ground == "compiler":
         return [Law(name, statement, check, f, compiler=c) for f in frameworks for c in f.compilers]
-    able = [f for f in frameworks if f.differentiable or ground == "path"]
-    return [Law(name, statement, check, f, path) for f in able for path in f.paths]
+    able = [f for f in frameworks if f.differentiable or ground == "implementation"]
+    return [
+        Law(name, statement, check, f, implementation)
+        for f in able
+        for implementation in f.implementations
+    ]
 
 
 def require(holds: bool | Any, found: str) -> None:

@@ -1,4 +1,4 @@
-"""One call of attention in NumPy arrays, to be put to any path of any framework."""
+"""One call of attention in NumPy arrays, to be put to any implementation of any framework."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Problem:
     def attend(
         self,
         framework: Framework,
-        path: str,
+        implementation: str,
         *,
         dtype: str = "float32",
         compiler: str | None = None,
@@ -57,22 +57,22 @@ class Problem:
         Raises
         ------
         NotImplementedError
-            The path cannot serve the call.
+            The implementation cannot serve the call.
         """
         compiler = framework.usual if compiler is None else compiler
-        function, cast = self._function(framework, path), self._cast(dtype)
+        function, cast = self._function(framework, implementation), self._cast(dtype)
         answer = framework.evaluate(function, self._arrays(), cast=cast, compiler=compiler)
         return _values(answer, dtype)
 
-    def eagerly(self, framework: Framework, path: str, *, dtype: str = "float32") -> Host:
+    def eagerly(self, framework: Framework, implementation: str, *, dtype: str = "float32") -> Host:
         """``attend`` without a compiler."""
-        function, cast = self._function(framework, path), self._cast(dtype)
+        function, cast = self._function(framework, implementation), self._cast(dtype)
         answer = framework.evaluate(function, self._arrays(), cast=cast)
         return _values(answer, dtype)
 
-    def log_sum_exp(self, framework: Framework, path: str) -> Host:
+    def log_sum_exp(self, framework: Framework, implementation: str) -> Host:
         """The log-sum-exp ``(B, H, Q)`` that float32 gives, as float64."""
-        function, cast = self._function(framework, path, lse=True), self._cast("float32")
+        function, cast = self._function(framework, implementation, lse=True), self._cast("float32")
         compiler = framework.usual
         answer = framework.evaluate(function, self._arrays(), cast=cast, compiler=compiler)
         return _values(answer, "float32")
@@ -80,14 +80,14 @@ class Problem:
     def gradients(
         self,
         framework: Framework,
-        path: str,
+        implementation: str,
         d_out: Host,
         *,
         dtype: str = "float32",
         compiler: str | None = None,
     ) -> tuple[Host, dict[str, Host]]:
         """The result, and gradients of ``sum(d_out * result)`` by the names of ``floats``."""
-        function, cast = self._function(framework, path), self._cast(dtype)
+        function, cast = self._function(framework, implementation), self._cast(dtype)
         out, found = framework.gradients(
             function, self._arrays(), d_out, cast=cast, compiler=compiler
         )
@@ -122,12 +122,14 @@ class Problem:
         given = {n: wide if n.startswith(_WIDE) else dtype for n in self.tensors}
         return {**given, **own}
 
-    def _function(self, framework: Framework, path: str, *, lse: bool = False) -> Function:
+    def _function(
+        self, framework: Framework, implementation: str, *, lse: bool = False
+    ) -> Function:
         fixed = {n: o for n, o in self.options.items() if not isinstance(o, np.ndarray)}
         none = tuple(sorted(name for name, value in fixed.items() if value == {}))
         kept = tuple(sorted((n, o) for n, o in fixed.items() if n not in none))
         scheme: Any = self.scheme  # hashable, which its protocol cannot say
-        return _attention(framework, path, scheme, kept, none, lse)
+        return _attention(framework, implementation, scheme, kept, none, lse)
 
 
 def _values(answer: Answer | None, dtype: str) -> Host:
@@ -140,7 +142,7 @@ def _values(answer: Answer | None, dtype: str) -> Host:
 @lru_cache(_KEPT)
 def _attention(
     framework: Framework,
-    path: str,
+    implementation: str,
     scheme: Any,
     fixed: tuple[tuple[str, Any], ...],
     none: tuple[str, ...],
@@ -162,7 +164,7 @@ def _attention(
                 (vectors if name in _VECTORS else options)[name] = array
         options |= {"scheme": scheme, "params": params}
         if not lse:
-            return framework.attend(path, vectors, **options)
-        return framework.attend(path, vectors, return_lse=True, **options)[1]
+            return framework.attend(implementation, vectors, **options)
+        return framework.attend(implementation, vectors, return_lse=True, **options)[1]
 
     return attend

@@ -12,15 +12,15 @@ import array_api_compat.numpy as xp
 import numpy as np
 
 import posenc
+from posenc.attn.features import hidden_width
 from posenc.checks import check_count, check_scheme
-from posenc.evaluate import bias_tile, column, has_features, row, transforms
-from posenc.params import Features, Params, check_params, head_count, merged
-from posenc.positions import FARTHEST, LOWEST
+from posenc.evaluate import as_column, as_row, bias_tile, has_features, has_transform
+from posenc.params import Features, Params, check_params, head_count, merge_constants
+from posenc.positions import MAX_POSITION, MIN_POSITION
 from posenc.protocol import PositionScheme, Role
 from posenc.testing.framework import Host, readonly
 from posenc.testing.problem import Problem
 from posenc.testing.tokens import Tokens
-from posenc.token_features import hidden_width
 
 _HEADS, _DIM, _WIDTH = 4, 8, 16
 _LEAST = 20  # positions that a law may ask for
@@ -99,8 +99,8 @@ class Subject:
         low, high = self.reach
         if (low, high) == (0, 0):
             longest = min(_sizes(self.scheme, "max_len"), default=None)
-            low, high = (LOWEST, FARTHEST) if longest is None else (0, longest - 1)
-        if not (LOWEST <= low <= 0 and _LEAST - 1 <= high <= FARTHEST):
+            low, high = (MIN_POSITION, MAX_POSITION) if longest is None else (0, longest - 1)
+        if not (MIN_POSITION <= low <= 0 and _LEAST - 1 <= high <= MAX_POSITION):
             raise ValueError(
                 f"reach is {low} .. {high} for {self.scheme}, accepted: from -2**30 or 0 "
                 f"to {_LEAST - 1} .. 2**30 - 1, for which laws need max_len >= {_LEAST}"
@@ -170,7 +170,7 @@ class Subject:
     def turned(self, x: Host, tokens: Tokens, params: Mapping[str, Host] | None = None) -> Host:
         """Queries or keys as seen from where tokens are."""
         given = self.params if params is None else params
-        features = tokens.features if transforms(self.scheme) else {}
+        features = tokens.features if has_transform(self.scheme) else {}
         return np.asarray(
             posenc.transform(
                 self.scheme, x, tokens.pos, role=tokens.role, params=given, axes=tokens.places,
@@ -181,7 +181,7 @@ class Subject:
     def whole(self, dtype: str = "float32") -> Params:
         """Learned arrays and constants, whole."""
         real = np.dtype(dtype)
-        arrays = merged(self.scheme, self.params, dtype=real, device="cpu", xp=xp)
+        arrays = merge_constants(self.scheme, self.params, dtype=real, device="cpu", xp=xp)
         return Params({name: readonly(a) for name, a in arrays.items()}, real)
 
     def of_head(
@@ -206,7 +206,7 @@ class Subject:
         """
         q = q if isinstance(q, Tokens) else self.tokens(q, "query")
         k = k if isinstance(k, Tokens) else self.tokens(k, "key")
-        arrays, at = self.whole(dtype), (column(readonly(q.pos)), row(readonly(k.pos)))
+        arrays, at = self.whole(dtype), (as_column(readonly(q.pos)), as_row(readonly(k.pos)))
         sides = {"query": q.seen(arrays.dtype), "key": k.seen(arrays.dtype)}
         found = bias_tile(self.scheme, *at, arrays, dtype=arrays.dtype, xp=xp, **sides)
         if found is None:

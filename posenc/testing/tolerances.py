@@ -48,13 +48,13 @@ def attention_bound(dtype: str, *, channels: int = 8, keys: int = 20, score: flo
     return rounding_bound(3 * channels, score / 2, dtype) + rounding_bound(2 * keys, 1, dtype)
 
 
-PATHS = {dtype: attention_bound(dtype) for dtype in UNIT}
-"""Attention on one path beside the definition, relative to the largest number, or to 1.
+IMPLEMENTATIONS = {dtype: attention_bound(dtype) for dtype in UNIT}
+"""Attention on one implementation beside the definition, relative to the largest number, or to 1.
 
 For 8 channels, 20 keys and scores up to 8, as the laws and the tests have them: 104 roundings of
 float64 and float32, 6e-6, and 23 of half precision. Where a bias is larger, one rounding of it
-counts for many of these. ``tests/test_tolerances.py`` adds up the effects of all roundings in each
-of these calls.
+counts for many of these. ``tests/core/test_tolerances.py`` adds up the effects of all roundings in
+each of these calls.
 """
 
 VALUES = {dtype: 2 * rounding_bound(64, 1, dtype) for dtype in ("float64", "float32")}
@@ -75,7 +75,7 @@ the last place, two roundings, of the true one."""
 ROUNDED = rounding_bound(16)
 """A float32 answer beside the float64 one, of each number: 16 roundings of it, or of 1."""
 
-DIFFERENCES = 2 * PATHS["float32"]
+DIFFERENCES = 2 * IMPLEMENTATIONS["float32"]
 """A float32 derivative beside a central difference in float64, relative to the lengths of gradient
 and direction: a result goes forward and back. The square of the step times a third derivative, and
 a float64 loss divided by the step, are 1e-10 each."""

@@ -39,29 +39,42 @@ ALIBI, LEARNED = "posenc/schemes/alibi.py", "posenc/schemes/learned.py"
 ROPE, SINUSOIDAL = "posenc/schemes/rope.py", "posenc/schemes/sinusoidal.py"
 T5, ANGLES = "posenc/schemes/t5.py", "posenc/angles.py"
 CHECKS = "posenc/checks.py"
-REFERENCE, CALL = "posenc/attention.py", "posenc/call.py"
-ARGUMENTS = "posenc/arguments.py"
+REFERENCE, CALL = "posenc/attn/reference.py", "posenc/attn/call.py"
+ARGUMENTS = "posenc/attn/arguments.py"
 POSITIONS, PARAMS = "posenc/positions.py", "posenc/params.py"
-TOKENS, SUMS, SUM = "posenc/token_features.py", "posenc/sums.py", "posenc/schemes/sum.py"
-EVALUATE, PATHS = "posenc/evaluate.py", "posenc/paths.py"
-TORCH, MODULE = "backends/posenc_torch/attention.py", "backends/posenc_torch/position.py"
-JAX, JAX_INIT = "backends/posenc_jax/attention.py", "backends/posenc_jax/params.py"
-CHUNKED, TILE = "backends/posenc_jax/chunked.py", "backends/posenc_jax/tile.py"
-BLOCKS = "backends/posenc_jax/blocks.py"
+TOKENS, SUMS, SUM = (
+    "posenc/attn/features.py",
+    "posenc/attn/segment_sums.py",
+    "posenc/schemes/sum.py",
+)
+EVALUATE, IMPLEMENTATIONS = "posenc/evaluate.py", "posenc/attn/implementations.py"
+TORCH, MODULE = "backends/posenc_torch/api.py", "backends/posenc_torch/position.py"
+JAX, JAX_INIT = "backends/posenc_jax/api.py", "backends/posenc_jax/params.py"
+CHUNKED, TILE = (
+    "backends/posenc_jax/chunked/implementation.py",
+    "backends/posenc_jax/chunked/tile.py",
+)
+BLOCKS = "backends/posenc_jax/chunked/blocks.py"
 PLAN, GRADIENTS = "backends/posenc_jax/fused/plan.py", "backends/posenc_jax/fused/gradients.py"
-FUSED, CUDNN = "backends/posenc_jax/fused/path.py", "backends/posenc_jax/lifted.py"
+FUSED, CUDNN = "backends/posenc_jax/fused/implementation.py", "backends/posenc_jax/folded.py"
 ON_TPU, TPU_TILE = (
     "backends/posenc_jax/fused/tpu/passes.py",
     "backends/posenc_jax/fused/tpu/tile.py",
 )
 ON_HOPPER = "backends/posenc_jax/fused/mosaic_gpu/tile.py"
 RING = "backends/posenc_jax/ring.py"
-FLEX, SIGHT = "backends/posenc_torch/flex.py", "backends/posenc_torch/sight.py"
-SCORE, LOADS = "backends/posenc_torch/score.py", "backends/posenc_torch/loads.py"
-SDPA, LIFTED = "backends/posenc_torch/sdpa.py", "backends/posenc_torch/lifted.py"
-PARTS, CUT = "backends/posenc_torch/chunked.py", "backends/posenc_torch/parts.py"
-NEGLIGIBLE, LOWERINGS = "posenc/negligible.py", "posenc/lowerings.py"
-MEETING = "posenc/blocks.py"
+FLEX, SIGHT = (
+    "backends/posenc_torch/flex/implementation.py",
+    "backends/posenc_torch/flex/block_mask.py",
+)
+SCORE, LOADS = "backends/posenc_torch/flex/score_mod.py", "backends/posenc_torch/flex/params.py"
+SDPA, LIFTED = "backends/posenc_torch/sdpa.py", "backends/posenc_torch/folded.py"
+PARTS, CUT = (
+    "backends/posenc_torch/chunked/implementation.py",
+    "backends/posenc_torch/chunked/parts.py",
+)
+NEGLIGIBLE, LOWERINGS = "posenc/attn/negligible.py", "posenc/attn/bias_forms.py"
+MEETING = "posenc/attn/blocks.py"
 
 _SCHEMES = (
     Fault(
@@ -410,7 +423,7 @@ _CORE = (
         "mask-by-index",
         "who sees whom decided by the place in memory: wrong for explicit positions",
         CALL,
-        "    at = column(query.pos), row(key.pos)\n    segments",
+        "    at = as_column(query.pos), as_row(key.pos)\n    segments",
         "    at = [call.xp.arange(s.pos.shape[-1]) for s in (query, key)]\n"
         "    at = column(at[0] + key.pos.shape[-1] - query.pos.shape[-1]), row(at[1])\n"
         "    segments",
@@ -468,7 +481,7 @@ _CORE = (
         "far-positions-not-refused",
         "differences beyond 32 bits wrap around without a word",
         POSITIONS,
-        "if low < LOWEST or high > FARTHEST:",
+        "if low < MIN_POSITION or high > MAX_POSITION:",
         "if False:",
         ("test_positions_far.py refused",),
     ),
@@ -538,13 +551,13 @@ _CORE = (
         REFERENCE,
         "xp.finfo(scores.dtype).min",
         "-1e4",
-        ("test_paths.py large_scores torch",),
+        ("test_implementations.py large_scores torch",),
     ),
     Fault(
         "half-precision-throughout",
         "scores in the dtype of q overflow float16",
         REFERENCE,
-        "work = working_dtype([q, k, v, *floats(options), *named(params).values()], xp=xp)",
+        "work = working_dtype([q, k, v, *float_arrays(options), *as_mapping(params).values()], xp=xp)",  # noqa: E501
         "work = q.dtype",
         ("test_reference.py float16",),
     ),
@@ -615,7 +628,7 @@ _CORE = (
     Fault(
         "gates-summed-across-segments",
         "the first document's gates count in the second",
-        "posenc/sums.py",
+        "posenc/attn/segment_sums.py",
         "    if seg is not None:\n        by_segment",
         "    seg = None\n    if seg is not None:\n        by_segment",
         (
@@ -626,7 +639,7 @@ _CORE = (
     Fault(
         "gates-without-their-own",
         "a coordinate sums the tokens before it only",
-        "posenc/token_features.py",
+        "posenc/attn/features.py",
         "    return sums, sums[:, :, first:, ...]",
         "    return sums - values, (sums - values)[:, :, first:, ...]",
         ("test_reference.py gates causal",),
@@ -634,7 +647,7 @@ _CORE = (
     Fault(
         "carry-ignored",
         "decoding a gated scheme starts from 0 with every chunk",
-        "posenc/token_features.py",
+        "posenc/attn/features.py",
         "query[name], key[name] = query[name] + more, key[name] + more",
         "pass",
         ("test_reference.py carry",),
@@ -689,10 +702,10 @@ _CORE = (
     ),
     Fault(
         "a-path-falls-back-in-silence",
-        "a path asked for by name does not serve, and another one does",
-        PATHS,
-        'raise NotImplementedError(f"path {name!r} cannot serve this call: {reasons[name]}")',
-        'return choose(paths, call, "auto")',
+        "an implementation asked for by name does not serve, and another one does",
+        IMPLEMENTATIONS,
+        "raise NotImplementedError(why)",
+        'return choose(implementations, call, "auto")',
         ("test_jax_chunked.py refuses",),
     ),
 )
@@ -704,7 +717,7 @@ _TORCH = (
         SDPA,
         "bias = _below_zero(bias, seen)",
         "bias = _below_zero(bias.to(q.dtype), seen)",
-        ("test_paths.py far_away torch-sdpa",),
+        ("test_implementations.py far_away torch-sdpa",),
     ),
     Fault(
         "bias-rounded-at-its-own-size",
@@ -712,7 +725,7 @@ _TORCH = (
         SDPA,
         "        bias = _below_zero(bias, seen)\n",
         "        pass\n",
-        ("test_paths.py far_away torch-sdpa",),
+        ("test_implementations.py far_away torch-sdpa",),
     ),
     Fault(
         "bias-less-the-maximum-of-all-rows",
@@ -720,15 +733,18 @@ _TORCH = (
         SDPA,
         "visible.detach().amax(dim=-1, keepdim=True)",
         "visible.detach().amax()",
-        ("test_paths.py far torch-sdpa", "test_paths.py alibi-far torch-sdpa bfloat16"),
+        (
+            "test_implementations.py far torch-sdpa",
+            "test_implementations.py alibi-far torch-sdpa bfloat16",
+        ),
     ),
     Fault(
         "torch-bias-scaled-with-the-scores",
-        "bias times 1/sqrt(D) in one of two paths",
+        "bias times 1/sqrt(D) in one of two implementations",
         SDPA,
         "visible = torch.where(seen, bias, -torch.inf)",
         "visible = torch.where(seen, bias * scale, -torch.inf)",
-        ("test_laws.py path_equals_the_reference-torch-sdpa-alibi",),
+        ("test_laws.py implementation_equals_the_reference-torch-sdpa-alibi",),
     ),
     Fault(
         "torch-groups-by-modulo",
@@ -737,7 +753,7 @@ _TORCH = (
         "    shared = grouped(q, k)\n",
         "    times, shared = q.shape[1] // k.shape[1], {}\n"
         "    k, v = k.repeat(1, times, 1, 1), v.repeat(1, times, 1, 1)\n",
-        ("test_laws.py path_equals_the_reference-torch-sdpa-nope",),
+        ("test_laws.py implementation_equals_the_reference-torch-sdpa-nope",),
     ),
     Fault(
         "gradient-of-params-dropped",
@@ -778,7 +794,7 @@ _TORCH = (
         TORCH,
         "return (out.to(q.dtype), lse) if call.wants_lse else out.to(q.dtype)",
         "return (out, lse) if call.wants_lse else out",
-        ("test_laws.py path_equals_the_reference_in_other_floats-torch-reference-nope",),
+        ("test_laws.py implementation_equals_the_reference_in_other_floats-torch-reference-nope",),
     ),
     Fault(
         "torch-float64-of-q-alone",
@@ -813,11 +829,11 @@ _JAX = (
         CHUNKED,
         "q = call.q.reshape(batch, call.k.shape[1], -1, q_len, dim)",
         "q = call.q.reshape(batch, -1, call.k.shape[1], q_len, dim).swapaxes(1, 2)",
-        ("test_laws.py path_equals_the_reference-jax-chunked-t5",),
+        ("test_laws.py implementation_equals_the_reference-jax-chunked-t5",),
     ),
     Fault(
         "chunked-gradient-of-params-dropped",
-        "the backward pass gives zeros: the scheme never learns on this path",
+        "the backward pass gives zeros: the scheme never learns on this implementation",
         TILE,
         "    d_learned, d_of_query, d_of_key = transpose_bias(d_scores)\n",
         "    d_learned, d_of_query, d_of_key = transpose_bias(d_scores)\n"
@@ -874,7 +890,7 @@ _JAX = (
         TILE,
         "self.summed * shrink[..., None] + added",
         "self.summed + added",
-        ("test_laws.py path_equals_the_reference-jax-chunked-alibi-learned",),
+        ("test_laws.py implementation_equals_the_reference-jax-chunked-alibi-learned",),
     ),
     Fault(
         "padded-keys-seen",
@@ -883,8 +899,8 @@ _JAX = (
         "if padded == self.k_len:",
         "if padded >= self.k_len:",
         (
-            "test_paths.py jax-chunked-t5-window-both-sides-float32",
-            "test_paths.py jax-chunked-t5-everything-float32",
+            "test_implementations.py jax-chunked-t5-window-both-sides-float32",
+            "test_implementations.py jax-chunked-t5-everything-float32",
         ),
     ),
     Fault(
@@ -893,7 +909,7 @@ _JAX = (
         BLOCKS,
         "jnp.minimum(high // size + 1, count)",
         "jnp.minimum(high // size, count)",
-        ("test_laws.py path_equals_the_reference-jax-chunked-alibi-learned",),
+        ("test_laws.py implementation_equals_the_reference-jax-chunked-alibi-learned",),
     ),
     Fault(
         "first-block-of-keys-skipped",
@@ -901,7 +917,7 @@ _JAX = (
         BLOCKS,
         "jnp.maximum(low // size, 0)",
         "jnp.maximum(-(-low // size), 0)",
-        ("test_paths.py jax-chunked-alibi-learned-window-float32",),
+        ("test_implementations.py jax-chunked-alibi-learned-window-float32",),
     ),
     Fault(
         "blocks-skipped-for-explicit-positions",
@@ -917,7 +933,7 @@ _JAX = (
         TILE,
         "jnp.arange(1 - rows, columns)",
         "jnp.arange(-rows, columns - 1)",
-        ("test_laws.py path_equals_the_reference-jax-chunked-t5",),
+        ("test_laws.py implementation_equals_the_reference-jax-chunked-t5",),
     ),
     Fault(
         "distances-for-any-positions",
@@ -925,7 +941,7 @@ _JAX = (
         BLOCKS,
         "return self.distances and table",
         "return self.scheme.relative and table",
-        ("test_laws.py path_equals_the_reference-jax-chunked-t5",),
+        ("test_laws.py implementation_equals_the_reference-jax-chunked-t5",),
     ),
     Fault(
         "distances-for-any-table",
@@ -933,7 +949,7 @@ _JAX = (
         BLOCKS,
         "return self.distances and table",
         "return self.aligned and table",
-        ("test_paths.py jax-chunked-checkered-causal-float32",),
+        ("test_implementations.py jax-chunked-checkered-causal-float32",),
     ),
     Fault(
         "chunked-in-float32",
@@ -947,7 +963,7 @@ _JAX = (
         "jax-queries-rounded-to-float32",
         "x64 is lost before the transform",
         JAX,
-        "work = working_dtype([q, k, v, *floats(options), *params.values()], xp=jnp)",
+        "work = working_dtype([q, k, v, *float_arrays(options), *params.values()], xp=jnp)",
         "work = jnp.float32\n    q, k, v = (a.astype(work) for a in (q, k, v))",
         ("test_jax_chunked.py float64",),
     ),
@@ -965,7 +981,7 @@ _JAX = (
         JAX,
         "out = jnp.swapaxes(out, 1, 2).astype(_jax(q).dtype)",
         "out = jnp.swapaxes(out, 1, 2)",
-        ("test_laws.py path_equals_the_reference_in_other_floats-jax-chunked-learned",),
+        ("test_laws.py implementation_equals_the_reference_in_other_floats-jax-chunked-learned",),
     ),
     Fault(
         "jax-narrows-positions-unseen",
@@ -1003,7 +1019,7 @@ _FOUND = (
         SDPA,
         "visible.detach().amax(dim=-1, keepdim=True)",
         "visible.detach().mean(dim=-1, keepdim=True)",
-        ("test_paths.py masked_keys torch-sdpa",),
+        ("test_implementations.py masked_keys torch-sdpa",),
     ),
     Fault(
         "sdpa-forgets-segments",
@@ -1011,7 +1027,7 @@ _FOUND = (
         SDPA,
         "if call.window is not None or call.query.seg is not None or not",
         "if call.window is not None or not",
-        ("test_laws.py path_equals_the_reference-torch-sdpa nope",),
+        ("test_laws.py implementation_equals_the_reference-torch-sdpa nope",),
     ),
     Fault(
         "window-of-blocks-too-short",
@@ -1019,7 +1035,7 @@ _FOUND = (
         BLOCKS,
         "(None if side is None else min(side, longest) for side",
         "(None if side is None else min(side, longest) - 1 for side",
-        ("test_laws.py path_equals_the_reference-jax-chunked t5",),
+        ("test_laws.py implementation_equals_the_reference-jax-chunked t5",),
     ),
     Fault(
         "jax-init-from-half-of-the-key",
@@ -1073,7 +1089,7 @@ _FLEX = (
         SCORE,
         "return self._array[(self._head, *inside)]",
         "return self._array[(self._head * 0, *inside)]",
-        ("test_laws.py path_equals_the_reference-torch-flex-checkered",),
+        ("test_laws.py implementation_equals_the_reference-torch-flex-checkered",),
     ),
     Fault(
         "flex-queries-begin-at-zero",
@@ -1239,7 +1255,7 @@ _LOWERED = (
         LOWERINGS,
         "bias_tile(scheme, xp.zeros_like(at), at,",
         "bias_tile(scheme, at, xp.zeros_like(at),",
-        ("test_lowerings.py by_distance",),
+        ("test_bias_forms.py by_distance",),
     ),
     Fault(
         "key-bias-without-a-causal-mask",
@@ -1247,7 +1263,7 @@ _LOWERED = (
         LOWERINGS,
         "return own and call.causal and call.query.places is None",
         "return own and call.query.places is None",
-        ("test_lowerings.py by_key", "test_lowerings.py no_weight"),
+        ("test_bias_forms.py by_key", "test_bias_forms.py no_weight"),
     ),
     Fault(
         "skipped-by-one-key-alone",
@@ -1255,15 +1271,15 @@ _LOWERED = (
         NEGLIGIBLE,
         "margin = all_keys + math.log",
         "margin = math.log",
-        ("test_lowerings.py no_weight_together",),
+        ("test_bias_forms.py no_weight_together",),
     ),
     Fault(
         "skipped-whatever-the-scores",
         "a bound from the bias alone: a large score far away is lost",
         NEGLIGIBLE,
-        "lowest = -highest(reach - floor, block, xp)",
+        "lowest = -block_max(reach - floor, block, xp)",
         "lowest = -highest(-floor, block, xp)",
-        ("test_lowerings.py no_weight",),
+        ("test_bias_forms.py no_weight",),
     ),
     Fault(
         "skipped-by-the-first-key",
@@ -1271,7 +1287,7 @@ _LOWERED = (
         NEGLIGIBLE,
         "longest = xp.max(xp.linalg.vector_norm(k, axis=-1), axis=-1)[:, :, None, None]",
         "longest = xp.linalg.vector_norm(k, axis=-1)[:, :, :1, None]",
-        ("test_lowerings.py one_long_key",),
+        ("test_bias_forms.py one_long_key",),
     ),
     Fault(
         "own-key-taken-for-seen",
@@ -1279,7 +1295,7 @@ _LOWERED = (
         NEGLIGIBLE,
         "        segments = query.seg, key.seg\n",
         "        segments = ()\n",
-        ("test_lowerings.py does_not_see_itself",),
+        ("test_bias_forms.py does_not_see_itself",),
     ),
     Fault(
         "blocks-by-the-distance-of-their-first",
@@ -1287,7 +1303,7 @@ _LOWERED = (
         NEGLIGIBLE,
         "pairs = xp.maximum(stretches[..., :-1], stretches[..., 1:])",
         "pairs = stretches[..., :-1]",
-        ("test_lowerings.py no_weight",),
+        ("test_bias_forms.py no_weight",),
     ),
     Fault(
         "parts-end-a-block-early",
@@ -1295,7 +1311,7 @@ _LOWERED = (
         CUT,
         "min(k_len, last * grain)",
         "min(k_len, max(1, last - 1) * grain)",
-        ("test_laws.py path_equals_the_reference-torch-chunked-alibi",),
+        ("test_laws.py implementation_equals_the_reference-torch-chunked-alibi",),
     ),
     Fault(
         "parts-overwrite-gradients-of-keys",
@@ -1311,7 +1327,7 @@ _LOWERED = (
         PARTS,
         "return out.flip(2)",
         "return out",
-        ("test_laws.py path_equals_the_reference-torch-chunked-t5",),
+        ("test_laws.py implementation_equals_the_reference-torch-chunked-t5",),
     ),
     Fault(
         "parts-of-heads-that-share-no-keys",
@@ -1325,7 +1341,7 @@ _LOWERED = (
         "mask-by-distance-in-half-precision",
         "a bias that grows is rounded at its own size",
         PARTS,
-        "return bool((torch.isfinite(own) & ((table <= own) | ~seen_by_distance(call))).all())",
+        "return bool((torch.isfinite(own) & ((table <= own) | ~visible_by_distance(call))).all())",
         "return True",
         ("test_torch_chunked.py grows_in_half",),
     ),
@@ -1370,7 +1386,7 @@ _LOWERED = (
         ("test_flex.py kept_serves",),
     ),
     Fault(
-        "lifted-by-two-limbs",
+        "folded-by-two-limbs",
         "16 bits of a bias of a thousand",
         LIFTED,
         "torch.bfloat16: 3,",
@@ -1378,7 +1394,7 @@ _LOWERED = (
         ("test_torch_chunked.py stays_exact_far_away bfloat16",),
     ),
     Fault(
-        "lifted-beyond-float16",
+        "folded-beyond-float16",
         "slope times position above 65504 is infinite",
         LIFTED,
         "unit = _UNITS.get(q.dtype, 1.0)",
@@ -1386,23 +1402,23 @@ _LOWERED = (
         ("test_torch_chunked.py beyond_float16",),
     ),
     Fault(
-        "lifted-without-gradient",
+        "folded-without-gradient",
         "learned slopes never move",
         LIFTED,
         "first = values.to(dtype)",
         "first = values.detach().to(dtype)",
-        ("test_torch_chunked.py lifted_bias_is_the_bias learned",),
+        ("test_torch_chunked.py folded_bias_is_the_bias learned",),
     ),
     Fault(
-        "lifted-and-scaled",
+        "folded-and-scaled",
         "bias times 1/sqrt(D)",
         LIFTED,
         "keys = (keys / call.scale).expand",
         "keys = keys.expand",
-        ("test_torch_chunked.py lifted_bias_is_the_bias",),
+        ("test_torch_chunked.py folded_bias_is_the_bias",),
     ),
     Fault(
-        "lifted-without-the-query",
+        "folded-without-the-query",
         "q.k is added to a number of thousands, and rounded there",
         LIFTED,
         "queries = -keys[..., keys.shape[-1] - q_len :]",
@@ -1415,7 +1431,7 @@ _LOWERED = (
         SCORE,
         "call.query.pos[:1] + (BLOCK + ahead)",
         "call.query.pos[:1] + BLOCK",
-        ("test_laws.py path_equals_the_reference-torch-flex-t5",),
+        ("test_laws.py implementation_equals_the_reference-torch-flex-t5",),
     ),
     Fault(
         "flex-block-mask-of-another-window",
@@ -1423,7 +1439,7 @@ _LOWERED = (
         FLEX,
         "window = call.window, call.sink_tokens",
         "window = None, call.sink_tokens",
-        ("test_laws.py path_equals_the_reference-torch-flex-t5",),
+        ("test_laws.py implementation_equals_the_reference-torch-flex-t5",),
     ),
     Fault(
         "flex-skips-nothing",
@@ -1538,7 +1554,7 @@ _FUSED = (
         CUDNN,
         "_LIMBS = 3",
         "_LIMBS = 2",
-        ("test_jax_lifted.py stays_exact_far_away",),
+        ("test_jax_folded.py stays_exact_far_away",),
     ),
     Fault(
         "chunked-logsumexp-without-a-gradient",
@@ -1670,25 +1686,25 @@ _DASHBOARD = (
     ),
 )
 
-WORKERS = "posenc/ablation/workers.py"
+WORKERS = "posenc/study/workers.py"
 
-RUNNER = "posenc/ablation/runner.py"
+RUNNER = "posenc/study/runner.py"
 
-IDENTITY = "posenc/ablation/identity.py"
+IDENTITY = "posenc/study/identity.py"
 
-CELL = "posenc/ablation/cell.py"
+CELL = "posenc/study/run.py"
 
-RESULTS = "posenc/ablation/results.py"
+RESULTS = "posenc/study/results.py"
 
-OUTPUTS = "posenc/ablation/outputs.py"
+OUTPUTS = "posenc/study/outputs.py"
 
-TERMINAL = "posenc/ablation/terminal.py"
+TERMINAL = "posenc/study/terminal.py"
 
-SPECS = "posenc/ablation/specs.py"
+SPECS = "posenc/study/specs.py"
 
-STUDY = "posenc/ablation/study.py"
+STUDY = "posenc/study/study.py"
 
-STOPPING = "posenc/stopping.py"
+STOPPING = "posenc/study/stopping.py"
 
 _RUNTIME = (
     Fault(
@@ -1833,7 +1849,7 @@ _UI = (
     Fault(
         "report-settings-that-a-label-overrides",
         "the report says max_distance=64 where the label says 9",
-        "posenc/ablation/specs.py",
+        "posenc/study/specs.py",
         "for key, value in fitted.items() if key not in dict(part.options)]",
         "for key, value in fitted.items()]",
         ("test_study.py what_is_fitted",),
@@ -1841,7 +1857,7 @@ _UI = (
     Fault(
         "report-names-the-other-protocol",
         "the first sentence claims one protocol and has the numbers of the other",
-        "posenc/ablation/report.py",
+        "posenc/study/report.py",
         "{_ASKED[protocol]}",
         "{_ASKED['loss']}",
         ("test_report.py first_sentence same_targets",),
@@ -1849,7 +1865,7 @@ _UI = (
     Fault(
         "differences-csv-corrected-twice",
         "p and p_holm are the same number",
-        "posenc/ablation/statistics.py",
+        "posenc/study/statistics.py",
         "Difference(interval, corrected[name], verdict, raw[name])",
         "Difference(interval, corrected[name], verdict, corrected[name])",
         ("test_report.py differences_are_in_the_csv",),
@@ -1857,7 +1873,7 @@ _UI = (
     Fault(
         "speed-as-a-mean",
         "one run beside other work makes its scheme look slow",
-        "posenc/ablation/tables.py",
+        "posenc/study/tables.py",
         "from statistics import median\n",
         "from statistics import mean as median\n",
         ("test_report.py disturbed",),
@@ -1865,7 +1881,7 @@ _UI = (
     Fault(
         "wide-table-loses-its-last-column",
         "the longest length is not shown on a narrow terminal",
-        "posenc/ablation/columns.py",
+        "posenc/study/columns.py",
         "range(1, columns + 1, size)",
         "range(1, columns, size)",
         ("test_report.py every_line_fits",),
@@ -1873,7 +1889,7 @@ _UI = (
     Fault(
         "progress-at-every-report",
         "with one active run a line comes every 50 steps",
-        "posenc/ablation/terminal.py",
+        "posenc/study/terminal.py",
         "if self._said is None or now - self._said >= pause:",
         "if len(self._steps) == 1 or now - self._said >= pause:",
         ("test_terminal.py lines_come 1",),
@@ -1881,7 +1897,7 @@ _UI = (
     Fault(
         "time-left-of-runs-that-are-kept",
         "a study that is almost done says it takes as long as all of it",
-        "posenc/ablation/terminal.py",
+        "posenc/study/terminal.py",
         "missing, ended = self._total - self._kept, self._done - self._kept",
         "missing, ended = self._total, self._done - self._kept",
         ("test_terminal.py no_part_of_the_estimate",),
@@ -1889,7 +1905,7 @@ _UI = (
     Fault(
         "command-without-an-option",
         "the report's command repeats another study",
-        "posenc/ablation/origin.py",
+        "posenc/study/origin.py",
         "if (value := getattr(study, name)) != default:",
         "if (value := getattr(study, name)) and value != default:",
         ("test_terminal.py command_is_the_study",),
@@ -1897,7 +1913,7 @@ _UI = (
     Fault(
         "fonts-that-journals-refuse",
         "a PDF with fonts of type 3 is sent back",
-        "posenc/picture.py",
+        "posenc/cli/picture.py",
         '"pdf.fonttype": 42',
         '"pdf.fonttype": 3',
         ("test_draw.py papers_get_vectors PDF",),
@@ -2032,7 +2048,7 @@ _LARGE = (
     Fault(
         "nan-of-padding-reaches-gradients",
         "queries that see nothing keep their NaN, and 0 times NaN goes to every key",
-        "posenc/unseen.py",
+        "posenc/attn/fully_masked.py",
         "xp.where(queries, q, 0.0)",
         "q",
         ("test_large_scores.py nan_in torch-reference-pads",),
@@ -2040,7 +2056,7 @@ _LARGE = (
     Fault(
         "nan-of-padding-reaches-results",
         "values that no query sees keep their NaN, and 0 times NaN goes to every query",
-        "posenc/unseen.py",
+        "posenc/attn/fully_masked.py",
         "xp.where(keys, v, 0.0)",
         "v",
         ("test_large_scores.py nan_in numpy-reference",),
@@ -2051,7 +2067,7 @@ _LARGE = (
         CHUNKED,
         "reverse_only(arrays, _NAME)",
         "arrays",
-        ("test_jax_orders.py one_clear_error forward jit",),
+        ("test_jax_derivatives.py one_clear_error forward jit",),
     ),
     Fault(
         "chunked-second-derivatives-by-length",
@@ -2059,7 +2075,7 @@ _LARGE = (
         CHUNKED,
         "no_reverse_twice(found, _NAME)",
         "found",
-        ("test_jax_orders.py one_clear_error second",),
+        ("test_jax_derivatives.py one_clear_error second",),
     ),
 )
 
@@ -2207,7 +2223,7 @@ _LAWS = (
     ),
 )
 
-MAKERS, DECODER = "posenc/schemes/__init__.py", "posenc/ablation/decoder.py"
+MAKERS, DECODER = "posenc/schemes/__init__.py", "posenc/study/decoder.py"
 
 TRAINER, JAX_TRAINER = "backends/posenc_torch/trainer.py", "backends/posenc_jax/trainer.py"
 
@@ -2335,7 +2351,7 @@ _PLANS = (
     Fault(
         "schemes-as-built-without-windows",
         "the report shows two rows as built alike that are not",
-        "posenc/ablation/tables.py",
+        "posenc/study/tables.py",
         'f"{scheme}@{window}" if window else scheme',
         "scheme",
         ("test_report.py windows_are_shown",),
@@ -2370,7 +2386,7 @@ _FEATURES = (
     Fault(
         "sink-left-out-of-a-gradient",
         "the sink acts, and never learns",
-        PATHS,
+        IMPLEMENTATIONS,
         "ahead = xp.maximum(found.lse - sink, xp",
         "sink = sink.detach() if hasattr(sink, 'detach') else sink\n"
         "    ahead = xp.maximum(found.lse - sink, xp",
@@ -2379,8 +2395,8 @@ _FEATURES = (
     Fault(
         "sink-left-out-of-the-log-sum-exp",
         "who merges parts by it weighs them wrongly",
-        PATHS,
-        "return Part(out, xp.maximum(found.lse, sink) + xp.log1p("
+        IMPLEMENTATIONS,
+        "return PartialAttention(out, xp.maximum(found.lse, sink) + xp.log1p("
         "xp.exp(-xp.abs(found.lse - sink))))",
         "return Part(out, found.lse)",
         ("test_what_schemes_can_say.py log_sum_exp_is_its_formula [sink]",),
@@ -2397,9 +2413,9 @@ _FEATURES = (
     Fault(
         "region-merged-twice",
         "near keys count for two",
-        PATHS,
-        "parts = [Part(*path.run(part)) for part in call.regions]",
-        "parts = [Part(*path.run(part)) for part in (*call.regions, call.regions[0])]",
+        IMPLEMENTATIONS,
+        "parts = [PartialAttention(*implementation.run(part)) for part in call.regions]",
+        "parts = [PartialAttention(*implementation.run(part)) for part in (*call.regions, call.regions[0])]",  # noqa: E501
         ("test_what_schemes_can_say.py is_its_formula numpy rerope",),
     ),
     Fault(
@@ -2454,7 +2470,7 @@ _FEATURES = (
     Fault(
         "cache-without-features",
         "a decoder is told that keys and values are all it needs",
-        "posenc/caches.py",
+        "posenc/attn/caches.py",
         "read = bool(hooks & _READERS)",
         "read = False",
         ("test_laws.py cache_holds_what_is_needed-numpy-reference-forgetting",),
@@ -2463,7 +2479,7 @@ _FEATURES = (
         "places-decide-order",
         "image tokens that share a place see each other",
         CALL,
-        "at = column(query.pos), row(key.pos)\n    segments",
+        "at = as_column(query.pos), as_row(key.pos)\n    segments",
         "at = column(query.where), row(key.where)\n    segments",
         ("test_what_schemes_can_say.py places_stand_for_positions",),
     ),

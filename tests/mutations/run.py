@@ -235,7 +235,8 @@ def _tried(task: Task, copy: Path) -> Outcome:
         _plant(task.fault, copy)
     _import_from(copy)
     watch = Watch(task.tests)
-    files = sorted({f"tests/{target.split()[0]}" for target in task.tests})
+    names = {target.split()[0] for target in task.tests}
+    files = sorted(str(file) for name in names for file in Path("tests").rglob(name))
     code = pytest.main([*OPTIONS, f"--rootdir={copy}", *files], plugins=[watch])
     return Outcome(task, *watch.ended(code), error=watch.error)
 

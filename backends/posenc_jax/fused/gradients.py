@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from posenc_jax.derivatives import no_second
 from posenc_jax.fused.plan import Operands, Places, Plan
-from posenc_jax.orders import no_second
 
-NAME = "path 'pallas'"
+NAME = "implementation 'pallas'"
 
 
 class Rows(NamedTuple):

@@ -15,13 +15,21 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from posenc.blocks import meeting
-from posenc.call import Call
-from posenc.lowerings import by_distance
-from posenc.negligible import negligible
-from posenc.params import Features, Params, on_tile, per_head
-from posenc.positions import visible
-from posenc.protocol import Namespace, PositionScheme, Role, Window
+from posenc.backend import (
+    Call,
+    Features,
+    Namespace,
+    Params,
+    PositionScheme,
+    Role,
+    Window,
+    by_distance,
+    head_views,
+    negligible,
+    tile_views,
+    visible,
+    visible_blocks,
+)
 
 Form: TypeAlias = Literal["none", "pairs", "table"]
 
@@ -43,7 +51,7 @@ class Plan:
     Attributes
     ----------
     scheme, causal, window, sink_tokens, scale
-        As in ``posenc.call.Call``.
+        As in ``posenc.attn.call.Call``.
     form
         How the bias arrives.
     learned, fixed
@@ -241,9 +249,9 @@ def read_by_bias(call: Call) -> Read:
     def asked(
         q: Array, k: Array, arrays: Mapping[str, Array], *found: Mapping[str, Array]
     ) -> Array:
-        views = per_head(call.scheme, arrays, dtype=call.dtype, xp=jnp)
+        views = head_views(call.scheme, arrays, dtype=call.dtype, xp=jnp)
         sides = (
-            ReadingFeatures(on_tile(own, role, xp=jnp), role)
+            ReadingFeatures(tile_views(own, role, xp=jnp), role)
             for own, role in zip(found, features, strict=True)
         )
         return call.scheme.bias(q, k, params=Reading(views, call.dtype, *sides), xp=jnp)
@@ -295,7 +303,7 @@ def needed(call: Call, block: int) -> tuple[Array, Array]:
     and a window, also the blocks between these two, which are computed and hidden.
     """
     call = _constant(call)
-    some, every = meeting(call, block)
+    some, every = visible_blocks(call, block)
     kept = some[:, None]
     if call.skip_blocks and (nothing := negligible(call, block, whole=every)) is not None:
         kept = kept & ~nothing

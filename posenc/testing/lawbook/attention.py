@@ -1,4 +1,4 @@
-"""Laws of attention on one path: the values and the gradients of the definition."""
+"""Laws of attention on one implementation: the values and the gradients of the definition."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from posenc.call import Call, prepare
-from posenc.evaluate import column, row
+from posenc.attn.call import Call, prepare
+from posenc.evaluate import as_column, as_row
 from posenc.protocol import Array
 from posenc.testing.framework import Framework, Host, NumPy
 from posenc.testing.law import law, require
 from posenc.testing.lawbook.frameworks import gradients_of_embedding
 from posenc.testing.problem import Problem
 from posenc.testing.subject import Subject
-from posenc.testing.tolerances import DIFFERENCES, PATHS, SUMMED, assert_near
+from posenc.testing.tolerances import DIFFERENCES, IMPLEMENTATIONS, SUMMED, assert_near
 
 _QUERIES, _KEYS = 9, 12
 _LONG, _WINDOW = 20, 10  # several tiles of 8, and a window over the edge of one
@@ -86,13 +86,13 @@ def _blocks(q_pos: Array, k_pos: Array) -> Array:
     return k_pos // 3 <= q_pos // 3
 
 
-def _served(subject: Subject, framework: Framework, path: str) -> Problem:
-    """The hardest call that a path takes at all."""
+def _served(subject: Subject, framework: Framework, implementation: str) -> Problem:
+    """The hardest call that an implementation takes at all."""
     problem = _everything(subject)
     try:
-        problem.attend(framework, path)
+        problem.attend(framework, implementation)
     except NotImplementedError:
-        if path == "reference":
+        if implementation == "reference":
             raise
         return subject.problem(subject.tensors(_KEYS), causal=True)
     return problem
@@ -103,8 +103,10 @@ def reference(problem: Problem) -> Host:
     return problem.attend(NumPy(), "reference", dtype="float64")
 
 
-@law("path")
-def path_equals_the_reference(subject: Subject, framework: Framework, path: str) -> None:
+@law("implementation")
+def implementation_equals_the_reference(
+    subject: Subject, framework: Framework, implementation: str
+) -> None:
     """Attention is ``softmax(scale * q @ k.T + bias) @ v`` over what a query may see."""
     long, seg = subject.tensors(_LONG, batch=1), np.repeat([0, 1], [8, _LONG - 8])
     problems = {
@@ -113,43 +115,50 @@ def path_equals_the_reference(subject: Subject, framework: Framework, path: str)
         "segments": subject.problem({**long, **subject.hidden(long["x"])}, q_seg=seg, k_seg=seg),
         "everything": _everything(subject),
     }
-    _require_equal_or_refused(problems, framework, path)
+    _require_equal_or_refused(problems, framework, implementation)
 
 
-@law("path")
-def path_knows_what_callers_bring(subject: Subject, framework: Framework, path: str) -> None:
+@law("implementation")
+def implementation_takes_what_callers_bring(
+    subject: Subject, framework: Framework, implementation: str
+) -> None:
     """A bias, a cap, a mask, keys that are not valid, first tokens, sides of a window."""
     # A compiler takes a second for each: there a call that has most stands for the others.
     most = ("all of it", "all but a bias") if framework.usual is not None else ()
-    _require_equal_or_refused(_brought(subject), framework, path, most)
+    _require_equal_or_refused(_brought(subject), framework, implementation, most)
 
 
 def _require_equal_or_refused(
-    problems: dict[str, Problem], framework: Framework, path: str, enough: tuple[str, ...] = ()
+    problems: dict[str, Problem],
+    framework: Framework,
+    implementation: str,
+    enough: tuple[str, ...] = (),
 ) -> None:
-    """A path serves a call as the definition does, or says why not; one call at least.
+    """An implementation serves a call as the definition does, or says why not; one call at least.
 
     None is tried after one that is ``enough``.
     """
     refused = []
     for name, problem in problems.items():
         try:
-            found = problem.attend(framework, path)
+            found = problem.attend(framework, implementation)
         except NotImplementedError as reason:
-            if path == "reference":
+            if implementation == "reference":
                 raise
             require(str(reason), f"{name}: refused without a reason")
             refused.append(reason)
             continue
-        assert_near(found, reference(problem), PATHS["float32"], name)
+        assert_near(found, reference(problem), IMPLEMENTATIONS["float32"], name)
         if name in enough:
             return
     if len(refused) == len(problems):
         raise refused[0]
 
 
-@law("path")
-def log_sum_exp_is_that_of_the_scores(subject: Subject, framework: Framework, path: str) -> None:
+@law("implementation")
+def log_sum_exp_is_that_of_the_scores(
+    subject: Subject, framework: Framework, implementation: str
+) -> None:
     """``return_lse``: the logarithm of the sum that the softmax divides by, sinks included."""
     problems = {
         "causal": subject.problem(subject.tensors(_KEYS), causal=True),
@@ -158,14 +167,14 @@ def log_sum_exp_is_that_of_the_scores(subject: Subject, framework: Framework, pa
     refused = []
     for name, problem in problems.items():
         try:
-            found = problem.log_sum_exp(framework, path)
+            found = problem.log_sum_exp(framework, implementation)
         except NotImplementedError as reason:
-            if path == "reference":
+            if implementation == "reference":
                 raise
             refused.append(reason)
             continue
         # A logarithm moves by what its scores move, and by a rounding for each term of the sum.
-        assert_near(found, _log_sum_exp(problem), PATHS["float32"], name)
+        assert_near(found, _log_sum_exp(problem), IMPLEMENTATIONS["float32"], name)
     if len(refused) == len(problems):
         raise refused[0]
 
@@ -189,40 +198,40 @@ def _seen_scores(call: Call) -> Host:
     scores = call.capped(call.scale * call.q @ np.swapaxes(k, -1, -2))
     bias, seen = call.allowed_bias()
     if "adjust_scores" in call.scheme.hooks():
-        at, params = (column(call.query.where), row(call.key.where)), call.views()
+        at, params = (as_column(call.query.where), as_row(call.key.where)), call.views()
         scores = call.scheme.adjust_scores(scores, *at, visible=seen, params=params, xp=call.xp)
     if bias is not None:
         scores = scores + bias
     return scores if seen is None else np.where(seen, scores, -np.inf)
 
 
-@law("path")
-def path_equals_the_reference_in_other_floats(
-    subject: Subject, framework: Framework, path: str
+@law("implementation")
+def implementation_equals_the_reference_in_other_floats(
+    subject: Subject, framework: Framework, implementation: str
 ) -> None:
     """Attention of float64 is right to float64, that of half precision to its own rounding."""
-    problem, refused = _served(subject, framework, path), []
+    problem, refused = _served(subject, framework, implementation), []
     expected = reference(problem)
     dtypes = [name for name in framework.dtypes if name != "float32"]
     for dtype in dtypes:
         try:
-            found = problem.attend(framework, path, dtype=dtype)
+            found = problem.attend(framework, implementation, dtype=dtype)
         except NotImplementedError as reason:
-            if path == "reference":
+            if implementation == "reference":
                 raise
             refused.append(reason)
             continue
-        assert_near(found, expected, PATHS[dtype], dtype)
+        assert_near(found, expected, IMPLEMENTATIONS[dtype], dtype)
     if dtypes and len(refused) == len(dtypes):
         raise refused[0]
 
 
 @law("gradient")
-def gradients_are_derivatives(subject: Subject, framework: Framework, path: str) -> None:
+def gradients_are_derivatives(subject: Subject, framework: Framework, implementation: str) -> None:
     """The gradient of every argument is how attention changes with it."""
-    problem = _served(subject, framework, path)
+    problem = _served(subject, framework, implementation)
     d_out = subject.normal(problem.tensors["q"].shape, 9)
-    _, found = problem.gradients(framework, path, d_out)
+    _, found = problem.gradients(framework, implementation, d_out)
     arrays = problem.floats()
     require(found.keys() == arrays.keys(), f"gradients of {list(found)}, not of {list(arrays)}")
     for seed, (name, array) in enumerate(arrays.items()):
@@ -247,14 +256,16 @@ def _slope(problem: Problem, name: str, direction: Any, d_out: Host) -> float:
 
 
 @law("gradient")
-def gradient_reaches_every_param(subject: Subject, framework: Framework, path: str) -> None:
+def gradient_reaches_every_param(
+    subject: Subject, framework: Framework, implementation: str
+) -> None:
     """Training moves every learned array that attention can see, and every head's part of one."""
     specs = subject.scheme.param_specs()
     if not specs:
         return
     problem = subject.problem(subject.tensors(_KEYS), causal=True)
     d_out = subject.normal((2, subject.heads, _KEYS, subject.head_dim), 9)
-    _, found = problem.gradients(framework, path, d_out)
+    _, found = problem.gradients(framework, implementation, d_out)
     embedded = gradients_of_embedding(subject, framework)
     for name, spec in specs.items():
         moved = np.asarray(found[problem.name_of(name)] != 0) | (embedded.get(name, 0.0) != 0)
@@ -280,24 +291,26 @@ def _unseen(problem: Problem, name: str, head: int) -> bool:
     )
     if here is None or np.array_equal(here, np.asarray(there)):
         return False
-    return bool(np.allclose(reference(moved), reference(problem), rtol=0, atol=PATHS["float64"]))
+    return bool(
+        np.allclose(reference(moved), reference(problem), rtol=0, atol=IMPLEMENTATIONS["float64"])
+    )
 
 
 @law("compiler")
 def compiled_attention_equals_eager(subject: Subject, framework: Framework, compiler: str) -> None:
-    """Attention and its gradients are the same compiled, on every path."""
+    """Attention and its gradients are the same compiled, on every implementation."""
     problem = _everything(subject)
     d_out = subject.normal((2, subject.heads, _QUERIES, subject.head_dim), 9)
-    for path in framework.paths:
-        with suppress(NotImplementedError):  # the law of each path says so
-            eager = problem.eagerly(framework, path)
-            found = problem.attend(framework, path, compiler=compiler)
-            assert_near(found, eager, PATHS["float32"], path)
+    for implementation in framework.implementations:
+        with suppress(NotImplementedError):  # the law of each implementation says so
+            eager = problem.eagerly(framework, implementation)
+            found = problem.attend(framework, implementation, compiler=compiler)
+            assert_near(found, eager, IMPLEMENTATIONS["float32"], implementation)
             if not framework.differentiable:
                 continue
-            expected = problem.gradients(framework, path, d_out)[1]
-            _, gradients = problem.gradients(framework, path, d_out, compiler=compiler)
+            expected = problem.gradients(framework, implementation, d_out)[1]
+            _, gradients = problem.gradients(framework, implementation, d_out, compiler=compiler)
             for name, gradient in gradients.items():
                 summed = 1 if name in ("q", "k", "v") else SUMMED
-                what = f"gradient of {name} on {path}"
-                assert_near(gradient, expected[name], summed * PATHS["float32"], what)
+                what = f"gradient of {name} on {implementation}"
+                assert_near(gradient, expected[name], summed * IMPLEMENTATIONS["float32"], what)

@@ -1,6 +1,6 @@
-"""Laws of equivalence on one path: caches, packing, padding and batching change nothing.
+"""Laws of equivalence on one implementation: caches, packing, padding and batching change nothing.
 
-Each compares what a path makes of a part with what the definition makes of the whole.
+Each compares what an implementation makes of a part with what the definition makes of the whole.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from typing import Any
 import numpy as np
 
 import posenc
-from posenc.caches import CacheNeeds
-from posenc.evaluate import transforms
+from posenc.attn.caches import CacheNeeds
+from posenc.evaluate import has_transform
 from posenc.positions import left_padded, packed
 from posenc.testing.framework import Framework, Host
 from posenc.testing.law import law, require
 from posenc.testing.lawbook.attention import reference
 from posenc.testing.problem import Problem
 from posenc.testing.subject import Subject
-from posenc.testing.tolerances import PATHS, assert_near
+from posenc.testing.tolerances import IMPLEMENTATIONS, assert_near
 
 _LENGTH = 12
-_FLOAT32 = PATHS["float32"]
+_FLOAT32 = IMPLEMENTATIONS["float32"]
 Tensors = Mapping[str, Host]
 
 
@@ -48,32 +48,34 @@ def _whole(subject: Subject, tensors: Tensors) -> Host:
     return reference(subject.problem(tensors, causal=True))
 
 
-@law("path")
-def decoding_equals_prefill(subject: Subject, framework: Framework, path: str) -> None:
+@law("implementation")
+def decoding_equals_prefill(subject: Subject, framework: Framework, implementation: str) -> None:
     """The last queries, alone against all keys, give the last rows of the whole."""
     tensors = subject.tensors(_LENGTH)
     whole = _whole(subject, tensors)
     for start in (_LENGTH - 1, _LENGTH - 4):
         part = _rows(tensors, slice(start, None), slice(None))
-        found = subject.problem(part, causal=True).attend(framework, path)
+        found = subject.problem(part, causal=True).attend(framework, implementation)
         assert_near(found, whole[:, :, start:], _FLOAT32, f"tokens from {start}")
 
 
-@law("path")
-def cache_may_hold_transformed_keys(subject: Subject, framework: Framework, path: str) -> None:
+@law("implementation")
+def cache_may_hold_transformed_keys(
+    subject: Subject, framework: Framework, implementation: str
+) -> None:
     """Keys that were transformed before they were cached are not transformed again."""
-    if not transforms(subject.scheme):
+    if not has_transform(subject.scheme):
         return
     needs = posenc.cache_needs(subject.scheme)
     tensors = subject.tensors(_LENGTH)
     whole, cache = _whole(subject, tensors), _Cache(subject, needs)
     cache.add(_rows(tensors, slice(None), slice(None)))
     step = cache.step(_LENGTH - 1, tensors)
-    assert_near(step.attend(framework, path), whole[:, :, -1:], _FLOAT32)
+    assert_near(step.attend(framework, implementation), whole[:, :, -1:], _FLOAT32)
 
 
-@law("path")
-def cache_holds_what_is_needed(subject: Subject, framework: Framework, path: str) -> None:
+@law("implementation")
+def cache_holds_what_is_needed(subject: Subject, framework: Framework, implementation: str) -> None:
     """Chunks of a prompt, then single tokens, from no more than ``posenc.cache_needs`` names."""
     tensors = subject.tensors(_LENGTH)
     whole, start = _whole(subject, tensors), 0
@@ -81,7 +83,7 @@ def cache_holds_what_is_needed(subject: Subject, framework: Framework, path: str
     for size in _CHUNKS:
         rows = slice(start, start + size)
         cache.add(_rows(tensors, rows, rows))
-        found = cache.step(start, tensors).attend(framework, path)
+        found = cache.step(start, tensors).attend(framework, implementation)
         assert_near(found, whole[:, :, rows], _FLOAT32, f"tokens {start} to {rows.stop - 1}")
         start = rows.stop
 
@@ -136,24 +138,28 @@ class _Cache:
         return self._subject.problem(given, causal=True, **where)
 
 
-@law("path")
-def places_default_to_positions(subject: Subject, framework: Framework, path: str) -> None:
+@law("implementation")
+def places_default_to_positions(
+    subject: Subject, framework: Framework, implementation: str
+) -> None:
     """Places that are the positions, on every axis, change nothing; nor do they decide order."""
     tensors, axes = subject.tensors(_LENGTH), subject.scheme.axes
     whole, at = _whole(subject, tensors), np.arange(_LENGTH)
     places = at if axes == 1 else np.stack([at] * axes, axis=-1)
     given = subject.problem(tensors, causal=True, q_axes=places, k_axes=places)
-    assert_near(given.attend(framework, path), whole, _FLOAT32, "places equal to positions")
+    assert_near(
+        given.attend(framework, implementation), whole, _FLOAT32, "places equal to positions"
+    )
     order = np.random.default_rng(12).permutation(_LENGTH)
     shuffled = _rows(tensors, order, order)
     shuffled |= subject.hidden(shuffled["x"])  # where values cannot be seen, positions do not tell
     there = {"q_pos": order, "k_pos": order, "q_axes": places[order], "k_axes": places[order]}
-    found = subject.problem(shuffled, causal=True, **there).attend(framework, path)
+    found = subject.problem(shuffled, causal=True, **there).attend(framework, implementation)
     assert_near(found, whole[:, :, order], _FLOAT32, "likewise, in another order")
 
 
-@law("path")
-def heads_keep_to_themselves(subject: Subject, framework: Framework, path: str) -> None:
+@law("implementation")
+def heads_keep_to_themselves(subject: Subject, framework: Framework, implementation: str) -> None:
     """What one head is given changes no other; rows of scores may be adjusted all at once."""
     if subject.heads == 1 or "adjust_scores" in subject.scheme.hooks():
         return
@@ -162,7 +168,8 @@ def heads_keep_to_themselves(subject: Subject, framework: Framework, path: str) 
     for name in ("q", "k", "v"):
         other[name][:, own] += 1
     before, after = (
-        subject.problem(arrays, causal=True).attend(framework, path) for arrays in (tensors, other)
+        subject.problem(arrays, causal=True).attend(framework, implementation)
+        for arrays in (tensors, other)
     )
     assert_near(after[:, :own], before[:, :own], _FLOAT32)
     require(
@@ -171,48 +178,54 @@ def heads_keep_to_themselves(subject: Subject, framework: Framework, path: str) 
     )
 
 
-@law("path")
-def packed_equals_separate(subject: Subject, framework: Framework, path: str) -> None:
+@law("implementation")
+def packed_equals_separate(subject: Subject, framework: Framework, implementation: str) -> None:
     """Documents packed into one sequence, each from position 0, do not see each other."""
     sizes = [3, 5, 4]
     tensors = subject.tensors(_LENGTH)
     pos, seg = packed(sizes)
-    found = _placed(subject, tensors, pos, seg).attend(framework, path)
+    found = _placed(subject, tensors, pos, seg).attend(framework, implementation)
     for document in range(len(sizes)):
         rows = np.flatnonzero(seg == document)
         alone = _whole(subject, _rows(tensors, rows, rows))
         assert_near(found[:, :, rows], alone, _FLOAT32, f"document {document}")
 
 
-@law("path")
-def left_padding_changes_nothing(subject: Subject, framework: Framework, path: str) -> None:
+@law("implementation")
+def left_padding_changes_nothing(
+    subject: Subject, framework: Framework, implementation: str
+) -> None:
     """A sequence padded on the left gives what it gives alone, and 0 where it is padded."""
     tensors, pad = subject.tensors(_LENGTH), 4
     pos, q_seg, k_seg = left_padded([_LENGTH, _LENGTH - pad], _LENGTH)
-    found = _placed(subject, tensors, pos, q_seg, k_seg).attend(framework, path)
+    found = _placed(subject, tensors, pos, q_seg, k_seg).attend(framework, implementation)
     rows = slice(pad, None)
     second = {name: a[1:] for name, a in _rows(tensors, rows, rows).items()}
     assert_near(found[1:, :, rows], _whole(subject, second), _FLOAT32)
     require(not np.any(found[1, :, :pad]), "a padded query is not 0")
 
 
-@law("path")
-def batch_rows_keep_to_themselves(subject: Subject, framework: Framework, path: str) -> None:
+@law("implementation")
+def batch_rows_keep_to_themselves(
+    subject: Subject, framework: Framework, implementation: str
+) -> None:
     """Permuting the batch permutes the result, each row with positions of its own."""
     tensors = subject.tensors(_LENGTH)
     rng = np.random.default_rng(10)
     pos = np.stack([rng.permutation(2 * _LENGTH)[:_LENGTH] for _ in range(2)])
     seg = np.zeros_like(pos)
     turned = {name: a[::-1] for name, a in tensors.items()}
-    found = _placed(subject, turned, pos[::-1], seg).attend(framework, path)
+    found = _placed(subject, turned, pos[::-1], seg).attend(framework, implementation)
     for row in range(2):
         alone = {name: a[row : row + 1] for name, a in tensors.items()}
         expected = reference(_placed(subject, alone, pos[row : row + 1], seg[:1]))
         assert_near(found[1 - row], expected[0], _FLOAT32, f"row {row}")
 
 
-@law("path")
-def order_in_memory_does_not_matter(subject: Subject, framework: Framework, path: str) -> None:
+@law("implementation")
+def order_in_memory_does_not_matter(
+    subject: Subject, framework: Framework, implementation: str
+) -> None:
     """Tokens shuffled together with their positions give the shuffled result."""
     tensors = subject.tensors(_LENGTH)
     order = np.random.default_rng(11).permutation(_LENGTH)
@@ -220,12 +233,12 @@ def order_in_memory_does_not_matter(subject: Subject, framework: Framework, path
     shuffled |= subject.hidden(shuffled["x"])  # where values cannot be seen, positions do not tell
     # Without segments, unlike elsewhere: gates must be summed by position then too.
     problem = subject.problem(shuffled, causal=True, q_pos=order, k_pos=order)
-    found = problem.attend(framework, path)
+    found = problem.attend(framework, implementation)
     assert_near(found, _whole(subject, tensors)[:, :, order], _FLOAT32)
 
 
-@law("path")
-def causal_hides_the_future(subject: Subject, framework: Framework, path: str) -> None:
+@law("implementation")
+def causal_hides_the_future(subject: Subject, framework: Framework, implementation: str) -> None:
     """Under a causal mask later tokens change nothing; without one they do."""
     tensors, now = subject.tensors(_LENGTH), 7
     later = {name: np.array(array) for name, array in tensors.items()}
@@ -234,7 +247,7 @@ def causal_hides_the_future(subject: Subject, framework: Framework, path: str) -
     later["x"][:, now:] += 3
     for causal in (True, False):
         before, after = (
-            subject.problem(arrays, causal=causal).attend(framework, path)[:, :, :now]
+            subject.problem(arrays, causal=causal).attend(framework, implementation)[:, :, :now]
             for arrays in (tensors, later)
         )
         if causal:
@@ -249,12 +262,14 @@ def _hidden(subject: Subject, now: int) -> bool:
     return dense is not None and bool(np.all(dense == -np.inf))
 
 
-@law("path")
-def relative_scheme_may_begin_anywhere(subject: Subject, framework: Framework, path: str) -> None:
+@law("implementation")
+def relative_scheme_may_begin_anywhere(
+    subject: Subject, framework: Framework, implementation: str
+) -> None:
     """A relative bias, and nothing else of position, gives the same from any first position."""
-    if not subject.scheme.relative or transforms(subject.scheme):
+    if not subject.scheme.relative or has_transform(subject.scheme):
         return
     tensors, by = subject.tensors(_LENGTH), min(1000, subject.reach[1] + 1 - _LENGTH)
     pos, seg = np.arange(_LENGTH) + by, np.zeros(_LENGTH, int)
-    found = _placed(subject, tensors, pos, seg).attend(framework, path)
+    found = _placed(subject, tensors, pos, seg).attend(framework, implementation)
     assert_near(found, _whole(subject, tensors), _FLOAT32)

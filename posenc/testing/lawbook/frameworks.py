@@ -10,8 +10,15 @@ import numpy as np
 from array_api_compat import device
 
 import posenc
-from posenc.evaluate import arrays_for, bias_tile, column, has_features, row, transforms
-from posenc.params import on_tile, per_head
+from posenc.evaluate import (
+    as_column,
+    as_row,
+    bias_tile,
+    has_features,
+    has_transform,
+    prepare_params,
+)
+from posenc.params import head_views, tile_views
 from posenc.protocol import Array, Namespace, PositionScheme, Role
 from posenc.testing.framework import Framework, Function, Host, NumPy
 from posenc.testing.law import law, require, require_equal
@@ -35,8 +42,8 @@ def _side(a: Arrays, role: Role) -> dict[str, Array]:
 
 
 def _bias(scheme: PositionScheme, a: Arrays, params: Arrays, xp: Namespace) -> Array | None:
-    own, work = arrays_for(scheme, params, like=a["pos"], dtype=None, xp=xp)
-    at, sides = (column(a["pos"]), row(a["pos"])), {role: _side(a, role) for role in _ROLES}
+    own, work = prepare_params(scheme, params, like=a["pos"], dtype=None, xp=xp)
+    at, sides = (as_column(a["pos"]), as_row(a["pos"])), {role: _side(a, role) for role in _ROLES}
     found = bias_tile(scheme, *at, own, dtype=work, xp=xp, **sides)
     if found is None:
         return None
@@ -48,15 +55,15 @@ def _bias(scheme: PositionScheme, a: Arrays, params: Arrays, xp: Namespace) -> A
 def _key_bias(scheme: PositionScheme, a: Arrays, params: Arrays, xp: Namespace) -> Array | None:
     if "key_bias" not in scheme.hooks():
         return None
-    own, work = arrays_for(scheme, params, like=a["pos"], dtype=None, xp=xp)
-    key = on_tile(_side(a, "key"), "key", xp=xp)
-    views = per_head(scheme, own, dtype=work, xp=xp, key=key)
-    return scheme.key_bias(row(a["pos"]), params=views, xp=xp)
+    own, work = prepare_params(scheme, params, like=a["pos"], dtype=None, xp=xp)
+    key = tile_views(_side(a, "key"), "key", xp=xp)
+    views = head_views(scheme, own, dtype=work, xp=xp, key=key)
+    return scheme.key_bias(as_row(a["pos"]), params=views, xp=xp)
 
 
 def _transform(scheme: PositionScheme, a: Arrays, params: Arrays, xp: Namespace) -> Array:
     def of(role: Role) -> Arrays:
-        reads = transforms(scheme) and has_features(scheme)
+        reads = has_transform(scheme) and has_features(scheme)
         return {n: f for n, f in _side(a, role).items() if n != "places"} if reads else {}
 
     return xp.concat(

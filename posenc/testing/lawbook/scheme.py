@@ -13,8 +13,8 @@ import array_api_compat.numpy as xp
 import numpy as np
 
 import posenc
-from posenc.evaluate import column, row
-from posenc.params import Params, on_tile, per_head
+from posenc.evaluate import as_column, as_row
+from posenc.params import Params, head_views, tile_views
 from posenc.protocol import PositionScheme, Role
 from posenc.testing.framework import Host, readonly
 from posenc.testing.law import law, require, require_equal
@@ -147,12 +147,12 @@ def _read(subject: Subject) -> set[str]:
     def views(q: Tokens, k: Tokens, *, rows: bool = False) -> Params:
         """What methods read that speak of one head, of all heads at once."""
         sides = {t.role: t.features if rows else _seen(t) for t in (q, k)}
-        made = per_head(scheme, dict(whole), dtype=whole.dtype, xp=xp, rows=rows, **sides)
+        made = head_views(scheme, dict(whole), dtype=whole.dtype, xp=xp, rows=rows, **sides)
         return _Recording(made, found)
 
     vectors = subject.normal((1, subject.heads, 3, subject.head_dim), 0).astype(np.float32)
     where = pos if scheme.axes == 1 else cast(Host, q.places)
-    at = column(pos), row(pos)
+    at = as_column(pos), as_row(pos)
     scheme.bias(*at, params=views(q, k), xp=xp)
     scheme.key_bias(at[1], params=views(q, k), xp=xp)
     scheme.sink(at[0], params=views(q, k), xp=xp)
@@ -174,7 +174,7 @@ _ROLES: tuple[Role, Role] = ("query", "key")
 
 
 def _seen(tokens: Tokens) -> Any:
-    return on_tile(tokens.seen(np.float32), tokens.role, xp=xp)
+    return tile_views(tokens.seen(np.float32), tokens.role, xp=xp)
 
 
 @law("scheme")
@@ -243,7 +243,7 @@ def _answers(subject: Subject) -> Answers:
     if scheme.hooks() & {"adjust_scores", "sink", "regions"}:
         tensors: Any = {n: a.astype(np.float32) for n, a in subject.tensors(12).items()}
         found["attention"] = posenc.attention(
-            **tensors, scheme=scheme, params=params, causal=True, path="reference"
+            **tensors, scheme=scheme, params=params, causal=True, implementation="reference"
         )
     longer = {length: scheme.at_length(length) for length in _LENGTHS}
     return found | {

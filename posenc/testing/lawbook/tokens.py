@@ -10,7 +10,7 @@ import array_api_compat.numpy as xp
 import numpy as np
 
 import posenc
-from posenc.evaluate import has_features, transforms
+from posenc.evaluate import has_features, has_transform
 from posenc.protocol import Role
 from posenc.testing.framework import Host, readonly
 from posenc.testing.law import law, require, require_equal
@@ -34,7 +34,7 @@ def _vectors(subject: Subject, length: int, dtype: str = "float32", batch: int =
 @law("scheme")
 def transform_is_row_local(subject: Subject) -> None:
     """A query or key is transformed by its own position, whatever stands beside it."""
-    if not transforms(subject.scheme):
+    if not has_transform(subject.scheme):
         return
     rng = np.random.default_rng(3)
     for role in _ROLES:

@@ -9,9 +9,11 @@ from functools import cache, partial
 
 import jax
 
-from posenc.call import Call
+from posenc.backend import (
+    Call,
+)
 from posenc_jax.fused.gradients import Kernels
-from posenc_jax.fused.mosaic_gpu.language import OLDEST
+from posenc_jax.fused.mosaic_gpu.jax_version import OLDEST
 from posenc_jax.fused.plan import Form, Plan, read_by_bias
 from posenc_jax.fused.target import Target
 
@@ -57,7 +59,7 @@ def why_not_lowered(call: Call, here: Target) -> str | None:
 
 @cache
 def _why_not_lowered(plan: Plan) -> str | None:
-    from posenc_jax.fused.mosaic_gpu.trial import lower
+    from posenc_jax.fused.mosaic_gpu.check_lowering import lower
 
     try:
         lower(plan)
@@ -76,10 +78,10 @@ def block(call: Call, form: Form) -> int:
 @cache
 def kernels(here: Target) -> Kernels:
     """The kernels."""
-    from posenc_jax.fused.mosaic_gpu.diagonals import d_table
     from posenc_jax.fused.mosaic_gpu.forward import forward
     from posenc_jax.fused.mosaic_gpu.keys import d_keys
     from posenc_jax.fused.mosaic_gpu.queries import d_queries
+    from posenc_jax.fused.mosaic_gpu.table import d_table
 
     chosen = (forward, d_queries, d_keys, d_table)
     return Kernels(*(partial(kernel, interpreted=here.interpreted) for kernel in chosen))

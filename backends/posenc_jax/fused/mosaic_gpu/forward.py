@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from posenc_jax.fused.mosaic_gpu.language import WGMMA, plgpu
+from posenc_jax.fused.mosaic_gpu.jax_version import WGMMA, plgpu
 from posenc_jax.fused.mosaic_gpu.operands import (
     KEYS,
     QUERIES,
@@ -24,10 +24,9 @@ from posenc_jax.fused.mosaic_gpu.operands import (
     side,
 )
 from posenc_jax.fused.mosaic_gpu.stream import WARPGROUPS, Stream, Turns, fetch, launch, ring, run
-from posenc_jax.fused.mosaic_gpu.table import tiles_for_queries
 from posenc_jax.fused.mosaic_gpu.tile import (
     LOG2E,
-    LOWEST,
+    MIN_POSITION,
     ROWS,
     bias_of,
     plus_product,
@@ -36,6 +35,7 @@ from posenc_jax.fused.mosaic_gpu.tile import (
     spread,
     zeros,
 )
+from posenc_jax.fused.mosaic_gpu.toeplitz import tiles_for_queries
 from posenc_jax.fused.plan import FLOOR, Operands, Places, Plan
 
 
@@ -125,7 +125,7 @@ def forward(
             late.release(step)
             return summed, higher, total
 
-        lowest = zeros(ROWS) + LOWEST
+        lowest = zeros(ROWS) + MIN_POSITION
         nothing = (zeros(ROWS, dim), lowest, zeros(ROWS))
         turns = Turns(own["turns"], warpgroup)
         summed, highest, total = run(warpgroup, (early, late), absorb, nothing, turns)

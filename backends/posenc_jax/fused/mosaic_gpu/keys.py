@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from posenc_jax.fused.gradients import Rows
-from posenc_jax.fused.mosaic_gpu.language import OF_COLUMNS, OF_ROWS, WGMMA, plgpu
+from posenc_jax.fused.mosaic_gpu.jax_version import OF_COLUMNS, OF_ROWS, WGMMA, plgpu
 from posenc_jax.fused.mosaic_gpu.operands import (
     KEYS,
     QUERIES,
@@ -22,7 +22,6 @@ from posenc_jax.fused.mosaic_gpu.operands import (
     side,
 )
 from posenc_jax.fused.mosaic_gpu.stream import WARPGROUPS, Stream, fetch, launch, ring, run
-from posenc_jax.fused.mosaic_gpu.table import tiles_for_keys
 from posenc_jax.fused.mosaic_gpu.tile import (
     LOG2E,
     ROWS,
@@ -35,6 +34,7 @@ from posenc_jax.fused.mosaic_gpu.tile import (
     tokens,
     zeros,
 )
+from posenc_jax.fused.mosaic_gpu.toeplitz import tiles_for_keys
 from posenc_jax.fused.plan import Operands, Places, Plan
 
 COLUMNS = 64  # queries of a tile: with 128, the sums for keys and values leave no registers

@@ -10,7 +10,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 
 from posenc_jax.fused.gradients import Rows
-from posenc_jax.fused.mosaic_gpu.language import OF_COLUMNS, OF_ROWS, plgpu
+from posenc_jax.fused.mosaic_gpu.jax_version import OF_COLUMNS, OF_ROWS, plgpu
 from posenc_jax.fused.mosaic_gpu.tile import (
     Side,
 )

@@ -15,7 +15,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 
 from posenc_jax.fused.gradients import Rows
-from posenc_jax.fused.mosaic_gpu.language import OF_ROWS, WGMMA, plgpu
+from posenc_jax.fused.mosaic_gpu.jax_version import OF_ROWS, WGMMA, plgpu
 from posenc_jax.fused.mosaic_gpu.operands import (
     KEYS,
     QUERIES,
@@ -27,7 +27,6 @@ from posenc_jax.fused.mosaic_gpu.operands import (
     side,
 )
 from posenc_jax.fused.mosaic_gpu.stream import WARPGROUPS, Stream, fetch, launch, ring, run
-from posenc_jax.fused.mosaic_gpu.table import tiles_for_queries
 from posenc_jax.fused.mosaic_gpu.tile import (
     LOG2E,
     ROWS,
@@ -42,6 +41,7 @@ from posenc_jax.fused.mosaic_gpu.tile import (
     tokens,
     zeros,
 )
+from posenc_jax.fused.mosaic_gpu.toeplitz import tiles_for_queries
 from posenc_jax.fused.plan import Operands, Places, Plan
 
 COLUMNS = 64  # keys of a tile: with 128, registers spill

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental import pallas as pl
 
-from posenc_jax.fused.mosaic_gpu.language import plgpu
+from posenc_jax.fused.mosaic_gpu.jax_version import plgpu
 
 WARPGROUPS = 2
 STAGES = 2  # places in a ring

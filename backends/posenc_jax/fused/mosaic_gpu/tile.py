@@ -2,7 +2,7 @@
 
 A warpgroup holds a tile in registers as ``wgmma`` leaves it there. Scores are in units of
 ``ln 2``, so that one ``exp2`` makes a weight of them. What may not be seen is ``-inf``; no row
-starts below ``LOWEST``, which is finite, so that no difference of the two is NaN.
+starts below ``MIN_POSITION``, which is finite, so that no difference of the two is NaN.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 
 from posenc_jax.fused.mosaic_gpu import namespace
-from posenc_jax.fused.mosaic_gpu.language import OF_ROWS, WGMMA, plgpu
+from posenc_jax.fused.mosaic_gpu.jax_version import OF_ROWS, WGMMA, plgpu
 from posenc_jax.fused.plan import FLOOR, Plan, Tokens
 
 LOG2E = math.log2(math.e)
-LOWEST = FLOOR * LOG2E
+MIN_POSITION = FLOOR * LOG2E
 
 ROWS = 64  # of a warpgroup: what one wgmma computes
 

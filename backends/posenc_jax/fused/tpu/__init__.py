@@ -15,8 +15,10 @@ import jax.numpy as jnp
 from jax import sharding
 from jax.experimental.pallas import tpu as pltpu
 
-from posenc.call import Call
-from posenc.protocol import PositionScheme
+from posenc.backend import (
+    Call,
+    PositionScheme,
+)
 from posenc_jax.fused.gradients import Kernels, Rows
 from posenc_jax.fused.plan import Form, Operands, Places, Plan, Read, read_by_bias
 from posenc_jax.fused.target import Target

@@ -1,0 +1,271 @@
+"""Attention with any scheme in JAX: the implementations, and which of them serves a call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Unpack
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from posenc import PositionScheme
+from posenc.backend import (
+    Call,
+    Explanation,
+    Implementation,
+    Options,
+    advise_unknown,
+    append_sink_key,
+    as_mapping,
+    attend,
+    check_range,
+    concrete,
+    dense,
+    explain_choice,
+    float_arrays,
+    map_arrays,
+    may_be_fully_masked,
+    prepare,
+    working_dtype,
+    zero_fully_masked,
+)
+from posenc_jax import folded
+from posenc_jax.chunked.implementation import chunked
+from posenc_jax.chunked.implementation import refuses as chunked_refuses
+from posenc_jax.fused import implementation as fused
+
+# Where "auto" leaves the whole scores for tiles. Decoding has few queries, whose scores take less
+# room than the keys. The bound on scores a head, for accelerators, is not measured on any yet.
+TILED_SCORES, FEW_QUERIES = 2**18, 16
+
+
+@advise_unknown
+def attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    scheme: PositionScheme,
+    params: Mapping[str, Array] | None = None,
+    causal: bool = False,
+    *,
+    implementation: str = "auto",
+    skip_blocks: bool = True,
+    **options: Unpack[Options],
+) -> Any:
+    """``softmax(scale * transform(q) @ transform(k).T + bias) @ v`` in the layout of ``jax.nn``.
+
+    Tokens are axis 1 and heads axis 2, ``(B, L, H, D)``; ``posenc_torch`` has them the other way.
+    Works under ``jit``, ``grad`` and ``vmap``; the scheme is static, so it must be hashable.
+
+    Parameters
+    ----------
+    q, k, v
+        ``(B, Q, H, D)``, ``(B, K, Hk, D)``, ``(B, K, Hk, Dv)``; ``Hk`` divides ``H``, and head
+        ``h`` uses key and value head ``h // (H // Hk)``.
+    scheme, params
+        The positional encoding and its learned arrays by name; ``init`` draws first values.
+    causal
+        A query sees keys at ``k_pos <= q_pos`` only.
+    options
+        As in ``posenc.attention``: positions, segments, places, ``k_valid``, ``window``,
+        ``sink_tokens``, ``bias``, ``mask``, ``softcap``, ``scale``, ``k_transformed``, hidden
+        states ``x`` and ``q_x``, features, ``return_lse``. Bias, mask and features keep the core's
+        order of axes: ``(B, H, Q, K)`` and ``(B, H, L)``. A mask that is a function is static: each
+        new one, also of the same code, is compiled for anew.
+    implementation
+        One of ``IMPLEMENTATIONS``, or ``"auto"``: the first of them that serves the call well.
+        ``"pallas"`` is one kernel with the bias inside, for GPUs of capability 9.0 (JAX 0.11) and
+        for TPUs; ``"xla"`` is ``jax.nn.dot_product_attention`` with the bias whole; ``"chunked"``
+        takes memory ``O(L * block)`` on any device; ``"folded"`` folds a key bias into the head
+        dimension for cuDNN; ``"reference"`` is the definition at the highest precision of matrix
+        products. ``"reference"`` and ``"xla"`` have all derivatives, ``"pallas"`` the first in
+        reverse mode, and ``"chunked"`` the second in forward over reverse mode besides, as
+        ``jax.hessian`` takes them; they say so where another is asked for.
+    skip_blocks
+        Whether ``"pallas"`` leaves out blocks of keys that provably round to nothing under a bias
+        that decays (``posenc.attn.negligible``). Results of finite values then differ by less than
+        half a rounding of the largest.
+
+    Returns
+    -------
+    ``(B, Q, H, Dv)`` in q's dtype. A row that may see nothing is 0, with zero gradients. NaN in
+    what nobody sees reaches nothing, as in ``posenc.attention``, but for ``"pallas"``. With
+    ``return_lse`` also the log-sum-exp ``(B, Q, H)``.
+
+    Raises
+    ------
+    TypeError, ValueError
+        A wrong argument, by name, value and what is accepted.
+    NotImplementedError
+        The named implementation cannot serve the call; says why.
+    """
+    call = call_of(
+        q, k, v, scheme, params, causal, implementation, skip_blocks=skip_blocks, **options
+    )
+    out, lse = attend(_IMPLEMENTATIONS, call, implementation)
+    out = jnp.swapaxes(out, 1, 2).astype(_jax(q).dtype)
+    return out if lse is None else (out, jnp.swapaxes(lse, 1, 2))
+
+
+@advise_unknown
+def explain(
+    q: Array,
+    k: Array,
+    v: Array,
+    scheme: PositionScheme,
+    params: Mapping[str, Array] | None = None,
+    causal: bool = False,
+    *,
+    implementation: str = "auto",
+    skip_blocks: bool = True,
+    **options: Unpack[Options],
+) -> Explanation:
+    """Which implementation serves a call of ``attention`` with these arguments, and why not the
+    others.
+
+    Returns
+    -------
+    A dict that prints well: ``implementation``, the name, and ``others``, name -> reason.
+
+    Raises
+    ------
+    As ``attention`` does.
+    """
+    call = call_of(
+        q, k, v, scheme, params, causal, implementation, skip_blocks=skip_blocks, **options
+    )
+    return explain_choice(_IMPLEMENTATIONS, call, implementation)
+
+
+def call_of(
+    q: Array,
+    k: Array,
+    v: Array,
+    scheme: PositionScheme,
+    params: Mapping[str, Array] | None,
+    causal: bool,
+    implementation: str,
+    *,
+    skip_blocks: bool = True,
+    **options: Unpack[Options],
+) -> Call:
+    """The call in the core's layout."""
+    q, k, v = (_heads_first(name, a) for name, a in (("q", q), ("k", k), ("v", v)))
+    params = {name: _jax(array) for name, array in as_mapping(params).items()}
+    given: dict[str, Any] = dict(options)
+    for name in ("q_pos", "k_pos", "q_axes", "k_axes"):  # before JAX makes 32 bits of them
+        if hasattr(given.get(name), "dtype"):
+            check_range(name, given[name], jnp)
+    for name in ("q_seg", "k_seg"):
+        _check_width(name, given.get(name))
+    options = map_arrays(options, _jax)
+    work = working_dtype([q, k, v, *float_arrays(options), *params.values()], xp=jnp)
+    if implementation == "reference" or work == jnp.float64:
+        q, k, v = (a.astype(work) for a in (q, k, v))
+    return prepare(q, k, v, scheme, params, causal, skip_blocks=skip_blocks, xp=jnp, **options)
+
+
+def _check_width(name: str, values: Any) -> None:
+    """JAX drops the upper half of 64-bit integers, and two segments may become one."""
+    seen = concrete(values, jnp) if hasattr(values, "dtype") else None
+    if seen is None or jax.config.jax_enable_x64 or not seen.size:
+        return
+    if not np.issubdtype(seen.dtype, np.integer):
+        return  # said elsewhere
+    low, high = int(seen.min()), int(seen.max())
+    if low < -(2**31) or high >= 2**31:
+        wrong = low if low < -(2**31) else high
+        raise ValueError(f"{name} holds {wrong}, accepted: 32 bits, unless jax_enable_x64 is set")
+
+
+def _heads_first(name: str, array: Array) -> Array:
+    """``(B, L, H, D)`` as ``(B, H, L, D)``."""
+    if not hasattr(array, "shape"):
+        raise TypeError(f"{name} must be an array, got {type(array).__name__}")
+    if len(array.shape) != 4:
+        raise ValueError(f"{name} must be (B, L, H, D), got shape {tuple(array.shape)}")
+    return jnp.swapaxes(array, 1, 2)
+
+
+def _jax(value: Any) -> Any:
+    """An array in the dtype that JAX will compute in; unsigned positions become signed."""
+    if isinstance(value, np.ndarray):
+        value = jnp.asarray(value)
+    if isinstance(value, Array) and jnp.issubdtype(value.dtype, jnp.unsignedinteger):
+        return value.astype(int)
+    return value
+
+
+def _xla(call: Call) -> tuple[Array, None]:
+    bias, seen = call.allowed_bias()
+    q, k, v = call.q, call.k, call.v
+    if seen is not None and may_be_fully_masked(call):
+        q, k, v = zero_fully_masked(q, k, v, seen, xp=jnp)
+    if call.sink is not None:
+        k, v, bias, seen = append_sink_key(call, k, v, bias, seen)
+    q, k, v = (jnp.swapaxes(a, 1, 2) for a in (q, k, v))
+    scale = call.scale
+    if q.dtype == call.dtype:  # as in the definition, and half precision would be rounded
+        q, scale = q * scale, 1.0
+    out = jax.nn.dot_product_attention(q, k, v, bias=bias, mask=seen, scale=scale)
+    out = jnp.swapaxes(out, 1, 2)
+    if seen is not None:
+        out = jnp.where(jnp.any(seen, axis=-1, keepdims=True), out, 0)
+    return out, None
+
+
+def _xla_without_lse(call: Call) -> str:
+    return "that of jax.nn.dot_product_attention has no gradient"
+
+
+def _xla_refuses(call: Call) -> str | None:
+    q, k, v = call.q, call.k, call.v
+    if call.dtype == jnp.float64:
+        return "jax.nn.dot_product_attention takes its softmax in float32, the call is in float64"
+    if not q.dtype == k.dtype == v.dtype:
+        return f"q, k and v differ in dtype: {q.dtype}, {k.dtype}, {v.dtype}"
+    if q.dtype == jnp.float16 and jax.default_backend() != "gpu":
+        return "jax.nn.dot_product_attention takes float16 on GPUs only"
+    if q.shape[3] != v.shape[3]:
+        return f"q has head_dim {q.shape[3]}, v has {v.shape[3]}"
+    if call.softcap is not None:
+        return "jax.nn.dot_product_attention caps no scores"
+    return None
+
+
+def _xla_avoided(call: Call) -> str | None:
+    q_len, k_len = call.q.shape[2], call.k.shape[2]
+    if q_len <= FEW_QUERIES or chunked_refuses(call) is not None:
+        return None
+    if jax.default_backend() == "cpu":
+        return "on a CPU tiles are faster, of one block or of many"
+    if q_len * k_len < TILED_SCORES:
+        return None
+    return f"it would hold all {q_len} * {k_len} scores of every head; tiles are faster"
+
+
+def _reference(call: Call) -> tuple[Array, Array]:
+    with jax.default_matmul_precision("highest"):
+        return dense(call)
+
+
+_IMPLEMENTATIONS = (
+    Implementation(
+        "pallas", fused.fused,
+        unsupported=fused.refuses, not_preferred=fused.avoided, without_lse=fused.without_lse,
+    ),
+    Implementation(
+        "xla", _xla,
+        unsupported=_xla_refuses, not_preferred=_xla_avoided, without_lse=_xla_without_lse,
+        takes_sink=True,
+    ),
+    Implementation("chunked", chunked, unsupported=chunked_refuses),
+    Implementation(
+        "folded", folded.folded,
+        unsupported=folded.refuses, not_preferred=folded.avoided, without_lse=folded.without_lse,
+    ),
+    Implementation("reference", _reference, rows=True),
+)  # fmt: skip
+IMPLEMENTATIONS = tuple(implementation.name for implementation in _IMPLEMENTATIONS)

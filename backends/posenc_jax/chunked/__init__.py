@@ -1,0 +1,1 @@
+"""Attention in tiles of queries and keys, in linear memory."""

@@ -1,0 +1,1 @@
+"""Attention in blocks of queries, in linear memory."""

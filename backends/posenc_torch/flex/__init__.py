@@ -1,0 +1,1 @@
+"""FlexAttention with the bias of a scheme inside its kernel."""

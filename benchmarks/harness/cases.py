@@ -1,0 +1,163 @@
+"""Schemes and kinds of calls that every implementation is checked on, with drawn inputs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import posenc
+from posenc.positions import packed
+from posenc.protocol import PositionScheme
+from posenc.testing import Problem, Subject
+from posenc.testing.framework import Host, readonly
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "support"))
+
+import subjects
+
+HEADS, BATCH = subjects.HEADS, 2
+Options = dict[str, Any]
+
+
+def schemes(dim: int) -> dict[str, PositionScheme]:
+    """The catalogue, and schemes with all that it lacks; the first ones matter most."""
+    sizes = {"num_heads": HEADS, "head_dim": dim, "max_len": 4096}
+    first = {
+        "alibi": posenc.ALiBi(HEADS),
+        "t5": posenc.T5Bias(HEADS),
+        "alibi-learned": posenc.ALiBi(HEADS, learned=True),
+        "forgetting": subjects.Forgetting(),
+        "rope": posenc.RoPE(dim),
+    }
+    rest = {name: posenc.make(name, **sizes) for name in posenc.catalogue() if name not in first}
+    own = {
+        "t5-causal": posenc.T5Bias(HEADS, causal=True),
+        "alibi-given": posenc.ALiBi(HEADS, slopes=[0.0, 1.0, -0.5, 3.0]),
+        "kerple": subjects.Kerple(),
+        "fence": subjects.Fence(reach=90),
+        "both": subjects.Both(dim),
+    }
+    return first | rest | own
+
+
+CORE = ("alibi", "t5", "alibi-learned", "forgetting", "rope")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One kind of call: lengths, sizes, and what else it is given.
+
+    Attributes
+    ----------
+    length, queries
+        Keys, and queries if they are fewer.
+    options
+        ``options(rng, queries, keys)``: keywords of attention.
+    dim, value_dim, grouped, batch
+        Channels of a head, those of its values, whether heads share keys, how many examples.
+    size
+        Of queries and keys, relative to normal ones.
+    """
+
+    length: int
+    queries: int | None = None
+    options: Callable[[np.random.Generator, int, int], Options] = field(
+        default=lambda rng, queries, keys: {"causal": True}
+    )
+    dim: int = 64
+    value_dim: int | None = None
+    grouped: bool = False
+    batch: int = BATCH
+    size: float = 1.0
+
+
+def _everything(rng: np.random.Generator, queries: int, keys: int) -> Options:
+    return {}
+
+
+def _window(rng: np.random.Generator, queries: int, keys: int) -> Options:
+    return {"causal": True, "window": keys // 4 + 5}
+
+
+def _packed(rng: np.random.Generator, queries: int, keys: int) -> Options:
+    pos, seg = packed([keys // 2 + 7, keys // 3, keys - keys // 2 - 7 - keys // 3])
+    return {"causal": True, "q_pos": pos, "k_pos": pos, "q_seg": seg, "k_seg": seg}
+
+
+def _shuffled(rng: np.random.Generator, queries: int, keys: int) -> Options:
+    pos = np.stack([rng.permutation(keys) - int(rng.integers(keys)) for _ in range(BATCH)])
+    return {"causal": True, "q_pos": pos, "k_pos": pos}
+
+
+def _far(rng: np.random.Generator, queries: int, keys: int) -> Options:
+    pos = np.arange(keys) + int(rng.integers(10**6, 2 * 10**6))
+    return {"causal": True, "q_pos": pos[keys - queries :], "k_pos": pos}
+
+
+def _blind(rng: np.random.Generator, queries: int, keys: int) -> Options:
+    """Some rows belong to a segment without keys."""
+    k_seg = np.arange(keys) * 2 // keys
+    q_seg = np.where(rng.random(queries) < 0.3, 7, k_seg)
+    return {"causal": True, "q_seg": q_seg, "k_seg": k_seg}
+
+
+LAYOUTS = {
+    "causal": Layout(384),
+    "long": Layout(2048, batch=1, size=0.5),  # so that blocks of it round to nothing
+    "odd": Layout(300),
+    "grouped": Layout(300, grouped=True),
+    "decode": Layout(300, queries=1),
+    "packed": Layout(300, options=_packed),
+    "window": Layout(384, options=_window),
+    "shuffled": Layout(300, options=_shuffled),
+    "blind": Layout(300, options=_blind),
+    "far": Layout(300, queries=200, options=_far),
+    "everything": Layout(300, options=_everything),
+    "wide": Layout(384, dim=128),
+    "narrow": Layout(300, value_dim=32),
+}
+
+
+def problem(name: str, layout: Layout, seed: int, scale: float = 1.0) -> tuple[Problem, Host]:
+    """A call of new inputs, and the gradient of its result; ``scale`` shortens it."""
+    rng = np.random.default_rng(seed)
+    scheme = schemes(layout.dim)[name]
+    subject = Subject(scheme, head_dim=layout.dim, params=_params(scheme, rng))
+    keys = max(2, int(layout.length * scale))
+    queries = keys if layout.queries is None else max(1, int(layout.queries * scale))
+    shared = 2 if layout.grouped and subject.shares_keys else 1
+    own, wide = layout.dim, layout.value_dim or layout.dim
+    tensors = {
+        "q": layout.size * _normal(rng, layout.batch, HEADS, queries, own),
+        "k": layout.size * _normal(rng, layout.batch, HEADS // shared, keys, own),
+        "v": _normal(rng, layout.batch, HEADS // shared, keys, wide),
+    }
+    if subject.reads_hidden:
+        tensors["x"] = _normal(rng, layout.batch, keys, subject.width)
+    options = layout.options(rng, queries, keys)
+    d_out = _normal(rng, layout.batch, HEADS, queries, wide)
+    fixed = {name: readonly(a) for name, a in tensors.items()}
+    return Problem(scheme, fixed, subject.params, options), readonly(d_out)
+
+
+def _params(scheme: PositionScheme, rng: np.random.Generator) -> dict[str, Host]:
+    """Learned arrays that say something: first values are often near 0, or the same for all."""
+    first = posenc.init_params(scheme, int(rng.integers(2**31)))
+    return {
+        name: np.float32(
+            rng.normal(0, 0.5, spec.shape)
+            if spec.init is None
+            else first[name] * rng.uniform(0.8, 1.2, spec.shape)
+        )
+        for name, spec in scheme.param_specs().items()
+    }
+
+
+def _normal(rng: np.random.Generator, *shape: int) -> Host:
+    """Values that half precision holds exactly: all dtypes then compute from the same numbers."""
+    return np.round(rng.standard_normal(shape).clip(-3.9, 3.9) * 32) / 32

@@ -1,0 +1,229 @@
+"""Time, memory and errors of every variant, at every length, by turns: what needs no framework."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+import posenc
+from harness.clock import Budget, Sample, alternate, summary
+from harness.right import Row, said
+from posenc.protocol import PositionScheme
+from posenc.testing.framework import Host
+from posenc.testing.tolerances import IMPLEMENTATIONS
+
+SHOWN = 16  # rows of queries whose results and gradients are compared
+DENSE = ("sdpa", "xla", "reference")  # implementations that hold the whole bias
+
+
+def schemes(heads: int) -> dict[str, PositionScheme]:
+    """What is measured; ``none`` is attention without positions."""
+    return {
+        "none": posenc.NoPE(),
+        "alibi": posenc.ALiBi(heads),
+        "slopes": posenc.ALiBi(heads, learned=True),
+        "t5": posenc.T5Bias(heads),
+    }
+
+
+def first_params(name: str, scheme: PositionScheme) -> dict[str, Host]:
+    """Learned arrays, those of T5 as large as trained ones."""
+    larger = 25 if name == "t5" else 1
+    return {n: np.float32(a * larger) for n, a in posenc.init_params(scheme, 0).items()}
+
+
+def name_of(
+    scheme: str, implementation: str, learns: bool = False, skip: bool | None = None
+) -> str:
+    """Of a variant of this library."""
+    every = ", all blocks" if skip is False else ""
+    return f"{scheme} {implementation}{every}{', learned' if learns and scheme != 'slopes' else ''}"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to compute attention.
+
+    Attributes
+    ----------
+    name
+        The scheme first.
+    ready
+        The call, with all that a user would make only once, of whatever the framework gives it.
+    ours, dense, compiles
+        Whether it is this library's, holds a number for each pair, is compiled on the first call.
+    a_pair
+        Bytes for each pair, if it is dense.
+    learns
+        Whether it has gradients of params. Then only a step is measured: a forward pass is that of
+        the same scheme without them.
+    """
+
+    name: str
+    ready: Callable[..., Any] = field(repr=False)
+    ours: bool = False
+    dense: bool = False
+    a_pair: int = 20
+    compiles: bool = False
+    learns: bool = False
+
+    @property
+    def scheme(self) -> str:
+        """Its key in ``schemes``."""
+        return self.name.split()[0]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Sizes, and how long it may take.
+
+    Attributes
+    ----------
+    tokens
+        In a call: the batch is ``tokens // length``, and at least 1.
+    rounds
+        At least and at most.
+    slowest
+        Milliseconds: what would take longer is not run.
+    """
+
+    device: str
+    dtype: str
+    heads: int
+    dim: int
+    tokens: int
+    lengths: tuple[int, ...]
+    rounds: tuple[int, int] = (3, 30)
+    slowest: float = 4000.0
+
+    def batch(self, length: int) -> int:
+        """Sequences in a call."""
+        return max(1, self.tokens // length)
+
+
+@dataclass
+class Entry:
+    """A variant at one length: what runs, by kind of pass, and what is known of it."""
+
+    variant: Variant
+    row: Row
+    work: dict[str, Any] = field(default_factory=dict)
+    seen: dict[str, Sample] = field(default_factory=dict)
+
+
+class Timing(ABC):
+    """All variants at all lengths; a framework says how to make, begin and run one."""
+
+    def __init__(self, settings: Settings, variants: Sequence[Variant], budget: Budget) -> None:
+        self._settings, self._variants, self._budget = settings, variants, budget
+        self._slow: dict[str, tuple[int, float]] = {}  # length and milliseconds of a step
+
+    @abstractmethod
+    def _inputs(self, batch: int, length: int) -> Any:
+        """Tokens of this size."""
+
+    @abstractmethod
+    def _begin(self, entries: Sequence[Entry], inputs: Any, end: float) -> None:
+        """The first calls, of those that nothing refuses: they fill ``work`` and ``seen``."""
+
+    @abstractmethod
+    def _sample(self, entry: Entry, kind: str) -> Sample:
+        """Milliseconds by stage of one run."""
+
+    @abstractmethod
+    def _expects(self, error: Exception) -> bool:
+        """Whether an error says that a variant cannot serve the call, rather than a fault."""
+
+    @abstractmethod
+    def _free(self) -> float:
+        """Bytes of memory."""
+
+    def rows(self, told: Callable[[Row], None] = lambda row: None) -> Iterator[Row]:
+        """One record a variant and length."""
+        lengths = self._settings.lengths
+        for number, length in enumerate(lengths):
+            for row in self._at(length, self._budget.left() / (len(lengths) - number)):
+                told(row)
+                yield row
+
+    def _at(self, length: int, share: float) -> list[Row]:
+        settings, end = self._settings, self._budget.left() - share
+        batch = settings.batch(length)
+        sizes = {"length": length, "batch": batch, "heads": settings.heads, "dim": settings.dim}
+        entries = [
+            Entry(v, {"variant": v.name, "ours": v.ours, **sizes, "status": "not run"})
+            for v in self._variants
+        ]
+        for entry in entries:
+            entry.row["reason"] = self._impossible(entry.variant, batch, length)
+        self._begin(entries, self._inputs(batch, length), end)
+        runs = {
+            (n, kind): partial(self._run, entry, kind)
+            for n, entry in enumerate(entries)
+            for kind in entry.work
+        }
+        a_round = 1e-3 * sum(sum(e.seen[kind].values()) for e in entries for kind in e.work)
+        left, (least, most) = self._budget.left() - end, settings.rounds
+        rounds = min(most, max(least, int(left / (a_round or 1.0))))
+        # Half as much again, rather than fewer rounds than are needed.
+        for (n, _), samples in alternate(runs, rounds, Budget(1.5 * left), seed=length).items():
+            entries[n].row |= summary(samples)
+        for entry in entries:
+            self._finish(entry, length)
+        return [entry.row for entry in entries]
+
+    def _impossible(self, variant: Variant, batch: int, length: int) -> str | None:
+        """Why a variant is not run at a length: too slow, or too large."""
+        if variant.name in self._slow:
+            before, ms = self._slow[variant.name]
+            if ms * (length / before) ** 2 > self._settings.slowest:
+                return f"it took {ms:.0f} ms at length {before}"
+        pairs = self._settings.heads * length**2 * (batch if variant.learns else 1)
+        needs = variant.a_pair * pairs
+        if variant.dense and needs > 0.7 * self._free():
+            return f"a dense bias takes about {needs / 2**30:.0f} GiB"
+        return None
+
+    def _over(self, end: float, compiles: int = 0) -> str | None:
+        """Why nothing more is begun at a length whose time is over when ``end`` is left."""
+        return self._budget.refuses(max(0.0, end), compiles)
+
+    def _fault(self, entry: Entry, error: Exception) -> None:
+        """What is measured may fail in any way, and that is a result."""
+        entry.row["status"] = "refused" if self._expects(error) else "failed"
+        entry.row["reason"] = f"{type(error).__name__}: {said(error)}"
+
+    def _run(self, entry: Entry, kind: str) -> Sample:
+        try:
+            return self._sample(entry, kind)
+        except Exception as error:  # such as memory that others now hold
+            entry.row |= {"status": "failed", "reason": f"{type(error).__name__}: {said(error)}"}
+            return {}
+
+    def _finish(self, entry: Entry, length: int) -> None:
+        row, settings = entry.row, self._settings
+        if "forward" not in row and "step" not in row:
+            return
+        if row["status"] == "not run":  # a step that was refused or failed says so
+            row["status"] = "measured"
+        worst = [error["relative"] for error in row["errors"].values()]
+        row["right"] = all(n is not None and n <= IMPLEMENTATIONS[settings.dtype] for n in worst)
+        pairs = length * (length + 1) / 2
+        flops = 4 * row["batch"] * settings.heads * settings.dim * pairs
+        for stage, products in {"forward": 1, "backward": 2.5, "step": 3.5}.items():
+            if stage in row:
+                rate = products * flops / row[stage]["median"] * 1e-9
+                row[f"TFLOP/s of {stage}"] = float(f"{rate:.4g}")
+        slowest = max(row[stage]["median"] for stage in ("forward", "step") if stage in row)
+        self._slow[entry.variant.name] = length, slowest
+
+
+def free_memory() -> int:
+    """Bytes that the system has left."""
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,123 @@
+"""Time and memory of PyTorch: events and an allocator on a GPU, a clock on a CPU."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harness.clock import Sample
+
+Stage = tuple[str, Callable[[Any], Any]]
+_SCRATCH = 2**28  # bytes; caches hold less
+_CYCLES = 2_000_000  # a millisecond, about
+
+
+class Clock:
+    """Times stages of work, each of which gets what the one before returned.
+
+    On a GPU the caches are swept before, and the device first waits, so that the whole work is
+    queued before it begins: the times are those of the device alone. How long the host takes to
+    queue it is ``host``; where that is longer, a caller that runs eagerly waits for the host.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._gpu = device.type == "cuda"
+        self._scratch = torch.empty(_SCRATCH if self._gpu else 0, dtype=torch.int8, device=device)
+
+    def run(self, stages: Sequence[Stage], ahead: float = 0.0, watched: bool = False) -> Sample:
+        """Milliseconds by stage, and of the host; the device waits for ``ahead`` of them first.
+
+        ``watched``: PyTorch warns of all that makes the host wait.
+        """
+        if self._gpu:
+            self._scratch.zero_()
+            if ahead > 0:
+                torch.cuda._sleep(int(ahead * _CYCLES))
+        marks, result = [self._mark()], None
+        begun = time.perf_counter()
+        with self._watch() if watched else nullcontext():
+            for _, stage in stages:
+                result = stage(result)
+                marks.append(self._mark())
+        host = 1e3 * (time.perf_counter() - begun)
+        del result
+        if self._gpu:
+            torch.cuda.synchronize()
+        times = [self._between(*pair) for pair in pairwise(marks)]
+        return {name: ms for (name, _), ms in zip(stages, times, strict=True)} | {"host": host}
+
+    def first(self, stages: Sequence[Stage]) -> tuple[Sample, int | None, bool | None]:
+        """A run, the most bytes it allocated beyond what was there before, and whether it made the
+        host wait for the device; the last two None on a CPU.
+        """
+        if not self._gpu:
+            return self.run(stages), None, None
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            sample = self.run(stages, watched=True)
+        waits = any("synchronizing CUDA operation" in str(w.message) for w in found)
+        return sample, torch.cuda.max_memory_allocated() - before, waits
+
+    @contextmanager
+    def _watch(self) -> Iterator[None]:
+        before = torch.cuda.get_sync_debug_mode()
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+
+    def _mark(self) -> Any:
+        if not self._gpu:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _between(self, first: Any, last: Any) -> float:
+        return first.elapsed_time(last) if self._gpu else 1e3 * (last - first)
+
+
+def forward_stages(call: Callable[[], Tensor]) -> list[Stage]:
+    """A forward pass of which nothing is kept."""
+
+    def forward(_: None) -> Tensor:
+        with torch.no_grad():
+            return call()
+
+    return [("forward", forward)]
+
+
+def training_stages(
+    call: Callable[[], Tensor], leaves: Sequence[Tensor], d_out: Tensor
+) -> list[Stage]:
+    """A forward pass that keeps what gradients need, and the backward pass."""
+
+    def forward(_: None) -> Tensor:
+        return call()
+
+    def backward(out: Tensor) -> Sequence[Tensor]:
+        return torch.autograd.grad(out, leaves, d_out)
+
+    return [("forward", forward), ("backward", backward)]
+
+
+def in_training(sample: Sample) -> Sample:
+    """The stages of training under names of their own, and their sum."""
+    step = sample["forward"] + sample["backward"]
+    return {"backward": sample["backward"], "step": step, "host of step": sample["host"]}
+
+
+def of_forward(sample: Sample) -> Sample:
+    """The stage of a forward pass alone."""
+    return {"forward": sample["forward"], "host of forward": sample["host"]}

@@ -1,0 +1,218 @@
+"""What is measured: attention of this library, and that which it is put beside."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from torch.nn.functional import scaled_dot_product_attention as sdpa
+
+import posenc_torch
+from harness.speed import DENSE, Variant, first_params, name_of, schemes
+from harness.torch_checks import COMPILED
+from posenc_torch.flex.block_mask import BLOCK
+
+Call = Callable[[], Tensor]
+SKIPPING = ("flex", "chunked")  # implementations on which skip_blocks leaves something out
+
+
+class Inputs:
+    """Normal q, k and v that ask for gradients, a gradient of the result, and params."""
+
+    def __init__(
+        self, batch: int, heads: int, length: int, dim: int, dtype: torch.dtype, device: str
+    ) -> None:
+        shape = (batch, heads, length, dim)
+        drawn = [torch.randn(shape, device=device, dtype=dtype) for _ in range(4)]
+        self.q, self.k, self.v = (a.requires_grad_() for a in drawn[:3])
+        self.d_out = drawn[3]
+        self.schemes = schemes(heads)
+
+    @property
+    def tokens(self) -> list[Tensor]:
+        """What attention gets; it asks for gradients where they are recorded.
+
+        On a CPU FlexAttention refuses tensors that ask for them, recorded or not.
+        """
+        tokens = [self.q, self.k, self.v]
+        return tokens if torch.is_grad_enabled() else [a.detach() for a in tokens]
+
+    def params(self, scheme: str, learns: bool) -> dict[str, Tensor]:
+        """Learned arrays; they ask for gradients if asked."""
+        return {
+            name: torch.tensor(value, device=self.q.device).requires_grad_(learns)
+            for name, value in first_params(scheme, self.schemes[scheme]).items()
+        }
+
+
+def ours(
+    scheme: str, implementation: str, *, learns: bool = False, skip: bool | None = None
+) -> Variant:
+    """Attention of posenc by name; ``skip=False`` also computes negligible blocks."""
+    options = {} if skip is None else {"skip_blocks": skip}
+
+    def ready(inputs: Inputs, params: dict[str, Tensor]) -> Call:
+        kind = inputs.schemes[scheme]
+        return lambda: posenc_torch.attention(
+            *inputs.tokens, kind, params, causal=True, implementation=implementation, **options
+        )
+
+    name = name_of(scheme, implementation, learns, skip)
+    dense, compiles = implementation in DENSE and scheme != "none", implementation in COMPILED
+    return Variant(name, ready, ours=True, dense=dense, compiles=compiles, learns=learns)
+
+
+def yardsticks() -> list[Variant]:
+    """Attention of PyTorch without positions, and with a bias that was made before."""
+    kernels = {
+        "flash": "FLASH_ATTENTION",
+        "cudnn": "CUDNN_ATTENTION",
+        "efficient": "EFFICIENT_ATTENTION",
+    }
+    return [
+        Variant("none torch sdpa", _sdpa),
+        *[Variant(f"none torch sdpa {n}", partial(_kernel, kind)) for n, kind in kernels.items()],
+        Variant("none torch flex", _flex, compiles=True),
+        Variant("alibi torch sdpa mask", _masked, dense=True),
+    ]
+
+
+def of_this_library() -> list[Variant]:
+    """Every implementation, the ones that goals speak of first."""
+    found = [
+        ours("alibi", implementation, skip=skip)
+        for implementation in sorted(posenc_torch.IMPLEMENTATIONS, key=_last)
+        for skip in ((True, False) if implementation in SKIPPING else (None,))
+    ]
+    for implementation in sorted(posenc_torch.IMPLEMENTATIONS, key=_last):
+        found += [
+            ours("t5", implementation),
+            ours("t5", implementation, learns=True),
+            ours("slopes", implementation, learns=True),
+        ]
+    return found + [
+        ours("none", implementation)
+        for implementation in posenc_torch.IMPLEMENTATIONS
+        if implementation != "reference"
+    ]
+
+
+def _last(implementation: str) -> bool:
+    return implementation in DENSE
+
+
+def peers() -> list[Variant]:
+    """Other libraries' attention, where they are installed."""
+    found = []
+    if importlib.util.find_spec("flash_attn") is not None:
+        biased = partial(_flash_attn, biased=True)
+        found += [Variant("none flash_attn", _flash_attn), Variant("alibi flash_attn", biased)]
+        if importlib.util.find_spec("flash_attn.cute") is not None:
+            found += [Variant("alibi flex FLASH", _flex_flash, compiles=True)]
+    if importlib.util.find_spec("flash_attn_interface") is not None:
+        found += [Variant("none flash_attn_interface", _flash_attn_3)]
+    if importlib.util.find_spec("xformers") is not None:
+        found += [Variant("none xformers", _xformers)]
+    return found
+
+
+def _sdpa(inputs: Inputs, params: dict[str, Tensor]) -> Call:
+    """The kernel that PyTorch chooses."""
+    return lambda: sdpa(*inputs.tokens, is_causal=True)
+
+
+def _kernel(name: str, inputs: Inputs, params: dict[str, Tensor]) -> Call:
+    backend = getattr(SDPBackend, name)
+
+    def call() -> Tensor:
+        with sdpa_kernel(backend):
+            return sdpa(*inputs.tokens, is_causal=True)
+
+    return call
+
+
+def _masked(inputs: Inputs, params: dict[str, Tensor]) -> Call:
+    """As before FlexAttention: the whole bias, in q's dtype."""
+    at = torch.arange(inputs.q.shape[2], device=inputs.q.device)
+    bias = _slopes(inputs)[:, None, None] * (at - at[:, None])
+    mask = bias.masked_fill_(at > at[:, None], -torch.inf)[None].to(inputs.q.dtype)
+    return lambda: sdpa(*inputs.tokens, attn_mask=mask)
+
+
+def _flex(inputs: Inputs, params: dict[str, Tensor]) -> Call:
+    mask = causal_blocks(inputs.q.shape[2], inputs.q.device)
+    return lambda: _compiled()(*inputs.tokens, block_mask=mask)
+
+
+@cache
+def _compiled() -> Callable[..., Tensor]:
+    return torch.compile(flex_attention, fullgraph=True)
+
+
+def causal_blocks(length: int, device: torch.device) -> BlockMask:
+    """The causal mask of whole blocks: the diagonal in between, all below it seen whole."""
+    rows = torch.arange(length // BLOCK, dtype=torch.int32, device=device)
+    # As many of each list as the count says; the rest may be in any order.
+    diagonal = (rows + rows[:, None]) % len(rows)
+    below = rows.expand(len(rows), -1).contiguous()
+    lists = (torch.ones_like(rows), diagonal, rows, below)
+    return BlockMask.from_kv_blocks(
+        *(a[None, None] for a in lists),
+        BLOCK_SIZE=BLOCK,
+        mask_mod=_causal,
+        seq_lengths=(length, length),
+    )
+
+
+def _causal(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    return i >= j
+
+
+def _swapped(inputs: Inputs) -> Sequence[Tensor]:
+    """``(B, L, H, D)``, a view."""
+    return [a.transpose(1, 2) for a in inputs.tokens]
+
+
+def _slopes(inputs: Inputs) -> Tensor:
+    found = inputs.schemes["alibi"].head_slopes()
+    return torch.tensor(found, dtype=torch.float32, device=inputs.q.device)
+
+
+def _flash_attn(inputs: Inputs, params: dict[str, Tensor], biased: bool = False) -> Call:
+    from flash_attn import flash_attn_func
+
+    options: dict[str, Any] = {"alibi_slopes": _slopes(inputs)} if biased else {}
+    return lambda: flash_attn_func(*_swapped(inputs), causal=True, **options).transpose(1, 2)
+
+
+def _flash_attn_3(inputs: Inputs, params: dict[str, Tensor]) -> Call:
+    from flash_attn_interface import flash_attn_func
+
+    def call() -> Tensor:
+        out = flash_attn_func(*_swapped(inputs), causal=True)
+        return (out[0] if isinstance(out, tuple) else out).transpose(1, 2)
+
+    return call
+
+
+def _xformers(inputs: Inputs, params: dict[str, Tensor]) -> Call:
+    from xformers import ops
+
+    mask = ops.LowerTriangularMask()
+    return lambda: ops.memory_efficient_attention(*_swapped(inputs), mask).transpose(1, 2)
+
+
+def _flex_flash(inputs: Inputs, params: dict[str, Tensor]) -> Call:
+    """FlexAttention through the kernels of flash_attn, with this library's bias."""
+    mod = posenc_torch.score_mod(inputs.schemes["alibi"], device=inputs.q.device)
+    mask = causal_blocks(inputs.q.shape[2], inputs.q.device)
+    options = {"BACKEND": "FLASH"}
+    return lambda: _compiled()(
+        *inputs.tokens, score_mod=mod, block_mask=mask, kernel_options=options
+    )

@@ -1,0 +1,199 @@
+"""What callers give to attention, checked by name, and completed with defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from array_api_compat import array_namespace, device
+
+from posenc.attn.options import Options
+from posenc.attn.side import Side
+from posenc.checks import check_flag
+from posenc.evaluate import positions_as_places
+from posenc.params import head_count, is_floating
+from posenc.positions import as_integers, as_places, as_positions, concrete, from_numpy
+from posenc.protocol import Array, Namespace, PositionScheme
+
+SWAPPED = (
+    "are the axes of heads and tokens swapped? NumPy and PyTorch take (B, H, L, D), "
+    "JAX (B, L, H, D)"
+)
+
+
+class Arguments:
+    """Options by name, with their defaults."""
+
+    def __init__(self, options: Options) -> None:
+        get: Any = options.get
+        self.q_pos, self.k_pos = get("q_pos"), get("k_pos")
+        self.q_seg, self.k_seg = get("q_seg"), get("k_seg")
+        self.q_axes, self.k_axes = get("q_axes"), get("k_axes")
+        self.k_valid, self.bias, self.mask = get("k_valid"), get("bias"), get("mask")
+        self.window, self.sink_tokens = get("window"), get("sink_tokens", 0)
+        self.softcap, self.scale = get("softcap"), get("scale")
+        self.x, self.q_x = get("x"), get("q_x")
+        self.q_features, self.k_features = get("q_features"), get("k_features")
+        self.k_transformed = check_flag("k_transformed", get("k_transformed", False))
+        self.return_lse = get("return_lse", False)
+
+
+def check_heads(scheme: PositionScheme, q: Array) -> None:
+    """The scheme is for as many heads as queries have."""
+    heads, q_len = q.shape[1], q.shape[2]
+    declared = head_count(scheme)
+    # Compared one by one: torch's compiler answers "in" wrongly for symbols.
+    if declared is not None and declared != 1 and declared != heads:
+        hint = f"; {SWAPPED}" if declared == q_len else ""
+        raise ValueError(f"q has {heads} heads, the scheme num_heads={declared}: {scheme}{hint}")
+
+
+def complete_sides(
+    q: Array, k: Array, given: Arguments, scheme: PositionScheme, xp: Namespace
+) -> tuple[bool, Side, Side]:
+    """Whether positions are the default, and positions, segments and places of both sides."""
+    q_len, k_len, here = q.shape[2], k.shape[2], device(q)
+    aligned = check_pair("q_pos", given.q_pos, "k_pos", given.k_pos)
+    if aligned:
+        q_pos, k_pos = _aligned(q_len, k_len, q, xp)
+    else:
+        q_pos = as_positions("q_pos", given.q_pos, device=here, xp=xp)
+        k_pos = as_positions("k_pos", given.k_pos, device=here, xp=xp)
+    q_seg = k_seg = None
+    if not check_pair("q_seg", given.q_seg, "k_seg", given.k_seg):
+        q_seg = as_integers("q_seg", given.q_seg, device=here, xp=xp)
+        k_seg = as_integers("k_seg", given.k_seg, device=here, xp=xp)
+    if given.k_valid is not None:
+        q_seg, k_seg = _without_invalid(given.k_valid, q_seg, k_seg, q, k, xp)
+    places: list[Array | None] = [None, None]
+    if not check_pair("q_axes", given.q_axes, "k_axes", given.k_axes):
+        both = ("q_axes", given.q_axes, q_len), ("k_axes", given.k_axes, k_len)
+        places = [as_places(n, a, scheme.axes, size, device=here, xp=xp) for n, a, size in both]
+    elif scheme.axes > 1:
+        places = [positions_as_places(pos, scheme.axes, xp=xp) for pos in (q_pos, k_pos)]
+    found = {
+        "q_pos": q_pos, "k_pos": k_pos, "q_seg": q_seg, "k_seg": k_seg,
+        "q_axes": places[0], "k_axes": places[1],
+    }  # fmt: skip
+    _check_lengths(found, q, k, scheme.axes)
+    return aligned, Side(q_pos, q_seg, places[0], {}), Side(k_pos, k_seg, places[1], {})
+
+
+_INVALID = -(2**31)  # a segment that no query carries
+
+
+def _without_invalid(
+    valid: Array, q_seg: Array | None, k_seg: Array | None, q: Array, k: Array, xp: Namespace
+) -> tuple[Array, Array]:
+    """Segments that hide keys which are not valid."""
+    batch, q_len, k_len = q.shape[0], q.shape[2], k.shape[2]
+    valid = from_numpy(valid, xp=xp, device=device(q))
+    if not hasattr(valid, "dtype") or not xp.isdtype(valid.dtype, "bool"):
+        kind = getattr(valid, "dtype", type(valid).__name__)
+        raise TypeError(f"k_valid must be an array of booleans, got {kind}")
+    fits = len(valid.shape) == 2 and valid.shape[1] == k_len
+    if not fits or (valid.shape[0] != 1 and valid.shape[0] != batch):
+        raise ValueError(f"k_valid must be (B, K) = {(batch, k_len)}, got {tuple(valid.shape)}")
+    if q_seg is None or k_seg is None:
+        q_seg = xp.zeros((q_len,), dtype=xp.int32, device=device(q))
+        k_seg = xp.zeros((k_len,), dtype=xp.int32, device=device(q))
+    elif (seen := concrete(q_seg, xp)) is not None and (seen == _INVALID).any():
+        raise ValueError(f"q_seg holds {_INVALID}, which stands for keys that k_valid hides")
+    hidden = xp.full_like(k_seg, _INVALID)
+    return q_seg, xp.where(valid, k_seg, hidden)
+
+
+def as_pairs(
+    name: str, given: Array | None, q: Array, k: Array, dtype: Any, xp: Namespace
+) -> Array | None:
+    """An array ``(B or 1, H or 1, Q, K)`` in a dtype; None if none is given."""
+    if given is None:
+        return None
+    given = from_numpy(given, xp=xp, device=device(q))
+    if not hasattr(given, "dtype"):
+        raise TypeError(f"{name} must be an array, got {type(given).__name__}")
+    kind = "bool" if dtype == xp.bool else "real floating"
+    if not xp.isdtype(given.dtype, kind):
+        raise TypeError(
+            f"{name} must be {'boolean' if kind == 'bool' else 'floating'}, got {given.dtype}"
+        )
+    (batch, heads, q_len, _), k_len = q.shape, k.shape[2]
+    wanted = (batch, heads, q_len, k_len)
+    # Compared one by one: torch's compiler answers "in" wrongly for symbols.
+    fits = len(given.shape) == 4 and all(
+        have == want or (axis < 2 and have == 1)
+        for axis, (have, want) in enumerate(zip(given.shape, wanted, strict=True))
+    )
+    if not fits:
+        accepted = f"(B or 1, H or 1, Q, K) = ({batch} or 1, {heads} or 1, {q_len}, {k_len})"
+        raise ValueError(f"{name} must be {accepted}, got {tuple(given.shape)}")
+    return xp.astype(given, dtype, copy=False)
+
+
+def namespace(**arrays: Array) -> Namespace:
+    """The Array API namespace of all arrays."""
+    for name, array in arrays.items():
+        if not hasattr(array, "shape"):
+            raise TypeError(f"{name} must be an array, got {type(array).__name__}")
+    return array_namespace(*arrays.values())
+
+
+def check_shapes(q: Array, k: Array, v: Array, *, xp: Namespace) -> None:
+    """Four axes each, floating, sizes that fit together."""
+    for name, array in (("q", q), ("k", k), ("v", v)):
+        if not hasattr(array, "shape"):
+            raise TypeError(f"{name} must be an array, got {type(array).__name__}")
+        if len(array.shape) != 4:
+            raise ValueError(f"{name} must have 4 axes, got shape {tuple(array.shape)}")
+        if 0 in array.shape:
+            raise ValueError(f"{name} has an axis of length 0: {tuple(array.shape)}")
+        if not is_floating(array, xp):
+            kind = type(array)
+            library = xp.__name__.removeprefix("array_api_compat.")
+            raise TypeError(
+                f"{name} must be a floating-point array of {library}, got {kind.__module__}."
+                f"{kind.__name__} of {array.dtype}"
+            )
+    sizes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)} as (B, H, L, D)"
+    if not q.shape[0] == k.shape[0] == v.shape[0]:
+        raise ValueError(f"q, k and v differ in batch size: {sizes}")
+    if k.shape[1] != v.shape[1] or k.shape[2] != v.shape[2]:
+        raise ValueError(f"k and v differ in heads or length: {sizes}")
+    if q.shape[3] != k.shape[3]:
+        raise ValueError(f"q and k differ in head_dim: {sizes}")
+    if q.shape[1] % k.shape[1]:
+        hint = f"; {SWAPPED}" if q.shape[2] % k.shape[2] == 0 else ""
+        raise ValueError(f"the heads of q are no multiple of those of k and v: {sizes}{hint}")
+
+
+def _aligned(q_len: int, k_len: int, like: Array, xp: Namespace) -> tuple[Array, Array]:
+    if q_len > k_len:
+        raise ValueError(
+            f"q has length {q_len}, k only {k_len}: give q_pos and k_pos, the default aligns ends"
+        )
+    k_pos = xp.arange(k_len, dtype=xp.int32, device=device(like))
+    return k_pos[k_len - q_len :], k_pos
+
+
+def check_pair(q_name: str, q: Array | None, k_name: str, k: Array | None) -> bool:
+    """Both or neither is given: True for neither; one alone is a ``ValueError``."""
+    if (q is None) != (k is None):
+        given, missing = (q_name, k_name) if k is None else (k_name, q_name)
+        raise ValueError(f"{given} is given without {missing}; give both or neither")
+    return q is None
+
+
+def _check_lengths(found: Mapping[str, Array | None], q: Array, k: Array, axes: int) -> None:
+    """Positions, segments and places fit q and k."""
+    sizes = {"q": (q.shape[1], q.shape[2]), "k": (k.shape[1], k.shape[2])}
+    for name, array in found.items():
+        if array is None:
+            continue
+        heads, length = sizes[name[0]]
+        several = axes > 1 and name.endswith("_axes")
+        shape = tuple(array.shape[:-1] if several else array.shape)
+        if shape[-1] != length:
+            hint = f"; {SWAPPED}" if shape[-1] == heads else ""
+            raise ValueError(f"{name} has length {shape[-1]}, {name[0]} has {length}{hint}")
+        if len(shape) == 2 and shape[0] != 1 and shape[0] != q.shape[0]:
+            raise ValueError(f"{name} has batch {shape[0]}, {name[0]} has {q.shape[0]}")

@@ -1,0 +1,74 @@
+"""Keywords that every function of attention takes, written once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias, TypedDict
+
+from posenc.protocol import Array
+
+MaskFunction: TypeAlias = Callable[..., Array]
+
+
+class Options(TypedDict, total=False):
+    """Keywords of ``posenc.attention``, which explains them."""
+
+    q_pos: Array | None
+    k_pos: Array | None
+    q_seg: Array | None
+    k_seg: Array | None
+    q_axes: Array | None
+    k_axes: Array | None
+    k_valid: Array | None
+    window: int | tuple[int | None, int | None] | None
+    sink_tokens: int
+    bias: Array | None
+    mask: Array | MaskFunction | None
+    softcap: float | None
+    scale: float | None
+    k_transformed: bool
+    x: Array | None
+    q_x: Array | None
+    q_features: Mapping[str, Array] | None
+    k_features: Mapping[str, Array] | None
+    return_lse: bool
+
+
+ARRAYS = (
+    "q_pos",
+    "k_pos",
+    "q_seg",
+    "k_seg",
+    "q_axes",
+    "k_axes",
+    "k_valid",
+    "bias",
+    "mask",
+    "x",
+    "q_x",
+)
+"""Those that are arrays."""
+FEATURES = ("q_features", "k_features")
+"""Those that map names to arrays."""
+
+
+def map_arrays(options: Options, function: Callable[[Any], Any]) -> Options:
+    """The options, a function applied to every array."""
+    found: dict[str, Any] = dict(options)
+    for name in ARRAYS:
+        if found.get(name) is not None and not callable(found[name]):
+            found[name] = function(found[name])
+    for name in FEATURES:
+        if isinstance(found.get(name), Mapping):
+            found[name] = {n: function(a) for n, a in found[name].items()}
+    return found  # type: ignore[return-value]
+
+
+def float_arrays(options: Options) -> list[Any]:
+    """What may make the working float wider."""
+    given: dict[str, Any] = dict(options)
+    found = [given.get(name) for name in ("x", "q_x", "bias")]
+    for name in FEATURES:
+        if isinstance(given.get(name), Mapping):
+            found += given[name].values()
+    return found

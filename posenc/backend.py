@@ -1,0 +1,144 @@
+"""What a backend imports: everything in the core that an implementation of attention needs.
+
+A backend is a package that computes attention in one framework. It imports ``posenc``, this
+module, ``posenc.testing`` (its ``Framework``) and ``posenc.study`` (its ``Trainer``), and nothing
+else of posenc. What is not listed here may change without notice.
+
+=====================  ===========================================================================
+a call                 ``prepare`` makes a ``Call`` of two ``Side``; ``Options`` are its keywords
+implementations        ``Implementation``, ``choose``, ``explain_choice`` and ``attend``
+the bias               whole (``Call.bias``), on a tile (``bias_tile``), or in a cheaper form:
+                       ``by_distance`` and ``by_key``
+the mask               of pairs (``visible``), tiles (``visible_pairs``), ``visible_blocks``
+fully masked rows      ``may_be_fully_masked``, ``zero_fully_masked``
+negligible blocks      ``negligible``: keys whose weights provably round to nothing
+params                 ``as_mapping``, ``merge_constants``, ``head_views``, ``tile_views``
+layers of a model      ``LayerPlan``, ``add_embedding``, ``check_layer``
+arguments              ``check_*``, ``as_positions``, ``advise_unknown``
+=====================  ===========================================================================
+"""
+
+from posenc.attn.arguments import check_pair, check_shapes
+from posenc.attn.bias_forms import by_distance, by_key, has_distances, visible_by_distance
+from posenc.attn.blocks import Range, block_ranges, visible_between, visible_blocks
+from posenc.attn.call import Call, prepare, visible_pairs
+from posenc.attn.fully_masked import (
+    may_be_fully_masked,
+    not_fully_masked,
+    zero_fully_masked,
+    zero_unless,
+)
+from posenc.attn.implementations import (
+    Explanation,
+    Implementation,
+    PartialAttention,
+    add_sink,
+    append_sink_key,
+    attend,
+    choose,
+    explain_choice,
+    public_lse,
+)
+from posenc.attn.keywords import advise_unknown
+from posenc.attn.masks import FirstTokens, Mask
+from posenc.attn.negligible import is_possible, negligible
+from posenc.attn.options import Options, float_arrays, map_arrays
+from posenc.attn.reference import dense
+from posenc.attn.side import Side
+from posenc.checks import check_count, check_flag, check_positive, check_scheme, check_window
+from posenc.evaluate import (
+    as_column,
+    as_row,
+    attention_part,
+    bias_tile,
+    embedding,
+    has_bias,
+    has_embedding,
+    reads_features,
+    scheme_bias,
+)
+from posenc.layers import LayerPlan, add_embedding, check_layer
+from posenc.params import (
+    Features,
+    Params,
+    as_mapping,
+    head_views,
+    merge_constants,
+    tile_views,
+    working_dtype,
+)
+from posenc.positions import as_integers, as_positions, check_range, concrete, visible
+from posenc.protocol import Namespace, PositionScheme, Role, SchemeWarning, Window
+
+__all__ = [
+    "Call",
+    "Explanation",
+    "Features",
+    "FirstTokens",
+    "Implementation",
+    "LayerPlan",
+    "Mask",
+    "Namespace",
+    "Options",
+    "Params",
+    "PartialAttention",
+    "PositionScheme",
+    "Range",
+    "Role",
+    "SchemeWarning",
+    "Side",
+    "Window",
+    "add_embedding",
+    "add_sink",
+    "advise_unknown",
+    "append_sink_key",
+    "as_column",
+    "as_integers",
+    "as_mapping",
+    "as_positions",
+    "as_row",
+    "attend",
+    "attention_part",
+    "bias_tile",
+    "block_ranges",
+    "by_distance",
+    "by_key",
+    "check_count",
+    "check_flag",
+    "check_layer",
+    "check_pair",
+    "check_positive",
+    "check_range",
+    "check_scheme",
+    "check_shapes",
+    "check_window",
+    "choose",
+    "concrete",
+    "dense",
+    "embedding",
+    "explain_choice",
+    "float_arrays",
+    "has_bias",
+    "has_distances",
+    "has_embedding",
+    "head_views",
+    "is_possible",
+    "map_arrays",
+    "may_be_fully_masked",
+    "merge_constants",
+    "negligible",
+    "not_fully_masked",
+    "prepare",
+    "public_lse",
+    "reads_features",
+    "scheme_bias",
+    "tile_views",
+    "visible",
+    "visible_between",
+    "visible_blocks",
+    "visible_by_distance",
+    "visible_pairs",
+    "working_dtype",
+    "zero_fully_masked",
+    "zero_unless",
+]

@@ -1,0 +1,263 @@
+"""What the catalogue holds: a row a scheme, measured on a small one, and what to print of them."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from posenc import evaluate
+from posenc.checks import check_scheme
+from posenc.params import init_params
+from posenc.protocol import Array, PositionScheme
+from posenc.schemes import SIZES, catalogue, maker_of
+
+_SIZES = {"num_heads": 4, "head_dim": 16, "max_len": 64, "train_len": 64, "dim": 64}
+_PLACES = ("embedding", "transform", "bias", "features", "sink", "whole rows", "regions")
+_HEAD, _PAPER = ("scheme", "enters as", "learned", "relative", "fused as"), "paper (arXiv)"
+_WIDTH, _LONGEST_NAME, _LONGEST_ENTERED = 100, 20, 33
+
+
+@dataclass(frozen=True)
+class Row:
+    """One scheme of the catalogue.
+
+    Attributes
+    ----------
+    name
+        In the catalogue.
+    title
+        First line of the docstring of the scheme's class.
+    enters
+        Where position enters: of ``"embedding"``, ``"transform"``, ``"bias"``, ``"features"``,
+        ``"sink"``, ``"whole rows"``, ``"regions"`` those that the scheme has.
+    learned
+        Whether it has learned arrays.
+    relative
+        Whether attention sees differences of positions alone. A bias declares it; a transform is
+        measured; embeddings, whole rows and features of hidden states are not relative.
+    fusable
+        How a fused kernel takes it: ``"score_mod"`` and ``"key bias"``, ``"before attention"``,
+        ``"merged parts"``, ``"log-sum-exp"`` for a sink alone, ``"reference only"``, or ``"as is"``
+        where there is nothing to take.
+    paper
+        Authors, year and arXiv number.
+    error
+        Why the scheme could not be made or measured, else None.
+    """
+
+    name: str
+    title: str = ""
+    enters: tuple[str, ...] = ()
+    learned: bool = False
+    relative: bool = False
+    fusable: str = ""
+    paper: str = ""
+    error: str | None = None
+
+
+def rows() -> list[Row]:
+    """A row for each scheme of ``posenc.catalogue()``; one that fails is a row with its error."""
+    return [_row(name, maker) for name, maker in sorted(catalogue().items())]
+
+
+def page(name: str, width: int = _WIDTH) -> str:
+    """One scheme as text: where it enters, the sizes it needs, its options, in its own words.
+
+    ``name`` as in ``posenc.make``: of the catalogue, or dotted.
+    """
+    maker = maker_of(name)
+    source, row = inspect.unwrap(maker), _row(name, maker)
+    taken = inspect.signature(source).parameters.values()
+    named = [p for p in taken if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    words = _words(source)
+    parts = [
+        " = ".join(dict.fromkeys((name, f"{source.__module__}.{source.__qualname__}"))),
+        *textwrap.wrap(row.title.replace("`", ""), width),
+        "",
+        *_facts(row, width),
+        *_described("sizes of the model", [p for p in named if p.name in SIZES], words, width),
+        *_described("options", [p for p in named if p.name not in SIZES], words, width),
+        *_example(name, [p for p in named if p.name not in SIZES], width),
+    ]
+    return "\n".join(parts)
+
+
+def table(rows: Sequence[Row], width: int = _WIDTH) -> str:
+    """The rows as aligned text, at most ``width`` characters wide: two lines a scheme or more."""
+    cells = [_HEAD, *map(_cells, rows)]
+    widths = [max(len(line[column]) for line in cells) for column in range(len(_HEAD))]
+    gap = "  " if sum(widths) + 2 * len(widths[1:]) <= width else " "
+    indent = " " * (widths[0] + len(gap))
+
+    def paragraph(text: str) -> list[str]:
+        lines = textwrap.wrap(text, width - len(indent))
+        return [indent + line for line in lines]
+
+    head, *starts = (
+        gap.join(f"{cell:<{n}}" for cell, n in zip(line, widths, strict=True)) for line in cells
+    )
+    beside = len(head) + 2 + len(_PAPER) <= width
+    lines = [f"{head}  {_PAPER}" if beside else head.rstrip(), "-" * width]
+    for row, start in zip(rows, starts, strict=True):
+        paper = row.paper.replace("arXiv ", "")
+        fits = len(start) + 2 + len(paper) <= width
+        lines.append((f"{start}  {paper}" if fits else start).rstrip())
+        lines += paragraph(row.title.replace("`", ""))
+        lines += paragraph("" if fits else paper) + paragraph(row.error or "")
+    return "\n".join(lines)
+
+
+def _facts(row: Row, width: int) -> list[str]:
+    if row.error is not None:
+        return textwrap.wrap(f"error: {row.error}", width, subsequent_indent="  ")
+    _, enters, learned, relative, fusable = _cells(row)
+    values = (enters, learned, relative, fusable, row.paper)
+    lines = []
+    for name, value in zip((*_HEAD[1:], "paper"), values, strict=True):
+        start = f"{name:<9}  "
+        lines += textwrap.wrap(start + value, width, subsequent_indent=" " * len(start))
+    return lines
+
+
+def _described(
+    title: str, given: Sequence[inspect.Parameter], words: Mapping[str, str], width: int
+) -> list[str]:
+    """Name, type and default of each; what the docstring says of it below."""
+    lines = ["", f"{title}:" if given else f"{title}: none"]
+    for one in given:
+        kind = "" if one.annotation is one.empty else f"  {_type(one.annotation)}"
+        default = "needed" if one.default is one.empty else f"default {one.default!r}"
+        lines.append(f"  {one.name}{kind}, {default}" if kind else f"  {one.name}  {default}")
+        said = words.get(one.name, "").replace("`", "")
+        lines += textwrap.wrap(said, width, initial_indent=" " * 6, subsequent_indent=" " * 6)
+    return lines
+
+
+def _example(name: str, options: Sequence[inspect.Parameter], width: int) -> list[str]:
+    """How the first of the options is written in a command."""
+    shown = [p for p in options if isinstance(p.default, str | int | float)]
+    written = [f"{name}:{p.name}={p.default}" for p in shown[:1]]
+    texts = [f"In a command, options stand after a colon: {label}" for label in written]
+    return [line for text in texts for line in ("", *textwrap.wrap(text, width))]
+
+
+def _type(annotation: Any) -> str:
+    if isinstance(annotation, str):
+        return annotation
+    return getattr(annotation, "__name__", None) or str(annotation)
+
+
+def _words(source: Any) -> dict[str, str]:
+    """What numpydoc's ``Parameters`` sections say, by name; a class inherits those of its bases."""
+    found: dict[str, str] = {}
+    for one in reversed(getattr(source, "__mro__", (source,))):
+        lines = inspect.cleandoc(one.__doc__ or "").splitlines()
+        heads = [n for n in range(1, len(lines)) if re.fullmatch("-{3,}", lines[n])]
+        starts = [n + 1 for n in heads if lines[n - 1] == "Parameters"]
+        for start in starts:
+            end = min([n - 1 for n in heads if n > start], default=len(lines))
+            found |= _entries(lines[start:end])
+    return found
+
+
+def _entries(lines: Sequence[str]) -> dict[str, str]:
+    """``name`` or ``name : type`` at the margin, its words indented; ends at a paragraph."""
+    found: dict[str, str] = {}
+    name = ""
+    for number, line in enumerate(lines):
+        if line.startswith(" "):
+            found[name] = f"{found.get(name, '')} {line.strip()}".strip()
+        elif line:
+            if not "".join(lines[number + 1 : number + 2]).startswith(" "):
+                break
+            name = line.partition(":")[0].strip()
+    return found
+
+
+def _row(name: str, maker: Callable[..., PositionScheme]) -> Row:
+    try:
+        scheme = maker(**_SIZES)
+        check_scheme(scheme)
+        enters = _enters(scheme)
+        return Row(
+            name=name,
+            title=_title(type(scheme)),
+            enters=enters,
+            learned=bool(scheme.param_specs()),
+            relative=_is_relative(scheme, enters),
+            fusable=_fusable(scheme, enters),
+            paper=scheme.paper,
+        )
+    except Exception as error:
+        return Row(name, error=f"{type(error).__name__}: {error}")
+
+
+def _enters(scheme: PositionScheme) -> tuple[str, ...]:
+    hooks = scheme.hooks()
+    found = {place for place in _PLACES if place in hooks}
+    found |= {"features"} if evaluate.has_features(scheme) else set()
+    found |= {"whole rows"} if "adjust_scores" in hooks else set()
+    return tuple(place for place in _PLACES if place in found)
+
+
+def _title(kind: type) -> str:
+    """First line of the docstring; nothing for the signature that ``dataclass`` writes."""
+    first, *_ = inspect.cleandoc(kind.__doc__ or "").splitlines() or [""]
+    return "" if first.startswith(f"{kind.__name__}(") else first
+
+
+def _is_relative(scheme: PositionScheme, enters: tuple[str, ...]) -> bool:
+    content = {"embedding", "whole rows"} & set(enters) or "hidden_features" in scheme.hooks()
+    if not {"transform", "bias", "regions"} & set(enters) or content:
+        return False
+    if "regions" in enters:
+        parts = (part for part, _ in scheme.regions())
+        return all(_is_relative(part, _enters(part)) for part in parts)
+    if "bias" in enters and not scheme.relative:
+        return False
+    return "transform" not in enters or _turns_relative(scheme)
+
+
+def _turns_relative(scheme: PositionScheme) -> bool:
+    """Whether scores of unit vectors stay within 1e-5 where all positions shift, in float32."""
+    rng, params, pos = np.random.default_rng(0), init_params(scheme), np.arange(16)
+    shape = (_SIZES["num_heads"], len(pos), _SIZES["head_dim"])
+    q, k = (rng.standard_normal(shape).astype(np.float32) for _ in range(2))
+    q, k = (x / np.linalg.norm(x, axis=-1, keepdims=True) for x in (q, k))
+
+    def scores(shift: int) -> Array:
+        at = pos + shift
+        queries = evaluate.transform(scheme, q, at, role="query", params=params)
+        keys = evaluate.transform(scheme, k, at, role="key", params=params)
+        return np.einsum("hqd,hkd->hqk", queries, keys)
+
+    shifts = (1, 17, _SIZES["max_len"] - len(pos))
+    return all(np.allclose(scores(s), scores(0), rtol=0, atol=1e-5) for s in shifts)
+
+
+def _fusable(scheme: PositionScheme, enters: tuple[str, ...]) -> str:
+    if "whole rows" in enters:
+        return "reference only"
+    if "regions" in enters:
+        return "merged parts"
+    if "bias" in enters:
+        return "score_mod, key bias" if "key_bias" in scheme.hooks() else "score_mod"
+    if "transform" in enters or "embedding" in enters:
+        return "before attention"
+    return "log-sum-exp" if "sink" in enters else "as is"
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    name = row.name if len(row.name) <= _LONGEST_NAME else row.name[: _LONGEST_NAME - 1] + "…"
+    if row.error is not None:
+        return name, "error", "", "", ""
+    learned, relative = ("yes" if yes else "no" for yes in (row.learned, row.relative))
+    entered = ", ".join(row.enters) or "nothing"
+    entered = textwrap.shorten(entered, _LONGEST_ENTERED, placeholder=" …")
+    return name, entered, learned, relative, row.fusable

@@ -1,0 +1,80 @@
+"""Differences and p values of a study as a CSV: what the report says in words, for other programs.
+
+A row compares a scheme with the reference at one length, or with itself at the training length.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from posenc.study.statistics import Difference, Records, lengths
+from posenc.study.tables import (
+    GROWTH,
+    PROTOCOLS,
+    Study,
+    differences,
+    end_lengths,
+    growth,
+    reference,
+)
+
+COLUMNS = (
+    "protocol",  # a column of results.csv
+    "scheme",
+    "eval_len",
+    "against",
+    "against_len",
+    "seeds",  # pairs with two finite losses
+    "lost",  # pairs without
+    "difference",  # bits per byte, mean over pairs
+    "half_width",  # of the 95 % interval, not corrected
+    "p",  # two-sided paired t test
+    "p_holm",  # corrected over the schemes of the same protocol and lengths
+    "verdict",
+)
+
+
+def comparisons_csv(study: Study, records: Records) -> str:
+    """All comparisons at every evaluation length, a row each."""
+    file = io.StringIO()
+    writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows(study, records))
+    return file.getvalue()
+
+
+def rows(study: Study, records: Records) -> Iterator[dict[str, Any]]:
+    """As in ``COLUMNS``: first against the reference, length by length, then growth."""
+    name = reference(study)
+    for protocol in PROTOCOLS:
+        for length in lengths(records, protocol):
+            found = differences(study, records, protocol, length)
+            at = {"protocol": protocol, "eval_len": length, "against_len": length}
+            yield from (_row(one, {**at, "scheme": s, "against": name}) for s, one in found.items())
+    for protocol in PROTOCOLS:
+        for scheme, one in growth(study, records, protocol).items():
+            short, long = end_lengths(study, records, protocol)
+            at = {"protocol": protocol, "eval_len": long, "against_len": short}
+            row = _row(one, {**at, "scheme": scheme, "against": scheme})
+            yield {**row, "verdict": GROWTH.get(one.verdict, one.verdict)}
+
+
+def _row(one: Difference, about: Mapping[str, Any]) -> dict[str, Any]:
+    interval = one.interval
+    numbers = {
+        "difference": interval.mean,
+        "half_width": interval.half_width,
+        "p": one.uncorrected,
+        "p_holm": one.p,
+    }
+    known = {key: "" if value != value else value for key, value in numbers.items()}
+    return {
+        **about,
+        **known,
+        "seeds": interval.n,
+        "lost": interval.lost,
+        "verdict": one.verdict,
+    }

@@ -1,0 +1,121 @@
+"""The decoder that every scheme trains: its shape and its first weights, the same in any backend.
+
+Pre-norm, byte vocabulary, tied embedding, no biases:
+``h = sqrt(d) * E[tokens] + embedding``; a layer adds ``attention(norm(h)) @ out`` and then
+``gelu(norm(h) @ up) @ down``; ``logits = norm(h) @ E.T``. GELU is the tanh form, norms are layer
+norms with a gain and ``eps = 1e-5``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from posenc.layers import LayerPlan
+from posenc.params import init_params
+from posenc.protocol import PositionScheme
+from posenc.study.study import Recipe
+
+VOCABULARY = 256
+EPSILON = 1e-5
+
+Weights = dict[str, np.ndarray[Any, Any]]
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """Shape, schemes and first values of one model.
+
+    Attributes
+    ----------
+    recipe
+        Sizes and training.
+    plan
+        Scheme and window of each layer, and which layers share position params.
+    weights
+        By name: ``embed (256, d)``, and per layer ``qkv (d, 3d)``, ``out (d, d)``, ``up (d, 4d)``,
+        ``down (4d, d)``, gains ``norm1``, ``norm2 (d,)``; ``norm (d,)`` at the end.
+    position
+        Learned arrays of the schemes, one mapping a set.
+    """
+
+    recipe: Recipe
+    plan: LayerPlan
+    weights: Weights
+    position: tuple[Weights, ...]
+
+    @classmethod
+    def of(cls, recipe: Recipe, plan: LayerPlan, seed: int) -> Decoder:
+        """First values: shared weights from one generator, a scheme's own from others."""
+        position = tuple(
+            init_params(plan.schemes[layer], [seed, 1, n])
+            for n, layer in enumerate(plan.first_layers)
+        )
+        return cls(recipe, plan, _weights(recipe, seed), position)
+
+    @property
+    def schemes(self) -> tuple[PositionScheme, ...]:
+        """One a layer."""
+        return self.plan.schemes
+
+    @property
+    def owners(self) -> tuple[int, ...]:
+        """Which set of position params serves each layer."""
+        return self.plan.owners
+
+    def at_length(self, length: int) -> tuple[PositionScheme, ...]:
+        """The layers' schemes for a context of ``length`` tokens."""
+        return tuple(scheme.at_length(length) for scheme in self.schemes)
+
+    @property
+    def first_layers(self) -> tuple[int, ...]:
+        """The first layer of each set of position params; its embedding is added at the input."""
+        return self.plan.first_layers
+
+    def windows(self, window: int | None = None) -> tuple[int | None, ...]:
+        """The layers' windows, none of them wider than ``window``."""
+        return self.plan.narrowed(window)
+
+    def digest(self) -> str:
+        """SHA-256 of the weights that all schemes share."""
+        digest = hashlib.sha256()
+        for name in sorted(self.weights):
+            digest.update(self.weights[name].tobytes())
+        return digest.hexdigest()
+
+    def sizes(self) -> dict[str, int]:
+        """Number of parameters, in all and of the position schemes."""
+        own = sum(a.size for arrays in self.position for a in arrays.values())
+        return {"total": own + sum(a.size for a in self.weights.values()), "position": own}
+
+
+def decays(name: str) -> bool:
+    """Whether weight decay applies: to matrices, not to gains."""
+    return "norm" not in name
+
+
+def _weights(recipe: Recipe, seed: int) -> Weights:
+    """Normal with standard deviation ``fan_in ** -0.5``; residual projections by depth, too."""
+    rng = np.random.default_rng([seed, 0])
+    d, residual = recipe.dim, (2 * recipe.layers) ** -0.5
+
+    def normal(rows: int, columns: int, factor: float = 1.0) -> np.ndarray[Any, Any]:
+        std = factor / math.sqrt(rows)
+        return np.asarray(std * rng.standard_normal((rows, columns)), dtype=np.float32)
+
+    weights = {"embed": normal(VOCABULARY, d, (VOCABULARY / d) ** 0.5)}
+    for layer in range(recipe.layers):
+        drawn = {
+            "qkv": normal(d, 3 * d),
+            "out": normal(d, d, residual),
+            "up": normal(d, 4 * d),
+            "down": normal(4 * d, d, residual),
+            "norm1": np.ones(d, np.float32),
+            "norm2": np.ones(d, np.float32),
+        }
+        weights |= {f"{layer}.{name}": value for name, value in drawn.items()}
+    return weights | {"norm": np.ones(d, np.float32)}

@@ -1,0 +1,276 @@
+"""The report of a study: one HTML file that needs nothing else, on paper, phone or in the dark."""
+
+from __future__ import annotations
+
+import html
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from posenc.study.panels import GRID, INK, MUTED, PALETTE
+from posenc.study.plots import curve_svg, loss_svgs, note, position_svg
+from posenc.study.statistics import Difference, Records
+from posenc.study.tables import (
+    Study,
+    any_lost,
+    built,
+    caption,
+    cost_table,
+    difference_tables,
+    differences,
+    end_lengths,
+    failures,
+    growth,
+    growth_table,
+    loss_tables,
+    main_protocol,
+    reference,
+    settings,
+)
+
+_DARK = ("#4aa8e0", "#f08246", "#2bc49a", "#dd9abb", "#efb73e", "#8fd0f5", "#a8a8a8")
+_VERDICTS = (
+    "A verdict rests on two-sided paired t tests, seed by seed, corrected after Holm within its "
+    "column. A tie means that these seeds cannot tell the two apart (p ≥ .05), not that they are "
+    "equal. The intervals are 95 % each, not corrected. differences.csv has every length."
+)
+_CAVEATS = (
+    "This is one configuration: this model, text, number of steps and seeds. Published comparisons "
+    "with other models contradict one another, and may contradict this one.",
+    "Intervals are over seeds (first weights, order of the text). The held-out bytes are the same "
+    "for all runs, so nothing here speaks of other text.",
+    "Non-overlapping windows favour longer windows: fewer of their targets stand near a beginning, "
+    "with little to their left (the early-token curse). A loss that falls with length there does "
+    "not show that more context is used; the same-targets protocol asks that question.",
+    "Learned position parameters have a learning rate of their own here, position_rate times that "
+    "of the other weights. In a short run a bias that starts near zero barely moves at their rate, "
+    "and how it extrapolates depends on that: train with the same setting to see the same result. "
+    "posenc_torch.param_groups makes such groups for an optimizer in PyTorch, "
+    "posenc_jax.param_labels labels for optax.multi_transform.",
+    "Rows of a learned table beyond the training length are untrained: what such a scheme scores "
+    "there tells of the first values of those rows, not of the idea.",
+    "A window row is the same trained model with attention restricted, at test time, to the last "
+    "positions, as many as the training length: what a claim of extrapolation has to beat.",
+)
+
+
+_ASKED = {
+    "loss": "In non-overlapping windows",
+    "loss_same_targets": "On the same targets after a longer context",
+}
+
+
+def write_report(study: Study, records: Records, path: str | os.PathLike[str]) -> None:
+    """Write the report: no scripts, no network, everything from the study escaped."""
+    name = html.escape(str(study["corpus"]["name"]))
+    page = (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<meta name="color-scheme" content="light dark">'
+        f"<title>Positional encodings on {name}</title><style>{_style()}</style></head><body><main>"
+        f"<h1>Positional encodings compared</h1>{_summary(study, records)}"
+        f"{_losses(study, records)}{_comparisons(study, records)}{_positions(study, records)}"
+        f"{_training(study, records)}{_caveats()}{_conditions(study, records)}"
+        "</main></body></html>\n"
+    )
+    Path(path).write_text(page, encoding="utf-8")
+
+
+def headline(study: Study, records: Records) -> str:
+    """What the intervals carry at the longest length, by preference on the same targets."""
+    if not any(record["status"] == "ok" for record in records):
+        return "No run ended well, so there is nothing to compare."
+    if len({record["seed"] for record in records}) == 1:
+        return "One seed: the numbers below have no intervals, so no scheme is called better."
+    protocol = main_protocol(study, records)
+    longest = end_lengths(study, records, protocol)[-1]
+    against, change = (
+        differences(study, records, protocol, longest),
+        growth(study, records, protocol),
+    )
+    name = reference(study)
+    compared = [
+        _listed(against, "better", "lower for {}"),
+        _listed(against, "worse", "higher for {}"),
+        _listed(against, "tie", "not to be told apart for {}"),
+    ]
+    grown = [
+        _listed(change, "worse", "it rose for {}"),
+        _listed(change, "better", "it fell for {}"),
+        _listed(change, "tie", "no change can be told for {}"),
+    ]
+    factor = longest / study["config"]["train_len"]
+    where = "the training length" if factor == 1 else f"{factor:g} times the training length"
+    first = (
+        f"{_ASKED[protocol]}, bits per byte at {where}, in this configuration, compared with "
+        f"{name}: "
+    )
+    second = "From the training length to there "
+    said = [(first, compared), (second, grown)]
+    sentences = [f"{start}{'; '.join(filter(None, parts))}." for start, parts in said if any(parts)]
+    if not sentences:
+        return "No scheme has enough runs to be compared."
+    lost = ["Runs that failed or diverged are not in these means."] if any_lost(records) else []
+    return " ".join(sentences + lost)
+
+
+def _listed(found: Mapping[str, Difference], verdict: str, form: str) -> str:
+    """``t5 (-0.134) and rope (+3.079)`` put into ``form``; empty for none of that verdict."""
+    names = [
+        f"{name} ({one.interval.mean:+.3f})"
+        for name, one in found.items()
+        if one.verdict == verdict
+    ]
+    joined = " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
+    return form.format(joined) if names else ""
+
+
+def _summary(study: Study, records: Records) -> str:
+    config, corpus = study["config"], study["corpus"]
+    seeds = len({record["seed"] for record in records})
+    line = (
+        f"{len(config['schemes'])} schemes, {seeds} seed{'s' * (seeds != 1)}, trained at length "
+        f"{config['train_len']} on {corpus['name']}; took {study['wall_seconds']:.0f} s"
+    )
+    failed = "".join(f"<li>{html.escape(text)}</li>" for text in failures(records))
+    return (
+        f'<p class="headline">{_prose(headline(study, records))}</p>'
+        f'<p class="note">{html.escape(line)}</p>{_command(study)}'
+        + (
+            f'<section class="failed"><h2>Failures</h2><ul>{failed}</ul></section>'
+            if failed
+            else ""
+        )
+    )
+
+
+def _command(study: Study) -> str:
+    line = study.get("command")
+    return f"<pre>{html.escape(line)}</pre>" if line else ""
+
+
+def _losses(study: Study, records: Records) -> str:
+    figures = "".join(f"<figure>{svg}</figure>" for svg in loss_svgs(study, records))
+    tables = "".join(table.html() for table in loss_tables(study, records))
+    return (
+        f'<h2>Loss against length</h2><div class="pair">{figures}</div>'
+        f'<p class="note">{html.escape(note(records))}</p>'
+        f"<p>{html.escape(caption(records))}</p>{tables}{_built(study, records)}"
+    )
+
+
+def _built(study: Study, records: Records) -> str:
+    """The settings behind each row: options, and what its learned params were trained with."""
+    said = " ".join(settings(study, records))
+    entries = _entries(built(study, records))
+    return (f"<h2>Schemes as built</h2><dl>{entries}</dl>" if entries else "") + (
+        f"<p>{html.escape(said)}</p>" if said else ""
+    )
+
+
+def _comparisons(study: Study, records: Records) -> str:
+    tables = [table.html() for table in difference_tables(study, records)]
+    grown = growth_table(study, records, main_protocol(study, records))
+    if grown:
+        tables.append(grown.html())
+    if not tables:
+        return ""
+    name = html.escape(reference(study))
+    return f"<h2>Differences from {name}</h2><p>{_VERDICTS}</p>{''.join(tables)}"
+
+
+def _positions(study: Study, records: Records) -> str:
+    name = reference(study)
+    svg = position_svg(study, records, name)
+    if not svg:
+        return ""
+    about = (
+        f"The loss at each position of the longest windows minus that of {name}, paired by seed: "
+        "what a stretch of text is like is common to both, and cancels."
+    )
+    return f"<h2>Loss by position</h2><p>{html.escape(about)}</p><figure>{svg}</figure>"
+
+
+def _training(study: Study, records: Records) -> str:
+    svg = curve_svg(study, records)
+    figure = f"<h2>Training</h2><figure>{svg}</figure>" if svg else ""
+    return f"{figure}<h2>Cost</h2>{cost_table(study, records).html()}"
+
+
+def _caveats() -> str:
+    items = "".join(f"<li>{html.escape(text)}</li>" for text in _CAVEATS)
+    return f"<h2>Read with care</h2><ul>{items}</ul>"
+
+
+def _conditions(study: Study, records: Records) -> str:
+    ran: Mapping[str, str] = next((r["versions"] for r in records if r.get("versions")), {})
+    parts = {
+        "Configuration": study["config"],
+        "Corpus": study["corpus"],
+        "Versions and machine": {**study["versions"], **ran},
+    }
+    return "".join(
+        f"<h2>{title}</h2><dl>{_entries(values)}</dl>" for title, values in parts.items() if values
+    )
+
+
+def _entries(values: Mapping[str, Any]) -> str:
+    return "".join(
+        f"<dt>{html.escape(str(name))}</dt><dd>{html.escape(_value(value))}</dd>"
+        for name, value in values.items()
+    )
+
+
+def _value(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _prose(text: str) -> str:
+    return html.escape(text).replace("(-", "(−")
+
+
+def _style() -> str:
+    light = {"--ink": INK, "--muted": MUTED, "--grid": GRID, "--paper": "#ffffff"}
+    light |= {f"--line-{index}": colour for index, colour in enumerate(PALETTE)}
+    dark = {"--ink": "#e8e8e8", "--muted": "#a0a0a0", "--grid": "#33373c", "--paper": "#15181c"}
+    dark |= {f"--line-{index}": colour for index, colour in enumerate(_DARK)}
+    by_day, by_night = ("".join(f"{k}:{v};" for k, v in one.items()) for one in (light, dark))
+    return f":root{{{by_day}}}@media(prefers-color-scheme:dark){{:root{{{by_night}}}}}{_CSS}"
+
+
+_CSS = """
+body{margin:0;background:var(--paper);color:var(--ink);font:16px/1.55 system-ui,sans-serif}
+main{max-width:68rem;margin:0 auto;padding:1.5rem 1rem 4rem}
+h1{font-size:1.6rem;line-height:1.2;margin:.5rem 0}
+h2{font-size:1.15rem;margin:2.5rem 0 .5rem}
+p,li{max-width:46rem}
+.headline{font-size:1.15rem;line-height:1.5}
+.note{color:var(--muted);font-size:.875rem}
+.failed{border-left:3px solid var(--line-1);padding-left:1rem;overflow-wrap:anywhere}
+.failed h2{margin-top:1rem}
+pre{overflow-x:auto;font-size:.85rem}
+.pair{display:flex;flex-wrap:wrap;gap:1rem}
+.pair figure{flex:1 1 24rem}
+figure{margin:0;max-width:40rem;min-width:0}
+svg{width:100%;height:auto;display:block;font-family:system-ui,sans-serif}
+svg *{stroke-linejoin:round}
+.scroll{overflow-x:auto;margin:1.25rem 0}
+table{border-collapse:collapse;font-size:.9rem;font-variant-numeric:tabular-nums}
+caption{text-align:left;color:var(--muted);padding-bottom:.4rem;max-width:calc(100vw - 2rem)}
+th,td{padding:.25rem .75rem;text-align:right;white-space:nowrap}
+th:first-child{text-align:left;padding-left:0;position:sticky;left:0;background:var(--paper)}
+thead th{border-bottom:1px solid var(--muted);font-weight:600}
+tbody th{font-weight:500}
+tbody tr+tr>*{border-top:1px solid var(--grid)}
+tr.minor>*{border-top-color:transparent!important}
+tr.minor th{color:var(--muted);padding-left:1rem}
+dl{display:grid;grid-template-columns:fit-content(40%) 1fr;gap:.2rem 1rem;font-size:.9rem}
+dt{color:var(--muted)}
+dd{margin:0;overflow-wrap:anywhere}
+.better,.falls{color:var(--line-2)}
+.worse,.rises{color:var(--line-1)}
+.tie{color:var(--muted)}
+@media print{.scroll{overflow:visible}}
+"""

@@ -1,0 +1,199 @@
+"""Drawn calls of attention on every implementation of every framework, beside NumPy's float64
+reference.
+
+``pytest tests/core/test_fuzz.py --hypothesis-profile=long`` draws anew, as many more as it says in
+``tests/conftest.py``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from frameworks import PARTIAL
+from fuzzing import Mixed, fill, fillings, layouts, loops
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+from roundings import SMALLEST, UNIT, bounds
+from subjects import normal
+
+from posenc.checks import check_window
+from posenc.positions import visible
+from posenc.testing.framework import NumPy, frameworks
+from posenc.testing.problem import Problem
+
+FOUND = frameworks()
+NUMPY = NumPy()
+TORCH = FOUND.get("torch")
+# Paths of JAX that need an accelerator refuse everything here.
+ROUTES = [
+    (f, implementation)
+    for f in FOUND.values()
+    for implementation in f.implementations
+    if f.name != "jax" or implementation not in PARTIAL
+]
+EAGER = [pytest.param(*r, id="-".join(map(str, r))) for r in ROUTES if r[0].usual is None]
+COMPILED = [pytest.param(*r, id="-".join(map(str, r))) for r in ROUTES if r[0].usual is not None]
+# (B, H, Hk, Q, K, D, Dv), with tiles of 8: one block, several, a padded one, of queries or keys.
+SIZES = [
+    (2, 4, 2, 20, 20, 8, 8),
+    (1, 4, 4, 3, 20, 8, 8),
+    (2, 4, 1, 27, 9, 4, 4),
+    (2, 4, 2, 16, 25, 6, 6),
+    (3, 4, 4, 8, 8, 2, 2),
+    (1, 4, 2, 17, 32, 8, 5),
+    (1, 4, 1, 1, 1, 4, 4),
+]
+SERVES = {"xla": ("float32", "bfloat16")}  # so that few examples are refused
+
+
+def times(count: int):
+    """So many examples in the profile of the suite, which has 20 a test; as many times more in one
+    that has more."""
+    return settings(max_examples=max(1, count * settings().max_examples // 20))
+
+
+def assert_within(found, expected, bound, what="values"):
+    """Elementwise; 0 where the bound is."""
+    assert found.shape == expected.shape, what
+    assert np.all(np.isfinite(found)), f"{what}: not finite"
+    excess = np.abs(found - expected) - bound
+    at = np.unravel_index(np.argmax(excess), excess.shape)
+    message = f"{what}: {found[at]:.9g} at {at}, not {expected[at]:.9g} within {bound[at]:.1e}"
+    assert excess[at] <= 0, message
+
+
+def check(problem: Problem, framework, implementation: str, dtype: str, dtypes=None):
+    """Values, and gradients where the framework has them; ``dtypes`` by name if they differ."""
+    plain = Problem(problem.scheme, problem.tensors, problem.params, problem.options)
+    values = plain.attend(NUMPY, "reference", dtype="float64")
+    d_out = normal(values.shape, 9)
+    wide = "float64" if dtype == "float64" else "float32"  # of params, in a problem
+    dtypes = dict.fromkeys(problem.params, wide) | (dtypes or dict.fromkeys(problem.tensors, dtype))
+    bound = bounds(plain, d_out, dtypes)
+    try:
+        if (
+            not framework.differentiable or implementation == "flex"
+        ):  # which has no gradients on a CPU
+            found = problem.attend(framework, implementation, dtype=dtype)
+            assert_within(found, values, rounded(bound.values, values, dtype))
+            return
+        out, found = problem.gradients(framework, implementation, d_out, dtype=dtype)
+    except NotImplementedError as reason:
+        event(f"refused: {str(reason)[:60]}")
+        return
+    assert_within(out, values, rounded(bound.values, values, dtype))
+    if TORCH is None:
+        check_differences(plain, d_out, found, bound.gradients)
+        return
+    expected = plain.gradients(TORCH, "reference", d_out, dtype="float64")[1]
+    assert found.keys() == expected.keys() == bound.gradients.keys()
+    for name, gradient in expected.items():
+        allowed = rounded(bound.gradients[name], gradient, dtypes[name])
+        assert_within(found[name], gradient, allowed, f"gradient of {name}")
+
+
+def rounded(bound, expected, dtype):
+    """A result is rounded to its own dtype at last, which may be below that of the call."""
+    return bound + UNIT[dtype] * np.abs(expected) + SMALLEST[dtype]
+
+
+def check_differences(problem: Problem, d_out, found, bound):
+    """Gradients along one direction each, beside central differences of the reference."""
+    for name in found:
+        own = problem.params if name in problem.params else problem.tensors
+        direction = np.sign(normal(own[name].shape, 10) + 1e-3)
+        size = np.max(np.abs(found[name]), initial=1)
+        step = 1e-4 / size  # a change of the loss of about 1e-4
+
+        def loss(move, name=name, own=own, direction=direction):
+            moved = {**own, name: own[name].astype(np.float64) + move * direction}
+            at = {"params" if own is problem.params else "tensors": moved}
+            return np.sum(
+                d_out * replace(problem, **at).attend(NUMPY, "reference", dtype="float64")
+            )
+
+        slope = (loss(step) - loss(-step)) / (2 * step)
+        # The square of the step times a third derivative; the loss is rounded at 1e-15 of its size.
+        allowed = np.sum(bound[name]) + 1e-5 * size + 1e-11 * np.sum(np.abs(d_out)) / step * 1e-3
+        assert abs(np.sum(found[name] * direction) - slope) <= allowed, name
+
+
+@times(200)
+@given(layouts(longest=7), fillings)
+def test_the_reference_is_its_definition(layout, filling):
+    problem = fill(layout, filling)
+    found = problem.attend(NUMPY, "reference", dtype="float64")
+    dtypes = dict.fromkeys({**problem.tensors, **problem.params}, "float64")
+    bound = bounds(problem, np.zeros_like(found), dtypes)
+    assert_within(found, loops(problem), bound.values)
+
+
+@pytest.mark.parametrize(("framework", "implementation"), EAGER)
+@times(60)
+@given(st.data())
+def test_an_implementation_equals_the_reference(framework, implementation, data):
+    problem = fill(data.draw(layouts()), data.draw(fillings))
+    check(problem, framework, implementation, data.draw(st.sampled_from(framework.dtypes)))
+
+
+def no_compiled_calls_left():
+    """What JAX compiled is kept for good, and each example compiles something else."""
+    jax = sys.modules.get("jax")
+    if jax is not None:
+        jax.clear_caches()
+
+
+@pytest.mark.parametrize(("framework", "implementation"), COMPILED)
+@times(6)
+@given(st.data())
+def test_a_compiled_implementation_equals_the_reference(framework, implementation, data):
+    layout = data.draw(layouts(sizes=SIZES))
+    dtype = data.draw(st.sampled_from(SERVES.get(implementation, framework.dtypes)))
+    for filling in data.draw(st.lists(fillings, min_size=1, max_size=4)):  # compiled once for all
+        check(fill(layout, filling), framework, implementation, dtype)
+    no_compiled_calls_left()
+
+
+@pytest.mark.skipif("jax" not in FOUND, reason="jax is not installed")
+@times(100)
+@given(layouts(kinds=("nope",)).filter(lambda layout: not layout.pos))
+def test_blocks_that_jax_leaves_out_hold_nothing_to_see(layout):
+    blocks = importlib.import_module("posenc_jax.chunked.blocks")
+    o = dict(layout.options)
+    sizes = {"q_len": layout.q_len, "k_len": layout.k_len, "q_block": 8, "k_block": 8}
+    where = {"window": check_window(o["window"]), "sink_tokens": o["sink_tokens"]}
+    tiling = blocks.Tiling(
+        layout.scheme, o["causal"], **where, scale=1.0, softcap=None, mask=None, dtype="float32",
+        aligned=True, distances=False, **sizes,
+    )  # fmt: skip
+    q, k = np.arange(layout.k_len - layout.q_len, layout.k_len), np.arange(layout.k_len)
+    seen = visible(q[:, None], k, causal=o["causal"], **where)
+    seen = np.ones((layout.q_len, layout.k_len), bool) if seen is None else seen
+    for i, j in {(int(i), int(j)) for i, j in np.argwhere(seen) // 8}:
+        for (first, end), at in ((tiling.keys_of(i), j), (tiling.queries_of(j), i)):
+            assert first <= at < end
+
+
+@pytest.mark.parametrize(("framework", "implementation"), EAGER)
+@times(20)
+@given(st.data())
+def test_tensors_of_several_dtypes(framework, implementation, data):
+    check_mixed(data, framework, implementation, data.draw(layouts()))
+
+
+@pytest.mark.parametrize(("framework", "implementation"), COMPILED)
+@times(3)
+@given(st.data())
+def test_tensors_of_several_dtypes_compiled(framework, implementation, data):
+    check_mixed(data, framework, implementation, data.draw(layouts(sizes=SIZES)))
+
+
+def check_mixed(data, framework, implementation, layout):
+    problem = fill(layout, data.draw(fillings))
+    dtypes = {n: data.draw(st.sampled_from(framework.dtypes)) for n in problem.tensors}
+    mixed = Mixed(problem.scheme, problem.tensors, problem.params, problem.options, dtypes)
+    check(mixed, framework, implementation, dtypes["q"], dtypes)

@@ -1,0 +1,59 @@
+"""What an import brings with it, and what it offers."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import subprocess
+import sys
+
+import pytest
+from frameworks import HAS
+
+import posenc
+
+PACKAGES = ["posenc", *(f"posenc_{name}" for name, here in HAS.items() if here)]
+NEVER = {  # package -> what importing it must not bring
+    "posenc": ["torch", "jax", "matplotlib", "jaxtyping", "rich", "posenc_torch", "posenc_jax"],
+    "posenc_torch": ["jax", "posenc_jax", "matplotlib"],
+    "posenc_jax": ["torch", "posenc_torch", "matplotlib"],
+}
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_an_import_brings_only_its_own(package):
+    code = f"import sys, {package}; print(*[m for m in {NEVER[package]} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
+def modules():
+    for package in PACKAGES:
+        root = importlib.import_module(package)
+        for found in pkgutil.walk_packages(root.__path__, f"{package}."):
+            yield found.name
+
+
+@pytest.mark.parametrize("name", list(modules()))
+def test_every_module_imports(name):
+    try:
+        assert importlib.import_module(name).__doc__
+    except ModuleNotFoundError as error:
+        if error.name.split(".")[0] not in ("matplotlib", "rich"):
+            raise
+        pytest.skip(f"{error.name} is optional and not installed")
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_public_names(package):
+    root = importlib.import_module(package)
+    assert root.__all__ == sorted(root.__all__)
+    assert len(root.__all__) <= 20
+    assert all(hasattr(root, name) for name in root.__all__)
+    assert all(getattr(root, name).__doc__ for name in root.__all__ if name != "IMPLEMENTATIONS")
+
+
+def test_schemes_are_public():
+    for maker in posenc.catalogue().values():
+        if hasattr(posenc, maker.__name__):
+            assert maker.__name__ in posenc.__all__

@@ -1,0 +1,119 @@
+"""Scores as large as they come, and what nobody sees: on every way to compute attention."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from frameworks import PARTIAL
+
+import posenc
+from posenc.testing.framework import frameworks
+from posenc.testing.problem import Problem
+from posenc.testing.tolerances import IMPLEMENTATIONS, assert_near
+
+ROUTES = [
+    pytest.param(f, implementation, id=f"{f}-{implementation}")
+    for f in frameworks().values()
+    for implementation in f.implementations
+    if implementation not in PARTIAL
+]
+# torch's kernels save the log-sum-exp alone, which has no digits left to tell one key from two.
+FORWARD_ONLY = [("torch", "sdpa"), ("torch", "chunked")]
+LENGTH, DIM = 20, 12  # a scale that is no power of two: then every product is rounded
+
+
+def decided(highest, dtype):
+    """Queries whose highest scores are two equal ones, far above the others, and the result."""
+    rng = np.random.default_rng(0)
+    ranks = rng.permutation(LENGTH) // 2 + 1.0  # 1, 1, 2, 2 ... 10, 10
+    sizes = highest / 10 * DIM**0.5 * rng.uniform(0.5, 1, LENGTH) * rng.choice([-1, 1], LENGTH)
+    # One channel alone, for sums in whatever order would part what is equal.
+    q, k = np.eye(1, DIM) * sizes[:, None], np.eye(1, DIM) * ranks[:, None]
+    v = rng.standard_normal((LENGTH, DIM))
+    best = np.where(sizes[:, None] > 0, ranks == ranks.max(), ranks == ranks.min())
+    # Two heads: XLA takes one product alone for a part of what follows, and rounds it.
+    tensors = {n: np.array([[a, a]], dtype) for n, a in {"q": q, "k": k, "v": v}.items()}
+    return tensors, best / 2
+
+
+@pytest.mark.parametrize("highest", [1e10, 1e15, 1e30])
+@pytest.mark.parametrize(("framework", "implementation"), ROUTES)
+def test_the_highest_score_less_itself_is_nothing(framework, implementation, highest):
+    tensors, weights = decided(highest, "float32")
+    problem = Problem(posenc.NoPE(), tensors)
+    # Two equal weights are exactly 1/2.
+    expected = weights @ tensors["v"]
+    assert_near(problem.attend(framework, implementation), expected, IMPLEMENTATIONS["float32"])
+    if not framework.differentiable or (framework.name, implementation) in FORWARD_ONLY:
+        return
+    d_out = np.random.default_rng(1).standard_normal(expected.shape)
+    try:
+        _, found = problem.gradients(framework, implementation, d_out)
+    except NotImplementedError as reason:
+        pytest.skip(f"refused: {reason}")
+    d_weights = d_out @ np.swapaxes(tensors["v"], -1, -2)
+    mean = np.sum(d_weights * weights, axis=-1, keepdims=True)
+    d_scores = weights * (d_weights - mean) * DIM**-0.5
+    wanted = {
+        "q": d_scores @ tensors["k"],
+        "k": np.swapaxes(d_scores, -1, -2) @ tensors["q"],
+        "v": np.swapaxes(np.broadcast_to(weights, d_scores.shape), -1, -2) @ d_out,
+    }
+    for name, gradient in wanted.items():
+        size = max(10.0, float(np.abs(gradient).max()))  # of the terms that cancel for q
+        assert_near(found[name] / size, gradient / size, IMPLEMENTATIONS["float32"], name)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(("framework", "implementation"), ROUTES)
+def test_what_is_hidden_is_below_the_lowest_that_is_seen(framework, implementation, dtype):
+    """Also below minus half of the largest float; jax.nn hides with 0.7 of it."""
+    if dtype not in framework.dtypes:
+        pytest.skip(f"it has no {dtype}")
+    lowest = 0.65 * float(np.finfo(dtype).min)
+    q = np.full((1, 1, 4, 4), lowest / 4)
+    k = np.asarray([1.0, 0.9, 1.0, 1.0])[:, None] + np.zeros((1, 1, 4, 4))
+    v = np.arange(4.0)[:, None] + np.zeros((1, 1, 4, 4))
+    problem = Problem(
+        posenc.NoPE(), {"q": q, "k": k, "v": v}, options={"causal": True, "scale": 1.0}
+    )
+    try:
+        found = problem.attend(framework, implementation, dtype=dtype)
+    except NotImplementedError as reason:
+        pytest.skip(f"refused: {reason}")
+    # The second key scores highest by 1e37, and the first query sees the first alone.
+    np.testing.assert_array_equal(found[0, 0, :, 0], [0, 1, 1, 1])
+
+
+@pytest.mark.parametrize("scheme", [posenc.NoPE(), posenc.ALiBi(2)], ids=["nope", "alibi"])
+@pytest.mark.parametrize("hidden", ["pads", "tail"])
+@pytest.mark.parametrize(("framework", "implementation"), ROUTES)
+def test_nan_in_what_nobody_sees_reaches_nothing(framework, implementation, hidden, scheme):
+    """Padding on the left, and keys of a cache that come after every query."""
+    if implementation == "flex":
+        pytest.skip("its kernel multiplies weights of 0 with values, and so passes NaN on")
+    rng, size = np.random.default_rng(0), 7
+    tensors = {n: rng.standard_normal((1, 2, size, 4)) for n in "qkv"}
+    if hidden == "pads":
+        pos, q_seg, k_seg = posenc.positions.left_padded([size - 3], size)
+        options = {"q_pos": pos, "k_pos": pos, "q_seg": q_seg, "k_seg": k_seg}
+        unseen = dict.fromkeys("qkv", slice(0, 3))
+    else:
+        tensors["q"] = tensors["q"][:, :, :2]
+        options = {"q_pos": np.asarray([2, 3]), "k_pos": np.arange(size), "causal": True}
+        unseen = dict.fromkeys("kv", slice(4, None))
+    spoilt = {n: np.array(a) for n, a in tensors.items()}
+    for name, rows in unseen.items():
+        spoilt[name][:, :, rows] = [np.nan, np.inf, -np.inf, np.nan]
+    d_out = rng.standard_normal(tensors["q"].shape)
+    answers = []
+    for own in (tensors, spoilt):
+        problem = Problem(scheme, own, options=options)
+        if framework.differentiable:
+            answers.append(problem.gradients(framework, implementation, d_out))
+        else:
+            answers.append((problem.attend(framework, implementation), {}))
+    (out, gradients), (found, others) = answers
+    np.testing.assert_array_equal(found, out)
+    for name, gradient in others.items():
+        np.testing.assert_array_equal(gradient, gradients[name], name)

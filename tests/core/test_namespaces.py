@@ -1,0 +1,125 @@
+"""The core on arrays without data, on positions of any dtype, in a dtype that is asked for."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from frameworks import HAS
+from subjects import DIM, SUBJECTS, WIDTH, heads, normal, params_of
+
+import posenc
+from posenc.evaluate import has_transform, reads_features
+from posenc.testing import Subject, assert_near
+from posenc.testing.tolerances import ROUNDED
+
+POS = np.asarray([[0, 1, 2, 3, 40, 5], [9, 0, 7, 7, 3, 63]])
+
+
+def of_bias(scheme, a, params):
+    return None if reads_features(scheme) else posenc.bias(scheme, a["pos"], a["pos"], params)
+
+
+def of_transform(scheme, a, params):
+    q, where = a["q"], {"pos": a["pos"], "seg": a["seg"]}
+    found = {}
+    if has_transform(scheme):
+        found = posenc.features(scheme, params, x=a["x"], q=q, k=q, **where)[0]
+    return posenc.transform(scheme, q, a["pos"], role="query", params=params, features=found)
+
+
+def of_embedding(scheme, a, params):
+    return posenc.embedding(scheme, a["pos"], params)
+
+
+def of_features(scheme, a, params):
+    where = {"pos": a["pos"], "seg": a["seg"]}
+    sides = posenc.features(scheme, params, x=a["x"], q=a["q"], k=a["k"], **where)
+    return next((found for side in sides for found in side.values()), None)
+
+
+def of_attention(scheme, a, params):
+    names = ("q", "k", "v", "x", "q_x")
+    options = {"q_pos": a["pos"], "k_pos": a["pos"], "q_seg": a["seg"], "k_seg": a["seg"]}
+    tensors = {name: a[name.removeprefix("q_") if name == "q_x" else name] for name in names}
+    return posenc.attention(**tensors, scheme=scheme, params=params, causal=True, **options)
+
+
+FUNCTIONS = [of_attention, of_bias, of_embedding, of_features, of_transform]
+
+
+def arguments(scheme, dtype):
+    count = heads(scheme)
+    shared = 1 if Subject(scheme).shares_keys else count
+    return {
+        "q": normal((2, count, 6, DIM), 0, dtype),
+        "k": normal((2, shared, 6, DIM), 1, dtype),
+        "v": normal((2, shared, 6, DIM), 2, dtype),
+        "x": normal((2, 6, WIDTH), 3, dtype),
+        "pos": POS,
+        "seg": POS % 2,
+        **{f"param:{name}": value for name, value in params_of(scheme, dtype=dtype).items()},
+    }
+
+
+def applied(function, scheme):
+    """``function`` on a flat mapping of arrays, params among them."""
+
+    def run(arrays):
+        params = {n.removeprefix("param:"): a for n, a in arrays.items() if n.startswith("param:")}
+        return function(scheme, arrays, params)
+
+    return run
+
+
+@pytest.mark.skipif(not HAS["torch"], reason="torch is not installed")
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("subject", SUBJECTS)
+def test_shapes_and_dtypes_without_data(subject, function):
+    import torch
+
+    scheme = SUBJECTS[subject]
+    arrays = arguments(scheme, "float32")
+    expected = applied(function, scheme)(arrays)
+    meta = {name: torch.tensor(a, device="meta") for name, a in arrays.items()}
+    found = applied(function, scheme)(meta)
+    if expected is None:
+        assert found is None
+        return
+    assert found.device.type == "meta"
+    assert found.shape == expected.shape
+    assert found.dtype == getattr(torch, str(expected.dtype))
+
+
+@pytest.mark.skipif(not HAS["torch"], reason="torch is not installed")
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("subject", SUBJECTS)
+def test_torch_inputs_stay_as_they_were(subject, function):
+    import torch
+
+    scheme = SUBJECTS[subject]
+    arrays = {n: torch.tensor(a) for n, a in arguments(scheme, "float32").items()}
+    versions = {name: a._version for name, a in arrays.items()}
+    applied(function, scheme)(arrays)
+    assert versions == {name: a._version for name, a in arrays.items()}
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32"])
+@pytest.mark.parametrize("subject", ["alibi", "t5", "kerple", "tide", "both"])
+def test_positions_of_any_integer_dtype(subject, dtype):
+    scheme, pos = SUBJECTS[subject], np.asarray([100, 3, 0, 127])
+    found = posenc.bias(scheme, pos.astype(dtype), pos.astype(dtype), params_of(scheme))
+    np.testing.assert_array_equal(found, posenc.bias(scheme, pos, pos, params_of(scheme)))
+
+
+@pytest.mark.parametrize("subject", SUBJECTS)
+def test_a_result_can_be_asked_for_in_a_dtype(subject):
+    scheme, params = SUBJECTS[subject], params_of(SUBJECTS[subject])
+    for function in (of_bias, of_embedding):
+        wide = applied(function, scheme)(arguments(scheme, "float64"))
+        if wide is None:
+            continue
+        pos = POS if function is of_embedding else (POS, POS)
+        run = posenc.embedding if function is of_embedding else posenc.bias
+        found = run(scheme, *([pos] if run is posenc.embedding else pos), params, dtype=np.float64)
+        assert found.dtype == np.float64
+        assert_near(found, wide, ROUNDED)  # params were rounded to float32 in one of them

@@ -1,0 +1,230 @@
+"""The reference against its definition in plain loops, and what it says about wrong calls."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from cases import CASES, STEERING, tensors_of
+from frameworks import HAS
+from subjects import DIM, HEADS, SUBJECTS, Fence, Forgetting, normal, params_of
+
+import posenc
+from posenc.attn.call import prepare
+from posenc.evaluate import has_features
+from posenc.params import Features, Params
+from posenc.testing import assert_near
+from posenc.testing.tolerances import IMPLEMENTATIONS, rounding_bound
+
+FLOAT64 = 2 * IMPLEMENTATIONS["float64"]  # either is rounded
+# The result is rounded, and float32 sums, of less than a rounding.
+FLOAT16 = rounding_bound(2, 1, "float16")
+
+
+def sees(i, j, o):
+    """Whether query (pos, seg) may see key (pos, seg)."""
+    (qp, qs), (kp, ks) = i, j
+    near = o.get("window") is None or abs(int(qp) - int(kp)) < o["window"]
+    return qs == ks and near and not (o.get("causal") and kp > qp)
+
+
+def loops(scheme, q, k, v, params, bias, scale, **o):
+    """Softmax attention, one query at a time; ``bias(b, h)`` is (Q, K)."""
+    (B, H, Q, _), K = q.shape, k.shape[2]
+    side = lambda name, n, default: np.broadcast_to(o.get(name, default), (B, n))  # noqa: E731
+    qp, kp = side("q_pos", Q, np.arange(K - Q, K)), side("k_pos", K, np.arange(K))
+    qs, ks = side("q_seg", Q, 0), side("k_seg", K, 0)
+    out = np.zeros((B, H, Q, v.shape[3]))
+    for b, h in np.ndindex(B, H):
+        g, at = h // (H // k.shape[1]), {"params": params}
+        qh = posenc.transform(scheme, q[b], qp[b], role="query", **at)[h]
+        kh = posenc.transform(scheme, k[b], kp[b], role="key", **at)[g]
+        for i in range(Q):
+            some = [j for j in range(K) if sees((qp[b, i], qs[b, i]), (kp[b, j], ks[b, j]), o)]
+            s = [qh[i] @ kh[j] * scale + bias(b, h, qp[b, i], kp[b, j]) for j in some]
+            e = np.exp(np.asarray(s) - max(s, default=0)) if max(s, default=0) > -np.inf else []
+            if len(e):
+                out[b, h, i] = e @ v[b, g, some] / np.sum(e)
+    return out
+
+
+# Schemes of features, rows, sinks and regions have formulas of their own elsewhere.
+PLAIN = [
+    name
+    for name in STEERING
+    if not has_features(SUBJECTS[name])
+    and SUBJECTS[name].axes == 1
+    and not SUBJECTS[name].hooks() & {"sink", "regions", "adjust_scores"}
+]
+SUMMED = [name for name in STEERING if isinstance(SUBJECTS[name], Forgetting)]
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("subject", PLAIN)
+def test_the_reference_is_its_definition(subject, case):
+    scheme, where = SUBJECTS[subject], CASES[case]
+    tensors, params = tensors_of(scheme, where), params_of(scheme, dtype="float64")
+    found = posenc.attention(**tensors, scheme=scheme, params=params, **where.options)
+    low, high = -70, 70
+    pos = np.arange(low, high)
+    table = posenc.bias(scheme, pos, pos, params, dtype=np.float64)
+
+    def bias(b, h, i, j):
+        return 0.0 if table is None else table[h % table.shape[0], i - low, j - low]
+
+    scale = where.options.get("scale", scheme.scale(DIM))
+    del tensors["x"]
+    options = {name: o for name, o in where.options.items() if name != "scale"}
+    expected = loops(scheme, **tensors, params=params, bias=bias, scale=scale, **options)
+    assert_near(found, expected, FLOAT64)
+
+
+def log_sigmoid(z):
+    return -math.log1p(math.exp(-z))
+
+
+@pytest.mark.parametrize("case", ["causal", "shuffled", "segments", "fewer-queries"])
+@pytest.mark.parametrize("subject", SUMMED)
+def test_gates_are_summed_in_the_order_of_positions(subject, case):
+    scheme, where = SUBJECTS[subject], CASES[case]
+    o, tensors = where.options, tensors_of(scheme, where)
+    params, (q, k) = params_of(scheme, dtype="float64"), (tensors["q"], tensors["k"])
+    found = posenc.attention(**tensors, scheme=scheme, params=params, **o)
+    (B, _, Q, _), K = q.shape, k.shape[2]
+    pos = np.broadcast_to(o.get("k_pos", np.arange(K)), (B, K))
+    seg = np.broadcast_to(o.get("k_seg", np.zeros(K, int)), (B, K))
+    x, sums = tensors.pop("x"), np.zeros((B, HEADS, K))
+    for b, h, i in np.ndindex(sums.shape):
+        for j in range(K):
+            if pos[b, j] <= pos[b, i] and seg[b, j] == seg[b, i]:
+                sums[b, h, i] += log_sigmoid(x[b, j] @ params["w"][h] + params["b"][h])
+    where_given = {"pos": pos, "seg": seg} if "k_pos" in o else {}
+    for side in posenc.features(scheme, params, x=x, **where_given):
+        assert_near(side["c"], sums, FLOAT64)
+    ready = {"q_features": {"c": sums[:, :, K - Q :]}, "k_features": {"c": sums}}
+    again = posenc.attention(**tensors, scheme=scheme, params=params, **ready, **o)
+    assert_near(found, again, FLOAT64)
+    where_is = [{int(p): i for i, p in enumerate(row)} for row in pos]
+
+    def bias(b, h, i, j):
+        q, k = (sums[b, h, where_is[b][p]] for p in (i, j))
+        read = Params({}, np.float64, Features({"c": q}, "query"), Features({"c": k}, "key"))
+        return scheme.bias(i, j, params=read, xp=np)
+
+    if case != "segments":  # there a position names no token
+        scale = DIM**-0.5
+        expected = loops(scheme, **tensors, params=params, bias=bias, scale=scale, **o)
+        assert_near(found, expected, FLOAT64)
+
+
+def test_a_carry_continues_the_sum():
+    scheme, x = SUBJECTS["forgetting"], normal((2, 9, 6), 0)
+    params = params_of(scheme)
+    whole = posenc.features(scheme, params, x=x)[1]["c"]
+    carry = {"c": whole[:, :, 4]}
+    for side in posenc.features(scheme, params, x=x[:, 5:], carry=carry):
+        assert_near(side["c"], whole[:, :, 5:], FLOAT64)
+
+
+def test_rows_that_see_nothing_are_zero():
+    scheme = posenc.ALiBi(HEADS)
+    q = normal((1, HEADS, 3, DIM), 0)
+    out = posenc.attention(
+        q, q, q, scheme, causal=True, q_pos=np.asarray([5, 1, 3]), k_pos=np.asarray([2, 9, 4])
+    )
+    assert not np.any(out[:, :, 1])
+    np.testing.assert_array_equal(out[:, :, 2], q[:, :, 0])
+
+
+def test_a_bias_of_minus_infinity_masks():
+    pos, q = np.asarray([0, 3, 100]), normal((1, HEADS, 3, DIM), 0)
+    scheme, params = Fence(reach=4), {"slope": np.zeros(HEADS)}
+    out = posenc.attention(q, q, q, scheme, params, q_pos=pos, k_pos=pos)
+    np.testing.assert_array_equal(out[:, :, 2], q[:, :, 2])
+    pair = posenc.attention(*[q[:, :, :2]] * 3, posenc.NoPE())
+    assert_near(out[:, :, :2], pair, FLOAT64)
+    far = posenc.attention(q, q, q, scheme, params, q_pos=pos + 1000, k_pos=pos)
+    assert not np.any(far)
+
+
+def test_the_ends_of_queries_and_keys_align():
+    q, k = normal((1, HEADS, 2, DIM), 0), normal((1, HEADS, 5, DIM), 1)
+    pos = {"q_pos": np.asarray([3, 4]), "k_pos": np.arange(5)}
+    scheme = posenc.RoPE(DIM)
+    found = posenc.attention(q, k, k, scheme, causal=True)
+    np.testing.assert_array_equal(found, posenc.attention(q, k, k, scheme, causal=True, **pos))
+
+
+def test_more_queries_than_keys_need_positions():
+    q, k = normal((1, HEADS, 5, DIM), 0), normal((1, HEADS, 2, DIM), 1)
+    with pytest.raises(ValueError, match="give q_pos and k_pos"):
+        posenc.attention(q, k, k, posenc.NoPE())
+    pos = {"q_pos": np.arange(5), "k_pos": np.arange(2)}
+    assert posenc.attention(q, k, k, posenc.NoPE(), **pos).shape == q.shape
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_large_scores_do_not_overflow(dtype):
+    q = (300 * np.sign(normal((1, HEADS, 4, 64), 0))).astype(dtype)
+    out = posenc.attention(q, q, q, posenc.NoPE())
+    assert out.dtype == dtype
+    np.testing.assert_array_equal(out, q)
+
+
+def test_half_precision_comes_back_as_it_went_in():
+    q = normal((2, HEADS, 6, DIM), 0)
+    out = posenc.attention(*[q.astype(np.float16)] * 3, posenc.ALiBi(HEADS), causal=True)
+    assert out.dtype == np.float16
+    assert_near(out, posenc.attention(q, q, q, posenc.ALiBi(HEADS), causal=True), FLOAT16)
+
+
+def test_a_float64_param_asks_for_float64():
+    scheme, q = SUBJECTS["kerple"], normal((1, HEADS, 6, DIM), 0, "float32")
+    out = posenc.attention(q, q, q, scheme, params_of(scheme, dtype="float64"))
+    assert out.dtype == np.float32
+    wide = posenc.attention(*[q.astype(np.float64)] * 3, scheme, params_of(scheme))
+    np.testing.assert_array_equal(out, wide.astype(np.float32))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_the_working_float_is_that_of_the_arguments(dtype):
+    q = normal((1, HEADS, 3, DIM), 0, dtype)
+    call = prepare(q, q, q, posenc.T5Bias(HEADS), _t5())
+    assert np.dtype(call.dtype) == ("float64" if dtype == "float64" else "float32")
+    assert call.bias().dtype == call.dtype
+
+
+def test_scale_replaces_that_of_the_scheme():
+    q = normal((1, HEADS, 6, DIM), 0)
+    found = posenc.attention(q, q, q, posenc.T5Bias(HEADS, scaled=False), _t5(), scale=0.25)
+    expected = posenc.attention(q * 0.25, q, q, posenc.T5Bias(HEADS, scaled=False), _t5())
+    assert_near(found, expected, FLOAT64)
+
+
+def _t5():
+    return params_of(posenc.T5Bias(HEADS))
+
+
+@pytest.mark.skipif(not HAS["torch"], reason="torch is not installed")
+@pytest.mark.parametrize("subject", STEERING)
+def test_gradients_of_the_reference_equal_differences(subject):
+    import torch
+
+    scheme, where = SUBJECTS[subject], CASES["everything"]
+    tensors, given = tensors_of(scheme, where), params_of(scheme, dtype="float64")
+    named = tensors | {f"param:{name}": a for name, a in given.items()}
+    leaves = {name: torch.tensor(a, requires_grad=True) for name, a in named.items()}
+    options = {n: torch.tensor(o) if hasattr(o, "shape") else o for n, o in where.options.items()}
+
+    def run(*values):
+        values = dict(zip(named, values, strict=True))
+        params = {name: values.pop(f"param:{name}") for name in scheme.param_specs()}
+        return posenc.attention(**values, scheme=scheme, params=params, **options)
+
+    used = tuple(leaves.values())
+    assert torch.autograd.gradcheck(run, used, fast_mode=True)
+    grads = torch.autograd.grad(run(*used).square().sum(), used, allow_unused=True)
+    for name, gradient in zip(named, grads, strict=True):
+        if name.startswith("param:"):
+            assert torch.any(gradient != 0), f"no gradient reaches {name}"

@@ -1,0 +1,379 @@
+"""A wrong call is an error that names the argument."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from frameworks import HAS
+from proof_schemes import (
+    Axial,
+    CoPE,
+    Forgetting,
+    Inkling,
+    KeySide,
+    ReRoPE,
+    Selective,
+    Shaw,
+    Streets,
+)
+from subjects import DIM, HEADS, SUBJECTS, Cooled, normal, params_of
+
+import posenc
+from posenc.schemes import Sink, Sum
+
+Q = normal((2, HEADS, 5, DIM), 0, "float32")
+POS = np.arange(5)
+T5, FORGETTING = posenc.T5Bias(HEADS), SUBJECTS["forgetting"]
+TABLE = params_of(T5)
+GATES = {"scheme": FORGETTING, "params": params_of(FORGETTING)}
+TURNED = {"k_transformed": True}
+INKLING = {
+    "scheme": Inkling(), "params": params_of(Inkling()), "x": normal((2, 5, 6), 0, "float32"),
+}  # fmt: skip
+THREE, PLANE = normal((3, HEADS, 5, DIM), 1, "float32"), Axial()
+VALID, PAIRS = np.ones((2, 5), bool), normal((1, HEADS, 5, 5), 2, "float32")
+axes = lambda q, k=None: {"q_axes": q, "k_axes": q if k is None else k}  # noqa: E731
+at = lambda q, k=POS: {"q_pos": q, "k_pos": k}  # noqa: E731
+segments = lambda q, k=POS: {"q_seg": q, "k_seg": k}  # noqa: E731
+
+
+@dataclass(frozen=True)
+class Overlapping(posenc.PositionScheme):
+    windows: tuple = ((3, None), (None, -3))
+
+    def regions(self):
+        return tuple((posenc.NoPE(), window) for window in self.windows)
+
+
+class Misnamed(Forgetting):
+    cumulative = ("gate",)
+
+
+# What differs from a good call, the error, and what its message must name.
+ATTENTION = {
+    "q-three-axes": ({"q": Q[0]}, ValueError, r"\bq\b"),
+    "q-integers": ({"q": Q.astype(np.int64)}, TypeError, r"\bq\b"),
+    "k-empty": ({"k": Q[:, :, :0], "v": Q[:, :, :0]}, ValueError, r"\bk\b"),
+    "batch": ({"k": Q[:1], "v": Q[:1]}, ValueError, "batch"),
+    "k-v-length": ({"v": Q[:, :, :4]}, ValueError, "k and v"),
+    "k-v-heads": ({"v": Q[:, :2]}, ValueError, "k and v"),
+    "head-dim": ({"k": Q[..., :4]}, ValueError, "head_dim"),
+    "groups": ({"k": Q[:, :3], "v": Q[:, :3]}, ValueError, "heads"),
+    "scheme-heads": ({"scheme": posenc.ALiBi(3)}, ValueError, "num_heads=3"),
+    "scheme-name": ({"scheme": "alibi"}, TypeError, "scheme"),
+    "scheme-class": ({"scheme": posenc.ALiBi}, TypeError, "scheme"),
+    "rope-channels": ({"scheme": posenc.RoPE(16)}, ValueError, "head_dim=16"),
+    "param-missing": ({"scheme": T5}, ValueError, "table"),
+    "param-extra": ({"params": {"slopes": POS * 1.0}}, ValueError, "slopes"),
+    "param-near": ({"scheme": T5, "params": {"tabel": TABLE["table"]}}, ValueError, "'table'"),
+    "param-shape": ({"scheme": T5, "params": {"table": POS * 1.0}}, ValueError, "table"),
+    "param-integers": ({"scheme": T5, "params": {"table": POS}}, TypeError, "table"),
+    "param-list": ({"scheme": T5, "params": {"table": [1.0]}}, TypeError, "table"),
+    "pos-floats": (at(POS * 1.0), TypeError, "q_pos"),
+    "pos-half": (at(POS, POS.astype(np.float16)), TypeError, "k_pos"),
+    "pos-bool": (at(POS > 2), TypeError, "q_pos"),
+    "pos-list": (at([0, 1, 2, 3, 4]), TypeError, "q_pos"),
+    "pos-axes": (at(POS[None, None]), ValueError, "q_pos"),
+    "pos-length": (at(POS[:4]), ValueError, "q_pos"),
+    "pos-batch": (at(np.stack([POS] * 3)), ValueError, "q_pos"),
+    "pos-alone": ({"q_pos": POS}, ValueError, "k_pos"),
+    "k-pos-alone": ({"k_pos": POS}, ValueError, "q_pos"),
+    "seg-floats": (segments(POS * 1.0), TypeError, "q_seg"),
+    "seg-length": (segments(POS, POS[:4]), ValueError, "k_seg"),
+    "seg-alone": ({"k_seg": POS}, ValueError, "q_seg"),
+    "window-none": ({"window": 0}, ValueError, "window"),
+    "window-float": ({"window": 2.5}, TypeError, "window"),
+    "window-bool": ({"window": True}, TypeError, "window"),
+    "implementation": ({"implementation": "refrence"}, ValueError, "'reference'"),
+    "gates-without-x": (GATES, ValueError, r"\bx\b"),
+    "x-length": (GATES | {"x": normal((2, 4, 6), 0, "float32")}, ValueError, r"\bx\b"),
+    "x-width": (GATES | {"x": normal((2, 5, 7), 0, "float32")}, ValueError, "x has .* width C=7"),
+    "q-x-width": (
+        INKLING | {"q_x": normal((2, 5, 7), 0, "float32")}, ValueError, "q_x has .* width C=7",
+    ),
+    "x-axes": (GATES | {"x": normal((5, 6), 0, "float32")}, ValueError, r"\bx\b"),
+    "x-batch": (GATES | {"x": normal((3, 5, 6), 0, "float32")}, ValueError, r"\bx\b"),
+    "features-alone": (
+        GATES | {"q_features": {"c": Q[..., 0]}}, ValueError, "q_features is given without k_fea",
+    ),
+    "features-shape": (
+        GATES | {"q_features": {"c": Q[..., 0]}, "k_features": {"c": Q[:, :2, :, 0]}}, ValueError,
+        "feature 'c' of the key must have 4 heads",
+    ),
+    "features-length": (
+        GATES | {"q_features": {"c": Q[..., 0]}, "k_features": {"c": Q[:, :, :4, 0]}}, ValueError,
+        r"feature 'c' of the key must be \(B, H, 5\)",
+    ),
+    "features-batch": (
+        GATES | {"q_features": {"c": Q[..., 0]}, "k_features": {"c": THREE[..., 0]}}, ValueError,
+        "feature 'c' of the key must have batch 2",
+    ),
+    "features-of-a-scheme-without": (
+        {"q_features": {"c": Q[..., 0]}, "k_features": {"c": Q[..., 0]}}, ValueError,
+        "ALiBi has no features of tokens: leave out q_features",
+    ),
+    "features-list": (
+        GATES | {"q_features": {"c": Q[..., 0]}, "k_features": {"c": [[[0.0]]]}},
+        (TypeError, ValueError), "feature 'c' of the key|k_features",
+    ),
+    "features-without-names": (
+        GATES | {"q_features": Q, "k_features": Q}, TypeError, "q_features must map names",
+    ),
+    "hidden-states-of-queries": (
+        INKLING | at(POS, POS[::-1].copy()), ValueError, "give q_x",
+    ),
+    "hidden-states-of-queries-length": (
+        INKLING | at(POS) | {"q_x": normal((2, 4, 6), 0, "float32")}, ValueError, "q_x must be",
+    ),
+    "place-alone": ({"q_axes": POS}, ValueError, "q_axes is given without k_axes"),
+    "place-width": (axes(np.zeros((5, 3), int)), ValueError, r"q_axes .* \(5, 1\).* got \(5, 3\)"),
+    "place-width-of-two": (
+        {"scheme": PLANE} | axes(POS), ValueError, r"q_axes .* \(5, 2\).* got \(5,\)",
+    ),
+    "place-floats": (axes(POS * 1.0), TypeError, "q_axes"),
+    "place-far": (axes(POS + 2**30), ValueError, "q_axes holds"),
+    "place-batch": (axes(np.stack([POS] * 3)), ValueError, "q_axes has batch 3"),
+    "valid-integers": ({"k_valid": np.ones((2, 5), int)}, TypeError, "k_valid must be .* booleans"),
+    "valid-shape": ({"k_valid": VALID[:, :4]}, ValueError, r"k_valid must be \(B, K\) = \(2, 5\)"),
+    "valid-of-a-row": ({"k_valid": VALID[0]}, ValueError, "k_valid must be"),
+    "window-three": ({"window": (1, 2, 3)}, ValueError, "window must be a width or"),
+    "window-negative": ({"window": (-1, 2)}, ValueError, "window must be at least 0"),
+    "first-tokens-negative": ({"sink_tokens": -1}, ValueError, "sink_tokens must be at least 0"),
+    "first-tokens-float": ({"sink_tokens": 1.5}, TypeError, "sink_tokens"),
+    "bias-integers": ({"bias": np.ones((1, 1, 5, 5), int)}, TypeError, "bias must be floating"),
+    "bias-shape": ({"bias": PAIRS[:, :, :4]}, ValueError, r"bias must be \(B or 1, H or 1, Q, K\)"),
+    "bias-axes": ({"bias": PAIRS[0]}, ValueError, "bias must be"),
+    "mask-floats": ({"mask": PAIRS}, TypeError, "mask must be boolean"),
+    "mask-shape": ({"mask": PAIRS[:, :3] > 0}, ValueError, "mask must be"),
+    "mask-of-three": ({"mask": lambda a, b, c: a}, ValueError, "got one of 3 arguments"),
+    "mask-of-any-number": ({"mask": lambda *a: a[0]}, ValueError, r"0 arguments: \(\*a\)"),
+    "mask-of-numbers": (
+        {"mask": lambda q, k: (q - k) * 1}, TypeError, "mask must answer booleans.* of .*int",
+    ),
+    "mask-of-flex": (
+        {"mask": lambda b, h, q, k: q >= k}, ValueError, "leave out batch and head of FlexAtt",
+    ),
+    "mask-of-segments-without": (
+        {"mask": lambda q, k, s, t: s == t}, ValueError, "there are no segments: give q_seg and",
+    ),
+    "mask-answers-nothing": ({"mask": lambda q, k: None}, TypeError, "mask .* answer of NoneType"),
+    "mask-of-all-pairs": (
+        {"mask": lambda q, k: (q == k)[..., None]}, ValueError, r"answered \(1, 1, 1, 1, 1\)",
+    ),
+    "regions-that-overlap": (
+        {"scheme": Overlapping()}, ValueError, r"not overlap, got \(3, None\) and \(None, -3\)",
+    ),
+    "region-of-a-width": (
+        {"scheme": Overlapping(windows=(4, 5))}, ValueError, r"must be \(left, right\), got 4",
+    ),
+    "sum-of-no-feature": (
+        GATES | {"scheme": Misnamed(), "x": normal((2, 5, 6), 0, "float32")}, ValueError,
+        "Misnamed.cumulative has 'gate', which is no feature of keys; there are: c",
+    ),
+    "softcap-zero": ({"softcap": 0.0}, ValueError, "softcap must be finite and greater than 0"),
+    "softcap-text": ({"softcap": "tanh"}, TypeError, "softcap must be a number"),
+    "lse-text": ({"return_lse": "yes"}, TypeError, "return_lse must be True or False"),
+    "coords": ({"q_coords": Q[..., 0]}, TypeError, "has no keyword 'q_coords'.*q_features"),
+    "scale-text": ({"scale": "large"}, TypeError, "scale"),
+    "scale-nan": ({"scale": float("nan")}, ValueError, "scale"),
+    "causal-text": ({"causal": "False"}, TypeError, "causal"),
+    "transformed-text": ({"k_transformed": "no"}, TypeError, "k_transformed"),
+    "params-list": ({"params": [Q]}, TypeError, "params must map"),
+    "params-array": ({"params": Q}, TypeError, "params must map"),
+    "v-list": ({"v": [[[[1.0]]]]}, TypeError, "v must be an array"),
+    "q-none": ({"q": None}, TypeError, "q must be an array"),
+}  # fmt: skip
+GOOD = {"q": Q, "k": Q, "v": Q, "scheme": posenc.ALiBi(HEADS)}
+BACKENDS = [
+    name if name == "numpy" or HAS[name]
+    else pytest.param(name, marks=pytest.mark.skip(reason=f"{name} is not installed"))
+    for name in ("numpy", "torch", "jax")
+]  # fmt: skip
+
+
+def call(backend, arguments):
+    """The call as a user of this backend would write it."""
+    if backend == "numpy":
+        return posenc.attention(**arguments)
+    if backend == "torch":
+        import torch
+
+        import posenc_torch
+
+        return posenc_torch.attention(**converted(arguments, torch.tensor))
+    import jax.numpy as jnp
+
+    import posenc_jax
+
+    for name in set("qkv") & arguments.keys():
+        if getattr(arguments[name], "ndim", 0) == 4:
+            arguments[name] = np.swapaxes(arguments[name], 1, 2)
+    return posenc_jax.attention(**converted(arguments, jnp.asarray))
+
+
+def converted(value, array):
+    if isinstance(value, dict):
+        return {name: converted(v, array) for name, v in value.items()}
+    return array(value) if isinstance(value, np.ndarray) else value
+
+
+@pytest.mark.parametrize("wrong", ATTENTION)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_attention_names_what_is_wrong(backend, wrong):
+    change, error, message = ATTENTION[wrong]
+    with pytest.raises(error, match=message):
+        call(backend, GOOD | change)
+
+
+def test_the_good_call_is_good():
+    assert posenc.attention(**GOOD).shape == Q.shape
+
+
+@pytest.mark.skipif(not HAS["torch"], reason="torch is not installed")
+def test_numpy_stands_for_torch_beside_queries_alone():
+    import torch
+
+    import posenc_torch
+
+    q, x = torch.tensor(Q), normal((2, 5, 6), 0, "float32")
+    params = params_of(INKLING["scheme"])
+    want = posenc_torch.attention(q, q, q, INKLING["scheme"], params, x=torch.tensor(x))
+    got = posenc_torch.attention(q, q, q, INKLING["scheme"], params, x=x)
+    assert torch.equal(got, want)
+    own, _ = posenc.features(INKLING["scheme"], params, x=x)
+    got = posenc_torch.attention(q, q, q, INKLING["scheme"], params, q_features=own, k_features={})
+    assert torch.allclose(got, want, atol=1e-6)
+    with pytest.raises(TypeError, match=r"q must be .* of torch, got numpy\.ndarray of float32"):
+        posenc_torch.attention(Q, q, q, posenc.NoPE())
+
+
+@pytest.mark.skipif(not HAS["torch"], reason="torch is not installed")
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "bool"])
+def test_torch_positions_are_integers(dtype):
+    import torch
+
+    import posenc_torch
+
+    pos = torch.arange(5).to(getattr(torch, dtype))
+    with pytest.raises(TypeError, match="q_pos"):
+        posenc.bias(posenc.ALiBi(HEADS), pos, pos)
+    with pytest.raises(TypeError, match="q_pos"):
+        call("torch", GOOD | at(pos, pos))
+    with pytest.raises(TypeError, match="pos"):
+        posenc_torch.Position(posenc.Sinusoidal(8)).embed(torch.zeros(1, 5, 8), pos)
+
+
+BOTH = SUBJECTS["rope+key-side"]
+ALIBI, ROPE, LEARNED = posenc.ALiBi(2), posenc.RoPE(DIM), posenc.Learned(max_len=4, dim=2)
+ROWS = {"table": np.zeros((4, 2), np.float32)}
+EVALUATED = {
+    "bias-floats": (lambda: posenc.bias(ALIBI, POS * 1.0, POS), TypeError, "q_pos"),
+    "bias-list": (lambda: posenc.bias(ALIBI, [0, 1], [0, 1]), TypeError, "q_pos"),
+    "bias-batches": (
+        lambda: posenc.bias(ALIBI, np.ones((2, 3), int), np.ones((3, 3), int)), ValueError, "q_pos",
+    ),
+    "bias-axes": (lambda: posenc.bias(ALIBI, np.asarray(3), POS), ValueError, "q_pos"),
+    "bias-of-features": (
+        lambda: posenc.bias(FORGETTING, POS, POS, GATES["params"]), ValueError,
+        "the bias of Forgetting depends on features of tokens",
+    ),
+    "transform-without-features": (
+        lambda: posenc.transform(
+            Selective(), Q, POS, role="key", params=params_of(Selective())
+        ), KeyError, "'angle' is no feature of the key; there are: none",
+    ),
+    "transform-places": (
+        lambda: posenc.transform(PLANE, Q, POS, role="key", axes=POS), ValueError, "axes",
+    ),
+    "cache-of-a-name": (lambda: posenc.cache_needs("rope"), TypeError, "scheme must be"),
+    "cache-of-regions-transformed": (
+        lambda: posenc.attention(**GOOD | {"scheme": ReRoPE()} | TURNED), ValueError,
+        "k_transformed=True: ReRoPE transforms keys in several ways",
+    ),
+    "cache-of-key-features-transformed": (
+        lambda: posenc.attention(**GOOD | {"scheme": BOTH, "params": params_of(BOTH)} | TURNED),
+        ValueError, "k_transformed=True: Sum has features of keys",
+    ),
+    "bias-scheme": (lambda: posenc.bias(posenc.ALiBi, POS, POS), TypeError, "scheme"),
+    "bias-param-list": (lambda: posenc.bias(T5, POS, POS, {"table": [1]}), TypeError, "table"),
+    "transform-role": (lambda: posenc.transform(ROPE, Q, POS, role="q"), ValueError, "role"),
+    "transform-length": (
+        lambda: posenc.transform(ROPE, Q, POS[:3], role="key"), ValueError, r"\bpos\b",
+    ),
+    "transform-batch": (
+        lambda: posenc.transform(ROPE, Q, np.stack([POS] * 3), role="key"), ValueError, r"\bpos\b",
+    ),
+    "transform-integers": (
+        lambda: posenc.transform(ROPE, POS[None], POS, role="key"), (ValueError, TypeError),
+        r"\bx\b",
+    ),
+    "transform-channels": (
+        lambda: posenc.transform(ROPE, Q[..., :6], POS, role="key"), ValueError, "head_dim=8",
+    ),
+    "embedding-floats": (lambda: posenc.embedding(LEARNED, POS * 1.0, ROWS), TypeError, "pos"),
+    "embedding-params": (lambda: posenc.embedding(LEARNED, POS), ValueError, "table"),
+    "embedding-beyond": (lambda: posenc.embedding(LEARNED, POS, ROWS), IndexError, "4"),
+    "embedding-negative": (lambda: posenc.embedding(LEARNED, -POS, ROWS), IndexError, "-4"),
+    "features-axes": (
+        lambda: posenc.features(FORGETTING, GATES["params"], x=Q), ValueError, r"\bx\b",
+    ),
+    "features-of-queries-without": (
+        lambda: posenc.features(Shaw(), params_of(Shaw()), k=Q), ValueError,
+        "Shaw has features of queries: give q",
+    ),
+    "features-of-keys-without": (
+        lambda: posenc.features(KeySide(), params_of(KeySide()), q=Q), ValueError,
+        "KeySide has features of keys: give k",
+    ),
+    "sum-of-one": (lambda: Sum(ROPE), ValueError, "Sum takes two schemes or more"),
+    "sum-of-a-class": (lambda: Sum(ROPE, posenc.ALiBi), TypeError, "scheme must be an instance"),
+    "sum-of-two-rows": (
+        lambda: Sum(CoPE(), CoPE()), ValueError, "one scheme that adjusts whole rows, got CoPE",
+    ),
+    "sum-of-two-sinks": (
+        lambda: Sum(Sink(ALIBI), Sink(ALIBI)), ValueError, "one scheme that has a sink, got Sink",
+    ),
+    "sum-of-regions": (lambda: Sum(ReRoPE(), ReRoPE()), ValueError, "one scheme that has regions"),
+    "sum-of-heads": (
+        lambda: Sum(ALIBI, posenc.ALiBi(8)), ValueError, r"as many heads, got \[2, 8\]",
+    ),
+    "sum-of-axes-of-a-bias": (lambda: Sum(ROPE, Streets()), ValueError, "as many axes"),
+    "sum-of-axes": (lambda: Sum(ROPE, PLANE), ValueError, r"as many axes, got \[1, 2\]"),
+    "sum-of-scales": (
+        lambda: Sum(Cooled(), Cooled(power=2.0)).scale(DIM), ValueError, "scale: parts of Sum",
+    ),
+    "sink-of-a-name": (
+        lambda: Sink(_WithASink()), ValueError, "'sink' is a param of _WithASink already",
+    ),
+    "sink-around-a-sink": (lambda: Sink(Sink(ALIBI)), ValueError, "scheme has a sink already"),
+    "sink-without-heads": (lambda: Sink(ROPE), ValueError, "num_heads: RoPE has none of its own"),
+    "sink-heads": (lambda: Sink(ALIBI, num_heads=4), ValueError, "num_heads=4: the scheme has 2"),
+    "sink-width": (lambda: Sink(ALIBI, per_query=True), ValueError, "per_query needs hidden_dim"),
+    "sink-width-for-nothing": (lambda: Sink(ALIBI, hidden_dim=6), ValueError, "hidden_dim=6"),
+    "sink-of-a-value-per-query": (
+        lambda: Sink(ALIBI, value=1.0, per_query=True, hidden_dim=6), ValueError, "per_query",
+    ),
+    "sink-value": (lambda: Sink(ALIBI, value=float("inf")), ValueError, "value must be finite"),
+    "sink-flag": (lambda: Sink(ALIBI, learned=1), TypeError, "learned must be True or False"),
+    "gate": (lambda: _with_a_gate(), TypeError, "Old.gate: a gate is a feature now"),
+}  # fmt: skip
+
+
+class _WithASink(posenc.PositionScheme):
+    def param_specs(self):
+        return {"sink": posenc.ParamSpec((HEADS, 3))}
+
+
+def _with_a_gate():
+    class Old(posenc.PositionScheme):
+        def gate(self, x, *, params, xp):
+            return x
+
+
+@pytest.mark.parametrize("wrong", EVALUATED)
+def test_evaluation_names_what_is_wrong(wrong):
+    function, error, message = EVALUATED[wrong]
+    with pytest.raises(error, match=message):
+        function()

@@ -1,0 +1,319 @@
+"""Around the kernels: what they compute from, their gradients put together, who is refused.
+
+Kernels by definition stand for real ones, so that this needs no recent JAX.
+"""
+
+from dataclasses import dataclass
+
+import fused_by_definition
+import numpy as np
+import pytest
+from cases import CASES, STEERING, Case, expected, shuffled, tensors_of
+from frameworks import HAS, route
+from fused_schemes import Leaning, Levelled, Wide, fox_alibi, sunk
+from subjects import SUBJECTS, normal, params_of
+
+import posenc
+from posenc.attn.call import prepare
+from posenc.attn.implementations import Implementation
+from posenc.attn.reference import dense
+from posenc.testing.tolerances import IMPLEMENTATIONS, SUMMED, UNIT, assert_near, attention_bound
+
+jax = pytest.importorskip("jax")
+jnp = jax.numpy
+posenc_jax = pytest.importorskip("posenc_jax")
+
+from posenc_jax.fused import implementation  # noqa: E402
+from posenc_jax.fused.target import Target, targeting  # noqa: E402
+
+FORMS = ["nope", "alibi-learned", "t5", "fading"]
+
+
+@pytest.fixture
+def defined(monkeypatch):
+    """Kernels by definition, in blocks of 8."""
+    monkeypatch.setattr(implementation, "_module", lambda here: fused_by_definition)
+    with targeting(Target("gpu", "9.0", interpreted=True)):
+        yield
+
+
+@pytest.mark.skipif(not HAS["torch"], reason="gradients are compared with torch's autograd")
+@pytest.mark.parametrize(
+    ("subject", "case"),
+    # JAX compiles each for a second: all cases for one of each form, one for the others.
+    [(s, c) for s in STEERING for c in CASES if s in FORMS or c == "causal"],
+)
+def test_kernels_by_definition_equal_the_reference(subject, case, defined):
+    try:
+        assert_as_the_reference(subject, case)
+    except NotImplementedError as reason:
+        if subject in FORMS and subject != "t5":  # numbers and features serve every call
+            raise
+        pytest.skip(f"refused: {reason}")
+
+
+def assert_as_the_reference(subject, case):
+    assert_beside(SUBJECTS[subject], CASES[case], *expected(subject, case))
+
+
+def assert_beside(scheme, where, values, gradients):
+    """Kernels by definition beside what is expected, values and all gradients."""
+    tensors, params = tensors_of(scheme, where), params_of(scheme)
+    d_out = normal(values.shape, 9)
+    out, found = route("jax", "pallas").gradients(scheme, tensors, params, d_out, **where.options)
+    assert_near(out, values, IMPLEMENTATIONS["float32"])
+    for name, gradient in gradients.items():
+        summed = name in params or name == "x"
+        tolerance = IMPLEMENTATIONS["float32"] * (SUMMED if summed else 1)
+        assert_near(found[name], gradient, tolerance, f"gradient of {name}")
+
+
+STEEP = posenc.ALiBi(4, slopes=[8.0, 4.0, 2.0, 1.0])
+
+
+def tokens(length, *, q_len=None, dtype="float32", kv_heads=4):
+    """q, k, v in the layout of JAX."""
+    sizes = [(q_len or length, 4), *[(length, kv_heads)] * 2]
+    return [jnp.asarray(normal((2, size, own, 8), n), dtype) for n, (size, own) in enumerate(sizes)]
+
+
+# Shuffled, some negative, so that sinks are anywhere and tokens before position 0 are none.
+ANYWHERE = {"q_pos": shuffled(20, 5), "k_pos": shuffled(20, 6)}
+NEW = {
+    "fox-alibi": (fox_alibi(), Case({"causal": True}, grouped=True)),
+    "fox-alibi-anywhere": (fox_alibi(), Case({"causal": True, **ANYWHERE})),
+    "a-number-of-keys": (Leaning("key"), Case({"window": 9}, q_len=11)),
+    "a-number-of-queries": (Leaning("query"), Case({"causal": True})),
+    "window-of-two-sides": (SUBJECTS["nope"], Case({"window": (6, 2)}, q_len=13)),
+    "window-open-behind": (SUBJECTS["alibi-learned"], Case({"window": (None, 3)})),
+    "sink-tokens": (SUBJECTS["alibi"], Case({"causal": True, "window": (3, 0), "sink_tokens": 2})),
+    "sink-tokens-anywhere": (
+        SUBJECTS["nope"],
+        Case({"window": (9, 4), "sink_tokens": 12, **ANYWHERE}),
+    ),
+    "sink-tokens-and-a-table": (
+        SUBJECTS["t5"],
+        Case({"causal": True, "window": 4, "sink_tokens": 3}, grouped=True),
+    ),
+    "regions": (Levelled(), Case({"causal": True})),
+    "regions-and-sink-tokens": (Levelled(), Case({"causal": True, "sink_tokens": 2})),
+    "regions-in-a-window": (Levelled(), Case({"causal": True, "window": 9})),
+}
+
+
+@pytest.mark.parametrize("name", NEW)
+def test_features_windows_and_regions_equal_the_definition(name, defined):
+    scheme, where = NEW[name]
+    tensors, params = tensors_of(scheme, where), params_of(scheme)
+    given = scheme, tensors, params, normal(tensors["q"].shape, 9)
+    options = {"dtype": "float64", **where.options}
+    assert_beside(scheme, where, *route("jax", "reference").gradients(*given, **options))
+
+
+@pytest.mark.parametrize(
+    "inner", [SUBJECTS["alibi-learned"], fox_alibi(), Levelled()], ids=["alibi", "fox", "regions"]
+)
+def test_a_learned_sink_has_its_gradient(inner, defined):
+    """What a row puts into its sink reaches every gradient through that of the log-sum-exp."""
+    scheme = sunk(inner)
+    # Some rows see nothing but the sink.
+    where = Case({"causal": True, "q_seg": np.arange(20) % 3, "k_seg": np.arange(20) % 2})
+    tensors, params = tensors_of(scheme, where), params_of(scheme)
+    given = scheme, tensors, params, normal(tensors["q"].shape, 9)
+    values, gradients = route("jax", "reference").gradients(
+        *given, dtype="float64", **where.options
+    )
+    assert np.all(np.abs(gradients["sink"]) > 0.01)
+    assert_beside(scheme, where, values, gradients)
+
+
+def call_of(scheme, *, length=20, **options):
+    """A call in the layout of the core."""
+    q, k, v = (jnp.swapaxes(a, 1, 2) for a in tokens(length))
+    params = {name: jnp.asarray(a) for name, a in params_of(scheme).items()}
+    x = jnp.asarray(normal((2, length, 6), 3), "float32")
+    return prepare(q, k, v, scheme, params, x=x, xp=jnp, **options)
+
+
+def test_a_logsumexp_says_what_the_definition_says(defined):
+    seg = {"q_seg": jnp.arange(20) % 3, "k_seg": jnp.arange(20) % 2}
+    call = call_of(fox_alibi(), causal=True, **seg)
+    lse, expected = (np.asarray(attended(call)[1]) for attended in (implementation.fused, dense))
+    lowest = np.finfo(np.float32).min
+    assert np.all(lse[:, :, 2::3] == lowest)  # rows that see nothing
+    assert np.all(expected[:, :, 2::3] == lowest)
+    seen = expected > lowest
+    assert_near(lse[seen], expected[seen], IMPLEMENTATIONS["float32"])
+
+
+def test_a_key_bias_has_no_logsumexp(defined, monkeypatch):
+    monkeypatch.setattr(fused_by_definition, "why_not_lowered", lambda call, here: "it does not")
+    call = call_of(SUBJECTS["forgetting"], causal=True)
+    assert implementation.fused(call)[1] is None
+    assert "key bias stands for that of Forgetting" in implementation.without_lse(call)
+    asked = Implementation(
+        "pallas",
+        implementation.fused,
+        unsupported=implementation.refuses,
+        without_lse=implementation.without_lse,
+    )
+    why = asked.why_not(call_of(sunk(SUBJECTS["forgetting"]), causal=True))
+    assert "the sink of Sink is put in by a log-sum-exp, and a key bias stands for" in str(why)
+    assert asked.why_not(call) is None
+
+
+@dataclass(frozen=True)
+class OfKeys(posenc.PositionScheme):
+    """A number of each key, which no query has."""
+
+    large: float = 0.0
+
+    def key_features(self, k, pos, *, scale, params, xp):
+        return {"w": self.large + 3 * k[..., 0]}
+
+    def bias(self, q, k, *, params, xp):
+        return params.key["w"]
+
+    def key_bias(self, k, *, params, xp):
+        return params.key["w"]
+
+
+# float32 holds such numbers to a 64th; taken off each row before scores are added, they cancel.
+@pytest.mark.parametrize(("case", "large"), [("fewer-queries", 2.0**18), ("everything", 0.0)])
+def test_a_key_bias_of_what_only_keys_have(case, large, defined, monkeypatch):
+    monkeypatch.setattr(fused_by_definition, "why_not_lowered", lambda call, here: "it does not")
+    scheme, where = OfKeys(large), CASES[case]
+    tensors = tensors_of(scheme, where)
+    given = scheme, tensors, {}, normal(tensors["q"].shape, 9)
+    options = {"dtype": "float64", **where.options}
+    assert_beside(scheme, where, *route("jax", "reference").gradients(*given, **options))
+
+
+@pytest.mark.parametrize(
+    ("scheme", "options", "reason"),
+    [
+        (STEEP, {"softcap": 30.0}, "do not cap scores, softcap is 30.0"),
+        (STEEP, {"bias": jnp.zeros((1, 1, 20, 20))}, "no bias of pairs, bias is given"),
+        (STEEP, {"mask": lambda q, k: q != k}, "windows only, mask is given"),
+        (
+            STEEP,
+            dict.fromkeys(("q_axes", "k_axes"), jnp.arange(20)),
+            "the bias of ALiBi reads the places given as q_axes and k_axes",
+        ),
+        (SUBJECTS["streets"], {}, "reads a table of each query, 'places'; kernels take one number"),
+        (Levelled(), {"window": 9, "sink_tokens": 2}, "sink_tokens are not in that of a region"),
+        (Wide(), {}, "reads a table of each key, 't'; kernels take one number"),
+        (Wide(table=False), {}, "reads 2 numbers of each key, a, b; kernels take one"),
+    ],
+    ids=["softcap", "bias", "mask", "places", "axes", "sink-tokens-of-regions", "table", "two"],
+)
+def test_what_kernels_do_not_read_is_refused(scheme, options, reason, defined):
+    call = call_of(scheme, **options)
+    assert reason in str(implementation.refuses((call.regions or (call,))[0]))
+
+
+def test_places_without_a_bias_are_served(defined):
+    places = dict.fromkeys(("q_axes", "k_axes"), jnp.arange(20) // 2)
+    assert implementation.refuses(call_of(posenc.RoPE(8), **places)) is None
+
+
+def test_blocks_that_round_to_nothing_are_left_out(defined, monkeypatch):
+    seen = []
+    plain = implementation.planned
+    monkeypatch.setattr(implementation, "planned", lambda *a: seen.append(plain(*a)) or seen[-1])
+    out = [
+        posenc_jax.attention(
+            *tokens(80), STEEP, causal=True, implementation="pallas", skip_blocks=skip
+        )
+        for skip in (True, False)
+    ]
+    some, every = (jnp.sum(jnp.diff(at.keys, axis=0)) for _, _, at in seen)
+    assert every == 2 * 4 * 10 * 11 / 2
+    assert some < 0.6 * every
+    # What is left out weighs less than half a rounding; the rest is summed in another order.
+    assert_near(out[0], out[1], UNIT["float32"] + 2 * attention_bound("float32", keys=80))
+
+
+def test_bounds_of_keys_and_of_queries_hold_the_same_pairs(defined, monkeypatch):
+    seen = []
+    plain = implementation.planned
+    monkeypatch.setattr(implementation, "planned", lambda *a: seen.append(plain(*a)) or seen[-1])
+    posenc_jax.attention(*tokens(80), STEEP, causal=True, window=20, implementation="pallas")
+    ((plan, _, places),) = seen
+    index = np.arange(plan.q_blocks)
+    by_query = (places.keys[0][..., None] <= index) & (index < places.keys[1][..., None])
+    by_key = (places.queries[0][..., None] <= index) & (index < places.queries[1][..., None])
+    np.testing.assert_array_equal(by_query, jnp.swapaxes(by_key, -1, -2))
+
+
+def test_the_logsumexp_has_a_gradient(defined):
+    """As two parts of one softmax need it to be put together."""
+    scheme, length = posenc.ALiBi(4, learned=True), 19
+    q, k, v = (jnp.swapaxes(a, 1, 2) for a in tokens(length))
+    params = {"slopes": jnp.asarray([0.5, 0.25, 0.1, 0.01])}
+
+    def call(q, k, params):
+        return prepare(q, k, v, scheme, params, causal=True, xp=jnp)
+
+    def ours(*leaves):
+        return jnp.sum(jnp.sin(implementation.fused(call(*leaves))[1]))
+
+    def expected(*leaves):
+        at = call(*leaves)
+        scores = jnp.einsum("bhqd,bhkd->bhqk", at.q, at.k) * at.scale + at.bias()
+        scores = jnp.where(at.visible(), scores, -jnp.inf)
+        return jnp.sum(jnp.sin(jax.nn.logsumexp(scores, axis=-1)))
+
+    arguments = q, k, params
+    for one, other in zip(
+        *(
+            jax.tree.leaves(jax.jit(jax.value_and_grad(f, argnums=(0, 1, 2)))(*arguments))
+            for f in (ours, expected)
+        ),
+        strict=True,
+    ):
+        assert_near(one, other, SUMMED * IMPLEMENTATIONS["float32"])
+
+
+@pytest.mark.parametrize("subject", ["alibi-learned", "forgetting"])
+def test_a_key_bias_stands_for_a_bias_that_does_not_lower(subject, defined, monkeypatch):
+    monkeypatch.setattr(fused_by_definition, "why_not_lowered", lambda call, here: "it does not")
+    # At explicit positions there is no table either.
+    assert_as_the_reference(subject, "everything")
+
+
+@pytest.mark.parametrize(
+    ("scheme", "options", "reason"),
+    [
+        (SUBJECTS["t5"], {"q_pos": np.arange(20), "k_pos": np.arange(20)}, "the default positions"),
+        (SUBJECTS["checkered"], {}, "is not relative, .*; a key bias needs a causal mask"),
+    ],
+    ids=["t5-shuffled", "checkered"],
+)
+def test_a_bias_without_a_form_is_refused(scheme, options, reason, defined):
+    tensors = tokens(20)
+    arguments = *tensors, scheme, params_of(scheme)
+    with pytest.raises(NotImplementedError, match=reason):
+        posenc_jax.attention(*arguments, implementation="pallas", **options)
+    found = posenc_jax.explain(*arguments, **options)
+    assert found["implementation"] == "chunked"
+
+
+def test_segments_of_64_bits_are_refused(defined):
+    with jax.enable_x64(True):
+        where = dict.fromkeys(("q_seg", "k_seg"), jnp.arange(20, dtype="int64"))
+        with pytest.raises(NotImplementedError, match="q_seg has 64"):
+            posenc_jax.attention(*tokens(20), STEEP, implementation="pallas", **where)
+
+
+def test_a_cpu_has_no_kernels():
+    with pytest.raises(NotImplementedError, match="for gpu and tpu, the device is a cpu"):
+        posenc_jax.attention(*tokens(20), STEEP, implementation="pallas")
+
+
+def test_auto_passes_kernels_by_and_says_why(defined):
+    at_all = posenc_jax.explain(*tokens(300), STEEP, causal=True)
+    assert at_all["implementation"] != "pallas"
+    assert "no device has run them yet" in at_all["others"]["pallas"]
+    few = posenc_jax.explain(*tokens(300, q_len=3), STEEP, causal=True)
+    assert "3 queries are few" in few["others"]["pallas"]

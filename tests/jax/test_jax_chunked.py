@@ -1,0 +1,259 @@
+"""What is special to JAX: memory, tracing, keys. Values and gradients are compared elsewhere."""
+
+import math
+from functools import partial
+
+import numpy as np
+import pytest
+
+import posenc
+from posenc.attn.call import prepare
+from posenc.testing.tolerances import assert_near, attention_bound
+
+jax = pytest.importorskip("jax")
+jnp = jax.numpy
+posenc_jax = pytest.importorskip("posenc_jax")
+from posenc_jax.chunked.implementation import chunked  # noqa: E402
+
+HEADS, DIM = 4, 16
+
+
+def tensors(length, *, batch=2, kv_heads=HEADS, k_length=None, seed=0):
+    rng = np.random.default_rng(seed)
+    shapes = [(length, HEADS), *[(k_length or length, kv_heads)] * 2]
+    return [
+        jnp.asarray(rng.standard_normal((batch, size, heads, DIM)), jnp.float32)
+        for size, heads in shapes
+    ]
+
+
+def loss(scheme, implementation, q, k, v, params=None, **options):
+    out = posenc_jax.attention(
+        q, k, v, scheme, params, causal=True, implementation=implementation, **options
+    )
+    return jnp.sum(out**2)
+
+
+def assert_alike(found, expected):
+    """Losses and gradients by two programs in float32, of up to 300 queries and 300 keys.
+
+    Either goes forward and back. A learned number is in all 2 * 300 * 301 / 2 scores of a head, a
+    result in 300: errors of terms of both signs grow like the root.
+    """
+    bound = 2 * 2 * attention_bound("float32", channels=DIM, keys=300) * math.sqrt(301)
+    jax.tree.map(partial(assert_near, tolerance=bound), found, expected)
+
+
+def temporaries(length, scheme, implementation):
+    """Bytes that forward and backward, compiled for the CPU, take beside arguments and results."""
+    shape = jax.ShapeDtypeStruct((1, length, HEADS, DIM), jnp.float32)
+    params = {
+        name: jax.ShapeDtypeStruct(spec.shape, jnp.float32)
+        for name, spec in scheme.param_specs().items()
+    }
+    gradient = jax.grad(partial(loss, scheme, implementation), argnums=(0, 1, 2, 3))
+    lowered = jax.jit(gradient).lower(shape, shape, shape, params)
+    return lowered.compile().memory_analysis().temp_size_in_bytes
+
+
+@pytest.mark.parametrize(
+    "scheme",
+    [posenc.ALiBi(HEADS, learned=True), posenc.T5Bias(HEADS), posenc.RoPE(DIM)],
+    ids=lambda scheme: type(scheme).__name__,
+)
+def test_memory_grows_linearly(scheme):
+    sizes = [temporaries(length, scheme, "chunked") for length in (4096, 8192, 16384)]
+    assert sizes[1] < 2.2 * sizes[0]
+    assert sizes[2] < 2.2 * sizes[1]
+    assert sizes[2] < HEADS * 16384**2 * 4 / 30
+
+
+def test_dense_implementations_hold_all_scores():
+    scores = HEADS * 2048**2 * 4
+    assert temporaries(2048, posenc.ALiBi(HEADS), "xla") > scores
+    assert temporaries(2048, posenc.ALiBi(HEADS), "chunked") < scores / 4
+
+
+def test_the_logsumexp_of_chunked_has_a_gradient():
+    """As two parts of one softmax need it to be put together."""
+    scheme, slopes = posenc.ALiBi(HEADS, learned=True), jnp.asarray([0.5, 0.25, 0.1, 0.01])
+    q, k, v = (jnp.swapaxes(a, 1, 2) for a in tensors(300, kv_heads=2))
+
+    def call(q, k, slopes):
+        return prepare(q, k, v, scheme, {"slopes": slopes}, causal=True, xp=jnp)
+
+    def ours(*leaves):
+        return jnp.sum(jnp.sin(chunked(call(*leaves))[1]))
+
+    def expected(*leaves):
+        at = call(*leaves)
+        scores = jnp.einsum("bhqd,bhkd->bhqk", at.q, jnp.repeat(at.k, 2, axis=1)) * at.scale
+        scores = jnp.where(at.visible(), scores + at.bias(), -jnp.inf)
+        return jnp.sum(jnp.sin(jax.nn.logsumexp(scores, axis=-1)))
+
+    assert_alike(
+        *(
+            jax.jit(jax.value_and_grad(f, argnums=(0, 1, 2)))(q, k, slopes)
+            for f in (ours, expected)
+        ),
+    )
+
+
+def test_auto_leaves_long_sequences_to_tiles():
+    def implementation(length, k_length=None):
+        q = jax.ShapeDtypeStruct((1, length, HEADS, DIM), jnp.float32)
+        k = jax.ShapeDtypeStruct((1, k_length or length, HEADS, DIM), jnp.float32)
+        found = {}
+        jax.eval_shape(
+            lambda q, k: found.update(posenc_jax.explain(q, k, k, posenc.ALiBi(HEADS))), q, k
+        )
+        return found["implementation"]
+
+    assert implementation(2048) == "chunked"
+    assert implementation(1, 65536) == "xla"
+
+
+@pytest.mark.parametrize("implementation", ["xla", "chunked"])
+def test_jit_equals_eager(implementation):
+    scheme = posenc.T5Bias(HEADS, max_distance=64)
+    arrays = (*tensors(20, k_length=300, kv_heads=2), posenc_jax.init(scheme, jax.random.key(0)))
+    gradient = jax.value_and_grad(partial(loss, scheme, implementation), argnums=(0, 1, 2, 3))
+    assert_alike(
+        jax.jit(gradient)(*arrays),
+        gradient(*arrays),
+    )
+
+
+@pytest.mark.parametrize("implementation", ["xla", "chunked"])
+def test_traced_positions_equal_the_default(implementation):
+    scheme, (q, k, v) = posenc.ALiBi(HEADS), tensors(40, k_length=300)
+    pos = jnp.arange(260, 300), jnp.arange(300)
+
+    @jax.jit
+    def traced(q_pos, k_pos):
+        return jax.value_and_grad(partial(loss, scheme, implementation))(
+            q, k, v, q_pos=q_pos, k_pos=k_pos
+        )
+
+    assert_alike(
+        traced(*pos),
+        jax.jit(jax.value_and_grad(partial(loss, scheme, implementation)))(q, k, v),
+    )
+
+
+@pytest.mark.parametrize("implementation", ["xla", "chunked"])
+def test_vmap_of_the_whole_call(implementation):
+    scheme = posenc.ALiBi(HEADS, learned=True)
+    stacked = [jnp.stack(pair) for pair in zip(tensors(30), tensors(30, seed=1), strict=True)]
+    slopes = {"slopes": jnp.asarray([[0.5, 0.1, 0.2, 0.3], [1.0, 0.4, 0.0, 0.7]])}
+    pos = jnp.asarray([range(30), range(7, 37)])
+
+    def one(q, k, v, params, pos):
+        gradient = jax.value_and_grad(partial(loss, scheme, implementation), argnums=(0, 1, 2, 3))
+        return gradient(q, k, v, params, q_pos=pos, k_pos=pos)
+
+    arrays = (*stacked, slopes, pos)
+    each = [jax.jit(one)(*jax.tree.map(lambda a, i=i: a[i], arrays)) for i in range(2)]
+    assert_alike(
+        jax.jit(jax.vmap(one))(*arrays),
+        jax.tree.map(lambda *pair: jnp.stack(pair), *each),
+    )
+
+
+@pytest.mark.parametrize("implementation", ["xla", "chunked"])
+def test_rows_that_see_nothing(implementation):
+    scheme, (q, k, v) = posenc.ALiBi(HEADS, learned=True), tensors(300)
+    params = posenc_jax.init(scheme, jax.random.key(0))
+    where = {"q_seg": jnp.where(jnp.arange(300) % 3 == 0, 1, 0), "k_seg": jnp.zeros(300, int)}
+    gradient = jax.jit(jax.grad(partial(loss, scheme, implementation), argnums=(0, 1, 2, 3)))
+    out = posenc_jax.attention(
+        q, k, v, scheme, params, causal=True, implementation=implementation, **where
+    )
+    found = gradient(q, k, v, params, **where)
+    assert not jnp.any(out[:, ::3])
+    assert not jnp.any(found[0][:, ::3])
+    assert all(bool(jnp.all(jnp.isfinite(leaf))) for leaf in jax.tree.leaves((out, found)))
+
+
+@pytest.mark.parametrize("implementation", ["auto", "chunked", "reference"])
+def test_float64(implementation):
+    scheme = posenc.ALiBi(HEADS)
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((2, 270, HEADS, DIM)) for _ in range(3))
+    expected = posenc.attention(*(a.swapaxes(1, 2) for a in (q, k, v)), scheme, causal=True)
+    with jax.enable_x64(True):
+        out = posenc_jax.attention(
+            *map(jnp.asarray, (q, k, v)), scheme, causal=True, implementation=implementation
+        )
+        assert out.dtype == jnp.float64
+        bound = attention_bound("float64", channels=DIM, keys=270)
+        assert_near(out.swapaxes(1, 2), expected, 2 * bound)
+
+
+def test_xla_refuses_float64():
+    with jax.enable_x64(True):
+        q = jnp.zeros((1, 3, HEADS, DIM), jnp.float64)
+        with pytest.raises(NotImplementedError, match="float32"):
+            posenc_jax.attention(q, q, q, posenc.NoPE(), implementation="xla")
+
+
+def test_xla_refuses_values_of_another_width():
+    q = jnp.zeros((1, 3, HEADS, DIM))
+    with pytest.raises(NotImplementedError, match="head_dim 16, v has 8"):
+        posenc_jax.attention(q, q, q[..., :8], posenc.NoPE(), implementation="xla")
+    assert posenc_jax.explain(q, q, q[..., :8], posenc.NoPE())["implementation"] == "chunked"
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint32", "int64"])
+def test_positions_of_any_integer_dtype(dtype):
+    q, k, v = tensors(20)
+    pos = np.arange(20).astype(dtype)
+    out = posenc_jax.attention(q, k, v, posenc.ALiBi(HEADS), q_pos=pos, k_pos=pos)
+    np.testing.assert_array_equal(out, posenc_jax.attention(q, k, v, posenc.ALiBi(HEADS)))
+
+
+@pytest.mark.parametrize("key", [jax.random.key(3), jax.random.PRNGKey(3)], ids=["typed", "raw"])
+def test_init_draws_the_same_under_jit(key):
+    scheme = posenc.T5Bias(HEADS)
+    outside = posenc_jax.init(scheme, key)
+    assert outside["table"].dtype == jnp.float32
+    inside = jax.jit(partial(posenc_jax.init, scheme))(key)
+    np.testing.assert_array_equal(inside["table"], outside["table"])
+    abstract = jax.eval_shape(partial(posenc_jax.init, scheme), key)
+    assert abstract["table"].shape == outside["table"].shape
+    assert posenc_jax.init(posenc.NoPE(), key) == {}
+
+
+def test_init_takes_one_key():
+    keys = jax.random.split(jax.random.key(0), 2)
+    with pytest.raises(ValueError, match="one key"):
+        posenc_jax.init(posenc.T5Bias(HEADS), keys)
+    tables = jax.vmap(partial(posenc_jax.init, posenc.T5Bias(HEADS)))(keys)["table"]
+    np.testing.assert_array_equal(
+        tables[1], posenc_jax.init(posenc.T5Bias(HEADS), keys[1])["table"]
+    )
+
+
+def test_keys_decide():
+    tables = [posenc_jax.init(posenc.T5Bias(2), jax.random.key(n))["table"] for n in range(3)]
+    assert not np.array_equal(tables[0], tables[1])
+    assert not np.array_equal(tables[1], tables[2])
+
+
+def test_a_row_outside_the_table_is_nan_where_positions_are_traced():
+    scheme, table = posenc.Learned(max_len=3, dim=2, offset=1), {"table": jnp.ones((4, 2))}
+    found = jax.jit(lambda pos: posenc.embedding(scheme, pos, table))(jnp.asarray([0, 3, -1]))
+    np.testing.assert_array_equal(np.isnan(found).all(axis=-1), [False, True, True])
+
+
+@pytest.mark.parametrize("size", [1e5, 1e8])
+def test_the_highest_of_large_scores_takes_all(size):
+    """In one block, which XLA makes one operation of, and with a scale that rounds."""
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal((1, 20, 2, 12)) * each for each in (size, size, 1)]
+    narrow = [np.asarray(a, np.float32) for a in arrays]
+    found = posenc_jax.attention(*map(jnp.asarray, narrow), posenc.NoPE(), implementation="chunked")
+    wide = [np.swapaxes(a, 1, 2).astype(np.float64) for a in narrow]
+    expected = posenc.attention(*wide, posenc.NoPE())
+    # The highest score is so far above the others that it alone has weight.
+    assert_near(np.swapaxes(found, 1, 2), expected, attention_bound("float32", channels=12))

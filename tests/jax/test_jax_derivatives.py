@@ -1,0 +1,91 @@
+"""Derivatives of other orders and modes in JAX: right, or one clear error, at any length."""
+
+import numpy as np
+import pytest
+
+import posenc
+
+jax = pytest.importorskip("jax")
+jnp = jax.numpy
+posenc_jax = pytest.importorskip("posenc_jax")
+
+ONE_BLOCK, MORE = 20, 300
+
+
+def problem(length, implementation):
+    """A loss, where, and a direction."""
+    scheme, rng = posenc.ALiBi(2, learned=True), np.random.default_rng(0)
+    tensors = [jnp.asarray(rng.standard_normal((1, length, 2, 4)), "float32") for _ in range(3)]
+    at = (*tensors, {"slopes": jnp.asarray([0.5, 0.1])})
+
+    def loss(at):
+        *tensors, params = at
+        out = posenc_jax.attention(
+            *tensors, scheme, params, causal=True, implementation=implementation
+        )
+        return jnp.sum(jnp.sin(out))
+
+    return loss, at, jax.tree.map(jnp.ones_like, at)
+
+
+def forward(loss, at, along):
+    return jax.jvp(loss, (at,), (along,))[1]
+
+
+def forward_over_reverse(loss, at, along):
+    return jax.jvp(jax.grad(loss), (at,), (along,))[1]
+
+
+def reverse_over_reverse(loss, at, along):
+    def slope(at):
+        found = jax.tree.map(jnp.vdot, jax.grad(loss)(at), along)
+        return sum(jax.tree.leaves(found))
+
+    return jax.grad(slope)(at)
+
+
+def run(how, length, implementation, compiled):
+    loss, at, along = problem(length, implementation)
+    function = lambda at, along: how(loss, at, along)  # noqa: E731
+    return (jax.jit(function) if compiled else function)(at, along)
+
+
+@pytest.mark.parametrize("compiled", [True, False], ids=["jit", "eager"])
+@pytest.mark.parametrize("length", [ONE_BLOCK, MORE])
+@pytest.mark.parametrize(
+    ("how", "message"), [(forward, "forward mode"), (reverse_over_reverse, "second derivatives")]
+)
+def test_what_chunked_has_not_is_one_clear_error(how, message, length, compiled):
+    with pytest.raises(
+        NotImplementedError,
+        match=f"implementation 'chunked' .*{message}.*implementation='reference'",
+    ):
+        run(how, length, "auto", compiled)
+
+
+def test_the_error_comes_from_inside_of_other_transformations_too():
+    loss, at, along = problem(ONE_BLOCK, "chunked")
+    batched = jax.tree.map(lambda a: a[None], (at, along))
+    with pytest.raises(NotImplementedError, match="implementation 'chunked'"):
+        jax.vmap(lambda at, along: forward(jax.jit(loss), at, along))(*batched)
+
+
+@pytest.mark.parametrize("length", [ONE_BLOCK, MORE])
+def test_forward_over_reverse_is_right(length):
+    found, expected = (
+        run(forward_over_reverse, length, implementation, compiled=True)
+        for implementation in ("chunked", "reference")
+    )
+    for one, other in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+        # A slope's second derivative sums over all pairs.
+        np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("how", [forward, reverse_over_reverse])
+def test_other_implementations_have_them(how):
+    found, expected = (
+        run(how, ONE_BLOCK, implementation, compiled=True)
+        for implementation in ("xla", "reference")
+    )
+    for one, other in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)

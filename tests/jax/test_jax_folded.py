@@ -1,0 +1,153 @@
+"""A bias folded into the head dimension, tried with XLA's attention in place of cuDNN's."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+from subjects import SUBJECTS, WIDTH, heads, normal, params_of
+
+import posenc
+from posenc.testing.tolerances import assert_near, rounding_bound
+
+jax = pytest.importorskip("jax")
+jnp = jax.numpy
+posenc_jax = pytest.importorskip("posenc_jax")
+
+from posenc_jax import folded  # noqa: E402
+from posenc_jax.fused.target import Target, targeting  # noqa: E402
+
+LIFTED = ["alibi", "alibi-learned", "forgetting"]
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """The calls that reach the attention of ``jax.nn``, on a GPU that is not here."""
+    calls = []
+
+    def attend(q, k, v, **options):
+        calls.append({"shapes": [a.shape for a in (q, k, v)], **options})
+        wide = (a.astype(jnp.float32) for a in (q, k, v))
+        return jax.nn.dot_product_attention(*wide, **options).astype(q.dtype)
+
+    monkeypatch.setattr(folded, "_attend", attend)
+    with targeting(Target("gpu", "9.0")):
+        yield calls
+
+
+def arrays(scheme, length, dtype, *, dim=16, shared=False, q_len=None):
+    count = heads(scheme)
+    sizes = {"q": (q_len or length, count), **dict.fromkeys("kv", (length, 1 if shared else count))}
+    found = {
+        name: jnp.asarray(normal((2, size, own, dim), n), dtype)
+        for n, (name, (size, own)) in enumerate(sizes.items())
+    }
+    return found, {"x": jnp.asarray(normal((2, length, WIDTH), 5), jnp.float32)}
+
+
+def in_float64(tensors, scheme, params, **options):
+    own = {name: np.asarray(a, np.float64).swapaxes(1, 2) for name, a in tensors.items()}
+    options = {name: np.asarray(a, np.float64) for name, a in options.items()}
+    wide = {name: a.astype(np.float64) for name, a in params.items()}
+    return posenc.attention(**own, scheme=scheme, params=wide, causal=True, **options)
+
+
+# The product of queries and keys is exact in half precision, and so are three numbers of it. What
+# is left is that the result is rounded, and float32 sums, of less than a rounding.
+ROUNDED = {dtype: rounding_bound(2, 1, dtype) for dtype in ("bfloat16", "float16")}
+
+
+@pytest.mark.parametrize("dtype", ROUNDED)
+@pytest.mark.parametrize(("shared", "q_len"), [(False, None), (True, None), (False, 1)])
+@pytest.mark.parametrize("name", LIFTED)
+def test_a_lifted_bias_is_the_bias(name, shared, q_len, dtype, seen):
+    scheme = SUBJECTS[name]
+    tensors, states = arrays(scheme, 40, dtype, shared=shared, q_len=q_len)
+    params = params_of(scheme)
+    out = posenc_jax.attention(
+        **tensors, scheme=scheme, params=params, causal=True, implementation="folded", **states
+    )
+    expected = in_float64(tensors, scheme, params, **states).swapaxes(1, 2)
+    assert_near(np.asarray(out, np.float64), expected, ROUNDED[dtype])
+    assert seen == [
+        {
+            "shapes": [(2, q_len or 40, heads(scheme), 24), *[(2, 40, heads(scheme), 24)] * 2],
+            "scale": 0.25,
+            "is_causal": q_len is None,
+        }
+    ]
+
+
+def test_it_stays_exact_far_away(seen):
+    """Slope times position is 46 000 here: 8 bits of it are off by 100, 16 bits by 0.3."""
+    scheme = posenc.ALiBi(4, slopes=[0.7, 0.3, 0.05, 0.011])
+    tensors, _ = arrays(scheme, 2**16, "bfloat16", dim=64, q_len=1)
+    out = posenc_jax.attention(**tensors, scheme=scheme, causal=True, implementation="folded")
+    expected = in_float64(tensors, scheme, {}).swapaxes(1, 2)
+    assert_near(np.asarray(out, np.float64), expected, ROUNDED["bfloat16"])
+
+
+def test_gradients_of_queries_keys_and_values(seen):
+    scheme = SUBJECTS["alibi"]
+    tensors, _ = arrays(scheme, 40, "bfloat16")
+
+    def loss(implementation, q, k, v):
+        out = posenc_jax.attention(q, k, v, scheme, causal=True, implementation=implementation)
+        return jnp.sum(out.astype(jnp.float32) ** 2)
+
+    found = jax.grad(partial(loss, "folded"), argnums=(0, 1, 2))(*tensors.values())
+    wide = {name: a.astype(jnp.float32) for name, a in tensors.items()}
+    expected = jax.grad(partial(loss, "reference"), argnums=(0, 1, 2))(*wide.values())
+    # The result of either is rounded once, its gradient is twice the result, and so is the last.
+    for name, one, other in zip("qkv", found, expected, strict=True):
+        assert_near(np.asarray(one, np.float64), other, 2 * ROUNDED["bfloat16"], name)
+
+
+def test_a_bias_that_learns_is_not_differentiated(seen):
+    scheme = SUBJECTS["alibi-learned"]
+    tensors, _ = arrays(scheme, 20, "bfloat16")
+
+    def loss(params, q):
+        own = {**tensors, "q": q}
+        out = posenc_jax.attention(
+            **own, scheme=scheme, params=params, causal=True, implementation="folded"
+        )
+        return jnp.sum(out.astype(jnp.float32))
+
+    params = jax.tree.map(jnp.asarray, params_of(scheme))
+    assert jnp.all(jnp.isfinite(jax.grad(loss, argnums=1)(params, tensors["q"])))
+    with pytest.raises(NotImplementedError, match="cannot differentiate a bias that learns"):
+        jax.grad(loss)(params, tensors["q"])
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"scheme": SUBJECTS["nope"]}, "has no bias"),
+        ({"causal": False}, "only under a causal mask"),
+        ({"scheme": SUBJECTS["t5"]}, "declares no key_bias"),
+        ({"window": 5}, "no window"),
+        ({"scale": -1.0}, "a scale above 0, got -1.0"),
+        ({"q_len": 7}, "as many queries as keys or one, got 7 and 20"),
+        ({"dtype": "float32"}, "one of bfloat16 and float16, got float32"),
+        ({"dim": 256}, "head_dim up to 256, the bias makes 264 of it"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)  # fmt: skip
+def test_refusals_name_the_reason(change, reason, seen):
+    options = {"scheme": SUBJECTS["alibi"], "causal": True, **change}
+    sizes = {name: options.pop(name) for name in ("q_len", "dim") if name in options}
+    tensors, _ = arrays(options["scheme"], 20, options.pop("dtype", "bfloat16"), **sizes)
+    params = params_of(options["scheme"])
+    with pytest.raises(NotImplementedError, match=reason):
+        posenc_jax.attention(**tensors, params=params, implementation="folded", **options)
+    explained = posenc_jax.explain(**tensors, params=params, **options)
+    assert explained["implementation"] != "folded"
+    assert reason in explained["others"]["folded"]
+
+
+def test_it_needs_a_gpu():
+    tensors, _ = arrays(SUBJECTS["alibi"], 4, "bfloat16")
+    with pytest.raises(NotImplementedError, match="the device is a cpu"):
+        posenc_jax.attention(
+            **tensors, scheme=SUBJECTS["alibi"], causal=True, implementation="folded"
+        )

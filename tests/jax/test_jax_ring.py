@@ -1,0 +1,125 @@
+"""Ring attention over host devices equals one device: values and every gradient."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from frameworks import HAS
+
+import posenc
+from posenc.testing.tolerances import attention_bound, rounding_bound
+
+if not HAS["jax"]:
+    pytest.skip("JAX is not installed", allow_module_level=True)
+
+import jax
+from ring_by_shards import EVERY, WIDE
+
+import posenc_jax
+
+# Errors as a part of the largest number. Two results of 32 keys, forward and back; a learned number
+# is in all 2 * 32 * 32 scores of a head, a result in 32, and errors of terms of both signs grow
+# like the root. In bfloat16 a result is rounded once, a gradient of keys once for each of 4 shards.
+TOLERANCE = {
+    dtype: 2 * 2 * attention_bound(dtype, keys=32) * math.sqrt(2 * 32)
+    for dtype in ("float32", "float64")
+} | {"bfloat16": rounding_bound(1 + 4, 1, "bfloat16")}
+TIMEOUT = 900  # seconds for all, about 100 of which are needed
+
+
+def test_equals_one_device():
+    """All calls in one process with eight devices, and in one test, so that it starts once."""
+    script = Path(__file__).parents[1] / "support" / "ring_by_shards.py"
+    paths = os.pathsep.join(path for path in sys.path if path)
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+        env=os.environ | {"PYTHONPATH": paths},
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert len(found) == len(EVERY) + len(WIDE)
+    wrong = {}
+    for at, error in found.items():
+        dtype = next((dtype for dtype in ("bfloat16", "float64") if dtype in at), "float32")
+        if isinstance(error, str) or not error < TOLERANCE[dtype]:
+            wrong[at] = error
+    assert not wrong, wrong
+
+
+def attend(scheme, length=4, k_length=4, axis="context", **options):
+    """On a mesh of one device."""
+    q, k = (jax.numpy.ones((1, n, 4, 8)) for n in (length, k_length))
+    mesh = jax.make_mesh((1,), ("context",), axis_types=(jax.sharding.AxisType.Auto,))
+
+    def ring(q, k):
+        return posenc_jax.ring_attention(q, k, k, scheme, axis_name=axis, **options)
+
+    tokens = jax.sharding.PartitionSpec(None, "context")
+    return jax.shard_map(ring, mesh=mesh, in_specs=tokens, out_specs=tokens)(q, k)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"axis": "ring"}, ValueError, "axis_name='ring'"),
+        ({"implementation": "pallas"}, NotImplementedError, "kernels are for"),
+        ({"implementation": "xla"}, ValueError, "unknown implementation 'xla'"),
+        ({"length": 5}, ValueError, "give q_pos and k_pos"),
+        ({"q_pos": np.arange(4)}, ValueError, "q_pos is given without k_pos"),
+    ],
+    ids=["axis", "refused", "unknown", "longer", "half"],
+)
+def test_wrong_calls(options, error, message):
+    with pytest.raises(error, match=message):
+        attend(posenc.ALiBi(4), **options)
+
+
+def test_hidden_states_of_a_shard_are_not_enough_at_given_positions():
+    from subjects import WIDTH, Forgetting, params_of
+
+    pos, scheme = np.arange(4), Forgetting()
+    x = np.ones((1, 4, WIDTH), np.float32)
+    with pytest.raises(ValueError, match="give q_features and k_features"):
+        attend(scheme, params=params_of(scheme), x=x, q_pos=pos, k_pos=pos)
+
+
+def test_summed_features_of_a_shard_are_those_of_the_call():
+    """What keys are hidden is said; a scale of the caller's reaches features of vectors too."""
+    from proof_schemes import Shaw
+    from subjects import WIDTH, Forgetting, params_of
+
+    from posenc.schemes import Sum
+
+    x, scheme = jax.numpy.ones((1, 4, WIDTH)), Sum(Forgetting(), Shaw())
+    given = {"params": params_of(scheme), "x": x, "causal": True}
+    with pytest.raises(ValueError, match="k_valid without features: Sum sums"):
+        attend(scheme, **given, k_valid=np.ones((1, 4), bool))
+    alike = dict.fromkeys(("q_seg", "k_seg", "q_x"))  # None is as if left out
+    found = attend(scheme, **given, **alike, scale=2.0)
+    q = np.ones((1, 4, 4, 8), np.float32)
+    assert np.allclose(found, posenc_jax.attention(q, q, q, scheme, **given, scale=2.0), atol=1e-6)
+
+
+@pytest.mark.parametrize(("length", "shards"), [(8, 2), (6, 1), (48, 8)])
+def test_zigzag_is_a_permutation_with_the_same_causal_work_everywhere(length, shards):
+    order = posenc_jax.zigzag(length, shards)
+    assert sorted(order) == list(range(length))
+    assert len({int(np.sum(part + 1)) for part in np.split(order, shards)}) == 1
+
+
+@pytest.mark.parametrize(
+    ("length", "shards", "message"), [(6, 2, "multiple of"), (0, 1, "length"), (4, 0, "shards")]
+)
+def test_zigzag_of_wrong_numbers(length, shards, message):
+    with pytest.raises(ValueError, match=message):
+        posenc_jax.zigzag(length, shards)

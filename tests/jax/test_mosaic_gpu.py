@@ -1,0 +1,234 @@
+"""The kernels for Hopper GPUs, interpreted on a CPU, beside the reference; and who is refused."""
+
+import itertools
+import re
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+from frameworks import route
+from fused_schemes import Levelled, fox_alibi, sunk
+from subjects import WIDTH, Fence, Forgetting, Kerple, normal, params_of
+
+import posenc
+from posenc.attn.call import prepare
+from posenc.testing.tolerances import IMPLEMENTATIONS, SUMMED, assert_near
+
+jax = pytest.importorskip("jax")
+jnp = jax.numpy
+posenc_jax = pytest.importorskip("posenc_jax")
+
+from posenc_jax.fused import mosaic_gpu  # noqa: E402
+from posenc_jax.fused.implementation import fused  # noqa: E402
+from posenc_jax.fused.mosaic_gpu import tile  # noqa: E402
+from posenc_jax.fused.plan import Plan, Read  # noqa: E402
+from posenc_jax.fused.target import Target, targeting  # noqa: E402
+
+INTERPRETED, HOPPER = Target("gpu", "9.0", interpreted=True), Target("gpu", "9.0")
+OLD = jax.__version_info__[:2] < mosaic_gpu.OLDEST
+recent = pytest.mark.skipif(OLD, reason="Mosaic GPU kernels need JAX 0.11")
+interprets = pytest.mark.skipif(
+    jax.__version_info__[:2] < (0, 12),
+    reason="before JAX 0.12 the interpreter wants each warpgroup to wait for each barrier",
+)
+HEADS = 2
+NOPE = posenc.make("nope", num_heads=HEADS, head_dim=64, max_len=64)
+
+
+def positions(length, seed):
+    """Shuffled, with gaps, some negative."""
+    return np.random.default_rng(seed).permutation(3 * length)[:length] - length
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call; ``kv`` heads of keys."""
+
+    scheme: posenc.PositionScheme
+    dtype: str = "bfloat16"
+    dim: int = 64
+    q_len: int = 150
+    k_len: int = 150
+    kv: int = HEADS
+    batch: int = 1
+    heads: int = HEADS
+    options: dict = field(default_factory=dict)
+
+    def tensors(self):
+        """q, k, v and hidden states."""
+        keys = (self.batch, self.kv, self.k_len, self.dim)
+        return {
+            "q": normal((self.batch, self.heads, self.q_len, self.dim), 0),
+            "k": normal(keys, 1),
+            "v": normal(keys, 2),
+            "x": normal((self.batch, self.k_len, WIDTH), 3),
+        }
+
+
+# Each is compiled and interpreted for seconds, so what can be combined is.
+CASES = {
+    "no-bias-window": Case(NOPE, q_len=150, k_len=260, kv=1, options={"window": (90, 30)}),
+    "alibi-fewer-queries": Case(
+        posenc.ALiBi(HEADS), "float16", 128, q_len=70, k_len=200, options={"causal": True}
+    ),
+    "alibi-learned-anywhere": Case(
+        posenc.ALiBi(HEADS, learned=True),
+        q_len=140,
+        k_len=60,
+        kv=1,
+        options={
+            "causal": True,
+            "q_pos": positions(140, 1),
+            "k_pos": positions(60, 2),
+            "q_seg": np.arange(140) % 4,  # segment 3 has no key: rows that see nothing
+            "k_seg": np.arange(60) % 3,
+            "scale": -0.1,
+        },
+    ),
+    "kerple-segments": Case(
+        Kerple(HEADS),
+        "float16",
+        options={"causal": True, "q_seg": np.arange(150) // 40, "k_seg": np.arange(150) // 40},
+    ),
+    "table": Case(posenc.T5Bias(HEADS), q_len=150, k_len=200, options={"causal": True}),
+    "table-both-sides": Case(
+        posenc.T5Bias(HEADS, num_buckets=8),
+        "float16",
+        128,
+        100,
+        100,
+        kv=1,
+        batch=2,
+        options={"window": 50},
+    ),
+    "forgetting": Case(Forgetting(HEADS), kv=1, options={"causal": True}),
+    "fox-alibi-sink-tokens": Case(
+        fox_alibi(HEADS), kv=1, options={"causal": True, "window": (70, None), "sink_tokens": 5}
+    ),
+    "regions-and-a-sink": Case(sunk(Levelled(HEADS, 30)), options={"causal": True}),
+    "nothing-far": Case(Fence(reach=20), "float16", q_len=40, k_len=40, heads=4, kv=4),
+}
+
+
+@interprets
+@pytest.mark.parametrize("name", CASES)
+def test_interpreted_kernels_equal_the_reference(name):
+    case = CASES[name]
+    tensors, params = case.tensors(), params_of(case.scheme)
+    d_out = normal(tensors["q"].shape, 4)
+    at = case.scheme, tensors, params, d_out
+    values, gradients = route("jax", "reference").gradients(*at, dtype="float64", **case.options)
+    with targeting(INTERPRETED):
+        out, found = route("jax", "pallas").gradients(*at, dtype=case.dtype, **case.options)
+    tolerance = IMPLEMENTATIONS[case.dtype]
+    assert_near(out, values, tolerance)
+    for which, gradient in gradients.items():
+        summed = which in params or which == "x"
+        wide = tolerance * (SUMMED if summed else 1)
+        assert_near(found[which], gradient, wide, f"gradient of {which}")
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("window", [None, (0, 0), (70, 3), (None, 9), (9, None), (None, -40)])
+def test_a_tile_is_masked_where_it_hides_something(window, causal):
+    """And only there: what is computed of a mask is computed for every score."""
+    plan = replace(
+        Plan.trial(NOPE, Read((), (), (), ()), 128),
+        causal=causal, window=window, q_len=300, k_len=333,
+    )  # fmt: skip
+    for shape, axis, q, k in itertools.product(
+        [(64, 64), (64, 128)], (0, 1), range(33, 333, 64), range(0, 333, 32)
+    ):
+        query, key = tile.Side(axis, q), tile.Side(1 - axis, k)
+        at_q, at_k = (s.start + np.arange(shape[s.axis]) for s in (query, key))
+        seen = plan.seen(at_q[:, None], at_k, at_k)
+        hides = seen is not None and not np.all(seen)
+        assert bool(tile._may_hide(plan, query, key, shape)) == hides
+
+
+@interprets
+def test_what_a_row_may_not_see_leaves_no_trace():
+    """Blind rows are 0 with the lowest log-sum-exp; values there may be as large as they come."""
+    rng = np.random.default_rng(0)
+    q, k, v = (jnp.asarray(rng.normal(size=(1, 1, 20, 64)), jnp.bfloat16) for _ in range(3))
+    seg = jnp.asarray([0] * 10 + [1] * 10)
+    v = v.at[:, :, 10:].set(1e30)
+    call = prepare(q, k, v, NOPE, q_seg=seg.at[:5].set(2), k_seg=seg, xp=jnp)
+    with targeting(INTERPRETED):
+        out, logsumexp = fused(call)
+    assert np.all(np.asarray(out[:, :, :5], np.float32) == 0)
+    assert np.all(np.asarray(logsumexp[:, :, :5]) == np.finfo(np.float32).min)
+    assert np.all(np.isfinite(np.asarray(out[:, :, :10], np.float32)))
+
+
+@recent
+@pytest.mark.parametrize("name", CASES)
+def test_kernels_lower_for_a_gpu_that_is_not_here(name):
+    """Forward and all gradients; what interpreting cannot show, as layouts in registers."""
+    case = replace(CASES[name], dim=128)  # which needs most
+    tensors = {n: jnp.asarray(a, case.dtype) for n, a in case.tensors().items()}
+    params = {n: jnp.asarray(a) for n, a in params_of(case.scheme).items()}
+
+    def loss(tensors, params):
+        q, k, v = (jnp.swapaxes(tensors[name], 1, 2) for name in "qkv")
+        out = posenc_jax.attention(
+            q, k, v, case.scheme, params, implementation="pallas", x=tensors["x"], **case.options
+        )
+        return jnp.sum(out.astype(jnp.float32))
+
+    with targeting(HOPPER):
+        traced = jax.jit(jax.value_and_grad(loss, (0, 1))).trace(tensors, params)
+        text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    kernels = 4 if isinstance(case.scheme, posenc.T5Bias) else 3
+    kernels *= max(1, len(case.scheme.regions()))
+    assert text.count("custom_call @mosaic_gpu") == kernels
+
+
+def call_of(scheme=NOPE, dtype="bfloat16", **shapes):
+    """A call with everything as it should be, but for what is named."""
+    given = {"q": (1, HEADS, 20, 64), "k": (1, HEADS, 20, 64), "v": (1, HEADS, 20, 64)} | shapes
+    q, k, v = (jnp.zeros(given[name], dtype) for name in "qkv")
+    params = {n: jnp.asarray(a) for n, a in params_of(scheme).items()}
+    return prepare(q, k, v, scheme, params, xp=jnp)
+
+
+@pytest.mark.parametrize(
+    ("call", "reason"),
+    [
+        ({"dtype": "float32"}, "are float32; .* take bfloat16 and float16"),
+        (
+            {"q": (1, 2, 20, 96), "k": (1, 2, 20, 96)},
+            "q and k have head_dim 96; .* take 64 and 128",
+        ),
+        ({"v": (1, 2, 20, 32)}, "v has head_dim 32"),
+        ({"v": (1, 2, 20, 128)}, "q has head_dim 64, v has 128; .* equal"),
+    ],
+)
+def test_what_no_kernel_takes_is_refused_with_the_value(call, reason):
+    assert re.search(reason, mosaic_gpu.refuses(call_of(**call)))
+    assert mosaic_gpu.refuses(call_of()) is None
+
+
+def test_what_is_no_hopper_gpu_is_refused():
+    why = mosaic_gpu.why_not_here(Target("gpu", "8.0"))
+    assert "JAX 0.11" in why if OLD else "Hopper" in why and "8.0" in why
+    if OLD:
+        assert jax.__version__ in mosaic_gpu.why_not_here(HOPPER)
+    else:
+        assert mosaic_gpu.why_not_here(HOPPER) is None
+
+
+@dataclass(frozen=True)
+class Wave(posenc.PositionScheme):
+    """A bias made of a function that kernels do not have."""
+
+    def bias(self, q, k, *, params, xp):
+        return xp.sin(xp.astype(q - k, xp.float32))
+
+
+@recent
+def test_a_bias_that_no_kernel_computes_is_named():
+    why = mosaic_gpu.why_not_lowered(call_of(Wave()), HOPPER)
+    assert "Wave" in why
+    assert "sin" in why
+    assert mosaic_gpu.why_not_lowered(call_of(Kerple(HEADS)), HOPPER) is None

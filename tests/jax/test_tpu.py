@@ -1,0 +1,329 @@
+"""Kernels for TPUs: interpreted beside the reference, and lowered for the device at real sizes.
+
+Interpreted tiles are of 8 tokens, so that short sequences have several, some of them padded.
+"""
+
+from dataclasses import replace
+from functools import partial
+
+import fused_by_definition
+import numpy as np
+import pytest
+from cases import BATCH, CASES, LENGTH, Case, shuffled
+from frameworks import route
+from fused_schemes import Levelled, fox_alibi, sunk
+from subjects import HEADS, WIDTH, normal, params_of
+from subjects import SUBJECTS as COMMON
+
+import posenc
+from posenc.attn.call import prepare
+from posenc.testing.tolerances import IMPLEMENTATIONS, SUMMED, assert_near, attention_bound
+
+jax = pytest.importorskip("jax")
+jnp = jax.numpy
+posenc_jax = pytest.importorskip("posenc_jax")
+
+from posenc_jax.fused import implementation, tpu  # noqa: E402
+from posenc_jax.fused.gradients import Rows  # noqa: E402
+from posenc_jax.fused.plan import _bounds, planned  # noqa: E402
+from posenc_jax.fused.target import Target, targeting  # noqa: E402
+from posenc_jax.fused.tpu import tile as tpu_tile  # noqa: E402
+
+BLOCK, DIM = 8, 64
+SUBJECTS = COMMON | {"fox-alibi": fox_alibi(), "sunk-regions": sunk(Levelled())}
+INTERPRETED = Target("tpu", interpreted=True)
+OWN_CASES = {
+    # Lengths that no block divides, a third of the queries in a segment that no key has, a negative
+    # scale, and the default positions, which tables need.
+    "aligned": Case(
+        {
+            "causal": True,
+            "scale": -0.25,
+            "q_seg": np.arange(13) % 3,
+            "k_seg": np.arange(LENGTH) % 2,
+        },
+        q_len=13,
+        grouped=True,
+    ),
+    # Sinks are anywhere, and tokens before position 0 are none.
+    "sinks": Case(
+        {
+            "causal": True,
+            "window": (9, None),
+            "sink_tokens": 12,
+            "q_pos": shuffled(LENGTH, 5),
+            "k_pos": shuffled(LENGTH, 6),
+        },
+        grouped=True,
+    ),
+    "many-keys": Case({"q_pos": np.arange(5) * 7, "k_pos": shuffled(37, 2)}, q_len=5, k_len=37),
+}
+FORMS = {
+    "nope": "none",
+    "alibi": "pairs",
+    "alibi-learned": "pairs",
+    "kerple": "pairs",
+    "t5": "table",
+    "parabola": "table",
+    "forgetting": "pairs",
+    "fading": "pairs",
+    "fox-alibi": "pairs",
+    "fence": "pairs",
+    "tide": "pairs",
+}
+pytestmark = pytest.mark.skipif(
+    tpu.why_not_here(INTERPRETED) is not None, reason=str(tpu.why_not_here(INTERPRETED))
+)
+
+
+@pytest.fixture
+def interpreted(monkeypatch):
+    """Kernels in blocks of 8, on the CPU."""
+    monkeypatch.setattr(tpu, "BLOCKS", (BLOCK,))
+    with targeting(INTERPRETED):
+        yield
+
+
+def tensors_of(case, *, dim=DIM, batch=BATCH, heads=HEADS):
+    """As in ``cases``, with vectors as long as kernels take."""
+    kv = heads // 2 if case.grouped else heads
+    return {
+        "q": normal((batch, case.q_len, heads, dim), 0),
+        "k": normal((batch, case.k_len, kv, dim), 1),
+        "v": normal((batch, case.k_len, kv, dim), 2),
+        "x": normal((batch, case.k_len, WIDTH), 3),
+    }
+
+
+def pulled(scheme, options, arrays, params, d_out):
+    """The result of the kernels and the gradients of ``sum(result * d_out)``."""
+
+    def attend(arrays, params):
+        return posenc_jax.attention(
+            scheme=scheme, params=params, implementation="pallas", **arrays, **options
+        )
+
+    out, pull = jax.vjp(attend, arrays, params)
+    return out, *pull(d_out.astype(out.dtype))
+
+
+def assert_as_the_reference(scheme, case, tensors, dtype):
+    """Values and all gradients of the kernels beside those of the definition in float64."""
+    params, options = params_of(scheme), case.options
+    d_out = normal(tensors["q"].shape, 9)
+    swapped = {n: np.swapaxes(a, 1, 2) if a.ndim == 4 else a for n, a in tensors.items()}
+    values, expected = route("jax", "reference").gradients(
+        scheme, swapped, params, np.swapaxes(d_out, 1, 2), dtype="float64", **options
+    )
+    arrays = {name: jnp.asarray(a, dtype) for name, a in tensors.items()}
+    learned = {name: jnp.asarray(a) for name, a in params.items()}
+    # Quick to compile: most of the time goes there.
+    quick = {"xla_backend_optimization_level": 1}
+    compiled = jax.jit(partial(pulled, scheme, options), compiler_options=quick)
+    out, d_arrays, d_params = compiled(arrays, learned, jnp.asarray(d_out))
+    assert_near(_host(out), values, IMPLEMENTATIONS[dtype])
+    for name, gradient in {**d_arrays, **d_params}.items():
+        summed = name in params or name == "x"
+        tolerance = IMPLEMENTATIONS[dtype] * (SUMMED if summed else 1)
+        assert_near(_host(gradient), expected[name], tolerance, f"gradient of {name}")
+
+
+def _host(array):
+    array = np.asarray(array, np.float32)
+    return np.swapaxes(array, 1, 2) if array.ndim == 4 else array
+
+
+@pytest.mark.parametrize(
+    ("subject", "case", "dtype"),
+    [
+        ("nope", "window-both-sides", "float32"),
+        ("nope", "segments", "bfloat16"),
+        ("alibi", "many-keys", "float32"),
+        ("alibi-learned", "everything", "float32"),
+        ("kerple", "shuffled", "float32"),
+        ("t5", "window", "float32"),
+        ("t5", "aligned", "bfloat16"),
+        ("forgetting", "everything", "float32"),
+        ("fading", "grouped", "bfloat16"),
+        ("fence", "plain", "float32"),
+        ("fox-alibi", "sinks", "float32"),
+        ("sunk-regions", "causal", "float32"),
+    ],
+)
+def test_interpreted_kernels_equal_the_reference(subject, case, dtype, interpreted):
+    where = (CASES | OWN_CASES)[case]
+    assert_as_the_reference(SUBJECTS[subject], where, tensors_of(where), dtype)
+
+
+def test_blocks_of_the_size_that_the_device_has():
+    scheme, case = posenc.T5Bias(2, causal=True), Case({"causal": True}, q_len=150, k_len=300)
+    with targeting(INTERPRETED):
+        tensors = tensors_of(case, dim=128, batch=1, heads=2)
+        assert_as_the_reference(scheme, case, tensors, "float32")
+
+
+def test_what_bounds_leave_out_is_left_out(monkeypatch):
+    monkeypatch.setattr(tpu, "BLOCKS", (BLOCK,))
+    call = call_of(SUBJECTS["t5"], length=27)
+    plan, operands, places = planned(call, "table", BLOCK)
+    rng = np.random.default_rng(0)
+    operands = jax.tree.map(
+        lambda a: jnp.asarray(rng.standard_normal(a.shape), jnp.float32), operands
+    )
+    keys = np.sort(rng.integers(0, 5, places.keys.shape), axis=0)  # some of no key at all
+    at = np.arange(4)
+    kept = (keys[0, ..., None] <= at) & (at < keys[1, ..., None])
+    queries = _bounds(jnp.swapaxes(kept, 2, 3), keys.shape[1:])
+    places = places._replace(keys=jnp.asarray(keys, jnp.int32), queries=queries)
+    assert not kept.any(axis=-1).all()
+
+    def every(kernels):
+        def run(operands, places):
+            out, logsumexp = kernels.forward(plan, operands, places)
+            rows = Rows(jnp.cos(out), logsumexp, jnp.sum(out * jnp.cos(out), axis=-1))
+            backward = kernels.d_queries, kernels.d_keys, kernels.d_table
+            return out, logsumexp, [found(plan, operands, places, rows) for found in backward]
+
+        return jax.tree.leaves(jax.jit(run)(operands, places))
+
+    expected = every(fused_by_definition.KERNELS)
+    for found, wanted in zip(every(tpu.kernels(INTERPRETED)), expected, strict=True):
+        # Two results, of 64 channels and 32 keys; gradients go through the scores once more.
+        bound = 2 * 2 * attention_bound("float32", channels=64, keys=32)
+        assert_near(found, wanted, bound)
+
+
+@pytest.mark.parametrize("size", [8, 128])
+@pytest.mark.parametrize("shift", [0, 1])
+def test_a_table_gives_a_tile_and_diagonals_of_a_tile_give_its_gradient(size, shift):
+    line = np.arange(2 * size, dtype=np.float32)
+    toeplitz = jax.jit(partial(tpu_tile.toeplitz, shift=shift))
+    tile = toeplitz(line[None, :size], line[None, size:])
+    i, j = np.arange(size)[:, None], np.arange(size)[None, :]
+    np.testing.assert_array_equal(tile, line[size - shift + j - i])
+    d_tile = np.random.default_rng(0).integers(-8, 8, (size, size)).astype(np.float32)
+    expected = np.zeros(2 * size, np.float32)
+    np.add.at(expected, size - 1 + j - i, d_tile)
+    np.testing.assert_array_equal(jax.jit(tpu_tile.diagonal_sums)(d_tile)[0], expected)
+
+
+def lowered(scheme, tensors, **options):
+    """Forward and backward pass of the kernels, as the compiler of a TPU receives them."""
+    params = {
+        name: jax.ShapeDtypeStruct(spec.shape, jnp.float32)
+        for name, spec in scheme.param_specs().items()
+    }
+    d_out = tensors["q"].update(shape=(*tensors["q"].shape[:3], tensors["v"].shape[3]))
+
+    def both(arrays, places, params, d_out):
+        return pulled(scheme, {**options, **places}, arrays, params, d_out)
+
+    arrays = {name: a for name, a in tensors.items() if a.ndim > 2}
+    places = {name: a for name, a in tensors.items() if a.ndim == 2}
+    with targeting(Target("tpu")), tpu._on_a_tpu():
+        traced = jax.jit(both).trace(arrays, places, params, d_out)
+        return traced.lower(lowering_platforms=("tpu",)).as_text()
+
+
+def shapes(dtype, dims, *, heads=HEADS, q_len=1000, k_len=1500, positions=False, segments=True):
+    def integers(length):
+        return jax.ShapeDtypeStruct((2, length), jnp.int32)
+
+    def vectors(length, heads, dim):
+        return jax.ShapeDtypeStruct((2, length, heads, dim), dtype)
+
+    found = {
+        "q": vectors(q_len, heads, dims[0]),
+        "k": vectors(k_len, heads // 2, dims[0]),
+        "v": vectors(k_len, heads // 2, dims[1]),
+        "x": jax.ShapeDtypeStruct((2, k_len, WIDTH), dtype),
+    }
+    if positions:
+        found |= {"q_pos": integers(q_len), "k_pos": integers(k_len)}
+    if segments:
+        found |= {"q_seg": integers(q_len), "k_seg": integers(k_len)}
+    return found
+
+
+@pytest.mark.parametrize(
+    ("subject", "dtype", "dims"),
+    [(s, "bfloat16", (128, 128)) for s in FORMS]
+    + [(s, "float32", (64, 256)) for s in ("t5", "fading")],
+)
+def test_every_kernel_lowers_for_the_device_at_real_sizes(subject, dtype, dims):
+    positions = dtype == "float32" and FORMS[subject] != "table"
+    options = {"causal": dtype == "float32", "window": 600}
+    text = lowered(SUBJECTS[subject], shapes(dtype, dims, positions=positions), **options)
+    assert text.count("tpu_custom_call") == (4 if FORMS[subject] == "table" else 3)
+
+
+def test_kernels_lower_where_integers_have_64_bits():
+    with jax.enable_x64(True):
+        lowered(SUBJECTS["t5"], shapes("float32", (64, 64)), causal=True)
+
+
+def call_of(scheme, dtype="float32", dim=DIM, v_dim=DIM, batch=1, length=LENGTH, **options):
+    """A call as an implementation receives it."""
+    size = (batch, HEADS, length)
+    q, v = jnp.zeros((*size, dim), dtype), jnp.zeros((*size, v_dim), dtype)
+    params = {name: jnp.asarray(a) for name, a in params_of(scheme).items()}
+    x = jnp.zeros((batch, length, WIDTH), dtype)
+    return prepare(q, q, v, scheme, params, x=x, **options, xp=jnp)
+
+
+@pytest.mark.parametrize("subject", list(FORMS))
+def test_which_form_a_bias_has(subject):
+    # Also under a causal mask, where a key bias would serve: the bias itself comes first.
+    call = call_of(SUBJECTS[subject], causal=True)
+    assert implementation._formed(call, tpu, INTERPRETED) == (call, FORMS[subject])
+
+
+def test_a_bias_that_does_not_lower_says_why():
+    class Sorting(type(SUBJECTS["tide"])):
+        def bias(self, q, k, *, params, xp):
+            return super().bias(q, k, params=params, xp=xp) + xp.sort(q - k, axis=-1)
+
+    reason = tpu.why_not_lowered(call_of(Sorting()), INTERPRETED)
+    assert reason is not None
+    assert "the bias of Sorting does not lower for a TPU: " in reason
+    # Nor while a program is traced.
+    found = []
+    jax.eval_shape(lambda: found.append(tpu.why_not_lowered(call_of(Sorting()), INTERPRETED)))
+    assert found == [reason]
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"dtype": "float16"}, "bfloat16 or float32, q is float16"),
+        ({"dim": 96, "v_dim": 64}, "head_dim 64, 128, 256; q has 96"),
+        ({"v_dim": 80}, "head_dim 64, 128, 256; v has 80"),
+    ],
+)
+def test_what_no_kernel_takes(options, reason):
+    assert reason in tpu.refuses(call_of(SUBJECTS["nope"], **options))
+
+
+def test_bounds_of_blocks_have_little_room():
+    def refused(batch):
+        long = jax.ShapeDtypeStruct((batch, 32, 8192, DIM), jnp.bfloat16)
+        return tpu.refuses(replace(call_of(SUBJECTS["nope"]), q=long, k=long, v=long))
+
+    assert refused(64) is None
+    assert "batch 65, 32 heads and 16 + 16 blocks need 133120 bounds" in refused(65)
+
+
+def test_what_kernels_take():
+    call = call_of(SUBJECTS["nope"], "bfloat16", 128, 256)
+    assert tpu.refuses(call) is None
+    mixed = replace(call, v=call.v.astype(jnp.float32))
+    assert "differ in dtype" in tpu.refuses(mixed)
+
+
+def test_blocks_are_no_longer_than_the_queries():
+    def of(length):
+        q = jax.ShapeDtypeStruct((1, 1, length, DIM), jnp.float32)
+        return tpu.block(replace(call_of(SUBJECTS["nope"]), q=q), "none")
+
+    sizes = {1: 128, 128: 128, 300: 256, 511: 256, 512: 512, 4000: 512}
+    assert {length: of(length) for length in sizes} == sizes

@@ -1,0 +1,253 @@
+"""Every scheme can be drawn, ours or another's, and the picture says what it shows."""
+
+from __future__ import annotations
+
+import struct
+import sys
+import zlib
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+import posenc
+from posenc.cli import show as drawing
+from posenc.cli.show import draw
+from posenc.protocol import ParamSpec, PositionScheme
+
+Text = pytest.importorskip("matplotlib.text").Text
+Figure = pytest.importorskip("matplotlib.figure").Figure
+
+
+@dataclass(frozen=True)
+class Window(PositionScheme):
+    """A bias that masks."""
+
+    relative: ClassVar[bool] = True
+    wide: tuple[float, ...] = (4.0, 9.0)
+
+    def constants(self):
+        return {"wide": self.wide}
+
+    def bias(self, q, k, *, params, xp):
+        distance = xp.astype(xp.abs(q - k), params["wide"].dtype)
+        return xp.where(distance < params["wide"], -0.1 * distance, -xp.inf)
+
+
+@dataclass(frozen=True)
+class Forgetting(PositionScheme):
+    """A bias that stands on gates, here the same of every token."""
+
+    num_heads: int = 3
+    cumulative = ("c",)
+
+    def hidden_features(self, x, *, role, params, xp):
+        gates = xp.matrix_transpose(x[..., : self.num_heads])
+        return {"c": 0 * gates - 0.1} if role == "key" else {}
+
+    def bias(self, q, k, *, params, xp):
+        assert xp.isdtype(q.dtype, "integral")
+        return params.query["c"] - params.key["c"]
+
+
+@dataclass(frozen=True)
+class Everything(PositionScheme):
+    """A learned bias, a transform of a rate per head, and an embedding of at most 20 positions."""
+
+    head_dim: int = 6
+
+    def param_specs(self):
+        return {"slope": ParamSpec((2,))}
+
+    def constants(self):
+        return {"rate": (0.9, 0.8)}
+
+    def embedding(self, pos, *, params, xp):
+        if xp.max(pos) >= 20:
+            raise IndexError("20 positions")
+        return xp.stack([xp.astype(pos, params.dtype)] * 4, axis=-1)
+
+    def transform(self, x, pos, *, role, params, xp):
+        sign = 1 if role == "query" else -1
+        return x * (params["rate"] ** xp.astype(sign * pos, x.dtype)[..., None])
+
+    def bias(self, q, k, *, params, xp):
+        return params["slope"] * xp.astype(k - q, params["slope"].dtype)
+
+
+def size(path):
+    data = path.read_bytes()
+    assert data[:8] == b"\x89PNG\r\n\x1a\n"
+    assert data[12:16] == b"IHDR"
+    assert zlib.crc32(data[12:29]) == struct.unpack(">I", data[29:33])[0]
+    return struct.unpack(">II", data[16:24])
+
+
+@pytest.fixture
+def figures(monkeypatch):
+    """The figures saved while the test runs."""
+    saved = []
+    save = Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda f, *a, **k: (saved.append(f), save(f, *a, **k)))
+    return saved
+
+
+def words(figure):
+    return " | ".join(text.get_text() for text in figure.findobj(Text))
+
+
+def curve(figure, head):
+    lines = [line for axes in figure.axes for line in axes.lines]
+    (found,) = (line for line in lines if line.get_label() == head)
+    return found.get_ydata()
+
+
+def test_every_scheme_of_the_catalogue_is_drawn(tmp_path, figures):
+    headings = {"bias": "Bias:", "embedding": "Embedding:", "transform": "Transform:"}
+    seen = {}
+    for name in posenc.catalogue():
+        scheme = posenc.make(name, num_heads=4, head_dim=16, max_len=64)
+        path = draw(scheme, tmp_path / f"{name}.png", length=48)
+        assert path == tmp_path / f"{name}.png"
+        width, height = size(path)
+        assert width == 1600
+        assert 200 < height < 2400
+        assert path.stat().st_size > 10_000
+        text = words(figures[-1])
+        assert type(scheme).__name__ in text
+        assert ("drawn at initialisation" in text) == bool(scheme.param_specs()), name
+        seen[name] = {part for part, heading in headings.items() if heading in text}
+    ours = {"alibi": {"bias"}, "t5": {"bias"}, "rope": {"transform"}, "nope": set()}
+    ours |= {"sinusoidal": {"embedding"}, "learned": {"embedding"}}
+    assert ours.items() <= seen.items()
+
+
+def test_no_positions_are_one_sentence(tmp_path, figures):
+    draw(posenc.NoPE(), tmp_path / "a.png")
+    draw(posenc.NoPE(), tmp_path / "b.png", causal=False)
+    assert "No positions enter" in words(figures[0])
+    assert "causal mask" in words(figures[0])
+    assert "causal mask" not in words(figures[1])
+
+
+def test_minus_infinity_is_shown_as_masked(tmp_path, figures):
+    size(draw(Window(), tmp_path / "a.png", length=32))
+    assert "masked by the bias (−∞)" in words(figures[0])
+    assert "after the query" in words(figures[0])
+    draw(Window(), tmp_path / "b.png", length=32, causal=False)
+    assert "after the query" not in words(figures[1])
+    draw(Window((100.0,)), tmp_path / "c.png", length=32)
+    assert "masked by" not in words(figures[2])
+    size(draw(Window((0.0, 0.0)), tmp_path / "d.png", length=32))
+
+
+def test_a_line_per_head_holds_the_bias(tmp_path, figures):
+    draw(Window(), tmp_path / "a.png", length=32)
+    first, second = curve(figures[0], "1"), curve(figures[0], "2")
+    expected = np.where(np.arange(32) < 4, -0.1 * np.arange(32), np.nan)[::-1]
+    np.testing.assert_allclose(np.ma.filled(first, np.nan), expected)
+    assert np.ma.count(second) == 9
+
+
+def test_a_bias_of_features_is_drawn_for_random_tokens(tmp_path, figures):
+    size(draw(Forgetting(), tmp_path / "a.png", length=32))
+    assert "depends on content" in words(figures[0])
+    assert "random tokens" in words(figures[0])
+    np.testing.assert_allclose(curve(figures[0], "3"), -0.1 * np.arange(32)[::-1], atol=1e-12)
+
+
+def test_all_that_a_scheme_has_is_drawn_as_far_as_it_allows(tmp_path, figures):
+    width, height = size(draw(Everything(), tmp_path / "a.png", length=50))
+    assert (width, height > 1400) == (1600, True)
+    text = words(figures[0])
+    for part in ("Bias:", "Embedding:", "Transform:", "head 1", "20 positions", "of 50"):
+        assert part in text
+    assert "positions, all" not in drawn_words(Everything(), tmp_path, figures, length=20)
+
+
+def drawn_words(scheme, folder, figures, **options):
+    draw(scheme, folder / "picture.png", **options)
+    return words(figures[-1])
+
+
+def test_phases_are_the_cosines_of_the_rotation(tmp_path, figures):
+    assert "pair of channels" in drawn_words(posenc.RoPE(8), tmp_path, figures, length=24)
+    image = figures[0].axes[0].images[0]
+    angles = np.arange(24) * 10_000.0 ** (-np.arange(4) / 4)[:, None]
+    np.testing.assert_allclose(image.get_array(), np.cos(angles), atol=1e-12)
+
+
+def test_given_params_are_what_is_drawn(tmp_path, figures):
+    scheme = posenc.T5Bias(num_heads=2)
+    params = {"table": np.full((2, 32), 0.25, dtype=np.float32)}
+    assert "as given" in drawn_words(scheme, tmp_path, figures, params=params, length=16)
+    np.testing.assert_array_equal(curve(figures[0], "1"), 0.25)
+    with pytest.raises(ValueError, match="has no param"):
+        draw(scheme, tmp_path / "a.png", params={"tabel": params["table"]})
+
+
+@pytest.mark.parametrize("length", [1, 2, 1500])
+def test_any_length_is_drawn(tmp_path, length):
+    for scheme in (posenc.ALiBi(32), posenc.RoPE(64), posenc.Sinusoidal(8)):
+        assert size(draw(scheme, tmp_path / "picture", length=length))[0] == 1600
+
+
+@pytest.mark.parametrize(("form", "start"), [("svg", b"<?xml"), ("PDF", b"%PDF-")])
+def test_papers_get_vectors_the_same_each_time(tmp_path, form, start):
+    pages = [draw(posenc.ALiBi(2), tmp_path / f"{n}.{form}", length=8).read_bytes() for n in "ab"]
+    assert pages[0] == pages[1]
+    assert pages[0].startswith(start)
+    assert b"/Type3" not in pages[0]  # fonts that journals refuse
+
+
+def test_a_title_is_text_and_not_mathematics(tmp_path, figures):
+    title = "costs 5$ and_more$ x^"
+    assert title in drawn_words(posenc.NoPE(), tmp_path, figures, title=title)
+
+
+def test_heads_are_spread_over_all():
+    assert drawing._shown(3) == [0, 1, 2]
+    shown = drawing._shown(32)
+    assert (len(shown), shown[0], shown[-1]) == (8, 0, 31)
+
+
+@pytest.mark.parametrize("length", [0, -3])
+def test_lengths_start_at_one(tmp_path, length):
+    with pytest.raises(ValueError, match="length must be at least 1"):
+        draw(posenc.NoPE(), tmp_path / "a.png", length=length)
+
+
+@pytest.mark.parametrize("length", [2.0, True, "8"])
+def test_lengths_are_integers(tmp_path, length):
+    with pytest.raises(TypeError, match="length must be an integer"):
+        draw(posenc.NoPE(), tmp_path / "a.png", length=length)
+
+
+def test_what_cannot_be_drawn_or_written_says_why(tmp_path):
+    with pytest.raises(TypeError, match="instance of a PositionScheme"):
+        draw("alibi", tmp_path / "a.png")
+    with pytest.raises(FileNotFoundError, match=r"nowhere.a\.png"):
+        draw(posenc.NoPE(), tmp_path / "nowhere" / "a.png")
+    (tmp_path / "folder.png").mkdir()
+    with pytest.raises(OSError, match=r"folder\.png"):
+        draw(posenc.NoPE(), tmp_path / "folder.png")
+    with pytest.raises(ValueError, match=r"must end in one of \.png, \.svg, \.pdf, got .*a\.gif"):
+        draw(posenc.NoPE(), tmp_path / "a.gif")
+    assert [path.name for path in tmp_path.iterdir()] == ["folder.png"]
+
+
+def test_without_matplotlib_the_error_names_the_extra(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ImportError, match=r"pip install 'posenc\[plot\]'"):
+        draw(posenc.ALiBi(2), tmp_path / "a.png")
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_index_error_at_every_position_is_raised(tmp_path):
+    class Broken(posenc.NoPE):
+        def embedding(self, pos, *, params, xp):
+            raise IndexError("never any position")
+
+    with pytest.raises(IndexError, match="never any position"):
+        draw(Broken(), tmp_path / "a.png")

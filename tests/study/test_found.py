@@ -1,0 +1,108 @@
+"""What drawn calls found, each in its smallest form."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+from frameworks import PARTIAL
+from subjects import normal
+
+import posenc
+from posenc.testing.framework import NumPy, frameworks, readonly
+from posenc.testing.problem import Problem
+from posenc.testing.tolerances import PATHS, assert_near
+
+FOUND = frameworks()
+ROUTES = [
+    pytest.param(f, path, id=f"{f}-{path}")
+    for f in FOUND.values()
+    for path in f.implementations
+    if path not in PARTIAL
+]
+DIFFERENTIABLE = [route for route in ROUTES if route.values[0].differentiable]
+FAR = 2**30
+
+
+def problem(scheme, q_len, k_len, **options):
+    """Two heads of four channels."""
+    sizes = {"q": q_len, "k": k_len, "v": k_len}
+    tensors = {n: normal((1, 2, size, 4), i) for i, (n, size) in enumerate(sizes.items())}
+    return Problem(scheme, tensors, options=options)
+
+
+@pytest.mark.parametrize("window", [2**31 - 1, 2**31, 2**40])
+@pytest.mark.parametrize(("framework", "path"), ROUTES)
+def test_a_window_wider_than_any_distance_hides_nothing(framework, path, window):
+    without = problem(posenc.NoPE(), 20, 20).attend(NumPy(), "reference", dtype="float64")
+    found = problem(posenc.NoPE(), 20, 20, window=window).attend(framework, path)
+    assert_near(found, without, PATHS["float32"])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize(("framework", "path"), DIFFERENTIABLE)
+def test_a_row_that_sees_nothing_has_finite_gradients_whatever_its_bias(framework, path, dtype):
+    scheme = posenc.ALiBi(2, slopes=[-0.5, -0.5])  # biases of 2**19, more than float16 holds
+    places = {"q_pos": [2**20, 2**20], "k_pos": [0], "q_seg": [0, 1], "k_seg": [0]}
+    call = problem(scheme, 2, 1, **{n: np.asarray(a) for n, a in places.items()})
+    try:
+        out, gradients = call.gradients(framework, path, np.ones((1, 2, 2, 4)), dtype=dtype)
+    except NotImplementedError as reason:
+        pytest.skip(f"refused: {reason}")
+    assert not np.any(out[:, :, 1])
+    assert not np.any(gradients["q"])  # one key, whose weight is 1 or 0
+    assert all(np.all(np.isfinite(gradient)) for gradient in gradients.values())
+
+
+@pytest.mark.parametrize(("framework", "path"), ROUTES)
+def test_the_farthest_positions_that_are_accepted_are_far(framework, path):
+    scheme = posenc.ALiBi(2, slopes=[1.0, 1.0])
+    low, high = -FAR, FAR - 1
+    places = {"q_pos": np.asarray([high], "int32"), "k_pos": np.asarray([high, low], "int32")}
+    call = problem(scheme, 1, 2, **places)
+    assert_near(call.eagerly(framework, path), call.tensors["v"][:, :, :1], PATHS["float32"])
+    if framework.name.startswith("strict"):  # on a device whose values cannot be seen
+        return
+    with pytest.raises(ValueError, match=r"accepted: -2\*\*30"):
+        problem(scheme, 1, 1, q_pos=places["q_pos"] + 1, k_pos=places["q_pos"]).eagerly(
+            framework, path
+        )
+
+
+@pytest.mark.parametrize("backend", ["numpy", *(n for n in ("torch", "jax") if n in FOUND)])
+def test_segments_that_are_far_apart_are_not_the_same(backend):
+    attention = posenc.attention if backend == "numpy" else backend_attention(backend)
+    q = np.ones((1, 1, 1, 2), "float32")
+    kv = np.asarray([[[[1.0, 1.0]], [[2.0, 2.0]]]], "float32")
+    own = np.swapaxes(kv, 1, 2)
+    seg = {"q_seg": np.asarray([0]), "k_seg": np.asarray([0, 2**32])}
+    if backend == "jax":  # (B, L, H, D); it may refuse what does not fit its integers
+        try:
+            found = attention(q, kv, kv, posenc.NoPE(), **seg)
+        except ValueError as error:
+            assert "k_seg" in str(error)  # noqa: PT017
+            return
+    else:
+        array = FOUND[backend].array
+        found = attention(*(array(a, "float32") for a in (q, own, own)), posenc.NoPE(), **seg)
+    np.testing.assert_array_equal(np.asarray(found).ravel(), [1, 1])
+
+
+def backend_attention(name):
+    return __import__(f"posenc_{name}").attention
+
+
+@pytest.mark.parametrize(("framework", "path"), ROUTES)
+def test_numpy_arrays_that_nobody_may_write_to(framework, path):
+    if framework.name not in ("numpy", "torch", "jax"):
+        pytest.skip("it takes no NumPy arrays")
+    scheme, pos = posenc.T5Bias(2), np.broadcast_to(np.arange(3), (2, 3))
+    params = {name: readonly(a) for name, a in posenc.init_params(scheme).items()}
+    tensors = {n: framework.array(normal((2, 2, 3, 4), i), "float32") for i, n in enumerate("qkv")}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # torch warns of a view on such an array
+        options = {"scheme": scheme, "params": params, "q_pos": pos, "k_pos": pos}
+        with framework.scope(["float32"]):
+            out = framework.attend(path, tensors, **options)
+    assert tuple(out.shape) == (2, 2, 3, 4)

@@ -1,0 +1,959 @@
+"""The study: everything but the scheme is equal, and what is finished is kept."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import json
+import math
+import os
+import re
+import shutil
+import subprocess
+import sys
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from frameworks_installed import require
+
+import posenc
+from posenc.layers import LayerPlan
+from posenc.schemes import Sum
+from posenc.study import identity, windows
+from posenc.study import run as runs
+from posenc.study.corpus import Corpus
+from posenc.study.decoder import EPSILON, Decoder
+from posenc.study.outputs import STUDY, publish
+from posenc.study.results import (
+    COLUMNS,
+    load,
+    partial,
+    save,
+    seconds,
+    sweep,
+    write_tables,
+    write_whole,
+)
+from posenc.study.runner import cells_folder, plan, run_cells, run_study, work
+from posenc.study.schedule import rate
+from posenc.study.source import _imports, _package, source
+from posenc.study.specs import fitted_settings, layers, parse, split
+from posenc.study.study import Recipe, Study
+from posenc.study.terminal import _write
+
+BACKENDS = [name for name in ("jax", "torch") if require(name)]
+CATALOGUE = sorted(posenc.catalogue())
+SMALL = {
+    "train_len": 16,
+    "steps": 4,
+    "batch": 3,
+    "layers": 2,
+    "dim": 16,
+    "heads": 2,
+    "eval_windows": 3,
+    "eval_lens": (16, 32),
+    "warmup": 1,
+}
+# Two programs in float32 that sum in different orders, a few steps of training apart.
+TRAJECTORY = 2e-5
+
+
+@dataclass(frozen=True)
+class Growing(posenc.PositionScheme):
+    """A hook at work: the penalty of distance depends on the length of the context."""
+
+    slope: float = 1.0
+
+    def constants(self):
+        return {"slope": (self.slope,)}
+
+    def bias(self, q, k, *, params, xp):
+        return -params["slope"] * xp.astype(xp.abs(q - k), params["slope"].dtype)
+
+    def at_length(self, length):
+        return replace(self, slope=self.slope * 16 / max(16, length))
+
+
+@dataclass(frozen=True)
+class Gated(posenc.PositionScheme):
+    """A hook at work: a learned gate a token and head, summed in the order of positions."""
+
+    num_heads: int
+    dim: int
+
+    def param_specs(self):
+        return {"w": posenc.ParamSpec((self.num_heads, self.dim))}
+
+    cumulative = ("gates",)
+
+    def hidden_features(self, x, *, role, params, xp):
+        gates = -xp.log1p(xp.exp(xp.matmul(x, xp.matrix_transpose(params["w"]))))
+        return {"gates": xp.matrix_transpose(gates)} if role == "key" else {}
+
+    def bias(self, q, k, *, params, xp):
+        return params.query["gates"] - params.key["gates"]
+
+
+@dataclass(frozen=True)
+class Short(posenc.PositionScheme):
+    """Fails where a context is longer than in training."""
+
+    def at_length(self, length):
+        return {16: self}[length]
+
+
+@pytest.fixture
+def corpus():
+    rng = np.random.default_rng(0)
+    words = [bytes(rng.integers(97, 123, size=n).tolist()) for n in (2, 3, 4, 5, 7)]
+    text = b" ".join(words[i] for i in rng.integers(0, len(words), size=4000))
+    return Corpus("words", text[:-4000], text[-4000:], 1, 1, "0" * 64)
+
+
+def recipe(**changes):
+    return Recipe(**{**SMALL, **changes})
+
+
+def learner(backend, schemes, seed=0, **changes):
+    made = recipe(**changes)
+    study = Study(**asdict(made), schemes=("nope",))
+    cell = study.cells(Corpus("", b"", b"", 0, 0, ""), backend)[0]
+    plan = schemes if isinstance(schemes, LayerPlan) else LayerPlan(schemes)
+    decoder = Decoder.of(made, plan, seed)
+    return runs.learner(cell, decoder), decoder
+
+
+def batches(corpus, steps=4):
+    starts = windows.training_starts(corpus.train, seed=0, steps=steps, batch=3, length=16)
+    return windows.cut(corpus.train, starts, 16)
+
+
+def study(tmp_path, **changes):
+    small = {**SMALL, "schemes": ("alibi", "rope"), "seeds": 1, "backend": BACKENDS[0]}
+    return Study(**{**small, "out": str(tmp_path / "out"), **changes})
+
+
+@pytest.fixture
+def records(tmp_path, corpus, monkeypatch):
+    """Runs a study in threads, on the small corpus."""
+    monkeypatch.setattr("posenc.study.runner.read", lambda text: corpus)
+
+    def run(one):
+        with ThreadPoolExecutor(1) as pool:
+            return list(run_study(one, corpus, executor=pool))
+
+    return run
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_shared_weights_are_the_same_for_every_scheme(name):
+    one = Decoder.of(recipe(), layers(name, recipe()), seed=3)
+    other = Decoder.of(recipe(), LayerPlan.of(posenc.NoPE(), 2), seed=3)
+    assert one.digest() == other.digest() != Decoder.of(recipe(), one.plan, seed=4).digest()
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_exactly_the_params_of_one_scheme_are_there(name):
+    decoder = Decoder.of(recipe(), layers(name, recipe()), seed=0)
+    scheme = decoder.schemes[0]
+    declared = sum(math.prod(spec.shape) for spec in scheme.param_specs().values())
+    once = scheme.shared or type(scheme).embedding is not posenc.PositionScheme.embedding
+    assert decoder.sizes()["position"] == declared * (1 if once else 2)
+
+
+def test_a_seed_decides_the_data_and_the_scheme_does_not(corpus):
+    keywords = {"steps": 5, "batch": 3, "length": 16}
+    one, same, other = (
+        windows.training_starts(corpus.train, seed=seed, **keywords) for seed in (1, 1, 2)
+    )
+    assert np.array_equal(one, same)
+    assert not np.array_equal(one, other)
+
+
+def test_windows_never_leave_the_text(corpus):
+    data = corpus.train[:20]
+    starts = windows.training_starts(data, seed=0, steps=100, batch=8, length=16)
+    assert starts.min() == 0
+    assert starts.max() == 3
+    assert windows.cut(data, starts, 16).shape == (100, 8, 17)
+
+
+def test_every_length_scores_the_same_bytes(corpus):
+    stretches = windows.held_out(corpus.validation, windows=3, longest=64)
+    whole = np.sort(stretches[:, 1:].ravel())
+    for length in (1, 16, 64):
+        pieces = windows.non_overlapping(stretches, length)
+        assert np.array_equal(np.sort(pieces[:, 1:].ravel()), whole)
+    for length in (16, 64):
+        ends = windows.same_targets(stretches, length)
+        assert np.array_equal(ends[:, -8:], stretches[:, -8:])
+
+
+def test_warm_up_then_linear_decay():
+    one = recipe(steps=100, warmup=10, learning_rate=1.0)
+    assert [rate(one, step) for step in (0, 4, 9, 10)] == [0.1, 0.5, 1.0, 1.0]
+    assert rate(one, 99) == pytest.approx(1 / 90)
+
+
+@pytest.mark.skipif(len(BACKENDS) < 2, reason="compares two frameworks")
+@pytest.mark.parametrize("name", [*CATALOGUE, "rope+alibi", "rope@9/t5@5", "t5@9/t5"])
+def test_both_trainers_follow_the_same_trajectory(name, corpus):
+    losses, scores = [], []
+    for backend in BACKENDS:
+        model, _ = learner(backend, layers(name, recipe()))
+        losses.append(model.train(batches(corpus), 0))
+        stretches = windows.held_out(corpus.validation, windows=3, longest=32)
+        scores.append(np.stack([model.token_losses(stretches, window) for window in (None, 7)]))
+    np.testing.assert_allclose(*losses, rtol=TRAJECTORY)
+    np.testing.assert_allclose(*scores, rtol=1e-3, atol=1e-3)
+    assert losses[0][-1] < losses[0][0]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("scheme", [Growing(), Gated(2, 16)], ids=["at_length", "gate"])
+def test_a_scheme_from_outside_trains(backend, scheme, corpus):
+    model, decoder = learner(backend, (scheme,) * 2)
+    before = model.token_losses(batches(corpus)[0], None)
+    assert np.isfinite(model.train(batches(corpus), 0)).all()
+    assert decoder.sizes()["position"] == 2 * 2 * 16 * isinstance(scheme, Gated)
+    assert np.abs(model.token_losses(batches(corpus)[0], None) - before).max() > 0
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_evaluation_takes_the_scheme_for_its_length(backend, corpus):
+    tokens = windows.held_out(corpus.validation, windows=2, longest=64)
+    (growing, _), (fixed, _) = (
+        learner(backend, (scheme,) * 2) for scheme in (Growing(), Growing(slope=0.25))
+    )
+    at_64, same = growing.token_losses(tokens, None), fixed.token_losses(tokens, None)
+    assert np.abs(at_64 - same).max() > 1e-3  # slope 1/4 is then divided by 4 once more
+    short, other = (model.token_losses(tokens[:, :17], None) for model in (growing, fixed))
+    assert np.abs(short - other).max() > 1e-3
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_no_byte_is_predicted_from_later_ones(backend, name, corpus):
+    model, _ = learner(backend, layers(name, recipe()))
+    tokens = windows.held_out(corpus.validation, windows=2, longest=32)
+    changed = tokens.copy()
+    changed[:, 20:] ^= 1
+    one, other = (model.token_losses(t, None) for t in (tokens, changed))
+    np.testing.assert_allclose(one[:, :19], other[:, :19], atol=1e-5)
+    assert np.abs(one[:, 19:] - other[:, 19:]).max() > 1e-2
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_window_of_the_whole_length_changes_nothing(backend, corpus):
+    model, _ = learner(backend, layers("rope", recipe()))
+    tokens = windows.held_out(corpus.validation, windows=2, longest=32)
+    plain, whole, narrow = (model.token_losses(tokens, window) for window in (None, 32, 4))
+    np.testing.assert_allclose(plain, whole, atol=1e-5)
+    assert np.abs(plain - narrow).max() > 1e-3
+
+
+def losses_by_hand(decoder, tokens, windows):
+    """What the decoder of a study computes, layer by layer in NumPy, each in its window."""
+    w, dim = decoder.weights, decoder.recipe.dim
+
+    def norm(x, gain):
+        x = x - x.mean(-1, keepdims=True)
+        return x / np.sqrt((x**2).mean(-1, keepdims=True) + EPSILON) * gain
+
+    x = w["embed"][tokens[:, :-1]] * math.sqrt(dim)
+    for layer, window in enumerate(windows):
+        hidden = norm(x, w[f"{layer}.norm1"])
+        heads = (hidden @ w[f"{layer}.qkv"]).reshape(*x.shape[:2], 3, decoder.recipe.heads, -1)
+        q, k, v = np.transpose(heads, (2, 0, 3, 1, 4))
+        params = decoder.position[decoder.owners[layer]]
+        scheme = decoder.schemes[layer]
+        out = posenc.attention(q, k, v, scheme, params, causal=True, window=window)
+        x = x + np.swapaxes(out, 1, 2).reshape(x.shape) @ w[f"{layer}.out"]
+        up = norm(x, w[f"{layer}.norm2"]) @ w[f"{layer}.up"]
+        gelu = up * (1 + np.tanh(math.sqrt(2 / math.pi) * (up + 0.044715 * up**3))) / 2
+        x = x + gelu @ w[f"{layer}.down"]
+    logits = norm(x, w["norm"]) @ w["embed"].T
+    logits = logits - logits.max(-1, keepdims=True)
+    picked = np.take_along_axis(logits, tokens[:, 1:, None].astype(np.int64), -1)[..., 0]
+    return np.log(np.exp(logits).sum(-1)) - picked
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("label", ["rope@5/rope", "rope/t5@3", "t5@20/t5@4", "alibi@9"])
+def test_each_layer_attends_in_its_window(backend, label, corpus):
+    model, decoder = learner(backend, layers(label, recipe()))
+    tokens = windows.held_out(corpus.validation, windows=2, longest=32)
+    own = decoder.plan.windows
+    assert own != (None, None)
+    found = model.token_losses(tokens, None)
+    np.testing.assert_allclose(found, losses_by_hand(decoder, tokens, own), atol=1e-4)
+    assert np.abs(found - losses_by_hand(decoder, tokens, (None, None))).max() > 1e-2
+    # A window of the evaluation narrows those of the layers, and widens none.
+    narrower = [min(window or 7, 7) for window in own]
+    found = model.token_losses(tokens, 7)
+    np.testing.assert_allclose(found, losses_by_hand(decoder, tokens, narrower), atol=1e-4)
+    # Training sees by the same windows: its first loss is that of the first weights.
+    (batch,) = batches(corpus, 1)
+    expected = losses_by_hand(decoder, batch, own).mean()
+    assert model.train(batch[None], 0)[0] == pytest.approx(expected, abs=1e-5)
+    assert abs(losses_by_hand(decoder, batch, (None, None)).mean() - expected) > 1e-4
+
+
+def test_a_window_is_part_of_what_a_run_is(tmp_path, corpus, records):
+    labels = ("rope@9/nope", "rope/nope", "rope@9")
+    one = study(tmp_path, schemes=labels, windowed=labels[2:], backend=BACKENDS[-1])
+    ended = {record["scheme"]: record for record in records(one)}
+    assert [r["error"] for r in ended.values()] == [None] * 3
+    assert [r["windows"] for r in ended.values()] == [[9, None], [None, None], [9, 9]]
+    losses = [r["loss"]["32"] for r in ended.values()]
+    assert len(set(losses)) == 3
+    assert ended["rope@9"]["loss_windowed"] == ended["rope@9"]["loss"]  # 16 is wider
+    assert plan(one, corpus)[1] == []  # all are kept
+    cell = one.cells(corpus, BACKENDS[-1])[0]
+    other = replace(cell, windows=(8, None))
+    assert other.digest() != cell.digest()
+    with pytest.raises(RuntimeError, match=r"windows changed .*: from 8, None to 9, None"):
+        runs.run(other, corpus)
+
+
+def test_records_are_complete_and_the_same_again(tmp_path, records):
+    first = records(study(tmp_path, windowed=("rope",)))
+    again = records(study(tmp_path / "other", windowed=("rope",)))
+    assert [r["status"] for r in first] == ["ok", "ok"], first
+    for one, other in zip(first, again, strict=True):
+        for key in ("loss", "loss_same_targets", "loss_windowed", "curve", "weights_sha256"):
+            assert one[key] == other[key]
+        assert set(one["loss"]) == {"16", "32"}
+        assert one["loss"]["32"] == pytest.approx(np.mean(one["loss_by_position"]["loss"]))
+    alibi, rope = first
+    assert alibi["loss_windowed"] is None
+    assert rope["loss_windowed"]["16"] == pytest.approx(rope["loss"]["16"], abs=1e-5)
+    json.dumps(first, allow_nan=False)
+
+
+def test_only_what_is_missing_is_computed(tmp_path, corpus, records):
+    one = study(tmp_path)
+    records(one)
+    kept, missing = plan(one, corpus)
+    assert (len(kept), len(missing)) == (2, 0)
+    assert plan(study(tmp_path, steps=5), corpus)[0] == []
+    assert len(plan(study(tmp_path, seeds=2), corpus)[1]) == 2
+
+
+def edited(path, other):
+    record = json.loads(path.read_text())
+    record["loss"]["16"] /= 2
+    path.write_text(json.dumps(record))
+
+
+DAMAGE = {
+    "cut short": lambda path, other: path.write_bytes(path.read_bytes()[:100]),
+    "empty": lambda path, other: path.write_bytes(b""),
+    "no text": lambda path, other: path.write_bytes(b"\xff\xfe\0"),
+    "too deep": lambda path, other: path.write_bytes(b"[" * 100_000),
+    "a list": lambda path, other: path.write_bytes(b"[1, 2]"),
+    "a number edited": edited,
+    "another run's": lambda path, other: path.write_bytes(other.read_bytes()),
+    "a folder": lambda path, other: (path.unlink(), path.mkdir()),
+}
+
+
+def test_a_damaged_record_is_made_anew_and_ends_nothing(tmp_path, corpus, records):
+    one = study(tmp_path)
+    before = {record["scheme"]: record for record in records(one)}
+    path, other = (next(cells_folder(one).glob(f"{n}-*.json")) for n in ("alibi", "rope"))
+    whole = path.read_bytes()
+    for kind, damage in DAMAGE.items():
+        damage(path, other)
+        kept, missing = plan(one, corpus)
+        assert [r["scheme"] for r in kept] == ["rope"], kind
+        assert [c.scheme for c in missing] == ["alibi"], kind
+        if kind != "a folder":
+            path.write_bytes(whole)
+            assert plan(one, corpus)[1] == []
+    with pytest.warns(UserWarning, match="cannot keep"):  # nothing can take a folder's place
+        rope, alibi = records(one)
+    assert (rope["scheme"], alibi["loss"]) == ("rope", before["alibi"]["loss"])
+
+
+def test_the_worst_names_are_names_of_files(tmp_path, corpus):
+    label = "/".join(["rope:base=500000,layout=half@512", "alibi"] * 10)
+    many = study(tmp_path, schemes=(label, f"{label}/nope"), layers=21)
+    names = [cell.file_name() for cell in many.cells(corpus, BACKENDS[0])]
+    assert len(set(names)) == 2
+    assert (
+        max(len(f".{name}.0f0f0f0f-4194304-0f0f0f0f.partial") for name in names) < 144
+    )  # eCryptfs
+
+
+class Lone(Executor):
+    """Runs at once, and then ends as the test says."""
+
+    def __init__(self, end, folder=None):
+        self.end, self.folder = end, folder
+
+    def submit(self, function, /, *arguments):
+        future = Future()
+        if function is work:
+            cell, text, folder, scratch = arguments
+            arguments = (cell, text, str(self.folder or folder), scratch)
+        self.end(future, function(*arguments))
+        return future
+
+
+@pytest.mark.parametrize(
+    "executor",
+    [
+        Lone(lambda future, result: future.set_exception(RuntimeError("killed"))),
+        Lone(Future.set_result, Path("/folder/of/another/machine")),
+    ],
+    ids=["dies afterwards", "another disk"],
+)
+def test_what_was_trained_is_kept(tmp_path, corpus, monkeypatch, executor):
+    monkeypatch.setattr("posenc.study.runner.read", lambda text: corpus)
+    one = study(tmp_path, schemes=("nope",))
+    (record,) = run_cells(one, plan(one, corpus)[1], executor=executor)
+    assert record["status"] == "ok", record["error"]
+    assert [r["loss"] for r in plan(one, corpus)[0]] == [record["loss"]]
+
+
+def test_what_no_run_can_do_is_said_once(tmp_path, corpus):
+    one = study(tmp_path, device="nosuch")
+    with pytest.raises(RuntimeError, match="cannot train on device 'nosuch'"):
+        list(run_cells(one, plan(one, corpus)[1], executor=Lone(Future.set_result)))
+
+
+def digests(tmp_path, corpus, label="made.mine"):
+    return {cell.digest() for cell in study(tmp_path, schemes=(label,)).cells(corpus, BACKENDS[0])}
+
+
+MAKER = """\
+from dataclasses import dataclass
+import numpy as np, posenc
+def mine(*, head_dim, **sizes):
+    return posenc.RoPE(head_dim=head_dim, base=5.0)
+@dataclass(frozen=True)
+class Held(posenc.PositionScheme):
+    table: object
+    rule: object
+def held(**sizes):
+    table, power = np.zeros(5000), 2
+    return Held(table, lambda x: x ** power if x in {"a", "b", "c"} else [x for _ in {power}])
+"""
+EDITS = [
+    ("made.mine", "base=5.0", "base=6.0"),
+    ("made.held", "np.zeros(", "np.ones("),
+    ("made.held", "x ** power", "x * power"),
+    ("made.held", ", 2\n", ", 3\n"),
+]
+
+
+@pytest.mark.parametrize(("label", "old", "new"), EDITS)
+def test_an_edited_maker_is_another_scheme(tmp_path, corpus, monkeypatch, label, old, new):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.setattr("posenc.study.identity.source", lambda *of: "")  # only what was made
+    found = []
+    for text in (MAKER, MAKER, MAKER.replace(old, new)):
+        (tmp_path / "made.py").write_text(text)
+        monkeypatch.delitem(sys.modules, "made", raising=False)
+        importlib.invalidate_caches()
+        found.append(digests(tmp_path, corpus, label))
+    assert found[0] == found[1] != found[2]
+
+
+def test_a_scheme_is_described_alike_in_every_process(tmp_path):
+    """Sets have another order and objects another address in each."""
+    (tmp_path / "made.py").write_text(MAKER)
+    code = "import made; from posenc.study.identity import described; "
+    code += "print(described(made.held()), described(made.mine(head_dim=8)))"
+    path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    told = set()
+    for seed in "12":
+        environment = {**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": seed}
+        told.add(subprocess.check_output([sys.executable, "-c", code], env=environment))
+    assert len(told) == 1
+    assert b"0x" not in told.pop()
+
+
+def test_an_edited_posenc_and_another_framework_are_noticed(tmp_path, corpus, monkeypatch):
+    package = tmp_path / "package"
+    shutil.copytree(Path(posenc.__file__).parent, package)
+    for changed in ("schemes/alibi.py", "study/windows.py", "attn/reference.py"):
+        before = own(monkeypatch, package)
+        (package / changed).write_text((package / changed).read_text() + "# edited\n")
+        assert own(monkeypatch, package) != before
+    for shown in ("study/report.py", "cli/main.py", "testing/law.py"):
+        before = own(monkeypatch, package)
+        (package / shown).write_text((package / shown).read_text() + "# edited\n")
+        assert own(monkeypatch, package) == before
+    (cell,) = study(tmp_path, schemes=("nope",)).cells(corpus, BACKENDS[0])
+    for name, other in (("own", "0" * 64), ("versions", ("numpy 1.0",))):
+        changed = replace(cell, **{name: other})
+        assert changed.file_name() != cell.file_name()
+        with pytest.raises(RuntimeError, match="since the study was planned"):
+            runs.run(changed, corpus)
+    assert [name.split()[0] for name in cell.versions][:2] == ["numpy", BACKENDS[0]]
+
+
+def own(monkeypatch, package):
+    spec = SimpleNamespace(submodule_search_locations=[str(package)])
+    monkeypatch.setattr(identity, "find_spec", {"posenc": spec}.get)
+    identity.own_sources.cache_clear()
+    try:
+        return identity.own_sources(BACKENDS[0])
+    finally:
+        monkeypatch.undo()
+        identity.own_sources.cache_clear()
+
+
+def test_what_only_shows_is_never_asked_by_what_counts():
+    for package in ("posenc", *(f"posenc_{name}" for name in BACKENDS)):
+        for name, file in identity._files(package):
+            home = name.removesuffix(".py").replace("/", ".")
+            imported = _imports(file.read_bytes(), _package(home, file))
+            asked = {f"{module.replace('.', '/')}.py" for module in imported}
+            assert not [a for a in asked if a.startswith(identity._SHOWING)], name
+
+
+FOREIGN = {  # every way for a scheme's formula to lie in another file
+    "outer.py": "import json, numpy, absent\n",
+    "lone.py": "top = 1\n",
+    "base.py": """\
+from dataclasses import dataclass
+import posenc, lone
+@dataclass(frozen=True)
+class Base(posenc.PositionScheme):
+    slope: float = 1.0
+""",
+    "kit/__init__.py": "whole = 1\n",
+    "kit/scheme.py": """\
+from base import Base
+from .rates import rate as pace
+class Mine(Base):
+    def bias(self, q, k, *, params, xp):
+        from . import late
+        return None
+""",
+    "kit/rates.py": "rate = 1\n",
+    "kit/late.py": "import deep.down\n",
+    "deep/down.py": "depth = 1\n",
+}
+
+
+@pytest.fixture
+def foreign(tmp_path, monkeypatch):
+    for name, text in FOREIGN.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    before = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]
+
+
+def digest(label="kit.scheme.Mine"):
+    return source(layers(label, recipe()).schemes)
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_a_scheme_is_known_by_all_files_that_it_is_made_of(foreign, name):
+    before = digest()
+    assert len(before) == 64
+    assert digest() == before
+    (foreign / name).write_text(FOREIGN[name] + "# edited\n")
+    assert (digest() == before) == (name == "outer.py")  # which nothing imports
+    (foreign / name).write_text(FOREIGN[name])
+    assert digest() == before
+
+
+def test_a_digest_imports_nothing(foreign):
+    digest()
+    assert "kit.rates" in sys.modules
+    assert not {"kit.late", "deep", "deep.down"} & set(sys.modules)
+
+
+def test_what_is_installed_is_left_to_its_version(foreign):
+    digest()  # imported from here on
+    (foreign / "lone.py").write_text("import json, numpy.testing, posenc.attention, absent.too\n")
+    (foreign / "kit" / "late.py").write_text("from ....far import away\nimport deep.down\n'\\d'\n")
+    (foreign / "kit" / "rates.py").write_text("rate = 1\nimport made_by_hand\n")
+    (foreign / "deep" / "down.py").write_bytes(b"\0 compiled")
+    read = []
+    whole = Path.read_bytes
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "made_by_hand", type(sys)("made_by_hand"))
+        patch.setattr(Path, "read_bytes", lambda path: read.append(path) or whole(path))
+        digest()
+    assert read
+    assert all(path.is_relative_to(foreign) for path in read)
+
+
+@pytest.mark.parametrize("label", CATALOGUE)
+def test_schemes_of_posenc_are_known_by_its_version(label):
+    assert digest(label) == ""
+
+
+def test_an_installed_package_is_read_as_a_whole(foreign, monkeypatch):
+    installed = foreign / "site-packages"
+    installed.mkdir()
+    for name in ("base.py", "lone.py", "kit", "deep"):
+        (foreign / name).rename(installed / name)
+    monkeypatch.syspath_prepend(str(installed))
+    before = digest()
+    (installed / "deep" / "down.py").write_text("# another distribution's\n")
+    (installed / "lone.py").write_text("# another distribution's\n")
+    assert digest() == before
+    for name in ("kit/rates.py", "base.py"):
+        (installed / name).write_text(FOREIGN[name] + "# edited\n")
+        assert digest() != before
+        before = digest()
+
+
+def test_a_class_without_a_file_has_no_digest(monkeypatch):
+    typed = type("Typed", (posenc.PositionScheme,), {"__module__": "typed_in"})
+    assert source([typed()]) == ""
+
+
+def test_an_edited_helper_trains_a_scheme_anew(tmp_path, corpus, records, foreign):
+    one = study(tmp_path, schemes=("alibi", "kit.scheme.Mine"))
+    assert [r["error"] for r in records(one)] == [None, None]
+    assert plan(one, corpus)[1] == []
+    (foreign / "kit" / "rates.py").write_text("rate = 2\n")
+    assert [c.scheme for c in plan(one, corpus)[1]] == ["kit.scheme.Mine"]
+
+
+def test_a_run_that_fails_is_a_record_and_is_tried_again(tmp_path, corpus, records, monkeypatch):
+    one, whole = study(tmp_path), runs.learner
+
+    def broken(cell, *rest):
+        if cell.scheme == "alibi":
+            raise MemoryError("no room")
+        return whole(cell, *rest)
+
+    monkeypatch.setattr(runs, "learner", broken)
+    failed, fine = records(one)
+    assert (failed["status"], failed["error"]) == ("failed", "MemoryError: no room")
+    assert fine["status"] == "ok"
+    monkeypatch.undo()
+    assert [c.scheme for c in plan(one, corpus)[1]] == ["alibi"]
+
+
+def test_divergence_is_a_record(tmp_path, records):
+    (record,) = records(study(tmp_path, schemes=("nope",), learning_rate=1e30, clip=1e30, steps=9))
+    assert record["status"] == "failed"
+    assert "diverged" in record["error"]
+
+
+class Dying(Executor):
+    """Workers that are killed: every future ends in an exception."""
+
+    def submit(self, function, /, *arguments):
+        future = Future()
+        future.set_exception(RuntimeError("killed"))
+        return future
+
+
+def test_a_worker_that_dies_leaves_a_record(tmp_path, corpus):
+    one = study(tmp_path)
+    ended = list(run_cells(one, plan(one, corpus)[1], executor=Dying()))
+    assert [r["error"] for r in ended] == ["RuntimeError: killed"] * 2
+
+
+def test_text_that_changed_is_noticed(tmp_path, corpus):
+    one = study(tmp_path)
+    cell = one.cells(corpus, BACKENDS[0])[0]
+    with pytest.raises(ValueError, match="text changed"):
+        runs.run(cell, replace(corpus, sha256="1" * 64))
+
+
+def test_csv_is_tidy_and_failed_runs_are_in_it(tmp_path, records):
+    ended = records(study(tmp_path))
+    ended.append({"scheme": "x", "seed": 0, "status": "failed", "error": "Oops", "train_len": 16})
+    write_tables(tmp_path, ended)
+    with (tmp_path / "results.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert tuple(rows[0]) == COLUMNS
+    assert [row["eval_len"] for row in rows] == ["16", "32", "16", "32", ""]
+    assert float(rows[1]["loss"]) == ended[0]["loss"]["32"]
+    assert rows[-1]["error"] == "Oops"
+    lines = (tmp_path / "results.jsonl").read_text().splitlines()
+    assert [json.loads(line)["scheme"] for line in lines] == ["alibi", "rope", "x"]
+
+
+def test_a_file_is_never_half_written(tmp_path):
+    path, record = tmp_path / "record.json", {"seed": 0, "cell": "a", "loss": {"64": 1, "128": 2}}
+    save(path, record)
+    with pytest.raises(TypeError):
+        save(path, {"scheme": object()})
+    assert list(load(path, "a")["loss"]) == ["64", "128"]  # in order, not as JSON sorts them
+    assert load(path, "a") == record
+    assert load(path, "b") is load(tmp_path / "absent.json", "a") is None
+
+
+def test_many_may_write_one_file(tmp_path):
+    """One name beside it, for all, and most of these fail."""
+    path = tmp_path / "results.csv"
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda n: write_whole(path, f"{n}" * 10_000), range(100)))
+    assert len(set(path.read_text())) <= 2
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_dead_processes_left_is_swept_and_nothing_else(tmp_path):
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    own = partial(tmp_path / "own")
+    left, far, old = (
+        own.with_name(own.name.replace(str(os.getpid()), str(dead.pid))),
+        tmp_path / f".far.0f0f0f0f-{dead.pid}-0f0f0f0f.partial",
+        tmp_path / "results.csv.partial",
+    )
+    for path in (own, far, old, tmp_path / "results.csv"):
+        path.touch()
+    left.mkdir()
+    os.utime(old, (0, 0))
+    sweep(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {own.name, far.name, "results.csv"}
+
+
+def test_seconds_of_a_study_are_those_of_its_runs():
+    times = [(0.0, 10.0), (5.0, 10.0), (6.0, 1.0), (1000.0, 2.0)]  # two at a time, then resumed
+    ended = [{"status": "ok", "began": b, "seconds": s} for b, s in times] + [{"status": "failed"}]
+    assert seconds(ended) == {"wall_seconds": 17.0, "run_seconds": 23.0, "longest_run": 10.0}
+    assert seconds([])["wall_seconds"] == 0
+
+
+OK, FAILED = {"status": "ok"}, {"status": "failed"}
+
+
+def published(out, runs, text, records=(OK,), names=("results.csv", "report.html")):
+    def render(folder):
+        for name in names:
+            (folder / name).write_text(text)
+
+    return publish(out, {"wall_seconds": 1.0}, records, runs, render)
+
+
+def held(folder):
+    return {path.name: path.read_text() for path in folder.iterdir() if path.is_file()}
+
+
+def test_files_of_a_study_come_together_or_not_at_all(tmp_path):
+    def broken(folder):
+        (folder / "results.csv").write_text("new")
+        raise OSError("disk full")
+
+    published(tmp_path, ["a", "b"], "good")
+    before = held(tmp_path)
+    with pytest.raises(OSError, match="disk full"):
+        publish(tmp_path, {}, [OK], ["c"], broken)
+    assert held(tmp_path) == before
+    assert {path.name for path in tmp_path.iterdir()} == {"results.csv", "report.html", STUDY}
+
+
+def test_an_earlier_study_is_kept_and_the_same_one_is_not(tmp_path):
+    assert published(tmp_path, ["a", "b"], "first")[1] is None
+    assert published(tmp_path, ["b", "a"], "again", [OK, OK])[1] is None
+    lost = published(tmp_path, ["a", "b"], "lost one", [OK, FAILED])[1]
+    assert lost is not None
+    assert held(lost)["results.csv"] == "again"  # fewer runs ended well
+    other = published(tmp_path, ["c"], "other", names=("results.csv",))[1]
+    assert other == lost
+    assert held(other)["report.html"] == "lost one"
+    assert set(held(tmp_path)) == {"results.csv", STUDY}
+    assert held(tmp_path)["results.csv"] == "other"
+    assert len(list((tmp_path / "earlier").iterdir())) == 1
+
+
+def test_files_of_a_release_that_told_nothing_are_kept(tmp_path):
+    for name in ("results.csv", "table.md", "notes.txt"):
+        (tmp_path / name).write_text("old")
+    earlier = published(tmp_path, ["a"], "new")[1]
+    assert held(earlier) == {"results.csv": "old", "table.md": "old"}
+    assert held(tmp_path)["notes.txt"] == "old"
+
+
+def test_a_study_file_from_elsewhere_touches_nothing_outside(tmp_path):
+    out, outside = tmp_path / "out", tmp_path / "mine.txt"
+    published(out, ["a"], "theirs")
+    outside.write_text("mine")
+    told = json.loads((out / STUDY).read_text())
+    told |= {"files": ["../mine.txt", str(outside)], "study": "../../out"}
+    (out / STUDY).write_text(json.dumps(told))
+    earlier = published(out, ["b"], "ours")[1]
+    assert earlier.parent == out / "earlier"
+    assert held(earlier).keys() == {STUDY}
+    assert outside.read_text() == "mine"
+
+
+def test_a_study_of_failures_replaces_no_good_one(tmp_path, capsys):
+    published(tmp_path, ["a"], "good")
+    failed = {"scheme": "x", "seed": 0, "status": "failed", "error": "Oops", "train_len": 16}
+    _write(tmp_path, {"wall_seconds": 0.0}, [failed], ["b"])
+    assert held(tmp_path)["results.csv"] == "good"
+    assert "are of an earlier study, and stay" in capsys.readouterr().out
+    _write(tmp_path / "new", {"wall_seconds": 0.0}, [failed], ["b"])
+    assert "Oops" in held(tmp_path / "new")["results.csv"]
+
+
+@pytest.mark.parametrize(
+    ("words", "labels"),
+    [
+        (["alibi,rope:base=5,layout=half", "nope"], ["alibi", "rope:base=5,layout=half", "nope"]),
+        (["rope:base=5,rotary_dim=4+rope:base=6"], ["rope:base=5,rotary_dim=4+rope:base=6"]),
+        (["rope, alibi"], ["rope", "alibi"]),
+        (["rope,", "alibi ,nope"], ["rope", "alibi", "nope"]),
+        (["rope + nope", "rope", "+", "t5"], ["rope+nope", "rope+t5"]),
+        (["rope @ 8 / nope", "rope/nope,t5@ 3"], ["rope@8/nope", "rope/nope", "t5@3"]),
+        (["rope@8,nope", "rope", "/", "t5"], ["rope@8", "nope", "rope/t5"]),
+        (["a.B:x='p / q@r, s'/t5"], ["a.B:x='p / q@r, s'/t5"]),
+        (["rope: base = 5, layout=half t5"], ["rope:base=5,layout=half", "t5"]),
+        (["a.B:x=(1, 2),y='p, q+r' t5"], ["a.B:x=(1, 2),y='p, q+r'", "t5"]),
+        (["a.B:x=[(1, 2), (3,)]+t5,nope"], ["a.B:x=[(1, 2), (3,)]+t5", "nope"]),
+    ],
+)
+def test_words_are_cut_into_labels(words, labels):
+    assert split(words) == tuple(labels)
+    assert split(labels) == tuple(labels)
+
+
+def test_labels():
+    (many,) = parse("rope : base=1e+5 + a.B:x=[(1, 2), (3,)],y='p, q+r/s@t',z=p")
+    assert [(part.name, dict(part.options)) for part in many.parts] == [
+        ("rope", {"base": 1e5}),
+        ("a.B", {"x": [(1, 2), (3,)], "y": "p, q+r/s@t", "z": "p"}),
+    ]
+    assert [part.text for part in many.parts] == [
+        "rope:base=1e+5",
+        "a.B:x=[(1, 2), (3,)],y='p, q+r/s@t',z=p",
+    ]
+    ((part,),) = (layer.parts for layer in parse("rope:base=5e5,layout=interleaved"))
+    assert dict(part.options) == {"base": 5e5, "layout": "interleaved"}
+
+
+ROPE, NOPE, ALIBI = posenc.RoPE(head_dim=8), posenc.NoPE(), posenc.ALiBi(2)
+MEANT = [
+    ("rope", [ROPE], [None]),
+    ("rope/nope", [ROPE, NOPE], [None]),
+    ("rope+alibi", [Sum(ROPE, ALIBI)], [None]),
+    ("rope@512", [ROPE], [512]),
+    ("rope@512/rope@512/nope", [ROPE, ROPE, NOPE], [512, 512, None]),
+    ("rope+alibi@8/nope", [Sum(ROPE, ALIBI), NOPE], [8, None]),
+    ("rope:base=5e5@512/nope", [replace(ROPE, base=5e5), NOPE], [512, None]),
+    ("rope:base=5+alibi/nope@03", [Sum(replace(ROPE, base=5), ALIBI), NOPE], [None, 3]),
+    ("rope:base=1e+5@7", [replace(ROPE, base=1e5)], [7]),
+    (" rope : base = 5 @ 6 / alibi + nope ", [replace(ROPE, base=5), Sum(ALIBI, NOPE)], [6, None]),
+]
+
+
+@pytest.mark.parametrize(("label", "schemes", "windows"), MEANT)
+def test_what_a_label_means(label, schemes, windows):
+    assert layers(label, recipe(layers=5)) == LayerPlan.of(schemes, 5, windows)
+    assert split([label]) == ("".join(label.split()),)
+
+
+ACCEPTED = (
+    r"; accepted: name or name:option=value,option=value; a\+b for their sum on one layer, "
+    r"a/b for layers in turn, a@512 for a layer with a window of 512$"
+)
+
+
+@pytest.mark.parametrize(
+    ("label", "message"),
+    [
+        *((f"rope@{w}", f"has a window '{w}'; it is an integer") for w in ("0", "x", "", "-1")),
+        ("rope@512.0", "has a window '512.0'"),
+        ("rope@8@9", "has a window '8@9'"),
+        ("rope@8+alibi", r"has a window '8\+alibi'; .* and ends a layer"),
+        ("rope@8:base=5", "has a window '8:base=5'; .* and ends a layer"),
+        ("rope@'8'", "has a window \"'8'\""),
+        ("rope//nope", "has an empty name"),
+        ("/rope", "has an empty name"),
+        ("rope/", "has an empty name"),
+        ("rope+", "has an empty name"),
+        ("+", "has an empty name"),
+        ("", "has an empty name"),
+        ("@8", "has an empty name"),
+        (":base=5", "has no name before ':base=5'"),
+        ("base=5", "has an option without a name, 'base=5'"),
+        ("rope:base", "has an option 'base', which must read name=value"),
+        ("rope:'b, c'", "has an option \"'b, c'\", which must"),
+    ],
+)
+def test_labels_that_mean_nothing(label, message):
+    with pytest.raises(ValueError, match=f"^scheme {re.escape(repr(label))} {message}.*{ACCEPTED}"):
+        parse(label)
+
+
+def test_what_is_fitted_is_told_by_scheme():
+    labels = ["t5", "rope", "rope+t5@8/t5:num_buckets=8,scaled=False", "t5:causal=1,num_buckets=4"]
+    assert fitted_settings(labels, recipe()) == {
+        "t5": "causal=True, num_buckets=16, max_distance=16",
+        "t5:num_buckets=8,scaled=False": "causal=True, max_distance=16",
+        "t5:causal=1,num_buckets=4": "max_distance=16",
+    }
+
+
+@pytest.mark.parametrize("train_len", [2, 4, 8, 31, 64, 500])
+def test_no_bucket_lies_beyond_the_training_length(train_len):
+    scheme, *_ = layers("t5", recipe(train_len=train_len, eval_lens=())).schemes
+    distances = -np.arange(train_len)
+    reached = scheme.bucket(distances, xp=np)
+    assert reached.max() >= scheme.num_buckets - 2
+    assert scheme.max_distance <= train_len
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"train_len": 1}, "train_len must be at least 2, got 1"),
+        ({"steps": 0}, "steps must be at least 1, got 0"),
+        ({"heads": 3}, "heads must divide dim=16, got 3"),
+        ({"eval_lens": (16, 0)}, "eval_lens must be at least 1, got 0"),
+        ({"learning_rate": float("nan")}, "learning_rate must be finite"),
+        ({"schemes": ()}, "schemes is empty"),
+        ({"schemes": ("rope", "rope")}, "names one twice"),
+        ({"schemes": ("rpe",)}, "did you mean 'rope'"),
+        ({"schemes": ("rope:bse=2",)}, "did you mean 'base'"),
+        ({"schemes": ("rope:base",)}, "must read name=value"),
+        ({"seeds": 0}, "seeds must be at least 1"),
+        ({"schemes": ("t5:num_heads=3",)}, "num_heads of 't5' is the model's"),
+        ({"schemes": ("t5:train_len=3",)}, "train_len of 't5' is the model's"),
+        ({"schemes": ("rope/nope/rope",)}, "names 3 layers for layers=2"),
+        ({"schemes": ("rope+",)}, r"scheme 'rope\+' has an empty name; accepted: name or"),
+        ({"schemes": ("rope@0",)}, "scheme 'rope@0' has a window '0'; it is an integer"),
+        ({"schemes": ("alibi",), "windowed": ("rope",)}, "windowed names 'rope'; accepted: alibi"),
+        ({"windowed": ("rpe",)}, "windowed names 'rpe' .did you mean 'rope'"),
+        ({"schemes": ("test_study.Short",)}, "'test_study.Short' fails at length 32"),
+    ],
+)
+def test_bad_configurations(changes, message):
+    with pytest.raises(ValueError, match=message):
+        Study(**{**SMALL, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "windowed"),
+    [
+        ({}, ["rope"]),
+        ({"schemes": ("alibi",)}, []),
+        ({"windowed": ()}, []),
+        ({"windowed": ("alibi", "nope")}, ["alibi", "nope"]),
+    ],
+)
+def test_rope_is_windowed_by_default_where_it_is_in_the_study(changes, windowed):
+    one = Study(**SMALL, **changes)
+    assert [label for label in one.schemes if one.is_windowed(label)] == windowed
+
+
+def test_unknown_backend():
+    with pytest.raises(ValueError, match=r"unknown backend 'jaxx'.*did you mean 'jax'"):
+        runs.choose_backend("jaxx")
+    assert runs.choose_backend("auto") in BACKENDS

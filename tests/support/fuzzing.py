@@ -1,0 +1,325 @@
+"""Drawn calls of attention: what is static in one, what fills it, and its definition in loops."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import array_api_compat.numpy as xp
+import numpy as np
+from hypothesis import strategies as st
+from subjects import (
+    DIM,
+    HEADS,
+    WIDTH,
+    Both,
+    Checkered,
+    Cooled,
+    Fading,
+    Fence,
+    Forgetting,
+    Kerple,
+    Parabola,
+    Sharpening,
+    Silent,
+    Stretching,
+    Tide,
+    normal,
+    readonly,
+)
+
+import posenc
+from posenc.params import Features, Params
+from posenc.testing.problem import Problem
+
+# By heads and channels, whatever they are; then those that speak of four heads.
+ANY_SIZE = {
+    "nope": lambda h, d: posenc.NoPE(),
+    "alibi": lambda h, d: posenc.ALiBi(h),
+    "alibi-learned": lambda h, d: posenc.ALiBi(h, learned=True),
+    "alibi-geometric": lambda h, d: posenc.ALiBi(h, slopes="geometric"),
+    "alibi-given": lambda h, d: posenc.ALiBi(h, slopes=[0.0, 1.0, -0.5, 3.0, 0.25, 0.5][:h]),
+    "rope": lambda h, d: posenc.RoPE(d),
+    "rope-base": lambda h, d: posenc.RoPE(d, base=100.0),
+    "rope-interleaved": lambda h, d: posenc.RoPE(d, layout="interleaved"),
+    "rope-partial": lambda h, d: posenc.RoPE(d, rotary_dim=2),
+    "t5": lambda h, d: posenc.T5Bias(h),
+    "t5-causal": lambda h, d: posenc.T5Bias(h, causal=True),
+    "t5-few": lambda h, d: posenc.T5Bias(h, num_buckets=8, max_distance=20),
+    "t5-unscaled": lambda h, d: posenc.T5Bias(h, scaled=False),
+    "kerple": lambda h, d: Kerple(h),
+    "forgetting": lambda h, d: Forgetting(h),
+    "fading": lambda h, d: Fading(h),
+    "cooled": lambda h, d: Cooled(),
+    "stretching": lambda h, d: Stretching(d).at_length(64),
+    "parabola": lambda h, d: Parabola(),
+    "tide": lambda h, d: Tide((0.25, 0.5, 1.0, -2.0, 0.125, 4.0)[:h]),
+    "silent": lambda h, d: Silent(),
+}
+FOUR_HEADS = {
+    "fence": lambda h, d: Fence(),
+    "fence-wide": lambda h, d: Fence(reach=9),
+    "sharpening": lambda h, d: Sharpening(),
+    "checkered": lambda h, d: Checkered(),
+    "both": lambda h, d: Both(d),
+}
+KINDS = ANY_SIZE | FOUR_HEADS
+MAX_POSITION = {"tide": 2**29}  # its bias is of i + j, which must fit 32 bits as differences do
+POSITIONS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32")
+BASES = (0, 0, 0, 7, -20, 200, 2**15, 2**20, -(2**20), 2**24 + 1, 2**30 - 20, 2**30, -(2**30))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What is static in a call: JAX compiles once for all that ``fill`` makes of one layout.
+
+    ``pos`` and ``seg`` are the axes of the arrays, ``""`` for none; ``pos_dtypes`` and
+    ``seg_dtypes`` those of queries and of keys.
+    """
+
+    kind: str
+    batch: int
+    heads: int
+    kv_heads: int
+    q_len: int
+    k_len: int
+    dim: int
+    v_dim: int
+    pos: str = ""
+    pos_dtypes: tuple[str, str] = ("int64", "int64")
+    seg: str = ""
+    seg_dtypes: tuple[str, str] = ("int64", "int64")
+    ready: bool = False  # features are given
+    options: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def scheme(self):
+        return KINDS[self.kind](self.heads, self.dim)
+
+
+@dataclass(frozen=True)
+class Filling:
+    """What the arrays of a layout hold."""
+
+    seed: int
+    bases: tuple[int, ...]  # every token stands near one of them
+    spread: int  # how far from it at most; 0 repeats one position
+    ordered: bool
+    factor: int  # of learned arrays
+    seg_base: int
+
+
+@dataclass(frozen=True)
+class Mixed(Problem):
+    """A problem whose tensors differ in dtype: ``dtypes`` by name; q has the one asked for."""
+
+    dtypes: Mapping[str, str] = field(default_factory=dict)
+
+    def _cast(self, dtype: str) -> dict[str, str]:
+        return {**super()._cast(dtype), **self.dtypes}
+
+
+@st.composite
+def layouts(draw, sizes=None, kinds=tuple(KINDS), longest=40):
+    """Any layout; or one of ``sizes``, that are ``(B, H, Hk, Q, K, D, Dv)``."""
+    kind = draw(st.sampled_from(kinds))
+    if sizes is None:
+        heads = HEADS if kind in FOUR_HEADS else draw(st.integers(1, 6))
+        q_len = draw(st.integers(1, longest))
+        size = {
+            "batch": draw(st.integers(1, 3)),
+            "heads": heads,
+            "kv_heads": draw(st.sampled_from([n for n in range(1, heads + 1) if heads % n == 0])),
+            "q_len": q_len,
+            "k_len": draw(st.just(q_len) | st.integers(1, longest)),
+            "dim": 2 * draw(st.integers(1, 8)),
+            "v_dim": draw(st.integers(1, 16)),
+        }
+    else:
+        names = ("batch", "heads", "kv_heads", "q_len", "k_len", "dim", "v_dim")
+        size = dict(zip(names, draw(st.sampled_from(sizes)), strict=True))
+    longer = max(size["q_len"], size["k_len"])
+    options = {
+        "causal": draw(st.booleans()),
+        "window": draw(
+            st.none()
+            | st.integers(1, longer + 5)
+            | st.sampled_from([2**31 - 1, 2**40])
+            | st.tuples(*[st.none() | st.integers(0, longer + 5)] * 2)
+        ),
+        "sink_tokens": draw(st.sampled_from([0, 0, 0, 2, 9])),
+        "scale": draw(st.sampled_from([None, None, 0.5, 1, 0.0, -0.25])),
+        "k_transformed": draw(st.sampled_from([False, False, True])),
+    }
+    given = ("L", "1L", "BL")  # the default aligns ends, which needs as many keys as queries
+    pos = draw(st.sampled_from(given if size["q_len"] > size["k_len"] else ("", "", *given)))
+    integers = st.sampled_from(POSITIONS)
+    return Layout(
+        kind=kind,
+        **size,
+        pos=pos,
+        pos_dtypes=(draw(integers), draw(integers)) if pos else ("int64", "int64"),
+        seg=(seg := draw(st.sampled_from(("", "", *given)))),
+        seg_dtypes=(draw(integers), draw(integers)) if seg else ("int64", "int64"),
+        ready=bool(KINDS[kind](HEADS, DIM).cumulative) and draw(st.booleans()),
+        options=tuple(sorted(options.items())),
+    )
+
+
+fillings = st.builds(
+    Filling,
+    seed=st.integers(0, 2**16),
+    bases=st.lists(st.sampled_from(BASES), min_size=1, max_size=2).map(tuple),
+    spread=st.sampled_from([0, 3, 20, 40, 150, 2**12]),
+    ordered=st.booleans(),
+    factor=st.sampled_from([1, 1, 4]),
+    seg_base=st.sampled_from([0, -1, 2**31 - 4, -(2**31)]),
+)
+
+
+def fill(layout: Layout, filling: Filling) -> Problem:
+    """The call with its arrays."""
+    scheme, seed = layout.scheme, filling.seed
+    B, Q, K = layout.batch, layout.q_len, layout.k_len
+    tensors = {
+        "q": normal((B, layout.heads, Q, layout.dim), seed),
+        "k": normal((B, layout.kv_heads, K, layout.dim), seed + 1),
+        "v": normal((B, layout.kv_heads, K, layout.v_dim), seed + 2),
+    }
+    if layout.ready:
+        tensors["q_features:c"] = normal((B, layout.heads, Q), seed + 3)
+        # Between those of queries: at equal ones a bias of their distance has no derivative, and
+        # libraries choose differently.
+        between = np.clip(normal((B, layout.heads, K), seed + 4), -3, 3) + 1 / 64
+        tensors["k_features:c"] = readonly(between)
+    elif scheme.cumulative:
+        tensors["x"] = normal((B, K, WIDTH), seed + 3)
+    params = {
+        name: readonly((filling.factor * a).astype("float32"))
+        for name, a in posenc.init_params(scheme, seed).items()
+    }
+    options = {n: o for n, o in layout.options if o is not None}
+    rng = np.random.default_rng(seed + 5)
+    if layout.pos:
+        at = _positions(layout, filling, rng)
+        options |= dict(zip(("q_pos", "k_pos"), at, strict=True))
+    if layout.seg:
+        options |= dict(zip(("q_seg", "k_seg"), _segments(layout, filling, rng), strict=True))
+    return Problem(scheme, tensors, params, options)
+
+
+def _shape(layout: Layout, axes: str, length: int) -> tuple[int, ...]:
+    return {"L": (length,), "1L": (1, length), "BL": (layout.batch, length)}[axes]
+
+
+def _positions(layout: Layout, filling: Filling, rng):
+    """Of queries and of keys: near the bases, in one order or another, within the dtype."""
+    farthest = MAX_POSITION.get(layout.kind, 2**30)
+    for length, dtype in zip((layout.q_len, layout.k_len), layout.pos_dtypes, strict=True):
+        shape, limits = _shape(layout, layout.pos, length), np.iinfo(dtype)
+        pos = rng.choice(filling.bases, shape) + rng.integers(0, filling.spread + 1, shape)
+        pos = np.clip(pos, max(limits.min, -farthest), min(limits.max, farthest - 1))
+        yield readonly((np.sort(pos, axis=-1) if filling.ordered else pos).astype(dtype))
+
+
+def _segments(layout: Layout, filling: Filling, rng):
+    """Of queries four and of keys three, so that some queries see nothing."""
+    limits = [np.iinfo(dtype) for dtype in layout.seg_dtypes]
+    low, high = max(i.min for i in limits), min(i.max for i in limits)
+    base = min(max(filling.seg_base, low), high - 3)
+    for count, length, dtype in zip(
+        (4, 3), (layout.q_len, layout.k_len), layout.seg_dtypes, strict=True
+    ):
+        shape = _shape(layout, layout.seg, length)
+        yield readonly((base + rng.integers(0, count, shape)).astype(dtype))
+
+
+def loops(problem: Problem) -> np.ndarray:
+    """The definition, one query of one head at a time, from the scheme's own methods."""
+    scheme, o, t = problem.scheme, dict(problem.options), problem.tensors
+    (B, H, Q, D), (_, Hk, K, _) = t["q"].shape, t["k"].shape
+
+    def side(name, length, default):
+        return np.broadcast_to(np.asarray(o.get(name, default)).astype(int), (B, length))
+
+    q_pos, k_pos = side("q_pos", Q, np.arange(K - Q, K)), side("k_pos", K, np.arange(K))
+    q_seg, k_seg = side("q_seg", Q, 0), side("k_seg", K, 0)
+    scale = o.get("scale", scheme.scale(D))
+    out = np.zeros((B, H, Q, t["v"].shape[3]))
+    for b, h in np.ndindex(B, H):
+        params, g = _of_head(problem, h), h // (H // Hk)
+        places = {"params": params, "xp": xp}
+        at = [np.asarray(t["q"][b, h]), np.asarray(t["k"][b, g])]
+        q = scheme.transform(at[0], q_pos[b], role="query", **places)
+        transformed = o.get("k_transformed", False)
+        k = at[1] if transformed else scheme.transform(at[1], k_pos[b], role="key", **places)
+        bias = _bias(problem, b, h, (q_pos, k_pos), (q_seg, k_seg))
+        for i in range(Q):
+            seen = [
+                j
+                for j in range(K)
+                if q_seg[b, i] == k_seg[b, j] and _sees(int(q_pos[b, i]), int(k_pos[b, j]), o)
+            ]
+            scores = [q[i] @ k[j] * scale + bias(i, j) for j in seen]
+            if max(scores, default=-np.inf) > -np.inf:
+                weights = np.exp(np.asarray(scores) - max(scores))
+                out[b, h, i] = weights @ t["v"][b, g, seen] / np.sum(weights)
+    return out
+
+
+def _sees(q_pos: int, k_pos: int, o: Mapping[str, Any]) -> bool:
+    """Whether the causal mask and the window let a query see a key."""
+    if o.get("causal", False) and k_pos > q_pos:
+        return False
+    window = o.get("window")
+    if window is None or 0 <= k_pos < o.get("sink_tokens", 0):
+        return True
+    left, right = window if isinstance(window, tuple) else (window - 1, window - 1)
+    ahead = k_pos - q_pos
+    return (left is None or ahead >= -left) and (right is None or ahead <= right)
+
+
+def _bias(problem: Problem, b, h, pos, seg):
+    """The bias of one head as a function of a query's and a key's number in memory."""
+    scheme, own, (q_pos, k_pos) = problem.scheme, _of_head(problem, h), pos
+    if not scheme.cumulative:
+        places = {"params": own, "xp": xp}
+        return lambda i, j: scheme.bias(q_pos[b][i], k_pos[b][j], **places) or 0.0
+    q, k = _sums(problem, b, h, *(side[b] for side in (*pos, *seg)))
+
+    def bias(i, j):
+        sides = Features({"c": q[i]}, "query"), Features({"c": k[j]}, "key")
+        read = Params(dict(own), xp.float64, *sides)
+        return scheme.bias(q_pos[b][i], k_pos[b][j], params=read, xp=xp)
+
+    return bias
+
+
+def _of_head(problem: Problem, head: int) -> Params:
+    specs = problem.scheme.param_specs()
+    own = {
+        name: np.asarray(a, "float64")[head] if specs[name].per_head else np.asarray(a, "float64")
+        for name, a in problem.params.items()
+    }
+    fixed = {n: np.asarray(a[head]) for n, a in problem.scheme.constants().items()}
+    return Params({n: np.asarray(a) for n, a in own.items()} | fixed, xp.float64)
+
+
+def _sums(problem: Problem, b, h, q_pos, k_pos, q_seg, k_seg):
+    """Of queries and keys of one head: gates of all keys of one's segment up to one's position."""
+    t = problem.tensors
+    if "q_features:c" in t:
+        return t["q_features:c"][b, h], t["k_features:c"][b, h]
+    w, bias = (problem.params[n].astype("float64")[h] for n in "wb")
+    gates = [-np.log1p(np.exp(-(x @ w + bias))) for x in t["x"][b]]
+
+    def summed(pos, seg):
+        return np.asarray(
+            [
+                sum(gates[j] for j in range(len(gates)) if k_pos[j] <= p and k_seg[j] == s)
+                for p, s in zip(pos, seg, strict=True)
+            ]
+        )
+
+    return summed(q_pos, q_seg), summed(k_pos, k_seg)

@@ -1,0 +1,397 @@
+"""What every scheme of the catalogue must answer, by its paper's formula in mpmath; and how far
+an answer is from it.
+
+An oracle uses nothing of posenc but the fields of a scheme. A scheme that enters the catalogue
+brings an oracle and at least one case here: ``tests/docs/test_exactness.py`` fails without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import cache, cached_property
+from typing import Any, NamedTuple
+
+import mpmath
+import numpy as np
+
+import posenc
+from posenc.testing.framework import Framework, frameworks
+
+RANGES = (2**7, 2**12, 2**17, 2**20, 2**24)
+DIGITS = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}  # of a significand
+HALVES = ("float16", "bfloat16")
+LENGTH = 240  # positions in a range
+SMALLEST = {"float16": 2.0**-24}  # steps never get finer; in other dtypes that is out of sight
+LARGEST = {"float16": 65504.0}
+MP = mpmath.mp.clone()
+MP.dps = 50  # 2**24 turns take 8 digits, float64 takes 17
+
+# What posenc promises, in the units of Case.measure. Correct rounding is off by 0.5.
+LIMITS = {
+    # An angle of at most pi/4 that has been rounded three times, 1.3 together, of which a sine or
+    # cosine there sees 0.9; a library's own sine, 1; where RoPE turns any vectors, products and
+    # their sum, 1.5. In float32 that is 2**-22, in float64 2**-51. Halves are one rounding of
+    # float32: 0.5, and 2**-13 of its 4.
+    "bounded": {"float64": 4.0, "float32": 4.0, "float16": 0.501, "bfloat16": 0.501},
+    # Slope, distance (in float32 beyond 2**24) and product are rounded once each: less than 2.
+    "ulp": {"float64": 2.0, "float32": 2.0, "float16": 0.501, "bfloat16": 0.501},
+    # Nothing is computed, and a bucket is a whole number.
+    "copy": {"float64": 0.0, "float32": 0.0, "float16": 0.0, "bfloat16": 0.0},
+}
+
+Call = Callable[[Any, Mapping[str, Any], Any], Any]
+
+
+def reaching(reach: int) -> np.ndarray:
+    """Positions up to ``reach``, of both signs: where floats and integers change, and random."""
+    powers = 2 ** np.arange(reach.bit_length())
+    edges = np.unique([powers - 1, powers, powers + 1])
+    edges = edges[edges <= reach]
+    rng = np.random.default_rng(reach)
+    left = LENGTH - 2 * len(edges)
+    even = rng.integers(-reach, reach, left // 2, endpoint=True)
+    near = np.rint(reach ** rng.random(left - left // 2)).astype(int)
+    return np.concatenate([edges, -edges, even, near * rng.choice([-1, 1], len(near))])
+
+
+def keys_reaching(reach: int) -> np.ndarray:
+    """The keys that those positions look at: at the ends, so that distances reach ``2 * reach``."""
+    return np.asarray([0, 1, -1, reach, -reach, reach - 1, -(reach // 2) - 1, reach // 3])
+
+
+# (ranges, positions): a range is a row of a batch, so that one program serves all of them.
+POSITIONS = {
+    "pos": np.stack([reaching(reach) for reach in RANGES]),
+    "k_pos": np.stack([keys_reaching(reach) for reach in RANGES]),
+}
+POSITIONS["row"] = np.abs(POSITIONS["pos"])  # a learned table begins at 0
+
+
+@cache
+def frequency(base: float, exponent: Fraction) -> Any:
+    """``base ** -exponent``, radians a position."""
+    return MP.power(base, -MP.mpf(exponent.numerator) / exponent.denominator)
+
+
+@cache
+def sine(pos: int, base: float, exponent: Fraction) -> Any:
+    """``sin(pos * base ** -exponent)``."""
+    return MP.sin(pos * frequency(base, exponent))
+
+
+@cache
+def cosine(pos: int, base: float, exponent: Fraction) -> Any:
+    """``cos(pos * base ** -exponent)``."""
+    return MP.cos(pos * frequency(base, exponent))
+
+
+def each(function: Callable[..., Any], *arguments: Any) -> np.ndarray:
+    """``function`` of every element of what is broadcast, as Python objects."""
+    objects = [np.asarray(a, dtype=object) for a in arguments]
+    return np.frompyfunc(function, len(objects), 1)(*objects)
+
+
+def alibi(scheme: Any, given: Mapping[str, np.ndarray]) -> np.ndarray:
+    """``-m |q - k|``, ``m = 2**(-8h/P)``, then odd steps of ``2P`` (Press et al., section 3)."""
+    heads = scheme.num_heads
+    power = 2 ** int(np.log2(heads)) if scheme.slopes == "paper" else heads
+    exponents = [Fraction(8 * h, power) for h in range(1, power + 1)]
+    exponents += [Fraction(8 * h, 2 * power) for h in range(1, 2 * (heads - power), 2)]
+    slopes = np.asarray([frequency(2, e) for e in exponents], dtype=object)
+    distance = np.abs(given["pos"][:, :, None] - given["k_pos"][:, None, :])
+    return -slopes[:, None, None] * distance.astype(object)[:, None]
+
+
+def t5(scheme: Any, given: Mapping[str, np.ndarray]) -> np.ndarray:
+    """The table's entry; ``floor(w ln(n/E) / ln(M/E)) >= t`` iff ``(n/E)**w >= (M/E)**t``."""
+    size = scheme.num_buckets // (1 if scheme.causal else 2)
+    E, M, w = size // 2, scheme.max_distance, size - size // 2
+
+    @cache
+    def bucket(rel: int) -> int:
+        n = max(-rel, 0) if scheme.causal else abs(rel)
+        later = 0 if scheme.causal or rel <= 0 else size
+        wider = sum(n**w * E**t >= E**w * M**t for t in range(1, w))
+        return later + (n if n < E else E + wider)
+
+    rel = given["k_pos"][:, None, :] - given["pos"][:, :, None]
+    return np.swapaxes(given["table"][:, each(bucket, rel).astype(int)], 0, 1)
+
+
+def rope(scheme: Any, given: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Pairs ``(a, b)`` turned by ``pos * base**(-2k/R)`` (Su et al., equation 34)."""
+    R = scheme.rotary_dim or scheme.head_dim
+    half = np.arange(R // 2)
+    pairs = {"half": (half, half + R // 2), "interleaved": (2 * half, 2 * half + 1)}
+    first, second = pairs[scheme.layout]
+    turn = (given["pos"][..., None], scheme.base, [Fraction(2 * int(k), R) for k in half])
+    cos, sin = each(cosine, *turn), each(sine, *turn)
+    x = given["x"].astype(object)
+    a, b, out = x[..., first], x[..., second], x.copy()
+    out[..., first], out[..., second] = a * cos - b * sin, a * sin + b * cos
+    return out
+
+
+def sinusoidal(scheme: Any, given: Mapping[str, np.ndarray]) -> np.ndarray:
+    """``sin`` and ``cos`` of ``pos * base**(-2k/d)`` (Vaswani et al., section 3.5)."""
+    n = scheme.dim // 2
+    steps = n - 1 if scheme.layout == "tensor2tensor" else n
+    turn = (given["pos"][..., None], scheme.base, [Fraction(k, steps) for k in range(n)])
+    both = [each(sine, *turn), each(cosine, *turn)]
+    if scheme.layout == "interleaved":
+        return np.stack(both, axis=-1).reshape(*given["pos"].shape, scheme.dim)
+    return np.concatenate(both, axis=-1)
+
+
+def learned(scheme: Any, given: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Row ``pos + offset`` of the table (Gehring et al., section 3.1)."""
+    return given["table"][given["row"] + scheme.offset]
+
+
+def nope(scheme: Any, given: Mapping[str, np.ndarray]) -> np.ndarray:
+    """What came in (Kazemnejad et al.)."""
+    return given["x"]
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """A scheme with options, what it is asked, and its oracle.
+
+    Parameters
+    ----------
+    kind, option
+        Its name in the catalogue, and what its options are.
+    scheme, oracle
+        The scheme, and what it must answer.
+    place
+        ``"bias"``, ``"transform"`` or ``"embedding"``.
+    measure
+        ``"bounded"``: values up to 1, and errors in spacings of the numbers in [1/2, 1).
+        ``"ulp"``: errors in spacings of the numbers at each value, rounded. ``"copy"``: how many
+        values are not exactly what they should be.
+    own
+        Arrays besides positions: ``x``, which every dtype holds, or a float32 ``table``.
+    """
+
+    kind: str
+    option: str
+    scheme: Any
+    oracle: Callable[..., np.ndarray]
+    place: str
+    measure: str
+    own: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.kind}, {self.option}" if self.option else self.kind
+
+    def answer(self, xp: Any, arrays: Mapping[str, Any], own: Mapping[str, Any], dtype: Any) -> Any:
+        """What posenc says, ``(ranges, ...)``."""
+        if self.place == "transform":
+            return posenc.transform(self.scheme, own["x"], arrays["pos"], role="query", xp=xp)
+        if self.place == "bias":
+            pair = arrays["pos"], arrays["k_pos"]
+            return posenc.bias(self.scheme, *pair, own, dtype=dtype, xp=xp)
+        return posenc.embedding(self.scheme, arrays["row" if own else "pos"], own, dtype=dtype)
+
+    @cached_property
+    def exact(self) -> Exact:
+        """What it must say."""
+        values = self.oracle(self.scheme, {**POSITIONS, **self.own})
+        high = values.astype(float)
+        return Exact(high, (values - high).astype(float))
+
+
+class Exact(NamedTuple):
+    """Numbers of some 100 bits: a float64 and what it lacks."""
+
+    high: np.ndarray
+    low: np.ndarray
+
+    def rounded(self, dtype: str) -> np.ndarray:
+        """The nearest numbers of ``dtype``, ties to even, as float64."""
+        if dtype == "float64":
+            return self.high
+        # Rounded to odd before, so that the next rounding takes for a tie only what is one.
+        even = (self.high.view(np.int64) & 1 == 0) & (self.low != 0)
+        odd = np.where(even, np.nextafter(self.high, np.copysign(np.inf, self.low)), self.high)
+        unit = ulp(odd, dtype)
+        near = np.rint(odd / unit) * unit
+        beyond = np.abs(near) > LARGEST.get(dtype, np.inf)
+        return np.where(beyond, np.copysign(np.inf, near), near)
+
+    def away(self, found: np.ndarray) -> np.ndarray:
+        """How far ``found`` is from these numbers; infinite for what is no number."""
+        with np.errstate(invalid="ignore"):
+            far = np.abs((found - self.high) - self.low)
+        return np.where(np.isnan(far), np.inf, far)
+
+
+def ulp(values: np.ndarray, dtype: str) -> np.ndarray:
+    """The spacing of the numbers of ``dtype`` at ``values``."""
+    step = np.ldexp(1.0, np.frexp(values)[1] - DIGITS[dtype])
+    return np.maximum(step, SMALLEST.get(dtype, 0))
+
+
+def errors(case: Case, found: np.ndarray, dtype: str) -> np.ndarray:
+    """The worst error of each range, in the units of the case."""
+    exact = case.exact
+    if case.measure == "bounded":
+        error = exact.away(found) / 2.0 ** -DIGITS[dtype]
+    else:
+        nearest = exact.rounded(dtype)
+        if case.measure == "copy":
+            return np.sum((found != nearest).reshape(len(RANGES), -1), axis=1)
+        finite = np.where(np.isfinite(nearest), nearest, 1)
+        error = np.where(found == nearest, 0, np.inf)  # where a bias has left float16
+        error = np.where(np.isfinite(nearest), exact.away(found) / ulp(finite, dtype), error)
+    return np.max(error.reshape(len(RANGES), -1), axis=1)
+
+
+def options(
+    kind: str,
+    oracle: Callable[..., np.ndarray],
+    place: str,
+    measure: str,
+    schemes: Mapping[str, Any],
+    own: Callable[[Any], Mapping[str, np.ndarray]] = lambda scheme: {},
+) -> list[Case]:
+    """A case of each of a scheme's options."""
+    return [
+        Case(kind, option, scheme, oracle, place, measure, own(scheme))
+        for option, scheme in schemes.items()
+    ]
+
+
+def ones(scheme: Any) -> np.ndarray:
+    """Pairs ``(1, 0)``, of which rotation makes ``(cos, sin)``; 0.75 where nothing turns."""
+    R = scheme.rotary_dim or scheme.head_dim
+    x = np.full((len(RANGES), LENGTH, scheme.head_dim), 0.75)
+    x[..., :R] = np.arange(R) < R // 2 if scheme.layout == "half" else np.arange(R) % 2 == 0
+    return x
+
+
+_rng = np.random.default_rng(0)
+# Eight bits, which all dtypes hold, and no pair of channels longer than 1.
+VECTORS = _rng.integers(-90, 91, (len(RANGES), LENGTH, 32)) / 128
+ROWS = _rng.random((RANGES[-1] + 3, 1), dtype=np.float32)
+# Distinct in every dtype, so that a wrong bucket is a wrong value.
+BUCKETS = (np.arange(1, 65) + _rng.uniform(-0.2, 0.2, 64)).astype(np.float32).reshape(2, 32)
+
+CASES = [
+    *options(
+        "alibi",
+        alibi,
+        "bias",
+        "ulp",
+        {
+            "8 heads": posenc.ALiBi(8),
+            "12 heads": posenc.ALiBi(12),
+            "12 heads, geometric": posenc.ALiBi(12, slopes="geometric"),
+        },
+    ),
+    *options(
+        "learned",
+        learned,
+        "embedding",
+        "copy",
+        {"offset 2": posenc.Learned(RANGES[-1] + 1, 1, offset=2)},
+        lambda scheme: {"table": ROWS},
+    ),
+    *options("nope", nope, "transform", "copy", {"": posenc.NoPE()}, lambda _: {"x": VECTORS}),
+    *options(
+        "rope",
+        rope,
+        "transform",
+        "bounded",
+        {
+            "half": posenc.RoPE(32),
+            "interleaved": posenc.RoPE(32, layout="interleaved"),
+            "16 of 32 channels": posenc.RoPE(32, rotary_dim=16),
+            "base 500000": posenc.RoPE(32, base=500_000.0),
+        },
+        lambda scheme: {"x": ones(scheme)},
+    ),
+    *options(
+        "rope",
+        rope,
+        "transform",
+        "bounded",
+        {"vectors": posenc.RoPE(32)},
+        lambda scheme: {"x": VECTORS},
+    ),
+    *options(
+        "sinusoidal",
+        sinusoidal,
+        "embedding",
+        "bounded",
+        {
+            layout: posenc.Sinusoidal(32, layout=layout)
+            for layout in ("interleaved", "concatenated", "tensor2tensor")
+        },
+    ),
+    *options(
+        "t5",
+        t5,
+        "bias",
+        "copy",
+        {"bidirectional": posenc.T5Bias(2), "causal": posenc.T5Bias(2, causal=True)},
+        lambda scheme: {"table": BUCKETS},
+    ),
+]
+
+
+class Way(NamedTuple):
+    """A framework, eager or compiled; ``fixed``: positions are constants of the program."""
+
+    framework: Framework
+    compiler: str | None = None
+    fixed: bool = False
+
+    def __str__(self) -> str:
+        name = {"numpy": "NumPy", "jax": "JAX"}.get(self.framework.name, self.framework.name)
+        return " ".join([name, *filter(None, [self.compiler, "fixed" * self.fixed])])
+
+
+def ways() -> list[Way]:
+    """NumPy, and what is installed of torch and JAX."""
+    compilers = {"numpy": None, "torch": "inductor", "jax": "jit"}
+    installed, found = frameworks(), []
+    for name in [name for name in compilers if name in installed]:
+        found.append(Way(installed[name]))
+        if compilers[name]:
+            found += [Way(installed[name], compilers[name], fixed) for fixed in (False, True)]
+    return found
+
+
+def answers(cases: Sequence[Case], way: Way, dtype: str) -> dict[Case, np.ndarray]:
+    """What ``way`` says to all of ``cases``, in one program, as float64."""
+    own = {f"{case}: {name}": array for case in cases for name, array in case.own.items()}
+    cast = {name: dtype for name in own if name.endswith(": x")}
+    # JAX has 64 bits where an argument has.
+    arrays = {**own, "width": np.zeros(1), **({} if way.fixed else POSITIONS)}
+    cast["width"] = dtype
+    with way.framework.scope([dtype]):
+        held = {name: way.framework.array(p, str(p.dtype)) for name, p in POSITIONS.items()}
+    program = _program(tuple(cases), dtype, held if way.fixed else {})
+    with np.errstate(over="ignore"):  # a far bias is beyond float16
+        answer = way.framework.evaluate(program, arrays, cast=cast, compiler=way.compiler)
+    assert answer is not None
+    assert answer.dtype == dtype
+    sizes = np.cumsum([case.exact.high.size for case in cases])
+    parts = np.split(answer.values.astype(float), sizes[:-1])
+    return {c: p.reshape(c.exact.high.shape) for c, p in zip(cases, parts, strict=True)}
+
+
+def _program(cases: tuple[Case, ...], dtype: str, held: Mapping[str, Any]) -> Call:
+    names = [(case, {name: f"{case}: {name}" for name in case.own}) for case in cases]
+
+    def program(xp: Any, arrays: dict[str, Any]) -> Any:
+        given, real, parts = {**arrays, **held}, getattr(xp, dtype), []
+        for case, own in names:
+            arguments = {name: arrays[at] for name, at in own.items()}
+            parts.append(xp.reshape(case.answer(xp, given, arguments, real), (-1,)))
+        return xp.concat(parts)
+
+    return program

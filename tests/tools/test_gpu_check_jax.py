@@ -1,0 +1,246 @@
+"""``benchmarks/gpu_check.py --framework jax`` in small: what it writes, notices and counts."""
+
+from __future__ import annotations
+
+import json
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from frameworks_installed import require
+
+from posenc.testing.tolerances import attention_bound
+
+if not require("jax"):
+    pytest.skip("jax is not installed", allow_module_level=True)
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import gpu_check  # noqa: E402
+import jax  # noqa: E402
+from harness import (  # noqa: E402
+    cases,
+    clock,
+    jax_checks,
+    jax_side,
+    jax_speed,
+    jax_variants,
+    ratios,
+    right,
+    speed,
+)
+from harness.right import Check  # noqa: E402
+
+import posenc_jax  # noqa: E402
+
+QUICK = ["--framework", "jax", "--device", "cpu", "--quick", "--seed", "3"]
+ABSENT = jax_side.Side("cpu", quick=True, compiles=None).absent()
+ON_CPU = tuple(
+    implementation for implementation in posenc_jax.IMPLEMENTATIONS if implementation not in ABSENT
+)
+
+
+@pytest.fixture
+def few(monkeypatch):
+    """One kind of call of two schemes, and a variant of each sort."""
+    schemes = cases.schemes
+    monkeypatch.setattr(right, "schemes", lambda dim: {n: schemes(dim)[n] for n in ("alibi", "t5")})
+    monkeypatch.setattr(right, "LAYOUTS", {"causal": cases.LAYOUTS["causal"]})
+    others = [v for v in jax_variants.yardsticks() if v.name != "alibi jax cudnn bias"]
+    monkeypatch.setattr(jax_side, "yardsticks", lambda: others)
+    own = [
+        jax_variants.ours("alibi", "pallas"),
+        jax_variants.ours("alibi", "chunked"),
+        jax_variants.ours("t5", "chunked", learns=True),
+    ]
+    monkeypatch.setattr(jax_side, "of_this_library", lambda: own)
+
+
+def run(tmp_path, *more):
+    """The exit code, and what was written."""
+    out = tmp_path / "found.json"
+    code = gpu_check.main([*QUICK, "--out", str(out), *more])
+    return code, json.loads(out.read_text())
+
+
+def test_a_dry_run(few, tmp_path, capsys):
+    code, found = run(tmp_path, "--compiles", "12")
+    assert code == 0, [row for row in found["checks"] if row["status"] in ("wrong", "failed")]
+    assert {"python", "jax", "jaxlib", "posenc", "platform"} <= set(found["versions"])
+    assert found["device"]["name"] == "cpu"
+    assert set(found["auto"]) == {"none", "alibi", "slopes", "t5"}
+    assert "the device is a cpu" in found["absent"]["pallas"]
+    assert {"xla", "chunked", "reference"} <= set(ON_CPU)
+    tried = {(r["implementation"], r["scheme"], r["dtype"]) for r in found["checks"]}
+    assert tried == {
+        (implementation, scheme, dtype)
+        for implementation in ON_CPU
+        for scheme in ("alibi", "t5")
+        for dtype in ("bfloat16", "float32")
+    }
+    for row in found["checks"]:
+        assert row["status"] == "right", row
+        assert {"out", "q", "k", "v"} <= set(row["errors"])
+        assert ("table" in row["errors"]) == (row["scheme"] == "t5")
+        for error in row["errors"].values():
+            assert 0 <= max(error["relative"], error["largest"]) <= error["allowed"]
+    timings = {(r["variant"], r["length"]): r for r in found["timings"]}
+    chunked = timings["alibi chunked", 256]
+    assert chunked["right"]
+    assert set(chunked["errors"]) == {"out", "q"}
+    for stage in ("forward", "step"):
+        assert 0 < chunked[stage]["q1"] <= chunked[stage]["median"] <= chunked[stage]["q3"]
+        assert chunked[f"TFLOP/s of {stage}"] > 0
+        assert chunked[f"bytes of {stage}"] > 0
+        assert chunked[f"seconds to compile {stage}"] > 0
+    assert "forward" not in timings["t5 chunked, learned", 256]
+    assert timings["none jax cudnn", 256]["status"] == "failed"
+    assert timings["alibi pallas", 256]["status"] == "refused"
+    assert timings["none tokamax", 256]["status"] == "refused"
+    assert not found["ratios"]
+    told = capsys.readouterr().out
+    assert "step, ms" in told
+    assert "absent   pallas: implementation 'pallas' cannot serve this call" in told
+
+
+def test_a_wrong_implementation_is_noticed(few, tmp_path, monkeypatch, capsys):
+    attention = posenc_jax.attention
+
+    def shifted(*tensors, implementation="auto", **options):
+        return attention(*tensors, implementation=implementation, **options) + 0.1 * (
+            implementation == "chunked"
+        )
+
+    monkeypatch.setattr(posenc_jax, "attention", shifted)
+    monkeypatch.setattr("posenc_jax.testing.attention", shifted)
+    schemes = right.schemes
+    monkeypatch.setattr(right, "schemes", lambda dim: {"alibi": schemes(dim)["alibi"]})
+    code, found = run(tmp_path, "--compiles", "12")
+    assert code == 1
+    assert {r["implementation"] for r in found["checks"] if r["status"] == "wrong"} == {"chunked"}
+    # The gradients of a result that is moved by a number are right.
+    wrong = {r["variant"] for r in found["timings"] if r.get("right") is False}
+    assert wrong == {"alibi chunked"}
+    assert found["counts"]["wrong timings"] == 2
+    assert "wrong    chunked alibi causal float32" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("scheme", ["forgetting", "kerple"])
+def test_gradients_of_gates_and_params_are_checked(scheme):
+    framework = jax_checks.Checked(quickly=True)
+    row = right.judged(Check("chunked", scheme, "grouped", "float32"), framework, 0, 0.1)
+    assert row["status"] == "right", row
+    own = (
+        {"x", "w", "b"} if scheme == "forgetting" else set(cases.schemes(64)[scheme].param_specs())
+    )
+    assert set(row["errors"]) == {"out", "q", "k", "v"} | own
+
+
+def test_blocks_are_as_large_as_they_are():
+    usual = posenc_jax.chunked.blocks.BLOCK
+    with jax_checks.Checked(quickly=True).scope(["float32"]):
+        assert usual == posenc_jax.chunked.blocks.BLOCK
+        assert jax.config.jax_default_matmul_precision == "highest"
+
+
+def test_every_scheme_and_layout_of_the_implementations_that_are_there_is_planned():
+    side = jax_side.Side("cpu", quick=False, compiles=None)
+    plan = side.plan()
+    tried = {(c.implementation, c.scheme, c.layout, c.dtype) for c in plan}
+    assert len(plan) == len(tried)
+    assert len(tried) == len(ON_CPU) * len(cases.schemes(64)) * len(cases.LAYOUTS) * 4
+    # Each implementation has one before any has two schemes.
+    assert {c.implementation for c in plan[: 2 * len(ON_CPU)]} == set(ON_CPU)
+
+
+def test_a_sample_is_of_several_calls():
+    seen = []
+
+    def function(x):
+        seen.append(x)
+        return jax.numpy.zeros(2)
+
+    ms, host = jax_speed.Program(function, (1,), calls=4).sample()
+    assert seen == [1] * 4
+    assert 0 < host <= ms
+
+
+def test_what_is_too_large_is_not_run(monkeypatch):
+    settings = speed.Settings("cpu", "bfloat16", heads=2, dim=64, tokens=64, lengths=(64,))
+    variants = [jax_variants.ours("alibi", "chunked")]
+    timing = jax_speed.Speed(settings, variants, clock.Budget(60))
+    monkeypatch.setattr(timing, "_free", lambda: 1000.0)
+    (row,) = timing.rows()
+    assert row["status"] == "refused"
+    assert "0.0 are free" in row["reason"]
+    dense = jax_speed.Speed(settings, [jax_variants.ours("alibi", "xla")], clock.Budget(60))
+    monkeypatch.setattr(dense, "_free", lambda: 1000.0)
+    (row,) = dense.rows()
+    assert row["reason"] == "a dense bias takes about 0 GiB"
+    (row,) = jax_speed.Speed(settings, variants, clock.Budget(60, compiles=1)).rows()
+    assert (row["status"], row["reason"]) == ("not run", "no compilations left")
+
+
+def test_the_rows_that_are_compared_are_those_of_the_definition():
+    inputs = jax_variants.Inputs(1, 2, 40, 8, "float32")
+    scheme = inputs.schemes["alibi"]
+
+    def attend(q):
+        return posenc_jax.attention(
+            q, *inputs.tokens[1:], scheme, causal=True, implementation="reference"
+        )
+
+    out, pull = jax.vjp(attend, inputs.tokens[0])
+    answers = {"out": out, "q": pull(inputs.d_out)[0]}
+    with ThreadPoolExecutor(1) as pool:
+        expected = jax_speed.Expected(inputs, ["alibi"], pool)
+    errors = expected.errors("alibi", answers)
+    assert max(e["relative"] for e in errors.values()) < attention_bound("float32", keys=40)
+    errors = expected.errors("alibi", {"out": out + 0.1})
+    assert errors["out"]["relative"] > 0.01
+
+
+def timing(variant, ms, step, length=8192, **more):
+    row = {"variant": variant, "length": length, "ours": " jax " not in variant, "right": True}
+    return row | {"forward": {"median": ms}, "step": {"median": step}} | more
+
+
+def test_ratios():
+    timings = [
+        timing("none jax cudnn", 1.0, 4.0),
+        timing("alibi jax cudnn bias", 3.0, 12.0),
+        timing("none pallas", 1.25, 8.0),
+        timing("alibi pallas", 1.0, 5.0),
+        timing("t5 pallas", 0.5, 1.0, right=False),
+        timing("none jax cudnn", 64.0, 256.0, length=65536),
+        timing("alibi pallas", 16.0, 128.0, length=65536),
+    ]
+    found = {(r["goal"], r["stage"], r["length"]): r for r in ratios.ratios(timings)}
+    told = {key: (r["ratio"], r["met"]) for key, r in found.items() if r["least"] is not None}
+    assert told == {
+        ("pallas, no bias, 8192 / cuDNN", "forward", 8192): (0.8, True),
+        ("pallas, no bias, 8192 / cuDNN", "step", 8192): (0.5, False),
+        ("pallas ALiBi, 8192 / cuDNN", "forward", 8192): (1.0, True),
+        ("pallas ALiBi, 8192 / cuDNN", "step", 8192): (0.8, True),
+        ("pallas ALiBi, far / cuDNN", "forward", 65536): (4.0, True),
+        ("pallas ALiBi, far / cuDNN", "step", 65536): (2.0, False),
+        ("pallas ALiBi / cuDNN with a dense bias", "forward", 8192): (3.0, True),
+        ("pallas ALiBi / cuDNN with a dense bias", "step", 8192): (2.4, True),
+    }
+    # What is wrong is not fast.
+    assert not any("T5" in goal for goal, _, _ in found)
+
+
+def test_a_gpu_that_is_not_there_is_told():
+    if jax.default_backend() == "gpu":
+        pytest.skip("there is one")
+    with pytest.raises(SystemExit, match="JAX sees no GPU"):
+        jax_side.Side("cuda", quick=True, compiles=None)
+
+
+def test_bytes_are_those_of_temporaries_and_results():
+    compiled = jax.jit(lambda x: x + 1).lower(np.zeros(1000, np.float32)).compile()
+    assert jax_speed._bytes(compiled) >= 4000

@@ -1,0 +1,941 @@
+"""FlexAttention: what its compiler must accept, blocks, recompilations, and calls of one's own."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+from cases import CASES, tensors_of
+from frameworks_installed import require
+from fuzzing import KINDS
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from subjects import DIM, HEADS, SUBJECTS, Checkered, heads, normal, params_of
+
+import posenc
+from posenc.attn.call import prepare
+from posenc.attn.masks import Mask
+from posenc.attn.negligible import negligible
+from posenc.evaluate import has_bias, has_features, positions_as_places, reads_features
+from posenc.positions import packed, visible
+from posenc.testing import Problem, assert_near, frameworks
+from posenc.testing.tolerances import IMPLEMENTATIONS, UNIT, attention_bound
+
+if not require("torch"):
+    pytest.skip("torch is not installed", allow_module_level=True)
+
+import flex_lint
+import torch
+from changing_calls import Watched, check, drawn, kind_of, same
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.attention.flex_attention import flex_attention
+
+import posenc_torch
+from posenc_torch.flex import implementation as flex
+from posenc_torch.flex.block_mask import BLOCK, Places, Sight, known
+from posenc_torch.flex.params import loads
+from posenc_torch.flex.score_mod import ByDistance
+
+FLOAT32 = IMPLEMENTATIONS["float32"]
+TORCH = frameworks()["torch"]
+BIASED = [
+    name for name, scheme in SUBJECTS.items()
+    if has_bias(scheme) and not scheme.hooks() & {"adjust_scores", "regions"} and name != "silent"
+]  # fmt: skip
+RELATIVE = [
+    name for name in BIASED
+    if SUBJECTS[name].relative and SUBJECTS[name].param_specs()
+    and not reads_features(SUBJECTS[name])
+]  # fmt: skip
+ONE_OF_EACH = [*{type(SUBJECTS[name]): name for name in BIASED}.values()]
+SEVERAL = "Using multiple indexing operations on the same tensor"
+long = pytest.mark.long
+pinned = pytest.mark.skipif(flex_lint.unpinned() is not None, reason=str(flex_lint.unpinned()))
+
+
+def some(names, few):
+    """All of them, those beside ``few`` in the long run: each takes the compiler seconds."""
+    return [n if n in few else pytest.param(n, marks=long) for n in names]
+
+
+def tensors(scheme, q_len, k_len=None, batch=2):
+    count, k_len = heads(scheme), k_len or q_len
+    shapes = [(batch, count, q_len, DIM), *[(batch, count, k_len, DIM)] * 2]
+    found = [torch.tensor(normal(shape, n), dtype=torch.float32) for n, shape in enumerate(shapes)]
+    x = torch.tensor(normal((batch, k_len, 6), 3), dtype=torch.float32)
+    return found, x, {name: torch.tensor(a) for name, a in params_of(scheme).items()}
+
+
+def attend(scheme, implementation, arrays, **options):
+    (q, k, v), x, params = arrays
+    with torch.no_grad():
+        return posenc_torch.attention(
+            q, k, v, scheme, params, implementation=implementation, x=x, **options
+        )
+
+
+# Compiled
+
+
+@pytest.mark.parametrize("name", some(BIASED, ("alibi", "t5", "forgetting+alibi", "shaw")))
+def test_the_compiled_kernel_equals_the_reference(name):
+    scheme = SUBJECTS[name]
+    torch._dynamo.reset()
+    pos, seg = map(torch.tensor, packed([200, 100]))
+    where = {"q_pos": pos, "k_pos": pos, "q_seg": seg, "k_seg": seg, "causal": True}
+    for length, options in ((300, {"causal": True, "window": 150}), (300, where)):
+        arrays = tensors(scheme, length)
+        found = attend(scheme, "flex", arrays, **options)
+        expected = attend(scheme, "reference", arrays, **options)
+        assert_near(found.numpy(), expected.numpy(), FLOAT32)
+
+
+# What callers bring, places, features and sinks
+
+
+def drawn_options(seed, q_len, k_len, scheme):
+    """Masks, caps, biases and windows, some of each, as NumPy arrays."""
+    rng = np.random.default_rng(seed)
+
+    def pairs(values):
+        shape = [int(rng.choice([1, size])) for size in (2, heads(scheme))]
+        return values((*shape, q_len, k_len))
+
+    def hiding(shape):
+        bias = rng.standard_normal(shape).astype("float32")
+        return np.where(rng.random(shape) < 0.2, np.float32(-np.inf), bias)
+
+    edge = int(rng.integers(2, 20))
+    every = {
+        "bias": lambda: pairs(hiding),
+        "mask": lambda: pairs(lambda shape: rng.random(shape) < 0.4),
+        "softcap": lambda: float(rng.uniform(0.5, 3)),
+        "scale": lambda: float(rng.uniform(0.2, 0.6)),
+        "sink_tokens": lambda: int(rng.integers(0, 6)),
+        "window": lambda: [(7, 2), (None, 3), (5, None), 6][int(rng.integers(4))],
+        "k_valid": lambda: rng.random((2, k_len)) < 0.7,
+    }
+    options = {name: make() for name, make in every.items() if rng.random() < 0.5}
+    if "mask" in options and rng.random() < 0.5:
+        options["mask"] = lambda q, k: (k <= q) | (k < edge)
+    options["causal"] = bool(rng.integers(2))
+    shift = 5 * np.arange(2)[:, None]
+    for names, low in ((("q_pos", "k_pos"), -3), (("q_axes", "k_axes"), 0)):
+        if rng.random() < 0.4:
+            scale = scheme.axes if names[0] == "q_axes" else 1
+            shapes = [(2, n) if scale == 1 else (2, n, scale) for n in (q_len, k_len)]
+            own = [
+                rng.integers(low, 40, shape) + shift.reshape(2, *[1] * (len(shape) - 1))
+                for shape in shapes
+            ]
+            options |= dict(zip(names, own, strict=True))
+    return options
+
+
+def both_ways(scheme, arrays, options):
+    """Result and log-sum-exp, through FlexAttention's definition and by ours in float64."""
+    (q, k, v), x, params = arrays
+    extra = {"x": x}
+    if scheme.hooks() & {"hidden_features"} and q.shape[2] != k.shape[2]:
+        extra["q_x"] = x[:, k.shape[2] - q.shape[2] :]
+    elif "q_pos" in options and "hidden_features" in scheme.hooks():
+        extra["q_x"] = x
+    given = {n: torch.tensor(o) if isinstance(o, np.ndarray) else o for n, o in options.items()}
+    with torch.no_grad(), flex.uncompiled(), eagerly():
+        found = posenc_torch.attention(
+            q, k, v, scheme, params, implementation="flex", return_lse=True, **given, **extra
+        )
+    wide = {n: a.double().numpy() for n, a in extra.items()}
+    options = {n: o.astype("float64") if n == "bias" else o for n, o in options.items()}
+    own = {n: a.double().numpy() for n, a in params.items()}
+    exact = (a.double().numpy() for a in (q, k, v))
+    return found, posenc.attention(*exact, scheme, own, return_lse=True, **options, **wide)
+
+
+NEW = [
+    "nope", "alibi", "t5", "fence", "shaw", "key-side", "inkling", "transformer-xl", "streets",
+    "forgetting", "forgetting+alibi", "rope+key-side", "sink", "sink-of-queries", "rerope",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NEW)
+@pytest.mark.parametrize("seed", [0, *[pytest.param(n, marks=long) for n in range(1, 12)]])
+def test_what_callers_bring_is_what_the_definition_says(name, seed):
+    scheme = SUBJECTS[name]
+    q_len, k_len = [(33, 33), (20, 33)][seed % 2]
+    arrays = tensors(scheme, q_len, k_len)
+    options = drawn_options(100 * seed + NEW.index(name), q_len, k_len, scheme)
+    if scheme.hooks() & {"regions"}:  # it has places and windows of its own
+        options = {n: o for n, o in options.items() if n in ("causal", "mask", "bias", "softcap")}
+    if "q_axes" in options and "q_pos" not in options and "transform" in scheme.hooks():
+        options = {n: o for n, o in options.items() if not n.endswith("_axes")}
+    found, expected = both_ways(scheme, arrays, options)
+    blind = np.isinf(expected[1])
+    assert (np.isinf(found[1].numpy()) == blind).all()
+    assert_near(found[0].numpy(), expected[0], FLOAT32)
+    assert_near(np.where(blind, 0, found[1].numpy()), np.where(blind, 0, expected[1]), FLOAT32)
+
+
+def test_the_compiled_kernel_takes_what_callers_bring():
+    torch._dynamo.reset()
+    scheme, rng = SUBJECTS["t5"], np.random.default_rng(0)
+    arrays = tensors(scheme, 150)
+    given = {
+        "bias": torch.tensor(rng.standard_normal((1, HEADS, 150, 150)), dtype=torch.float32),
+        "mask": torch.tensor(rng.random((2, 1, 150, 150)) < 0.5),
+        "softcap": 1.5,
+    }
+    for options in (given, {"mask": lambda q, k: (k <= q) | (k < 40), "causal": False}):
+        found = attend(scheme, "flex", arrays, **options)
+        expected = attend(scheme, "reference", arrays, **options)
+        assert_near(found.numpy(), expected.numpy(), FLOAT32)
+
+
+def test_a_feature_of_one_row_or_one_head_serves_all():
+    scheme, rng = SUBJECTS["shaw"], np.random.default_rng(0)
+    (q, k, v), *_, params = tensors(scheme, 20)
+    for shape in ((1, HEADS), (2, 1), (1, 1)):
+        own = torch.tensor(rng.standard_normal((*shape, 20, 7)), dtype=torch.float32)
+        with torch.no_grad(), flex.uncompiled(), eagerly():
+            found, expected = (
+                posenc_torch.attention(
+                    q, k, v, scheme, params, implementation=implementation, q_features={"r": own}
+                )
+                for implementation in ("flex", "reference")
+            )
+        assert_near(found.numpy(), expected.numpy(), FLOAT32)
+
+
+def test_places_steer_a_bias_and_positions_a_mask():
+    scheme, arrays = SUBJECTS["alibi"], tensors(SUBJECTS["alibi"], 20)
+    at = torch.arange(20) // 4
+    options = {"causal": True, "window": 9, "q_axes": at, "k_axes": at}
+    with flex.uncompiled(), eagerly():
+        found = attend(scheme, "flex", arrays, **options)
+    assert_near(found.numpy(), attend(scheme, "reference", arrays, **options).numpy(), FLOAT32)
+
+
+def test_a_row_that_sees_nothing_has_the_lowest_log_sum_exp():
+    (q, k, v), *_ = tensors(posenc.NoPE(), 6)
+    seg = torch.tensor([0, 0, 0, 1, 1, 2]), torch.tensor([0, 0, 0, 1, 1, 1])
+    call = prepare(q, k, v, posenc.NoPE(), q_seg=seg[0], k_seg=seg[1], return_lse=True)
+    with torch.no_grad(), flex.uncompiled(), eagerly():
+        out, lse = flex.flex(call)
+    assert lse is not None
+    assert (lse[..., 5] == torch.finfo(torch.float32).min).all()
+    assert not out[..., 5, :].any()
+    assert (lse[..., :5] > -100).all()
+
+
+def test_a_log_sum_exp_is_asked_for_where_it_is_needed_and_given():
+    scheme = SUBJECTS["sink"]
+    arrays = tensors(scheme, 8)
+    with pytest.raises(NotImplementedError, match="sink of Sink is put in by a log-sum-exp, and "):
+        attend(scheme, "flex", arrays)
+    with pytest.raises(NotImplementedError, match="return_lse=True asks for a log-sum-exp, and "):
+        attend(SUBJECTS["alibi"], "flex", tensors(SUBJECTS["alibi"], 8), return_lse=True)
+    assert flex.without_lse(on_a_gpu(SUBJECTS["alibi"], learns=True)) is None
+    call = prepare(*arrays[0], SUBJECTS["alibi"])
+    assert flex.arguments(call)["return_aux"] is None
+    assert flex.arguments(replace(call, wants_lse=True))["return_aux"].lse
+
+
+def test_a_score_is_scaled_and_capped_before_a_bias_and_in_float32():
+    scheme = posenc.ALiBi(HEADS, slopes=[5.0, 1.0, 1.0, 1.0])
+    (q, k, v), *_ = tensors(scheme, 4)
+    added = torch.full((1, 1, 4, 4), 7.0)
+    call = prepare(q, k, v, scheme, scale=0.25, softcap=2.0, bias=added)
+    mod = flex.arguments(call)["score_mod"]
+    at = map(torch.tensor, (0, 0, 3, 0))
+    found = mod(torch.tensor(8.0, dtype=torch.bfloat16), *at)
+    assert found.dtype == torch.float32
+    assert float(found) == pytest.approx(2 * np.tanh(1) - 15 + 7)
+
+
+STEEP = posenc.ALiBi(HEADS, slopes=[4.0, 0.2, 0.1, 0.03])
+
+
+@pytest.mark.parametrize(
+    "options", [{"causal": True}, {"causal": True, "window": 700}, {}], ids=str
+)
+def test_blocks_that_leave_no_trace_are_not_computed(options):
+    arrays = tensors(STEEP, 1300)
+    torch._dynamo.reset()
+    found, every = (
+        attend(STEEP, "flex", arrays, skip_blocks=skip, **options) for skip in (True, False)
+    )
+    expected = attend(STEEP, "reference", arrays, **options)
+    two = 2 * attention_bound("float32", keys=1300)  # sums in another order round anew
+    assert_near(found.numpy(), expected.numpy(), two)
+    assert_near(found.numpy(), every.numpy(), two + UNIT["float32"])  # half a rounding is left out
+
+
+def test_steep_heads_look_at_few_blocks():
+    (q, k, v), *_ = tensors(STEEP, 4096)
+    call = prepare(q, k, v, STEEP, causal=True)
+    some, every = (flex._block_mask(replace(call, skip_blocks=skip)) for skip in (True, False))
+    looked = some.kv_num_blocks + some.full_kv_num_blocks
+    assert looked.shape == (2, HEADS, 32)
+    assert (looked[:, 0] <= 2).all()
+    assert (looked.amax(dim=(0, 2)).diff() > 0).all()  # the flatter, the farther
+    whole = every.kv_num_blocks + every.full_kv_num_blocks
+    assert (whole[0, 0] == torch.arange(1, 33)).all()
+    # Positions of one's own: by key.
+    where = {"q_pos": torch.arange(4096), "k_pos": torch.arange(4096)}
+    given = flex._block_mask(prepare(q, k, v, STEEP, causal=True, **where))
+    assert (given.kv_num_blocks + given.full_kv_num_blocks == looked).all()
+
+
+@pytest.mark.parametrize("name", ["steep", pytest.param("kerple", marks=long)])
+def test_what_leaves_no_trace_is_found_by_one_compiled_program(name):
+    """As on a GPU: one for every length, and the same blocks."""
+    scheme = STEEP if name == "steep" else SUBJECTS[name]
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+    run = torch.compile(negligible, backend=counter, **flex.COMPILER)
+    for length in (1300, 1500, 1700):
+        (q, k, v), *_ = tensors(scheme, length)
+        call = prepare(q, k, v, scheme, params_of(scheme), causal=True)
+        begun = -(-length // BLOCK)  # a CPU's mask has empty blocks beyond the end
+        every = flex._sight(call).blocks()[1][:, :begun, :begun]
+        found = run(call, BLOCK, whole=every)
+        assert (found == negligible(call, BLOCK, whole=every)).all()
+    assert counter.frame_count <= 2  # the first length as it is, all others as a symbol
+
+
+def test_a_block_mask_that_is_kept_serves_whoever_comes_next():
+    (q, k, v), *_ = arrays = tensors(SUBJECTS["t5"], 300)
+    flex._plain_mask.cache_clear()
+    with flex.uncompiled(), eagerly():
+        with FakeTensorMode() as mode:
+            fake = [mode.from_tensor(a) for a in (q, k, v)]
+            posenc_torch.attention(*fake, posenc.ALiBi(HEADS), causal=True, implementation="flex")
+        with torch.inference_mode():
+            posenc_torch.attention(q, k, v, posenc.ALiBi(HEADS), causal=True, implementation="flex")
+        attend(SUBJECTS["t5"], "flex", arrays, causal=True)
+    mask = flex._plain_mask(300, 300, True, None, 0, q.device)
+    assert not any(a.is_inference() for a in mask.as_tuple() if isinstance(a, torch.Tensor))
+
+
+def test_the_block_mask_of_plain_calls_is_made_once():
+    (q, k, v), *_ = tensors(SUBJECTS["t5"], 1300)
+    call = prepare(q, k, v, SUBJECTS["t5"], params_of(SUBJECTS["t5"]), causal=True)
+    assert flex._block_mask(call) is flex._block_mask(replace(call, q=2 * q))
+    assert flex._block_mask(call) is not flex._block_mask(replace(call, causal=False))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=long)])
+def test_the_compiled_kernel_keeps_differences_of_a_bias_far_away(dtype):
+    scheme = SUBJECTS["alibi-far"]
+    torch._dynamo.reset()
+    tensors_there, x, params = tensors(scheme, 4, 6)
+    arrays = [a.to(dtype) for a in tensors_there], x, params
+    where = {"q_pos": torch.arange(1000, 1004), "k_pos": torch.arange(6)}
+    found = attend(scheme, "flex", arrays, **where)
+    expected = attend(scheme, "reference", arrays, **where)
+    # Weights and results of either are rounded once; what a score rounds to is the same.
+    assert_near(found.float().numpy(), expected.float().numpy(), 2 * torch.finfo(dtype).eps)
+
+
+class Counted:
+    """A compiler that compiles nothing, and counts what it is asked to."""
+
+    def __init__(self):
+        self.graphs = 0
+        torch._dynamo.reset()
+        self.entry = torch.compile(flex.kernel, backend=self, **flex.COMPILER)
+
+    def __call__(self, graph, examples):
+        self.graphs += 1
+        return graph.forward
+
+    def around(self):
+        return flex._through(self.entry)
+
+
+def test_decoding_compiles_once():
+    counted = Counted()
+    with counted.around():
+        for k_len in range(200, 211):
+            attend(SUBJECTS["alibi"], "flex", tensors(SUBJECTS["alibi"], 1, k_len), causal=True)
+    # The first length as it is, all others as a symbol.
+    assert counted.graphs <= 2
+
+
+def test_a_new_length_compiles_nothing_once_lengths_differ():
+    counted = Counted()
+    with counted.around():
+        for length in (200, 201, 333, 600, 601, 777, 900):
+            attend(SUBJECTS["alibi"], "flex", tensors(SUBJECTS["alibi"], length), causal=True)
+    # As it is; one block mask of two blocks, then of any number; padding or none.
+    assert counted.graphs <= 4
+
+
+def test_new_caps_windows_and_first_keys_compile_nothing():
+    counted, arrays = Counted(), tensors(SUBJECTS["alibi"], 200)
+    with counted.around():
+        for n in range(2, 6):
+            options = {"softcap": n / 2, "window": (10 * n, n), "sink_tokens": n - 2}
+            attend(SUBJECTS["alibi"], "flex", arrays, causal=n % 2 == 0, **options)
+            attend(SUBJECTS["alibi"], "flex", arrays, causal=n % 2 == 1, softcap=n + 1.0)
+    assert counted.graphs == 1
+
+
+def test_a_mask_of_the_same_code_and_numbers_compiles_once():
+    counted, arrays = Counted(), tensors(SUBJECTS["alibi"], 40)
+    with counted.around():
+        for edge in (5, 5, 5, 9, 9, 5):
+            options = {"mask": lambda q, k: (k <= q) | (k < edge)}  # noqa: B023
+            found = attend(SUBJECTS["alibi"], "flex", arrays, **options)
+            expected = attend(SUBJECTS["alibi"], "reference", arrays, **options)
+            assert_near(found.numpy(), expected.numpy(), FLOAT32)
+    assert counted.graphs == 2
+    # One cell of which the number changes: what was compiled for the first stays that.
+    edge, cell = 5, {}
+    cell["mask"] = lambda q, k: k < edge
+    first = known(Mask(cell["mask"], with_segments=False))
+    edge = 9
+    second = known(Mask(cell["mask"], with_segments=False))
+    edge = 5
+    assert first == known(Mask(cell["mask"], with_segments=False)) != second
+
+
+def test_more_schemes_than_a_compiler_usually_allows():
+    counted, schemes = Counted(), [posenc.ALiBi(n) for n in range(2, 24)]
+    with counted.around():
+        for scheme in schemes * 2:
+            attend(scheme, "flex", tensors(scheme, 64), causal=True)
+    assert counted.graphs <= len(schemes)
+
+
+def test_more_schemes_than_an_older_compiler_usually_allows(monkeypatch):
+    """PyTorch 2.11 and 2.12 cannot count recompilations of one function apart."""
+    torch._dynamo.reset()
+    monkeypatch.setattr(flex, "_ISOLATES", False)
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    with flex._through(flex._compile(flex.kernel)):
+        for heads_of in range(2, 12):
+            scheme = posenc.ALiBi(heads_of)
+            attend(scheme, "flex", tensors(scheme, 64), causal=True)
+    assert "PyTorch 2.13" in flex.avoided(on_a_gpu(SUBJECTS["t5"], learns=False, length=1024))
+
+
+# Blocks
+
+
+def places(rng, length, batch, spread):
+    shape = (batch, length) if batch else (length,)
+    return torch.tensor(rng.integers(-spread, spread, shape), dtype=torch.int32)
+
+
+@given(seed=st.integers(0, 2**32 - 1), data=st.data())
+@settings(max_examples=60)
+def test_blocks_hold_what_is_visible(seed, data):
+    rng = np.random.default_rng(seed)
+    lengths = data.draw(st.tuples(*[st.integers(1, 3 * BLOCK)] * 2))
+    batch = data.draw(st.sampled_from([0, 2]))
+    spread = data.draw(st.sampled_from([1, 40, 1000]))
+    q_pos, k_pos = (places(rng, n, batch, spread) for n in lengths)
+    if data.draw(st.booleans()):  # in order, where blocks can be told apart
+        q_pos, k_pos = q_pos.sort().values, k_pos.sort().values
+    segments = [None, None]
+    if data.draw(st.booleans()):
+        segments = [places(rng, n, batch, 2).sort().values for n in lengths]
+    causal = data.draw(st.booleans())
+    window = data.draw(st.sampled_from([None, (0, 0), (6, 6), (99, None), (20, 3), (None, -5)]))
+    sinks = data.draw(st.sampled_from([0, 1, 150]))
+    own = [None if a is None else Places.of(a) for a in segments]
+    sight = Sight(Places.of(q_pos), Places.of(k_pos), *own, causal, window, sinks)
+    some, every = sight.blocks()
+    pairs = [a if a is None else torch.atleast_2d(a) for a in (q_pos, k_pos, *segments)]
+    q, k, q_seg, k_seg = (
+        a if a is None else a[:, :, None] if n % 2 == 0 else a[:, None, :]
+        for n, a in enumerate(pairs)
+    )
+    seen = visible(q, k, q_seg, k_seg, causal=causal, window=window, sink_tokens=sinks)
+    seen = torch.ones_like(q - k, dtype=torch.bool) if seen is None else seen
+    assert torch.equal(seen, seen & spread_out(some, seen.shape))
+    assert torch.equal(spread_out(every, seen.shape), spread_out(every, seen.shape) & seen)
+    q_whole, k_whole = (n // BLOCK for n in lengths)
+    assert not every[:, q_whole:].any()
+    assert not every[:, :, k_whole:].any()
+    q_begun, k_begun = (-(-n // BLOCK) for n in lengths)
+    assert not some[:, q_begun:].any()
+    assert not some[:, :, k_begun:].any()
+
+
+def spread_out(blocks, shape):
+    """Of every pair of a query and a key, what is said of its blocks."""
+    wide = blocks.repeat_interleave(BLOCK, 1).repeat_interleave(BLOCK, 2)
+    return wide[:, : shape[1], : shape[2]].expand(shape)
+
+
+def test_a_block_at_the_edge_of_a_window_is_looked_at():
+    near, far = torch.arange(BLOCK) + 99, torch.arange(BLOCK) - (BLOCK - 1)  # 99 apart at least
+    for left, held in ((99, True), (98, False)):
+        some, _ = Sight(Places.of(near), Places.of(far), None, None, False, (left, left)).blocks()
+        assert bool(some[0, 0, 0]) == held
+
+
+def test_positions_of_one_row_serve_every_sequence():
+    pos = 3 * torch.arange(6)[None]
+    mod = posenc_torch.score_mod(posenc.ALiBi(HEADS), q_pos=pos, k_pos=pos)
+    first, sixth = (mod(torch.zeros(()), *map(torch.tensor, (b, 1, 4, 2))) for b in (0, 5))
+    assert first == sixth != 0
+
+
+def test_a_bias_is_added_in_float32_to_a_score_of_half_precision():
+    mod = posenc_torch.score_mod(posenc.ALiBi(HEADS))
+    at = map(torch.tensor, (0, 0, 1001, 0))
+    assert mod(torch.zeros((), dtype=torch.bfloat16), *at).dtype == torch.float32
+
+
+def test_a_mask_has_as_many_blocks_as_there_are():
+    mask = posenc_torch.block_mask(1, 3 * BLOCK, causal=True)  # a kernel's own has room for more
+    assert mask.kv_num_blocks.shape == mask.full_kv_num_blocks.shape == (1, 1, 1)
+    assert mask.shape == (1, 1, 1, 3 * BLOCK)
+
+
+def test_default_positions_leave_out_half_of_the_blocks():
+    mask = posenc_torch.block_mask(8 * BLOCK, 8 * BLOCK, causal=True)
+    assert int(mask.kv_num_blocks.sum()) == 8
+    assert int(mask.full_kv_num_blocks.sum()) == 8 * 7 // 2
+    packed_two = torch.repeat_interleave(torch.arange(2), 4 * BLOCK)
+    mask = posenc_torch.block_mask(8 * BLOCK, 8 * BLOCK, q_seg=packed_two, k_seg=packed_two)
+    assert int(mask.full_kv_num_blocks.sum()) == 2 * 4 * 4
+    assert not mask.kv_num_blocks.any()
+
+
+def test_a_window_wider_than_any_distance_hides_nothing():
+    mask = posenc_torch.block_mask(BLOCK, BLOCK, window=2**40)
+    assert int(mask.full_kv_num_blocks.sum()) == 1
+
+
+def test_a_block_mask_of_a_long_sequence_is_small():
+    mask = posenc_torch.block_mask(2**17, 2**17, causal=True, window=4096)
+    bytes_held = sum(a.numel() * a.element_size() for a in mask.as_tuple() if torch.is_tensor(a))
+    assert bytes_held < 16 * 4 * 1024**2  # a few integers for each of 1024 * 1024 blocks
+    assert int(mask.kv_num_blocks.max() + mask.full_kv_num_blocks.max()) <= 4096 // BLOCK + 2
+
+
+# What a GPU would say, without one
+
+
+def features_of(scheme, length, params, batch=1):
+    """What tokens are known by beside their positions, asking for gradients."""
+    if not has_features(scheme) and scheme.axes == 1:
+        return {}, {}
+    (q, k, _), x, _ = tensors(scheme, length, batch=batch)
+    sides = posenc.features(scheme, params, x=x, q=q, k=k)
+    found = [{n: a.detach().clone().requires_grad_() for n, a in side.items()} for side in sides]
+    if scheme.axes > 1:
+        places = positions_as_places(torch.arange(length), scheme.axes, xp=torch)[None, None]
+        found = [{**side, "places": places} for side in found]
+    return tuple(found)
+
+
+def learning(scheme, seed=0):
+    """The scheme's ``score_mod`` with all that it can learn from asking for gradients."""
+    params = {n: torch.tensor(a).requires_grad_() for n, a in params_of(scheme, seed).items()}
+    query, key = features_of(scheme, 64, params)
+    mod = posenc_torch.score_mod(scheme, params, q_features=query, k_features=key)
+    return mod, params, (query, key)
+
+
+@pinned
+@pytest.mark.parametrize("name", some(BIASED, ONE_OF_EACH))
+def test_a_gpu_takes_the_bias_or_is_not_asked(name):
+    scheme = SUBJECTS[name]
+    mod, params, sides = learning(scheme)
+    assert flex_lint.forward(mod, heads(scheme)) is None
+    refused = flex_lint.backward(mod, heads(scheme))
+    known = loads(scheme, params, *sides)
+    assert (refused is None) == (not known), refused
+    assert refused is None or SEVERAL in refused
+
+
+@pinned
+@pytest.mark.parametrize("options", [{"causal": True}, {"window": 9}], ids=str)
+@pytest.mark.parametrize("name", some(RELATIVE, ("t5", "parabola")))
+def test_a_gpu_takes_a_bias_by_distance(name, options):
+    scheme = SUBJECTS[name]
+    params = {n: torch.tensor(a).requires_grad_() for n, a in params_of(scheme).items()}
+    for q_len in (64, 40):
+        q, k = (torch.zeros(1, heads(scheme), n, flex_lint.DIM) for n in (q_len, 64))
+        bias = flex._bias(prepare(q, k, k, scheme, params, **options))
+        assert isinstance(bias, ByDistance)
+        assert flex_lint.forward(bias.score_mod, heads(scheme)) is None
+        assert flex_lint.backward(bias.score_mod, heads(scheme)) is None
+
+
+@pinned
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_gpu_takes_a_bias_in_half_precision(dtype):
+    mod, *_ = learning(SUBJECTS["kerple"])
+    assert flex_lint.forward(mod, HEADS, dtype=dtype) is None
+    assert flex_lint.backward(mod, HEADS, dtype=dtype) is None
+
+
+class Twice(Checkered):
+    """A learned table that is loaded twice for a pair."""
+
+    def bias(self, q, k, *, params, xp):
+        return params["cells"][q % 3, k % 5] - params["cells"][k % 3, q % 5]
+
+
+@pinned
+def test_a_learned_array_loaded_twice_is_noticed():
+    scheme = Twice()
+    mod, params, _ = learning(scheme)
+    assert SEVERAL in flex_lint.backward(mod, HEADS)
+    assert loads(scheme, params) == ["cells"]
+    own = params["cells"]
+
+    def twice(score, b, h, i, j):
+        return score + own[h, i % 3, 0] - own[h, j % 3, 0]
+
+    assert SEVERAL in flex_lint.backward(twice, HEADS)
+
+
+class FarAndNear(type(SUBJECTS["shaw"])):
+    """A table of each query that is loaded twice for a pair."""
+
+    def bias(self, q, k, *, params, xp):
+        r = params.query["r"]
+        return r[xp.clip(q - k, 0, 2 * self.reach)] + r[0]
+
+
+@pinned
+def test_a_table_of_features_loaded_twice_is_noticed():
+    scheme = FarAndNear()
+    mod, params, sides = learning(scheme)
+    assert SEVERAL in flex_lint.backward(mod, HEADS)
+    assert loads(scheme, params, *sides) == ["feature r of the query"]
+    wide = replace(scheme, head_dim=flex_lint.DIM)
+    assert "feature r of the query" in flex.refuses(on_a_gpu(wide, learns=True))
+    wide = replace(SUBJECTS["shaw"], head_dim=flex_lint.DIM)
+    assert flex.refuses(on_a_gpu(wide, learns=True)) is None
+
+
+@pinned
+def test_a_gpu_takes_caps_and_biases_of_callers():
+    q = torch.zeros(1, HEADS, 64, flex_lint.DIM)
+    for shape in ((1, HEADS), (1, 1)):
+        added = torch.zeros(*shape, 64, 64, requires_grad=True)
+        call = prepare(q, q, q, SUBJECTS["alibi"], bias=added, softcap=2.0, scale=0.3)
+        mod = flex.arguments(call)["score_mod"]
+        assert flex_lint.forward(mod, HEADS) is None
+        assert flex_lint.backward(mod, HEADS) is None
+
+
+@pinned
+def test_what_no_kernel_does_is_noticed():
+    def summed(score, b, h, i, j):
+        return score + torch.cos((i - j) * torch.arange(4.0)).sum()
+
+    assert "Buffers cannot be created" in flex_lint.forward(summed, HEADS)
+    rate = torch.tensor(0.3, requires_grad=True)
+    assert flex_lint.backward(lambda score, b, h, i, j: score * rate, HEADS) is not None
+
+
+@pytest.mark.parametrize("scheme", [Twice(), SUBJECTS["parabola"]])
+def test_on_a_gpu_it_refuses_what_the_lint_does(scheme):
+    where = dict.fromkeys(("q_pos", "k_pos"), torch.arange(4))
+    call = on_a_gpu(scheme, learns=True, **where)
+    assert "one load of each learned array or feature" in flex.refuses(call)
+    assert flex.refuses(on_a_gpu(scheme, learns=False, **where)) is None
+    assert flex.refuses(on_a_gpu(SUBJECTS["t5"], learns=True, **where)) is None
+    # By distance every array is read once, and summed by autograd.
+    assert flex.refuses(on_a_gpu(SUBJECTS["parabola"], learns=True)) is None
+
+
+def on_a_gpu(scheme, *, learns, length=4, **where):
+    """A call as from a GPU: its queries say that they are there, and hold nothing."""
+    q = torch.zeros(1, HEADS, length, flex_lint.DIM)
+    params = {n: torch.tensor(a).requires_grad_(learns) for n, a in params_of(scheme).items()}
+    call = prepare(q, q, q, scheme, params, **where)
+    with FakeTensorMode():
+        there = torch.empty(q.shape, device="cuda")
+    return replace(call, q=there, k=there, v=there)
+
+
+def test_auto_on_a_gpu_takes_it_where_scores_are_many():
+    for name in ("t5", "alibi", "parabola"):
+        assert flex.avoided(on_a_gpu(SUBJECTS[name], learns=False, length=1024)) is None
+        assert "are few" in flex.avoided(on_a_gpu(SUBJECTS[name], learns=False))
+    assert "no mask" in flex.avoided(on_a_gpu(SUBJECTS["nope"], learns=False, length=1024))
+
+
+# Calls of one's own
+
+
+@pytest.mark.parametrize("name", [n for n in BIASED if "sink" not in SUBJECTS[n].hooks()])
+def test_a_score_mod_and_a_block_mask_are_attention(name):
+    scheme = SUBJECTS[name]
+    (q, k, v), x, params = arrays = tensors(scheme, 40)
+    pos = torch.tensor(np.random.default_rng(0).permutation(40) - 7)
+    where = {"q_pos": pos, "k_pos": pos}
+    query, key = posenc.features(scheme, params, x=x, q=q, k=k, pos=pos)
+    q_at, k_at = (
+        posenc.transform(scheme, a, pos, role=role, params=params, features=own)
+        for a, role, own in ((q, "query", query), (k, "key", key))
+    )
+    if scheme.axes > 1:
+        places = positions_as_places(pos, scheme.axes, xp=torch)[None, None]
+        query, key = {**query, "places": places}, {**key, "places": places}
+    mod = posenc_torch.score_mod(scheme, params, **where, q_features=query, k_features=key)
+    mask = posenc_torch.block_mask(40, 40, causal=True, window=(19, 5), sink_tokens=3, **where)
+    with eagerly():
+        found = flex_attention(q_at, k_at, v, mod, mask, scale=scheme.scale(DIM))
+    options = {"causal": True, "window": (19, 5), "sink_tokens": 3}
+    expected = attend(scheme, "reference", arrays, **options, **where)
+    assert_near(found.numpy(), expected.numpy(), FLOAT32)
+
+
+@contextlib.contextmanager
+def eagerly():
+    with TORCH.scope([]):  # FlexAttention warns when it is not compiled
+        yield
+
+
+def test_indices_are_positions_by_default():
+    scheme, arrays = SUBJECTS["alibi"], tensors(SUBJECTS["alibi"], 40)
+    (q, k, v), *_ = arrays
+    mask = posenc_torch.block_mask(40, 40, causal=True)
+    with eagerly():
+        found = flex_attention(q, k, v, posenc_torch.score_mod(scheme), mask)
+    assert_near(found.numpy(), attend(scheme, "reference", arrays, causal=True).numpy(), FLOAT32)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: posenc_torch.score_mod(posenc.ALiBi), TypeError, "scheme must be an instance"),
+        (lambda: posenc_torch.score_mod(posenc.T5Bias(2)), ValueError, "params lacks 'table'"),
+        (
+            lambda: posenc_torch.score_mod(posenc.ALiBi(2), q_pos=torch.arange(3)),
+            ValueError,
+            "q_pos is given without k_pos",
+        ),
+        (
+            lambda: posenc_torch.score_mod(
+                SUBJECTS["forgetting"], posenc.init_params(SUBJECTS["forgetting"])
+            ),
+            ValueError,
+            "'c' is no feature of the query; .* give q_features and k_features",
+        ),
+        (
+            lambda: posenc_torch.score_mod(posenc.ALiBi(2), q_features={"c": torch.zeros(1, 2, 3)}),
+            ValueError,
+            "the bias of ALiBi reads no features of tokens: leave out q_features",
+        ),
+        (
+            lambda: posenc_torch.score_mod(
+                SUBJECTS["forgetting"],
+                posenc.init_params(SUBJECTS["forgetting"]),
+                q_features={"c": torch.zeros(2, 3)},
+            ),
+            ValueError,
+            r"q_features\['c'\] must be floating, \(B or 1, H or 1, L\) .*, got \(2, 3\)",
+        ),
+        (lambda: posenc_torch.block_mask(4, 4, sink_tokens=-1), ValueError, "sink_tokens must be"),
+        (lambda: posenc_torch.block_mask(5, 4), ValueError, "give q_pos and k_pos"),
+        (lambda: posenc_torch.block_mask(0, 4), ValueError, "q_len must be at least 1"),
+        (lambda: posenc_torch.block_mask(4, 4, window=0), ValueError, "window must be at least 1"),
+        (
+            lambda: posenc_torch.block_mask(4, 4, q_seg=torch.arange(4)),
+            ValueError,
+            "q_seg is given without k_seg",
+        ),
+        (
+            lambda: posenc_torch.block_mask(4, 4, q_seg=torch.arange(3), k_seg=torch.arange(4)),
+            ValueError,
+            "q_seg has length 3, q_len is 4",
+        ),
+        (
+            lambda: posenc_torch.block_mask(4, 4, q_pos=torch.arange(3), k_pos=torch.arange(4)),
+            ValueError,
+            "q_pos has length 3, q_len is 4",
+        ),
+    ],
+)
+def test_wrong_calls(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+# What it cannot do
+
+
+def refusal(scheme=None, dtype=torch.float32, **changes):
+    scheme = scheme or posenc.ALiBi(HEADS)
+    q = torch.zeros(1, HEADS, 4, DIM, dtype=dtype, **changes)
+    with pytest.raises(NotImplementedError) as refused:
+        posenc_torch.attention(q, q, q, scheme, posenc.init_params(scheme), implementation="flex")
+    return str(refused.value)
+
+
+def test_reasons():
+    assert "no backward pass on a CPU" in refusal(requires_grad=True)
+    assert "no float64" in refusal(dtype=torch.float64)
+    assert "not tried on meta" in refusal(device="meta")
+
+
+def test_auto_says_why_it_passes_by():
+    q = torch.zeros(1, HEADS, 4, DIM)
+    told = posenc_torch.explain(q, q, q, posenc.ALiBi(HEADS), causal=True)
+    assert told["implementation"] == "sdpa"
+    assert "on a CPU it compiles" in told["others"]["flex"]
+
+
+@pytest.mark.parametrize("name", ["fence", "alibi"])
+def test_rows_that_see_nothing_are_zero_in_the_kernel(name):
+    scheme, case = SUBJECTS[name], CASES["everything"]
+    problem = Problem(scheme, tensors_of(scheme, case), params_of(scheme), case.options)
+    blind = np.asarray(case.options["q_seg"]) == 3
+    torch._dynamo.reset()
+    arrays = {n: torch.tensor(a, dtype=torch.float32) for n, a in problem.tensors.items()}
+    options = {
+        n: torch.tensor(o) if isinstance(o, np.ndarray) else o for n, o in case.options.items()
+    }
+    params = {n: torch.tensor(a) for n, a in problem.params.items()}
+    found = posenc_torch.attention(
+        **arrays, scheme=scheme, params=params, implementation="flex", **options
+    )
+    assert not found[:, :, blind].any()
+    expected = posenc_torch.attention(
+        **arrays, scheme=scheme, params=params, implementation="reference", **options
+    )
+    assert_near(found.numpy(), expected.numpy(), FLOAT32)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("scheme", [posenc.ALiBi(HEADS), posenc.T5Bias(HEADS)])
+def test_a_module_compiles_whole(scheme, backend):
+    position = posenc_torch.Position(scheme)
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        lambda q: position.attend(q, q, q, causal=True, implementation="flex"),
+        fullgraph=True, backend=backend,
+    )  # fmt: skip
+    q = torch.tensor(normal((2, HEADS, 150, DIM), 0), dtype=torch.float32)
+    with torch.no_grad():
+        expected = position.attend(q, q, q, causal=True, implementation="reference")
+        assert_near(compiled(q).numpy(), expected.numpy(), FLOAT32)
+
+
+# Calls that change, in one process
+
+
+@contextlib.contextmanager
+def watched():
+    """The library's own entries, with a compiler that watches in place of torch's."""
+    torch._dynamo.reset()
+    flex._compiled.cache_clear()
+    found, whole = Watched(), torch.compile
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "compile", partial(whole, backend=found))
+        yield found
+    flex._compiled.cache_clear()
+
+
+# The first call as it is; then sizes that differ become symbols, of one axis or of all.
+SYMBOLS = 3
+
+
+@pytest.mark.parametrize("count", [16, pytest.param(300, marks=long)])
+def test_kernels_capture_arrays_of_known_size_whatever_the_calls(count):
+    rng, kinds = np.random.default_rng(0), set()
+    few = [("fence", "fence-wide", "t5", "forgetting"), tuple(KINDS)][count > 16]
+    with watched() as compiler:
+        for _ in range(count):
+            layout, filling = drawn(rng, few)
+            if count == 16:  # kinds come again
+                layout = same(layout, heads=4, kv_heads=4, dim=8, v_dim=8, pos="L", seg="")
+                layout = same(layout, batch=2 + layout.batch % 3, q_len=layout.q_len + 1)
+                layout = same(layout, k_len=layout.k_len + 1)
+            check(layout, filling)
+            kinds.add(kind_of(layout))
+    assert compiler.graphs <= len(kinds) + SYMBOLS
+
+
+def test_a_larger_room_is_a_size_of_its_own():
+    scheme = SUBJECTS["alibi"]
+    with watched() as compiler:
+        for length in (20, 1100):
+            pos = torch.arange(length)
+            arrays = tensors(scheme, length)
+            attend(scheme, "flex", arrays, causal=True, q_pos=pos, k_pos=pos)
+    assert compiler.graphs == 2
+
+
+@pytest.mark.parametrize(
+    ("whole", "dynamic"),
+    [
+        (True, None),
+        pytest.param(False, True, marks=long),
+        pytest.param(True, True, marks=long),
+        pytest.param(False, None, marks=long),
+    ],
+)
+@pytest.mark.parametrize("kind", some(KINDS, ("alibi",)))
+def test_a_program_of_ones_own_takes_changing_calls(kind, whole, dynamic):
+    torch._dynamo.reset()
+    compiler, rng = Watched(), np.random.default_rng(1)
+    attend = torch.compile(
+        posenc_torch.attention, backend=compiler, fullgraph=whole, dynamic=dynamic
+    )
+    for n in range(6):
+        layout, filling = drawn(rng, (kind,))
+        layout = same(layout, heads=4, kv_heads=2, dim=8, v_dim=8, pos="", seg="", causal=True)
+        q_len = 2 + layout.q_len
+        layout = same(layout, batch=2 + n % 3, q_len=q_len, k_len=q_len + layout.k_len)
+        layout = same(layout, window=10 + 20 * n, scale=0.2 + n / 10)
+        layout = same(layout, softcap=1.5 + n, sink_tokens=1 + n)
+        check(layout, filling, attend)
+    # As it is, and with symbols; for a table of distances once more where it outgrows its room.
+    assert compiler.graphs <= 3
+
+
+def test_a_program_of_ones_own_takes_schemes_that_differ_in_a_number():
+    torch._dynamo.reset()
+    compiler, pos = Watched(), torch.arange(20)
+    whole = torch.compile(posenc_torch.attention, backend=compiler, fullgraph=True)
+    for name in ("t5", "t5-few"):
+        scheme = SUBJECTS[name]
+        arrays = tensors(scheme, 20)
+        (q, k, v), _, params = arrays
+        with torch.no_grad():
+            found = whole(q, k, v, scheme, params, q_pos=pos, k_pos=pos, implementation="flex")
+        assert_near(found.numpy(), attend(scheme, "reference", arrays).numpy(), FLOAT32)
+    assert compiler.graphs == 2
+
+
+def test_another_window_and_head_count_take_code_of_their_own_or_none():
+    """Compiled in earnest: symbols for them ended in C++ that does not compile."""
+    torch._dynamo.reset()
+    flex._compiled.cache_clear()
+    before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    for heads_of, window, scale in ((6, None, None), (4, 9, 0.3), (4, 30, 0.25), (4, 5, 0.4)):
+        scheme = posenc.ALiBi(heads_of)
+        arrays = tensors(scheme, 20 + window if window else 20)
+        options = {"causal": True, "window": window, "scale": scale}
+        found = attend(scheme, "flex", arrays, **options)
+        expected = attend(scheme, "reference", arrays, **options)
+        assert_near(found.numpy(), expected.numpy(), FLOAT32)
+    compiled = torch._dynamo.utils.counters["stats"]["unique_graphs"] - before
+    assert compiled <= 3  # one a head count; and the second again, for lengths as symbols
+
+
+def test_nested_tensors_are_answered_in_words():
+    parts = [torch.zeros(n, HEADS, DIM) for n in (5, 3)]
+    q = torch.nested.nested_tensor(parts, layout=torch.jagged).transpose(1, 2)
+    k = torch.zeros(2, HEADS, 5, DIM)
+    with pytest.raises(TypeError, match=r"q is a nested tensor, .*packed\(lengths\), or pad"):
+        posenc_torch.attention(q, q, q, posenc.ALiBi(HEADS))
+    with pytest.raises(TypeError, match="v is a nested tensor"):
+        posenc_torch.attention(k, k, q, posenc.ALiBi(HEADS))

@@ -1,0 +1,606 @@
+"""Attention part by part, and with a bias folded into the head dimension."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import subprocess
+import sys
+import textwrap
+import warnings
+import weakref
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+import pytest
+from frameworks_installed import require
+from subjects import DIM, HEADS, SUBJECTS, heads, normal, params_of
+
+import posenc
+from posenc.attn.bias_forms import by_key, has_bias
+from posenc.testing import assert_near
+from posenc.testing.tolerances import IMPLEMENTATIONS, attention_bound, rounding_bound
+
+if not require("torch"):
+    pytest.skip("torch is not installed", allow_module_level=True)
+
+import array_api_compat.torch as xp
+import torch
+import torch.utils.checkpoint
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.testing._internal.two_tensor import TwoTensor
+
+import posenc_torch
+from posenc.attn.call import prepare
+from posenc_torch import folded
+from posenc_torch.chunked import implementation as chunked
+from posenc_torch.chunked import parts
+from posenc_torch.flex import implementation as flex
+
+
+def two(keys):
+    """Two float32 results, each of which may be so far from the true one."""
+    return 2 * attention_bound("float32", keys=keys)
+
+
+STEEP = posenc.ALiBi(HEADS, slopes=[4.0, 2.0, 1.0, 0.25])
+FADING = {
+    "steep": STEEP,
+    "learned": posenc.ALiBi(HEADS, learned=True, slopes=[4.0, 2.0, 1.0, 0.5]),
+    "gated": SUBJECTS["forgetting"],
+    "kerple": SUBJECTS["kerple"],
+}
+
+
+def inputs(scheme, length, *, k_len=None, shared=None, dtype=torch.float32, learns=True, seed=0):
+    """q, k, v, hidden states and params, leaves that learn."""
+    count, k_len = heads(scheme), k_len or length
+    kv_heads = shared or count
+    shapes = {
+        "q": (2, count, length, DIM),
+        "k": (2, kv_heads, k_len, DIM),
+        "v": (2, kv_heads, k_len, DIM),
+        "x": (2, k_len, 6),
+    }
+    arrays = {
+        name: torch.tensor(normal(shape, seed + n)).to(dtype)
+        for n, (name, shape) in enumerate(shapes.items())
+    }
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    own = {name: torch.tensor(a).to(wide) for name, a in params_of(scheme).items()}
+    for leaf in (*arrays.values(), *own.values()):
+        leaf.requires_grad_(learns)
+    return arrays, own
+
+
+def step(scheme, implementation, arrays, own, **options):
+    """The result, and gradients of a weighted sum of it by name."""
+    out = posenc_torch.attention(
+        **arrays, scheme=scheme, params=own, implementation=implementation, **options
+    )
+    leaves = {n: a for n, a in {**arrays, **own}.items() if a.requires_grad}
+    d_out = torch.tensor(normal(out.shape, 9)).to(out.dtype)
+    found = torch.autograd.grad(out, list(leaves.values()), d_out, allow_unused=True)
+    return out.detach(), {n: g for n, g in zip(leaves, found, strict=True) if g is not None}
+
+
+def call_of(scheme, length, **options):
+    arrays, own = inputs(scheme, length, learns=False)
+    return prepare(**arrays, scheme=scheme, params=own, xp=xp, **options)
+
+
+# Parts
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"causal": True, "window": 40}], ids=str)
+@pytest.mark.parametrize("shared", [HEADS, 2, 1])
+def test_every_query_of_every_head_is_in_one_part(shared, options):
+    arrays, own = inputs(STEEP, 200, shared=shared, learns=False)
+    call = prepare(**arrays, scheme=STEEP, params=own, xp=xp, **options)
+    times = torch.zeros(HEADS, 200)
+    with parts.blocks_of(16):
+        for part in parts.parts(call):
+            times[part.heads, part.queries] += 1
+            group = HEADS // shared
+            own = {h // group for h in range(part.heads.start, part.heads.stop)}
+            assert len(own) == 1 or group == 1 or part.heads == slice(0, HEADS)
+    assert (times == 1).all()
+
+
+def pairs(call):
+    """How many pairs of a query and a key the parts hold."""
+    with parts.blocks_of(16):
+        return sum(
+            (p.heads.stop - p.heads.start)
+            * (p.queries.stop - p.queries.start)
+            * (p.keys.stop - p.keys.start)
+            for p in parts.parts(call)
+        )
+
+
+def test_parts_leave_out_what_is_not_seen_and_what_leaves_no_trace():
+    every = HEADS * 320 * 320
+    flat = replace(STEEP, slopes=[1e-4] * HEADS)
+    assert pairs(call_of(flat, 320)) == every
+    half = pairs(call_of(flat, 320, causal=True))
+    assert 0.5 * every <= half <= 0.55 * every
+    assert pairs(call_of(STEEP, 320, causal=True, skip_blocks=False)) == half
+    assert pairs(call_of(STEEP, 320, causal=True)) < 0.5 * half
+    # A window of 32 reaches over three blocks of 16, of at most 20.
+    assert pairs(call_of(flat, 320, causal=True, window=32)) <= every * 3 / 20
+
+
+FADED = 240  # tokens
+
+
+def order_bound(dtype, length=FADED):
+    """How far two orders of the same sums of queries, keys and values may be apart.
+
+    Both round in the working float, and in half precision then cast weights, values, result.
+    """
+    if dtype == torch.bfloat16:
+        return 2 * (attention_bound("float32", keys=length) + rounding_bound(3, 1, "bfloat16"))
+    return 2 * attention_bound(str(dtype).removeprefix("torch."), keys=length)
+
+
+def order_bound_of_params(arrays, own, out):
+    """Likewise of gradients of learned numbers and hidden states, which sum over rows.
+
+    The gradients of a row's scores are ``w * (d_out @ v - d_out @ out)`` and sum to 0. Errors of
+    scores are in both terms alike; what is left is how a row's sums of keys and channels round,
+    relative to ``|d_out| @ |out|``. Rows round independently of each other. Each reaches all gates
+    before it, or distances as far: a learned number sums so many, a hidden state has one a head.
+    """
+    d_out, x = torch.tensor(normal(out.shape, 9)), arrays["x"].detach().double()
+    rows = torch.linalg.vector_norm((d_out * out.double()).abs().sum(-1), dim=(0, 2)).max()
+    heads_of_x = own["w"].detach().abs().sum(0).max() if "w" in own else 0.0
+    each = rounding_bound(2 * FADED + 2 * DIM, float(rows), str(out.dtype).removeprefix("torch."))
+    whole = 2 * each * FADED * float(x.abs().max())
+    return {**dict.fromkeys(own, whole), "x": 2 * each * float(heads_of_x)}
+
+
+@pytest.mark.parametrize("name", FADING)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_what_is_skipped_changes_nothing_but_a_rounding(name, dtype):
+    scheme = FADING[name]
+    arrays, own = inputs(scheme, FADED, dtype=dtype)
+    left_out = torch.finfo(dtype).eps / 2  # of the largest value
+    with parts.blocks_of(8):
+        for options in ({"causal": True}, {"causal": True, "window": 150}, {}):
+            some = step(scheme, "chunked", arrays, own, **options)
+            every = step(scheme, "chunked", arrays, own, skip_blocks=False, **options)
+            bound = order_bound(dtype) + left_out
+            assert_near(some[0].double(), every[0].double(), bound)
+            assert some[1].keys() == every[1].keys()
+            for leaf in "qkv":  # which go through the scores once more
+                assert_near(some[1][leaf].double(), every[1][leaf].double(), 2 * bound, leaf)
+            if dtype == torch.bfloat16:  # learned numbers sum over roundings of 8 bits: no bound
+                continue
+            for leaf, allowed in order_bound_of_params(arrays, own, every[0]).items():
+                if leaf in every[1]:
+                    apart = (some[1][leaf] - every[1][leaf]).abs().max()
+                    assert apart <= allowed, (leaf, apart, allowed)
+
+
+@pytest.mark.parametrize("shared", [2, 1])
+def test_what_is_skipped_where_heads_share_keys(shared):
+    arrays, own = inputs(STEEP, 240, shared=shared)
+    expected = step(STEEP, "reference", arrays, own, causal=True)
+    with parts.blocks_of(8):
+        found = step(STEEP, "chunked", arrays, own, causal=True)
+    assert_near(found[0], expected[0], two(240))
+    for leaf, gradient in expected[1].items():
+        assert_near(found[1][leaf], gradient, two(240), leaf)
+
+
+def test_blocks_of_its_own_size():
+    """As users have them: 128 keys, 256 queries, lengths that are no multiple."""
+    for scheme, length, k_len in ((STEEP, 700, 700), (posenc.T5Bias(HEADS), 300, 900)):
+        arrays, own = inputs(scheme, length, k_len=k_len)
+        expected = step(scheme, "reference", arrays, own, causal=True)
+        found = step(scheme, "chunked", arrays, own, causal=True)
+        assert_near(found[0], expected[0], two(k_len))
+        for leaf, gradient in expected[1].items():
+            # A number of a table is in half a million scores, a result in 900: errors of terms of
+            # both signs grow like the root.
+            size = 1 if leaf in arrays else math.sqrt(2 * length * k_len / 900)
+            assert_near(found[1][leaf], gradient, size * two(k_len), leaf)
+
+
+def test_a_bias_that_grows_in_half_precision():
+    """Rows peak elsewhere than at their own key: a mask by distance could not hold that."""
+    scheme = posenc.ALiBi(HEADS, slopes=[-8.0, -4.0, 4.0, 8.0])
+    arrays, own = inputs(scheme, 300, dtype=torch.bfloat16)
+    exact, _ = inputs(scheme, 300, dtype=torch.float64)
+    for causal in (True, False):
+        expected = step(scheme, "reference", exact, own, causal=causal)[0]
+        found = step(scheme, "chunked", arrays, own, causal=causal)[0]
+        assert_near(found.double(), expected, IMPLEMENTATIONS["bfloat16"])
+
+
+def test_only_what_is_asked_for():
+    arrays, own = inputs(FADING["learned"], 100, learns=False)
+    arrays["k"].requires_grad_()
+    with parts.blocks_of(16):
+        out = posenc_torch.attention(
+            **arrays, scheme=FADING["learned"], params=own, implementation="chunked", causal=True
+        )
+        out.sum().backward()
+        assert arrays["k"].grad is not None
+        assert arrays["q"].grad is None
+        plain = posenc_torch.attention(
+            arrays["q"], arrays["q"], arrays["q"], STEEP, implementation="chunked", causal=True
+        )
+    assert not plain.requires_grad
+
+
+AUTOCAST = {
+    "steep": STEEP,
+    "growing": posenc.ALiBi(HEADS, slopes=[-1.0, -0.5, -0.1, -2.0]),
+    "gated": SUBJECTS["forgetting"],
+}
+
+
+@pytest.mark.parametrize("implementation", ["chunked", "folded", "sdpa", "reference"])
+@pytest.mark.parametrize("name", AUTOCAST)
+def test_autocast_rounds_queries_keys_and_values_and_nothing_else(name, implementation):
+    scheme = AUTOCAST[name]
+    arrays, own = inputs(scheme, 700, learns=False)
+    exact, wide = inputs(scheme, 700, learns=False, dtype=torch.float64)
+    for leaf in (*(arrays[n] for n in "qkv"), *(exact[n] for n in "qkv")):
+        leaf.requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        found = step(scheme, implementation, arrays, own, causal=True)
+    expected = step(scheme, "reference", exact, wide, causal=True)
+    assert found[0].dtype == torch.float32
+    assert_near(found[0].double(), expected[0], IMPLEMENTATIONS["bfloat16"])
+    for leaf in "qkv":
+        assert found[1][leaf].dtype == torch.float32
+        assert_near(found[1][leaf].double(), expected[1][leaf], IMPLEMENTATIONS["bfloat16"], leaf)
+
+
+def test_autocast_leaves_the_proof_alone():
+    """Large scores: an own score rounded up to 8 bits would hide the query's own block."""
+    q = torch.full((1, 1, 1100, 64), 40.25).bfloat16()
+    v = torch.tensor(normal((1, 1, 1100, 64), 0)).bfloat16()
+    scheme = posenc.ALiBi(1, slopes=[0.1])
+    wide = (q.double(), q.double(), v.double())
+    expected = posenc_torch.attention(*wide, scheme, causal=True, implementation="reference")
+    with torch.autocast("cpu", torch.bfloat16):
+        found = posenc_torch.attention(q, q, v, scheme, causal=True, implementation="chunked")
+    assert_near(found.double(), expected, IMPLEMENTATIONS["bfloat16"])
+
+
+def test_what_it_cannot():
+    arrays, _ = inputs(STEEP, 40)
+    q = arrays["q"]
+
+    def attend(q):
+        return posenc_torch.attention(q, q, q, STEEP, implementation="chunked", causal=True)
+
+    with pytest.raises(NotImplementedError, match=r"torch\.func"):
+        torch.func.grad(lambda q: attend(q).sum())(q)
+    with pytest.raises(NotImplementedError, match="first derivatives only"):
+        torch.autograd.grad(attend(q).sum(), [q], create_graph=True)
+    with pytest.raises(NotImplementedError, match="is_grads_batched"):
+        torch.autograd.grad(attend(q), [q], torch.ones(2, *q.shape), is_grads_batched=True)
+    with pytest.raises(NotImplementedError, match="forward mode"), forward_ad.dual_level():
+        attend(forward_ad.make_dual(q.detach(), q.detach()))
+
+
+def test_auto_is_traced_whatever_the_length():
+    q = torch.tensor(normal((1, HEADS, 1100, DIM), 0), dtype=torch.float32)
+
+    def attend(q):
+        return posenc_torch.attention(q, q, q, STEEP, causal=True)
+
+    expected = attend(2 * q)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch.jit says that it is old, and that lengths are kept
+        assert_near(torch.jit.trace(attend, q)(2 * q), expected, two(1100))
+    assert_near(make_fx(attend, tracing_mode="real")(q)(2 * q), expected, two(1100))
+
+
+@pytest.mark.parametrize("implementation", ["chunked", "sdpa"])
+def test_nothing_is_kept_after_a_backward_pass(implementation):
+    arrays, _ = inputs(STEEP, 600)
+    q = arrays["q"] * 1
+    alive = weakref.ref(q)
+    loss = posenc_torch.attention(q, q, q, STEEP, causal=True, implementation=implementation).sum()
+    del q
+    assert alive() is not None
+    loss.backward()
+    assert alive() is None
+
+    def layer(q):
+        nonlocal alive
+        q = 2 * q
+        alive = weakref.ref(q)
+        return posenc_torch.attention(q, q, q, STEEP, causal=True, implementation=implementation)
+
+    out = torch.utils.checkpoint.checkpoint(layer, arrays["q"], use_reentrant=False)
+    assert alive() is None
+    arrays["q"].grad = None
+    out.sum().backward()
+    again = layer(arrays["q"].detach().requires_grad_())
+    assert torch.isfinite(arrays["q"].grad).all()
+    assert torch.equal(out, again)
+
+
+def test_sums_over_many_parts_keep_growing():
+    """Of 1024 equal terms bfloat16 adds no more than 256."""
+    q, k, v = (torch.zeros(1, 1, n, DIM, dtype=torch.bfloat16) for n in (4096, 4, 4))
+    options = {"scheme": posenc.ALiBi(1, slopes=[1e-6]), "implementation": "chunked"}
+    where = {"q_pos": torch.arange(4096), "k_pos": torch.arange(4)}
+    with parts.blocks_of(4):
+        posenc_torch.attention(q, k, v.requires_grad_(), **options, **where).sum().backward()
+    assert_near(v.grad.double(), np.full(v.shape, 1024.0), IMPLEMENTATIONS["bfloat16"])
+
+
+@dataclass(frozen=True)
+class Elsewhere(posenc.PositionScheme):
+    """Learns an embedding, and has a hook for a bias."""
+
+    def param_specs(self):
+        return {"table": posenc.ParamSpec((40, DIM), per_head=False)}
+
+    def bias(self, q, k, *, params, xp):
+        return None
+
+
+def test_what_has_no_part_in_attention_has_no_gradient():
+    arrays, _ = inputs(Elsewhere(), 40, learns=False)
+    own = {"table": torch.zeros(40, DIM, requires_grad=True)}
+    for learns in (False, True):
+        arrays["q"].requires_grad_(learns)
+        options = {"scheme": Elsewhere(), "params": own, "causal": True}
+        posenc_torch.attention(**arrays, implementation="chunked", **options).sum().backward()
+        assert own["table"].grad is None
+        assert (arrays["q"].grad is not None) == learns
+
+
+@dataclass(frozen=True)
+class Level(posenc.PositionScheme):
+    """A number a head for every pair: a bias that has no axes of its own."""
+
+    relative: ClassVar[bool] = True
+
+    def constants(self):
+        return {"level": (0.5, 1.0, -1.0, 0.0)}
+
+    def bias(self, q, k, *, params, xp):
+        return params["level"]
+
+    def key_bias(self, k, *, params, xp):
+        return params["level"]
+
+
+@pytest.mark.parametrize("scheme", [Level(), posenc.ALiBi(1, slopes=[1.0])], ids=repr)
+def test_one_number_for_all(scheme):
+    """A bias without axes, and one head's slope for every head."""
+    arrays, _ = inputs(STEEP, 40, learns=False)
+    for where in ({}, {"q_pos": torch.arange(40), "k_pos": torch.arange(40)}):
+        expected = posenc_torch.attention(
+            **arrays, scheme=scheme, causal=True, implementation="reference", **where
+        )
+        for implementation in ("flex", "chunked", "sdpa", *([] if where else ["folded"])):
+            with flex.uncompiled(), warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="flex_attention called without")
+                found = posenc_torch.attention(
+                    **arrays, scheme=scheme, causal=True, implementation=implementation, **where
+                )
+            assert_near(found, expected, two(40), implementation)
+
+
+def test_tensors_without_values():
+    told = []
+    for where in ("meta", "fake"):
+        with FakeTensorMode() if where == "fake" else contextlib.nullcontext():
+            q = torch.empty(1, HEADS, 4096, DIM, device="meta" if where == "meta" else "cpu")
+            told.append(posenc_torch.explain(q, q, q, STEEP, causal=True))
+            assert posenc_torch.attention(q, q, q, STEEP, causal=True).shape == q.shape
+    assert [found["implementation"] for found in told] == ["sdpa", "sdpa"]
+    assert all("the tensors hold none" in found["others"]["chunked"] for found in told)
+
+
+def test_tensors_of_another_kind_are_not_cut():
+    """Such as DTensor: every slice of one is communication."""
+    call = call_of(STEEP, 1024, causal=True)
+    assert chunked.refuses(call) is None
+    assert "q is a TwoTensor" in chunked.refuses(replace(call, q=TwoTensor(call.q, call.q)))
+
+
+def test_auto_takes_it_where_scores_are_many():
+    def told(length, scheme=STEEP, q_len=None):
+        q, k = (torch.zeros(1, HEADS, n, DIM) for n in (q_len or length, length))
+        return posenc_torch.explain(q, k, k, scheme, causal=True)
+
+    assert told(4096)["implementation"] == "chunked"
+    assert told(512)["implementation"] == "sdpa"
+    assert "are few" in told(512)["others"]["chunked"]
+    assert "are few" in told(10**5, q_len=1)["others"]["chunked"]
+    assert "needs no mask" in told(4096, posenc.NoPE())["others"]["chunked"]
+
+
+def test_auto_compiles_whole_where_scores_are_many():
+    q = torch.tensor(normal((1, HEADS, 1100, DIM), 0), dtype=torch.float32)
+
+    def attend(q, implementation="auto"):
+        return posenc_torch.attention(q, q, q, STEEP, causal=True, implementation=implementation)
+
+    torch._dynamo.reset()
+    found = torch.compile(attend, fullgraph=True, backend="aot_eager")(q)
+    assert_near(found, attend(q, "chunked"), two(1100))
+    torch._dynamo.reset()
+    broken = torch.compile(lambda q: attend(2 * q, "chunked") + 1, backend="aot_eager")(q)
+    assert_near(broken, attend(2 * q, "chunked") + 1, two(1100))
+
+
+MEMORY = """
+    import resource, torch, posenc, posenc_torch
+
+    def peak():
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+
+    def step(length):
+        q, k, v = torch.randn(3, 1, 8, length, 16, requires_grad=True).unbind()
+        table = torch.zeros(8, 32, requires_grad=True)
+        for scheme, own in ((posenc.ALiBi(8), {}), (posenc.T5Bias(8), {"table": table})):
+            posenc_torch.attention(q, k, v, scheme, own, causal=True).sum().backward()
+
+    step(1100)
+    before = peak()
+    step(6144)
+    print(peak() - before)
+"""
+
+
+def test_learning_takes_no_square_of_memory():
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(MEMORY)], capture_output=True, text=True, check=True
+    )
+    # One score for each pair would be 1.2 GB, and a backward pass holds several. What is held: 12
+    # MB for each of q, k, v and their gradients, and T5's parts of 8 * 256 * 6144 scores, 50 MB.
+    assert int(done.stdout) < 700
+
+
+# Lifted
+
+KEYED = [
+    name for name, scheme in {**SUBJECTS, **FADING}.items()
+    # What is folded has no log-sum-exp, by which a sink would be put in.
+    if has_bias(scheme) and name != "silent" and "sink" not in scheme.hooks()
+    and by_key(call_of(scheme, 4, causal=True)) is not None
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("q_len", [60, 1])
+@pytest.mark.parametrize("shared", [None, 1], ids=["own", "shared"])
+@pytest.mark.parametrize("name", KEYED)
+def test_a_lifted_bias_is_the_bias(name, shared, q_len):
+    scheme, sizes = {**SUBJECTS, **FADING}[name], {"k_len": 60, "shared": shared}
+    exact, wide = inputs(scheme, q_len, dtype=torch.float64, **sizes)
+    expected = step(scheme, "reference", exact, wide, causal=True)
+    for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
+        arrays, own = inputs(scheme, q_len, dtype=dtype, **sizes)
+        half = torch.finfo(dtype).bits < 32
+        if half:  # the bias learns in float32 and wider alone
+            for array in (arrays["x"], *own.values()):
+                array.requires_grad_(False)
+        found = step(scheme, "folded", arrays, own, causal=True)
+        tolerance = attention_bound(str(dtype).removeprefix("torch."), channels=DIM + 8, keys=60)
+        if dtype == torch.float32:
+            # A kernel may add the channels in any order: a rounding of slope times position.
+            tolerance += 2.0**-24 * 4 * 60
+        assert_near(found[0].double(), expected[0], tolerance)
+        for leaf in expected[1] if not half else "qkv":
+            # A head's number is in all of its 3660 scores, a result in 60: errors of terms of both
+            # signs grow like the root. Far keys count for twice their share and more.
+            size = 1 if leaf in ("q", "k", "v") else 2.5 * math.sqrt(3660 / 60)
+            assert_near(found[1][leaf].double(), expected[1][leaf], size * tolerance, leaf)
+
+
+@pytest.mark.parametrize("name", ["learned", "gated"])
+def test_a_lifted_bias_does_not_learn_in_half_precision(name):
+    """The gradient of a slope is a sum over all pairs that cancels to a hundredth of its terms."""
+    arrays, own = inputs(FADING[name], 20, dtype=torch.bfloat16)
+    with pytest.raises(NotImplementedError, match="the bias learns"):
+        step(FADING[name], "folded", arrays, own, causal=True)
+    with torch.no_grad():
+        options = {"scheme": FADING[name], "params": own, "causal": True}
+        found = posenc_torch.attention(**arrays, implementation="folded", **options)
+        expected = posenc_torch.attention(**arrays, implementation="reference", **options)
+    assert_near(found.double(), expected.double(), IMPLEMENTATIONS["bfloat16"])
+
+
+@pytest.mark.parametrize("lengths", [(2000, 2000), (1, 2**16)], ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_a_lifted_bias_stays_exact_far_away(lengths, dtype):
+    """Slope times position is 1400 and 46 000 here: 8 bits of it are off by 4, 16 bits by 1/2."""
+    scheme = posenc.ALiBi(HEADS, slopes=[0.7, 0.3, 0.05, 0.011])
+    q_len, k_len = lengths
+    shapes = [(1, HEADS, n, 64) for n in (q_len, k_len, k_len)]
+    q, k, v = (torch.tensor(normal(s, n)).to(getattr(torch, dtype)) for n, s in enumerate(shapes))
+    wide = [a.double() for a in (q, k, v)]
+    expected = posenc_torch.attention(*wide, scheme, causal=True, implementation="chunked")
+    found = posenc_torch.attention(q, k, v, scheme, causal=True, implementation="folded")
+    # Beyond 2000 keys the flattest bias is at -22, and a weight below a rounding. Products of half
+    # precision are exact in float32, but three numbers of a slope times a position are added to
+    # them, 8 channels in any order. Weights and the result are then rounded.
+    bound = attention_bound("float32", channels=64 + 8, keys=2000)
+    if dtype != "float32":
+        bound += rounding_bound(8, 0.7 * k_len / 2) + rounding_bound(2, 1, dtype)
+    assert_near(found.double(), expected, bound)
+
+
+def test_a_lifted_bias_beyond_float16():
+    """Slope times position over the root of D is 180 000 at last."""
+    scheme, (q_len, k_len) = posenc.ALiBi(HEADS, slopes=[256.0, 8.0, 1.0, 0.1]), (1, 2000)
+    arrays, _ = inputs(scheme, q_len, k_len=k_len, dtype=torch.float16, learns=False)
+    exact = {name: a.double() for name, a in arrays.items()}
+    expected = posenc_torch.attention(
+        **exact, scheme=scheme, causal=True, implementation="reference"
+    )
+    found = posenc_torch.attention(**arrays, scheme=scheme, causal=True, implementation="folded")
+    assert_near(found.double(), expected, IMPLEMENTATIONS["float16"])
+
+
+def test_a_lifted_bias_calls_a_kernel_without_a_mask(monkeypatch):
+    seen = []
+    real = folded.scaled_dot_product_attention
+
+    def spy(q, k, v, **options):
+        seen.append((q.shape, v.shape, options))
+        return real(q, k, v, **options)
+
+    monkeypatch.setattr(folded, "scaled_dot_product_attention", spy)
+    for dtype, width in ((torch.float32, DIM + 8), (torch.bfloat16, DIM + 8)):
+        arrays, _ = inputs(STEEP, 20, dtype=dtype, learns=False)
+        posenc_torch.attention(**arrays, scheme=STEEP, causal=True, implementation="folded")
+        (q_shape, v_shape, options) = seen.pop()
+        assert q_shape[3] == v_shape[3] == width
+        assert options == {"is_causal": True, "scale": STEEP.scale(DIM)}
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "reason"),
+    [
+        ("nope", {"causal": True}, "has no bias"),
+        ("alibi", {}, "only under a causal mask"),
+        ("t5", {"causal": True}, "declares no key_bias"),
+        ("alibi", {"causal": True, "window": 5}, "no window"),
+        ("alibi", {"causal": True, "scale": -1.0}, "a scale above 0"),
+    ],
+)
+def test_a_bias_that_cannot_be_lifted(name, options, reason):
+    q = torch.zeros(1, HEADS, 8, DIM)
+    scheme = SUBJECTS[name]
+    with pytest.raises(NotImplementedError, match=reason):
+        posenc_torch.attention(
+            q, q, q, scheme, params_of(scheme), implementation="folded", **options
+        )
+
+
+def test_skip_blocks_is_a_flag():
+    q = torch.zeros(1, HEADS, 8, DIM)
+    with pytest.raises(TypeError, match="skip_blocks"):
+        posenc_torch.attention(q, q, q, STEEP, skip_blocks=np.ones(1))
+
+
+def test_a_log_sum_exp_rounds_no_scaled_query():
+    q, k, v = (torch.tensor(normal((1, 2, 16, 24), n)).bfloat16() for n in range(3))
+    wide = posenc_torch.attention(
+        q.double(),
+        k.double(),
+        v.double(),
+        posenc.NoPE(),
+        implementation="reference",
+        return_lse=True,
+    )[1]
+    lse = posenc_torch.attention(q, k, v, posenc.NoPE(), implementation="chunked", return_lse=True)[
+        1
+    ]
+    assert (lse - wide).abs().max() < 1e-5

@@ -1,0 +1,105 @@
+"""torch.export with "sdpa": one program for every length, the same when saved and loaded."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from cases import ONE_OF_EACH
+from frameworks import HAS
+from subjects import SUBJECTS
+
+import posenc
+from posenc.testing import assert_near
+from posenc.testing.tolerances import IMPLEMENTATIONS
+
+if not HAS["torch"]:
+    pytest.skip("torch is not installed", allow_module_level=True)
+
+import torch
+from torch.export import Dim, export
+from torch_layers import Layer, tensors
+
+# A program computes what eager code does; another kernel for another stride may round anew.
+FLOAT32 = IMPLEMENTATIONS["float32"]
+BATCH, QUERIES, KEYS = Dim("batch"), Dim("queries"), Dim("keys")
+
+
+def documents(q_len, k_len):
+    """Positions and segments of documents of five tokens; queries are the last, back to front."""
+    pos, seg = torch.arange(k_len) % 5 + 7, torch.arange(k_len) // 5
+    last = slice(k_len - q_len, None)
+    return {
+        "q_pos": pos[last].flip(0),
+        "k_pos": pos,
+        "q_seg": seg[last].flip(0),
+        "k_seg": seg,
+    }
+
+
+def arguments(form, scheme, q_len, k_len, batch):
+    found = tensors(scheme, q_len, k_len, batch)
+    return found | documents(q_len, k_len) if form == "documents" else found
+
+
+# What is exported, lengths of queries and of keys it must serve, and the axes that vary.
+FORMS = {
+    "whole": ((6, 6), [(1, 1), (5, 5), (21, 21)], (KEYS, KEYS)),
+    "decoding": ((1, 6), [(1, 2), (1, 21)], (None, KEYS)),
+    "documents": ((4, 6), [(4, 6), (3, 3), (7, 21)], (QUERIES, KEYS)),
+}
+
+
+def axes(form):
+    queries, keys = FORMS[form][2]
+    at_queries = {} if queries is None else {2: queries}
+    found = {"q": {0: BATCH} | at_queries, "k": {0: BATCH, 2: KEYS}, "v": {0: BATCH, 2: KEYS}}
+    found |= {"x": {0: BATCH, 1: KEYS}}
+    if form == "documents":
+        found |= {"q_pos": {0: queries}, "k_pos": {0: keys}}
+        found |= {"q_seg": {0: queries}, "k_seg": {0: keys}}
+    return found
+
+
+def reloaded(program):
+    """A program as another process would find it."""
+    buffer = io.BytesIO()
+    torch.export.save(program, buffer)
+    buffer.seek(0)
+    return torch.export.load(buffer)
+
+
+CATALOGUE = list(posenc.catalogue())
+# Strict: numbers that are kept for a bias, and those kept for angles, must be in the program.
+SHORT = [
+    *[(name, "whole", False) for name in CATALOGUE],
+    *[(name, "documents", False) for name in ("both", "forgetting")],
+    ("t5", "decoding", False),
+    *[(name, "whole", True) for name in ("alibi", "rope")],
+]
+EVERY = [
+    (name, form, strict)
+    for name in dict.fromkeys(CATALOGUE + ONE_OF_EACH)
+    for form in FORMS
+    for strict in (False, True)
+]
+LONG = [pytest.param(*at, marks=pytest.mark.long) for at in EVERY if at not in SHORT]
+
+
+@pytest.mark.parametrize(("subject", "form", "strict"), SHORT + LONG)
+def test_an_exported_program_serves_every_length(subject, form, strict):
+    scheme = SUBJECTS[subject]
+    torch.manual_seed(0)
+    layer = Layer(scheme, implementation="sdpa", window=8)
+    example, lengths, _ = FORMS[form]
+    given = arguments(form, scheme, *example, batch=2)
+    program = export(layer, (), given, dynamic_shapes=axes(form), strict=strict)
+    learned = {f"position.{name}" for name in scheme.param_specs()}
+    assert {name for name, _ in program.named_parameters()} == learned
+    run, loaded = program.module(), reloaded(program).module()
+    for q_len, k_len in lengths:
+        tokens = arguments(form, scheme, q_len, k_len, batch=3)
+        expected = layer(**tokens)
+        for found, again, right in zip(run(**tokens), loaded(**tokens), expected, strict=True):
+            assert_near(found.detach(), right.detach(), FLOAT32)
+            assert torch.equal(again, found)
