@@ -37,8 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from harness.clock import Budget
     from harness.speed import Settings
 
-    side = importlib.import_module(f"measure.{options.framework}_speed")
-    known = importlib.import_module(f"measure.{options.framework}_variants")
+    side = importlib.import_module(f"harness.{options.framework}_speed")
+    known = importlib.import_module(f"harness.{options.framework}_variants")
     if options.framework == "torch":
         side.torch.set_num_threads(options.threads)
     settings = Settings(

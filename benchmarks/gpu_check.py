@@ -39,7 +39,7 @@ _RIGHT = 0.45  # of the time, where both parts are asked for
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code: 1 if an implementation of this library is wrong."""
     options = _options(arguments)
-    side = importlib.import_module(f"measure.{options.framework}_side").Side(
+    side = importlib.import_module(f"harness.{options.framework}_side").Side(
         options.device, quick=options.quick, compiles=options.compiles
     )
     seed = secrets.randbits(30) if options.seed is None else options.seed

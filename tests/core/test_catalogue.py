@@ -63,7 +63,7 @@ def catalogue(monkeypatch):
     """Rows by name where the catalogue holds the given makers too."""
 
     def measured(**makers):
-        monkeypatch.setattr("posenc.cli.list.schemes", lambda: posenc.catalogue() | makers)
+        monkeypatch.setattr("posenc.cli.list.catalogue", lambda: posenc.catalogue() | makers)
         return {row.name: row for row in rows()}
 
     return measured

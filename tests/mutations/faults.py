@@ -1062,7 +1062,7 @@ _FOUND = (
         CHECKS,
         "return distance if distance < 2**31 - 1 else None",
         "return distance",
-        ("test_found.py wider_than_any_distance",),
+        ("test_regressions.py wider_than_any_distance",),
     ),
     Fault(
         "blind-row-overflows-in-float16",
@@ -1070,7 +1070,7 @@ _FOUND = (
         SDPA,
         "mask = torch.where(blind, 0.0, visible).to(q.dtype)",
         "mask = torch.where(blind, bias, visible).to(q.dtype)",
-        ("test_found.py finite_gradients_whatever_its_bias",),
+        ("test_regressions.py finite_gradients_whatever_its_bias",),
     ),
 )
 

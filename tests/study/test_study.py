@@ -931,7 +931,7 @@ def test_no_bucket_lies_beyond_the_training_length(train_len):
         ({"schemes": ("rope@0",)}, "scheme 'rope@0' has a window '0'; it is an integer"),
         ({"schemes": ("alibi",), "windowed": ("rope",)}, "windowed names 'rope'; accepted: alibi"),
         ({"windowed": ("rpe",)}, "windowed names 'rpe' .did you mean 'rope'"),
-        ({"schemes": ("test_study.Short",)}, "'test_study.Short' fails at length 32"),
+        ({"schemes": (f"{__name__}.Short",)}, f"'{__name__}.Short' fails at length 32"),
     ],
 )
 def test_bad_configurations(changes, message):

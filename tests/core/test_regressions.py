@@ -12,14 +12,14 @@ from subjects import normal
 import posenc
 from posenc.testing.framework import NumPy, frameworks, readonly
 from posenc.testing.problem import Problem
-from posenc.testing.tolerances import PATHS, assert_near
+from posenc.testing.tolerances import IMPLEMENTATIONS, assert_near
 
 FOUND = frameworks()
 ROUTES = [
-    pytest.param(f, path, id=f"{f}-{path}")
+    pytest.param(f, name, id=f"{f}-{name}")
     for f in FOUND.values()
-    for path in f.implementations
-    if path not in PARTIAL
+    for name in f.implementations
+    if name not in PARTIAL
 ]
 DIFFERENTIABLE = [route for route in ROUTES if route.values[0].differentiable]
 FAR = 2**30
@@ -37,7 +37,7 @@ def problem(scheme, q_len, k_len, **options):
 def test_a_window_wider_than_any_distance_hides_nothing(framework, path, window):
     without = problem(posenc.NoPE(), 20, 20).attend(NumPy(), "reference", dtype="float64")
     found = problem(posenc.NoPE(), 20, 20, window=window).attend(framework, path)
-    assert_near(found, without, PATHS["float32"])
+    assert_near(found, without, IMPLEMENTATIONS["float32"])
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
@@ -61,7 +61,9 @@ def test_the_farthest_positions_that_are_accepted_are_far(framework, path):
     low, high = -FAR, FAR - 1
     places = {"q_pos": np.asarray([high], "int32"), "k_pos": np.asarray([high, low], "int32")}
     call = problem(scheme, 1, 2, **places)
-    assert_near(call.eagerly(framework, path), call.tensors["v"][:, :, :1], PATHS["float32"])
+    assert_near(
+        call.eagerly(framework, path), call.tensors["v"][:, :, :1], IMPLEMENTATIONS["float32"]
+    )
     if framework.name.startswith("strict"):  # on a device whose values cannot be seen
         return
     with pytest.raises(ValueError, match=r"accepted: -2\*\*30"):
