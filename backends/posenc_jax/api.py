@@ -254,7 +254,8 @@ def _reference(call: Call) -> tuple[Array, Array]:
 _IMPLEMENTATIONS = (
     Implementation(
         "pallas", fused.fused,
-        unsupported=fused.refuses, not_preferred=fused.avoided, without_lse=fused.without_lse,
+        unsupported=fused.unsupported, not_preferred=fused.not_preferred,
+        without_lse=fused.without_lse,
     ),
     Implementation(
         "xla", _xla,

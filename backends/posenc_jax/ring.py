@@ -508,10 +508,10 @@ def _features(
 
 def _fused_refuses(call: Call) -> str | None:
     """Why no kernel serves a shard: parts of a row are put together by their log-sum-exp."""
-    return fused.refuses(call) or fused.without_lse(call)
+    return fused.unsupported(call) or fused.without_lse(call)
 
 
 _IMPLEMENTATIONS = (
-    Implementation("pallas", fused.fused, unsupported=_fused_refuses, not_preferred=fused.avoided),
+    Implementation("pallas", fused.fused, unsupported=_fused_refuses, not_preferred=fused.not_preferred),
     Implementation("chunked", chunked, unsupported=refuses),
 )

@@ -154,7 +154,7 @@ def test_a_key_bias_has_no_logsumexp(defined, monkeypatch):
     asked = Implementation(
         "pallas",
         implementation.fused,
-        unsupported=implementation.refuses,
+        unsupported=implementation.unsupported,
         without_lse=implementation.without_lse,
     )
     why = asked.why_not(call_of(sunk(SUBJECTS["forgetting"]), causal=True))
@@ -209,12 +209,12 @@ def test_a_key_bias_of_what_only_keys_have(case, large, defined, monkeypatch):
 )
 def test_what_kernels_do_not_read_is_refused(scheme, options, reason, defined):
     call = call_of(scheme, **options)
-    assert reason in str(implementation.refuses((call.regions or (call,))[0]))
+    assert reason in str(implementation.unsupported((call.regions or (call,))[0]))
 
 
 def test_places_without_a_bias_are_served(defined):
     places = dict.fromkeys(("q_axes", "k_axes"), jnp.arange(20) // 2)
-    assert implementation.refuses(call_of(posenc.RoPE(8), **places)) is None
+    assert implementation.unsupported(call_of(posenc.RoPE(8), **places)) is None
 
 
 def test_blocks_that_round_to_nothing_are_left_out(defined, monkeypatch):

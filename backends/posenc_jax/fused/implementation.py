@@ -40,7 +40,7 @@ class Module(Protocol):
     def why_not_here(self, here: Target) -> str | None:
         """Why there are no kernels on this device, or in this JAX."""
 
-    def refuses(self, call: Call) -> str | None:
+    def unsupported(self, call: Call) -> str | None:
         """Why no kernel takes shapes or dtypes of a call."""
 
     def why_not_lowered(self, call: Call, here: Target) -> str | None:
@@ -105,7 +105,7 @@ def without_lse(call: Call) -> str | None:
     return None
 
 
-def refuses(call: Call) -> str | None:
+def unsupported(call: Call) -> str | None:
     """Why no kernel serves a call on this device."""
     here = target()
     if here.platform not in _MODULES:
@@ -130,7 +130,7 @@ def refuses(call: Call) -> str | None:
     return None
 
 
-def avoided(call: Call) -> str | None:
+def not_preferred(call: Call) -> str | None:
     """Why ``"auto"`` passes by."""
     if call.q.shape[2] < FEW_QUERIES:
         return f"{call.q.shape[2]} queries are few, and the rest of a block would be padding"
