@@ -512,6 +512,8 @@ def _fused_refuses(call: Call) -> str | None:
 
 
 _IMPLEMENTATIONS = (
-    Implementation("pallas", fused.fused, unsupported=_fused_refuses, not_preferred=fused.not_preferred),
+    Implementation(
+        "pallas", fused.fused, unsupported=_fused_refuses, not_preferred=fused.not_preferred
+    ),
     Implementation("chunked", chunked, unsupported=refuses),
 )
