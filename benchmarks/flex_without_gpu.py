@@ -371,7 +371,7 @@ def _as_on_gpu(given: dict[str, Any]) -> dict[str, Any]:
 
 def _with_sink(call: Any, found: Any) -> Any:
     """The result, with the call's sink put in by the log-sum-exp."""
-    from posenc.attn.implementations import PartialAttention, add_sink
+    from posenc.attn.merge import PartialAttention, add_sink
     from posenc_torch.flex import implementation as flex
 
     part = PartialAttention(*flex.with_lse(found))

@@ -8,10 +8,10 @@ else of posenc. What is not listed here may change without notice.
 a call                 ``prepare`` makes a ``Call`` of two ``Side``; ``Options`` are its keywords
 implementations        ``Implementation``, ``choose``, ``explain_choice`` and ``attend``
 the bias               whole (``Call.bias``), on a tile (``bias_tile``), or in a cheaper form:
-                       ``by_distance`` and ``by_key``
+                       ``bias_by_distance`` and ``bias_by_key``
 the mask               of pairs (``visible``), tiles (``visible_pairs``), ``visible_blocks``
 fully masked rows      ``may_be_fully_masked``, ``zero_fully_masked``
-negligible blocks      ``negligible``: keys whose weights provably round to nothing
+negligible blocks      ``negligible_blocks``: keys whose weights provably round to nothing
 params                 ``as_mapping``, ``merge_constants``, ``head_views``, ``tile_views``
 layers of a model      ``LayerPlan``, ``add_embedding``, ``check_layer``
 arguments              ``check_*``, ``as_positions``, ``advise_unknown``
@@ -19,7 +19,7 @@ arguments              ``check_*``, ``as_positions``, ``advise_unknown``
 """
 
 from posenc.attn.arguments import check_pair, check_shapes
-from posenc.attn.bias_forms import by_distance, by_key, has_distances, visible_by_distance
+from posenc.attn.bias_forms import bias_by_distance, bias_by_key, has_distances, visible_by_distance
 from posenc.attn.blocks import Range, block_ranges, visible_between, visible_blocks
 from posenc.attn.call import Call, prepare, visible_pairs
 from posenc.attn.fully_masked import (
@@ -31,17 +31,14 @@ from posenc.attn.fully_masked import (
 from posenc.attn.implementations import (
     Explanation,
     Implementation,
-    PartialAttention,
-    add_sink,
-    append_sink_key,
     attend,
     choose,
     explain_choice,
-    public_lse,
 )
 from posenc.attn.keywords import advise_unknown
 from posenc.attn.masks import FirstTokens, Mask
-from posenc.attn.negligible import is_possible, negligible
+from posenc.attn.merge import PartialAttention, add_sink, append_sink_key, public_lse
+from posenc.attn.negligible import may_have_negligible_blocks, negligible_blocks
 from posenc.attn.options import Options, float_arrays, map_arrays
 from posenc.attn.reference import dense
 from posenc.attn.side import Side
@@ -67,7 +64,7 @@ from posenc.params import (
     tile_views,
     working_dtype,
 )
-from posenc.positions import as_integers, as_positions, check_range, concrete, visible
+from posenc.positions import as_integers, as_positions, check_range, concrete_values, visible
 from posenc.protocol import Namespace, PositionScheme, Role, SchemeWarning, Window
 
 __all__ = [
@@ -99,10 +96,10 @@ __all__ = [
     "as_row",
     "attend",
     "attention_part",
+    "bias_by_distance",
+    "bias_by_key",
     "bias_tile",
     "block_ranges",
-    "by_distance",
-    "by_key",
     "check_count",
     "check_flag",
     "check_layer",
@@ -113,7 +110,7 @@ __all__ = [
     "check_shapes",
     "check_window",
     "choose",
-    "concrete",
+    "concrete_values",
     "dense",
     "embedding",
     "explain_choice",
@@ -122,11 +119,11 @@ __all__ = [
     "has_distances",
     "has_embedding",
     "head_views",
-    "is_possible",
     "map_arrays",
     "may_be_fully_masked",
+    "may_have_negligible_blocks",
     "merge_constants",
-    "negligible",
+    "negligible_blocks",
     "not_fully_masked",
     "prepare",
     "public_lse",

@@ -266,10 +266,10 @@ def has_embedding(scheme: PositionScheme) -> bool:
 
 def embeds_only(scheme: PositionScheme) -> bool:
     """Whether a scheme acts on token embeddings and has nothing that attention could use."""
-    return "embedding" in scheme.hooks() and not scheme.hooks() & IN_ATTENTION
+    return "embedding" in scheme.hooks() and not scheme.hooks() & ATTENTION_HOOKS
 
 
-IN_ATTENTION = frozenset(HOOKS) - {"embedding", "at_length"}
+ATTENTION_HOOKS = frozenset(HOOKS) - {"embedding", "at_length"}
 
 
 def attention_part(

@@ -69,7 +69,7 @@ class LayerPlan:
             check_scheme(one)
         return cls(schemes, _in_turn("windows", windows, count))
 
-    def narrowed(self, window: int | None) -> tuple[int | None, ...]:
+    def windows_within(self, window: int | None) -> tuple[int | None, ...]:
         """The layers' windows where all attention lies inside ``window``: the narrower of both."""
         return tuple(min((w for w in (own, window) if w), default=None) for own in self.windows)
 

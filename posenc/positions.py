@@ -15,7 +15,7 @@ from posenc.protocol import Array, Namespace, Window
 MIN_POSITION, MAX_POSITION = -(2**30), 2**30 - 1
 
 
-def concrete(array: Array, xp: Namespace) -> np.ndarray[Any, Any] | None:
+def concrete_values(array: Array, xp: Namespace) -> np.ndarray[Any, Any] | None:
     """The values of ``array`` as NumPy, or None where they cannot be seen without waiting.
 
     They cannot while a program is traced or compiled, on a device other than the host, and for
@@ -71,7 +71,7 @@ def as_places(
 
 def check_range(name: str, pos: Array, xp: Namespace) -> None:
     """No position is so far away that 32-bit differences overflow, where values can be seen."""
-    seen = concrete(pos, xp)
+    seen = concrete_values(pos, xp)
     if seen is None or not np.issubdtype(seen.dtype, np.integer) or not seen.size:
         return
     low, high = int(seen.min()), int(seen.max())

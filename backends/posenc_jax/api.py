@@ -21,7 +21,7 @@ from posenc.backend import (
     as_mapping,
     attend,
     check_range,
-    concrete,
+    concrete_values,
     dense,
     explain_choice,
     float_arrays,
@@ -169,7 +169,7 @@ def call_of(
 
 def _check_width(name: str, values: Any) -> None:
     """JAX drops the upper half of 64-bit integers, and two segments may become one."""
-    seen = concrete(values, jnp) if hasattr(values, "dtype") else None
+    seen = concrete_values(values, jnp) if hasattr(values, "dtype") else None
     if seen is None or jax.config.jax_enable_x64 or not seen.size:
         return
     if not np.issubdtype(seen.dtype, np.integer):
@@ -199,7 +199,7 @@ def _jax(value: Any) -> Any:
 
 
 def _xla(call: Call) -> tuple[Array, None]:
-    bias, seen = call.allowed_bias()
+    bias, seen = call.bias_and_visible()
     q, k, v = call.q, call.k, call.v
     if seen is not None and may_be_fully_masked(call):
         q, k, v = zero_fully_masked(q, k, v, seen, xp=jnp)
@@ -267,6 +267,6 @@ _IMPLEMENTATIONS = (
         "folded", folded.folded,
         unsupported=folded.refuses, not_preferred=folded.avoided, without_lse=folded.without_lse,
     ),
-    Implementation("reference", _reference, rows=True),
+    Implementation("reference", _reference, whole_rows=True),
 )  # fmt: skip
 IMPLEMENTATIONS = tuple(implementation.name for implementation in _IMPLEMENTATIONS)

@@ -16,7 +16,7 @@ from jax import Array
 
 from posenc.backend import (
     Call,
-    by_key,
+    bias_by_key,
     has_bias,
 )
 from posenc_jax.fused.target import target
@@ -35,7 +35,7 @@ def folded(call: Call) -> tuple[Array, None]:
     batch, heads, q_len, dim = q.shape
     if k.shape[1] != heads:  # each head's keys carry its own bias
         k, v = (jnp.repeat(a, heads // a.shape[1], axis=1) for a in (k, v))
-    keys = by_key(call)
+    keys = bias_by_key(call)
     assert keys is not None
     keys = _fixed(jnp.broadcast_to(keys / call.scale, (batch, heads, keys.shape[-1])))
     queries = -keys[..., keys.shape[-1] - q_len :]
@@ -83,7 +83,7 @@ def refuses(call: Call) -> str | None:
         return f"cuDNN's causal mask needs as many queries as keys or one, got {q_len} and {k_len}"
     if call.scale <= 0:
         return f"cuDNN wants a scale above 0, got {call.scale}"
-    if by_key(call) is None:
+    if bias_by_key(call) is None:
         return f"{name} declares no key_bias"
     widest = _WIDEST[float(here.capability or 0) >= 9.0]
     width = max(call.q.shape[3], call.v.shape[3])

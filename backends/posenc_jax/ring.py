@@ -276,7 +276,7 @@ class Ring:
             return [(slice(None), slice(None), True)]
         halves = (_halves(side.pos.shape[-1]) for side in (query, key))
         return [
-            (rows, columns, self._meet(query.of(rows), key.of(columns)))
+            (rows, columns, self._meet(query.select(rows), key.select(columns)))
             for rows, columns in product(*halves)
         ]
 

@@ -189,6 +189,6 @@ _IMPLEMENTATIONS = (
         unsupported=folded.refuses, not_preferred=folded.avoided, without_lse=without_lse,
     ),
     Implementation("sdpa", sdpa, unsupported=refuses, without_lse=without_lse, takes_sink=True),
-    Implementation("reference", _reference, rows=True),
+    Implementation("reference", _reference, whole_rows=True),
 )  # fmt: skip
 IMPLEMENTATIONS = tuple(implementation.name for implementation in _IMPLEMENTATIONS)

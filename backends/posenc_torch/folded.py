@@ -18,7 +18,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from posenc.backend import (
     Call,
-    by_key,
+    bias_by_key,
     has_bias,
 )
 from posenc_torch.sdpa import has_native_visible, promoted
@@ -38,8 +38,8 @@ def folded(call: Call) -> tuple[Tensor, None]:
         k, v = (a.repeat_interleave(heads // a.shape[1], dim=1) for a in (k, v))
     # Exact in float64: float32 is off by 1e-4 where slope times position is a thousand.
     wide = {name: array.double() for name, array in call.arrays.items()}
-    key = call.key.mapped(lambda array: array.double())
-    keys = by_key(replace(call, arrays=wide, dtype=torch.float64, key=key))
+    key = call.key.map_features(lambda array: array.double())
+    keys = bias_by_key(replace(call, arrays=wide, dtype=torch.float64, key=key))
     assert keys is not None
     keys = (keys / call.scale).expand(batch, heads, -1)
     # What softmax cannot see makes near keys small, and their sums with q.k precise. Its gradient
@@ -79,7 +79,7 @@ def refuses(call: Call) -> str | None:
             "SDPA without a mask knows aligned positions, as many queries as keys or one, "
             "no window, no segments, no mask, bias or cap of the caller's and a scale above 0"
         )
-    if (keys := by_key(call)) is None:
+    if (keys := bias_by_key(call)) is None:
         return f"{name} declares no key_bias"
     dtype = promoted(call)[0].dtype
     if keys.requires_grad and torch.finfo(dtype).bits < 32:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from posenc.backend import (
-    concrete,
+    concrete_values,
     not_fully_masked,
     zero_unless,
 )
@@ -33,5 +33,5 @@ def _finite(array: Tensor) -> Tensor:
 
 
 def _holds(flag: Tensor) -> bool:
-    known = concrete(flag, xp)
+    known = concrete_values(flag, xp)
     return known is not None and bool(known)

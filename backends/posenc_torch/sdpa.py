@@ -27,7 +27,7 @@ def sdpa(call: Call) -> tuple[Tensor, None]:
             q, k, v, is_causal=causal, scale=call.scale, **grouped(q, k)
         )
         return out, None
-    bias, seen = call.allowed_bias()
+    bias, seen = call.bias_and_visible()
     if seen is not None and may_be_fully_masked(call):
         q, k, v = zero_fully_masked(q, k, v, seen)
     if call.sink is not None:

@@ -12,7 +12,7 @@ from posenc.attn.side import Side
 from posenc.checks import check_flag
 from posenc.evaluate import positions_as_places
 from posenc.params import head_count, is_floating
-from posenc.positions import as_integers, as_places, as_positions, concrete, from_numpy
+from posenc.positions import as_integers, as_places, as_positions, concrete_values, from_numpy
 from posenc.protocol import Array, Namespace, PositionScheme
 
 SWAPPED = (
@@ -97,7 +97,7 @@ def _without_invalid(
     if q_seg is None or k_seg is None:
         q_seg = xp.zeros((q_len,), dtype=xp.int32, device=device(q))
         k_seg = xp.zeros((k_len,), dtype=xp.int32, device=device(q))
-    elif (seen := concrete(q_seg, xp)) is not None and (seen == _INVALID).any():
+    elif (seen := concrete_values(q_seg, xp)) is not None and (seen == _INVALID).any():
         raise ValueError(f"q_seg holds {_INVALID}, which stands for keys that k_valid hides")
     hidden = xp.full_like(k_seg, _INVALID)
     return q_seg, xp.where(valid, k_seg, hidden)

@@ -14,7 +14,7 @@ from posenc.positions import visible
 from posenc.protocol import Array, Namespace
 
 
-def by_distance(call: Call) -> Array | None:
+def bias_by_distance(call: Call) -> Array | None:
     """The bias at every distance there is, ``(H or 1, Q + K - 1)``; see ``distances``.
 
     None unless the scheme is relative, positions are the default, and nothing else is added. What a
@@ -32,7 +32,7 @@ def has_distances(call: Call) -> bool:
     """Whether the bias is a function of the distance alone, at every distance there is."""
     scheme = call.scheme
     own = scheme.relative and has_bias(scheme) and not reads_features(scheme)
-    return own and call.in_order and call.added is None
+    return own and call.in_order and call.extra_bias is None
 
 
 def distances(call: Call) -> Array:
@@ -49,7 +49,7 @@ def visible_by_distance(call: Call) -> Array:
     return xp.ones_like(at, dtype=xp.bool) if seen is None else seen
 
 
-def by_key(call: Call) -> Array | None:
+def bias_by_key(call: Call) -> Array | None:
     """``w(k)`` of every key, ``(B or 1, H or 1, K)``, where the bias is ``u(q) + w(k)``.
 
     None unless the call is causal, the scheme has a key bias, and a bias reads positions: of places
@@ -63,9 +63,9 @@ def by_key(call: Call) -> Array | None:
 
 
 def has_key_bias(call: Call) -> bool:
-    """Whether ``by_key`` may have an answer."""
+    """Whether ``bias_by_key`` may have an answer."""
     own = {"bias", "key_bias"} <= call.scheme.hooks()
-    return own and call.causal and call.query.places is None and call.added is None
+    return own and call.causal and call.query.places is None and call.extra_bias is None
 
 
 def _wide(bias: Array, at: Array, xp: Namespace) -> Array:

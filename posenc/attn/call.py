@@ -21,7 +21,7 @@ from posenc.attn.arguments import (
     namespace,
 )
 from posenc.attn.features import side_features
-from posenc.attn.masks import FirstTokens, Mask, as_mask, check_answer
+from posenc.attn.masks import FirstTokens, Mask, as_mask, check_mask_result
 from posenc.attn.options import Options, float_arrays
 from posenc.attn.side import Side
 from posenc.checks import (
@@ -75,7 +75,7 @@ class Call:
         As asked for; a window is ``(left, right)``, or None.
     scale, softcap
         Completed; None for no cap.
-    added
+    extra_bias
         The caller's own bias, ``(B or 1, H or 1, Q, K)``, or None.
     mask
         The caller's own mask: booleans likewise, or a function of positions and segments, or None.
@@ -105,7 +105,7 @@ class Call:
     sink_tokens: int
     scale: float
     softcap: float | None = None
-    added: Array | None = None
+    extra_bias: Array | None = None
     mask: Array | Mask | None = None
     sink: Array | None = None
     wants_lse: bool = False
@@ -120,7 +120,7 @@ class Call:
     @property
     def plain(self) -> bool:
         """Whether the caller brings no bias, no mask and no cap of scores."""
-        return self.added is None and self.mask is None and self.softcap is None
+        return self.extra_bias is None and self.mask is None and self.softcap is None
 
     @property
     def needs_lse(self) -> bool:
@@ -139,23 +139,23 @@ class Call:
         """The whole bias, ``(B or 1, H or 1, Q, K)``, in the working float; None without one."""
         own = bias_tile(
             self.scheme,
-            as_column(self.query.where),
-            as_row(self.key.where),
+            as_column(self.query.encoded_pos),
+            as_row(self.key.encoded_pos),
             self.arrays,
             query=self.query.features,
             key=self.key.features,
             dtype=self.dtype,
             xp=self.xp,
         )
-        if own is None or self.added is None:
-            return self.added if own is None else own
-        return own + self.added
+        if own is None or self.extra_bias is None:
+            return self.extra_bias if own is None else own
+        return own + self.extra_bias
 
     def visible(self) -> Array | None:
         """Which query sees which key, booleans ``(B or 1, H or 1, Q, K)``; None: each sees all."""
         return visible_pairs(self, self.query, self.key, self.mask)
 
-    def allowed_bias(self) -> tuple[Array | None, Array | None]:
+    def bias_and_visible(self) -> tuple[Array | None, Array | None]:
         """Bias and visibility, with a bias of ``-inf`` turned into "not visible" and 0."""
         bias, seen = self.bias(), self.visible()
         if bias is None:
@@ -164,7 +164,7 @@ class Call:
         seen = finite if seen is None else seen & finite
         return self.xp.where(finite, bias, 0.0), seen
 
-    def capped(self, scores: Array) -> Array:
+    def cap_scores(self, scores: Array) -> Array:
         """``softcap * tanh(scores / softcap)``, or the scores."""
         if self.softcap is None:
             return scores
@@ -212,7 +212,7 @@ def prepare(
     aligned, query, key = complete_sides(q, k, given, scheme, xp)
     mask = as_mask(given.mask, q, k, xp)
     if isinstance(mask, Mask):
-        check_answer(mask, query, key, xp)
+        check_mask_result(mask, query, key, xp)
     call = Call(
         scheme=scheme,
         xp=xp,
@@ -232,7 +232,7 @@ def prepare(
             "scale", scheme.scale(q.shape[3]) if given.scale is None else given.scale
         ),
         softcap=None if given.softcap is None else check_positive("softcap", given.softcap),
-        added=as_pairs("bias", given.bias, q, k, work, xp),
+        extra_bias=as_pairs("bias", given.bias, q, k, work, xp),
         mask=mask,
         wants_lse=check_flag("return_lse", given.return_lse),
         skip_blocks=check_flag("skip_blocks", skip_blocks),
@@ -245,7 +245,7 @@ def prepare(
         name = "k_features" if given.q_features is None else "q_features"
         raise ValueError(f"{type(scheme).__name__} has no features of tokens: leave out {name}")
     if "sink" in scheme.hooks():
-        found = scheme.sink(as_column(call.query.where), params=call.views(), xp=xp)
+        found = scheme.sink(as_column(call.query.encoded_pos), params=call.views(), xp=xp)
         call = replace(call, sink=None if found is None else _of_queries(found, work, xp))
     if "regions" in scheme.hooks():
         return _in_regions(call, params, causal, skip_blocks, options)

@@ -14,12 +14,12 @@ import array_api_compat.numpy as numpy_namespace
 import numpy as np
 from array_api_compat import array_namespace, device
 
-from posenc.attn.segment_sums import Readers, segment_sums
+from posenc.attn.segment_sums import Tokens, segment_sums
 from posenc.attn.side import Side
 from posenc.checks import check_scheme
 from posenc.evaluate import has_features, positions_as_places, prepare_params
 from posenc.params import Params, as_mapping, is_floating, working_dtype
-from posenc.positions import as_integers, as_places, as_positions, concrete, from_numpy
+from posenc.positions import as_integers, as_places, as_positions, concrete_values, from_numpy
 from posenc.protocol import Array, Namespace, PositionScheme, Role
 
 Found = dict[str, Array]
@@ -259,12 +259,12 @@ def _of_queries(
 def _same_tokens(query: Side, key: Side, xp: Namespace) -> bool:
     """Whether queries and keys are the same tokens in the same order, where that can be seen."""
     if query.pos is not key.pos:
-        here, there = concrete(query.pos, xp), concrete(key.pos, xp)
+        here, there = concrete_values(query.pos, xp), concrete_values(key.pos, xp)
         if here is None or there is None or not np.array_equal(here, there):
             return False
     if query.seg is None or key.seg is None or query.seg is key.seg:
         return True
-    here, there = concrete(query.seg, xp), concrete(key.seg, xp)
+    here, there = concrete_values(query.seg, xp), concrete_values(key.seg, xp)
     if here is None or there is None:
         return False
     # A pad carries another segment as a query than as a key; then it sees nothing, or is not seen.
@@ -278,7 +278,7 @@ def _summed(
 ) -> tuple[Array, Array]:
     """Sums of a feature of keys, where keys and where queries stand."""
     if not aligned or key.seg is not None:
-        return segment_sums(values, Readers(key.pos, key.seg), Readers(query.pos, query.seg), xp=xp)
+        return segment_sums(values, Tokens(key.pos, key.seg), Tokens(query.pos, query.seg), xp=xp)
     sums = xp.cumulative_sum(values, axis=2)
     first = values.shape[2] - query.pos.shape[-1]
     return sums, sums[:, :, first:, ...]
@@ -318,7 +318,7 @@ def _checked(
 
 def _fitting(side: Side, axes: int) -> Array:
     """Positions that fit ``(B, H, L)``, or places that fit ``(B, H, L, axes)``."""
-    where, own = side.where, 1 if axes == 1 else 2
+    where, own = side.encoded_pos, 1 if axes == 1 else 2
     return where if len(where.shape) == own else where[:, None, ...]
 
 

@@ -76,9 +76,9 @@ def as_mask(given: Any, q: Array, k: Array, xp: Namespace) -> Array | Mask | Non
     return Mask(given, len(needed) == 4)
 
 
-def check_answer(mask: Mask, query: Side, key: Side, xp: Namespace) -> None:
+def check_mask_result(mask: Mask, query: Side, key: Side, xp: Namespace) -> None:
     """A mask that is a function answers booleans, one for each pair: asked of the first."""
-    (q_pos, q_seg, *_), (k_pos, k_seg, *_) = (s.of(slice(0, 1)) for s in (query, key))
+    (q_pos, q_seg, *_), (k_pos, k_seg, *_) = (s.select(slice(0, 1)) for s in (query, key))
     segments: tuple[Array | None, Array | None] = None, None
     if q_seg is not None and k_seg is not None:
         segments = as_column(q_seg), as_row(k_seg)

@@ -19,8 +19,8 @@ import math
 from array_api_compat import device
 
 from posenc.attn.bias_forms import (
-    by_distance,
-    by_key,
+    bias_by_distance,
+    bias_by_key,
     has_distances,
     has_key_bias,
     visible_by_distance,
@@ -32,7 +32,7 @@ from posenc.positions import visible
 from posenc.protocol import Array, PositionScheme
 
 
-def negligible(call: Call, block: int, *, whole: Array | None = None) -> Array | None:
+def negligible_blocks(call: Call, block: int, *, whole: Array | None = None) -> Array | None:
     """Which blocks of keys no query of a block of queries need see.
 
     Parameters
@@ -52,15 +52,15 @@ def negligible(call: Call, block: int, *, whole: Array | None = None) -> Array |
     float32 at 1024 keys, to spare anything.
     """
     xp, (q_len, k_len) = call.xp, (call.q.shape[2], call.k.shape[2])
-    if not is_possible(call):
+    if not may_have_negligible_blocks(call):
         return None
     least = None
-    if (bias := by_key(call)) is not None:
+    if (bias := bias_by_key(call)) is not None:
         own = bias[..., max(0, k_len - q_len) :]
         most = block_max(bias, block, xp)[..., None, :]
         if whole is not None:
             least = -block_max(-bias, block, xp)[..., None, :]
-    elif (bias := by_distance(call)) is not None:
+    elif (bias := bias_by_distance(call)) is not None:
         own = bias[None, :, k_len - 1 : k_len]  # at distance 0
         most = _between_blocks(call, bias, block)[None, ...]
     else:
@@ -77,8 +77,8 @@ def negligible(call: Call, block: int, *, whole: Array | None = None) -> Array |
     return most <= (lowest - margin - _rounding(call, bias, reach))[..., None]
 
 
-def is_possible(call: Call) -> bool:
-    """Whether the bias has a form that ``negligible`` can judge, whatever its values."""
+def may_have_negligible_blocks(call: Call) -> bool:
+    """Whether the bias has a form that ``negligible_blocks`` can judge, whatever its values."""
     judged = has_key_bias(call) or has_distances(call)
     # The caller's own mask or cap may change what a query's own key adds to its sum.
     return judged and call.plain and call.sink_tokens == 0 and not _is_table(call.scheme)
@@ -109,7 +109,7 @@ def _scores(call: Call, own: Array) -> tuple[Array, Array]:
     score = call.scale * xp.vecdot(q, k[:, :, None, first:, :], axis=-1)
     score = xp.reshape(score, (batch, heads, q_len)) + own
     segments: tuple[Array, ...] = ()
-    query, key = call.query, call.key.of(slice(first, None))
+    query, key = call.query, call.key.select(slice(first, None))
     if query.seg is not None and key.seg is not None:
         segments = query.seg, key.seg
     seen = visible(query.pos, key.pos, *segments, causal=call.causal, window=call.window)

@@ -144,16 +144,16 @@ def dense(call: Call) -> tuple[Array, Array]:
     batch, heads, q_len, dim = call.q.shape
     kv_heads = call.k.shape[1]
     q, k, v = call.q, call.k, call.v
-    bias, seen = call.allowed_bias()
+    bias, seen = call.bias_and_visible()
     if seen is not None and may_be_fully_masked(call):
         q, k, v = zero_fully_masked(q, k, v, seen, xp=xp)
     # Queries are scaled, not scores: compilers make one operation of "score * scale - highest", and
     # then the highest score less itself is not 0, but the rounding of the product.
     grouped = xp.reshape(q * call.scale, (batch, kv_heads, -1, q_len, dim))
     scores = xp.matmul(grouped, xp.matrix_transpose(k)[:, :, None, :, :])
-    scores = call.capped(xp.reshape(scores, (batch, heads, q_len, -1)))
+    scores = call.cap_scores(xp.reshape(scores, (batch, heads, q_len, -1)))
     if "adjust_scores" in call.scheme.hooks():
-        at = as_column(call.query.where), as_row(call.key.where)
+        at = as_column(call.query.encoded_pos), as_row(call.key.encoded_pos)
         params = call.views()
         scores = call.scheme.adjust_scores(scores, *at, visible=seen, params=params, xp=xp)
     if bias is not None:
@@ -173,4 +173,4 @@ def dense(call: Call) -> tuple[Array, Array]:
     return out, (highest + xp.log(some))[..., 0]
 
 
-_IMPLEMENTATIONS = (Implementation("reference", dense, rows=True),)
+_IMPLEMENTATIONS = (Implementation("reference", dense, whole_rows=True),)

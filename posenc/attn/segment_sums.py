@@ -15,7 +15,7 @@ from posenc.evaluate import as_column, as_row
 from posenc.protocol import Array, Namespace
 
 
-class Readers(NamedTuple):
+class Tokens(NamedTuple):
     """Where sums are read: positions ``(L,)`` or ``(B, L)``, and segments or None."""
 
     pos: Array
@@ -23,7 +23,7 @@ class Readers(NamedTuple):
 
 
 def segment_sums(
-    values: Array, at: Readers, readers: Readers, *, xp: Namespace
+    values: Array, at: Tokens, readers: Tokens, *, xp: Namespace
 ) -> tuple[Array, Array]:
     """Sums up to the positions of the tokens, and of readers.
 
@@ -75,7 +75,7 @@ def _exported(xp: Namespace) -> bool:
     return bool(getattr(compiler, "is_exporting", bool)())
 
 
-def _by_product(values: Array, at: Readers, where: Readers, xp: Namespace) -> Array:
+def _by_product(values: Array, at: Tokens, where: Tokens, xp: Namespace) -> Array:
     """The same sums from one product with a matrix of ``L x L``."""
     counted = as_row(at.pos) <= as_column(where.pos)
     if at.seg is not None and where.seg is not None:

@@ -32,11 +32,11 @@ class Side(NamedTuple):
     features: dict[str, Array]
 
     @property
-    def where(self) -> Array:
+    def encoded_pos(self) -> Array:
         """What a bias reads as ``q`` or ``k``."""
         return self.pos if self.places is None else self.places
 
-    def of(self, tokens: slice, heads: slice = slice(None)) -> Side:
+    def select(self, tokens: slice, heads: slice = slice(None)) -> Side:
         """Some of the tokens, and of heads; views."""
         pos, seg, places = (
             None if a is None else a[..., tokens] for a in (self.pos, self.seg, self.places)
@@ -44,7 +44,7 @@ class Side(NamedTuple):
         features = {n: _of_heads(a, heads)[:, :, tokens, ...] for n, a in self.features.items()}
         return Side(pos, seg, places, features)
 
-    def mapped(self, function: Callable[[Array], Any]) -> Side:
+    def map_features(self, function: Callable[[Array], Any]) -> Side:
         """A function of every feature; integers as they are."""
         return self._replace(features={n: function(a) for n, a in self.features.items()})
 

@@ -127,10 +127,10 @@ class _Drawn:
         if not evaluate.reads_features(self.scheme):
             return evaluate.bias(self.scheme, q, k, self.params, dtype=np.float64)
         call = self._of_random_tokens(1 + int(max(q.max(), k.max())))
-        query, key = call.query.of(q), call.key.of(k)
+        query, key = call.query.select(q), call.key.select(k)
         value = evaluate.bias_tile(
-            self.scheme, evaluate.as_column(query.where), evaluate.as_row(key.where), call.arrays,
-            query=query.features, key=key.features, dtype=call.dtype, xp=call.xp,
+            self.scheme, evaluate.as_column(query.encoded_pos), evaluate.as_row(key.encoded_pos),
+            call.arrays, query=query.features, key=key.features, dtype=call.dtype, xp=call.xp,
         )  # fmt: skip
         shape = 1, call.q.shape[1], len(q), len(k)
         return None if value is None else np.broadcast_to(value, shape)[0]

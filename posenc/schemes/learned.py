@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from posenc.checks import check_count
-from posenc.positions import concrete
+from posenc.positions import concrete_values
 from posenc.protocol import Array, Namespace, ParamSpec, PositionScheme
 
 
@@ -53,7 +53,7 @@ class Learned(PositionScheme):
         return {"table": ParamSpec((self.max_len + self.offset, self.dim), per_head=False)}
 
     def embedding(self, pos: Array, *, params: Mapping[str, Array], xp: Namespace) -> Array:
-        seen = concrete(pos, xp)
+        seen = concrete_values(pos, xp)
         if seen is not None and seen.size and not (seen.min() >= 0 and seen.max() < self.max_len):
             wrong = seen.min() if seen.min() < 0 else seen.max()
             raise OutsideTableError(

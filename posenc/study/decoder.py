@@ -78,7 +78,7 @@ class Decoder:
 
     def windows(self, window: int | None = None) -> tuple[int | None, ...]:
         """The layers' windows, none of them wider than ``window``."""
-        return self.plan.narrowed(window)
+        return self.plan.windows_within(window)
 
     def digest(self) -> str:
         """SHA-256 of the weights that all schemes share."""

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from subjects import DIM, HEADS, SUBJECTS, WIDTH, Forgetting, heads, normal, params_of
 
 import posenc
-from posenc.attn.bias_forms import by_distance, by_key
+from posenc.attn.bias_forms import bias_by_distance, bias_by_key
 from posenc.attn.blocks import visible_blocks
 from posenc.attn.call import prepare
-from posenc.attn.negligible import negligible
+from posenc.attn.negligible import negligible_blocks
 from posenc.evaluate import has_bias, reads_features
 from posenc.testing.tolerances import rounding_bound
 
@@ -46,7 +46,7 @@ def weights(call):
     group = call.q.shape[1] // call.k.shape[1]
     q, k = (np.asarray(a, np.float64) for a in (call.q, np.repeat(call.k, group, axis=1)))
     scores = call.scale * np.einsum("bhid,bhjd->bhij", q, k)
-    bias, seen = call.allowed_bias()
+    bias, seen = call.bias_and_visible()
     scores = scores if bias is None else scores + bias
     scores = scores if seen is None else np.where(seen, scores, -np.inf)
     highest = scores.max(axis=-1, keepdims=True)
@@ -66,7 +66,7 @@ def spread_out(blocks, block, like):
 def test_a_bias_by_distance_is_the_bias(name, lengths):
     scheme = FADING[name]
     call = call_of(scheme, *lengths)
-    table = by_distance(call)
+    table = bias_by_distance(call)
     assert (table is not None) == (scheme.relative and not reads_features(scheme))
     if table is None:
         return
@@ -76,25 +76,25 @@ def test_a_bias_by_distance_is_the_bias(name, lengths):
     np.testing.assert_array_equal(np.broadcast_to(table[None, :, at], call.bias().shape),
                                   call.bias())  # fmt: skip
     elsewhere = {"q_pos": np.arange(q_len), "k_pos": np.arange(k_len)}
-    assert by_distance(call_of(scheme, *lengths, **elsewhere)) is None
+    assert bias_by_distance(call_of(scheme, *lengths, **elsewhere)) is None
 
 
 @pytest.mark.parametrize("name", BIASED)
 def test_a_bias_by_key_gives_the_same_weights(name):
     call = call_of(FADING[name], 20, 20, causal=True)
-    keys = by_key(call)
+    keys = bias_by_key(call)
     if keys is None:
         return
-    bias, seen = call.allowed_bias()
+    bias, seen = call.bias_and_visible()
     apart = np.where(seen, bias - keys[..., None, :], np.nan)
     # Differences of numbers of up to a hundred, of a few roundings each.
     bound = rounding_bound(8, 100, "float64")
     assert np.nanmax(np.abs(apart - np.nanmax(apart, axis=-1, keepdims=True))) < bound
-    assert by_key(replace(call, causal=False)) is None
+    assert bias_by_key(replace(call, causal=False)) is None
 
 
 def test_some_have_one():
-    found = [by_key(call_of(FADING[name], 4, 4, causal=True)) is not None for name in BIASED]
+    found = [bias_by_key(call_of(FADING[name], 4, 4, causal=True)) is not None for name in BIASED]
     assert 4 < sum(found) < len(found)
 
 
@@ -133,7 +133,7 @@ def test_what_is_negligible_has_no_weight(drawn):
     if seen is not None:
         assert np.broadcast_to(seen, exact.shape)[spread_out(every[:, None], block, exact)].all()
     for whole in (None, every):
-        nothing = negligible(call, block, whole=whole)
+        nothing = negligible_blocks(call, block, whole=whole)
         if nothing is not None:
             left = np.where(spread_out(nothing, block, exact), exact, 0).sum(axis=-1)
             assert left.max() <= np.finfo(call.q.dtype).eps / 4
@@ -145,7 +145,7 @@ def test_many_keys_that_each_round_to_nothing_have_no_weight_together():
     for depth in (1.01 * np.log(4 / eps), 1.01 * np.log(4 * k_len / eps)):
         pit = Pit(depth=float(depth))
         call = call_of(pit, 1, k_len, size=0.0, dtype="float32", causal=True)
-        nothing, exact = negligible(call, 8), weights(call)
+        nothing, exact = negligible_blocks(call, 8), weights(call)
         left = np.where(spread_out(nothing, 8, exact), exact, 0).sum(axis=-1).max()
         assert left <= eps / 4
         assert nothing.any() == (depth > np.log(4 * k_len / eps))
@@ -167,7 +167,7 @@ def skipped(scheme, length=600, block=20, **options):
     """The share of what is visible that need not be seen."""
     call = call_of(scheme, length, length, dtype="float32", **options)
     some, every = visible_blocks(call, block)
-    nothing = negligible(call, block, whole=every)
+    nothing = negligible_blocks(call, block, whole=every)
     return np.mean(nothing[np.broadcast_to(some[:, None], nothing.shape)])
 
 
@@ -196,7 +196,7 @@ def test_what_does_not_fade_is_kept():
     # Scores of thousands could outweigh any bias of hundreds.
     assert skipped(STEEP, size=60.0, causal=True) == 0
     for name in ("t5", "checkered", "tide"):
-        assert negligible(call_of(SUBJECTS[name], 20, 20), 4) is None
+        assert negligible_blocks(call_of(SUBJECTS[name], 20, 20), 4) is None
 
 
 def test_one_long_key_far_away_is_kept():
@@ -204,7 +204,7 @@ def test_one_long_key_far_away_is_kept():
     call = call_of(STEEP, 200, 200, dtype="float32", causal=True, grouped=True)
     k = np.array(call.k)
     k[:, :, 7] = 1000 * np.asarray(call.q[:, :1, 150])
-    nothing = negligible(replace(call, k=k), 10)
+    nothing = negligible_blocks(replace(call, k=k), 10)
     exact = weights(replace(call, k=k))
     assert exact[:, 0, 150, 7].min() > 0.99
     assert not nothing[:, 0, 15, 0].any()
@@ -217,12 +217,12 @@ def test_a_query_that_does_not_see_itself_keeps_what_is_far():
     apart = replace(call, query=query, key=call.key._replace(seg=1 * (tokens < 20)))
     _, every = visible_blocks(apart, 10)
     for whole in (None, every):
-        nothing, exact = negligible(apart, 10, whole=whole), weights(apart)
+        nothing, exact = negligible_blocks(apart, 10, whole=whole), weights(apart)
         left = np.where(spread_out(nothing, 10, exact), exact, 0).sum(axis=-1)
         assert left.max() <= np.finfo("float32").eps / 4
     at = {"q_pos": np.arange(200), "k_pos": np.arange(200)[::-1].copy()}
     turned = call_of(STEEP, 200, 200, dtype="float32", causal=True, **at)
-    left = np.where(spread_out(negligible(turned, 10), 10, exact), weights(turned), 0)
+    left = np.where(spread_out(negligible_blocks(turned, 10), 10, exact), weights(turned), 0)
     assert left.sum(axis=-1).max() <= np.finfo("float32").eps / 4
 
 
@@ -232,7 +232,7 @@ def test_lengths_whose_squares_are_lost_prove_nothing():
     k[:, :, 0] *= 1e15
     call = replace(call, q=q, k=k, scale=1e7)
     assert weights(call)[0, 0, 199, 0] > 0.99
-    assert not negligible(call, 10)[:, :, -1, 0].any()
+    assert not negligible_blocks(call, 10)[:, :, -1, 0].any()
 
 
 def test_what_is_not_a_number_spares_nothing():
@@ -240,7 +240,7 @@ def test_what_is_not_a_number_spares_nothing():
     for side in ("q", "k"):
         broken = np.array(getattr(call, side))
         broken[0, 0, 5, 0] = np.nan
-        assert not negligible(replace(call, **{side: broken}), 10).any()
+        assert not negligible_blocks(replace(call, **{side: broken}), 10).any()
 
 
 def test_it_needs_nothing_but_the_standard():
@@ -250,4 +250,4 @@ def test_it_needs_nothing_but_the_standard():
     for where in ({}, {"q_pos": pos, "k_pos": pos}):
         call = prepare(q, q, q, STEEP, None, True, xp=own, **where)
         some, every = visible_blocks(call, 8)
-        assert own.any(negligible(call, 8, whole=every) & some[:, None, ...])
+        assert own.any(negligible_blocks(call, 8, whole=every) & some[:, None, ...])

@@ -63,9 +63,9 @@ def test_windows_go_in_turn_by_themselves(windows, expected):
 
 def test_the_narrower_of_two_windows_counts():
     plan = LayerPlan.of(posenc.NoPE(), 3, [8, 2, None])
-    assert plan.narrowed(None) == plan.windows
-    assert plan.narrowed(4) == (4, 2, 4)
-    assert plan.narrowed(100) == (8, 2, 100)
+    assert plan.windows_within(None) == plan.windows
+    assert plan.windows_within(4) == (4, 2, 4)
+    assert plan.windows_within(100) == (8, 2, 100)
 
 
 @pytest.mark.parametrize(

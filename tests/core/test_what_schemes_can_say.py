@@ -22,7 +22,7 @@ from subjects import SUBJECTS, normal, params_of
 
 import posenc
 from posenc.attn.caches import CacheNeeds
-from posenc.attn.segment_sums import Readers, segment_sums
+from posenc.attn.segment_sums import Tokens, segment_sums
 from posenc.schemes import Sink, Sum
 from posenc.testing import Problem, assert_near
 from posenc.testing.tolerances import IMPLEMENTATIONS, rounding_bound
@@ -402,7 +402,7 @@ def test_sums_are_those_of_a_loop(at, seed):
     """Over positions in any order, that tokens share, and segments: float64, term by term."""
     pos, q_pos, seg, q_seg, segmented = at
     values = normal((BATCH, 2, len(pos), 3), seed)
-    own, other = (Readers(p, s if segmented else None) for p, s in ((pos, seg), (q_pos, q_seg)))
+    own, other = (Tokens(p, s if segmented else None) for p, s in ((pos, seg), (q_pos, q_seg)))
     found = segment_sums(values, own, other, xp=xp)
     for sums, (where, whose) in zip(found, ((pos, seg), (q_pos, q_seg)), strict=True):
         for n, (p, s) in enumerate(zip(where, whose, strict=True)):
@@ -418,7 +418,7 @@ def test_sums_of_packed_tokens_take_memory_by_their_number():
     def peak(length):
         values, at = np.ones((1, 2, length), np.float32), np.arange(length)
         tracemalloc.start()
-        packed = Readers(at % 100, at // 100)
+        packed = Tokens(at % 100, at // 100)
         segment_sums(values, packed, packed, xp=xp)
         most = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
@@ -434,7 +434,7 @@ def test_sums_of_float32_keep_their_digits_in_long_rows():
 
     length, size = 2**14, 64
     values = normal((1, 1, length), 0, "float32") - 1
-    at = Readers(torch.arange(length) % size, torch.arange(length) // size)
+    at = Tokens(torch.arange(length) % size, torch.arange(length) // size)
     import array_api_compat.torch as txp
 
     found = segment_sums(torch.tensor(values), at, at, xp=txp)[0].numpy().reshape(-1, size)

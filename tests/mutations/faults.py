@@ -48,6 +48,7 @@ TOKENS, SUMS, SUM = (
     "posenc/schemes/sum.py",
 )
 EVALUATE, IMPLEMENTATIONS = "posenc/evaluate.py", "posenc/attn/implementations.py"
+MERGE = "posenc/attn/merge.py"
 TORCH, MODULE = "backends/posenc_torch/api.py", "backends/posenc_torch/position.py"
 JAX, JAX_INIT = "backends/posenc_jax/api.py", "backends/posenc_jax/params.py"
 CHUNKED, TILE = (
@@ -2006,10 +2007,10 @@ _LARGE = (
         REFERENCE,
         "(q * call.scale, (batch, kv_heads, -1, q_len, dim))\n"
         "    scores = xp.matmul(grouped, xp.matrix_transpose(k)[:, :, None, :, :])\n"
-        "    scores = call.capped(xp.reshape(scores, (batch, heads, q_len, -1)))\n",
+        "    scores = call.cap_scores(xp.reshape(scores, (batch, heads, q_len, -1)))\n",
         "(q, (batch, kv_heads, -1, q_len, dim))\n"
         "    scores = xp.matmul(grouped, xp.matrix_transpose(k)[:, :, None, :, :])\n"
-        "    scores = call.capped(xp.reshape(scores, (batch, heads, q_len, -1)) * call."
+        "    scores = call.cap_scores(xp.reshape(scores, (batch, heads, q_len, -1)) * call."
         "scale)\n",
         ("test_large_scores.py less_itself jax-reference",),
     ),
@@ -2288,7 +2289,7 @@ _PLANS = (
         "a-window-of-the-evaluation-is-lost",
         "rope inside a window of the training length is rope",
         DECODER,
-        "return self.plan.narrowed(window)",
+        "return self.plan.windows_within(window)",
         "return self.plan.windows",
         ("test_study.py attends_in_its_window rope@5 torch",),
     ),
@@ -2386,19 +2387,18 @@ _FEATURES = (
     Fault(
         "sink-left-out-of-a-gradient",
         "the sink acts, and never learns",
-        IMPLEMENTATIONS,
-        "ahead = xp.maximum(found.lse - sink, xp",
+        MERGE,
+        "ahead = xp.maximum(part.lse - sink, xp",
         "sink = sink.detach() if hasattr(sink, 'detach') else sink\n"
-        "    ahead = xp.maximum(found.lse - sink, xp",
+        "    ahead = xp.maximum(part.lse - sink, xp",
         ("test_what_schemes_can_say.py sink_has_its_gradient torch-chunked",),
     ),
     Fault(
         "sink-left-out-of-the-log-sum-exp",
         "who merges parts by it weighs them wrongly",
-        IMPLEMENTATIONS,
-        "return PartialAttention(out, xp.maximum(found.lse, sink) + xp.log1p("
-        "xp.exp(-xp.abs(found.lse - sink))))",
-        "return Part(out, found.lse)",
+        MERGE,
+        "return PartialAttention(out, lse)",
+        "return PartialAttention(out, part.lse)",
         ("test_what_schemes_can_say.py log_sum_exp_is_its_formula [sink]",),
     ),
     Fault(
@@ -2431,7 +2431,7 @@ _FEATURES = (
         "the bias is capped too: far keys come nearer (Gemma 2 caps scores alone)",
         REFERENCE,
         "        scores = scores + bias\n",
-        "        scores = call.capped(scores + bias)\n",
+        "        scores = call.cap_scores(scores + bias)\n",
         ("test_what_schemes_can_say.py callers_bring cap",),
     ),
     Fault(
@@ -2480,7 +2480,7 @@ _FEATURES = (
         "image tokens that share a place see each other",
         CALL,
         "at = as_column(query.pos), as_row(key.pos)\n    segments",
-        "at = column(query.where), row(key.where)\n    segments",
+        "at = column(query.encoded_pos), row(key.encoded_pos)\n    segments",
         ("test_what_schemes_can_say.py places_stand_for_positions",),
     ),
 )

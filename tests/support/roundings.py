@@ -87,7 +87,7 @@ def _spread(call: Any) -> tuple[Any, Any, Any, Any]:
     shape = (*call.q.shape[:3], keys.shape[2])
     bias, seen = (
         np.broadcast_to(default if a is None else a, shape)
-        for a, default in zip(call.allowed_bias(), (0.0, True), strict=True)
+        for a, default in zip(call.bias_and_visible(), (0.0, True), strict=True)
     )
     return keys, v, bias, seen
 

@@ -15,7 +15,7 @@ from proof_schemes import DIM, HEADS, PROOFS, WIDTH, Fading, Forgetting, uniform
 
 import posenc
 from posenc import ParamSpec, PositionScheme
-from posenc.evaluate import IN_ATTENTION
+from posenc.evaluate import ATTENTION_HOOKS
 from posenc.params import head_count
 from posenc.testing.framework import readonly
 
@@ -213,7 +213,7 @@ def normal(shape: Sequence[int], seed: int, dtype: str = "float64"):
 
 def steers_attention(scheme: PositionScheme) -> bool:
     """Whether attention can see the scheme at all: by a transform, a bias, a scale."""
-    return bool(scheme.hooks() & IN_ATTENTION)
+    return bool(scheme.hooks() & ATTENTION_HOOKS)
 
 
 @dataclass(frozen=True)

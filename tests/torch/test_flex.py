@@ -18,7 +18,7 @@ from subjects import DIM, HEADS, SUBJECTS, Checkered, heads, normal, params_of
 import posenc
 from posenc.attn.call import prepare
 from posenc.attn.masks import Mask
-from posenc.attn.negligible import negligible
+from posenc.attn.negligible import negligible_blocks
 from posenc.evaluate import has_bias, has_features, positions_as_places, reads_features
 from posenc.positions import packed, visible
 from posenc.testing import Problem, assert_near, frameworks
@@ -296,14 +296,14 @@ def test_what_leaves_no_trace_is_found_by_one_compiled_program(name):
     scheme = STEEP if name == "steep" else SUBJECTS[name]
     torch._dynamo.reset()
     counter = CompileCounterWithBackend("aot_eager")
-    run = torch.compile(negligible, backend=counter, **flex.COMPILER)
+    run = torch.compile(negligible_blocks, backend=counter, **flex.COMPILER)
     for length in (1300, 1500, 1700):
         (q, k, v), *_ = tensors(scheme, length)
         call = prepare(q, k, v, scheme, params_of(scheme), causal=True)
         begun = -(-length // BLOCK)  # a CPU's mask has empty blocks beyond the end
         every = flex._sight(call).blocks()[1][:, :begun, :begun]
         found = run(call, BLOCK, whole=every)
-        assert (found == negligible(call, BLOCK, whole=every)).all()
+        assert (found == negligible_blocks(call, BLOCK, whole=every)).all()
     assert counter.frame_count <= 2  # the first length as it is, all others as a symbol
 
 

@@ -18,7 +18,7 @@ from frameworks_installed import require
 from subjects import DIM, HEADS, SUBJECTS, heads, normal, params_of
 
 import posenc
-from posenc.attn.bias_forms import by_key, has_bias
+from posenc.attn.bias_forms import bias_by_key, has_bias
 from posenc.testing import assert_near
 from posenc.testing.tolerances import IMPLEMENTATIONS, attention_bound, rounding_bound
 
@@ -473,7 +473,7 @@ KEYED = [
     name for name, scheme in {**SUBJECTS, **FADING}.items()
     # What is folded has no log-sum-exp, by which a sink would be put in.
     if has_bias(scheme) and name != "silent" and "sink" not in scheme.hooks()
-    and by_key(call_of(scheme, 4, causal=True)) is not None
+    and bias_by_key(call_of(scheme, 4, causal=True)) is not None
 ]  # fmt: skip
 
 

@@ -68,8 +68,8 @@ def chunked(call: Call) -> tuple[Array, Array]:
 
 def refuses(call: Call) -> str | None:
     """Why a call cannot be cut into tiles."""
-    what = "bias" if call.added is not None else "mask"
-    if call.added is not None or (call.mask is not None and not isinstance(call.mask, Mask)):
+    what = "bias" if call.extra_bias is not None else "mask"
+    if call.extra_bias is not None or (call.mask is not None and not isinstance(call.mask, Mask)):
         instead = "" if what == "bias" else "; a mask that is a function of positions is cut"
         return f"the {what} of the caller is all of Q x K already, and its tiles are not{instead}"
     return None

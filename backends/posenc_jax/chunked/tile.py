@@ -105,7 +105,7 @@ def scored(
         scores, slope = tiling.softcap * ratio, 1 - ratio * ratio
 
     def bias_of(learned: Arrays, query_own: Arrays, key_own: Arrays) -> Array | None:
-        at = query.side.where[..., :, None], key.side.where[..., None, :]
+        at = query.side.encoded_pos[..., :, None], key.side.encoded_pos[..., None, :]
         arrays, dtype = {**learned, **fixed}, tiling.dtype
         if tiling.by_distance:
             bias = _toeplitz(tiling.scheme, *at, arrays, dtype=dtype, xp=jnp)

@@ -19,7 +19,7 @@ from posenc.backend import (
     PositionScheme,
     Role,
     Side,
-    by_key,
+    bias_by_key,
     has_bias,
     has_distances,
 )
@@ -146,7 +146,7 @@ def _brought(call: Call) -> str | None:
     """Why a kernel cannot do with a call what its caller asks for beside the scheme."""
     if call.softcap is not None:
         return f"kernels do not cap scores, softcap is {call.softcap}"
-    if call.added is not None:
+    if call.extra_bias is not None:
         return "kernels read no bias of pairs, bias is given"
     if call.mask is not None:
         own = call.mask.function if isinstance(call.mask, Mask) else None
@@ -218,7 +218,7 @@ def _keyed(call: Call) -> Call | None:
     What softmax cannot see is taken off each row, its bias at the query's own position, so that
     large numbers cancel before scores are added to them.
     """
-    of_keys = by_key(call)
+    of_keys = bias_by_key(call)
     if of_keys is None:
         return None
     of_queries = _at_queries(call, of_keys)
@@ -236,7 +236,7 @@ def _at_queries(call: Call, of_keys: Array) -> Array:
     # Sums have the same names on both sides; other features of keys may be of keys alone.
     there = Side(call.query.pos, None, None, call.query.features)
     try:
-        found = by_key(replace(call, key=there))
+        found = bias_by_key(replace(call, key=there))
     except KeyError:
         found = None
     return jnp.zeros((1, 1, call.q.shape[2])) if found is None else found

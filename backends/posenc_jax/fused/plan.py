@@ -23,9 +23,9 @@ from posenc.backend import (
     PositionScheme,
     Role,
     Window,
-    by_distance,
+    bias_by_distance,
     head_views,
-    negligible,
+    negligible_blocks,
     tile_views,
     visible,
     visible_blocks,
@@ -305,7 +305,7 @@ def needed(call: Call, block: int) -> tuple[Array, Array]:
     call = _constant(call)
     some, every = visible_blocks(call, block)
     kept = some[:, None]
-    if call.skip_blocks and (nothing := negligible(call, block, whole=every)) is not None:
+    if call.skip_blocks and (nothing := negligible_blocks(call, block, whole=every)) is not None:
         kept = kept & ~nothing
     shape = (call.q.shape[0], call.q.shape[1], *kept.shape[2:])
     return _bounds(kept, shape[:3]), _bounds(jnp.swapaxes(kept, 2, 3), (*shape[:2], shape[3]))
@@ -326,7 +326,7 @@ def _constant(call: Call) -> Call:
     stop = lax.stop_gradient
     return replace(
         call, q=stop(call.q), k=stop(call.k), v=stop(call.v), arrays=stop(dict(call.arrays)),
-        query=call.query.mapped(stop), key=call.key.mapped(stop),
+        query=call.query.map_features(stop), key=call.key.map_features(stop),
     )  # fmt: skip
 
 
@@ -351,7 +351,7 @@ def _feature(
 
 def _table(call: Call, plan: Plan) -> Array:
     """The bias by distance, with zeros where no pair is: see ``Operands.table``."""
-    values = by_distance(call)
+    values = bias_by_distance(call)
     assert values is not None
     before = plan.q_blocks * plan.block - plan.q_len
     size = (plan.q_blocks + plan.k_blocks) * plan.block

@@ -23,8 +23,8 @@ from posenc.backend import (
     Call,
     as_column,
     as_row,
+    bias_by_distance,
     bias_tile,
-    by_distance,
     has_bias,
     may_be_fully_masked,
     visible_by_distance,
@@ -51,9 +51,9 @@ def _tensors(call: Call) -> dict[str, Tensor]:
     """
     q, k, v = promoted(call)
     found = {"q": q, "k": k, "v": v}
-    if call.added is not None:
-        found["added"] = call.added
-    if (table := by_distance(call)) is not None:
+    if call.extra_bias is not None:
+        found["extra_bias"] = call.extra_bias
+    if (table := bias_by_distance(call)) is not None:
         found["table"] = table
     elif has_bias(call.scheme):
         found |= {f"query.{name}": array for name, array in call.query.features.items()}
@@ -115,7 +115,7 @@ class _Job(NamedTuple):
             call, q=_shape_of(call.q), k=_shape_of(call.k), v=_shape_of(call.v),
             arrays={name: _shape_of(array) for name, array in call.arrays.items()},
             query=call.query._replace(features={}), key=call.key._replace(features={}),
-            added=None, sink=None,
+            extra_bias=None, sink=None,
         )  # fmt: skip
         return cls(bare, tuple(tensors), final, whole_scores, tuple(parts(call)))
 
@@ -134,7 +134,7 @@ class _Job(NamedTuple):
         if kind in ("query", "key"):
             tokens = part.queries if kind == "query" else part.keys
             return _of_heads(part, tensor)[:, :, tokens]
-        if kind in ("added", "mask"):
+        if kind in ("extra_bias", "mask"):
             return _of_heads(part, tensor)[:, :, part.queries, part.keys]
         if kind == "table":
             return self._own(part, tensor)[:, self._reach(part)]
@@ -196,16 +196,16 @@ class _Job(NamedTuple):
 
     def _tile(self, part: Part, own: Mapping[str, Tensor]) -> tuple[Tensor | None, Tensor | None]:
         """Bias and visibility of a part, pair by pair."""
-        call, seen, bias = self.call, self._seen(part), own.get("added")
+        call, seen, bias = self.call, self._seen(part), own.get("extra_bias")
         if has_bias(call.scheme):
-            query, key = call.query.of(part.queries), call.key.of(part.keys)
+            query, key = call.query.select(part.queries), call.key.select(part.keys)
             found = bias_tile(
-                call.scheme, as_column(query.where), as_row(key.where),
+                call.scheme, as_column(query.encoded_pos), as_row(key.encoded_pos),
                 {name: own[f"params.{name}"] for name in call.arrays},
                 query=_under(own, "query"), key=_under(own, "key"), dtype=call.dtype, xp=call.xp,
             )  # fmt: skip
             bias = found if bias is None or found is None else bias + found
-            bias = own.get("added") if bias is None else bias
+            bias = own.get("extra_bias") if bias is None else bias
         if bias is None:
             return None, seen
         finite = bias != -torch.inf
@@ -216,7 +216,9 @@ class _Job(NamedTuple):
         call, mask = self.call, self.call.mask
         if isinstance(mask, Tensor):
             mask = self._slice("mask", part, mask)
-        return visible_pairs(call, call.query.of(part.queries), call.key.of(part.keys), mask)
+        return visible_pairs(
+            call, call.query.select(part.queries), call.key.select(part.keys), mask
+        )
 
 
 def _of_heads(part: Part, array: Tensor) -> Tensor:
@@ -241,7 +243,7 @@ def _by_scores(
     q, k, v = (a.to(dtype) for a in (q, k, v))
     if group > 1:
         k, v = (a.repeat_interleave(group, dim=1) for a in (k, v))
-    scores = call.capped((q * call.scale) @ k.mT)
+    scores = call.cap_scores((q * call.scale) @ k.mT)
     if bias is not None:
         scores = scores + bias
     if seen is None:

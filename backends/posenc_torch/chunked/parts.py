@@ -11,7 +11,7 @@ from torch import Tensor
 
 from posenc.backend import (
     Call,
-    negligible,
+    negligible_blocks,
     visible_blocks,
 )
 
@@ -35,7 +35,7 @@ def parts(call: Call) -> Iterator[Part]:
     heads, q_len, k_len = call.q.shape[1], call.q.shape[2], call.k.shape[2]
     some, every = visible_blocks(call, grain)
     kept = some[:, None]
-    if call.skip_blocks and (nothing := negligible(call, grain, whole=every)) is not None:
+    if call.skip_blocks and (nothing := negligible_blocks(call, grain, whole=every)) is not None:
         kept = kept & ~nothing
     for n, chunk in enumerate(kept.any(dim=0).split(rows // grain, dim=1)):
         queries = slice(n * rows, min(q_len, (n + 1) * rows))

@@ -25,11 +25,11 @@ from posenc.backend import (
     Call,
     Mask,
     Window,
-    by_distance,
+    bias_by_distance,
     has_bias,
     has_distances,
-    is_possible,
-    negligible,
+    may_have_negligible_blocks,
+    negligible_blocks,
 )
 from posenc_torch.flex.api import sight_of
 from posenc_torch.flex.block_mask import BLOCK, Places, Sight, known
@@ -89,7 +89,7 @@ def arguments(call: Call) -> dict[str, Any]:
     """What FlexAttention is called with."""
     bias, scale = _bias(call), _usual_scale(call)
     mod: Bias | ByDistance | Scored | None = bias
-    if scale is None or call.softcap is not None or call.added is not None:
+    if scale is None or call.softcap is not None or call.extra_bias is not None:
         mod = Scored.of(call, bias, scaled=scale is not None)
     by_table = mod is not None and mod.gathers and call.q.device.type != "cpu"
     return {
@@ -131,9 +131,9 @@ def _without_gradients(call: Call) -> Call:
         k=call.k.detach(),
         v=call.v.detach(),
         arrays={name: a.detach() for name, a in call.arrays.items()},
-        query=call.query.mapped(torch.detach),
-        key=call.key.mapped(torch.detach),
-        added=None if call.added is None else call.added.detach(),
+        query=call.query.map_features(torch.detach),
+        key=call.key.map_features(torch.detach),
+        extra_bias=None if call.extra_bias is None else call.extra_bias.detach(),
     )
 
 
@@ -151,7 +151,7 @@ def refuses(call: Call) -> str | None:
     if not on_cpu and min(call.q.shape[3], call.v.shape[3]) < 16:
         return f"on a GPU it takes heads of at least 16 channels, not {call.q.shape[3]}"
     features = labelled(call.query.features, call.key.features)
-    tensors = (call.q, call.k, call.v, call.added, *features.values(), *call.arrays.values())
+    tensors = (call.q, call.k, call.v, call.extra_bias, *features.values(), *call.arrays.values())
     learns = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
     if learns and on_cpu:
         return "FlexAttention has no backward pass on a CPU"
@@ -243,7 +243,10 @@ def _bias(call: Call) -> Bias | ByDistance | None:
     """The form of the bias that a kernel computes fastest."""
     if not has_bias(call.scheme):
         return None
-    if _reads_distances(call) and (table := by_distance(replace(call, added=None))) is not None:
+    if (
+        _reads_distances(call)
+        and (table := bias_by_distance(replace(call, extra_bias=None))) is not None
+    ):
         return ByDistance.of(call, table)
     batch = call.q.shape[0] if call.q.device.type == "cpu" else None
     features = call.query.features, call.key.features
@@ -257,7 +260,7 @@ def _reads_distances(call: Call) -> bool:
     only constants, numbers of a head, is a multiplication or two, and cheaper than a load.
     """
     simple = call.scheme.constants() and not call.scheme.param_specs()
-    return not simple and has_distances(replace(call, added=None))
+    return not simple and has_distances(replace(call, extra_bias=None))
 
 
 def _places(call: Call) -> tuple[Places, Places]:
@@ -291,7 +294,7 @@ def _on_cpu(
 def _block_mask(call: Call) -> BlockMask | None:
     hides = call.causal or call.window is not None or call.mask is not None
     plain = not hides and call.query.seg is None
-    if call.skip_blocks and call.k.shape[2] > _FEW * BLOCK and is_possible(call):
+    if call.skip_blocks and call.k.shape[2] > _FEW * BLOCK and may_have_negligible_blocks(call):
         sight = _sight(call)
         some, every = sight.blocks()
         left = _left(call, every)
@@ -322,7 +325,7 @@ def _left(call: Call, every: Tensor) -> Tensor | None:
 def _negligible(call: Call, every: Tensor) -> Tensor | None:
     """Blocks that leave no trace; on a GPU compiled, to read queries and keys once each."""
     if call.q.device.type == "cpu" or torch.compiler.is_compiling():
-        return negligible(call, BLOCK, whole=every)
+        return negligible_blocks(call, BLOCK, whole=every)
     with warnings.catch_warnings():
         # Dynamo traces array_api_compat's cached look-ups; their result is the same.
         warnings.filterwarnings("ignore", message="Dynamo detected a call to a `functools.lru_")
@@ -331,7 +334,7 @@ def _negligible(call: Call, every: Tensor) -> Tensor | None:
 
 @lru_cache(1)
 def _compiled_negligible() -> Callable[..., Tensor | None]:
-    return _compile(negligible)
+    return _compile(negligible_blocks)
 
 
 def _sight(call: Call) -> Sight:

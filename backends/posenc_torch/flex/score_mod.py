@@ -256,19 +256,19 @@ class Scored(NamedTuple):
         Numbers of the call, as ``numbers`` has them, or None.
     bias
         The scheme's, or None.
-    added
+    extra_bias
         The caller's ``(B or 1, H or 1, Q, K)``, ``captured``, or None.
     """
 
     scale: Tensor | None
     cap: Tensor | None
     bias: Bias | ByDistance | None
-    added: Tensor | None
+    extra_bias: Tensor | None
 
     @property
     def gathers(self) -> bool:
         """Whether each pair may load a number of its own."""
-        return self.added is not None or (self.bias is not None and self.bias.gathers)
+        return self.extra_bias is not None or (self.bias is not None and self.bias.gathers)
 
     @classmethod
     def of(cls, call: Call, bias: Bias | ByDistance | None, *, scaled: bool) -> Scored:
@@ -279,7 +279,9 @@ class Scored(NamedTuple):
             return None if value is None else numbers(value, dtype=torch.float32, device=device)
 
         scale, cap = number(None if scaled else call.scale), number(call.softcap)
-        return cls(scale, cap, bias, None if call.added is None else captured_pairs(call.added))
+        return cls(
+            scale, cap, bias, None if call.extra_bias is None else captured_pairs(call.extra_bias)
+        )
 
     def score_mod(self, score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         """The score, scaled and capped, with the bias of head ``h`` and the caller's added."""
@@ -291,8 +293,13 @@ class Scored(NamedTuple):
             score = cap * torch.tanh(score / cap)
         if self.bias is not None:
             score = self.bias.score_mod(score, b, h, i, j)
-        if self.added is not None:
-            score = score + self.added[row_of(self.added, 0, b), row_of(self.added, 1, h), i, j]
+        if self.extra_bias is not None:
+            score = (
+                score
+                + self.extra_bias[
+                    row_of(self.extra_bias, 0, b), row_of(self.extra_bias, 1, h), i, j
+                ]
+            )
         return score
 
 

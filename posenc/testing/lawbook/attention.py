@@ -195,10 +195,10 @@ def _log_sum_exp(problem: Problem) -> Host:
 def _seen_scores(call: Call) -> Host:
     """Scaled scores with their bias, ``(B, H, Q, K)``; ``-inf`` where nothing is seen."""
     k = np.repeat(call.k, call.q.shape[1] // call.k.shape[1], axis=1)
-    scores = call.capped(call.scale * call.q @ np.swapaxes(k, -1, -2))
-    bias, seen = call.allowed_bias()
+    scores = call.cap_scores(call.scale * call.q @ np.swapaxes(k, -1, -2))
+    bias, seen = call.bias_and_visible()
     if "adjust_scores" in call.scheme.hooks():
-        at, params = (as_column(call.query.where), as_row(call.key.where)), call.views()
+        at, params = (as_column(call.query.encoded_pos), as_row(call.key.encoded_pos)), call.views()
         scores = call.scheme.adjust_scores(scores, *at, visible=seen, params=params, xp=call.xp)
     if bias is not None:
         scores = scores + bias
