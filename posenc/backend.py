@@ -8,7 +8,7 @@ else of posenc. What is not listed here may change without notice.
 a call                 ``prepare`` makes a ``Call`` of two ``Side``; ``Options`` are its keywords
 implementations        ``Implementation``, ``choose``, ``explain_choice`` and ``attend``
 the bias               whole (``Call.bias``), on a tile (``bias_tile``), or in a cheaper form:
-                       ``bias_by_distance`` and ``bias_by_key``
+                       ``bias_by_distance``, ``bias_by_key``, channels (``fold_key_bias``)
 the mask               of pairs (``visible``), tiles (``visible_pairs``), ``visible_blocks``
 fully masked rows      ``may_be_fully_masked``, ``zero_fully_masked``
 negligible blocks      ``negligible_blocks``: keys whose weights provably round to nothing
@@ -22,6 +22,7 @@ from posenc.attn.arguments import check_pair, check_shapes
 from posenc.attn.bias_forms import bias_by_distance, bias_by_key, has_distances, visible_by_distance
 from posenc.attn.blocks import Range, block_ranges, visible_between, visible_blocks
 from posenc.attn.call import Call, prepare, visible_pairs
+from posenc.attn.folded import fold_key_bias, folded_width, why_not_foldable
 from posenc.attn.fully_masked import (
     may_be_fully_masked,
     not_fully_masked,
@@ -115,6 +116,8 @@ __all__ = [
     "embedding",
     "explain_choice",
     "float_arrays",
+    "fold_key_bias",
+    "folded_width",
     "has_bias",
     "has_distances",
     "has_embedding",
@@ -135,6 +138,7 @@ __all__ = [
     "visible_blocks",
     "visible_by_distance",
     "visible_pairs",
+    "why_not_foldable",
     "working_dtype",
     "zero_fully_masked",
     "zero_unless",

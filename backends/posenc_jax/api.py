@@ -265,7 +265,8 @@ _IMPLEMENTATIONS = (
     Implementation("chunked", chunked, unsupported=chunked_refuses),
     Implementation(
         "folded", folded.folded,
-        unsupported=folded.refuses, not_preferred=folded.avoided, without_lse=folded.without_lse,
+        unsupported=folded.unsupported, not_preferred=folded.not_preferred,
+        without_lse=folded.without_lse,
     ),
     Implementation("reference", _reference, whole_rows=True),
 )  # fmt: skip

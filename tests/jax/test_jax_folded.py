@@ -24,12 +24,13 @@ def seen(monkeypatch):
     """The calls that reach the attention of ``jax.nn``, on a GPU that is not here."""
     calls = []
 
-    def attend(q, k, v, **options):
+    def attend(q, k, v, *, implementation, **options):
+        assert implementation == "cudnn"
         calls.append({"shapes": [a.shape for a in (q, k, v)], **options})
         wide = (a.astype(jnp.float32) for a in (q, k, v))
         return jax.nn.dot_product_attention(*wide, **options).astype(q.dtype)
 
-    monkeypatch.setattr(folded, "_attend", attend)
+    monkeypatch.setattr(folded, "dot_product_attention", attend)
     with targeting(Target("gpu", "9.0")):
         yield calls
 
