@@ -24,7 +24,7 @@ def folded(call: Call) -> tuple[Tensor, None]:
         k, v = (a.repeat_interleave(heads // a.shape[1], dim=1) for a in (k, v))
     # Exact in float64: float32 is off by 1e-4 where slope times position is a thousand.
     wide = {name: array.double() for name, array in call.arrays.items()}
-    key = call.key.mapped(lambda array: array.double())
+    key = call.key.map_features(lambda array: array.double())
     bias = bias_by_key(replace(call, arrays=wide, dtype=torch.float64, key=key))
     assert bias is not None
     bias = (bias / call.scale).expand(batch, heads, -1)
