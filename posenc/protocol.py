@@ -1,4 +1,4 @@
-"""The contract that every positional encoding keeps: ``PositionScheme`` and ``ParamSpec``."""
+"""The interface of a positional encoding: ``PositionScheme`` and ``ParamSpec``."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from posenc.checks import python_fields, python_number
 Array: TypeAlias = Any  # an array of any Array API library, a tracer, or a kernel's tile
 Namespace: TypeAlias = Any  # the Array API namespace that computes on it
 Role = Literal["query", "key"]
-Window: TypeAlias = "tuple[int | None, int | None]"
+Window: TypeAlias = "tuple[int | None, int | None]"  # (left, right), None for no bound
 Initializer: TypeAlias = "Callable[[np.random.Generator, tuple[int, ...]], np.ndarray[Any, Any]]"
 
 
 @dataclass(frozen=True)
 class ParamSpec:
-    """One learned array of a scheme.
+    """Declaration of one learned array of a scheme.
 
     Parameters
     ----------
@@ -31,8 +31,8 @@ class ParamSpec:
         Draws its first value: ``init(rng, shape)`` with a ``numpy.random.Generator``. Default:
         independent normal values, mean 0, standard deviation 0.02.
     per_head
-        Whether the first axis counts heads. Then ``bias``, ``key_bias`` and ``transform``, which
-        speak of one head, receive each head's own part; otherwise every head gets the whole array.
+        Whether the first axis counts heads. Then ``bias``, ``key_bias`` and ``transform`` receive
+        the array per head, as they describe. Otherwise they receive the whole array.
     """
 
     shape: tuple[int, ...]
@@ -44,7 +44,7 @@ class ParamSpec:
 
 
 class SchemeWarning(UserWarning):
-    """A call that is allowed, and that probably does not do what it was written for."""
+    """A call is allowed, but it probably does not do what its author wants."""
 
 
 HOOKS = (
@@ -56,38 +56,254 @@ HOOKS = (
 class PositionScheme:
     """Base class of positional encodings.
 
-    A scheme may act on token embeddings, on queries and keys, and on attention scores. It is a
-    frozen dataclass that inherits from this class and writes only what it has; every method has a
-    default that does nothing. Methods are pure functions of *positions*: integers of any order,
-    never lengths, indices or masks. Hyperparameters live in ``self``, as Python's own numbers:
-    those of NumPy are converted before ``__post_init__`` sees them. Learned arrays arrive in
-    ``params``, together with ``constants()``. ``xp`` is the Array API namespace.
+    A scheme may act on token embeddings (``embedding``), on queries and keys (``transform``), and
+    on attention scores (``bias``). A scheme is a frozen dataclass that inherits from this class.
+    It overrides the methods that it needs; every method has a default that changes nothing.
 
-    What else a scheme wants to know of a token are *features*: named numbers or tables that the
-    library computes once per token, from hidden states (``hidden_features``) or from the query or
-    key vector (``query_features``, ``key_features``). ``bias`` and ``key_bias`` find those of the
-    query in ``params.query`` and those of the key in ``params.key``; ``transform`` finds those of
-    its own tokens in ``params.of(role)``.
+    Methods are pure functions of *positions*. Positions are integers in any order. A method never
+    sees sequence lengths, array indices or masks, so caches, packing and padding need no code.
+
+    The arguments that methods share:
+
+    ``params``
+        Learned arrays (``param_specs``) and fixed numbers (``constants``), by name.
+    ``xp``
+        The Array API namespace of the arrays: that of NumPy, PyTorch or JAX.
+
+    Hyperparameters are fields of the dataclass. NumPy numbers in them become Python numbers before
+    ``__post_init__`` runs.
+
+    If a bias depends on more than positions, the scheme computes *features*: named arrays, computed
+    once per token. ``hidden_features`` computes them from hidden states, ``query_features`` and
+    ``key_features`` from query and key vectors. ``bias`` and ``key_bias`` read them as
+    ``params.query[name]`` and ``params.key[name]``. ``transform`` reads those of its own tokens as
+    ``params.of(role)[name]``.
+
+    Shapes: ``B`` batch, ``H`` heads, ``Hk`` heads of keys and values, ``L`` tokens, ``Q`` queries,
+    ``K`` keys, ``D`` head_dim, ``C`` width of hidden states, ``M`` entries of a table per token.
     """
 
+    # What a scheme declares about itself.
+
     relative: ClassVar[bool] = False
-    """``bias`` depends on ``k_pos - q_pos`` and on features, not on the positions themselves."""
+    """Whether ``bias`` depends on positions only through ``k_pos - q_pos``. It may read features
+    too."""
 
     axes: ClassVar[int] = 1
-    """How many coordinates place a token. With several, ``transform`` and ``embedding`` receive
-    places ``(..., L, axes)`` instead of positions; ``bias`` finds them in
-    ``params.query["places"][axis]`` and ``params.key["places"][axis]``. Positions stay one integer
-    per token: they alone decide order, masks, sums and caches."""
+    """Number of coordinates of a token: 1 for text, 2 for an image. With more than one,
+    ``transform`` and ``embedding`` receive coordinates ("places") ``(..., L, axes)`` instead of
+    positions. ``bias`` reads them as ``params.query["places"][axis]`` and
+    ``params.key["places"][axis]``. Every token still has one integer position, which alone decides
+    order, masks, cumulative sums and caches."""
 
     cumulative: ClassVar[tuple[str, ...]] = ()
-    """Names of key-side features that the library sums in the order of positions, within a segment.
-    Both sides then read the sum up to their own position under this name."""
+    """Names of key features that the library sums in the order of positions, within a segment.
+    ``params.query`` and ``params.key`` then hold the sum up to each token's own position."""
 
     shared: ClassVar[bool] = False
-    """One set of learned params serves every layer of a model (T5), instead of one set a layer."""
+    """Whether all layers of a model share one set of learned params (T5). Default: one per layer.
+    """
 
     paper: ClassVar[str] = ""
     """Authors, year and arXiv number, for the catalogue."""
+
+    def param_specs(self) -> Mapping[str, ParamSpec]:
+        """Learned arrays, by name."""
+        return {}
+
+    def constants(self) -> Mapping[str, tuple[float, ...]]:
+        """Fixed numbers, one per head, by name. Methods read them from ``params``."""
+        return {}
+
+    # Where a scheme acts: embeddings, queries and keys, scores.
+
+    def embedding(self, pos: Array, *, params: Mapping[str, Array], xp: Namespace) -> Array | None:
+        """Return the term to add to token embeddings, ``pos.shape + (dim,)``; None for no term.
+
+        With several ``axes``, ``pos`` holds places ``(..., L, axes)``, and the result is
+        ``(..., L, dim)``.
+        """
+        return None
+
+    def transform(
+        self, x: Array, pos: Array, *, role: Role, params: Mapping[str, Array], xp: Namespace
+    ) -> Array:
+        """Transform queries or keys ``x (..., L, D)`` by their positions, as RoPE rotates them.
+
+        Each token and each head is transformed on its own. The result is finite at any position.
+
+        Parameters
+        ----------
+        x
+            Queries ``(..., L, D)`` if ``role`` is ``"query"``, keys if it is ``"key"``.
+        pos
+            Positions, which broadcast to ``(..., L)``. With several ``axes``: places
+            ``(..., L, axes)``.
+        params
+            A per-head scalar has shape ``(H, 1, 1)``, which broadcasts against ``pos[..., None]``.
+            For a per-head array with more axes, ``params[name][:]`` is ``(H, 1, ...)``, which
+            broadcasts against ``x``. Grouped-query keys cannot use per-head params.
+            ``params.of(role)`` holds the features of these tokens, ``(B, H, L)`` or
+            ``(B, H, L, M)``.
+
+        Returns
+        -------
+        The shape and dtype of ``x``.
+        """
+        return x
+
+    def bias(
+        self, q: Array, k: Array, *, params: Mapping[str, Array], xp: Namespace
+    ) -> Array | None:
+        """Return the term to add to the scaled score of each query and key; None for no bias.
+
+        Write it for one head and for one pair. The library calls it with positions ``q`` and ``k``
+        that broadcast: single pairs, tiles or whole matrices.
+
+        Parameters
+        ----------
+        q, k
+            Integer positions of queries and keys.
+        params
+            A per-head scalar is 0-d or has shape ``(H, 1, 1)``. A per-head table is read by index,
+            ``params[name][i]``. Features of queries are in ``params.query``, those of keys in
+            ``params.key``: a feature ``(B, H, L)`` broadcasts, a feature ``(B, H, L, M)`` is read
+            by index.
+
+        Returns
+        -------
+        An array that broadcasts with ``q`` and ``k``, computed elementwise. ``-inf`` masks a pair.
+        Every other value, and every gradient, is finite for all positions, also for masked pairs.
+        The function must not close over arrays.
+        """
+        return None
+
+    def key_bias(self, k: Array, *, params: Mapping[str, Array], xp: Namespace) -> Array | None:
+        """Return ``w(k)`` if ``bias(q, k) = u(q) + w(k)`` for all ``k <= q``; else None.
+
+        Under a causal mask an implementation may then use ``w`` instead of ``bias``, because
+        softmax ignores a term that depends on the query only. ``w`` is finite, so a bias that
+        masks has no ``key_bias``.
+        """
+        return None
+
+    # Features of tokens, which ``bias``, ``key_bias`` and ``transform`` read.
+
+    def hidden_features(
+        self, x: Array, *, role: Role, params: Mapping[str, Array], xp: Namespace
+    ) -> Mapping[str, Array]:
+        """Compute features from hidden states ``x (B, L, C)``, each token on its own.
+
+        A feature is a number per head and token, ``(B, H, L)``, or a table per head and token,
+        ``(B, H, L, M)``. Per-head arrays in ``params`` keep their head axis here.
+
+        The library asks for keys and for queries separately. With ``role="key"``, return the
+        features for ``params.key`` and all that ``cumulative`` names. With ``role="query"``, return
+        the features for ``params.query``, except those that ``cumulative`` names.
+        """
+        return {}
+
+    def query_features(
+        self, q: Array, pos: Array, *, scale: float, params: Mapping[str, Array], xp: Namespace
+    ) -> Mapping[str, Array]:
+        """Compute features from query vectors ``q (B, H, Q, D)``, before ``transform``.
+
+        Shapes of features and of ``params`` are those of ``hidden_features``. ``pos`` broadcasts to
+        ``(B, H, Q)``; with several ``axes`` it holds places, ``(..., Q, axes)``. ``scale`` is the
+        factor of the scores.
+        """
+        return {}
+
+    def key_features(
+        self, k: Array, pos: Array, *, scale: float, params: Mapping[str, Array], xp: Namespace
+    ) -> Mapping[str, Array]:
+        """Compute features from key vectors ``k (B, Hk, K, D)``, before ``transform``.
+
+        As ``query_features``. With grouped queries ``Hk`` is less than ``H``; a feature may have
+        either number of heads.
+        """
+        return {}
+
+    # Rarer ways to act on attention.
+
+    def adjust_scores(
+        self,
+        scores: Array,
+        q: Array,
+        k: Array,
+        *,
+        visible: Array | None,
+        params: Mapping[str, Array],
+        xp: Namespace,
+    ) -> Array:
+        """Change whole rows of scaled scores ``(B, H, Q, K)``, before the bias is added.
+
+        For schemes that cannot be computed tile by tile (CoPE, DAPE). Only
+        ``implementation="reference"`` calls it.
+
+        Parameters
+        ----------
+        scores
+            Scaled scores of every query and key.
+        q, k
+            Positions ``(B or 1, 1, Q, 1)`` and ``(B or 1, 1, 1, K)``.
+        visible
+            Which pairs the mask leaves visible, booleans; None if all are. The score of one key
+            may depend on another key of the row only if that key is visible.
+        """
+        return scores
+
+    def sink(self, q: Array, *, params: Mapping[str, Array], xp: Namespace) -> Array | None:
+        """Return a logit to add to each query's softmax denominator; None for no sink.
+
+        It belongs to no key and has no value, so a head can attend to nothing. gpt-oss learns one
+        logit per head; the constant 0 gives the off-by-one softmax.
+
+        ``q (B or 1, 1, Q, 1)`` are positions. The result broadcasts to ``(B, H, Q, 1)``. ``params``
+        and ``params.query`` are those of ``bias``.
+        """
+        return None
+
+    def regions(self) -> tuple[tuple[PositionScheme, Window], ...]:
+        """Return schemes for different ranges of distance, each with its window; empty for none.
+
+        Attention is computed once per region, and the results are merged by log-sum-exp (ReRoPE,
+        Self-Extend). A window ``(left, right)`` is that of ``attention``:
+        ``-left <= k_pos - q_pos <= right``. Windows must not overlap. A negative ``right`` leaves
+        out near keys. Each scheme receives the params that it declares.
+
+        Make the schemes in ``__post_init__``, because torch's compiler cannot construct a RoPE.
+        """
+        return ()
+
+    def scale(self, head_dim: int) -> float:
+        """Return the factor of the scores ``q @ k.T``, which applies before the bias."""
+        return 1 / math.sqrt(head_dim)
+
+    def at_length(self, length: int) -> PositionScheme:
+        """Return the scheme for a context of ``length`` tokens (dynamic NTK, LongRoPE)."""
+        return self
+
+    def caution(self, *, causal: bool) -> str | None:
+        """Return why attention with this mask is probably a mistake; None if it is not.
+
+        Attention issues it as a ``SchemeWarning`` and computes the result anyway.
+        """
+        return None
+
+    # What the library asks of a scheme. A combination of schemes overrides these two.
+
+    def hooks(self) -> frozenset[str]:
+        """Return the names of the methods in ``HOOKS`` that this scheme overrides."""
+        return self._hooks
+
+    def reads_features(self) -> bool:
+        """Return whether ``bias`` may read features, or places on several axes.
+
+        If it does not and the scheme is ``relative``, its bias is a table over distances.
+        """
+        features = {"hidden_features", "query_features", "key_features"}
+        return "bias" in self.hooks() and (self.axes > 1 or bool(features & self.hooks()))
 
     _hooks: ClassVar[frozenset[str]] = frozenset()
 
@@ -107,159 +323,13 @@ class PositionScheme:
     def __post_init__(self) -> None:
         python_fields(self)
 
-    def reads_features(self) -> bool:
-        """Whether ``bias`` may read features of tokens, or places on several axes.
 
-        A combination answers for its parts. Without, a relative bias is a table of distances.
-        """
-        features = {"hidden_features", "query_features", "key_features"}
-        return "bias" in self.hooks() and (self.axes > 1 or bool(features & self.hooks()))
+def _with_python_fields(post_init: Callable[..., None]) -> Callable[..., None]:
+    """``post_init``, called after the scheme's fields have become Python numbers."""
 
-    def param_specs(self) -> Mapping[str, ParamSpec]:
-        """Learned arrays by name."""
-        return {}
-
-    def constants(self) -> Mapping[str, tuple[float, ...]]:
-        """Fixed numbers by name, one per head. They reach the methods through ``params``."""
-        return {}
-
-    def embedding(self, pos: Array, *, params: Mapping[str, Array], xp: Namespace) -> Array | None:
-        """Term added to token embeddings, shape ``pos.shape + (dim,)``; None adds nothing."""
-        return None
-
-    def transform(
-        self, x: Array, pos: Array, *, role: Role, params: Mapping[str, Array], xp: Namespace
-    ) -> Array:
-        """Queries or keys ``x (..., L, D)`` as seen from ``pos``, broadcast to ``(..., L)``.
-
-        Each token and each head by itself, and finite at any position. A number per head arrives
-        as ``(H, 1, 1)``, which fits ``pos[..., None]``; of a per-head array with more axes,
-        ``params[name][:]`` is ``(H, 1, ...)``, which fits ``x``. Shared keys have neither.
-        With several ``axes``, ``pos`` are places ``(..., L, axes)``. Features of the tokens are in
-        ``params.of(role)``, ``(B, H, L)`` or ``(B, H, L, M)``.
-        """
-        return x
-
-    def hidden_features(
-        self, x: Array, *, role: Role, params: Mapping[str, Array], xp: Namespace
-    ) -> Mapping[str, Array]:
-        """Features of tokens from their hidden states ``x (B, L, C)``, by name.
-
-        A number per head and token ``(B, H, L)``, or a table per head and token ``(B, H, L, M)``.
-        Each token by itself. ``role`` says which side asks: keys are asked for what ``params.key``
-        shall have and for ``cumulative`` features; queries for what ``params.query`` shall have
-        beside those. ``params`` are whole arrays.
-        """
-        return {}
-
-    def query_features(
-        self, q: Array, pos: Array, *, scale: float, params: Mapping[str, Array], xp: Namespace
-    ) -> Mapping[str, Array]:
-        """Features of queries from their own vectors ``q (B, H, Q, D)``, before ``transform``.
-
-        Shapes as in ``hidden_features``. ``pos`` are positions, or places ``(..., Q, axes)``, and
-        fit ``(B, H, Q)``; ``scale`` is what scores are multiplied by. ``params`` are whole arrays.
-        """
-        return {}
-
-    def key_features(
-        self, k: Array, pos: Array, *, scale: float, params: Mapping[str, Array], xp: Namespace
-    ) -> Mapping[str, Array]:
-        """Features of keys from their own vectors ``k (B, Hk, K, D)``, before ``transform``.
-
-        As ``query_features``; ``Hk`` may be fewer heads than ``H``, and answers may have either.
-        """
-        return {}
-
-    def bias(
-        self, q: Array, k: Array, *, params: Mapping[str, Array], xp: Namespace
-    ) -> Array | None:
-        """Term one head adds to the scaled scores of query position ``q`` and key position ``k``.
-
-        Elementwise in its broadcast arguments, closing over no arrays. Per-head numbers in
-        ``params`` arrive 0-d or shaped ``(H, 1, 1)``; a per-head table answers ``table[bucket]``.
-        Features are read as ``params.query[name]`` and ``params.key[name]``: a number broadcasts,
-        a table answers ``params.query[name][index]``.
-        ``-inf`` masks; every other value, and every gradient, is finite at any pair of positions,
-        visible or not. None: no bias.
-        """
-        return None
-
-    def key_bias(self, k: Array, *, params: Mapping[str, Array], xp: Namespace) -> Array | None:
-        """``w(k)`` where ``bias(q, k) = u(q) + w(k)`` for every key that a query sees under a
-        causal mask, ``k_pos <= q_pos``; else None. Finite: a bias that masks has none.
-
-        Softmax cannot see ``u``, so a key-only term may stand for the bias.
-        """
-        return None
-
-    def adjust_scores(
-        self,
-        scores: Array,
-        q: Array,
-        k: Array,
-        *,
-        visible: Array | None,
-        params: Mapping[str, Array],
-        xp: Namespace,
-    ) -> Array:
-        """Whole rows of scaled scores ``(B, H, Q, K)``, before the bias is added.
-
-        For schemes that no tile can compute (CoPE, DAPE). ``q (B or 1, 1, Q, 1)`` and ``k (B or 1,
-        1, 1, K)`` are positions; ``visible`` says which pairs may be seen, None for all. A key's
-        score may depend on other keys of its row only as far as these are visible. Served by
-        ``implementation="reference"`` alone.
-        """
-        return scores
-
-    def sink(self, q: Array, *, params: Mapping[str, Array], xp: Namespace) -> Array | None:
-        """A logit in the denominator of each query's softmax that belongs to no key.
-
-        ``q (B or 1, 1, Q, 1)`` are positions; the answer broadcasts to ``(B, H, Q, 1)``. Params and
-        ``params.query`` as in ``bias``. None: no sink. gpt-oss learns one number per head; 0 is the
-        softmax off by one.
-        """
-        return None
-
-    def regions(self) -> tuple[tuple[PositionScheme, Window], ...]:
-        """Schemes that serve different distances, each with its window; empty: this one serves all.
-
-        Windows ``(left, right)`` are those of ``attention`` and must not overlap; a negative
-        ``right`` leaves near keys out. Attention is computed once for each and merged by
-        log-sum-exp (ReRoPE, Self-Extend). Each scheme receives the params that it declares. Make
-        the schemes in ``__post_init__`` and return them here: torch's compiler cannot make a RoPE.
-        """
-        return ()
-
-    def hooks(self) -> frozenset[str]:
-        """Names of the methods that this scheme has beyond the defaults of this class.
-
-        A combination answers for its parts.
-        """
-        return self._hooks
-
-    def scale(self, head_dim: int) -> float:
-        """What the scores ``q @ k`` are multiplied by before the bias is added."""
-        return 1 / math.sqrt(head_dim)
-
-    def at_length(self, length: int) -> PositionScheme:
-        """The scheme for a context of ``length`` tokens (dynamic NTK, LongRoPE); else itself."""
-        return self
-
-    def caution(self, *, causal: bool) -> str | None:
-        """Why a call of attention with this mask is probably a mistake; None if it is not.
-
-        Attention gives it as a ``SchemeWarning``, and computes what was asked for.
-        """
-        return None
-
-
-def _with_python_fields(own: Callable[..., None]) -> Callable[..., None]:
-    """A scheme's ``__post_init__``, after its fields have become Python's numbers."""
-
-    @functools.wraps(own)
-    def after(self: Any, *given: Any) -> None:
+    @functools.wraps(post_init)
+    def convert_then_init(self: Any, *args: Any) -> None:
         python_fields(self)
-        own(self, *given)
+        post_init(self, *args)
 
-    return after
+    return convert_then_init
