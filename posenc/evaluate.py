@@ -10,8 +10,8 @@ from array_api_compat import array_namespace, device
 from posenc.checks import check_scheme
 from posenc.params import (
     Features,
+    GroupedKeyParams,
     Params,
-    SharedKeys,
     as_mapping,
     head_count,
     head_views,
@@ -224,7 +224,7 @@ def transform(
         views.key = own_features
     heads, own = head_count(scheme), x.shape[-3] if len(x.shape) > 2 else 1
     if heads is not None and heads != 1 and own != heads:
-        views = SharedKeys(views, heads=heads, own=own)
+        views = GroupedKeyParams(views, heads=heads, key_heads=own)
     return scheme.transform(x, at, role=role, params=views, xp=xp)
 
 

@@ -1,4 +1,4 @@
-"""The arrays of a scheme: drawn, checked, and cut into what one head may see."""
+"""Learned arrays of a scheme: first values, checks, and the per-head views that methods read."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from posenc.protocol import Array, Namespace, PositionScheme, Role
 
 
 class Features(Mapping[str, Array]):
-    """Features of the queries or the keys, by name, as a method of a scheme reads them."""
+    """Features of the queries or of the keys, by name: ``params.query`` and ``params.key``."""
 
-    def __init__(self, found: Mapping[str, Array], role: str) -> None:
-        self._found, self._role = found, role
+    def __init__(self, arrays: Mapping[str, Array], role: str) -> None:
+        self._arrays, self._role = arrays, role
 
     def __getitem__(self, name: str) -> Array:
-        if name not in self._found:
-            there = ", ".join(self._found) or "none"
-            raise KeyError(f"{name!r} is no feature of the {self._role}; there are: {there}")
-        return self._found[name]
+        if name not in self._arrays:
+            known = ", ".join(self._arrays) or "none"
+            raise KeyError(f"the {self._role} has no feature {name!r}; it has: {known}")
+        return self._arrays[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._found)
+        return iter(self._arrays)
 
     def __len__(self) -> int:
-        return len(self._found)
+        return len(self._arrays)
 
 
 class Params(Mapping[str, Array]):
-    """What a scheme's methods receive as ``params``: arrays by name, and the working ``dtype``.
+    """The ``params`` of a scheme's methods: arrays by name, and the working ``dtype``.
 
-    ``query`` and ``key`` are features of the tokens on each side, by name.
+    ``query`` and ``key`` are the features of queries and of keys, by name.
     """
 
     def __init__(
@@ -46,20 +46,18 @@ class Params(Mapping[str, Array]):
     ) -> None:
         self._arrays = dict(arrays)
         self.dtype = dtype
-        # Made here: torch's compiler cannot hold one that is a default of every call.
+        # Not default arguments: torch's compiler cannot hold an object that calls share.
         self.query = Features({}, "query") if query is None else query
         self.key = Features({}, "key") if key is None else key
 
     def of(self, role: Role) -> Mapping[str, Array]:
-        """Features of one side: what a transform of queries, or of keys, may read."""
+        """Features of queries or of keys: those that ``transform`` reads for this role."""
         return self.query if role == "query" else self.key
 
     def __getitem__(self, name: str) -> Array:
         if name not in self._arrays:
-            there = ", ".join(self._arrays) or "none"
-            raise KeyError(
-                f"{name!r} is no param and no constant of the scheme; there are: {there}"
-            )
+            known = ", ".join(self._arrays) or "none"
+            raise KeyError(f"the scheme has no param or constant {name!r}; it has: {known}")
         return self._arrays[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -69,27 +67,27 @@ class Params(Mapping[str, Array]):
         return len(self._arrays)
 
 
-class SharedKeys(Params):
-    """Params of a transform of keys that several heads share: what is one head's own has no key."""
+class GroupedKeyParams(Params):
+    """Params for ``transform`` of grouped-query keys, which cannot use per-head params."""
 
-    def __init__(self, params: Params, *, heads: int, own: int) -> None:
+    def __init__(self, params: Params, *, heads: int, key_heads: int) -> None:
         super().__init__(params, params.dtype, params.query, params.key)
-        self._heads, self._own = heads, own
+        self._heads, self._key_heads = heads, key_heads
 
     def __getitem__(self, name: str) -> Array:
-        found = super().__getitem__(name)
-        if isinstance(found, HeadTable) or (len(found.shape) == 3 and found.shape[0] != 1):
+        array = super().__getitem__(name)
+        if isinstance(array, HeadTable) or (len(array.shape) == 3 and array.shape[0] != 1):
             raise ValueError(
-                f"x has {self._own} heads, {name!r} is for {self._heads}: keys that heads share "
-                "have no transform of one head's own; repeat keys and values for every head"
+                f"x has {self._key_heads} heads, but {name!r} is per head, for {self._heads}: "
+                f"query heads share these keys (GQA); repeat k and v to {self._heads} heads"
             )
-        return found
+        return array
 
 
 class TokenTable:
-    """``(B, H, L, M)``: a table of each query or key, which answers ``table[index]`` on a tile.
+    """A feature ``(B, H, L, M)``, a table per token, that ``bias`` reads as ``table[index]``.
 
-    ``index`` is an integer, or integers that broadcast to ``(B, H, Q, K)``; so does the answer.
+    ``index`` is an integer, or integers that broadcast to ``(B, H, Q, K)``; so does the result.
     """
 
     def __init__(self, array: Array, xp: Namespace, role: Role) -> None:
@@ -101,7 +99,7 @@ class TokenTable:
 
     def _no_array(self, what: str) -> TypeError:
         return TypeError(
-            f"a feature with a table of {self.shape[0]} numbers per token is read by index, "
+            f"a feature with {self.shape[0]} numbers per token is read by index, "
             f"params.query[name][i] with an integer or integers; it is no array for {what}"
         )
 
@@ -110,12 +108,13 @@ class TokenTable:
         if isinstance(index, slice | tuple | list) or index is None or index is Ellipsis:
             raise self._no_array(f"an index of {index!r}")
         if isinstance(index, int):
-            found = table[..., index]
-            return found[..., None, :] if self._of_keys else found[..., :, None]
+            column = table[..., index]
+            return column[..., None, :] if self._of_keys else column[..., :, None]
         if len(index.shape) != 4:
             raise IndexError(
-                "an index of a feature's table must be an integer, or come from q and k, which are "
-                f"(B or 1, 1, Q, 1) and (B or 1, 1, 1, K); got shape {tuple(index.shape)}"
+                "the index of a feature must be an integer, or be computed from q "
+                "(B or 1, 1, Q, 1) and k (B or 1, 1, 1, K), "
+                f"got shape {tuple(index.shape)}"
             )
         if self._of_keys:
             index = xp.matrix_transpose(index)
@@ -124,20 +123,21 @@ class TokenTable:
         index = xp.broadcast_to(index, (*heads, rows, index.shape[3]))
         table = xp.broadcast_to(table, (*heads, rows, table.shape[3]))
         index = index if index.dtype == xp.int64 else xp.astype(index, xp.arange(1).dtype)
-        found = xp.take_along_axis(table, index, axis=-1)
-        return xp.matrix_transpose(found) if self._of_keys else found
+        values = xp.take_along_axis(table, index, axis=-1)
+        return xp.matrix_transpose(values) if self._of_keys else values
 
 
 class HeadTable:
-    """A per-head array ``(H, n, ...)`` that answers ``table[index, ...]`` for every head at once.
+    """A per-head array ``(H, n, ...)`` that returns ``table[index, ...]`` for every head at once.
 
-    Each index is an integer or an array that broadcasts against ``(H, 1, 1)``; the answer has the
-    head where ``(H, 1, 1)`` puts it. So a scheme that speaks of one head serves all of them. It is
-    no array: arithmetic, slices and functions of arrays are a ``TypeError`` that says what to
-    write. ``len`` is ``n``; iteration over a table of one axis gives ``table[0], table[1], ...``.
+    A scheme writes ``table[index]`` for one head, and this class serves all heads. Each index is an
+    integer or an array that broadcasts against ``(H, 1, 1)``. The result has the head axis of
+    ``(H, 1, 1)``. ``len`` is ``n``; iteration over a table of one axis gives ``table[0]``,
+    ``table[1]``, and so on.
 
-    ``rows``: it is read by a transform, where ``table[:]`` is ``(H, 1, n, ...)``, which fits
-    ``x (B, H, L, D)``.
+    A table is no array. Arithmetic, slices and array functions raise a ``TypeError`` that says what
+    to write instead. With ``rows=True``, for ``transform``, ``table[:]`` is ``(H, 1, n, ...)``,
+    which broadcasts against ``x (B, H, L, D)``.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class HeadTable:
         return (self[index] for index in range(len(self)))
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # asked for by libraries, and by copy
+        if name.startswith("_"):  # libraries and copy probe for these
             raise AttributeError(name)
         raise AttributeError(str(self._no_array(f".{name}")))
 
@@ -163,19 +163,19 @@ class HeadTable:
         name, axes = self._name, ("i", "j", "k")[: len(self.shape)]
         index, last = ", ".join(axes), axes[-1]
         return TypeError(
-            f"params[{name!r}] has {self.shape} numbers a head and is read by index, "
+            f"params[{name!r}] has {self.shape} numbers per head and is read by index, "
             f"{name}[{index}] with integers or integer arrays; it is no array for {what}. Write a "
             f"product as sum({name}[{index}] * x[{last}] for {last} in range({self.shape[-1]})), "
-            "and declare what all heads share with ParamSpec(..., per_head=False): that is an array"
+            "and declare an array that all heads share with ParamSpec(..., per_head=False)"
         )
 
     def __getitem__(self, index: Any) -> Array:
         indices = index if isinstance(index, tuple) else (index,)
         if self._rows and isinstance(index, slice) and index == slice(None):
             return self._array[:, None, ...]
-        for one in indices:
-            if one is None or one is Ellipsis or isinstance(one, slice | list):
-                raise self._no_array(f"an index of {one!r}")
+        for i in indices:
+            if i is None or i is Ellipsis or isinstance(i, slice | list):
+                raise self._no_array(f"an index of {i!r}")
         if len(indices) != len(self.shape):
             raise IndexError(
                 f"params[{self._name!r}], a per-head table {self.shape}, takes {len(self.shape)} "
@@ -184,9 +184,9 @@ class HeadTable:
         if all(isinstance(i, int) for i in indices):
             return self._array[(slice(None), *indices)][:, None, None]
         xp, heads = self._xp, self._array.shape[0]
-        where = next(i for i in indices if not isinstance(i, int))
+        like = next(i for i in indices if not isinstance(i, int))
         flat: Any = xp.reshape(
-            xp.arange(heads, dtype=where.dtype, device=device(where)), (heads, 1, 1)
+            xp.arange(heads, dtype=like.dtype, device=device(like)), (heads, 1, 1)
         )
         for size, i in zip(self.shape, indices, strict=True):
             flat = flat * size + i
@@ -194,8 +194,8 @@ class HeadTable:
         return xp.reshape(values, flat.shape)
 
 
-def _refusing(what: str) -> Callable[..., Any]:
-    """A method that tells who uses a table as an array what to write instead."""
+def _raise_no_array(what: str) -> Callable[..., Any]:
+    """A method of a table for ``what`` needs an array: it raises and says what to write instead."""
 
     def refuse(self: HeadTable | TokenTable, *_: Any, **__: Any) -> Any:
         raise self._no_array(what)
@@ -205,8 +205,8 @@ def _refusing(what: str) -> Callable[..., Any]:
 
 def _refuse_torch(kind: type, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
     given = [*args, *(kwargs or {}).values()]
-    given += [each for one in given if isinstance(one, tuple | list) for each in one]
-    table = next(each for each in given if isinstance(each, HeadTable | TokenTable))
+    given += [item for value in given if isinstance(value, tuple | list) for item in value]
+    table = next(value for value in given if isinstance(value, HeadTable | TokenTable))
     raise table._no_array(getattr(function, "__name__", "a function of torch"))
 
 
@@ -215,17 +215,17 @@ _OPERATORS = {
     "matmul": "@",
 }  # fmt: skip
 _COMPARISONS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "neg": "-", "abs": "abs"}
-_KINDS: tuple[Any, ...] = (HeadTable, TokenTable)
-for _kind in _KINDS:
+_TABLES: tuple[Any, ...] = (HeadTable, TokenTable)
+for _table in _TABLES:
     for _name, _sign in _OPERATORS.items():
-        setattr(_kind, f"__{_name}__", _refusing(_sign))
-        setattr(_kind, f"__r{_name}__", _refusing(_sign))
+        setattr(_table, f"__{_name}__", _raise_no_array(_sign))
+        setattr(_table, f"__r{_name}__", _raise_no_array(_sign))
     for _name, _sign in _COMPARISONS.items():
-        setattr(_kind, f"__{_name}__", _refusing(_sign))
-    # What NumPy and PyTorch ask of an argument that is none of their arrays; JAX says so by itself.
-    _kind.__array__ = _refusing("a function of NumPy")
-    _kind.__array_ufunc__ = _refusing("a function of NumPy")
-    _kind.__torch_function__ = classmethod(_refuse_torch)
+        setattr(_table, f"__{_name}__", _raise_no_array(_sign))
+    # NumPy and PyTorch look for these on a foreign argument; JAX raises an error of its own.
+    _table.__array__ = _raise_no_array("a function of NumPy")
+    _table.__array_ufunc__ = _raise_no_array("a function of NumPy")
+    _table.__torch_function__ = classmethod(_refuse_torch)
 
 
 def init_params(
@@ -233,7 +233,7 @@ def init_params(
 ) -> dict[str, np.ndarray[Any, Any]]:
     """First values of a scheme's learned arrays: ``{}`` or float32 NumPy arrays by name.
 
-    The same numbers for every framework. ``seed`` is what ``numpy.random.default_rng`` takes.
+    Every framework starts from the same numbers. ``seed`` goes to ``numpy.random.default_rng``.
     """
     check_scheme(scheme)
     rng = np.random.default_rng(seed)
@@ -243,19 +243,22 @@ def init_params(
     return {name: np.asarray(value, dtype=np.float32) for name, value in draws.items()}
 
 
-def as_mapping(params: Mapping[str, Array] | None, what: str = "params") -> Mapping[str, Array]:
-    """``params`` themselves, or none; a ``TypeError`` for what has no names."""
+def as_mapping(params: Mapping[str, Array] | None, name: str = "params") -> Mapping[str, Array]:
+    """``params``, or ``{}`` for None; a ``TypeError`` if it is no mapping."""
     if params is None:
         return {}
     if not hasattr(params, "keys"):
-        raise TypeError(f"{what} must map names to arrays, got {type(params).__name__}")
+        raise TypeError(f"{name} must map names to arrays, got {type(params).__name__}")
     return params
 
 
 def check_params(
     scheme: PositionScheme, params: Mapping[str, Array] | None, *, xp: Namespace
 ) -> dict[str, Array]:
-    """Exactly the arrays the scheme declares, in their shapes; NumPy arrays may stand for any."""
+    """``params``, if they are exactly the arrays that the scheme declares, in their shapes.
+
+    NumPy arrays are accepted with any framework.
+    """
     specs, given = scheme.param_specs(), dict(as_mapping(params))
     name = type(scheme).__name__
     for extra in given.keys() - specs.keys():
@@ -271,20 +274,20 @@ def check_params(
                 f"params[{key!r}] must be a floating-point array of {xp.__name__} or of NumPy, "
                 f"got {type(value).__name__}"
             )
-        found, declared = tuple(value.shape), specs[key].shape
-        if found != declared:
-            hint = "; transpose it" if found == declared[::-1] else ""
-            raise ValueError(f"params[{key!r}] has shape {found}, {name} declares {declared}{hint}")
+        shape, declared = tuple(value.shape), specs[key].shape
+        if shape != declared:
+            hint = "; transpose it" if shape == declared[::-1] else ""
+            raise ValueError(f"params[{key!r}] has shape {shape}, {name} declares {declared}{hint}")
     return given
 
 
 def working_dtype(arrays: Sequence[Any], *, xp: Namespace) -> Any:
-    """float64 if any array is, else float32."""
+    """float64 if any array is float64, else float32."""
     return xp.float64 if any(_is_double(a, xp) for a in arrays) else xp.float32
 
 
 def _is_double(array: Any, xp: Namespace) -> bool:
-    # Apart: array_api_strict warns of NumPy's dtypes, and None equals NumPy's float64.
+    # NumPy arrays first: array_api_strict warns about NumPy dtypes, and None == np.float64.
     if isinstance(array, np.ndarray):
         return bool(array.dtype == np.float64)
     return hasattr(array, "dtype") and bool(array.dtype == xp.float64)
@@ -298,7 +301,7 @@ def merge_constants(
     device: Any,
     xp: Namespace,
 ) -> dict[str, Array]:
-    """Learned arrays and constants together, whole, in the working dtype."""
+    """Learned arrays and constants in one mapping, in the working dtype, with their head axis."""
     learned = {
         name: xp.asarray(a, dtype=dtype, device=device, copy=True)
         if isinstance(a, np.ndarray)
@@ -313,7 +316,7 @@ def merge_constants(
 
 
 def tile_views(features: Mapping[str, Array], role: Role, *, xp: Namespace) -> Features:
-    """Features ``(B, H, L)`` and ``(B, H, L, M)`` as ``bias`` reads them on a tile of all heads."""
+    """Features ``(B, H, L)`` and ``(B, H, L, M)`` as ``bias`` reads them, for all heads at once."""
 
     def view(array: Array) -> Any:
         if len(array.shape) == 4:
@@ -333,9 +336,10 @@ def head_views(
     key: Mapping[str, Array] | None = None,
     rows: bool = False,
 ) -> Params:
-    """Merged arrays as ``bias``, ``key_bias`` and ``transform`` receive them, all heads at once.
+    """Params as ``bias``, ``key_bias`` and ``transform`` receive them, for all heads at once.
 
-    ``rows``: a transform reads them, and may ask a table for whole rows.
+    ``arrays`` come from ``merge_constants``. ``rows``: for ``transform``, which may read
+    ``table[:]``.
     """
     specs = scheme.param_specs()
 
@@ -351,12 +355,12 @@ def head_views(
 
 
 def float_dtype(params: Mapping[str, Array], xp: Namespace) -> Any:
-    """The working float that ``params`` come with; float32 for a plain mapping."""
+    """The working dtype of ``params``; float32 for a plain mapping."""
     return getattr(params, "dtype", xp.float32)
 
 
 def head_count(scheme: PositionScheme) -> int | None:
-    """How many heads the scheme's per-head arrays speak of; None if it has none."""
+    """Number of heads of the scheme's per-head arrays; None if it has none."""
     counts = {s.shape[0] for s in scheme.param_specs().values() if s.per_head}
     counts |= {len(values) for values in scheme.constants().values()}
     if len(counts) > 1:
@@ -375,7 +379,7 @@ def _is_float(array: Array, xp: Namespace) -> bool:
 
 
 def is_floating(array: Array, xp: Namespace) -> bool:
-    """Whether an array holds floating-point numbers of this library; False for another's."""
+    """Whether an array is floating-point and belongs to library ``xp``."""
     try:
         return bool(xp.isdtype(array.dtype, "real floating"))
     except (AttributeError, TypeError):

@@ -118,7 +118,7 @@ class Product(PositionScheme):
 
 def test_a_scheme_that_takes_a_table_for_an_array_is_told_in_words():
     pos = np.arange(5)
-    with pytest.raises(TypeError, match=r"params\['w2'\] has \(3,\) numbers a head"):
+    with pytest.raises(TypeError, match=r"params\['w2'\] has \(3,\) numbers per head"):
         posenc.bias(Product(), pos, pos, posenc.init_params(Product()))
 
 

@@ -282,7 +282,7 @@ EVALUATED = {
     "transform-without-features": (
         lambda: posenc.transform(
             Selective(), Q, POS, role="key", params=params_of(Selective())
-        ), KeyError, "'angle' is no feature of the key; there are: none",
+        ), KeyError, "the key has no feature 'angle'; it has: none",
     ),
     "transform-places": (
         lambda: posenc.transform(PLANE, Q, POS, role="key", axes=POS), ValueError, "axes",

@@ -658,8 +658,8 @@ _CORE = (
         "one-table-for-all-heads",
         "the offset of a head in the flat table is 0",
         PARAMS,
-        "xp.arange(heads, dtype=where.dtype",
-        "xp.zeros(heads, dtype=where.dtype",
+        "xp.arange(heads, dtype=like.dtype",
+        "xp.zeros(heads, dtype=like.dtype",
         ("test_laws.py gradient_reaches_every_param-torch-sdpa-t5",),
     ),
     Fault(
@@ -698,8 +698,8 @@ _CORE = (
         "shape-of-params-unchecked",
         "a table of another size is broadcast",
         PARAMS,
-        "if found != declared:",
-        "if len(found) > len(declared):",
+        "if shape != declared:",
+        "if len(shape) > len(declared):",
         ("test_wrong_calls.py numpy param-shape",),
     ),
     Fault(
@@ -2214,8 +2214,8 @@ _LAWS = (
         "a-table-for-an-array",
         "NumPy takes a per-head table for an object, and multiplies object by object",
         PARAMS,
-        '_kind.__array_ufunc__ = _refusing("a function of NumPy")',
-        "_kind.__array_ufunc__ = None",
+        '_table.__array_ufunc__ = _raise_no_array("a function of NumPy")',
+        "_table.__array_ufunc__ = None",
         ("test_params.py is_no_array",),
     ),
 )

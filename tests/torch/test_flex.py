@@ -726,7 +726,7 @@ def test_indices_are_positions_by_default():
                 SUBJECTS["forgetting"], posenc.init_params(SUBJECTS["forgetting"])
             ),
             ValueError,
-            "'c' is no feature of the query; .* give q_features and k_features",
+            "the query has no feature 'c'; .* give q_features and k_features",
         ),
         (
             lambda: posenc_torch.score_mod(posenc.ALiBi(2), q_features={"c": torch.zeros(1, 2, 3)}),
