@@ -211,19 +211,18 @@ def _overheard() -> Iterator[list[str]]:
 
 
 def _scheme(form: str) -> Any:
-    from harness.cases import subjects  # those of the tests
-
     import posenc
     from posenc.schemes import Sum
+    from posenc.testing.examples import Forgetting, Kerple
 
     return {
         "none": posenc.NoPE(),
         "alibi": posenc.ALiBi(HEADS),
         "alibi-learned": posenc.ALiBi(HEADS, learned=True),
-        "kerple": subjects.Kerple(HEADS),
+        "kerple": Kerple(HEADS),
         "t5": posenc.T5Bias(HEADS),
-        "gated": subjects.Forgetting(HEADS),
-        "gated-alibi": Sum(subjects.Forgetting(HEADS), posenc.ALiBi(HEADS)),
+        "gated": Forgetting(HEADS),
+        "gated-alibi": Sum(Forgetting(HEADS), posenc.ALiBi(HEADS)),
         PLACED: posenc.ALiBi(HEADS),
     }[form]
 

@@ -1,6 +1,6 @@
 """Regenerates docs/exactness.md: ``python docs/exactness.py``. A few minutes on one core.
 
-Puts every scheme of the catalogue beside the oracles of ``tests/support/oracles.py``, on every
+Puts every scheme of the catalogue beside the oracles of ``docs/oracles.py``, on every
 framework that is installed, eager and compiled, in every dtype.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 import datetime
 import platform
 import re
-import sys
 import time
 import warnings
 from collections.abc import Iterable, Sequence
@@ -18,13 +17,10 @@ from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
+import oracles
+from oracles import CASES, DIGITS, LENGTH, LIMITS, POSITIONS, RANGES, Case
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent / "tests" / "support"))
-
-import oracles  # noqa: E402
-from oracles import CASES, DIGITS, LENGTH, LIMITS, POSITIONS, RANGES, Case  # noqa: E402
-
 WAYS = oracles.ways()
 NAMES = [f"2^{reach.bit_length() - 1}" for reach in RANGES]
 Errors = dict[tuple[Case, str, str], np.ndarray]  # of a case, a way and a dtype: one per range
@@ -32,7 +28,7 @@ Errors = dict[tuple[Case, str, str], np.ndarray]  # of a case, a way and a dtype
 HEAD = """# How exact every scheme is
 
 Made by `python docs/exactness.py`. What posenc answers is put beside mpmath, which computes each
-paper's formula to 50 digits and uses nothing of posenc (`tests/support/oracles.py`). Every figure
+paper's formula to 50 digits and uses nothing of posenc (`docs/oracles.py`). Every figure
 is the worst of its kind, none is an average: {values:,} values in all.
 
 - positions: five ranges, up to 2^7, 2^12, 2^17, 2^20 and 2^24, of {length} positions each. They are

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,13 +12,10 @@ import posenc
 from posenc.positions import packed
 from posenc.protocol import PositionScheme
 from posenc.testing import Problem, Subject
+from posenc.testing.examples import HEADS, Both, Fence, Forgetting, Kerple
 from posenc.testing.framework import Host, readonly
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "support"))
-
-import subjects
-
-HEADS, BATCH = subjects.HEADS, 2
+BATCH = 2
 Options = dict[str, Any]
 
 
@@ -31,16 +26,16 @@ def schemes(dim: int) -> dict[str, PositionScheme]:
         "alibi": posenc.ALiBi(HEADS),
         "t5": posenc.T5Bias(HEADS),
         "alibi-learned": posenc.ALiBi(HEADS, learned=True),
-        "forgetting": subjects.Forgetting(),
+        "forgetting": Forgetting(),
         "rope": posenc.RoPE(dim),
     }
     rest = {name: posenc.make(name, **sizes) for name in posenc.catalogue() if name not in first}
     own = {
         "t5-causal": posenc.T5Bias(HEADS, causal=True),
         "alibi-given": posenc.ALiBi(HEADS, slopes=[0.0, 1.0, -0.5, 3.0]),
-        "kerple": subjects.Kerple(),
-        "fence": subjects.Fence(reach=90),
-        "both": subjects.Both(dim),
+        "kerple": Kerple(),
+        "fence": Fence(reach=90),
+        "both": Both(dim),
     }
     return first | rest | own
 

@@ -6,12 +6,12 @@ import numpy as np
 
 import posenc
 from suite import GRID, NAMES, Timed, lengths, warm
-from suite.backends import _paths
+from suite.backends import _implementations
 
 _HEADS, _DIM, _LENGTHS = 8, 64, lengths(2048, 4096)
 # The definition takes seconds a call, and gigabytes: it waits for the full grid.
 _IMPLEMENTATIONS = [
-    name for name in _paths("posenc_torch") if GRID == "full" or name != "reference"
+    name for name in _implementations("posenc_torch") if GRID == "full" or name != "reference"
 ]
 _BIASED = [name for name in ("alibi", "t5") if name in NAMES]
 

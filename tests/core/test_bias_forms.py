@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from subjects import DIM, HEADS, SUBJECTS, WIDTH, Forgetting, heads, normal, params_of
+from subjects import SUBJECTS, heads, normal, params_of
 
 import posenc
 from posenc.attn.bias_forms import bias_by_distance, bias_by_key
@@ -19,6 +19,7 @@ from posenc.attn.blocks import visible_blocks
 from posenc.attn.call import prepare
 from posenc.attn.negligible import negligible_blocks
 from posenc.evaluate import has_bias, reads_features
+from posenc.testing.examples import HEAD_DIM, HEADS, HIDDEN_DIM, Forgetting
 from posenc.testing.tolerances import rounding_bound
 
 FADING = {
@@ -33,9 +34,9 @@ def call_of(scheme, q_len, k_len, *, seed=0, size=1.0, dtype="float64", grouped=
     """A call on NumPy, of two sequences."""
     count, d = heads(scheme), "float64"
     shared = 1 if grouped and count > 1 else count
-    q = size * normal((2, count, q_len, DIM), seed, d)
-    k, v = (size * normal((2, shared, k_len, DIM), seed + n, d) for n in (1, 2))
-    x, q_x = (normal((2, n, WIDTH), seed + 3, d) for n in (k_len, q_len))
+    q = size * normal((2, count, q_len, HEAD_DIM), seed, d)
+    k, v = (size * normal((2, shared, k_len, HEAD_DIM), seed + n, d) for n in (1, 2))
+    x, q_x = (normal((2, n, HIDDEN_DIM), seed + 3, d) for n in (k_len, q_len))
     own = params_of(scheme, dtype=dtype)
     q, k, v, x, q_x = (a.astype(dtype) for a in (q, k, v, x, q_x))
     return prepare(q, k, v, scheme, own, x=x, q_x=q_x, xp=xp, **options)
@@ -245,7 +246,7 @@ def test_what_is_not_a_number_spares_nothing():
 
 def test_it_needs_nothing_but_the_standard():
     own = array_api_strict
-    q = own.asarray(normal((1, HEADS, 60, DIM), 0, "float32"))
+    q = own.asarray(normal((1, HEADS, 60, HEAD_DIM), 0, "float32"))
     pos = own.arange(60)
     for where in ({}, {"q_pos": pos, "k_pos": pos}):
         call = prepare(q, q, q, STEEP, None, True, xp=own, **where)

@@ -189,7 +189,7 @@ def entries(monkeypatch):
 
 
 def test_another_package_may_add_a_scheme(entries):
-    entries("kerple", "subjects:Kerple")
+    entries("kerple", "posenc.testing.examples:Kerple")
     scheme = posenc.make("kerple", **SIZES)
     assert scheme.num_heads == 2
     assert type(scheme).__name__ == "Kerple"
@@ -198,8 +198,8 @@ def test_another_package_may_add_a_scheme(entries):
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("alibi", "subjects:Kerple", "takes the name"),
-        ("mine", "subjects:Missing", "cannot load"),
+        ("alibi", "posenc.testing.examples:Kerple", "takes the name"),
+        ("mine", "posenc.testing.examples:Missing", "cannot load"),
         ("mine", "no_such_module:Kerple", "cannot load"),
         ("mine", "pathlib:Path", "class Path is no PositionScheme"),
         ("mine", "os:sep", "neither a PositionScheme nor a maker"),
@@ -214,21 +214,25 @@ def test_a_bad_addition_is_a_warning(entries, name, value, message):
 
 
 def test_a_dotted_name_is_imported():
-    scheme = posenc.make("subjects.Kerple", **SIZES)
+    scheme = posenc.make("posenc.testing.examples.Kerple", **SIZES)
     assert type(scheme).__name__ == "Kerple"
     assert scheme.num_heads == 2
-    assert posenc.make("subjects.Fence", **SIZES, reach=3).reach == 3
+    assert posenc.make("posenc.testing.examples.Fence", **SIZES, reach=3).reach == 3
 
 
 @pytest.mark.parametrize(
     ("name", "error", "message"),
     [
         ("no_such_module.Kerple", ValueError, "unknown scheme .*No module named 'no_such_module'"),
-        ("subjects.Missing", ValueError, "has no attribute 'Missing'"),
+        ("posenc.testing.examples.Missing", ValueError, "has no attribute 'Missing'"),
         ("os.path", TypeError, "neither a PositionScheme nor a maker"),
         (".Kerple", ValueError, "unknown scheme"),
-        ("..subjects.Kerple", ValueError, "unknown scheme"),
-        ("subjects.kerple", ValueError, r"did you mean 'Kerple'\?\); accepted: .*Forgetting"),
+        ("..examples.Kerple", ValueError, "unknown scheme"),
+        (
+            "posenc.testing.examples.kerple",
+            ValueError,
+            r"did you mean 'Kerple'\?\); accepted: .*Forgetting",
+        ),
         ("kerpel", ValueError, "or a dotted name module.Class"),
     ],
 )

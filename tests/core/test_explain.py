@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from frameworks import HAS
-from subjects import DIM, HEADS, SUBJECTS, normal
+from subjects import SUBJECTS, normal
 
 import posenc
+from posenc.testing.examples import HEAD_DIM, HEADS
 
 BACKENDS = [
     pytest.param(name, marks=[] if here else pytest.mark.skip(reason=f"{name} is not installed"))
@@ -18,7 +19,7 @@ FAST = {"torch": "sdpa", "jax": "xla"}  # what serves a short, plain call
 
 def backend_of(name):
     """The backend, and a tensor in its layout: heads and length are both HEADS."""
-    q = normal((1, HEADS, HEADS, DIM), 0, "float32")
+    q = normal((1, HEADS, HEADS, HEAD_DIM), 0, "float32")
     if name == "torch":
         import torch
 
@@ -73,7 +74,7 @@ def test_auto_computes_what_it_names(name):
 @pytest.mark.skipif(not HAS["jax"], reason="jax is not installed")
 def test_an_implementation_that_cannot_says_why():
     backend, q = backend_of("jax")
-    v = q[..., : DIM // 2]
+    v = q[..., : HEAD_DIM // 2]
     with pytest.raises(NotImplementedError, match=r"xla.*head_dim"):
         backend.attention(q, q, v, posenc.ALiBi(HEADS), implementation="xla")
     found = backend.explain(q, q, v, posenc.ALiBi(HEADS))

@@ -7,8 +7,9 @@ import pytest
 from cases import CASES, Case, calls, expected, tensors_of
 from frameworks import FUSED, HAS
 from frameworks import route as named
-from subjects import DIM, HEADS, SUBJECTS, normal, params_of
+from subjects import SUBJECTS, normal, params_of
 
+from posenc.testing.examples import HEAD_DIM, HEADS
 from posenc.testing.tolerances import IMPLEMENTATIONS, SUMMED, assert_near
 
 CALLS = [
@@ -107,7 +108,7 @@ def test_a_bias_that_hides_every_key(route):
     scheme, case = SUBJECTS["fence"], Case(q_len=4, k_len=6)
     tensors, params = tensors_of(scheme, case), params_of(scheme)
     where = {"q_pos": np.asarray([0, 1, 1000, 1001]), "k_pos": np.arange(6)}
-    d_out = normal((2, HEADS, 4, DIM), 9)
+    d_out = normal((2, HEADS, 4, HEAD_DIM), 9)
     try:
         out, gradients = route.gradients(scheme, tensors, params, d_out, **where)
     except NotImplementedError as reason:

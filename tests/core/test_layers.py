@@ -6,10 +6,11 @@ import itertools
 
 import numpy as np
 import pytest
-from subjects import DIM, HEADS, SUBJECTS
+from subjects import SUBJECTS
 
 import posenc
 from posenc.layers import LayerPlan, check_layer
+from posenc.testing.examples import HEAD_DIM, HEADS
 
 everywhere = pytest.mark.parametrize("subject", SUBJECTS)
 
@@ -39,7 +40,7 @@ def test_equal_layers_share_what_a_model_has_once(subject):
 def test_unequal_tables_are_two():
     near, far = posenc.T5Bias(HEADS), posenc.T5Bias(HEADS, max_distance=256)
     assert LayerPlan.of([near, far], 4).sources == (0, 1, 0, 1)
-    assert LayerPlan.of(posenc.RoPE(DIM), 3).sources == (0, 1, 2)
+    assert LayerPlan.of(posenc.RoPE(HEAD_DIM), 3).sources == (0, 1, 2)
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from frameworks import HAS
-from subjects import DIM, SUBJECTS, WIDTH, heads, normal, params_of
+from subjects import SUBJECTS, heads, normal, params_of
 
 import posenc
 from posenc.evaluate import has_transform, reads_features
 from posenc.testing import Subject, assert_near
+from posenc.testing.examples import HEAD_DIM, HIDDEN_DIM
 from posenc.testing.tolerances import ROUNDED
 
 POS = np.asarray([[0, 1, 2, 3, 40, 5], [9, 0, 7, 7, 3, 63]])
@@ -51,10 +52,10 @@ def arguments(scheme, dtype):
     count = heads(scheme)
     shared = 1 if Subject(scheme).shares_keys else count
     return {
-        "q": normal((2, count, 6, DIM), 0, dtype),
-        "k": normal((2, shared, 6, DIM), 1, dtype),
-        "v": normal((2, shared, 6, DIM), 2, dtype),
-        "x": normal((2, 6, WIDTH), 3, dtype),
+        "q": normal((2, count, 6, HEAD_DIM), 0, dtype),
+        "k": normal((2, shared, 6, HEAD_DIM), 1, dtype),
+        "v": normal((2, shared, 6, HEAD_DIM), 2, dtype),
+        "x": normal((2, 6, HIDDEN_DIM), 3, dtype),
         "pos": POS,
         "seg": POS % 2,
         **{f"param:{name}": value for name, value in params_of(scheme, dtype=dtype).items()},

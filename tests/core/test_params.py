@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import array_api_compat.numpy as xp
 import numpy as np
 import pytest
-from subjects import SUBJECTS, Forgetting
+from subjects import SUBJECTS
 
 import posenc
 from posenc import ParamSpec, PositionScheme
 from posenc.params import HeadTable
+from posenc.testing.examples import Forgetting
 
 
 @pytest.mark.parametrize("subject", SUBJECTS)

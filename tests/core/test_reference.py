@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 from cases import CASES, STEERING, tensors_of
 from frameworks import HAS
-from subjects import DIM, HEADS, SUBJECTS, Fence, Forgetting, normal, params_of
+from subjects import SUBJECTS, normal, params_of
 
 import posenc
 from posenc.attn.call import prepare
 from posenc.evaluate import has_features
 from posenc.params import Features, Params
 from posenc.testing import assert_near
+from posenc.testing.examples import HEAD_DIM, HEADS, Fence, Forgetting
 from posenc.testing.tolerances import IMPLEMENTATIONS, rounding_bound
 
 FLOAT64 = 2 * IMPLEMENTATIONS["float64"]  # either is rounded
@@ -73,7 +74,7 @@ def test_the_reference_is_its_definition(subject, case):
     def bias(b, h, i, j):
         return 0.0 if table is None else table[h % table.shape[0], i - low, j - low]
 
-    scale = where.options.get("scale", scheme.scale(DIM))
+    scale = where.options.get("scale", scheme.scale(HEAD_DIM))
     del tensors["x"]
     options = {name: o for name, o in where.options.items() if name != "scale"}
     expected = loops(scheme, **tensors, params=params, bias=bias, scale=scale, **options)
@@ -113,7 +114,7 @@ def test_gates_are_summed_in_the_order_of_positions(subject, case):
         return scheme.bias(i, j, params=read, xp=np)
 
     if case != "segments":  # there a position names no token
-        scale = DIM**-0.5
+        scale = HEAD_DIM**-0.5
         expected = loops(scheme, **tensors, params=params, bias=bias, scale=scale, **o)
         assert_near(found, expected, FLOAT64)
 
@@ -129,7 +130,7 @@ def test_a_carry_continues_the_sum():
 
 def test_rows_that_see_nothing_are_zero():
     scheme = posenc.ALiBi(HEADS)
-    q = normal((1, HEADS, 3, DIM), 0)
+    q = normal((1, HEADS, 3, HEAD_DIM), 0)
     out = posenc.attention(
         q, q, q, scheme, causal=True, q_pos=np.asarray([5, 1, 3]), k_pos=np.asarray([2, 9, 4])
     )
@@ -138,7 +139,7 @@ def test_rows_that_see_nothing_are_zero():
 
 
 def test_a_bias_of_minus_infinity_masks():
-    pos, q = np.asarray([0, 3, 100]), normal((1, HEADS, 3, DIM), 0)
+    pos, q = np.asarray([0, 3, 100]), normal((1, HEADS, 3, HEAD_DIM), 0)
     scheme, params = Fence(reach=4), {"slope": np.zeros(HEADS)}
     out = posenc.attention(q, q, q, scheme, params, q_pos=pos, k_pos=pos)
     np.testing.assert_array_equal(out[:, :, 2], q[:, :, 2])
@@ -149,15 +150,15 @@ def test_a_bias_of_minus_infinity_masks():
 
 
 def test_the_ends_of_queries_and_keys_align():
-    q, k = normal((1, HEADS, 2, DIM), 0), normal((1, HEADS, 5, DIM), 1)
+    q, k = normal((1, HEADS, 2, HEAD_DIM), 0), normal((1, HEADS, 5, HEAD_DIM), 1)
     pos = {"q_pos": np.asarray([3, 4]), "k_pos": np.arange(5)}
-    scheme = posenc.RoPE(DIM)
+    scheme = posenc.RoPE(HEAD_DIM)
     found = posenc.attention(q, k, k, scheme, causal=True)
     np.testing.assert_array_equal(found, posenc.attention(q, k, k, scheme, causal=True, **pos))
 
 
 def test_more_queries_than_keys_need_positions():
-    q, k = normal((1, HEADS, 5, DIM), 0), normal((1, HEADS, 2, DIM), 1)
+    q, k = normal((1, HEADS, 5, HEAD_DIM), 0), normal((1, HEADS, 2, HEAD_DIM), 1)
     with pytest.raises(ValueError, match="give q_pos and k_pos"):
         posenc.attention(q, k, k, posenc.NoPE())
     pos = {"q_pos": np.arange(5), "k_pos": np.arange(2)}
@@ -173,14 +174,14 @@ def test_large_scores_do_not_overflow(dtype):
 
 
 def test_half_precision_comes_back_as_it_went_in():
-    q = normal((2, HEADS, 6, DIM), 0)
+    q = normal((2, HEADS, 6, HEAD_DIM), 0)
     out = posenc.attention(*[q.astype(np.float16)] * 3, posenc.ALiBi(HEADS), causal=True)
     assert out.dtype == np.float16
     assert_near(out, posenc.attention(q, q, q, posenc.ALiBi(HEADS), causal=True), FLOAT16)
 
 
 def test_a_float64_param_asks_for_float64():
-    scheme, q = SUBJECTS["kerple"], normal((1, HEADS, 6, DIM), 0, "float32")
+    scheme, q = SUBJECTS["kerple"], normal((1, HEADS, 6, HEAD_DIM), 0, "float32")
     out = posenc.attention(q, q, q, scheme, params_of(scheme, dtype="float64"))
     assert out.dtype == np.float32
     wide = posenc.attention(*[q.astype(np.float64)] * 3, scheme, params_of(scheme))
@@ -189,14 +190,14 @@ def test_a_float64_param_asks_for_float64():
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_the_working_float_is_that_of_the_arguments(dtype):
-    q = normal((1, HEADS, 3, DIM), 0, dtype)
+    q = normal((1, HEADS, 3, HEAD_DIM), 0, dtype)
     call = prepare(q, q, q, posenc.T5Bias(HEADS), _t5())
     assert np.dtype(call.dtype) == ("float64" if dtype == "float64" else "float32")
     assert call.bias().dtype == call.dtype
 
 
 def test_scale_replaces_that_of_the_scheme():
-    q = normal((1, HEADS, 6, DIM), 0)
+    q = normal((1, HEADS, 6, HEAD_DIM), 0)
     found = posenc.attention(q, q, q, posenc.T5Bias(HEADS, scaled=False), _t5(), scale=0.25)
     expected = posenc.attention(q * 0.25, q, q, posenc.T5Bias(HEADS, scaled=False), _t5())
     assert_near(found, expected, FLOAT64)

@@ -1,4 +1,4 @@
-"""Schemes of ``proof_schemes`` and what callers bring, each against its formula in float64.
+"""Examples of the contract and what callers bring, each against its formula in float64.
 
 Formulas are written out here, for default positions; they use nothing of the library but RoPE,
 sinusoids and ALiBi's bias, which have golden numbers of their own.
@@ -17,14 +17,23 @@ import pytest
 from frameworks import FUSED, HAS, ROUTES, Route
 from hypothesis import given
 from hypothesis import strategies as st
-from proof_schemes import DIM, HEADS, PROOFS, WIDTH, CoPE, Forgetting, KeySide, ReRoPE, Selective
-from subjects import SUBJECTS, normal, params_of
+from subjects import PROOFS, SUBJECTS, normal, params_of
 
 import posenc
 from posenc.attn.caches import CacheNeeds
 from posenc.attn.segment_sums import Tokens, segment_sums
 from posenc.schemes import Sink, Sum
 from posenc.testing import Problem, assert_near
+from posenc.testing.examples import (
+    HEAD_DIM,
+    HEADS,
+    HIDDEN_DIM,
+    CoPE,
+    Forgetting,
+    KeySide,
+    ReRoPE,
+    Selective,
+)
 from posenc.testing.tolerances import IMPLEMENTATIONS, rounding_bound
 
 BATCH, LENGTH = 2, 12
@@ -33,14 +42,14 @@ AT = np.arange(LENGTH)
 AHEAD = AT[None, :] - AT[:, None]  # k - q
 CAUSAL = AHEAD <= 0
 TENSORS = {
-    "q": normal((BATCH, HEADS, LENGTH, DIM), 0),
-    "k": normal((BATCH, HEADS, LENGTH, DIM), 1),
-    "v": normal((BATCH, HEADS, LENGTH, DIM), 2),
-    "x": normal((BATCH, LENGTH, WIDTH), 3),
+    "q": normal((BATCH, HEADS, LENGTH, HEAD_DIM), 0),
+    "k": normal((BATCH, HEADS, LENGTH, HEAD_DIM), 1),
+    "v": normal((BATCH, HEADS, LENGTH, HEAD_DIM), 2),
+    "x": normal((BATCH, LENGTH, HIDDEN_DIM), 3),
 }
 Q, K, V, X = TENSORS.values()
 PLACES = np.random.default_rng(4).integers(-5, 9, (LENGTH, 2))
-ROOT = math.sqrt(DIM)
+ROOT = math.sqrt(HEAD_DIM)
 
 
 def products(q=Q, k=K):
@@ -96,7 +105,7 @@ def shaw(p):
 
 def transformer_xl(p):
     far = np.clip(-AHEAD, 0, 23)
-    r = posenc.embedding(posenc.Sinusoidal(DIM), np.arange(24), dtype=np.float64)[far]
+    r = posenc.embedding(posenc.Sinusoidal(HEAD_DIM), np.arange(24), dtype=np.float64)[far]
     other = np.einsum("bhid,hde,ije->bhij", Q + p["v"][:, None], p["w"], r)
     return products(Q + p["u"][:, None]) + other / ROOT
 
@@ -114,7 +123,7 @@ def inkling(p):
 def selective(p):
     angle = np.cumsum(np.einsum("blc,hdc->bhld", X, p["w"]), axis=2)
     turns = np.exp(1j * angle)
-    q, k = ((a[..., : DIM // 2] + 1j * a[..., DIM // 2 :]) * turns for a in (Q, K))
+    q, k = ((a[..., : HEAD_DIM // 2] + 1j * a[..., HEAD_DIM // 2 :]) * turns for a in (Q, K))
     return np.einsum("bhid,bhjd->bhij", q, np.conj(k)).real / ROOT
 
 
@@ -471,7 +480,7 @@ def test_a_sum_answers_for_its_parts():
     assert "key_bias" not in one_without.hooks()
     assert Sum(posenc.ALiBi(HEADS), Selective()).relative
     assert not Sum(posenc.ALiBi(HEADS), SUBJECTS["tide"]).relative
-    assert Sum(posenc.NoPE(), posenc.T5Bias(HEADS, scaled=False)).scale(DIM) == 1
+    assert Sum(posenc.NoPE(), posenc.T5Bias(HEADS, scaled=False)).scale(HEAD_DIM) == 1
 
 
 def test_a_sum_of_two_of_a_kind_keeps_their_arrays_apart():
@@ -518,8 +527,8 @@ def _not_thirds(q, k):
 
 
 def test_features_of_a_sink_around_regions_are_given_as_any():
-    scheme = Sink(ReRoPE(), HEADS, per_query=True, hidden_dim=WIDTH)
-    params, x = params_of(scheme), normal((Q.shape[0], Q.shape[2], WIDTH), 7)
+    scheme = Sink(ReRoPE(), HEADS, per_query=True, hidden_dim=HIDDEN_DIM)
+    params, x = params_of(scheme), normal((Q.shape[0], Q.shape[2], HIDDEN_DIM), 7)
     query, key = posenc.features(scheme, params, x=x)
     given = posenc.attention(Q, K, V, scheme, params, q_features=query, k_features=key)
     assert_near(given, posenc.attention(Q, K, V, scheme, params, x=x), FLOAT64)
@@ -533,7 +542,7 @@ def test_what_a_cache_needs():
 
     needs(posenc.NoPE())
     needs(posenc.T5Bias(HEADS))
-    needs(posenc.RoPE(DIM), transformed=True)
+    needs(posenc.RoPE(HEAD_DIM), transformed=True)
     needs(PROOFS["shaw"])  # features of a query need no cache
     needs(PROOFS["cope"])
     needs(KeySide())  # features of keys come back from keys that are as they were
@@ -542,5 +551,5 @@ def test_what_a_cache_needs():
     needs(PROOFS["forgetting+alibi"], "k_features", features=True, carry=("0_c",))
     needs(Selective(), transformed=True, features=True, carry=("angle",))  # turned already
     needs(ReRoPE())
-    needs(Sink(posenc.RoPE(DIM), learned=False), transformed=True)
+    needs(Sink(posenc.RoPE(HEAD_DIM), learned=False), transformed=True)
     assert CoPE() in PROOFS.values()

@@ -7,8 +7,15 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 from frameworks import HAS
-from proof_schemes import (
+from subjects import SUBJECTS, normal, params_of
+
+import posenc
+from posenc.schemes import Sink, Sum
+from posenc.testing.examples import (
+    HEAD_DIM,
+    HEADS,
     Axial,
+    Cooled,
     CoPE,
     Forgetting,
     Inkling,
@@ -18,12 +25,8 @@ from proof_schemes import (
     Shaw,
     Streets,
 )
-from subjects import DIM, HEADS, SUBJECTS, Cooled, normal, params_of
 
-import posenc
-from posenc.schemes import Sink, Sum
-
-Q = normal((2, HEADS, 5, DIM), 0, "float32")
+Q = normal((2, HEADS, 5, HEAD_DIM), 0, "float32")
 POS = np.arange(5)
 T5, FORGETTING = posenc.T5Bias(HEADS), SUBJECTS["forgetting"]
 TABLE = params_of(T5)
@@ -32,7 +35,7 @@ TURNED = {"k_transformed": True}
 INKLING = {
     "scheme": Inkling(), "params": params_of(Inkling()), "x": normal((2, 5, 6), 0, "float32"),
 }  # fmt: skip
-THREE, PLANE = normal((3, HEADS, 5, DIM), 1, "float32"), Axial()
+THREE, PLANE = normal((3, HEADS, 5, HEAD_DIM), 1, "float32"), Axial()
 VALID, PAIRS = np.ones((2, 5), bool), normal((1, HEADS, 5, 5), 2, "float32")
 axes = lambda q, k=None: {"q_axes": q, "k_axes": q if k is None else k}  # noqa: E731
 at = lambda q, k=POS: {"q_pos": q, "k_pos": k}  # noqa: E731
@@ -266,7 +269,7 @@ def test_torch_positions_are_integers(dtype):
 
 
 BOTH = SUBJECTS["rope+key-side"]
-ALIBI, ROPE, LEARNED = posenc.ALiBi(2), posenc.RoPE(DIM), posenc.Learned(max_len=4, dim=2)
+ALIBI, ROPE, LEARNED = posenc.ALiBi(2), posenc.RoPE(HEAD_DIM), posenc.Learned(max_len=4, dim=2)
 ROWS = {"table": np.zeros((4, 2), np.float32)}
 EVALUATED = {
     "bias-floats": (lambda: posenc.bias(ALIBI, POS * 1.0, POS), TypeError, "q_pos"),
@@ -342,7 +345,7 @@ EVALUATED = {
     "sum-of-axes-of-a-bias": (lambda: Sum(ROPE, Streets()), ValueError, "as many axes"),
     "sum-of-axes": (lambda: Sum(ROPE, PLANE), ValueError, r"as many axes, got \[1, 2\]"),
     "sum-of-scales": (
-        lambda: Sum(Cooled(), Cooled(power=2.0)).scale(DIM), ValueError, "scale: parts of Sum",
+        lambda: Sum(Cooled(), Cooled(power=2.0)).scale(HEAD_DIM), ValueError, "scale: parts of Sum",
     ),
     "sink-of-a-name": (
         lambda: Sink(_WithASink()), ValueError, "'sink' is a param of _WithASink already",

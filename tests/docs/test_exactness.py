@@ -42,7 +42,7 @@ def settings(dtypes):
 
 def test_every_scheme_of_the_catalogue_has_an_oracle():
     missing = set(posenc.catalogue()) - set(MEASURE)
-    assert not missing, f"tests/support/oracles.py has no case of {missing}"
+    assert not missing, f"docs/oracles.py has no case of {missing}"
 
 
 @pytest.mark.parametrize(("way", "dtype", "case"), settings(DIGITS))

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from cases import CASES, STEERING, Case, expected, shuffled, tensors_of
 from frameworks import HAS, route
-from fused_schemes import Leaning, Levelled, Wide, fox_alibi, sunk
-from subjects import SUBJECTS, normal, params_of
+from subjects import SUBJECTS, fox_alibi, normal, params_of, sunk
 
 import posenc
 from posenc.attn.call import prepare
 from posenc.attn.implementations import Implementation
 from posenc.attn.reference import dense
+from posenc.testing.examples import Leaning, Levelled, Wide
 from posenc.testing.tolerances import IMPLEMENTATIONS, SUMMED, UNIT, assert_near, attention_bound
 
 jax = pytest.importorskip("jax")

@@ -4,9 +4,10 @@ from functools import partial
 
 import numpy as np
 import pytest
-from subjects import SUBJECTS, WIDTH, heads, normal, params_of
+from subjects import SUBJECTS, heads, normal, params_of
 
 import posenc
+from posenc.testing.examples import HIDDEN_DIM
 from posenc.testing.tolerances import assert_near, rounding_bound
 
 jax = pytest.importorskip("jax")
@@ -42,7 +43,7 @@ def arrays(scheme, length, dtype, *, dim=16, shared=False, q_len=None):
         name: jnp.asarray(normal((2, size, own, dim), n), dtype)
         for n, (name, (size, own)) in enumerate(sizes.items())
     }
-    return found, {"x": jnp.asarray(normal((2, length, WIDTH), 5), jnp.float32)}
+    return found, {"x": jnp.asarray(normal((2, length, HIDDEN_DIM), 5), jnp.float32)}
 
 
 def in_float64(tensors, scheme, params, **options):

@@ -7,10 +7,11 @@ from functools import partial
 import numpy as np
 import pytest
 from frameworks import HAS
-from subjects import DIM, HEADS, MAX_LEN, SUBJECTS, WIDTH, heads, normal, steers_attention
+from subjects import MAX_LEN, SUBJECTS, heads, normal, steers_attention
 
 import posenc
 from posenc.testing import assert_near
+from posenc.testing.examples import HEAD_DIM, HEADS, HIDDEN_DIM
 
 if not HAS["jax"]:
     pytest.skip("jax is not installed", allow_module_level=True)
@@ -34,14 +35,14 @@ def width(scheme):
 
 
 def hidden(scheme, length=6):
-    size = width(scheme) or heads(scheme) * DIM
+    size = width(scheme) or heads(scheme) * HEAD_DIM
     return jnp.asarray(normal((2, length, size), 0), jnp.float32)
 
 
 def mixed(attend, x, **keywords):
-    """Attention of hidden states (B, L, heads * DIM) to themselves."""
-    h = x.reshape(*x.shape[:2], -1, DIM)
-    return attend(h, h, h, x=x[..., :WIDTH], causal=True, **keywords).reshape(x.shape)
+    """Attention of hidden states (B, L, heads * HEAD_DIM) to themselves."""
+    h = x.reshape(*x.shape[:2], -1, HEAD_DIM)
+    return attend(h, h, h, x=x[..., :HIDDEN_DIM], causal=True, **keywords).reshape(x.shape)
 
 
 @jax.jit
@@ -116,7 +117,7 @@ def test_a_model_is_its_layers_by_hand(subject):
 
 
 def test_a_plan_by_layer():
-    schemes = (posenc.T5Bias(HEADS), posenc.RoPE(DIM), posenc.T5Bias(HEADS))
+    schemes = (posenc.T5Bias(HEADS), posenc.RoPE(HEAD_DIM), posenc.T5Bias(HEADS))
     positions, x = Positions.init(list(schemes[:2]), LAYERS, KEY), hidden(schemes[0])
     assert positions.params.keys() == {"0"}
     assert [position.scheme for position in positions] == list(schemes)
@@ -159,7 +160,7 @@ def test_each_layer_has_its_window(subject):
 def test_an_array_learns_from_every_layer_it_serves(subject):
     scheme = SUBJECTS[subject]
     positions = Positions.init(scheme, LAYERS, KEY)
-    x = jnp.asarray(normal((2, 6, heads(scheme) * DIM), 1), jnp.float32)
+    x = jnp.asarray(normal((2, 6, heads(scheme) * HEAD_DIM), 1), jnp.float32)
 
     @jax.jit
     def gradient(layers, weights):

@@ -85,22 +85,24 @@ def test_wrong_calls(options, error, message):
 
 
 def test_hidden_states_of_a_shard_are_not_enough_at_given_positions():
-    from subjects import WIDTH, Forgetting, params_of
+    from subjects import params_of
+
+    from posenc.testing.examples import HIDDEN_DIM, Forgetting
 
     pos, scheme = np.arange(4), Forgetting()
-    x = np.ones((1, 4, WIDTH), np.float32)
+    x = np.ones((1, 4, HIDDEN_DIM), np.float32)
     with pytest.raises(ValueError, match="give q_features and k_features"):
         attend(scheme, params=params_of(scheme), x=x, q_pos=pos, k_pos=pos)
 
 
 def test_summed_features_of_a_shard_are_those_of_the_call():
     """What keys are hidden is said; a scale of the caller's reaches features of vectors too."""
-    from proof_schemes import Shaw
-    from subjects import WIDTH, Forgetting, params_of
+    from subjects import params_of
 
     from posenc.schemes import Sum
+    from posenc.testing.examples import HIDDEN_DIM, Forgetting, Shaw
 
-    x, scheme = jax.numpy.ones((1, 4, WIDTH)), Sum(Forgetting(), Shaw())
+    x, scheme = jax.numpy.ones((1, 4, HIDDEN_DIM)), Sum(Forgetting(), Shaw())
     given = {"params": params_of(scheme), "x": x, "causal": True}
     with pytest.raises(ValueError, match="k_valid without features: Sum sums"):
         attend(scheme, **given, k_valid=np.ones((1, 4), bool))

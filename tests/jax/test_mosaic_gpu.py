@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 from frameworks import route
-from fused_schemes import Levelled, fox_alibi, sunk
-from subjects import WIDTH, Fence, Forgetting, Kerple, normal, params_of
+from subjects import fox_alibi, normal, params_of, sunk
 
 import posenc
 from posenc.attn.call import prepare
+from posenc.testing.examples import HIDDEN_DIM, Fence, Forgetting, Kerple, Levelled
 from posenc.testing.tolerances import IMPLEMENTATIONS, SUMMED, assert_near
 
 jax = pytest.importorskip("jax")
@@ -61,7 +61,7 @@ class Case:
             "q": normal((self.batch, self.heads, self.q_len, self.dim), 0),
             "k": normal(keys, 1),
             "v": normal(keys, 2),
-            "x": normal((self.batch, self.k_len, WIDTH), 3),
+            "x": normal((self.batch, self.k_len, HIDDEN_DIM), 3),
         }
 
 

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from cases import BATCH, CASES, LENGTH, Case, shuffled
 from frameworks import route
-from fused_schemes import Levelled, fox_alibi, sunk
-from subjects import HEADS, WIDTH, normal, params_of
 from subjects import SUBJECTS as COMMON
+from subjects import fox_alibi, normal, params_of, sunk
 
 import posenc
 from posenc.attn.call import prepare
+from posenc.testing.examples import HEADS, HIDDEN_DIM, Levelled
 from posenc.testing.tolerances import IMPLEMENTATIONS, SUMMED, assert_near, attention_bound
 
 jax = pytest.importorskip("jax")
@@ -91,7 +91,7 @@ def tensors_of(case, *, dim=DIM, batch=BATCH, heads=HEADS):
         "q": normal((batch, case.q_len, heads, dim), 0),
         "k": normal((batch, case.k_len, kv, dim), 1),
         "v": normal((batch, case.k_len, kv, dim), 2),
-        "x": normal((batch, case.k_len, WIDTH), 3),
+        "x": normal((batch, case.k_len, HIDDEN_DIM), 3),
     }
 
 
@@ -236,7 +236,7 @@ def shapes(dtype, dims, *, heads=HEADS, q_len=1000, k_len=1500, positions=False,
         "q": vectors(q_len, heads, dims[0]),
         "k": vectors(k_len, heads // 2, dims[0]),
         "v": vectors(k_len, heads // 2, dims[1]),
-        "x": jax.ShapeDtypeStruct((2, k_len, WIDTH), dtype),
+        "x": jax.ShapeDtypeStruct((2, k_len, HIDDEN_DIM), dtype),
     }
     if positions:
         found |= {"q_pos": integers(q_len), "k_pos": integers(k_len)}
@@ -267,7 +267,7 @@ def call_of(scheme, dtype="float32", dim=DIM, v_dim=DIM, batch=1, length=LENGTH,
     size = (batch, HEADS, length)
     q, v = jnp.zeros((*size, dim), dtype), jnp.zeros((*size, v_dim), dtype)
     params = {name: jnp.asarray(a) for name, a in params_of(scheme).items()}
-    x = jnp.zeros((batch, length, WIDTH), dtype)
+    x = jnp.zeros((batch, length, HIDDEN_DIM), dtype)
     return prepare(q, q, v, scheme, params, x=x, **options, xp=jnp)
 
 

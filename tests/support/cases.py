@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 from functools import cache
 
 import numpy as np
-from subjects import DIM, SUBJECTS, WIDTH, heads, normal, params_of, steers_attention
+from subjects import SUBJECTS, heads, normal, params_of, steers_attention
 
 from posenc.positions import packed
 from posenc.testing import Subject
+from posenc.testing.examples import HEAD_DIM, HIDDEN_DIM
 
 BATCH, LENGTH = 2, 20
 
@@ -109,13 +110,13 @@ def tensors_of(scheme, case, seed=0):
     count = heads(scheme)
     kv = count // 2 if case.grouped and count % 2 == 0 else 1 if case.grouped else count
     kv = kv if kv == count or Subject(scheme).shares_keys else count
-    hidden = {"x": normal((BATCH, case.k_len, WIDTH), seed + 3)}
+    hidden = {"x": normal((BATCH, case.k_len, HIDDEN_DIM), seed + 3)}
     if "q_pos" in case.options and "hidden_features" in scheme.hooks():
-        hidden["q_x"] = normal((BATCH, case.q_len, WIDTH), seed + 4)
+        hidden["q_x"] = normal((BATCH, case.q_len, HIDDEN_DIM), seed + 4)
     return {
-        "q": normal((BATCH, count, case.q_len, DIM), seed),
-        "k": normal((BATCH, kv, case.k_len, DIM), seed + 1),
-        "v": normal((BATCH, kv, case.k_len, DIM), seed + 2),
+        "q": normal((BATCH, count, case.q_len, HEAD_DIM), seed),
+        "k": normal((BATCH, kv, case.k_len, HEAD_DIM), seed + 1),
+        "v": normal((BATCH, kv, case.k_len, HEAD_DIM), seed + 2),
         **hidden,
     }
 

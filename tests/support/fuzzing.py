@@ -9,10 +9,14 @@ from typing import Any
 import array_api_compat.numpy as xp
 import numpy as np
 from hypothesis import strategies as st
-from subjects import (
-    DIM,
+from subjects import normal
+
+import posenc
+from posenc.params import Features, Params
+from posenc.testing.examples import (
+    HEAD_DIM,
     HEADS,
-    WIDTH,
+    HIDDEN_DIM,
     Both,
     Checkered,
     Cooled,
@@ -25,12 +29,8 @@ from subjects import (
     Silent,
     Stretching,
     Tide,
-    normal,
-    readonly,
 )
-
-import posenc
-from posenc.params import Features, Params
+from posenc.testing.framework import readonly
 from posenc.testing.problem import Problem
 
 # By heads and channels, whatever they are; then those that speak of four heads.
@@ -162,7 +162,7 @@ def layouts(draw, sizes=None, kinds=tuple(KINDS), longest=40):
         pos_dtypes=(draw(integers), draw(integers)) if pos else ("int64", "int64"),
         seg=(seg := draw(st.sampled_from(("", "", *given)))),
         seg_dtypes=(draw(integers), draw(integers)) if seg else ("int64", "int64"),
-        ready=bool(KINDS[kind](HEADS, DIM).cumulative) and draw(st.booleans()),
+        ready=bool(KINDS[kind](HEADS, HEAD_DIM).cumulative) and draw(st.booleans()),
         options=tuple(sorted(options.items())),
     )
 
@@ -194,7 +194,7 @@ def fill(layout: Layout, filling: Filling) -> Problem:
         between = np.clip(normal((B, layout.heads, K), seed + 4), -3, 3) + 1 / 64
         tensors["k_features:c"] = readonly(between)
     elif scheme.cumulative:
-        tensors["x"] = normal((B, K, WIDTH), seed + 3)
+        tensors["x"] = normal((B, K, HIDDEN_DIM), seed + 3)
     params = {
         name: readonly((filling.factor * a).astype("float32"))
         for name, a in posenc.init_params(scheme, seed).items()

@@ -22,12 +22,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
-from subjects import DIM, HEADS, SUBJECTS, WIDTH, normal, params_of
+from subjects import SUBJECTS, normal, params_of
 
 import posenc
 import posenc_jax
 from posenc.positions import packed
 from posenc.schemes import Sum
+from posenc.testing.examples import HEAD_DIM, HEADS, HIDDEN_DIM
 
 SHARDS, BATCH, LENGTH = 4, 2, 32
 POS, SEG = packed([5, 14, 13])  # documents cross shards
@@ -79,11 +80,11 @@ def arguments(subject, case, layout, dtype):
     if case == "unsorted":
         order = np.random.default_rng(0).permutation(k_len)
     arrays = {
-        "q": normal((BATCH, q_len, HEADS, DIM), 0),
-        "k": normal((BATCH, k_len, kv, DIM), 1),
+        "q": normal((BATCH, q_len, HEADS, HEAD_DIM), 0),
+        "k": normal((BATCH, k_len, kv, HEAD_DIM), 1),
         "v": normal((BATCH, k_len, kv, 12), 2),
     }
-    x = normal((BATCH, k_len, WIDTH), 3)
+    x = normal((BATCH, k_len, HIDDEN_DIM), 3)
     if case.startswith("default-x"):
         arrays |= {"x": x}
     elif scheme.cumulative:

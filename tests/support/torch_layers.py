@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from subjects import DIM, WIDTH, heads, normal
+from subjects import heads, normal
 from torch import nn
 
 import posenc
 import posenc_torch
+from posenc.testing.examples import HEAD_DIM, HIDDEN_DIM
 
 
 class Layer(nn.Module):
@@ -27,8 +28,11 @@ class Layer(nn.Module):
 
 def tensors(scheme, q_len, k_len, batch=2, dtype=torch.float32):
     """Queries, keys, values and hidden states."""
-    width = embedding_width(scheme) or WIDTH
-    shapes = {"q": (batch, heads(scheme), q_len, DIM), "k": (batch, heads(scheme), k_len, DIM)}
+    width = embedding_width(scheme) or HIDDEN_DIM
+    shapes = {
+        "q": (batch, heads(scheme), q_len, HEAD_DIM),
+        "k": (batch, heads(scheme), k_len, HEAD_DIM),
+    }
     shapes |= {"v": shapes["k"], "x": (batch, k_len, width)}
     return {
         name: torch.tensor(normal(shape, seed), dtype=dtype)

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from cases import ONE_OF_EACH
-from subjects import DIM, MAX_LEN, SUBJECTS, normal
+from subjects import MAX_LEN, SUBJECTS, normal
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
@@ -22,13 +22,14 @@ from torch_layers import Layer, tensors
 
 import posenc
 from posenc.positions import packed
+from posenc.testing.examples import HEAD_DIM
 
 EXAMPLE = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "context_parallel.py"))
 PROCESSES, BATCH, LENGTH = EXAMPLE["PROCESSES"], 4, 16
 TRIED = {name: SUBJECTS[name] for name in [*posenc.catalogue(), *ONE_OF_EACH, "alibi-learned"]}
 LEARNING = {name: scheme for name, scheme in TRIED.items() if scheme.param_specs()}
 # Sizes that are no multiple of the processes.
-UNEVEN = {"three-heads": posenc.T5Bias(3), "odd-table": posenc.Learned(MAX_LEN - 1, DIM)}
+UNEVEN = {"three-heads": posenc.T5Bias(3), "odd-table": posenc.Learned(MAX_LEN - 1, HEAD_DIM)}
 WRAPPED = ["whole", "by-itself", "from-meta", "ddp"]
 SHARES = ["contiguous", "zigzag"]
 

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
-from proof_schemes import Shaw
-from subjects import DIM, HEADS, MAX_LEN, Fading, Forgetting, Kerple, uniform
+from subjects import MAX_LEN
 
 import posenc
 from posenc import ParamSpec, PositionScheme
 from posenc.params import Params
+from posenc.testing.examples import HEAD_DIM, HEADS, Fading, Forgetting, Kerple, Shaw, uniform
 
 
 class Ours(posenc.ALiBi):
@@ -329,12 +329,12 @@ class NeverDouble(PositionScheme):
     max_len: int = MAX_LEN
 
     def param_specs(self):
-        return {"table": ParamSpec((self.max_len, DIM), per_head=False)}
+        return {"table": ParamSpec((self.max_len, HEAD_DIM), per_head=False)}
 
     def embedding(self, pos, *, params, xp):
         found = xp.astype(params["table"], xp.float32)
         rows = xp.take(found, xp.reshape(pos, (-1,)), axis=0)
-        return xp.astype(xp.reshape(rows, (*pos.shape, DIM)), params["table"].dtype)
+        return xp.astype(xp.reshape(rows, (*pos.shape, HEAD_DIM)), params["table"].dtype)
 
 
 @dataclass(frozen=True)
@@ -562,25 +562,25 @@ WRONG: dict[str, PositionScheme] = {
     "key_bias_is_as_claimed (beyond 2**21)": VeryFarKeys(HEADS),
     "key_bias_is_as_claimed (negative)": NegativeKeys(HEADS),
     "key_bias_is_as_claimed (some heads)": OneHeadsKeys(HEADS),
-    "transform_is_row_local (64 tokens)": LongTurn(DIM),
-    "transform_is_row_local (batch)": CrowdedTurn(DIM),
-    "transform_is_row_local (heads that share)": FewHeads(DIM),
-    "embedding_is_one_row_a_position (64 tokens)": LongEmbedding(DIM),
-    "embedding_is_one_row_a_position (batch)": CrowdedEmbedding(DIM),
+    "transform_is_row_local (64 tokens)": LongTurn(HEAD_DIM),
+    "transform_is_row_local (batch)": CrowdedTurn(HEAD_DIM),
+    "transform_is_row_local (heads that share)": FewHeads(HEAD_DIM),
+    "embedding_is_one_row_a_position (64 tokens)": LongEmbedding(HEAD_DIM),
+    "embedding_is_one_row_a_position (batch)": CrowdedEmbedding(HEAD_DIM),
     "features_are_row_local (64 tokens)": LongGate(),
     "features_are_row_local (batch)": CrowdedGate(),
     "features_are_row_local (place in memory)": Counted(),
     "features_are_row_local (queries)": Neighbours(),
     "features_follow_their_tokens": Waiting(),
-    "cache_holds_what_is_needed": Recounting(DIM),
-    "places_default_to_positions": Sideways(DIM),
+    "cache_holds_what_is_needed": Recounting(HEAD_DIM),
+    "places_default_to_positions": Sideways(HEAD_DIM),
     "heads_keep_to_themselves": Meddling(),
     "log_sum_exp_is_that_of_the_scores": Doubtful(HEADS),
     "float32_is_float64_rounded (embedding)": NeverDouble(),
     "float32_is_float64_rounded (bias)": SingleBias(),
-    "float32_is_float64_rounded (transform)": SingleTurn(DIM),
-    "narrow_floats_round_once (keys)": NarrowKeys(DIM),
-    "arguments_stay_as_they_were (keys)": WritingKeys(DIM),
+    "float32_is_float64_rounded (transform)": SingleTurn(HEAD_DIM),
+    "narrow_floats_round_once (keys)": NarrowKeys(HEAD_DIM),
+    "arguments_stay_as_they_were (keys)": WritingKeys(HEAD_DIM),
     "answers_as_numpy_does (key_bias)": OtherKeys(HEADS),
     "gradients_of_parts_are_derivatives (bias)": FarFromRight(),
     "gradients_of_parts_are_derivatives (transform)": FarFromRightTurn(),

@@ -1,4 +1,4 @@
-"""What every scheme promises, on the catalogue and on the schemes of ``subjects``."""
+"""What every scheme promises, on the catalogue and on the examples, that is ``SUBJECTS``."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from frameworks import FRAMEWORKS, MISSING
 from hypothesis import given
 from hypothesis import strategies as st
 from mutations.faults import FAULTS
-from subjects import DIM, HEADS, SUBJECTS, heads, normal
+from subjects import SUBJECTS, heads, normal
 
 import posenc
 from posenc.testing import laws, parametrize_laws
+from posenc.testing.examples import HEAD_DIM, HEADS
 from posenc.testing.tolerances import rounding_bound
 
-# Sums of DIM products below 10, two results, each channel turned by sines and cosines of four
+# Sums of HEAD_DIM products below 10, two results, each channel turned by sines and cosines of four
 # roundings: docs/exactness.md.
-SHIFTED = 2 * rounding_bound(8 * DIM, 10, "float64")
+SHIFTED = 2 * rounding_bound(8 * HEAD_DIM, 10, "float64")
 
 
 def kind(scheme):
@@ -107,7 +108,7 @@ def test_rotated_scores_depend_on_the_difference_alone(pair, data):
     scheme = SUBJECTS[pair]
     steps = st.integers(-(2**20), 2**20)
     i, j, by = data.draw(steps), data.draw(steps), data.draw(steps)
-    q, k = normal((1, DIM), 4), normal((1, DIM), 5)
+    q, k = normal((1, HEAD_DIM), 4), normal((1, HEAD_DIM), 5)
 
     def score(i, j):
         turned = posenc.transform(scheme, q, np.asarray([i]), role="query")

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 import numpy as np
 import pytest
 import wrong_schemes
-from subjects import DIM, HEADS, SUBJECTS, Fading, Fire, Forgetting, Kerple, Sharpening, uniform
+from subjects import SUBJECTS
 
 import posenc
 import posenc.testing
@@ -22,6 +22,16 @@ from posenc.testing import (
     frameworks,
     laws,
     parametrize_laws,
+)
+from posenc.testing.examples import (
+    HEAD_DIM,
+    HEADS,
+    Fading,
+    Fire,
+    Forgetting,
+    Kerple,
+    Sharpening,
+    uniform,
 )
 
 DIFFERENTIABLE = [name for name, found in frameworks().items() if found.differentiable]
@@ -374,9 +384,9 @@ WRONG = {
     "gradients_of_the_bias_are_finite": Unguarded(),
     "hooks_are_those_of_the_protocol": Mistyped(HEADS),
     "features_are_row_local (large)": Overflowing(),
-    "tokens_far_away_are_finite": Exploding(DIM),
+    "tokens_far_away_are_finite": Exploding(HEAD_DIM),
     "transform_is_row_local (heads)": Mixed(),
-    "float32_is_float64_rounded": Product(DIM),
+    "float32_is_float64_rounded": Product(HEAD_DIM),
     "at_length_is_a_scheme_of_its_kind (long)": Short(HEADS),
     "bias_is_elementwise": Shared(HEADS),
     "tile_is_slice": Shared(HEADS),
@@ -385,30 +395,30 @@ WRONG = {
     "relative_is_as_claimed (unsaid)": Modest(),
     "key_bias_is_as_claimed": Backwards(HEADS),
     "key_bias_is_as_claimed (unsaid)": Silent(HEADS),
-    "transform_is_row_local": ByIndex(DIM),
-    "half_precision_rounds_once": Wide(DIM),
-    "half_precision_rounds_once (twice)": Narrow(DIM),
-    "embedding_is_one_row_a_position": Flowing(DIM),
+    "transform_is_row_local": ByIndex(HEAD_DIM),
+    "half_precision_rounds_once": Wide(HEAD_DIM),
+    "half_precision_rounds_once (twice)": Narrow(HEAD_DIM),
+    "embedding_is_one_row_a_position": Flowing(HEAD_DIM),
     "features_are_row_local": Mixing(),
     "scheme_is_a_frozen_value": Thawed(),
-    "schemes_share_no_state": Remembering(DIM),
+    "schemes_share_no_state": Remembering(HEAD_DIM),
     "schemes_share_no_state (idle)": Idle(HEADS),
     "reads_what_it_declares": Unread(),
     "first_values_are_declared": Restless(),
     "at_length_is_a_scheme_of_its_kind": Growing(),
     "answers_as_numpy_does": Stale(HEADS),
-    "arguments_stay_as_they_were": Writing(DIM),
-    "narrow_floats_round_once": Wide(DIM),
+    "arguments_stay_as_they_were": Writing(HEAD_DIM),
+    "narrow_floats_round_once": Wide(HEAD_DIM),
     "gradient_reaches_every_param": Detached(),
     "gradient_reaches_every_param (a head)": OneHead(),
     "gradients_are_derivatives": Crooked(),
-    "compiled_equals_eager": Peeking(DIM),
-    "compiled_attention_equals_eager": Peeking(DIM),
-    "order_in_memory_does_not_matter": ByIndex(DIM),
+    "compiled_equals_eager": Peeking(HEAD_DIM),
+    "compiled_attention_equals_eager": Peeking(HEAD_DIM),
+    "order_in_memory_does_not_matter": ByIndex(HEAD_DIM),
     "packed_equals_separate": Counting(),
     "left_padding_changes_nothing": Counting(),
-    "decoding_equals_prefill": ByIndex(DIM),
-    "cache_may_hold_transformed_keys": ByIndex(DIM),
+    "decoding_equals_prefill": ByIndex(HEAD_DIM),
+    "cache_may_hold_transformed_keys": ByIndex(HEAD_DIM),
     "causal_hides_the_future": Mixing(),
     "relative_scheme_may_begin_anywhere": Absolute(HEADS),
     **wrong_schemes.WRONG,
@@ -537,7 +547,7 @@ def test_a_class_is_no_scheme(wrong):
 
 def test_the_width_of_hidden_states_is_found_or_asked_for():
     assert Subject(Forgetting()).width == 6
-    assert Subject(Sum(posenc.RoPE(DIM), Forgetting())).width == 6
+    assert Subject(Sum(posenc.RoPE(HEAD_DIM), Forgetting())).width == 6
 
     class Odd(Forgetting):
         def gates(self, x, params, xp):
@@ -639,7 +649,7 @@ class Tempered(PositionScheme):
 def test_keys_that_heads_share_have_no_transform_of_one_heads_own():
     scheme = Tempered()
     check_scheme(scheme, frameworks=["numpy"])
-    q, k = np.ones((1, HEADS, 3, DIM), np.float32), np.ones((1, 2, 3, DIM), np.float32)
+    q, k = np.ones((1, HEADS, 3, HEAD_DIM), np.float32), np.ones((1, 2, 3, HEAD_DIM), np.float32)
     with pytest.raises(ValueError, match=r"2 heads, but 'rate' is per head, for 4: .*\(GQA\)"):
         posenc.attention(q, k, k, scheme, posenc.init_params(scheme))
 

@@ -13,7 +13,7 @@ from frameworks_installed import require
 from fuzzing import KINDS
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from subjects import DIM, HEADS, SUBJECTS, Checkered, heads, normal, params_of
+from subjects import SUBJECTS, heads, normal, params_of
 
 import posenc
 from posenc.attn.call import prepare
@@ -22,6 +22,7 @@ from posenc.attn.negligible import negligible_blocks
 from posenc.evaluate import has_bias, has_features, positions_as_places, reads_features
 from posenc.positions import packed, visible
 from posenc.testing import Problem, assert_near, frameworks
+from posenc.testing.examples import HEAD_DIM, HEADS, Checkered
 from posenc.testing.tolerances import IMPLEMENTATIONS, UNIT, attention_bound
 
 if not require("torch"):
@@ -64,7 +65,7 @@ def some(names, few):
 
 def tensors(scheme, q_len, k_len=None, batch=2):
     count, k_len = heads(scheme), k_len or q_len
-    shapes = [(batch, count, q_len, DIM), *[(batch, count, k_len, DIM)] * 2]
+    shapes = [(batch, count, q_len, HEAD_DIM), *[(batch, count, k_len, HEAD_DIM)] * 2]
     found = [torch.tensor(normal(shape, n), dtype=torch.float32) for n, shape in enumerate(shapes)]
     x = torch.tensor(normal((batch, k_len, 6), 3), dtype=torch.float32)
     return found, x, {name: torch.tensor(a) for name, a in params_of(scheme).items()}
@@ -690,7 +691,7 @@ def test_a_score_mod_and_a_block_mask_are_attention(name):
     mod = posenc_torch.score_mod(scheme, params, **where, q_features=query, k_features=key)
     mask = posenc_torch.block_mask(40, 40, causal=True, window=(19, 5), sink_tokens=3, **where)
     with eagerly():
-        found = flex_attention(q_at, k_at, v, mod, mask, scale=scheme.scale(DIM))
+        found = flex_attention(q_at, k_at, v, mod, mask, scale=scheme.scale(HEAD_DIM))
     options = {"causal": True, "window": (19, 5), "sink_tokens": 3}
     expected = attend(scheme, "reference", arrays, **options, **where)
     assert_near(found.numpy(), expected.numpy(), FLOAT32)
@@ -773,7 +774,7 @@ def test_wrong_calls(call, error, message):
 
 def refusal(scheme=None, dtype=torch.float32, **changes):
     scheme = scheme or posenc.ALiBi(HEADS)
-    q = torch.zeros(1, HEADS, 4, DIM, dtype=dtype, **changes)
+    q = torch.zeros(1, HEADS, 4, HEAD_DIM, dtype=dtype, **changes)
     with pytest.raises(NotImplementedError) as refused:
         posenc_torch.attention(q, q, q, scheme, posenc.init_params(scheme), implementation="flex")
     return str(refused.value)
@@ -786,7 +787,7 @@ def test_reasons():
 
 
 def test_auto_says_why_it_passes_by():
-    q = torch.zeros(1, HEADS, 4, DIM)
+    q = torch.zeros(1, HEADS, 4, HEAD_DIM)
     told = posenc_torch.explain(q, q, q, posenc.ALiBi(HEADS), causal=True)
     assert told["implementation"] == "sdpa"
     assert "on a CPU it compiles" in told["others"]["flex"]
@@ -822,7 +823,7 @@ def test_a_module_compiles_whole(scheme, backend):
         lambda q: position.attend(q, q, q, causal=True, implementation="flex"),
         fullgraph=True, backend=backend,
     )  # fmt: skip
-    q = torch.tensor(normal((2, HEADS, 150, DIM), 0), dtype=torch.float32)
+    q = torch.tensor(normal((2, HEADS, 150, HEAD_DIM), 0), dtype=torch.float32)
     with torch.no_grad():
         expected = position.attend(q, q, q, causal=True, implementation="reference")
         assert_near(compiled(q).numpy(), expected.numpy(), FLOAT32)
@@ -932,9 +933,9 @@ def test_another_window_and_head_count_take_code_of_their_own_or_none():
 
 
 def test_nested_tensors_are_answered_in_words():
-    parts = [torch.zeros(n, HEADS, DIM) for n in (5, 3)]
+    parts = [torch.zeros(n, HEADS, HEAD_DIM) for n in (5, 3)]
     q = torch.nested.nested_tensor(parts, layout=torch.jagged).transpose(1, 2)
-    k = torch.zeros(2, HEADS, 5, DIM)
+    k = torch.zeros(2, HEADS, 5, HEAD_DIM)
     with pytest.raises(TypeError, match=r"q is a nested tensor, .*packed\(lengths\), or pad"):
         posenc_torch.attention(q, q, q, posenc.ALiBi(HEADS))
     with pytest.raises(TypeError, match="v is a nested tensor"):

@@ -15,11 +15,12 @@ from typing import ClassVar
 import numpy as np
 import pytest
 from frameworks_installed import require
-from subjects import DIM, HEADS, SUBJECTS, heads, normal, params_of
+from subjects import SUBJECTS, heads, normal, params_of
 
 import posenc
 from posenc.attn.bias_forms import bias_by_key, has_bias
 from posenc.testing import assert_near
+from posenc.testing.examples import HEAD_DIM, HEADS
 from posenc.testing.tolerances import IMPLEMENTATIONS, attention_bound, rounding_bound
 
 if not require("torch"):
@@ -60,9 +61,9 @@ def inputs(scheme, length, *, k_len=None, shared=None, dtype=torch.float32, lear
     count, k_len = heads(scheme), k_len or length
     kv_heads = shared or count
     shapes = {
-        "q": (2, count, length, DIM),
-        "k": (2, kv_heads, k_len, DIM),
-        "v": (2, kv_heads, k_len, DIM),
+        "q": (2, count, length, HEAD_DIM),
+        "k": (2, kv_heads, k_len, HEAD_DIM),
+        "v": (2, kv_heads, k_len, HEAD_DIM),
         "x": (2, k_len, 6),
     }
     arrays = {
@@ -157,7 +158,9 @@ def order_bound_of_params(arrays, own, out):
     d_out, x = torch.tensor(normal(out.shape, 9)), arrays["x"].detach().double()
     rows = torch.linalg.vector_norm((d_out * out.double()).abs().sum(-1), dim=(0, 2)).max()
     heads_of_x = own["w"].detach().abs().sum(0).max() if "w" in own else 0.0
-    each = rounding_bound(2 * FADED + 2 * DIM, float(rows), str(out.dtype).removeprefix("torch."))
+    each = rounding_bound(
+        2 * FADED + 2 * HEAD_DIM, float(rows), str(out.dtype).removeprefix("torch.")
+    )
     whole = 2 * each * FADED * float(x.abs().max())
     return {**dict.fromkeys(own, whole), "x": 2 * each * float(heads_of_x)}
 
@@ -292,7 +295,7 @@ def test_what_it_cannot():
 
 
 def test_auto_is_traced_whatever_the_length():
-    q = torch.tensor(normal((1, HEADS, 1100, DIM), 0), dtype=torch.float32)
+    q = torch.tensor(normal((1, HEADS, 1100, HEAD_DIM), 0), dtype=torch.float32)
 
     def attend(q):
         return posenc_torch.attention(q, q, q, STEEP, causal=True)
@@ -332,7 +335,7 @@ def test_nothing_is_kept_after_a_backward_pass(implementation):
 
 def test_sums_over_many_parts_keep_growing():
     """Of 1024 equal terms bfloat16 adds no more than 256."""
-    q, k, v = (torch.zeros(1, 1, n, DIM, dtype=torch.bfloat16) for n in (4096, 4, 4))
+    q, k, v = (torch.zeros(1, 1, n, HEAD_DIM, dtype=torch.bfloat16) for n in (4096, 4, 4))
     options = {"scheme": posenc.ALiBi(1, slopes=[1e-6]), "implementation": "chunked"}
     where = {"q_pos": torch.arange(4096), "k_pos": torch.arange(4)}
     with parts.blocks_of(4):
@@ -345,7 +348,7 @@ class Elsewhere(posenc.PositionScheme):
     """Learns an embedding, and has a hook for a bias."""
 
     def param_specs(self):
-        return {"table": posenc.ParamSpec((40, DIM), per_head=False)}
+        return {"table": posenc.ParamSpec((40, HEAD_DIM), per_head=False)}
 
     def bias(self, q, k, *, params, xp):
         return None
@@ -353,7 +356,7 @@ class Elsewhere(posenc.PositionScheme):
 
 def test_what_has_no_part_in_attention_has_no_gradient():
     arrays, _ = inputs(Elsewhere(), 40, learns=False)
-    own = {"table": torch.zeros(40, DIM, requires_grad=True)}
+    own = {"table": torch.zeros(40, HEAD_DIM, requires_grad=True)}
     for learns in (False, True):
         arrays["q"].requires_grad_(learns)
         options = {"scheme": Elsewhere(), "params": own, "causal": True}
@@ -399,7 +402,7 @@ def test_tensors_without_values():
     told = []
     for where in ("meta", "fake"):
         with FakeTensorMode() if where == "fake" else contextlib.nullcontext():
-            q = torch.empty(1, HEADS, 4096, DIM, device="meta" if where == "meta" else "cpu")
+            q = torch.empty(1, HEADS, 4096, HEAD_DIM, device="meta" if where == "meta" else "cpu")
             told.append(posenc_torch.explain(q, q, q, STEEP, causal=True))
             assert posenc_torch.attention(q, q, q, STEEP, causal=True).shape == q.shape
     assert [found["implementation"] for found in told] == ["sdpa", "sdpa"]
@@ -415,7 +418,7 @@ def test_tensors_of_another_kind_are_not_cut():
 
 def test_auto_takes_it_where_scores_are_many():
     def told(length, scheme=STEEP, q_len=None):
-        q, k = (torch.zeros(1, HEADS, n, DIM) for n in (q_len or length, length))
+        q, k = (torch.zeros(1, HEADS, n, HEAD_DIM) for n in (q_len or length, length))
         return posenc_torch.explain(q, k, k, scheme, causal=True)
 
     assert told(4096)["implementation"] == "chunked"
@@ -426,7 +429,7 @@ def test_auto_takes_it_where_scores_are_many():
 
 
 def test_auto_compiles_whole_where_scores_are_many():
-    q = torch.tensor(normal((1, HEADS, 1100, DIM), 0), dtype=torch.float32)
+    q = torch.tensor(normal((1, HEADS, 1100, HEAD_DIM), 0), dtype=torch.float32)
 
     def attend(q, implementation="auto"):
         return posenc_torch.attention(q, q, q, STEEP, causal=True, implementation=implementation)
@@ -491,7 +494,9 @@ def test_a_lifted_bias_is_the_bias(name, shared, q_len):
             for array in (arrays["x"], *own.values()):
                 array.requires_grad_(False)
         found = step(scheme, "folded", arrays, own, causal=True)
-        tolerance = attention_bound(str(dtype).removeprefix("torch."), channels=DIM + 8, keys=60)
+        tolerance = attention_bound(
+            str(dtype).removeprefix("torch."), channels=HEAD_DIM + 8, keys=60
+        )
         if dtype == torch.float32:
             # A kernel may add the channels in any order: a rounding of slope times position.
             tolerance += 2.0**-24 * 4 * 60
@@ -557,12 +562,12 @@ def test_a_lifted_bias_calls_a_kernel_without_a_mask(monkeypatch):
         return real(q, k, v, **options)
 
     monkeypatch.setattr(folded, "scaled_dot_product_attention", spy)
-    for dtype, width in ((torch.float32, DIM + 8), (torch.bfloat16, DIM + 8)):
+    for dtype, width in ((torch.float32, HEAD_DIM + 8), (torch.bfloat16, HEAD_DIM + 8)):
         arrays, _ = inputs(STEEP, 20, dtype=dtype, learns=False)
         posenc_torch.attention(**arrays, scheme=STEEP, causal=True, implementation="folded")
         (q_shape, v_shape, options) = seen.pop()
         assert q_shape[3] == v_shape[3] == width
-        assert options == {"is_causal": True, "scale": STEEP.scale(DIM)}
+        assert options == {"is_causal": True, "scale": STEEP.scale(HEAD_DIM)}
 
 
 @pytest.mark.parametrize(
@@ -576,7 +581,7 @@ def test_a_lifted_bias_calls_a_kernel_without_a_mask(monkeypatch):
     ],
 )
 def test_a_bias_that_cannot_be_lifted(name, options, reason):
-    q = torch.zeros(1, HEADS, 8, DIM)
+    q = torch.zeros(1, HEADS, 8, HEAD_DIM)
     scheme = SUBJECTS[name]
     with pytest.raises(NotImplementedError, match=reason):
         posenc_torch.attention(
@@ -585,7 +590,7 @@ def test_a_bias_that_cannot_be_lifted(name, options, reason):
 
 
 def test_skip_blocks_is_a_flag():
-    q = torch.zeros(1, HEADS, 8, DIM)
+    q = torch.zeros(1, HEADS, 8, HEAD_DIM)
     with pytest.raises(TypeError, match="skip_blocks"):
         posenc_torch.attention(q, q, q, STEEP, skip_blocks=np.ones(1))
 

@@ -9,10 +9,11 @@ import warnings
 import numpy as np
 import pytest
 from frameworks import HAS, PARTIAL
-from subjects import DIM, HEADS, MAX_LEN, SUBJECTS, WIDTH, heads, normal, steers_attention
+from subjects import MAX_LEN, SUBJECTS, heads, normal, steers_attention
 
 import posenc
 from posenc.testing import assert_near
+from posenc.testing.examples import HEAD_DIM, HEADS, HIDDEN_DIM
 from posenc.testing.tolerances import IMPLEMENTATIONS
 
 if not HAS["torch"]:
@@ -32,9 +33,9 @@ everywhere = pytest.mark.parametrize("subject", SUBJECTS)
 
 
 def inputs(scheme, length=6, dtype=torch.float32):
-    shape = (2, heads(scheme), length, DIM)
+    shape = (2, heads(scheme), length, HEAD_DIM)
     q, k, v = (torch.tensor(normal(shape, seed), dtype=dtype) for seed in range(3))
-    return q, k, v, torch.tensor(normal((2, length, WIDTH), 3), dtype=dtype)
+    return q, k, v, torch.tensor(normal((2, length, HIDDEN_DIM), 3), dtype=dtype)
 
 
 def attend(module, *, causal=True, dtype=torch.float32):
@@ -265,13 +266,13 @@ class Stack(nn.Module):
 
 
 def mixed(attend, scheme, x, **keywords):
-    """Attention of hidden states (B, L, heads * DIM) to themselves."""
-    h = x.unflatten(-1, (-1, DIM)).transpose(1, 2)
-    return attend(h, h, h, x=x[..., :WIDTH], **keywords).transpose(1, 2).flatten(2)
+    """Attention of hidden states (B, L, heads * HEAD_DIM) to themselves."""
+    h = x.unflatten(-1, (-1, HEAD_DIM)).transpose(1, 2)
+    return attend(h, h, h, x=x[..., :HIDDEN_DIM], **keywords).transpose(1, 2).flatten(2)
 
 
 def hidden(scheme, length=6, seed=0):
-    size = width(scheme) or heads(scheme) * DIM
+    size = width(scheme) or heads(scheme) * HEAD_DIM
     return torch.tensor(normal((2, length, size), seed), dtype=torch.float32)
 
 
@@ -348,7 +349,7 @@ def test_a_model_on_meta_is_filled_later(subject):
 
 @torch.no_grad()
 def test_a_plan_by_layer():
-    schemes = (posenc.T5Bias(HEADS), posenc.RoPE(DIM), posenc.T5Bias(HEADS))
+    schemes = (posenc.T5Bias(HEADS), posenc.RoPE(HEAD_DIM), posenc.T5Bias(HEADS))
     model, x = Stack(schemes[:2]), hidden(schemes[0])
     assert [position.scheme for position in model.positions] == list(schemes)
     assert model.state_dict().keys() == {"positions.0.table"}
@@ -404,7 +405,7 @@ def test_a_window_in_the_call_takes_the_place_of_the_layers():
 
 
 def test_windows_are_shown_and_checked():
-    positions = posenc_torch.Positions(posenc.RoPE(DIM), 2, windows=[512, None])
+    positions = posenc_torch.Positions(posenc.RoPE(HEAD_DIM), 2, windows=[512, None])
     assert ", window=512" in repr(positions[0])
     assert "window" not in repr(positions[1])
     assert positions[0] is positions[0]
@@ -445,7 +446,7 @@ def test_an_array_learns_from_every_layer_it_serves(subject):
 
 def test_one_program_serves_a_model_at_every_length():
     torch._dynamo.reset()
-    model = Stack([posenc.Learned(MAX_LEN, HEADS * DIM), posenc.T5Bias(HEADS)], layers=2)
+    model = Stack([posenc.Learned(MAX_LEN, HEADS * HEAD_DIM), posenc.T5Bias(HEADS)], layers=2)
     counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(model, fullgraph=True, dynamic=True, backend=counter)
     for length in (5, 9):
@@ -535,11 +536,11 @@ class Tied(nn.Module):
 
     def __init__(self, scheme):
         super().__init__()
-        self.tokens = nn.Embedding(16, HEADS * DIM)
+        self.tokens = nn.Embedding(16, HEADS * HEAD_DIM)
         self.positions = posenc_torch.Positions(scheme, LAYERS)
         self.first = self.positions[0]
-        self.norm = nn.LayerNorm(HEADS * DIM)
-        self.logits = nn.Linear(HEADS * DIM, 16)
+        self.norm = nn.LayerNorm(HEADS * HEAD_DIM)
+        self.logits = nn.Linear(HEADS * HEAD_DIM, 16)
         self.logits.weight = self.tokens.weight
 
 

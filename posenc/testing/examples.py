@@ -1,0 +1,562 @@
+"""Example schemes: every hook of ``posenc.PositionScheme`` is used by at least one of them.
+
+Each is as short as it can be, to be read and copied. Tests, benchmarks and docs use them beside the
+catalogue, so that a check that passes also says something about schemes that nobody has written
+yet.
+
+- ``bias``: ``Kerple``, ``Fence``, ``Parabola``, ``Checkered``, ``Tide``, ``Fire``, ``Level``,
+  ``Silent`` (the hook, without a bias); with ``key_bias``: ``Both``, ``Forgetting``.
+- ``transform``: ``Sharpening``, ``Both``, ``AsIfAt``.
+- ``scale``: ``Cooled``; ``at_length``: ``Stretching``; ``constants``: ``Tide``, ``Streets``.
+- ``hidden_features``: ``Inkling``, ``Leaning``; summed (``cumulative``): ``Forgetting``,
+  ``Fading``, ``Selective``.
+- ``query_features``: ``Shaw``, ``TransformerXL``; ``key_features``: ``KeySide``, ``Wide``.
+- ``axes``: ``Axial``, ``Streets``; ``adjust_scores``: ``CoPE``; ``regions``: ``ReRoPE``,
+  ``Levelled``.
+
+``embedding`` is in ``posenc.Sinusoidal`` and ``posenc.Learned``, ``sink`` in
+``posenc.schemes.Sink``. Without arguments the schemes are small: ``HEADS`` heads of ``HEAD_DIM``
+channels, and hidden states of ``HIDDEN_DIM`` channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+from array_api_compat import device
+
+import posenc
+from posenc.protocol import Array, Initializer, Namespace, ParamSpec, PositionScheme, Role, Window
+
+HEADS, HEAD_DIM, HIDDEN_DIM = 4, 8, 6
+
+
+def uniform(low: float, high: float) -> Initializer:
+    """First values between two numbers."""
+    return lambda rng, shape: rng.uniform(low, high, shape)
+
+
+def log_sigmoid(z: Array, xp: Namespace) -> Array:
+    """``log(1 / (1 + exp(-z)))``, finite for every ``z``."""
+    return xp.minimum(z, xp.zeros_like(z)) - xp.log1p(xp.exp(-xp.abs(z)))
+
+
+@dataclass(frozen=True)
+class Kerple(PositionScheme):
+    """Chi et al. 2022, logarithmic: ``-p ln(1 + a|i-j|)`` with ``a`` and ``p`` learned per head."""
+
+    relative: ClassVar[bool] = True
+    num_heads: int = HEADS
+
+    def param_specs(self) -> Mapping[str, ParamSpec]:
+        shape = (self.num_heads,)
+        return {
+            "a": ParamSpec(shape, init=uniform(0.1, 1)),
+            "p": ParamSpec(shape, init=uniform(0.1, 2)),
+        }
+
+    def bias(self, q: Array, k: Array, *, params: Any, xp: Namespace) -> Array:
+        distance = xp.astype(xp.abs(q - k), params["a"].dtype)
+        return -params["p"] * xp.log1p(params["a"] * distance)
+
+
+@dataclass(frozen=True)
+class Fence(PositionScheme):
+    """A bias that masks: keys ``reach`` tokens away or more are hidden; a learned slope before."""
+
+    relative: ClassVar[bool] = True
+    reach: int = 4
+
+    def param_specs(self) -> Mapping[str, ParamSpec]:
+        return {"slope": ParamSpec((HEADS,), init=uniform(0.1, 0.5))}
+
+    def bias(self, q: Array, k: Array, *, params: Any, xp: Namespace) -> Array:
+        m = params["slope"]
+        distance = xp.abs(q - k)
+        return xp.where(distance < self.reach, -m * xp.astype(distance, m.dtype), -xp.inf)
+
+
+@dataclass(frozen=True)
+class Cooled(PositionScheme):
+    """Scores are divided by ``D`` instead of its root."""
+
+    power: float = 1.0
+
+    def scale(self, head_dim: int) -> float:
+        return float(head_dim**-self.power)
+
+
+@dataclass(frozen=True)
+class Stretching(posenc.RoPE):
+    """RoPE whose base grows with the length of the context."""
+
+    trained: int = 16
+
+    def at_length(self, length: int) -> Stretching:
+        return replace(self, base=self.base * max(1, length / self.trained))
+
+
+@dataclass(frozen=True)
+class Sharpening(PositionScheme):
+    """Queries grow with the logarithm of their position, at a learned rate per head."""
+
+    def param_specs(self) -> Mapping[str, ParamSpec]:
+        return {"rate": ParamSpec((HEADS,), init=uniform(0.1, 0.5))}
+
+    def transform(self, x: Array, pos: Array, *, role: Role, params: Any, xp: Namespace) -> Array:
+        if role == "key":
+            return x
+        rate = params["rate"]
+        factor = 1 + rate * xp.log1p(xp.astype(xp.abs(pos), rate.dtype))[..., None]
+        return xp.astype(xp.astype(x, rate.dtype) * factor, x.dtype)
+
+
+@dataclass(frozen=True)
+class Parabola(PositionScheme):
+    """Two learned coefficients that all heads share, and all layers."""
+
+    relative: ClassVar[bool] = True
+    shared: ClassVar[bool] = True
+
+    def param_specs(self) -> Mapping[str, ParamSpec]:
+        return {"c": ParamSpec((2,), init=uniform(0.1, 0.3), per_head=False)}
+
+    def bias(self, q: Array, k: Array, *, params: Any, xp: Namespace) -> Array:
+        c = params["c"]
+        ratio = xp.astype(xp.abs(q - k), c.dtype) / 16
+        return -(c[0] * ratio + c[1] * ratio * ratio)
+
+
+@dataclass(frozen=True)
+class Checkered(PositionScheme):
+    """A learned table per head with two indices: positions modulo 3 and 5."""
+
+    def param_specs(self) -> Mapping[str, ParamSpec]:
+        return {"cells": ParamSpec((HEADS, 3, 5), init=uniform(-1, 1))}
+
+    def bias(self, q: Array, k: Array, *, params: Any, xp: Namespace) -> Array:
+        return params["cells"][q % 3, k % 5]
+
+
+@dataclass(frozen=True)
+class Tide(PositionScheme):
+    """A bias of ``i + j``, which is not relative, with a constant strength per head."""
+
+    strengths: tuple[float, ...] = (0.25, 0.5, 1.0, -2.0)
+
+    def constants(self) -> Mapping[str, tuple[float, ...]]:
+        return {"strength": self.strengths}
+
+    def bias(self, q: Array, k: Array, *, params: Any, xp: Namespace) -> Array:
+        m = params["strength"]
+        return m * xp.tanh(xp.astype(q + k, m.dtype) / 32)
+
+
+@dataclass(frozen=True)
+class Silent(PositionScheme):
+    """Writes the hook for a bias, and has no bias."""
+
+    def bias(self, q: Array, k: Array, *, params: Any, xp: Namespace) -> None:
+        return None
+
+
+@dataclass(frozen=True)
+class Both(posenc.RoPE):
+    """A rotation and a bias together."""
+
+    relative: ClassVar[bool] = True
+
+    def constants(self) -> Mapping[str, tuple[float, ...]]:
+        return {"strength": (0.1, 0.2, 0.4, 0.8)}
+
+    def bias(self, q: Array, k: Array, *, params: Any, xp: Namespace) -> Array:
+        m = params["strength"]
+        return m * xp.astype(k - q, m.dtype)
+
+    def key_bias(self, k: Array, *, params: Any, xp: Namespace) -> Array:
+        return params["strength"] * xp.astype(k, params["strength"].dtype)
+
+
+@dataclass(frozen=True)
+class Fire(PositionScheme):
+    """FIRE, Li et al. 2023, arXiv 2310.04418: ``MLP(psi(|i - j|) / psi(max(i, L)))``, with
+    ``psi(x) = ln(1 + c x)``, and ``c`` and the threshold ``L`` learned.
+
+    ``threshold`` is the first value of ``L``. All heads share the first layer of the MLP.
+    """
+
+    num_heads: int = HEADS
+    hidden: int = 8
+    threshold: float = 12.5
+
+    def param_specs(self) -> Mapping[str, ParamSpec]:
+        def shared(shape: tuple[int, ...], init: Initializer) -> ParamSpec:
+            return ParamSpec(shape, init, per_head=False)
+
+        def constant(value: float) -> Initializer:
+            return lambda rng, shape: np.full(shape, value)
+
+        return {
+            "c": shared((), constant(0.1)),
+            "length": shared((), constant(self.threshold)),
+            "w1": shared((self.hidden,), uniform(-1, 1)),
+            "b1": shared((self.hidden,), uniform(-0.5, 0.5)),
+            "w2": ParamSpec((self.num_heads, self.hidden), uniform(-1, 1)),
+            "b2": ParamSpec((self.num_heads,), uniform(-0.1, 0.1)),
+        }
+
+    def bias(self, q: Array, k: Array, *, params: Any, xp: Namespace) -> Array:
+        c, w1, b1, w2 = (params[name] for name in ("c", "w1", "b1", "w2"))
+
+        def psi(x: Array) -> Array:
+            return xp.log1p(xp.abs(c) * x)
+
+        distance = xp.astype(xp.abs(q - k), c.dtype)
+        x = psi(distance) / (
+            psi(xp.maximum(xp.astype(q, c.dtype), xp.abs(params["length"]))) + 1e-6
+        )
+        units = (w1[n] * x + b1[n] for n in range(self.hidden))
+        return params["b2"] + sum(w2[n] * (xp.abs(z) + z) / 2 for n, z in enumerate(units))
+
+
+@dataclass(frozen=True)
+class Forgetting(PositionScheme):
+    """Gates ``log sigmoid(w x + b)``, as in FoX; the bias is the difference of their sums."""
+
+    cumulative: ClassVar[tuple[str, ...]] = ("c",)
+    num_heads: int = HEADS
+
+    def param_specs(self) -> Mapping[str, ParamSpec]:
+        return {
+            "w": ParamSpec((self.num_heads, HIDDEN_DIM), init=uniform(-1, 1)),
+            "b": ParamSpec((self.num_heads,), init=uniform(0, 2)),
+        }
+
+    def hidden_features(
+        self, x: Array, *, role: Role, params: Any, xp: Namespace
+    ) -> Mapping[str, Array]:
+        return {"c": self.gates(x, params, xp)} if role == "key" else {}
+
+    def gates(self, x: Array, params: Any, xp: Namespace) -> Array:
+        """The logarithm of each token's gate, ``(B, H, L)``."""
+        z = xp.matmul(x, xp.matrix_transpose(params["w"])) + params["b"]
+        return xp.matrix_transpose(log_sigmoid(z, xp))
+
+    def bias(self, q: Array, k: Array, *, params: Any, xp: Namespace) -> Array:
+        return params.query["c"] - params.key["c"]
+
+    def key_bias(self, k: Array, *, params: Any, xp: Namespace) -> Array | None:
+        return -params.key["c"]
+
+
+@dataclass(frozen=True)
+class Fading(Forgetting):
+    """Gates, with a bias in which softmax can see the query's own sum."""
+
+    def bias(self, q: Array, k: Array, *, params: Any, xp: Namespace) -> Array:
+        return -2 * xp.log1p(xp.abs(params.query["c"] - params.key["c"]))
+
+    def key_bias(self, k: Array, *, params: Any, xp: Namespace) -> None:
+        return None
+
+
+@dataclass(frozen=True)
+class Shaw(PositionScheme):
+    """Shaw et al. 2018: each query scores a learned vector for every distance up to ``reach``."""
+
+    relative: ClassVar[bool] = True
+    head_dim: int = HEAD_DIM
+    reach: int = 3
+
+    def param_specs(self) -> Mapping[str, ParamSpec]:
+        shape = (2 * self.reach + 1, self.head_dim)
+        return {"table": ParamSpec(shape, uniform(-1, 1), per_head=False)}
+
+    def query_features(
+        self, q: Array, pos: Array, *, scale: float, params: Any, xp: Namespace
+    ) -> Mapping[str, Array]:
+        return {"r": scale * xp.matmul(q, xp.matrix_transpose(params["table"]))}
+
+    def bias(self, q: Array, k: Array, *, params: Any, xp: Namespace) -> Array:
+        return params.query["r"][xp.clip(k - q, -self.reach, self.reach) + self.reach]
+
+
+@dataclass(frozen=True)
+class TransformerXL(PositionScheme):
+    """Dai et al. 2019: ``(q + u) k + (q + v) W r(i - j)``, with sinusoids ``r``."""
+
+    relative: ClassVar[bool] = True
+    num_heads: int = HEADS
+    head_dim: int = HEAD_DIM
+    longest: int = 24
+
+    def param_specs(self) -> Mapping[str, ParamSpec]:
+        h, d = self.num_heads, self.head_dim
+        return {
+            "u": ParamSpec((h, d), uniform(-1, 1)),
+            "v": ParamSpec((h, d), uniform(-1, 1)),
+            "w": ParamSpec((h, d, d), uniform(-0.5, 0.5)),
+        }
+
+    def transform(self, x: Array, pos: Array, *, role: Role, params: Any, xp: Namespace) -> Array:
+        if role == "key":
+            return x
+        u = params["u"][:]
+        return xp.astype(xp.astype(x, u.dtype) + u, x.dtype)
+
+    def query_features(
+        self, q: Array, pos: Array, *, scale: float, params: Any, xp: Namespace
+    ) -> Mapping[str, Array]:
+        distances = xp.arange(self.longest, dtype=xp.int32, device=device(q))
+        r = posenc.embedding(posenc.Sinusoidal(self.head_dim), distances, dtype=q.dtype, xp=xp)
+        mixed = xp.matmul(q + params["v"][:, None, :], params["w"])
+        return {"r": scale * xp.matmul(mixed, xp.matrix_transpose(r))}
+
+    def bias(self, q: Array, k: Array, *, params: Any, xp: Namespace) -> Array:
+        return params.query["r"][xp.clip(q - k, 0, self.longest - 1)]
+
+
+@dataclass(frozen=True)
+class KeySide(PositionScheme):
+    """DeBERTa's other half: ``k . t(clip(i - j))``, a table per key."""
+
+    relative: ClassVar[bool] = True
+    head_dim: int = HEAD_DIM
+    reach: int = 4
+
+    def param_specs(self) -> Mapping[str, ParamSpec]:
+        return {"t": ParamSpec((2 * self.reach, self.head_dim), uniform(-1, 1), per_head=False)}
+
+    def key_features(
+        self, k: Array, pos: Array, *, scale: float, params: Any, xp: Namespace
+    ) -> Mapping[str, Array]:
+        return {"t": scale * xp.matmul(k, xp.matrix_transpose(params["t"]))}
+
+    def bias(self, q: Array, k: Array, *, params: Any, xp: Namespace) -> Array:
+        return params.key["t"][xp.clip(q - k + self.reach, 0, 2 * self.reach - 1)]
+
+
+@dataclass(frozen=True)
+class Inkling(PositionScheme):
+    """A feature of the query's hidden state times a learned table of distances up to ``extent``."""
+
+    relative: ClassVar[bool] = True
+    num_heads: int = HEADS
+    rank: int = 3
+    extent: int = 5
+
+    def param_specs(self) -> Mapping[str, ParamSpec]:
+        return {
+            "w": ParamSpec((self.num_heads, self.rank, HIDDEN_DIM), uniform(-1, 1)),
+            "p": ParamSpec((self.rank, self.extent), uniform(-1, 1), per_head=False),
+        }
+
+    def hidden_features(
+        self, x: Array, *, role: Role, params: Any, xp: Namespace
+    ) -> Mapping[str, Array]:
+        if role == "key":
+            return {}
+        r = xp.matmul(x[:, None, :, :], xp.matrix_transpose(params["w"]))
+        return {"r": xp.matmul(r, params["p"])}
+
+    def bias(self, q: Array, k: Array, *, params: Any, xp: Namespace) -> Array:
+        value = params.query["r"][xp.clip(q - k, 0, self.extent - 1)]
+        return xp.where((q >= k) & (q - k < self.extent), value, 0.0)
+
+
+@dataclass(frozen=True)
+class Leaning(PositionScheme):
+    """A number per token of one side, from its hidden state, times a learned tenth of the distance:
+    the bias reads a feature, positions and a param at once.
+    """
+
+    side: Role = "key"
+    num_heads: int = HEADS
+
+    def param_specs(self) -> Mapping[str, ParamSpec]:
+        return {
+            "w": ParamSpec((self.num_heads, HIDDEN_DIM), init=uniform(-1, 1)),
+            "m": ParamSpec((self.num_heads,), init=uniform(0.1, 0.3)),
+        }
+
+    def hidden_features(
+        self, x: Array, *, role: Role, params: Any, xp: Namespace
+    ) -> Mapping[str, Array]:
+        if role != self.side:
+            return {}
+        return {"lean": xp.matrix_transpose(xp.matmul(x, xp.matrix_transpose(params["w"])))}
+
+    def bias(self, q: Array, k: Array, *, params: Any, xp: Namespace) -> Array:
+        m, lean = params["m"], params.of(self.side)["lean"]
+        return lean * m * xp.astype(q - k, m.dtype) / 10 + lean / 4
+
+
+@dataclass(frozen=True)
+class Wide(PositionScheme):
+    """Features that no fused kernel reads: a table per key, or two numbers of it."""
+
+    table: bool = True
+
+    def key_features(
+        self, k: Array, pos: Array, *, scale: float, params: Any, xp: Namespace
+    ) -> Mapping[str, Array]:
+        return {"t": k} if self.table else {"a": k[..., 0], "b": k[..., 1]}
+
+    def bias(self, q: Array, k: Array, *, params: Any, xp: Namespace) -> Array:
+        key = params.key
+        return key["t"][0] if self.table else key["a"] + key["b"]
+
+
+@dataclass(frozen=True)
+class Selective(PositionScheme):
+    """Angles from hidden states, summed up to a token, as in Selective RoPE."""
+
+    cumulative: ClassVar[tuple[str, ...]] = ("angle",)
+    num_heads: int = HEADS
+    head_dim: int = HEAD_DIM
+
+    def param_specs(self) -> Mapping[str, ParamSpec]:
+        shape = (self.num_heads, self.head_dim // 2, HIDDEN_DIM)
+        return {"w": ParamSpec(shape, uniform(-0.5, 0.5))}
+
+    def hidden_features(
+        self, x: Array, *, role: Role, params: Any, xp: Namespace
+    ) -> Mapping[str, Array]:
+        if role == "query":
+            return {}
+        return {"angle": xp.matmul(x[:, None, :, :], xp.matrix_transpose(params["w"]))}
+
+    def transform(self, x: Array, pos: Array, *, role: Role, params: Any, xp: Namespace) -> Array:
+        angle = params.of(role)["angle"]
+        sin, cos = xp.sin(angle), xp.cos(angle)
+        wide = xp.astype(x, angle.dtype)
+        a, b = wide[..., : self.head_dim // 2], wide[..., self.head_dim // 2 :]
+        return xp.astype(xp.concat([a * cos - b * sin, b * cos + a * sin], axis=-1), x.dtype)
+
+
+@dataclass(frozen=True)
+class Axial(PositionScheme):
+    """Two axes: half of the channels turned by the first coordinate, half by the second."""
+
+    axes: ClassVar[int] = 2
+    head_dim: int = HEAD_DIM
+
+    def transform(self, x: Array, pos: Array, *, role: Role, params: Any, xp: Namespace) -> Array:
+        half, rope = self.head_dim // 2, posenc.RoPE(self.head_dim // 2)
+        parts = (
+            rope.transform(x[..., part], pos[..., axis], role=role, params=params, xp=xp)
+            for axis, part in enumerate((slice(half), slice(half, None)))
+        )
+        return xp.concat(list(parts), axis=-1)
+
+
+@dataclass(frozen=True)
+class Streets(PositionScheme):
+    """ALiBi on a plane: a slope times the sum of the distances along both axes."""
+
+    axes: ClassVar[int] = 2
+    relative: ClassVar[bool] = True
+    slopes: tuple[float, ...] = (0.5, 0.25, 0.125, 1.0)
+
+    def constants(self) -> Mapping[str, tuple[float, ...]]:
+        return {"slopes": self.slopes}
+
+    def bias(self, q: Array, k: Array, *, params: Any, xp: Namespace) -> Array:
+        m = params["slopes"]
+        distances = (
+            xp.astype(xp.abs(params.query["places"][axis] - params.key["places"][axis]), m.dtype)
+            for axis in (0, 1)
+        )
+        return -m * sum(distances)
+
+
+@dataclass(frozen=True)
+class CoPE(PositionScheme):
+    """Golovneva et al. 2024: positions counted by gates of the scores, over whole rows."""
+
+    head_dim: int = HEAD_DIM
+    most: int = 6
+
+    def param_specs(self) -> Mapping[str, ParamSpec]:
+        return {"e": ParamSpec((self.most, self.head_dim), uniform(-1, 1), per_head=False)}
+
+    def query_features(
+        self, q: Array, pos: Array, *, scale: float, params: Any, xp: Namespace
+    ) -> Mapping[str, Array]:
+        return {"e": xp.matmul(q, xp.matrix_transpose(params["e"]))}
+
+    def adjust_scores(
+        self,
+        scores: Array,
+        q: Array,
+        k: Array,
+        *,
+        visible: Array | None,
+        params: Any,
+        xp: Namespace,
+    ) -> Array:
+        gates = 1 / (1 + xp.exp(-scores))
+        # In the order of positions, whatever the order in memory.
+        after = xp.astype((k[..., None, :] >= k[..., :, None]) & (q == q)[..., None], gates.dtype)
+        gates = gates if visible is None else xp.where(visible, gates, 0.0)
+        counted = xp.clip(xp.sum(gates[..., None, :] * after, axis=-1), max=self.most - 1)
+        low = xp.floor(counted)
+        part, at = counted - low, xp.astype(low, xp.int32)
+        table = params.query["e"]
+        return scores + table[at] * (1 - part) + table[xp.clip(at + 1, max=self.most - 1)] * part
+
+
+@dataclass(frozen=True)
+class AsIfAt(PositionScheme):
+    """RoPE with one distance: keys as they are, and queries turned as if ``away`` tokens later."""
+
+    head_dim: int = HEAD_DIM
+    away: int = 4
+
+    def transform(self, x: Array, pos: Array, *, role: Role, params: Any, xp: Namespace) -> Array:
+        if role == "key":
+            return x
+        rope = posenc.RoPE(self.head_dim)
+        return rope.transform(x, 0 * pos + self.away, role=role, params=params, xp=xp)
+
+
+@dataclass(frozen=True)
+class ReRoPE(PositionScheme):
+    """RoPE in which all distances from ``window`` on count as ``window``."""
+
+    head_dim: int = HEAD_DIM
+    window: int = 4
+
+    def regions(self) -> tuple[tuple[PositionScheme, Window], ...]:
+        near, far = posenc.RoPE(self.head_dim), AsIfAt(self.head_dim, self.window)
+        return ((near, (self.window - 1, None)), (far, (None, -self.window)))
+
+
+@dataclass(frozen=True)
+class Level(PositionScheme):
+    """One learned number per head at every distance: what ALiBi has at ``distance``."""
+
+    num_heads: int = HEADS
+    distance: int = 5
+
+    def param_specs(self) -> Mapping[str, ParamSpec]:
+        return {"slopes": ParamSpec((self.num_heads,), init=uniform(0.1, 0.3))}
+
+    def bias(self, q: Array, k: Array, *, params: Any, xp: Namespace) -> Array:
+        return -params["slopes"] * self.distance
+
+
+@dataclass(frozen=True)
+class Levelled(Level):
+    """ALiBi for near keys, and one bias for all far ones, as ReRoPE does with rotations."""
+
+    def bias(self, q: Array, k: Array, *, params: Any, xp: Namespace) -> Array:
+        raise AssertionError("each region has its own")
+
+    def regions(self) -> tuple[tuple[PositionScheme, Window], ...]:
+        near = posenc.ALiBi(self.num_heads, learned=True)
+        far = Level(self.num_heads, self.distance)
+        return (near, (self.distance - 1, None)), (far, (None, -self.distance))
