@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from faults import FAULTS
 from frameworks import FRAMEWORKS, MISSING
 from hypothesis import given
 from hypothesis import strategies as st
-from mutations.faults import FAULTS
 from subjects import SUBJECTS, heads, normal
 
 import posenc
