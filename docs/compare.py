@@ -1,7 +1,7 @@
 """Regenerates docs/compare.md, and its table in the README: ``python docs/compare.py``.
 
-Runs ``posenc compare`` with its defaults once per installed backend, then T5 alone at the learning
-rate of the other weights, in new folders; wants an idle machine.
+It runs ``posenc compare`` with its defaults once per installed backend. Then it runs T5 alone at
+the learning rate of the other weights. Each study gets a new folder; the machine should be idle.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from pathlib import Path
 from typing import Any
 
 from posenc.study.origin import command
-from posenc.study.run import backends
 from posenc.study.study import Study
 from posenc.study.tables import table_markdown
 from posenc.study.terminal import describe
+from posenc.study.trainer import backends
 
 HERE = Path(__file__).parent
 HEAD = """# What `posenc compare` finds
 
-Made by `python docs/compare.py`: the command with its defaults, once per backend, in a new folder.
-A statement about this configuration: {layers} layers, width {dim}, {heads} heads, {steps} steps of
-{batch} x {train_len} bytes, and evaluation on {eval_windows} held-out stretches of {longest} bytes.
+`python docs/compare.py` makes this page: it runs the command with its defaults, once per backend,
+in a new folder. The numbers hold for this configuration: {layers} layers, width {dim}, {heads}
+heads, {steps} steps of {batch_size} x {train_len} bytes, and evaluation on {eval_windows} held-out
+stretches of {longest} bytes.
 """
 
-
-SLOW: dict[str, Any] = {"schemes": ("t5",), "position_rate": 1.0}
+SLOW: dict[str, Any] = {"schemes": ("t5",), "position_lr_scale": 1.0}
 
 
 def main() -> None:
@@ -78,7 +78,7 @@ def section(study: Study) -> str:
 
 
 def slow_t5(study: Study) -> str:
-    """T5 where its table learns no faster than other weights: how much that setting decides."""
+    """T5 with the same learning rate for its table as for other weights."""
     wall, records = run(study)
     summary = describe(study, study.corpus(), study.backend, wall)
     title = f"### T5 at the learning rate of the other weights, with {study.backend}"
@@ -87,7 +87,7 @@ def slow_t5(study: Study) -> str:
 
 
 def run(study: Study) -> tuple[float, list[dict[str, Any]]]:
-    """A study by its command: seconds, and records."""
+    """Run a study by its command; return its seconds and its records."""
     words = shlex.split(command(study))[1:]
     begin = time.perf_counter()
     subprocess.run([sys.executable, "-m", "posenc", *words], check=True)

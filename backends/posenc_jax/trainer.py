@@ -17,8 +17,14 @@ from posenc.backend import (
     attention_part,
     embedding,
 )
-from posenc.study.decoder import EPSILON, Decoder, decays
-from posenc.study.schedule import ADAM_EPSILON, BETAS, rate
+from posenc.study import (
+    ADAM_EPSILON,
+    BETAS,
+    NORM_EPSILON,
+    Decoder,
+    has_weight_decay,
+    learning_rate,
+)
 from posenc_jax.api import attention
 
 Schemes = tuple[PositionScheme, ...]
@@ -26,8 +32,8 @@ Windows = tuple[int | None, ...]
 _TOKENS = 2048  # of one evaluation batch
 
 
-class Learner:
-    """Trains and scores one decoder; see ``posenc.study.run.Learner``."""
+class Trainer:
+    """Trains and scores one decoder; see ``posenc.study.Trainer``."""
 
     def __init__(self, decoder: Decoder, device: str, scratch: Path | None = None) -> None:
         if scratch is not None:
@@ -42,7 +48,9 @@ class Learner:
 
     def train(self, batches: Any, first_step: int) -> Any:
         steps = range(first_step, first_step + len(batches))
-        rates = np.asarray([rate(self._decoder.recipe, step) for step in steps], np.float32)
+        rates = np.asarray(
+            [learning_rate(self._decoder.recipe, step) for step in steps], np.float32
+        )
         counts = np.arange(first_step + 1, first_step + 1 + len(batches), dtype=np.float32)
         inputs = jax.device_put((batches.astype(np.int32), rates, counts), self._device)
         state = (self._params, *self._moments)
@@ -64,9 +72,13 @@ class Learner:
 
 def _share_compiled(folder: Path) -> None:
     """Programs that another process of the study compiled are read instead of compiled again."""
-    jax.config.update("jax_compilation_cache_dir", str(folder))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    options = {
+        "jax_compilation_cache_dir": str(folder),
+        "jax_persistent_cache_min_compile_time_secs": 0.1,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }
+    for name, value in options.items():
+        jax.config.update(name, value)  # type: ignore[no-untyped-call]  # untyped in JAX
 
 
 class _Static:
@@ -101,10 +113,10 @@ def _train(static: _Static, state: Any, inputs: Any) -> Any:
         first = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, first, gradient)
         second = jax.tree.map(lambda v, g: b2 * v + (1 - b2) * g * g, second, gradient)
 
-        def moved(path: Any, p: Array, m: Array, v: Array) -> Array:
+        def moved(path: Any, p: Array, m: Array, v: Array) -> Any:
             own = path[0].key == "position"
-            decay = recipe.weight_decay if not own and decays(path[1].key) else 0.0
-            factor = recipe.position_rate if own else 1.0
+            decay = recipe.weight_decay if not own and has_weight_decay(path[1].key) else 0.0
+            factor = recipe.position_lr_scale if own else 1.0
             denominator = jnp.sqrt(v / (1 - b2**count)) + ADAM_EPSILON
             return p - step_rate * factor * (decay * p + m / (1 - b1**count) / denominator)
 
@@ -170,11 +182,12 @@ def _linear_forward(x: Array, weight: Array) -> tuple[Array, tuple[Array, Array]
 
 def _linear_backward(saved: tuple[Array, Array], d_out: Array) -> tuple[Array, Array]:
     x, weight = saved
-    d_out = lax.optimization_barrier(d_out)
+    barrier: Any = lax.optimization_barrier  # untyped in JAX
+    d_out = barrier(d_out)
     rows, d_rows = x.reshape(-1, x.shape[-1]), d_out.reshape(-1, d_out.shape[-1])
     if weight.shape[0] <= weight.shape[1]:
         return d_out @ weight.T, _summed(rows, d_rows)
-    return d_out @ weight.T, lax.optimization_barrier(_summed(d_rows, rows)).T
+    return d_out @ weight.T, barrier(_summed(d_rows, rows)).T
 
 
 def _summed(a: Array, b: Array) -> Array:
@@ -187,4 +200,4 @@ _linear.defvjp(_linear_forward, _linear_backward)
 
 def _norm(x: Array, gain: Array) -> Array:
     centred = x - jnp.mean(x, axis=-1, keepdims=True)
-    return centred * lax.rsqrt(jnp.mean(centred**2, axis=-1, keepdims=True) + EPSILON) * gain
+    return centred * lax.rsqrt(jnp.mean(centred**2, axis=-1, keepdims=True) + NORM_EPSILON) * gain

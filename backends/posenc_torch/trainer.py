@@ -15,16 +15,21 @@ from posenc.backend import (
     PositionScheme,
     attention_part,
 )
-from posenc.study.decoder import EPSILON, Decoder, decays
-from posenc.study.schedule import BETAS, rate
+from posenc.study import (
+    BETAS,
+    NORM_EPSILON,
+    Decoder,
+    has_weight_decay,
+    learning_rate,
+)
 from posenc_torch.api import attention
 from posenc_torch.position import Position
 
 _TOKENS = 32768  # of one evaluation batch
 
 
-class Learner:
-    """Trains and scores one decoder; see ``posenc.study.run.Learner``."""
+class Trainer:
+    """Trains and scores one decoder; see ``posenc.study.Trainer``."""
 
     def __init__(self, decoder: Decoder, device: str, scratch: Path | None = None) -> None:
         torch.set_num_threads(1)
@@ -45,10 +50,10 @@ class Learner:
         losses, trained = [], (self._decoder.schemes, self._decoder.windows())
         for step, tokens in enumerate(batches, first_step):
             for group in self._optimizer.param_groups:
-                group["lr"] = rate(self._recipe, step) * group["factor"]
+                group["lr"] = learning_rate(self._recipe, step) * group["factor"]
             loss = self._losses(self._tensor(tokens), *trained).mean()
             self._optimizer.zero_grad()
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]  # untyped in PyTorch
             nn.utils.clip_grad_norm_(self._parameters(), self._recipe.clip)
             self._optimizer.step()
             losses.append(loss.detach())
@@ -103,17 +108,17 @@ class Learner:
         return x + functional.gelu(hidden @ weight("up"), approximate="tanh") @ weight("down")
 
     def _norm(self, x: Tensor, name: str) -> Tensor:
-        return functional.layer_norm(x, x.shape[-1:], self._weights[name], eps=EPSILON)
+        return functional.layer_norm(x, x.shape[-1:], self._weights[name], eps=NORM_EPSILON)
 
     def _groups(self) -> list[dict[str, Any]]:
         recipe = self._recipe
-        decayed = [p for name, p in self._weights.items() if decays(name)]
-        kept = [p for name, p in self._weights.items() if not decays(name)]
+        decayed = [p for name, p in self._weights.items() if has_weight_decay(name)]
+        kept = [p for name, p in self._weights.items() if not has_weight_decay(name)]
         own = [p for position in self._position for p in position.parameters()]
         groups: list[dict[str, Any]] = [
             {"params": decayed, "weight_decay": recipe.weight_decay, "factor": 1.0},
             {"params": kept, "weight_decay": 0.0, "factor": 1.0},
-            {"params": own, "weight_decay": 0.0, "factor": recipe.position_rate},
+            {"params": own, "weight_decay": 0.0, "factor": recipe.position_lr_scale},
         ]
         return [group for group in groups if group["params"]]
 

@@ -1,5 +1,28 @@
 """The study behind ``posenc compare``: train short, test long, everything equal but the scheme.
 
-``Study`` (in ``study``) is the configuration, ``run_study`` (in ``runner``) carries it out, and
-``report``, ``tables`` and ``plots`` show its records.
+``Study`` is the configuration, ``run_study`` carries it out, and each ``Run`` is one scheme with
+one seed. A backend brings a ``Trainer``. It trains the ``Decoder`` that it is given with AdamW and
+the ``learning_rate`` of each step.
 """
+
+from posenc.study.decoder import NORM_EPSILON, Decoder, has_weight_decay
+from posenc.study.recipe import Recipe
+from posenc.study.run import Run
+from posenc.study.runner import run_study
+from posenc.study.schedule import ADAM_EPSILON, BETAS, learning_rate
+from posenc.study.study import Study
+from posenc.study.trainer import Trainer
+
+__all__ = [
+    "ADAM_EPSILON",
+    "BETAS",
+    "NORM_EPSILON",
+    "Decoder",
+    "Recipe",
+    "Run",
+    "Study",
+    "Trainer",
+    "has_weight_decay",
+    "learning_rate",
+    "run_study",
+]

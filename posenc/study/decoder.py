@@ -1,4 +1,4 @@
-"""The decoder that every scheme trains: its shape and its first weights, the same in any backend.
+"""The decoder that every scheme trains: its shape and initial weights, the same in any backend.
 
 Pre-norm, byte vocabulary, tied embedding, no biases:
 ``h = sqrt(d) * E[tokens] + embedding``; a layer adds ``attention(norm(h)) @ out`` and then
@@ -18,17 +18,17 @@ import numpy as np
 from posenc.layers import LayerPlan
 from posenc.params import init_params
 from posenc.protocol import PositionScheme
-from posenc.study.study import Recipe
+from posenc.study.recipe import Recipe
 
 VOCABULARY = 256
-EPSILON = 1e-5
+NORM_EPSILON = 1e-5
 
 Weights = dict[str, np.ndarray[Any, Any]]
 
 
 @dataclass(frozen=True)
 class Decoder:
-    """Shape, schemes and first values of one model.
+    """Shape, schemes and initial values of one model.
 
     Attributes
     ----------
@@ -40,7 +40,7 @@ class Decoder:
         By name: ``embed (256, d)``, and per layer ``qkv (d, 3d)``, ``out (d, d)``, ``up (d, 4d)``,
         ``down (4d, d)``, gains ``norm1``, ``norm2 (d,)``; ``norm (d,)`` at the end.
     position
-        Learned arrays of the schemes, one mapping a set.
+        Learned arrays of the schemes, one mapping per set of params.
     """
 
     recipe: Recipe
@@ -50,7 +50,7 @@ class Decoder:
 
     @classmethod
     def of(cls, recipe: Recipe, plan: LayerPlan, seed: int) -> Decoder:
-        """First values: shared weights from one generator, a scheme's own from others."""
+        """Initial values: one generator draws the shared weights, others each scheme's params."""
         position = tuple(
             init_params(plan.schemes[layer], [seed, 1, n])
             for n, layer in enumerate(plan.first_layers)
@@ -59,7 +59,7 @@ class Decoder:
 
     @property
     def schemes(self) -> tuple[PositionScheme, ...]:
-        """One a layer."""
+        """One per layer."""
         return self.plan.schemes
 
     @property
@@ -77,7 +77,7 @@ class Decoder:
         return self.plan.first_layers
 
     def windows(self, window: int | None = None) -> tuple[int | None, ...]:
-        """The layers' windows, none of them wider than ``window``."""
+        """Each layer's window, or ``window`` where that is narrower."""
         return self.plan.windows_within(window)
 
     def digest(self) -> str:
@@ -88,18 +88,18 @@ class Decoder:
         return digest.hexdigest()
 
     def sizes(self) -> dict[str, int]:
-        """Number of parameters, in all and of the position schemes."""
+        """Number of parameters: in total, and of the position schemes."""
         own = sum(a.size for arrays in self.position for a in arrays.values())
         return {"total": own + sum(a.size for a in self.weights.values()), "position": own}
 
 
-def decays(name: str) -> bool:
+def has_weight_decay(name: str) -> bool:
     """Whether weight decay applies: to matrices, not to gains."""
     return "norm" not in name
 
 
 def _weights(recipe: Recipe, seed: int) -> Weights:
-    """Normal with standard deviation ``fan_in ** -0.5``; residual projections by depth, too."""
+    """Normal with std ``fan_in ** -0.5``, times ``(2 layers) ** -0.5`` for residual projections."""
     rng = np.random.default_rng([seed, 0])
     d, residual = recipe.dim, (2 * recipe.layers) ** -0.5
 

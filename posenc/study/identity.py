@@ -1,4 +1,4 @@
-"""What a result depends on beside its recipe: schemes as they are built, sources, versions."""
+"""What a result depends on besides its recipe: the built schemes, source files, versions."""
 
 from __future__ import annotations
 
@@ -18,18 +18,14 @@ import numpy as np
 
 from posenc.layers import LayerPlan
 from posenc.protocol import PositionScheme
-from posenc.study.source import OWN, source
+from posenc.study.source import OWN, source_digest
 
 TRAINERS = "posenc.trainers"  # the entry-point group
 _DISTRIBUTIONS = {"jax": ("jax", "jaxlib")}  # of a framework that is not one of its own name
-# What shows results, and what a study never calls. All other files of the packages count.
-_SHOWING = (
+# Files that show results, or that a study never calls. All other files of the packages count.
+_NO_EFFECT = (
     "posenc/__main__.py",
-    "posenc/cli/list.py",
-    "posenc/cli/main.py",
-    "posenc/cli/show.py",
-    "posenc/cli/picture.py",
-    "posenc/study/stopping.py",
+    "posenc/cli/",
     "posenc/study/columns.py",
     "posenc/study/comparisons.py",
     "posenc/study/origin.py",
@@ -38,6 +34,7 @@ _SHOWING = (
     "posenc/study/plots.py",
     "posenc/study/report.py",
     "posenc/study/statistics.py",
+    "posenc/study/stopping.py",
     "posenc/study/tables.py",
     "posenc/study/terminal.py",
     "posenc/testing/",
@@ -46,23 +43,23 @@ _SHOWING = (
 )
 
 
-# What is asked about a backend is asked once: what a process has loaded stays what it was.
-def ingredients(plan: LayerPlan, backend: str) -> dict[str, Any]:
-    """Fields of a ``Cell`` by which an edited scheme, maker, posenc or framework is noticed."""
+# Cached per process: a process keeps the modules that it has loaded, even if files change.
+def fingerprint(plan: LayerPlan, backend: str) -> dict[str, Any]:
+    """Fields of a ``Run`` that change if a scheme, its maker, posenc or the framework is edited."""
     return {
-        "built": tuple(described(scheme) for scheme in plan.schemes),
+        "descriptions": tuple(description(scheme) for scheme in plan.schemes),
         "windows": plan.windows,
-        "source": source(plan.schemes, (_trainer(backend),)),
-        "own": own_sources(backend),
+        "source_digest": source_digest(plan.schemes, (_trainer(backend),)),
+        "posenc_digest": posenc_digest(backend),
         "versions": versions(backend),
     }
 
 
-def described(scheme: PositionScheme) -> str:
-    """A scheme as text, the same in every process: its class and all its fields, arrays whole."""
+def description(scheme: PositionScheme) -> str:
+    """A scheme as text, the same in every process: its class and all fields, with whole arrays."""
     kind = type(scheme)
     state = _fields(scheme) if is_dataclass(scheme) else vars(scheme)
-    return json.dumps([_named(kind), _described(state)], sort_keys=True)
+    return json.dumps([_dotted_name(kind), _describe(state)], sort_keys=True)
 
 
 @functools.cache
@@ -73,8 +70,8 @@ def versions(backend: str) -> tuple[str, ...]:
 
 
 @functools.cache
-def own_sources(backend: str) -> str:
-    """A digest of posenc's files, and of the backend's if it is ours, but for those that show."""
+def posenc_digest(backend: str) -> str:
+    """A digest of posenc's files that affect results, and of the backend's if it is ours."""
     digest = hashlib.sha256()
     for package in sorted({"posenc", _trainer(backend).partition(".")[0]} & OWN):
         for name, file in sorted(_files(package)):
@@ -87,13 +84,13 @@ def _files(package: str) -> Iterator[tuple[str, Path]]:
     for place in (spec.submodule_search_locations if spec else None) or ():
         for file in Path(place).rglob("*.py"):
             name = f"{package}/{file.relative_to(place).as_posix()}"
-            if not name.startswith(_SHOWING):
+            if not name.startswith(_NO_EFFECT):
                 yield name, file
 
 
 @functools.cache
 def _trainer(backend: str) -> str:
-    """The module that a backend's learner lies in, not imported."""
+    """The module of a backend's trainer; it is not imported."""
     return next((entry.module for entry in entry_points(group=TRAINERS, name=backend)), backend)
 
 
@@ -104,37 +101,37 @@ def _version(package: str) -> str:
         return "unknown"
 
 
-def _described(value: Any) -> Any:
+def _describe(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
-        return [_named(type(value)), _described(_fields(value))]
+        return [_dotted_name(type(value)), _describe(_fields(value))]
     if isinstance(value, Mapping):
-        return {_text(key): _described(each) for key, each in value.items()}
+        return {_text(key): _describe(each) for key, each in value.items()}
     if isinstance(value, (tuple, list)):
-        return [_described(each) for each in value]
+        return [_describe(each) for each in value]
     if isinstance(value, (set, frozenset)):
-        return sorted(json.dumps(_described(each), sort_keys=True) for each in value)
+        return sorted(json.dumps(_describe(each), sort_keys=True) for each in value)
     if hasattr(value, "__array__"):
         array = np.asarray(value)
         return [str(array.dtype), list(array.shape), hashlib.sha256(array.tobytes()).hexdigest()]
     if isinstance(value, CodeType):
-        return [value.co_code.hex(), _described(value.co_consts), list(value.co_names)]
+        return [value.co_code.hex(), _describe(value.co_consts), list(value.co_names)]
     return _function(value) if hasattr(value, "__code__") else _text(value)
 
 
 def _fields(value: Any) -> dict[str, Any]:
-    """What it was made with; other fields follow from these."""
+    """The fields that its constructor takes; other fields follow from these."""
     return {field.name: getattr(value, field.name) for field in fields(value) if field.init}
 
 
-def _named(kind: Any) -> str:
+def _dotted_name(kind: Any) -> str:
     return f"{kind.__module__}.{getattr(kind, '__qualname__', type(kind).__qualname__)}"
 
 
 def _function(function: Any) -> list[Any]:
-    """A function as a field: what it does, and what it was closed over."""
-    held = [cell.cell_contents for cell in function.__closure__ or () if cell != CellType()]
-    parts = [function.__defaults__, [_named(x) if callable(x) else x for x in held]]
-    return [_named(function), _described(function.__code__), *map(_described, parts)]
+    """A function as a field: its code, defaults and closure."""
+    closure = [cell.cell_contents for cell in function.__closure__ or () if cell != CellType()]
+    parts = [function.__defaults__, [_dotted_name(x) if callable(x) else x for x in closure]]
+    return [_dotted_name(function), _describe(function.__code__), *map(_describe, parts)]
 
 
 def _text(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""A study's files: put in place together, and those of another study kept beside them."""
+"""A study's files: moved into place together; files of another study are kept in ``earlier/``."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from posenc.study.results import Record, partial, sweep
-from posenc.study.stopping import undisturbed
+from posenc.study.results import Record, partial_path, sweep
+from posenc.study.stopping import delay_signals
 
-STUDY = "study.json"  # what the files beside it are of
-_UNTOLD = ("results.csv", "results.jsonl", "table.md", "loss.png", "report.html")
+STUDY = "study.json"  # names the study that made the other files
+_WITHOUT_STUDY = ("results.csv", "results.jsonl", "table.md", "loss.png", "report.html")
 
 
 def study_digest(runs: Iterable[str]) -> str:
-    """Names a study by the digests of its runs, in any order."""
+    """A digest of a study: of the digests of its runs, in any order."""
     return hashlib.sha256("\n".join(sorted(runs)).encode()).hexdigest()
 
 
 def holds_results(out: Path) -> bool:
-    """Whether the files of a study with a run that ended well are there."""
-    return bool(_told(out).get("runs"))
+    """Whether the folder holds files of a study in which a run succeeded."""
+    return bool(_read_study(out).get("runs"))
 
 
 def publish(
@@ -35,16 +35,16 @@ def publish(
     runs: Iterable[str],
     render: Callable[[Path], None],
 ) -> tuple[list[str], Path | None]:
-    """Put what ``render(folder)`` writes into ``out``, all of it or, if anything fails, nothing.
+    """Move the files that ``render(folder)`` writes into ``out``: all, or none if anything fails.
 
-    Files of another study, or of more runs that ended well, go to ``earlier/`` first.
+    Files of another study, or of more successful runs, go to ``earlier/`` first.
 
     Returns
     -------
     names, earlier
-        The files, and where those from before are now; None if there were none to keep.
+        Names of the new files, and the folder of the earlier ones or None.
     """
-    told = {
+    about = {
         "study": study_digest(runs),
         "runs": sum(record["status"] == "ok" for record in records),
         **summary,
@@ -53,12 +53,12 @@ def publish(
     with _staging(out / "results") as folder:
         render(folder)
         names = sorted(path.name for path in folder.iterdir())
-        text = json.dumps({**told, "files": names}, indent=1, sort_keys=True)
+        text = json.dumps({**about, "files": names}, indent=1, sort_keys=True)
         (folder / STUDY).write_text(text + "\n", encoding="utf-8")
-        before = _told(out)
-        superseded = before.get("study") == told["study"] and before["runs"] <= told["runs"]
+        before = _read_study(out)
+        superseded = before.get("study") == about["study"] and before["runs"] <= about["runs"]
         earlier = None if superseded or not before.get("runs") else _keep(out, before)
-        with undisturbed():
+        with delay_signals():
             for name in set(before.get("files", ())) - {*names}:
                 (out / name).unlink(missing_ok=True)
             for name in (*names, STUDY):
@@ -66,16 +66,16 @@ def publish(
     return names, earlier
 
 
-def _told(out: Path) -> dict[str, Any]:
-    """What ``study.json`` says of the files; made up for those of a release that wrote none."""
+def _read_study(out: Path) -> dict[str, Any]:
+    """The study, runs and files that ``study.json`` names; guessed where there is no such file."""
     try:
-        told = json.loads((out / STUDY).read_text(encoding="utf-8"))
+        about = json.loads((out / STUDY).read_text(encoding="utf-8"))
         # Only names in the folder itself: the file may have come from anywhere.
-        files = [n for n in told["files"] if Path(n).name == n and (out / n).is_file()]
-        return {"study": _digest(told["study"]), "runs": int(told["runs"]), "files": files}
+        files = [n for n in about["files"] if Path(n).name == n and (out / n).is_file()]
+        return {"study": _digest(about["study"]), "runs": int(about["runs"]), "files": files}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         pass
-    files = [name for name in _UNTOLD if (out / name).is_file()]
+    files = [name for name in _WITHOUT_STUDY if (out / name).is_file()]
     if "table.md" not in files:  # every run failed
         return {"files": files}
     digest = hashlib.sha256((out / "table.md").read_bytes()).hexdigest()
@@ -87,22 +87,23 @@ def _digest(text: str) -> str:
 
 
 def _keep(out: Path, before: dict[str, Any]) -> Path:
-    """A copy of the files under ``earlier/``, whole or not at all; an older one gives way."""
-    place = out / "earlier" / str(before["study"])[:12]
-    place.parent.mkdir(exist_ok=True)
-    sweep(place.parent)
-    with _staging(place) as folder:
+    """Copy the files under ``earlier/``, all or none, in place of an older copy of that study."""
+    target = out / "earlier" / str(before["study"])[:12]
+    target.parent.mkdir(exist_ok=True)
+    sweep(target.parent)
+    with _staging(target) as folder:
         for name in (*before["files"], STUDY):
             if (out / name).is_file():
                 shutil.copy2(out / name, folder / name)
-        shutil.rmtree(place, ignore_errors=True)
-        folder.rename(place)
-    return place
+        shutil.rmtree(target, ignore_errors=True)
+        folder.rename(target)
+    return target
 
 
 @contextmanager
-def _staging(beside: Path) -> Iterator[Path]:
-    folder = partial(beside)
+def _staging(target: Path) -> Iterator[Path]:
+    """A temporary folder next to ``target``, removed at the end."""
+    folder = partial_path(target)
     folder.mkdir(parents=True)
     try:
         yield folder

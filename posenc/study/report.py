@@ -44,11 +44,11 @@ _CAVEATS = (
     "Non-overlapping windows favour longer windows: fewer of their targets stand near a beginning, "
     "with little to their left (the early-token curse). A loss that falls with length there does "
     "not show that more context is used; the same-targets protocol asks that question.",
-    "Learned position parameters have a learning rate of their own here, position_rate times that "
-    "of the other weights. In a short run a bias that starts near zero barely moves at their rate, "
-    "and how it extrapolates depends on that: train with the same setting to see the same result. "
-    "posenc_torch.param_groups makes such groups for an optimizer in PyTorch, "
-    "posenc_jax.param_labels labels for optax.multi_transform.",
+    "Learned position params have their own learning rate here: position_lr_scale times that of "
+    "the other weights. In a short run a bias that starts near zero barely moves without it, and "
+    "extrapolation depends on how far it moves. Train with the same setting to see the same "
+    "result: posenc_torch.param_groups makes such groups for an optimizer in PyTorch, "
+    "posenc_jax.param_labels makes the labels for optax.multi_transform.",
     "Rows of a learned table beyond the training length are untrained: what such a scheme scores "
     "there tells of the first values of those rows, not of the idea.",
     "A window row is the same trained model with attention restricted, at test time, to the last "

@@ -1,4 +1,4 @@
-"""Records on disk: one JSON file a run, written whole or not at all; then JSON Lines and CSV."""
+"""Records on disk: one JSON file per run, written whole or not at all; then JSON Lines and CSV."""
 
 from __future__ import annotations
 
@@ -42,34 +42,34 @@ COLUMNS = (
 )
 
 
-# Held while a record is written: a worker that has to leave waits for it.
+# Held while a record is written, so that a worker finishes it before it leaves.
 WRITING = threading.Lock()
 _HOST = f"{zlib.crc32(platform.node().encode()):08x}"
 _PARTIAL = re.compile(r"\.([0-9a-f]{8})-(\d+)-[0-9a-f]{8}\.partial$")
 _DAY = 86400.0
 
 
-def partial(path: Path) -> Path:
-    """A name beside ``path`` that no other process or thread takes."""
+def partial_path(path: Path) -> Path:
+    """A temporary name next to ``path`` that no other process or thread uses."""
     return path.with_name(f".{path.name}.{_HOST}-{os.getpid()}-{secrets.token_hex(4)}.partial")
 
 
 def sweep(folder: Path) -> None:
-    """Remove what processes that are gone have left half written."""
+    """Remove files that dead processes left half written."""
     for path in (*folder.glob("*.partial"), *folder.glob("*.progress")):
         with suppress(OSError):
-            if _is_left(path):
+            if _is_leftover(path):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-def _is_left(path: Path) -> bool:
-    found = _PARTIAL.search(path.name)
-    if found is not None and found[1] == _HOST and os.name == "posix":
-        return not _lives(int(found[2]))
+def _is_leftover(path: Path) -> bool:
+    match = _PARTIAL.search(path.name)
+    if match is not None and match[1] == _HOST and os.name == "posix":
+        return not _is_alive(int(match[2]))
     return time.time() - path.stat().st_mtime > _DAY  # of another machine
 
 
-def _lives(process: int) -> bool:
+def _is_alive(process: int) -> bool:
     try:
         os.kill(process, 0)
     except ProcessLookupError:
@@ -80,33 +80,33 @@ def _lives(process: int) -> bool:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file that is never seen half written, even if the process dies.
+    """Write a file so that nobody sees it half written, even if the process dies.
 
-    Names of files that are no UTF-8 are written with backslashes.
+    Bytes of file names that are not valid UTF-8 become backslash escapes.
     """
-    beside = partial(path)
-    beside.write_text(text, encoding="utf-8", errors="backslashreplace", newline="")
-    beside.replace(path)
+    temporary = partial_path(path)
+    temporary.write_text(text, encoding="utf-8", errors="backslashreplace", newline="")
+    temporary.replace(path)
 
 
 def save(path: Path, record: Record) -> None:
-    """One record as JSON, under a seal."""
+    """Write one record as JSON, sealed by a digest of its content."""
     text = json.dumps({**record, "seal": _seal(record)}, indent=1)
     with WRITING:
         write_whole(path, text + "\n")
 
 
-def load(path: Path, cell: str) -> Record | None:
-    """The record of the cell with digest ``cell``, as it was saved; None if it is not there.
+def load(path: Path, digest: str) -> Record | None:
+    """The record of the run with this digest, as it was saved, or None.
 
-    So a record that was damaged or edited, or is of another run, is made anew.
+    None also for a record that was damaged or edited, or belongs to another run.
     """
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
         seal = record.pop("seal")
     except (OSError, ValueError, RecursionError, AttributeError, KeyError, TypeError):
         return None
-    return record if seal == _seal(record) and record.get("cell") == cell else None
+    return record if seal == _seal(record) and record.get("run") == digest else None
 
 
 def _seal(record: Record) -> str:
@@ -114,7 +114,7 @@ def _seal(record: Record) -> str:
 
 
 def seconds(records: Iterable[Record]) -> Record:
-    """What the runs of a study took, of whatever day: together on the wall, and one by one."""
+    """Seconds of a study's finished runs, on any day: wall time, sum, and longest run."""
     ok = [record for record in records if record["status"] == "ok"]
     wall, until = 0.0, -math.inf
     for begin, end in sorted((r["began"], r["began"] + r["seconds"]) for r in ok):
@@ -125,7 +125,7 @@ def seconds(records: Iterable[Record]) -> Record:
 
 
 def write_tables(folder: Path, records: Sequence[Record]) -> None:
-    """``results.jsonl``, one record a line, and ``results.csv``, one row a length."""
+    """Write ``results.jsonl``, one record per line, and ``results.csv``, one row per length."""
     lines = [json.dumps(record, sort_keys=True) + "\n" for record in records]
     write_whole(folder / "results.jsonl", "".join(lines))
     text = io.StringIO(newline="")
@@ -136,19 +136,19 @@ def write_tables(folder: Path, records: Sequence[Record]) -> None:
 
 
 def rows(records: Iterable[Record]) -> Iterable[Record]:
-    """Tidy rows: a run that failed has one, without losses."""
+    """Tidy rows, one per run and length; a failed run has one row without losses."""
     for record in records:
-        same = {name: record.get(name) for name in COLUMNS}
+        common = {name: record.get(name) for name in COLUMNS}
         if record["status"] != "ok":
-            yield same
+            yield common
             continue
-        same["parameters"] = record["params"]["total"]
-        same["position_parameters"] = record["params"]["position"]
-        for length in sorted(record["loss"], key=int):  # JSON sorts them as words
+        common["parameters"] = record["params"]["total"]
+        common["position_parameters"] = record["params"]["position"]
+        for length in sorted(record["loss"], key=int):  # JSON sorts them as strings
             by_length = {
                 "eval_len": int(length),
                 "loss": record["loss"][length],
                 "loss_same_targets": record["loss_same_targets"][length],
                 "loss_windowed": (record["loss_windowed"] or {}).get(length),
             }
-            yield same | by_length
+            yield common | by_length

@@ -1,131 +1,103 @@
-"""One run of a study: train on short windows, score long ones, give back a record."""
+"""One run of a study: train one scheme with one seed, score it, return a record."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
+import re
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
-from importlib.metadata import entry_points
-from importlib.util import find_spec
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from posenc.checks import nearest
+import posenc
 from posenc.layers import LayerPlan
 from posenc.schemes import NoPE
 from posenc.study import windows
 from posenc.study.corpus import Corpus
 from posenc.study.decoder import Decoder
-from posenc.study.identity import TRAINERS, ingredients, own_sources, versions
+from posenc.study.identity import fingerprint, posenc_digest, versions
+from posenc.study.recipe import Recipe
+from posenc.study.results import Record
 from posenc.study.specs import layers
-from posenc.study.study import Cell
+from posenc.study.trainer import Trainer, load_trainer
 from posenc.study.windows import Tokens
 
-Record = dict[str, Any]
 Report = Callable[[int, float], None]
 _CHUNK = 50  # steps between two reports
+_READABLE = 60  # characters of a label in the name of a file
 _MEANING = {
-    "built": "the scheme's fields",
+    "descriptions": "the scheme's fields",
     "windows": "the layers' windows",
-    "source": "the scheme's files",
-    "own": "posenc's files",
+    "source_digest": "the scheme's files",
+    "posenc_digest": "posenc's files",
     "versions": "packages",
 }
 
 
-class Learner(Protocol):
-    """What a backend brings: the decoder in its framework, a training step, per-token losses.
+@dataclass(frozen=True, kw_only=True)
+class Run(Recipe):
+    """One scheme and one seed of a study: JSON-able, and named by the digest of all its fields."""
 
-    A module registers its class in the entry-point group ``posenc.trainers`` under the name of the
-    framework it needs.
-    """
+    scheme: str
+    seed: int
+    text: tuple[str, ...]
+    corpus: str
+    windowed: bool
+    backend: str
+    device: str
+    descriptions: tuple[str, ...]  # the layers' schemes, with all their fields
+    windows: tuple[int | None, ...]  # of the layers
+    source_digest: str  # of the files of other packages' schemes, and of what these import
+    posenc_digest: str  # of posenc's own files
+    versions: tuple[str, ...]
+    version: str = posenc.__version__
 
-    def __init__(self, decoder: Decoder, device: str, scratch: Path | None = None) -> None:
-        """``scratch`` is a folder that the processes of a study share, for compiled programs."""
-        ...
+    def digest(self) -> str:
+        """Names this run: two runs with one digest have the same results."""
+        canonical = json.dumps({**asdict(self), "text": None}, sort_keys=True)
+        return hashlib.sha256(canonical.encode()).hexdigest()
 
-    def train(self, batches: Tokens, first_step: int) -> np.ndarray[Any, Any]:
-        """Steps on ``batches (n, batch, T + 1)``; mean losses ``(n,)`` in nats.
-
-        Each layer attends inside its own window, one of ``decoder.windows()``.
-        """
-        ...
-
-    def token_losses(self, tokens: Tokens, window: int | None) -> np.ndarray[Any, Any]:
-        """Losses ``(N, L)`` in nats of the next bytes of ``tokens (N, L + 1)``.
-
-        No layer sees further than ``window``, nor than its own: ``decoder.windows(window)``.
-        """
-        ...
-
-    def versions(self) -> dict[str, str]:
-        """The framework's version and the device's name."""
-        ...
-
-
-def backends() -> dict[str, bool]:
-    """Names of the backends there are, and whether the framework of each is installed."""
-    names = sorted({entry.name for entry in entry_points(group=TRAINERS)})
-    return {name: find_spec(name) is not None for name in names}
+    def file_name(self) -> str:
+        """Unique to this configuration, readable, and short enough for every file system."""
+        readable = re.sub(r"[^a-z0-9]+", "-", self.scheme.lower())[:_READABLE]
+        return f"{readable}-{self.seed}-{self.digest()[:16]}.json"
 
 
-def choose_backend(name: str) -> str:
-    """``name``, or for ``"auto"`` the first that is installed; raises with what to install."""
-    known = backends()
-    if name == "auto":
-        able = [n for n, installed in known.items() if installed]
-        if not able:
-            raise RuntimeError(
-                f"no backend is installed; pip install one of: {', '.join(known) or 'none known'}"
-            )
-        return able[0]
-    if name not in known:
-        raise ValueError(f"unknown backend {name!r}{nearest(name, ['auto', *known])}")
-    if not known[name]:
-        raise RuntimeError(f"backend {name!r} is not installed: pip install 'posenc[{name}]'")
-    return name
-
-
-def learner(cell: Cell, decoder: Decoder, scratch: Path | None = None) -> Learner:
-    """The backend's model, ready to train."""
-    entry = next(iter(entry_points(group=TRAINERS, name=cell.backend)))
-    made: Learner = entry.load()(decoder, cell.device, scratch)
-    return made
-
-
-def run(
-    cell: Cell,
+def train_and_score(
+    run: Run,
     corpus: Corpus,
     report: Report = lambda step, loss: None,
     scratch: Path | None = None,
 ) -> Record:
-    """Train and evaluate; ``report(step, bits per byte)`` hears of it on the way."""
-    if corpus.sha256 != cell.corpus:
-        raise ValueError(f"the text changed: sha256 {corpus.sha256[:12]}, not {cell.corpus[:12]}")
+    """Carry out a run; ``report(step, bits per byte)`` is called after every 50 steps."""
+    if corpus.sha256 != run.corpus:
+        raise ValueError(f"the text changed: sha256 {corpus.sha256[:12]}, not {run.corpus[:12]}")
     began, clock = time.time(), time.perf_counter()
-    plan = layers(cell.scheme, cell)
-    check_same(cell, plan)
-    decoder = Decoder.of(cell, plan, cell.seed)
-    model = learner(cell, decoder, scratch)
-    curve, seconds, rate = _trained(cell, corpus, model, report)
+    plan = layers(run.scheme, run)
+    _check_planned(run, **fingerprint(plan, run.backend))
+    decoder = Decoder.of(run, plan, run.seed)
+    model = make_trainer(run, decoder, scratch)
+    curve, seconds, speed = _train(run, corpus, model, report)
     begin = time.perf_counter()
-    scores = _scores(cell, corpus, model)
+    scores = _score(run, corpus, model)
     return {
-        "cell": cell.digest(),
-        "scheme": cell.scheme,
-        "seed": cell.seed,
-        "backend": cell.backend,
+        "run": run.digest(),
+        "scheme": run.scheme,
+        "seed": run.seed,
+        "backend": run.backend,
         "status": "ok",
         "error": None,
-        "train_len": cell.train_len,
-        "steps": cell.steps,
+        "train_len": run.train_len,
+        "steps": run.steps,
         **scores,
         "curve": curve,
         "params": decoder.sizes(),
-        "tokens_per_second": rate,
+        "tokens_per_second": speed,
         "train_seconds": seconds,
         "eval_seconds": time.perf_counter() - begin,
         "began": began,
@@ -137,52 +109,61 @@ def run(
     }
 
 
-def try_out(cell: Cell, scratch: Path | None = None) -> None:
-    """Raise what would end every run like this one: the backend, its device, or its version."""
-    none = LayerPlan.of(NoPE(), cell.layers)
-    _check_planned(cell, own=own_sources(cell.backend), versions=versions(cell.backend))
+def check_can_train(run: Run, scratch: Path | None = None) -> None:
+    """``RuntimeError`` if no run like this one can begin: its backend, device or versions fail.
+
+    The run's own scheme is not tried; it may fail alone.
+    """
+    _check_planned(run, posenc_digest=posenc_digest(run.backend), versions=versions(run.backend))
+    plain = LayerPlan.of(NoPE(), run.layers)
     try:
-        learner(replace(cell, scheme="nope"), Decoder.of(cell, none, cell.seed), scratch)
+        make_trainer(replace(run, scheme="nope"), Decoder.of(run, plain, run.seed), scratch)
     except Exception as error:
         cause = f"{type(error).__name__}: {error}"
-        where = f"backend {cell.backend!r} cannot train on device {cell.device!r}"
+        where = f"backend {run.backend!r} cannot train on device {run.device!r}"
         raise RuntimeError(f"{where}: {cause}") from error
 
 
-def check_same(cell: Cell, plan: LayerPlan) -> None:
-    """``RuntimeError`` if this process has not what the study was planned with."""
-    _check_planned(cell, **ingredients(plan, cell.backend))
+def make_trainer(run: Run, decoder: Decoder, scratch: Path | None = None) -> Trainer:
+    """The decoder in the backend's framework, ready to train."""
+    return load_trainer(run.backend)(decoder, run.device, scratch)
 
 
-def _check_planned(cell: Cell, **here: Any) -> None:
-    for name, found in here.items():
-        planned = getattr(cell, name)
-        if planned != found:
+def _check_planned(run: Run, **present: Any) -> None:
+    """``RuntimeError`` where this process differs from the one that planned the study."""
+    for name, value in present.items():
+        planned = getattr(run, name)
+        if planned != value:
             raise RuntimeError(
                 f"{_MEANING[name]} changed since the study was planned: from {_short(planned)} to "
-                f"{_short(found)}; start the study anew, and workers that were running before"
+                f"{_short(value)}; start the study anew, and workers that were running before"
             )
 
 
-def _short(found: str | tuple[object, ...]) -> str:
+def _short(value: str | tuple[object, ...]) -> str:
     """Twelve characters of a digest, or windows, or names and versions."""
-    return found[:12] if isinstance(found, str) else ", ".join(map(str, found))
+    return value[:12] if isinstance(value, str) else ", ".join(map(str, value))
 
 
-def _batches(cell: Cell, corpus: Corpus) -> Iterator[tuple[int, Tokens]]:
+def _batches(run: Run, corpus: Corpus) -> Iterator[tuple[int, Tokens]]:
+    """First step and tokens ``(n, batch_size, T + 1)`` of each chunk of steps."""
     starts = windows.training_starts(
-        corpus.train, seed=cell.seed, steps=cell.steps, batch=cell.batch, length=cell.train_len
+        corpus.train,
+        seed=run.seed,
+        steps=run.steps,
+        batch_size=run.batch_size,
+        length=run.train_len,
     )
-    for first in range(0, cell.steps, _CHUNK):
-        yield first, windows.cut(corpus.train, starts[first : first + _CHUNK], cell.train_len)
+    for first in range(0, run.steps, _CHUNK):
+        yield first, windows.cut(corpus.train, starts[first : first + _CHUNK], run.train_len)
 
 
-def _trained(
-    cell: Cell, corpus: Corpus, model: Learner, report: Report
+def _train(
+    run: Run, corpus: Corpus, model: Trainer, report: Report
 ) -> tuple[list[tuple[int, float]], float, float]:
     """The curve, its seconds, and tokens per second after the first chunk, which compiles."""
     curve, times = [], [time.perf_counter()]
-    for first, tokens in _batches(cell, corpus):
+    for first, tokens in _batches(run, corpus):
         losses = np.asarray(model.train(tokens, first)) / math.log(2)
         if not np.isfinite(losses).all():
             wrong = first + int(np.argmin(np.isfinite(losses)))
@@ -191,39 +172,42 @@ def _trained(
         times.append(time.perf_counter())
         report(*curve[-1])
     warm = min(1, len(times) - 2)  # a study of a single chunk counts it all
-    tokens_seen = (cell.steps - warm * _CHUNK) * cell.batch * cell.train_len
+    tokens_seen = (run.steps - warm * _CHUNK) * run.batch_size * run.train_len
     return curve, times[-1] - times[0], tokens_seen / (times[-1] - times[warm])
 
 
-def _scores(cell: Cell, corpus: Corpus, model: Learner) -> Record:
+def _score(run: Run, corpus: Corpus, model: Trainer) -> Record:
     """Bits per byte at every length, under both protocols, and by position."""
-    stretches = windows.held_out(corpus.validation, windows=cell.eval_windows, longest=cell.longest)
-    apart, same, windowed = {}, {}, {}
+    stretches = windows.held_out_stretches(
+        corpus.validation, count=run.eval_windows, longest=run.longest
+    )
+    cut_anew, same, windowed = {}, {}, {}
     by_position = np.zeros(0)
-    last = max(1, min(cell.eval_lens) // 2)
-    for length in cell.eval_lens:
+    last = max(1, min(run.eval_lens) // 2)
+    for length in run.eval_lens:
         pieces = windows.non_overlapping(stretches, length)
         losses = ends = _bits(model, pieces, None)
-        apart[str(length)] = float(losses.mean())
+        cut_anew[str(length)] = float(losses.mean())
         by_position = losses.mean(axis=0)
-        if length < cell.longest:  # at the longest, both protocols score the same windows
+        if length < run.longest:  # at the longest, both protocols score the same windows
             ends = _bits(model, windows.same_targets(stretches, length), None)
         same[str(length)] = float(ends[:, -last:].mean())
-        if cell.windowed:
-            windowed[str(length)] = float(_bits(model, pieces, cell.train_len).mean())
-    bucket = max(1, cell.train_len // 4)
+        if run.windowed:
+            windowed[str(length)] = float(_bits(model, pieces, run.train_len).mean())
+    bucket = max(1, run.train_len // 4)
     whole = len(by_position) // bucket * bucket
     return {
-        "loss": apart,
+        "loss": cut_anew,
         "loss_same_targets": same,
         "loss_windowed": windowed or None,
         "loss_by_position": {
-            "length": cell.longest,
+            "length": run.longest,
             "bucket": bucket,
             "loss": by_position[:whole].reshape(-1, bucket).mean(axis=1).tolist(),
         },
     }
 
 
-def _bits(model: Learner, tokens: Tokens, window: int | None) -> np.ndarray[Any, Any]:
+def _bits(model: Trainer, tokens: Tokens, window: int | None) -> np.ndarray[Any, Any]:
+    """Losses in bits per byte."""
     return np.asarray(model.token_losses(tokens, window), dtype=np.float64) / math.log(2)

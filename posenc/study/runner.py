@@ -1,4 +1,4 @@
-"""A study carried out: cells in processes, what is finished kept, what is missing computed."""
+"""Carries out a study: runs in processes, finished runs kept, missing runs computed."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from posenc.study import run as runs
 from posenc.study.corpus import Corpus
-from posenc.study.results import Record, load, partial, save, sweep, write_whole
-from posenc.study.study import Cell, Study, read
-from posenc.study.workers import compiled_programs, processes
+from posenc.study.results import Record, load, partial_path, save, sweep, write_whole
+from posenc.study.run import Run
+from posenc.study.study import Study, read_corpus
+from posenc.study.trainer import choose_backend
+from posenc.study.workers import compile_cache, worker_pool
 
-Listener = Callable[[Cell, int, float], None]
+OnProgress = Callable[[Run, int, float], None]
 _POLL = 0.2  # seconds between two looks at the workers
 
 
@@ -28,9 +29,9 @@ def run_study(
     corpus: Corpus,
     *,
     executor: Executor | None = None,
-    on_progress: Listener = lambda cell, step, loss: None,
+    on_progress: OnProgress = lambda run, step, loss: None,
 ) -> Iterator[Record]:
-    """The records of a study as they finish; those that an earlier run finished come first.
+    """The records of a study as they finish; those that are already on disk come first.
 
     Parameters
     ----------
@@ -38,66 +39,66 @@ def run_study(
         Anything with ``submit(function, *args) -> Future``: processes of this machine by default,
         ``dask.distributed.Client().get_executor()`` for many.
     on_progress
-        Hears of ``(cell, step, bits per byte)`` on the way.
+        Called with ``(run, step, bits per byte)`` during training.
 
     A run that fails is a record with ``status`` ``"failed"``, and is tried again the next time.
     Workers import the main module anew, so a script guards its own by ``__name__ == "__main__"``.
     """
     kept, missing = plan(study, corpus)
     yield from kept
-    yield from run_cells(study, missing, executor=executor, on_progress=on_progress)
+    yield from compute(study, missing, executor=executor, on_progress=on_progress)
 
 
-def plan(study: Study, corpus: Corpus) -> tuple[list[Record], list[Cell]]:
-    """What an earlier run finished, and the cells that are missing."""
-    folder = cells_folder(study)
+def plan(study: Study, corpus: Corpus) -> tuple[list[Record], list[Run]]:
+    """The records that are already on disk, and the runs that are missing."""
+    folder = runs_folder(study)
     kept, missing = [], []
-    for cell in study.cells(corpus, runs.choose_backend(study.backend)):
-        record = load(folder / cell.file_name(), cell.digest())
+    for run in study.runs(corpus, choose_backend(study.backend)):
+        record = load(folder / run.file_name(), run.digest())
         if record is None or record["status"] != "ok":
-            missing.append(cell)
+            missing.append(run)
         else:
             kept.append(record)
     return kept, missing
 
 
-def run_cells(
+def compute(
     study: Study,
-    missing: Sequence[Cell],
+    missing: Sequence[Run],
     *,
     executor: Executor | None = None,
-    on_progress: Listener = lambda cell, step, loss: None,
+    on_progress: OnProgress = lambda run, step, loss: None,
 ) -> Iterator[Record]:
-    """Records of cells as they finish, each kept on disk at once.
+    """Records of the missing runs as they finish, each kept on disk at once.
 
-    ``RuntimeError`` if no run could begin: the backend cannot be loaded, or not on this device.
+    ``RuntimeError`` if no run can begin: the backend or its device cannot be used.
     """
     if not missing:
         return
-    folder = cells_folder(study)
-    _forget_progress(folder, missing)  # of a run that was killed
+    folder = runs_folder(study)
+    _remove_progress_files(folder, missing)  # of a study that was killed
     try:
         with _pool(study, len(missing), executor) as (pool, scratch):
-            trial = pool.submit(try_out, missing[0], scratch)
+            trial = pool.submit(why_none_can_train, missing[0], scratch)
             where = (study.text, str(folder), scratch)
-            pending = {pool.submit(work, cell, *where): cell for cell in missing}
+            pending = {pool.submit(work, run, *where): run for run in missing}
             try:
-                _check_begun(trial)
-                yield from _collected(pending, folder, on_progress)
+                _check_trial(trial)
+                yield from _collect(pending, folder, on_progress)
             finally:
-                if executor is not None:  # which goes on, unlike our own
+                if executor is not None:  # the caller's executor outlives the study
                     for future in pending:
                         future.cancel()
     finally:
-        _forget_progress(folder, missing)
+        _remove_progress_files(folder, missing)
 
 
-def cells_folder(study: Study) -> Path:
-    """Where single records are kept; made if missing, and an ``OSError`` if it cannot be."""
-    folder = Path(study.out) / "cells"
+def runs_folder(study: Study) -> Path:
+    """The folder of single records; made if missing. ``OSError`` if it cannot be written."""
+    folder = Path(study.out) / "runs"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        probe = partial(folder / "probe")
+        probe = partial_path(folder / "probe")
         probe.touch()
         probe.unlink()
     except OSError as error:
@@ -107,94 +108,98 @@ def cells_folder(study: Study) -> Path:
     return folder
 
 
-def try_out(cell: Cell, scratch: Path | None) -> str | None:
-    """Why no cell could begin in this worker, tried without its scheme; None if they can."""
+def why_none_can_train(run: Run, scratch: Path | None) -> str | None:
+    """The reason why no run can begin in this worker, or None."""
     try:
-        runs.try_out(cell, scratch)
+        runs.check_can_train(run, scratch)
     except Exception as error:
         return " ".join(str(error).split())  # one line
     return None
 
 
-def work(cell: Cell, text: Sequence[str], folder: str, scratch: Path | None) -> Record:
-    """One cell, in a worker: never raises, so that one failure leaves the others running.
+def work(run: Run, text: Sequence[str], folder: str, scratch: Path | None) -> Record:
+    """One run, in a worker. It never raises, so that one failure leaves the others running.
 
-    A record of a run that ended well is written here, whole: it outlives the study's process.
+    The worker writes the record of a finished run itself, so the record survives the study's
+    process.
     """
     home = Path(folder)
-    status = _progress_file(home, cell)
+    status = _progress_file(home, run)
 
     def report(step: int, loss: float) -> None:
-        with suppress(OSError):  # of another machine, which has no such folder
+        with suppress(OSError):  # another machine has no such folder
             write_whole(status, json.dumps([step, loss]))
 
     try:
-        record = runs.run(cell, read(tuple(text)), report, scratch)
-        with suppress(OSError):  # then the study's process keeps what is returned
-            save(home / cell.file_name(), record)
+        record = runs.train_and_score(run, read_corpus(tuple(text)), report, scratch)
+        with suppress(OSError):  # then the study's process writes the returned record
+            save(home / run.file_name(), record)
         return record
     except Exception as error:
-        return failed(cell, error)
+        return failure_record(run, error)
     finally:
         with suppress(OSError):
             status.unlink(missing_ok=True)
 
 
-def failed(cell: Cell, error: BaseException) -> Record:
-    """The record of a run that did not end."""
+def failure_record(run: Run, error: BaseException) -> Record:
+    """The record of a run that did not finish."""
     return {
-        "cell": cell.digest(),
-        "scheme": cell.scheme,
-        "seed": cell.seed,
-        "backend": cell.backend,
-        "train_len": cell.train_len,
+        "run": run.digest(),
+        "scheme": run.scheme,
+        "seed": run.seed,
+        "backend": run.backend,
+        "train_len": run.train_len,
         "status": "failed",
         "error": f"{type(error).__name__}: {error}",
     }
 
 
-def _check_begun(trial: Future[str | None]) -> None:
-    failure = trial.exception()  # a worker that died; so do runs, and they are records
-    if failure is None and (refusal := trial.result()) is not None:
-        raise RuntimeError(refusal)
+def _check_trial(trial: Future[str | None]) -> None:
+    died = trial.exception()  # a dead worker fails single runs, and these become records
+    if died is None and (reason := trial.result()) is not None:
+        raise RuntimeError(reason)
 
 
-def _progress_file(folder: Path, cell: Cell) -> Path:
-    return folder / f"{cell.file_name()}.progress"
+def _progress_file(folder: Path, run: Run) -> Path:
+    return folder / f"{run.file_name()}.progress"
 
 
-def _forget_progress(folder: Path, missing: Sequence[Cell]) -> None:
-    for cell in missing:
-        path = _progress_file(folder, cell)
-        # A worker that is told to leave while it writes leaves what it had written.
+def _remove_progress_files(folder: Path, missing: Sequence[Run]) -> None:
+    for run in missing:
+        path = _progress_file(folder, run)
+        # A worker that leaves while it writes also leaves a half-written file.
         for left in (path, *folder.glob(f".{glob.escape(path.name)}.*.partial")):
             with suppress(OSError):
                 left.unlink(missing_ok=True)
 
 
-def _collected(
-    pending: dict[Future[Record], Cell], folder: Path, on_progress: Listener
+def _collect(
+    pending: dict[Future[Record], Run], folder: Path, on_progress: OnProgress
 ) -> Iterator[Record]:
-    seen: dict[Path, Any] = {}
-    news = {future: _progress_file(folder, cell) for future, cell in pending.items()}
+    reported: dict[Path, tuple[int, float]] = {}
+    files = {future: _progress_file(folder, run) for future, run in pending.items()}
     while pending:
         for future in [f for f in pending if f.done()]:
-            one = pending.pop(future)
-            failure = future.exception()  # a worker that died takes its future with it
-            record = future.result() if failure is None else failed(one, failure)
-            yield _kept(folder / one.file_name(), record)
-        for future, one in pending.items():
-            path = news[future]
-            heard = _progress(path)
-            if heard is not None and seen.get(path) != heard:
-                seen[path] = heard
-                on_progress(one, *heard)
+            run = pending.pop(future)
+            died = future.exception()  # the worker, and its future with it
+            record = future.result() if died is None else failure_record(run, died)
+            yield _keep(folder / run.file_name(), record)
+        for future, run in pending.items():
+            path = files[future]
+            progress = _read_progress(path)
+            if progress is not None and reported.get(path) != progress:
+                reported[path] = progress
+                on_progress(run, *progress)
         time.sleep(_POLL)
 
 
-def _kept(path: Path, record: Record) -> Record:
-    """The record, on disk: what its worker wrote, unless it failed or writes to another disk."""
-    written = load(path, record["cell"])
+def _keep(path: Path, record: Record) -> Record:
+    """The record as it is on disk.
+
+    The worker wrote it, unless the run failed or the worker writes to another disk.
+    """
+    written = load(path, record["run"])
     if written is not None and written["status"] == "ok":
         return written
     try:
@@ -204,7 +209,7 @@ def _kept(path: Path, record: Record) -> Record:
     return record
 
 
-def _progress(path: Path) -> tuple[int, float] | None:
+def _read_progress(path: Path) -> tuple[int, float] | None:
     try:
         step, loss = json.loads(path.read_text())
     except (OSError, ValueError):
@@ -216,9 +221,9 @@ def _progress(path: Path) -> tuple[int, float] | None:
 def _pool(
     study: Study, jobs: int, executor: Executor | None
 ) -> Iterator[tuple[Executor, Path | None]]:
-    """The executor that is given, or processes of this machine, which share compiled programs.
+    """The caller's executor, or processes of this machine with a folder of compiled programs.
 
-    Workers of somebody else live on, and what compiles there is not ours to set.
+    Workers of the caller's executor outlive the study, so where they compile is not ours to set.
     """
     if executor is not None:
         yield executor, None
@@ -226,5 +231,5 @@ def _pool(
     cores = os.process_cpu_count() if hasattr(os, "process_cpu_count") else os.cpu_count()
     on_cpu = study.device in ("auto", "cpu")
     count = study.workers or (min(cores or 1, jobs) if on_cpu else 1)
-    with compiled_programs() as scratch, processes(count, scratch) as pool:
+    with compile_cache() as scratch, worker_pool(count, scratch) as pool:
         yield pool, scratch

@@ -1,4 +1,4 @@
-"""What a scheme that is not posenc's own is made of: a digest of the files behind it."""
+"""A digest of the files that define a scheme of another package."""
 
 from __future__ import annotations
 
@@ -16,27 +16,28 @@ from pathlib import Path
 
 from posenc.protocol import PositionScheme
 
-OWN = frozenset(("posenc", "posenc_jax", "posenc_torch"))  # known by a digest of their own
+OWN = frozenset(("posenc", "posenc_jax", "posenc_torch"))  # covered by posenc_digest
 _INSTALLED = {"site-packages", "dist-packages"}
 _STDLIB = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib"))
 
 
-def source(schemes: Iterable[PositionScheme], modules: Iterable[str] = ()) -> str:
+def source_digest(schemes: Iterable[PositionScheme], modules: Iterable[str] = ()) -> str:
     """A digest of the files that define schemes of other packages, and of ``modules``.
 
-    Empty where there are none: posenc's own files have a digest of their own.
+    Empty where there are none: posenc's own files have their own digest.
 
-    Results from before a scheme was edited do not belong to the edited scheme. The digest covers
-    the modules of its class, of the base classes, and the packages these lie in. From there it
-    follows every ``import``, at the top of a file or inside a function. The standard library and
-    other installed packages are left out.
+    An edited scheme must not reuse earlier results. So the digest covers the modules of its class
+    and base classes, and the packages these lie in. From there it follows every ``import``, at the
+    top of a file or inside a function. It leaves out the standard library and other installed
+    packages.
 
-    Also left out: data files, and modules imported by a computed name. A function that makes the
-    scheme counts by the fields of what it made. A class that was typed in has no file.
+    It also leaves out data files and modules imported by a computed name. It does not read the
+    function that makes a scheme; the scheme's fields count instead. A class defined at a prompt has
+    no file.
     """
     roots = {kind.__module__ for scheme in schemes for kind in type(scheme).__mro__} | {*modules}
     packages = {name.partition(".")[0] for name in roots} - OWN
-    found: dict[str, bytes] = {}
+    texts: dict[str, bytes] = {}
     seen: set[str] = set()
     waiting = {name for root in roots for name in _with_parents(root)}
     while waiting:
@@ -44,10 +45,10 @@ def source(schemes: Iterable[PositionScheme], modules: Iterable[str] = ()) -> st
         seen.add(name)
         file = None if name.partition(".")[0] in OWN else _file(name)
         if file is not None and _is_followed(name, file, packages):
-            found[name] = file.read_bytes()
-            waiting |= _imports(found[name], _package(name, file)) - seen
-    texts = (name.encode() + b"\0" + text for name, text in sorted(found.items()))
-    return hashlib.sha256(b"\0".join(texts)).hexdigest() if found else ""
+            texts[name] = file.read_bytes()
+            waiting |= _imports(texts[name], _package(name, file)) - seen
+    parts = (name.encode() + b"\0" + text for name, text in sorted(texts.items()))
+    return hashlib.sha256(b"\0".join(parts)).hexdigest() if texts else ""
 
 
 def _with_parents(module: str) -> Iterator[str]:
@@ -56,7 +57,7 @@ def _with_parents(module: str) -> Iterator[str]:
 
 
 def _file(module: str) -> Path | None:
-    """Where a module lies, found without importing it."""
+    """The file of a module, without importing it."""
     name = getattr(sys.modules.get(module), "__file__", None)
     if name is None and (spec := _spec(module)) is not None:
         name = spec.origin
@@ -68,7 +69,7 @@ def _spec(module: str) -> ModuleSpec | None:
     if not parent:
         try:
             return find_spec(module)
-        except ValueError:  # a module that was made by hand has none
+        except ValueError:  # a module made by hand has no spec
             return None
     above = _spec(parent)  # find_spec(module) would import the parent
     within = above.submodule_search_locations if above else None
@@ -76,25 +77,25 @@ def _spec(module: str) -> ModuleSpec | None:
 
 
 def _is_followed(module: str, file: Path, packages: set[str]) -> bool:
-    if _INSTALLED & set(file.parts):  # asked first, as they may lie in the folder of the library
+    if _INSTALLED & set(file.parts):  # first: these may lie inside the standard library's folder
         return module.partition(".")[0] in packages
     return not any(file.is_relative_to(folder) for folder in _STDLIB)
 
 
 def _package(module: str, file: Path) -> str:
-    """What the dots of a relative import stand for."""
+    """The package that a relative import in this file starts from."""
     return module if file.stem == "__init__" else module.rpartition(".")[0]
 
 
-@functools.cache  # a study asks once a cell
+@functools.cache  # a study asks once per run
 def _imports(text: bytes, package: str) -> frozenset[str]:
-    """Names of what a file imports; some are attributes of modules, and are found to be none."""
+    """Names that a file imports; some may be attributes of modules, which have no file."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the code read, said when it is imported
+            warnings.simplefilter("ignore")  # Python repeats them when the file is imported
             nodes = list(ast.walk(ast.parse(text)))
     except (SyntaxError, ValueError):
-        return frozenset()  # compiled
+        return frozenset()  # a compiled module
     names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     for node in nodes:
         if isinstance(node, ast.ImportFrom):

@@ -1,4 +1,4 @@
-"""SIGTERM ends a command as Ctrl-C does: what is finished is kept, workers leave."""
+"""SIGTERM ends a command as Ctrl-C does: finished runs are kept, and workers leave."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Terminated(KeyboardInterrupt):
 def sigterm_like_ctrl_c() -> Iterator[None]:
     """Raise ``Terminated`` at a SIGTERM; a second one does not disturb the cleaning up."""
     if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread hears signals
+        yield  # only the main thread receives signals
         return
     before = signal.signal(signal.SIGTERM, _raise)
     try:
@@ -27,25 +27,25 @@ def sigterm_like_ctrl_c() -> Iterator[None]:
 
 
 @contextmanager
-def undisturbed() -> Iterator[None]:
-    """Ctrl-C and SIGTERM wait for the end of a few quick steps."""
+def delay_signals() -> Iterator[None]:
+    """Hold Ctrl-C and SIGTERM back until a few quick steps are done."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    heard: list[int] = []
+    pending: list[int] = []
     signals = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(each, lambda number, frame: heard.append(number)) for each in signals]
+    before = [signal.signal(each, lambda number, frame: pending.append(number)) for each in signals]
     try:
         yield
     finally:
         for each, handler in zip(signals, before, strict=True):
             signal.signal(each, handler or signal.SIG_DFL)
-        for number in heard:
+        for number in pending:
             signal.raise_signal(number)
 
 
 def exit_status(stop: KeyboardInterrupt) -> int:
-    """As a shell gives it: 128 and the number of the signal, 130 for Ctrl-C and 143."""
+    """128 plus the number of the signal, as a shell returns it: 130 for Ctrl-C, 143 for SIGTERM."""
     return 128 + (signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT)
 
 

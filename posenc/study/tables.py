@@ -93,8 +93,8 @@ def settings(study: Study, records: Records) -> list[str]:
     learned = [
         name for name, run in _first_runs(study, records).items() if run["params"]["position"]
     ]
-    if learned and "position_rate" in config:
-        rate = config["position_rate"]
+    if learned and "position_lr_scale" in config:
+        rate = config["position_lr_scale"]
         scale = "the learning rate" if rate == 1 else f"{rate:g} times the learning rate"
         lines.append(
             f"Learned position params ({', '.join(learned)}) have {scale} of the other weights."

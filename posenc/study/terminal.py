@@ -1,4 +1,4 @@
-"""``posenc compare`` as it is seen: progress while it works, then the table, picture and report."""
+"""What ``posenc compare`` prints and writes: progress, then tables, figures and the report."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ from posenc.study.outputs import holds_results, publish
 from posenc.study.plots import loss_against_length
 from posenc.study.report import write_report
 from posenc.study.results import Record, seconds, write_tables, write_whole
-from posenc.study.run import choose_backend
-from posenc.study.runner import plan, run_cells
+from posenc.study.run import Run
+from posenc.study.runner import compute, plan
 from posenc.study.specs import fitted_settings
 from posenc.study.stopping import exit_status
-from posenc.study.study import Cell, Study
+from posenc.study.study import Study
 from posenc.study.tables import table_markdown, table_text
+from posenc.study.trainer import choose_backend
 
 _EVERY, _SHARE = 5.0, 0.02  # seconds between two lines of progress, and of all that passed
 _INDENT, _SHORTEST = " " * 8, 12  # columns; what a name keeps where a line must be cut
@@ -41,12 +42,12 @@ def compare(study: Study) -> int:
     """
     backend, corpus = choose_backend(study.backend), study.corpus()
     records, missing = plan(study, corpus)
-    runs = [record["cell"] for record in records] + [cell.digest() for cell in missing]
+    runs = [record["run"] for record in records] + [run.digest() for run in missing]
     progress = Progress(study, len(records), print)
     progress.header(corpus, backend)
     status = 0
     try:
-        for record in run_cells(study, missing, on_progress=progress.step):
+        for record in compute(study, missing, on_progress=progress.step):
             progress.result(record)
             records.append(record)
     except KeyboardInterrupt as stop:
@@ -112,25 +113,25 @@ class Progress:
         self._wrapped(
             f"{len(study.schemes)} schemes x {study.seeds} seeds with {backend}: {study.layers} "
             f"layers, width {study.dim}, {study.heads} heads; {study.steps} steps of "
-            f"{study.batch} x {study.train_len} bytes; scored at {lengths}"
+            f"{study.batch_size} x {study.train_len} bytes; scored at {lengths}"
         )
         if self._kept:
             self._say(f"{self._kept} of {self._total} runs are kept from before")
         sys.stdout.flush()
 
-    def step(self, cell: Cell, step: int, loss: float) -> None:
+    def step(self, run: Run, step: int, loss: float) -> None:
         """A run moved on; said now and then, and less often the longer it all takes."""
         now = time.perf_counter()
-        self._steps[cell.scheme, cell.seed] = step
+        self._steps[run.scheme, run.seed] = step
         if self._first is None:
             self._first = now, sum(self._steps.values())
         pause = max(_EVERY, _SHARE * (now - self._begin))
         if self._said is None or now - self._said >= pause:
             self._said = now
-            at = f"step {step} of {cell.steps}" if step < cell.steps else "trained, now scored"
-            seed, left = f" seed {cell.seed}: ", self._left(now)
+            at = f"step {step} of {run.steps}" if step < run.steps else "trained, now scored"
+            seed, left = f" seed {run.seed}: ", self._left(now)
             forms = [f"{at}, {loss:.2f} bits/byte{left}", f"{at}{left}", at]
-            self._say(_line(_INDENT, cell.scheme, [f"{seed}{form}" for form in forms]))
+            self._say(_line(_INDENT, run.scheme, [f"{seed}{form}" for form in forms]))
             sys.stdout.flush()
 
     def result(self, record: Record) -> None:

@@ -9,10 +9,10 @@ import numpy as np
 Tokens = np.ndarray[Any, Any]
 
 
-def training_starts(data: bytes, *, seed: int, steps: int, batch: int, length: int) -> Tokens:
-    """Where training windows begin, ``(steps, batch)``; a function of the seed, not the scheme."""
+def training_starts(data: bytes, *, seed: int, steps: int, batch_size: int, length: int) -> Tokens:
+    """Starts of the training windows, ``(steps, batch_size)``; they depend on the seed only."""
     rng = np.random.default_rng([seed, 2])
-    return rng.integers(0, len(data) - length, size=(steps, batch))
+    return rng.integers(0, len(data) - length, size=(steps, batch_size))
 
 
 def cut(data: bytes, starts: Tokens, length: int) -> Tokens:
@@ -21,9 +21,9 @@ def cut(data: bytes, starts: Tokens, length: int) -> Tokens:
     return text[starts[..., None] + np.arange(length + 1)]
 
 
-def held_out(data: bytes, *, windows: int, longest: int) -> Tokens:
-    """``windows`` evenly spaced stretches of the held-out text, ``(windows, longest + 1)``."""
-    starts = np.linspace(0, len(data) - longest - 1, windows).astype(np.int64)
+def held_out_stretches(data: bytes, *, count: int, longest: int) -> Tokens:
+    """``count`` evenly spaced stretches of the held-out text, ``(count, longest + 1)``."""
+    starts = np.linspace(0, len(data) - longest - 1, count).astype(np.int64)
     return cut(data, starts, longest)
 
 

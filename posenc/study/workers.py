@@ -1,4 +1,4 @@
-"""Processes that train: single-threaded, and gone when the study is, however it ended."""
+"""Worker processes: single-threaded, and gone when the study is, however it ended."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _PATIENCE = 10.0  # seconds for a record that is being written
 
 
 @contextmanager
-def processes(count: int, scratch: Path) -> Iterator[Executor]:
-    """A pool of ``count`` workers; on the way out they leave, whatever they were doing.
+def worker_pool(count: int, scratch: Path) -> Iterator[Executor]:
+    """A pool of ``count`` processes; on the way out they leave, whatever they were doing.
 
-    Each waits in a thread for the end of a pipe, which is there when this process closes it or is
-    no more, killed or not: the queue of a pool has no end, since workers hold both of its sides.
+    In each process a thread waits for the end of a pipe. The pipe ends when this process closes it
+    or dies, even if killed. The queue of the pool cannot tell: workers hold both of its ends.
     """
     context, others = multiprocessing.get_context("spawn"), set(multiprocessing.active_children())
     parent, here = context.Pipe(duplex=False)
@@ -44,20 +44,20 @@ def processes(count: int, scratch: Path) -> Iterator[Executor]:
 
 
 def _wait_for(leaving: Iterable[BaseProcess]) -> None:
-    """Until they have left; one that does not is killed."""
+    """Wait until the processes have left; kill one that does not leave."""
     left, end = {process.sentinel: process for process in leaving}, time.monotonic() + 2 * _PATIENCE
     while left and (seconds := end - time.monotonic()) > 0:
         for sentinel in wait(list(left), seconds):
-            del left[sentinel]  # type: ignore[arg-type]
+            del left[sentinel]  # type: ignore[arg-type]  # wait() returns what it was given
     for process in left.values():
         process.kill()
 
 
 @contextmanager
-def compiled_programs() -> Iterator[Path]:
-    """A new folder, this user's alone, that workers share compiled programs in; then removed.
+def compile_cache() -> Iterator[Path]:
+    """A new folder, this user's alone, where workers share compiled programs; removed at the end.
 
-    Never one that was there before: what lies in it is native code, loaded by name.
+    Never an existing folder: the files in it are native code, loaded by name.
     """
     folder = Path(tempfile.mkdtemp(prefix="posenc-"))
     try:
@@ -67,7 +67,10 @@ def compiled_programs() -> Iterator[Path]:
 
 
 def _begin(parent: Connection, scratch: str) -> None:
-    """Two workers of one thread are faster than one of two, and their results do not vary."""
+    """Limit a worker to one thread, and let it leave with its parent.
+
+    Two workers of one thread are faster than one of two, and their results do not vary.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NPROC"):
         os.environ[name] = "1"

@@ -88,16 +88,16 @@ def test_relative_without_its_classvar_is_an_error_that_names_the_file(folder):
 
 def test_an_edited_scheme_is_another_one(folder, monkeypatch):
     from posenc.schemes import make
-    from posenc.study.source import source
+    from posenc.study.source import source_digest
 
     monkeypatch.syspath_prepend(str(folder))
     sizes = {"num_heads": 2, "head_dim": 8, "max_len": 8}
-    before = source([make("kerple.KerpleLog", **sizes)])
+    before = source_digest([make("kerple.KerpleLog", **sizes)])
     file = folder / "kerple.py"
     text = file.read_text()
     try:
         file.write_text(f"{text}# edited\n")
-        assert source([make("kerple.KerpleLog", **sizes)]) != before
+        assert source_digest([make("kerple.KerpleLog", **sizes)]) != before
     finally:
         file.write_text(text)
-    assert source([make("rope", **sizes)]) == ""
+    assert source_digest([make("rope", **sizes)]) == ""

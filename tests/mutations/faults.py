@@ -1689,7 +1689,7 @@ RUNNER = "posenc/study/runner.py"
 
 IDENTITY = "posenc/study/identity.py"
 
-CELL = "posenc/study/run.py"
+RUN = "posenc/study/run.py"
 
 RESULTS = "posenc/study/results.py"
 
@@ -1724,7 +1724,7 @@ _RUNTIME = (
         "study-record-kept-by-the-parent-alone",
         "what was trained is lost with the study's process",
         RUNNER,
-        "save(home / cell.file_name(), record)",
+        "save(home / run.file_name(), record)",
         "pass",
         ("test_study.py what_was_trained dies",),
     ),
@@ -1732,7 +1732,7 @@ _RUNTIME = (
         "study-key-without-fields",
         "an edited maker function is kept from before",
         IDENTITY,
-        "tuple(described(scheme) for scheme in plan.schemes)",
+        "tuple(description(scheme) for scheme in plan.schemes)",
         "tuple(type(scheme).__name__ for scheme in plan.schemes)",
         ("test_study.py edited_maker",),
     ),
@@ -1747,8 +1747,8 @@ _RUNTIME = (
     Fault(
         "study-worker-of-other-sources",
         "a worker that started before an edit trains under the new key",
-        CELL,
-        "if planned != found:",
+        RUN,
+        "if planned != value:",
         "if planned is None:",
         ("test_study.py edited_posenc",),
     ),
@@ -1756,7 +1756,7 @@ _RUNTIME = (
         "study-record-of-another-run",
         "a record copied over another's name is taken for it",
         RESULTS,
-        ' and record.get("cell") == cell else None',
+        ' and record.get("run") == digest else None',
         " else None",
         ("test_study.py damaged",),
     ),
@@ -1819,7 +1819,7 @@ _RUNTIME = (
     Fault(
         "study-name-of-any-length",
         "a scheme for each of twenty layers: File name too long",
-        STUDY,
+        RUN,
         "[:_READABLE]",
         "",
         ("test_study.py worst_names",),
@@ -1828,7 +1828,7 @@ _RUNTIME = (
         "study-tries-what-cannot-work",
         "18 failures for one misspelled device",
         RUNNER,
-        "_check_begun(trial)",
+        "_check_trial(trial)",
         "trial.result()",
         ("test_study.py what_no_run_can_do",),
     ),

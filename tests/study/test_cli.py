@@ -20,7 +20,7 @@ from posenc.study.study import Study
 
 BACKENDS = [name for name in ("jax", "torch") if require(name)]
 TINY = [
-    *("--train-len", "16", "--eval-lens", "16", "32", "--steps", "4", "--batch", "2"),
+    *("--train-len", "16", "--eval-lens", "16", "32", "--steps", "4", "--batch-size", "2"),
     *("--layers", "1", "--dim", "16", "--heads", "2", "--eval-windows", "2", "--warmup", "1"),
 ]
 
@@ -205,7 +205,7 @@ def test_compare_of_sums_layers_and_windows(tmp_path, text, backend):
     assert all(float(r["loss_windowed"]) for r in rows[:2])
     (record, _) = map(json.loads, (out / "results.jsonl").read_text().splitlines())
     assert record["windows"] == [8, None]
-    assert len(list((out / "cells").glob("rope-alibi-8-t5-0-*.json"))) == 1
+    assert len(list((out / "runs").glob("rope-alibi-8-t5-0-*.json"))) == 1
     page = (out / "report.html").read_text()
     assert "@8, T5Bias(" in page
     assert "t5 is built with causal=True, num_buckets=16, max_distance=16." in page

@@ -297,7 +297,7 @@ def test_what_the_study_set_is_said(tmp_path, records):
     for r in records:
         r["scheme"] = {"flat": "t5", "twin": "t5:max_distance=9/nope"}.get(r["scheme"], r["scheme"])
     as_built(records, t5=["T5Bias(2)"] * 2, **{"t5:max_distance=9/nope": ["T5Bias(1)", "NoPE()"]})
-    own = study(["t5", "t5:max_distance=9/nope", "breaks", "better"], position_rate=10.0)
+    own = study(["t5", "t5:max_distance=9/nope", "breaks", "better"], position_lr_scale=10.0)
     own["fitted"] = {
         "t5": "causal=True, num_buckets=32, max_distance=64",
         "t5:max_distance=9": "causal=True, num_buckets=32",
@@ -308,7 +308,7 @@ def test_what_the_study_set_is_said(tmp_path, records):
     assert learned == (
         "Learned position params (breaks) have 10 times the learning rate of the other weights."
     )
-    own["config"]["position_rate"] = 1
+    own["config"]["position_lr_scale"] = 1
     assert "have the learning rate of the other weights" in settings(own, records)[1]
     said = settings(own, records)
     for text in (table_text(own, records), table_markdown(own, records)):

@@ -26,31 +26,33 @@ from posenc.schemes import Sum
 from posenc.study import identity, windows
 from posenc.study import run as runs
 from posenc.study.corpus import Corpus
-from posenc.study.decoder import EPSILON, Decoder
+from posenc.study.decoder import NORM_EPSILON, Decoder
 from posenc.study.outputs import STUDY, publish
+from posenc.study.recipe import Recipe
 from posenc.study.results import (
     COLUMNS,
     load,
-    partial,
+    partial_path,
     save,
     seconds,
     sweep,
     write_tables,
     write_whole,
 )
-from posenc.study.runner import cells_folder, plan, run_cells, run_study, work
-from posenc.study.schedule import rate
-from posenc.study.source import _imports, _package, source
+from posenc.study.runner import compute, plan, run_study, runs_folder, work
+from posenc.study.schedule import learning_rate
+from posenc.study.source import _imports, _package, source_digest
 from posenc.study.specs import fitted_settings, layers, parse, split
-from posenc.study.study import Recipe, Study
+from posenc.study.study import Study
 from posenc.study.terminal import _write
+from posenc.study.trainer import choose_backend
 
 BACKENDS = [name for name in ("jax", "torch") if require(name)]
 CATALOGUE = sorted(posenc.catalogue())
 SMALL = {
     "train_len": 16,
     "steps": 4,
-    "batch": 3,
+    "batch_size": 3,
     "layers": 2,
     "dim": 16,
     "heads": 2,
@@ -118,17 +120,17 @@ def recipe(**changes):
     return Recipe(**{**SMALL, **changes})
 
 
-def learner(backend, schemes, seed=0, **changes):
+def trainer(backend, schemes, seed=0, **changes):
     made = recipe(**changes)
     study = Study(**asdict(made), schemes=("nope",))
-    cell = study.cells(Corpus("", b"", b"", 0, 0, ""), backend)[0]
+    run = study.runs(Corpus("", b"", b"", 0, 0, ""), backend)[0]
     plan = schemes if isinstance(schemes, LayerPlan) else LayerPlan(schemes)
     decoder = Decoder.of(made, plan, seed)
-    return runs.learner(cell, decoder), decoder
+    return runs.make_trainer(run, decoder), decoder
 
 
 def batches(corpus, steps=4):
-    starts = windows.training_starts(corpus.train, seed=0, steps=steps, batch=3, length=16)
+    starts = windows.training_starts(corpus.train, seed=0, steps=steps, batch_size=3, length=16)
     return windows.cut(corpus.train, starts, 16)
 
 
@@ -140,7 +142,7 @@ def study(tmp_path, **changes):
 @pytest.fixture
 def records(tmp_path, corpus, monkeypatch):
     """Runs a study in threads, on the small corpus."""
-    monkeypatch.setattr("posenc.study.runner.read", lambda text: corpus)
+    monkeypatch.setattr("posenc.study.runner.read_corpus", lambda text: corpus)
 
     def run(one):
         with ThreadPoolExecutor(1) as pool:
@@ -166,7 +168,7 @@ def test_exactly_the_params_of_one_scheme_are_there(name):
 
 
 def test_a_seed_decides_the_data_and_the_scheme_does_not(corpus):
-    keywords = {"steps": 5, "batch": 3, "length": 16}
+    keywords = {"steps": 5, "batch_size": 3, "length": 16}
     one, same, other = (
         windows.training_starts(corpus.train, seed=seed, **keywords) for seed in (1, 1, 2)
     )
@@ -176,14 +178,14 @@ def test_a_seed_decides_the_data_and_the_scheme_does_not(corpus):
 
 def test_windows_never_leave_the_text(corpus):
     data = corpus.train[:20]
-    starts = windows.training_starts(data, seed=0, steps=100, batch=8, length=16)
+    starts = windows.training_starts(data, seed=0, steps=100, batch_size=8, length=16)
     assert starts.min() == 0
     assert starts.max() == 3
     assert windows.cut(data, starts, 16).shape == (100, 8, 17)
 
 
 def test_every_length_scores_the_same_bytes(corpus):
-    stretches = windows.held_out(corpus.validation, windows=3, longest=64)
+    stretches = windows.held_out_stretches(corpus.validation, count=3, longest=64)
     whole = np.sort(stretches[:, 1:].ravel())
     for length in (1, 16, 64):
         pieces = windows.non_overlapping(stretches, length)
@@ -195,8 +197,8 @@ def test_every_length_scores_the_same_bytes(corpus):
 
 def test_warm_up_then_linear_decay():
     one = recipe(steps=100, warmup=10, learning_rate=1.0)
-    assert [rate(one, step) for step in (0, 4, 9, 10)] == [0.1, 0.5, 1.0, 1.0]
-    assert rate(one, 99) == pytest.approx(1 / 90)
+    assert [learning_rate(one, step) for step in (0, 4, 9, 10)] == [0.1, 0.5, 1.0, 1.0]
+    assert learning_rate(one, 99) == pytest.approx(1 / 90)
 
 
 @pytest.mark.skipif(len(BACKENDS) < 2, reason="compares two frameworks")
@@ -204,9 +206,9 @@ def test_warm_up_then_linear_decay():
 def test_both_trainers_follow_the_same_trajectory(name, corpus):
     losses, scores = [], []
     for backend in BACKENDS:
-        model, _ = learner(backend, layers(name, recipe()))
+        model, _ = trainer(backend, layers(name, recipe()))
         losses.append(model.train(batches(corpus), 0))
-        stretches = windows.held_out(corpus.validation, windows=3, longest=32)
+        stretches = windows.held_out_stretches(corpus.validation, count=3, longest=32)
         scores.append(np.stack([model.token_losses(stretches, window) for window in (None, 7)]))
     np.testing.assert_allclose(*losses, rtol=TRAJECTORY)
     np.testing.assert_allclose(*scores, rtol=1e-3, atol=1e-3)
@@ -216,7 +218,7 @@ def test_both_trainers_follow_the_same_trajectory(name, corpus):
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("scheme", [Growing(), Gated(2, 16)], ids=["at_length", "gate"])
 def test_a_scheme_from_outside_trains(backend, scheme, corpus):
-    model, decoder = learner(backend, (scheme,) * 2)
+    model, decoder = trainer(backend, (scheme,) * 2)
     before = model.token_losses(batches(corpus)[0], None)
     assert np.isfinite(model.train(batches(corpus), 0)).all()
     assert decoder.sizes()["position"] == 2 * 2 * 16 * isinstance(scheme, Gated)
@@ -225,9 +227,9 @@ def test_a_scheme_from_outside_trains(backend, scheme, corpus):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_evaluation_takes_the_scheme_for_its_length(backend, corpus):
-    tokens = windows.held_out(corpus.validation, windows=2, longest=64)
+    tokens = windows.held_out_stretches(corpus.validation, count=2, longest=64)
     (growing, _), (fixed, _) = (
-        learner(backend, (scheme,) * 2) for scheme in (Growing(), Growing(slope=0.25))
+        trainer(backend, (scheme,) * 2) for scheme in (Growing(), Growing(slope=0.25))
     )
     at_64, same = growing.token_losses(tokens, None), fixed.token_losses(tokens, None)
     assert np.abs(at_64 - same).max() > 1e-3  # slope 1/4 is then divided by 4 once more
@@ -238,8 +240,8 @@ def test_evaluation_takes_the_scheme_for_its_length(backend, corpus):
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_no_byte_is_predicted_from_later_ones(backend, name, corpus):
-    model, _ = learner(backend, layers(name, recipe()))
-    tokens = windows.held_out(corpus.validation, windows=2, longest=32)
+    model, _ = trainer(backend, layers(name, recipe()))
+    tokens = windows.held_out_stretches(corpus.validation, count=2, longest=32)
     changed = tokens.copy()
     changed[:, 20:] ^= 1
     one, other = (model.token_losses(t, None) for t in (tokens, changed))
@@ -249,8 +251,8 @@ def test_no_byte_is_predicted_from_later_ones(backend, name, corpus):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_window_of_the_whole_length_changes_nothing(backend, corpus):
-    model, _ = learner(backend, layers("rope", recipe()))
-    tokens = windows.held_out(corpus.validation, windows=2, longest=32)
+    model, _ = trainer(backend, layers("rope", recipe()))
+    tokens = windows.held_out_stretches(corpus.validation, count=2, longest=32)
     plain, whole, narrow = (model.token_losses(tokens, window) for window in (None, 32, 4))
     np.testing.assert_allclose(plain, whole, atol=1e-5)
     assert np.abs(plain - narrow).max() > 1e-3
@@ -262,7 +264,7 @@ def losses_by_hand(decoder, tokens, windows):
 
     def norm(x, gain):
         x = x - x.mean(-1, keepdims=True)
-        return x / np.sqrt((x**2).mean(-1, keepdims=True) + EPSILON) * gain
+        return x / np.sqrt((x**2).mean(-1, keepdims=True) + NORM_EPSILON) * gain
 
     x = w["embed"][tokens[:, :-1]] * math.sqrt(dim)
     for layer, window in enumerate(windows):
@@ -285,8 +287,8 @@ def losses_by_hand(decoder, tokens, windows):
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("label", ["rope@5/rope", "rope/t5@3", "t5@20/t5@4", "alibi@9"])
 def test_each_layer_attends_in_its_window(backend, label, corpus):
-    model, decoder = learner(backend, layers(label, recipe()))
-    tokens = windows.held_out(corpus.validation, windows=2, longest=32)
+    model, decoder = trainer(backend, layers(label, recipe()))
+    tokens = windows.held_out_stretches(corpus.validation, count=2, longest=32)
     own = decoder.plan.windows
     assert own != (None, None)
     found = model.token_losses(tokens, None)
@@ -313,11 +315,11 @@ def test_a_window_is_part_of_what_a_run_is(tmp_path, corpus, records):
     assert len(set(losses)) == 3
     assert ended["rope@9"]["loss_windowed"] == ended["rope@9"]["loss"]  # 16 is wider
     assert plan(one, corpus)[1] == []  # all are kept
-    cell = one.cells(corpus, BACKENDS[-1])[0]
-    other = replace(cell, windows=(8, None))
-    assert other.digest() != cell.digest()
+    run = one.runs(corpus, BACKENDS[-1])[0]
+    other = replace(run, windows=(8, None))
+    assert other.digest() != run.digest()
     with pytest.raises(RuntimeError, match=r"windows changed .*: from 8, None to 9, None"):
-        runs.run(other, corpus)
+        runs.train_and_score(other, corpus)
 
 
 def test_records_are_complete_and_the_same_again(tmp_path, records):
@@ -365,7 +367,7 @@ DAMAGE = {
 def test_a_damaged_record_is_made_anew_and_ends_nothing(tmp_path, corpus, records):
     one = study(tmp_path)
     before = {record["scheme"]: record for record in records(one)}
-    path, other = (next(cells_folder(one).glob(f"{n}-*.json")) for n in ("alibi", "rope"))
+    path, other = (next(runs_folder(one).glob(f"{n}-*.json")) for n in ("alibi", "rope"))
     whole = path.read_bytes()
     for kind, damage in DAMAGE.items():
         damage(path, other)
@@ -383,7 +385,7 @@ def test_a_damaged_record_is_made_anew_and_ends_nothing(tmp_path, corpus, record
 def test_the_worst_names_are_names_of_files(tmp_path, corpus):
     label = "/".join(["rope:base=500000,layout=half@512", "alibi"] * 10)
     many = study(tmp_path, schemes=(label, f"{label}/nope"), layers=21)
-    names = [cell.file_name() for cell in many.cells(corpus, BACKENDS[0])]
+    names = [run.file_name() for run in many.runs(corpus, BACKENDS[0])]
     assert len(set(names)) == 2
     assert (
         max(len(f".{name}.0f0f0f0f-4194304-0f0f0f0f.partial") for name in names) < 144
@@ -399,8 +401,8 @@ class Lone(Executor):
     def submit(self, function, /, *arguments):
         future = Future()
         if function is work:
-            cell, text, folder, scratch = arguments
-            arguments = (cell, text, str(self.folder or folder), scratch)
+            run, text, folder, scratch = arguments
+            arguments = (run, text, str(self.folder or folder), scratch)
         self.end(future, function(*arguments))
         return future
 
@@ -414,9 +416,9 @@ class Lone(Executor):
     ids=["dies afterwards", "another disk"],
 )
 def test_what_was_trained_is_kept(tmp_path, corpus, monkeypatch, executor):
-    monkeypatch.setattr("posenc.study.runner.read", lambda text: corpus)
+    monkeypatch.setattr("posenc.study.runner.read_corpus", lambda text: corpus)
     one = study(tmp_path, schemes=("nope",))
-    (record,) = run_cells(one, plan(one, corpus)[1], executor=executor)
+    (record,) = compute(one, plan(one, corpus)[1], executor=executor)
     assert record["status"] == "ok", record["error"]
     assert [r["loss"] for r in plan(one, corpus)[0]] == [record["loss"]]
 
@@ -424,11 +426,11 @@ def test_what_was_trained_is_kept(tmp_path, corpus, monkeypatch, executor):
 def test_what_no_run_can_do_is_said_once(tmp_path, corpus):
     one = study(tmp_path, device="nosuch")
     with pytest.raises(RuntimeError, match="cannot train on device 'nosuch'"):
-        list(run_cells(one, plan(one, corpus)[1], executor=Lone(Future.set_result)))
+        list(compute(one, plan(one, corpus)[1], executor=Lone(Future.set_result)))
 
 
 def digests(tmp_path, corpus, label="made.mine"):
-    return {cell.digest() for cell in study(tmp_path, schemes=(label,)).cells(corpus, BACKENDS[0])}
+    return {run.digest() for run in study(tmp_path, schemes=(label,)).runs(corpus, BACKENDS[0])}
 
 
 MAKER = """\
@@ -456,7 +458,7 @@ EDITS = [
 def test_an_edited_maker_is_another_scheme(tmp_path, corpus, monkeypatch, label, old, new):
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    monkeypatch.setattr("posenc.study.identity.source", lambda *of: "")  # only what was made
+    monkeypatch.setattr("posenc.study.identity.source_digest", lambda *of: "")  # only what was made
     found = []
     for text in (MAKER, MAKER, MAKER.replace(old, new)):
         (tmp_path / "made.py").write_text(text)
@@ -466,11 +468,11 @@ def test_an_edited_maker_is_another_scheme(tmp_path, corpus, monkeypatch, label,
     assert found[0] == found[1] != found[2]
 
 
-def test_a_scheme_is_described_alike_in_every_process(tmp_path):
+def test_a_scheme_is_description_alike_in_every_process(tmp_path):
     """Sets have another order and objects another address in each."""
     (tmp_path / "made.py").write_text(MAKER)
-    code = "import made; from posenc.study.identity import described; "
-    code += "print(described(made.held()), described(made.mine(head_dim=8)))"
+    code = "import made; from posenc.study.identity import description; "
+    code += "print(description(made.held()), description(made.mine(head_dim=8)))"
     path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
     told = set()
     for seed in "12":
@@ -491,24 +493,24 @@ def test_an_edited_posenc_and_another_framework_are_noticed(tmp_path, corpus, mo
         before = own(monkeypatch, package)
         (package / shown).write_text((package / shown).read_text() + "# edited\n")
         assert own(monkeypatch, package) == before
-    (cell,) = study(tmp_path, schemes=("nope",)).cells(corpus, BACKENDS[0])
-    for name, other in (("own", "0" * 64), ("versions", ("numpy 1.0",))):
-        changed = replace(cell, **{name: other})
-        assert changed.file_name() != cell.file_name()
+    (run,) = study(tmp_path, schemes=("nope",)).runs(corpus, BACKENDS[0])
+    for name, other in (("posenc_digest", "0" * 64), ("versions", ("numpy 1.0",))):
+        changed = replace(run, **{name: other})
+        assert changed.file_name() != run.file_name()
         with pytest.raises(RuntimeError, match="since the study was planned"):
-            runs.run(changed, corpus)
-    assert [name.split()[0] for name in cell.versions][:2] == ["numpy", BACKENDS[0]]
+            runs.train_and_score(changed, corpus)
+    assert [name.split()[0] for name in run.versions][:2] == ["numpy", BACKENDS[0]]
 
 
 def own(monkeypatch, package):
     spec = SimpleNamespace(submodule_search_locations=[str(package)])
     monkeypatch.setattr(identity, "find_spec", {"posenc": spec}.get)
-    identity.own_sources.cache_clear()
+    identity.posenc_digest.cache_clear()
     try:
-        return identity.own_sources(BACKENDS[0])
+        return identity.posenc_digest(BACKENDS[0])
     finally:
         monkeypatch.undo()
-        identity.own_sources.cache_clear()
+        identity.posenc_digest.cache_clear()
 
 
 def test_what_only_shows_is_never_asked_by_what_counts():
@@ -517,7 +519,7 @@ def test_what_only_shows_is_never_asked_by_what_counts():
             home = name.removesuffix(".py").replace("/", ".")
             imported = _imports(file.read_bytes(), _package(home, file))
             asked = {f"{module.replace('.', '/')}.py" for module in imported}
-            assert not [a for a in asked if a.startswith(identity._SHOWING)], name
+            assert not [a for a in asked if a.startswith(identity._NO_EFFECT)], name
 
 
 FOREIGN = {  # every way for a scheme's formula to lie in another file
@@ -559,7 +561,7 @@ def foreign(tmp_path, monkeypatch):
 
 
 def digest(label="kit.scheme.Mine"):
-    return source(layers(label, recipe()).schemes)
+    return source_digest(layers(label, recipe()).schemes)
 
 
 @pytest.mark.parametrize("name", FOREIGN)
@@ -618,7 +620,7 @@ def test_an_installed_package_is_read_as_a_whole(foreign, monkeypatch):
 
 def test_a_class_without_a_file_has_no_digest(monkeypatch):
     typed = type("Typed", (posenc.PositionScheme,), {"__module__": "typed_in"})
-    assert source([typed()]) == ""
+    assert source_digest([typed()]) == ""
 
 
 def test_an_edited_helper_trains_a_scheme_anew(tmp_path, corpus, records, foreign):
@@ -630,14 +632,14 @@ def test_an_edited_helper_trains_a_scheme_anew(tmp_path, corpus, records, foreig
 
 
 def test_a_run_that_fails_is_a_record_and_is_tried_again(tmp_path, corpus, records, monkeypatch):
-    one, whole = study(tmp_path), runs.learner
+    one, make = study(tmp_path), runs.make_trainer
 
-    def broken(cell, *rest):
-        if cell.scheme == "alibi":
+    def broken(run, *rest):
+        if run.scheme == "alibi":
             raise MemoryError("no room")
-        return whole(cell, *rest)
+        return make(run, *rest)
 
-    monkeypatch.setattr(runs, "learner", broken)
+    monkeypatch.setattr(runs, "make_trainer", broken)
     failed, fine = records(one)
     assert (failed["status"], failed["error"]) == ("failed", "MemoryError: no room")
     assert fine["status"] == "ok"
@@ -662,15 +664,15 @@ class Dying(Executor):
 
 def test_a_worker_that_dies_leaves_a_record(tmp_path, corpus):
     one = study(tmp_path)
-    ended = list(run_cells(one, plan(one, corpus)[1], executor=Dying()))
+    ended = list(compute(one, plan(one, corpus)[1], executor=Dying()))
     assert [r["error"] for r in ended] == ["RuntimeError: killed"] * 2
 
 
 def test_text_that_changed_is_noticed(tmp_path, corpus):
     one = study(tmp_path)
-    cell = one.cells(corpus, BACKENDS[0])[0]
+    run = one.runs(corpus, BACKENDS[0])[0]
     with pytest.raises(ValueError, match="text changed"):
-        runs.run(cell, replace(corpus, sha256="1" * 64))
+        runs.train_and_score(run, replace(corpus, sha256="1" * 64))
 
 
 def test_csv_is_tidy_and_failed_runs_are_in_it(tmp_path, records):
@@ -688,7 +690,7 @@ def test_csv_is_tidy_and_failed_runs_are_in_it(tmp_path, records):
 
 
 def test_a_file_is_never_half_written(tmp_path):
-    path, record = tmp_path / "record.json", {"seed": 0, "cell": "a", "loss": {"64": 1, "128": 2}}
+    path, record = tmp_path / "record.json", {"seed": 0, "run": "a", "loss": {"64": 1, "128": 2}}
     save(path, record)
     with pytest.raises(TypeError):
         save(path, {"scheme": object()})
@@ -709,7 +711,7 @@ def test_many_may_write_one_file(tmp_path):
 def test_what_dead_processes_left_is_swept_and_nothing_else(tmp_path):
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
-    own = partial(tmp_path / "own")
+    own = partial_path(tmp_path / "own")
     left, far, old = (
         own.with_name(own.name.replace(str(os.getpid()), str(dead.pid))),
         tmp_path / f".far.0f0f0f0f-{dead.pid}-0f0f0f0f.partial",
@@ -955,5 +957,5 @@ def test_rope_is_windowed_by_default_where_it_is_in_the_study(changes, windowed)
 
 def test_unknown_backend():
     with pytest.raises(ValueError, match=r"unknown backend 'jaxx'.*did you mean 'jax'"):
-        runs.choose_backend("jaxx")
-    assert runs.choose_backend("auto") in BACKENDS
+        choose_backend("jaxx")
+    assert choose_backend("auto") in BACKENDS

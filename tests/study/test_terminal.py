@@ -28,7 +28,7 @@ def clock(monkeypatch):
     return now
 
 
-def cell(scheme="alibi", seed=0, steps=1000):
+def run(scheme="alibi", seed=0, steps=1000):
     return SimpleNamespace(scheme=scheme, seed=seed, steps=steps)
 
 
@@ -45,7 +45,7 @@ def test_lines_come_no_more_often_than_they_should(clock, active):
     for step in range(1, 1001):
         clock.seconds += 0.25
         for seed in range(active):
-            progress.step(cell(seed=seed), step, 3.0)
+            progress.step(run(seed=seed), step, 3.0)
     # One at once, then every five seconds, then every fiftieth of all that passed.
     assert 30 <= len(said) <= 1 + 250 / 5
     assert "step 1 of 1000" in said[0]
@@ -56,7 +56,7 @@ def test_an_estimate_comes_with_the_second_line(clock):
     progress = Progress(STUDY, 0, said.append)
     for step in (50, 100, 150):
         clock.seconds += 10
-        progress.step(cell(), step, 3.0)
+        progress.step(run(), step, 3.0)
     # The first 50 steps compile; then 50 take 10 s, and 4 runs of 1000 are to be made.
     assert "left" not in said[0]
     assert said[1].endswith(f"more than {(4000 - 100) * 10 / 50 / 60:.0f} min left")
@@ -64,7 +64,7 @@ def test_an_estimate_comes_with_the_second_line(clock):
     progress.result(ended())
     for step in (500, 1000):
         clock.seconds += 10
-        progress.step(cell("rope"), step, 3.0)
+        progress.step(run("rope"), step, 3.0)
     # Training is three quarters of a run: 1 + 3/8 and 1 + 3/4 runs are done.
     assert said[-2].endswith(f"about {50 * 2.625 / 1.375 / 60:.0f} min left")
     assert "rope seed 0: trained, now scored, 3.00 bits/byte" in said[-1]
@@ -78,7 +78,7 @@ def test_what_was_kept_is_no_part_of_the_estimate(clock):
     assert said[-1] == "3 of 4 runs are kept from before"
     for step in (500, 550):
         clock.seconds += 10
-        progress.step(cell("rope", 1), step, 3.0)
+        progress.step(run("rope", 1), step, 3.0)
     assert said[-1].endswith("more than 90 s left")
 
 
@@ -91,7 +91,7 @@ def test_no_line_is_wider_than_the_terminal(clock, monkeypatch, columns):
     progress.header(CORPUS, "jax")
     for seed, scheme in enumerate((label, "t5", "sinusoidal")):
         clock.seconds += 100
-        progress.step(cell(scheme, seed), 500, 3.0)
+        progress.step(run(scheme, seed), 500, 3.0)
         progress.result(ended(scheme, seed))
     progress.result(ended(seed=4, status="failed", error="ValueError: " + "many words " * 20))
     lines = [line for text in said for line in text.splitlines()]
@@ -121,7 +121,7 @@ def test_a_wide_terminal_shows_all_losses(clock, monkeypatch):
     "changes",
     [
         {},
-        {"train_len": 32, "schemes": ("t5", "rope:base=5,layout=half"), "position_rate": 1.0},
+        {"train_len": 32, "schemes": ("t5", "rope:base=5,layout=half"), "position_lr_scale": 1.0},
         {"schemes": ("rope:base=5@8/nope", "rope+alibi"), "windowed": ("rope+alibi",)},
         {"eval_lens": (64, 100), "learning_rate": 1 / 3, "out": "two words", "seeds": 5},
         {"windowed": (), "text": ("a b.txt", "c.txt"), "device": "cuda", "backend": "torch"},

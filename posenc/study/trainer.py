@@ -1,0 +1,85 @@
+"""What a backend brings to a study, and which backends are installed."""
+
+from __future__ import annotations
+
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from posenc.checks import nearest
+from posenc.study.decoder import Decoder
+from posenc.study.identity import TRAINERS
+from posenc.study.windows import Tokens
+
+
+class Trainer(Protocol):
+    """Trains and scores one decoder in one framework.
+
+    A module registers its class in the entry-point group ``posenc.trainers``, under the name of
+    the framework that it needs.
+    """
+
+    def __init__(self, decoder: Decoder, device: str, scratch: Path | None = None) -> None:
+        """``scratch`` is a folder for compiled programs, shared by the processes of a study."""
+        ...
+
+    def train(self, batches: Tokens, first_step: int) -> np.ndarray[Any, Any]:
+        """Take one step per batch of ``batches (n, batch_size, T + 1)``.
+
+        Returns mean losses ``(n,)`` in nats. Each layer attends inside its own window, as
+        ``decoder.windows()`` lists them.
+        """
+        ...
+
+    def token_losses(self, tokens: Tokens, window: int | None) -> np.ndarray[Any, Any]:
+        """Losses ``(N, L)`` in nats of the next bytes of ``tokens (N, L + 1)``.
+
+        A layer attends inside ``window`` or its own window, whichever is narrower:
+        ``decoder.windows(window)``.
+        """
+        ...
+
+    def versions(self) -> dict[str, str]:
+        """The framework's version and the device's name."""
+        ...
+
+
+def backends() -> dict[str, bool]:
+    """Names of the known backends, and whether the framework of each is installed."""
+    names = sorted({entry.name for entry in entry_points(group=TRAINERS)})
+    return {name: find_spec(name) is not None for name in names}
+
+
+def choose_backend(name: str) -> str:
+    """Resolve ``"auto"`` to the first installed backend, and check any other name.
+
+    Raises
+    ------
+    ValueError
+        No backend has this name.
+    RuntimeError
+        The backend, or any, is not installed.
+    """
+    known = backends()
+    if name == "auto":
+        installed = [n for n, is_installed in known.items() if is_installed]
+        if not installed:
+            raise RuntimeError(
+                f"no backend is installed; pip install one of: {', '.join(known) or 'none known'}"
+            )
+        return installed[0]
+    if name not in known:
+        raise ValueError(f"unknown backend {name!r}{nearest(name, ['auto', *known])}")
+    if not known[name]:
+        raise RuntimeError(f"backend {name!r} is not installed: pip install 'posenc[{name}]'")
+    return name
+
+
+def load_trainer(backend: str) -> type[Trainer]:
+    """The backend's class; its module, and so its framework, is imported here."""
+    entry = next(iter(entry_points(group=TRAINERS, name=backend)))
+    trainer: type[Trainer] = entry.load()
+    return trainer
