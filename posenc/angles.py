@@ -1,8 +1,8 @@
-"""Sines and cosines of ``position * frequency``, right to the last bits at any position.
+"""Sines and cosines of ``position * frequency``, accurate to the last bits at any position.
 
-A float32 product ``pos * frequency`` is off by 0.03 rad at position 10**6, and no splitting into
-float32 pieces rescues it. Here a frequency is a fixed-point fraction of a *turn*: whole turns then
-drop out of an integer product by themselves, because integers wrap around exactly as angles do.
+A float32 product ``pos * frequency`` is off by 0.03 rad at position 10**6, and splitting it into
+float32 pieces does not help. Here a frequency is a fixed-point fraction of a *turn*. Whole turns
+then vanish from an integer product, because integers wrap around exactly as angles do.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from array_api_compat import device
 
 from posenc.protocol import Array, Namespace
 
-_DIGITS = 60  # more than a 128-bit fraction needs
+_DIGITS = 60  # decimal digits; a 128-bit fraction needs fewer
 _PI = Decimal("3.14159265358979323846264338327950288419716939937510582097494459")
 _BITS = 128
 
@@ -32,11 +32,11 @@ def frequencies(base: float, exponents: Iterable[Fraction]) -> tuple[Decimal, ..
 
 
 class Turns:
-    """Frequencies as turns per position, split for 32-bit and for 64-bit integer arithmetic.
+    """Frequencies in turns per position, split for 32-bit and for 64-bit integer arithmetic.
 
-    In units of ``2**-word`` turns a frequency is ``high + low``: ``high`` whole, ``low`` in [0, 1).
-    The phase at ``pos`` is ``pos * high + round(pos * low)``, modulo one turn. The first product
-    wraps exactly; the second is at most ``|pos|`` units, so a float is enough for it.
+    In units of ``2**-word`` turns a frequency is ``high + low``, with ``high`` an integer and
+    ``low`` in [0, 1). The phase at ``pos`` is ``pos * high + round(pos * low)``, modulo one turn.
+    The first product wraps exactly. The second is at most ``|pos|`` units, so a float suffices.
 
     Parameters
     ----------
@@ -48,7 +48,7 @@ class Turns:
         with localcontext() as context:
             context.prec = _DIGITS
             fractions = [int(Decimal(f) / (2 * _PI) * 2**_BITS) % 2**_BITS for f in radians]
-        # Lists: of a NumPy array, torch.export(strict=True) keeps the shape and loses the numbers.
+        # Lists, because torch.export(strict=True) loses the numbers of a NumPy array.
         self._narrow, self._wide = _split(fractions, 32), _split(fractions, 64)
 
     def sincos(self, pos: Array, *, dtype: Any, xp: Namespace) -> tuple[Array, Array]:
@@ -64,7 +64,7 @@ class Turns:
         pos = pos[..., None]
         carry = xp.astype(xp.round(xp.astype(pos, dtype) * low), integer)
         phase = xp.astype(pos, integer) * high + carry
-        # The nearest quarter turn, and what is left: at most an eighth of a turn, either way.
+        # The nearest quarter turn, and the remaining angle, at most an eighth of a turn.
         quarter = (phase + 2 ** (word - 3)) >> (word - 2)
         angle = xp.astype(phase - (quarter << (word - 2)), dtype) * (2 * math.pi / 2**word)
         sin, cos = xp.sin(angle), xp.cos(angle)

@@ -1,4 +1,4 @@
-"""Arguments checked where they enter: an error names the argument, the value, what is accepted."""
+"""Checks of arguments. An error names the argument, its value, and the accepted values."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import numpy as np
 
 
 def python_number(value: Any) -> Any:
-    """A NumPy scalar, or another library's integer, as Python's own number; all else as it is.
+    """A NumPy scalar or another library's integer as a Python number; other values unchanged.
 
-    A tuple becomes one of such numbers.
+    A tuple is converted item by item.
     """
     if isinstance(value, np.generic):
         return value.item()
@@ -25,16 +25,16 @@ def python_number(value: Any) -> Any:
         return value
     try:
         return operator.index(value)
-    except TypeError:  # an array of floats, or of many
+    except TypeError:  # an array of floats, or of more than one number
         return value
 
 
-def python_fields(made: Any) -> None:
-    """The numbers that a dataclass was made with, as Python's own, also where it is frozen."""
-    # NumPy's integers overflow in thresholds and table sizes, and hash like Python's in caches.
-    for each in fields(made) if is_dataclass(made) else ():
-        if each.init:
-            object.__setattr__(made, each.name, python_number(getattr(made, each.name)))
+def python_fields(instance: Any) -> None:
+    """Convert the numbers in the fields of a dataclass to Python numbers, also if it is frozen."""
+    # NumPy integers overflow in thresholds and table sizes, yet hash like Python's in caches.
+    for field in fields(instance) if is_dataclass(instance) else ():
+        if field.init:
+            object.__setattr__(instance, field.name, python_number(getattr(instance, field.name)))
 
 
 def check_count(name: str, value: Any, *, least: int = 1) -> int:
@@ -42,7 +42,7 @@ def check_count(name: str, value: Any, *, least: int = 1) -> int:
     if isinstance(value, bool):
         raise TypeError(f"{name} must be an integer, got {value!r}")
     try:
-        # An index is a constant to torch's compiler, and a new one compiled anew.
+        # Not for int: operator.index makes torch's compiler recompile for every new value.
         count = value if type(value) is int else operator.index(value)
     except TypeError:
         raise TypeError(f"{name} must be an integer, got {value!r}") from None
@@ -56,22 +56,22 @@ def check_positive(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be a number, got {value!r}")
     number: Any = value
-    if not 0 < number < math.inf:  # torch's compiler knows no isfinite of a symbol
+    if not 0 < number < math.inf:  # torch's compiler has no isfinite for symbols
         raise ValueError(f"{name} must be finite and greater than 0, got {value!r}")
     return float(number)
 
 
 def check_flag(name: str, value: Any) -> bool:
-    """``value`` as a bool; anything else, ``"False"`` among it, is a ``TypeError``."""
+    """``value`` as a bool; anything else, such as ``"False"``, is a ``TypeError``."""
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, got {value!r}")
     return value
 
 
 def check_window(value: Any) -> tuple[int | None, int | None] | None:
-    """A window as ``(left, right)``: how far back and ahead a query sees; None for no bound.
+    """A window as ``(left, right)``, how far back and ahead a query sees; None for no bound.
 
-    A width ``W`` is ``(W - 1, W - 1)``. None: no window.
+    A width ``W`` becomes ``(W - 1, W - 1)``. The result is None if nothing is bounded.
     """
     if value is None:
         return None
@@ -88,7 +88,7 @@ def check_window(value: Any) -> tuple[int | None, int | None] | None:
 
 
 def _bound(distance: int) -> int | None:
-    # No two positions are 2**31 apart, and to compare with that takes more than 32 bits.
+    # No two positions are farther apart, and a larger bound would not fit 32 bits.
     return distance if distance < 2**31 - 1 else None
 
 
@@ -97,13 +97,13 @@ def check_finite(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be a number, got {value!r}")
     number: Any = value
-    if not -math.inf < number < math.inf:  # torch's compiler knows no isfinite of a symbol
+    if not -math.inf < number < math.inf:  # torch's compiler has no isfinite for symbols
         raise ValueError(f"{name} must be finite, got {value!r}")
     return float(number)
 
 
 def check_scheme(scheme: Any) -> None:
-    """An instance of a scheme, not its class, its name, or something else."""
+    """Check that ``scheme`` is an instance of a scheme, not its class or its name."""
     if isinstance(scheme, type) or not hasattr(scheme, "hooks"):
         raise TypeError(
             f"scheme must be an instance of a PositionScheme, such as posenc.NoPE(), got {scheme!r}"
@@ -111,15 +111,15 @@ def check_scheme(scheme: Any) -> None:
 
 
 def check_choice(name: str, value: Any, accepted: Iterable[str]) -> None:
-    """``value`` is one of ``accepted``; if not, the error suggests the nearest."""
+    """Check that ``value`` is one of ``accepted``; if not, the error suggests the nearest."""
     choices = list(accepted)
     if value not in choices:
         raise ValueError(f"unknown {name} {value!r}{nearest(value, choices)}")
 
 
 def nearest(value: Any, choices: Iterable[str]) -> str:
-    """The end of an error about an unknown name: the nearest one, and all that are accepted."""
-    import difflib  # for errors only
+    """The end of an error about an unknown name: the nearest name, and all accepted names."""
+    import difflib  # only errors need it
 
     known = list(choices)
     close = difflib.get_close_matches(str(value).lower(), [c.lower() for c in known], n=1)

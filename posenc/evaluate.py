@@ -1,4 +1,4 @@
-"""A scheme applied to arrays: its bias, its transform, its embedding."""
+"""Apply a scheme to arrays: its bias, its transform, its embedding."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ def bias(
     dtype: Any = None,
     xp: Namespace | None = None,
 ) -> Array | None:
-    """What a scheme adds to the scaled scores, dense.
+    """The dense bias that a scheme adds to scaled scores.
 
     Parameters
     ----------
     scheme
-        A scheme whose bias depends on positions; one that reads features of tokens needs
+        A scheme whose bias depends on positions only. If it reads features of tokens, use
         ``posenc.attention``.
     q_pos, k_pos
         Integer positions, ``(L,)`` or ``(B, L)``.
     params
         Learned arrays by name; ``posenc.init_params`` draws first values.
     dtype
-        Of the result. Default: float64 if a param is, else float32.
+        Dtype of the result. Default: float64 if a param is float64, else float32.
 
     Returns
     -------
@@ -57,7 +57,7 @@ def bias(
     Raises
     ------
     TypeError, ValueError
-        Positions that are no integers, params other than the declared ones.
+        Positions are not integers, or params are not the declared ones.
     """
     check_scheme(scheme)
     for name, pos in (("q_pos", q_pos), ("k_pos", k_pos)):
@@ -92,20 +92,21 @@ def bias_tile(
     dtype: Any,
     xp: Namespace,
 ) -> Array | None:
-    """The bias of every head on a tile: ``(B, H, Q, K)``, or with any of ``B, H`` equal to 1.
+    """The bias of every head on a tile, ``(B or 1, H or 1, Q, K)``.
 
-    ``q (B or 1, 1, Q, 1)`` and ``k (B or 1, 1, 1, K)`` are positions; ``arrays`` are learned params
-    and constants, whole, in the working ``dtype``; ``query`` and ``key`` are features ``(B, H, L)``
-    or ``(B, H, L, M)`` of these tokens.
+    ``q (B or 1, 1, Q, 1)`` and ``k (B or 1, 1, 1, K)`` are positions. ``arrays`` come from
+    ``merge_constants``, in the working ``dtype``. ``query`` and ``key`` are features ``(B, H, L)``
+    or ``(B, H, L, M)`` of the tile's tokens.
     """
     specs = scheme.param_specs()
     views = head_views(
         scheme, arrays, dtype=dtype, xp=xp,
         query=tile_views(query, "query", xp=xp), key=tile_views(key, "key", xp=xp),
     )  # fmt: skip
-    own = [a.shape[0] for n, a in arrays.items() if n not in specs or specs[n].per_head]
-    own += [a.shape[1] for side in (query, key) for a in side.values() if a.shape[1] != 1]
-    heads = own[0] if own else head_count(scheme) or 1
+    # Read from the arrays: a tile may hold only some of the scheme's heads.
+    sizes = [a.shape[0] for n, a in arrays.items() if n not in specs or specs[n].per_head]
+    sizes += [a.shape[1] for side in (query, key) for a in side.values() if a.shape[1] != 1]
+    heads = sizes[0] if sizes else head_count(scheme) or 1
     batch = max([1, *(a.shape[0] for side in (query, key) for a in side.values())])
     return scheme_bias(scheme, q, k, views, heads=heads, batch=batch, xp=xp)
 
@@ -120,13 +121,14 @@ def scheme_bias(
     batch: int = 1,
     xp: Namespace,
 ) -> Array | None:
-    """What the scheme's own ``bias`` answers, which has the shape of its arguments, with ``heads``,
-    of which a tile may have a part, and with the ``batch`` of its features.
+    """The result of ``scheme.bias``, with its shape checked.
+
+    ``heads`` and ``batch`` are the sizes that those axes may have besides 1.
 
     Raises
     ------
     TypeError, ValueError
-        The answer is no array, or does not broadcast to ``(..., Q, K)``.
+        The result is no array, or does not broadcast to ``(..., Q, K)``.
     """
     value = scheme.bias(q, k, params=params, xp=xp)
     if value is None:
@@ -143,16 +145,16 @@ def scheme_bias(
     return value
 
 
-def _fits(found: tuple[int, ...], heads: int, batch: int, *given: tuple[int, ...]) -> bool:
-    """Whether a bias has no axis and no size but its arguments' own, the heads and the batch."""
-    most = max(len(shape) for shape in given)
-    if len(found) > (most if most < 2 else max(most, 3)):
+def _fits(shape: tuple[int, ...], heads: int, batch: int, *positions: tuple[int, ...]) -> bool:
+    """Whether every axis of a bias is 1, an axis of its positions, the heads or the batch."""
+    most = max(len(pos) for pos in positions)
+    if len(shape) > (most if most < 2 else max(most, 3)):
         return False
-    for axis in range(-len(found), 0):
-        size = found[axis]
-        own = any(len(shape) >= -axis and size == shape[axis] for shape in given)
+    for axis in range(-len(shape), 0):
+        size = shape[axis]
+        of_positions = any(len(pos) >= -axis and size == pos[axis] for pos in positions)
         other = {-3: heads, -4: batch}.get(axis)
-        if not (size == 1 or own or size == other):
+        if not (size == 1 or of_positions or size == other):
             return False
     return True
 
@@ -168,23 +170,23 @@ def transform(
     features: Mapping[str, Array] | None = None,
     xp: Namespace | None = None,
 ) -> Array:
-    """Queries or keys as seen from their positions; ``x`` itself where a scheme changes nothing.
+    """Transform queries or keys by their positions; ``x`` itself if the scheme has no transform.
 
     Parameters
     ----------
     x
         ``(..., L, D)``: tokens are the axis before the last, as in ``(B, H, L, D)``. Swap the axes
-        of JAX's ``(B, L, H, D)`` first: where ``L == H``, no error can tell.
+        of JAX's ``(B, L, H, D)`` first: if ``L == H``, the mistake cannot be detected.
     pos
         Integer positions ``(L,)``, or ``(B, L)`` with ``B`` the first axis of ``x``.
     role
         ``"query"`` or ``"key"``.
     axes
-        Places ``(L, axes)`` or ``(B, L, axes)`` that stand for positions here. Default: the
-        position on every axis of the scheme.
+        Coordinates ("places") to encode instead of positions, ``(L, axes)`` or ``(B, L, axes)``.
+        Default: the position on every axis of the scheme.
     features
-        Features of these tokens that the transform reads, ``(B, H, L)`` or ``(B, H, L, M)``; see
-        ``posenc.features``.
+        Features of these tokens that the transform reads, ``(B, H, L)`` or ``(B, H, L, M)``.
+        ``posenc.features`` computes them.
 
     Returns
     -------
@@ -217,14 +219,13 @@ def transform(
         at = xp.reshape(at, (at.shape[0], *[1] * (len(x.shape) - 3), *at.shape[1:]))
     arrays, work = prepare_params(scheme, params, like=x, dtype=x.dtype, xp=xp)
     views = head_views(scheme, arrays, dtype=work, xp=xp, rows=True)
-    own_features = Features(features or {}, role)
     if role == "query":
-        views.query = own_features
+        views.query = Features(features or {}, role)
     else:
-        views.key = own_features
-    heads, own = head_count(scheme), x.shape[-3] if len(x.shape) > 2 else 1
-    if heads is not None and heads != 1 and own != heads:
-        views = GroupedKeyParams(views, heads=heads, key_heads=own)
+        views.key = Features(features or {}, role)
+    heads, x_heads = head_count(scheme), x.shape[-3] if len(x.shape) > 2 else 1
+    if heads is not None and heads != 1 and x_heads != heads:
+        views = GroupedKeyParams(views, heads=heads, key_heads=x_heads)
     return scheme.transform(x, at, role=role, params=views, xp=xp)
 
 
@@ -242,10 +243,20 @@ def embedding(
     dtype: Any = None,
     xp: Namespace | None = None,
 ) -> Array | None:
-    """What a scheme adds to token embeddings: ``(..., dim)`` for ``pos (L,)`` or ``(B, L)``.
+    """The term that a scheme adds to token embeddings; None if it has none.
 
-    ``axes`` are places ``(L, axes)`` or ``(B, L, axes)`` that stand for positions here. ``dtype``
-    is that of the result; default float64 if a param is, else float32. None without an embedding.
+    Parameters
+    ----------
+    pos
+        Integer positions, ``(L,)`` or ``(B, L)``.
+    axes
+        Coordinates ("places") to encode instead of positions, ``(L, axes)`` or ``(B, L, axes)``.
+    dtype
+        Dtype of the result. Default: float64 if a param is float64, else float32.
+
+    Returns
+    -------
+    ``(L, dim)`` or ``(B, L, dim)``.
     """
     check_scheme(scheme)
     xp = xp or array_namespace(pos)
@@ -265,7 +276,7 @@ def has_embedding(scheme: PositionScheme) -> bool:
 
 
 def embeds_only(scheme: PositionScheme) -> bool:
-    """Whether a scheme acts on token embeddings and has nothing that attention could use."""
+    """Whether a scheme acts on token embeddings only, and not in attention."""
     return "embedding" in scheme.hooks() and not scheme.hooks() & ATTENTION_HOOKS
 
 
@@ -275,20 +286,20 @@ ATTENTION_HOOKS = frozenset(HOOKS) - {"embedding", "at_length"}
 def attention_part(
     scheme: PositionScheme, params: Mapping[str, Array] | None
 ) -> tuple[PositionScheme, Mapping[str, Array] | None]:
-    """Scheme and params for attention over tokens that carry the scheme's embedding already.
+    """Scheme and params for attention, if the embedding is already added to the tokens.
 
-    ``NoPE()`` without params where the embedding is all there is.
+    ``NoPE()`` without params if the scheme acts on embeddings only.
     """
     return (NoPE(), None) if embeds_only(scheme) else (scheme, params)
 
 
 def has_transform(scheme: PositionScheme) -> bool:
-    """Whether a scheme changes queries and keys."""
+    """Whether a scheme transforms queries and keys."""
     return "transform" in scheme.hooks()
 
 
 def has_bias(scheme: PositionScheme) -> bool:
-    """Whether a scheme has the hook for a bias."""
+    """Whether a scheme has a bias."""
     return "bias" in scheme.hooks()
 
 
@@ -303,9 +314,9 @@ def reads_features(scheme: PositionScheme) -> bool:
 
 
 def check_batches(**positions: Array) -> int:
-    """The batch size that arrays ``(L,)`` or ``(B, L)`` agree on; 1 if none has a batch."""
+    """The common batch size of arrays ``(L,)`` or ``(B, L)``; 1 if none has a batch axis."""
     sizes = {name: p.shape[0] for name, p in positions.items() if len(p.shape) == 2}
-    batch: int = max(sizes.values()) if sizes else 1  # torch's compiler knows no max(default=1)
+    batch: int = max(sizes.values()) if sizes else 1  # torch's compiler has no max(default=)
     for name, size in sizes.items():
         if size != 1 and size != batch:
             raise ValueError(f"{name} has batch {size}, others have {batch}: {sizes}")
@@ -320,7 +331,7 @@ def prepare_params(
     dtype: Any,
     xp: Namespace,
 ) -> tuple[dict[str, Array], Any]:
-    """Merged params and constants on the device of ``like``, and the working dtype."""
+    """Params and constants on the device of ``like``, and the working dtype."""
     work = working_dtype(list(as_mapping(params).values()), xp=xp)
     work = xp.float64 if dtype == xp.float64 else work
     return merge_constants(scheme, params, dtype=work, device=device(like), xp=xp), work

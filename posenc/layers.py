@@ -1,4 +1,4 @@
-"""The layers of a model: the scheme and window of each, and which of them share learned arrays."""
+"""The layers of a model: the scheme and window of each, and the layers that share params."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from posenc.protocol import Array, Namespace, PositionScheme
 class LayerPlan:
     """One scheme and one window per layer of a model.
 
-    Layers whose schemes are equal share one set of learned arrays if the scheme is ``shared`` or
-    has an embedding, which is added once, before the first layer. Every other layer has its own.
-    Windows change nothing about that.
+    Layers with equal schemes share one set of learned arrays in two cases: the scheme is
+    ``shared``, or it has an embedding, which is added once, before the first layer. Every other
+    layer has its own set. Windows have no influence on this.
 
     Attributes
     ----------
     schemes
-        One a layer.
+        One per layer.
     windows
-        One a layer: an integer ``W``, for a query that sees keys at ``|q_pos - k_pos| < W``, or
-        None for all of them. Given as an empty tuple, no layer has one.
+        One per layer: an integer ``W``, which leaves keys at ``|q_pos - k_pos| < W`` visible, or
+        None for no window. An empty tuple gives no layer a window.
     """
 
     schemes: tuple[PositionScheme, ...]
@@ -36,7 +36,7 @@ class LayerPlan:
     def __post_init__(self) -> None:
         windows = tuple(map(_window, self.windows)) or (None,) * len(self.schemes)
         if len(windows) != len(self.schemes):
-            raise ValueError(f"windows must be {len(self.schemes)}, one a layer, got {windows}")
+            raise ValueError(f"windows must be {len(self.schemes)}, one per layer, got {windows}")
         object.__setattr__(self, "windows", windows)
 
     @classmethod
@@ -51,50 +51,50 @@ class LayerPlan:
         Parameters
         ----------
         scheme
-            One for every layer, or a list or tuple of 1 to ``layers`` that layers take in turn.
+            One for every layer, or a list or tuple of 1 to ``layers`` that the layers repeat.
         layers
             Number of layers.
         windows
-            Likewise: None, an integer of at least 1, or a list or tuple of them. It goes in turn
-            by itself, as many as there are: ``windows=[512, 512, None]`` serves one scheme too.
+            Likewise: None, an integer of at least 1, or a list or tuple of them. Schemes and
+            windows repeat independently: ``windows=[512, 512, None]`` works with one scheme too.
 
         Raises
         ------
         TypeError, ValueError
-            None of these, or more of them than layers.
+            An argument is none of these, or is longer than ``layers``.
         """
         count = check_count("layers", layers)
-        schemes = _in_turn("scheme", scheme, count)
-        for one in schemes:
-            check_scheme(one)
-        return cls(schemes, _in_turn("windows", windows, count))
+        schemes = _repeat("scheme", scheme, count)
+        for each in schemes:
+            check_scheme(each)
+        return cls(schemes, _repeat("windows", windows, count))
 
     def windows_within(self, window: int | None) -> tuple[int | None, ...]:
-        """The layers' windows where all attention lies inside ``window``: the narrower of both."""
+        """For each layer, the narrower of its own window and ``window``."""
         return tuple(min((w for w in (own, window) if w), default=None) for own in self.windows)
 
     @property
     def sources(self) -> tuple[int, ...]:
         """For each layer, the first layer that has the same set of learned arrays."""
         return tuple(
-            self.schemes.index(scheme) if _once(scheme) else layer
+            self.schemes.index(scheme) if _is_shared(scheme) else layer
             for layer, scheme in enumerate(self.schemes)
         )
 
     @property
     def first_layers(self) -> tuple[int, ...]:
-        """The first layer of each set of learned arrays; its embedding is added at the input."""
+        """The first layer of each set of learned arrays."""
         return tuple(dict.fromkeys(self.sources))
 
     @property
     def owners(self) -> tuple[int, ...]:
-        """For each layer, the number of its set of learned arrays."""
+        """For each layer, the index of its set of learned arrays."""
         first_layers = self.first_layers
         return tuple(first_layers.index(source) for source in self.sources)
 
 
 def check_layer(layer: int, layers: int) -> int:
-    """``layer`` as an index of ``layers`` layers; as in a list, -1 is the last."""
+    """``layer`` as an integer in ``-layers .. layers - 1``; as in a list, -1 is the last."""
     index = operator.index(layer)
     if not -layers <= index < layers:
         raise IndexError(f"layer must be 0 .. {layers - 1}, got {layer!r}")
@@ -111,8 +111,8 @@ def add_embedding(x: Array, term: Array, *, xp: Namespace) -> Array:
     return xp.astype(x + term, x.dtype, copy=False)
 
 
-def _in_turn(name: str, given: Any, layers: int) -> tuple[Any, ...]:
-    """One a layer, from one or from several in turn."""
+def _repeat(name: str, given: Any, layers: int) -> tuple[Any, ...]:
+    """One value per layer, from one value or from a list that is repeated."""
     several = tuple(given) if isinstance(given, list | tuple) else (given,)
     if not 1 <= len(several) <= layers:
         raise ValueError(f"{name} must be one, or 1 to layers={layers} of them, got {several!r}")
@@ -123,6 +123,6 @@ def _window(given: Any) -> int | None:
     return None if given is None else check_count("windows", given)
 
 
-def _once(scheme: PositionScheme) -> bool:
+def _is_shared(scheme: PositionScheme) -> bool:
     """Whether a model has one set of the scheme's arrays, not one per layer."""
     return scheme.shared or has_embedding(scheme)

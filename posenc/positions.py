@@ -1,4 +1,4 @@
-"""Where tokens stand: checked integer positions, who may see whom, packing and padding."""
+"""Integer positions of tokens: checks, the visibility of keys, packing and padding."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from array_api_compat import is_numpy_namespace
 from posenc.checks import check_count
 from posenc.protocol import Array, Namespace, Window
 
-# Positions are MIN_POSITION .. MAX_POSITION: then every difference fits 32 bits.
+# Within these bounds every difference of positions fits 32 bits.
 MIN_POSITION, MAX_POSITION = -(2**30), 2**30 - 1
 
 
 def concrete_values(array: Array, xp: Namespace) -> np.ndarray[Any, Any] | None:
-    """The values of ``array`` as NumPy, or None where they cannot be seen without waiting.
+    """The values of ``array`` as NumPy; None if reading them is impossible or would wait.
 
-    They cannot while a program is traced or compiled, on a device other than the host, and for
+    That is so while a program is traced or compiled, on a device other than the host, and for
     arrays without data.
     """
     compiler = getattr(xp, "compiler", None)
@@ -31,15 +31,15 @@ def concrete_values(array: Array, xp: Namespace) -> np.ndarray[Any, Any] | None:
 
 
 def as_positions(name: str, pos: Array, *, xp: Namespace, device: Any = None) -> Array:
-    """``pos (L,)`` or ``(B, L)`` as int32 or int64; differences cannot overflow.
+    """Positions ``(L,)`` or ``(B, L)`` as int32 or int64, whose differences cannot overflow.
 
     Raises
     ------
     TypeError
-        If ``pos`` is no array of integers. Half-precision positions cannot tell 256 from 257.
+        ``pos`` is no array of integers. In bfloat16, positions 256 and 257 are equal.
     ValueError
-        If it has another number of axes, or a value outside of ``MIN_POSITION .. MAX_POSITION``
-        where values can be seen.
+        ``pos`` has another number of axes, or a value outside ``MIN_POSITION .. MAX_POSITION``.
+        Values are checked if they are concrete.
     """
     check_range(name, pos, xp)
     return as_integers(name, pos, xp=xp, device=device)
@@ -48,13 +48,14 @@ def as_positions(name: str, pos: Array, *, xp: Namespace, device: Any = None) ->
 def as_places(
     name: str, places: Array, axes: int, length: int, *, xp: Namespace, device: Any = None
 ) -> Array:
-    """Places of ``length`` tokens: ``(L, axes)`` or ``(B, L, axes)``, and ``(L,)`` or ``(B, L)`` if
-    ``axes`` is 1.
+    """Coordinates ("places") of ``length`` tokens, ``(L, axes)`` or ``(B, L, axes)``.
+
+    For ``axes=1`` the result, and optionally the argument, has no last axis.
 
     Raises
     ------
     TypeError, ValueError
-        As ``as_positions``, and for another number of axes.
+        As ``as_positions``, or ``places`` has another number of axes.
     """
     check_range(name, places, xp)
     if not hasattr(places, "shape"):
@@ -70,28 +71,28 @@ def as_places(
 
 
 def check_range(name: str, pos: Array, xp: Namespace) -> None:
-    """No position is so far away that 32-bit differences overflow, where values can be seen."""
-    seen = concrete_values(pos, xp)
-    if seen is None or not np.issubdtype(seen.dtype, np.integer) or not seen.size:
+    """Check that 32-bit differences of positions cannot overflow, if values are concrete."""
+    values = concrete_values(pos, xp)
+    if values is None or not np.issubdtype(values.dtype, np.integer) or not values.size:
         return
-    low, high = int(seen.min()), int(seen.max())
+    low, high = int(values.min()), int(values.max())
     if low < MIN_POSITION or high > MAX_POSITION:
         wrong = low if low < MIN_POSITION else high
         raise ValueError(f"{name} holds {wrong}, accepted: -2**30 .. 2**30 - 1")
 
 
 def as_integers(name: str, values: Array, *, xp: Namespace, device: Any = None) -> Array:
-    """Integers ``(L,)`` or ``(B, L)`` as int32 or int64; a NumPy array may stand for any."""
+    """Integers ``(L,)`` or ``(B, L)`` as int32 or int64; NumPy arrays are converted to ``xp``."""
     if hasattr(values, "dtype") and len(values.shape) not in (1, 2):
-        _integers(name, values, xp=xp, device=device)  # another dtype is the first thing to say
+        _integers(name, values, xp=xp, device=device)  # reports a wrong dtype first
         raise ValueError(f"{name} must have shape (L,) or (B, L), got {tuple(values.shape)}")
     return _integers(name, values, xp=xp, device=device)
 
 
 def from_numpy(array: Any, *, xp: Namespace, device: Any) -> Any:
-    """A NumPy array as one of the library of a call; all else as it is."""
+    """``array`` as an array of ``xp`` if it is a NumPy array; otherwise unchanged."""
     if isinstance(array, np.ndarray) and not is_numpy_namespace(xp):
-        # A copy: torch warns of a view on an array that it may not write to.
+        # A copy, because torch warns about a view of a read-only array.
         return xp.asarray(array, device=device, copy=True)
     return array
 
@@ -108,7 +109,7 @@ def _integers(name: str, values: Array, *, xp: Namespace, device: Any) -> Array:
         return values
     if dtype in (xp.int8, xp.int16, xp.uint8, getattr(xp, "uint16", None)):
         return xp.astype(values, xp.int32)
-    return xp.astype(values, xp.arange(1).dtype)  # the widest: JAX may have 32 bits only
+    return xp.astype(values, xp.arange(1).dtype)  # the default integer: JAX may have 32 bits only
 
 
 def visible(
@@ -121,11 +122,11 @@ def visible(
     window: Window | None = None,
     sink_tokens: int = 0,
 ) -> Array | None:
-    """Whether a query may see a key; elementwise in its broadcast arguments. None: always.
+    """Whether a key is visible to a query, elementwise over broadcast positions; None if all are.
 
-    ``causal``: ``k_pos <= q_pos``. ``window=(left, right)``: ``-right <= q_pos - k_pos <= left``,
-    None for no bound; keys at positions ``0 .. sink_tokens - 1`` are inside of any window. Segments
-    must be equal.
+    ``causal``: ``k_pos <= q_pos``. ``window=(left, right)``: ``-left <= k_pos - q_pos <= right``,
+    None for no bound; keys at positions ``0 .. sink_tokens - 1`` are inside every window. Segments:
+    ``q_seg == k_seg``.
     """
     terms = []
     if causal:
@@ -134,14 +135,17 @@ def visible(
         terms.append(near | ((k_pos >= 0) & (k_pos < sink_tokens)) if sink_tokens else near)
     if q_seg is not None:
         terms.append(q_seg == k_seg)
-    seen = None
+    mask = None
     for term in terms:
-        seen = term if seen is None else seen & term
-    return seen
+        mask = term if mask is None else mask & term
+    return mask
 
 
 def _inside(distance: Array, window: Window, causal: bool) -> Array | None:
-    """Whether ``q_pos - k_pos`` is inside of a window; what a causal mask hides may be either."""
+    """Whether ``distance = q_pos - k_pos`` is inside a window; None if every distance is.
+
+    With ``causal``, the result does not matter for keys after the query.
+    """
     left, right = window
     near = None if left is None else distance <= left
     if right is None or (causal and right >= 0):
@@ -168,9 +172,9 @@ def left_padded(
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Positions, query segments and key segments ``(B, total)`` of left-padded sequences.
 
-    Position 0 is the first token that is no padding, and that of every pad, so that any scheme
-    takes them. Padded keys have a segment that no query has, and padded queries one that no key
-    has: their rows give 0.
+    The first real token has position 0. Padding has position 0 too, which every scheme accepts.
+    Padded keys have a segment that no query has, so they are not visible. Padded queries have a
+    segment that no key has, so their outputs are 0.
 
     >>> left_padded([1, 3], 3)[0]
     array([[0, 0, 0],

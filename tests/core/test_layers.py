@@ -87,7 +87,7 @@ def test_wrong_windows(windows, error, message):
 
 
 def test_a_plan_has_a_window_for_each_layer():
-    with pytest.raises(ValueError, match=r"windows must be 2, one a layer, got \(4,\)"):
+    with pytest.raises(ValueError, match=r"windows must be 2, one per layer, got \(4,\)"):
         LayerPlan((posenc.NoPE(),) * 2, (4,))
 
 
