@@ -1,4 +1,4 @@
-"""The catalogue: every positional encoding, one file each."""
+"""The catalogue of positional encodings, one file per idea."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 __all__ = [
-    "ALiBi", "Learned", "NoPE", "RoPE", "Sink", "Sinusoidal", "Sum", "T5Bias", "make", "schemes",
+    "ALiBi", "Learned", "NoPE", "RoPE", "Sink", "Sinusoidal", "Sum", "T5Bias", "catalogue", "make",
 ]  # fmt: skip
 
 Maker = Callable[..., PositionScheme]
 
-_OURS: dict[str, type[PositionScheme]] = {
+_BUILT_IN: dict[str, type[PositionScheme]] = {
     "alibi": ALiBi,
     "learned": Learned,
     "nope": NoPE,
@@ -48,20 +48,22 @@ def catalogue() -> dict[str, Maker]:
     """The catalogue, name -> maker.
 
     A maker takes sizes of a model (``num_heads``, ``head_dim``, ``max_len``, ``train_len``,
-    ``dim``) and a scheme's own options by keyword. It ignores the sizes that its scheme does not
-    use, and names those that are missing; a function gets those that it names, or all by ``**``.
-    Other packages add theirs through the entry-point group ``posenc.schemes``; one that cannot be
-    loaded, or that takes a name of ours, is a warning.
-    """
-    from importlib.metadata import entry_points  # read only when the catalogue is asked for
+    ``dim``) and the options of its scheme, by keyword. It ignores sizes that its scheme does not
+    use, and raises an error that names missing ones. A maker that is a function receives the sizes
+    that it names, or all of them if it takes ``**``.
 
-    found: dict[str, Maker] = {name: _maker(kind) for name, kind in _OURS.items()}
+    Other packages add schemes through the entry-point group ``posenc.schemes``. An entry point that
+    cannot be loaded, or whose name is taken, gives a warning.
+    """
+    from importlib.metadata import entry_points  # slow, and only the catalogue needs it
+
+    makers: dict[str, Maker] = {name: _class_maker(kind) for name, kind in _BUILT_IN.items()}
     for entry in entry_points(group=_GROUP):
-        if entry.name in found:
+        if entry.name in makers:
             warnings.warn(f"{_GROUP}: {entry.value} takes the name {entry.name!r}", stacklevel=2)
-        elif (maker := _loaded(entry)) is not None:
-            found[entry.name] = maker
-    return found
+        elif (maker := _load(entry)) is not None:
+            makers[entry.name] = maker
+    return makers
 
 
 def make(
@@ -74,17 +76,20 @@ def make(
     dim: int | None = None,
     **options: Any,
 ) -> PositionScheme:
-    """A scheme by its name in the catalogue, for a model of these sizes.
+    """Make a scheme by its name in the catalogue, for a model of these sizes.
 
-    Only the sizes that the scheme uses are needed; the others may be given and change nothing.
-    ``dim`` defaults to ``num_heads * head_dim`` where both are given. ``options`` are the scheme's
-    own fields; ``posenc list NAME`` shows them. A dotted name, ``"module.Class"``, is imported: a
-    scheme need not be in the catalogue.
-
-    ``max_len`` is the longest context of the model, ``train_len`` the length that it is trained at.
-    A class may say with a classmethod ``fitted(cls, sizes)`` what its options are for the sizes
-    that are given, a mapping of name to value; those in ``options`` outweigh it. ``T5Bias`` has
-    one: no bucket of it stays unseen in training.
+    Parameters
+    ----------
+    name
+        A name in the catalogue, or a dotted name ``"module.Class"``, which is imported.
+    num_heads, head_dim, max_len, train_len, dim
+        Sizes of the model. ``max_len`` is its longest context, and ``train_len`` the length that it
+        is trained at. Only the sizes that the scheme uses are needed; the others have no effect.
+        ``dim`` defaults to ``num_heads * head_dim``.
+    options
+        Fields of the scheme; ``posenc list NAME`` shows them. A class may have a classmethod
+        ``fitted(cls, sizes)``, which returns defaults of options for the given sizes. ``T5Bias``
+        has one, so that training sees every bucket.
 
     >>> make("rope", head_dim=64, base=500_000.0)
     RoPE(head_dim=64, base=500000.0, layout='half', rotary_dim=None)
@@ -106,15 +111,15 @@ def make(
 
 
 def fitted_options(name: str, sizes: Mapping[str, int]) -> dict[str, Any]:
-    """The options that the class of a name fits to ``sizes``, by name; of most classes none.
+    """The options that ``fitted`` of a class returns for ``sizes``; ``{}`` for most classes.
 
     Raises
     ------
     TypeError, ValueError
-        What ``fitted`` answers is no mapping, or names something that is no option.
+        ``fitted`` returns no mapping, or a name that is no option.
     """
     kind = inspect.unwrap(maker_of(name))
-    return _fitted(kind, sizes) if _inherits(kind) else {}
+    return _fit_options(kind, sizes) if _inherits(kind) else {}
 
 
 def maker_of(name: str) -> Maker:
@@ -125,11 +130,11 @@ def maker_of(name: str) -> Maker:
     if not isinstance(name, str) or "." not in name:
         hint = nearest(name, names)
         raise ValueError(f"unknown scheme {name!r}{hint}, or a dotted name module.Class")
-    return _checked(_imported(name), name)
+    return _as_maker(_import(name), name)
 
 
-def _imported(name: str) -> Any:
-    """What a dotted name stands for; what fails in its module is an ``ImportError``."""
+def _import(name: str) -> Any:
+    """The object of a dotted name; an error in its module becomes an ``ImportError``."""
     module, _, attribute = name.rpartition(".")
     if not all(name.split(".")):
         raise ValueError(f"unknown scheme {name!r}; a dotted name reads module.Class")
@@ -137,114 +142,116 @@ def _imported(name: str) -> Any:
         home = importlib.import_module(module)
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
-            raise ValueError(f"unknown scheme {name!r}: {error}{_searched()}") from error
+            raise ValueError(f"unknown scheme {name!r}: {error}{_search_hint()}") from error
         cause = f"{type(error).__name__}: {error}{_line(error)}"
         raise ImportError(f"scheme {name!r}: cannot import {module!r}: {cause}") from error
     try:
         return getattr(home, attribute)
     except AttributeError as error:
-        own = [key for key, value in vars(home).items() if _inherits(value)]
-        raise ValueError(f"unknown scheme {name!r}: {error}{nearest(attribute, own)}") from error
+        names = [key for key, value in vars(home).items() if _inherits(value)]
+        raise ValueError(f"unknown scheme {name!r}: {error}{nearest(attribute, names)}") from error
 
 
-def _searched() -> str:
+def _search_hint() -> str:
     here = Path.cwd()
     return f"; the folder {here} was searched" if {str(here), ""} & set(sys.path) else ""
 
 
 def _line(error: Exception) -> str:
-    """The line of a module at which its import ended; a command shows no traceback."""
-    import traceback  # for errors only
+    """The line of a module at which its import failed, because a command shows no traceback."""
+    import traceback  # only errors need it
 
     frames = traceback.extract_tb(error.__traceback__)
     lines = [f"{frame.filename}:{frame.lineno}" for frame in frames if frame.name == "<module>"]
     return f", at {lines[-1]}" if lines else ""
 
 
-def _checked(found: Any, name: str) -> Maker:
-    """The maker that was found; a class is turned into one."""
-    if not isinstance(found, type):
-        if not callable(found):
-            raise TypeError(f"scheme {name!r} is neither a PositionScheme nor a maker: {found!r}")
-        return _function(cast(Maker, found))
-    kind = found.__name__
-    if not _inherits(found):
+def _as_maker(value: Any, name: str) -> Maker:
+    """The maker for a class or a function; other values are a ``TypeError``."""
+    if not isinstance(value, type):
+        if not callable(value):
+            raise TypeError(f"scheme {name!r} is neither a PositionScheme nor a maker: {value!r}")
+        return _function_maker(cast(Maker, value))
+    kind = value.__name__
+    if not _inherits(value):
         advice = f"inherit from posenc.PositionScheme: class {kind}(PositionScheme)"
         raise TypeError(f"scheme {name!r}: class {kind} is no PositionScheme; {advice}")
-    if not getattr(getattr(found, "__dataclass_params__", None), "frozen", False):
+    if not getattr(getattr(value, "__dataclass_params__", None), "frozen", False):
         advice = f"write @dataclass(frozen=True) above class {kind}"
         raise TypeError(f"scheme {name!r}: class {kind} is no frozen dataclass; {advice}")
-    return _maker(found)
+    return _class_maker(value)
 
 
-def _inherits(found: Any) -> bool:
-    return isinstance(found, type) and issubclass(found, PositionScheme) and found != PositionScheme
+def _inherits(value: Any) -> bool:
+    return isinstance(value, type) and issubclass(value, PositionScheme) and value != PositionScheme
 
 
-def _maker(kind: type[PositionScheme]) -> Maker:
-    written = [field for field in fields(cast(Any, kind)) if field.init]
-    accepted = {field.name for field in written}
-    needed = [f.name for f in written if f.default is MISSING and f.default_factory is MISSING]
+def _class_maker(kind: type[PositionScheme]) -> Maker:
+    """A maker of a class, which knows the sizes and options that it takes."""
+    init = [field for field in fields(cast(Any, kind)) if field.init]
+    accepted = {field.name for field in init}
+    needed = [f.name for f in init if f.default is MISSING and f.default_factory is MISSING]
 
     def maker(**given: Any) -> PositionScheme:
         for option in given.keys() - accepted - set(SIZES):
-            own = sorted(accepted - set(SIZES))
-            raise ValueError(f"{kind.__name__} has no option {option!r}{nearest(option, own)}")
+            known = sorted(accepted - set(SIZES))
+            raise ValueError(f"{kind.__name__} has no option {option!r}{nearest(option, known)}")
         sizes = {name: value for name, value in given.items() if name in SIZES}
-        given = {**_fitted(kind, sizes), **given}
+        given = {**_fit_options(kind, sizes), **given}
         missing = [name for name in needed if name not in given]
         if missing:
-            raise TypeError(f"{kind.__name__} needs {_listed(missing)}{_given(given)}")
+            raise TypeError(f"{kind.__name__} needs {_join_names(missing)}{_given_sizes(given)}")
         return kind(**{name: value for name, value in given.items() if name in accepted})
 
-    # The class stays known, as ``__wrapped__``; ``updated=()``: its attributes are not copied.
+    # __wrapped__ keeps the class; updated=() does not copy its attributes.
     return functools.update_wrapper(maker, kind, updated=())
 
 
-def _function(made: Maker) -> Maker:
-    """A maker that is a function: of the sizes it gets those that it names, or all by ``**``."""
+def _function_maker(function: Maker) -> Maker:
+    """A maker that passes a function only the sizes that it names, or all if it takes ``**``."""
     try:
-        taken = inspect.signature(made).parameters
-    except (TypeError, ValueError):  # one that is written in C need not tell
-        return made
-    if any(one.kind is one.VAR_KEYWORD for one in taken.values()):
-        return made
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):  # a function written in C may have no signature
+        return function
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return function
 
     def maker(**given: Any) -> PositionScheme:
-        return made(**{n: value for n, value in given.items() if n in taken or n not in SIZES})
+        wanted = {n: value for n, value in given.items() if n in parameters or n not in SIZES}
+        return function(**wanted)
 
-    return functools.update_wrapper(maker, made)
+    return functools.update_wrapper(maker, function)
 
 
-def _fitted(kind: type[PositionScheme], sizes: Mapping[str, int]) -> dict[str, Any]:
-    """What a class says of its options for these sizes; nothing if it has no ``fitted``."""
-    ask = getattr(kind, "fitted", None)
-    if not callable(ask):  # none, or a field of that name
+def _fit_options(kind: type[PositionScheme], sizes: Mapping[str, int]) -> dict[str, Any]:
+    """The options that ``kind.fitted`` returns for these sizes; ``{}`` if it has no ``fitted``."""
+    fit = getattr(kind, "fitted", None)
+    if not callable(fit):  # not there, or a field of that name
         return {}
-    found = ask(sizes)
-    if not isinstance(found, Mapping):
-        raise TypeError(f"{kind.__name__}.fitted must answer options by name, got {found!r}")
-    own = sorted({field.name for field in fields(cast(Any, kind)) if field.init} - set(SIZES))
-    for option in found.keys() - set(own):
-        raise ValueError(f"{kind.__name__}.fitted has no option {option!r}{nearest(option, own)}")
-    return dict(found)
+    options = fit(sizes)
+    if not isinstance(options, Mapping):
+        raise TypeError(f"{kind.__name__}.fitted must return options by name, got {options!r}")
+    known = sorted({field.name for field in fields(cast(Any, kind)) if field.init} - set(SIZES))
+    for option in options.keys() - set(known):
+        raise ValueError(f"{kind.__name__}.fitted has no option {option!r}{nearest(option, known)}")
+    return dict(options)
 
 
-def _listed(missing: list[str]) -> str:
-    """``max_len and dim (or num_heads and head_dim)``."""
+def _join_names(missing: list[str]) -> str:
+    """For example ``max_len and dim (or num_heads and head_dim)``."""
     names = " and ".join(missing)
     return f"{names} (or num_heads and head_dim)" if missing[-1:] == ["dim"] else names
 
 
-def _given(given: dict[str, Any]) -> str:
+def _given_sizes(given: dict[str, Any]) -> str:
     names = ", ".join(name for name in given if name in SIZES)
     return f"; sizes that were given: {names or 'none'}"
 
 
-def _loaded(entry: EntryPoint) -> Maker | None:
-    """A third party's maker."""
+def _load(entry: EntryPoint) -> Maker | None:
+    """The maker of an entry point; None, with a warning, if it cannot be loaded."""
     try:
-        return _checked(entry.load(), entry.name)
+        return _as_maker(entry.load(), entry.name)
     except Exception as error:
         warnings.warn(f"{_GROUP}: cannot load {entry.value}: {error!r}", stacklevel=3)
         return None

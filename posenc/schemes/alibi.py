@@ -1,6 +1,6 @@
 """ALiBi: attention with linear biases.
 
-``bias = -m_h * |i - j|`` with one fixed slope ``m_h`` a head, added after the scaling of scores.
+``bias = -m_h * |i - j|`` with one fixed slope ``m_h`` per head, added to the scaled scores.
 
 Press, Smith and Lewis 2022, "Train Short, Test Long", arXiv 2108.12409, section 3.
 """
@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -30,13 +30,13 @@ class ALiBi(PositionScheme):
         Number of heads ``H``.
     slopes
         ``"paper"``: ``m_h = 2**(-8h/P)`` for ``h = 1..P``, ``P`` the largest power of two up to
-        ``H``, then every second slope of ``2P``. ``"geometric"``: ``2**(-8h/H)`` for every ``H``.
-        Or the ``H`` slopes themselves, any finite numbers.
+        ``H``, then every second slope of ``2P``. ``"geometric"``: ``m_h = 2**(-8h/H)`` for any
+        ``H``. Or ``H`` finite numbers, one slope per head.
     noncausal
-        What a key to the right gets: ``"symmetric"``, the same as one to the left.
+        Bias of keys after the query. ``"symmetric"``: the same as before the query.
     learned
         Whether the slopes are a learned array ``slopes (H,)`` that starts from these values.
-        The paper tried it and found fixed slopes better.
+        The paper found fixed slopes better.
 
     Press, Smith and Lewis 2022, arXiv 2108.12409.
     """
@@ -46,7 +46,7 @@ class ALiBi(PositionScheme):
 
     num_heads: int
     slopes: str | Sequence[float] = "paper"
-    noncausal: str = "symmetric"
+    noncausal: Literal["symmetric"] = "symmetric"
     learned: bool = False
     _slopes: tuple[float, ...] = field(init=False, repr=False, compare=False)
 
@@ -57,7 +57,7 @@ class ALiBi(PositionScheme):
             check_choice("slopes", self.slopes, (*_RULES, "or one number per head"))
             slopes = _RULES[self.slopes](self.num_heads)
         else:
-            slopes = _given(self.slopes, self.num_heads)
+            slopes = _check_slopes(self.slopes, self.num_heads)
             object.__setattr__(self, "slopes", slopes)
         object.__setattr__(self, "_slopes", slopes)
 
@@ -96,7 +96,7 @@ def _paper(num_heads: int) -> tuple[float, ...]:
 _RULES = {"paper": _paper, "geometric": _geometric}
 
 
-def _given(slopes: Sequence[float], num_heads: int) -> tuple[float, ...]:
+def _check_slopes(slopes: Sequence[float], num_heads: int) -> tuple[float, ...]:
     try:
         values = tuple(float(m) for m in slopes)
     except (TypeError, ValueError):

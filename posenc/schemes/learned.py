@@ -1,4 +1,4 @@
-"""Learned absolute positions: one trained vector a position, added to the token embeddings.
+"""Learned absolute positions: one trained vector per position, added to token embeddings.
 
 Gehring et al. 2017, "Convolutional Sequence to Sequence Learning", arXiv 1705.03122, section 3.1.
 """
@@ -15,16 +15,15 @@ from posenc.protocol import Array, Namespace, ParamSpec, PositionScheme
 
 
 class OutsideTableError(ValueError, IndexError):
-    """A position that a learned table has no row for."""
+    """A position is outside a learned table."""
 
 
 @dataclass(frozen=True)
 class Learned(PositionScheme):
     """Row ``pos + offset`` of a table ``(max_len + offset, dim)``.
 
-    A position outside ``0 .. max_len - 1`` is an ``OutsideTableError``, a ``ValueError``, where its
-    value can be seen, and a row of NaN where it cannot: under tracing, or on a device that would
-    have to be waited for.
+    A position outside ``0 .. max_len - 1`` raises ``OutsideTableError``, a ``ValueError``. Under
+    tracing and on accelerators its value cannot be checked, and the result is a row of NaN.
 
     Parameters
     ----------
@@ -53,15 +52,16 @@ class Learned(PositionScheme):
         return {"table": ParamSpec((self.max_len + self.offset, self.dim), per_head=False)}
 
     def embedding(self, pos: Array, *, params: Mapping[str, Array], xp: Namespace) -> Array:
-        seen = concrete_values(pos, xp)
-        if seen is not None and seen.size and not (seen.min() >= 0 and seen.max() < self.max_len):
-            wrong = seen.min() if seen.min() < 0 else seen.max()
+        values = concrete_values(pos, xp)
+        low, high = (values.min(), values.max()) if values is not None and values.size else (0, 0)
+        if low < 0 or high >= self.max_len:
+            wrong = low if low < 0 else high
             raise OutsideTableError(
                 f"pos holds {wrong}, accepted: 0 .. max_len - 1 = {self.max_len - 1}"
             )
         flat = xp.reshape(pos, (-1,))
-        known = (flat >= 0) & (flat < self.max_len)
-        row = xp.where(known, flat + self.offset, 0)
+        in_table = (flat >= 0) & (flat < self.max_len)
+        row = xp.where(in_table, flat + self.offset, 0)
         vectors = xp.take(params["table"], row, axis=0)
-        vectors = xp.where(known[:, None], vectors, xp.nan)
+        vectors = xp.where(in_table[:, None], vectors, xp.nan)
         return xp.reshape(vectors, (*pos.shape, self.dim))

@@ -1,4 +1,4 @@
-"""NoPE: no positional encoding. A causal mask alone lets a decoder tell order.
+"""NoPE: no positional encoding. A decoder can infer order from its causal mask.
 
 Kazemnejad et al. 2023, "The Impact of Positional Encoding on Length Generalization in
 Transformers", arXiv 2305.19466.
@@ -14,7 +14,7 @@ from posenc.protocol import PositionScheme
 
 @dataclass(frozen=True)
 class NoPE(PositionScheme):
-    """Nothing: attention sees content and the mask only.
+    """No positional encoding: attention depends on content and the mask only.
 
     Kazemnejad et al. 2023, arXiv 2305.19466.
     """

@@ -1,7 +1,7 @@
 """RoPE: rotary position embedding.
 
-Pairs of channels of queries and keys turn by the angle ``pos * base**(-2k/D)``, so that their dot
-product depends on the difference of positions alone.
+Channel pairs of queries and keys rotate by the angle ``pos * base**(-2k/D)``. Their dot product
+then depends on positions only through the difference.
 
 Su et al. 2021, "RoFormer", arXiv 2104.09864, equation 34.
 """
@@ -11,11 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import ClassVar
+from typing import ClassVar, Literal, get_args
 
 from posenc.angles import Turns, frequencies
 from posenc.checks import check_choice, check_count, check_positive
 from posenc.protocol import Array, Namespace, PositionScheme, Role
+
+Layout = Literal["half", "interleaved"]
 
 
 @dataclass(frozen=True)
@@ -25,15 +27,14 @@ class RoPE(PositionScheme):
     Parameters
     ----------
     head_dim
-        Channels ``D`` of a head, even.
+        Channels per head, ``D``, even.
     base
         Base of the frequencies.
     layout
         Which channels pair up: ``"half"``, ``(k, k + R/2)`` (HF Llama, NeoX); ``"interleaved"``,
         ``(2k, 2k + 1)`` (Meta Llama, GPT-J).
     rotary_dim
-        The first ``R`` channels turn, the rest pass (GPT-J, NeoX); even, at most ``D``.
-        Default: all.
+        Only the first ``R`` channels rotate (GPT-J, NeoX); even, at most ``D``. Default: all.
 
     Su et al. 2021, arXiv 2104.09864.
     """
@@ -42,14 +43,14 @@ class RoPE(PositionScheme):
 
     head_dim: int
     base: float = 10_000.0
-    layout: str = "half"
+    layout: Layout = "half"
     rotary_dim: int | None = None
     _turns: Turns = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_count("head_dim", self.head_dim)
         check_positive("base", self.base)
-        check_choice("layout", self.layout, ("half", "interleaved"))
+        check_choice("layout", self.layout, get_args(Layout))
         name, dim = ("head_dim", self.head_dim)
         if self.rotary_dim is not None:
             name, dim = "rotary_dim", check_count("rotary_dim", self.rotary_dim)
@@ -68,9 +69,9 @@ class RoPE(PositionScheme):
         # Rotated in float32 or better; the cast to a half-precision dtype is the last step.
         work = xp.float64 if x.dtype == xp.float64 else xp.float32
         sin, cos = self._turns.sincos(pos, dtype=work, xp=xp)
-        turning, rest = x[..., : self.rotary_dim], x[..., self.rotary_dim or self.head_dim :]
-        turned = xp.astype(_LAYOUTS[self.layout](xp.astype(turning, work), sin, cos, xp), x.dtype)
-        return turned if self.rotary_dim is None else xp.concat([turned, rest], axis=-1)
+        rotary, rest = x[..., : self.rotary_dim], x[..., self.rotary_dim or self.head_dim :]
+        rotated = xp.astype(_LAYOUTS[self.layout](xp.astype(rotary, work), sin, cos, xp), x.dtype)
+        return rotated if self.rotary_dim is None else xp.concat([rotated, rest], axis=-1)
 
 
 def _half(x: Array, sin: Array, cos: Array, xp: Namespace) -> Array:

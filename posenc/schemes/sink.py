@@ -1,8 +1,8 @@
-"""A sink: a logit in the denominator of the softmax that belongs to no key, around any scheme.
+"""Attention sink: a logit in the softmax denominator that belongs to no key, around any scheme.
 
-``w_ij = exp(s_ij) / (exp(sink) + sum_j exp(s_ij))``, so that a head may attend to nothing. gpt-oss
-learns one number per head (OpenAI 2025, arXiv 2508.10925); a constant 0 is the softmax off by one
-(Miller 2023, "Attention Is Off By One").
+``w_ij = exp(s_ij) / (exp(sink) + sum_j exp(s_ij))``, so that a head can attend to nothing. gpt-oss
+learns one logit per head (OpenAI 2025, arXiv 2508.10925). The constant 0 gives the off-by-one
+softmax (Miller 2023, "Attention Is Off By One").
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from posenc.protocol import Array, Namespace, ParamSpec, PositionScheme, Role, W
 
 @dataclass(frozen=True)
 class Sink(PositionScheme):
-    """A scheme, and a logit of no key in every softmax, after scaling and bias.
+    """A scheme with a sink: one more logit in every softmax, after scaling and bias.
 
     Parameters
     ----------
     scheme
-        What it stands around; its learned arrays keep their names.
+        The scheme that the sink is added to. Its learned arrays keep their names.
     num_heads
         Number of heads ``H``. Default: that of the scheme.
     learned
-        Whether the logits are a learned array ``sink (H,)``; else all are ``value``.
+        Whether the logits are a learned array ``sink (H,)``. If not, every logit is ``value``.
     value
-        The logit, or its first value.
+        The logit, or its first value if it is learned.
     per_query
-        Whether a query's logit is ``sink_w[h] . x`` of its hidden state ``x (C,)``, with a learned
-        ``sink_w (H, hidden_dim)`` (Inkling 2).
+        Whether the logit of a query with hidden state ``x (C,)`` is ``sink_w[h] . x``, with a
+        learned ``sink_w (H, hidden_dim)`` (Inkling 2).
     hidden_dim
         Width ``C`` of hidden states, for ``per_query``.
     """
@@ -53,61 +53,59 @@ class Sink(PositionScheme):
         check_finite("value", self.value)
         if "sink" in self.scheme.hooks():
             raise ValueError(f"scheme has a sink already: {self.scheme}")
-        own_name = "sink_w" if self.per_query else "sink"
-        if (self.learned or self.per_query) and own_name in self.scheme.param_specs():
+        param = "sink_w" if self.per_query else "sink"
+        if (self.learned or self.per_query) and param in self.scheme.param_specs():
             name = type(self.scheme).__name__
-            raise ValueError(f"{own_name!r} is a param of {name} already, and that of Sink")
+            raise ValueError(f"{param!r} is a param of {name} already, and Sink needs that name")
         heads = head_count(self.scheme) if self.num_heads is None else self.num_heads
         if heads is None and (self.learned or self.per_query):
             name = type(self.scheme).__name__
-            raise ValueError(f"num_heads: {name} has none of its own; give it, one sink per head")
+            raise ValueError(f"num_heads: {name} does not have it; give it, for one sink per head")
         if heads is not None:
             check_count("num_heads", heads)
-        own = head_count(self.scheme)
-        if own is not None and own != heads:
-            raise ValueError(f"num_heads={heads}: the scheme has {own} of its own: {self.scheme}")
+        scheme_heads = head_count(self.scheme)
+        if scheme_heads is not None and scheme_heads != heads:
+            raise ValueError(f"num_heads={heads}: the scheme has {scheme_heads}: {self.scheme}")
         object.__setattr__(self, "num_heads", heads)
         if not self.per_query:
             if self.hidden_dim is not None:
-                raise ValueError(f"hidden_dim={self.hidden_dim} is for per_query=True alone")
+                raise ValueError(f"hidden_dim={self.hidden_dim} needs per_query=True")
         elif self.hidden_dim is None:
             raise ValueError("per_query needs hidden_dim, the width of hidden states")
         else:
             check_count("hidden_dim", self.hidden_dim)
             if not self.learned or self.value != 0:
                 given = f"learned={self.learned}, value={self.value}"
-                raise ValueError(
-                    f"per_query: logits are learned of hidden states; leave out {given}"
-                )
+                raise ValueError(f"per_query computes logits from hidden states; leave out {given}")
 
     @property
     def relative(self) -> bool:  # type: ignore[override]
-        """That of the scheme."""
+        """As the scheme."""
         return self.scheme.relative
 
     @property
     def shared(self) -> bool:  # type: ignore[override]
-        """That of the scheme."""
+        """As the scheme."""
         return self.scheme.shared
 
     @property
     def axes(self) -> int:  # type: ignore[override]
-        """That of the scheme."""
+        """As the scheme."""
         return self.scheme.axes
 
     @property
     def paper(self) -> str:  # type: ignore[override]
-        """That of the scheme."""
+        """As the scheme."""
         return self.scheme.paper
 
     @property
     def cumulative(self) -> tuple[str, ...]:  # type: ignore[override]
-        """That of the scheme."""
+        """As the scheme."""
         return self.scheme.cumulative
 
     def hooks(self) -> frozenset[str]:
-        own = {"sink", "hidden_features"} if self.per_query else {"sink"}
-        return self.scheme.hooks() | own
+        added = {"sink", "hidden_features"} if self.per_query else {"sink"}
+        return self.scheme.hooks() | added
 
     def reads_features(self) -> bool:
         return self.scheme.reads_features()
@@ -140,11 +138,11 @@ class Sink(PositionScheme):
     def hidden_features(
         self, x: Array, *, role: Role, params: Mapping[str, Array], xp: Namespace
     ) -> Mapping[str, Array]:
-        found = dict(self.scheme.hidden_features(x, role=role, params=params, xp=xp))
+        features = dict(self.scheme.hidden_features(x, role=role, params=params, xp=xp))
         if self.per_query and role == "query":
             w = xp.matrix_transpose(params["sink_w"])
-            found["sink"] = xp.matrix_transpose(xp.matmul(x, w))
-        return found
+            features["sink"] = xp.matrix_transpose(xp.matmul(x, w))
+        return features
 
     def query_features(self, q: Array, pos: Array, **keywords: Any) -> Mapping[str, Array]:
         return self.scheme.query_features(q, pos, **keywords)

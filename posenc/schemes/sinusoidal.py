@@ -1,4 +1,4 @@
-"""Sinusoidal absolute positions, added to the token embeddings.
+"""Sinusoidal absolute positions, added to token embeddings.
 
 ``PE(pos, 2k) = sin(pos * base**(-2k/d))`` and ``PE(pos, 2k + 1) = cos(pos * base**(-2k/d))``.
 
@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import ClassVar
+from typing import ClassVar, Literal, get_args
 
 from posenc.angles import Turns, frequencies
 from posenc.checks import check_choice, check_count, check_positive
 from posenc.params import float_dtype
 from posenc.protocol import Array, Namespace, PositionScheme
+
+Layout = Literal["interleaved", "concatenated", "tensor2tensor"]
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class Sinusoidal(PositionScheme):
     layout
         ``"interleaved"``: sine and cosine alternate (the paper). ``"concatenated"``: all sines,
         then all cosines. ``"tensor2tensor"``: concatenated, with frequencies
-        ``base**(-k/(d/2 - 1))``; there ``d`` is at least 4.
+        ``base**(-k/(d/2 - 1))``, for ``d`` of at least 4.
 
     Vaswani et al. 2017, arXiv 1706.03762.
     """
@@ -40,16 +42,16 @@ class Sinusoidal(PositionScheme):
 
     dim: int
     base: float = 10_000.0
-    layout: str = "interleaved"
+    layout: Layout = "interleaved"
     _turns: Turns = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_count("dim", self.dim)
         check_positive("base", self.base)
-        check_choice("layout", self.layout, ("interleaved", "concatenated", "tensor2tensor"))
+        check_choice("layout", self.layout, get_args(Layout))
         tensor2tensor = self.layout == "tensor2tensor"
         if self.dim % 2:
-            raise ValueError(f"dim must be even, got {self.dim}: each sine has its cosine")
+            raise ValueError(f"dim must be even, got {self.dim}: sines and cosines come in pairs")
         if tensor2tensor and self.dim < 4:
             raise ValueError(f"dim must be at least 4 in layout 'tensor2tensor', got {self.dim}")
         n = self.dim // 2

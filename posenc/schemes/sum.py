@@ -1,7 +1,6 @@
-"""Several schemes on one layer: their embeddings and biases added, their transforms one by one.
+"""Several schemes on one layer, such as RoPE with ALiBi.
 
-RoPE with ALiBi, gates with a bias of distance, a sink around anything: what a combination can do
-follows from what its parts can.
+Embeddings and biases are added, and transforms are applied one after another.
 """
 
 from __future__ import annotations
@@ -14,29 +13,33 @@ from posenc.checks import check_scheme, python_fields
 from posenc.params import Features, Params, float_dtype, head_count
 from posenc.protocol import Array, Namespace, ParamSpec, PositionScheme, Role, Window
 
-_ALONE = {"adjust_scores": "adjusts whole rows", "sink": "has a sink", "regions": "has regions"}
-PLACES = "places"  # what the library itself adds to features
+_AT_MOST_ONE = {
+    "adjust_scores": "adjusts whole rows",
+    "sink": "has a sink",
+    "regions": "has regions",
+}
+PLACES = "places"  # a feature that the library computes, the same for all parts
 
 
 @dataclass(frozen=True, init=False, repr=False)
 class Sum(PositionScheme):
-    """``Sum(RoPE(64), ALiBi(8))``: all of them on one layer.
+    """Several schemes on one layer: ``Sum(RoPE(64), ALiBi(8))``.
 
-    Embeddings and biases are added. Queries and keys go through the transforms in the order given.
-    A learned array or a feature ``name`` of part ``n`` is called ``"{n}_{name}"``. One part may
-    adjust whole rows, one may have a sink, one may have regions. If any part shares its arrays
-    between layers, all do.
+    Embeddings and biases are added. Queries and keys go through the transforms in the given order.
+    A learned array or feature ``name`` of part ``n`` is called ``"{n}_{name}"``. At most one part
+    may have ``adjust_scores``, one a sink, and one regions. If any part is ``shared`` between
+    layers, all parts are.
 
     Parameters
     ----------
     schemes
-        Two or more. Those with a transform, an embedding or features of vectors have the same
-        number of ``axes``.
+        Two or more. All parts with a transform, an embedding, ``query_features`` or
+        ``key_features`` have the same number of ``axes``.
 
     Raises
     ------
     TypeError, ValueError
-        Something that is no scheme, or schemes that cannot be combined.
+        A part is no scheme, or the schemes cannot be combined.
     """
 
     schemes: tuple[PositionScheme, ...]
@@ -51,21 +54,23 @@ class Sum(PositionScheme):
             check_scheme(scheme)
         if len(self.schemes) < 2:
             raise ValueError(f"Sum takes two schemes or more, got {self.schemes}")
-        for hook, does in _ALONE.items():
-            found = [type(s).__name__ for s in self.schemes if hook in s.hooks()]
-            if len(found) > 1:
-                raise ValueError(f"Sum takes one scheme that {does}, got {' and '.join(found)}")
+        for hook, does in _AT_MOST_ONE.items():
+            names = [type(s).__name__ for s in self.schemes if hook in s.hooks()]
+            if len(names) > 1:
+                raise ValueError(f"Sum takes one scheme that {does}, got {' and '.join(names)}")
         counts = (head_count(scheme) for scheme in self.schemes)
         heads = {count for count in counts if count is not None and count != 1}
         if len(heads) > 1:
-            raise ValueError(f"Sum takes schemes of as many heads, got {sorted(heads)}: {self}")
-        placed = {"transform", "embedding", "query_features", "key_features"}
-        axes = {s.axes for s in self.schemes if s.hooks() & placed}
-        if axes and axes != {self.axes}:  # they receive places of all axes
+            raise ValueError(
+                f"Sum takes schemes with the same number of heads, got {sorted(heads)}: {self}"
+            )
+        receives_places = {"transform", "embedding", "query_features", "key_features"}
+        axes = {s.axes for s in self.schemes if s.hooks() & receives_places}
+        if axes and axes != {self.axes}:  # these hooks receive places on all axes of the Sum
             axes = {s.axes for s in self.schemes}
             raise ValueError(
-                f"Sum takes transforms and embeddings of as many axes, got {sorted(axes)}: "
-                f"{self.schemes}"
+                "Sum takes transforms and embeddings with the same number of axes, "
+                f"got {sorted(axes)}: {self.schemes}"
             )
 
     def __repr__(self) -> str:
@@ -79,50 +84,50 @@ class Sum(PositionScheme):
 
     @property
     def shared(self) -> bool:  # type: ignore[override]
-        """Whether any part shares its arrays between layers."""
+        """Whether any part is shared between layers."""
         return any(scheme.shared for scheme in self.schemes)
 
     @property
     def axes(self) -> int:  # type: ignore[override]
-        """The most that a part has."""
+        """The largest number of axes of a part."""
         return max(scheme.axes for scheme in self.schemes)
 
     @property
     def paper(self) -> str:  # type: ignore[override]
-        """Those of the parts."""
+        """The papers of all parts."""
         return "; ".join(scheme.paper for scheme in self.schemes if scheme.paper)
 
     @property
     def cumulative(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Those of the parts, with their prefixes."""
+        """The names of all parts, with their prefixes."""
         return tuple(f"{n}_{name}" for n, s in enumerate(self.schemes) for name in s.cumulative)
 
     def hooks(self) -> frozenset[str]:
-        # Torch's compiler knows no frozenset[str]().
-        found: frozenset[str] = frozenset().union(*(scheme.hooks() for scheme in self.schemes))
+        # torch's compiler cannot call frozenset[str]().
+        hooks: frozenset[str] = frozenset().union(*(scheme.hooks() for scheme in self.schemes))
         if all("key_bias" in scheme.hooks() for _, scheme in self._with("bias")):
-            return found
-        return found - {"key_bias"}
+            return hooks
+        return hooks - {"key_bias"}
 
     def reads_features(self) -> bool:
         return any(scheme.reads_features() for scheme in self.schemes)
 
     def param_specs(self) -> Mapping[str, ParamSpec]:
-        return self._joined("param_specs")
+        return self._prefixed("param_specs")
 
     def constants(self) -> Mapping[str, tuple[float, ...]]:
-        return self._joined("constants")
+        return self._prefixed("constants")
 
     def embedding(self, pos: Array, *, params: Mapping[str, Array], xp: Namespace) -> Array | None:
-        return _added(
+        return _add(
             scheme.embedding(pos, params=own, xp=xp)
-            for scheme, own in self._own("embedding", params, xp)
+            for scheme, own in self._parts("embedding", params, xp)
         )
 
     def transform(
         self, x: Array, pos: Array, *, role: Role, params: Mapping[str, Array], xp: Namespace
     ) -> Array:
-        for scheme, own in self._own("transform", params, xp):
+        for scheme, own in self._parts("transform", params, xp):
             x = scheme.transform(x, pos, role=role, params=own, xp=xp)
         return x
 
@@ -138,15 +143,15 @@ class Sum(PositionScheme):
     def bias(
         self, q: Array, k: Array, *, params: Mapping[str, Array], xp: Namespace
     ) -> Array | None:
-        return _added(
-            scheme.bias(q, k, params=own, xp=xp) for scheme, own in self._own("bias", params, xp)
+        return _add(
+            scheme.bias(q, k, params=own, xp=xp) for scheme, own in self._parts("bias", params, xp)
         )
 
     def key_bias(self, k: Array, *, params: Mapping[str, Array], xp: Namespace) -> Array | None:
-        found = [
-            scheme.key_bias(k, params=own, xp=xp) for scheme, own in self._own("bias", params, xp)
+        terms = [
+            scheme.key_bias(k, params=own, xp=xp) for scheme, own in self._parts("bias", params, xp)
         ]
-        return None if any(term is None for term in found) else _added(iter(found))
+        return None if any(term is None for term in terms) else _add(iter(terms))
 
     def adjust_scores(
         self,
@@ -158,13 +163,13 @@ class Sum(PositionScheme):
         params: Mapping[str, Array],
         xp: Namespace,
     ) -> Array:
-        for scheme, own in self._own("adjust_scores", params, xp):
+        for scheme, own in self._parts("adjust_scores", params, xp):
             scores = scheme.adjust_scores(scores, q, k, visible=visible, params=own, xp=xp)
         return scores
 
     def sink(self, q: Array, *, params: Mapping[str, Array], xp: Namespace) -> Array | None:
-        return _added(
-            scheme.sink(q, params=own, xp=xp) for scheme, own in self._own("sink", params, xp)
+        return _add(
+            scheme.sink(q, params=own, xp=xp) for scheme, own in self._parts("sink", params, xp)
         )
 
     def regions(self) -> tuple[tuple[PositionScheme, Window], ...]:
@@ -174,11 +179,11 @@ class Sum(PositionScheme):
         return ()
 
     def scale(self, head_dim: int) -> float:
-        usual = super().scale(head_dim)
-        found = {scheme.scale(head_dim) for scheme in self.schemes} - {usual}
-        if len(found) > 1:
-            raise ValueError(f"scale: parts of {self} ask for {sorted(found)}; give scale=")
-        return found.pop() if found else usual
+        default = super().scale(head_dim)
+        scales = {scheme.scale(head_dim) for scheme in self.schemes} - {default}
+        if len(scales) > 1:
+            raise ValueError(f"scale: parts of {self} ask for {sorted(scales)}; give scale=")
+        return scales.pop() if scales else default
 
     def at_length(self, length: int) -> PositionScheme:
         longer = tuple(scheme.at_length(length) for scheme in self.schemes)
@@ -186,40 +191,40 @@ class Sum(PositionScheme):
         return self if same else Sum(*longer)
 
     def caution(self, *, causal: bool) -> str | None:
-        found = (scheme.caution(causal=causal) for scheme in self.schemes)
-        return next((advice for advice in found if advice is not None), None)
+        cautions = (scheme.caution(causal=causal) for scheme in self.schemes)
+        return next((caution for caution in cautions if caution is not None), None)
 
     def _with(self, hook: str) -> list[tuple[int, PositionScheme]]:
-        """Number and scheme of the parts that have a hook."""
+        """Index and scheme of each part that has a hook."""
         return [(n, s) for n, s in enumerate(self.schemes) if hook in s.hooks()]
 
-    def _own(
+    def _parts(
         self, hook: str, params: Mapping[str, Array], xp: Namespace
     ) -> Iterator[tuple[PositionScheme, PartParams]]:
-        """The parts that have a hook, and what each of them sees of ``params``."""
+        """Each part that has a hook, with its own params."""
         for n, scheme in self._with(hook):
             yield scheme, PartParams(params, f"{n}_", float_dtype(params, xp))
 
-    def _joined(self, method: str) -> dict[str, Any]:
-        """What every part declares by name, with its prefix."""
-        found: dict[str, Any] = {}
+    def _prefixed(self, method: str) -> dict[str, Any]:
+        """The mappings that ``method`` of each part returns, as one, with prefixed names."""
+        merged: dict[str, Any] = {}
         for n, scheme in enumerate(self.schemes):
-            found |= {f"{n}_{name}": one for name, one in getattr(scheme, method)().items()}
-        return found
+            merged |= {f"{n}_{name}": value for name, value in getattr(scheme, method)().items()}
+        return merged
 
     def _features(
         self, hook: str, *tokens: Array, params: Mapping[str, Array], xp: Namespace, **keywords: Any
     ) -> dict[str, Array]:
-        """What every part that has a hook answers by name, with its prefix."""
-        found: dict[str, Array] = {}
-        for scheme, own in self._own(hook, params, xp):
+        """The features that ``hook`` of each part returns, as one mapping, with prefixed names."""
+        features: dict[str, Array] = {}
+        for scheme, own in self._parts(hook, params, xp):
             of_part = getattr(scheme, hook)(*tokens, params=own, xp=xp, **keywords)
-            found |= {own.prefix + name: array for name, array in of_part.items()}
-        return found
+            features |= {own.prefix + name: array for name, array in of_part.items()}
+        return features
 
 
 class PartParams(Params):
-    """What one part sees of the params and features of a combination: its own, by its own names."""
+    """The params and features of one part of a ``Sum``, without their prefix."""
 
     def __init__(self, whole: Mapping[str, Array], prefix: str, dtype: Any) -> None:
         query, key = (getattr(whole, side, {}) for side in ("query", "key"))
@@ -239,7 +244,7 @@ class PartParams(Params):
 
 
 class PartFeatures(Features):
-    """Features of one side that are a part's own, and places, which all parts have."""
+    """The features of one part on one side, without their prefix; places belong to all parts."""
 
     def __init__(self, whole: Mapping[str, Array], prefix: str, role: str) -> None:
         super().__init__({}, role)
@@ -255,8 +260,8 @@ class PartFeatures(Features):
         return sum(1 for _ in self)
 
 
-def _added(terms: Iterator[Array | None]) -> Array | None:
-    """The sum of those that there are."""
+def _add(terms: Iterator[Array | None]) -> Array | None:
+    """The sum of the terms that are not None; None if all are."""
     total = None
     for term in terms:
         if term is not None:

@@ -1,7 +1,7 @@
 """T5 relative bias: a learned number per head and bucket of relative position.
 
-Near positions have a bucket each; farther ones share buckets that widen logarithmically up to
-``max_distance``; all beyond share the last.
+Near positions have one bucket each. Farther ones share buckets whose width grows logarithmically
+up to ``max_distance``. All positions beyond share the last bucket.
 
 Raffel et al. 2020, "Exploring the Limits of Transfer Learning", arXiv 1910.10683, section 2.1.
 """
@@ -20,31 +20,32 @@ from posenc.protocol import Array, Namespace, ParamSpec, PositionScheme
 class T5Bias(PositionScheme):
     """``bias = table[h, bucket(j - i)]``, ``table`` of shape ``(num_heads, num_buckets)``.
 
-    HF and fairseq store the table as ``(num_buckets, num_heads)``: transpose it. Where both numbers
-    are equal, no error can tell.
+    HF and fairseq store the table as ``(num_buckets, num_heads)``: transpose it. If both numbers
+    are equal, the mistake cannot be detected.
 
-    With ``B`` buckets a direction and ``E = B // 2``, a distance ``n < E`` has bucket ``n``, and a
-    larger one ``min(B - 1, E + floor(ln(n/E) / ln(max_distance/E) * (B - E)))``. Buckets are
-    decided by integer thresholds, so every framework agrees to the bit.
+    With ``B`` buckets per direction and ``E = B // 2``, a distance ``n < E`` has bucket ``n``, and
+    a larger one ``min(B - 1, E + floor(ln(n/E) / ln(max_distance/E) * (B - E)))``. The code uses
+    integer thresholds, so every framework agrees to the bit.
 
-    ``posenc.make("t5", train_len=T)`` fits what is not given to a decoder trained at length ``T``,
-    so that no bucket stays unseen in training: ``causal=True``, ``num_buckets=min(32, T)``,
-    ``max_distance=T``. The class itself and ``make`` without ``train_len`` have the defaults below.
+    ``posenc.make("t5", train_len=T)`` changes the defaults for a decoder trained at length ``T``,
+    so that training sees every bucket: ``causal=True``, ``num_buckets=min(32, T)``,
+    ``max_distance=T``. The class and ``make`` without ``train_len`` have the defaults below.
 
     Parameters
     ----------
     num_heads
         Number of heads ``H``; the learned ``table`` is ``(H, num_buckets)``.
     num_buckets
-        All buckets. Bidirectional: half for keys up to the query, half for keys after it.
+        Number of buckets. Unless ``causal``, half are for keys up to the query and half for keys
+        after it.
     max_distance
-        Where the last bucket begins, about. Keep it within the training length: the buckets of
-        distances that training never saw stay as they were drawn.
+        The last bucket begins near this distance. Keep it within the training length: buckets of
+        distances that training never sees keep their random first values.
     causal
-        Whether all buckets serve keys up to the query, and later keys count as distance 0.
-        It never masks.
+        Whether all buckets are for keys up to the query; later keys count as distance 0. It does
+        not mask.
     scaled
-        Whether scores are multiplied by ``1/sqrt(D)``; T5 checkpoints do not.
+        Whether scores are multiplied by ``1/sqrt(D)``. T5 checkpoints need False.
 
     Raffel et al. 2020, arXiv 1910.10683.
     """
@@ -69,7 +70,7 @@ class T5Bias(PositionScheme):
         exact = self._per_direction // 2
         if self.max_distance <= exact:
             raise ValueError(
-                f"max_distance must exceed the {exact} distances that have a bucket each, "
+                f"max_distance must exceed {exact}, the number of distances with a bucket each, "
                 f"got {self.max_distance}"
             )
         object.__setattr__(
@@ -78,10 +79,10 @@ class T5Bias(PositionScheme):
 
     @classmethod
     def fitted(cls, sizes: Mapping[str, int]) -> Mapping[str, Any]:
-        """Options for the sizes of a model: with ``train_len``, those of a decoder."""
+        """Default options for the sizes of a model: with ``train_len``, those of a decoder."""
         if "train_len" not in sizes:
             return {}
-        # One bucket a direction cannot tell distances apart, and the last begins after the first.
+        # At least 2: causal buckets must be 2 or more, and max_distance must exceed the first.
         train_len = max(2, sizes["train_len"])
         return {"causal": True, "num_buckets": min(32, train_len), "max_distance": train_len}
 
@@ -96,8 +97,8 @@ class T5Bias(PositionScheme):
         if not causal or self.causal:
             return None
         return (
-            "causal=True hides later keys, so half of its buckets are never read; "
-            "T5Bias(causal=True) gives all of them to earlier keys, as decoders and "
+            "causal=True masks later keys, so half of its buckets are never read; "
+            "T5Bias(causal=True) uses all buckets for earlier keys, as decoders and "
             "`posenc compare` do"
         )
 
@@ -122,13 +123,14 @@ class T5Bias(PositionScheme):
 
 
 def _thresholds(buckets: int, exact: int, max_distance: int) -> tuple[int, ...]:
-    """The smallest distance of each bucket ``exact + t``, ``t >= 1``, in exact integers.
+    """The smallest distance of each bucket ``exact + t`` for ``t >= 1``, in exact integers.
 
-    ``n`` is in it once ``n**w * exact**t >= exact**w * max_distance**t``, ``w = buckets - exact``.
+    It is the smallest ``n`` with ``n**w * exact**t >= exact**w * max_distance**t``, where
+    ``w = buckets - exact``.
     """
     width = buckets - exact
 
-    def first(t: int) -> int:
+    def smallest(t: int) -> int:
         low, high = exact, max_distance
         while low < high:
             middle = (low + high) // 2
@@ -136,4 +138,4 @@ def _thresholds(buckets: int, exact: int, max_distance: int) -> tuple[int, ...]:
             low, high = (low, middle) if reached else (middle + 1, high)
         return low
 
-    return tuple(first(t) for t in range(1, width))
+    return tuple(smallest(t) for t in range(1, width))

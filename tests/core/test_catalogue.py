@@ -91,7 +91,7 @@ def test_a_row_is_what_the_scheme_is(name, enters, learned, relative, fusable):
 def test_the_catalogue_has_a_row_each():
     found = rows()
     assert [row.name for row in found] == sorted(posenc.catalogue())
-    assert next(r.title for r in found if r.name == "nope").startswith("Nothing: attention sees")
+    assert next(r.title for r in found if r.name == "nope").startswith("No positional encoding")
     with pytest.raises(FrozenInstanceError):
         found[0].name = "other"
 

@@ -134,7 +134,7 @@ def test_a_class_fits_its_options_to_the_sizes():
     [
         ({"reech": 1}, ValueError, r"Fitted.fitted has no option 'reech' \(did you mean 'reach'"),
         ({"train_len": 1}, ValueError, "Fitted.fitted has no option 'train_len'; accepted: needed"),
-        (3, TypeError, "Fitted.fitted must answer options by name, got 3"),
+        (3, TypeError, "Fitted.fitted must return options by name, got 3"),
     ],
 )
 def test_a_wrong_answer_is_named(monkeypatch, answer, error, message):

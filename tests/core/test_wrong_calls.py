@@ -340,10 +340,10 @@ EVALUATED = {
     ),
     "sum-of-regions": (lambda: Sum(ReRoPE(), ReRoPE()), ValueError, "one scheme that has regions"),
     "sum-of-heads": (
-        lambda: Sum(ALIBI, posenc.ALiBi(8)), ValueError, r"as many heads, got \[2, 8\]",
+        lambda: Sum(ALIBI, posenc.ALiBi(8)), ValueError, r"same number of heads, got \[2, 8\]",
     ),
-    "sum-of-axes-of-a-bias": (lambda: Sum(ROPE, Streets()), ValueError, "as many axes"),
-    "sum-of-axes": (lambda: Sum(ROPE, PLANE), ValueError, r"as many axes, got \[1, 2\]"),
+    "sum-of-axes-of-a-bias": (lambda: Sum(ROPE, Streets()), ValueError, "same number of axes"),
+    "sum-of-axes": (lambda: Sum(ROPE, PLANE), ValueError, r"same number of axes, got \[1, 2\]"),
     "sum-of-scales": (
         lambda: Sum(Cooled(), Cooled(power=2.0)).scale(HEAD_DIM), ValueError, "scale: parts of Sum",
     ),
@@ -351,7 +351,7 @@ EVALUATED = {
         lambda: Sink(_WithASink()), ValueError, "'sink' is a param of _WithASink already",
     ),
     "sink-around-a-sink": (lambda: Sink(Sink(ALIBI)), ValueError, "scheme has a sink already"),
-    "sink-without-heads": (lambda: Sink(ROPE), ValueError, "num_heads: RoPE has none of its own"),
+    "sink-without-heads": (lambda: Sink(ROPE), ValueError, "num_heads: RoPE does not have it"),
     "sink-heads": (lambda: Sink(ALIBI, num_heads=4), ValueError, "num_heads=4: the scheme has 2"),
     "sink-width": (lambda: Sink(ALIBI, per_query=True), ValueError, "per_query needs hidden_dim"),
     "sink-width-for-nothing": (lambda: Sink(ALIBI, hidden_dim=6), ValueError, "hidden_dim=6"),
