@@ -1,7 +1,7 @@
 """Regenerates docs/exactness.md: ``python docs/exactness.py``. A few minutes on one core.
 
-Puts every scheme of the catalogue beside the oracles of ``docs/oracles.py``, on every
-framework that is installed, eager and compiled, in every dtype.
+Compares every scheme of the catalogue with the oracles of ``docs/oracles.py``, on every installed
+framework, eager and compiled, in every dtype.
 """
 
 from __future__ import annotations
@@ -27,87 +27,89 @@ Errors = dict[tuple[Case, str, str], np.ndarray]  # of a case, a way and a dtype
 
 HEAD = """# How exact every scheme is
 
-Made by `python docs/exactness.py`. What posenc answers is put beside mpmath, which computes each
-paper's formula to 50 digits and uses nothing of posenc (`docs/oracles.py`). Every figure
-is the worst of its kind, none is an average: {values:,} values in all.
+Made by `python docs/exactness.py`. It compares posenc's results with mpmath, which computes each
+paper's formula to 50 digits and uses nothing of posenc (`docs/oracles.py`). Every figure is the
+worst of its kind, not an average: {values:,} values in all.
 
-- positions: five ranges, up to 2^7, 2^12, 2^17, 2^20 and 2^24, of {length} positions each. They are
-  0, all powers of two and their neighbours, the ends, and random ones, of both signs; from 0 for a
-  learned table. Keys stand at the ends too, so that distances reach 2^25.
-- units: sines, cosines, embeddings and turned vectors are at most 1, and their errors are given in
-  spacings of the numbers in [1/2, 1), {units};
-  errors of ALiBi's biases in the spacing at each value, its ulp. In both units correct rounding is
-  off by 0.50 at most. T5, learned and NoPE copy numbers: given is how many are not the right ones.
-- ways: {ways}.
-  Eager but for inductor and jit; "fixed" is compiled with the positions as constants instead of
-  arguments, and torch makes them arguments again. JAX has 64-bit types in float64 only, and NumPy
-  has no bfloat16.
-- versions: {versions}
-- date: {date}
+- **Positions**: five ranges, up to 2^7, 2^12, 2^17, 2^20 and 2^24, of {length} positions each. A
+  range holds 0, all powers of two and their neighbours, its ends, and random positions, of both
+  signs. For a learned table positions start at 0. Keys are at the ends too, so distances reach
+  2^25.
+- **Units**: sines, cosines, embeddings and rotated vectors are at most 1. Their errors are in
+  spacings of the numbers in [1/2, 1): {units}.
+  Errors of ALiBi's biases are in the spacing at each value, its ulp. In both units correct
+  rounding is off by at most 0.50. T5, learned and NoPE copy numbers: their figure counts wrong
+  values.
+- **Ways**: {ways}.
+  All are eager except inductor and jit. "Fixed" compiles the positions in as constants instead of
+  arguments; torch makes them arguments again. JAX has 64-bit types in float64 only, and NumPy has
+  no bfloat16.
+- **Versions**: {versions}
+- **Date**: {date}
 
 ## Promises
 
-`tests/docs/test_exactness.py` holds posenc to them, each scheme of the catalogue on each
-framework, and holds this page to them.
+`tests/docs/test_exactness.py` tests them for each scheme of the catalogue on each framework, and
+tests this page against them.
 
 |  | float64 | float32 | float16, bfloat16 |
 | :-- | :-- | :-- | :-- |
-| sines, cosines, embeddings, turned vectors | within 2^-51 | within 2^-22 | rounded once |
+| sines, cosines, embeddings, rotated vectors | within 2^-51 | within 2^-22 | rounded once |
 | ALiBi's biases | within {ulp64:.0f} ulp | within {ulp32:.0f} ulp | rounded once |
 | T5's buckets | equal | equal | equal |
 | copied numbers | equal | equal | rounded once |
 
-Up to position 2^24, negative ones included, traced or not. "Rounded once": bit for bit what the
-same scheme says in float32, cast.
+They hold up to position 2^24, for negative positions too, traced or not. "Rounded once" means
+equal bit for bit to the float32 result, cast.
 """
 
 MEASURES = {"bounded": "spacing in [1/2, 1)", "ulp": "ulp", "copy": "wrong values"}
 
 NOTES = {
-    "rope": "Pairs (1, 0) are turned, so that cosines and sines come out; `vectors` is the layout "
-    "half on random\npairs of length 1 at most.",
-    "t5": "A table of numbers that differ in every dtype, so that a wrong bucket is a wrong value.",
+    "rope": "Pairs (1, 0) are rotated, so results are cosines and sines. `vectors` rotates random "
+    "pairs of\nlength at most 1, in the layout half.",
+    "t5": "The table's numbers differ in every dtype, so a wrong bucket is a wrong value.",
 }
 
-PRODUCT = """## Beside a float32 product
+PRODUCT = """## Against a float32 product
 
-The largest error of `sin(pos * f)` and `cos(pos * f)` over the frequencies `10000**(-k/16)`: of the
-sinusoidal embedding in float32, over all ways, and of NumPy's sine and cosine of the product
-`np.float32(pos) * np.float32(f)`, computed here at the same positions.
+The largest error of `sin(pos * f)` and `cos(pos * f)` over the frequencies `10000**(-k/16)`. The
+column posenc is the sinusoidal embedding in float32, over all ways. The last column is NumPy's sine
+and cosine of the product `np.float32(pos) * np.float32(f)`, computed here at the same positions.
 """
 
 
 def main() -> None:
     """Measure and write the page."""
-    # What pyproject.toml says of it: the result is the same.
+    # As in pyproject.toml: the warning does not change the result.
     warnings.filterwarnings("ignore", "Dynamo detected a call to a `functools.lru_cache`")
     begin = time.perf_counter()
-    found = measured()
+    errors = measure_errors()
     kinds = list(dict.fromkeys(case.kind for case in CASES))
-    parts = [head(), summary(found, kinds), *(section(found, kind) for kind in kinds)]
-    parts.append(product(found))
+    parts = [head(), summary(errors, kinds), *(section(errors, kind) for kind in kinds)]
+    parts.append(product_section(errors))
     (HERE / "exactness.md").write_text("\n".join(parts), encoding="utf-8")
     print(f"docs/exactness.md: {time.perf_counter() - begin:.0f} s")
 
 
-def measured() -> Errors:
-    """Every case every way in every dtype; a program has one scheme with all its options."""
-    found: Errors = {}
+def measure_errors() -> Errors:
+    """Every case, way and dtype; one program holds one scheme with all its options."""
+    errors: Errors = {}
     for way in WAYS:
         for dtype in (d for d in DIGITS if d in way.framework.dtypes):
             begin = time.perf_counter()
             for kind in dict.fromkeys(case.kind for case in CASES):
                 cases = [case for case in CASES if case.kind == kind]
                 for case, answer in oracles.answers(cases, way, dtype).items():
-                    found[case, str(way), dtype] = oracles.errors(case, answer, dtype)
+                    errors[case, str(way), dtype] = oracles.errors(case, answer, dtype)
             print(f"{way}, {dtype}: {time.perf_counter() - begin:.1f} s", flush=True)
-    return found
+    return errors
 
 
 def head() -> str:
-    """What is measured, and what is promised."""
+    """Conditions of the measurement, and the promises."""
     units = ", ".join(f"2^-{digits} in {dtype}" for dtype, digits in DIGITS.items())
-    packages = [p for p in ("posenc", "numpy", "torch", "jax", "mpmath") if _installed(p)]
+    packages = [p for p in ("posenc", "numpy", "torch", "jax", "mpmath") if _is_installed(p)]
     versions = [f"python {platform.python_version()}", *(f"{p} {version(p)}" for p in packages)]
     runs = sum(len(set(DIGITS) & set(way.framework.dtypes)) for way in WAYS)
     return HEAD.format(
@@ -122,40 +124,40 @@ def head() -> str:
     )
 
 
-def summary(found: Errors, kinds: Iterable[str]) -> str:
+def summary(errors: Errors, kinds: Iterable[str]) -> str:
     """The worst of each scheme in each dtype."""
     rows = [
-        [kind, MEASURES[measure(kind)], *(worst(found, kind=kind, dtype=d) for d in DIGITS)]
+        [kind, MEASURES[measure_of(kind)], *(worst(errors, kind=kind, dtype=d) for d in DIGITS)]
         for kind in kinds
     ]
     caption = "The worst over all options, positions and ways."
     return "\n".join(["## Summary", "", caption, "", table(["scheme", "unit", *DIGITS], rows), ""])
 
 
-def section(found: Errors, kind: str) -> str:
-    """One scheme: dtype and range by way, then its options."""
+def section(errors: Errors, kind: str) -> str:
+    """One scheme: its dtypes and ranges by way, then its options."""
     cases = [case for case in CASES if case.kind == kind]
-    copied = measure(kind) == "copy"
+    copied = measure_of(kind) == "copy"
     lines = [f"## {kind}", "", *([NOTES[kind], ""] if kind in NOTES else [])]
     if copied:
         names = "; ".join(case.option for case in cases if case.option)
         total = sum(case.exact.high.size for case in cases)
-        lines += [f"Wrong ones of {total:,} values{f' ({names})' if names else ''}:", ""]
-    rows = [row for dtype in DIGITS for row in rows_of(found, kind, dtype)]
+        lines += [f"Wrong values among {total:,}{f' ({names})' if names else ''}:", ""]
+    rows = [row for dtype in DIGITS for row in rows_of(errors, kind, dtype)]
     lines += [table(["dtype", "positions up to", *map(str, WAYS)], rows), ""]
     if len(cases) > 1 and not copied:
-        rows = [[c.option, *(worst(found, case=c, dtype=d) for d in DIGITS)] for c in cases]
+        rows = [[c.option, *(worst(errors, case=c, dtype=d) for d in DIGITS)] for c in cases]
         lines += ["Its options, over all ways and positions:", ""]
         lines += [table(["option", *DIGITS], rows), ""]
     return "\n".join(lines)
 
 
-def rows_of(found: Errors, kind: str, dtype: str) -> list[list[str]]:
-    """A row a range; equal ones in a sequence are one."""
+def rows_of(errors: Errors, kind: str, dtype: str) -> list[list[str]]:
+    """One row per range; equal neighbours become one."""
     rows: list[list[str]] = []
     ends: list[list[str]] = []
     for i, name in enumerate(NAMES):
-        cells = [worst(found, kind=kind, way=str(w), dtype=dtype, at=i) for w in WAYS]
+        cells = [worst(errors, kind=kind, way=str(w), dtype=dtype, at=i) for w in WAYS]
         if rows and rows[-1] == cells:
             ends[-1][1:] = [name]
         else:
@@ -164,8 +166,8 @@ def rows_of(found: Errors, kind: str, dtype: str) -> list[list[str]]:
     return [[dtype, " to ".join(e), *cells] for e, cells in zip(ends, rows, strict=True)]
 
 
-def product(found: Errors) -> str:
-    """Exact angles beside what a product in float32 comes to."""
+def product_section(errors: Errors) -> str:
+    """Exact angles against the angles of a float32 product."""
     exponents = [Fraction(k, 16) for k in range(16)]
     where = POSITIONS["pos"][..., None]
     sin, cos = (
@@ -176,7 +178,7 @@ def product(found: Errors) -> str:
     angle = where.astype(np.float32) * f
     off = np.maximum(np.abs(np.sin(angle) - sin), np.abs(np.cos(angle) - cos))
     case = next(case for case in CASES if str(case) == "sinusoidal, interleaved")
-    ours = np.max([e for (c, _, d), e in found.items() if (c, d) == (case, "float32")], axis=0)
+    ours = np.max([e for (c, _, d), e in errors.items() if (c, d) == (case, "float32")], axis=0)
     rows = [
         [name, f"{ours[i] * 2.0**-24:.1e}", f"{np.max(off[i]):.1e}"] for i, name in enumerate(NAMES)
     ]
@@ -184,13 +186,13 @@ def product(found: Errors) -> str:
     return "\n".join([PRODUCT, table(names, rows), ""])
 
 
-def measure(kind: str) -> str:
-    """In which units a scheme's errors are."""
+def measure_of(kind: str) -> str:
+    """The unit of a scheme's errors."""
     return next(case.measure for case in CASES if case.kind == kind)
 
 
 def worst(
-    found: Errors,
+    errors: Errors,
     *,
     dtype: str,
     kind: str | None = None,
@@ -198,17 +200,17 @@ def worst(
     way: str | None = None,
     at: int | slice = slice(None),
 ) -> str:
-    """The worst of what fits, as a cell; the sum where wrong values are counted."""
+    """The worst error that fits the arguments, as a cell; the count for wrong values."""
     fit = [
-        (c.measure, errors[at])
-        for (c, w, d), errors in found.items()
+        (c.measure, worst_of_ranges[at])
+        for (c, w, d), worst_of_ranges in errors.items()
         if d == dtype and kind in (None, c.kind) and case in (None, c) and way in (None, w)
     ]
     if not fit:
         return "-"
     if fit[0][0] == "copy":
-        return str(sum(int(np.sum(errors)) for _, errors in fit))
-    return f"{max(float(np.max(errors)) for _, errors in fit):.2f}"
+        return str(sum(int(np.sum(values)) for _, values in fit))
+    return f"{max(float(np.max(values)) for _, values in fit):.2f}"
 
 
 def table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -220,7 +222,7 @@ def table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _installed(package: str) -> bool:
+def _is_installed(package: str) -> bool:
     try:
         return bool(version(package))
     except ModuleNotFoundError:
