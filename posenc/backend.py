@@ -19,7 +19,12 @@ arguments              ``check_*``, ``as_positions``, ``advise_unknown``
 """
 
 from posenc.attn.arguments import check_pair, check_shapes
-from posenc.attn.bias_forms import bias_by_distance, bias_by_key, has_distances, visible_by_distance
+from posenc.attn.bias_forms import (
+    bias_by_distance,
+    bias_by_key,
+    has_bias_by_distance,
+    visible_by_distance,
+)
 from posenc.attn.blocks import Range, block_ranges, visible_between, visible_blocks
 from posenc.attn.call import Call, prepare, visible_pairs
 from posenc.attn.folded import fold_key_bias, folded_width, why_not_foldable
@@ -119,7 +124,7 @@ __all__ = [
     "fold_key_bias",
     "folded_width",
     "has_bias",
-    "has_distances",
+    "has_bias_by_distance",
     "has_embedding",
     "head_views",
     "map_arrays",

@@ -21,14 +21,14 @@ def bias_by_distance(call: Call) -> Array | None:
     causal mask or a window hides is in it too.
     """
     scheme, xp = call.scheme, call.xp
-    if not has_distances(call):
+    if not has_bias_by_distance(call):
         return None
     at = distances(call)[None, None, None, :]
     tile = bias_tile(scheme, xp.zeros_like(at), at, call.arrays, dtype=call.dtype, xp=xp)
     return None if tile is None else xp.reshape(_wide(tile, at, xp), (-1, at.shape[-1]))
 
 
-def has_distances(call: Call) -> bool:
+def has_bias_by_distance(call: Call) -> bool:
     """Whether the bias is a function of the distance alone, at every distance there is."""
     scheme = call.scheme
     own = scheme.relative and has_bias(scheme) and not reads_features(scheme)
@@ -55,14 +55,14 @@ def bias_by_key(call: Call) -> Array | None:
     None unless the call is causal, the scheme has a key bias, and a bias reads positions: of places
     that are given, later ones may be visible.
     """
-    if not has_key_bias(call):
+    if not has_bias_by_key(call):
         return None
     at = as_row(call.key.pos)
     found = call.scheme.key_bias(at, params=call.views(), xp=call.xp)
     return None if found is None else _wide(found, at, call.xp)[..., 0, :]
 
 
-def has_key_bias(call: Call) -> bool:
+def has_bias_by_key(call: Call) -> bool:
     """Whether ``bias_by_key`` may have an answer."""
     own = {"bias", "key_bias"} <= call.scheme.hooks()
     return own and call.causal and call.query.places is None and call.extra_bias is None

@@ -1,15 +1,14 @@
-"""Blocks of keys that leave no trace: under a bias that decays, far keys round to nothing.
+"""Negligible blocks of keys: under a bias that decays, weights of far keys round to nothing.
 
-A row of attention is a mean of values by the weights ``exp(score) / sum(exp(score))``. A key that a
-query surely sees, its own, bounds the sum from below; the lengths of queries and keys and the bias
-bound every other score from above. A key is negligible where::
+A row of attention is a mean of values with the weights ``exp(score) / sum(exp(score))``. The
+query's own key bounds the sum from below. The norms of queries and keys and the bias bound every
+other score from above. A key is negligible if::
 
     |scale| |q_i| max|k| + b_ij  <=  scale q_i.k_own + b_i,own - ln(K) - ln(4 / eps)
 
-Then all negligible keys of a row have at most ``eps / 4`` of its weight together, ``eps`` being
-that of q's dtype: results differ by less than half a rounding of the largest value, gradients by
-less than half a rounding of the largest that each sum could hold. A proven bound; nothing is
-guessed.
+Then all negligible keys of a row together have at most ``eps / 4`` of its weight, with the ``eps``
+of q's dtype. Results change by less than half a rounding of the largest value. Gradients change by
+less than half a rounding of the largest term that each sum could hold. The bound is proven.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from array_api_compat import device
 from posenc.attn.bias_forms import (
     bias_by_distance,
     bias_by_key,
-    has_distances,
-    has_key_bias,
+    has_bias_by_distance,
+    has_bias_by_key,
     visible_by_distance,
 )
 from posenc.attn.blocks import block_max, pad_neg_inf
@@ -32,115 +31,119 @@ from posenc.positions import visible
 from posenc.protocol import Array, PositionScheme
 
 
-def negligible_blocks(call: Call, block: int, *, whole: Array | None = None) -> Array | None:
-    """Which blocks of keys no query of a block of queries need see.
+def negligible_blocks(call: Call, block: int, *, all_visible: Array | None = None) -> Array | None:
+    """Which blocks of keys are negligible for every query of a block of queries.
 
     Parameters
     ----------
     call
-        A call of attention; its values decide.
+        A call of attention with concrete or traced values; the values decide.
     block
-        So many queries, and so many keys, make a block.
-    whole
-        ``(B or 1, nq, nk)``: pairs of blocks in which every query sees every key, if that is known.
-        It helps where queries do not see their own keys.
+        Number of queries, and of keys, in a block.
+    all_visible
+        ``(B or 1, nq, nk)``, from ``visible_blocks``: pairs of blocks in which all pairs are
+        visible. It helps if queries do not see their own keys.
 
     Returns
     -------
-    Booleans ``(B, H, nq, nk)``, or None for a bias that has neither of the cheaper forms, and for a
-    learned table: what it holds would have to span more than the margin, 13 in bfloat16 and 24 in
-    float32 at 1024 keys, to spare anything.
+    Booleans ``(B, H, nq, nk)``. None if the bias has no form by distance or by key, and for a
+    learned table, whose values rarely span the margin: 13 in bfloat16 and 24 in float32 at 1024
+    keys.
     """
     xp, (q_len, k_len) = call.xp, (call.q.shape[2], call.k.shape[2])
     if not may_have_negligible_blocks(call):
         return None
-    least = None
+    min_bias = None
     if (bias := bias_by_key(call)) is not None:
-        own = bias[..., max(0, k_len - q_len) :]
-        most = block_max(bias, block, xp)[..., None, :]
-        if whole is not None:
-            least = -block_max(-bias, block, xp)[..., None, :]
+        own_bias = bias[..., max(0, k_len - q_len) :]
+        max_bias = block_max(bias, block, xp)[..., None, :]
+        if all_visible is not None:
+            min_bias = -block_max(-bias, block, xp)[..., None, :]
     elif (bias := bias_by_distance(call)) is not None:
-        own = bias[None, :, k_len - 1 : k_len]  # at distance 0
-        most = _between_blocks(call, bias, block)[None, ...]
+        own_bias = bias[None, :, k_len - 1 : k_len]  # at distance 0
+        max_bias = _max_bias_between_blocks(call, bias, block)[None, ...]
     else:
         return None
-    reach, floor = _scores(call, own)
-    # What every query of a block has in its sum, less the largest score that it may have.
-    lowest = -block_max(reach - floor, block, xp)
-    if whole is not None and least is not None:
-        seen = xp.where(whole[:, None, :, :], least, -math.inf)
-        lowest = xp.maximum(lowest, xp.max(seen, axis=-1) - 2 * block_max(reach, block, xp))
-    # An array, because a compiler keeps the logarithm of a number, and with it the number.
-    all_keys = xp.log(xp.full_like(reach[:1, :1, :1], k_len))
-    margin = all_keys + math.log(4 / float(xp.finfo(call.q.dtype).eps))
-    return most <= (lowest - margin - _rounding(call, bias, reach))[..., None]
+    max_score, own_score = _score_bounds(call, own_bias)
+    # For each block of queries, the least of (a score in the sum) - (the largest possible score).
+    lowest = -block_max(max_score - own_score, block, xp)
+    if all_visible is not None and min_bias is not None:
+        seen_bias = xp.where(all_visible[:, None, :, :], min_bias, -math.inf)
+        # The score of a visible key is at least its bias less the largest score.
+        gap = xp.max(seen_bias, axis=-1) - 2 * block_max(max_score, block, xp)
+        lowest = xp.maximum(lowest, gap)
+    # ln(K) from an array: a compiler would fold that of a Python number and fix the length.
+    log_keys = xp.log(xp.full_like(max_score[:1, :1, :1], k_len))
+    margin = log_keys + math.log(4 / float(xp.finfo(call.q.dtype).eps))
+    return max_bias <= (lowest - margin - _rounding(call, bias, max_score))[..., None]
 
 
 def may_have_negligible_blocks(call: Call) -> bool:
-    """Whether the bias has a form that ``negligible_blocks`` can judge, whatever its values."""
-    judged = has_key_bias(call) or has_distances(call)
-    # The caller's own mask or cap may change what a query's own key adds to its sum.
-    return judged and call.plain and call.sink_tokens == 0 and not _is_table(call.scheme)
+    """Whether ``negligible_blocks`` can return an array for this call, whatever its values."""
+    has_form = has_bias_by_key(call) or has_bias_by_distance(call)
+    # A mask or cap of the caller may change the term of a query's own key in its sum.
+    return has_form and call.plain and call.sink_tokens == 0 and not _has_table(call.scheme)
 
 
-def _is_table(scheme: PositionScheme) -> bool:
+def _has_table(scheme: PositionScheme) -> bool:
+    """Whether the bias of a scheme reads a learned per-head table."""
     tables = any(s.per_head and len(s.shape) > 1 for s in scheme.param_specs().values())
     return tables and not reads_features(scheme)
 
 
-def _scores(call: Call, own: Array) -> tuple[Array, Array]:
-    """How large a score of each query may be, and one that is in its sum, both ``(B, H, Q)``.
+def _score_bounds(call: Call, own_bias: Array) -> tuple[Array, Array]:
+    """The largest possible score of each query without bias, and the score of its own key.
 
-    ``own`` is the bias of its own key. A query that does not see that may have an empty sum.
+    Both are ``(B, H, Q)``. ``own_bias`` is the bias of the own key. If the query does not see its
+    own key, the second is ``-inf``.
     """
     xp, (batch, heads, q_len, dim) = call.xp, call.q.shape
     kv_heads, k_len = call.k.shape[1], call.k.shape[2]
     q, k = (xp.astype(a, call.dtype) for a in (call.q, call.k))
     q = xp.reshape(q, (batch, kv_heads, heads // kv_heads, q_len, dim))
-    # Squares of very small numbers are 0: so much a length may be larger than it is computed.
-    lost = math.sqrt(dim * float(xp.finfo(call.dtype).smallest_normal))
-    longest = xp.max(xp.linalg.vector_norm(k, axis=-1), axis=-1)[:, :, None, None] + lost
-    reach = abs(call.scale) * longest * (xp.linalg.vector_norm(q, axis=-1) + lost)
-    reach = xp.reshape(reach, (batch, heads, q_len))
+    # Squares of very small numbers underflow: a norm may be larger than computed by this much.
+    underflow = math.sqrt(dim * float(xp.finfo(call.dtype).smallest_normal))
+    longest = xp.max(xp.linalg.vector_norm(k, axis=-1), axis=-1)[:, :, None, None] + underflow
+    max_score = abs(call.scale) * longest * (xp.linalg.vector_norm(q, axis=-1) + underflow)
+    max_score = xp.reshape(max_score, (batch, heads, q_len))
     if q_len > k_len:
-        return reach, xp.full_like(reach, -math.inf)
+        return max_score, xp.full_like(max_score, -math.inf)
     first = k_len - q_len
-    score = call.scale * xp.vecdot(q, k[:, :, None, first:, :], axis=-1)
-    score = xp.reshape(score, (batch, heads, q_len)) + own
+    own_score = call.scale * xp.vecdot(q, k[:, :, None, first:, :], axis=-1)
+    own_score = xp.reshape(own_score, (batch, heads, q_len)) + own_bias
     segments: tuple[Array, ...] = ()
     query, key = call.query, call.key.select(slice(first, None))
     if query.seg is not None and key.seg is not None:
         segments = query.seg, key.seg
-    seen = visible(query.pos, key.pos, *segments, causal=call.causal, window=call.window)
-    if seen is None:
-        return reach, score
-    seen = seen[None, None, :] if len(seen.shape) == 1 else seen[:, None, :]
-    return reach, xp.where(seen, score, -math.inf)
+    mask = visible(query.pos, key.pos, *segments, causal=call.causal, window=call.window)
+    if mask is None:
+        return max_score, own_score
+    mask = mask[None, None, :] if len(mask.shape) == 1 else mask[:, None, :]
+    return max_score, xp.where(mask, own_score, -math.inf)
 
 
-def _rounding(call: Call, bias: Array, reach: Array) -> Array:
-    """How far the numbers compared may be off: one rounding a channel, some of the bias."""
+def _rounding(call: Call, bias: Array, max_score: Array) -> Array:
+    """A bound on rounding errors of the comparison: one rounding per channel, 8 of the bias."""
     xp = call.xp
     size = xp.max(xp.where(xp.isfinite(bias), xp.abs(bias), 0.0))
     eps = float(xp.finfo(call.dtype).eps)
-    return eps * (8 * size + call.q.shape[3] * xp.max(reach))
+    return eps * (8 * size + call.q.shape[3] * xp.max(max_score))
 
 
-def _between_blocks(call: Call, table: Array, block: int) -> Array:
-    """The highest bias between a block of queries and one of keys, ``(H or 1, nq, nk)``.
+def _max_bias_between_blocks(call: Call, table: Array, block: int) -> Array:
+    """The largest bias between a block of queries and a block of keys, ``(H or 1, nq, nk)``.
 
-    Aligned blocks ``a`` and ``b`` hold the distances ``(b - a) n - (K - Q)``, give or take less
-    than ``n``: those of two neighbouring stretches of ``n`` distances.
+    Block ``a`` of queries and block ``b`` of keys differ by ``(b - a) n - (K - Q)``, plus or minus
+    less than ``n``. Their distances lie in two neighbouring stretches of ``n`` distances.
     """
     xp, q_len, k_len = call.xp, call.q.shape[2], call.k.shape[2]
     q_blocks, k_blocks = -(-q_len // block), -(-k_len // block)
     table = xp.where(visible_by_distance(call), table, -math.inf)
-    # The first stretch ends where the last block of queries meets the first of keys.
+    # The first stretch ends at the distance of the last query block and the first key block.
     stretches = block_max(pad_neg_inf(table, q_blocks * block - q_len, 0, xp), block, xp)
     stretches = pad_neg_inf(stretches, 0, q_blocks + k_blocks - stretches.shape[-1], xp)
     pairs = xp.maximum(stretches[..., :-1], stretches[..., 1:])
     a, b = (xp.arange(n, device=device(table)) for n in (q_blocks, k_blocks))
     ahead = b[None, :] - a[:, None] + (q_blocks - 1)
-    found = xp.take(pairs, xp.reshape(ahead, (-1,)), axis=-1)
-    return xp.reshape(found, (-1, q_blocks, k_blocks))
+    max_bias = xp.take(pairs, xp.reshape(ahead, (-1,)), axis=-1)
+    return xp.reshape(max_bias, (-1, q_blocks, k_blocks))

@@ -134,7 +134,7 @@ def test_what_is_negligible_has_no_weight(drawn):
     if seen is not None:
         assert np.broadcast_to(seen, exact.shape)[spread_out(every[:, None], block, exact)].all()
     for whole in (None, every):
-        nothing = negligible_blocks(call, block, whole=whole)
+        nothing = negligible_blocks(call, block, all_visible=whole)
         if nothing is not None:
             left = np.where(spread_out(nothing, block, exact), exact, 0).sum(axis=-1)
             assert left.max() <= np.finfo(call.q.dtype).eps / 4
@@ -168,7 +168,7 @@ def skipped(scheme, length=600, block=20, **options):
     """The share of what is visible that need not be seen."""
     call = call_of(scheme, length, length, dtype="float32", **options)
     some, every = visible_blocks(call, block)
-    nothing = negligible_blocks(call, block, whole=every)
+    nothing = negligible_blocks(call, block, all_visible=every)
     return np.mean(nothing[np.broadcast_to(some[:, None], nothing.shape)])
 
 
@@ -218,7 +218,7 @@ def test_a_query_that_does_not_see_itself_keeps_what_is_far():
     apart = replace(call, query=query, key=call.key._replace(seg=1 * (tokens < 20)))
     _, every = visible_blocks(apart, 10)
     for whole in (None, every):
-        nothing, exact = negligible_blocks(apart, 10, whole=whole), weights(apart)
+        nothing, exact = negligible_blocks(apart, 10, all_visible=whole), weights(apart)
         left = np.where(spread_out(nothing, 10, exact), exact, 0).sum(axis=-1)
         assert left.max() <= np.finfo("float32").eps / 4
     at = {"q_pos": np.arange(200), "k_pos": np.arange(200)[::-1].copy()}
@@ -251,4 +251,4 @@ def test_it_needs_nothing_but_the_standard():
     for where in ({}, {"q_pos": pos, "k_pos": pos}):
         call = prepare(q, q, q, STEEP, None, True, xp=own, **where)
         some, every = visible_blocks(call, 8)
-        assert own.any(negligible_blocks(call, 8, whole=every) & some[:, None, ...])
+        assert own.any(negligible_blocks(call, 8, all_visible=every) & some[:, None, ...])

@@ -303,8 +303,8 @@ def test_what_leaves_no_trace_is_found_by_one_compiled_program(name):
         call = prepare(q, k, v, scheme, params_of(scheme), causal=True)
         begun = -(-length // BLOCK)  # a CPU's mask has empty blocks beyond the end
         every = flex._sight(call).blocks()[1][:, :begun, :begun]
-        found = run(call, BLOCK, whole=every)
-        assert (found == negligible_blocks(call, BLOCK, whole=every)).all()
+        found = run(call, BLOCK, all_visible=every)
+        assert (found == negligible_blocks(call, BLOCK, all_visible=every)).all()
     assert counter.frame_count <= 2  # the first length as it is, all others as a symbol
 
 

@@ -14,7 +14,7 @@ from posenc.backend import (
     Mask,
     PositionScheme,
     Window,
-    has_distances,
+    has_bias_by_distance,
 )
 
 # On a CPU, B=1 H=8 D=64 L=4096, forward and backward: as fast as 512 and 128, with less memory.
@@ -121,7 +121,7 @@ def tiling_of(call: Call) -> Tiling:
         mask=call.mask if isinstance(call.mask, Mask) else None,
         dtype=call.dtype,
         aligned=call.aligned,
-        distances=has_distances(call),
+        distances=has_bias_by_distance(call),
         q_len=q_len,
         k_len=k_len,
         q_block=_block_size(q_len),

@@ -21,7 +21,7 @@ from posenc.backend import (
     Side,
     bias_by_key,
     has_bias,
-    has_distances,
+    has_bias_by_distance,
 )
 from posenc_jax.chunked.loops import varying_over
 from posenc_jax.derivatives import reverse_only
@@ -190,7 +190,7 @@ def _formed(call: Call, module: Module, here: Target) -> tuple[Call, Form]:
         return call, "pairs"
     else:
         reasons.append(why)
-    if has_distances(call):
+    if has_bias_by_distance(call):
         return call, "table"
     reasons.append(_why_no_table(call))
     if (keyed := _keyed(call)) is not None:

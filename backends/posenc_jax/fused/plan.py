@@ -303,10 +303,11 @@ def needed(call: Call, block: int) -> tuple[Array, Array]:
     and a window, also the blocks between these two, which are computed and hidden.
     """
     call = _constant(call)
-    some, every = visible_blocks(call, block)
-    kept = some[:, None]
-    if call.skip_blocks and (nothing := negligible_blocks(call, block, whole=every)) is not None:
-        kept = kept & ~nothing
+    any_visible, all_visible = visible_blocks(call, block)
+    kept = any_visible[:, None]
+    if call.skip_blocks:
+        negligible = negligible_blocks(call, block, all_visible=all_visible)
+        kept = kept if negligible is None else kept & ~negligible
     shape = (call.q.shape[0], call.q.shape[1], *kept.shape[2:])
     return _bounds(kept, shape[:3]), _bounds(jnp.swapaxes(kept, 2, 3), (*shape[:2], shape[3]))
 

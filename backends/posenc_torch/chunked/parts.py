@@ -33,10 +33,11 @@ def parts(call: Call) -> Iterator[Part]:
     """Parts that together hold all pairs which see each other and leave a trace."""
     grain, rows = _size
     heads, q_len, k_len = call.q.shape[1], call.q.shape[2], call.k.shape[2]
-    some, every = visible_blocks(call, grain)
-    kept = some[:, None]
-    if call.skip_blocks and (nothing := negligible_blocks(call, grain, whole=every)) is not None:
-        kept = kept & ~nothing
+    any_visible, all_visible = visible_blocks(call, grain)
+    kept = any_visible[:, None]
+    if call.skip_blocks:
+        negligible = negligible_blocks(call, grain, all_visible=all_visible)
+        kept = kept if negligible is None else kept & ~negligible
     for n, chunk in enumerate(kept.any(dim=0).split(rows // grain, dim=1)):
         queries = slice(n * rows, min(q_len, (n + 1) * rows))
         for own, (first, last) in _runs(chunk.any(dim=1), heads, heads // call.k.shape[1]):

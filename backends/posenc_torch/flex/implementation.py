@@ -27,7 +27,7 @@ from posenc.backend import (
     Window,
     bias_by_distance,
     has_bias,
-    has_distances,
+    has_bias_by_distance,
     may_have_negligible_blocks,
     negligible_blocks,
 )
@@ -260,7 +260,7 @@ def _reads_distances(call: Call) -> bool:
     only constants, numbers of a head, is a multiplication or two, and cheaper than a load.
     """
     simple = call.scheme.constants() and not call.scheme.param_specs()
-    return not simple and has_distances(replace(call, extra_bias=None))
+    return not simple and has_bias_by_distance(replace(call, extra_bias=None))
 
 
 def _places(call: Call) -> tuple[Places, Places]:
@@ -325,11 +325,11 @@ def _left(call: Call, every: Tensor) -> Tensor | None:
 def _negligible(call: Call, every: Tensor) -> Tensor | None:
     """Blocks that leave no trace; on a GPU compiled, to read queries and keys once each."""
     if call.q.device.type == "cpu" or torch.compiler.is_compiling():
-        return negligible_blocks(call, BLOCK, whole=every)
+        return negligible_blocks(call, BLOCK, all_visible=every)
     with warnings.catch_warnings():
         # Dynamo traces array_api_compat's cached look-ups; their result is the same.
         warnings.filterwarnings("ignore", message="Dynamo detected a call to a `functools.lru_")
-        return _compiled_negligible()(call, BLOCK, whole=every)
+        return _compiled_negligible()(call, BLOCK, all_visible=every)
 
 
 @lru_cache(1)
