@@ -372,7 +372,7 @@ def answers(cases: Sequence[Case], way: Way, dtype: str) -> dict[Case, np.ndarra
     # JAX has 64 bits where an argument has.
     arrays = {**own, "width": np.zeros(1), **({} if way.fixed else POSITIONS)}
     cast["width"] = dtype
-    with way.framework.scope([dtype]):
+    with way.framework.precision_scope([dtype]):
         held = {name: way.framework.array(p, str(p.dtype)) for name, p in POSITIONS.items()}
     program = _program(tuple(cases), dtype, held if way.fixed else {})
     with np.errstate(over="ignore"):  # a far bias is beyond float16

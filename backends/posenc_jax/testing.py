@@ -1,4 +1,4 @@
-"""JAX as the laws of ``posenc.testing`` use it."""
+"""JAX for the laws of ``posenc.testing``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from posenc.testing.framework import Framework, Function, Host
+from posenc.testing import Framework, Function, Host
 from posenc_jax.api import IMPLEMENTATIONS, attention
 from posenc_jax.chunked import blocks
 
@@ -27,7 +27,7 @@ class Jax(Framework):
     implementations = IMPLEMENTATIONS
     dtypes = ("float64", "float32", "float16", "bfloat16")
     compilers = ("jit",)
-    usual = "quick"  # jit, with fewer optimisations: most laws wait for the compiler alone
+    default_compiler = "quick"  # jit with fewer optimisations: compiling takes most of the time
     differentiable = True
 
     def array(self, array: Host, dtype: str) -> Array:
@@ -36,19 +36,19 @@ class Jax(Framework):
     def host(self, array: Array) -> Host:
         return np.asarray(array.astype(jnp.float32) if array.dtype == jnp.bfloat16 else array)
 
-    def scope(self, dtypes: Sequence[str]) -> AbstractContextManager[Any]:
+    def precision_scope(self, dtypes: Sequence[str]) -> AbstractContextManager[Any]:
         stack = ExitStack()
         stack.enter_context(jax.enable_x64("float64" in dtypes))
         stack.enter_context(_small_blocks())
         return stack
 
-    def compiled(self, function: Function, compiler: str) -> Function:
-        return partial(_call, _compiled(function, compiler))
+    def compile(self, function: Function, compiler: str) -> Function:
+        return partial(_call, _compile(function, compiler))
 
     def attend(self, implementation: str, tensors: Mapping[str, Array], **options: Any) -> Any:
-        own = {name: _swapped(a) if a.ndim == 4 else a for name, a in tensors.items()}
-        found = attention(**own, implementation=implementation, **options)
-        return tuple(map(_swapped, found)) if isinstance(found, tuple) else _swapped(found)
+        own: dict[str, Any] = {n: _swap(a) if a.ndim == 4 else a for n, a in tensors.items()}
+        out = attention(**own, implementation=implementation, **options)
+        return tuple(map(_swap, out)) if isinstance(out, tuple) else _swap(out)
 
     def pullback(
         self,
@@ -58,20 +58,21 @@ class Jax(Framework):
         d_out: Host,
         compiler: str | None,
     ) -> tuple[Array, dict[str, Array]]:
-        both = _pullback(function, tuple(names), compiler or self.usual)
-        return both(arrays, jnp.asarray(d_out))
+        both = _pullback(function, tuple(names), compiler or self.default_compiler)
+        out, gradients = both(arrays, jnp.asarray(d_out))
+        return out, gradients
 
 
 @contextmanager
 def _small_blocks() -> Any:
-    usual, blocks.BLOCK = blocks.BLOCK, _BLOCK
+    before, blocks.BLOCK = blocks.BLOCK, _BLOCK
     try:
         yield
     finally:
-        blocks.BLOCK = usual
+        blocks.BLOCK = before
 
 
-def _swapped(array: Array) -> Array:
+def _swap(array: Array) -> Array:
     return jnp.swapaxes(array, 1, 2)
 
 
@@ -81,11 +82,11 @@ def _call(compiled: Callable[[dict[str, Array]], Any], xp: Any, arrays: dict[str
 
 def _options(compiler: str) -> dict[str, Any]:
     quick = {"xla_backend_optimization_level": 1}
-    return {"compiler_options": quick} if compiler == Jax.usual else {}
+    return {"compiler_options": quick} if compiler == Jax.default_compiler else {}
 
 
 @lru_cache(64)
-def _compiled(function: Function, compiler: str) -> Callable[[dict[str, Array]], Any]:
+def _compile(function: Function, compiler: str) -> Callable[[dict[str, Array]], Any]:
     return jax.jit(partial(function, jnp), **_options(compiler))
 
 

@@ -1,4 +1,4 @@
-"""PyTorch as the laws of ``posenc.testing`` use it."""
+"""PyTorch for the laws of ``posenc.testing``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from posenc.testing.framework import Framework, Function, Host
+from posenc.testing import Framework, Function, Host
 from posenc_torch.api import IMPLEMENTATIONS, attention
 from posenc_torch.chunked.implementation import WHY_NOT_COMPILED
 from posenc_torch.chunked.parts import blocks_of
@@ -42,10 +42,9 @@ class Torch(Framework):
         return wide.cpu().numpy().copy()
 
     @contextmanager
-    def scope(self, dtypes: Sequence[str]) -> Iterator[None]:
-        """FlexAttention eagerly, or a law would wait for a compiler a hundred times; small blocks,
-        so that short calls have several. And Dynamo may trace through array_api_compat's cached
-        look-ups, of which it warns.
+    def precision_scope(self, dtypes: Sequence[str]) -> Iterator[None]:
+        """Eager FlexAttention, since laws would compile it a hundred times; small blocks, so that
+        short calls have several; and no warnings of Dynamo about array_api_compat's caches.
         """
         with warnings.catch_warnings():
             for what in (
@@ -57,11 +56,12 @@ class Torch(Framework):
             with uncompiled(), blocks_of(8):
                 yield
 
-    def compiled(self, function: Function, compiler: str) -> Function:
-        return _compiled(function, compiler)
+    def compile(self, function: Function, compiler: str) -> Function:
+        return _compile(function, compiler)
 
-    def attend(self, implementation: str, tensors: Mapping[str, Tensor], **options: Any) -> Tensor:
-        return attention(**tensors, implementation=implementation, **options)
+    def attend(self, implementation: str, tensors: Mapping[str, Tensor], **options: Any) -> Any:
+        own: dict[str, Any] = dict(tensors)
+        return attention(**own, implementation=implementation, **options)
 
     def pullback(
         self,
@@ -72,7 +72,7 @@ class Torch(Framework):
         compiler: str | None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         leaves = {name: arrays[name].requires_grad_() for name in names}
-        run = function if compiler is None else self.compiled(function, compiler)
+        run = function if compiler is None else self.compile(function, compiler)
         out = run(self.xp, arrays)
         assert out is not None
         if out.requires_grad:
@@ -83,7 +83,7 @@ class Torch(Framework):
 
 
 @lru_cache(64)
-def _compiled(function: Function, compiler: str) -> Function:
+def _compile(function: Function, compiler: str) -> Function:
     torch._dynamo.reset()  # one function at a time: the limit of recompilations is the process's
     whole: Function = torch.compile(function, fullgraph=True, backend=compiler, dynamic=False)
 

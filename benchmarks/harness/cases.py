@@ -11,9 +11,9 @@ import numpy as np
 import posenc
 from posenc.positions import packed
 from posenc.protocol import PositionScheme
-from posenc.testing import Problem, Subject
+from posenc.testing import AttentionCase, Host, SchemeCase
 from posenc.testing.examples import HEADS, Both, Fence, Forgetting, Kerple
-from posenc.testing.framework import Host, readonly
+from posenc.testing.framework import readonly
 
 BATCH = 2
 Options = dict[str, Any]
@@ -118,11 +118,11 @@ LAYOUTS = {
 }
 
 
-def problem(name: str, layout: Layout, seed: int, scale: float = 1.0) -> tuple[Problem, Host]:
+def problem(name: str, layout: Layout, seed: int, scale: float = 1.0) -> tuple[AttentionCase, Host]:
     """A call of new inputs, and the gradient of its result; ``scale`` shortens it."""
     rng = np.random.default_rng(seed)
     scheme = schemes(layout.dim)[name]
-    subject = Subject(scheme, head_dim=layout.dim, params=_params(scheme, rng))
+    subject = SchemeCase(scheme, head_dim=layout.dim, params=_params(scheme, rng))
     keys = max(2, int(layout.length * scale))
     queries = keys if layout.queries is None else max(1, int(layout.queries * scale))
     shared = 2 if layout.grouped and subject.shares_keys else 1
@@ -133,11 +133,11 @@ def problem(name: str, layout: Layout, seed: int, scale: float = 1.0) -> tuple[P
         "v": _normal(rng, layout.batch, HEADS // shared, keys, wide),
     }
     if subject.reads_hidden:
-        tensors["x"] = _normal(rng, layout.batch, keys, subject.width)
+        tensors["x"] = _normal(rng, layout.batch, keys, subject.hidden_dim)
     options = layout.options(rng, queries, keys)
     d_out = _normal(rng, layout.batch, HEADS, queries, wide)
     fixed = {name: readonly(a) for name, a in tensors.items()}
-    return Problem(scheme, fixed, subject.params, options), readonly(d_out)
+    return AttentionCase(scheme, fixed, subject.params, options), readonly(d_out)
 
 
 def _params(scheme: PositionScheme, rng: np.random.Generator) -> dict[str, Host]:

@@ -20,10 +20,10 @@ class Checked(Jax):
     """
 
     def __init__(self, quickly: bool) -> None:
-        self.usual = "quick" if quickly else "jit"
+        self.default_compiler = "quick" if quickly else "jit"
 
     @contextmanager
-    def scope(self, dtypes: Sequence[str]) -> Iterator[None]:
+    def precision_scope(self, dtypes: Sequence[str]) -> Iterator[None]:
         """Float32 is float32, and what a kernel does not write is NaN."""
         with jax.enable_x64("float64" in dtypes), jax.default_matmul_precision("highest"):
             poison()

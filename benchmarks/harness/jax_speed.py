@@ -20,7 +20,7 @@ from harness.clock import Budget, Sample
 from harness.jax_variants import Call, Held, Inputs, Params
 from harness.right import apart
 from harness.speed import SHOWN, Entry, Settings, Timing, Variant, free_memory
-from posenc.testing.framework import Host
+from posenc.testing import Host
 
 _WORKERS = min(8, os.cpu_count() or 1)  # programs that are compiled at a time
 _SAMPLE, _CALLS = 20.0, 50  # milliseconds of calls that make a sample, and most of them

@@ -13,9 +13,9 @@ import numpy as np
 from harness.cases import CORE, LAYOUTS, problem, schemes
 from harness.clock import Budget
 from harness.record import finite
-from posenc.testing import Problem
+from posenc.testing import AttentionCase
 from posenc.testing.framework import Framework, Host, NumPy
-from posenc.testing.tolerances import IMPLEMENTATIONS, SUMMED
+from posenc.testing.tolerances import ATTENTION_TOL, REDUCTION_FACTOR
 
 Row = dict[str, Any]
 STAGES = 6
@@ -112,7 +112,7 @@ def judged(check: Check, framework: Framework, seed: int, scale: float = 1.0) ->
     return row | {"seed": seed}
 
 
-def _judged(check: Check, framework: Framework, asked: Problem, d_out: Host) -> Row:
+def _judged(check: Check, framework: Framework, asked: AttentionCase, d_out: Host) -> Row:
     row: Row = {"status": "right", "reason": None}
     itself = (check.implementation, check.dtype) == ("reference", "float64")
     if itself:  # what all others are put beside is put beside NumPy
@@ -144,7 +144,7 @@ def _judged(check: Check, framework: Framework, asked: Problem, d_out: Host) -> 
 
 
 def _served(
-    call: Problem, framework: Framework, check: Check, d_out: Host
+    call: AttentionCase, framework: Framework, check: Check, d_out: Host
 ) -> tuple[dict[str, Host], str | None]:
     """Result and gradients; where an implementation has none, the result alone and the reason."""
     try:
@@ -155,24 +155,24 @@ def _served(
 
 
 def _answers(
-    call: Problem, framework: Framework, implementation: str, dtype: str, d_out: Host
+    call: AttentionCase, framework: Framework, implementation: str, dtype: str, d_out: Host
 ) -> dict[str, Host]:
     out, gradients = call.gradients(framework, implementation, d_out, dtype=dtype)
     return {"out": out, **gradients}
 
 
-def allowed(dtype: str, name: str, asked: Problem) -> float:
+def allowed(dtype: str, name: str, asked: AttentionCase) -> float:
     """How far a result or a gradient may be off: ``posenc.testing.tolerances`` for longer sums.
 
     Those are for 20 keys of 8 channels. Half precision is rounded once, whatever the length; but a
     gradient of gates adds up what each row's weights lack, as far as the result was rounded.
     """
     keys = max(1.0, asked.tensors["k"].shape[2] / _KEYS)
-    tolerance, half = IMPLEMENTATIONS[dtype], dtype in ("float16", "bfloat16")
+    tolerance, half = ATTENTION_TOL[dtype], dtype in ("float16", "bfloat16")
     if not half:
         tolerance *= keys
     if name not in ("out", "q", "k", "v"):
-        tolerance *= SUMMED * (math.sqrt(keys) if half and "x" in asked.tensors else 1.0)
+        tolerance *= REDUCTION_FACTOR * (math.sqrt(keys) if half and "x" in asked.tensors else 1.0)
     return float(f"{tolerance:.3g}")
 
 

@@ -15,8 +15,8 @@ import posenc
 from harness.clock import Budget, Sample, alternate, summary
 from harness.right import Row, said
 from posenc.protocol import PositionScheme
-from posenc.testing.framework import Host
-from posenc.testing.tolerances import IMPLEMENTATIONS
+from posenc.testing import Host
+from posenc.testing.tolerances import ATTENTION_TOL
 
 SHOWN = 16  # rows of queries whose results and gradients are compared
 DENSE = ("sdpa", "xla", "reference")  # implementations that hold the whole bias
@@ -213,7 +213,7 @@ class Timing(ABC):
         if row["status"] == "not run":  # a step that was refused or failed says so
             row["status"] = "measured"
         worst = [error["relative"] for error in row["errors"].values()]
-        row["right"] = all(n is not None and n <= IMPLEMENTATIONS[settings.dtype] for n in worst)
+        row["right"] = all(n is not None and n <= ATTENTION_TOL[settings.dtype] for n in worst)
         pairs = length * (length + 1) / 2
         flops = 4 * row["batch"] * settings.heads * settings.dim * pairs
         for stage, products in {"forward": 1, "backward": 2.5, "step": 3.5}.items():

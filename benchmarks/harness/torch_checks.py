@@ -23,7 +23,7 @@ class Checked(Torch):
         self._compiles = compiles
 
     @contextmanager
-    def scope(self, dtypes: Sequence[str]) -> Iterator[None]:
+    def precision_scope(self, dtypes: Sequence[str]) -> Iterator[None]:
         """Float32 is float32, and what a kernel does not write is NaN."""
         precision = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision("highest")

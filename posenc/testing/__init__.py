@@ -1,10 +1,10 @@
-"""The laws that every scheme obeys, for schemes of anybody's.
+"""Conformance tests for positional encodings, including third-party ones.
 
 >>> import posenc
 >>> from posenc.testing import check_scheme
 >>> check_scheme(posenc.ALiBi(num_heads=4), frameworks=["numpy"])
 
-In a test file, one test a law, framework and implementation::
+In a test file, one test per law, framework and implementation::
 
     from posenc.testing import parametrize_laws
 
@@ -12,23 +12,25 @@ In a test file, one test a law, framework and implementation::
     def test_laws(law, scheme):
         law(scheme)
 
-Laws of the scheme itself are tried on NumPy; laws of attention on every implementation of every
-framework that is installed, compiled ones too. ``laws()`` lists them.
+Laws of the scheme itself are checked on NumPy. Laws of attention are checked on every
+implementation of every installed framework, eager and compiled. ``laws()`` lists them.
 """
 
+from posenc.testing.attention_case import AttentionCase
 from posenc.testing.check import check_scheme, laws, parametrize_laws
-from posenc.testing.framework import Framework, frameworks
+from posenc.testing.framework import Framework, Function, Host, frameworks
 from posenc.testing.law import BrokenLawError, Law
-from posenc.testing.problem import Problem
-from posenc.testing.subject import Subject
+from posenc.testing.scheme_case import SchemeCase
 from posenc.testing.tolerances import assert_near
 
 __all__ = [
+    "AttentionCase",
     "BrokenLawError",
     "Framework",
+    "Function",
+    "Host",
     "Law",
-    "Problem",
-    "Subject",
+    "SchemeCase",
     "assert_near",
     "check_scheme",
     "frameworks",

@@ -1,4 +1,4 @@
-"""Every law on one scheme, at once or as the tests of a file."""
+"""Run the laws on schemes: all at once, or as the tests of a file."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from posenc.checks import nearest
 from posenc.protocol import PositionScheme
-from posenc.testing.framework import Framework, named
-from posenc.testing.law import BrokenLawError, Law, grounded
-from posenc.testing.subject import Subject
+from posenc.testing.framework import Framework, select_frameworks
+from posenc.testing.law import BrokenLawError, Law, registered_laws
+from posenc.testing.scheme_case import SchemeCase
 
 if TYPE_CHECKING:
     import pytest
@@ -20,64 +20,64 @@ _NONE: Mapping[str, str] = MappingProxyType({})
 
 
 def laws(frameworks: Sequence[str | Framework] | None = None) -> list[Law]:
-    """Every law on every ground: the scheme itself, frameworks, their compilers, their
-    implementations.
+    """Every law in every scope: the scheme itself, each framework, its compilers and its
+    implementations of attention.
 
     Parameters
     ----------
     frameworks
-        Array libraries, by name or as they are, such as ``posenc_torch.testing.Torch("cuda")``.
-        Default: all that are installed, see ``frameworks()``.
+        Array libraries, by name or as objects such as ``posenc_torch.testing.Torch("cuda")``.
+        Default: all installed ones, see ``frameworks()``.
 
     Raises
     ------
     ModuleNotFoundError
-        A framework that is asked for is not installed.
+        A framework asked for is not installed.
     """
-    importlib.import_module("posenc.testing.lawbook")  # enters them
-    return grounded(named(frameworks))
+    importlib.import_module("posenc.testing.lawbook")  # registers them
+    return registered_laws(select_frameworks(frameworks))
 
 
 def check_scheme(
-    scheme: PositionScheme | Subject,
+    scheme: PositionScheme | SchemeCase,
     *,
     frameworks: Sequence[str | Framework] | None = None,
     expected_failures: Mapping[str, str] | None = None,
     **sizes: Any,
 ) -> None:
-    """Try every law on a scheme; raise on the first that is broken.
+    """Run every law on a scheme; raise on the first that is broken.
 
-    An implementation may say by ``NotImplementedError`` that it cannot serve the scheme;
+    An implementation may raise ``NotImplementedError`` if it cannot serve the scheme;
     ``"reference"`` may not.
 
     Parameters
     ----------
     scheme
-        The scheme, or a ``Subject`` that tells more about it.
+        The scheme, or a ``SchemeCase``: the scheme with the sizes and positions to test it with.
     frameworks
-        Array libraries, as ``laws`` takes them. Default: all that are installed.
+        Array libraries, as ``laws`` takes them. Default: all installed ones.
     expected_failures
-        Laws that the scheme is known to break, name -> reason; ``law-framework-path``, as
-        ``str(law)`` has it, for one ground alone. Strict: a law that is kept after all is an error,
-        and so is a name that no law has.
+        Laws that the scheme is known to break, name -> reason. ``law-framework-implementation``,
+        as printed by ``str(law)``, names one scope only. Strict: it is an error if the scheme keeps
+        the law, or if no law has the name.
     sizes
-        ``head_dim``, ``width``, ``params``, ``others``, ``reach``: see ``Subject``.
+        ``head_dim``, ``hidden_dim``, ``params``, ``variants``, ``positions``: see ``SchemeCase``.
 
     Raises
     ------
     BrokenLawError
-        Names the law, the ground and what was found.
+        Names the law, its scope and what it measured.
     """
     known = expected_failures or {}
-    if isinstance(scheme, Subject) and sizes:
-        raise TypeError(f"{', '.join(sizes)}: a Subject has its own; give them to it")
-    subject = scheme if isinstance(scheme, Subject) else Subject(scheme, **sizes)
-    found = laws(frameworks)
-    _check_names(known, found)
-    for law in found:
-        why = _expected(law, known)
+    if isinstance(scheme, SchemeCase) and sizes:
+        raise TypeError(f"{', '.join(sizes)}: a SchemeCase has its own; give them to it")
+    case = scheme if isinstance(scheme, SchemeCase) else SchemeCase(scheme, **sizes)
+    all_laws = laws(frameworks)
+    _check_names(known, all_laws)
+    for law in all_laws:
+        why = _expected_failure(law, known)
         try:
-            law(subject)
+            law(case)
         except NotImplementedError:
             continue
         except BrokenLawError:
@@ -89,72 +89,72 @@ def check_scheme(
 
 
 def parametrize_laws(
-    schemes: Iterable[PositionScheme | Subject] | Mapping[str, PositionScheme | Subject],
+    schemes: Iterable[PositionScheme | SchemeCase] | Mapping[str, PositionScheme | SchemeCase],
     *,
     frameworks: Sequence[str | Framework] | None = None,
     expected_failures: Mapping[str, str] | Callable[[PositionScheme], Mapping[str, str]] = _NONE,
     select: Callable[[Law, PositionScheme], bool] = lambda law, scheme: True,
 ) -> pytest.MarkDecorator:
-    """A pytest decorator: one test for each law and each scheme, with arguments ``law, scheme``.
+    """A pytest decorator: one test per law and scheme, with arguments ``law, scheme``.
 
-    An implementation that cannot serve a scheme is a skip with its reason; an expected failure is
-    an xfail, and strict.
+    If an implementation cannot serve a scheme, the test is skipped with the reason. An expected
+    failure is a strict xfail.
 
     Parameters
     ----------
     schemes
-        Schemes, by name if names should show in the tests' own.
+        Schemes, in a list or by name; names become part of the test ids.
     frameworks
-        Array libraries, as ``laws`` takes them. Default: all that are installed.
+        Array libraries, as ``laws`` takes them. Default: all installed ones.
     expected_failures
-        Laws that are known to be broken, name -> reason, or a function of a scheme that tells.
+        Laws that are known to be broken, name -> reason; or a function from a scheme to these.
     select
-        Whether to try a law on a scheme. Default: all.
+        Whether to run a law on a scheme. Default: all.
     """
     import pytest
 
     if not isinstance(schemes, Iterable):
         raise TypeError(f"schemes must be several, in a list or by name, got {schemes!r}")
-    named = schemes.items() if isinstance(schemes, Mapping) else ((None, s) for s in schemes)
-    found, cases = laws(frameworks), []
-    for name, scheme in named:
-        subject = scheme if isinstance(scheme, Subject) else Subject(scheme)
-        title = name or repr(subject.scheme)
+    items = schemes.items() if isinstance(schemes, Mapping) else ((None, s) for s in schemes)
+    all_laws, tests = laws(frameworks), []
+    for name, scheme in items:
+        case = scheme if isinstance(scheme, SchemeCase) else SchemeCase(scheme)
+        title = name or repr(case.scheme)
         known = expected_failures
         if callable(known):
-            known = known(subject.scheme)
-        _check_names(known, found)
-        for law in found:
-            if not select(law, subject.scheme):
+            known = known(case.scheme)
+        _check_names(known, all_laws)
+        for law in all_laws:
+            if not select(law, case.scheme):
                 continue
-            why = _expected(law, known)
+            why = _expected_failure(law, known)
             marks = [] if why is None else [pytest.mark.xfail(reason=why, strict=True)]
-            cases.append(pytest.param(_skipping(law), subject, id=f"{law}-{title}", marks=marks))
-    return pytest.mark.parametrize(("law", "scheme"), cases)
+            tests.append(pytest.param(_skip_refusals(law), case, id=f"{law}-{title}", marks=marks))
+    return pytest.mark.parametrize(("law", "scheme"), tests)
 
 
-def _skipping(law: Law) -> Callable[[Subject], None]:
-    """A law under which a refusal is a skip."""
+def _skip_refusals(law: Law) -> Callable[[SchemeCase], None]:
+    """A law that skips the test where an implementation refuses the scheme."""
 
-    def check(subject: Subject) -> None:
+    def check(case: SchemeCase) -> None:
         import pytest
 
         try:
-            law(subject)
+            law(case)
         except NotImplementedError as reason:
             pytest.skip(f"refused: {reason}")
 
     return check
 
 
-def _expected(law: Law, known: Mapping[str, str]) -> str | None:
+def _expected_failure(law: Law, known: Mapping[str, str]) -> str | None:
     """Why a law is expected to be broken; None if it is not."""
     return known.get(str(law), known.get(law.name))
 
 
-def _check_names(known: Mapping[str, str], found: Sequence[Law]) -> None:
-    names = list(dict.fromkeys(law.name for law in found))
+def _check_names(known: Mapping[str, str], all_laws: Sequence[Law]) -> None:
+    names = list(dict.fromkeys(law.name for law in all_laws))
     for name in known:
-        # The ground after it may be a framework that is not tried here.
+        # The scope after the name may be a framework that is not tested here.
         if name.partition("-")[0] not in names:
             raise ValueError(f"expected_failures: no law {name!r}{nearest(name, names)}")

@@ -21,12 +21,12 @@ _GROUP = "posenc.frameworks"
 
 
 class Answer(NamedTuple):
-    """What a function gave: its values, and how it treated what it was given."""
+    """The result of a function, and how the function treated its arguments."""
 
     values: Host  # a dtype that NumPy lacks is widened to float32
     dtype: str
-    moved: bool  # to another device than that of the arguments
-    touched: tuple[str, ...]  # arguments that are not what they were
+    device_changed: bool  # the result lies on another device than the arguments
+    mutated: tuple[str, ...]  # names of arguments that the function wrote to
 
 
 class Framework(ABC):
@@ -42,7 +42,9 @@ class Framework(ABC):
     dtypes
         Floating-point dtypes it computes in.
     compilers
-        Ways to compile a function; ``usual`` is how laws run one, None for eagerly.
+        Ways to compile a function.
+    default_compiler
+        The one that laws use unless they name another; None for eager execution.
     differentiable
         Whether it has gradients.
     """
@@ -52,7 +54,7 @@ class Framework(ABC):
     implementations: tuple[str, ...] = ("reference",)
     dtypes: tuple[str, ...] = ("float64", "float32", "float16")
     compilers: tuple[str, ...] = ()
-    usual: str | None = None
+    default_compiler: str | None = None
     differentiable: ClassVar[bool] = False
 
     def __repr__(self) -> str:
@@ -71,20 +73,22 @@ class Framework(ABC):
         return str(array.dtype).rpartition(".")[2]
 
     def device(self, array: Array) -> Any:
-        """Where an array lies."""
+        """The device of an array."""
         return array_api_compat.device(array)
 
-    def scope(self, dtypes: Sequence[str]) -> AbstractContextManager[Any]:
-        """What must hold while arrays of these dtypes are made and computed with."""
+    def precision_scope(self, dtypes: Sequence[str]) -> AbstractContextManager[Any]:
+        """Context in which arrays of these dtypes are made and computed with."""
         return nullcontext()
 
-    def compiled(self, function: Function, compiler: str) -> Function:
+    def compile(self, function: Function, compiler: str) -> Function:
         """``function`` through one of ``compilers``."""
-        raise NotImplementedError(f"{self.name} compiles nothing")
+        raise NotImplementedError(f"{self.name} has no compiler")
 
     def attend(self, implementation: str, tensors: Mapping[str, Array], **options: Any) -> Array:
-        """Attention of q, k, v, ``(B, H, L, D)`` whatever the layout of this library, and of hidden
-        states. With ``return_lse`` a pair, whose second is ``(B, H, Q)``.
+        """Attention of q, k, v, and hidden states for features.
+
+        Vectors are ``(B, H, L, D)`` here, whatever the layout of the backend. With ``return_lse``
+        the result is a pair, whose second array is ``(B, H, Q)``.
         """
         return attention(**tensors, implementation=implementation, **options)
 
@@ -107,21 +111,22 @@ class Framework(ABC):
         cast: Mapping[str, str] | None = None,
         compiler: str | None = None,
     ) -> Answer | None:
-        """``function(xp, arrays)`` on arrays of this library; None if it answers None.
+        """``function(xp, arrays)`` on arrays of this library; None if it returns None.
 
-        ``cast`` names the dtypes of arrays that NumPy cannot hold.
+        ``cast`` names dtypes by array; it is for those that NumPy does not have.
         """
         dtypes = _dtypes(arrays, cast)
-        with self.scope(list(dtypes.values())):
+        with self.precision_scope(list(dtypes.values())):
             native = {name: self.array(array, dtypes[name]) for name, array in arrays.items()}
             before = {name: self.host(array) for name, array in native.items()}
-            run = function if compiler is None else self.compiled(function, compiler)
+            run = function if compiler is None else self.compile(function, compiler)
             result = run(self.xp, native)
             if result is None:
                 return None
-            touched = tuple(n for n in native if not _same(self.host(native[n]), before[n]))
-            moved = any(self.device(result) != self.device(a) for a in native.values())
-            return Answer(self.host(result), self.dtype(result), moved, touched)
+            mutated = tuple(n for n in native if not _same(self.host(native[n]), before[n]))
+            device = self.device(result)
+            device_changed = any(self.device(a) != device for a in native.values())
+            return Answer(self.host(result), self.dtype(result), device_changed, mutated)
 
     def gradients(
         self,
@@ -132,21 +137,21 @@ class Framework(ABC):
         cast: Mapping[str, str] | None = None,
         compiler: str | None = None,
     ) -> tuple[Answer, dict[str, Host]]:
-        """``function(xp, arrays)``, and gradients of ``sum(d_out * result)`` for every float.
+        """``function(xp, arrays)``, and gradients of ``sum(d_out * result)`` for every float array.
 
-        Without a ``compiler``, eagerly, or however this framework likes best.
+        Without a ``compiler``, the framework chooses how to run it.
         """
         dtypes = _dtypes(arrays, cast)
-        with self.scope(list(dtypes.values())):
+        with self.precision_scope(list(dtypes.values())):
             native = {name: self.array(array, dtypes[name]) for name, array in arrays.items()}
             floats = [name for name in arrays if "float" in dtypes[name]]
-            out, found = self.pullback(function, native, floats, d_out, compiler)
-            answer = Answer(self.host(out), self.dtype(out), moved=False, touched=())
-            return answer, {name: self.host(found[name]) for name in floats}
+            out, gradients = self.pullback(function, native, floats, d_out, compiler)
+            answer = Answer(self.host(out), self.dtype(out), device_changed=False, mutated=())
+            return answer, {name: self.host(gradients[name]) for name in floats}
 
 
 class NumPy(Framework):
-    """NumPy, with arrays that nobody may write to."""
+    """NumPy, with read-only arrays."""
 
     name = "numpy"
     xp = array_api_compat.numpy
@@ -159,7 +164,7 @@ class NumPy(Framework):
 
 
 class Strict(Framework):
-    """array-api-strict, which has nothing but the standard, on a device of one's choice."""
+    """array-api-strict, which implements only the standard, on one of its devices."""
 
     def __init__(self, device: str) -> None:
         import array_api_strict
@@ -179,28 +184,29 @@ class Strict(Framework):
 
 
 def frameworks() -> dict[str, Framework]:
-    """The array libraries that are installed, by name; those of backends from their entry points.
+    """The installed array libraries, by name.
 
-    A backend whose own framework is missing is left out.
+    Backends register theirs by entry points. Backends whose framework is not installed are left
+    out.
     """
     from importlib.metadata import entry_points
 
-    found: dict[str, Framework] = {"numpy": NumPy()}
+    installed: dict[str, Framework] = {"numpy": NumPy()}
     if importlib.util.find_spec("array_api_strict") is not None:
-        found |= {made.name: made for made in map(Strict, ("device1", "no_float64"))}
+        installed |= {made.name: made for made in map(Strict, ("device1", "no_float64"))}
     for entry in sorted(entry_points(group=_GROUP), key=lambda entry: entry.name):
         if importlib.util.find_spec(entry.name) is not None:
-            found[entry.name] = entry.load()()
-    return found
+            installed[entry.name] = entry.load()()
+    return installed
 
 
-def named(asked: Sequence[str | Framework] | None) -> list[Framework]:
-    """All that are installed, or exactly those asked for, by name or as they are.
+def select_frameworks(asked: Sequence[str | Framework] | None) -> list[Framework]:
+    """The frameworks asked for, by name or as objects; None asks for all installed ones.
 
     Raises
     ------
     ModuleNotFoundError
-        One that is asked for is not installed.
+        A framework asked for is not installed.
     """
     if isinstance(asked, str):
         raise TypeError(f"frameworks must be a list of names, got {asked!r}")
@@ -217,10 +223,10 @@ def named(asked: Sequence[str | Framework] | None) -> list[Framework]:
 
 
 def readonly(array: Any) -> Host:
-    """A copy that nobody may write to."""
-    copied = np.array(array)
-    copied.flags.writeable = False
-    return copied
+    """A read-only copy."""
+    copy = np.array(array)
+    copy.flags.writeable = False
+    return copy
 
 
 def _dtypes(arrays: Mapping[str, Host], cast: Mapping[str, str] | None) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""What a law is, and the list that they are entered in."""
+"""``Law``, and the decorator ``law`` that registers one."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import numpy as np
 
 from posenc.protocol import SchemeWarning
 from posenc.testing.framework import Framework
-from posenc.testing.subject import Subject
+from posenc.testing.scheme_case import SchemeCase
 
-Ground = Literal["scheme", "framework", "implementation", "gradient", "compiler"]
+Scope = Literal["scheme", "framework", "implementation", "gradient", "compiler"]
 
 
 class BrokenLawError(AssertionError):
@@ -25,18 +25,18 @@ class BrokenLawError(AssertionError):
 
 @dataclass(frozen=True)
 class Law:
-    """One statement about every scheme, on the ground where it is tried.
+    """One statement about every scheme, with the scope in which it is checked.
 
     Attributes
     ----------
     name
-        What it says, in short.
+        Its statement in short.
     statement
-        The first line of its documentation.
+        The first line of its docstring.
     check
-        Raises if a subject breaks it.
+        Raises if a ``SchemeCase`` breaks it.
     framework, implementation, compiler
-        Where it is tried; None where it does not matter.
+        Its scope; None where it does not matter.
     """
 
     name: str
@@ -51,21 +51,21 @@ class Law:
         return "-".join([self.name, *(str(part) for part in where if part is not None)])
 
     def __call__(self, scheme: Any, **sizes: Any) -> None:
-        """Try it on a scheme; ``sizes`` are those of ``Subject``.
+        """Check it on a scheme; ``sizes`` are fields of ``SchemeCase``.
 
         Raises
         ------
         BrokenLawError
-            Says which law, on what ground, and what was found.
+            Names the law, its scope, and what it measured.
         NotImplementedError
-            The implementation says why it cannot serve the scheme.
+            The implementation cannot serve the scheme; the message says why.
         """
         where = (self.framework, self.implementation, self.compiler)
         try:
-            subject = scheme if isinstance(scheme, Subject) else Subject(scheme, **sizes)
-            with warnings.catch_warnings():  # laws ask for what callers are warned of
+            case = scheme if isinstance(scheme, SchemeCase) else SchemeCase(scheme, **sizes)
+            with warnings.catch_warnings():  # laws make calls that users are warned of
                 warnings.simplefilter("ignore", SchemeWarning)
-                self.check(subject, *(part for part in where if part is not None))
+                self.check(case, *(part for part in where if part is not None))
         except NotImplementedError:
             if self.implementation in (None, "reference"):  # the definition serves everything
                 raise self._broken(scheme, "refused") from None
@@ -73,23 +73,23 @@ class Law:
         except AssertionError as error:
             raise self._broken(scheme, str(error)) from error
         except Exception as error:
-            found = f"{type(error).__name__}: {error}{_place(error)}"
-            raise self._broken(scheme, found) from error
+            message = f"{type(error).__name__}: {error}{_origin(error)}"
+            raise self._broken(scheme, message) from error
 
-    def _broken(self, scheme: Any, found: str) -> BrokenLawError:
-        named = scheme.scheme if isinstance(scheme, Subject) else scheme
+    def _broken(self, scheme: Any, message: str) -> BrokenLawError:
+        own = scheme.scheme if isinstance(scheme, SchemeCase) else scheme
         parts = {
             "framework": self.framework,
             "implementation": self.implementation,
             "compiler": self.compiler,
         }
         where = ", ".join(f"{name} {part}" for name, part in parts.items() if part is not None)
-        ground = f"\n  on {where}" if where else ""
-        return BrokenLawError(f"{self.name}: {self.statement}\n  {named!r}{ground}\n  {found}")
+        scope = f"\n  on {where}" if where else ""
+        return BrokenLawError(f"{self.name}: {self.statement}\n  {own!r}{scope}\n  {message}")
 
 
-def _place(error: BaseException) -> str:
-    """Where in the scheme's own file an exception came from."""
+def _origin(error: BaseException) -> str:
+    """The line of the scheme's own file that an exception came from."""
     frames = traceback.extract_tb(error.__traceback__)
     installed = [sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")]
     ours = str(Path(__file__).parents[1])
@@ -99,45 +99,45 @@ def _place(error: BaseException) -> str:
     return f"\n  at {own[-1].filename}:{own[-1].lineno}, {own[-1].name}: {own[-1].line}"
 
 
-_ENTERED: list[tuple[Ground, Callable[..., None]]] = []
+_REGISTERED: list[tuple[Scope, Callable[..., None]]] = []
 
 
-def law(ground: Ground) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Enter a law that is tried once a scheme, or on every framework, compiler or implementation.
+def law(scope: Scope) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Register a law that is checked once per scheme, framework, compiler or implementation.
 
-    The function receives a ``Subject``, then the framework, then the implementation or the
-    compiler; ``"gradient"`` stands for the implementations of frameworks that have gradients.
+    The function receives a ``SchemeCase``, then the framework, then the implementation or the
+    compiler. Scope ``"gradient"``: the implementations of frameworks that have gradients.
     """
 
-    def enter(check: Callable[..., None]) -> Callable[..., None]:
-        _ENTERED.append((ground, check))
+    def register(check: Callable[..., None]) -> Callable[..., None]:
+        _REGISTERED.append((scope, check))
         return check
 
-    return enter
+    return register
 
 
-def grounded(frameworks: list[Framework]) -> list[Law]:
-    """Every law on every ground that there is; those that are tried at once come first."""
-    order = list(get_args(Ground))
+def registered_laws(frameworks: list[Framework]) -> list[Law]:
+    """Every registered law in every scope. Laws of the scheme alone, the fastest, come first."""
+    order = list(get_args(Scope))
 
-    def rank(entry: tuple[Ground, Callable[..., None]]) -> tuple[int, bool]:
-        ground, check = entry
-        return order.index(ground), not check.__module__.endswith(".scheme")
+    def rank(entry: tuple[Scope, Callable[..., None]]) -> tuple[int, bool]:
+        scope, check = entry
+        return order.index(scope), not check.__module__.endswith(".scheme")
 
-    entries = sorted(_ENTERED, key=rank)
-    return [made for ground, check in entries for made in _on(ground, check, frameworks)]
+    entries = sorted(_REGISTERED, key=rank)
+    return [made for scope, check in entries for made in _laws_in(scope, check, frameworks)]
 
 
-def _on(ground: Ground, check: Callable[..., None], frameworks: list[Framework]) -> list[Law]:
+def _laws_in(scope: Scope, check: Callable[..., None], frameworks: list[Framework]) -> list[Law]:
     statement = (check.__doc__ or "").strip().partition("\n")[0]
     name = check.__name__
-    if ground == "scheme":
+    if scope == "scheme":
         return [Law(name, statement, check)]
-    if ground == "framework":
+    if scope == "framework":
         return [Law(name, statement, check, f) for f in frameworks]
-    if ground == "compiler":
+    if scope == "compiler":
         return [Law(name, statement, check, f, compiler=c) for f in frameworks for c in f.compilers]
-    able = [f for f in frameworks if f.differentiable or ground == "implementation"]
+    able = [f for f in frameworks if f.differentiable or scope == "implementation"]
     return [
         Law(name, statement, check, f, implementation)
         for f in able
@@ -145,18 +145,18 @@ def _on(ground: Ground, check: Callable[..., None], frameworks: list[Framework])
     ]
 
 
-def require(holds: bool | Any, found: str) -> None:
-    """Raise with ``found`` unless it holds."""
+def require(holds: bool | Any, message: str) -> None:
+    """Raise with ``message`` unless it holds."""
     if not bool(holds):
-        raise AssertionError(found)
+        raise AssertionError(message)
 
 
-def require_equal(found: Any, expected: Any, what: str) -> None:
-    """Bitwise equality of two arrays, -0 and NaN aside."""
-    found, expected = np.asarray(found), np.asarray(expected)
-    require(found.shape == expected.shape, f"{what}: shape {found.shape}, not {expected.shape}")
-    wrong = ~((found == expected) | (np.isnan(found) & np.isnan(expected)))
+def require_equal(actual: Any, expected: Any, what: str) -> None:
+    """Raise unless two arrays are equal bit by bit; -0 equals 0, and NaN equals NaN."""
+    actual, expected = np.asarray(actual), np.asarray(expected)
+    require(actual.shape == expected.shape, f"{what}: shape {actual.shape}, not {expected.shape}")
+    wrong = ~((actual == expected) | (np.isnan(actual) & np.isnan(expected)))
     if np.any(wrong):
         at = tuple(int(i) for i in np.argwhere(wrong)[0])
         count = f"{np.sum(wrong)} of {wrong.size} differ"
-        raise AssertionError(f"{what}: {found[at]!r} at {at}, not {expected[at]!r}; {count}")
+        raise AssertionError(f"{what}: {actual[at]!r} at {at}, not {expected[at]!r}; {count}")

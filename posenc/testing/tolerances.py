@@ -48,7 +48,7 @@ def attention_bound(dtype: str, *, channels: int = 8, keys: int = 20, score: flo
     return rounding_bound(3 * channels, score / 2, dtype) + rounding_bound(2 * keys, 1, dtype)
 
 
-IMPLEMENTATIONS = {dtype: attention_bound(dtype) for dtype in UNIT}
+ATTENTION_TOL = {dtype: attention_bound(dtype) for dtype in UNIT}
 """Attention on one implementation beside the definition, relative to the largest number, or to 1.
 
 For 8 channels, 20 keys and scores up to 8, as the laws and the tests have them: 104 roundings of
@@ -57,30 +57,30 @@ counts for many of these. ``tests/core/test_tolerances.py`` adds up the effects 
 each of these calls.
 """
 
-VALUES = {dtype: 2 * rounding_bound(64, 1, dtype) for dtype in ("float64", "float32")}
+VALUE_TOL = {dtype: 2 * rounding_bound(64, 1, dtype) for dtype in ("float64", "float32")}
 """A bias, a transform, an embedding or features in two libraries, relative likewise.
 
 Sums of features have most roundings: 6 gates, each of 6 products and a logarithm, about 10, are
 added. Twice, because either library rounds.
 """
 
-SUMMED = 6
+REDUCTION_FACTOR = 6
 """How many times more for gradients of params and hidden states: they are in every one of a head's
 800 scores, so 800 terms of both signs are summed instead of 20, and errors grow like the root."""
 
-SCALARS = 4 * UNIT["float32"]
+SCALAR_VS_ARRAY_TOL = 4 * UNIT["float32"]
 """NumPy computes a power of two numbers otherwise than one of arrays: each is within one unit of
 the last place, two roundings, of the true one."""
 
-ROUNDED = rounding_bound(16)
+FLOAT32_TOL = rounding_bound(16)
 """A float32 answer beside the float64 one, of each number: 16 roundings of it, or of 1."""
 
-DIFFERENCES = 2 * IMPLEMENTATIONS["float32"]
+DERIVATIVE_TOL = 2 * ATTENTION_TOL["float32"]
 """A float32 derivative beside a central difference in float64, relative to the lengths of gradient
 and direction: a result goes forward and back. The square of the step times a third derivative, and
 a float64 loss divided by the step, are 1e-10 each."""
 
-SEPARATED = 2.0**-30
+KEY_BIAS_TOL = 2.0**-30
 """What a bias less its key bias may vary by, relative to the larger of the two, or to 1: float64
 sums whose terms are up to 2**20 times as large as their differences, 8 roundings of 53 bits less
 20."""

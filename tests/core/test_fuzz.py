@@ -22,8 +22,8 @@ from subjects import normal
 
 from posenc.checks import check_window
 from posenc.positions import visible
+from posenc.testing.attention_case import AttentionCase
 from posenc.testing.framework import NumPy, frameworks
-from posenc.testing.problem import Problem
 
 FOUND = frameworks()
 NUMPY = NumPy()
@@ -35,8 +35,12 @@ ROUTES = [
     for implementation in f.implementations
     if f.name != "jax" or implementation not in PARTIAL
 ]
-EAGER = [pytest.param(*r, id="-".join(map(str, r))) for r in ROUTES if r[0].usual is None]
-COMPILED = [pytest.param(*r, id="-".join(map(str, r))) for r in ROUTES if r[0].usual is not None]
+EAGER = [
+    pytest.param(*r, id="-".join(map(str, r))) for r in ROUTES if r[0].default_compiler is None
+]
+COMPILED = [
+    pytest.param(*r, id="-".join(map(str, r))) for r in ROUTES if r[0].default_compiler is not None
+]
 # (B, H, Hk, Q, K, D, Dv), with tiles of 8: one block, several, a padded one, of queries or keys.
 SIZES = [
     (2, 4, 2, 20, 20, 8, 8),
@@ -66,9 +70,9 @@ def assert_within(found, expected, bound, what="values"):
     assert excess[at] <= 0, message
 
 
-def check(problem: Problem, framework, implementation: str, dtype: str, dtypes=None):
+def check(problem: AttentionCase, framework, implementation: str, dtype: str, dtypes=None):
     """Values, and gradients where the framework has them; ``dtypes`` by name if they differ."""
-    plain = Problem(problem.scheme, problem.tensors, problem.params, problem.options)
+    plain = AttentionCase(problem.scheme, problem.tensors, problem.params, problem.options)
     values = plain.attend(NUMPY, "reference", dtype="float64")
     d_out = normal(values.shape, 9)
     wide = "float64" if dtype == "float64" else "float32"  # of params, in a problem
@@ -101,7 +105,7 @@ def rounded(bound, expected, dtype):
     return bound + UNIT[dtype] * np.abs(expected) + SMALLEST[dtype]
 
 
-def check_differences(problem: Problem, d_out, found, bound):
+def check_differences(problem: AttentionCase, d_out, found, bound):
     """Gradients along one direction each, beside central differences of the reference."""
     for name in found:
         own = problem.params if name in problem.params else problem.tensors

@@ -10,7 +10,7 @@ from frameworks import route as named
 from subjects import SUBJECTS, normal, params_of
 
 from posenc.testing.examples import HEAD_DIM, HEADS
-from posenc.testing.tolerances import IMPLEMENTATIONS, SUMMED, assert_near
+from posenc.testing.tolerances import ATTENTION_TOL, REDUCTION_FACTOR, assert_near
 
 CALLS = [
     pytest.param(None, None, None, None, marks=found.marks, id=found.id)
@@ -36,7 +36,7 @@ def test_an_implementation_equals_the_reference(route, subject, case, dtype):
     except NotImplementedError as reason:
         if "no backward pass on a CPU" in str(reason):
             out = route.attend(scheme, tensors, params, dtype=dtype, **where.options)
-            assert_near(out, values, IMPLEMENTATIONS[dtype])
+            assert_near(out, values, ATTENTION_TOL[dtype])
             return
         # Whole rows and regions are refused in any float; what implementations serve is said
         # elsewhere.
@@ -44,11 +44,11 @@ def test_an_implementation_equals_the_reference(route, subject, case, dtype):
         if dtype != "float64" and not of_scheme:
             raise
         pytest.skip(f"refused: {reason}")
-    assert_near(out, values, IMPLEMENTATIONS[dtype])
+    assert_near(out, values, ATTENTION_TOL[dtype])
     assert found.keys() == gradients.keys()
     for name, gradient in gradients.items():
         summed = dtype == "float32" and (name in params or name == "x")
-        tolerance = IMPLEMENTATIONS[dtype] * (SUMMED if summed else 1)
+        tolerance = ATTENTION_TOL[dtype] * (REDUCTION_FACTOR if summed else 1)
         assert_near(found[name], gradient, tolerance, f"gradient of {name}")
 
 
@@ -100,7 +100,7 @@ def test_large_scores_do_not_overflow(route, grouped, dtype):
         found = route.attend(scheme, tensors, {}, dtype=dtype, **options)
     except NotImplementedError as reason:
         pytest.skip(f"refused: {reason}")
-    assert_near(found, values, IMPLEMENTATIONS["bfloat16"])
+    assert_near(found, values, ATTENTION_TOL["bfloat16"])
 
 
 @pytest.mark.parametrize("route", FUSED)

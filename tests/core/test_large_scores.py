@@ -7,9 +7,9 @@ import pytest
 from frameworks import PARTIAL
 
 import posenc
+from posenc.testing.attention_case import AttentionCase
 from posenc.testing.framework import frameworks
-from posenc.testing.problem import Problem
-from posenc.testing.tolerances import IMPLEMENTATIONS, assert_near
+from posenc.testing.tolerances import ATTENTION_TOL, assert_near
 
 ROUTES = [
     pytest.param(f, implementation, id=f"{f}-{implementation}")
@@ -40,10 +40,10 @@ def decided(highest, dtype):
 @pytest.mark.parametrize(("framework", "implementation"), ROUTES)
 def test_the_highest_score_less_itself_is_nothing(framework, implementation, highest):
     tensors, weights = decided(highest, "float32")
-    problem = Problem(posenc.NoPE(), tensors)
+    problem = AttentionCase(posenc.NoPE(), tensors)
     # Two equal weights are exactly 1/2.
     expected = weights @ tensors["v"]
-    assert_near(problem.attend(framework, implementation), expected, IMPLEMENTATIONS["float32"])
+    assert_near(problem.attend(framework, implementation), expected, ATTENTION_TOL["float32"])
     if not framework.differentiable or (framework.name, implementation) in FORWARD_ONLY:
         return
     d_out = np.random.default_rng(1).standard_normal(expected.shape)
@@ -61,7 +61,7 @@ def test_the_highest_score_less_itself_is_nothing(framework, implementation, hig
     }
     for name, gradient in wanted.items():
         size = max(10.0, float(np.abs(gradient).max()))  # of the terms that cancel for q
-        assert_near(found[name] / size, gradient / size, IMPLEMENTATIONS["float32"], name)
+        assert_near(found[name] / size, gradient / size, ATTENTION_TOL["float32"], name)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -74,7 +74,7 @@ def test_what_is_hidden_is_below_the_lowest_that_is_seen(framework, implementati
     q = np.full((1, 1, 4, 4), lowest / 4)
     k = np.asarray([1.0, 0.9, 1.0, 1.0])[:, None] + np.zeros((1, 1, 4, 4))
     v = np.arange(4.0)[:, None] + np.zeros((1, 1, 4, 4))
-    problem = Problem(
+    problem = AttentionCase(
         posenc.NoPE(), {"q": q, "k": k, "v": v}, options={"causal": True, "scale": 1.0}
     )
     try:
@@ -108,7 +108,7 @@ def test_nan_in_what_nobody_sees_reaches_nothing(framework, implementation, hidd
     d_out = rng.standard_normal(tensors["q"].shape)
     answers = []
     for own in (tensors, spoilt):
-        problem = Problem(scheme, own, options=options)
+        problem = AttentionCase(scheme, own, options=options)
         if framework.differentiable:
             answers.append(problem.gradients(framework, implementation, d_out))
         else:

@@ -9,9 +9,9 @@ from subjects import SUBJECTS, heads, normal, params_of
 
 import posenc
 from posenc.evaluate import has_transform, reads_features
-from posenc.testing import Subject, assert_near
+from posenc.testing import SchemeCase, assert_near
 from posenc.testing.examples import HEAD_DIM, HIDDEN_DIM
-from posenc.testing.tolerances import ROUNDED
+from posenc.testing.tolerances import FLOAT32_TOL
 
 POS = np.asarray([[0, 1, 2, 3, 40, 5], [9, 0, 7, 7, 3, 63]])
 
@@ -50,7 +50,7 @@ FUNCTIONS = [of_attention, of_bias, of_embedding, of_features, of_transform]
 
 def arguments(scheme, dtype):
     count = heads(scheme)
-    shared = 1 if Subject(scheme).shares_keys else count
+    shared = 1 if SchemeCase(scheme).shares_keys else count
     return {
         "q": normal((2, count, 6, HEAD_DIM), 0, dtype),
         "k": normal((2, shared, 6, HEAD_DIM), 1, dtype),
@@ -123,4 +123,4 @@ def test_a_result_can_be_asked_for_in_a_dtype(subject):
         run = posenc.embedding if function is of_embedding else posenc.bias
         found = run(scheme, *([pos] if run is posenc.embedding else pos), params, dtype=np.float64)
         assert found.dtype == np.float64
-        assert_near(found, wide, ROUNDED)  # params were rounded to float32 in one of them
+        assert_near(found, wide, FLOAT32_TOL)  # params were rounded to float32 in one of them

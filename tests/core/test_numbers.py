@@ -11,7 +11,7 @@ from subjects import normal
 
 import posenc
 from posenc.positions import left_padded, packed
-from posenc.testing.tolerances import IMPLEMENTATIONS, assert_near
+from posenc.testing.tolerances import ATTENTION_TOL, assert_near
 
 INTEGERS = ("uint8", "int16", "uint64")
 SIZES = {"num_heads": 2, "head_dim": 8, "max_len": 40, "dim": 16}
@@ -90,9 +90,9 @@ def test_a_window_and_a_scale_of_any_number(route, integer):
     # NumPy's first: a compiled function that was kept under an equal key would answer the second.
     for window, scale in ((np.dtype(integer).type(3), np.float32(0.5)), (3, 0.5)):
         given = options | {"window": window, "scale": scale}
-        with route.framework.scope(["float32"]):
+        with route.framework.precision_scope(["float32"]):
             found = route.framework.attend(route.implementation, arrays, **given)
-        assert_near(np.asarray(found), expected, IMPLEMENTATIONS["float32"])
+        assert_near(np.asarray(found), expected, ATTENTION_TOL["float32"])
 
 
 def test_positions_of_documents_of_any_integer():
@@ -111,11 +111,11 @@ def test_positions_of_any_integer(route, integer):
     expected = posenc.attention(**tensors, **options, q_pos=pos, k_pos=pos)
     arrays = {name: route.framework.array(a, "float32") for name, a in tensors.items()}
     narrow = route.framework.array(pos.astype(integer), integer)
-    with route.framework.scope(["float32"]):
+    with route.framework.precision_scope(["float32"]):
         found = route.framework.attend(
             route.implementation, arrays, **options, q_pos=narrow, k_pos=narrow
         )
-    assert_near(np.asarray(found), expected, IMPLEMENTATIONS["float32"])
+    assert_near(np.asarray(found), expected, ATTENTION_TOL["float32"])
 
 
 def test_a_study_of_numpy_integers_is_the_same_study():

@@ -16,9 +16,9 @@ from posenc.evaluate import has_features
 from posenc.params import Features, Params
 from posenc.testing import assert_near
 from posenc.testing.examples import HEAD_DIM, HEADS, Fence, Forgetting
-from posenc.testing.tolerances import IMPLEMENTATIONS, rounding_bound
+from posenc.testing.tolerances import ATTENTION_TOL, rounding_bound
 
-FLOAT64 = 2 * IMPLEMENTATIONS["float64"]  # either is rounded
+FLOAT64 = 2 * ATTENTION_TOL["float64"]  # either is rounded
 # The result is rounded, and float32 sums, of less than a rounding.
 FLOAT16 = rounding_bound(2, 1, "float16")
 

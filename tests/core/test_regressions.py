@@ -10,9 +10,9 @@ from frameworks import PARTIAL
 from subjects import normal
 
 import posenc
+from posenc.testing.attention_case import AttentionCase
 from posenc.testing.framework import NumPy, frameworks, readonly
-from posenc.testing.problem import Problem
-from posenc.testing.tolerances import IMPLEMENTATIONS, assert_near
+from posenc.testing.tolerances import ATTENTION_TOL, assert_near
 
 FOUND = frameworks()
 ROUTES = [
@@ -29,7 +29,7 @@ def problem(scheme, q_len, k_len, **options):
     """Two heads of four channels."""
     sizes = {"q": q_len, "k": k_len, "v": k_len}
     tensors = {n: normal((1, 2, size, 4), i) for i, (n, size) in enumerate(sizes.items())}
-    return Problem(scheme, tensors, options=options)
+    return AttentionCase(scheme, tensors, options=options)
 
 
 @pytest.mark.parametrize("window", [2**31 - 1, 2**31, 2**40])
@@ -37,7 +37,7 @@ def problem(scheme, q_len, k_len, **options):
 def test_a_window_wider_than_any_distance_hides_nothing(framework, path, window):
     without = problem(posenc.NoPE(), 20, 20).attend(NumPy(), "reference", dtype="float64")
     found = problem(posenc.NoPE(), 20, 20, window=window).attend(framework, path)
-    assert_near(found, without, IMPLEMENTATIONS["float32"])
+    assert_near(found, without, ATTENTION_TOL["float32"])
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
@@ -62,7 +62,7 @@ def test_the_farthest_positions_that_are_accepted_are_far(framework, path):
     places = {"q_pos": np.asarray([high], "int32"), "k_pos": np.asarray([high, low], "int32")}
     call = problem(scheme, 1, 2, **places)
     assert_near(
-        call.eagerly(framework, path), call.tensors["v"][:, :, :1], IMPLEMENTATIONS["float32"]
+        call.eagerly(framework, path), call.tensors["v"][:, :, :1], ATTENTION_TOL["float32"]
     )
     if framework.name.startswith("strict"):  # on a device whose values cannot be seen
         return
@@ -105,6 +105,6 @@ def test_numpy_arrays_that_nobody_may_write_to(framework, path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # torch warns of a view on such an array
         options = {"scheme": scheme, "params": params, "q_pos": pos, "k_pos": pos}
-        with framework.scope(["float32"]):
+        with framework.precision_scope(["float32"]):
             out = framework.attend(path, tensors, **options)
     assert tuple(out.shape) == (2, 2, 3, 4)

@@ -10,8 +10,8 @@ from cases import CASES, STEERING, tensors_of
 from roundings import products_of, softmax
 from subjects import SUBJECTS, params_of
 
-from posenc.testing.problem import Problem
-from posenc.testing.tolerances import IMPLEMENTATIONS, UNIT, attention_bound, rounding_bound
+from posenc.testing.attention_case import AttentionCase
+from posenc.testing.tolerances import ATTENTION_TOL, UNIT, attention_bound, rounding_bound
 
 # As instruction sets add: one number after another, in so many lanes, in a tree.
 ORDERS = (1, 4, 8, 16, 64, "tree")
@@ -50,7 +50,7 @@ def test_few_roundings_may_all_have_one_sign():
     assert rounding_bound(100, 3.0, "float16") == 40 * 3 * 2.0**-11
 
 
-def effects(problem: Problem, half: bool):
+def effects(problem: AttentionCase, half: bool):
     """The root of the sum of squares of what each rounding does to each number of the result.
 
     In units of the roundoff, where each is as large as it can be.
@@ -80,16 +80,16 @@ def test_tolerances_have_room_for_all_roundings_of_the_calls_that_are_compared(c
     largest = {"float32": 0.0, "bfloat16": 0.0}
     for subject in STEERING:
         scheme, where = SUBJECTS[subject], CASES[case]
-        problem = Problem(scheme, tensors_of(scheme, where), params_of(scheme), where.options)
+        problem = AttentionCase(scheme, tensors_of(scheme, where), params_of(scheme), where.options)
         for dtype in largest:
             found = 4 * effects(problem, half=dtype == "bfloat16") * UNIT[dtype]
             largest[dtype] = max(largest[dtype], found)
     for dtype, found in largest.items():
-        assert found <= IMPLEMENTATIONS[dtype] <= 6 * found, (dtype, found)
+        assert found <= ATTENTION_TOL[dtype] <= 6 * found, (dtype, found)
 
 
 def test_a_bound_of_attention_grows_with_what_is_summed():
     for dtype in UNIT:
         assert attention_bound(dtype, score=16.0) > attention_bound(dtype)
-    assert attention_bound("float32", keys=2000) > 2 * IMPLEMENTATIONS["float32"]
-    assert attention_bound("bfloat16", keys=2000) == IMPLEMENTATIONS["bfloat16"]  # sums are float32
+    assert attention_bound("float32", keys=2000) > 2 * ATTENTION_TOL["float32"]
+    assert attention_bound("bfloat16", keys=2000) == ATTENTION_TOL["bfloat16"]  # sums are float32

@@ -23,7 +23,7 @@ import posenc
 from posenc.attn.caches import CacheNeeds
 from posenc.attn.segment_sums import Tokens, segment_sums
 from posenc.schemes import Sink, Sum
-from posenc.testing import Problem, assert_near
+from posenc.testing import AttentionCase, assert_near
 from posenc.testing.examples import (
     HEAD_DIM,
     HEADS,
@@ -34,10 +34,10 @@ from posenc.testing.examples import (
     ReRoPE,
     Selective,
 )
-from posenc.testing.tolerances import IMPLEMENTATIONS, rounding_bound
+from posenc.testing.tolerances import ATTENTION_TOL, rounding_bound
 
 BATCH, LENGTH = 2, 12
-FLOAT64 = 2 * IMPLEMENTATIONS["float64"]  # either is rounded
+FLOAT64 = 2 * ATTENTION_TOL["float64"]  # either is rounded
 AT = np.arange(LENGTH)
 AHEAD = AT[None, :] - AT[:, None]  # k - q
 CAUSAL = AHEAD <= 0
@@ -200,7 +200,9 @@ def problem_of(name, **options):
     params = params_of(scheme)
     if name == "sink":
         params = {"sink": np.asarray([0.3, -1, 2, 0], np.float32)}
-    return Problem(scheme, TENSORS, params, {"causal": True, **OPTIONS.get(name, {}), **options})
+    return AttentionCase(
+        scheme, TENSORS, params, {"causal": True, **OPTIONS.get(name, {}), **options}
+    )
 
 
 def expected(name, problem):
@@ -210,7 +212,7 @@ def expected(name, problem):
 
 def drawn(route: Route):
     """The schemes to try: all, or every fourth where each call is compiled."""
-    if route.framework.usual is None or route.implementation == "chunked":
+    if route.framework.default_compiler is None or route.implementation == "chunked":
         return list(FORMULAS)
     return list(FORMULAS)[::4]
 
@@ -233,7 +235,7 @@ def test_a_scheme_is_its_formula(route, name):
     problem = problem_of(name)
     dtypes = (
         ("float32",)
-        if route.framework.usual or route.implementation == "flex"
+        if route.framework.default_compiler or route.implementation == "flex"
         else ("float32", "float64")
     )
     for dtype in dtypes:
@@ -242,7 +244,7 @@ def test_a_scheme_is_its_formula(route, name):
         except NotImplementedError as reason:
             assert route.implementation != "reference"
             skip_refused(reason)
-        assert_near(found, expected(name, problem)[0], max(FLOAT64, IMPLEMENTATIONS[dtype]), dtype)
+        assert_near(found, expected(name, problem)[0], max(FLOAT64, ATTENTION_TOL[dtype]), dtype)
 
 
 @pytest.mark.parametrize("name", FORMULAS)
@@ -277,9 +279,9 @@ def test_a_sink_has_its_gradient(route):
     except NotImplementedError as reason:
         pytest.skip(f"refused: {reason}")
     # In all of a head's scores, as a learned number of a bias.
-    assert_near(found["sink"], want, 6 * IMPLEMENTATIONS["float32"], "gradient of the sink")
+    assert_near(found["sink"], want, 6 * ATTENTION_TOL["float32"], "gradient of the sink")
     assert_near(
-        np.sum(found["v"]), np.sum(_toward_values(share, d_out)), 6 * IMPLEMENTATIONS["float32"]
+        np.sum(found["v"]), np.sum(_toward_values(share, d_out)), 6 * ATTENTION_TOL["float32"]
     )
 
 
@@ -378,7 +380,7 @@ def test_places_stand_for_positions_in_a_bias_and_not_in_order():
 @pytest.mark.parametrize("route", FUSED)
 def test_a_callers_bias_has_its_gradient(route):
     """``d out_i / d bias_ij = w_ij (v_j - out_i)``."""
-    problem = Problem(posenc.NoPE(), {**TENSORS, "bias": ADDED}, {}, {"causal": True})
+    problem = AttentionCase(posenc.NoPE(), {**TENSORS, "bias": ADDED}, {}, {"causal": True})
     d_out = normal(Q.shape, 9)
     scores = np.where(CAUSAL, products() + ADDED, -np.inf)
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
@@ -389,7 +391,7 @@ def test_a_callers_bias_has_its_gradient(route):
         _, found = problem.gradients(route.framework, route.implementation, d_out)
     except NotImplementedError as reason:
         pytest.skip(f"refused: {reason}")
-    assert_near(found["bias"], np.sum(slope, axis=0, keepdims=True), IMPLEMENTATIONS["float32"])
+    assert_near(found["bias"], np.sum(slope, axis=0, keepdims=True), ATTENTION_TOL["float32"])
 
 
 # Sums

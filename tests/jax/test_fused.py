@@ -17,7 +17,13 @@ from posenc.attn.call import prepare
 from posenc.attn.implementations import Implementation
 from posenc.attn.reference import dense
 from posenc.testing.examples import Leaning, Levelled, Wide
-from posenc.testing.tolerances import IMPLEMENTATIONS, SUMMED, UNIT, assert_near, attention_bound
+from posenc.testing.tolerances import (
+    ATTENTION_TOL,
+    REDUCTION_FACTOR,
+    UNIT,
+    assert_near,
+    attention_bound,
+)
 
 jax = pytest.importorskip("jax")
 jnp = jax.numpy
@@ -61,10 +67,10 @@ def assert_beside(scheme, where, values, gradients):
     tensors, params = tensors_of(scheme, where), params_of(scheme)
     d_out = normal(values.shape, 9)
     out, found = route("jax", "pallas").gradients(scheme, tensors, params, d_out, **where.options)
-    assert_near(out, values, IMPLEMENTATIONS["float32"])
+    assert_near(out, values, ATTENTION_TOL["float32"])
     for name, gradient in gradients.items():
         summed = name in params or name == "x"
-        tolerance = IMPLEMENTATIONS["float32"] * (SUMMED if summed else 1)
+        tolerance = ATTENTION_TOL["float32"] * (REDUCTION_FACTOR if summed else 1)
         assert_near(found[name], gradient, tolerance, f"gradient of {name}")
 
 
@@ -143,7 +149,7 @@ def test_a_logsumexp_says_what_the_definition_says(defined):
     assert np.all(lse[:, :, 2::3] == lowest)  # rows that see nothing
     assert np.all(expected[:, :, 2::3] == lowest)
     seen = expected > lowest
-    assert_near(lse[seen], expected[seen], IMPLEMENTATIONS["float32"])
+    assert_near(lse[seen], expected[seen], ATTENTION_TOL["float32"])
 
 
 def test_a_key_bias_has_no_logsumexp(defined, monkeypatch):
@@ -272,7 +278,7 @@ def test_the_logsumexp_has_a_gradient(defined):
         ),
         strict=True,
     ):
-        assert_near(one, other, SUMMED * IMPLEMENTATIONS["float32"])
+        assert_near(one, other, REDUCTION_FACTOR * ATTENTION_TOL["float32"])
 
 
 @pytest.mark.parametrize("subject", ["alibi-learned", "forgetting"])

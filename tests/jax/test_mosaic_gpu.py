@@ -12,7 +12,7 @@ from subjects import fox_alibi, normal, params_of, sunk
 import posenc
 from posenc.attn.call import prepare
 from posenc.testing.examples import HIDDEN_DIM, Fence, Forgetting, Kerple, Levelled
-from posenc.testing.tolerances import IMPLEMENTATIONS, SUMMED, assert_near
+from posenc.testing.tolerances import ATTENTION_TOL, REDUCTION_FACTOR, assert_near
 
 jax = pytest.importorskip("jax")
 jnp = jax.numpy
@@ -120,11 +120,11 @@ def test_interpreted_kernels_equal_the_reference(name):
     values, gradients = route("jax", "reference").gradients(*at, dtype="float64", **case.options)
     with targeting(INTERPRETED):
         out, found = route("jax", "pallas").gradients(*at, dtype=case.dtype, **case.options)
-    tolerance = IMPLEMENTATIONS[case.dtype]
+    tolerance = ATTENTION_TOL[case.dtype]
     assert_near(out, values, tolerance)
     for which, gradient in gradients.items():
         summed = which in params or which == "x"
-        wide = tolerance * (SUMMED if summed else 1)
+        wide = tolerance * (REDUCTION_FACTOR if summed else 1)
         assert_near(found[which], gradient, wide, f"gradient of {which}")
 
 

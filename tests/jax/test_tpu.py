@@ -17,7 +17,7 @@ from subjects import fox_alibi, normal, params_of, sunk
 import posenc
 from posenc.attn.call import prepare
 from posenc.testing.examples import HEADS, HIDDEN_DIM, Levelled
-from posenc.testing.tolerances import IMPLEMENTATIONS, SUMMED, assert_near, attention_bound
+from posenc.testing.tolerances import ATTENTION_TOL, REDUCTION_FACTOR, assert_near, attention_bound
 
 jax = pytest.importorskip("jax")
 jnp = jax.numpy
@@ -121,10 +121,10 @@ def assert_as_the_reference(scheme, case, tensors, dtype):
     quick = {"xla_backend_optimization_level": 1}
     compiled = jax.jit(partial(pulled, scheme, options), compiler_options=quick)
     out, d_arrays, d_params = compiled(arrays, learned, jnp.asarray(d_out))
-    assert_near(_host(out), values, IMPLEMENTATIONS[dtype])
+    assert_near(_host(out), values, ATTENTION_TOL[dtype])
     for name, gradient in {**d_arrays, **d_params}.items():
         summed = name in params or name == "x"
-        tolerance = IMPLEMENTATIONS[dtype] * (SUMMED if summed else 1)
+        tolerance = ATTENTION_TOL[dtype] * (REDUCTION_FACTOR if summed else 1)
         assert_near(_host(gradient), expected[name], tolerance, f"gradient of {name}")
 
 

@@ -249,7 +249,7 @@ _SCHEMES = (
         "sin, cos = self._turns.sincos(pos, dtype=work, xp=xp)",
         "sin, cos = self._turns.sincos(\n"
         "            xp.astype(xp.astype(pos, x.dtype), pos.dtype), dtype=work, xp=xp\n        )",
-        ("test_laws.py narrow_floats_round_once-torch-rope",),
+        ("test_laws.py half_precision_rounds_once-torch-rope",),
     ),
     Fault(
         "rope-in-half-precision",
@@ -257,7 +257,7 @@ _SCHEMES = (
         ROPE,
         "(xp.astype(rotary, work), sin, cos, xp), x.dtype)",
         "(rotary, xp.astype(sin, x.dtype), xp.astype(cos, x.dtype), xp), x.dtype)",
-        ("test_laws.py narrow_floats_round_once-torch-rope",),
+        ("test_laws.py half_precision_rounds_once-torch-rope",),
     ),
     Fault(
         "rope-table-clamped",
@@ -2165,7 +2165,7 @@ _LAWS = (
     Fault(
         "laws-of-positions-near-or-at-the-end",
         "a bias that is not relative at distances of some hundreds passes",
-        "posenc/testing/subject.py",
+        "posenc/testing/scheme_case.py",
         "[spread, close, sized])",
         "[spread, close, close])",
         ("test_testing.py noticed relative_is_as_claimed distances between",),
@@ -2174,7 +2174,7 @@ _LAWS = (
         "laws-compare-shapes-of-params",
         "a field that steers first values alone is refused as idle",
         f"{LAWBOOK}/scheme.py",
-        "require(not idle or _drawn_otherwise(subject, other), f",
+        "require(not idle or _drawn_otherwise(case, other), f",
         "require(not idle, f",
         ("test_testing.py not_refused scheme0",),
     ),
@@ -2190,7 +2190,7 @@ _LAWS = (
         "what-softmax-cannot-see-must-learn",
         "FIRE's last offset is refused: its gradient is a rounding, or 0",
         f"{LAWBOOK}/attention.py",
-        "still = [head for head in still if not _unseen(problem, name, head)]",
+        "still = [head for head in still if not _unseen(call, name, head)]",
         "still = list(still)",
         ("test_testing.py softmax_cannot_see",),
     ),

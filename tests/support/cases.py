@@ -9,7 +9,7 @@ import numpy as np
 from subjects import SUBJECTS, heads, normal, params_of, steers_attention
 
 from posenc.positions import packed
-from posenc.testing import Subject
+from posenc.testing import SchemeCase
 from posenc.testing.examples import HEAD_DIM, HIDDEN_DIM
 
 BATCH, LENGTH = 2, 20
@@ -109,7 +109,7 @@ def tensors_of(scheme, case, seed=0):
     """
     count = heads(scheme)
     kv = count // 2 if case.grouped and count % 2 == 0 else 1 if case.grouped else count
-    kv = kv if kv == count or Subject(scheme).shares_keys else count
+    kv = kv if kv == count or SchemeCase(scheme).shares_keys else count
     hidden = {"x": normal((BATCH, case.k_len, HIDDEN_DIM), seed + 3)}
     if "q_pos" in case.options and "hidden_features" in scheme.hooks():
         hidden["q_x"] = normal((BATCH, case.q_len, HIDDEN_DIM), seed + 4)

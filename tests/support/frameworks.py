@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from posenc.testing import Framework, Problem, frameworks
+from posenc.testing import AttentionCase, Framework, frameworks
 
 HAS = {name: importlib.util.find_spec(name) is not None for name in ("torch", "jax")}
 FRAMEWORKS = frameworks()
@@ -32,12 +32,12 @@ class Route:
 
     def attend(self, scheme, tensors, params, *, dtype="float32", **options) -> np.ndarray:
         """Attention of tensors cast to ``dtype``, as float64."""
-        problem = Problem(scheme, tensors, params, options)
+        problem = AttentionCase(scheme, tensors, params, options)
         return problem.attend(self.framework, self.implementation, dtype=dtype)
 
     def gradients(self, scheme, tensors, params, d_out, *, dtype="float32", **options) -> Any:
         """The result, and gradients of ``sum(result * d_out)`` by name."""
-        problem = Problem(scheme, tensors, params, options)
+        problem = AttentionCase(scheme, tensors, params, options)
         return problem.gradients(self.framework, self.implementation, d_out, dtype=dtype)
 
 

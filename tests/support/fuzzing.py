@@ -13,6 +13,7 @@ from subjects import normal
 
 import posenc
 from posenc.params import Features, Params
+from posenc.testing.attention_case import AttentionCase
 from posenc.testing.examples import (
     HEAD_DIM,
     HEADS,
@@ -31,7 +32,6 @@ from posenc.testing.examples import (
     Tide,
 )
 from posenc.testing.framework import readonly
-from posenc.testing.problem import Problem
 
 # By heads and channels, whatever they are; then those that speak of four heads.
 ANY_SIZE = {
@@ -111,7 +111,7 @@ class Filling:
 
 
 @dataclass(frozen=True)
-class Mixed(Problem):
+class Mixed(AttentionCase):
     """A problem whose tensors differ in dtype: ``dtypes`` by name; q has the one asked for."""
 
     dtypes: Mapping[str, str] = field(default_factory=dict)
@@ -178,7 +178,7 @@ fillings = st.builds(
 )
 
 
-def fill(layout: Layout, filling: Filling) -> Problem:
+def fill(layout: Layout, filling: Filling) -> AttentionCase:
     """The call with its arrays."""
     scheme, seed = layout.scheme, filling.seed
     B, Q, K = layout.batch, layout.q_len, layout.k_len
@@ -206,7 +206,7 @@ def fill(layout: Layout, filling: Filling) -> Problem:
         options |= dict(zip(("q_pos", "k_pos"), at, strict=True))
     if layout.seg:
         options |= dict(zip(("q_seg", "k_seg"), _segments(layout, filling, rng), strict=True))
-    return Problem(scheme, tensors, params, options)
+    return AttentionCase(scheme, tensors, params, options)
 
 
 def _shape(layout: Layout, axes: str, length: int) -> tuple[int, ...]:
@@ -235,7 +235,7 @@ def _segments(layout: Layout, filling: Filling, rng):
         yield readonly((base + rng.integers(0, count, shape)).astype(dtype))
 
 
-def loops(problem: Problem) -> np.ndarray:
+def loops(problem: AttentionCase) -> np.ndarray:
     """The definition, one query of one head at a time, from the scheme's own methods."""
     scheme, o, t = problem.scheme, dict(problem.options), problem.tensors
     (B, H, Q, D), (_, Hk, K, _) = t["q"].shape, t["k"].shape
@@ -280,7 +280,7 @@ def _sees(q_pos: int, k_pos: int, o: Mapping[str, Any]) -> bool:
     return (left is None or ahead >= -left) and (right is None or ahead <= right)
 
 
-def _bias(problem: Problem, b, h, pos, seg):
+def _bias(problem: AttentionCase, b, h, pos, seg):
     """The bias of one head as a function of a query's and a key's number in memory."""
     scheme, own, (q_pos, k_pos) = problem.scheme, _of_head(problem, h), pos
     if not scheme.cumulative:
@@ -296,7 +296,7 @@ def _bias(problem: Problem, b, h, pos, seg):
     return bias
 
 
-def _of_head(problem: Problem, head: int) -> Params:
+def _of_head(problem: AttentionCase, head: int) -> Params:
     specs = problem.scheme.param_specs()
     own = {
         name: np.asarray(a, "float64")[head] if specs[name].per_head else np.asarray(a, "float64")
@@ -306,7 +306,7 @@ def _of_head(problem: Problem, head: int) -> Params:
     return Params({n: np.asarray(a) for n, a in own.items()} | fixed, xp.float64)
 
 
-def _sums(problem: Problem, b, h, q_pos, k_pos, q_seg, k_seg):
+def _sums(problem: AttentionCase, b, h, q_pos, k_pos, q_seg, k_seg):
     """Of queries and keys of one head: gates of all keys of one's segment up to one's position."""
     t = problem.tensors
     if "q_features:c" in t:

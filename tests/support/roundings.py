@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from posenc.attn.call import prepare
-from posenc.testing.problem import Problem
+from posenc.testing.attention_case import AttentionCase
 from posenc.testing.tolerances import UNIT, rounding_bound
 
 # The smallest number that is not rounded to zero.
@@ -33,7 +33,7 @@ class Bounds(NamedTuple):
     gradients: dict[str, Any]
 
 
-def bounds(problem: Problem, d_out: Any, dtypes: Mapping[str, str]) -> Bounds:
+def bounds(problem: AttentionCase, d_out: Any, dtypes: Mapping[str, str]) -> Bounds:
     """For ``dtypes`` of tensors and params by name, and gradients of ``sum(d_out * result)``."""
     used = {dtype for name, dtype in dtypes.items() if "features:" not in name}
     work = "float64" if "float64" in used else "float32"
@@ -72,7 +72,7 @@ def bounds(problem: Problem, d_out: Any, dtypes: Mapping[str, str]) -> Bounds:
     return Bounds((moved + unit * most) @ np.abs(v) + tiny, gradients)
 
 
-def products_of(problem: Problem) -> tuple[Any, Any, Any, Any]:
+def products_of(problem: AttentionCase) -> tuple[Any, Any, Any, Any]:
     """What scores are the sums of ``(B, H, Q, K, D)``, finite biases, who is seen, and values."""
     call = _prepared(problem, problem.params)
     keys, v, bias, seen = _spread(call)
@@ -92,7 +92,7 @@ def _spread(call: Any) -> tuple[Any, Any, Any, Any]:
     return keys, v, bias, seen
 
 
-def _prepared(problem: Problem, params: Mapping[str, Any]) -> Any:
+def _prepared(problem: AttentionCase, params: Mapping[str, Any]) -> Any:
     wide = {name: np.asarray(a, np.float64) for name, a in params.items()}
     given: dict[str, Any] = {}
     for name, array in problem.tensors.items():
@@ -112,7 +112,7 @@ def _size(call: Any, keys: Any, bias: Any, seen: Any) -> Any:
     return product + below
 
 
-def _bias_size(problem: Problem, bias: Any) -> Any:
+def _bias_size(problem: AttentionCase, bias: Any) -> Any:
     """Of what the working float rounds in a bias: itself, or the gates in its two sums."""
     if not problem.scheme.cumulative:
         return np.abs(bias)
@@ -157,7 +157,7 @@ def _per_key_head(array: Any, group: int) -> Any:
     return np.sum(array.reshape(batch, heads // group, group, *rest), axis=2)
 
 
-def _through_gates(problem: Problem, slope: Any) -> dict[str, Any]:
+def _through_gates(problem: AttentionCase, slope: Any) -> dict[str, Any]:
     """Sums over scores first, which cancel, then over tokens: no term is larger than these.
 
     A bias changes by at most 2 a sum, a sum by at most 1 a gate, a gate by at most 1 a unit of what
@@ -179,7 +179,7 @@ def _through_gates(problem: Problem, slope: Any) -> dict[str, Any]:
 
 
 def _through_params(
-    problem: Problem, slope: Any, toward_q: Any, toward_k: Any, group: int
+    problem: AttentionCase, slope: Any, toward_q: Any, toward_k: Any, group: int
 ) -> dict[str, Any]:
     """Errors of scores, and of transformed queries and keys, times what a param does to each."""
     found = {name: np.zeros(a.shape) for name, a in problem.params.items()}
@@ -198,7 +198,7 @@ def _through_params(
     return found
 
 
-def _stepped(problem: Problem, name: str, where: Any, sign: int) -> dict[str, Any]:
+def _stepped(problem: AttentionCase, name: str, where: Any, sign: int) -> dict[str, Any]:
     moved = np.array(problem.params[name], np.float64)
     moved[where] += sign * 2**-10
     return {**problem.params, name: moved}

@@ -579,7 +579,7 @@ WRONG: dict[str, PositionScheme] = {
     "float32_is_float64_rounded (embedding)": NeverDouble(),
     "float32_is_float64_rounded (bias)": SingleBias(),
     "float32_is_float64_rounded (transform)": SingleTurn(HEAD_DIM),
-    "narrow_floats_round_once (keys)": NarrowKeys(HEAD_DIM),
+    "half_precision_rounds_once (keys)": NarrowKeys(HEAD_DIM),
     "arguments_stay_as_they_were (keys)": WritingKeys(HEAD_DIM),
     "answers_as_numpy_does (key_bias)": OtherKeys(HEADS),
     "gradients_of_parts_are_derivatives (bias)": FarFromRight(),

@@ -17,7 +17,7 @@ from posenc import ParamSpec, PositionScheme
 from posenc.schemes import Sink, Sum
 from posenc.testing import (
     BrokenLawError,
-    Subject,
+    SchemeCase,
     check_scheme,
     frameworks,
     laws,
@@ -408,7 +408,6 @@ WRONG = {
     "at_length_is_a_scheme_of_its_kind": Growing(),
     "answers_as_numpy_does": Stale(HEADS),
     "arguments_stay_as_they_were": Writing(HEAD_DIM),
-    "narrow_floats_round_once": Wide(HEAD_DIM),
     "gradient_reaches_every_param": Detached(),
     "gradient_reaches_every_param (a head)": OneHead(),
     "gradients_are_derivatives": Crooked(),
@@ -426,14 +425,14 @@ WRONG = {
 
 
 def tried(law):
-    """Fast grounds, and for each law a framework on which it can be broken."""
+    """Fast scopes, and for each law a framework on which it can be broken."""
     return law.compiler != "inductor" and str(law.framework) not in ("strict", "strict-no-float64")
 
 
 @pytest.mark.skipif(not DIFFERENTIABLE, reason="neither torch nor jax is installed")
 @pytest.mark.parametrize("case", WRONG)
 def test_a_broken_law_is_noticed(case):
-    name, subject = case.split(" ")[0], Subject(WRONG[case])
+    name, subject = case.split(" ")[0], SchemeCase(WRONG[case])
     found = []
     for law in laws():
         if law.name == name and tried(law):
@@ -477,7 +476,7 @@ def test_an_exception_needs_its_reason_to_hold():
         check_scheme(silent, frameworks=["numpy"], expected_failures={"relative_is_claimed": why})
 
 
-def test_a_failure_may_be_expected_on_one_ground():
+def test_a_failure_may_be_expected_in_one_scope():
     here = {"causal_hides_the_future-numpy-reference": "the gate looks at its neighbours"}
     mixing = {"features_are_row_local": "likewise", "decoding_equals_prefill": "", **here}
     _, cases = parametrize_laws(
@@ -546,22 +545,24 @@ def test_a_class_is_no_scheme(wrong):
 
 
 def test_the_width_of_hidden_states_is_found_or_asked_for():
-    assert Subject(Forgetting()).width == 6
-    assert Subject(Sum(posenc.RoPE(HEAD_DIM), Forgetting())).width == 6
+    assert SchemeCase(Forgetting()).hidden_dim == 6
+    assert SchemeCase(Sum(posenc.RoPE(HEAD_DIM), Forgetting())).hidden_dim == 6
 
     class Odd(Forgetting):
         def gates(self, x, params, xp):
             raise ValueError
 
     with pytest.raises(ValueError, match=r"width: the features of .* take hidden states of none"):
-        Subject(Odd())
+        SchemeCase(Odd())
 
 
 def test_sizes_are_those_of_the_parts():
     both = Sum(posenc.RoPE(6), posenc.Learned(max_len=40, dim=8))
-    assert Subject(both).head_dim == 6
-    assert Subject(both).reach == (0, 39)
-    assert {change for change, _ in Subject(Sink(posenc.ALiBi(3))).variants()} >= {"learned=False"}
+    assert SchemeCase(both).head_dim == 6
+    assert SchemeCase(both).positions == (0, 39)
+    assert {change for change, _ in SchemeCase(Sink(posenc.ALiBi(3))).named_variants()} >= {
+        "learned=False"
+    }
 
 
 @dataclass(frozen=True)
@@ -579,11 +580,11 @@ class Bounded(PositionScheme):
 
 
 def test_positions_are_those_that_the_scheme_takes():
-    assert Subject(posenc.ALiBi(2)).reach == (-(2**30), 2**30 - 1)
-    assert Subject(posenc.Learned(max_len=40, dim=8)).reach == (0, 39)
-    assert Subject(Bounded()).reach == (0, 63)
+    assert SchemeCase(posenc.ALiBi(2)).positions == (-(2**30), 2**30 - 1)
+    assert SchemeCase(posenc.Learned(max_len=40, dim=8)).positions == (0, 39)
+    assert SchemeCase(Bounded()).positions == (0, 63)
     check_scheme(Bounded(), frameworks=["numpy"])
-    with pytest.raises(ValueError, match=r"reach is 0 \.\. 7 .* max_len >= 20"):
+    with pytest.raises(ValueError, match=r"positions are 0 \.\. 7 .* max_len >= 20"):
         check_scheme(Bounded(max_len=8), frameworks=["numpy"])
 
 
@@ -601,9 +602,11 @@ class Unclipped(PositionScheme):
 
 
 def test_an_index_outside_is_no_claim_to_fewer_positions():
-    with pytest.raises(ValueError, match=r"fails at positions .* field max_len, or tell Subject"):
-        Subject(Unclipped())
-    check_scheme(Unclipped(), frameworks=["numpy"], reach=(0, 63))
+    with pytest.raises(
+        ValueError, match=r"fails at positions .* field max_len, or give SchemeCase"
+    ):
+        SchemeCase(Unclipped())
+    check_scheme(Unclipped(), frameworks=["numpy"], positions=(0, 63))
 
 
 class Kind(Enum):
@@ -655,8 +658,8 @@ def test_keys_that_heads_share_have_no_transform_of_one_heads_own():
 
 
 def test_laws_that_are_tried_at_once_come_first():
-    grounds = [law.framework is None for law in laws()]
-    assert grounds == sorted(grounds, reverse=True)
+    of_schemes = [law.framework is None for law in laws()]
+    assert of_schemes == sorted(of_schemes, reverse=True)
     assert laws()[0].name == "scheme_is_a_frozen_value"
 
 
@@ -676,12 +679,15 @@ def test_an_error_in_a_scheme_is_shown_with_its_place():
     ("call", "message"),
     [
         (lambda: check_scheme(posenc.NoPE(), frameworks="numpy"), "must be a list of names"),
-        (lambda: check_scheme(Subject(posenc.NoPE()), head_dim=4), "head_dim: a Subject has its"),
-        (lambda: Subject(posenc.NoPE(), head_dim=7.5), "head_dim must be an integer"),
-        (lambda: Subject(posenc.NoPE(), params={"a": np.ones(2)}), "NoPE has no param 'a'"),
+        (
+            lambda: check_scheme(SchemeCase(posenc.NoPE()), head_dim=4),
+            "head_dim: a SchemeCase has its",
+        ),
+        (lambda: SchemeCase(posenc.NoPE(), head_dim=7.5), "head_dim must be an integer"),
+        (lambda: SchemeCase(posenc.NoPE(), params={"a": np.ones(2)}), "NoPE has no param 'a'"),
         (lambda: parametrize_laws(posenc.NoPE()), "schemes must be several"),
         (
-            lambda: Subject(type("Duck", (), {"param_specs": dict, "hooks": frozenset})()),
+            lambda: SchemeCase(type("Duck", (), {"param_specs": dict, "hooks": frozenset})()),
             "must inherit from",
         ),
     ],
@@ -695,7 +701,7 @@ def test_two_schemes_of_one_name_are_two_tests():
     many = parametrize_laws([posenc.NoPE(), posenc.NoPE()], frameworks=["numpy"]).args[1]
     assert len(many) == 2 * len(laws(["numpy"]))
     assert parametrize_laws([posenc.NoPE()], frameworks=[]).args[1]
-    assert Subject(posenc.NoPE()) != Subject(posenc.NoPE())  # and no error
+    assert SchemeCase(posenc.NoPE()) != SchemeCase(posenc.NoPE())  # and no error
     known = {"relative_is_as_claimed-torch": "of a framework that is not tried here"}
     parametrize_laws([posenc.NoPE()], frameworks=["numpy"], expected_failures=known)
 
@@ -717,7 +723,7 @@ def test_a_law_refused_by_the_definition_is_broken():
         law(Refusing())
 
 
-def test_tests_are_named_by_law_ground_and_scheme():
+def test_tests_are_named_by_law_scope_and_scheme():
     known = {"relative_is_as_claimed": "a trial"}
     mark = parametrize_laws(
         {"mine": Kerple()},

@@ -141,7 +141,7 @@ def test_gradients_of_gates_and_params_are_checked(scheme):
 
 def test_blocks_are_as_large_as_they_are():
     usual = posenc_jax.chunked.blocks.BLOCK
-    with jax_checks.Checked(quickly=True).scope(["float32"]):
+    with jax_checks.Checked(quickly=True).precision_scope(["float32"]):
         assert usual == posenc_jax.chunked.blocks.BLOCK
         assert jax.config.jax_default_matmul_precision == "highest"
 

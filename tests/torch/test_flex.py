@@ -21,9 +21,9 @@ from posenc.attn.masks import Mask
 from posenc.attn.negligible import negligible_blocks
 from posenc.evaluate import has_bias, has_features, positions_as_places, reads_features
 from posenc.positions import packed, visible
-from posenc.testing import Problem, assert_near, frameworks
+from posenc.testing import AttentionCase, assert_near, frameworks
 from posenc.testing.examples import HEAD_DIM, HEADS, Checkered
-from posenc.testing.tolerances import IMPLEMENTATIONS, UNIT, attention_bound
+from posenc.testing.tolerances import ATTENTION_TOL, UNIT, attention_bound
 
 if not require("torch"):
     pytest.skip("torch is not installed", allow_module_level=True)
@@ -41,7 +41,7 @@ from posenc_torch.flex.block_mask import BLOCK, Places, Sight, known
 from posenc_torch.flex.params import loads
 from posenc_torch.flex.score_mod import ByDistance
 
-FLOAT32 = IMPLEMENTATIONS["float32"]
+FLOAT32 = ATTENTION_TOL["float32"]
 TORCH = frameworks()["torch"]
 BIASED = [
     name for name, scheme in SUBJECTS.items()
@@ -699,7 +699,7 @@ def test_a_score_mod_and_a_block_mask_are_attention(name):
 
 @contextlib.contextmanager
 def eagerly():
-    with TORCH.scope([]):  # FlexAttention warns when it is not compiled
+    with TORCH.precision_scope([]):  # FlexAttention warns when it is not compiled
         yield
 
 
@@ -796,7 +796,7 @@ def test_auto_says_why_it_passes_by():
 @pytest.mark.parametrize("name", ["fence", "alibi"])
 def test_rows_that_see_nothing_are_zero_in_the_kernel(name):
     scheme, case = SUBJECTS[name], CASES["everything"]
-    problem = Problem(scheme, tensors_of(scheme, case), params_of(scheme), case.options)
+    problem = AttentionCase(scheme, tensors_of(scheme, case), params_of(scheme), case.options)
     blind = np.asarray(case.options["q_seg"]) == 3
     torch._dynamo.reset()
     arrays = {n: torch.tensor(a, dtype=torch.float32) for n, a in problem.tensors.items()}

@@ -21,7 +21,7 @@ import posenc
 from posenc.attn.bias_forms import bias_by_key, has_bias
 from posenc.testing import assert_near
 from posenc.testing.examples import HEAD_DIM, HEADS
-from posenc.testing.tolerances import IMPLEMENTATIONS, attention_bound, rounding_bound
+from posenc.testing.tolerances import ATTENTION_TOL, attention_bound, rounding_bound
 
 if not require("torch"):
     pytest.skip("torch is not installed", allow_module_level=True)
@@ -221,7 +221,7 @@ def test_a_bias_that_grows_in_half_precision():
     for causal in (True, False):
         expected = step(scheme, "reference", exact, own, causal=causal)[0]
         found = step(scheme, "chunked", arrays, own, causal=causal)[0]
-        assert_near(found.double(), expected, IMPLEMENTATIONS["bfloat16"])
+        assert_near(found.double(), expected, ATTENTION_TOL["bfloat16"])
 
 
 def test_only_what_is_asked_for():
@@ -259,10 +259,10 @@ def test_autocast_rounds_queries_keys_and_values_and_nothing_else(name, implemen
         found = step(scheme, implementation, arrays, own, causal=True)
     expected = step(scheme, "reference", exact, wide, causal=True)
     assert found[0].dtype == torch.float32
-    assert_near(found[0].double(), expected[0], IMPLEMENTATIONS["bfloat16"])
+    assert_near(found[0].double(), expected[0], ATTENTION_TOL["bfloat16"])
     for leaf in "qkv":
         assert found[1][leaf].dtype == torch.float32
-        assert_near(found[1][leaf].double(), expected[1][leaf], IMPLEMENTATIONS["bfloat16"], leaf)
+        assert_near(found[1][leaf].double(), expected[1][leaf], ATTENTION_TOL["bfloat16"], leaf)
 
 
 def test_autocast_leaves_the_proof_alone():
@@ -274,7 +274,7 @@ def test_autocast_leaves_the_proof_alone():
     expected = posenc_torch.attention(*wide, scheme, causal=True, implementation="reference")
     with torch.autocast("cpu", torch.bfloat16):
         found = posenc_torch.attention(q, q, v, scheme, causal=True, implementation="chunked")
-    assert_near(found.double(), expected, IMPLEMENTATIONS["bfloat16"])
+    assert_near(found.double(), expected, ATTENTION_TOL["bfloat16"])
 
 
 def test_what_it_cannot():
@@ -340,7 +340,7 @@ def test_sums_over_many_parts_keep_growing():
     where = {"q_pos": torch.arange(4096), "k_pos": torch.arange(4)}
     with parts.blocks_of(4):
         posenc_torch.attention(q, k, v.requires_grad_(), **options, **where).sum().backward()
-    assert_near(v.grad.double(), np.full(v.shape, 1024.0), IMPLEMENTATIONS["bfloat16"])
+    assert_near(v.grad.double(), np.full(v.shape, 1024.0), ATTENTION_TOL["bfloat16"])
 
 
 @dataclass(frozen=True)
@@ -518,7 +518,7 @@ def test_a_lifted_bias_does_not_learn_in_half_precision(name):
         options = {"scheme": FADING[name], "params": own, "causal": True}
         found = posenc_torch.attention(**arrays, implementation="folded", **options)
         expected = posenc_torch.attention(**arrays, implementation="reference", **options)
-    assert_near(found.double(), expected.double(), IMPLEMENTATIONS["bfloat16"])
+    assert_near(found.double(), expected.double(), ATTENTION_TOL["bfloat16"])
 
 
 @pytest.mark.parametrize("lengths", [(2000, 2000), (1, 2**16)], ids=str)
@@ -550,7 +550,7 @@ def test_a_lifted_bias_beyond_float16():
         **exact, scheme=scheme, causal=True, implementation="reference"
     )
     found = posenc_torch.attention(**arrays, scheme=scheme, causal=True, implementation="folded")
-    assert_near(found.double(), expected, IMPLEMENTATIONS["float16"])
+    assert_near(found.double(), expected, ATTENTION_TOL["float16"])
 
 
 def test_a_lifted_bias_calls_a_kernel_without_a_mask(monkeypatch):

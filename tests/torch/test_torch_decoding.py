@@ -16,8 +16,8 @@ from frameworks_installed import require
 from subjects import SUBJECTS
 
 import posenc
-from posenc.testing import Subject, assert_near, frameworks
-from posenc.testing.tolerances import IMPLEMENTATIONS as TOLERANCES
+from posenc.testing import SchemeCase, assert_near, frameworks
+from posenc.testing.tolerances import ATTENTION_TOL as TOLERANCES
 
 if not require("torch"):
     pytest.skip("torch is not installed", allow_module_level=True)
@@ -34,7 +34,7 @@ PROMPTS, STEPS, SLOTS = (7, 1, 12), 2, 20
 BATCH, LONGEST = len(PROMPTS), max(PROMPTS) + 10
 JUNK = 100.0  # finite: a weight of 0 times NaN is NaN
 NOBODY = -1
-IMPLEMENTATIONS = [p for p in posenc_torch.IMPLEMENTATIONS if p not in ("reference", *PARTIAL)]
+ATTENTION_TOL = [p for p in posenc_torch.IMPLEMENTATIONS if p not in ("reference", *PARTIAL)]
 # A table; sums and a carry; a transform beside a bias; a table of each key.
 SOME = ["t5", "forgetting", "both", "rope+key-side"]
 long = pytest.mark.long
@@ -44,7 +44,7 @@ def on_every_implementation(by_flex):
     """One scheme of each class; by FlexAttention, a tenth of a second a call, these."""
     grid = [
         (n, implementation)
-        for implementation in IMPLEMENTATIONS
+        for implementation in ATTENTION_TOL
         for n in (by_flex if implementation == "flex" else ONE_OF_EACH)
     ]
     return pytest.mark.parametrize(("name", "implementation"), grid)
@@ -54,7 +54,7 @@ class Texts:
     """Sequences of one batch that know nothing of each other; they may begin alike."""
 
     def __init__(self, name, longest=LONGEST, alike=0):
-        self.subject = Subject(SUBJECTS[name])
+        self.subject = SchemeCase(SUBJECTS[name])
         self.scheme = self.subject.scheme
         self.needs = posenc.cache_needs(self.scheme)
         drawn = self.subject.tensors(longest, batch=BATCH, grouped=True)
@@ -171,7 +171,7 @@ def _without_gradients():
 
 @pytest.fixture
 def _eagerly():
-    with TORCH.scope([]):
+    with TORCH.precision_scope([]):
         yield
 
 

@@ -8,7 +8,7 @@ import pytest
 from frameworks import HAS
 
 from posenc.testing import assert_near
-from posenc.testing.tolerances import IMPLEMENTATIONS, SUMMED
+from posenc.testing.tolerances import ATTENTION_TOL, REDUCTION_FACTOR
 
 if not HAS["torch"]:
     pytest.skip("torch is not installed", allow_module_level=True)
@@ -22,7 +22,7 @@ import two_processes
 from two_processes import LEARNING, PROCESSES, SHARES, TRIED, UNEVEN, WRAPPED
 
 # Two results, forward and back through a layer; learned numbers are in all scores of a batch.
-FLOAT64 = 2 * 2 * 2 * SUMMED * IMPLEMENTATIONS["float64"]
+FLOAT64 = 2 * 2 * 2 * REDUCTION_FACTOR * ATTENTION_TOL["float64"]
 TIMEOUT = 120  # seconds for all, about ten of which are needed
 
 EVERY = [

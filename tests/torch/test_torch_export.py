@@ -11,7 +11,7 @@ from subjects import SUBJECTS
 
 import posenc
 from posenc.testing import assert_near
-from posenc.testing.tolerances import IMPLEMENTATIONS
+from posenc.testing.tolerances import ATTENTION_TOL
 
 if not HAS["torch"]:
     pytest.skip("torch is not installed", allow_module_level=True)
@@ -21,7 +21,7 @@ from torch.export import Dim, export
 from torch_layers import Layer, tensors
 
 # A program computes what eager code does; another kernel for another stride may round anew.
-FLOAT32 = IMPLEMENTATIONS["float32"]
+FLOAT32 = ATTENTION_TOL["float32"]
 BATCH, QUERIES, KEYS = Dim("batch"), Dim("queries"), Dim("keys")
 
 

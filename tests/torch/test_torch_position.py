@@ -14,7 +14,7 @@ from subjects import MAX_LEN, SUBJECTS, heads, normal, steers_attention
 import posenc
 from posenc.testing import assert_near
 from posenc.testing.examples import HEAD_DIM, HEADS, HIDDEN_DIM
-from posenc.testing.tolerances import IMPLEMENTATIONS
+from posenc.testing.tolerances import ATTENTION_TOL
 
 if not HAS["torch"]:
     pytest.skip("torch is not installed", allow_module_level=True)
@@ -25,7 +25,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 import posenc_torch
 
-FLOAT32 = IMPLEMENTATIONS["float32"]
+FLOAT32 = ATTENTION_TOL["float32"]
 # A bfloat16 has 8 bits; the sum of two numbers up to 4 is rounded once.
 BFLOAT16 = 2.0**-7
 
@@ -186,7 +186,7 @@ def test_autocast_keeps_positions_precise(subject):
         x = torch.zeros(1, 6, width(module.scheme) or 4)
         embedded = module.embed(x)
     assert found.dtype == torch.float32
-    assert_near(found, expected, IMPLEMENTATIONS["bfloat16"])
+    assert_near(found, expected, ATTENTION_TOL["bfloat16"])
     assert torch.equal(embedded, module.embed(x))
 
 
@@ -245,7 +245,7 @@ def test_float64_keys_are_turned_in_float64():
         except NotImplementedError as reason:
             assert implementation in PARTIAL or "no float64" in str(reason)  # noqa: PT017
             continue
-        assert_near(got.numpy(), expected, IMPLEMENTATIONS["float64"])
+        assert_near(got.numpy(), expected, ATTENTION_TOL["float64"])
 
 
 LAYERS = 3

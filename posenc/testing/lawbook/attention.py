@@ -11,22 +11,22 @@ import numpy as np
 from posenc.attn.call import Call, prepare
 from posenc.evaluate import as_column, as_row
 from posenc.protocol import Array
+from posenc.testing.attention_case import AttentionCase
 from posenc.testing.framework import Framework, Host, NumPy
 from posenc.testing.law import law, require
 from posenc.testing.lawbook.frameworks import gradients_of_embedding
-from posenc.testing.problem import Problem
-from posenc.testing.subject import Subject
-from posenc.testing.tolerances import DIFFERENCES, IMPLEMENTATIONS, SUMMED, assert_near
+from posenc.testing.scheme_case import SchemeCase
+from posenc.testing.tolerances import ATTENTION_TOL, DERIVATIVE_TOL, REDUCTION_FACTOR, assert_near
 
 _QUERIES, _KEYS = 9, 12
 _LONG, _WINDOW = 20, 10  # several tiles of 8, and a window over the edge of one
 _STEP = 1e-5
 
 
-def _everything(subject: Subject) -> Problem:
+def _everything(case: SchemeCase) -> AttentionCase:
     """Positions in any order, with gaps, segments, a window, shared keys, rows that see nothing."""
     rng = np.random.default_rng(7)
-    low, high = max(-20, subject.reach[0]), min(40, subject.reach[1])
+    low, high = max(-20, case.positions[0]), min(40, case.positions[1])
 
     def places(length: int) -> Host:
         return np.stack(
@@ -42,30 +42,30 @@ def _everything(subject: Subject) -> Problem:
         "q_seg": np.arange(_QUERIES) % 4,  # segment 3 has no key
         "k_seg": np.stack([np.arange(_KEYS) % 3, np.zeros(_KEYS, int)]),
     }
-    if (axes := subject.scheme.axes) > 1:
+    if (axes := case.scheme.axes) > 1:
         options["q_axes"], options["k_axes"] = (
             np.stack([places(length) for _ in range(axes)], axis=-1) for length in (_QUERIES, _KEYS)
         )
-    tensors = subject.tensors(_QUERIES, _KEYS, grouped=True)
-    own = subject.hidden(subject.normal((2, _QUERIES, subject.width), 4))
-    return subject.problem({**tensors, **own}, **options)
+    tensors = case.tensors(_QUERIES, _KEYS, grouped=True)
+    own = case.query_hidden(case.normal((2, _QUERIES, case.hidden_dim), 4))
+    return case.call({**tensors, **own}, **options)
 
 
-def _brought(subject: Subject) -> dict[str, Problem]:
+def _brought(case: SchemeCase) -> dict[str, AttentionCase]:
     """Calls with what callers bring: each alone, and all of it."""
-    tensors, at = subject.tensors(_KEYS), np.arange(_KEYS)
+    tensors, at = case.tensors(_KEYS), np.arange(_KEYS)
     valid = np.ones((2, _KEYS), bool)
     valid[0, :3] = valid[1, 5] = False
-    added = subject.normal((1, subject.heads, _KEYS, _KEYS), 5)
+    added = case.normal((1, case.heads, _KEYS, _KEYS), 5)
     seen = (at <= at[:, None]) | (at < 4)
     seen[2] = False  # a query that sees nothing
 
-    def of(extra: dict[str, Host], **options: object) -> Problem:
-        return subject.problem({**tensors, **extra}, **options)
+    def of(extra: dict[str, Host], **options: object) -> AttentionCase:
+        return case.call({**tensors, **extra}, **options)
 
     # Keys that are not valid have a segment, so positions alone do not tell which tokens are the
     # same.
-    own = subject.hidden(tensors["x"])
+    own = case.query_hidden(tensors["x"])
     sides, firsts = {"window": (4, 2)}, {"causal": True, "window": 4, "sink_tokens": 2}
     every = {"softcap": 2.0, "mask": _blocks, "k_valid": valid, "sink_tokens": 2, **sides}
     return {
@@ -86,50 +86,50 @@ def _blocks(q_pos: Array, k_pos: Array) -> Array:
     return k_pos // 3 <= q_pos // 3
 
 
-def _served(subject: Subject, framework: Framework, implementation: str) -> Problem:
+def _served(case: SchemeCase, framework: Framework, implementation: str) -> AttentionCase:
     """The hardest call that an implementation takes at all."""
-    problem = _everything(subject)
+    call = _everything(case)
     try:
-        problem.attend(framework, implementation)
+        call.attend(framework, implementation)
     except NotImplementedError:
         if implementation == "reference":
             raise
-        return subject.problem(subject.tensors(_KEYS), causal=True)
-    return problem
+        return case.call(case.tensors(_KEYS), causal=True)
+    return call
 
 
-def reference(problem: Problem) -> Host:
+def reference(call: AttentionCase) -> Host:
     """The definition in float64, on NumPy."""
-    return problem.attend(NumPy(), "reference", dtype="float64")
+    return call.attend(NumPy(), "reference", dtype="float64")
 
 
 @law("implementation")
 def implementation_equals_the_reference(
-    subject: Subject, framework: Framework, implementation: str
+    case: SchemeCase, framework: Framework, implementation: str
 ) -> None:
     """Attention is ``softmax(scale * q @ k.T + bias) @ v`` over what a query may see."""
-    long, seg = subject.tensors(_LONG, batch=1), np.repeat([0, 1], [8, _LONG - 8])
-    problems = {
-        "causal": subject.problem(subject.tensors(_KEYS), causal=True),
-        "window": subject.problem(long, causal=True, window=_WINDOW),
-        "segments": subject.problem({**long, **subject.hidden(long["x"])}, q_seg=seg, k_seg=seg),
-        "everything": _everything(subject),
+    long, seg = case.tensors(_LONG, batch=1), np.repeat([0, 1], [8, _LONG - 8])
+    calls = {
+        "causal": case.call(case.tensors(_KEYS), causal=True),
+        "window": case.call(long, causal=True, window=_WINDOW),
+        "segments": case.call({**long, **case.query_hidden(long["x"])}, q_seg=seg, k_seg=seg),
+        "everything": _everything(case),
     }
-    _require_equal_or_refused(problems, framework, implementation)
+    _require_equal_or_refused(calls, framework, implementation)
 
 
 @law("implementation")
 def implementation_takes_what_callers_bring(
-    subject: Subject, framework: Framework, implementation: str
+    case: SchemeCase, framework: Framework, implementation: str
 ) -> None:
     """A bias, a cap, a mask, keys that are not valid, first tokens, sides of a window."""
     # A compiler takes a second for each: there a call that has most stands for the others.
-    most = ("all of it", "all but a bias") if framework.usual is not None else ()
-    _require_equal_or_refused(_brought(subject), framework, implementation, most)
+    most = ("all of it", "all but a bias") if framework.default_compiler is not None else ()
+    _require_equal_or_refused(_brought(case), framework, implementation, most)
 
 
 def _require_equal_or_refused(
-    problems: dict[str, Problem],
+    calls: dict[str, AttentionCase],
     framework: Framework,
     implementation: str,
     enough: tuple[str, ...] = (),
@@ -139,67 +139,72 @@ def _require_equal_or_refused(
     None is tried after one that is ``enough``.
     """
     refused = []
-    for name, problem in problems.items():
+    for name, call in calls.items():
         try:
-            found = problem.attend(framework, implementation)
+            found = call.attend(framework, implementation)
         except NotImplementedError as reason:
             if implementation == "reference":
                 raise
             require(str(reason), f"{name}: refused without a reason")
             refused.append(reason)
             continue
-        assert_near(found, reference(problem), IMPLEMENTATIONS["float32"], name)
+        assert_near(found, reference(call), ATTENTION_TOL["float32"], name)
         if name in enough:
             return
-    if len(refused) == len(problems):
+    if len(refused) == len(calls):
         raise refused[0]
 
 
 @law("implementation")
 def log_sum_exp_is_that_of_the_scores(
-    subject: Subject, framework: Framework, implementation: str
+    case: SchemeCase, framework: Framework, implementation: str
 ) -> None:
     """``return_lse``: the logarithm of the sum that the softmax divides by, sinks included."""
-    problems = {
-        "causal": subject.problem(subject.tensors(_KEYS), causal=True),
-        "everything": _everything(subject),
+    calls = {
+        "causal": case.call(case.tensors(_KEYS), causal=True),
+        "everything": _everything(case),
     }
     refused = []
-    for name, problem in problems.items():
+    for name, call in calls.items():
         try:
-            found = problem.log_sum_exp(framework, implementation)
+            found = call.log_sum_exp(framework, implementation)
         except NotImplementedError as reason:
             if implementation == "reference":
                 raise
             refused.append(reason)
             continue
         # A logarithm moves by what its scores move, and by a rounding for each term of the sum.
-        assert_near(found, _log_sum_exp(problem), IMPLEMENTATIONS["float32"], name)
-    if len(refused) == len(problems):
+        assert_near(found, _log_sum_exp(call), ATTENTION_TOL["float32"], name)
+    if len(refused) == len(calls):
         raise refused[0]
 
 
-def _log_sum_exp(problem: Problem) -> Host:
+def _log_sum_exp(call: AttentionCase) -> Host:
     """``log(sum(exp(score)))`` of every row in float64, from scores written out."""
-    params = {name: a.astype(np.float64) for name, a in problem.params.items()}
-    options = {**problem.options, "return_lse": True}
+    params = {name: a.astype(np.float64) for name, a in call.params.items()}
+    options = {**call.options, "return_lse": True}
     causal = options.pop("causal", False)
-    tensors: Any = problem.tensors
-    call = prepare(**tensors, scheme=problem.scheme, params=params, causal=causal, **options)
-    rows = [_seen_scores(part) for part in call.regions or (call,)]
-    if call.sink is not None:
-        rows.append(np.broadcast_to(call.sink[..., None], (*rows[0].shape[:3], 1)))
+    tensors: Any = call.tensors
+    prepared = prepare(**tensors, scheme=call.scheme, params=params, causal=causal, **options)
+    rows = [_seen_scores(part) for part in prepared.regions or (prepared,)]
+    if prepared.sink is not None:
+        rows.append(np.broadcast_to(prepared.sink[..., None], (*rows[0].shape[:3], 1)))
     return np.asarray(np.logaddexp.reduce(np.concatenate(rows, axis=-1), axis=-1))
 
 
-def _seen_scores(call: Call) -> Host:
+def _seen_scores(prepared: Call) -> Host:
     """Scaled scores with their bias, ``(B, H, Q, K)``; ``-inf`` where nothing is seen."""
-    k = np.repeat(call.k, call.q.shape[1] // call.k.shape[1], axis=1)
-    scores = call.cap_scores(call.scale * call.q @ np.swapaxes(k, -1, -2))
-    bias, seen = call.bias_and_visible()
-    if "adjust_scores" in call.scheme.hooks():
-        at, params = (as_column(call.query.encoded_pos), as_row(call.key.encoded_pos)), call.views()
-        scores = call.scheme.adjust_scores(scores, *at, visible=seen, params=params, xp=call.xp)
+    k = np.repeat(prepared.k, prepared.q.shape[1] // prepared.k.shape[1], axis=1)
+    scores = prepared.cap_scores(prepared.scale * prepared.q @ np.swapaxes(k, -1, -2))
+    bias, seen = prepared.bias_and_visible()
+    if "adjust_scores" in prepared.scheme.hooks():
+        at, params = (
+            (as_column(prepared.query.encoded_pos), as_row(prepared.key.encoded_pos)),
+            prepared.views(),
+        )
+        scores = prepared.scheme.adjust_scores(
+            scores, *at, visible=seen, params=params, xp=prepared.xp
+        )
     if bias is not None:
         scores = scores + bias
     return scores if seen is None else np.where(seen, scores, -np.inf)
@@ -207,110 +212,110 @@ def _seen_scores(call: Call) -> Host:
 
 @law("implementation")
 def implementation_equals_the_reference_in_other_floats(
-    subject: Subject, framework: Framework, implementation: str
+    case: SchemeCase, framework: Framework, implementation: str
 ) -> None:
     """Attention of float64 is right to float64, that of half precision to its own rounding."""
-    problem, refused = _served(subject, framework, implementation), []
-    expected = reference(problem)
+    call, refused = _served(case, framework, implementation), []
+    expected = reference(call)
     dtypes = [name for name in framework.dtypes if name != "float32"]
     for dtype in dtypes:
         try:
-            found = problem.attend(framework, implementation, dtype=dtype)
+            found = call.attend(framework, implementation, dtype=dtype)
         except NotImplementedError as reason:
             if implementation == "reference":
                 raise
             refused.append(reason)
             continue
-        assert_near(found, expected, IMPLEMENTATIONS[dtype], dtype)
+        assert_near(found, expected, ATTENTION_TOL[dtype], dtype)
     if dtypes and len(refused) == len(dtypes):
         raise refused[0]
 
 
 @law("gradient")
-def gradients_are_derivatives(subject: Subject, framework: Framework, implementation: str) -> None:
+def gradients_are_derivatives(case: SchemeCase, framework: Framework, implementation: str) -> None:
     """The gradient of every argument is how attention changes with it."""
-    problem = _served(subject, framework, implementation)
-    d_out = subject.normal(problem.tensors["q"].shape, 9)
-    _, found = problem.gradients(framework, implementation, d_out)
-    arrays = problem.floats()
+    call = _served(case, framework, implementation)
+    d_out = case.normal(call.tensors["q"].shape, 9)
+    _, found = call.gradients(framework, implementation, d_out)
+    arrays = call.floats()
     require(found.keys() == arrays.keys(), f"gradients of {list(found)}, not of {list(arrays)}")
     for seed, (name, array) in enumerate(arrays.items()):
         require(np.all(np.isfinite(found[name])), f"gradient of {name} is not finite")
         direction = np.random.default_rng(seed).standard_normal(array.shape)
         along = float(np.sum(found[name] * direction))
-        expected = _slope(problem, name, direction, d_out)
+        expected = _slope(call, name, direction, d_out)
         size = max(1.0, float(np.linalg.norm(found[name]) * np.linalg.norm(direction)))
-        assert_near(along / size, expected / size, DIFFERENCES, f"derivative along {name}")
+        assert_near(along / size, expected / size, DERIVATIVE_TOL, f"derivative along {name}")
 
 
-def _slope(problem: Problem, name: str, direction: Any, d_out: Host) -> float:
+def _slope(call: AttentionCase, name: str, direction: Any, d_out: Host) -> float:
     """The derivative of ``sum(d_out * attention)`` along a direction, from two values."""
     values = []
-    own, bare = ("tensors", name) if name in problem.tensors else ("params", problem.bare(name))
-    given = getattr(problem, own)
+    own, bare = ("tensors", name) if name in call.tensors else ("params", call.bare(name))
+    given = getattr(call, own)
     for step in (_STEP, -_STEP):
         changed: Any = {own: {**given, bare: given[bare] + step * direction}}
-        varied = replace(problem, **changed)
+        varied = replace(call, **changed)
         values.append(float(np.sum(d_out * reference(varied))))
     return (values[0] - values[1]) / (2 * _STEP)
 
 
 @law("gradient")
 def gradient_reaches_every_param(
-    subject: Subject, framework: Framework, implementation: str
+    case: SchemeCase, framework: Framework, implementation: str
 ) -> None:
     """Training moves every learned array that attention can see, and every head's part of one."""
-    specs = subject.scheme.param_specs()
+    specs = case.scheme.param_specs()
     if not specs:
         return
-    problem = subject.problem(subject.tensors(_KEYS), causal=True)
-    d_out = subject.normal((2, subject.heads, _KEYS, subject.head_dim), 9)
-    _, found = problem.gradients(framework, implementation, d_out)
-    embedded = gradients_of_embedding(subject, framework)
+    call = case.call(case.tensors(_KEYS), causal=True)
+    d_out = case.normal((2, case.heads, _KEYS, case.head_dim), 9)
+    _, found = call.gradients(framework, implementation, d_out)
+    embedded = gradients_of_embedding(case, framework)
     for name, spec in specs.items():
-        moved = np.asarray(found[problem.name_of(name)] != 0) | (embedded.get(name, 0.0) != 0)
+        moved = np.asarray(found[call.name_of(name)] != 0) | (embedded.get(name, 0.0) != 0)
         each = moved.reshape(spec.shape[0], -1) if spec.per_head else moved.reshape(1, -1)
         still = [head for head, own in enumerate(each) if not np.any(own)]
-        still = [head for head in still if not _unseen(problem, name, head)]
+        still = [head for head in still if not _unseen(call, name, head)]
         where = f" of heads {still}" if spec.per_head else ""
         require(not still, f"no gradient reaches {name}{where}")
 
 
-def _unseen(problem: Problem, name: str, head: int) -> bool:
+def _unseen(call: AttentionCase, name: str, head: int) -> bool:
     """Whether a learned array moves the bias by as much at every key of a query, and nothing else:
     softmax cannot see that, as the last offset of FIRE's network.
     """
-    wide = {each: array.astype(np.float64) for each, array in problem.params.items()}
-    other, per_head = np.array(wide[name]), problem.scheme.param_specs()[name].per_head
+    wide = {each: array.astype(np.float64) for each, array in call.params.items()}
+    other, per_head = np.array(wide[name]), call.scheme.param_specs()[name].per_head
     other[head if per_head else ...] += 0.25
-    moved = replace(problem, params={**wide, name: other})
-    tensors: Any = problem.tensors
+    moved = replace(call, params={**wide, name: other})
+    tensors: Any = call.tensors
     here, there = (
-        prepare(**tensors, scheme=problem.scheme, params=own, causal=True).bias()
+        prepare(**tensors, scheme=call.scheme, params=own, causal=True).bias()
         for own in (wide, moved.params)
     )
     if here is None or np.array_equal(here, np.asarray(there)):
         return False
     return bool(
-        np.allclose(reference(moved), reference(problem), rtol=0, atol=IMPLEMENTATIONS["float64"])
+        np.allclose(reference(moved), reference(call), rtol=0, atol=ATTENTION_TOL["float64"])
     )
 
 
 @law("compiler")
-def compiled_attention_equals_eager(subject: Subject, framework: Framework, compiler: str) -> None:
+def compiled_attention_equals_eager(case: SchemeCase, framework: Framework, compiler: str) -> None:
     """Attention and its gradients are the same compiled, on every implementation."""
-    problem = _everything(subject)
-    d_out = subject.normal((2, subject.heads, _QUERIES, subject.head_dim), 9)
+    call = _everything(case)
+    d_out = case.normal((2, case.heads, _QUERIES, case.head_dim), 9)
     for implementation in framework.implementations:
         with suppress(NotImplementedError):  # the law of each implementation says so
-            eager = problem.eagerly(framework, implementation)
-            found = problem.attend(framework, implementation, compiler=compiler)
-            assert_near(found, eager, IMPLEMENTATIONS["float32"], implementation)
+            eager = call.eagerly(framework, implementation)
+            found = call.attend(framework, implementation, compiler=compiler)
+            assert_near(found, eager, ATTENTION_TOL["float32"], implementation)
             if not framework.differentiable:
                 continue
-            expected = problem.gradients(framework, implementation, d_out)[1]
-            _, gradients = problem.gradients(framework, implementation, d_out, compiler=compiler)
+            expected = call.gradients(framework, implementation, d_out)[1]
+            _, gradients = call.gradients(framework, implementation, d_out, compiler=compiler)
             for name, gradient in gradients.items():
-                summed = 1 if name in ("q", "k", "v") else SUMMED
+                summed = 1 if name in ("q", "k", "v") else REDUCTION_FACTOR
                 what = f"gradient of {name} on {implementation}"
-                assert_near(gradient, expected[name], summed * IMPLEMENTATIONS["float32"], what)
+                assert_near(gradient, expected[name], summed * ATTENTION_TOL["float32"], what)

@@ -9,9 +9,9 @@ import numpy as np
 
 from posenc.testing.framework import Host
 from posenc.testing.law import law, require, require_equal
-from posenc.testing.subject import Subject
+from posenc.testing.scheme_case import SchemeCase
 from posenc.testing.tokens import Tokens
-from posenc.testing.tolerances import SCALARS, assert_near
+from posenc.testing.tolerances import SCALAR_VS_ARRAY_TOL, assert_near
 
 _TRIALS = 8
 _BATCH = 5  # more sequences than any other law has
@@ -21,26 +21,26 @@ _LONG = ((1, 4099), (4099, 1), (70, 130))
 
 
 @law("scheme")
-def bias_is_elementwise(subject: Subject) -> None:
+def bias_is_elementwise(case: SchemeCase) -> None:
     """The bias of a pair of positions is the same in a row and among all others, and alone."""
     rng = np.random.default_rng(0)
     for trial in range(_TRIALS):
-        q, k = subject.draw(rng, "query"), subject.draw(rng, "key")
-        dense = subject.tile(q, k)
+        q, k = case.draw_tokens(rng, "query"), case.draw_tokens(rng, "key")
+        dense = case.bias(q, k)
         if dense is None:
             return
-        for head in {trial % subject.heads, subject.heads - 1}:
+        for head in {trial % case.heads, case.heads - 1}:
 
             def of(i: Any, j: Any, head: int = head, q: Tokens = q, k: Tokens = k) -> Host:
                 """The bias of one head, of queries ``i`` and keys ``j``."""
                 sides = (q.of_head(head, i, np.float32), k.of_head(head, j, np.float32))
-                params = subject.of_head(head, "float32", *sides)
+                params = case.head_params(head, "float32", *sides)
                 at = np.asarray(q.pos[i]), np.asarray(k.pos[j])
-                return np.asarray(subject.scheme.bias(*at, params=params, xp=xp))
+                return np.asarray(case.scheme.bias(*at, params=params, xp=xp))
 
             for i, j in {(0, 0), (q.size - 1, 0), (0, k.size - 1), (q.size - 1, k.size - 1)}:
                 pair = f"head {head}, q {q.pos[i]}, k {k.pos[j]}"
-                assert_near(of(i, j), dense[head, i, j], SCALARS, pair)
+                assert_near(of(i, j), dense[head, i, j], SCALAR_VS_ARRAY_TOL, pair)
                 line = np.broadcast_to(of(i, slice(None)), k.pos.shape)
                 require_equal(line, dense[head, i], f"row of {pair}")
             every = slice(None)
@@ -49,68 +49,68 @@ def bias_is_elementwise(subject: Subject) -> None:
 
 
 @law("scheme")
-def tile_is_slice(subject: Subject) -> None:
+def tile_is_slice(case: SchemeCase) -> None:
     """The bias of some queries and some keys is that part of the whole, bit by bit."""
     rng = np.random.default_rng(1)
     lengths = [tuple(rng.integers(1, 7, 2)) for _ in range(_TRIALS)]
     for q_len, k_len in (*lengths, *_LONG):
-        q, k = subject.draw(rng, "query", q_len), subject.draw(rng, "key", k_len)
-        dense = subject.tile(q, k)
+        q, k = case.draw_tokens(rng, "query", q_len), case.draw_tokens(rng, "key", k_len)
+        dense = case.bias(q, k)
         if dense is None:
             return
         some, other = (
             rng.permutation(q_len)[:2],
             slice(int(rng.integers(k_len)), None, 1 + k_len // 6),
         )
-        part = subject.tile(q.of(some), k.of(other))
+        part = case.bias(q.of(some), k.of(other))
         what = f"q {q.pos[some]} of {q_len}, k {k.pos[other]} of {k_len}"
         require_equal(part, dense[:, some, other], what)
-    _require_alike_in_a_batch(subject, rng)
-    _require_keys_alike(subject, rng)
+    _require_alike_in_a_batch(case, rng)
+    _require_keys_alike(case, rng)
 
 
-def _require_alike_in_a_batch(subject: Subject, rng: np.random.Generator) -> None:
+def _require_alike_in_a_batch(case: SchemeCase, rng: np.random.Generator) -> None:
     """Each sequence of a batch has the bias of its own positions."""
-    q, k = subject.draw(rng, "query", (_BATCH, 3)), subject.draw(rng, "key", (_BATCH, 4))
-    dense = subject.tile(q, k)
+    q, k = case.draw_tokens(rng, "query", (_BATCH, 3)), case.draw_tokens(rng, "key", (_BATCH, 4))
+    dense = case.bias(q, k)
     assert dense is not None
     for own in (0, _BATCH - 1):
         what = f"sequence {own} of {_BATCH}, q {q.pos[own]}, k {k.pos[own]}"
-        require_equal(subject.tile(q.row(own), k.row(own)), dense[own], what)
+        require_equal(case.bias(q.row(own), k.row(own)), dense[own], what)
 
 
-def _require_keys_alike(subject: Subject, rng: np.random.Generator) -> None:
+def _require_keys_alike(case: SchemeCase, rng: np.random.Generator) -> None:
     """The key bias of some keys is that of the same among all."""
-    head = subject.heads - 1
+    head = case.heads - 1
     for length in (6, max(_LONG)[0]):
-        k = subject.draw(rng, "key", length)
-        whole, some = key_bias(subject, k, head), rng.permutation(length)[:4]
+        k = case.draw_tokens(rng, "key", length)
+        whole, some = key_bias(case, k, head), rng.permutation(length)[:4]
         if whole is None:
             return
         what = f"key_bias of head {head}, k {k.pos[some]} of {length}"
-        require_equal(key_bias(subject, k.of(some), head), whole[some], what)
+        require_equal(key_bias(case, k.of(some), head), whole[some], what)
 
 
-def key_bias(subject: Subject, k: Tokens, head: int, dtype: str = "float32") -> Host | None:
+def key_bias(case: SchemeCase, k: Tokens, head: int, dtype: str = "float32") -> Host | None:
     """The key bias of one head, ``(K,)``; None without one."""
-    params = subject.of_head(head, dtype, key=k.of_head(head, ..., np.dtype(dtype)))
-    found: Any = subject.scheme.key_bias(k.pos, params=params, xp=xp)
+    params = case.head_params(head, dtype, key=k.of_head(head, ..., np.dtype(dtype)))
+    found: Any = case.scheme.key_bias(k.pos, params=params, xp=xp)
     return None if found is None else np.broadcast_to(np.asarray(found), k.pos.shape)
 
 
 @law("scheme")
-def bias_is_finite_or_hides(subject: Subject) -> None:
+def bias_is_finite_or_hides(case: SchemeCase) -> None:
     """The bias at any pair of positions is finite, or -inf, which hides the key."""
-    low, high = subject.reach
+    low, high = case.positions
     ends = [low, low + 1, -1, 0, 1, 2, 7, 8, high - 1, high]
     sizes = [sign * (2**n + by) for n in range(2, 30) for by in (-1, 0, 1) for sign in (1, -1)]
     few, many = (
-        [subject.tokens(at, role) for role in ("query", "key")]
+        [case.tokens(at, role) for role in ("query", "key")]
         for at in (np.unique([p for p in pos if low <= p <= high]) for pos in (ends, ends + sizes))
     )
     for dtype in ("float32", "float64"):
         for q, k in ((few[0], many[1]), (many[0], few[1])):
-            dense = subject.tile(q, k, dtype)
+            dense = case.bias(q, k, dtype)
             if dense is None:
                 return
             require(dense.dtype == dtype, f"params of {dtype} give a bias of {dense.dtype}")
@@ -119,7 +119,7 @@ def bias_is_finite_or_hides(subject: Subject) -> None:
                 head, i, j = wrong[0]
                 where = f"head {head}, q {q.pos[i]}, k {k.pos[j]}"
                 raise AssertionError(f"{dense[head, i, j]} for {where}")
-        keys = key_bias(subject, many[1], 0, dtype)
+        keys = key_bias(case, many[1], 0, dtype)
         if keys is not None:
             at = many[1].pos[~np.isfinite(keys)]
             require(keys.dtype == dtype, f"params of {dtype} give a key_bias of {keys.dtype}")

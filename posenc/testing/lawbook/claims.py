@@ -12,9 +12,9 @@ from posenc.evaluate import reads_features
 from posenc.testing.framework import Host
 from posenc.testing.law import law, require
 from posenc.testing.lawbook.bias import key_bias
-from posenc.testing.subject import Subject
+from posenc.testing.scheme_case import SchemeCase
 from posenc.testing.tokens import Tokens
-from posenc.testing.tolerances import SEPARATED
+from posenc.testing.tolerances import KEY_BIAS_TOL
 
 _TRIALS, _EACH = 3, 20
 # Near, into any context, and to where float32 no longer holds every integer.
@@ -23,20 +23,20 @@ _NEAR = 41
 
 
 @law("scheme")
-def relative_is_as_claimed(subject: Subject) -> None:
+def relative_is_as_claimed(case: SchemeCase) -> None:
     """``relative``: the bias does not change when every position does; without it, it does."""
-    claimed, rng, moved = subject.scheme.relative, np.random.default_rng(2), False
-    if not subject.biased:
+    claimed, rng, moved = case.scheme.relative, np.random.default_rng(2), False
+    if not case.has_bias:
         require(not claimed, "claimed, though there is no bias")
         return
-    low, high = subject.reach
+    low, high = case.positions
     for by in _SHIFTS:
         if high - low <= 2 * by:
             break
         for _ in range(_TRIALS):
-            at = [subject.positions(rng, _EACH).clip(low, high - by) for _ in range(2)]
-            q, k = subject.tokens(at[0], "query"), subject.tokens(at[1], "key")
-            before, after = (np.asarray(subject.tile(q.moved(to), k.moved(to))) for to in (0, by))
+            at = [case.draw_positions(rng, _EACH).clip(low, high - by) for _ in range(2)]
+            q, k = case.tokens(at[0], "query"), case.tokens(at[1], "key")
+            before, after = (np.asarray(case.bias(q.moved(to), k.moved(to))) for to in (0, by))
             changed = before != after
             moved |= bool(np.any(changed))
             if claimed and np.any(changed):
@@ -47,20 +47,20 @@ def relative_is_as_claimed(subject: Subject) -> None:
                     f"{was:.9g}, and {becomes:.9g} where both are moved by {by}"
                 )
     # Nothing is lost by silence where features decide: no table holds them by distance.
-    silent = reads_features(subject.scheme)
+    silent = reads_features(case.scheme)
     require(claimed or moved or silent, "not claimed, though nothing moved the bias")
 
 
 @law("scheme")
-def key_bias_is_as_claimed(subject: Subject) -> None:
+def key_bias_is_as_claimed(case: SchemeCase) -> None:
     """``key_bias``: up to the query the bias is ``u(q) + key_bias(k)``; without it, it is not."""
-    if not subject.biased:
+    if not case.has_bias:
         return
-    q, k, left = _left(subject)
+    q, k, left = _left(case)
     claimed, separable = False, True
-    dense = np.asarray(subject.tile(q, k, "float64"))
-    for head in range(subject.heads):
-        bias, own = dense[head], key_bias(subject, k, head, "float64")
+    dense = np.asarray(case.bias(q, k, "float64"))
+    for head in range(case.heads):
+        bias, own = dense[head], key_bias(case, k, head, "float64")
         claimed = own is not None
         constant = not np.any(bias[left] != bias[left][0])
         require(
@@ -98,7 +98,7 @@ def _apart(bias: Host, of_key: Host | None, left: Host) -> tuple[int, int, int, 
         first = int(np.argmin(size))
         off = np.abs((here - there) - (here[first] - there[first]))
         worst = int(np.argmax(off / np.maximum(1, size)))
-        if off[worst] > SEPARATED * max(1.0, size[worst]):
+        if off[worst] > KEY_BIAS_TOL * max(1.0, size[worst]):
             return at, int(seen[first]), int(seen[worst]), float(off[worst])
     return None
 
@@ -114,21 +114,21 @@ def _told(q: Tokens, k: Tokens, apart: tuple[int, int, int, float] | None) -> st
     )
 
 
-def _left(subject: Subject) -> tuple[Tokens, Tokens, Host]:
+def _left(case: SchemeCase) -> tuple[Tokens, Tokens, Host]:
     """Queries, keys, and which keys are not after a query ``(Q, K)``.
 
     A sequence in order, and its own tokens, where features are read.
     """
-    if reads_features(subject.scheme):
+    if reads_features(case.scheme):
         at, later = np.arange(12), np.asarray([7, 9, 11])
-        q, k = subject.tokens(at, "query").of(later), subject.tokens(at, "key")
+        q, k = case.tokens(at, "query").of(later), case.tokens(at, "key")
         return q, k, at <= later[:, None]
-    low, high = subject.reach
+    low, high = case.positions
     ends = [high // 2, high] if high < _NEAR else [_NEAR, 55, 600, 5000, 2**20]
     q_pos = np.unique([min(end, high) for end in ends])
     # Every order of distance, as far as positions go.
     back = [0, 1, 2, 5, 9, 33, *(int(2 ** (n / 2)) for n in range(2, 60))]
     keys = [*(p - b for p in q_pos for b in back if p - b >= low), 0, 1, 2, *range(-900, 0, 111)]
     k_pos = np.unique(np.clip(keys, low, high))
-    tokens = subject.tokens(q_pos, "query"), subject.tokens(k_pos, "key")
+    tokens = case.tokens(q_pos, "query"), case.tokens(k_pos, "key")
     return *tokens, k_pos <= q_pos[:, None]

@@ -14,15 +14,15 @@ import posenc
 from posenc.attn.caches import CacheNeeds
 from posenc.evaluate import has_transform
 from posenc.positions import left_padded, packed
+from posenc.testing.attention_case import AttentionCase
 from posenc.testing.framework import Framework, Host
 from posenc.testing.law import law, require
 from posenc.testing.lawbook.attention import reference
-from posenc.testing.problem import Problem
-from posenc.testing.subject import Subject
-from posenc.testing.tolerances import IMPLEMENTATIONS, assert_near
+from posenc.testing.scheme_case import SchemeCase
+from posenc.testing.tolerances import ATTENTION_TOL, assert_near
 
 _LENGTH = 12
-_FLOAT32 = IMPLEMENTATIONS["float32"]
+_FLOAT32 = ATTENTION_TOL["float32"]
 Tensors = Mapping[str, Host]
 
 
@@ -32,7 +32,9 @@ def _rows(tensors: Tensors, q_rows: Any, k_rows: Any) -> dict[str, Host]:
     return {n: tensors[n][:, :, at] for n, at in rows.items()} | {"x": tensors["x"][:, k_rows]}
 
 
-def _placed(subject: Subject, tensors: Tensors, pos: Host, seg: Host, k_seg: Any = None) -> Problem:
+def _placed(
+    case: SchemeCase, tensors: Tensors, pos: Host, seg: Host, k_seg: Any = None
+) -> AttentionCase:
     """A causal call at positions and segments, of one shape for all laws."""
     batch = len(tensors["q"])
     q_pos, q_seg, k_seg = (
@@ -40,46 +42,46 @@ def _placed(subject: Subject, tensors: Tensors, pos: Host, seg: Host, k_seg: Any
         for a in (pos, seg, seg if k_seg is None else k_seg)
     )
     where = {"q_pos": q_pos, "k_pos": q_pos, "q_seg": q_seg, "k_seg": k_seg}
-    return subject.problem({**tensors, **subject.hidden(tensors["x"])}, causal=True, **where)
+    return case.call({**tensors, **case.query_hidden(tensors["x"])}, causal=True, **where)
 
 
-def _whole(subject: Subject, tensors: Tensors) -> Host:
+def _whole(case: SchemeCase, tensors: Tensors) -> Host:
     """Causal attention of a sequence, by the definition."""
-    return reference(subject.problem(tensors, causal=True))
+    return reference(case.call(tensors, causal=True))
 
 
 @law("implementation")
-def decoding_equals_prefill(subject: Subject, framework: Framework, implementation: str) -> None:
+def decoding_equals_prefill(case: SchemeCase, framework: Framework, implementation: str) -> None:
     """The last queries, alone against all keys, give the last rows of the whole."""
-    tensors = subject.tensors(_LENGTH)
-    whole = _whole(subject, tensors)
+    tensors = case.tensors(_LENGTH)
+    whole = _whole(case, tensors)
     for start in (_LENGTH - 1, _LENGTH - 4):
         part = _rows(tensors, slice(start, None), slice(None))
-        found = subject.problem(part, causal=True).attend(framework, implementation)
+        found = case.call(part, causal=True).attend(framework, implementation)
         assert_near(found, whole[:, :, start:], _FLOAT32, f"tokens from {start}")
 
 
 @law("implementation")
 def cache_may_hold_transformed_keys(
-    subject: Subject, framework: Framework, implementation: str
+    case: SchemeCase, framework: Framework, implementation: str
 ) -> None:
     """Keys that were transformed before they were cached are not transformed again."""
-    if not has_transform(subject.scheme):
+    if not has_transform(case.scheme):
         return
-    needs = posenc.cache_needs(subject.scheme)
-    tensors = subject.tensors(_LENGTH)
-    whole, cache = _whole(subject, tensors), _Cache(subject, needs)
+    needs = posenc.cache_needs(case.scheme)
+    tensors = case.tensors(_LENGTH)
+    whole, cache = _whole(case, tensors), _Cache(case, needs)
     cache.add(_rows(tensors, slice(None), slice(None)))
     step = cache.step(_LENGTH - 1, tensors)
     assert_near(step.attend(framework, implementation), whole[:, :, -1:], _FLOAT32)
 
 
 @law("implementation")
-def cache_holds_what_is_needed(subject: Subject, framework: Framework, implementation: str) -> None:
+def cache_holds_what_is_needed(case: SchemeCase, framework: Framework, implementation: str) -> None:
     """Chunks of a prompt, then single tokens, from no more than ``posenc.cache_needs`` names."""
-    tensors = subject.tensors(_LENGTH)
-    whole, start = _whole(subject, tensors), 0
-    cache = _Cache(subject, posenc.cache_needs(subject.scheme))
+    tensors = case.tensors(_LENGTH)
+    whole, start = _whole(case, tensors), 0
+    cache = _Cache(case, posenc.cache_needs(case.scheme))
     for size in _CHUNKS:
         rows = slice(start, start + size)
         cache.add(_rows(tensors, rows, rows))
@@ -94,23 +96,23 @@ _CHUNKS = (5, 6, 1)
 class _Cache:
     """What a scheme says that it needs of tokens that came before, and nothing else."""
 
-    def __init__(self, subject: Subject, needs: CacheNeeds) -> None:
-        self._subject, self._needs, self._length = subject, needs, 0
+    def __init__(self, case: SchemeCase, needs: CacheNeeds) -> None:
+        self._case, self._needs, self._length = case, needs, 0
         self._kept: dict[str, Host] = {}
         self._carry: dict[str, Host] | None = None
         self._queries: dict[str, Host] = {}
 
     def add(self, tensors: Tensors) -> None:
         """Keep what is needed of tokens that come next."""
-        subject, needs = self._subject, self._needs
+        case, needs = self._case, self._needs
         k, pos = tensors["k"], np.arange(self._length, self._length + tensors["k"].shape[2])
         self._length += pos.size
-        wide = {name: a.astype(np.float64) for name, a in subject.params.items()}
+        wide = {name: a.astype(np.float64) for name, a in case.params.items()}
         of_queries, of_keys = posenc.features(
-            subject.scheme, wide, x=tensors["x"], q=tensors["q"], k=k, pos=pos, carry=self._carry
+            case.scheme, wide, x=tensors["x"], q=tensors["q"], k=k, pos=pos, carry=self._carry
         )
         if needs.transformed:
-            k = posenc.transform(subject.scheme, k, pos, role="key", params=wide, features=of_keys)
+            k = posenc.transform(case.scheme, k, pos, role="key", params=wide, features=of_keys)
         new = {"k": k, "v": tensors["v"]}
         if "k_features" in needs.keep:
             new |= {f"k_features:{name}": a for name, a in of_keys.items()}
@@ -121,7 +123,7 @@ class _Cache:
             self._carry = {name: of_keys[name][:, :, -1] for name in needs.carry}
         self._queries = {f"q_features:{name}": a for name, a in of_queries.items()}
 
-    def step(self, start: int, tensors: Tensors) -> Problem:
+    def step(self, start: int, tensors: Tensors) -> AttentionCase:
         """Attention of the queries from ``start`` on to all that is kept."""
         now = slice(start, self._length)
         given = {"q": tensors["q"][:, :, now], **self._kept}
@@ -135,40 +137,42 @@ class _Cache:
             for side in ("q_features", "k_features"):
                 if not any(name.startswith(f"{side}:") for name in given):
                     where[side] = {}
-        return self._subject.problem(given, causal=True, **where)
+        return self._case.call(given, causal=True, **where)
 
 
 @law("implementation")
 def places_default_to_positions(
-    subject: Subject, framework: Framework, implementation: str
+    case: SchemeCase, framework: Framework, implementation: str
 ) -> None:
     """Places that are the positions, on every axis, change nothing; nor do they decide order."""
-    tensors, axes = subject.tensors(_LENGTH), subject.scheme.axes
-    whole, at = _whole(subject, tensors), np.arange(_LENGTH)
+    tensors, axes = case.tensors(_LENGTH), case.scheme.axes
+    whole, at = _whole(case, tensors), np.arange(_LENGTH)
     places = at if axes == 1 else np.stack([at] * axes, axis=-1)
-    given = subject.problem(tensors, causal=True, q_axes=places, k_axes=places)
+    given = case.call(tensors, causal=True, q_axes=places, k_axes=places)
     assert_near(
         given.attend(framework, implementation), whole, _FLOAT32, "places equal to positions"
     )
     order = np.random.default_rng(12).permutation(_LENGTH)
     shuffled = _rows(tensors, order, order)
-    shuffled |= subject.hidden(shuffled["x"])  # where values cannot be seen, positions do not tell
+    shuffled |= case.query_hidden(
+        shuffled["x"]
+    )  # where values cannot be seen, positions do not tell
     there = {"q_pos": order, "k_pos": order, "q_axes": places[order], "k_axes": places[order]}
-    found = subject.problem(shuffled, causal=True, **there).attend(framework, implementation)
+    found = case.call(shuffled, causal=True, **there).attend(framework, implementation)
     assert_near(found, whole[:, :, order], _FLOAT32, "likewise, in another order")
 
 
 @law("implementation")
-def heads_keep_to_themselves(subject: Subject, framework: Framework, implementation: str) -> None:
+def heads_keep_to_themselves(case: SchemeCase, framework: Framework, implementation: str) -> None:
     """What one head is given changes no other; rows of scores may be adjusted all at once."""
-    if subject.heads == 1 or "adjust_scores" in subject.scheme.hooks():
+    if case.heads == 1 or "adjust_scores" in case.scheme.hooks():
         return
-    tensors, own = subject.tensors(_LENGTH), subject.heads - 1
+    tensors, own = case.tensors(_LENGTH), case.heads - 1
     other = {name: np.array(array) for name, array in tensors.items()}
     for name in ("q", "k", "v"):
         other[name][:, own] += 1
     before, after = (
-        subject.problem(arrays, causal=True).attend(framework, implementation)
+        case.call(arrays, causal=True).attend(framework, implementation)
         for arrays in (tensors, other)
     )
     assert_near(after[:, :own], before[:, :own], _FLOAT32)
@@ -179,97 +183,99 @@ def heads_keep_to_themselves(subject: Subject, framework: Framework, implementat
 
 
 @law("implementation")
-def packed_equals_separate(subject: Subject, framework: Framework, implementation: str) -> None:
+def packed_equals_separate(case: SchemeCase, framework: Framework, implementation: str) -> None:
     """Documents packed into one sequence, each from position 0, do not see each other."""
     sizes = [3, 5, 4]
-    tensors = subject.tensors(_LENGTH)
+    tensors = case.tensors(_LENGTH)
     pos, seg = packed(sizes)
-    found = _placed(subject, tensors, pos, seg).attend(framework, implementation)
+    found = _placed(case, tensors, pos, seg).attend(framework, implementation)
     for document in range(len(sizes)):
         rows = np.flatnonzero(seg == document)
-        alone = _whole(subject, _rows(tensors, rows, rows))
+        alone = _whole(case, _rows(tensors, rows, rows))
         assert_near(found[:, :, rows], alone, _FLOAT32, f"document {document}")
 
 
 @law("implementation")
 def left_padding_changes_nothing(
-    subject: Subject, framework: Framework, implementation: str
+    case: SchemeCase, framework: Framework, implementation: str
 ) -> None:
     """A sequence padded on the left gives what it gives alone, and 0 where it is padded."""
-    tensors, pad = subject.tensors(_LENGTH), 4
+    tensors, pad = case.tensors(_LENGTH), 4
     pos, q_seg, k_seg = left_padded([_LENGTH, _LENGTH - pad], _LENGTH)
-    found = _placed(subject, tensors, pos, q_seg, k_seg).attend(framework, implementation)
+    found = _placed(case, tensors, pos, q_seg, k_seg).attend(framework, implementation)
     rows = slice(pad, None)
     second = {name: a[1:] for name, a in _rows(tensors, rows, rows).items()}
-    assert_near(found[1:, :, rows], _whole(subject, second), _FLOAT32)
+    assert_near(found[1:, :, rows], _whole(case, second), _FLOAT32)
     require(not np.any(found[1, :, :pad]), "a padded query is not 0")
 
 
 @law("implementation")
 def batch_rows_keep_to_themselves(
-    subject: Subject, framework: Framework, implementation: str
+    case: SchemeCase, framework: Framework, implementation: str
 ) -> None:
     """Permuting the batch permutes the result, each row with positions of its own."""
-    tensors = subject.tensors(_LENGTH)
+    tensors = case.tensors(_LENGTH)
     rng = np.random.default_rng(10)
     pos = np.stack([rng.permutation(2 * _LENGTH)[:_LENGTH] for _ in range(2)])
     seg = np.zeros_like(pos)
     turned = {name: a[::-1] for name, a in tensors.items()}
-    found = _placed(subject, turned, pos[::-1], seg).attend(framework, implementation)
+    found = _placed(case, turned, pos[::-1], seg).attend(framework, implementation)
     for row in range(2):
         alone = {name: a[row : row + 1] for name, a in tensors.items()}
-        expected = reference(_placed(subject, alone, pos[row : row + 1], seg[:1]))
+        expected = reference(_placed(case, alone, pos[row : row + 1], seg[:1]))
         assert_near(found[1 - row], expected[0], _FLOAT32, f"row {row}")
 
 
 @law("implementation")
 def order_in_memory_does_not_matter(
-    subject: Subject, framework: Framework, implementation: str
+    case: SchemeCase, framework: Framework, implementation: str
 ) -> None:
     """Tokens shuffled together with their positions give the shuffled result."""
-    tensors = subject.tensors(_LENGTH)
+    tensors = case.tensors(_LENGTH)
     order = np.random.default_rng(11).permutation(_LENGTH)
     shuffled = _rows(tensors, order, order)
-    shuffled |= subject.hidden(shuffled["x"])  # where values cannot be seen, positions do not tell
+    shuffled |= case.query_hidden(
+        shuffled["x"]
+    )  # where values cannot be seen, positions do not tell
     # Without segments, unlike elsewhere: gates must be summed by position then too.
-    problem = subject.problem(shuffled, causal=True, q_pos=order, k_pos=order)
-    found = problem.attend(framework, implementation)
-    assert_near(found, _whole(subject, tensors)[:, :, order], _FLOAT32)
+    call = case.call(shuffled, causal=True, q_pos=order, k_pos=order)
+    found = call.attend(framework, implementation)
+    assert_near(found, _whole(case, tensors)[:, :, order], _FLOAT32)
 
 
 @law("implementation")
-def causal_hides_the_future(subject: Subject, framework: Framework, implementation: str) -> None:
+def causal_hides_the_future(case: SchemeCase, framework: Framework, implementation: str) -> None:
     """Under a causal mask later tokens change nothing; without one they do."""
-    tensors, now = subject.tensors(_LENGTH), 7
+    tensors, now = case.tensors(_LENGTH), 7
     later = {name: np.array(array) for name, array in tensors.items()}
     for name in ("q", "k", "v"):
         later[name][:, :, now:] += 3
     later["x"][:, now:] += 3
     for causal in (True, False):
         before, after = (
-            subject.problem(arrays, causal=causal).attend(framework, implementation)[:, :, :now]
+            case.call(arrays, causal=causal).attend(framework, implementation)[:, :, :now]
             for arrays in (tensors, later)
         )
         if causal:
             assert_near(after, before, _FLOAT32)
-        elif not _hidden(subject, now):
+        elif not _hidden(case, now):
             require(not np.array_equal(after, before), "nothing changes without the mask either")
 
 
-def _hidden(subject: Subject, now: int) -> bool:
+def _hidden(case: SchemeCase, now: int) -> bool:
     """Whether the bias itself hides what comes after a token."""
-    dense = subject.tile(np.arange(now), np.arange(now, _LENGTH))
+    dense = case.bias(np.arange(now), np.arange(now, _LENGTH))
     return dense is not None and bool(np.all(dense == -np.inf))
 
 
 @law("implementation")
 def relative_scheme_may_begin_anywhere(
-    subject: Subject, framework: Framework, implementation: str
+    case: SchemeCase, framework: Framework, implementation: str
 ) -> None:
     """A relative bias, and nothing else of position, gives the same from any first position."""
-    if not subject.scheme.relative or has_transform(subject.scheme):
+    if not case.scheme.relative or has_transform(case.scheme):
         return
-    tensors, by = subject.tensors(_LENGTH), min(1000, subject.reach[1] + 1 - _LENGTH)
+    tensors, by = case.tensors(_LENGTH), min(1000, case.positions[1] + 1 - _LENGTH)
     pos, seg = np.arange(_LENGTH) + by, np.zeros(_LENGTH, int)
-    found = _placed(subject, tensors, pos, seg).attend(framework, implementation)
-    assert_near(found, _whole(subject, tensors), _FLOAT32)
+    found = _placed(case, tensors, pos, seg).attend(framework, implementation)
+    assert_near(found, _whole(case, tensors), _FLOAT32)

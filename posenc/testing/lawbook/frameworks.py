@@ -22,8 +22,8 @@ from posenc.params import head_views, tile_views
 from posenc.protocol import Array, Namespace, PositionScheme, Role
 from posenc.testing.framework import Framework, Function, Host, NumPy
 from posenc.testing.law import law, require, require_equal
-from posenc.testing.subject import Subject
-from posenc.testing.tolerances import DIFFERENCES, SUMMED, VALUES, assert_near
+from posenc.testing.scheme_case import SchemeCase
+from posenc.testing.tolerances import DERIVATIVE_TOL, REDUCTION_FACTOR, VALUE_TOL, assert_near
 
 _PARAM = "param:"
 _KEPT = 64  # functions, for their compiled programs
@@ -100,8 +100,8 @@ _PARTS: Mapping[str, Callable[..., Array | None]] = {
 }
 
 
-def _function(subject: Subject, part: str) -> Function:
-    scheme: Any = subject.scheme  # hashable, which its protocol cannot say
+def _function(case: SchemeCase, part: str) -> Function:
+    scheme: Any = case.scheme  # hashable, which its protocol cannot say
     return _part(scheme, part)
 
 
@@ -116,54 +116,54 @@ def _part(scheme: Any, part: str) -> Function:
     return apply
 
 
-def _arrays(subject: Subject, dtype: str) -> dict[str, Host]:
+def _arrays(case: SchemeCase, dtype: str) -> dict[str, Host]:
     """Positions near and at the ends of what the scheme takes, as every framework holds them."""
     rng = np.random.default_rng(6)
-    pos = np.stack([subject.positions(rng, _LENGTH) for _ in range(2)])
-    pos[:, 0] = subject.reach
-    shape = (2, subject.heads, _LENGTH, subject.head_dim)
-    own = {_PARAM + name: value.astype(dtype) for name, value in subject.params.items()}
+    pos = np.stack([case.draw_positions(rng, _LENGTH) for _ in range(2)])
+    pos[:, 0] = case.positions
+    shape = (2, case.heads, _LENGTH, case.head_dim)
+    own = {_PARAM + name: value.astype(dtype) for name, value in case.params.items()}
     for role in _ROLES:
-        tokens = subject.tokens(pos, role)
+        tokens = case.tokens(pos, role)
         own |= {f"{role}:{name}": a.astype(dtype) for name, a in tokens.features.items()}
         if tokens.places is not None:
             own["axes"] = tokens.places.astype(np.int32)
     return {
         "pos": pos.astype(np.int32),
         "seg": (pos % 2).astype(np.int32),
-        "x": subject.normal(shape, 0).astype(dtype),
-        "hidden": subject.normal((2, _LENGTH, subject.width), 1).astype(dtype),
+        "x": case.normal(shape, 0).astype(dtype),
+        "hidden": case.normal((2, _LENGTH, case.hidden_dim), 1).astype(dtype),
         **own,
     }
 
 
 @law("framework")
-def answers_as_numpy_does(subject: Subject, framework: Framework) -> None:
+def answers_as_numpy_does(case: SchemeCase, framework: Framework) -> None:
     """Every part of a scheme has NumPy's numbers, and the dtype and device of its arguments."""
     for dtype in [name for name in ("float32", "float64") if name in framework.dtypes]:
-        arrays = _arrays(subject, dtype)
+        arrays = _arrays(case, dtype)
         for part in _PARTS:
-            function = _function(subject, part)
+            function = _function(case, part)
             # 64-bit positions there, so that an overflow here is seen.
             full = {n: a.astype(np.int64) if n in ("pos", "axes") else a for n, a in arrays.items()}
             expected = NumPy().evaluate(function, full)
-            found = framework.evaluate(function, arrays, compiler=framework.usual)
+            found = framework.evaluate(function, arrays, compiler=framework.default_compiler)
             what = f"{part} in {dtype}"
             if expected is None or found is None:
                 require(found is expected, f"{what}: None here, and not there")
                 continue
             require(found.dtype == expected.dtype, f"{what}: {found.dtype}, not {expected.dtype}")
-            require(not found.moved, f"{what}: on another device than its arguments")
-            assert_near(found.values, expected.values, VALUES[expected.dtype], what)
+            require(not found.device_changed, f"{what}: on another device than its arguments")
+            assert_near(found.values, expected.values, VALUE_TOL[expected.dtype], what)
 
 
 @law("framework")
-def gradients_of_the_bias_are_finite(subject: Subject, framework: Framework) -> None:
+def gradients_of_the_bias_are_finite(case: SchemeCase, framework: Framework) -> None:
     """The gradient of a bias is finite at any pair of positions, visible or not."""
-    if not framework.differentiable or not subject.params:
+    if not framework.differentiable or not case.params:
         return
-    arrays, function = _arrays(subject, "float32"), _function(subject, "bias")
-    answer = framework.evaluate(function, arrays, compiler=framework.usual)
+    arrays, function = _arrays(case, "float32"), _function(case, "bias")
+    answer = framework.evaluate(function, arrays, compiler=framework.default_compiler)
     if answer is None:
         return
     # Nothing comes back from what is hidden.
@@ -175,13 +175,13 @@ def gradients_of_the_bias_are_finite(subject: Subject, framework: Framework) -> 
 
 
 @law("framework")
-def gradients_of_parts_are_derivatives(subject: Subject, framework: Framework) -> None:
+def gradients_of_parts_are_derivatives(case: SchemeCase, framework: Framework) -> None:
     """The gradient of every part by every learned array is how it changes, near and far."""
-    if not framework.differentiable or not subject.params:
+    if not framework.differentiable or not case.params:
         return
-    arrays = _arrays(subject, "float32")
-    scheme: Any = subject.scheme
-    parts = _present(subject, arrays)
+    arrays = _arrays(case, "float32")
+    scheme: Any = case.scheme
+    parts = _present(case, arrays)
     if not parts:
         return
     whole, wide = _joined(scheme, parts), _widened(arrays)
@@ -189,7 +189,7 @@ def gradients_of_parts_are_derivatives(subject: Subject, framework: Framework) -
     slopes = {name: _changes(whole, wide, name, way) for name, way in ways.items()}
     # Every number weighs as much as every other, however fast it changes; none that hides does.
     largest = np.max([np.abs(slope) for slope in slopes.values()], axis=0)
-    d_out = subject.normal(largest.shape, 9) / np.maximum(1, largest)
+    d_out = case.normal(largest.shape, 9) / np.maximum(1, largest)
     d_out = np.where(np.isfinite(largest), d_out, 0.0)
     slopes = {name: np.where(d_out == 0, 0.0, slope) for name, slope in slopes.items()}
 
@@ -199,18 +199,18 @@ def gradients_of_parts_are_derivatives(subject: Subject, framework: Framework) -
         for name, slope in slopes.items():
             along = float(np.sum(found[name].astype(np.float64) * ways[name]))
             terms = d_out * slope
-            allowed = SUMMED * DIFFERENCES * max(1.0, float(np.linalg.norm(terms)))
+            allowed = REDUCTION_FACTOR * DERIVATIVE_TOL * max(1.0, float(np.linalg.norm(terms)))
             if not abs(along - np.sum(terms)) <= allowed:
                 change = f"{np.sum(terms):.6g}, the gradient says {along:.6g}"
                 return f"along {name.removeprefix(_PARAM)} it changes by {change}"
         return ""
 
     if told := wrong(d_out):
-        raise AssertionError(f"{_where(d_out, wrong, subject, arrays)}: {told}")
+        raise AssertionError(f"{_where(d_out, wrong, case, arrays)}: {told}")
 
 
 def _where(
-    d_out: Host, wrong: Callable[[Host], str], subject: Subject, arrays: Mapping[str, Host]
+    d_out: Host, wrong: Callable[[Host], str], case: SchemeCase, arrays: Mapping[str, Host]
 ) -> str:
     """One number whose gradient is wrong by itself, found by halves; or all, if none is."""
     some = np.flatnonzero(d_out)
@@ -221,8 +221,8 @@ def _where(
             break
         some = alone[0]
     at, numpy, wide = int(some[0]), NumPy(), _widened(arrays)
-    for part in _present(subject, arrays):
-        answer = numpy.evaluate(_function(subject, part), wide)
+    for part in _present(case, arrays):
+        answer = numpy.evaluate(_function(case, part), wide)
         assert answer is not None
         if at < answer.values.size:
             index = tuple(int(i) for i in np.unravel_index(at, answer.values.shape))
@@ -258,23 +258,25 @@ def _changes(whole: Function, wide: Mapping[str, Host], name: str, way: Host) ->
 
 
 @law("framework")
-def arguments_stay_as_they_were(subject: Subject, framework: Framework) -> None:
+def arguments_stay_as_they_were(case: SchemeCase, framework: Framework) -> None:
     """No part of a scheme writes to its arguments."""
     for part in _PARTS:
-        arrays = _arrays(subject, "float32")
-        found = framework.evaluate(_function(subject, part), arrays)
-        require(found is None or not found.touched, f"{part} changes {found and found.touched}")
+        arrays = _arrays(case, "float32")
+        found = framework.evaluate(_function(case, part), arrays)
+        require(found is None or not found.mutated, f"{part} changes {found and found.mutated}")
 
 
 @law("framework")
-def narrow_floats_round_once(subject: Subject, framework: Framework) -> None:
+def half_precision_rounds_once(case: SchemeCase, framework: Framework) -> None:
     """A transform in half precision is that in float32 of the same numbers, rounded once."""
-    function = _function(subject, "transform")
-    arrays = _arrays(subject, "float32")
-    wide = framework.evaluate(function, arrays, compiler=framework.usual)
+    function = _function(case, "transform")
+    arrays = _arrays(case, "float32")
+    wide = framework.evaluate(function, arrays, compiler=framework.default_compiler)
     assert wide is not None
     for dtype in [name for name in ("float16", "bfloat16") if name in framework.dtypes]:
-        found = framework.evaluate(function, arrays, cast={"x": dtype}, compiler=framework.usual)
+        found = framework.evaluate(
+            function, arrays, cast={"x": dtype}, compiler=framework.default_compiler
+        )
         assert found is not None
         require(found.dtype == dtype, f"transform of {dtype} answers in {found.dtype}")
         rounded = framework.evaluate(_itself, {"x": wide.values}, cast={"x": dtype})
@@ -288,25 +290,25 @@ def _itself(xp: Namespace, arrays: Arrays) -> Array:
 
 
 @law("compiler")
-def compiled_equals_eager(subject: Subject, framework: Framework, compiler: str) -> None:
+def compiled_equals_eager(case: SchemeCase, framework: Framework, compiler: str) -> None:
     """Bias, transform, embedding and features are the same compiled, positions unknown."""
-    arrays = _arrays(subject, "float32")
-    parts = _present(subject, arrays)
-    scheme: Any = subject.scheme
+    arrays = _arrays(case, "float32")
+    parts = _present(case, arrays)
+    scheme: Any = case.scheme
     whole = _joined(scheme, parts)
     eager = framework.evaluate(whole, arrays)
     found = framework.evaluate(whole, arrays, compiler=compiler)
     assert eager is not None
     assert found is not None
     require(found.dtype == eager.dtype, f"{found.dtype}, not {eager.dtype}")
-    assert_near(found.values, eager.values, VALUES["float32"], " and ".join(parts))
+    assert_near(found.values, eager.values, VALUE_TOL["float32"], " and ".join(parts))
 
 
-def _present(subject: Subject, arrays: Mapping[str, Host]) -> tuple[str, ...]:
+def _present(case: SchemeCase, arrays: Mapping[str, Host]) -> tuple[str, ...]:
     """The parts that do not answer None."""
     numpy = NumPy()
     return tuple(
-        part for part in _PARTS if numpy.evaluate(_function(subject, part), arrays) is not None
+        part for part in _PARTS if numpy.evaluate(_function(case, part), arrays) is not None
     )
 
 
@@ -321,13 +323,13 @@ def _joined(scheme: Any, parts: tuple[str, ...]) -> Function:
     return apply
 
 
-def gradients_of_embedding(subject: Subject, framework: Framework) -> dict[str, Host]:
+def gradients_of_embedding(case: SchemeCase, framework: Framework) -> dict[str, Host]:
     """Gradients of params through the embedding, by name; none without one."""
-    arrays = _arrays(subject, "float32")
-    function = _function(subject, "embedding")
-    found = framework.evaluate(function, arrays, compiler=framework.usual)
+    arrays = _arrays(case, "float32")
+    function = _function(case, "embedding")
+    found = framework.evaluate(function, arrays, compiler=framework.default_compiler)
     if found is None:
         return {}
-    d_out = subject.normal(found.values.shape, 8)
+    d_out = case.normal(found.values.shape, 8)
     _, gradients = framework.gradients(function, arrays, d_out)
     return {name.removeprefix(_PARAM): a for name, a in gradients.items() if _PARAM in name}

@@ -14,9 +14,9 @@ from posenc.evaluate import has_features, has_transform
 from posenc.protocol import Role
 from posenc.testing.framework import Host, readonly
 from posenc.testing.law import law, require, require_equal
-from posenc.testing.subject import Subject
+from posenc.testing.scheme_case import SchemeCase
 from posenc.testing.tokens import Tokens
-from posenc.testing.tolerances import ROUNDED, VALUES, assert_near
+from posenc.testing.tolerances import FLOAT32_TOL, VALUE_TOL, assert_near
 
 _TRIALS = 4
 _BATCH = 5
@@ -26,105 +26,105 @@ _NUDGE = 2.0**-40
 _ROLES: tuple[Role, Role] = ("query", "key")
 
 
-def _vectors(subject: Subject, length: int, dtype: str = "float32", batch: int = 2) -> Host:
-    shape = (batch, subject.heads, length, subject.head_dim)
-    return readonly(subject.normal(shape, 1).astype(dtype))
+def _vectors(case: SchemeCase, length: int, dtype: str = "float32", batch: int = 2) -> Host:
+    shape = (batch, case.heads, length, case.head_dim)
+    return readonly(case.normal(shape, 1).astype(dtype))
 
 
 @law("scheme")
-def transform_is_row_local(subject: Subject) -> None:
+def transform_is_row_local(case: SchemeCase) -> None:
     """A query or key is transformed by its own position, whatever stands beside it."""
-    if not has_transform(subject.scheme):
+    if not has_transform(case.scheme):
         return
     rng = np.random.default_rng(3)
     for role in _ROLES:
         for length in (*rng.integers(1, 12, _TRIALS), _LONG):
-            tokens = subject.draw(rng, role, int(length))
-            x, order = _vectors(subject, tokens.size, batch=1), rng.permutation(tokens.size)[:4]
-            whole = subject.turned(x, tokens)
+            tokens = case.draw_tokens(rng, role, int(length))
+            x, order = _vectors(case, tokens.size, batch=1), rng.permutation(tokens.size)[:4]
+            whole = case.transform(x, tokens)
             require(whole.shape == x.shape, f"{role}: {x.shape} becomes {whole.shape}")
             part, what = tokens.of(order), f"{role}, pos {tokens.pos[order]} of {length}"
-            require_equal(subject.turned(x[:, :, order], part), whole[:, :, order], what)
-        _require_alone_in_a_batch(subject, rng, role)
+            require_equal(case.transform(x[:, :, order], part), whole[:, :, order], what)
+        _require_alone_in_a_batch(case, rng, role)
 
 
-def _require_alone_in_a_batch(subject: Subject, rng: np.random.Generator, role: Role) -> None:
+def _require_alone_in_a_batch(case: SchemeCase, rng: np.random.Generator, role: Role) -> None:
     """Each sequence of a batch is transformed by its own positions, and each head by itself."""
-    tokens, x = subject.draw(rng, role, (_BATCH, 6)), _vectors(subject, 6, batch=_BATCH)
-    whole, other = subject.turned(x, tokens), np.array(x)
+    tokens, x = case.draw_tokens(rng, role, (_BATCH, 6)), _vectors(case, 6, batch=_BATCH)
+    whole, other = case.transform(x, tokens), np.array(x)
     for own in (0, _BATCH - 1):
-        alone = subject.turned(x[own : own + 1], tokens.row(own))
+        alone = case.transform(x[own : own + 1], tokens.row(own))
         what = f"{role}, pos {tokens.pos[own]} of sequence {own} of {_BATCH}"
         require_equal(whole[own : own + 1], alone, what)
     other[:, 0] += 1
-    beside = subject.turned(other, tokens)
+    beside = case.transform(other, tokens)
     require_equal(beside[:, 1:], whole[:, 1:], f"{role}, heads beside one that changed")
-    if role == "key" and subject.shares_keys:
-        alone = subject.turned(x[:, :1], tokens)
+    if role == "key" and case.shares_keys:
+        alone = case.transform(x[:, :1], tokens)
         require_equal(alone, whole[:, :1], f"{role}, one head alone")
 
 
 @law("scheme")
-def half_precision_rounds_once(subject: Subject) -> None:
+def half_precision_rounds_once(case: SchemeCase) -> None:
     """A transform or embedding in float16 is that in float32, rounded once."""
-    pos = subject.positions(np.random.default_rng(4), 8)
-    half = _vectors(subject, 8, "float16")
+    pos = case.draw_positions(np.random.default_rng(4), 8)
+    half = _vectors(case, 8, "float16")
     for role in _ROLES:
-        tokens = subject.tokens(pos, role)
-        expected = subject.turned(readonly(half.astype(np.float32)), tokens)
+        tokens = case.tokens(pos, role)
+        expected = case.transform(readonly(half.astype(np.float32)), tokens)
         with np.errstate(over="ignore"):  # to infinity, as rounding does
-            found, expected = subject.turned(half, tokens), expected.astype(np.float16)
+            found, expected = case.transform(half, tokens), expected.astype(np.float16)
         require(found.dtype == np.float16, f"{role} of float16 becomes {found.dtype}")
         require_equal(found, expected, f"{role}, pos {pos}")
-    wide = posenc.embedding(subject.scheme, pos, subject.params)
+    wide = posenc.embedding(case.scheme, pos, case.params)
     if wide is not None:
-        narrow = posenc.embedding(subject.scheme, pos, subject.params, dtype=np.float16)
+        narrow = posenc.embedding(case.scheme, pos, case.params, dtype=np.float16)
         require_equal(narrow, wide.astype(np.float16), f"embedding, pos {pos}")
 
 
 @law("scheme")
-def tokens_far_away_are_finite(subject: Subject) -> None:
+def tokens_far_away_are_finite(case: SchemeCase) -> None:
     """A transform and an embedding are finite at every position that the scheme takes."""
-    pos = np.asarray([*subject.reach, 0])
+    pos = np.asarray([*case.positions, 0])
     for role in _ROLES:
-        turned = subject.turned(_vectors(subject, 3, batch=1), subject.tokens(pos, role))
+        turned = case.transform(_vectors(case, 3, batch=1), case.tokens(pos, role))
         wrong = pos[~np.isfinite(turned).all(axis=(0, 1, 3))]
         require(not wrong.size, f"{role} is not finite at pos {wrong}")
-    held = posenc.embedding(subject.scheme, pos, subject.params)
+    held = posenc.embedding(case.scheme, pos, case.params)
     if held is not None:
         wrong = pos[~np.isfinite(held).all(axis=-1)]
         require(not wrong.size, f"embedding is not finite at pos {wrong}")
 
 
 @law("scheme")
-def embedding_is_one_row_a_position(subject: Subject) -> None:
+def embedding_is_one_row_a_position(case: SchemeCase) -> None:
     """The embedding of a position is the same row, wherever the position stands."""
-    high = min(subject.reach[1], 9)
+    high = min(case.positions[1], 9)
     pos = np.asarray([[high, 0, 1], [1, 2, 2]])
-    found = posenc.embedding(subject.scheme, pos, subject.params)
+    found = posenc.embedding(case.scheme, pos, case.params)
     if found is None:
         return
     require(found.ndim == 3 and found.shape[:2] == pos.shape, f"{pos.shape} gives {found.shape}")
     require(found.dtype == np.float32, f"float32 params give {found.dtype}")
     rng = np.random.default_rng(14)
-    for many in (pos, subject.positions(rng, (_BATCH, 3)), subject.positions(rng, _LONG)):
-        rows = np.asarray(posenc.embedding(subject.scheme, many, subject.params))
+    for many in (pos, case.draw_positions(rng, (_BATCH, 3)), case.draw_positions(rng, _LONG)):
+        rows = np.asarray(posenc.embedding(case.scheme, many, case.params))
         for place in list(np.ndindex(many.shape))[:: max(1, many.size // 9)]:
-            alone = posenc.embedding(subject.scheme, many[place][None], subject.params)
+            alone = posenc.embedding(case.scheme, many[place][None], case.params)
             what = f"pos {many[place]} at {place} of {many.shape}"
             require_equal(rows[place], np.asarray(alone)[0], what)
 
 
 @law("scheme")
-def features_are_row_local(subject: Subject) -> None:
+def features_are_row_local(case: SchemeCase) -> None:
     """A feature of a token is computed from its own hidden state or vector, and is finite."""
     for batch, length in ((_BATCH, 9), (1, _LONG)):
-        for name, of in _hooks(subject).items():
-            given = _given(subject, name, batch, length)
+        for name, of in _hooks(case).items():
+            given = _given(case, name, batch, length)
             whole, large = of(given, length), of(readonly(100 * given), length)
             for feature, array in whole.items():
                 what = f"{feature} of {name}"
-                shape, accepted = array.shape, (batch, subject.heads, length)
+                shape, accepted = array.shape, (batch, case.heads, length)
                 fits = array.ndim in (3, 4) and all(
                     have in (1, want) if axis < 2 else have == want
                     for axis, (have, want) in enumerate(zip(shape[:3], accepted, strict=True))
@@ -132,14 +132,14 @@ def features_are_row_local(subject: Subject) -> None:
                 require(fits, f"{what} has shape {shape}, not (B, H, L) = {accepted} or one more")
                 require(np.all(np.isfinite(array)), f"{what} is not finite")
                 require(np.all(np.isfinite(large[feature])), f"{what}, of large numbers, is not")
-            _require_own(subject, name, of, given, whole)
+            _require_own(case, name, of, given, whole)
 
 
 Hook = Callable[..., "dict[str, Host]"]
 
 
 def _require_own(
-    subject: Subject, name: str, of: Hook, given: Host, whole: dict[str, Host]
+    case: SchemeCase, name: str, of: Hook, given: Host, whole: dict[str, Host]
 ) -> None:
     """A token that changes leaves the features of the others alone; some alone have their own."""
     length = given.shape[-2]
@@ -157,13 +157,13 @@ def _require_own(
         require_equal(own, others, f"{what}, of {given.shape}, beside a token that changed")
         where = f"tokens {some.start} to {some.stop - 1} of {length}, alone"
         expected = array[row:, :, some] if len(array) > 1 else array[:, :, some]
-        assert_near(alone[feature], expected, VALUES["float32"], f"{what}, {where}")
+        assert_near(alone[feature], expected, VALUE_TOL["float32"], f"{what}, {where}")
 
 
-def _hooks(subject: Subject) -> dict[str, Hook]:
+def _hooks(case: SchemeCase) -> dict[str, Hook]:
     """The hooks for features that a scheme has, as functions of what they are given."""
-    scheme, params = subject.scheme, subject.whole()
-    low = max(subject.reach[0], -8)
+    scheme, params = case.scheme, case.whole_params()
+    low = max(case.positions[0], -8)
 
     def hidden(role: Role) -> Hook:
         def of(x: Host, length: int, some: slice = slice(None)) -> dict[str, Host]:
@@ -191,30 +191,30 @@ def _hooks(subject: Subject) -> dict[str, Hook]:
     return every
 
 
-def _given(subject: Subject, name: str, batch: int, length: int) -> Host:
+def _given(case: SchemeCase, name: str, batch: int, length: int) -> Host:
     """What a hook is given: hidden states, or vectors."""
     if name.startswith("hidden"):
-        return readonly(subject.normal((batch, length, subject.width), 2).astype(np.float32))
-    return _vectors(subject, length, batch=batch)
+        return readonly(case.normal((batch, length, case.hidden_dim), 2).astype(np.float32))
+    return _vectors(case, length, batch=batch)
 
 
 @law("scheme")
-def features_follow_their_tokens(subject: Subject) -> None:
+def features_follow_their_tokens(case: SchemeCase) -> None:
     """Features of tokens in another order in memory are those of the same tokens, sums too."""
-    if not has_features(subject.scheme):
+    if not has_features(case.scheme):
         return
     rng, length = np.random.default_rng(15), 12
-    low, high = max(-20, subject.reach[0]), min(40, subject.reach[1])
+    low, high = max(-20, case.positions[0]), min(40, case.positions[1])
     pos = np.stack([rng.permutation(np.arange(low, high + 1))[:length] for _ in range(2)])
     seg = np.broadcast_to(np.arange(length) % 3, pos.shape)
     order, batch = rng.permutation(length), 2
     given: Any = {
-        "x": subject.normal((batch, length, subject.width), 16),
-        "q": subject.normal((batch, subject.heads, length, subject.head_dim), 17),
-        "k": subject.normal((batch, subject.heads, length, subject.head_dim), 18),
+        "x": case.normal((batch, length, case.hidden_dim), 16),
+        "q": case.normal((batch, case.heads, length, case.head_dim), 17),
+        "k": case.normal((batch, case.heads, length, case.head_dim), 18),
     }
     moved: Any = {name: a[..., order, :] for name, a in given.items()}
-    scheme, params = subject.scheme, subject.params
+    scheme, params = case.scheme, case.params
     wheres: tuple[Any, ...] = {"pos": pos}, {"pos": pos, "seg": seg}
     for where in wheres:
         there: Any = {name: a[:, order] for name, a in where.items()}
@@ -224,49 +224,49 @@ def features_follow_their_tokens(subject: Subject) -> None:
             require(one.keys() == other.keys(), f"{role}: {list(one)}, then {list(other)}")
             for name, array in one.items():
                 what = f"{name} of the {role}, {' and '.join(where)}"
-                assert_near(other[name], array[:, :, order], VALUES["float64"], what)
+                assert_near(other[name], array[:, :, order], VALUE_TOL["float64"], what)
 
 
 @law("scheme")
-def float32_is_float64_rounded(subject: Subject) -> None:
+def float32_is_float64_rounded(case: SchemeCase) -> None:
     """A bias, a transform and an embedding are right to float32 in contexts of 131072 tokens."""
-    low, high = (int(np.clip(end, -_CONTEXT, _CONTEXT)) for end in subject.reach)
+    low, high = (int(np.clip(end, -_CONTEXT, _CONTEXT)) for end in case.positions)
     rng = np.random.default_rng(12)
     pos = np.concatenate([[low, high, high - 1], rng.integers(low, high, 5), rng.integers(0, 9, 4)])
-    vectors = subject.normal((1, subject.heads, pos.size, subject.head_dim), 13)
-    wide = _widened(subject)
+    vectors = case.normal((1, case.heads, pos.size, case.head_dim), 13)
+    wide = _widened(case)
     for role in _ROLES:
-        tokens = subject.tokens(pos, role)
+        tokens = case.tokens(pos, role)
 
         def turned(times: float, tokens: Tokens = tokens) -> Host:
-            return wide.turned(times * vectors, tokens)
+            return wide.transform(times * vectors, tokens)
 
-        narrow = subject.turned(readonly(vectors.astype(np.float32)), tokens)
+        narrow = case.transform(readonly(vectors.astype(np.float32)), tokens)
         _require_rounded(narrow, turned(1), f"{role}, pos {pos}")
         _require_double(turned, f"{role}, pos {pos}")
-    if subject.params and posenc.embedding(subject.scheme, pos, subject.params) is not None:
+    if case.params and posenc.embedding(case.scheme, pos, case.params) is not None:
 
         def embedded(times: float) -> Host:  # without params it is float32 in any case
-            params = _widened(subject, times).params
-            return np.asarray(posenc.embedding(subject.scheme, pos, params))
+            params = _widened(case, times).params
+            return np.asarray(posenc.embedding(case.scheme, pos, params))
 
-        held = posenc.embedding(subject.scheme, pos, subject.params)
+        held = posenc.embedding(case.scheme, pos, case.params)
         _require_rounded(held, embedded(1), f"embedding, pos {pos}")
         _require_double(embedded, f"embedding, pos {pos}")
-    if subject.biased:
-        q, k = (subject.tokens(pos, role) for role in _ROLES)
+    if case.has_bias:
+        q, k = (case.tokens(pos, role) for role in _ROLES)
 
         def biased(times: float) -> Host:
-            return np.asarray(_widened(subject, times).tile(q, k, "float64"))
+            return np.asarray(_widened(case, times).bias(q, k, "float64"))
 
-        _require_rounded(subject.tile(q, k), biased(1), f"bias, pos {pos}")
+        _require_rounded(case.bias(q, k), biased(1), f"bias, pos {pos}")
         _require_double(biased, f"bias, pos {pos}")
 
 
-def _widened(subject: Subject, times: float = 1) -> Subject:
+def _widened(case: SchemeCase, times: float = 1) -> SchemeCase:
     """With params in float64, so many times as large."""
-    params = {name: np.asarray(times * a.astype(np.float64)) for name, a in subject.params.items()}
-    return replace(subject, params=params)
+    params = {name: np.asarray(times * a.astype(np.float64)) for name, a in case.params.items()}
+    return replace(case, params=params)
 
 
 def _require_double(of: Callable[[float], Host], what: str) -> None:
@@ -284,7 +284,7 @@ def _require_rounded(narrow: Any, wide: Any, what: str) -> None:
     require(np.array_equal(narrow == -np.inf, hidden), f"{what}: -inf in one of two floats alone")
     require(np.all(np.isfinite(narrow[~hidden])), f"{what}: not finite")
     apart = np.abs(np.subtract(narrow, wide, where=~hidden, out=np.zeros_like(wide)))
-    allowed = ROUNDED * np.maximum(1, np.abs(np.where(hidden, 0, wide)))
+    allowed = FLOAT32_TOL * np.maximum(1, np.abs(np.where(hidden, 0, wide)))
     excess = np.unravel_index(np.argmax(apart / allowed), apart.shape)
     found = f"float32 says {narrow[excess]:.9g}, float64 {wide[excess]:.9g}"
     require(np.all(apart <= allowed), f"{what}: {found}")

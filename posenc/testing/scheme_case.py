@@ -1,4 +1,4 @@
-"""A scheme, and what laws need to know to try it: sizes, params, positions it takes."""
+"""``SchemeCase``: a scheme with the sizes, params and positions that laws check it with."""
 
 from __future__ import annotations
 
@@ -18,114 +18,116 @@ from posenc.evaluate import as_column, as_row, bias_tile, has_features, has_tran
 from posenc.params import Features, Params, check_params, head_count, merge_constants
 from posenc.positions import MAX_POSITION, MIN_POSITION
 from posenc.protocol import PositionScheme, Role
+from posenc.testing.attention_case import AttentionCase
 from posenc.testing.framework import Host, readonly
-from posenc.testing.problem import Problem
 from posenc.testing.tokens import Tokens
 
-_HEADS, _DIM, _WIDTH = 4, 8, 16
-_LEAST = 20  # positions that a law may ask for
+_HEADS, _HEAD_DIM, _HIDDEN_DIM = 4, 8, 16
+_MIN_POSITIONS = 20  # a law may ask for so many
 _BATCH = 2
 _ROLES: tuple[Role, Role] = ("query", "key")
 
 
 @dataclass(frozen=True, eq=False)
-class Subject:
-    """A scheme that laws are tried on.
+class SchemeCase:
+    """A scheme and what laws need to check it.
 
     Parameters
     ----------
     scheme
         The scheme.
     head_dim
-        Channels of a head. Default: the ``head_dim`` of the scheme, or of a part of it, or 8.
-    width
-        Channels of the hidden states that its features take. Default: found by trying.
+        Channels of a head. Default: the field ``head_dim`` of the scheme, or of a part of it, or 8.
+    hidden_dim
+        Channels of the hidden states that its features take. Default: the size of its params that
+        ``hidden_features`` accepts.
     params
-        Learned arrays. Default: ``posenc.init_params``. Give others if first values say nothing,
-        as zeros do.
-    others
-        Schemes of the same kind that differ in a field. Default: one field at a time changed, where
-        it is a number, a flag, an enum or a ``Literal``; give them for fields of other kinds.
-    reach
-        Lowest and highest position that the scheme takes. Default: the widest that positions may
-        have, or ``0 .. max_len - 1`` of a scheme with a ``max_len``.
+        Learned arrays. Default: ``posenc.init_params``. Give others where initial values hide
+        mistakes, as zeros do.
+    variants
+        Schemes of the same class that differ in one field. Default: made by changing one field at a
+        time, if it is a number, a flag, an enum or a ``Literal``. Give them for other fields.
+    positions
+        Lowest and highest position that the scheme accepts. Default: ``0 .. max_len - 1`` of a
+        scheme with a field ``max_len``, else the whole range of positions.
     """
 
     scheme: PositionScheme
     head_dim: int = 0
-    width: int = 0
+    hidden_dim: int = 0
     params: Mapping[str, Host] = field(default_factory=dict)
-    others: tuple[PositionScheme, ...] = ()
-    reach: tuple[int, int] = (0, 0)
+    variants: tuple[PositionScheme, ...] = ()
+    positions: tuple[int, int] = (0, 0)
 
     def __post_init__(self) -> None:
         check_scheme(self.scheme)
         if not isinstance(self.scheme, PositionScheme):
             raise TypeError(f"scheme must inherit from posenc.PositionScheme: {self.scheme!r}")
-        for name in ("head_dim", "width"):
+        for name in ("head_dim", "hidden_dim"):
             check_count(name, getattr(self, name), least=0)
         own = dict(self.params) or posenc.init_params(self.scheme)
         check_params(self.scheme, own, xp=xp)
         settings = {
             "params": {name: readonly(value) for name, value in own.items()},
-            "head_dim": self.head_dim or min(_sizes(self.scheme, "head_dim"), default=_DIM),
+            "head_dim": self.head_dim or min(_sizes(self.scheme, "head_dim"), default=_HEAD_DIM),
         }
         for name, value in settings.items():
             object.__setattr__(self, name, value)
-        object.__setattr__(self, "width", self.width or hidden_width(self.scheme, own) or _WIDTH)
-        object.__setattr__(self, "reach", self._checked_reach())
+        width = self.hidden_dim or hidden_width(self.scheme, own) or _HIDDEN_DIM
+        object.__setattr__(self, "hidden_dim", width)
+        object.__setattr__(self, "positions", self._checked_positions())
 
     @property
     def heads(self) -> int:
-        """How many heads to try the scheme with: its own count where it has one."""
+        """Number of heads: that of the scheme where it has one."""
         return head_count(self.scheme) or _HEADS
 
     @property
     def reads_hidden(self) -> bool:
-        """Whether it has features of hidden states."""
+        """Whether the scheme computes features from hidden states."""
         return "hidden_features" in self.scheme.hooks()
 
     @cached_property
     def shares_keys(self) -> bool:
-        """Whether heads may share a key: not if each transforms it in a way of its own."""
+        """Whether heads may share keys (GQA): not if the transform has per-head params."""
         x = np.zeros((1, 1, 1, self.head_dim), np.float32)
         try:
-            return bool(self.turned(x, self.tokens(np.zeros(1, int), "key")).shape == x.shape)
+            return bool(self.transform(x, self.tokens(np.zeros(1, int), "key")).shape == x.shape)
         except ValueError:
             return False
 
-    def _checked_reach(self) -> tuple[int, int]:
-        """The range that is given, or the widest; a scheme that refuses it says why."""
-        low, high = self.reach
+    def _checked_positions(self) -> tuple[int, int]:
+        """The given or default range; raises if the scheme fails at its ends."""
+        low, high = self.positions
         if (low, high) == (0, 0):
             longest = min(_sizes(self.scheme, "max_len"), default=None)
             low, high = (MIN_POSITION, MAX_POSITION) if longest is None else (0, longest - 1)
-        if not (MIN_POSITION <= low <= 0 and _LEAST - 1 <= high <= MAX_POSITION):
+        if not (MIN_POSITION <= low <= 0 and _MIN_POSITIONS - 1 <= high <= MAX_POSITION):
             raise ValueError(
-                f"reach is {low} .. {high} for {self.scheme}, accepted: from -2**30 or 0 "
-                f"to {_LEAST - 1} .. 2**30 - 1, for which laws need max_len >= {_LEAST}"
+                f"positions are {low} .. {high} for {self.scheme}, accepted: from -2**30 or 0 "
+                f"to {_MIN_POSITIONS - 1} .. 2**30 - 1; laws need max_len >= {_MIN_POSITIONS}"
             )
         try:
-            self._answer(np.asarray([low, high]))
+            self._evaluate_at(np.asarray([low, high]))
         except IndexError as error:
             raise ValueError(
                 f"{self.scheme} fails at positions {low} and {high}: {error}. A scheme that takes "
-                "fewer has a field max_len, or tell Subject its reach=(lowest, highest)"
+                "fewer has a field max_len, or give SchemeCase positions=(lowest, highest)"
             ) from error
         except Exception:
-            return low, high  # what else is wrong, a law will say
+            return low, high  # a law reports any other error
         return low, high
 
-    def _answer(self, pos: Host) -> None:
-        """Ask all that depends on integer positions."""
+    def _evaluate_at(self, pos: Host) -> None:
+        """Evaluate everything that depends on integer positions."""
         posenc.embedding(self.scheme, pos, self.params)
         x = np.zeros((1, self.heads, pos.size, self.head_dim), np.float32)
-        self.turned(x, self.tokens(pos, "key"))
-        self.tile(pos, pos)
+        self.transform(x, self.tokens(pos, "key"))
+        self.bias(pos, pos)
 
-    def positions(self, rng: np.random.Generator, length: int | tuple[int, ...] = 0) -> Host:
-        """Positions of one axis: near, far and of every size between, repeated, in any order."""
-        low, high = self.reach
+    def draw_positions(self, rng: np.random.Generator, length: int | tuple[int, ...] = 0) -> Host:
+        """Positions of one axis: near, far and of all sizes between, with repeats, unsorted."""
+        low, high = self.positions
         length = length or int(rng.integers(1, 7))
         near = min(high, 8)
         spread = rng.integers(low, high, length, endpoint=True)
@@ -136,9 +138,9 @@ class Subject:
         return np.choose(rng.integers(3, size=length), [spread, close, sized])
 
     def tokens(self, pos: Host, role: Role, seed: int = 0) -> Tokens:
-        """Tokens at positions, with features of hidden states and vectors that ``seed`` draws.
+        """Tokens at positions; ``seed`` draws hidden states and vectors for their features.
 
-        Places of a scheme of several axes differ by axis: the positions, and those in other orders.
+        A scheme of several axes gets different coordinates per axis: rotations of the positions.
         """
         pos = readonly(pos)
         if self.scheme.axes == 1:
@@ -152,7 +154,7 @@ class Subject:
         found = posenc.features(
             self.scheme,
             {name: a.astype(np.float64) for name, a in self.params.items()},
-            x=self.normal((batch, length, self.width), seed + 21),
+            x=self.normal((batch, length, self.hidden_dim), seed + 21),
             q=self.normal(vectors, seed + 22),
             k=self.normal(vectors, seed + 23),
             pos=pos,
@@ -161,14 +163,14 @@ class Subject:
         own = {name: readonly(a.astype(np.float32)) for name, a in found.items()}
         return Tokens(role, pos, own, places)
 
-    def draw(
+    def draw_tokens(
         self, rng: np.random.Generator, role: Role, length: int | tuple[int, ...] = 0
     ) -> Tokens:
         """Tokens at positions of every size."""
-        return self.tokens(self.positions(rng, length), role)
+        return self.tokens(self.draw_positions(rng, length), role)
 
-    def turned(self, x: Host, tokens: Tokens, params: Mapping[str, Host] | None = None) -> Host:
-        """Queries or keys as seen from where tokens are."""
+    def transform(self, x: Host, tokens: Tokens, params: Mapping[str, Host] | None = None) -> Host:
+        """Queries or keys ``x (B, H, L, D)``, transformed at the positions of ``tokens``."""
         given = self.params if params is None else params
         features = tokens.features if has_transform(self.scheme) else {}
         return np.asarray(
@@ -178,35 +180,35 @@ class Subject:
             )
         )  # fmt: skip
 
-    def whole(self, dtype: str = "float32") -> Params:
-        """Learned arrays and constants, whole."""
+    def whole_params(self, dtype: str = "float32") -> Params:
+        """Learned arrays and constants, with all heads."""
         real = np.dtype(dtype)
         arrays = merge_constants(self.scheme, self.params, dtype=real, device="cpu", xp=xp)
         return Params({name: readonly(a) for name, a in arrays.items()}, real)
 
-    def of_head(
+    def head_params(
         self,
         head: int,
         dtype: str = "float32",
         query: Features | None = None,
         key: Features | None = None,
     ) -> Params:
-        """What one head sees: its numbers 0-d, its row of a table; features as they are given."""
+        """Params of one head: per-head scalars 0-d, its row of a table; features as given."""
         specs = self.scheme.param_specs()
-        arrays = self.whole(dtype)
+        arrays = self.whole_params(dtype)
         own = {
             name: a if name in specs and not specs[name].per_head else readonly(a[head])
             for name, a in arrays.items()
         }
         return Params(own, arrays.dtype, query or Features({}, "query"), key or Features({}, "key"))
 
-    def tile(self, q: Tokens | Host, k: Tokens | Host, dtype: str = "float32") -> Host | None:
+    def bias(self, q: Tokens | Host, k: Tokens | Host, dtype: str = "float32") -> Host | None:
         """The bias of every head ``(H, Q, K)``, or ``(B, H, Q, K)`` for ``(B, L)``; None without
         one. Positions stand for tokens of ``tokens``.
         """
         q = q if isinstance(q, Tokens) else self.tokens(q, "query")
         k = k if isinstance(k, Tokens) else self.tokens(k, "key")
-        arrays, at = self.whole(dtype), (as_column(readonly(q.pos)), as_row(readonly(k.pos)))
+        arrays, at = self.whole_params(dtype), (as_column(readonly(q.pos)), as_row(readonly(k.pos)))
         sides = {"query": q.seen(arrays.dtype), "key": k.seen(arrays.dtype)}
         found = bias_tile(self.scheme, *at, arrays, dtype=arrays.dtype, xp=xp, **sides)
         if found is None:
@@ -217,10 +219,10 @@ class Subject:
         return whole if 2 in (q.pos.ndim, k.pos.ndim) else whole[0]
 
     @cached_property
-    def biased(self) -> bool:
+    def has_bias(self) -> bool:
         """Whether it has a bias."""
         one = np.zeros(1, np.int64)
-        return self.tile(one, one) is not None
+        return self.bias(one, one) is not None
 
     def normal(self, shape: tuple[int, ...], seed: int) -> Host:
         """Independent normal values, read-only, that half precision holds exactly."""
@@ -239,28 +241,28 @@ class Subject:
         kv = (batch, count // shared, k_len, self.head_dim)
         shapes = {"q": (batch, count, q_len, self.head_dim), "k": kv, "v": kv}
         found = {name: self.normal(shape, n) for n, (name, shape) in enumerate(shapes.items())}
-        return found | {"x": self.normal((batch, k_len, self.width), 3)}
+        return found | {"x": self.normal((batch, k_len, self.hidden_dim), 3)}
 
-    def problem(self, tensors: Mapping[str, Host], **options: Any) -> Problem:
+    def call(self, tensors: Mapping[str, Host], **options: Any) -> AttentionCase:
         """A call of attention with this scheme and these params."""
-        return Problem(self.scheme, tensors, self.params, options)
+        return AttentionCase(self.scheme, tensors, self.params, options)
 
-    def hidden(self, x: Host) -> dict[str, Host]:
+    def query_hidden(self, x: Host) -> dict[str, Host]:
         """Hidden states of the queries' tokens, as positions need them to be given; if any are."""
         return {"q_x": x} if self.reads_hidden else {}
 
-    def variants(self) -> Iterator[tuple[str, PositionScheme]]:
+    def named_variants(self) -> Iterator[tuple[str, PositionScheme]]:
         """Schemes that differ in a field, by its name: those given, or one number at a time."""
-        if self.others:
-            yield from ((repr(other), other) for other in self.others)
+        if self.variants:
+            yield from ((repr(other), other) for other in self.variants)
             return
-        yield from self._varied(compared=True)
+        yield from self._changed_schemes(compared=True)
 
-    def uncompared(self) -> Iterator[tuple[str, PositionScheme]]:
+    def variants_of_uncompared_fields(self) -> Iterator[tuple[str, PositionScheme]]:
         """Schemes that differ in a field that ``==`` does not look at, one at a time."""
-        yield from self._varied(compared=False)
+        yield from self._changed_schemes(compared=False)
 
-    def _varied(self, *, compared: bool) -> Iterator[tuple[str, PositionScheme]]:
+    def _changed_schemes(self, *, compared: bool) -> Iterator[tuple[str, PositionScheme]]:
         own = [each for each in fields(cast(Any, self.scheme)) if each.init]
         own = [each for each in own if each.compare is compared]
         hints = get_type_hints(type(self.scheme)) if own else {}

@@ -19,7 +19,7 @@ _KEPT = 64  # functions, for their compiled programs
 
 
 @dataclass(frozen=True)
-class Problem:
+class AttentionCase:
     """Arguments of one call.
 
     Parameters
@@ -52,14 +52,14 @@ class Problem:
     ) -> Host:
         """``(B, H, Q, Dv)`` as float64, of tensors and params cast to ``dtype``.
 
-        Params stay at least float32. By default compiled as ``framework.usual`` has it.
+        Params stay at least float32. By default compiled as ``framework.default_compiler`` has it.
 
         Raises
         ------
         NotImplementedError
             The implementation cannot serve the call.
         """
-        compiler = framework.usual if compiler is None else compiler
+        compiler = framework.default_compiler if compiler is None else compiler
         function, cast = self._function(framework, implementation), self._cast(dtype)
         answer = framework.evaluate(function, self._arrays(), cast=cast, compiler=compiler)
         return _values(answer, dtype)
@@ -73,7 +73,7 @@ class Problem:
     def log_sum_exp(self, framework: Framework, implementation: str) -> Host:
         """The log-sum-exp ``(B, H, Q)`` that float32 gives, as float64."""
         function, cast = self._function(framework, implementation, lse=True), self._cast("float32")
-        compiler = framework.usual
+        compiler = framework.default_compiler
         answer = framework.evaluate(function, self._arrays(), cast=cast, compiler=compiler)
         return _values(answer, "float32")
 
