@@ -1,8 +1,8 @@
-"""A small decoder in JAX that takes any scheme, or a list of them by layer.
+"""A small decoder in JAX that takes any scheme, or a list of schemes by layer.
 
-``Positions`` is a pytree among the params: it adds an embedding once and holds one T5 table for all
-layers. ``param_labels`` tells which params are positions', and these learn at a rate of their own;
-with Optax it is the second argument of ``multi_transform``.
+``Positions`` is a pytree among the params. It adds an embedding once and holds one T5 table for all
+layers. ``param_labels`` says which params are position params, so they can have their own learning
+rate. With Optax it is the second argument of ``multi_transform``.
 """
 
 from pathlib import Path
@@ -21,13 +21,13 @@ SHAPES = {"qkv": (DIM, 3 * DIM), "out": (DIM, DIM), "up": (DIM, 4 * DIM), "down"
 
 
 def first_params(scheme, key):
-    def drawn(shape):
+    def draw(shape):
         return np.float32(rng.standard_normal(shape) / shape[0] ** 0.5)
 
     rng = np.random.default_rng(0)
-    blocks = [{name: drawn(shape) for name, shape in SHAPES.items()} for _ in range(LAYERS)]
+    blocks = [{name: draw(shape) for name, shape in SHAPES.items()} for _ in range(LAYERS)]
     positions = posenc_jax.Positions.init(scheme, LAYERS, key)
-    return {"tokens": drawn((256, DIM)), "blocks": blocks, "positions": positions}
+    return {"tokens": draw((256, DIM)), "blocks": blocks, "positions": positions}
 
 
 def block(w, x, position):
@@ -53,7 +53,7 @@ def step(params, tokens):
 
 
 def main():
-    t5 = posenc.T5Bias(HEADS, causal=True, max_distance=LENGTH)  # no bucket unseen in training
+    t5 = posenc.T5Bias(HEADS, causal=True, max_distance=LENGTH)  # training uses every bucket
     params, rng = first_params(t5, jax.random.key(0)), np.random.default_rng(1)
     for n in range(STEPS):
         starts = rng.integers(0, len(TEXT) - LENGTH, (8, 1))

@@ -1,6 +1,6 @@
-"""A small decoder in PyTorch that takes any scheme, or a list of them by layer.
+"""A small decoder in PyTorch that takes any scheme, or a list of schemes by layer.
 
-``Positions`` adds an embedding once and holds one T5 table for all layers; ``param_groups`` gives
+``Positions`` adds an embedding once and holds one T5 table for all layers. ``param_groups`` gives
 position params the learning rate that they need.
 """
 
@@ -18,7 +18,7 @@ TEXT = torch.frombuffer(bytearray(Path(__file__).read_bytes()), dtype=torch.uint
 
 
 class Block(nn.Module):
-    """Pre-norm attention and MLP; positions come with the call."""
+    """Pre-norm attention and MLP; ``forward`` receives the layer's ``Position``."""
 
     def __init__(self):
         super().__init__()
@@ -51,7 +51,7 @@ class Decoder(nn.Module):
 
 
 def main():
-    t5 = posenc.T5Bias(HEADS, causal=True, max_distance=LENGTH)  # no bucket unseen in training
+    t5 = posenc.T5Bias(HEADS, causal=True, max_distance=LENGTH)  # training uses every bucket
     for scheme in (t5, [posenc.RoPE(DIM // HEADS), posenc.NoPE()]):
         torch.manual_seed(0)
         model = Decoder(scheme)

@@ -1,8 +1,8 @@
 """A static cache of keys and values: prompts of different lengths, one compiled step, any scheme.
 
-Slot ``p`` of the cache holds the token at position ``p``. A query at position ``p`` sees slots
-``0 .. p`` because attention is causal, so what was never written, or stands there from a padded
-prompt, needs no mask of its own. Prefill and decoding are one function of tokens and positions.
+Slot ``p`` of the cache holds the token at position ``p``. Attention is causal, so a query at
+position ``p`` sees slots ``0 .. p``. Slots that were never written, or that hold the padding of a
+prompt, need no extra mask. Prefill and decoding are one function of tokens and positions.
 """
 
 import warnings
@@ -18,7 +18,7 @@ PROMPTS = [torch.arange(7), torch.arange(20, 23), torch.arange(40, 52)]
 
 
 class Decoder(nn.Module):
-    """One layer of attention between an embedding of tokens and their logits."""
+    """Token embedding, one attention layer, logits."""
 
     def __init__(self, scheme, implementation="sdpa"):
         super().__init__()
@@ -29,38 +29,38 @@ class Decoder(nn.Module):
         self.position = posenc_torch.Position(scheme)
 
     def forward(self, tokens, pos, cache=None):
-        """Logits ``(B, L, 64)`` of tokens at positions, both ``(B, L)``."""
+        """Logits ``(B, L, 64)`` of tokens at positions ``pos``, both ``(B, L)``."""
         x = self.position.embed(self.tokens(tokens), pos)
         q, k, v = self.qkv(x).unflatten(-1, (3, HEADS, DIM)).permute(2, 0, 3, 1, 4)
-        where = {"q_pos": pos, "k_pos": pos}
+        positions = {"q_pos": pos, "k_pos": pos}
         if cache is not None:
-            # Turned once, when it is written: at any later step a key stands where it stood.
+            # Keys are transformed once, when they are written: their positions do not change.
             scheme, params = self.position.scheme, self.position.params
             k = posenc.transform(scheme, k, pos, role="key", params=params)
             k, v = write(cache, k, v, pos)
             slots = torch.arange(k.shape[2], device=pos.device)
-            where = {"q_pos": pos, "k_pos": slots, "k_transformed": True}
+            positions = {"q_pos": pos, "k_pos": slots, "k_transformed": True}
         out = self.position.attend(
-            q, k, v, causal=True, implementation=self.implementation, **where
+            q, k, v, causal=True, implementation=self.implementation, **positions
         )
         return self.logits(x + out.transpose(1, 2).flatten(2))
 
 
 def empty_cache(batch):
-    # Zeros: in memory as it was found there may be NaN, and a weight of 0 times NaN is NaN.
+    # Zeros, because uninitialised memory may hold NaN, and a weight of 0 times NaN is NaN.
     return torch.zeros(2, batch, HEADS, SLOTS, DIM)
 
 
 def write(cache, k, v, pos):
-    """Keys and values into the slots of their positions, in place; the cache."""
+    """Write keys and values into the slots of their positions, in place; return the cache."""
     rows = torch.arange(len(pos), device=pos.device)[:, None]
     for memory, new in zip(cache, (k, v), strict=True):
         memory[rows, :, pos] = new.transpose(1, 2)
     return cache
 
 
-class Counting:
-    """A backend of torch.compile that counts the graphs and runs them as they are."""
+class CountingBackend:
+    """A backend of torch.compile that counts graphs and runs them unchanged."""
 
     graphs = 0
 
@@ -71,42 +71,42 @@ class Counting:
 
 @torch.no_grad()
 def generate(model, prompts, steps, backend):
-    """The most likely next tokens of every prompt, and the logits that they were read from."""
+    """Greedy decoding: the next tokens of every prompt, and their logits."""
     cache = empty_cache(len(prompts))
     lengths = torch.tensor([len(p) for p in prompts])
     padded = nn.utils.rnn.pad_sequence(prompts, batch_first=True)
     logits = model(padded, torch.arange(padded.shape[1]).expand(padded.shape), cache)
     logits = logits[torch.arange(len(prompts)), lengths - 1][:, None]
     step = torch.compile(model, fullgraph=True, backend=backend)
-    found, pos = [logits], lengths[:, None]
+    all_logits, pos = [logits], lengths[:, None]
     for _ in range(steps):
         logits = step(logits.argmax(-1), pos, cache)
-        found.append(logits)
+        all_logits.append(logits)
         pos = pos + 1
-    logits = torch.cat(found, dim=1)
+    logits = torch.cat(all_logits, dim=1)
     return logits.argmax(-1), logits
 
 
 @torch.no_grad()
-def alone(model, prompt, answer):
-    """The same logits from one sequence as a whole, without a cache."""
+def without_cache(model, prompt, answer):
+    """The same logits from one call on the whole sequence, without a cache."""
     tokens = torch.cat([prompt, answer])[None]
     return model(tokens, torch.arange(tokens.shape[1])[None])[0, len(prompt) - 1 : -1]
 
 
 def main():
-    # Dynamo traces cached look-ups of array_api_compat, and says so; their result is the same.
+    # Dynamo traces cached look-ups of array_api_compat and warns; the result is the same.
     warnings.filterwarnings("ignore", message="Dynamo detected a call to a `functools.lru_cache`")
     for scheme in (posenc.ALiBi(HEADS), posenc.RoPE(DIM)):
         torch.manual_seed(0)
-        model, backend = Decoder(scheme), Counting()
+        model, backend = Decoder(scheme), CountingBackend()
         answers, logits = generate(model, PROMPTS, STEPS, backend)
         print(scheme)
         print(f"  compiled {backend.graphs} time in {STEPS} steps")
         for prompt, answer, one in zip(PROMPTS, answers, logits, strict=True):
-            whole = alone(model, prompt, answer)
+            whole = without_cache(model, prompt, answer)
             same = torch.allclose(one, whole, atol=1e-5)
-            print(f"  prompt of {len(prompt):2}: as the whole computed at once: {same}")
+            print(f"  prompt of {len(prompt):2}: equal without a cache: {same}")
 
 
 if __name__ == "__main__":

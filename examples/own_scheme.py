@@ -1,7 +1,7 @@
-"""A positional encoding of your own, in one file: KERPLE's logarithmic form.
+"""Your own positional encoding in one file: KERPLE's logarithmic form.
 
 ``bias = -p * log(1 + a * |i - j|)``, with ``a`` and ``p`` positive and learned per head (Chi et al.
-2022, arXiv 2205.09921). Nothing here knows a framework, a batch, a cache or a mask.
+2022, arXiv 2205.09921). The code needs no framework, batch, cache or mask.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ import posenc
 
 @dataclass(frozen=True)
 class KerpleLog(posenc.PositionScheme):
-    """``-p log(1 + a |i - j|)``; params are logarithms, which keeps both positive."""
+    """``-p log(1 + a |i - j|)``. Params are logarithms, so p and a stay positive."""
 
     relative: ClassVar[bool] = True
     paper: ClassVar[str] = "Chi et al. 2022, arXiv 2205.09921"
@@ -37,11 +37,11 @@ def main():
     whole = posenc.attention(q, k, v, scheme, params, causal=True)
     last = posenc.attention(q[:, :, -1:], k, v, scheme, params, causal=True)
     print("bias of head 1 at the last query:", posenc.bias(scheme, *last_and_all(6), params)[0])
-    print("decoding gives the last row of the whole:", np.allclose(whole[:, :, -1:], last))
+    print("decoding gives the last row:", np.allclose(whole[:, :, -1:], last))
 
 
 def last_and_all(length):
-    """Positions of the last query, and of all keys."""
+    """Positions of the last query and of all keys."""
     return np.arange(length)[-1:], np.arange(length)
 
 

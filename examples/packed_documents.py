@@ -1,4 +1,4 @@
-"""Packed documents and left padding: the same numbers as each document by itself."""
+"""Packed documents and left padding give the same result as each document on its own."""
 
 import numpy as np
 

@@ -1,9 +1,9 @@
-"""Paged attention: sequences share one pool of pages, and positions and segments say whose it is.
+"""Paged attention: sequences share one pool of pages; positions and segments say which is whose.
 
-A slot of the pool has a position, that of its page in its sequence, and a segment, the sequence
-that owns it. Both are written when a page is given out; attention needs no other page table. A
-query sees its own segment up to its own position: not the pages of others, nor free ones, nor what
-an earlier owner left in a slot that is still to be written.
+A slot of the pool has a position in its sequence, and a segment: the sequence that owns it. Both
+are written when a page is allocated; attention needs no other page table. A query sees its own
+segment up to its own position. It sees neither the pages of other sequences nor free pages. It does
+not see what an earlier owner left in a slot that is not yet written.
 """
 
 import torch
@@ -16,18 +16,18 @@ PAGE, PAGES, FREE = 128, 8, -1
 
 
 class Pool:
-    """Keys, already transformed, and values of many sequences, in pages."""
+    """Transformed keys, and values, of many sequences, in pages."""
 
     def __init__(self, scheme):
         self.scheme = scheme
         self.k, self.v = torch.zeros(2, 1, KV_HEADS, PAGES * PAGE, DIM)
         self.pos = torch.zeros(PAGES * PAGE, dtype=torch.int32)
         self.seg = torch.full((PAGES * PAGE,), FREE)
-        self.free = [2, 7, 0, 5, 3, 6, 1, 4]  # given out from the end; any order will do
+        self.free = [2, 7, 0, 5, 3, 6, 1, 4]  # allocated from the end; any order works
         self.pages, self.length = {}, {}
 
     def append(self, owner, k, v):
-        """Keys and values ``(Hk, L, D)`` of the next tokens of a sequence."""
+        """Add keys and values ``(Hk, L, D)`` of the next tokens of a sequence."""
         pages, start = self.pages.setdefault(owner, []), self.length.get(owner, 0)
         self.length[owner] = end = start + k.shape[1]
         while len(pages) * PAGE < end:
@@ -41,48 +41,48 @@ class Pool:
         self.v[0, :, slots] = v
 
     def release(self, owner):
-        """All pages of a sequence, free for others; what they hold stays."""
+        """Free all pages of a sequence; their contents stay."""
         for page in self.pages.pop(owner):
             self.seg[slots_of(page)] = FREE
             self.free.append(page)
         del self.length[owner]
 
-    def where(self, owners):
-        """Positions and segments of one query a sequence, its last token, and of the pool."""
+    def tokens(self, owners):
+        """Positions and segments of the pool, and of one query per sequence, its last token."""
         last = torch.tensor([[self.length[owner] - 1] for owner in owners])
         own = torch.tensor(owners)[:, None]
         return {"q_pos": last, "k_pos": self.pos, "q_seg": own, "k_seg": self.seg}
 
-    def attend(self, q, where):
-        """One query each, ``(B, H, 1, D)``, of any sequences, in one call."""
+    def attend(self, q, tokens):
+        """Attention of one query per sequence, ``(B, H, 1, D)``, in one call."""
         k, v = (a.expand(len(q), -1, -1, -1) for a in (self.k, self.v))  # a view, not a copy
         options = {"causal": True, "k_transformed": True}
-        return posenc_torch.attention(q, k, v, self.scheme, **options, **where)
+        return posenc_torch.attention(q, k, v, self.scheme, **options, **tokens)
 
 
 def slots_of(page):
     return slice(page * PAGE, (page + 1) * PAGE)
 
 
-def more(pool, texts, owner, length):
-    """Some more keys and values of a sequence, for the pool and for our own record."""
+def extend(pool, texts, owner, length):
+    """Draw more keys and values of a sequence; add them to the pool and to ``texts``."""
     new = torch.randn(2, KV_HEADS, length, DIM)
     pool.append(owner, *new)
     texts[owner] = torch.cat([texts[owner], new], dim=2) if owner in texts else new
 
 
-def show(pool, texts, where=None):
-    """Attention of the last token of every sequence, from the pool and from itself alone."""
-    where = where or pool.where(list(texts))
+def show(pool, texts, tokens=None):
+    """Compare attention of every sequence's last token in the pool and on its own."""
+    tokens = tokens or pool.tokens(list(texts))
     q = torch.randn(len(texts), HEADS, 1, DIM)
-    found = pool.attend(q, where)
-    blocks = posenc_torch.block_mask(1, PAGES * PAGE, causal=True, **where).kv_num_blocks
+    out = pool.attend(q, tokens)
+    blocks = posenc_torch.block_mask(1, PAGES * PAGE, causal=True, **tokens).kv_num_blocks
     for row, (owner, (k, v)) in enumerate(texts.items()):
         one = q[row : row + 1], k[None], v[None]
         alone = posenc_torch.attention(*one, pool.scheme, causal=True)
         print(
             f"  {k.shape[1]:3} tokens in pages {pool.pages[owner]!s:12} "
-            f"as alone: {torch.allclose(found[row], alone[0], atol=1e-5)}; "
+            f"equal to the sequence alone: {torch.allclose(out[row], alone[0], atol=1e-5)}; "
             f"blocks that FlexAttention reads: {int(blocks[row])} of {PAGES}"
         )
 
@@ -93,28 +93,28 @@ def main():
         print(scheme)
         pool, texts = Pool(scheme), {}
         for owner, length in enumerate([300, 100, 200]):
-            more(pool, texts, owner, length)
+            extend(pool, texts, owner, length)
         show(pool, texts)
 
-        print("  one is done, another takes its page, the first needs one more")
+        print("  one sequence ends, another takes its page, the first needs one more page")
         pool.release(1)
         del texts[1]
-        more(pool, texts, 3, 250)
+        extend(pool, texts, 3, 250)
         for _ in range(90):
-            more(pool, texts, 0, 1)
+            extend(pool, texts, 0, 1)
         show(pool, texts)
 
-    print("a prefix of two sequences, kept once")
+    print("a prefix that two sequences share is stored once")
     pool, texts = Pool(scheme), {}
-    more(pool, texts, 0, PAGE)
+    extend(pool, texts, 0, PAGE)
     pool.pages[1], pool.length[1], texts[1] = pool.pages[0][:], PAGE, texts[0]
-    more(pool, texts, 0, 50)
-    more(pool, texts, 1, 20)
-    # A slot of two owners: each sequence is told its own segments, (B, pool) instead of (pool,).
-    where = pool.where([0, 1])
-    where["k_seg"] = pool.seg.repeat(2, 1)
-    where["k_seg"][1, slots_of(pool.pages[1][0])] = 1
-    show(pool, texts, where)
+    extend(pool, texts, 0, 50)
+    extend(pool, texts, 1, 20)
+    # Slots with two owners: segments per sequence, (B, pool) instead of (pool,).
+    tokens = pool.tokens([0, 1])
+    tokens["k_seg"] = pool.seg.repeat(2, 1)
+    tokens["k_seg"][1, slots_of(pool.pages[1][0])] = 1
+    show(pool, texts, tokens)
 
 
 if __name__ == "__main__":

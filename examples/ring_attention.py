@@ -1,8 +1,8 @@
-"""Ring attention: one training step over a mesh of data x context gives the numbers of one device.
+"""Ring attention: a training step on a mesh of data x context gives the result of one device.
 
-A device holds some sequences, and of each some tokens. Keys and values go round the devices that
-share a sequence, and their positions with them. So any layout of tokens will do. The zig-zag one
-gives every device the same work under a causal mask.
+A device holds some sequences, and some tokens of each. Keys, values and their positions travel
+around the devices that share a sequence, so any layout of tokens works. The zig-zag layout gives
+every device the same work under a causal mask.
 """
 
 import os
@@ -20,8 +20,8 @@ import posenc_jax
 
 DATA, CONTEXT = 2, 4
 BATCH, LENGTH, HEADS, DIM = 4, 32, 4, 8
-SCHEME = posenc.T5Bias(num_heads=HEADS)
-TOKENS = PartitionSpec("data", "context")  # how (B, L, ...) is spread
+SCHEME = posenc.T5Bias(num_heads=HEADS, causal=True)
+TOKENS = PartitionSpec("data", "context")  # how (B, L, ...) is sharded
 
 
 def first_weights(key):
@@ -46,7 +46,7 @@ def loss_of_one(weights, x, y):
 
 
 def loss_of_shards(weights, x, y, pos):
-    """What runs on each device, with its part of x, y and pos; weights are whole everywhere."""
+    """Loss on each device, from its shard of x, y and pos; weights are replicated."""
     attend = partial(posenc_jax.ring_attention, axis_name="context", q_pos=pos, k_pos=pos)
     loss = jnp.mean((layer(weights, x, attend) - y) ** 2)
     return jax.lax.pmean(loss, ("data", "context"))
@@ -70,24 +70,24 @@ def work():
     specs = (PartitionSpec(), TOKENS, TOKENS, PartitionSpec("context"))
     loss = jax.shard_map(loss_of_shards, mesh=mesh, in_specs=specs, out_specs=PartitionSpec())
     batch = x[:, order], y[:, order], jnp.asarray(order)
-    found, weights_of_shards = jax.jit(partial(step, loss))(weights, *batch)
+    sharded, weights_of_shards = jax.jit(partial(step, loss))(weights, *batch)
 
     print(f"{DATA} x {CONTEXT} devices, tokens of the first: {order[: LENGTH // CONTEXT]}")
-    print(f"loss {found:.6f}, of one device {expected:.6f}")
+    print(f"loss {sharded:.6f}, on one device {expected:.6f}")
     for name in weights:
-        near = jax.tree.map(
+        equal = jax.tree.map(
             partial(np.allclose, atol=1e-6), weights_of_shards[name], weights_of_one[name]
         )
-        print(f"{name} after the step equal to one device: {all(jax.tree.leaves(near))}")
+        print(f"{name} equal to one device after the step: {all(jax.tree.leaves(equal))}")
 
 
 def main():
-    """In a process with as many host devices, because JAX counts its devices once."""
+    """Run in a process with enough host devices, because JAX counts its devices once."""
     flags = f"--xla_force_host_platform_device_count={DATA * CONTEXT}"
     env = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run([sys.executable, __file__, "work"], env=env, stdout=-1, text=True)
-    done.check_returncode()
-    print(done.stdout, end="")
+    result = subprocess.run([sys.executable, __file__, "work"], env=env, stdout=-1, text=True)
+    result.check_returncode()
+    print(result.stdout, end="")
 
 
 if __name__ == "__main__":

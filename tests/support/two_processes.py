@@ -152,7 +152,7 @@ KINDS = {"wrapped": wrapped, "laid_out": laid_out, "context": context}
 def work(rank, folder, asked):
     """Compute all that is asked for; an error is kept as the result of its own."""
     torch.set_num_threads(1)
-    EXAMPLE["meet"](rank, folder)
+    EXAMPLE["join"](rank, folder)
     found = {}
     for kind, *at in asked:
         try:
