@@ -101,10 +101,10 @@ def page(panels: Sequence[Panel], title: str, lines: Sequence[str], form: str = 
     top.text(0.01, 1 - 0.38 / head, "\n".join(lines), fontsize=9, color="0.3", **plain)
     for row, (_, paint) in zip(rows, panels, strict=True):
         paint(row)
-    return encoded(figure, form)
+    return encode(figure, form)
 
 
-def encoded(figure: Figure, form: str) -> bytes:
+def encode(figure: Figure, form: str) -> bytes:
     """A figure in one of FORMATS: the same bytes each time, and fonts that journals accept."""
     import matplotlib as mpl
 

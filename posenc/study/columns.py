@@ -1,4 +1,4 @@
-"""Columns of text that fit a terminal."""
+"""Columns of text, aligned and fitted to a terminal."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ Lines = Sequence[Sequence[str]]
 _GAP = "  "
 
 
-def aligned(lines: Lines, width: int | None = None) -> str:
-    """The first line as a head over a rule; names to the left, numbers to the right.
+def align(lines: Lines, width: int | None = None) -> str:
+    """Lines as columns: the first line is a header over a rule; names left, numbers right.
 
-    Lines wider than ``width`` lose the spaces around ``±``. What is still too wide becomes several
-    blocks of columns, each with the names again; a long name goes on below.
+    Lines wider than ``width`` lose the spaces around ``±``. A table that is still too wide becomes
+    several blocks of columns. Each block repeats the names, and long names wrap onto more lines.
     """
-    if width is None or _wide(lines) <= width:
+    if width is None or _total_width(lines) <= width:
         return _block(lines)
     tight = [[cell.replace(" ± ", "±") for cell in line] for line in lines]
-    if _wide(tight) <= width:
+    if _total_width(tight) <= width:
         return _block(tight)
-    longer = [below for line in tight for below in _wrapped(line, max(20, width // 3))]
-    return "\n\n".join(_block(part) for part in _parts(longer, width))
+    wrapped = [row for line in tight for row in _wrap_name(line, max(20, width // 3))]
+    return "\n\n".join(_block(part) for part in _column_blocks(wrapped, width))
 
 
-def shortened(text: str, width: int) -> str:
+def shorten(text: str, width: int) -> str:
     """The text, or its beginning and an ellipsis."""
     return text if len(text) <= width else f"{text[: max(0, width - 1)]}…"
 
@@ -34,7 +34,7 @@ def _widths(lines: Lines) -> list[int]:
     return [max(map(len, column)) for column in zip(*lines, strict=True)]
 
 
-def _wide(lines: Lines) -> int:
+def _total_width(lines: Lines) -> int:
     widths = _widths(lines)
     return sum(widths) + len(_GAP) * (len(widths) - 1)
 
@@ -48,23 +48,24 @@ def _block(lines: Lines) -> str:
     return "\n".join([shown[0], "-" * max(map(len, shown)), *shown[1:]])
 
 
-def _wrapped(line: Sequence[str], room: int) -> Iterator[Sequence[str]]:
-    # Textwrap breaks at spaces, a label also after its signs.
+def _wrap_name(line: Sequence[str], room: int) -> Iterator[Sequence[str]]:
+    """The line with its name wrapped: further lines hold the rest of the name."""
+    # textwrap breaks at spaces; a label may also break after "," and "+".
     spaced = re.sub(r"([,+])(?=\S)", r"\1\0 ", line[0])
-    below = textwrap.wrap(spaced, room, subsequent_indent=_GAP, break_on_hyphens=False)
-    names = [name.replace("\0 ", "").replace("\0", "") for name in below] or [""]
+    pieces = textwrap.wrap(spaced, room, subsequent_indent=_GAP, break_on_hyphens=False)
+    names = [name.replace("\0 ", "").replace("\0", "") for name in pieces] or [""]
     yield [names[0], *line[1:]]
     yield from ([name, *[""] * len(line[1:])] for name in names[1:])
 
 
-def _parts(lines: Lines, width: int) -> Iterator[Lines]:
-    """Equal numbers of columns beside the names: as many as fit, and one at least."""
+def _column_blocks(lines: Lines, width: int) -> Iterator[Lines]:
+    """Blocks of the names and an equal number of columns: as many as fit, at least one."""
     columns = len(lines[0]) - 1
 
     def cut(size: int) -> list[Lines]:
         starts = range(1, columns + 1, size)
         return [[[line[0], *line[n : n + size]] for line in lines] for n in starts]
 
-    fitting = [n for n in range(1, columns + 1) if max(map(_wide, cut(n))) <= width]
+    fitting = [n for n in range(1, columns + 1) if max(map(_total_width, cut(n))) <= width]
     blocks = len(cut(max(fitting, default=1)))
     yield from cut(-(-columns // blocks))

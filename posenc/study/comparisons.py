@@ -1,4 +1,4 @@
-"""Differences and p values of a study as a CSV: what the report says in words, for other programs.
+"""Differences and p values of a study as a CSV, for other programs; the report has them in words.
 
 A row compares a scheme with the reference at one length, or with itself at the training length.
 """
@@ -10,11 +10,10 @@ import io
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from posenc.study.statistics import Difference, Records, lengths
+from posenc.study.statistics import Difference, Records, Summary, lengths
 from posenc.study.tables import (
     GROWTH,
     PROTOCOLS,
-    Study,
     differences,
     end_lengths,
     growth,
@@ -37,26 +36,28 @@ COLUMNS = (
 )
 
 
-def comparisons_csv(study: Study, records: Records) -> str:
-    """All comparisons at every evaluation length, a row each."""
+def comparisons_csv(summary: Summary, records: Records) -> str:
+    """All comparisons at every evaluation length, one row each."""
     file = io.StringIO()
     writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows(study, records))
+    writer.writerows(rows(summary, records))
     return file.getvalue()
 
 
-def rows(study: Study, records: Records) -> Iterator[dict[str, Any]]:
-    """As in ``COLUMNS``: first against the reference, length by length, then growth."""
-    name = reference(study)
+def rows(summary: Summary, records: Records) -> Iterator[dict[str, Any]]:
+    """Rows by ``COLUMNS``: first against the reference, length by length, then growth."""
+    name = reference(summary)
     for protocol in PROTOCOLS:
         for length in lengths(records, protocol):
-            found = differences(study, records, protocol, length)
+            results = differences(summary, records, protocol, length)
             at = {"protocol": protocol, "eval_len": length, "against_len": length}
-            yield from (_row(one, {**at, "scheme": s, "against": name}) for s, one in found.items())
+            yield from (
+                _row(one, {**at, "scheme": s, "against": name}) for s, one in results.items()
+            )
     for protocol in PROTOCOLS:
-        for scheme, one in growth(study, records, protocol).items():
-            short, long = end_lengths(study, records, protocol)
+        for scheme, one in growth(summary, records, protocol).items():
+            short, long = end_lengths(summary, records, protocol)
             at = {"protocol": protocol, "eval_len": long, "against_len": short}
             row = _row(one, {**at, "scheme": scheme, "against": scheme})
             yield {**row, "verdict": GROWTH.get(one.verdict, one.verdict)}

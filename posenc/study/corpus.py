@@ -12,8 +12,8 @@ from pathlib import Path
 
 from posenc.checks import check_count
 
-# Packages that distributions strip, that are tests, or that hold tables instead of prose.
-_LEFT_OUT = frozenset(
+# Packages that some distributions strip, that are tests, or that hold tables instead of prose.
+_EXCLUDED = frozenset(
     (
         "test",
         "tests",
@@ -35,7 +35,7 @@ _LEFT_OUT = frozenset(
 )
 # Generated when that Python was built: they differ between machines of one version.
 _GENERATED = ("config-", "_sysconfigdata")
-# Unlike each other in style, and present in every Python since 3.7.
+# Modules of different styles, present in every Python since 3.7.
 _HELD_OUT = frozenset(
     (
         "argparse",
@@ -50,12 +50,12 @@ _HELD_OUT = frozenset(
         "typing",
     )
 )
-_WHOLE_FILES = 10  # from this many files on, whole files are held out
+_WHOLE_FILES = 10  # with at least this many files, whole files are held out
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Bytes to train on, bytes held out; ``sha256`` is that of both, training first."""
+    """Bytes to train on, and bytes held out; ``sha256`` covers both, training first."""
 
     name: str
     train: bytes
@@ -86,21 +86,21 @@ def standard_library() -> Corpus:
         raise FileNotFoundError(
             f"the standard library's .py sources are not all in {root}: {len(names)} found, "
             f"without {', '.join(sorted(absent)) or 'any to train on'}; "
-            "install them, or give text files of your own (--text FILE...)"
+            "install them, or give your own text files (--text FILE...)"
         )
     version = sysconfig.get_python_version()
     return _corpus(
         f"Python {version} standard library",
-        [_normalised(root / name) for name in kept],
-        [_normalised(root / name) for name in held],
+        [_read_with_lf(root / name) for name in kept],
+        [_read_with_lf(root / name) for name in held],
     )
 
 
 def from_files(paths: Iterable[str | os.PathLike[str]]) -> Corpus:
-    """Files of your own, byte for byte.
+    """The given files, byte for byte.
 
-    Of ten files or more, whole files are held out, about a tenth of the bytes, chosen by a checksum
-    of their names. Of fewer, the last tenth of each file is.
+    With ten files or more, whole files are held out: about a tenth of the bytes, chosen by a
+    checksum of their names. With fewer, the last tenth of each file is held out.
 
     Raises
     ------
@@ -113,7 +113,7 @@ def from_files(paths: Iterable[str | os.PathLike[str]]) -> Corpus:
     twice = sorted({str(file) for file in files if files.count(file) > 1})
     if twice:
         raise ValueError(f"paths must name each file once, got {', '.join(twice)} more than once")
-    # Relative names: the split is the same wherever the folder lies.
+    # With relative names the split does not depend on the place of the folder.
     folder = Path(os.path.commonpath([file.parent for file in files]))
     texts = {file.relative_to(folder).as_posix(): file.read_bytes() for file in files}
     if not any(texts.values()):
@@ -124,15 +124,15 @@ def from_files(paths: Iterable[str | os.PathLike[str]]) -> Corpus:
 
 
 def printable(name: str) -> str:
-    """The name of a file with backslashes for bytes that are no UTF-8, which no report can hold."""
+    """The name of a file, with backslash escapes for bytes that are not valid UTF-8."""
     return os.fsencode(name).decode(errors="backslashreplace")
 
 
 def check_size(corpus: Corpus, *, train_len: int, longest: int, windows: int) -> None:
     """``ValueError`` if a split is too small.
 
-    Training needs one window of ``train_len``, validation ``windows`` of ``longest``; each window
-    takes one byte more, the last one to predict.
+    Training needs one window of ``train_len``, validation ``windows`` of ``longest``. Each window
+    needs one more byte, the last one to predict.
     """
     needed = check_count("train_len", train_len) + 1
     scored = check_count("windows", windows) * (check_count("longest", longest) + 1)
@@ -146,7 +146,7 @@ def check_size(corpus: Corpus, *, train_len: int, longest: int, windows: int) ->
 
 
 def _corpus(name: str, train: Sequence[bytes], validation: Sequence[bytes]) -> Corpus:
-    # Text has no zero bytes, so a model can learn that a file ends at one.
+    # Text has no zero bytes, so a zero byte marks the end of a file.
     kept, held = b"\0".join(train), b"\0".join(validation)
     sha256 = hashlib.sha256(kept + held).hexdigest()
     return Corpus(name, kept, held, len(train), len(validation), sha256)
@@ -154,7 +154,7 @@ def _corpus(name: str, train: Sequence[bytes], validation: Sequence[bytes]) -> C
 
 def _is_library(name: str) -> bool:
     parts = name.split("/")
-    return _LEFT_OUT.isdisjoint(parts[:-1]) and not any(p.startswith(_GENERATED) for p in parts)
+    return _EXCLUDED.isdisjoint(parts[:-1]) and not any(p.startswith(_GENERATED) for p in parts)
 
 
 def _module(name: str) -> str:
@@ -163,25 +163,25 @@ def _module(name: str) -> str:
 
 
 def _checksum(name: str) -> tuple[int, str]:
-    """A fixed shuffle of names, which neighbours in the alphabet do not survive."""
+    """A sort key that shuffles names, always in the same way."""
     return zlib.crc32(name.encode(errors="surrogateescape")), name
 
 
-def _normalised(path: Path) -> bytes:
+def _read_with_lf(path: Path) -> bytes:
     return path.read_bytes().replace(b"\r\n", b"\n")
 
 
 def _regular_file(path: str | os.PathLike[str]) -> Path:
-    given = Path(path)
-    if given.is_dir():
-        raise IsADirectoryError(f"paths must name files, got the directory {str(given)!r}")
-    if not given.is_file():
-        raise FileNotFoundError(f"paths must name files, got {str(given)!r}, which is none")
-    return given.resolve()
+    file = Path(path)
+    if file.is_dir():
+        raise IsADirectoryError(f"paths must name files, got the directory {str(file)!r}")
+    if not file.is_file():
+        raise FileNotFoundError(f"paths must name files, got {str(file)!r}, which is not a file")
+    return file.resolve()
 
 
 def _whole_files(texts: dict[str, bytes]) -> tuple[list[bytes], list[bytes]]:
-    """In the order of checksums, a file is held out if that brings a tenth of the bytes nearer."""
+    """In the order of checksums, hold a file out if the total comes closer to a tenth of all."""
     missing = sum(map(len, texts.values())) / 10
     held = []
     for name in sorted(texts, key=_checksum):

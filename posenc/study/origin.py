@@ -1,4 +1,4 @@
-"""Where a study was made: the command, the sources of posenc, the processor."""
+"""The origin of a study: its command, the commit of posenc, the processor."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from posenc.study.study import Study
 
 
 def command(study: Study) -> str:
-    """The command that is this study: every option that is not at its default."""
-    usual = {item.name: item.default for item in fields(Study)}
-    usual["eval_lens"] = Study(train_len=study.train_len).eval_lens
+    """The command that repeats this study: every option that differs from its default."""
+    defaults = {item.name: item.default for item in fields(Study)}
+    defaults["eval_lens"] = Study(train_len=study.train_len).eval_lens
     words = ["posenc", "compare"]
-    for name, default in usual.items():
+    for name, default in defaults.items():
         if (value := getattr(study, name)) != default:
             words += _option(name, value)
     return shlex.join(words)
@@ -37,25 +37,25 @@ def _word(value: Any) -> str:
 
 
 def commit() -> str:
-    """The commit that posenc runs from, and whether it was edited; empty if it is installed."""
+    """The commit of a checkout, and whether files were edited; empty for an installed package."""
     root = Path(posenc.__file__).resolve().parent.parent
     if not (root / ".git").exists():
         return ""
     if not (git := shutil.which("git")):
         return "unknown: git is not installed"
-    asked = [git, "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    done = subprocess.run(asked, capture_output=True, text=True, check=False)
+    words = [git, "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode:
         return f"unknown: {done.stderr.strip()}"
     return done.stdout.strip().replace("-dirty", ", edited since")
 
 
 def processor() -> str:
-    """The processor's name, as the system tells it."""
-    told = Path("/proc/cpuinfo")
-    text = told.read_text(errors="replace") if told.exists() else ""
-    named = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
-    return named[1].strip() if named else platform.processor() or platform.machine()
+    """The processor's name as the system reports it."""
+    info = Path("/proc/cpuinfo")
+    text = info.read_text(errors="replace") if info.exists() else ""
+    name = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    return name[1].strip() if name else platform.processor() or platform.machine()
 
 
 def cores() -> int:

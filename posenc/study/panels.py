@@ -1,4 +1,4 @@
-"""Lines with bands on a pair of axes, named at their ends."""
+"""Lines with bands on a pair of axes, labelled at their ends."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def draw(axes: Any, lines: Sequence[Line], limits: tuple[float, float], *, marke
 
 
 def log_axis(axes: Any, ticks: Sequence[float], trained: Sequence[int]) -> None:
-    """A logarithmic axis of lengths, also as multiples of the training length, which is marked."""
+    """A logarithmic axis of lengths, with multiples of the training length; marks that length."""
     axes.set_xscale("log", base=2)
     per = trained[0] if trained else 0
     names = [f"{tick:g}\n{tick / per:g}×" if per else f"{tick:g}" for tick in ticks]
@@ -73,7 +73,7 @@ def log_axis(axes: Any, ticks: Sequence[float], trained: Sequence[int]) -> None:
 
 
 def label_ends(axes: Any, lines: Sequence[Line]) -> None:
-    """Name each line at its last finite point, moved apart where names would overlap."""
+    """Label each line at its last finite point; labels that would overlap are moved apart."""
     low, high = axes.get_ylim()
     height = axes.get_position().height * axes.figure.get_figheight() * 72
     ends = []
@@ -112,12 +112,12 @@ def _short(label: str) -> str:
 
 
 def label_room(lines: Sequence[Line]) -> float:
-    """Inches to the right of a panel for its labels."""
+    """Width in inches that labels need to the right of a panel."""
     return 0.35 + 0.07 * max((len(_short(line.label)) for line in lines), default=0)
 
 
 def limits_of(lines: Sequence[Line]) -> tuple[float, float]:
-    """Of means alone: the interval of a wild scheme must not flatten the others."""
+    """Limits by means alone: the wide interval of one scheme must not flatten the others."""
     means = [i.mean for line in lines for i in line.intervals if i.n]
     if not means:
         return 0.0, 1.0
@@ -126,7 +126,7 @@ def limits_of(lines: Sequence[Line]) -> tuple[float, float]:
 
 
 def spread(wanted: Sequence[float], gap: float) -> list[float]:
-    """The places in 0..1 nearest to those wanted, in their order, at least ``gap`` apart."""
+    """The positions in 0..1 nearest to ``wanted``, in the same order, at least ``gap`` apart."""
     order = sorted(range(len(wanted)), key=wanted.__getitem__)
     pools: list[list[float]] = []
     for rank, index in enumerate(order):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from posenc.cli.picture import encoded
+from posenc.cli.picture import encode
 from posenc.study.panels import (
     FONT,
     GRID,
@@ -25,9 +25,7 @@ from posenc.study.panels import (
     limits_of,
     log_axis,
 )
-from posenc.study.statistics import Records, mean_interval, series
-
-Study = Mapping[str, Any]
+from posenc.study.statistics import Records, Summary, mean_interval, series
 
 _TITLES = {"loss": "Non-overlapping windows", "loss_same_targets": "Same targets, growing context"}
 
@@ -35,32 +33,32 @@ _TITLES = {"loss": "Non-overlapping windows", "loss_same_targets": "Same targets
 def loss_against_length(
     records: Records,
     path: str | os.PathLike[str],
-    study: Study | None = None,
+    summary: Summary | None = None,
     form: str = "png",
 ) -> None:
-    """Write both protocols side by side, one line a scheme: a PNG of 1600 by 1000, an SVG or a PDF.
+    """Plot both protocols side by side, one line per scheme: a PNG of 1600 by 1000, an SVG or PDF.
 
-    Bands are 95 % intervals over seeds; dashed is a scheme inside a window of the training length
-    at test time. ``study`` gives the title and the order of schemes. ``form`` is ``"png"``,
-    ``"svg"`` or ``"pdf"``, whatever the path ends in.
+    Bands are 95 % intervals over seeds. A dashed line is a scheme inside a window of the training
+    length at test time. ``summary`` gives the title and the order of schemes. ``form`` is
+    ``"png"``, ``"svg"`` or ``"pdf"``; the path's suffix does not matter.
     """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 6.25), dpi=160)
-    panels = [_loss_lines(records, key, study) for key in _TITLES]
+    panels = [_loss_lines(records, key, summary) for key in _TITLES]
     limits = limits_of([line for lines in panels for line in lines])
     width = 0.43 - label_room([line for lines in panels for line in lines]) / 10
     for index, (title, lines) in enumerate(zip(_TITLES.values(), panels, strict=True)):
         axes = figure.add_axes((0.065 + 0.5 * index, 0.15, width, 0.72))
         _loss_panel(axes, lines, records, limits, title)
-    figure.text(0.015, 0.945, _title(records, study), fontsize=13, color=INK, parse_math=False)
+    figure.text(0.015, 0.945, _title(records, summary), fontsize=13, color=INK, parse_math=False)
     figure.text(0.015, 0.018, note(records), fontsize=8, color=MUTED)
-    Path(path).write_bytes(encoded(figure, form))
+    Path(path).write_bytes(encode(figure, form))
 
 
-def loss_svgs(study: Study, records: Records) -> list[str]:
-    """The two panels of ``loss_against_length``, each an ``<svg>`` of its own."""
-    panels = {title: _loss_lines(records, key, study) for key, title in _TITLES.items()}
+def loss_svgs(summary: Summary, records: Records) -> list[str]:
+    """The two panels of ``loss_against_length``, each as a separate ``<svg>``."""
+    panels = {title: _loss_lines(records, key, summary) for key, title in _TITLES.items()}
     every = [line for lines in panels.values() for line in lines]
     figures = []
     for title, lines in panels.items():
@@ -71,20 +69,20 @@ def loss_svgs(study: Study, records: Records) -> list[str]:
     return [figure for figure in figures if figure]
 
 
-def position_svg(study: Study, records: Records, reference: str) -> str:
+def position_svg(summary: Summary, records: Records, reference: str) -> str:
     """Loss by position minus that of the reference, as an ``<svg>``; empty if there is none."""
-    lines = _position_lines(records, study, reference)
+    lines = _position_lines(records, summary, reference)
     title = "Loss by position, minus that of the reference"
     return _svg(title, lines, functools.partial(_position_panel, records=records))
 
 
-def curve_svg(study: Study, records: Records) -> str:
+def curve_svg(summary: Summary, records: Records) -> str:
     """Training curves as an ``<svg>``; empty if there are none."""
-    return _svg("Training loss", _curve_lines(records, study), _curve_panel)
+    return _svg("Training loss", _curve_lines(records, summary), _curve_panel)
 
 
 def note(records: Records) -> str:
-    """What bands and dashes in a picture of losses mean."""
+    """The meaning of bands and dashes in a figure of losses."""
     seeds = len({record["seed"] for record in records})
     bands = f"Bands: 95 % intervals over {seeds} seeds." if seeds > 1 else "One seed: no intervals."
     if not any(record.get("loss_windowed") for record in records):
@@ -92,26 +90,26 @@ def note(records: Records) -> str:
     return f"{bands} Dashed: attention inside a window of the training length at test time."
 
 
-def _title(records: Records, study: Study | None) -> str:
-    """Which model, which text; the parameters without those of the schemes, which differ."""
+def _title(records: Records, summary: Summary | None) -> str:
+    """The model's size and the text; position params are not counted, as they differ by scheme."""
     params = [r["params"] for r in records if r.get("params")]
     sizes = sorted({p["total"] - p["position"] for p in params})
     ends = dict.fromkeys(f"{size / 1000:,.0f} k" for size in sizes[:1] + sizes[-1:])
     model = f"Models of {'–'.join(ends)} parameters" if sizes else ""
-    return ", ".join(filter(None, [model, str(study["corpus"]["name"]) if study else ""]))
+    return ", ".join(filter(None, [model, str(summary["corpus"]["name"]) if summary else ""]))
 
 
-def _trained_at(records: Records) -> list[int]:
+def _training_lengths(records: Records) -> list[int]:
     return sorted({record["train_len"] for record in records if "train_len" in record})
 
 
-def _order(records: Records, study: Study | None) -> list[str]:
-    given = study["config"]["schemes"] if study else []
-    return list(dict.fromkeys([*given, *(record["scheme"] for record in records)]))
+def _order(records: Records, summary: Summary | None) -> list[str]:
+    first = summary["config"]["schemes"] if summary else []
+    return list(dict.fromkeys([*first, *(record["scheme"] for record in records)]))
 
 
-def _loss_lines(records: Records, key: str, study: Study | None) -> list[Line]:
-    order = _order(records, study)
+def _loss_lines(records: Records, key: str, summary: Summary | None) -> list[Line]:
+    order = _order(records, summary)
     return [
         Line(s.label, list(s.points), list(s.points.values()), order.index(s.scheme), s.windowed)
         for s in series(records, key, order)
@@ -119,19 +117,19 @@ def _loss_lines(records: Records, key: str, study: Study | None) -> list[Line]:
     ]
 
 
-def _position_lines(records: Records, study: Study, reference: str) -> list[Line]:
-    """Differences to the reference, paired by seed: the content of a bucket is common to both."""
-    found = {
+def _position_lines(records: Records, summary: Summary, reference: str) -> list[Line]:
+    """Differences to the reference, paired by seed: both read the same text in each bucket."""
+    curves = {
         (r["scheme"], r["seed"]): r["loss_by_position"]
         for r in records
         if r.get("loss_by_position")
     }
     lines = []
-    for colour, scheme in enumerate(_order(records, study)):
+    for colour, scheme in enumerate(_order(records, summary)):
         pairs = [
-            (curve, found[reference, seed])
-            for (name, seed), curve in found.items()
-            if name == scheme != reference and (reference, seed) in found
+            (curve, curves[reference, seed])
+            for (name, seed), curve in curves.items()
+            if name == scheme != reference and (reference, seed) in curves
         ]
         if pairs:
             bucket = pairs[0][0]["bucket"]
@@ -147,9 +145,9 @@ def _minus(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[float]:
     return [math.nan if None in pair else pair[0] - pair[1] for pair in pairs]
 
 
-def _curve_lines(records: Records, study: Study) -> list[Line]:
+def _curve_lines(records: Records, summary: Summary) -> list[Line]:
     lines = []
-    for colour, scheme in enumerate(_order(records, study)):
+    for colour, scheme in enumerate(_order(records, summary)):
         steps: dict[float, list[float]] = {}
         for record in records:
             if record["scheme"] == scheme:
@@ -166,7 +164,7 @@ def _loss_panel(
 ) -> None:
     draw(axes, lines, limits, marker=True)
     at = sorted({length for line in lines for length in line.x})
-    trained = _trained_at(records)
+    trained = _training_lengths(records)
     log_axis(axes, at, trained)
     label_ends(axes, lines)
     axes.set_title(title, loc="left", fontsize=FONT, color=MUTED)
@@ -180,7 +178,7 @@ def _position_panel(axes: Any, lines: Sequence[Line], records: Records) -> None:
     longest = max(x for line in lines for x in line.x)
     start = lines[0].x[0] * 2
     ticks = [start * 2**i for i in range(1 + max(0, math.ceil(math.log2(longest / start))))]
-    log_axis(axes, ticks, _trained_at(records))
+    log_axis(axes, ticks, _training_lengths(records))
     axes.set_xlim(lines[0].x[0], ticks[-1])
     label_ends(axes, lines)
     axes.set_xlabel("position in the window (bytes)", color=MUTED)
@@ -189,7 +187,7 @@ def _position_panel(axes: Any, lines: Sequence[Line], records: Records) -> None:
 
 def _curve_panel(axes: Any, lines: Sequence[Line]) -> None:
     last = max(line.x[-1] for line in lines)
-    # The first steps fall from 8 bits: they would press the rest into the bottom.
+    # The first steps start at 8 bits per byte and would compress the rest of the curve.
     late = [
         i for line in lines for x, i in zip(line.x, line.intervals, strict=True) if x >= last / 10
     ]
@@ -216,15 +214,15 @@ def _svg(
     axes = figure.add_axes((left / width, 0.15, (width - left - room) / width, 0.77))
     panel(axes, lines)
     buffer = io.StringIO()
-    # The salt keeps the ids of two figures on one page apart, and equal in every run.
+    # The salt makes ids differ between the figures of a page, and equal in every run.
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": title}):
-        unsaid = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-        figure.savefig(buffer, format="svg", transparent=True, metadata=unsaid)
-    return _themed(buffer.getvalue(), title)
+        no_metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        figure.savefig(buffer, format="svg", transparent=True, metadata=no_metadata)
+    return _apply_theme(buffer.getvalue(), title)
 
 
-def _themed(svg: str, title: str) -> str:
-    """An ``<svg>`` for the inside of a page: no namespaces, sizes or fonts, colours by variable."""
+def _apply_theme(svg: str, title: str) -> str:
+    """The ``<svg>`` without namespaces, sizes and fonts, and with CSS variables as colours."""
     svg = svg[svg.index("<svg") :]
     opening = rf'<svg role="img" aria-label="{title}" \1>'
     svg = re.sub(r"<svg [^>]*?(viewBox=\"[^\"]*\")[^>]*>", opening, svg, count=1)
@@ -234,4 +232,4 @@ def _themed(svg: str, title: str) -> str:
     svg = re.sub(r" ?font-family: [^;\"]*;", "", svg)
     names = {INK: "--ink", MUTED: "--muted", GRID: "--grid"}
     names |= {colour: f"--line-{index}" for index, colour in enumerate(PALETTE)}
-    return re.sub("|".join(names), lambda found: f"var({names[found[0]]})", svg)
+    return re.sub("|".join(names), lambda match: f"var({names[match[0]]})", svg)

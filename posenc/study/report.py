@@ -1,4 +1,4 @@
-"""The report of a study: one HTML file that needs nothing else, on paper, phone or in the dark."""
+"""The report of a study: one self-contained HTML file, for screens, phones, print and dark mode."""
 
 from __future__ import annotations
 
@@ -11,11 +11,8 @@ from typing import Any
 
 from posenc.study.panels import GRID, INK, MUTED, PALETTE
 from posenc.study.plots import curve_svg, loss_svgs, note, position_svg
-from posenc.study.statistics import Difference, Records
+from posenc.study.statistics import Difference, Records, Summary
 from posenc.study.tables import (
-    Study,
-    any_lost,
-    built,
     caption,
     cost_table,
     difference_tables,
@@ -24,120 +21,124 @@ from posenc.study.tables import (
     failures,
     growth,
     growth_table,
+    has_lost_runs,
     loss_tables,
     main_protocol,
     reference,
+    schemes_as_built,
     settings,
 )
 
 _DARK = ("#4aa8e0", "#f08246", "#2bc49a", "#dd9abb", "#efb73e", "#8fd0f5", "#a8a8a8")
 _VERDICTS = (
-    "A verdict rests on two-sided paired t tests, seed by seed, corrected after Holm within its "
-    "column. A tie means that these seeds cannot tell the two apart (p ≥ .05), not that they are "
-    "equal. The intervals are 95 % each, not corrected. differences.csv has every length."
+    "Verdicts come from two-sided t tests, paired by seed, with Holm's correction within each "
+    "column. A tie means that these seeds show no significant difference (p ≥ .05), not that the "
+    "two are equal. The intervals are 95 % each, not corrected. differences.csv has every length."
 )
 _CAVEATS = (
-    "This is one configuration: this model, text, number of steps and seeds. Published comparisons "
-    "with other models contradict one another, and may contradict this one.",
-    "Intervals are over seeds (first weights, order of the text). The held-out bytes are the same "
-    "for all runs, so nothing here speaks of other text.",
-    "Non-overlapping windows favour longer windows: fewer of their targets stand near a beginning, "
-    "with little to their left (the early-token curse). A loss that falls with length there does "
-    "not show that more context is used; the same-targets protocol asks that question.",
+    "The results hold for one configuration: this model, text, number of steps and seeds. "
+    "Published comparisons with other models contradict one another, and may contradict this one.",
+    "Intervals are over seeds (initial weights, order of the text). All runs score the same "
+    "held-out bytes, so the intervals say nothing about other text.",
+    "Non-overlapping windows favour longer windows: fewer of their targets have little context to "
+    "their left (the early-token curse). A loss that falls with length there does not show that "
+    "the model uses more context; the same-targets protocol tests that.",
     "Learned position params have their own learning rate here: position_lr_scale times that of "
     "the other weights. In a short run a bias that starts near zero barely moves without it, and "
     "extrapolation depends on how far it moves. Train with the same setting to see the same "
     "result: posenc_torch.param_groups makes such groups for an optimizer in PyTorch, "
     "posenc_jax.param_labels makes the labels for optax.multi_transform.",
-    "Rows of a learned table beyond the training length are untrained: what such a scheme scores "
-    "there tells of the first values of those rows, not of the idea.",
-    "A window row is the same trained model with attention restricted, at test time, to the last "
-    "positions, as many as the training length: what a claim of extrapolation has to beat.",
+    "Rows of a learned table beyond the training length are untrained. There the loss depends on "
+    "the initial values of those rows, not on the idea of the scheme.",
+    "A window row is the same trained model with a window of the training length at test time. A "
+    "scheme that extrapolates must beat it.",
 )
-
-
-_ASKED = {
+_CONDITION = {
     "loss": "In non-overlapping windows",
     "loss_same_targets": "On the same targets after a longer context",
 }
 
 
-def write_report(study: Study, records: Records, path: str | os.PathLike[str]) -> None:
-    """Write the report: no scripts, no network, everything from the study escaped."""
-    name = html.escape(str(study["corpus"]["name"]))
+def write_report(summary: Summary, records: Records, path: str | os.PathLike[str]) -> None:
+    """Write the report: no scripts, nothing from the network, all text of the study escaped."""
+    name = html.escape(str(summary["corpus"]["name"]))
     page = (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta name="color-scheme" content="light dark">'
         f"<title>Positional encodings on {name}</title><style>{_style()}</style></head><body><main>"
-        f"<h1>Positional encodings compared</h1>{_summary(study, records)}"
-        f"{_losses(study, records)}{_comparisons(study, records)}{_positions(study, records)}"
-        f"{_training(study, records)}{_caveats()}{_conditions(study, records)}"
+        f"<h1>Positional encodings compared</h1>{_overview(summary, records)}"
+        f"{_losses(summary, records)}{_comparisons(summary, records)}{_positions(summary, records)}"
+        f"{_training(summary, records)}{_caveats()}{_conditions(summary, records)}"
         "</main></body></html>\n"
     )
     Path(path).write_text(page, encoding="utf-8")
 
 
-def headline(study: Study, records: Records) -> str:
-    """What the intervals carry at the longest length, by preference on the same targets."""
+def headline(summary: Summary, records: Records) -> str:
+    """The verdicts at the longest length in words, preferably those on the same targets."""
     if not any(record["status"] == "ok" for record in records):
-        return "No run ended well, so there is nothing to compare."
+        return "No run succeeded, so there is nothing to compare."
     if len({record["seed"] for record in records}) == 1:
-        return "One seed: the numbers below have no intervals, so no scheme is called better."
-    protocol = main_protocol(study, records)
-    longest = end_lengths(study, records, protocol)[-1]
+        return (
+            "One seed: the numbers below have no intervals, so the report calls no scheme better."
+        )
+    protocol = main_protocol(summary, records)
+    longest = end_lengths(summary, records, protocol)[-1]
     against, change = (
-        differences(study, records, protocol, longest),
-        growth(study, records, protocol),
+        differences(summary, records, protocol, longest),
+        growth(summary, records, protocol),
     )
-    name = reference(study)
+    name = reference(summary)
     compared = [
-        _listed(against, "better", "lower for {}"),
-        _listed(against, "worse", "higher for {}"),
-        _listed(against, "tie", "not to be told apart for {}"),
+        _list_names(against, "better", "lower for {}"),
+        _list_names(against, "worse", "higher for {}"),
+        _list_names(against, "tie", "no significant difference for {}"),
     ]
     grown = [
-        _listed(change, "worse", "it rose for {}"),
-        _listed(change, "better", "it fell for {}"),
-        _listed(change, "tie", "no change can be told for {}"),
+        _list_names(change, "worse", "it rose for {}"),
+        _list_names(change, "better", "it fell for {}"),
+        _list_names(change, "tie", "no significant change for {}"),
     ]
-    factor = longest / study["config"]["train_len"]
+    factor = longest / summary["config"]["train_len"]
     where = "the training length" if factor == 1 else f"{factor:g} times the training length"
     first = (
-        f"{_ASKED[protocol]}, bits per byte at {where}, in this configuration, compared with "
+        f"{_CONDITION[protocol]}, bits per byte at {where}, in this configuration, compared with "
         f"{name}: "
     )
     second = "From the training length to there "
-    said = [(first, compared), (second, grown)]
-    sentences = [f"{start}{'; '.join(filter(None, parts))}." for start, parts in said if any(parts)]
+    parts = [(first, compared), (second, grown)]
+    sentences = [f"{start}{'; '.join(filter(None, some))}." for start, some in parts if any(some)]
     if not sentences:
         return "No scheme has enough runs to be compared."
-    lost = ["Runs that failed or diverged are not in these means."] if any_lost(records) else []
+    lost = (
+        ["Runs that failed or diverged are not in these means."] if has_lost_runs(records) else []
+    )
     return " ".join(sentences + lost)
 
 
-def _listed(found: Mapping[str, Difference], verdict: str, form: str) -> str:
-    """``t5 (-0.134) and rope (+3.079)`` put into ``form``; empty for none of that verdict."""
+def _list_names(differences: Mapping[str, Difference], verdict: str, form: str) -> str:
+    """``form`` with ``t5 (-0.134) and rope (+3.079)``; empty if no scheme has this verdict."""
     names = [
         f"{name} ({one.interval.mean:+.3f})"
-        for name, one in found.items()
+        for name, one in differences.items()
         if one.verdict == verdict
     ]
     joined = " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
     return form.format(joined) if names else ""
 
 
-def _summary(study: Study, records: Records) -> str:
-    config, corpus = study["config"], study["corpus"]
+def _overview(summary: Summary, records: Records) -> str:
+    config, corpus = summary["config"], summary["corpus"]
     seeds = len({record["seed"] for record in records})
     line = (
         f"{len(config['schemes'])} schemes, {seeds} seed{'s' * (seeds != 1)}, trained at length "
-        f"{config['train_len']} on {corpus['name']}; took {study['wall_seconds']:.0f} s"
+        f"{config['train_len']} on {corpus['name']}; took {summary['wall_seconds']:.0f} s"
     )
     failed = "".join(f"<li>{html.escape(text)}</li>" for text in failures(records))
     return (
-        f'<p class="headline">{_prose(headline(study, records))}</p>'
-        f'<p class="note">{html.escape(line)}</p>{_command(study)}'
+        f'<p class="headline">{_prose(headline(summary, records))}</p>'
+        f'<p class="note">{html.escape(line)}</p>{_command(summary)}'
         + (
             f'<section class="failed"><h2>Failures</h2><ul>{failed}</ul></section>'
             if failed
@@ -146,57 +147,57 @@ def _summary(study: Study, records: Records) -> str:
     )
 
 
-def _command(study: Study) -> str:
-    line = study.get("command")
+def _command(summary: Summary) -> str:
+    line = summary.get("command")
     return f"<pre>{html.escape(line)}</pre>" if line else ""
 
 
-def _losses(study: Study, records: Records) -> str:
-    figures = "".join(f"<figure>{svg}</figure>" for svg in loss_svgs(study, records))
-    tables = "".join(table.html() for table in loss_tables(study, records))
+def _losses(summary: Summary, records: Records) -> str:
+    figures = "".join(f"<figure>{svg}</figure>" for svg in loss_svgs(summary, records))
+    tables = "".join(table.html() for table in loss_tables(summary, records))
     return (
         f'<h2>Loss against length</h2><div class="pair">{figures}</div>'
         f'<p class="note">{html.escape(note(records))}</p>'
-        f"<p>{html.escape(caption(records))}</p>{tables}{_built(study, records)}"
+        f"<p>{html.escape(caption(records))}</p>{tables}{_built(summary, records)}"
     )
 
 
-def _built(study: Study, records: Records) -> str:
-    """The settings behind each row: options, and what its learned params were trained with."""
-    said = " ".join(settings(study, records))
-    entries = _entries(built(study, records))
+def _built(summary: Summary, records: Records) -> str:
+    """The settings of each row: options, and the learning rate of learned params."""
+    notes = " ".join(settings(summary, records))
+    entries = _entries(schemes_as_built(summary, records))
     return (f"<h2>Schemes as built</h2><dl>{entries}</dl>" if entries else "") + (
-        f"<p>{html.escape(said)}</p>" if said else ""
+        f"<p>{html.escape(notes)}</p>" if notes else ""
     )
 
 
-def _comparisons(study: Study, records: Records) -> str:
-    tables = [table.html() for table in difference_tables(study, records)]
-    grown = growth_table(study, records, main_protocol(study, records))
+def _comparisons(summary: Summary, records: Records) -> str:
+    tables = [table.html() for table in difference_tables(summary, records)]
+    grown = growth_table(summary, records, main_protocol(summary, records))
     if grown:
         tables.append(grown.html())
     if not tables:
         return ""
-    name = html.escape(reference(study))
+    name = html.escape(reference(summary))
     return f"<h2>Differences from {name}</h2><p>{_VERDICTS}</p>{''.join(tables)}"
 
 
-def _positions(study: Study, records: Records) -> str:
-    name = reference(study)
-    svg = position_svg(study, records, name)
+def _positions(summary: Summary, records: Records) -> str:
+    name = reference(summary)
+    svg = position_svg(summary, records, name)
     if not svg:
         return ""
     about = (
-        f"The loss at each position of the longest windows minus that of {name}, paired by seed: "
-        "what a stretch of text is like is common to both, and cancels."
+        f"The loss at each position of the longest windows minus that of {name}, paired by seed. "
+        "Both read the same text, so easy and hard stretches of it cancel."
     )
     return f"<h2>Loss by position</h2><p>{html.escape(about)}</p><figure>{svg}</figure>"
 
 
-def _training(study: Study, records: Records) -> str:
-    svg = curve_svg(study, records)
+def _training(summary: Summary, records: Records) -> str:
+    svg = curve_svg(summary, records)
     figure = f"<h2>Training</h2><figure>{svg}</figure>" if svg else ""
-    return f"{figure}<h2>Cost</h2>{cost_table(study, records).html()}"
+    return f"{figure}<h2>Cost</h2>{cost_table(summary, records).html()}"
 
 
 def _caveats() -> str:
@@ -204,12 +205,12 @@ def _caveats() -> str:
     return f"<h2>Read with care</h2><ul>{items}</ul>"
 
 
-def _conditions(study: Study, records: Records) -> str:
+def _conditions(summary: Summary, records: Records) -> str:
     ran: Mapping[str, str] = next((r["versions"] for r in records if r.get("versions")), {})
     parts = {
-        "Configuration": study["config"],
-        "Corpus": study["corpus"],
-        "Versions and machine": {**study["versions"], **ran},
+        "Configuration": summary["config"],
+        "Corpus": summary["corpus"],
+        "Versions and machine": {**summary["versions"], **ran},
     }
     return "".join(
         f"<h2>{title}</h2><dl>{_entries(values)}</dl>" for title, values in parts.items() if values

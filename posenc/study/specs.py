@@ -1,4 +1,4 @@
-"""Schemes as they are named on the command line: which serve a layer, with which window.
+"""Labels of schemes on the command line: the schemes and the window of each layer.
 
 ``rope`` or ``rope:base=500000`` is one scheme, ``rope+alibi`` the sum of two on one layer,
 ``rope/nope`` gives layers in turn, and ``rope@512`` a layer whose queries see keys at
@@ -17,9 +17,9 @@ from posenc.layers import LayerPlan
 from posenc.protocol import PositionScheme
 from posenc.schemes import Sum, fitted_options, make
 
-# A + begins the next name, unless it is the sign of a number: 1e+5.
+# A "+" starts the next name, unless it is the sign of a number: 1e+5.
 _PLUS = r"\+(?![\d.])"
-# What follows a comma and reads word=value is one more option of the label before it.
+# After a comma, word=value is another option of the same label.
 _BETWEEN = r",(?!\w+=)|\s+"
 _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|\([^()]*\)|\[[^\[\]]*\]|\{[^{}]*\}")
 _ACCEPTED = (
@@ -29,7 +29,7 @@ _ACCEPTED = (
 
 
 class Sizes(Protocol):
-    """What a model tells a scheme about itself."""
+    """The sizes of a model that a scheme can depend on."""
 
     @property
     def train_len(self) -> int: ...
@@ -45,14 +45,14 @@ class Sizes(Protocol):
 
 @dataclass(frozen=True)
 class Part:
-    """A name of the catalogue, and options for its maker; ``text`` is how it was written."""
+    """A name of the catalogue and options for its maker; ``text`` is the original label."""
 
     name: str
     options: tuple[tuple[str, Any], ...]
     text: str
 
     def make(self, **sizes: int) -> PositionScheme:
-        """The scheme; its own options outweigh those that it fits to the sizes."""
+        """The scheme; these options take precedence over those fitted to the sizes."""
         for option, _ in self.options:
             if option in sizes:
                 raise ValueError(f"{option} of {self.name!r} is the model's, not an option")
@@ -61,7 +61,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Layer:
-    """What serves a layer: a scheme or a sum of several, inside a window or none."""
+    """The scheme of a layer, or several to sum, and its window if it has one."""
 
     parts: tuple[Part, ...]
     window: int | None
@@ -73,16 +73,19 @@ class Layer:
 
 
 def layers(label: str, sizes: Sizes) -> LayerPlan:
-    """A plan of the layers, those of ``label`` in turn. Tables reach to the longest evaluation."""
-    given = parse(label)
-    if len(given) > sizes.layers:
-        raise ValueError(f"{label!r} names {len(given)} layers for layers={sizes.layers}")
-    made = [layer.make(**_sizes(sizes)) for layer in given]
-    return LayerPlan.of(made, sizes.layers, [layer.window for layer in given])
+    """The plan of a model whose layers take those of ``label`` in turn.
+
+    Tables are long enough for the longest evaluation length.
+    """
+    named = parse(label)
+    if len(named) > sizes.layers:
+        raise ValueError(f"{label!r} names {len(named)} layers for layers={sizes.layers}")
+    made = [layer.make(**_sizes(sizes)) for layer in named]
+    return LayerPlan.of(made, sizes.layers, [layer.window for layer in named])
 
 
 def _sizes(sizes: Sizes) -> dict[str, int]:
-    """The model, under the names that a maker knows."""
+    """The model's sizes under the names that a maker knows."""
     return {
         "num_heads": sizes.heads,
         "head_dim": sizes.dim // sizes.heads,
@@ -95,82 +98,83 @@ def _sizes(sizes: Sizes) -> dict[str, int]:
 def parse(label: str) -> tuple[Layer, ...]:
     """The layers that a label names.
 
-    ``name[:option=value[,option=value...]]``; several of them joined by ``+`` are a sum, ``@W``
-    after it is its window, and ``/`` begins the next layer. Values in quotes or brackets may hold
-    any of these signs.
+    A part is ``name[:option=value[,option=value...]]``, and ``+`` joins parts to a sum. ``@W``
+    gives the layer a window, and ``/`` starts the next layer. Values in quotes or brackets may
+    contain any of these characters.
 
     Raises
     ------
     ValueError
-        A label that reads otherwise.
+        The label does not follow this grammar.
     """
-    text, held = _sheltered(label)
+    text, quoted = _protect(label)
     try:
-        return tuple(_layer(one, held) for one in text.split("/"))
+        return tuple(_layer(one, quoted) for one in text.split("/"))
     except _LabelError as error:
         raise ValueError(f"scheme {label!r} {error}; {_ACCEPTED}") from None
 
 
 def split(labels: Iterable[str]) -> tuple[str, ...]:
-    """Labels separated by spaces or commas; ``rope:base=5,layout=half + nope`` stays one."""
-    text, held = _sheltered(" ".join(labels))
-    found = re.split(_BETWEEN, text)
-    return tuple(_restored(label, held) for label in found if label)
+    """Labels separated by spaces or commas; ``rope:base=5,layout=half + nope`` is one label."""
+    text, quoted = _protect(" ".join(labels))
+    pieces = re.split(_BETWEEN, text)
+    return tuple(_restore(label, quoted) for label in pieces if label)
 
 
 def fitted_settings(labels: Iterable[str], sizes: Sizes) -> dict[str, str]:
-    """What schemes fit to the model where labels leave it open: ``t5``, ``"causal=True, ..."``.
+    """Options that schemes derive from the sizes and labels leave open.
 
-    By name and options as they are written in a label; most have nothing.
+    By name and options as written in a label: ``{"t5": "causal=True, ..."}``. Most schemes derive
+    none and have no entry.
     """
     parts = [part for label in labels for layer in parse(label) for part in layer.parts]
-    found = {}
+    settings = {}
     for part in parts:
         fitted = fitted_options(part.name, _sizes(sizes))
         own = [f"{key}={value!r}" for key, value in fitted.items() if key not in dict(part.options)]
         if own:
-            found[part.text] = ", ".join(own)
-    return found
+            settings[part.text] = ", ".join(own)
+    return settings
 
 
 class _LabelError(ValueError):
-    """What is wrong with a label, without the label."""
+    """The fault of a label, as a sentence without its subject."""
 
 
-def _sheltered(text: str) -> tuple[str, list[str]]:
-    """Quotes and brackets become numbers between zero bytes, spaces around signs go."""
-    held: list[str] = []
+def _protect(text: str) -> tuple[str, list[str]]:
+    """Replace quotes and brackets by numbers between zero bytes; drop spaces around separators."""
+    quoted: list[str] = []
 
-    def hold(found: re.Match[str]) -> str:
-        held.append(found.group())
-        return f"\0{len(held) - 1}\0"
+    def replace(match: re.Match[str]) -> str:
+        quoted.append(match.group())
+        return f"\0{len(quoted) - 1}\0"
 
     while _QUOTED.search(text):  # the innermost first
-        text = _QUOTED.sub(hold, text)
-    return re.sub(r"\s*([+:=,/@])\s*", r"\1", text.strip()), held
+        text = _QUOTED.sub(replace, text)
+    return re.sub(r"\s*([+:=,/@])\s*", r"\1", text.strip()), quoted
 
 
-def _restored(text: str, held: list[str]) -> str:
-    for place in reversed(range(len(held))):
-        text = text.replace(f"\0{place}\0", held[place])
+def _restore(text: str, quoted: list[str]) -> str:
+    for number in reversed(range(len(quoted))):
+        text = text.replace(f"\0{number}\0", quoted[number])
     return text
 
 
-def _layer(text: str, held: list[str]) -> Layer:
+def _layer(text: str, quoted: list[str]) -> Layer:
     summed, at, width = text.partition("@")
-    parts = tuple(_part(part, held) for part in re.split(_PLUS, summed))
+    parts = tuple(_part(part, quoted) for part in re.split(_PLUS, summed))
     if not at:
         return Layer(parts, None)
     if not re.fullmatch("0*[1-9][0-9]*", width):
-        shown = _restored(width, held)
+        shown = _restore(width, quoted)
         raise _LabelError(
             f"has a window {shown!r}; it is an integer of at least 1 and ends a layer"
         )
     return Layer(parts, int(width))
 
 
-def _part(text: str, held: list[str]) -> Part:
-    shown = _restored(text, held)
+def _part(text: str, quoted: list[str]) -> Part:
+    shown = _restore(text, quoted)
     name, _, rest = text.partition(":")
     if not name:
         raise _LabelError(f"has no name before {shown!r}" if shown else "has an empty name")
@@ -181,10 +185,10 @@ def _part(text: str, held: list[str]) -> Part:
         key, equals, value = item.partition("=")
         if not equals:
             raise _LabelError(
-                f"has an option {_restored(item, held)!r}, which must read name=value"
+                f"has an option {_restore(item, quoted)!r}, which must read name=value"
             )
-        options.append((key, _value(_restored(value, held))))
-    return Part(_restored(name, held), tuple(options), shown)
+        options.append((key, _value(_restore(value, quoted))))
+    return Part(_restore(name, quoted), tuple(options), shown)
 
 
 def _value(text: str) -> Any:

@@ -1,4 +1,4 @@
-"""What runs with different seeds say together: intervals, paired differences, verdicts."""
+"""Statistics over seeds: intervals, paired differences, verdicts."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from typing import Any
 
 import numpy as np
 
-Records = Sequence[Mapping[str, Any]]  # runs as their JSON says, one scheme and seed each
+Records = Sequence[Mapping[str, Any]]  # one per run, as in results.jsonl
+Summary = Mapping[str, Any]  # of a study, as in study.json
 BySeed = Mapping[int, float]
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean over ``n`` seeds, within ``half_width``; ``lost`` further runs have no finite value.
+    """A mean over ``n`` seeds ± ``half_width``; ``lost`` further runs have no finite value.
 
-    ``half_width`` is NaN for one seed, ``mean`` as well for none.
+    ``half_width`` is NaN for fewer than two seeds, ``mean`` for none.
     """
 
     mean: float
@@ -26,7 +27,7 @@ class Interval:
     lost: int = 0
 
     def text(self, sign: str = "") -> str:
-        """``2.437 ± .009``; what is missing is said, not left out."""
+        """``2.437 ± .009``, with a note of lost runs."""
         if not self.n:
             return "diverged" if self.lost else "–"
         value = f"{self.mean:{sign}.3f}"
@@ -39,7 +40,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class Difference:
-    """A mean paired difference, its corrected p value, and what may be said of it."""
+    """A mean paired difference, its corrected p value, and the verdict."""
 
     interval: Interval
     p: float
@@ -60,10 +61,9 @@ class Series:
 def series(
     records: Records, key: str, schemes: Sequence[str] = (), level: float = 0.95
 ) -> list[Series]:
-    """The losses under ``key``, in the order of ``schemes``, then of the records.
+    """One line per scheme of the losses under ``key``: first ``schemes``, then the records' order.
 
-    A scheme that was also scored inside a window has that line right after its own, under the
-    protocol of non-overlapping windows, ``"loss"``.
+    Under ``key="loss"``, a scheme that was also scored inside a window has a second line.
     """
     lines = []
     for scheme in dict.fromkeys([*schemes, *(r["scheme"] for r in records)]):
@@ -76,8 +76,8 @@ def series(
     return lines
 
 
-def by_seed(records: Records, key: str, length: int) -> dict[str, dict[int, float]]:
-    """Losses at a length by scheme and seed: NaN where a run failed, none where it has no score."""
+def losses_by_seed(records: Records, key: str, length: int) -> dict[str, dict[int, float]]:
+    """Losses at a length by scheme and seed: NaN for a failed run, no entry for a missing score."""
     table: dict[str, dict[int, float]] = {}
     seen: set[tuple[str, int]] = set()
     for record in records:
@@ -105,18 +105,18 @@ def lengths(records: Records, key: str) -> list[int]:
 def _points(own: Records, key: str, level: float) -> dict[int, Interval]:
     points = {}
     for length in lengths(own, key):
-        (losses,) = by_seed(own, key, length).values()
-        # A seed without a score, where another has one, is lost and not forgotten.
+        (losses,) = losses_by_seed(own, key, length).values()
+        # A seed without a score counts as lost where another seed has one.
         values = [losses.get(record["seed"], math.nan) for record in own]
         points[length] = mean_interval(values, level)
     return points
 
 
 def mean_interval(values: Iterable[float], level: float = 0.95) -> Interval:
-    """The mean and Student's interval; values that are not finite are counted as lost."""
-    given = np.asarray(list(values), dtype=np.float64)
-    kept = given[np.isfinite(given)]
-    n, lost = int(kept.size), int(given.size - kept.size)
+    """The mean and Student's interval; values that are not finite count as lost."""
+    every = np.asarray(list(values), dtype=np.float64)
+    kept = every[np.isfinite(every)]
+    n, lost = int(kept.size), int(every.size - kept.size)
     if n < 2:
         return Interval(float(kept[0]) if n else math.nan, math.nan, n, lost)
     half = t_quantile(level, n - 1) * float(kept.std(ddof=1)) / math.sqrt(n)
@@ -131,13 +131,13 @@ def paired_differences(
     Parameters
     ----------
     table
-        Losses by scheme and seed. A pair without two finite losses is lost.
+        Losses by scheme and seed. A pair needs two finite losses, else it counts as lost.
 
     Returns
     -------
-    By scheme, the reference left out. The p values are two-sided and corrected after Holm over all
-    schemes; the verdict is ``"better"`` (lower), ``"worse"``, ``"tie"`` (p at or above
-    ``1 - level``), ``"one seed"`` or ``"no pair"``.
+    A ``Difference`` by scheme, without the reference. The p values are two-sided, with Holm's
+    correction over all schemes. The verdict is ``"better"`` (lower), ``"worse"``, ``"tie"`` (p at
+    or above ``1 - level``), ``"one seed"`` or ``"no pair"``.
     """
     if reference not in table:
         raise ValueError(f"reference must be in the table, got {reference!r}; has {list(table)}")
@@ -150,13 +150,11 @@ def paired_differences(
         for scheme, losses in table.items()
         if scheme != reference
     }
-    return judged(pairs, level)
+    return judge(pairs, level)
 
 
-def judged(
-    differences: Mapping[str, Sequence[float]], level: float = 0.95
-) -> dict[str, Difference]:
-    """A verdict on each row of differences, all of them one family of tests."""
+def judge(differences: Mapping[str, Sequence[float]], level: float = 0.95) -> dict[str, Difference]:
+    """A verdict on each row of differences; all rows are one family of tests."""
     raw = {name: _p_value(values) for name, values in differences.items()}
     corrected = holm(raw)
     results = {}
@@ -168,7 +166,7 @@ def judged(
 
 
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:
-    """Holm's step-down correction; NaN is no test, and stays."""
+    """Holm's step-down correction; NaN does not count as a test, and stays NaN."""
     tested = sorted((name for name, p in p_values.items() if p == p), key=lambda n: p_values[n])
     corrected, largest = dict(p_values), 0.0
     for rank, name in enumerate(tested):

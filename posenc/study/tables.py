@@ -1,4 +1,4 @@
-"""The tables of a study, once, for the terminal, for Markdown and for a page."""
+"""The tables of a study, for the terminal, for Markdown and for HTML."""
 
 from __future__ import annotations
 
@@ -10,19 +10,18 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from posenc.study.columns import aligned
+from posenc.study.columns import align
 from posenc.study.statistics import (
     Difference,
     Interval,
     Records,
-    by_seed,
-    judged,
+    Summary,
+    judge,
     lengths,
+    losses_by_seed,
     paired_differences,
     series,
 )
-
-Study = Mapping[str, Any]
 
 PROTOCOLS = {
     "loss": "Non-overlapping windows: the same bytes, cut anew for each length",
@@ -30,14 +29,14 @@ PROTOCOLS = {
 }
 GROWTH = {"better": "falls", "worse": "rises"}
 _COST = (
-    "Over the runs that ended well, as timed on this machine; seconds are medians. Other work on "
-    "it slows runs down, and not all alike."
+    "Over the successful runs, as timed on this machine; seconds are medians. Other work on the "
+    "machine slows some runs down more than others."
 )
 
 
 @dataclass(frozen=True)
 class Table:
-    """Text in cells. ``minor`` rows belong to the row above them."""
+    """A caption, a header and rows of text. ``minor`` rows belong to the row above them."""
 
     caption: str
     columns: Sequence[str]
@@ -45,19 +44,23 @@ class Table:
     minor: frozenset[int] = frozenset()
 
     def text(self, width: int | None = None) -> str:
-        """Aligned columns under the caption, in lines of at most ``width`` where that can be."""
-        return f"{_filled(self.caption, width)}\n\n{aligned([self.columns, *self.rows], width)}"
+        """Aligned columns under the caption, in lines of at most ``width`` where possible."""
+        return f"{_wrap(self.caption, width)}\n\n{align([self.columns, *self.rows], width)}"
 
     def markdown(self) -> str:
         """A pipe table under the caption."""
         rule = [":--", *["--:"] * (len(self.columns) - 1)]
-        lines = [map(_piped, self.columns), rule, *(map(_piped, row) for row in self.rows)]
+        lines = [
+            map(_escape_markdown, self.columns),
+            rule,
+            *(map(_escape_markdown, row) for row in self.rows),
+        ]
         return "\n".join(
-            [f"{_piped(self.caption)}", "", *(f"| {' | '.join(ln)} |" for ln in lines)]
+            [f"{_escape_markdown(self.caption)}", "", *(f"| {' | '.join(ln)} |" for ln in lines)]
         )
 
     def html(self) -> str:
-        """A ``<table>``, everything in it escaped."""
+        """A ``<table>`` with all text escaped."""
         head = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in self.columns)
         body = "".join(_html_row(row, index in self.minor) for index, row in enumerate(self.rows))
         return (
@@ -66,32 +69,32 @@ class Table:
         )
 
 
-def table_text(study: Study, records: Records, width: int | None = None) -> str:
-    """The losses of both protocols for a terminal, what the study set, then what failed."""
-    tables = [table.text(width) for table in loss_tables(study, records)]
-    said = [*settings(study, records), *failures(records)]
-    parts = [_filled(caption(records), width), *tables, *(_filled(line, width) for line in said)]
+def table_text(summary: Summary, records: Records, width: int | None = None) -> str:
+    """For a terminal: the losses of both protocols, the study's settings, the failures."""
+    tables = [table.text(width) for table in loss_tables(summary, records)]
+    notes = [*settings(summary, records), *failures(records)]
+    parts = [_wrap(caption(records), width), *tables, *(_wrap(line, width) for line in notes)]
     return "\n\n".join(parts)
 
 
-def table_markdown(study: Study, records: Records) -> str:
-    """What ``table_text`` says, in Markdown."""
-    tables = [table.markdown() for table in loss_tables(study, records)]
-    said = [*settings(study, records), *failures(records)]
-    return "\n\n".join([caption(records), *tables, *map(_piped, said)])
+def table_markdown(summary: Summary, records: Records) -> str:
+    """The content of ``table_text`` in Markdown."""
+    tables = [table.markdown() for table in loss_tables(summary, records)]
+    notes = [*settings(summary, records), *failures(records)]
+    return "\n\n".join([caption(records), *tables, *map(_escape_markdown, notes)])
 
 
-def settings(study: Study, records: Records) -> list[str]:
-    """What the study set that is not a scheme's own default: options, and a learning rate."""
-    config = study["config"]
+def settings(summary: Summary, records: Records) -> list[str]:
+    """Settings of the study that differ from a scheme's defaults: options, and a learning rate."""
+    config = summary["config"]
     fitted = [
-        f"{name} is built with {options}" for name, options in study.get("fitted", {}).items()
+        f"{name} is built with {options}" for name, options in summary.get("fitted", {}).items()
     ]
     lines = (
         [f"Set by the study to suit the training length: {'; '.join(fitted)}."] if fitted else []
     )
     learned = [
-        name for name, run in _first_runs(study, records).items() if run["params"]["position"]
+        name for name, run in _first_runs(summary, records).items() if run["params"]["position"]
     ]
     if learned and "position_lr_scale" in config:
         rate = config["position_lr_scale"]
@@ -102,10 +105,10 @@ def settings(study: Study, records: Records) -> list[str]:
     return lines
 
 
-def built(study: Study, records: Records) -> dict[str, str]:
-    """Each scheme as it was built, layer by layer where layers differ; ``@512`` is a window."""
+def schemes_as_built(summary: Summary, records: Records) -> dict[str, str]:
+    """Each scheme as built, layer by layer where layers differ; ``@512`` is a window."""
     shown = {}
-    for name, run in _first_runs(study, records).items():
+    for name, run in _first_runs(summary, records).items():
         schemes = run.get("schemes") or ()
         windows = run.get("windows") or (None,) * len(schemes)
         layers = [
@@ -117,26 +120,26 @@ def built(study: Study, records: Records) -> dict[str, str]:
     return {name: text for name, text in shown.items() if text}
 
 
-def _first_runs(study: Study, records: Records) -> dict[str, Mapping[str, Any]]:
-    """A run that ended well of each scheme, in the order of the study."""
-    order = dict.fromkeys([*study["config"]["schemes"], *(r["scheme"] for r in records)])
-    found = {r["scheme"]: r for r in reversed(records) if r["status"] == "ok"}
-    return {name: found[name] for name in order if name in found}
+def _first_runs(summary: Summary, records: Records) -> dict[str, Mapping[str, Any]]:
+    """The first successful run of each scheme, in the order of the study."""
+    order = dict.fromkeys([*summary["config"]["schemes"], *(r["scheme"] for r in records)])
+    runs = {r["scheme"]: r for r in reversed(records) if r["status"] == "ok"}
+    return {name: runs[name] for name in order if name in runs}
 
 
 def caption(records: Records) -> str:
-    """What a cell of the loss tables is."""
+    """The unit of the loss tables, and the meaning of an entry."""
     seeds = len({record["seed"] for record in records})
-    what = (
+    entry = (
         f"mean ± half the 95 % interval over {seeds} seeds"
         if seeds > 1
         else "one seed, no interval"
     )
-    note = " [2 of 3]: of 3 runs, 2 have a finite loss." if any_lost(records) else ""
-    return f"Bits per byte, lower is better; {what}.{note}"
+    note = " [2 of 3]: of 3 runs, 2 have a finite loss." if has_lost_runs(records) else ""
+    return f"Bits per byte, lower is better; {entry}.{note}"
 
 
-def any_lost(records: Records) -> bool:
+def has_lost_runs(records: Records) -> bool:
     """Whether a run failed, or has a loss that is not finite."""
     return any(
         point.lost
@@ -147,7 +150,7 @@ def any_lost(records: Records) -> bool:
 
 
 def failures(records: Records) -> list[str]:
-    """A line for each run that did not end well."""
+    """One line per failed run."""
     return [
         f"failed: {record['scheme']}, seed {record['seed']}: {record.get('error') or 'no message'}"
         for record in records
@@ -155,40 +158,40 @@ def failures(records: Records) -> list[str]:
     ]
 
 
-def loss_tables(study: Study, records: Records) -> list[Table]:
-    """A table for each protocol that was scored."""
-    tables = [_loss_table(study, records, protocol) for protocol in PROTOCOLS]
+def loss_tables(summary: Summary, records: Records) -> list[Table]:
+    """One table per protocol that was scored."""
+    tables = [_loss_table(summary, records, protocol) for protocol in PROTOCOLS]
     return [table for table in tables if table is not None]
 
 
-def _loss_table(study: Study, records: Records, protocol: str) -> Table | None:
+def _loss_table(summary: Summary, records: Records, protocol: str) -> Table | None:
     at = lengths(records, protocol)
     if not at and protocol != "loss":
         return None
     rows: list[Sequence[str]] = []
     minor: set[int] = set()
-    for line in series(records, protocol, study["config"]["schemes"]):
+    for line in series(records, protocol, summary["config"]["schemes"]):
         runs = [record for record in records if record["scheme"] == line.scheme]
         cells = [_cell(line.points.get(length), runs, records) for length in at]
         if line.windowed:
             minor.add(len(rows))
         rows.append((line.label, *cells))
-    heads = [times(length, study["config"]["train_len"]) for length in at]
+    heads = [length_label(length, summary["config"]["train_len"]) for length in at]
     return Table(PROTOCOLS[protocol], ["scheme", *heads], rows, frozenset(minor))
 
 
-def difference_tables(study: Study, records: Records) -> list[Table]:
+def difference_tables(summary: Summary, records: Records) -> list[Table]:
     """Each scheme against the reference at the training length and at the longest."""
     tables = []
     for protocol, title in PROTOCOLS.items():
-        ends = end_lengths(study, records, protocol)
-        found = [differences(study, records, protocol, length) for length in ends]
-        columns = ["scheme"]
+        ends = end_lengths(summary, records, protocol)
+        by_length = [differences(summary, records, protocol, length) for length in ends]
+        columns, train_len = ["scheme"], summary["config"]["train_len"]
         for length in ends:
-            columns += [f"at {times(length, study['config']['train_len'])}", "p", "verdict"]
+            columns += [f"at {length_label(length, train_len)}", "p", "verdict"]
         rows = [
-            (name, *(cell for one in found for cell in _judged_cells(one.get(name))))
-            for name in dict.fromkeys(name for one in reversed(found) for name in one)
+            (name, *(cell for one in by_length for cell in _verdict_cells(one.get(name))))
+            for name in dict.fromkeys(name for one in reversed(by_length) for name in one)
         ]
         if rows:
             tables.append(Table(title, columns, rows))
@@ -196,51 +199,51 @@ def difference_tables(study: Study, records: Records) -> list[Table]:
 
 
 def differences(
-    study: Study, records: Records, protocol: str, length: int
+    summary: Summary, records: Records, protocol: str, length: int
 ) -> dict[str, Difference]:
-    """Verdicts against the reference; beyond the training length windowed rows take part."""
-    losses = by_seed(records, protocol, length)
-    windowed = by_seed(records, "loss_windowed", length)
+    """Verdicts against the reference; beyond the training length they include windowed rows."""
+    losses = losses_by_seed(records, protocol, length)
+    windowed = losses_by_seed(records, "loss_windowed", length)
     table = {}
-    for line in series(records, protocol, study["config"]["schemes"]):
-        beyond = length > study["config"]["train_len"]
+    for line in series(records, protocol, summary["config"]["schemes"]):
+        beyond = length > summary["config"]["train_len"]
         own = (windowed if line.windowed else losses).get(line.scheme)
         if own and (beyond or not line.windowed):
             table[line.label] = own
-    name = reference(study)
+    name = reference(summary)
     return paired_differences(table, name) if name in table else {}
 
 
-def growth(study: Study, records: Records, protocol: str) -> dict[str, Difference]:
+def growth(summary: Summary, records: Records, protocol: str) -> dict[str, Difference]:
     """Each scheme's loss at the longest length minus its own at the training length."""
-    ends = end_lengths(study, records, protocol)
+    ends = end_lengths(summary, records, protocol)
     if len(ends) < 2:
         return {}
-    short, long = (by_seed(records, protocol, length) for length in ends)
+    short, long = (losses_by_seed(records, protocol, length) for length in ends)
     pairs = {}
-    for name in dict.fromkeys([*study["config"]["schemes"], *long]):
+    for name in dict.fromkeys([*summary["config"]["schemes"], *long]):
         start, end = short.get(name), long.get(name)
         if start and end:
             seeds = sorted(start.keys() | end.keys())
             pairs[name] = [end.get(s, math.nan) - start.get(s, math.nan) for s in seeds]
-    return judged(pairs)
+    return judge(pairs)
 
 
-def growth_table(study: Study, records: Records, protocol: str) -> Table | None:
-    """``growth`` as a table: rises, falls, or a tie of the two lengths."""
-    ends = end_lengths(study, records, protocol)
+def growth_table(summary: Summary, records: Records, protocol: str) -> Table | None:
+    """``growth`` as a table, with verdicts rises, falls, or tie."""
+    ends = end_lengths(summary, records, protocol)
     rows = []
-    for name, found in growth(study, records, protocol).items():
-        change, p, verdict = _judged_cells(found)
+    for name, difference in growth(summary, records, protocol).items():
+        change, p, verdict = _verdict_cells(difference)
         rows.append((name, change, p, GROWTH.get(verdict, verdict)))
     title = f"Each scheme against itself, from {' to '.join(map(str, ends))} bytes of context"
     return Table(title, ["scheme", "change", "p", "verdict"], rows) if rows else None
 
 
-def cost_table(study: Study, records: Records) -> Table:
+def cost_table(summary: Summary, records: Records) -> Table:
     """Parameters, speed and time of each scheme over its seeds."""
     rows = []
-    for name, first in _first_runs(study, records).items():
+    for name, first in _first_runs(summary, records).items():
         runs = [r for r in records if r["scheme"] == name and r["status"] == "ok"]
         params = first["params"]
         share = f"{params['position']:,}"
@@ -253,25 +256,25 @@ def cost_table(study: Study, records: Records) -> Table:
     return Table(_COST, [*columns, "training, s", "evaluation, s"], rows)
 
 
-def reference(study: Study) -> str:
-    """The scheme that others are compared with."""
-    return str(study["config"].get("reference") or study["config"]["schemes"][0])
+def reference(summary: Summary) -> str:
+    """The scheme that the others are compared with."""
+    return str(summary["config"].get("reference") or summary["config"]["schemes"][0])
 
 
-def main_protocol(study: Study, records: Records) -> str:
-    """The same targets where they were scored: the protocol that growing context answers to."""
-    scored = end_lengths(study, records, "loss_same_targets")
+def main_protocol(summary: Summary, records: Records) -> str:
+    """Same targets where they were scored: this protocol shows the effect of a longer context."""
+    scored = end_lengths(summary, records, "loss_same_targets")
     return "loss_same_targets" if scored else "loss"
 
 
-def end_lengths(study: Study, records: Records, protocol: str) -> list[int]:
-    """The training length, or the shortest there is, and the longest."""
+def end_lengths(summary: Summary, records: Records, protocol: str) -> list[int]:
+    """The training length, or else the shortest length, and the longest length."""
     at = lengths(records, protocol)
-    trained = study["config"]["train_len"]
+    trained = summary["config"]["train_len"]
     return sorted({trained if trained in at else at[0], at[-1]}) if at else []
 
 
-def times(length: int, train_len: int) -> str:
+def length_label(length: int, train_len: int) -> str:
     """``1024 (16x)``."""
     return f"{length} ({length / train_len:g}x)"
 
@@ -280,15 +283,16 @@ def _cell(interval: Interval | None, runs: Records, records: Records) -> str:
     if interval is None:
         return "–" if any(run["status"] == "ok" for run in runs) else "failed" if runs else "no run"
     if len({record["seed"] for record in records}) == 1 and interval.n:
-        return f"{interval.mean:.3f}"  # the caption says that there is one seed
+        return f"{interval.mean:.3f}"  # the caption already says "one seed"
     return interval.text()
 
 
-def _judged_cells(found: Difference | None) -> tuple[str, str, str]:
-    if found is None or not found.interval.n:
-        return "–", "–", found.verdict if found else "–"
-    p = "–" if found.p != found.p else "<.001" if found.p < 0.001 else f"{found.p:.3f}".lstrip("0")
-    return found.interval.text("+"), p, found.verdict
+def _verdict_cells(difference: Difference | None) -> tuple[str, str, str]:
+    if difference is None or not difference.interval.n:
+        return "–", "–", difference.verdict if difference else "–"
+    p = difference.p
+    shown = "–" if p != p else "<.001" if p < 0.001 else f"{p:.3f}".lstrip("0")
+    return difference.interval.text("+"), shown, difference.verdict
 
 
 def _over_runs(runs: Records, key: str, of: Callable[[list[float]], float], form: str) -> str:
@@ -296,15 +300,15 @@ def _over_runs(runs: Records, key: str, of: Callable[[list[float]], float], form
     return f"{of(values):{form}}" if values else "–"
 
 
-def _filled(text: str, width: int | None) -> str:
-    """The text in lines of ``width``; words that are longer, such as paths, stay whole."""
+def _wrap(text: str, width: int | None) -> str:
+    """The text in lines of ``width``; longer words, such as paths, stay whole."""
     if width is None:
         return text
     return textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)
 
 
-def _piped(cell: str) -> str:
-    """A cell that neither ends its column nor becomes HTML."""
+def _escape_markdown(cell: str) -> str:
+    """Text that neither ends its column nor becomes HTML."""
     return html.escape(cell, quote=False).replace("|", r"\|").replace("\n", " ")
 
 

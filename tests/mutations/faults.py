@@ -1855,8 +1855,8 @@ _UI = (
         "report-names-the-other-protocol",
         "the first sentence claims one protocol and has the numbers of the other",
         "posenc/study/report.py",
-        "{_ASKED[protocol]}",
-        "{_ASKED['loss']}",
+        "{_CONDITION[protocol]}",
+        "{_CONDITION['loss']}",
         ("test_report.py first_sentence same_targets",),
     ),
     Fault(
@@ -1887,8 +1887,8 @@ _UI = (
         "progress-at-every-report",
         "with one active run a line comes every 50 steps",
         "posenc/study/terminal.py",
-        "if self._said is None or now - self._said >= pause:",
-        "if len(self._steps) == 1 or now - self._said >= pause:",
+        "if self._last_line is None or now - self._last_line >= pause:",
+        "if len(self._steps) == 1 or now - self._last_line >= pause:",
         ("test_terminal.py lines_come 1",),
     ),
     Fault(

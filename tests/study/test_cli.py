@@ -107,7 +107,7 @@ def test_a_study_that_is_stopped_leaves_nobody_behind(tmp_path, text, ending):
         (os.killpg if ending == "ctrl-c" else os.kill)(process.pid, number)
         rest, errors = process.communicate(timeout=60)
         assert process.returncode == status, errors
-        assert ("stopped; the same command goes on from here" in rest) == (status > 0)
+        assert ("stopped; the same command continues from here" in rest) == (status > 0)
         assert "Traceback" not in errors
         deadline = time.monotonic() + 30
         while _group_lives(process.pid) and time.monotonic() < deadline:

@@ -16,11 +16,11 @@ from posenc.study.plots import curve_svg, loss_against_length, loss_svgs, positi
 from posenc.study.report import headline, write_report
 from posenc.study.tables import (
     Table,
-    built,
     cost_table,
     difference_tables,
     growth_table,
     loss_tables,
+    schemes_as_built,
     settings,
     table_markdown,
     table_text,
@@ -227,7 +227,7 @@ def test_headline_says_what_the_verdicts_say(records):
     assert "compared with flat" in text
     assert re.search(r"lower for better \(-0\.30\d\)", text)
     assert re.search(r"higher for breaks \(\+2\.60\d\)", text)
-    assert re.search(r"not to be told apart for twin \(", text)
+    assert re.search(r"no significant difference for twin \(", text)
     assert re.search(r"it rose for breaks \(\+2\.80\d\)", text)
     assert "failed" not in text
 
@@ -332,7 +332,7 @@ def test_windows_are_shown_with_the_schemes_as_built(records, windows, shown):
     as_built(records, flat=["NoPE()", "RoPE(8)", "RoPE(8)"], twin=["NoPE()"] * 2)
     for r in records:
         r |= {"flat": {"windows": windows}, "twin": {"windows": [4, 4]}}.get(r["scheme"], {})
-    found = built(study(), records)
+    found = schemes_as_built(study(), records)
     assert (found["flat"], found["twin"]) == (shown, "NoPE()@4")
 
 

@@ -5,9 +5,9 @@ import pytest
 
 from posenc.study.statistics import (
     Interval,
-    by_seed,
     holm,
-    judged,
+    judge,
+    losses_by_seed,
     mean_interval,
     paired_differences,
     series,
@@ -158,8 +158,8 @@ def test_holm_is_that_of_the_paper():
 
 def test_correction_can_turn_a_verdict_into_a_tie():
     clear = [0.1, 0.12, 0.16]
-    assert judged({"a": clear})["a"].verdict == "worse"
-    many = judged({"a": clear, **{f"noise {i}": [-1.0, 1.0, 0.0] for i in range(4)}})
+    assert judge({"a": clear})["a"].verdict == "worse"
+    many = judge({"a": clear, **{f"noise {i}": [-1.0, 1.0, 0.0] for i in range(4)}})
     assert many["a"].verdict == "tie"
 
 
@@ -186,12 +186,12 @@ def test_records_become_series_in_order():
 
 def test_failed_runs_stay_in_the_table_of_seeds():
     runs = [record("a", 0, loss={"4": 1.0}), record("a", 1, status="failed")]
-    table = by_seed(runs, "loss", 4)
+    table = losses_by_seed(runs, "loss", 4)
     assert table["a"][0] == 1
     assert math.isnan(table["a"][1])
-    assert by_seed(runs[:1], "loss", 8) == {"a": {}}
+    assert losses_by_seed(runs[:1], "loss", 8) == {"a": {}}
 
 
 def test_a_scheme_and_seed_come_once():
     with pytest.raises(ValueError, match="'a', seed 0 twice"):
-        by_seed([record("a", 0), record("a", 0)], "loss", 4)
+        losses_by_seed([record("a", 0), record("a", 0)], "loss", 4)

@@ -800,7 +800,7 @@ def test_a_study_of_failures_replaces_no_good_one(tmp_path, capsys):
     failed = {"scheme": "x", "seed": 0, "status": "failed", "error": "Oops", "train_len": 16}
     _write(tmp_path, {"wall_seconds": 0.0}, [failed], ["b"])
     assert held(tmp_path)["results.csv"] == "good"
-    assert "are of an earlier study, and stay" in capsys.readouterr().out
+    assert "belong to an earlier study and are kept" in capsys.readouterr().out
     _write(tmp_path / "new", {"wall_seconds": 0.0}, [failed], ["b"])
     assert "Oops" in held(tmp_path / "new")["results.csv"]
 
