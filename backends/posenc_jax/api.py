@@ -32,8 +32,7 @@ from posenc.backend import (
     zero_fully_masked,
 )
 from posenc_jax import folded
-from posenc_jax.chunked.implementation import chunked
-from posenc_jax.chunked.implementation import refuses as chunked_refuses
+from posenc_jax.chunked import implementation as chunked
 from posenc_jax.fused import implementation as fused
 
 # Where "auto" leaves the whole scores for tiles. Decoding has few queries, whose scores take less
@@ -101,11 +100,11 @@ def attention(
     NotImplementedError
         The named implementation cannot serve the call; says why.
     """
-    call = call_of(
+    call = prepare_call(
         q, k, v, scheme, params, causal, implementation, skip_blocks=skip_blocks, **options
     )
     out, lse = attend(_IMPLEMENTATIONS, call, implementation)
-    out = jnp.swapaxes(out, 1, 2).astype(_jax(q).dtype)
+    out = jnp.swapaxes(out, 1, 2).astype(_as_jax(q).dtype)
     return out if lse is None else (out, jnp.swapaxes(lse, 1, 2))
 
 
@@ -133,13 +132,13 @@ def explain(
     ------
     As ``attention`` does.
     """
-    call = call_of(
+    call = prepare_call(
         q, k, v, scheme, params, causal, implementation, skip_blocks=skip_blocks, **options
     )
     return explain_choice(_IMPLEMENTATIONS, call, implementation)
 
 
-def call_of(
+def prepare_call(
     q: Array,
     k: Array,
     v: Array,
@@ -153,28 +152,30 @@ def call_of(
 ) -> Call:
     """The call in the core's layout."""
     q, k, v = (_heads_first(name, a) for name, a in (("q", q), ("k", k), ("v", v)))
-    params = {name: _jax(array) for name, array in as_mapping(params).items()}
+    params = {name: _as_jax(array) for name, array in as_mapping(params).items()}
     given: dict[str, Any] = dict(options)
     for name in ("q_pos", "k_pos", "q_axes", "k_axes"):  # before JAX makes 32 bits of them
         if hasattr(given.get(name), "dtype"):
             check_range(name, given[name], jnp)
     for name in ("q_seg", "k_seg"):
-        _check_width(name, given.get(name))
-    options = map_arrays(options, _jax)
+        _check_32_bits(name, given.get(name))
+    options = map_arrays(options, _as_jax)
     work = working_dtype([q, k, v, *float_arrays(options), *params.values()], xp=jnp)
     if implementation == "reference" or work == jnp.float64:
         q, k, v = (a.astype(work) for a in (q, k, v))
     return prepare(q, k, v, scheme, params, causal, skip_blocks=skip_blocks, xp=jnp, **options)
 
 
-def _check_width(name: str, values: Any) -> None:
+def _check_32_bits(name: str, values: Any) -> None:
     """JAX drops the upper half of 64-bit integers, and two segments may become one."""
-    seen = concrete_values(values, jnp) if hasattr(values, "dtype") else None
-    if seen is None or jax.config.jax_enable_x64 or not seen.size:
+    if jax.config.jax_enable_x64:  # type: ignore[attr-defined] # set by JAX at run time
         return
-    if not np.issubdtype(seen.dtype, np.integer):
-        return  # said elsewhere
-    low, high = int(seen.min()), int(seen.max())
+    known = concrete_values(values, jnp) if hasattr(values, "dtype") else None
+    if known is None or not known.size:
+        return
+    if not np.issubdtype(known.dtype, np.integer):
+        return  # an error elsewhere
+    low, high = int(known.min()), int(known.max())
     if low < -(2**31) or high >= 2**31:
         wrong = low if low < -(2**31) else high
         raise ValueError(f"{name} holds {wrong}, accepted: 32 bits, unless jax_enable_x64 is set")
@@ -189,7 +190,7 @@ def _heads_first(name: str, array: Array) -> Array:
     return jnp.swapaxes(array, 1, 2)
 
 
-def _jax(value: Any) -> Any:
+def _as_jax(value: Any) -> Any:
     """An array in the dtype that JAX will compute in; unsigned positions become signed."""
     if isinstance(value, np.ndarray):
         value = jnp.asarray(value)
@@ -220,7 +221,7 @@ def _xla_without_lse(call: Call) -> str:
     return "that of jax.nn.dot_product_attention has no gradient"
 
 
-def _xla_refuses(call: Call) -> str | None:
+def _xla_unsupported(call: Call) -> str | None:
     q, k, v = call.q, call.k, call.v
     if call.dtype == jnp.float64:
         return "jax.nn.dot_product_attention takes its softmax in float32, the call is in float64"
@@ -235,9 +236,9 @@ def _xla_refuses(call: Call) -> str | None:
     return None
 
 
-def _xla_avoided(call: Call) -> str | None:
+def _xla_not_preferred(call: Call) -> str | None:
     q_len, k_len = call.q.shape[2], call.k.shape[2]
-    if q_len <= FEW_QUERIES or chunked_refuses(call) is not None:
+    if q_len <= FEW_QUERIES or chunked.unsupported(call) is not None:
         return None
     if jax.default_backend() == "cpu":
         return "on a CPU tiles are faster, of one block or of many"
@@ -259,10 +260,10 @@ _IMPLEMENTATIONS = (
     ),
     Implementation(
         "xla", _xla,
-        unsupported=_xla_refuses, not_preferred=_xla_avoided, without_lse=_xla_without_lse,
-        takes_sink=True,
+        unsupported=_xla_unsupported, not_preferred=_xla_not_preferred,
+        without_lse=_xla_without_lse, takes_sink=True,
     ),
-    Implementation("chunked", chunked, unsupported=chunked_refuses),
+    Implementation("chunked", chunked.chunked, unsupported=chunked.unsupported),
     Implementation(
         "folded", folded.folded,
         unsupported=folded.unsupported, not_preferred=folded.not_preferred,

@@ -1,31 +1,31 @@
-"""Which derivatives a backward pass that is written by hand has; for the others one clear error.
+"""One clear error for each derivative that a hand-written backward pass does not have.
 
-A ``custom_vjp`` cannot tell forward mode from reverse mode, which both begin with its forward pass.
-What can is a tangent: forward mode computes with it, reverse mode transposes it. So an operation on
-tangents that changes nothing may refuse either of them, wherever the derivative is asked for.
+A ``custom_vjp`` cannot tell forward mode from reverse mode, because both begin with its forward
+pass. An operation on tangents can: forward mode computes it, reverse mode transposes it. So the
+functions here add an operation that changes no tangent, and that refuses one of the two.
 """
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 from jax import Array
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-T = TypeVar("T")
+from posenc_jax.trees import T, is_float
 
 _INSTEAD = "attention with implementation='reference' or 'xla' has all derivatives"
 
 
-def reverse_only(arrays: T, what: str) -> T:
-    """The same arrays, whose derivatives in forward mode are refused."""
+def forbid_forward_mode(arrays: T, what: str) -> T:
+    """The same arrays; their derivatives in forward mode raise."""
     return _guarded(arrays, computed=f"{what} has no derivatives in forward mode: {_INSTEAD}")
 
 
-def no_reverse_twice(arrays: T, what: str) -> T:
-    """The same results of a forward or a backward pass, which reverse mode may not go through."""
+def forbid_reverse_over_reverse(arrays: T, what: str) -> T:
+    """The same results of a forward or a backward pass; reverse mode through that pass raises."""
     return _guarded(
         arrays,
         transposed=f"{what} has second derivatives in forward over reverse mode only, as "
@@ -33,8 +33,8 @@ def no_reverse_twice(arrays: T, what: str) -> T:
     )
 
 
-def no_second(arrays: T, what: str) -> T:
-    """The same arguments of a forward or a backward pass, which has no derivatives itself."""
+def forbid_second_derivatives(arrays: T, what: str) -> T:
+    """The same arguments of a forward or a backward pass; derivatives of that pass raise."""
     message = f"{what} has first derivatives only: {_INSTEAD}"
 
     @jax.custom_jvp
@@ -45,7 +45,8 @@ def no_second(arrays: T, what: str) -> T:
     def _(primals: Any, tangents: Any) -> Any:
         raise NotImplementedError(message)
 
-    return jax.tree.map(same, arrays)
+    guarded: T = jax.tree.map(same, arrays)
+    return guarded
 
 
 def _guarded(arrays: T, *, computed: str = "", transposed: str = "") -> T:
@@ -56,13 +57,10 @@ def _guarded(arrays: T, *, computed: str = "", transposed: str = "") -> T:
     @same.defjvp
     def _(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
         (array,), (tangent,) = primals, tangents
-        return array, _guard.bind(tangent, computed=computed, transposed=transposed)
+        return array, _bind(tangent, computed=computed, transposed=transposed)
 
-    return jax.tree.map(lambda a: same(a) if _is_float(a) else a, arrays)
-
-
-def _is_float(array: Array) -> bool:
-    return bool(jax.numpy.isdtype(array.dtype, "real floating"))
+    guarded: T = jax.tree.map(lambda a: same(a) if is_float(a) else a, arrays)
+    return guarded
 
 
 def _computed(tangent: Array, *, computed: str, transposed: str) -> Array:
@@ -78,15 +76,16 @@ def _transposed(gradient: Any, tangent: Any, *, computed: str, transposed: str) 
 
 
 def _batched(arrays: Any, axes: Any, *, computed: str, transposed: str) -> tuple[Any, Any]:
-    # Only what is computed is batched: reverse mode has transposed it before.
+    # Only forward mode gets here: reverse mode has transposed the operation before.
     tangent = _computed(arrays[0], computed=computed, transposed=transposed)
-    return _guard.bind(tangent, computed=computed, transposed=transposed), axes[0]
+    return _bind(tangent, computed=computed, transposed=transposed), axes[0]
 
 
-# Under jit errors come when a program is lowered: only then it is known that reverse mode is not.
-_guard = Primitive("posenc_guard")
+# Under jit the error of forward mode comes at lowering: reverse mode removes the operation before.
+_guard: Any = Primitive("posenc_guard")  # Any: JAX has no types for it
+_bind = _guard.bind
 _guard.def_impl(_computed)
 _guard.def_abstract_eval(lambda tangent, **_: tangent)
-ad.deflinear2(_guard, _transposed)
+ad.deflinear2(_guard, _transposed)  # type: ignore[no-untyped-call] # JAX's
 batching.primitive_batchers[_guard] = _batched
 mlir.register_lowering(_guard, mlir.lower_fun(_computed, multiple_results=False))

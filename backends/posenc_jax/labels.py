@@ -14,8 +14,8 @@ from posenc_jax.position import Position, Positions
 def param_labels(params: Any, names: str | Collection[str] = ()) -> Any:
     """Labels for ``optax.multi_transform``: ``"position"``, ``"decay"`` or ``"no_decay"``.
 
-    Position params are the leaves of ``Position`` and ``Positions``. Of all others, arrays of two
-    axes and more are to decay. As ``posenc compare`` trains::
+    Position params are the leaves of ``Position`` and ``Positions``. Of the others, arrays of two
+    and more axes get ``"decay"``. ``posenc compare`` trains like this::
 
         optax.multi_transform(
             {
@@ -31,7 +31,7 @@ def param_labels(params: Any, names: str | Collection[str] = ()) -> Any:
     params
         Any pytree.
     names
-        Keys or attributes below which plain dicts hold position params, such as ``("position",)``.
+        Keys or attributes of plain dicts of position params, such as ``("position",)``.
 
     Returns
     -------
@@ -43,20 +43,20 @@ def param_labels(params: Any, names: str | Collection[str] = ()) -> Any:
         Nothing in ``params`` is a ``Position`` or ``Positions``, or below one of ``names``.
     """
     keys = {names} if isinstance(names, str) else set(names)
-    found = False
+    has_positions = False
 
     def label(path: tuple[Any, ...], node: Any) -> Any:
-        nonlocal found
+        nonlocal has_positions
         if _is_position(node) or any(_name(step) in keys for step in path):
-            found = True
+            has_positions = True
             return jax.tree.map(lambda _: "position", node)
         return jax.tree.map(lambda x: "decay" if np.ndim(x) >= 2 else "no_decay", node)
 
-    # A scheme that learns nothing has no leaf, and is to be found all the same.
+    # A scheme without learned arrays has no leaf, but counts as a position.
     labels = jax.tree_util.tree_map_with_path(
         label, params, is_leaf=lambda node: _is_position(node) or not jax.tree.leaves(node)
     )
-    if not found:
+    if not has_positions:
         raise ValueError(
             "params holds no posenc_jax.Position or Positions, and nothing below a key of "
             f"names={sorted(map(str, keys))}"
@@ -69,5 +69,5 @@ def _is_position(node: Any) -> bool:
 
 
 def _name(step: Any) -> Any:
-    """The key or attribute of one step of a path; None for a place in a list."""
+    """The key or attribute of one step of a path; None for an index of a list."""
     return getattr(step, "key", getattr(step, "name", None))

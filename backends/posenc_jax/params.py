@@ -1,6 +1,8 @@
-"""First values of a scheme's learned arrays, from a JAX key."""
+"""Initial values of a scheme's learned arrays, from a JAX key."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,13 +13,13 @@ from posenc import PositionScheme, init_params
 
 
 def init(scheme: PositionScheme, key: Array) -> dict[str, Array]:
-    """First values of a scheme's learned arrays, a pytree ready for an optimizer.
+    """Initial values of a scheme's learned arrays: a pytree for an optimizer.
 
     Parameters
     ----------
     key
-        One key, typed or raw uint32. ``posenc.init_params`` draws from its data as a seed, so the
-        numbers are the same inside and outside of ``jit``, ``vmap`` and ``eval_shape``.
+        One key, typed or raw uint32. Its data is the seed of ``posenc.init_params``, so the numbers
+        are the same inside and outside of ``jit``, ``vmap`` and ``eval_shape``.
 
     Returns
     -------
@@ -26,23 +28,24 @@ def init(scheme: PositionScheme, key: Array) -> dict[str, Array]:
     Raises
     ------
     TypeError, ValueError
-        ``key`` is no key, or is several.
+        ``key`` is not a key, or is several keys.
     """
     data = jax.random.key_data(key)
     if data.ndim != 1:
         raise ValueError(f"key must be one key, got {data.shape[:-1]} of them")
     if not isinstance(data, jax.core.Tracer):
-        return {name: jnp.asarray(array) for name, array in _drawn(scheme, data).items()}
+        return {name: jnp.asarray(array) for name, array in _draw(scheme, data).items()}
+    structure: Any = jax.ShapeDtypeStruct  # Any: JAX has no types for it
     shapes = {
-        name: jax.ShapeDtypeStruct(spec.shape, jnp.float32)
-        for name, spec in scheme.param_specs().items()
+        name: structure(spec.shape, jnp.float32) for name, spec in scheme.param_specs().items()
     }
     if not shapes:
         return {}
-    return jax.pure_callback(
-        lambda seed: _drawn(scheme, seed), shapes, data, vmap_method="sequential"
+    arrays: dict[str, Array] = jax.pure_callback(
+        lambda seed: _draw(scheme, seed), shapes, data, vmap_method="sequential"
     )
+    return arrays
 
 
-def _drawn(scheme: PositionScheme, seed: Array) -> dict[str, np.ndarray]:
+def _draw(scheme: PositionScheme, seed: Array) -> dict[str, Any]:
     return init_params(scheme, seed=[int(word) for word in np.asarray(seed)])

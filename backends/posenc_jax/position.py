@@ -48,19 +48,19 @@ class Position:
     def embed(self, x: Array, pos: Array | None = None) -> Array:
         """Token embeddings ``x (B, L, dim)`` plus the scheme's embedding of ``pos``.
 
-        ``pos`` is ``(L,)`` or ``(B, L)``, default ``0 .. L - 1``: give it while decoding, because
-        the length of a cache is not known here. Without an embedding, ``x`` itself.
+        ``pos`` is ``(L,)`` or ``(B, L)``, default ``0 .. L - 1``. Give it in decoding, because
+        this method does not know the length of a cache. Without an embedding, ``x`` itself.
         """
         if pos is None:
             pos = jnp.arange(x.shape[-2])
         term = embedding(self.scheme, pos, self.params, xp=jnp)
         return x if term is None else add_embedding(x, term, xp=jnp)
 
-    def attend(self, q: Array, k: Array, v: Array, **keywords: Any) -> Array:
+    def attend(self, q: Array, k: Array, v: Array, **keywords: Any) -> Any:
         """``posenc_jax.attention`` with this scheme, these params and window, ``q (B, Q, H, D)``.
 
-        ``window=`` in a call takes the place of the layer's; ``window=None`` is none.
-        An embedding is not added here: that is what ``embed`` is for, once, before the first layer.
+        ``window=`` in a call replaces the layer's; ``window=None`` is no window. This does not add
+        an embedding: call ``embed`` once, before the first layer.
         """
         keywords = {"window": self.window, **keywords}
         return attention(q, k, v, *attention_part(self.scheme, self.params), **keywords)
@@ -76,16 +76,16 @@ class Positions:
     ``shared`` (T5) or has an embedding read the same arrays, which are leaves once.
 
     It may be part of any tree of params: an argument of ``jit`` and ``grad``, a field of an Equinox
-    module, a param of Flax. ``plan`` is static and hashable. ``params`` are dicts of arrays for
-    what knows nothing but dicts; ``Positions(plan, params)`` puts them together again.
+    module, a param of Flax. ``plan`` is static and hashable. Libraries that take dicts only can
+    have ``params``, which are dicts of arrays; ``Positions(plan, params)`` makes a model of them.
 
     Attributes
     ----------
     plan
         Which scheme and which window serve each layer, and which layers share.
     params
-        ``params["0"]["table"]``: the arrays of a layer, under the first one that reads them.
-        Schemes that learn nothing have no entry.
+        ``params["0"]["table"]``: the arrays of a layer, under the first layer that reads them.
+        Schemes without learned arrays have no entry.
     """
 
     plan: LayerPlan
@@ -99,28 +99,28 @@ class Positions:
         key: Array,
         windows: int | Sequence[int | None] | None = None,
     ) -> Positions:
-        """First values, drawn as ``posenc_jax.init`` draws them, each layer's from its own key.
+        """Initial values as ``posenc_jax.init`` draws them, each layer's from its own key.
 
         Parameters
         ----------
         scheme
-            A ``PositionScheme`` for every layer, or a list or tuple of them that layers take in
-            turn.
+            A ``PositionScheme`` for every layer, or a list or tuple of them, repeated over the
+            layers.
         layers
             Number of layers.
         key
             One key, typed or raw uint32.
         windows
-            None, one window for every layer, or a list or tuple of windows and Nones that layers
-            take in turn. Layers that share arrays may have different windows.
+            None, one window for every layer, or a list or tuple of windows and Nones, repeated over
+            the layers. Layers that share arrays may have different windows.
         """
         plan = LayerPlan.of(scheme, layers, windows)
-        learning = [layer for layer in plan.first_layers if plan.schemes[layer].param_specs()]
+        with_params = [layer for layer in plan.first_layers if plan.schemes[layer].param_specs()]
         return cls(
             plan,
             {
                 str(layer): init(plan.schemes[layer], jax.random.fold_in(key, layer))
-                for layer in learning
+                for layer in with_params
             },
         )
 
@@ -139,7 +139,7 @@ class Positions:
     def embed(self, x: Array, pos: Array | None = None) -> Array:
         """Token embeddings ``x (B, L, dim)`` plus the embedding of each scheme, as in ``Position``.
 
-        Each embedding once, however many layers have its scheme.
+        Adds each embedding once, even if several layers have its scheme.
         """
         for layer in self.plan.first_layers:
             x = self[layer].embed(x, pos)

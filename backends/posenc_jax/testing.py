@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from functools import lru_cache, partial
 from typing import Any
 
@@ -14,9 +14,9 @@ from jax import Array
 
 from posenc.testing import Framework, Function, Host
 from posenc_jax.api import IMPLEMENTATIONS, attention
-from posenc_jax.chunked import blocks
+from posenc_jax.chunked.blocks import block_size
 
-_BLOCK = 8  # so that short sequences have several tiles, the last of them padded
+_BLOCK_SIZE = 8  # so that short sequences have several tiles, with padding in the last
 
 
 class Jax(Framework):
@@ -39,7 +39,7 @@ class Jax(Framework):
     def precision_scope(self, dtypes: Sequence[str]) -> AbstractContextManager[Any]:
         stack = ExitStack()
         stack.enter_context(jax.enable_x64("float64" in dtypes))
-        stack.enter_context(_small_blocks())
+        stack.enter_context(block_size(_BLOCK_SIZE))
         return stack
 
     def compile(self, function: Function, compiler: str) -> Function:
@@ -63,15 +63,6 @@ class Jax(Framework):
         return out, gradients
 
 
-@contextmanager
-def _small_blocks() -> Any:
-    before, blocks.BLOCK = blocks.BLOCK, _BLOCK
-    try:
-        yield
-    finally:
-        blocks.BLOCK = before
-
-
 def _swap(array: Array) -> Array:
     return jnp.swapaxes(array, 1, 2)
 
@@ -92,10 +83,10 @@ def _compile(function: Function, compiler: str) -> Callable[[dict[str, Array]], 
 
 @lru_cache(64)
 def _pullback(function: Function, names: tuple[str, ...], compiler: str) -> Callable[..., Any]:
-    def both(arrays: dict[str, Array], d_out: Array) -> Any:
+    def run(arrays: dict[str, Array], d_out: Array) -> Any:
         leaves = {name: arrays[name] for name in names}
-        out, pull = jax.vjp(lambda leaves: function(jnp, {**arrays, **leaves}), leaves)
+        out, transpose = jax.vjp(lambda leaves: function(jnp, {**arrays, **leaves}), leaves)
         assert out is not None
-        return out, pull(d_out.astype(out.dtype))[0]
+        return out, transpose(d_out.astype(out.dtype))[0]
 
-    return jax.jit(both, **_options(compiler))
+    return jax.jit(run, **_options(compiler))

@@ -172,13 +172,13 @@ def test_blocks_that_jax_leaves_out_hold_nothing_to_see(layout):
     where = {"window": check_window(o["window"]), "sink_tokens": o["sink_tokens"]}
     tiling = blocks.Tiling(
         layout.scheme, o["causal"], **where, scale=1.0, softcap=None, mask=None, dtype="float32",
-        aligned=True, distances=False, **sizes,
+        aligned=True, has_bias_by_distance=False, **sizes,
     )  # fmt: skip
     q, k = np.arange(layout.k_len - layout.q_len, layout.k_len), np.arange(layout.k_len)
     seen = visible(q[:, None], k, causal=o["causal"], **where)
     seen = np.ones((layout.q_len, layout.k_len), bool) if seen is None else seen
     for i, j in {(int(i), int(j)) for i, j in np.argwhere(seen) // 8}:
-        for (first, end), at in ((tiling.keys_of(i), j), (tiling.queries_of(j), i)):
+        for (first, end), at in ((tiling.key_blocks(i), j), (tiling.query_blocks(j), i)):
             assert first <= at < end
 
 

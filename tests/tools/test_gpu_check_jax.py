@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from frameworks_installed import require
 
+import posenc
+from posenc.backend import prepare
 from posenc.testing.tolerances import attention_bound
 
 if not require("jax"):
@@ -35,6 +37,7 @@ from harness import (  # noqa: E402
 from harness.right import Check  # noqa: E402
 
 import posenc_jax  # noqa: E402
+from posenc_jax.chunked.blocks import make_tiling  # noqa: E402
 
 QUICK = ["--framework", "jax", "--device", "cpu", "--quick", "--seed", "3"]
 ABSENT = jax_side.Side("cpu", quick=True, compiles=None).absent()
@@ -140,9 +143,10 @@ def test_gradients_of_gates_and_params_are_checked(scheme):
 
 
 def test_blocks_are_as_large_as_they_are():
-    usual = posenc_jax.chunked.blocks.BLOCK
+    call = prepare(*[jax.numpy.zeros((1, 1, 4096, 8))] * 3, posenc.NoPE(), xp=jax.numpy)
+    default = make_tiling(call).q_block
     with jax_checks.Checked(quickly=True).precision_scope(["float32"]):
-        assert usual == posenc_jax.chunked.blocks.BLOCK
+        assert make_tiling(call).q_block == default
         assert jax.config.jax_default_matmul_precision == "highest"
 
 

@@ -1,7 +1,10 @@
-"""How a call is cut into blocks of queries and of keys, and which of them meet."""
+"""How a call is split into blocks of queries and of keys, and which pairs of blocks are visible."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -17,22 +20,33 @@ from posenc.backend import (
     has_bias_by_distance,
 )
 
-# On a CPU, B=1 H=8 D=64 L=4096, forward and backward: as fast as 512 and 128, with less memory.
-BLOCK = 256
+# On a CPU, B=1 H=8 D=64 L=4096, forward and backward: 256 is as fast as 512 and 128, and takes less
+# memory.
+_block_size = ContextVar("block_size", default=256)
 
 Index: TypeAlias = int | Array
 
 
+@contextmanager
+def block_size(size: int) -> Iterator[None]:
+    """Blocks of about ``size`` tokens, so that short sequences have several."""
+    token = _block_size.set(size)
+    try:
+        yield
+    finally:
+        _block_size.reset(token)
+
+
 @dataclass(frozen=True)
 class Tiling:
-    """What is static in a call: a tile is a block of queries against a block of keys.
+    """The static part of a call. A tile is a block of queries against a block of keys.
 
     Attributes
     ----------
     scheme, causal, window, sink_tokens, scale, softcap, mask, dtype, aligned
-        As in ``posenc.attn.call.Call``, ``mask`` a function. Aligned positions tell by its index
-        what a tile holds.
-    distances
+        As in ``posenc.attn.call.Call``, ``mask`` a function. With aligned positions the index of a
+        tile says which positions it holds.
+    has_bias_by_distance
         Whether the bias is a function of the distance alone.
     q_len, k_len, q_block, k_block
         Lengths of q and k, and of their blocks; the last block may be padded.
@@ -47,68 +61,68 @@ class Tiling:
     mask: Mask | None
     dtype: Any
     aligned: bool
-    distances: bool
+    has_bias_by_distance: bool
     q_len: int
     k_len: int
     q_block: int
     k_block: int
 
     @property
-    def by_distance(self) -> bool:
-        """Whether a tile's bias is cheaper from its distances: a table would be gathered from."""
+    def bias_from_distances(self) -> bool:
+        """Whether a tile's bias is cheaper from its distances: for pairs, a table is gathered."""
         specs = self.scheme.param_specs().values()
         table = any(spec.per_head and len(spec.shape) > 1 for spec in specs)
-        return self.distances and table
+        return self.has_bias_by_distance and table
 
     @property
-    def q_blocks(self) -> int:
-        """How many blocks the queries make."""
+    def q_block_count(self) -> int:
+        """Number of blocks of queries."""
         return -(-self.q_len // self.q_block)
 
     @property
-    def k_blocks(self) -> int:
-        """How many blocks the keys make."""
+    def k_block_count(self) -> int:
+        """Number of blocks of keys."""
         return -(-self.k_len // self.k_block)
 
-    def real_keys(self) -> Array | None:
-        """Which keys are no padding, ``(n, 1, 1, bk)``; None if all are real."""
-        padded = self.k_blocks * self.k_block
+    def valid_keys(self) -> Array | None:
+        """Which keys are not padding, ``(n, 1, 1, bk)``; None without padding."""
+        padded = self.k_block_count * self.k_block
         if padded == self.k_len:
             return None
-        return (jnp.arange(padded) < self.k_len).reshape(self.k_blocks, 1, 1, self.k_block)
+        return (jnp.arange(padded) < self.k_len).reshape(self.k_block_count, 1, 1, self.k_block)
 
-    def keys_of(self, i: Index) -> tuple[Index, Index]:
-        """Key blocks ``first .. end - 1`` hold all that query block ``i`` may see."""
-        back, ahead = self._reach()
+    def key_blocks(self, i: Index) -> tuple[Index, Index]:
+        """Key blocks ``first .. end - 1`` hold all keys that query block ``i`` may see."""
+        back, ahead = self._visible_offsets()
         start = self.k_len - self.q_len + i * self.q_block
         low = None if back is None else start - back
         high = None if ahead is None else start + self.q_block - 1 + ahead
-        return _between(low, high, self.k_block, self.k_blocks)
+        return _block_bounds(low, high, self.k_block, self.k_block_count)
 
-    def queries_of(self, j: Index) -> tuple[Index, Index]:
-        """Query blocks ``first .. end - 1`` hold all that may see key block ``j``."""
-        back, ahead = self._reach()
+    def query_blocks(self, j: Index) -> tuple[Index, Index]:
+        """Query blocks ``first .. end - 1`` hold all queries that may see key block ``j``."""
+        back, ahead = self._visible_offsets()
         start = j * self.k_block - (self.k_len - self.q_len)
         low = None if ahead is None else start - ahead
         high = None if back is None else start + self.k_block - 1 + back
-        return _between(low, high, self.q_block, self.q_blocks)
+        return _block_bounds(low, high, self.q_block, self.q_block_count)
 
-    def _reach(self) -> tuple[int | None, int | None]:
-        """How far a query sees back and ahead; None without an end."""
+    def _visible_offsets(self) -> tuple[int | None, int | None]:
+        """How far back and how far ahead a query sees; None: without a limit."""
         if not self.aligned:
             return None, None
         left, right = self.window or (None, None)
-        # A wider window is none; the sum of an index and a wide one would not fit 32 bits.
+        # A wider window has no effect, and its sum with an index may not fit 32 bits.
         longest = max(self.q_len, self.k_len)
         back, ahead = (None if side is None else min(side, longest) for side in (left, right))
-        if self.sink_tokens:  # the first keys are seen from anywhere
+        if self.sink_tokens:  # every query sees the first keys
             back = None
         if self.causal:
             return back, 0 if ahead is None else min(ahead, 0)
         return back, None if self.sink_tokens else ahead
 
 
-def tiling_of(call: Call) -> Tiling:
+def make_tiling(call: Call) -> Tiling:
     """The tiles of a call."""
     q_len, k_len = call.q.shape[2], call.k.shape[2]
     return Tiling(
@@ -121,16 +135,16 @@ def tiling_of(call: Call) -> Tiling:
         mask=call.mask if isinstance(call.mask, Mask) else None,
         dtype=call.dtype,
         aligned=call.aligned,
-        distances=has_bias_by_distance(call),
+        has_bias_by_distance=has_bias_by_distance(call),
         q_len=q_len,
         k_len=k_len,
-        q_block=_block_size(q_len),
-        k_block=_block_size(k_len),
+        q_block=_even_block_size(q_len),
+        k_block=_even_block_size(k_len),
     )
 
 
-def cut(array: Array, *, size: int, axis: int, mode: str = "constant") -> Array:
-    """An axis padded to whole blocks and cut; the count of blocks becomes the first axis."""
+def split_blocks(array: Array, *, size: int, axis: int, mode: str = "constant") -> Array:
+    """An axis padded to whole blocks and split; the number of blocks becomes the first axis."""
     length = array.shape[axis]
     count = -(-length // size)
     if count * size != length:
@@ -141,27 +155,29 @@ def cut(array: Array, *, size: int, axis: int, mode: str = "constant") -> Array:
     return jnp.moveaxis(array.reshape(shape), axis, 0)
 
 
-def joined(array: Array, *, axis: int, length: int) -> Array:
-    """The inverse of ``cut``."""
+def join_blocks(array: Array, *, axis: int, length: int) -> Array:
+    """The inverse of ``split_blocks``."""
     array = jnp.moveaxis(array, 0, axis)
     array = array.reshape(*array.shape[:axis], -1, *array.shape[axis + 2 :])
     return lax.slice_in_dim(array, 0, length, axis=axis)
 
 
-def block(arrays: Any, index: Index) -> Any:
+def get_block(arrays: Any, index: Index) -> Any:
     """One block of every array."""
     return jax.tree.map(lambda a: lax.dynamic_index_in_dim(a, index, keepdims=False), arrays)
 
 
-def with_block(arrays: Any, one: Any, index: Index) -> Any:
+def set_block(arrays: Any, one: Any, index: Index) -> Any:
     """The arrays, with one block of each replaced."""
     return jax.tree.map(
         lambda a, b: lax.dynamic_update_index_in_dim(a, b, index, axis=0), arrays, one
     )
 
 
-def _between(low: Index | None, high: Index | None, size: int, count: int) -> tuple[Index, Index]:
-    """Blocks ``first .. end - 1`` hold all indices ``low .. high`` there are; None: no bound."""
+def _block_bounds(
+    low: Index | None, high: Index | None, size: int, count: int
+) -> tuple[Index, Index]:
+    """Blocks ``first .. end - 1`` hold all indices ``low .. high``; None: without a bound."""
     if count == 1:
         return 0, 1
     first = 0 if low is None else jnp.maximum(low // size, 0)
@@ -169,7 +185,7 @@ def _between(low: Index | None, high: Index | None, size: int, count: int) -> tu
     return first, end
 
 
-def _block_size(length: int) -> int:
-    """About ``BLOCK``, for little padding; a multiple of 8 if there are several blocks."""
-    count = -(-length // BLOCK)
+def _even_block_size(length: int) -> int:
+    """About ``block_size``, with little padding; a multiple of 8 if there are several blocks."""
+    count = -(-length // _block_size.get())
     return length if count == 1 else -(-length // (8 * count)) * 8

@@ -1,8 +1,9 @@
 """Attention in memory O(L * block), forward and backward, with any scheme.
 
 Scores are computed tile by tile under an online softmax (Milakov and Gimelshein 2018, arXiv
-1805.02867), and once more in the backward pass from the saved log-sum-exp (Dao et al. 2022, arXiv
-2205.14135, algorithms 1 and 4). A tile's bias is the scheme's own, and so is its gradient.
+1805.02867). The backward pass computes them once more from the saved log-sum-exp (Dao et al. 2022,
+arXiv 2205.14135, algorithms 1 and 4). The scheme itself computes a tile's bias, and JAX
+differentiates it.
 """
 
 from __future__ import annotations
@@ -25,49 +26,60 @@ from posenc.backend import (
     visible,
     zero_fully_masked,
 )
-from posenc_jax.chunked.blocks import Tiling, block, cut, joined, tiling_of, with_block
-from posenc_jax.chunked.loops import each, loop, scan, varying
-from posenc_jax.chunked.tile import Arrays, Keys, Queries, Softmax, gradients, scored
-from posenc_jax.derivatives import no_reverse_twice, reverse_only
+from posenc_jax.chunked.blocks import (
+    Tiling,
+    get_block,
+    join_blocks,
+    make_tiling,
+    set_block,
+    split_blocks,
+)
+from posenc_jax.chunked.loops import loop_blocks, map_blocks, scan_blocks
+from posenc_jax.chunked.tile import Softmax, tile_gradients, tile_scores
+from posenc_jax.derivatives import forbid_forward_mode, forbid_reverse_over_reverse
+from posenc_jax.tokens import Keys, Queries
+from posenc_jax.trees import Arrays, gradients_as, make_varying, zero_gradients
 
 _NAME = "implementation 'chunked'"
 
 
 def chunked(call: Call) -> tuple[Array, Array]:
-    """``(B, H, Q, Dv)``, and the log of the sum of ``exp(score)``, ``(B, H, Q)``.
+    """Attention ``(B, H, Q, Dv)`` and its log-sum-exp ``(B, H, Q)``, with gradients of both.
 
-    Both in the working float, with gradients of both, from a call whose namespace is ``jax.numpy``.
-    A row that sees nothing is 0, its log-sum-exp the lowest finite number.
+    Both are in the working float; the call's namespace must be ``jax.numpy``. A fully masked row is
+    0, and its log-sum-exp the lowest finite number.
     """
-    tiling = tiling_of(call)
+    tiling = make_tiling(call)
     if may_be_fully_masked(call):
-        q, k, v = _without_unseen(
+        q, k, v = _zero_fully_masked(
             (call.q, call.k, call.v), (call.query.pos, call.query.seg),
             (call.key.pos, call.key.seg), tiling,
         )  # fmt: skip
         call = replace(call, q=q, k=k, v=v)
     batch, heads, q_len, dim = call.q.shape
     q = call.q.reshape(batch, call.k.shape[1], -1, q_len, dim)
-    queries = Queries(cut(q, size=tiling.q_block, axis=3), _in_blocks(call.query, tiling.q_block))
+    queries = Queries(
+        split_blocks(q, size=tiling.q_block, axis=3), _split_side(call.query, tiling.q_block)
+    )
     keys = Keys(
-        cut(call.k, size=tiling.k_block, axis=2),
-        cut(call.v, size=tiling.k_block, axis=2),
-        _in_blocks(call.key, tiling.k_block),
-        tiling.real_keys(),
+        split_blocks(call.k, size=tiling.k_block, axis=2),
+        split_blocks(call.v, size=tiling.k_block, axis=2),
+        _split_side(call.key, tiling.k_block),
+        tiling.valid_keys(),
     )
     specs = call.scheme.param_specs()
     learned = {name: array for name, array in call.arrays.items() if name in specs}
     fixed = {name: array for name, array in call.arrays.items() if name not in specs}
-    everything = varying((queries, keys, learned, fixed))
-    out, logsumexp = (
-        joined(a, axis=3, length=q_len).reshape(batch, heads, q_len, *a.shape[5:])
-        for a in _compiled(tiling, *everything)
+    operands = make_varying((queries, keys, learned, fixed))
+    out, lse = (
+        join_blocks(a, axis=3, length=q_len).reshape(batch, heads, q_len, *a.shape[5:])
+        for a in _attend_compiled(tiling, *operands)
     )
-    return out, logsumexp
+    return out, lse
 
 
-def refuses(call: Call) -> str | None:
-    """Why a call cannot be cut into tiles."""
+def unsupported(call: Call) -> str | None:
+    """Why a call cannot be split into tiles."""
     what = "bias" if call.extra_bias is not None else "mask"
     if call.extra_bias is not None or (call.mask is not None and not isinstance(call.mask, Mask)):
         instead = "" if what == "bias" else "; a mask that is a function of positions is cut"
@@ -76,116 +88,109 @@ def refuses(call: Call) -> str | None:
 
 
 @partial(jax.jit, static_argnums=3)
-def _without_unseen(
+def _zero_fully_masked(
     tensors: tuple[Array, Array, Array],
     query: tuple[Array, Array | None],
     key: tuple[Array, Array | None],
     tiling: Tiling,
 ) -> tuple[Array, Array, Array]:
-    """q, k and v, 0 where nobody sees them; compiled, so that no mask is ever whole."""
+    """Zero the fully masked of q, k and v; compiled, so that XLA never holds the whole mask."""
     (q_pos, q_seg), (k_pos, k_seg) = query, key
     at = as_column(q_pos), as_row(k_pos)
     segments = (None, None) if q_seg is None or k_seg is None else (as_column(q_seg), as_row(k_seg))
-    seen = visible(
+    mask = visible(
         *at, *segments,
         causal=tiling.causal, window=tiling.window, sink_tokens=tiling.sink_tokens,
     )  # fmt: skip
     if tiling.mask is not None:
         own = tiling.mask(*at, *segments)
-        seen = own if seen is None else seen & own
-    return tensors if seen is None else zero_fully_masked(*tensors, seen, xp=jnp)
+        mask = own if mask is None else mask & own
+    if mask is None:
+        return tensors
+    q, k, v = zero_fully_masked(*tensors, mask, xp=jnp)
+    return q, k, v
 
 
-def _in_blocks(side: Side, size: int) -> Side:
-    """Positions, segments and features in blocks; padding repeats the last, which exists."""
+def _split_side(side: Side, size: int) -> Side:
+    """Integers ``(n, B or 1, 1, b)`` and features ``(n, B or 1, H or 1, b, ...)`` in blocks.
+
+    Padding repeats the last token, because a scheme may accept no other position.
+    """
+    split = partial(split_blocks, size=size, axis=2, mode="edge")
     pos, seg, places = (
-        None if a is None else cut(jnp.atleast_2d(a)[:, None, :], size=size, axis=2, mode="edge")
+        None if a is None else split(jnp.atleast_2d(a)[:, None, :])
         for a in (side.pos, side.seg, side.places)
     )
-    features = {n: cut(a, size=size, axis=2, mode="edge") for n, a in side.features.items()}
-    return Side(pos, seg, places, features)
+    return Side(pos, seg, places, {name: split(a) for name, a in side.features.items()})
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attend(
     tiling: Tiling, queries: Queries, keys: Keys, learned: Arrays, fixed: Arrays
 ) -> tuple[Array, Array]:
-    """Attention ``(n, B, Hk, G, bq, Dv)`` and log-sum-exp in the working float, all in blocks."""
+    """Attention ``(n, B, Hk, G, bq, Dv)`` and log-sum-exp in the working float, in blocks."""
     return _forward(tiling, queries, keys, learned, fixed)[0]
 
 
 def _forward(
     tiling: Tiling, queries: Queries, keys: Keys, learned: Arrays, fixed: Arrays
 ) -> tuple[tuple[Array, Array], Any]:
-    """Attention and log-sum-exp, and what their gradients are computed from."""
+    """Attention and log-sum-exp, and the residuals of their gradients."""
 
-    def one_block(at: tuple[Array, Queries]) -> tuple[Array, Array, Array]:
-        i, query = at
+    def attend_block(indexed: tuple[Array, Queries]) -> tuple[Array, Array, Array]:
+        i, query = indexed
 
         def absorb(j: Array, softmax: Softmax) -> Softmax:
-            key = block(keys, j)
-            scores, _, _ = scored(tiling, query, key, learned, fixed)
-            return softmax.absorb(scores, key.values)
+            key = get_block(keys, j)
+            scores, _, _ = tile_scores(tiling, query, key, learned, fixed)
+            return softmax.absorb(scores, key.v)
 
-        rows, dim = query.vectors.shape[:-1], keys.values.shape[-1]
-        nothing = varying(Softmax.of_nothing(rows, dim, tiling.dtype), query)
-        return loop(tiling.keys_of(i), absorb, nothing).result()
+        rows, dim = query.q.shape[:-1], keys.v.shape[-1]
+        start = make_varying(Softmax.empty(rows, dim, tiling.dtype), query)
+        softmax: Softmax = loop_blocks(tiling.key_blocks(i), absorb, start)
+        return softmax.result()
 
-    out, logsumexp, lacking = each(one_block, (jnp.arange(tiling.q_blocks), queries))
-    out, logsumexp, lacking = no_reverse_twice((out, logsumexp, lacking), _NAME)
-    return (out, logsumexp), (queries, keys, learned, fixed, out, logsumexp, lacking)
+    blocks = jnp.arange(tiling.q_block_count), queries
+    results = forbid_reverse_over_reverse(map_blocks(attend_block, blocks), _NAME)
+    out, lse, correction = results
+    return (out, lse), (queries, keys, learned, fixed, out, lse, correction)
 
 
-def _backward(tiling: Tiling, saved: Any, d_results: tuple[Array, Array]) -> tuple[Any, ...]:
+def _backward(tiling: Tiling, residuals: Any, d_results: tuple[Array, Array]) -> tuple[Any, ...]:
     """Gradients of queries, keys and learned arrays; each score is computed once."""
-    queries, keys, learned, fixed, out, logsumexp, lacking = saved
-    d_out, d_logsumexp = d_results
-    # The log-sum-exp's gradient by a score is the score's weight, and delta is what weights take.
-    delta = jnp.sum(out * d_out, axis=-1) - d_logsumexp
-    rows = (d_out * lacking[..., None], logsumexp, delta * lacking)
+    queries, keys, learned, fixed, out, lse, correction = residuals
+    d_out, d_lse = d_results
+    # The gradient of the log-sum-exp by a score is the score's weight, so it is taken off delta.
+    delta = jnp.sum(out * d_out, axis=-1) - d_lse
+    rows = (d_out * correction[..., None], lse, delta * correction)
 
-    def one_block(sums: tuple[Queries, Arrays], at: tuple[Array, Keys]) -> tuple[Any, Keys]:
-        j, key = at
+    def add_block(sums: tuple[Queries, Arrays], indexed: tuple[Array, Keys]) -> tuple[Any, Keys]:
+        j, key = indexed
 
         def add_tile(i: Array, sums: tuple[Queries, Keys, Arrays]) -> tuple[Queries, Keys, Arrays]:
-            d_queries, *others = sums
-            added = gradients(tiling, block(queries, i), key, learned, fixed, *block(rows, i))
-            d_query, *others = jax.tree.map(jnp.add, (block(d_queries, i), *others), added)
-            return with_block(d_queries, d_query, i), *others
+            d_queries, d_key, d_learned = sums
+            added = tile_gradients(
+                tiling, get_block(queries, i), key, learned, fixed, *get_block(rows, i)
+            )
+            own = get_block(d_queries, i), d_key, d_learned
+            d_query, d_key, d_learned = jax.tree.map(jnp.add, own, added)
+            return set_block(d_queries, d_query, i), d_key, d_learned
 
-        start = (sums[0], _zeros(key, tiling.dtype), sums[1])
-        d_queries, d_key, d_learned = loop(tiling.queries_of(j), add_tile, start)
+        d_queries, d_learned = sums
+        start = d_queries, zero_gradients(key, tiling.dtype), d_learned
+        d_queries, d_key, d_learned = loop_blocks(tiling.query_blocks(j), add_tile, start)
         return (d_queries, d_learned), d_key
 
-    nothing = _zeros(queries, tiling.dtype), _zeros(learned, tiling.dtype)
-    blocks = jnp.arange(tiling.k_blocks), keys
-    (d_queries, d_learned), d_keys = scan(one_block, nothing, blocks)
-    found = _like(queries, d_queries), _like(keys, d_keys), _like(learned, d_learned)
-    return *no_reverse_twice(found, _NAME), None
+    start = zero_gradients((queries, learned), tiling.dtype)
+    blocks = jnp.arange(tiling.k_block_count), keys
+    (d_queries, d_learned), d_keys = scan_blocks(add_block, start, blocks)
+    gradients = gradients_as((queries, keys, learned), (d_queries, d_keys, d_learned))
+    return *forbid_reverse_over_reverse(gradients, _NAME), None
 
 
 _attend.defvjp(_forward, _backward)
 
 
 @partial(jax.jit, static_argnums=0)
-def _compiled(tiling: Tiling, *arrays: Any) -> tuple[Array, Array]:
-    return _attend(tiling, *reverse_only(arrays, _NAME))
-
-
-def _zeros(arrays: Any, dtype: Any) -> Any:
-    """Where gradients are summed; None for integers, which have none."""
-    zeros = jax.tree.map(
-        lambda a: jnp.zeros(a.shape, dtype) if jnp.isdtype(a.dtype, "real floating") else None,
-        arrays,
-    )
-    return varying(zeros, arrays)
-
-
-def _like(arrays: Any, gradients: Any) -> Any:
-    """Gradients in the dtypes of their arrays."""
-    return jax.tree.map(
-        lambda g, a: None if g is None else g.astype(a.dtype),
-        gradients,
-        arrays,
-        is_leaf=lambda g: g is None,
-    )
+def _attend_compiled(tiling: Tiling, *operands: Any) -> tuple[Array, Array]:
+    return _attend(tiling, *forbid_forward_mode(operands, _NAME))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from posenc.backend import (
@@ -16,118 +17,116 @@ from posenc.backend import (
     visible,
 )
 from posenc_jax.chunked.blocks import Tiling
-
-Arrays: TypeAlias = dict[str, Array]
-
-
-class Queries(NamedTuple):
-    """A block of queries: ``vectors (B, Hk, G, bq, D)``, and what is known of the tokens.
-
-    Of ``side``, integers are ``(B or 1, 1, bq)``, features ``(B or 1, H or 1, bq)`` or with a table
-    behind. In gradients, what has none is None.
-    """
-
-    vectors: Array
-    side: Side
-
-
-class Keys(NamedTuple):
-    """A block of keys: ``vectors (B, Hk, bk, D)``, ``values (B, Hk, bk, Dv)``, as in ``Queries``.
-
-    ``real`` is False at padding; None if there is none.
-    """
-
-    vectors: Array
-    values: Array
-    side: Side
-    real: Array | None
+from posenc_jax.tokens import Keys, Queries
+from posenc_jax.trees import Arrays, is_float
 
 
 class Softmax(NamedTuple):
-    """A softmax over the keys so far: the highest score, and sums of ``exp(score - highest)``."""
+    """An online softmax over the keys so far.
+
+    Attributes
+    ----------
+    highest
+        The highest score of each query.
+    total
+        The sum of the weights ``exp(score - highest)``.
+    values
+        The sum of values times weights.
+    """
 
     highest: Array
     total: Array
-    summed: Array
+    values: Array
 
     @classmethod
-    def of_nothing(cls, rows: tuple[int, ...], dim: int, dtype: Any) -> Softmax:
+    def empty(cls, rows: tuple[int, ...], dim: int, dtype: Any) -> Softmax:
         """Before the first key."""
-        lowest = jnp.full(rows, jnp.finfo(dtype).min, dtype)
+        lowest = jnp.full(rows, np.finfo(dtype).min, dtype)
         return cls(lowest, jnp.zeros(rows, dtype), jnp.zeros((*rows, dim), dtype))
 
     def absorb(self, scores: Array, values: Array) -> Softmax:
-        """With the keys of one more tile; hidden ones score ``-inf``, and their weight is 0."""
-        # Never below the lowest finite number, so that no difference is one of two infinities.
+        """With the keys of one more tile; masked ones score ``-inf``, and their weight is 0."""
+        # Never below the lowest finite number, because the difference of two infinities is NaN.
         highest = jnp.maximum(self.highest, jnp.max(scores, axis=-1))
         weights = jnp.exp(scores - highest[..., None])
         shrink = jnp.exp(self.highest - highest)
-        # Weights stay unrounded: gradients of a bias are small differences of large sums, and the
-        # backward pass, which has the unrounded ones, must find the same output.
+        # Weights stay unrounded, as in the backward pass, which must have the same output:
+        # gradients of a bias are small differences of large sums.
         added = _product("bhgqk,bhkd->bhgqd", weights, values.astype(scores.dtype), scores.dtype)
         return Softmax(
             highest,
             self.total * shrink + jnp.sum(weights, axis=-1),
-            self.summed * shrink[..., None] + added,
+            self.values * shrink[..., None] + added,
         )
 
     def result(self) -> tuple[Array, Array, Array]:
-        """The weighted mean of values; log-sum-exp; what ``exp(score - logsumexp)`` lacks.
+        """The weighted mean of values, the log-sum-exp, and a correction of weights.
 
-        The mean is 0 and the others are finite where nothing is. The last is about 1, but where
-        scores are so large that the log-sum-exp has no digits left for the sum.
+        ``exp(score - lse)`` times the correction is the weight of a key. The correction is about 1,
+        except where scores are so large that the log-sum-exp has no digits left for the sum. A
+        fully masked row has mean 0, and the other two are finite.
         """
         total = jnp.where(self.total == 0, 1, self.total)
-        logsumexp = self.highest + jnp.log(total)
-        return self.summed / total[..., None], logsumexp, jnp.exp(logsumexp - self.highest) / total
+        lse = self.highest + jnp.log(total)
+        return self.values / total[..., None], lse, jnp.exp(lse - self.highest) / total
 
 
-def scored(
+def tile_scores(
     tiling: Tiling, query: Queries, key: Keys, learned: Arrays, fixed: Arrays
 ) -> tuple[Array, Array | None, Any]:
-    """Scores ``(B, Hk, G, bq, bk)``, ``-inf`` where hidden, their slope if they are capped, and the
-    transpose of the bias.
+    """Scores of a tile, the derivative of their cap if they have one, and the bias's transpose.
 
-    The transpose takes gradients of scores to those of learned arrays and of features.
+    Scores are ``(B, Hk, G, bq, bk)``, and ``-inf`` where masked. The transpose takes gradients of
+    scores to gradients of learned arrays and of features.
 
-    XLA computes scores where the highest is found, and again where it is taken off. There it makes
-    one operation of ``product * scale - highest``, so that the highest less itself is not 0 but the
-    rounding of the product: for scores beyond ``3e9`` that is more than ``exp`` can hold. So a
-    maximum follows, which changes no finite score. A choice would not do: XLA takes the difference
-    inside of it. Scaled queries would, but are slower.
+    XLA computes scores twice: for their maximum, and where the maximum is subtracted. There it
+    fuses ``product * scale - highest`` into one operation. The highest score less itself is then
+    not 0 but the rounding of the product, which ``exp`` cannot hold for scores beyond ``3e9``. A
+    ``maximum`` that changes no finite score prevents this. ``where`` does not: XLA moves the
+    difference inside of it. Scaled queries would, but are slower.
     """
-    scores = _product("bhgqd,bhkd->bhgqk", query.vectors, key.vectors, tiling.dtype)
-    seen = _visible(tiling, query, key)
-    scores = jnp.maximum(scores * tiling.scale, jnp.finfo(scores.dtype).min)
-    slope = None
+    scores = _product("bhgqd,bhkd->bhgqk", query.q, key.k, tiling.dtype)
+    mask = _visible(tiling, query, key)
+    scores = jnp.maximum(scores * tiling.scale, np.finfo(scores.dtype).min)
+    d_cap = None
     if tiling.softcap is not None:
         ratio = jnp.tanh(scores / tiling.softcap)
-        scores, slope = tiling.softcap * ratio, 1 - ratio * ratio
+        scores, d_cap = tiling.softcap * ratio, 1 - ratio * ratio
 
-    def bias_of(learned: Arrays, query_own: Arrays, key_own: Arrays) -> Array | None:
+    def compute_bias(learned: Arrays, query_floats: Arrays, key_floats: Arrays) -> Array | None:
         at = query.side.encoded_pos[..., :, None], key.side.encoded_pos[..., None, :]
         arrays, dtype = {**learned, **fixed}, tiling.dtype
-        if tiling.by_distance:
-            bias = _toeplitz(tiling.scheme, *at, arrays, dtype=dtype, xp=jnp)
+        bias: Array | None
+        if tiling.bias_from_distances:
+            bias = _bias_from_distances(tiling.scheme, *at, arrays, dtype=dtype, xp=jnp)
         else:
-            own = {"query": query.side.features | query_own, "key": key.side.features | key_own}
-            bias = bias_tile(tiling.scheme, *at, arrays, **own, dtype=dtype, xp=jnp)
-        return None if bias is None else _grouped(bias, scores.shape)
+            bias = bias_tile(
+                tiling.scheme,
+                *at,
+                arrays,
+                query=query.side.features | query_floats,
+                key=key.side.features | key_floats,
+                dtype=dtype,
+                xp=jnp,
+            )
+        return None if bias is None else _split_heads(bias, scores.shape)
 
-    bias, transpose = jax.vjp(bias_of, learned, _floats(query.side), _floats(key.side))
+    bias, transpose = jax.vjp(
+        compute_bias, learned, _float_features(query.side), _float_features(key.side)
+    )
     if bias is None:
-        return _masked(scores, seen), slope, lambda _: transpose(None)
+        return _mask_scores(scores, mask), d_cap, lambda _: transpose(None)
     finite = bias != -jnp.inf
-    scores = _masked(scores + bias, finite if seen is None else seen & finite)
-    return scores, slope, transpose
+    scores = _mask_scores(scores + bias, finite if mask is None else mask & finite)
+    return scores, d_cap, transpose
 
 
-def _floats(side: Side) -> Arrays:
+def _float_features(side: Side) -> Arrays:
     """Features that have gradients: places are integers."""
-    return {n: a for n, a in side.features.items() if jnp.isdtype(a.dtype, "real floating")}
+    return {name: a for name, a in side.features.items() if is_float(a)}
 
 
-def gradients(
+def tile_gradients(
     tiling: Tiling,
     query: Queries,
     key: Keys,
@@ -135,77 +134,80 @@ def gradients(
     fixed: Arrays,
     *rows: Array,
 ) -> tuple[Queries, Keys, Arrays]:
-    """What a tile adds to the gradients of its queries, its keys and the learned arrays.
+    """A tile's part of the gradients of its queries, its keys and the learned arrays.
 
-    ``rows``: of each query the gradient of its output, its log-sum-exp, and the product of its
-    output and the gradient of that.
+    ``rows``: per query the gradient of its output, its log-sum-exp, and ``delta``, the product of
+    its output and that gradient.
     """
-    d_out, logsumexp, delta = rows
+    d_out, lse, delta = rows
     product = partial(_product, dtype=tiling.dtype)
-    scores, slope, transpose_bias = scored(tiling, query, key, learned, fixed)
-    weights = jnp.exp(scores - logsumexp[..., None])
-    d_out = d_out.astype(key.values.dtype)
-    d_scores = weights * (product("bhgqd,bhkd->bhgqk", d_out, key.values) - delta[..., None])
-    d_learned, d_of_query, d_of_key = transpose_bias(d_scores)
-    d_scores = d_scores if slope is None else d_scores * slope
-    d_scores = (d_scores * tiling.scale).astype(key.vectors.dtype)
-    d_query = product("bhgqk,bhkd->bhgqd", d_scores, key.vectors)
-    d_key = product("bhgqk,bhgqd->bhkd", d_scores, query.vectors)
-    d_value = product("bhgqk,bhgqd->bhkd", weights.astype(d_out.dtype), d_out)
+    scores, d_cap, transpose_bias = tile_scores(tiling, query, key, learned, fixed)
+    weights = jnp.exp(scores - lse[..., None])
+    d_out = d_out.astype(key.v.dtype)
+    d_scores = weights * (product("bhgqd,bhkd->bhgqk", d_out, key.v) - delta[..., None])
+    d_learned, d_query_features, d_key_features = transpose_bias(d_scores)
+    d_scores = d_scores if d_cap is None else d_scores * d_cap
+    d_scores = (d_scores * tiling.scale).astype(key.k.dtype)
+    d_q = product("bhgqk,bhkd->bhgqd", d_scores, key.k)
+    d_k = product("bhgqk,bhgqd->bhkd", d_scores, query.q)
+    d_v = product("bhgqk,bhgqd->bhkd", weights.astype(d_out.dtype), d_out)
     return (
-        Queries(d_query, _gradient(query.side, d_of_query)),
-        Keys(d_key, d_value, _gradient(key.side, d_of_key), None),
+        Queries(d_q, _side_gradients(query.side, d_query_features)),
+        Keys(d_k, d_v, _side_gradients(key.side, d_key_features)),
         d_learned,
     )
 
 
-def _gradient(side: Side, found: Arrays) -> Side:
-    """Gradients of features, in the shape of a side; None for integers."""
-    return Side(None, None, None, {n: found.get(n) for n in side.features})
+def _side_gradients(side: Side, d_features: Arrays) -> Side:
+    """Gradients of features, in the structure of a side; None for integers."""
+    return Side(None, None, None, {name: d_features.get(name) for name in side.features})
 
 
 def _visible(tiling: Tiling, query: Queries, key: Keys) -> Array | None:
-    """Which query sees which key, ``(B or 1, 1, 1, bq, bk)``; None if each sees all."""
+    """The mask of a tile, ``(B or 1, 1, 1, bq, bk)``; None if every query sees every key."""
     q_seg = k_seg = None
     if query.side.seg is not None and key.side.seg is not None:
         q_seg, k_seg = query.side.seg[..., :, None], key.side.seg[..., None, :]
     at = query.side.pos[..., :, None], key.side.pos[..., None, :]
-    seen = visible(
+    mask: Array | None = visible(
         *at, q_seg, k_seg,
         causal=tiling.causal, window=tiling.window, sink_tokens=tiling.sink_tokens,
     )  # fmt: skip
     if tiling.mask is not None:
         own = tiling.mask(*at, q_seg, k_seg)
-        seen = own if seen is None else seen & own
-    if key.real is not None:
-        real = key.real[..., None, :]
-        seen = real if seen is None else seen & real
-    return None if seen is None else seen[:, :, None]
+        mask = own if mask is None else mask & own
+    if key.valid is not None:
+        valid = key.valid[..., None, :]
+        mask = valid if mask is None else mask & valid
+    return None if mask is None else mask[:, :, None]
 
 
-def _toeplitz(scheme: PositionScheme, q: Array, k: Array, *arrays: Any, **keywords: Any) -> Array:
+def _bias_from_distances(
+    scheme: PositionScheme, q: Array, k: Array, arrays: Arrays, *, dtype: Any, xp: Any
+) -> Array:
     """``bias_tile`` of a relative scheme at consecutive positions, from ``bq + bk - 1`` distances.
 
-    Values repeated with a period one longer than the rows they are cut into move by one column a
-    row, so no element is gathered, and none is scattered in the gradient.
+    The tile is Toeplitz. Repeating a vector of length ``2n`` with row length ``2n - 1`` shifts each
+    row by one, so nothing is gathered, and nothing is scattered in the gradient.
     """
     rows, columns = q.shape[-2], k.shape[-1]
     count = rows + columns - 1
     distances = k[..., :1] - q[..., :1, :] + jnp.arange(1 - rows, columns)
-    values = bias_tile(scheme, jnp.zeros_like(distances), distances, *arrays, **keywords)
+    values = bias_tile(scheme, jnp.zeros_like(distances), distances, arrays, dtype=dtype, xp=xp)
+    assert values is not None
     padded = jnp.pad(values[..., 0, :], ((0, 0), (0, 0), (0, 1)))
-    moved = jnp.tile(padded, rows)[..., : rows * count]
-    return moved.reshape(*padded.shape[:2], rows, count)[..., rows - 1 :]
+    shifted = jnp.tile(padded, rows)[..., : rows * count]
+    return shifted.reshape(*padded.shape[:2], rows, count)[..., rows - 1 :]
 
 
-def _grouped(bias: Array, shape: tuple[int, ...]) -> Array:
+def _split_heads(bias: Array, shape: tuple[int, ...]) -> Array:
     """``(B or 1, H or 1, bq, bk)`` as ``(B, Hk, G, bq, bk)``."""
     batch, kv_heads, group, *tile = shape
     return jnp.broadcast_to(bias, (batch, kv_heads * group, *tile)).reshape(shape)
 
 
-def _masked(scores: Array, seen: Array | None) -> Array:
-    return scores if seen is None else jnp.where(seen, scores, -jnp.inf)
+def _mask_scores(scores: Array, mask: Array | None) -> Array:
+    return scores if mask is None else jnp.where(mask, scores, -jnp.inf)
 
 
 def _product(formula: str, left: Array, right: Array, dtype: Any) -> Array:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from posenc_jax.derivatives import no_second
+from posenc_jax.derivatives import forbid_second_derivatives
 from posenc_jax.fused.plan import Operands, Places, Plan
 
 NAME = "implementation 'pallas'"
@@ -60,14 +60,14 @@ def attend(kernels: Kernels, plan: Plan, operands: Operands, places: Places) -> 
 def _forward(
     kernels: Kernels, plan: Plan, operands: Operands, places: Places
 ) -> tuple[tuple[Array, Array], Any]:
-    out, logsumexp = kernels.forward(plan, no_second(operands, NAME), places)
+    out, logsumexp = kernels.forward(plan, forbid_second_derivatives(operands, NAME), places)
     return (out, logsumexp), (operands, places, out, logsumexp)
 
 
 def _backward(kernels: Kernels, plan: Plan, saved: Any, d_results: Any) -> tuple[Any, None]:
     operands, places, out, logsumexp = saved
-    operands, out, logsumexp = no_second((operands, out, logsumexp), NAME)
-    d_out, d_logsumexp = no_second(d_results, NAME)
+    operands, out, logsumexp = forbid_second_derivatives((operands, out, logsumexp), NAME)
+    d_out, d_logsumexp = forbid_second_derivatives(d_results, NAME)
     delta = jnp.sum(out.astype(jnp.float32) * d_out.astype(jnp.float32), axis=-1) - d_logsumexp
     rows = Rows(d_out.astype(out.dtype), logsumexp, delta)
     d_q, d_rows, d_q_feature = kernels.d_queries(plan, operands, places, rows)

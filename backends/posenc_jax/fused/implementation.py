@@ -23,11 +23,11 @@ from posenc.backend import (
     has_bias,
     has_bias_by_distance,
 )
-from posenc_jax.chunked.loops import varying_over
-from posenc_jax.derivatives import reverse_only
+from posenc_jax.derivatives import forbid_forward_mode
 from posenc_jax.fused.gradients import NAME, Kernels, attend
 from posenc_jax.fused.plan import FLOOR, Form, planned, why_not_pairs
 from posenc_jax.fused.target import Target, target
+from posenc_jax.trees import varying_axes
 
 FEW_QUERIES = 16  # most of a block of queries would be padding
 # Modules of kernels; imported when they are asked for, because each needs its own JAX.
@@ -85,7 +85,7 @@ def fused(call: Call) -> tuple[Array, Array | None]:
     module = _module(here)
     formed, form = _formed(call, module, here)
     plan, operands, places = planned(formed, form, module.block(formed, form))
-    out, lse = attend(module.kernels(here), plan, reverse_only(operands, NAME), places)
+    out, lse = attend(module.kernels(here), plan, forbid_forward_mode(operands, NAME), places)
     out, lse = out[:, :, : plan.q_len], lse[:, :, : plan.q_len]
     if isinstance(formed.scheme, _Keyed):
         return out, None
@@ -110,7 +110,7 @@ def unsupported(call: Call) -> str | None:
     here = target()
     if here.platform not in _MODULES:
         return f"kernels are for {' and '.join(_MODULES)}, the device is a {here.platform}"
-    if axes := varying_over(call.q):
+    if axes := varying_axes(call.q):
         return (
             f"a kernel cannot tell that its results vary over {sorted(map(str, axes))}: give "
             "jax.shard_map check_vma=False"

@@ -1,0 +1,264 @@
+"""The forward and the backward pass, which send keys round the shards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from posenc.backend import Call, Implementation, Range, Side, visible_between
+from posenc_jax.tokens import Keys, Queries
+from posenc_jax.trees import Arrays, gradients_as, is_float, make_varying, zero_gradients
+
+T = TypeVar("T")
+
+
+class ShardAttention(NamedTuple):
+    """Attention to keys of one shard, ``(B, H, Q, Dv)``, and its log-sum-exp ``(B, H, Q)``."""
+
+    out: Array
+    lse: Array
+
+
+class RunningAttention(NamedTuple):
+    """Attention to the shards so far: a mean by the weights ``exp(lse - highest)``.
+
+    ``total`` is the sum of the weights. One log-sum-exp for ``highest`` and ``total`` together
+    has no digits left for the sum where scores are large.
+    """
+
+    out: Array
+    highest: Array
+    total: Array
+
+    @classmethod
+    def empty(cls, shape: tuple[int, ...], dtype: Any) -> RunningAttention:
+        """Attention to no key: its log-sum-exp is low but finite, so that differences are too."""
+        lowest = jnp.full(shape[:-1], np.finfo(dtype).min, dtype)
+        return cls(jnp.zeros(shape, dtype), lowest, jnp.zeros(shape[:-1], dtype))
+
+    def select(self, rows: slice) -> RunningAttention:
+        """Attention from some of the queries."""
+        return RunningAttention(*(a[:, :, rows] for a in self))
+
+    def merge(self, part: ShardAttention) -> RunningAttention:
+        """Attention to more keys."""
+        highest = jnp.maximum(self.highest, part.lse)
+        own = self.total * jnp.exp(self.highest - highest)
+        added = jnp.exp(part.lse - highest)
+        total = own + added
+        own, added = ((share / total)[..., None] for share in (own, added))
+        return RunningAttention(self.out * own + part.out * added, highest, total)
+
+    def lse(self) -> Array:
+        """The log-sum-exp over all parts, ``(B, H, Q)``."""
+        return self.highest + jnp.log(self.total)
+
+    def share_of(self, part: ShardAttention) -> Array:
+        """The part's share of the weight of all keys, ``(B, H, Q)``."""
+        return jnp.exp(part.lse - self.highest) / self.total
+
+
+@dataclass(frozen=True, eq=False)
+class Ring:
+    """The static arguments of the passes.
+
+    Attributes
+    ----------
+    implementation, call
+        Computes attention to keys of one shard; the call, without its arrays.
+    has_mask
+        Whether a query may see some of the keys only.
+    axis_name, shards
+        The mesh axis and its size.
+    """
+
+    implementation: Implementation
+    call: Call
+    has_mask: bool
+    axis_name: str | tuple[str, ...]
+    shards: int
+
+    def rotate(self, arrays: T) -> T:
+        """Send arrays to the next shard, and receive those of the one before."""
+        to = [(i, (i + 1) % self.shards) for i in range(self.shards)]
+
+        def send(array: Array) -> Array:
+            received: Array = lax.ppermute(array, self.axis_name, to)  # type: ignore[no-untyped-call] # JAX's
+            return received
+
+        received: T = jax.tree.map(send, arrays)
+        return received
+
+    def attend(self, queries: Queries, keys: Keys, arrays: Arrays) -> ShardAttention:
+        """Attention to the keys of one shard, or to some of them."""
+        call = replace(
+            self.call,
+            q=queries.q, query=queries.side, k=keys.k, v=keys.v, key=keys.side, arrays=arrays,
+        )  # fmt: skip
+        run: Any = self.implementation.run
+        return ShardAttention(*(a.astype(call.dtype) for a in run(call)))
+
+    def block_pairs(self, query: Side, key: Side) -> list[tuple[slice, slice, Array | bool]]:
+        """Halves of queries and of keys, and whether any query of one sees any key of the other."""
+        if not self.has_mask:
+            return [(slice(None), slice(None), True)]
+        halves = (_halves(side.pos.shape[-1]) for side in (query, key))
+        return [
+            (rows, columns, self._any_visible(query.select(rows), key.select(columns)))
+            for rows, columns in product(*halves)
+        ]
+
+    def _any_visible(self, query: Side, key: Side) -> Array:
+        """Judged by ranges of positions and segments, over all sequences of the batch together."""
+        call = self.call
+        segments = (None if side.seg is None else _range(side.seg) for side in (query, key))
+        any_visible, _ = visible_between(
+            _range(query.pos), _range(key.pos), *segments,
+            causal=call.causal, window=call.window, sink_tokens=call.sink_tokens, xp=jnp,
+        )  # fmt: skip
+        return jnp.all(any_visible)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def attend_ring(ring: Ring, queries: Queries, keys: Keys, arrays: Arrays) -> tuple[Array, Array]:
+    """Attention ``(B, H, Q, Dv)`` of this shard's queries to all keys, and its log-sum-exp.
+
+    Both in the working float.
+    """
+    return _forward(ring, queries, keys, arrays)[0]
+
+
+def _forward(
+    ring: Ring, queries: Queries, keys: Keys, arrays: Arrays
+) -> tuple[tuple[Array, Array], Any]:
+    """Attention, and the residuals of its gradients: no array of another shard."""
+
+    def absorb(running: RunningAttention, visiting: Keys) -> RunningAttention:
+        for rows, columns, any_visible in ring.block_pairs(queries.side, visiting.side):
+            some_queries, some_keys = _select(queries, rows), _select(visiting, columns)
+
+            def merge(
+                own: RunningAttention, q: Queries = some_queries, k: Keys = some_keys
+            ) -> RunningAttention:
+                return own.merge(ring.attend(q, k, arrays))
+
+            own = _cond(any_visible, merge, lambda own: own, running.select(rows))
+            running = RunningAttention(
+                *(a.at[:, :, rows].set(b) for a, b in zip(running, own, strict=True))
+            )
+        return running
+
+    def hop(_: Any, carry: tuple[RunningAttention, Keys]) -> tuple[RunningAttention, Keys]:
+        running, visiting = carry
+        arriving = ring.rotate(visiting)  # before the work, so that the two may overlap
+        return absorb(running, visiting), arriving
+
+    shape = (*queries.q.shape[:3], keys.v.shape[-1])
+    start = make_varying(RunningAttention.empty(shape, ring.call.dtype), queries)
+    running, visiting = lax.fori_loop(0, ring.shards - 1, hop, (start, keys))
+    running = absorb(running, visiting)
+    return (running.out, running.lse()), (queries, keys, arrays, running)
+
+
+def _backward(ring: Ring, residuals: Any, d_results: tuple[Array, Array]) -> tuple[Any, ...]:
+    """Send keys round again. Their gradients follow one hop behind, and arrive at home."""
+    queries, keys, arrays, running = residuals
+    d_out, d_lse = d_results
+    # The gradient of the whole log-sum-exp by that of a part is the share of the part.
+    delta = jnp.sum(running.out * d_out, axis=-1) - d_lse
+
+    def block_gradients(rows: slice, block: Any) -> Any:
+        part, transpose = jax.vjp(ring.attend, *block)
+        share = running.select(rows).share_of(part)
+        d_part = d_out[:, :, rows] * share[..., None]
+        d_part_lse = jnp.sum(part.out * d_part, axis=-1) - share * delta[:, :, rows]
+        d_block = transpose(ShardAttention(d_part, d_part_lse))
+        return _cast_floats(d_block, block, ring.call.dtype)
+
+    def add(sums: Any, visiting: Keys) -> Any:
+        for rows, columns, any_visible in ring.block_pairs(queries.side, visiting.side):
+            block = _select(queries, rows), _select(visiting, columns), arrays
+
+            def compute(_: Any, rows: Any = rows, block: Any = block) -> Any:
+                return block_gradients(rows, block)
+
+            zeros = zero_gradients(block, ring.call.dtype)
+            d_queries, d_keys, d_arrays = _cond(any_visible, compute, lambda zeros: zeros, zeros)
+            sums = (
+                _add_at(sums[0], d_queries, rows),
+                _add_at(sums[1], d_keys, columns),
+                jax.tree.map(jnp.add, sums[2], d_arrays),
+            )
+        return sums
+
+    def step(sums: Any, visiting: Keys) -> Any:
+        d_queries, d_keys, d_arrays = sums
+        return add((d_queries, ring.rotate(d_keys), d_arrays), visiting)
+
+    def hop(_: Any, carry: Any) -> Any:
+        sums, visiting = carry
+        arriving = ring.rotate(visiting)
+        return step(sums, visiting), arriving
+
+    start = zero_gradients((queries, keys, arrays), ring.call.dtype)
+    sums, visiting = lax.fori_loop(0, ring.shards - 1, hop, (start, keys))
+    d_queries, d_keys, d_arrays = step(sums, visiting)
+    gradients: tuple[Any, ...] = gradients_as(
+        (queries, keys, arrays), (d_queries, ring.rotate(d_keys), d_arrays)
+    )
+    return gradients
+
+
+attend_ring.defvjp(_forward, _backward)
+
+
+def without_arrays(call: Call) -> Call:
+    """The static part of a call: traced arrays must not be kept in it."""
+    nothing: Any = None
+    names = ("q", "k", "v", "query", "key", "sink")
+    return replace(call, aligned=False, arrays={}, **dict.fromkeys(names, nothing))
+
+
+def _cond(condition: Array | bool, do: Callable[[Any], Any], otherwise: Any, operand: Any) -> Any:
+    """``lax.cond``, unless the condition is known."""
+    return do(operand) if condition is True else lax.cond(condition, do, otherwise, operand)
+
+
+def _halves(length: int) -> list[slice]:
+    """Halves of a shard: in a zigzag layout one is early and the other late."""
+    middle = length // 2
+    return [slice(None)] if middle == 0 else [slice(0, middle), slice(middle, length)]
+
+
+def _range(values: Array) -> Range:
+    """The lowest and the highest integer, as one block."""
+    return jnp.min(values)[None, None], jnp.max(values)[None, None]
+
+
+def _select(arrays: T, tokens: slice) -> T:
+    """Some of the tokens of ``Queries`` or ``Keys``."""
+    selected: T = jax.tree.map(lambda a: a[(*_before_tokens(a), tokens)], arrays)
+    return selected
+
+
+def _add_at(arrays: Any, part: Any, tokens: slice) -> Any:
+    """The arrays, with a part added to some of their tokens."""
+    return jax.tree.map(lambda a, b: a.at[(*_before_tokens(a), tokens)].add(b), arrays, part)
+
+
+def _before_tokens(array: Array) -> tuple[slice, ...]:
+    """Index of the axes before tokens: batch and heads, but integers have no heads."""
+    return (slice(None),) * min(2, array.ndim - 1)
+
+
+def _cast_floats(gradients: Any, arrays: Any, dtype: Any) -> Any:
+    """Gradients in a dtype; None for integers."""
+    return jax.tree.map(lambda a, g: g.astype(dtype) if is_float(a) else None, arrays, gradients)
