@@ -1,6 +1,6 @@
-"""A call cut into blocks of queries and of keys: which of them meet, from their ranges alone.
+"""Visibility between blocks of queries and blocks of keys, from their ranges of positions.
 
-Work and memory are ``O((L / n)**2)`` for blocks of ``n``, never ``L**2``.
+Work and memory are ``O((L / n)**2)`` for blocks of ``n`` tokens, never ``O(L**2)``.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ from posenc.attn.call import Call
 from posenc.protocol import Array, Namespace, Window
 
 Range: TypeAlias = tuple[Array, Array]
-"""Lowest and highest of every block, each ``(B or 1, n)``."""
+"""Minimum and maximum of every block, each ``(B or 1, n)`` for ``n`` blocks."""
 
 
 def visible_blocks(call: Call, block: int) -> tuple[Array, Array]:
-    """Pairs of blocks ``(B or 1, nq, nk)`` that may hold a visible pair of a query and a key, and
-    those in which all pairs are visible.
+    """``any_visible`` and ``all_visible``, booleans ``(B or 1, nq, nk)`` for each pair of blocks.
+
+    ``any_visible`` is True if some pair of a query and a key in the blocks may be visible, and
+    ``all_visible`` is True only if all pairs are.
     """
     query, key = call.query, call.key
     q_pos, k_pos = (block_ranges(side.pos, block, call.xp) for side in (query, key))
@@ -27,11 +29,11 @@ def visible_blocks(call: Call, block: int) -> tuple[Array, Array]:
         None if side.seg is None else block_ranges(side.seg, block, call.xp)
         for side in (query, key)
     )
-    some, every = visible_between(
+    any_visible, all_visible = visible_between(
         q_pos, k_pos, q_seg, k_seg,
         causal=call.causal, window=call.window, sink_tokens=call.sink_tokens, xp=call.xp,
     )  # fmt: skip
-    return some, every if call.mask is None else every & False
+    return any_visible, all_visible if call.mask is None else all_visible & False
 
 
 def visible_between(
@@ -45,56 +47,56 @@ def visible_between(
     sink_tokens: int = 0,
     xp: Namespace,
 ) -> tuple[Array, Array]:
-    """What ``visible_blocks`` returns, from the ranges of positions and segments."""
-    (q_low, q_high), (k_low, k_high) = _facing(q_pos, k_pos)
-    some = xp.ones_like(q_low - k_low, dtype=xp.bool)
-    every = some
+    """``any_visible`` and ``all_visible`` as in ``visible_blocks``, from ranges of the blocks."""
+    (q_low, q_high), (k_low, k_high) = _broadcast_ranges(q_pos, k_pos)
+    any_visible = xp.ones_like(q_low - k_low, dtype=xp.bool)
+    all_visible = any_visible
     if causal:
-        some, every = some & (k_low <= q_high), every & (k_high <= q_low)
+        any_visible, all_visible = any_visible & (k_low <= q_high), all_visible & (k_high <= q_low)
     if window is not None:
-        inside, whole = _inside(q_low - k_high, q_high - k_low, window, some)
+        any_inside, all_inside = _inside(q_low - k_high, q_high - k_low, window, any_visible)
         if sink_tokens:
-            inside = inside | ((k_high >= 0) & (k_low < sink_tokens))
-            whole = whole | ((k_low >= 0) & (k_high < sink_tokens))
-        some, every = some & inside, every & whole
+            any_inside = any_inside | ((k_high >= 0) & (k_low < sink_tokens))
+            all_inside = all_inside | ((k_low >= 0) & (k_high < sink_tokens))
+        any_visible, all_visible = any_visible & any_inside, all_visible & all_inside
     if q_seg is not None and k_seg is not None:
-        (q_low, q_high), (k_low, k_high) = _facing(q_seg, k_seg)
-        some = some & (q_low <= k_high) & (k_low <= q_high)
-        every = every & (q_low == k_high) & (k_low == q_high)
-    return some, every
+        (q_low, q_high), (k_low, k_high) = _broadcast_ranges(q_seg, k_seg)
+        any_visible = any_visible & (q_low <= k_high) & (k_low <= q_high)
+        all_visible = all_visible & (q_low == k_high) & (k_low == q_high)
+    return any_visible, all_visible
 
 
-def _inside(nearest: Array, farthest: Array, window: Window, like: Array) -> tuple[Array, Array]:
-    """Whether any, and whether every ``q_pos - k_pos`` between two ends is inside of a window."""
+def _inside(low: Array, high: Array, window: Window, like: Array) -> tuple[Array, Array]:
+    """Whether any, and whether all of ``q_pos - k_pos`` in ``low .. high`` are inside a window."""
     left, right = window
-    some = every = like | True
+    any_inside = all_inside = like | True
     if left is not None:
-        some, every = some & (nearest <= left), every & (farthest <= left)
+        any_inside, all_inside = any_inside & (low <= left), all_inside & (high <= left)
     if right is not None:
-        some, every = some & (farthest >= -right), every & (nearest >= -right)
-    return some, every
+        any_inside, all_inside = any_inside & (high >= -right), all_inside & (low >= -right)
+    return any_inside, all_inside
 
 
 def block_ranges(values: Array, block: int, xp: Namespace) -> Range:
-    """Lowest and highest of every block of integers ``(L,)`` or ``(B, L)``."""
+    """Minimum and maximum of every block of integers ``(L,)`` or ``(B, L)``."""
     values = values[None, :] if len(values.shape) == 1 else values
     missing = -values.shape[-1] % block
     if missing:
         last = xp.broadcast_to(values[:, -1:], (values.shape[0], missing))
         values = xp.concat([values, last], axis=-1)
-    cut = xp.reshape(values, (values.shape[0], -1, block))
-    return xp.min(cut, axis=-1), xp.max(cut, axis=-1)
+    blocks = xp.reshape(values, (values.shape[0], -1, block))
+    return xp.min(blocks, axis=-1), xp.max(blocks, axis=-1)
 
 
 def block_max(values: Array, block: int, xp: Namespace) -> Array:
-    """The highest number of every block along the last axis, ``(..., n)``."""
+    """Maximum of every block along the last axis, ``(..., n)``."""
     missing = -values.shape[-1] % block
-    whole = pad_neg_inf(values, 0, missing, xp) if missing else values
-    return xp.max(xp.reshape(whole, (*whole.shape[:-1], -1, block)), axis=-1)
+    padded = pad_neg_inf(values, 0, missing, xp) if missing else values
+    return xp.max(xp.reshape(padded, (*padded.shape[:-1], -1, block)), axis=-1)
 
 
 def pad_neg_inf(values: Array, before: int, after: int, xp: Namespace) -> Array:
-    """With ``-inf`` before and after, along the last axis."""
+    """``values`` with ``-inf`` added before and after, along the last axis."""
     sides = (
         xp.full((*values.shape[:-1], n), -math.inf, dtype=values.dtype, device=device(values))
         for n in (before, after)
@@ -103,6 +105,7 @@ def pad_neg_inf(values: Array, before: int, after: int, xp: Namespace) -> Array:
     return xp.concat([first, values, last], axis=-1)
 
 
-def _facing(q: Range, k: Range) -> tuple[Range, Range]:
+def _broadcast_ranges(q: Range, k: Range) -> tuple[Range, Range]:
+    """Ranges of queries and of keys that broadcast to ``(B or 1, nq, nk)``."""
     low, high = (a[:, :, None] for a in q)
     return (low, high), (k[0][:, None, :], k[1][:, None, :])

@@ -1,4 +1,4 @@
-"""What a cache keeps of the tokens that came before, for a scheme: read off its hooks."""
+"""The contents of a key-value cache that a scheme needs, derived from its hooks."""
 
 from __future__ import annotations
 
@@ -10,23 +10,25 @@ from posenc.protocol import PositionScheme
 
 @dataclass(frozen=True)
 class CacheNeeds:
-    """What to keep of tokens, so that later ones can be attended from alone.
+    """What a cache must keep of earlier tokens, to decode later ones without them.
 
-    Positions, segments and places are the caller's: what is given of the new tokens must be given
-    of those that are kept.
+    Positions, segments and places are up to the caller: if they are given for new tokens, they must
+    be given for cached ones.
 
     Attributes
     ----------
     keep
-        Names of arguments of ``attention`` that grow by each token: ``("k", "v")``, or
+        Names of arguments of ``attention`` that grow with each token: ``("k", "v")``, or
         ``("k", "v", "k_features")``.
     transformed
-        Whether keys are kept transformed, and given with ``k_transformed=True``; else as they are.
+        Whether the cache holds transformed keys, which ``k_transformed=True`` announces. If not, it
+        holds raw keys.
     features
-        Whether the features of new tokens are computed by ``posenc.features`` and given as
-        ``q_features``, beside ``k_features``: those that are kept, or ``{}``.
+        Whether ``posenc.features`` must compute the features of new tokens. Pass them as
+        ``q_features``, with the cached ``k_features`` or ``{}``.
     carry
-        Names of sums of which the last ones are kept, for ``carry`` of ``posenc.features``.
+        Names of cumulative sums whose last values the cache keeps, for ``carry`` of
+        ``posenc.features``.
     """
 
     keep: tuple[str, ...]
@@ -36,7 +38,7 @@ class CacheNeeds:
 
 
 def cache_needs(scheme: PositionScheme) -> CacheNeeds:
-    """The smallest cache from which a scheme goes on.
+    """The smallest cache that a scheme can decode from.
 
     >>> import posenc
     >>> cache_needs(posenc.RoPE(64))
@@ -46,12 +48,12 @@ def cache_needs(scheme: PositionScheme) -> CacheNeeds:
     hooks = scheme.hooks()
     transformed = "transform" in hooks and "regions" not in hooks
     features = "hidden_features" in hooks or bool(scheme.cumulative)
-    # Features of key vectors come back from the vectors, unless those are transformed.
-    of_keys = features or ("key_features" in hooks and transformed)
-    # A key that is transformed already has what its transform read.
-    read = bool(hooks & _READERS)
-    keep = ("k", "v", "k_features") if of_keys and read else ("k", "v")
-    return CacheNeeds(keep, transformed, features or of_keys, tuple(scheme.cumulative))
+    # Features of key vectors can be computed again, unless the cached keys are transformed.
+    has_key_features = features or ("key_features" in hooks and transformed)
+    # A feature that only transform reads is not needed for keys that are transformed.
+    read = bool(hooks & _READ_KEY_FEATURES)
+    keep = ("k", "v", "k_features") if has_key_features and read else ("k", "v")
+    return CacheNeeds(keep, transformed, features or has_key_features, tuple(scheme.cumulative))
 
 
-_READERS = frozenset({"bias", "key_bias", "adjust_scores", "regions"})
+_READ_KEY_FEATURES = frozenset({"bias", "key_bias", "adjust_scores", "regions"})

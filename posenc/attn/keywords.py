@@ -1,4 +1,4 @@
-"""Keywords of other libraries' attention, and what takes their place here."""
+"""Keywords of other attention libraries, and what to write here instead."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ _MASK = (
     "function of positions; causal=, window= and segments (q_seg=, k_seg=) are faster"
 )
 _PADDING = "say k_valid=, booleans (B, K) that are True for keys that exist"
-_DROPOUT = "weights are not dropped out here; drop out the result, or hidden states"
-_WEIGHTS = "weights are not returned: they are L x L, which no fast implementation holds"
-_BIAS = "say bias=, (B or 1, H or 1, Q, K); what depends on positions is a scheme's own bias"
-_GROUPED = "leave it out: keys and values with fewer heads are understood as they are"
+_DROPOUT = "there is no dropout of weights; apply dropout to the result, or to hidden states"
+_WEIGHTS = "weights are not returned: they are L x L, and no fast implementation holds them"
+_BIAS = "say bias=, (B or 1, H or 1, Q, K); a bias that depends on positions is part of a scheme"
+_GROUPED = "leave it out: keys and values may have fewer heads than queries"
 _POSITIONS = (
-    "positions of queries and of keys are q_pos= and k_pos=; those that repeat, as of image "
-    "tokens, are places, q_axes= and k_axes="
+    "say q_pos= and k_pos=; positions that repeat, as those of image tokens, are places: q_axes= "
+    "and k_axes="
 )
-_LENGTHS = "lengths of a batch are segments, q_seg= and k_seg= (posenc.positions.packed)"
+_LENGTHS = "say q_seg= and k_seg=, segments (posenc.positions.packed makes them from lengths)"
 _WINDOW = "say window=(left, right), or a width W for |q_pos - k_pos| < W"
 _CAP = "say softcap="
 _SINK = (
-    "a sink is a scheme's: from posenc.schemes import Sink, and Sink(scheme), whose "
-    "params['sink'] is (H,)"
+    "a sink is part of the scheme: posenc.schemes.Sink(scheme) has the learned array "
+    "params['sink'], (H,)"
 )
 _FEATURES = "gates are features now: say q_features= and k_features= (posenc.features)"
 _FLEX = "for flex_attention itself, use posenc_torch.score_mod and posenc_torch.block_mask"
@@ -43,7 +43,7 @@ _ADVICE = {
     "padding_mask": _PADDING,
     "attn_bias": _BIAS,
     "position_bias": _BIAS,
-    "alibi_slopes": "the scheme has them: posenc.ALiBi(num_heads, slopes=...)",
+    "alibi_slopes": "slopes are part of the scheme: posenc.ALiBi(num_heads, slopes=...)",
     "dropout": _DROPOUT,
     "dropout_p": _DROPOUT,
     "dropout_rate": _DROPOUT,
@@ -77,21 +77,21 @@ _ADVICE = {
 
 
 def advise_unknown(function: Callable[P, R]) -> Callable[P, R]:
-    """``function``, which answers an unknown keyword with what to write instead."""
+    """Decorate ``function``: the error for an unknown keyword says what to write instead."""
     names = [*inspect.signature(function).parameters, *Options.__annotations__]
     accepted = frozenset(names) - {"options"}
 
     @functools.wraps(function)
-    def answered(*args: P.args, **kwargs: P.kwargs) -> R:
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
         for name in kwargs:
             if name not in accepted:
-                raise TypeError(_answer(function.__name__, name, accepted))
+                raise TypeError(_message(function.__name__, name, accepted))
         return function(*args, **kwargs)
 
-    return answered
+    return checked
 
 
-def _answer(function: str, name: str, accepted: frozenset[str]) -> str:
+def _message(function: str, name: str, accepted: frozenset[str]) -> str:
     advice = _ADVICE.get(name)
     head = f"{function}() has no keyword {name!r}"
     return f"{head}{nearest(name, sorted(accepted))}" if advice is None else f"{head}: {advice}"

@@ -1,4 +1,4 @@
-"""Keywords that every function of attention takes, written once."""
+"""The keywords that every attention function takes, written once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MaskFunction: TypeAlias = Callable[..., Array]
 
 
 class Options(TypedDict, total=False):
-    """Keywords of ``posenc.attention``, which explains them."""
+    """Keywords of ``posenc.attention``, whose docstring explains them."""
 
     q_pos: Array | None
     k_pos: Array | None
@@ -47,28 +47,28 @@ ARRAYS = (
     "x",
     "q_x",
 )
-"""Those that are arrays."""
+"""Names of options that are arrays."""
 FEATURES = ("q_features", "k_features")
-"""Those that map names to arrays."""
+"""Names of options that map names to arrays."""
 
 
 def map_arrays(options: Options, function: Callable[[Any], Any]) -> Options:
-    """The options, a function applied to every array."""
-    found: dict[str, Any] = dict(options)
+    """The options with ``function`` applied to every array."""
+    mapped: dict[str, Any] = dict(options)
     for name in ARRAYS:
-        if found.get(name) is not None and not callable(found[name]):
-            found[name] = function(found[name])
+        if mapped.get(name) is not None and not callable(mapped[name]):
+            mapped[name] = function(mapped[name])
     for name in FEATURES:
-        if isinstance(found.get(name), Mapping):
-            found[name] = {n: function(a) for n, a in found[name].items()}
-    return found  # type: ignore[return-value]
+        if isinstance(mapped.get(name), Mapping):
+            mapped[name] = {n: function(a) for n, a in mapped[name].items()}
+    return mapped  # type: ignore[return-value]  # a dict with the keys of Options
 
 
 def float_arrays(options: Options) -> list[Any]:
-    """What may make the working float wider."""
+    """The arrays among the options whose dtype may make the working dtype float64."""
     given: dict[str, Any] = dict(options)
-    found = [given.get(name) for name in ("x", "q_x", "bias")]
+    arrays = [given.get(name) for name in ("x", "q_x", "bias")]
     for name in FEATURES:
         if isinstance(given.get(name), Mapping):
-            found += given[name].values()
-    return found
+            arrays += given[name].values()
+    return arrays

@@ -1,8 +1,8 @@
-"""Sums over the tokens of a segment in the order of positions, without a matrix of ``L x L``.
+"""Cumulative sums within segments, in the order of positions, without an ``L x L`` matrix.
 
-Tokens are sorted by segment and position; then each takes the sum of the 1, 2, 4, ... tokens before
-it that are of its segment. That is ``O(L log L)`` work in ``O(L)`` memory, and no sum is a
-difference of two larger ones, so that float32 keeps its digits however long a packed row is.
+Tokens are sorted by segment and position. Then each token adds the sum of the 1, 2, 4, ... tokens
+before it in its segment. This takes ``O(L log L)`` work and ``O(L)`` memory. No sum is a difference
+of two larger ones, so float32 keeps its precision in long packed rows.
 """
 
 from __future__ import annotations
@@ -16,78 +16,76 @@ from posenc.protocol import Array, Namespace
 
 
 class Tokens(NamedTuple):
-    """Where sums are read: positions ``(L,)`` or ``(B, L)``, and segments or None."""
+    """Positions ``(L,)`` or ``(B, L)`` of tokens, and their segments or None."""
 
     pos: Array
     seg: Array | None
 
 
 def segment_sums(
-    values: Array, at: Tokens, readers: Tokens, *, xp: Namespace
+    values: Array, key: Tokens, query: Tokens, *, xp: Namespace
 ) -> tuple[Array, Array]:
-    """Sums up to the positions of the tokens, and of readers.
+    """Cumulative sums of values of keys, read at the keys and at the queries.
 
     Parameters
     ----------
     values
-        ``(B, H, K)`` or ``(B, H, K, M)``.
-    at
-        Where these tokens stand.
-    readers
-        Other positions at which the sums are read, ``Q`` of them.
+        One value per key, ``(B, H, K)`` or ``(B, H, K, M)``.
+    key, query
+        Positions and segments of the ``K`` keys and of the ``Q`` queries.
 
     Returns
     -------
-    ``(B, H, K, ...)`` and ``(B, H, Q, ...)``: the sum over all tokens of the same segment at this
-    position or before it; 0 where there is none.
+    ``(B, H, K, ...)`` and ``(B, H, Q, ...)``: for each key and each query, the sum over all keys of
+    its segment at its position or before it; 0 if there is none.
     """
-    if _exported(xp):
-        return tuple(_by_product(values, at, where, xp) for where in (at, readers))
+    if _is_exporting(xp):
+        return tuple(_sums_by_matmul(values, key, readers, xp) for readers in (key, query))
     batch, k_len = values.shape[0], values.shape[2]
-    pos, seg = (_joined(k, q, batch, xp) for k, q in zip(at, readers, strict=True))
+    pos, seg = (_concat_integers(k, q, batch, xp) for k, q in zip(key, query, strict=True))
     assert pos is not None
     order = xp.argsort(pos, axis=-1, stable=True)
     if seg is not None:
         by_segment = xp.argsort(xp.take_along_axis(seg, order, axis=-1), axis=-1, stable=True)
         order = xp.take_along_axis(order, by_segment, axis=-1)
-    missing = pos.shape[-1] - k_len
-    zeros = xp.zeros(
-        (*values.shape[:2], missing, *values.shape[3:]), dtype=values.dtype, device=device(values)
+    q_len = pos.shape[-1] - k_len
+    zeros = xp.zeros(  # queries add nothing to the sums
+        (*values.shape[:2], q_len, *values.shape[3:]), dtype=values.dtype, device=device(values)
     )
-    sums = _along(xp.concat([values, zeros], axis=2), order, xp)
+    sums = _take_tokens(xp.concat([values, zeros], axis=2), order, xp)
     own = [xp.take_along_axis(a, order, axis=-1) for a in (seg, pos) if a is not None]
     start = _first_of_run(own[:-1], pos, xp)
     sums = _running_sum(sums, start, xp)
-    # Tokens that share a position see each other: they take the sum at the last of them.
+    # Tokens with the same position see each other: each takes the sum at the last of them.
     last = (
         pos.shape[-1]
         - 1
         - xp.flip(_first_of_run([xp.flip(a, axis=-1) for a in own], pos, xp), axis=-1)
     )
     back = xp.argsort(order, axis=-1)
-    found = _along(sums, xp.take_along_axis(last, back, axis=-1), xp)
-    return found[:, :, :k_len, ...], found[:, :, k_len:, ...]
+    sums = _take_tokens(sums, xp.take_along_axis(last, back, axis=-1), xp)
+    return sums[:, :, :k_len, ...], sums[:, :, k_len:, ...]
 
 
-def _exported(xp: Namespace) -> bool:
-    """Whether ``torch.export`` makes a program, in which doubling would fix the length."""
+def _is_exporting(xp: Namespace) -> bool:
+    """Whether ``torch.export`` is tracing, where the loop over powers of 2 would fix the length."""
     compiler = getattr(xp, "compiler", None)
     return bool(getattr(compiler, "is_exporting", bool)())
 
 
-def _by_product(values: Array, at: Tokens, where: Tokens, xp: Namespace) -> Array:
-    """The same sums from one product with a matrix of ``L x L``."""
-    counted = as_row(at.pos) <= as_column(where.pos)
-    if at.seg is not None and where.seg is not None:
-        counted = counted & (as_row(at.seg) == as_column(where.seg))
+def _sums_by_matmul(values: Array, key: Tokens, readers: Tokens, xp: Namespace) -> Array:
+    """The same sums, as a product with an ``L x L`` matrix."""
+    counted = as_row(key.pos) <= as_column(readers.pos)
+    if key.seg is not None and readers.seg is not None:
+        counted = counted & (as_row(key.seg) == as_column(readers.seg))
     counted = xp.astype(counted, values.dtype)
     if len(values.shape) == 4:
         return xp.matmul(counted, values)
     return xp.matmul(counted, values[..., None])[..., 0]
 
 
-def _joined(k: Array | None, q: Array | None, batch: int, xp: Namespace) -> Array | None:
-    """Integers of tokens and of readers one after the other, ``(B, K + Q)``."""
+def _concat_integers(k: Array | None, q: Array | None, batch: int, xp: Namespace) -> Array | None:
+    """Integers of keys and of queries in one array ``(B, K + Q)``; None if either is None."""
     if k is None or q is None:
         return None
     wide = xp.arange(1).dtype  # an index, and wide enough for both
@@ -95,14 +93,14 @@ def _joined(k: Array | None, q: Array | None, batch: int, xp: Namespace) -> Arra
     return xp.concat(list(both), axis=-1)
 
 
-def _along(values: Array, order: Array, xp: Namespace) -> Array:
-    """``values (B, H, L, ...)`` in another order ``(B, L)``."""
+def _take_tokens(values: Array, order: Array, xp: Namespace) -> Array:
+    """``values (B, H, L, ...)`` at the token indices ``order (B, L)``."""
     index = order[:, None, :] if len(values.shape) == 3 else order[:, None, :, None]
     return xp.take_along_axis(values, xp.broadcast_to(index, values.shape), axis=2)
 
 
 def _first_of_run(keys: list[Array], like: Array, xp: Namespace) -> Array:
-    """For each place of sorted rows, the first place with the same keys, ``(B, L)``."""
+    """For each index of sorted rows, the first index with the same ``keys``, ``(B, L)``."""
     index = xp.arange(like.shape[-1], dtype=like.dtype, device=device(like))
     first = xp.zeros_like(like)
     for own in keys:
@@ -110,7 +108,7 @@ def _first_of_run(keys: list[Array], like: Array, xp: Namespace) -> Array:
         begins = xp.where(changed, index[1:], 0)
         first = xp.maximum(first, xp.concat([xp.zeros_like(first[:, :1]), begins], axis=-1))
     step = 1
-    while step < like.shape[-1]:  # the highest so far
+    while step < like.shape[-1]:  # a cumulative maximum
         higher = xp.maximum(first[:, step:], first[:, :-step])
         first = xp.concat([first[:, :step], higher], axis=-1)
         step *= 2
@@ -118,14 +116,14 @@ def _first_of_run(keys: list[Array], like: Array, xp: Namespace) -> Array:
 
 
 def _running_sum(values: Array, start: Array, xp: Namespace) -> Array:
-    """Sums from ``start (B, L)`` up to each place, along axis 2."""
+    """Sums from index ``start (B, L)`` up to each index, along axis 2."""
     index = xp.arange(start.shape[-1], dtype=start.dtype, device=device(start))
-    room = (index - start)[:, None, :]  # so many places are before each one in its run
-    room = room if len(values.shape) == 3 else room[..., None]
+    preceding = (index - start)[:, None, :]  # number of tokens before this one in its run
+    preceding = preceding if len(values.shape) == 3 else preceding[..., None]
     step = 1
     while step < values.shape[2]:
-        inside = room[:, :, step:, ...] >= step
-        moved = xp.where(inside, values[:, :, :-step, ...], 0.0)
-        values = xp.concat([values[:, :, :step, ...], values[:, :, step:, ...] + moved], axis=2)
+        same_run = preceding[:, :, step:, ...] >= step
+        shifted = xp.where(same_run, values[:, :, :-step, ...], 0.0)
+        values = xp.concat([values[:, :, :step, ...], values[:, :, step:, ...] + shifted], axis=2)
         step *= 2
     return values

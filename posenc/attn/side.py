@@ -1,6 +1,6 @@
-"""One side of a call of attention, queries or keys: what is known of its tokens beside vectors.
+"""One side of a call of attention: positions, segments, places and features of its tokens.
 
-Tiles slice it, rings send it, kernels load it.
+Tiles slice it, ring attention sends it, and kernels load it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from posenc.protocol import Array
 
 
 class Side(NamedTuple):
-    """Tokens of one side.
+    """The tokens of the queries, or of the keys, without their vectors.
 
     Attributes
     ----------
@@ -21,9 +21,10 @@ class Side(NamedTuple):
     seg
         Segments, likewise; None without segments.
     places
-        What a bias on one axis reads instead of positions, likewise; None: the positions.
+        What the scheme encodes instead of positions, likewise; None for the positions themselves.
+        With several ``axes`` there is one more axis, until the tokens are transformed.
     features
-        By name, ``(B or 1, H or 1, L)`` or ``(B or 1, H or 1, L, M)``.
+        Name -> ``(B or 1, H or 1, L)`` or ``(B or 1, H or 1, L, M)``.
     """
 
     pos: Array
@@ -33,11 +34,11 @@ class Side(NamedTuple):
 
     @property
     def encoded_pos(self) -> Array:
-        """What a bias reads as ``q`` or ``k``."""
+        """The positions that the scheme encodes: ``places``, or ``pos`` if there are none."""
         return self.pos if self.places is None else self.places
 
     def select(self, tokens: slice, heads: slice = slice(None)) -> Side:
-        """Some of the tokens, and of heads; views."""
+        """Views of some tokens, and of some heads."""
         pos, seg, places = (
             None if a is None else a[..., tokens] for a in (self.pos, self.seg, self.places)
         )
@@ -45,7 +46,7 @@ class Side(NamedTuple):
         return Side(pos, seg, places, features)
 
     def map_features(self, function: Callable[[Array], Any]) -> Side:
-        """A function of every feature; integers as they are."""
+        """The same side with ``function`` applied to every feature."""
         return self._replace(features={n: function(a) for n, a in self.features.items()})
 
 
