@@ -1,4 +1,4 @@
-"""posenc for PyTorch: attention with any scheme, and modules that own the learned params."""
+"""posenc for PyTorch: attention with any scheme, and modules that hold the learned params."""
 
 from posenc_torch.api import IMPLEMENTATIONS, attention, explain
 from posenc_torch.flex.api import block_mask, score_mod

@@ -1,4 +1,4 @@
-"""Attention with any scheme in PyTorch, on the implementation that serves the call."""
+"""Attention with any scheme in PyTorch, by the implementation that serves the call."""
 
 from __future__ import annotations
 
@@ -27,10 +27,9 @@ from posenc.backend import (
     prepare,
     working_dtype,
 )
-from posenc_torch import folded
+from posenc_torch import folded, sdpa
 from posenc_torch.chunked import implementation as chunked
 from posenc_torch.flex import implementation as flex
-from posenc_torch.sdpa import refuses, sdpa, without_lse
 
 
 @advise_unknown
@@ -48,8 +47,8 @@ def attention(
 ) -> Any:
     """``softmax(scale * transform(q) @ transform(k).T + bias) @ v`` in the layout of torch.
 
-    Heads are axis 1 and tokens axis 2, ``(B, H, L, D)``; ``posenc_jax`` has them the other way.
-    Under autocast q, k and v are rounded to its dtype, and nothing else is.
+    Heads are axis 1 and tokens axis 2, ``(B, H, L, D)``; ``posenc_jax`` has ``(B, L, H, D)``.
+    Autocast rounds q, k and v to its dtype, and nothing else.
 
     Parameters
     ----------
@@ -58,14 +57,14 @@ def attention(
         ``torch.nn.functional.scaled_dot_product_attention``.
     implementation
         A name of ``IMPLEMENTATIONS``, or ``"auto"``: the first of them that serves the call well.
-        ``"flex"`` is FlexAttention with the bias inside the kernel, compiled on the first call;
-        ``"chunked"`` takes queries in parts, in ``O(L)`` memory; ``"folded"`` folds a key bias
-        into the head dimension; ``"sdpa"`` gives the whole bias to
-        ``scaled_dot_product_attention`` as its mask; ``"reference"`` is the definition.
+        ``"flex"`` is FlexAttention with the bias inside the kernel, compiled on the first call.
+        ``"chunked"`` computes blocks of queries one after another, in ``O(L)`` memory.
+        ``"folded"`` folds a key bias into the head dimension. ``"sdpa"`` passes the whole bias to
+        ``scaled_dot_product_attention`` as its mask. ``"reference"`` is the definition.
     skip_blocks
-        Whether ``"flex"`` and ``"chunked"`` leave out blocks of keys that provably round to nothing
-        under a bias that decays (``posenc.attn.negligible``). Results of finite values then differ
-        by less than half a rounding of the largest.
+        Whether ``"flex"`` and ``"chunked"`` skip key blocks that are provably negligible under a
+        bias that decays (``posenc.attn.negligible``). Results of finite values then differ by less
+        than half a rounding of the largest.
     scheme, params, causal, options
         As in ``posenc.attention``: positions, segments, places, ``k_valid``, ``window``,
         ``sink_tokens``, ``bias``, ``mask``, ``softcap``, ``scale``, ``k_transformed``, hidden
@@ -73,16 +72,16 @@ def attention(
 
     Returns
     -------
-    ``(B, H, Q, Dv)`` in q's dtype, differentiable in q, k, v, x, bias, features and params. A row
-    that may see nothing is 0, with zero gradients. NaN in what nobody sees reaches nothing, as in
-    ``posenc.attention``, but for ``"flex"``. With ``return_lse`` also the log-sum-exp.
+    ``(B, H, Q, Dv)`` in q's dtype, differentiable in q, k, v, x, bias, features and params. A
+    fully masked row is 0, with zero gradients. NaN in fully masked queries and keys does not
+    spread, as in ``posenc.attention``, except with ``"flex"``. ``return_lse`` adds the log-sum-exp.
 
     Raises
     ------
     NotImplementedError
-        The named implementation cannot serve this call; says why.
+        The named implementation cannot serve this call; the message says why.
     TypeError, ValueError
-        A wrong argument, by name, value and what is accepted.
+        A wrong argument; the message has its name, its value and what is accepted.
     """
     half = _autocast(q)
     with nullcontext() if half is None else torch.autocast(q.device.type, enabled=False):
@@ -106,7 +105,7 @@ def explain(
 ) -> Explanation:
     """Which implementation ``attention`` takes for the same arguments, and why not the others.
 
-    A dict that prints well: ``implementation``, the name, and ``others``, name -> reason.
+    A dict that prints as text: ``implementation`` is the name, ``others`` maps names to reasons.
     """
     half = _autocast(q)
     with nullcontext() if half is None else torch.autocast(q.device.type, enabled=False):
@@ -115,9 +114,10 @@ def explain(
 
 
 def _autocast(q: Tensor) -> torch.dtype | None:
-    """What autocast makes of queries, keys and values; None where it is off.
+    """The dtype to which autocast rounds q, k and v; None where autocast is off.
 
-    It is off inside: it would also round biases, sums of gates and bounds of scores.
+    ``attention`` switches it off inside, because it would also round biases, cumulative sums and
+    bounds of scores.
     """
     kind = q.device.type if isinstance(q, Tensor) else "none"
     enabled = kind in ("cpu", "cuda") and torch.is_autocast_enabled(kind)
@@ -136,32 +136,32 @@ def _call(
     options: Options,
 ) -> Call:
     _check_not_nested({"q": q, "k": k, "v": v, **options})
-    tensors = _widened(q, k, v, [*float_arrays(options), *as_mapping(params).values()])
+    tensors = _promote_float64(q, k, v, [*float_arrays(options), *as_mapping(params).values()])
     call = prepare(*tensors, scheme, params, causal, skip_blocks=skip_blocks, xp=xp, **options)
     if half is None or call.dtype == torch.float64:
         return call
-    return replace(_rounded(call, half), regions=tuple(_rounded(r, half) for r in call.regions))
+    return replace(_round(call, half), regions=tuple(_round(r, half) for r in call.regions))
 
 
-def _rounded(call: Call, half: torch.dtype) -> Call:
+def _round(call: Call, half: torch.dtype) -> Call:
     return replace(call, q=call.q.to(half), k=call.k.to(half), v=call.v.to(half))
 
 
-def _check_not_nested(given: Mapping[str, Any]) -> None:
-    """A nested tensor has no length that positions could be counted to."""
-    for name, array in given.items():
+def _check_not_nested(arguments: Mapping[str, Any]) -> None:
+    """A nested tensor has several lengths, so default positions are undefined."""
+    for name, array in arguments.items():
         if isinstance(array, Tensor) and array.is_nested:
             raise TypeError(
-                f"{name} is a nested tensor, accepted are those of one length: put the sequences "
-                "one after another, with q_pos, k_pos, q_seg and k_seg of "
+                f"{name} is a nested tensor, only tensors of one length are accepted: concatenate "
+                "the sequences, with q_pos, k_pos, q_seg and k_seg of "
                 "posenc.positions.packed(lengths), or pad them"
             )
 
 
-def _widened(
+def _promote_float64(
     q: Tensor, k: Tensor, v: Tensor, others: Sequence[Any]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k and v, in float64 if anything is: before a transform could round them."""
+    """q, k and v, in float64 if any argument is: before a transform could round them."""
     if working_dtype([q, k, v, *others], xp=xp) != torch.float64:
         return q, k, v
     check_shapes(q, k, v, xp=xp)
@@ -175,20 +175,32 @@ def _reference(call: Call) -> tuple[Tensor, Tensor]:
 
 _IMPLEMENTATIONS = (
     Implementation(
-        "flex", flex.flex,
-        unsupported=flex.refuses, not_preferred=flex.avoided, without_lse=flex.without_lse,
+        "flex",
+        flex.flex,
+        unsupported=flex.unsupported,
+        not_preferred=flex.not_preferred,
+        without_lse=flex.without_lse,
     ),
     Implementation(
         "chunked",
         chunked.chunked,
-        unsupported=chunked.refuses,
-        not_preferred=chunked.avoided,
+        unsupported=chunked.unsupported,
+        not_preferred=chunked.not_preferred,
     ),
     Implementation(
-        "folded", folded.folded,
-        unsupported=folded.refuses, not_preferred=folded.avoided, without_lse=without_lse,
+        "folded",
+        folded.folded,
+        unsupported=folded.unsupported,
+        not_preferred=folded.not_preferred,
+        without_lse=sdpa.without_lse,
     ),
-    Implementation("sdpa", sdpa, unsupported=refuses, without_lse=without_lse, takes_sink=True),
+    Implementation(
+        "sdpa",
+        sdpa.sdpa,
+        unsupported=sdpa.unsupported,
+        without_lse=sdpa.without_lse,
+        takes_sink=True,
+    ),
     Implementation("reference", _reference, whole_rows=True),
-)  # fmt: skip
+)
 IMPLEMENTATIONS = tuple(implementation.name for implementation in _IMPLEMENTATIONS)

@@ -1,7 +1,7 @@
 """A key bias folded into the head dimension, so that SDPA serves it without a mask.
 
-Flash kernels, cuDNN and the like then serve ALiBi as if it were not there, with exact gradients.
-``posenc.attn.folded`` says how.
+Flash kernels and cuDNN then serve ALiBi without a mask, with exact gradients. The algorithm is in
+``posenc.attn.folded``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def folded(call: Call) -> tuple[Tensor, None]:
     """``(B, H, Q, Dv)`` by ``scaled_dot_product_attention`` without a mask."""
     q, k, v = promoted(call)
     batch, heads, q_len, dim = q.shape
-    if k.shape[1] != heads:  # each head's keys carry its own bias
+    if k.shape[1] != heads:  # the keys of each head carry its own bias
         k, v = (a.repeat_interleave(heads // a.shape[1], dim=1) for a in (k, v))
     # Exact in float64: float32 is off by 1e-4 where slope times position is a thousand.
     wide = {name: array.double() for name, array in call.arrays.items()}
@@ -30,32 +30,32 @@ def folded(call: Call) -> tuple[Tensor, None]:
     bias = (bias / call.scale).expand(batch, heads, -1)
     q, k = fold_key_bias(q, k, bias, detach=torch.Tensor.detach, xp=call.xp)
     width = v.shape[3]
-    if width == dim:  # some kernels want values as wide as keys
+    if width == dim:  # some kernels require values as wide as keys
         v = torch.nn.functional.pad(v, (0, q.shape[3] - width))
     out = scaled_dot_product_attention(q, k, v, is_causal=q_len > 1, scale=call.scale)
     return out[..., :width], None
 
 
-def refuses(call: Call) -> str | None:
-    """Why a call has no bias that could be folded in, or SDPA does not take it."""
+def unsupported(call: Call) -> str | None:
+    """Why a call has no bias to fold in, or why SDPA cannot serve it without a mask."""
     if (why := why_not_foldable(call)) is not None:
         return why
     if not (has_native_visible(call) and call.plain):
         return (
-            "SDPA without a mask knows aligned positions, as many queries as keys or one, "
-            "no window, no segments, no mask, bias or cap of the caller's and a scale above 0"
+            "SDPA without a mask needs aligned positions, as many queries as keys or one, "
+            "no window, no segments, no mask, bias or softcap of the caller and a scale above 0"
         )
     dtype, bias = promoted(call)[0].dtype, bias_by_key(call)
     if bias is not None and bias.requires_grad and torch.finfo(dtype).bits < 32:
         return (
-            f"the bias learns, and its gradient would be rounded to {dtype} before it is summed: "
-            "sums that cancel lose all their digits"
+            f"the bias is learned, and its gradient would be rounded to {dtype} before it is "
+            "summed: sums that cancel lose all their digits"
         )
     return None
 
 
-def avoided(call: Call) -> str:
-    """Why ``"auto"`` passes by."""
+def not_preferred(call: Call) -> str:
+    """Why ``"auto"`` skips it."""
     if call.q.device.type == "cpu":
-        return "on a CPU SDPA in parts, with a mask, is faster"
-    return "nobody measured it on a GPU yet"
+        return "on a CPU 'chunked' is faster"
+    return "it has not been measured on a GPU yet"

@@ -1,4 +1,4 @@
-"""Fully masked rows and keys count as 0, at no cost where they are finite."""
+"""Fully masked queries and keys count as 0, without a copy where all values are finite."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from posenc.backend import (
 Tensors = tuple[Tensor, Tensor, Tensor]
 
 
-def zero_fully_masked(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensors:
-    """q, k and v with 0 for what nobody sees; themselves where all are seen, or finite.
+def zero_fully_masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensors:
+    """q, k and v with 0 for fully masked queries and keys; unchanged if there are none, or finite.
 
-    Copies of keys and values take longer than a decoding step does, and sums of them a tenth. On a
-    GPU, or while a program is traced, values are not read, and the copies are made.
+    Copies of keys and values take longer than a decoding step; their sums take a tenth of it. On a
+    GPU, or in a traced program, values are not read, so the copies are made.
     """
-    queries, keys = not_fully_masked(seen, xp=xp)
-    if _holds(queries.all() & keys.all()) or _holds(_finite(q) & _finite(k) & _finite(v)):
+    queries, keys = not_fully_masked(mask, xp=xp)
+    if _is_true(queries.all() & keys.all()) or _is_true(_finite(q) & _finite(k) & _finite(v)):
         return q, k, v
     return zero_unless(q, k, v, queries, keys, xp=xp)
 
 
 def _finite(array: Tensor) -> Tensor:
-    """Whether all are, and their sum; a sum that overflows is a copy too many."""
+    """Whether the sum is finite: then all values are. An overflow only costs the copy."""
     return array.detach().sum(dtype=torch.promote_types(array.dtype, torch.float32)).isfinite()
 
 
-def _holds(flag: Tensor) -> bool:
-    known = concrete_values(flag, xp)
-    return known is not None and bool(known)
+def _is_true(flag: Tensor) -> bool:
+    value = concrete_values(flag, xp)
+    return value is not None and bool(value)

@@ -1,4 +1,4 @@
-"""Modules that own the learned params of a scheme, and of the schemes of a model."""
+"""Modules that hold the learned params of one scheme, or of the schemes of a model."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from posenc_torch.api import attention
 
 
 class Position(nn.Module):
-    """The positional encoding of one layer as a module: it owns the learned params, nothing else.
+    """The positional encoding of one layer as a module, which holds only the learned params.
 
-    For a model of several layers take ``Positions``: it adds an embedding once, and layers share
-    what their scheme shares. There are no buffers: constants and angles are made in the call, so
-    that neither ``.to(dtype)`` nor loading a checkpoint can round them.
+    For a model of several layers use ``Positions``: it adds an embedding once, and layers share the
+    params that their scheme shares. There are no buffers. Constants and angles are computed in the
+    call, so neither ``.to(dtype)`` nor loading a checkpoint rounds them.
 
-    A model that holds it may be wrapped: ``fully_shard``, ``DistributedDataParallel``. Sharded by
-    itself it needs ``register_fsdp_forward_method(position, "attend")``, and likewise for
-    ``"embed"``, because it has no ``forward``. Where params or tokens are ``DTensor``, call it
-    under ``implicit_replication()``, for what is made in the call is the same in every process,
-    with ``implementation="sdpa"`` for a learned bias, else ``"reference"``: PyTorch shards no
+    A model with a ``Position`` may be wrapped by ``fully_shard`` or ``DistributedDataParallel``. If
+    the ``Position`` itself is sharded, call ``register_fsdp_forward_method(position, "attend")``,
+    and the same for ``"embed"``, because it has no ``forward``. With ``DTensor`` params or tokens,
+    call it under ``implicit_replication()``, because every process computes the same constants.
+    There use ``implementation="sdpa"`` for a learned bias, else ``"reference"``: PyTorch shards no
     other kernel.
 
     Parameters
@@ -45,9 +45,9 @@ class Position(nn.Module):
     scheme
         Any ``PositionScheme``.
     window
-        Of the layer's attention: a query sees keys at ``|q_pos - k_pos| < window``. Default: all.
+        Window of the layer: a query sees keys at ``|q_pos - k_pos| < window``. Default: all keys.
     device, dtype
-        Of the params.
+        Device and dtype of the params.
     """
 
     def __init__(
@@ -65,9 +65,9 @@ class Position(nn.Module):
         for name, spec in scheme.param_specs().items():
             empty = torch.empty(spec.shape, device=device, dtype=dtype)
             self.register_parameter(name, nn.Parameter(empty))
-        # Of calls, so in no state_dict. A scheme without an embedding never touches them.
+        # State of calls, which is not in the state_dict. Only schemes with an embedding use it.
         self._unembedded = True
-        self._placed: int | None = None  # tokens that the last embed put at 0, 1, 2, ...
+        self._embedded_len: int | None = None  # tokens of the last embed at default positions
         self.reset_parameters()
 
     @property
@@ -77,20 +77,20 @@ class Position(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draw first values anew, from torch's default generator."""
+        """Draw initial values again, with torch's default generator."""
         if not self.params or any(p.is_meta for p in self.params.values()):
             return
         seed = int(torch.randint(2**62, ()))
         for name, value in posenc.init_params(self.scheme, seed).items():
-            self.params[name].copy_(_placed_like(self.params[name], torch.from_numpy(value)))
+            self.params[name].copy_(_distribute_like(self.params[name], torch.from_numpy(value)))
 
     def embed(self, x: Tensor, pos: Tensor | None = None) -> Tensor:
         """Token embeddings ``x (B, L, dim)`` plus the scheme's embedding of ``pos``.
 
-        ``pos`` is ``(L,)`` or ``(B, L)``, default ``0 .. L - 1``: give it while decoding, because
-        the length of a cache is not known here. Without an embedding, ``x`` itself.
+        ``pos`` is ``(L,)`` or ``(B, L)``, default ``0 .. L - 1``. Give it while decoding, because
+        ``embed`` does not know the length of the cache. Without an embedding, returns ``x`` itself.
         """
-        self._remember(x.shape[-2] if pos is None else None)
+        self._record_embed(x.shape[-2] if pos is None else None)
         if pos is None:
             pos = torch.arange(x.shape[-2], device=x.device)
         term = posenc.embedding(self.scheme, pos, self.params, xp=xp)
@@ -99,23 +99,23 @@ class Position(nn.Module):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, **keywords: Any) -> Tensor:
         """``posenc_torch.attention`` with this scheme, these params and the layer's window.
 
-        ``window=`` in a call takes the place of the layer's; ``window=None`` is none. A scheme with
-        an embedding warns once if ``embed`` was never called. ``causal=True`` at default positions
-        is a ``ValueError`` if k is longer than what the last ``embed`` put at default positions:
-        the queries were embedded as if they were the first tokens. Compiled programs do not check
-        this.
+        ``window=`` in a call replaces that of the layer; ``window=None`` is no window. A scheme
+        with an embedding warns once if ``embed`` was never called. ``causal=True`` at default
+        positions is a ``ValueError`` if k is longer than the input of the last ``embed`` at default
+        positions: the queries were then embedded as if they were the first tokens. Compiled
+        programs do not check this.
         """
         keywords = {"window": self.window, **keywords}
-        out = attention(q, k, v, *attention_part(self.scheme, self.params), **keywords)
+        out: Tensor = attention(q, k, v, *attention_part(self.scheme, self.params), **keywords)
         self._check_embedded(k, keywords)
         return out
 
-    def _remember(self, placed: int | None) -> None:
+    def _record_embed(self, length: int | None) -> None:
         if has_embedding(self.scheme) and not _exporting():
             self._unembedded = False
-            # A program that reads a length from here would be compiled anew for each.
-            known = not torch.compiler.is_compiling() and type(placed) is int
-            self._placed = placed if known else None
+            # A program that reads a length from here would be compiled again for each length.
+            known = not torch.compiler.is_compiling() and type(length) is int
+            self._embedded_len = length if known else None
 
     def _check_embedded(self, k: Tensor, keywords: dict[str, Any]) -> None:
         if not has_embedding(self.scheme) or _exporting():
@@ -124,18 +124,18 @@ class Position(nn.Module):
             self._unembedded = False
             _warn_unembedded(type(self.scheme).__name__)
         elif not torch.compiler.is_compiling():
-            _check_placed(self._placed, k, **keywords)
+            _check_embedded_len(self._embedded_len, k, **keywords)
 
     def extra_repr(self) -> str:
-        own = "" if self.window is None else f", window={self.window}"
-        return f"{self.scheme!r}{own}"
+        window = "" if self.window is None else f", window={self.window}"
+        return f"{self.scheme!r}{window}"
 
 
 @dataclass(frozen=True)
 class OtherWindow:
-    """A ``Position`` that layers share, as a layer with another window than its own sees it.
+    """A ``Position`` that layers share, for a layer with another window.
 
-    No module: what it holds is in the ``state_dict`` of the one it stands for.
+    It is no module: its params are in the ``state_dict`` of the shared ``Position``.
     """
 
     position: Position
@@ -156,33 +156,33 @@ class OtherWindow:
         return self.position.embed(x, pos)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, **keywords: Any) -> Tensor:
-        """``Position.attend`` inside this window, unless ``window=`` is given."""
+        """``Position.attend`` with this window, unless ``window=`` is given."""
         return self.position.attend(q, k, v, **{"window": self.window, **keywords})
 
 
 class Positions(nn.Module):
     """The positional encodings of a model, one ``Position`` per layer.
 
-    ``positions.embed(x)`` once, before the first layer; then ``positions[layer].attend(q, k, v)``,
-    or ``for block, position in zip(blocks, positions)``. Layers with an equal scheme that is
-    ``shared`` (T5) or has an embedding are served by one and the same module; where their windows
-    differ, by views of it, ``OtherWindow``, with the same methods. Each learned array is in the
-    ``state_dict`` once, under the first layer that uses it: ``"0.table"``.
+    Call ``positions.embed(x)`` once, before the first layer; then
+    ``positions[layer].attend(q, k, v)``, or ``for block, position in zip(blocks, positions)``.
+    Layers with an equal scheme that is ``shared`` (T5) or has an embedding use the same module. If
+    their windows differ, they get views of it, ``OtherWindow``, with the same methods. Each learned
+    array is in the ``state_dict`` once, under the first layer that uses it: ``"0.table"``.
 
-    Hand a layer its ``Position`` in the call. A block that keeps one as a submodule of its own
-    writes it to the ``state_dict`` a second time.
+    Pass a layer its ``Position`` in the call. A block that keeps one as a submodule writes it to
+    the ``state_dict`` a second time.
 
     Parameters
     ----------
     scheme
-        A ``PositionScheme`` for every layer, or a list or tuple of them that layers take in turn.
+        A ``PositionScheme`` for every layer, or a list or tuple of them through which layers cycle.
     layers
         Number of layers.
     windows
-        None, one window for every layer, or a list or tuple of windows and Nones that layers take
-        in turn: ``windows=[512, 512, None]``.
+        None, one window for every layer, or a list or tuple of windows and Nones through which
+        layers cycle: ``windows=[512, 512, None]``.
     device, dtype
-        Of the params.
+        Device and dtype of the params.
     """
 
     def __init__(
@@ -196,7 +196,7 @@ class Positions(nn.Module):
     ) -> None:
         super().__init__()
         self.plan = plan = LayerPlan.of(scheme, layers, windows)
-        # Plain tuples, which torch's compiler reads.
+        # Plain tuples, because torch's compiler can read them.
         self._names = tuple(str(layer) for layer in plan.sources)
         self._windows = plan.windows
         self._differs = tuple(
@@ -204,35 +204,37 @@ class Positions(nn.Module):
         )
         for layer in plan.first_layers:
             scheme, window = plan.schemes[layer], plan.windows[layer]
-            one = Position(scheme, window=window, device=device, dtype=dtype)
-            self.add_module(str(layer), one)
+            position = Position(scheme, window=window, device=device, dtype=dtype)
+            self.add_module(str(layer), position)
 
     def __len__(self) -> int:
         return len(self._names)
 
     def __getitem__(self, layer: int) -> Position | OtherWindow:
-        """What serves a layer; layers that share params and window get the same module."""
+        """The encoding of a layer; layers that share params and window get the same module."""
         return self._at(check_layer(layer, len(self)))
 
     def __iter__(self) -> Iterator[Position | OtherWindow]:
         return iter([self._at(layer) for layer in range(len(self))])
 
     def _at(self, layer: int) -> Position | OtherWindow:
-        # Made anew each time, because a wrapper may take the place of a module.
+        # Looked up each time, because a wrapper may replace a module.
         module: Any = self._modules[self._names[layer]]
         return OtherWindow(module, self._windows[layer]) if self._differs[layer] else module
 
     def embed(self, x: Tensor, pos: Tensor | None = None) -> Tensor:
         """Token embeddings ``x (B, L, dim)`` plus the embedding of each scheme, as in ``Position``.
 
-        Each embedding once, however many layers have its scheme.
+        Each embedding is added once, however many layers have its scheme.
         """
+        position: Any  # a wrapper may replace a Position
         for position in self.children():
             x = position.embed(x, pos)
         return x
 
     def reset_parameters(self) -> None:
-        """Draw all first values anew, from torch's default generator."""
+        """Draw all initial values again, with torch's default generator."""
+        position: Any  # a wrapper may replace a Position
         for position in self.children():
             position.reset_parameters()
 
@@ -240,37 +242,38 @@ class Positions(nn.Module):
         return f"layers={len(self)}"
 
 
-@torch.compiler.assume_constant_result  # a compiler runs it while tracing, and goes on
+# The compiler runs it while tracing, because Dynamo cannot trace a warning.
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # untyped in torch
 def _warn_unembedded(name: str) -> None:
     warnings.warn(
-        f"{name} adds an embedding to the tokens, and attend was called before embed: attention "
-        "knows no positions from it; call x = position.embed(x) once, before the first layer",
+        f"{name} adds an embedding to the tokens, but attend was called before embed, so attention "
+        "has no positions; call x = position.embed(x) once, before the first layer",
         SchemeWarning,
         stacklevel=4,
     )
 
 
-def _check_placed(
-    placed: int | None, k: Tensor, causal: bool = False, q_pos: Tensor | None = None, **_: Any
+def _check_embedded_len(
+    length: int | None, k: Tensor, causal: bool = False, q_pos: Tensor | None = None, **_: Any
 ) -> None:
-    """The tokens that the last ``embed`` put at 0, 1, 2, ... are all that k has."""
-    if causal and q_pos is None and placed is not None and placed < k.shape[2]:
+    """The last ``embed`` at default positions had all tokens of k."""
+    if causal and q_pos is None and length is not None and length < k.shape[2]:
         raise ValueError(
-            f"the last embed put {placed} tokens at the default positions 0 .. {placed - 1}, and k "
-            f"has {k.shape[2]}: the default of attend aligns their ends; give embed the positions "
-            "of its tokens, pos="
+            f"the last embed put {length} tokens at the default positions 0 .. {length - 1}, but k "
+            f"has {k.shape[2]} tokens, and attend puts the last query at the last key by default; "
+            "give embed the positions of its tokens, pos="
         )
 
 
 def _exporting() -> bool:
-    """Whether ``torch.export`` is tracing, which wants no side effects; PyTorch 2.7 can tell."""
+    """Whether ``torch.export`` is tracing, which allows no side effects; needs PyTorch 2.7."""
     return getattr(torch.compiler, "is_exporting", bool)()
 
 
-def _placed_like(param: Tensor, value: Tensor) -> Tensor:
-    """``value`` itself, or that of the first process laid out as ``param``, if it is a DTensor."""
+def _distribute_like(param: Any, value: Tensor) -> Tensor:
+    """``value``; if ``param`` is a DTensor, that of the first process, distributed likewise."""
     if not hasattr(param, "device_mesh"):
         return value
-    from torch.distributed.tensor import distribute_tensor  # slow to import, and not everywhere
+    from torch.distributed.tensor import distribute_tensor  # slow to import, not in every build
 
     return distribute_tensor(value, param.device_mesh, param.placements)

@@ -1,4 +1,4 @@
-"""Attention by ``scaled_dot_product_attention``: bias and visibility are its mask."""
+"""Attention by ``scaled_dot_product_attention``: bias and mask become its ``attn_mask``."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from posenc.backend import (
 )
 from posenc_torch.fully_masked import zero_fully_masked
 
-_FEW, _FEW_QUERIES = 2**19, 256
+_SMALL_SCORES, _SMALL_QUERIES = 2**19, 256  # per head
 
 
 def sdpa(call: Call) -> tuple[Tensor, None]:
-    """``(B, H, Q, Dv)``, with the whole bias in memory; a sink is one more key, of value 0."""
+    """``(B, H, Q, Dv)``. The whole bias is in memory; a sink is one more key, of value 0."""
     q, k, v = promoted(call)
     if has_native_mask(call):
         # A bool also where lengths are symbols of the compiler.
         causal = True if call.causal and q.shape[2] > 1 else False  # noqa: SIM210
         out = scaled_dot_product_attention(
-            q, k, v, is_causal=causal, scale=call.scale, **grouped(q, k)
+            q, k, v, is_causal=causal, scale=call.scale, enable_gqa=shares_keys(q, k)
         )
         return out, None
-    bias, seen = call.bias_and_visible()
-    if seen is not None and may_be_fully_masked(call):
-        q, k, v = zero_fully_masked(q, k, v, seen)
+    bias, mask = call.bias_and_visible()
+    if mask is not None and may_be_fully_masked(call):
+        q, k, v = zero_fully_masked(q, k, v, mask)
     if call.sink is not None:
-        k, v, bias, seen = append_sink_key(call, k, v, bias, seen)
-    return masked(q, k, v, bias, seen, scale=call.scale), None
+        k, v, bias, mask = append_sink_key(call, k, v, bias, mask)
+    return masked_sdpa(q, k, v, bias, mask, scale=call.scale), None
 
 
-def refuses(call: Call) -> str | None:
+def unsupported(call: Call) -> str | None:
     """Why SDPA cannot serve a call."""
-    return "scaled_dot_product_attention caps no scores" if call.softcap is not None else None
+    return "scaled_dot_product_attention has no softcap" if call.softcap is not None else None
 
 
 def without_lse(call: Call) -> str:
@@ -46,25 +46,27 @@ def without_lse(call: Call) -> str:
 
 
 def has_native_mask(call: Call) -> bool:
-    """Nothing but, at most, the causal mask that SDPA knows by itself."""
-    nothing = not has_bias(call.scheme) and call.plain and not call.regions
-    return nothing and not call.needs_lse and has_native_visible(call)
+    """Whether a call needs no ``attn_mask``: no bias, and at most SDPA's own causal mask."""
+    unbiased = not has_bias(call.scheme) and call.plain and not call.regions
+    return unbiased and not call.needs_lse and has_native_visible(call)
 
 
 def has_native_visible(call: Call) -> bool:
-    """Who sees whom is what SDPA knows by itself: everyone, or ``is_causal``."""
-    # SDPA scales after its own causal mask: 0 times minus infinity is NaN, and -1 times it worse.
+    """Whether the mask is one that SDPA has by itself: none, or ``is_causal``."""
+    # SDPA scales after its own causal mask. A scale of 0 gives NaN there, a negative one infinity.
     if call.window is not None or call.query.seg is not None or not call.scale > 0:
         return False
-    # Last, because an exported program keeps what it asks of lengths.
+    # Last, because an exported program keeps every condition on lengths that it evaluates.
     q_len, k_len = call.q.shape[2], call.k.shape[2]
-    return not call.causal or (call.aligned and (q_len == k_len or q_len == 1))
+    native: bool = not call.causal or (call.aligned and (q_len == k_len or q_len == 1))
+    return native
 
 
 def is_small(call: Call) -> bool:
-    """Whether a head has so few that nothing is gained by not holding them all."""
+    """Whether a head has so few scores that holding all of them costs nothing."""
     q_len, k_len = call.q.shape[2], call.k.shape[2]
-    return q_len * k_len <= _FEW or q_len <= _FEW_QUERIES
+    small: bool = q_len * k_len <= _SMALL_SCORES or q_len <= _SMALL_QUERIES
+    return small
 
 
 def promoted(call: Call) -> tuple[Tensor, Tensor, Tensor]:
@@ -73,39 +75,43 @@ def promoted(call: Call) -> tuple[Tensor, Tensor, Tensor]:
     return call.q.to(dtype), call.k.to(dtype), call.v.to(dtype)
 
 
-def grouped(q: Tensor, k: Tensor) -> dict[str, bool]:
-    """What SDPA must be told where heads share keys."""
-    return {"enable_gqa": True} if q.shape[1] != k.shape[1] else {}
+def shares_keys(q: Tensor, k: Tensor) -> bool:
+    """Whether query heads share keys and values (grouped-query attention)."""
+    # A bool also where head counts are symbols of the compiler.
+    return True if q.shape[1] != k.shape[1] else False  # noqa: SIM210
 
 
-def masked(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, seen: Tensor | None, *, scale: float
+def masked_sdpa(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: Tensor | None, *, scale: float
 ) -> Tensor:
-    """Attention over what is ``seen``, with a finite ``bias`` there; rows that see nothing give 0.
+    """Attention under ``mask``, with a ``bias`` that is finite there; fully masked rows are 0.
 
-    Both are ``(B or 1, H or 1, Q, K)``; None for a bias of 0, or for all being seen.
+    Both are ``(B or 1, H or 1, Q, K)``. None is a bias of 0, and a mask that hides nothing.
     """
-    shared = grouped(q, k)
+    gqa = shares_keys(q, k)
     if bias is not None and q.dtype != bias.dtype:
-        bias = _below_zero(bias, seen)
-    if seen is None:
-        mask = None if bias is None else bias.to(q.dtype)
-        return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, **shared)
-    # A row that may see nothing attends to everything here, and is set to 0 after.
-    blind = ~seen.any(dim=-1, keepdim=True)
-    seen = seen | blind
+        bias = _minus_row_max(bias, mask)
+    if mask is None:
+        term = None if bias is None else bias.to(q.dtype)
+        return scaled_dot_product_attention(q, k, v, attn_mask=term, scale=scale, enable_gqa=gqa)
+    # A fully masked row attends to everything here, and is set to 0 afterwards.
+    fully_masked = ~mask.any(dim=-1, keepdim=True)
+    mask = mask | fully_masked
     if bias is None:
-        mask = seen
+        term = mask
     else:
-        # Of a blind row too: what overflows there makes gradients of 0 times infinity.
-        visible = torch.where(seen, bias, -torch.inf)
-        mask = torch.where(blind, 0.0, visible).to(q.dtype)
-    out = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, **shared)
-    return torch.where(blind, 0.0, out)
+        # 0 in fully masked rows too: an overflow there makes gradients of 0 times infinity.
+        visible = torch.where(mask, bias, -torch.inf)
+        term = torch.where(fully_masked, 0.0, visible).to(q.dtype)
+    out = scaled_dot_product_attention(q, k, v, attn_mask=term, scale=scale, enable_gqa=gqa)
+    return torch.where(fully_masked, 0.0, out)
 
 
-def _below_zero(bias: Tensor, seen: Tensor | None) -> Tensor:
-    """A bias less the highest of its row, which softmax cannot tell and half precision can hold."""
-    visible = bias if seen is None else torch.where(seen, bias, -torch.inf)
-    highest = visible.detach().amax(dim=-1, keepdim=True)
-    return bias - torch.where(highest == -torch.inf, 0.0, highest)
+def _minus_row_max(bias: Tensor, mask: Tensor | None) -> Tensor:
+    """The bias minus its highest visible value per row: half precision then holds near keys.
+
+    Softmax does not change when a number is added to a whole row.
+    """
+    visible = bias if mask is None else torch.where(mask, bias, -torch.inf)
+    row_max = visible.detach().amax(dim=-1, keepdim=True)
+    return bias - torch.where(row_max == -torch.inf, 0.0, row_max)

@@ -16,7 +16,7 @@ from torch import Tensor
 from posenc.testing import Framework, Function, Host
 from posenc_torch.api import IMPLEMENTATIONS, attention
 from posenc_torch.chunked.implementation import WHY_NOT_COMPILED
-from posenc_torch.chunked.parts import blocks_of
+from posenc_torch.chunked.parts import small_blocks
 from posenc_torch.flex.implementation import uncompiled
 
 
@@ -53,15 +53,15 @@ class Torch(Framework):
                 "flex_attention called without torch.compile",
             ):
                 warnings.filterwarnings("ignore", message=what)
-            with uncompiled(), blocks_of(8):
+            with uncompiled(), small_blocks(8):
                 yield
 
     def compile(self, function: Function, compiler: str) -> Function:
         return _compile(function, compiler)
 
     def attend(self, implementation: str, tensors: Mapping[str, Tensor], **options: Any) -> Any:
-        own: dict[str, Any] = dict(tensors)
-        return attention(**own, implementation=implementation, **options)
+        arguments: dict[str, Any] = dict(tensors)
+        return attention(**arguments, implementation=implementation, **options)
 
     def pullback(
         self,

@@ -37,9 +37,9 @@ from torch.nn.attention.flex_attention import flex_attention
 
 import posenc_torch
 from posenc_torch.flex import implementation as flex
-from posenc_torch.flex.block_mask import BLOCK, Places, Sight, known
-from posenc_torch.flex.params import loads
-from posenc_torch.flex.score_mod import ByDistance
+from posenc_torch.flex.block_mask import BLOCK, BlockMaskInputs, TokenIntegers, mask_key
+from posenc_torch.flex.params import multiply_read_params
+from posenc_torch.flex.score_mod import DistanceBias
 
 FLOAT32 = ATTENTION_TOL["float32"]
 TORCH = frameworks()["torch"]
@@ -302,7 +302,7 @@ def test_what_leaves_no_trace_is_found_by_one_compiled_program(name):
         (q, k, v), *_ = tensors(scheme, length)
         call = prepare(q, k, v, scheme, params_of(scheme), causal=True)
         begun = -(-length // BLOCK)  # a CPU's mask has empty blocks beyond the end
-        every = flex._sight(call).blocks()[1][:, :begun, :begun]
+        every = flex._block_mask_inputs(call).visible_blocks()[1][:, :begun, :begun]
         found = run(call, BLOCK, all_visible=every)
         assert (found == negligible_blocks(call, BLOCK, all_visible=every)).all()
     assert counter.frame_count <= 2  # the first length as it is, all others as a symbol
@@ -355,7 +355,7 @@ class Counted:
         return graph.forward
 
     def around(self):
-        return flex._through(self.entry)
+        return flex.replace_kernel(self.entry)
 
 
 def test_decoding_compiles_once():
@@ -398,11 +398,11 @@ def test_a_mask_of_the_same_code_and_numbers_compiles_once():
     # One cell of which the number changes: what was compiled for the first stays that.
     edge, cell = 5, {}
     cell["mask"] = lambda q, k: k < edge
-    first = known(Mask(cell["mask"], with_segments=False))
+    first = mask_key(Mask(cell["mask"], with_segments=False))
     edge = 9
-    second = known(Mask(cell["mask"], with_segments=False))
+    second = mask_key(Mask(cell["mask"], with_segments=False))
     edge = 5
-    assert first == known(Mask(cell["mask"], with_segments=False)) != second
+    assert first == mask_key(Mask(cell["mask"], with_segments=False)) != second
 
 
 def test_more_schemes_than_a_compiler_usually_allows():
@@ -418,11 +418,11 @@ def test_more_schemes_than_an_older_compiler_usually_allows(monkeypatch):
     torch._dynamo.reset()
     monkeypatch.setattr(flex, "_ISOLATES", False)
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
-    with flex._through(flex._compile(flex.kernel)):
+    with flex.replace_kernel(flex._compile(flex.kernel)):
         for heads_of in range(2, 12):
             scheme = posenc.ALiBi(heads_of)
             attend(scheme, "flex", tensors(scheme, 64), causal=True)
-    assert "PyTorch 2.13" in flex.avoided(on_a_gpu(SUBJECTS["t5"], learns=False, length=1024))
+    assert "PyTorch 2.13" in flex.not_preferred(on_a_gpu(SUBJECTS["t5"], learns=False, length=1024))
 
 
 # Blocks
@@ -449,9 +449,8 @@ def test_blocks_hold_what_is_visible(seed, data):
     causal = data.draw(st.booleans())
     window = data.draw(st.sampled_from([None, (0, 0), (6, 6), (99, None), (20, 3), (None, -5)]))
     sinks = data.draw(st.sampled_from([0, 1, 150]))
-    own = [None if a is None else Places.of(a) for a in segments]
-    sight = Sight(Places.of(q_pos), Places.of(k_pos), *own, causal, window, sinks)
-    some, every = sight.blocks()
+    tokens = [None if a is None else TokenIntegers.of(a) for a in (q_pos, k_pos, *segments)]
+    some, every = BlockMaskInputs(*tokens, causal, window, sinks).visible_blocks()
     pairs = [a if a is None else torch.atleast_2d(a) for a in (q_pos, k_pos, *segments)]
     q, k, q_seg, k_seg = (
         a if a is None else a[:, :, None] if n % 2 == 0 else a[:, None, :]
@@ -478,8 +477,9 @@ def spread_out(blocks, shape):
 def test_a_block_at_the_edge_of_a_window_is_looked_at():
     near, far = torch.arange(BLOCK) + 99, torch.arange(BLOCK) - (BLOCK - 1)  # 99 apart at least
     for left, held in ((99, True), (98, False)):
-        some, _ = Sight(Places.of(near), Places.of(far), None, None, False, (left, left)).blocks()
-        assert bool(some[0, 0, 0]) == held
+        tokens = TokenIntegers.of(near), TokenIntegers.of(far), None, None
+        any_visible, _ = BlockMaskInputs(*tokens, False, (left, left)).visible_blocks()
+        assert bool(any_visible[0, 0, 0]) == held
 
 
 def test_positions_of_one_row_serve_every_sequence():
@@ -554,8 +554,8 @@ def test_a_gpu_takes_the_bias_or_is_not_asked(name):
     mod, params, sides = learning(scheme)
     assert flex_lint.forward(mod, heads(scheme)) is None
     refused = flex_lint.backward(mod, heads(scheme))
-    known = loads(scheme, params, *sides)
-    assert (refused is None) == (not known), refused
+    multiple = multiply_read_params(scheme, params, *sides)
+    assert (refused is None) == (not multiple), refused
     assert refused is None or SEVERAL in refused
 
 
@@ -568,7 +568,7 @@ def test_a_gpu_takes_a_bias_by_distance(name, options):
     for q_len in (64, 40):
         q, k = (torch.zeros(1, heads(scheme), n, flex_lint.DIM) for n in (q_len, 64))
         bias = flex._bias(prepare(q, k, k, scheme, params, **options))
-        assert isinstance(bias, ByDistance)
+        assert isinstance(bias, DistanceBias)
         assert flex_lint.forward(bias.score_mod, heads(scheme)) is None
         assert flex_lint.backward(bias.score_mod, heads(scheme)) is None
 
@@ -593,7 +593,7 @@ def test_a_learned_array_loaded_twice_is_noticed():
     scheme = Twice()
     mod, params, _ = learning(scheme)
     assert SEVERAL in flex_lint.backward(mod, HEADS)
-    assert loads(scheme, params) == ["cells"]
+    assert multiply_read_params(scheme, params) == ["cells"]
     own = params["cells"]
 
     def twice(score, b, h, i, j):
@@ -615,11 +615,11 @@ def test_a_table_of_features_loaded_twice_is_noticed():
     scheme = FarAndNear()
     mod, params, sides = learning(scheme)
     assert SEVERAL in flex_lint.backward(mod, HEADS)
-    assert loads(scheme, params, *sides) == ["feature r of the query"]
+    assert multiply_read_params(scheme, params, *sides) == ["feature r of the query"]
     wide = replace(scheme, head_dim=flex_lint.DIM)
-    assert "feature r of the query" in flex.refuses(on_a_gpu(wide, learns=True))
+    assert "feature r of the query" in flex.unsupported(on_a_gpu(wide, learns=True))
     wide = replace(SUBJECTS["shaw"], head_dim=flex_lint.DIM)
-    assert flex.refuses(on_a_gpu(wide, learns=True)) is None
+    assert flex.unsupported(on_a_gpu(wide, learns=True)) is None
 
 
 @pinned
@@ -647,11 +647,11 @@ def test_what_no_kernel_does_is_noticed():
 def test_on_a_gpu_it_refuses_what_the_lint_does(scheme):
     where = dict.fromkeys(("q_pos", "k_pos"), torch.arange(4))
     call = on_a_gpu(scheme, learns=True, **where)
-    assert "one load of each learned array or feature" in flex.refuses(call)
-    assert flex.refuses(on_a_gpu(scheme, learns=False, **where)) is None
-    assert flex.refuses(on_a_gpu(SUBJECTS["t5"], learns=True, **where)) is None
+    assert "one read of each learned array or feature" in flex.unsupported(call)
+    assert flex.unsupported(on_a_gpu(scheme, learns=False, **where)) is None
+    assert flex.unsupported(on_a_gpu(SUBJECTS["t5"], learns=True, **where)) is None
     # By distance every array is read once, and summed by autograd.
-    assert flex.refuses(on_a_gpu(SUBJECTS["parabola"], learns=True)) is None
+    assert flex.unsupported(on_a_gpu(SUBJECTS["parabola"], learns=True)) is None
 
 
 def on_a_gpu(scheme, *, learns, length=4, **where):
@@ -666,9 +666,9 @@ def on_a_gpu(scheme, *, learns, length=4, **where):
 
 def test_auto_on_a_gpu_takes_it_where_scores_are_many():
     for name in ("t5", "alibi", "parabola"):
-        assert flex.avoided(on_a_gpu(SUBJECTS[name], learns=False, length=1024)) is None
-        assert "are few" in flex.avoided(on_a_gpu(SUBJECTS[name], learns=False))
-    assert "no mask" in flex.avoided(on_a_gpu(SUBJECTS["nope"], learns=False, length=1024))
+        assert flex.not_preferred(on_a_gpu(SUBJECTS[name], learns=False, length=1024)) is None
+        assert "few scores" in flex.not_preferred(on_a_gpu(SUBJECTS[name], learns=False))
+    assert "no mask" in flex.not_preferred(on_a_gpu(SUBJECTS["nope"], learns=False, length=1024))
 
 
 # Calls of one's own
@@ -783,7 +783,7 @@ def refusal(scheme=None, dtype=torch.float32, **changes):
 def test_reasons():
     assert "no backward pass on a CPU" in refusal(requires_grad=True)
     assert "no float64" in refusal(dtype=torch.float64)
-    assert "not tried on meta" in refusal(device="meta")
+    assert "not tested on meta" in refusal(device="meta")
 
 
 def test_auto_says_why_it_passes_by():

@@ -102,7 +102,7 @@ def test_every_query_of_every_head_is_in_one_part(shared, options):
     arrays, own = inputs(STEEP, 200, shared=shared, learns=False)
     call = prepare(**arrays, scheme=STEEP, params=own, xp=xp, **options)
     times = torch.zeros(HEADS, 200)
-    with parts.blocks_of(16):
+    with parts.small_blocks(16):
         for part in parts.parts(call):
             times[part.heads, part.queries] += 1
             group = HEADS // shared
@@ -113,7 +113,7 @@ def test_every_query_of_every_head_is_in_one_part(shared, options):
 
 def pairs(call):
     """How many pairs of a query and a key the parts hold."""
-    with parts.blocks_of(16):
+    with parts.small_blocks(16):
         return sum(
             (p.heads.stop - p.heads.start)
             * (p.queries.stop - p.queries.start)
@@ -171,7 +171,7 @@ def test_what_is_skipped_changes_nothing_but_a_rounding(name, dtype):
     scheme = FADING[name]
     arrays, own = inputs(scheme, FADED, dtype=dtype)
     left_out = torch.finfo(dtype).eps / 2  # of the largest value
-    with parts.blocks_of(8):
+    with parts.small_blocks(8):
         for options in ({"causal": True}, {"causal": True, "window": 150}, {}):
             some = step(scheme, "chunked", arrays, own, **options)
             every = step(scheme, "chunked", arrays, own, skip_blocks=False, **options)
@@ -192,7 +192,7 @@ def test_what_is_skipped_changes_nothing_but_a_rounding(name, dtype):
 def test_what_is_skipped_where_heads_share_keys(shared):
     arrays, own = inputs(STEEP, 240, shared=shared)
     expected = step(STEEP, "reference", arrays, own, causal=True)
-    with parts.blocks_of(8):
+    with parts.small_blocks(8):
         found = step(STEEP, "chunked", arrays, own, causal=True)
     assert_near(found[0], expected[0], two(240))
     for leaf, gradient in expected[1].items():
@@ -227,7 +227,7 @@ def test_a_bias_that_grows_in_half_precision():
 def test_only_what_is_asked_for():
     arrays, own = inputs(FADING["learned"], 100, learns=False)
     arrays["k"].requires_grad_()
-    with parts.blocks_of(16):
+    with parts.small_blocks(16):
         out = posenc_torch.attention(
             **arrays, scheme=FADING["learned"], params=own, implementation="chunked", causal=True
         )
@@ -338,7 +338,7 @@ def test_sums_over_many_parts_keep_growing():
     q, k, v = (torch.zeros(1, 1, n, HEAD_DIM, dtype=torch.bfloat16) for n in (4096, 4, 4))
     options = {"scheme": posenc.ALiBi(1, slopes=[1e-6]), "implementation": "chunked"}
     where = {"q_pos": torch.arange(4096), "k_pos": torch.arange(4)}
-    with parts.blocks_of(4):
+    with parts.small_blocks(4):
         posenc_torch.attention(q, k, v.requires_grad_(), **options, **where).sum().backward()
     assert_near(v.grad.double(), np.full(v.shape, 1024.0), ATTENTION_TOL["bfloat16"])
 
@@ -406,14 +406,14 @@ def test_tensors_without_values():
             told.append(posenc_torch.explain(q, q, q, STEEP, causal=True))
             assert posenc_torch.attention(q, q, q, STEEP, causal=True).shape == q.shape
     assert [found["implementation"] for found in told] == ["sdpa", "sdpa"]
-    assert all("the tensors hold none" in found["others"]["chunked"] for found in told)
+    assert all("these tensors have none" in found["others"]["chunked"] for found in told)
 
 
 def test_tensors_of_another_kind_are_not_cut():
     """Such as DTensor: every slice of one is communication."""
     call = call_of(STEEP, 1024, causal=True)
-    assert chunked.refuses(call) is None
-    assert "q is a TwoTensor" in chunked.refuses(replace(call, q=TwoTensor(call.q, call.q)))
+    assert chunked.unsupported(call) is None
+    assert "q is a TwoTensor" in chunked.unsupported(replace(call, q=TwoTensor(call.q, call.q)))
 
 
 def test_auto_takes_it_where_scores_are_many():
@@ -423,8 +423,8 @@ def test_auto_takes_it_where_scores_are_many():
 
     assert told(4096)["implementation"] == "chunked"
     assert told(512)["implementation"] == "sdpa"
-    assert "are few" in told(512)["others"]["chunked"]
-    assert "are few" in told(10**5, q_len=1)["others"]["chunked"]
+    assert "few scores" in told(512)["others"]["chunked"]
+    assert "few scores" in told(10**5, q_len=1)["others"]["chunked"]
     assert "needs no mask" in told(4096, posenc.NoPE())["others"]["chunked"]
 
 
@@ -470,7 +470,7 @@ def test_learning_takes_no_square_of_memory():
     assert int(done.stdout) < 700
 
 
-# Lifted
+# Folded
 
 KEYED = [
     name for name, scheme in {**SUBJECTS, **FADING}.items()
@@ -483,14 +483,14 @@ KEYED = [
 @pytest.mark.parametrize("q_len", [60, 1])
 @pytest.mark.parametrize("shared", [None, 1], ids=["own", "shared"])
 @pytest.mark.parametrize("name", KEYED)
-def test_a_lifted_bias_is_the_bias(name, shared, q_len):
+def test_a_folded_bias_is_the_bias(name, shared, q_len):
     scheme, sizes = {**SUBJECTS, **FADING}[name], {"k_len": 60, "shared": shared}
     exact, wide = inputs(scheme, q_len, dtype=torch.float64, **sizes)
     expected = step(scheme, "reference", exact, wide, causal=True)
     for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
         arrays, own = inputs(scheme, q_len, dtype=dtype, **sizes)
         half = torch.finfo(dtype).bits < 32
-        if half:  # the bias learns in float32 and wider alone
+        if half:  # the bias is learned only in float32 and wider
             for array in (arrays["x"], *own.values()):
                 array.requires_grad_(False)
         found = step(scheme, "folded", arrays, own, causal=True)
@@ -509,10 +509,10 @@ def test_a_lifted_bias_is_the_bias(name, shared, q_len):
 
 
 @pytest.mark.parametrize("name", ["learned", "gated"])
-def test_a_lifted_bias_does_not_learn_in_half_precision(name):
+def test_a_folded_bias_does_not_learn_in_half_precision(name):
     """The gradient of a slope is a sum over all pairs that cancels to a hundredth of its terms."""
     arrays, own = inputs(FADING[name], 20, dtype=torch.bfloat16)
-    with pytest.raises(NotImplementedError, match="the bias learns"):
+    with pytest.raises(NotImplementedError, match="the bias is learned"):
         step(FADING[name], "folded", arrays, own, causal=True)
     with torch.no_grad():
         options = {"scheme": FADING[name], "params": own, "causal": True}
@@ -523,7 +523,7 @@ def test_a_lifted_bias_does_not_learn_in_half_precision(name):
 
 @pytest.mark.parametrize("lengths", [(2000, 2000), (1, 2**16)], ids=str)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_a_lifted_bias_stays_exact_far_away(lengths, dtype):
+def test_a_folded_bias_stays_exact_far_away(lengths, dtype):
     """Slope times position is 1400 and 46 000 here: 8 bits of it are off by 4, 16 bits by 1/2."""
     scheme = posenc.ALiBi(HEADS, slopes=[0.7, 0.3, 0.05, 0.011])
     q_len, k_len = lengths
@@ -541,7 +541,7 @@ def test_a_lifted_bias_stays_exact_far_away(lengths, dtype):
     assert_near(found.double(), expected, bound)
 
 
-def test_a_lifted_bias_beyond_float16():
+def test_a_folded_bias_beyond_float16():
     """Slope times position over the root of D is 180 000 at last."""
     scheme, (q_len, k_len) = posenc.ALiBi(HEADS, slopes=[256.0, 8.0, 1.0, 0.1]), (1, 2000)
     arrays, _ = inputs(scheme, q_len, k_len=k_len, dtype=torch.float16, learns=False)
@@ -553,7 +553,7 @@ def test_a_lifted_bias_beyond_float16():
     assert_near(found.double(), expected, ATTENTION_TOL["float16"])
 
 
-def test_a_lifted_bias_calls_a_kernel_without_a_mask(monkeypatch):
+def test_a_folded_bias_calls_a_kernel_without_a_mask(monkeypatch):
     seen = []
     real = folded.scaled_dot_product_attention
 
@@ -580,7 +580,7 @@ def test_a_lifted_bias_calls_a_kernel_without_a_mask(monkeypatch):
         ("alibi", {"causal": True, "scale": -1.0}, "a scale above 0"),
     ],
 )
-def test_a_bias_that_cannot_be_lifted(name, options, reason):
+def test_a_bias_that_cannot_be_folded(name, options, reason):
     q = torch.zeros(1, HEADS, 8, HEAD_DIM)
     scheme = SUBJECTS[name]
     with pytest.raises(NotImplementedError, match=reason):

@@ -522,7 +522,7 @@ def test_decoding_with_an_embedding_needs_positions(subject):
     expected = module[1].attend(q, k, v, causal=True)[:, :, -1:]
     torch.testing.assert_close(module[1].attend(last, k, v, causal=True), expected)
     module.embed(x[:, -1:])
-    with pytest.raises(ValueError, match=r"embed put 1 tokens .* 0 .. 0, and k has 6.* pos="):
+    with pytest.raises(ValueError, match=r"embed put 1 tokens .* 0 .. 0, but k has 6.* pos="):
         module[1].attend(last, k, v, causal=True)
     at = {"q_pos": torch.tensor([5]), "k_pos": torch.arange(6)}
     torch.testing.assert_close(module[1].attend(last, k, v, causal=True, **at), expected)

@@ -1,1 +1,1 @@
-"""Attention in blocks of queries, in linear memory."""
+"""Attention in parts of queries and keys, in linear memory."""

@@ -1,9 +1,8 @@
-"""Attention in parts: some queries at a time, against the keys that they may see, in memory
-``O(H L)``.
+"""Attention in parts: some queries at a time, against their visible keys, in memory ``O(H L)``.
 
 A part is one call of ``scaled_dot_product_attention``: some heads, some queries, and the range of
-keys that they see and that leave a trace, with their part of the bias as its mask. The backward
-pass computes each part anew. Nothing is compiled, and learning works on a CPU.
+visible keys that are not negligible. Its slice of the bias is the ``attn_mask``. The backward pass
+recomputes each part. Nothing is compiled, and training works on a CPU.
 """
 
 from __future__ import annotations
@@ -32,74 +31,91 @@ from posenc.backend import (
 )
 from posenc_torch.chunked.parts import Part, parts
 from posenc_torch.fully_masked import zero_fully_masked
-from posenc_torch.sdpa import has_native_mask, is_small, masked, promoted
+from posenc_torch.sdpa import has_native_mask, is_small, masked_sdpa, promoted
 
-WHY_NOT_COMPILED = "posenc 'chunked' reads from values which keys leave a trace, which no graph can"
+WHY_NOT_COMPILED = (
+    "posenc 'chunked' chooses key blocks from tensor values, which a compiled graph does not have"
+)
 
 
-@torch.compiler.disable(reason=WHY_NOT_COMPILED)
+@torch.compiler.disable(reason=WHY_NOT_COMPILED)  # type: ignore[no-untyped-call,untyped-decorator]
 def chunked(call: Call) -> tuple[Tensor, Tensor | None]:
     """``(B, H, Q, Dv)``, part by part, and the log-sum-exp ``(B, H, Q)`` where it is needed."""
     tensors = _tensors(call)
-    found = _Parts.apply(_Job.of(call, tensors), *tensors.values())
-    return found if isinstance(found, tuple) else (found, None)
+    result = _Parts.apply(  # type: ignore[no-untyped-call]  # torch annotates no apply
+        _Job.of(call, tensors), *tensors.values()
+    )
+    return result if isinstance(result, tuple) else (result, None)
 
 
 def _tensors(call: Call) -> dict[str, Tensor]:
-    """What parts are made of, and gradients may be asked for: q, k and v, and the bias by distance
-    as ``table``, or else the arrays of the scheme, features, and the bias that is added.
+    """The differentiable inputs of a part, by name: q, k, v, and those of the bias.
+
+    The caller's bias is ``extra_bias``. The scheme's bias is its ``table`` by distance, or else its
+    arrays and features.
     """
     q, k, v = promoted(call)
-    found = {"q": q, "k": k, "v": v}
+    tensors = {"q": q, "k": k, "v": v}
     if call.extra_bias is not None:
-        found["extra_bias"] = call.extra_bias
+        tensors["extra_bias"] = call.extra_bias
     if (table := bias_by_distance(call)) is not None:
-        found["table"] = table
+        tensors["table"] = table
     elif has_bias(call.scheme):
-        found |= {f"query.{name}": array for name, array in call.query.features.items()}
-        found |= {f"key.{name}": array for name, array in call.key.features.items()}
-        found |= {f"params.{name}": array for name, array in call.arrays.items()}
-    return found
+        tensors |= {f"query.{name}": array for name, array in call.query.features.items()}
+        tensors |= {f"key.{name}": array for name, array in call.key.features.items()}
+        tensors |= {f"params.{name}": array for name, array in call.arrays.items()}
+    return tensors
 
 
-def refuses(call: Call) -> str | None:
-    """Why a call cannot be cut."""
+def unsupported(call: Call) -> str | None:
+    """Why a call cannot be cut into parts."""
     if torch.compiler.is_compiling():
-        return None  # what is disabled says so itself, and breaks the graph where that is allowed
+        return None  # the disabled function raises, or breaks the graph where that is allowed
     if is_traceable_wrapper_subclass(call.q):
-        return f"it slices q many times, and q is a {type(call.q).__name__}"
+        return f"it slices q many times, which is slow where q is a {type(call.q).__name__}"
     if call.q.device.type == "meta" or isinstance(call.q, FakeTensor):
-        return "which keys leave a trace is read from values, and the tensors hold none"
-    if torch.jit.is_tracing() or any(m.is_infra_mode() for m in _modes()):
-        return "which keys leave a trace is read from values, and a trace keeps none"
-    if _transformed() or forward_ad._current_level >= 0:
-        return "its backward pass is written for torch.autograd, not for torch.func or forward mode"
+        return "it chooses key blocks from tensor values, and these tensors have none"
+    tracing = torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]  # untyped
+    if tracing or any(m.is_infra_mode() for m in _modes()):
+        return "it chooses key blocks from tensor values, which a traced program does not have"
+    if _inside_functorch() or forward_ad._current_level >= 0:
+        return "its backward pass supports torch.autograd, not torch.func or forward mode"
     return None
 
 
-def avoided(call: Call) -> str | None:
-    """Why ``"auto"`` passes by."""
+def not_preferred(call: Call) -> str | None:
+    """Why ``"auto"`` skips it."""
     if torch.compiler.is_compiling():
-        return "it reads from values which keys leave a trace, and would break a compiled graph"
+        return "it chooses key blocks from tensor values, and would break a compiled graph"
     if has_native_mask(call):
         return "SDPA needs no mask for this call"
     if is_small(call):
-        return "the scores of a head are few, and SDPA takes them in one call"
+        return "each head has few scores, and SDPA takes them in one call"
     if call.q.device.type not in ("cpu", "cuda"):
-        return f"it is not tried on {call.q.device.type}"
+        return f"it is not tested on {call.q.device.type}"
     return None
 
 
 class _Job(NamedTuple):
     """A call without its tensors, and how it is cut.
 
-    ``final``: the bias by distance holds visibility too, and every query sees its own key.
-    ``whole_scores``: SDPA does not have what is asked for of the scores of a part.
+    Attributes
+    ----------
+    call
+        The call, with tensors that hold no values.
+    names
+        Names of the tensors that autograd keeps.
+    table_has_mask
+        Whether the bias by distance also holds the mask, and every query sees its own key.
+    whole_scores
+        Whether the call needs what SDPA does not have: a log-sum-exp with a gradient, or a softcap.
+    parts
+        The parts, in the order of queries.
     """
 
     call: Call
     names: tuple[str, ...]
-    final: bool
+    table_has_mask: bool
     whole_scores: bool
     parts: Sequence[Part]
 
@@ -107,24 +123,28 @@ class _Job(NamedTuple):
     def of(cls, call: Call, tensors: Mapping[str, Tensor]) -> _Job:
         table, dtype = tensors.get("table"), tensors["q"].dtype
         whole_scores = call.needs_lse or call.softcap is not None
-        alone = call.query.seg is None and call.mask is None and not whole_scores
-        windowed = call.sink_tokens == 0  # what is by distance knows no positions
-        final = table is not None and alone and windowed and _peaks(call, table, dtype)
-        # Only autograd keeps tensors for a backward pass: it knows when to let go of them.
+        relative = call.query.seg is None and call.mask is None and call.sink_tokens == 0
+        table_has_mask = (
+            table is not None
+            and relative
+            and not whole_scores
+            and _peaks_at_own_key(call, table, dtype)
+        )
+        # Only autograd keeps tensors for a backward pass: it knows when to free them.
         bare = replace(
-            call, q=_shape_of(call.q), k=_shape_of(call.k), v=_shape_of(call.v),
-            arrays={name: _shape_of(array) for name, array in call.arrays.items()},
+            call, q=_meta_like(call.q), k=_meta_like(call.k), v=_meta_like(call.v),
+            arrays={name: _meta_like(array) for name, array in call.arrays.items()},
             query=call.query._replace(features={}), key=call.key._replace(features={}),
             extra_bias=None, sink=None,
         )  # fmt: skip
-        return cls(bare, tuple(tensors), final, whole_scores, tuple(parts(call)))
+        return cls(bare, tuple(tensors), table_has_mask, whole_scores, tuple(parts(call)))
 
     def slices(self, part: Part, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What a part is made of: views."""
+        """The tensors of a part, as views."""
         return {name: self._slice(name, part, tensor) for name, tensor in tensors.items()}
 
     def _slice(self, name: str, part: Part, tensor: Tensor) -> Tensor:
-        kind, _, own = name.partition(".")
+        kind, _, param = name.partition(".")
         if kind == "q":
             return tensor[:, part.heads, part.queries]
         if kind in ("k", "v"):
@@ -133,86 +153,89 @@ class _Job(NamedTuple):
             return tensor[:, first:last, part.keys]
         if kind in ("query", "key"):
             tokens = part.queries if kind == "query" else part.keys
-            return _of_heads(part, tensor)[:, :, tokens]
+            return _head_slice(part, tensor)[:, :, tokens]
         if kind in ("extra_bias", "mask"):
-            return _of_heads(part, tensor)[:, :, part.queries, part.keys]
+            return _head_slice(part, tensor)[:, :, part.queries, part.keys]
         if kind == "table":
-            return self._own(part, tensor)[:, self._reach(part)]
-        spec = self.call.scheme.param_specs().get(own)
-        return self._own(part, tensor) if spec is None or spec.per_head else tensor
+            return _head_rows(part, tensor)[:, self._distances(part)]
+        spec = self.call.scheme.param_specs().get(param)
+        return _head_rows(part, tensor) if spec is None or spec.per_head else tensor
 
-    @staticmethod
-    def _own(part: Part, array: Tensor) -> Tensor:
-        return array if array.shape[0] == 1 else array[part.heads]
-
-    def _reach(self, part: Part) -> slice:
-        """Where the distances of a part lie in the table."""
+    def _distances(self, part: Part) -> slice:
+        """The columns of the table that hold the distances of a part."""
         first = part.keys.start - part.queries.stop + self.call.q.shape[2]
         count = part.queries.stop - part.queries.start + part.keys.stop - part.keys.start - 1
         return slice(first, first + count)
 
-    def peak(self, tensors: Mapping[str, Tensor]) -> Tensor | None:
-        """The bias of every head at distance 0."""
+    def own_key_bias(self, tensors: Mapping[str, Tensor]) -> Tensor | None:
+        """The bias of every head at distance 0, that of a query's own key."""
         table = tensors.get("table")
         return None if table is None else table.detach()[:, self.call.k.shape[2] - 1]
 
     def attend(
-        self, part: Part, own: Mapping[str, Tensor], peak: Tensor | None
+        self, part: Part, tensors: Mapping[str, Tensor], own_key_bias: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """Attention of one part and, if it is asked for, the log-sum-exp, from its slices."""
-        q, k, v = own["q"], own["k"], own["v"]
-        if "table" not in own:
-            bias, seen = self._tile(part, own)
-            if seen is not None and may_be_fully_masked(self.call):
-                q, k, v = zero_fully_masked(q, k, v, seen)
-            return self._softmax(q, k, v, bias, seen)
-        # Queries in reverse, for then each row of the bias is the one before, one step further.
-        bias, seen = _rows(self._line(part, own["table"], peak, q.dtype), q.shape[2]), None
-        if not self.final:
+        """Attention of one part from its slices, and the log-sum-exp if the call needs it."""
+        q, k, v = tensors["q"], tensors["k"], tensors["v"]
+        if "table" not in tensors:
+            bias, mask = self._tile(part, tensors)
+            if mask is not None and may_be_fully_masked(self.call):
+                q, k, v = zero_fully_masked(q, k, v, mask)
+            return self._softmax(q, k, v, bias, mask)
+        # Queries are reversed: each row of the bias is then the previous one, shifted by one.
+        table = self._table(part, tensors["table"], own_key_bias, q.dtype)
+        bias, mask = _toeplitz(table, q.shape[2]), None
+        if not self.table_has_mask:
             finite = bias != -torch.inf
-            seen, bias = self._seen(part), torch.where(finite, bias, 0.0)
-            seen = finite if seen is None else finite & seen.flip(2)
+            mask, bias = self._mask(part), torch.where(finite, bias, 0.0)
+            mask = finite if mask is None else finite & mask.flip(2)
             if may_be_fully_masked(self.call):
-                q, k, v = zero_fully_masked(q.flip(2), k, v, seen)
+                q, k, v = zero_fully_masked(q.flip(2), k, v, mask)
                 q = q.flip(2)
-        out, lse = self._softmax(q.flip(2), k, v, bias, seen)
+        out, lse = self._softmax(q.flip(2), k, v, bias, mask)
         return out.flip(2), None if lse is None else lse.flip(2)
 
     def _softmax(
-        self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, seen: Tensor | None
+        self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         if not self.whole_scores:
-            return masked(q, k, v, bias, seen, scale=self.call.scale), None
-        return _by_scores(self.call, q, k, v, bias, seen)
+            return masked_sdpa(q, k, v, bias, mask, scale=self.call.scale), None
+        return _attend_with_lse(self.call, q, k, v, bias, mask)
 
-    def _line(self, part: Part, table: Tensor, peak: Tensor | None, dtype: torch.dtype) -> Tensor:
-        """The bias of a part by distance; as a mask if it is final."""
-        if not self.final:
+    def _table(
+        self, part: Part, table: Tensor, own_key_bias: Tensor | None, dtype: torch.dtype
+    ) -> Tensor:
+        """The bias of a part by distance, with the mask in it if ``table_has_mask``."""
+        if not self.table_has_mask:
             return table
-        line = torch.where(visible_by_distance(self.call)[self._reach(part)], table, -torch.inf)
-        if dtype == line.dtype or peak is None:
-            return line
-        return (line - self._own(part, peak)[:, None]).to(dtype)
+        visible = visible_by_distance(self.call)[self._distances(part)]
+        table = torch.where(visible, table, -torch.inf)
+        if dtype == table.dtype or own_key_bias is None:
+            return table
+        return (table - _head_rows(part, own_key_bias)[:, None]).to(dtype)
 
-    def _tile(self, part: Part, own: Mapping[str, Tensor]) -> tuple[Tensor | None, Tensor | None]:
-        """Bias and visibility of a part, pair by pair."""
-        call, seen, bias = self.call, self._seen(part), own.get("extra_bias")
+    def _tile(
+        self, part: Part, tensors: Mapping[str, Tensor]
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Bias and mask of a part, pair by pair."""
+        call, mask, bias = self.call, self._mask(part), tensors.get("extra_bias")
         if has_bias(call.scheme):
             query, key = call.query.select(part.queries), call.key.select(part.keys)
-            found = bias_tile(
+            term = bias_tile(
                 call.scheme, as_column(query.encoded_pos), as_row(key.encoded_pos),
-                {name: own[f"params.{name}"] for name in call.arrays},
-                query=_under(own, "query"), key=_under(own, "key"), dtype=call.dtype, xp=call.xp,
+                {name: tensors[f"params.{name}"] for name in call.arrays},
+                query=_with_prefix(tensors, "query"), key=_with_prefix(tensors, "key"),
+                dtype=call.dtype, xp=call.xp,
             )  # fmt: skip
-            bias = found if bias is None or found is None else bias + found
-            bias = own.get("extra_bias") if bias is None else bias
+            bias = term if bias is None or term is None else bias + term
+            bias = tensors.get("extra_bias") if bias is None else bias
         if bias is None:
-            return None, seen
+            return None, mask
         finite = bias != -torch.inf
-        seen = finite if seen is None else seen & finite
-        return torch.where(finite, bias, 0.0), seen
+        mask = finite if mask is None else mask & finite
+        return torch.where(finite, bias, 0.0), mask
 
-    def _seen(self, part: Part) -> Tensor | None:
+    def _mask(self, part: Part) -> Tensor | None:
         call, mask = self.call, self.call.mask
         if isinstance(mask, Tensor):
             mask = self._slice("mask", part, mask)
@@ -221,23 +244,28 @@ class _Job(NamedTuple):
         )
 
 
-def _of_heads(part: Part, array: Tensor) -> Tensor:
-    """The heads of a part, of ``(B, H or 1, ...)``."""
+def _head_rows(part: Part, array: Tensor) -> Tensor:
+    """The heads of a part, from ``(H or 1, ...)``."""
+    return array if array.shape[0] == 1 else array[part.heads]
+
+
+def _head_slice(part: Part, array: Tensor) -> Tensor:
+    """The heads of a part, from ``(B, H or 1, ...)``."""
     return array if array.shape[1] == 1 else array[:, part.heads]
 
 
-def _under(own: Mapping[str, Tensor], kind: str) -> dict[str, Tensor]:
-    """Slices of one kind, by name."""
+def _with_prefix(tensors: Mapping[str, Tensor], kind: str) -> dict[str, Tensor]:
+    """The tensors of one kind, by their names without the prefix."""
     prefix = f"{kind}."
-    return {name.removeprefix(prefix): a for name, a in own.items() if name.startswith(prefix)}
+    return {name.removeprefix(prefix): a for name, a in tensors.items() if name.startswith(prefix)}
 
 
-def _by_scores(
-    call: Call, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, seen: Tensor | None
+def _attend_with_lse(
+    call: Call, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Attention of a part and its log-sum-exp from all of its scores, in the working float.
 
-    What SDPA does not have: a log-sum-exp that has a gradient, and a cap of scores.
+    SDPA has no softcap, and no log-sum-exp with a gradient.
     """
     dtype, group = call.dtype, q.shape[1] // k.shape[1]
     q, k, v = (a.to(dtype) for a in (q, k, v))
@@ -246,34 +274,34 @@ def _by_scores(
     scores = call.cap_scores((q * call.scale) @ k.mT)
     if bias is not None:
         scores = scores + bias
-    if seen is None:
+    if mask is None:
         lse = scores.logsumexp(dim=-1)
         return torch.exp(scores - lse[..., None]) @ v, lse
-    scores = torch.where(seen, scores, torch.finfo(dtype).min)
-    highest = scores.amax(dim=-1, keepdim=True).detach()
-    weights = torch.where(seen, torch.exp(scores - highest), 0.0)
-    total = weights.sum(dim=-1, keepdim=True)
-    some = torch.where(total == 0, 1.0, total)
-    return (weights / some) @ v, (highest + some.log())[..., 0]
+    scores = torch.where(mask, scores, torch.finfo(dtype).min)
+    row_max = scores.amax(dim=-1, keepdim=True).detach()
+    weights = torch.where(mask, torch.exp(scores - row_max), 0.0)
+    row_sum = weights.sum(dim=-1, keepdim=True)
+    divisor = torch.where(row_sum == 0, 1.0, row_sum)  # 0 in a fully masked row
+    return (weights / divisor) @ v, (row_max + divisor.log())[..., 0]
 
 
 class _Parts(torch.autograd.Function):
-    """Attention part by part; the backward pass computes each part once more."""
+    """Attention part by part; the backward pass recomputes each part."""
 
     @staticmethod
     def forward(ctx: Any, job: _Job, *tensors: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         ctx.job = job
         ctx.save_for_backward(*tensors)
-        named = dict(zip(job.names, tensors, strict=True))
-        q, peak = named["q"], job.peak(named)
-        wide = job.call.dtype if job.whole_scores else q.dtype
-        out = q.new_zeros((*q.shape[:3], named["v"].shape[3]), dtype=wide)
+        by_name = dict(zip(job.names, tensors, strict=True))
+        q, own_key_bias = by_name["q"], job.own_key_bias(by_name)
+        dtype = job.call.dtype if job.whole_scores else q.dtype
+        out = q.new_zeros((*q.shape[:3], by_name["v"].shape[3]), dtype=dtype)
         lse = q.new_full(q.shape[:3], torch.finfo(job.call.dtype).min, dtype=job.call.dtype)
         for part in job.parts:
-            found, log = job.attend(part, job.slices(part, named), peak)
-            out[:, part.heads, part.queries] = found
-            if log is not None:
-                lse[:, part.heads, part.queries] = log
+            part_out, part_lse = job.attend(part, job.slices(part, by_name), own_key_bias)
+            out[:, part.heads, part.queries] = part_out
+            if part_lse is not None:
+                lse[:, part.heads, part.queries] = part_lse
         return (out, lse) if job.whole_scores else out
 
     @staticmethod
@@ -281,57 +309,59 @@ class _Parts(torch.autograd.Function):
         if torch.is_grad_enabled() or torch._C._functorch.is_legacy_batchedtensor(d_results[0]):
             raise NotImplementedError(
                 "implementation 'chunked' has first derivatives only, of one result at a time "
-                "(create_graph "
-                "and is_grads_batched ask for more): implementation='reference' has all"
+                "(create_graph and is_grads_batched ask for more): use implementation='reference'"
             )
         job: _Job = ctx.job
-        named = dict(zip(job.names, ctx.saved_tensors, strict=True))
-        asked = dict(zip(job.names, ctx.needs_input_grad[1:], strict=True))
-        peak, used = job.peak(named), set()
-        # As wide as a sum of hundreds of parts needs.
+        by_name = dict(zip(job.names, ctx.saved_tensors, strict=True))
+        needs_grad = dict(zip(job.names, ctx.needs_input_grad[1:], strict=True))
+        own_key_bias, used = job.own_key_bias(by_name), set()
+        # Sums over hundreds of parts need float32.
         sums = {
             name: torch.zeros_like(t, dtype=torch.promote_types(t.dtype, torch.float32))
-            for name, t in named.items()
-            if asked[name]
+            for name, t in by_name.items()
+            if needs_grad[name]
         }
         for part in job.parts:
-            own = {n: t.detach() for n, t in job.slices(part, named).items()}
-            leaves = [own[name].requires_grad_() for name in sums]
+            tensors = {n: t.detach() for n, t in job.slices(part, by_name).items()}
+            leaves = [tensors[name].requires_grad_() for name in sums]
             with torch.enable_grad():
-                results = [r for r in job.attend(part, own, peak) if r is not None]
-            both = [
+                results = [r for r in job.attend(part, tensors, own_key_bias) if r is not None]
+            pairs = [
                 (result, d_result[:, part.heads, part.queries])
                 for result, d_result in zip(results, d_results, strict=True)
-                if result.requires_grad  # else what learns has no part in it
+                if result.requires_grad  # else no leaf has a part in it
             ]
-            if not both:
+            if not pairs:
                 continue
-            results, d_part = zip(*both, strict=True)
-            found = torch.autograd.grad(results, leaves, d_part, allow_unused=True)
-            for (name, into), more in zip(job.slices(part, sums).items(), found, strict=True):
-                if more is not None:
-                    into += more
+            outputs, d_outputs = zip(*pairs, strict=True)
+            d_leaves = torch.autograd.grad(outputs, leaves, d_outputs, allow_unused=True)
+            for (name, total), d_leaf in zip(job.slices(part, sums).items(), d_leaves, strict=True):
+                if d_leaf is not None:
+                    total += d_leaf
                     used.add(name)
-        return None, *(sums[n].to(t.dtype) if n in used else None for n, t in named.items())
+        return None, *(sums[n].to(t.dtype) if n in used else None for n, t in by_name.items())
 
 
-def _shape_of(tensor: Tensor) -> Tensor:
-    """A tensor of the same shape and dtype that holds nothing."""
+def _meta_like(tensor: Tensor) -> Tensor:
+    """A tensor of the same shape and dtype without values."""
     return torch.empty_like(tensor, device="meta", requires_grad=False)
 
 
-def _transformed() -> bool:
+def _inside_functorch() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
-def _rows(line: Tensor, count: int) -> Tensor:
-    """``(1, H or 1, n, K)``: row ``i`` is ``line[:, i : i + K]``; a view."""
-    keys, (step, one) = line.shape[1] - count + 1, line.stride()
-    return line.as_strided((1, line.shape[0], count, keys), (0, step, one, one))
+def _toeplitz(table: Tensor, count: int) -> Tensor:
+    """``(1, H or 1, n, K)``: row ``i`` is ``table[:, i : i + K]``; a view."""
+    keys, (step, one) = table.shape[1] - count + 1, table.stride()
+    return table.as_strided((1, table.shape[0], count, keys), (0, step, one, one))
 
 
-def _peaks(call: Call, table: Tensor, dtype: torch.dtype) -> bool:
-    """Whether no row is blind and, where half precision must hold it, none peaks elsewhere."""
+def _peaks_at_own_key(call: Call, table: Tensor, dtype: torch.dtype) -> bool:
+    """Whether every query sees its own key, and half precision can hold the bias minus its own.
+
+    Half precision needs the bias of the own key to be the highest of its row.
+    """
     own = table[:, call.k.shape[2] - 1 : call.k.shape[2]]
     if dtype == table.dtype:
         return bool(torch.isfinite(own).all())

@@ -1,1 +1,1 @@
-"""FlexAttention with the bias of a scheme inside its kernel."""
+"""Attention by FlexAttention: ``score_mod``, ``block_mask``, and the implementation on both."""

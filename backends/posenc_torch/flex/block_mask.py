@@ -1,8 +1,8 @@
-"""Who sees whom, as FlexAttention takes it: a mask of elements, and one of blocks.
+"""The mask as FlexAttention takes it: a ``mask_mod`` for pairs, and a mask of blocks.
 
-Whether a block is empty or seen whole is decided from the lowest and highest position and segment
-of its queries and of its keys: work and memory ``O((L / 128)**2)``, never ``L**2``. What is neither
-is decided element by element inside the kernel.
+The lowest and highest position and segment of a block's queries and keys decide whether the block
+is empty or fully visible: work and memory ``O((L / 128)**2)``, never ``L**2``. In all other blocks
+the kernel asks ``mask_mod`` pair by pair.
 """
 
 from __future__ import annotations
@@ -18,79 +18,81 @@ from torch.nn.attention.flex_attention import BlockMask
 
 from posenc.backend import (
     FirstTokens,
+    Mask,
     Range,
     Window,
     block_ranges,
     visible,
     visible_between,
 )
-from posenc.backend import (
-    Mask as OwnMask,
-)
 
 BLOCK = 128  # FlexAttention's own
-_LEAST = 8 * BLOCK  # to which a CPU's arrays are filled
-_FAR = 2**31 - 1  # no difference of positions is larger
+_MIN_LENGTH = 8 * BLOCK  # of arrays that a kernel for a CPU captures
+_MAX_DISTANCE = 2**31 - 1  # no difference of positions is larger
 
-# Masks of callers by name, as schemes are in posenc_torch.flex.score_mod: what a function closes
-# over is a constant to torch's compiler where it is reached from a global.
-_NAMED: dict[str, OwnMask] = {}
-_NAMES: dict[Hashable, str] = {}
+# Masks of callers by key, like the schemes in posenc_torch.flex.score_mod. Torch's compiler treats
+# what it reaches from a global as constant, also what a function closes over.
+_MASKS: dict[str, Mask] = {}
+_KEYS: dict[Hashable, str] = {}
 
 
-class Places(NamedTuple):
-    """Positions or segments of the queries or the keys of a call.
+class TokenIntegers(NamedTuple):
+    """One integer per query or key: positions, segments or places.
 
     Attributes
     ----------
-    own
-        ``(L,)`` or ``(B, L)``.
     values
-        What a kernel loads, ``captured``: the same, or ``(B, L)`` in any case.
-    indexed
+        ``(L,)`` or ``(B, L)``.
+    padded
+        What a kernel loads: ``values`` after ``capture``, as ``(batch, L)`` if a batch is given.
+    is_index
         Whether they are ``0 .. L - 1``, so that a kernel need not load them.
     """
 
-    own: Tensor
     values: Tensor
-    indexed: bool = False
+    padded: Tensor
+    is_index: bool = False
 
     @classmethod
-    def of(cls, values: Tensor, *, batch: int | None = None, indexed: bool = False) -> Places:
-        """From values ``(L,)``, ``(1, L)`` or ``(B, L)``; a kernel finds ``batch`` rows of any."""
+    def of(
+        cls, values: Tensor, *, batch: int | None = None, is_index: bool = False
+    ) -> TokenIntegers:
+        """From values ``(L,)``, ``(1, L)`` or ``(B, L)``; kernels load ``batch`` rows if given."""
         one = values[0] if values.ndim == 2 and values.shape[0] == 1 else values
-        if indexed:
-            return cls(one, one, indexed)
-        each = one if batch is None else one.expand(batch, -1)
-        return cls(one, captured(each, rows=each.ndim == 2))
+        if is_index:
+            return cls(one, one, is_index)
+        rows = one if batch is None else one.expand(batch, -1)
+        return cls(one, capture(rows, rows=rows.ndim == 2))
 
     @property
     def length(self) -> int:
-        """How many there are."""
-        return self.own.shape[-1]
+        """The number of tokens."""
+        return self.values.shape[-1]
 
     def at(self, b: Tensor, index: Tensor) -> Tensor:
-        """What stands at an index, inside a kernel."""
-        if self.indexed:
+        """The integer at an index, inside a kernel."""
+        if self.is_index:
             return index
-        return self.values[index] if self.values.ndim == 1 else self.values[b, index]
+        return self.padded[index] if self.padded.ndim == 1 else self.padded[b, index]
 
     def ranges(self) -> Range:
-        """Lowest and highest of every block, ``(B or 1, n)``."""
-        on_cpu = self.own.device.type == "cpu"
+        """Lowest and highest integer of every block, ``(B or 1, n)``."""
+        on_cpu = self.values.device.type == "cpu"
+        size = self.blocks * BLOCK
         return block_ranges(
-            _filled(self.own, -1, self.blocks * BLOCK) if on_cpu else self.own, BLOCK, xp
+            _pad_with_last(self.values, -1, size) if on_cpu else self.values, BLOCK, xp
         )
 
     @property
     def blocks(self) -> int:
-        """How many blocks a mask has, the last of them perhaps not whole, or beyond the end."""
-        on_cpu = self.own.device.type == "cpu"
-        return -(-(room(self.length, least=_LEAST) if on_cpu else self.length) // BLOCK)
+        """The number of blocks of a mask; the last may be partly or fully beyond the end."""
+        on_cpu = self.values.device.type == "cpu"
+        length = padded_size(self.length, least=_MIN_LENGTH) if on_cpu else self.length
+        return -(-length // BLOCK)
 
 
-class Mask(NamedTuple):
-    """Whether a query sees a key, inside a kernel.
+class KernelMask(NamedTuple):
+    """The mask as a kernel evaluates it, pair by pair.
 
     Attributes
     ----------
@@ -99,26 +101,25 @@ class Mask(NamedTuple):
     causal
         Likewise; None if it is among the limits.
     limits
-        The lowest and the highest ``q_pos - k_pos`` inside of the window, how many first keys are
-        inside of any, and the lowest difference of all; or None. They are a tensor: of Python
-        numbers the first is compiled in, and the second becomes a symbol, which no kernel for a CPU
-        takes.
-    sinks
-        Whether there may be such first keys.
-    own
-        The caller's function, or its name, or None.
+        The lowest and the highest ``q_pos - k_pos`` inside the window, the number of sink tokens,
+        and the lowest difference of all; or None. They are a tensor: torch compiles the first value
+        of a Python number in, and makes the second a symbol, which kernels for a CPU do not take.
+    has_sinks
+        Whether there may be sink tokens.
+    function
+        The caller's mask function, or its key, or None.
     booleans
-        The caller's ``(B or 1, H or 1, Q, K)``, ``captured``, or None.
+        The caller's ``(B or 1, H or 1, Q, K)`` after ``capture_pairs``, or None.
     """
 
-    q_pos: Places
-    k_pos: Places
-    q_seg: Places | None
-    k_seg: Places | None
+    q_pos: TokenIntegers
+    k_pos: TokenIntegers
+    q_seg: TokenIntegers | None
+    k_seg: TokenIntegers | None
     causal: bool | None
     limits: Tensor | None
-    sinks: bool
-    own: OwnMask | str | None
+    has_sinks: bool
+    function: Mask | str | None
     booleans: Tensor | None
 
     def mask_mod(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
@@ -127,97 +128,101 @@ class Mask(NamedTuple):
         if self.q_seg is not None and self.k_seg is not None:
             q_seg, k_seg = self.q_seg.at(b, i), self.k_seg.at(b, j)
         q, k = self.q_pos.at(b, i), self.k_pos.at(b, j)
-        seen = visible(q, k, q_seg, k_seg, causal=bool(self.causal))
+        mask = visible(q, k, q_seg, k_seg, causal=bool(self.causal))
         if self.limits is not None:
-            near = self._near(self.limits, q, k, torch.zeros_like(h))
-            seen = near if seen is None else seen & near
-        if self.own is not None:
-            own = _NAMED[self.own] if isinstance(self.own, str) else self.own
-            found = own(q, k, q_seg, k_seg)
-            seen = found if seen is None else seen & found
+            mask = _both(mask, self._inside(self.limits, q, k, torch.zeros_like(h)))
+        if self.function is not None:
+            function = _MASKS[self.function] if isinstance(self.function, str) else self.function
+            mask = _both(mask, function(q, k, q_seg, k_seg))
         if self.booleans is not None:
-            found = self.booleans[row_of(self.booleans, 0, b), row_of(self.booleans, 1, h), i, j]
-            seen = found if seen is None else seen & found
-        return i >= 0 if seen is None else seen
+            row, head = row_index(self.booleans, 0, b), row_index(self.booleans, 1, h)
+            mask = _both(mask, self.booleans[row, head, i, j])
+        return i >= 0 if mask is None else mask
 
-    def _near(self, limits: Tensor, q: Tensor, k: Tensor, first: Tensor) -> Tensor:
-        """Whether a key is inside of the limits; ``first`` is 0, as an index inside a kernel."""
+    def _inside(self, limits: Tensor, q: Tensor, k: Tensor, first: Tensor) -> Tensor:
+        """Whether a key is inside the limits; ``first`` is 0, as an index inside a kernel."""
         back = q - k
-        near = (back >= limits[first]) & (back <= limits[first + 1])
-        if self.sinks:
-            near = near | ((k >= 0) & (k < limits[first + 2]))
-        return near & (back >= limits[first + 3]) if self.causal is None else near
+        inside = (back >= limits[first]) & (back <= limits[first + 1])
+        if self.has_sinks:
+            inside = inside | ((k >= 0) & (k < limits[first + 2]))
+        return inside & (back >= limits[first + 3]) if self.causal is None else inside
 
 
-class Sight(NamedTuple):
-    """What decides whether a query sees a key; as in ``posenc.attention``."""
+def _both(mask: Tensor | None, other: Tensor) -> Tensor:
+    return other if mask is None else mask & other
 
-    q_pos: Places
-    k_pos: Places
-    q_seg: Places | None
-    k_seg: Places | None
+
+class BlockMaskInputs(NamedTuple):
+    """What a block mask is computed from; each as in ``posenc.attention``."""
+
+    q_pos: TokenIntegers
+    k_pos: TokenIntegers
+    q_seg: TokenIntegers | None
+    k_seg: TokenIntegers | None
     causal: bool
     window: Window | None
     sink_tokens: int = 0
-    own: OwnMask | Tensor | None = None
+    mask: Mask | Tensor | None = None
 
-    def mask(self) -> Mask:
-        """The same for a kernel; on a CPU one kernel for every window and none, causal or not."""
-        device, on_cpu = self.q_pos.own.device, self.q_pos.own.device.type == "cpu"
-        own = known(self.own) if isinstance(self.own, OwnMask) else None
-        booleans = captured_pairs(self.own) if isinstance(self.own, Tensor) else None
-        places = self[:4]
+    def kernel_mask(self) -> KernelMask:
+        """The mask inside a kernel; on a CPU one kernel serves all windows, causal or not."""
+        device, on_cpu = self.q_pos.values.device, self.q_pos.values.device.type == "cpu"
+        function = mask_key(self.mask) if isinstance(self.mask, Mask) else None
+        booleans = capture_pairs(self.mask) if isinstance(self.mask, Tensor) else None
+        tokens = self[:4]
         if not on_cpu and self.window is None:
-            return Mask(*places, self.causal, None, False, own, booleans)
+            return KernelMask(*tokens, self.causal, None, False, function, booleans)
         left, right = (None, None) if self.window is None else self.window
-        limits = numbers(
-            -_FAR if right is None else _within(-right),
-            _FAR if left is None else _within(left),
-            _within(self.sink_tokens),
-            0 if self.causal else -_FAR,
+        limits = capture_scalars(
+            -_MAX_DISTANCE if right is None else _clamp(-right),
+            _MAX_DISTANCE if left is None else _clamp(left),
+            _clamp(self.sink_tokens),
+            0 if self.causal else -_MAX_DISTANCE,
             dtype=torch.int32, device=device,
         )  # fmt: skip
-        sinks = on_cpu or self.sink_tokens > 0
-        return Mask(*places, None if on_cpu else self.causal, limits, sinks, own, booleans)
+        causal, has_sinks = None if on_cpu else self.causal, on_cpu or self.sink_tokens > 0
+        return KernelMask(*tokens, causal, limits, has_sinks, function, booleans)
 
-    def blocks(self) -> tuple[Tensor, Tensor]:
-        """Blocks ``(B, nq, nk)`` that may hold a visible pair, and those where all are visible."""
-        segments = [None if p is None else p.ranges() for p in (self.q_seg, self.k_seg)]
-        some, every = visible_between(
+    def visible_blocks(self) -> tuple[Tensor, Tensor]:
+        """Blocks ``(B or 1, nq, nk)`` with any visible pair, and those with all pairs visible.
+
+        The first may hold blocks without a visible pair, and the second may lack some.
+        """
+        segments = [None if seg is None else seg.ranges() for seg in (self.q_seg, self.k_seg)]
+        any_visible, all_visible = visible_between(
             self.q_pos.ranges(), self.k_pos.ranges(), *segments,
             causal=self.causal, window=self.window, sink_tokens=self.sink_tokens, xp=xp,
         )  # fmt: skip
-        if self.own is not None:  # it may hide anything
-            every = every & False
-        if self.q_pos.own.device.type == "cpu":
-            some = some & _begun(self.q_pos)[:, None] & _begun(self.k_pos)
-        return some, some & every & _whole(self.q_pos)[:, None] & _whole(self.k_pos)
+        if self.mask is not None:  # it may hide any pair
+            all_visible = all_visible & False
+        if self.q_pos.values.device.type == "cpu":
+            any_visible = any_visible & _nonempty(self.q_pos)[:, None] & _nonempty(self.k_pos)
+        complete = _complete(self.q_pos)[:, None] & _complete(self.k_pos)
+        return any_visible, any_visible & all_visible & complete
 
-    def block_mask(self, some: Tensor, every: Tensor) -> BlockMask:
-        """As ``flex_attention`` takes it, from ``(B or 1, H or 1, nq, nk)``: blocks to look at, and
-        those of them that need no mask.
-        """
+    def block_mask(self, any_visible: Tensor, all_visible: Tensor) -> BlockMask:
+        """As ``flex_attention`` takes it, from blocks ``(B or 1, H or 1, nq, nk)``."""
         return BlockMask.from_kv_blocks(
-            *_ordered(some & ~every),
-            *_ordered(every),
+            *_block_indices(any_visible & ~all_visible),
+            *_block_indices(all_visible),
             BLOCK_SIZE=BLOCK,
-            mask_mod=self.mask().mask_mod,
+            mask_mod=self.kernel_mask().mask_mod,
             seq_lengths=(self.q_pos.length, self.k_pos.length),
         )
 
 
-def _ordered(chosen: Tensor) -> tuple[Tensor, Tensor]:
-    """How many blocks of each row are chosen, and their indices, chosen ones first, in order."""
+def _block_indices(chosen: Tensor) -> tuple[Tensor, Tensor]:
+    """The number of chosen blocks per row, and block indices: chosen ones first, in order."""
     indices = torch.argsort(chosen.to(torch.int8), dim=-1, descending=True, stable=True)
     return chosen.sum(dim=-1, dtype=torch.int32), indices.to(torch.int32)
 
 
-def captured(values: Tensor, *, rows: bool = False, axis: int = -1) -> Tensor:
-    """As a kernel captures it: longer, for its last block loads beyond the end before it masks.
+def capture(values: Tensor, *, rows: bool = False, axis: int = -1) -> Tensor:
+    """The values as a kernel captures them: padded, as its last block loads before it masks.
 
-    An axis is filled with its last values. On a CPU a size that is a symbol to the compiler becomes
-    code that does not compile (PyTorch 2.13), and a new one would compile anew: there that axis,
-    and the first one if it is ``rows`` of a batch, has a size of ``room``.
+    An axis is padded with its last value. On a CPU a size that is a symbol becomes code that does
+    not compile (PyTorch 2.13), and each new size would compile again. So there the axis has a
+    ``padded_size``, and so has the first axis if it is ``rows`` of a batch.
     """
     length, dim = values.shape[axis], axis % values.ndim
     last = values.narrow(dim, length - 1, 1)
@@ -226,41 +231,43 @@ def captured(values: Tensor, *, rows: bool = False, axis: int = -1) -> Tensor:
         shape = [missing if n == dim else -1 for n in range(values.ndim)]
         return torch.cat([values, last.expand(shape)], dim=dim)
     if rows:
-        values = _filled(values, 0, room(values.shape[0], least=4))
-    size = room(length + 1, least=_LEAST)
+        values = _pad_with_last(values, 0, padded_size(values.shape[0], least=4))
+    size = padded_size(length + 1, least=_MIN_LENGTH)
     last = values.narrow(dim, length - 1, 1)
-    # From inside a larger graph a CPU captures only what has memory of its own, as what is joined.
-    return constant(torch.cat([_filled(values, dim, size - 1), last], dim=dim))
+    # Inside a larger graph a kernel for a CPU captures only tensors with memory of their own; the
+    # result of cat has it.
+    return mark_static(torch.cat([_pad_with_last(values, dim, size - 1), last], dim=dim))
 
 
-def captured_pairs(values: Tensor) -> Tensor:
+def capture_pairs(values: Tensor) -> Tensor:
     """``(B or 1, H or 1, Q, K)`` as a kernel captures it."""
-    return captured(captured(values, axis=2), rows=values.shape[0] != 1, axis=3)
+    return capture(capture(values, axis=2), rows=values.shape[0] != 1, axis=3)
 
 
-def known(mask: OwnMask) -> OwnMask | str:
-    """Under which name a kernel finds a caller's mask; inside of a larger graph, the mask."""
+def mask_key(mask: Mask) -> Mask | str:
+    """The key by which a kernel finds a caller's mask; inside a larger graph, the mask itself."""
     if torch.compiler.is_compiling():
         return mask
     function, closed = mask.function, _closed_over(mask.function)
-    key: Hashable = function if isinstance(function, FirstTokens) else id(function)
+    identity: Hashable = function if isinstance(function, FirstTokens) else id(function)
     if closed is not None:
-        # Of one code and equal numbers they are one: a lambda written where attention is called
-        # compiles once. A cell may change, so that a copy has cells of its own.
+        # Functions with the same code and equal values are one mask: a lambda written where
+        # attention is called compiles once. A cell may change, so the copy has its own cells.
         assert isinstance(function, FunctionType)
         code, around = function.__code__, function.__globals__
         defaults = function.__defaults__ or ()
-        key = code, id(around), tuple((type(v), v) for v in (*closed, *defaults))
+        identity = code, id(around), tuple((type(v), v) for v in (*closed, *defaults))
         cells = tuple(CellType(value) for value in closed)
         function = FunctionType(code, around, function.__name__, defaults, cells)
-    name = _NAMES.setdefault((key, mask.with_segments), str(len(_NAMES)))
-    _NAMED.setdefault(name, OwnMask(function, mask.with_segments))
-    return name
+    key = _KEYS.setdefault((identity, mask.with_segments), str(len(_KEYS)))
+    _MASKS.setdefault(key, Mask(function, mask.with_segments))
+    return key
 
 
 def _closed_over(function: object) -> tuple[object, ...] | None:
-    """The values that a function closes over; None if it may be told from another by more than its
-    code, numbers and words.
+    """The values that a function closes over, if they, its code and its defaults determine it.
+
+    None if it is no Python function, or if a value is neither number nor string.
     """
     if not isinstance(function, FunctionType) or function.__kwdefaults__:
         return None
@@ -273,51 +280,51 @@ def _closed_over(function: object) -> tuple[object, ...] | None:
     return closed if simple else None
 
 
-def row_of(array: Tensor, axis: int, index: Tensor) -> Tensor:
-    """An index along an axis, or 0 where all share one."""
+def row_index(array: Tensor, axis: int, index: Tensor) -> Tensor:
+    """The index along an axis, or 0 if the axis has size 1."""
     return torch.zeros_like(index) if array.shape[axis] == 1 else index
 
 
-def _within(number: int) -> int:
+def _clamp(limit: int) -> int:
     """A limit that int32 holds."""
-    return max(-_FAR, min(number, _FAR))
+    return max(-_MAX_DISTANCE, min(limit, _MAX_DISTANCE))
 
 
-def room(count: int, *, least: int) -> int:
-    """``least``, doubled until ``count`` fit: so few sizes that each may be compiled for."""
+def padded_size(count: int, *, least: int) -> int:
+    """``least``, doubled until ``count`` fit: few sizes, so that each may be compiled for."""
     size = least
     while size < count:
         size *= 2
     return size
 
 
-def numbers(*values: float, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Numbers of a call for a kernel to load, so that new ones compile nothing."""
-    each = [torch.full((1,), value, dtype=dtype, device=device) for value in values]
-    return captured(torch.cat(each))
+def capture_scalars(*values: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Scalars of a call as a tensor that kernels load: new values compile nothing."""
+    scalars = [torch.full((1,), value, dtype=dtype, device=device) for value in values]
+    return capture(torch.cat(scalars))
 
 
-def constant(array: Tensor) -> Tensor:
-    """The same, of a size that is a number to a compiler, never a symbol."""
+def mark_static(array: Tensor) -> Tensor:
+    """The array, of a size that is a constant to the compiler and never a symbol."""
     torch._dynamo.mark_static(array)
     return array
 
 
-def _filled(values: Tensor, dim: int, size: int) -> Tensor:
-    """So long along an axis, with its last values.
+def _pad_with_last(values: Tensor, dim: int, size: int) -> Tensor:
+    """``size`` values along an axis, padded with the last one.
 
-    How many are missing is not asked for: each answer would be a kind of call to a compiler.
+    It does not compute how many are missing: the compiler would specialise on each answer.
     """
     index = torch.arange(size, device=values.device)
     return values.index_select(dim, index.clamp(max=values.shape[dim] - 1))
 
 
-def _whole(places: Places) -> Tensor:
-    """Which blocks are as long as a block: beyond the end nothing is to be seen."""
-    end = torch.arange(places.blocks, device=places.own.device) + 1
-    return end * BLOCK <= places.length
+def _complete(tokens: TokenIntegers) -> Tensor:
+    """Which blocks lie fully before the end; beyond it nothing is visible."""
+    end = torch.arange(tokens.blocks, device=tokens.values.device) + 1
+    return end * BLOCK <= tokens.length
 
 
-def _begun(places: Places) -> Tensor:
-    """Which blocks hold anything."""
-    return torch.arange(places.blocks, device=places.own.device) * BLOCK < places.length
+def _nonempty(tokens: TokenIntegers) -> Tensor:
+    """Which blocks hold any token."""
+    return torch.arange(tokens.blocks, device=tokens.values.device) * BLOCK < tokens.length

@@ -1,8 +1,8 @@
-"""Attention through FlexAttention: a scheme's bias is its ``score_mod``, visibility its block mask.
+"""Attention by FlexAttention: the bias is its ``score_mod``, the mask its ``block_mask``.
 
-Each kind of call has a compiled entry, with recompilations counted apart from the user's own.
-What changes from call to call enters as tensors: positions, segments, features, windows, scales and
-caps, so that a new one compiles nothing. A mask that is a function is compiled in.
+Each kind of call has its own compiled entry, so its recompilations do not count towards the user's
+limit. Positions, segments, features, windows, scales and caps enter as tensors, so that a new value
+compiles nothing. A mask function is compiled in.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from functools import lru_cache
 from types import FunctionType
@@ -31,67 +32,67 @@ from posenc.backend import (
     may_have_negligible_blocks,
     negligible_blocks,
 )
-from posenc_torch.flex.api import sight_of
-from posenc_torch.flex.block_mask import BLOCK, Places, Sight, known
-from posenc_torch.flex.params import labelled, loads
-from posenc_torch.flex.score_mod import Bias, ByDistance, Scored, name_of
+from posenc_torch.flex.api import block_mask_inputs
+from posenc_torch.flex.block_mask import BLOCK, BlockMaskInputs, TokenIntegers, mask_key
+from posenc_torch.flex.params import label_features, multiply_read_params
+from posenc_torch.flex.score_mod import DistanceBias, SchemeBias, ScoreSteps, scheme_key
 from posenc_torch.sdpa import has_native_mask, is_small
 
-# So many programs for each scheme, head count and dtype, counted apart from the user's own.
-_KINDS = 256
+# Recompilations allowed per scheme, head count and dtype; they do not count towards the user's.
+_RECOMPILE_LIMIT = 256
 COMPILER: dict[str, Any] = {
-    "fullgraph": True, "recompile_limit": _KINDS, "isolate_recompiles": True,
+    "fullgraph": True, "recompile_limit": _RECOMPILE_LIMIT, "isolate_recompiles": True,
 }  # fmt: skip
 _ISOLATES = "isolate_recompiles" in inspect.signature(torch.compile).parameters  # PyTorch 2.13
 _OLDEST = (2, 11)
-# A gathered tile goes through shared memory. With torch's own choices an H200 has too little of it,
-# and the kernel that is compiled instead spills 12 kB a thread (benchmarks/flex_without_gpu.py).
-FOR_TABLES = {"fwd_BLOCK_N": 64, "fwd_num_warps": 8, "bwd_num_stages": 2}
-_FEW = 8  # blocks of keys of which no bias is steep enough to spare much
-_entry: Callable[..., Any] | None = None
+# A gathered tile goes through shared memory. With torch's own options an H200 has too little of it.
+# Torch then compiles a kernel that spills 12 kB per thread (benchmarks/compile_only/flex).
+GATHER_OPTIONS = {"fwd_BLOCK_N": 64, "fwd_num_warps": 8, "bwd_num_stages": 2}
+_MIN_BLOCKS = 8  # of keys: with fewer, skipping blocks saves little
+_kernel: ContextVar[Callable[..., Any] | None] = ContextVar("kernel", default=None)
 
 
 def flex(call: Call) -> tuple[Tensor, Tensor | None]:
     """``(B, H, Q, Dv)`` by FlexAttention, and its log-sum-exp ``(B, H, Q)`` if needed."""
-    if not torch.is_grad_enabled():  # FlexAttention asks tensors alone whether something learns
+    if not torch.is_grad_enabled():  # FlexAttention only asks tensors whether they need gradients
         call = _without_gradients(call)
     if torch.compiler.is_compiling():
-        return _inside(call)
+        return _inside_graph(call)
     given = arguments(call)
-    run = _entry or _compiled(_kind(call))
-    return with_lse(run(**given | {"scale": repr(given["scale"])}))
+    run = _kernel.get() or _compiled(_kind(call))
+    return split_lse(run(**given | {"scale": repr(given["scale"])}))
 
 
-def with_lse(found: Any) -> tuple[Tensor, Tensor | None]:
-    """What FlexAttention returns, apart; a row that sees nothing has the lowest finite number."""
-    if isinstance(found, Tensor):
-        return found, None
-    out, more = found
-    return out, more.lse.clamp(min=torch.finfo(more.lse.dtype).min)
+def split_lse(result: Any) -> tuple[Tensor, Tensor | None]:
+    """FlexAttention's result and log-sum-exp; that of a fully masked row is the lowest float."""
+    if isinstance(result, Tensor):
+        return result, None
+    out, aux = result
+    return out, aux.lse.clamp(min=torch.finfo(aux.lse.dtype).min)
 
 
-def _inside(call: Call) -> tuple[Tensor, Tensor | None]:
-    """As part of a larger graph that someone compiles."""
-    for array in (call.q, call.k, call.v):  # heads and channels, which no kernel has as symbols
+def _inside_graph(call: Call) -> tuple[Tensor, Tensor | None]:
+    """As part of a larger graph that the user compiles."""
+    for array in (call.q, call.k, call.v):  # heads and channels: kernels take no symbols for them
         torch._dynamo.mark_static(array, 1)
         torch._dynamo.mark_static(array, 3)
-    own = _own_memory if call.q.device.type == "cpu" else _as_it_is
-    out, lse = with_lse(flex_attention(**arguments(replace(call, q=own(call.q)))))
-    return own(out), lse
+    copy = _copy if call.q.device.type == "cpu" else _identity
+    out, lse = split_lse(flex_attention(**arguments(replace(call, q=copy(call.q)))))
+    return copy(out), lse
 
 
 def kernel(query: Tensor, key: Tensor, value: Tensor, *, scale: str, **options: Any) -> Any:
-    """FlexAttention for a scale in letters, which torch's compiler never makes a symbol."""
+    """FlexAttention with the scale as a string, which torch's compiler never makes a symbol."""
     return flex_attention(query, key, value, scale=float(scale), **options)
 
 
 def arguments(call: Call) -> dict[str, Any]:
-    """What FlexAttention is called with."""
-    bias, scale = _bias(call), _usual_scale(call)
-    mod: Bias | ByDistance | Scored | None = bias
+    """The arguments of ``flex_attention``."""
+    bias, scale = _bias(call), _common_scale(call)
+    mod: SchemeBias | DistanceBias | ScoreSteps | None = bias
     if scale is None or call.softcap is not None or call.extra_bias is not None:
-        mod = Scored.of(call, bias, scaled=scale is not None)
-    by_table = mod is not None and mod.gathers and call.q.device.type != "cpu"
+        mod = ScoreSteps.of(call, bias, scaled=scale is not None)
+    gathers = mod is not None and mod.gathers and call.q.device.type != "cpu"
     return {
         "query": call.q,
         "key": call.k,
@@ -100,26 +101,26 @@ def arguments(call: Call) -> dict[str, Any]:
         "block_mask": _block_mask(call),
         "scale": 1.0 if scale is None else scale,
         "enable_gqa": call.q.shape[1] != call.k.shape[1],
-        "kernel_options": FOR_TABLES if by_table else None,
+        "kernel_options": GATHER_OPTIONS if gathers else None,
         "return_aux": AuxRequest(lse=True) if call.needs_lse else None,
     }
 
 
-def _usual_scale(call: Call) -> float | None:
-    """The scale of a call where it is one of a few, each of which may be compiled in."""
+def _common_scale(call: Call) -> float | None:
+    """The scale of a call if it is a common one, which may be compiled in."""
     dim = call.q.shape[3]
     return next((s for s in (dim**-0.5, 1.0, 1 / dim) if s == call.scale), None)
 
 
-def _as_it_is(array: Tensor) -> Tensor:
+def _identity(array: Tensor) -> Tensor:
     return array
 
 
-def _own_memory(array: Tensor) -> Tensor:
-    """A copy that no compiler takes out again.
+def _copy(array: Tensor) -> Tensor:
+    """A copy that the compiler does not remove.
 
-    The kernel for a CPU (PyTorch 2.13) fails in a larger graph on queries that are a view of what
-    came before, and on an elementwise operation fused to its result.
+    In a larger graph the kernel for a CPU (PyTorch 2.13) fails if its queries are a view of an
+    earlier result, or if an elementwise operation is fused to its own result.
     """
     return torch.cat([array, array[..., :1]], dim=-1)[..., : array.shape[-1]]
 
@@ -137,199 +138,215 @@ def _without_gradients(call: Call) -> Call:
     )
 
 
-def refuses(call: Call) -> str | None:
+def unsupported(call: Call) -> str | None:
     """Why FlexAttention cannot serve a call."""
-    if torch.__version__ < _OLDEST:
+    if torch.__version__ < _OLDEST:  # type: ignore[operator]  # a TorchVersion takes tuples too
         return f"it needs PyTorch 2.11 or newer, this is {torch.__version__}"
     if call.dtype == torch.float64:
         return "compiled FlexAttention has no float64"
     if not call.q.dtype == call.k.dtype == call.v.dtype:
         return f"q, k and v differ in dtype: {call.q.dtype}, {call.k.dtype}, {call.v.dtype}"
     if call.q.device.type not in ("cpu", "cuda"):
-        return f"it is not tried on {call.q.device.type}"
+        return f"it is not tested on {call.q.device.type}"
     on_cpu = call.q.device.type == "cpu"
     if not on_cpu and min(call.q.shape[3], call.v.shape[3]) < 16:
-        return f"on a GPU it takes heads of at least 16 channels, not {call.q.shape[3]}"
-    features = labelled(call.query.features, call.key.features)
+        dim = min(call.q.shape[3], call.v.shape[3])
+        return f"on a GPU it needs a head_dim of at least 16, got {dim}"
+    features = label_features(call.query.features, call.key.features)
     tensors = (call.q, call.k, call.v, call.extra_bias, *features.values(), *call.arrays.values())
-    learns = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
-    if learns and on_cpu:
+    needs_grad = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    if needs_grad and on_cpu:
         return "FlexAttention has no backward pass on a CPU"
-    return _several_loads(call) if learns else None
+    return _multiple_reads(call) if needs_grad else None
 
 
 def without_lse(call: Call) -> str | None:
     """Why there is no log-sum-exp."""
-    # PyTorch 2.13, which raises NotImplementedError; eagerly there is one.
-    if call.q.device.type == "cpu" and _entry is None:
+    # PyTorch 2.13 raises NotImplementedError there; the eager definition returns one.
+    if call.q.device.type == "cpu" and not _is_replaced():
         return "compiled for a CPU, FlexAttention returns none"
     return None
 
 
-def _several_loads(call: Call) -> str | None:
-    """Which learned array the bias loads more than once for a pair: no backward pass has that."""
-    if not has_bias(call.scheme) or _reads_distances(call):
+def _multiple_reads(call: Call) -> str | None:
+    """Why the backward pass does not support the bias: it reads a learned array several times."""
+    if not has_bias(call.scheme) or _reads_by_distance(call):
         return None
     query, key = call.query.features, call.key.features
-    known_as = {**call.arrays, **labelled(query, key)}
-    several = loads(call.scheme, call.arrays, query, key)
-    found = [name for name in several if known_as[name].requires_grad]
-    if not found:
+    arrays = {**call.arrays, **label_features(query, key)}
+    multiple = multiply_read_params(call.scheme, call.arrays, query, key)
+    learned = [name for name in multiple if arrays[name].requires_grad]
+    if not learned:
         return None
     return (
-        "its backward pass takes one load of each learned array or feature that has a gradient, "
-        f"the bias has more of {found}"
+        "FlexAttention's backward pass allows one read of each learned array or feature per score; "
+        f"this bias reads {learned} more often"
     )
 
 
-def avoided(call: Call) -> str | None:
-    """Why ``"auto"`` passes by."""
+def not_preferred(call: Call) -> str | None:
+    """Why ``"auto"`` skips it."""
     if call.q.device.type == "cpu":
         return "on a CPU it compiles for seconds, and has no backward pass"
     if not _ISOLATES:
-        return f"its tests run on PyTorch 2.13 and newer, this is {torch.__version__}"
+        return f"it is tested on PyTorch 2.13 and newer, this is {torch.__version__}"
     if has_native_mask(call):
         return "SDPA needs no mask for this call"
     if is_small(call):
-        return "the scores of a head are few, and SDPA takes them without a compiler"
+        return "each head has few scores, and SDPA takes them without a compiler"
     return None
 
 
 def uncompiled() -> AbstractContextManager[None]:
-    """The same calls through FlexAttention's eager definition, without a compiler: for tests."""
-    return _through(kernel)
+    """Inside, calls run FlexAttention's eager definition, without a compiler."""
+    return replace_kernel(kernel)
 
 
 @contextmanager
-def _through(entry: Callable[..., Any]) -> Iterator[None]:
-    global _entry
-    before, _entry = _entry, entry
+def replace_kernel(function: Callable[..., Any]) -> Iterator[None]:
+    """Inside, calls run ``function``, with the arguments of ``kernel``, instead of compiling."""
+    token = _kernel.set(function)
     try:
         yield
     finally:
-        _entry = before
+        _kernel.reset(token)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # untyped in torch
+def _is_replaced() -> bool:
+    # A constant, because not every Dynamo traces a ContextVar.
+    return _kernel.get() is not None
 
 
 @lru_cache(None)
 def _compiled(kind: Hashable) -> Callable[..., Any]:
-    """One for each kind of call, so that no limit of recompilations is that of a process.
+    """One for each kind of call, so that the process has no limit of recompilations.
 
-    Each has a code object of its own, to which torch counts.
+    Torch counts recompilations per code object, so each has its own.
     """
     return _compile(FunctionType(kernel.__code__.replace(), kernel.__globals__, kernel.__name__))
 
 
 def _kind(call: Call) -> Hashable:
-    """What a kernel is compiled for; beside it a few sizes, as of one query or one block."""
+    """What a kernel is compiled for; it is compiled again for a few sizes, such as one query."""
     shapes = (call.q.shape[1], call.k.shape[1], call.q.shape[3], call.v.shape[3])
-    mask = known(call.mask) if isinstance(call.mask, Mask) else None
-    return name_of(call.scheme), call.q.dtype, call.q.device, shapes, mask
+    mask = mask_key(call.mask) if isinstance(call.mask, Mask) else None
+    return scheme_key(call.scheme), call.q.dtype, call.q.device, shapes, mask
 
 
 def _compile(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compiled for as many kinds of calls as a process may have."""
+    """The function compiled, with room for many recompilations."""
     if _ISOLATES:
         return torch.compile(function, **COMPILER)
     run = torch.compile(function, fullgraph=True)
 
-    def with_room(*args: Any, **options: Any) -> Any:
-        with torch._dynamo.config.patch(recompile_limit=_KINDS):
+    def with_limit(*args: Any, **options: Any) -> Any:
+        with torch._dynamo.config.patch(recompile_limit=_RECOMPILE_LIMIT):
             return run(*args, **options)
 
-    return with_room
+    return with_limit
 
 
-def _bias(call: Call) -> Bias | ByDistance | None:
+def _bias(call: Call) -> SchemeBias | DistanceBias | None:
     """The form of the bias that a kernel computes fastest."""
     if not has_bias(call.scheme):
         return None
     if (
-        _reads_distances(call)
+        _reads_by_distance(call)
         and (table := bias_by_distance(replace(call, extra_bias=None))) is not None
     ):
-        return ByDistance.of(call, table)
+        return DistanceBias.of(call, table)
     batch = call.q.shape[0] if call.q.device.type == "cpu" else None
     features = call.query.features, call.key.features
-    return Bias.of(call.scheme, call.arrays, call.dtype, _where(call), features, batch=batch)
+    where = _bias_positions(call)
+    return SchemeBias.of(call.scheme, call.arrays, call.dtype, where, features, batch=batch)
 
 
-def _reads_distances(call: Call) -> bool:
-    """Whether the bias is computed once a distance, and read: buckets, sums and what is learned.
+def _reads_by_distance(call: Call) -> bool:
+    """Whether the kernel reads the bias from a table by distance: buckets, sums, learned biases.
 
-    A gradient then goes to as many numbers as there are distances, not to one a head. What needs
-    only constants, numbers of a head, is a multiplication or two, and cheaper than a load.
+    Gradients then go to one value per distance, not to one per head. A bias of constants per head
+    costs a multiplication or two, which is cheaper than a load.
     """
     simple = call.scheme.constants() and not call.scheme.param_specs()
     return not simple and has_bias_by_distance(replace(call, extra_bias=None))
 
 
-def _places(call: Call) -> tuple[Places, Places]:
-    """Positions, which decide who sees whom."""
-    indexed = call.aligned and call.q.shape[2] == call.k.shape[2]
+def _mask_positions(call: Call) -> tuple[TokenIntegers, TokenIntegers]:
+    """Positions, which the mask depends on."""
+    is_index = call.aligned and call.q.shape[2] == call.k.shape[2]
     if call.q.device.type != "cpu":
         q, k = call.query.pos, call.key.pos
-        return Places.of(q, indexed=indexed), Places.of(k, indexed=call.aligned)
-    return _on_cpu(call, call.query.pos, call.key.pos, indexed=indexed)
+        return TokenIntegers.of(q, is_index=is_index), TokenIntegers.of(k, is_index=call.aligned)
+    return _on_cpu(call, call.query.pos, call.key.pos, is_index=is_index)
 
 
-def _where(call: Call) -> tuple[Places, Places]:
-    """What a bias reads: positions, or places that are given."""
+def _bias_positions(call: Call) -> tuple[TokenIntegers, TokenIntegers]:
+    """Positions or, if they are given, places: what the bias reads."""
     query, key = call.query.places, call.key.places
     if query is None or key is None:
-        return _places(call)
+        return _mask_positions(call)
     if call.q.device.type != "cpu":
-        return Places.of(query), Places.of(key)
+        return TokenIntegers.of(query), TokenIntegers.of(key)
     return _on_cpu(call, query, key)
 
 
 def _on_cpu(
-    call: Call, query: Tensor, key: Tensor, *, indexed: bool = False
-) -> tuple[Places, Places]:
+    call: Call, query: Tensor, key: Tensor, *, is_index: bool = False
+) -> tuple[TokenIntegers, TokenIntegers]:
+    batch = call.q.shape[0]
     q, k = (
-        Places.of(at.to(torch.int32), batch=call.q.shape[0], indexed=indexed) for at in (query, key)
+        TokenIntegers.of(values.to(torch.int32), batch=batch, is_index=is_index)
+        for values in (query, key)
     )
     return q, k
 
 
 def _block_mask(call: Call) -> BlockMask | None:
     hides = call.causal or call.window is not None or call.mask is not None
-    plain = not hides and call.query.seg is None
-    if call.skip_blocks and call.k.shape[2] > _FEW * BLOCK and may_have_negligible_blocks(call):
-        sight = _sight(call)
-        some, every = sight.blocks()
-        left = _left(call, every)
-        if left is not None:
-            return sight.block_mask(some[:, None] & left, every[:, None] & left)
-    if plain and call.q.device.type != "cpu":  # there without one it takes threads * L * L memory
+    unmasked = not hides and call.query.seg is None
+    if (
+        call.skip_blocks
+        and call.k.shape[2] > _MIN_BLOCKS * BLOCK
+        and may_have_negligible_blocks(call)
+    ):
+        inputs = _block_mask_inputs(call)
+        any_visible, all_visible = inputs.visible_blocks()
+        kept = _not_negligible(call, all_visible)
+        if kept is not None:
+            return inputs.block_mask(any_visible[:, None] & kept, all_visible[:, None] & kept)
+    # On a CPU FlexAttention without a block mask takes threads * L * L memory.
+    if unmasked and call.q.device.type != "cpu":
         return None
-    traced = torch.compiler.is_compiling() or bool(_modes())  # what is kept must hold values
+    # A mask that is kept must hold values.
+    traced = torch.compiler.is_compiling() or bool(_modes())
     if call.aligned and call.query.seg is None and call.mask is None and not traced:
         lengths = call.q.shape[2], call.k.shape[2]
         window = call.window, call.sink_tokens
         return _plain_mask(*lengths, call.causal, *window, call.query.pos.device)
-    sight = _sight(call)
-    return sight.block_mask(*(found[:, None] for found in sight.blocks()))
+    inputs = _block_mask_inputs(call)
+    return inputs.block_mask(*(blocks[:, None] for blocks in inputs.visible_blocks()))
 
 
-def _left(call: Call, every: Tensor) -> Tensor | None:
-    """Blocks that may leave a trace, as many as there are of ``every``; None for all of them."""
-    q_all, k_all = every.shape[-2:]
+def _not_negligible(call: Call, all_visible: Tensor) -> Tensor | None:
+    """Blocks that may matter, in the shape of ``all_visible``; None for all blocks."""
+    q_padded, k_padded = all_visible.shape[-2:]
     q_blocks, k_blocks = (-(-a.shape[2] // BLOCK) for a in (call.q, call.k))
-    nothing = _negligible(call, every[..., :q_blocks, :k_blocks])
-    if nothing is None or call.q.device.type != "cpu":
-        return None if nothing is None else ~nothing
-    return torch.nn.functional.pad(~nothing, (0, k_all - k_blocks, 0, q_all - q_blocks))
+    skipped = _negligible(call, all_visible[..., :q_blocks, :k_blocks])
+    if skipped is None or call.q.device.type != "cpu":
+        return None if skipped is None else ~skipped
+    return torch.nn.functional.pad(~skipped, (0, k_padded - k_blocks, 0, q_padded - q_blocks))
 
 
 @torch.no_grad()
-def _negligible(call: Call, every: Tensor) -> Tensor | None:
-    """Blocks that leave no trace; on a GPU compiled, to read queries and keys once each."""
+def _negligible(call: Call, all_visible: Tensor) -> Tensor | None:
+    """Negligible blocks; compiled on a GPU, so that it reads queries and keys once each."""
     if call.q.device.type == "cpu" or torch.compiler.is_compiling():
-        return negligible_blocks(call, BLOCK, all_visible=every)
+        return negligible_blocks(call, BLOCK, all_visible=all_visible)
     with warnings.catch_warnings():
         # Dynamo traces array_api_compat's cached look-ups; their result is the same.
         warnings.filterwarnings("ignore", message="Dynamo detected a call to a `functools.lru_")
-        return _compiled_negligible()(call, BLOCK, all_visible=every)
+        return _compiled_negligible()(call, BLOCK, all_visible=all_visible)
 
 
 @lru_cache(1)
@@ -337,17 +354,17 @@ def _compiled_negligible() -> Callable[..., Tensor | None]:
     return _compile(negligible_blocks)
 
 
-def _sight(call: Call) -> Sight:
-    q_pos, k_pos = _places(call)
+def _block_mask_inputs(call: Call) -> BlockMaskInputs:
+    q_pos, k_pos = _mask_positions(call)
     q_seg = k_seg = None
     if call.query.seg is not None and call.key.seg is not None:
-        both = call.query.seg, call.key.seg
+        segments, batch = (call.query.seg, call.key.seg), call.q.shape[0]
         if call.q.device.type != "cpu":
-            q_seg, k_seg = (Places.of(seg) for seg in both)
+            q_seg, k_seg = (TokenIntegers.of(seg) for seg in segments)
         else:
-            q_seg, k_seg = (Places.of(seg.long(), batch=call.q.shape[0]) for seg in both)
-    shown = call.causal, call.window, call.sink_tokens, call.mask
-    return Sight(q_pos, k_pos, q_seg, k_seg, *shown)
+            q_seg, k_seg = (TokenIntegers.of(seg.long(), batch=batch) for seg in segments)
+    options = call.causal, call.window, call.sink_tokens, call.mask
+    return BlockMaskInputs(q_pos, k_pos, q_seg, k_seg, *options)
 
 
 @lru_cache(4)
@@ -359,9 +376,9 @@ def _plain_mask(
     sink_tokens: int,
     device: torch.device,
 ) -> BlockMask:
-    """The mask of aligned positions, kept: layers and steps ask for the same one."""
-    with torch.inference_mode(False):  # or no training step could use it
-        sight = sight_of(
+    """The mask of aligned positions, cached because layers and steps ask for the same one."""
+    with torch.inference_mode(False):  # a training step cannot use inference tensors
+        inputs = block_mask_inputs(
             q_len, k_len, causal=causal, window=window, sink_tokens=sink_tokens, device=device
         )
-        return sight.block_mask(*(found[:, None] for found in sight.blocks()))
+        return inputs.block_mask(*(blocks[:, None] for blocks in inputs.visible_blocks()))

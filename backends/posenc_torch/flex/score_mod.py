@@ -1,4 +1,4 @@
-"""A scheme's bias as FlexAttention asks for it: a function of a score and four indices."""
+"""A scheme's bias as FlexAttention takes it: a function of a score and four indices."""
 
 from __future__ import annotations
 
@@ -18,65 +18,65 @@ from posenc.backend import (
 )
 from posenc_torch.flex.block_mask import (
     BLOCK,
-    Places,
-    captured,
-    captured_pairs,
-    constant,
-    numbers,
-    row_of,
+    TokenIntegers,
+    capture,
+    capture_pairs,
+    capture_scalars,
+    mark_static,
+    row_index,
 )
-from posenc_torch.flex.params import shared_by_heads
+from posenc_torch.flex.params import shared_params
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
-# Schemes by name, so that a kernel reads their numbers from here. What is reached from a global is
-# a constant to torch's compiler; of what comes with a call, the second number becomes a symbol,
-# which no kernel for a CPU takes.
-_NAMED: dict[str, PositionScheme] = {}
-_NAMES: dict[Any, str] = {}
+# Schemes by key, so that kernels read their numbers from here. Torch's compiler treats what it
+# reaches from a global as constant. A number that comes with a call becomes a symbol when its value
+# changes, and kernels for a CPU take no symbols.
+_SCHEMES: dict[str, PositionScheme] = {}
+_KEYS: dict[Any, str] = {}
 
 
-def name_of(scheme: PositionScheme) -> str:
-    """Under which a kernel finds a scheme; equal ones have the same."""
+def scheme_key(scheme: PositionScheme) -> str:
+    """The key by which a kernel finds a scheme; equal schemes have equal keys."""
     try:
-        name = _NAMES.setdefault(scheme, str(len(_NAMES)))
+        key = _KEYS.setdefault(scheme, str(len(_KEYS)))
     except TypeError:  # not hashable: it is only equal to itself
-        name = _NAMES.setdefault(("id", id(scheme)), str(len(_NAMES)))
-    _NAMED.setdefault(name, scheme)
-    return name
+        key = _KEYS.setdefault(("id", id(scheme)), str(len(_KEYS)))
+    _SCHEMES.setdefault(key, scheme)
+    return key
 
 
-def _known(scheme: PositionScheme) -> PositionScheme | str:
-    """The name of a scheme; inside of a larger graph the scheme, with constants for numbers."""
-    return _fixed(scheme) if torch.compiler.is_compiling() else name_of(scheme)
+def _scheme_or_key(scheme: PositionScheme) -> PositionScheme | str:
+    """The key of a scheme; inside a larger graph the scheme, with constants for its integers."""
+    return _with_constants(scheme) if torch.compiler.is_compiling() else scheme_key(scheme)
 
 
-def _fixed(scheme: PositionScheme) -> PositionScheme:
-    """The same with integers that are constants to torch's compiler, which traces this.
+def _with_constants(scheme: PositionScheme) -> PositionScheme:
+    """The scheme with integers that are constants to torch's compiler, which traces this.
 
-    A graph that someone compiles for schemes that differ has symbols for their numbers.
+    In a graph compiled for schemes that differ, their integers would be symbols.
     """
     if not hasattr(scheme, "__dict__"):
         return scheme
     same = object.__new__(type(scheme))
     for name, value in vars(scheme).items():
-        object.__setattr__(same, name, _number(value))
+        object.__setattr__(same, name, _constant(value))
     return same
 
 
-def _number(value: Any) -> Any:
-    """How far a range counts, and so an integer, is decided while it is traced."""
+def _constant(value: Any) -> Any:
+    """The value with constant integers: the compiler evaluates the length of a range in tracing."""
     if isinstance(value, tuple):
-        return tuple(_number(v) for v in value)
+        return tuple(_constant(v) for v in value)
     if isinstance(value, PositionScheme):
-        return _fixed(value)
+        return _with_constants(value)
     if type(value) is not int:
         return value
     return len(range(value)) if value >= 0 else -len(range(-value))
 
 
-class HeadRow:
-    """The table of one head, chosen inside a kernel: each answer is one load of the whole array."""
+class HeadTable:
+    """The table of one head inside a kernel: each index is one load from the whole array."""
 
     def __init__(self, array: Tensor, head: Tensor) -> None:
         self._array, self._head = array, head
@@ -84,12 +84,12 @@ class HeadRow:
 
     def __getitem__(self, index: Any) -> Tensor:
         where = index if isinstance(index, tuple) else (index,)
-        inside = (_inside(i, size) for i, size in zip(where, self.shape, strict=True))
+        inside = (_clamp(i, size) for i, size in zip(where, self.shape, strict=True))
         return self._array[(self._head, *inside)]
 
 
-class TokenRow:
-    """The table of one query or key, chosen inside a kernel: each answer is one load."""
+class TokenTable:
+    """The table of one query or key inside a kernel: each index is one load."""
 
     def __init__(self, array: Tensor, where: tuple[Tensor, Tensor, Tensor]) -> None:
         self._array, self._where = array, where
@@ -99,49 +99,49 @@ class TokenRow:
         return int(self.shape[0])
 
     def __getitem__(self, index: Any) -> Tensor:
-        return self._array[(*self._where, _inside(index, self.shape[0]))]
+        return self._array[(*self._where, _clamp(index, self.shape[0]))]
 
 
-def _inside(index: Any, size: int) -> Any:
-    """An index into a table: loads come before the mask, and beyond the end it may be anything."""
+def _clamp(index: Any, size: int) -> Any:
+    """An index inside a table: kernels load before they mask, so indices may lie outside."""
     return index if isinstance(index, int) else torch.clamp(index, 0, size - 1)
 
 
-class Loaded(Features):
-    """Features of one query or key inside a kernel: each loaded when first asked for, and once."""
+class TokenFeatures(Features):
+    """Features of one query or key inside a kernel: each is loaded once, at its first read."""
 
     def __init__(
-        self, found: Mapping[str, Tensor], role: str, b: Tensor, h: Tensor, index: Tensor
+        self, arrays: Mapping[str, Tensor], role: str, b: Tensor, h: Tensor, index: Tensor
     ) -> None:
-        super().__init__(found, role)
+        super().__init__(arrays, role)
         self._at = b, h, index
         self._views: dict[str, Any] = {}
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._views:
             array, (b, h, index) = super().__getitem__(name), self._at
-            where = row_of(array, 0, b), row_of(array, 1, h), index
-            self._views[name] = array[where] if array.ndim == 3 else TokenRow(array, where)
+            where = row_index(array, 0, b), row_index(array, 1, h), index
+            self._views[name] = array[where] if array.ndim == 3 else TokenTable(array, where)
         return self._views[name]
 
 
 class HeadParams(Params):
-    """The params of one head: each loaded when first asked for, and once.
+    """The params of one head inside a kernel: each is loaded once, at its first read.
 
-    FlexAttention's backward pass takes one load of an array that learns, and none without a use.
+    FlexAttention's backward pass allows one load of a learned array, and no load without a use.
     """
 
     def __init__(
         self,
         arrays: Mapping[str, Tensor],
-        whole: Sequence[str],
+        shared: Sequence[str],
         head: Tensor,
         dtype: torch.dtype,
-        query: Loaded,
-        key: Loaded,
+        query: TokenFeatures,
+        key: TokenFeatures,
     ) -> None:
         super().__init__(arrays, dtype, query, key)
-        self._whole, self._head = whole, head
+        self._shared, self._head = shared, head
         self._loaded: dict[str, Any] = {}
 
     def __getitem__(self, name: str) -> Any:
@@ -151,20 +151,34 @@ class HeadParams(Params):
 
     def _view(self, name: str) -> Any:
         array = self._arrays[name]
-        if name in self._whole:
+        if name in self._shared:
             return array
-        head = row_of(array, 0, self._head)
-        return array[head] if array.ndim == 1 else HeadRow(array, head)
+        head = row_index(array, 0, self._head)
+        return array[head] if array.ndim == 1 else HeadTable(array, head)
 
 
-class Bias(NamedTuple):
-    """A scheme's bias where FlexAttention asks for it; the scheme itself or its name."""
+class SchemeBias(NamedTuple):
+    """A scheme's bias, computed for each score inside the kernel.
 
-    known: PositionScheme | str
+    Attributes
+    ----------
+    scheme_or_key
+        The scheme, or the key by which a kernel finds it.
+    arrays
+        Its learned params and constants.
+    dtype
+        The working float.
+    q, k
+        Positions or places of queries and keys.
+    query, key
+        Features of queries and keys, as kernels capture them.
+    """
+
+    scheme_or_key: PositionScheme | str
     arrays: Mapping[str, Tensor]
     dtype: torch.dtype
-    q: Places
-    k: Places
+    q: TokenIntegers
+    k: TokenIntegers
     query: Mapping[str, Tensor]
     key: Mapping[str, Tensor]
 
@@ -174,48 +188,50 @@ class Bias(NamedTuple):
         scheme: PositionScheme,
         arrays: Mapping[str, Tensor],
         dtype: torch.dtype,
-        where: tuple[Places, Places],
+        where: tuple[TokenIntegers, TokenIntegers],
         features: tuple[Mapping[str, Tensor], Mapping[str, Tensor]] = ({}, {}),
         *,
         batch: int | None = None,
-    ) -> Bias:
-        """From the parts of a call: what it reads as positions, and features of both sides."""
-        own = _features(features, batch)
-        return cls(_known(scheme), _of_known_size(arrays), dtype, *where, *own)
+    ) -> SchemeBias:
+        """From the parts of a call: positions or places, and features of both sides."""
+        captured = _capture_features(features, batch)
+        return cls(_scheme_or_key(scheme), _mark_sizes(arrays), dtype, *where, *captured)
 
     @property
     def scheme(self) -> PositionScheme:
-        """Whose bias it is."""
-        return _NAMED[self.known] if isinstance(self.known, str) else self.known
+        """The scheme of the bias."""
+        key = self.scheme_or_key
+        return _SCHEMES[key] if isinstance(key, str) else key
 
     @property
     def gathers(self) -> bool:
-        """Whether each pair may load a number of its own."""
+        """Whether each score may load another value."""
         tables = (*self.query.values(), *self.key.values())
         return any(a.ndim == 4 and a.is_floating_point() for a in tables)
 
     def score_mod(self, score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         """The score with the bias of head ``h`` added."""
         scheme = self.scheme
-        sides = Loaded(self.query, "query", b, h, i), Loaded(self.key, "key", b, h, j)
-        params = HeadParams(self.arrays, shared_by_heads(scheme), h, self.dtype, *sides)
+        query = TokenFeatures(self.query, "query", b, h, i)
+        key = TokenFeatures(self.key, "key", b, h, j)
+        params = HeadParams(self.arrays, shared_params(scheme), h, self.dtype, query, key)
         bias = scheme_bias(scheme, self.q.at(b, i), self.k.at(b, j), params, xp=xp)
         if bias is None:
             return score
-        found: Tensor = score.to(_wide(score)) + bias.to(_wide(score))
-        return found
+        biased: Tensor = score.to(_score_dtype(score)) + bias.to(_score_dtype(score))
+        return biased
 
 
-class ByDistance(NamedTuple):
-    """A bias read from its values at every distance back, ``q_pos - k_pos``.
+class DistanceBias(NamedTuple):
+    """A bias read from a table of its values at every distance ``q_pos - k_pos``.
 
     Attributes
     ----------
     table
-        ``(H, n)`` or ``(1, n)``, with a block before and after what can be asked for: kernels load
-        before they mask.
+        ``(H, n)`` or ``(1, n)``, with one more block before and after: kernels load before they
+        mask.
     offset
-        What ``i - j`` has in the table, a tensor; None for ``BLOCK``, where no length is in it.
+        The column of ``i - j = 0``, a tensor; None if it is ``BLOCK``, whatever the length.
     """
 
     table: Tensor
@@ -223,130 +239,127 @@ class ByDistance(NamedTuple):
 
     @property
     def gathers(self) -> bool:
-        """Whether each pair may load a number of its own."""
+        """Whether each score may load another value."""
         return True
 
     @classmethod
-    def of(cls, call: Call, by_distance: Tensor) -> ByDistance:
+    def of(cls, call: Call, by_distance: Tensor) -> DistanceBias:
         """From the bias at the distances ``1 - K .. Q - 1`` of ``k_pos - q_pos``."""
         q_len, k_len = call.q.shape[2], call.k.shape[2]
         back = by_distance.flip(-1)
-        ahead = q_len - 1  # so many of them are distances to later keys
+        ahead = q_len - 1  # the number of distances to later keys
         if call.causal:
             back, ahead = back[:, ahead:], 0
-        table = captured(torch.nn.functional.pad(back, (BLOCK, BLOCK)))
+        table = capture(torch.nn.functional.pad(back, (BLOCK, BLOCK)))
         if call.causal and q_len == k_len:
             return cls(table, None)
-        # The first query stands at K - Q.
-        return cls(table, captured(call.query.pos[:1] + (BLOCK + ahead)))
+        # The first query is at position K - Q.
+        return cls(table, capture(call.query.pos[:1] + (BLOCK + ahead)))
 
     def score_mod(self, score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         """The score with the bias of head ``h`` added."""
-        offset = BLOCK if self.offset is None else _only(self.offset, h)
-        bias = self.table[row_of(self.table, 0, h), i - j + offset]
-        return score.to(_wide(score)) + bias.to(_wide(score))
+        offset = BLOCK if self.offset is None else _load_scalar(self.offset, h)
+        bias = self.table[row_index(self.table, 0, h), i - j + offset]
+        return score.to(_score_dtype(score)) + bias.to(_score_dtype(score))
 
 
-class Scored(NamedTuple):
-    """Scores times a number of the call, capped, and then with what is added to them.
+class ScoreSteps(NamedTuple):
+    """Everything that FlexAttention does not do with a score: scale, softcap and both biases.
 
     Attributes
     ----------
     scale, cap
-        Numbers of the call, as ``numbers`` has them, or None.
+        From ``capture_scalars``, or None.
     bias
-        The scheme's, or None.
+        The scheme's bias, or None.
     extra_bias
-        The caller's ``(B or 1, H or 1, Q, K)``, ``captured``, or None.
+        The caller's bias ``(B or 1, H or 1, Q, K)`` after ``capture_pairs``, or None.
     """
 
     scale: Tensor | None
     cap: Tensor | None
-    bias: Bias | ByDistance | None
+    bias: SchemeBias | DistanceBias | None
     extra_bias: Tensor | None
 
     @property
     def gathers(self) -> bool:
-        """Whether each pair may load a number of its own."""
+        """Whether each score may load another value."""
         return self.extra_bias is not None or (self.bias is not None and self.bias.gathers)
 
     @classmethod
-    def of(cls, call: Call, bias: Bias | ByDistance | None, *, scaled: bool) -> Scored:
-        """From a call, of which FlexAttention has ``scaled`` the scores, or has not."""
+    def of(cls, call: Call, bias: SchemeBias | DistanceBias | None, *, scaled: bool) -> ScoreSteps:
+        """From a call; ``scaled`` is whether FlexAttention already scales the scores."""
 
-        def number(value: float | None) -> Tensor | None:
-            device = call.q.device
-            return None if value is None else numbers(value, dtype=torch.float32, device=device)
+        def scalar(value: float | None) -> Tensor | None:
+            if value is None:
+                return None
+            return capture_scalars(value, dtype=torch.float32, device=call.q.device)
 
-        scale, cap = number(None if scaled else call.scale), number(call.softcap)
+        scale, cap = scalar(None if scaled else call.scale), scalar(call.softcap)
         return cls(
-            scale, cap, bias, None if call.extra_bias is None else captured_pairs(call.extra_bias)
+            scale, cap, bias, None if call.extra_bias is None else capture_pairs(call.extra_bias)
         )
 
     def score_mod(self, score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         """The score, scaled and capped, with the bias of head ``h`` and the caller's added."""
-        score = score.to(_wide(score))
+        score = score.to(_score_dtype(score))
         if self.scale is not None:
-            score = score * _only(self.scale, h)
+            score = score * _load_scalar(self.scale, h)
         if self.cap is not None:
-            cap = _only(self.cap, h)
+            cap = _load_scalar(self.cap, h)
             score = cap * torch.tanh(score / cap)
         if self.bias is not None:
             score = self.bias.score_mod(score, b, h, i, j)
         if self.extra_bias is not None:
-            score = (
-                score
-                + self.extra_bias[
-                    row_of(self.extra_bias, 0, b), row_of(self.extra_bias, 1, h), i, j
-                ]
-            )
+            row, head = row_index(self.extra_bias, 0, b), row_index(self.extra_bias, 1, h)
+            score = score + self.extra_bias[row, head, i, j]
         return score
 
 
-def _features(
+def _capture_features(
     sides: tuple[Mapping[str, Tensor], Mapping[str, Tensor]], batch: int | None
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Features of both sides as a kernel captures them.
 
-    Copies, also where both sides have the same: a backward pass takes one load of each.
+    Those of queries are copies, even if keys have the same: the backward pass allows one load.
     """
     query, key = (
-        {name: _of_tokens(array, batch) for name, array in side.items()} for side in sides
+        {name: _capture_feature(array, batch) for name, array in side.items()} for side in sides
     )
     copies = {name: array.clone() for name, array in query.items()}
-    # A copy has no marks.
-    return {n: constant(a) if a.device.type == "cpu" else a for n, a in copies.items()}, key
+    # A copy loses its marks.
+    return {n: mark_static(a) if a.device.type == "cpu" else a for n, a in copies.items()}, key
 
 
-def _of_tokens(array: Tensor, batch: int | None) -> Tensor:
-    """``(B or 1, H or 1, L)`` or ``(B or 1, H or 1, L, M)``; a CPU's has ``batch`` rows."""
+def _capture_feature(array: Tensor, batch: int | None) -> Tensor:
+    """``(B or 1, H or 1, L)`` or ``(B or 1, H or 1, L, M)``; on a CPU with ``batch`` rows."""
     if array.device.type == "cpu":
-        if not array.dtype.is_floating_point:  # places: one kernel for all kinds of integers
+        if not array.dtype.is_floating_point:  # places: one kernel for all integer dtypes
             array = array.to(torch.int32)
         if batch is not None:
             array = array.expand(batch, *array.shape[1:])
-    return captured(array, rows=array.shape[0] != 1 or batch is not None, axis=2)
+    return capture(array, rows=array.shape[0] != 1 or batch is not None, axis=2)
 
 
-def _of_known_size(arrays: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """Constants and params of a scheme; on a CPU of sizes that are numbers to the compiler.
+def _mark_sizes(arrays: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Constants and params of a scheme; on a CPU with sizes that are constants to the compiler.
 
-    They are copies: the caller's own tensors get no marks, and from inside a larger graph a CPU
-    captures only what has memory of its own, which ``captured`` gives (PyTorch 2.13).
+    They are copies, so the caller's tensors get no marks. Inside a larger graph a kernel for a CPU
+    captures only tensors with memory of their own, which ``capture`` makes (PyTorch 2.13).
     """
     if not any(a.device.type == "cpu" for a in arrays.values()):
         return arrays
     if not torch.compiler.is_compiling():
-        return {n: constant(a.clone()) for n, a in arrays.items()}
-    sized = {n: constant(a) for n, a in arrays.items()}
-    return {n: captured(a)[..., : a.shape[-1]] if a.ndim else a for n, a in sized.items()}
+        return {n: mark_static(a.clone()) for n, a in arrays.items()}
+    sized = {n: mark_static(a) for n, a in arrays.items()}
+    return {n: capture(a)[..., : a.shape[-1]] if a.ndim else a for n, a in sized.items()}
 
 
-def _only(values: Tensor, head: Tensor) -> Tensor:
-    """The first number, inside a kernel, where an index is a tensor."""
+def _load_scalar(values: Tensor, head: Tensor) -> Tensor:
+    """The first value, inside a kernel, where an index must be a tensor."""
     return values[torch.zeros_like(head)]
 
 
-def _wide(score: Tensor) -> torch.dtype:
-    """At least float32: a score is traced in q's dtype, and half a float cannot hold a bias."""
+def _score_dtype(score: Tensor) -> torch.dtype:
+    """At least float32: a score is traced in q's dtype, and half precision cannot hold a bias."""
     return torch.promote_types(score.dtype, torch.float32)
