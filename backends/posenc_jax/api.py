@@ -1,4 +1,4 @@
-"""Attention with any scheme in JAX: the implementations, and which of them serves a call."""
+"""The public functions of attention in JAX, and the implementations that they choose from."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ from posenc_jax import folded
 from posenc_jax.chunked import implementation as chunked
 from posenc_jax.fused import implementation as fused
 
-# Where "auto" leaves the whole scores for tiles. Decoding has few queries, whose scores take less
-# room than the keys. The bound on scores a head, for accelerators, is not measured on any yet.
+# "auto" takes tiles beyond these. Decoding has few queries, whose scores take less memory than the
+# keys. The number of scores per head is for accelerators, and not measured on any yet.
 TILED_SCORES, FEW_QUERIES = 2**18, 16
 
 
@@ -55,7 +55,7 @@ def attention(
 ) -> Any:
     """``softmax(scale * transform(q) @ transform(k).T + bias) @ v`` in the layout of ``jax.nn``.
 
-    Tokens are axis 1 and heads axis 2, ``(B, L, H, D)``; ``posenc_torch`` has them the other way.
+    Tokens are axis 1 and heads axis 2, ``(B, L, H, D)``; ``posenc_torch`` takes ``(B, H, L, D)``.
     Works under ``jit``, ``grad`` and ``vmap``; the scheme is static, so it must be hashable.
 
     Parameters
@@ -64,34 +64,42 @@ def attention(
         ``(B, Q, H, D)``, ``(B, K, Hk, D)``, ``(B, K, Hk, Dv)``; ``Hk`` divides ``H``, and head
         ``h`` uses key and value head ``h // (H // Hk)``.
     scheme, params
-        The positional encoding and its learned arrays by name; ``init`` draws first values.
+        The positional encoding and its learned arrays by name; ``init`` draws initial values.
     causal
         A query sees keys at ``k_pos <= q_pos`` only.
     options
         As in ``posenc.attention``: positions, segments, places, ``k_valid``, ``window``,
         ``sink_tokens``, ``bias``, ``mask``, ``softcap``, ``scale``, ``k_transformed``, hidden
         states ``x`` and ``q_x``, features, ``return_lse``. Bias, mask and features keep the core's
-        order of axes: ``(B, H, Q, K)`` and ``(B, H, L)``. A mask that is a function is static: each
-        new one, also of the same code, is compiled for anew.
+        order of axes: ``(B, H, Q, K)`` and ``(B, H, L)``. A mask that is a function is static: a
+        new function object compiles again, even if its code is the same.
     implementation
         One of ``IMPLEMENTATIONS``, or ``"auto"``: the first of them that serves the call well.
-        ``"pallas"`` is one kernel with the bias inside, for GPUs of capability 9.0 (JAX 0.11) and
-        for TPUs; ``"xla"`` is ``jax.nn.dot_product_attention`` with the bias whole; ``"chunked"``
-        takes memory ``O(L * block)`` on any device; ``"folded"`` folds a key bias into the head
-        dimension for cuDNN; ``"reference"`` is the definition at the highest precision of matrix
-        products. ``"reference"`` and ``"xla"`` have all derivatives, ``"pallas"`` the first in
-        reverse mode, and ``"chunked"`` the second in forward over reverse mode besides, as
-        ``jax.hessian`` takes them; they say so where another is asked for.
+
+        ``"pallas"``: one kernel that computes the bias, for GPUs of capability 9.0 (JAX 0.11) and
+        for TPUs. First derivatives in reverse mode.
+
+        ``"xla"``: ``jax.nn.dot_product_attention`` with the whole bias. All derivatives.
+
+        ``"chunked"``: memory ``O(L * block)`` on any device. First derivatives in reverse mode, and
+        second ones in forward over reverse mode, as ``jax.hessian`` takes them.
+
+        ``"folded"``: a key bias folded into the head dimension, for cuDNN.
+
+        ``"reference"``: the definition at the highest precision of matrix products. All
+        derivatives.
+
+        A derivative that an implementation does not have raises ``NotImplementedError``.
     skip_blocks
-        Whether ``"pallas"`` leaves out blocks of keys that provably round to nothing under a bias
-        that decays (``posenc.attn.negligible``). Results of finite values then differ by less than
-        half a rounding of the largest.
+        Whether ``"pallas"`` skips blocks of keys whose weights provably round to nothing under a
+        bias that decays (``posenc.attn.negligible``). Results of finite values then differ by less
+        than half a rounding of the largest.
 
     Returns
     -------
-    ``(B, Q, H, Dv)`` in q's dtype. A row that may see nothing is 0, with zero gradients. NaN in
-    what nobody sees reaches nothing, as in ``posenc.attention``, but for ``"pallas"``. With
-    ``return_lse`` also the log-sum-exp ``(B, Q, H)``.
+    ``(B, Q, H, Dv)`` in q's dtype. A fully masked row is 0, with zero gradients. NaN in a token
+    that is fully masked reaches no result, as in ``posenc.attention``, except with ``"pallas"``.
+    With ``return_lse`` also the log-sum-exp ``(B, Q, H)``.
 
     Raises
     ------
@@ -154,7 +162,7 @@ def prepare_call(
     q, k, v = (_heads_first(name, a) for name, a in (("q", q), ("k", k), ("v", v)))
     params = {name: _as_jax(array) for name, array in as_mapping(params).items()}
     given: dict[str, Any] = dict(options)
-    for name in ("q_pos", "k_pos", "q_axes", "k_axes"):  # before JAX makes 32 bits of them
+    for name in ("q_pos", "k_pos", "q_axes", "k_axes"):  # before JAX narrows them to 32 bits
         if hasattr(given.get(name), "dtype"):
             check_range(name, given[name], jnp)
     for name in ("q_seg", "k_seg"):
@@ -167,7 +175,7 @@ def prepare_call(
 
 
 def _check_32_bits(name: str, values: Any) -> None:
-    """JAX drops the upper half of 64-bit integers, and two segments may become one."""
+    """Refuse segments beyond 32 bits: JAX would drop their upper half, and two could become one."""
     if jax.config.jax_enable_x64:  # type: ignore[attr-defined] # set by JAX at run time
         return
     known = concrete_values(values, jnp) if hasattr(values, "dtype") else None
@@ -200,25 +208,25 @@ def _as_jax(value: Any) -> Any:
 
 
 def _xla(call: Call) -> tuple[Array, None]:
-    bias, seen = call.bias_and_visible()
+    bias, mask = call.bias_and_visible()
     q, k, v = call.q, call.k, call.v
-    if seen is not None and may_be_fully_masked(call):
-        q, k, v = zero_fully_masked(q, k, v, seen, xp=jnp)
+    if mask is not None and may_be_fully_masked(call):
+        q, k, v = zero_fully_masked(q, k, v, mask, xp=jnp)
     if call.sink is not None:
-        k, v, bias, seen = append_sink_key(call, k, v, bias, seen)
+        k, v, bias, mask = append_sink_key(call, k, v, bias, mask)
     q, k, v = (jnp.swapaxes(a, 1, 2) for a in (q, k, v))
     scale = call.scale
-    if q.dtype == call.dtype:  # as in the definition, and half precision would be rounded
+    if q.dtype == call.dtype:  # as in the definition; in half precision this would round q
         q, scale = q * scale, 1.0
-    out = jax.nn.dot_product_attention(q, k, v, bias=bias, mask=seen, scale=scale)
+    out = jax.nn.dot_product_attention(q, k, v, bias=bias, mask=mask, scale=scale)
     out = jnp.swapaxes(out, 1, 2)
-    if seen is not None:
-        out = jnp.where(jnp.any(seen, axis=-1, keepdims=True), out, 0)
+    if mask is not None:
+        out = jnp.where(jnp.any(mask, axis=-1, keepdims=True), out, 0)
     return out, None
 
 
 def _xla_without_lse(call: Call) -> str:
-    return "that of jax.nn.dot_product_attention has no gradient"
+    return "the one of jax.nn.dot_product_attention has no gradient"
 
 
 def _xla_unsupported(call: Call) -> str | None:
@@ -232,7 +240,7 @@ def _xla_unsupported(call: Call) -> str | None:
     if q.shape[3] != v.shape[3]:
         return f"q has head_dim {q.shape[3]}, v has {v.shape[3]}"
     if call.softcap is not None:
-        return "jax.nn.dot_product_attention caps no scores"
+        return "jax.nn.dot_product_attention has no softcap"
     return None
 
 
@@ -241,10 +249,10 @@ def _xla_not_preferred(call: Call) -> str | None:
     if q_len <= FEW_QUERIES or chunked.unsupported(call) is not None:
         return None
     if jax.default_backend() == "cpu":
-        return "on a CPU tiles are faster, of one block or of many"
+        return "on a CPU 'chunked' is faster, with one block or with many"
     if q_len * k_len < TILED_SCORES:
         return None
-    return f"it would hold all {q_len} * {k_len} scores of every head; tiles are faster"
+    return f"it would hold {q_len} * {k_len} scores per head; 'chunked' is faster"
 
 
 def _reference(call: Call) -> tuple[Array, Array]:

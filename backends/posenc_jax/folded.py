@@ -1,6 +1,6 @@
-"""A key bias folded into the head dimension, so that cuDNN serves it without a ``Q x K`` bias.
+"""A key bias folded into the head dimension, so that cuDNN needs no ``Q x K`` bias.
 
-``posenc.attn.folded`` says how. Values are float32 here, where PyTorch has float64.
+``posenc.attn.folded`` says how. The bias is float32 here, and float64 in PyTorch.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from jax.nn import dot_product_attention
 from posenc.backend import Call, bias_by_key, fold_key_bias, folded_width, why_not_foldable
 from posenc_jax.fused.target import target
 
-_WIDEST = {True: 256, False: 128}  # head_dim that cuDNN takes: from Hopper on, and before
+_WIDEST = {True: 256, False: 128}  # the largest head_dim of cuDNN: from Hopper on, and before
 
 
 def folded(call: Call) -> tuple[Array, None]:
@@ -49,8 +49,8 @@ def unsupported(call: Call) -> str | None:
     q_len, k_len = call.q.shape[2], call.k.shape[2]
     if not call.aligned or call.window is not None or call.query.seg is not None or not call.plain:
         return (
-            "cuDNN without a bias knows aligned positions, no window, no segments, and no mask, "
-            "bias or cap of the caller's"
+            "cuDNN without a bias takes default positions only, without a window, segments, a "
+            "softcap, and the caller's own mask or bias"
         )
     if q_len not in (1, k_len):
         return f"cuDNN's causal mask needs as many queries as keys or one, got {q_len} and {k_len}"
@@ -76,13 +76,7 @@ def not_preferred(call: Call) -> str:
 
 @jax.custom_vjp
 def _without_gradient(bias: Array) -> Array:
-    """The bias of keys, which has no gradient here.
-
-    Raises
-    ------
-    NotImplementedError
-        It is differentiated.
-    """
+    """The same bias; its derivatives raise."""
     return bias
 
 

@@ -29,7 +29,7 @@ from posenc_jax.api import attention
 
 Schemes = tuple[PositionScheme, ...]
 Windows = tuple[int | None, ...]
-_TOKENS = 2048  # of one evaluation batch
+_TOKENS = 2048  # in one evaluation batch
 
 
 class Trainer:
@@ -37,7 +37,7 @@ class Trainer:
 
     def __init__(self, decoder: Decoder, device: str, scratch: Path | None = None) -> None:
         if scratch is not None:
-            _share_compiled(scratch)
+            _share_compilations(scratch)
         name = None if device == "auto" else device
         self._device = jax.devices(name)[0]
         self._decoder = decoder
@@ -70,8 +70,8 @@ class Trainer:
         return {"jax": jax.__version__, "device": self._device.device_kind}
 
 
-def _share_compiled(folder: Path) -> None:
-    """Programs that another process of the study compiled are read instead of compiled again."""
+def _share_compilations(folder: Path) -> None:
+    """Reuse the programs that another process of the study compiled."""
     options = {
         "jax_compilation_cache_dir": str(folder),
         "jax_persistent_cache_min_compile_time_secs": 0.1,
@@ -82,7 +82,7 @@ def _share_compiled(folder: Path) -> None:
 
 
 class _Static:
-    """What of a decoder the compiled program depends on; equal for every seed of a scheme."""
+    """A decoder as a static argument: equal for all seeds, which run one compiled program."""
 
     def __init__(self, decoder: Decoder) -> None:
         self.decoder = decoder
@@ -113,14 +113,15 @@ def _train(static: _Static, state: Any, inputs: Any) -> Any:
         first = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, first, gradient)
         second = jax.tree.map(lambda v, g: b2 * v + (1 - b2) * g * g, second, gradient)
 
-        def moved(path: Any, p: Array, m: Array, v: Array) -> Any:
-            own = path[0].key == "position"
-            decay = recipe.weight_decay if not own and has_weight_decay(path[1].key) else 0.0
-            factor = recipe.position_lr_scale if own else 1.0
+        def update(path: Any, p: Array, m: Array, v: Array) -> Any:
+            positional = path[0].key == "position"
+            decays = not positional and has_weight_decay(path[1].key)
+            decay = recipe.weight_decay if decays else 0.0
+            factor = recipe.position_lr_scale if positional else 1.0
             denominator = jnp.sqrt(v / (1 - b2**count)) + ADAM_EPSILON
             return p - step_rate * factor * (decay * p + m / (1 - b1**count) / denominator)
 
-        params = jax.tree_util.tree_map_with_path(moved, params, first, second)
+        params = jax.tree_util.tree_map_with_path(update, params, first, second)
         return (params, first, second), loss
 
     return lax.scan(step, state, inputs)
@@ -137,29 +138,38 @@ def _score(static: _Static, length: int, window: int | None, params: Any, tokens
 def _losses(
     decoder: Decoder, schemes: Schemes, windows: Windows, params: Any, tokens: Array
 ) -> Array:
-    """Losses ``(N, L)`` of the next bytes of ``tokens (N, L + 1)``; a scheme and window a layer."""
+    """Losses ``(N, L)`` of the next bytes of ``tokens (N, L + 1)``.
+
+    ``schemes`` and ``windows`` have one entry per layer.
+    """
     w, recipe = params["weights"], decoder.recipe
     inputs, targets = tokens[:, :-1], tokens[:, 1:]
     x = w["embed"][inputs] * math.sqrt(recipe.dim)
     positions = jnp.arange(inputs.shape[1])
-    for layer, own in zip(decoder.first_layers, params["position"], strict=True):
-        term = embedding(decoder.schemes[layer], positions, own, xp=jnp)
+    for layer, layer_params in zip(decoder.first_layers, params["position"], strict=True):
+        term = embedding(decoder.schemes[layer], positions, layer_params, xp=jnp)
         x = x if term is None else x + term
     for layer, (scheme, window) in enumerate(zip(schemes, windows, strict=True)):
-        own = params["position"][decoder.owners[layer]]
-        x = _layer(x, w, layer, scheme, own, recipe.heads, window)
+        layer_params = params["position"][decoder.owners[layer]]
+        x = _layer(x, w, layer, scheme, layer_params, recipe.heads, window)
     logits = _linear(_norm(x, w["norm"]), w["embed"].T)
-    picked = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
-    return jax.nn.logsumexp(logits, axis=-1) - picked
+    of_target = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+    return jax.nn.logsumexp(logits, axis=-1) - of_target
 
 
 def _layer(
-    x: Array, w: Any, layer: int, scheme: PositionScheme, own: Any, heads: int, window: int | None
+    x: Array,
+    w: Any,
+    layer: int,
+    scheme: PositionScheme,
+    params: Any,
+    heads: int,
+    window: int | None,
 ) -> Array:
     hidden = _norm(x, w[f"{layer}.norm1"])
     qkv = _linear(hidden, w[f"{layer}.qkv"]).reshape(*x.shape[:2], 3, heads, -1)
     q, k, v = (qkv[:, :, n] for n in range(3))
-    out = attention(q, k, v, *attention_part(scheme, own), causal=True, window=window, x=hidden)
+    out = attention(q, k, v, *attention_part(scheme, params), causal=True, window=window, x=hidden)
     x = x + _linear(out.reshape(x.shape), w[f"{layer}.out"])
     hidden = _norm(x, w[f"{layer}.norm2"])
     up = jax.nn.gelu(_linear(hidden, w[f"{layer}.up"]), approximate=True)
@@ -168,10 +178,10 @@ def _layer(
 
 @jax.custom_vjp
 def _linear(x: Array, weight: Array) -> Array:
-    """``x @ weight``, with its gradients in the forms that XLA's CPU backend is fast at.
+    """``x @ weight``, with gradients in the forms that XLA's CPU backend computes fast.
 
-    By itself it computes the gradient of ``weight`` with both operands transposed and the backward
-    of the activation fused into one of them, which takes half again the time of a whole step.
+    Its own choice for the gradient of ``weight`` transposes both operands, and fuses the backward
+    pass of the activation into one of them. A whole training step then takes 1.5 times as long.
     """
     return x @ weight
 
@@ -180,17 +190,17 @@ def _linear_forward(x: Array, weight: Array) -> tuple[Array, tuple[Array, Array]
     return x @ weight, (x, weight)
 
 
-def _linear_backward(saved: tuple[Array, Array], d_out: Array) -> tuple[Array, Array]:
-    x, weight = saved
+def _linear_backward(residuals: tuple[Array, Array], d_out: Array) -> tuple[Array, Array]:
+    x, weight = residuals
     barrier: Any = lax.optimization_barrier  # untyped in JAX
     d_out = barrier(d_out)
     rows, d_rows = x.reshape(-1, x.shape[-1]), d_out.reshape(-1, d_out.shape[-1])
     if weight.shape[0] <= weight.shape[1]:
-        return d_out @ weight.T, _summed(rows, d_rows)
-    return d_out @ weight.T, barrier(_summed(d_rows, rows)).T
+        return d_out @ weight.T, _transposed_product(rows, d_rows)
+    return d_out @ weight.T, barrier(_transposed_product(d_rows, rows)).T
 
 
-def _summed(a: Array, b: Array) -> Array:
+def _transposed_product(a: Array, b: Array) -> Array:
     """``a.T @ b``."""
     return lax.dot_general(a, b, (((0,), (0,)), ((), ())))
 

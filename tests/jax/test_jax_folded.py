@@ -127,7 +127,7 @@ def test_a_bias_that_learns_is_not_differentiated(seen):
         ({"scheme": SUBJECTS["nope"]}, "has no bias"),
         ({"causal": False}, "only under a causal mask"),
         ({"scheme": SUBJECTS["t5"]}, "declares no key_bias"),
-        ({"window": 5}, "no window"),
+        ({"window": 5}, "without a window"),
         ({"scale": -1.0}, "a scale above 0, got -1.0"),
         ({"q_len": 7}, "as many queries as keys or one, got 7 and 20"),
         ({"dtype": "float32"}, "one of bfloat16 and float16, got float32"),

@@ -969,7 +969,7 @@ _JAX = (
         "xla-blind-row-is-the-mean",
         "a query that may see nothing attends to everything",
         JAX,
-        "out = jnp.where(jnp.any(seen, axis=-1, keepdims=True), out, 0)",
+        "out = jnp.where(jnp.any(mask, axis=-1, keepdims=True), out, 0)",
         "pass",
         ("test_jax_chunked.py rows_that_see_nothing xla",),
     ),
