@@ -33,6 +33,13 @@ settings.register_profile(
 settings.load_profile("posenc")
 
 
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    """Two workers for the whole suite or a folder; files that are named run in this process."""
+    if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
+        return None
+    return 0 if any(".py" in name for name in config.args) else 2
+
+
 def pytest_configure() -> None:
     """``POSENC_REQUIRE_BACKENDS=torch,jax``: a missing one ends the run, where it else skips."""
     for name in filter(None, os.environ.get("POSENC_REQUIRE_BACKENDS", "").split(",")):

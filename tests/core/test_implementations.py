@@ -16,7 +16,7 @@ CALLS = [
     pytest.param(None, None, None, None, marks=found.marks, id=found.id)
     if (route := found.values[0]) is None
     else pytest.param(
-        route, *call, id="-".join((str(route), *call)), marks=[pytest.mark.long] * (not soon)
+        route, *call, id="-".join((str(route), *call)), marks=[pytest.mark.exhaustive] * (not soon)
     )
     for found in FUSED
     for call, soon in (calls(found.values[0]) if found.values[0] else [((), True)])

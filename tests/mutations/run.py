@@ -40,7 +40,7 @@ WARM = (
     "hypothesis.extra.numpy", "jax.numpy", "mpmath", "numpy", "torch",
 )  # fmt: skip
 OPTIONS = (
-    "-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist",
+    "-x", "-q", "-p", "no:cacheprovider", "-n", "0",
     "-W", "ignore:Module already imported:pytest.PytestAssertRewriteWarning",  # hypothesis
 )  # fmt: skip
 LIMIT = 180.0  # seconds for one run of tests

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import groupby
+
 import numpy as np
 import pytest
-from faults import FAULTS
 from frameworks import FRAMEWORKS, MISSING
 from hypothesis import given
 from hypothesis import strategies as st
+from sample import exhaustive, in_turn, long
 from subjects import SUBJECTS, heads, normal
 
 import posenc
-from posenc.testing import laws, parametrize_laws
+from posenc.testing import BrokenLawError, Law, laws, parametrize_laws
 from posenc.testing.examples import HEAD_DIM, HEADS
 from posenc.testing.tolerances import rounding_bound
 
@@ -20,74 +24,125 @@ from posenc.testing.tolerances import rounding_bound
 SHIFTED = 2 * rounding_bound(8 * HEAD_DIM, 10, "float64")
 
 
-def kind(scheme):
-    """The class of a scheme, and those of its parts."""
-    parts = getattr(scheme, "schemes", ()) or (getattr(scheme, "scheme", None),)
-    return (type(scheme), *map(type, parts))
+NAMES = {scheme: name for name, scheme in SUBJECTS.items()}
+# Nothing, a rotation, a bias, a table, learned numbers, sums: these show most faults.
+TELLING = ("nope", "rope", "alibi", "t5", "alibi-learned", "fading")
+# A rotation with a bias, a table of positions, a table of each token.
+COMPILED = ("t5", "alibi-learned", "fading", "both", "learned", "rope+key-side")
+# Laws that compile more than one call for each scheme and implementation.
+CENTRAL = ("implementation_equals_the_reference", "gradients_are_derivatives")
 
 
-# Every scheme meets every law on NumPy; elsewhere one of each class does.
-FIRST = list({kind(scheme): scheme for scheme in reversed(SUBJECTS.values())}.values())
-# A compiler takes a second for each function: sums, a rotation with a bias, a table, a learned
-# number, a table of each token meet it here, every other scheme in the long run.
-COMPILED = [
-    SUBJECTS[name] for name in ("fading", "both", "t5", "alibi-learned", "learned", "rope+key-side")
-]
-# A law that compiles every implementation, or what another law compiled with other numbers: sums,
-# a number.
-AGAIN = [SUBJECTS[name] for name in ("fading", "alibi-learned")]
+@dataclass(frozen=True)
+class Sample:
+    """Schemes that each law is tried with.
+
+    ``telling`` schemes always; the others ``times`` times on each implementation, so that a scheme
+    that is added brings as many tests as there are implementations. Where each scheme costs a
+    second or more, ``compiled`` alone.
+    """
+
+    telling: tuple[str, ...]
+    times: int
+    compiled: Callable[[Law], tuple[str, ...]]
+
+    def of(self, laws, names):
+        """Pairs of a law's full name and a scheme."""
+        chosen = set()
+        for _, group in groupby(sorted(laws, key=ground), key=ground):
+            group = list(group)
+            for place, law in enumerate(group):
+                chosen |= {(str(law), name) for name in self._of(law, names, place, len(group))}
+        return chosen
+
+    def _of(self, law, names, place, places):
+        if law.framework is None:
+            return names
+        if waits(law):
+            return self.compiled(law)
+        rest = [name for name in names if name not in self.telling]
+        return [*self.telling, *in_turn(rest, place, places, times=self.times)]
+
+
+def ground(law):
+    """Where a law is tried."""
+    return tuple(str(part or "") for part in (law.framework, law.implementation, law.compiler))
 
 
 def waits(law):
-    """Whether a law waits for a compiler most of its time."""
-    return law.compiler is not None or (law.framework is not None and law.framework.name == "jax")
+    """Whether a law waits for a compiler, or for FlexAttention without one, most of its time."""
+    jax = law.framework is not None and law.framework.name == "jax"
+    return jax or law.compiler is not None or law.implementation == "flex"
 
 
-def repeats(law):
-    """Whether it compiles what other laws do, or all implementations at once."""
-    every_implementation = law.compiler is not None and "attention" in law.name
-    same_calls = law.implementation is not None and law.check.__module__.endswith(".equivalence")
-    return every_implementation or same_calls or law.implementation == "reference"
+def of_quick(law):
+    """One scheme, so that laws share what they compile; more where faults are seen best."""
+    if every_implementation(law):  # half a minute
+        return ()
+    own = (str(law.framework), law.implementation)
+    if own == ("torch", "flex"):
+        return ("alibi", "t5") if law.name in CENTRAL else ("alibi",)
+    if own == ("jax", "chunked") and law.name == "gradients_are_derivatives":
+        return ("alibi-learned", "fading")
+    if law.name in CENTRAL and law.implementation != "reference":
+        return ("alibi-learned", "t5")
+    return ("alibi-learned",)
 
 
-NAMES = {scheme: name for name, scheme in SUBJECTS.items()}
-# What a planted fault is known by is tried each time.
-KNOWN_BY = [
-    words
-    for fault in FAULTS
-    for file, *words in map(str.split, fault.tests)
-    if file == "test_laws.py"
-]
+def of_long(law):
+    """Several kinds of schemes under every compiler."""
+    return ("alibi-learned", "fading") if every_implementation(law) else COMPILED
 
 
-def soon(law, scheme):
-    """Whether a law is tried on a scheme each time, not in the long run alone."""
-    name = f"{law}-{NAMES[scheme]}"
-    if any(all(word in name for word in words) for words in KNOWN_BY):
-        return True
-    if waits(law):
-        return scheme in (AGAIN if repeats(law) else COMPILED)
-    if law.framework is None or law.framework.name == "numpy":
-        return True
-    if law.implementation == "flex" and "callers_bring" in law.name:
-        return scheme in AGAIN  # some thirty calls, each a fifth of a second
-    if law.implementation == "flex" and law.name not in (
-        "implementation_equals_the_reference",
-        "decoding_equals_prefill",
-    ):
-        return scheme in COMPILED
-    return scheme in FIRST or (law.implementation != "flex" and scheme in COMPILED)
+def every_implementation(law):
+    """Whether a law compiles all implementations, one after the other."""
+    return law.name == "compiled_attention_equals_eager"
 
 
-@parametrize_laws(SUBJECTS, select=soon)
+QUICK, LONG = Sample(TELLING, 1, of_quick), Sample(TELLING, 4, of_long)
+SOON = QUICK.of(laws(), tuple(SUBJECTS))
+LATER = LONG.of(laws(), tuple(SUBJECTS)) - SOON
+
+
+@parametrize_laws(SUBJECTS, select=lambda law, scheme: (str(law), NAMES[scheme]) in SOON)
 def test_laws(law, scheme):
     law(scheme)
 
 
-@pytest.mark.long
-@parametrize_laws(SUBJECTS, select=lambda law, scheme: not soon(law, scheme))
-def test_laws_in_the_long_run(law, scheme):
+@long
+@parametrize_laws(SUBJECTS, select=lambda law, scheme: (str(law), NAMES[scheme]) in LATER)
+def test_laws_with_more_schemes(law, scheme):
     law(scheme)
+
+
+@exhaustive
+@pytest.mark.parametrize("law", laws(), ids=str)
+def test_laws_with_every_scheme(law):
+    broken = []
+    for scheme in SUBJECTS.values():
+        try:
+            law(scheme)
+        except NotImplementedError:  # refused: other laws say what must be served
+            continue
+        except BrokenLawError as error:
+            broken.append(str(error))
+    assert not broken, "\n".join(broken)
+
+
+@pytest.mark.parametrize("sample", [QUICK, LONG], ids=["quick", "long"])
+def test_seven_times_more_schemes_take_less_than_seven_times_the_tests(sample):
+    now = tuple(SUBJECTS)
+    many = (*now, *(f"scheme-{n}" for n in range(6 * len(now))))
+    every = laws()
+    own = [law for law in every if law.framework is None]
+    few = [law for law in every if law.framework is not None and not waits(law)]
+    grounds = {ground(law) for law in few}
+    added = len(sample.of(every, many)) - len(sample.of(every, now))
+    assert added == 6 * len(now) * (len(own) + sample.times * len(grounds))
+    for where in grounds:
+        pairs = sample.of([law for law in few if ground(law) == where], many)
+        assert {name for _, name in pairs} == set(many)
+    assert {name for name, _ in SOON | LATER} == {str(law) for law in every}
 
 
 @pytest.mark.parametrize("name", [*FRAMEWORKS, *MISSING])

@@ -180,7 +180,7 @@ def test_what_is_timed_is_built_once_and_warm(monkeypatch):
     assert calls[2:] == [("setup", 2), ("time", 2)]
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_every_benchmark_of_the_suite_runs(tmp_path):
     done = dashboard(clone(tmp_path / "clone"), "--quick")
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"

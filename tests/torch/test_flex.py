@@ -54,13 +54,13 @@ RELATIVE = [
 ]  # fmt: skip
 ONE_OF_EACH = [*{type(SUBJECTS[name]): name for name in BIASED}.values()]
 SEVERAL = "Using multiple indexing operations on the same tensor"
-long = pytest.mark.long
+exhaustive = pytest.mark.exhaustive
 pinned = pytest.mark.skipif(flex_lint.unpinned() is not None, reason=str(flex_lint.unpinned()))
 
 
 def some(names, few):
     """All of them, those beside ``few`` in the long run: each takes the compiler seconds."""
-    return [n if n in few else pytest.param(n, marks=long) for n in names]
+    return [n if n in few else pytest.param(n, marks=exhaustive) for n in names]
 
 
 def tensors(scheme, q_len, k_len=None, batch=2):
@@ -164,7 +164,7 @@ NEW = [
 
 
 @pytest.mark.parametrize("name", NEW)
-@pytest.mark.parametrize("seed", [0, *[pytest.param(n, marks=long) for n in range(1, 12)]])
+@pytest.mark.parametrize("seed", [0, *[pytest.param(n, marks=exhaustive) for n in range(1, 12)]])
 def test_what_callers_bring_is_what_the_definition_says(name, seed):
     scheme = SUBJECTS[name]
     q_len, k_len = [(33, 33), (20, 33)][seed % 2]
@@ -291,7 +291,7 @@ def test_steep_heads_look_at_few_blocks():
     assert (given.kv_num_blocks + given.full_kv_num_blocks == looked).all()
 
 
-@pytest.mark.parametrize("name", ["steep", pytest.param("kerple", marks=long)])
+@pytest.mark.parametrize("name", ["steep", pytest.param("kerple", marks=exhaustive)])
 def test_what_leaves_no_trace_is_found_by_one_compiled_program(name):
     """As on a GPU: one for every length, and the same blocks."""
     scheme = STEEP if name == "steep" else SUBJECTS[name]
@@ -329,7 +329,7 @@ def test_the_block_mask_of_plain_calls_is_made_once():
     assert flex._block_mask(call) is not flex._block_mask(replace(call, causal=False))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=long)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=exhaustive)])
 def test_the_compiled_kernel_keeps_differences_of_a_bias_far_away(dtype):
     scheme = SUBJECTS["alibi-far"]
     torch._dynamo.reset()
@@ -848,7 +848,7 @@ def watched():
 SYMBOLS = 3
 
 
-@pytest.mark.parametrize("count", [16, pytest.param(300, marks=long)])
+@pytest.mark.parametrize("count", [16, pytest.param(300, marks=exhaustive)])
 def test_kernels_capture_arrays_of_known_size_whatever_the_calls(count):
     rng, kinds = np.random.default_rng(0), set()
     few = [("fence", "fence-wide", "t5", "forgetting"), tuple(KINDS)][count > 16]
@@ -878,9 +878,9 @@ def test_a_larger_room_is_a_size_of_its_own():
     ("whole", "dynamic"),
     [
         (True, None),
-        pytest.param(False, True, marks=long),
-        pytest.param(True, True, marks=long),
-        pytest.param(False, None, marks=long),
+        pytest.param(False, True, marks=exhaustive),
+        pytest.param(True, True, marks=exhaustive),
+        pytest.param(False, None, marks=exhaustive),
     ],
 )
 @pytest.mark.parametrize("kind", some(KINDS, ("alibi",)))

@@ -37,7 +37,7 @@ NOBODY = -1
 ATTENTION_TOL = [p for p in posenc_torch.IMPLEMENTATIONS if p not in ("reference", *PARTIAL)]
 # A table; sums and a carry; a transform beside a bias; a table of each key.
 SOME = ["t5", "forgetting", "both", "rope+key-side"]
-long = pytest.mark.long
+exhaustive = pytest.mark.exhaustive
 
 
 def on_every_implementation(by_flex):
@@ -487,7 +487,7 @@ def test_ten_steps_compile_once_outside(name):
     ("name", "slots"),
     [
         ("alibi", 256),  # whole blocks, which padding would leave as they are
-        pytest.param("forgetting", 200, marks=long),
+        pytest.param("forgetting", 200, marks=exhaustive),
     ],
 )
 def test_the_kernel_inside_a_compiled_step(name, slots):
@@ -499,7 +499,7 @@ def test_the_kernel_inside_a_compiled_step(name, slots):
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
-@long
+@exhaustive
 @pytest.mark.parametrize("before", [True, False])
 def test_the_kernel_between_layers(before):
     own = texts("alibi")
@@ -519,7 +519,7 @@ def test_the_kernel_between_layers(before):
     assert_near(found.numpy(), layer(x, pos, "reference").numpy(), FLOAT32)
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=long) for name in SOME])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=exhaustive) for name in SOME])
 def test_the_kernel_on_a_pool(name):
     own = texts(name)
     torch._dynamo.reset()

@@ -83,7 +83,7 @@ EVERY = [
     for form in FORMS
     for strict in (False, True)
 ]
-LONG = [pytest.param(*at, marks=pytest.mark.long) for at in EVERY if at not in SHORT]
+LONG = [pytest.param(*at, marks=pytest.mark.exhaustive) for at in EVERY if at not in SHORT]
 
 
 @pytest.mark.parametrize(("subject", "form", "strict"), SHORT + LONG)
