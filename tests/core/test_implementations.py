@@ -4,27 +4,56 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from cases import CASES, Case, calls, expected, tensors_of
+from cases import CASES, STEERING, Case, expected, longer, quick, tensors_of
 from frameworks import FUSED, HAS
 from frameworks import route as named
+from sample import exhaustive, long
 from subjects import SUBJECTS, normal, params_of
 
 from posenc.testing.examples import HEAD_DIM, HEADS
 from posenc.testing.tolerances import ATTENTION_TOL, REDUCTION_FACTOR, assert_near
 
-CALLS = [
-    pytest.param(None, None, None, None, marks=found.marks, id=found.id)
-    if (route := found.values[0]) is None
-    else pytest.param(
-        route, *call, id="-".join((str(route), *call)), marks=[pytest.mark.exhaustive] * (not soon)
-    )
-    for found in FUSED
-    for call, soon in (calls(found.values[0]) if found.values[0] else [((), True)])
-]
+MISSING = [found for found in FUSED if found.values[0] is None]
 
 
-@pytest.mark.parametrize(("route", "subject", "case", "dtype"), CALLS)
+def tried(calls):
+    """Parameters of every call on every implementation."""
+    return [
+        pytest.param(route, *call, id="-".join((str(route), *call)))
+        for (route,) in (found.values for found in FUSED)
+        if route is not None
+        for call in calls(route)
+    ] + [pytest.param(None, *[None] * 3, marks=found.marks, id=found.id) for found in MISSING]
+
+
+@pytest.mark.parametrize(("route", "subject", "case", "dtype"), tried(quick))
 def test_an_implementation_equals_the_reference(route, subject, case, dtype):
+    compare(route, subject, case, dtype)
+
+
+@long
+@pytest.mark.parametrize(("route", "subject", "case", "dtype"), tried(longer))
+def test_more_calls_equal_the_reference(route, subject, case, dtype):
+    compare(route, subject, case, dtype)
+
+
+@exhaustive
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("route", FUSED)
+def test_every_scheme_equals_the_reference(route, case):
+    wrong = []
+    for subject in STEERING:
+        try:
+            compare(route, subject, case, "float32")
+        except pytest.skip.Exception:
+            continue
+        except AssertionError as error:
+            wrong.append(f"{subject}: {error}")
+    assert not wrong, "\n".join(wrong)
+
+
+def compare(route, subject, case, dtype):
+    """Values and gradients; a refusal is a skip."""
     if not HAS["torch"]:
         pytest.skip("gradients are compared with torch's autograd, torch is not installed")
     scheme, where = SUBJECTS[subject], CASES[case]

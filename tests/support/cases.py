@@ -59,47 +59,77 @@ CASES = {
 }
 STEERING = [name for name, scheme in SUBJECTS.items() if steers_attention(scheme)] + ["nope"]
 ONE_OF_EACH = [*{type(SUBJECTS[name]): name for name in STEERING}.values()]
-# A learned array, gates and a table: between them they meet every case where time is short.
+# A learned table, gates and a learned number meet every case; all others meet cases in turn.
 THOROUGH = ["t5", "forgetting", "alibi-learned"]
+DTYPES = ["float32", "float64", "bfloat16"]
+# JAX compiles each call for a second, and FlexAttention without its compiler takes half of one.
+# There these stand for all in the quick part: the three, and what else is served in a way of its
+# own.
+COSTLY = {
+    "chunked": [
+        *[("t5", case, "float32") for case in ("everything", "window-both-sides", "shuffled")],
+        *[("forgetting", case, "float32") for case in ("everything", "segments")],
+        *[("alibi-learned", case, "float32") for case in ("window", "fewer-queries-plain")],
+        ("checkered", "causal", "float32"),
+        ("both", "grouped", "float32"),
+        ("rope+key-side", "causal", "float32"),
+        ("sink", "causal", "float32"),
+        ("rerope", "causal", "float32"),
+        ("t5", "everything", "float64"),
+        ("alibi-learned", "everything", "bfloat16"),
+    ],
+    "xla": [
+        ("t5", "everything", "float32"),
+        ("alibi-learned", "everything", "bfloat16"),
+        ("both", "grouped", "float32"),
+    ],
+    "reference": [("alibi-learned", "everything", "float32")],
+    "flex": [
+        *[("t5", case, "float32") for case in ("everything", "window-both-sides", "shuffled")],
+        *[("forgetting", case, "float32") for case in ("everything", "fewer-queries")],
+        *[("alibi-learned", case, "float32") for case in ("segments", "fewer-queries-plain")],
+        ("both", "grouped", "float32"),
+        ("rope+key-side", "causal", "float32"),
+        ("sink", "causal", "float32"),
+        ("t5", "everything", "bfloat16"),
+    ],
+}
 
 
-def in_turn(names, place):
-    """Every third of ``names``, from ``place`` on, and the one that has all the rest in it."""
-    return [*dict.fromkeys([*list(names)[place % 3 :: 3], "everything"])]
+def compiles(route):
+    """Whether each call takes about a second, for a compiler or for FlexAttention without one."""
+    return route.framework.name == "jax" or route.implementation == "flex"
 
 
-def grid(route):
-    """Subjects, cases and dtypes for one implementation.
+def quick(route):
+    """Subjects, cases and dtypes that one implementation is always tried with.
 
-    Each subject meets the causal case, the one with everything, and a third of the others; the
-    three of ``THOROUGH`` meet all. JAX compiles each call for about a second, and FlexAttention
-    without its compiler takes a fifth: there one subject of each class meets the causal case, and
-    everything in half precision.
+    Each subject meets the case with everything, in one dtype of three, and one other case: three
+    calls more for a scheme that is added. Where each call takes a second, few calls stand for all.
     """
-    wide, half = [("everything", "float64")], [("everything", "bfloat16")]
-    if (
-        route.framework.name == "jax" and route.implementation == "reference"
-    ):  # the code of the core
-        return [(s, "everything", "float32") for s in ONE_OF_EACH]
-    if route.framework.name == "jax" or route.implementation == "flex":
-        found = [(s, *at) for s in ONE_OF_EACH for at in [("causal", "float32"), *half]]
-        for place, s in enumerate(THOROUGH):
-            found += [(s, case, "float32") for case in in_turn(CASES, place)]
-            found += [(s, *at) for at in wide + half]
-        return list(dict.fromkeys(found))
-    found = []
+    if compiles(route):
+        return COSTLY[route.implementation]
+    cases, calls = list(CASES), [(s, case, "float32") for s in THOROUGH for case in CASES]
     for place, s in enumerate(STEERING):
-        cases = CASES if s in THOROUGH else dict.fromkeys(["causal", *in_turn(CASES, place)])
-        found += [(s, case, "float32") for case in cases]
-        found += [(s, *at) for at in [("causal", "float64"), *wide, *half]]
-    return found
+        calls += [(s, "everything", "float32"), (s, "everything", DTYPES[place % 3])]
+        calls += [(s, cases[place % len(cases)], "float32")]
+    return list(dict.fromkeys(calls))
 
 
-def calls(route):
-    """Every call of one implementation, and whether only the long run tries it."""
-    soon = grid(route)
-    every = [(s, case, "float32") for s in STEERING for case in CASES]
-    return [(call, True) for call in soon] + [(c, False) for c in every if c not in soon]
+def longer(route):
+    """What the long part adds: one subject of each class, where each call takes a second."""
+    if not compiles(route):
+        calls = [(s, case, "float32") for s in ONE_OF_EACH for case in ("causal", "shuffled")]
+        calls += [(s, "everything", dtype) for s in STEERING for dtype in DTYPES]
+    elif route.implementation == "reference":  # the code of the core
+        calls = [(s, "everything", "float32") for s in THOROUGH]
+    else:
+        at = [("causal", "float32"), ("everything", "bfloat16")]
+        calls = [(s, *at[place % 2]) for place, s in enumerate(ONE_OF_EACH)]
+        calls += [(s, case, "float32") for s in THOROUGH for case in CASES]
+        calls += [(s, "everything", dtype) for s in THOROUGH for dtype in DTYPES]
+    soon = quick(route)
+    return [call for call in dict.fromkeys(calls) if call not in soon]
 
 
 def tensors_of(scheme, case, seed=0):
