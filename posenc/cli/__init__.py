@@ -1,1 +1,1 @@
-"""The command line: ``posenc compare``, ``list`` and ``show``."""
+"""The command line: ``posenc compare``, ``show`` and ``list``, one module per command."""

@@ -1,9 +1,11 @@
-"""What the catalogue holds: a row a scheme, measured on a small one, and what to print of them."""
+"""``posenc list``: one row per scheme of the catalogue, measured on a small instance."""
 
 from __future__ import annotations
 
+import argparse
 import inspect
 import re
+import shutil
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +22,22 @@ from posenc.schemes import SIZES, catalogue, maker_of
 _SIZES = {"num_heads": 4, "head_dim": 16, "max_len": 64, "train_len": 64, "dim": 64}
 _PLACES = ("embedding", "transform", "bias", "features", "sink", "whole rows", "regions")
 _HEAD, _PAPER = ("scheme", "enters as", "learned", "relative", "fused as"), "paper (arXiv)"
-_WIDTH, _LONGEST_NAME, _LONGEST_ENTERED = 100, 20, 33
+_WIDTH, _LONGEST_NAME, _LONGEST_ENTERS = 100, 20, 33
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``posenc list``."""
+    parser.add_argument("scheme", nargs="*", help="a name of the catalogue, or module.Class")
+
+
+def run(options: dict[str, Any]) -> int:
+    """Print the catalogue, or one page per named scheme, and return the exit status 0."""
+    width = min(100, shutil.get_terminal_size().columns)  # 80 without a terminal
+    if options["scheme"]:
+        print("\n\n".join(page(name, width) for name in options["scheme"]))
+    else:
+        print(f"{table(rows(), width)}\n\n`posenc list NAME` shows the options of one scheme.")
+    return 0
 
 
 @dataclass(frozen=True)
@@ -30,25 +47,25 @@ class Row:
     Attributes
     ----------
     name
-        In the catalogue.
+        Its name in the catalogue.
     title
         First line of the docstring of the scheme's class.
     enters
-        Where position enters: of ``"embedding"``, ``"transform"``, ``"bias"``, ``"features"``,
-        ``"sink"``, ``"whole rows"``, ``"regions"`` those that the scheme has.
+        The places where position enters, of ``"embedding"``, ``"transform"``, ``"bias"``,
+        ``"features"``, ``"sink"``, ``"whole rows"`` and ``"regions"``.
     learned
         Whether it has learned arrays.
     relative
-        Whether attention sees differences of positions alone. A bias declares it; a transform is
-        measured; embeddings, whole rows and features of hidden states are not relative.
+        Whether attention depends only on differences of positions. A bias declares it; a transform
+        is measured; embeddings, whole rows and features of hidden states are not relative.
     fusable
-        How a fused kernel takes it: ``"score_mod"`` and ``"key bias"``, ``"before attention"``,
+        How a fused kernel can apply it: ``"score_mod"`` and ``"key bias"``, ``"before attention"``,
         ``"merged parts"``, ``"log-sum-exp"`` for a sink alone, ``"reference only"``, or ``"as is"``
-        where there is nothing to take.
+        if there is nothing to apply.
     paper
         Authors, year and arXiv number.
     error
-        Why the scheme could not be made or measured, else None.
+        The error from making or measuring the scheme, or None.
     """
 
     name: str
@@ -62,34 +79,36 @@ class Row:
 
 
 def rows() -> list[Row]:
-    """A row for each scheme of ``posenc.catalogue()``; one that fails is a row with its error."""
+    """One row per scheme of ``posenc.catalogue()``; if a scheme fails, its row has the error."""
     return [_row(name, maker) for name, maker in sorted(catalogue().items())]
 
 
 def page(name: str, width: int = _WIDTH) -> str:
-    """One scheme as text: where it enters, the sizes it needs, its options, in its own words.
+    """One scheme as text: its facts, the sizes it needs and its options, from its docstring.
 
-    ``name`` as in ``posenc.make``: of the catalogue, or dotted.
+    ``name`` is as in ``posenc.make``: of the catalogue, or dotted.
     """
     maker = maker_of(name)
     source, row = inspect.unwrap(maker), _row(name, maker)
-    taken = inspect.signature(source).parameters.values()
-    named = [p for p in taken if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-    words = _words(source)
+    parameters = inspect.signature(source).parameters.values()
+    named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    texts = _docstring_texts(source)
     parts = [
         " = ".join(dict.fromkeys((name, f"{source.__module__}.{source.__qualname__}"))),
         *textwrap.wrap(row.title.replace("`", ""), width),
         "",
         *_facts(row, width),
-        *_described("sizes of the model", [p for p in named if p.name in SIZES], words, width),
-        *_described("options", [p for p in named if p.name not in SIZES], words, width),
+        *_list_parameters(
+            "sizes of the model", [p for p in named if p.name in SIZES], texts, width
+        ),
+        *_list_parameters("options", [p for p in named if p.name not in SIZES], texts, width),
         *_example(name, [p for p in named if p.name not in SIZES], width),
     ]
     return "\n".join(parts)
 
 
 def table(rows: Sequence[Row], width: int = _WIDTH) -> str:
-    """The rows as aligned text, at most ``width`` characters wide: two lines a scheme or more."""
+    """The rows as aligned text of at most ``width`` characters: two or more lines per scheme."""
     cells = [_HEAD, *map(_cells, rows)]
     widths = [max(len(line[column]) for line in cells) for column in range(len(_HEAD))]
     gap = "  " if sum(widths) + 2 * len(widths[1:]) <= width else " "
@@ -102,8 +121,8 @@ def table(rows: Sequence[Row], width: int = _WIDTH) -> str:
     head, *starts = (
         gap.join(f"{cell:<{n}}" for cell, n in zip(line, widths, strict=True)) for line in cells
     )
-    beside = len(head) + 2 + len(_PAPER) <= width
-    lines = [f"{head}  {_PAPER}" if beside else head.rstrip(), "-" * width]
+    fits_head = len(head) + 2 + len(_PAPER) <= width
+    lines = [f"{head}  {_PAPER}" if fits_head else head.rstrip(), "-" * width]
     for row, start in zip(rows, starts, strict=True):
         paper = row.paper.replace("arXiv ", "")
         fits = len(start) + 2 + len(paper) <= width
@@ -125,25 +144,25 @@ def _facts(row: Row, width: int) -> list[str]:
     return lines
 
 
-def _described(
-    title: str, given: Sequence[inspect.Parameter], words: Mapping[str, str], width: int
+def _list_parameters(
+    title: str, parameters: Sequence[inspect.Parameter], texts: Mapping[str, str], width: int
 ) -> list[str]:
-    """Name, type and default of each; what the docstring says of it below."""
-    lines = ["", f"{title}:" if given else f"{title}: none"]
-    for one in given:
+    """Name, type and default of each parameter, and its text from the docstring below."""
+    lines = ["", f"{title}:" if parameters else f"{title}: none"]
+    for one in parameters:
         kind = "" if one.annotation is one.empty else f"  {_type(one.annotation)}"
         default = "needed" if one.default is one.empty else f"default {one.default!r}"
         lines.append(f"  {one.name}{kind}, {default}" if kind else f"  {one.name}  {default}")
-        said = words.get(one.name, "").replace("`", "")
-        lines += textwrap.wrap(said, width, initial_indent=" " * 6, subsequent_indent=" " * 6)
+        text = texts.get(one.name, "").replace("`", "")
+        lines += textwrap.wrap(text, width, initial_indent=" " * 6, subsequent_indent=" " * 6)
     return lines
 
 
 def _example(name: str, options: Sequence[inspect.Parameter], width: int) -> list[str]:
-    """How the first of the options is written in a command."""
-    shown = [p for p in options if isinstance(p.default, str | int | float)]
-    written = [f"{name}:{p.name}={p.default}" for p in shown[:1]]
-    texts = [f"In a command, options stand after a colon: {label}" for label in written]
+    """How to write the first option on the command line."""
+    plain = [p for p in options if isinstance(p.default, str | int | float)]
+    labels = [f"{name}:{p.name}={p.default}" for p in plain[:1]]
+    texts = [f"On the command line, options follow a colon: {label}" for label in labels]
     return [line for text in texts for line in ("", *textwrap.wrap(text, width))]
 
 
@@ -153,31 +172,31 @@ def _type(annotation: Any) -> str:
     return getattr(annotation, "__name__", None) or str(annotation)
 
 
-def _words(source: Any) -> dict[str, str]:
-    """What numpydoc's ``Parameters`` sections say, by name; a class inherits those of its bases."""
-    found: dict[str, str] = {}
+def _docstring_texts(source: Any) -> dict[str, str]:
+    """Texts of numpydoc's ``Parameters`` sections by name; a class inherits those of its bases."""
+    texts: dict[str, str] = {}
     for one in reversed(getattr(source, "__mro__", (source,))):
         lines = inspect.cleandoc(one.__doc__ or "").splitlines()
         heads = [n for n in range(1, len(lines)) if re.fullmatch("-{3,}", lines[n])]
         starts = [n + 1 for n in heads if lines[n - 1] == "Parameters"]
         for start in starts:
             end = min([n - 1 for n in heads if n > start], default=len(lines))
-            found |= _entries(lines[start:end])
-    return found
+            texts |= _section_texts(lines[start:end])
+    return texts
 
 
-def _entries(lines: Sequence[str]) -> dict[str, str]:
-    """``name`` or ``name : type`` at the margin, its words indented; ends at a paragraph."""
-    found: dict[str, str] = {}
+def _section_texts(lines: Sequence[str]) -> dict[str, str]:
+    """Texts by name: ``name`` or ``name : type`` at the margin, then indented text."""
+    texts: dict[str, str] = {}
     name = ""
     for number, line in enumerate(lines):
         if line.startswith(" "):
-            found[name] = f"{found.get(name, '')} {line.strip()}".strip()
+            texts[name] = f"{texts.get(name, '')} {line.strip()}".strip()
         elif line:
             if not "".join(lines[number + 1 : number + 2]).startswith(" "):
-                break
+                break  # a paragraph after the last entry
             name = line.partition(":")[0].strip()
-    return found
+    return texts
 
 
 def _row(name: str, maker: Callable[..., PositionScheme]) -> Row:
@@ -200,14 +219,14 @@ def _row(name: str, maker: Callable[..., PositionScheme]) -> Row:
 
 def _enters(scheme: PositionScheme) -> tuple[str, ...]:
     hooks = scheme.hooks()
-    found = {place for place in _PLACES if place in hooks}
-    found |= {"features"} if evaluate.has_features(scheme) else set()
-    found |= {"whole rows"} if "adjust_scores" in hooks else set()
-    return tuple(place for place in _PLACES if place in found)
+    places = {place for place in _PLACES if place in hooks}
+    places |= {"features"} if evaluate.has_features(scheme) else set()
+    places |= {"whole rows"} if "adjust_scores" in hooks else set()
+    return tuple(place for place in _PLACES if place in places)
 
 
 def _title(kind: type) -> str:
-    """First line of the docstring; nothing for the signature that ``dataclass`` writes."""
+    """First line of the docstring; empty for the signature that ``dataclass`` writes."""
     first, *_ = inspect.cleandoc(kind.__doc__ or "").splitlines() or [""]
     return "" if first.startswith(f"{kind.__name__}(") else first
 
@@ -221,11 +240,11 @@ def _is_relative(scheme: PositionScheme, enters: tuple[str, ...]) -> bool:
         return all(_is_relative(part, _enters(part)) for part in parts)
     if "bias" in enters and not scheme.relative:
         return False
-    return "transform" not in enters or _turns_relative(scheme)
+    return "transform" not in enters or _is_relative_transform(scheme)
 
 
-def _turns_relative(scheme: PositionScheme) -> bool:
-    """Whether scores of unit vectors stay within 1e-5 where all positions shift, in float32."""
+def _is_relative_transform(scheme: PositionScheme) -> bool:
+    """Whether a shift of all positions changes scores of unit vectors by at most 1e-5 (float32)."""
     rng, params, pos = np.random.default_rng(0), init_params(scheme), np.arange(16)
     shape = (_SIZES["num_heads"], len(pos), _SIZES["head_dim"])
     q, k = (rng.standard_normal(shape).astype(np.float32) for _ in range(2))
@@ -258,6 +277,6 @@ def _cells(row: Row) -> tuple[str, ...]:
     if row.error is not None:
         return name, "error", "", "", ""
     learned, relative = ("yes" if yes else "no" for yes in (row.learned, row.relative))
-    entered = ", ".join(row.enters) or "nothing"
-    entered = textwrap.shorten(entered, _LONGEST_ENTERED, placeholder=" …")
-    return name, entered, learned, relative, row.fusable
+    enters = ", ".join(row.enters) or "nothing"
+    enters = textwrap.shorten(enters, _LONGEST_ENTERS, placeholder=" …")
+    return name, enters, learned, relative, row.fusable

@@ -1,4 +1,4 @@
-"""How pictures of schemes look: heat maps, lines, headings, and the file they end in."""
+"""The look of pictures of schemes: heat maps, lines, headings, and the file format."""
 
 from __future__ import annotations
 
@@ -10,18 +10,20 @@ import numpy as np
 
 from posenc.protocol import Array
 
-Axes: TypeAlias = Any  # matplotlib is imported only when a picture is asked for
+Axes: TypeAlias = Any  # matplotlib is imported only to draw
 Figure: TypeAlias = Any
-Panel: TypeAlias = tuple[float, Callable[[Figure], None]]  # height in inches, and what paints it
+Panel: TypeAlias = tuple[
+    float, Callable[[Figure], None]
+]  # height in inches, and the function that paints it
 
-WIDTH, _DPI = 10.0, 160  # inches, and dots an inch: 1600 pixels across
+WIDTH, _DPI = 10.0, 160  # inches, and dots per inch: 1600 pixels across
 MOST_CELLS = 512
 MASKED, _LINE = "0.4", "#0072b2"
 FORMATS = ("png", "svg", "pdf")
 
 
 def colours(values: Array) -> dict[str, Any]:
-    """Diverging around zero where both signs occur, else sequential; both safe to tell apart."""
+    """A diverging map around zero if both signs occur, else a sequential map."""
     finite = values[np.isfinite(values)]
     low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
     if low < 0 < high:
@@ -31,8 +33,8 @@ def colours(values: Array) -> dict[str, Any]:
     return {"cmap": "viridis", "vmin": low, "vmax": high}
 
 
-def heat(axes: Axes, values: Array, size: tuple[int, int], **style: Any) -> Any:
-    """Values over ``size`` (across, down), however many cells show them."""
+def heat_map(axes: Axes, values: Array, size: tuple[int, int], **style: Any) -> Any:
+    """Draw values over ``size`` (across, down), whatever their own resolution."""
     across, down = size
     extent = (-0.5, across - 0.5, down - 0.5, -0.5)
     style = {"aspect": "auto", "interpolation": "auto", **(style or colours(values))}
@@ -41,7 +43,7 @@ def heat(axes: Axes, values: Array, size: tuple[int, int], **style: Any) -> Any:
 
 
 def lines(axes: Axes, x: Array, curves: Mapping[str, Array]) -> None:
-    """One line a head; crosses at the foot where a value is minus infinity."""
+    """Draw one line per head, with crosses at the foot where a value is minus infinity."""
     from matplotlib import colormaps
 
     shades = colormaps["viridis"](np.linspace(0, 0.88, len(curves)))
@@ -61,12 +63,12 @@ def lines(axes: Axes, x: Array, curves: Mapping[str, Array]) -> None:
     axes.grid(color="0.9", linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
     if len(axes.get_legend_handles_labels()[1]) > 1:
-        beside = {"loc": "upper left", "bbox_to_anchor": (1, 1), "handlelength": 1.2}
-        axes.legend(title="head", title_fontsize=8, fontsize=8, frameon=False, **beside)
+        outside = {"loc": "upper left", "bbox_to_anchor": (1, 1), "handlelength": 1.2}
+        axes.legend(title="head", title_fontsize=8, fontsize=8, frameon=False, **outside)
 
 
 def label(axes: Axes, title: str, across: str, up: str) -> None:
-    """Title and axes of a panel."""
+    """Set the title and axis labels of a panel."""
     axes.set_title(title, fontsize=9)
     axes.set_xlabel(across, fontsize=9)
     axes.set_ylabel(up, fontsize=9)
@@ -74,12 +76,12 @@ def label(axes: Axes, title: str, across: str, up: str) -> None:
 
 
 def heading(figure: Figure, text: str) -> None:
-    """What a row of panels shows."""
+    """Set the heading of a row of panels."""
     figure.suptitle(text, x=0.01, ha="left", fontsize=10.5, fontweight="bold")
 
 
 def colourbar(figure: Figure, image: Any, axes: Axes, label: str) -> None:
-    """The scale of a heat map."""
+    """Draw the scale of a heat map."""
     bar = figure.colorbar(image, ax=axes, pad=0.02)
     bar.set_label(label, fontsize=8)
     bar.ax.tick_params(labelsize=8)

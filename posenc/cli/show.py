@@ -1,7 +1,9 @@
-"""A scheme as one picture: its bias, its embedding, its transform, whichever it has."""
+"""``posenc show``: a scheme as one picture of its bias, embedding and transform."""
 
 from __future__ import annotations
 
+import argparse
+import re
 import textwrap
 from bisect import bisect_left
 from collections.abc import Mapping
@@ -20,12 +22,42 @@ from posenc.cli import picture
 from posenc.cli.picture import Figure, Panel
 from posenc.params import head_count, init_params
 from posenc.protocol import Array, PositionScheme
+from posenc.study.specs import parse
 
 _MOST_HEADS = 8
-_STEEP = 10.0
-_HIDDEN = "0.88"
+_STEEP = 10.0  # a larger bias gets a logarithmic scale
+_AFTER_QUERY = "0.88"  # grey of keys that the causal mask hides
 _CELLS = {"aspect": "equal", "interpolation": "nearest"}
 _ADDED = "added to the scaled scores"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``posenc show``."""
+    parser.add_argument(
+        "scheme",
+        help="a name of `posenc list`, with options as rope:base=500000, or a sum as rope+alibi",
+    )
+    parser.add_argument("--length", type=int, default=128, help="positions (default: 128)")
+    parser.add_argument("--heads", type=int, default=8, help="heads (default: 8)")
+    parser.add_argument("--head-dim", type=int, default=64, help="channels per head (default: 64)")
+    parser.add_argument("--train-len", type=int, help="training length, for schemes that use it")
+    parser.add_argument("--out", help="ends in .png, .svg or .pdf (default: SCHEME.png)")
+
+
+def run(options: dict[str, Any]) -> int:
+    """Draw the scheme, print the path of the picture, and return the exit status 0."""
+    label, length = options["scheme"], check_count("length", options["length"])
+    heads, head_dim = options["heads"], options["head_dim"]
+    layer, *others = parse(label)
+    if others or layer.window is not None:
+        what = "layers in turn" if others else "a window"
+        raise ValueError(f"show draws one scheme, or a sum as rope+alibi; {label!r} has {what}")
+    sizes = {"num_heads": heads, "head_dim": head_dim, "dim": heads * head_dim, "max_len": length}
+    if options["train_len"] is not None:
+        sizes["train_len"] = options["train_len"]
+    path = options["out"] or f"{_file_name(label)}.png"
+    print(draw(layer.make(**sizes), path, length=length, title=label))
+    return 0
 
 
 def draw(
@@ -42,9 +74,9 @@ def draw(
     Parameters
     ----------
     scheme
-        Any scheme: what it has is asked of itself.
+        Any scheme; the picture shows the parts that it has.
     path
-        Of the file; it ends in ``.png``, ``.svg`` or ``.pdf``, or in nothing for a PNG.
+        The file: it ends in ``.png``, ``.svg`` or ``.pdf``; a name without a suffix is a PNG.
     length
         Positions ``0 .. length - 1``, or as many of them as the scheme allows.
     title
@@ -52,7 +84,7 @@ def draw(
     params
         Learned arrays by name. Default: ``posenc.init_params(scheme)``.
     causal
-        Whether keys after the query are greyed out, and left out of the lines.
+        Whether keys after the query are grey in the maps and absent from the lines.
 
     Returns
     -------
@@ -60,8 +92,10 @@ def draw(
 
     Raises
     ------
-    ImportError, OSError
-        Without matplotlib; where the file cannot be written.
+    ImportError
+        matplotlib is not installed.
+    OSError
+        The file cannot be written.
     """
     check_scheme(scheme)
     length, target = check_count("length", length), Path(path)
@@ -69,17 +103,17 @@ def draw(
     if form not in picture.FORMATS:
         accepted = ", ".join(f".{name}" for name in picture.FORMATS)
         raise ValueError(f"path must end in one of {accepted}, got {str(path)!r}")
-    drawn = _Drawn(scheme, init_params(scheme) if params is None else params, length, causal)
-    drawn = drawn.as_far_as_allowed()
-    panels = [*_bias_panel(drawn), *_embedding_panel(drawn), *_transform_panel(drawn)]
+    drawing = _Drawing(scheme, init_params(scheme) if params is None else params, length, causal)
+    drawing = drawing.limited()
+    panels = [*_bias_panel(drawing), *_embedding_panel(drawing), *_transform_panel(drawing)]
     notes = []
-    if drawn.params:
+    if drawing.params:
         notes.append("learned: drawn at initialisation" if params is None else "learned: as given")
-    if drawn.length < length:
-        notes.append(f"{drawn.length} positions, all that the scheme allows of {length}")
+    if drawing.length < length:
+        notes.append(f"{drawing.length} positions, all that the scheme allows of {length}")
     lines = [textwrap.shorten(repr(scheme), 120, placeholder=" …"), *notes]
     name = title or type(scheme).__name__
-    page = picture.page(panels or [_nothing_panel(drawn)], name, lines, form)
+    page = picture.page(panels or [_nothing_panel(drawing)], name, lines, form)
     try:
         target.write_bytes(page)
     except OSError as error:
@@ -88,22 +122,22 @@ def draw(
 
 
 @dataclass(frozen=True)
-class _Drawn:
-    """A scheme with its arrays, over the positions ``0 .. length - 1``."""
+class _Drawing:
+    """A scheme with its params, on the positions ``0 .. length - 1``."""
 
     scheme: PositionScheme
     params: Mapping[str, Array]
     length: int
     causal: bool
 
-    def as_far_as_allowed(self) -> _Drawn:
-        """Shortened to the positions before the first that is an ``IndexError``."""
-        allowed = bisect_left(range(self.length), True, key=self._refuses)
+    def limited(self) -> _Drawing:
+        """The same up to the first position that raises an ``IndexError``."""
+        allowed = bisect_left(range(self.length), True, key=self._fails)
         if not allowed:
             self._evaluate(0)
         return replace(self, scheme=self.scheme.at_length(allowed), length=allowed)
 
-    def _refuses(self, position: int) -> bool:
+    def _fails(self, position: int) -> bool:
         try:
             self._evaluate(position)
         except IndexError:
@@ -117,16 +151,16 @@ class _Drawn:
         self.scores(0, at)
 
     @property
-    def cells(self) -> np.ndarray[Any, Any]:
-        """All positions, or evenly chosen ones where a picture cannot show all."""
+    def sampled(self) -> np.ndarray[Any, Any]:
+        """All positions, or evenly spaced ones if the picture cannot show all."""
         count = min(self.length, picture.MOST_CELLS)
         return np.unique(np.linspace(0, self.length - 1, count).round().astype(np.int64))
 
     def bias(self, q: Array, k: Array) -> Array | None:
-        """``(H, Q, K)`` or None; of random tokens where the bias reads features."""
+        """``(H, Q, K)`` or None; for random tokens if the bias reads features."""
         if not evaluate.reads_features(self.scheme):
             return evaluate.bias(self.scheme, q, k, self.params, dtype=np.float64)
-        call = self._of_random_tokens(1 + int(max(q.max(), k.max())))
+        call = self._call_of_random_tokens(1 + int(max(q.max(), k.max())))
         query, key = call.query.select(q), call.key.select(k)
         value = evaluate.bias_tile(
             self.scheme, evaluate.as_column(query.encoded_pos), evaluate.as_row(key.encoded_pos),
@@ -135,11 +169,11 @@ class _Drawn:
         shape = 1, call.q.shape[1], len(q), len(k)
         return None if value is None else np.broadcast_to(value, shape)[0]
 
-    def _of_random_tokens(self, length: int) -> Call:
-        """A call of attention whose vectors and hidden states are normal, the same each time."""
+    def _call_of_random_tokens(self, length: int) -> Call:
+        """A call of attention with normal vectors and hidden states, the same each time."""
         heads, width = head_count(self.scheme) or 1, getattr(self.scheme, "head_dim", 64)
         rng = np.random.default_rng(0)
-        # Token by token, so that a longer picture begins with the same.
+        # Drawn token by token, so that a longer picture starts with the same tokens.
         q, k = rng.standard_normal((length, 2, heads, width)).transpose(1, 2, 0, 3)[:, None]
         hidden = hidden_width(self.scheme, self.params)
         x = np.random.default_rng(1).standard_normal((1, length, hidden)) if hidden else None
@@ -150,41 +184,46 @@ class _Drawn:
         return evaluate.embedding(self.scheme, pos, self.params, dtype=np.float64)
 
     def scores(self, channel: int | slice, pos: Array) -> Array | None:
-        """A query at ``pos`` times a key at 0, both one in these channels, else zero: ``(H, L)``.
+        """Scores ``(H, L)`` of queries at ``pos`` and a key at 0, both 1 in these channels, else 0.
 
-        None where the scheme transforms neither.
+        None if the scheme transforms neither.
         """
         width = getattr(self.scheme, "head_dim", 64)
         x = np.zeros((head_count(self.scheme) or 1, len(pos), width))
         x[..., channel] = 1.0
         first = x[:, :1]
-        see = partial(evaluate.transform, self.scheme, params=self.params)
-        query, key = see(x, pos, role="query"), see(first, np.asarray([0]), role="key")
+        transform = partial(evaluate.transform, self.scheme, params=self.params)
+        query = transform(x, pos, role="query")
+        key = transform(first, np.asarray([0]), role="key")
         return None if query is x and key is first else (query * key).sum(axis=-1)
 
 
-def _bias_panel(drawn: _Drawn) -> list[Panel]:
-    values = drawn.bias(drawn.cells, drawn.cells)
+def _file_name(label: str) -> str:
+    return re.sub(r"[\W_]+", "-", label.lower())
+
+
+def _bias_panel(drawing: _Drawing) -> list[Panel]:
+    values = drawing.bias(drawing.sampled, drawing.sampled)
     if values is None:
         return []
-    heads = _shown(len(values))
-    at = drawn.length - 1 if drawn.causal else drawn.length // 2
-    keys = np.arange(drawn.length)
-    line = drawn.bias(np.asarray([at]), keys)
+    heads = _choose_heads(len(values))
+    at = drawing.length - 1 if drawing.causal else drawing.length // 2
+    keys = np.arange(drawing.length)
+    line = drawing.bias(np.asarray([at]), keys)
     assert line is not None
 
     def paint(figure: Figure) -> None:
-        content = "depends on content; here of random tokens"
+        content = "depends on content; here for random tokens"
         picture.heading(
-            figure, f"Bias: {content if evaluate.reads_features(drawn.scheme) else _ADDED}"
+            figure, f"Bias: {content if evaluate.reads_features(drawing.scheme) else _ADDED}"
         )
-        wide = min(6.2, 0.9 + 2.7 * len(heads))
-        left, right = figure.subfigures(1, 2, width_ratios=(wide, picture.WIDTH - wide))
-        present = _bias_maps(left, drawn, {str(h + 1): values[h] for h in heads})
-        _shades(figure, present)
+        maps_width = min(6.2, 0.9 + 2.7 * len(heads))
+        left, right = figure.subfigures(1, 2, width_ratios=(maps_width, picture.WIDTH - maps_width))
+        greys = _bias_maps(left, drawing, {str(h + 1): values[h] for h in heads})
+        _grey_legend(figure, greys)
         axes = right.subplots()
         curves = {str(h + 1): line[h, 0] for h in heads}
-        distance, name = (at - keys, "distance q − k") if drawn.causal else (keys - at, "k − q")
+        distance, name = (at - keys, "distance q − k") if drawing.causal else (keys - at, "k − q")
         picture.lines(axes, distance, curves)
         picture.label(
             axes, f"Bias against distance, query at {at}", f"{name} (tokens)", "bias (added score)"
@@ -193,42 +232,42 @@ def _bias_panel(drawn: _Drawn) -> list[Panel]:
     return [(3.7 if len(heads) > 4 else 3.0 if len(heads) < 3 else 2.6, paint)]
 
 
-def _bias_maps(figure: Figure, drawn: _Drawn, maps: Mapping[str, Array]) -> dict[str, str]:
-    """One map a head, on one colour scale; returns the greys that occur, by meaning."""
+def _bias_maps(figure: Figure, drawing: _Drawing, maps: Mapping[str, Array]) -> dict[str, str]:
+    """Draw one map per head on one colour scale; return the greys in use, by meaning."""
     from matplotlib.colors import SymLogNorm
 
     columns = min(4, len(maps))
     rows = -(-len(maps) // columns)
     grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
-    hidden = (drawn.cells[None, :] > drawn.cells[:, None]) & drawn.causal
+    after_query = (drawing.sampled[None, :] > drawing.sampled[:, None]) & drawing.causal
     stack = np.stack(list(maps.values()))
-    masked = np.isneginf(stack) & ~hidden
-    colours = picture.colours(np.where(hidden, np.nan, stack))
+    masked = np.isneginf(stack) & ~after_query
+    colours = picture.colours(np.where(after_query, np.nan, stack))
     steep = max(-colours["vmin"], colours["vmax"]) > _STEEP
     if steep:
         limits = {limit: colours.pop(limit) for limit in ("vmin", "vmax")}
         colours["norm"] = SymLogNorm(1.0, **limits)
-    size = drawn.length, drawn.length
+    size = drawing.length, drawing.length
     for axes in grid.flat[len(maps) :]:
         axes.set_axis_off()
     for axes, (head, values), minus in zip(grid.flat, maps.items(), masked, strict=False):
-        image = picture.heat(axes, values, size, **colours, **_CELLS)
-        for mask, grey in ((minus, picture.MASKED), (hidden, _HIDDEN)):
+        image = picture.heat_map(axes, values, size, **colours, **_CELLS)
+        for mask, grey in ((minus, picture.MASKED), (after_query, _AFTER_QUERY)):
             layer = np.where(mask, float(grey), np.nan)
-            picture.heat(axes, layer, size, cmap="gray", vmin=0, vmax=1, **_CELLS)
+            picture.heat_map(axes, layer, size, cmap="gray", vmin=0, vmax=1, **_CELLS)
         picture.label(axes, f"head {head}" if len(maps) > 1 else "", "", "")
     figure.supxlabel("key position k (tokens)", fontsize=9)
     figure.supylabel("query position q (tokens)", fontsize=9)
     picture.colourbar(figure, image, grid, "bias, logarithmic beyond ±1" if steep else "bias")
-    found = {
+    meanings = {
         "masked by the bias (−∞)": (picture.MASKED, masked),
-        "after the query (causal mask)": (_HIDDEN, hidden),
+        "after the query (causal mask)": (_AFTER_QUERY, after_query),
     }
-    return {meaning: grey for meaning, (grey, where) in found.items() if where.any()}
+    return {meaning: grey for meaning, (grey, where) in meanings.items() if where.any()}
 
 
-def _shades(figure: Figure, greys: Mapping[str, str]) -> None:
-    """What the greys mean, beside the heading."""
+def _grey_legend(figure: Figure, greys: Mapping[str, str]) -> None:
+    """A legend of the greys, next to the heading."""
     from matplotlib.patches import Patch
 
     patches = [Patch(color=grey, label=meaning) for meaning, grey in greys.items()]
@@ -237,12 +276,12 @@ def _shades(figure: Figure, greys: Mapping[str, str]) -> None:
         figure.legend(handles=patches, fontsize=8, frameon=False, **where)
 
 
-def _embedding_panel(drawn: _Drawn) -> list[Panel]:
-    everywhere = np.arange(drawn.length)
-    vectors = drawn.embedding(everywhere)
+def _embedding_panel(drawing: _Drawing) -> list[Panel]:
+    positions = np.arange(drawing.length)
+    vectors = drawing.embedding(positions)
     if vectors is None:
         return []
-    middle = drawn.length // 2
+    middle = drawing.length // 2
     norms = np.linalg.norm(vectors, axis=-1)
     product = vectors @ vectors[middle]
     scale = norms * norms[middle]
@@ -251,10 +290,12 @@ def _embedding_panel(drawn: _Drawn) -> list[Panel]:
     def paint(figure: Figure) -> None:
         picture.heading(figure, "Embedding: added to the tokens")
         left, right = figure.subplots(1, 2, width_ratios=(3, 2))
-        image = picture.heat(left, vectors[drawn.cells].T, (drawn.length, vectors.shape[-1]))
+        image = picture.heat_map(
+            left, vectors[drawing.sampled].T, (drawing.length, vectors.shape[-1])
+        )
         picture.label(left, "Value", "position (tokens)", "channel")
         picture.colourbar(figure, image, left, "embedding")
-        picture.lines(right, everywhere - middle, {"": similarity})
+        picture.lines(right, positions - middle, {"": similarity})
         title = f"Similarity of position {middle} to the others"
         picture.label(
             right, title, f"distance from position {middle} (tokens)", "cosine similarity"
@@ -263,35 +304,37 @@ def _embedding_panel(drawn: _Drawn) -> list[Panel]:
     return [(3.3, paint)]
 
 
-def _transform_panel(drawn: _Drawn) -> list[Panel]:
-    everywhere = np.arange(drawn.length)
-    total = drawn.scores(slice(None), everywhere)
+def _transform_panel(drawing: _Drawing) -> list[Panel]:
+    positions = np.arange(drawing.length)
+    total = drawing.scores(slice(None), positions)
     if total is None:
         return []
-    width = getattr(drawn.scheme, "head_dim", 64)
-    each = [drawn.scores(channel, drawn.cells) for channel in range(width)]
-    channels = np.asarray([scores[0] for scores in each if scores is not None])
+    width = getattr(drawing.scheme, "head_dim", 64)
+    rows = [drawing.scores(channel, drawing.sampled) for channel in range(width)]
+    channels = np.asarray([scores[0] for scores in rows if scores is not None])
     _, kept = np.unique(channels.round(6), axis=0, return_index=True)
-    alike = bool((total == total[:1]).all())
+    heads_equal = bool((total == total[:1]).all())
 
     def paint(figure: Figure) -> None:
-        picture.heading(figure, "Transform: queries and keys as seen from their positions")
+        picture.heading(figure, "Transform: effect of positions on queries and keys")
         left, right = figure.subplots(1, 2, width_ratios=(3, 2))
-        image = picture.heat(left, channels[np.sort(kept)], (drawn.length, len(kept)))
-        rows = "pair of channels" if 2 * len(kept) == width else "channels, those alike once"
+        image = picture.heat_map(left, channels[np.sort(kept)], (drawing.length, len(kept)))
+        up = "pair of channels" if 2 * len(kept) == width else "channels without duplicates"
         title = "Unit vectors e of channels: ⟨T(p) e, T(0) e⟩, the cosine if T rotates"
-        picture.label(left, title, "query position p (tokens), key at 0", rows)
-        picture.colourbar(figure, image, left, "dot product" if alike else "dot product, head 1")
-        shown = [0] if alike else _shown(len(total))
-        picture.lines(right, everywhere, {str(h + 1): total[h] / width for h in shown})
+        picture.label(left, title, "query position p (tokens), key at 0", up)
+        picture.colourbar(
+            figure, image, left, "dot product" if heads_equal else "dot product, head 1"
+        )
+        shown = [0] if heads_equal else _choose_heads(len(total))
+        picture.lines(right, positions, {str(h + 1): total[h] / width for h in shown})
         title = "Equal query and key, all ones"
         picture.label(right, title, "distance q − k (tokens)", "dot product, mean of channels")
 
     return [(3.3, paint)]
 
 
-def _nothing_panel(drawn: _Drawn) -> Panel:
-    mask = " and the causal mask" if drawn.causal else ""
+def _nothing_panel(drawing: _Drawing) -> Panel:
+    mask = " and the causal mask" if drawing.causal else ""
     sentence = f"No positions enter: attention sees only the content of tokens{mask}."
 
     def paint(figure: Figure) -> None:
@@ -302,6 +345,6 @@ def _nothing_panel(drawn: _Drawn) -> Panel:
     return 1.1, paint
 
 
-def _shown(heads: int) -> list[int]:
-    """Up to eight heads, spread over all."""
+def _choose_heads(heads: int) -> list[int]:
+    """Up to eight heads, evenly spaced."""
     return [int(h) for h in np.linspace(0, heads - 1, min(heads, _MOST_HEADS)).round()]

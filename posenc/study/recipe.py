@@ -25,7 +25,7 @@ class Recipe:
     dim: int = option(64, "width of the decoder")
     heads: int = option(8, "attention heads")
     learning_rate: float = option(1.2e-2, "peak of AdamW's learning rate")
-    position_lr_scale: float = option(10.0, "factor on it for learned position params")
+    position_lr_scale: float = option(10.0, "its factor for learned position params")
     warmup: int = option(50, "steps of linear warm-up; linear decay follows")
     weight_decay: float = option(0.1, "of matrices, never of position params")
     clip: float = option(1.0, "largest norm of a gradient")

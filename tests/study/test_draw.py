@@ -207,8 +207,8 @@ def test_a_title_is_text_and_not_mathematics(tmp_path, figures):
 
 
 def test_heads_are_spread_over_all():
-    assert drawing._shown(3) == [0, 1, 2]
-    shown = drawing._shown(32)
+    assert drawing._choose_heads(3) == [0, 1, 2]
+    shown = drawing._choose_heads(32)
     assert (len(shown), shown[0], shown[-1]) == (8, 0, 31)
 
 

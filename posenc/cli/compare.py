@@ -1,0 +1,51 @@
+"""``posenc compare``: its options are the fields of ``Study``."""
+
+from __future__ import annotations
+
+import argparse
+import typing
+from dataclasses import Field, fields
+from typing import Any
+
+from posenc.study import Study, terminal
+from posenc.study.specs import split
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add one option per field of ``Study``."""
+    kinds = typing.get_type_hints(Study)
+    for item in fields(Study):
+        _add_option(parser, item, kinds[item.name])
+
+
+def run(options: dict[str, Any]) -> int:
+    """Run the study and return its exit status."""
+    for name in ("schemes", "windowed"):
+        options[name] = split(options[name]) if options[name] else ()
+    options["eval_lens"] = tuple(n for some in options["eval_lens"] for n in some)
+    tuples = {name: tuple(value) for name, value in options.items() if isinstance(value, list)}
+    return terminal.compare(Study(**{**options, **tuples}))
+
+
+def _add_option(parser: argparse.ArgumentParser, item: Field[Any], kind: Any) -> None:
+    many = typing.get_origin(kind) is tuple
+    element = typing.get_args(kind)[0] if many else kind
+    usual: Any = item.default
+    default = " ".join(map(str, usual)) if many else usual
+    shown = f" (default: {default})" if default not in ("", 0) else ""
+    parser.add_argument(
+        f"--{item.name.replace('_', '-')}",
+        type=_integers if (many, element) == (True, int) else element,
+        nargs=("*" if usual else "+") if many else None,  # --windowed without a name: no scheme
+        default=usual,
+        metavar={int: "N", float: "X", str: "NAME"}[element],
+        help=f"{item.metadata['help']}{shown}",
+    )
+
+
+def _integers(text: str) -> list[int]:
+    try:
+        return [int(number) for number in text.split(",")]
+    except ValueError:
+        message = f"accepted: integers separated by spaces or commas, got {text!r}"
+        raise argparse.ArgumentTypeError(message) from None
