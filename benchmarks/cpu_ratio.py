@@ -1,11 +1,10 @@
-"""Every implementation beside the framework's own attention, on a CPU: ``python
-benchmarks/cpu_ratio.py``.
+"""Every implementation against the framework's own attention, on a CPU.
 
-Causal attention, ``B=1 H=8 D=64``, forward and training step, by turns, medians. A ratio is the
-time of an implementation divided by that of attention without positions: in PyTorch
-``scaled_dot_product_attention(is_causal=True)``, in JAX (``--framework jax``)
-``jax.nn.dot_product_attention(is_causal=True)``, which holds all scores. 1 is as fast, 2 takes
-twice as long.
+Run ``python benchmarks/cpu_ratio.py``. Causal attention, ``B=1 H=8 D=64``, forward and training
+step, interleaved runs, medians. A ratio is the time of an implementation divided by the time of
+attention without positions: 1 is as fast, 2 takes twice as long. The baseline in PyTorch is
+``scaled_dot_product_attention(is_causal=True)``. In JAX (``--framework jax``) it is
+``jax.nn.dot_product_attention(is_causal=True)``, which holds all scores.
 """
 
 from __future__ import annotations
@@ -37,25 +36,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from harness.clock import Budget
     from harness.speed import Settings
 
-    side = importlib.import_module(f"harness.{options.framework}_speed")
-    known = importlib.import_module(f"harness.{options.framework}_variants")
+    speed = importlib.import_module(f"harness.{options.framework}_speed")
+    variants = importlib.import_module(f"harness.{options.framework}_variants")
     if options.framework == "torch":
-        side.torch.set_num_threads(options.threads)
+        speed.torch.set_num_threads(options.threads)
     settings = Settings(
         "cpu", options.dtype, heads=8, dim=64, tokens=0, lengths=tuple(options.lengths),
         rounds=(options.rounds, options.rounds), slowest=1e3 * options.slowest,
     )  # fmt: skip
     name = _BASE[options.framework]
-    ours = [v for v in known.of_this_library() if v.scheme in ("alibi", "t5", "slopes")]
-    base = [v for v in known.yardsticks() if v.name == name]
+    ours = [v for v in variants.of_this_library() if v.scheme in ("alibi", "t5", "slopes")]
+    base = [v for v in variants.baselines() if v.name == name]
     timings = []
-    for row in side.Speed(settings, [*base, *ours], Budget(_NO_END)).rows():
+    for row in speed.Speed(settings, [*base, *ours], Budget(_NO_END)).rows():
         times = [f"{s} {row[s]['median']:.4g} ms" for s in _STAGES if s in row]
         print(
             f"{row['length']:>6} {row['variant']}: {', '.join(times) or row['reason']}", flush=True
         )
         timings.append(row)
-    ratios = beside(timings, name)
+    ratios = against(timings, name)
     result = {
         "what": "posenc cpu_ratio",
         "date": record.now(),
@@ -71,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def beside(timings: Sequence[dict[str, Any]], name: str) -> list[dict[str, Any]]:
+def against(timings: Sequence[dict[str, Any]], name: str) -> list[dict[str, Any]]:
     """Time of every variant divided by that of the one with this name, at the same length."""
     base = {
         (row["length"], stage): row[stage]["median"]
@@ -93,9 +92,9 @@ def beside(timings: Sequence[dict[str, Any]], name: str) -> list[dict[str, Any]]
 
 
 def processor() -> str:
-    """Its name, where the system tells it."""
-    told = Path("/proc/cpuinfo")
-    lines = told.read_text(encoding="utf-8").splitlines() if told.exists() else []
+    """Name of the processor, where the system has it."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor()
 
@@ -103,9 +102,9 @@ def processor() -> str:
 def _table(ratios: Sequence[dict[str, Any]], lengths: Sequence[int]) -> str:
     from harness import record
 
-    found = {(r["variant"], r["stage"], r["length"]): r["ratio"] for r in ratios}
+    values = {(r["variant"], r["stage"], r["length"]): r["ratio"] for r in ratios}
     rows = [
-        [variant, stage, *[found.get((variant, stage, length)) for length in lengths]]
+        [variant, stage, *[values.get((variant, stage, length)) for length in lengths]]
         for stage in _STAGES
         for variant in dict.fromkeys(r["variant"] for r in ratios if r["stage"] == stage)
     ]
@@ -120,7 +119,12 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--dtype", choices=["float32", "bfloat16"], default="float32")
     add("--threads", type=int, default=2)
     add("--rounds", type=int, default=5, help="samples of each")
-    add("--slowest", type=float, default=60.0, help="seconds: what would take longer is not run")
+    add(
+        "--slowest",
+        type=float,
+        default=60.0,
+        help="seconds: variants that would take longer are not run",
+    )
     add("--out", type=Path, help="the result; default: benchmarks/results/FRAMEWORK-cpu.json")
     return parser.parse_args(arguments)
 

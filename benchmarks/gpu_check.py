@@ -1,13 +1,14 @@
-"""Right first, then fast: ``python benchmarks/gpu_check.py``, under ten minutes on one GPU.
+"""Correctness, then speed: ``python benchmarks/gpu_check.py``, under ten minutes on one GPU.
 
 ``--framework torch`` is the default; ``--framework jax`` does the same for JAX.
 
-First every implementation is put beside the definition in float64, for every scheme and kind of
+First every implementation is compared with the reference in float64, for every scheme and kind of
 call: results and all gradients. Then forward, backward and memory are measured from 1 k to 128 k
-tokens, beside attention without positions, by turns. A JSON file holds everything that was found,
-and why the rest was not run; a table is printed last. The exit code is 1 if anything was wrong.
+tokens, against attention without positions, with interleaved runs. A JSON file holds all results,
+and the reason for each check that did not run. A table is printed last. The exit code is 1 if
+anything is wrong.
 
-``--device cpu --quick`` is the same code in small, to try it: its timings say nothing.
+``--device cpu --quick`` runs the same code on small sizes as a dry run; its timings mean nothing.
 """
 
 from __future__ import annotations
@@ -27,19 +28,19 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
-from harness import ratios, record, right  # noqa: E402
+from harness import correctness, ratios, record  # noqa: E402
 from harness.clock import Budget  # noqa: E402
 
 _STAGES = ("forward", "backward", "step")
 _ERRORS = ("relative", "largest")
 _BAD = ("wrong", "failed")
-_RIGHT = 0.45  # of the time, where both parts are asked for
+_CORRECTNESS_SHARE = 0.45  # of the time, if both parts run
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code: 1 if an implementation of this library is wrong."""
     options = _options(arguments)
-    side = importlib.import_module(f"harness.{options.framework}_side").Side(
+    runner = importlib.import_module(f"harness.{options.framework}_runner").FrameworkRunner(
         options.device, quick=options.quick, compiles=options.compiles
     )
     seed = secrets.randbits(30) if options.seed is None else options.seed
@@ -48,25 +49,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "what": "posenc gpu_check",
         "date": record.now(),
         "arguments": asked | {"seed": seed},
-        "device": {"machine": platform.machine()} | side.device(),
-        "versions": record.versions() | side.versions(),
-        "auto": side.auto(),
-        "absent": side.absent(),
+        "device": {"machine": platform.machine()} | runner.device(),
+        "versions": record.versions() | runner.versions(),
+        "auto": runner.auto(),
+        "absent": runner.absent(),
         "checks": [],
         "timings": [],
         "ratios": [],
     }
-    out = options.out or HERE / "results" / f"{options.framework}-{side.name}.json"
-    _measure(result, side, options, seed, out)
+    out = options.out or HERE / "results" / f"{options.framework}-{runner.name}.json"
+    _measure(result, runner, options, seed, out)
     print("\n" + _report(result))
     print(f"\n{out}")
     return int(result["counts"]["bad"] > 0)
 
 
 def _measure(
-    result: dict[str, Any], side: Any, options: argparse.Namespace, seed: int, out: Path
+    result: dict[str, Any], runner: Any, options: argparse.Namespace, seed: int, out: Path
 ) -> None:
-    """Fills the result, and writes it after each part: a run that is stopped leaves its parts."""
+    """Fill the result, and write it after each part, so that a stopped run leaves its parts."""
     begun, whole = time.monotonic(), Budget(60 * options.minutes)
 
     def save() -> None:
@@ -77,61 +78,61 @@ def _measure(
 
     both = options.only is None
     if options.only != "speed":
-        budget = Budget(whole.left() * (_RIGHT if both else 1.0), side.compiles)
-        result["checks"] = _checked(side, side.plan(), budget, seed)
+        budget = Budget(whole.left() * (_CORRECTNESS_SHARE if both else 1.0), runner.compiles)
+        result["checks"] = _run_checks(runner, runner.plan(), budget, seed)
         save()
-    if options.only != "right":
-        for row in side.speed(Budget(whole.left() * (0.95 if both else 1.0), side.compiles)):
-            _tell(_timing(row))
+    if options.only != "correctness":
+        for row in runner.speed(Budget(whole.left() * (0.95 if both else 1.0), runner.compiles)):
+            _print(_timing(row))
             result["timings"].append(row)
             if row["variant"] == result["timings"][0]["variant"]:
                 save()
         save()
     missing = [n for n, row in enumerate(result["checks"]) if row["status"] == "not run"]
     if both and missing and not options.quick and whole.refuses() is None:
-        # What is left of the time goes to the checks that it did not suffice for.
-        again = [side.plan()[n] for n in missing]
-        budget = Budget(whole.left(), side.compiles)
-        for n, row in zip(missing, _checked(side, again, budget, seed + 10**6), strict=True):
+        # The remaining time goes to the checks that did not run.
+        again = [runner.plan()[n] for n in missing]
+        budget = Budget(whole.left(), runner.compiles)
+        for n, row in zip(missing, _run_checks(runner, again, budget, seed + 10**6), strict=True):
             result["checks"][n] = row
     save()
 
 
-def _checked(
-    side: Any, checks: Sequence[right.Check], budget: Budget, seed: int
+def _run_checks(
+    runner: Any, checks: Sequence[correctness.Check], budget: Budget, seed: int
 ) -> list[dict[str, Any]]:
-    def told(row: dict[str, Any]) -> None:
-        if row["status"] in _BAD or row["implementation"] in side.compiled:
-            _tell(_check(row))
+    def on_result(row: dict[str, Any]) -> None:
+        if row["status"] in _BAD or row["implementation"] in runner.compiled:
+            _print(_check(row))
 
-    run = right.run(
-        checks, side.framework, budget, seed,
-        scale=side.scale, compiled=side.compiled, told=told,
+    run = correctness.run(
+        checks, runner.framework, budget, seed,
+        scale=runner.scale, compiled=runner.compiled, on_result=on_result,
     )  # fmt: skip
     return list(run)
 
 
 def _counts(result: dict[str, Any]) -> dict[str, int]:
-    """How many checks there are of each status; ``bad``: what is wrong with this library, and
-    implementations of which nothing was found right.
+    """Number of checks per status; ``bad`` counts wrong and failed results of this library, and
+    implementations without a right result.
     """
     implementations = {row["implementation"] for row in result["checks"]}
     unproven = implementations - {
         row["implementation"] for row in result["checks"] if row["status"] == "right"
     }
-    found = collections.Counter(row["status"] for row in result["checks"])
+    counts = collections.Counter(row["status"] for row in result["checks"])
     wrong = sum(map(_wrong, result["timings"]))
-    bad = sum(found[status] for status in _BAD) + wrong + len(unproven)
-    found["implementations without a check"] = len(unproven)
-    return {**dict(sorted(found.items())), "wrong timings": wrong, "bad": bad}
+    bad = sum(counts[status] for status in _BAD) + wrong + len(unproven)
+    counts["implementations without a check"] = len(unproven)
+    return {**dict(sorted(counts.items())), "wrong timings": wrong, "bad": bad}
 
 
 def _wrong(row: dict[str, Any]) -> bool:
-    """Whether a timing is of something in this library that fails, or that is not right."""
+    """Whether a timed implementation of this library failed, or gave wrong results."""
     return row["ours"] and (row["status"] == "failed" or not row.get("right", True))
 
 
-def _tell(line: str) -> None:
+def _print(line: str) -> None:
     print(line, flush=True)
 
 
@@ -152,7 +153,7 @@ def _timing(row: dict[str, Any]) -> str:
 
 
 def _report(result: dict[str, Any]) -> str:
-    """What a reader wants first: what is wrong, the times, and the goals."""
+    """Text: first what is wrong, then the times, then the goals."""
     parts = [
         f"absent   {name}: {reason}" for name, reason in result["absent"].items()
     ] + [
@@ -176,13 +177,13 @@ def _report(result: dict[str, Any]) -> str:
 
 def _by_variant(timings: list[dict[str, Any]], stage: str, lengths: list[int]) -> list[list[Any]]:
     names = dict.fromkeys(row["variant"] for row in timings if stage in row)
-    found = {(r["variant"], r["length"]): r[stage]["median"] for r in timings if stage in r}
-    return [[name, *[found.get((name, length)) for length in lengths]] for name in names]
+    medians = {(r["variant"], r["length"]): r[stage]["median"] for r in timings if stage in r}
+    return [[name, *[medians.get((name, length)) for length in lengths]] for name in names]
 
 
-def _by_goal(found: list[dict[str, Any]], lengths: list[int]) -> list[list[Any]]:
-    values = {(r["goal"], r["stage"], r["length"]): r["ratio"] for r in found}
-    least = {(r["goal"], r["stage"]): r["least"] for r in found}
+def _by_goal(ratios: list[dict[str, Any]], lengths: list[int]) -> list[list[Any]]:
+    values = {(r["goal"], r["stage"], r["length"]): r["ratio"] for r in ratios}
+    least = {(r["goal"], r["stage"]): r["least"] for r in ratios}
     return [
         [*pair, least[pair], *[values.get((*pair, length)) for length in lengths]] for pair in least
     ]
@@ -194,9 +195,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--framework", choices=["torch", "jax"], default="torch")
     add("--device", choices=["cuda", "cpu"], default="cuda")
     add("--quick", action="store_true", help="small sizes and few kinds of calls: a dry run")
-    add("--minutes", type=_positive, default=9.0, help="nothing is begun after these")
-    add("--only", choices=["right", "speed"], help="one part alone")
-    add("--compiles", type=int, help="most in each part; torch, 0: eager FlexAttention")
+    add("--minutes", type=_positive, default=9.0, help="nothing starts after these")
+    add("--only", choices=["correctness", "speed"], help="run one part only")
+    add("--compiles", type=int, help="at most, in each part; torch, 0: eager FlexAttention")
     add("--seed", type=int, help="of the inputs; new ones by default")
     add("--out", type=Path, help="the result; default: benchmarks/results/FRAMEWORK-DEVICE.json")
     return parser.parse_args(arguments)

@@ -1,5 +1,5 @@
-"""What ``gpu_check.py`` and ``cpu_ratio.py`` are made of.
+"""Parts of ``gpu_check.py`` and ``cpu_ratio.py``.
 
-``clock``, ``record``, ``cases``, ``right``, ``speed`` and ``ratios`` know no framework; ``torch_*``
-and ``jax_*`` are PyTorch's and JAX's.
+``clock``, ``record``, ``cases``, ``correctness``, ``speed`` and ``ratios`` import no framework;
+``torch_*`` and ``jax_*`` are for PyTorch and JAX.
 """

@@ -1,4 +1,4 @@
-"""Schemes and kinds of calls that every implementation is checked on, with drawn inputs."""
+"""Schemes and kinds of calls that every implementation is checked on, with random inputs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Options = dict[str, Any]
 
 
 def schemes(dim: int) -> dict[str, PositionScheme]:
-    """The catalogue, and schemes with all that it lacks; the first ones matter most."""
+    """The catalogue and examples of what it lacks, most important first."""
     sizes = {"num_heads": HEADS, "head_dim": dim, "max_len": 4096}
     first = {
         "alibi": posenc.ALiBi(HEADS),
@@ -45,18 +45,18 @@ CORE = ("alibi", "t5", "alibi-learned", "forgetting", "rope")
 
 @dataclass(frozen=True)
 class Layout:
-    """One kind of call: lengths, sizes, and what else it is given.
+    """One kind of call: lengths, sizes and options.
 
     Attributes
     ----------
     length, queries
-        Keys, and queries if they are fewer.
+        Number of keys, and of queries if there are fewer.
     options
         ``options(rng, queries, keys)``: keywords of attention.
     dim, value_dim, grouped, batch
-        Channels of a head, those of its values, whether heads share keys, how many examples.
+        Channels per head, channels of its values, whether heads share keys, batch size.
     size
-        Of queries and keys, relative to normal ones.
+        Factor on standard normal queries and keys.
     """
 
     length: int
@@ -94,8 +94,8 @@ def _far(rng: np.random.Generator, queries: int, keys: int) -> Options:
     return {"causal": True, "q_pos": pos[keys - queries :], "k_pos": pos}
 
 
-def _blind(rng: np.random.Generator, queries: int, keys: int) -> Options:
-    """Some rows belong to a segment without keys."""
+def _fully_masked(rng: np.random.Generator, queries: int, keys: int) -> Options:
+    """Some queries belong to a segment without keys."""
     k_seg = np.arange(keys) * 2 // keys
     q_seg = np.where(rng.random(queries) < 0.3, 7, k_seg)
     return {"causal": True, "q_seg": q_seg, "k_seg": k_seg}
@@ -103,14 +103,14 @@ def _blind(rng: np.random.Generator, queries: int, keys: int) -> Options:
 
 LAYOUTS = {
     "causal": Layout(384),
-    "long": Layout(2048, batch=1, size=0.5),  # so that blocks of it round to nothing
+    "long": Layout(2048, batch=1, size=0.5),  # long and small enough for negligible blocks
     "odd": Layout(300),
     "grouped": Layout(300, grouped=True),
     "decode": Layout(300, queries=1),
     "packed": Layout(300, options=_packed),
     "window": Layout(384, options=_window),
     "shuffled": Layout(300, options=_shuffled),
-    "blind": Layout(300, options=_blind),
+    "fully-masked": Layout(300, options=_fully_masked),
     "far": Layout(300, queries=200, options=_far),
     "everything": Layout(300, options=_everything),
     "wide": Layout(384, dim=128),
@@ -118,30 +118,32 @@ LAYOUTS = {
 }
 
 
-def problem(name: str, layout: Layout, seed: int, scale: float = 1.0) -> tuple[AttentionCase, Host]:
-    """A call of new inputs, and the gradient of its result; ``scale`` shortens it."""
+def random_call(
+    name: str, layout: Layout, seed: int, scale: float = 1.0
+) -> tuple[AttentionCase, Host]:
+    """A call with random inputs, and a gradient of its result; ``scale`` is a factor on lengths."""
     rng = np.random.default_rng(seed)
     scheme = schemes(layout.dim)[name]
-    subject = SchemeCase(scheme, head_dim=layout.dim, params=_params(scheme, rng))
+    case = SchemeCase(scheme, head_dim=layout.dim, params=_params(scheme, rng))
     keys = max(2, int(layout.length * scale))
     queries = keys if layout.queries is None else max(1, int(layout.queries * scale))
-    shared = 2 if layout.grouped and subject.shares_keys else 1
+    shared = 2 if layout.grouped and case.shares_keys else 1
     own, wide = layout.dim, layout.value_dim or layout.dim
     tensors = {
         "q": layout.size * _normal(rng, layout.batch, HEADS, queries, own),
         "k": layout.size * _normal(rng, layout.batch, HEADS // shared, keys, own),
         "v": _normal(rng, layout.batch, HEADS // shared, keys, wide),
     }
-    if subject.reads_hidden:
-        tensors["x"] = _normal(rng, layout.batch, keys, subject.hidden_dim)
+    if case.reads_hidden:
+        tensors["x"] = _normal(rng, layout.batch, keys, case.hidden_dim)
     options = layout.options(rng, queries, keys)
     d_out = _normal(rng, layout.batch, HEADS, queries, wide)
     fixed = {name: readonly(a) for name, a in tensors.items()}
-    return AttentionCase(scheme, fixed, subject.params, options), readonly(d_out)
+    return AttentionCase(scheme, fixed, case.params, options), readonly(d_out)
 
 
 def _params(scheme: PositionScheme, rng: np.random.Generator) -> dict[str, Host]:
-    """Learned arrays that say something: first values are often near 0, or the same for all."""
+    """Random learned arrays: initial values are often near 0, or the same for all heads."""
     first = posenc.init_params(scheme, int(rng.integers(2**31)))
     return {
         name: np.float32(
@@ -154,5 +156,5 @@ def _params(scheme: PositionScheme, rng: np.random.Generator) -> dict[str, Host]
 
 
 def _normal(rng: np.random.Generator, *shape: int) -> Host:
-    """Values that half precision holds exactly: all dtypes then compute from the same numbers."""
+    """Values that half precision represents exactly, so that all dtypes start from the same."""
     return np.round(rng.standard_normal(shape).clip(-3.9, 3.9) * 32) / 32

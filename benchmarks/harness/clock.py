@@ -1,4 +1,4 @@
-"""A budget of time, runs that take turns, and medians."""
+"""A budget of time, interleaved runs, and medians."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Sample = dict[str, float]  # milliseconds of one run, by stage
 
 
 class Budget:
-    """Seconds, and compilations, that a part of the work may take."""
+    """Seconds and compilations that a part of the work may use."""
 
     def __init__(
         self,
@@ -24,44 +24,44 @@ class Budget:
         self.compiles = compiles
 
     def left(self) -> float:
-        """Seconds."""
+        """Seconds left."""
         return self._end - self._now()
 
     def refuses(self, seconds: float = 0.0, compiles: int = 0) -> str | None:
-        """Why work of this size is not begun; None if it may be."""
+        """Why work of this size must not start; None if it may."""
         if compiles > self.compiles:
             return "no compilations left"
         return None if self.left() > seconds else "no time left"
 
 
-def alternate(
+def interleave(
     runs: Mapping[str, Callable[[], Sample]], rounds: int, budget: Budget, seed: int = 0
 ) -> dict[str, list[Sample]]:
-    """Samples of every run, all of them once a round, so that drift meets all of them alike.
+    """Samples of every run: each round runs all of them once, so that drift affects all alike.
 
-    Each round in another order: what ran before leaves its heat and its caches. The first round
-    is always finished. An empty sample, of a run that failed, does not count.
+    Each round has another order, because a run leaves heat and filled caches. The first round
+    always completes. Empty samples, of failed runs, are left out.
     """
-    found: dict[str, list[Sample]] = {name: [] for name in runs}
+    samples: dict[str, list[Sample]] = {name: [] for name in runs}
     order, shuffler = list(runs), random.Random(seed)
     for _ in range(rounds):
         shuffler.shuffle(order)
         for name in order:
             sample = runs[name]()
             if sample:
-                found[name].append(sample)
+                samples[name].append(sample)
         if budget.refuses():
             break
-    return found
+    return samples
 
 
 def summary(samples: Sequence[Sample]) -> dict[str, dict[str, float]]:
     """Median, quartiles and count of every stage."""
-    found = {}
+    stages = {}
     for stage in samples[0] if samples else ():
         low, middle, high = np.percentile([s[stage] for s in samples], [25, 50, 75])
-        found[stage] = {"median": middle, "q1": low, "q3": high, "n": len(samples)}
+        stages[stage] = {"median": middle, "q1": low, "q3": high, "n": len(samples)}
     return {
         stage: {name: float(f"{number:.6g}") for name, number in numbers.items()}
-        for stage, numbers in found.items()
+        for stage, numbers in stages.items()
     }

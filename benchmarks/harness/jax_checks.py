@@ -1,4 +1,4 @@
-"""JAX as checks use it: kernels as they really run, without TF32, in memory that held NaN."""
+"""JAX for the checks: real kernels, without TF32, in memory filled with NaN."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import jax.numpy as jnp
 
 from posenc_jax.testing import Jax
 
-_POISON = 2**28  # bytes
+_NAN_BYTES = 2**28  # bytes
 
 
 class Checked(Jax):
-    """JAX on its default device, compiled as a user would; blocks are as large as they are.
+    """JAX on its default device, compiled as a user would, with blocks of the normal size.
 
-    ``quickly``: with fewer optimisations, where most of the time goes to the compiler.
+    ``quickly``: with fewer optimisations, where compiling takes most of the time.
     """
 
     def __init__(self, quickly: bool) -> None:
@@ -24,16 +24,16 @@ class Checked(Jax):
 
     @contextmanager
     def precision_scope(self, dtypes: Sequence[str]) -> Iterator[None]:
-        """Float32 is float32, and what a kernel does not write is NaN."""
+        """Float32 products in full precision; memory that a kernel does not write holds NaN."""
         with jax.enable_x64("float64" in dtypes), jax.default_matmul_precision("highest"):
-            poison()
+            fill_with_nan()
             yield
 
 
-def poison() -> None:
-    """Leave NaN in the memory that the next arrays get, as far as an allocator is asked."""
+def fill_with_nan() -> None:
+    """Fill memory with NaN and free it, so that the next arrays probably get it."""
     if jax.default_backend() != "gpu":
         return
-    held = [jnp.full(_POISON // 4, jnp.nan, jnp.float32)]
+    held = [jnp.full(_NAN_BYTES // 4, jnp.nan, jnp.float32)]
     held += [jnp.full(2**17, jnp.nan, jnp.float32) for _ in range(16)]
     jax.block_until_ready(held)

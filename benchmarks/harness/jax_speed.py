@@ -17,28 +17,28 @@ from jax import Array
 
 import posenc_jax
 from harness.clock import Budget, Sample
+from harness.correctness import array_errors
 from harness.jax_variants import Call, Held, Inputs, Params
-from harness.right import apart
 from harness.speed import SHOWN, Entry, Settings, Timing, Variant, free_memory
 from posenc.testing import Host
 
-_WORKERS = min(8, os.cpu_count() or 1)  # programs that are compiled at a time
-_SAMPLE, _CALLS = 20.0, 50  # milliseconds of calls that make a sample, and most of them
+_WORKERS = min(8, os.cpu_count() or 1)  # programs compiled at the same time
+_SAMPLE, _CALLS = 20.0, 50  # milliseconds per sample, and at most so many calls
 
 
 @dataclass
 class Program:
-    """A compiled function of its arguments, called so many times for one sample."""
+    """A compiled function with its arguments, called ``calls`` times per sample."""
 
     run: Callable[..., Any]
     arguments: tuple[Any, ...]
     calls: int = 1
 
     def sample(self) -> tuple[float, float]:
-        """Milliseconds of a call, and of the host to queue one.
+        """Milliseconds per call, and milliseconds that the host needs to queue one.
 
-        The calls are queued, and the device runs one after the other, so that the host is waited
-        for only where it needs longer to queue a call than the device to run it.
+        All calls are queued at once. The device waits for the host only if queueing a call takes
+        longer than running it.
         """
         begun, result = time.perf_counter(), None
         for _ in range(self.calls):
@@ -51,7 +51,7 @@ class Program:
 
 @dataclass
 class _Begun:
-    """A program on its way through the compiler."""
+    """A program that is being compiled."""
 
     entry: Entry
     kind: str
@@ -60,7 +60,7 @@ class _Begun:
 
 
 class Speed(Timing):
-    """Variants of JAX: each is compiled anew for each length, several of them at a time."""
+    """Variants of JAX: each is compiled for each length, several at the same time."""
 
     def __init__(self, settings: Settings, variants: Sequence[Variant], budget: Budget) -> None:
         super().__init__(settings, variants, budget)
@@ -71,7 +71,7 @@ class Speed(Timing):
         return Inputs(batch, at.heads, length, at.dim, at.dtype)
 
     def _begin(self, entries: Sequence[Entry], inputs: Inputs, end: float) -> None:
-        """The first calls: they are compiled before, and their results are checked."""
+        """Compile, make the first calls, and check their results."""
         with ThreadPoolExecutor(_WORKERS) as pool:
             possible = [e.variant.scheme for e in entries if e.row["reason"] is None]
             expected = Expected(inputs, dict.fromkeys(possible), pool)
@@ -79,14 +79,14 @@ class Speed(Timing):
                 begun = []
                 for entry in entries[at : at + _WORKERS]:
                     kinds = 1 if entry.variant.learns else 2
-                    why = self._over(end, compiles=kinds)
+                    why = self._refusal(end, compiles=kinds)
                     entry.row["reason"] = why or entry.row["reason"]
                     if entry.row["reason"] is None:
-                        begun += self._compiling(entry, inputs, pool)
-                while begun:  # so that what one holds is given back before the next is run
+                        begun += self._start_compiling(entry, inputs, pool)
+                while begun:  # pop: a program frees its memory before the next one runs
                     self._first(begun.pop(0), expected)
 
-    def _compiling(
+    def _start_compiling(
         self, entry: Entry, inputs: Inputs, pool: ThreadPoolExecutor
     ) -> Iterator[_Begun]:
         variant = entry.variant
@@ -103,7 +103,7 @@ class Speed(Timing):
                 lowered = jax.jit(functions[kind], **static).lower(*given)
                 entry.row[f"seconds to trace {kind}"] = _seconds(begun)
                 self._budget.compiles -= 1
-                yield _Begun(entry, kind, given[:4], pool.submit(_compiled, lowered))
+                yield _Begun(entry, kind, given[:4], pool.submit(_compile, lowered))
         except Exception as error:
             self._fault(entry, error)
 
@@ -119,15 +119,15 @@ class Speed(Timing):
             program = Program(compiled, begun.arguments)
             answer = compiled(*begun.arguments)
             name, array = ("out", answer) if kind == "forward" else ("q", answer[1][0])
-            found = expected.errors(entry.variant.scheme, {name: array})
-            entry.row["errors"] = entry.row.get("errors", {}) | found
+            errors = expected.errors(entry.variant.scheme, {name: array})
+            entry.row["errors"] = entry.row.get("errors", {}) | errors
             del answer, array
             ms, _ = program.sample()
             if self._gpu:  # a CPU would run several at a time
                 program.calls = max(1, min(_CALLS, round(_SAMPLE / ms)))
             entry.row[f"calls of {kind}"] = program.calls
             entry.row["peak of the process so far"] = self._stats().get("peak_bytes_in_use")
-            entry.seen[kind] = {"sample": ms * program.calls}
+            entry.first[kind] = {"sample": ms * program.calls}
             entry.work[kind] = program
         except Exception as error:
             self._fault(entry, error)
@@ -144,16 +144,16 @@ class Speed(Timing):
         return stats["bytes_limit"] - stats["bytes_in_use"] if stats else free_memory()
 
     def _stats(self) -> dict[str, int]:
-        """Of the device's allocator; nothing on a CPU."""
+        """Statistics of the device's allocator; empty on a CPU."""
         return (jax.local_devices()[0].memory_stats() if self._gpu else None) or {}
 
 
 class Expected:
-    """Some rows of the result and of the gradient of q, by the definition in float64.
+    """Some rows of the result and of the gradient of q, by the reference in float64.
 
-    Programs of all schemes are compiled at once. They are traced and run in this thread alone, on
-    arrays that JAX has already: what it makes of NumPy's while threads differ in ``enable_x64``
-    is now and then of the other width.
+    Programs of all schemes are compiled at the same time. They are traced and run in this thread
+    only, on JAX arrays: while threads differ in ``enable_x64``, converting a NumPy array sometimes
+    gives the wrong width.
     """
 
     def __init__(self, inputs: Inputs, schemes: Iterable[str], pool: ThreadPoolExecutor) -> None:
@@ -161,28 +161,28 @@ class Expected:
         some = np.random.default_rng().permutation(length)[: SHOWN - 1]
         self._rows = jnp.asarray(np.append(some, length - 1), jnp.int32)
         self._programs: dict[str, tuple[tuple[Any, ...], Future[Any]]] = {}
-        self._found: dict[str, dict[str, Host]] = {}
+        self._expected: dict[str, dict[str, Host]] = {}
         for name in schemes:
             given = *inputs.tokens, inputs.d_out, inputs.params(name), self._rows
             with jax.enable_x64(True):
-                lowered = _defined.lower(inputs.schemes[name], *given)
+                lowered = _reference.lower(inputs.schemes[name], *given)
             self._programs[name] = given, pool.submit(lowered.compile)
 
     def errors(self, scheme: str, answers: dict[str, Array]) -> dict[str, dict[str, float | None]]:
-        """How far the answers of a variant are from it."""
-        if scheme not in self._found:
+        """Errors of a variant's arrays."""
+        if scheme not in self._expected:
             given, program = self._programs[scheme]
             with jax.enable_x64(True):
-                found = program.result()(*given)
-                self._found[scheme] = {name: np.asarray(a) for name, a in found.items()}
+                rows = program.result()(*given)
+                self._expected[scheme] = {name: np.asarray(a) for name, a in rows.items()}
         return {
-            name: apart(_wide(array, self._rows), self._found[scheme][name])
+            name: array_errors(_wide(array, self._rows), self._expected[scheme][name])
             for name, array in answers.items()
         }
 
 
 @partial(jax.jit, static_argnums=0)
-def _defined(
+def _reference(
     scheme: Any, q: Array, k: Array, v: Array, d_out: Array, params: Params, rows: Array
 ) -> dict[str, Array]:
     k_pos = jnp.arange(k.shape[1])
@@ -214,7 +214,7 @@ def _step(
     d_out: Array,
     learns: bool,
 ) -> tuple[Array, Any]:
-    """The result, and the gradients of tokens, and of params where they learn."""
+    """The result, gradients of tokens, and gradients of params if they learn."""
     if learns:
         out, pull = jax.vjp(lambda t, p: call(*t, p, held), tokens, params)
         d_tokens, d_params = pull(d_out)
@@ -223,7 +223,7 @@ def _step(
     return out, tuple(pull(d_out)[0])
 
 
-def _compiled(lowered: Any) -> tuple[Any, float]:
+def _compile(lowered: Any) -> tuple[Any, float]:
     begun = time.perf_counter()
     return lowered.compile(), _seconds(begun)
 
@@ -233,8 +233,8 @@ def _seconds(begun: float) -> float:
 
 
 def _bytes(compiled: Any) -> int | None:
-    """Temporaries and results by the compiler's account; None where it gives none."""
-    told = compiled.memory_analysis()
-    if told is None:
+    """Bytes of temporaries and results as the compiler reports them; None if it does not."""
+    memory = compiled.memory_analysis()
+    if memory is None:
         return None
-    return int(told.temp_size_in_bytes + told.output_size_in_bytes)
+    return int(memory.temp_size_in_bytes + memory.output_size_in_bytes)

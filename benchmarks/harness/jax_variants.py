@@ -1,4 +1,4 @@
-"""What is measured in JAX: attention of this library, and that which it is put beside."""
+"""Variants that are measured in JAX: attention of this library, and its baselines."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Held = Array | None
 Params = dict[str, Array]
 Call = Callable[[Array, Array, Array, Params, Held], Array]
 
-_SKIPPING = ("pallas",)  # implementations on which skip_blocks leaves something out
+_SKIPPING = ("pallas",)  # implementations that can skip blocks
 
 
 class Inputs:
@@ -60,38 +60,38 @@ def ours(
     return Variant(name, ready, ours=True, dense=dense, compiles=True, learns=learns)
 
 
-def yardsticks() -> list[Variant]:
-    """Attention of JAX without positions, and with a bias that was made before."""
+def baselines() -> list[Variant]:
+    """Attention of JAX without positions, and with a bias computed beforehand."""
     return [
         Variant("none jax cudnn", partial(_jax, "cudnn"), compiles=True),
-        Variant("alibi jax cudnn bias", _biased, dense=True, a_pair=8, compiles=True),
+        Variant("alibi jax cudnn bias", _biased, dense=True, bytes_per_pair=8, compiles=True),
         Variant("none jax xla", partial(_jax, "xla"), dense=True, compiles=True),
     ]
 
 
 def of_this_library() -> list[Variant]:
-    """Every implementation but the definition, the ones that goals speak of first."""
+    """Every implementation but the reference, those with goals first."""
     implementations = [
         implementation
         for implementation in posenc_jax.IMPLEMENTATIONS
         if implementation != "reference"
     ]
     linear = [implementation for implementation in implementations if implementation not in DENSE]
-    found = [ours("none", "pallas")]
+    variants = [ours("none", "pallas")]
     for implementation in linear:
-        found.append(ours("alibi", implementation))
+        variants.append(ours("alibi", implementation))
         if implementation in _SKIPPING:
-            found.append(ours("alibi", implementation, skip=False))
+            variants.append(ours("alibi", implementation, skip=False))
     for implementation in linear:
-        found += [
+        variants += [
             ours("t5", implementation),
             ours("t5", implementation, learns=True),
             ours("slopes", implementation, learns=True),
         ]
-    found += [
+    variants += [
         ours("none", implementation) for implementation in linear if implementation != "pallas"
     ]
-    return found + [
+    return variants + [
         ours("alibi", implementation)
         for implementation in implementations
         if implementation in DENSE
@@ -99,7 +99,7 @@ def of_this_library() -> list[Variant]:
 
 
 def peers() -> list[Variant]:
-    """Other libraries' attention; it says so if they are not installed."""
+    """Attention of other libraries; refused with a reason if they are not installed."""
     return [
         Variant("none tokamax", _tokamax, compiles=True),
         Variant("alibi tokamax column", partial(_tokamax, biased=True), compiles=True),
@@ -114,7 +114,7 @@ def _jax(implementation: Any, inputs: Inputs) -> tuple[Call, Held]:
 
 
 def _biased(inputs: Inputs) -> tuple[Call, Held]:
-    """The whole bias of all heads, in q's dtype, given to every call.
+    """The dense bias of all heads, in q's dtype, passed to every call.
 
     With one bias for all examples the backward pass of jax.nn also computes its gradient.
     """
@@ -134,7 +134,7 @@ def _biased(inputs: Inputs) -> tuple[Call, Held]:
 
 
 def _tokamax(inputs: Inputs, biased: bool = False) -> tuple[Call, Held]:
-    """ALiBi as one number for each key and head, which softmax cannot tell from ALiBi."""
+    """ALiBi as a bias per key and head, which gives the same softmax as ALiBi."""
     try:
         import tokamax
     except ModuleNotFoundError as missing:
@@ -143,12 +143,12 @@ def _tokamax(inputs: Inputs, biased: bool = False) -> tuple[Call, Held]:
     column = (_slopes(inputs)[:, None] * at)[None, :, None, :] if biased else None
 
     def call(q: Array, k: Array, v: Array, params: Params, held: Held) -> Array:
-        found: Array = tokamax.dot_product_attention(q, k, v, bias=held, is_causal=True)
-        return found
+        out: Array = tokamax.dot_product_attention(q, k, v, bias=held, is_causal=True)
+        return out
 
     return call, column
 
 
 def _slopes(inputs: Inputs) -> Array:
-    found: Any = inputs.schemes["alibi"]
-    return jnp.asarray(np.float32(found.head_slopes()))
+    alibi: Any = inputs.schemes["alibi"]
+    return jnp.asarray(np.float32(alibi.head_slopes()))

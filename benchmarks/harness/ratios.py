@@ -1,4 +1,4 @@
-"""What the timings say of the goals: how fast a variant is relative to another."""
+"""Goals for the timings: how fast a variant is relative to a baseline."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Goal:
-    """The fastest of some of our variants beside the fastest of others: 2 is twice as fast.
+    """The fastest of some of our variants against the fastest baseline: 2 is twice as fast.
 
     Attributes
     ----------
     name
-        What is compared with what.
-    ours, beside
-        Patterns of names, of variants that are this library's and of those that are not.
+        The two sides of the comparison.
+    ours, baseline
+        Patterns of variant names: of this library, and of others.
     stages
         Of the timings.
     least
-        What is hoped for; None: only to be known.
+        The ratio to reach; None: no goal, only reported.
     lengths
-        For which; none: for all.
+        Sequence lengths that the goal is for; empty: all.
     """
 
     name: str
     ours: tuple[str, ...]
-    beside: str
+    baseline: str
     stages: tuple[str, ...] = ("forward", "backward", "step")
     least: float | None = None
     lengths: tuple[int, ...] = ()
@@ -74,7 +74,7 @@ GOALS = _TORCH + _JAX
 
 
 def ratios(timings: Sequence[Row], goals: Sequence[Goal] = GOALS) -> list[Row]:
-    """One record a goal, length and stage of which both sides were measured."""
+    """One record per goal, length and stage for which both sides were measured."""
     lengths = sorted({row["length"] for row in timings})
     return [
         record
@@ -87,14 +87,14 @@ def ratios(timings: Sequence[Row], goals: Sequence[Goal] = GOALS) -> list[Row]:
 
 def _records(goal: Goal, length: int, timings: Sequence[Row]) -> Iterator[Row]:
     for stage in goal.stages:
-        # What is wrong is not fast.
+        # Wrong results are not compared.
         able = [
             row
             for row in timings
             if row["length"] == length and stage in row and row.get("right", True)
         ]
-        ours = _fastest([r for r in able if r["ours"] and _named(r, *goal.ours)], stage)
-        other = _fastest([r for r in able if not r["ours"] and _named(r, goal.beside)], stage)
+        ours = _fastest([r for r in able if r["ours"] and _matches(r, *goal.ours)], stage)
+        other = _fastest([r for r in able if not r["ours"] and _matches(r, goal.baseline)], stage)
         if ours is None or other is None:
             continue
         value = other[stage]["median"] / ours[stage]["median"]
@@ -106,11 +106,11 @@ def _records(goal: Goal, length: int, timings: Sequence[Row]) -> Iterator[Row]:
             "least": goal.least,
             "met": None if goal.least is None else value >= goal.least,
             "ours": ours["variant"],
-            "beside": other["variant"],
+            "baseline": other["variant"],
         }
 
 
-def _named(row: Row, *patterns: str) -> bool:
+def _matches(row: Row, *patterns: str) -> bool:
     return any(fnmatchcase(row["variant"], pattern) for pattern in patterns)
 
 

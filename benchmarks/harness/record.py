@@ -1,4 +1,4 @@
-"""What a result says of itself, and how it is written and shown."""
+"""Metadata of a result, and how a result is written and printed."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ _PACKAGES = (
 
 
 def versions() -> dict[str, str | None]:
-    """Of all that a result may depend on; a package that is not installed is left out."""
-    found: dict[str, str | None] = {"python": platform.python_version()}
+    """Versions of everything a result may depend on; packages not installed are left out."""
+    installed: dict[str, str | None] = {"python": platform.python_version()}
     for name in _PACKAGES:
         try:
-            found[name] = metadata.version(name)
+            installed[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
     driver = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
-    return found | {"driver": _said(*driver), "commit": _commit()}
+    return installed | {"driver": _output(*driver), "commit": _commit()}
 
 
 def now() -> str:
-    """To the second, in UTC."""
+    """The time in UTC, to the second."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 def slug(name: str) -> str:
-    """A device's name as part of a file's."""
+    """The name of a device as part of a file name."""
     return re.sub(r"\W+", "-", name).lower().strip("-")
 
 
 def write(path: Path, result: dict[str, Any]) -> None:
-    """The whole file or the one before, also for a run that is stopped; a row is a line."""
+    """Write a JSON file with one line per row. A stopped run leaves the previous file intact."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(path.name + ".unfinished")
     fields = ",\n ".join(f"{json.dumps(name)}: {_lines(value)}" for name, value in result.items())
@@ -85,14 +85,14 @@ def _whole(cell: Any) -> str:
 
 
 def _commit() -> str | None:
-    """Of the sources, with a mark if files differ from it."""
-    commit = _said("git", "rev-parse", "HEAD")
+    """Commit of the sources, marked if files differ from it."""
+    commit = _output("git", "rev-parse", "HEAD")
     if commit is None:
         return None
-    return commit + ("+changes" if _said("git", "status", "--porcelain") else "")
+    return commit + ("+changes" if _output("git", "status", "--porcelain") else "")
 
 
-def _said(*command: str) -> str | None:
+def _output(*command: str) -> str | None:
     """The output of a command; None where there is no such command, or it fails."""
     if shutil.which(command[0]) is None:
         return None

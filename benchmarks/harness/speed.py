@@ -1,4 +1,4 @@
-"""Time, memory and errors of every variant, at every length, by turns: what needs no framework."""
+"""Time, memory and errors of every variant, at every length, interleaved. Knows no framework."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from typing import Any
 import numpy as np
 
 import posenc
-from harness.clock import Budget, Sample, alternate, summary
-from harness.right import Row, said
+from harness.clock import Budget, Sample, interleave, summary
+from harness.correctness import Row, first_line
 from posenc.protocol import PositionScheme
 from posenc.testing import Host
 from posenc.testing.tolerances import ATTENTION_TOL
 
-SHOWN = 16  # rows of queries whose results and gradients are compared
+SHOWN = 16  # query rows whose results and gradients are compared
 DENSE = ("sdpa", "xla", "reference")  # implementations that hold the whole bias
 
 
 def schemes(heads: int) -> dict[str, PositionScheme]:
-    """What is measured; ``none`` is attention without positions."""
+    """Schemes that are measured; ``none`` is attention without positions."""
     return {
         "none": posenc.NoPE(),
         "alibi": posenc.ALiBi(heads),
@@ -33,7 +33,7 @@ def schemes(heads: int) -> dict[str, PositionScheme]:
 
 
 def first_params(name: str, scheme: PositionScheme) -> dict[str, Host]:
-    """Learned arrays, those of T5 as large as trained ones."""
+    """Initial params; those of T5 are scaled to the size of trained ones."""
     larger = 25 if name == "t5" else 1
     return {n: np.float32(a * larger) for n, a in posenc.init_params(scheme, 0).items()}
 
@@ -41,7 +41,7 @@ def first_params(name: str, scheme: PositionScheme) -> dict[str, Host]:
 def name_of(
     scheme: str, implementation: str, learns: bool = False, skip: bool | None = None
 ) -> str:
-    """Of a variant of this library."""
+    """Name of a variant of this library."""
     every = ", all blocks" if skip is False else ""
     return f"{scheme} {implementation}{every}{', learned' if learns and scheme != 'slopes' else ''}"
 
@@ -53,23 +53,23 @@ class Variant:
     Attributes
     ----------
     name
-        The scheme first.
+        Begins with the scheme.
     ready
-        The call, with all that a user would make only once, of whatever the framework gives it.
+        Makes the call from the framework's inputs; does everything that a user does only once.
     ours, dense, compiles
-        Whether it is this library's, holds a number for each pair, is compiled on the first call.
-    a_pair
-        Bytes for each pair, if it is dense.
+        Whether it belongs to this library, holds a number per pair, compiles on the first call.
+    bytes_per_pair
+        Memory per pair, if it is dense.
     learns
-        Whether it has gradients of params. Then only a step is measured: a forward pass is that of
-        the same scheme without them.
+        Whether it has gradients of params. Then only a step is measured: the forward pass is the
+        same as without them.
     """
 
     name: str
     ready: Callable[..., Any] = field(repr=False)
     ours: bool = False
     dense: bool = False
-    a_pair: int = 20
+    bytes_per_pair: int = 20
     compiles: bool = False
     learns: bool = False
 
@@ -81,16 +81,16 @@ class Variant:
 
 @dataclass(frozen=True)
 class Settings:
-    """Sizes, and how long it may take.
+    """Sizes and limits of the measurement.
 
     Attributes
     ----------
     tokens
-        In a call: the batch is ``tokens // length``, and at least 1.
+        Tokens per call: the batch is ``tokens // length``, at least 1.
     rounds
-        At least and at most.
+        Minimum and maximum.
     slowest
-        Milliseconds: what would take longer is not run.
+        Milliseconds; variants that would take longer are not run.
     """
 
     device: str
@@ -109,47 +109,47 @@ class Settings:
 
 @dataclass
 class Entry:
-    """A variant at one length: what runs, by kind of pass, and what is known of it."""
+    """A variant at one length: its work by kind of pass, its record and its first samples."""
 
     variant: Variant
     row: Row
     work: dict[str, Any] = field(default_factory=dict)
-    seen: dict[str, Sample] = field(default_factory=dict)
+    first: dict[str, Sample] = field(default_factory=dict)
 
 
 class Timing(ABC):
-    """All variants at all lengths; a framework says how to make, begin and run one."""
+    """Times all variants at all lengths; subclasses make, start and run them in a framework."""
 
     def __init__(self, settings: Settings, variants: Sequence[Variant], budget: Budget) -> None:
         self._settings, self._variants, self._budget = settings, variants, budget
-        self._slow: dict[str, tuple[int, float]] = {}  # length and milliseconds of a step
+        self._slow: dict[str, tuple[int, float]] = {}  # longest length so far, and its milliseconds
 
     @abstractmethod
     def _inputs(self, batch: int, length: int) -> Any:
-        """Tokens of this size."""
+        """Random inputs of this size."""
 
     @abstractmethod
     def _begin(self, entries: Sequence[Entry], inputs: Any, end: float) -> None:
-        """The first calls, of those that nothing refuses: they fill ``work`` and ``seen``."""
+        """First calls of the entries that can run; they fill ``work`` and ``first``."""
 
     @abstractmethod
     def _sample(self, entry: Entry, kind: str) -> Sample:
-        """Milliseconds by stage of one run."""
+        """Milliseconds of one run, by stage."""
 
     @abstractmethod
     def _expects(self, error: Exception) -> bool:
-        """Whether an error says that a variant cannot serve the call, rather than a fault."""
+        """Whether an error means that a variant cannot serve the call; others are faults."""
 
     @abstractmethod
     def _free(self) -> float:
-        """Bytes of memory."""
+        """Bytes of free memory."""
 
-    def rows(self, told: Callable[[Row], None] = lambda row: None) -> Iterator[Row]:
-        """One record a variant and length."""
+    def rows(self, on_result: Callable[[Row], None] = lambda row: None) -> Iterator[Row]:
+        """One record per variant and length."""
         lengths = self._settings.lengths
         for number, length in enumerate(lengths):
             for row in self._at(length, self._budget.left() / (len(lengths) - number)):
-                told(row)
+                on_result(row)
                 yield row
 
     def _at(self, length: int, share: float) -> list[Row]:
@@ -168,49 +168,52 @@ class Timing(ABC):
             for n, entry in enumerate(entries)
             for kind in entry.work
         }
-        a_round = 1e-3 * sum(sum(e.seen[kind].values()) for e in entries for kind in e.work)
+        a_round = 1e-3 * sum(sum(e.first[kind].values()) for e in entries for kind in e.work)
         left, (least, most) = self._budget.left() - end, settings.rounds
         rounds = min(most, max(least, int(left / (a_round or 1.0))))
-        # Half as much again, rather than fewer rounds than are needed.
-        for (n, _), samples in alternate(runs, rounds, Budget(1.5 * left), seed=length).items():
+        # Overrun by half, rather than run fewer rounds than needed.
+        for (n, _), samples in interleave(runs, rounds, Budget(1.5 * left), seed=length).items():
             entries[n].row |= summary(samples)
         for entry in entries:
             self._finish(entry, length)
         return [entry.row for entry in entries]
 
     def _impossible(self, variant: Variant, batch: int, length: int) -> str | None:
-        """Why a variant is not run at a length: too slow, or too large."""
+        """Why a variant does not run at a length: too slow or too large; None if it does."""
         if variant.name in self._slow:
             before, ms = self._slow[variant.name]
             if ms * (length / before) ** 2 > self._settings.slowest:
                 return f"it took {ms:.0f} ms at length {before}"
         pairs = self._settings.heads * length**2 * (batch if variant.learns else 1)
-        needs = variant.a_pair * pairs
+        needs = variant.bytes_per_pair * pairs
         if variant.dense and needs > 0.7 * self._free():
             return f"a dense bias takes about {needs / 2**30:.0f} GiB"
         return None
 
-    def _over(self, end: float, compiles: int = 0) -> str | None:
-        """Why nothing more is begun at a length whose time is over when ``end`` is left."""
+    def _refusal(self, end: float, compiles: int = 0) -> str | None:
+        """Why no more work starts at a length that must end when ``end`` seconds are left."""
         return self._budget.refuses(max(0.0, end), compiles)
 
     def _fault(self, entry: Entry, error: Exception) -> None:
-        """What is measured may fail in any way, and that is a result."""
+        """Record an error: a variant may fail in any way, and that is a result."""
         entry.row["status"] = "refused" if self._expects(error) else "failed"
-        entry.row["reason"] = f"{type(error).__name__}: {said(error)}"
+        entry.row["reason"] = f"{type(error).__name__}: {first_line(error)}"
 
     def _run(self, entry: Entry, kind: str) -> Sample:
         try:
             return self._sample(entry, kind)
-        except Exception as error:  # such as memory that others now hold
-            entry.row |= {"status": "failed", "reason": f"{type(error).__name__}: {said(error)}"}
+        except Exception as error:  # such as memory that other variants now hold
+            entry.row |= {
+                "status": "failed",
+                "reason": f"{type(error).__name__}: {first_line(error)}",
+            }
             return {}
 
     def _finish(self, entry: Entry, length: int) -> None:
         row, settings = entry.row, self._settings
         if "forward" not in row and "step" not in row:
             return
-        if row["status"] == "not run":  # a step that was refused or failed says so
+        if row["status"] == "not run":  # a refused or failed step keeps its status
             row["status"] = "measured"
         worst = [error["relative"] for error in row["errors"].values()]
         row["right"] = all(n is not None and n <= ATTENTION_TOL[settings.dtype] for n in worst)
@@ -225,5 +228,5 @@ class Timing(ABC):
 
 
 def free_memory() -> int:
-    """Bytes that the system has left."""
+    """Free bytes of the system."""
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

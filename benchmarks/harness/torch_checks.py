@@ -1,4 +1,4 @@
-"""PyTorch as checks use it: kernels as they really run, without TF32, in memory that held NaN."""
+"""PyTorch for the checks: real kernels, without TF32, in memory filled with NaN."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from posenc_torch.flex.implementation import uncompiled
 from posenc_torch.testing import Torch
 
 COMPILED = ("flex",)
-_POISON = 2**28  # bytes
+_NAN_BYTES = 2**28  # bytes
 
 
 class Checked(Torch):
@@ -24,28 +24,28 @@ class Checked(Torch):
 
     @contextmanager
     def precision_scope(self, dtypes: Sequence[str]) -> Iterator[None]:
-        """Float32 is float32, and what a kernel does not write is NaN."""
+        """Float32 products in full precision; memory that a kernel does not write holds NaN."""
         precision = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision("highest")
         try:
             with warnings.catch_warnings(), nullcontext() if self._compiles else uncompiled():
                 warnings.simplefilter("ignore")
-                poison(self._device)
+                fill_with_nan(self._device)
                 yield
         finally:
             torch.set_float32_matmul_precision(precision)
 
 
-def poison(device: torch.device) -> None:
-    """Leave NaN in the memory that the next tensors get, as far as an allocator is asked.
+def fill_with_nan(device: torch.device) -> None:
+    """Fill memory with NaN and free it, so that the next tensors probably get it.
 
-    On a GPU the cache first gives back what it holds, right answers of other implementations among
-    it. Large and small tensors come from two pools of it.
+    The allocator's cache is emptied first, because it may hold right results of other
+    implementations. It has separate pools for large and small tensors, so both are filled.
     """
     if device.type != "cuda":
         return
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
-    held = [torch.full((_POISON // 4,), torch.nan, device=device)]
+    held = [torch.full((_NAN_BYTES // 4,), torch.nan, device=device)]
     held += [torch.full((2**17,), torch.nan, device=device) for _ in range(64)]
     del held

@@ -20,11 +20,11 @@ _CYCLES = 2_000_000  # a millisecond, about
 
 
 class Clock:
-    """Times stages of work, each of which gets what the one before returned.
+    """Times stages of work; each stage receives the result of the one before.
 
-    On a GPU the caches are swept before, and the device first waits, so that the whole work is
-    queued before it begins: the times are those of the device alone. How long the host takes to
-    queue it is ``host``; where that is longer, a caller that runs eagerly waits for the host.
+    On a GPU the caches are flushed first. Then the device waits until all work is queued, so the
+    times are those of the device alone. ``host`` is the time that the host needs to queue the work;
+    if it is longer, eager execution is limited by the host.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -32,9 +32,9 @@ class Clock:
         self._scratch = torch.empty(_SCRATCH if self._gpu else 0, dtype=torch.int8, device=device)
 
     def run(self, stages: Sequence[Stage], ahead: float = 0.0, watched: bool = False) -> Sample:
-        """Milliseconds by stage, and of the host; the device waits for ``ahead`` of them first.
+        """Milliseconds by stage, and of the host; the device first waits ``ahead`` milliseconds.
 
-        ``watched``: PyTorch warns of all that makes the host wait.
+        ``watched``: PyTorch warns of every operation that makes the host wait.
         """
         if self._gpu:
             self._scratch.zero_()
@@ -54,18 +54,19 @@ class Clock:
         return {name: ms for (name, _), ms in zip(stages, times, strict=True)} | {"host": host}
 
     def first(self, stages: Sequence[Stage]) -> tuple[Sample, int | None, bool | None]:
-        """A run, the most bytes it allocated beyond what was there before, and whether it made the
-        host wait for the device; the last two None on a CPU.
+        """A run, its peak of newly allocated bytes, and whether the host waited for the device.
+
+        The last two are None on a CPU.
         """
         if not self._gpu:
             return self.run(stages), None, None
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-        with warnings.catch_warnings(record=True) as found:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             sample = self.run(stages, watched=True)
-        waits = any("synchronizing CUDA operation" in str(w.message) for w in found)
+        waits = any("synchronizing CUDA operation" in str(w.message) for w in caught)
         return sample, torch.cuda.max_memory_allocated() - before, waits
 
     @contextmanager
@@ -89,7 +90,7 @@ class Clock:
 
 
 def forward_stages(call: Callable[[], Tensor]) -> list[Stage]:
-    """A forward pass of which nothing is kept."""
+    """A forward pass that saves nothing for gradients."""
 
     def forward(_: None) -> Tensor:
         with torch.no_grad():
@@ -101,7 +102,7 @@ def forward_stages(call: Callable[[], Tensor]) -> list[Stage]:
 def training_stages(
     call: Callable[[], Tensor], leaves: Sequence[Tensor], d_out: Tensor
 ) -> list[Stage]:
-    """A forward pass that keeps what gradients need, and the backward pass."""
+    """A forward pass that saves what gradients need, and the backward pass."""
 
     def forward(_: None) -> Tensor:
         return call()
@@ -113,11 +114,11 @@ def training_stages(
 
 
 def in_training(sample: Sample) -> Sample:
-    """The stages of training under names of their own, and their sum."""
+    """Backward pass, whole step and host time of a training step."""
     step = sample["forward"] + sample["backward"]
     return {"backward": sample["backward"], "step": step, "host of step": sample["host"]}
 
 
 def of_forward(sample: Sample) -> Sample:
-    """The stage of a forward pass alone."""
+    """Forward pass and host time of a forward pass."""
     return {"forward": sample["forward"], "host of forward": sample["host"]}

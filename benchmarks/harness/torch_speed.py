@@ -10,7 +10,7 @@ from torch import Tensor
 
 import posenc_torch
 from harness.clock import Budget, Sample
-from harness.right import Row, apart
+from harness.correctness import Row, array_errors
 from harness.speed import SHOWN, Entry, Settings, Timing, Variant, free_memory
 from harness.torch_clock import (
     Clock,
@@ -22,8 +22,8 @@ from harness.torch_clock import (
 )
 from harness.torch_variants import Inputs
 
-# Two small calls that differ in length: kernels are then compiled for any. One example, since to
-# the compiler 1 is a number of its own.
+# Two small calls of different lengths: kernels are then compiled for any length. The batch is 1,
+# because the compiler specialises on 1.
 _WARM = ((1, 256), (1, 384))
 
 
@@ -33,15 +33,15 @@ class Speed(Timing):
     def __init__(self, settings: Settings, variants: Sequence[Variant], budget: Budget) -> None:
         super().__init__(settings, variants, budget)
         self._clock = Clock(torch.device(settings.device))
-        self._uncompiled: dict[str, str] = {}  # variants, and why
+        self._uncompiled: dict[str, str] = {}  # name of a variant -> reason
 
-    def rows(self, told: Callable[[Row], None] = lambda row: None) -> Iterator[Row]:
-        """One record a variant and length."""
+    def rows(self, on_result: Callable[[Row], None] = lambda row: None) -> Iterator[Row]:
+        """One record per variant and length."""
         self._compile()
-        yield from super().rows(told)
+        yield from super().rows(on_result)
 
     def _compile(self) -> None:
-        """Whatever compiles, in half of the time; on a GPU for sizes of any length at once."""
+        """Compile variants, in half of the time; on a GPU for all lengths at once."""
         until, longest = self._budget.left() / 2, 0.0
         for variant in self._variants:
             if not variant.compiles:
@@ -55,25 +55,25 @@ class Speed(Timing):
             for batch, length in _WARM if self._settings.device == "cuda" else _WARM[:1]:
                 entry = Entry(variant, {"status": ""})
                 self._ready(entry, self._inputs(batch, length), None)
-                if entry.row["status"]:  # it fails again where it is measured, and is told there
+                if entry.row["status"]:  # it fails again when measured, and is reported there
                     break
             longest = max(longest, before - self._budget.left())
 
     def _at(self, length: int, share: float) -> list[Row]:
-        found = super()._at(length, share)
+        rows = super()._at(length, share)
         if self._settings.device == "cuda":
             torch.cuda.empty_cache()
-        return found
+        return rows
 
     def _inputs(self, batch: int, length: int) -> Inputs:
         at, dtype = self._settings, getattr(torch, self._settings.dtype)
         return Inputs(batch, at.heads, length, at.dim, dtype, at.device)
 
     def _begin(self, entries: Sequence[Entry], inputs: Inputs, end: float) -> None:
-        """The first calls: their results are checked."""
+        """Make the first calls and check their results."""
         expected = Expected()
         for entry in entries:
-            why = self._uncompiled.get(entry.variant.name) or self._over(end)
+            why = self._uncompiled.get(entry.variant.name) or self._refusal(end)
             entry.row["reason"] = why or entry.row["reason"]
             if entry.row["reason"] is None:
                 self._ready(entry, inputs, expected)
@@ -106,12 +106,12 @@ class Speed(Timing):
             errors = expected.errors(inputs, entry.variant.scheme, params, answers)
             entry.row["errors"] = entry.row.get("errors", {}) | errors
         del answers
-        entry.seen[kind], used, waits = self._clock.first(stages)
+        entry.first[kind], used, waits = self._clock.first(stages)
         entry.row |= {f"bytes of {kind}": used, f"{kind} makes the host wait": waits}
         entry.work[kind] = stages
 
     def _sample(self, entry: Entry, kind: str) -> Sample:
-        ahead = min(50.0, 1.5 * entry.seen[kind]["host"])
+        ahead = min(50.0, 1.5 * entry.first[kind]["host"])
         sample = self._clock.run(entry.work[kind], ahead)
         return of_forward(sample) if kind == "forward" else in_training(sample)
 
@@ -123,26 +123,26 @@ class Speed(Timing):
 
 
 class Expected:
-    """Some rows of the result and of the gradient of q, by the definition in float64."""
+    """Some rows of the result and of the gradient of q, by the reference in float64."""
 
     def __init__(self) -> None:
-        self._found: dict[str, dict[str, Tensor]] = {}
+        self._expected: dict[str, dict[str, Tensor]] = {}
         self._rows: Tensor | None = None
 
     def errors(
         self, inputs: Inputs, scheme: str, params: dict[str, Tensor], answers: dict[str, Tensor]
     ) -> dict[str, dict[str, float | None]]:
-        """How far the answers of a variant are from it."""
+        """Errors of a variant's arrays."""
         if self._rows is None:
             length = inputs.q.shape[2]
             some = torch.randperm(length)[: SHOWN - 1]
             self._rows = torch.cat([some, torch.tensor([length - 1])]).to(inputs.q.device)
-        if scheme not in self._found:
-            self._found[scheme] = self._compute(inputs, scheme, params)
+        if scheme not in self._expected:
+            self._expected[scheme] = self._compute(inputs, scheme, params)
         return {
-            name: apart(
+            name: array_errors(
                 array[:1, :, self._rows].detach().double().cpu().numpy(),
-                self._found[scheme][name].cpu().numpy(),
+                self._expected[scheme][name].cpu().numpy(),
             )
             for name, array in answers.items()
         }

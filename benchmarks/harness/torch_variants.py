@@ -1,4 +1,4 @@
-"""What is measured: attention of this library, and that which it is put beside."""
+"""Variants that are measured in PyTorch: attention of this library, and its baselines."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from harness.torch_checks import COMPILED
 from posenc_torch.flex.block_mask import BLOCK
 
 Call = Callable[[], Tensor]
-SKIPPING = ("flex", "chunked")  # implementations on which skip_blocks leaves something out
+SKIPPING = ("flex", "chunked")  # implementations that can skip blocks
 
 
 class Inputs:
@@ -68,8 +68,8 @@ def ours(
     return Variant(name, ready, ours=True, dense=dense, compiles=compiles, learns=learns)
 
 
-def yardsticks() -> list[Variant]:
-    """Attention of PyTorch without positions, and with a bias that was made before."""
+def baselines() -> list[Variant]:
+    """Attention of PyTorch without positions, and with a bias computed beforehand."""
     kernels = {
         "flash": "FLASH_ATTENTION",
         "cudnn": "CUDNN_ATTENTION",
@@ -84,19 +84,19 @@ def yardsticks() -> list[Variant]:
 
 
 def of_this_library() -> list[Variant]:
-    """Every implementation, the ones that goals speak of first."""
-    found = [
+    """Every implementation, those with goals first."""
+    variants = [
         ours("alibi", implementation, skip=skip)
         for implementation in sorted(posenc_torch.IMPLEMENTATIONS, key=_last)
         for skip in ((True, False) if implementation in SKIPPING else (None,))
     ]
     for implementation in sorted(posenc_torch.IMPLEMENTATIONS, key=_last):
-        found += [
+        variants += [
             ours("t5", implementation),
             ours("t5", implementation, learns=True),
             ours("slopes", implementation, learns=True),
         ]
-    return found + [
+    return variants + [
         ours("none", implementation)
         for implementation in posenc_torch.IMPLEMENTATIONS
         if implementation != "reference"
@@ -108,18 +108,18 @@ def _last(implementation: str) -> bool:
 
 
 def peers() -> list[Variant]:
-    """Other libraries' attention, where they are installed."""
-    found = []
+    """Attention of other libraries, where they are installed."""
+    variants = []
     if importlib.util.find_spec("flash_attn") is not None:
         biased = partial(_flash_attn, biased=True)
-        found += [Variant("none flash_attn", _flash_attn), Variant("alibi flash_attn", biased)]
+        variants += [Variant("none flash_attn", _flash_attn), Variant("alibi flash_attn", biased)]
         if importlib.util.find_spec("flash_attn.cute") is not None:
-            found += [Variant("alibi flex FLASH", _flex_flash, compiles=True)]
+            variants += [Variant("alibi flex FLASH", _flex_flash, compiles=True)]
     if importlib.util.find_spec("flash_attn_interface") is not None:
-        found += [Variant("none flash_attn_interface", _flash_attn_3)]
+        variants += [Variant("none flash_attn_interface", _flash_attn_3)]
     if importlib.util.find_spec("xformers") is not None:
-        found += [Variant("none xformers", _xformers)]
-    return found
+        variants += [Variant("none xformers", _xformers)]
+    return variants
 
 
 def _sdpa(inputs: Inputs, params: dict[str, Tensor]) -> Call:
@@ -174,28 +174,28 @@ def _causal(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
     return i >= j
 
 
-def _swapped(inputs: Inputs) -> Sequence[Tensor]:
+def _swap(inputs: Inputs) -> Sequence[Tensor]:
     """``(B, L, H, D)``, a view."""
     return [a.transpose(1, 2) for a in inputs.tokens]
 
 
 def _slopes(inputs: Inputs) -> Tensor:
-    found = inputs.schemes["alibi"].head_slopes()
-    return torch.tensor(found, dtype=torch.float32, device=inputs.q.device)
+    slopes = inputs.schemes["alibi"].head_slopes()
+    return torch.tensor(slopes, dtype=torch.float32, device=inputs.q.device)
 
 
 def _flash_attn(inputs: Inputs, params: dict[str, Tensor], biased: bool = False) -> Call:
     from flash_attn import flash_attn_func
 
     options: dict[str, Any] = {"alibi_slopes": _slopes(inputs)} if biased else {}
-    return lambda: flash_attn_func(*_swapped(inputs), causal=True, **options).transpose(1, 2)
+    return lambda: flash_attn_func(*_swap(inputs), causal=True, **options).transpose(1, 2)
 
 
 def _flash_attn_3(inputs: Inputs, params: dict[str, Tensor]) -> Call:
     from flash_attn_interface import flash_attn_func
 
     def call() -> Tensor:
-        out = flash_attn_func(*_swapped(inputs), causal=True)
+        out = flash_attn_func(*_swap(inputs), causal=True)
         return (out[0] if isinstance(out, tuple) else out).transpose(1, 2)
 
     return call
@@ -205,7 +205,7 @@ def _xformers(inputs: Inputs, params: dict[str, Tensor]) -> Call:
     from xformers import ops
 
     mask = ops.LowerTriangularMask()
-    return lambda: ops.memory_efficient_attention(*_swapped(inputs), mask).transpose(1, 2)
+    return lambda: ops.memory_efficient_attention(*_swap(inputs), mask).transpose(1, 2)
 
 
 def _flex_flash(inputs: Inputs, params: dict[str, Tensor]) -> Call:

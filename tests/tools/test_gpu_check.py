@@ -21,13 +21,13 @@ import torch  # noqa: E402
 from harness import (  # noqa: E402
     cases,
     clock,
+    correctness,
     ratios,
-    right,
     torch_checks,
-    torch_side,
+    torch_runner,
     torch_variants,
 )
-from harness.right import Check  # noqa: E402
+from harness.correctness import Check  # noqa: E402
 
 import posenc_torch  # noqa: E402
 
@@ -39,12 +39,12 @@ def few(monkeypatch):
     """Two kinds of calls of three schemes, and two variants."""
     names = ("alibi", "t5", "rope")
     schemes = cases.schemes
-    monkeypatch.setattr(right, "schemes", lambda dim: {n: schemes(dim)[n] for n in names})
-    layouts = {name: cases.LAYOUTS[name] for name in ("causal", "blind")}
-    monkeypatch.setattr(right, "LAYOUTS", layouts)
-    monkeypatch.setattr(torch_side, "yardsticks", lambda: torch_variants.yardsticks()[:3])
+    monkeypatch.setattr(correctness, "schemes", lambda dim: {n: schemes(dim)[n] for n in names})
+    layouts = {name: cases.LAYOUTS[name] for name in ("causal", "fully-masked")}
+    monkeypatch.setattr(correctness, "LAYOUTS", layouts)
+    monkeypatch.setattr(torch_runner, "baselines", lambda: torch_variants.baselines()[:3])
     monkeypatch.setattr(
-        torch_side,
+        torch_runner,
         "of_this_library",
         lambda: [torch_variants.ours("alibi", "sdpa"), torch_variants.ours("t5", "flex")],
     )
@@ -99,8 +99,8 @@ def test_a_wrong_implementation_is_noticed(few, tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(posenc_torch, "attention", shifted)
     monkeypatch.setattr("posenc_torch.testing.attention", shifted)
-    schemes = right.schemes
-    monkeypatch.setattr(right, "schemes", lambda dim: {"alibi": schemes(dim)["alibi"]})
+    schemes = correctness.schemes
+    monkeypatch.setattr(correctness, "schemes", lambda dim: {"alibi": schemes(dim)["alibi"]})
     code, found = run(tmp_path)
     assert code == 1
     assert {r["implementation"] for r in found["checks"] if r["status"] == "wrong"} == {"sdpa"}
@@ -112,7 +112,7 @@ def test_a_wrong_implementation_is_noticed(few, tmp_path, monkeypatch, capsys):
 
 def test_a_scheme_with_gates_is_right():
     framework = torch_checks.Checked("cpu", compiles=False)
-    row = right.judged(Check("sdpa", "forgetting", "grouped", "float32"), framework, 0)
+    row = correctness.run_check(Check("sdpa", "forgetting", "grouped", "float32"), framework, 0)
     assert row["status"] == "right", row
     assert set(row["errors"]) == {"out", "q", "k", "v", "x", "w", "b"}
 
@@ -127,9 +127,9 @@ def test_a_wrong_gradient_is_noticed(name, monkeypatch):
         at = next(n for n in found if n.endswith(name))
         return out, found | {at: found[at] * (1 + 1e-3)}
 
-    expected = right._answers
+    expected = correctness._answers
     check = Check("sdpa", "t5", "odd", "float32")
-    assert right.judged(check, framework, 0)["status"] == "right"
+    assert correctness.run_check(check, framework, 0)["status"] == "right"
 
     def answers(asked, framework, implementation, dtype, d_out):
         monkeypatch.setattr(
@@ -137,8 +137,8 @@ def test_a_wrong_gradient_is_noticed(name, monkeypatch):
         )
         return expected(asked, framework, implementation, dtype, d_out)
 
-    monkeypatch.setattr(right, "_answers", answers)
-    row = right.judged(check, framework, 0)
+    monkeypatch.setattr(correctness, "_answers", answers)
+    row = correctness.run_check(check, framework, 0)
     assert row["status"] == "wrong"
     beyond = [n for n, e in row["errors"].items() if e["relative"] > e["allowed"]]
     assert beyond == [name]
@@ -146,14 +146,14 @@ def test_a_wrong_gradient_is_noticed(name, monkeypatch):
 
 def test_what_is_not_finite_is_wrong():
     held = np.array([1.0, np.nan])
-    assert right.apart(held, np.ones(2)) == {"relative": None, "largest": None}
-    assert right.apart(np.ones(2), np.ones(2)) == {"relative": 0, "largest": 0}
+    assert correctness.array_errors(held, np.ones(2)) == {"relative": None, "largest": None}
+    assert correctness.array_errors(np.ones(2), np.ones(2)) == {"relative": 0, "largest": 0}
 
 
 def test_an_error_is_a_result(monkeypatch):
     framework = torch_checks.Checked("cpu", compiles=False)
     monkeypatch.setattr(framework, "attend", lambda *_, **__: 1 / 0)
-    row = right.judged(Check("sdpa", "alibi", "odd", "float32"), framework, 0)
+    row = correctness.run_check(Check("sdpa", "alibi", "odd", "float32"), framework, 0)
     assert (row["status"], row["reason"]) == ("failed", "ZeroDivisionError: division by zero")
 
 
@@ -162,16 +162,18 @@ def test_what_the_budget_does_not_allow_is_recorded():
     checks = [
         Check(implementation, "alibi", "decode", "float32") for implementation in ("sdpa", "flex")
     ]
-    rows = list(right.run(checks, framework, clock.Budget(9, compiles=0), 0, compiled=("flex",)))
+    rows = list(
+        correctness.run(checks, framework, clock.Budget(9, compiles=0), 0, compiled=("flex",))
+    )
     assert [row["status"] for row in rows] == ["right", "not run"]
     assert rows[1]["reason"] == "no compilations left"
-    (row, _) = right.run(checks, framework, clock.Budget(0), 0)
+    (row, _) = correctness.run(checks, framework, clock.Budget(0), 0)
     assert row["reason"] == "no time left"
 
 
 def test_every_implementation_scheme_and_layout_is_planned():
     framework = torch_checks.Checked("cpu", compiles=False)
-    plan = right.plan(framework, compiled=("flex",))
+    plan = correctness.plan(framework, compiled=("flex",))
     assert len(set(plan)) == len(plan)
     tried = {(c.implementation, c.scheme, c.layout, c.dtype) for c in plan}
     every = len(posenc_torch.IMPLEMENTATIONS) * len(cases.schemes(64)) * len(cases.LAYOUTS) * 4
@@ -190,10 +192,10 @@ def test_runs_take_turns():
 
         return run
 
-    found = clock.alternate({n: ran(n) for n in "abc"}, 5, clock.Budget(60))
+    found = clock.interleave({n: ran(n) for n in "abc"}, 5, clock.Budget(60))
     assert all(len(samples) == 5 for samples in found.values())
     assert all(sorted(order[n : n + 3]) == ["a", "b", "c"] for n in range(0, 15, 3))
-    found = clock.alternate({n: ran(n) for n in "abc"}, 5, clock.Budget(0))
+    found = clock.interleave({n: ran(n) for n in "abc"}, 5, clock.Budget(0))
     assert all(len(samples) == 1 for samples in found.values())
 
 
@@ -219,7 +221,7 @@ def test_ratios():
         timing("alibi flex", 7.0, length=4096),
     ]
     found = {r["goal"]: r for r in ratios.ratios(timings) if r["stage"] == "forward"}
-    told = {name: (r["ratio"], r["met"], r["ours"], r["beside"]) for name, r in found.items()}
+    told = {name: (r["ratio"], r["met"], r["ours"], r["baseline"]) for name, r in found.items()}
     flex, cudnn = "none torch flex", "none torch sdpa cudnn"
     assert told == {
         "flex ALiBi / plain flex": (4.8, True, "alibi flex", flex),

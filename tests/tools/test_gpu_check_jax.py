@@ -26,21 +26,21 @@ import jax  # noqa: E402
 from harness import (  # noqa: E402
     cases,
     clock,
+    correctness,
     jax_checks,
-    jax_side,
+    jax_runner,
     jax_speed,
     jax_variants,
     ratios,
-    right,
     speed,
 )
-from harness.right import Check  # noqa: E402
+from harness.correctness import Check  # noqa: E402
 
 import posenc_jax  # noqa: E402
 from posenc_jax.chunked.blocks import make_tiling  # noqa: E402
 
 QUICK = ["--framework", "jax", "--device", "cpu", "--quick", "--seed", "3"]
-ABSENT = jax_side.Side("cpu", quick=True, compiles=None).absent()
+ABSENT = jax_runner.FrameworkRunner("cpu", quick=True, compiles=None).absent()
 ON_CPU = tuple(
     implementation for implementation in posenc_jax.IMPLEMENTATIONS if implementation not in ABSENT
 )
@@ -50,16 +50,18 @@ ON_CPU = tuple(
 def few(monkeypatch):
     """One kind of call of two schemes, and a variant of each sort."""
     schemes = cases.schemes
-    monkeypatch.setattr(right, "schemes", lambda dim: {n: schemes(dim)[n] for n in ("alibi", "t5")})
-    monkeypatch.setattr(right, "LAYOUTS", {"causal": cases.LAYOUTS["causal"]})
-    others = [v for v in jax_variants.yardsticks() if v.name != "alibi jax cudnn bias"]
-    monkeypatch.setattr(jax_side, "yardsticks", lambda: others)
+    monkeypatch.setattr(
+        correctness, "schemes", lambda dim: {n: schemes(dim)[n] for n in ("alibi", "t5")}
+    )
+    monkeypatch.setattr(correctness, "LAYOUTS", {"causal": cases.LAYOUTS["causal"]})
+    others = [v for v in jax_variants.baselines() if v.name != "alibi jax cudnn bias"]
+    monkeypatch.setattr(jax_runner, "baselines", lambda: others)
     own = [
         jax_variants.ours("alibi", "pallas"),
         jax_variants.ours("alibi", "chunked"),
         jax_variants.ours("t5", "chunked", learns=True),
     ]
-    monkeypatch.setattr(jax_side, "of_this_library", lambda: own)
+    monkeypatch.setattr(jax_runner, "of_this_library", lambda: own)
 
 
 def run(tmp_path, *more):
@@ -119,8 +121,8 @@ def test_a_wrong_implementation_is_noticed(few, tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(posenc_jax, "attention", shifted)
     monkeypatch.setattr("posenc_jax.testing.attention", shifted)
-    schemes = right.schemes
-    monkeypatch.setattr(right, "schemes", lambda dim: {"alibi": schemes(dim)["alibi"]})
+    schemes = correctness.schemes
+    monkeypatch.setattr(correctness, "schemes", lambda dim: {"alibi": schemes(dim)["alibi"]})
     code, found = run(tmp_path, "--compiles", "12")
     assert code == 1
     assert {r["implementation"] for r in found["checks"] if r["status"] == "wrong"} == {"chunked"}
@@ -134,7 +136,7 @@ def test_a_wrong_implementation_is_noticed(few, tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize("scheme", ["forgetting", "kerple"])
 def test_gradients_of_gates_and_params_are_checked(scheme):
     framework = jax_checks.Checked(quickly=True)
-    row = right.judged(Check("chunked", scheme, "grouped", "float32"), framework, 0, 0.1)
+    row = correctness.run_check(Check("chunked", scheme, "grouped", "float32"), framework, 0, 0.1)
     assert row["status"] == "right", row
     own = (
         {"x", "w", "b"} if scheme == "forgetting" else set(cases.schemes(64)[scheme].param_specs())
@@ -151,7 +153,7 @@ def test_blocks_are_as_large_as_they_are():
 
 
 def test_every_scheme_and_layout_of_the_implementations_that_are_there_is_planned():
-    side = jax_side.Side("cpu", quick=False, compiles=None)
+    side = jax_runner.FrameworkRunner("cpu", quick=False, compiles=None)
     plan = side.plan()
     tried = {(c.implementation, c.scheme, c.layout, c.dtype) for c in plan}
     assert len(plan) == len(tried)
@@ -242,7 +244,7 @@ def test_a_gpu_that_is_not_there_is_told():
     if jax.default_backend() == "gpu":
         pytest.skip("there is one")
     with pytest.raises(SystemExit, match="JAX sees no GPU"):
-        jax_side.Side("cuda", quick=True, compiles=None)
+        jax_runner.FrameworkRunner("cuda", quick=True, compiles=None)
 
 
 def test_bytes_are_those_of_temporaries_and_results():

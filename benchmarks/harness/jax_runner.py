@@ -1,4 +1,4 @@
-"""JAX as ``gpu_check.py`` asks for it: checks, variants and sizes of one device."""
+"""JAX for ``gpu_check.py``: checks, variants and sizes of one device."""
 
 from __future__ import annotations
 
@@ -14,29 +14,30 @@ import jax.numpy as jnp
 
 import posenc
 import posenc_jax
-from harness import record, right
+from harness import correctness, record
 from harness.clock import Budget
+from harness.correctness import Check, Row
 from harness.jax_checks import Checked
 from harness.jax_speed import Speed
-from harness.jax_variants import Inputs, of_this_library, peers, yardsticks
-from harness.right import Check, Row
+from harness.jax_variants import Inputs, baselines, of_this_library, peers
 from harness.speed import Settings
 
-# Those that goals speak of first.
+# Lengths that have goals come first.
 _LENGTHS = (8192, 65536, 131072, 16384, 4096, 32768, 1024, 2048)
 
 
-class Side:
+class FrameworkRunner:
     """One device.
 
     Attributes
     ----------
     framework, compiled, compiles
-        The framework of the checks, its implementations that compile, and how often each part may.
+        The framework of the checks, its implementations that compile, and how many compilations
+        each part may use.
     name
-        Of the device, for a file.
+        Name of the device, for a file name.
     scale
-        Of the lengths of checks.
+        Factor on the lengths of checks.
     """
 
     compiled = posenc_jax.IMPLEMENTATIONS
@@ -47,30 +48,30 @@ class Side:
             jax.config.update("jax_platforms", "cpu")
         elif jax.default_backend() != "gpu":
             raise SystemExit("JAX sees no GPU; --device cpu --quick is a dry run")
-        usual = 12 if quick else 1000 if device == "cuda" else 100
-        self.compiles = usual if compiles is None else compiles
+        default = 12 if quick else 1000 if device == "cuda" else 100
+        self.compiles = default if compiles is None else compiles
         self.framework = Checked(quickly=device == "cpu")
         self.scale = 0.5 if quick else 1.0
         self.name = record.slug(str(self.device()["name"]))
 
     def device(self) -> dict[str, Any]:
-        """What it is."""
+        """Name, and what distinguishes the device."""
         if self._device == "cpu":
             return {"name": "cpu", "threads": os.cpu_count()}
-        found = jax.local_devices()[0]
+        device = jax.local_devices()[0]
         return {
-            "name": found.device_kind,
-            "capability": str(getattr(found, "compute_capability", "")),
-            "multiprocessors": getattr(found, "core_count", None),
-            "memory": (found.memory_stats() or {}).get("bytes_limit"),
+            "name": device.device_kind,
+            "capability": str(getattr(device, "compute_capability", "")),
+            "multiprocessors": getattr(device, "core_count", None),
+            "memory": (device.memory_stats() or {}).get("bytes_limit"),
         }
 
     def versions(self) -> dict[str, Any]:
-        """Of what JAX runs on."""
+        """Versions of what JAX runs on."""
         return {"platform": jax.local_devices()[0].client.platform_version}
 
     def auto(self) -> dict[str, Any]:
-        """Which implementation serves each scheme by default, and why not the others."""
+        """The implementation that each scheme gets by default, and why not the others."""
         inputs = Inputs(1, 16, 1024, 128, "bfloat16")
         return {
             name: posenc_jax.explain(*inputs.tokens, scheme, inputs.params(name), causal=True)
@@ -78,8 +79,8 @@ class Side:
         }
 
     def absent(self) -> dict[str, str]:
-        """Paths that nothing on this device can take, and why: they refuse plain attention."""
-        found = {}
+        """Implementations that refuse plain attention on this device, and why."""
+        reasons = {}
         plain = [jax.ShapeDtypeStruct((2, 512, 4, 64), jnp.bfloat16)] * 3
         for implementation in posenc_jax.IMPLEMENTATIONS:
             call = partial(
@@ -91,15 +92,15 @@ class Side:
             try:
                 jax.eval_shape(call, *plain)
             except NotImplementedError as refused:
-                found[implementation] = right.said(refused)
-        return found
+                reasons[implementation] = correctness.first_line(refused)
+        return reasons
 
     def plan(self) -> list[Check]:
-        """All checks, in order, of the implementations that are there."""
-        stages = 3 if self._quick else right.STAGES
+        """All checks, in order, of the implementations that can run."""
+        stages = 3 if self._quick else correctness.STAGES
         absent = self.absent()
-        found = right.plan(self.framework, self.compiled, stages)
-        return [check for check in found if check.implementation not in absent]
+        checks = correctness.plan(self.framework, self.compiled, stages)
+        return [check for check in checks if check.implementation not in absent]
 
     def speed(self, budget: Budget) -> Iterator[Row]:
         """All timings."""
@@ -107,4 +108,4 @@ class Side:
         if self._quick:
             sizes = {"heads": 4, "dim": 64, "tokens": 512, "lengths": (256, 128), "rounds": (3, 3)}
         settings = Settings(self._device, "bfloat16", **sizes)
-        return Speed(settings, [*yardsticks(), *of_this_library(), *peers()], budget).rows()
+        return Speed(settings, [*baselines(), *of_this_library(), *peers()], budget).rows()

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from harness.cases import CORE, LAYOUTS, problem, schemes
+from harness.cases import CORE, LAYOUTS, random_call, schemes
 from harness.clock import Budget
 from harness.record import finite
 from posenc.testing import AttentionCase
@@ -19,13 +19,13 @@ from posenc.testing.tolerances import ATTENTION_TOL, REDUCTION_FACTOR
 
 Row = dict[str, Any]
 STAGES = 6
-_LEAST = 1e-2  # root mean square below which an expected array counts as this large
-_KEYS = 50  # up to which the tolerances of the laws hold as they are
+_MIN_RMS = 1e-2  # an expected array counts as at least this large, by root mean square
+_KEYS = 50  # up to so many keys the tolerances of the laws hold unchanged
 
 
 @dataclass(frozen=True)
 class Check:
-    """One implementation on one kind of call; ``both`` also without skipping blocks of keys."""
+    """One implementation on one kind of call; ``both``: with and without skipping of key blocks."""
 
     implementation: str
     scheme: str
@@ -35,7 +35,7 @@ class Check:
 
     @property
     def stage(self) -> int:
-        """What matters most comes first: every scheme, then every kind of call."""
+        """Rank in the order of checks: first every scheme, then every kind of call."""
         if self.layout == "causal":
             return {"bfloat16": 0, "float32": 1}.get(self.dtype, 3)
         if self.scheme in CORE:
@@ -44,16 +44,17 @@ class Check:
 
 
 def plan(framework: Framework, compiled: Sequence[str], stages: int = STAGES) -> list[Check]:
-    """All checks of a framework, in the order in which they are run.
+    """All checks of a framework, in the order in which they run.
 
     Parameters
     ----------
     compiled
-        Paths that compile for every kind of call: at the end of their half of the stages.
+        Implementations that compile for every kind of call; they run last in each half of the
+        stages.
     stages
-        How many of them.
+        Number of stages.
     """
-    found = [
+    checks = [
         Check(implementation, scheme, layout, dtype, both=layout in ("causal", "long"))
         for implementation in framework.implementations
         for scheme in schemes(64)
@@ -65,11 +66,11 @@ def plan(framework: Framework, compiled: Sequence[str], stages: int = STAGES) ->
     def order(check: Check) -> tuple[Any, ...]:
         late, slow = check.stage > 2, check.implementation in compiled
         rank = names.index(check.scheme), layouts.index(check.layout)
-        # Of what compiles only some will be run: some of every scheme, and of every layout.
+        # Only some compiled checks will run: choose some of every scheme and of every layout.
         first = sum(rank) if slow else check.stage
         return late, slow, first, check.stage, *rank, check.implementation, check.dtype
 
-    return sorted((check for check in found if check.stage < stages), key=order)
+    return sorted((check for check in checks if check.stage < stages), key=order)
 
 
 def run(
@@ -80,9 +81,9 @@ def run(
     *,
     scale: float = 1.0,
     compiled: Sequence[str] = (),
-    told: Callable[[Row], None] = lambda row: None,
+    on_result: Callable[[Row], None] = lambda row: None,
 ) -> Iterator[Row]:
-    """One record a check, also of those that the budget does not allow."""
+    """One record per check, also for those that the budget does not allow."""
     longest: dict[bool, float] = {True: 0.0, False: 0.0}
     for number, check in enumerate(checks):
         slow = check.implementation in compiled
@@ -91,67 +92,67 @@ def run(
             yield asdict(check) | {"status": "not run", "reason": reason}
             continue
         begun = time.perf_counter()
-        row = asdict(check) | judged(check, framework, seed + number, scale)
+        row = asdict(check) | run_check(check, framework, seed + number, scale)
         seconds = time.perf_counter() - begun
         row["seconds"] = round(seconds, 3)
         if row["status"] != "refused":
             longest[slow] = max(longest[slow], seconds)
             budget.compiles -= int(slow)
-        told(row)
+        on_result(row)
         yield row
 
 
-def judged(check: Check, framework: Framework, seed: int, scale: float = 1.0) -> Row:
-    """What one check found, with the seed that repeats it; it never raises."""
+def run_check(check: Check, framework: Framework, seed: int, scale: float = 1.0) -> Row:
+    """The result of one check, with the seed that repeats it; it never raises."""
     try:
-        row = _judged(check, framework, *problem(check.scheme, LAYOUTS[check.layout], seed, scale))
+        row = _compare(
+            check, framework, *random_call(check.scheme, LAYOUTS[check.layout], seed, scale)
+        )
     except NotImplementedError as refused:
-        row = {"status": "refused", "reason": said(refused)}
+        row = {"status": "refused", "reason": first_line(refused)}
     except Exception as error:
-        row = {"status": "failed", "reason": f"{type(error).__name__}: {said(error)}"}
+        row = {"status": "failed", "reason": f"{type(error).__name__}: {first_line(error)}"}
     return row | {"seed": seed}
 
 
-def _judged(check: Check, framework: Framework, asked: AttentionCase, d_out: Host) -> Row:
+def _compare(check: Check, framework: Framework, call: AttentionCase, d_out: Host) -> Row:
     row: Row = {"status": "right", "reason": None}
     itself = (check.implementation, check.dtype) == ("reference", "float64")
-    if itself:  # what all others are put beside is put beside NumPy
-        expected = {"out": asked.eagerly(NumPy(), "reference", dtype="float64")}
+    if itself:  # the float64 reference is itself checked against NumPy
+        expected = {"out": call.eagerly(NumPy(), "reference", dtype="float64")}
     else:
-        expected = _answers(asked, framework, "reference", "float64", d_out)
-    calls = {"": asked}
+        expected = _answers(call, framework, "reference", "float64", d_out)
+    calls = {"": call}
     if check.both and check.implementation != "reference":
         calls = {
-            prefix: replace(asked, options={**asked.options, "skip_blocks": skip})
+            prefix: replace(call, options={**call.options, "skip_blocks": skip})
             for prefix, skip in (("", True), ("all blocks: ", False))
         }
     errors, answers = {}, {}
-    for prefix, call in calls.items():
-        found, reason = _served(call, framework, check, d_out)
-        row["reason"] = reason
-        answers[prefix] = found
-        for name in found.keys() & expected.keys():
-            errors[prefix + name] = apart(found[name], expected[name])
+    for prefix, option in calls.items():
+        answers[prefix], row["reason"] = _result_and_gradients(option, framework, check, d_out)
+        for name in answers[prefix].keys() & expected.keys():
+            errors[prefix + name] = array_errors(answers[prefix][name], expected[name])
     if len(answers) == 2:
         for name, array in answers[""].items():
-            errors["skipping or not: " + name] = apart(array, answers["all blocks: "][name])
+            errors["skipping or not: " + name] = array_errors(array, answers["all blocks: "][name])
     row["errors"] = dict(sorted(errors.items()))
     for name, error in errors.items():
-        error["allowed"] = tolerance = allowed(check.dtype, name.rpartition(": ")[2], asked)
+        error["allowed"] = tolerance = tolerance_of(check.dtype, name.rpartition(": ")[2], call)
         if not all(n is not None and n <= tolerance for n in error.values()):
             row["status"] = "wrong"
     return row
 
 
-def _served(
+def _result_and_gradients(
     call: AttentionCase, framework: Framework, check: Check, d_out: Host
 ) -> tuple[dict[str, Host], str | None]:
-    """Result and gradients; where an implementation has none, the result alone and the reason."""
+    """Result and gradients; or the result alone, and why there are no gradients."""
     try:
         return _answers(call, framework, check.implementation, check.dtype, d_out), None
     except NotImplementedError as refused:
         out = call.eagerly(framework, check.implementation, dtype=check.dtype)
-        return {"out": out}, f"no gradients: {said(refused)}"
+        return {"out": out}, f"no gradients: {first_line(refused)}"
 
 
 def _answers(
@@ -161,36 +162,36 @@ def _answers(
     return {"out": out, **gradients}
 
 
-def allowed(dtype: str, name: str, asked: AttentionCase) -> float:
-    """How far a result or a gradient may be off: ``posenc.testing.tolerances`` for longer sums.
+def tolerance_of(dtype: str, name: str, call: AttentionCase) -> float:
+    """Tolerance of a result or a gradient: ``posenc.testing.tolerances``, for longer sums.
 
-    Those are for 20 keys of 8 channels. Half precision is rounded once, whatever the length; but a
-    gradient of gates adds up what each row's weights lack, as far as the result was rounded.
+    Those are for 20 keys of 8 channels. Half precision is rounded once at any length. A gradient of
+    gates, however, adds up the rounding errors of each row's weights.
     """
-    keys = max(1.0, asked.tensors["k"].shape[2] / _KEYS)
+    keys = max(1.0, call.tensors["k"].shape[2] / _KEYS)
     tolerance, half = ATTENTION_TOL[dtype], dtype in ("float16", "bfloat16")
     if not half:
         tolerance *= keys
     if name not in ("out", "q", "k", "v"):
-        tolerance *= REDUCTION_FACTOR * (math.sqrt(keys) if half and "x" in asked.tensors else 1.0)
+        tolerance *= REDUCTION_FACTOR * (math.sqrt(keys) if half and "x" in call.tensors else 1.0)
     return float(f"{tolerance:.3g}")
 
 
-def apart(found: Host, expected: Host) -> dict[str, float | None]:
-    """How far arrays are apart: by root mean squares, and at most, relative to the largest or 1.
+def array_errors(actual: Host, expected: Host) -> dict[str, float | None]:
+    """Error of an array: relative root mean square, and the largest relative to the maximum or 1.
 
     None if something is not finite.
     """
-    if found.shape != expected.shape:
-        raise AssertionError(f"shape {found.shape}, not {expected.shape}")
-    difference = np.abs(found - expected)
-    least = _LEAST * np.sqrt(expected.size)
+    if actual.shape != expected.shape:
+        raise AssertionError(f"shape {actual.shape}, not {expected.shape}")
+    difference = np.abs(actual - expected)
+    least = _MIN_RMS * np.sqrt(expected.size)
     relative = np.linalg.norm(difference) / max(least, np.linalg.norm(expected))
     largest = np.max(difference, initial=0) / max(1.0, np.max(np.abs(expected), initial=0))
     return {"relative": finite(relative), "largest": finite(largest)}
 
 
-def said(error: BaseException) -> str:
-    """The first line of an error, and not all of it."""
+def first_line(error: BaseException) -> str:
+    """The first line of an error, shortened."""
     lines = str(error).strip().splitlines()
     return lines[0][:300] if lines else type(error).__name__

@@ -1,4 +1,4 @@
-"""PyTorch as ``gpu_check.py`` asks for it: checks, variants and sizes of one device."""
+"""PyTorch for ``gpu_check.py``: checks, variants and sizes of one device."""
 
 from __future__ import annotations
 
@@ -8,29 +8,30 @@ from typing import Any
 import torch
 
 import posenc_torch
-from harness import record, right
+from harness import correctness, record
 from harness.clock import Budget
-from harness.right import Check, Row
+from harness.correctness import Check, Row
 from harness.speed import Settings
 from harness.torch_checks import COMPILED, Checked
 from harness.torch_speed import Speed
-from harness.torch_variants import Inputs, of_this_library, peers, yardsticks
+from harness.torch_variants import Inputs, baselines, of_this_library, peers
 
-# Those that goals speak of first; from 16384 on of one example, which compiles no kernel anew.
+# Lengths that have goals come first. From 16384 on the batch is 1, which recompiles no kernel.
 _LENGTHS = (16384, 65536, 131072, 32768, 4096, 8192, 1024, 2048)
 
 
-class Side:
+class FrameworkRunner:
     """One device.
 
     Attributes
     ----------
     framework, compiled, compiles
-        The framework of the checks, its implementations that compile, and how often each part may.
+        The framework of the checks, its implementations that compile, and how many compilations
+        each part may use.
     name
-        Of the device, for a file.
+        Name of the device, for a file name.
     scale
-        Of the lengths of checks.
+        Factor on the lengths of checks.
     """
 
     compiled = COMPILED
@@ -39,8 +40,8 @@ class Side:
         self._device, self._quick = device, quick
         if device == "cuda" and not torch.cuda.is_available():
             raise SystemExit("torch sees no GPU; --device cpu --quick is a dry run")
-        usual = 30 if device == "cuda" and not quick else 2
-        self.compiles = usual if compiles is None else compiles
+        default = 30 if device == "cuda" and not quick else 2
+        self.compiles = default if compiles is None else compiles
         self.framework = Checked(device, compiles=self.compiles > 0)
         if self.compiles == 0:
             self.compiled = ()
@@ -48,23 +49,23 @@ class Side:
         self.name = record.slug(str(self.device()["name"]))
 
     def device(self) -> dict[str, Any]:
-        """What it is."""
+        """Name, and what distinguishes the device."""
         if self._device == "cpu":
             return {"name": "cpu", "threads": torch.get_num_threads()}
-        found = torch.cuda.get_device_properties(0)
+        properties = torch.cuda.get_device_properties(0)
         return {
-            "name": found.name,
-            "capability": f"{found.major}.{found.minor}",
-            "multiprocessors": found.multi_processor_count,
-            "memory": found.total_memory,
+            "name": properties.name,
+            "capability": f"{properties.major}.{properties.minor}",
+            "multiprocessors": properties.multi_processor_count,
+            "memory": properties.total_memory,
         }
 
     def versions(self) -> dict[str, Any]:
-        """Of what PyTorch was built with."""
+        """Versions of what PyTorch was built with."""
         return {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
 
     def auto(self) -> dict[str, Any]:
-        """Which implementation serves each scheme by default, and why not the others."""
+        """The implementation that each scheme gets by default, and why not the others."""
         inputs = Inputs(1, 16, 1024, 128, torch.bfloat16, self._device)
         return {
             name: posenc_torch.explain(
@@ -74,13 +75,13 @@ class Side:
         }
 
     def absent(self) -> dict[str, str]:
-        """Paths that nothing on this device can take, and why: there are none."""
+        """Implementations that refuse plain attention on this device, and why: none."""
         return {}
 
     def plan(self) -> list[Check]:
         """All checks, in order."""
-        stages = 3 if self._quick else right.STAGES
-        return right.plan(self.framework, self.compiled, stages)
+        stages = 3 if self._quick else correctness.STAGES
+        return correctness.plan(self.framework, self.compiled, stages)
 
     def speed(self, budget: Budget) -> Iterator[Row]:
         """All timings."""
@@ -88,4 +89,4 @@ class Side:
         if self._quick:
             sizes = {"heads": 4, "dim": 64, "tokens": 1024, "lengths": (512, 256), "rounds": (3, 3)}
         settings = Settings(self._device, "bfloat16", **sizes)
-        return Speed(settings, [*yardsticks(), *of_this_library(), *peers()], budget).rows()
+        return Speed(settings, [*baselines(), *of_this_library(), *peers()], budget).rows()
