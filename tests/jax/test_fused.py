@@ -1,6 +1,6 @@
-"""Around the kernels: what they compute from, their gradients put together, who is refused.
+"""Around the kernels: their inputs, their gradients combined, and which calls are refused.
 
-Kernels by definition stand for real ones, so that this needs no recent JAX.
+Kernels by definition replace real ones, so this needs no recent JAX.
 """
 
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ FORMS = ["nope", "alibi-learned", "t5", "fading"]
 @pytest.fixture
 def defined(monkeypatch):
     """Kernels by definition, in blocks of 8."""
-    monkeypatch.setattr(implementation, "_module", lambda here: fused_by_definition)
+    monkeypatch.setattr(implementation, "device_for", lambda target: fused_by_definition.DEVICE)
     with targeting(Target("gpu", "9.0", interpreted=True)):
         yield
 
@@ -53,17 +53,17 @@ def test_kernels_by_definition_equal_the_reference(subject, case, defined):
     try:
         assert_as_the_reference(subject, case)
     except NotImplementedError as reason:
-        if subject in FORMS and subject != "t5":  # numbers and features serve every call
+        if subject in FORMS and subject != "t5":  # scalars and features serve every call
             raise
         pytest.skip(f"refused: {reason}")
 
 
 def assert_as_the_reference(subject, case):
-    assert_beside(SUBJECTS[subject], CASES[case], *expected(subject, case))
+    assert_near_definition(SUBJECTS[subject], CASES[case], *expected(subject, case))
 
 
-def assert_beside(scheme, where, values, gradients):
-    """Kernels by definition beside what is expected, values and all gradients."""
+def assert_near_definition(scheme, where, values, gradients):
+    """Values and all gradients of the kernels by definition are as expected."""
     tensors, params = tensors_of(scheme, where), params_of(scheme)
     d_out = normal(values.shape, 9)
     out, found = route("jax", "pallas").gradients(scheme, tensors, params, d_out, **where.options)
@@ -88,8 +88,8 @@ ANYWHERE = {"q_pos": shuffled(20, 5), "k_pos": shuffled(20, 6)}
 NEW = {
     "fox-alibi": (fox_alibi(), Case({"causal": True}, grouped=True)),
     "fox-alibi-anywhere": (fox_alibi(), Case({"causal": True, **ANYWHERE})),
-    "a-number-of-keys": (Leaning("key"), Case({"window": 9}, q_len=11)),
-    "a-number-of-queries": (Leaning("query"), Case({"causal": True})),
+    "feature-of-keys": (Leaning("key"), Case({"window": 9}, q_len=11)),
+    "feature-of-queries": (Leaning("query"), Case({"causal": True})),
     "window-of-two-sides": (SUBJECTS["nope"], Case({"window": (6, 2)}, q_len=13)),
     "window-open-behind": (SUBJECTS["alibi-learned"], Case({"window": (None, 3)})),
     "sink-tokens": (SUBJECTS["alibi"], Case({"causal": True, "window": (3, 0), "sink_tokens": 2})),
@@ -113,16 +113,16 @@ def test_features_windows_and_regions_equal_the_definition(name, defined):
     tensors, params = tensors_of(scheme, where), params_of(scheme)
     given = scheme, tensors, params, normal(tensors["q"].shape, 9)
     options = {"dtype": "float64", **where.options}
-    assert_beside(scheme, where, *route("jax", "reference").gradients(*given, **options))
+    assert_near_definition(scheme, where, *route("jax", "reference").gradients(*given, **options))
 
 
 @pytest.mark.parametrize(
     "inner", [SUBJECTS["alibi-learned"], fox_alibi(), Levelled()], ids=["alibi", "fox", "regions"]
 )
 def test_a_learned_sink_has_its_gradient(inner, defined):
-    """What a row puts into its sink reaches every gradient through that of the log-sum-exp."""
+    """The weight of the sink reaches every gradient through that of the log-sum-exp."""
     scheme = sunk(inner)
-    # Some rows see nothing but the sink.
+    # In some rows only the sink is visible.
     where = Case({"causal": True, "q_seg": np.arange(20) % 3, "k_seg": np.arange(20) % 2})
     tensors, params = tensors_of(scheme, where), params_of(scheme)
     given = scheme, tensors, params, normal(tensors["q"].shape, 9)
@@ -130,7 +130,7 @@ def test_a_learned_sink_has_its_gradient(inner, defined):
         *given, dtype="float64", **where.options
     )
     assert np.all(np.abs(gradients["sink"]) > 0.01)
-    assert_beside(scheme, where, values, gradients)
+    assert_near_definition(scheme, where, values, gradients)
 
 
 def call_of(scheme, *, length=20, **options):
@@ -141,22 +141,24 @@ def call_of(scheme, *, length=20, **options):
     return prepare(q, k, v, scheme, params, x=x, xp=jnp, **options)
 
 
-def test_a_logsumexp_says_what_the_definition_says(defined):
+def test_the_logsumexp_is_that_of_the_definition(defined):
     seg = {"q_seg": jnp.arange(20) % 3, "k_seg": jnp.arange(20) % 2}
     call = call_of(fox_alibi(), causal=True, **seg)
     lse, expected = (np.asarray(attended(call)[1]) for attended in (implementation.fused, dense))
     lowest = np.finfo(np.float32).min
-    assert np.all(lse[:, :, 2::3] == lowest)  # rows that see nothing
+    assert np.all(lse[:, :, 2::3] == lowest)  # fully masked rows
     assert np.all(expected[:, :, 2::3] == lowest)
     seen = expected > lowest
     assert_near(lse[seen], expected[seen], ATTENTION_TOL["float32"])
 
 
 def test_a_key_bias_has_no_logsumexp(defined, monkeypatch):
-    monkeypatch.setattr(fused_by_definition, "why_not_lowered", lambda call, here: "it does not")
+    monkeypatch.setattr(
+        fused_by_definition.Definition, "unsupported_bias", lambda *_: "it does not"
+    )
     call = call_of(SUBJECTS["forgetting"], causal=True)
     assert implementation.fused(call)[1] is None
-    assert "key bias stands for that of Forgetting" in implementation.without_lse(call)
+    assert "replace the bias of Forgetting by its key bias" in implementation.without_lse(call)
     asked = Implementation(
         "pallas",
         implementation.fused,
@@ -164,13 +166,15 @@ def test_a_key_bias_has_no_logsumexp(defined, monkeypatch):
         without_lse=implementation.without_lse,
     )
     why = asked.why_not(call_of(sunk(SUBJECTS["forgetting"]), causal=True))
-    assert "the sink of Sink is put in by a log-sum-exp, and a key bias stands for" in str(why)
+    assert "the sink of Sink is put in by a log-sum-exp, and kernels replace the bias of" in str(
+        why
+    )
     assert asked.why_not(call) is None
 
 
 @dataclass(frozen=True)
 class OfKeys(posenc.PositionScheme):
-    """A number of each key, which no query has."""
+    """A feature of each key, which no query has."""
 
     large: float = 0.0
 
@@ -184,15 +188,17 @@ class OfKeys(posenc.PositionScheme):
         return params.key["w"]
 
 
-# float32 holds such numbers to a 64th; taken off each row before scores are added, they cancel.
+# float32 has steps of 1/64 at such numbers; subtracted before scores are added, they cancel.
 @pytest.mark.parametrize(("case", "large"), [("fewer-queries", 2.0**18), ("everything", 0.0)])
-def test_a_key_bias_of_what_only_keys_have(case, large, defined, monkeypatch):
-    monkeypatch.setattr(fused_by_definition, "why_not_lowered", lambda call, here: "it does not")
+def test_a_key_bias_of_a_feature_that_queries_lack(case, large, defined, monkeypatch):
+    monkeypatch.setattr(
+        fused_by_definition.Definition, "unsupported_bias", lambda *_: "it does not"
+    )
     scheme, where = OfKeys(large), CASES[case]
     tensors = tensors_of(scheme, where)
     given = scheme, tensors, {}, normal(tensors["q"].shape, 9)
     options = {"dtype": "float64", **where.options}
-    assert_beside(scheme, where, *route("jax", "reference").gradients(*given, **options))
+    assert_near_definition(scheme, where, *route("jax", "reference").gradients(*given, **options))
 
 
 @pytest.mark.parametrize(
@@ -206,14 +212,18 @@ def test_a_key_bias_of_what_only_keys_have(case, large, defined, monkeypatch):
             dict.fromkeys(("q_axes", "k_axes"), jnp.arange(20)),
             "the bias of ALiBi reads the places given as q_axes and k_axes",
         ),
-        (SUBJECTS["streets"], {}, "reads a table of each query, 'places'; kernels take one number"),
-        (Levelled(), {"window": 9, "sink_tokens": 2}, "sink_tokens are not in that of a region"),
-        (Wide(), {}, "reads a table of each key, 't'; kernels take one number"),
-        (Wide(table=False), {}, "reads 2 numbers of each key, a, b; kernels take one"),
+        (SUBJECTS["streets"], {}, "reads a table per query, 'places'; kernels take one number"),
+        (
+            Levelled(),
+            {"window": 9, "sink_tokens": 2},
+            "sink_tokens are outside the window of a region",
+        ),
+        (Wide(), {}, "reads a table per key, 't'; kernels take one number"),
+        (Wide(table=False), {}, "reads 2 numbers per key, a, b; kernels take one"),
     ],
     ids=["softcap", "bias", "mask", "places", "axes", "sink-tokens-of-regions", "table", "two"],
 )
-def test_what_kernels_do_not_read_is_refused(scheme, options, reason, defined):
+def test_arguments_that_kernels_do_not_read_are_refused(scheme, options, reason, defined):
     call = call_of(scheme, **options)
     assert reason in str(implementation.unsupported((call.regions or (call,))[0]))
 
@@ -223,37 +233,41 @@ def test_places_without_a_bias_are_served(defined):
     assert implementation.unsupported(call_of(posenc.RoPE(8), **places)) is None
 
 
-def test_blocks_that_round_to_nothing_are_left_out(defined, monkeypatch):
+def test_negligible_blocks_are_skipped(defined, monkeypatch):
     seen = []
-    plain = implementation.planned
-    monkeypatch.setattr(implementation, "planned", lambda *a: seen.append(plain(*a)) or seen[-1])
+    plain = implementation.plan_call
+    monkeypatch.setattr(implementation, "plan_call", lambda *a: seen.append(plain(*a)) or seen[-1])
     out = [
         posenc_jax.attention(
             *tokens(80), STEEP, causal=True, implementation="pallas", skip_blocks=skip
         )
         for skip in (True, False)
     ]
-    some, every = (jnp.sum(jnp.diff(at.keys, axis=0)) for _, _, at in seen)
+    some, every = (jnp.sum(jnp.diff(at.key_ranges, axis=0)) for _, _, at in seen)
     assert every == 2 * 4 * 10 * 11 / 2
     assert some < 0.6 * every
-    # What is left out weighs less than half a rounding; the rest is summed in another order.
+    # Skipped weights are below half a rounding; the rest is summed in another order.
     assert_near(out[0], out[1], UNIT["float32"] + 2 * attention_bound("float32", keys=80))
 
 
-def test_bounds_of_keys_and_of_queries_hold_the_same_pairs(defined, monkeypatch):
+def test_ranges_of_keys_and_of_queries_hold_the_same_pairs(defined, monkeypatch):
     seen = []
-    plain = implementation.planned
-    monkeypatch.setattr(implementation, "planned", lambda *a: seen.append(plain(*a)) or seen[-1])
+    plain = implementation.plan_call
+    monkeypatch.setattr(implementation, "plan_call", lambda *a: seen.append(plain(*a)) or seen[-1])
     posenc_jax.attention(*tokens(80), STEEP, causal=True, window=20, implementation="pallas")
-    ((plan, _, places),) = seen
+    ((plan, _, integers),) = seen
     index = np.arange(plan.q_blocks)
-    by_query = (places.keys[0][..., None] <= index) & (index < places.keys[1][..., None])
-    by_key = (places.queries[0][..., None] <= index) & (index < places.queries[1][..., None])
+    by_query = (integers.key_ranges[0][..., None] <= index) & (
+        index < integers.key_ranges[1][..., None]
+    )
+    by_key = (integers.query_ranges[0][..., None] <= index) & (
+        index < integers.query_ranges[1][..., None]
+    )
     np.testing.assert_array_equal(by_query, jnp.swapaxes(by_key, -1, -2))
 
 
 def test_the_logsumexp_has_a_gradient(defined):
-    """As two parts of one softmax need it to be put together."""
+    """Combining two parts of one softmax needs it."""
     scheme, length = posenc.ALiBi(4, learned=True), 19
     q, k, v = (jnp.swapaxes(a, 1, 2) for a in tokens(length))
     params = {"slopes": jnp.asarray([0.5, 0.25, 0.1, 0.01])}
@@ -282,8 +296,10 @@ def test_the_logsumexp_has_a_gradient(defined):
 
 
 @pytest.mark.parametrize("subject", ["alibi-learned", "forgetting"])
-def test_a_key_bias_stands_for_a_bias_that_does_not_lower(subject, defined, monkeypatch):
-    monkeypatch.setattr(fused_by_definition, "why_not_lowered", lambda call, here: "it does not")
+def test_a_key_bias_replaces_a_bias_that_does_not_lower(subject, defined, monkeypatch):
+    monkeypatch.setattr(
+        fused_by_definition.Definition, "unsupported_bias", lambda *_: "it does not"
+    )
     # At explicit positions there is no table either.
     assert_as_the_reference(subject, "everything")
 
@@ -317,9 +333,9 @@ def test_a_cpu_has_no_kernels():
         posenc_jax.attention(*tokens(20), STEEP, implementation="pallas")
 
 
-def test_auto_passes_kernels_by_and_says_why(defined):
-    at_all = posenc_jax.explain(*tokens(300), STEEP, causal=True)
-    assert at_all["implementation"] != "pallas"
-    assert "no device has run them yet" in at_all["others"]["pallas"]
+def test_auto_skips_kernels_and_says_why(defined):
+    many = posenc_jax.explain(*tokens(300), STEEP, causal=True)
+    assert many["implementation"] != "pallas"
+    assert "no device has run them yet" in many["others"]["pallas"]
     few = posenc_jax.explain(*tokens(300, q_len=3), STEEP, causal=True)
     assert "3 queries are few" in few["others"]["pallas"]

@@ -1,4 +1,4 @@
-"""The kernels for Hopper GPUs, interpreted on a CPU, beside the reference; and who is refused."""
+"""The kernels for Hopper GPUs, interpreted against the reference; and which calls are refused."""
 
 import itertools
 import re
@@ -21,7 +21,7 @@ posenc_jax = pytest.importorskip("posenc_jax")
 from posenc_jax.fused import mosaic_gpu  # noqa: E402
 from posenc_jax.fused.implementation import fused  # noqa: E402
 from posenc_jax.fused.mosaic_gpu import tile  # noqa: E402
-from posenc_jax.fused.plan import Plan, Read  # noqa: E402
+from posenc_jax.fused.plan import BiasReads, Plan  # noqa: E402
 from posenc_jax.fused.target import Target, targeting  # noqa: E402
 
 INTERPRETED, HOPPER = Target("gpu", "9.0", interpreted=True), Target("gpu", "9.0")
@@ -80,7 +80,7 @@ CASES = {
             "causal": True,
             "q_pos": positions(140, 1),
             "k_pos": positions(60, 2),
-            "q_seg": np.arange(140) % 4,  # segment 3 has no key: rows that see nothing
+            "q_seg": np.arange(140) % 4,  # segment 3 has no key: fully masked rows
             "k_seg": np.arange(60) % 3,
             "scale": -0.1,
         },
@@ -130,10 +130,10 @@ def test_interpreted_kernels_equal_the_reference(name):
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("window", [None, (0, 0), (70, 3), (None, 9), (9, None), (None, -40)])
-def test_a_tile_is_masked_where_it_hides_something(window, causal):
-    """And only there: what is computed of a mask is computed for every score."""
+def test_a_tile_is_masked_where_a_pair_is(window, causal):
+    """And only there: a mask costs instructions for every score."""
     plan = replace(
-        Plan.trial(NOPE, Read((), (), (), ()), 128),
+        Plan.of_one_block(NOPE, BiasReads(), 128),
         causal=causal, window=window, q_len=300, k_len=333,
     )  # fmt: skip
     for shape, axis, q, k in itertools.product(
@@ -141,14 +141,14 @@ def test_a_tile_is_masked_where_it_hides_something(window, causal):
     ):
         query, key = tile.Side(axis, q), tile.Side(1 - axis, k)
         at_q, at_k = (s.start + np.arange(shape[s.axis]) for s in (query, key))
-        seen = plan.seen(at_q[:, None], at_k, at_k)
-        hides = seen is not None and not np.all(seen)
-        assert bool(tile._may_hide(plan, query, key, shape)) == hides
+        mask = plan.mask(at_q[:, None], at_k, at_k)
+        masked = mask is not None and not np.all(mask)
+        assert bool(tile._needs_mask(plan, query, key, shape)) == masked
 
 
 @interprets
-def test_what_a_row_may_not_see_leaves_no_trace():
-    """Blind rows are 0 with the lowest log-sum-exp; values there may be as large as they come."""
+def test_masked_values_do_not_matter():
+    """Fully masked rows are 0 with the lowest log-sum-exp, however large the masked values are."""
     rng = np.random.default_rng(0)
     q, k, v = (jnp.asarray(rng.normal(size=(1, 1, 20, 64)), jnp.bfloat16) for _ in range(3))
     seg = jnp.asarray([0] * 10 + [1] * 10)
@@ -164,8 +164,8 @@ def test_what_a_row_may_not_see_leaves_no_trace():
 @recent
 @pytest.mark.parametrize("name", CASES)
 def test_kernels_lower_for_a_gpu_that_is_not_here(name):
-    """Forward and all gradients; what interpreting cannot show, as layouts in registers."""
-    case = replace(CASES[name], dim=128)  # which needs most
+    """Forward and all gradients. The interpreter does not check layouts in registers, this does."""
+    case = replace(CASES[name], dim=128)  # needs most resources
     tensors = {n: jnp.asarray(a, case.dtype) for n, a in case.tensors().items()}
     params = {n: jnp.asarray(a) for n, a in params_of(case.scheme).items()}
 
@@ -185,7 +185,7 @@ def test_kernels_lower_for_a_gpu_that_is_not_here(name):
 
 
 def call_of(scheme=NOPE, dtype="bfloat16", **shapes):
-    """A call with everything as it should be, but for what is named."""
+    """A call that kernels serve, but for the given arguments."""
     given = {"q": (1, HEADS, 20, 64), "k": (1, HEADS, 20, 64), "v": (1, HEADS, 20, 64)} | shapes
     q, k, v = (jnp.zeros(given[name], dtype) for name in "qkv")
     params = {n: jnp.asarray(a) for n, a in params_of(scheme).items()}
@@ -204,23 +204,23 @@ def call_of(scheme=NOPE, dtype="bfloat16", **shapes):
         ({"v": (1, 2, 20, 128)}, "q has head_dim 64, v has 128; .* equal"),
     ],
 )
-def test_what_no_kernel_takes_is_refused_with_the_value(call, reason):
-    assert re.search(reason, mosaic_gpu.refuses(call_of(**call)))
-    assert mosaic_gpu.refuses(call_of()) is None
+def test_shapes_and_dtypes_are_refused_with_the_value(call, reason):
+    assert re.search(reason, mosaic_gpu.DEVICE.unsupported_call(call_of(**call)))
+    assert mosaic_gpu.DEVICE.unsupported_call(call_of()) is None
 
 
-def test_what_is_no_hopper_gpu_is_refused():
-    why = mosaic_gpu.why_not_here(Target("gpu", "8.0"))
+def test_other_gpus_are_refused():
+    why = mosaic_gpu.DEVICE.unsupported(Target("gpu", "8.0"))
     assert "JAX 0.11" in why if OLD else "Hopper" in why and "8.0" in why
     if OLD:
-        assert jax.__version__ in mosaic_gpu.why_not_here(HOPPER)
+        assert jax.__version__ in mosaic_gpu.DEVICE.unsupported(HOPPER)
     else:
-        assert mosaic_gpu.why_not_here(HOPPER) is None
+        assert mosaic_gpu.DEVICE.unsupported(HOPPER) is None
 
 
 @dataclass(frozen=True)
 class Wave(posenc.PositionScheme):
-    """A bias made of a function that kernels do not have."""
+    """A bias that calls a function which kernels do not have."""
 
     def bias(self, q, k, *, params, xp):
         return xp.sin(xp.astype(q - k, xp.float32))
@@ -228,7 +228,7 @@ class Wave(posenc.PositionScheme):
 
 @recent
 def test_a_bias_that_no_kernel_computes_is_named():
-    why = mosaic_gpu.why_not_lowered(call_of(Wave()), HOPPER)
+    why = mosaic_gpu.DEVICE.unsupported_bias(call_of(Wave()))
     assert "Wave" in why
     assert "sin" in why
-    assert mosaic_gpu.why_not_lowered(call_of(Kerple(HEADS)), HOPPER) is None
+    assert mosaic_gpu.DEVICE.unsupported_bias(call_of(Kerple(HEADS))) is None

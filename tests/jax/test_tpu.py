@@ -1,4 +1,4 @@
-"""Kernels for TPUs: interpreted beside the reference, and lowered for the device at real sizes.
+"""Kernels for TPUs: interpreted against the reference, and lowered for the device at real sizes.
 
 Interpreted tiles are of 8 tokens, so that short sequences have several, some of them padded.
 """
@@ -24,8 +24,8 @@ jnp = jax.numpy
 posenc_jax = pytest.importorskip("posenc_jax")
 
 from posenc_jax.fused import implementation, tpu  # noqa: E402
-from posenc_jax.fused.gradients import Rows  # noqa: E402
-from posenc_jax.fused.plan import _bounds, planned  # noqa: E402
+from posenc_jax.fused.gradients import Residuals  # noqa: E402
+from posenc_jax.fused.plan import _ranges, plan_call  # noqa: E402
 from posenc_jax.fused.target import Target, targeting  # noqa: E402
 from posenc_jax.fused.tpu import tile as tpu_tile  # noqa: E402
 
@@ -45,7 +45,7 @@ OWN_CASES = {
         q_len=13,
         grouped=True,
     ),
-    # Sinks are anywhere, and tokens before position 0 are none.
+    # Sink tokens are anywhere; tokens before position 0 are not sink tokens.
     "sinks": Case(
         {
             "causal": True,
@@ -60,19 +60,20 @@ OWN_CASES = {
 }
 FORMS = {
     "nope": "none",
-    "alibi": "pairs",
-    "alibi-learned": "pairs",
-    "kerple": "pairs",
-    "t5": "table",
-    "parabola": "table",
-    "forgetting": "pairs",
-    "fading": "pairs",
-    "fox-alibi": "pairs",
-    "fence": "pairs",
-    "tide": "pairs",
+    "alibi": "elementwise",
+    "alibi-learned": "elementwise",
+    "kerple": "elementwise",
+    "t5": "by distance",
+    "parabola": "by distance",
+    "forgetting": "elementwise",
+    "fading": "elementwise",
+    "fox-alibi": "elementwise",
+    "fence": "elementwise",
+    "tide": "elementwise",
 }
 pytestmark = pytest.mark.skipif(
-    tpu.why_not_here(INTERPRETED) is not None, reason=str(tpu.why_not_here(INTERPRETED))
+    tpu.DEVICE.unsupported(INTERPRETED) is not None,
+    reason=str(tpu.DEVICE.unsupported(INTERPRETED)),
 )
 
 
@@ -108,7 +109,7 @@ def pulled(scheme, options, arrays, params, d_out):
 
 
 def assert_as_the_reference(scheme, case, tensors, dtype):
-    """Values and all gradients of the kernels beside those of the definition in float64."""
+    """Values and all gradients of the kernels are those of the definition in float64."""
     params, options = params_of(scheme), case.options
     d_out = normal(tensors["q"].shape, 9)
     swapped = {n: np.swapaxes(a, 1, 2) if a.ndim == 4 else a for n, a in tensors.items()}
@@ -162,35 +163,37 @@ def test_blocks_of_the_size_that_the_device_has():
         assert_as_the_reference(scheme, case, tensors, "float32")
 
 
-def test_what_bounds_leave_out_is_left_out(monkeypatch):
+def test_only_blocks_in_range_are_computed(monkeypatch):
     monkeypatch.setattr(tpu, "BLOCKS", (BLOCK,))
     call = call_of(SUBJECTS["t5"], length=27)
-    plan, operands, places = planned(call, "table", BLOCK)
+    plan, operands, integers = plan_call(call, "by distance", BLOCK)
     rng = np.random.default_rng(0)
     operands = jax.tree.map(
         lambda a: jnp.asarray(rng.standard_normal(a.shape), jnp.float32), operands
     )
-    keys = np.sort(rng.integers(0, 5, places.keys.shape), axis=0)  # some of no key at all
-    at = np.arange(4)
-    kept = (keys[0, ..., None] <= at) & (at < keys[1, ..., None])
-    queries = _bounds(jnp.swapaxes(kept, 2, 3), keys.shape[1:])
-    places = places._replace(keys=jnp.asarray(keys, jnp.int32), queries=queries)
-    assert not kept.any(axis=-1).all()
+    keys = np.sort(rng.integers(0, 5, integers.key_ranges.shape), axis=0)  # some are empty
+    block = np.arange(4)
+    needed = (keys[0, ..., None] <= block) & (block < keys[1, ..., None])
+    queries = _ranges(jnp.swapaxes(needed, 2, 3), keys.shape[1:])
+    integers = integers._replace(key_ranges=jnp.asarray(keys, jnp.int32), query_ranges=queries)
+    assert not needed.any(axis=-1).all()
 
-    def every(kernels):
-        def run(operands, places):
-            out, logsumexp = kernels.forward(plan, operands, places)
-            rows = Rows(jnp.cos(out), logsumexp, jnp.sum(out * jnp.cos(out), axis=-1))
+    def results(kernels):
+        def run(operands, integers):
+            given = plan, operands, integers
+            out, logsumexp = kernels.forward(*given)
+            residuals = Residuals(jnp.cos(out), logsumexp, jnp.sum(out * jnp.cos(out), axis=-1))
             backward = kernels.d_queries, kernels.d_keys, kernels.d_table
-            return out, logsumexp, [found(plan, operands, places, rows) for found in backward]
+            return out, logsumexp, [kernel(*given, residuals) for kernel in backward]
 
-        return jax.tree.leaves(jax.jit(run)(operands, places))
+        return jax.tree.leaves(jax.jit(run)(operands, integers))
 
-    expected = every(fused_by_definition.KERNELS)
-    for found, wanted in zip(every(tpu.kernels(INTERPRETED)), expected, strict=True):
+    expected = results(fused_by_definition.KERNELS)
+    interpreted = results(tpu.DEVICE.kernels(interpreted=True))
+    for result, wanted in zip(interpreted, expected, strict=True):
         # Two results, of 64 channels and 32 keys; gradients go through the scores once more.
         bound = 2 * 2 * attention_bound("float32", channels=64, keys=32)
-        assert_near(found, wanted, bound)
+        assert_near(result, wanted, bound)
 
 
 @pytest.mark.parametrize("size", [8, 128])
@@ -220,7 +223,7 @@ def lowered(scheme, tensors, **options):
 
     arrays = {name: a for name, a in tensors.items() if a.ndim > 2}
     places = {name: a for name, a in tensors.items() if a.ndim == 2}
-    with targeting(Target("tpu")), tpu._on_a_tpu():
+    with targeting(Target("tpu")), tpu.abstract_tpu():
         traced = jax.jit(both).trace(arrays, places, params, d_out)
         return traced.lower(lowering_platforms=("tpu",)).as_text()
 
@@ -251,10 +254,10 @@ def shapes(dtype, dims, *, heads=HEADS, q_len=1000, k_len=1500, positions=False,
     + [(s, "float32", (64, 256)) for s in ("t5", "fading")],
 )
 def test_every_kernel_lowers_for_the_device_at_real_sizes(subject, dtype, dims):
-    positions = dtype == "float32" and FORMS[subject] != "table"
+    positions = dtype == "float32" and FORMS[subject] != "by distance"
     options = {"causal": dtype == "float32", "window": 600}
     text = lowered(SUBJECTS[subject], shapes(dtype, dims, positions=positions), **options)
-    assert text.count("tpu_custom_call") == (4 if FORMS[subject] == "table" else 3)
+    assert text.count("tpu_custom_call") == (4 if FORMS[subject] == "by distance" else 3)
 
 
 def test_kernels_lower_where_integers_have_64_bits():
@@ -275,7 +278,7 @@ def call_of(scheme, dtype="float32", dim=DIM, v_dim=DIM, batch=1, length=LENGTH,
 def test_which_form_a_bias_has(subject):
     # Also under a causal mask, where a key bias would serve: the bias itself comes first.
     call = call_of(SUBJECTS[subject], causal=True)
-    assert implementation._formed(call, tpu, INTERPRETED) == (call, FORMS[subject])
+    assert implementation.choose_form(call, tpu.DEVICE) == (call, FORMS[subject])
 
 
 def test_a_bias_that_does_not_lower_says_why():
@@ -283,13 +286,13 @@ def test_a_bias_that_does_not_lower_says_why():
         def bias(self, q, k, *, params, xp):
             return super().bias(q, k, params=params, xp=xp) + xp.sort(q - k, axis=-1)
 
-    reason = tpu.why_not_lowered(call_of(Sorting()), INTERPRETED)
+    reason = tpu.DEVICE.unsupported_bias(call_of(Sorting()))
     assert reason is not None
     assert "the bias of Sorting does not lower for a TPU: " in reason
-    # Nor while a program is traced.
-    found = []
-    jax.eval_shape(lambda: found.append(tpu.why_not_lowered(call_of(Sorting()), INTERPRETED)))
-    assert found == [reason]
+    # Also while a program is traced.
+    traced = []
+    jax.eval_shape(lambda: traced.append(tpu.DEVICE.unsupported_bias(call_of(Sorting()))))
+    assert traced == [reason]
 
 
 @pytest.mark.parametrize(
@@ -301,13 +304,15 @@ def test_a_bias_that_does_not_lower_says_why():
     ],
 )
 def test_what_no_kernel_takes(options, reason):
-    assert reason in tpu.refuses(call_of(SUBJECTS["nope"], **options))
+    assert reason in tpu.DEVICE.unsupported_call(call_of(SUBJECTS["nope"], **options))
 
 
 def test_bounds_of_blocks_have_little_room():
     def refused(batch):
         long = jax.ShapeDtypeStruct((batch, 32, 8192, DIM), jnp.bfloat16)
-        return tpu.refuses(replace(call_of(SUBJECTS["nope"]), q=long, k=long, v=long))
+        return tpu.DEVICE.unsupported_call(
+            replace(call_of(SUBJECTS["nope"]), q=long, k=long, v=long)
+        )
 
     assert refused(64) is None
     assert "batch 65, 32 heads and 16 + 16 blocks need 133120 bounds" in refused(65)
@@ -315,15 +320,15 @@ def test_bounds_of_blocks_have_little_room():
 
 def test_what_kernels_take():
     call = call_of(SUBJECTS["nope"], "bfloat16", 128, 256)
-    assert tpu.refuses(call) is None
+    assert tpu.DEVICE.unsupported_call(call) is None
     mixed = replace(call, v=call.v.astype(jnp.float32))
-    assert "differ in dtype" in tpu.refuses(mixed)
+    assert "differ in dtype" in tpu.DEVICE.unsupported_call(mixed)
 
 
 def test_blocks_are_no_longer_than_the_queries():
     def of(length):
         q = jax.ShapeDtypeStruct((1, 1, length, DIM), jnp.float32)
-        return tpu.block(replace(call_of(SUBJECTS["nope"]), q=q), "none")
+        return tpu.DEVICE.block(replace(call_of(SUBJECTS["nope"]), q=q))
 
     sizes = {1: 128, 128: 128, 300: 256, 511: 256, 512: 512, 4000: 512}
     assert {length: of(length) for length in sizes} == sizes

@@ -1,50 +1,46 @@
-"""What fused kernels must compute, by formula and whole: ``Kernels`` to put real ones beside."""
+"""What fused kernels must compute, by formula on whole arrays, to compare real kernels with."""
 
 from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
 
+from posenc_jax.fused.devices import Device
 from posenc_jax.fused.gradients import Kernels
-from posenc_jax.fused.plan import FLOOR, Tokens
+from posenc_jax.fused.plan import MIN_SCORE, Tokens
 
 
-def scores(plan, operands, places, numbers, table, q_feature, k_feature):
-    """Scores and which count, ``(B, H, Q, K)`` with padding."""
+def scores_and_mask(plan, operands, integers, head_scalars, table, q_feature, k_feature):
+    """Scores, and which pairs are computed and visible, ``(B, H, Q, K)`` with padding."""
     q, k = (operands[n].astype(jnp.float32) for n in (0, 1))
     (batch, heads, q_size, _), k_size = q.shape, k.shape[2]
     k = jnp.repeat(k, heads // k.shape[1], axis=1)
-    found = jnp.einsum("bhqd,bhkd->bhqk", q, k, precision="highest") * plan.scale
+    scores = jnp.einsum("bhqd,bhkd->bhqk", q, k, precision="highest") * plan.scale
     i, j = jnp.arange(q_size)[:, None], jnp.arange(k_size)[None, :]
     q_pos, k_pos, segments = i + plan.k_len - plan.q_len, j, ()
-    if places.q_pos is not None:
-        q_pos, k_pos = places.q_pos[:, None, :, None], places.k_pos[:, None, None, :]
-    if places.q_seg is not None:
-        segments = places.q_seg[:, None, :, None], places.k_seg[:, None, None, :]
-    if plan.form == "pairs":
+    if integers.q_pos is not None:
+        q_pos, k_pos = integers.q_pos[:, None, :, None], integers.k_pos[:, None, None, :]
+    if integers.q_seg is not None:
+        segments = integers.q_seg[:, None, :, None], integers.k_seg[:, None, None, :]
+    if plan.form == "elementwise":
         query = None if q_feature is None else q_feature[..., :, None]
         key = None if k_feature is None else k_feature[..., None, :]
-        at = Tokens(q_pos, query), Tokens(k_pos, key)
-        each = [numbers[:, n, None, None] for n in range(numbers.shape[1])]
-        found = found + plan.bias(each[: len(plan.learned + plan.fixed)], *at)
-    if plan.form == "table":
+        columns = [head_scalars[:, n, None, None] for n in range(len(plan.scalars_read))]
+        scores = scores + plan.bias(columns, Tokens(q_pos, query), Tokens(k_pos, key))
+    if plan.form == "by distance":
         flat = table.reshape(heads, -1)
-        found = found + flat[:, j - i + plan.q_blocks * plan.block - 1]
-    seen = plan.seen(q_pos, k_pos, j, *segments)
-    seen = jnp.ones(found.shape, bool) if seen is None else jnp.broadcast_to(seen, found.shape)
-    of_queries, of_keys = i // plan.block, j // plan.block
-    first, end = (bound[..., of_queries] for bound in places.keys.reshape(2, batch, heads, -1))
+        scores = scores + flat[:, j - i + plan.q_blocks * plan.block - 1]
+    mask = plan.mask(q_pos, k_pos, j, *segments)
+    mask = jnp.ones(scores.shape, bool) if mask is None else jnp.broadcast_to(mask, scores.shape)
+    q_block, k_block = i // plan.block, j // plan.block
+    ranges = integers.key_ranges.reshape(2, batch, heads, -1)
+    first, end = (bound[..., q_block] for bound in ranges)
     first, end = first[..., :, 0, None], end[..., :, 0, None]
-    return found, seen & (first <= of_keys) & (of_keys < end)
+    return scores, mask & (first <= k_block) & (k_block < end)
 
 
-def _weights(plan, operands, places, logsumexp, *leaves):
-    found, seen = scores(plan, operands, places, *leaves)
-    return jnp.where(seen, jnp.exp(found - logsumexp[..., None]), 0.0)
-
-
-def _leaves(operands):
-    return operands.numbers, operands.table, operands.q_feature, operands.k_feature
+def _inputs_of_bias(operands):
+    return operands.head_scalars, operands.table, operands.q_feature, operands.k_feature
 
 
 def _values(operands):
@@ -52,103 +48,102 @@ def _values(operands):
     return jnp.repeat(v, operands.q.shape[1] // v.shape[1], axis=1)
 
 
-def forward(plan, operands, places):
-    found, seen = scores(plan, operands, places, *_leaves(operands))
-    highest = jnp.maximum(jnp.max(jnp.where(seen, found, FLOOR), axis=-1), FLOOR)
-    weights = jnp.where(seen, jnp.exp(found - highest[..., None]), 0.0)
+def forward(plan, operands, integers):
+    scores, mask = scores_and_mask(plan, operands, integers, *_inputs_of_bias(operands))
+    highest = jnp.max(jnp.where(mask, scores, MIN_SCORE), axis=-1)
+    highest = jnp.maximum(highest, MIN_SCORE)
+    weights = jnp.where(mask, jnp.exp(scores - highest[..., None]), 0.0)
     total = jnp.sum(weights, axis=-1)
-    some = jnp.where(total == 0, 1.0, total)
-    out = jnp.einsum("bhqk,bhkd->bhqd", weights / some[..., None], _values(operands))
-    logsumexp = jnp.where(total == 0, FLOOR, highest + jnp.log(some))
+    positive = jnp.where(total == 0, 1.0, total)
+    out = jnp.einsum("bhqk,bhkd->bhqd", weights / positive[..., None], _values(operands))
+    logsumexp = jnp.where(total == 0, MIN_SCORE, highest + jnp.log(positive))
     return out.astype(operands.q.dtype), logsumexp
 
 
-def _d_scores(plan, operands, places, rows):
-    weights = _weights(plan, operands, places, rows.logsumexp, *_leaves(operands))
-    d_out = rows.d_out.astype(jnp.float32)
+def _weights_and_gradient(plan, operands, integers, residuals):
+    scores, mask = scores_and_mask(plan, operands, integers, *_inputs_of_bias(operands))
+    weights = jnp.where(mask, jnp.exp(scores - residuals.logsumexp[..., None]), 0.0)
+    d_out = residuals.d_out.astype(jnp.float32)
     d_weights = jnp.einsum("bhqd,bhkd->bhqk", d_out, _values(operands))
-    return weights, weights * (d_weights - rows.delta[..., None])
+    return weights, weights * (d_weights - residuals.delta[..., None])
 
 
-def d_queries(plan, operands, places, rows):
-    _, d_scores = _d_scores(plan, operands, places, rows)
+def d_queries(plan, operands, integers, residuals):
+    _, d_scores = _weights_and_gradient(plan, operands, integers, residuals)
     heads = operands.q.shape[1]
     k = jnp.repeat(operands.k.astype(jnp.float32), heads // operands.k.shape[1], axis=1)
     d_q = jnp.einsum("bhqk,bhkd->bhqd", d_scores, k) * plan.scale
 
-    def of_row(numbers, q_feature):
-        """Scores, every row with numbers of its own."""
-        leaves = numbers, operands.table, q_feature, operands.k_feature
-        return scores(plan, operands, places, *leaves)[0]
+    def scores(head_scalars, q_feature):
+        inputs = head_scalars, operands.table, q_feature, operands.k_feature
+        return scores_and_mask(plan, operands, integers, *inputs)[0]
 
-    if plan.form != "pairs":
+    def per_query(n):
+        """The gradient of the n-th scalar, per query."""
+        one = jnp.zeros_like(operands.head_scalars).at[:, n].set(1.0)
+        derivative = jax.jvp(
+            lambda scalars: scores(scalars, operands.q_feature), (operands.head_scalars,), (one,)
+        )[1]
+        return jnp.sum(d_scores * derivative, axis=-1)
+
+    if plan.form != "elementwise":
         return d_q.astype(operands.q.dtype), None, None
-    d_rows = None
-    if plan.learned:
-        d_rows = jnp.stack(
-            [
-                jnp.sum(
-                    d_scores
-                    * jax.jvp(
-                        lambda n: of_row(n, operands.q_feature),
-                        (operands.numbers,),
-                        (jnp.zeros_like(operands.numbers).at[:, p].set(1.0),),
-                    )[1],
-                    axis=-1,
-                )
-                for p in range(len(plan.learned))
-            ],
-            axis=2,
-        )
+    d_scalars = None
+    if plan.trainable:
+        d_scalars = jnp.stack([per_query(n) for n in range(len(plan.trainable))], axis=2)
     d_feature = None
     if operands.q_feature is not None:
-        pull = jax.vjp(lambda c: of_row(operands.numbers, c), operands.q_feature)[1]
-        (d_feature,) = pull(d_scores)
-    return d_q.astype(operands.q.dtype), d_rows, d_feature
+        pull = jax.vjp(lambda feature: scores(operands.head_scalars, feature), operands.q_feature)
+        (d_feature,) = pull[1](d_scores)
+    return d_q.astype(operands.q.dtype), d_scalars, d_feature
 
 
-def d_keys(plan, operands, places, rows):
-    weights, d_scores = _d_scores(plan, operands, places, rows)
-    q, d_out = (a.astype(jnp.float32) for a in (operands.q, rows.d_out))
+def d_keys(plan, operands, integers, residuals):
+    weights, d_scores = _weights_and_gradient(plan, operands, integers, residuals)
+    q, d_out = (a.astype(jnp.float32) for a in (operands.q, residuals.d_out))
     d_k = jnp.einsum("bhqk,bhqd->bhkd", d_scores, q) * plan.scale
     d_v = jnp.einsum("bhqk,bhqd->bhkd", weights, d_out)
+
+    def scores(k_feature):
+        inputs = operands.head_scalars, operands.table, operands.q_feature, k_feature
+        return scores_and_mask(plan, operands, integers, *inputs)[0]
+
     d_feature = None
     if operands.k_feature is not None:
-        leaves = operands.numbers, operands.table, operands.q_feature
-        pull = jax.vjp(lambda c: scores(plan, operands, places, *leaves, c)[0], operands.k_feature)[
-            1
-        ]
-        (d_feature,) = pull(d_scores)
+        (d_feature,) = jax.vjp(scores, operands.k_feature)[1](d_scores)
     return d_k.astype(operands.k.dtype), d_v.astype(operands.v.dtype), d_feature
 
 
-def d_table(plan, operands, places, rows):
-    _, d_scores = _d_scores(plan, operands, places, rows)
-    leaves = operands.q_feature, operands.k_feature
-    pull = jax.vjp(
-        lambda t: scores(plan, operands, places, operands.numbers, t, *leaves)[0], operands.table
-    )[1]
-    return pull(d_scores)[0]
+def d_table(plan, operands, integers, residuals):
+    _, d_scores = _weights_and_gradient(plan, operands, integers, residuals)
+
+    def scores(table):
+        inputs = operands.head_scalars, table, operands.q_feature, operands.k_feature
+        return scores_and_mask(plan, operands, integers, *inputs)[0]
+
+    return jax.vjp(scores, operands.table)[1](d_scores)[0]
 
 
 KERNELS = Kernels(forward, d_queries, d_keys, d_table)
 
 
-def why_not_here(here):
-    return None
+class Definition(Device):
+    """These kernels as those of a device, in blocks of 8."""
+
+    def unsupported(self, target):
+        return None
+
+    def unsupported_call(self, call):
+        return None
+
+    def unsupported_bias(self, call):
+        return None
+
+    def block(self, call):
+        return 8
+
+    def kernels(self, *, interpreted):
+        return KERNELS
 
 
-def refuses(call):
-    return None
-
-
-def why_not_lowered(call, here):
-    return None
-
-
-def block(call, form):
-    return 8
-
-
-def kernels(here):
-    return KERNELS
+DEVICE = Definition()

@@ -1,5 +1,5 @@
-"""Attention in one Pallas kernel, on GPUs from Hopper on and on TPUs, with any scheme's bias.
+"""Attention in one Pallas kernel, with any scheme's bias: for GPUs from Hopper on, and TPUs.
 
-``plan`` says what a kernel computes from, ``gradients`` how three kernels are differentiated,
-``mosaic_gpu`` and ``tpu`` are the kernels, ``implementation`` chooses among them.
+``plan`` is what a kernel computes from, ``gradients`` differentiates the kernels, ``mosaic_gpu``
+and ``tpu`` hold them, ``implementation`` chooses between them and picks the form of the bias.
 """

@@ -1,14 +1,14 @@
-"""The implementation ``"pallas"``: which kernels serve a call, and how they take its bias."""
+"""The implementation ``"pallas"``: which kernels serve a call, and the form of its bias."""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from posenc.backend import (
@@ -24,43 +24,23 @@ from posenc.backend import (
     has_bias_by_distance,
 )
 from posenc_jax.derivatives import forbid_forward_mode
-from posenc_jax.fused.gradients import NAME, Kernels, attend
-from posenc_jax.fused.plan import FLOOR, Form, planned, why_not_pairs
-from posenc_jax.fused.target import Target, target
+from posenc_jax.fused.devices import PLATFORMS, Device, device_for
+from posenc_jax.fused.gradients import NAME, attend
+from posenc_jax.fused.plan import MIN_SCORE, Form, plan_call, why_not_elementwise
+from posenc_jax.fused.target import target
 from posenc_jax.trees import varying_axes
 
 FEW_QUERIES = 16  # most of a block of queries would be padding
-# Modules of kernels; imported when they are asked for, because each needs its own JAX.
-_MODULES = {"gpu": "posenc_jax.fused.mosaic_gpu", "tpu": "posenc_jax.fused.tpu"}
 
 
-class Module(Protocol):
-    """Kernels for one kind of device."""
-
-    def why_not_here(self, here: Target) -> str | None:
-        """Why there are no kernels on this device, or in this JAX."""
-
-    def unsupported(self, call: Call) -> str | None:
-        """Why no kernel takes shapes or dtypes of a call."""
-
-    def why_not_lowered(self, call: Call, here: Target) -> str | None:
-        """Why the scheme's own bias cannot be computed inside a kernel; None if it can."""
-
-    def block(self, call: Call, form: Form) -> int:
-        """So many queries, and so many keys, make a block."""
-
-    def kernels(self, here: Target) -> Kernels:
-        """The kernels."""
-
-
-class _Keyed(PositionScheme):
-    """A bias ``w(k) - w(q)`` of features that are given; equal to any other of them."""
+class _KeyBias(PositionScheme):
+    """The bias ``w(k) - w(q)`` of a feature that is given; all instances are equal."""
 
     def __eq__(self, other: object) -> bool:
-        return type(other) is _Keyed
+        return type(other) is _KeyBias
 
     def __hash__(self) -> int:
-        return hash(_Keyed)
+        return hash(_KeyBias)
 
     def hidden_features(
         self, x: Array, *, role: Role, params: Mapping[str, Array], xp: Namespace
@@ -68,73 +48,73 @@ class _Keyed(PositionScheme):
         raise AssertionError("features are given")
 
     def bias(self, q: Array, k: Array, *, params: Any, xp: Namespace) -> Array:
-        found: Array = params.key["w"] - params.query["w"]
-        return found
+        bias: Array = params.key["w"] - params.query["w"]
+        return bias
 
     def key_bias(self, k: Array, *, params: Any, xp: Namespace) -> Array:
-        found: Array = params.key["w"]
-        return found
+        bias: Array = params.key["w"]
+        return bias
 
 
 def fused(call: Call) -> tuple[Array, Array | None]:
-    """``(B, H, Q, Dv)`` in q's dtype, and the log of the sum of ``exp(score)``, ``(B, H, Q)``.
+    """Output ``(B, H, Q, Dv)`` in q's dtype, and the log-sum-exp ``(B, H, Q)`` of the scores.
 
-    The second is the lowest finite number where nothing is seen, and None as ``without_lse`` says.
+    The log-sum-exp of a fully masked row is the lowest finite float32. There is none where
+    ``without_lse`` gives a reason.
     """
     here = target()
-    module = _module(here)
-    formed, form = _formed(call, module, here)
-    plan, operands, places = planned(formed, form, module.block(formed, form))
-    out, lse = attend(module.kernels(here), plan, forbid_forward_mode(operands, NAME), places)
+    device = device_for(here)
+    call, form = choose_form(call, device)
+    plan, operands, integers = plan_call(call, form, device.block(call))
+    kernels = device.kernels(interpreted=here.interpreted)
+    out, lse = attend(kernels, plan, forbid_forward_mode(operands, NAME), integers)
     out, lse = out[:, :, : plan.q_len], lse[:, :, : plan.q_len]
-    if isinstance(formed.scheme, _Keyed):
+    if isinstance(call.scheme, _KeyBias):
         return out, None
-    return out, jnp.where(lse <= FLOOR, float(jnp.finfo(lse.dtype).min), lse)
+    return out, jnp.where(lse <= MIN_SCORE, float(np.finfo(np.float32).min), lse)
 
 
 def without_lse(call: Call) -> str | None:
-    """Why there is no log-sum-exp of a call that a kernel serves."""
-    here = target()
+    """Why a kernel has no log-sum-exp of a call that it serves; None if it has one."""
+    device = device_for(target())
     for part in call.regions or (call,):
-        formed, _ = _formed(part, _module(here), here)
-        if isinstance(formed.scheme, _Keyed):
+        served, _ = choose_form(part, device)
+        if isinstance(served.scheme, _KeyBias):
             return (
-                f"a key bias stands for that of {type(part.scheme).__name__} in kernels, which "
+                f"kernels replace the bias of {type(part.scheme).__name__} by its key bias, which "
                 "changes the sum of each row"
             )
     return None
 
 
 def unsupported(call: Call) -> str | None:
-    """Why no kernel serves a call on this device."""
+    """Why no kernel serves a call on this device; None if one does."""
     here = target()
-    if here.platform not in _MODULES:
-        return f"kernels are for {' and '.join(_MODULES)}, the device is a {here.platform}"
+    if here.platform not in PLATFORMS:
+        return f"kernels are for {' and '.join(PLATFORMS)}, the device is a {here.platform}"
     if axes := varying_axes(call.q):
         return (
-            f"a kernel cannot tell that its results vary over {sorted(map(str, axes))}: give "
+            f"a kernel cannot declare that its results vary over {sorted(map(str, axes))}: give "
             "jax.shard_map check_vma=False"
         )
-    if (why := _brought(call)) is not None:
+    if (why := _unsupported_argument(call)) is not None:
         return why
-    if call.query.seg is not None and (wide := _wide_segments(call)):
-        return f"kernels compare segments of 32 bits, {wide} has 64: cast it, if its values fit"
-    module = _module(here)
-    why = module.why_not_here(here) or module.refuses(call)
+    device = device_for(here)
+    why = device.unsupported(here) or device.unsupported_call(call)
     if why is not None:
         return why
     try:
-        _formed(call, module, here)
+        choose_form(call, device)
     except NotImplementedError as error:
         return str(error)
     return None
 
 
 def not_preferred(call: Call) -> str | None:
-    """Why ``"auto"`` passes by."""
+    """Why ``"auto"`` skips the kernels."""
     if call.q.shape[2] < FEW_QUERIES:
         return f"{call.q.shape[2]} queries are few, and the rest of a block would be padding"
-    if target().platform in _MODULES:
+    if target().platform in PLATFORMS:
         return (
             "its kernels were compiled and interpreted, but no device has run them yet: "
             "benchmarks/gpu_check.py --framework jax checks them on yours"
@@ -142,101 +122,98 @@ def not_preferred(call: Call) -> str | None:
     return None
 
 
-def _brought(call: Call) -> str | None:
-    """Why a kernel cannot do with a call what its caller asks for beside the scheme."""
+def _unsupported_argument(call: Call) -> str | None:
+    """Why kernels cannot serve what the caller asks for in addition to the scheme."""
     if call.softcap is not None:
         return f"kernels do not cap scores, softcap is {call.softcap}"
     if call.extra_bias is not None:
         return "kernels read no bias of pairs, bias is given"
     if call.mask is not None:
-        own = call.mask.function if isinstance(call.mask, Mask) else None
-        if isinstance(own, FirstTokens):
-            return "kernels know one window, and sink_tokens are not in that of a region"
-        return "kernels know positions, segments and windows only, mask is given"
+        function = call.mask.function if isinstance(call.mask, Mask) else None
+        if isinstance(function, FirstTokens):
+            return "kernels have one window, and sink_tokens are outside the window of a region"
+        return "kernels mask by positions, segments and windows only, mask is given"
+    if wide := _wide_segments(call):
+        return f"kernels compare segments of 32 bits, {wide} has 64: cast it, if its values fit"
     return None
 
 
-def _wide_segments(call: Call) -> str:
+def _wide_segments(call: Call) -> str | None:
+    """The name of segments with more than 32 bits, or None."""
     sides = {"q_seg": call.query.seg, "k_seg": call.key.seg}
-    return next(
-        (name for name, seg in sides.items() if seg is not None and seg.dtype.itemsize > 4), ""
-    )
+    wide = (name for name, seg in sides.items() if seg is not None and seg.dtype.itemsize > 4)
+    return next(wide, None)
 
 
-def _module(here: Target) -> Module:
-    module: Any = importlib.import_module(_MODULES[here.platform])
-    return module
+def choose_form(call: Call, device: Device) -> tuple[Call, Form]:
+    """A call that kernels serve, and the form of its bias.
 
-
-def _formed(call: Call, module: Module, here: Target) -> tuple[Call, Form]:
-    """The call, and the form in which a kernel takes its bias; a key bias stands for others.
+    It is the same call, or one whose key bias replaces the bias.
 
     Raises
     ------
     NotImplementedError
-        There is none.
+        The bias has no form that kernels take; gives all reasons.
     """
-    if not _has_some(call):
+    if not _has_bias(call):
         return call, "none"
     if call.query.places is not None:
         name = type(call.scheme).__name__
         raise NotImplementedError(
             f"the bias of {name} reads the places given as q_axes and k_axes, kernels take none"
         )
-    reasons = []
-    if (needs := why_not_pairs(call)) is not None:
-        reasons.append(needs)
-    elif (why := module.why_not_lowered(call, here)) is None:
-        return call, "pairs"
-    else:
-        reasons.append(why)
+    why_not = why_not_elementwise(call) or device.unsupported_bias(call)
+    if why_not is None:
+        return call, "elementwise"
     if has_bias_by_distance(call):
-        return call, "table"
-    reasons.append(_why_no_table(call))
-    if (keyed := _keyed(call)) is not None:
-        return keyed, "pairs"
-    reasons.append("there is no key bias" if call.causal else "a key bias needs a causal mask")
-    raise NotImplementedError("; ".join(reasons))
+        return call, "by distance"
+    by_key_bias = _with_key_bias(call)
+    if by_key_bias is not None:
+        return by_key_bias, "elementwise"
+    no_key_bias = "there is no key bias" if call.causal else "a key bias needs a causal mask"
+    raise NotImplementedError("; ".join((why_not, _why_not_by_distance(call), no_key_bias)))
 
 
-def _why_no_table(call: Call) -> str:
+def _why_not_by_distance(call: Call) -> str:
     name = type(call.scheme).__name__
     if not call.scheme.relative:
-        return f"{name} is not relative, so there is no table of distances"
+        return f"{name} is not relative, so there is no table by distance"
     if not call.in_order:
-        return "a table of distances needs the default positions"
-    return f"{name} has features of tokens, so there is no table of distances"
+        return "a table by distance needs the default positions"
+    return f"{name} has features of tokens, so there is no table by distance"
 
 
-def _has_some(call: Call) -> bool:
+def _has_bias(call: Call) -> bool:
     return has_bias(call.scheme) and jax.eval_shape(call.bias) is not None
 
 
-def _keyed(call: Call) -> Call | None:
-    """The call with its key bias as features of another scheme; None without one.
+def _with_key_bias(call: Call) -> Call | None:
+    """The call with its key bias as features of another scheme; None without a key bias.
 
-    What softmax cannot see is taken off each row, its bias at the query's own position, so that
-    large numbers cancel before scores are added to them.
+    Softmax does not change when a number is subtracted from a whole row. Subtracting the key bias
+    at the query's own position cancels large numbers before scores are added to them.
     """
-    of_keys = bias_by_key(call)
-    if of_keys is None:
+    at_keys: Array | None = bias_by_key(call)
+    if at_keys is None:
         return None
-    of_queries = _at_queries(call, of_keys)
-    (batch, heads), sides = call.q.shape[:2], []
-    for side, w in ((call.query, of_queries), (call.key, of_keys)):
-        wide = jnp.broadcast_to(w, (batch, heads, w.shape[-1]))
-        sides.append(side._replace(features={"w": wide}))
-    return replace(call, scheme=_Keyed(), arrays={}, query=sides[0], key=sides[1])
+    at_queries = _at_queries(call, at_keys)
+    batch, heads = call.q.shape[:2]
+
+    def side(side: Side, w: Array) -> Side:
+        return side._replace(features={"w": jnp.broadcast_to(w, (batch, heads, w.shape[-1]))})
+
+    query, key = side(call.query, at_queries), side(call.key, at_keys)
+    return replace(call, scheme=_KeyBias(), arrays={}, query=query, key=key)
 
 
-def _at_queries(call: Call, of_keys: Array) -> Array:
-    """The key bias where queries stand, ``(B or 1, H or 1, Q)``; 0 where that is not known."""
+def _at_queries(call: Call, at_keys: Array) -> Array:
+    """The key bias at the queries' positions, ``(B or 1, H or 1, Q)``; 0 where it is unknown."""
     if call.aligned:
-        return of_keys[..., call.k.shape[2] - call.q.shape[2] :]
-    # Sums have the same names on both sides; other features of keys may be of keys alone.
-    there = Side(call.query.pos, None, None, call.query.features)
+        return at_keys[..., call.k.shape[2] - call.q.shape[2] :]
+    # Sums have the same names on both sides; other features of keys may not exist for queries.
+    queries_as_keys = Side(call.query.pos, None, None, call.query.features)
     try:
-        found = bias_by_key(replace(call, key=there))
+        bias: Array | None = bias_by_key(replace(call, key=queries_as_keys))
     except KeyError:
-        found = None
-    return jnp.zeros((1, 1, call.q.shape[2])) if found is None else found
+        bias = None
+    return jnp.zeros((1, 1, call.q.shape[2])) if bias is None else bias

@@ -1,8 +1,9 @@
-"""What a fused kernel computes from: a call cut into blocks, its bias in a form a kernel can take.
+"""What a fused kernel computes from: a call cut into blocks, and its bias in a form for kernels.
 
-A bias reaches a kernel in one of two forms. *Pairs*: the scheme's own ``bias`` on a tile, with one
-number a head of each param, and at most one number of each query and one of each key; so ALiBi,
-KERPLE, FoX and their sums. *Table*: its values by distance, so T5 at consecutive positions.
+A bias reaches a kernel in one of two forms. *Elementwise*: the scheme's own ``bias`` on a tile. It
+may read per-head scalars, and at most one scalar feature per query and one per key. ALiBi, KERPLE,
+FoX and their sums are elementwise. *By distance*: a table of values per distance, as T5 has at the
+default positions.
 """
 
 from __future__ import annotations
@@ -30,47 +31,60 @@ from posenc.backend import (
     visible,
     visible_blocks,
 )
+from posenc_jax.fused.shapes import array_type
 
-Form: TypeAlias = Literal["none", "pairs", "table"]
+Form: TypeAlias = Literal["none", "elementwise", "by distance"]
 
-HIDDEN = -1e30  # a score that may not be seen
-FLOOR = HIDDEN / 2  # the highest score before the first: what is hidden has weight 0 beside it
+MASK_VALUE = -1e30  # the score of a masked pair
+MIN_SCORE = MASK_VALUE / 2  # the running maximum starts here, so a masked score has weight 0
 
 
 class Tokens(NamedTuple):
-    """Queries or keys of a tile, as a bias reads them: positions, and one number each, or None."""
+    """Queries or keys of a tile, as a bias reads them: positions, and one feature or None."""
 
     pos: Array
     feature: Array | None = None
 
 
+class BiasReads(NamedTuple):
+    """Names that a bias reads: trainable params, constants, and features of each side."""
+
+    trainable: tuple[str, ...] = ()
+    fixed: tuple[str, ...] = ()
+    query: tuple[str, ...] = ()
+    key: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True)
 class Plan:
-    """What is static in a call.
+    """The static part of a call.
 
     Attributes
     ----------
     scheme, causal, window, sink_tokens, scale
         As in ``posenc.attn.call.Call``.
     form
-        How the bias arrives.
-    learned, fixed
-        Names of params that learn and that do not, one number a head each, in the order of the
-        columns of ``Operands.numbers``.
-    q_reads, k_reads
-        Name of the feature that the bias reads of queries, and of keys, or None.
+        The form of the bias.
+    trainable, fixed
+        Names of the per-head scalars that the bias reads, in the order of the columns of
+        ``Operands.head_scalars``.
+    q_feature, k_feature
+        Name of the feature that the bias reads per query, and per key, or None.
     aligned
-        Query ``i`` stands at ``k_len - q_len + i``, key ``j`` at ``j``; no positions are given.
-    q_len, k_len, block
-        Lengths without padding; so many queries, and so many keys, make a block.
+        Query ``i`` is at position ``k_len - q_len + i``, key ``j`` at ``j``; no positions are
+        given.
+    q_len, k_len
+        Lengths without padding.
+    block
+        Queries per block, and keys per block.
     """
 
     scheme: PositionScheme
     form: Form
-    learned: tuple[str, ...]
+    trainable: tuple[str, ...]
     fixed: tuple[str, ...]
-    q_reads: str | None
-    k_reads: str | None
+    q_feature: str | None
+    k_feature: str | None
     causal: bool
     window: Window | None
     sink_tokens: int
@@ -81,13 +95,18 @@ class Plan:
     block: int
 
     @classmethod
-    def trial(cls, scheme: PositionScheme, read: Read, size: int) -> Plan:
-        """One block of a bias in the form ``"pairs"``, to see whether that can be lowered."""
+    def of_one_block(cls, scheme: PositionScheme, reads: BiasReads, size: int) -> Plan:
+        """One block with an elementwise bias, to check whether a kernel with it lowers."""
         return cls(
-            scheme=scheme, form="pairs", learned=read.learned, fixed=read.fixed,
-            q_reads=_first(read.query), k_reads=_first(read.key), causal=False, window=None,
+            scheme=scheme, form="elementwise", trainable=reads.trainable, fixed=reads.fixed,
+            q_feature=_first(reads.query), k_feature=_first(reads.key), causal=False, window=None,
             sink_tokens=0, scale=1.0, aligned=True, q_len=size, k_len=size, block=size,
         )  # fmt: skip
+
+    @property
+    def scalars_read(self) -> tuple[str, ...]:
+        """Names of the per-head scalars that the bias reads, trainable ones first."""
+        return self.trainable + self.fixed
 
     @property
     def q_blocks(self) -> int:
@@ -100,23 +119,25 @@ class Plan:
         return -(-self.k_len // self.block)
 
     @property
-    def hides_padding(self) -> bool:
-        """Whether padded keys must be hidden: aligned and causal, no query that counts sees one."""
+    def masks_padding(self) -> bool:
+        """Whether padded keys must be masked; an aligned causal mask already masks them."""
         return self.k_len % self.block != 0 and not (self.aligned and self.causal)
 
-    def bias(self, numbers: Sequence[Array], q: Tokens, k: Tokens, xp: Namespace = jnp) -> Array:
-        """The bias on a tile, from one head's numbers, positions and features."""
-        named = Params(
-            dict(zip(self.learned + self.fixed, numbers, strict=True)),
+    def bias(
+        self, head_scalars: Sequence[Array], q: Tokens, k: Tokens, xp: Namespace = jnp
+    ) -> Array:
+        """The bias on a tile, from the scalars of one head, positions and features."""
+        params = Params(
+            dict(zip(self.scalars_read, head_scalars, strict=True)),
             jnp.float32,
-            Features({} if self.q_reads is None else {self.q_reads: q.feature}, "query"),
-            Features({} if self.k_reads is None else {self.k_reads: k.feature}, "key"),
+            Features({} if self.q_feature is None else {self.q_feature: q.feature}, "query"),
+            Features({} if self.k_feature is None else {self.k_feature: k.feature}, "key"),
         )
-        found = self.scheme.bias(q.pos, k.pos, params=named, xp=xp)
-        assert found is not None
-        return found
+        bias: Array | None = self.scheme.bias(q.pos, k.pos, params=params, xp=xp)
+        assert bias is not None
+        return bias
 
-    def seen(
+    def mask(
         self,
         q_pos: Array,
         k_pos: Array,
@@ -125,45 +146,44 @@ class Plan:
         k_seg: Array | None = None,
     ) -> Array | None:
         """Which pairs of a tile are visible; None if all are."""
-        found = visible(
+        mask: Array | None = visible(
             q_pos, k_pos, q_seg, k_seg,
             causal=self.causal, window=self.window, sink_tokens=self.sink_tokens,
         )  # fmt: skip
-        if not self.hides_padding:
-            return found
-        real = k_index < self.k_len
-        return real if found is None else found & real
+        if not self.masks_padding:
+            return mask
+        exists = k_index < self.k_len
+        return exists if mask is None else mask & exists
 
 
 class Operands(NamedTuple):
-    """The arrays of a call, padded to whole blocks: ``Q`` and ``K`` are multiples of the block.
+    """The float arrays of a call, padded to whole blocks: ``Q`` and ``K`` are multiples of a block.
 
     Attributes
     ----------
     q, k, v
-        ``(B, H, Q, D)``, ``(B, Hk, K, D)``, ``(B, Hk, K, Dv)``, zeros at padding.
-    numbers
-        ``(H, P)`` float32: params of the bias; None unless the form is ``"pairs"``.
+        ``(B, H, Q, D)``, ``(B, Hk, K, D)``, ``(B, Hk, K, Dv)``, with zeros as padding.
+    head_scalars
+        ``(H, P)`` float32: the per-head scalars of an elementwise bias; otherwise None.
     table
-        ``(H, nq + nk, n)`` float32, for the form ``"table"``. Entry ``x`` of the flattened last
-        axes is the bias at ``j - i = x - nq * n + 1`` for query ``i`` and key ``j``: query block
-        ``a`` and key block ``b`` find theirs in rows ``d`` and ``d + 1``, ``d = nq - 1 + b - a``.
+        ``(H, nq + nk, n)`` float32: a bias by distance; otherwise None. Flatten the last two axes:
+        entry ``x`` is the bias at ``j - i = x - nq * n + 1`` for query ``i`` and key ``j``. Query
+        block ``a`` and key block ``b`` read rows ``d`` and ``d + 1``, ``d = nq - 1 + b - a``.
     q_feature, k_feature
-        ``(B, H, Q)`` and ``(B, H, K)`` float32, what the bias reads of each query and of each key
-        beside positions; or None.
+        ``(B, H, Q)`` and ``(B, H, K)`` float32: the feature that the bias reads; or None.
     """
 
     q: Array
     k: Array
     v: Array
-    numbers: Array | None
+    head_scalars: Array | None
     table: Array | None
     q_feature: Array | None
     k_feature: Array | None
 
 
-class Places(NamedTuple):
-    """Integers of a call: what has no gradient.
+class Integers(NamedTuple):
+    """The integer arrays of a call, which have no gradient.
 
     Attributes
     ----------
@@ -171,30 +191,30 @@ class Places(NamedTuple):
         ``(B, Q)`` and ``(B, K)`` int32; None if aligned.
     q_seg, k_seg
         Likewise; None without segments.
-    keys
-        ``(2, B, H, nq)`` int32: queries of a block need key blocks ``first .. end - 1``.
-    queries
-        ``(2, B, H, nk)``: key blocks are needed by query blocks ``first .. end - 1``.
+    key_ranges
+        ``(2, B, H, nq)`` int32: a block of queries needs key blocks ``first .. end - 1``.
+    query_ranges
+        ``(2, B, H, nk)`` int32: query blocks ``first .. end - 1`` need a block of keys.
     """
 
     q_pos: Array | None
     k_pos: Array | None
     q_seg: Array | None
     k_seg: Array | None
-    keys: Array
-    queries: Array
+    key_ranges: Array
+    query_ranges: Array
 
 
-def planned(call: Call, form: Form, block: int) -> tuple[Plan, Operands, Places]:
-    """A call as kernels compute from it, its bias in a form that it has."""
-    read = read_by_bias(call) if form == "pairs" else Read((), (), (), ())
+def plan_call(call: Call, form: Form, block: int) -> tuple[Plan, Operands, Integers]:
+    """What kernels compute from, for a call whose bias has the given form."""
+    reads = trace_bias_reads(call) if form == "elementwise" else BiasReads()
     plan = Plan(
         scheme=call.scheme,
         form=form,
-        learned=read.learned,
-        fixed=read.fixed,
-        q_reads=_first(read.query),
-        k_reads=_first(read.key),
+        trainable=reads.trainable,
+        fixed=reads.fixed,
+        q_feature=_first(reads.query),
+        k_feature=_first(reads.key),
         causal=call.causal,
         window=call.window,
         sink_tokens=call.sink_tokens,
@@ -205,89 +225,89 @@ def planned(call: Call, form: Form, block: int) -> tuple[Plan, Operands, Places]
         block=block,
     )
     operands = Operands(
-        q=_padded(call.q, block, axis=2),
-        k=_padded(call.k, block, axis=2),
-        v=_padded(call.v, block, axis=2),
-        numbers=_numbers(call, plan),
-        table=_table(call, plan) if form == "table" else None,
-        q_feature=_feature(call, call.query.features, plan.q_reads, block),
-        k_feature=_feature(call, call.key.features, plan.k_reads, block),
+        q=_pad(call.q, block, axis=2),
+        k=_pad(call.k, block, axis=2),
+        v=_pad(call.v, block, axis=2),
+        head_scalars=_stack_scalars(call, plan),
+        table=_table(call, plan) if form == "by distance" else None,
+        q_feature=_feature(call, call.query.features, plan.q_feature, block),
+        k_feature=_feature(call, call.key.features, plan.k_feature, block),
     )
-    keys, queries = needed(call, block)
-    # Padded positions repeat the last, which exists, as the ranges of blocks do.
-    sides = call.query, call.key
-    pos = (None if call.aligned else _rows(call, side.pos, block) for side in sides)
-    seg = (None if side.seg is None else _rows(call, side.seg, block) for side in sides)
-    return plan, operands, Places(*pos, *seg, keys, queries)
+    key_ranges, query_ranges = needed_blocks(call, block)
+    # Padding repeats the last position, which exists, as the ranges of blocks assume.
+    integers = Integers(
+        q_pos=None if call.aligned else _as_rows(call, call.query.pos, block),
+        k_pos=None if call.aligned else _as_rows(call, call.key.pos, block),
+        q_seg=None if call.query.seg is None else _as_rows(call, call.query.seg, block),
+        k_seg=None if call.key.seg is None else _as_rows(call, call.key.seg, block),
+        key_ranges=key_ranges,
+        query_ranges=query_ranges,
+    )
+    return plan, operands, integers
 
 
-class Read(NamedTuple):
-    """Names of what a bias reads: params that learn, and others; features of each side."""
-
-    learned: tuple[str, ...]
-    fixed: tuple[str, ...]
-    query: tuple[str, ...]
-    key: tuple[str, ...]
-
-
-def read_by_bias(call: Call) -> Read:
-    """What the bias of a call reads, seen by tracing it at one pair."""
+def trace_bias_reads(call: Call) -> BiasReads:
+    """The names that the bias of a call reads, recorded while tracing it at one pair."""
     params: list[str] = []
-    features: dict[str, list[str]] = {"query": [], "key": []}
+    recorded: dict[str, list[str]] = {"query": [], "key": []}
+    roles: tuple[Role, Role] = ("query", "key")
 
-    class Reading(Params):
+    class RecordingParams(Params):
         def __getitem__(self, name: str) -> Array:
             params.append(name)
-            return super().__getitem__(name)
+            value: Array = super().__getitem__(name)
+            return value
 
-    class ReadingFeatures(Features):
+    class RecordingFeatures(Features):
         def __getitem__(self, name: str) -> Array:
-            found = super().__getitem__(name)
-            features[self._role].append(name)
-            return found
+            value: Array = super().__getitem__(name)
+            recorded[self._role].append(name)
+            return value
 
-    def asked(
-        q: Array, k: Array, arrays: Mapping[str, Array], *found: Mapping[str, Array]
-    ) -> Array:
+    def bias(
+        q: Array,
+        k: Array,
+        arrays: Mapping[str, Array],
+        *features: Mapping[str, Array],
+    ) -> Array | None:
         views = head_views(call.scheme, arrays, dtype=call.dtype, xp=jnp)
         sides = (
-            ReadingFeatures(tile_views(own, role, xp=jnp), role)
-            for own, role in zip(found, features, strict=True)
+            RecordingFeatures(tile_views(own, role, xp=jnp), role)
+            for own, role in zip(features, roles, strict=True)
         )
-        return call.scheme.bias(q, k, params=Reading(views, call.dtype, *sides), xp=jnp)
+        return call.scheme.bias(q, k, params=RecordingParams(views, call.dtype, *sides), xp=jnp)
 
-    def one(side: Mapping[str, Array]) -> dict[str, jax.ShapeDtypeStruct]:
-        """A token of them."""
-        return {n: jax.ShapeDtypeStruct((1, 1, 1, *a.shape[3:]), a.dtype) for n, a in side.items()}
+    def at_one_token(side: Mapping[str, Array]) -> dict[str, jax.ShapeDtypeStruct]:
+        return {name: array_type((1, 1, 1, *a.shape[3:]), a.dtype) for name, a in side.items()}
 
-    at = jax.ShapeDtypeStruct((1, 1, 1, 1), call.key.pos.dtype)
-    jax.eval_shape(
-        asked, at, at, dict(call.arrays), one(call.query.features), one(call.key.features)
-    )
+    pos = array_type((1, 1, 1, 1), call.key.pos.dtype)
+    sides = (at_one_token(side.features) for side in (call.query, call.key))
+    jax.eval_shape(bias, pos, pos, dict(call.arrays), *sides)
     specs, names = call.scheme.param_specs(), tuple(dict.fromkeys(params))
-    return Read(
-        tuple(n for n in names if n in specs),
-        tuple(n for n in names if n not in specs),
-        *(tuple(dict.fromkeys(features[role])) for role in features),
+    return BiasReads(
+        trainable=tuple(name for name in names if name in specs),
+        fixed=tuple(name for name in names if name not in specs),
+        query=tuple(dict.fromkeys(recorded["query"])),
+        key=tuple(dict.fromkeys(recorded["key"])),
     )
 
 
-def why_not_pairs(call: Call) -> str | None:
-    """Why a bias needs more than a number a head and a number a token; None if it does not."""
-    name, read = f"the bias of {type(call.scheme).__name__}", read_by_bias(call)
+def why_not_elementwise(call: Call) -> str | None:
+    """Why a bias needs more than per-head scalars and one scalar per token; None if it does not."""
+    name, reads = f"the bias of {type(call.scheme).__name__}", trace_bias_reads(call)
     specs = call.scheme.param_specs()
-    if any(len(specs[n].shape) > (1 if specs[n].per_head else 0) for n in read.learned):
-        return f"{name} reads params of more than one number a head"
+    if any(len(specs[n].shape) > (1 if specs[n].per_head else 0) for n in reads.trainable):
+        return f"{name} reads params of more than one number per head"
     sides: tuple[tuple[Role, Mapping[str, Array], tuple[str, ...]], ...] = (
-        ("query", call.query.features, read.query),
-        ("key", call.key.features, read.key),
+        ("query", call.query.features, reads.query),
+        ("key", call.key.features, reads.key),
     )
     for role, features, names in sides:
         for each in names:
             if features[each].ndim != 3:
-                return f"{name} reads a table of each {role}, {each!r}; kernels take one number"
+                return f"{name} reads a table per {role}, {each!r}; kernels take one number"
         if len(names) > 1:
-            several = f"{len(names)} numbers of each {role}, {', '.join(names)}"
+            several = f"{len(names)} numbers per {role}, {', '.join(names)}"
             return f"{name} reads {several}; kernels take one"
     return None
 
@@ -296,34 +316,36 @@ def _first(names: tuple[str, ...]) -> str | None:
     return names[0] if names else None
 
 
-def needed(call: Call, block: int) -> tuple[Array, Array]:
-    """Bounds of key blocks for blocks of queries, and the other way round, as in ``Places``.
+def needed_blocks(call: Call, block: int) -> tuple[Array, Array]:
+    """Ranges of key blocks per block of queries, and of query blocks per block of keys.
 
-    Between them lie all pairs that see each other and leave a trace in the result; with sink tokens
-    and a window, also the blocks between these two, which are computed and hidden.
+    As in ``Integers``. All visible pairs that are not negligible lie in these ranges. With sink
+    tokens and a window, so do the blocks between the two, which are computed and masked.
     """
-    call = _constant(call)
+    call = _stop_gradient(call)
     any_visible, all_visible = visible_blocks(call, block)
-    kept = any_visible[:, None]
+    needed = any_visible[:, None]
     if call.skip_blocks:
         negligible = negligible_blocks(call, block, all_visible=all_visible)
-        kept = kept if negligible is None else kept & ~negligible
-    shape = (call.q.shape[0], call.q.shape[1], *kept.shape[2:])
-    return _bounds(kept, shape[:3]), _bounds(jnp.swapaxes(kept, 2, 3), (*shape[:2], shape[3]))
+        needed = needed if negligible is None else needed & ~negligible
+    batch, heads = call.q.shape[:2]
+    q_blocks, k_blocks = needed.shape[2:]
+    key_ranges = _ranges(needed, (batch, heads, q_blocks))
+    query_ranges = _ranges(jnp.swapaxes(needed, 2, 3), (batch, heads, k_blocks))
+    return key_ranges, query_ranges
 
 
-def _bounds(kept: Array, shape: tuple[int, ...]) -> Array:
-    """First and end of what is kept along the last axis, ``(2, *shape)``; 0 and 0 for nothing."""
-    count = kept.shape[-1]
-    some = jnp.any(kept, axis=-1)
-    first = jnp.argmax(kept, axis=-1)
-    end = count - jnp.argmax(kept[..., ::-1], axis=-1)
-    both = jnp.stack([jnp.where(some, first, 0), jnp.where(some, end, 0)])
-    return jnp.broadcast_to(both.astype(jnp.int32), (2, *shape))
+def _ranges(needed: Array, shape: tuple[int, ...]) -> Array:
+    """First and end of the True along the last axis, ``(2, *shape)``; 0 and 0 without any."""
+    count = needed.shape[-1]
+    any_needed = jnp.any(needed, axis=-1)
+    first = jnp.argmax(needed, axis=-1)
+    end = count - jnp.argmax(needed[..., ::-1], axis=-1)
+    ranges = jnp.stack([jnp.where(any_needed, first, 0), jnp.where(any_needed, end, 0)])
+    return jnp.broadcast_to(ranges.astype(jnp.int32), (2, *shape))
 
 
-def _constant(call: Call) -> Call:
-    """The call without gradients."""
+def _stop_gradient(call: Call) -> Call:
     stop = lax.stop_gradient
     return replace(
         call, q=stop(call.q), k=stop(call.k), v=stop(call.v), arrays=stop(dict(call.arrays)),
@@ -331,11 +353,12 @@ def _constant(call: Call) -> Call:
     )  # fmt: skip
 
 
-def _numbers(call: Call, plan: Plan) -> Array | None:
-    names, heads = plan.learned + plan.fixed, call.q.shape[1]
-    if plan.form != "pairs":
+def _stack_scalars(call: Call, plan: Plan) -> Array | None:
+    """``(H, P)`` float32; see ``Operands.head_scalars``."""
+    heads = call.q.shape[1]
+    if plan.form != "elementwise":
         return None
-    columns = [jnp.broadcast_to(call.arrays[name], (heads,)) for name in names]
+    columns = [jnp.broadcast_to(call.arrays[name], (heads,)) for name in plan.scalars_read]
     return jnp.stack(columns or [jnp.zeros(heads)], axis=-1).astype(jnp.float32)
 
 
@@ -345,14 +368,14 @@ def _feature(
     """``(B, H, L)`` float32, padded."""
     if name is None:
         return None
-    found = features[name].astype(jnp.float32)
-    found = jnp.broadcast_to(found, (*call.q.shape[:2], found.shape[2]))
-    return _padded(found, block, axis=2, mode="edge")
+    feature = features[name].astype(jnp.float32)
+    feature = jnp.broadcast_to(feature, (*call.q.shape[:2], feature.shape[2]))
+    return _pad(feature, block, axis=2, mode="edge")
 
 
 def _table(call: Call, plan: Plan) -> Array:
-    """The bias by distance, with zeros where no pair is: see ``Operands.table``."""
-    values = bias_by_distance(call)
+    """The bias by distance, with zeros where there is no pair; see ``Operands.table``."""
+    values: Array | None = bias_by_distance(call)
     assert values is not None
     before = plan.q_blocks * plan.block - plan.q_len
     size = (plan.q_blocks + plan.k_blocks) * plan.block
@@ -361,7 +384,8 @@ def _table(call: Call, plan: Plan) -> Array:
     return values.reshape(values.shape[0], -1, plan.block)
 
 
-def _padded(array: Array, block: int, *, axis: int, mode: str = "constant") -> Array:
+def _pad(array: Array, block: int, *, axis: int, mode: str = "constant") -> Array:
+    """The array with a multiple of ``block`` entries along an axis."""
     missing = -array.shape[axis] % block
     if not missing:
         return array
@@ -369,8 +393,8 @@ def _padded(array: Array, block: int, *, axis: int, mode: str = "constant") -> A
     return jnp.pad(array, widths, mode=mode)
 
 
-def _rows(call: Call, values: Array, block: int) -> Array:
+def _as_rows(call: Call, values: Array, block: int) -> Array:
     """Integers ``(L,)`` or ``(B, L)`` as ``(B, L)`` of 32 bits, padded."""
     values = jnp.atleast_2d(values).astype(jnp.int32)
     values = jnp.broadcast_to(values, (call.q.shape[0], values.shape[1]))
-    return _padded(values, block, axis=1, mode="edge")
+    return _pad(values, block, axis=1, mode="edge")

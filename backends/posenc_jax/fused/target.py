@@ -1,9 +1,10 @@
-"""The device that kernels are for: the default one, or one that is not here."""
+"""The device that kernels are compiled for: the default one, or one that is not present."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 import jax
@@ -18,7 +19,7 @@ class Target:
     platform
         ``"cpu"``, ``"gpu"`` or ``"tpu"``.
     capability
-        Of an NVIDIA GPU, as in ``"9.0"``.
+        Compute capability of an NVIDIA GPU, such as ``"9.0"``.
     interpreted
         Whether kernels are interpreted on the CPU instead: slow, for tests.
     """
@@ -28,23 +29,23 @@ class Target:
     interpreted: bool = False
 
 
-_chosen: Target | None = None
+_override: ContextVar[Target | None] = ContextVar("posenc_jax_target", default=None)
 
 
 def target() -> Target:
-    """What kernels are compiled for."""
-    if _chosen is not None:
-        return _chosen
+    """The device that kernels are compiled for."""
+    override = _override.get()
+    if override is not None:
+        return override
     device = jax.devices()[0]
     return Target(jax.default_backend(), str(getattr(device, "compute_capability", "")))
 
 
 @contextmanager
-def targeting(chosen: Target) -> Iterator[None]:
-    """Kernels for another device: to compile for one that is not here, or to interpret them."""
-    global _chosen
-    before, _chosen = _chosen, chosen
+def targeting(override: Target) -> Iterator[None]:
+    """Compile kernels for a device that is not present, or interpret them."""
+    token = _override.set(override)
     try:
         yield
     finally:
-        _chosen = before
+        _override.reset(token)

@@ -1,4 +1,4 @@
-"""Whether a bias can be computed inside a kernel for Hopper GPUs: by lowering a small one."""
+"""Whether a kernel for Hopper GPUs can compute a bias: found out by lowering a small kernel."""
 
 from __future__ import annotations
 
@@ -9,47 +9,45 @@ import jax.numpy as jnp
 
 from posenc_jax.fused.mosaic_gpu import namespace
 from posenc_jax.fused.mosaic_gpu.jax_version import WGMMA, plgpu
-from posenc_jax.fused.mosaic_gpu.tile import (
-    ROWS,
-    by_feature,
-    by_number,
-)
+from posenc_jax.fused.mosaic_gpu.tile import ROWS, d_by_feature, d_by_scalar
 from posenc_jax.fused.plan import Plan, Tokens
+from posenc_jax.fused.shapes import array_type
 
 
 def lower(plan: Plan) -> None:
-    """Lower the bias of a plan, and its derivatives, for a GPU that need not be here.
+    """Lower the bias of a plan, and its derivatives, for a GPU that need not be present.
 
     Raises
     ------
     Exception
-        Whatever the scheme or Mosaic GPU raises.
+        Any that the scheme or Mosaic GPU raises.
     """
-    count = len(plan.learned + plan.fixed)
+    count = len(plan.scalars_read)
 
-    def kernel(numbers_ref: Any, out: Any, shared: Any) -> None:
-        numbers = [numbers_ref[n] for n in range(count)]
+    def kernel(scalars_ref: Any, out: Any, shared: Any) -> None:
+        head_scalars = [scalars_ref[n] for n in range(count)]
         shape = (ROWS, ROWS)
-        at = [plgpu.broadcasted_iota(jnp.int32, shape, axis, layout=WGMMA) for axis in (0, 1)]
+        iota = [plgpu.broadcasted_iota(jnp.int32, shape, axis, layout=WGMMA) for axis in (0, 1)]
         q, k = (
-            Tokens(pos, None if name is None else pos.astype(jnp.float32))
-            for pos, name in zip(at, (plan.q_reads, plan.k_reads), strict=True)
+            Tokens(pos, None if feature is None else pos.astype(jnp.float32))
+            for pos, feature in zip(iota, (plan.q_feature, plan.k_feature), strict=True)
         )
-        found = plan.bias(numbers, q, k, namespace)
-        for n in range(len(plan.learned)):
-            found = found + by_number(plan, numbers, n, q, k)
-        if plan.q_reads is not None:
-            found = found + by_feature(plan, numbers, q, k, "query")
-        if plan.k_reads is not None:
-            found = found + by_feature(plan, numbers, q, k, "key")
-        shared[...] = (plgpu.layout_cast(jnp.zeros(shape, jnp.float32), WGMMA) + found).sum(axis=1)
+        total = plan.bias(head_scalars, q, k, namespace)
+        for n in range(len(plan.trainable)):
+            total = total + d_by_scalar(plan, head_scalars, n, q, k)
+        if plan.q_feature is not None:
+            total = total + d_by_feature(plan, head_scalars, q, k, "query")
+        if plan.k_feature is not None:
+            total = total + d_by_feature(plan, head_scalars, q, k, "key")
+        shared[...] = (plgpu.layout_cast(jnp.zeros(shape, jnp.float32), WGMMA) + total).sum(axis=1)
         plgpu.commit_smem()
         plgpu.copy_smem_to_gmem(shared, out)
         plgpu.wait_smem_to_gmem(0)
 
-    row_sums = jax.ShapeDtypeStruct((ROWS,), jnp.float32)
-    trial = plgpu.kernel(
-        kernel, out_type=row_sums, scratch_types=(plgpu.SMEM((ROWS,), jnp.float32),)
+    small_kernel = plgpu.kernel(
+        kernel,
+        out_type=array_type((ROWS,), jnp.float32),
+        scratch_types=(plgpu.SMEM((ROWS,), jnp.float32),),
     )
-    given = jax.ShapeDtypeStruct((max(count, 1),), jnp.float32)
-    jax.jit(trial).trace(given).lower(lowering_platforms=("cuda",))
+    scalars = array_type((max(count, 1),), jnp.float32)
+    jax.jit(small_kernel).trace(scalars).lower(lowering_platforms=("cuda",))

@@ -1,6 +1,7 @@
-"""The language of the kernels for Hopper GPUs, where this JAX has it.
+"""Mosaic GPU and its register layouts, where this JAX has them.
 
-On an older JAX every module can be imported all the same; ``mosaic_gpu.why_not_here`` refuses.
+Every module of these kernels imports on an older JAX too; ``Hopper.unsupported`` then says why
+they do not run.
 """
 
 from __future__ import annotations
@@ -9,15 +10,15 @@ from typing import Any
 
 import jax
 
-OLDEST = (0, 11)  # JAX; before it, kernels were written in other words
+OLDEST = (0, 11)  # JAX; before it, Mosaic GPU had another interface
 
 plgpu: Any = None
-WGMMA: Any = None  # how a tile lies in the registers of a warpgroup,
-OF_ROWS: Any = None  # one number a row of it,
-OF_COLUMNS: Any = None  # and one a column
+WGMMA: Any = None  # the layout of a tile in the registers of a warpgroup
+ROW_LAYOUT: Any = None  # of one number per row of such a tile
+COLUMN_LAYOUT: Any = None  # of one number per column
 
 if jax.__version_info__[:2] >= OLDEST:
     from jax.experimental.pallas import mosaic_gpu as plgpu
 
     WGMMA = plgpu.Layout.WGMMA
-    OF_ROWS, OF_COLUMNS = WGMMA.reduce(1), WGMMA.reduce(0)
+    ROW_LAYOUT, COLUMN_LAYOUT = WGMMA.reduce(1), WGMMA.reduce(0)

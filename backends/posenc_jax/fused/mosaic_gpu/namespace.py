@@ -1,8 +1,8 @@
-"""The functions that a bias may use inside a kernel, where ``jax.numpy`` has more.
+"""The functions that a bias may call inside a kernel, a subset of ``jax.numpy``.
 
-Mosaic GPU has no ``log1p``, ``expm1`` or ``pow``, and its ``tanh`` is right to 11 bits only: here
-they are made of ``exp`` and ``log``, right to some units of ``2**-23`` of the largest number in
-them. Sines are not here: the fast ones are wrong at large arguments.
+Mosaic GPU has no ``log1p``, ``expm1`` or ``pow``, and its ``tanh`` is accurate to 11 bits only.
+Here ``exp`` and ``log`` compute them, accurate to a few units of ``2**-23`` of the largest
+intermediate. Sines are missing on purpose: the fast ones are wrong at large arguments.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def expm1(x: Array) -> Array:
 
 def tanh(x: Array) -> Array:
     """From ``exp(-2 |x|)``, which does not overflow."""
-    shrunk = jnp.exp(-2 * jnp.abs(x))
-    return jnp.sign(x) * (1 - shrunk) / (1 + shrunk)
+    decayed = jnp.exp(-2 * jnp.abs(x))
+    return jnp.sign(x) * (1 - decayed) / (1 + decayed)
 
 
 def pow(x: Array, y: Any) -> Array:

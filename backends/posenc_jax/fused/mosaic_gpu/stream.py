@@ -1,8 +1,9 @@
-"""A kernel for Hopper GPUs: two warpgroups that compute, and copies that run ahead of them.
+"""How a kernel for Hopper GPUs runs: two warpgroups compute while copies run ahead of them.
 
-No warpgroup is there for copies alone. JAX 0.12 compiles kernels in a way in which ``setmaxnreg``
-is ignored, so that a third warpgroup would leave 168 registers a thread to each, where a backward
-pass holds 192 in its sums and scores; two have 255. A copy is one instruction of one thread.
+There is no warpgroup for copies alone. JAX 0.12 compiles kernels in a way that ignores
+``setmaxnreg``. A third warpgroup would leave 168 registers per thread, and the sums and scores of a
+backward pass alone take 192. With two warpgroups a thread has 255. A copy is one instruction of one
+thread.
 """
 
 from __future__ import annotations
@@ -18,23 +19,23 @@ from jax.experimental import pallas as pl
 from posenc_jax.fused.mosaic_gpu.jax_version import plgpu
 
 WARPGROUPS = 2
-STAGES = 2  # places in a ring
-_LAST = WARPGROUPS - 1  # starts a step after the others, and so does not wait when it copies
+STAGES = 2  # slots of a ring buffer
+_LAST = WARPGROUPS - 1  # starts a step after the other, so it does not wait before it copies
 
 
 class Stream(NamedTuple):
-    """Blocks of several arrays that arrive together, in a ring of shared memory.
+    """Blocks of several arrays that arrive together, in a ring buffer in shared memory.
 
     Attributes
     ----------
     sources
-        By name, a function of a step: the block in global memory.
+        By name, a function from a step to its block in global memory.
     steps
-        How many there are.
+        The number of steps.
     buffers
-        By name, shared memory for as many blocks as the ring has places.
+        By name, shared memory for one block per slot.
     ready, free
-        Barriers, one a place: all blocks are there, all readers have done with them.
+        One barrier per slot: all blocks have arrived; all readers are done.
     """
 
     sources: Mapping[str, Callable[[Any], Any]]
@@ -49,17 +50,17 @@ class Stream(NamedTuple):
             self._copy(jnp.int32(step))
 
     def wait(self, step: Any) -> dict[str, Any]:
-        """The blocks of a step, once they are there."""
+        """The blocks of a step, once they have arrived."""
         slot = _slot(step)
         plgpu.barrier_wait(self.ready.at[slot])
         return {name: buffer.at[slot] for name, buffer in self.buffers.items()}
 
     def release(self, step: Any) -> None:
-        """Give the place of a step back."""
+        """Free the slot of a step."""
         plgpu.barrier_arrive(self.free.at[_slot(step)])
 
     def advance(self, step: Any) -> None:
-        """At the beginning of a step: copy what a later one needs, once its place is free."""
+        """At the start of a step: copy what a later one needs, once its slot is free."""
         self._copy(step + (STAGES - 1))
 
     def _copy(self, step: Any) -> None:
@@ -80,20 +81,21 @@ def _slot(step: Any) -> Any:
     return lax.rem(step, jnp.int32(STAGES))
 
 
-def ring(buffers: Mapping[str, Any], readers: int = WARPGROUPS) -> tuple[Any, ...]:
+def ring_buffer(buffers: Mapping[str, Any], readers: int = WARPGROUPS) -> tuple[Any, ...]:
     """Scratch of a stream of such blocks: its buffers and barriers."""
     return (
-        {name: buffer.times(STAGES) for name, buffer in buffers.items()},
+        {name: buffer.scratch(STAGES) for name, buffer in buffers.items()},
         plgpu.Barrier(num_arrivals=len(buffers), num_barriers=STAGES),
         plgpu.Barrier(num_arrivals=readers, num_barriers=STAGES),
     )
 
 
-class Turns(NamedTuple):
-    """Two warpgroups half a step apart: one has the tensor cores while the other has exponents.
+class PingPong(NamedTuple):
+    """Two warpgroups half a step apart: one uses the tensor cores while the other exponentiates.
 
-    After Shah et al. 2024, "FlashAttention-3", arXiv 2407.08608, section 3.1. Each passes twice a
-    step, the last one once more at the beginning, and the first at the end.
+    After Shah et al. 2024, "FlashAttention-3", arXiv 2407.08608, section 3.1. Each warpgroup passes
+    the barrier twice per step. The last one passes it once more before the first step, and the
+    first one once more after the last step.
     """
 
     barrier: Any
@@ -101,32 +103,32 @@ class Turns(NamedTuple):
 
     def begin(self) -> None:
         """Before the first step."""
-        pl.when(self.warpgroup == _LAST)(self.change)
+        pl.when(self.warpgroup == _LAST)(self.switch)
 
-    def change(self) -> None:
-        """Go on when the other gets here."""
+    def switch(self) -> None:
+        """Wait until both warpgroups are here."""
         self.arrive()
         self.wait()
 
     def arrive(self) -> None:
-        """Let the other go on."""
+        """Let the other warpgroup continue."""
         plgpu.barrier_arrive(self.barrier)
 
     def wait(self) -> None:
-        """Go on when the other has arrived."""
+        """Continue when the other warpgroup has arrived."""
         plgpu.barrier_wait(self.barrier)
 
     def end(self) -> None:
         """After the last step."""
-        pl.when(self.warpgroup != _LAST)(self.change)
+        pl.when(self.warpgroup != _LAST)(self.switch)
 
 
-def run(
+def run_steps(
     warpgroup: Any,
     streams: tuple[Stream, ...],
     step: Callable[[Any, Any], Any],
     carry: Any,
-    turns: Turns | None = None,
+    ping_pong: PingPong | None = None,
 ) -> Any:
     """``carry = step(i, carry)`` for every step of streams that all warpgroups read."""
 
@@ -135,8 +137,8 @@ def run(
         for stream in streams:
             stream.begin()
 
-    if turns is not None:  # not before the copies: the other waits for these first
-        turns.begin()
+    if ping_pong is not None:  # after the first copies, which the other warpgroup waits for
+        ping_pong.begin()
 
     def body(i: Any, carry: Any) -> Any:
         @pl.when(warpgroup == _LAST)
@@ -147,8 +149,8 @@ def run(
         return step(i, carry)
 
     carry = lax.fori_loop(jnp.int32(0), streams[0].steps, body, carry)
-    if turns is not None:
-        turns.end()
+    if ping_pong is not None:
+        ping_pong.end()
     return carry
 
 
@@ -168,15 +170,15 @@ def launch(
     *,
     interpreted: bool,
 ) -> dict[str, Array]:
-    """Run a kernel: a function of the number of its warpgroup, arrays by name, and scratch."""
+    """Run a kernel: a function of the index of its warpgroup, arrays by name, and scratch."""
     names = [*arrays, *results]
 
     def body(*refs_and_scratch: Any) -> None:
         refs = dict(zip(names, refs_and_scratch, strict=False))
-        (own,) = refs_and_scratch[len(names) :]
-        kernel(lax.axis_index("warpgroup"), refs, own)
+        (own_scratch,) = refs_and_scratch[len(names) :]
+        kernel(lax.axis_index("warpgroup"), refs, own_scratch)
 
-    found = plgpu.kernel(
+    outputs = plgpu.kernel(
         body,
         out_type=tuple(results.values()),
         scratch_types=(scratch,),
@@ -187,4 +189,4 @@ def launch(
         compiler_params=plgpu.CompilerParams(approx_math=True),
         interpret=plgpu.InterpretGPUParams() if interpreted else False,
     )(*arrays.values())
-    return dict(zip(results, found, strict=True))
+    return dict(zip(results, outputs, strict=True))

@@ -1,15 +1,15 @@
-"""A tile of scores inside a kernel for Hopper GPUs: products, the bias on them, what is seen.
+"""A tile of scores inside a kernel for Hopper GPUs: its products, bias, mask and gradient.
 
-A warpgroup holds a tile in registers as ``wgmma`` leaves it there. Scores are in units of
-``ln 2``, so that one ``exp2`` makes a weight of them. What may not be seen is ``-inf``; no row
-starts below ``MIN_POSITION``, which is finite, so that no difference of the two is NaN.
+A warpgroup holds a tile in registers, in the layout that ``wgmma`` leaves. Scores are in units of
+``ln 2``, so that ``exp2`` gives the weights. A masked score is ``-inf``. The running maximum of a
+row starts at the finite ``MIN_SCORE_BASE_2``, so that their difference is never NaN.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -17,13 +17,16 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 
 from posenc_jax.fused.mosaic_gpu import namespace
-from posenc_jax.fused.mosaic_gpu.jax_version import OF_ROWS, WGMMA, plgpu
-from posenc_jax.fused.plan import FLOOR, Plan, Tokens
+from posenc_jax.fused.mosaic_gpu.jax_version import ROW_LAYOUT, WGMMA, plgpu
+from posenc_jax.fused.plan import MIN_SCORE, Plan, Tokens
 
 LOG2E = math.log2(math.e)
-MIN_POSITION = FLOOR * LOG2E
+MIN_SCORE_BASE_2 = MIN_SCORE * LOG2E
 
-ROWS = 64  # of a warpgroup: what one wgmma computes
+ROWS = 64  # rows per warpgroup: what one wgmma computes
+
+Shape: TypeAlias = tuple[int, ...]
+Bias: TypeAlias = Array | Callable[[Tokens, Tokens], Array] | None
 
 
 class Side(NamedTuple):
@@ -34,9 +37,9 @@ class Side(NamedTuple):
     axis
         The axis of the tile along which they lie.
     start
-        The position of the first where positions are the default; of keys it is the index.
+        The default position of the first one; for keys this is also its index.
     pos, seg, feature
-        One number each, or None, in the layout of ``axis``.
+        One number per token, or None, in the layout of ``axis``.
     """
 
     axis: int
@@ -47,9 +50,10 @@ class Side(NamedTuple):
 
 
 def products(*pairs: tuple[Any, Any], meanwhile: Callable[[], None] = lambda: None) -> list[Array]:
-    """``left @ right.T`` of matrices in shared memory, float32, all started before one is awaited.
+    """``left @ right.T`` of matrices in shared memory, float32.
 
-    ``right`` is ``(n, D)`` as keys are; ``meanwhile`` is done before the first is awaited.
+    All products start, then ``meanwhile`` runs, then the first product is awaited. ``right`` is
+    ``(n, D)``, as keys are.
     """
     shapes = [(left.shape[0], right.shape[0]) for left, right in pairs]
 
@@ -59,172 +63,203 @@ def products(*pairs: tuple[Any, Any], meanwhile: Callable[[], None] = lambda: No
         meanwhile()
         return [total[...] for total in sums]
 
-    return pl.run_scoped(compute, *(plgpu.ACC(shape, jnp.float32) for shape in shapes))
+    totals: list[Array] = pl.run_scoped(
+        compute, *(plgpu.ACC(shape, jnp.float32) for shape in shapes)
+    )
+    return totals
 
 
-def plus_product(total: Array, left: Array, right: Any, spare: Any) -> Array:
+def plus_product(total: Array, left: Array, right: Any, interpreter_scratch: Any) -> Array:
     """``total + left @ right``: ``left`` in registers, ``right`` in shared memory.
 
-    ``spare`` is shared memory of the shape of ``left`` for the interpreter, which multiplies from
-    there only; None on a device.
+    The interpreter multiplies from shared memory only: ``interpreter_scratch`` is a buffer of the
+    shape of ``left`` for it, and None on a device.
     """
-    if spare is None:
+    if interpreter_scratch is None:
 
         def add(sums: Any) -> None:
             plgpu.wgmma(sums, left, right)
 
-        return pl.run_state(add)(plgpu.ACC.init(total))
-    spare[...] = left
+        added: Array = pl.run_state(add)(plgpu.ACC.init(total))
+        return added
+    interpreter_scratch[...] = left
     plgpu.commit_smem()
 
     def compute(sums: Any) -> Array:
-        plgpu.wgmma(sums, spare, right)
-        return sums[...]
+        plgpu.wgmma(sums, interpreter_scratch, right)
+        product: Array = sums[...]
+        return product
 
-    return total + pl.run_scoped(compute, plgpu.ACC(total.shape, jnp.float32))
+    product: Array = pl.run_scoped(compute, plgpu.ACC(total.shape, jnp.float32))
+    return total + product
 
 
 def zeros(rows: int, columns: int | None = None) -> Array:
-    """Zeros in registers: of a tile, or one a row."""
-    if columns is None:
-        return plgpu.layout_cast(jnp.zeros((rows,), jnp.float32), OF_ROWS)
-    return plgpu.layout_cast(jnp.zeros((rows, columns), jnp.float32), WGMMA)
+    """Zeros in registers: a tile, or one number per row."""
+    shape, layout = ((rows,), ROW_LAYOUT) if columns is None else ((rows, columns), WGMMA)
+    tile: Array = plgpu.layout_cast(jnp.zeros(shape, jnp.float32), layout)
+    return tile
 
 
-def spread(values: Array, axis: int, shape: tuple[int, int]) -> Array:
-    """One number a row (``axis`` 0) or column, for every element of a tile."""
+def broadcast(values: Array, axis: int, shape: Shape) -> Array:
+    """One number per row (``axis`` 0) or column (``axis`` 1), for every element of a tile."""
     return lax.broadcast_in_dim(values, shape, [axis])
 
 
-def scores(
-    plan: Plan,
-    product: Array,
-    query: Side,
-    key: Side,
-    bias: Array | Callable[[Tokens, Tokens], Array] | None,
-) -> Array:
-    """Scores of a tile in units of ``ln 2``, ``-inf`` where nothing may be seen.
+def masked_scores(plan: Plan, product: Array, query: Side, key: Side, bias: Bias) -> Array:
+    """Scores of a tile in units of ``ln 2``, ``-inf`` where a pair is masked.
 
-    ``bias``: its values, or a function of queries and keys.
+    ``bias`` is a tile, or a function of queries and keys.
     """
     shape = product.shape
-    found = product * (plan.scale * LOG2E)
+    scores = product * (plan.scale * LOG2E)
     if callable(bias):
-        bias = bias(*tokens(plan, query, key, shape))
+        bias = bias(*bias_tokens(plan, query, key, shape))
     if bias is not None:
-        found = found + bias * LOG2E
+        scores = scores + bias * LOG2E
 
-    def masked(found: Array) -> Array:
-        q_pos, k_pos = (_positions(plan, side, shape) for side in (query, key))
+    def masked(scores: Array) -> Array:
+        q_pos, k_pos = (_positions(side, shape) for side in (query, key))
         index = _indices(key, shape)
         segments = [
-            None if side.seg is None else spread(side.seg, side.axis, shape)
+            None if side.seg is None else broadcast(side.seg, side.axis, shape)
             for side in (query, key)
         ]
-        seen = plan.seen(q_pos, k_pos, index, *segments)
-        if seen is None:  # a window without bounds
-            return found
-        return jnp.where(seen, found, -jnp.inf)
+        mask = plan.mask(q_pos, k_pos, index, *segments)
+        if mask is None:  # a window without bounds
+            return scores
+        return jnp.where(mask, scores, -jnp.inf)
 
-    partial = _may_hide(plan, query, key, shape)
-    if partial is False:
-        return found
-    if partial is True:
-        return masked(found)
-    return lax.cond(partial, masked, lambda found: found, found)
+    needs_mask = _needs_mask(plan, query, key, shape)
+    if needs_mask is False:
+        return scores
+    if needs_mask is True:
+        return masked(scores)
+    result: Array = lax.cond(needs_mask, masked, lambda scores: scores, scores)
+    return result
 
 
-def tokens(plan: Plan, query: Side, key: Side, shape: tuple[int, int]) -> tuple[Tokens, Tokens]:
-    """What the bias of a pair is computed from, on a tile."""
-    query_at, key_at = (
+def softmax_weights(scores: Array, logsumexp: Array, axis: int) -> Array:
+    """Weights of a tile, from the log-sum-exp per query in units of ``ln 2``, along ``axis``."""
+    return jnp.exp2(scores - broadcast(logsumexp, axis, scores.shape))
+
+
+def softmax_gradient(weights: Array, d_weights: Array, delta: Array, axis: int) -> Array:
+    """Gradient of the scores of a tile; ``delta`` is one number per query, along ``axis``."""
+    return weights * (d_weights - broadcast(delta, axis, weights.shape))
+
+
+def tile_gradient(scores: Array, d_weights: Array, logsumexp: Array, delta: Array) -> Array:
+    """Gradient of the scores of a tile with queries as rows."""
+    return softmax_gradient(softmax_weights(scores, logsumexp, 0), d_weights, delta, 0)
+
+
+def bias_tokens(plan: Plan, query: Side, key: Side, shape: Shape) -> tuple[Tokens, Tokens]:
+    """What the bias of each pair of a tile is computed from."""
+    at_query, at_key = (
         Tokens(
-            _positions(plan, side, shape),
-            None if side.feature is None else spread(side.feature, side.axis, shape),
+            _positions(side, shape),
+            None if side.feature is None else broadcast(side.feature, side.axis, shape),
         )
         for side in (query, key)
     )
-    return query_at, key_at
+    return at_query, at_key
 
 
-def bias_of(plan: Plan, numbers: Sequence[Array]) -> Callable[[Tokens, Tokens], Array] | None:
-    """The scheme's bias on a tile for one head; None if it has none, or comes as a table."""
-    if plan.form != "pairs":
+def bias_function(
+    plan: Plan, head_scalars: Sequence[Array]
+) -> Callable[[Tokens, Tokens], Array] | None:
+    """The scheme's elementwise bias for one head; None for other forms."""
+    if plan.form != "elementwise":
         return None
-    return lambda q, k: plan.bias(numbers, q, k, namespace)
+    return lambda q, k: plan.bias(head_scalars, q, k, namespace)
 
 
-def by_number(plan: Plan, numbers: Sequence[Array], n: int, q: Tokens, k: Tokens) -> Array:
-    """The derivative of the bias by its ``n``-th number, on a tile."""
+def d_by_scalar(plan: Plan, head_scalars: Sequence[Array], n: int, q: Tokens, k: Tokens) -> Array:
+    """The derivative of the bias by the ``n``-th per-head scalar, on a tile."""
 
-    def bias(number: Array) -> Array:
-        return plan.bias([*numbers[:n], number, *numbers[n + 1 :]], q, k, namespace)
+    def bias(scalar: Array) -> Array:
+        return plan.bias([*head_scalars[:n], scalar, *head_scalars[n + 1 :]], q, k, namespace)
 
-    return derivative(bias, numbers[n])
+    return _derivative(bias, head_scalars[n])
 
 
-def by_feature(
-    plan: Plan, numbers: Sequence[Array], q: Tokens, k: Tokens, of: Literal["query", "key"]
+def d_by_feature(
+    plan: Plan,
+    head_scalars: Sequence[Array],
+    q: Tokens,
+    k: Tokens,
+    of: Literal["query", "key"],
 ) -> Array:
     """The derivative of the bias by the feature of queries or of keys, on a tile."""
-    if of == "query":
-        return derivative(
-            lambda x: plan.bias(numbers, q._replace(feature=x), k, namespace), q.feature
-        )
-    return derivative(lambda x: plan.bias(numbers, q, k._replace(feature=x), namespace), k.feature)
+
+    def bias(feature: Array) -> Array:
+        if of == "query":
+            return plan.bias(head_scalars, q._replace(feature=feature), k, namespace)
+        return plan.bias(head_scalars, q, k._replace(feature=feature), namespace)
+
+    feature = (q if of == "query" else k).feature
+    assert feature is not None
+    return _derivative(bias, feature)
 
 
-def derivative(function: Callable[[Array], Array], at: Array) -> Array:
-    """Of a function of one array, elementwise."""
-    return jax.jvp(function, (at,), (jnp.ones_like(at),))[1]
+def _derivative(function: Callable[[Array], Array], at: Array) -> Array:
+    """Of an elementwise function of one array."""
+    tangent: Array = jax.jvp(function, (at,), (jnp.ones_like(at),))[1]
+    return tangent
 
 
-def apart(side: Side) -> Side:
-    """The same, for the compiler another: what is computed from both is computed twice.
+def keep_apart(values: Any) -> Any:
+    """The same arrays, which the compiler neither merges nor moves across this place."""
+    return lax.optimization_barrier(values)  # type: ignore[no-untyped-call]  # untyped in JAX
 
-    Kept instead, it would take the registers that there are.
+
+def recompute(side: Side) -> Side:
+    """The same side, but what is computed from it is computed anew.
+
+    Results that are kept from an earlier use would take too many registers.
     """
-    start = lax.optimization_barrier(side.start)
-    pos, feature = (
-        None if a is None else lax.optimization_barrier(a) for a in (side.pos, side.feature)
-    )
+    start = keep_apart(side.start)
+    pos, feature = (None if a is None else keep_apart(a) for a in (side.pos, side.feature))
     return side._replace(start=start, pos=pos, feature=feature)
 
 
-def _indices(side: Side, shape: tuple[int, int]) -> Array:
-    return side.start + plgpu.broadcasted_iota(jnp.int32, shape, side.axis, layout=WGMMA)
+def _indices(side: Side, shape: Shape) -> Array:
+    index: Array = side.start + plgpu.broadcasted_iota(jnp.int32, shape, side.axis, layout=WGMMA)
+    return index
 
 
-def _positions(plan: Plan, side: Side, shape: tuple[int, int]) -> Array:
+def _positions(side: Side, shape: Shape) -> Array:
     if side.pos is not None:
-        return spread(side.pos, side.axis, shape)
+        return broadcast(side.pos, side.axis, shape)
     return _indices(side, shape)
 
 
-def _may_hide(plan: Plan, query: Side, key: Side, shape: tuple[int, int]) -> Any:
-    """Whether a tile has a hidden pair: known here, or a scalar of the kernel."""
-    padded = key.start + shape[key.axis] > plan.k_len if plan.hides_padding else False
+def _needs_mask(plan: Plan, query: Side, key: Side, shape: Shape) -> Any:
+    """Whether a tile has a masked pair: a bool if it is static, or a scalar of the kernel."""
+    padded = key.start + shape[key.axis] > plan.k_len if plan.masks_padding else False
     left, right = plan.window or (None, None)
     if plan.causal and right is not None and right >= 0:
-        right = None  # what is ahead is hidden anyway
-    masks = plan.causal or left is not None or right is not None
-    if query.seg is not None or (query.pos is not None and masks):
+        right = None  # the causal mask covers it
+    by_position = plan.causal or left is not None or right is not None
+    if query.seg is not None or (query.pos is not None and by_position):
         return True
-    if not masks:
+    if not by_position:
         return padded
-    least = query.start - (key.start + shape[key.axis] - 1)  # of query less key
+    least = query.start - (key.start + shape[key.axis] - 1)  # query position - key position
     most = query.start + shape[query.axis] - 1 - key.start
-    terms = [padded] if plan.hides_padding else []
+    terms = [padded] if plan.masks_padding else []
     if plan.causal and right is None:
         terms.append(least < 0)
     if left is not None:
         terms.append(most > left)
     if right is not None:
         terms.append(least < -right)
-    return _either(terms)
+    return _any(terms)
 
 
-def _either(terms: Sequence[Any]) -> Any:
-    found = terms[0]
+def _any(terms: Sequence[Any]) -> Any:
+    result = terms[0]
     for term in terms[1:]:
-        found = found | term
-    return found
+        result = result | term
+    return result

@@ -1,34 +1,32 @@
-"""A bias by distance as tiles for kernels on Hopper GPUs, and its gradient."""
+"""A bias by distance as tiles for kernels on Hopper GPUs; its transpose is the gradient."""
 
 from __future__ import annotations
 
 import jax.numpy as jnp
 from jax import Array
 
-from posenc_jax.fused.mosaic_gpu.tile import (
-    ROWS,
-)
+from posenc_jax.fused.mosaic_gpu.tile import ROWS
 
 
-def tiles_of(table: Array) -> Array:
-    """``(H, m, n)`` numbers by distance as ``(H, m - 1, n, n)``: rows of queries, columns of keys.
+def toeplitz_tiles(table: Array) -> Array:
+    """``(H, m, n)`` values by distance as ``(H, m - 1, n, n)``: rows of queries, columns of keys.
 
-    Element ``(i, j)`` of tile ``t`` is number ``t * n + n - 1 + j - i``: a row is the one before,
-    one step further, as it is when numbers repeat with a period one longer than the rows they are
-    cut into. Nothing is gathered, and nothing scattered in the gradient.
+    Element ``(i, j)`` of tile ``t`` is value ``t * n + n - 1 + j - i``. Repeating a vector of
+    length ``2n`` with row length ``2n - 1`` shifts each row by one. So nothing is gathered, and the
+    gradient scatters nothing.
     """
     heads, count, size = table.shape
     pairs = jnp.concatenate([table[:, :-1], table[:, 1:]], axis=-1)
     repeated = jnp.broadcast_to(pairs[:, :, None], (heads, count - 1, size, 2 * size))
-    moved = repeated.reshape(heads, count - 1, -1)[..., : size * (2 * size - 1)]
-    return moved.reshape(heads, count - 1, size, 2 * size - 1)[..., size - 1 :]
+    shifted = repeated.reshape(heads, count - 1, -1)[..., : size * (2 * size - 1)]
+    return shifted.reshape(heads, count - 1, size, 2 * size - 1)[..., size - 1 :]
 
 
 def tiles_for_queries(table: Array) -> Array:
-    """Tiles of as many queries as a warpgroup has, ``(H * m, n, n)``."""
-    return tiles_of(table.reshape(table.shape[0], -1, ROWS)).reshape(-1, ROWS, ROWS)
+    """Tiles with the queries of a warpgroup as rows, ``(H * m, n, n)``."""
+    return toeplitz_tiles(table.reshape(table.shape[0], -1, ROWS)).reshape(-1, ROWS, ROWS)
 
 
 def tiles_for_keys(table: Array) -> Array:
-    """Likewise; rows of keys, columns of queries."""
+    """Tiles with keys as rows and queries as columns."""
     return jnp.swapaxes(tiles_for_queries(table), 1, 2)

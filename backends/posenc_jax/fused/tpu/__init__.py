@@ -1,7 +1,7 @@
-"""Kernels for TPUs: which calls they take.
+"""Kernels for TPUs: which calls they serve.
 
-``passes`` are the kernels, ``grid`` says how they walk over tiles, ``tile`` what they
-compute on one.
+``forward``, ``queries``, ``keys`` and ``table`` are the kernels. ``grid`` orders their steps,
+``operands`` names what they read, ``tile`` computes on one tile.
 """
 
 from __future__ import annotations
@@ -15,107 +15,117 @@ import jax.numpy as jnp
 from jax import sharding
 from jax.experimental.pallas import tpu as pltpu
 
-from posenc.backend import (
-    Call,
-    PositionScheme,
-)
-from posenc_jax.fused.gradients import Kernels, Rows
-from posenc_jax.fused.plan import Form, Operands, Places, Plan, Read, read_by_bias
+from posenc.backend import Call, PositionScheme
+from posenc_jax.fused.devices import Device
+from posenc_jax.fused.gradients import Kernels, Residuals
+from posenc_jax.fused.plan import BiasReads, Integers, Operands, Plan, trace_bias_reads
+from posenc_jax.fused.shapes import array_type
 from posenc_jax.fused.target import Target
-from posenc_jax.fused.tpu.passes import d_keys, d_queries, d_table, forward
+from posenc_jax.fused.tpu.forward import forward
+from posenc_jax.fused.tpu.keys import d_keys
+from posenc_jax.fused.tpu.queries import d_queries
+from posenc_jax.fused.tpu.table import d_table
 
 BLOCKS = (512, 256, 128)  # powers of two: tiles of a table are made by doubling
 HEAD_DIMS = (64, 128, 256)
 DTYPES = ("bfloat16", "float32")
-LEAST_JAX = (0, 10)
-_BOUNDS = 2**17  # half of the 2**20 bytes in which numbers that steer a kernel lie
+OLDEST = (0, 10)  # JAX
+_MAX_BOUNDS = 2**17  # half of the 2**20 bytes of memory for scalars
 
 
-def why_not_here(here: Target) -> str | None:
-    """Why there are no kernels in this JAX."""
-    if jax.__version_info__ < LEAST_JAX:
-        least = ".".join(map(str, LEAST_JAX))
-        return f"kernels for TPUs need JAX {least}, this is {jax.__version__}"
-    return None
+class Tpu(Device):
+    """TPUs of every generation that Pallas lowers for."""
+
+    def unsupported(self, target: Target) -> str | None:
+        if jax.__version_info__ < OLDEST:
+            oldest = ".".join(map(str, OLDEST))
+            return f"kernels for TPUs need JAX {oldest}, this is {jax.__version__}"
+        return None
+
+    def unsupported_call(self, call: Call) -> str | None:
+        for name in ("q", "k", "v"):
+            array = getattr(call, name)
+            if array.dtype.name not in DTYPES:
+                return f"kernels for TPUs take {' or '.join(DTYPES)}, {name} is {array.dtype}"
+            if array.dtype != call.q.dtype:
+                return f"q, k and v differ in dtype: {call.q.dtype}, {call.k.dtype}, {call.v.dtype}"
+            if array.shape[3] not in HEAD_DIMS:
+                accepted = ", ".join(map(str, HEAD_DIMS))
+                return f"kernels for TPUs take head_dim {accepted}; {name} has {array.shape[3]}"
+        batch, heads, q_len, _ = call.q.shape
+        size = self.block(call)
+        q_blocks, k_blocks = -(-q_len // size), -(-call.k.shape[2] // size)
+        bounds = 2 * batch * heads * (q_blocks + k_blocks)
+        if bounds > _MAX_BOUNDS:
+            return (
+                f"batch {batch}, {heads} heads and {q_blocks} + {k_blocks} blocks need {bounds} "
+                f"bounds of blocks, kernels for TPUs take up to {_MAX_BOUNDS}"
+            )
+        return None
+
+    def unsupported_bias(self, call: Call) -> str | None:
+        return _why_not_lowered(call.scheme, trace_bias_reads(call))
+
+    def block(self, call: Call) -> int:
+        """The largest block that queries fill."""
+        return next((n for n in BLOCKS if n <= call.q.shape[2]), BLOCKS[-1])
+
+    def kernels(self, *, interpreted: bool) -> Kernels:
+        return _kernels(interpreted)
 
 
-def refuses(call: Call) -> str | None:
-    """Why no kernel takes shapes or dtypes of a call."""
-    for name in ("q", "k", "v"):
-        array = getattr(call, name)
-        if array.dtype.name not in DTYPES:
-            return f"kernels for TPUs take {' or '.join(DTYPES)}, {name} is {array.dtype}"
-        if array.dtype != call.q.dtype:
-            return f"q, k and v differ in dtype: {call.q.dtype}, {call.k.dtype}, {call.v.dtype}"
-        if array.shape[3] not in HEAD_DIMS:
-            accepted = ", ".join(map(str, HEAD_DIMS))
-            return f"kernels for TPUs take head_dim {accepted}; {name} has {array.shape[3]}"
-    batch, heads, q_len, _ = call.q.shape
-    size = block(call, "none")
-    q_blocks, k_blocks = -(-q_len // size), -(-call.k.shape[2] // size)
-    bounds = 2 * batch * heads * (q_blocks + k_blocks)
-    if bounds > _BOUNDS:
-        return (
-            f"batch {batch}, {heads} heads and {q_blocks} + {k_blocks} blocks need {bounds} bounds "
-            f"of blocks, kernels for TPUs take up to {_BOUNDS}"
-        )
-    return None
+DEVICE = Tpu()
 
 
-def block(call: Call, form: Form) -> int:
-    """The largest block that queries fill."""
-    return next((n for n in BLOCKS if n <= call.q.shape[2]), BLOCKS[-1])
-
-
-def why_not_lowered(call: Call, here: Target) -> str | None:
-    """Why the scheme's own bias cannot be computed inside a kernel; None if it can."""
-    return _why_not_lowered(call.scheme, read_by_bias(call))
-
-
-def kernels(here: Target) -> Kernels:
-    """The kernels."""
-    return _kernels(here.interpreted)
-
-
-@cache
+@cache  # programs are cached by these functions
 def _kernels(interpreted: bool) -> Kernels:
-    return Kernels(*(partial(f, interpreted) for f in (forward, d_queries, d_keys, d_table)))
+    return Kernels(
+        partial(forward, interpreted=interpreted),
+        partial(d_queries, interpreted=interpreted),
+        partial(d_keys, interpreted=interpreted),
+        partial(d_table, interpreted=interpreted),
+    )
 
 
 @lru_cache(256)
-def _why_not_lowered(scheme: PositionScheme, read: Read) -> str | None:
-    """Lowers the kernels on one block; the compiler of the device is not asked."""
+def _why_not_lowered(scheme: PositionScheme, reads: BiasReads) -> str | None:
+    """Lowers the kernels on one block; the compiler of the device does not run."""
     size, dim = BLOCKS[-1], HEAD_DIMS[0]
-    plan = Plan.trial(scheme, read, size)
+    plan = Plan.of_one_block(scheme, reads, size)
 
     def real(*shape: int) -> Any:
-        return jax.ShapeDtypeStruct(shape, jnp.float32)
+        return array_type(shape, jnp.float32)
 
-    vectors, of_rows = real(1, 1, size, dim), real(1, 1, size)
-    numbers = real(1, max(1, len(read.learned + read.fixed)))
-    features = (of_rows if names else None for names in (read.query, read.key))
-    bounds: Any = jax.ShapeDtypeStruct((2, 1, 1, 1), jnp.int32)
-    operands = Operands(vectors, vectors, vectors, numbers, None, *features)
-    places = Places(None, None, None, None, bounds, bounds)
-    rows = Rows(vectors, of_rows, of_rows)
+    vectors, per_row = real(1, 1, size, dim), real(1, 1, size)
+    operands = Operands(
+        q=vectors,
+        k=vectors,
+        v=vectors,
+        head_scalars=real(1, max(1, len(plan.scalars_read))),
+        table=None,
+        q_feature=per_row if reads.query else None,
+        k_feature=per_row if reads.key else None,
+    )
+    ranges: Any = array_type((2, 1, 1, 1), jnp.int32)
+    integers = Integers(None, None, None, None, ranges, ranges)
+    residuals = Residuals(vectors, per_row, per_row)
 
-    def both(operands: Operands, places: Places, rows: Rows) -> Any:
-        found = _kernels(interpreted=False)
-        return found.d_queries(plan, operands, places, rows), found.d_keys(
-            plan, operands, places, rows
-        )
+    def backward(*given: Any) -> Any:
+        kernels = _kernels(interpreted=False)
+        return kernels.d_queries(plan, *given), kernels.d_keys(plan, *given)
 
     try:
-        with _on_a_tpu():
-            jax.jit(both).trace(operands, places, rows).lower(lowering_platforms=("tpu",))
-    except Exception as error:  # whatever a scheme does that a kernel cannot
+        with abstract_tpu():
+            traced = jax.jit(backward).trace(operands, integers, residuals)
+            traced.lower(lowering_platforms=("tpu",))
+    except Exception as error:  # a bias may be third-party code, and fail in any way
         first = str(error).strip().split("\n")[0]
         return f"the bias of {type(scheme).__name__} does not lower for a TPU: {first}"
     return None
 
 
-def _on_a_tpu() -> AbstractContextManager[Any]:
-    """Where Pallas, which asks what device it lowers for, is told of a TPU if none is here."""
+def abstract_tpu() -> AbstractContextManager[Any]:
+    """Where Pallas lowers for a TPU although none is present."""
     if pltpu.is_tpu_device():
         return nullcontext()
     device = sharding.AbstractDevice(device_kind="TPU v5 lite", num_cores=1, platform="tpu")

@@ -1,14 +1,15 @@
-"""How kernels for TPUs walk over tiles: which blocks a step of a grid has, and what is fetched.
+"""The order in which kernels for TPUs visit tiles: which blocks a step has, and what it fetches.
 
-Numbers ``first .. end - 1`` of needed blocks arrive before a kernel starts and steer what is
-fetched: steps before and after them stand where their neighbours stand, and fetch nothing.
+The ranges ``first .. end - 1`` of needed blocks arrive before a kernel starts, and decide what each
+step fetches. A step outside of its range names the nearest needed block, and so fetches nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,17 +17,27 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from posenc_jax.fused.plan import Operands, Places, Plan
+from posenc_jax.fused.plan import Integers, Operands, Plan
 
 Refs = dict[str, Any]
-Kernel = Callable[["Walk", "Spot", Refs, Refs, Refs], None]
+Kernel = Callable[["GridOrder", "Step", Refs, Refs, Refs], None]
 
-VECTORS = ("q", "k", "v", "d_out", "out", "d_q", "d_k", "d_v")
-OF_KEYS = ("k", "v", "k_pos", "k_seg", "k_feature", "d_k", "d_v", "d_k_feature")
+MATRICES = ("q", "k", "v", "d_out", "out", "d_q", "d_k", "d_v")
+PER_KEY = ("k", "v", "k_pos", "k_seg", "k_feature", "d_k", "d_v", "d_k_feature")
 
 
-class Spot(NamedTuple):
-    """A step of a grid: its tile, whether that is needed, and where the step is in its walk."""
+class Step(NamedTuple):
+    """A step of a grid.
+
+    Attributes
+    ----------
+    batch, head, q_block, k_block
+        The tile.
+    needed
+        Whether the tile is in its range.
+    is_first, is_last
+        Whether sums begin, and end, at this step.
+    """
 
     batch: Any
     head: Any
@@ -37,79 +48,89 @@ class Spot(NamedTuple):
     is_last: Any
 
 
-class Walk(Protocol):
-    """The steps of a grid; results build up along so many of its last axes."""
+class GridOrder(ABC):
+    """The steps of a grid, in order.
+
+    Attributes
+    ----------
+    plan, heads
+        The plan of the call, and its number of query heads.
+    grid
+        The shape of the grid.
+    sequential
+        How many of the last axes of the grid add to the same results.
+    bounds
+        The ranges of needed blocks, flat.
+    """
 
     plan: Plan
     heads: int
     grid: tuple[int, ...]
-    sequential: int
+    sequential: ClassVar[int] = 1
     bounds: Array
 
-    def spot(self, bounds: Any, *ids: Any) -> Spot:
-        """The step ``ids``, with ``bounds`` to be read."""
+    @abstractmethod
+    def step(self, bounds: Any, *ids: Any) -> Step:
+        """The step at some indices of the grid, reading its range from ``bounds``."""
 
-    def row_of_table(self, spot: Spot) -> Any:
-        """The first of two rows of a table that a tile reads."""
+    def table_row(self, step: Step) -> Any:
+        """The first of the two rows of a table that a tile reads."""
+        return self.plan.q_blocks - 1 + step.k_block - step.q_block
 
 
-class UnderQueries:
-    """Under each block of queries the blocks of keys in turn."""
+class QueryMajor(GridOrder):
+    """For each block of queries, all blocks of keys."""
 
-    sequential = 1
-
-    def __init__(self, plan: Plan, operands: Operands, places: Places) -> None:
+    def __init__(self, plan: Plan, operands: Operands, integers: Integers) -> None:
         self.plan, (batch, self.heads) = plan, operands.q.shape[:2]
         self.grid = (batch, self.heads, plan.q_blocks, plan.k_blocks)
-        self.bounds = places.keys.reshape(-1)
+        self.bounds = integers.key_ranges.reshape(-1)
 
-    def spot(self, bounds: Any, *ids: Any) -> Spot:
+    def step(self, bounds: Any, *ids: Any) -> Step:
         b, h, i, j = ids
-        first, end = _range(bounds, self.grid[:3], b, h, i)
+        batch, heads, q_blocks, k_blocks = self.grid
+        first, end = _range(bounds, (batch, heads, q_blocks), b, h, i)
         needed = (first <= j) & (j < end)
-        return Spot(b, h, i, _within(j, first, end), needed, j == 0, j == self.grid[3] - 1)
-
-    def row_of_table(self, spot: Spot) -> Any:
-        return self.plan.q_blocks - 1 + spot.k_block - spot.q_block
+        return Step(b, h, i, _nearest(j, first, end), needed, j == 0, j == k_blocks - 1)
 
 
-class UnderKeys:
-    """Under each block of keys the blocks of queries in turn, if they need it."""
+class KeyMajor(GridOrder):
+    """For each block of keys, all blocks of queries."""
 
-    sequential = 1
-
-    def __init__(self, plan: Plan, operands: Operands, places: Places) -> None:
+    def __init__(self, plan: Plan, operands: Operands, integers: Integers) -> None:
         self.plan, (batch, self.heads) = plan, operands.q.shape[:2]
         self.grid = (batch, self.heads, plan.k_blocks, plan.q_blocks)
-        self.bounds = jnp.concatenate([places.queries.reshape(-1), places.keys.reshape(-1)])
+        ranges = integers.query_ranges, integers.key_ranges
+        self.bounds = jnp.concatenate([each.reshape(-1) for each in ranges])
 
-    def spot(self, bounds: Any, *ids: Any) -> Spot:
+    def step(self, bounds: Any, *ids: Any) -> Step:
         b, h, i, j = ids
         batch, heads, k_blocks, q_blocks = self.grid
         first, end = _range(bounds, (batch, heads, k_blocks), b, h, i)
-        at = _within(j, first, end)
+        q_block = _nearest(j, first, end)
         low, high = _range(
-            bounds, (batch, heads, q_blocks), b, h, at, start=2 * batch * heads * k_blocks
+            bounds, (batch, heads, q_blocks), b, h, q_block, start=2 * batch * heads * k_blocks
         )
         needed = (first <= j) & (j < end) & (low <= i) & (i < high)
-        return Spot(b, h, at, i, needed, j == 0, j == q_blocks - 1)
+        return Step(b, h, q_block, i, needed, j == 0, j == q_blocks - 1)
 
-    def row_of_table(self, spot: Spot) -> Any:
-        return self.plan.k_blocks - 1 + spot.q_block - spot.k_block  # of a flipped one
+    def table_row(self, step: Step) -> Any:
+        """As above, of a flipped table."""
+        return self.plan.k_blocks - 1 + step.q_block - step.k_block
 
 
-class AlongDiagonals:
-    """For each diagonal of tiles all batches, and the tiles of the diagonal in turn."""
+class Diagonal(GridOrder):
+    """For each diagonal of tiles, all batches, and in each all tiles of the diagonal."""
 
     sequential = 2
 
-    def __init__(self, plan: Plan, operands: Operands, places: Places) -> None:
+    def __init__(self, plan: Plan, operands: Operands, integers: Integers) -> None:
         self.plan, (self.batch, self.heads) = plan, operands.q.shape[:2]
         diagonals = plan.q_blocks + plan.k_blocks - 1
         self.grid = (self.heads, diagonals, self.batch, min(plan.q_blocks, plan.k_blocks))
-        self.bounds = places.keys.reshape(-1)
+        self.bounds = integers.key_ranges.reshape(-1)
 
-    def spot(self, bounds: Any, *ids: Any) -> Spot:
+    def step(self, bounds: Any, *ids: Any) -> Step:
         h, d, b, t = ids
         q_blocks, k_blocks = self.plan.q_blocks, self.plan.k_blocks
         ahead = d - (q_blocks - 1)
@@ -118,12 +139,9 @@ class AlongDiagonals:
         i = jnp.where(exists, i, 0)
         first, end = _range(bounds, (self.batch, self.heads, q_blocks), b, h, i)
         needed = exists & (first <= i + ahead) & (i + ahead < end)
-        begins, ends = (t == 0) & (b == 0), (t == self.grid[3] - 1) & (b == self.batch - 1)
+        is_first, is_last = (t == 0) & (b == 0), (t == self.grid[3] - 1) & (b == self.batch - 1)
         q_block, k_block = jnp.where(needed, i, 0), jnp.where(needed, i + ahead, 0)
-        return Spot(b, h, q_block, k_block, needed, begins, ends)
-
-    def row_of_table(self, spot: Spot) -> Any:
-        return self.plan.q_blocks - 1 + spot.k_block - spot.q_block
+        return Step(b, h, q_block, k_block, needed, is_first, is_last)
 
 
 def _range(
@@ -135,74 +153,78 @@ def _range(
     return bounds[at], bounds[at + batch * heads * count]
 
 
-def _within(j: Any, first: Any, end: Any) -> Any:
-    """The needed block next to ``j``; block 0 if none is."""
+def _nearest(j: Any, first: Any, end: Any) -> Any:
+    """The needed block nearest to ``j``; block 0 if none is needed."""
     return jnp.minimum(jnp.maximum(j, first), jnp.maximum(end, 1) - 1)
 
 
-def launched(
+def run_grid(
     kernel: Kernel,
-    walk: Walk,
-    operands: dict[str, Array | None],
-    results: dict[str, jax.ShapeDtypeStruct | None],
-    scratch: dict[str, Any],
+    order: GridOrder,
+    operands: Mapping[str, Array | None],
+    results: Mapping[str, jax.ShapeDtypeStruct | None],
+    scratch: Mapping[str, Any],
     *,
     interpreted: bool,
 ) -> dict[str, Array]:
-    """A kernel run over a grid.
+    """Run a kernel over a grid.
 
-    ``operands`` and ``results`` are ``VECTORS (B, heads, L, D)`` or numbers of tokens
-    ``(B, heads or 1, n, L)``; or ``numbers (1, H * P)``; or rows of a table ``(H, rows, 1, n)``, of
-    which ``low`` and ``high`` are the two that a tile reads and ``line`` is one of a diagonal.
+    ``operands`` and ``results`` have these shapes: ``MATRICES`` are ``(B, heads, L, D)``.
+    ``head_scalars`` are ``(1, H * P)``. Rows of a table are ``(H, rows, 1, n)``: a tile reads the
+    two rows ``low`` and ``high``, and a diagonal writes the row ``line``. All others are numbers
+    per token, ``(B, heads or 1, n, L)``.
     """
-    axes, alone = len(walk.grid), walk.sequential
+    parallel = len(order.grid) - order.sequential
+    semantics: list[Literal["parallel", "arbitrary"]] = ["parallel"] * parallel
+    semantics += ["arbitrary"] * order.sequential
     call = pl.pallas_call(
-        partial(_step, kernel, walk),
+        partial(_run_step, kernel, order),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=1,
-            grid=walk.grid,
-            in_specs=[{name: _spec(walk, name, array) for name, array in operands.items()}],
-            out_specs=[{name: _spec(walk, name, shape) for name, shape in results.items()}],
-            scratch_shapes=[scratch],
+            grid=order.grid,
+            in_specs=[{name: _spec(order, name, array) for name, array in operands.items()}],
+            out_specs=[{name: _spec(order, name, shape) for name, shape in results.items()}],
+            scratch_shapes=[dict(scratch)],
         ),
-        out_shape=[results],
-        compiler_params=pltpu.CompilerParams(
-            dimension_semantics=("parallel",) * (axes - alone) + ("arbitrary",) * alone
-        ),
+        out_shape=[dict(results)],
+        compiler_params=pltpu.CompilerParams(dimension_semantics=semantics),
         interpret=interpreted,
         name=f"posenc{kernel.__name__}",
     )
-    (found,) = call(walk.bounds, operands)
-    return found
+    outputs: dict[str, Array]
+    (outputs,) = call(order.bounds, dict(operands))
+    return outputs
 
 
-def _step(kernel: Kernel, walk: Walk, bounds: Any, ins: Refs, outs: Refs, scratch: Refs) -> None:
-    ids = [pl.program_id(axis) for axis in range(len(walk.grid))]
-    kernel(walk, walk.spot(bounds, *ids), ins, outs, scratch)
+def _run_step(
+    kernel: Kernel, order: GridOrder, bounds: Any, ins: Refs, outs: Refs, scratch: Refs
+) -> None:
+    ids = [pl.program_id(axis) for axis in range(len(order.grid))]
+    kernel(order, order.step(bounds, *ids), ins, outs, scratch)
 
 
-def _spec(walk: Walk, name: str, array: Any) -> Any:
-    """The block of a tile."""
+def _spec(order: GridOrder, name: str, array: Any) -> Any:
+    """Which block of an array a step has."""
     if array is None:
         return None
-    if name == "numbers":
+    if name == "head_scalars":
         return pl.BlockSpec(memory_space=pltpu.SMEM)
-    heads, size = array.shape[1], walk.plan.block
+    heads, size = array.shape[1], order.plan.block
 
-    def at(*args: Any) -> Any:
+    def index(*args: Any) -> Any:
         *ids, bounds = args
-        spot = walk.spot(bounds, *ids)
+        step = order.step(bounds, *ids)
         if name == "line":
             return ids[0], ids[1], 0, 0
         if name in ("low", "high"):
-            return spot.head, walk.row_of_table(spot) + (name == "high"), 0, 0
-        block = spot.k_block if name in OF_KEYS else spot.q_block
-        head = spot.head // (walk.heads // heads)
-        return (spot.batch, head, block, 0) if name in VECTORS else (spot.batch, head, 0, block)
+            return step.head, order.table_row(step) + (name == "high"), 0, 0
+        block = step.k_block if name in PER_KEY else step.q_block
+        head = step.head // (order.heads // heads)
+        return (step.batch, head, block, 0) if name in MATRICES else (step.batch, head, 0, block)
 
-    cut = array.shape[2:]
-    if name in VECTORS:
-        cut = size, array.shape[3]
+    shape = array.shape[2:]
+    if name in MATRICES:
+        shape = size, array.shape[3]
     elif name not in ("line", "low", "high"):
-        cut = array.shape[2], size
-    return pl.BlockSpec((None, None, *cut), at)
+        shape = array.shape[2], size
+    return pl.BlockSpec((None, None, *shape), index)

@@ -1,13 +1,13 @@
 """What kernels for TPUs compute on one tile: a block of queries against a block of keys.
 
-A tile has queries or keys along its rows. A number of each token is a row ``(1, n)`` in memory,
-where it takes no padding, and must become a column for the tokens along the rows.
+A tile has queries or keys along its rows. Numbers per token lie in memory as a row ``(1, n)``,
+which has no padding. For the tokens along the rows of a tile they are turned into a column.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,13 +15,13 @@ import numpy as np
 from jax import Array, lax
 from jax.experimental.pallas import tpu as pltpu
 
-from posenc_jax.fused.plan import HIDDEN, Plan, Tokens
+from posenc_jax.fused.plan import MASK_VALUE, Plan, Tokens
 
 LANES, SUBLANES = 128, 8  # of a register
 
 
-class At(NamedTuple):
-    """Where a tile stands: of its queries and its keys, one as a column, the other as a row."""
+class TileTokens(NamedTuple):
+    """Queries and keys of a tile: those of one side as a column, those of the other as a row."""
 
     q_pos: Array
     k_pos: Array
@@ -31,13 +31,21 @@ class At(NamedTuple):
     q_feature: Array | None
     k_feature: Array | None
 
+    def query(self) -> Tokens:
+        """What a bias reads of the queries."""
+        return Tokens(self.q_pos, self.q_feature)
 
-def column(row: Array) -> Array:
-    """``(1, n)`` as ``(n, LANES)``, a number in all lanes of its row."""
+    def key(self) -> Tokens:
+        """What a bias reads of the keys."""
+        return Tokens(self.k_pos, self.k_feature)
+
+
+def to_column(row: Array) -> Array:
+    """``(1, n)`` as ``(n, LANES)``, each number in all lanes of its row."""
     return jnp.transpose(jnp.broadcast_to(row, (LANES, row.shape[1])))
 
 
-def row(column: Array) -> Array:
+def to_row(column: Array) -> Array:
     """``(n, 1)`` as ``(1, n)``."""
     return jnp.transpose(jnp.broadcast_to(column, (column.shape[0], LANES)))[:1]
 
@@ -55,95 +63,112 @@ def product(left: Array, right: Array, *, transposed: bool = False) -> Array:
     )
 
 
-def steps(start: Array, size: int, axis: int) -> Array:
+def iota(start: Array, size: int, axis: int) -> Array:
     """``start, start + 1, ...`` along an axis, ``(size, 1)`` or ``(1, size)``, int32."""
     shape = (size, 1) if axis == 0 else (1, size)
     return lax.broadcasted_iota(jnp.int32, shape, axis) + start
 
 
-def scored(
-    plan: Plan, scores: Array, at: At, numbers: Sequence[Array], table: Array | None
+def masked_scores(
+    plan: Plan,
+    scores: Array,
+    tokens: TileTokens,
+    head_scalars: Sequence[Array],
+    table: Array | None,
 ) -> Array:
-    """Scores with their bias; what may not be seen is ``HIDDEN``, or ``-inf`` by its bias."""
+    """Scores of a tile from ``q @ k.T``; ``MASK_VALUE`` where masked, ``-inf`` if the bias is."""
     scores = scores * plan.scale
-    if plan.form == "pairs":
-        scores = scores + plan.bias(numbers, *_asked(at))
+    if plan.form == "elementwise":
+        scores = scores + plan.bias(head_scalars, tokens.query(), tokens.key())
     if table is not None:
         scores = scores + table
-    seen = plan.seen(at.q_pos, at.k_pos, at.k_index, at.q_seg, at.k_seg)
-    return scores if seen is None else jnp.where(seen, scores, HIDDEN)
+    mask = plan.mask(tokens.q_pos, tokens.k_pos, tokens.k_index, tokens.q_seg, tokens.k_seg)
+    return scores if mask is None else jnp.where(mask, scores, MASK_VALUE)
 
 
-def slopes(plan: Plan, at: At, numbers: Sequence[Array], side: str) -> list[Array]:
-    """Derivatives of the bias on a tile: by learned numbers and queries' feature, or by the keys'.
+def tile_gradient(
+    scores: Array, d_weights: Array, logsumexp: Array, delta: Array
+) -> tuple[Array, Array]:
+    """Weights of a tile, and the gradient of its scores."""
+    weights = jnp.exp(scores - logsumexp)
+    return weights, weights * (d_weights - delta)
 
-    Forward mode, one at a time: a bias is elementwise, so that each is one tile. They share what
-    the compiler finds common.
+
+def bias_derivatives(
+    plan: Plan, tokens: TileTokens, head_scalars: Sequence[Array], side: Literal["query", "key"]
+) -> list[Array]:
+    """Derivatives of the bias on a tile, those that one side sums.
+
+    For queries: by each trainable per-head scalar, and by their feature. For keys: by their
+    feature. Forward mode, one at a time: a bias is elementwise, so each is one tile. The compiler
+    shares what they have in common.
     """
-    q, k = _asked(at)
-    found = []
-    if side == "queries":
-        for n in range(len(plan.learned)):
+    q, k = tokens.query(), tokens.key()
+    derivatives = []
+    if side == "query":
+        for n in range(len(plan.trainable)):
 
-            def of_number(x: Array, n: int = n) -> Array:
-                return plan.bias([*numbers[:n], x, *numbers[n + 1 :]], q, k)
+            def by_scalar(x: Array, n: int = n) -> Array:
+                return plan.bias([*head_scalars[:n], x, *head_scalars[n + 1 :]], q, k)
 
-            found.append(_derivative(of_number, numbers[n]))
+            derivatives.append(_derivative(by_scalar, head_scalars[n]))
         if q.feature is not None:
-            found.append(
-                _derivative(lambda x: plan.bias(numbers, q._replace(feature=x), k), q.feature)
-            )
+
+            def by_query(x: Array) -> Array:
+                return plan.bias(head_scalars, q._replace(feature=x), k)
+
+            derivatives.append(_derivative(by_query, q.feature))
     elif k.feature is not None:
-        found.append(_derivative(lambda x: plan.bias(numbers, q, k._replace(feature=x)), k.feature))
-    return found
+
+        def by_key(x: Array) -> Array:
+            return plan.bias(head_scalars, q, k._replace(feature=x))
+
+        derivatives.append(_derivative(by_key, k.feature))
+    return derivatives
 
 
 def toeplitz(low: Array, high: Array, *, shift: int) -> Array:
-    """The tile ``(n, n)`` of ``w[n - shift + column - row]``, ``w`` being rows ``(1, n)`` joined.
+    """The tile ``(n, n)`` of ``w[n - shift + column - row]``; ``w`` joins two rows ``(1, n)``.
 
-    Row ``i`` is ``w`` moved by ``i``: doubled again and again, and moved by as many rows as there
-    are; so almost all moves are by whole registers.
+    Row ``i`` is ``w`` rotated by ``i``. Rows are doubled again and again: each doubling rotates all
+    rows by their number. So almost all rotations are by whole registers.
     """
     size = low.shape[1]
     line = jnp.concatenate([low, high], axis=1)
     rows = jnp.broadcast_to(line, (SUBLANES, 2 * size))
     if shift:
-        rows = _moved(rows, shift)
+        rows = _rotate(rows, shift)
     index = lax.broadcasted_iota(jnp.int32, rows.shape, 0)
     for bit in _bits():
-        rows = jnp.where(index & bit != 0, _moved(rows, bit), rows)
+        rows = jnp.where(index & bit != 0, _rotate(rows, bit), rows)
     while rows.shape[0] < size:
-        rows = jnp.concatenate([rows, _moved(rows, rows.shape[0])], axis=0)
+        rows = jnp.concatenate([rows, _rotate(rows, rows.shape[0])], axis=0)
     return rows[:, size:]
 
 
 def diagonal_sums(tile: Array) -> Array:
     """``(1, 2 n)``: entry ``x`` is the sum where ``column - row == x - (n - 1)``.
 
-    The transpose of ``toeplitz``: the upper half of the rows is moved and added to the lower.
+    The transpose of ``toeplitz``: the upper half of the rows is rotated and added to the lower.
     """
     rows = jnp.concatenate([tile, jnp.zeros_like(tile)], axis=1)
     while (half := rows.shape[0] // 2) >= SUBLANES:
-        rows = _moved(rows[:half], half) + rows[half:]
+        rows = _rotate(rows[:half], half) + rows[half:]
     index = lax.broadcasted_iota(jnp.int32, rows.shape, 0)
     for bit in _bits():
-        rows = jnp.where(index & bit == 0, _moved(rows, bit), rows)
+        rows = jnp.where(index & bit == 0, _rotate(rows, bit), rows)
     return jnp.sum(rows, axis=0, keepdims=True)
 
 
-def _moved(rows: Array, by: int) -> Array:
-    """Every number so many columns on, the last ones to the front."""
-    moved: Array = pltpu.roll(rows, np.int32(by), 1)  # 32 bits, also under jax_enable_x64
-    return moved
+def _rotate(rows: Array, by: int) -> Array:
+    """Every number ``by`` columns further, the last ones at the front."""
+    shift: Any = np.int32(by)  # 32 bits, also under jax_enable_x64
+    rotated: Array = pltpu.roll(rows, shift, 1)
+    return rotated
 
 
 def _bits() -> list[int]:
     return [1 << n for n in range(SUBLANES.bit_length() - 1)]
-
-
-def _asked(at: At) -> tuple[Tokens, Tokens]:
-    """What a bias reads of both sides."""
-    return Tokens(at.q_pos, at.q_feature), Tokens(at.k_pos, at.k_feature)
 
 
 def _derivative(function: Callable[[Any], Array], x: Array) -> Array:

@@ -1,6 +1,6 @@
-"""``benchmarks/pallas_without_device.py``: what it reads in a compiled kernel, and its arithmetic.
+"""``benchmarks/compile_only/pallas``: how it reads a compiled kernel, and its arithmetic.
 
-That kernels compile is its own to say: it takes minutes, and compilers that tests do not need.
+These tests compile nothing: that takes minutes, and compilers that tests do not need.
 """
 
 import os
@@ -15,12 +15,12 @@ pytest.importorskip("posenc_jax")
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
-import pallas_without_device as without  # noqa: E402
+from compile_only.pallas import command, compile, loops, roofline  # noqa: E402
 
-from posenc_jax.fused import implementation  # noqa: E402
+from posenc_jax.fused import devices, implementation  # noqa: E402
 from posenc_jax.fused.target import Target, targeting  # noqa: E402
 
-# A loop as compilers leave it: turned round, two waits in it, and what is rare moved behind it.
+# A loop as compilers emit it: rotated, with two waits, and rare code moved behind it.
 BODY = "\n".join(["ex2.approx.ftz.f32 %f1, %f2;"] * 33 + ["add.f32 %f1, %f2, %f3;"] * 40)
 PTX = f"""Resources(smem_scratch_bytes=1000)
 .version 8.6
@@ -66,30 +66,30 @@ ptxas info    : Used 168 registers, used 2 barriers, 17 bytes smem
 WAIT = ["mbarrier.try_wait.parity.shared.b64", "bra.uni"]
 
 
-def test_a_loop_is_the_shortest_way_round():
-    ops = without._loop(PTX[PTX.index(".version") : PTX.index("ptxas")])
+def test_a_loop_is_the_shortest_round_trip():
+    ops = loops.find_loop(PTX[PTX.index(".version") : PTX.index("ptxas")])
     assert sum(op.startswith("ex2") for op in ops) == 33
-    assert sum(map(without._multiplies, ops)) == 2
+    assert sum(map(loops.is_product, ops)) == 2
     assert not any(op.startswith(("selp", "mov", "ret")) for op in ops)
-    # Both waits, what sets p for a product, the way to what is rare, and the end of the loop.
+    # Both waits, the flag p of a product, the branch to the rare code, and the end of the loop.
     assert len(ops) == 33 + 40 + 2 + 2 * len(WAIT) + 1 + 1 + 2
     assert sorted(op for op in ops if op in WAIT) == sorted(2 * WAIT)
 
 
-def test_counts_are_for_each_score(monkeypatch):
-    monkeypatch.setattr(without, "_disassembled", lambda ptx: None)
-    counted = without._of_loop(PTX)
+def test_counts_are_per_score(monkeypatch):
+    monkeypatch.setattr(loops, "disassemble", lambda ptx: None)
+    counted = loops.count_loop(PTX)
     assert counted == {
         "instructions": round(83 / 32, 2),
         "exponentials": round(33 / 32, 3),
         "flops": 2 * 2 * 64 * 64 * 16 // (32 * 128),
         "counted in": "PTX",
     }
-    assert without._of_loop("nothing was printed") == {}
-    assert without._of_loop(PTX.replace("ex2", "rcp")) == {}
+    assert loops.count_loop("nothing was printed") == {}
+    assert loops.count_loop(PTX.replace("ex2", "rcp")) == {}
 
 
-def test_instructions_of_the_machine_are_read_alike():
+def test_machine_code_is_read_like_ptx():
     text = "\n".join(
         [
             ".section .text.kernel",
@@ -102,61 +102,61 @@ def test_instructions_of_the_machine_are_read_alike():
             "        /*0050*/                   EXIT ;",
         ]
     )
-    ops = without._loop(text)
+    ops = loops.find_loop(text)
     assert sorted(set(ops)) == ["BRA", "HGMMA.64x128x16.F32.BF16", "MUFU.EX2"]
     assert len(ops) == 34
 
 
-def test_what_has_no_loop_has_none():
-    assert without._loop("add.f32 %f1, %f2, %f3;\nret;") == []
-    assert without._loop("wgmma.mma_async.m64n64k16 %r1;\nret;") == []
+def test_code_without_a_loop_has_none():
+    assert loops.find_loop("add.f32 %f1, %f2, %f3;\nret;") == []
+    assert loops.find_loop("wgmma.mma_async.m64n64k16 %r1;\nret;") == []
 
 
 def test_faults():
-    found = {
+    wrong = {
         "kernels": {"forward": {"spills": 0}, "d_keys": {"spills": 8}},
         "temporaries": {"2048": 100, "8192": 1600},
         "errors": {"d_queries": "ValueError: no"},
     }
-    assert without.faults(found) == [
+    assert command.find_faults(wrong) == [
         "d_queries: ValueError: no",
         "d_keys spills 8 bytes",
         "temporaries grow 4.00 times as fast as the length",
     ]
     fine = {"kernels": {"forward": {}}, "temporaries": {"2048": 100, "8192": 400}, "errors": {}}
-    assert without.faults(fine) == []
-    assert without.grown({"2048": 100}) is None
+    assert command.find_faults(fine) == []
+    assert command.growth({"2048": 100}) is None
 
 
-def test_times_are_of_what_was_counted():
+def test_times_follow_from_the_counts():
     kernel = {"flops": 512, "instructions": 8.0, "exponentials": 1.0, "bytes": 2**20}
     pairs = 16 * 8192**2 / 2
-    times = without.times_of(kernel, pairs, 8192, 16)
+    times = roofline.predict_times(kernel, pairs, 8192, 16)
     assert times["products"] == pytest.approx(1e3 * pairs * 512 / 600e12)
     # 8 of 128 instructions a cycle are as long as 1 of 16 exponentials.
     assert times["others"] == pytest.approx(1e3 * pairs / 16 / (132 * 1.755e9))
-    moved = 2**20 * (16 * 8192) / (without.BATCH * without.HEADS * without.LENGTHS[0])
+    moved = 2**20 * (16 * 8192) / (roofline.BATCH * roofline.HEADS * roofline.LENGTHS[0])
     assert times["moved"] == pytest.approx(1e3 * moved / 4.8e12)
     assert times["best"] == times["products"]
     assert times["worst"] == times["products"] + times["others"]
-    few = without.times_of(kernel, 1.0, 8192, 16)
+    few = roofline.predict_times(kernel, 1.0, 8192, 16)
     assert few["best"] == few["worst"] == few["moved"]
 
 
 def test_the_share_of_blocks():
     blocks = 512 // 64
-    every = without.needed_share("none", 512, 64)
+    every = roofline.needed_share("none", 512, 64)
     assert every == {side: pytest.approx((blocks + 1) / (2 * blocks)) for side in every}
-    some = without.needed_share("alibi", 2048, 64)
+    some = roofline.needed_share("alibi", 2048, 64)
     assert all(0.05 < share < 0.5 for share in some.values())
 
 
 def test_rows_of_a_prediction(monkeypatch):
     share = {"queries": 0.25, "keys": 0.125}
-    monkeypatch.setattr(without, "needed_share", lambda *_: share)
+    monkeypatch.setattr(roofline, "needed_share", lambda *_: share)
     kernel = {"flops": 512, "instructions": 8.0, "exponentials": 1.0, "bytes": 0}
-    rows = without.predicted("alibi", {"forward": kernel, "d_keys": kernel}, 128)
-    assert len(rows) == 3 * len(without.PREDICTED)
+    rows = roofline.predict("alibi", {"forward": kernel, "d_keys": kernel}, 128)
+    assert len(rows) == 3 * len(roofline.PREDICTED)
     forward, keys, step = rows[:3]
     assert forward["products, ms"] == pytest.approx(2 * keys["products, ms"], rel=1e-3)
     assert step["best, ms"] == pytest.approx(forward["best, ms"] + keys["best, ms"], rel=1e-3)
@@ -165,34 +165,34 @@ def test_rows_of_a_prediction(monkeypatch):
     assert "speed at best" not in keys
 
 
-@pytest.mark.parametrize("form", [*without.FORMS, without.PLACED])
-def test_a_kernel_alone_is_given_what_the_implementation_gives_it(form, monkeypatch):
-    monkeypatch.setattr(implementation, "_module", lambda here: fused_by_definition)
-    case, length = without.Case("h200", form, 64), 32
-    given = without._given(case, length)
+@pytest.mark.parametrize("form", compile.FORMS)
+def test_one_kernel_gets_the_inputs_of_the_implementation(form, monkeypatch):
+    for module in (devices, implementation):
+        monkeypatch.setattr(module, "device_for", lambda target: fused_by_definition.DEVICE)
+    case, length = compile.Case("h200", form, 64), 32
+    given = compile.arguments(case, length)
     with targeting(Target("gpu", "9.0", interpreted=True)):
-        out, _ = jax.eval_shape(lambda given: without._alone(case, "forward", given), given)
-        d_q, *_ = jax.eval_shape(lambda given: without._alone(case, "d_queries", given), given)
-        whole, gradients = jax.eval_shape(lambda given: without._step(case, given), given)
-    assert out.shape == d_q.shape == (without.BATCH, without.HEADS, length, 64)
-    assert whole.shape == given["q"].shape
-    (found,) = gradients
-    assert {"q", "k", "v", "params"} <= set(found)
-    assert ("q_features" in found) == form.startswith("gated")
-    assert set(found["params"]) == set(given["params"])
+        out, _ = jax.eval_shape(lambda given: compile.one_kernel(case, "forward", given), given)
+        d_q, *_ = jax.eval_shape(lambda given: compile.one_kernel(case, "d_queries", given), given)
+        step, (gradients,) = jax.eval_shape(lambda g: compile.training_step(case, g), given)
+    assert out.shape == d_q.shape == (compile.BATCH, compile.HEADS, length, 64)
+    assert step.shape == given["q"].shape
+    assert {"q", "k", "v", "params"} <= set(gradients)
+    assert ("q_features" in gradients) == form.startswith("gated")
+    assert set(gradients["params"]) == set(given["params"])
 
 
-def test_what_compilers_print_is_overheard(capfd):
-    with without._overheard() as told:
+def test_the_output_of_compilers_is_captured(capfd):
+    with compile.captured_output() as printed:
         os.write(1, b"one\n")
         os.write(2, b"two\n")
-    assert told == ["one\ntwo\n"]
+    assert printed == ["one\ntwo\n"]
     assert tuple(capfd.readouterr()) == ("", "")
 
 
-def test_a_compiler_that_is_not_there_is_told(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(without, "missing", lambda device: "a package")
-    out = tmp_path / "found.json"
-    assert without.main(["--devices", "v5e", "--out", str(out)]) == 1
+def test_a_missing_compiler_is_reported(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(command, "missing_packages", lambda device: "a package")
+    out = tmp_path / "result.json"
+    assert command.main(["--devices", "v5e", "--out", str(out)]) == 1
     assert "nothing was compiled for TPU v5e: it needs a package" in capsys.readouterr().out
     assert '"absent": {"v5e": "a package"}' in out.read_text()

@@ -1,0 +1,222 @@
+"""What the kernels of Hopper GPUs have in common: one side is kept as rows, the other streams by.
+
+A program takes a block of queries or of keys. Each warpgroup keeps 64 of its tokens in shared
+memory as the rows of its tiles, while blocks of the other side arrive as the columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from posenc_jax.fused.gradients import Residuals
+from posenc_jax.fused.mosaic_gpu.jax_version import WGMMA, plgpu
+from posenc_jax.fused.mosaic_gpu.operands import (
+    PER_KEY,
+    PER_QUERY,
+    Buffer,
+    Program,
+    buffer_for,
+    load_side,
+    named_arrays,
+    present,
+)
+from posenc_jax.fused.mosaic_gpu.stream import WARPGROUPS, Stream, fetch, ring_buffer
+from posenc_jax.fused.mosaic_gpu.tile import ROWS, Bias, Side, bias_function
+from posenc_jax.fused.mosaic_gpu.toeplitz import tiles_for_keys, tiles_for_queries
+from posenc_jax.fused.plan import Integers, Operands, Plan
+
+
+class Arrangement(NamedTuple):
+    """Which arrays a kernel keeps, and which it streams.
+
+    Attributes
+    ----------
+    plan
+        The plan of the call.
+    arrays
+        All arrays by name; ``tiles`` are those of a table.
+    over
+        The side that streams.
+    columns
+        Tokens per step of that side.
+    rows
+        Names of the arrays that a warpgroup keeps.
+    streams
+        Names of the arrays that arrive together, per stream.
+    """
+
+    plan: Plan
+    arrays: dict[str, Array]
+    over: Literal["queries", "keys"]
+    columns: int
+    rows: tuple[str, ...]
+    streams: tuple[tuple[str, ...], ...]
+
+    @property
+    def grid(self) -> dict[str, int]:
+        """The axes of the grid of programs."""
+        batch, heads = self.arrays["q"].shape[:2]
+        blocks = self.plan.q_blocks if self.over == "keys" else self.plan.k_blocks
+        return {"head": heads, "block": blocks, "batch": batch}
+
+    def scratch(self, *, interpreted: bool) -> dict[str, Any]:
+        """The shared memory and barriers that ``prologue`` needs."""
+        rows = {name: buffer_for(name, self.arrays, ROWS) for name in self.rows}
+        scratch = {
+            "rows": {name: buffer.scratch(WARPGROUPS) for name, buffer in rows.items()},
+            "rows_arrived": plgpu.Barrier(num_arrivals=len(rows), num_barriers=WARPGROUPS),
+            "streams": [
+                ring_buffer({name: self._block(name) for name in names}) for names in self.streams
+            ],
+        }
+        if interpreted:
+            tile = Buffer((ROWS, self.columns), self.arrays["q"].dtype)
+            scratch["interpreter_scratch"] = tile.scratch(WARPGROUPS)
+        return scratch
+
+    def _block(self, name: str) -> Buffer:
+        if name == "tiles":
+            return Buffer((WARPGROUPS, ROWS, ROWS), jnp.float32)
+        return buffer_for(name, self.arrays, self.columns)
+
+
+def arrange(
+    plan: Plan,
+    operands: Operands,
+    integers: Integers,
+    residuals: Residuals | None = None,
+    *,
+    over: Literal["queries", "keys"],
+    columns: int,
+    rows: tuple[str, ...],
+    streams: tuple[tuple[str, ...], ...],
+) -> Arrangement:
+    """An arrangement of the arrays that a call has, out of those that it may have."""
+    arrays = named_arrays(plan, operands, integers, residuals)
+    if operands.table is not None:
+        tiles = tiles_for_queries if over == "keys" else tiles_for_keys
+        arrays["tiles"] = tiles(operands.table)
+    streams = tuple(present(names, arrays) for names in streams)
+    return Arrangement(plan, arrays, over, columns, present(rows, arrays), streams)
+
+
+class Loop(NamedTuple):
+    """The loop of one warpgroup, ready to run.
+
+    Attributes
+    ----------
+    arrangement, program, warpgroup
+        What it is made from.
+    start
+        Index of the first row.
+    first
+        Index of the first token that streams.
+    rows
+        The kept arrays, by name, in shared memory.
+    streams
+        One for each of ``arrangement.streams``.
+    head_scalars
+        The scalars of the bias for this head.
+    interpreter_scratch
+        As ``plus_product`` takes it.
+    """
+
+    arrangement: Arrangement
+    program: Program
+    warpgroup: Any
+    start: Any
+    first: Any
+    rows: Mapping[str, Any]
+    streams: tuple[Stream, ...]
+    head_scalars: list[Any]
+    interpreter_scratch: Any
+
+    def row_side(self) -> Side:
+        """The tokens of the rows, loaded into registers."""
+        plan = self.arrangement.plan
+        if self.arrangement.over == "keys":
+            return load_side(0, self.start + plan.k_len - plan.q_len, PER_QUERY, self.rows)
+        return load_side(0, self.start, PER_KEY, self.rows)
+
+    def column_side(self, step: Any, blocks: Mapping[str, Any]) -> Side:
+        """The tokens of the columns, loaded into registers."""
+        plan, start = self.arrangement.plan, self.first + step * self.arrangement.columns
+        if self.arrangement.over == "keys":
+            return load_side(1, start, PER_KEY, blocks)
+        return load_side(1, start + plan.k_len - plan.q_len, PER_QUERY, blocks)
+
+    def bias(self, blocks: Mapping[str, Any]) -> Bias:
+        """The bias of a tile, as ``masked_scores`` takes it."""
+        if "tiles" not in blocks:
+            return bias_function(self.arrangement.plan, self.head_scalars)
+        over_keys = self.arrangement.over == "keys"
+        index = WARPGROUPS - 1 - self.warpgroup if over_keys else self.warpgroup
+        tile: Array = plgpu.load(blocks["tiles"].at[index], layout=WGMMA)
+        return tile
+
+
+def prologue(
+    arrangement: Arrangement, warpgroup: Any, refs: Mapping[str, Any], scratch: Mapping[str, Any]
+) -> Loop:
+    """Find the blocks that a program needs, and fetch its rows."""
+    plan, columns = arrangement.plan, arrangement.columns
+    heads, kv_heads = (arrangement.arrays[name].shape[1] for name in ("q", "k"))
+    program = Program(
+        refs, lax.axis_index("batch"), lax.axis_index("head"), heads, heads // kv_heads
+    )
+    block = lax.axis_index("block")
+    if plan.causal and arrangement.over == "keys":  # the longest programs begin first
+        block = plan.q_blocks - 1 - block
+    ranges = "key_ranges" if arrangement.over == "keys" else "query_ranges"
+    first, end = program.range_of(ranges, block)
+    steps, first = (end - first) * (plan.block // columns), first * plan.block
+
+    def source(name: str) -> Callable[[Any], Any]:
+        if name == "tiles":
+            return _table_tiles(arrangement, program, block, first)
+        return program.blocks(name, first, columns)
+
+    streams = tuple(
+        Stream({name: source(name) for name in names}, steps, *buffers)
+        for names, buffers in zip(arrangement.streams, scratch["streams"], strict=True)
+    )
+    start = block * plan.block + warpgroup * ROWS
+    rows = {name: buffer.at[warpgroup] for name, buffer in scratch["rows"].items()}
+    copies = [(program.tokens(name, start, ROWS), rows[name]) for name in arrangement.rows]
+    fetch(copies, scratch["rows_arrived"].at[warpgroup])
+    return Loop(
+        arrangement=arrangement,
+        program=program,
+        warpgroup=warpgroup,
+        start=start,
+        first=first,
+        rows=rows,
+        streams=streams,
+        head_scalars=program.head_scalars(plan),
+        interpreter_scratch=(
+            scratch["interpreter_scratch"].at[warpgroup]
+            if "interpreter_scratch" in scratch
+            else None
+        ),
+    )
+
+
+def _table_tiles(
+    arrangement: Arrangement, program: Program, block: Any, first: Any
+) -> Callable[[Any], Any]:
+    """A function from a step to the tiles of the table for all warpgroups."""
+    start, q_tiles = block * arrangement.plan.block, arrangement.arrays["q"].shape[2] // ROWS
+
+    def over_keys(step: Any) -> Any:
+        before = lax.div(first - start, jnp.int32(ROWS)) - WARPGROUPS
+        return program.table_tiles(q_tiles + before + step, WARPGROUPS)
+
+    def over_queries(step: Any) -> Any:
+        before = lax.div(start - first, jnp.int32(ROWS)) - 1
+        return program.table_tiles(q_tiles + before - step, WARPGROUPS)
+
+    return over_keys if arrangement.over == "keys" else over_queries

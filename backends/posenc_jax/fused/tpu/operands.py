@@ -1,0 +1,139 @@
+"""What the kernels for TPUs read, by name, and how a step reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.experimental.pallas import tpu as pltpu
+
+from posenc_jax.fused.gradients import Residuals
+from posenc_jax.fused.plan import Integers, Operands
+from posenc_jax.fused.shapes import array_type
+from posenc_jax.fused.tpu.grid import GridOrder, KeyMajor, Refs, Step
+from posenc_jax.fused.tpu.tile import (
+    LANES,
+    TileTokens,
+    iota,
+    masked_scores,
+    product,
+    tile_gradient,
+    to_column,
+    to_row,
+    toeplitz,
+)
+
+PER_QUERY = ("q_pos", "q_seg", "q_feature", "logsumexp", "delta")
+PER_KEY = ("k_pos", "k_seg", "k_feature")
+
+
+def named_operands(
+    operands: Operands,
+    integers: Integers,
+    residuals: Residuals | None = None,
+    *,
+    flipped: bool = False,
+) -> dict[str, Any]:
+    """All operands by name, as ``run_grid`` takes them; ``flipped`` for keys as rows."""
+    named: dict[str, Any] = {"q": operands.q, "k": operands.k, "v": operands.v}
+    for name in ("q_pos", "k_pos", "q_seg", "k_seg"):
+        array = getattr(integers, name)
+        named[name] = None if array is None else array[:, None, None, :]
+    for name in ("q_feature", "k_feature"):
+        array = getattr(operands, name)
+        named[name] = None if array is None else array[:, :, None, :]
+    scalars = operands.head_scalars
+    named["head_scalars"] = None if scalars is None else scalars.reshape(1, -1)
+    named["low"] = named["high"] = None
+    if operands.table is not None:
+        table = jnp.flip(operands.table, (1, 2)) if flipped else operands.table
+        named["low"] = named["high"] = table[:, :, None, :]
+    if residuals is not None:
+        named["d_out"] = residuals.d_out
+        named["logsumexp"] = residuals.logsumexp[:, :, None]
+        named["delta"] = residuals.delta[:, :, None]
+    return named
+
+
+def per_token(like: Array, count: int) -> jax.ShapeDtypeStruct:
+    """``(B, H, count, L)`` float32, for an array ``(B, H, L, ...)``."""
+    batch, heads, length = like.shape[:3]
+    return array_type((batch, heads, count, length), jnp.float32)
+
+
+def column_scratch(named: Mapping[str, Any], names: Iterable[str], size: int) -> dict[str, Any]:
+    """Scratch for the numbers of the tokens along the rows of a tile."""
+    present = (name for name in names if named.get(name) is not None)
+    return {name: pltpu.VMEM((size, LANES), named[name].dtype) for name in present}
+
+
+def fill_columns(columns: Refs, ins: Refs) -> None:
+    """Turn the numbers of the tokens along the rows of a tile into columns."""
+    for name, column in columns.items():
+        column[...] = to_column(ins[name][...])
+
+
+def tile_tokens(order: GridOrder, step: Step, ins: Refs, columns: Refs) -> TileTokens:
+    """The queries and keys of a tile."""
+    plan = order.plan
+    key_axis, query_axis = (0, 1) if isinstance(order, KeyMajor) else (1, 0)
+
+    def read(name: str) -> Array | None:
+        if name not in columns and ins[name] is None:
+            return None
+        values: Array = columns[name][:, :1] if name in columns else ins[name][...]
+        return values
+
+    k_index = iota(step.k_block * plan.block, plan.block, key_axis)
+    q_pos, k_pos = read("q_pos"), read("k_pos")
+    if q_pos is None or k_pos is None:
+        start = step.q_block * plan.block + (plan.k_len - plan.q_len)
+        q_pos, k_pos = iota(start, plan.block, query_axis), k_index
+    return TileTokens(
+        q_pos=q_pos,
+        k_pos=k_pos,
+        k_index=k_index,
+        q_seg=read("q_seg"),
+        k_seg=read("k_seg"),
+        q_feature=read("q_feature"),
+        k_feature=read("k_feature"),
+    )
+
+
+def head_scalars(order: GridOrder, step: Step, ins: Refs) -> list[Any]:
+    """The scalars of the bias for a head."""
+    scalars = ins["head_scalars"]
+    if scalars is None:
+        return []
+    per_head = scalars.shape[1] // order.heads
+    return [scalars[0, step.head * per_head + n] for n in range(len(order.plan.scalars_read))]
+
+
+def table_tile(ins: Refs, *, shift: int) -> Array | None:
+    """A bias by distance on a tile; None for other forms."""
+    if ins["low"] is None:
+        return None
+    return toeplitz(ins["low"][...], ins["high"][...], shift=shift)
+
+
+def d_scores_of_queries(
+    order: GridOrder, step: Step, ins: Refs, columns: Refs
+) -> tuple[Array, TileTokens]:
+    """Gradient of the scores of a tile with queries as rows, and the tokens of the tile."""
+    tokens = tile_tokens(order, step, ins, columns)
+    scores = product(ins["q"][...], ins["k"][...], transposed=True)
+    scalars = head_scalars(order, step, ins)
+    scores = masked_scores(order.plan, scores, tokens, scalars, table_tile(ins, shift=1))
+    d_weights = product(ins["d_out"][...], ins["v"][...], transposed=True)
+    logsumexp, delta = columns["logsumexp"][:, :1], columns["delta"][:, :1]
+    _, d_scores = tile_gradient(scores, d_weights, logsumexp, delta)
+    return d_scores, tokens
+
+
+def write_rows(target: Any, sums: Any) -> None:
+    """Write columns of sums as rows of numbers per token."""
+    for n, total in enumerate(sums):
+        target[n : n + 1, :] = to_row(total[:, :1])

@@ -1,0 +1,79 @@
+"""Gradients of queries on TPUs, and of per-head scalars and the queries' feature.
+
+From the log-sum-exp (Dao et al. 2022, arXiv 2205.14135). Each result is summed in one order, so it
+is always the same. Gradients of per-head scalars are written per query, and summed by XLA.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jax import Array
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from posenc_jax.fused.gradients import Residuals
+from posenc_jax.fused.plan import Integers, Operands, Plan
+from posenc_jax.fused.shapes import array_type
+from posenc_jax.fused.tpu.grid import GridOrder, QueryMajor, Refs, Step, run_grid
+from posenc_jax.fused.tpu.operands import (
+    PER_QUERY,
+    column_scratch,
+    d_scores_of_queries,
+    fill_columns,
+    head_scalars,
+    named_operands,
+    per_token,
+    write_rows,
+)
+from posenc_jax.fused.tpu.tile import LANES, bias_derivatives, product
+
+
+def d_queries(
+    plan: Plan, operands: Operands, integers: Integers, residuals: Residuals, *, interpreted: bool
+) -> tuple[Array, Array | None, Array | None]:
+    """As ``Kernels.d_queries``."""
+    q, block, scalars = operands.q, plan.block, len(plan.trainable)
+    has_feature = operands.q_feature is not None
+    named = named_operands(operands, integers, residuals)
+    outputs = run_grid(
+        _d_queries,
+        QueryMajor(plan, operands, integers),
+        named,
+        {
+            "d_q": array_type(q.shape, q.dtype),
+            "d_scalars": per_token(q, scalars) if scalars else None,
+            "d_q_feature": per_token(q, 1) if has_feature else None,
+        },
+        {
+            "columns": column_scratch(named, PER_QUERY, block),
+            "d_q": pltpu.VMEM((block, q.shape[3]), jnp.float32),
+            "sums": [pltpu.VMEM((block, LANES), jnp.float32)] * (scalars + has_feature),
+        },
+        interpreted=interpreted,
+    )
+    d_feature = outputs["d_q_feature"][:, :, 0] if has_feature else None
+    return outputs["d_q"], outputs["d_scalars"], d_feature
+
+
+def _d_queries(order: GridOrder, step: Step, ins: Refs, outs: Refs, scratch: Refs) -> None:
+    plan, d_q, sums = order.plan, scratch["d_q"], scratch["sums"]
+
+    @pl.when(step.is_first)
+    def _() -> None:
+        fill_columns(scratch["columns"], ins)
+        for total in (d_q, *sums):
+            total[...] = jnp.zeros_like(total)
+
+    @pl.when(step.needed)
+    def _() -> None:
+        d_scores, tokens = d_scores_of_queries(order, step, ins, scratch["columns"])
+        d_q[...] += product(d_scores, ins["k"][...])
+        derivatives = bias_derivatives(plan, tokens, head_scalars(order, step, ins), "query")
+        for total, derivative in zip(sums, derivatives, strict=True):
+            total[...] += jnp.sum(d_scores * derivative, axis=1, keepdims=True)
+
+    @pl.when(step.is_last)
+    def _() -> None:
+        outs["d_q"][...] = (d_q[...] * plan.scale).astype(outs["d_q"].dtype)
+        write_rows(outs["d_scalars"], sums[: len(plan.trainable)])
+        write_rows(outs["d_q_feature"], sums[len(plan.trainable) :])

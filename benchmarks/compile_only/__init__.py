@@ -1,0 +1,1 @@
+"""What compilers alone can say of the kernels, on a machine without their devices."""

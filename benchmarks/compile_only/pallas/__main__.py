@@ -1,0 +1,11 @@
+"""The command ``python benchmarks/compile_only/pallas``."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from compile_only.pallas.command import main  # noqa: E402
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,125 @@
+"""Predict the time of kernels on an H200 from what was compiled; nothing is run or timed.
+
+- The matrix products of a tile take their time at ``ACHIEVABLE``: about the speed of the best
+  published kernels of attention without a bias.
+- The other instructions issue at one per cycle and scheduler.
+- Arrays are moved once, at the bandwidth of the device.
+- One warpgroup may multiply while another does the rest: ``best`` takes the larger of the two
+  times, ``worst`` their sum.
+- The needed blocks of ALiBi are counted by ``posenc_jax.fused.plan.needed_blocks``, on normal
+  queries and keys.
+- ``speed`` is relative to a kernel that only multiplies: causal attention without a bias, no
+  product twice, at ``ACHIEVABLE``.
+
+The model leaves out launches, the first tiles and the last wave, keys and values that fall out of
+the cache, and the search for needed blocks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from compile_only.pallas.compile import BATCH, HEADS, LENGTHS
+
+# An H200. The clock is that of sustained work, below the boost of 1.98 GHz.
+PROCESSORS, CLOCK, BANDWIDTH = 132, 1.755e9, 4.8e12
+ACHIEVABLE = 600e12  # of 989 TFLOP/s in bfloat16
+ISSUED = 4 * 32  # instructions of threads, per cycle and processor
+EXPONENTIALS = 16  # per cycle and processor
+PREDICTED = 8192, 65536, 131072
+SHAPE = 1, 16, 128  # batch, heads and head_dim of a prediction
+_PRODUCTS = {"forward": 2, "step": 7}  # matrix products, where none is computed twice
+
+
+def needed_share(form: str, length: int, block: int) -> dict[str, float]:
+    """Computed scores as a share of all pairs: of forward and d_queries, and of d_keys.
+
+    For normal queries and keys in bfloat16, the same for all heads; the slopes of heads differ.
+    """
+    import jax
+    import jax.numpy as jnp
+
+    import posenc
+    from posenc.backend import prepare
+    from posenc_jax.fused.plan import needed_blocks
+
+    _, heads, dim = SHAPE
+    scheme = posenc.ALiBi(heads) if form == "alibi" else posenc.NoPE()
+
+    @jax.jit
+    def computed(q: Any, k: Any) -> Any:
+        q = jnp.broadcast_to(q, (1, heads, length, dim))
+        call = prepare(q, k, k, scheme, causal=True, xp=jnp)
+        return [jnp.mean(ends - firsts) for firsts, ends in needed_blocks(call, block)]
+
+    q, k = (
+        jax.random.normal(key, (1, 1, length, dim), jnp.bfloat16)
+        for key in jax.random.split(jax.random.key(0), 2)
+    )
+    of_queries, of_keys = (float(count) * block / length for count in computed(q, k))
+    return {"queries": of_queries, "keys": of_keys}
+
+
+def predict(form: str, kernels: dict[str, Any], block: int) -> list[dict[str, Any]]:
+    """Milliseconds of each kernel at each length, and of their sum, a training step."""
+    batch, heads, dim = SHAPE
+    rows = []
+    for length in PREDICTED:
+        share = needed_share(form, length, block)
+        times = {
+            name: predict_times(
+                kernel,
+                share["keys" if name == "d_keys" else "queries"] * batch * heads * length**2,
+                length,
+                batch * heads,
+            )
+            for name, kernel in kernels.items()
+        }
+        times["step"] = {
+            what: sum(time[what] for time in times.values()) for what in times["forward"]
+        }
+        pairs = batch * heads * length * (length + 1) / 2
+        for name, time in times.items():
+            row = {"form": form, "length": length, "kernel": name, "computed": share["queries"]}
+            row |= {f"{what}, ms": ms for what, ms in time.items()}
+            if name in _PRODUCTS:
+                least = 1e3 * _PRODUCTS[name] * 2 * dim * pairs / ACHIEVABLE
+                row |= {f"speed at {what}": least / time[what] for what in ("worst", "best")}
+            rows.append({n: _round(value) for n, value in row.items()})
+    return rows
+
+
+def predict_times(
+    kernel: dict[str, Any], scores: float, length: int, heads: int
+) -> dict[str, float]:
+    """Milliseconds of a kernel that computes so many scores, of all heads together."""
+    products = scores * kernel["flops"] / ACHIEVABLE
+    cycles = max(kernel["instructions"] / ISSUED, kernel["exponentials"] / EXPONENTIALS)
+    others = scores * cycles / (PROCESSORS * CLOCK)
+    # Counted at another size; every array is proportional to it.
+    moved = kernel["bytes"] / (BATCH * HEADS * LENGTHS[0]) * heads * length / BANDWIDTH
+    return {
+        "products": 1e3 * products,
+        "others": 1e3 * others,
+        "moved": 1e3 * moved,
+        "best": 1e3 * max(products, others, moved),
+        "worst": 1e3 * max(products + others, moved),
+    }
+
+
+def block_size() -> int:
+    """The size of a block of the kernels for a GPU."""
+    import jax.numpy as jnp
+
+    import posenc
+    from posenc.backend import prepare
+    from posenc_jax.fused.devices import device_for
+    from posenc_jax.fused.target import Target
+
+    tokens = jnp.zeros((1, 1, 256, SHAPE[2]), jnp.bfloat16)
+    call = prepare(tokens, tokens, tokens, posenc.NoPE(), causal=True, xp=jnp)
+    return device_for(Target("gpu", "9.0")).block(call)
+
+
+def _round(value: Any) -> Any:
+    return float(f"{value:.4g}") if isinstance(value, float) else value
