@@ -26,6 +26,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from harness import record
+
 from compile_only.pallas.compile import (
     BATCH,
     DEVICES,
@@ -38,7 +40,6 @@ from compile_only.pallas.compile import (
     missing_packages,
 )
 from compile_only.pallas.roofline import SHAPE, block_size, predict
-from harness import record
 
 BENCHMARKS = Path(__file__).resolve().parents[2]
 GROWTH = 1.1  # more than this is faster than linear; padding and ranges of blocks are less

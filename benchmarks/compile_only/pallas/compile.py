@@ -182,10 +182,9 @@ def captured_output() -> Iterator[list[str]]:
 
 def scheme_of(form: str) -> Any:
     """The scheme of one of ``FORMS``."""
-    from posenc.testing import examples
-
     import posenc
     from posenc.schemes import Sum
+    from posenc.testing import examples
 
     return {
         "none": posenc.NoPE(),
