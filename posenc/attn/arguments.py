@@ -1,4 +1,4 @@
-"""What callers give to attention, checked by name, and completed with defaults."""
+"""Check the arguments of attention, with errors that name them, and fill in defaults."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SWAPPED = (
 
 
 class Arguments:
-    """Options by name, with their defaults."""
+    """The options as attributes, with their defaults."""
 
     def __init__(self, options: Options) -> None:
         get: Any = options.get
@@ -39,7 +39,7 @@ class Arguments:
 
 
 def check_heads(scheme: PositionScheme, q: Array) -> None:
-    """The scheme is for as many heads as queries have."""
+    """Check that the scheme and the queries have the same number of heads."""
     heads, q_len = q.shape[1], q.shape[2]
     declared = head_count(scheme)
     # Compared one by one: torch's compiler answers "in" wrongly for symbols.
@@ -51,11 +51,11 @@ def check_heads(scheme: PositionScheme, q: Array) -> None:
 def complete_sides(
     q: Array, k: Array, given: Arguments, scheme: PositionScheme, xp: Namespace
 ) -> tuple[bool, Side, Side]:
-    """Whether positions are the default, and positions, segments and places of both sides."""
+    """Whether positions are the default, and both sides with positions, segments and places."""
     q_len, k_len, here = q.shape[2], k.shape[2], device(q)
     aligned = check_pair("q_pos", given.q_pos, "k_pos", given.k_pos)
     if aligned:
-        q_pos, k_pos = _aligned(q_len, k_len, q, xp)
+        q_pos, k_pos = _default_positions(q_len, k_len, q, xp)
     else:
         q_pos = as_positions("q_pos", given.q_pos, device=here, xp=xp)
         k_pos = as_positions("k_pos", given.k_pos, device=here, xp=xp)
@@ -64,28 +64,28 @@ def complete_sides(
         q_seg = as_integers("q_seg", given.q_seg, device=here, xp=xp)
         k_seg = as_integers("k_seg", given.k_seg, device=here, xp=xp)
     if given.k_valid is not None:
-        q_seg, k_seg = _without_invalid(given.k_valid, q_seg, k_seg, q, k, xp)
+        q_seg, k_seg = _hide_invalid_keys(given.k_valid, q_seg, k_seg, q, k, xp)
     places: list[Array | None] = [None, None]
     if not check_pair("q_axes", given.q_axes, "k_axes", given.k_axes):
         both = ("q_axes", given.q_axes, q_len), ("k_axes", given.k_axes, k_len)
         places = [as_places(n, a, scheme.axes, size, device=here, xp=xp) for n, a, size in both]
     elif scheme.axes > 1:
         places = [positions_as_places(pos, scheme.axes, xp=xp) for pos in (q_pos, k_pos)]
-    found = {
+    arrays = {
         "q_pos": q_pos, "k_pos": k_pos, "q_seg": q_seg, "k_seg": k_seg,
         "q_axes": places[0], "k_axes": places[1],
     }  # fmt: skip
-    _check_lengths(found, q, k, scheme.axes)
+    _check_lengths(arrays, q, k, scheme.axes)
     return aligned, Side(q_pos, q_seg, places[0], {}), Side(k_pos, k_seg, places[1], {})
 
 
-_INVALID = -(2**31)  # a segment that no query carries
+_INVALID = -(2**31)  # a segment that no query has
 
 
-def _without_invalid(
+def _hide_invalid_keys(
     valid: Array, q_seg: Array | None, k_seg: Array | None, q: Array, k: Array, xp: Namespace
 ) -> tuple[Array, Array]:
-    """Segments that hide keys which are not valid."""
+    """Segments in which no query sees a key that is not valid."""
     batch, q_len, k_len = q.shape[0], q.shape[2], k.shape[2]
     valid = from_numpy(valid, xp=xp, device=device(q))
     if not hasattr(valid, "dtype") or not xp.isdtype(valid.dtype, "bool"):
@@ -97,16 +97,15 @@ def _without_invalid(
     if q_seg is None or k_seg is None:
         q_seg = xp.zeros((q_len,), dtype=xp.int32, device=device(q))
         k_seg = xp.zeros((k_len,), dtype=xp.int32, device=device(q))
-    elif (seen := concrete_values(q_seg, xp)) is not None and (seen == _INVALID).any():
-        raise ValueError(f"q_seg holds {_INVALID}, which stands for keys that k_valid hides")
-    hidden = xp.full_like(k_seg, _INVALID)
-    return q_seg, xp.where(valid, k_seg, hidden)
+    elif (values := concrete_values(q_seg, xp)) is not None and (values == _INVALID).any():
+        raise ValueError(f"q_seg holds {_INVALID}, which is reserved for keys that k_valid hides")
+    return q_seg, xp.where(valid, k_seg, xp.full_like(k_seg, _INVALID))
 
 
 def as_pairs(
     name: str, given: Array | None, q: Array, k: Array, dtype: Any, xp: Namespace
 ) -> Array | None:
-    """An array ``(B or 1, H or 1, Q, K)`` in a dtype; None if none is given."""
+    """``given (B or 1, H or 1, Q, K)`` as an array of ``dtype``; None if it is None."""
     if given is None:
         return None
     given = from_numpy(given, xp=xp, device=device(q))
@@ -131,7 +130,7 @@ def as_pairs(
 
 
 def namespace(**arrays: Array) -> Namespace:
-    """The Array API namespace of all arrays."""
+    """The Array API namespace that the arrays share."""
     for name, array in arrays.items():
         if not hasattr(array, "shape"):
             raise TypeError(f"{name} must be an array, got {type(array).__name__}")
@@ -139,7 +138,7 @@ def namespace(**arrays: Array) -> Namespace:
 
 
 def check_shapes(q: Array, k: Array, v: Array, *, xp: Namespace) -> None:
-    """Four axes each, floating, sizes that fit together."""
+    """Check that q, k and v are floating, have 4 axes each, and sizes that fit together."""
     for name, array in (("q", q), ("k", k), ("v", v)):
         if not hasattr(array, "shape"):
             raise TypeError(f"{name} must be an array, got {type(array).__name__}")
@@ -166,7 +165,7 @@ def check_shapes(q: Array, k: Array, v: Array, *, xp: Namespace) -> None:
         raise ValueError(f"the heads of q are no multiple of those of k and v: {sizes}{hint}")
 
 
-def _aligned(q_len: int, k_len: int, like: Array, xp: Namespace) -> tuple[Array, Array]:
+def _default_positions(q_len: int, k_len: int, like: Array, xp: Namespace) -> tuple[Array, Array]:
     if q_len > k_len:
         raise ValueError(
             f"q has length {q_len}, k only {k_len}: give q_pos and k_pos, the default aligns ends"
@@ -176,17 +175,17 @@ def _aligned(q_len: int, k_len: int, like: Array, xp: Namespace) -> tuple[Array,
 
 
 def check_pair(q_name: str, q: Array | None, k_name: str, k: Array | None) -> bool:
-    """Both or neither is given: True for neither; one alone is a ``ValueError``."""
+    """Whether neither ``q`` nor ``k`` is given; a ``ValueError`` if only one of them is."""
     if (q is None) != (k is None):
         given, missing = (q_name, k_name) if k is None else (k_name, q_name)
         raise ValueError(f"{given} is given without {missing}; give both or neither")
     return q is None
 
 
-def _check_lengths(found: Mapping[str, Array | None], q: Array, k: Array, axes: int) -> None:
-    """Positions, segments and places fit q and k."""
+def _check_lengths(arrays: Mapping[str, Array | None], q: Array, k: Array, axes: int) -> None:
+    """Check that positions, segments and places fit q and k."""
     sizes = {"q": (q.shape[1], q.shape[2]), "k": (k.shape[1], k.shape[2])}
-    for name, array in found.items():
+    for name, array in arrays.items():
         if array is None:
             continue
         heads, length = sizes[name[0]]

@@ -1,4 +1,4 @@
-"""A call of attention, checked and completed: where every implementation begins."""
+"""``Call``: the checked and completed arguments from which every implementation computes."""
 
 from __future__ import annotations
 
@@ -58,36 +58,37 @@ from posenc.protocol import Array, Namespace, PositionScheme, Role, SchemeWarnin
 
 @dataclass(frozen=True)
 class Call:
-    """One call of attention, checked and completed: what every implementation computes from.
+    """One call of attention, with checked arguments and defaults filled in.
 
     Attributes
     ----------
     scheme, xp, dtype
-        The scheme, the array namespace, and the working float.
+        The scheme, the array namespace, and the working dtype: float32 or float64.
     q, k, v
-        ``(B, H, Q, D)``, ``(B, Hk, K, D)``, ``(B, Hk, K, Dv)``; q and k already transformed.
+        ``(B, H, Q, D)``, ``(B, Hk, K, D)``, ``(B, Hk, K, Dv)``; q and k are already transformed.
     arrays
-        Learned params and constants, whole, in the working float.
+        Learned params and constants with their head axis, in the working dtype.
     query, key
-        Positions, segments, places and features of each side; ``aligned`` if positions are the
-        default.
+        Positions, segments, places and features of the queries and of the keys.
+    aligned
+        Whether positions are the default: in order, with the ends of q and k aligned.
     causal, window, sink_tokens
-        As asked for; a window is ``(left, right)``, or None.
+        As in ``attention``; the window is ``(left, right)`` or None.
     scale, softcap
-        Completed; None for no cap.
+        Factor of the scores, and their cap or None.
     extra_bias
-        The caller's own bias, ``(B or 1, H or 1, Q, K)``, or None.
+        The caller's bias, ``(B or 1, H or 1, Q, K)``, or None.
     mask
-        The caller's own mask: booleans likewise, or a function of positions and segments, or None.
+        The caller's mask: booleans ``(B or 1, H or 1, Q, K)``, a function of positions and
+        segments, or None.
     sink
-        A logit of no key in each query's denominator, ``(B or 1, H or 1, Q or 1)``, or None.
+        A logit in each query's softmax denominator, ``(B or 1, H or 1, Q or 1)``, or None.
     wants_lse
-        Whether a log-sum-exp is asked for.
+        Whether the caller asks for the log-sum-exp.
     skip_blocks
-        Whether an implementation may leave out what ``posenc.attn.negligible`` proves to round to
-        nothing.
+        Whether an implementation may skip ``negligible_blocks``.
     regions
-        Calls of the parts that serve different distances; empty where this call serves all.
+        One call for each of the scheme's ``regions``; empty if it has none.
     """
 
     scheme: PositionScheme
@@ -114,21 +115,21 @@ class Call:
 
     @property
     def in_order(self) -> bool:
-        """Whether positions are the default and stand for places too."""
+        """Whether positions are the default, and the scheme encodes them and no places."""
         return self.aligned and self.query.places is None
 
     @property
     def plain(self) -> bool:
-        """Whether the caller brings no bias, no mask and no cap of scores."""
+        """Whether the caller gives no bias, no mask and no cap of scores."""
         return self.extra_bias is None and self.mask is None and self.softcap is None
 
     @property
     def needs_lse(self) -> bool:
-        """Whether a log-sum-exp is asked for, or a sink is put in by it."""
+        """Whether the caller asks for the log-sum-exp, or a sink needs it."""
         return self.wants_lse or self.sink is not None
 
     def views(self) -> Params:
-        """Params and features as ``bias`` reads them on the whole of the scores."""
+        """Params and features as ``bias`` reads them for all pairs of queries and keys."""
         return head_views(
             self.scheme, self.arrays, dtype=self.dtype, xp=self.xp,
             query=tile_views(self.query.features, "query", xp=self.xp),
@@ -136,8 +137,11 @@ class Call:
         )  # fmt: skip
 
     def bias(self) -> Array | None:
-        """The whole bias, ``(B or 1, H or 1, Q, K)``, in the working float; None without one."""
-        own = bias_tile(
+        """The dense bias, ``(B or 1, H or 1, Q, K)``, in the working dtype; None without one.
+
+        It includes the caller's bias.
+        """
+        bias = bias_tile(
             self.scheme,
             as_column(self.query.encoded_pos),
             as_row(self.key.encoded_pos),
@@ -147,46 +151,46 @@ class Call:
             dtype=self.dtype,
             xp=self.xp,
         )
-        if own is None or self.extra_bias is None:
-            return self.extra_bias if own is None else own
-        return own + self.extra_bias
+        if bias is None or self.extra_bias is None:
+            return self.extra_bias if bias is None else bias
+        return bias + self.extra_bias
 
     def visible(self) -> Array | None:
-        """Which query sees which key, booleans ``(B or 1, H or 1, Q, K)``; None: each sees all."""
+        """Visible pairs, booleans ``(B or 1, H or 1, Q, K)``; None if all pairs are visible."""
         return visible_pairs(self, self.query, self.key, self.mask)
 
     def bias_and_visible(self) -> tuple[Array | None, Array | None]:
-        """Bias and visibility, with a bias of ``-inf`` turned into "not visible" and 0."""
-        bias, seen = self.bias(), self.visible()
+        """The dense bias and the visible pairs; a bias of ``-inf`` becomes 0 and "not visible"."""
+        bias, mask = self.bias(), self.visible()
         if bias is None:
-            return None, seen
+            return None, mask
         finite = bias != -math.inf
-        seen = finite if seen is None else seen & finite
-        return self.xp.where(finite, bias, 0.0), seen
+        mask = finite if mask is None else mask & finite
+        return self.xp.where(finite, bias, 0.0), mask
 
     def cap_scores(self, scores: Array) -> Array:
-        """``softcap * tanh(scores / softcap)``, or the scores."""
+        """``softcap * tanh(scores / softcap)``; the scores without a cap."""
         if self.softcap is None:
             return scores
         return self.softcap * self.xp.tanh(scores / self.softcap)
 
 
 def visible_pairs(call: Call, query: Side, key: Side, mask: Array | Mask | None) -> Array | None:
-    """Which of some queries see which of some keys, ``(B or 1, H or 1, Q, K)``; None: all see all.
+    """Visible pairs of some queries and keys of a call, ``(B or 1, H or 1, Q, K)``; None for all.
 
-    ``mask`` is the caller's, for these queries and keys if it is an array.
+    ``mask`` is the caller's mask. If it is an array, it holds these queries and keys only.
     """
     at = as_column(query.pos), as_row(key.pos)
     segments: tuple[Array | None, Array | None] = None, None
     if query.seg is not None and key.seg is not None:
         segments = as_column(query.seg), as_row(key.seg)
-    seen = visible(
+    pairs = visible(
         *at, *segments, causal=call.causal, window=call.window, sink_tokens=call.sink_tokens
     )
     if mask is None:
-        return seen
-    own = mask(*at, *segments) if isinstance(mask, Mask) else mask
-    return own if seen is None else seen & own
+        return pairs
+    allowed = mask(*at, *segments) if isinstance(mask, Mask) else mask
+    return allowed if pairs is None else pairs & allowed
 
 
 def prepare(
@@ -201,14 +205,14 @@ def prepare(
     xp: Namespace | None = None,
     **options: Unpack[Options],
 ) -> Call:
-    """The arguments of ``attention``, checked and completed: where every implementation begins."""
+    """Check the arguments of ``attention``, fill in defaults, and transform queries and keys."""
     xp = xp or namespace(q=q, k=k, v=v)
     check_scheme(scheme)
     check_shapes(q, k, v, xp=xp)
     check_heads(scheme, q)
     given = Arguments(options)
     work = working_dtype([q, k, v, *float_arrays(options), *as_mapping(params).values()], xp=xp)
-    scheme, params = _in_attention(scheme, params, xp=xp)
+    scheme, params = _scheme_in_attention(scheme, params, xp=xp)
     aligned, query, key = complete_sides(q, k, given, scheme, xp)
     mask = as_mask(given.mask, q, k, xp)
     if isinstance(mask, Mask):
@@ -226,7 +230,7 @@ def prepare(
         aligned=aligned,
         causal=check_flag("causal", causal),
         window=check_window(given.window),
-        # No position is 2**30, and to compare with 2**31 takes more than 32 bits.
+        # Positions are below 2**30, and a larger number may not fit 32 bits.
         sink_tokens=min(check_count("sink_tokens", given.sink_tokens, least=0), 2**30),
         scale=check_finite(
             "scale", scheme.scale(q.shape[3]) if given.scale is None else given.scale
@@ -245,21 +249,21 @@ def prepare(
         name = "k_features" if given.q_features is None else "q_features"
         raise ValueError(f"{type(scheme).__name__} has no features of tokens: leave out {name}")
     if "sink" in scheme.hooks():
-        found = scheme.sink(as_column(call.query.encoded_pos), params=call.views(), xp=xp)
-        call = replace(call, sink=None if found is None else _of_queries(found, work, xp))
+        sink = scheme.sink(as_column(call.query.encoded_pos), params=call.views(), xp=xp)
+        call = replace(call, sink=None if sink is None else _squeeze_sink(sink, work, xp))
     if "regions" in scheme.hooks():
-        return _in_regions(call, params, causal, skip_blocks, options)
-    return _transformed(call, params, given.k_transformed)
+        return _with_regions(call, params, causal, skip_blocks, options)
+    return _with_transform(call, params, given.k_transformed)
 
 
-def _of_queries(sink: Array, dtype: Any, xp: Namespace) -> Array:
-    """A sink ``(B or 1, H or 1, Q or 1)``, from what broadcasts to ``(B, H, Q, 1)``."""
+def _squeeze_sink(sink: Array, dtype: Any, xp: Namespace) -> Array:
+    """A sink ``(B or 1, H or 1, Q or 1)``, from an array that broadcasts to ``(B, H, Q, 1)``."""
     missing = (1,) * (4 - len(sink.shape))
     return xp.astype(xp.reshape(sink, (*missing, *sink.shape))[..., 0], dtype, copy=False)
 
 
 def _with_features(call: Call, given: Arguments) -> Call:
-    """The call with features of both sides, computed or as given."""
+    """The call with the features of queries and keys, computed unless the caller gives them."""
     query, key = side_features(
         call.scheme,
         Params(call.arrays, call.dtype),
@@ -280,20 +284,22 @@ def _with_features(call: Call, given: Arguments) -> Call:
     )
 
 
-def _transformed(call: Call, params: Mapping[str, Array] | None, k_transformed: bool) -> Call:
-    """The call with queries and keys as seen from their places, and what a bias reads of them."""
+def _with_transform(call: Call, params: Mapping[str, Array] | None, k_transformed: bool) -> Call:
+    """The call with transformed queries and keys, and sides that hold what the bias reads."""
     scheme, xp = call.scheme, call.xp
     q, k, query, key = call.q, call.k, call.query, call.key
     if has_transform(scheme):
-        q = _seen_from(scheme, q, query, "query", params, xp)
+        q = _transform_side(scheme, q, query, "query", params, xp)
         if not k_transformed:
-            k = _seen_from(scheme, k, key, "key", params, xp)
+            k = _transform_side(scheme, k, key, "key", params, xp)
         elif call.aligned:
-            _warn(scheme, _CACHE, xp)
-    return replace(call, q=q, k=k, query=_for_bias(scheme, query), key=_for_bias(scheme, key))
+            _warn(scheme, _CACHE_WITHOUT_POSITIONS, xp)
+    return replace(
+        call, q=q, k=k, query=_side_for_bias(scheme, query), key=_side_for_bias(scheme, key)
+    )
 
 
-def _seen_from(
+def _transform_side(
     scheme: PositionScheme,
     x: Array,
     side: Side,
@@ -313,8 +319,8 @@ def _seen_from(
     )
 
 
-def _for_bias(scheme: PositionScheme, side: Side) -> Side:
-    """What a bias reads of a side: its places as a feature where there are several axes."""
+def _side_for_bias(scheme: PositionScheme, side: Side) -> Side:
+    """The side with the features that the bias reads, and places on several axes as a feature."""
     read = scheme.reads_features() or "adjust_scores" in scheme.hooks()
     features = side.features if read else {}
     if scheme.axes == 1:
@@ -325,21 +331,21 @@ def _for_bias(scheme: PositionScheme, side: Side) -> Side:
     return side._replace(places=None, features=features)
 
 
-def _in_regions(
+def _with_regions(
     call: Call,
     params: Mapping[str, Array] | None,
     causal: bool,
     skip_blocks: bool,
     options: Options,
 ) -> Call:
-    """The call, with one for each region of distances."""
+    """The call with one call for each region of distances."""
     if options.get("k_transformed", False):
         raise ValueError(
             f"k_transformed=True: {type(call.scheme).__name__} transforms keys in several ways; "
-            "cache them as they are"
+            "cache raw keys"
         )
     parts, regions = [], call.scheme.regions()
-    _check_apart(type(call.scheme).__name__, regions)
+    _check_no_overlap(type(call.scheme).__name__, regions)
     for part, window in regions:
         own = {
             name: array for name, array in as_mapping(params).items() if name in part.param_specs()
@@ -347,18 +353,18 @@ def _in_regions(
         inner: Options = {
             **options, "window": None, "sink_tokens": 0, "return_lse": False, "scale": call.scale
         }  # fmt: skip
-        if not has_features(part):  # those of a sink around this one are not its own
+        if not has_features(part):  # given features may belong to a Sink around the regions
             inner |= {"q_features": None, "k_features": None}
         made = prepare(
             call.q, call.k, call.v, part, own, causal, skip_blocks=skip_blocks, xp=call.xp, **inner
         )
-        # Merged by their log-sum-exp.
-        parts.append(replace(_within(call, made, window), wants_lse=True))
+        # Regions are merged by their log-sum-exp.
+        parts.append(replace(_restrict(call, made, window), wants_lse=True))
     return replace(call, regions=tuple(parts))
 
 
-def _check_apart(name: str, regions: tuple[tuple[PositionScheme, Window], ...]) -> None:
-    """No distance is in two regions: its keys would be counted twice."""
+def _check_no_overlap(name: str, regions: tuple[tuple[PositionScheme, Window], ...]) -> None:
+    """Check that no distance is in two regions, where its keys would count twice."""
     ends = []
     for _, window in regions:
         if not isinstance(window, tuple) or len(window) != 2:
@@ -372,22 +378,23 @@ def _check_apart(name: str, regions: tuple[tuple[PositionScheme, Window], ...]) 
                 raise ValueError(f"{name}: windows of regions must not overlap, got {both}")
 
 
-def _within(call: Call, part: Call, window: Window) -> Call:
-    """A part of a call that serves a window, inside of the window and first tokens of the call."""
+def _restrict(call: Call, part: Call, window: Window) -> Call:
+    """The call of a region with its ``window``, restricted to the caller's window."""
     if call.window is None or not call.sink_tokens:
-        return replace(part, window=_narrowed(call.window, window))
-    # First tokens are inside of the caller's window, not of a region's: one region has each pair.
+        return replace(part, window=_intersect(call.window, window))
+    # sink_tokens extend the caller's window, but not the region's: each pair is in one region only.
     mask = call.mask
     if mask is None or isinstance(mask, Mask):
-        own = FirstTokens(call.window, call.sink_tokens, mask)
-        return replace(part, window=window, mask=Mask(own, mask is not None and mask.with_segments))
+        first = FirstTokens(call.window, call.sink_tokens, mask)
+        with_segments = mask is not None and mask.with_segments
+        return replace(part, window=window, mask=Mask(first, with_segments))
     at = as_column(call.query.pos), as_row(call.key.pos)
-    seen = visible(*at, window=call.window, sink_tokens=call.sink_tokens)
-    return replace(part, window=window, mask=mask if seen is None else mask & seen)
+    pairs = visible(*at, window=call.window, sink_tokens=call.sink_tokens)
+    return replace(part, window=window, mask=mask if pairs is None else mask & pairs)
 
 
-def _narrowed(outer: Window | None, inner: Window) -> Window:
-    """What is inside of both windows."""
+def _intersect(outer: Window | None, inner: Window) -> Window:
+    """The intersection of two windows."""
     if outer is None:
         return inner
     left, right = (
@@ -396,41 +403,42 @@ def _narrowed(outer: Window | None, inner: Window) -> Window:
     return left, right
 
 
-_CACHE = (
-    "k_transformed=True without q_pos and k_pos takes k for all keys from position 0 on; give the "
-    "positions, or a cache that dropped its first keys is wrong"
+_CACHE_WITHOUT_POSITIONS = (
+    "k_transformed=True without q_pos and k_pos assumes that k holds all keys from position 0 on; "
+    "if the cache dropped its first keys, give the positions"
 )
 
 
-_EMBEDS = (
-    "it acts on token embeddings alone, so attention adds nothing; give it tokens to which "
-    "posenc.embedding(scheme, pos) was added, and posenc.NoPE() here"
+_EMBEDS_ONLY = (
+    "it acts on token embeddings only, so attention adds nothing; add "
+    "posenc.embedding(scheme, pos) to the tokens, and use posenc.NoPE() here"
 )
 
 
-def _in_attention(
+def _scheme_in_attention(
     scheme: PositionScheme, params: Mapping[str, Array] | None, *, xp: Namespace
 ) -> tuple[PositionScheme, Mapping[str, Array] | None]:
-    """What attention needs of a scheme; that of an embedding is nothing, which is said."""
+    """Scheme and params for attention; a warning if the scheme acts on embeddings only."""
     if not embeds_only(scheme):
         return scheme, params
     if as_mapping(params):
         check_params(scheme, params, xp=xp)
-    _warn(scheme, _EMBEDS, xp)
+    _warn(scheme, _EMBEDS_ONLY, xp)
     return attention_part(scheme, params)
 
 
 def _warn(scheme: PositionScheme, advice: str, xp: Namespace) -> None:
-    """A ``SchemeWarning`` at the line of the caller; none while PyTorch compiles, which cannot."""
+    """Issue a ``SchemeWarning`` at the caller's line, except while PyTorch compiles."""
     compiler = getattr(xp, "compiler", None)
     if compiler is not None and compiler.is_compiling():
         return
     frame, level = sys._getframe(1), 2
-    while frame.f_back is not None and _is_ours(frame):
+    while frame.f_back is not None and _is_inside(frame):
         frame, level = frame.f_back, level + 1
     message = f"attention with {type(scheme).__name__}: {advice}"
     warnings.warn(message, SchemeWarning, stacklevel=level)
 
 
-def _is_ours(frame: FrameType) -> bool:
+def _is_inside(frame: FrameType) -> bool:
+    """Whether a frame belongs to posenc or one of its backends."""
     return str(frame.f_globals.get("__name__")).partition(".")[0].startswith("posenc")

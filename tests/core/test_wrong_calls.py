@@ -150,10 +150,10 @@ ATTENTION = {
     "bias-axes": ({"bias": PAIRS[0]}, ValueError, "bias must be"),
     "mask-floats": ({"mask": PAIRS}, TypeError, "mask must be boolean"),
     "mask-shape": ({"mask": PAIRS[:, :3] > 0}, ValueError, "mask must be"),
-    "mask-of-three": ({"mask": lambda a, b, c: a}, ValueError, "got one of 3 arguments"),
+    "mask-of-three": ({"mask": lambda a, b, c: a}, ValueError, "got a function of 3 arguments"),
     "mask-of-any-number": ({"mask": lambda *a: a[0]}, ValueError, r"0 arguments: \(\*a\)"),
     "mask-of-numbers": (
-        {"mask": lambda q, k: (q - k) * 1}, TypeError, "mask must answer booleans.* of .*int",
+        {"mask": lambda q, k: (q - k) * 1}, TypeError, "mask must return booleans.* got .*int",
     ),
     "mask-of-flex": (
         {"mask": lambda b, h, q, k: q >= k}, ValueError, "leave out batch and head of FlexAtt",
@@ -161,9 +161,9 @@ ATTENTION = {
     "mask-of-segments-without": (
         {"mask": lambda q, k, s, t: s == t}, ValueError, "there are no segments: give q_seg and",
     ),
-    "mask-answers-nothing": ({"mask": lambda q, k: None}, TypeError, "mask .* answer of NoneType"),
+    "mask-answers-nothing": ({"mask": lambda q, k: None}, TypeError, "mask .* got NoneType"),
     "mask-of-all-pairs": (
-        {"mask": lambda q, k: (q == k)[..., None]}, ValueError, r"answered \(1, 1, 1, 1, 1\)",
+        {"mask": lambda q, k: (q == k)[..., None]}, ValueError, r"shape \(1, 1, 1, 1, 1\)",
     ),
     "regions-that-overlap": (
         {"scheme": Overlapping()}, ValueError, r"not overlap, got \(3, None\) and \(None, -3\)",
