@@ -1,0 +1,11 @@
+"""The command ``python benchmarks/compile_only/flex``."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from compile_only.flex.command import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,105 @@
+"""The schemes and calls whose kernels are compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import posenc
+from posenc.backend import prepare
+from posenc.schemes import Sink, Sum
+
+HEADS, LENGTH = 8, 1024
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call: a forward and a backward pass, or one decoding step."""
+
+    scheme: str
+    dtype: str
+    dim: int
+    length: int = LENGTH
+    dynamic: bool = False
+    decoding: bool = False
+    kernel_options: tuple[tuple[str, Any], ...] = ()
+
+
+class Gated(posenc.PositionScheme):
+    """Forget gates, read from hidden states as they are."""
+
+    cumulative = ("c",)
+
+    def __init__(self, num_heads: int) -> None:
+        object.__setattr__(self, "num_heads", num_heads)
+
+    def hidden_features(self, x: Any, *, role: str, params: Any, xp: Any) -> dict[str, Any]:
+        gates = xp.matrix_transpose(x[..., : self.num_heads])
+        return {"c": gates} if role == "key" else {}
+
+    def bias(self, q: Any, k: Any, *, params: Any, xp: Any) -> Any:
+        return params.query["c"] - params.key["c"]
+
+
+class Shaw(posenc.PositionScheme):
+    """A learned vector for each distance up to 16: a table of each query."""
+
+    relative = True
+
+    def __init__(self, head_dim: int) -> None:
+        object.__setattr__(self, "head_dim", head_dim)
+
+    def param_specs(self) -> dict[str, posenc.ParamSpec]:
+        return {"r": posenc.ParamSpec((33, self.head_dim), per_head=False)}
+
+    def query_features(
+        self, q: Any, pos: Any, *, scale: float, params: Any, xp: Any
+    ) -> dict[str, Any]:
+        return {"r": scale * xp.matmul(q, xp.matrix_transpose(params["r"]))}
+
+    def bias(self, q: Any, k: Any, *, params: Any, xp: Any) -> Any:
+        return params.query["r"][xp.clip(k - q, -16, 16) + 16]
+
+
+SCHEMES: dict[str, Callable[[int, int], Any]] = {
+    "alibi": lambda heads, dim: posenc.ALiBi(heads),
+    "alibi-learned": lambda heads, dim: posenc.ALiBi(heads, learned=True),
+    "t5": lambda heads, dim: posenc.T5Bias(heads),
+    "gated": lambda heads, dim: Gated(heads),
+    "nope": lambda heads, dim: posenc.NoPE(),
+    "rope": lambda heads, dim: posenc.RoPE(dim),
+    "shaw": lambda heads, dim: Shaw(dim),
+    "gated+alibi": lambda heads, dim: Sum(Gated(heads), posenc.ALiBi(heads)),
+    "sink": lambda heads, dim: Sink(posenc.ALiBi(heads)),
+    "extra-bias": lambda heads, dim: posenc.NoPE(),
+}
+"""By name, a scheme for a number of heads and a head dimension."""
+
+
+def make_scheme(case: Case, heads: int) -> Any:
+    """The scheme of a case."""
+    return SCHEMES[case.scheme](heads, case.dim)
+
+
+def caller_options(case: Case, make_bias: Callable[[], Any]) -> dict[str, Any]:
+    """The caller's bias, mask function and softcap, for ``"extra-bias"``."""
+    if case.scheme != "extra-bias":
+        return {}
+    return {"bias": make_bias(), "softcap": 3.0, "mask": _prefix_mask}
+
+
+def _prefix_mask(q: Any, k: Any) -> Any:
+    return (k <= q) | (k < 40)
+
+
+def reads_hidden_states(scheme: Any) -> bool:
+    """Whether a scheme has features of hidden states."""
+    return "hidden_features" in scheme.hooks()
+
+
+def prepare_call(q: Any, k: Any, v: Any, scheme: Any, params: Any, x: Any, options: Any) -> Any:
+    """The ``Call`` of a case: causal, unless the caller brings a mask."""
+    import array_api_compat.torch as xp  # imports torch
+
+    return prepare(q, k, v, scheme, params, "mask" not in options, x=x, xp=xp, **options)
