@@ -1,4 +1,4 @@
-"""What a result depends on besides its recipe: the built schemes, source files, versions."""
+"""A fingerprint of everything that a result depends on besides its recipe and its text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from posenc.protocol import PositionScheme
 from posenc.study.source import OWN, source_digest
 
 TRAINERS = "posenc.trainers"  # the entry-point group
-_DISTRIBUTIONS = {"jax": ("jax", "jaxlib")}  # of a framework that is not one of its own name
+_DISTRIBUTIONS = {"jax": ("jax", "jaxlib")}  # where the framework is more than its own package
 # Files that show results, or that a study never calls. All other files of the packages count.
 _NO_EFFECT = (
     "posenc/__main__.py",
@@ -43,13 +43,12 @@ _NO_EFFECT = (
 )
 
 
-# Cached per process: a process keeps the modules that it has loaded, even if files change.
 def fingerprint(plan: LayerPlan, backend: str) -> dict[str, Any]:
     """Fields of a ``Run`` that change if a scheme, its maker, posenc or the framework is edited."""
     return {
         "descriptions": tuple(description(scheme) for scheme in plan.schemes),
         "windows": plan.windows,
-        "source_digest": source_digest(plan.schemes, (_trainer(backend),)),
+        "source_digest": source_digest(plan.schemes, (_trainer_module(backend),)),
         "posenc_digest": posenc_digest(backend),
         "versions": versions(backend),
     }
@@ -71,9 +70,12 @@ def versions(backend: str) -> tuple[str, ...]:
 
 @functools.cache
 def posenc_digest(backend: str) -> str:
-    """A digest of posenc's files that affect results, and of the backend's if it is ours."""
+    """A digest of posenc's files that affect results, and of the backend's if it is ours.
+
+    Cached, because a process keeps the modules that it has loaded even if files change.
+    """
     digest = hashlib.sha256()
-    for package in sorted({"posenc", _trainer(backend).partition(".")[0]} & OWN):
+    for package in sorted({"posenc", _trainer_module(backend).partition(".")[0]} & OWN):
         for name, file in sorted(_files(package)):
             digest.update(f"{name}\0".encode() + hashlib.sha256(file.read_bytes()).digest())
     return digest.hexdigest()
@@ -89,7 +91,7 @@ def _files(package: str) -> Iterator[tuple[str, Path]]:
 
 
 @functools.cache
-def _trainer(backend: str) -> str:
+def _trainer_module(backend: str) -> str:
     """The module of a backend's trainer; it is not imported."""
     return next((entry.module for entry in entry_points(group=TRAINERS, name=backend)), backend)
 
@@ -115,7 +117,7 @@ def _describe(value: Any) -> Any:
         return [str(array.dtype), list(array.shape), hashlib.sha256(array.tobytes()).hexdigest()]
     if isinstance(value, CodeType):
         return [value.co_code.hex(), _describe(value.co_consts), list(value.co_names)]
-    return _function(value) if hasattr(value, "__code__") else _text(value)
+    return _describe_function(value) if hasattr(value, "__code__") else _text(value)
 
 
 def _fields(value: Any) -> dict[str, Any]:
@@ -127,7 +129,7 @@ def _dotted_name(kind: Any) -> str:
     return f"{kind.__module__}.{getattr(kind, '__qualname__', type(kind).__qualname__)}"
 
 
-def _function(function: Any) -> list[Any]:
+def _describe_function(function: Any) -> list[Any]:
     """A function as a field: its code, defaults and closure."""
     closure = [cell.cell_contents for cell in function.__closure__ or () if cell != CellType()]
     parts = [function.__defaults__, [_dotted_name(x) if callable(x) else x for x in closure]]

@@ -72,7 +72,7 @@ def test_compare_from_beginning_to_end(tmp_path, text, backend):
     assert not (out / "earlier").exists()
 
 
-# Tests that run in the background of a shell ignore Ctrl-C, and so would what they start.
+# Tests in the background of a shell ignore Ctrl-C, and child processes would inherit that.
 _HEARING = """
 import runpy, signal
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -114,11 +114,11 @@ def test_a_study_that_is_stopped_leaves_nobody_behind(tmp_path, text, ending):
             time.sleep(0.2)
         assert not _group_lives(process.pid), "workers are left behind"
         assert not list(scratch.glob("posenc-*"))  # compiled programs
-        if ending != "kill -9":  # of which the next run takes away what is left
+        if ending != "kill -9":  # then the next run removes leftovers
             assert not [p for p in out.rglob("*") if p.suffix in (".partial", ".progress")]
     finally:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # whoever a broken study left behind
+            os.killpg(process.pid, signal.SIGKILL)  # workers that a broken study left behind
 
 
 def _group_lives(group):

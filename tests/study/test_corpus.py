@@ -85,7 +85,7 @@ def test_this_python_has_megabytes_on_both_sides():
     assert b"class ABCMeta(type)" in corpus.train
 
 
-def written(folder, sizes):
+def write_files(folder, sizes):
     paths = []
     for index, size in enumerate(sizes):
         path = folder / f"{index:02}.txt"
@@ -95,7 +95,7 @@ def written(folder, sizes):
 
 
 def test_few_files_give_the_last_tenth_of_each(tmp_path):
-    first, second = written(tmp_path, [100, 25])
+    first, second = write_files(tmp_path, [100, 25])
     corpus = from_files([second, first])
     assert corpus.train == b"A" * 90 + b"\0" + b"B" * 23
     assert corpus.validation == b"A" * 10 + b"\0" + b"B" * 2
@@ -103,7 +103,7 @@ def test_few_files_give_the_last_tenth_of_each(tmp_path):
 
 
 def test_many_files_are_held_out_whole(tmp_path):
-    paths = written(tmp_path, range(100, 130))
+    paths = write_files(tmp_path, range(100, 130))
     corpus = from_files(paths)
     kept, held = ({bytes(p)[:1] for p in s.split(b"\0")} for s in (corpus.train, corpus.validation))
     assert not kept & held
@@ -126,7 +126,7 @@ def test_names_that_are_no_utf8(tmp_path, many):
 
 @pytest.mark.parametrize("sizes", [[1000] * 10, [10**6, *[10] * 9], [*[10**5] * 9, 1, 0]])
 def test_something_is_held_out_but_never_most(tmp_path, sizes):
-    corpus = from_files(written(tmp_path, sizes))
+    corpus = from_files(write_files(tmp_path, sizes))
     held = len(corpus.validation.replace(b"\0", b""))
     assert 0 < held <= 0.2 * sum(sizes)
 
@@ -134,8 +134,8 @@ def test_something_is_held_out_but_never_most(tmp_path, sizes):
 def test_split_follows_names_not_folders_nor_the_order_given(tmp_path):
     for name in ("here", "there"):
         (tmp_path / name).mkdir()
-    here = from_files(written(tmp_path / "here", range(50, 70)))
-    there = from_files(reversed(written(tmp_path / "there", range(50, 70))))
+    here = from_files(write_files(tmp_path / "here", range(50, 70)))
+    there = from_files(reversed(write_files(tmp_path / "there", range(50, 70))))
     assert here.sha256 == there.sha256
 
 

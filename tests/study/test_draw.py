@@ -1,4 +1,4 @@
-"""Every scheme can be drawn, ours or another's, and the picture says what it shows."""
+"""Every scheme can be drawn, and the picture says what it shows."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Window(PositionScheme):
 
 @dataclass(frozen=True)
 class Forgetting(PositionScheme):
-    """A bias that stands on gates, here the same of every token."""
+    """A bias of gates, here the same for every token."""
 
     num_heads: int = 3
     cumulative = ("c",)
@@ -99,8 +99,8 @@ def words(figure):
 
 def curve(figure, head):
     lines = [line for axes in figure.axes for line in axes.lines]
-    (found,) = (line for line in lines if line.get_label() == head)
-    return found.get_ydata()
+    (line,) = (line for line in lines if line.get_label() == head)
+    return line.get_ydata()
 
 
 def test_every_scheme_of_the_catalogue_is_drawn(tmp_path, figures):

@@ -62,7 +62,7 @@ def record(scheme, seed, windowed=False):
     }
 
 
-def failed(scheme, seed, error="ValueError: no luck"):
+def failure(scheme, seed, error="ValueError: no luck"):
     return {"scheme": scheme, "seed": seed, "backend": "numpy", "status": "failed", "error": error}
 
 
@@ -114,7 +114,7 @@ class Page(HTMLParser):
         self.text.append(data)
 
 
-def written(tmp_path, study, records):
+def write_page(tmp_path, study, records):
     path = tmp_path / "report.html"
     write_report(study, records, path)
     return path.read_text(encoding="utf-8")
@@ -167,7 +167,7 @@ def test_one_seed_is_said_once(records):
 
 def test_lost_runs_are_counted_in_their_cells(records):
     records[0]["loss"]["256"] = math.nan
-    records[1] = failed("flat", 1)
+    records[1] = failure("flat", 1)
     text = table_text(study(), records)
     assert re.search(r"^flat +\S+ ± \S+ \[2 of 3\] .* \(one seed\) \[1 of 3\]", text, re.MULTILINE)
     assert "failed: flat, seed 1: ValueError: no luck" in text
@@ -176,13 +176,13 @@ def test_lost_runs_are_counted_in_their_cells(records):
 
 
 def test_a_scheme_that_never_ran_well_keeps_its_row(records):
-    records = [*records, *(failed("hopeless", seed) for seed in range(3))]
+    records = [*records, *(failure("hopeless", seed) for seed in range(3))]
     text = table_text(study([*LEVELS, "hopeless", "absent"]), records)
     assert re.search(r"^hopeless +failed +failed +failed$", text, re.MULTILINE)
     assert re.search(r"^absent +no run ", text, re.MULTILINE)
 
 
-def test_a_length_without_score_is_neither_lost_nor_failed(records):
+def test_a_length_without_score_is_neither_lost_nor_failure(records):
     for r in records[:3]:
         del r["loss"]["256"], r["loss_same_targets"]["256"]
     (_, *row) = cells_of(table_text(study(), records), "flat")
@@ -234,7 +234,7 @@ def test_headline_says_what_the_verdicts_say(records):
 
 def test_headline_claims_nothing_without_intervals(records):
     one = headline(study(), [r for r in records if r["seed"] == 0])
-    none = headline(study(), [failed("flat", 0)])
+    none = headline(study(), [failure("flat", 0)])
     for text in (one, none):
         assert not re.search(r"lower for|higher for|rose|fell", text)
     assert "One seed" in one
@@ -243,7 +243,7 @@ def test_headline_claims_nothing_without_intervals(records):
 
 def test_costs_are_those_of_runs_that_ended_well(records):
     records[0]["train_seconds"] = 27.0
-    records[1] = failed("flat", 1)
+    records[1] = failure("flat", 1)
     table = cost_table(study(), records)
     assert cells(table, "flat")[1:] == ("1,000", "0", "50,000", "50,000", "22.5", "2.0")
     assert cells(table, "breaks")[2] == "250 (25.0%)"
@@ -287,7 +287,7 @@ def test_the_default_study_is_one_block_at_80_columns(records):
     assert len([line for line in text.splitlines() if line.startswith("scheme ")]) == 2
 
 
-def as_built(records, **schemes):
+def set_schemes(records, **schemes):
     for r in records:
         r["schemes"] = schemes.get(r["scheme"], ["NoPE()"] * 2)
     return records
@@ -296,7 +296,9 @@ def as_built(records, **schemes):
 def test_what_the_study_set_is_said(tmp_path, records):
     for r in records:
         r["scheme"] = {"flat": "t5", "twin": "t5:max_distance=9/nope"}.get(r["scheme"], r["scheme"])
-    as_built(records, t5=["T5Bias(2)"] * 2, **{"t5:max_distance=9/nope": ["T5Bias(1)", "NoPE()"]})
+    set_schemes(
+        records, t5=["T5Bias(2)"] * 2, **{"t5:max_distance=9/nope": ["T5Bias(1)", "NoPE()"]}
+    )
     own = study(["t5", "t5:max_distance=9/nope", "breaks", "better"], position_lr_scale=10.0)
     own["fitted"] = {
         "t5": "causal=True, num_buckets=32, max_distance=64",
@@ -313,11 +315,11 @@ def test_what_the_study_set_is_said(tmp_path, records):
     said = settings(own, records)
     for text in (table_text(own, records), table_markdown(own, records)):
         assert all(line in text for line in said)
-    page = "".join(Page(written(tmp_path, own, records)).text)
+    page = "".join(Page(write_page(tmp_path, own, records)).text)
     for fact in (*said, "T5Bias(2)", "T5Bias(1), NoPE()", "NoPE()"):
         assert fact in page
     assert "T5Bias(2), T5Bias(2)" not in page
-    assert settings(study(), [failed("flat", 0)]) == []
+    assert settings(study(), [failure("flat", 0)]) == []
 
 
 @pytest.mark.parametrize(
@@ -329,11 +331,11 @@ def test_what_the_study_set_is_said(tmp_path, records):
     ],
 )
 def test_windows_are_shown_with_the_schemes_as_built(records, windows, shown):
-    as_built(records, flat=["NoPE()", "RoPE(8)", "RoPE(8)"], twin=["NoPE()"] * 2)
+    set_schemes(records, flat=["NoPE()", "RoPE(8)", "RoPE(8)"], twin=["NoPE()"] * 2)
     for r in records:
         r |= {"flat": {"windows": windows}, "twin": {"windows": [4, 4]}}.get(r["scheme"], {})
-    found = schemes_as_built(study(), records)
-    assert (found["flat"], found["twin"]) == (shown, "NoPE()@4")
+    results = schemes_as_built(study(), records)
+    assert (results["flat"], results["twin"]) == (shown, "NoPE()@4")
 
 
 @pytest.mark.parametrize(
@@ -346,40 +348,40 @@ def test_the_first_sentence_names_its_protocol(records, protocol, words):
     assert headline(study(), records).startswith(f"{words}")
 
 
-def compared(records, **config):
+def comparison_rows(records, **config):
     return list(csv.DictReader(io.StringIO(comparisons_csv(study(**config), records))))
 
 
 def test_differences_are_in_the_csv_as_in_the_report(records):
-    rows = compared(records)
+    rows = comparison_rows(records)
     assert tuple(rows[0]) == COLUMNS
-    found = {tuple(r[k] for k in COLUMNS[:5]): r for r in rows}
-    assert len(found) == len(rows) == 3 * 6 + 2 + 2 * 4  # against flat, its windows, growth
+    results = {tuple(r[k] for k in COLUMNS[:5]): r for r in rows}
+    assert len(results) == len(rows) == 3 * 6 + 2 + 2 * 4  # against flat, its windows, growth
     apart, same = difference_tables(study(), records)
     for protocol, table in (("loss", apart), ("loss_same_targets", same)):
         for name, *shown in table.rows:
             for length, (change, _, verdict) in (("64", shown[:3]), ("256", shown[3:])):
                 if change == "–":
                     continue
-                row = found[protocol, name, length, "flat", length]
+                row = results[protocol, name, length, "flat", length]
                 assert f"{float(row['difference']):+.3f} ± " in change
                 assert row["verdict"] == verdict
     assert all(float(row["p"]) <= float(row["p_holm"]) for row in rows)
     assert any(float(row["p"]) < float(row["p_holm"]) for row in rows)
-    assert found["loss_same_targets", "breaks", "256", "breaks", "64"]["verdict"] == "rises"
+    assert results["loss_same_targets", "breaks", "256", "breaks", "64"]["verdict"] == "rises"
     assert {row["seeds"] for row in rows} == {"3"}
 
 
 def test_one_seed_has_differences_and_no_p_values(records):
-    rows = compared([r for r in records if r["seed"] == 0])
+    rows = comparison_rows([r for r in records if r["seed"] == 0])
     assert {row["verdict"] for row in rows} == {"one seed"}
     assert {row[key] for row in rows for key in ("p", "p_holm", "half_width")} == {""}
     assert all(row["difference"] for row in rows)
-    assert compared([failed("flat", 0)]) == []
+    assert comparison_rows([failure("flat", 0)]) == []
 
 
 def test_page_is_whole_and_loads_nothing(tmp_path, records):
-    source = written(tmp_path, study(), records)
+    source = write_page(tmp_path, study(), records)
     page = Page(source)
     assert page.loads == []
     assert "http://" not in source
@@ -398,7 +400,7 @@ def test_page_says_what_was_run(tmp_path, records):
     own["command"] = "posenc compare --schemes 'a+b'"
     own["versions"] |= {"posenc commit": "c0mm1t", "processor": "A Core", "cores": "7"}
     records[0]["versions"] = {"device": "that card"}
-    text = " ".join(Page(written(tmp_path, own, records)).text)
+    text = " ".join(Page(write_page(tmp_path, own, records)).text)
     for fact in (own["command"], "c0mm1t", "A Core", "cores", "that card", "differences.csv"):
         assert fact in text
     for fact in ("0.0625", "5ha256" * 8, "123457", "2.9.9", "a text", "early-token curse"):
@@ -410,10 +412,10 @@ def test_page_says_what_was_run(tmp_path, records):
 def test_names_and_errors_are_escaped(tmp_path, records):
     bad = '<b>x & "$\\y_z$'  # TeX would fail at it
     runs = [record(bad, seed, windowed=True) for seed in range(3)]
-    runs += [failed("<i>y", 0, "ValueError: <script>alert(1)</script>")]
+    runs += [failure("<i>y", 0, "ValueError: <script>alert(1)</script>")]
     own = study(["flat", bad, "<i>y"])
     own["corpus"]["name"] = r"<u>z $\y$"
-    source = written(tmp_path, own, records[:3] + runs)
+    source = write_page(tmp_path, own, records[:3] + runs)
     page = Page(source)
     assert not {"b", "i", "u", "script"} & page.tags
     text = "".join(page.text)
@@ -464,8 +466,8 @@ def test_positions_are_differences_to_the_reference(records):
     ],
 )
 def test_incomplete_studies_are_reported(tmp_path, records, keep):
-    kept = [r for r in records if keep(r)] + [failed("hopeless", 0)]
-    page = Page(written(tmp_path, study([*LEVELS, "hopeless"]), kept))
+    kept = [r for r in records if keep(r)] + [failure("hopeless", 0)]
+    page = Page(write_page(tmp_path, study([*LEVELS, "hopeless"]), kept))
     assert "ValueError: no luck" in "".join(page.text)
     assert not re.search(r"\bnan\b", "".join(page.text))
     loss_against_length(kept, tmp_path / "plot.png")
@@ -478,14 +480,14 @@ def test_a_single_length_has_no_growth(tmp_path, records):
         r["loss_windowed"] = None
     assert growth_table(study(), records, "loss") is None
     assert "at the training length" in headline(study(), records)
-    Page(written(tmp_path, study(), records))
+    Page(write_page(tmp_path, study(), records))
 
 
 def test_losses_that_are_nan_everywhere_are_drawn_and_said(tmp_path, records):
     for r in records[:3]:
         r["loss"] = dict.fromkeys(r["loss"], math.nan)
         r["curve"] = [[1, None], [50, math.nan]]
-    page = Page(written(tmp_path, study(), records))
+    page = Page(write_page(tmp_path, study(), records))
     assert "diverged" in page.text
     loss_against_length(records, tmp_path / "plot.png", study())
 

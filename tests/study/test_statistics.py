@@ -69,8 +69,8 @@ def test_interval_shrinks_with_the_root_of_n():
 
 def test_interval_covers_as_often_as_it_says():
     rng = np.random.default_rng(0)
-    found = [mean_interval(rng.normal(size=3), 0.8) for _ in range(2000)]
-    hits = sum(abs(i.mean) <= i.half_width for i in found)
+    results = [mean_interval(rng.normal(size=3), 0.8) for _ in range(2000)]
+    hits = sum(abs(i.mean) <= i.half_width for i in results)
     assert 0.77 < hits / 2000 < 0.83
 
 
@@ -100,19 +100,22 @@ def seeds(*values):
 
 def test_identical_schemes_tie():
     table = {"a": seeds(2.0, 2.5, 3.0), "b": seeds(2.0, 2.5, 3.0)}
-    found = paired_differences(table, "a")
-    assert list(found) == ["b"]
-    assert (found["b"].verdict, found["b"].p, found["b"].interval.mean) == ("tie", 1, 0)
+    results = paired_differences(table, "a")
+    assert list(results) == ["b"]
+    assert (results["b"].verdict, results["b"].p, results["b"].interval.mean) == ("tie", 1, 0)
 
 
 def test_pairing_finds_what_seeds_would_hide():
     # Seeds differ by 1, schemes by .1: unpaired, nothing could be said.
     table = {"a": seeds(1, 2, 3), "low": seeds(0.9, 1.91, 2.89), "high": seeds(1.1, 2.11, 3.09)}
-    found = paired_differences(table, "a")
-    assert {name: one.verdict for name, one in found.items()} == {"low": "better", "high": "worse"}
+    results = paired_differences(table, "a")
+    assert {name: one.verdict for name, one in results.items()} == {
+        "low": "better",
+        "high": "worse",
+    }
     # t = .1 / (.01 / sqrt(3)) with two degrees: p = 1 - t / sqrt(t**2 + 2); Holm doubles it.
     t = 0.1 / (0.01 / math.sqrt(3))
-    assert found["low"].p == pytest.approx(2 * (1 - t / math.sqrt(t * t + 2)), rel=1e-6)
+    assert results["low"].p == pytest.approx(2 * (1 - t / math.sqrt(t * t + 2)), rel=1e-6)
 
 
 def test_swapping_reference_and_scheme_swaps_the_verdict():
@@ -128,14 +131,14 @@ def test_pairs_are_made_by_seed_not_by_order():
 
 def test_a_pair_with_a_lost_run_is_lost():
     table = {"a": seeds(1, 2, 3), "b": seeds(1.5, math.nan, 3.5), "c": {0: 1.5}}
-    found = paired_differences(table, "a")
-    assert (found["b"].interval.mean, found["b"].interval.n, found["b"].interval.lost) == (
+    results = paired_differences(table, "a")
+    assert (results["b"].interval.mean, results["b"].interval.n, results["b"].interval.lost) == (
         0.5,
         2,
         1,
     )
-    assert (found["c"].verdict, found["c"].interval.lost) == ("one seed", 2)
-    assert math.isnan(found["c"].p)
+    assert (results["c"].verdict, results["c"].interval.lost) == ("one seed", 2)
+    assert math.isnan(results["c"].p)
 
 
 def test_without_a_pair_nothing_is_said():
@@ -150,9 +153,9 @@ def test_reference_must_be_there():
 
 def test_holm_is_that_of_the_paper():
     # 4 tests: .01 * 4, .02 * 3, then never below an earlier one; NaN is no test.
-    found = holm({"d": 0.04, "a": 0.01, "b": 0.02, "c": 0.025, "none": math.nan})
-    assert math.isnan(found.pop("none"))
-    assert found == pytest.approx({"a": 0.04, "b": 0.06, "c": 0.06, "d": 0.06})
+    results = holm({"d": 0.04, "a": 0.01, "b": 0.02, "c": 0.025, "none": math.nan})
+    assert math.isnan(results.pop("none"))
+    assert results == pytest.approx({"a": 0.04, "b": 0.06, "c": 0.06, "d": 0.06})
     assert holm({"a": 0.6, "b": 0.7}) == {"a": 1, "b": 1}
 
 

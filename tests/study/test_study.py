@@ -1,4 +1,4 @@
-"""The study: everything but the scheme is equal, and what is finished is kept."""
+"""The study: everything but the scheme is equal, and finished runs are kept."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ SMALL = {
     "eval_lens": (16, 32),
     "warmup": 1,
 }
-# Two programs in float32 that sum in different orders, a few steps of training apart.
+# Relative difference of two float32 programs that sum in different orders, after a few steps.
 TRAJECTORY = 2e-5
 
 
 @dataclass(frozen=True)
 class Growing(posenc.PositionScheme):
-    """A hook at work: the penalty of distance depends on the length of the context."""
+    """Uses ``at_length``: the penalty of distance depends on the length of the context."""
 
     slope: float = 1.0
 
@@ -82,7 +82,7 @@ class Growing(posenc.PositionScheme):
 
 @dataclass(frozen=True)
 class Gated(posenc.PositionScheme):
-    """A hook at work: a learned gate a token and head, summed in the order of positions."""
+    """Uses ``hidden_features``: a learned gate per token and head, summed over positions."""
 
     num_heads: int
     dim: int
@@ -102,7 +102,7 @@ class Gated(posenc.PositionScheme):
 
 @dataclass(frozen=True)
 class Short(posenc.PositionScheme):
-    """Fails where a context is longer than in training."""
+    """Fails if a context is longer than in training."""
 
     def at_length(self, length):
         return {16: self}[length]
@@ -259,7 +259,7 @@ def test_a_window_of_the_whole_length_changes_nothing(backend, corpus):
 
 
 def losses_by_hand(decoder, tokens, windows):
-    """What the decoder of a study computes, layer by layer in NumPy, each in its window."""
+    """The losses of a study's decoder in NumPy, layer by layer, each in its window."""
     w, dim = decoder.weights, decoder.recipe.dim
 
     def norm(x, gain):
@@ -291,14 +291,14 @@ def test_each_layer_attends_in_its_window(backend, label, corpus):
     tokens = windows.held_out_stretches(corpus.validation, count=2, longest=32)
     own = decoder.plan.windows
     assert own != (None, None)
-    found = model.token_losses(tokens, None)
-    np.testing.assert_allclose(found, losses_by_hand(decoder, tokens, own), atol=1e-4)
-    assert np.abs(found - losses_by_hand(decoder, tokens, (None, None))).max() > 1e-2
-    # A window of the evaluation narrows those of the layers, and widens none.
+    losses = model.token_losses(tokens, None)
+    np.testing.assert_allclose(losses, losses_by_hand(decoder, tokens, own), atol=1e-4)
+    assert np.abs(losses - losses_by_hand(decoder, tokens, (None, None))).max() > 1e-2
+    # A window of the evaluation narrows the layers' windows and widens none.
     narrower = [min(window or 7, 7) for window in own]
-    found = model.token_losses(tokens, 7)
-    np.testing.assert_allclose(found, losses_by_hand(decoder, tokens, narrower), atol=1e-4)
-    # Training sees by the same windows: its first loss is that of the first weights.
+    losses = model.token_losses(tokens, 7)
+    np.testing.assert_allclose(losses, losses_by_hand(decoder, tokens, narrower), atol=1e-4)
+    # Training uses the same windows: its first loss is that of the initial weights.
     (batch,) = batches(corpus, 1)
     expected = losses_by_hand(decoder, batch, own).mean()
     assert model.train(batch[None], 0)[0] == pytest.approx(expected, abs=1e-5)
@@ -346,7 +346,7 @@ def test_only_what_is_missing_is_computed(tmp_path, corpus, records):
     assert len(plan(study(tmp_path, seeds=2), corpus)[1]) == 2
 
 
-def edited(path, other):
+def edit_loss(path, other):
     record = json.loads(path.read_text())
     record["loss"]["16"] /= 2
     path.write_text(json.dumps(record))
@@ -358,7 +358,7 @@ DAMAGE = {
     "no text": lambda path, other: path.write_bytes(b"\xff\xfe\0"),
     "too deep": lambda path, other: path.write_bytes(b"[" * 100_000),
     "a list": lambda path, other: path.write_bytes(b"[1, 2]"),
-    "a number edited": edited,
+    "a number edited": edit_loss,
     "another run's": lambda path, other: path.write_bytes(other.read_bytes()),
     "a folder": lambda path, other: (path.unlink(), path.mkdir()),
 }
@@ -392,8 +392,8 @@ def test_the_worst_names_are_names_of_files(tmp_path, corpus):
     )  # eCryptfs
 
 
-class Lone(Executor):
-    """Runs at once, and then ends as the test says."""
+class Immediate(Executor):
+    """Runs a job at once; ``end`` then decides how its future ends."""
 
     def __init__(self, end, folder=None):
         self.end, self.folder = end, folder
@@ -410,8 +410,8 @@ class Lone(Executor):
 @pytest.mark.parametrize(
     "executor",
     [
-        Lone(lambda future, result: future.set_exception(RuntimeError("killed"))),
-        Lone(Future.set_result, Path("/folder/of/another/machine")),
+        Immediate(lambda future, result: future.set_exception(RuntimeError("killed"))),
+        Immediate(Future.set_result, Path("/folder/of/another/machine")),
     ],
     ids=["dies afterwards", "another disk"],
 )
@@ -426,7 +426,7 @@ def test_what_was_trained_is_kept(tmp_path, corpus, monkeypatch, executor):
 def test_what_no_run_can_do_is_said_once(tmp_path, corpus):
     one = study(tmp_path, device="nosuch")
     with pytest.raises(RuntimeError, match="cannot train on device 'nosuch'"):
-        list(compute(one, plan(one, corpus)[1], executor=Lone(Future.set_result)))
+        list(compute(one, plan(one, corpus)[1], executor=Immediate(Future.set_result)))
 
 
 def digests(tmp_path, corpus, label="made.mine"):
@@ -458,14 +458,14 @@ EDITS = [
 def test_an_edited_maker_is_another_scheme(tmp_path, corpus, monkeypatch, label, old, new):
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    monkeypatch.setattr("posenc.study.identity.source_digest", lambda *of: "")  # only what was made
-    found = []
+    monkeypatch.setattr("posenc.study.identity.source_digest", lambda *of: "")  # only fields count
+    results = []
     for text in (MAKER, MAKER, MAKER.replace(old, new)):
         (tmp_path / "made.py").write_text(text)
         monkeypatch.delitem(sys.modules, "made", raising=False)
         importlib.invalidate_caches()
-        found.append(digests(tmp_path, corpus, label))
-    assert found[0] == found[1] != found[2]
+        results.append(digests(tmp_path, corpus, label))
+    assert results[0] == results[1] != results[2]
 
 
 def test_a_scheme_is_description_alike_in_every_process(tmp_path):
@@ -474,25 +474,25 @@ def test_a_scheme_is_description_alike_in_every_process(tmp_path):
     code = "import made; from posenc.study.identity import description; "
     code += "print(description(made.held()), description(made.mine(head_dim=8)))"
     path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
-    told = set()
+    outputs = set()
     for seed in "12":
         environment = {**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": seed}
-        told.add(subprocess.check_output([sys.executable, "-c", code], env=environment))
-    assert len(told) == 1
-    assert b"0x" not in told.pop()
+        outputs.add(subprocess.check_output([sys.executable, "-c", code], env=environment))
+    assert len(outputs) == 1
+    assert b"0x" not in outputs.pop()
 
 
 def test_an_edited_posenc_and_another_framework_are_noticed(tmp_path, corpus, monkeypatch):
     package = tmp_path / "package"
     shutil.copytree(Path(posenc.__file__).parent, package)
     for changed in ("schemes/alibi.py", "study/windows.py", "attn/reference.py"):
-        before = own(monkeypatch, package)
+        before = digest_of_posenc(monkeypatch, package)
         (package / changed).write_text((package / changed).read_text() + "# edited\n")
-        assert own(monkeypatch, package) != before
+        assert digest_of_posenc(monkeypatch, package) != before
     for shown in ("study/report.py", "cli/main.py", "testing/law.py"):
-        before = own(monkeypatch, package)
+        before = digest_of_posenc(monkeypatch, package)
         (package / shown).write_text((package / shown).read_text() + "# edited\n")
-        assert own(monkeypatch, package) == before
+        assert digest_of_posenc(monkeypatch, package) == before
     (run,) = study(tmp_path, schemes=("nope",)).runs(corpus, BACKENDS[0])
     for name, other in (("posenc_digest", "0" * 64), ("versions", ("numpy 1.0",))):
         changed = replace(run, **{name: other})
@@ -502,7 +502,7 @@ def test_an_edited_posenc_and_another_framework_are_noticed(tmp_path, corpus, mo
     assert [name.split()[0] for name in run.versions][:2] == ["numpy", BACKENDS[0]]
 
 
-def own(monkeypatch, package):
+def digest_of_posenc(monkeypatch, package):
     spec = SimpleNamespace(submodule_search_locations=[str(package)])
     monkeypatch.setattr(identity, "find_spec", {"posenc": spec}.get)
     identity.posenc_digest.cache_clear()
@@ -518,11 +518,11 @@ def test_what_only_shows_is_never_asked_by_what_counts():
         for name, file in identity._files(package):
             home = name.removesuffix(".py").replace("/", ".")
             imported = _imports(file.read_bytes(), _package(home, file))
-            asked = {f"{module.replace('.', '/')}.py" for module in imported}
-            assert not [a for a in asked if a.startswith(identity._NO_EFFECT)], name
+            modules = {f"{module.replace('.', '/')}.py" for module in imported}
+            assert not [m for m in modules if m.startswith(identity._NO_EFFECT)], name
 
 
-FOREIGN = {  # every way for a scheme's formula to lie in another file
+FOREIGN = {  # every way for a scheme to depend on another file
     "outer.py": "import json, numpy, absent\n",
     "lone.py": "top = 1\n",
     "base.py": """\
@@ -700,7 +700,7 @@ def test_a_file_is_never_half_written(tmp_path):
 
 
 def test_many_may_write_one_file(tmp_path):
-    """One name beside it, for all, and most of these fail."""
+    """A shared temporary name would make most of these fail."""
     path = tmp_path / "results.csv"
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda n: write_whole(path, f"{n}" * 10_000), range(100)))
@@ -735,7 +735,7 @@ def test_seconds_of_a_study_are_those_of_its_runs():
 OK, FAILED = {"status": "ok"}, {"status": "failed"}
 
 
-def published(out, runs, text, records=(OK,), names=("results.csv", "report.html")):
+def publish_text(out, runs, text, records=(OK,), names=("results.csv", "report.html")):
     def render(folder):
         for name in names:
             (folder / name).write_text(text)
@@ -743,7 +743,7 @@ def published(out, runs, text, records=(OK,), names=("results.csv", "report.html
     return publish(out, {"wall_seconds": 1.0}, records, runs, render)
 
 
-def held(folder):
+def texts(folder):
     return {path.name: path.read_text() for path in folder.iterdir() if path.is_file()}
 
 
@@ -752,57 +752,57 @@ def test_files_of_a_study_come_together_or_not_at_all(tmp_path):
         (folder / "results.csv").write_text("new")
         raise OSError("disk full")
 
-    published(tmp_path, ["a", "b"], "good")
-    before = held(tmp_path)
+    publish_text(tmp_path, ["a", "b"], "good")
+    before = texts(tmp_path)
     with pytest.raises(OSError, match="disk full"):
         publish(tmp_path, {}, [OK], ["c"], broken)
-    assert held(tmp_path) == before
+    assert texts(tmp_path) == before
     assert {path.name for path in tmp_path.iterdir()} == {"results.csv", "report.html", STUDY}
 
 
 def test_an_earlier_study_is_kept_and_the_same_one_is_not(tmp_path):
-    assert published(tmp_path, ["a", "b"], "first")[1] is None
-    assert published(tmp_path, ["b", "a"], "again", [OK, OK])[1] is None
-    lost = published(tmp_path, ["a", "b"], "lost one", [OK, FAILED])[1]
+    assert publish_text(tmp_path, ["a", "b"], "first")[1] is None
+    assert publish_text(tmp_path, ["b", "a"], "again", [OK, OK])[1] is None
+    lost = publish_text(tmp_path, ["a", "b"], "lost one", [OK, FAILED])[1]
     assert lost is not None
-    assert held(lost)["results.csv"] == "again"  # fewer runs ended well
-    other = published(tmp_path, ["c"], "other", names=("results.csv",))[1]
+    assert texts(lost)["results.csv"] == "again"  # fewer runs ended well
+    other = publish_text(tmp_path, ["c"], "other", names=("results.csv",))[1]
     assert other == lost
-    assert held(other)["report.html"] == "lost one"
-    assert set(held(tmp_path)) == {"results.csv", STUDY}
-    assert held(tmp_path)["results.csv"] == "other"
+    assert texts(other)["report.html"] == "lost one"
+    assert set(texts(tmp_path)) == {"results.csv", STUDY}
+    assert texts(tmp_path)["results.csv"] == "other"
     assert len(list((tmp_path / "earlier").iterdir())) == 1
 
 
 def test_files_of_a_release_that_told_nothing_are_kept(tmp_path):
     for name in ("results.csv", "table.md", "notes.txt"):
         (tmp_path / name).write_text("old")
-    earlier = published(tmp_path, ["a"], "new")[1]
-    assert held(earlier) == {"results.csv": "old", "table.md": "old"}
-    assert held(tmp_path)["notes.txt"] == "old"
+    earlier = publish_text(tmp_path, ["a"], "new")[1]
+    assert texts(earlier) == {"results.csv": "old", "table.md": "old"}
+    assert texts(tmp_path)["notes.txt"] == "old"
 
 
 def test_a_study_file_from_elsewhere_touches_nothing_outside(tmp_path):
     out, outside = tmp_path / "out", tmp_path / "mine.txt"
-    published(out, ["a"], "theirs")
+    publish_text(out, ["a"], "theirs")
     outside.write_text("mine")
-    told = json.loads((out / STUDY).read_text())
-    told |= {"files": ["../mine.txt", str(outside)], "study": "../../out"}
-    (out / STUDY).write_text(json.dumps(told))
-    earlier = published(out, ["b"], "ours")[1]
+    about = json.loads((out / STUDY).read_text())
+    about |= {"files": ["../mine.txt", str(outside)], "study": "../../out"}
+    (out / STUDY).write_text(json.dumps(about))
+    earlier = publish_text(out, ["b"], "ours")[1]
     assert earlier.parent == out / "earlier"
-    assert held(earlier).keys() == {STUDY}
+    assert texts(earlier).keys() == {STUDY}
     assert outside.read_text() == "mine"
 
 
 def test_a_study_of_failures_replaces_no_good_one(tmp_path, capsys):
-    published(tmp_path, ["a"], "good")
+    publish_text(tmp_path, ["a"], "good")
     failed = {"scheme": "x", "seed": 0, "status": "failed", "error": "Oops", "train_len": 16}
     _write(tmp_path, {"wall_seconds": 0.0}, [failed], ["b"])
-    assert held(tmp_path)["results.csv"] == "good"
+    assert texts(tmp_path)["results.csv"] == "good"
     assert "belong to an earlier study and are kept" in capsys.readouterr().out
     _write(tmp_path / "new", {"wall_seconds": 0.0}, [failed], ["b"])
-    assert "Oops" in held(tmp_path / "new")["results.csv"]
+    assert "Oops" in texts(tmp_path / "new")["results.csv"]
 
 
 @pytest.mark.parametrize(

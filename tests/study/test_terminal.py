@@ -1,4 +1,4 @@
-"""What `posenc compare` says while it works, and where it says that it was made."""
+"""What `posenc compare` prints while it works, and the origin that it reports."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CORPUS = Corpus("a folder of texts " * 8, b"x" * 9, b"y" * 9, 1, 1, "ab" * 32)
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Seconds that pass when a test says so."""
+    """A clock that tests advance."""
     now = SimpleNamespace(seconds=0.0)
     monkeypatch.setattr(terminal.time, "perf_counter", lambda: now.seconds)
     return now
@@ -32,7 +32,7 @@ def run(scheme="alibi", seed=0, steps=1000):
     return SimpleNamespace(scheme=scheme, seed=seed, steps=steps)
 
 
-def ended(scheme="alibi", seed=0, **changes):
+def finished(scheme="alibi", seed=0, **changes):
     losses = dict.fromkeys(("1024", "128", "256", "512", "64"), 2.0)  # as JSON sorts them
     seconds = {"train_seconds": 30.0, "eval_seconds": 10.0}
     return {"scheme": scheme, "seed": seed, "status": "ok", "loss": losses, **seconds, **changes}
@@ -40,61 +40,61 @@ def ended(scheme="alibi", seed=0, **changes):
 
 @pytest.mark.parametrize("active", [1, 3])
 def test_lines_come_no_more_often_than_they_should(clock, active):
-    said = []
-    progress = Progress(STUDY, 0, said.append)
+    printed = []
+    progress = Progress(STUDY, 0, printed.append)
     for step in range(1, 1001):
         clock.seconds += 0.25
         for seed in range(active):
             progress.step(run(seed=seed), step, 3.0)
     # One at once, then every five seconds, then every fiftieth of all that passed.
-    assert 30 <= len(said) <= 1 + 250 / 5
-    assert "step 1 of 1000" in said[0]
+    assert 30 <= len(printed) <= 1 + 250 / 5
+    assert "step 1 of 1000" in printed[0]
 
 
 def test_an_estimate_comes_with_the_second_line(clock):
-    said = []
-    progress = Progress(STUDY, 0, said.append)
+    printed = []
+    progress = Progress(STUDY, 0, printed.append)
     for step in (50, 100, 150):
         clock.seconds += 10
         progress.step(run(), step, 3.0)
     # The first 50 steps compile; then 50 take 10 s, and 4 runs of 1000 are to be made.
-    assert "left" not in said[0]
-    assert said[1].endswith(f"more than {(4000 - 100) * 10 / 50 / 60:.0f} min left")
+    assert "left" not in printed[0]
+    assert printed[1].endswith(f"more than {(4000 - 100) * 10 / 50 / 60:.0f} min left")
     clock.seconds = 40.0
-    progress.result(ended())
+    progress.result(finished())
     for step in (500, 1000):
         clock.seconds += 10
         progress.step(run("rope"), step, 3.0)
     # Training is three quarters of a run: 1 + 3/8 and 1 + 3/4 runs are done.
-    assert said[-2].endswith(f"about {50 * 2.625 / 1.375 / 60:.0f} min left")
-    assert "rope seed 0: trained, now scored, 3.00 bits/byte" in said[-1]
-    assert said[-1].endswith(f"about {60 * 2.25 / 1.75:.0f} s left")
+    assert printed[-2].endswith(f"about {50 * 2.625 / 1.375 / 60:.0f} min left")
+    assert "rope seed 0: trained, now scored, 3.00 bits/byte" in printed[-1]
+    assert printed[-1].endswith(f"about {60 * 2.25 / 1.75:.0f} s left")
 
 
 def test_what_was_kept_is_no_part_of_the_estimate(clock):
-    said = []
-    progress = Progress(STUDY, 3, said.append)
+    printed = []
+    progress = Progress(STUDY, 3, printed.append)
     progress.header(CORPUS, "jax")
-    assert said[-1] == "3 of 4 runs are kept from before"
+    assert printed[-1] == "3 of 4 runs are kept from before"
     for step in (500, 550):
         clock.seconds += 10
         progress.step(run("rope", 1), step, 3.0)
-    assert said[-1].endswith("more than 90 s left")
+    assert printed[-1].endswith("more than 90 s left")
 
 
 @pytest.mark.parametrize("columns", [60, 80])
 def test_no_line_is_wider_than_the_terminal(clock, monkeypatch, columns):
     monkeypatch.setenv("COLUMNS", str(columns))
-    said = []
+    printed = []
     label = "rope:base=500000,rotary_dim=4,layout=interleaved"
-    progress = Progress(replace(STUDY, schemes=(label, "t5"), seeds=7), 0, said.append)
+    progress = Progress(replace(STUDY, schemes=(label, "t5"), seeds=7), 0, printed.append)
     progress.header(CORPUS, "jax")
     for seed, scheme in enumerate((label, "t5", "sinusoidal")):
         clock.seconds += 100
         progress.step(run(scheme, seed), 500, 3.0)
-        progress.result(ended(scheme, seed))
-    progress.result(ended(seed=4, status="failed", error="ValueError: " + "many words " * 20))
-    lines = [line for text in said for line in text.splitlines()]
+        progress.result(finished(scheme, seed))
+    progress.result(finished(seed=4, status="failed", error="ValueError: " + "many words " * 20))
+    lines = [line for text in printed for line in text.splitlines()]
     assert max(map(len, lines)) <= columns
     assert " ".join(" ".join(lines).split()).count("many words") == 20
     shown = [line for line in lines if line.startswith("[")]
@@ -103,16 +103,16 @@ def test_no_line_is_wider_than_the_terminal(clock, monkeypatch, columns):
 
 
 def test_rows_of_the_csv_are_in_the_order_of_lengths():
-    record = ended(params={"total": 1, "position": 0}, loss_windowed=None)
+    record = finished(params={"total": 1, "position": 0}, loss_windowed=None)
     rows = results.rows([{**record, "loss_same_targets": record["loss"]}])
     assert [row["eval_len"] for row in rows] == [64, 128, 256, 512, 1024]
 
 
 def test_a_wide_terminal_shows_all_losses(clock, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
-    said = []
-    Progress(STUDY, 0, said.append).result(ended())
-    assert said == [
+    printed = []
+    Progress(STUDY, 0, printed.append).result(finished())
+    assert printed == [
         "[1/4] alibi seed 0  64: 2.000  128: 2.000  256: 2.000  512: 2.000  1024: 2.000"
     ]
 
