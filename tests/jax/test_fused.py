@@ -43,6 +43,27 @@ def defined(monkeypatch):
         yield
 
 
+@pytest.fixture
+def plans(defined, monkeypatch):
+    """What kernels computed from, call by call."""
+    calls = []
+    plan_call = implementation.plan_call
+
+    def recorded(*arguments):
+        calls.append(plan_call(*arguments))
+        return calls[-1]
+
+    monkeypatch.setattr(implementation, "plan_call", recorded)
+    return calls
+
+
+@pytest.fixture
+def does_not_lower(defined, monkeypatch):
+    """Kernels that compute no scheme's own bias."""
+    device = fused_by_definition.Definition
+    monkeypatch.setattr(device, "unsupported_bias", lambda *_: "it does not")
+
+
 @pytest.mark.skipif(not HAS["torch"], reason="gradients are compared with torch's autograd")
 @pytest.mark.parametrize(
     ("subject", "case"),
@@ -66,12 +87,14 @@ def assert_near_definition(scheme, where, values, gradients):
     """Values and all gradients of the kernels by definition are as expected."""
     tensors, params = tensors_of(scheme, where), params_of(scheme)
     d_out = normal(values.shape, 9)
-    out, found = route("jax", "pallas").gradients(scheme, tensors, params, d_out, **where.options)
+    out, d_tensors = route("jax", "pallas").gradients(
+        scheme, tensors, params, d_out, **where.options
+    )
     assert_near(out, values, ATTENTION_TOL["float32"])
     for name, gradient in gradients.items():
         summed = name in params or name == "x"
         tolerance = ATTENTION_TOL["float32"] * (REDUCTION_FACTOR if summed else 1)
-        assert_near(found[name], gradient, tolerance, f"gradient of {name}")
+        assert_near(d_tensors[name], gradient, tolerance, f"gradient of {name}")
 
 
 STEEP = posenc.ALiBi(4, slopes=[8.0, 4.0, 2.0, 1.0])
@@ -148,14 +171,11 @@ def test_the_logsumexp_is_that_of_the_definition(defined):
     lowest = np.finfo(np.float32).min
     assert np.all(lse[:, :, 2::3] == lowest)  # fully masked rows
     assert np.all(expected[:, :, 2::3] == lowest)
-    seen = expected > lowest
-    assert_near(lse[seen], expected[seen], ATTENTION_TOL["float32"])
+    visible = expected > lowest
+    assert_near(lse[visible], expected[visible], ATTENTION_TOL["float32"])
 
 
-def test_a_key_bias_has_no_logsumexp(defined, monkeypatch):
-    monkeypatch.setattr(
-        fused_by_definition.Definition, "unsupported_bias", lambda *_: "it does not"
-    )
+def test_a_key_bias_has_no_logsumexp(does_not_lower):
     call = call_of(SUBJECTS["forgetting"], causal=True)
     assert implementation.fused(call)[1] is None
     assert "replace the bias of Forgetting by its key bias" in implementation.without_lse(call)
@@ -190,10 +210,7 @@ class OfKeys(posenc.PositionScheme):
 
 # float32 has steps of 1/64 at such numbers; subtracted before scores are added, they cancel.
 @pytest.mark.parametrize(("case", "large"), [("fewer-queries", 2.0**18), ("everything", 0.0)])
-def test_a_key_bias_of_a_feature_that_queries_lack(case, large, defined, monkeypatch):
-    monkeypatch.setattr(
-        fused_by_definition.Definition, "unsupported_bias", lambda *_: "it does not"
-    )
+def test_a_key_bias_of_a_feature_that_queries_lack(case, large, does_not_lower):
     scheme, where = OfKeys(large), CASES[case]
     tensors = tensors_of(scheme, where)
     given = scheme, tensors, {}, normal(tensors["q"].shape, 9)
@@ -233,29 +250,23 @@ def test_places_without_a_bias_are_served(defined):
     assert implementation.unsupported(call_of(posenc.RoPE(8), **places)) is None
 
 
-def test_negligible_blocks_are_skipped(defined, monkeypatch):
-    seen = []
-    plain = implementation.plan_call
-    monkeypatch.setattr(implementation, "plan_call", lambda *a: seen.append(plain(*a)) or seen[-1])
+def test_negligible_blocks_are_skipped(plans):
     out = [
         posenc_jax.attention(
             *tokens(80), STEEP, causal=True, implementation="pallas", skip_blocks=skip
         )
         for skip in (True, False)
     ]
-    some, every = (jnp.sum(jnp.diff(at.key_ranges, axis=0)) for _, _, at in seen)
-    assert every == 2 * 4 * 10 * 11 / 2
-    assert some < 0.6 * every
+    skipped, all_blocks = (jnp.sum(jnp.diff(at.key_ranges, axis=0)) for _, _, at in plans)
+    assert all_blocks == 2 * 4 * 10 * 11 / 2
+    assert skipped < 0.6 * all_blocks
     # Skipped weights are below half a rounding; the rest is summed in another order.
     assert_near(out[0], out[1], UNIT["float32"] + 2 * attention_bound("float32", keys=80))
 
 
-def test_ranges_of_keys_and_of_queries_hold_the_same_pairs(defined, monkeypatch):
-    seen = []
-    plain = implementation.plan_call
-    monkeypatch.setattr(implementation, "plan_call", lambda *a: seen.append(plain(*a)) or seen[-1])
+def test_ranges_of_keys_and_of_queries_hold_the_same_pairs(plans):
     posenc_jax.attention(*tokens(80), STEEP, causal=True, window=20, implementation="pallas")
-    ((plan, _, integers),) = seen
+    ((plan, _, integers),) = plans
     index = np.arange(plan.q_blocks)
     by_query = (integers.key_ranges[0][..., None] <= index) & (
         index < integers.key_ranges[1][..., None]
@@ -296,10 +307,7 @@ def test_the_logsumexp_has_a_gradient(defined):
 
 
 @pytest.mark.parametrize("subject", ["alibi-learned", "forgetting"])
-def test_a_key_bias_replaces_a_bias_that_does_not_lower(subject, defined, monkeypatch):
-    monkeypatch.setattr(
-        fused_by_definition.Definition, "unsupported_bias", lambda *_: "it does not"
-    )
+def test_a_key_bias_replaces_a_bias_that_does_not_lower(subject, does_not_lower):
     # At explicit positions there is no table either.
     assert_as_the_reference(subject, "everything")
 
@@ -317,8 +325,8 @@ def test_a_bias_without_a_form_is_refused(scheme, options, reason, defined):
     arguments = *tensors, scheme, params_of(scheme)
     with pytest.raises(NotImplementedError, match=reason):
         posenc_jax.attention(*arguments, implementation="pallas", **options)
-    found = posenc_jax.explain(*arguments, **options)
-    assert found["implementation"] == "chunked"
+    choice = posenc_jax.explain(*arguments, **options)
+    assert choice["implementation"] == "chunked"
 
 
 def test_segments_of_64_bits_are_refused(defined):

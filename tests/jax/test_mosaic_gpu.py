@@ -119,13 +119,13 @@ def test_interpreted_kernels_equal_the_reference(name):
     at = case.scheme, tensors, params, d_out
     values, gradients = route("jax", "reference").gradients(*at, dtype="float64", **case.options)
     with targeting(INTERPRETED):
-        out, found = route("jax", "pallas").gradients(*at, dtype=case.dtype, **case.options)
+        out, d_tensors = route("jax", "pallas").gradients(*at, dtype=case.dtype, **case.options)
     tolerance = ATTENTION_TOL[case.dtype]
     assert_near(out, values, tolerance)
     for which, gradient in gradients.items():
         summed = which in params or which == "x"
         wide = tolerance * (REDUCTION_FACTOR if summed else 1)
-        assert_near(found[which], gradient, wide, f"gradient of {which}")
+        assert_near(d_tensors[which], gradient, wide, f"gradient of {which}")
 
 
 @pytest.mark.parametrize("causal", [False, True])

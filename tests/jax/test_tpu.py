@@ -235,17 +235,17 @@ def shapes(dtype, dims, *, heads=HEADS, q_len=1000, k_len=1500, positions=False,
     def vectors(length, heads, dim):
         return jax.ShapeDtypeStruct((2, length, heads, dim), dtype)
 
-    found = {
+    arrays = {
         "q": vectors(q_len, heads, dims[0]),
         "k": vectors(k_len, heads // 2, dims[0]),
         "v": vectors(k_len, heads // 2, dims[1]),
         "x": jax.ShapeDtypeStruct((2, k_len, HIDDEN_DIM), dtype),
     }
     if positions:
-        found |= {"q_pos": integers(q_len), "k_pos": integers(k_len)}
+        arrays |= {"q_pos": integers(q_len), "k_pos": integers(k_len)}
     if segments:
-        found |= {"q_seg": integers(q_len), "k_seg": integers(k_len)}
-    return found
+        arrays |= {"q_seg": integers(q_len), "k_seg": integers(k_len)}
+    return arrays
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Whether a kernel for Hopper GPUs can compute a bias: found out by lowering a small kernel."""
+"""Check whether a kernel for Hopper GPUs can compute a bias, by lowering a small kernel."""
 
 from __future__ import annotations
 

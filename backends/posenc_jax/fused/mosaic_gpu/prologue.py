@@ -1,7 +1,7 @@
-"""What the kernels of Hopper GPUs have in common: one side is kept as rows, the other streams by.
+"""How the kernels for Hopper GPUs begin: each keeps one side as rows, and streams the other.
 
 A program takes a block of queries or of keys. Each warpgroup keeps 64 of its tokens in shared
-memory as the rows of its tiles, while blocks of the other side arrive as the columns.
+memory: the rows of its tiles. Blocks of the other side arrive one after the other: the columns.
 """
 
 from __future__ import annotations
