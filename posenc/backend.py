@@ -1,8 +1,8 @@
-"""What a backend imports: everything in the core that an implementation of attention needs.
+"""Everything in the core that a backend needs to implement attention.
 
-A backend is a package that computes attention in one framework. It imports ``posenc``, this
-module, ``posenc.testing`` (its ``Framework``) and ``posenc.study`` (its ``Trainer``), and nothing
-else of posenc. What is not listed here may change without notice.
+A backend is a package that computes attention in one framework. From posenc it imports only
+``posenc``, this module, ``posenc.testing`` (for its ``Framework``) and ``posenc.study`` (for its
+``Trainer``). Anything else in posenc may change without notice.
 
 =====================  ===========================================================================
 a call                 ``prepare`` makes a ``Call`` of two ``Side``; ``Options`` are its keywords

@@ -1,1 +1,1 @@
-"""The machinery of attention: what a call is, who sees whom, which implementation serves it."""
+"""Attention: calls and their arguments, masks, features, and the choice of an implementation."""

@@ -1,8 +1,8 @@
-"""Features of tokens: what a scheme knows of them beside their positions.
+"""Features of tokens: named arrays that a bias or transform reads besides positions.
 
-Each is computed once per token, from its hidden state or from its query or key vector. Those that a
-scheme calls ``cumulative`` are summed in the order of positions, within a segment: FoX (arXiv
-2503.02130) and CABLE (arXiv 2503.08067) bias a score by the difference of such sums.
+A feature is computed once per token, from its hidden state or from its query or key vector. If a
+scheme names it in ``cumulative``, it is summed in the order of positions, within a segment. FoX
+(arXiv 2503.02130) and CABLE (arXiv 2503.08067) bias a score by the difference of such sums.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from posenc.params import Params, as_mapping, is_floating, working_dtype
 from posenc.positions import as_integers, as_places, as_positions, concrete_values, from_numpy
 from posenc.protocol import Array, Namespace, PositionScheme, Role
 
-Found = dict[str, Array]
-_USUAL = 16  # of a scheme that takes any width
+FeatureArrays = dict[str, Array]
+_DEFAULT_WIDTH = 16  # for a scheme that accepts hidden states of any width
 _ROLES: tuple[Role, Role] = ("query", "key")
 
 
@@ -40,38 +40,40 @@ def features(
     carry: Mapping[str, Array] | None = None,
     scale: float | None = None,
     xp: Namespace | None = None,
-) -> tuple[Found, Found]:
-    """Features of tokens as queries and as keys: ``q_features`` and ``k_features`` of attention.
+) -> tuple[FeatureArrays, FeatureArrays]:
+    """Features of tokens as queries and as keys, for ``q_features`` and ``k_features``.
 
-    For a cache, which keeps those of keys, and for a sequence that is cut afterwards.
+    Use it with a cache, which keeps the features of keys, or to cut a sequence into parts
+    afterwards.
 
     Parameters
     ----------
     x
         Hidden states ``(B, L, C)``, for a scheme with ``hidden_features``.
     q, k
-        Queries ``(B, H, L, D)`` and keys ``(B, Hk, L, D)`` of the same tokens, before any
-        transform, for a scheme with ``query_features`` or ``key_features``.
+        Queries ``(B, H, L, D)`` and keys ``(B, Hk, L, D)`` of the same tokens, before
+        ``transform``, for a scheme with ``query_features`` or ``key_features``.
     pos, seg
-        Integer positions and segments of the tokens, ``(L,)`` or ``(B, L)``. A sum is that of all
-        tokens of the segment up to the position. Default: in order, one segment.
+        Integer positions and segments of the tokens, ``(L,)`` or ``(B, L)``. A cumulative sum runs
+        over the tokens of a segment up to each position. Default: in order, one segment.
     axes
-        Places ``(L, axes)`` or ``(B, L, axes)``. Default: the position on every axis.
+        Coordinates ("places") ``(L, axes)`` or ``(B, L, axes)``. Default: the position on every
+        axis.
     carry
-        By name, the sums ``(B, H)`` or ``(B, H, M)`` over tokens that came before these: the last
-        ones of ``k_features``. Without segments.
+        Name -> cumulative sum over all earlier tokens, ``(B, H)`` or ``(B, H, M)``: the last values
+        of the cached ``k_features``. Not with segments.
     scale
-        What scores are multiplied by. Default: ``scheme.scale(D)``.
+        Factor of the scores. Default: ``scheme.scale(D)``.
 
     Returns
     -------
-    Two mappings, name to ``(B, H, L)`` or ``(B, H, L, M)``, in float32, or in float64 if an
-    argument is. ``({}, {})`` for a scheme without features.
+    Two mappings, name -> ``(B, H, L)`` or ``(B, H, L, M)``, in float32, or in float64 if an
+    argument is float64. ``({}, {})`` for a scheme without features.
 
     Raises
     ------
     TypeError, ValueError
-        A wrong or missing argument, by name, value and what is accepted.
+        An argument is wrong or missing; the message has its name, its value, and what is accepted.
     """
     check_scheme(scheme)
     given = [a for a in (x, q, k) if a is not None]
@@ -87,13 +89,14 @@ def features(
     here = device(tokens)
     at = xp.arange(length, dtype=xp.int32, device=here) if pos is None else pos
     at = as_positions("pos", at, device=here, xp=xp)
-    own = None if seg is None else as_integers("seg", seg, device=here, xp=xp)
-    for name, one in (("pos", at), ("seg", own)):
-        batched = one is not None and len(one.shape) == 2 and one.shape[0] != 1
-        if one is not None and (
-            one.shape[-1] != length or (batched and one.shape[0] != tokens.shape[0])
-        ):
-            raise ValueError(f"{name} {tuple(one.shape)} does not fit tokens {tuple(tokens.shape)}")
+    segments = None if seg is None else as_integers("seg", seg, device=here, xp=xp)
+    for name, array in (("pos", at), ("seg", segments)):
+        if array is None:
+            continue
+        batched = len(array.shape) == 2 and array.shape[0] != 1
+        if array.shape[-1] != length or (batched and array.shape[0] != tokens.shape[0]):
+            shapes = f"{tuple(array.shape)} does not fit tokens {tuple(tokens.shape)}"
+            raise ValueError(f"{name} {shapes}")
     places = None
     if axes is not None:
         places = as_places("axes", axes, scheme.axes, length, device=here, xp=xp)
@@ -101,17 +104,17 @@ def features(
         places = positions_as_places(at, scheme.axes, xp=xp)
     if carry is not None and seg is not None:
         raise ValueError(
-            "carry is given with seg: sums are carried into one segment; leave out seg"
+            "carry is given with seg, but it continues the sums of one segment; leave out seg"
         )
-    side = Side(at, own, places, {})
+    side = Side(at, segments, places, {})
     if scale is None:
-        wide = q if q is not None else k
-        scale = 1.0 if wide is None else scheme.scale(wide.shape[3])
-    found = side_features(
+        vectors = q if q is not None else k
+        scale = 1.0 if vectors is None else scheme.scale(vectors.shape[3])
+    both = side_features(
         scheme, Params(arrays, work), (q, k), (side, side), given=(None, None), x=x, q_x=x,
         aligned=pos is None, k_transformed=False, scale=scale, xp=xp,
     )  # fmt: skip
-    return found if carry is None else _carried(scheme, found, carry, work, xp)
+    return both if carry is None else _add_carry(scheme, both, carry, work, xp)
 
 
 def side_features(
@@ -127,59 +130,60 @@ def side_features(
     k_transformed: bool,
     scale: float,
     xp: Namespace,
-) -> tuple[Found, Found]:
-    """Features of queries and of keys, computed unless they are given.
+) -> tuple[FeatureArrays, FeatureArrays]:
+    """Features of queries and of keys, computed unless the caller gives them.
 
-    ``aligned``: positions are the default.
+    ``vectors``, ``sides`` and ``given`` are pairs: for queries and for keys. ``aligned``: positions
+    are the default.
     """
     hooks, name = scheme.hooks(), type(scheme).__name__
     (q, k), (q_side, k_side), (q_given, k_given) = vectors, sides, given
     if (q_given is None) != (k_given is None) and "hidden_features" in hooks:
         has, lacks = ("k", "q") if q_given is None else ("q", "k")
         raise ValueError(f"{has}_features is given without {lacks}_features; give both or neither")
-    key: Found = {}
+    key: FeatureArrays = {}
     if k_given is None and "hidden_features" in hooks:
-        x = _checked_x("x", x, k, k_side, name, "K", xp)
-        key |= _of_hidden("x", scheme, x, "key", params, xp)
+        x = _check_hidden("x", x, k, k_side, name, "K", xp)
+        key |= _hidden_features("x", scheme, x, "key", params, xp)
     if "key_features" in hooks and not (k_given is not None and k_transformed):
         if k is None:
             raise ValueError(f"{name} has features of keys: give k")
         if k_transformed and "transform" in hooks:
             raise ValueError(
-                f"k_transformed=True: {name} has features of keys, which come from keys that are "
-                "not transformed; cache them and give k_features"
+                f"k_transformed=True: {name} has features of keys, which need keys before the "
+                "transform; cache these features and give k_features"
             )
-        pos = _fitting(k_side, scheme.axes)
+        pos = _broadcast_pos(k_side, scheme.axes)
         wide = xp.astype(k, params.dtype)
         key |= scheme.key_features(wide, pos, scale=scale, params=params, xp=xp)
-    key = _checked(key, "key", k_side, q, k, params.dtype, xp)
-    sums: Found = {}
+    key = _check_features(key, "key", k_side, q, k, params.dtype, xp)
+    sums: FeatureArrays = {}
     for each in scheme.cumulative:
         if each in key:
-            key[each], sums[each] = _summed(key[each], q_side, k_side, aligned, xp)
+            key[each], sums[each] = _cumulative_sums(key[each], q_side, k_side, aligned, xp)
         elif k_given is None:
-            there = ", ".join(key) or "none"
+            known = ", ".join(key) or "none"
             raise ValueError(
-                f"{name}.cumulative has {each!r}, which is no feature of keys; there are: {there}"
+                f"{name}.cumulative has {each!r}, but keys have no such feature; they have: {known}"
             )
-    query: Found = dict(sums)
+    query: FeatureArrays = dict(sums)
     if q_given is None and "hidden_features" in hooks and x is not None:
-        query |= _of_queries(scheme, params, q_side, k_side, x, q_x, aligned, name, xp)
+        query |= _hidden_query_features(scheme, params, q_side, k_side, x, q_x, aligned, name, xp)
     if "query_features" in hooks:
         if q is None:
             raise ValueError(f"{name} has features of queries: give q")
-        pos = _fitting(q_side, scheme.axes)
+        pos = _broadcast_pos(q_side, scheme.axes)
         wide = xp.astype(q, params.dtype)
         query |= scheme.query_features(wide, pos, scale=scale, params=params, xp=xp)
     query |= dict(as_mapping(q_given, "q_features"))
     key |= dict(as_mapping(k_given, "k_features"))
     return (
-        _checked(query, "query", q_side, q, q, params.dtype, xp),
-        _checked(key, "key", k_side, q, k, params.dtype, xp),
+        _check_features(query, "query", q_side, q, q, params.dtype, xp),
+        _check_features(key, "key", k_side, q, k, params.dtype, xp),
     )
 
 
-def _checked_x(
+def _check_hidden(
     name: str,
     x: Array | None,
     tokens: Array | None,
@@ -188,7 +192,7 @@ def _checked_x(
     size: str,
     xp: Namespace,
 ) -> Array:
-    """Hidden states of the tokens of a side."""
+    """``x`` as hidden states of the tokens of a side, with its shape and dtype checked."""
     length = side.pos.shape[-1]
     if x is None:
         raise ValueError(
@@ -206,26 +210,30 @@ def _checked_x(
     return x
 
 
-def _of_hidden(
+def _hidden_features(
     what: str, scheme: PositionScheme, x: Array, role: Role, params: Params, xp: Namespace
-) -> Found:
-    """Features from hidden states; of another width than the scheme's, an error that says so."""
+) -> FeatureArrays:
+    """``scheme.hidden_features``; an error that names the width if it does not fit the scheme."""
     wide = xp.astype(x, params.dtype)
     try:
         return dict(scheme.hidden_features(wide, role=role, params=params, xp=xp))
     except (TypeError, ValueError, RuntimeError) as error:
-        if type(error) not in (TypeError, ValueError, RuntimeError):  # of a tracer or a compiler
+        if type(error) not in (
+            TypeError,
+            ValueError,
+            RuntimeError,
+        ):  # an error of a tracer or compiler
             raise
         width, sizes = x.shape[2], {n: tuple(s.shape) for n, s in scheme.param_specs().items()}
         if any(width in shape for shape in sizes.values()):
             raise
         raise ValueError(
-            f"{what} has hidden states of width C={width}, of which {type(scheme).__name__} with "
-            f"params {sizes} makes no features: {error}"
+            f"{what} has hidden states of width C={width}, but {type(scheme).__name__} with "
+            f"params {sizes} cannot compute features from them: {error}"
         ) from error
 
 
-def _of_queries(
+def _hidden_query_features(
     scheme: PositionScheme,
     params: Params,
     query: Side,
@@ -235,48 +243,48 @@ def _of_queries(
     aligned: bool,
     name: str,
     xp: Namespace,
-) -> Found:
-    """Features of queries from the hidden states of their tokens."""
+) -> FeatureArrays:
+    """``hidden_features`` of queries, from ``q_x`` or from the tokens of ``x`` that they are."""
 
-    def found(own: Array, what: str = "x") -> Found:
-        return _of_hidden(what, scheme, own, "query", params, xp)
+    def compute(hidden: Array, what: str = "x") -> FeatureArrays:
+        return _hidden_features(what, scheme, hidden, "query", params, xp)
 
     if q_x is not None:
-        return found(_checked_x("q_x", q_x, x, query, name, "Q", xp), "q_x")
+        return compute(_check_hidden("q_x", q_x, x, query, name, "Q", xp), "q_x")
     q_len, k_len = query.pos.shape[-1], key.pos.shape[-1]
     if aligned:
-        return found(x[:, k_len - q_len :, :])
-    if not found(x[:, :1, :]):  # first: an exported program keeps what it asks of lengths
+        return compute(x[:, k_len - q_len :, :])
+    if not compute(x[:, :1, :]):  # before comparing lengths, which an exported program would keep
         return {}
     if q_len == k_len and _same_tokens(query, key, xp):
-        return found(x)
+        return compute(x)
     raise ValueError(
-        f"{name} reads hidden states of the queries' tokens: give q_x (B, Q, C) beside x, because "
-        "positions do not tell which tokens the queries are"
+        f"{name} reads hidden states of the queries' tokens: give q_x (B, Q, C) in addition to x, "
+        "because positions do not tell which tokens the queries are"
     )
 
 
 def _same_tokens(query: Side, key: Side, xp: Namespace) -> bool:
-    """Whether queries and keys are the same tokens in the same order, where that can be seen."""
+    """Whether queries and keys are known to be the same tokens in the same order."""
     if query.pos is not key.pos:
-        here, there = concrete_values(query.pos, xp), concrete_values(key.pos, xp)
-        if here is None or there is None or not np.array_equal(here, there):
+        q_pos, k_pos = concrete_values(query.pos, xp), concrete_values(key.pos, xp)
+        if q_pos is None or k_pos is None or not np.array_equal(q_pos, k_pos):
             return False
     if query.seg is None or key.seg is None or query.seg is key.seg:
         return True
-    here, there = concrete_values(query.seg, xp), concrete_values(key.seg, xp)
-    if here is None or there is None:
+    q_seg, k_seg = concrete_values(query.seg, xp), concrete_values(key.seg, xp)
+    if q_seg is None or k_seg is None:
         return False
-    # A pad carries another segment as a query than as a key; then it sees nothing, or is not seen.
-    apart = np.broadcast_to(here != there, np.broadcast_shapes(here.shape, there.shape))
-    queries, keys = (np.broadcast_to(a, apart.shape)[apart] for a in (here, there))
-    return not np.any(np.isin(queries, there) & np.isin(keys, here))
+    # Padding may have different segments as a query and as a key; then no key or query matches it.
+    differ = np.broadcast_to(q_seg != k_seg, np.broadcast_shapes(q_seg.shape, k_seg.shape))
+    queries, keys = (np.broadcast_to(seg, differ.shape)[differ] for seg in (q_seg, k_seg))
+    return not np.any(np.isin(queries, k_seg) & np.isin(keys, q_seg))
 
 
-def _summed(
+def _cumulative_sums(
     values: Array, query: Side, key: Side, aligned: bool, xp: Namespace
 ) -> tuple[Array, Array]:
-    """Sums of a feature of keys, where keys and where queries stand."""
+    """Cumulative sums of a feature of keys, at the keys and at the queries."""
     if not aligned or key.seg is not None:
         return segment_sums(values, Tokens(key.pos, key.seg), Tokens(query.pos, query.seg), xp=xp)
     sums = xp.cumulative_sum(values, axis=2)
@@ -284,18 +292,21 @@ def _summed(
     return sums, sums[:, :, first:, ...]
 
 
-def _checked(
-    found: Mapping[str, Array],
+def _check_features(
+    features: Mapping[str, Array],
     role: Role,
     side: Side,
     q: Array | None,
     tokens: Array | None,
     dtype: Any,
     xp: Namespace,
-) -> Found:
-    """Features in the working float: ``(B, H, L)`` or ``(B, H, L, M)`` each."""
+) -> FeatureArrays:
+    """Features in the working dtype, each ``(B, H, L)`` or ``(B, H, L, M)``, with shapes checked.
+
+    ``tokens`` are the vectors of the side: ``q`` or the keys.
+    """
     length, checked = side.pos.shape[-1], {}
-    for name, given in found.items():
+    for name, given in features.items():
         what = f"feature {name!r} of the {role}"
         array = from_numpy(given, xp=xp, device=device(side.pos))
         if not hasattr(array, "shape"):
@@ -305,9 +316,9 @@ def _checked(
             accepted = f"(B, H, {length}) or (B, H, {length}, M)"
             raise ValueError(f"{what} must be {accepted}, got {shape}")
         if q is not None and tokens is not None:
-            heads, own = q.shape[1], tokens.shape[1]
-            if shape[1] == own and own != heads and own != 1:  # of keys that heads share
-                array = xp.repeat(array, heads // own, axis=1)
+            heads, token_heads = q.shape[1], tokens.shape[1]
+            if shape[1] == token_heads and token_heads != heads and token_heads != 1:
+                array = xp.repeat(array, heads // token_heads, axis=1)  # grouped-query keys
             elif shape[1] != 1 and shape[1] != heads:  # torch's compiler answers "in" wrongly
                 raise ValueError(f"{what} must have {heads} heads, got {shape}")
             if shape[0] != 1 and shape[0] != q.shape[0]:
@@ -316,21 +327,21 @@ def _checked(
     return checked
 
 
-def _fitting(side: Side, axes: int) -> Array:
-    """Positions that fit ``(B, H, L)``, or places that fit ``(B, H, L, axes)``."""
-    where, own = side.encoded_pos, 1 if axes == 1 else 2
-    return where if len(where.shape) == own else where[:, None, ...]
+def _broadcast_pos(side: Side, axes: int) -> Array:
+    """Positions broadcastable to ``(B, H, L)``, or places broadcastable to ``(B, H, L, axes)``."""
+    pos, unbatched = side.encoded_pos, 1 if axes == 1 else 2
+    return pos if len(pos.shape) == unbatched else pos[:, None, ...]
 
 
-def _carried(
+def _add_carry(
     scheme: PositionScheme,
-    found: tuple[Found, Found],
+    features: tuple[FeatureArrays, FeatureArrays],
     carry: Mapping[str, Array],
     dtype: Any,
     xp: Namespace,
-) -> tuple[Found, Found]:
-    """Sums that go on from those of earlier tokens."""
-    query, key = found
+) -> tuple[FeatureArrays, FeatureArrays]:
+    """Features whose cumulative sums continue those of earlier tokens."""
+    query, key = features
     for name, before in as_mapping(carry, "carry").items():
         if name not in scheme.cumulative:
             known = ", ".join(scheme.cumulative) or "none"
@@ -347,15 +358,16 @@ def _carried(
 
 
 def hidden_width(scheme: PositionScheme, params: Mapping[str, Array]) -> int:
-    """The width of hidden states that a scheme takes: one of the sizes of its NumPy params, found
-    by trying; 0 for a scheme that reads none.
+    """The width ``C`` of hidden states that a scheme accepts; 0 if it reads none.
+
+    Tries the sizes of its params, which must be NumPy arrays.
     """
     if "hidden_features" not in scheme.hooks():
         return 0
     arrays, work = prepare_params(scheme, params, like=np.zeros(1), dtype=None, xp=numpy_namespace)
     whole = Params(arrays, work)
     sizes = {size for spec in scheme.param_specs().values() for size in spec.shape}
-    for width in sorted(sizes | {_USUAL}, reverse=True):
+    for width in sorted(sizes | {_DEFAULT_WIDTH}, reverse=True):
         x = np.zeros((1, 1, width), np.float32)
         try:
             for role in _ROLES:
@@ -364,5 +376,6 @@ def hidden_width(scheme: PositionScheme, params: Mapping[str, Array]) -> int:
             continue
         return width
     raise ValueError(
-        f"width: the features of {scheme} take hidden states of none of {sorted(sizes)}"
+        f"width: the features of {scheme} accept hidden states of none of the widths "
+        f"{sorted(sizes)}"
     )

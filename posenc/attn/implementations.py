@@ -21,23 +21,23 @@ def _no_reason(call: Call) -> None:
 
 @dataclass(frozen=True)
 class Implementation:
-    """One way to compute attention.
+    """One way to compute attention, and the calls that it supports.
 
     Attributes
     ----------
     name
-        As in ``implementation=name``.
+        The name in ``implementation=name``.
     run
-        Computes ``(B, H, Q, Dv)`` and the log-sum-exp ``(B, H, Q)`` from a call; None for the
-        second where it has none.
+        Computes ``(B, H, Q, Dv)`` and the log-sum-exp ``(B, H, Q)`` from a call; None instead of
+        the log-sum-exp if it has none.
     unsupported
-        Why it cannot serve a call; None if it can.
+        Returns why it cannot serve a call; None if it can.
     not_preferred
-        Why ``"auto"`` passes it by though it could; None if it does not.
+        Returns why ``"auto"`` skips it for a call that it supports; None if it does not.
     without_lse
-        Why it has no log-sum-exp for a call; None if it has.
+        Returns why it has no log-sum-exp for a call; None if it has one.
     takes_sink
-        Whether it puts the call's sink into the softmax by itself.
+        Whether ``run`` adds the call's sink itself.
     whole_rows
         Whether it holds whole rows of scores, which ``adjust_scores`` needs.
     """
@@ -54,20 +54,18 @@ class Implementation:
         """Why it cannot serve a call; None if it can."""
         name = type(call.scheme).__name__
         if not self.whole_rows and "adjust_scores" in call.scheme.hooks():
-            return (
-                f"{name} adjusts whole rows of scores, which no implementation but 'reference' has"
-            )
+            return f"{name} adjusts whole rows of scores, which only 'reference' has"
         for part in call.regions or (call,):
             if (why := self.unsupported(part)) is not None:
                 return why
-        needed = "return_lse=True asks for" if call.wants_lse else None
+        user = "return_lse=True" if call.wants_lse else None
         if call.regions:
-            needed = f"{name} merges its regions by"
+            user = f"merging the regions of {name}"
         elif call.sink is not None and not self.takes_sink:
-            needed = f"the sink of {name} is put in by"
-        if needed is None or (why := self.without_lse(call)) is None:
+            user = f"the sink of {name}"
+        if user is None or (why := self.without_lse(call)) is None:
             return None
-        return f"{needed} a log-sum-exp, and {why}"
+        return f"{user} needs a log-sum-exp, and {why}"
 
 
 class Explanation(dict[str, Any]):
@@ -79,11 +77,10 @@ class Explanation(dict[str, Any]):
 
 
 def choose(implementations: Sequence[Implementation], call: Call, name: str) -> Implementation:
-    """The implementation that serves ``call``, under its name or, for ``"auto"``, the first that
-    may.
+    """The implementation called ``name``; for ``"auto"``, the first that is preferred for the call.
 
-    No implementation after it is asked: a question about lengths stays in a program that is
-    exported.
+    Later implementations are not asked, because their questions about lengths would become
+    conditions of an exported program.
 
     Raises
     ------
@@ -98,9 +95,8 @@ def choose(implementations: Sequence[Implementation], call: Call, name: str) -> 
     reasons = {}
     for implementation in implementations:
         if name == "auto":
-            why = implementation.not_preferred(call) or implementation.why_not(
-                call
-            )  # the cheaper question first
+            # not_preferred first: it is cheaper.
+            why = implementation.not_preferred(call) or implementation.why_not(call)
         elif name == implementation.name:
             why = implementation.why_not(call)
         else:
@@ -117,13 +113,13 @@ def choose(implementations: Sequence[Implementation], call: Call, name: str) -> 
 def explain_choice(implementations: Sequence[Implementation], call: Call, name: str) -> Explanation:
     """Which implementation ``choose`` takes, and why not each of the others."""
     chosen = choose(implementations, call, name)
-    served = f"{chosen.name!r} was asked for"
+    supported = f"{chosen.name!r} was asked for"
     if name == "auto":
-        served = f"it could, and {chosen.name!r} comes first"
+        supported = f"supported, but {chosen.name!r} is preferred"
     others = {
         implementation.name: implementation.why_not(call)
         or (implementation.not_preferred(call) if name == "auto" else None)
-        or served
+        or supported
         for implementation in implementations
         if implementation is not chosen
     }
@@ -133,17 +129,17 @@ def explain_choice(implementations: Sequence[Implementation], call: Call, name: 
 def attend(
     implementations: Sequence[Implementation], call: Call, name: str
 ) -> tuple[Array, Array | None]:
-    """Attention and, if the call wants it, its log-sum-exp, on the implementation that serves the
-    call.
+    """Compute attention, and the log-sum-exp if the call wants it, with the chosen implementation.
 
-    The log-sum-exp is ``(B, H, Q)`` in the working float, ``-inf`` where nothing is seen.
+    The log-sum-exp is ``(B, H, Q)`` in the working dtype, ``-inf`` for a query without a visible
+    key.
     """
     implementation = choose(implementations, call, name)
     if call.regions:
         parts = [PartialAttention(*implementation.run(part)) for part in call.regions]
-        found = merge_parts(parts, call)
+        result = merge_parts(parts, call)
     else:
-        found = PartialAttention(*implementation.run(call))
+        result = PartialAttention(*implementation.run(call))
     if call.sink is not None and not implementation.takes_sink:
-        found = add_sink(found, call)
-    return found.out, public_lse(found.lse, call) if call.wants_lse else None
+        result = add_sink(result, call)
+    return result.out, public_lse(result.lse, call) if call.wants_lse else None

@@ -1,4 +1,7 @@
-"""The reference: attention with any scheme on any array library. All others must equal it."""
+"""The reference: dense attention with any scheme on any array library.
+
+Every other implementation must give the same results.
+"""
 
 from __future__ import annotations
 
@@ -49,73 +52,77 @@ def attention(
 ) -> Any:
     """``softmax(scale * transform(q) @ transform(k).T + bias) @ v``, dense, on any array library.
 
-    Heads are axis 1 and tokens axis 2, ``(B, H, L, D)``; ``posenc_jax`` has them the other way.
+    Arrays are ``(B, H, L, D)``: heads are axis 1 and tokens axis 2. ``posenc_jax`` takes
+    ``(B, L, H, D)``.
 
     Parameters
     ----------
     q, k, v
-        ``(B, H, Q, D)``, ``(B, Hk, K, D)``, ``(B, Hk, K, Dv)``; ``Hk`` divides ``H``, and head
+        ``(B, H, Q, D)``, ``(B, Hk, K, D)``, ``(B, Hk, K, Dv)``. ``Hk`` divides ``H``: query head
         ``h`` uses key and value head ``h // (H // Hk)``.
     scheme, params
-        The positional encoding and its learned arrays by name.
+        The positional encoding, and its learned arrays by name.
     causal
-        A query sees keys at ``k_pos <= q_pos`` only.
+        A query sees only keys at ``k_pos <= q_pos``.
     q_pos, k_pos
         Integer positions, ``(L,)`` or ``(B, L)``, in any order; both or neither. They decide order:
-        tokens that share a position see each other under a causal mask. Default: the ends of q and
+        tokens with the same position see each other under a causal mask. Default: the ends of q and
         k align, ``q_pos = K - Q .. K - 1``.
     q_seg, k_seg
-        Integer segments, ``(L,)`` or ``(B, L)``, both or neither; a query sees its own only.
+        Integer segments, ``(L,)`` or ``(B, L)``; both or neither. A query sees only its segment.
     q_axes, k_axes
-        Places that the scheme encodes instead of positions, ``(L, axes)`` or ``(B, L, axes)``; both
-        or neither. Order, masks and sums stay those of positions. Give a model's repeated
-        ``position_ids`` (image tokens, tree decoding) as places. Default: the position on every
-        axis.
+        Coordinates ("places") that the scheme encodes instead of positions, ``(L, axes)`` or
+        ``(B, L, axes)``; both or neither. Order, masks and sums still follow positions. If a model
+        repeats ``position_ids`` (image tokens, tree decoding), give them as places. Default: the
+        position on every axis.
     k_valid
-        Which keys exist, booleans ``(B, K)``: no query sees the others.
+        Booleans ``(B, K)``, False for keys that no query may see, such as padding.
     window
-        A width: a query sees keys at ``|q_pos - k_pos| < window`` only. Or ``(left, right)``: at
-        ``-left <= k_pos - q_pos <= right``, None for no bound.
+        A width: a query sees only keys at ``|q_pos - k_pos| < window``. Or ``(left, right)``: only
+        keys at ``-left <= k_pos - q_pos <= right``, None for no bound.
     sink_tokens
-        Keys at positions ``0 .. sink_tokens - 1`` of the query's segment are inside of the window,
-        wherever the query is (StreamingLLM). Without a window it changes nothing.
+        Keys at positions ``0 .. sink_tokens - 1`` of the query's segment are inside the window,
+        wherever the query is (StreamingLLM). It has no effect without a window.
     bias
-        Added to the scores after that of the scheme, ``(B or 1, H or 1, Q, K)``; ``-inf`` hides.
+        Added to the scores after the scheme's bias, ``(B or 1, H or 1, Q, K)``; ``-inf`` masks.
     mask
-        Which query sees which key, besides all else: booleans ``(B or 1, H or 1, Q, K)``, or an
+        A further mask: booleans ``(B or 1, H or 1, Q, K)``, True where a query sees a key. Or an
         elementwise function of ``(q_pos, k_pos)`` or of ``(q_pos, k_pos, q_seg, k_seg)``.
     softcap
         Scaled scores become ``softcap * tanh(score / softcap)``, before bias and mask (Gemma 2).
     scale
-        Of the scores; default ``scheme.scale(D)``.
+        Factor of the scores; default ``scheme.scale(D)``.
     implementation
-        ``"auto"`` or ``"reference"``: the core has this one.
+        ``"auto"`` or ``"reference"``, the only one in the core.
     k_transformed
-        ``k`` comes from a cache that holds keys already transformed.
+        Whether ``k`` is already transformed, as it may be in a cache.
     x, q_x
         For a scheme with ``hidden_features``: hidden states ``(B, K, C)`` of the keys' tokens, and
-        ``(B, Q, C)`` of the queries'. By default queries are the last of the keys' tokens, or the
-        same where both have the same positions. A scheme without such features ignores them.
+        ``(B, Q, C)`` of the queries' tokens. Default of ``q_x``: the last ``Q`` tokens of ``x``,
+        or all if queries and keys have the same positions. Other schemes ignore both.
     q_features, k_features
-        Features by name, ``(B, H, L)`` or ``(B, H, L, M)``, instead of computing them: from a
-        cache, see ``posenc.features``.
+        Features by name, ``(B, H, L)`` or ``(B, H, L, M)``, if they are known already, for example
+        from a cache. ``posenc.features`` computes them.
     return_lse
         Whether to return the log-sum-exp too.
 
     Returns
     -------
-    ``(B, H, Q, Dv)`` in q's dtype. A row that may see nothing is 0, with zero gradients. Where
-    positions, segments or a mask are given, NaN or infinity in a query that sees no key, or in a
-    key that no query sees, reaches neither results nor gradients; one that any query sees may reach
-    all. With ``return_lse`` also ``log(sum(exp(score)))`` of each row, a sink included,
-    ``(B, H, Q)`` in the working float; ``-inf`` where nothing is seen.
+    ``(B, H, Q, Dv)`` in q's dtype. A fully masked row is 0, with zero gradients.
+
+    With ``return_lse`` also ``log(sum(exp(score)))`` of each row, including a sink: ``(B, H, Q)``
+    in the working dtype, float32 or float64, and ``-inf`` for a fully masked row.
+
+    NaN or infinity in padding does no harm if positions, segments or a mask are given. In a query
+    that sees no key, and in a key that no query sees, it reaches neither results nor gradients. In
+    a key that any query sees, it may reach all results.
 
     Raises
     ------
     TypeError, ValueError
-        A wrong argument, by name, value and what is accepted.
+        An argument is wrong; the message has its name, its value, and what is accepted.
     NotImplementedError
-        The named implementation cannot serve the call; says why.
+        The named implementation cannot serve the call; the message says why.
     """
     options: Options = {
         "q_pos": q_pos, "k_pos": k_pos, "q_seg": q_seg, "k_seg": k_seg, "q_axes": q_axes,
@@ -135,42 +142,42 @@ def attention(
 
 
 def dense(call: Call) -> tuple[Array, Array]:
-    """Attention by its definition, with the whole of the scores in memory, in the working float.
+    """Attention by its definition, in the working dtype, with all scores in memory.
 
-    ``(B, H, Q, Dv)``, and the log of the sum of ``exp(score)``, ``(B, H, Q)``: the lowest finite
-    number where nothing is seen. The sink of a call is not in it.
+    Returns ``(B, H, Q, Dv)`` and the log-sum-exp ``(B, H, Q)``. That of a fully masked row is the
+    lowest finite number. The sink of the call is not included.
     """
     xp = call.xp
     batch, heads, q_len, dim = call.q.shape
     kv_heads = call.k.shape[1]
     q, k, v = call.q, call.k, call.v
-    bias, seen = call.bias_and_visible()
-    if seen is not None and may_be_fully_masked(call):
-        q, k, v = zero_fully_masked(q, k, v, seen, xp=xp)
-    # Queries are scaled, not scores: compilers make one operation of "score * scale - highest", and
-    # then the highest score less itself is not 0, but the rounding of the product.
+    bias, visible = call.bias_and_visible()
+    if visible is not None and may_be_fully_masked(call):
+        q, k, v = zero_fully_masked(q, k, v, visible, xp=xp)
+    # Queries are scaled, not scores: compilers fuse "score * scale - highest" into one operation,
+    # and then the highest score minus itself is the rounding of the product instead of 0.
     grouped = xp.reshape(q * call.scale, (batch, kv_heads, -1, q_len, dim))
     scores = xp.matmul(grouped, xp.matrix_transpose(k)[:, :, None, :, :])
     scores = call.cap_scores(xp.reshape(scores, (batch, heads, q_len, -1)))
     if "adjust_scores" in call.scheme.hooks():
         at = as_column(call.query.encoded_pos), as_row(call.key.encoded_pos)
         params = call.views()
-        scores = call.scheme.adjust_scores(scores, *at, visible=seen, params=params, xp=xp)
+        scores = call.scheme.adjust_scores(scores, *at, visible=visible, params=params, xp=xp)
     if bias is not None:
         scores = scores + bias
-    if seen is not None:
-        # No finite score is lower, so that the highest of a row is one of those that are seen.
-        scores = xp.where(seen, scores, xp.finfo(scores.dtype).min)
+    if visible is not None:
+        # No finite score is lower, so the highest score of a row is that of a visible key.
+        scores = xp.where(visible, scores, xp.finfo(scores.dtype).min)
     highest = xp.max(scores, axis=-1, keepdims=True)
     weights = xp.exp(scores - highest)
-    if seen is not None:
-        weights = xp.where(seen, weights, 0.0)
+    if visible is not None:
+        weights = xp.where(visible, weights, 0.0)
     total = xp.sum(weights, axis=-1, keepdims=True)
-    some = xp.where(total == 0, 1.0, total)
-    weights = weights / some
+    total = xp.where(total == 0, 1.0, total)  # a fully masked row stays 0
+    weights = weights / total
     weights = xp.reshape(weights, (batch, kv_heads, -1, q_len, weights.shape[-1]))
     out = xp.reshape(xp.matmul(weights, v[:, :, None, :, :]), (batch, heads, q_len, -1))
-    return out, (highest + xp.log(some))[..., 0]
+    return out, (highest + xp.log(total))[..., 0]
 
 
 _IMPLEMENTATIONS = (Implementation("reference", dense, whole_rows=True),)

@@ -189,8 +189,8 @@ OPTIONS = {name: {"q_axes": PLACES, "k_axes": PLACES} for name in ("axial", "str
 # What an implementation may say instead of serving a scheme.
 REASONS = (
     r"^(implementation '\w+' cannot serve this call: )?"
-    r"(CoPE adjusts whole rows of scores, which no implementation but 'reference' has"
-    r"|(ReRoPE merges its regions by|the sink of Sink is put in by) a log-sum-exp, and .+"
+    r"(CoPE adjusts whole rows of scores, which only 'reference' has"
+    r"|(merging the regions of ReRoPE|the sink of Sink) needs a log-sum-exp, and .+"
     r")$"
 )
 

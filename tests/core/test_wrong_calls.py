@@ -173,7 +173,7 @@ ATTENTION = {
     ),
     "sum-of-no-feature": (
         GATES | {"scheme": Misnamed(), "x": normal((2, 5, 6), 0, "float32")}, ValueError,
-        "Misnamed.cumulative has 'gate', which is no feature of keys; there are: c",
+        "Misnamed.cumulative has 'gate', but keys have no such feature; they have: c",
     ),
     "softcap-zero": ({"softcap": 0.0}, ValueError, "softcap must be finite and greater than 0"),
     "softcap-text": ({"softcap": "tanh"}, TypeError, "softcap must be a number"),

@@ -186,9 +186,7 @@ def test_a_key_bias_has_no_logsumexp(does_not_lower):
         without_lse=implementation.without_lse,
     )
     why = asked.why_not(call_of(sunk(SUBJECTS["forgetting"]), causal=True))
-    assert "the sink of Sink is put in by a log-sum-exp, and kernels replace the bias of" in str(
-        why
-    )
+    assert "the sink of Sink needs a log-sum-exp, and kernels replace the bias of" in str(why)
     assert asked.why_not(call) is None
 
 

@@ -235,9 +235,9 @@ def test_a_row_that_sees_nothing_has_the_lowest_log_sum_exp():
 def test_a_log_sum_exp_is_asked_for_where_it_is_needed_and_given():
     scheme = SUBJECTS["sink"]
     arrays = tensors(scheme, 8)
-    with pytest.raises(NotImplementedError, match="sink of Sink is put in by a log-sum-exp, and "):
+    with pytest.raises(NotImplementedError, match="sink of Sink needs a log-sum-exp, and "):
         attend(scheme, "flex", arrays)
-    with pytest.raises(NotImplementedError, match="return_lse=True asks for a log-sum-exp, and "):
+    with pytest.raises(NotImplementedError, match="return_lse=True needs a log-sum-exp, and "):
         attend(SUBJECTS["alibi"], "flex", tensors(SUBJECTS["alibi"], 8), return_lse=True)
     assert flex.without_lse(on_a_gpu(SUBJECTS["alibi"], learns=True)) is None
     call = prepare(*arrays[0], SUBJECTS["alibi"])
