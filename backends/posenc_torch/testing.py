@@ -47,12 +47,12 @@ class Torch(Framework):
         short calls have several; and no warnings of Dynamo about array_api_compat's caches.
         """
         with warnings.catch_warnings():
-            for what in (
+            for message in (
                 "Dynamo detected a call to a `functools.lru_cache`",
                 "`torch.jit.script",
                 "flex_attention called without torch.compile",
             ):
-                warnings.filterwarnings("ignore", message=what)
+                warnings.filterwarnings("ignore", message=message)
             with uncompiled(), small_blocks(8):
                 yield
 
@@ -84,7 +84,7 @@ class Torch(Framework):
 
 @lru_cache(64)
 def _compile(function: Function, compiler: str) -> Function:
-    torch._dynamo.reset()  # one function at a time: the limit of recompilations is the process's
+    torch._dynamo.reset()  # one function at a time: the process has one limit of recompilations
     whole: Function = torch.compile(function, fullgraph=True, backend=compiler, dynamic=False)
 
     def compiled(xp: Any, arrays: dict[str, Tensor]) -> Tensor | None:

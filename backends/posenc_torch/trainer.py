@@ -25,7 +25,7 @@ from posenc.study import (
 from posenc_torch.api import attention
 from posenc_torch.position import Position
 
-_TOKENS = 32768  # of one evaluation batch
+_TOKENS = 32768  # in one evaluation batch
 
 
 class Trainer:
@@ -47,11 +47,11 @@ class Trainer:
         self._optimizer = torch.optim.AdamW(self._groups(), betas=BETAS, fused=True)
 
     def train(self, batches: Any, first_step: int) -> Any:
-        losses, trained = [], (self._decoder.schemes, self._decoder.windows())
+        losses, layers = [], (self._decoder.schemes, self._decoder.windows())
         for step, tokens in enumerate(batches, first_step):
             for group in self._optimizer.param_groups:
                 group["lr"] = learning_rate(self._recipe, step) * group["factor"]
-            loss = self._losses(self._tensor(tokens), *trained).mean()
+            loss = self._losses(self._tensor(tokens), *layers).mean()
             self._optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]  # untyped in PyTorch
             nn.utils.clip_grad_norm_(self._parameters(), self._recipe.clip)
@@ -62,9 +62,9 @@ class Trainer:
     @torch.no_grad()
     def token_losses(self, tokens: Any, window: int | None) -> Any:
         length = tokens.shape[1] - 1
-        scored = (self._decoder.at_length(length), self._decoder.windows(window))
+        layers = (self._decoder.at_length(length), self._decoder.windows(window))
         parts = [
-            self._losses(self._tensor(part), *scored).cpu().numpy()
+            self._losses(self._tensor(part), *layers).cpu().numpy()
             for part in np.split(tokens, range(0, len(tokens), max(1, _TOKENS // length))[1:])
         ]
         return np.concatenate(parts)
@@ -80,7 +80,7 @@ class Trainer:
         schemes: tuple[PositionScheme, ...],
         windows: tuple[int | None, ...],
     ) -> Tensor:
-        """Losses ``(N, L)`` of the next bytes of ``tokens (N, L + 1)``; a window a layer."""
+        """Losses ``(N, L)`` of the next bytes of ``tokens (N, L + 1)``; one window per layer."""
         w, dim = self._weights, self._recipe.dim
         x = functional.embedding(tokens[:, :-1], w["embed"]) * math.sqrt(dim)
         for position in self._position:
@@ -101,8 +101,8 @@ class Trainer:
         heads = (hidden @ weight("qkv")).view(batch, length, 3, self._recipe.heads, -1)
         q, k, v = heads.permute(2, 0, 3, 1, 4).unbind()
         position = self._position[self._decoder.owners[layer]]
-        own = attention_part(scheme, position.params)
-        out = attention(q, k, v, *own, causal=True, window=window, x=hidden)
+        scheme_and_params = attention_part(scheme, position.params)
+        out = attention(q, k, v, *scheme_and_params, causal=True, window=window, x=hidden)
         x = x + out.transpose(1, 2).reshape(batch, length, dim) @ weight("out")
         hidden = self._norm(x, f"{layer}.norm2")
         return x + functional.gelu(hidden @ weight("up"), approximate="tanh") @ weight("down")
@@ -113,12 +113,16 @@ class Trainer:
     def _groups(self) -> list[dict[str, Any]]:
         recipe = self._recipe
         decayed = [p for name, p in self._weights.items() if has_weight_decay(name)]
-        kept = [p for name, p in self._weights.items() if not has_weight_decay(name)]
-        own = [p for position in self._position for p in position.parameters()]
+        others = [p for name, p in self._weights.items() if not has_weight_decay(name)]
+        position_params = [p for position in self._position for p in position.parameters()]
         groups: list[dict[str, Any]] = [
             {"params": decayed, "weight_decay": recipe.weight_decay, "factor": 1.0},
-            {"params": kept, "weight_decay": 0.0, "factor": 1.0},
-            {"params": own, "weight_decay": 0.0, "factor": recipe.position_lr_scale},
+            {"params": others, "weight_decay": 0.0, "factor": 1.0},
+            {
+                "params": position_params,
+                "weight_decay": 0.0,
+                "factor": recipe.position_lr_scale,
+            },
         ]
         return [group for group in groups if group["params"]]
 

@@ -329,7 +329,7 @@ class _Parts(torch.autograd.Function):
             pairs = [
                 (result, d_result[:, part.heads, part.queries])
                 for result, d_result in zip(results, d_results, strict=True)
-                if result.requires_grad  # else no leaf has a part in it
+                if result.requires_grad  # False if no leaf takes part
             ]
             if not pairs:
                 continue
