@@ -1,4 +1,4 @@
-"""What is special to JAX: memory, tracing, keys. Values and gradients are compared elsewhere."""
+"""What only JAX has: memory of compiled programs, tracing, keys. Laws compare the values."""
 
 import math
 from functools import partial
@@ -34,18 +34,18 @@ def loss(scheme, implementation, q, k, v, params=None, **options):
     return jnp.sum(out**2)
 
 
-def assert_alike(found, expected):
-    """Losses and gradients by two programs in float32, of up to 300 queries and 300 keys.
+def assert_alike(result, expected):
+    """Compare losses and gradients of two programs in float32, up to 300 queries and 300 keys.
 
-    Either goes forward and back. A learned number is in all 2 * 300 * 301 / 2 scores of a head, a
-    result in 300: errors of terms of both signs grow like the root.
+    Each program has a forward and a backward pass. A learned number is in all 2 * 300 * 301 / 2
+    scores of a head, a result in 300. Errors of terms of both signs grow like the root.
     """
     bound = 2 * 2 * attention_bound("float32", channels=DIM, keys=300) * math.sqrt(301)
-    jax.tree.map(partial(assert_near, tolerance=bound), found, expected)
+    jax.tree.map(partial(assert_near, tolerance=bound), result, expected)
 
 
 def temporaries(length, scheme, implementation):
-    """Bytes that forward and backward, compiled for the CPU, take beside arguments and results."""
+    """Bytes of temporaries of forward and backward, compiled for the CPU."""
     shape = jax.ShapeDtypeStruct((1, length, HEADS, DIM), jnp.float32)
     params = {
         name: jax.ShapeDtypeStruct(spec.shape, jnp.float32)
@@ -75,7 +75,7 @@ def test_dense_implementations_hold_all_scores():
 
 
 def test_the_logsumexp_of_chunked_has_a_gradient():
-    """As two parts of one softmax need it to be put together."""
+    """Two parts of one softmax are merged by it."""
     scheme, slopes = posenc.ALiBi(HEADS, learned=True), jnp.asarray([0.5, 0.25, 0.1, 0.01])
     q, k, v = (jnp.swapaxes(a, 1, 2) for a in tensors(300, kv_heads=2))
 
@@ -103,11 +103,11 @@ def test_auto_leaves_long_sequences_to_tiles():
     def implementation(length, k_length=None):
         q = jax.ShapeDtypeStruct((1, length, HEADS, DIM), jnp.float32)
         k = jax.ShapeDtypeStruct((1, k_length or length, HEADS, DIM), jnp.float32)
-        found = {}
+        explanation = {}
         jax.eval_shape(
-            lambda q, k: found.update(posenc_jax.explain(q, k, k, posenc.ALiBi(HEADS))), q, k
+            lambda q, k: explanation.update(posenc_jax.explain(q, k, k, posenc.ALiBi(HEADS))), q, k
         )
-        return found["implementation"]
+        return explanation["implementation"]
 
     assert implementation(2048) == "chunked"
     assert implementation(1, 65536) == "xla"
@@ -153,15 +153,15 @@ def test_vmap_of_the_whole_call(implementation):
         return gradient(q, k, v, params, q_pos=pos, k_pos=pos)
 
     arrays = (*stacked, slopes, pos)
-    each = [jax.jit(one)(*jax.tree.map(lambda a, i=i: a[i], arrays)) for i in range(2)]
+    separate = [jax.jit(one)(*jax.tree.map(lambda a, i=i: a[i], arrays)) for i in range(2)]
     assert_alike(
         jax.jit(jax.vmap(one))(*arrays),
-        jax.tree.map(lambda *pair: jnp.stack(pair), *each),
+        jax.tree.map(lambda *pair: jnp.stack(pair), *separate),
     )
 
 
 @pytest.mark.parametrize("implementation", ["xla", "chunked"])
-def test_rows_that_see_nothing(implementation):
+def test_fully_masked_rows(implementation):
     scheme, (q, k, v) = posenc.ALiBi(HEADS, learned=True), tensors(300)
     params = posenc_jax.init(scheme, jax.random.key(0))
     where = {"q_seg": jnp.where(jnp.arange(300) % 3 == 0, 1, 0), "k_seg": jnp.zeros(300, int)}
@@ -169,10 +169,10 @@ def test_rows_that_see_nothing(implementation):
     out = posenc_jax.attention(
         q, k, v, scheme, params, causal=True, implementation=implementation, **where
     )
-    found = gradient(q, k, v, params, **where)
+    gradients = gradient(q, k, v, params, **where)
     assert not jnp.any(out[:, ::3])
-    assert not jnp.any(found[0][:, ::3])
-    assert all(bool(jnp.all(jnp.isfinite(leaf))) for leaf in jax.tree.leaves((out, found)))
+    assert not jnp.any(gradients[0][:, ::3])
+    assert all(bool(jnp.all(jnp.isfinite(leaf))) for leaf in jax.tree.leaves((out, gradients)))
 
 
 @pytest.mark.parametrize("implementation", ["auto", "chunked", "reference"])
@@ -242,18 +242,18 @@ def test_keys_decide():
 
 def test_a_row_outside_the_table_is_nan_where_positions_are_traced():
     scheme, table = posenc.Learned(max_len=3, dim=2, offset=1), {"table": jnp.ones((4, 2))}
-    found = jax.jit(lambda pos: posenc.embedding(scheme, pos, table))(jnp.asarray([0, 3, -1]))
-    np.testing.assert_array_equal(np.isnan(found).all(axis=-1), [False, True, True])
+    embedded = jax.jit(lambda pos: posenc.embedding(scheme, pos, table))(jnp.asarray([0, 3, -1]))
+    np.testing.assert_array_equal(np.isnan(embedded).all(axis=-1), [False, True, True])
 
 
 @pytest.mark.parametrize("size", [1e5, 1e8])
 def test_the_highest_of_large_scores_takes_all(size):
-    """In one block, which XLA makes one operation of, and with a scale that rounds."""
+    """In one block, which XLA fuses into one operation, and with a scale that rounds."""
     rng = np.random.default_rng(0)
-    arrays = [rng.standard_normal((1, 20, 2, 12)) * each for each in (size, size, 1)]
+    arrays = [rng.standard_normal((1, 20, 2, 12)) * factor for factor in (size, size, 1)]
     narrow = [np.asarray(a, np.float32) for a in arrays]
-    found = posenc_jax.attention(*map(jnp.asarray, narrow), posenc.NoPE(), implementation="chunked")
+    out = posenc_jax.attention(*map(jnp.asarray, narrow), posenc.NoPE(), implementation="chunked")
     wide = [np.swapaxes(a, 1, 2).astype(np.float64) for a in narrow]
     expected = posenc.attention(*wide, posenc.NoPE())
-    # The highest score is so far above the others that it alone has weight.
-    assert_near(np.swapaxes(found, 1, 2), expected, attention_bound("float32", channels=12))
+    # The highest score is so far above the others that only its key has weight.
+    assert_near(np.swapaxes(out, 1, 2), expected, attention_bound("float32", channels=12))

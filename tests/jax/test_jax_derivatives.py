@@ -1,4 +1,4 @@
-"""Derivatives of other orders and modes in JAX: right, or one clear error, at any length."""
+"""Forward mode and second derivatives in JAX: right, or one clear error, at any length."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ ONE_BLOCK, MORE = 20, 300
 
 
 def problem(length, implementation):
-    """A loss, where, and a direction."""
+    """A loss, its arguments, and a direction."""
     scheme, rng = posenc.ALiBi(2, learned=True), np.random.default_rng(0)
     tensors = [jnp.asarray(rng.standard_normal((1, length, 2, 4)), "float32") for _ in range(3)]
     at = (*tensors, {"slopes": jnp.asarray([0.5, 0.1])})
@@ -37,11 +37,11 @@ def forward_over_reverse(loss, at, along):
 
 
 def reverse_over_reverse(loss, at, along):
-    def slope(at):
-        found = jax.tree.map(jnp.vdot, jax.grad(loss)(at), along)
-        return sum(jax.tree.leaves(found))
+    def directional(at):
+        products = jax.tree.map(jnp.vdot, jax.grad(loss)(at), along)
+        return sum(jax.tree.leaves(products))
 
-    return jax.grad(slope)(at)
+    return jax.grad(directional)(at)
 
 
 def run(how, length, implementation, compiled):
@@ -55,7 +55,7 @@ def run(how, length, implementation, compiled):
 @pytest.mark.parametrize(
     ("how", "message"), [(forward, "forward mode"), (reverse_over_reverse, "second derivatives")]
 )
-def test_what_chunked_has_not_is_one_clear_error(how, message, length, compiled):
+def test_a_derivative_that_chunked_lacks_is_one_clear_error(how, message, length, compiled):
     with pytest.raises(
         NotImplementedError,
         match=f"implementation 'chunked' .*{message}.*implementation='reference'",
@@ -63,7 +63,7 @@ def test_what_chunked_has_not_is_one_clear_error(how, message, length, compiled)
         run(how, length, "auto", compiled)
 
 
-def test_the_error_comes_from_inside_of_other_transformations_too():
+def test_the_error_also_comes_from_inside_other_transformations():
     loss, at, along = problem(ONE_BLOCK, "chunked")
     batched = jax.tree.map(lambda a: a[None], (at, along))
     with pytest.raises(NotImplementedError, match="implementation 'chunked'"):
@@ -72,20 +72,20 @@ def test_the_error_comes_from_inside_of_other_transformations_too():
 
 @pytest.mark.parametrize("length", [ONE_BLOCK, MORE])
 def test_forward_over_reverse_is_right(length):
-    found, expected = (
+    result, expected = (
         run(forward_over_reverse, length, implementation, compiled=True)
         for implementation in ("chunked", "reference")
     )
-    for one, other in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+    for one, other in zip(*map(jax.tree.leaves, (result, expected)), strict=True):
         # A slope's second derivative sums over all pairs.
         np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("how", [forward, reverse_over_reverse])
 def test_other_implementations_have_them(how):
-    found, expected = (
+    result, expected = (
         run(how, ONE_BLOCK, implementation, compiled=True)
         for implementation in ("xla", "reference")
     )
-    for one, other in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+    for one, other in zip(*map(jax.tree.leaves, (result, expected)), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)

@@ -1,4 +1,4 @@
-"""A bias folded into the head dimension, tried with XLA's attention in place of cuDNN's."""
+"""A bias folded into the head dimension, with XLA's attention in place of cuDNN's."""
 
 from functools import partial
 
@@ -17,12 +17,12 @@ posenc_jax = pytest.importorskip("posenc_jax")
 from posenc_jax import folded  # noqa: E402
 from posenc_jax.fused.target import Target, targeting  # noqa: E402
 
-LIFTED = ["alibi", "alibi-learned", "forgetting"]
+FOLDABLE = ["alibi", "alibi-learned", "forgetting"]
 
 
 @pytest.fixture
-def seen(monkeypatch):
-    """The calls that reach the attention of ``jax.nn``, on a GPU that is not here."""
+def calls(monkeypatch):
+    """The calls of ``jax.nn.dot_product_attention``, for a GPU that is not here."""
     calls = []
 
     def attend(q, k, v, *, implementation, **options):
@@ -39,29 +39,29 @@ def seen(monkeypatch):
 def arrays(scheme, length, dtype, *, dim=16, shared=False, q_len=None):
     count = heads(scheme)
     sizes = {"q": (q_len or length, count), **dict.fromkeys("kv", (length, 1 if shared else count))}
-    found = {
-        name: jnp.asarray(normal((2, size, own, dim), n), dtype)
-        for n, (name, (size, own)) in enumerate(sizes.items())
+    tensors = {
+        name: jnp.asarray(normal((2, size, own_heads, dim), n), dtype)
+        for n, (name, (size, own_heads)) in enumerate(sizes.items())
     }
-    return found, {"x": jnp.asarray(normal((2, length, HIDDEN_DIM), 5), jnp.float32)}
+    return tensors, {"x": jnp.asarray(normal((2, length, HIDDEN_DIM), 5), jnp.float32)}
 
 
 def in_float64(tensors, scheme, params, **options):
-    own = {name: np.asarray(a, np.float64).swapaxes(1, 2) for name, a in tensors.items()}
+    wide = {name: np.asarray(a, np.float64).swapaxes(1, 2) for name, a in tensors.items()}
     options = {name: np.asarray(a, np.float64) for name, a in options.items()}
-    wide = {name: a.astype(np.float64) for name, a in params.items()}
-    return posenc.attention(**own, scheme=scheme, params=wide, causal=True, **options)
+    params = {name: a.astype(np.float64) for name, a in params.items()}
+    return posenc.attention(**wide, scheme=scheme, params=params, causal=True, **options)
 
 
-# The product of queries and keys is exact in half precision, and so are three numbers of it. What
-# is left is that the result is rounded, and float32 sums, of less than a rounding.
+# Products of half precision are exact in float32, and three numbers hold the bias. There remain the
+# rounding of the result, and float32 sums, whose error is less than that rounding.
 ROUNDED = {dtype: rounding_bound(2, 1, dtype) for dtype in ("bfloat16", "float16")}
 
 
 @pytest.mark.parametrize("dtype", ROUNDED)
 @pytest.mark.parametrize(("shared", "q_len"), [(False, None), (True, None), (False, 1)])
-@pytest.mark.parametrize("name", LIFTED)
-def test_a_lifted_bias_is_the_bias(name, shared, q_len, dtype, seen):
+@pytest.mark.parametrize("name", FOLDABLE)
+def test_a_folded_bias_is_the_bias(name, shared, q_len, dtype, calls):
     scheme = SUBJECTS[name]
     tensors, states = arrays(scheme, 40, dtype, shared=shared, q_len=q_len)
     params = params_of(scheme)
@@ -70,7 +70,7 @@ def test_a_lifted_bias_is_the_bias(name, shared, q_len, dtype, seen):
     )
     expected = in_float64(tensors, scheme, params, **states).swapaxes(1, 2)
     assert_near(np.asarray(out, np.float64), expected, ROUNDED[dtype])
-    assert seen == [
+    assert calls == [
         {
             "shapes": [(2, q_len or 40, heads(scheme), 24), *[(2, 40, heads(scheme), 24)] * 2],
             "scale": 0.25,
@@ -79,7 +79,7 @@ def test_a_lifted_bias_is_the_bias(name, shared, q_len, dtype, seen):
     ]
 
 
-def test_it_stays_exact_far_away(seen):
+def test_it_stays_exact_far_away(calls):
     """Slope times position is 46 000 here: 8 bits of it are off by 100, 16 bits by 0.3."""
     scheme = posenc.ALiBi(4, slopes=[0.7, 0.3, 0.05, 0.011])
     tensors, _ = arrays(scheme, 2**16, "bfloat16", dim=64, q_len=1)
@@ -88,7 +88,7 @@ def test_it_stays_exact_far_away(seen):
     assert_near(np.asarray(out, np.float64), expected, ROUNDED["bfloat16"])
 
 
-def test_gradients_of_queries_keys_and_values(seen):
+def test_gradients_of_queries_keys_and_values(calls):
     scheme = SUBJECTS["alibi"]
     tensors, _ = arrays(scheme, 40, "bfloat16")
 
@@ -96,22 +96,25 @@ def test_gradients_of_queries_keys_and_values(seen):
         out = posenc_jax.attention(q, k, v, scheme, causal=True, implementation=implementation)
         return jnp.sum(out.astype(jnp.float32) ** 2)
 
-    found = jax.grad(partial(loss, "folded"), argnums=(0, 1, 2))(*tensors.values())
+    gradients = jax.grad(partial(loss, "folded"), argnums=(0, 1, 2))(*tensors.values())
     wide = {name: a.astype(jnp.float32) for name, a in tensors.items()}
     expected = jax.grad(partial(loss, "reference"), argnums=(0, 1, 2))(*wide.values())
-    # The result of either is rounded once, its gradient is twice the result, and so is the last.
-    for name, one, other in zip("qkv", found, expected, strict=True):
+    # Each result is rounded once. Its gradient is twice the result, and is rounded once too.
+    for name, one, other in zip("qkv", gradients, expected, strict=True):
         assert_near(np.asarray(one, np.float64), other, 2 * ROUNDED["bfloat16"], name)
 
 
-def test_a_bias_that_learns_is_not_differentiated(seen):
+def test_a_bias_that_learns_is_not_differentiated(calls):
     scheme = SUBJECTS["alibi-learned"]
     tensors, _ = arrays(scheme, 20, "bfloat16")
 
     def loss(params, q):
-        own = {**tensors, "q": q}
         out = posenc_jax.attention(
-            **own, scheme=scheme, params=params, causal=True, implementation="folded"
+            **{**tensors, "q": q},
+            scheme=scheme,
+            params=params,
+            causal=True,
+            implementation="folded",
         )
         return jnp.sum(out.astype(jnp.float32))
 
@@ -135,7 +138,7 @@ def test_a_bias_that_learns_is_not_differentiated(seen):
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
-def test_refusals_name_the_reason(change, reason, seen):
+def test_refusals_name_the_reason(change, reason, calls):
     options = {"scheme": SUBJECTS["alibi"], "causal": True, **change}
     sizes = {name: options.pop(name) for name in ("q_len", "dim") if name in options}
     tensors, _ = arrays(options["scheme"], 20, options.pop("dtype", "bfloat16"), **sizes)

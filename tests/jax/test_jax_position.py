@@ -30,8 +30,8 @@ everywhere = pytest.mark.parametrize("subject", SUBJECTS)
 
 
 def width(scheme):
-    found = posenc.embedding(scheme, np.asarray([0]), posenc.init_params(scheme))
-    return None if found is None else found.shape[-1]
+    term = posenc.embedding(scheme, np.asarray([0]), posenc.init_params(scheme))
+    return None if term is None else term.shape[-1]
 
 
 def hidden(scheme, length=6):
@@ -40,14 +40,14 @@ def hidden(scheme, length=6):
 
 
 def mixed(attend, x, **keywords):
-    """Attention of hidden states (B, L, heads * HEAD_DIM) to themselves."""
+    """Self-attention of hidden states (B, L, heads * HEAD_DIM)."""
     h = x.reshape(*x.shape[:2], -1, HEAD_DIM)
     return attend(h, h, h, x=x[..., :HIDDEN_DIM], causal=True, **keywords).reshape(x.shape)
 
 
 @jax.jit
 def stack(positions, x):
-    """Residual layers of attention alone."""
+    """Residual layers that have attention only."""
     x = positions.embed(x)
     for position in positions:
         x = x + mixed(position.attend, x)
@@ -56,7 +56,7 @@ def stack(positions, x):
 
 @partial(jax.jit, static_argnums=(0, 2))
 def by_hand(schemes, params, sources, x):
-    """The same, from arrays by layer and no container."""
+    """The same from arrays by layer, without a container."""
     for layer in sorted(set(sources)):
         term = posenc.embedding(
             schemes[layer], jnp.arange(x.shape[1]), params.get(str(sources[layer]))
@@ -84,7 +84,7 @@ def test_each_learned_array_is_a_leaf_once(subject):
     assert {layer: set(arrays) for layer, arrays in positions.params.items()} == {
         str(layer): set(specs) for layer in firsts
     }
-    for layer in firsts:  # drawn as init draws, from a key of the layer's own
+    for layer in firsts:  # drawn as init draws, from the layer's own key
         alone = posenc_jax.init(scheme, jax.random.fold_in(KEY, layer))
         jax.tree.map(np.testing.assert_array_equal, dict(positions[layer].params), alone)
     leaves, tree = jax.tree.flatten(positions)
@@ -170,13 +170,13 @@ def test_an_array_learns_from_every_layer_it_serves(subject):
 
         return jax.grad(total)(layers)
 
-    apart = [gradient(positions, one) for one in jnp.eye(LAYERS)]
+    separate = [gradient(positions, one) for one in jnp.eye(LAYERS)]
     together = gradient(positions, jnp.ones(LAYERS))
     assert jax.tree.structure(together) == jax.tree.structure(positions)
-    summed = jax.tree.map(lambda *parts: sum(parts), *apart)
-    jax.tree.map(lambda one, other: assert_near(one, other, FLOAT32), together, summed)
-    reached = [sum(bool(jnp.any(leaf)) for leaf in jax.tree.leaves(one)) for one in apart]
-    assert reached == [len(scheme.param_specs()) if steers_attention(scheme) else 0] * LAYERS
+    total = jax.tree.map(lambda *parts: sum(parts), *separate)
+    jax.tree.map(lambda one, other: assert_near(one, other, FLOAT32), together, total)
+    nonzero = [sum(bool(jnp.any(leaf)) for leaf in jax.tree.leaves(one)) for one in separate]
+    assert nonzero == [len(scheme.param_specs()) if steers_attention(scheme) else 0] * LAYERS
 
 
 @pytest.mark.parametrize("scheme", [posenc.Sinusoidal(8), posenc.Learned(MAX_LEN, 8)], ids=str)
@@ -211,15 +211,15 @@ def test_labels_of_params(subject):
     assert labels["tokens"] == labels["blocks"][0]["qkv"] == "decay"
     assert labels["blocks"][0]["gain"] == "no_decay"
     assert set(jax.tree.leaves(labels["position"])) <= {"position"}
-    # Plain dicts go by the name of their key.
+    # Plain dicts are labelled by their key.
     params["position"] = posenc_jax.init(SUBJECTS[subject], KEY)
-    named = posenc_jax.param_labels(params, ("position",))
-    assert named == labels | {"position": dict.fromkeys(params["position"], "position")}
+    by_name = posenc_jax.param_labels(params, ("position",))
+    assert by_name == labels | {"position": dict.fromkeys(params["position"], "position")}
 
 
 def test_labels_where_nothing_is_a_position():
     params = model(posenc.NoPE())
-    posenc_jax.param_labels(params)  # one that learns nothing is one all the same
+    posenc_jax.param_labels(params)  # a scheme without learned arrays counts as a position
     posenc_jax.param_labels(params["position"])
     del params["position"]
     with pytest.raises(ValueError, match=r"no posenc_jax.Position .* names=\['position'\]"):

@@ -24,18 +24,19 @@ from ring_by_shards import EVERY, WIDE
 
 import posenc_jax
 
-# Errors as a part of the largest number. Two results of 32 keys, forward and back; a learned number
-# is in all 2 * 32 * 32 scores of a head, a result in 32, and errors of terms of both signs grow
-# like the root. In bfloat16 a result is rounded once, a gradient of keys once for each of 4 shards.
+# Errors relative to the largest number. Two programs, each forward and backward, over 32 keys. A
+# learned number is in all 2 * 32 * 32 scores of a head, a result in 32, and errors of terms of both
+# signs grow like the root. In bfloat16 a result is rounded once, and a gradient of keys once for
+# each of 4 shards.
 TOLERANCE = {
     dtype: 2 * 2 * attention_bound(dtype, keys=32) * math.sqrt(2 * 32)
     for dtype in ("float32", "float64")
 } | {"bfloat16": rounding_bound(1 + 4, 1, "bfloat16")}
-TIMEOUT = 900  # seconds for all, about 100 of which are needed
+TIMEOUT = 900  # seconds for all calls; they need about 100
 
 
 def test_equals_one_device():
-    """All calls in one process with eight devices, and in one test, so that it starts once."""
+    """All calls are one test, so that the process with eight devices starts once."""
     script = Path(__file__).parents[1] / "support" / "ring_by_shards.py"
     paths = os.pathsep.join(path for path in sys.path if path)
     done = subprocess.run(
@@ -46,10 +47,10 @@ def test_equals_one_device():
         env=os.environ | {"PYTHONPATH": paths},
     )
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert len(found) == len(EVERY) + len(WIDE)
+    errors = json.loads(done.stdout)
+    assert len(errors) == len(EVERY) + len(WIDE)
     wrong = {}
-    for at, error in found.items():
+    for at, error in errors.items():
         dtype = next((dtype for dtype in ("bfloat16", "float64") if dtype in at), "float32")
         if isinstance(error, str) or not error < TOLERANCE[dtype]:
             wrong[at] = error
@@ -96,7 +97,7 @@ def test_hidden_states_of_a_shard_are_not_enough_at_given_positions():
 
 
 def test_summed_features_of_a_shard_are_those_of_the_call():
-    """What keys are hidden is said; a scale of the caller's reaches features of vectors too."""
+    """``k_valid`` is refused by name; the caller's scale reaches features of vectors too."""
     from subjects import params_of
 
     from posenc.schemes import Sum
@@ -106,10 +107,10 @@ def test_summed_features_of_a_shard_are_those_of_the_call():
     given = {"params": params_of(scheme), "x": x, "causal": True}
     with pytest.raises(ValueError, match="k_valid without features: Sum sums"):
         attend(scheme, **given, k_valid=np.ones((1, 4), bool))
-    alike = dict.fromkeys(("q_seg", "k_seg", "q_x"))  # None is as if left out
-    found = attend(scheme, **given, **alike, scale=2.0)
+    unset = dict.fromkeys(("q_seg", "k_seg", "q_x"))  # None is the same as leaving it out
+    out = attend(scheme, **given, **unset, scale=2.0)
     q = np.ones((1, 4, 4, 8), np.float32)
-    assert np.allclose(found, posenc_jax.attention(q, q, q, scheme, **given, scale=2.0), atol=1e-6)
+    assert np.allclose(out, posenc_jax.attention(q, q, q, scheme, **given, scale=2.0), atol=1e-6)
 
 
 @pytest.mark.parametrize(("length", "shards"), [(8, 2), (6, 1), (48, 8)])

@@ -971,7 +971,7 @@ _JAX = (
         JAX,
         "out = jnp.where(jnp.any(mask, axis=-1, keepdims=True), out, 0)",
         "pass",
-        ("test_jax_chunked.py rows_that_see_nothing xla",),
+        ("test_jax_chunked.py fully_masked_rows xla",),
     ),
     Fault(
         "jax-result-in-the-working-float",

@@ -1,6 +1,6 @@
-"""What eight host devices compute together and what one does; ``test_jax_ring`` reads the errors.
+"""Ring attention on eight host devices against attention on one; prints the errors as JSON.
 
-A process of its own, because JAX counts its devices once.
+``test_jax_ring`` runs it as a separate process, because JAX counts its devices once.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import traceback
 from functools import partial
 
 if __name__ == "__main__":
-    # Compiling is most of the time, and the code need not be fast.
+    # Most of the time goes to compiling, and the code need not be fast.
     os.environ["XLA_FLAGS"] = (
         "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
     )
@@ -38,13 +38,13 @@ CASES = {
     "window": {"causal": True, "window": 6},
     "window-both-sides": {"window": 6},
     "segments": {"causal": True, "q_pos": POS, "k_pos": POS, "q_seg": SEG, "k_seg": SEG},
-    # Document 7 has no key anywhere: rows that see nothing.
-    "blind": {"q_seg": np.where(SEG == 1, 7, SEG), "k_seg": SEG},
+    # Document 7 has no key anywhere, so its rows are fully masked.
+    "fully-masked": {"q_seg": np.where(SEG == 1, 7, SEG), "k_seg": SEG},
     "grouped": {"causal": True},
     "bfloat16": {"causal": True},
     "unsorted": {"causal": True},
     "uneven": {"causal": True},
-    "short": {"causal": True},  # one token a shard
+    "short": {"causal": True},  # one token per shard
     "alone": {"causal": True},  # one shard
     "two-axes": {"causal": True},  # data and context
     "unchecked": {"causal": True},  # check_vma=False
@@ -53,9 +53,9 @@ CASES = {
     "default-x": {"causal": True},
     "default-x-scaled": {"causal": True, "scale": 1.5},
 }
-# Sums of hidden states, and tables of queries, which know the scale and positions.
+# Cumulative features of hidden states, and tables of queries, which read the scale and positions.
 OWN = {"sums-and-shaw": Sum(SUBJECTS["forgetting"], SUBJECTS["shaw"])}
-# A call takes seconds to compile, so one scheme meets every case and the others what has most.
+# A call takes seconds to compile, so one scheme runs every case, and the others the richest ones.
 _OF_OTHERS = "default-x", "default-x-scaled", "window-both-sides", "plain", "causal"
 EVERY = [("alibi-learned", case, "contiguous") for case in CASES if case not in _OF_OTHERS]
 EVERY += [(name, "segments", "zigzag") for name in ("nope", "t5", "rope", "fading")]
@@ -67,7 +67,7 @@ WIDE = [("fading", "segments", "zigzag")]
 
 
 def arguments(subject, case, layout, dtype):
-    """Arrays that have gradients, params, keywords, all of the whole sequence, and its order."""
+    """Scheme, shards, arrays with gradients, params, keywords and order of a whole sequence."""
     scheme = (SUBJECTS | OWN)[subject]
     shards = {"alone": 1, "two-axes": 2, "jointly": 4}.get(case, SHARDS)
     k_len = shards if case == "short" else LENGTH
@@ -98,7 +98,7 @@ def arguments(subject, case, layout, dtype):
 
 
 def errors(subject, case, layout, dtype="float32"):
-    """Largest error of output and of each gradient, as a part of the largest number of it."""
+    """Largest error of the output and of each gradient, relative to its largest number."""
     dtype = "bfloat16" if case == "bfloat16" else dtype
     scheme, shards, arrays, params, options, order = arguments(subject, case, layout, dtype)
     token = {name: 2 if "features" in name else 1 for name, a in arrays.items()}
@@ -155,21 +155,21 @@ def errors(subject, case, layout, dtype="float32"):
         out, transpose = jax.vjp(function, arrays, params)
         return out, transpose(d_out.astype(out.dtype))
 
-    found, expected = (jax.jit(partial(both, function))() for function in (many, one))
-    if case == "blind":
-        seen = np.asarray(SEG != 1)
-        assert not np.any(np.asarray(found[0])[:, ~seen])
-        assert not np.any(np.asarray(found[1][0]["q"])[:, ~seen])
+    result, expected = (jax.jit(partial(both, function))() for function in (many, one))
+    if case == "fully-masked":
+        masked = np.asarray(SEG == 1)
+        assert not np.any(np.asarray(result[0])[:, masked])
+        assert not np.any(np.asarray(result[1][0]["q"])[:, masked])
 
     def error(a, b):
         a, b = (np.asarray(x, np.float64) for x in (a, b))
         assert np.all(np.isfinite(a))
         return float(np.max(np.abs(a - b)) / max(np.max(np.abs(b)), 1e-3))
 
-    return max(jax.tree.leaves(jax.tree.map(error, found, expected)))
+    return max(jax.tree.leaves(jax.tree.map(error, result, expected)))
 
 
-def tried(*at, dtype="float32"):
+def attempt(*at, dtype="float32"):
     try:
         return errors(*at, dtype=dtype)
     except Exception:
@@ -177,10 +177,10 @@ def tried(*at, dtype="float32"):
 
 
 def main():
-    found = {"-".join(at): tried(*at) for at in EVERY}
+    results = {"-".join(at): attempt(*at) for at in EVERY}
     with jax.enable_x64(True):
-        found |= {"-".join((*at, "float64")): tried(*at, dtype="float64") for at in WIDE}
-    json.dump(found, sys.stdout)
+        results |= {"-".join((*at, "float64")): attempt(*at, dtype="float64") for at in WIDE}
+    json.dump(results, sys.stdout)
 
 
 if __name__ == "__main__":
