@@ -187,7 +187,7 @@ def _bias_from_distances(
 ) -> Array:
     """``bias_tile`` of a relative scheme at consecutive positions, from ``bq + bk - 1`` distances.
 
-    The tile is Toeplitz. Repeating a vector of length ``2n`` with row length ``2n - 1`` shifts each
+    The tile is Toeplitz. Repeating a vector of length ``n + 1`` in rows of length ``n`` shifts each
     row by one, so nothing is gathered, and nothing is scattered in the gradient.
     """
     rows, columns = q.shape[-2], k.shape[-1]
