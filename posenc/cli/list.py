@@ -149,11 +149,11 @@ def _list_parameters(
 ) -> list[str]:
     """Name, type and default of each parameter, and its text from the docstring below."""
     lines = ["", f"{title}:" if parameters else f"{title}: none"]
-    for one in parameters:
-        kind = "" if one.annotation is one.empty else f"  {_type(one.annotation)}"
-        default = "needed" if one.default is one.empty else f"default {one.default!r}"
-        lines.append(f"  {one.name}{kind}, {default}" if kind else f"  {one.name}  {default}")
-        text = texts.get(one.name, "").replace("`", "")
+    for p in parameters:
+        kind = "" if p.annotation is p.empty else f"  {_type(p.annotation)}"
+        default = "needed" if p.default is p.empty else f"default {p.default!r}"
+        lines.append(f"  {p.name}{kind}, {default}" if kind else f"  {p.name}  {default}")
+        text = texts.get(p.name, "").replace("`", "")
         lines += textwrap.wrap(text, width, initial_indent=" " * 6, subsequent_indent=" " * 6)
     return lines
 
@@ -175,8 +175,8 @@ def _type(annotation: Any) -> str:
 def _docstring_texts(source: Any) -> dict[str, str]:
     """Texts of numpydoc's ``Parameters`` sections by name; a class inherits those of its bases."""
     texts: dict[str, str] = {}
-    for one in reversed(getattr(source, "__mro__", (source,))):
-        lines = inspect.cleandoc(one.__doc__ or "").splitlines()
+    for kind in reversed(getattr(source, "__mro__", (source,))):
+        lines = inspect.cleandoc(kind.__doc__ or "").splitlines()
         heads = [n for n in range(1, len(lines)) if re.fullmatch("-{3,}", lines[n])]
         starts = [n + 1 for n in heads if lines[n - 1] == "Parameters"]
         for start in starts:

@@ -12,9 +12,7 @@ from posenc.protocol import Array
 
 Axes: TypeAlias = Any  # matplotlib is imported only to draw
 Figure: TypeAlias = Any
-Panel: TypeAlias = tuple[
-    float, Callable[[Figure], None]
-]  # height in inches, and the function that paints it
+Panel: TypeAlias = tuple[float, Callable[[Figure], None]]  # height in inches, and its painter
 
 WIDTH, _DPI = 10.0, 160  # inches, and dots per inch: 1600 pixels across
 MOST_CELLS = 512

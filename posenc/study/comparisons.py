@@ -53,23 +53,24 @@ def rows(summary: Summary, records: Records) -> Iterator[dict[str, Any]]:
             results = differences(summary, records, protocol, length)
             at = {"protocol": protocol, "eval_len": length, "against_len": length}
             yield from (
-                _row(one, {**at, "scheme": s, "against": name}) for s, one in results.items()
+                _row(difference, {**at, "scheme": s, "against": name})
+                for s, difference in results.items()
             )
     for protocol in PROTOCOLS:
-        for scheme, one in growth(summary, records, protocol).items():
+        for scheme, difference in growth(summary, records, protocol).items():
             short, long = end_lengths(summary, records, protocol)
             at = {"protocol": protocol, "eval_len": long, "against_len": short}
-            row = _row(one, {**at, "scheme": scheme, "against": scheme})
-            yield {**row, "verdict": GROWTH.get(one.verdict, one.verdict)}
+            row = _row(difference, {**at, "scheme": scheme, "against": scheme})
+            yield {**row, "verdict": GROWTH.get(difference.verdict, difference.verdict)}
 
 
-def _row(one: Difference, about: Mapping[str, Any]) -> dict[str, Any]:
-    interval = one.interval
+def _row(difference: Difference, about: Mapping[str, Any]) -> dict[str, Any]:
+    interval = difference.interval
     numbers = {
         "difference": interval.mean,
         "half_width": interval.half_width,
-        "p": one.uncorrected,
-        "p_holm": one.p,
+        "p": difference.uncorrected,
+        "p_holm": difference.p,
     }
     known = {key: "" if value != value else value for key, value in numbers.items()}
     return {
@@ -77,5 +78,5 @@ def _row(one: Difference, about: Mapping[str, Any]) -> dict[str, Any]:
         **known,
         "seeds": interval.n,
         "lost": interval.lost,
-        "verdict": one.verdict,
+        "verdict": difference.verdict,
     }

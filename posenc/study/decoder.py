@@ -109,7 +109,7 @@ def _weights(recipe: Recipe, seed: int) -> Weights:
 
     weights = {"embed": normal(VOCABULARY, d, (VOCABULARY / d) ** 0.5)}
     for layer in range(recipe.layers):
-        drawn = {
+        initial = {
             "qkv": normal(d, 3 * d),
             "out": normal(d, d, residual),
             "up": normal(d, 4 * d),
@@ -117,5 +117,5 @@ def _weights(recipe: Recipe, seed: int) -> Weights:
             "norm1": np.ones(d, np.float32),
             "norm2": np.ones(d, np.float32),
         }
-        weights |= {f"{layer}.{name}": value for name, value in drawn.items()}
+        weights |= {f"{layer}.{name}": value for name, value in initial.items()}
     return weights | {"norm": np.ones(d, np.float32)}

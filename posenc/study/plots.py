@@ -59,13 +59,13 @@ def loss_against_length(
 def loss_svgs(summary: Summary, records: Records) -> list[str]:
     """The two panels of ``loss_against_length``, each as a separate ``<svg>``."""
     panels = {title: _loss_lines(records, key, summary) for key, title in _TITLES.items()}
-    every = [line for lines in panels.values() for line in lines]
+    together = [line for lines in panels.values() for line in lines]
     figures = []
     for title, lines in panels.items():
         panel = functools.partial(
-            _loss_panel, records=records, limits=limits_of(every), title=title
+            _loss_panel, records=records, limits=limits_of(together), title=title
         )
-        figures.append(_svg(title, lines, panel, room=label_room(every)))
+        figures.append(_svg(title, lines, panel, room=label_room(together)))
     return [figure for figure in figures if figure]
 
 

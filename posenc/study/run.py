@@ -136,7 +136,7 @@ def _check_planned(run: Run, **present: Any) -> None:
         if planned != value:
             raise RuntimeError(
                 f"{_MEANING[name]} changed since the study was planned: from {_short(planned)} to "
-                f"{_short(value)}; start the study anew, and workers that were running before"
+                f"{_short(value)}; restart the study, and any workers that were already running"
             )
 
 
@@ -181,13 +181,13 @@ def _score(run: Run, corpus: Corpus, model: Trainer) -> Record:
     stretches = windows.held_out_stretches(
         corpus.validation, count=run.eval_windows, longest=run.longest
     )
-    cut_anew, same, windowed = {}, {}, {}
+    separate, same, windowed = {}, {}, {}
     by_position = np.zeros(0)
     last = max(1, min(run.eval_lens) // 2)
     for length in run.eval_lens:
         pieces = windows.non_overlapping(stretches, length)
         losses = ends = _bits(model, pieces, None)
-        cut_anew[str(length)] = float(losses.mean())
+        separate[str(length)] = float(losses.mean())
         by_position = losses.mean(axis=0)
         if length < run.longest:  # at the longest, both protocols score the same windows
             ends = _bits(model, windows.same_targets(stretches, length), None)
@@ -197,7 +197,7 @@ def _score(run: Run, corpus: Corpus, model: Trainer) -> Record:
     bucket = max(1, run.train_len // 4)
     whole = len(by_position) // bucket * bucket
     return {
-        "loss": cut_anew,
+        "loss": separate,
         "loss_same_targets": same,
         "loss_windowed": windowed or None,
         "loss_by_position": {

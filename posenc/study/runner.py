@@ -205,7 +205,7 @@ def _keep(path: Path, record: Record) -> Record:
     try:
         save(path, record)
     except OSError as error:
-        warnings.warn(f"cannot keep {path}, so this run is made anew: {error}", stacklevel=2)
+        warnings.warn(f"cannot keep {path}, so this run will be repeated: {error}", stacklevel=2)
     return record
 
 

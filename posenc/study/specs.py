@@ -55,7 +55,9 @@ class Part:
         """The scheme; these options take precedence over those fitted to the sizes."""
         for option, _ in self.options:
             if option in sizes:
-                raise ValueError(f"{option} of {self.name!r} is the model's, not an option")
+                raise ValueError(
+                    f"{option} of {self.name!r} comes from the model; it is not an option"
+                )
         return make(self.name, **sizes, **dict(self.options))
 
 

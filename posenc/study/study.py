@@ -47,7 +47,7 @@ class Study(Recipe):
             raise ValueError("schemes is empty; name at least one of `posenc list`")
         labels = list(self.schemes)
         if len(set(labels)) < len(labels):
-            raise ValueError(f"schemes names one twice: {labels}")
+            raise ValueError(f"schemes must name each scheme once, got {labels}")
         for label in self.schemes:
             _check_scheme(label, self)
         for label in self.windowed if self.windowed != _AUTO else ():

@@ -24,7 +24,7 @@ from posenc.study.statistics import (
 )
 
 PROTOCOLS = {
-    "loss": "Non-overlapping windows: the same bytes, cut anew for each length",
+    "loss": "Non-overlapping windows: the same bytes, cut again for each length",
     "loss_same_targets": "Same targets: the same last bytes of each window, after a longer context",
 }
 GROWTH = {"better": "falls", "worse": "rises"}
@@ -316,7 +316,11 @@ def _html_row(row: Sequence[str], minor: bool) -> str:
     cells = []
     for cell in row[1:]:
         shown = html.escape(cell)
-        marked = f' class="{shown}"' if cell in {"better", "worse", "tie", "rises", "falls"} else ""
-        cells.append(f"<td{marked}>{shown.replace('-', '−', 1) if cell[:1] == '-' else shown}</td>")
+        css_class = (
+            f' class="{shown}"' if cell in {"better", "worse", "tie", "rises", "falls"} else ""
+        )
+        cells.append(
+            f"<td{css_class}>{shown.replace('-', '−', 1) if cell[:1] == '-' else shown}</td>"
+        )
     kind = ' class="minor"' if minor else ""
     return f'<tr{kind}><th scope="row">{html.escape(row[0])}</th>{"".join(cells)}</tr>'

@@ -45,11 +45,14 @@ def worker_pool(count: int, scratch: Path) -> Iterator[Executor]:
 
 def _wait_for(leaving: Iterable[BaseProcess]) -> None:
     """Wait until the processes have left; kill one that does not leave."""
-    left, end = {process.sentinel: process for process in leaving}, time.monotonic() + 2 * _PATIENCE
-    while left and (seconds := end - time.monotonic()) > 0:
-        for sentinel in wait(list(left), seconds):
-            del left[sentinel]  # type: ignore[arg-type]  # wait() returns what it was given
-    for process in left.values():
+    remaining, end = (
+        {process.sentinel: process for process in leaving},
+        time.monotonic() + 2 * _PATIENCE,
+    )
+    while remaining and (seconds := end - time.monotonic()) > 0:
+        for sentinel in wait(list(remaining), seconds):
+            del remaining[sentinel]  # type: ignore[arg-type]  # wait() returns what it was given
+    for process in remaining.values():
         process.kill()
 
 
