@@ -128,7 +128,7 @@ def scheme_bias(
     Raises
     ------
     TypeError, ValueError
-        The result is no array, or does not broadcast to ``(..., Q, K)``.
+        The result is not an array, or does not broadcast to ``(..., Q, K)``.
     """
     value = scheme.bias(q, k, params=params, xp=xp)
     if value is None:

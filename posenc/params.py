@@ -97,16 +97,17 @@ class TokenTable:
     def __len__(self) -> int:
         return int(self.shape[0])
 
-    def _no_array(self, what: str) -> TypeError:
+    def _not_an_array(self, what: str) -> TypeError:
         return TypeError(
             f"a feature with {self.shape[0]} numbers per token is read by index, "
-            f"params.query[name][i] with an integer or integers; it is no array for {what}"
+            f"params.query[name][i] with an integer or integers; it is not an array: {what} does "
+            "not work"
         )
 
     def __getitem__(self, index: Any) -> Array:
         xp, table = self._xp, self._array
         if isinstance(index, slice | tuple | list) or index is None or index is Ellipsis:
-            raise self._no_array(f"an index of {index!r}")
+            raise self._not_an_array(f"an index of {index!r}")
         if isinstance(index, int):
             column = table[..., index]
             return column[..., None, :] if self._of_keys else column[..., :, None]
@@ -135,9 +136,9 @@ class HeadTable:
     ``(H, 1, 1)``. ``len`` is ``n``; iteration over a table of one axis gives ``table[0]``,
     ``table[1]``, and so on.
 
-    A table is no array. Arithmetic, slices and array functions raise a ``TypeError`` that says what
-    to write instead. With ``rows=True``, for ``transform``, ``table[:]`` is ``(H, 1, n, ...)``,
-    which broadcasts against ``x (B, H, L, D)``.
+    A table is not an array. Arithmetic, slices and array functions raise a ``TypeError`` that says
+    what to write instead. With ``rows=True``, for ``transform``, ``table[:]`` is
+    ``(H, 1, n, ...)``, which broadcasts against ``x (B, H, L, D)``.
     """
 
     def __init__(
@@ -151,21 +152,22 @@ class HeadTable:
 
     def __iter__(self) -> Iterator[Array]:
         if len(self.shape) > 1:
-            raise self._no_array("iteration")
+            raise self._not_an_array("iteration")
         return (self[index] for index in range(len(self)))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):  # libraries and copy probe for these
             raise AttributeError(name)
-        raise AttributeError(str(self._no_array(f".{name}")))
+        raise AttributeError(str(self._not_an_array(f".{name}")))
 
-    def _no_array(self, what: str) -> TypeError:
+    def _not_an_array(self, what: str) -> TypeError:
         name, axes = self._name, ("i", "j", "k")[: len(self.shape)]
         index, last = ", ".join(axes), axes[-1]
         return TypeError(
             f"params[{name!r}] has {self.shape} numbers per head and is read by index, "
-            f"{name}[{index}] with integers or integer arrays; it is no array for {what}. Write a "
-            f"product as sum({name}[{index}] * x[{last}] for {last} in range({self.shape[-1]})), "
+            f"{name}[{index}] with integers or integer arrays; it is not an array: {what} does "
+            "not work. Write a product as "
+            f"sum({name}[{index}] * x[{last}] for {last} in range({self.shape[-1]})), "
             "and declare an array that all heads share with ParamSpec(..., per_head=False)"
         )
 
@@ -175,7 +177,7 @@ class HeadTable:
             return self._array[:, None, ...]
         for i in indices:
             if i is None or i is Ellipsis or isinstance(i, slice | list):
-                raise self._no_array(f"an index of {i!r}")
+                raise self._not_an_array(f"an index of {i!r}")
         if len(indices) != len(self.shape):
             raise IndexError(
                 f"params[{self._name!r}], a per-head table {self.shape}, takes {len(self.shape)} "
@@ -194,11 +196,11 @@ class HeadTable:
         return xp.reshape(values, flat.shape)
 
 
-def _raise_no_array(what: str) -> Callable[..., Any]:
+def _raise_not_an_array(what: str) -> Callable[..., Any]:
     """A method of a table for ``what`` needs an array: it raises and says what to write instead."""
 
     def refuse(self: HeadTable | TokenTable, *_: Any, **__: Any) -> Any:
-        raise self._no_array(what)
+        raise self._not_an_array(what)
 
     return refuse
 
@@ -207,7 +209,7 @@ def _refuse_torch(kind: type, function: Any, types: Any, args: Any = (), kwargs:
     given = [*args, *(kwargs or {}).values()]
     given += [item for value in given if isinstance(value, tuple | list) for item in value]
     table = next(value for value in given if isinstance(value, HeadTable | TokenTable))
-    raise table._no_array(getattr(function, "__name__", "a function of torch"))
+    raise table._not_an_array(getattr(function, "__name__", "a function of torch"))
 
 
 _OPERATORS = {
@@ -218,13 +220,13 @@ _COMPARISONS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "neg": "-", "abs":
 _TABLES: tuple[Any, ...] = (HeadTable, TokenTable)
 for _table in _TABLES:
     for _name, _sign in _OPERATORS.items():
-        setattr(_table, f"__{_name}__", _raise_no_array(_sign))
-        setattr(_table, f"__r{_name}__", _raise_no_array(_sign))
+        setattr(_table, f"__{_name}__", _raise_not_an_array(_sign))
+        setattr(_table, f"__r{_name}__", _raise_not_an_array(_sign))
     for _name, _sign in _COMPARISONS.items():
-        setattr(_table, f"__{_name}__", _raise_no_array(_sign))
+        setattr(_table, f"__{_name}__", _raise_not_an_array(_sign))
     # NumPy and PyTorch look for these on a foreign argument; JAX raises an error of its own.
-    _table.__array__ = _raise_no_array("a function of NumPy")
-    _table.__array_ufunc__ = _raise_no_array("a function of NumPy")
+    _table.__array__ = _raise_not_an_array("a function of NumPy")
+    _table.__array_ufunc__ = _raise_not_an_array("a function of NumPy")
     _table.__torch_function__ = classmethod(_refuse_torch)
 
 
@@ -244,7 +246,7 @@ def init_params(
 
 
 def as_mapping(params: Mapping[str, Array] | None, name: str = "params") -> Mapping[str, Array]:
-    """``params``, or ``{}`` for None; a ``TypeError`` if it is no mapping."""
+    """``params``, or ``{}`` for None; a ``TypeError`` if it is not a mapping."""
     if params is None:
         return {}
     if not hasattr(params, "keys"):

@@ -36,7 +36,7 @@ def as_positions(name: str, pos: Array, *, xp: Namespace, device: Any = None) ->
     Raises
     ------
     TypeError
-        ``pos`` is no array of integers. In bfloat16, positions 256 and 257 are equal.
+        ``pos`` is not an array of integers. In bfloat16, positions 256 and 257 are equal.
     ValueError
         ``pos`` has another number of axes, or a value outside ``MIN_POSITION .. MAX_POSITION``.
         Values are checked if they are concrete.

@@ -162,7 +162,7 @@ def check_shapes(q: Array, k: Array, v: Array, *, xp: Namespace) -> None:
         raise ValueError(f"q and k differ in head_dim: {sizes}")
     if q.shape[1] % k.shape[1]:
         hint = f"; {SWAPPED}" if q.shape[2] % k.shape[2] == 0 else ""
-        raise ValueError(f"the heads of q are no multiple of those of k and v: {sizes}{hint}")
+        raise ValueError(f"the heads of q are not a multiple of those of k and v: {sizes}{hint}")
 
 
 def _default_positions(q_len: int, k_len: int, like: Array, xp: Namespace) -> tuple[Array, Array]:

@@ -116,7 +116,7 @@ def fitted_options(name: str, sizes: Mapping[str, int]) -> dict[str, Any]:
     Raises
     ------
     TypeError, ValueError
-        ``fitted`` returns no mapping, or a name that is no option.
+        ``fitted`` does not return a mapping, or returns a name that is not an option.
     """
     kind = inspect.unwrap(maker_of(name))
     return _fit_options(kind, sizes) if _inherits(kind) else {}
@@ -175,10 +175,10 @@ def _as_maker(value: Any, name: str) -> Maker:
     kind = value.__name__
     if not _inherits(value):
         advice = f"inherit from posenc.PositionScheme: class {kind}(PositionScheme)"
-        raise TypeError(f"scheme {name!r}: class {kind} is no PositionScheme; {advice}")
+        raise TypeError(f"scheme {name!r}: class {kind} is not a PositionScheme; {advice}")
     if not getattr(getattr(value, "__dataclass_params__", None), "frozen", False):
         advice = f"write @dataclass(frozen=True) above class {kind}"
-        raise TypeError(f"scheme {name!r}: class {kind} is no frozen dataclass; {advice}")
+        raise TypeError(f"scheme {name!r}: class {kind} is not a frozen dataclass; {advice}")
     return _class_maker(value)
 
 

@@ -39,7 +39,7 @@ class Sum(PositionScheme):
     Raises
     ------
     TypeError, ValueError
-        A part is no scheme, or the schemes cannot be combined.
+        A part is not a scheme, or the schemes cannot be combined.
     """
 
     schemes: tuple[PositionScheme, ...]

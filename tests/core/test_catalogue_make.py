@@ -201,7 +201,7 @@ def test_another_package_may_add_a_scheme(entries):
         ("alibi", "posenc.testing.examples:Kerple", "takes the name"),
         ("mine", "posenc.testing.examples:Missing", "cannot load"),
         ("mine", "no_such_module:Kerple", "cannot load"),
-        ("mine", "pathlib:Path", "class Path is no PositionScheme"),
+        ("mine", "pathlib:Path", "class Path is not a PositionScheme"),
         ("mine", "os:sep", "neither a PositionScheme nor a maker"),
     ],
 )
@@ -295,14 +295,17 @@ def test_the_line_is_of_the_module_that_failed(written):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("class Mine(PositionScheme): pass", "class Mine is no frozen dataclass; write @dataclass"),
+        (
+            "class Mine(PositionScheme): pass",
+            "class Mine is not a frozen dataclass; write @dataclass",
+        ),
         (
             "@dataclass\nclass Mine(PositionScheme): pass",
             r".* write @dataclass\(frozen=True\) above",
         ),
         (
             "@dataclass(frozen=True)\nclass Mine:\n    def param_specs(self): return {}",
-            r"class Mine is no PositionScheme; inherit from posenc\.PositionScheme: class Mine\(",
+            r"class Mine is not a PositionScheme; inherit from posenc\.PositionScheme: class Mine",
         ),
     ],
 )

@@ -2210,7 +2210,7 @@ _LAWS = (
         "a-table-for-an-array",
         "NumPy takes a per-head table for an object, and multiplies object by object",
         PARAMS,
-        '_table.__array_ufunc__ = _raise_no_array("a function of NumPy")',
+        '_table.__array_ufunc__ = _raise_not_an_array("a function of NumPy")',
         "_table.__array_ufunc__ = None",
         ("test_params.py is_no_array",),
     ),
