@@ -119,7 +119,7 @@ def _compare(check: Check, framework: Framework, call: AttentionCase, d_out: Hos
     row: Row = {"status": "right", "reason": None}
     itself = (check.implementation, check.dtype) == ("reference", "float64")
     if itself:  # the float64 reference is itself checked against NumPy
-        expected = {"out": call.eagerly(NumPy(), "reference", dtype="float64")}
+        expected = {"out": call.attend_eagerly(NumPy(), "reference", dtype="float64")}
     else:
         expected = _answers(call, framework, "reference", "float64", d_out)
     calls = {"": call}
@@ -151,7 +151,7 @@ def _result_and_gradients(
     try:
         return _answers(call, framework, check.implementation, check.dtype, d_out), None
     except NotImplementedError as refused:
-        out = call.eagerly(framework, check.implementation, dtype=check.dtype)
+        out = call.attend_eagerly(framework, check.implementation, dtype=check.dtype)
         return {"out": out}, f"no gradients: {first_line(refused)}"
 
 

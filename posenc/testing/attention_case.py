@@ -1,4 +1,4 @@
-"""One call of attention in NumPy arrays, to be put to any implementation of any framework."""
+"""``AttentionCase``: a call of attention in NumPy arrays, for any implementation."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from posenc.testing.framework import Answer, Framework, Function, Host
 
 _PARAM = "param:"
 _VECTORS = ("q", "k", "v", "x", "q_x")
-_WIDE = ("q_features:", "k_features:", "bias")  # computed in the working float
-_KEPT = 64  # functions, for their compiled programs
+_WIDE = ("q_features:", "k_features:", "bias")  # stay at least float32
+_KEPT = 64  # functions whose compiled programs are kept
 
 
 @dataclass(frozen=True)
 class AttentionCase:
-    """Arguments of one call.
+    """One call of attention in NumPy arrays, which any implementation can serve.
 
     Parameters
     ----------
@@ -29,12 +29,12 @@ class AttentionCase:
     tensors
         ``q (B, H, Q, D)``, ``k (B, Hk, K, D)`` and ``v (B, Hk, K, Dv)``. For a scheme with
         features: hidden states ``x (B, K, C)`` and ``q_x (B, Q, C)``, or features by name, as
-        ``"q_features:c"`` and ``"k_features:c"``. A caller's ``bias`` may stand here too.
+        ``"q_features:c"`` and ``"k_features:c"``. Also the argument ``bias`` of attention.
     params
         Learned arrays by name.
     options
         Other keywords of attention: numbers, flags, functions, and arrays of positions, segments,
-        places and booleans. ``{}`` for no features.
+        coordinates and booleans. ``{}`` as features means none.
     """
 
     scheme: PositionScheme
@@ -50,9 +50,9 @@ class AttentionCase:
         dtype: str = "float32",
         compiler: str | None = None,
     ) -> Host:
-        """``(B, H, Q, Dv)`` as float64, of tensors and params cast to ``dtype``.
+        """The result ``(B, H, Q, Dv)`` as float64, for tensors and params cast to ``dtype``.
 
-        Params stay at least float32. By default compiled as ``framework.default_compiler`` has it.
+        Params stay at least float32. Default compiler: ``framework.default_compiler``.
 
         Raises
         ------
@@ -64,14 +64,16 @@ class AttentionCase:
         answer = framework.evaluate(function, self._arrays(), cast=cast, compiler=compiler)
         return _values(answer, dtype)
 
-    def eagerly(self, framework: Framework, implementation: str, *, dtype: str = "float32") -> Host:
-        """``attend`` without a compiler."""
+    def attend_eagerly(
+        self, framework: Framework, implementation: str, *, dtype: str = "float32"
+    ) -> Host:
+        """``attend`` in eager mode."""
         function, cast = self._function(framework, implementation), self._cast(dtype)
         answer = framework.evaluate(function, self._arrays(), cast=cast)
         return _values(answer, dtype)
 
     def log_sum_exp(self, framework: Framework, implementation: str) -> Host:
-        """The log-sum-exp ``(B, H, Q)`` that float32 gives, as float64."""
+        """The log-sum-exp ``(B, H, Q)``, computed in float32, as float64."""
         function, cast = self._function(framework, implementation, lse=True), self._cast("float32")
         compiler = framework.default_compiler
         answer = framework.evaluate(function, self._arrays(), cast=cast, compiler=compiler)
@@ -88,27 +90,29 @@ class AttentionCase:
     ) -> tuple[Host, dict[str, Host]]:
         """The result, and gradients of ``sum(d_out * result)`` by the names of ``floats``."""
         function, cast = self._function(framework, implementation), self._cast(dtype)
-        out, found = framework.gradients(
+        out, gradients = framework.gradients(
             function, self._arrays(), d_out, cast=cast, compiler=compiler
         )
         wide = {
-            name if name in self.tensors else self.name_of(self.bare(name)): a.astype(np.float64)
-            for name, a in found.items()
+            name if name in self.tensors else self.name_in_floats(self.param_name(name)): a.astype(
+                np.float64
+            )
+            for name, a in gradients.items()
         }
         return _values(out, dtype), wide
 
     def floats(self) -> dict[str, Host]:
-        """Tensors and params by name; a param that is named like a tensor is ``"param:v"``."""
-        own = {self.name_of(name): array for name, array in self.params.items()}
+        """Tensors and params by name; a param with the name of a tensor is ``"param:v"``."""
+        own = {self.name_in_floats(name): array for name, array in self.params.items()}
         return {**self.tensors, **own}
 
-    def name_of(self, param: str) -> str:
-        """What ``floats`` calls a param."""
+    def name_in_floats(self, param: str) -> str:
+        """The name of a param in ``floats``."""
         return _PARAM + param if param in self.tensors else param
 
     @staticmethod
-    def bare(name: str) -> str:
-        """A param's own name."""
+    def param_name(name: str) -> str:
+        """The inverse of ``name_in_floats``."""
         return name.removeprefix(_PARAM)
 
     def _arrays(self) -> dict[str, Host]:
@@ -128,14 +132,14 @@ class AttentionCase:
         fixed = {n: o for n, o in self.options.items() if not isinstance(o, np.ndarray)}
         none = tuple(sorted(name for name, value in fixed.items() if value == {}))
         kept = tuple(sorted((n, o) for n, o in fixed.items() if n not in none))
-        scheme: Any = self.scheme  # hashable, which its protocol cannot say
+        scheme: Any = self.scheme  # hashable, which PositionScheme does not declare
         return _attention(framework, implementation, scheme, kept, none, lse)
 
 
 def _values(answer: Answer | None, dtype: str) -> Host:
     assert answer is not None
     if answer.dtype != dtype:
-        raise AssertionError(f"attention of {dtype} answers in {answer.dtype}")
+        raise AssertionError(f"attention of {dtype} returns {answer.dtype}")
     return answer.values.astype(np.float64)
 
 
@@ -148,7 +152,7 @@ def _attention(
     none: tuple[str, ...],
     lse: bool,
 ) -> Function:
-    """One and the same function for the same arguments, so that it is compiled once."""
+    """The same function object for the same arguments, so that it is compiled once."""
 
     def attend(xp: Namespace, arrays: dict[str, Array]) -> Array:
         vectors: dict[str, Array] = {}

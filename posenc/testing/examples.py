@@ -1,8 +1,7 @@
 """Example schemes: every hook of ``posenc.PositionScheme`` is used by at least one of them.
 
-Each is as short as it can be, to be read and copied. Tests, benchmarks and docs use them beside the
-catalogue, so that a check that passes also says something about schemes that nobody has written
-yet.
+Each is as short as it can be, to be read and copied. Tests, benchmarks and docs use them together
+with the catalogue, so that a passing check also covers schemes that nobody has written yet.
 
 - ``bias``: ``Kerple``, ``Fence``, ``Parabola``, ``Checkered``, ``Tide``, ``Fire``, ``Level``,
   ``Silent`` (the hook, without a bias); with ``key_bias``: ``Both``, ``Forgetting``.

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass, replace
-from enum import Enum
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
+from typing import Any
 
 import array_api_compat.numpy as xp
 import numpy as np
@@ -21,6 +20,7 @@ from posenc.protocol import PositionScheme, Role
 from posenc.testing.attention_case import AttentionCase
 from posenc.testing.framework import Host, readonly
 from posenc.testing.tokens import Tokens
+from posenc.testing.variants import field_variants, sizes_of
 
 _HEADS, _HEAD_DIM, _HIDDEN_DIM = 4, 8, 16
 _MIN_POSITIONS = 20  # a law may ask for so many
@@ -69,7 +69,7 @@ class SchemeCase:
         check_params(self.scheme, own, xp=xp)
         settings = {
             "params": {name: readonly(value) for name, value in own.items()},
-            "head_dim": self.head_dim or min(_sizes(self.scheme, "head_dim"), default=_HEAD_DIM),
+            "head_dim": self.head_dim or min(sizes_of(self.scheme, "head_dim"), default=_HEAD_DIM),
         }
         for name, value in settings.items():
             object.__setattr__(self, name, value)
@@ -100,7 +100,7 @@ class SchemeCase:
         """The given or default range; raises if the scheme fails at its ends."""
         low, high = self.positions
         if (low, high) == (0, 0):
-            longest = min(_sizes(self.scheme, "max_len"), default=None)
+            longest = min(sizes_of(self.scheme, "max_len"), default=None)
             low, high = (MIN_POSITION, MAX_POSITION) if longest is None else (0, longest - 1)
         if not (MIN_POSITION <= low <= 0 and _MIN_POSITIONS - 1 <= high <= MAX_POSITION):
             raise ValueError(
@@ -151,7 +151,7 @@ class SchemeCase:
             return Tokens(role, pos, {}, places)
         batch, length = len(pos) if pos.ndim == 2 else 1, pos.shape[-1]
         vectors = (batch, self.heads, length, self.head_dim)
-        found = posenc.features(
+        features = posenc.features(
             self.scheme,
             {name: a.astype(np.float64) for name, a in self.params.items()},
             x=self.normal((batch, length, self.hidden_dim), seed + 21),
@@ -160,7 +160,7 @@ class SchemeCase:
             pos=pos,
             axes=places,
         )[_ROLES.index(role)]
-        own = {name: readonly(a.astype(np.float32)) for name, a in found.items()}
+        own = {name: readonly(a.astype(np.float32)) for name, a in features.items()}
         return Tokens(role, pos, own, places)
 
     def draw_tokens(
@@ -176,7 +176,7 @@ class SchemeCase:
         return np.asarray(
             posenc.transform(
                 self.scheme, x, tokens.pos, role=tokens.role, params=given, axes=tokens.places,
-                features={n: a.astype(_wide(x)) for n, a in features.items()},
+                features={n: a.astype(_working_float(x)) for n, a in features.items()},
             )
         )  # fmt: skip
 
@@ -203,135 +203,68 @@ class SchemeCase:
         return Params(own, arrays.dtype, query or Features({}, "query"), key or Features({}, "key"))
 
     def bias(self, q: Tokens | Host, k: Tokens | Host, dtype: str = "float32") -> Host | None:
-        """The bias of every head ``(H, Q, K)``, or ``(B, H, Q, K)`` for ``(B, L)``; None without
-        one. Positions stand for tokens of ``tokens``.
+        """Bias of every head ``(H, Q, K)``, or ``(B, H, Q, K)`` for positions ``(B, L)``.
+
+        Given positions become tokens by ``tokens``. None if the scheme has no bias.
         """
         q = q if isinstance(q, Tokens) else self.tokens(q, "query")
         k = k if isinstance(k, Tokens) else self.tokens(k, "key")
         arrays, at = self.whole_params(dtype), (as_column(readonly(q.pos)), as_row(readonly(k.pos)))
-        sides = {"query": q.seen(arrays.dtype), "key": k.seen(arrays.dtype)}
-        found = bias_tile(self.scheme, *at, arrays, dtype=arrays.dtype, xp=xp, **sides)
-        if found is None:
+        sides = {"query": q.bias_reads(arrays.dtype), "key": k.bias_reads(arrays.dtype)}
+        tile = bias_tile(self.scheme, *at, arrays, dtype=arrays.dtype, xp=xp, **sides)
+        if tile is None:
             return None
         batch = max(len(t.pos) if t.pos.ndim == 2 else 1 for t in (q, k))
         shape = (batch, self.heads, q.size, k.size)
-        whole: Host = np.broadcast_to(found, shape)
+        whole: Host = np.broadcast_to(tile, shape)
         return whole if 2 in (q.pos.ndim, k.pos.ndim) else whole[0]
 
     @cached_property
     def has_bias(self) -> bool:
-        """Whether it has a bias."""
+        """Whether the scheme has a bias; the hook alone may return None."""
         one = np.zeros(1, np.int64)
         return self.bias(one, one) is not None
 
     def normal(self, shape: tuple[int, ...], seed: int) -> Host:
-        """Independent normal values, read-only, that half precision holds exactly."""
+        """Independent normal values, read-only, that half precision represents exactly."""
         values = np.random.default_rng(seed).standard_normal(shape)
         return readonly(np.round(values * 32) / 32)
 
     def tensors(
         self, q_len: int, k_len: int | None = None, *, batch: int = _BATCH, grouped: bool = False
     ) -> dict[str, Host]:
-        """q, k, v and hidden states x of the keys' tokens in float64; ``grouped``: fewer heads of k
-        and v.
+        """Float64 q, k, v, and hidden states x of the keys' tokens.
+
+        ``grouped``: k and v have fewer heads, if the scheme allows it.
         """
         k_len, count = k_len or q_len, self.heads
         grouped = grouped and count > 1 and self.shares_keys
         shared = next(n for n in (2, 3, count) if count % n == 0) if grouped else 1
         kv = (batch, count // shared, k_len, self.head_dim)
         shapes = {"q": (batch, count, q_len, self.head_dim), "k": kv, "v": kv}
-        found = {name: self.normal(shape, n) for n, (name, shape) in enumerate(shapes.items())}
-        return found | {"x": self.normal((batch, k_len, self.hidden_dim), 3)}
+        vectors = {name: self.normal(shape, n) for n, (name, shape) in enumerate(shapes.items())}
+        return vectors | {"x": self.normal((batch, k_len, self.hidden_dim), 3)}
 
     def call(self, tensors: Mapping[str, Host], **options: Any) -> AttentionCase:
         """A call of attention with this scheme and these params."""
         return AttentionCase(self.scheme, tensors, self.params, options)
 
     def query_hidden(self, x: Host) -> dict[str, Host]:
-        """Hidden states of the queries' tokens, as positions need them to be given; if any are."""
+        """``{"q_x": x}`` if the scheme reads hidden states; calls with positions need it."""
         return {"q_x": x} if self.reads_hidden else {}
 
     def named_variants(self) -> Iterator[tuple[str, PositionScheme]]:
-        """Schemes that differ in a field, by its name: those given, or one number at a time."""
+        """The given variants, or schemes with one field changed, each with a name."""
         if self.variants:
             yield from ((repr(other), other) for other in self.variants)
             return
-        yield from self._changed_schemes(compared=True)
+        yield from field_variants(self.scheme)
 
     def variants_of_uncompared_fields(self) -> Iterator[tuple[str, PositionScheme]]:
-        """Schemes that differ in a field that ``==`` does not look at, one at a time."""
-        yield from self._changed_schemes(compared=False)
-
-    def _changed_schemes(self, *, compared: bool) -> Iterator[tuple[str, PositionScheme]]:
-        own = [each for each in fields(cast(Any, self.scheme)) if each.init]
-        own = [each for each in own if each.compare is compared]
-        hints = get_type_hints(type(self.scheme)) if own else {}
-        for each in own:
-            for value in _changed(getattr(self.scheme, each.name), hints.get(each.name)):
-                try:
-                    other = replace(cast(Any, self.scheme), **{each.name: value})
-                    head_count(other)  # parts of a combination may no longer fit each other
-                except (TypeError, ValueError):
-                    continue  # not a value of this field
-                if len(set(_sizes(other, "head_dim"))) < 2:
-                    yield f"{each.name}={value!r}", other
-                    break
+        """Schemes with one field changed that ``==`` does not compare."""
+        yield from field_variants(self.scheme, compared=False)
 
 
-def _wide(x: Host) -> Any:
-    """The working float of vectors."""
+def _working_float(x: Host) -> Any:
+    """The working float for vectors ``x``."""
     return np.float64 if x.dtype == np.float64 else np.float32
-
-
-def _sizes(scheme: Any, name: str) -> list[int]:
-    """A size that a scheme has as a field, or parts of it do."""
-    own = getattr(scheme, name, None)
-    if own is not None or not is_dataclass(scheme):
-        return [] if own is None else [own]
-    parts = [getattr(scheme, each.name, None) for each in fields(scheme)]
-    parts = [one for part in parts for one in (part if isinstance(part, tuple) else (part,))]
-    return [size for part in parts if _is_scheme(part) for size in _sizes(part, name)]
-
-
-def _is_scheme(value: Any) -> bool:
-    return isinstance(value, PositionScheme) and is_dataclass(value)
-
-
-def _with_field(made: Any) -> Iterator[Any]:
-    """Schemes that differ from a scheme in one field."""
-    hints = get_type_hints(type(made))
-    for each in (each for each in fields(made) if each.init and each.compare):
-        for value in _changed(getattr(made, each.name), hints.get(each.name)):
-            try:
-                yield replace(made, **{each.name: value})
-            except (TypeError, ValueError):
-                continue  # not a value of this field
-            break
-
-
-def _changed(value: Any, kind: Any) -> list[Any]:
-    """Other values that a field might take; the first that its class accepts is tried."""
-    others: Iterable[Any] = ()
-    if get_origin(kind) is Literal:
-        others = get_args(kind)
-    elif isinstance(value, Enum):
-        others = type(value)
-    elif _is_scheme(value):
-        others = _with_field(value)
-    elif isinstance(value, tuple) and value and all(map(_is_scheme, value)):
-        others = (
-            (*value[:n], other, *value[n + 1 :])
-            for n, part in enumerate(value)
-            for other in _with_field(part)
-        )
-    elif isinstance(value, bool):
-        others = (not value,)
-    elif isinstance(value, int):
-        others = (2 * value, value + 2, value + 1, value - 1)  # one step may be too small to tell
-    elif isinstance(value, float):
-        others = (2 * value, value / 2, value + 1)
-    elif isinstance(value, tuple) and value and all(isinstance(v, int | float) for v in value):
-        others = (tuple(v + 0.5 for v in value), tuple(2 * v for v in value))
-    elif value is None and {int, float} & set(get_args(kind)):
-        others = (2, 4, 0.5)
-    return [other for other in others if other != value]

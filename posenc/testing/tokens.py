@@ -1,4 +1,4 @@
-"""Tokens of one side as laws draw them: positions, places, features; and those of one head."""
+"""Tokens of one side for the laws: positions, coordinates on axes, and features."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ class Tokens:
 
     @property
     def size(self) -> int:
-        """How many tokens."""
+        """Number of tokens."""
         return int(self.pos.shape[-1])
 
-    def of(self, index: Any) -> Tokens:
-        """Some of them, in a row."""
+    def take(self, index: Any) -> Tokens:
+        """The tokens at ``index``."""
         features = {name: readonly(a[:, :, index]) for name, a in self.features.items()}
         places = None if self.places is None else self.places[..., index, :]
         return replace(self, pos=self.pos[..., index], features=features, places=places)
 
     def row(self, row: int) -> Tokens:
-        """One sequence of a batch."""
+        """The tokens of one sequence of a batch."""
         features = {
             name: a[row : row + 1] if len(a) > 1 else a for name, a in self.features.items()
         }
@@ -59,30 +59,30 @@ class Tokens:
         pos = self.pos[row] if self.pos.ndim == 2 else self.pos
         return replace(self, pos=pos, features=features, places=places)
 
-    def moved(self, by: int) -> Tokens:
-        """At other positions, and places, with the same features."""
+    def shift(self, by: int) -> Tokens:
+        """The same features, with ``by`` added to positions and places."""
         places = None if self.places is None else self.places + by
         return replace(self, pos=self.pos + by, places=places)
 
-    def seen(self, dtype: Any) -> dict[str, Host]:
-        """What a bias reads: features in a float, and integer places."""
-        found = {name: readonly(a.astype(dtype)) for name, a in self.features.items()}
+    def bias_reads(self, dtype: Any) -> dict[str, Host]:
+        """The arrays that a bias reads: features in ``dtype``, and integer places."""
+        arrays = {name: readonly(a.astype(dtype)) for name, a in self.features.items()}
         if self.places is not None:
             places = self.places if self.places.ndim == 3 else self.places[None]
-            found["places"] = readonly(places[:, None])
-        return found
+            arrays["places"] = readonly(places[:, None])
+        return arrays
 
     def of_head(self, head: int, index: Index, dtype: Any, row: int = 0) -> Features:
-        """What one head's ``bias`` reads at ``pos[index]``, of one sequence."""
-        found = {}
-        for name, array in self.seen(dtype).items():
+        """Features that the ``bias`` of one head reads at ``pos[index]`` of one sequence."""
+        features: dict[str, Any] = {}
+        for name, array in self.bias_reads(dtype).items():
             own = array[min(row, len(array) - 1), min(head, array.shape[1] - 1)]
-            found[name] = Rows(own[index]) if own.ndim == 2 else np.asarray(own[index])
-        return Features(found, self.role)
+            features[name] = Rows(own[index]) if own.ndim == 2 else np.asarray(own[index])
+        return Features(features, self.role)
 
 
 class Rows:
-    """A table of each of some tokens of one head, ``(..., M)``, which answers ``rows[index]``."""
+    """A table per token of one head, ``(..., M)``; ``rows[index]`` takes one entry of each."""
 
     def __init__(self, array: Host) -> None:
         self._array = array

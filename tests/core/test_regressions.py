@@ -62,12 +62,12 @@ def test_the_farthest_positions_that_are_accepted_are_far(framework, path):
     places = {"q_pos": np.asarray([high], "int32"), "k_pos": np.asarray([high, low], "int32")}
     call = problem(scheme, 1, 2, **places)
     assert_near(
-        call.eagerly(framework, path), call.tensors["v"][:, :, :1], ATTENTION_TOL["float32"]
+        call.attend_eagerly(framework, path), call.tensors["v"][:, :, :1], ATTENTION_TOL["float32"]
     )
     if framework.name.startswith("strict"):  # on a device whose values cannot be seen
         return
     with pytest.raises(ValueError, match=r"accepted: -2\*\*30"):
-        problem(scheme, 1, 1, q_pos=places["q_pos"] + 1, k_pos=places["q_pos"]).eagerly(
+        problem(scheme, 1, 1, q_pos=places["q_pos"] + 1, k_pos=places["q_pos"]).attend_eagerly(
             framework, path
         )
 

@@ -390,7 +390,7 @@ WRONG = {
     "at_length_is_a_scheme_of_its_kind (long)": Short(HEADS),
     "bias_is_elementwise": Shared(HEADS),
     "tile_is_slice": Shared(HEADS),
-    "bias_is_finite_or_hides": Infinite(),
+    "bias_is_finite_or_masks": Infinite(),
     "relative_is_as_claimed": Absolute(HEADS),
     "relative_is_as_claimed (unsaid)": Modest(),
     "key_bias_is_as_claimed": Backwards(HEADS),
@@ -398,7 +398,7 @@ WRONG = {
     "transform_is_row_local": ByIndex(HEAD_DIM),
     "half_precision_rounds_once": Wide(HEAD_DIM),
     "half_precision_rounds_once (twice)": Narrow(HEAD_DIM),
-    "embedding_is_one_row_a_position": Flowing(HEAD_DIM),
+    "embedding_is_one_row_per_position": Flowing(HEAD_DIM),
     "features_are_row_local": Mixing(),
     "scheme_is_a_frozen_value": Thawed(),
     "schemes_share_no_state": Remembering(HEAD_DIM),
@@ -453,8 +453,8 @@ def test_every_law_can_be_broken():
     of_paths = {
         "implementation_equals_the_reference",
         "implementation_equals_the_reference_in_other_floats",
-        "implementation_takes_what_callers_bring",
-        "batch_rows_keep_to_themselves",
+        "implementation_takes_all_options",
+        "batch_rows_are_independent",
     }
     assert {law.name for law in laws()} == of_paths | {case.split(" ")[0] for case in WRONG}
 
@@ -519,9 +519,11 @@ def test_what_softmax_cannot_see_need_not_learn(name):
 
 
 def test_a_law_says_where_it_is_broken():
-    with pytest.raises(BrokenLawError, match=r"head 0: .* at query 41 is another at key -\d+ than"):
+    with pytest.raises(
+        BrokenLawError, match=r"head 0: .* at query 41 differs between key -\d+ and"
+    ):
         check_scheme(wrong_schemes.FarKeys(HEADS), frameworks=["numpy"])
-    with pytest.raises(BrokenLawError, match=r"alone: |\(5, 9, 6\), beside a token"):
+    with pytest.raises(BrokenLawError, match=r"alone: |\(5, 9, 6\), with another token"):
         check_scheme(wrong_schemes.CrowdedGate(), frameworks=["numpy"])
 
 

@@ -1,4 +1,4 @@
-"""The laws, by what they speak of. Importing this package enters all of them."""
+"""The laws, one module per subject. Importing this package registers all of them."""
 
 from posenc.testing.lawbook import attention, bias, claims, equivalence, frameworks, scheme, tokens
 

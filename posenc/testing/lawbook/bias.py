@@ -14,15 +14,15 @@ from posenc.testing.tokens import Tokens
 from posenc.testing.tolerances import SCALAR_VS_ARRAY_TOL, assert_near
 
 _TRIALS = 8
-_BATCH = 5  # more sequences than any other law has
-# Queries and keys of calls as models make them: a step of decoding, and the row of one key. Longer
-# than the contexts that most are trained at, and no multiple of a block.
+_BATCH = 5  # more than in any other law
+# Numbers of queries and keys: a decoding step, a single key, and a rectangle. 4099 is longer than
+# many training contexts, and no multiple of a block.
 _LONG = ((1, 4099), (4099, 1), (70, 130))
 
 
 @law("scheme")
 def bias_is_elementwise(case: SchemeCase) -> None:
-    """The bias of a pair of positions is the same in a row and among all others, and alone."""
+    """The bias of a pair of positions is the same alone, in a row, and in the whole tile."""
     rng = np.random.default_rng(0)
     for trial in range(_TRIALS):
         q, k = case.draw_tokens(rng, "query"), case.draw_tokens(rng, "key")
@@ -32,7 +32,7 @@ def bias_is_elementwise(case: SchemeCase) -> None:
         for head in {trial % case.heads, case.heads - 1}:
 
             def of(i: Any, j: Any, head: int = head, q: Tokens = q, k: Tokens = k) -> Host:
-                """The bias of one head, of queries ``i`` and keys ``j``."""
+                """The bias of one head for queries ``i`` and keys ``j``."""
                 sides = (q.of_head(head, i, np.float32), k.of_head(head, j, np.float32))
                 params = case.head_params(head, "float32", *sides)
                 at = np.asarray(q.pos[i]), np.asarray(k.pos[j])
@@ -50,7 +50,7 @@ def bias_is_elementwise(case: SchemeCase) -> None:
 
 @law("scheme")
 def tile_is_slice(case: SchemeCase) -> None:
-    """The bias of some queries and some keys is that part of the whole, bit by bit."""
+    """The bias of some queries and keys equals that slice of the whole, bit by bit."""
     rng = np.random.default_rng(1)
     lengths = [tuple(rng.integers(1, 7, 2)) for _ in range(_TRIALS)]
     for q_len, k_len in (*lengths, *_LONG):
@@ -62,15 +62,15 @@ def tile_is_slice(case: SchemeCase) -> None:
             rng.permutation(q_len)[:2],
             slice(int(rng.integers(k_len)), None, 1 + k_len // 6),
         )
-        part = case.bias(q.of(some), k.of(other))
+        part = case.bias(q.take(some), k.take(other))
         what = f"q {q.pos[some]} of {q_len}, k {k.pos[other]} of {k_len}"
         require_equal(part, dense[:, some, other], what)
-    _require_alike_in_a_batch(case, rng)
-    _require_keys_alike(case, rng)
+    _require_independent_sequences(case, rng)
+    _require_slice_of_key_bias(case, rng)
 
 
-def _require_alike_in_a_batch(case: SchemeCase, rng: np.random.Generator) -> None:
-    """Each sequence of a batch has the bias of its own positions."""
+def _require_independent_sequences(case: SchemeCase, rng: np.random.Generator) -> None:
+    """Raise unless each sequence of a batch has the bias of its own positions."""
     q, k = case.draw_tokens(rng, "query", (_BATCH, 3)), case.draw_tokens(rng, "key", (_BATCH, 4))
     dense = case.bias(q, k)
     assert dense is not None
@@ -79,8 +79,8 @@ def _require_alike_in_a_batch(case: SchemeCase, rng: np.random.Generator) -> Non
         require_equal(case.bias(q.row(own), k.row(own)), dense[own], what)
 
 
-def _require_keys_alike(case: SchemeCase, rng: np.random.Generator) -> None:
-    """The key bias of some keys is that of the same among all."""
+def _require_slice_of_key_bias(case: SchemeCase, rng: np.random.Generator) -> None:
+    """Raise unless the key bias of some keys equals that slice of the whole."""
     head = case.heads - 1
     for length in (6, max(_LONG)[0]):
         k = case.draw_tokens(rng, "key", length)
@@ -88,19 +88,19 @@ def _require_keys_alike(case: SchemeCase, rng: np.random.Generator) -> None:
         if whole is None:
             return
         what = f"key_bias of head {head}, k {k.pos[some]} of {length}"
-        require_equal(key_bias(case, k.of(some), head), whole[some], what)
+        require_equal(key_bias(case, k.take(some), head), whole[some], what)
 
 
 def key_bias(case: SchemeCase, k: Tokens, head: int, dtype: str = "float32") -> Host | None:
     """The key bias of one head, ``(K,)``; None without one."""
     params = case.head_params(head, dtype, key=k.of_head(head, ..., np.dtype(dtype)))
-    found: Any = case.scheme.key_bias(k.pos, params=params, xp=xp)
-    return None if found is None else np.broadcast_to(np.asarray(found), k.pos.shape)
+    bias: Any = case.scheme.key_bias(k.pos, params=params, xp=xp)
+    return None if bias is None else np.broadcast_to(np.asarray(bias), k.pos.shape)
 
 
 @law("scheme")
-def bias_is_finite_or_hides(case: SchemeCase) -> None:
-    """The bias at any pair of positions is finite, or -inf, which hides the key."""
+def bias_is_finite_or_masks(case: SchemeCase) -> None:
+    """The bias at any pair of positions is finite, or -inf, which masks the key."""
     low, high = case.positions
     ends = [low, low + 1, -1, 0, 1, 2, 7, 8, high - 1, high]
     sizes = [sign * (2**n + by) for n in range(2, 30) for by in (-1, 0, 1) for sign in (1, -1)]

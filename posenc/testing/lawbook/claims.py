@@ -1,7 +1,7 @@
-"""Laws of claims: what a scheme says of its bias is true, and what it does not say is not so.
+"""Declared properties (``relative``, ``key_bias``) must hold; undeclared ones must not.
 
-A claim that is missing costs a lowering and no more; it is a law all the same, because a reader of
-the catalogue takes silence for "no".
+A missing declaration only costs speed. It is a law because readers of the catalogue take a missing
+declaration for "no".
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from posenc.testing.tokens import Tokens
 from posenc.testing.tolerances import KEY_BIAS_TOL
 
 _TRIALS, _EACH = 3, 20
-# Near, into any context, and to where float32 no longer holds every integer.
+# Near, across any context, and where float32 no longer represents every integer.
 _SHIFTS = (1, 7, 64, 2**10, 2**20, 2**24 + 1, 2**29 - 1)
 _NEAR = 41
 
 
 @law("scheme")
 def relative_is_as_claimed(case: SchemeCase) -> None:
-    """``relative``: the bias does not change when every position does; without it, it does."""
+    """``relative`` is declared if and only if shifting all positions keeps the bias."""
     claimed, rng, moved = case.scheme.relative, np.random.default_rng(2), False
     if not case.has_bias:
         require(not claimed, "claimed, though there is no bias")
@@ -36,7 +36,7 @@ def relative_is_as_claimed(case: SchemeCase) -> None:
         for _ in range(_TRIALS):
             at = [case.draw_positions(rng, _EACH).clip(low, high - by) for _ in range(2)]
             q, k = case.tokens(at[0], "query"), case.tokens(at[1], "key")
-            before, after = (np.asarray(case.bias(q.moved(to), k.moved(to))) for to in (0, by))
+            before, after = (np.asarray(case.bias(q.shift(to), k.shift(to))) for to in (0, by))
             changed = before != after
             moved |= bool(np.any(changed))
             if claimed and np.any(changed):
@@ -46,87 +46,88 @@ def relative_is_as_claimed(case: SchemeCase) -> None:
                     f"claimed, but the bias of head {head} at q {at[0][i]}, k {at[1][j]} is "
                     f"{was:.9g}, and {becomes:.9g} where both are moved by {by}"
                 )
-    # Nothing is lost by silence where features decide: no table holds them by distance.
-    silent = reads_features(case.scheme)
-    require(claimed or moved or silent, "not claimed, though nothing moved the bias")
+    # A bias that reads features cannot become a table of distances: nothing is lost undeclared.
+    exempt = reads_features(case.scheme)
+    require(claimed or moved or exempt, "not claimed, though nothing moved the bias")
 
 
 @law("scheme")
 def key_bias_is_as_claimed(case: SchemeCase) -> None:
-    """``key_bias``: up to the query the bias is ``u(q) + key_bias(k)``; without it, it is not."""
+    """``key_bias`` is defined if and only if the causal bias is ``u(q) + key_bias(k)``."""
     if not case.has_bias:
         return
-    q, k, left = _left(case)
+    q, k, causal = _causal_pairs(case)
     claimed, separable = False, True
     dense = np.asarray(case.bias(q, k, "float64"))
     for head in range(case.heads):
         bias, own = dense[head], key_bias(case, k, head, "float64")
         claimed = own is not None
-        constant = not np.any(bias[left] != bias[left][0])
+        constant = not np.any(bias[causal] != bias[causal][0])
         require(
             claimed or not constant,
-            f"head {head}: constant up to the query. Do first values say nothing? Give params=",
+            f"head {head}: constant up to the query. Give params= if initial values hide the bias",
         )
-        apart = _apart(bias, own, left)
-        separable &= apart is None
-        require(separable or not claimed, f"head {head}: {_told(q, k, apart)}")
+        mismatch = _find_mismatch(bias, own, causal)
+        separable &= mismatch is None
+        require(separable or not claimed, f"head {head}: {_describe(q, k, mismatch)}")
     require(
         claimed or not separable,
         "not claimed, though the bias is u(q) + w(k): write key_bias, which returns w(k)",
     )
 
 
-def _apart(bias: Host, of_key: Host | None, left: Host) -> tuple[int, int, int, float] | None:
-    """Where ``bias - of_key`` is not the same at two keys of one query: the query, both keys, and
-    by how much; None if it is the same everywhere.
+def _find_mismatch(
+    bias: Host, of_key: Host | None, causal: Host
+) -> tuple[int, int, int, float] | None:
+    """Indices of a query and two keys where ``bias - of_key`` differs, and by how much, or None.
 
-    Without ``of_key`` the bias of the query before stands for it, over what both see.
+    Without ``of_key``, the bias of the previous query replaces it, over the keys that both see.
     """
     for at in range(len(bias)) if of_key is not None else range(1, len(bias)):
         other = bias[at - 1] if of_key is None else of_key
-        seen = np.flatnonzero(left[at] if of_key is not None else left[at] & left[at - 1])
-        here, there = bias[at][seen], other[seen]
+        keys = np.flatnonzero(causal[at] if of_key is not None else causal[at] & causal[at - 1])
+        here, there = bias[at][keys], other[keys]
         finite = np.isfinite(here)
         if np.any(finite != np.isfinite(there)):
             wrong = int(np.argmax(finite != np.isfinite(there)))
-            return at, int(seen[wrong]), int(seen[wrong]), float("inf")
+            return at, int(keys[wrong]), int(keys[wrong]), float("inf")
         if not np.any(finite):
             continue
-        seen, here, there = seen[finite], here[finite], there[finite]
-        # What is near is computed from small numbers: its rounding is small too.
+        keys, here, there = keys[finite], here[finite], there[finite]
+        # Small biases have small rounding errors: compare with the smallest.
         size = np.maximum(np.abs(here), np.abs(there))
         first = int(np.argmin(size))
         off = np.abs((here - there) - (here[first] - there[first]))
         worst = int(np.argmax(off / np.maximum(1, size)))
         if off[worst] > KEY_BIAS_TOL * max(1.0, size[worst]):
-            return at, int(seen[first]), int(seen[worst]), float(off[worst])
+            return at, int(keys[first]), int(keys[worst]), float(off[worst])
     return None
 
 
-def _told(q: Tokens, k: Tokens, apart: tuple[int, int, int, float] | None) -> str:
-    """Where a key bias is untrue, in words."""
-    if apart is None:
+def _describe(q: Tokens, k: Tokens, mismatch: tuple[int, int, int, float] | None) -> str:
+    """A mismatch as the message of an error."""
+    if mismatch is None:
         return "true"
-    at, first, second, by = apart
+    at, first, second, by = mismatch
     return (
-        f"bias - key_bias at query {q.pos[at]} is another at key {k.pos[second]} "
-        f"than at key {k.pos[first]}, by {by:.2e}"
+        f"bias - key_bias at query {q.pos[at]} differs between key {k.pos[second]} "
+        f"and key {k.pos[first]} by {by:.2e}"
     )
 
 
-def _left(case: SchemeCase) -> tuple[Tokens, Tokens, Host]:
-    """Queries, keys, and which keys are not after a query ``(Q, K)``.
+def _causal_pairs(case: SchemeCase) -> tuple[Tokens, Tokens, Host]:
+    """Queries, keys, and a mask ``(Q, K)`` of keys not after the query.
 
-    A sequence in order, and its own tokens, where features are read.
+    For a bias that reads features, both are tokens of one sequence in order.
     """
     if reads_features(case.scheme):
         at, later = np.arange(12), np.asarray([7, 9, 11])
-        q, k = case.tokens(at, "query").of(later), case.tokens(at, "key")
+        q, k = case.tokens(at, "query").take(later), case.tokens(at, "key")
         return q, k, at <= later[:, None]
     low, high = case.positions
     ends = [high // 2, high] if high < _NEAR else [_NEAR, 55, 600, 5000, 2**20]
     q_pos = np.unique([min(end, high) for end in ends])
-    # Every order of distance, as far as positions go.
+    # Distances of every magnitude, up to the range of positions.
     back = [0, 1, 2, 5, 9, 33, *(int(2 ** (n / 2)) for n in range(2, 60))]
     keys = [*(p - b for p in q_pos for b in back if p - b >= low), 0, 1, 2, *range(-900, 0, 111)]
     k_pos = np.unique(np.clip(keys, low, high))

@@ -1,6 +1,6 @@
 """Laws of equivalence on one implementation: caches, packing, padding and batching change nothing.
 
-Each compares what an implementation makes of a part with what the definition makes of the whole.
+Each compares a part computed by the implementation with the whole computed by the reference.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ def _rows(tensors: Tensors, q_rows: Any, k_rows: Any) -> dict[str, Host]:
     return {n: tensors[n][:, :, at] for n, at in rows.items()} | {"x": tensors["x"][:, k_rows]}
 
 
-def _placed(
+def _call_at(
     case: SchemeCase, tensors: Tensors, pos: Host, seg: Host, k_seg: Any = None
 ) -> AttentionCase:
-    """A causal call at positions and segments, of one shape for all laws."""
+    """A causal call at positions and segments, which have one shape for all laws."""
     batch = len(tensors["q"])
     q_pos, q_seg, k_seg = (
         np.broadcast_to(a, (batch, pos.shape[-1]))
@@ -45,32 +45,32 @@ def _placed(
     return case.call({**tensors, **case.query_hidden(tensors["x"])}, causal=True, **where)
 
 
-def _whole(case: SchemeCase, tensors: Tensors) -> Host:
-    """Causal attention of a sequence, by the definition."""
+def _reference_of(case: SchemeCase, tensors: Tensors) -> Host:
+    """Causal attention of a whole sequence by the reference."""
     return reference(case.call(tensors, causal=True))
 
 
 @law("implementation")
 def decoding_equals_prefill(case: SchemeCase, framework: Framework, implementation: str) -> None:
-    """The last queries, alone against all keys, give the last rows of the whole."""
+    """The last queries against all keys give the last rows of the whole."""
     tensors = case.tensors(_LENGTH)
-    whole = _whole(case, tensors)
+    whole = _reference_of(case, tensors)
     for start in (_LENGTH - 1, _LENGTH - 4):
         part = _rows(tensors, slice(start, None), slice(None))
-        found = case.call(part, causal=True).attend(framework, implementation)
-        assert_near(found, whole[:, :, start:], _FLOAT32, f"tokens from {start}")
+        out = case.call(part, causal=True).attend(framework, implementation)
+        assert_near(out, whole[:, :, start:], _FLOAT32, f"tokens from {start}")
 
 
 @law("implementation")
 def cache_may_hold_transformed_keys(
     case: SchemeCase, framework: Framework, implementation: str
 ) -> None:
-    """Keys that were transformed before they were cached are not transformed again."""
+    """Keys that are transformed before caching are not transformed again."""
     if not has_transform(case.scheme):
         return
     needs = posenc.cache_needs(case.scheme)
     tensors = case.tensors(_LENGTH)
-    whole, cache = _whole(case, tensors), _Cache(case, needs)
+    whole, cache = _reference_of(case, tensors), _Cache(case, needs)
     cache.add(_rows(tensors, slice(None), slice(None)))
     step = cache.step(_LENGTH - 1, tensors)
     assert_near(step.attend(framework, implementation), whole[:, :, -1:], _FLOAT32)
@@ -78,15 +78,15 @@ def cache_may_hold_transformed_keys(
 
 @law("implementation")
 def cache_holds_what_is_needed(case: SchemeCase, framework: Framework, implementation: str) -> None:
-    """Chunks of a prompt, then single tokens, from no more than ``posenc.cache_needs`` names."""
+    """Chunked prefill and decoding need only what ``posenc.cache_needs`` names."""
     tensors = case.tensors(_LENGTH)
-    whole, start = _whole(case, tensors), 0
+    whole, start = _reference_of(case, tensors), 0
     cache = _Cache(case, posenc.cache_needs(case.scheme))
     for size in _CHUNKS:
         rows = slice(start, start + size)
         cache.add(_rows(tensors, rows, rows))
-        found = cache.step(start, tensors).attend(framework, implementation)
-        assert_near(found, whole[:, :, rows], _FLOAT32, f"tokens {start} to {rows.stop - 1}")
+        out = cache.step(start, tensors).attend(framework, implementation)
+        assert_near(out, whole[:, :, rows], _FLOAT32, f"tokens {start} to {rows.stop - 1}")
         start = rows.stop
 
 
@@ -94,7 +94,7 @@ _CHUNKS = (5, 6, 1)
 
 
 class _Cache:
-    """What a scheme says that it needs of tokens that came before, and nothing else."""
+    """A cache that holds only what the scheme declares to need of earlier tokens."""
 
     def __init__(self, case: SchemeCase, needs: CacheNeeds) -> None:
         self._case, self._needs, self._length = case, needs, 0
@@ -103,7 +103,7 @@ class _Cache:
         self._queries: dict[str, Host] = {}
 
     def add(self, tensors: Tensors) -> None:
-        """Keep what is needed of tokens that come next."""
+        """Append the next tokens."""
         case, needs = self._case, self._needs
         k, pos = tensors["k"], np.arange(self._length, self._length + tensors["k"].shape[2])
         self._length += pos.size
@@ -124,7 +124,7 @@ class _Cache:
         self._queries = {f"q_features:{name}": a for name, a in of_queries.items()}
 
     def step(self, start: int, tensors: Tensors) -> AttentionCase:
-        """Attention of the queries from ``start`` on to all that is kept."""
+        """Attention of the queries from ``start`` on to all cached keys."""
         now = slice(start, self._length)
         given = {"q": tensors["q"][:, :, now], **self._kept}
         where: dict[str, Any] = {"q_pos": np.arange(start, self._length)}
@@ -144,9 +144,9 @@ class _Cache:
 def places_default_to_positions(
     case: SchemeCase, framework: Framework, implementation: str
 ) -> None:
-    """Places that are the positions, on every axis, change nothing; nor do they decide order."""
+    """Coordinates equal to the positions on every axis change nothing, in any order of tokens."""
     tensors, axes = case.tensors(_LENGTH), case.scheme.axes
-    whole, at = _whole(case, tensors), np.arange(_LENGTH)
+    whole, at = _reference_of(case, tensors), np.arange(_LENGTH)
     places = at if axes == 1 else np.stack([at] * axes, axis=-1)
     given = case.call(tensors, causal=True, q_axes=places, k_axes=places)
     assert_near(
@@ -154,17 +154,16 @@ def places_default_to_positions(
     )
     order = np.random.default_rng(12).permutation(_LENGTH)
     shuffled = _rows(tensors, order, order)
-    shuffled |= case.query_hidden(
-        shuffled["x"]
-    )  # where values cannot be seen, positions do not tell
+    # A traced call cannot match tokens by position, so it needs q_x.
+    shuffled |= case.query_hidden(shuffled["x"])
     there = {"q_pos": order, "k_pos": order, "q_axes": places[order], "k_axes": places[order]}
-    found = case.call(shuffled, causal=True, **there).attend(framework, implementation)
-    assert_near(found, whole[:, :, order], _FLOAT32, "likewise, in another order")
+    out = case.call(shuffled, causal=True, **there).attend(framework, implementation)
+    assert_near(out, whole[:, :, order], _FLOAT32, "likewise, in another order")
 
 
 @law("implementation")
-def heads_keep_to_themselves(case: SchemeCase, framework: Framework, implementation: str) -> None:
-    """What one head is given changes no other; rows of scores may be adjusted all at once."""
+def heads_are_independent(case: SchemeCase, framework: Framework, implementation: str) -> None:
+    """A change to one head's vectors changes no other head, unless the scheme adjusts scores."""
     if case.heads == 1 or "adjust_scores" in case.scheme.hooks():
         return
     tensors, own = case.tensors(_LENGTH), case.heads - 1
@@ -178,52 +177,50 @@ def heads_keep_to_themselves(case: SchemeCase, framework: Framework, implementat
     assert_near(after[:, :own], before[:, :own], _FLOAT32)
     require(
         not np.array_equal(after[:, own], before[:, own]),
-        "a head is as it was, though given other vectors",
+        "a head did not change, though its vectors did",
     )
 
 
 @law("implementation")
 def packed_equals_separate(case: SchemeCase, framework: Framework, implementation: str) -> None:
-    """Documents packed into one sequence, each from position 0, do not see each other."""
+    """Documents packed into one sequence, each from position 0, equal separate documents."""
     sizes = [3, 5, 4]
     tensors = case.tensors(_LENGTH)
     pos, seg = packed(sizes)
-    found = _placed(case, tensors, pos, seg).attend(framework, implementation)
+    out = _call_at(case, tensors, pos, seg).attend(framework, implementation)
     for document in range(len(sizes)):
         rows = np.flatnonzero(seg == document)
-        alone = _whole(case, _rows(tensors, rows, rows))
-        assert_near(found[:, :, rows], alone, _FLOAT32, f"document {document}")
+        alone = _reference_of(case, _rows(tensors, rows, rows))
+        assert_near(out[:, :, rows], alone, _FLOAT32, f"document {document}")
 
 
 @law("implementation")
 def left_padding_changes_nothing(
     case: SchemeCase, framework: Framework, implementation: str
 ) -> None:
-    """A sequence padded on the left gives what it gives alone, and 0 where it is padded."""
+    """A left-padded sequence gives the same result as alone, and 0 at the padding."""
     tensors, pad = case.tensors(_LENGTH), 4
     pos, q_seg, k_seg = left_padded([_LENGTH, _LENGTH - pad], _LENGTH)
-    found = _placed(case, tensors, pos, q_seg, k_seg).attend(framework, implementation)
+    out = _call_at(case, tensors, pos, q_seg, k_seg).attend(framework, implementation)
     rows = slice(pad, None)
     second = {name: a[1:] for name, a in _rows(tensors, rows, rows).items()}
-    assert_near(found[1:, :, rows], _whole(case, second), _FLOAT32)
-    require(not np.any(found[1, :, :pad]), "a padded query is not 0")
+    assert_near(out[1:, :, rows], _reference_of(case, second), _FLOAT32)
+    require(not np.any(out[1, :, :pad]), "a padded query is not 0")
 
 
 @law("implementation")
-def batch_rows_keep_to_themselves(
-    case: SchemeCase, framework: Framework, implementation: str
-) -> None:
-    """Permuting the batch permutes the result, each row with positions of its own."""
+def batch_rows_are_independent(case: SchemeCase, framework: Framework, implementation: str) -> None:
+    """Permuting the batch permutes the result; each sequence has its own positions."""
     tensors = case.tensors(_LENGTH)
     rng = np.random.default_rng(10)
     pos = np.stack([rng.permutation(2 * _LENGTH)[:_LENGTH] for _ in range(2)])
     seg = np.zeros_like(pos)
-    turned = {name: a[::-1] for name, a in tensors.items()}
-    found = _placed(case, turned, pos[::-1], seg).attend(framework, implementation)
+    flipped = {name: a[::-1] for name, a in tensors.items()}
+    out = _call_at(case, flipped, pos[::-1], seg).attend(framework, implementation)
     for row in range(2):
         alone = {name: a[row : row + 1] for name, a in tensors.items()}
-        expected = reference(_placed(case, alone, pos[row : row + 1], seg[:1]))
-        assert_near(found[1 - row], expected[0], _FLOAT32, f"row {row}")
+        expected = reference(_call_at(case, alone, pos[row : row + 1], seg[:1]))
+        assert_near(out[1 - row], expected[0], _FLOAT32, f"row {row}")
 
 
 @law("implementation")
@@ -234,18 +231,17 @@ def order_in_memory_does_not_matter(
     tensors = case.tensors(_LENGTH)
     order = np.random.default_rng(11).permutation(_LENGTH)
     shuffled = _rows(tensors, order, order)
-    shuffled |= case.query_hidden(
-        shuffled["x"]
-    )  # where values cannot be seen, positions do not tell
-    # Without segments, unlike elsewhere: gates must be summed by position then too.
+    # A traced call cannot match tokens by position, so it needs q_x.
+    shuffled |= case.query_hidden(shuffled["x"])
+    # Without segments here: cumulative features must follow positions in this case too.
     call = case.call(shuffled, causal=True, q_pos=order, k_pos=order)
-    found = call.attend(framework, implementation)
-    assert_near(found, _whole(case, tensors)[:, :, order], _FLOAT32)
+    out = call.attend(framework, implementation)
+    assert_near(out, _reference_of(case, tensors)[:, :, order], _FLOAT32)
 
 
 @law("implementation")
 def causal_hides_the_future(case: SchemeCase, framework: Framework, implementation: str) -> None:
-    """Under a causal mask later tokens change nothing; without one they do."""
+    """With a causal mask later tokens change nothing; without it they do."""
     tensors, now = case.tensors(_LENGTH), 7
     later = {name: np.array(array) for name, array in tensors.items()}
     for name in ("q", "k", "v"):
@@ -258,12 +254,15 @@ def causal_hides_the_future(case: SchemeCase, framework: Framework, implementati
         )
         if causal:
             assert_near(after, before, _FLOAT32)
-        elif not _hidden(case, now):
-            require(not np.array_equal(after, before), "nothing changes without the mask either")
+        elif not _bias_masks_later(case, now):
+            require(
+                not np.array_equal(after, before),
+                "later tokens change nothing without a mask either",
+            )
 
 
-def _hidden(case: SchemeCase, now: int) -> bool:
-    """Whether the bias itself hides what comes after a token."""
+def _bias_masks_later(case: SchemeCase, now: int) -> bool:
+    """Whether the bias itself masks all later tokens."""
     dense = case.bias(np.arange(now), np.arange(now, _LENGTH))
     return dense is not None and bool(np.all(dense == -np.inf))
 
@@ -272,10 +271,10 @@ def _hidden(case: SchemeCase, now: int) -> bool:
 def relative_scheme_may_begin_anywhere(
     case: SchemeCase, framework: Framework, implementation: str
 ) -> None:
-    """A relative bias, and nothing else of position, gives the same from any first position."""
+    """A scheme with only a relative bias gives the same result from any first position."""
     if not case.scheme.relative or has_transform(case.scheme):
         return
     tensors, by = case.tensors(_LENGTH), min(1000, case.positions[1] + 1 - _LENGTH)
     pos, seg = np.arange(_LENGTH) + by, np.zeros(_LENGTH, int)
-    found = _placed(case, tensors, pos, seg).attend(framework, implementation)
-    assert_near(found, _whole(case, tensors), _FLOAT32)
+    out = _call_at(case, tensors, pos, seg).attend(framework, implementation)
+    assert_near(out, _reference_of(case, tensors), _FLOAT32)

@@ -1,4 +1,4 @@
-"""Laws of the core on one framework: the numbers of NumPy, in the framework's own arrays."""
+"""Laws of the core on one framework: its arrays have the same values as NumPy's."""
 
 from __future__ import annotations
 
@@ -26,30 +26,30 @@ from posenc.testing.scheme_case import SchemeCase
 from posenc.testing.tolerances import DERIVATIVE_TOL, REDUCTION_FACTOR, VALUE_TOL, assert_near
 
 _PARAM = "param:"
-_KEPT = 64  # functions, for their compiled programs
+_KEPT = 64  # functions whose compiled programs are kept
 _LENGTH = 6
-_STEP = 1e-6  # so short that it seldom crosses a kink, and 1e-16 / 1e-6 is far below the tolerance
+_STEP = 1e-6  # short, to seldom cross a kink; the rounding 1e-16 / 1e-6 is below the tolerance
 Arrays = dict[str, Array]
 
 
 def _side(a: Arrays, role: Role) -> dict[str, Array]:
     """Features of one side, and places, as a bias reads them."""
     prefix = f"{role}:"
-    found = {n.removeprefix(prefix): v for n, v in a.items() if n.startswith(prefix)}
+    features = {n.removeprefix(prefix): v for n, v in a.items() if n.startswith(prefix)}
     if "axes" in a:
-        found["places"] = a["axes"][:, None, :, :]
-    return found
+        features["places"] = a["axes"][:, None, :, :]
+    return features
 
 
 def _bias(scheme: PositionScheme, a: Arrays, params: Arrays, xp: Namespace) -> Array | None:
     own, work = prepare_params(scheme, params, like=a["pos"], dtype=None, xp=xp)
     at, sides = (as_column(a["pos"]), as_row(a["pos"])), {role: _side(a, role) for role in _ROLES}
-    found = bias_tile(scheme, *at, own, dtype=work, xp=xp, **sides)
-    if found is None:
+    tile = bias_tile(scheme, *at, own, dtype=work, xp=xp, **sides)
+    if tile is None:
         return None
-    # With all axes of its arguments: a bias of one side alone has fewer.
-    (batch, length), here = a["pos"].shape, device(found)
-    return found + xp.zeros((batch, 1, length, length), dtype=found.dtype, device=here)
+    # Broadcast: a bias that reads one side only has fewer axes.
+    (batch, length), here = a["pos"].shape, device(tile)
+    return tile + xp.zeros((batch, 1, length, length), dtype=tile.dtype, device=here)
 
 
 def _key_bias(scheme: PositionScheme, a: Arrays, params: Arrays, xp: Namespace) -> Array | None:
@@ -82,12 +82,12 @@ def _embedding(scheme: PositionScheme, a: Arrays, params: Arrays, xp: Namespace)
 
 
 def _features(scheme: PositionScheme, a: Arrays, params: Arrays, xp: Namespace) -> Array | None:
-    """All features of both sides in one long array."""
+    """All features of both sides, flattened into one array."""
     where = {"pos": a["pos"], "seg": a["seg"], "axes": a.get("axes")}
     given = {"x": a["hidden"], "q": a["x"], "k": a["x"]}
     sides = posenc.features(scheme, params, **given, **where, xp=xp)
-    found = [xp.reshape(side[name], (-1,)) for side in sides for name in sorted(side)]
-    return xp.concat(found) if found else None
+    flat = [xp.reshape(side[name], (-1,)) for side in sides for name in sorted(side)]
+    return xp.concat(flat) if flat else None
 
 
 _ROLES: tuple[Role, Role] = ("query", "key")
@@ -101,13 +101,13 @@ _PARTS: Mapping[str, Callable[..., Array | None]] = {
 
 
 def _function(case: SchemeCase, part: str) -> Function:
-    scheme: Any = case.scheme  # hashable, which its protocol cannot say
+    scheme: Any = case.scheme  # hashable, which PositionScheme does not declare
     return _part(scheme, part)
 
 
 @lru_cache(_KEPT)
 def _part(scheme: Any, part: str) -> Function:
-    """A function of arrays alone, one and the same each time, so that it is compiled once."""
+    """A function of arrays only, the same object each time, so that it is compiled once."""
 
     def apply(xp: Namespace, arrays: Arrays) -> Array | None:
         params = {n.removeprefix(_PARAM): a for n, a in arrays.items() if n.startswith(_PARAM)}
@@ -117,7 +117,7 @@ def _part(scheme: Any, part: str) -> Function:
 
 
 def _arrays(case: SchemeCase, dtype: str) -> dict[str, Host]:
-    """Positions near and at the ends of what the scheme takes, as every framework holds them."""
+    """Arrays with positions near 0 and at the ends of the range, in dtypes of every framework."""
     rng = np.random.default_rng(6)
     pos = np.stack([case.draw_positions(rng, _LENGTH) for _ in range(2)])
     pos[:, 0] = case.positions
@@ -139,22 +139,22 @@ def _arrays(case: SchemeCase, dtype: str) -> dict[str, Host]:
 
 @law("framework")
 def answers_as_numpy_does(case: SchemeCase, framework: Framework) -> None:
-    """Every part of a scheme has NumPy's numbers, and the dtype and device of its arguments."""
+    """Every part of a scheme has NumPy's values, and the dtype and device of its arguments."""
     for dtype in [name for name in ("float32", "float64") if name in framework.dtypes]:
         arrays = _arrays(case, dtype)
         for part in _PARTS:
             function = _function(case, part)
-            # 64-bit positions there, so that an overflow here is seen.
+            # NumPy gets 64-bit positions, so that an overflow in 32 bits shows.
             full = {n: a.astype(np.int64) if n in ("pos", "axes") else a for n, a in arrays.items()}
             expected = NumPy().evaluate(function, full)
-            found = framework.evaluate(function, arrays, compiler=framework.default_compiler)
+            actual = framework.evaluate(function, arrays, compiler=framework.default_compiler)
             what = f"{part} in {dtype}"
-            if expected is None or found is None:
-                require(found is expected, f"{what}: None here, and not there")
+            if expected is None or actual is None:
+                require(actual is expected, f"{what}: None on one of two frameworks only")
                 continue
-            require(found.dtype == expected.dtype, f"{what}: {found.dtype}, not {expected.dtype}")
-            require(not found.device_changed, f"{what}: on another device than its arguments")
-            assert_near(found.values, expected.values, VALUE_TOL[expected.dtype], what)
+            require(actual.dtype == expected.dtype, f"{what}: {actual.dtype}, not {expected.dtype}")
+            require(not actual.device_changed, f"{what}: on another device than its arguments")
+            assert_near(actual.values, expected.values, VALUE_TOL[expected.dtype], what)
 
 
 @law("framework")
@@ -166,17 +166,17 @@ def gradients_of_the_bias_are_finite(case: SchemeCase, framework: Framework) -> 
     answer = framework.evaluate(function, arrays, compiler=framework.default_compiler)
     if answer is None:
         return
-    # Nothing comes back from what is hidden.
+    # Masked pairs get no gradient.
     d_out = np.where(np.isfinite(answer.values), 1e-3, 0.0)
-    _, found = framework.gradients(function, arrays, d_out)
-    for name, gradient in found.items():
+    _, gradients = framework.gradients(function, arrays, d_out)
+    for name, gradient in gradients.items():
         what = name.removeprefix(_PARAM)
         require(np.all(np.isfinite(gradient)), f"gradient of {what} at {arrays['pos']}")
 
 
 @law("framework")
 def gradients_of_parts_are_derivatives(case: SchemeCase, framework: Framework) -> None:
-    """The gradient of every part by every learned array is how it changes, near and far."""
+    """Gradients of every part by every learned array equal finite differences, near and far."""
     if not framework.differentiable or not case.params:
         return
     arrays = _arrays(case, "float32")
@@ -184,35 +184,39 @@ def gradients_of_parts_are_derivatives(case: SchemeCase, framework: Framework) -
     parts = _present(case, arrays)
     if not parts:
         return
-    whole, wide = _joined(scheme, parts), _widened(arrays)
-    ways = {name: _way(array, seed) for seed, (name, array) in enumerate(_learned(arrays).items())}
-    slopes = {name: _changes(whole, wide, name, way) for name, way in ways.items()}
-    # Every number weighs as much as every other, however fast it changes; none that hides does.
-    largest = np.max([np.abs(slope) for slope in slopes.values()], axis=0)
+    whole, wide = _concatenated(scheme, parts), _widened(arrays)
+    directions = {
+        name: _direction(array, seed) for seed, (name, array) in enumerate(_learned(arrays).items())
+    }
+    derivatives = {name: _finite_difference(whole, wide, name, d) for name, d in directions.items()}
+    # Weight all numbers alike, however fast they change; leave out masked ones.
+    largest = np.max([np.abs(derivative) for derivative in derivatives.values()], axis=0)
     d_out = case.normal(largest.shape, 9) / np.maximum(1, largest)
     d_out = np.where(np.isfinite(largest), d_out, 0.0)
-    slopes = {name: np.where(d_out == 0, 0.0, slope) for name, slope in slopes.items()}
+    derivatives = {
+        name: np.where(d_out == 0, 0.0, derivative) for name, derivative in derivatives.items()
+    }
 
     def wrong(d_out: Host) -> str:
-        """The learned array whose gradient of ``sum(d_out * parts)`` is none, in words, or none."""
-        _, found = framework.gradients(whole, arrays, d_out)
-        for name, slope in slopes.items():
-            along = float(np.sum(found[name].astype(np.float64) * ways[name]))
-            terms = d_out * slope
+        """Message about a wrong gradient of ``sum(d_out * parts)``; empty if all are right."""
+        _, gradients = framework.gradients(whole, arrays, d_out)
+        for name, derivative in derivatives.items():
+            along = float(np.sum(gradients[name].astype(np.float64) * directions[name]))
+            terms = d_out * derivative
             allowed = REDUCTION_FACTOR * DERIVATIVE_TOL * max(1.0, float(np.linalg.norm(terms)))
             if not abs(along - np.sum(terms)) <= allowed:
                 change = f"{np.sum(terms):.6g}, the gradient says {along:.6g}"
                 return f"along {name.removeprefix(_PARAM)} it changes by {change}"
         return ""
 
-    if told := wrong(d_out):
-        raise AssertionError(f"{_where(d_out, wrong, case, arrays)}: {told}")
+    if message := wrong(d_out):
+        raise AssertionError(f"{_where(d_out, wrong, case, arrays)}: {message}")
 
 
 def _where(
     d_out: Host, wrong: Callable[[Host], str], case: SchemeCase, arrays: Mapping[str, Host]
 ) -> str:
-    """One number whose gradient is wrong by itself, found by halves; or all, if none is."""
+    """One output whose gradient is wrong, found by bisection; else the first output."""
     some = np.flatnonzero(d_out)
     while some.size > 1:
         halves = np.array_split(some, 2)
@@ -236,25 +240,27 @@ def _learned(arrays: Mapping[str, Host]) -> dict[str, Host]:
 
 
 def _widened(arrays: Mapping[str, Host]) -> dict[str, Host]:
-    """The same numbers in 64 bits."""
+    """The same values in 64 bits."""
     kinds = {"f": np.float64, "i": np.int64}
     return {name: array.astype(kinds[array.dtype.kind]) for name, array in arrays.items()}
 
 
-def _way(array: Host, seed: int) -> Host:
+def _direction(array: Host, seed: int) -> Host:
     return np.asarray(np.random.default_rng(seed).standard_normal(array.shape))
 
 
-def _changes(whole: Function, wide: Mapping[str, Host], name: str, way: Host) -> Host:
-    """The derivative of each number along a way, from two float64 values; NaN where -inf hides."""
+def _finite_difference(
+    whole: Function, wide: Mapping[str, Host], name: str, direction: Host
+) -> Host:
+    """Central difference of each number along a direction, in float64; NaN where it is -inf."""
     ends = []
     for step in (_STEP, -_STEP):
-        answer = NumPy().evaluate(whole, {**wide, name: wide[name] + step * way})
+        answer = NumPy().evaluate(whole, {**wide, name: wide[name] + step * direction})
         assert answer is not None
         ends.append(answer.values)
     with np.errstate(invalid="ignore"):
-        slope = (ends[0] - ends[1]) / (2 * _STEP)
-        return np.asarray(slope)
+        derivative = (ends[0] - ends[1]) / (2 * _STEP)
+        return np.asarray(derivative)
 
 
 @law("framework")
@@ -262,27 +268,29 @@ def arguments_stay_as_they_were(case: SchemeCase, framework: Framework) -> None:
     """No part of a scheme writes to its arguments."""
     for part in _PARTS:
         arrays = _arrays(case, "float32")
-        found = framework.evaluate(_function(case, part), arrays)
-        require(found is None or not found.mutated, f"{part} changes {found and found.mutated}")
+        answer = framework.evaluate(_function(case, part), arrays)
+        require(not (answer and answer.mutated), f"{part} changes {answer and answer.mutated}")
 
 
 @law("framework")
 def half_precision_rounds_once(case: SchemeCase, framework: Framework) -> None:
-    """A transform in half precision is that in float32 of the same numbers, rounded once."""
+    """A transform in half precision equals the one in float32, rounded once."""
     function = _function(case, "transform")
     arrays = _arrays(case, "float32")
     wide = framework.evaluate(function, arrays, compiler=framework.default_compiler)
     assert wide is not None
     for dtype in [name for name in ("float16", "bfloat16") if name in framework.dtypes]:
-        found = framework.evaluate(
+        actual = framework.evaluate(
             function, arrays, cast={"x": dtype}, compiler=framework.default_compiler
         )
-        assert found is not None
-        require(found.dtype == dtype, f"transform of {dtype} answers in {found.dtype}")
+        assert actual is not None
+        require(actual.dtype == dtype, f"transform of {dtype} returns {actual.dtype}")
         rounded = framework.evaluate(_itself, {"x": wide.values}, cast={"x": dtype})
         assert rounded is not None
         # Queries come first, then keys, each (2, H, L, D).
-        require_equal(found.values, rounded.values, f"{dtype}, queries and keys at {arrays['pos']}")
+        require_equal(
+            actual.values, rounded.values, f"{dtype}, queries and keys at {arrays['pos']}"
+        )
 
 
 def _itself(xp: Namespace, arrays: Arrays) -> Array:
@@ -291,21 +299,21 @@ def _itself(xp: Namespace, arrays: Arrays) -> Array:
 
 @law("compiler")
 def compiled_equals_eager(case: SchemeCase, framework: Framework, compiler: str) -> None:
-    """Bias, transform, embedding and features are the same compiled, positions unknown."""
+    """Compiled bias, transform, embedding and features equal eager ones, for traced positions."""
     arrays = _arrays(case, "float32")
     parts = _present(case, arrays)
     scheme: Any = case.scheme
-    whole = _joined(scheme, parts)
+    whole = _concatenated(scheme, parts)
     eager = framework.evaluate(whole, arrays)
-    found = framework.evaluate(whole, arrays, compiler=compiler)
+    actual = framework.evaluate(whole, arrays, compiler=compiler)
     assert eager is not None
-    assert found is not None
-    require(found.dtype == eager.dtype, f"{found.dtype}, not {eager.dtype}")
-    assert_near(found.values, eager.values, VALUE_TOL["float32"], " and ".join(parts))
+    assert actual is not None
+    require(actual.dtype == eager.dtype, f"{actual.dtype}, not {eager.dtype}")
+    assert_near(actual.values, eager.values, VALUE_TOL["float32"], " and ".join(parts))
 
 
 def _present(case: SchemeCase, arrays: Mapping[str, Host]) -> tuple[str, ...]:
-    """The parts that do not answer None."""
+    """The parts that do not return None."""
     numpy = NumPy()
     return tuple(
         part for part in _PARTS if numpy.evaluate(_function(case, part), arrays) is not None
@@ -313,12 +321,12 @@ def _present(case: SchemeCase, arrays: Mapping[str, Host]) -> tuple[str, ...]:
 
 
 @lru_cache(_KEPT)
-def _joined(scheme: Any, parts: tuple[str, ...]) -> Function:
-    """All parts in one long array: one compilation."""
+def _concatenated(scheme: Any, parts: tuple[str, ...]) -> Function:
+    """All parts, flattened into one array, so that they compile once."""
 
     def apply(xp: Namespace, arrays: Arrays) -> Array:
-        found = [_part(scheme, part)(xp, arrays) for part in parts]
-        return xp.concat([xp.reshape(array, (-1,)) for array in found])
+        values = [_part(scheme, part)(xp, arrays) for part in parts]
+        return xp.concat([xp.reshape(array, (-1,)) for array in values])
 
     return apply
 
@@ -327,9 +335,9 @@ def gradients_of_embedding(case: SchemeCase, framework: Framework) -> dict[str, 
     """Gradients of params through the embedding, by name; none without one."""
     arrays = _arrays(case, "float32")
     function = _function(case, "embedding")
-    found = framework.evaluate(function, arrays, compiler=framework.default_compiler)
-    if found is None:
+    actual = framework.evaluate(function, arrays, compiler=framework.default_compiler)
+    if actual is None:
         return {}
-    d_out = case.normal(found.values.shape, 8)
+    d_out = case.normal(actual.values.shape, 8)
     _, gradients = framework.gradients(function, arrays, d_out)
     return {name.removeprefix(_PARAM): a for name, a in gradients.items() if _PARAM in name}

@@ -1,4 +1,4 @@
-"""Laws of the dataclass itself: a value, with declared params and no memory."""
+"""Laws of the dataclass: it is a value, declares its params, and has no state."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from posenc.testing.tokens import Tokens
 
 _LENGTHS = (1, 96, 4096, 2**20)
 Answers: TypeAlias = "dict[str, Host | None]"
-_CLOSE = 0.75  # "bais" is that close to "bias", "base" is not
+_CLOSE = 0.75  # similarity of names: "bais" is that close to "bias", "base" is not
 
 
 @law("scheme")
 def scheme_is_a_frozen_value(case: SchemeCase) -> None:
-    """A scheme is a frozen, hashable dataclass; copies are equal and answer alike."""
+    """A scheme is a frozen, hashable dataclass; copies are equal and compute the same."""
     scheme: Any = case.scheme
     require(isinstance(scheme, PositionScheme), "not a PositionScheme")
     require(is_dataclass(scheme), "not a dataclass")
     before = _answers(case)
     scale = scheme.scale(case.head_dim)
     require(np.ndim(scale) == 0 and np.isfinite(scale), f"scale must be a finite number: {scale!r}")
-    for name, answer in before.items():
-        require(answer is None or not np.any(np.isnan(answer)), f"{name} is NaN, near or far")
+    for name, value in before.items():
+        require(value is None or not np.any(np.isnan(value)), f"{name} is NaN, near or far")
     twins = {
         "replace": replace(scheme),
         "pickle": pickle.loads(pickle.dumps(scheme)),
@@ -46,8 +46,8 @@ def scheme_is_a_frozen_value(case: SchemeCase) -> None:
     for how, twin in twins.items():
         require(twin == scheme and hash(twin) == hash(scheme), f"{how}: unequal, or another hash")
         after = _answers(replace(case, scheme=twin))
-        other = _differing(after, before)
-        require(not other, f"{how}: another {other}")
+        changed = _first_difference(after, before)
+        require(not changed, f"{how}: another {changed}")
     for name in ["brand_new", *(field.name for field in fields(scheme))]:
         try:
             setattr(scheme, name, 0)
@@ -58,48 +58,48 @@ def scheme_is_a_frozen_value(case: SchemeCase) -> None:
 
 @law("scheme")
 def hooks_are_those_of_the_protocol(case: SchemeCase) -> None:
-    """A method that is nearly named like one of ``PositionScheme`` is meant to be it."""
+    """No method has a misspelled name of a method of ``PositionScheme``."""
     hooks = [name for name in dir(PositionScheme) if not name.startswith("_")]
     for kind in type(case.scheme).__mro__:
         if kind is PositionScheme:
             break
         own = (name for name, value in vars(kind).items() if isfunction(value))
-        for name in (name for name in own if not name.startswith("_")):  # helpers are no hooks
+        for name in (name for name in own if not name.startswith("_")):  # private helpers are free
             close = difflib.get_close_matches(name, hooks, n=1, cutoff=_CLOSE)
             require(not close or name in hooks, f"{name}: did you mean {close and close[0]}?")
 
 
 @law("scheme")
 def schemes_share_no_state(case: SchemeCase) -> None:
-    """Schemes that differ in a field answer differently, and leave each other's answers alone."""
+    """Schemes that differ in a field compute different results, and do not affect each other."""
     before = _answers(case)
     for change, other in case.named_variants():
         require(other != case.scheme, f"equal in spite of {change}")
-        alike = not _differing(_variant(case, other), before)
-        # A field may steer params, constants, or first values alone.
+        alike = not _first_difference(_variant(case, other), before)
+        # A field may affect only params, constants or initial values.
         idle = alike and _declared(other) == _declared(case.scheme)
-        require(not idle or _drawn_otherwise(case, other), f"answers alike in spite of {change}")
-        _require_unmoved(case, before, f"{change} has answered")
+        require(not idle or _has_other_init(case, other), f"answers alike in spite of {change}")
+        _require_unchanged(case, before, f"{change} was evaluated")
     for change, twin in case.variants_of_uncompared_fields():
-        if twin == case.scheme:  # and so what was compiled for one runs for the other
-            other_part = _differing(_variant(case, twin), before)
-            require(not other_part, f"equal in spite of {change}, but another {other_part}")
+        if twin == case.scheme:  # programs compiled for one then run for the other
+            changed = _first_difference(_variant(case, twin), before)
+            require(not changed, f"equal in spite of {change}, but another {changed}")
     for name, value in case.params.items():
         params = {**case.params, name: readonly(1.25 * value + 0.01)}
         after = _answers(replace(case, params=params))
-        require(_differing(after, before), f"answers alike whatever {name} is")
+        require(_first_difference(after, before), f"answers alike whatever {name} is")
     if case.params:
-        _require_unmoved(case, before, "other params were given")
+        _require_unchanged(case, before, "other params were given")
 
 
-def _require_unmoved(case: SchemeCase, before: Answers, once: str) -> None:
-    """The scheme's answers are still what they were."""
-    other = _differing(_answers(case), before)
-    require(not other, f"another {other} once {once}")
+def _require_unchanged(case: SchemeCase, before: Answers, once: str) -> None:
+    """Raise unless the scheme still computes the same."""
+    changed = _first_difference(_answers(case), before)
+    require(not changed, f"another {changed} once {once}")
 
 
-def _drawn_otherwise(case: SchemeCase, other: PositionScheme) -> bool:
-    """Whether another scheme's first values are others."""
+def _has_other_init(case: SchemeCase, other: PositionScheme) -> bool:
+    """Whether another scheme has other initial values."""
     own, theirs = (posenc.init_params(scheme) for scheme in (case.scheme, other))
     return any(not np.array_equal(own[name], theirs[name]) for name in own)
 
@@ -114,43 +114,43 @@ def _shapes(scheme: PositionScheme) -> dict[str, tuple[int, ...]]:
 
 
 def _variant(case: SchemeCase, other: PositionScheme) -> Answers:
-    """What another scheme of the kind answers, on the same params if it takes them."""
+    """Results of a variant, with the same params if their shapes fit."""
     same = _shapes(other) == _shapes(case.scheme)
     params = case.params if same else {}
     hidden_dim = case.hidden_dim if same else 0
-    # A transform asks for its own number of channels.
-    tried = replace(
+    # head_dim=0: a variant may need another number of channels.
+    variant = replace(
         case, scheme=other, params=params, head_dim=0, hidden_dim=hidden_dim, variants=()
     )
-    return _answers(tried)
+    return _answers(variant)
 
 
 @law("scheme")
 def reads_what_it_declares(case: SchemeCase) -> None:
-    """A scheme reads all of its params and constants, and nothing else."""
+    """A scheme reads exactly its declared params and constants."""
     scheme = case.scheme
     specs, constants = set(scheme.param_specs()), set(scheme.constants())
     require(not specs & constants, f"both a param and a constant: {specs & constants}")
-    read = _read(case)
+    read = _names_read(case)
     for part, _ in scheme.regions():
         own = {name: a for name, a in case.params.items() if name in part.param_specs()}
-        read |= _read(replace(case, scheme=part, params=own, variants=()))
+        read |= _names_read(replace(case, scheme=part, params=own, variants=()))
     require(
         read == specs | constants, f"declares {specs | constants or '{}'}, reads {read or '{}'}"
     )
 
 
-def _read(case: SchemeCase) -> set[str]:
+def _names_read(case: SchemeCase) -> set[str]:
     """Names of the arrays that any method of a scheme reads."""
     scheme, pos = case.scheme, np.arange(3)
     q, k = (case.tokens(pos, role) for role in _ROLES)
-    whole, found = case.whole_params(), set[str]()
+    whole, names = case.whole_params(), set[str]()
 
     def views(q: Tokens, k: Tokens, *, rows: bool = False) -> Params:
-        """What methods read that speak of one head, of all heads at once."""
-        sides = {t.role: t.features if rows else _seen(t) for t in (q, k)}
+        """Params as the per-head methods receive them, for all heads at once."""
+        sides = {t.role: t.features if rows else _tile_features(t) for t in (q, k)}
         made = head_views(scheme, dict(whole), dtype=whole.dtype, xp=xp, rows=rows, **sides)
-        return _Recording(made, found)
+        return _Recording(made, names)
 
     vectors = case.normal((1, case.heads, 3, case.head_dim), 0).astype(np.float32)
     where = pos if scheme.axes == 1 else cast(Host, q.places)
@@ -162,26 +162,26 @@ def _read(case: SchemeCase) -> set[str]:
         scores = vectors @ np.swapaxes(vectors, -1, -2)
         scheme.adjust_scores(scores, *at, visible=None, params=views(q, k), xp=xp)
     hidden = case.normal((1, 3, case.hidden_dim), 0).astype(np.float32)
-    recorded = _Recording(whole, found)
+    recorded = _Recording(whole, names)
     for role in _ROLES:
         scheme.transform(vectors, where, role=role, params=views(q, k, rows=True), xp=xp)
         scheme.hidden_features(hidden, role=role, params=recorded, xp=xp)
     scheme.query_features(vectors, where, scale=1.0, params=recorded, xp=xp)
     scheme.key_features(vectors, where, scale=1.0, params=recorded, xp=xp)
     scheme.embedding(where, params=recorded, xp=xp)
-    return found
+    return names
 
 
 _ROLES: tuple[Role, Role] = ("query", "key")
 
 
-def _seen(tokens: Tokens) -> Any:
-    return tile_views(tokens.seen(np.float32), tokens.role, xp=xp)
+def _tile_features(tokens: Tokens) -> Any:
+    return tile_views(tokens.bias_reads(np.float32), tokens.role, xp=xp)
 
 
 @law("scheme")
 def first_values_are_declared(case: SchemeCase) -> None:
-    """First values have the declared shapes, are finite, and are the same for the same seed."""
+    """Initial values have the declared shapes, are finite, and depend only on the seed."""
     drawn, again = (posenc.init_params(case.scheme, 3) for _ in range(2))
     for name, spec in case.scheme.param_specs().items():
         value = drawn[name]
@@ -195,20 +195,20 @@ def first_values_are_declared(case: SchemeCase) -> None:
 
 @law("scheme")
 def at_length_is_a_scheme_of_its_kind(case: SchemeCase) -> None:
-    """``at_length`` gives the same scheme, or one of its kind that takes the same params."""
+    """``at_length`` returns the scheme itself, or one of its class with the same params."""
     scheme = case.scheme
-    own, untouched = _shapes(scheme), "at_length" not in scheme.hooks()
+    own, has_hook = _shapes(scheme), "at_length" in scheme.hooks()
     for length in _LENGTHS:
         longer = scheme.at_length(length)
         require(isinstance(longer, type(scheme)), f"at {length}: a {type(longer).__name__}")
         theirs = _shapes(longer)
         require(own == theirs, f"at {length}: params {own} become {theirs}")
-        require(longer is scheme or not untouched, "another scheme, though it has no at_length")
+        require(longer is scheme or has_hook, "another scheme, though it has no at_length")
         require(scheme.at_length(length) == longer, f"at {length}: another one the second time")
 
 
 class _Recording(Params):
-    """Params that remember what was read."""
+    """Params that record the names that are read."""
 
     def __init__(self, params: Params, read: set[str]) -> None:
         super().__init__(params, params.dtype, params.query, params.key)
@@ -220,7 +220,7 @@ class _Recording(Params):
 
 
 def _answers(case: SchemeCase) -> Answers:
-    """All that a scheme says, near and far, on read-only arrays, by name."""
+    """Everything a scheme computes, near and far, on read-only arrays, by name."""
     high = case.positions[1]
     far = [p for p in (13, 100, 130, 1000, 2**17 + 1, high) if 12 < p <= high]
     pos = readonly([*range(min(12, high + 1)), *far])
@@ -228,37 +228,37 @@ def _answers(case: SchemeCase) -> Answers:
     scheme, params = case.scheme, case.params
     q, k = (case.tokens(pos, role) for role in _ROLES)
 
-    def turned(scheme: PositionScheme, tokens: Tokens) -> Host:
+    def transformed(scheme: PositionScheme, tokens: Tokens) -> Host:
         return replace(case, scheme=scheme).transform(x, tokens, params)
 
-    found = {
+    answers = {
         "bias": case.bias(q, k),
         "embedding": posenc.embedding(scheme, pos, params),
-        "transform of queries": turned(scheme, q),
-        "transform of keys": turned(scheme, k),
+        "transform of queries": transformed(scheme, q),
+        "transform of keys": transformed(scheme, k),
         "scale": np.asarray([scheme.scale(dim) for dim in (case.head_dim, 64)], np.float64),
     }
     for tokens in (q, k):
-        found |= {f"{name} of the {tokens.role}": a for name, a in tokens.features.items()}
+        answers |= {f"{name} of the {tokens.role}": a for name, a in tokens.features.items()}
     if scheme.hooks() & {"adjust_scores", "sink", "regions"}:
         tensors: Any = {n: a.astype(np.float32) for n, a in case.tensors(12).items()}
-        found["attention"] = posenc.attention(
+        answers["attention"] = posenc.attention(
             **tensors, scheme=scheme, params=params, causal=True, implementation="reference"
         )
     longer = {length: scheme.at_length(length) for length in _LENGTHS}
-    return found | {
-        f"transform at length {length}": found["transform of queries"]
+    return answers | {
+        f"transform at length {length}": answers["transform of queries"]
         if other is scheme
-        else turned(other, q)
+        else transformed(other, q)
         for length, other in longer.items()
     }
 
 
-def _differing(left: Answers, right: Answers) -> str:
-    """The first answer that is not the same, by name; empty if all are."""
+def _first_difference(left: Answers, right: Answers) -> str:
+    """The name of the first result that differs; empty if none does."""
     if left.keys() != right.keys():
         return " and ".join(sorted(left.keys() ^ right.keys()))
-    for name, answer in left.items():
-        if not np.array_equal(cast(Host, answer), cast(Host, right[name]), equal_nan=False):
+    for name, value in left.items():
+        if not np.array_equal(cast(Host, value), cast(Host, right[name]), equal_nan=False):
             return name
     return ""

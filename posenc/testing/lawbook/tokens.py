@@ -1,4 +1,4 @@
-"""Laws of a transform, an embedding and features: each token by itself."""
+"""Laws of a transform, an embedding and features: each token is computed by itself."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from posenc.testing.tolerances import FLOAT32_TOL, VALUE_TOL, assert_near
 
 _TRIALS = 4
 _BATCH = 5
-_LONG = 4099  # beyond the lengths that most are trained at, and no multiple of a block
+_LONG = 4099  # longer than many training contexts, and no multiple of a block
 _CONTEXT = 2**17
 _NUDGE = 2.0**-40
 _ROLES: tuple[Role, Role] = ("query", "key")
@@ -33,7 +33,7 @@ def _vectors(case: SchemeCase, length: int, dtype: str = "float32", batch: int =
 
 @law("scheme")
 def transform_is_row_local(case: SchemeCase) -> None:
-    """A query or key is transformed by its own position, whatever stands beside it."""
+    """The transform of a query or key depends on its own position only, not on other tokens."""
     if not has_transform(case.scheme):
         return
     rng = np.random.default_rng(3)
@@ -43,13 +43,13 @@ def transform_is_row_local(case: SchemeCase) -> None:
             x, order = _vectors(case, tokens.size, batch=1), rng.permutation(tokens.size)[:4]
             whole = case.transform(x, tokens)
             require(whole.shape == x.shape, f"{role}: {x.shape} becomes {whole.shape}")
-            part, what = tokens.of(order), f"{role}, pos {tokens.pos[order]} of {length}"
+            part, what = tokens.take(order), f"{role}, pos {tokens.pos[order]} of {length}"
             require_equal(case.transform(x[:, :, order], part), whole[:, :, order], what)
-        _require_alone_in_a_batch(case, rng, role)
+        _require_independent_in_a_batch(case, rng, role)
 
 
-def _require_alone_in_a_batch(case: SchemeCase, rng: np.random.Generator, role: Role) -> None:
-    """Each sequence of a batch is transformed by its own positions, and each head by itself."""
+def _require_independent_in_a_batch(case: SchemeCase, rng: np.random.Generator, role: Role) -> None:
+    """Raise unless sequences of a batch, and heads, are transformed independently."""
     tokens, x = case.draw_tokens(rng, role, (_BATCH, 6)), _vectors(case, 6, batch=_BATCH)
     whole, other = case.transform(x, tokens), np.array(x)
     for own in (0, _BATCH - 1):
@@ -57,8 +57,8 @@ def _require_alone_in_a_batch(case: SchemeCase, rng: np.random.Generator, role: 
         what = f"{role}, pos {tokens.pos[own]} of sequence {own} of {_BATCH}"
         require_equal(whole[own : own + 1], alone, what)
     other[:, 0] += 1
-    beside = case.transform(other, tokens)
-    require_equal(beside[:, 1:], whole[:, 1:], f"{role}, heads beside one that changed")
+    changed = case.transform(other, tokens)
+    require_equal(changed[:, 1:], whole[:, 1:], f"{role}, other heads than the changed one")
     if role == "key" and case.shares_keys:
         alone = case.transform(x[:, :1], tokens)
         require_equal(alone, whole[:, :1], f"{role}, one head alone")
@@ -66,16 +66,16 @@ def _require_alone_in_a_batch(case: SchemeCase, rng: np.random.Generator, role: 
 
 @law("scheme")
 def half_precision_rounds_once(case: SchemeCase) -> None:
-    """A transform or embedding in float16 is that in float32, rounded once."""
+    """A transform or embedding in half precision equals the one in float32, rounded once."""
     pos = case.draw_positions(np.random.default_rng(4), 8)
     half = _vectors(case, 8, "float16")
     for role in _ROLES:
         tokens = case.tokens(pos, role)
         expected = case.transform(readonly(half.astype(np.float32)), tokens)
         with np.errstate(over="ignore"):  # to infinity, as rounding does
-            found, expected = case.transform(half, tokens), expected.astype(np.float16)
-        require(found.dtype == np.float16, f"{role} of float16 becomes {found.dtype}")
-        require_equal(found, expected, f"{role}, pos {pos}")
+            actual, expected = case.transform(half, tokens), expected.astype(np.float16)
+        require(actual.dtype == np.float16, f"{role} of float16 becomes {actual.dtype}")
+        require_equal(actual, expected, f"{role}, pos {pos}")
     wide = posenc.embedding(case.scheme, pos, case.params)
     if wide is not None:
         narrow = posenc.embedding(case.scheme, pos, case.params, dtype=np.float16)
@@ -84,28 +84,28 @@ def half_precision_rounds_once(case: SchemeCase) -> None:
 
 @law("scheme")
 def tokens_far_away_are_finite(case: SchemeCase) -> None:
-    """A transform and an embedding are finite at every position that the scheme takes."""
+    """A transform and an embedding are finite at every position that the scheme accepts."""
     pos = np.asarray([*case.positions, 0])
     for role in _ROLES:
         turned = case.transform(_vectors(case, 3, batch=1), case.tokens(pos, role))
         wrong = pos[~np.isfinite(turned).all(axis=(0, 1, 3))]
         require(not wrong.size, f"{role} is not finite at pos {wrong}")
-    held = posenc.embedding(case.scheme, pos, case.params)
-    if held is not None:
-        wrong = pos[~np.isfinite(held).all(axis=-1)]
+    rows = posenc.embedding(case.scheme, pos, case.params)
+    if rows is not None:
+        wrong = pos[~np.isfinite(rows).all(axis=-1)]
         require(not wrong.size, f"embedding is not finite at pos {wrong}")
 
 
 @law("scheme")
-def embedding_is_one_row_a_position(case: SchemeCase) -> None:
-    """The embedding of a position is the same row, wherever the position stands."""
+def embedding_is_one_row_per_position(case: SchemeCase) -> None:
+    """The embedding of a position is the same row, wherever it is in the sequence."""
     high = min(case.positions[1], 9)
     pos = np.asarray([[high, 0, 1], [1, 2, 2]])
-    found = posenc.embedding(case.scheme, pos, case.params)
-    if found is None:
+    rows = posenc.embedding(case.scheme, pos, case.params)
+    if rows is None:
         return
-    require(found.ndim == 3 and found.shape[:2] == pos.shape, f"{pos.shape} gives {found.shape}")
-    require(found.dtype == np.float32, f"float32 params give {found.dtype}")
+    require(rows.ndim == 3 and rows.shape[:2] == pos.shape, f"{pos.shape} gives {rows.shape}")
+    require(rows.dtype == np.float32, f"float32 params give {rows.dtype}")
     rng = np.random.default_rng(14)
     for many in (pos, case.draw_positions(rng, (_BATCH, 3)), case.draw_positions(rng, _LONG)):
         rows = np.asarray(posenc.embedding(case.scheme, many, case.params))
@@ -117,10 +117,10 @@ def embedding_is_one_row_a_position(case: SchemeCase) -> None:
 
 @law("scheme")
 def features_are_row_local(case: SchemeCase) -> None:
-    """A feature of a token is computed from its own hidden state or vector, and is finite."""
+    """A feature depends only on its own token's hidden state or vector, and is finite."""
     for batch, length in ((_BATCH, 9), (1, _LONG)):
         for name, of in _hooks(case).items():
-            given = _given(case, name, batch, length)
+            given = _hook_input(case, name, batch, length)
             whole, large = of(given, length), of(readonly(100 * given), length)
             for feature, array in whole.items():
                 what = f"{feature} of {name}"
@@ -131,44 +131,46 @@ def features_are_row_local(case: SchemeCase) -> None:
                 )
                 require(fits, f"{what} has shape {shape}, not (B, H, L) = {accepted} or one more")
                 require(np.all(np.isfinite(array)), f"{what} is not finite")
-                require(np.all(np.isfinite(large[feature])), f"{what}, of large numbers, is not")
-            _require_own(case, name, of, given, whole)
+                require(
+                    np.all(np.isfinite(large[feature])), f"{what}, of large numbers, is not finite"
+                )
+            _require_token_local(case, name, of, given, whole)
 
 
 Hook = Callable[..., "dict[str, Host]"]
 
 
-def _require_own(
+def _require_token_local(
     case: SchemeCase, name: str, of: Hook, given: Host, whole: dict[str, Host]
 ) -> None:
-    """A token that changes leaves the features of the others alone; some alone have their own."""
+    """Raise if a changed token changes features of others, or a slice has other features."""
     length = given.shape[-2]
     row, at = len(given) - 1, length // 2
     changed = np.array(given)
     changed[row, ..., at, :] += 1
     again = of(changed, length)
-    # Matrices of another shape may be multiplied in another order.
+    # Not bit by bit: matrices of other shapes may be multiplied in another order.
     some = slice(at - 1, at + 3)
     alone = of(readonly(given[row:, ..., some, :]), length, some)
     for feature, array in whole.items():
         what = f"{feature} of {name}"
         own, others = np.array(again[feature]), np.array(array)
         own[row % len(own), :, at] = others[row % len(own), :, at] = 0
-        require_equal(own, others, f"{what}, of {given.shape}, beside a token that changed")
+        require_equal(own, others, f"{what}, of {given.shape}, with another token changed")
         where = f"tokens {some.start} to {some.stop - 1} of {length}, alone"
         expected = array[row:, :, some] if len(array) > 1 else array[:, :, some]
         assert_near(alone[feature], expected, VALUE_TOL["float32"], f"{what}, {where}")
 
 
 def _hooks(case: SchemeCase) -> dict[str, Hook]:
-    """The hooks for features that a scheme has, as functions of what they are given."""
+    """The feature hooks of a scheme, as functions of hidden states or vectors."""
     scheme, params = case.scheme, case.whole_params()
     low = max(case.positions[0], -8)
 
     def hidden(role: Role) -> Hook:
         def of(x: Host, length: int, some: slice = slice(None)) -> dict[str, Host]:
-            found = scheme.hidden_features(x, role=role, params=params, xp=xp)
-            return {n: np.asarray(a) for n, a in found.items()}
+            features = scheme.hidden_features(x, role=role, params=params, xp=xp)
+            return {n: np.asarray(a) for n, a in features.items()}
 
         return of
 
@@ -177,8 +179,8 @@ def _hooks(case: SchemeCase) -> dict[str, Hook]:
             at = low + np.arange(length) % 20
             if scheme.axes > 1:
                 at = np.stack([np.roll(at, n) for n in range(scheme.axes)], axis=-1)
-            found = method(x, at[some], scale=0.5, params=params, xp=xp)
-            return {n: np.asarray(a) for n, a in found.items()}
+            features = method(x, at[some], scale=0.5, params=params, xp=xp)
+            return {n: np.asarray(a) for n, a in features.items()}
 
         return of
 
@@ -191,8 +193,8 @@ def _hooks(case: SchemeCase) -> dict[str, Hook]:
     return every
 
 
-def _given(case: SchemeCase, name: str, batch: int, length: int) -> Host:
-    """What a hook is given: hidden states, or vectors."""
+def _hook_input(case: SchemeCase, name: str, batch: int, length: int) -> Host:
+    """The input of a hook: hidden states or vectors."""
     if name.startswith("hidden"):
         return readonly(case.normal((batch, length, case.hidden_dim), 2).astype(np.float32))
     return _vectors(case, length, batch=batch)
@@ -200,7 +202,7 @@ def _given(case: SchemeCase, name: str, batch: int, length: int) -> Host:
 
 @law("scheme")
 def features_follow_their_tokens(case: SchemeCase) -> None:
-    """Features of tokens in another order in memory are those of the same tokens, sums too."""
+    """Features and cumulative features do not depend on the order of tokens in memory."""
     if not has_features(case.scheme):
         return
     rng, length = np.random.default_rng(15), 12
@@ -213,13 +215,13 @@ def features_follow_their_tokens(case: SchemeCase) -> None:
         "q": case.normal((batch, case.heads, length, case.head_dim), 17),
         "k": case.normal((batch, case.heads, length, case.head_dim), 18),
     }
-    moved: Any = {name: a[..., order, :] for name, a in given.items()}
+    shuffled: Any = {name: a[..., order, :] for name, a in given.items()}
     scheme, params = case.scheme, case.params
     wheres: tuple[Any, ...] = {"pos": pos}, {"pos": pos, "seg": seg}
     for where in wheres:
         there: Any = {name: a[:, order] for name, a in where.items()}
         whole = posenc.features(scheme, params, **given, **where)
-        again = posenc.features(scheme, params, **moved, **there)
+        again = posenc.features(scheme, params, **shuffled, **there)
         for role, one, other in zip(_ROLES, whole, again, strict=True):
             require(one.keys() == other.keys(), f"{role}: {list(one)}, then {list(other)}")
             for name, array in one.items():
@@ -229,7 +231,7 @@ def features_follow_their_tokens(case: SchemeCase) -> None:
 
 @law("scheme")
 def float32_is_float64_rounded(case: SchemeCase) -> None:
-    """A bias, a transform and an embedding are right to float32 in contexts of 131072 tokens."""
+    """Bias, transform and embedding are exact to float32 rounding for 131072 tokens."""
     low, high = (int(np.clip(end, -_CONTEXT, _CONTEXT)) for end in case.positions)
     rng = np.random.default_rng(12)
     pos = np.concatenate([[low, high, high - 1], rng.integers(low, high, 5), rng.integers(0, 9, 4)])
@@ -243,16 +245,16 @@ def float32_is_float64_rounded(case: SchemeCase) -> None:
 
         narrow = case.transform(readonly(vectors.astype(np.float32)), tokens)
         _require_rounded(narrow, turned(1), f"{role}, pos {pos}")
-        _require_double(turned, f"{role}, pos {pos}")
+        _require_float64(turned, f"{role}, pos {pos}")
     if case.params and posenc.embedding(case.scheme, pos, case.params) is not None:
 
         def embedded(times: float) -> Host:  # without params it is float32 in any case
             params = _widened(case, times).params
             return np.asarray(posenc.embedding(case.scheme, pos, params))
 
-        held = posenc.embedding(case.scheme, pos, case.params)
-        _require_rounded(held, embedded(1), f"embedding, pos {pos}")
-        _require_double(embedded, f"embedding, pos {pos}")
+        rows = posenc.embedding(case.scheme, pos, case.params)
+        _require_rounded(rows, embedded(1), f"embedding, pos {pos}")
+        _require_float64(embedded, f"embedding, pos {pos}")
     if case.has_bias:
         q, k = (case.tokens(pos, role) for role in _ROLES)
 
@@ -260,31 +262,34 @@ def float32_is_float64_rounded(case: SchemeCase) -> None:
             return np.asarray(_widened(case, times).bias(q, k, "float64"))
 
         _require_rounded(case.bias(q, k), biased(1), f"bias, pos {pos}")
-        _require_double(biased, f"bias, pos {pos}")
+        _require_float64(biased, f"bias, pos {pos}")
 
 
 def _widened(case: SchemeCase, times: float = 1) -> SchemeCase:
-    """With params in float64, so many times as large."""
+    """The case with float64 params, multiplied by ``times``."""
     params = {name: np.asarray(times * a.astype(np.float64)) for name, a in case.params.items()}
     return replace(case, params=params)
 
 
-def _require_double(of: Callable[[float], Host], what: str) -> None:
-    """What follows its float64 argument at all, follows it where float32 cannot."""
+def _require_float64(of: Callable[[float], Host], what: str) -> None:
+    """Raise if the result ignores a change of its argument that only float64 can represent."""
     one = of(1)
     require(one.dtype == np.float64, f"{what}: float64 gives {one.dtype}")
-    deaf = np.array_equal(of(1 + _NUDGE), one) and not np.array_equal(of(1.25), one)
-    require(not deaf, f"{what}: computed in less than float64, which a change of 1e-12 shows")
+    ignored = np.array_equal(of(1 + _NUDGE), one) and not np.array_equal(of(1.25), one)
+    require(not ignored, f"{what}: computed in less than float64, which a change of 1e-12 shows")
 
 
 def _require_rounded(narrow: Any, wide: Any, what: str) -> None:
-    """Each number within some roundings of itself, or of 1."""
+    """Raise unless each number is within ``FLOAT32_TOL`` of the float64 one."""
     narrow, wide = np.asarray(narrow, np.float64), np.asarray(wide, np.float64)
-    hidden = wide == -np.inf
-    require(np.array_equal(narrow == -np.inf, hidden), f"{what}: -inf in one of two floats alone")
-    require(np.all(np.isfinite(narrow[~hidden])), f"{what}: not finite")
-    apart = np.abs(np.subtract(narrow, wide, where=~hidden, out=np.zeros_like(wide)))
-    allowed = FLOAT32_TOL * np.maximum(1, np.abs(np.where(hidden, 0, wide)))
-    excess = np.unravel_index(np.argmax(apart / allowed), apart.shape)
-    found = f"float32 says {narrow[excess]:.9g}, float64 {wide[excess]:.9g}"
-    require(np.all(apart <= allowed), f"{what}: {found}")
+    masked = wide == -np.inf
+    require(
+        np.array_equal(narrow == -np.inf, masked),
+        f"{what}: -inf in only one of float32 and float64",
+    )
+    require(np.all(np.isfinite(narrow[~masked])), f"{what}: not finite")
+    error = np.abs(np.subtract(narrow, wide, where=~masked, out=np.zeros_like(wide)))
+    allowed = FLOAT32_TOL * np.maximum(1, np.abs(np.where(masked, 0, wide)))
+    excess = np.unravel_index(np.argmax(error / allowed), error.shape)
+    message = f"float32 gives {narrow[excess]:.9g}, float64 {wide[excess]:.9g}"
+    require(np.all(error <= allowed), f"{what}: {message}")
