@@ -1119,7 +1119,7 @@ _FLEX = (
         LOADS,
         "if table.reads > 1]",
         "if table.reads > 2]",
-        ("test_flex.py refuses_what_the_lint_does",),
+        ("test_flex.py lint_rejects",),
     ),
     Fault(
         "flex-eight-kinds-of-calls",
@@ -1175,7 +1175,7 @@ _FLEX = (
         SCORE,
         'TokenFeatures(self.query, "query", b, h, i)',
         'TokenFeatures(self.query, "query", b, h, j)',
-        ("test_flex.py what_the_definition_says 0 shaw",),
+        ("test_flex.py options_of_callers_equal 0 shaw",),
     ),
     Fault(
         "flex-table-of-another-head",
@@ -1183,7 +1183,7 @@ _FLEX = (
         SCORE,
         "where = row_index(array, 0, b), row_index(array, 1, h), index",
         "where = row_index(array, 0, b), 0 * h, index",
-        ("test_flex.py what_the_definition_says 0 shaw",),
+        ("test_flex.py options_of_callers_equal 0 shaw",),
     ),
     Fault(
         "flex-cap-after-the-bias",
@@ -1234,7 +1234,7 @@ _FLEX = (
         FLEX,
         "query, key = call.query.places, call.key.places",
         "query = key = None",
-        ("test_flex.py places_steer",),
+        ("test_flex.py reads_places",),
     ),
     Fault(
         "flex-shared-array-that-no-bias-reads",
@@ -1242,7 +1242,7 @@ _FLEX = (
         LOADS,
         "read = [name for name in shared if name in params.names_read]",
         "read = shared",
-        ("test_flex.py loaded_twice_is_noticed features",),
+        ("test_flex.py read_twice_is_reported features",),
     ),
 )
 
@@ -1349,7 +1349,7 @@ _LOWERED = (
         PARTS,
         "if torch.is_grad_enabled() or",
         "if",
-        ("test_torch_chunked.py what_it_cannot",),
+        ("test_torch_chunked.py unsupported_derivatives",),
     ),
     Fault(
         "parts-summed-in-half-precision",
@@ -1381,7 +1381,7 @@ _LOWERED = (
         FLEX,
         "with torch.inference_mode(False):",
         "if True:",
-        ("test_flex.py kept_serves",),
+        ("test_flex.py cached_block_mask_serves",),
     ),
     Fault(
         "folded-by-two-limbs",
@@ -2087,7 +2087,7 @@ _FLEX_CALLS = (
         SIGHT,
         "torch._dynamo.mark_static(array)",
         "pass",
-        ("test_flex.py larger_room",),
+        ("test_flex.py larger_padded_size",),
     ),
     Fault(
         "flex-every-length-compiled",

@@ -43,7 +43,7 @@ from posenc_torch.flex import implementation as flex
 
 
 def two(keys):
-    """Two float32 results, each of which may be so far from the true one."""
+    """The bound between two float32 results, each with its own error."""
     return 2 * attention_bound("float32", keys=keys)
 
 
@@ -122,16 +122,16 @@ def pairs(call):
         )
 
 
-def test_parts_leave_out_what_is_not_seen_and_what_leaves_no_trace():
-    every = HEADS * 320 * 320
+def test_parts_leave_out_masked_and_negligible_keys():
+    total = HEADS * 320 * 320
     flat = replace(STEEP, slopes=[1e-4] * HEADS)
-    assert pairs(call_of(flat, 320)) == every
+    assert pairs(call_of(flat, 320)) == total
     half = pairs(call_of(flat, 320, causal=True))
-    assert 0.5 * every <= half <= 0.55 * every
+    assert 0.5 * total <= half <= 0.55 * total
     assert pairs(call_of(STEEP, 320, causal=True, skip_blocks=False)) == half
     assert pairs(call_of(STEEP, 320, causal=True)) < 0.5 * half
     # A window of 32 reaches over three blocks of 16, of at most 20.
-    assert pairs(call_of(flat, 320, causal=True, window=32)) <= every * 3 / 20
+    assert pairs(call_of(flat, 320, causal=True, window=32)) <= total * 3 / 20
 
 
 FADED = 240  # tokens
@@ -167,29 +167,29 @@ def order_bound_of_params(arrays, own, out):
 
 @pytest.mark.parametrize("name", FADING)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
-def test_what_is_skipped_changes_nothing_but_a_rounding(name, dtype):
+def test_skipping_blocks_changes_at_most_a_rounding(name, dtype):
     scheme = FADING[name]
     arrays, own = inputs(scheme, FADED, dtype=dtype)
     left_out = torch.finfo(dtype).eps / 2  # of the largest value
     with parts.small_blocks(8):
         for options in ({"causal": True}, {"causal": True, "window": 150}, {}):
-            some = step(scheme, "chunked", arrays, own, **options)
-            every = step(scheme, "chunked", arrays, own, skip_blocks=False, **options)
+            skipped = step(scheme, "chunked", arrays, own, **options)
+            unskipped = step(scheme, "chunked", arrays, own, skip_blocks=False, **options)
             bound = order_bound(dtype) + left_out
-            assert_near(some[0].double(), every[0].double(), bound)
-            assert some[1].keys() == every[1].keys()
+            assert_near(skipped[0].double(), unskipped[0].double(), bound)
+            assert skipped[1].keys() == unskipped[1].keys()
             for leaf in "qkv":  # which go through the scores once more
-                assert_near(some[1][leaf].double(), every[1][leaf].double(), 2 * bound, leaf)
+                assert_near(skipped[1][leaf].double(), unskipped[1][leaf].double(), 2 * bound, leaf)
             if dtype == torch.bfloat16:  # learned numbers sum over roundings of 8 bits: no bound
                 continue
-            for leaf, allowed in order_bound_of_params(arrays, own, every[0]).items():
-                if leaf in every[1]:
-                    apart = (some[1][leaf] - every[1][leaf]).abs().max()
-                    assert apart <= allowed, (leaf, apart, allowed)
+            for leaf, allowed in order_bound_of_params(arrays, own, unskipped[0]).items():
+                if leaf in unskipped[1]:
+                    error = (skipped[1][leaf] - unskipped[1][leaf]).abs().max()
+                    assert error <= allowed, (leaf, error, allowed)
 
 
 @pytest.mark.parametrize("shared", [2, 1])
-def test_what_is_skipped_where_heads_share_keys(shared):
+def test_skipping_blocks_where_heads_share_keys(shared):
     arrays, own = inputs(STEEP, 240, shared=shared)
     expected = step(STEEP, "reference", arrays, own, causal=True)
     with parts.small_blocks(8):
@@ -199,7 +199,7 @@ def test_what_is_skipped_where_heads_share_keys(shared):
         assert_near(found[1][leaf], gradient, two(240), leaf)
 
 
-def test_blocks_of_its_own_size():
+def test_default_block_sizes():
     """As users have them: 128 keys, 256 queries, lengths that are no multiple."""
     for scheme, length, k_len in ((STEEP, 700, 700), (posenc.T5Bias(HEADS), 300, 900)):
         arrays, own = inputs(scheme, length, k_len=k_len)
@@ -224,7 +224,7 @@ def test_a_bias_that_grows_in_half_precision():
         assert_near(found.double(), expected, ATTENTION_TOL["bfloat16"])
 
 
-def test_only_what_is_asked_for():
+def test_only_requested_gradients_are_computed():
     arrays, own = inputs(FADING["learned"], 100, learns=False)
     arrays["k"].requires_grad_()
     with parts.small_blocks(16):
@@ -265,7 +265,7 @@ def test_autocast_rounds_queries_keys_and_values_and_nothing_else(name, implemen
         assert_near(found[1][leaf].double(), expected[1][leaf], ATTENTION_TOL["bfloat16"], leaf)
 
 
-def test_autocast_leaves_the_proof_alone():
+def test_autocast_does_not_change_which_blocks_are_negligible():
     """Large scores: an own score rounded up to 8 bits would hide the query's own block."""
     q = torch.full((1, 1, 1100, 64), 40.25).bfloat16()
     v = torch.tensor(normal((1, 1, 1100, 64), 0)).bfloat16()
@@ -277,7 +277,7 @@ def test_autocast_leaves_the_proof_alone():
     assert_near(found.double(), expected, ATTENTION_TOL["bfloat16"])
 
 
-def test_what_it_cannot():
+def test_unsupported_derivatives():
     arrays, _ = inputs(STEEP, 40)
     q = arrays["q"]
 
@@ -354,7 +354,7 @@ class Elsewhere(posenc.PositionScheme):
         return None
 
 
-def test_what_has_no_part_in_attention_has_no_gradient():
+def test_an_unused_param_has_no_gradient():
     arrays, _ = inputs(Elsewhere(), 40, learns=False)
     own = {"table": torch.zeros(40, HEAD_DIM, requires_grad=True)}
     for learns in (False, True):
@@ -367,7 +367,7 @@ def test_what_has_no_part_in_attention_has_no_gradient():
 
 @dataclass(frozen=True)
 class Level(posenc.PositionScheme):
-    """A number a head for every pair: a bias that has no axes of its own."""
+    """One value per head for all pairs: a bias without axes of queries and keys."""
 
     relative: ClassVar[bool] = True
 
@@ -382,7 +382,7 @@ class Level(posenc.PositionScheme):
 
 
 @pytest.mark.parametrize("scheme", [Level(), posenc.ALiBi(1, slopes=[1.0])], ids=repr)
-def test_one_number_for_all(scheme):
+def test_a_bias_without_axes_and_one_slope_for_all_heads(scheme):
     """A bias without axes, and one head's slope for every head."""
     arrays, _ = inputs(STEEP, 40, learns=False)
     for where in ({}, {"q_pos": torch.arange(40), "k_pos": torch.arange(40)}):
@@ -399,33 +399,33 @@ def test_one_number_for_all(scheme):
 
 
 def test_tensors_without_values():
-    told = []
+    explanations = []
     for where in ("meta", "fake"):
         with FakeTensorMode() if where == "fake" else contextlib.nullcontext():
             q = torch.empty(1, HEADS, 4096, HEAD_DIM, device="meta" if where == "meta" else "cpu")
-            told.append(posenc_torch.explain(q, q, q, STEEP, causal=True))
+            explanations.append(posenc_torch.explain(q, q, q, STEEP, causal=True))
             assert posenc_torch.attention(q, q, q, STEEP, causal=True).shape == q.shape
-    assert [found["implementation"] for found in told] == ["sdpa", "sdpa"]
-    assert all("these tensors have none" in found["others"]["chunked"] for found in told)
+    assert [one["implementation"] for one in explanations] == ["sdpa", "sdpa"]
+    assert all("these tensors have none" in one["others"]["chunked"] for one in explanations)
 
 
-def test_tensors_of_another_kind_are_not_cut():
+def test_tensor_subclasses_are_not_cut():
     """Such as DTensor: every slice of one is communication."""
     call = call_of(STEEP, 1024, causal=True)
     assert chunked.unsupported(call) is None
     assert "q is a TwoTensor" in chunked.unsupported(replace(call, q=TwoTensor(call.q, call.q)))
 
 
-def test_auto_takes_it_where_scores_are_many():
-    def told(length, scheme=STEEP, q_len=None):
+def test_auto_takes_chunked_where_scores_are_many():
+    def explain(length, scheme=STEEP, q_len=None):
         q, k = (torch.zeros(1, HEADS, n, HEAD_DIM) for n in (q_len or length, length))
         return posenc_torch.explain(q, k, k, scheme, causal=True)
 
-    assert told(4096)["implementation"] == "chunked"
-    assert told(512)["implementation"] == "sdpa"
-    assert "few scores" in told(512)["others"]["chunked"]
-    assert "few scores" in told(10**5, q_len=1)["others"]["chunked"]
-    assert "needs no mask" in told(4096, posenc.NoPE())["others"]["chunked"]
+    assert explain(4096)["implementation"] == "chunked"
+    assert explain(512)["implementation"] == "sdpa"
+    assert "few scores" in explain(512)["others"]["chunked"]
+    assert "few scores" in explain(10**5, q_len=1)["others"]["chunked"]
+    assert "needs no mask" in explain(4096, posenc.NoPE())["others"]["chunked"]
 
 
 def test_auto_compiles_whole_where_scores_are_many():
@@ -461,7 +461,7 @@ MEMORY = """
 """
 
 
-def test_learning_takes_no_square_of_memory():
+def test_the_memory_of_training_is_linear():
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(MEMORY)], capture_output=True, text=True, check=True
     )
@@ -554,18 +554,18 @@ def test_a_folded_bias_beyond_float16():
 
 
 def test_a_folded_bias_calls_a_kernel_without_a_mask(monkeypatch):
-    seen = []
+    calls = []
     real = folded.scaled_dot_product_attention
 
     def spy(q, k, v, **options):
-        seen.append((q.shape, v.shape, options))
+        calls.append((q.shape, v.shape, options))
         return real(q, k, v, **options)
 
     monkeypatch.setattr(folded, "scaled_dot_product_attention", spy)
     for dtype, width in ((torch.float32, HEAD_DIM + 8), (torch.bfloat16, HEAD_DIM + 8)):
         arrays, _ = inputs(STEEP, 20, dtype=dtype, learns=False)
         posenc_torch.attention(**arrays, scheme=STEEP, causal=True, implementation="folded")
-        (q_shape, v_shape, options) = seen.pop()
+        (q_shape, v_shape, options) = calls.pop()
         assert q_shape[3] == v_shape[3] == width
         assert options == {"is_causal": True, "scale": STEEP.scale(HEAD_DIM)}
 

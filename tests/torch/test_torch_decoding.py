@@ -321,11 +321,13 @@ def test_a_page_of_several_sequences(name, implementation):
     pool.pages |= {1: [first], 2: [first]}
     for row, end in enumerate(ends):
         pool.add(row, row, PAGE, end)
-    seen = pool.seg.repeat(BATCH, 1)  # each sequence is told its own segments
-    seen[:, pool.slots(first)] = torch.arange(BATCH)[:, None]
+    k_seg = pool.seg.repeat(BATCH, 1)  # each sequence gets its own segments
+    k_seg[:, pool.slots(first)] = torch.arange(BATCH)[:, None]
     q, pos, features = last(own, ends)
     seg = torch.arange(BATCH)[:, None]
-    found = pool.read(implementation, q, features, q_pos=pos, k_pos=pool.pos, q_seg=seg, k_seg=seen)
+    found = pool.read(
+        implementation, q, features, q_pos=pos, k_pos=pool.pos, q_seg=seg, k_seg=k_seg
+    )
     for row in range(BATCH):
         own.check(found[row], row, pos[row])
 
@@ -429,7 +431,7 @@ def test_blocks_of_a_pool_that_are_pages_of_others_are_not_read():
 # Compiled once
 
 
-class Counting:
+class CompileCounter:
     """A compiler that compiles nothing, and counts what it is asked to."""
 
     graphs = 0
@@ -464,8 +466,8 @@ INSIDE = [("both", "sdpa"), ("forgetting", "sdpa"), ("t5", "flex"), ("forgetting
 
 
 @pytest.mark.parametrize(("name", "implementation"), INSIDE)
-def test_ten_steps_compile_once_inside_a_step_of_ones_own(name, implementation):
-    own, counting = texts(name), Counting()
+def test_ten_steps_compile_once_inside_a_program_of_the_user(name, implementation):
+    own, counting = texts(name), CompileCounter()
     memory, *_, carry = prefilled(own, LONGEST)
     torch._dynamo.reset()
     step = torch.compile(decoder(own, memory, implementation), fullgraph=True, backend=counting)
@@ -475,7 +477,7 @@ def test_ten_steps_compile_once_inside_a_step_of_ones_own(name, implementation):
 
 @pytest.mark.parametrize("name", SOME)
 def test_ten_steps_compile_once_outside(name):
-    own, counting = texts(name), Counting()
+    own, counting = texts(name), CompileCounter()
     memory, *_, carry = prefilled(own, LONGEST)
     torch._dynamo.reset()
     with flex.replace_kernel(torch.compile(flex.kernel, backend=counting, **flex.COMPILER)):

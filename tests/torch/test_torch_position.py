@@ -460,7 +460,7 @@ EMBEDDED = pytest.mark.parametrize(
 )
 
 
-def told(run):
+def count_warnings(run):
     """How often ``run`` says that an embedding is missing."""
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
@@ -471,14 +471,14 @@ def told(run):
 def warned(module, run):
     """How often each of three calls of attention says so."""
     *tensors, x = inputs(module.scheme)
-    return [told(lambda: run(*tensors, x=x, causal=True)) for _ in range(3)]
+    return [count_warnings(lambda: run(*tensors, x=x, causal=True)) for _ in range(3)]
 
 
 @everywhere
 def test_an_embedding_that_is_never_added_is_a_warning(subject):
     scheme = SUBJECTS[subject]
     forgotten, used = posenc_torch.Position(scheme), posenc_torch.Position(scheme)
-    # Once: a training loop would say it in every step.
+    # Once: a training loop would warn in every step.
     assert warned(forgotten, forgotten.attend) == [int(width(scheme) is not None), 0, 0]
     used.embed(hidden(scheme))
     for module in (used, copy.deepcopy(used), pickle.loads(pickle.dumps(used))):
