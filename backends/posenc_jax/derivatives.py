@@ -21,14 +21,16 @@ _INSTEAD = "attention with implementation='reference' or 'xla' has all derivativ
 
 def forbid_forward_mode(arrays: T, what: str) -> T:
     """The same arrays; their derivatives in forward mode raise."""
-    return _guarded(arrays, computed=f"{what} has no derivatives in forward mode: {_INSTEAD}")
+    return _guard_tangents(
+        arrays, forward_error=f"{what} has no derivatives in forward mode: {_INSTEAD}"
+    )
 
 
 def forbid_reverse_over_reverse(arrays: T, what: str) -> T:
     """The same results of a forward or a backward pass; reverse mode through that pass raises."""
-    return _guarded(
+    return _guard_tangents(
         arrays,
-        transposed=f"{what} has second derivatives in forward over reverse mode only, as "
+        reverse_error=f"{what} has second derivatives in forward over reverse mode only, as "
         f"jax.hessian takes them: {_INSTEAD}",
     )
 
@@ -49,7 +51,9 @@ def forbid_second_derivatives(arrays: T, what: str) -> T:
     return guarded
 
 
-def _guarded(arrays: T, *, computed: str = "", transposed: str = "") -> T:
+def _guard_tangents(arrays: T, *, forward_error: str = "", reverse_error: str = "") -> T:
+    """The same arrays; a mode that has an error here raises it."""
+
     @jax.custom_jvp
     def same(array: Array) -> Array:
         return array
@@ -57,35 +61,35 @@ def _guarded(arrays: T, *, computed: str = "", transposed: str = "") -> T:
     @same.defjvp
     def _(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
         (array,), (tangent,) = primals, tangents
-        return array, _bind(tangent, computed=computed, transposed=transposed)
+        return array, _bind(tangent, forward_error=forward_error, reverse_error=reverse_error)
 
     guarded: T = jax.tree.map(lambda a: same(a) if is_float(a) else a, arrays)
     return guarded
 
 
-def _computed(tangent: Array, *, computed: str, transposed: str) -> Array:
-    if computed:
-        raise NotImplementedError(computed)
+def _compute(tangent: Array, *, forward_error: str, reverse_error: str) -> Array:
+    if forward_error:
+        raise NotImplementedError(forward_error)
     return tangent
 
 
-def _transposed(gradient: Any, tangent: Any, *, computed: str, transposed: str) -> list[Any]:
-    if transposed:
-        raise NotImplementedError(transposed)
+def _transpose(gradient: Any, tangent: Any, *, forward_error: str, reverse_error: str) -> list[Any]:
+    if reverse_error:
+        raise NotImplementedError(reverse_error)
     return [gradient]
 
 
-def _batched(arrays: Any, axes: Any, *, computed: str, transposed: str) -> tuple[Any, Any]:
+def _batch(arrays: Any, axes: Any, *, forward_error: str, reverse_error: str) -> tuple[Any, Any]:
     # Only forward mode gets here: reverse mode has transposed the operation before.
-    tangent = _computed(arrays[0], computed=computed, transposed=transposed)
-    return _bind(tangent, computed=computed, transposed=transposed), axes[0]
+    tangent = _compute(arrays[0], forward_error=forward_error, reverse_error=reverse_error)
+    return _bind(tangent, forward_error=forward_error, reverse_error=reverse_error), axes[0]
 
 
 # Under jit the error of forward mode comes at lowering: reverse mode removes the operation before.
 _guard: Any = Primitive("posenc_guard")  # Any: JAX has no types for it
 _bind = _guard.bind
-_guard.def_impl(_computed)
+_guard.def_impl(_compute)
 _guard.def_abstract_eval(lambda tangent, **_: tangent)
-ad.deflinear2(_guard, _transposed)  # type: ignore[no-untyped-call] # JAX's
-batching.primitive_batchers[_guard] = _batched
-mlir.register_lowering(_guard, mlir.lower_fun(_computed, multiple_results=False))
+ad.deflinear2(_guard, _transpose)  # type: ignore[no-untyped-call] # untyped in JAX
+batching.primitive_batchers[_guard] = _batch
+mlir.register_lowering(_guard, mlir.lower_fun(_compute, multiple_results=False))

@@ -31,7 +31,8 @@ def param_labels(params: Any, names: str | Collection[str] = ()) -> Any:
     params
         Any pytree.
     names
-        Keys or attributes of plain dicts of position params, such as ``("position",)``.
+        Keys or attributes below which every leaf is a position param, such as ``("position",)``:
+        for models that keep their params in plain dicts.
 
     Returns
     -------

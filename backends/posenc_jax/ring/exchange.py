@@ -91,7 +91,7 @@ class Ring:
         to = [(i, (i + 1) % self.shards) for i in range(self.shards)]
 
         def send(array: Array) -> Array:
-            received: Array = lax.ppermute(array, self.axis_name, to)  # type: ignore[no-untyped-call] # JAX's
+            received: Array = lax.ppermute(array, self.axis_name, to)  # type: ignore[no-untyped-call] # untyped in JAX
             return received
 
         received: T = jax.tree.map(send, arrays)
