@@ -1,7 +1,7 @@
-"""posenc: positional encodings, written once, compared everywhere.
+"""posenc: positional encodings, written once, for NumPy, PyTorch and JAX.
 
-A scheme is written against the Python Array API. From that one definition come its bias, rotation
-or embedding on NumPy, PyTorch and JAX, attention with it, and a study that compares it with others.
+A scheme is written against the Python Array API. From that one definition, posenc computes its
+bias, rotation or embedding, runs attention with it, and compares it with other schemes.
 """
 
 from posenc.attn.caches import cache_needs

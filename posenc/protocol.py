@@ -79,8 +79,8 @@ class PositionScheme:
     ``params.query[name]`` and ``params.key[name]``. ``transform`` reads those of its own tokens as
     ``params.of(role)[name]``.
 
-    Shapes: ``B`` batch, ``H`` heads, ``Hk`` heads of keys and values, ``L`` tokens, ``Q`` queries,
-    ``K`` keys, ``D`` head_dim, ``C`` width of hidden states, ``M`` entries of a table per token.
+    Letters in shapes: ``B`` batch, ``H`` heads, ``Hk`` heads of keys and values, ``L`` tokens,
+    ``Q`` queries, ``K`` keys, ``D`` head_dim, ``C`` width of hidden states, ``M`` size of a table.
     """
 
     # What a scheme declares about itself.

@@ -20,8 +20,8 @@ Range: TypeAlias = tuple[Array, Array]
 def visible_blocks(call: Call, block: int) -> tuple[Array, Array]:
     """``any_visible`` and ``all_visible``, booleans ``(B or 1, nq, nk)`` for each pair of blocks.
 
-    ``any_visible`` is True if some pair of a query and a key in the blocks may be visible, and
-    ``all_visible`` is True only if all pairs are.
+    ``any_visible`` is True if some pair of a query and a key in the blocks may be visible.
+    ``all_visible`` is True only if all of their pairs are visible.
     """
     query, key = call.query, call.key
     q_pos, k_pos = (block_ranges(side.pos, block, call.xp) for side in (query, key))

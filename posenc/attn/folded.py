@@ -1,11 +1,11 @@
 """A key bias folded into the head dimension, for kernels that take no bias.
 
-Where a bias is ``u(q) + w(k)``, a few more channels make it part of the product of queries and
-keys: ``[1, u, q] . [w, 1, k] = w + u + q.k``. Each of ``w`` and ``u`` is a sum of several numbers
-of q's dtype, in a channel each. ``u = -w`` of a query's own key: softmax cannot see it, and near
-keys then have a small bias. These channels come first, so that the large numbers cancel before
-anything is added to them. A kernel that adds channels in another order rounds once more: in float32
-by up to ``2**-24`` times slope times length.
+If a bias is ``u(q) + w(k)``, a few more channels make it part of the product of queries and keys:
+``[1, u, q] . [w, 1, k] = w + u + q.k``. Each of ``w`` and ``u`` is a sum of several numbers of q's
+dtype, one per channel. ``u`` is ``-w`` of the query's own key: softmax ignores it, and near keys
+then have a small bias. These channels come first, so that the large numbers cancel before anything
+is added to them. A kernel that adds channels in another order rounds once more: in float32 by up to
+``2**-24`` times slope times length.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from posenc.attn.call import Call
 from posenc.evaluate import has_bias
 from posenc.protocol import Array, Namespace
 
-_MULTIPLE = 8  # of channels, which kernels ask for
+_MULTIPLE = 8  # kernels need head dimensions that are multiples of this
 
 
 def why_not_foldable(call: Call) -> str | None:
@@ -29,9 +29,9 @@ def why_not_foldable(call: Call) -> str | None:
     if not has_bias(call.scheme):
         return f"{name} has no bias to fold in"
     if call.query.places is not None:
-        return "places are given, and a key bias holds for positions"
+        return "places are given, and a key_bias holds for positions only"
     if not call.causal:
-        return "only under a causal mask a bias splits into one of queries and one of keys"
+        return "a bias splits into u(q) + w(k) only under a causal mask"
     if call.extra_bias is None and bias_by_key(call) is None:
         return f"{name} declares no key_bias"
     return None
@@ -54,11 +54,11 @@ def fold_key_bias(
     bias
         ``w(k) / scale`` of every key, ``(B, H, K)``, in float32 or wider.
     detach
-        Cuts an array from its gradient. The largest number of a bias then takes all of it.
+        Stops the gradient of an array. The first number of a bias then takes all of the gradient.
 
     Returns
     -------
-    Both with ``folded_width(D)`` channels: those of the bias, their own, and zeros.
+    Both with ``folded_width(D)`` channels: those of the bias, then their own, then zeros.
     """
     dtype, count = q.dtype, _limb_count(q.dtype, xp)
     unit = _unit(dtype, xp)
@@ -75,20 +75,20 @@ def fold_key_bias(
 
 
 def folded_width(dim: int, dtype: Any, *, xp: Namespace) -> int:
-    """The head dimension with a bias folded in."""
+    """The head dimension after a bias is folded in."""
     return -(-(dim + 2 * _limb_count(dtype, xp)) // _MULTIPLE) * _MULTIPLE
 
 
 def _limb_count(dtype: Any, xp: Namespace) -> int:
-    """How many numbers of a dtype hold a bias: 2 of 24 bits and more, or 3 of 8 or 11.
+    """How many numbers of a dtype hold one bias: 2 in float32 and float64, 3 in half precision.
 
-    Fewer are wrong: one of bfloat16 is off by 3.5 at a thousand tokens, two by 1e-2.
+    Fewer are too inaccurate: one bfloat16 number is off by 3.5 at a thousand tokens, two by 1e-2.
     """
     return 2 if xp.finfo(dtype).bits >= 32 else 3
 
 
 def _unit(dtype: Any, xp: Namespace) -> float:
-    """What the numbers of a bias count: float16 ends at 65504, and slope times length does not."""
+    """The unit of a stored bias: slope times length may exceed float16's largest number, 65504."""
     return 2.0**8 if float(xp.finfo(dtype).max) < 2.0**16 else 1.0
 
 
@@ -104,7 +104,7 @@ def _limbs(
 
 
 def _with_channels(channels: list[Array], array: Array, missing: int, xp: Namespace) -> Array:
-    """An array ``(B, H, L, D)`` with channels in front of its own, and zeros behind."""
+    """``array (B, H, L, D)`` with channels before its own, and zeros after them."""
     parts = [xp.stack(channels, axis=-1), array]
     if missing:
         shape = (*array.shape[:3], missing)

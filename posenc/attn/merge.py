@@ -21,8 +21,8 @@ _FAR_BELOW = 80.0  # exp(80) is finite in float32, and its inverse below any rou
 class PartialAttention(NamedTuple):
     """Attention to some of the keys, ``(B, H, Q, Dv)``, and its log-sum-exp ``(B, H, Q)`` or None.
 
-    For a query without a visible key among them, ``out`` is 0 and ``lse`` is at most half of the
-    lowest finite number, so that its part weighs nothing.
+    For a query without a visible key among them, ``out`` is 0. Its ``lse`` is at most half of the
+    lowest finite number, so the merge gives this part no weight.
     """
 
     out: Array

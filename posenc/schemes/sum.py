@@ -79,7 +79,7 @@ class Sum(PositionScheme):
     @property
     def relative(self) -> bool:  # type: ignore[override]
         """Whether every part with a bias is relative."""
-        biased = self._with("bias")
+        biased = self._with_hook("bias")
         return bool(biased) and all(scheme.relative for _, scheme in biased)
 
     @property
@@ -105,7 +105,7 @@ class Sum(PositionScheme):
     def hooks(self) -> frozenset[str]:
         # torch's compiler cannot call frozenset[str]().
         hooks: frozenset[str] = frozenset().union(*(scheme.hooks() for scheme in self.schemes))
-        if all("key_bias" in scheme.hooks() for _, scheme in self._with("bias")):
+        if all("key_bias" in scheme.hooks() for _, scheme in self._with_hook("bias")):
             return hooks
         return hooks - {"key_bias"}
 
@@ -173,7 +173,7 @@ class Sum(PositionScheme):
         )
 
     def regions(self) -> tuple[tuple[PositionScheme, Window], ...]:
-        for n, scheme in self._with("regions"):
+        for n, scheme in self._with_hook("regions"):
             before, after = self.schemes[:n], self.schemes[n + 1 :]
             return tuple((Sum(*before, part, *after), window) for part, window in scheme.regions())
         return ()
@@ -194,7 +194,7 @@ class Sum(PositionScheme):
         cautions = (scheme.caution(causal=causal) for scheme in self.schemes)
         return next((caution for caution in cautions if caution is not None), None)
 
-    def _with(self, hook: str) -> list[tuple[int, PositionScheme]]:
+    def _with_hook(self, hook: str) -> list[tuple[int, PositionScheme]]:
         """Index and scheme of each part that has a hook."""
         return [(n, s) for n, s in enumerate(self.schemes) if hook in s.hooks()]
 
@@ -202,7 +202,7 @@ class Sum(PositionScheme):
         self, hook: str, params: Mapping[str, Array], xp: Namespace
     ) -> Iterator[tuple[PositionScheme, PartParams]]:
         """Each part that has a hook, with its own params."""
-        for n, scheme in self._with(hook):
+        for n, scheme in self._with_hook(hook):
             yield scheme, PartParams(params, f"{n}_", float_dtype(params, xp))
 
     def _prefixed(self, method: str) -> dict[str, Any]:
