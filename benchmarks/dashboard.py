@@ -1,9 +1,9 @@
 """Measure this commit with asv, publish, and make one page that opens from disk.
 
-``python benchmarks/dashboard.py``: a few minutes on two cores. Results go to ``.asv/results`` in
-asv's own format, one file a commit, so that each run adds to the history. asv's pages go to
+``python benchmarks/dashboard.py`` takes a few minutes on two cores. Results go to ``.asv/results``
+in asv's format, one file per commit, so each run adds to the history. asv's own pages go to
 ``.asv/html``; they load scripts from the network and need a server (``asv preview``).
-``.asv/html/dashboard.html`` shows the same results and needs neither.
+``.asv/html/dashboard.html`` shows the same results without either.
 """
 
 from __future__ import annotations
@@ -43,19 +43,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument(
-        "--bench", metavar="REGEX", help="only these; what was measured before stays on the page"
+        "--bench", metavar="REGEX", help="only these; earlier results stay on the page"
     )
-    parser.add_argument("--full", action="store_true", help="every length, not one of each")
-    parser.add_argument("--quick", action="store_true", help="one warm call of each, not a median")
-    parser.add_argument("--page-only", action="store_true", help="of results that exist")
+    parser.add_argument("--full", action="store_true", help="every length, not only the first")
+    parser.add_argument(
+        "--quick", action="store_true", help="one warm call each instead of a median"
+    )
+    parser.add_argument(
+        "--page-only", action="store_true", help="only make the page, from existing results"
+    )
     return parser.parse_args(arguments)
 
 
 def _refuse_changes() -> None:
-    """The figures would stand under a commit that they do not belong to."""
+    """Exit if files changed: asv would store the results under a commit without the changes."""
     changed = _git("status", "--porcelain", "--", *_MEASURED)
     if changed:
-        sys.exit(f"asv keeps results by commit, and these changes are in none:\n{changed}")
+        sys.exit(f"asv stores results by commit; commit these changes first:\n{changed}")
 
 
 def _git(*words: str) -> str:
@@ -64,14 +68,14 @@ def _git(*words: str) -> str:
 
 
 def _machine() -> None:
-    """Tell asv of this machine, once, as ``asv machine --yes`` finds it."""
+    """Register this machine with asv, once, by ``asv machine --yes``."""
     if not (Path.home() / ".asv-machine.json").exists():
-        _asv("machine", "--yes", stdout=subprocess.DEVNULL)  # it says much of what it does not ask
+        _asv("machine", "--yes", stdout=subprocess.DEVNULL)  # --yes still prints its questions
 
 
 def _run(options: argparse.Namespace, measured: str) -> None:
     words = ["run", "--python=same", "--set-commit-hash", measured, "--show-stderr"]
-    if sys.platform != "linux":  # a fork of these libraries is not safe, or there is none
+    if sys.platform != "linux":  # forking is missing, or unsafe with these libraries
         words += ["--launch-method", "spawn"]
     words += ["--quick"] * options.quick
     words += ["--bench", options.bench] if options.bench else []
@@ -86,7 +90,7 @@ def _asv(
     grid: Mapping[str, str] | None = None,
     stdout: int | None = None,
 ) -> int:
-    """Run asv on this clone, whichever posenc is installed."""
+    """Run asv on this clone, even if another posenc is installed."""
     path = [str(ROOT), str(ROOT / "backends"), os.environ.get("ASV_PYTHONPATH", "")]
     own = {"ASV_PYTHONPATH": os.pathsep.join(filter(None, path))}
     command = [sys.executable, "-m", "asv", *words]

@@ -1,4 +1,4 @@
-"""One HTML page of what asv has measured: no scripts, nothing from elsewhere, opens from disk."""
+"""One HTML page of asv's results, without scripts or external files, that opens from disk."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class Figure:
     values
         Commit -> value, oldest first. None where it failed, NaN where it does not apply.
     stats
-        Commit -> what asv knows of the samples, or None.
+        Commit -> asv's statistics of the samples, or None.
     unit
-        asv's: ``seconds``, ``bytes``.
+        Unit of asv: ``seconds``, ``bytes``.
     """
 
     values: Mapping[str, float | None]
@@ -44,8 +44,8 @@ class Figure:
         return value is None or not math.isnan(value)
 
     def text(self, commit: str) -> str:
-        said = human_value(self.values.get(commit, math.nan), self.unit)
-        number, unit = re.fullmatch(r"([\d.]*)(.*)", said).groups()
+        value = human_value(self.values.get(commit, math.nan), self.unit)
+        number, unit = re.fullmatch(r"([\d.]*)(.*)", value).groups()
         unit = unit.strip() + "B" * (number != "" and self.unit == "bytes")
         return "\u00a0".join(filter(None, (number, unit)))
 
@@ -60,7 +60,7 @@ class Benchmark:
 
 
 def write_page(config: Path, commit: str) -> tuple[Path, list[str]]:
-    """Write ``dashboard.html`` beside asv's own pages.
+    """Write ``dashboard.html`` next to asv's own pages.
 
     Returns
     -------
@@ -78,7 +78,7 @@ def write_page(config: Path, commit: str) -> tuple[Path, list[str]]:
 
 
 def _history(folder: str, commit: str) -> list[Results]:
-    """What one machine and environment measured, up to the commit."""
+    """Results of one machine and environment, up to the commit."""
     every = sorted(iter_results(folder), key=lambda one: one.date)
     now = [one for one in every if one.commit_hash == commit]
     if not now:
@@ -93,7 +93,7 @@ def _where(one: Results) -> tuple[str, str]:
 
 
 def _benchmark(described: Mapping[str, Any], history: Sequence[Results]) -> Benchmark:
-    """Results of another version of a benchmark's code are not its history."""
+    """A benchmark with its history; results of other versions of its code are left out."""
     name, params = described["name"], described["params"]
     own = [one for one in history if name in one.get_result_keys({name: described})]
     values = {one.commit_hash: one.get_result_value(name, params) for one in own}
@@ -154,7 +154,7 @@ def _day(milliseconds: float) -> str:
 
 
 def _table(benchmark: Benchmark, commit: str) -> str:
-    """The first param goes down, the others across; params of one value go into the caption."""
+    """Rows are the first param, columns the others; params with one value go into the caption."""
     first, *others = (*benchmark.params, *[""] * (not benchmark.params))
     rows = benchmark.params.get(first, [""])
     columns = [
@@ -184,13 +184,13 @@ def _at(benchmark: Benchmark, row: str, choice: tuple[str, ...]) -> Figure:
 
 
 def _about(benchmark: Benchmark) -> str:
-    """The docstring of the class, and the params of one value."""
+    """The docstring of the class, and the params with one value."""
     fixed = [f"{name} {_plain(v[0])}" for name, v in benchmark.params.items() if len(v) == 1]
     return "; ".join(filter(None, [_docstring(benchmark.name), ", ".join(fixed)]))
 
 
 def _docstring(name: str) -> str:
-    """Of a module of the suite, or of a class in it; the suite is not imported."""
+    """Docstring of a module of the suite or of a class in it, without importing the suite."""
     module, *inside = name.split(".")
     tree = ast.parse((_SUITE / f"{module}.py").read_text(encoding="utf-8"))
     owners = [one for one in tree.body if isinstance(one, ast.ClassDef) and one.name in inside]
@@ -199,7 +199,7 @@ def _docstring(name: str) -> str:
 
 
 def _plain(param: str) -> str:
-    """A param as it is read: asv keeps its ``repr``."""
+    """A param as text: asv stores its ``repr``."""
     return param.strip("'")
 
 
@@ -225,7 +225,7 @@ def _cell(figure: Figure, commit: str, most: float) -> str:
 
 
 def _change(figure: Figure, commit: str) -> str:
-    """Against the commit before, where the two 99 % intervals do not meet."""
+    """Change against the previous commit, if the two 99 % intervals do not overlap."""
     before = [one for one in figure.values if one != commit][-1:]
     if not before or not (figure.values[before[0]] or 0) > 0:
         return ""
@@ -244,7 +244,7 @@ def _interval(stats: Mapping[str, float] | None) -> tuple[float, float]:
 
 
 def _line(figure: Figure) -> str:
-    """How the value went from commit to commit."""
+    """A line of the value over all commits."""
     values = [v for v in figure.values.values() if v is not None and not math.isnan(v)]
     if len(values) < 2 or max(values) <= 0:
         return ""
@@ -258,10 +258,10 @@ def _id(name: str) -> str:
 
 
 _READING = (
-    "Medians of warm calls, with --quick one call of each. A bar compares the figures of one "
-    "table. A percentage is the change against the commit before, shown where the two 99 % "
-    "intervals do not meet. A line goes through all commits measured on this machine, from zero. "
-    "A dash: not served here."
+    "Medians of warm calls; with --quick one call each. A bar compares the figures of one "
+    "table. A percentage is the change against the previous commit, shown where the two 99 % "
+    "intervals do not overlap. A line shows all commits measured on this machine, from zero. "
+    "A dash: not supported here."
 )
 _CSS = """
 :root{--ink:#1a1a1a;--muted:#666;--grid:#e2e2e2;--paper:#fff;--bar:#0072b233;--worse:#b34a00;

@@ -1,8 +1,8 @@
-"""Benchmarks of posenc: what they measure, and how asv is to sample it.
+"""asv benchmarks of posenc.
 
 ``POSENC_SCHEMES`` names schemes; without it the whole catalogue is measured. ``POSENC_GRID=full``
-takes every length instead of the first of each list. asv forks each measurement from a process
-that has imported the suite (``launch_method`` in its configuration): frameworks load once.
+measures every length instead of the first of each list. asv forks each measurement from a process
+that has imported the suite (``launch_method`` in its configuration), so frameworks load once.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import functools
 import os
 import warnings
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads that wait for each other time the load
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # with more threads, other load on the machine shows
 
 import posenc
 
-# Every scheme meets the same call here, whether it makes sense for a model or not.
+# Every scheme gets the same call here, whether it makes sense for a model or not.
 warnings.simplefilter("ignore", posenc.SchemeWarning)
 NAMES = os.environ.get("POSENC_SCHEMES", "").split() or sorted(posenc.catalogue())
 GRIDS = ("short", "full")
@@ -25,26 +25,26 @@ if GRID not in GRIDS:
 
 
 def lengths(*every):
-    """All of them in the full grid, the first in the short one."""
+    """All lengths in the full grid, the first one in the short grid."""
     return sorted(every) if GRID == "full" else [every[0]]
 
 
 class Timed:
-    """Enough samples for a median: at most 20, at least 3, for half a second in between.
+    """Enough samples for a median: 3 to 20, within half a second.
 
-    One process each (``rounds``): another would import and compile everything once more.
+    One process each (``rounds``): another would import and compile everything again.
     """
 
     rounds = 1
     repeat = (3, 20, 0.5)
-    timeout = 600  # seconds; asv's own 60 end a compilation on a loaded machine
+    timeout = 600  # seconds; asv's default of 60 is too short to compile on a loaded machine
 
 
 def warm(setup):
-    """Decorate ``setup``: what it builds is built once, and each timed call is made once.
+    """Decorate ``setup``, so that it runs once, and makes each timed call once.
 
-    asv calls ``setup`` before every sample. Compilation and first imports stay out of the figures,
-    even with ``asv run --quick``, which makes one call.
+    asv calls ``setup`` before every sample. This keeps compilation and first imports out of the
+    figures, even with ``asv run --quick``, which makes one call.
     """
 
     @functools.wraps(setup)

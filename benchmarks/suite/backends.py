@@ -12,8 +12,8 @@ from suite import NAMES, Timed, lengths, warm
 _HEADS, _DIM, _LENGTHS = 8, 64, lengths(512, 2048)
 
 
-def _implementations(package):
-    """Names of a backend's implementations; none where its framework is missing."""
+def implementations(package):
+    """Names of a backend's implementations; ``["missing"]`` if its framework is missing."""
     try:
         return list(importlib.import_module(package).IMPLEMENTATIONS)
     except ImportError:
@@ -30,7 +30,7 @@ class Torch(Timed):
     """Causal attention, ``B=1 H=8 D=64``, float32."""
 
     param_names = ("scheme", "implementation", "length")
-    params = (NAMES, _implementations("posenc_torch"), _LENGTHS)
+    params = (NAMES, implementations("posenc_torch"), _LENGTHS)
 
     @warm
     def setup(self, name, implementation, length):
@@ -70,7 +70,7 @@ class Jax(Timed):
     """Causal attention, ``B=1 H=8 D=64``, float32, compiled."""
 
     param_names = ("scheme", "implementation", "length")
-    params = (NAMES, _implementations("posenc_jax"), _LENGTHS)
+    params = (NAMES, implementations("posenc_jax"), _LENGTHS)
 
     @warm
     def setup(self, name, implementation, length):

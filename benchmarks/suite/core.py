@@ -68,7 +68,7 @@ class Attention(Timed):
 
 
 class Make(Timed):
-    """A scheme from the catalogue: the frequencies of RoPE take 60 digits."""
+    """A scheme from the catalogue; RoPE computes its frequencies with 60 digits."""
 
     param_names = ("scheme",)
     params = (NAMES,)

@@ -1,4 +1,4 @@
-"""What a user waits for before anything happens; whole processes, beside their yardsticks."""
+"""Start-up time of whole processes, against a baseline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Long causal attention in PyTorch on a CPU: every implementation beside SDPA without positions."""
+"""Long causal attention in PyTorch on a CPU: implementations against SDPA without positions."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import numpy as np
 
 import posenc
 from suite import GRID, NAMES, Timed, lengths, warm
-from suite.backends import _implementations
+from suite.backends import implementations
 
 _HEADS, _DIM, _LENGTHS = 8, 64, lengths(2048, 4096)
-# The definition takes seconds a call, and gigabytes: it waits for the full grid.
+# The reference takes seconds per call, and gigabytes: only in the full grid.
 _IMPLEMENTATIONS = [
-    name for name in _implementations("posenc_torch") if GRID == "full" or name != "reference"
+    name for name in implementations("posenc_torch") if GRID == "full" or name != "reference"
 ]
 _BIASED = [name for name in ("alibi", "t5") if name in NAMES]
 
 
 def _leaves(length, *more):
-    """q, k, v and params that ask for gradients."""
+    """q, k, v and params that require gradients."""
     import torch
 
     torch.set_num_threads(1)
@@ -26,7 +26,7 @@ def _leaves(length, *more):
 
 
 def _attention(name, implementation, length):
-    """A call of attention, and all that it learns."""
+    """A call of attention, and its leaves: q, k, v and params."""
     if implementation == "missing":
         raise NotImplementedError("torch is not installed")
     import posenc_torch
@@ -49,15 +49,15 @@ def _sdpa(length):
 
 
 class _Forward(Timed):
-    """Memory is the process's own, with all that it imported: see ``Imported``."""
+    """Memory is that of the whole process, imports included: subtract ``Imported``."""
 
     timeout = 600
-    warmup_time = 0  # ``setup`` made a call, and one takes a second
+    warmup_time = 0  # ``setup`` already made a call, which takes a second
 
     def _begin(self, attend, leaves):
         import torch
 
-        # Not leaves: FlexAttention takes none that ask for gradients on a CPU.
+        # Detached: on a CPU FlexAttention refuses tensors that require gradients.
         tokens = [a.detach() for a in leaves[:3]]
 
         def forward():
@@ -75,7 +75,7 @@ class _Forward(Timed):
 
 class _Train(Timed):
     timeout = 600
-    warmup_time = 0  # ``setup`` made a call, and one takes a second
+    warmup_time = 0  # ``setup`` already made a call, which takes a second
 
     def _begin(self, attend, leaves):
         import torch
@@ -115,7 +115,7 @@ class Train(_Train):
 
 
 class ForwardSDPA(_Forward):
-    """``scaled_dot_product_attention(is_causal=True)``: what the above would like to equal."""
+    """``scaled_dot_product_attention(is_causal=True)``, the baseline of the above."""
 
     param_names = ("length",)
     params = (_LENGTHS,)
@@ -137,7 +137,7 @@ class TrainSDPA(_Train):
 
 
 class Imported:
-    """What the memory of the others begins with: PyTorch, posenc, and the tensors."""
+    """Memory of PyTorch, posenc and the tensors, which the other benchmarks include."""
 
     param_names = ("length",)
     params = (_LENGTHS,)
