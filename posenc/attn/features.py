@@ -376,6 +376,6 @@ def hidden_width(scheme: PositionScheme, params: Mapping[str, Array]) -> int:
             continue
         return width
     raise ValueError(
-        f"width: the features of {scheme} accept hidden states of none of the widths "
+        f"hidden_dim: the features of {scheme} accept hidden states of none of the widths "
         f"{sorted(sizes)}"
     )

@@ -554,7 +554,9 @@ def test_the_width_of_hidden_states_is_found_or_asked_for():
         def gates(self, x, params, xp):
             raise ValueError
 
-    with pytest.raises(ValueError, match=r"width: the features of .* accept hidden states of none"):
+    with pytest.raises(
+        ValueError, match=r"hidden_dim: the features of .* accept hidden states of none"
+    ):
         SchemeCase(Odd())
 
 

@@ -52,32 +52,32 @@ def few(monkeypatch):
 
 def run(tmp_path, *more):
     """The exit code, and what was written."""
-    out = tmp_path / "results" / "found.json"
+    out = tmp_path / "results" / "result.json"
     code = gpu_check.main([*QUICK, "--out", str(out), *more])
     return code, json.loads(out.read_text())
 
 
 def test_a_dry_run(few, tmp_path, capsys):
-    code, found = run(tmp_path)
-    assert code == 0, [row for row in found["checks"] if row["status"] in ("wrong", "failed")]
-    assert {"python", "torch", "posenc", "driver", "commit"} <= set(found["versions"])
-    assert found["arguments"]["seed"] == 3
-    assert found["device"]["name"] == "cpu"
-    assert set(found["auto"]) == {"none", "alibi", "slopes", "t5"}
-    tried = {(r["implementation"], r["scheme"]) for r in found["checks"]}
+    code, result = run(tmp_path)
+    assert code == 0, [row for row in result["checks"] if row["status"] in ("wrong", "failed")]
+    assert {"python", "torch", "posenc", "driver", "commit"} <= set(result["versions"])
+    assert result["arguments"]["seed"] == 3
+    assert result["device"]["name"] == "cpu"
+    assert set(result["auto"]) == {"none", "alibi", "slopes", "t5"}
+    tried = {(r["implementation"], r["scheme"]) for r in result["checks"]}
     assert len(tried) == len(posenc_torch.IMPLEMENTATIONS) * 3
-    for row in found["checks"]:
+    for row in result["checks"]:
         assert row["status"] in ("right", "refused"), row
         assert row["status"] == "refused" or "out" in row["errors"]
         assert row["reason"] or {"q", "k", "v"} <= set(row["errors"])
         for error in row.get("errors", {}).values():
             assert 0 <= max(error["relative"], error["largest"]) <= error["allowed"]
     learned = [
-        r for r in found["checks"] if (r["implementation"], r["scheme"]) == ("reference", "t5")
+        r for r in result["checks"] if (r["implementation"], r["scheme"]) == ("reference", "t5")
     ]
     assert learned
     assert all("table" in r["errors"] for r in learned)
-    timings = {(r["variant"], r["length"]): r for r in found["timings"]}
+    timings = {(r["variant"], r["length"]): r for r in result["timings"]}
     ours = timings["alibi sdpa", 256]
     assert ours["right"]
     for stage in ("forward", "backward", "step"):
@@ -85,7 +85,7 @@ def test_a_dry_run(few, tmp_path, capsys):
         assert ours[f"TFLOP/s of {stage}"] > 0
     assert timings["none torch sdpa cudnn", 256]["status"] == "failed"
     assert timings["t5 flex", 256]["reason"] == "no compilations left"
-    assert {"best ALiBi / best SDPA"} == {r["goal"] for r in found["ratios"]}
+    assert {"best ALiBi / best SDPA"} == {r["goal"] for r in result["ratios"]}
     assert "step, ms" in capsys.readouterr().out
 
 
@@ -101,12 +101,12 @@ def test_a_wrong_implementation_is_noticed(few, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("posenc_torch.testing.attention", shifted)
     schemes = correctness.schemes
     monkeypatch.setattr(correctness, "schemes", lambda dim: {"alibi": schemes(dim)["alibi"]})
-    code, found = run(tmp_path)
+    code, result = run(tmp_path)
     assert code == 1
-    assert {r["implementation"] for r in found["checks"] if r["status"] == "wrong"} == {"sdpa"}
-    assert found["counts"]["wrong timings"] == 2
+    assert {r["implementation"] for r in result["checks"] if r["status"] == "wrong"} == {"sdpa"}
+    assert result["counts"]["wrong timings"] == 2
     # What is wrong is not fast.
-    assert not found["ratios"]
+    assert not result["ratios"]
     assert "wrong    sdpa alibi causal float32" in capsys.readouterr().out
 
 
@@ -123,9 +123,9 @@ def test_a_wrong_gradient_is_noticed(name, monkeypatch):
     pullback = framework.pullback
 
     def wrong(function, arrays, names, d_out, compiler):
-        out, found = pullback(function, arrays, names, d_out, compiler)
-        at = next(n for n in found if n.endswith(name))
-        return out, found | {at: found[at] * (1 + 1e-3)}
+        out, result = pullback(function, arrays, names, d_out, compiler)
+        at = next(n for n in result if n.endswith(name))
+        return out, result | {at: result[at] * (1 + 1e-3)}
 
     expected = correctness._answers
     check = Check("sdpa", "t5", "odd", "float32")
@@ -192,16 +192,16 @@ def test_runs_take_turns():
 
         return run
 
-    found = clock.interleave({n: ran(n) for n in "abc"}, 5, clock.Budget(60))
-    assert all(len(samples) == 5 for samples in found.values())
+    result = clock.interleave({n: ran(n) for n in "abc"}, 5, clock.Budget(60))
+    assert all(len(samples) == 5 for samples in result.values())
     assert all(sorted(order[n : n + 3]) == ["a", "b", "c"] for n in range(0, 15, 3))
-    found = clock.interleave({n: ran(n) for n in "abc"}, 5, clock.Budget(0))
-    assert all(len(samples) == 1 for samples in found.values())
+    result = clock.interleave({n: ran(n) for n in "abc"}, 5, clock.Budget(0))
+    assert all(len(samples) == 1 for samples in result.values())
 
 
 def test_a_summary_is_of_medians():
-    told = clock.summary([{"step": ms} for ms in (1.0, 100.0, 2.0, 3.0, 2.0)])
-    assert told == {"step": {"median": 2.0, "q1": 2.0, "q3": 3.0, "n": 5}}
+    stages = clock.summary([{"step": ms} for ms in (1.0, 100.0, 2.0, 3.0, 2.0)])
+    assert stages == {"step": {"median": 2.0, "q1": 2.0, "q3": 3.0, "n": 5}}
 
 
 def timing(variant, ms, length=65536, **more):
@@ -220,10 +220,10 @@ def test_ratios():
         timing("alibi chunked", 1.0, right=False),
         timing("alibi flex", 7.0, length=4096),
     ]
-    found = {r["goal"]: r for r in ratios.ratios(timings) if r["stage"] == "forward"}
-    told = {name: (r["ratio"], r["met"], r["ours"], r["baseline"]) for name, r in found.items()}
+    result = {r["goal"]: r for r in ratios.ratios(timings) if r["stage"] == "forward"}
+    summary = {name: (r["ratio"], r["met"], r["ours"], r["baseline"]) for name, r in result.items()}
     flex, cudnn = "none torch flex", "none torch sdpa cudnn"
-    assert told == {
+    assert summary == {
         "flex ALiBi / plain flex": (4.8, True, "alibi flex", flex),
         "flex ALiBi, all blocks / plain flex": (0.96, True, "alibi flex, all blocks", flex),
         "folded ALiBi / best SDPA": (0.5, False, "alibi folded", cudnn),
@@ -231,10 +231,10 @@ def test_ratios():
         "ALiBi, skipping / best SDPA": (4.0, None, "alibi flex", cudnn),
         "ALiBi, skipping, far / best SDPA": (4.0, True, "alibi flex", cudnn),
     }
-    assert {r["length"] for r in found.values()} == {65536}
+    assert {r["length"] for r in result.values()} == {65536}
 
 
-def test_the_causal_blocks_of_the_yardstick_are_those_of_the_library():
+def test_the_causal_blocks_of_the_baseline_are_those_of_the_library():
     own = torch_variants.causal_blocks(640, torch.device("cpu"))
     other = posenc_torch.block_mask(640, 640, causal=True)
     assert torch.equal(own.to_dense(), other.to_dense())

@@ -66,33 +66,33 @@ def few(monkeypatch):
 
 def run(tmp_path, *more):
     """The exit code, and what was written."""
-    out = tmp_path / "found.json"
+    out = tmp_path / "result.json"
     code = gpu_check.main([*QUICK, "--out", str(out), *more])
     return code, json.loads(out.read_text())
 
 
 def test_a_dry_run(few, tmp_path, capsys):
-    code, found = run(tmp_path, "--compiles", "12")
-    assert code == 0, [row for row in found["checks"] if row["status"] in ("wrong", "failed")]
-    assert {"python", "jax", "jaxlib", "posenc", "platform"} <= set(found["versions"])
-    assert found["device"]["name"] == "cpu"
-    assert set(found["auto"]) == {"none", "alibi", "slopes", "t5"}
-    assert "the device is a cpu" in found["absent"]["pallas"]
+    code, result = run(tmp_path, "--compiles", "12")
+    assert code == 0, [row for row in result["checks"] if row["status"] in ("wrong", "failed")]
+    assert {"python", "jax", "jaxlib", "posenc", "platform"} <= set(result["versions"])
+    assert result["device"]["name"] == "cpu"
+    assert set(result["auto"]) == {"none", "alibi", "slopes", "t5"}
+    assert "the device is a cpu" in result["absent"]["pallas"]
     assert {"xla", "chunked", "reference"} <= set(ON_CPU)
-    tried = {(r["implementation"], r["scheme"], r["dtype"]) for r in found["checks"]}
+    tried = {(r["implementation"], r["scheme"], r["dtype"]) for r in result["checks"]}
     assert tried == {
         (implementation, scheme, dtype)
         for implementation in ON_CPU
         for scheme in ("alibi", "t5")
         for dtype in ("bfloat16", "float32")
     }
-    for row in found["checks"]:
+    for row in result["checks"]:
         assert row["status"] == "right", row
         assert {"out", "q", "k", "v"} <= set(row["errors"])
         assert ("table" in row["errors"]) == (row["scheme"] == "t5")
         for error in row["errors"].values():
             assert 0 <= max(error["relative"], error["largest"]) <= error["allowed"]
-    timings = {(r["variant"], r["length"]): r for r in found["timings"]}
+    timings = {(r["variant"], r["length"]): r for r in result["timings"]}
     chunked = timings["alibi chunked", 256]
     assert chunked["right"]
     assert set(chunked["errors"]) == {"out", "q"}
@@ -105,10 +105,10 @@ def test_a_dry_run(few, tmp_path, capsys):
     assert timings["none jax cudnn", 256]["status"] == "failed"
     assert timings["alibi pallas", 256]["status"] == "refused"
     assert timings["none tokamax", 256]["status"] == "refused"
-    assert not found["ratios"]
-    told = capsys.readouterr().out
-    assert "step, ms" in told
-    assert "absent   pallas: implementation 'pallas' cannot serve this call" in told
+    assert not result["ratios"]
+    output = capsys.readouterr().out
+    assert "step, ms" in output
+    assert "absent   pallas: implementation 'pallas' cannot serve this call" in output
 
 
 def test_a_wrong_implementation_is_noticed(few, tmp_path, monkeypatch, capsys):
@@ -123,13 +123,13 @@ def test_a_wrong_implementation_is_noticed(few, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("posenc_jax.testing.attention", shifted)
     schemes = correctness.schemes
     monkeypatch.setattr(correctness, "schemes", lambda dim: {"alibi": schemes(dim)["alibi"]})
-    code, found = run(tmp_path, "--compiles", "12")
+    code, result = run(tmp_path, "--compiles", "12")
     assert code == 1
-    assert {r["implementation"] for r in found["checks"] if r["status"] == "wrong"} == {"chunked"}
+    assert {r["implementation"] for r in result["checks"] if r["status"] == "wrong"} == {"chunked"}
     # The gradients of a result that is moved by a number are right.
-    wrong = {r["variant"] for r in found["timings"] if r.get("right") is False}
+    wrong = {r["variant"] for r in result["timings"] if r.get("right") is False}
     assert wrong == {"alibi chunked"}
-    assert found["counts"]["wrong timings"] == 2
+    assert result["counts"]["wrong timings"] == 2
     assert "wrong    chunked alibi causal float32" in capsys.readouterr().out
 
 
@@ -224,9 +224,9 @@ def test_ratios():
         timing("none jax cudnn", 64.0, 256.0, length=65536),
         timing("alibi pallas", 16.0, 128.0, length=65536),
     ]
-    found = {(r["goal"], r["stage"], r["length"]): r for r in ratios.ratios(timings)}
-    told = {key: (r["ratio"], r["met"]) for key, r in found.items() if r["least"] is not None}
-    assert told == {
+    result = {(r["goal"], r["stage"], r["length"]): r for r in ratios.ratios(timings)}
+    summary = {key: (r["ratio"], r["met"]) for key, r in result.items() if r["least"] is not None}
+    assert summary == {
         ("pallas, no bias, 8192 / cuDNN", "forward", 8192): (0.8, True),
         ("pallas, no bias, 8192 / cuDNN", "step", 8192): (0.5, False),
         ("pallas ALiBi, 8192 / cuDNN", "forward", 8192): (1.0, True),
@@ -237,7 +237,7 @@ def test_ratios():
         ("pallas ALiBi / cuDNN with a dense bias", "step", 8192): (2.4, True),
     }
     # What is wrong is not fast.
-    assert not any("T5" in goal for goal, _, _ in found)
+    assert not any("T5" in goal for goal, _, _ in result)
 
 
 def test_a_gpu_that_is_not_there_is_told():
