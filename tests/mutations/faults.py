@@ -1706,7 +1706,7 @@ _RUNTIME = (
         WORKERS,
         "    os._exit(1)",
         "    return",
-        ("test_cli.py leaves_nobody kill -9",),
+        ("test_cli.py no_process_behind kill -9",),
     ),
     Fault(
         "study-deaf-to-sigterm",
@@ -1714,7 +1714,7 @@ _RUNTIME = (
         STOPPING,
         "before = signal.signal(signal.SIGTERM, _raise)",
         "before = signal.getsignal(signal.SIGTERM)",
-        ("test_cli.py leaves_nobody kill",),
+        ("test_cli.py no_process_behind kill",),
     ),
     Fault(
         "study-record-kept-by-the-parent-alone",
@@ -1722,7 +1722,7 @@ _RUNTIME = (
         RUNNER,
         "save(home / run.file_name(), record)",
         "pass",
-        ("test_study.py what_was_trained dies",),
+        ("test_study.py finished_training dies",),
     ),
     Fault(
         "study-key-without-fields",
@@ -1826,7 +1826,7 @@ _RUNTIME = (
         RUNNER,
         "_check_trial(trial)",
         "trial.result()",
-        ("test_study.py what_no_run_can_do",),
+        ("test_study.py problem_of_every_run",),
     ),
 )
 
@@ -1845,7 +1845,7 @@ _UI = (
         "posenc/study/specs.py",
         "for key, value in fitted.items() if key not in dict(part.options)]",
         "for key, value in fitted.items()]",
-        ("test_study.py what_is_fitted",),
+        ("test_study.py fitted_settings_by_scheme",),
     ),
     Fault(
         "report-names-the-other-protocol",
@@ -1893,7 +1893,7 @@ _UI = (
         "posenc/study/terminal.py",
         "missing, ended = self._total - self._kept, self._done - self._kept",
         "missing, ended = self._total, self._done - self._kept",
-        ("test_terminal.py no_part_of_the_estimate",),
+        ("test_terminal.py do_not_count_in_the_estimate",),
     ),
     Fault(
         "command-without-an-option",
@@ -2291,7 +2291,7 @@ _PLANS = (
         IDENTITY,
         '"windows": plan.windows,',
         '"windows": (None,) * len(plan.windows),',
-        ("test_study.py window_is_part",),
+        ("test_study.py windows_are_part",),
     ),
     Fault(
         "study-label-without-its-window",
@@ -2299,7 +2299,7 @@ _PLANS = (
         SPECS,
         "return Layer(parts, int(width))",
         "return Layer(parts, None)",
-        ("test_study.py what_a_label_means 512",),
+        ("test_study.py meaning_of_a_label 512",),
     ),
     Fault(
         "study-window-of-nothing",
@@ -2315,7 +2315,7 @@ _PLANS = (
         SPECS,
         "made[0] if len(made) == 1 else Sum(*made)",
         "made[0]",
-        ("test_study.py what_a_label_means alibi",),
+        ("test_study.py meaning_of_a_label alibi",),
     ),
     Fault(
         "fitted-over-what-was-given",

@@ -82,7 +82,7 @@ ENDINGS = {"ctrl-c": (signal.SIGINT, 130), "kill": (signal.SIGTERM, 143), "kill 
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_a_study_that_is_stopped_leaves_nobody_behind(tmp_path, text, ending):
+def test_a_stopped_study_leaves_no_process_behind(tmp_path, text, ending):
     number, status = ENDINGS[ending]
     out, scratch = tmp_path / "results", tmp_path / "scratch"
     scratch.mkdir()

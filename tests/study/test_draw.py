@@ -178,7 +178,7 @@ def test_phases_are_the_cosines_of_the_rotation(tmp_path, figures):
     np.testing.assert_allclose(image.get_array(), np.cos(angles), atol=1e-12)
 
 
-def test_given_params_are_what_is_drawn(tmp_path, figures):
+def test_given_params_are_drawn(tmp_path, figures):
     scheme = posenc.T5Bias(num_heads=2)
     params = {"table": np.full((2, 32), 0.25, dtype=np.float32)}
     assert "as given" in drawn_words(scheme, tmp_path, figures, params=params, length=16)
@@ -224,7 +224,7 @@ def test_lengths_are_integers(tmp_path, length):
         draw(posenc.NoPE(), tmp_path / "a.png", length=length)
 
 
-def test_what_cannot_be_drawn_or_written_says_why(tmp_path):
+def test_errors_of_drawing_name_the_cause(tmp_path):
     with pytest.raises(TypeError, match="instance of a PositionScheme"):
         draw("alibi", tmp_path / "a.png")
     with pytest.raises(FileNotFoundError, match=r"nowhere.a\.png"):

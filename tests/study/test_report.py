@@ -221,7 +221,7 @@ def test_growth_says_tie_and_rises(records):
     assert cells(table, "flat")[1] == "+0.002 ± .005"
 
 
-def test_headline_says_what_the_verdicts_say(records):
+def test_headline_follows_the_verdicts(records):
     text = headline(study(), records)
     assert "4 times the training length" in text
     assert "compared with flat" in text
@@ -293,7 +293,7 @@ def set_schemes(records, **schemes):
     return records
 
 
-def test_what_the_study_set_is_said(tmp_path, records):
+def test_settings_of_the_study_are_shown(tmp_path, records):
     for r in records:
         r["scheme"] = {"flat": "t5", "twin": "t5:max_distance=9/nope"}.get(r["scheme"], r["scheme"])
     set_schemes(
@@ -395,7 +395,7 @@ def test_page_is_whole_and_loads_nothing(tmp_path, records):
     assert "width=device-width" in source
 
 
-def test_page_says_what_was_run(tmp_path, records):
+def test_page_names_the_study(tmp_path, records):
     own = study()
     own["command"] = "posenc compare --schemes 'a+b'"
     own["versions"] |= {"posenc commit": "c0mm1t", "processor": "A Core", "cores": "7"}

@@ -81,7 +81,7 @@ def test_one_seed_has_no_interval():
     assert interval.text() == "2.500 (one seed)"
 
 
-def test_what_is_not_finite_is_counted_and_not_averaged():
+def test_values_that_are_not_finite_are_counted_and_not_averaged():
     interval = mean_interval([1.0, math.nan, 3.0, math.inf])
     assert (interval.mean, interval.n, interval.lost) == (2, 2, 2)
     assert interval.text().endswith("[2 of 4]")
@@ -105,7 +105,7 @@ def test_identical_schemes_tie():
     assert (results["b"].verdict, results["b"].p, results["b"].interval.mean) == ("tie", 1, 0)
 
 
-def test_pairing_finds_what_seeds_would_hide():
+def test_pairing_removes_the_variance_between_seeds():
     # Seeds differ by 1, schemes by .1: unpaired, nothing could be said.
     table = {"a": seeds(1, 2, 3), "low": seeds(0.9, 1.91, 2.89), "high": seeds(1.1, 2.11, 3.09)}
     results = paired_differences(table, "a")
@@ -141,7 +141,7 @@ def test_a_pair_with_a_lost_run_is_lost():
     assert math.isnan(results["c"].p)
 
 
-def test_without_a_pair_nothing_is_said():
+def test_without_a_pair_there_is_no_verdict():
     table = {"a": seeds(math.nan, math.nan), "b": seeds(1, 2)}
     assert paired_differences(table, "a")["b"].verdict == "no pair"
 

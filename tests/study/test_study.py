@@ -305,7 +305,7 @@ def test_each_layer_attends_in_its_window(backend, label, corpus):
     assert abs(losses_by_hand(decoder, batch, (None, None)).mean() - expected) > 1e-4
 
 
-def test_a_window_is_part_of_what_a_run_is(tmp_path, corpus, records):
+def test_windows_are_part_of_the_digest_of_a_run(tmp_path, corpus, records):
     labels = ("rope@9/nope", "rope/nope", "rope@9")
     one = study(tmp_path, schemes=labels, windowed=labels[2:], backend=BACKENDS[-1])
     ended = {record["scheme"]: record for record in records(one)}
@@ -337,7 +337,7 @@ def test_records_are_complete_and_the_same_again(tmp_path, records):
     json.dumps(first, allow_nan=False)
 
 
-def test_only_what_is_missing_is_computed(tmp_path, corpus, records):
+def test_only_missing_runs_are_computed(tmp_path, corpus, records):
     one = study(tmp_path)
     records(one)
     kept, missing = plan(one, corpus)
@@ -364,7 +364,7 @@ DAMAGE = {
 }
 
 
-def test_a_damaged_record_is_made_anew_and_ends_nothing(tmp_path, corpus, records):
+def test_a_damaged_record_is_computed_again(tmp_path, corpus, records):
     one = study(tmp_path)
     before = {record["scheme"]: record for record in records(one)}
     path, other = (next(runs_folder(one).glob(f"{n}-*.json")) for n in ("alibi", "rope"))
@@ -415,7 +415,7 @@ class Immediate(Executor):
     ],
     ids=["dies afterwards", "another disk"],
 )
-def test_what_was_trained_is_kept(tmp_path, corpus, monkeypatch, executor):
+def test_finished_training_is_kept(tmp_path, corpus, monkeypatch, executor):
     monkeypatch.setattr("posenc.study.runner.read_corpus", lambda text: corpus)
     one = study(tmp_path, schemes=("nope",))
     (record,) = compute(one, plan(one, corpus)[1], executor=executor)
@@ -423,7 +423,7 @@ def test_what_was_trained_is_kept(tmp_path, corpus, monkeypatch, executor):
     assert [r["loss"] for r in plan(one, corpus)[0]] == [record["loss"]]
 
 
-def test_what_no_run_can_do_is_said_once(tmp_path, corpus):
+def test_a_problem_of_every_run_is_one_error(tmp_path, corpus):
     one = study(tmp_path, device="nosuch")
     with pytest.raises(RuntimeError, match="cannot train on device 'nosuch'"):
         list(compute(one, plan(one, corpus)[1], executor=Immediate(Future.set_result)))
@@ -513,7 +513,7 @@ def digest_of_posenc(monkeypatch, package):
         identity.posenc_digest.cache_clear()
 
 
-def test_what_only_shows_is_never_asked_by_what_counts():
+def test_files_that_count_import_none_that_do_not():
     for package in ("posenc", *(f"posenc_{name}" for name in BACKENDS)):
         for name, file in identity._files(package):
             home = name.removesuffix(".py").replace("/", ".")
@@ -581,7 +581,7 @@ def test_a_digest_imports_nothing(foreign):
     assert not {"kit.late", "deep", "deep.down"} & set(sys.modules)
 
 
-def test_what_is_installed_is_left_to_its_version(foreign):
+def test_installed_packages_are_not_read(foreign):
     digest()  # imported from here on
     (foreign / "lone.py").write_text("import json, numpy.testing, posenc.attention, absent.too\n")
     (foreign / "kit" / "late.py").write_text("from ....far import away\nimport deep.down\n'\\d'\n")
@@ -623,7 +623,7 @@ def test_a_class_without_a_file_has_no_digest(monkeypatch):
     assert source_digest([typed()]) == ""
 
 
-def test_an_edited_helper_trains_a_scheme_anew(tmp_path, corpus, records, foreign):
+def test_an_edited_helper_trains_a_scheme_again(tmp_path, corpus, records, foreign):
     one = study(tmp_path, schemes=("alibi", "kit.scheme.Mine"))
     assert [r["error"] for r in records(one)] == [None, None]
     assert plan(one, corpus)[1] == []
@@ -708,7 +708,7 @@ def test_many_may_write_one_file(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_what_dead_processes_left_is_swept_and_nothing_else(tmp_path):
+def test_only_leftovers_of_dead_processes_are_swept(tmp_path):
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
     own = partial_path(tmp_path / "own")
@@ -774,7 +774,7 @@ def test_an_earlier_study_is_kept_and_the_same_one_is_not(tmp_path):
     assert len(list((tmp_path / "earlier").iterdir())) == 1
 
 
-def test_files_of_a_release_that_told_nothing_are_kept(tmp_path):
+def test_files_without_a_study_json_are_kept(tmp_path):
     for name in ("results.csv", "table.md", "notes.txt"):
         (tmp_path / name).write_text("old")
     earlier = publish_text(tmp_path, ["a"], "new")[1]
@@ -856,7 +856,7 @@ MEANT = [
 
 
 @pytest.mark.parametrize(("label", "schemes", "windows"), MEANT)
-def test_what_a_label_means(label, schemes, windows):
+def test_the_meaning_of_a_label(label, schemes, windows):
     assert layers(label, recipe(layers=5)) == LayerPlan.of(schemes, 5, windows)
     assert split([label]) == ("".join(label.split()),)
 
@@ -894,7 +894,7 @@ def test_labels_that_mean_nothing(label, message):
         parse(label)
 
 
-def test_what_is_fitted_is_told_by_scheme():
+def test_fitted_settings_by_scheme():
     labels = ["t5", "rope", "rope+t5@8/t5:num_buckets=8,scaled=False", "t5:causal=1,num_buckets=4"]
     assert fitted_settings(labels, recipe()) == {
         "t5": "causal=True, num_buckets=16, max_distance=16",

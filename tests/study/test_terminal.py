@@ -71,7 +71,7 @@ def test_an_estimate_comes_with_the_second_line(clock):
     assert printed[-1].endswith(f"about {60 * 2.25 / 1.75:.0f} s left")
 
 
-def test_what_was_kept_is_no_part_of_the_estimate(clock):
+def test_kept_runs_do_not_count_in_the_estimate(clock):
     printed = []
     progress = Progress(STUDY, 3, printed.append)
     progress.header(CORPUS, "jax")
