@@ -13,7 +13,7 @@ from jax import Array
 
 from posenc_jax.fused.mosaic_gpu.jax_version import plgpu
 from posenc_jax.fused.mosaic_gpu.operands import PER_KEY, PER_QUERY, Buffer
-from posenc_jax.fused.mosaic_gpu.prologue import arrange, prologue
+from posenc_jax.fused.mosaic_gpu.prologue import Scratch, arrange, prologue
 from posenc_jax.fused.mosaic_gpu.stream import WARPGROUPS, PingPong, launch, run_steps
 from posenc_jax.fused.mosaic_gpu.tile import (
     LOG2E,
@@ -45,16 +45,16 @@ def forward(
         rows=("q", *PER_QUERY),
         streams=(("k", *PER_KEY, "tiles"), ("v",)),
     )
-    scratch = arrangement.scratch(interpreted=interpreted) | {
+    own = {
         "logsumexp": Buffer((ROWS,), jnp.float32).scratch(WARPGROUPS),
         "ping_pong": plgpu.Barrier(num_arrivals=WARPGROUPS),
     }
 
-    def kernel(warpgroup: Any, refs: Mapping[str, Any], scratch: Any) -> None:
+    def kernel(warpgroup: Any, refs: Mapping[str, Any], scratch: Scratch) -> None:
         loop = prologue(arrangement, warpgroup, refs, scratch)
         key_stream, value_stream = loop.streams
         q, query = loop.rows["q"], loop.row_side()
-        ping_pong = PingPong(scratch["ping_pong"], warpgroup)
+        ping_pong = PingPong(scratch.own["ping_pong"], warpgroup)
 
         def absorb(step: Any, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
             out, highest, total = carry
@@ -81,7 +81,7 @@ def forward(
         out, highest, total = run_steps(warpgroup, loop.streams, absorb, start, ping_pong)
         positive = jnp.where(total == 0, 1.0, total)
         q[...] = (out * broadcast(1 / positive, 0, out.shape)).astype(dtype)
-        logsumexp = scratch["logsumexp"].at[warpgroup]
+        logsumexp = scratch.own["logsumexp"].at[warpgroup]
         logsumexp[...] = jnp.where(total == 0, MIN_SCORE, highest * (1 / LOG2E) + jnp.log(positive))
         plgpu.commit_smem()
         plgpu.copy_smem_to_gmem(q, loop.program.tokens("out", loop.start, ROWS))
@@ -92,6 +92,7 @@ def forward(
         "out": array_type(operands.q.shape, dtype),
         "logsumexp": array_type(operands.q.shape[:3], jnp.float32),
     }
+    scratch = arrangement.scratch(own, interpreted=interpreted)
     outputs = launch(
         kernel, arrangement.arrays, results, scratch, arrangement.grid, interpreted=interpreted
     )

@@ -18,7 +18,7 @@ from posenc_jax.fused.mosaic_gpu.operands import (
     load_delta,
     load_logsumexp,
 )
-from posenc_jax.fused.mosaic_gpu.prologue import arrange, prologue
+from posenc_jax.fused.mosaic_gpu.prologue import Scratch, arrange, prologue
 from posenc_jax.fused.mosaic_gpu.stream import WARPGROUPS, launch, run_steps
 from posenc_jax.fused.mosaic_gpu.tile import (
     ROWS,
@@ -54,11 +54,9 @@ def d_keys(
         rows=(*PER_KEY, "k", "v"),
         streams=(("q", "d_out", *PER_QUERY, *STATISTICS, "tiles"),),
     )
-    scratch = arrangement.scratch(interpreted=interpreted)
-    if has_feature:
-        scratch["d_feature"] = Buffer((ROWS,), jnp.float32).scratch(WARPGROUPS)
+    own = {"d_feature": Buffer((ROWS,), jnp.float32).scratch(WARPGROUPS)} if has_feature else {}
 
-    def kernel(warpgroup: Any, refs: Mapping[str, Any], scratch: Any) -> None:
+    def kernel(warpgroup: Any, refs: Mapping[str, Any], scratch: Scratch) -> None:
         loop = prologue(arrangement, warpgroup, refs, scratch)
         (stream,), program = loop.streams, loop.program
         k, v = loop.rows["k"], loop.rows["v"]
@@ -80,7 +78,7 @@ def d_keys(
                 tokens = bias_tokens(plan, query, key, d_scores.shape)
                 derivative = d_by_feature(plan, loop.head_scalars, *tokens, "key")
                 # Summed in shared memory: in registers, there would be too few.
-                sums = scratch["d_feature"].at[warpgroup]
+                sums = scratch.own["d_feature"].at[warpgroup]
                 before = plgpu.load(sums, layout=ROW_LAYOUT)
                 sums[...] = before + (d_scores * derivative).sum(axis=1)
                 plgpu.commit_smem()
@@ -89,7 +87,7 @@ def d_keys(
             return d_k, d_v
 
         if has_feature:
-            scratch["d_feature"].at[warpgroup][...] = zeros(ROWS)
+            scratch.own["d_feature"].at[warpgroup][...] = zeros(ROWS)
             plgpu.commit_smem()
         start = zeros(ROWS, dim), zeros(ROWS, dim)
         d_k, d_v = run_steps(warpgroup, loop.streams, absorb, start)
@@ -100,13 +98,14 @@ def d_keys(
         plgpu.copy_smem_to_gmem(v, program.tokens("d_v", loop.start, ROWS))
         if has_feature:
             target = program.tokens("d_feature", loop.start, ROWS)
-            plgpu.copy_smem_to_gmem(scratch["d_feature"].at[warpgroup], target)
+            plgpu.copy_smem_to_gmem(scratch.own["d_feature"].at[warpgroup], target)
         plgpu.wait_smem_to_gmem(0)
 
     shape = (batch, heads, k_size, dim)
     results = {name: array_type(shape, dtype) for name in ("d_k", "d_v")}
     if has_feature:
         results["d_feature"] = array_type((batch, heads, k_size), jnp.float32)
+    scratch = arrangement.scratch(own, interpreted=interpreted)
     outputs = launch(
         kernel, arrangement.arrays, results, scratch, arrangement.grid, interpreted=interpreted
     )

@@ -30,6 +30,31 @@ from posenc_jax.fused.mosaic_gpu.toeplitz import tiles_for_keys, tiles_for_queri
 from posenc_jax.fused.plan import Integers, Operands, Plan
 
 
+class Scratch(NamedTuple):
+    """Shared memory and barriers of a kernel, which lie in memory in this order.
+
+    Streams come first: their addresses are computed in every step, and with an offset of 0 a
+    backward pass takes up to 29 registers less.
+
+    Attributes
+    ----------
+    streams
+        As ``ring_buffer`` makes them, one per stream.
+    rows, rows_arrived
+        By name, what each warpgroup keeps; a barrier for it.
+    own
+        By name, what only this kernel needs.
+    interpreter
+        As ``plus_product`` takes it, per warpgroup.
+    """
+
+    streams: Any
+    rows: Any
+    rows_arrived: Any
+    own: Any
+    interpreter: Any
+
+
 class Arrangement(NamedTuple):
     """Which arrays a kernel keeps, and which it streams.
 
@@ -63,20 +88,19 @@ class Arrangement(NamedTuple):
         blocks = self.plan.q_blocks if self.over == "keys" else self.plan.k_blocks
         return {"head": heads, "block": blocks, "batch": batch}
 
-    def scratch(self, *, interpreted: bool) -> dict[str, Any]:
-        """The shared memory and barriers that ``prologue`` needs."""
+    def scratch(self, own: Mapping[str, Any], *, interpreted: bool) -> Scratch:
+        """The types of the scratch of a kernel, with its ``own``."""
         rows = {name: buffer_for(name, self.arrays, ROWS) for name in self.rows}
-        scratch = {
-            "rows": {name: buffer.scratch(WARPGROUPS) for name, buffer in rows.items()},
-            "rows_arrived": plgpu.Barrier(num_arrivals=len(rows), num_barriers=WARPGROUPS),
-            "streams": [
+        tile = Buffer((ROWS, self.columns), self.arrays["q"].dtype)
+        return Scratch(
+            streams=[
                 ring_buffer({name: self._block(name) for name in names}) for names in self.streams
             ],
-        }
-        if interpreted:
-            tile = Buffer((ROWS, self.columns), self.arrays["q"].dtype)
-            scratch["interpreter_scratch"] = tile.scratch(WARPGROUPS)
-        return scratch
+            rows={name: buffer.scratch(WARPGROUPS) for name, buffer in rows.items()},
+            rows_arrived=plgpu.Barrier(num_arrivals=len(rows), num_barriers=WARPGROUPS),
+            own=dict(own),
+            interpreter=tile.scratch(WARPGROUPS) if interpreted else None,
+        )
 
     def _block(self, name: str) -> Buffer:
         if name == "tiles":
@@ -160,7 +184,7 @@ class Loop(NamedTuple):
 
 
 def prologue(
-    arrangement: Arrangement, warpgroup: Any, refs: Mapping[str, Any], scratch: Mapping[str, Any]
+    arrangement: Arrangement, warpgroup: Any, refs: Mapping[str, Any], scratch: Scratch
 ) -> Loop:
     """Find the blocks that a program needs, and fetch its rows."""
     plan, columns = arrangement.plan, arrangement.columns
@@ -182,12 +206,12 @@ def prologue(
 
     streams = tuple(
         Stream({name: source(name) for name in names}, steps, *buffers)
-        for names, buffers in zip(arrangement.streams, scratch["streams"], strict=True)
+        for names, buffers in zip(arrangement.streams, scratch.streams, strict=True)
     )
     start = block * plan.block + warpgroup * ROWS
-    rows = {name: buffer.at[warpgroup] for name, buffer in scratch["rows"].items()}
+    rows = {name: buffer.at[warpgroup] for name, buffer in scratch.rows.items()}
     copies = [(program.tokens(name, start, ROWS), rows[name]) for name in arrangement.rows]
-    fetch(copies, scratch["rows_arrived"].at[warpgroup])
+    fetch(copies, scratch.rows_arrived.at[warpgroup])
     return Loop(
         arrangement=arrangement,
         program=program,
@@ -198,9 +222,7 @@ def prologue(
         streams=streams,
         head_scalars=program.head_scalars(plan),
         interpreter_scratch=(
-            scratch["interpreter_scratch"].at[warpgroup]
-            if "interpreter_scratch" in scratch
-            else None
+            None if scratch.interpreter is None else scratch.interpreter.at[warpgroup]
         ),
     )
 

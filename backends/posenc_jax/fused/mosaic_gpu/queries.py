@@ -23,7 +23,7 @@ from posenc_jax.fused.mosaic_gpu.operands import (
     load_delta,
     load_logsumexp,
 )
-from posenc_jax.fused.mosaic_gpu.prologue import Loop, arrange, prologue
+from posenc_jax.fused.mosaic_gpu.prologue import Loop, Scratch, arrange, prologue
 from posenc_jax.fused.mosaic_gpu.stream import WARPGROUPS, launch, run_steps
 from posenc_jax.fused.mosaic_gpu.tile import (
     ROWS,
@@ -63,10 +63,9 @@ def d_queries(
         rows=(*PER_QUERY, *STATISTICS, "q", "d_out"),
         streams=(("k", "v", *PER_KEY, "tiles"),),
     )
-    scratch = arrangement.scratch(interpreted=interpreted)
-    scratch["sums"] = [Buffer((ROWS,), jnp.float32).scratch(WARPGROUPS) for _ in range(count)]
+    own = {"sums": [Buffer((ROWS,), jnp.float32).scratch(WARPGROUPS) for _ in range(count)]}
 
-    def kernel(warpgroup: Any, refs: Mapping[str, Any], scratch: Any) -> None:
+    def kernel(warpgroup: Any, refs: Mapping[str, Any], scratch: Scratch) -> None:
         loop = prologue(arrangement, warpgroup, refs, scratch)
         (stream,), program = loop.streams, loop.program
         q, d_out, query = loop.rows["q"], loop.rows["d_out"], loop.row_side()
@@ -91,7 +90,7 @@ def d_queries(
         start = (zeros(ROWS, dim), *(zeros(ROWS) for _ in range(count)))
         d_q, *sums = run_steps(warpgroup, loop.streams, absorb, start)
         q[...] = (d_q * plan.scale).astype(dtype)
-        for buffer, row_sums in zip(scratch["sums"], sums, strict=True):
+        for buffer, row_sums in zip(scratch.own["sums"], sums, strict=True):
             buffer.at[warpgroup][...] = row_sums
         plgpu.commit_smem()
         plgpu.copy_smem_to_gmem(q, program.tokens("d_q", loop.start, ROWS))
@@ -101,7 +100,7 @@ def d_queries(
                 if n < scalars
                 else program.refs["d_feature"].at[program.batch, program.head]
             )
-            buffer = scratch["sums"][n].at[warpgroup]
+            buffer = scratch.own["sums"][n].at[warpgroup]
             plgpu.copy_smem_to_gmem(buffer, target.at[pl.ds(loop.start, ROWS)])
         plgpu.wait_smem_to_gmem(0)
 
@@ -110,6 +109,7 @@ def d_queries(
         results["d_scalars"] = array_type((batch, heads, scalars, q_size), jnp.float32)
     if has_feature:
         results["d_feature"] = array_type((batch, heads, q_size), jnp.float32)
+    scratch = arrangement.scratch(own, interpreted=interpreted)
     outputs = launch(
         kernel, arrangement.arrays, results, scratch, arrangement.grid, interpreted=interpreted
     )

@@ -165,7 +165,7 @@ def launch(
     kernel: Callable[[Any, Mapping[str, Any], Any], None],
     arrays: Mapping[str, Array],
     results: Mapping[str, jax.ShapeDtypeStruct],
-    scratch: Mapping[str, Any],
+    scratch: Any,
     grid: Mapping[str, int],
     *,
     interpreted: bool,
