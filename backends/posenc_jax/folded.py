@@ -71,7 +71,7 @@ def without_lse(call: Call) -> str:
 
 def not_preferred(call: Call) -> str:
     """Why ``"auto"`` does not prefer it."""
-    return "nobody measured it on a GPU yet"
+    return "not measured on a GPU yet"
 
 
 @jax.custom_vjp

@@ -26,7 +26,7 @@ LAYERS = 3
 FLOAT32 = 3e-6  # as in the tests of the torch module
 
 KEY = jax.random.key(0)
-everywhere = pytest.mark.parametrize("subject", SUBJECTS)
+each_subject = pytest.mark.parametrize("subject", SUBJECTS)
 
 
 def width(scheme):
@@ -39,7 +39,7 @@ def hidden(scheme, length=6):
     return jnp.asarray(normal((2, length, size), 0), jnp.float32)
 
 
-def mixed(attend, x, **keywords):
+def self_attention(attend, x, **keywords):
     """Self-attention of hidden states (B, L, heads * HEAD_DIM)."""
     h = x.reshape(*x.shape[:2], -1, HEAD_DIM)
     return attend(h, h, h, x=x[..., :HIDDEN_DIM], causal=True, **keywords).reshape(x.shape)
@@ -50,7 +50,7 @@ def stack(positions, x):
     """Residual layers that have attention only."""
     x = positions.embed(x)
     for position in positions:
-        x = x + mixed(position.attend, x)
+        x = x + self_attention(position.attend, x)
     return x
 
 
@@ -63,9 +63,9 @@ def by_hand(schemes, params, sources, x):
         )
         x = x if term is None else x + term
     for layer, scheme in enumerate(schemes):
-        own = params.get(str(sources[layer]))
-        x = x + mixed(
-            lambda *qkv, s=scheme, own=own, **k: posenc_jax.attention(*qkv, s, own, **k), x
+        layer_params = params.get(str(sources[layer]))
+        x = x + self_attention(
+            lambda *qkv, s=scheme, p=layer_params, **k: posenc_jax.attention(*qkv, s, p, **k), x
         )
     return x
 
@@ -75,7 +75,7 @@ def sharing(scheme):
     return (0,) * LAYERS if once else tuple(range(LAYERS))
 
 
-@everywhere
+@each_subject
 def test_each_learned_array_is_a_leaf_once(subject):
     scheme = SUBJECTS[subject]
     positions = Positions.init(scheme, LAYERS, KEY)
@@ -98,7 +98,7 @@ def test_each_learned_array_is_a_leaf_once(subject):
 
 
 @pytest.mark.skipif(not HAS["torch"], reason="torch is not installed")
-@everywhere
+@each_subject
 def test_arrays_are_named_as_in_torch(subject):
     import posenc_torch
 
@@ -140,7 +140,7 @@ def test_each_layer_has_its_window(subject):
     def by_calls(plain, x):
         x = plain.embed(x)
         for position, window in zip(plain, windows, strict=True):
-            x = x + mixed(position.attend, x, window=window)
+            x = x + self_attention(position.attend, x, window=window)
         return x
 
     assert_near(stack(positions, x), by_calls(plain, x), FLOAT32)
@@ -150,7 +150,7 @@ def test_each_layer_has_its_window(subject):
     def unwindowed(positions, x):
         x = positions.embed(x)
         for position in positions:
-            x = x + mixed(position.attend, x, window=None)
+            x = x + self_attention(position.attend, x, window=None)
         return x
 
     assert_near(unwindowed(positions, x), stack(plain, x), FLOAT32)
@@ -165,7 +165,7 @@ def test_an_array_learns_from_every_layer_it_serves(subject):
     @jax.jit
     def gradient(layers, weights):
         def total(positions):
-            outs = [mixed(position.attend, x) for position in positions]
+            outs = [self_attention(position.attend, x) for position in positions]
             return sum(w * jnp.sum(out**2) for w, out in zip(weights, outs, strict=True))
 
         return jax.grad(total)(layers)
@@ -203,7 +203,7 @@ def model(scheme):
     }
 
 
-@everywhere
+@each_subject
 def test_labels_of_params(subject):
     params = model(SUBJECTS[subject])
     labels = posenc_jax.param_labels(params)

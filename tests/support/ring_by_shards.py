@@ -101,7 +101,7 @@ def errors(subject, case, layout, dtype="float32"):
     """Largest error of the output and of each gradient, relative to its largest number."""
     dtype = "bfloat16" if case == "bfloat16" else dtype
     scheme, shards, arrays, params, options, order = arguments(subject, case, layout, dtype)
-    token = {name: 2 if "features" in name else 1 for name, a in arrays.items()}
+    token_axis = {name: 2 if "features" in name else 1 for name, a in arrays.items()}
     q_order = order if len(order) == arrays["q"].shape[1] else np.arange(arrays["q"].shape[1])
     orders = {name: q_order if name[0] == "q" else order for name in arrays}
     where = {n: options.pop(n) for n in list(options) if n[:2] in ("q_", "k_")}
@@ -112,7 +112,7 @@ def errors(subject, case, layout, dtype="float32"):
             name: dict.fromkeys(names, a) if "features" in name else a for name, a in arrays.items()
         }
 
-    def one(arrays, params):
+    def on_one_device(arrays, params):
         tokens = {name: a.astype("float32") if a.dtype == "bfloat16" else a for name, a in
                   arrays.items()}  # fmt: skip
         tokens = by_name(tokens)
@@ -123,31 +123,33 @@ def errors(subject, case, layout, dtype="float32"):
     axes = {"two-axes": ("data", "context"), "jointly": ("data", "context")}.get(case, ("context",))
     sizes = (2, 2) if case == "jointly" else (2, shards) if len(axes) == 2 else (shards,)
     mesh = jax.make_mesh(sizes, axes, axis_types=(jax.sharding.AxisType.Auto,) * len(axes))
-    over = axes if case == "jointly" else "context"
+    axis_name = axes if case == "jointly" else "context"
     data = "data" if case == "two-axes" else None
     specs = {
-        name: P(data, *[over if axis == token[name] else None for axis in range(1, a.ndim)])
+        name: P(
+            data, *[axis_name if axis == token_axis[name] else None for axis in range(1, a.ndim)]
+        )
         for name, a in arrays.items()
     }
-    shares = {} if "default" in case else {
+    local_positions = {} if "default" in case else {
         n: jnp.asarray(a)[q_order if n[0] == "q" else order] for n, a in where.items()
     }  # fmt: skip
 
     @partial(
         jax.shard_map,
         mesh=mesh,
-        in_specs=(specs, P(), P(over)),
-        out_specs=P(data, over),
+        in_specs=(specs, P(), P(axis_name)),
+        out_specs=P(data, axis_name),
         check_vma=case != "unchecked",
     )
     def ring(arrays, params, where):
         return posenc_jax.ring_attention(
-            **by_name(arrays), scheme=scheme, params=params, axis_name=over, **where, **options
+            **by_name(arrays), scheme=scheme, params=params, axis_name=axis_name, **where, **options
         )
 
-    def many(arrays, params):
-        laid = {n: jnp.take(a, orders[n], axis=token[n]) for n, a in arrays.items()}
-        return jnp.take(ring(laid, params, shares), np.argsort(q_order), axis=1)
+    def on_shards(arrays, params):
+        in_order = {n: jnp.take(a, orders[n], axis=token_axis[n]) for n, a in arrays.items()}
+        return jnp.take(ring(in_order, params, local_positions), np.argsort(q_order), axis=1)
 
     d_out = jnp.asarray(normal((*arrays["q"].shape[:3], 12), 4), "float32")
 
@@ -155,7 +157,9 @@ def errors(subject, case, layout, dtype="float32"):
         out, transpose = jax.vjp(function, arrays, params)
         return out, transpose(d_out.astype(out.dtype))
 
-    result, expected = (jax.jit(partial(both, function))() for function in (many, one))
+    result, expected = (
+        jax.jit(partial(both, function))() for function in (on_shards, on_one_device)
+    )
     if case == "fully-masked":
         masked = np.asarray(SEG == 1)
         assert not np.any(np.asarray(result[0])[:, masked])
