@@ -78,7 +78,7 @@ def schemes_share_no_state(case: SchemeCase) -> None:
         alike = not _first_difference(_variant(case, other), before)
         # A field may affect only params, constants or initial values.
         idle = alike and _declared(other) == _declared(case.scheme)
-        require(not idle or _has_other_init(case, other), f"answers alike in spite of {change}")
+        require(not idle or _has_other_init(case, other), f"same results in spite of {change}")
         _require_unchanged(case, before, f"{change} was evaluated")
     for change, twin in case.variants_of_uncompared_fields():
         if twin == case.scheme:  # programs compiled for one then run for the other
@@ -87,7 +87,7 @@ def schemes_share_no_state(case: SchemeCase) -> None:
     for name, value in case.params.items():
         params = {**case.params, name: readonly(1.25 * value + 0.01)}
         after = _answers(replace(case, params=params))
-        require(_first_difference(after, before), f"answers alike whatever {name} is")
+        require(_first_difference(after, before), f"same results whatever {name} is")
     if case.params:
         _require_unchanged(case, before, "other params were given")
 
