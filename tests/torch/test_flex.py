@@ -55,7 +55,9 @@ RELATIVE = [
 ONE_OF_EACH = [*{type(SUBJECTS[name]): name for name in BIASED}.values()]
 SEVERAL = "Using multiple indexing operations on the same tensor"
 exhaustive = pytest.mark.exhaustive
-pinned = pytest.mark.skipif(flex_lint.unpinned() is not None, reason=str(flex_lint.unpinned()))
+pinned = pytest.mark.skipif(
+    flex_lint.version_mismatch() is not None, reason=str(flex_lint.version_mismatch())
+)
 
 
 def long_except(names, few):
@@ -66,9 +68,9 @@ def long_except(names, few):
 def tensors(scheme, q_len, k_len=None, batch=2):
     count, k_len = heads(scheme), k_len or q_len
     shapes = [(batch, count, q_len, HEAD_DIM), *[(batch, count, k_len, HEAD_DIM)] * 2]
-    found = [torch.tensor(normal(shape, n), dtype=torch.float32) for n, shape in enumerate(shapes)]
+    result = [torch.tensor(normal(shape, n), dtype=torch.float32) for n, shape in enumerate(shapes)]
     x = torch.tensor(normal((batch, k_len, 6), 3), dtype=torch.float32)
-    return found, x, {name: torch.tensor(a) for name, a in params_of(scheme).items()}
+    return result, x, {name: torch.tensor(a) for name, a in params_of(scheme).items()}
 
 
 def attend(scheme, implementation, arrays, **options):
@@ -90,9 +92,9 @@ def test_the_compiled_kernel_equals_the_reference(name):
     where = {"q_pos": pos, "k_pos": pos, "q_seg": seg, "k_seg": seg, "causal": True}
     for length, options in ((300, {"causal": True, "window": 150}), (300, where)):
         arrays = tensors(scheme, length)
-        found = attend(scheme, "flex", arrays, **options)
+        result = attend(scheme, "flex", arrays, **options)
         expected = attend(scheme, "reference", arrays, **options)
-        assert_near(found.numpy(), expected.numpy(), FLOAT32)
+        assert_near(result.numpy(), expected.numpy(), FLOAT32)
 
 
 # Options of callers, places, features and sinks
@@ -147,14 +149,14 @@ def both_ways(scheme, arrays, options):
         extra["q_x"] = x
     given = {n: torch.tensor(o) if isinstance(o, np.ndarray) else o for n, o in options.items()}
     with torch.no_grad(), flex.uncompiled(), eagerly():
-        found = posenc_torch.attention(
+        result = posenc_torch.attention(
             q, k, v, scheme, params, implementation="flex", return_lse=True, **given, **extra
         )
     wide = {n: a.double().numpy() for n, a in extra.items()}
     options = {n: o.astype("float64") if n == "bias" else o for n, o in options.items()}
     own = {n: a.double().numpy() for n, a in params.items()}
     exact = (a.double().numpy() for a in (q, k, v))
-    return found, posenc.attention(*exact, scheme, own, return_lse=True, **options, **wide)
+    return result, posenc.attention(*exact, scheme, own, return_lse=True, **options, **wide)
 
 
 NEW = [
@@ -174,11 +176,11 @@ def test_options_of_callers_equal_the_reference(name, seed):
         options = {n: o for n, o in options.items() if n in ("causal", "mask", "bias", "softcap")}
     if "q_axes" in options and "q_pos" not in options and "transform" in scheme.hooks():
         options = {n: o for n, o in options.items() if not n.endswith("_axes")}
-    found, expected = both_ways(scheme, arrays, options)
+    result, expected = both_ways(scheme, arrays, options)
     masked = np.isinf(expected[1])
-    assert (np.isinf(found[1].numpy()) == masked).all()
-    assert_near(found[0].numpy(), expected[0], FLOAT32)
-    assert_near(np.where(masked, 0, found[1].numpy()), np.where(masked, 0, expected[1]), FLOAT32)
+    assert (np.isinf(result[1].numpy()) == masked).all()
+    assert_near(result[0].numpy(), expected[0], FLOAT32)
+    assert_near(np.where(masked, 0, result[1].numpy()), np.where(masked, 0, expected[1]), FLOAT32)
 
 
 def test_the_compiled_kernel_takes_options_of_callers():
@@ -191,9 +193,9 @@ def test_the_compiled_kernel_takes_options_of_callers():
         "softcap": 1.5,
     }
     for options in (given, {"mask": lambda q, k: (k <= q) | (k < 40), "causal": False}):
-        found = attend(scheme, "flex", arrays, **options)
+        result = attend(scheme, "flex", arrays, **options)
         expected = attend(scheme, "reference", arrays, **options)
-        assert_near(found.numpy(), expected.numpy(), FLOAT32)
+        assert_near(result.numpy(), expected.numpy(), FLOAT32)
 
 
 def test_a_feature_of_one_row_or_one_head_serves_all():
@@ -202,13 +204,13 @@ def test_a_feature_of_one_row_or_one_head_serves_all():
     for shape in ((1, HEADS), (2, 1), (1, 1)):
         own = torch.tensor(rng.standard_normal((*shape, 20, 7)), dtype=torch.float32)
         with torch.no_grad(), flex.uncompiled(), eagerly():
-            found, expected = (
+            result, expected = (
                 posenc_torch.attention(
                     q, k, v, scheme, params, implementation=implementation, q_features={"r": own}
                 )
                 for implementation in ("flex", "reference")
             )
-        assert_near(found.numpy(), expected.numpy(), FLOAT32)
+        assert_near(result.numpy(), expected.numpy(), FLOAT32)
 
 
 def test_a_bias_reads_places_and_a_mask_reads_positions():
@@ -216,8 +218,8 @@ def test_a_bias_reads_places_and_a_mask_reads_positions():
     at = torch.arange(20) // 4
     options = {"causal": True, "window": 9, "q_axes": at, "k_axes": at}
     with flex.uncompiled(), eagerly():
-        found = attend(scheme, "flex", arrays, **options)
-    assert_near(found.numpy(), attend(scheme, "reference", arrays, **options).numpy(), FLOAT32)
+        result = attend(scheme, "flex", arrays, **options)
+    assert_near(result.numpy(), attend(scheme, "reference", arrays, **options).numpy(), FLOAT32)
 
 
 def test_a_fully_masked_row_has_the_lowest_log_sum_exp():
@@ -252,9 +254,9 @@ def test_a_score_is_scaled_and_capped_before_a_bias_and_in_float32():
     call = prepare(q, k, v, scheme, scale=0.25, softcap=2.0, bias=added)
     mod = flex.arguments(call)["score_mod"]
     at = map(torch.tensor, (0, 0, 3, 0))
-    found = mod(torch.tensor(8.0, dtype=torch.bfloat16), *at)
-    assert found.dtype == torch.float32
-    assert float(found) == pytest.approx(2 * np.tanh(1) - 15 + 7)
+    result = mod(torch.tensor(8.0, dtype=torch.bfloat16), *at)
+    assert result.dtype == torch.float32
+    assert float(result) == pytest.approx(2 * np.tanh(1) - 15 + 7)
 
 
 STEEP = posenc.ALiBi(HEADS, slopes=[4.0, 0.2, 0.1, 0.03])
@@ -266,14 +268,14 @@ STEEP = posenc.ALiBi(HEADS, slopes=[4.0, 0.2, 0.1, 0.03])
 def test_negligible_blocks_are_not_computed(options):
     arrays = tensors(STEEP, 1300)
     torch._dynamo.reset()
-    found, unskipped = (
+    result, unskipped = (
         attend(STEEP, "flex", arrays, skip_blocks=skip, **options) for skip in (True, False)
     )
     expected = attend(STEEP, "reference", arrays, **options)
     two = 2 * attention_bound("float32", keys=1300)  # sums in another order round anew
-    assert_near(found.numpy(), expected.numpy(), two)
+    assert_near(result.numpy(), expected.numpy(), two)
     assert_near(
-        found.numpy(), unskipped.numpy(), two + UNIT["float32"]
+        result.numpy(), unskipped.numpy(), two + UNIT["float32"]
     )  # half a rounding is left out
 
 
@@ -305,8 +307,8 @@ def test_one_compiled_program_finds_negligible_blocks(name):
         call = prepare(q, k, v, scheme, params_of(scheme), causal=True)
         count = -(-length // BLOCK)  # a CPU's mask has empty blocks beyond the end
         all_visible = flex._block_mask_inputs(call).visible_blocks()[1][:, :count, :count]
-        found = run(call, BLOCK, all_visible=all_visible)
-        assert (found == negligible_blocks(call, BLOCK, all_visible=all_visible)).all()
+        result = run(call, BLOCK, all_visible=all_visible)
+        assert (result == negligible_blocks(call, BLOCK, all_visible=all_visible)).all()
     assert counter.frame_count <= 2  # the first length as it is, all others as a symbol
 
 
@@ -338,10 +340,10 @@ def test_the_compiled_kernel_keeps_differences_of_a_bias_far_away(dtype):
     tensors_there, x, params = tensors(scheme, 4, 6)
     arrays = [a.to(dtype) for a in tensors_there], x, params
     where = {"q_pos": torch.arange(1000, 1004), "k_pos": torch.arange(6)}
-    found = attend(scheme, "flex", arrays, **where)
+    result = attend(scheme, "flex", arrays, **where)
     expected = attend(scheme, "reference", arrays, **where)
     # Weights and results of either are rounded once; what a score rounds to is the same.
-    assert_near(found.float().numpy(), expected.float().numpy(), 2 * torch.finfo(dtype).eps)
+    assert_near(result.float().numpy(), expected.float().numpy(), 2 * torch.finfo(dtype).eps)
 
 
 class CompileCounter:
@@ -393,9 +395,9 @@ def test_a_mask_of_the_same_code_and_numbers_compiles_once():
     with counter.in_use():
         for edge in (5, 5, 5, 9, 9, 5):
             options = {"mask": lambda q, k: (k <= q) | (k < edge)}  # noqa: B023
-            found = attend(SUBJECTS["alibi"], "flex", arrays, **options)
+            result = attend(SUBJECTS["alibi"], "flex", arrays, **options)
             expected = attend(SUBJECTS["alibi"], "reference", arrays, **options)
-            assert_near(found.numpy(), expected.numpy(), FLOAT32)
+            assert_near(result.numpy(), expected.numpy(), FLOAT32)
     assert counter.graphs == 2
     # One cell of which the number changes: what was compiled for the first stays that.
     edge, cell = 5, {}
@@ -535,11 +537,11 @@ def features_of(scheme, length, params, batch=1):
         return {}, {}
     (q, k, _), x, _ = tensors(scheme, length, batch=batch)
     sides = posenc.features(scheme, params, x=x, q=q, k=k)
-    found = [{n: a.detach().clone().requires_grad_() for n, a in side.items()} for side in sides]
+    result = [{n: a.detach().clone().requires_grad_() for n, a in side.items()} for side in sides]
     if scheme.axes > 1:
         places = positions_as_places(torch.arange(length), scheme.axes, xp=torch)[None, None]
-        found = [{**side, "places": places} for side in found]
-    return tuple(found)
+        result = [{**side, "places": places} for side in result]
+    return tuple(result)
 
 
 def learning(scheme, seed=0):
@@ -569,7 +571,7 @@ def test_a_gpu_takes_a_bias_by_distance(name, options):
     scheme = SUBJECTS[name]
     params = {n: torch.tensor(a).requires_grad_() for n, a in params_of(scheme).items()}
     for q_len in (64, 40):
-        q, k = (torch.zeros(1, heads(scheme), n, flex_lint.DIM) for n in (q_len, 64))
+        q, k = (torch.zeros(1, heads(scheme), n, flex_lint.HEAD_DIM) for n in (q_len, 64))
         bias = flex._bias(prepare(q, k, k, scheme, params, **options))
         assert isinstance(bias, DistanceBias)
         assert flex_lint.forward(bias.score_mod, heads(scheme)) is None
@@ -619,15 +621,15 @@ def test_a_table_of_features_read_twice_is_reported():
     mod, params, sides = learning(scheme)
     assert SEVERAL in flex_lint.backward(mod, HEADS)
     assert multiply_read_params(scheme, params, *sides) == ["feature r of the query"]
-    wide = replace(scheme, head_dim=flex_lint.DIM)
+    wide = replace(scheme, head_dim=flex_lint.HEAD_DIM)
     assert "feature r of the query" in flex.unsupported(on_a_gpu(wide, learns=True))
-    wide = replace(SUBJECTS["shaw"], head_dim=flex_lint.DIM)
+    wide = replace(SUBJECTS["shaw"], head_dim=flex_lint.HEAD_DIM)
     assert flex.unsupported(on_a_gpu(wide, learns=True)) is None
 
 
 @pinned
 def test_a_gpu_takes_caps_and_biases_of_callers():
-    q = torch.zeros(1, HEADS, 64, flex_lint.DIM)
+    q = torch.zeros(1, HEADS, 64, flex_lint.HEAD_DIM)
     for shape in ((1, HEADS), (1, 1)):
         added = torch.zeros(*shape, 64, 64, requires_grad=True)
         call = prepare(q, q, q, SUBJECTS["alibi"], bias=added, softcap=2.0, scale=0.3)
@@ -659,7 +661,7 @@ def test_a_bias_that_the_lint_rejects_is_unsupported_on_a_gpu(scheme):
 
 def on_a_gpu(scheme, *, learns, length=4, **where):
     """A call as from a GPU: q, k and v claim to be there, and have no values."""
-    q = torch.zeros(1, HEADS, length, flex_lint.DIM)
+    q = torch.zeros(1, HEADS, length, flex_lint.HEAD_DIM)
     params = {n: torch.tensor(a).requires_grad_(learns) for n, a in params_of(scheme).items()}
     call = prepare(q, q, q, scheme, params, **where)
     with FakeTensorMode():
@@ -694,10 +696,10 @@ def test_a_score_mod_and_a_block_mask_are_attention(name):
     mod = posenc_torch.score_mod(scheme, params, **where, q_features=query, k_features=key)
     mask = posenc_torch.block_mask(40, 40, causal=True, window=(19, 5), sink_tokens=3, **where)
     with eagerly():
-        found = flex_attention(q_at, k_at, v, mod, mask, scale=scheme.scale(HEAD_DIM))
+        result = flex_attention(q_at, k_at, v, mod, mask, scale=scheme.scale(HEAD_DIM))
     options = {"causal": True, "window": (19, 5), "sink_tokens": 3}
     expected = attend(scheme, "reference", arrays, **options, **where)
-    assert_near(found.numpy(), expected.numpy(), FLOAT32)
+    assert_near(result.numpy(), expected.numpy(), FLOAT32)
 
 
 @contextlib.contextmanager
@@ -711,8 +713,8 @@ def test_indices_are_positions_by_default():
     (q, k, v), *_ = arrays
     mask = posenc_torch.block_mask(40, 40, causal=True)
     with eagerly():
-        found = flex_attention(q, k, v, posenc_torch.score_mod(scheme), mask)
-    assert_near(found.numpy(), attend(scheme, "reference", arrays, causal=True).numpy(), FLOAT32)
+        result = flex_attention(q, k, v, posenc_torch.score_mod(scheme), mask)
+    assert_near(result.numpy(), attend(scheme, "reference", arrays, causal=True).numpy(), FLOAT32)
 
 
 @pytest.mark.parametrize(
@@ -807,14 +809,14 @@ def test_fully_masked_rows_are_zero_in_the_kernel(name):
         n: torch.tensor(o) if isinstance(o, np.ndarray) else o for n, o in case.options.items()
     }
     params = {n: torch.tensor(a) for n, a in problem.params.items()}
-    found = posenc_torch.attention(
+    result = posenc_torch.attention(
         **arrays, scheme=scheme, params=params, implementation="flex", **options
     )
-    assert not found[:, :, fully_masked].any()
+    assert not result[:, :, fully_masked].any()
     expected = posenc_torch.attention(
         **arrays, scheme=scheme, params=params, implementation="reference", **options
     )
-    assert_near(found.numpy(), expected.numpy(), FLOAT32)
+    assert_near(result.numpy(), expected.numpy(), FLOAT32)
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
@@ -840,10 +842,10 @@ def watched():
     """Inside, the library compiles with a backend that checks graphs instead of torch's."""
     torch._dynamo.reset()
     flex._compiled.cache_clear()
-    found, whole = Watched(), torch.compile
+    result, whole = Watched(), torch.compile
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch, "compile", partial(whole, backend=found))
-        yield found
+        patch.setattr(torch, "compile", partial(whole, backend=result))
+        yield result
     flex._compiled.cache_clear()
 
 
@@ -914,8 +916,8 @@ def test_a_program_of_the_user_takes_schemes_that_differ_in_a_number():
         arrays = tensors(scheme, 20)
         (q, k, v), _, params = arrays
         with torch.no_grad():
-            found = whole(q, k, v, scheme, params, q_pos=pos, k_pos=pos, implementation="flex")
-        assert_near(found.numpy(), attend(scheme, "reference", arrays).numpy(), FLOAT32)
+            result = whole(q, k, v, scheme, params, q_pos=pos, k_pos=pos, implementation="flex")
+        assert_near(result.numpy(), attend(scheme, "reference", arrays).numpy(), FLOAT32)
     assert compiler.graphs == 2
 
 
@@ -928,9 +930,9 @@ def test_another_window_or_head_count_compiles():
         scheme = posenc.ALiBi(heads_of)
         arrays = tensors(scheme, 20 + window if window else 20)
         options = {"causal": True, "window": window, "scale": scale}
-        found = attend(scheme, "flex", arrays, **options)
+        result = attend(scheme, "flex", arrays, **options)
         expected = attend(scheme, "reference", arrays, **options)
-        assert_near(found.numpy(), expected.numpy(), FLOAT32)
+        assert_near(result.numpy(), expected.numpy(), FLOAT32)
     compiled = torch._dynamo.utils.counters["stats"]["unique_graphs"] - before
     assert compiled <= 3  # one per head count; and the second again, for lengths as symbols
 

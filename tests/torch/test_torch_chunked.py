@@ -84,8 +84,8 @@ def step(scheme, implementation, arrays, own, **options):
     )
     leaves = {n: a for n, a in {**arrays, **own}.items() if a.requires_grad}
     d_out = torch.tensor(normal(out.shape, 9)).to(out.dtype)
-    found = torch.autograd.grad(out, list(leaves.values()), d_out, allow_unused=True)
-    return out.detach(), {n: g for n, g in zip(leaves, found, strict=True) if g is not None}
+    result = torch.autograd.grad(out, list(leaves.values()), d_out, allow_unused=True)
+    return out.detach(), {n: g for n, g in zip(leaves, result, strict=True) if g is not None}
 
 
 def call_of(scheme, length, **options):
@@ -193,10 +193,10 @@ def test_skipping_blocks_where_heads_share_keys(shared):
     arrays, own = inputs(STEEP, 240, shared=shared)
     expected = step(STEEP, "reference", arrays, own, causal=True)
     with parts.small_blocks(8):
-        found = step(STEEP, "chunked", arrays, own, causal=True)
-    assert_near(found[0], expected[0], two(240))
+        result = step(STEEP, "chunked", arrays, own, causal=True)
+    assert_near(result[0], expected[0], two(240))
     for leaf, gradient in expected[1].items():
-        assert_near(found[1][leaf], gradient, two(240), leaf)
+        assert_near(result[1][leaf], gradient, two(240), leaf)
 
 
 def test_default_block_sizes():
@@ -204,13 +204,13 @@ def test_default_block_sizes():
     for scheme, length, k_len in ((STEEP, 700, 700), (posenc.T5Bias(HEADS), 300, 900)):
         arrays, own = inputs(scheme, length, k_len=k_len)
         expected = step(scheme, "reference", arrays, own, causal=True)
-        found = step(scheme, "chunked", arrays, own, causal=True)
-        assert_near(found[0], expected[0], two(k_len))
+        result = step(scheme, "chunked", arrays, own, causal=True)
+        assert_near(result[0], expected[0], two(k_len))
         for leaf, gradient in expected[1].items():
             # A number of a table is in half a million scores, a result in 900: errors of terms of
             # both signs grow like the root.
             size = 1 if leaf in arrays else math.sqrt(2 * length * k_len / 900)
-            assert_near(found[1][leaf], gradient, size * two(k_len), leaf)
+            assert_near(result[1][leaf], gradient, size * two(k_len), leaf)
 
 
 def test_a_bias_that_grows_in_half_precision():
@@ -220,8 +220,8 @@ def test_a_bias_that_grows_in_half_precision():
     exact, _ = inputs(scheme, 300, dtype=torch.float64)
     for causal in (True, False):
         expected = step(scheme, "reference", exact, own, causal=causal)[0]
-        found = step(scheme, "chunked", arrays, own, causal=causal)[0]
-        assert_near(found.double(), expected, ATTENTION_TOL["bfloat16"])
+        result = step(scheme, "chunked", arrays, own, causal=causal)[0]
+        assert_near(result.double(), expected, ATTENTION_TOL["bfloat16"])
 
 
 def test_only_requested_gradients_are_computed():
@@ -256,13 +256,13 @@ def test_autocast_rounds_queries_keys_and_values_and_nothing_else(name, implemen
     for leaf in (*(arrays[n] for n in "qkv"), *(exact[n] for n in "qkv")):
         leaf.requires_grad_()
     with torch.autocast("cpu", torch.bfloat16):
-        found = step(scheme, implementation, arrays, own, causal=True)
+        result = step(scheme, implementation, arrays, own, causal=True)
     expected = step(scheme, "reference", exact, wide, causal=True)
-    assert found[0].dtype == torch.float32
-    assert_near(found[0].double(), expected[0], ATTENTION_TOL["bfloat16"])
+    assert result[0].dtype == torch.float32
+    assert_near(result[0].double(), expected[0], ATTENTION_TOL["bfloat16"])
     for leaf in "qkv":
-        assert found[1][leaf].dtype == torch.float32
-        assert_near(found[1][leaf].double(), expected[1][leaf], ATTENTION_TOL["bfloat16"], leaf)
+        assert result[1][leaf].dtype == torch.float32
+        assert_near(result[1][leaf].double(), expected[1][leaf], ATTENTION_TOL["bfloat16"], leaf)
 
 
 def test_autocast_does_not_change_which_blocks_are_negligible():
@@ -273,8 +273,8 @@ def test_autocast_does_not_change_which_blocks_are_negligible():
     wide = (q.double(), q.double(), v.double())
     expected = posenc_torch.attention(*wide, scheme, causal=True, implementation="reference")
     with torch.autocast("cpu", torch.bfloat16):
-        found = posenc_torch.attention(q, q, v, scheme, causal=True, implementation="chunked")
-    assert_near(found.double(), expected, ATTENTION_TOL["bfloat16"])
+        result = posenc_torch.attention(q, q, v, scheme, causal=True, implementation="chunked")
+    assert_near(result.double(), expected, ATTENTION_TOL["bfloat16"])
 
 
 def test_unsupported_derivatives():
@@ -392,10 +392,10 @@ def test_a_bias_without_axes_and_one_slope_for_all_heads(scheme):
         for implementation in ("flex", "chunked", "sdpa", *([] if where else ["folded"])):
             with flex.uncompiled(), warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message="flex_attention called without")
-                found = posenc_torch.attention(
+                result = posenc_torch.attention(
                     **arrays, scheme=scheme, causal=True, implementation=implementation, **where
                 )
-            assert_near(found, expected, two(40), implementation)
+            assert_near(result, expected, two(40), implementation)
 
 
 def test_tensors_without_values():
@@ -435,8 +435,8 @@ def test_auto_compiles_whole_where_scores_are_many():
         return posenc_torch.attention(q, q, q, STEEP, causal=True, implementation=implementation)
 
     torch._dynamo.reset()
-    found = torch.compile(attend, fullgraph=True, backend="aot_eager")(q)
-    assert_near(found, attend(q, "chunked"), two(1100))
+    result = torch.compile(attend, fullgraph=True, backend="aot_eager")(q)
+    assert_near(result, attend(q, "chunked"), two(1100))
     torch._dynamo.reset()
     broken = torch.compile(lambda q: attend(2 * q, "chunked") + 1, backend="aot_eager")(q)
     assert_near(broken, attend(2 * q, "chunked") + 1, two(1100))
@@ -493,19 +493,19 @@ def test_a_folded_bias_is_the_bias(name, shared, q_len):
         if half:  # the bias is learned only in float32 and wider
             for array in (arrays["x"], *own.values()):
                 array.requires_grad_(False)
-        found = step(scheme, "folded", arrays, own, causal=True)
+        result = step(scheme, "folded", arrays, own, causal=True)
         tolerance = attention_bound(
             str(dtype).removeprefix("torch."), channels=HEAD_DIM + 8, keys=60
         )
         if dtype == torch.float32:
             # A kernel may add the channels in any order: a rounding of slope times position.
             tolerance += 2.0**-24 * 4 * 60
-        assert_near(found[0].double(), expected[0], tolerance)
+        assert_near(result[0].double(), expected[0], tolerance)
         for leaf in expected[1] if not half else "qkv":
             # A head's number is in all of its 3660 scores, a result in 60: errors of terms of both
             # signs grow like the root. Far keys count for twice their share and more.
             size = 1 if leaf in ("q", "k", "v") else 2.5 * math.sqrt(3660 / 60)
-            assert_near(found[1][leaf].double(), expected[1][leaf], size * tolerance, leaf)
+            assert_near(result[1][leaf].double(), expected[1][leaf], size * tolerance, leaf)
 
 
 @pytest.mark.parametrize("name", ["learned", "gated"])
@@ -516,9 +516,9 @@ def test_a_folded_bias_does_not_learn_in_half_precision(name):
         step(FADING[name], "folded", arrays, own, causal=True)
     with torch.no_grad():
         options = {"scheme": FADING[name], "params": own, "causal": True}
-        found = posenc_torch.attention(**arrays, implementation="folded", **options)
+        result = posenc_torch.attention(**arrays, implementation="folded", **options)
         expected = posenc_torch.attention(**arrays, implementation="reference", **options)
-    assert_near(found.double(), expected.double(), ATTENTION_TOL["bfloat16"])
+    assert_near(result.double(), expected.double(), ATTENTION_TOL["bfloat16"])
 
 
 @pytest.mark.parametrize("lengths", [(2000, 2000), (1, 2**16)], ids=str)
@@ -531,14 +531,14 @@ def test_a_folded_bias_stays_exact_far_away(lengths, dtype):
     q, k, v = (torch.tensor(normal(s, n)).to(getattr(torch, dtype)) for n, s in enumerate(shapes))
     wide = [a.double() for a in (q, k, v)]
     expected = posenc_torch.attention(*wide, scheme, causal=True, implementation="chunked")
-    found = posenc_torch.attention(q, k, v, scheme, causal=True, implementation="folded")
+    result = posenc_torch.attention(q, k, v, scheme, causal=True, implementation="folded")
     # Beyond 2000 keys the flattest bias is at -22, and a weight below a rounding. Products of half
     # precision are exact in float32, but three numbers of a slope times a position are added to
     # them, 8 channels in any order. Weights and the result are then rounded.
     bound = attention_bound("float32", channels=64 + 8, keys=2000)
     if dtype != "float32":
         bound += rounding_bound(8, 0.7 * k_len / 2) + rounding_bound(2, 1, dtype)
-    assert_near(found.double(), expected, bound)
+    assert_near(result.double(), expected, bound)
 
 
 def test_a_folded_bias_beyond_float16():
@@ -549,8 +549,8 @@ def test_a_folded_bias_beyond_float16():
     expected = posenc_torch.attention(
         **exact, scheme=scheme, causal=True, implementation="reference"
     )
-    found = posenc_torch.attention(**arrays, scheme=scheme, causal=True, implementation="folded")
-    assert_near(found.double(), expected, ATTENTION_TOL["float16"])
+    result = posenc_torch.attention(**arrays, scheme=scheme, causal=True, implementation="folded")
+    assert_near(result.double(), expected, ATTENTION_TOL["float16"])
 
 
 def test_a_folded_bias_calls_a_kernel_without_a_mask(monkeypatch):

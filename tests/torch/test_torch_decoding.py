@@ -1,7 +1,7 @@
-"""Decoding in PyTorch: caches, paged pools and ragged batches give what each sequence gives alone.
+"""Decoding in PyTorch: in caches, pools and ragged batches each sequence is as if alone.
 
-None of them has code of its own in the library: positions say what is earlier, segments who sees
-whom. What no query may see is filled with junk here, so that one look at it is noticed.
+The library has no code for them: positions and segments alone decide the mask. Masked slots hold
+junk here, so that a read of one would change a result.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from subjects import SUBJECTS
 
 import posenc
 from posenc.testing import SchemeCase, assert_near, frameworks
-from posenc.testing.tolerances import ATTENTION_TOL as TOLERANCES
+from posenc.testing.tolerances import ATTENTION_TOL
 
 if not require("torch"):
     pytest.skip("torch is not installed", allow_module_level=True)
@@ -28,30 +28,30 @@ from torch.nn.attention.flex_attention import flex_attention
 import posenc_torch
 from posenc_torch.flex import implementation as flex
 
-FLOAT32 = TOLERANCES["float32"]  # for sums of up to 20 keys, as here
+FLOAT32 = ATTENTION_TOL["float32"]  # for sums of up to 20 keys, as here
 TORCH = frameworks()["torch"]
 PROMPTS, STEPS, SLOTS = (7, 1, 12), 2, 20
 BATCH, LONGEST = len(PROMPTS), max(PROMPTS) + 10
 JUNK = 100.0  # finite: a weight of 0 times NaN is NaN
 NOBODY = -1
-ATTENTION_TOL = [p for p in posenc_torch.IMPLEMENTATIONS if p not in ("reference", *PARTIAL)]
+IMPLEMENTATIONS = [p for p in posenc_torch.IMPLEMENTATIONS if p not in ("reference", *PARTIAL)]
 # A table; sums and a carry; a transform beside a bias; a table of each key.
 SOME = ["t5", "forgetting", "both", "rope+key-side"]
 exhaustive = pytest.mark.exhaustive
 
 
 def on_every_implementation(by_flex):
-    """One scheme of each class; by FlexAttention, a tenth of a second a call, these."""
+    """One scheme of each class; for FlexAttention only these, at a tenth of a second per call."""
     grid = [
         (n, implementation)
-        for implementation in ATTENTION_TOL
+        for implementation in IMPLEMENTATIONS
         for n in (by_flex if implementation == "flex" else ONE_OF_EACH)
     ]
     return pytest.mark.parametrize(("name", "implementation"), grid)
 
 
 class Texts:
-    """Sequences of one batch that know nothing of each other; they may begin alike."""
+    """Independent sequences of one batch; they may begin with the same tokens."""
 
     def __init__(self, name, longest=LONGEST, alike=0):
         self.subject = SchemeCase(SUBJECTS[name])
@@ -69,12 +69,12 @@ class Texts:
         return {name: a[row : row + 1][..., pos, :] for name, a in self.arrays.items()}
 
     def step(self, pos):
-        """Likewise of all sequences, at positions ``(B, L)`` of their own."""
+        """Likewise for all sequences, at positions ``(B, L)``."""
         rows = [self.tokens(row, own) for row, own in enumerate(pos)]
         return {name: torch.cat([row[name] for row in rows]) for name in self.arrays}
 
     def features(self, tokens, pos=None, carry=None):
-        """Of tokens as queries and as keys; None where a cache has no need of them."""
+        """Features of tokens as queries and as keys; None if a cache needs none."""
         if not self.needs.features:
             return None
         given = {name: tokens[name] for name in "xqk"}
@@ -82,7 +82,7 @@ class Texts:
         return posenc.features(self.scheme, self.params, **given, pos=pos, carry=carry)
 
     def last_sums(self, features, at):
-        """What is carried on from the tokens ``at (B,)``; None where nothing is."""
+        """The carry from the tokens ``at (B,)``; None without one."""
         if features is None:
             return None
         rows = torch.arange(len(at))
@@ -90,20 +90,20 @@ class Texts:
 
     @cache  # noqa: B019 as long as the texts themselves
     def alone(self, row, window=None):
-        """A sequence as a whole, by the definition in float64: ``(H, L, D)``."""
+        """The reference of a whole sequence in float64: ``(H, L, D)``."""
         own = {name: a[row : row + 1] for name, a in self.wide.items()}
         given = self.scheme, self.subject.params, True
         return posenc.attention(own["q"], own["k"], own["v"], *given, x=own["x"], window=window)[0]
 
-    def check(self, found, row, pos, window=None):
+    def check(self, result, row, pos, window=None):
         expected = self.alone(row, window)[:, np.asarray(pos)]
-        assert_near(found.numpy(), expected, FLOAT32, f"sequence {row}")
+        assert_near(result.numpy(), expected, FLOAT32, f"sequence {row}")
 
 
 texts = cache(Texts)
 
 
-def chosen(features, pos):
+def select_features(features, pos):
     """Features of the tokens ``pos (B, L)`` of each sequence."""
     if features is None:
         return None
@@ -117,7 +117,7 @@ def chosen(features, pos):
 
 
 class Memory:
-    """Keys, transformed if they may be, values and features in slots; junk where there is none."""
+    """Keys, values and features in slots; empty slots hold junk. Keys may be transformed."""
 
     def __init__(self, own, batch, slots):
         self.own, (heads, dim) = own, own.arrays["k"].shape[1::2]
@@ -199,17 +199,17 @@ def test_a_static_cache(name, implementation):
     own = texts(name)
     memory, q, pos, features, carry = prefilled(own, SLOTS)
     slots = torch.arange(SLOTS)
-    found = memory.read(implementation, q, features, q_pos=pos, k_pos=slots)
+    result = memory.read(implementation, q, features, q_pos=pos, k_pos=slots)
     for row, length in enumerate(PROMPTS):
-        own.check(found[row, :, :length], row, range(length))
+        own.check(result[row, :, :length], row, range(length))
     for step in range(STEPS):
         pos = torch.tensor(PROMPTS)[:, None] + step
         tokens = own.step(pos)
         features = own.features(tokens, pos, carry)
         memory.write(tokens, pos, pos, features)
-        found = memory.read(implementation, tokens["q"], features, q_pos=pos, k_pos=slots)
+        result = memory.read(implementation, tokens["q"], features, q_pos=pos, k_pos=slots)
         for row in range(BATCH):
-            own.check(found[row], row, pos[row])
+            own.check(result[row], row, pos[row])
         carry = own.last_sums(features, torch.zeros(BATCH, dtype=torch.int64))
 
 
@@ -223,7 +223,7 @@ def test_a_window_needs_as_many_slots_as_it_is_wide(name, implementation):
     whole = own.features(own.arrays)
 
     def write(pos):
-        tokens, features = own.step(pos), chosen(whole, pos)
+        tokens, features = own.step(pos), select_features(whole, pos)
         memory.write(tokens, pos % window, pos, features)
         at.scatter_(1, pos % window, pos)
         seg.scatter_(1, pos % window, 0)
@@ -236,9 +236,9 @@ def test_a_window_needs_as_many_slots_as_it_is_wide(name, implementation):
         if step < 0:
             continue
         where = {"q_pos": pos, "k_pos": at, "q_seg": torch.zeros_like(pos), "k_seg": seg}
-        found = memory.read(implementation, q, features, window=window, **where)
+        result = memory.read(implementation, q, features, window=window, **where)
         for row in range(BATCH):
-            own.check(found[row], row, pos[row], window)
+            own.check(result[row], row, pos[row], window)
     assert (seg == NOBODY).any()  # the shortest sequence has not filled its slots
 
 
@@ -268,7 +268,7 @@ class Pool(Memory):
             pages.append(self.free.pop(0))
         slots = torch.tensor(pages)[pos // self.page] * self.page + pos % self.page
         text = {name: a[row : row + 1] for name, a in self.own.arrays.items()}
-        features = chosen(self.own.features(text), pos[None])
+        features = select_features(self.own.features(text), pos[None])
         self.write(self.own.tokens(row, pos), slots[None], pos, features)
 
     def drop(self, owner):
@@ -283,7 +283,7 @@ class Pool(Memory):
 def last(own, ends):
     """The last tokens of every sequence, ``(B, L)``, and their features."""
     pos = torch.tensor(ends)[:, None] - 1
-    return own.step(pos)["q"], pos, chosen(own.features(own.arrays), pos)
+    return own.step(pos)["q"], pos, select_features(own.features(own.arrays), pos)
 
 
 @on_every_implementation(ONE_OF_EACH)
@@ -304,11 +304,11 @@ def a_paged_pool(own, implementation):
     ends = (12, 6, 12)
     q, pos, features = last(own, ends)
     seg = torch.arange(BATCH)[:, None]
-    found = pool.read(
+    result = pool.read(
         implementation, q, features, q_pos=pos, k_pos=pool.pos, q_seg=seg, k_seg=pool.seg
     )
     for row in range(BATCH):
-        own.check(found[row], row, pos[row])
+        own.check(result[row], row, pos[row])
 
 
 @on_every_implementation(SOME)
@@ -325,11 +325,11 @@ def test_a_page_of_several_sequences(name, implementation):
     k_seg[:, pool.slots(first)] = torch.arange(BATCH)[:, None]
     q, pos, features = last(own, ends)
     seg = torch.arange(BATCH)[:, None]
-    found = pool.read(
+    result = pool.read(
         implementation, q, features, q_pos=pos, k_pos=pool.pos, q_seg=seg, k_seg=k_seg
     )
     for row in range(BATCH):
-        own.check(found[row], row, pos[row])
+        own.check(result[row], row, pos[row])
 
 
 @on_every_implementation(SOME)
@@ -356,10 +356,10 @@ def test_a_ragged_batch_in_one_row(name, implementation):
     q_seg, k_seg = (
         torch.arange(BATCH).repeat_interleave(torch.tensor(sizes)) for sizes in (queries, ends)
     )
-    found = memory.read(
+    result = memory.read(
         implementation, q, features, q_pos=q_pos, k_pos=k_pos, q_seg=q_seg, k_seg=k_seg
     )
-    for row, part in enumerate(found[0].split(queries, dim=1)):
+    for row, part in enumerate(result[0].split(queries, dim=1)):
         own.check(part, row, late[row])
 
 
@@ -392,12 +392,12 @@ def test_the_pages_of_torch(name):
         given = {"q_features": features[0], "k_features": own.features(own.arrays)[1]}
     mod = posenc_torch.score_mod(own.scheme, own.params, **where, **given)
     mask = posenc_torch.block_mask(1, 8 * size, causal=True, **where)
-    found = flex_attention(
+    result = flex_attention(
         q, k, v, pages.get_score_mod(mod), pages.convert_logical_block_mask(mask),
         scale=own.scheme.scale(q.shape[3]), enable_gqa=q.shape[1] != k.shape[1],
     )  # fmt: skip
     for row in range(BATCH):
-        own.check(found[row], row, q_pos[row])
+        own.check(result[row], row, q_pos[row])
 
 
 # What is read
@@ -456,9 +456,9 @@ def decoder(own, memory, implementation):
 def ten_steps(own, carry, step):
     for late in range(10):
         pos = torch.tensor(PROMPTS)[:, None] + late
-        found, features = step(own.step(pos), pos, carry)
+        result, features = step(own.step(pos), pos, carry)
         for row in range(BATCH):
-            own.check(found[row], row, pos[row])
+            own.check(result[row], row, pos[row])
         carry = own.last_sums(features, torch.zeros(BATCH, dtype=torch.int64))
 
 
@@ -517,8 +517,8 @@ def test_the_kernel_between_layers(before):
 
     x, pos = torch.ones(BATCH, 1, heads * dim), torch.tensor(PROMPTS)[:, None] - 1
     torch._dynamo.reset()
-    found = torch.compile(layer, fullgraph=True)(x, pos)
-    assert_near(found.numpy(), layer(x, pos, "reference").numpy(), FLOAT32)
+    result = torch.compile(layer, fullgraph=True)(x, pos)
+    assert_near(result.numpy(), layer(x, pos, "reference").numpy(), FLOAT32)
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=exhaustive) for name in SOME])

@@ -38,8 +38,8 @@ def documents(q_len, k_len):
 
 
 def arguments(form, scheme, q_len, k_len, batch):
-    found = tensors(scheme, q_len, k_len, batch)
-    return found | documents(q_len, k_len) if form == "documents" else found
+    result = tensors(scheme, q_len, k_len, batch)
+    return result | documents(q_len, k_len) if form == "documents" else result
 
 
 # What is exported, lengths of queries and of keys it must serve, and the axes that vary.
@@ -53,12 +53,12 @@ FORMS = {
 def axes(form):
     queries, keys = FORMS[form][2]
     at_queries = {} if queries is None else {2: queries}
-    found = {"q": {0: BATCH} | at_queries, "k": {0: BATCH, 2: KEYS}, "v": {0: BATCH, 2: KEYS}}
-    found |= {"x": {0: BATCH, 1: KEYS}}
+    result = {"q": {0: BATCH} | at_queries, "k": {0: BATCH, 2: KEYS}, "v": {0: BATCH, 2: KEYS}}
+    result |= {"x": {0: BATCH, 1: KEYS}}
     if form == "documents":
-        found |= {"q_pos": {0: queries}, "k_pos": {0: keys}}
-        found |= {"q_seg": {0: queries}, "k_seg": {0: keys}}
-    return found
+        result |= {"q_pos": {0: queries}, "k_pos": {0: keys}}
+        result |= {"q_seg": {0: queries}, "k_seg": {0: keys}}
+    return result
 
 
 def reloaded(program):
@@ -100,6 +100,6 @@ def test_an_exported_program_serves_every_length(subject, form, strict):
     for q_len, k_len in lengths:
         tokens = arguments(form, scheme, q_len, k_len, batch=3)
         expected = layer(**tokens)
-        for found, again, right in zip(run(**tokens), loaded(**tokens), expected, strict=True):
-            assert_near(found.detach(), right.detach(), FLOAT32)
-            assert torch.equal(again, found)
+        for result, again, right in zip(run(**tokens), loaded(**tokens), expected, strict=True):
+            assert_near(result.detach(), right.detach(), FLOAT32)
+            assert torch.equal(again, result)

@@ -45,8 +45,8 @@ def attend(module, *, causal=True, dtype=torch.float32):
 
 
 def width(scheme):
-    found = posenc.embedding(scheme, np.asarray([0]), posenc.init_params(scheme))
-    return None if found is None else found.shape[-1]
+    result = posenc.embedding(scheme, np.asarray([0]), posenc.init_params(scheme))
+    return None if result is None else result.shape[-1]
 
 
 @everywhere
@@ -112,8 +112,8 @@ def test_copies_answer_alike(subject):
 def test_attending_is_attention_with_its_params(subject):
     module = posenc_torch.Position(SUBJECTS[subject])
     q, k, v, x = inputs(module.scheme)
-    found = posenc_torch.attention(q, k, v, module.scheme, module.params, causal=True, x=x)
-    assert torch.equal(attend(module), found)
+    result = posenc_torch.attention(q, k, v, module.scheme, module.params, causal=True, x=x)
+    assert torch.equal(attend(module), result)
 
 
 @everywhere
@@ -132,12 +132,12 @@ def test_embedding_is_added(subject):
     size = width(module.scheme)
     x = torch.tensor(normal((2, 5, size or 4), 0), dtype=torch.float32)
     pos = torch.tensor([[0, 1, 2, 3, 4], [7, 0, 7, 1, MAX_LEN - 1]])
-    found = module.embed(x, pos)
+    result = module.embed(x, pos)
     if size is None:
-        assert found is x
+        assert result is x
         return
     term = posenc.embedding(module.scheme, pos, module.params)
-    assert torch.equal(found, x + term)
+    assert torch.equal(result, x + term)
     assert torch.equal(module.embed(x), x + term[:1])
     # Added in float32, rounded once.
     half = x.bfloat16()
@@ -182,11 +182,11 @@ def test_autocast_keeps_positions_precise(subject):
     module = posenc_torch.Position(SUBJECTS[subject])
     expected = attend(module).detach()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = attend(module).detach()
+        result = attend(module).detach()
         x = torch.zeros(1, 6, width(module.scheme) or 4)
         embedded = module.embed(x)
-    assert found.dtype == torch.float32
-    assert_near(found, expected, ATTENTION_TOL["bfloat16"])
+    assert result.dtype == torch.float32
+    assert_near(result, expected, ATTENTION_TOL["bfloat16"])
     assert torch.equal(embedded, module.embed(x))
 
 
@@ -393,12 +393,12 @@ def test_a_window_in_the_call_takes_the_place_of_the_layers():
     own.load_state_dict({"table": positions.state_dict()["0.table"]})
     for position in (*positions, own):
         for window in (None, 5):
-            found = position.attend(q, k, v, causal=True, window=window)
+            result = position.attend(q, k, v, causal=True, window=window)
             params = {"table": positions.state_dict()["0.table"]}
             expected = posenc_torch.attention(
                 q, k, v, posenc.T5Bias(HEADS), params, causal=True, window=window
             )
-            assert torch.equal(found, expected)
+            assert torch.equal(result, expected)
     assert torch.equal(own.attend(q, k, v), positions[0].attend(q, k, v))
     assert positions[-1].embed(x) is x
     assert positions[1].params["table"] is positions[0].params["table"]
@@ -462,10 +462,10 @@ EMBEDDED = pytest.mark.parametrize(
 
 def count_warnings(run):
     """How often ``run`` says that an embedding is missing."""
-    with warnings.catch_warnings(record=True) as found:
+    with warnings.catch_warnings(record=True) as result:
         warnings.simplefilter("always")
         run()
-    return sum("attend was called before embed" in str(one.message) for one in found)
+    return sum("attend was called before embed" in str(one.message) for one in result)
 
 
 def warned(module, run):
@@ -549,10 +549,10 @@ def test_groups_of_an_optimizer_hold_each_param_once(subject):
     model = Tied(SUBJECTS[subject])
     groups = posenc_torch.param_groups(model, 0.5, position_lr_scale=4.0, weight_decay=0.25)
     names = {id(p): name for name, p in model.named_parameters()}
-    found = [({names.pop(id(p)) for p in g["params"]}, g["lr"], g["weight_decay"]) for g in groups]
+    result = [({names.pop(id(p)) for p in g["params"]}, g["lr"], g["weight_decay"]) for g in groups]
     own = {name for name, _ in model.named_parameters() if name.startswith("positions.")}
     assert not names
-    assert found == [
+    assert result == [
         ({"tokens.weight"}, 0.5, 0.25),
         ({"norm.weight", "norm.bias", "logits.bias"}, 0.5, 0.0),
         *([(own, 2.0, 0.0)] if own else []),
