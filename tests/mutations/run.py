@@ -32,7 +32,7 @@ from faults import FAULTS, Fault  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "mutations.md"
-COPIED = ("posenc", "backends", "benchmarks", "tests", "pyproject.toml")
+COPIED = ("posenc", "backends", "benchmarks", "docs", "tests", "pyproject.toml")
 PACKAGES = ("posenc", "posenc_torch", "posenc_jax")
 # Imported before the first fork, so that no run waits for them; nothing of posenc, which differs.
 WARM = (
