@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from cases import CASES, STEERING, Case, expected, shuffled, tensors_of
 from frameworks import HAS, route
+from sample import long, some
 from subjects import SUBJECTS, fox_alibi, normal, params_of, sunk
 
 import posenc
@@ -33,6 +34,18 @@ from posenc_jax.fused import implementation  # noqa: E402
 from posenc_jax.fused.target import Target, targeting  # noqa: E402
 
 FORMS = ["nope", "alibi-learned", "t5", "fading"]
+# JAX compiles each for a second: all cases for one scheme of each form, one for the others.
+BY_DEFINITION = [(s, c) for s in STEERING for c in CASES if s in FORMS or c == "causal"]
+QUICK = [
+    ("nope", "plain"),
+    ("nope", "window-both-sides"),
+    ("alibi-learned", "everything"),
+    ("alibi-learned", "grouped"),
+    ("t5", "causal"),
+    ("t5", "fewer-queries"),
+    ("fading", "segments"),
+    ("rope+alibi", "causal"),
+]
 
 
 @pytest.fixture
@@ -65,11 +78,7 @@ def does_not_lower(defined, monkeypatch):
 
 
 @pytest.mark.skipif(not HAS["torch"], reason="gradients are compared with torch's autograd")
-@pytest.mark.parametrize(
-    ("subject", "case"),
-    # JAX compiles each for a second: all cases for one of each form, one for the others.
-    [(s, c) for s in STEERING for c in CASES if s in FORMS or c == "causal"],
-)
+@pytest.mark.parametrize(("subject", "case"), some(BY_DEFINITION, QUICK, long))
 def test_kernels_by_definition_equal_the_reference(subject, case, defined):
     try:
         assert_as_the_reference(subject, case)
@@ -130,7 +139,14 @@ NEW = {
 }
 
 
-@pytest.mark.parametrize("name", NEW)
+@pytest.mark.parametrize(
+    "name",
+    some(
+        NEW,
+        ("fox-alibi-anywhere", "a-number-of-keys", "sink-tokens-anywhere", "regions-in-a-window"),
+        long,
+    ),
+)
 def test_features_windows_and_regions_equal_the_definition(name, defined):
     scheme, where = NEW[name]
     tensors, params = tensors_of(scheme, where), params_of(scheme)
@@ -140,7 +156,12 @@ def test_features_windows_and_regions_equal_the_definition(name, defined):
 
 
 @pytest.mark.parametrize(
-    "inner", [SUBJECTS["alibi-learned"], fox_alibi(), Levelled()], ids=["alibi", "fox", "regions"]
+    "inner",
+    [
+        pytest.param(SUBJECTS["alibi-learned"], id="alibi"),
+        pytest.param(fox_alibi(), id="fox", marks=long),
+        pytest.param(Levelled(), id="regions", marks=long),
+    ],
 )
 def test_a_learned_sink_has_its_gradient(inner, defined):
     """The weight of the sink reaches every gradient through that of the log-sum-exp."""
@@ -167,7 +188,9 @@ def call_of(scheme, *, length=20, **options):
 def test_the_logsumexp_is_that_of_the_definition(defined):
     seg = {"q_seg": jnp.arange(20) % 3, "k_seg": jnp.arange(20) % 2}
     call = call_of(fox_alibi(), causal=True, **seg)
-    lse, expected = (np.asarray(attended(call)[1]) for attended in (implementation.fused, dense))
+    # Compiled whole: JAX takes longer to compile each operation by itself.
+    both = jax.jit(lambda: [attended(call)[1] for attended in (implementation.fused, dense)])
+    lse, expected = map(np.asarray, both())
     lowest = np.finfo(np.float32).min
     assert np.all(lse[:, :, 2::3] == lowest)  # fully masked rows
     assert np.all(expected[:, :, 2::3] == lowest)
@@ -177,7 +200,7 @@ def test_the_logsumexp_is_that_of_the_definition(defined):
 
 def test_a_key_bias_has_no_logsumexp(does_not_lower):
     call = call_of(SUBJECTS["forgetting"], causal=True)
-    assert implementation.fused(call)[1] is None
+    assert jax.eval_shape(lambda: implementation.fused(call))[1] is None
     assert "replace the bias of Forgetting by its key bias" in implementation.without_lse(call)
     asked = Implementation(
         "pallas",

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from sample import long, some
 
 import posenc
 
@@ -50,7 +51,9 @@ def run(how, length, implementation, compiled):
     return (jax.jit(function) if compiled else function)(at, along)
 
 
-@pytest.mark.parametrize("compiled", [True, False], ids=["jit", "eager"])
+@pytest.mark.parametrize(
+    "compiled", [pytest.param(True, id="jit"), pytest.param(False, id="eager", marks=long)]
+)
 @pytest.mark.parametrize("length", [ONE_BLOCK, MORE])
 @pytest.mark.parametrize(
     ("how", "message"), [(forward, "forward mode"), (reverse_over_reverse, "second derivatives")]
@@ -70,7 +73,7 @@ def test_the_error_also_comes_from_inside_other_transformations():
         jax.vmap(lambda at, along: forward(jax.jit(loss), at, along))(*batched)
 
 
-@pytest.mark.parametrize("length", [ONE_BLOCK, MORE])
+@pytest.mark.parametrize("length", some([ONE_BLOCK, MORE], [ONE_BLOCK], long))
 def test_forward_over_reverse_is_right(length):
     result, expected = (
         run(forward_over_reverse, length, implementation, compiled=True)
@@ -81,7 +84,7 @@ def test_forward_over_reverse_is_right(length):
         np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("how", [forward, reverse_over_reverse])
+@pytest.mark.parametrize("how", some([forward, reverse_over_reverse], [forward], long))
 def test_other_implementations_have_them(how):
     result, expected = (
         run(how, ONE_BLOCK, implementation, compiled=True)

@@ -7,6 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 from frameworks import HAS
+from sample import long, some
 from subjects import MAX_LEN, SUBJECTS, heads, normal, steers_attention
 
 import posenc
@@ -108,7 +109,10 @@ def test_arrays_are_named_as_in_torch(subject):
     assert {f"{layer}.{name}" for layer in params for name in params[layer]} == state.keys()
 
 
-@pytest.mark.parametrize("subject", ["alibi-learned", "learned", "rope", "sinusoidal", "t5"])
+@pytest.mark.parametrize(
+    "subject",
+    some(["alibi-learned", "learned", "rope", "sinusoidal", "t5"], ["learned", "t5"], long),
+)
 def test_a_model_is_its_layers_by_hand(subject):
     scheme = SUBJECTS[subject]
     positions, x = Positions.init(scheme, LAYERS, KEY), hidden(scheme)
@@ -126,7 +130,7 @@ def test_a_plan_by_layer():
         positions[3]
 
 
-@pytest.mark.parametrize("subject", ["learned", "rope", "t5"])
+@pytest.mark.parametrize("subject", some(["learned", "rope", "t5"], ["t5"], long))
 def test_each_layer_has_its_window(subject):
     scheme, windows = SUBJECTS[subject], [3, None, 1]
     positions, x = Positions.init(scheme, LAYERS, KEY, windows), hidden(SUBJECTS[subject])
@@ -156,7 +160,9 @@ def test_each_layer_has_its_window(subject):
     assert_near(unwindowed(positions, x), stack(plain, x), FLOAT32)
 
 
-@pytest.mark.parametrize("subject", ["alibi-learned", "forgetting", "learned", "t5"])
+@pytest.mark.parametrize(
+    "subject", some(["alibi-learned", "forgetting", "learned", "t5"], ["forgetting"], long)
+)
 def test_an_array_learns_from_every_layer_it_serves(subject):
     scheme = SUBJECTS[subject]
     positions = Positions.init(scheme, LAYERS, KEY)
@@ -179,7 +185,11 @@ def test_an_array_learns_from_every_layer_it_serves(subject):
     assert nonzero == [len(scheme.param_specs()) if steers_attention(scheme) else 0] * LAYERS
 
 
-@pytest.mark.parametrize("scheme", [posenc.Sinusoidal(8), posenc.Learned(MAX_LEN, 8)], ids=str)
+@pytest.mark.parametrize(
+    "scheme",
+    some([posenc.Sinusoidal(8), posenc.Learned(MAX_LEN, 8)], [posenc.Learned(MAX_LEN, 8)], long),
+    ids=str,
+)
 def test_embedding_is_added_once_and_rounded_once(scheme):
     positions = Positions.init(scheme, LAYERS, KEY)
     x, pos = hidden(scheme, 5), jnp.asarray([[0, 1, 2, 3, 4], [7, 0, 7, 1, MAX_LEN - 1]])

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from frameworks import HAS
+from sample import long
 
 import posenc
 from posenc.testing.tolerances import attention_bound, rounding_bound
@@ -20,7 +21,7 @@ if not HAS["jax"]:
     pytest.skip("JAX is not installed", allow_module_level=True)
 
 import jax
-from ring_by_shards import EVERY, WIDE
+from ring_by_shards import PARTS
 
 import posenc_jax
 
@@ -35,12 +36,14 @@ TOLERANCE = {
 TIMEOUT = 900  # seconds for all calls; they need about 100
 
 
-def test_equals_one_device():
-    """All calls are one test, so that the process with eight devices starts once."""
+@pytest.mark.parametrize("part", ["quick", pytest.param("rest", marks=long)])
+def test_equals_one_device(part):
+    """Many calls are one test, so that the process with eight devices starts once."""
+    calls, wide = PARTS[part]
     script = Path(__file__).parents[1] / "support" / "ring_by_shards.py"
     paths = os.pathsep.join(path for path in sys.path if path)
     done = subprocess.run(
-        [sys.executable, str(script)],
+        [sys.executable, str(script), part],
         capture_output=True,
         text=True,
         timeout=TIMEOUT,
@@ -48,7 +51,7 @@ def test_equals_one_device():
     )
     assert done.returncode == 0, done.stderr
     errors = json.loads(done.stdout)
-    assert len(errors) == len(EVERY) + len(WIDE)
+    assert len(errors) == len(calls) + len(wide)
     wrong = {}
     for at, error in errors.items():
         dtype = next((dtype for dtype in ("bfloat16", "float64") if dtype in at), "float32")
@@ -66,7 +69,7 @@ def attend(scheme, length=4, k_length=4, axis="context", **options):
         return posenc_jax.ring_attention(q, k, k, scheme, axis_name=axis, **options)
 
     tokens = jax.sharding.PartitionSpec(None, "context")
-    return jax.shard_map(ring, mesh=mesh, in_specs=tokens, out_specs=tokens)(q, k)
+    return jax.jit(jax.shard_map(ring, mesh=mesh, in_specs=tokens, out_specs=tokens))(q, k)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from cases import BATCH, CASES, LENGTH, Case, shuffled
 from frameworks import route
+from sample import long, some
 from subjects import SUBJECTS as COMMON
 from subjects import fox_alibi, normal, params_of, sunk
 
@@ -134,28 +135,31 @@ def _host(array):
     return np.swapaxes(array, 1, 2) if array.ndim == 4 else array
 
 
-@pytest.mark.parametrize(
-    ("subject", "case", "dtype"),
-    [
-        ("nope", "window-both-sides", "float32"),
-        ("nope", "segments", "bfloat16"),
-        ("alibi", "many-keys", "float32"),
-        ("alibi-learned", "everything", "float32"),
-        ("kerple", "shuffled", "float32"),
-        ("t5", "window", "float32"),
-        ("t5", "aligned", "bfloat16"),
-        ("forgetting", "everything", "float32"),
-        ("fading", "grouped", "bfloat16"),
-        ("fence", "plain", "float32"),
-        ("fox-alibi", "sinks", "float32"),
-        ("sunk-regions", "causal", "float32"),
-    ],
-)
+QUICK = [
+    ("kerple", "shuffled", "float32"),
+    ("t5", "aligned", "bfloat16"),
+    ("fox-alibi", "sinks", "float32"),
+]
+MORE = [
+    ("nope", "window-both-sides", "float32"),
+    ("nope", "segments", "bfloat16"),
+    ("alibi", "many-keys", "float32"),
+    ("alibi-learned", "everything", "float32"),
+    ("t5", "window", "float32"),
+    ("forgetting", "everything", "float32"),
+    ("fading", "grouped", "bfloat16"),
+    ("fence", "plain", "float32"),
+    ("sunk-regions", "causal", "float32"),
+]
+
+
+@pytest.mark.parametrize(("subject", "case", "dtype"), some(QUICK + MORE, QUICK, long))
 def test_interpreted_kernels_equal_the_reference(subject, case, dtype, interpreted):
     where = (CASES | OWN_CASES)[case]
     assert_as_the_reference(SUBJECTS[subject], where, tensors_of(where), dtype)
 
 
+@long
 def test_blocks_of_the_size_that_the_device_has():
     scheme, case = posenc.T5Bias(2, causal=True), Case({"causal": True}, q_len=150, k_len=300)
     with targeting(INTERPRETED):
@@ -163,6 +167,7 @@ def test_blocks_of_the_size_that_the_device_has():
         assert_as_the_reference(scheme, case, tensors, "float32")
 
 
+@long
 def test_only_blocks_in_range_are_computed(monkeypatch):
     monkeypatch.setattr(tpu, "BLOCKS", (BLOCK,))
     call = call_of(SUBJECTS["t5"], length=27)

@@ -21,5 +21,6 @@ def in_turn(names, place, places, *, times=1):
 
 
 def some(names, few, rest=exhaustive):
-    """All names as parameters; those beside ``few`` have the mark ``rest``."""
-    return [n if n in few else pytest.param(n, marks=rest) for n in names]
+    """All names, or tuples of arguments, as parameters; those not in ``few`` have a mark."""
+    listed = [(name, name if isinstance(name, tuple) else (name,)) for name in names]
+    return [pytest.param(*own, marks=() if name in few else rest) for name, own in listed]
