@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import pkgutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from frameworks import HAS
@@ -36,8 +38,13 @@ def modules():
 
 @pytest.mark.parametrize("name", list(modules()))
 def test_every_module_imports(name):
+    """Also as ``import a.b as c``, which a function of the module's name in ``a`` would answer."""
     try:
-        assert importlib.import_module(name).__doc__
+        module = importlib.import_module(name)
+        assert module.__doc__
+        scope = {}
+        exec(f"import {name} as found", scope)
+        assert scope["found"] is module
     except ModuleNotFoundError as error:
         if error.name.split(".")[0] not in ("matplotlib", "rich"):
             raise
@@ -51,6 +58,21 @@ def test_public_names(package):
     assert len(root.__all__) <= 20
     assert all(hasattr(root, name) for name in root.__all__)
     assert all(getattr(root, name).__doc__ for name in root.__all__ if name != "IMPLEMENTATIONS")
+
+
+FOR_BACKENDS = {"posenc", "posenc.backend", "posenc.study", "posenc.testing"}
+
+
+@pytest.mark.parametrize("package", PACKAGES[1:])
+def test_a_backend_imports_only_what_is_documented_for_backends(package):
+    (folder,) = importlib.import_module(package).__path__
+    for file in Path(folder).rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            names = [node.module] if isinstance(node, ast.ImportFrom) else []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            ours = {name for name in names if f"{name}.".startswith("posenc.")}
+            assert ours <= FOR_BACKENDS, f"{file}:{node.lineno}"
 
 
 def test_schemes_are_public():
