@@ -9,7 +9,7 @@ import shutil
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import numpy as np
 
@@ -90,7 +90,7 @@ def page(name: str, width: int = _WIDTH) -> str:
     """
     maker = maker_of(name)
     source, row = inspect.unwrap(maker), _row(name, maker)
-    parameters = inspect.signature(source).parameters.values()
+    parameters = _signature(source).parameters.values()
     named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     texts = _docstring_texts(source)
     parts = [
@@ -166,9 +166,22 @@ def _example(name: str, options: Sequence[inspect.Parameter], width: int) -> lis
     return [line for text in texts for line in ("", *textwrap.wrap(text, width))]
 
 
+def _signature(source: Any) -> inspect.Signature:
+    """With types instead of their names, if all names can be looked up."""
+    try:
+        return inspect.signature(source, eval_str=True)
+    except (NameError, AttributeError):  # imported for type checkers alone
+        return inspect.signature(source)
+
+
 def _type(annotation: Any) -> str:
+    """A type as text: the accepted values of a ``Literal``, the name of a class."""
+    if get_origin(annotation) is Literal:
+        return " or ".join(repr(value) for value in get_args(annotation))
     if isinstance(annotation, str):
         return annotation
+    if get_origin(annotation) is not None:
+        return str(annotation)
     return getattr(annotation, "__name__", None) or str(annotation)
 
 

@@ -188,7 +188,9 @@ def test_show_and_list(tmp_path):
     listed = run("list")
     assert all(name in listed.stdout for name in ("alibi", "learned", "nope", "rope", "t5"))
     assert max(map(len, listed.stdout.splitlines())) <= 80  # where there is no terminal
-    assert "max_distance  int, default 128" in run("list", "t5", "rope").stdout
+    shown = run("list", "t5", "rope").stdout
+    assert "max_distance  int, default 128" in shown
+    assert "layout  'half' or 'interleaved', default 'half'" in shown
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
