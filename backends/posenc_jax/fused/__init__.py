@@ -1,5 +1,5 @@
 """Attention in one Pallas kernel, with any scheme's bias: for GPUs from Hopper on, and TPUs.
 
-``plan`` is what a kernel computes from, ``gradients`` differentiates the kernels, ``mosaic_gpu``
-and ``tpu`` hold them, ``implementation`` chooses between them and picks the form of the bias.
+``plan`` is what a kernel computes from. ``mosaic_gpu`` and ``tpu`` hold the kernels, ``gradients``
+differentiates them. ``implementation`` chooses between them and picks the form of the bias.
 """

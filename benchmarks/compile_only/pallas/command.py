@@ -1,10 +1,9 @@
 """Compile the fused JAX kernels of posenc on a machine without a GPU or a TPU.
 
-``python benchmarks/compile_only/pallas`` compiles every kernel, forward and backward, for an H200
-and for TPU v5e and v6e, with every form of bias and every head dimension. It prints registers,
-spills and shared memory as ptxas reports them, instructions per score in the compiled loop, and how
-the temporaries of a training step grow with its length. Then it predicts times on an H200: see
-``roofline.py``.
+``python benchmarks/compile_only/pallas`` compiles every kernel for an H200 and for TPU v5e and v6e,
+with every form of bias and every head dimension. It prints registers, spills and shared memory as
+ptxas reports them, and instructions per score in the compiled loop. It also prints how temporaries
+of a training step grow with its length. Then it predicts times on an H200: see ``roofline.py``.
 
 The exit code is 1 if anything does not compile, spills, or grows faster than linearly. It needs no
 driver: ``pip install "jax[cuda13]"`` on Python 3.12 for the H200, ``jax[tpu]`` for TPUs. With

@@ -11,8 +11,8 @@
 - ``speed`` is relative to a kernel that only multiplies: causal attention without a bias, no
   product twice, at ``ACHIEVABLE``.
 
-The model leaves out launches, the first tiles and the last wave, keys and values that fall out of
-the cache, and the search for needed blocks.
+The model leaves out launches, the first tiles, the last wave, and the search for needed blocks. It
+also leaves out keys and values that fall out of the cache.
 """
 
 from __future__ import annotations

@@ -33,8 +33,8 @@ from posenc_jax.fused.plan import Integers, Operands, Plan
 class Scratch(NamedTuple):
     """Shared memory and barriers of a kernel, which lie in memory in this order.
 
-    Streams come first: their addresses are computed in every step, and with an offset of 0 a
-    backward pass takes up to 29 registers less.
+    Streams come first, because every step computes their addresses. At head_dim 128 the backward
+    kernels then take up to 29 registers less than with rows first; at 64, 6 more to 4 less.
 
     Attributes
     ----------
