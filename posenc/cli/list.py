@@ -181,7 +181,7 @@ def _type(annotation: Any) -> str:
     if isinstance(annotation, str):
         return annotation
     if get_origin(annotation) is not None:
-        return str(annotation)
+        return str(annotation).replace("collections.abc.", "").replace("typing.", "")
     return getattr(annotation, "__name__", None) or str(annotation)
 
 
