@@ -60,8 +60,9 @@ class PositionScheme:
     on attention scores (``bias``). A scheme is a frozen dataclass that inherits from this class.
     It overrides the methods that it needs; every method has a default that changes nothing.
 
-    Methods are pure functions of *positions*. Positions are integers in any order. A method never
-    sees sequence lengths, array indices or masks, so caches, packing and padding need no code.
+    Methods are pure functions of *positions*. Positions are integers in any order. Methods do not
+    see sequence lengths, array indices or masks, so caches, packing and padding need no code. The
+    exceptions are ``at_length``, which gets a length, and ``adjust_scores``, which gets a mask.
 
     The arguments that methods share:
 
@@ -101,8 +102,7 @@ class PositionScheme:
     ``params.query`` and ``params.key`` then hold the sum up to each token's own position."""
 
     shared: ClassVar[bool] = False
-    """Whether all layers of a model share one set of learned params (T5). Default: one per layer.
-    """
+    """Whether the layers of a model share one set of learned params, as T5 does."""
 
     paper: ClassVar[str] = ""
     """Authors, year and arXiv number, for the catalogue."""
