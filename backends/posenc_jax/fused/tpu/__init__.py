@@ -21,7 +21,7 @@ from posenc_jax.fused.gradients import Kernels, Residuals
 from posenc_jax.fused.plan import BiasReads, Integers, Operands, Plan, trace_bias_reads
 from posenc_jax.fused.shapes import array_type
 from posenc_jax.fused.target import Target
-from posenc_jax.fused.tpu.forward import forward
+from posenc_jax.fused.tpu.forward import forward as forward_kernel
 from posenc_jax.fused.tpu.keys import d_keys
 from posenc_jax.fused.tpu.queries import d_queries
 from posenc_jax.fused.tpu.table import d_table
@@ -80,7 +80,7 @@ DEVICE = Tpu()
 @cache  # programs are cached by these functions
 def _kernels(interpreted: bool) -> Kernels:
     return Kernels(
-        partial(forward, interpreted=interpreted),
+        partial(forward_kernel, interpreted=interpreted),
         partial(d_queries, interpreted=interpreted),
         partial(d_keys, interpreted=interpreted),
         partial(d_table, interpreted=interpreted),
