@@ -13,6 +13,7 @@ from frameworks_installed import require
 from fuzzing import KINDS
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sample import long, some
 from subjects import SUBJECTS, heads, normal, params_of
 
 import posenc
@@ -53,16 +54,13 @@ RELATIVE = [
     and not reads_features(SUBJECTS[name])
 ]  # fmt: skip
 ONE_OF_EACH = [*{type(SUBJECTS[name]): name for name in BIASED}.values()]
+# Compiled in earnest, for ten seconds each.
+COMPILED = ["alibi", "forgetting+alibi", "shaw"]
+UNCOMPILED = [name for name in BIASED if name not in ("t5", *COMPILED)]
 SEVERAL = "Using multiple indexing operations on the same tensor"
-exhaustive = pytest.mark.exhaustive
 pinned = pytest.mark.skipif(
     flex_lint.version_mismatch() is not None, reason=str(flex_lint.version_mismatch())
 )
-
-
-def long_except(names, few):
-    """All names; those not in ``few`` are marked long, because each compiles for seconds."""
-    return [n if n in few else pytest.param(n, marks=exhaustive) for n in names]
 
 
 def tensors(scheme, q_len, k_len=None, batch=2):
@@ -84,7 +82,7 @@ def attend(scheme, implementation, arrays, **options):
 # Compiled
 
 
-@pytest.mark.parametrize("name", long_except(BIASED, ("alibi", "t5", "forgetting+alibi", "shaw")))
+@pytest.mark.parametrize("name", some(["t5", *COMPILED], ["t5"], long) + some(UNCOMPILED, []))
 def test_the_compiled_kernel_equals_the_reference(name):
     scheme = SUBJECTS[name]
     torch._dynamo.reset()
@@ -165,8 +163,13 @@ NEW = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", NEW)
-@pytest.mark.parametrize("seed", [0, *[pytest.param(n, marks=exhaustive) for n in range(1, 12)]])
+@pytest.mark.parametrize(
+    ("name", "seed"),
+    some(
+        [(name, 0) for name in NEW], [(name, 0) for name in ("t5", "shaw", "sink", "rerope")], long
+    )
+    + some([(name, seed) for name in NEW for seed in range(1, 12)], []),
+)
 def test_options_of_callers_equal_the_reference(name, seed):
     scheme = SUBJECTS[name]
     q_len, k_len = [(33, 33), (20, 33)][seed % 2]
@@ -183,6 +186,7 @@ def test_options_of_callers_equal_the_reference(name, seed):
     assert_near(np.where(masked, 0, result[1].numpy()), np.where(masked, 0, expected[1]), FLOAT32)
 
 
+@long
 def test_the_compiled_kernel_takes_options_of_callers():
     torch._dynamo.reset()
     scheme, rng = SUBJECTS["t5"], np.random.default_rng(0)
@@ -262,6 +266,7 @@ def test_a_score_is_scaled_and_capped_before_a_bias_and_in_float32():
 STEEP = posenc.ALiBi(HEADS, slopes=[4.0, 0.2, 0.1, 0.03])
 
 
+@long
 @pytest.mark.parametrize(
     "options", [{"causal": True}, {"causal": True, "window": 700}, {}], ids=str
 )
@@ -295,7 +300,8 @@ def test_steep_heads_compute_few_blocks():
     assert (given.kv_num_blocks + given.full_kv_num_blocks == computed).all()
 
 
-@pytest.mark.parametrize("name", ["steep", pytest.param("kerple", marks=exhaustive)])
+@long
+@pytest.mark.parametrize("name", some(["steep", "kerple"], ["steep"]))
 def test_one_compiled_program_finds_negligible_blocks(name):
     """As on a GPU: one for every length, and the same blocks."""
     scheme = STEEP if name == "steep" else SUBJECTS[name]
@@ -333,7 +339,8 @@ def test_the_block_mask_of_plain_calls_is_made_once():
     assert flex._block_mask(call) is not flex._block_mask(replace(call, causal=False))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=exhaustive)])
+@long
+@pytest.mark.parametrize("dtype", some([torch.bfloat16, torch.float16], [torch.bfloat16]))
 def test_the_compiled_kernel_keeps_differences_of_a_bias_far_away(dtype):
     scheme = SUBJECTS["alibi-far"]
     torch._dynamo.reset()
@@ -410,13 +417,14 @@ def test_a_mask_of_the_same_code_and_numbers_compiles_once():
 
 
 def test_more_schemes_than_a_compiler_usually_allows():
-    counter, schemes = CompileCounter(), [posenc.ALiBi(n) for n in range(2, 24)]
+    counter, schemes = CompileCounter(), [posenc.ALiBi(n) for n in range(2, 12)]
     with counter.in_use():
         for scheme in schemes * 2:
             attend(scheme, "flex", tensors(scheme, 64), causal=True)
     assert counter.graphs <= len(schemes)
 
 
+@long
 def test_more_schemes_than_an_older_compiler_usually_allows(monkeypatch):
     """PyTorch 2.11 and 2.12 cannot count recompilations of one function apart."""
     torch._dynamo.reset()
@@ -553,7 +561,11 @@ def learning(scheme, seed=0):
 
 
 @pinned
-@pytest.mark.parametrize("name", long_except(BIASED, ONE_OF_EACH))
+@pytest.mark.parametrize(
+    "name",
+    some(ONE_OF_EACH, ["t5-unscaled", "forgetting", "kerple"], long)
+    + some([name for name in BIASED if name not in ONE_OF_EACH], []),
+)
 def test_a_gpu_takes_the_bias_unless_it_is_unsupported(name):
     scheme = SUBJECTS[name]
     mod, params, sides = learning(scheme)
@@ -565,8 +577,10 @@ def test_a_gpu_takes_the_bias_unless_it_is_unsupported(name):
 
 
 @pinned
-@pytest.mark.parametrize("options", [{"causal": True}, {"window": 9}], ids=str)
-@pytest.mark.parametrize("name", long_except(RELATIVE, ("t5", "parabola")))
+@pytest.mark.parametrize(
+    "options", some([{"causal": True}, {"window": 9}], [{"causal": True}], long), ids=str
+)
+@pytest.mark.parametrize("name", some(RELATIVE, ["parabola"], long))
 def test_a_gpu_takes_a_bias_by_distance(name, options):
     scheme = SUBJECTS[name]
     params = {n: torch.tensor(a).requires_grad_() for n, a in params_of(scheme).items()}
@@ -579,7 +593,7 @@ def test_a_gpu_takes_a_bias_by_distance(name, options):
 
 
 @pinned
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", some([torch.float16, torch.bfloat16], [torch.bfloat16], long))
 def test_a_gpu_takes_a_bias_in_half_precision(dtype):
     mod, *_ = learning(SUBJECTS["kerple"])
     assert flex_lint.forward(mod, HEADS, dtype=dtype) is None
@@ -627,6 +641,7 @@ def test_a_table_of_features_read_twice_is_reported():
     assert flex.unsupported(on_a_gpu(wide, learns=True)) is None
 
 
+@long
 @pinned
 def test_a_gpu_takes_caps_and_biases_of_callers():
     q = torch.zeros(1, HEADS, 64, flex_lint.HEAD_DIM)
@@ -638,6 +653,7 @@ def test_a_gpu_takes_caps_and_biases_of_callers():
         assert flex_lint.backward(mod, HEADS) is None
 
 
+@long
 @pinned
 def test_the_lint_reports_what_no_kernel_supports():
     def summed(score, b, h, i, j):
@@ -679,7 +695,14 @@ def test_auto_on_a_gpu_takes_it_where_scores_are_many():
 # The public functions score_mod and block_mask
 
 
-@pytest.mark.parametrize("name", [n for n in BIASED if "sink" not in SUBJECTS[n].hooks()])
+@pytest.mark.parametrize(
+    "name",
+    some(
+        [name for name in BIASED if "sink" not in SUBJECTS[name].hooks()],
+        ["alibi", "checkered", "forgetting+alibi", "streets"],
+        long,
+    ),
+)
 def test_a_score_mod_and_a_block_mask_are_attention(name):
     scheme = SUBJECTS[name]
     (q, k, v), x, params = arrays = tensors(scheme, 40)
@@ -798,7 +821,7 @@ def test_auto_says_why_it_skips_flex():
     assert "on a CPU it compiles" in explanation["others"]["flex"]
 
 
-@pytest.mark.parametrize("name", ["fence", "alibi"])
+@pytest.mark.parametrize("name", some(["alibi", "fence"], ["alibi"], long))
 def test_fully_masked_rows_are_zero_in_the_kernel(name):
     scheme, case = SUBJECTS[name], CASES["everything"]
     problem = AttentionCase(scheme, tensors_of(scheme, case), params_of(scheme), case.options)
@@ -819,7 +842,7 @@ def test_fully_masked_rows_are_zero_in_the_kernel(name):
     assert_near(result.numpy(), expected.numpy(), FLOAT32)
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("backend", some(["aot_eager", "inductor"], ["aot_eager"], long))
 @pytest.mark.parametrize("scheme", [posenc.ALiBi(HEADS), posenc.T5Bias(HEADS)])
 def test_a_module_compiles_whole(scheme, backend):
     position = posenc_torch.Position(scheme)
@@ -853,7 +876,7 @@ def watched():
 SYMBOLS = 3
 
 
-@pytest.mark.parametrize("count", [16, pytest.param(300, marks=exhaustive)])
+@pytest.mark.parametrize("count", some([16, 300], [16]))
 def test_kernels_capture_arrays_of_known_size_whatever_the_calls(count):
     rng, kinds = np.random.default_rng(0), set()
     few = [("fence", "fence-wide", "t5", "forgetting"), tuple(KINDS)][count > 16]
@@ -881,14 +904,10 @@ def test_a_larger_padded_size_compiles_again():
 
 @pytest.mark.parametrize(
     ("whole", "dynamic"),
-    [
-        (True, None),
-        pytest.param(False, True, marks=exhaustive),
-        pytest.param(True, True, marks=exhaustive),
-        pytest.param(False, None, marks=exhaustive),
-    ],
+    some([(True, None), (False, True), (True, True), (False, None)], [(True, None)]),
 )
-@pytest.mark.parametrize("kind", long_except(KINDS, ("alibi",)))
+@long
+@pytest.mark.parametrize("kind", some(KINDS, ["alibi"]))
 def test_a_program_of_the_user_takes_changing_calls(kind, whole, dynamic):
     torch._dynamo.reset()
     compiler, rng = Watched(), np.random.default_rng(1)
@@ -921,6 +940,7 @@ def test_a_program_of_the_user_takes_schemes_that_differ_in_a_number():
     assert compiler.graphs == 2
 
 
+@long
 def test_another_window_or_head_count_compiles():
     """With torch's compiler: symbols for them gave C++ that does not compile."""
     torch._dynamo.reset()
