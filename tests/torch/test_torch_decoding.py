@@ -13,6 +13,7 @@ import pytest
 from cases import ONE_OF_EACH
 from frameworks import PARTIAL
 from frameworks_installed import require
+from sample import exhaustive, long, some
 from subjects import SUBJECTS
 
 import posenc
@@ -37,17 +38,13 @@ NOBODY = -1
 IMPLEMENTATIONS = [p for p in posenc_torch.IMPLEMENTATIONS if p not in ("reference", *PARTIAL)]
 # A table; sums and a carry; a transform beside a bias; a table of each key.
 SOME = ["t5", "forgetting", "both", "rope+key-side"]
-exhaustive = pytest.mark.exhaustive
 
 
-def on_every_implementation(by_flex):
-    """One scheme of each class; for FlexAttention only these, at a tenth of a second per call."""
-    grid = [
-        (n, implementation)
-        for implementation in IMPLEMENTATIONS
-        for n in (by_flex if implementation == "flex" else ONE_OF_EACH)
-    ]
-    return pytest.mark.parametrize(("name", "implementation"), grid)
+def on_every_implementation(names):
+    """Every name; by FlexAttention, a second for each, two of them in the quick part."""
+    grid = [(n, implementation) for implementation in IMPLEMENTATIONS for n in names]
+    quick = [(n, by) for n, by in grid if by != "flex" or n in ("forgetting", "rope+key-side")]
+    return pytest.mark.parametrize(("name", "implementation"), some(grid, quick, long))
 
 
 class Texts:
@@ -363,7 +360,7 @@ def test_a_ragged_batch_in_one_row(name, implementation):
         own.check(part, row, late[row])
 
 
-@pytest.mark.parametrize("name", SOME)
+@pytest.mark.parametrize("name", some(SOME, ["t5"], long))
 @pytest.mark.usefixtures("_eagerly")
 def test_the_pages_of_torch(name):
     """A score_mod and a block mask of logical positions, turned by torch into those of a pool."""
@@ -465,7 +462,7 @@ def ten_steps(own, carry, step):
 INSIDE = [("both", "sdpa"), ("forgetting", "sdpa"), ("t5", "flex"), ("forgetting", "flex")]
 
 
-@pytest.mark.parametrize(("name", "implementation"), INSIDE)
+@pytest.mark.parametrize(("name", "implementation"), some(INSIDE, [("t5", "flex")], long))
 def test_ten_steps_compile_once_inside_a_program_of_the_user(name, implementation):
     own, counting = texts(name), CompileCounter()
     memory, *_, carry = prefilled(own, LONGEST)
@@ -475,7 +472,7 @@ def test_ten_steps_compile_once_inside_a_program_of_the_user(name, implementatio
     assert counting.graphs == 1
 
 
-@pytest.mark.parametrize("name", SOME)
+@pytest.mark.parametrize("name", some(SOME, ["forgetting"], long))
 def test_ten_steps_compile_once_outside(name):
     own, counting = texts(name), CompileCounter()
     memory, *_, carry = prefilled(own, LONGEST)
@@ -485,12 +482,11 @@ def test_ten_steps_compile_once_outside(name):
     assert counting.graphs == 1
 
 
+@long
 @pytest.mark.parametrize(
     ("name", "slots"),
-    [
-        ("alibi", 256),  # whole blocks, which padding would leave as they are
-        pytest.param("forgetting", 200, marks=exhaustive),
-    ],
+    # 256: whole blocks, which padding would leave as they are.
+    some([("alibi", 256), ("forgetting", 200)], [("alibi", 256)]),
 )
 def test_the_kernel_inside_a_compiled_step(name, slots):
     own = texts(name)
@@ -521,7 +517,8 @@ def test_the_kernel_between_layers(before):
     assert_near(result.numpy(), layer(x, pos, "reference").numpy(), FLOAT32)
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=exhaustive) for name in SOME])
+@exhaustive
+@pytest.mark.parametrize("name", SOME)
 def test_the_kernel_on_a_pool(name):
     own = texts(name)
     torch._dynamo.reset()

@@ -7,6 +7,7 @@ import io
 import pytest
 from cases import ONE_OF_EACH
 from frameworks import HAS
+from sample import long, some
 from subjects import SUBJECTS
 
 import posenc
@@ -71,11 +72,16 @@ def reloaded(program):
 
 CATALOGUE = list(posenc.catalogue())
 # Strict: numbers that are kept for a bias, and those kept for angles, must be in the program.
-SHORT = [
-    *[(name, "whole", False) for name in CATALOGUE],
-    *[(name, "documents", False) for name in ("both", "forgetting")],
+QUICK = [
+    ("alibi", "whole", False),
+    ("forgetting", "documents", False),
     ("t5", "decoding", False),
-    *[(name, "whole", True) for name in ("alibi", "rope")],
+    ("rope", "whole", True),
+]
+MORE = [
+    *[(name, "whole", False) for name in CATALOGUE if name != "alibi"],
+    ("both", "documents", False),
+    ("alibi", "whole", True),
 ]
 EVERY = [
     (name, form, strict)
@@ -83,10 +89,12 @@ EVERY = [
     for form in FORMS
     for strict in (False, True)
 ]
-LONG = [pytest.param(*at, marks=pytest.mark.exhaustive) for at in EVERY if at not in SHORT]
 
 
-@pytest.mark.parametrize(("subject", "form", "strict"), SHORT + LONG)
+@pytest.mark.parametrize(
+    ("subject", "form", "strict"),
+    some(QUICK + MORE, QUICK, long) + some([at for at in EVERY if at not in QUICK + MORE], []),
+)
 def test_an_exported_program_serves_every_length(subject, form, strict):
     scheme = SUBJECTS[subject]
     torch.manual_seed(0)

@@ -9,6 +9,7 @@ import warnings
 import numpy as np
 import pytest
 from frameworks import HAS, PARTIAL
+from sample import long, some
 from subjects import MAX_LEN, SUBJECTS, heads, normal, steers_attention
 
 import posenc
@@ -157,7 +158,8 @@ def test_a_cast_to_half_precision_rounds_no_angle(subject):
 
 
 @pytest.mark.parametrize(
-    "subject", ["alibi-learned", "both", "fence", "forgetting", "learned", "t5"]
+    "subject",
+    some(["alibi-learned", "both", "fence", "forgetting", "learned", "t5"], ["both", "t5"], long),
 )
 def test_it_compiles_whole(subject):
     torch.manual_seed(0)
@@ -215,7 +217,7 @@ def test_a_scale_that_is_not_positive(implementation, scale):
     torch.testing.assert_close(got, scores.softmax(-1) @ v)
 
 
-@pytest.mark.parametrize("subject", ["forgetting", "nope", "rope", "t5"])
+@pytest.mark.parametrize("subject", some(["forgetting", "nope", "rope", "t5"], ["t5"], long))
 def test_one_program_serves_every_length(subject):
     torch._dynamo.reset()
     module = posenc_torch.Position(SUBJECTS[subject])
@@ -415,6 +417,7 @@ def test_windows_are_shown_and_checked():
         posenc_torch.Positions(posenc.NoPE(), 2, windows=[1, 2, 3])
 
 
+@long
 def test_layers_with_windows_compile_whole():
     torch._dynamo.reset()
     model = Stack(posenc.T5Bias(HEADS), windows=[3, None, 2])
@@ -444,6 +447,7 @@ def test_an_array_learns_from_every_layer_it_serves(subject):
         ] * LAYERS
 
 
+@long
 def test_one_program_serves_a_model_at_every_length():
     torch._dynamo.reset()
     model = Stack([posenc.Learned(MAX_LEN, HEADS * HEAD_DIM), posenc.T5Bias(HEADS)], layers=2)
