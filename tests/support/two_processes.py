@@ -11,7 +11,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from cases import ONE_OF_EACH
 from subjects import MAX_LEN, SUBJECTS, normal
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
@@ -26,7 +25,13 @@ from posenc.testing.examples import HEAD_DIM
 
 EXAMPLE = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "context_parallel.py"))
 PROCESSES, BATCH, LENGTH = EXAMPLE["PROCESSES"], 4, 16
-TRIED = {name: SUBJECTS[name] for name in [*posenc.catalogue(), *ONE_OF_EACH, "alibi-learned"]}
+# Nothing, constants, an embedding, one array of each shape, several arrays, features, sums, sinks.
+KINDS = (
+    *("nope", "rope", "alibi", "sinusoidal", "learned", "alibi-learned", "t5", "parabola"),
+    *("checkered", "kerple", "shaw", "inkling", "forgetting", "selective", "rope+key-side"),
+    *("sink", "sink-of-queries", "rerope"),
+)
+TRIED = {name: SUBJECTS[name] for name in KINDS}
 LEARNING = {name: scheme for name, scheme in TRIED.items() if scheme.param_specs()}
 # Sizes that are no multiple of the processes.
 UNEVEN = {"three-heads": posenc.T5Bias(3), "odd-table": posenc.Learned(MAX_LEN - 1, HEAD_DIM)}
