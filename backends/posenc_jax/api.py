@@ -35,8 +35,9 @@ from posenc_jax import folded
 from posenc_jax.chunked import implementation as chunked
 from posenc_jax.fused import implementation as fused
 
-# "auto" takes tiles beyond these. Decoding has few queries, whose scores take less memory than the
-# keys. The number of scores per head is for accelerators, and not measured on any yet.
+# Above both limits "auto" skips "xla", and "chunked" computes scores in tiles. TILED_SCORES counts
+# scores per head, for accelerators only, and is not measured on any yet. Decoding has few queries,
+# whose scores take less memory than the keys.
 TILED_SCORES, FEW_QUERIES = 2**18, 16
 
 
@@ -92,8 +93,8 @@ def attention(
         A derivative that an implementation does not have raises ``NotImplementedError``.
     skip_blocks
         Whether ``"pallas"`` skips blocks of keys whose weights provably round to nothing under a
-        bias that decays (``posenc.attn.negligible``). Results of finite values then differ by less
-        than half a rounding of the largest.
+        bias that decays (``posenc.attn.negligible``). If all values are finite, a result then
+        changes by less than half a rounding of the largest value.
 
     Returns
     -------
@@ -129,8 +130,7 @@ def explain(
     skip_blocks: bool = True,
     **options: Unpack[Options],
 ) -> Explanation:
-    """Which implementation serves a call of ``attention`` with these arguments, and why not the
-    others.
+    """Which implementation serves a call of ``attention``, and why the others do not.
 
     Returns
     -------
@@ -158,7 +158,7 @@ def prepare_call(
     skip_blocks: bool = True,
     **options: Unpack[Options],
 ) -> Call:
-    """The call in the core's layout."""
+    """The checked call, in the core's layout ``(B, H, L, D)``."""
     q, k, v = (_heads_first(name, a) for name, a in (("q", q), ("k", k), ("v", v)))
     params = {name: _as_jax(array) for name, array in as_mapping(params).items()}
     given: dict[str, Any] = dict(options)
@@ -175,14 +175,14 @@ def prepare_call(
 
 
 def _check_32_bits(name: str, values: Any) -> None:
-    """Refuse segments beyond 32 bits: JAX would drop their upper half, and two could become one."""
+    """Refuse segments beyond 32 bits: JAX would drop upper bits, and two segments could merge."""
     if jax.config.jax_enable_x64:  # type: ignore[attr-defined] # set by JAX at run time
         return
     known = concrete_values(values, jnp) if hasattr(values, "dtype") else None
     if known is None or not known.size:
         return
     if not np.issubdtype(known.dtype, np.integer):
-        return  # an error elsewhere
+        return  # prepare raises for it
     low, high = int(known.min()), int(known.max())
     if low < -(2**31) or high >= 2**31:
         wrong = low if low < -(2**31) else high
@@ -216,7 +216,7 @@ def _xla(call: Call) -> tuple[Array, None]:
         k, v, bias, mask = append_sink_key(call, k, v, bias, mask)
     q, k, v = (jnp.swapaxes(a, 1, 2) for a in (q, k, v))
     scale = call.scale
-    if q.dtype == call.dtype:  # as in the definition; in half precision this would round q
+    if q.dtype == call.dtype:  # scale q, as the definition does; half precision would round it
         q, scale = q * scale, 1.0
     out = jax.nn.dot_product_attention(q, k, v, bias=bias, mask=mask, scale=scale)
     out = jnp.swapaxes(out, 1, 2)
@@ -226,7 +226,7 @@ def _xla(call: Call) -> tuple[Array, None]:
 
 
 def _xla_without_lse(call: Call) -> str:
-    return "the one of jax.nn.dot_product_attention has no gradient"
+    return "that of jax.nn.dot_product_attention has no gradient"
 
 
 def _xla_unsupported(call: Call) -> str | None:

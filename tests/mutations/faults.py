@@ -836,8 +836,8 @@ _JAX = (
         "chunked-gradient-of-params-dropped",
         "the backward pass gives zeros: the scheme never learns on this implementation",
         TILE,
-        "    d_learned, d_query_features, d_key_features = transpose_bias(d_scores)\n",
-        "    d_learned, d_query_features, d_key_features = transpose_bias(d_scores)\n"
+        "    d_learned, d_query_features, d_key_features = bias_vjp(d_scores)\n",
+        "    d_learned, d_query_features, d_key_features = bias_vjp(d_scores)\n"
         "    d_learned = jax.tree.map(jnp.zeros_like, d_learned)\n",
         ("test_laws.py gradient_reaches_every_param-jax-chunked-alibi-learned",),
     ),
@@ -845,8 +845,8 @@ _JAX = (
         "chunked-gradient-of-one-head-dropped",
         "the last head alone never learns",
         TILE,
-        "    d_learned, d_query_features, d_key_features = transpose_bias(d_scores)\n",
-        "    d_learned, d_query_features, d_key_features = transpose_bias(d_scores)\n"
+        "    d_learned, d_query_features, d_key_features = bias_vjp(d_scores)\n",
+        "    d_learned, d_query_features, d_key_features = bias_vjp(d_scores)\n"
         "    d_learned = jax.tree.map(lambda g: g.at[-1].set(0), d_learned)\n",
         ("test_laws.py gradient_reaches_every_param-jax-chunked-alibi-learned",),
     ),
@@ -854,8 +854,8 @@ _JAX = (
         "chunked-gradient-of-bias-scaled",
         "the chain rule's 1/sqrt(D) applied to the bias too",
         TILE,
-        "transpose_bias(d_scores)",
-        "transpose_bias(d_scores * tiling.scale)",
+        "bias_vjp(d_scores)",
+        "bias_vjp(d_scores * tiling.scale)",
         ("test_laws.py gradients_are_derivatives-jax-chunked-alibi-learned",),
     ),
     Fault(

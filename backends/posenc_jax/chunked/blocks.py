@@ -29,7 +29,7 @@ Index: TypeAlias = int | Array
 
 @contextmanager
 def block_size(size: int) -> Iterator[None]:
-    """Blocks of about ``size`` tokens, so that short sequences have several."""
+    """Use blocks of about ``size`` tokens, so that short sequences have several."""
     token = _block_size.set(size)
     try:
         yield
@@ -44,8 +44,8 @@ class Tiling:
     Attributes
     ----------
     scheme, causal, window, sink_tokens, scale, softcap, mask, dtype, aligned
-        As in ``posenc.attn.call.Call``, ``mask`` a function. With aligned positions the index of a
-        tile says which positions it holds.
+        As in ``posenc.attn.call.Call``; ``mask`` is a function or None. With aligned positions the
+        index of a tile gives its positions.
     has_bias_by_distance
         Whether the bias is a function of the distance alone.
     q_len, k_len, q_block, k_block
@@ -69,7 +69,7 @@ class Tiling:
 
     @property
     def bias_from_distances(self) -> bool:
-        """Whether a tile's bias is cheaper from its distances: for pairs, a table is gathered."""
+        """Whether to compute a tile's bias per distance: per pair, a table would be gathered."""
         specs = self.scheme.param_specs().values()
         table = any(spec.per_head and len(spec.shape) > 1 for spec in specs)
         return self.has_bias_by_distance and table
@@ -108,7 +108,7 @@ class Tiling:
         return _block_bounds(low, high, self.q_block, self.q_block_count)
 
     def _visible_offsets(self) -> tuple[int | None, int | None]:
-        """How far back and how far ahead a query sees; None: without a limit."""
+        """How far back and how far ahead a query sees; None for no limit."""
         if not self.aligned:
             return None, None
         left, right = self.window or (None, None)
@@ -123,7 +123,7 @@ class Tiling:
 
 
 def make_tiling(call: Call) -> Tiling:
-    """The tiles of a call."""
+    """How a call is split into tiles."""
     q_len, k_len = call.q.shape[2], call.k.shape[2]
     return Tiling(
         scheme=call.scheme,
@@ -177,7 +177,7 @@ def set_block(arrays: Any, one: Any, index: Index) -> Any:
 def _block_bounds(
     low: Index | None, high: Index | None, size: int, count: int
 ) -> tuple[Index, Index]:
-    """Blocks ``first .. end - 1`` hold all indices ``low .. high``; None: without a bound."""
+    """Blocks ``first .. end - 1`` hold all indices ``low .. high``; None for no bound."""
     if count == 1:
         return 0, 1
     first = 0 if low is None else jnp.maximum(low // size, 0)

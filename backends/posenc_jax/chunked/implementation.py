@@ -4,6 +4,9 @@ Scores are computed tile by tile under an online softmax (Milakov and Gimelshein
 1805.02867). The backward pass computes them once more from the saved log-sum-exp (Dao et al. 2022,
 arXiv 2205.14135, algorithms 1 and 4). The scheme itself computes a tile's bias, and JAX
 differentiates it.
+
+Letters in shapes: those of ``PositionScheme``, ``G`` query heads per head of keys, ``n`` blocks,
+and ``bq`` queries or ``bk`` keys per block.
 """
 
 from __future__ import annotations
@@ -46,8 +49,8 @@ _NAME = "implementation 'chunked'"
 def chunked(call: Call) -> tuple[Array, Array]:
     """Attention ``(B, H, Q, Dv)`` and its log-sum-exp ``(B, H, Q)``, with gradients of both.
 
-    Both are in the working float; the call's namespace must be ``jax.numpy``. A fully masked row is
-    0, and its log-sum-exp the lowest finite number.
+    Both are in the working dtype ``call.dtype``; the call's namespace must be ``jax.numpy``. A
+    fully masked row is 0, and its log-sum-exp is the lowest finite number.
     """
     tiling = make_tiling(call)
     if may_be_fully_masked(call):
@@ -79,11 +82,11 @@ def chunked(call: Call) -> tuple[Array, Array]:
 
 
 def unsupported(call: Call) -> str | None:
-    """Why a call cannot be split into tiles."""
+    """Why a call cannot be split into tiles; None if it can."""
     what = "bias" if call.extra_bias is not None else "mask"
     if call.extra_bias is not None or (call.mask is not None and not isinstance(call.mask, Mask)):
-        instead = "" if what == "bias" else "; a mask that is a function of positions is cut"
-        return f"the {what} of the caller is all of Q x K already, and its tiles are not{instead}"
+        instead = "" if what == "bias" else "; give a mask as a function of positions"
+        return f"the caller's {what} is a whole Q x K array, which is not split into tiles{instead}"
     return None
 
 
@@ -94,7 +97,7 @@ def _zero_fully_masked(
     key: tuple[Array, Array | None],
     tiling: Tiling,
 ) -> tuple[Array, Array, Array]:
-    """Zero the fully masked of q, k and v; compiled, so that XLA never holds the whole mask."""
+    """Zero fully masked tokens in q, k, v; compiled, so that XLA never holds the whole mask."""
     (q_pos, q_seg), (k_pos, k_seg) = query, key
     at = as_column(q_pos), as_row(k_pos)
     segments = (None, None) if q_seg is None or k_seg is None else (as_column(q_seg), as_row(k_seg))
@@ -103,8 +106,8 @@ def _zero_fully_masked(
         causal=tiling.causal, window=tiling.window, sink_tokens=tiling.sink_tokens,
     )  # fmt: skip
     if tiling.mask is not None:
-        own = tiling.mask(*at, *segments)
-        mask = own if mask is None else mask & own
+        custom = tiling.mask(*at, *segments)
+        mask = custom if mask is None else mask & custom
     if mask is None:
         return tensors
     q, k, v = zero_fully_masked(*tensors, mask, xp=jnp)
@@ -112,9 +115,9 @@ def _zero_fully_masked(
 
 
 def _split_side(side: Side, size: int) -> Side:
-    """Integers ``(n, B or 1, 1, b)`` and features ``(n, B or 1, H or 1, b, ...)`` in blocks.
+    """Integers ``(n, B or 1, 1, b)`` and features ``(n, B or 1, H or 1, b, ...)``, ``b`` per block.
 
-    Padding repeats the last token, because a scheme may accept no other position.
+    Padding repeats the last token, because a scheme may reject positions after it.
     """
     split = partial(split_blocks, size=size, axis=2, mode="edge")
     pos, seg, places = (
@@ -128,7 +131,7 @@ def _split_side(side: Side, size: int) -> Side:
 def _attend(
     tiling: Tiling, queries: Queries, keys: Keys, learned: Arrays, fixed: Arrays
 ) -> tuple[Array, Array]:
-    """Attention ``(n, B, Hk, G, bq, Dv)`` and log-sum-exp in the working float, in blocks."""
+    """Attention ``(n, B, Hk, G, bq, Dv)`` and its log-sum-exp, in blocks and the working dtype."""
     return _forward(tiling, queries, keys, learned, fixed)[0]
 
 
@@ -160,7 +163,8 @@ def _backward(tiling: Tiling, residuals: Any, d_results: tuple[Array, Array]) ->
     """Gradients of queries, keys and learned arrays; each score is computed once."""
     queries, keys, learned, fixed, out, lse, correction = residuals
     d_out, d_lse = d_results
-    # The gradient of the log-sum-exp by a score is the score's weight, so it is taken off delta.
+    # The derivative of the log-sum-exp with respect to a score is the weight of its key, so it is
+    # enough to subtract d_lse from delta.
     delta = jnp.sum(out * d_out, axis=-1) - d_lse
     rows = (d_out * correction[..., None], lse, delta * correction)
 
@@ -172,8 +176,8 @@ def _backward(tiling: Tiling, residuals: Any, d_results: tuple[Array, Array]) ->
             added = tile_gradients(
                 tiling, get_block(queries, i), key, learned, fixed, *get_block(rows, i)
             )
-            own = get_block(d_queries, i), d_key, d_learned
-            d_query, d_key, d_learned = jax.tree.map(jnp.add, own, added)
+            so_far = get_block(d_queries, i), d_key, d_learned
+            d_query, d_key, d_learned = jax.tree.map(jnp.add, so_far, added)
             return set_block(d_queries, d_query, i), d_key, d_learned
 
         d_queries, d_learned = sums

@@ -19,7 +19,7 @@ def loop_blocks(bounds: tuple[Index, Index], step: Callable[[Any, Any], Any], st
 
 
 def scan_blocks(step: Callable[[Any, Any], Any], start: Any, blocks: Any) -> Any:
-    """``lax.scan``: a carry, and results stacked."""
+    """``lax.scan``: the last carry, and the results, stacked."""
     if _count(blocks) > 1:
         return lax.scan(step, start, blocks)
     carry, result = step(start, jax.tree.map(lambda a: a[0], blocks))
@@ -27,7 +27,7 @@ def scan_blocks(step: Callable[[Any, Any], Any], start: Any, blocks: Any) -> Any
 
 
 def map_blocks(function: Callable[[Any], Any], blocks: Any) -> Any:
-    """``lax.map``: results stacked."""
+    """``lax.map``: the results, stacked."""
     return scan_blocks(lambda _, one: (None, function(one)), None, blocks)[1]
 
 

@@ -40,12 +40,12 @@ class Softmax(NamedTuple):
 
     @classmethod
     def empty(cls, rows: tuple[int, ...], dim: int, dtype: Any) -> Softmax:
-        """Before the first key."""
+        """The softmax over no keys."""
         lowest = jnp.full(rows, np.finfo(dtype).min, dtype)
         return cls(lowest, jnp.zeros(rows, dtype), jnp.zeros((*rows, dim), dtype))
 
     def absorb(self, scores: Array, values: Array) -> Softmax:
-        """With the keys of one more tile; masked ones score ``-inf``, and their weight is 0."""
+        """The softmax over one more tile of keys; masked ones score ``-inf`` and get weight 0."""
         # Never below the lowest finite number, because the difference of two infinities is NaN.
         highest = jnp.maximum(self.highest, jnp.max(scores, axis=-1))
         weights = jnp.exp(scores - highest[..., None])
@@ -74,16 +74,16 @@ class Softmax(NamedTuple):
 def tile_scores(
     tiling: Tiling, query: Queries, key: Keys, learned: Arrays, fixed: Arrays
 ) -> tuple[Array, Array | None, Any]:
-    """Scores of a tile, the derivative of their cap if they have one, and the bias's transpose.
+    """Scores of a tile, the derivative of their cap or None, and the VJP function of the bias.
 
-    Scores are ``(B, Hk, G, bq, bk)``, and ``-inf`` where masked. The transpose takes gradients of
-    scores to gradients of learned arrays and of features.
+    Scores are ``(B, Hk, G, bq, bk)``, and ``-inf`` where masked. The VJP function takes gradients
+    of scores to gradients of learned arrays and of features.
 
     XLA computes scores twice: for their maximum, and where the maximum is subtracted. There it
     fuses ``product * scale - highest`` into one operation. The highest score less itself is then
     not 0 but the rounding of the product, which ``exp`` cannot hold for scores beyond ``3e9``. A
     ``maximum`` that changes no finite score prevents this. ``where`` does not: XLA moves the
-    difference inside of it. Scaled queries would, but are slower.
+    difference inside of it. Scaling the queries instead would also prevent it, but is slower.
     """
     scores = _product("bhgqd,bhkd->bhgqk", query.q, key.k, tiling.dtype)
     mask = _visible(tiling, query, key)
@@ -111,18 +111,18 @@ def tile_scores(
             )
         return None if bias is None else _split_heads(bias, scores.shape)
 
-    bias, transpose = jax.vjp(
+    bias, bias_vjp = jax.vjp(
         compute_bias, learned, _float_features(query.side), _float_features(key.side)
     )
     if bias is None:
-        return _mask_scores(scores, mask), d_cap, lambda _: transpose(None)
+        return _mask_scores(scores, mask), d_cap, lambda _: bias_vjp(None)
     finite = bias != -jnp.inf
     scores = _mask_scores(scores + bias, finite if mask is None else mask & finite)
-    return scores, d_cap, transpose
+    return scores, d_cap, bias_vjp
 
 
 def _float_features(side: Side) -> Arrays:
-    """Features that have gradients: places are integers."""
+    """Features that have gradients: all but places, which are integers."""
     return {name: a for name, a in side.features.items() if is_float(a)}
 
 
@@ -136,16 +136,16 @@ def tile_gradients(
 ) -> tuple[Queries, Keys, Arrays]:
     """A tile's part of the gradients of its queries, its keys and the learned arrays.
 
-    ``rows``: per query the gradient of its output, its log-sum-exp, and ``delta``, the product of
-    its output and that gradient.
+    ``rows``, per query: ``d_out``, the log-sum-exp, and ``delta = sum(out * d_out) - d_lse``. The
+    correction of ``Softmax.result`` is already a factor of ``d_out`` and of ``delta``.
     """
     d_out, lse, delta = rows
     product = partial(_product, dtype=tiling.dtype)
-    scores, d_cap, transpose_bias = tile_scores(tiling, query, key, learned, fixed)
+    scores, d_cap, bias_vjp = tile_scores(tiling, query, key, learned, fixed)
     weights = jnp.exp(scores - lse[..., None])
     d_out = d_out.astype(key.v.dtype)
     d_scores = weights * (product("bhgqd,bhkd->bhgqk", d_out, key.v) - delta[..., None])
-    d_learned, d_query_features, d_key_features = transpose_bias(d_scores)
+    d_learned, d_query_features, d_key_features = bias_vjp(d_scores)
     d_scores = d_scores if d_cap is None else d_scores * d_cap
     d_scores = (d_scores * tiling.scale).astype(key.k.dtype)
     d_q = product("bhgqk,bhkd->bhgqd", d_scores, key.k)
@@ -174,8 +174,8 @@ def _visible(tiling: Tiling, query: Queries, key: Keys) -> Array | None:
         causal=tiling.causal, window=tiling.window, sink_tokens=tiling.sink_tokens,
     )  # fmt: skip
     if tiling.mask is not None:
-        own = tiling.mask(*at, q_seg, k_seg)
-        mask = own if mask is None else mask & own
+        custom = tiling.mask(*at, q_seg, k_seg)
+        mask = custom if mask is None else mask & custom
     if key.valid is not None:
         valid = key.valid[..., None, :]
         mask = valid if mask is None else mask & valid
@@ -188,7 +188,7 @@ def _bias_from_distances(
     """``bias_tile`` of a relative scheme at consecutive positions, from ``bq + bk - 1`` distances.
 
     The tile is Toeplitz. Repeating a vector of length ``n + 1`` in rows of length ``n`` shifts each
-    row by one, so nothing is gathered, and nothing is scattered in the gradient.
+    row by one. So nothing is gathered, and the gradient scatters nothing.
     """
     rows, columns = q.shape[-2], k.shape[-1]
     count = rows + columns - 1

@@ -1,4 +1,4 @@
-"""The public function: its defaults, its checks, and which implementation it takes."""
+"""The public function ``ring_attention``: its defaults, checks and choice of implementation."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def ring_attention(
 
     Each half of a shard's queries attends to each half of the visiting keys. A pair of halves is
     skipped, forward and backward, where ranges of positions and segments show no visible key.
-    Memory is that of a few shards: in the backward pass keys go round again, attention is computed
-    once more, and gradients of keys travel home with them.
+    Memory is that of a few shards. In the backward pass keys go round again, and attention is
+    computed once more. Gradients of keys travel home with them.
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ def ring_attention(
         Computes attention to the keys of one shard: ``"pallas"``, ``"chunked"``, or ``"auto"``, the
         first of them that serves the call well. First derivatives in reverse mode only.
     bias, mask
-        No ``bias``, and a ``mask`` only as a function of positions and segments.
+        ``bias`` is not accepted. ``mask`` must be a function of positions and segments.
     x, q_x
         For a scheme with ``hidden_features``: of this shard's tokens. Cumulative features need the
         default positions, no segments, no ``k_valid`` and ``Q = K``. In any other layout give
@@ -115,7 +115,7 @@ def ring_attention(
         Keys(call.k, call.v, _with_batch_axis(call.key)),
         dict(call.arrays),
     )
-    # Vary as the shard's own index does: a replicated array differs per shard after one hop.
+    # Operands must vary over the axis, as the shard's index does: those received differ per shard.
     operands = forbid_forward_mode(
         make_varying(operands, lax.axis_index(axis_name)), "ring_attention"
     )
@@ -152,19 +152,19 @@ def _with_defaults(
         given["x"] = None
     needs_q_x = given.get("x") is not None and given.get("q_x") is None
     if default and needs_q_x and q.shape[1] == k.shape[1]:
-        given["q_x"] = given["x"]  # the same tokens, which traced positions do not show
+        given["q_x"] = given["x"]  # the same tokens; traced positions cannot prove it
     return given
 
 
 def _needs_sums(scheme: PositionScheme, given: Mapping[str, Any]) -> bool:
-    """Whether cumulative features have to be computed here."""
+    """Whether cumulative features must be computed here: the caller gives none."""
     if not scheme.cumulative or given.get("q_features") is not None:
         return False
     return given.get("x") is not None or "hidden_features" not in scheme.hooks()
 
 
 def _check_in_order(scheme: PositionScheme, q: Array, k: Array, given: Mapping[str, Any]) -> None:
-    """Sums over earlier shards are right only if tokens are in order and queries are the keys."""
+    """Refuse other layouts: sums need tokens in order, and keys of the same tokens as queries."""
     pairs = {"q_pos": "q_pos and k_pos", "q_seg": "q_seg and k_seg", "k_valid": "k_valid"}
     problem = next((words for name, words in pairs.items() if given.get(name) is not None), None)
     if problem is None and q.shape[1] != k.shape[1]:
@@ -216,7 +216,7 @@ def _with_batch_axis(side: Side) -> Side:
 
 
 def _fused_unsupported(call: Call) -> str | None:
-    """Why no kernel serves a shard: parts of a row are merged by their log-sum-exp."""
+    """Why no kernel serves a shard. Merging needs a log-sum-exp, which some calls lack."""
     return fused.unsupported(call) or fused.without_lse(call)
 
 

@@ -28,10 +28,10 @@ class ShardAttention(NamedTuple):
 
 
 class RunningAttention(NamedTuple):
-    """Attention to the shards so far: a mean by the weights ``exp(lse - highest)``.
+    """Attention to shards so far: the mean of their results, weighted by ``exp(lse - highest)``.
 
-    ``total`` is the sum of the weights. One log-sum-exp for ``highest`` and ``total`` together
-    has no digits left for the sum where scores are large.
+    ``highest`` is the highest log-sum-exp of a shard, and ``total`` is the sum of the weights. They
+    stay separate: where scores are large, ``highest + log(total)`` has no digits for ``total``.
     """
 
     out: Array
@@ -40,7 +40,7 @@ class RunningAttention(NamedTuple):
 
     @classmethod
     def empty(cls, shape: tuple[int, ...], dtype: Any) -> RunningAttention:
-        """Attention to no key: its log-sum-exp is low but finite, so that differences are too."""
+        """Attention to no key: its log-sum-exp is low but finite, so differences are finite too."""
         lowest = jnp.full(shape[:-1], np.finfo(dtype).min, dtype)
         return cls(jnp.zeros(shape, dtype), lowest, jnp.zeros(shape[:-1], dtype))
 
@@ -49,7 +49,7 @@ class RunningAttention(NamedTuple):
         return RunningAttention(*(a[:, :, rows] for a in self))
 
     def merge(self, part: ShardAttention) -> RunningAttention:
-        """Attention to more keys."""
+        """Attention to the keys so far and to those of ``part``."""
         highest = jnp.maximum(self.highest, part.lse)
         own = self.total * jnp.exp(self.highest - highest)
         added = jnp.exp(part.lse - highest)
@@ -72,10 +72,12 @@ class Ring:
 
     Attributes
     ----------
-    implementation, call
-        Computes attention to keys of one shard; the call, without its arrays.
+    implementation
+        Computes attention to the keys of one shard.
+    call
+        The call, without its arrays.
     has_mask
-        Whether a query may see some of the keys only.
+        Whether the call is causal or has a window or segments.
     axis_name, shards
         The mesh axis and its size.
     """
@@ -107,7 +109,7 @@ class Ring:
         return ShardAttention(*(a.astype(call.dtype) for a in run(call)))
 
     def block_pairs(self, query: Side, key: Side) -> list[tuple[slice, slice, Array | bool]]:
-        """Halves of queries and of keys, and whether any query of one sees any key of the other."""
+        """Pairs of halves, of queries and of keys, and whether any query may see any key."""
         if not self.has_mask:
             return [(slice(None), slice(None), True)]
         halves = (_halves(side.pos.shape[-1]) for side in (query, key))
@@ -117,7 +119,7 @@ class Ring:
         ]
 
     def _any_visible(self, query: Side, key: Side) -> Array:
-        """Judged by ranges of positions and segments, over all sequences of the batch together."""
+        """Whether ranges of positions and segments, over the whole batch, allow a visible pair."""
         call = self.call
         segments = (None if side.seg is None else _range(side.seg) for side in (query, key))
         any_visible, _ = visible_between(
@@ -131,7 +133,7 @@ class Ring:
 def attend_ring(ring: Ring, queries: Queries, keys: Keys, arrays: Arrays) -> tuple[Array, Array]:
     """Attention ``(B, H, Q, Dv)`` of this shard's queries to all keys, and its log-sum-exp.
 
-    Both in the working float.
+    Both are in the working dtype ``ring.call.dtype``.
     """
     return _forward(ring, queries, keys, arrays)[0]
 
@@ -139,20 +141,20 @@ def attend_ring(ring: Ring, queries: Queries, keys: Keys, arrays: Arrays) -> tup
 def _forward(
     ring: Ring, queries: Queries, keys: Keys, arrays: Arrays
 ) -> tuple[tuple[Array, Array], Any]:
-    """Attention, and the residuals of its gradients: no array of another shard."""
+    """Attention, and the residuals of its gradients, which hold no array of another shard."""
 
     def absorb(running: RunningAttention, visiting: Keys) -> RunningAttention:
         for rows, columns, any_visible in ring.block_pairs(queries.side, visiting.side):
             some_queries, some_keys = _select(queries, rows), _select(visiting, columns)
 
             def merge(
-                own: RunningAttention, q: Queries = some_queries, k: Keys = some_keys
+                before: RunningAttention, q: Queries = some_queries, k: Keys = some_keys
             ) -> RunningAttention:
-                return own.merge(ring.attend(q, k, arrays))
+                return before.merge(ring.attend(q, k, arrays))
 
-            own = _cond(any_visible, merge, lambda own: own, running.select(rows))
+            after = _cond(any_visible, merge, lambda before: before, running.select(rows))
             running = RunningAttention(
-                *(a.at[:, :, rows].set(b) for a, b in zip(running, own, strict=True))
+                *(a.at[:, :, rows].set(b) for a, b in zip(running, after, strict=True))
             )
         return running
 
@@ -172,15 +174,15 @@ def _backward(ring: Ring, residuals: Any, d_results: tuple[Array, Array]) -> tup
     """Send keys round again. Their gradients follow one hop behind, and arrive at home."""
     queries, keys, arrays, running = residuals
     d_out, d_lse = d_results
-    # The gradient of the whole log-sum-exp by that of a part is the share of the part.
+    # The derivative of the whole log-sum-exp with respect to that of a part is the part's share.
     delta = jnp.sum(running.out * d_out, axis=-1) - d_lse
 
     def block_gradients(rows: slice, block: Any) -> Any:
-        part, transpose = jax.vjp(ring.attend, *block)
+        part, vjp = jax.vjp(ring.attend, *block)
         share = running.select(rows).share_of(part)
         d_part = d_out[:, :, rows] * share[..., None]
         d_part_lse = jnp.sum(part.out * d_part, axis=-1) - share * delta[:, :, rows]
-        d_block = transpose(ShardAttention(d_part, d_part_lse))
+        d_block = vjp(ShardAttention(d_part, d_part_lse))
         return _cast_floats(d_block, block, ring.call.dtype)
 
     def add(sums: Any, visiting: Keys) -> Any:
@@ -228,18 +230,18 @@ def without_arrays(call: Call) -> Call:
 
 
 def _cond(condition: Array | bool, do: Callable[[Any], Any], otherwise: Any, operand: Any) -> Any:
-    """``lax.cond``, unless the condition is known."""
+    """``lax.cond``, or ``do`` alone if the condition is the constant True."""
     return do(operand) if condition is True else lax.cond(condition, do, otherwise, operand)
 
 
 def _halves(length: int) -> list[slice]:
-    """Halves of a shard: in a zigzag layout one is early and the other late."""
+    """The two halves of a shard: in a zigzag layout one is early and the other late."""
     middle = length // 2
     return [slice(None)] if middle == 0 else [slice(0, middle), slice(middle, length)]
 
 
 def _range(values: Array) -> Range:
-    """The lowest and the highest integer, as one block."""
+    """The lowest and the highest integer, as the range of one block."""
     return jnp.min(values)[None, None], jnp.max(values)[None, None]
 
 
