@@ -1,4 +1,4 @@
-"""Attention with any scheme in PyTorch, by the implementation that serves the call."""
+"""Attention with any scheme in PyTorch, and the choice among its implementations."""
 
 from __future__ import annotations
 
@@ -56,15 +56,15 @@ def attention(
         ``(B, H, Q, D)``, ``(B, Hk, K, D)``, ``(B, Hk, K, Dv)``, like
         ``torch.nn.functional.scaled_dot_product_attention``.
     implementation
-        A name of ``IMPLEMENTATIONS``, or ``"auto"``: the first of them that serves the call well.
+        A name of ``IMPLEMENTATIONS``, or ``"auto"``: the first that is preferred for the call.
         ``"flex"`` is FlexAttention with the bias inside the kernel, compiled on the first call.
         ``"chunked"`` computes blocks of queries one after another, in ``O(L)`` memory.
         ``"folded"`` folds a key bias into the head dimension. ``"sdpa"`` passes the whole bias to
-        ``scaled_dot_product_attention`` as its mask. ``"reference"`` is the definition.
+        ``scaled_dot_product_attention`` as its mask. ``"reference"`` computes the definition.
     skip_blocks
         Whether ``"flex"`` and ``"chunked"`` skip key blocks that are provably negligible under a
-        bias that decays (``posenc.attn.negligible``). Results of finite values then differ by less
-        than half a rounding of the largest.
+        bias that decays (``posenc.attn.negligible``). If all values are finite, results then change
+        by less than half a rounding of the largest value.
     scheme, params, causal, options
         As in ``posenc.attention``: positions, segments, places, ``k_valid``, ``window``,
         ``sink_tokens``, ``bias``, ``mask``, ``softcap``, ``scale``, ``k_transformed``, hidden
@@ -114,10 +114,10 @@ def explain(
 
 
 def _autocast(q: Tensor) -> torch.dtype | None:
-    """The dtype to which autocast rounds q, k and v; None where autocast is off.
+    """The dtype to which autocast rounds q, k and v; None if autocast is off.
 
-    ``attention`` switches it off inside, because it would also round biases, cumulative sums and
-    bounds of scores.
+    ``attention`` computes with autocast switched off. Otherwise autocast would also round biases,
+    cumulative sums and bounds of scores.
     """
     kind = q.device.type if isinstance(q, Tensor) else "none"
     enabled = kind in ("cpu", "cuda") and torch.is_autocast_enabled(kind)
@@ -135,6 +135,7 @@ def _call(
     skip_blocks: bool,
     options: Options,
 ) -> Call:
+    """The checked call; under autocast its transformed q, k and v are rounded to ``half``."""
     _check_not_nested({"q": q, "k": k, "v": v, **options})
     tensors = _promote_float64(q, k, v, [*float_arrays(options), *as_mapping(params).values()])
     call = prepare(*tensors, scheme, params, causal, skip_blocks=skip_blocks, xp=xp, **options)
@@ -148,7 +149,7 @@ def _round(call: Call, half: torch.dtype) -> Call:
 
 
 def _check_not_nested(arguments: Mapping[str, Any]) -> None:
-    """A nested tensor has several lengths, so default positions are undefined."""
+    """Reject nested tensors: they have several lengths, so default positions are undefined."""
     for name, array in arguments.items():
         if isinstance(array, Tensor) and array.is_nested:
             raise TypeError(
@@ -161,7 +162,7 @@ def _check_not_nested(arguments: Mapping[str, Any]) -> None:
 def _promote_float64(
     q: Tensor, k: Tensor, v: Tensor, others: Sequence[Any]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k and v, in float64 if any argument is: before a transform could round them."""
+    """q, k and v; in float64 if any argument is, so that a transform does not round them."""
     if working_dtype([q, k, v, *others], xp=xp) != torch.float64:
         return q, k, v
     check_shapes(q, k, v, xp=xp)
@@ -169,6 +170,7 @@ def _promote_float64(
 
 
 def _reference(call: Call) -> tuple[Tensor, Tensor]:
+    """The definition, with q, k and v in the working dtype."""
     q, k, v = (x.to(call.dtype) for x in (call.q, call.k, call.v))
     return dense(replace(call, q=q, k=k, v=v))
 

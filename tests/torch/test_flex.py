@@ -39,7 +39,7 @@ from torch.nn.attention.flex_attention import flex_attention
 import posenc_torch
 from posenc_torch.flex import implementation as flex
 from posenc_torch.flex.block_mask import BLOCK, BlockMaskInputs, TokenIntegers, mask_key
-from posenc_torch.flex.params import multiply_read_params
+from posenc_torch.flex.params import repeatedly_read_arrays
 from posenc_torch.flex.score_mod import DistanceBias
 
 FLOAT32 = ATTENTION_TOL["float32"]
@@ -315,7 +315,7 @@ def test_one_compiled_program_finds_negligible_blocks(name):
         (q, k, v), *_ = tensors(scheme, length)
         call = prepare(q, k, v, scheme, params_of(scheme), causal=True)
         count = -(-length // BLOCK)  # a CPU's mask has empty blocks beyond the end
-        all_visible = flex._block_mask_inputs(call).visible_blocks()[1][:, :count, :count]
+        all_visible = flex._mask_inputs(call).visible_blocks()[1][:, :count, :count]
         result = run(call, BLOCK, all_visible=all_visible)
         assert (result == negligible_blocks(call, BLOCK, all_visible=all_visible)).all()
     assert counter.frame_count <= 2  # the first length as it is, all others as a symbol
@@ -574,7 +574,7 @@ def test_a_gpu_takes_the_bias_unless_it_is_unsupported(name):
     mod, params, sides = learning(scheme)
     assert flex_lint.forward(mod, heads(scheme)) is None
     refused = flex_lint.backward(mod, heads(scheme))
-    multiple = multiply_read_params(scheme, params, *sides)
+    multiple = repeatedly_read_arrays(scheme, params, *sides)
     assert (refused is None) == (not multiple), refused
     assert refused is None or SEVERAL in refused
 
@@ -615,7 +615,7 @@ def test_a_learned_array_read_twice_is_reported():
     scheme = Twice()
     mod, params, _ = learning(scheme)
     assert SEVERAL in flex_lint.backward(mod, HEADS)
-    assert multiply_read_params(scheme, params) == ["cells"]
+    assert repeatedly_read_arrays(scheme, params) == ["cells"]
     own = params["cells"]
 
     def twice(score, b, h, i, j):
@@ -637,7 +637,7 @@ def test_a_table_of_features_read_twice_is_reported():
     scheme = FarAndNear()
     mod, params, sides = learning(scheme)
     assert SEVERAL in flex_lint.backward(mod, HEADS)
-    assert multiply_read_params(scheme, params, *sides) == ["feature r of the query"]
+    assert repeatedly_read_arrays(scheme, params, *sides) == ["feature r of the query"]
     wide = replace(scheme, head_dim=flex_lint.HEAD_DIM)
     assert "feature r of the query" in flex.unsupported(on_a_gpu(wide, learns=True))
     wide = replace(SUBJECTS["shaw"], head_dim=flex_lint.HEAD_DIM)

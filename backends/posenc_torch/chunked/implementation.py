@@ -1,8 +1,10 @@
 """Attention in parts: some queries at a time, against their visible keys, in memory ``O(H L)``.
 
-A part is one call of ``scaled_dot_product_attention``: some heads, some queries, and the range of
-visible keys that are not negligible. Its slice of the bias is the ``attn_mask``. The backward pass
-recomputes each part. Nothing is compiled, and training works on a CPU.
+A part has some heads, some queries, and the range of visible keys that are not negligible. It is
+one call of ``scaled_dot_product_attention`` (SDPA), with its slice of the bias as ``attn_mask``.
+SDPA has no softcap, and no log-sum-exp with a gradient. If a call needs either, each part computes
+all of its scores instead. The backward pass recomputes each part. Nothing is compiled, and training
+works on a CPU.
 """
 
 from __future__ import annotations
@@ -49,10 +51,10 @@ def chunked(call: Call) -> tuple[Tensor, Tensor | None]:
 
 
 def _tensors(call: Call) -> dict[str, Tensor]:
-    """The differentiable inputs of a part, by name: q, k, v, and those of the bias.
+    """The tensors that parts slice, by name: q, k, v, and those that the bias is computed from.
 
-    The caller's bias is ``extra_bias``. The scheme's bias is its ``table`` by distance, or else its
-    arrays and features.
+    The caller's bias is ``extra_bias``. For the scheme's bias there is a ``table`` by distance, or
+    else the scheme's arrays and features.
     """
     q, k, v = promoted(call)
     tensors = {"q": q, "k": k, "v": v}
@@ -97,7 +99,7 @@ def not_preferred(call: Call) -> str | None:
 
 
 class _Job(NamedTuple):
-    """A call without its tensors, and how it is cut.
+    """A call without the values of its tensors, and the parts into which it is cut.
 
     Attributes
     ----------
@@ -106,9 +108,10 @@ class _Job(NamedTuple):
     names
         Names of the tensors that autograd keeps.
     table_has_mask
-        Whether the bias by distance also holds the mask, and every query sees its own key.
+        Whether the table of the bias by distance can also hold the mask, as ``-inf``. Then every
+        query sees its own key.
     whole_scores
-        Whether the call needs what SDPA does not have: a log-sum-exp with a gradient, or a softcap.
+        Whether a part computes all of its scores itself, without SDPA.
     parts
         The parts, in the order of queries.
     """
@@ -123,10 +126,10 @@ class _Job(NamedTuple):
     def of(cls, call: Call, tensors: Mapping[str, Tensor]) -> _Job:
         table, dtype = tensors.get("table"), tensors["q"].dtype
         whole_scores = call.needs_lse or call.softcap is not None
-        relative = call.query.seg is None and call.mask is None and call.sink_tokens == 0
+        mask_by_distance = call.query.seg is None and call.mask is None and call.sink_tokens == 0
         table_has_mask = (
             table is not None
-            and relative
+            and mask_by_distance
             and not whole_scores
             and _peaks_at_own_key(call, table, dtype)
         )
@@ -144,6 +147,7 @@ class _Job(NamedTuple):
         return {name: self._slice(name, part, tensor) for name, tensor in tensors.items()}
 
     def _slice(self, name: str, part: Part, tensor: Tensor) -> Tensor:
+        """The view of one tensor that a part reads; its name says which axes it has."""
         kind, _, param = name.partition(".")
         if kind == "q":
             return tensor[:, part.heads, part.queries]
@@ -168,7 +172,7 @@ class _Job(NamedTuple):
         return slice(first, first + count)
 
     def own_key_bias(self, tensors: Mapping[str, Tensor]) -> Tensor | None:
-        """The bias of every head at distance 0, that of a query's own key."""
+        """The bias of a query's own key, which is at distance 0, for every head."""
         table = tensors.get("table")
         return None if table is None else table.detach()[:, self.call.k.shape[2] - 1]
 
@@ -198,6 +202,7 @@ class _Job(NamedTuple):
     def _softmax(
         self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
+        """Attention of one part under its bias and mask, and the log-sum-exp if needed."""
         if not self.whole_scores:
             return masked_sdpa(q, k, v, bias, mask, scale=self.call.scale), None
         return _attend_with_lse(self.call, q, k, v, bias, mask)
@@ -212,6 +217,7 @@ class _Job(NamedTuple):
         table = torch.where(visible, table, -torch.inf)
         if dtype == table.dtype or own_key_bias is None:
             return table
+        # Softmax does not change, and half precision then holds the bias of near keys.
         return (table - _head_rows(part, own_key_bias)[:, None]).to(dtype)
 
     def _tile(
@@ -236,6 +242,7 @@ class _Job(NamedTuple):
         return torch.where(finite, bias, 0.0), mask
 
     def _mask(self, part: Part) -> Tensor | None:
+        """The visible pairs of a part; None if all pairs are visible."""
         call, mask = self.call, self.call.mask
         if isinstance(mask, Tensor):
             mask = self._slice("mask", part, mask)
@@ -263,10 +270,7 @@ def _with_prefix(tensors: Mapping[str, Tensor], kind: str) -> dict[str, Tensor]:
 def _attend_with_lse(
     call: Call, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Attention of a part and its log-sum-exp from all of its scores, in the working float.
-
-    SDPA has no softcap, and no log-sum-exp with a gradient.
-    """
+    """Attention of a part and its log-sum-exp from all of its scores, in the working dtype."""
     dtype, group = call.dtype, q.shape[1] // k.shape[1]
     q, k, v = (a.to(dtype) for a in (q, k, v))
     if group > 1:
@@ -358,9 +362,10 @@ def _toeplitz(table: Tensor, count: int) -> Tensor:
 
 
 def _peaks_at_own_key(call: Call, table: Tensor, dtype: torch.dtype) -> bool:
-    """Whether every query sees its own key, and half precision can hold the bias minus its own.
+    """Whether the bias of a query's own key is finite and, in half precision, highest.
 
-    Half precision needs the bias of the own key to be the highest of its row.
+    In half precision the bias of the own key is subtracted. The rest is then at most 0, and half
+    precision holds it best for the keys with the largest bias.
     """
     own = table[:, call.k.shape[2] - 1 : call.k.shape[2]]
     if dtype == table.dtype:

@@ -1,8 +1,8 @@
 """The mask as FlexAttention takes it: a ``mask_mod`` for pairs, and a mask of blocks.
 
 The lowest and highest position and segment of a block's queries and keys decide whether the block
-is empty or fully visible: work and memory ``O((L / 128)**2)``, never ``L**2``. In all other blocks
-the kernel asks ``mask_mod`` pair by pair.
+is empty or fully visible. This takes work and memory ``O((L / 128)**2)``, never ``L**2``. In all
+other blocks the kernel asks ``mask_mod`` pair by pair.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from posenc.backend import (
     visible_between,
 )
 
-BLOCK = 128  # FlexAttention's own
+BLOCK = 128  # FlexAttention's default
 _MIN_LENGTH = 8 * BLOCK  # of arrays that a kernel for a CPU captures
 _MAX_DISTANCE = 2**31 - 1  # no difference of positions is larger
 
 # Masks of callers by key, like the schemes in posenc_torch.flex.score_mod. Torch's compiler treats
-# what it reaches from a global as constant, also what a function closes over.
+# what it reaches from a global as constant, including the values that a function closes over.
 _MASKS: dict[str, Mask] = {}
 _KEYS: dict[Hashable, str] = {}
 
@@ -44,7 +44,7 @@ class TokenIntegers(NamedTuple):
     values
         ``(L,)`` or ``(B, L)``.
     padded
-        What a kernel loads: ``values`` after ``capture``, as ``(batch, L)`` if a batch is given.
+        ``values`` after ``capture``, for kernels to load: ``(batch, L)`` if a batch is given.
     is_index
         Whether they are ``0 .. L - 1``, so that a kernel need not load them.
     """
@@ -99,12 +99,13 @@ class KernelMask(NamedTuple):
     q_pos, k_pos, q_seg, k_seg
         As in ``posenc.attention``.
     causal
-        Likewise; None if it is among the limits.
+        As in ``posenc.attention``; None if ``limits`` decides it.
     limits
         The lowest and the highest ``q_pos - k_pos`` inside the window, the number of sink tokens,
-        and the lowest difference of all; or None. They are a tensor: torch compiles the first value
-        of a Python number in, and makes the second a symbol, which kernels for a CPU do not take.
-    has_sinks
+        and the lowest ``q_pos - k_pos`` of any visible pair; or None. They are a tensor, because
+        torch makes a Python number a symbol (SymInt) at its second value. Kernels for a CPU take no
+        symbols.
+    has_sink_tokens
         Whether there may be sink tokens.
     function
         The caller's mask function, or its key, or None.
@@ -118,7 +119,7 @@ class KernelMask(NamedTuple):
     k_seg: TokenIntegers | None
     causal: bool | None
     limits: Tensor | None
-    has_sinks: bool
+    has_sink_tokens: bool
     function: Mask | str | None
     booleans: Tensor | None
 
@@ -143,7 +144,7 @@ class KernelMask(NamedTuple):
         """Whether a key is inside the limits; ``first`` is 0, as an index inside a kernel."""
         back = q - k
         inside = (back >= limits[first]) & (back <= limits[first + 1])
-        if self.has_sinks:
+        if self.has_sink_tokens:
             inside = inside | ((k >= 0) & (k < limits[first + 2]))
         return inside & (back >= limits[first + 3]) if self.causal is None else inside
 
@@ -153,7 +154,7 @@ def _both(mask: Tensor | None, other: Tensor) -> Tensor:
 
 
 class BlockMaskInputs(NamedTuple):
-    """What a block mask is computed from; each as in ``posenc.attention``."""
+    """The inputs of a block mask; each as in ``posenc.attention``."""
 
     q_pos: TokenIntegers
     k_pos: TokenIntegers
@@ -180,13 +181,14 @@ class BlockMaskInputs(NamedTuple):
             0 if self.causal else -_MAX_DISTANCE,
             dtype=torch.int32, device=device,
         )  # fmt: skip
-        causal, has_sinks = None if on_cpu else self.causal, on_cpu or self.sink_tokens > 0
-        return KernelMask(*tokens, causal, limits, has_sinks, function, booleans)
+        causal, has_sink_tokens = None if on_cpu else self.causal, on_cpu or self.sink_tokens > 0
+        return KernelMask(*tokens, causal, limits, has_sink_tokens, function, booleans)
 
     def visible_blocks(self) -> tuple[Tensor, Tensor]:
         """Blocks ``(B or 1, nq, nk)`` with any visible pair, and those with all pairs visible.
 
-        The first may hold blocks without a visible pair, and the second may lack some.
+        The first may include blocks without a visible pair. The second may lack blocks in which
+        all pairs are visible.
         """
         segments = [None if seg is None else seg.ranges() for seg in (self.q_seg, self.k_seg)]
         any_visible, all_visible = visible_between(
@@ -196,12 +198,14 @@ class BlockMaskInputs(NamedTuple):
         if self.mask is not None:  # it may hide any pair
             all_visible = all_visible & False
         if self.q_pos.values.device.type == "cpu":
-            any_visible = any_visible & _nonempty(self.q_pos)[:, None] & _nonempty(self.k_pos)
-        complete = _complete(self.q_pos)[:, None] & _complete(self.k_pos)
+            any_visible = (
+                any_visible & _nonempty_blocks(self.q_pos)[:, None] & _nonempty_blocks(self.k_pos)
+            )
+        complete = _complete_blocks(self.q_pos)[:, None] & _complete_blocks(self.k_pos)
         return any_visible, any_visible & all_visible & complete
 
     def block_mask(self, any_visible: Tensor, all_visible: Tensor) -> BlockMask:
-        """As ``flex_attention`` takes it, from blocks ``(B or 1, H or 1, nq, nk)``."""
+        """The mask that ``flex_attention`` takes, from blocks ``(B or 1, H or 1, nq, nk)``."""
         return BlockMask.from_kv_blocks(
             *_block_indices(any_visible & ~all_visible),
             *_block_indices(all_visible),
@@ -218,11 +222,11 @@ def _block_indices(chosen: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def capture(values: Tensor, *, rows: bool = False, axis: int = -1) -> Tensor:
-    """The values as a kernel captures them: padded, as its last block loads before it masks.
+    """The values for a kernel to load: padded, because its last block loads before it masks.
 
-    An axis is padded with its last value. On a CPU a size that is a symbol becomes code that does
-    not compile (PyTorch 2.13), and each new size would compile again. So there the axis has a
-    ``padded_size``, and so has the first axis if it is ``rows`` of a batch.
+    An axis is padded with its last value. On a CPU, a size that is a symbol becomes code that does
+    not compile (PyTorch 2.13), and a constant size is compiled again for each new value. So on a
+    CPU the axis has a ``padded_size``, and so has the first axis if it is ``rows`` of a batch.
     """
     length, dim = values.shape[axis], axis % values.ndim
     last = values.narrow(dim, length - 1, 1)
@@ -234,13 +238,13 @@ def capture(values: Tensor, *, rows: bool = False, axis: int = -1) -> Tensor:
         values = _pad_with_last(values, 0, padded_size(values.shape[0], least=4))
     size = padded_size(length + 1, least=_MIN_LENGTH)
     last = values.narrow(dim, length - 1, 1)
-    # Inside a larger graph a kernel for a CPU captures only tensors with memory of their own; the
-    # result of cat has it.
+    # Inside a larger graph, a kernel for a CPU captures only tensors that own their memory, as the
+    # result of cat does.
     return mark_static(torch.cat([_pad_with_last(values, dim, size - 1), last], dim=dim))
 
 
 def capture_pairs(values: Tensor) -> Tensor:
-    """``(B or 1, H or 1, Q, K)`` as a kernel captures it."""
+    """Values ``(B or 1, H or 1, Q, K)`` for a kernel to load, padded along both lengths."""
     return capture(capture(values, axis=2), rows=values.shape[0] != 1, axis=3)
 
 
@@ -291,7 +295,7 @@ def _clamp(limit: int) -> int:
 
 
 def padded_size(count: int, *, least: int) -> int:
-    """``least``, doubled until ``count`` fit: few sizes, so that each may be compiled for."""
+    """``least``, doubled until ``count`` fit: there are few such sizes to compile for."""
     size = least
     while size < count:
         size *= 2
@@ -305,7 +309,7 @@ def capture_scalars(*values: float, dtype: torch.dtype, device: torch.device) ->
 
 
 def mark_static(array: Tensor) -> Tensor:
-    """The array, of a size that is a constant to the compiler and never a symbol."""
+    """Mark the sizes of an array as constants to the compiler, never symbols; return the array."""
     torch._dynamo.mark_static(array)
     return array
 
@@ -319,12 +323,12 @@ def _pad_with_last(values: Tensor, dim: int, size: int) -> Tensor:
     return values.index_select(dim, index.clamp(max=values.shape[dim] - 1))
 
 
-def _complete(tokens: TokenIntegers) -> Tensor:
+def _complete_blocks(tokens: TokenIntegers) -> Tensor:
     """Which blocks lie fully before the end; beyond it nothing is visible."""
     end = torch.arange(tokens.blocks, device=tokens.values.device) + 1
     return end * BLOCK <= tokens.length
 
 
-def _nonempty(tokens: TokenIntegers) -> Tensor:
+def _nonempty_blocks(tokens: TokenIntegers) -> Tensor:
     """Which blocks hold any token."""
     return torch.arange(tokens.blocks, device=tokens.values.device) * BLOCK < tokens.length

@@ -3,6 +3,9 @@
 Each kind of call has its own compiled entry, so its recompilations do not count towards the user's
 limit. Positions, segments, features, windows, scales and caps enter as tensors, so that a new value
 compiles nothing. A mask function is compiled in.
+
+In comments, a *symbol* is a size or number that torch's compiler leaves variable (``SymInt``). A
+*larger graph* is a program of the user, under ``torch.compile``, that contains the call.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ from posenc.backend import (
 )
 from posenc_torch.flex.api import block_mask_inputs
 from posenc_torch.flex.block_mask import BLOCK, BlockMaskInputs, TokenIntegers, mask_key
-from posenc_torch.flex.params import label_features, multiply_read_params
+from posenc_torch.flex.params import label_features, repeatedly_read_arrays
 from posenc_torch.flex.score_mod import DistanceBias, SchemeBias, ScoreSteps, scheme_key
 from posenc_torch.sdpa import has_native_mask, is_small
 
@@ -43,24 +46,25 @@ _RECOMPILE_LIMIT = 256
 COMPILER: dict[str, Any] = {
     "fullgraph": True, "recompile_limit": _RECOMPILE_LIMIT, "isolate_recompiles": True,
 }  # fmt: skip
-_ISOLATES = "isolate_recompiles" in inspect.signature(torch.compile).parameters  # PyTorch 2.13
+_ISOLATES = "isolate_recompiles" in inspect.signature(torch.compile).parameters  # since 2.13
 _OLDEST = (2, 11)
-# A gathered tile goes through shared memory. With torch's own options an H200 has too little of it.
+# A gathered tile goes through shared memory. With torch's default options an H200 has too little.
 # Torch then compiles a kernel that spills 12 kB per thread (benchmarks/compile_only/flex).
 GATHER_OPTIONS = {"fwd_BLOCK_N": 64, "fwd_num_warps": 8, "bwd_num_stages": 2}
 _MIN_BLOCKS = 8  # of keys: with fewer, skipping blocks saves little
+# The function that replaces the compiled kernel, inside replace_kernel.
 _kernel: ContextVar[Callable[..., Any] | None] = ContextVar("kernel", default=None)
 
 
 def flex(call: Call) -> tuple[Tensor, Tensor | None]:
     """``(B, H, Q, Dv)`` by FlexAttention, and its log-sum-exp ``(B, H, Q)`` if needed."""
-    if not torch.is_grad_enabled():  # FlexAttention only asks tensors whether they need gradients
+    if not torch.is_grad_enabled():  # FlexAttention looks at requires_grad of tensors only
         call = _without_gradients(call)
     if torch.compiler.is_compiling():
         return _inside_graph(call)
-    given = arguments(call)
+    keywords = arguments(call)
     run = _kernel.get() or _compiled(_kind(call))
-    return split_lse(run(**given | {"scale": repr(given["scale"])}))
+    return split_lse(run(**keywords | {"scale": repr(keywords["scale"])}))
 
 
 def split_lse(result: Any) -> tuple[Tensor, Tensor | None]:
@@ -72,8 +76,8 @@ def split_lse(result: Any) -> tuple[Tensor, Tensor | None]:
 
 
 def _inside_graph(call: Call) -> tuple[Tensor, Tensor | None]:
-    """As part of a larger graph that the user compiles."""
-    for array in (call.q, call.k, call.v):  # heads and channels: kernels take no symbols for them
+    """What ``flex`` returns, inside a larger graph."""
+    for array in (call.q, call.k, call.v):  # kernels take no symbols for heads and head_dim
         torch._dynamo.mark_static(array, 1)
         torch._dynamo.mark_static(array, 3)
     copy = _copy if call.q.device.type == "cpu" else _identity
@@ -107,7 +111,7 @@ def arguments(call: Call) -> dict[str, Any]:
 
 
 def _common_scale(call: Call) -> float | None:
-    """The scale of a call if it is a common one, which may be compiled in."""
+    """The scale of a call if it is a common one, which kernels compile in; else None."""
     dim = call.q.shape[3]
     return next((s for s in (dim**-0.5, 1.0, 1 / dim) if s == call.scale), None)
 
@@ -119,13 +123,14 @@ def _identity(array: Tensor) -> Tensor:
 def _copy(array: Tensor) -> Tensor:
     """A copy that the compiler does not remove.
 
-    In a larger graph the kernel for a CPU (PyTorch 2.13) fails if its queries are a view of an
-    earlier result, or if an elementwise operation is fused to its own result.
+    In a larger graph, the kernel for a CPU (PyTorch 2.13) fails if its queries are a view of an
+    earlier result. It also fails if the compiler fuses an elementwise operation to its result.
     """
     return torch.cat([array, array[..., :1]], dim=-1)[..., : array.shape[-1]]
 
 
 def _without_gradients(call: Call) -> Call:
+    """The call with all differentiable tensors detached."""
     return replace(
         call,
         q=call.q.detach(),
@@ -162,7 +167,7 @@ def unsupported(call: Call) -> str | None:
 
 def without_lse(call: Call) -> str | None:
     """Why there is no log-sum-exp."""
-    # PyTorch 2.13 raises NotImplementedError there; the eager definition returns one.
+    # Compiled for a CPU, PyTorch 2.13 raises NotImplementedError; the eager definition has one.
     if call.q.device.type == "cpu" and not _is_replaced():
         return "compiled for a CPU, FlexAttention returns none"
     return None
@@ -174,7 +179,7 @@ def _multiple_reads(call: Call) -> str | None:
         return None
     query, key = call.query.features, call.key.features
     arrays = {**call.arrays, **label_features(query, key)}
-    multiple = multiply_read_params(call.scheme, call.arrays, query, key)
+    multiple = repeatedly_read_arrays(call.scheme, call.arrays, query, key)
     learned = [name for name in multiple if arrays[name].requires_grad]
     if not learned:
         return None
@@ -214,28 +219,30 @@ def replace_kernel(function: Callable[..., Any]) -> Iterator[None]:
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # untyped in torch
 def _is_replaced() -> bool:
-    # A constant, because not every Dynamo traces a ContextVar.
+    """Whether ``replace_kernel`` is active."""
+    # A constant for the compiler, because not every Dynamo traces a ContextVar.
     return _kernel.get() is not None
 
 
 @lru_cache(None)
 def _compiled(kind: Hashable) -> Callable[..., Any]:
-    """One for each kind of call, so that the process has no limit of recompilations.
+    """The compiled ``kernel`` for a kind of call.
 
-    Torch counts recompilations per code object, so each has its own.
+    Torch limits recompilations per code object. Each kind has a new code object, so the number of
+    kinds in a process has no limit.
     """
     return _compile(FunctionType(kernel.__code__.replace(), kernel.__globals__, kernel.__name__))
 
 
 def _kind(call: Call) -> Hashable:
-    """What a kernel is compiled for; it is compiled again for a few sizes, such as one query."""
+    """The key of a compiled kernel, which is compiled again for a few lengths, such as 1 query."""
     shapes = (call.q.shape[1], call.k.shape[1], call.q.shape[3], call.v.shape[3])
     mask = mask_key(call.mask) if isinstance(call.mask, Mask) else None
     return scheme_key(call.scheme), call.q.dtype, call.q.device, shapes, mask
 
 
 def _compile(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function compiled, with room for many recompilations."""
+    """Compile a function, with a high limit of recompilations."""
     if _ISOLATES:
         return torch.compile(function, **COMPILER)
     run = torch.compile(function, fullgraph=True)
@@ -248,7 +255,7 @@ def _compile(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _bias(call: Call) -> SchemeBias | DistanceBias | None:
-    """The form of the bias that a kernel computes fastest."""
+    """The form of the scheme's bias that a kernel computes fastest; None for no bias."""
     if not has_bias(call.scheme):
         return None
     if (
@@ -263,37 +270,38 @@ def _bias(call: Call) -> SchemeBias | DistanceBias | None:
 
 
 def _reads_by_distance(call: Call) -> bool:
-    """Whether the kernel reads the bias from a table by distance: buckets, sums, learned biases.
+    """Whether the kernel reads the bias from a table by distance.
 
-    Gradients then go to one value per distance, not to one per head. A bias of constants per head
-    costs a multiplication or two, which is cheaper than a load.
+    Gradients then go to one value per distance, not to one per head. A bias that has constants and
+    learns nothing, such as ALiBi's, is computed: a multiplication or two is cheaper than a load.
     """
     simple = call.scheme.constants() and not call.scheme.param_specs()
     return not simple and has_bias_by_distance(replace(call, extra_bias=None))
 
 
 def _mask_positions(call: Call) -> tuple[TokenIntegers, TokenIntegers]:
-    """Positions, which the mask depends on."""
+    """Positions of queries and keys, which the mask depends on."""
     is_index = call.aligned and call.q.shape[2] == call.k.shape[2]
     if call.q.device.type != "cpu":
         q, k = call.query.pos, call.key.pos
         return TokenIntegers.of(q, is_index=is_index), TokenIntegers.of(k, is_index=call.aligned)
-    return _on_cpu(call, call.query.pos, call.key.pos, is_index=is_index)
+    return _cpu_integers(call, call.query.pos, call.key.pos, is_index=is_index)
 
 
 def _bias_positions(call: Call) -> tuple[TokenIntegers, TokenIntegers]:
-    """Positions or, if they are given, places: what the bias reads."""
+    """Places of queries and keys if they are given, else positions: the bias reads them."""
     query, key = call.query.places, call.key.places
     if query is None or key is None:
         return _mask_positions(call)
     if call.q.device.type != "cpu":
         return TokenIntegers.of(query), TokenIntegers.of(key)
-    return _on_cpu(call, query, key)
+    return _cpu_integers(call, query, key)
 
 
-def _on_cpu(
+def _cpu_integers(
     call: Call, query: Tensor, key: Tensor, *, is_index: bool = False
 ) -> tuple[TokenIntegers, TokenIntegers]:
+    """Positions or places for a kernel on a CPU: int32, with a row for each batch element."""
     batch = call.q.shape[0]
     q, k = (
         TokenIntegers.of(values.to(torch.int32), batch=batch, is_index=is_index)
@@ -303,6 +311,7 @@ def _on_cpu(
 
 
 def _block_mask(call: Call) -> BlockMask | None:
+    """The mask of a call, without its negligible blocks; None for no mask, on a GPU."""
     hides = call.causal or call.window is not None or call.mask is not None
     unmasked = not hides and call.query.seg is None
     if (
@@ -310,7 +319,7 @@ def _block_mask(call: Call) -> BlockMask | None:
         and call.k.shape[2] > _MIN_BLOCKS * BLOCK
         and may_have_negligible_blocks(call)
     ):
-        inputs = _block_mask_inputs(call)
+        inputs = _mask_inputs(call)
         any_visible, all_visible = inputs.visible_blocks()
         kept = _not_negligible(call, all_visible)
         if kept is not None:
@@ -318,18 +327,18 @@ def _block_mask(call: Call) -> BlockMask | None:
     # On a CPU FlexAttention without a block mask takes threads * L * L memory.
     if unmasked and call.q.device.type != "cpu":
         return None
-    # A mask that is kept must hold values.
+    # A cached mask must hold values, which traced tensors do not have.
     traced = torch.compiler.is_compiling() or bool(_modes())
     if call.aligned and call.query.seg is None and call.mask is None and not traced:
         lengths = call.q.shape[2], call.k.shape[2]
         window = call.window, call.sink_tokens
         return _plain_mask(*lengths, call.causal, *window, call.query.pos.device)
-    inputs = _block_mask_inputs(call)
+    inputs = _mask_inputs(call)
     return inputs.block_mask(*(blocks[:, None] for blocks in inputs.visible_blocks()))
 
 
 def _not_negligible(call: Call, all_visible: Tensor) -> Tensor | None:
-    """Blocks that may matter, in the shape of ``all_visible``; None for all blocks."""
+    """Which blocks are not negligible, in the shape of ``all_visible``; None for all blocks."""
     q_padded, k_padded = all_visible.shape[-2:]
     q_blocks, k_blocks = (-(-a.shape[2] // BLOCK) for a in (call.q, call.k))
     skipped = _negligible(call, all_visible[..., :q_blocks, :k_blocks])
@@ -344,7 +353,7 @@ def _negligible(call: Call, all_visible: Tensor) -> Tensor | None:
     if call.q.device.type == "cpu" or torch.compiler.is_compiling():
         return negligible_blocks(call, BLOCK, all_visible=all_visible)
     with warnings.catch_warnings():
-        # Dynamo traces array_api_compat's cached look-ups; their result is the same.
+        # Dynamo traces cached functions of array_api_compat, which return the same either way.
         warnings.filterwarnings("ignore", message="Dynamo detected a call to a `functools.lru_")
         return _compiled_negligible()(call, BLOCK, all_visible=all_visible)
 
@@ -354,7 +363,8 @@ def _compiled_negligible() -> Callable[..., Tensor | None]:
     return _compile(negligible_blocks)
 
 
-def _block_mask_inputs(call: Call) -> BlockMaskInputs:
+def _mask_inputs(call: Call) -> BlockMaskInputs:
+    """The tokens and the mask options of a call, from which its block mask is computed."""
     q_pos, k_pos = _mask_positions(call)
     q_seg = k_seg = None
     if call.query.seg is not None and call.key.seg is not None:
@@ -376,7 +386,7 @@ def _plain_mask(
     sink_tokens: int,
     device: torch.device,
 ) -> BlockMask:
-    """The mask of aligned positions, cached because layers and steps ask for the same one."""
+    """The mask of default positions, cached because layers and steps ask for the same one."""
     with torch.inference_mode(False):  # a training step cannot use inference tensors
         inputs = block_mask_inputs(
             q_len, k_len, causal=causal, window=window, sink_tokens=sink_tokens, device=device

@@ -12,24 +12,21 @@ import array_api_compat.torch as xp
 import torch
 from torch import Tensor
 
-from posenc.backend import (
-    Features,
-    Params,
-    PositionScheme,
-)
+from posenc.backend import Features, Params, PositionScheme
 
 _NO_FEATURES: Mapping[str, Tensor] = {}
 
 
-def multiply_read_params(
+def repeatedly_read_arrays(
     scheme: PositionScheme,
     arrays: Mapping[str, Tensor],
     query: Mapping[str, Tensor] = _NO_FEATURES,
     key: Mapping[str, Tensor] = _NO_FEATURES,
 ) -> list[str]:
-    """The arrays and features that a scheme's bias reads, or may read, more than once per score.
+    """Names of the arrays and features that a bias reads, or may read, several times per score.
 
-    ``query`` and ``key`` are the features of each side; ``label_features`` names them.
+    ``query`` and ``key`` are the features of each side. The result has their names from
+    ``label_features``.
     """
     specs, shared = scheme.param_specs(), shared_params(scheme)
     per_head = {n: a for n, a in arrays.items() if n not in shared}
@@ -82,7 +79,7 @@ def _label(name: str, role: str) -> str:
 
 
 class _CountingTable:
-    """The table of one head, or of one token, that holds zeros and counts its reads."""
+    """A table of zeros in place of that of one head or token; it counts its reads."""
 
     def __init__(self, array: Tensor, shape: tuple[int, ...]) -> None:
         self._zero, self.reads = array.new_zeros(()), 0

@@ -30,8 +30,8 @@ from posenc_torch.flex.params import shared_params
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 # Schemes by key, so that kernels read their numbers from here. Torch's compiler treats what it
-# reaches from a global as constant. A number that comes with a call becomes a symbol when its value
-# changes, and kernels for a CPU take no symbols.
+# reaches from a global as constant. A number that comes with a call becomes a symbol (SymInt) when
+# its value changes, and kernels for a CPU take no symbols.
 _SCHEMES: dict[str, PositionScheme] = {}
 _KEYS: dict[Any, str] = {}
 
@@ -52,9 +52,9 @@ def _scheme_or_key(scheme: PositionScheme) -> PositionScheme | str:
 
 
 def _with_constants(scheme: PositionScheme) -> PositionScheme:
-    """The scheme with integers that are constants to torch's compiler, which traces this.
+    """The scheme with integers that are constants to torch's compiler, which traces this function.
 
-    In a graph compiled for schemes that differ, their integers would be symbols.
+    Otherwise integers that differ between calls of one graph would become symbols.
     """
     if not hasattr(scheme, "__dict__"):
         return scheme
@@ -65,7 +65,7 @@ def _with_constants(scheme: PositionScheme) -> PositionScheme:
 
 
 def _constant(value: Any) -> Any:
-    """The value with constant integers: the compiler evaluates the length of a range in tracing."""
+    """The value with constant integers: while it traces, the compiler evaluates ``len(range)``."""
     if isinstance(value, tuple):
         return tuple(_constant(v) for v in value)
     if isinstance(value, PositionScheme):
@@ -167,7 +167,7 @@ class SchemeBias(NamedTuple):
     arrays
         Its learned params and constants.
     dtype
-        The working float.
+        The working dtype.
     q, k
         Positions or places of queries and keys.
     query, key
@@ -188,14 +188,14 @@ class SchemeBias(NamedTuple):
         scheme: PositionScheme,
         arrays: Mapping[str, Tensor],
         dtype: torch.dtype,
-        where: tuple[TokenIntegers, TokenIntegers],
+        tokens: tuple[TokenIntegers, TokenIntegers],
         features: tuple[Mapping[str, Tensor], Mapping[str, Tensor]] = ({}, {}),
         *,
         batch: int | None = None,
     ) -> SchemeBias:
-        """From the parts of a call: positions or places, and features of both sides."""
+        """From the parts of a call; ``tokens`` are positions or places of queries and keys."""
         captured = _capture_features(features, batch)
-        return cls(_scheme_or_key(scheme), _mark_sizes(arrays), dtype, *where, *captured)
+        return cls(_scheme_or_key(scheme), _mark_sizes(arrays), dtype, *tokens, *captured)
 
     @property
     def scheme(self) -> PositionScheme:
@@ -205,7 +205,7 @@ class SchemeBias(NamedTuple):
 
     @property
     def gathers(self) -> bool:
-        """Whether each score may load another value."""
+        """Whether kernels gather: different scores may load different values."""
         tables = (*self.query.values(), *self.key.values())
         return any(a.ndim == 4 and a.is_floating_point() for a in tables)
 
@@ -231,7 +231,7 @@ class DistanceBias(NamedTuple):
         ``(H, n)`` or ``(1, n)``, with one more block before and after: kernels load before they
         mask.
     offset
-        The column of ``i - j = 0``, a tensor; None if it is ``BLOCK``, whatever the length.
+        The column of ``i - j = 0``, a tensor. None if it is ``BLOCK`` at every length.
     """
 
     table: Tensor
@@ -239,7 +239,7 @@ class DistanceBias(NamedTuple):
 
     @property
     def gathers(self) -> bool:
-        """Whether each score may load another value."""
+        """Whether kernels gather: different scores may load different values."""
         return True
 
     @classmethod
@@ -264,7 +264,7 @@ class DistanceBias(NamedTuple):
 
 
 class ScoreSteps(NamedTuple):
-    """Everything that FlexAttention does not do with a score: scale, softcap and both biases.
+    """The steps on a score that FlexAttention does not do itself: scale, softcap and both biases.
 
     Attributes
     ----------
@@ -283,7 +283,7 @@ class ScoreSteps(NamedTuple):
 
     @property
     def gathers(self) -> bool:
-        """Whether each score may load another value."""
+        """Whether kernels gather: different scores may load different values."""
         return self.extra_bias is not None or (self.bias is not None and self.bias.gathers)
 
     @classmethod
@@ -321,18 +321,19 @@ def _capture_features(
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Features of both sides as a kernel captures them.
 
-    Those of queries are copies, even if keys have the same: the backward pass allows one load.
+    Features of queries are copies, even if keys have the same tensor, because the backward pass
+    allows one load of each.
     """
     query, key = (
         {name: _capture_feature(array, batch) for name, array in side.items()} for side in sides
     )
     copies = {name: array.clone() for name, array in query.items()}
-    # A copy loses its marks.
+    # clone() drops the marks of mark_static.
     return {n: mark_static(a) if a.device.type == "cpu" else a for n, a in copies.items()}, key
 
 
 def _capture_feature(array: Tensor, batch: int | None) -> Tensor:
-    """``(B or 1, H or 1, L)`` or ``(B or 1, H or 1, L, M)``; on a CPU with ``batch`` rows."""
+    """A feature as a kernel captures it; on a CPU with ``batch`` rows, if given."""
     if array.device.type == "cpu":
         if not array.dtype.is_floating_point:  # places: one kernel for all integer dtypes
             array = array.to(torch.int32)
@@ -344,8 +345,8 @@ def _capture_feature(array: Tensor, batch: int | None) -> Tensor:
 def _mark_sizes(arrays: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     """Constants and params of a scheme; on a CPU with sizes that are constants to the compiler.
 
-    They are copies, so the caller's tensors get no marks. Inside a larger graph a kernel for a CPU
-    captures only tensors with memory of their own, which ``capture`` makes (PyTorch 2.13).
+    They are copies, so the caller's tensors get no marks. Inside a larger graph, a kernel for a CPU
+    captures only tensors that own their memory, which ``capture`` makes (PyTorch 2.13).
     """
     if not any(a.device.type == "cpu" for a in arrays.values()):
         return arrays
