@@ -30,11 +30,11 @@ class Law:
     Attributes
     ----------
     name
-        Its statement in short.
+        The name of ``check``, which says in short what must hold.
     statement
-        The first line of its docstring.
+        The first line of the docstring of ``check``.
     check
-        Raises if a ``SchemeCase`` breaks it.
+        Raises if a ``SchemeCase`` breaks the law.
     framework, implementation, compiler
         Its scope; None where it does not matter.
     """
@@ -51,7 +51,7 @@ class Law:
         return "-".join([self.name, *(str(part) for part in where if part is not None)])
 
     def __call__(self, scheme: Any, **sizes: Any) -> None:
-        """Check it on a scheme; ``sizes`` are fields of ``SchemeCase``.
+        """Check the law on a scheme; ``sizes`` are fields of ``SchemeCase``.
 
         Raises
         ------
@@ -77,7 +77,7 @@ class Law:
             raise self._broken(scheme, message) from error
 
     def _broken(self, scheme: Any, message: str) -> BrokenLawError:
-        own = scheme.scheme if isinstance(scheme, SchemeCase) else scheme
+        tested = scheme.scheme if isinstance(scheme, SchemeCase) else scheme
         parts = {
             "framework": self.framework,
             "implementation": self.implementation,
@@ -85,15 +85,15 @@ class Law:
         }
         where = ", ".join(f"{name} {part}" for name, part in parts.items() if part is not None)
         scope = f"\n  on {where}" if where else ""
-        return BrokenLawError(f"{self.name}: {self.statement}\n  {own!r}{scope}\n  {message}")
+        return BrokenLawError(f"{self.name}: {self.statement}\n  {tested!r}{scope}\n  {message}")
 
 
 def _origin(error: BaseException) -> str:
-    """The line of the scheme's own file that an exception came from."""
+    """The line of the scheme's file that raised an exception; empty if there is none."""
     frames = traceback.extract_tb(error.__traceback__)
     installed = [sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")]
-    ours = str(Path(__file__).parents[1])
-    own = [f for f in frames if not f.filename.startswith((*installed, ours))]
+    library = str(Path(__file__).parents[1])
+    own = [f for f in frames if not f.filename.startswith((*installed, library))]
     if not own:
         return ""
     return f"\n  at {own[-1].filename}:{own[-1].lineno}, {own[-1].name}: {own[-1].line}"
@@ -125,10 +125,11 @@ def registered_laws(frameworks: list[Framework]) -> list[Law]:
         return order.index(scope), not check.__module__.endswith(".scheme")
 
     entries = sorted(_REGISTERED, key=rank)
-    return [made for scope, check in entries for made in _laws_in(scope, check, frameworks)]
+    return [each for scope, check in entries for each in _laws_in(scope, check, frameworks)]
 
 
 def _laws_in(scope: Scope, check: Callable[..., None], frameworks: list[Framework]) -> list[Law]:
+    """One law for each framework, implementation or compiler of the scope."""
     statement = (check.__doc__ or "").strip().partition("\n")[0]
     name = check.__name__
     if scope == "scheme":
@@ -137,16 +138,16 @@ def _laws_in(scope: Scope, check: Callable[..., None], frameworks: list[Framewor
         return [Law(name, statement, check, f) for f in frameworks]
     if scope == "compiler":
         return [Law(name, statement, check, f, compiler=c) for f in frameworks for c in f.compilers]
-    able = [f for f in frameworks if f.differentiable or scope == "implementation"]
+    chosen = [f for f in frameworks if f.differentiable or scope == "implementation"]
     return [
         Law(name, statement, check, f, implementation)
-        for f in able
+        for f in chosen
         for implementation in f.implementations
     ]
 
 
 def require(holds: bool | Any, message: str) -> None:
-    """Raise with ``message`` unless it holds."""
+    """Raise ``AssertionError(message)`` unless ``holds``."""
     if not bool(holds):
         raise AssertionError(message)
 

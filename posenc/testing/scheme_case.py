@@ -23,7 +23,7 @@ from posenc.testing.tokens import Tokens
 from posenc.testing.variants import field_variants, sizes_of
 
 _HEADS, _HEAD_DIM, _HIDDEN_DIM = 4, 8, 16
-_MIN_POSITIONS = 20  # a law may ask for so many
+_MIN_POSITIONS = 20  # laws use up to so many
 _BATCH = 2
 _ROLES: tuple[Role, Role] = ("query", "key")
 
@@ -37,10 +37,10 @@ class SchemeCase:
     scheme
         The scheme.
     head_dim
-        Channels of a head. Default: the field ``head_dim`` of the scheme, or of a part of it, or 8.
+        Channels per head. Default: the field ``head_dim`` of the scheme, or of a part of it, or 8.
     hidden_dim
-        Channels of the hidden states that its features take. Default: the size of its params that
-        ``hidden_features`` accepts.
+        Channels of the hidden states that its features read. Default: the sizes of its params are
+        tried; the largest that ``hidden_features`` accepts is taken.
     params
         Learned arrays. Default: ``posenc.init_params``. Give others where initial values hide
         mistakes, as zeros do.
@@ -79,7 +79,7 @@ class SchemeCase:
 
     @property
     def heads(self) -> int:
-        """Number of heads: that of the scheme where it has one."""
+        """Number of heads: that of the scheme if it has one, else 4."""
         return head_count(self.scheme) or _HEADS
 
     @property
@@ -104,15 +104,16 @@ class SchemeCase:
             low, high = (MIN_POSITION, MAX_POSITION) if longest is None else (0, longest - 1)
         if not (MIN_POSITION <= low <= 0 and _MIN_POSITIONS - 1 <= high <= MAX_POSITION):
             raise ValueError(
-                f"positions are {low} .. {high} for {self.scheme}, accepted: from -2**30 or 0 "
-                f"to {_MIN_POSITIONS - 1} .. 2**30 - 1; laws need max_len >= {_MIN_POSITIONS}"
+                f"positions are {low} .. {high} for {self.scheme}, accepted: a lowest in "
+                f"-2**30 .. 0, a highest in {_MIN_POSITIONS - 1} .. 2**30 - 1; "
+                f"laws need max_len >= {_MIN_POSITIONS}"
             )
         try:
             self._evaluate_at(np.asarray([low, high]))
         except IndexError as error:
             raise ValueError(
-                f"{self.scheme} fails at positions {low} and {high}: {error}. A scheme that takes "
-                "fewer has a field max_len, or give SchemeCase positions=(lowest, highest)"
+                f"{self.scheme} fails at positions {low} and {high}: {error}. If the scheme "
+                "takes fewer, give it a field max_len, or SchemeCase positions=(lowest, highest)"
             ) from error
         except Exception:
             return low, high  # a law reports any other error
@@ -126,13 +127,13 @@ class SchemeCase:
         self.bias(pos, pos)
 
     def draw_positions(self, rng: np.random.Generator, length: int | tuple[int, ...] = 0) -> Host:
-        """Positions of one axis: near, far and of all sizes between, with repeats, unsorted."""
+        """Unsorted positions, with repeats: near 0, far away, and of all sizes between."""
         low, high = self.positions
         length = length or int(rng.integers(1, 7))
         near = min(high, 8)
         spread = rng.integers(low, high, length, endpoint=True)
         close = rng.integers(max(low, -near), near, length, endpoint=True)
-        # As many from 100 to 200 as from 100,000 to 200,000: where contexts end.
+        # Log-uniform: as many from 100 to 200 as from 100,000 to 200,000.
         sized = np.exp2(rng.uniform(0, np.log2(high), length)).astype(np.int64)
         sized = np.where(rng.random(length) < 0.5, sized, np.maximum(low, -sized))
         return np.choose(rng.integers(3, size=length), [spread, close, sized])
@@ -166,7 +167,7 @@ class SchemeCase:
     def draw_tokens(
         self, rng: np.random.Generator, role: Role, length: int | tuple[int, ...] = 0
     ) -> Tokens:
-        """Tokens at positions of every size."""
+        """Tokens at drawn positions."""
         return self.tokens(self.draw_positions(rng, length), role)
 
     def transform(self, x: Host, tokens: Tokens, params: Mapping[str, Host] | None = None) -> Host:
@@ -221,7 +222,7 @@ class SchemeCase:
 
     @cached_property
     def has_bias(self) -> bool:
-        """Whether the scheme has a bias; the hook alone may return None."""
+        """Whether the scheme has a bias: its method ``bias`` may return None."""
         one = np.zeros(1, np.int64)
         return self.bias(one, one) is not None
 

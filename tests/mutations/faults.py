@@ -2186,8 +2186,8 @@ _LAWS = (
         "what-softmax-cannot-see-must-learn",
         "FIRE's last offset is refused: its gradient is a rounding, or 0",
         f"{LAWBOOK}/attention.py",
-        "still = [head for head in still if not _cancels_in_softmax(call, name, head)]",
-        "still = list(still)",
+        "zero = [head for head in zero if not _cancels_in_softmax(call, name, head)]",
+        "zero = list(zero)",
         ("test_testing.py softmax_cannot_see",),
     ),
     Fault(

@@ -606,9 +606,7 @@ class Unclipped(PositionScheme):
 
 
 def test_an_index_outside_is_no_claim_to_fewer_positions():
-    with pytest.raises(
-        ValueError, match=r"fails at positions .* field max_len, or give SchemeCase"
-    ):
+    with pytest.raises(ValueError, match=r"fails at positions .* field max_len, or SchemeCase"):
         SchemeCase(Unclipped())
     check_scheme(Unclipped(), frameworks=["numpy"], positions=(0, 63))
 

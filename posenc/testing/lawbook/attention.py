@@ -61,28 +61,34 @@ def _calls_with_options(case: SchemeCase) -> dict[str, AttentionCase]:
     visible = (at <= at[:, None]) | (at < 4)
     visible[2] = False  # a fully masked query
 
-    def of(extra: dict[str, Host], **options: object) -> AttentionCase:
+    def call(extra: dict[str, Host], **options: object) -> AttentionCase:
         return case.call({**tensors, **extra}, **options)
 
     # With k_valid, q_x is needed: positions alone do not identify tokens.
     own = case.query_hidden(tensors["x"])
-    sides, firsts = {"window": (4, 2)}, {"causal": True, "window": 4, "sink_tokens": 2}
-    every = {"softcap": 2.0, "mask": _blocks, "k_valid": valid, "sink_tokens": 2, **sides}
+    window = (4, 2)
+    most = {
+        "softcap": 2.0,
+        "mask": _block_diffusion,
+        "k_valid": valid,
+        "sink_tokens": 2,
+        "window": window,
+    }
     return {
-        "all of it": of({"bias": added, **own}, **every),
-        "all but a bias": of(own, **every),
-        "bias": of({"bias": added}, causal=True),
-        "softcap": of({}, causal=True, softcap=1.5),
-        "mask": of({}, mask=visible[None, None]),
-        "mask function": of({}, mask=_blocks),
-        "k_valid": of(own, causal=True, k_valid=valid),
-        "window and first tokens": of({}, **firsts),
-        "sides of a window": of({}, **sides),
+        "all options": call({"bias": added, **own}, **most),
+        "all but a bias": call(own, **most),
+        "bias": call({"bias": added}, causal=True),
+        "softcap": call({}, causal=True, softcap=1.5),
+        "mask": call({}, mask=visible[None, None]),
+        "mask function": call({}, mask=_block_diffusion),
+        "k_valid": call(own, causal=True, k_valid=valid),
+        "window and sink tokens": call({}, causal=True, window=4, sink_tokens=2),
+        "two-sided window": call({}, window=window),
     }
 
 
-def _blocks(q_pos: Array, k_pos: Array) -> Array:
-    """Block diffusion: a token sees its own block of three tokens, and earlier blocks."""
+def _block_diffusion(q_pos: Array, k_pos: Array) -> Array:
+    """A mask: a token sees its own block of three tokens, and earlier blocks."""
     return k_pos // 3 <= q_pos // 3
 
 
@@ -124,7 +130,7 @@ def implementation_takes_all_options(
 ) -> None:
     """A bias, a softcap, a mask, invalid keys, sink tokens and a two-sided window."""
     # Compiling takes a second per call, so compilers get only the call with the most options.
-    most = ("all of it", "all but a bias") if framework.default_compiler is not None else ()
+    most = ("all options", "all but a bias") if framework.default_compiler is not None else ()
     _require_equal_or_refused(_calls_with_options(case), framework, implementation, most)
 
 
@@ -136,7 +142,8 @@ def _require_equal_or_refused(
 ) -> None:
     """Raise unless each call equals the reference or is refused with a reason.
 
-    Refusing all calls is a refusal. Stops after a ``sufficient`` call that was served.
+    Raises NotImplementedError if all calls are refused. Stops once a ``sufficient`` call equals
+    the reference.
     """
     refused = []
     for name, call in calls.items():
@@ -159,7 +166,7 @@ def _require_equal_or_refused(
 def log_sum_exp_is_that_of_the_scores(
     case: SchemeCase, framework: Framework, implementation: str
 ) -> None:
-    """``return_lse`` gives the log of the denominator of the softmax, sinks included."""
+    """``return_lse`` gives the log of the softmax denominator, including a sink."""
     calls = {
         "causal": case.call(case.tensors(_KEYS), causal=True),
         "everything": _hard_call(case),
@@ -173,7 +180,7 @@ def log_sum_exp_is_that_of_the_scores(
                 raise
             refused.append(reason)
             continue
-        # Its error is the error of the scores, and a rounding per term of the sum.
+        # Its error is that of the scores plus one rounding per term of the sum.
         assert_near(lse, _log_sum_exp(call), ATTENTION_TOL["float32"], name)
     if len(refused) == len(calls):
         raise refused[0]
@@ -198,12 +205,9 @@ def _visible_scores(prepared: Call) -> Host:
     scores = prepared.cap_scores(prepared.scale * prepared.q @ np.swapaxes(k, -1, -2))
     bias, visible = prepared.bias_and_visible()
     if "adjust_scores" in prepared.scheme.hooks():
-        at, params = (
-            (as_column(prepared.query.encoded_pos), as_row(prepared.key.encoded_pos)),
-            prepared.views(),
-        )
+        at = as_column(prepared.query.encoded_pos), as_row(prepared.key.encoded_pos)
         scores = prepared.scheme.adjust_scores(
-            scores, *at, visible=visible, params=params, xp=prepared.xp
+            scores, *at, visible=visible, params=prepared.views(), xp=prepared.xp
         )
     if bias is not None:
         scores = scores + bias
@@ -214,7 +218,7 @@ def _visible_scores(prepared: Call) -> Host:
 def implementation_equals_the_reference_in_other_floats(
     case: SchemeCase, framework: Framework, implementation: str
 ) -> None:
-    """Attention in float64 and half precision equals the reference to the rounding of each."""
+    """Attention in float64 and half precision equals the reference within rounding errors."""
     call, refused = _hardest_call(case, framework, implementation), []
     expected = reference(call)
     dtypes = [name for name in framework.dtypes if name != "float32"]
@@ -238,8 +242,8 @@ def gradients_are_derivatives(case: SchemeCase, framework: Framework, implementa
     d_out = case.normal(call.tensors["q"].shape, 9)
     _, gradients = call.gradients(framework, implementation, d_out)
     arrays = call.floats()
-    given = f"gradients of {list(gradients)}, not of {list(arrays)}"
-    require(gradients.keys() == arrays.keys(), given)
+    message = f"gradients of {list(gradients)}, not of {list(arrays)}"
+    require(gradients.keys() == arrays.keys(), message)
     for seed, (name, array) in enumerate(arrays.items()):
         require(np.all(np.isfinite(gradients[name])), f"gradient of {name} is not finite")
         direction = np.random.default_rng(seed).standard_normal(array.shape)
@@ -252,10 +256,10 @@ def gradients_are_derivatives(case: SchemeCase, framework: Framework, implementa
 def _finite_difference(call: AttentionCase, name: str, direction: Any, d_out: Host) -> float:
     """The derivative of ``sum(d_out * attention)`` along a direction, by a central difference."""
     values = []
-    own, bare = ("tensors", name) if name in call.tensors else ("params", call.param_name(name))
-    given = getattr(call, own)
+    field, key = ("tensors", name) if name in call.tensors else ("params", call.param_name(name))
+    arrays = getattr(call, field)
     for step in (_STEP, -_STEP):
-        changed: Any = {own: {**given, bare: given[bare] + step * direction}}
+        changed: Any = {field: {**arrays, key: arrays[key] + step * direction}}
         varied = replace(call, **changed)
         values.append(float(np.sum(d_out * reference(varied))))
     return (values[0] - values[1]) / (2 * _STEP)
@@ -274,14 +278,14 @@ def gradient_reaches_every_param(
     _, gradients = call.gradients(framework, implementation, d_out)
     embedded = gradients_of_embedding(case, framework)
     for name, spec in specs.items():
-        moved = np.asarray(gradients[call.name_in_floats(name)] != 0) | (
+        nonzero = np.asarray(gradients[call.name_in_floats(name)] != 0) | (
             embedded.get(name, 0.0) != 0
         )
-        each = moved.reshape(spec.shape[0], -1) if spec.per_head else moved.reshape(1, -1)
-        still = [head for head, own in enumerate(each) if not np.any(own)]
-        still = [head for head in still if not _cancels_in_softmax(call, name, head)]
-        where = f" of heads {still}" if spec.per_head else ""
-        require(not still, f"no gradient reaches {name}{where}")
+        by_head = nonzero.reshape(spec.shape[0] if spec.per_head else 1, -1)
+        zero = [head for head, own in enumerate(by_head) if not np.any(own)]
+        zero = [head for head in zero if not _cancels_in_softmax(call, name, head)]
+        where = f" of heads {zero}" if spec.per_head else ""
+        require(not zero, f"no gradient reaches {name}{where}")
 
 
 def _cancels_in_softmax(call: AttentionCase, name: str, head: int) -> bool:
@@ -290,18 +294,18 @@ def _cancels_in_softmax(call: AttentionCase, name: str, head: int) -> bool:
     The last offset of FIRE's network does.
     """
     wide = {each: array.astype(np.float64) for each, array in call.params.items()}
-    other, per_head = np.array(wide[name]), call.scheme.param_specs()[name].per_head
-    other[head if per_head else ...] += 0.25
-    moved = replace(call, params={**wide, name: other})
+    shifted, per_head = np.array(wide[name]), call.scheme.param_specs()[name].per_head
+    shifted[head if per_head else ...] += 0.25
+    other = replace(call, params={**wide, name: shifted})
     tensors: Any = call.tensors
-    here, there = (
-        prepare(**tensors, scheme=call.scheme, params=own, causal=True).bias()
-        for own in (wide, moved.params)
+    bias, other_bias = (
+        prepare(**tensors, scheme=call.scheme, params=params, causal=True).bias()
+        for params in (wide, other.params)
     )
-    if here is None or np.array_equal(here, np.asarray(there)):
+    if bias is None or np.array_equal(bias, np.asarray(other_bias)):
         return False
     return bool(
-        np.allclose(reference(moved), reference(call), rtol=0, atol=ATTENTION_TOL["float64"])
+        np.allclose(reference(other), reference(call), rtol=0, atol=ATTENTION_TOL["float64"])
     )
 
 
