@@ -152,7 +152,8 @@ def _list_parameters(
     for p in parameters:
         kind = "" if p.annotation is p.empty else f"  {_type(p.annotation)}"
         default = "needed" if p.default is p.empty else f"default {p.default!r}"
-        lines.append(f"  {p.name}{kind}, {default}" if kind else f"  {p.name}  {default}")
+        head = f"  {p.name}{kind}, {default}" if kind else f"  {p.name}  {default}"
+        lines += textwrap.wrap(head, width, subsequent_indent=" " * 6)
         text = texts.get(p.name, "").replace("`", "")
         lines += textwrap.wrap(text, width, initial_indent=" " * 6, subsequent_indent=" " * 6)
     return lines

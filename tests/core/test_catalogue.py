@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from dataclasses import MISSING, FrozenInstanceError, dataclass, fields
-from typing import ClassVar
+from typing import ClassVar, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 
@@ -179,14 +179,15 @@ def test_a_page_has_every_field_with_its_default_and_words(name):
         name: (rest, words)
         for name, rest, words in re.findall(r"^  (\w+)  (.*)\n((?:      .*\n?)*)", text, re.M)
     }
-    given = [field for field in fields(kind) if field.init]
+    given, types = [field for field in fields(kind) if field.init], get_type_hints(kind)
     assert list(entries) == sorted((f.name for f in given), key=lambda n: f"  {n}  " in options)
     for field in given:
         needed = field.default is MISSING
-        assert entries[field.name][0] == (
-            f"{field.type}, needed" if needed else f"{field.type}, default {field.default!r}"
-        )
-        assert entries[field.name][1].strip(), "its docstring says something of every field"
+        values = get_args(types[field.name]) if get_origin(types[field.name]) is Literal else ()
+        kind_of = " or ".join(map(repr, values)) or field.type
+        facts = f"{kind_of}, needed" if needed else f"{kind_of}, default {field.default!r}"
+        words = " ".join(" ".join(entries[field.name]).split())
+        assert words.startswith(f"{facts} "), "and its docstring says something of every field"
         assert not needed or f"  {field.name}  " in sizes
     assert kind.paper in text
     assert max(map(len, text.splitlines())) <= 72
