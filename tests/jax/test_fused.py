@@ -243,7 +243,7 @@ def test_a_key_bias_of_a_feature_that_queries_lack(case, large, does_not_lower):
     ("scheme", "options", "reason"),
     [
         (STEEP, {"softcap": 30.0}, "do not cap scores, softcap is 30.0"),
-        (STEEP, {"bias": jnp.zeros((1, 1, 20, 20))}, "no bias of pairs, bias is given"),
+        (STEEP, {"bias": jnp.zeros((1, 1, 20, 20))}, "only the scheme's bias, bias is given"),
         (STEEP, {"mask": lambda q, k: q != k}, "windows only, mask is given"),
         (
             STEEP,
@@ -254,7 +254,7 @@ def test_a_key_bias_of_a_feature_that_queries_lack(case, large, does_not_lower):
         (
             Levelled(),
             {"window": 9, "sink_tokens": 2},
-            "sink_tokens are outside the window of a region",
+            "a region with sink_tokens and a window needs two",
         ),
         (Wide(), {}, "reads a table per key, 't'; kernels take one number"),
         (Wide(table=False), {}, "reads 2 numbers per key, a, b; kernels take one"),

@@ -97,14 +97,14 @@ attend.defvjp(_forward, _backward)
 
 
 def _sum_groups(gradient: Array, array: Array) -> Array:
-    """Summed over the query heads that share a head of keys."""
+    """The sum over the query heads that share a head of keys."""
     batch, kv_heads, *rest = array.shape
     grouped = gradient.reshape(batch, kv_heads, -1, *rest).astype(jnp.float32)
     return jnp.sum(grouped, axis=2).astype(array.dtype)
 
 
 def _sum_scalars(d_scalars: Array | None, head_scalars: Array | None) -> Array | None:
-    """Summed over batch and queries; 0 for scalars that are not trainable."""
+    """The sum over batch and queries; 0 for scalars that are not trainable."""
     if head_scalars is None or d_scalars is None:
         return None if head_scalars is None else jnp.zeros_like(head_scalars)
     trainable = jnp.sum(d_scalars, axis=(0, 3))

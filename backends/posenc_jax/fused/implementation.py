@@ -30,7 +30,7 @@ from posenc_jax.fused.plan import MIN_SCORE, Form, plan_call, why_not_elementwis
 from posenc_jax.fused.target import target
 from posenc_jax.trees import varying_axes
 
-FEW_QUERIES = 16  # most of a block of queries would be padding
+FEW_QUERIES = 16  # with fewer, most of a block of queries would be padding
 
 
 class _KeyBias(PositionScheme):
@@ -59,8 +59,8 @@ class _KeyBias(PositionScheme):
 def fused(call: Call) -> tuple[Array, Array | None]:
     """Output ``(B, H, Q, Dv)`` in q's dtype, and the log-sum-exp ``(B, H, Q)`` of the scores.
 
-    The log-sum-exp of a fully masked row is the lowest finite float32. There is none where
-    ``without_lse`` gives a reason.
+    The log-sum-exp of a fully masked row is the lowest finite float32. If ``without_lse`` gives a
+    reason, it is None.
     """
     here = target()
     device = device_for(here)
@@ -111,7 +111,7 @@ def unsupported(call: Call) -> str | None:
 
 
 def not_preferred(call: Call) -> str | None:
-    """Why ``"auto"`` skips the kernels."""
+    """Why ``"auto"`` skips the kernels; None if it does not."""
     if call.q.shape[2] < FEW_QUERIES:
         return f"{call.q.shape[2]} queries are few, and the rest of a block would be padding"
     if target().platform in PLATFORMS:
@@ -127,11 +127,11 @@ def _unsupported_argument(call: Call) -> str | None:
     if call.softcap is not None:
         return f"kernels do not cap scores, softcap is {call.softcap}"
     if call.extra_bias is not None:
-        return "kernels read no bias of pairs, bias is given"
+        return "kernels compute only the scheme's bias, bias is given"
     if call.mask is not None:
         function = call.mask.function if isinstance(call.mask, Mask) else None
         if isinstance(function, FirstTokens):
-            return "kernels have one window, and sink_tokens are outside the window of a region"
+            return "kernels have one window, a region with sink_tokens and a window needs two"
         return "kernels mask by positions, segments and windows only, mask is given"
     if wide := _wide_segments(call):
         return f"kernels compare segments of 32 bits, {wide} has 64: cast it, if its values fit"
@@ -196,21 +196,21 @@ def _with_key_bias(call: Call) -> Call | None:
     at_keys: Array | None = bias_by_key(call)
     if at_keys is None:
         return None
-    at_queries = _at_queries(call, at_keys)
+    at_queries = _key_bias_at_queries(call, at_keys)
     batch, heads = call.q.shape[:2]
 
-    def side(side: Side, w: Array) -> Side:
+    def with_feature(side: Side, w: Array) -> Side:
         return side._replace(features={"w": jnp.broadcast_to(w, (batch, heads, w.shape[-1]))})
 
-    query, key = side(call.query, at_queries), side(call.key, at_keys)
+    query, key = with_feature(call.query, at_queries), with_feature(call.key, at_keys)
     return replace(call, scheme=_KeyBias(), arrays={}, query=query, key=key)
 
 
-def _at_queries(call: Call, at_keys: Array) -> Array:
+def _key_bias_at_queries(call: Call, at_keys: Array) -> Array:
     """The key bias at the queries' positions, ``(B or 1, H or 1, Q)``; 0 where it is unknown."""
     if call.aligned:
         return at_keys[..., call.k.shape[2] - call.q.shape[2] :]
-    # Sums have the same names on both sides; other features of keys may not exist for queries.
+    # Cumulative features exist on both sides; other features of keys may not exist for queries.
     queries_as_keys = Side(call.query.pos, None, None, call.query.features)
     try:
         bias: Array | None = bias_by_key(replace(call, key=queries_as_keys))

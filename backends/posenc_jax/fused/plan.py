@@ -110,12 +110,12 @@ class Plan:
 
     @property
     def q_blocks(self) -> int:
-        """How many blocks the queries make."""
+        """Number of blocks of queries."""
         return -(-self.q_len // self.block)
 
     @property
     def k_blocks(self) -> int:
-        """How many blocks the keys make."""
+        """Number of blocks of keys."""
         return -(-self.k_len // self.block)
 
     @property
@@ -166,9 +166,10 @@ class Operands(NamedTuple):
     head_scalars
         ``(H, P)`` float32: the per-head scalars of an elementwise bias; otherwise None.
     table
-        ``(H, nq + nk, n)`` float32: a bias by distance; otherwise None. Flatten the last two axes:
-        entry ``x`` is the bias at ``j - i = x - nq * n + 1`` for query ``i`` and key ``j``. Query
-        block ``a`` and key block ``b`` read rows ``d`` and ``d + 1``, ``d = nq - 1 + b - a``.
+        ``(H, nq + nk, n)`` float32: a bias by distance; otherwise None. There are ``nq`` blocks of
+        ``n`` queries and ``nk`` blocks of ``n`` keys. Flatten the last two axes: entry ``x`` is the
+        bias at ``j - i = x - nq * n + 1`` for query ``i`` and key ``j``. Query block ``a`` and key
+        block ``b`` read rows ``d`` and ``d + 1``, where ``d = nq - 1 + b - a``.
     q_feature, k_feature
         ``(B, H, Q)`` and ``(B, H, K)`` float32: the feature that the bias reads; or None.
     """
@@ -206,7 +207,7 @@ class Integers(NamedTuple):
 
 
 def plan_call(call: Call, form: Form, block: int) -> tuple[Plan, Operands, Integers]:
-    """What kernels compute from, for a call whose bias has the given form."""
+    """The static part and the arrays of a call whose bias has the given form."""
     reads = trace_bias_reads(call) if form == "elementwise" else BiasReads()
     plan = Plan(
         scheme=call.scheme,
@@ -336,7 +337,7 @@ def needed_blocks(call: Call, block: int) -> tuple[Array, Array]:
 
 
 def _ranges(needed: Array, shape: tuple[int, ...]) -> Array:
-    """First and end of the True along the last axis, ``(2, *shape)``; 0 and 0 without any."""
+    """First True, and one past the last, along the last axis: ``(2, *shape)``; 0 and 0 if none."""
     count = needed.shape[-1]
     any_needed = jnp.any(needed, axis=-1)
     first = jnp.argmax(needed, axis=-1)

@@ -1,4 +1,4 @@
-"""Kernels for Hopper GPUs (Pallas, Mosaic GPU): which calls they serve, and why not others.
+"""Kernels for Hopper GPUs (Pallas, Mosaic GPU): which calls they serve.
 
 The kernels need a recent JAX. They are imported on first use.
 """

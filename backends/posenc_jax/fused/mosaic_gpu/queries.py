@@ -1,7 +1,7 @@
 """Gradients of queries on Hopper GPUs, and of per-head scalars and the queries' feature.
 
-Gradients of per-head scalars are summed per query row, in registers, and over rows by XLA. Nothing
-is added by atomics, so the result is always the same.
+Gradients of per-head scalars are summed per query row, in registers, and over rows by XLA. There
+are no atomic additions, so results are deterministic.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def d_queries(
 
 
 def _bias_derivatives(loop: Loop, query: Side, key: Side, shape: Shape) -> list[Array]:
-    """Derivatives of the bias by the trainable per-head scalars and the queries' feature."""
+    """Derivatives of the bias: per trainable per-head scalar, then for the queries' feature."""
     plan, scalars = loop.arrangement.plan, loop.head_scalars
     tokens = bias_tokens(plan, recompute(query), recompute(key), shape)
     derivatives = [d_by_scalar(plan, scalars, n, *tokens) for n in range(len(plan.trainable))]

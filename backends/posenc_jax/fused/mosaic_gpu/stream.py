@@ -1,9 +1,9 @@
 """How a kernel for Hopper GPUs runs: two warpgroups compute while copies run ahead of them.
 
-There is no warpgroup for copies alone. JAX 0.12 compiles kernels in a way that ignores
-``setmaxnreg``. A third warpgroup would leave 168 registers per thread, and the sums and scores of a
-backward pass alone take 192. With two warpgroups a thread has 255. A copy is one instruction of one
-thread.
+There is no producer warpgroup, which would only copy. JAX 0.12 compiles kernels in a way that
+ignores ``setmaxnreg``. A third warpgroup would leave 168 registers per thread, and the sums and
+scores of a backward pass alone take 192. With two warpgroups a thread has 255. A copy is one
+instruction of one thread.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from posenc_jax.fused.mosaic_gpu.jax_version import plgpu
 
 WARPGROUPS = 2
 STAGES = 2  # slots of a ring buffer
-_LAST = WARPGROUPS - 1  # starts a step after the other, so it does not wait before it copies
+# The last warpgroup makes the copies. In the forward kernel it runs half a step behind the other,
+# so it need not wait for a free slot.
+_LAST = WARPGROUPS - 1
 
 
 class Stream(NamedTuple):
@@ -35,7 +37,7 @@ class Stream(NamedTuple):
     buffers
         By name, shared memory for one block per slot.
     ready, free
-        One barrier per slot: all blocks have arrived; all readers are done.
+        One barrier per slot. ``ready``: all blocks have arrived; ``free``: all readers are done.
     """
 
     sources: Mapping[str, Callable[[Any], Any]]
@@ -82,7 +84,7 @@ def _slot(step: Any) -> Any:
 
 
 def ring_buffer(buffers: Mapping[str, Any], readers: int = WARPGROUPS) -> tuple[Any, ...]:
-    """Scratch of a stream of such blocks: its buffers and barriers."""
+    """Scratch of a stream: buffers of all slots, and the barriers ``ready`` and ``free``."""
     return (
         {name: buffer.scratch(STAGES) for name, buffer in buffers.items()},
         plgpu.Barrier(num_arrivals=len(buffers), num_barriers=STAGES),
@@ -155,7 +157,7 @@ def run_steps(
 
 
 def fetch(copies: list[tuple[Any, Any]], barrier: Any) -> None:
-    """Copy to shared memory, and wait for it."""
+    """Copy each source to its target in shared memory, and wait for all."""
     for source, target in copies:
         plgpu.copy_gmem_to_smem(source, target, barrier)
     plgpu.barrier_wait(barrier)

@@ -52,7 +52,7 @@ class Side(NamedTuple):
 def products(*pairs: tuple[Any, Any], meanwhile: Callable[[], None] = lambda: None) -> list[Array]:
     """``left @ right.T`` of matrices in shared memory, float32.
 
-    All products start, then ``meanwhile`` runs, then the first product is awaited. ``right`` is
+    All products start, then ``meanwhile`` runs, then all products are awaited. ``right`` is
     ``(n, D)``, as keys are.
     """
     shapes = [(left.shape[0], right.shape[0]) for left, right in pairs]
@@ -118,7 +118,7 @@ def masked_scores(plan: Plan, product: Array, query: Side, key: Side, bias: Bias
     if bias is not None:
         scores = scores + bias * LOG2E
 
-    def masked(scores: Array) -> Array:
+    def apply_mask(scores: Array) -> Array:
         q_pos, k_pos = (_positions(side, shape) for side in (query, key))
         index = _indices(key, shape)
         segments = [
@@ -134,8 +134,8 @@ def masked_scores(plan: Plan, product: Array, query: Side, key: Side, bias: Bias
     if needs_mask is False:
         return scores
     if needs_mask is True:
-        return masked(scores)
-    result: Array = lax.cond(needs_mask, masked, lambda scores: scores, scores)
+        return apply_mask(scores)
+    result: Array = lax.cond(needs_mask, apply_mask, lambda scores: scores, scores)
     return result
 
 
@@ -155,7 +155,7 @@ def tile_gradient(scores: Array, d_weights: Array, logsumexp: Array, delta: Arra
 
 
 def bias_tokens(plan: Plan, query: Side, key: Side, shape: Shape) -> tuple[Tokens, Tokens]:
-    """What the bias of each pair of a tile is computed from."""
+    """What the bias reads of the query and of the key of each pair of a tile."""
     at_query, at_key = (
         Tokens(
             _positions(side, shape),
@@ -176,7 +176,7 @@ def bias_function(
 
 
 def d_by_scalar(plan: Plan, head_scalars: Sequence[Array], n: int, q: Tokens, k: Tokens) -> Array:
-    """The derivative of the bias by the ``n``-th per-head scalar, on a tile."""
+    """The derivative of the bias with respect to the ``n``-th per-head scalar, on a tile."""
 
     def bias(scalar: Array) -> Array:
         return plan.bias([*head_scalars[:n], scalar, *head_scalars[n + 1 :]], q, k, namespace)
@@ -191,7 +191,7 @@ def d_by_feature(
     k: Tokens,
     of: Literal["query", "key"],
 ) -> Array:
-    """The derivative of the bias by the feature of queries or of keys, on a tile."""
+    """The derivative of the bias with respect to the feature of one side, on a tile."""
 
     def bias(feature: Array) -> Array:
         if of == "query":
@@ -204,7 +204,7 @@ def d_by_feature(
 
 
 def _derivative(function: Callable[[Array], Array], at: Array) -> Array:
-    """Of an elementwise function of one array."""
+    """The derivative of an elementwise function of one array."""
     tangent: Array = jax.jvp(function, (at,), (jnp.ones_like(at),))[1]
     return tangent
 
@@ -215,9 +215,9 @@ def keep_apart(values: Any) -> Any:
 
 
 def recompute(side: Side) -> Side:
-    """The same side, but what is computed from it is computed anew.
+    """The same side, which makes the compiler recompute what depends on it.
 
-    Results that are kept from an earlier use would take too many registers.
+    Keeping results of an earlier use would take too many registers.
     """
     start = keep_apart(side.start)
     pos, feature = (None if a is None else keep_apart(a) for a in (side.pos, side.feature))
@@ -246,7 +246,8 @@ def _needs_mask(plan: Plan, query: Side, key: Side, shape: Shape) -> Any:
         return True
     if not by_position:
         return padded
-    least = query.start - (key.start + shape[key.axis] - 1)  # query position - key position
+    # The least and the greatest query position - key position of the tile.
+    least = query.start - (key.start + shape[key.axis] - 1)
     most = query.start + shape[query.axis] - 1 - key.start
     terms = [padded] if plan.masks_padding else []
     if plan.causal and right is None:

@@ -89,7 +89,11 @@ def _kernels(interpreted: bool) -> Kernels:
 
 @lru_cache(256)
 def _why_not_lowered(scheme: PositionScheme, reads: BiasReads) -> str | None:
-    """Lowers the kernels on one block; the compiler of the device does not run."""
+    """Why the backward kernels do not lower with a bias; None if they do.
+
+    They are lowered on one block, and compute all that the forward kernel computes of a bias. The
+    device's compiler does not run.
+    """
     size, dim = BLOCKS[-1], HEAD_DIMS[0]
     plan = Plan.of_one_block(scheme, reads, size)
 
@@ -125,7 +129,7 @@ def _why_not_lowered(scheme: PositionScheme, reads: BiasReads) -> str | None:
 
 
 def abstract_tpu() -> AbstractContextManager[Any]:
-    """Where Pallas lowers for a TPU although none is present."""
+    """A context in which Pallas lowers for a TPU, even if none is present."""
     if pltpu.is_tpu_device():
         return nullcontext()
     device = sharding.AbstractDevice(device_kind="TPU v5 lite", num_cores=1, platform="tpu")

@@ -1,7 +1,8 @@
 """The order in which kernels for TPUs visit tiles: which blocks a step has, and what it fetches.
 
-The ranges ``first .. end - 1`` of needed blocks arrive before a kernel starts, and decide what each
-step fetches. A step outside of its range names the nearest needed block, and so fetches nothing.
+The ranges ``first .. end - 1`` of needed blocks are prefetched scalars, which the index maps read.
+A step outside of its range takes the index of the nearest needed block. Pallas fetches a block only
+if its index changes, so this step fetches nothing.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class GridOrder(ABC):
     sequential
         How many of the last axes of the grid add to the same results.
     bounds
-        The ranges of needed blocks, flat.
+        The ranges of needed blocks, in one flat array.
     """
 
     plan: Plan
@@ -104,18 +105,19 @@ class KeyMajor(GridOrder):
         self.bounds = jnp.concatenate([each.reshape(-1) for each in ranges])
 
     def step(self, bounds: Any, *ids: Any) -> Step:
-        b, h, i, j = ids
+        b, h, j, i = ids
         batch, heads, k_blocks, q_blocks = self.grid
-        first, end = _range(bounds, (batch, heads, k_blocks), b, h, i)
-        q_block = _nearest(j, first, end)
+        first, end = _range(bounds, (batch, heads, k_blocks), b, h, j)
+        q_block = _nearest(i, first, end)
         low, high = _range(
             bounds, (batch, heads, q_blocks), b, h, q_block, start=2 * batch * heads * k_blocks
         )
-        needed = (first <= j) & (j < end) & (low <= i) & (i < high)
-        return Step(b, h, q_block, i, needed, j == 0, j == q_blocks - 1)
+        # The forward kernel computes no tile outside of the range of a query block.
+        needed = (first <= i) & (i < end) & (low <= j) & (j < high)
+        return Step(b, h, q_block, j, needed, i == 0, i == q_blocks - 1)
 
     def table_row(self, step: Step) -> Any:
-        """As above, of a flipped table."""
+        """As in ``GridOrder``, but of a flipped table."""
         return self.plan.k_blocks - 1 + step.q_block - step.k_block
 
 
@@ -147,7 +149,7 @@ class Diagonal(GridOrder):
 def _range(
     bounds: Any, shape: tuple[int, int, int], b: Any, h: Any, i: Any, start: int = 0
 ) -> tuple[Any, Any]:
-    """First and end, from numbers ``(2, *shape)`` that lie flat from ``start`` on."""
+    """First and end, from an array ``(2, *shape)`` that begins at ``bounds[start]``, flat."""
     batch, heads, count = shape
     at = start + (b * heads + h) * count + i
     return bounds[at], bounds[at + batch * heads * count]
@@ -171,8 +173,8 @@ def run_grid(
 
     ``operands`` and ``results`` have these shapes: ``MATRICES`` are ``(B, heads, L, D)``.
     ``head_scalars`` are ``(1, H * P)``. Rows of a table are ``(H, rows, 1, n)``: a tile reads the
-    two rows ``low`` and ``high``, and a diagonal writes the row ``line``. All others are numbers
-    per token, ``(B, heads or 1, n, L)``.
+    two rows ``low`` and ``high``, and a diagonal writes the row ``line``. All others hold ``n``
+    numbers per token, ``(B, heads or 1, n, L)``.
     """
     parallel = len(order.grid) - order.sequential
     semantics: list[Literal["parallel", "arbitrary"]] = ["parallel"] * parallel
@@ -204,7 +206,7 @@ def _run_step(
 
 
 def _spec(order: GridOrder, name: str, array: Any) -> Any:
-    """Which block of an array a step has."""
+    """Which block of an array a step gets."""
     if array is None:
         return None
     if name == "head_scalars":

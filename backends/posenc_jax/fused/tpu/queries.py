@@ -1,7 +1,8 @@
 """Gradients of queries on TPUs, and of per-head scalars and the queries' feature.
 
-From the log-sum-exp (Dao et al. 2022, arXiv 2205.14135). Each result is summed in one order, so it
-is always the same. Gradients of per-head scalars are written per query, and summed by XLA.
+Weights are recomputed from the log-sum-exp (Dao et al. 2022, arXiv 2205.14135). Each result is
+summed in a fixed order, so it is deterministic. Gradients of per-head scalars are written per
+query, and summed by XLA.
 """
 
 from __future__ import annotations
