@@ -368,8 +368,10 @@ class Inkling(PositionScheme):
 
 @dataclass(frozen=True)
 class Leaning(PositionScheme):
-    """A number per token of one side, from its hidden state, times a learned tenth of the distance:
-    the bias reads a feature, positions and a param at once.
+    """A bias that reads a feature, positions and a param at once.
+
+    It is ``lean * (m * (q - k) / 10 + 1 / 4)``. The feature ``lean`` is a number per token of one
+    side, from its hidden state, and ``m`` is learned.
     """
 
     side: Role = "key"

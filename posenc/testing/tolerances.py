@@ -51,8 +51,9 @@ def attention_bound(dtype: str, *, channels: int = 8, keys: int = 20, score: flo
 ATTENTION_TOL = {dtype: attention_bound(dtype) for dtype in UNIT}
 """Attention of an implementation against the reference, relative to the largest number or 1.
 
-For 8 channels, 20 keys and scores up to 8, as in the laws and tests: 104 roundings of float64 and
-float32, 6e-6, and 23 of half precision. One rounding of a larger bias counts for many of these.
+The laws and tests have 8 channels, 20 keys and scores up to 8. That makes 104 roundings of float64
+and of float32 (6e-6), and 23 of half precision. One rounding of a larger bias counts for many of
+these.
 ``tests/core/test_tolerances.py`` adds up the effects of all roundings in each of these calls.
 """
 
@@ -65,7 +66,7 @@ products and a logarithm. The factor 2 is because both libraries round.
 
 REDUCTION_FACTOR = 6
 """Factor for gradients of params and hidden states. They affect all 800 scores of a head, so 800
-terms of both signs are summed instead of 20, and errors grow like the root."""
+terms of both signs are summed instead of 20. Errors grow like the square root of their number."""
 
 SCALAR_VS_ARRAY_TOL = 4 * UNIT["float32"]
 """A scalar evaluation against one on arrays: NumPy computes powers differently for both. Each is
@@ -80,7 +81,7 @@ and direction. The factor 2: forward and backward pass. The errors of the differ
 derivative times the step squared and the rounding of the loss over the step, are 1e-10 each."""
 
 KEY_BIAS_TOL = 2.0**-30
-"""How much ``bias - key_bias`` may vary over keys, relative to the larger of the two or 1: 8
+"""How much ``bias - key_bias`` may vary over keys, relative to the larger of the two or 1. It is 8
 roundings in float64 of terms up to 2**20 times as large as their difference."""
 
 

@@ -139,7 +139,7 @@ def test_a_tile_is_masked_where_a_pair_is(window, causal):
     for shape, axis, q, k in itertools.product(
         [(64, 64), (64, 128)], (0, 1), range(33, 333, 64), range(0, 333, 32)
     ):
-        query, key = tile.Side(axis, q), tile.Side(1 - axis, k)
+        query, key = tile.TileSide(axis, q), tile.TileSide(1 - axis, k)
         at_q, at_k = (s.start + np.arange(shape[s.axis]) for s in (query, key))
         mask = plan.mask(at_q[:, None], at_k, at_k)
         masked = mask is not None and not np.all(mask)

@@ -78,15 +78,15 @@ def _backward(kernels: Kernels, plan: Plan, saved: Any, d_results: Any) -> tuple
     operands, out, logsumexp = forbid_second_derivatives((operands, out, logsumexp), NAME)
     d_out, d_logsumexp = forbid_second_derivatives(d_results, NAME)
     delta = jnp.sum(out.astype(jnp.float32) * d_out.astype(jnp.float32), axis=-1) - d_logsumexp
-    given = plan, operands, integers, Residuals(d_out.astype(out.dtype), logsumexp, delta)
-    d_q, d_scalars, d_q_feature = kernels.d_queries(*given)
-    d_k, d_v, d_k_feature = kernels.d_keys(*given)
+    arguments = plan, operands, integers, Residuals(d_out.astype(out.dtype), logsumexp, delta)
+    d_q, d_scalars, d_q_feature = kernels.d_queries(*arguments)
+    d_k, d_v, d_k_feature = kernels.d_keys(*arguments)
     d_operands = Operands(
         q=d_q,
         k=_sum_groups(d_k, operands.k),
         v=_sum_groups(d_v, operands.v),
         head_scalars=_sum_scalars(d_scalars, operands.head_scalars),
-        table=kernels.d_table(*given) if plan.form == "by distance" else None,
+        table=kernels.d_table(*arguments) if plan.form == "by distance" else None,
         q_feature=d_q_feature,
         k_feature=d_k_feature,
     )

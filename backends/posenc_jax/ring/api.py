@@ -139,11 +139,11 @@ def _with_defaults(
 ) -> Any:
     """The options with this shard's positions, cumulative features and hidden states."""
     given: dict[str, Any] = dict(options)
-    default = check_pair("q_pos", given.get("q_pos"), "k_pos", given.get("k_pos"))
+    use_default_positions = check_pair("q_pos", given.get("q_pos"), "k_pos", given.get("k_pos"))
     cumulative = _needs_sums(scheme, given)
     if cumulative:
         _check_in_order(scheme, q, k, given)
-    if default and hasattr(q, "shape") and hasattr(k, "shape"):
+    if use_default_positions and hasattr(q, "shape") and hasattr(k, "shape"):
         given["q_pos"], given["k_pos"] = consecutive_positions(
             q.shape[1], k.shape[1], axis_name, shards
         )
@@ -151,7 +151,7 @@ def _with_defaults(
         given["q_features"], given["k_features"] = _features(scheme, q, k, params, given, axis_name)
         given["x"] = None
     needs_q_x = given.get("x") is not None and given.get("q_x") is None
-    if default and needs_q_x and q.shape[1] == k.shape[1]:
+    if use_default_positions and needs_q_x and q.shape[1] == k.shape[1]:
         given["q_x"] = given["x"]  # the same tokens; traced positions cannot prove it
     return given
 

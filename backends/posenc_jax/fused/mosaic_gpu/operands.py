@@ -11,7 +11,7 @@ from jax.experimental import pallas as pl
 
 from posenc_jax.fused.gradients import Residuals
 from posenc_jax.fused.mosaic_gpu.jax_version import COLUMN_LAYOUT, ROW_LAYOUT, plgpu
-from posenc_jax.fused.mosaic_gpu.tile import LOG2E, Side
+from posenc_jax.fused.mosaic_gpu.tile import LOG2E, TileSide
 from posenc_jax.fused.plan import Integers, Operands, Plan
 
 MATRICES = ("q", "k", "v", "d_out", "out", "d_q", "d_k", "d_v")  # (B, H, L, D)
@@ -115,10 +115,10 @@ class Program(NamedTuple):
         return [self.refs["head_scalars"][self.head, n] for n in range(len(plan.scalars_read))]
 
 
-def load_side(axis: int, start: Any, names: Sequence[str], loaded: Mapping[str, Any]) -> Side:
+def load_side(axis: int, start: Any, names: Sequence[str], loaded: Mapping[str, Any]) -> TileSide:
     """Queries or keys, from their positions, segments and feature in shared memory."""
     pos, seg, feature = (_load(loaded[name], axis) if name in loaded else None for name in names)
-    return Side(axis, start, pos, seg, feature)
+    return TileSide(axis, start, pos, seg, feature)
 
 
 def load_logsumexp(loaded: Mapping[str, Any], axis: int) -> Array:

@@ -25,7 +25,7 @@ from posenc_jax.fused.mosaic_gpu.operands import (
     present,
 )
 from posenc_jax.fused.mosaic_gpu.stream import WARPGROUPS, Stream, fetch, ring_buffer
-from posenc_jax.fused.mosaic_gpu.tile import ROWS, Bias, Side, bias_function
+from posenc_jax.fused.mosaic_gpu.tile import ROWS, Bias, TileSide, bias_function
 from posenc_jax.fused.mosaic_gpu.toeplitz import tiles_for_keys, tiles_for_queries
 from posenc_jax.fused.plan import Integers, Operands, Plan
 
@@ -159,14 +159,14 @@ class Loop(NamedTuple):
     head_scalars: list[Any]
     interpreter_scratch: Any
 
-    def row_side(self) -> Side:
+    def row_side(self) -> TileSide:
         """The tokens of the rows, loaded into registers."""
         plan = self.arrangement.plan
         if self.arrangement.over == "keys":
             return load_side(0, self.start + plan.k_len - plan.q_len, PER_QUERY, self.rows)
         return load_side(0, self.start, PER_KEY, self.rows)
 
-    def column_side(self, step: Any, blocks: Mapping[str, Any]) -> Side:
+    def column_side(self, step: Any, blocks: Mapping[str, Any]) -> TileSide:
         """The tokens of the columns, loaded into registers."""
         plan, start = self.arrangement.plan, self.first + step * self.arrangement.columns
         if self.arrangement.over == "keys":

@@ -28,7 +28,7 @@ from posenc_jax.fused.mosaic_gpu.stream import WARPGROUPS, launch, run_steps
 from posenc_jax.fused.mosaic_gpu.tile import (
     ROWS,
     Shape,
-    Side,
+    TileSide,
     bias_tokens,
     d_by_feature,
     d_by_scalar,
@@ -116,7 +116,7 @@ def d_queries(
     return outputs["d_q"], outputs.get("d_scalars"), outputs.get("d_feature")
 
 
-def _bias_derivatives(loop: Loop, query: Side, key: Side, shape: Shape) -> list[Array]:
+def _bias_derivatives(loop: Loop, query: TileSide, key: TileSide, shape: Shape) -> list[Array]:
     """Derivatives of the bias: per trainable per-head scalar, then for the queries' feature."""
     plan, scalars = loop.arrangement.plan, loop.head_scalars
     tokens = bias_tokens(plan, recompute(query), recompute(key), shape)

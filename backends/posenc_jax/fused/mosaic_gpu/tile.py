@@ -29,7 +29,7 @@ Shape: TypeAlias = tuple[int, ...]
 Bias: TypeAlias = Array | Callable[[Tokens, Tokens], Array] | None
 
 
-class Side(NamedTuple):
+class TileSide(NamedTuple):
     """Queries or keys of a tile.
 
     Attributes
@@ -106,7 +106,7 @@ def broadcast(values: Array, axis: int, shape: Shape) -> Array:
     return lax.broadcast_in_dim(values, shape, [axis])
 
 
-def masked_scores(plan: Plan, product: Array, query: Side, key: Side, bias: Bias) -> Array:
+def masked_scores(plan: Plan, product: Array, query: TileSide, key: TileSide, bias: Bias) -> Array:
     """Scores of a tile in units of ``ln 2``, ``-inf`` where a pair is masked.
 
     ``bias`` is a tile, or a function of queries and keys.
@@ -154,7 +154,7 @@ def tile_gradient(scores: Array, d_weights: Array, logsumexp: Array, delta: Arra
     return softmax_gradient(softmax_weights(scores, logsumexp, 0), d_weights, delta, 0)
 
 
-def bias_tokens(plan: Plan, query: Side, key: Side, shape: Shape) -> tuple[Tokens, Tokens]:
+def bias_tokens(plan: Plan, query: TileSide, key: TileSide, shape: Shape) -> tuple[Tokens, Tokens]:
     """What the bias reads of the query and of the key of each pair of a tile."""
     at_query, at_key = (
         Tokens(
@@ -214,7 +214,7 @@ def keep_apart(values: Any) -> Any:
     return lax.optimization_barrier(values)  # type: ignore[no-untyped-call]  # untyped in JAX
 
 
-def recompute(side: Side) -> Side:
+def recompute(side: TileSide) -> TileSide:
     """The same side, which makes the compiler recompute what depends on it.
 
     Keeping results of an earlier use would take too many registers.
@@ -224,18 +224,18 @@ def recompute(side: Side) -> Side:
     return side._replace(start=start, pos=pos, feature=feature)
 
 
-def _indices(side: Side, shape: Shape) -> Array:
+def _indices(side: TileSide, shape: Shape) -> Array:
     index: Array = side.start + plgpu.broadcasted_iota(jnp.int32, shape, side.axis, layout=WGMMA)
     return index
 
 
-def _positions(side: Side, shape: Shape) -> Array:
+def _positions(side: TileSide, shape: Shape) -> Array:
     if side.pos is not None:
         return broadcast(side.pos, side.axis, shape)
     return _indices(side, shape)
 
 
-def _needs_mask(plan: Plan, query: Side, key: Side, shape: Shape) -> Any:
+def _needs_mask(plan: Plan, query: TileSide, key: TileSide, shape: Shape) -> Any:
     """Whether a tile has a masked pair: a bool if it is static, or a scalar of the kernel."""
     padded = key.start + shape[key.axis] > plan.k_len if plan.masks_padding else False
     left, right = plan.window or (None, None)

@@ -97,11 +97,11 @@ def tile_gradient(
 def bias_derivatives(
     plan: Plan, tokens: TileTokens, head_scalars: Sequence[Array], side: Literal["query", "key"]
 ) -> list[Array]:
-    """Derivatives of the bias on a tile, those that one side sums.
+    """Those derivatives of the bias on a tile that the kernel for one side sums.
 
-    For queries: by each trainable per-head scalar, and by their feature. For keys: by their
-    feature. Forward mode, one at a time: a bias is elementwise, so each is one tile. The compiler
-    shares what they have in common.
+    For queries: with respect to each trainable per-head scalar, and to their feature. For keys:
+    with respect to their feature. Each is computed in forward mode: a bias is elementwise, so it is
+    one tile. The compiler shares common parts.
     """
     q, k = tokens.query(), tokens.key()
     derivatives = []
