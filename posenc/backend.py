@@ -5,11 +5,12 @@ A backend is a package that computes attention in one framework. From posenc it 
 ``Trainer``). Anything else in posenc may change without notice.
 
 =====================  ===========================================================================
-a call                 ``prepare`` makes a ``Call`` of two ``Side``; ``Options`` are its keywords
+a call                 ``prepare`` makes a ``Call`` with two ``Side``, from ``Options`` (keywords)
 implementations        ``Implementation``, ``choose``, ``explain_choice`` and ``attend``
-the bias               whole (``Call.bias``), on a tile (``bias_tile``), or in a cheaper form:
-                       ``bias_by_distance``, ``bias_by_key``, channels (``fold_key_bias``)
-the mask               of pairs (``visible``), tiles (``visible_pairs``), ``visible_blocks``
+the bias               dense (``Call.bias``), on a tile (``bias_tile``), or in a cheaper form:
+                       ``bias_by_distance``, ``bias_by_key``; ``fold_key_bias`` widens q and k
+the mask               of positions (``visible``), of a call or tile (``visible_pairs``), of blocks
+                       (``visible_blocks``)
 fully masked rows      ``may_be_fully_masked``, ``zero_fully_masked``
 negligible blocks      ``negligible_blocks``: keys whose weights provably round to nothing
 params                 ``as_mapping``, ``merge_constants``, ``head_views``, ``tile_views``

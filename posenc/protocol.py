@@ -26,13 +26,14 @@ class ParamSpec:
     Parameters
     ----------
     shape
-        Its shape. A per-head array has the head first.
+        Its shape. The first axis of a per-head array is that of heads.
     init
-        Draws its first value: ``init(rng, shape)`` with a ``numpy.random.Generator``. Default:
+        Draws its initial value: ``init(rng, shape)`` with a ``numpy.random.Generator``. Default:
         independent normal values, mean 0, standard deviation 0.02.
     per_head
-        Whether the first axis counts heads. Then ``bias``, ``key_bias`` and ``transform`` receive
-        the array per head, as they describe. Otherwise they receive the whole array.
+        Whether the first axis is that of heads. Then ``bias``, ``key_bias`` and ``transform``
+        receive the array in the form for per-head arrays that each describes. Otherwise they
+        receive the whole array.
     """
 
     shape: tuple[int, ...]
@@ -47,6 +48,7 @@ class SchemeWarning(UserWarning):
     """A call is allowed, but it probably does not do what its author wants."""
 
 
+# The methods that change what a model computes; ``hooks()`` names those that a scheme overrides.
 HOOKS = (
     "embedding", "transform", "hidden_features", "query_features", "key_features", "bias",
     "key_bias", "adjust_scores", "sink", "regions", "scale", "at_length",
@@ -130,7 +132,7 @@ class PositionScheme:
     ) -> Array:
         """Transform queries or keys ``x (..., L, D)`` by their positions, as RoPE rotates them.
 
-        Each token and each head is transformed on its own. The result is finite at any position.
+        Tokens and heads are transformed independently. The result is finite at any position.
 
         Parameters
         ----------
@@ -181,9 +183,9 @@ class PositionScheme:
     def key_bias(self, k: Array, *, params: Mapping[str, Array], xp: Namespace) -> Array | None:
         """Return ``w(k)`` if ``bias(q, k) = u(q) + w(k)`` for all ``k <= q``; else None.
 
-        Under a causal mask an implementation may then use ``w`` instead of ``bias``, because
-        softmax ignores a term that depends on the query only. ``w`` is finite, so a bias that
-        masks has no ``key_bias``.
+        Under a causal mask an implementation may then use ``w`` instead of ``bias``: softmax
+        ignores a term that depends on the query only. ``w`` must be finite, so a bias that masks
+        has no ``key_bias``.
         """
         return None
 
@@ -192,7 +194,7 @@ class PositionScheme:
     def hidden_features(
         self, x: Array, *, role: Role, params: Mapping[str, Array], xp: Namespace
     ) -> Mapping[str, Array]:
-        """Compute features from hidden states ``x (B, L, C)``, each token on its own.
+        """Compute features from hidden states ``x (B, L, C)``, for each token independently.
 
         A feature is a number per head and token, ``(B, H, L)``, or a table per head and token,
         ``(B, H, L, M)``. Per-head arrays in ``params`` keep their head axis here.

@@ -115,7 +115,7 @@ class Call:
 
     @property
     def in_order(self) -> bool:
-        """Whether positions are the default, and the scheme encodes them and no places."""
+        """Whether positions are the default, and no places replace them in the scheme."""
         return self.aligned and self.query.places is None
 
     @property
@@ -129,7 +129,7 @@ class Call:
         return self.wants_lse or self.sink is not None
 
     def views(self) -> Params:
-        """Params and features as ``bias`` reads them for all pairs of queries and keys."""
+        """The ``params`` of ``scheme.bias`` for all pairs of queries and keys."""
         return head_views(
             self.scheme, self.arrays, dtype=self.dtype, xp=self.xp,
             query=tile_views(self.query.features, "query", xp=self.xp),
@@ -347,19 +347,20 @@ def _with_regions(
     parts, regions = [], call.scheme.regions()
     _check_no_overlap(type(call.scheme).__name__, regions)
     for part, window in regions:
-        own = {
+        part_params = {
             name: array for name, array in as_mapping(params).items() if name in part.param_specs()
         }
-        inner: Options = {
+        part_options: Options = {
             **options, "window": None, "sink_tokens": 0, "return_lse": False, "scale": call.scale
         }  # fmt: skip
         if not has_features(part):  # given features may belong to a Sink around the regions
-            inner |= {"q_features": None, "k_features": None}
-        made = prepare(
-            call.q, call.k, call.v, part, own, causal, skip_blocks=skip_blocks, xp=call.xp, **inner
-        )
+            part_options |= {"q_features": None, "k_features": None}
+        part_call = prepare(
+            call.q, call.k, call.v, part, part_params, causal,
+            skip_blocks=skip_blocks, xp=call.xp, **part_options,
+        )  # fmt: skip
         # Regions are merged by their log-sum-exp.
-        parts.append(replace(_restrict(call, made, window), wants_lse=True))
+        parts.append(replace(_restrict(call, part_call, window), wants_lse=True))
     return replace(call, regions=tuple(parts))
 
 
@@ -418,7 +419,7 @@ _EMBEDS_ONLY = (
 def _scheme_in_attention(
     scheme: PositionScheme, params: Mapping[str, Array] | None, *, xp: Namespace
 ) -> tuple[PositionScheme, Mapping[str, Array] | None]:
-    """Scheme and params for attention; a warning if the scheme acts on embeddings only."""
+    """Scheme and params; ``NoPE()``, with a warning, if the scheme acts on embeddings only."""
     if not embeds_only(scheme):
         return scheme, params
     if as_mapping(params):

@@ -33,7 +33,7 @@ class Implementation:
     unsupported
         Returns why it cannot serve a call; None if it can.
     not_preferred
-        Returns why ``"auto"`` skips it for a call that it supports; None if it does not.
+        Returns why ``"auto"`` skips it, even for a call that it supports; None if it does not.
     without_lse
         Returns why it has no log-sum-exp for a call; None if it has one.
     takes_sink
@@ -58,14 +58,14 @@ class Implementation:
         for part in call.regions or (call,):
             if (why := self.unsupported(part)) is not None:
                 return why
-        user = "return_lse=True" if call.wants_lse else None
+        purpose = "return_lse=True" if call.wants_lse else None
         if call.regions:
-            user = f"merging the regions of {name}"
+            purpose = f"merging the regions of {name}"
         elif call.sink is not None and not self.takes_sink:
-            user = f"the sink of {name}"
-        if user is None or (why := self.without_lse(call)) is None:
+            purpose = f"the sink of {name}"
+        if purpose is None or (why := self.without_lse(call)) is None:
             return None
-        return f"{user} needs a log-sum-exp, and {why}"
+        return f"{purpose} needs a log-sum-exp, and {why}"
 
 
 class Explanation(dict[str, Any]):
@@ -77,8 +77,9 @@ class Explanation(dict[str, Any]):
 
 
 def choose(implementations: Sequence[Implementation], call: Call, name: str) -> Implementation:
-    """The implementation called ``name``; for ``"auto"``, the first that is preferred for the call.
+    """The implementation called ``name``, or the first suitable one for ``"auto"``.
 
+    ``"auto"`` skips those that do not support the call, and those that are not preferred for it.
     Later implementations are not asked, because their questions about lengths would become
     conditions of an exported program.
 
@@ -113,13 +114,13 @@ def choose(implementations: Sequence[Implementation], call: Call, name: str) -> 
 def explain_choice(implementations: Sequence[Implementation], call: Call, name: str) -> Explanation:
     """Which implementation ``choose`` takes, and why not each of the others."""
     chosen = choose(implementations, call, name)
-    supported = f"{chosen.name!r} was asked for"
+    default_reason = f"{chosen.name!r} was asked for"
     if name == "auto":
-        supported = f"supported, but {chosen.name!r} is preferred"
+        default_reason = f"supported, but {chosen.name!r} is preferred"
     others = {
         implementation.name: implementation.why_not(call)
         or (implementation.not_preferred(call) if name == "auto" else None)
-        or supported
+        or default_reason
         for implementation in implementations
         if implementation is not chosen
     }

@@ -49,7 +49,8 @@ def add_sink(part: PartialAttention, call: Call) -> PartialAttention:
     """Attention with the call's sink in the denominator: ``out * sigmoid(lse - sink)``."""
     xp, sink = call.xp, call.sink
     assert part.lse is not None
-    # Bounded, because the gradient of exp must be finite; there the share of the keys is 0.
+    # Bounded, because the gradient of exp must be finite. At the bound, the share of the keys is
+    # below any rounding.
     ahead = xp.maximum(part.lse - sink, xp.zeros_like(part.lse) - _FAR_BELOW)
     share = 1 / (1 + xp.exp(-ahead))
     out = xp.astype(part.out, call.dtype) * share[..., None]

@@ -113,9 +113,9 @@ def attention(
     With ``return_lse`` also ``log(sum(exp(score)))`` of each row, including a sink: ``(B, H, Q)``
     in the working dtype, float32 or float64, and ``-inf`` for a fully masked row.
 
-    NaN or infinity in padding does no harm if positions, segments or a mask are given. In a query
-    that sees no key, and in a key that no query sees, it reaches neither results nor gradients. In
-    a key that any query sees, it may reach all results.
+    NaN or infinity in padding does no harm if positions, segments, ``k_valid`` or a mask are given.
+    In a query that sees no key, and in a key that no query sees, it reaches neither results nor
+    gradients. In a key that any query sees, it may reach all results.
 
     Raises
     ------
@@ -144,7 +144,7 @@ def attention(
 def dense(call: Call) -> tuple[Array, Array]:
     """Attention by its definition, in the working dtype, with all scores in memory.
 
-    Returns ``(B, H, Q, Dv)`` and the log-sum-exp ``(B, H, Q)``. That of a fully masked row is the
+    Returns ``(B, H, Q, Dv)`` and the log-sum-exp ``(B, H, Q)``. A fully masked row has 0 and the
     lowest finite number. The sink of the call is not included.
     """
     xp = call.xp
@@ -154,8 +154,8 @@ def dense(call: Call) -> tuple[Array, Array]:
     bias, visible = call.bias_and_visible()
     if visible is not None and may_be_fully_masked(call):
         q, k, v = zero_fully_masked(q, k, v, visible, xp=xp)
-    # Queries are scaled, not scores: compilers fuse "score * scale - highest" into one operation,
-    # and then the highest score minus itself is the rounding of the product instead of 0.
+    # Queries are scaled, not scores. Compilers would fuse "score * scale - highest" into one
+    # operation. The highest score minus itself is then the rounding of the product instead of 0.
     grouped = xp.reshape(q * call.scale, (batch, kv_heads, -1, q_len, dim))
     scores = xp.matmul(grouped, xp.matrix_transpose(k)[:, :, None, :, :])
     scores = call.cap_scores(xp.reshape(scores, (batch, heads, q_len, -1)))

@@ -99,7 +99,7 @@ class Sum(PositionScheme):
 
     @property
     def cumulative(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The names of all parts, with their prefixes."""
+        """Names of the cumulative features of all parts, with prefixes."""
         return tuple(f"{n}_{name}" for n, s in enumerate(self.schemes) for name in s.cumulative)
 
     def hooks(self) -> frozenset[str]:
@@ -206,7 +206,7 @@ class Sum(PositionScheme):
             yield scheme, PartParams(params, f"{n}_", float_dtype(params, xp))
 
     def _prefixed(self, method: str) -> dict[str, Any]:
-        """The mappings that ``method`` of each part returns, as one, with prefixed names."""
+        """One mapping of all that ``method`` of each part returns, with prefixed names."""
         merged: dict[str, Any] = {}
         for n, scheme in enumerate(self.schemes):
             merged |= {f"{n}_{name}": value for name, value in getattr(scheme, method)().items()}
@@ -215,7 +215,7 @@ class Sum(PositionScheme):
     def _features(
         self, hook: str, *tokens: Array, params: Mapping[str, Array], xp: Namespace, **keywords: Any
     ) -> dict[str, Array]:
-        """The features that ``hook`` of each part returns, as one mapping, with prefixed names."""
+        """One mapping of all features that ``hook`` of each part returns, with prefixed names."""
         features: dict[str, Array] = {}
         for scheme, own in self._parts(hook, params, xp):
             of_part = getattr(scheme, hook)(*tokens, params=own, xp=xp, **keywords)
@@ -244,7 +244,7 @@ class PartParams(Params):
 
 
 class PartFeatures(Features):
-    """The features of one part on one side, without their prefix; places belong to all parts."""
+    """Features of queries or of keys for one part, without their prefix; parts share places."""
 
     def __init__(self, whole: Mapping[str, Array], prefix: str, role: str) -> None:
         super().__init__({}, role)

@@ -1,7 +1,8 @@
 """T5 relative bias: a learned number per head and bucket of relative position.
 
-Near positions have one bucket each. Farther ones share buckets whose width grows logarithmically
-up to ``max_distance``. All positions beyond share the last bucket.
+Near positions have one bucket each. Farther ones share buckets, which get wider with distance: the
+number of a bucket is linear in the logarithm of distance. All positions beyond ``max_distance``
+share the last bucket.
 
 Raffel et al. 2020, "Exploring the Limits of Transfer Learning", arXiv 1910.10683, section 2.1.
 """
@@ -23,9 +24,9 @@ class T5Bias(PositionScheme):
     HF and fairseq store the table as ``(num_buckets, num_heads)``: transpose it. If both numbers
     are equal, the mistake cannot be detected.
 
-    With ``B`` buckets per direction and ``E = B // 2``, a distance ``n < E`` has bucket ``n``, and
-    a larger one ``min(B - 1, E + floor(ln(n/E) / ln(max_distance/E) * (B - E)))``. The code uses
-    integer thresholds, so every framework agrees to the bit.
+    With ``B`` buckets per direction and ``E = B // 2``, a distance ``n < E`` has bucket ``n``. A
+    larger one has bucket ``min(B - 1, E + floor(ln(n/E) / ln(max_distance/E) * (B - E)))``. The
+    code compares distances with integer thresholds, so all frameworks agree exactly.
 
     ``posenc.make("t5", train_len=T)`` changes the defaults for a decoder trained at length ``T``,
     so that training sees every bucket: ``causal=True``, ``num_buckets=min(32, T)``,
@@ -39,8 +40,8 @@ class T5Bias(PositionScheme):
         Number of buckets. Unless ``causal``, half are for keys up to the query and half for keys
         after it.
     max_distance
-        The last bucket begins near this distance. Keep it within the training length: buckets of
-        distances that training never sees keep their random first values.
+        The last bucket begins somewhat below this distance. Keep it within the training length:
+        buckets of distances that training never sees keep their random initial values.
     causal
         Whether all buckets are for keys up to the query; later keys count as distance 0. It does
         not mask.
@@ -82,12 +83,13 @@ class T5Bias(PositionScheme):
         """Default options for the sizes of a model: with ``train_len``, those of a decoder."""
         if "train_len" not in sizes:
             return {}
-        # At least 2: causal buckets must be 2 or more, and max_distance must exceed the first.
+        # At least 2: fewer causal buckets are an error, as is max_distance of half their number.
         train_len = max(2, sizes["train_len"])
         return {"causal": True, "num_buckets": min(32, train_len), "max_distance": train_len}
 
     @property
     def _per_direction(self) -> int:
+        """Buckets for one direction; a causal scheme has one direction."""
         return self.num_buckets if self.causal else self.num_buckets // 2
 
     def param_specs(self) -> Mapping[str, ParamSpec]:
@@ -106,7 +108,7 @@ class T5Bias(PositionScheme):
         return super().scale(head_dim) if self.scaled else 1.0
 
     def bucket(self, rel: Array, *, xp: Namespace) -> Array:
-        """Bucket of relative position ``rel = k_pos - q_pos``, in its shape and dtype."""
+        """The bucket of a relative position ``rel = k_pos - q_pos``, in its shape and dtype."""
         later = rel > 0
         zero = xp.zeros_like(rel)
         distance = xp.where(later, zero, -rel) if self.causal else xp.abs(rel)

@@ -102,9 +102,8 @@ class KernelMask(NamedTuple):
         As in ``posenc.attention``; None if ``limits`` decides it.
     limits
         The lowest and the highest ``q_pos - k_pos`` inside the window, the number of sink tokens,
-        and the lowest ``q_pos - k_pos`` of any visible pair; or None. They are a tensor, because
-        torch makes a Python number a symbol (SymInt) at its second value. Kernels for a CPU take no
-        symbols.
+        and the lowest ``q_pos - k_pos`` of all. Or None. They are a tensor, because torch makes a
+        Python number a symbol (SymInt) at its second value. Kernels for a CPU take no symbols.
     has_sink_tokens
         Whether there may be sink tokens.
     function
@@ -224,9 +223,9 @@ def _block_indices(chosen: Tensor) -> tuple[Tensor, Tensor]:
 def capture(values: Tensor, *, rows: bool = False, axis: int = -1) -> Tensor:
     """The values for a kernel to load: padded, because its last block loads before it masks.
 
-    An axis is padded with its last value. On a CPU, a size that is a symbol becomes code that does
-    not compile (PyTorch 2.13), and a constant size is compiled again for each new value. So on a
-    CPU the axis has a ``padded_size``, and so has the first axis if it is ``rows`` of a batch.
+    An axis is padded with its last value. On a CPU, code with a symbol as a size does not compile
+    (PyTorch 2.13), and each new constant size compiles again. So on a CPU the axis has a
+    ``padded_size``. The first axis has one too if it is ``rows`` of a batch.
     """
     length, dim = values.shape[axis], axis % values.ndim
     last = values.narrow(dim, length - 1, 1)

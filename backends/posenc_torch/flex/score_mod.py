@@ -31,7 +31,7 @@ ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 # Schemes by key, so that kernels read their numbers from here. Torch's compiler treats what it
 # reaches from a global as constant. A number that comes with a call becomes a symbol (SymInt) when
-# its value changes, and kernels for a CPU take no symbols.
+# its value changes. Kernels for a CPU take no symbols.
 _SCHEMES: dict[str, PositionScheme] = {}
 _KEYS: dict[Any, str] = {}
 
