@@ -216,7 +216,7 @@ def _xla(call: Call) -> tuple[Array, None]:
         k, v, bias, mask = append_sink_key(call, k, v, bias, mask)
     q, k, v = (jnp.swapaxes(a, 1, 2) for a in (q, k, v))
     scale = call.scale
-    if q.dtype == call.dtype:  # scale q, as the definition does; half precision would round it
+    if q.dtype == call.dtype:  # scale q, as the definition does; half precision would round q
         q, scale = q * scale, 1.0
     out = jax.nn.dot_product_attention(q, k, v, bias=bias, mask=mask, scale=scale)
     out = jnp.swapaxes(out, 1, 2)

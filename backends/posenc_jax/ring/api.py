@@ -115,7 +115,8 @@ def ring_attention(
         Keys(call.k, call.v, _with_batch_axis(call.key)),
         dict(call.arrays),
     )
-    # Operands must vary over the axis, as the shard's index does: those received differ per shard.
+    # Operands must vary over the axis, as the index of the shard does: after one hop even
+    # replicated arrays differ per shard.
     operands = forbid_forward_mode(
         make_varying(operands, lax.axis_index(axis_name)), "ring_attention"
     )

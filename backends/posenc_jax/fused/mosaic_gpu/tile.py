@@ -215,7 +215,7 @@ def keep_apart(values: Any) -> Any:
 
 
 def recompute(side: TileSide) -> TileSide:
-    """The same side, which makes the compiler recompute what depends on it.
+    """The same side behind a barrier, so that the compiler recomputes what depends on it.
 
     Keeping results of an earlier use would take too many registers.
     """
