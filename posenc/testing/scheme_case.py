@@ -267,5 +267,5 @@ class SchemeCase:
 
 
 def _working_float(x: Host) -> Any:
-    """The working float for vectors ``x``."""
+    """The working dtype for vectors ``x``."""
     return np.float64 if x.dtype == np.float64 else np.float32

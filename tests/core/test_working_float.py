@@ -1,4 +1,4 @@
-"""The working float: float64 if anything is, else float32."""
+"""The working dtype: float64 if anything is, else float32."""
 
 import numpy as np
 import pytest

@@ -19,7 +19,7 @@ from posenc.testing.tolerances import UNIT, rounding_bound
 
 # The smallest number that is not rounded to zero.
 SMALLEST = {"float64": 0.0, "float32": 1e-37, "float16": 2.0**-24, "bfloat16": 1e-37}
-# In the working float a rotation has four roundings, an exponential two, a sum one for each of up
+# In the working dtype a rotation has four roundings, an exponential two, a sum one for each of up
 # to 16 channels or 40 keys. In half precision are those of queries and keys before and after they
 # are turned, of the score, the weight, the value and the result.
 STEPS = {dtype: rounding_bound(4 + 2 + 16 + 40, 1, dtype) for dtype in ("float64", "float32")}
@@ -113,7 +113,7 @@ def _size(call: Any, keys: Any, bias: Any, seen: Any) -> Any:
 
 
 def _bias_size(problem: AttentionCase, bias: Any) -> Any:
-    """Of what the working float rounds in a bias: itself, or the gates in its two sums."""
+    """Of what the working dtype rounds in a bias: itself, or the gates in its two sums."""
     if not problem.scheme.cumulative:
         return np.abs(bias)
     t, params = problem.tensors, problem.params

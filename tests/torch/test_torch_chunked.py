@@ -141,7 +141,7 @@ FADED = 240  # tokens
 def order_bound(dtype, length=FADED):
     """How far two orders of the same sums of queries, keys and values may be apart.
 
-    Both round in the working float, and in half precision then cast weights, values, result.
+    Both round in the working dtype, and in half precision then cast weights, values, result.
     """
     if dtype == torch.bfloat16:
         return 2 * (attention_bound("float32", keys=length) + rounding_bound(3, 1, "bfloat16"))

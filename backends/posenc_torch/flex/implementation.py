@@ -265,8 +265,8 @@ def _bias(call: Call) -> SchemeBias | DistanceBias | None:
         return DistanceBias.of(call, table)
     batch = call.q.shape[0] if call.q.device.type == "cpu" else None
     features = call.query.features, call.key.features
-    where = _bias_positions(call)
-    return SchemeBias.of(call.scheme, call.arrays, call.dtype, where, features, batch=batch)
+    tokens = _bias_positions(call)
+    return SchemeBias.of(call.scheme, call.arrays, call.dtype, tokens, features, batch=batch)
 
 
 def _reads_by_distance(call: Call) -> bool:
