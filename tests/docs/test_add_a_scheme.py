@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from frameworks_installed import require
+from sample import long
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "add_a_scheme.md").read_text()
@@ -49,6 +50,7 @@ def run(step, folder, **changes):
     )
 
 
+@long
 @pytest.mark.parametrize("step", STEPS, ids=[text.strip().splitlines()[-1] for _, text in STEPS])
 def test_a_step_of_the_page(step, folder):
     if "asv" in step[1] and not require("asv"):

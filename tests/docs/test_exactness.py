@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from oracles import CASES, DIGITS, HALVES, LIMITS, RANGES, Exact, answers, errors, ways
+from sample import long
 
 import posenc
 
@@ -32,7 +33,9 @@ def found(way, dtype):
 
 def settings(dtypes):
     return [
-        pytest.param(way, dtype, case, id=f"{way}-{dtype}-{case}")
+        pytest.param(
+            way, dtype, case, id=f"{way}-{dtype}-{case}", marks=[long] * bool(way.compiler)
+        )
         for way in WAYS
         for dtype in dtypes
         if dtype in way.framework.dtypes

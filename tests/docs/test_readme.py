@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from frameworks_installed import require
+from sample import long
 
 ROOT = Path(__file__).parents[2]
 BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
@@ -29,7 +30,15 @@ def test_python_blocks_of_the_readme_run(block, capsys):
     assert "Error" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    # Several processes, and a compiler for ten seconds.
+    [
+        pytest.param(path, marks=[long] * (path.stem in ("ring_attention", "context_parallel")))
+        for path in EXAMPLES
+    ],
+    ids=lambda path: path.stem,
+)
 def test_examples_run(path, capsys):
     if missing(path.read_text()):
         pytest.skip(f"not installed: {missing(path.read_text())}")

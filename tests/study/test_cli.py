@@ -15,6 +15,7 @@ from dataclasses import fields
 
 import pytest
 from frameworks_installed import require
+from sample import long, some
 
 from posenc.study.study import Study
 
@@ -41,11 +42,11 @@ def text(tmp_path):
     return str(path)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", some(BACKENDS, BACKENDS[-1:], long))
 def test_compare_from_beginning_to_end(tmp_path, text, backend):
     out = tmp_path / "results"
     arguments = ["compare", *TINY, "--text", text, "--backend", backend, "--out", str(out)]
-    arguments += ["--schemes", "alibi,rope", "--seeds", "2"]
+    arguments += ["--schemes", "alibi,rope", "--seeds", "2", "--workers", "1"]
     done = run(*arguments)
     assert done.returncode == 0, done.stderr
     assert len(re.findall(r"^\[ ?\d/4\] ", done.stdout, re.MULTILINE)) == 4
@@ -193,6 +194,7 @@ def test_show_and_list(tmp_path):
     assert "layout  'half' or 'interleaved', default 'half'" in shown
 
 
+@long
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_compare_of_sums_layers_and_windows(tmp_path, text, backend):
     out, label = tmp_path / "results", "rope+alibi@8/t5"

@@ -19,6 +19,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from frameworks_installed import require
+from sample import long, some
 
 import posenc
 from posenc.layers import LayerPlan
@@ -49,6 +50,10 @@ from posenc.study.trainer import choose_backend
 
 BACKENDS = [name for name in ("jax", "torch") if require(name)]
 CATALOGUE = sorted(posenc.catalogue())
+# Enough to train: a trainer asks little of a scheme.
+TRAINED = ["alibi", "learned", "nope", "rope", "sinusoidal", "t5"]
+# JAX compiles each for seconds.
+several_backends = pytest.mark.parametrize("backend", some(BACKENDS, BACKENDS[-1:], long))
 SMALL = {
     "train_len": 16,
     "steps": 4,
@@ -202,7 +207,10 @@ def test_warm_up_then_linear_decay():
 
 
 @pytest.mark.skipif(len(BACKENDS) < 2, reason="compares two frameworks")
-@pytest.mark.parametrize("name", [*CATALOGUE, "rope+alibi", "rope@9/t5@5", "t5@9/t5"])
+@pytest.mark.parametrize(
+    "name",
+    some([*TRAINED, "rope+alibi", "rope@9/t5@5", "t5@9/t5"], ["rope@9/t5@5"], long),
+)
 def test_both_trainers_follow_the_same_trajectory(name, corpus):
     losses, scores = [], []
     for backend in BACKENDS:
@@ -215,7 +223,7 @@ def test_both_trainers_follow_the_same_trajectory(name, corpus):
     assert losses[0][-1] < losses[0][0]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@several_backends
 @pytest.mark.parametrize("scheme", [Growing(), Gated(2, 16)], ids=["at_length", "gate"])
 def test_a_scheme_from_outside_trains(backend, scheme, corpus):
     model, decoder = trainer(backend, (scheme,) * 2)
@@ -225,7 +233,7 @@ def test_a_scheme_from_outside_trains(backend, scheme, corpus):
     assert np.abs(model.token_losses(batches(corpus)[0], None) - before).max() > 0
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@several_backends
 def test_evaluation_takes_the_scheme_for_its_length(backend, corpus):
     tokens = windows.held_out_stretches(corpus.validation, count=2, longest=64)
     (growing, _), (fixed, _) = (
@@ -237,8 +245,8 @@ def test_evaluation_takes_the_scheme_for_its_length(backend, corpus):
     assert np.abs(short - other).max() > 1e-3
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("name", CATALOGUE)
+@several_backends
+@pytest.mark.parametrize("name", TRAINED)
 def test_no_byte_is_predicted_from_later_ones(backend, name, corpus):
     model, _ = trainer(backend, layers(name, recipe()))
     tokens = windows.held_out_stretches(corpus.validation, count=2, longest=32)
@@ -249,7 +257,7 @@ def test_no_byte_is_predicted_from_later_ones(backend, name, corpus):
     assert np.abs(one[:, 19:] - other[:, 19:]).max() > 1e-2
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@several_backends
 def test_a_window_of_the_whole_length_changes_nothing(backend, corpus):
     model, _ = trainer(backend, layers("rope", recipe()))
     tokens = windows.held_out_stretches(corpus.validation, count=2, longest=32)
@@ -285,7 +293,9 @@ def losses_by_hand(decoder, tokens, windows):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("label", ["rope@5/rope", "rope/t5@3", "t5@20/t5@4", "alibi@9"])
+@pytest.mark.parametrize(
+    "label", some(["rope@5/rope", "rope/t5@3", "t5@20/t5@4", "alibi@9"], ["rope@5/rope"], long)
+)
 def test_each_layer_attends_in_its_window(backend, label, corpus):
     model, decoder = trainer(backend, layers(label, recipe()))
     tokens = windows.held_out_stretches(corpus.validation, count=2, longest=32)
@@ -623,6 +633,7 @@ def test_a_class_without_a_file_has_no_digest(monkeypatch):
     assert source_digest([typed()]) == ""
 
 
+@long
 def test_an_edited_helper_trains_a_scheme_again(tmp_path, corpus, records, foreign):
     one = study(tmp_path, schemes=("alibi", "kit.scheme.Mine"))
     assert [r["error"] for r in records(one)] == [None, None]

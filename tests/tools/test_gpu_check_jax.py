@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from frameworks_installed import require
+from sample import long
 
 import posenc
 from posenc.backend import prepare
@@ -71,6 +72,7 @@ def run(tmp_path, *more):
     return code, json.loads(out.read_text())
 
 
+@long
 def test_a_dry_run(few, tmp_path, capsys):
     code, result = run(tmp_path, "--compiles", "12")
     assert code == 0, [row for row in result["checks"] if row["status"] in ("wrong", "failed")]
@@ -111,6 +113,7 @@ def test_a_dry_run(few, tmp_path, capsys):
     assert "absent   pallas: implementation 'pallas' cannot serve this call" in output
 
 
+@long
 def test_a_wrong_implementation_is_noticed(few, tmp_path, monkeypatch, capsys):
     attention = posenc_jax.attention
 
