@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from frameworks import FRAMEWORKS, HAS
 from oracles import LIMITS
+from sample import long, some
 
 import posenc
 from posenc.angles import Turns, frequencies
@@ -24,6 +25,8 @@ SETTINGS = [(10_000.0, 8), (500_000.0, 16), (7.0, 6), (1.5, 4)]
 
 
 GROUNDS = [(name, None) for name in FRAMEWORKS] + [("jax", "jit")] * HAS["jax"]
+# JAX compiles one operation after the other, which is slow.
+FAST = [(name, compiler) for name, compiler in GROUNDS if name != "jax" or compiler]
 
 
 def exact(positions, base, dim):
@@ -58,7 +61,7 @@ def check(found, positions, base, dim, tolerance):
 
 @pytest.mark.parametrize(("base", "dim"), SETTINGS)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize(("name", "compiler"), GROUNDS)
+@pytest.mark.parametrize(("name", "compiler"), some(GROUNDS, FAST, long))
 def test_angles_at_far_positions(name, compiler, dtype, base, dim):
     framework, positions = FRAMEWORKS[name], FAR + MAX_POSITION
     if dtype not in framework.dtypes:
@@ -92,7 +95,7 @@ def test_concrete_positions_under_jit(base, dim):
 
 
 @pytest.mark.skipif(not HAS["torch"], reason="torch is not installed")
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("backend", some(["aot_eager", "inductor"], ["aot_eager"], long))
 def test_compiled_by_torch(backend):
     import array_api_compat.torch as xp
     import torch

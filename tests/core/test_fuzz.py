@@ -18,6 +18,7 @@ from fuzzing import Mixed, fill, fillings, layouts, loops
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from roundings import SMALLEST, UNIT, bounds
+from sample import few_of_jax, long
 from subjects import normal
 
 from posenc.checks import check_window
@@ -36,11 +37,13 @@ ROUTES = [
     if f.name != "jax" or implementation not in PARTIAL
 ]
 EAGER = [
-    pytest.param(*r, id="-".join(map(str, r))) for r in ROUTES if r[0].default_compiler is None
+    pytest.param(*r, id="-".join(map(str, r)), marks=[long] * (r[1] == "flex"))
+    for r in ROUTES
+    if r[0].default_compiler is None
 ]
-COMPILED = [
+COMPILED = few_of_jax(
     pytest.param(*r, id="-".join(map(str, r))) for r in ROUTES if r[0].default_compiler is not None
-]
+)
 # (B, H, Hk, Q, K, D, Dv), with tiles of 8: one block, several, a padded one, of queries or keys.
 SIZES = [
     (2, 4, 2, 20, 20, 8, 8),
@@ -189,6 +192,7 @@ def test_tensors_of_several_dtypes(framework, implementation, data):
     check_mixed(data, framework, implementation, data.draw(layouts()))
 
 
+@long
 @pytest.mark.parametrize(("framework", "implementation"), COMPILED)
 @times(3)
 @given(st.data())

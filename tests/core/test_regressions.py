@@ -7,6 +7,7 @@ import warnings
 import numpy as np
 import pytest
 from frameworks import PARTIAL
+from sample import few_of_jax
 from subjects import normal
 
 import posenc
@@ -15,12 +16,12 @@ from posenc.testing.framework import NumPy, frameworks, readonly
 from posenc.testing.tolerances import ATTENTION_TOL, assert_near
 
 FOUND = frameworks()
-ROUTES = [
+ROUTES = few_of_jax(
     pytest.param(f, name, id=f"{f}-{name}")
     for f in FOUND.values()
     for name in f.implementations
     if name not in PARTIAL
-]
+)
 DIFFERENTIABLE = [route for route in ROUTES if route.values[0].differentiable]
 FAR = 2**30
 

@@ -17,6 +17,7 @@ import pytest
 from frameworks import FUSED, HAS, ROUTES, Route
 from hypothesis import given
 from hypothesis import strategies as st
+from sample import few_of_jax, long
 from subjects import PROOFS, SUBJECTS, normal, params_of
 
 import posenc
@@ -217,8 +218,18 @@ def drawn(route: Route):
     return list(FORMULAS)[::4]
 
 
+def slow(route: Route | None):
+    """Whether a call takes half a second or more."""
+    return route is not None and (route.framework.name == "jax" or route.implementation == "flex")
+
+
 CALLS = [
-    pytest.param(one.values[0], name, id=f"{one.id}-{name}", marks=one.marks)
+    pytest.param(
+        one.values[0],
+        name,
+        id=f"{one.id}-{name}",
+        marks=[*one.marks, *[long] * slow(one.values[0])],
+    )
     for one in ROUTES
     for name in (["shaw"] if one.values[0] is None else drawn(one.values[0]))
 ]
@@ -266,7 +277,7 @@ def test_every_proof_has_a_formula():
 # Sinks
 
 
-@pytest.mark.parametrize("route", FUSED)
+@pytest.mark.parametrize("route", few_of_jax(FUSED))
 def test_a_sink_has_its_gradient(route):
     """``out = share * o``, so ``d out / d sink = -share * (1 - share) * o``, summed over rows."""
     problem, d_out = problem_of("sink"), normal(Q.shape, 9)
@@ -377,7 +388,7 @@ def test_places_stand_for_positions_in_a_bias_and_not_in_order():
     assert_near(posenc.attention(Q, K, V, posenc.ALiBi(HEADS), **given), want, FLOAT64)
 
 
-@pytest.mark.parametrize("route", FUSED)
+@pytest.mark.parametrize("route", few_of_jax(FUSED))
 def test_a_callers_bias_has_its_gradient(route):
     """``d out_i / d bias_ij = w_ij (v_j - out_i)``."""
     problem = AttentionCase(posenc.NoPE(), {**TENSORS, "bias": ADDED}, {}, {"causal": True})

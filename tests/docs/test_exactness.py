@@ -31,11 +31,14 @@ def found(way, dtype):
     return answers(tried(way, dtype), way, dtype)
 
 
+def slow(way):
+    """Whether it waits for a compiler: JAX compiles one operation after the other otherwise."""
+    return way.compiler is not None or way.framework.name == "jax"
+
+
 def settings(dtypes):
     return [
-        pytest.param(
-            way, dtype, case, id=f"{way}-{dtype}-{case}", marks=[long] * bool(way.compiler)
-        )
+        pytest.param(way, dtype, case, id=f"{way}-{dtype}-{case}", marks=[long] * slow(way))
         for way in WAYS
         for dtype in dtypes
         if dtype in way.framework.dtypes

@@ -10,6 +10,7 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
+from sample import long, some
 
 import posenc
 from posenc.cli import show as drawing
@@ -187,7 +188,7 @@ def test_given_params_are_drawn(tmp_path, figures):
         draw(scheme, tmp_path / "a.png", params={"tabel": params["table"]})
 
 
-@pytest.mark.parametrize("length", [1, 2, 1500])
+@pytest.mark.parametrize("length", some([1, 2, 1500], [1], long))
 def test_any_length_is_drawn(tmp_path, length):
     for scheme in (posenc.ALiBi(32), posenc.RoPE(64), posenc.Sinusoidal(8)):
         assert size(draw(scheme, tmp_path / "picture", length=length))[0] == 1600

@@ -20,6 +20,18 @@ def in_turn(names, place, places, *, times=1):
     return [name for n, name in enumerate(names) if (place - n) % places < times]
 
 
+def few_of_jax(routes):
+    """Parameters by implementation; in the quick part JAX's ``chunked`` stands for the others.
+
+    JAX compiles each call for a second.
+    """
+    later = ("jax-reference", "jax-xla")
+    return [
+        pytest.param(*r.values, id=r.id, marks=(*r.marks, *[long] * (r.id in later)))
+        for r in routes
+    ]
+
+
 def some(names, few, rest=exhaustive):
     """All names, or tuples of arguments, as parameters; those not in ``few`` have a mark."""
     listed = [(name, name if isinstance(name, tuple) else (name,)) for name in names]

@@ -77,7 +77,7 @@ def waits(law):
 
 def of_quick(law):
     """One scheme, so that laws share what they compile; more where faults are seen best."""
-    if every_implementation(law):  # half a minute
+    if every_implementation(law) or law.compiler == "inductor":  # half a minute
         return ()
     own = (str(law.framework), law.implementation)
     if own == ("torch", "flex"):

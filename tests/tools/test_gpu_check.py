@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from frameworks_installed import require
+from sample import long
 
 if not require("torch"):
     pytest.skip("torch is not installed", allow_module_level=True)
@@ -57,6 +58,7 @@ def run(tmp_path, *more):
     return code, json.loads(out.read_text())
 
 
+@long
 def test_a_dry_run(few, tmp_path, capsys):
     code, result = run(tmp_path)
     assert code == 0, [row for row in result["checks"] if row["status"] in ("wrong", "failed")]

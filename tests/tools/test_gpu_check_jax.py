@@ -193,6 +193,7 @@ def test_what_is_too_large_is_not_run(monkeypatch):
     assert (row["status"], row["reason"]) == ("not run", "no compilations left")
 
 
+@long
 def test_the_rows_that_are_compared_are_those_of_the_definition():
     inputs = jax_variants.Inputs(1, 2, 40, 8, "float32")
     scheme = inputs.schemes["alibi"]
