@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import replace
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -40,7 +42,7 @@ import posenc_torch
 from posenc_torch.flex import implementation as flex
 from posenc_torch.flex.block_mask import BLOCK, BlockMaskInputs, TokenIntegers, mask_key
 from posenc_torch.flex.params import repeatedly_read_arrays
-from posenc_torch.flex.score_mod import DistanceBias
+from posenc_torch.flex.score_mod import DistanceBias, scheme_key
 
 FLOAT32 = ATTENTION_TOL["float32"]
 TORCH = frameworks()["torch"]
@@ -968,3 +970,21 @@ def test_nested_tensors_are_an_error():
         posenc_torch.attention(q, q, q, posenc.ALiBi(HEADS))
     with pytest.raises(TypeError, match="v is a nested tensor"):
         posenc_torch.attention(k, k, q, posenc.ALiBi(HEADS))
+
+
+def test_threads_find_their_own_schemes():
+    """A scheme's hash is Python code, during which other threads run."""
+
+    @dataclass(frozen=True, eq=False)
+    class Slow(posenc.PositionScheme):
+        slope: float
+
+        def __hash__(self):
+            time.sleep(0.01)
+            return 1
+
+    schemes = [Slow(slope) for slope in (1.0, 2.0, 3.0, 4.0)]
+    with ThreadPoolExecutor(len(schemes)) as pool:
+        keys = list(pool.map(scheme_key, schemes))
+    assert len(set(keys)) == len(schemes)
+    assert keys == [scheme_key(scheme) for scheme in schemes]

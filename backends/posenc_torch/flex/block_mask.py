@@ -8,6 +8,7 @@ other blocks the kernel asks ``mask_mod`` pair by pair.
 from __future__ import annotations
 
 from collections.abc import Hashable
+from threading import Lock
 from types import CellType, FunctionType, NoneType
 from typing import NamedTuple
 
@@ -34,6 +35,7 @@ _MAX_DISTANCE = 2**31 - 1  # no difference of positions is larger
 # what it reaches from a global as constant, including the values that a function closes over.
 _MASKS: dict[str, Mask] = {}
 _KEYS: dict[Hashable, str] = {}
+_LOCK = Lock()  # a new key counts those there are
 
 
 class TokenIntegers(NamedTuple):
@@ -262,8 +264,9 @@ def mask_key(mask: Mask) -> Mask | str:
         identity = code, id(around), tuple((type(v), v) for v in (*closed, *defaults))
         cells = tuple(CellType(value) for value in closed)
         function = FunctionType(code, around, function.__name__, defaults, cells)
-    key = _KEYS.setdefault((identity, mask.with_segments), str(len(_KEYS)))
-    _MASKS.setdefault(key, Mask(function, mask.with_segments))
+    with _LOCK:
+        key = _KEYS.setdefault((identity, mask.with_segments), str(len(_KEYS)))
+        _MASKS.setdefault(key, Mask(function, mask.with_segments))
     return key
 
 

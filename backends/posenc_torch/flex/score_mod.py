@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from threading import Lock
 from typing import Any, NamedTuple
 
 import array_api_compat.torch as xp
@@ -34,15 +35,17 @@ ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 # its value changes. Kernels for a CPU take no symbols.
 _SCHEMES: dict[str, PositionScheme] = {}
 _KEYS: dict[Any, str] = {}
+_LOCK = Lock()  # a new key counts those there are, and a scheme's hash lets other threads run
 
 
 def scheme_key(scheme: PositionScheme) -> str:
     """The key by which a kernel finds a scheme; equal schemes have equal keys."""
-    try:
-        key = _KEYS.setdefault(scheme, str(len(_KEYS)))
-    except TypeError:  # not hashable: it is only equal to itself
-        key = _KEYS.setdefault(("id", id(scheme)), str(len(_KEYS)))
-    _SCHEMES.setdefault(key, scheme)
+    with _LOCK:
+        try:
+            key = _KEYS.setdefault(scheme, str(len(_KEYS)))
+        except TypeError:  # not hashable: it is only equal to itself
+            key = _KEYS.setdefault(("id", id(scheme)), str(len(_KEYS)))
+        _SCHEMES.setdefault(key, scheme)
     return key
 
 
