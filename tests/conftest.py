@@ -40,6 +40,14 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
     return 0 if any(".py" in name for name in config.args) else 2
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """``-m long`` leaves out what is exhaustive, though its test as a whole is marked long."""
+    for item in items:
+        if item.get_closest_marker("exhaustive"):
+            item.own_markers[:] = [mark for mark in item.own_markers if mark.name != "long"]
+
+
 def pytest_configure() -> None:
     """``POSENC_REQUIRE_BACKENDS=torch,jax``: a missing one ends the run, where it else skips."""
     for name in filter(None, os.environ.get("POSENC_REQUIRE_BACKENDS", "").split(",")):
