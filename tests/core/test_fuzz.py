@@ -18,7 +18,7 @@ from fuzzing import Mixed, fill, fillings, layouts, loops
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from roundings import SMALLEST, UNIT, bounds
-from sample import few_of_jax, long
+from sample import long
 from subjects import normal
 
 from posenc.checks import check_window
@@ -41,9 +41,9 @@ EAGER = [
     for r in ROUTES
     if r[0].default_compiler is None
 ]
-COMPILED = few_of_jax(
+COMPILED = [
     pytest.param(*r, id="-".join(map(str, r))) for r in ROUTES if r[0].default_compiler is not None
-)
+]
 # (B, H, Hk, Q, K, D, Dv), with tiles of 8: one block, several, a padded one, of queries or keys.
 SIZES = [
     (2, 4, 2, 20, 20, 8, 8),
@@ -154,6 +154,7 @@ def no_compiled_calls_left():
         jax.clear_caches()
 
 
+@long
 @pytest.mark.parametrize(("framework", "implementation"), COMPILED)
 @times(6)
 @given(st.data())

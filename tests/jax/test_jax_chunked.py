@@ -63,10 +63,9 @@ def temporaries(length, scheme, implementation):
     ids=lambda scheme: type(scheme).__name__,
 )
 def test_memory_grows_linearly(scheme):
-    sizes = [temporaries(length, scheme, "chunked") for length in (4096, 8192, 16384)]
-    assert sizes[1] < 2.2 * sizes[0]
-    assert sizes[2] < 2.2 * sizes[1]
-    assert sizes[2] < HEADS * 16384**2 * 4 / 30
+    half, whole = (temporaries(length, scheme, "chunked") for length in (8192, 16384))
+    assert whole < 2.2 * half
+    assert whole < HEADS * 16384**2 * 4 / 30
 
 
 @long
@@ -144,7 +143,8 @@ def test_traced_positions_equal_the_default(implementation):
     )
 
 
-@pytest.mark.parametrize("implementation", some(["xla", "chunked"], ["chunked"], long))
+@long
+@pytest.mark.parametrize("implementation", ["xla", "chunked"])
 def test_vmap_of_the_whole_call(implementation):
     scheme = posenc.ALiBi(HEADS, learned=True)
     stacked = [jnp.stack(pair) for pair in zip(tensors(30), tensors(30, seed=1), strict=True)]

@@ -255,8 +255,12 @@ def shapes(dtype, dims, *, heads=HEADS, q_len=1000, k_len=1500, positions=False,
 
 @pytest.mark.parametrize(
     ("subject", "dtype", "dims"),
-    [(s, "bfloat16", (128, 128)) for s in FORMS]
-    + [(s, "float32", (64, 256)) for s in ("t5", "fading")],
+    some(
+        [(s, "bfloat16", (128, 128)) for s in FORMS]
+        + [(s, "float32", (64, 256)) for s in ("t5", "fading")],
+        [(s, "bfloat16", (128, 128)) for s in ("nope", "kerple", "t5", "fading")],
+        long,
+    ),
 )
 def test_every_kernel_lowers_for_the_device_at_real_sizes(subject, dtype, dims):
     positions = dtype == "float32" and FORMS[subject] != "by distance"
