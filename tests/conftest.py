@@ -21,7 +21,8 @@ settings.register_profile(
     max_examples=20,
     suppress_health_check=[HealthCheck.too_slow],
 )
-# Drawn anew each time, for hours: ``pytest tests/core/test_fuzz.py --hypothesis-profile=long``.
+# Drawn anew each time, for hours:
+# ``pytest tests/core/test_fuzz.py -m "" --hypothesis-profile=long``.
 settings.register_profile(
     "long",
     settings.get_profile("posenc"),

@@ -1,8 +1,8 @@
 """Drawn calls of attention on every implementation of every framework, beside NumPy's float64
 reference.
 
-``pytest tests/core/test_fuzz.py --hypothesis-profile=long`` draws anew, as many more as it says in
-``tests/conftest.py``.
+``pytest tests/core/test_fuzz.py -m "" --hypothesis-profile=long`` draws anew, as many more as
+``tests/conftest.py`` says.
 """
 
 from __future__ import annotations

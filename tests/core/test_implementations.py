@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from cases import CASES, STEERING, Case, expected, longer, quick, tensors_of
+from cases import (
+    CASES,
+    STEERING,
+    THOROUGH,
+    Case,
+    compiles,
+    expected,
+    longer,
+    quick,
+    tensors_of,
+)
 from frameworks import FUSED, HAS
 from frameworks import route as named
 from sample import exhaustive, long
@@ -35,6 +45,16 @@ def test_an_implementation_equals_the_reference(route, subject, case, dtype):
 @pytest.mark.parametrize(("route", "subject", "case", "dtype"), tried(longer))
 def test_more_calls_equal_the_reference(route, subject, case, dtype):
     compare(route, subject, case, dtype)
+
+
+@pytest.mark.parametrize("route", FUSED)
+def test_a_scheme_that_is_added_brings_three_calls_or_none(route):
+    calls = quick(route)
+    if compiles(route):
+        assert len(calls) < 20
+    else:
+        assert {subject for subject, *_ in calls} == set(STEERING)
+        assert len(calls) <= 3 * len(STEERING) + len(THOROUGH) * len(CASES)
 
 
 @exhaustive

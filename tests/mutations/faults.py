@@ -979,7 +979,7 @@ _JAX = (
         JAX,
         "out = jnp.swapaxes(out, 1, 2).astype(_as_jax(q).dtype)",
         "out = jnp.swapaxes(out, 1, 2)",
-        ("test_laws.py implementation_equals_the_reference_in_other_floats-jax-chunked-learned",),
+        ("test_laws.py equals_the_reference_in_other_floats-jax-chunked-alibi-learned",),
     ),
     Fault(
         "jax-narrows-positions-unseen",
@@ -1087,7 +1087,7 @@ _FLEX = (
         SCORE,
         "return self._array[(self._head, *inside)]",
         "return self._array[(self._head * 0, *inside)]",
-        ("test_laws.py implementation_equals_the_reference-torch-flex-checkered",),
+        ("test_implementations.py torch-flex-checkered",),
     ),
     Fault(
         "flex-queries-begin-at-zero",
@@ -2465,7 +2465,7 @@ _FEATURES = (
         "posenc/attn/caches.py",
         "read = bool(hooks & _READ_KEY_FEATURES)",
         "read = False",
-        ("test_laws.py cache_holds_what_is_needed-numpy-reference-forgetting",),
+        ("test_laws.py cache_holds_what_is_needed-numpy-reference-fading",),
     ),
     Fault(
         "places-decide-order",

@@ -88,6 +88,7 @@ COSTLY = {
         *[("t5", case, "float32") for case in ("everything", "window-both-sides", "shuffled")],
         *[("forgetting", case, "float32") for case in ("everything", "fewer-queries")],
         *[("alibi-learned", case, "float32") for case in ("segments", "fewer-queries-plain")],
+        ("checkered", "causal", "float32"),
         ("both", "grouped", "float32"),
         ("rope+key-side", "causal", "float32"),
         ("sink", "causal", "float32"),

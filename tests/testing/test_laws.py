@@ -25,8 +25,8 @@ SHIFTED = 2 * rounding_bound(8 * HEAD_DIM, 10, "float64")
 
 
 NAMES = {scheme: name for name, scheme in SUBJECTS.items()}
-# Nothing, a rotation, a bias, a table, learned numbers, sums: these show most faults.
-TELLING = ("nope", "rope", "alibi", "t5", "alibi-learned", "fading")
+# Nothing, a rotation, a bias, a table, learned numbers, sums, features of queries: what shows most.
+TELLING = ("nope", "rope", "alibi", "t5", "alibi-learned", "fading", "inkling")
 # A rotation with a bias, a table of positions, a table of each token.
 COMPILED = ("t5", "alibi-learned", "fading", "both", "learned", "rope+key-side")
 # Laws that compile more than one call for each scheme and implementation.
