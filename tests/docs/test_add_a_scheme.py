@@ -58,7 +58,7 @@ def steps():
         yield pytest.param(step, id=last, marks=exhaustive if whole else long)
 
 
-@pytest.mark.parametrize("step", steps())
+@pytest.mark.parametrize("step", list(steps()))
 def test_a_step_of_the_page(step, folder):
     if "asv" in step[1] and not require("asv"):
         pytest.skip("asv is not installed")
