@@ -6,6 +6,8 @@ import importlib.util
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import array_api_compat
@@ -189,15 +191,24 @@ def frameworks() -> dict[str, Framework]:
     Backends register theirs by entry points. Backends whose framework is not installed are left
     out.
     """
-    from importlib.metadata import entry_points
+    return {name: load() for name, load in _loaders().items()}
 
-    installed: dict[str, Framework] = {"numpy": NumPy()}
+
+def _loaders() -> dict[str, Callable[[], Framework]]:
+    """What imports and makes each installed framework, so that only those asked for are."""
+    installed: dict[str, Callable[[], Framework]] = {"numpy": NumPy}
     if importlib.util.find_spec("array_api_strict") is not None:
-        installed |= {made.name: made for made in map(Strict, ("device1", "no_float64"))}
+        installed |= {"strict": partial(Strict, "device1")}
+        installed |= {"strict-no-float64": partial(Strict, "no_float64")}
     for entry in sorted(entry_points(group=_GROUP), key=lambda entry: entry.name):
         if importlib.util.find_spec(entry.name) is not None:
-            installed[entry.name] = entry.load()()
+            installed[entry.name] = partial(_load, entry)
     return installed
+
+
+def _load(entry: EntryPoint) -> Framework:
+    framework: Framework = entry.load()()
+    return framework
 
 
 def select_frameworks(asked: Sequence[str | Framework] | None) -> list[Framework]:
@@ -210,14 +221,14 @@ def select_frameworks(asked: Sequence[str | Framework] | None) -> list[Framework
     """
     if isinstance(asked, str):
         raise TypeError(f"frameworks must be a list of names, got {asked!r}")
-    installed = frameworks()
+    installed = _loaders()
     for name in asked or ():
         if not isinstance(name, Framework) and name not in installed:
             raise ModuleNotFoundError(
                 f"frameworks names {name!r}, installed are: {', '.join(installed)}", name=name
             )
     return [
-        one if isinstance(one, Framework) else installed[one]
+        one if isinstance(one, Framework) else installed[one]()
         for one in (installed if asked is None else asked)
     ]
 

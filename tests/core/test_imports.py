@@ -29,6 +29,14 @@ def test_an_import_brings_only_its_own(package):
     assert done.stdout.split() == []
 
 
+def test_laws_on_numpy_import_no_other_framework():
+    code = "import posenc, sys; from posenc.testing import check_scheme; "
+    code += "check_scheme(posenc.NoPE(), frameworks=['numpy']); "
+    code += "print(*{'torch', 'jax', 'array_api_strict'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
 def modules():
     for package in PACKAGES:
         root = importlib.import_module(package)
