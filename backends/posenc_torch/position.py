@@ -96,7 +96,7 @@ class Position(nn.Module):
         term = posenc.embedding(self.scheme, pos, self.params, xp=xp)
         return x if term is None else add_embedding(x, term, xp=xp)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, **keywords: Any) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, **keywords: Any) -> Any:
         """``posenc_torch.attention`` with this scheme, these params and the layer's window.
 
         ``window=`` in a call replaces that of the layer; ``window=None`` is no window. A scheme
@@ -106,7 +106,7 @@ class Position(nn.Module):
         programs do not check this.
         """
         keywords = {"window": self.window, **keywords}
-        out: Tensor = attention(q, k, v, *attention_part(self.scheme, self.params), **keywords)
+        out = attention(q, k, v, *attention_part(self.scheme, self.params), **keywords)
         self._check_embedded(k, keywords)
         return out
 
@@ -155,7 +155,7 @@ class OtherWindow:
         """``Position.embed``."""
         return self.position.embed(x, pos)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, **keywords: Any) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, **keywords: Any) -> Any:
         """``Position.attend`` with this window, unless ``window=`` is given."""
         return self.position.attend(q, k, v, **{"window": self.window, **keywords})
 
