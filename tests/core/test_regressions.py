@@ -34,21 +34,25 @@ def problem(scheme, q_len, k_len, **options):
 
 
 @pytest.mark.parametrize("window", [2**31 - 1, 2**31, 2**40])
-@pytest.mark.parametrize(("framework", "path"), ROUTES)
-def test_a_window_wider_than_any_distance_hides_nothing(framework, path, window):
+@pytest.mark.parametrize(("framework", "implementation"), ROUTES)
+def test_a_window_wider_than_any_distance_hides_nothing(framework, implementation, window):
     without = problem(posenc.NoPE(), 20, 20).attend(NumPy(), "reference", dtype="float64")
-    found = problem(posenc.NoPE(), 20, 20, window=window).attend(framework, path)
+    found = problem(posenc.NoPE(), 20, 20, window=window).attend(framework, implementation)
     assert_near(found, without, ATTENTION_TOL["float32"])
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-@pytest.mark.parametrize(("framework", "path"), DIFFERENTIABLE)
-def test_a_row_that_sees_nothing_has_finite_gradients_whatever_its_bias(framework, path, dtype):
+@pytest.mark.parametrize(("framework", "implementation"), DIFFERENTIABLE)
+def test_a_row_that_sees_nothing_has_finite_gradients_whatever_its_bias(
+    framework, implementation, dtype
+):
     scheme = posenc.ALiBi(2, slopes=[-0.5, -0.5])  # biases of 2**19, more than float16 holds
     places = {"q_pos": [2**20, 2**20], "k_pos": [0], "q_seg": [0, 1], "k_seg": [0]}
     call = problem(scheme, 2, 1, **{n: np.asarray(a) for n, a in places.items()})
     try:
-        out, gradients = call.gradients(framework, path, np.ones((1, 2, 2, 4)), dtype=dtype)
+        out, gradients = call.gradients(
+            framework, implementation, np.ones((1, 2, 2, 4)), dtype=dtype
+        )
     except NotImplementedError as reason:
         pytest.skip(f"refused: {reason}")
     assert not np.any(out[:, :, 1])
@@ -56,20 +60,22 @@ def test_a_row_that_sees_nothing_has_finite_gradients_whatever_its_bias(framewor
     assert all(np.all(np.isfinite(gradient)) for gradient in gradients.values())
 
 
-@pytest.mark.parametrize(("framework", "path"), ROUTES)
-def test_the_farthest_positions_that_are_accepted_are_far(framework, path):
+@pytest.mark.parametrize(("framework", "implementation"), ROUTES)
+def test_the_farthest_positions_that_are_accepted_are_far(framework, implementation):
     scheme = posenc.ALiBi(2, slopes=[1.0, 1.0])
     low, high = -FAR, FAR - 1
     places = {"q_pos": np.asarray([high], "int32"), "k_pos": np.asarray([high, low], "int32")}
     call = problem(scheme, 1, 2, **places)
     assert_near(
-        call.attend_eagerly(framework, path), call.tensors["v"][:, :, :1], ATTENTION_TOL["float32"]
+        call.attend_eagerly(framework, implementation),
+        call.tensors["v"][:, :, :1],
+        ATTENTION_TOL["float32"],
     )
     if framework.name.startswith("strict"):  # on a device whose values cannot be seen
         return
     with pytest.raises(ValueError, match=r"accepted: -2\*\*30"):
         problem(scheme, 1, 1, q_pos=places["q_pos"] + 1, k_pos=places["q_pos"]).attend_eagerly(
-            framework, path
+            framework, implementation
         )
 
 
@@ -96,8 +102,8 @@ def backend_attention(name):
     return __import__(f"posenc_{name}").attention
 
 
-@pytest.mark.parametrize(("framework", "path"), ROUTES)
-def test_numpy_arrays_that_nobody_may_write_to(framework, path):
+@pytest.mark.parametrize(("framework", "implementation"), ROUTES)
+def test_numpy_arrays_that_nobody_may_write_to(framework, implementation):
     if framework.name not in ("numpy", "torch", "jax"):
         pytest.skip("it takes no NumPy arrays")
     scheme, pos = posenc.T5Bias(2), np.broadcast_to(np.arange(3), (2, 3))
@@ -107,5 +113,5 @@ def test_numpy_arrays_that_nobody_may_write_to(framework, path):
         warnings.simplefilter("error")  # torch warns of a view on such an array
         options = {"scheme": scheme, "params": params, "q_pos": pos, "k_pos": pos}
         with framework.precision_scope(["float32"]):
-            out = framework.attend(path, tensors, **options)
+            out = framework.attend(implementation, tensors, **options)
     assert tuple(out.shape) == (2, 2, 3, 4)
