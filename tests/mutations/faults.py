@@ -702,7 +702,7 @@ _CORE = (
         ("test_wrong_calls.py numpy param-shape",),
     ),
     Fault(
-        "a-path-falls-back-in-silence",
+        "an-implementation-falls-back-in-silence",
         "an implementation asked for by name does not serve, and another one does",
         IMPLEMENTATIONS,
         "raise NotImplementedError(why)",
@@ -2478,6 +2478,34 @@ _FEATURES = (
 )
 
 
+EXCHANGE = "backends/posenc_jax/ring/exchange.py"
+_RING = (
+    Fault(
+        "ring-forgets-the-last-shard",
+        "each query misses the keys of one device",
+        EXCHANGE,
+        "    running = absorb(running, visiting)\n    return",
+        "    return",
+        ("test_jax_ring.py one_device quick",),
+    ),
+    Fault(
+        "ring-gradients-of-keys-stop-before-home",
+        "each device gets the gradients of its neighbour's keys",
+        EXCHANGE,
+        "(d_queries, ring.rotate(d_keys), d_arrays)\n    )",
+        "(d_queries, d_keys, d_arrays)\n    )",
+        ("test_jax_ring.py one_device quick",),
+    ),
+    Fault(
+        "ring-log-sum-exp-has-no-gradient",
+        "losses of the log-sum-exp (z-loss) train nothing",
+        EXCHANGE,
+        "delta = jnp.sum(running.out * d_out, axis=-1) - d_lse",
+        "delta = jnp.sum(running.out * d_out, axis=-1)",
+        ("test_jax_ring.py one_device quick",),
+    ),
+)
+
 FAULTS = (
     *_SCHEMES,
     *_ANGLES,
@@ -2498,4 +2526,5 @@ FAULTS = (
     *_LAWS,
     *_PLANS,
     *_FEATURES,
+    *_RING,
 )

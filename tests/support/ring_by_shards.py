@@ -64,11 +64,12 @@ EVERY += [("fading", "default-x", "contiguous"), ("fence", "causal", "zigzag")]
 EVERY += [("parabola", "plain", "zigzag"), ("rope+key-side", "causal", "zigzag")]
 EVERY += [("sink", "window", "contiguous"), ("shaw", "segments", "zigzag")]
 WIDE = [("fading", "segments", "zigzag")]
-# Rows without a key, packed documents, and gates.
+# Rows without a key, packed documents, gates, and a sink, which needs the log-sum-exp's gradient.
 QUICK = [
     ("alibi-learned", "fully-masked", "contiguous"),
     ("t5", "segments", "zigzag"),
     ("fading", "default-x", "contiguous"),
+    ("sink", "window", "contiguous"),
 ]
 PARTS = {"quick": (QUICK, []), "rest": ([at for at in EVERY if at not in QUICK], WIDE)}
 
