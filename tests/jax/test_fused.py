@@ -3,7 +3,8 @@
 Kernels by definition replace real ones, so this needs no recent JAX.
 """
 
-from dataclasses import dataclass
+import itertools
+from dataclasses import dataclass, replace
 
 import fused_by_definition
 import numpy as np
@@ -31,6 +32,7 @@ jnp = jax.numpy
 posenc_jax = pytest.importorskip("posenc_jax")
 
 from posenc_jax.fused import implementation  # noqa: E402
+from posenc_jax.fused.plan import BiasReads, Plan  # noqa: E402
 from posenc_jax.fused.target import Target, targeting  # noqa: E402
 
 FORMS = ["nope", "alibi-learned", "t5", "fading"]
@@ -368,3 +370,28 @@ def test_auto_skips_kernels_and_says_why(defined):
     assert "no device has run them yet" in many["others"]["pallas"]
     few = posenc_jax.explain(*tokens(300, q_len=3), STEEP, causal=True)
     assert "3 queries are few" in few["others"]["pallas"]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("window", [None, (0, 0), (70, 3), (None, 9), (9, None), (None, -40)])
+def test_a_tile_is_masked_where_a_pair_is(window, causal):
+    """And only there: a mask costs instructions for every score."""
+    plan = replace(
+        Plan.of_one_block(posenc.NoPE(), BiasReads(), 128),
+        causal=causal, window=window, q_len=300, k_len=333,
+    )  # fmt: skip
+    for (q_count, k_count), q, k in itertools.product(
+        [(64, 64), (64, 128), (128, 64)], range(33, 333, 64), range(0, 333, 32)
+    ):
+        at_q, at_k = np.arange(q, q + q_count), np.arange(k, k + k_count)
+        mask = plan.mask(at_q[:, None], at_k, at_k)
+        masked = mask is not None and not np.all(mask)
+        assert bool(plan.needs_mask(q, q_count, k, k_count, has_segments=False)) == masked
+
+
+def test_segments_and_given_positions_may_be_masked_anywhere():
+    plan = Plan.of_one_block(posenc.NoPE(), BiasReads(), 128)
+    given = replace(plan, aligned=False)
+    assert plan.needs_mask(0, 128, 0, 128, has_segments=True)
+    assert replace(given, causal=True).needs_mask(128, 128, 0, 128, has_segments=False)
+    assert not given.needs_mask(0, 128, 0, 128, has_segments=False)

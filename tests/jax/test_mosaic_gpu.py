@@ -1,6 +1,5 @@
 """The kernels for Hopper GPUs, interpreted against the reference; and which calls are refused."""
 
-import itertools
 import re
 from dataclasses import dataclass, field, replace
 
@@ -20,8 +19,6 @@ posenc_jax = pytest.importorskip("posenc_jax")
 
 from posenc_jax.fused import mosaic_gpu  # noqa: E402
 from posenc_jax.fused.implementation import fused  # noqa: E402
-from posenc_jax.fused.mosaic_gpu import tile  # noqa: E402
-from posenc_jax.fused.plan import BiasReads, Plan  # noqa: E402
 from posenc_jax.fused.target import Target, targeting  # noqa: E402
 
 INTERPRETED, HOPPER = Target("gpu", "9.0", interpreted=True), Target("gpu", "9.0")
@@ -126,24 +123,6 @@ def test_interpreted_kernels_equal_the_reference(name):
         summed = which in params or which == "x"
         wide = tolerance * (REDUCTION_FACTOR if summed else 1)
         assert_near(d_tensors[which], gradient, wide, f"gradient of {which}")
-
-
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("window", [None, (0, 0), (70, 3), (None, 9), (9, None), (None, -40)])
-def test_a_tile_is_masked_where_a_pair_is(window, causal):
-    """And only there: a mask costs instructions for every score."""
-    plan = replace(
-        Plan.of_one_block(NOPE, BiasReads(), 128),
-        causal=causal, window=window, q_len=300, k_len=333,
-    )  # fmt: skip
-    for shape, axis, q, k in itertools.product(
-        [(64, 64), (64, 128)], (0, 1), range(33, 333, 64), range(0, 333, 32)
-    ):
-        query, key = tile.TileSide(axis, q), tile.TileSide(1 - axis, k)
-        at_q, at_k = (s.start + np.arange(shape[s.axis]) for s in (query, key))
-        mask = plan.mask(at_q[:, None], at_k, at_k)
-        masked = mask is not None and not np.all(mask)
-        assert bool(tile._needs_mask(plan, query, key, shape)) == masked
 
 
 @interprets

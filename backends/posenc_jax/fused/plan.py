@@ -8,9 +8,11 @@ default positions.
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -154,6 +156,32 @@ class Plan:
             return mask
         exists = k_index < self.k_len
         return exists if mask is None else mask & exists
+
+    def needs_mask(
+        self, q_start: Any, q_count: int, k_start: Any, k_count: int, *, has_segments: bool
+    ) -> Any:
+        """Whether a tile may have a masked pair: a bool if it is static, or a scalar of a kernel.
+
+        The tile has ``q_count`` queries, the first at default position ``q_start``, and ``k_count``
+        keys from ``k_start`` on.
+        """
+        left, right = self.window or (None, None)
+        if self.causal and right is not None and right >= 0:
+            right = None  # the causal mask covers it
+        by_position = self.causal or left is not None or right is not None
+        if has_segments or (by_position and not self.aligned):
+            return True
+        # The least and the greatest query position - key position of the tile.
+        least = q_start - (k_start + k_count - 1)
+        most = q_start + q_count - 1 - k_start
+        terms = [k_start + k_count > self.k_len] if self.masks_padding else []
+        if self.causal and right is None:
+            terms.append(least < 0)
+        if left is not None:
+            terms.append(most > left)
+        if right is not None:
+            terms.append(least < -right)
+        return functools.reduce(operator.or_, terms) if terms else False
 
 
 class Operands(NamedTuple):

@@ -130,7 +130,10 @@ def masked_scores(plan: Plan, product: Array, query: TileSide, key: TileSide, bi
             return scores
         return jnp.where(mask, scores, -jnp.inf)
 
-    needs_mask = _needs_mask(plan, query, key, shape)
+    needs_mask = plan.needs_mask(
+        query.start, shape[query.axis], key.start, shape[key.axis],
+        has_segments=query.seg is not None,
+    )  # fmt: skip
     if needs_mask is False:
         return scores
     if needs_mask is True:
@@ -233,34 +236,3 @@ def _positions(side: TileSide, shape: Shape) -> Array:
     if side.pos is not None:
         return broadcast(side.pos, side.axis, shape)
     return _indices(side, shape)
-
-
-def _needs_mask(plan: Plan, query: TileSide, key: TileSide, shape: Shape) -> Any:
-    """Whether a tile has a masked pair: a bool if it is static, or a scalar of the kernel."""
-    padded = key.start + shape[key.axis] > plan.k_len if plan.masks_padding else False
-    left, right = plan.window or (None, None)
-    if plan.causal and right is not None and right >= 0:
-        right = None  # the causal mask covers it
-    by_position = plan.causal or left is not None or right is not None
-    if query.seg is not None or (query.pos is not None and by_position):
-        return True
-    if not by_position:
-        return padded
-    # The least and the greatest query position - key position of the tile.
-    least = query.start - (key.start + shape[key.axis] - 1)
-    most = query.start + shape[query.axis] - 1 - key.start
-    terms = [padded] if plan.masks_padding else []
-    if plan.causal and right is None:
-        terms.append(least < 0)
-    if left is not None:
-        terms.append(most > left)
-    if right is not None:
-        terms.append(least < -right)
-    return _any(terms)
-
-
-def _any(terms: Sequence[Any]) -> Any:
-    result = terms[0]
-    for term in terms[1:]:
-        result = result | term
-    return result
