@@ -112,19 +112,33 @@ def test_code_without_a_loop_has_none():
     assert loops.find_loop("wgmma.mma_async.m64n64k16 %r1;\nret;") == []
 
 
+def test_transposes_of_matrices_are_counted():
+    hlo = "\n".join(
+        [
+            "%a = bf16[2,4,2048,128]{3,2,1,0} transpose(%q), dimensions={0,2,1,3}",
+            "%b = bf16[2,2048,4,128]{3,1,2,0} copy(%k)",
+            "%c = f32[4,64,64]{2,1,0} transpose(%tiles), dimensions={0,2,1}",
+            "%d = bf16[2,2048,4,128]{3,2,1,0} bitcast(%q)",
+        ]
+    )
+    assert compile.count_transposes(hlo) == 2
+
+
 def test_faults():
     wrong = {
         "kernels": {"forward": {"spills": 0}, "d_keys": {"spills": 8}},
         "temporaries": {"2048": 100, "8192": 1600},
+        "transposes": {"2048": 0, "8192": 3},
         "errors": {"d_queries": "ValueError: no"},
     }
     assert command.find_faults(wrong) == [
         "d_queries: ValueError: no",
         "d_keys spills 8 bytes",
+        "a step of 8192 has 3 transposes",
         "temporaries grow 4.00 times as fast as the length",
     ]
-    fine = {"kernels": {"forward": {}}, "temporaries": {"2048": 100, "8192": 400}, "errors": {}}
-    assert command.find_faults(fine) == []
+    fine = {"kernels": {"forward": {}}, "temporaries": {"2048": 100, "8192": 400}}
+    assert command.find_faults(fine | {"transposes": {"2048": 0}, "errors": {}}) == []
     assert command.growth({"2048": 100}) is None
 
 

@@ -70,7 +70,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             counted[form] = compiled["kernels"]
         what, faults = {"device": device, "form": form, "dim": dim}, find_faults(compiled)
         result["kernels"] += [what | {"kernel": n} | row for n, row in compiled["kernels"].items()]
-        result["steps"].append(what | {"temporaries": compiled["temporaries"], "wrong": faults})
+        step = {name: compiled[name] for name in ("temporaries", "transposes")}
+        result["steps"].append(what | step | {"wrong": faults})
         for fault in faults:
             wrong.append(f"{device} {form} {dim}: {fault}")
             print(f"wrong    {wrong[-1]}", flush=True)
@@ -99,7 +100,8 @@ def compile_in_process(case: Case) -> dict[str, Any]:
             result: dict[str, Any] = json.loads(out.read_text())
             return result
     last = (done.stderr.strip() or "no reason").splitlines()[-1][:300]
-    return {"kernels": {}, "temporaries": {}, "errors": {"process": f"{done.returncode}: {last}"}}
+    errors = {"process": f"{done.returncode}: {last}"}
+    return {"kernels": {}, "temporaries": {}, "transposes": {}, "errors": errors}
 
 
 def find_faults(compiled: dict[str, Any]) -> list[str]:
@@ -109,6 +111,11 @@ def find_faults(compiled: dict[str, Any]) -> list[str]:
         f"{name} spills {row['spills']} bytes"
         for name, row in compiled["kernels"].items()
         if row.get("spills")
+    ]
+    wrong += [
+        f"a step of {length} has {count} transposes"
+        for length, count in compiled["transposes"].items()
+        if count
     ]
     ratio = growth(compiled["temporaries"])
     if ratio is not None and ratio > GROWTH:

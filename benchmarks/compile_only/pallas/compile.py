@@ -80,8 +80,12 @@ def missing_packages(device: str) -> str | None:
 
 
 def compile_case(case: Case) -> dict[str, Any]:
-    """``kernels`` by name, ``temporaries`` of a training step by length, and ``errors``."""
-    result: dict[str, Any] = {"kernels": {}, "temporaries": {}, "errors": {}}
+    """What compilers report of a case.
+
+    ``kernels`` by name, ``temporaries`` and ``transposes`` of a training step by length, and
+    ``errors``.
+    """
+    result: dict[str, Any] = {"kernels": {}, "temporaries": {}, "transposes": {}, "errors": {}}
     names = [name for name in KERNELS if name != "d_table" or case.form == "t5"]
     for name in names:
         try:
@@ -92,9 +96,16 @@ def compile_case(case: Case) -> dict[str, Any]:
         try:
             program, _ = _compile(case, partial(training_step, case), length)
             result["temporaries"][str(length)] = _temporaries(program.memory_analysis())
+            if case.gpu:  # kernels for TPUs read (B, H, L, D)
+                result["transposes"][str(length)] = count_transposes(program.as_text())
         except Exception as error:
             result["errors"][f"step of {length}"] = _first_line(error)
     return result
+
+
+def count_transposes(hlo: str) -> int:
+    """How often an optimised program moves an array like q, k or v into another layout."""
+    return len(re.findall(r"bf16\[\d+,\d+,\d+,\d+\]\S* (?:transpose|copy)\(", hlo))
 
 
 def _temporaries(memory: Any) -> int:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from posenc_jax.fused.mosaic_gpu.jax_version import plgpu
-from posenc_jax.fused.mosaic_gpu.operands import PER_KEY, PER_QUERY, Buffer
+from posenc_jax.fused.mosaic_gpu.operands import PER_KEY, PER_QUERY, Buffer, swap_heads
 from posenc_jax.fused.mosaic_gpu.prologue import Scratch, arrange, prologue
 from posenc_jax.fused.mosaic_gpu.stream import WARPGROUPS, PingPong, launch, run_steps
 from posenc_jax.fused.mosaic_gpu.tile import (
@@ -89,11 +89,11 @@ def forward(
         plgpu.wait_smem_to_gmem(0)
 
     results = {
-        "out": array_type(operands.q.shape, dtype),
+        "out": array_type(arrangement.arrays["q"].shape, dtype),
         "logsumexp": array_type(operands.q.shape[:3], jnp.float32),
     }
     scratch = arrangement.scratch(own, interpreted=interpreted)
     outputs = launch(
         kernel, arrangement.arrays, results, scratch, arrangement.grid, interpreted=interpreted
     )
-    return outputs["out"], outputs["logsumexp"]
+    return swap_heads(outputs["out"]), outputs["logsumexp"]

@@ -17,6 +17,7 @@ from posenc_jax.fused.mosaic_gpu.operands import (
     Buffer,
     load_delta,
     load_logsumexp,
+    swap_heads,
 )
 from posenc_jax.fused.mosaic_gpu.prologue import Scratch, arrange, prologue
 from posenc_jax.fused.mosaic_gpu.stream import WARPGROUPS, launch, run_steps
@@ -101,7 +102,7 @@ def d_keys(
             plgpu.copy_smem_to_gmem(scratch.own["d_feature"].at[warpgroup], target)
         plgpu.wait_smem_to_gmem(0)
 
-    shape = (batch, heads, k_size, dim)
+    shape = (batch, k_size, heads, dim)
     results = {name: array_type(shape, dtype) for name in ("d_k", "d_v")}
     if has_feature:
         results["d_feature"] = array_type((batch, heads, k_size), jnp.float32)
@@ -109,4 +110,5 @@ def d_keys(
     outputs = launch(
         kernel, arrangement.arrays, results, scratch, arrangement.grid, interpreted=interpreted
     )
-    return outputs["d_k"], outputs["d_v"], outputs.get("d_feature")
+    d_k, d_v = (swap_heads(outputs[name]) for name in ("d_k", "d_v"))
+    return d_k, d_v, outputs.get("d_feature")

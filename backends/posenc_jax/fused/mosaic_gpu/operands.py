@@ -14,7 +14,7 @@ from posenc_jax.fused.mosaic_gpu.jax_version import COLUMN_LAYOUT, ROW_LAYOUT, p
 from posenc_jax.fused.mosaic_gpu.tile import LOG2E, TileSide
 from posenc_jax.fused.plan import Integers, Operands, Plan
 
-MATRICES = ("q", "k", "v", "d_out", "out", "d_q", "d_k", "d_v")  # (B, H, L, D)
+MATRICES = ("q", "k", "v", "d_out", "out", "d_q", "d_k", "d_v")  # (B, L, H, D)
 PER_QUERY = ("q_pos", "q_seg", "q_feature")
 PER_KEY = ("k_pos", "k_seg", "k_feature")
 STATISTICS = ("logsumexp", "delta")  # per query, for a backward pass
@@ -38,12 +38,24 @@ class Buffer(NamedTuple):
 def named_arrays(
     plan: Plan, operands: Operands, integers: Integers, residuals: Residuals | None = None
 ) -> dict[str, Array]:
-    """The arrays of a call by name, without the table."""
+    """The arrays of a call by name, without the table; matrices as ``(B, L, H, D)``.
+
+    That is how callers have them: XLA then moves none in memory before or after a kernel.
+    """
     arrays = {**operands._asdict(), **integers._asdict()}
     if residuals is not None:
         arrays |= residuals._asdict()
     unused = ("table",) if plan.form == "elementwise" else ("table", "head_scalars")
-    return {name: a for name, a in arrays.items() if a is not None and name not in unused}
+    return {
+        name: swap_heads(array) if name in MATRICES else array
+        for name, array in arrays.items()
+        if array is not None and name not in unused
+    }
+
+
+def swap_heads(matrix: Array) -> Array:
+    """``(B, H, L, D)`` as ``(B, L, H, D)``, and the reverse."""
+    return jnp.swapaxes(matrix, 1, 2)
 
 
 def present(names: Iterable[str], arrays: Mapping[str, Any]) -> tuple[str, ...]:
@@ -86,7 +98,7 @@ class Program(NamedTuple):
         head = self.head
         if name in ("k", "v"):
             head = lax.div(head, jnp.int32(self.group))
-        return self.refs[name].at[self.batch, head, pl.ds(start, count)]
+        return self.refs[name].at[self.batch, pl.ds(start, count), head]
 
     def blocks(self, name: str, first: Any, count: int) -> Callable[[Any], Any]:
         """A function from a step to its block of ``count`` tokens."""

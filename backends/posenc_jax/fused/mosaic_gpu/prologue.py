@@ -84,7 +84,7 @@ class Arrangement(NamedTuple):
     @property
     def grid(self) -> dict[str, int]:
         """The axes of the grid of programs."""
-        batch, heads = self.arrays["q"].shape[:2]
+        batch, _, heads, _ = self.arrays["q"].shape
         blocks = self.plan.q_blocks if self.over == "keys" else self.plan.k_blocks
         return {"head": heads, "block": blocks, "batch": batch}
 
@@ -188,7 +188,7 @@ def prologue(
 ) -> Loop:
     """Find the blocks that a program needs, and fetch its rows."""
     plan, columns = arrangement.plan, arrangement.columns
-    heads, kv_heads = (arrangement.arrays[name].shape[1] for name in ("q", "k"))
+    heads, kv_heads = (arrangement.arrays[name].shape[2] for name in ("q", "k"))
     program = Program(
         refs, lax.axis_index("batch"), lax.axis_index("head"), heads, heads // kv_heads
     )
@@ -231,7 +231,7 @@ def _table_tiles(
     arrangement: Arrangement, program: Program, block: Any, first: Any
 ) -> Callable[[Any], Any]:
     """A function from a step to the tiles of the table for all warpgroups."""
-    start, q_tiles = block * arrangement.plan.block, arrangement.arrays["q"].shape[2] // ROWS
+    start, q_tiles = block * arrangement.plan.block, arrangement.arrays["q"].shape[1] // ROWS
 
     def over_keys(step: Any) -> Any:
         before = lax.div(first - start, jnp.int32(ROWS)) - WARPGROUPS

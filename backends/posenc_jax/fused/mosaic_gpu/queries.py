@@ -22,6 +22,7 @@ from posenc_jax.fused.mosaic_gpu.operands import (
     Buffer,
     load_delta,
     load_logsumexp,
+    swap_heads,
 )
 from posenc_jax.fused.mosaic_gpu.prologue import Loop, Scratch, arrange, prologue
 from posenc_jax.fused.mosaic_gpu.stream import WARPGROUPS, launch, run_steps
@@ -104,7 +105,7 @@ def d_queries(
             plgpu.copy_smem_to_gmem(buffer, target.at[pl.ds(loop.start, ROWS)])
         plgpu.wait_smem_to_gmem(0)
 
-    results = {"d_q": array_type(operands.q.shape, dtype)}
+    results = {"d_q": array_type(arrangement.arrays["q"].shape, dtype)}
     if scalars:
         results["d_scalars"] = array_type((batch, heads, scalars, q_size), jnp.float32)
     if has_feature:
@@ -113,7 +114,7 @@ def d_queries(
     outputs = launch(
         kernel, arrangement.arrays, results, scratch, arrangement.grid, interpreted=interpreted
     )
-    return outputs["d_q"], outputs.get("d_scalars"), outputs.get("d_feature")
+    return swap_heads(outputs["d_q"]), outputs.get("d_scalars"), outputs.get("d_feature")
 
 
 def _bias_derivatives(loop: Loop, query: TileSide, key: TileSide, shape: Shape) -> list[Array]:
