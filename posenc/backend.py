@@ -8,7 +8,8 @@ A backend is a package that computes attention in one framework. From posenc it 
 a call                 ``prepare`` makes a ``Call`` with two ``Side``, from ``Options`` (keywords)
 implementations        ``Implementation``, ``choose``, ``explain_choice`` and ``attend``
 the bias               dense (``Call.bias``), on a tile (``bias_tile``), or in a cheaper form:
-                       ``bias_by_distance``, ``bias_by_key``; ``fold_key_bias`` widens q and k
+                       ``bias_by_distance``, ``bias_by_key``; ``fold_key_bias`` widens q and k;
+                       ``near_diagonals``: tiles on which a bias by distance is not constant
 the mask               of positions (``visible``), of a call or tile (``visible_pairs``), of blocks
                        (``visible_blocks``)
 fully masked rows      ``may_be_fully_masked``, ``zero_fully_masked``
@@ -24,6 +25,7 @@ from posenc.attn.bias_forms import (
     bias_by_distance,
     bias_by_key,
     has_bias_by_distance,
+    near_diagonals,
     visible_by_distance,
 )
 from posenc.attn.blocks import Range, block_ranges, visible_between, visible_blocks
@@ -132,6 +134,7 @@ __all__ = [
     "may_be_fully_masked",
     "may_have_negligible_blocks",
     "merge_constants",
+    "near_diagonals",
     "negligible_blocks",
     "not_fully_masked",
     "prepare",

@@ -189,6 +189,15 @@ class PositionScheme:
         """
         return None
 
+    def constant_beyond(self) -> Window:
+        """Return ``(left, right)``: how far a ``relative`` bias changes with distance.
+
+        All keys at ``k - q <= -left`` have the same finite bias per head, and so have all keys at
+        ``k - q >= right``. None: there is no such distance. Implementations may then read one
+        number for far keys. A bias that reads features has none.
+        """
+        return None, None
+
     # Features of tokens, which ``bias``, ``key_bias`` and ``transform`` read.
 
     def hidden_features(

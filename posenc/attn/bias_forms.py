@@ -1,7 +1,9 @@
 """Two cheaper forms of a bias, ``O(H L)`` numbers each: by distance, and by key.
 
 A kernel that reads one of them does not compute the bias. A ``relative`` scheme has a form by
-distance. A scheme with ``key_bias`` has a form by key.
+distance. A scheme with ``key_bias`` has a form by key. A bias by distance may be constant far away
+(``constant_beyond``): then a kernel needs one number per head for far tiles, and a table for near
+ones.
 """
 
 from __future__ import annotations
@@ -14,16 +16,19 @@ from posenc.positions import visible
 from posenc.protocol import Array, Namespace
 
 
-def bias_by_distance(call: Call) -> Array | None:
+def bias_by_distance(call: Call, *, between: tuple[int, int] | None = None) -> Array | None:
     """The bias at each of ``distances``, ``(H or 1, Q + K - 1)``.
 
     None unless the scheme is relative, positions are the default, and the caller adds no bias.
-    Distances that a causal mask or a window hides are included.
+    Distances that a causal mask or a window hides are included. With ``between=(first, last)``: at
+    ``first .. last`` instead, ``(H or 1, last - first + 1)``; distances that no pair has count as
+    the nearest that one has.
     """
     scheme, xp = call.scheme, call.xp
     if not has_bias_by_distance(call):
         return None
-    at = distances(call)[None, None, None, :]
+    at = distances(call) if between is None else _distances_between(call, *between)
+    at = at[None, None, None, :]
     tile = bias_tile(scheme, xp.zeros_like(at), at, call.arrays, dtype=call.dtype, xp=xp)
     return None if tile is None else xp.reshape(_broadcast(tile, at, xp), (-1, at.shape[-1]))
 
@@ -40,6 +45,39 @@ def distances(call: Call) -> Array:
     q_len, k_len = call.q.shape[2], call.k.shape[2]
     steps = call.xp.arange(q_len + k_len - 1, dtype=call.key.pos.dtype, device=device(call.key.pos))
     return steps - (k_len - 1)
+
+
+def _distances_between(call: Call, first: int, last: int) -> Array:
+    xp, pos = call.xp, call.key.pos
+    at = xp.arange(last - first + 1, dtype=pos.dtype, device=device(pos)) + first
+    return xp.clip(at, 1 - call.k.shape[2], call.q.shape[2] - 1)
+
+
+def near_diagonals(call: Call, block: int) -> tuple[int, int]:
+    """The tiles in which a bias by distance is not constant, as a range of diagonals.
+
+    Tiles are ``block`` queries by ``block`` keys, at default positions. Block ``a`` of queries and
+    block ``b`` of keys lie on diagonal ``b - a``.
+
+    Returns
+    -------
+    ``first`` and ``end``. Diagonals from ``first`` to ``end - 1`` need the bias of each distance.
+    All earlier ones have the bias of the distance ``-left``, and ``end`` and later ones that of
+    ``right``, where ``(left, right)`` is ``constant_beyond`` of the scheme. If the bias is constant
+    on no diagonal of one side, the range reaches its end there.
+    """
+    q_len, k_len = call.q.shape[2], call.k.shape[2]
+    first, end = 1 - -(-q_len // block), -(-k_len // block)
+    left, right = call.scheme.constant_beyond()
+    ahead = k_len - q_len  # the position of the first query
+    # On diagonal d, distances are from d * block - ahead - (block - 1) to as much above.
+    if left is not None:
+        first = max(first, (ahead - left - (block - 1)) // block + 1)
+    if call.causal:
+        end = min(end, (ahead + block - 1) // block + 1)  # all later pairs are masked
+    elif right is not None:
+        end = min(end, -(-(ahead + right + block - 1) // block))
+    return first, max(end, first)
 
 
 def visible_by_distance(call: Call) -> Array:

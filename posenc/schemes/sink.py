@@ -158,6 +158,9 @@ class Sink(PositionScheme):
     def key_bias(self, k: Array, *, params: Mapping[str, Array], xp: Namespace) -> Array | None:
         return self.scheme.key_bias(k, params=params, xp=xp)
 
+    def constant_beyond(self) -> Window:
+        return self.scheme.constant_beyond()
+
     def adjust_scores(self, scores: Array, q: Array, k: Array, **keywords: Any) -> Array:
         return self.scheme.adjust_scores(scores, q, k, **keywords)
 

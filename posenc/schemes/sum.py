@@ -153,6 +153,13 @@ class Sum(PositionScheme):
         ]
         return None if any(term is None for term in terms) else _add(iter(terms))
 
+    def constant_beyond(self) -> Window:
+        ends = [scheme.constant_beyond() for _, scheme in self._with_hook("bias")]
+        if not ends or self.reads_features():
+            return None, None
+        lefts, rights = zip(*ends, strict=True)
+        return _furthest(lefts), _furthest(rights)
+
     def adjust_scores(
         self,
         scores: Array,
@@ -258,6 +265,12 @@ class PartFeatures(Features):
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
+
+
+def _furthest(distances: tuple[int | None, ...]) -> int | None:
+    """The largest of the distances; None if one of them is None."""
+    known = [distance for distance in distances if distance is not None]
+    return max(known) if len(known) == len(distances) else None
 
 
 def _add(terms: Iterator[Array | None]) -> Array | None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from posenc.checks import check_count
-from posenc.protocol import Array, Namespace, ParamSpec, PositionScheme
+from posenc.protocol import Array, Namespace, ParamSpec, PositionScheme, Window
 
 
 @dataclass(frozen=True)
@@ -106,6 +106,10 @@ class T5Bias(PositionScheme):
 
     def scale(self, head_dim: int) -> float:
         return super().scale(head_dim) if self.scaled else 1.0
+
+    def constant_beyond(self) -> Window:
+        last = (self._per_direction // 2, *self._thresholds)[-1]
+        return last, 0 if self.causal else last
 
     def bucket(self, rel: Array, *, xp: Namespace) -> Array:
         """The bucket of a relative position ``rel = k_pos - q_pos``, in its shape and dtype."""

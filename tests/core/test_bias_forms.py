@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from subjects import SUBJECTS, heads, normal, params_of
 
 import posenc
-from posenc.attn.bias_forms import bias_by_distance, bias_by_key
+from posenc.attn.bias_forms import bias_by_distance, bias_by_key, near_diagonals
 from posenc.attn.blocks import visible_blocks
 from posenc.attn.call import prepare
 from posenc.attn.negligible import negligible_blocks
 from posenc.evaluate import has_bias, reads_features
+from posenc.schemes import Sink, Sum
 from posenc.testing.examples import HEAD_DIM, HEADS, HIDDEN_DIM, Forgetting
 from posenc.testing.tolerances import rounding_bound
 
@@ -78,6 +79,43 @@ def test_a_bias_by_distance_is_the_bias(name, lengths):
                                   call.bias())  # fmt: skip
     elsewhere = {"q_pos": np.arange(q_len), "k_pos": np.arange(k_len)}
     assert bias_by_distance(call_of(scheme, *lengths, **elsewhere)) is None
+
+
+T5_FEW = posenc.T5Bias(HEADS, num_buckets=8, max_distance=20)
+CONSTANT_BEYOND = {
+    "both-sides": T5_FEW,
+    "left": posenc.T5Bias(HEADS, 8, 20, causal=True),
+    "sum": Sum(posenc.T5Bias(HEADS, 4, 3), T5_FEW),
+    "sink": Sink(T5_FEW),
+    "nowhere": Sum(T5_FEW, posenc.ALiBi(HEADS)),
+}
+
+
+@pytest.mark.parametrize("name", CONSTANT_BEYOND)
+@given(k_len=st.integers(1, 70), ahead=st.integers(0, 9), block=st.integers(1, 9),
+       causal=st.booleans())  # fmt: skip
+@settings(max_examples=20, deadline=None)
+def test_tiles_beyond_near_diagonals_have_one_bias(name, k_len, ahead, block, causal):
+    scheme, q_len = CONSTANT_BEYOND[name], max(1, k_len - ahead)
+    call = call_of(scheme, q_len, k_len, causal=causal)
+    bias, visible = call.bias_and_visible()
+    visible = np.broadcast_to(True if visible is None else visible, bias.shape)
+    diagonal = np.arange(k_len)[None, :] // block - np.arange(q_len)[:, None] // block
+    first, end = near_diagonals(call, block)
+    left, right = scheme.constant_beyond()
+    for far, sign, distance in ((diagonal < first, -1, left), (diagonal >= end, 1, right)):
+        far = far & visible
+        if far.any():
+            value = bias_by_distance(call, between=(sign * distance, sign * distance))
+            everywhere = np.broadcast_to(value[None, :, :, None], bias.shape)
+            np.testing.assert_array_equal(bias[far], everywhere[far])
+    # No tile too many: the next ones have a distance that is nearer.
+    ahead = k_len - q_len
+    if first > diagonal.min():
+        assert first * block + block - 1 - ahead > -left
+    if end <= diagonal.max() and not causal:
+        assert (end - 1) * block - (block - 1) - ahead < right
+    assert left is not None or not (diagonal < first).any()
 
 
 @pytest.mark.parametrize("name", BIASED)

@@ -10,6 +10,13 @@ from posenc_jax.fused.gradients import Kernels
 from posenc_jax.fused.plan import MIN_SCORE, Tokens
 
 
+def far_tiles(plan, q_size, k_size):
+    """Which pairs lie in far tiles, ``(2, Q, K)``: before the near ones, and after."""
+    diagonal = jnp.arange(k_size)[None, :] // plan.block - jnp.arange(q_size)[:, None] // plan.block
+    first, end = plan.near
+    return jnp.stack([diagonal < first, diagonal >= end])
+
+
 def scores_and_mask(plan, operands, integers, head_scalars, table, q_feature, k_feature):
     """Scores, and which pairs are computed and visible, ``(B, H, Q, K)`` with padding."""
     q, k = (operands[n].astype(jnp.float32) for n in (0, 1))
@@ -29,7 +36,13 @@ def scores_and_mask(plan, operands, integers, head_scalars, table, q_feature, k_
         scores = scores + plan.bias(columns, Tokens(q_pos, query), Tokens(k_pos, key))
     if plan.form == "by distance":
         flat = table.reshape(heads, -1)
-        scores = scores + flat[:, j - i + plan.q_blocks * plan.block - 1]
+        entry = j - i - (plan.near[0] - 1) * plan.block - 1
+        bias = flat[:, jnp.clip(entry, 0, flat.shape[1] - 1)]
+        if operands.far is not None:
+            before, after = far_tiles(plan, q_size, k_size)
+            bias = jnp.where(before, operands.far[:, 0, None, None], bias)
+            bias = jnp.where(after, operands.far[:, 1, None, None], bias)
+        scores = scores + bias
     mask = plan.mask(q_pos, k_pos, j, *segments)
     mask = jnp.ones(scores.shape, bool) if mask is None else jnp.broadcast_to(mask, scores.shape)
     q_block, k_block = i // plan.block, j // plan.block
@@ -86,8 +99,12 @@ def d_queries(plan, operands, integers, residuals):
         )[1]
         return jnp.sum(d_scores * derivative, axis=-1)
 
+    d_far = None
+    if operands.far is not None:
+        far = far_tiles(plan, *d_scores.shape[2:])
+        d_far = jnp.einsum("bhqk,cqk->bhcq", d_scores, far.astype(jnp.float32))
     if plan.form != "elementwise":
-        return d_q.astype(operands.q.dtype), None, None
+        return d_q.astype(operands.q.dtype), None, None, d_far
     d_scalars = None
     if plan.trainable:
         d_scalars = jnp.stack([per_query(n) for n in range(len(plan.trainable))], axis=2)
@@ -95,7 +112,7 @@ def d_queries(plan, operands, integers, residuals):
     if operands.q_feature is not None:
         pull = jax.vjp(lambda feature: scores(operands.head_scalars, feature), operands.q_feature)
         (d_feature,) = pull[1](d_scores)
-    return d_q.astype(operands.q.dtype), d_scalars, d_feature
+    return d_q.astype(operands.q.dtype), d_scalars, d_feature, None
 
 
 def d_keys(plan, operands, integers, residuals):
@@ -129,6 +146,8 @@ KERNELS = Kernels(forward, d_queries, d_keys, d_table)
 
 class Definition(Device):
     """These kernels as those of a device, in blocks of 8."""
+
+    reads_far = True
 
     def unsupported(self, target):
         return None

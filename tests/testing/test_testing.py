@@ -287,6 +287,24 @@ class Squares(Kerple):
 
 
 @dataclass(frozen=True)
+class TooNear(posenc.T5Bias):
+    """Claims other distances than those from which on it is constant."""
+
+    sides: tuple[int | None, int | None] = (8, 8)
+
+    def constant_beyond(self):
+        return self.sides
+
+
+@dataclass(frozen=True)
+class Ending(Forgetting):
+    """A bias of features that claims an end."""
+
+    def constant_beyond(self):
+        return 128, None
+
+
+@dataclass(frozen=True)
 class Diagonal(Ours):
     """A bonus where a key is the query's own, which no key bias can tell."""
 
@@ -393,6 +411,10 @@ WRONG = {
     "bias_is_finite_or_masks": Infinite(),
     "relative_is_as_claimed": Absolute(HEADS),
     "relative_is_as_claimed (unsaid)": Modest(),
+    "constant_beyond_is_as_claimed": TooNear(HEADS),
+    "constant_beyond_is_as_claimed (one side)": TooNear(HEADS, sides=(128, 8)),
+    "constant_beyond_is_as_claimed (unsaid)": TooNear(HEADS, sides=(128, None)),
+    "constant_beyond_is_as_claimed (features)": Ending(),
     "key_bias_is_as_claimed": Backwards(HEADS),
     "key_bias_is_as_claimed (unsaid)": Silent(HEADS),
     "transform_is_row_local": ByIndex(HEAD_DIM),

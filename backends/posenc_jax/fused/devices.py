@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 from posenc.backend import Call
 from posenc_jax.fused.gradients import Kernels
@@ -16,6 +17,9 @@ PLATFORMS = tuple(_MODULES)
 
 class Device(ABC):
     """The kernels for one kind of device. Each ``unsupported`` method gives a reason, or None."""
+
+    reads_far: ClassVar[bool] = False
+    """Whether its kernels read ``Operands.far``."""
 
     @abstractmethod
     def unsupported(self, target: Target) -> str | None:

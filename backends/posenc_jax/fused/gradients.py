@@ -44,7 +44,8 @@ class Kernels(NamedTuple):
         fully masked row they are 0 and ``MIN_SCORE``.
     d_queries
         Gradients of q, ``(B, H, Q, D)``; of each trainable per-head scalar, per query
-        ``(B, H, P, Q)`` float32, or None; of ``q_feature``, or None.
+        ``(B, H, P, Q)`` float32, or None; of ``q_feature``, or None; of ``far``, per query
+        ``(B, H, 2, Q)`` float32, or None.
     d_keys
         Gradients of k ``(B, H, K, D)`` and v ``(B, H, K, Dv)``, per head of the queries; of
         ``k_feature``, or None.
@@ -53,7 +54,7 @@ class Kernels(NamedTuple):
     """
 
     forward: Callable[..., tuple[Array, Array]]
-    d_queries: Callable[..., tuple[Array, Array | None, Array | None]]
+    d_queries: Callable[..., tuple[Array, Array | None, Array | None, Array | None]]
     d_keys: Callable[..., tuple[Array, Array, Array | None]]
     d_table: Callable[..., Array]
 
@@ -79,7 +80,7 @@ def _backward(kernels: Kernels, plan: Plan, saved: Any, d_results: Any) -> tuple
     d_out, d_logsumexp = forbid_second_derivatives(d_results, NAME)
     delta = jnp.sum(out.astype(jnp.float32) * d_out.astype(jnp.float32), axis=-1) - d_logsumexp
     arguments = plan, operands, integers, Residuals(d_out.astype(out.dtype), logsumexp, delta)
-    d_q, d_scalars, d_q_feature = kernels.d_queries(*arguments)
+    d_q, d_scalars, d_q_feature, d_far = kernels.d_queries(*arguments)
     d_k, d_v, d_k_feature = kernels.d_keys(*arguments)
     d_operands = Operands(
         q=d_q,
@@ -87,6 +88,7 @@ def _backward(kernels: Kernels, plan: Plan, saved: Any, d_results: Any) -> tuple
         v=_sum_groups(d_v, operands.v),
         head_scalars=_sum_scalars(d_scalars, operands.head_scalars),
         table=kernels.d_table(*arguments) if plan.form == "by distance" else None,
+        far=None if d_far is None else jnp.sum(d_far, axis=(0, 3)),
         q_feature=d_q_feature,
         k_feature=d_k_feature,
     )

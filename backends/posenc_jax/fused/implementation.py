@@ -65,7 +65,7 @@ def fused(call: Call) -> tuple[Array, Array | None]:
     here = target()
     device = device_for(here)
     call, form = choose_form(call, device)
-    plan, operands, integers = plan_call(call, form, device.block(call))
+    plan, operands, integers = plan_call(call, form, device.block(call), reads_far=device.reads_far)
     kernels = device.kernels(interpreted=here.interpreted)
     out, lse = attend(kernels, plan, forbid_forward_mode(operands, NAME), integers)
     out, lse = out[:, :, : plan.q_len], lse[:, :, : plan.q_len]

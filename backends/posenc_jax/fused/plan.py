@@ -3,7 +3,8 @@
 A bias reaches a kernel in one of two forms. *Elementwise*: the scheme's own ``bias`` on a tile. It
 may read per-head scalars, and at most one scalar feature per query and one per key. ALiBi, KERPLE,
 FoX and their sums are elementwise. *By distance*: a table of values per distance, as T5 has at the
-default positions.
+default positions. Tiles so far from the diagonal that their bias is constant are *far*: the table
+leaves them out, and a kernel reads one number per head for them.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from posenc.backend import (
     Window,
     bias_by_distance,
     head_views,
+    near_diagonals,
     negligible_blocks,
     tile_views,
     visible,
@@ -79,6 +81,9 @@ class Plan:
         Lengths without padding.
     block
         Queries per block, and keys per block.
+    near
+        Of a bias by distance: the tiles that are not far, as a range of diagonals ``first, end``.
+        Block ``a`` of queries and block ``b`` of keys lie on diagonal ``b - a``.
     """
 
     scheme: PositionScheme
@@ -95,6 +100,7 @@ class Plan:
     q_len: int
     k_len: int
     block: int
+    near: tuple[int, int] = (0, 0)
 
     @classmethod
     def of_one_block(cls, scheme: PositionScheme, reads: BiasReads, size: int) -> Plan:
@@ -119,6 +125,23 @@ class Plan:
     def k_blocks(self) -> int:
         """Number of blocks of keys."""
         return -(-self.k_len // self.block)
+
+    @property
+    def has_far(self) -> bool:
+        """Whether there are far tiles."""
+        first, end = self.near
+        after = end < self.k_blocks and not self.causal  # a causal mask hides later tiles
+        return self.form == "by distance" and (first > 1 - self.q_blocks or after)
+
+    def near_keys(self, q_block: Array) -> tuple[Array, Array]:
+        """Key blocks ``first .. end - 1`` are near; some of them may not exist."""
+        first, end = self.near
+        return q_block + first, q_block + end
+
+    def near_queries(self, k_block: Array) -> tuple[Array, Array]:
+        """Query blocks ``first .. end - 1`` are near; some of them may not exist."""
+        first, end = self.near
+        return k_block - (end - 1), k_block - (first - 1)
 
     @property
     def masks_padding(self) -> bool:
@@ -194,10 +217,12 @@ class Operands(NamedTuple):
     head_scalars
         ``(H, P)`` float32: the per-head scalars of an elementwise bias; otherwise None.
     table
-        ``(H, nq + nk, n)`` float32: a bias by distance; otherwise None. There are ``nq`` blocks of
-        ``n`` queries and ``nk`` blocks of ``n`` keys. Flatten the last two axes: entry ``x`` is the
-        bias at ``j - i = x - nq * n + 1`` for query ``i`` and key ``j``. Query block ``a`` and key
-        block ``b`` read rows ``d`` and ``d + 1``, where ``d = nq - 1 + b - a``.
+        ``(H, m + 1, n)`` float32: a bias by distance, on the ``m`` near diagonals of tiles from
+        ``first``; otherwise None. Blocks have ``n`` tokens. Flatten the last two axes: entry ``x``
+        is the bias at ``j - i = x + (first - 1) * n + 1`` for query ``i`` and key ``j``. Query
+        block ``a`` and key block ``b`` read rows ``d`` and ``d + 1``, where ``d = b - a - first``.
+    far
+        ``(H, 2)`` float32: the bias of far tiles before the near ones, and after; or None.
     q_feature, k_feature
         ``(B, H, Q)`` and ``(B, H, K)`` float32: the feature that the bias reads; or None.
     """
@@ -207,6 +232,7 @@ class Operands(NamedTuple):
     v: Array
     head_scalars: Array | None
     table: Array | None
+    far: Array | None
     q_feature: Array | None
     k_feature: Array | None
 
@@ -234,9 +260,16 @@ class Integers(NamedTuple):
     query_ranges: Array
 
 
-def plan_call(call: Call, form: Form, block: int) -> tuple[Plan, Operands, Integers]:
-    """The static part and the arrays of a call whose bias has the given form."""
+def plan_call(
+    call: Call, form: Form, block: int, *, reads_far: bool
+) -> tuple[Plan, Operands, Integers]:
+    """The static part and the arrays of a call whose bias has the given form.
+
+    ``reads_far`` is whether kernels read ``Operands.far``; if not, no tile is far.
+    """
     reads = trace_bias_reads(call) if form == "elementwise" else BiasReads()
+    every = 1 - -(-call.q.shape[2] // block), -(-call.k.shape[2] // block)
+    near = near_diagonals(call, block) if reads_far and form == "by distance" else every
     plan = Plan(
         scheme=call.scheme,
         form=form,
@@ -252,6 +285,7 @@ def plan_call(call: Call, form: Form, block: int) -> tuple[Plan, Operands, Integ
         q_len=call.q.shape[2],
         k_len=call.k.shape[2],
         block=block,
+        near=near,
     )
     operands = Operands(
         q=_pad(call.q, block, axis=2),
@@ -259,6 +293,7 @@ def plan_call(call: Call, form: Form, block: int) -> tuple[Plan, Operands, Integ
         v=_pad(call.v, block, axis=2),
         head_scalars=_stack_scalars(call, plan),
         table=_table(call, plan) if form == "by distance" else None,
+        far=_far(call) if plan.has_far else None,
         q_feature=_feature(call, call.query.features, plan.q_feature, block),
         k_feature=_feature(call, call.key.features, plan.k_feature, block),
     )
@@ -403,14 +438,24 @@ def _feature(
 
 
 def _table(call: Call, plan: Plan) -> Array:
-    """The bias by distance, with zeros where there is no pair; see ``Operands.table``."""
-    values: Array | None = bias_by_distance(call)
+    """The bias on near diagonals; see ``Operands.table``."""
+    (first, end), block, heads = plan.near, plan.block, call.q.shape[1]
+    ahead = plan.k_len - plan.q_len
+    between = (first - 1) * block + 1 - ahead, end * block - ahead
+    values: Array | None = bias_by_distance(call, between=between)
     assert values is not None
-    before = plan.q_blocks * plan.block - plan.q_len
-    size = (plan.q_blocks + plan.k_blocks) * plan.block
-    values = jnp.pad(values, ((0, 0), (before, size - before - values.shape[-1])))
-    values = jnp.broadcast_to(values, (call.q.shape[1], size))
-    return values.reshape(values.shape[0], -1, plan.block)
+    return jnp.broadcast_to(values, (heads, values.shape[1])).reshape(heads, -1, block)
+
+
+def _far(call: Call) -> Array:
+    """The bias of far tiles; see ``Operands.far``."""
+    columns = []
+    for end, sign in zip(call.scheme.constant_beyond(), (-1, 1), strict=True):
+        at = 0 if end is None else sign * end  # without an end, no tile reads the number
+        value: Array | None = bias_by_distance(call, between=(at, at))
+        assert value is not None
+        columns.append(jnp.broadcast_to(value, (call.q.shape[1], 1)))
+    return jnp.concatenate(columns, axis=1)
 
 
 def _pad(array: Array, block: int, *, axis: int, mode: str = "constant") -> Array:

@@ -268,7 +268,7 @@ def one_kernel(case: Case, name: str, given: dict[str, Any]) -> Any:
     here = target()
     device = device_for(here)
     call, form = choose_form(call, device)
-    inputs = plan_call(call, form, device.block(call))
+    inputs = plan_call(call, form, device.block(call), reads_far=device.reads_far)
     kernel = getattr(device.kernels(interpreted=here.interpreted), name)
     if name == "forward":
         return kernel(*inputs)

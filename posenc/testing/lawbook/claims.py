@@ -1,4 +1,6 @@
-"""Declared properties (``relative``, ``key_bias``) must hold; undeclared ones must not.
+"""Declared properties (``relative``, ``key_bias``, ``constant_beyond``) must hold.
+
+Undeclared ones must not.
 
 A missing declaration only costs speed. It is a law because readers of the catalogue take a missing
 declaration for "no".
@@ -20,6 +22,7 @@ _TRIALS, _EACH = 3, 20
 # Near, across any context, and where float32 no longer represents every integer.
 _SHIFTS = (1, 7, 64, 2**10, 2**20, 2**24 + 1, 2**29 - 1)
 _NEAR = 41
+_FAR = 2**20  # beyond any context: a bias that is constant from here on is constant far away
 
 
 @law("scheme")
@@ -49,6 +52,32 @@ def relative_is_as_claimed(case: SchemeCase) -> None:
     # A bias that reads features cannot become a table of distances: nothing is lost undeclared.
     exempt = reads_features(case.scheme)
     require(claimed or moved or exempt, "not claimed, though nothing moved the bias")
+
+
+@law("scheme")
+def constant_beyond_is_as_claimed(case: SchemeCase) -> None:
+    """``constant_beyond`` is declared if and only if a relative bias is constant far away."""
+    ends = case.scheme.constant_beyond()
+    if not (case.has_bias and case.scheme.relative) or reads_features(case.scheme):
+        require(ends == (None, None), "claimed, though the bias is no function of distance alone")
+        return
+    low, high = case.positions
+    for side, end in zip(("left", "right"), ends, strict=True):
+        start = min(_FAR, high - low) if end is None else end
+        further = np.asarray([0, 1, 2, 3, 5, 17, *(2**n for n in range(7, 31)), high - low - start])
+        at = start + np.unique(further[(further >= 0) & (start + further <= high - low)])
+        # From one end of the positions, so that a key may be as far as any.
+        q, k = (high, high - at) if side == "left" else (low, low + at)
+        bias = np.asarray(case.bias(np.asarray([q]), k))[:, 0]
+        wrong = np.argwhere((bias != bias[:, :1]) | ~np.isfinite(bias))
+        if end is None:
+            require(len(wrong) or at.size < 2, f"{side}: not claimed, though constant from {start}")
+        elif len(wrong):
+            head, n = wrong[0]
+            raise AssertionError(
+                f"{side}: claimed beyond {end}, but the bias of head {head} is {bias[head, 0]:.9g} "
+                f"there, and {bias[head, n]:.9g} at distance {at[n]}"
+            )
 
 
 @law("scheme")

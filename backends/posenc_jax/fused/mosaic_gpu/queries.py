@@ -48,7 +48,7 @@ COLUMNS = 64  # keys per tile: with 128, registers spill
 
 def d_queries(
     plan: Plan, operands: Operands, integers: Integers, residuals: Residuals, *, interpreted: bool
-) -> tuple[Array, Array | None, Array | None]:
+) -> tuple[Array, Array | None, Array | None, Array | None]:
     """As ``Kernels.d_queries``."""
     batch, heads, q_size, dim = operands.q.shape
     dtype, scalars = operands.q.dtype, len(plan.trainable)
@@ -114,7 +114,12 @@ def d_queries(
     outputs = launch(
         kernel, arrangement.arrays, results, scratch, arrangement.grid, interpreted=interpreted
     )
-    return swap_heads(outputs["d_q"]), outputs.get("d_scalars"), outputs.get("d_feature")
+    return (
+        swap_heads(outputs["d_q"]),
+        outputs.get("d_scalars"),
+        outputs.get("d_feature"),
+        None,
+    )
 
 
 def _bias_derivatives(loop: Loop, query: TileSide, key: TileSide, shape: Shape) -> list[Array]:

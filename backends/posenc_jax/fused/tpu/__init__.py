@@ -107,6 +107,7 @@ def _why_not_lowered(scheme: PositionScheme, reads: BiasReads) -> str | None:
         v=vectors,
         head_scalars=real(1, max(1, len(plan.scalars_read))),
         table=None,
+        far=None,
         q_feature=per_row if reads.query else None,
         k_feature=per_row if reads.key else None,
     )

@@ -31,7 +31,7 @@ from posenc_jax.fused.tpu.tile import LANES, bias_derivatives, product
 
 def d_queries(
     plan: Plan, operands: Operands, integers: Integers, residuals: Residuals, *, interpreted: bool
-) -> tuple[Array, Array | None, Array | None]:
+) -> tuple[Array, Array | None, Array | None, Array | None]:
     """As ``Kernels.d_queries``."""
     q, block, scalars = operands.q, plan.block, len(plan.trainable)
     has_feature = operands.q_feature is not None
@@ -53,7 +53,7 @@ def d_queries(
         interpreted=interpreted,
     )
     d_feature = outputs["d_q_feature"][:, :, 0] if has_feature else None
-    return outputs["d_q"], outputs["d_scalars"], d_feature
+    return outputs["d_q"], outputs["d_scalars"], d_feature, None
 
 
 def _d_queries(order: GridOrder, step: Step, ins: Refs, outs: Refs, scratch: Refs) -> None:
