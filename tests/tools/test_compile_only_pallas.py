@@ -146,7 +146,7 @@ def test_times_follow_from_the_counts():
     kernel = {"flops": 512, "instructions": 8.0, "exponentials": 1.0, "bytes": 2**20}
     pairs = 16 * 8192**2 / 2
     times = roofline.predict_times(kernel, pairs, 8192, 16)
-    assert times["products"] == pytest.approx(1e3 * pairs * 512 / 600e12)
+    assert times["products"] == pytest.approx(1e3 * pairs * 512 / 690e12)
     # 8 of 128 instructions a cycle are as long as 1 of 16 exponentials.
     assert times["others"] == pytest.approx(1e3 * pairs / 16 / (132 * 1.755e9))
     moved = 2**20 * (16 * 8192) / (roofline.BATCH * roofline.HEADS * roofline.LENGTHS[0])
@@ -174,8 +174,11 @@ def test_rows_of_a_prediction(monkeypatch):
     forward, keys, step = rows[:3]
     assert forward["products, ms"] == pytest.approx(2 * keys["products, ms"], rel=1e-3)
     assert step["best, ms"] == pytest.approx(forward["best, ms"] + keys["best, ms"], rel=1e-3)
-    # Half of the causal pairs, at the rate of the products.
-    assert forward["speed at best"] == pytest.approx(2, rel=1e-3)
+    # Half of the causal pairs, at 690 TFLOP/s against cuDNN's 644.
+    assert forward["speed at best"] == pytest.approx(2 * 690 / 644, rel=1e-3)
+    pairs = 16 * 8192 * 8193 / 2
+    cudnn = 1e3 * 2 * 128 * pairs * (2 / 644e12 + 5 / 541e12)
+    assert step["speed at best"] == pytest.approx(cudnn / step["best, ms"], rel=1e-3)
     assert "speed at best" not in keys
 
 

@@ -8,8 +8,7 @@
   times, ``worst`` their sum.
 - The needed blocks of ALiBi are counted by ``posenc_jax.fused.plan.needed_blocks``, on normal
   queries and keys.
-- ``speed`` is relative to a kernel that only multiplies: causal attention without a bias, no
-  product twice, at ``ACHIEVABLE``.
+- ``speed`` is relative to cuDNN 9.19 without a bias, as published for an H200 (``CUDNN``).
 
 The model leaves out launches, the first tiles, the last wave, and the search for needed blocks. It
 also leaves out keys and values that fall out of the cache.
@@ -23,12 +22,15 @@ from compile_only.pallas.compile import BATCH, HEADS, LENGTHS
 
 # An H200. The clock is that of sustained work, below the boost of 1.98 GHz.
 PROCESSORS, CLOCK, BANDWIDTH = 132, 1.755e9, 4.8e12
-ACHIEVABLE = 600e12  # of 989 TFLOP/s in bfloat16
+ACHIEVABLE = 690e12  # of 989 TFLOP/s in bfloat16; cuDNN's forward pass reaches 688
+# Length -> FLOP/s of causal attention, bfloat16, D=128, forward and backward, where nothing is
+# computed twice; longer sequences as the longest.
+CUDNN = {4096: (591e12, 474e12), 8192: (644e12, 541e12), 32768: (688e12, 581e12)}
 ISSUED = 4 * 32  # instructions of threads, per cycle and processor
 EXPONENTIALS = 16  # per cycle and processor
 PREDICTED = 8192, 65536, 131072
 SHAPE = 1, 16, 128  # batch, heads and head_dim of a prediction
-_PRODUCTS = {"forward": 2, "step": 7}  # matrix products, where none is computed twice
+_PRODUCTS = 2, 5  # matrix products of forward and backward, where none is computed twice
 
 
 def needed_share(form: str, length: int, block: int) -> dict[str, float]:
@@ -82,11 +84,18 @@ def predict(form: str, kernels: dict[str, Any], block: int) -> list[dict[str, An
         for name, time in times.items():
             row = {"form": form, "length": length, "kernel": name, "computed": share["queries"]}
             row |= {f"{what}, ms": ms for what, ms in time.items()}
-            if name in _PRODUCTS:
-                least = 1e3 * _PRODUCTS[name] * 2 * dim * pairs / ACHIEVABLE
-                row |= {f"speed at {what}": least / time[what] for what in ("worst", "best")}
+            if name in ("forward", "step"):
+                cudnn = cudnn_time(name, length, 2 * dim * pairs)
+                row |= {f"speed at {what}": cudnn / time[what] for what in ("worst", "best")}
             rows.append({n: _round(value) for n, value in row.items()})
     return rows
+
+
+def cudnn_time(name: str, length: int, flops: float) -> float:
+    """Milliseconds of cuDNN, forward or for a step; one product has ``flops``."""
+    speeds = CUDNN[max(known for known in CUDNN if known <= length)]
+    passes = list(zip(_PRODUCTS, speeds, strict=True))[: 1 if name == "forward" else 2]
+    return sum(1e3 * count * flops / speed for count, speed in passes)
 
 
 def predict_times(
