@@ -15,6 +15,7 @@ from typing import Any
 
 from array_api_compat import device
 
+from posenc.constants import constant_array
 from posenc.protocol import Array, Namespace
 
 _DIGITS = 60  # decimal digits; a 128-bit fraction needs fewer
@@ -48,7 +49,7 @@ class Turns:
         with localcontext() as context:
             context.prec = _DIGITS
             fractions = [int(Decimal(f) / (2 * _PI) * 2**_BITS) % 2**_BITS for f in radians]
-        # Lists, because torch.export(strict=True) loses the numbers of a NumPy array.
+        # Not arrays, because torch.export(strict=True) loses the numbers of a NumPy array.
         self._narrow, self._wide = _split(fractions, 32), _split(fractions, 64)
 
     def sincos(self, pos: Array, *, dtype: Any, xp: Namespace) -> tuple[Array, Array]:
@@ -59,8 +60,8 @@ class Turns:
         """
         wide = dtype == xp.float64
         word, integer, table = (64, xp.int64, self._wide) if wide else (32, xp.int32, self._narrow)
-        high = xp.asarray(table[0], dtype=integer, device=device(pos))
-        low = xp.asarray(table[1], dtype=dtype, device=device(pos))
+        high = constant_array(table[0], dtype=integer, device=device(pos), xp=xp)
+        low = constant_array(table[1], dtype=dtype, device=device(pos), xp=xp)
         pos = pos[..., None]
         carry = xp.astype(xp.round(xp.astype(pos, dtype) * low), integer)
         phase = xp.astype(pos, integer) * high + carry
@@ -74,8 +75,8 @@ class Turns:
         return sin, xp.where(((quarter + 1) & 2) == 2, -cos, cos)
 
 
-def _split(fractions: list[int], word: int) -> tuple[list[int], list[float]]:
+def _split(fractions: list[int], word: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
     rest = _BITS - word
     high = [f >> rest for f in fractions]
-    low = [(f & (2**rest - 1)) / 2**rest for f in fractions]
-    return [h - 2**word if h >= 2 ** (word - 1) else h for h in high], low
+    low = tuple((f & (2**rest - 1)) / 2**rest for f in fractions)
+    return tuple(h - 2**word if h >= 2 ** (word - 1) else h for h in high), low

@@ -15,6 +15,7 @@ the mask               of positions (``visible``), of a call or tile (``visible_
 fully masked rows      ``may_be_fully_masked``, ``zero_fully_masked``
 negligible blocks      ``negligible_blocks``: keys whose weights provably round to nothing
 params                 ``as_mapping``, ``merge_constants``, ``head_views``, ``tile_views``
+constants              ``make_constants_with``: a backend may keep the arrays of constants
 layers of a model      ``LayerPlan``, ``add_embedding``, ``check_layer``
 arguments              ``check_*``, ``as_positions``, ``advise_unknown``
 =====================  ===========================================================================
@@ -52,6 +53,7 @@ from posenc.attn.options import Options, float_arrays, map_arrays
 from posenc.attn.reference import dense
 from posenc.attn.side import Side
 from posenc.checks import check_count, check_flag, check_positive, check_scheme, check_window
+from posenc.constants import make_constants_with
 from posenc.evaluate import (
     as_column,
     as_row,
@@ -130,6 +132,7 @@ __all__ = [
     "has_bias_by_distance",
     "has_embedding",
     "head_views",
+    "make_constants_with",
     "map_arrays",
     "may_be_fully_masked",
     "may_have_negligible_blocks",

@@ -13,6 +13,7 @@ from posenc.params import (
     GroupedKeyParams,
     Params,
     as_mapping,
+    check_params,
     head_count,
     head_views,
     merge_constants,
@@ -217,6 +218,9 @@ def transform(
                 f"pos {tuple(at.shape)} needs x (B, ..., L, D) of the same B, got {tuple(x.shape)}"
             )
         at = xp.reshape(at, (at.shape[0], *[1] * (len(x.shape) - 3), *at.shape[1:]))
+    if not has_transform(scheme):
+        check_params(scheme, params, xp=xp)
+        return x
     arrays, work = prepare_params(scheme, params, like=x, dtype=x.dtype, xp=xp)
     views = head_views(scheme, arrays, dtype=work, xp=xp, rows=True)
     if role == "query":

@@ -9,6 +9,7 @@ import numpy as np
 from array_api_compat import device, is_numpy_namespace
 
 from posenc.checks import check_scheme, nearest
+from posenc.constants import constant_array
 from posenc.protocol import Array, Namespace, PositionScheme, Role
 
 
@@ -311,7 +312,7 @@ def merge_constants(
         for name, a in check_params(scheme, params, xp=xp).items()
     }
     fixed = {
-        name: xp.asarray(values, dtype=dtype, device=device)
+        name: constant_array(values, dtype=dtype, device=device, xp=xp)
         for name, values in scheme.constants().items()
     }
     return learned | fixed

@@ -24,12 +24,16 @@ from posenc.backend import (
     dense,
     explain_choice,
     float_arrays,
+    make_constants_with,
     prepare,
     working_dtype,
 )
 from posenc_torch import folded, sdpa
 from posenc_torch.chunked import implementation as chunked
+from posenc_torch.constants import constant
 from posenc_torch.flex import implementation as flex
+
+make_constants_with(constant, xp=xp)
 
 
 @advise_unknown

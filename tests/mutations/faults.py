@@ -74,6 +74,7 @@ PARTS, CUT = (
     "backends/posenc_torch/chunked/implementation.py",
     "backends/posenc_torch/chunked/parts.py",
 )
+CONSTANTS = "backends/posenc_torch/constants.py"
 NEGLIGIBLE, LOWERINGS = "posenc/attn/negligible.py", "posenc/attn/bias_forms.py"
 MEETING = "posenc/attn/blocks.py"
 
@@ -828,6 +829,46 @@ _TORCH = (
         "seed = int(torch.randint(2**62, ()))",
         "seed = 0",
         ("test_torch_position.py seed",),
+    ),
+    Fault(
+        "constant-kept-while-faked",
+        "a tensor without values, made while a program is traced, is kept for later calls",
+        CONSTANTS,
+        "torch.compiler.is_compiling() or is_traced() or is_transformed()",
+        "torch.compiler.is_compiling() or is_transformed()",
+        ("test_torch_constants.py neither_spoils",),
+    ),
+    Fault(
+        "constant-kept-inside-a-transform",
+        "a tensor that torch.func has wrapped is kept, and is dead after the transform",
+        CONSTANTS,
+        "or is_traced() or is_transformed()",
+        "or is_traced()",
+        ("test_torch_constants.py neither_spoils",),
+    ),
+    Fault(
+        "constant-is-an-inference-tensor",
+        "after a first call in inference mode, training fails",
+        CONSTANTS,
+        "with torch.inference_mode(False):",
+        "with torch.no_grad():",
+        ("test_torch_constants.py neither_spoils",),
+    ),
+    Fault(
+        "written-constant-kept",
+        "a scheme that writes to its constants changes those of every later call",
+        CONSTANTS,
+        "if kept is not None and kept._version == 0:",
+        "if kept is not None:",
+        ("test_torch_constants.py writes",),
+    ),
+    Fault(
+        "frequencies-copied-at-each-call",
+        "every transform by RoPE waits twice for the GPU",
+        ANGLES,
+        "low = constant_array(table[1], dtype=dtype, device=device(pos), xp=xp)",
+        "low = xp.asarray(table[1], dtype=dtype, device=device(pos))",
+        ("test_torch_constants.py second_call",),
     ),
 )
 

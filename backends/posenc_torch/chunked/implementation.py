@@ -16,8 +16,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.autograd import forward_ad
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as _modes
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from posenc.backend import (
@@ -34,6 +32,7 @@ from posenc.backend import (
 from posenc_torch.chunked.parts import Part, parts
 from posenc_torch.fully_masked import zero_fully_masked
 from posenc_torch.sdpa import has_native_mask, is_small, masked_sdpa, promoted
+from posenc_torch.tracing import is_traced, is_transformed
 
 WHY_NOT_COMPILED = (
     "posenc 'chunked' chooses key blocks from tensor values, which a compiled graph does not have"
@@ -77,10 +76,9 @@ def unsupported(call: Call) -> str | None:
         return f"it slices q many times, which is slow where q is a {type(call.q).__name__}"
     if call.q.device.type == "meta" or isinstance(call.q, FakeTensor):
         return "it chooses key blocks from tensor values, and these tensors have none"
-    tracing = torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]  # untyped
-    if tracing or any(m.is_infra_mode() for m in _modes()):
+    if is_traced():
         return "it chooses key blocks from tensor values, which a traced program does not have"
-    if _inside_functorch() or forward_ad._current_level >= 0:
+    if is_transformed():
         return "its backward pass supports torch.autograd, not torch.func or forward mode"
     return None
 
@@ -349,10 +347,6 @@ class _Parts(torch.autograd.Function):
 def _meta_like(tensor: Tensor) -> Tensor:
     """A tensor of the same shape and dtype without values."""
     return torch.empty_like(tensor, device="meta", requires_grad=False)
-
-
-def _inside_functorch() -> bool:
-    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def _toeplitz(table: Tensor, count: int) -> Tensor:

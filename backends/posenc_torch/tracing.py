@@ -1,0 +1,23 @@
+"""Whether PyTorch runs a program or makes another one of it."""
+
+from __future__ import annotations
+
+import torch
+from torch.autograd import forward_ad
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+
+def is_traced() -> bool:
+    """Whether operations are recorded, or tensors may have no values; not for ``torch.compile``.
+
+    So it is in ``torch.jit.trace``, ``torch.export`` (not strict), ``make_fx`` and
+    ``FakeTensorMode``.
+    """
+    tracing: bool = torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]  # untyped
+    return tracing or any(mode.is_infra_mode() for mode in _get_current_dispatch_mode_stack())
+
+
+def is_transformed() -> bool:
+    """Whether ``torch.func`` or forward-mode differentiation transforms the program."""
+    inside = torch._C._functorch.peek_interpreter_stack() is not None
+    return inside or forward_ad._current_level >= 0
