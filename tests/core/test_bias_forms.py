@@ -190,6 +190,18 @@ def test_many_keys_that_each_round_to_nothing_have_no_weight_together():
         assert nothing.any() == (depth > np.log(4 * k_len / eps))
 
 
+def test_scores_of_millions_do_not_round_to_negligible():
+    """Every score is the largest possible one, so only the bias counts: a little too little."""
+    k_len, eps = 40, np.finfo("float32").eps
+    pit = Pit(depth=float(0.99 * np.log(4 * k_len / eps)))
+    call = call_of(pit, k_len, k_len, dtype="float32", causal=True)
+    some, _ = visible_blocks(call, 4)
+    for seed in range(20):
+        same = np.broadcast_to(normal((1, HEADS, 1, HEAD_DIM), seed, "float32"), call.q.shape)
+        nothing = negligible_blocks(replace(call, q=1e3 * same, k=1e3 * same), 4)
+        assert not (nothing & some[:, None]).any()
+
+
 @dataclass(frozen=True)
 class Pit(posenc.PositionScheme):
     """0 at a token itself, ``-depth`` everywhere else."""

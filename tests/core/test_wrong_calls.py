@@ -301,6 +301,10 @@ EVALUATED = {
     ),
     "bias-scheme": (lambda: posenc.bias(posenc.ALiBi, POS, POS), TypeError, "scheme"),
     "bias-param-list": (lambda: posenc.bias(T5, POS, POS, {"table": [1]}), TypeError, "table"),
+    "transform-params": (
+        lambda: posenc.transform(posenc.NoPE(), Q, POS, role="key", params={"table": Q}),
+        ValueError, "no param 'table'",
+    ),
     "transform-role": (lambda: posenc.transform(ROPE, Q, POS, role="q"), ValueError, "role"),
     "transform-length": (
         lambda: posenc.transform(ROPE, Q, POS[:3], role="key"), ValueError, r"\bpos\b",

@@ -34,9 +34,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing._internal.two_tensor import TwoTensor
+from torch_operations import Operations
 
 import posenc_torch
 from posenc.attn.call import prepare
+from posenc.attn.negligible import negligible_blocks
 from posenc_torch import folded
 from posenc_torch.chunked import implementation as chunked
 from posenc_torch.chunked import parts
@@ -276,6 +278,16 @@ def test_autocast_does_not_change_which_blocks_are_negligible():
     with torch.autocast("cpu", torch.bfloat16):
         result = posenc_torch.attention(q, q, v, scheme, causal=True, implementation="chunked")
     assert_near(result.double(), expected, ATTENTION_TOL["bfloat16"])
+
+
+def test_finding_negligible_blocks_multiplies_no_matrices():
+    """A GPU may multiply them in TF32, and float32 copies of q and k would fill its memory."""
+    q = torch.tensor(normal((1, HEADS, 40, HEAD_DIM), 0)).bfloat16()
+    call = prepare(q, q, q, STEEP, causal=True, xp=xp)
+    with Operations() as operations:
+        negligible_blocks(call, 8)
+    assert not operations.count("mm.")
+    assert not operations.count("aten.dot.")
 
 
 def test_unsupported_derivatives():

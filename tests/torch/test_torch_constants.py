@@ -19,25 +19,14 @@ if not HAS["torch"]:
 import array_api_compat.torch as xp
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch_operations import Operations
 
 import posenc_torch
 from posenc_torch import constants
 from posenc_torch.flex.implementation import replace_kernel
 
 HEADS = 4
-
-
-class Copies(TorchDispatchMode):
-    """Counts tensors that are made from Python numbers: each is a copy from the host."""
-
-    def __init__(self):
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.count += "lift_fresh" in str(function)
-        return function(*args, **(kwargs or {}))
+COPY = "lift_fresh"  # of Python numbers to a device
 
 
 def tensors(case, length):
@@ -60,9 +49,9 @@ def test_the_second_call_of_every_scheme_copies_no_number(monkeypatch):
     for name, scheme in SUBJECTS.items():
         args, hidden = tensors(SchemeCase(scheme), 6)
         for again in (False, True):
-            with Copies() as copies:
+            with Operations() as operations:
                 posenc_torch.attention(*args, causal=True, implementation="reference", **hidden)
-            counts[name, again] = copies.count
+            counts[name, again] = operations.count(COPY)
     assert counts["alibi", False] == 1
     assert counts["rope", False] == 2  # of its four: queries and keys have the same frequencies
     assert not {name for (name, again), count in counts.items() if again and count}
@@ -78,9 +67,9 @@ def test_no_implementation_copies_a_number_again(implementation):
             posenc_torch.attention(q, q, q, scheme, causal=True, implementation=implementation)
 
     call()
-    with Copies() as copies:
+    with Operations() as operations:
         call()
-    assert copies.count == 0
+    assert operations.count(COPY) == 0
 
 
 def traced(call):
