@@ -2171,6 +2171,14 @@ _LARGE = (
 
 _FLEX_CALLS = (
     Fault(
+        "flex-keys-taken-for-whole-blocks",
+        "a GPU's kernel checks no end of the keys, and reads beyond it",
+        "backends/posenc_torch/flex/kernel_options.py",
+        "q_len % BLOCK == 0 and k_len % BLOCK == 0",
+        "q_len % BLOCK == 0",
+        ("test_flex.py lengths_are_whole_blocks",),
+    ),
+    Fault(
         "flex-scheme-of-a-call",
         "the second reach of a fence becomes a symbol, and code for a CPU fails (PyTorch 2.13)",
         SCORE,

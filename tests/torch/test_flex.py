@@ -40,6 +40,7 @@ from torch.nn.attention.flex_attention import flex_attention
 
 import posenc_torch
 from posenc_torch.flex import implementation as flex
+from posenc_torch.flex import target
 from posenc_torch.flex.block_mask import BLOCK, BlockMaskInputs, TokenIntegers, mask_key
 from posenc_torch.flex.params import repeatedly_read_arrays
 from posenc_torch.flex.score_mod import DistanceBias, scheme_key
@@ -693,6 +694,40 @@ def on_a_gpu(scheme, *, learns, length=4, **where):
     with FakeTensorMode():
         there = torch.empty(q.shape, device="cuda")
     return replace(call, q=there, k=there, v=there)
+
+
+def test_a_gpu_s_kernels_know_when_lengths_are_whole_blocks():
+    def divisible(q_len, k_len):
+        q, k = (torch.zeros(1, HEADS, n, 16) for n in (q_len, k_len))
+        call = prepare(q, k, k, SUBJECTS["alibi"])
+        assert flex.arguments(call)["kernel_options"] == {}
+        with as_on_a_gpu():
+            return flex.arguments(call)["kernel_options"].get("IS_DIVISIBLE")
+
+    assert divisible(256, 256)
+    assert divisible(128, 384)
+    # Never False: then torch looks itself, inside a larger graph too.
+    assert {divisible(q_len, k_len) for q_len, k_len in ((256, 300), (44, 256), (1, 1))} == {None}
+
+
+def test_a_gpu_s_kernels_are_two_for_all_lengths():
+    counter = CompileCounter()
+    with as_on_a_gpu(), counter.in_use():
+        for length in (256, 384, 333, 512, 600, 640, 777, 1024):
+            q = torch.zeros(1, HEADS, length, 16)
+            attend(SUBJECTS["alibi"], "flex", ((q, q, q), None, None), causal=True)
+    # The first length as it is; then a symbol, for whole blocks or not.
+    assert counter.graphs <= 3
+
+
+@contextlib.contextmanager
+def as_on_a_gpu():
+    """Inside, calls get what a GPU's kernel gets: its arguments do not depend on the device."""
+    flex._plain_mask.cache_clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(target, "KINDS", ())
+        yield
+    flex._plain_mask.cache_clear()
 
 
 def test_auto_on_a_gpu_takes_it_where_scores_are_many():

@@ -26,6 +26,7 @@ from posenc.backend import (
     visible,
     visible_between,
 )
+from posenc_torch.flex import target
 
 BLOCK = 128  # FlexAttention's default
 _MIN_LENGTH = 8 * BLOCK  # of arrays that a kernel for a CPU captures
@@ -79,7 +80,7 @@ class TokenIntegers(NamedTuple):
 
     def ranges(self) -> Range:
         """Lowest and highest integer of every block, ``(B or 1, n)``."""
-        on_cpu = self.values.device.type == "cpu"
+        on_cpu = target.is_cpu(self.values)
         size = self.blocks * BLOCK
         return block_ranges(
             _pad_with_last(self.values, -1, size) if on_cpu else self.values, BLOCK, xp
@@ -88,7 +89,7 @@ class TokenIntegers(NamedTuple):
     @property
     def blocks(self) -> int:
         """The number of blocks of a mask; the last may be partly or fully beyond the end."""
-        on_cpu = self.values.device.type == "cpu"
+        on_cpu = target.is_cpu(self.values)
         length = padded_size(self.length, least=_MIN_LENGTH) if on_cpu else self.length
         return -(-length // BLOCK)
 
@@ -168,7 +169,7 @@ class BlockMaskInputs(NamedTuple):
 
     def kernel_mask(self) -> KernelMask:
         """The mask inside a kernel; on a CPU one kernel serves all windows, causal or not."""
-        device, on_cpu = self.q_pos.values.device, self.q_pos.values.device.type == "cpu"
+        device, on_cpu = self.q_pos.values.device, target.is_cpu(self.q_pos.values)
         function = mask_key(self.mask) if isinstance(self.mask, Mask) else None
         booleans = capture_pairs(self.mask) if isinstance(self.mask, Tensor) else None
         tokens = self[:4]
@@ -198,7 +199,7 @@ class BlockMaskInputs(NamedTuple):
         )  # fmt: skip
         if self.mask is not None:  # it may hide any pair
             all_visible = all_visible & False
-        if self.q_pos.values.device.type == "cpu":
+        if target.is_cpu(self.q_pos.values):
             any_visible = (
                 any_visible & _nonempty_blocks(self.q_pos)[:, None] & _nonempty_blocks(self.k_pos)
             )
@@ -231,7 +232,7 @@ def capture(values: Tensor, *, rows: bool = False, axis: int = -1) -> Tensor:
     """
     length, dim = values.shape[axis], axis % values.ndim
     last = values.narrow(dim, length - 1, 1)
-    if values.device.type != "cpu":
+    if not target.is_cpu(values):
         missing = BLOCK * -(-length // BLOCK) - length
         shape = [missing if n == dim else -1 for n in range(values.ndim)]
         return torch.cat([values, last.expand(shape)], dim=dim)

@@ -35,8 +35,10 @@ from posenc.backend import (
     may_have_negligible_blocks,
     negligible_blocks,
 )
+from posenc_torch.flex import target
 from posenc_torch.flex.api import block_mask_inputs
 from posenc_torch.flex.block_mask import BLOCK, BlockMaskInputs, TokenIntegers, mask_key
+from posenc_torch.flex.kernel_options import kernel_options
 from posenc_torch.flex.params import label_features, repeatedly_read_arrays
 from posenc_torch.flex.score_mod import DistanceBias, SchemeBias, ScoreSteps, scheme_key
 from posenc_torch.sdpa import has_native_mask, is_small
@@ -48,9 +50,6 @@ COMPILER: dict[str, Any] = {
 }  # fmt: skip
 _ISOLATES = "isolate_recompiles" in inspect.signature(torch.compile).parameters  # since 2.13
 _OLDEST = (2, 11)
-# A gathered tile goes through shared memory. With torch's default options an H200 has too little.
-# Torch then compiles a kernel that spills 12 kB per thread (benchmarks/compile_only/flex).
-GATHER_OPTIONS = {"fwd_BLOCK_N": 64, "fwd_num_warps": 8, "bwd_num_stages": 2}
 _MIN_BLOCKS = 8  # of keys: with fewer, skipping blocks saves little
 # The function that replaces the compiled kernel, inside replace_kernel.
 _kernel: ContextVar[Callable[..., Any] | None] = ContextVar("kernel", default=None)
@@ -80,7 +79,7 @@ def _inside_graph(call: Call) -> tuple[Tensor, Tensor | None]:
     for array in (call.q, call.k, call.v):  # kernels take no symbols for heads and head_dim
         torch._dynamo.mark_static(array, 1)
         torch._dynamo.mark_static(array, 3)
-    copy = _copy if call.q.device.type == "cpu" else _identity
+    copy = _copy if target.is_cpu(call.q) else _identity
     out, lse = split_lse(flex_attention(**arguments(replace(call, q=copy(call.q)))))
     return copy(out), lse
 
@@ -96,7 +95,7 @@ def arguments(call: Call) -> dict[str, Any]:
     mod: SchemeBias | DistanceBias | ScoreSteps | None = bias
     if scale is None or call.softcap is not None or call.extra_bias is not None:
         mod = ScoreSteps.of(call, bias, scaled=scale is not None)
-    gathers = mod is not None and mod.gathers and call.q.device.type != "cpu"
+    gathers = mod is not None and mod.gathers
     return {
         "query": call.q,
         "key": call.k,
@@ -105,7 +104,7 @@ def arguments(call: Call) -> dict[str, Any]:
         "block_mask": _block_mask(call),
         "scale": 1.0 if scale is None else scale,
         "enable_gqa": call.q.shape[1] != call.k.shape[1],
-        "kernel_options": GATHER_OPTIONS if gathers else None,
+        "kernel_options": kernel_options(call, gathers=gathers),
         "return_aux": AuxRequest(lse=True) if call.needs_lse else None,
     }
 
@@ -153,7 +152,7 @@ def unsupported(call: Call) -> str | None:
         return f"q, k and v differ in dtype: {call.q.dtype}, {call.k.dtype}, {call.v.dtype}"
     if call.q.device.type not in ("cpu", "cuda"):
         return f"it is not tested on {call.q.device.type}"
-    on_cpu = call.q.device.type == "cpu"
+    on_cpu = target.is_cpu(call.q)
     if not on_cpu and min(call.q.shape[3], call.v.shape[3]) < 16:
         dim = min(call.q.shape[3], call.v.shape[3])
         return f"on a GPU it needs a head_dim of at least 16, got {dim}"
@@ -168,7 +167,7 @@ def unsupported(call: Call) -> str | None:
 def without_lse(call: Call) -> str | None:
     """Why there is no log-sum-exp."""
     # Compiled for a CPU, PyTorch 2.13 raises NotImplementedError; the eager definition has one.
-    if call.q.device.type == "cpu" and not _is_replaced():
+    if target.is_cpu(call.q) and not _is_replaced():
         return "compiled for a CPU, FlexAttention returns none"
     return None
 
@@ -191,7 +190,7 @@ def _multiple_reads(call: Call) -> str | None:
 
 def not_preferred(call: Call) -> str | None:
     """Why ``"auto"`` skips it."""
-    if call.q.device.type == "cpu":
+    if target.is_cpu(call.q):
         return "on a CPU it compiles for seconds, and has no backward pass"
     if not _ISOLATES:
         return f"it is tested on PyTorch 2.13 and newer, this is {torch.__version__}"
@@ -263,7 +262,7 @@ def _bias(call: Call) -> SchemeBias | DistanceBias | None:
         and (table := bias_by_distance(replace(call, extra_bias=None))) is not None
     ):
         return DistanceBias.of(call, table)
-    batch = call.q.shape[0] if call.q.device.type == "cpu" else None
+    batch = call.q.shape[0] if target.is_cpu(call.q) else None
     features = call.query.features, call.key.features
     tokens = _bias_positions(call)
     return SchemeBias.of(call.scheme, call.arrays, call.dtype, tokens, features, batch=batch)
@@ -282,7 +281,7 @@ def _reads_by_distance(call: Call) -> bool:
 def _mask_positions(call: Call) -> tuple[TokenIntegers, TokenIntegers]:
     """Positions of queries and keys, which the mask depends on."""
     is_index = call.aligned and call.q.shape[2] == call.k.shape[2]
-    if call.q.device.type != "cpu":
+    if not target.is_cpu(call.q):
         q, k = call.query.pos, call.key.pos
         return TokenIntegers.of(q, is_index=is_index), TokenIntegers.of(k, is_index=call.aligned)
     return _cpu_integers(call, call.query.pos, call.key.pos, is_index=is_index)
@@ -293,7 +292,7 @@ def _bias_positions(call: Call) -> tuple[TokenIntegers, TokenIntegers]:
     query, key = call.query.places, call.key.places
     if query is None or key is None:
         return _mask_positions(call)
-    if call.q.device.type != "cpu":
+    if not target.is_cpu(call.q):
         return TokenIntegers.of(query), TokenIntegers.of(key)
     return _cpu_integers(call, query, key)
 
@@ -325,7 +324,7 @@ def _block_mask(call: Call) -> BlockMask | None:
         if kept is not None:
             return inputs.block_mask(any_visible[:, None] & kept, all_visible[:, None] & kept)
     # On a CPU FlexAttention without a block mask takes threads * L * L memory.
-    if unmasked and call.q.device.type != "cpu":
+    if unmasked and not target.is_cpu(call.q):
         return None
     # A cached mask must hold values, which traced tensors do not have.
     traced = torch.compiler.is_compiling() or bool(_modes())
@@ -342,7 +341,7 @@ def _not_negligible(call: Call, all_visible: Tensor) -> Tensor | None:
     q_padded, k_padded = all_visible.shape[-2:]
     q_blocks, k_blocks = (-(-a.shape[2] // BLOCK) for a in (call.q, call.k))
     skipped = _negligible(call, all_visible[..., :q_blocks, :k_blocks])
-    if skipped is None or call.q.device.type != "cpu":
+    if skipped is None or not target.is_cpu(call.q):
         return None if skipped is None else ~skipped
     return torch.nn.functional.pad(~skipped, (0, k_padded - k_blocks, 0, q_padded - q_blocks))
 
@@ -350,7 +349,7 @@ def _not_negligible(call: Call, all_visible: Tensor) -> Tensor | None:
 @torch.no_grad()
 def _negligible(call: Call, all_visible: Tensor) -> Tensor | None:
     """Negligible blocks; compiled on a GPU, so that it reads queries and keys once each."""
-    if call.q.device.type == "cpu" or torch.compiler.is_compiling():
+    if target.is_cpu(call.q) or torch.compiler.is_compiling():
         return negligible_blocks(call, BLOCK, all_visible=all_visible)
     with warnings.catch_warnings():
         # Dynamo traces cached functions of array_api_compat, which return the same either way.
@@ -369,7 +368,7 @@ def _mask_inputs(call: Call) -> BlockMaskInputs:
     q_seg = k_seg = None
     if call.query.seg is not None and call.key.seg is not None:
         segments, batch = (call.query.seg, call.key.seg), call.q.shape[0]
-        if call.q.device.type != "cpu":
+        if not target.is_cpu(call.q):
             q_seg, k_seg = (TokenIntegers.of(seg) for seg in segments)
         else:
             q_seg, k_seg = (TokenIntegers.of(seg.long(), batch=batch) for seg in segments)

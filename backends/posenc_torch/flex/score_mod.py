@@ -17,6 +17,7 @@ from posenc.backend import (
     PositionScheme,
     scheme_bias,
 )
+from posenc_torch.flex import target
 from posenc_torch.flex.block_mask import (
     BLOCK,
     TokenIntegers,
@@ -332,12 +333,12 @@ def _capture_features(
     )
     copies = {name: array.clone() for name, array in query.items()}
     # clone() drops the marks of mark_static.
-    return {n: mark_static(a) if a.device.type == "cpu" else a for n, a in copies.items()}, key
+    return {n: mark_static(a) if target.is_cpu(a) else a for n, a in copies.items()}, key
 
 
 def _capture_feature(array: Tensor, batch: int | None) -> Tensor:
     """A feature as a kernel captures it; on a CPU with ``batch`` rows, if given."""
-    if array.device.type == "cpu":
+    if target.is_cpu(array):
         if not array.dtype.is_floating_point:  # places: one kernel for all integer dtypes
             array = array.to(torch.int32)
         if batch is not None:
@@ -351,7 +352,7 @@ def _mark_sizes(arrays: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     They are copies, so the caller's tensors get no marks. Inside a larger graph, a kernel for a CPU
     captures only tensors that own their memory, which ``capture`` makes (PyTorch 2.13).
     """
-    if not any(a.device.type == "cpu" for a in arrays.values()):
+    if not any(target.is_cpu(a) for a in arrays.values()):
         return arrays
     if not torch.compiler.is_compiling():
         return {n: mark_static(a.clone()) for n, a in arrays.items()}

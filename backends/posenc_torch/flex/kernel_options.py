@@ -1,0 +1,50 @@
+"""Options of a GPU's kernels, where torch's own choice spills registers or does not fit.
+
+``python benchmarks/compile_only/flex`` counts what they save on an H200.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from posenc.backend import Call
+from posenc_torch.flex import target
+from posenc_torch.flex.block_mask import BLOCK
+
+# A gathered tile goes through shared memory. With torch's default options an H200 has too little.
+# Torch then compiles a kernel that spills 12 kB per thread.
+GATHER_OPTIONS = {"fwd_BLOCK_N": 64, "fwd_num_warps": 8, "bwd_num_stages": 2}
+# Float32 products without tensor cores. With torch's own tiles and 4 warps, a thread spills 5 kB at
+# a head_dim of 64 and 11 kB at 128, and 72 kB in decoding.
+FLOAT32_OPTIONS = {"fwd_num_warps": 8, "bwd_num_warps": 8}
+
+
+def kernel_options(call: Call, *, gathers: bool) -> dict[str, Any]:
+    """The options for a call; torch chooses all others.
+
+    ``gathers`` is whether different scores may load different values.
+    """
+    if target.is_cpu(call.q):
+        return {}
+    options: dict[str, Any] = {}
+    q_len, k_len = call.q.shape[2], call.k.shape[2]
+    if call.q.dtype != torch.float32:
+        options = GATHER_OPTIONS if gathers else {}
+    elif _multiplies_in_float32():
+        options = dict(FLOAT32_OPTIONS)
+        if q_len >= BLOCK:  # fewer queries have a kernel of their own
+            wide = max(call.q.shape[3], call.v.shape[3]) > 128  # then 64 keys do not fit
+            options |= {"fwd_BLOCK_M": 32, "fwd_BLOCK_N": 32 if wide else 64}
+    # Lengths that vary are symbols, of which torch knows no divisors. Inside a larger graph this
+    # would compile the user's program for two kinds of lengths.
+    if not torch.compiler.is_compiling() and q_len % BLOCK == 0 and k_len % BLOCK == 0:
+        options = options | {"IS_DIVISIBLE": True}
+    return options
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # untyped in torch
+def _multiplies_in_float32() -> bool:
+    """Whether products of float32 are exact products, without TF32."""
+    return torch.get_float32_matmul_precision() == "highest"
