@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.framework == "torch":
         speed.torch.set_num_threads(options.threads)
     settings = Settings(
-        "cpu", options.dtype, heads=8, dim=64, tokens=0, lengths=tuple(options.lengths),
+        "cpu", options.dtype, heads=8, dim=64, lengths=tuple(options.lengths),
         rounds=(options.rounds, options.rounds), slowest=1e3 * options.slowest,
     )  # fmt: skip
     name = _BASE[options.framework]

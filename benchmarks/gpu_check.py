@@ -4,9 +4,12 @@
 
 First every implementation is compared with the reference in float64, for every scheme and kind of
 call: results and all gradients. Then forward, backward and memory are measured from 1 k to 128 k
-tokens, against attention without positions, with interleaved runs. A JSON file holds all results,
-and the reason for each check that did not run. A table is printed last. The exit code is 1 if
-anything is wrong.
+tokens, with interleaved runs, and results and gradients of some heads are compared with float64
+there too. A table of goals is printed first: met, missed, or not measured and why.
+
+The exit code is 1 if an implementation is wrong or fails, or a baseline of the goals does. One JSON
+file holds all of it. It is written as results come, so a run that is stopped leaves a valid file.
+For more of each part give both a run of their own, ``--only correctness`` and ``--only speed``.
 
 ``--device cpu --quick`` runs the same code on small sizes as a dry run; its timings mean nothing.
 """
@@ -17,11 +20,13 @@ import argparse
 import collections
 import importlib
 import math
+import os
 import platform
 import secrets
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +39,12 @@ from harness.clock import Budget  # noqa: E402
 _STAGES = ("forward", "backward", "step")
 _ERRORS = ("relative", "largest")
 _BAD = ("wrong", "failed")
+_WORST_FIRST = ("missed", "not measured", "met", "measured")  # statuses of goals
+_FUSED = ("flex", "pallas")
 _CORRECTNESS_SHARE = 0.45  # of the time, if both parts run
+_WRITING_SHARE = 0.05  # of the time
+_HOST_BOUND = 1.25  # times the time of the device
+_JUDGED = ("ours", "baseline")  # variants that must not fail
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -48,73 +58,104 @@ def main(arguments: Sequence[str] | None = None) -> int:
     result: dict[str, Any] = {
         "what": "posenc gpu_check",
         "date": record.now(),
+        "seconds": 0.0,
+        "report": [],
         "arguments": asked | {"seed": seed},
         "device": {"machine": platform.machine()} | runner.device(),
         "versions": record.versions() | runner.versions(),
         "auto": runner.auto(),
         "absent": runner.absent(),
-        "checks": [],
-        "timings": [],
+        "counts": {},
         "ratios": [],
+        "timings": [],
+        "checks": [],
     }
-    out = options.out or HERE / "results" / f"{options.framework}-{runner.name}.json"
+    folder = Path(os.environ.get("OUT") or HERE / "results")
+    out = options.out or folder / f"{options.framework}-{runner.name}.json"
     _measure(result, runner, options, seed, out)
-    print("\n" + _report(result))
+    print("\n" + "\n".join(result["report"]))
     print(f"\n{out}")
     return int(result["counts"]["bad"] > 0)
+
+
+class Writer:
+    """Writes the result with its summary, in at most a twentieth of the time."""
+
+    def __init__(
+        self,
+        result: dict[str, Any],
+        out: Path,
+        goals: Sequence[ratios.Goal],
+        lengths: Sequence[int],
+    ) -> None:
+        self._result, self._out = result, out
+        self._ratios = partial(ratios.ratios, goals=goals, lengths=lengths)
+        self._begun, self._next = time.monotonic(), 0.0
+
+    def write(self, *, now: bool = False, unfinished: Sequence[dict[str, Any]] = ()) -> None:
+        """Write, if it is time or must be now; ``unfinished`` timings belong to the result too."""
+        begun = time.monotonic()
+        if begun < self._next and not now:
+            return
+        shown = self._result | {"timings": [*self._result["timings"], *unfinished]}
+        shown["ratios"] = self._ratios(shown["timings"])
+        shown["counts"] = _counts(shown)
+        shown["seconds"] = round(begun - self._begun, 1)
+        shown["report"] = _report(shown)
+        record.write(self._out, shown)
+        if not unfinished:
+            self._result.update(shown)
+        self._next = time.monotonic() + (time.monotonic() - begun) / _WRITING_SHARE
 
 
 def _measure(
     result: dict[str, Any], runner: Any, options: argparse.Namespace, seed: int, out: Path
 ) -> None:
-    """Fill the result, and write it after each part, so that a stopped run leaves its parts."""
-    begun, whole = time.monotonic(), Budget(60 * options.minutes)
-
-    def save() -> None:
-        result["ratios"] = ratios.ratios(result["timings"])
-        result["counts"] = _counts(result)
-        result["seconds"] = round(time.monotonic() - begun, 1)
-        record.write(out, result)
-
+    """Fill the result, and write it as its parts come."""
+    whole = Budget(60 * options.minutes)
+    goals = () if options.only == "correctness" else runner.goals
+    writer = Writer(result, out, goals, runner.settings.lengths)
+    writer.write(now=True)
     both = options.only is None
     if options.only != "speed":
         budget = Budget(whole.left() * (_CORRECTNESS_SHARE if both else 1.0), runner.compiles)
-        result["checks"] = _run_checks(runner, runner.plan(), budget, seed)
-        save()
+        for row in _run_checks(runner, runner.plan(), budget, seed):
+            result["checks"].append(row)
+            writer.write()
+        writer.write(now=True)
     if options.only != "correctness":
-        for row in runner.speed(Budget(whole.left() * (0.95 if both else 1.0), runner.compiles)):
+        speed = runner.speed(Budget(whole.left() * (0.95 if both else 1.0), runner.compiles))
+        for row in speed.rows(lambda rows: writer.write(unfinished=rows)):
             _print(_timing(row))
             result["timings"].append(row)
-            if row["variant"] == result["timings"][0]["variant"]:
-                save()
-        save()
+        writer.write(now=True)
     missing = [n for n, row in enumerate(result["checks"]) if row["status"] == "not run"]
     if both and missing and not options.quick and whole.refuses() is None:
         # The remaining time goes to the checks that did not run.
         again = [runner.plan()[n] for n in missing]
         budget = Budget(whole.left(), runner.compiles)
-        for n, row in zip(missing, _run_checks(runner, again, budget, seed + 10**6), strict=True):
+        for n, row in zip(missing, _run_checks(runner, again, budget, seed), strict=True):
             result["checks"][n] = row
-    save()
+            writer.write()
+    writer.write(now=True)
 
 
 def _run_checks(
     runner: Any, checks: Sequence[correctness.Check], budget: Budget, seed: int
-) -> list[dict[str, Any]]:
-    def on_result(row: dict[str, Any]) -> None:
-        if row["status"] in _BAD or row["implementation"] in runner.compiled:
+) -> Iterator[dict[str, Any]]:
+    rows = correctness.run(
+        checks, runner.framework, budget, seed, scale=runner.scale, compiled=runner.compiled
+    )
+    for row in rows:
+        compiled = row["implementation"] in runner.compiled and row["status"] != "not run"
+        if row["status"] in _BAD or compiled:
             _print(_check(row))
-
-    run = correctness.run(
-        checks, runner.framework, budget, seed,
-        scale=runner.scale, compiled=runner.compiled, on_result=on_result,
-    )  # fmt: skip
-    return list(run)
+        yield row
 
 
 def _counts(result: dict[str, Any]) -> dict[str, int]:
-    """Number of checks per status; ``bad`` counts wrong and failed results of this library, and
-    implementations without a right result.
+    """Number of checks and of goals per status. ``bad`` counts wrong and failed results of this
+    library and of baselines, and implementations without a right result.
     """
     implementations = {row["implementation"] for row in result["checks"]}
     unproven = implementations - {
@@ -124,12 +165,15 @@ def _counts(result: dict[str, Any]) -> dict[str, int]:
     wrong = sum(map(_wrong, result["timings"]))
     bad = sum(counts[status] for status in _BAD) + wrong + len(unproven)
     counts["implementations without a check"] = len(unproven)
-    return {**dict(sorted(counts.items())), "wrong timings": wrong, "bad": bad}
+    goals = collections.Counter(
+        f"goals {row['status']}" for row in result["ratios"] if row["least"] is not None
+    )
+    return {**goals, **dict(sorted(counts.items())), "wrong timings": wrong, "bad": bad}
 
 
 def _wrong(row: dict[str, Any]) -> bool:
-    """Whether a timed implementation of this library failed, or gave wrong results."""
-    return row["ours"] and (row["status"] == "failed" or not row.get("right", True))
+    """Whether a timed implementation of this library, or a baseline, failed or is wrong."""
+    return row["role"] in _JUDGED and (row["status"] == "failed" or not row.get("right", True))
 
 
 def _print(line: str) -> None:
@@ -149,30 +193,94 @@ def _check(row: dict[str, Any]) -> str:
 
 def _timing(row: dict[str, Any]) -> str:
     times = [f"{stage} {row[stage]['median']:.3g} ms" for stage in _STAGES if stage in row]
-    return f"{row['length']:>6} {row['variant']}: {', '.join(times) or row['reason']}"
+    wrong = ["WRONG"] if not row.get("right", True) else []
+    return f"{row['length']:>6} {row['variant']}: {', '.join(wrong + times) or row['reason']}"
 
 
-def _report(result: dict[str, Any]) -> str:
-    """Text: first what is wrong, then the times, then the goals."""
-    parts = [
-        f"absent   {name}: {reason}" for name, reason in result["absent"].items()
-    ] + [
-        _check(row) for row in result["checks"] if row["status"] in _BAD
-    ] + [
+def _report(result: dict[str, Any]) -> list[str]:
+    """Lines: goals, what is wrong, what is not there and why, then all times and ratios."""
+    checks, timings = result["checks"], result["timings"]
+    lengths = sorted({row["length"] for row in timings})
+    counts = ", ".join(f"{name} {n}" for name, n in result["counts"].items())
+    wrong = [_check(row) for row in checks if row["status"] in _BAD] + [
         f"wrong    {row['variant']} at {row['length']}: {row['reason'] or row['errors']}"
-        for row in result["timings"]
+        for row in timings
         if _wrong(row)
-    ]  # fmt: skip
-    lengths = sorted({row["length"] for row in result["timings"]})
+    ]
+    parts = [
+        f"{counts}; {result['seconds']} s",
+        *wrong,
+        *_goals(result["ratios"]),
+        *_choices(result["auto"]),
+        *[f"absent   {name}: {reason}" for name, reason in result["absent"].items()],
+        *_remarks(timings),
+    ]
     for stage in ("forward", "step"):
-        rows = _by_variant(result["timings"], stage, lengths)
+        rows = _by_variant(timings, stage, lengths)
         if rows:
             parts.append("\n" + record.table([f"{stage}, ms", *map(str, lengths)], rows))
-    if result["ratios"]:
-        head = ["speed of ... relative to ...", "stage", "least", *map(str, lengths)]
-        parts.append("\n" + record.table(head, _by_goal(result["ratios"], lengths)))
-    counts = ", ".join(f"{name} {n}" for name, n in result["counts"].items())
-    return "\n".join([*parts, "", f"{counts}; {result['seconds']} s"]).strip("\n")
+    return "\n".join(parts).splitlines()
+
+
+def _goals(ratios: list[dict[str, Any]]) -> list[str]:
+    """A table of all goals, missed ones first, and why some were not measured."""
+    by_goal = collections.defaultdict(list)
+    for row in ratios:
+        by_goal[row["goal"], row["stage"]].append(row)
+    lengths = sorted({row["length"] for row in ratios})
+    rows, reasons = [], collections.defaultdict(list)
+    for (goal, stage), some in by_goal.items():
+        status = next(s for s in _WORST_FIRST if s in {row["status"] for row in some})
+        values = {row["length"]: row.get("ratio") for row in some}
+        own = [values.get(n) for n in lengths]
+        rows.append((f"{goal}, {stage}", status, some[0]["least"], *own))
+        for row in some:
+            if row["status"] == "not measured":
+                reasons[row["reason"]].append(f"{goal}, {stage} at {row['length']}")
+    rows.sort(key=lambda row: (row[2] is None, _WORST_FIRST.index(row[1])))
+    if not rows:
+        return []
+    head = ["speed of ... relative to ...", "goal", "least", *map(str, lengths)]
+    why = [
+        f"  {reason} ({goals[0]}{f' and {len(goals) - 1} more' if goals[1:] else ''})"
+        for reason, goals in reasons.items()
+    ]
+    return ["", record.table(head, rows), "", *(["not measured:", *why, ""] if why else [])]
+
+
+def _choices(auto: dict[str, Any]) -> list[str]:
+    """The implementation that schemes get by default, and why not a fused kernel."""
+    schemes = collections.defaultdict(list)
+    for name, chosen in auto.items():
+        skipped = [f"not {n}: {why}" for n, why in chosen["others"].items() if n in _FUSED]
+        schemes["; ".join([chosen["implementation"], *skipped])].append(name)
+    return [f"auto     {', '.join(names)}: {text}" for text, names in schemes.items()]
+
+
+def _remarks(timings: list[dict[str, Any]]) -> list[str]:
+    """What a reader of the times must know."""
+    stages = [(row, s) for row in timings for s in ("forward", "step") if s in row]
+    remarks = {
+        "make the host wait, so their times count for no goal": [
+            (row, stage) for row, stage in stages if ratios.waits(row, stage)
+        ],
+        f"take {_HOST_BOUND} times as long, called one after another, as on the device alone": [
+            (row, stage)
+            for row, stage in stages
+            if row.get(f"wall of {stage}", 0) > _HOST_BOUND * row[stage]["median"]
+        ],
+        "are only yardsticks of speed, with a bias rounded to q's dtype": [
+            (row, stage) for row, stage in stages if not row["exact"]
+        ],
+    }
+    lines = []
+    for remark, some in remarks.items():
+        at = collections.defaultdict(list)
+        for row, stage in some:
+            at[f"{row['variant']} ({stage})"].append(str(row["length"]))
+        names = [f"{name} {' '.join(lengths)}" for name, lengths in at.items()]
+        lines += [f"these {remark}: {', '.join(names)}"] if names else []
+    return lines
 
 
 def _by_variant(timings: list[dict[str, Any]], stage: str, lengths: list[int]) -> list[list[Any]]:
@@ -181,25 +289,18 @@ def _by_variant(timings: list[dict[str, Any]], stage: str, lengths: list[int]) -
     return [[name, *[medians.get((name, length)) for length in lengths]] for name in names]
 
 
-def _by_goal(ratios: list[dict[str, Any]], lengths: list[int]) -> list[list[Any]]:
-    values = {(r["goal"], r["stage"], r["length"]): r["ratio"] for r in ratios}
-    least = {(r["goal"], r["stage"]): r["least"] for r in ratios}
-    return [
-        [*pair, least[pair], *[values.get((*pair, length)) for length in lengths]] for pair in least
-    ]
-
-
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     add = parser.add_argument
     add("--framework", choices=["torch", "jax"], default="torch")
     add("--device", choices=["cuda", "cpu"], default="cuda")
     add("--quick", action="store_true", help="small sizes and few kinds of calls: a dry run")
-    add("--minutes", type=_positive, default=9.0, help="nothing starts after these")
+    add("--minutes", type=_positive, default=8.0, help="nothing starts after these")
     add("--only", choices=["correctness", "speed"], help="run one part only")
     add("--compiles", type=int, help="at most, in each part; torch, 0: eager FlexAttention")
     add("--seed", type=int, help="of the inputs; new ones by default")
-    add("--out", type=Path, help="the result; default: benchmarks/results/FRAMEWORK-DEVICE.json")
+    add("--out", type=Path, help="the result; default: FRAMEWORK-DEVICE.json in $OUT, if set, "
+        "or in benchmarks/results")  # fmt: skip
     return parser.parse_args(arguments)
 
 

@@ -71,9 +71,14 @@ def _call(compiled: Callable[[dict[str, Array]], Any], xp: Any, arrays: dict[str
     return compiled(arrays)
 
 
+_COMPILER_OPTIONS = {
+    "quick": {"xla_backend_optimization_level": 1},
+    "untuned": {"xla_gpu_autotune_level": 0},  # a GPU times no matrix products
+}
+
+
 def _options(compiler: str) -> dict[str, Any]:
-    quick = {"xla_backend_optimization_level": 1}
-    return {"compiler_options": quick} if compiler == Jax.default_compiler else {}
+    return {"compiler_options": _COMPILER_OPTIONS.get(compiler)}
 
 
 @lru_cache(64)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -35,14 +36,19 @@ class Budget:
 
 
 def interleave(
-    runs: Mapping[str, Callable[[], Sample]], rounds: int, budget: Budget, seed: int = 0
-) -> dict[str, list[Sample]]:
+    runs: Mapping[Any, Callable[[], Sample]],
+    rounds: int,
+    budget: Budget,
+    seed: int = 0,
+    on_round: Callable[[Mapping[Any, list[Sample]]], None] = lambda samples: None,
+) -> dict[Any, list[Sample]]:
     """Samples of every run: each round runs all of them once, so that drift affects all alike.
 
     Each round has another order, because a run leaves heat and filled caches. The first round
-    always completes. Empty samples, of failed runs, are left out.
+    always completes. Empty samples, of failed runs, are left out. ``on_round`` gets the samples so
+    far after each round.
     """
-    samples: dict[str, list[Sample]] = {name: [] for name in runs}
+    samples: dict[Any, list[Sample]] = {name: [] for name in runs}
     order, shuffler = list(runs), random.Random(seed)
     for _ in range(rounds):
         shuffler.shuffle(order)
@@ -50,6 +56,7 @@ def interleave(
             sample = runs[name]()
             if sample:
                 samples[name].append(sample)
+        on_round(samples)
         if budget.refuses():
             break
     return samples

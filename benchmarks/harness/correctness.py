@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -20,22 +23,36 @@ from posenc.testing.tolerances import ATTENTION_TOL, REDUCTION_FACTOR
 Row = dict[str, Any]
 STAGES = 6
 _MIN_RMS = 1e-2  # an expected array counts as at least this large, by root mean square
+_LATER = 3  # in the order of checks: steps by which other implementations follow the first
+_KEPT = 100  # results of the reference
+TF32_TOL = 2e-3  # four roundings to 11 bits, 2**-11 each: of q, k, weights and values
 _KEYS = 50  # up to so many keys the tolerances of the laws hold unchanged
 
 
 @dataclass(frozen=True)
 class Check:
-    """One implementation on one kind of call; ``both``: with and without skipping of key blocks."""
+    """One implementation on one kind of call.
+
+    Attributes
+    ----------
+    both
+        With and without skipping of key blocks.
+    tf32
+        Float32 products may be rounded to TF32, as is JAX's default on a GPU.
+    """
 
     implementation: str
     scheme: str
     layout: str
     dtype: str
     both: bool = False
+    tf32: bool = False
 
     @property
     def stage(self) -> int:
         """Rank in the order of checks: first every scheme, then every kind of call."""
+        if self.tf32:
+            return 2
         if self.layout == "causal":
             return {"bfloat16": 0, "float32": 1}.get(self.dtype, 3)
         if self.scheme in CORE:
@@ -43,7 +60,21 @@ class Check:
         return 5
 
 
-def plan(framework: Framework, compiled: Sequence[str], stages: int = STAGES) -> list[Check]:
+@dataclass(frozen=True)
+class Expected:
+    """A random call, a gradient of its result, and what the reference answers in float64."""
+
+    call: AttentionCase
+    d_out: Host
+    answers: dict[str, Host]
+
+
+def plan(
+    framework: Framework,
+    compiled: Sequence[str],
+    stages: int = STAGES,
+    first: Sequence[str] = (),
+) -> list[Check]:
     """All checks of a framework, in the order in which they run.
 
     Parameters
@@ -53,6 +84,8 @@ def plan(framework: Framework, compiled: Sequence[str], stages: int = STAGES) ->
         stages.
     stages
         Number of stages.
+    first
+        Compiled implementations that run before the others.
     """
     checks = [
         Check(implementation, scheme, layout, dtype, both=layout in ("causal", "long"))
@@ -60,15 +93,21 @@ def plan(framework: Framework, compiled: Sequence[str], stages: int = STAGES) ->
         for scheme in schemes(64)
         for layout in LAYOUTS
         for dtype in framework.dtypes
-    ]
+    ] + [
+        Check(implementation, scheme, "causal", "float32", tf32=True)
+        for implementation in framework.implementations
+        for scheme in schemes(64)
+        if scheme in CORE
+    ]  # fmt: skip
     names, layouts = list(schemes(64)), list(LAYOUTS)
 
     def order(check: Check) -> tuple[Any, ...]:
         late, slow = check.stage > 2, check.implementation in compiled
         rank = names.index(check.scheme), layouts.index(check.layout)
         # Only some compiled checks will run: choose some of every scheme and of every layout.
-        first = sum(rank) if slow else check.stage
-        return late, slow, first, check.stage, *rank, check.implementation, check.dtype
+        later = _LATER * bool(first and check.implementation not in first)
+        step = sum(rank) + later if slow else check.stage
+        return late, slow, step, check.stage, *rank, check.implementation, check.dtype
 
     return sorted((check for check in checks if check.stage < stages), key=order)
 
@@ -81,33 +120,42 @@ def run(
     *,
     scale: float = 1.0,
     compiled: Sequence[str] = (),
-    on_result: Callable[[Row], None] = lambda row: None,
 ) -> Iterator[Row]:
     """One record per check, also for those that the budget does not allow."""
     longest: dict[bool, float] = {True: 0.0, False: 0.0}
-    for number, check in enumerate(checks):
+    reference = lru_cache(_KEPT)(partial(_reference, framework, scale))
+    for check in checks:
         slow = check.implementation in compiled
         reason = budget.refuses(longest[slow], compiles=int(slow))
         if reason is not None:
             yield asdict(check) | {"status": "not run", "reason": reason}
             continue
         begun = time.perf_counter()
-        row = asdict(check) | run_check(check, framework, seed + number, scale)
+        # The same for all implementations, so that the reference computes it once.
+        own = seed + zlib.crc32(f"{check.scheme} {check.layout}".encode()) % 2**20
+        row = asdict(check) | run_check(check, framework, own, scale, reference)
         seconds = time.perf_counter() - begun
         row["seconds"] = round(seconds, 3)
         if row["status"] != "refused":
             longest[slow] = max(longest[slow], seconds)
             budget.compiles -= int(slow)
-        on_result(row)
         yield row
 
 
-def run_check(check: Check, framework: Framework, seed: int, scale: float = 1.0) -> Row:
-    """The result of one check, with the seed that repeats it; it never raises."""
+def run_check(
+    check: Check,
+    framework: Framework,
+    seed: int,
+    scale: float = 1.0,
+    reference: Callable[[str, str, int], Expected] | None = None,
+) -> Row:
+    """The result of one check, with the seed that repeats it; it never raises.
+
+    ``reference(scheme, layout, seed)``: what is expected, if it may be known already.
+    """
+    reference = reference or partial(_reference, framework, scale)
     try:
-        row = _compare(
-            check, framework, *random_call(check.scheme, LAYOUTS[check.layout], seed, scale)
-        )
+        row = _compare(check, framework, reference(check.scheme, check.layout, seed))
     except NotImplementedError as refused:
         row = {"status": "refused", "reason": first_line(refused)}
     except Exception as error:
@@ -115,13 +163,17 @@ def run_check(check: Check, framework: Framework, seed: int, scale: float = 1.0)
     return row | {"seed": seed}
 
 
-def _compare(check: Check, framework: Framework, call: AttentionCase, d_out: Host) -> Row:
+def _reference(framework: Framework, scale: float, scheme: str, layout: str, seed: int) -> Expected:
+    call, d_out = random_call(scheme, LAYOUTS[layout], seed, scale)
+    return Expected(call, d_out, _answers(call, framework, "reference", "float64", d_out))
+
+
+def _compare(check: Check, framework: Framework, known: Expected) -> Row:
     row: Row = {"status": "right", "reason": None}
-    itself = (check.implementation, check.dtype) == ("reference", "float64")
-    if itself:  # the float64 reference is itself checked against NumPy
+    call, d_out, expected = known.call, known.d_out, known.answers
+    if (check.implementation, check.dtype) == ("reference", "float64"):
+        # The float64 reference is itself checked against NumPy.
         expected = {"out": call.attend_eagerly(NumPy(), "reference", dtype="float64")}
-    else:
-        expected = _answers(call, framework, "reference", "float64", d_out)
     calls = {"": call}
     if check.both and check.implementation != "reference":
         calls = {
@@ -130,7 +182,8 @@ def _compare(check: Check, framework: Framework, call: AttentionCase, d_out: Hos
         }
     errors, answers = {}, {}
     for prefix, option in calls.items():
-        answers[prefix], row["reason"] = _result_and_gradients(option, framework, check, d_out)
+        with framework.tf32() if check.tf32 else nullcontext():
+            answers[prefix], row["reason"] = _result_and_gradients(option, framework, check, d_out)
         for name in answers[prefix].keys() & expected.keys():
             errors[prefix + name] = array_errors(answers[prefix][name], expected[name])
     if len(answers) == 2:
@@ -138,7 +191,7 @@ def _compare(check: Check, framework: Framework, call: AttentionCase, d_out: Hos
             errors["skipping or not: " + name] = array_errors(array, answers["all blocks: "][name])
     row["errors"] = dict(sorted(errors.items()))
     for name, error in errors.items():
-        error["allowed"] = tolerance = tolerance_of(check.dtype, name.rpartition(": ")[2], call)
+        error["allowed"] = tolerance = tolerance_of(check, name.rpartition(": ")[2], call)
         if not all(n is not None and n <= tolerance for n in error.values()):
             row["status"] = "wrong"
     return row
@@ -162,18 +215,19 @@ def _answers(
     return {"out": out, **gradients}
 
 
-def tolerance_of(dtype: str, name: str, call: AttentionCase) -> float:
+def tolerance_of(check: Check, name: str, call: AttentionCase) -> float:
     """Tolerance of a result or a gradient: ``posenc.testing.tolerances``, for longer sums.
 
-    Those are for 20 keys of 8 channels. Half precision is rounded once at any length. A gradient of
-    gates, however, adds up the rounding errors of each row's weights.
+    Those are for 20 keys of 8 channels. Half precision is rounded once at any length, and so is
+    TF32. A gradient of gates, however, adds up the rounding errors of each row's weights.
     """
     keys = max(1.0, call.tensors["k"].shape[2] / _KEYS)
-    tolerance, half = ATTENTION_TOL[dtype], dtype in ("float16", "bfloat16")
-    if not half:
+    once = check.tf32 or check.dtype in ("float16", "bfloat16")
+    tolerance = TF32_TOL if check.tf32 else ATTENTION_TOL[check.dtype]
+    if not once:
         tolerance *= keys
     if name not in ("out", "q", "k", "v"):
-        tolerance *= REDUCTION_FACTOR * (math.sqrt(keys) if half and "x" in call.tensors else 1.0)
+        tolerance *= REDUCTION_FACTOR * (math.sqrt(keys) if once and "x" in call.tensors else 1.0)
     return float(f"{tolerance:.3g}")
 
 

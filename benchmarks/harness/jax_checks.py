@@ -1,4 +1,4 @@
-"""JAX for the checks: real kernels, without TF32, in memory filled with NaN."""
+"""JAX for the checks: real kernels, TF32 only if asked for, in memory filled with NaN."""
 
 from __future__ import annotations
 
@@ -16,18 +16,31 @@ _NAN_BYTES = 2**28  # bytes
 class Checked(Jax):
     """JAX on its default device, compiled as a user would, with blocks of the normal size.
 
-    ``quickly``: with fewer optimisations, where compiling takes most of the time.
+    ``quickly``: with fewer optimisations, where compiling takes most of the time. Otherwise only
+    the search for the fastest matrix products is left out.
     """
 
     def __init__(self, quickly: bool) -> None:
-        self.default_compiler = "quick" if quickly else "jit"
+        self.default_compiler = "quick" if quickly else "untuned"
+        self._precision = "highest"
 
     @contextmanager
     def precision_scope(self, dtypes: Sequence[str]) -> Iterator[None]:
-        """Float32 products in full precision; memory that a kernel does not write holds NaN."""
-        with jax.enable_x64("float64" in dtypes), jax.default_matmul_precision("highest"):
+        """Float32 products in full precision, unless in ``tf32``; memory that a kernel does not
+        write holds NaN.
+        """
+        with jax.enable_x64("float64" in dtypes), jax.default_matmul_precision(self._precision):
             fill_with_nan()
             yield
+
+    @contextmanager
+    def tf32(self) -> Iterator[None]:
+        """Inside, float32 products have JAX's default precision."""
+        self._precision = "default"
+        try:
+            yield
+        finally:
+            self._precision = "highest"
 
 
 def fill_with_nan() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -16,10 +15,11 @@ import posenc
 import posenc_jax
 from harness import correctness, record
 from harness.clock import Budget
-from harness.correctness import Check, Row
+from harness.correctness import Check
 from harness.jax_checks import Checked
 from harness.jax_speed import Speed
 from harness.jax_variants import Inputs, baselines, of_this_library, peers
+from harness.ratios import GOALS
 from harness.speed import Settings
 
 # Lengths that have goals come first.
@@ -38,8 +38,11 @@ class FrameworkRunner:
         Name of the device, for a file name.
     scale
         Factor on the lengths of checks.
+    goals, settings
+        Of the timings.
     """
 
+    goals = GOALS["jax"]
     compiled = posenc_jax.IMPLEMENTATIONS
 
     def __init__(self, device: str, *, quick: bool, compiles: int | None) -> None:
@@ -53,6 +56,10 @@ class FrameworkRunner:
         self.framework = Checked(quickly=device == "cpu")
         self.scale = 0.5 if quick else 1.0
         self.name = record.slug(str(self.device()["name"]))
+        sizes: dict[str, Any] = {"heads": 16, "dim": 128, "lengths": _LENGTHS}
+        if quick:
+            sizes = {"heads": 4, "dim": 64, "lengths": (256, 128), "rounds": (3, 3)}
+        self.settings = Settings(device, "bfloat16", **sizes)
 
     def device(self) -> dict[str, Any]:
         """Name, and what distinguishes the device."""
@@ -72,7 +79,7 @@ class FrameworkRunner:
 
     def auto(self) -> dict[str, Any]:
         """The implementation that each scheme gets by default, and why not the others."""
-        inputs = Inputs(1, 16, 1024, 128, "bfloat16")
+        inputs = Inputs(16, 1024, 128, "bfloat16")
         return {
             name: posenc_jax.explain(*inputs.tokens, scheme, inputs.params(name), causal=True)
             for name, scheme in inputs.schemes.items()
@@ -99,13 +106,11 @@ class FrameworkRunner:
         """All checks, in order, of the implementations that can run."""
         stages = 3 if self._quick else correctness.STAGES
         absent = self.absent()
-        checks = correctness.plan(self.framework, self.compiled, stages)
+        # The only one that runs kernels of this library.
+        checks = correctness.plan(self.framework, self.compiled, stages, first=("pallas",))
         return [check for check in checks if check.implementation not in absent]
 
-    def speed(self, budget: Budget) -> Iterator[Row]:
-        """All timings."""
-        sizes: dict[str, Any] = {"heads": 16, "dim": 128, "tokens": 16384, "lengths": _LENGTHS}
-        if self._quick:
-            sizes = {"heads": 4, "dim": 64, "tokens": 512, "lengths": (256, 128), "rounds": (3, 3)}
-        settings = Settings(self._device, "bfloat16", **sizes)
-        return Speed(settings, [*baselines(), *of_this_library(), *peers()], budget).rows()
+    def speed(self, budget: Budget) -> Speed:
+        """The timings."""
+        own = of_this_library(few=self.settings.lengths[:2])
+        return Speed(self.settings, [*baselines(), *own, *peers()], budget)

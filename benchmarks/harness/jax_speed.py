@@ -12,15 +12,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 
-import posenc_jax
+from harness import exact
 from harness.clock import Budget, Sample
-from harness.correctness import array_errors
 from harness.jax_variants import Call, Held, Inputs, Params
-from harness.speed import SHOWN, Entry, Settings, Timing, Variant, free_memory
-from posenc.testing import Host
+from harness.speed import Entry, Settings, Timing, Variant, error_of, free_memory
 
 _WORKERS = min(8, os.cpu_count() or 1)  # programs compiled at the same time
 _SAMPLE, _CALLS = 20.0, 50  # milliseconds per sample, and at most so many calls
@@ -66,11 +63,13 @@ class Speed(Timing):
         super().__init__(settings, variants, budget)
         self._gpu = settings.device == "cuda"
 
-    def _inputs(self, batch: int, length: int) -> Inputs:
+    def _inputs(self, length: int) -> Inputs:
         at = self._settings
-        return Inputs(batch, at.heads, length, at.dim, at.dtype)
+        return Inputs(at.heads, length, at.dim, at.dtype)
 
-    def _begin(self, entries: Sequence[Entry], inputs: Inputs, end: float) -> None:
+    def _begin(
+        self, entries: Sequence[Entry], inputs: Inputs, end: float, on_first: Callable[[], None]
+    ) -> None:
         """Compile, make the first calls, and check their results."""
         with ThreadPoolExecutor(_WORKERS) as pool:
             possible = [e.variant.scheme for e in entries if e.row["reason"] is None]
@@ -85,6 +84,7 @@ class Speed(Timing):
                         begun += self._start_compiling(entry, inputs, pool)
                 while begun:  # pop: a program frees its memory before the next one runs
                     self._first(begun.pop(0), expected)
+                    on_first()
 
     def _start_compiling(
         self, entry: Entry, inputs: Inputs, pool: ThreadPoolExecutor
@@ -117,11 +117,10 @@ class Speed(Timing):
                     f"it takes {used / 2**30:.1f} GiB, {self._free() / 2**30:.1f} are free"
                 )
             program = Program(compiled, begun.arguments)
-            answer = compiled(*begun.arguments)
-            name, array = ("out", answer) if kind == "forward" else ("q", answer[1][0])
-            errors = expected.errors(entry.variant.scheme, {name: array})
+            answers = _by_name(kind, compiled(*begun.arguments))
+            errors = expected.errors(entry.variant.scheme, answers)
             entry.row["errors"] = entry.row.get("errors", {}) | errors
-            del answer, array
+            del answers
             ms, _ = program.sample()
             if self._gpu:  # a CPU would run several at a time
                 program.calls = max(1, min(_CALLS, round(_SAMPLE / ms)))
@@ -149,7 +148,7 @@ class Speed(Timing):
 
 
 class Expected:
-    """Some rows of the result and of the gradient of q, by the reference in float64.
+    """Results and gradients of some heads in float64, computed once for each scheme.
 
     Programs of all schemes are compiled at the same time. They are traced and run in this thread
     only, on JAX arrays: while threads differ in ``enable_x64``, converting a NumPy array sometimes
@@ -157,49 +156,99 @@ class Expected:
     """
 
     def __init__(self, inputs: Inputs, schemes: Iterable[str], pool: ThreadPoolExecutor) -> None:
-        length = inputs.tokens[0].shape[1]
-        some = np.random.default_rng().permutation(length)[: SHOWN - 1]
-        self._rows = jnp.asarray(np.append(some, length - 1), jnp.int32)
+        _, length, heads, _ = inputs.d_out.shape
+        self._heads = tuple(exact.chosen_heads(heads, length))
+        self._dtype = str(inputs.d_out.dtype)
         self._programs: dict[str, tuple[tuple[Any, ...], Future[Any]]] = {}
-        self._expected: dict[str, dict[str, Host]] = {}
+        self._expected: dict[str, dict[str, Array]] = {}
         for name in schemes:
-            given = *inputs.tokens, inputs.d_out, inputs.params(name), self._rows
+            given = *inputs.tokens, inputs.d_out, inputs.params(name)
             with jax.enable_x64(True):
-                lowered = _reference.lower(inputs.schemes[name], *given)
-            self._programs[name] = given, pool.submit(lowered.compile)
+                lowered = _exact.lower(inputs.schemes[name], self._heads, *given)
+            compiled = pool.submit(lowered.compile, {"xla_gpu_autotune_level": 0})
+            self._programs[name] = given, compiled
 
     def errors(self, scheme: str, answers: dict[str, Array]) -> dict[str, dict[str, float | None]]:
-        """Errors of a variant's arrays."""
+        """Errors of a variant's arrays, and those that are allowed."""
         if scheme not in self._expected:
-            given, program = self._programs[scheme]
+            given, program = self._programs.pop(scheme)
             with jax.enable_x64(True):
-                rows = program.result()(*given)
-                self._expected[scheme] = {name: np.asarray(a) for name, a in rows.items()}
-        return {
-            name: array_errors(_wide(array, self._rows), self._expected[scheme][name])
-            for name, array in answers.items()
-        }
+                self._expected[scheme] = program.result()(*given)
+        expected = self._expected[scheme]
+        errors = _errors(self._heads, answers, {name: expected[name] for name in answers})
+        return {name: error_of(name, float(e), self._dtype) for name, e in errors.items()}
 
 
 @partial(jax.jit, static_argnums=0)
-def _reference(
-    scheme: Any, q: Array, k: Array, v: Array, d_out: Array, params: Params, rows: Array
+def _errors(
+    heads: tuple[int, ...], answers: dict[str, Array], expected: dict[str, Array]
 ) -> dict[str, Array]:
-    k_pos = jnp.arange(k.shape[1])
-    q, k, v, d_out = (a[:1].astype(jnp.float64) for a in (q, k, v, d_out))
+    own = {
+        name: _some(a, heads) if a.ndim == 4 else a[jnp.asarray(heads)]
+        for name, a in answers.items()
+    }
+    return {
+        name: exact.relative_error(jnp, own[name].astype(jnp.float32), array)
+        for name, array in expected.items()
+    }
+
+
+def _some(array: Array, heads: tuple[int, ...]) -> Array:
+    """Some heads of the first sequence, ``(h, L, D)``."""
+    return jnp.swapaxes(array[0][:, jnp.asarray(heads)], 0, 1)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _exact(
+    scheme: Any,
+    heads: tuple[int, ...],
+    q: Array,
+    k: Array,
+    v: Array,
+    d_out: Array,
+    params: Params,
+) -> dict[str, Array]:
+    """Results and gradients by ``exact.attend``, as float32."""
+    q, k, v, d_out = (_some(a, heads).astype(jnp.float64) for a in (q, k, v, d_out))
+    length, chosen = q.shape[1], jnp.asarray(heads)
+    at = jnp.arange(length, dtype=jnp.int32)
+
+    def by_distance(params: Params) -> Array:
+        bias = exact.bias_by_distance(jnp, scheme, params, at, jnp.float64)
+        return jnp.zeros((len(heads), length)) if bias is None else bias[chosen]
+
     own = {name: a.astype(jnp.float64) for name, a in params.items()}
+    bias, pull = jax.vjp(by_distance, own)
+    rows = exact.block_length(len(heads), length)
 
-    def some(q: Array) -> Array:
-        return posenc_jax.attention(
-            q, k, v, scheme, own, True, q_pos=rows, k_pos=k_pos, implementation="reference"
+    def block(number: Array, sums: tuple[Array, ...]) -> tuple[Array, ...]:
+        out, d_q, d_k, d_v, d_bias = sums
+        first = number * rows
+        here = [jax.lax.dynamic_slice_in_dim(a, first, rows, axis=1) for a in (q, d_out)]
+        queries = jax.lax.dynamic_slice_in_dim(at, first, rows)
+        own = exact.attend(jnp, here[0], k, v, here[1], bias, queries[:, None] - at)
+        out, d_q = (
+            jax.lax.dynamic_update_slice_in_dim(a, part, first, axis=1)
+            for a, part in zip((out, d_q), own[:2], strict=True)
         )
+        distance = queries[-1] - jnp.arange(own[4].shape[1], dtype=jnp.int32)
+        d_bias = d_bias.at[:, jnp.maximum(distance, 0)].add(own[4])
+        return out, d_q, d_k + own[2], d_v + own[3], d_bias
 
-    out, pull = jax.vjp(some, q[:, rows])
-    return {"out": out, "q": pull(d_out[:, rows])[0]}
+    zeros = jax.tree.map(jnp.zeros_like, (v, q, k, v, bias))
+    out, d_q, d_k, d_v, d_bias = jax.lax.fori_loop(0, length // rows, block, zeros)
+    d_params = {name: a[chosen] for name, a in pull(d_bias)[0].items()}
+    wide = {"out": out, "out of step": out, "q": d_q, "k": d_k, "v": d_v, **d_params}
+    return {name: a.astype(jnp.float32) for name, a in wide.items()}
 
 
-def _wide(array: Array, rows: Array) -> Host:
-    return np.asarray(array[:1, rows].astype(jnp.float32)).astype(np.float64)
+def _by_name(kind: str, answer: Any) -> dict[str, Array]:
+    """The result of a forward pass; the result and all gradients of a step."""
+    if kind == "forward":
+        return {"out": answer}
+    out, (d_q, d_k, d_v, *d_params) = answer
+    named = {"out of step": out, "q": d_q, "k": d_k, "v": d_v}
+    return named | (d_params[0] if d_params else {})
 
 
 def _forward(call: Call, tokens: Sequence[Array], params: Params, held: Held) -> Array:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -14,11 +14,12 @@ import numpy as np
 import posenc
 from harness.clock import Budget, Sample, interleave, summary
 from harness.correctness import Row, first_line
+from harness.record import finite
 from posenc.protocol import PositionScheme
 from posenc.testing import Host
-from posenc.testing.tolerances import ATTENTION_TOL
+from posenc.testing.tolerances import ATTENTION_TOL, REDUCTION_FACTOR
 
-SHOWN = 16  # query rows whose results and gradients are compared
+_OF_TOKENS = ("out", "out of step", "q", "k", "v")  # arrays with a row per token
 DENSE = ("sdpa", "xla", "reference")  # implementations that hold the whole bias
 
 
@@ -28,7 +29,7 @@ def schemes(heads: int) -> dict[str, PositionScheme]:
         "none": posenc.NoPE(),
         "alibi": posenc.ALiBi(heads),
         "slopes": posenc.ALiBi(heads, learned=True),
-        "t5": posenc.T5Bias(heads),
+        "t5": posenc.T5Bias(heads, causal=True),
     }
 
 
@@ -56,22 +57,31 @@ class Variant:
         Begins with the scheme.
     ready
         Makes the call from the framework's inputs; does everything that a user does only once.
-    ours, dense, compiles
-        Whether it belongs to this library, holds a number per pair, compiles on the first call.
+    role
+        ``"ours"``: of this library. ``"baseline"``: what goals compare with. ``"peer"``: of another
+        library. ``"trial"``: only for comparison with another trial.
+    dense, compiles
+        Whether it holds a number per pair, compiles on the first call.
     bytes_per_pair
         Memory per pair, if it is dense.
     learns
         Whether it has gradients of params. Then only a step is measured: the forward pass is the
         same as without them.
+    exact
+        Whether its results must be right; otherwise it is a yardstick of speed.
+    lengths
+        Sequence lengths at which it is measured; empty: all.
     """
 
     name: str
     ready: Callable[..., Any] = field(repr=False)
-    ours: bool = False
+    role: str = "baseline"
     dense: bool = False
     bytes_per_pair: int = 20
     compiles: bool = False
     learns: bool = False
+    exact: bool = True
+    lengths: tuple[int, ...] = ()
 
     @property
     def scheme(self) -> str:
@@ -85,8 +95,6 @@ class Settings:
 
     Attributes
     ----------
-    tokens
-        Tokens per call: the batch is ``tokens // length``, at least 1.
     rounds
         Minimum and maximum.
     slowest
@@ -97,14 +105,9 @@ class Settings:
     dtype: str
     heads: int
     dim: int
-    tokens: int
     lengths: tuple[int, ...]
     rounds: tuple[int, int] = (3, 30)
     slowest: float = 4000.0
-
-    def batch(self, length: int) -> int:
-        """Sequences in a call."""
-        return max(1, self.tokens // length)
 
 
 @dataclass
@@ -125,12 +128,17 @@ class Timing(ABC):
         self._slow: dict[str, tuple[int, float]] = {}  # longest length so far, and its milliseconds
 
     @abstractmethod
-    def _inputs(self, batch: int, length: int) -> Any:
-        """Random inputs of this size."""
+    def _inputs(self, length: int) -> Any:
+        """Random inputs of this length."""
 
     @abstractmethod
-    def _begin(self, entries: Sequence[Entry], inputs: Any, end: float) -> None:
-        """First calls of the entries that can run; they fill ``work`` and ``first``."""
+    def _begin(
+        self, entries: Sequence[Entry], inputs: Any, end: float, on_first: Callable[[], None]
+    ) -> None:
+        """First calls of the entries that can run; they fill ``work`` and ``first``.
+
+        ``on_first()`` after each of them.
+        """
 
     @abstractmethod
     def _sample(self, entry: Entry, kind: str) -> Sample:
@@ -144,25 +152,31 @@ class Timing(ABC):
     def _free(self) -> float:
         """Bytes of free memory."""
 
-    def rows(self, on_result: Callable[[Row], None] = lambda row: None) -> Iterator[Row]:
-        """One record per variant and length."""
+    def rows(self, on_part: Callable[[list[Row]], None] = lambda rows: None) -> Iterator[Row]:
+        """One record per variant and length.
+
+        ``on_part`` gets the unfinished records of a length after each first call and each round.
+        """
         lengths = self._settings.lengths
         for number, length in enumerate(lengths):
-            for row in self._at(length, self._budget.left() / (len(lengths) - number)):
-                on_result(row)
-                yield row
+            yield from self._at(length, self._budget.left() / (len(lengths) - number), on_part)
 
-    def _at(self, length: int, share: float) -> list[Row]:
+    def _at(self, length: int, share: float, on_part: Callable[[list[Row]], None]) -> list[Row]:
         settings, end = self._settings, self._budget.left() - share
-        batch = settings.batch(length)
-        sizes = {"length": length, "batch": batch, "heads": settings.heads, "dim": settings.dim}
+        sizes = {"length": length, "heads": settings.heads, "dim": settings.dim}
         entries = [
-            Entry(v, {"variant": v.name, "ours": v.ours, **sizes, "status": "not run"})
+            Entry(
+                v,
+                {"variant": v.name, "role": v.role, "exact": v.exact}
+                | sizes
+                | {"status": "not run"},
+            )
             for v in self._variants
         ]
+        rows = [entry.row for entry in entries]
         for entry in entries:
-            entry.row["reason"] = self._impossible(entry.variant, batch, length)
-        self._begin(entries, self._inputs(batch, length), end)
+            entry.row |= sizes | {"reason": self._impossible(entry.variant, length)}
+        self._begin(entries, self._inputs(length), end, lambda: on_part(rows))
         runs = {
             (n, kind): partial(self._run, entry, kind)
             for n, entry in enumerate(entries)
@@ -171,21 +185,27 @@ class Timing(ABC):
         a_round = 1e-3 * sum(sum(e.first[kind].values()) for e in entries for kind in e.work)
         left, (least, most) = self._budget.left() - end, settings.rounds
         rounds = min(most, max(least, int(left / (a_round or 1.0))))
-        # Overrun by half, rather than run fewer rounds than needed.
-        for (n, _), samples in interleave(runs, rounds, Budget(1.5 * left), seed=length).items():
-            entries[n].row |= summary(samples)
-        for entry in entries:
-            self._finish(entry, length)
-        return [entry.row for entry in entries]
 
-    def _impossible(self, variant: Variant, batch: int, length: int) -> str | None:
-        """Why a variant does not run at a length: too slow or too large; None if it does."""
+        def on_round(taken: Mapping[Any, list[Sample]]) -> None:
+            for (n, _), samples in taken.items():
+                entries[n].row |= summary(samples)
+            for entry in entries:
+                self._judge(entry, length)
+            on_part(rows)
+
+        # Overrun by half, rather than run fewer rounds than needed.
+        interleave(runs, rounds, Budget(1.5 * left), seed=length, on_round=on_round)
+        return rows
+
+    def _impossible(self, variant: Variant, length: int) -> str | None:
+        """Why a variant does not run at a length, such as too slow; None if it does."""
+        if variant.lengths and length not in variant.lengths:
+            return f"measured only at {', '.join(map(str, variant.lengths))}"
         if variant.name in self._slow:
             before, ms = self._slow[variant.name]
             if ms * (length / before) ** 2 > self._settings.slowest:
                 return f"it took {ms:.0f} ms at length {before}"
-        pairs = self._settings.heads * length**2 * (batch if variant.learns else 1)
-        needs = variant.bytes_per_pair * pairs
+        needs = variant.bytes_per_pair * self._settings.heads * length**2
         if variant.dense and needs > 0.7 * self._free():
             return f"a dense bias takes about {needs / 2**30:.0f} GiB"
         return None
@@ -197,7 +217,8 @@ class Timing(ABC):
     def _fault(self, entry: Entry, error: Exception) -> None:
         """Record an error: a variant may fail in any way, and that is a result."""
         entry.row["status"] = "refused" if self._expects(error) else "failed"
-        entry.row["reason"] = f"{type(error).__name__}: {first_line(error)}"
+        name = "" if isinstance(error, NotImplementedError) else f"{type(error).__name__}: "
+        entry.row["reason"] = name + first_line(error)
 
     def _run(self, entry: Entry, kind: str) -> Sample:
         try:
@@ -209,22 +230,38 @@ class Timing(ABC):
             }
             return {}
 
-    def _finish(self, entry: Entry, length: int) -> None:
+    def _judge(self, entry: Entry, length: int) -> None:
+        """Whether results are right, and rates, of what was measured so far."""
         row, settings = entry.row, self._settings
         if "forward" not in row and "step" not in row:
             return
         if row["status"] == "not run":  # a refused or failed step keeps its status
             row["status"] = "measured"
-        worst = [error["relative"] for error in row["errors"].values()]
-        row["right"] = all(n is not None and n <= ATTENTION_TOL[settings.dtype] for n in worst)
+        if entry.variant.exact:
+            row["right"] = all(map(_is_right, row["errors"].values()))
         pairs = length * (length + 1) / 2
-        flops = 4 * row["batch"] * settings.heads * settings.dim * pairs
+        flops = 4 * settings.heads * settings.dim * pairs
         for stage, products in {"forward": 1, "backward": 2.5, "step": 3.5}.items():
             if stage in row:
                 rate = products * flops / row[stage]["median"] * 1e-9
                 row[f"TFLOP/s of {stage}"] = float(f"{rate:.4g}")
         slowest = max(row[stage]["median"] for stage in ("forward", "step") if stage in row)
         self._slow[entry.variant.name] = length, slowest
+
+
+def error_of(name: str, relative: float, dtype: str) -> dict[str, float | None]:
+    """An error as it is recorded, and the largest that is right.
+
+    Half precision rounds params' gradients as often as others, but many more numbers are summed.
+    """
+    factor = 1 if name in _OF_TOKENS else REDUCTION_FACTOR
+    allowed = float(f"{factor * ATTENTION_TOL[dtype]:.3g}")
+    return {"relative": finite(relative), "allowed": allowed}
+
+
+def _is_right(error: dict[str, float | None]) -> bool:
+    relative, allowed = error["relative"], error["allowed"]
+    return relative is not None and allowed is not None and relative <= allowed
 
 
 def free_memory() -> int:

@@ -1,4 +1,4 @@
-"""PyTorch for the checks: real kernels, without TF32, in memory filled with NaN."""
+"""PyTorch for the checks: real kernels, TF32 only if asked for, in memory filled with NaN."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ class Checked(Torch):
 
     def __init__(self, device: str, compiles: bool) -> None:
         super().__init__(device)
-        self._compiles = compiles
+        self._compiles, self._precision = compiles, "highest"
 
     @contextmanager
     def precision_scope(self, dtypes: Sequence[str]) -> Iterator[None]:
-        """Float32 products in full precision; memory that a kernel does not write holds NaN."""
+        """Float32 products in full precision, unless in ``tf32``; memory that a kernel does not
+        write holds NaN.
+        """
         precision = torch.get_float32_matmul_precision()
-        torch.set_float32_matmul_precision("highest")
+        torch.set_float32_matmul_precision(self._precision)
         try:
             with warnings.catch_warnings(), nullcontext() if self._compiles else uncompiled():
                 warnings.simplefilter("ignore")
@@ -34,6 +36,15 @@ class Checked(Torch):
                 yield
         finally:
             torch.set_float32_matmul_precision(precision)
+
+    @contextmanager
+    def tf32(self) -> Iterator[None]:
+        """Inside, float32 products may be rounded to TF32."""
+        self._precision = "high"
+        try:
+            yield
+        finally:
+            self._precision = "highest"
 
 
 def fill_with_nan(device: torch.device) -> None:

@@ -17,6 +17,7 @@ from harness.clock import Sample
 Stage = tuple[str, Callable[[Any], Any]]
 _SCRATCH = 2**28  # bytes; caches hold less
 _CYCLES = 2_000_000  # a millisecond, about
+_CALLS, _QUEUED = 20, 100.0  # calls queued at once; milliseconds after which no more are
 
 
 class Clock:
@@ -29,7 +30,8 @@ class Clock:
 
     def __init__(self, device: torch.device) -> None:
         self._gpu = device.type == "cuda"
-        self._scratch = torch.empty(_SCRATCH if self._gpu else 0, dtype=torch.int8, device=device)
+        self._scratch = torch.zeros(_SCRATCH // 4 if self._gpu else 1, device=device)
+        self._sum = torch.zeros((), device=device)
 
     def run(self, stages: Sequence[Stage], ahead: float = 0.0, watched: bool = False) -> Sample:
         """Milliseconds by stage, and of the host; the device first waits ``ahead`` milliseconds.
@@ -37,7 +39,8 @@ class Clock:
         ``watched``: PyTorch warns of every operation that makes the host wait.
         """
         if self._gpu:
-            self._scratch.zero_()
+            # Read, not written: what is written goes to memory while the work is timed.
+            torch.sum(self._scratch, dim=0, out=self._sum)
             if ahead > 0:
                 torch.cuda._sleep(int(ahead * _CYCLES))
         marks, result = [self._mark()], None
@@ -48,8 +51,7 @@ class Clock:
                 marks.append(self._mark())
         host = 1e3 * (time.perf_counter() - begun)
         del result
-        if self._gpu:
-            torch.cuda.synchronize()
+        self._wait()
         times = [self._between(*pair) for pair in pairwise(marks)]
         return {name: ms for (name, _), ms in zip(stages, times, strict=True)} | {"host": host}
 
@@ -60,7 +62,7 @@ class Clock:
         """
         if not self._gpu:
             return self.run(stages), None, None
-        torch.cuda.synchronize()
+        self._wait()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         with warnings.catch_warnings(record=True) as caught:
@@ -68,6 +70,25 @@ class Clock:
             sample = self.run(stages, watched=True)
         waits = any("synchronizing CUDA operation" in str(w.message) for w in caught)
         return sample, torch.cuda.max_memory_allocated() - before, waits
+
+    def wall(self, stages: Sequence[Stage], ms: float) -> float:
+        """Milliseconds per call, queued one after another and waited for once.
+
+        Up to 20 calls, fewer if one takes long: ``ms`` is about how long. More than the time of the
+        device means that the device waits for the host.
+        """
+        calls, result = max(1, min(_CALLS, int(_QUEUED / max(ms, 1e-3)))), None
+        self._wait()
+        begun = time.perf_counter()
+        for _ in range(calls):
+            for _, stage in stages:
+                result = stage(result)
+        self._wait()
+        return 1e3 * (time.perf_counter() - begun) / calls
+
+    def _wait(self) -> None:
+        if self._gpu:
+            torch.cuda.synchronize()
 
     @contextmanager
     def _watch(self) -> Iterator[None]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -10,14 +9,15 @@ import torch
 import posenc_torch
 from harness import correctness, record
 from harness.clock import Budget
-from harness.correctness import Check, Row
+from harness.correctness import Check
+from harness.ratios import GOALS
 from harness.speed import Settings
 from harness.torch_checks import COMPILED, Checked
 from harness.torch_speed import Speed
-from harness.torch_variants import Inputs, baselines, of_this_library, peers
+from harness.torch_variants import Inputs, baselines, of_this_library, peers, trials
 
-# Lengths that have goals come first. From 16384 on the batch is 1, which recompiles no kernel.
-_LENGTHS = (16384, 65536, 131072, 32768, 4096, 8192, 1024, 2048)
+# Lengths that have goals come first.
+_LENGTHS = (8192, 65536, 131072, 16384, 4096, 32768, 1024, 2048)
 
 
 class FrameworkRunner:
@@ -32,8 +32,11 @@ class FrameworkRunner:
         Name of the device, for a file name.
     scale
         Factor on the lengths of checks.
+    goals, settings
+        Of the timings.
     """
 
+    goals = GOALS["torch"]
     compiled = COMPILED
 
     def __init__(self, device: str, *, quick: bool, compiles: int | None) -> None:
@@ -47,6 +50,10 @@ class FrameworkRunner:
             self.compiled = ()
         self.scale = 0.5 if quick else 1.0
         self.name = record.slug(str(self.device()["name"]))
+        sizes: dict[str, Any] = {"heads": 16, "dim": 128, "lengths": _LENGTHS}
+        if quick:
+            sizes = {"heads": 4, "dim": 64, "lengths": (512, 256), "rounds": (3, 3)}
+        self.settings = Settings(device, "bfloat16", **sizes)
 
     def device(self) -> dict[str, Any]:
         """Name, and what distinguishes the device."""
@@ -66,7 +73,7 @@ class FrameworkRunner:
 
     def auto(self) -> dict[str, Any]:
         """The implementation that each scheme gets by default, and why not the others."""
-        inputs = Inputs(1, 16, 1024, 128, torch.bfloat16, self._device)
+        inputs = Inputs(16, 1024, 128, torch.bfloat16, self._device)
         return {
             name: posenc_torch.explain(
                 *inputs.tokens, scheme, inputs.params(name, learns=True), causal=True
@@ -83,10 +90,8 @@ class FrameworkRunner:
         stages = 3 if self._quick else correctness.STAGES
         return correctness.plan(self.framework, self.compiled, stages)
 
-    def speed(self, budget: Budget) -> Iterator[Row]:
-        """All timings."""
-        sizes: dict[str, Any] = {"heads": 16, "dim": 128, "tokens": 16384, "lengths": _LENGTHS}
-        if self._quick:
-            sizes = {"heads": 4, "dim": 64, "tokens": 1024, "lengths": (512, 256), "rounds": (3, 3)}
-        settings = Settings(self._device, "bfloat16", **sizes)
-        return Speed(settings, [*baselines(), *of_this_library(), *peers()], budget).rows()
+    def speed(self, budget: Budget) -> Speed:
+        """The timings."""
+        few = trials(self.settings.lengths[:2])
+        variants = [*baselines(), *of_this_library(), *few, *peers()]
+        return Speed(self.settings, variants, budget)

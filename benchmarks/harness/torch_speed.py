@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import array_api_compat.torch as xp
 import torch
 from torch import Tensor
 
-import posenc_torch
+from harness import exact
 from harness.clock import Budget, Sample
-from harness.correctness import Row, array_errors
-from harness.speed import SHOWN, Entry, Settings, Timing, Variant, free_memory
+from harness.correctness import Row
+from harness.speed import Entry, Settings, Timing, Variant, error_of, free_memory
 from harness.torch_clock import (
     Clock,
     Stage,
@@ -22,9 +23,9 @@ from harness.torch_clock import (
 )
 from harness.torch_variants import Inputs
 
-# Two small calls of different lengths: kernels are then compiled for any length. The batch is 1,
-# because the compiler specialises on 1.
-_WARM = ((1, 256), (1, 384))
+# Two lengths: kernels are then compiled for any length. From 1024 keys on, negligible blocks are
+# looked for, which compiles too.
+_WARM = (1280, 1408)
 
 
 class Speed(Timing):
@@ -35,10 +36,10 @@ class Speed(Timing):
         self._clock = Clock(torch.device(settings.device))
         self._uncompiled: dict[str, str] = {}  # name of a variant -> reason
 
-    def rows(self, on_result: Callable[[Row], None] = lambda row: None) -> Iterator[Row]:
+    def rows(self, on_part: Callable[[list[Row]], None] = lambda rows: None) -> Iterator[Row]:
         """One record per variant and length."""
         self._compile()
-        yield from super().rows(on_result)
+        yield from super().rows(on_part)
 
     def _compile(self) -> None:
         """Compile variants, in half of the time; on a GPU for all lengths at once."""
@@ -52,31 +53,38 @@ class Speed(Timing):
                 self._uncompiled[variant.name] = reason
                 continue
             self._budget.compiles -= 1
-            for batch, length in _WARM if self._settings.device == "cuda" else _WARM[:1]:
+            for length in _WARM if self._settings.device == "cuda" else _WARM[:1]:
                 entry = Entry(variant, {"status": ""})
-                self._ready(entry, self._inputs(batch, length), None)
+                self._ready(entry, self._inputs(length), None)
                 if entry.row["status"]:  # it fails again when measured, and is reported there
                     break
             longest = max(longest, before - self._budget.left())
 
-    def _at(self, length: int, share: float) -> list[Row]:
-        rows = super()._at(length, share)
+    def _at(self, length: int, share: float, on_part: Callable[[list[Row]], None]) -> list[Row]:
+        rows = super()._at(length, share, on_part)
         if self._settings.device == "cuda":
             torch.cuda.empty_cache()
         return rows
 
-    def _inputs(self, batch: int, length: int) -> Inputs:
+    def _inputs(self, length: int) -> Inputs:
         at, dtype = self._settings, getattr(torch, self._settings.dtype)
-        return Inputs(batch, at.heads, length, at.dim, dtype, at.device)
+        return Inputs(at.heads, length, at.dim, dtype, at.device)
 
-    def _begin(self, entries: Sequence[Entry], inputs: Inputs, end: float) -> None:
+    def _begin(
+        self,
+        entries: Sequence[Entry],
+        inputs: Inputs,
+        end: float,
+        on_first: Callable[[], None],
+    ) -> None:
         """Make the first calls and check their results."""
-        expected = Expected()
+        expected = Expected(inputs)
         for entry in entries:
             why = self._uncompiled.get(entry.variant.name) or self._refusal(end)
             entry.row["reason"] = why or entry.row["reason"]
             if entry.row["reason"] is None:
                 self._ready(entry, inputs, expected)
+                on_first()
 
     def _ready(self, entry: Entry, inputs: Inputs, expected: Expected | None) -> None:
         variant = entry.variant
@@ -88,7 +96,7 @@ class Speed(Timing):
             if not variant.learns:
                 kinds = {"forward": forward_stages(call)} | kinds
             for kind, stages in kinds.items():
-                self._first(entry, kind, stages, inputs, expected, params)
+                self._first(entry, kind, stages, expected, params)
         except Exception as error:
             self._fault(entry, error)
 
@@ -97,17 +105,21 @@ class Speed(Timing):
         entry: Entry,
         kind: str,
         stages: list[Stage],
-        inputs: Inputs,
         expected: Expected | None,
         params: dict[str, Tensor],
     ) -> None:
-        answers = _answers(stages)
+        answers = _answers(stages, ["q", "k", "v", *params])
         if expected is not None:
-            errors = expected.errors(inputs, entry.variant.scheme, params, answers)
+            errors = expected.errors(entry.variant.scheme, params, answers)
             entry.row["errors"] = entry.row.get("errors", {}) | errors
         del answers
         entry.first[kind], used, waits = self._clock.first(stages)
-        entry.row |= {f"bytes of {kind}": used, f"{kind} makes the host wait": waits}
+        device = sum(ms for name, ms in entry.first[kind].items() if name != "host")
+        entry.row |= {
+            f"bytes of {kind}": used,
+            f"{kind} makes the host wait": waits,
+            f"wall of {kind}": float(f"{self._clock.wall(stages, device):.6g}"),
+        }
         entry.work[kind] = stages
 
     def _sample(self, entry: Entry, kind: str) -> Sample:
@@ -123,47 +135,65 @@ class Speed(Timing):
 
 
 class Expected:
-    """Some rows of the result and of the gradient of q, by the reference in float64."""
+    """Results and gradients of some heads in float64, computed once for each scheme."""
 
-    def __init__(self) -> None:
+    def __init__(self, inputs: Inputs) -> None:
+        self._inputs, (_, heads, length, _) = inputs, inputs.q.shape
+        self._heads = exact.chosen_heads(heads, length)
         self._expected: dict[str, dict[str, Tensor]] = {}
-        self._rows: Tensor | None = None
 
     def errors(
-        self, inputs: Inputs, scheme: str, params: dict[str, Tensor], answers: dict[str, Tensor]
+        self, scheme: str, params: dict[str, Tensor], answers: dict[str, Tensor]
     ) -> dict[str, dict[str, float | None]]:
-        """Errors of a variant's arrays."""
-        if self._rows is None:
-            length = inputs.q.shape[2]
-            some = torch.randperm(length)[: SHOWN - 1]
-            self._rows = torch.cat([some, torch.tensor([length - 1])]).to(inputs.q.device)
+        """Errors of a variant's arrays, and those that are allowed."""
         if scheme not in self._expected:
-            self._expected[scheme] = self._compute(inputs, scheme, params)
-        return {
-            name: array_errors(
-                array[:1, :, self._rows].detach().double().cpu().numpy(),
-                self._expected[scheme][name].cpu().numpy(),
-            )
-            for name, array in answers.items()
-        }
+            self._expected[scheme] = self._compute(scheme, params)
+        dtype = str(self._inputs.q.dtype).removeprefix("torch.")
+        errors = {}
+        for name, array in answers.items():
+            some = array.detach()[0] if array.ndim == 4 else array
+            own, expected = some[self._heads].float(), self._expected[scheme][name]
+            errors[name] = error_of(name, float(exact.relative_error(xp, own, expected)), dtype)
+        return errors
 
-    def _compute(self, inputs: Inputs, scheme: str, params: dict[str, Tensor]) -> dict[str, Tensor]:
-        rows = self._rows
-        q = inputs.q[:1, :, rows].detach().double().requires_grad_()
-        k, v = (a[:1].detach().double() for a in (inputs.k, inputs.v))
-        own = {name: a.detach().double() for name, a in params.items()}
-        k_pos = torch.arange(k.shape[2], device=k.device)
-        out = posenc_torch.attention(
-            q, k, v, inputs.schemes[scheme], own, causal=True, q_pos=rows, k_pos=k_pos,
-            implementation="reference",
-        )  # fmt: skip
-        (d_q,) = torch.autograd.grad(out, q, inputs.d_out[:1, :, rows].double())
-        return {"out": out.detach(), "q": d_q}
+    def _compute(self, scheme: str, params: dict[str, Tensor]) -> dict[str, Tensor]:
+        inputs, wide = self._inputs, torch.float64
+        tokens = inputs.q, inputs.k, inputs.v, inputs.d_out
+        q, k, v, d_out = (a.detach()[0, self._heads].to(wide) for a in tokens)
+        heads, length, _ = q.shape
+        own = {name: a.detach().to(wide).requires_grad_() for name, a in params.items()}
+        at = torch.arange(length, device=q.device)
+        bias = exact.bias_by_distance(xp, inputs.schemes[scheme], own, at, wide)
+        bias = q.new_zeros(heads, length) if bias is None else bias[self._heads]
+        sums = {name: torch.zeros_like(q) for name in ("out", "q", "k", "v")}
+        d_bias = torch.zeros_like(bias)
+        rows = exact.block_length(heads, length)
+        for first in range(0, length, rows):
+            upto = first + rows  # keys after the last query are not visible
+            block, seen = (slice(None), slice(first, upto)), (slice(None), slice(upto))
+            out, d_q, d_k, d_v, diagonals = exact.attend(
+                xp, q[block], k[seen], v[seen], d_out[block], bias.detach(),
+                at[first:upto, None] - at[:upto],
+            )  # fmt: skip
+            sums["out"][block], sums["q"][block] = out, d_q
+            sums["k"][seen] += d_k
+            sums["v"][seen] += d_v
+            d_bias[:, :upto] += diagonals[:, :upto].flip(-1)
+        if own:
+            gradients = torch.autograd.grad(bias, list(own.values()), d_bias)
+            sums |= {name: a[self._heads] for name, a in zip(own, gradients, strict=True)}
+        if q.device.type == "cuda":
+            torch.cuda.empty_cache()  # blocks of memory that calls may need
+        narrow = {name: a.float() for name, a in sums.items()}
+        return narrow | {"out of step": narrow["out"]}
 
 
-def _answers(stages: Sequence[Stage]) -> dict[str, Tensor]:
-    """The result of a forward pass, or the gradient of q of a step."""
-    result: Any = None
+def _answers(stages: Sequence[Stage], names: Sequence[str]) -> dict[str, Tensor]:
+    """The result of a forward pass; the result and the gradients of a step."""
+    results: list[Any] = [None]
     for _, stage in stages:
-        result = stage(result)
-    return {"out": result} if len(stages) == 1 else {"q": result[0]}
+        results.append(stage(results[-1]))
+    _, out, *rest = results
+    if not rest:
+        return {"out": out}
+    return {"out of step": out} | dict(zip(names, rest[0], strict=False))

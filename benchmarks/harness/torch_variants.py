@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 from collections.abc import Callable, Sequence
 from functools import cache, partial
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from torch.nn.attention.flex_attention import BlockMask, FlexKernelOptions, flex_attention
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import posenc_torch
@@ -20,15 +22,16 @@ from posenc_torch.flex.block_mask import BLOCK
 
 Call = Callable[[], Tensor]
 SKIPPING = ("flex", "chunked")  # implementations that can skip blocks
+_NO_KERNEL = ("No available kernel", "No viable backend")  # what SDPA says
+_RECOMPILE_LIMIT = 64
+_ISOLATES = "isolate_recompiles" in inspect.signature(torch.compile).parameters  # since 2.13
 
 
 class Inputs:
     """Normal q, k and v that ask for gradients, a gradient of the result, and params."""
 
-    def __init__(
-        self, batch: int, heads: int, length: int, dim: int, dtype: torch.dtype, device: str
-    ) -> None:
-        shape = (batch, heads, length, dim)
+    def __init__(self, heads: int, length: int, dim: int, dtype: torch.dtype, device: str) -> None:
+        shape = (1, heads, length, dim)
         drawn = [torch.randn(shape, device=device, dtype=dtype) for _ in range(4)]
         self.q, self.k, self.v = (a.requires_grad_() for a in drawn[:3])
         self.d_out = drawn[3]
@@ -65,7 +68,7 @@ def ours(
 
     name = name_of(scheme, implementation, learns, skip)
     dense, compiles = implementation in DENSE and scheme != "none", implementation in COMPILED
-    return Variant(name, ready, ours=True, dense=dense, compiles=compiles, learns=learns)
+    return Variant(name, ready, role="ours", dense=dense, compiles=compiles, learns=learns)
 
 
 def baselines() -> list[Variant]:
@@ -79,7 +82,7 @@ def baselines() -> list[Variant]:
         Variant("none torch sdpa", _sdpa),
         *[Variant(f"none torch sdpa {n}", partial(_kernel, kind)) for n, kind in kernels.items()],
         Variant("none torch flex", _flex, compiles=True),
-        Variant("alibi torch sdpa mask", _masked, dense=True),
+        Variant("alibi torch sdpa mask", _masked, dense=True, exact=False),
     ]
 
 
@@ -107,18 +110,32 @@ def _last(implementation: str) -> bool:
     return implementation in DENSE
 
 
+def trials(lengths: tuple[int, ...] = ()) -> list[Variant]:
+    """FlexAttention with this library's public ``score_mod``, without and with kernel options."""
+    return [
+        Variant(
+            f"alibi score_mod{name}", partial(_score_mod, options),
+            role="trial", compiles=True, lengths=lengths,
+        )
+        for name, options in (
+            ("", {}), (" USE_TMA", {"USE_TMA": True}), (" FLASH", {"BACKEND": "FLASH"})
+        )
+    ]  # fmt: skip
+
+
 def peers() -> list[Variant]:
     """Attention of other libraries, where they are installed."""
     variants = []
     if importlib.util.find_spec("flash_attn") is not None:
         biased = partial(_flash_attn, biased=True)
-        variants += [Variant("none flash_attn", _flash_attn), Variant("alibi flash_attn", biased)]
-        if importlib.util.find_spec("flash_attn.cute") is not None:
-            variants += [Variant("alibi flex FLASH", _flex_flash, compiles=True)]
+        variants += [
+            Variant("none flash_attn", _flash_attn, role="peer"),
+            Variant("alibi flash_attn", biased, role="peer"),
+        ]
     if importlib.util.find_spec("flash_attn_interface") is not None:
-        variants += [Variant("none flash_attn_interface", _flash_attn_3)]
+        variants += [Variant("none flash_attn_interface", _flash_attn_3, role="peer")]
     if importlib.util.find_spec("xformers") is not None:
-        variants += [Variant("none xformers", _xformers)]
+        variants += [Variant("none xformers", _xformers, role="peer")]
     return variants
 
 
@@ -131,8 +148,13 @@ def _kernel(name: str, inputs: Inputs, params: dict[str, Tensor]) -> Call:
     backend = getattr(SDPBackend, name)
 
     def call() -> Tensor:
-        with sdpa_kernel(backend):
-            return sdpa(*inputs.tokens, is_causal=True)
+        try:
+            with sdpa_kernel(backend):
+                return sdpa(*inputs.tokens, is_causal=True)
+        except RuntimeError as error:
+            if any(words in str(error) for words in _NO_KERNEL):
+                raise NotImplementedError(f"this device has no kernel {name}") from error
+            raise
 
     return call
 
@@ -146,13 +168,58 @@ def _masked(inputs: Inputs, params: dict[str, Tensor]) -> Call:
 
 
 def _flex(inputs: Inputs, params: dict[str, Tensor]) -> Call:
+    return _flex_call(inputs, "none torch flex", None, {})
+
+
+def _score_mod(options: dict[str, Any], inputs: Inputs, params: dict[str, Tensor]) -> Call:
+    missing = options.keys() - FlexKernelOptions.__annotations__.keys()
+    if missing:
+        raise NotImplementedError(f"torch {torch.__version__} has no option {', '.join(missing)}")
+    if options.get("BACKEND") == "FLASH" and not _has_flash_kernels():
+        raise NotImplementedError("flash_attn.cute is not installed")
+    mod = posenc_torch.score_mod(inputs.schemes["alibi"], device=inputs.q.device)
+    return _flex_call(inputs, f"alibi {options}", mod, options)
+
+
+def _flex_call(inputs: Inputs, name: str, mod: Any, options: dict[str, Any]) -> Call:
     mask = causal_blocks(inputs.q.shape[2], inputs.q.device)
-    return lambda: _compiled()(*inputs.tokens, block_mask=mask)
+    # Lengths are whole blocks; a kernel for any length would check each of them.
+    own = {"IS_DIVISIBLE": True, **options}
+    run = own_program(name)
+    return lambda: run(*inputs.tokens, mod, mask, own)
+
+
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, mod: Any, mask: BlockMask, options: dict[str, Any]
+) -> Any:
+    return flex_attention(q, k, v, mod, mask, kernel_options=options)
 
 
 @cache
-def _compiled() -> Callable[..., Tensor]:
-    return torch.compile(flex_attention, fullgraph=True)
+def own_program(name: str) -> Callable[..., Any]:
+    """FlexAttention compiled for one variant, with a limit of recompilations of its own.
+
+    Dynamo counts compilations per code object. Other calls of ``flex_attention`` in the process
+    would use up the limit of a shared one.
+    """
+    function = FunctionType(_attend.__code__.replace(), _attend.__globals__, name)
+    if _ISOLATES:
+        options = {"recompile_limit": _RECOMPILE_LIMIT, "isolate_recompiles": True}
+        return torch.compile(function, fullgraph=True, **options)
+    run = torch.compile(function, fullgraph=True)
+
+    def with_limit(*args: Any) -> Any:
+        with torch._dynamo.config.patch(recompile_limit=_RECOMPILE_LIMIT):
+            return run(*args)
+
+    return with_limit
+
+
+def _has_flash_kernels() -> bool:
+    try:
+        return importlib.util.find_spec("flash_attn.cute") is not None
+    except ModuleNotFoundError:
+        return False
 
 
 def causal_blocks(length: int, device: torch.device) -> BlockMask:
@@ -206,13 +273,3 @@ def _xformers(inputs: Inputs, params: dict[str, Tensor]) -> Call:
 
     mask = ops.LowerTriangularMask()
     return lambda: ops.memory_efficient_attention(*_swap(inputs), mask).transpose(1, 2)
-
-
-def _flex_flash(inputs: Inputs, params: dict[str, Tensor]) -> Call:
-    """FlexAttention through the kernels of flash_attn, with this library's bias."""
-    mod = posenc_torch.score_mod(inputs.schemes["alibi"], device=inputs.q.device)
-    mask = causal_blocks(inputs.q.shape[2], inputs.q.device)
-    options = {"BACKEND": "FLASH"}
-    return lambda: _compiled()(
-        *inputs.tokens, score_mod=mod, block_mask=mask, kernel_options=options
-    )

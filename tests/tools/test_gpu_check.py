@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -23,9 +25,13 @@ from harness import (  # noqa: E402
     cases,
     clock,
     correctness,
+    exact,
     ratios,
+    speed,
     torch_checks,
+    torch_clock,
     torch_runner,
+    torch_speed,
     torch_variants,
 )
 from harness.correctness import Check  # noqa: E402
@@ -82,13 +88,20 @@ def test_a_dry_run(few, tmp_path, capsys):
     timings = {(r["variant"], r["length"]): r for r in result["timings"]}
     ours = timings["alibi sdpa", 256]
     assert ours["right"]
+    assert set(ours["errors"]) == {"out", "out of step", "q", "k", "v"}
+    assert ours["wall of step"] > 0
     for stage in ("forward", "backward", "step"):
         assert 0 < ours[stage]["q1"] <= ours[stage]["median"] <= ours[stage]["q3"]
         assert ours[f"TFLOP/s of {stage}"] > 0
-    assert timings["none torch sdpa cudnn", 256]["status"] == "failed"
+    assert timings["none torch sdpa cudnn", 256]["status"] == "refused"
     assert timings["t5 flex", 256]["reason"] == "no compilations left"
-    assert {"best ALiBi / best SDPA"} == {r["goal"] for r in result["ratios"]}
-    assert "step, ms" in capsys.readouterr().out
+    assert {"best ALiBi / best SDPA"} == {r["goal"] for r in result["ratios"] if "ratio" in r}
+    goals = {goal.name for goal in ratios.GOALS["torch"]}
+    assert {r["goal"] for r in result["ratios"]} == goals
+    assert all(r["reason"] for r in result["ratios"] if r["status"] == "not measured")
+    output = capsys.readouterr().out
+    assert "step, ms" in output
+    assert output.endswith("\n".join([*result["report"], "", f"{tmp_path}/results/result.json\n"]))
 
 
 def test_a_wrong_implementation_is_noticed(few, tmp_path, monkeypatch, capsys):
@@ -108,7 +121,7 @@ def test_a_wrong_implementation_is_noticed(few, tmp_path, monkeypatch, capsys):
     assert {r["implementation"] for r in result["checks"] if r["status"] == "wrong"} == {"sdpa"}
     assert result["counts"]["wrong timings"] == 2
     # What is wrong is not fast.
-    assert not result["ratios"]
+    assert not any("ratio" in row for row in result["ratios"])
     assert "wrong    sdpa alibi causal float32" in capsys.readouterr().out
 
 
@@ -180,6 +193,8 @@ def test_every_implementation_scheme_and_layout_is_planned():
     tried = {(c.implementation, c.scheme, c.layout, c.dtype) for c in plan}
     every = len(posenc_torch.IMPLEMENTATIONS) * len(cases.schemes(64)) * len(cases.LAYOUTS) * 4
     assert len(tried) == every
+    rounded = {(c.implementation, c.scheme) for c in plan if c.tf32}
+    assert len(rounded) == len(posenc_torch.IMPLEMENTATIONS) * len(cases.CORE)
     flex = [check for check in plan if check.implementation == "flex"]
     assert (flex[0].scheme, flex[0].layout, flex[0].dtype) == ("alibi", "causal", "bfloat16")
 
@@ -207,33 +222,76 @@ def test_a_summary_is_of_medians():
 
 
 def timing(variant, ms, length=65536, **more):
-    row = {"variant": variant, "length": length, "ours": "torch" not in variant, "right": True}
-    return row | {"forward": {"median": ms}} | more
+    role = "baseline" if "torch" in variant else "trial" if "score_mod" in variant else "ours"
+    row = {"variant": variant, "length": length, "role": role, "right": True, "reason": None}
+    host = {"host of forward": {"median": 6.0}}
+    return row | {"forward": {"median": ms}} | host | more
+
+
+def ratios_of(timings, lengths=(65536,)):
+    """What was measured of forward passes, and the reasons for the rest, by goal."""
+    rows = ratios.ratios(timings, ratios.GOALS["torch"], lengths)
+    rows = [r for r in rows if r["stage"] == "forward"]
+    measured = {
+        r["goal"]: (r["ratio"], r["status"], r["ours"], r["baseline"]) for r in rows if "ratio" in r
+    }
+    return measured, {r["goal"]: r["reason"] for r in rows if "ratio" not in r}
+
+
+FLEX, CUDNN = "none torch flex", "none torch sdpa cudnn"
+TIMINGS = [
+    timing("none torch sdpa", 30.0),
+    timing(CUDNN, 20.0),
+    timing(FLEX, 24.0),
+    timing("alibi flex", 5.0),
+    timing("alibi flex, all blocks", 25.0),
+    timing("alibi folded", 40.0),
+    timing("alibi chunked", 1.0, right=False),
+    timing("alibi flex", 7.0, length=8192),
+    timing("alibi score_mod", 26.0),
+    timing("alibi score_mod USE_TMA", 13.0),
+]
 
 
 def test_ratios():
-    timings = [
-        timing("none torch sdpa", 30.0),
-        timing("none torch sdpa cudnn", 20.0),
-        timing("none torch flex", 24.0),
-        timing("alibi flex", 5.0),
-        timing("alibi flex, all blocks", 25.0),
-        timing("alibi folded", 40.0),
-        timing("alibi chunked", 1.0, right=False),
-        timing("alibi flex", 7.0, length=4096),
-    ]
-    result = {r["goal"]: r for r in ratios.ratios(timings) if r["stage"] == "forward"}
-    summary = {name: (r["ratio"], r["met"], r["ours"], r["baseline"]) for name, r in result.items()}
-    flex, cudnn = "none torch flex", "none torch sdpa cudnn"
-    assert summary == {
-        "flex ALiBi / plain flex": (4.8, True, "alibi flex", flex),
-        "flex ALiBi, all blocks / plain flex": (0.96, True, "alibi flex, all blocks", flex),
-        "folded ALiBi / best SDPA": (0.5, False, "alibi folded", cudnn),
-        "best ALiBi / best SDPA": (4.0, True, "alibi flex", cudnn),
-        "ALiBi, skipping / best SDPA": (4.0, None, "alibi flex", cudnn),
-        "ALiBi, skipping, far / best SDPA": (4.0, True, "alibi flex", cudnn),
-    }
-    assert {r["length"] for r in result.values()} == {65536}
+    measured, reasons = ratios_of(TIMINGS)
+    assert measured == {
+        "flex ALiBi / plain flex": (4.8, "met", "alibi flex", FLEX),
+        "flex ALiBi, all blocks / plain flex": (0.96, "met", "alibi flex, all blocks", FLEX),
+        "folded ALiBi / best SDPA": (0.5, "missed", "alibi folded", CUDNN),
+        "best ALiBi / best SDPA": (4.0, "met", "alibi flex", CUDNN),
+        "ALiBi, skipping / best SDPA": (4.0, "measured", "alibi flex", CUDNN),
+        "ALiBi, skipping, far / best SDPA": (4.0, "met", "alibi flex", CUDNN),
+        "flex ALiBi, device / host": (1.167, "met", "alibi flex", "its host"),
+        "score_mod USE_TMA / without": (
+            2.0, "measured", "alibi score_mod USE_TMA", "alibi score_mod",
+        ),
+    }  # fmt: skip
+    assert reasons["flex T5 / plain flex"] == "t5 flex: not reached"
+
+
+def test_a_goal_without_its_baseline_is_not_measured():
+    failed = timing(FLEX, 24.0, reason="FailOnRecompileLimitHit: too many")
+    del failed["forward"]
+    measured, reasons = ratios_of([failed, *[t for t in TIMINGS if t["variant"] != FLEX]])
+    assert "flex ALiBi / plain flex" not in measured
+    reason = "none torch flex: FailOnRecompileLimitHit: too many"
+    assert reasons["flex ALiBi / plain flex"] == reason
+    _, reasons = ratios_of([], lengths=(1024,))
+    assert reasons["flex ALiBi / plain flex"] == "alibi flex*: not reached"
+
+
+def test_times_in_which_the_host_waits_count_for_no_goal():
+    waits = {"forward makes the host wait": True}
+    slow = [timing("alibi flex", 5.0, **waits), timing("alibi flex, all blocks", 25.0, **waits)]
+    measured, reasons = ratios_of([*slow, timing(FLEX, 24.0)])
+    assert not measured
+    assert reasons["flex ALiBi / plain flex"] == (
+        "alibi flex: it makes the host wait; alibi flex, all blocks: it makes the host wait"
+    )
+    waits = {"step makes the host wait": True}
+    measured, _ = ratios_of([timing("alibi flex", 5.0, **waits), timing(FLEX, 24.0)])
+    assert measured["flex ALiBi / plain flex"][0] == 4.8
 
 
 def test_the_causal_blocks_of_the_baseline_are_those_of_the_library():
@@ -241,6 +299,180 @@ def test_the_causal_blocks_of_the_baseline_are_those_of_the_library():
     other = posenc_torch.block_mask(640, 640, causal=True)
     assert torch.equal(own.to_dense(), other.to_dense())
     assert torch.equal(own.full_kv_num_blocks, other.full_kv_num_blocks)
+    # PyTorch 2.11 reads the full lists with the strides of the partial ones.
+    assert own.full_kv_indices.stride() == own.kv_indices.stride()
+    assert own.full_q_indices.stride() == own.q_indices.stride()
+
+
+SMALL = {"heads": 1, "dim": 16, "lengths": (2304,), "rounds": (1, 1)}
+
+
+def speed_rows(*variants, **sizes):
+    settings = speed.Settings("cpu", "bfloat16", **{**SMALL, **sizes})
+    return list(torch_speed.Speed(settings, variants, clock.Budget(60)).rows())
+
+
+def test_a_wrong_gradient_of_far_keys_is_noticed(monkeypatch):
+    attention = posenc_torch.attention
+
+    def without(q, k, v, *rest, **options):
+        k = torch.cat([k[:, :, :2048], k[:, :, 2048:].detach()], dim=2)
+        return attention(q, k, v, *rest, **options)
+
+    variant = torch_variants.ours("none", "sdpa")
+    (row,) = speed_rows(variant)
+    assert row["right"], row
+    monkeypatch.setattr(posenc_torch, "attention", without)
+    (row,) = speed_rows(variant)
+    assert not row["right"]
+    wrong = [name for name, e in row["errors"].items() if e["relative"] > e["allowed"]]
+    assert wrong == ["k"]
+
+
+@pytest.mark.parametrize("scheme", ["alibi", "t5", "slopes"])
+def test_what_timings_are_compared_with_is_the_reference(scheme, monkeypatch):
+    monkeypatch.setattr(exact, "_BLOCK_PAIRS", 3 * 40 * 10)
+    inputs = torch_variants.Inputs(3, 40, 8, torch.float64, "cpu")
+    params = inputs.params(scheme, learns=True)
+    leaves = [*inputs.tokens, *params.values()]
+    out = posenc_torch.attention(
+        *inputs.tokens, inputs.schemes[scheme], {n: p.double() for n, p in params.items()},
+        causal=True, implementation="reference",
+    )  # fmt: skip
+    gradients = torch.autograd.grad(out, leaves, inputs.d_out)
+    answers = dict(zip(["out", "q", "k", "v", *params], [out, *gradients], strict=True))
+    expected = torch_speed.Expected(inputs)
+    assert max(e["relative"] for e in expected.errors(scheme, params, answers).values()) < 1e-5
+    for name, array in answers.items():
+        errors = expected.errors(scheme, params, {name: array * 1.001})
+        assert errors[name]["relative"] == pytest.approx(1e-3, rel=0.1)
+
+
+def test_the_first_and_the_last_head_are_always_compared():
+    assert exact.chosen_heads(1, 8192) == [0]
+    assert exact.chosen_heads(16, 8192) == list(range(16))
+    assert exact.chosen_heads(16, 131072) == [0, 15]
+
+
+def test_a_baseline_that_fails_is_an_error(few, tmp_path, monkeypatch, capsys):
+    def broken(inputs, params):
+        raise ValueError("nothing works")
+
+    base = [speed.Variant("none torch sdpa", broken)]
+    monkeypatch.setattr(torch_runner, "baselines", lambda: base)
+    monkeypatch.setattr(torch_runner, "of_this_library", lambda: [])
+    code, result = run(tmp_path, "--only", "speed")
+    assert code == 1
+    assert result["counts"]["bad"] == 2
+    assert "wrong    none torch sdpa at 512: ValueError: nothing works" in result["report"]
+
+
+def test_a_host_that_waits_is_reported(few, tmp_path, monkeypatch):
+    first = torch_clock.Clock.first
+    monkeypatch.setattr(torch_clock.Clock, "first", lambda *a: (first(*a)[0], 0, True))
+    own = [torch_variants.ours("alibi", "sdpa")]
+    monkeypatch.setattr(torch_runner, "of_this_library", lambda: own)
+    code, result = run(tmp_path, "--only", "speed")
+    assert code == 0
+    assert not any("ratio" in row for row in result["ratios"])
+    assert "alibi sdpa: it makes the host wait" in {r.get("reason") for r in result["ratios"]}
+    assert any("alibi sdpa (step) 512 256" in line for line in result["report"])
+
+
+def test_a_run_that_is_stopped_leaves_what_it_has(few, tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu_check, "_WRITING_SHARE", 1e9)
+    sampled = []
+
+    def stopped(self, entry, kind):
+        sampled.append(kind)
+        if len(sampled) == 3:
+            raise KeyboardInterrupt
+        return {"forward": 1.0} if kind == "forward" else {"step": 1.0}
+
+    monkeypatch.setattr(torch_speed.Speed, "_sample", stopped)
+    own = [torch_variants.ours("alibi", "sdpa")]
+    monkeypatch.setattr(torch_runner, "of_this_library", lambda: own)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, "--only", "speed")
+    result = json.loads((tmp_path / "results" / "result.json").read_text())
+    rows = {row["variant"]: row for row in result["timings"]}
+    assert rows["alibi sdpa"]["errors"]["k"]["relative"] < 0.1
+    assert result["report"]
+
+
+def test_the_result_goes_where_the_environment_says(tmp_path, monkeypatch):
+    def measure(result, runner, options, seed, out):
+        result["counts"]["bad"] = 0
+        files.append(out)
+
+    files = []
+    monkeypatch.setattr(gpu_check, "_measure", measure)
+    monkeypatch.setenv("OUT", str(tmp_path))
+    gpu_check.main(QUICK)
+    monkeypatch.delenv("OUT")
+    gpu_check.main(QUICK)
+    assert files == [tmp_path / "torch-cpu.json", gpu_check.HERE / "results" / "torch-cpu.json"]
+
+
+def test_the_reference_answers_once_for_all_implementations(monkeypatch):
+    framework, asked = torch_checks.Checked("cpu", compiles=False), []
+    answers = correctness._answers
+
+    def counted(call, framework, implementation, dtype, d_out):
+        asked.append((implementation, dtype))
+        return answers(call, framework, implementation, dtype, d_out)
+
+    monkeypatch.setattr(correctness, "_answers", counted)
+    checks = [
+        Check(implementation, "alibi", "decode", dtype)
+        for implementation in ("sdpa", "chunked")
+        for dtype in ("float32", "bfloat16")
+    ]
+    rows = list(correctness.run(checks, framework, clock.Budget(60), 0))
+    assert {row["status"] for row in rows} == {"right"}
+    assert asked.count(("reference", "float64")) == 1
+    assert len(asked) == 5
+
+
+def test_float32_products_may_be_rounded_in_some_checks(monkeypatch):
+    framework, seen = torch_checks.Checked("cpu", compiles=False), {}
+    attend = framework.attend
+
+    def rounded(implementation, tensors, **options):
+        seen[implementation] = torch.get_float32_matmul_precision()
+        return attend(implementation, tensors, **options) * (1 + 1.5e-3)
+
+    check = Check("sdpa", "alibi", "odd", "float32")
+    monkeypatch.setattr(framework, "attend", rounded)
+    known = correctness._reference(torch_checks.Checked("cpu", False), 1.0, "alibi", "odd", 0)
+    row = correctness.run_check(check, framework, 0, reference=lambda *_: known)
+    assert (row["status"], seen) == ("wrong", {"sdpa": "highest"})
+    row = correctness.run_check(replace(check, tf32=True), framework, 0, reference=lambda *_: known)
+    assert (row["status"], seen) == ("right", {"sdpa": "high"})
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
+@pytest.mark.parametrize("isolates", sorted({False, torch_variants._ISOLATES}))
+def test_a_baseline_has_its_own_limit_of_compilations(isolates, monkeypatch):
+    monkeypatch.setattr(torch_variants, "_ISOLATES", isolates)
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    monkeypatch.setattr(torch_variants, "flex_attention", lambda q, *_, **__: q + 1)
+    torch_variants.own_program.cache_clear()
+    own, other = (torch_variants.own_program(name) for name in ("one", "other"))
+    with torch._dynamo.config.patch(recompile_limit=1, automatic_dynamic_shapes=False):
+        for length in (2, 3, 4):
+            for run in (own, other):
+                assert torch.equal(run(torch.ones(length), *[None] * 5), torch.full((length,), 2.0))
+    torch_variants.own_program.cache_clear()
+
+
+def test_an_option_that_torch_lacks_is_refused():
+    inputs = torch_variants.Inputs(2, 256, 16, torch.bfloat16, "cpu")
+    with pytest.raises(NotImplementedError, match="has no option NEWER"):
+        torch_variants._score_mod({"NEWER": True}, inputs, {})
+    if not torch_variants._has_flash_kernels():
+        with pytest.raises(NotImplementedError, match=r"flash_attn\.cute is not installed"):
+            torch_variants._score_mod({"BACKEND": "FLASH"}, inputs, {})
 
 
 def test_other_arguments_are_refused(capsys):
