@@ -26,9 +26,10 @@ posenc_jax = pytest.importorskip("posenc_jax")
 
 from posenc_jax.fused import implementation, tpu  # noqa: E402
 from posenc_jax.fused.gradients import Residuals  # noqa: E402
-from posenc_jax.fused.plan import _ranges, plan_call  # noqa: E402
+from posenc_jax.fused.plan import BiasReads, Integers, Plan, _ranges, plan_call  # noqa: E402
 from posenc_jax.fused.target import Target, targeting  # noqa: E402
 from posenc_jax.fused.tpu import tile as tpu_tile  # noqa: E402
+from posenc_jax.fused.tpu.grid import Diagonal, KeyMajor, QueryMajor, Step  # noqa: E402
 
 BLOCK, DIM = 8, 64
 SUBJECTS = COMMON | {"fox-alibi": fox_alibi(), "sunk-regions": sunk(Levelled())}
@@ -167,6 +168,51 @@ def test_blocks_of_the_size_that_the_device_has():
         assert_as_the_reference(scheme, case, tensors, "float32")
 
 
+def ranges_by_head(batch, heads, q_blocks, k_blocks, rng):
+    """Integers whose heads look up to none, one, two ... blocks back, and these tiles, by index."""
+    most = np.arange(heads)[:, None]
+    lengths = rng.integers(0, most + 1, (batch, heads, q_blocks))  # some are empty
+    end = np.where(lengths == 0, 0, np.arange(q_blocks) + 1)
+    first = np.maximum(end - lengths, 0)
+    block = np.arange(k_blocks)
+    needed = (first[..., None] <= block) & (block < end[..., None])
+    key_ranges = jnp.asarray([first, end], jnp.int32)
+    query_ranges = _ranges(jnp.swapaxes(needed, 2, 3), (batch, heads, k_blocks))
+    return Integers(None, None, None, None, key_ranges, query_ranges), needed
+
+
+@pytest.mark.parametrize("order_of", [QueryMajor, KeyMajor, Diagonal])
+def test_a_grid_visits_needed_tiles_once_and_few_others(order_of):
+    one_block = Plan.of_one_block(SUBJECTS["nope"], BiasReads(), BLOCK)
+    plan = replace(one_block, q_len=4 * BLOCK, k_len=4 * BLOCK)
+    integers, needed = ranges_by_head(3, HEADS, 4, 4, np.random.default_rng(0))
+    order = order_of(plan, integers)
+    shape = tuple(map(int, order.grid))
+    ids = np.indices(shape).reshape(len(shape), -1)
+    step = Step(*map(np.asarray, order.step(order.prefetched, *ids)))
+    tiles = list(zip(*step[:4], strict=True))
+    visited = [tile for tile, here in zip(tiles, step.needed, strict=True) if here]
+    assert sorted(visited) == list(zip(*needed.nonzero(), strict=True))
+    if order_of is Diagonal:
+        _, _, q_block, k_block = needed.nonzero()
+        assert shape == (HEADS, 1 + np.ptp(k_block - q_block), 3, 4)
+        return
+    # All steps of a result follow each other, from one that is first to one that is last.
+    by_key = order_of is KeyMajor
+    results = [(b, h, k if by_key else q) for b, h, q, k in tiles]
+    assert len(set(results)) == needed[..., 0].size
+    for result in set(results):
+        at = [n for n, other in enumerate(results) if other == result]
+        assert at == list(range(at[0], at[-1] + 1))
+        assert np.flatnonzero(step.is_first[at[0] : at[-1] + 1]).tolist() == [0]
+        (last,) = np.flatnonzero(step.is_last[at[0] : at[-1] + 1])
+        assert not np.any(step.needed[at[0] + last + 1 : at[-1] + 1])
+    lengths = np.stack(
+        [np.diff(r, axis=0)[0] for r in (integers.key_ranges, integers.query_ranges)]
+    )
+    assert len(tiles) == 3 * 4 * lengths[int(by_key)].max(axis=(0, 2), initial=1).sum()
+
+
 @long
 def test_only_blocks_in_range_are_computed(monkeypatch):
     monkeypatch.setattr(tpu, "BLOCKS", (BLOCK,))
@@ -176,12 +222,7 @@ def test_only_blocks_in_range_are_computed(monkeypatch):
     operands = jax.tree.map(
         lambda a: jnp.asarray(rng.standard_normal(a.shape), jnp.float32), operands
     )
-    keys = np.sort(rng.integers(0, 5, integers.key_ranges.shape), axis=0)  # some are empty
-    block = np.arange(4)
-    needed = (keys[0, ..., None] <= block) & (block < keys[1, ..., None])
-    queries = _ranges(jnp.swapaxes(needed, 2, 3), keys.shape[1:])
-    integers = integers._replace(key_ranges=jnp.asarray(keys, jnp.int32), query_ranges=queries)
-    assert not needed.any(axis=-1).all()
+    integers, _ = ranges_by_head(1, HEADS, 4, 4, rng)
 
     def results(kernels):
         def run(operands, integers):
@@ -316,15 +357,15 @@ def test_what_no_kernel_takes(options, reason):
     assert reason in tpu.DEVICE.unsupported_call(call_of(SUBJECTS["nope"], **options))
 
 
-def test_bounds_of_blocks_have_little_room():
+def test_prefetched_integers_have_little_room():
     def refused(batch):
         long = jax.ShapeDtypeStruct((batch, 32, 8192, DIM), jnp.bfloat16)
         return tpu.DEVICE.unsupported_call(
             replace(call_of(SUBJECTS["nope"]), q=long, k=long, v=long)
         )
 
-    assert refused(64) is None
-    assert "batch 65, 32 heads and 16 + 16 blocks need 133120 bounds" in refused(65)
+    assert refused(63) is None
+    assert "batch 64, 32 heads and 16 + 16 blocks need 132096 integers" in refused(64)
 
 
 def test_what_kernels_take():

@@ -58,9 +58,11 @@ CHUNKED, TILE = (
 BLOCKS = "backends/posenc_jax/chunked/blocks.py"
 PLAN, GRADIENTS = "backends/posenc_jax/fused/plan.py", "backends/posenc_jax/fused/gradients.py"
 FUSED = "backends/posenc_jax/fused/implementation.py"
-ON_TPU, TPU_TILE = (
+ON_TPU, TPU_TILE, TPU_GRID, TPU_TABLE = (
     "backends/posenc_jax/fused/tpu/queries.py",
     "backends/posenc_jax/fused/tpu/tile.py",
+    "backends/posenc_jax/fused/tpu/grid.py",
+    "backends/posenc_jax/fused/tpu/table.py",
 )
 ON_HOPPER = "backends/posenc_jax/fused/mosaic_gpu/tile.py"
 FLEX, SIGHT = (
@@ -1669,6 +1671,30 @@ _FUSED = (
         "plan.bias([*head_scalars[:n], x, *head_scalars[n + 1 :]], q, k)",
         "plan.bias([*head_scalars[:0], x, *head_scalars[1:]], q, k)",
         ("test_tpu.py interpreted_kernels kerple",),
+    ),
+    Fault(
+        "tpu-walks-the-longest-head-for-all",
+        "heads that fade fast wait for the one that looks farthest",
+        TPU_GRID,
+        "axis=(0, 2), initial=1)",
+        "axis=(0, 2), initial=blocks)",
+        ("test_tpu.py visits_needed_tiles_once QueryMajor",),
+    ),
+    Fault(
+        "tpu-empty-head-without-a-step",
+        "the output of a head that sees nothing is whatever lay in memory",
+        TPU_GRID,
+        "axis=(0, 2), initial=1)",
+        "axis=(0, 2), initial=0)",
+        ("test_tpu.py visits_needed_tiles_once QueryMajor",),
+    ),
+    Fault(
+        "tpu-unvisited-diagonals-are-not-zero",
+        "distances that no query sees get whatever lay in memory as gradient",
+        TPU_TABLE,
+        "visited = (ahead >= 0) & (ahead < order.count)",
+        "visited = ahead >= 0",
+        ("test_tpu.py equal_the_reference t5-aligned",),
     ),
     Fault(
         "tpu-gradient-of-a-feature-is-a-numbers",

@@ -30,7 +30,7 @@ BLOCKS = (512, 256, 128)  # powers of two: tiles of a table are made by doubling
 HEAD_DIMS = (64, 128, 256)
 DTYPES = ("bfloat16", "float32")
 OLDEST = (0, 10)  # JAX
-_MAX_BOUNDS = 2**17  # half of the 2**20 bytes of memory for scalars
+_MAX_PREFETCHED = 2**17  # half of the 2**20 bytes of memory for scalars
 
 
 class Tpu(Device):
@@ -55,11 +55,12 @@ class Tpu(Device):
         batch, heads, q_len, _ = call.q.shape
         size = self.block(call)
         q_blocks, k_blocks = -(-q_len // size), -(-call.k.shape[2] // size)
-        bounds = 2 * batch * heads * (q_blocks + k_blocks)
-        if bounds > _MAX_BOUNDS:
+        # Ranges of blocks, and a walk over all heads.
+        count = 2 * heads * (batch * (q_blocks + k_blocks) + max(q_blocks, k_blocks))
+        if count > _MAX_PREFETCHED:
             return (
-                f"batch {batch}, {heads} heads and {q_blocks} + {k_blocks} blocks need {bounds} "
-                f"bounds of blocks, kernels for TPUs take up to {_MAX_BOUNDS}"
+                f"batch {batch}, {heads} heads and {q_blocks} + {k_blocks} blocks need {count} "
+                f"integers before a kernel starts, kernels for TPUs take up to {_MAX_PREFETCHED}"
             )
         return None
 

@@ -34,7 +34,7 @@ def forward(
     named = named_operands(operands, integers)
     outputs = run_grid(
         _forward,
-        QueryMajor(plan, operands, integers),
+        QueryMajor(plan, integers),
         named,
         {
             "out": array_type((*q.shape[:3], v.shape[3]), q.dtype),

@@ -1,8 +1,10 @@
 """The order in which kernels for TPUs visit tiles: which blocks a step has, and what it fetches.
 
 The ranges ``first .. end - 1`` of needed blocks are prefetched scalars, which the index maps read.
-A step outside of its range takes the index of the nearest needed block. Pallas fetches a block only
-if its index changes, so this step fetches nothing.
+A step is not free even if it does nothing. So the last axis of a grid is as long as needed, a
+traced number: it joins the heads, and each has the steps of its longest range. A head whose bias
+decays fast takes few. A step after the end of its range takes the index of the last block. Pallas
+fetches a block only if its index changes, so this step fetches nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from posenc_jax.fused.plan import Integers, Operands, Plan
+from posenc_jax.fused.plan import Integers, Plan
 
 Refs = dict[str, Any]
 Kernel = Callable[["GridOrder", "Step", Refs, Refs, Refs], None]
@@ -57,22 +59,22 @@ class GridOrder(ABC):
     plan, heads
         The plan of the call, and its number of query heads.
     grid
-        The shape of the grid.
+        The shape of the grid; one axis is as long as the needed blocks ask for, a traced number.
     sequential
         How many of the last axes of the grid add to the same results.
-    bounds
-        The ranges of needed blocks, in one flat array.
+    prefetched
+        Integers that say which blocks a step has, each array flat.
     """
 
     plan: Plan
     heads: int
-    grid: tuple[int, ...]
+    grid: tuple[Any, ...]
     sequential: ClassVar[int] = 1
-    bounds: Array
+    prefetched: dict[str, Array]
 
     @abstractmethod
-    def step(self, bounds: Any, *ids: Any) -> Step:
-        """The step at some indices of the grid, reading its range from ``bounds``."""
+    def step(self, prefetched: Refs, *ids: Any) -> Step:
+        """The step at some indices of the grid."""
 
     def table_row(self, step: Step) -> Any:
         """The first of the two rows of a table that a tile reads."""
@@ -80,41 +82,44 @@ class GridOrder(ABC):
 
 
 class QueryMajor(GridOrder):
-    """For each block of queries, all blocks of keys."""
+    """For each block of queries, all heads, and for each its range of blocks of keys."""
 
-    def __init__(self, plan: Plan, operands: Operands, integers: Integers) -> None:
-        self.plan, (batch, self.heads) = plan, operands.q.shape[:2]
-        self.grid = (batch, self.heads, plan.q_blocks, plan.k_blocks)
-        self.bounds = integers.key_ranges.reshape(-1)
+    def __init__(self, plan: Plan, integers: Integers) -> None:
+        self.plan, (self.batch, self.heads) = plan, integers.key_ranges.shape[1:3]
+        steps, walk = _walk_heads(integers.key_ranges, plan.k_blocks)
+        self.grid = (self.batch, plan.q_blocks, steps)
+        self.prefetched = {**walk, "key_ranges": integers.key_ranges.reshape(-1)}
 
-    def step(self, bounds: Any, *ids: Any) -> Step:
-        b, h, i, j = ids
-        batch, heads, q_blocks, k_blocks = self.grid
-        first, end = _range(bounds, (batch, heads, q_blocks), b, h, i)
-        needed = (first <= j) & (j < end)
-        return Step(b, h, i, _nearest(j, first, end), needed, j == 0, j == k_blocks - 1)
+    def step(self, prefetched: Refs, *ids: Any) -> Step:
+        b, i, n = ids
+        h, n = prefetched["head"][n], prefetched["place"][n]
+        shape = self.batch, self.heads, self.plan.q_blocks
+        first, end = _range(prefetched["key_ranges"], shape, b, h, i)
+        k_block, in_range, is_last = _block_at(n, first, end)
+        return Step(b, h, i, k_block, in_range, n == 0, is_last)
 
 
 class KeyMajor(GridOrder):
-    """For each block of keys, all blocks of queries."""
+    """For each block of keys, all heads, and for each its range of blocks of queries."""
 
-    def __init__(self, plan: Plan, operands: Operands, integers: Integers) -> None:
-        self.plan, (batch, self.heads) = plan, operands.q.shape[:2]
-        self.grid = (batch, self.heads, plan.k_blocks, plan.q_blocks)
-        ranges = integers.query_ranges, integers.key_ranges
-        self.bounds = jnp.concatenate([each.reshape(-1) for each in ranges])
+    def __init__(self, plan: Plan, integers: Integers) -> None:
+        self.plan, (self.batch, self.heads) = plan, integers.key_ranges.shape[1:3]
+        steps, walk = _walk_heads(integers.query_ranges, plan.q_blocks)
+        self.grid = (self.batch, plan.k_blocks, steps)
+        ranges = {name: getattr(integers, name) for name in ("query_ranges", "key_ranges")}
+        self.prefetched = {**walk, **{name: each.reshape(-1) for name, each in ranges.items()}}
 
-    def step(self, bounds: Any, *ids: Any) -> Step:
-        b, h, j, i = ids
-        batch, heads, k_blocks, q_blocks = self.grid
-        first, end = _range(bounds, (batch, heads, k_blocks), b, h, j)
-        q_block = _nearest(i, first, end)
-        low, high = _range(
-            bounds, (batch, heads, q_blocks), b, h, q_block, start=2 * batch * heads * k_blocks
-        )
+    def step(self, prefetched: Refs, *ids: Any) -> Step:
+        b, j, n = ids
+        h, n = prefetched["head"][n], prefetched["place"][n]
+        shape = self.batch, self.heads, self.plan.k_blocks
+        first, end = _range(prefetched["query_ranges"], shape, b, h, j)
+        q_block, in_range, is_last = _block_at(n, first, end)
+        shape = self.batch, self.heads, self.plan.q_blocks
+        low, high = _range(prefetched["key_ranges"], shape, b, h, q_block)
         # The forward kernel computes no tile outside of the range of a query block.
-        needed = (first <= i) & (i < end) & (low <= j) & (j < high)
-        return Step(b, h, q_block, j, needed, i == 0, i == q_blocks - 1)
+        needed = in_range & (low <= j) & (j < high)
+        return Step(b, h, q_block, j, needed, n == 0, is_last)
 
     def table_row(self, step: Step) -> Any:
         """As in ``GridOrder``, but of a flipped table."""
@@ -122,42 +127,78 @@ class KeyMajor(GridOrder):
 
 
 class Diagonal(GridOrder):
-    """For each diagonal of tiles, all batches, and in each all tiles of the diagonal."""
+    """For each diagonal with a needed tile, all batches, and in each all tiles of the diagonal.
+
+    These diagonals are ``first`` and the next ones, ``count`` in all.
+    """
 
     sequential = 2
 
-    def __init__(self, plan: Plan, operands: Operands, integers: Integers) -> None:
-        self.plan, (self.batch, self.heads) = plan, operands.q.shape[:2]
+    def __init__(self, plan: Plan, integers: Integers) -> None:
+        self.plan, (self.batch, self.heads) = plan, integers.key_ranges.shape[1:3]
+        first, end = integers.key_ranges
+        # The diagonal of a tile: 0 has the last block of queries and the first block of keys.
+        before = plan.q_blocks - 1 - jnp.arange(plan.q_blocks, dtype=jnp.int32)
         diagonals = plan.q_blocks + plan.k_blocks - 1
-        self.grid = (self.heads, diagonals, self.batch, min(plan.q_blocks, plan.k_blocks))
-        self.bounds = integers.key_ranges.reshape(-1)
+        self.first = jnp.min(jnp.where(first < end, before + first, diagonals - 1))
+        after = jnp.max(jnp.where(first < end, before + end, 0))
+        self.count = jnp.maximum(after - self.first, 1)
+        self.grid = (self.heads, self.count, self.batch, min(plan.q_blocks, plan.k_blocks))
+        self.prefetched = {
+            "key_ranges": integers.key_ranges.reshape(-1),
+            "first": self.first.reshape(1),
+        }
 
-    def step(self, bounds: Any, *ids: Any) -> Step:
-        h, d, b, t = ids
+    @staticmethod
+    def diagonal(prefetched: Refs, *ids: Any) -> Any:
+        """Which diagonal a step is on."""
+        return prefetched["first"][0] + ids[1]
+
+    def step(self, prefetched: Refs, *ids: Any) -> Step:
+        h, _, b, t = ids
         q_blocks, k_blocks = self.plan.q_blocks, self.plan.k_blocks
-        ahead = d - (q_blocks - 1)
+        ahead = self.diagonal(prefetched, *ids) - (q_blocks - 1)
         i = t + jnp.maximum(-ahead, 0)
         exists = (i < q_blocks) & (i + ahead < k_blocks)
         i = jnp.where(exists, i, 0)
-        first, end = _range(bounds, (self.batch, self.heads, q_blocks), b, h, i)
+        shape = self.batch, self.heads, q_blocks
+        first, end = _range(prefetched["key_ranges"], shape, b, h, i)
         needed = exists & (first <= i + ahead) & (i + ahead < end)
         is_first, is_last = (t == 0) & (b == 0), (t == self.grid[3] - 1) & (b == self.batch - 1)
         q_block, k_block = jnp.where(needed, i, 0), jnp.where(needed, i + ahead, 0)
         return Step(b, h, q_block, k_block, needed, is_first, is_last)
 
 
-def _range(
-    bounds: Any, shape: tuple[int, int, int], b: Any, h: Any, i: Any, start: int = 0
-) -> tuple[Any, Any]:
-    """First and end, from an array ``(2, *shape)`` that begins at ``bounds[start]``, flat."""
+def _range(ranges: Any, shape: tuple[int, int, int], b: Any, h: Any, i: Any) -> tuple[Any, Any]:
+    """First and end, from an array ``(2, *shape)``, flat."""
     batch, heads, count = shape
-    at = start + (b * heads + h) * count + i
-    return bounds[at], bounds[at + batch * heads * count]
+    at = (b * heads + h) * count + i
+    return ranges[at], ranges[at + batch * heads * count]
 
 
-def _nearest(j: Any, first: Any, end: Any) -> Any:
-    """The needed block nearest to ``j``; block 0 if none is needed."""
-    return jnp.minimum(jnp.maximum(j, first), jnp.maximum(end, 1) - 1)
+def _walk_heads(ranges: Array, blocks: int) -> tuple[Array, dict[str, Array]]:
+    """The number of steps of all heads, and of each step its head and its place in its range.
+
+    A head has as many steps as its longest range has blocks. It has at least one, because a result
+    to which no tile adds is written, too. All integers have 32 bits, as a grid demands.
+    """
+    heads = ranges.shape[2]
+    lengths = jnp.max(ranges[1] - ranges[0], axis=(0, 2), initial=1)
+    ends = jnp.cumsum(lengths, dtype=jnp.int32)
+    head = jnp.repeat(
+        jnp.arange(heads, dtype=jnp.int32), lengths, total_repeat_length=heads * blocks
+    )
+    place = jnp.arange(heads * blocks, dtype=jnp.int32) - (ends - lengths)[head]
+    return ends[-1], {"head": head, "place": place}
+
+
+def _block_at(n: Any, first: Any, end: Any) -> tuple[Any, Any, Any]:
+    """The block at place ``n`` of a range, whether it is in the range, and whether it is the last.
+
+    After the end it stays at the last block. An empty range has one place, at any block.
+    """
+    block = jnp.minimum(first + n, jnp.maximum(end, 1) - 1)
+    return block, n < end - first, n == jnp.maximum(end - first, 1) - 1
 
 
 def run_grid(
@@ -194,15 +235,15 @@ def run_grid(
         name=f"posenc{kernel.__name__}",
     )
     outputs: dict[str, Array]
-    (outputs,) = call(order.bounds, dict(operands))
+    (outputs,) = call(order.prefetched, dict(operands))
     return outputs
 
 
 def _run_step(
-    kernel: Kernel, order: GridOrder, bounds: Any, ins: Refs, outs: Refs, scratch: Refs
+    kernel: Kernel, order: GridOrder, prefetched: Refs, ins: Refs, outs: Refs, scratch: Refs
 ) -> None:
     ids = [pl.program_id(axis) for axis in range(len(order.grid))]
-    kernel(order, order.step(bounds, *ids), ins, outs, scratch)
+    kernel(order, order.step(prefetched, *ids), ins, outs, scratch)
 
 
 def _spec(order: GridOrder, name: str, array: Any) -> Any:
@@ -214,10 +255,11 @@ def _spec(order: GridOrder, name: str, array: Any) -> Any:
     heads, size = array.shape[1], order.plan.block
 
     def index(*args: Any) -> Any:
-        *ids, bounds = args
-        step = order.step(bounds, *ids)
+        *ids, prefetched = args
+        step = order.step(prefetched, *ids)
         if name == "line":
-            return ids[0], ids[1], 0, 0
+            assert isinstance(order, Diagonal)
+            return step.head, order.diagonal(prefetched, *ids), 0, 0
         if name in ("low", "high"):
             return step.head, order.table_row(step) + (name == "high"), 0, 0
         block = step.k_block if name in PER_KEY else step.q_block

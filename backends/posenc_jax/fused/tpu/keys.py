@@ -40,7 +40,7 @@ def d_keys(
     named = named_operands(operands, integers, residuals, flipped=True)
     outputs = run_grid(
         _d_keys,
-        KeyMajor(plan, operands, integers),
+        KeyMajor(plan, integers),
         named,
         {
             "d_k": array_type((*k_shape, q.shape[3]), q.dtype),

@@ -38,7 +38,7 @@ def d_queries(
     named = named_operands(operands, integers, residuals)
     outputs = run_grid(
         _d_queries,
-        QueryMajor(plan, operands, integers),
+        QueryMajor(plan, integers),
         named,
         {
             "d_q": array_type(q.shape, q.dtype),

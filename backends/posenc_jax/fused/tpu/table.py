@@ -25,8 +25,9 @@ def d_table(
 ) -> Array:
     """As ``Kernels.d_table``."""
     assert operands.table is not None
-    order, block = Diagonal(plan, operands, integers), plan.block
-    heads, diagonals = order.grid[:2]
+    q = operands.q
+    order, block = Diagonal(plan, integers), plan.block
+    heads, diagonals = q.shape[1], plan.q_blocks + plan.k_blocks - 1
     named = named_operands(operands, integers, residuals)
     outputs = run_grid(
         _d_table,
@@ -36,8 +37,10 @@ def d_table(
         {"columns": column_scratch(named, PER_QUERY, block)},
         interpreted=interpreted,
     )
+    ahead = jnp.arange(diagonals)[:, None, None] - order.first
+    visited = (ahead >= 0) & (ahead < order.count)
     # Diagonal ``d`` has rows ``d`` and ``d + 1`` of the table.
-    lines = outputs["line"].reshape(heads, diagonals, 2, block)
+    lines = jnp.where(visited, outputs["line"].reshape(heads, diagonals, 2, block), 0.0)
     low, high = (jnp.pad(lines[:, :, row], ((0, 0), (row, 1 - row), (0, 0))) for row in (0, 1))
     return low + high
 
