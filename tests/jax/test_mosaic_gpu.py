@@ -1,6 +1,7 @@
 """The kernels for Hopper GPUs, interpreted against the reference; and which calls are refused."""
 
 import re
+import types
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -200,6 +201,21 @@ def test_other_gpus_are_refused():
         assert jax.__version__ in mosaic_gpu.DEVICE.unsupported(HOPPER)
     else:
         assert mosaic_gpu.DEVICE.unsupported(HOPPER) is None
+
+
+@pytest.mark.parametrize("reported", [12060, 12080, 12090, 13000, None])
+def test_a_cuda_that_miscompiles_masks_is_refused(monkeypatch, reported):
+    """Except by the interpreter. A version that JAX does not report is not refused."""
+    versions = types.SimpleNamespace(cuda_runtime_get_version=lambda: reported)
+    monkeypatch.setattr("jax._src.lib.cuda_versions", reported and versions)
+    monkeypatch.setattr(mosaic_gpu, "OLDEST", (0, 0))  # whichever JAX this is
+    assert mosaic_gpu.DEVICE.unsupported(INTERPRETED) is None
+    why = mosaic_gpu.DEVICE.unsupported(HOPPER)
+    if reported in (12080, 12090):
+        assert f"this is CUDA 12.{reported % 1000 // 10};" in why
+        assert "need CUDA 13" in why
+    else:
+        assert why is None
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,7 @@ ON_TPU, TPU_TILE, TPU_GRID, TPU_TABLE = (
     "backends/posenc_jax/fused/tpu/grid.py",
     "backends/posenc_jax/fused/tpu/table.py",
 )
-ON_HOPPER = "backends/posenc_jax/fused/mosaic_gpu/tile.py"
+HOPPER = "backends/posenc_jax/fused/mosaic_gpu/__init__.py"
 FLEX, SIGHT = (
     "backends/posenc_torch/flex/implementation.py",
     "backends/posenc_torch/flex/block_mask.py",
@@ -1647,6 +1647,14 @@ _FUSED = (
         "if len(names) > 1:",
         "if len(names) > 2:",
         ("test_fused.py do_not_read_are_refused two",),
+    ),
+    Fault(
+        "hopper-on-cuda-12-9",
+        "a ptxas that compiles masks wrongly is trusted",
+        HOPPER,
+        "MISCOMPILING = ((12, 8), (12, 9))",
+        "MISCOMPILING = ((12, 8),)",
+        ("test_mosaic_gpu.py cuda_that_miscompiles",),
     ),
     Fault(
         "chunked-logsumexp-without-a-gradient",

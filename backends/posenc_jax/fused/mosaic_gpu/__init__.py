@@ -12,13 +12,16 @@ import jax
 from posenc.backend import Call
 from posenc_jax.fused.devices import Device
 from posenc_jax.fused.gradients import Kernels
-from posenc_jax.fused.mosaic_gpu.jax_version import OLDEST
+from posenc_jax.fused.mosaic_gpu.jax_version import OLDEST, cuda_runtime
 from posenc_jax.fused.plan import Plan, trace_bias_reads
 from posenc_jax.fused.target import Target
 
 HEAD_DIMS = (64, 128)
 DTYPES = ("bfloat16", "float16")
 BLOCK = 128
+# Their ptxas compiles causal masks wrongly, says JAX's own attention for Hopper, and refuses them.
+# 12.9.1 is right, but reports the same version as 12.9.0.
+MISCOMPILING = ((12, 8), (12, 9))
 
 
 class Hopper(Device):
@@ -31,6 +34,12 @@ class Hopper(Device):
             return (
                 "kernels for GPUs use wgmma instructions of compute capability 9.x (Hopper); "
                 f"this GPU has {target.capability or 'none that JAX reports'}"
+            )
+        cuda = None if target.interpreted else cuda_runtime()
+        if cuda in MISCOMPILING:
+            return (
+                f"this is CUDA {cuda[0]}.{cuda[1]}; ptxas of CUDA 12.8 and 12.9.0 compiles masks "
+                "wrongly. Kernels for GPUs need CUDA 13 or newer, or a version before 12.8"
             )
         return None
 

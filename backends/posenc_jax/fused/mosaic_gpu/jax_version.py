@@ -22,3 +22,18 @@ if jax.__version_info__[:2] >= OLDEST:
 
     WGMMA = plgpu.Layout.WGMMA
     ROW_LAYOUT, COLUMN_LAYOUT = WGMMA.reduce(1), WGMMA.reduce(0)
+
+
+def cuda_runtime() -> tuple[int, int] | None:
+    """Version of the CUDA that JAX uses, as (12, 9); None if JAX does not say.
+
+    There is no third number: CUDA reports 12.9.0 and 12.9.1 alike.
+    """
+    try:
+        # JAX has no public name for it.
+        from jax._src.lib import cuda_versions
+
+        version = int(cuda_versions.cuda_runtime_get_version())  # type: ignore[union-attr]
+    except (ImportError, AttributeError, RuntimeError):  # no CUDA, another JAX, no library
+        return None
+    return version // 1000, version % 1000 // 10
