@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, settings
 # Torch on two threads is ten times slower beside other load; read when a framework is imported.
 for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(variable, "1")
-# Threads of XLA on a CPU: an interpreted GPU kernel waits in as many as it has warpgroups.
+# Threads of XLA on a CPU, otherwise one per core. An interpreted GPU kernel blocks one for itself
+# and one per warpgroup; with two threads it hangs now and then.
 os.environ.setdefault("NPROC", "8")
 
 settings.register_profile(
