@@ -78,7 +78,7 @@ def forward(
             return out, higher, total
 
         start = (zeros(ROWS, dim), zeros(ROWS) + MIN_SCORE_BASE_2, zeros(ROWS))
-        out, highest, total = run_steps(warpgroup, loop.streams, absorb, start, ping_pong)
+        out, highest, total = run_steps(loop.steps, absorb, start, ping_pong)
         positive = jnp.where(total == 0, 1.0, total)
         q[...] = (out * broadcast(1 / positive, 0, out.shape)).astype(dtype)
         logsumexp = scratch.own["logsumexp"].at[warpgroup]

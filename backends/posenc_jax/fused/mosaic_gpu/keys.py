@@ -91,7 +91,7 @@ def d_keys(
             scratch.own["d_feature"].at[warpgroup][...] = zeros(ROWS)
             plgpu.commit_smem()
         start = zeros(ROWS, dim), zeros(ROWS, dim)
-        d_k, d_v = run_steps(warpgroup, loop.streams, absorb, start)
+        d_k, d_v = run_steps(loop.steps, absorb, start)
         k[...] = (d_k * plan.scale).astype(dtype)
         v[...] = d_v.astype(dtype)
         plgpu.commit_smem()

@@ -15,6 +15,7 @@ from jax import Array, lax
 from posenc_jax.fused.gradients import Residuals
 from posenc_jax.fused.mosaic_gpu.jax_version import WGMMA, plgpu
 from posenc_jax.fused.mosaic_gpu.operands import (
+    MATRICES,
     PER_KEY,
     PER_QUERY,
     Buffer,
@@ -141,8 +142,10 @@ class Loop(NamedTuple):
         Index of the first token that streams.
     rows
         The kept arrays, by name, in shared memory.
+    steps
+        How many blocks stream.
     streams
-        One for each of ``arrangement.streams``.
+        One for each of ``arrangement.streams``, begun.
     head_scalars
         The scalars of the bias for this head.
     interpreter_scratch
@@ -155,6 +158,7 @@ class Loop(NamedTuple):
     start: Any
     first: Any
     rows: Mapping[str, Any]
+    steps: Any
     streams: tuple[Stream, ...]
     head_scalars: list[Any]
     interpreter_scratch: Any
@@ -186,7 +190,7 @@ class Loop(NamedTuple):
 def prologue(
     arrangement: Arrangement, warpgroup: Any, refs: Mapping[str, Any], scratch: Scratch
 ) -> Loop:
-    """Find the blocks that a program needs, and fetch its rows."""
+    """Find the blocks that a program needs, begin its streams, and fetch its rows."""
     plan, columns = arrangement.plan, arrangement.columns
     heads, kv_heads = (arrangement.arrays[name].shape[2] for name in ("q", "k"))
     program = Program(
@@ -205,13 +209,24 @@ def prologue(
         return program.blocks(name, first, columns)
 
     streams = tuple(
-        Stream({name: source(name) for name in names}, steps, *buffers)
+        Stream(
+            {name: source(name) for name in names},
+            steps,
+            warpgroup,
+            not set(names) <= set(MATRICES),
+            *buffers,
+        )
         for names, buffers in zip(arrangement.streams, scratch.streams, strict=True)
     )
     start = block * plan.block + warpgroup * ROWS
     rows = {name: buffer.at[warpgroup] for name, buffer in scratch.rows.items()}
     copies = [(program.tokens(name, start, ROWS), rows[name]) for name in arrangement.rows]
-    fetch(copies, scratch.rows_arrived.at[warpgroup])
+
+    def begin_streams() -> None:
+        for stream in streams:
+            stream.begin()
+
+    fetch(copies, scratch.rows_arrived.at[warpgroup], meanwhile=begin_streams)
     return Loop(
         arrangement=arrangement,
         program=program,
@@ -219,6 +234,7 @@ def prologue(
         start=start,
         first=first,
         rows=rows,
+        steps=steps,
         streams=streams,
         head_scalars=program.head_scalars(plan),
         interpreter_scratch=(

@@ -89,7 +89,7 @@ def d_queries(
             return d_q, *sums
 
         start = (zeros(ROWS, dim), *(zeros(ROWS) for _ in range(count)))
-        d_q, *sums = run_steps(warpgroup, loop.streams, absorb, start)
+        d_q, *sums = run_steps(loop.steps, absorb, start)
         q[...] = (d_q * plan.scale).astype(dtype)
         for buffer, row_sums in zip(scratch.own["sums"], sums, strict=True):
             buffer.at[warpgroup][...] = row_sums

@@ -17,23 +17,36 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 
 from posenc_jax.fused.mosaic_gpu.jax_version import plgpu
+from posenc_jax.fused.mosaic_gpu.tile import keep_apart
 
 WARPGROUPS = 2
 STAGES = 2  # slots of a ring buffer
-# The last warpgroup makes the copies. In the forward kernel it runs half a step behind the other,
-# so it need not wait for a free slot.
+# Makes the copies. In the forward kernel it runs half a step behind the other warpgroup, so it need
+# not wait for a free slot.
 _LAST = WARPGROUPS - 1
 
 
 class Stream(NamedTuple):
     """Blocks of several arrays that arrive together, in a ring buffer in shared memory.
 
+    The last warpgroup makes the copies: of the first ``STAGES`` steps at the beginning, and then of
+    step ``i + STAGES`` as soon as all warpgroups have released step ``i``.
+
+    A slot is in turn filled and freed, so both of its barriers complete one phase per use. Each
+    reader waits for every phase of ``ready``. The last warpgroup waits for every phase of ``free``
+    but the last one of each slot, after which nothing is copied. So no barrier is ever a whole
+    phase ahead of one who waits for it; hardware tells only odd phases from even ones.
+
     Attributes
     ----------
     sources
         By name, a function from a step to its block in global memory.
     steps
-        The number of steps.
+        The number of steps, which may be 0.
+    warpgroup
+        Which warpgroup this is.
+    loads
+        Whether any block is loaded into registers, and not only multiplied.
     buffers
         By name, shared memory for one block per slot.
     ready, free
@@ -42,14 +55,16 @@ class Stream(NamedTuple):
 
     sources: Mapping[str, Callable[[Any], Any]]
     steps: Any
+    warpgroup: Any
+    loads: bool
     buffers: Mapping[str, Any]
     ready: Any
     free: Any
 
     def begin(self) -> None:
-        """Copy what the first step needs."""
-        for step in range(STAGES - 1):
-            self._copy(jnp.int32(step))
+        """Fill all slots."""
+        for slot in range(STAGES):
+            self._copy(jnp.int32(slot), slot)
 
     def wait(self, step: Any) -> dict[str, Any]:
         """The blocks of a step, once they have arrived."""
@@ -58,22 +73,18 @@ class Stream(NamedTuple):
         return {name: buffer.at[slot] for name, buffer in self.buffers.items()}
 
     def release(self, step: Any) -> None:
-        """Free the slot of a step."""
+        """End this warpgroup's reads of a step. When all have ended, its slot is filled again."""
+        if self.loads:
+            plgpu.commit_smem()  # ordinary loads, before a copy writes there
         plgpu.barrier_arrive(self.free.at[_slot(step)])
-
-    def advance(self, step: Any) -> None:
-        """At the start of a step: copy what a later one needs, once its slot is free."""
-        self._copy(step + (STAGES - 1))
-
-    def _copy(self, step: Any) -> None:
+        step = keep_apart(step)  # so that addresses of the copy take no registers earlier
         slot = _slot(step)
+        self._copy(step + STAGES, slot, lambda: plgpu.barrier_wait(self.free.at[slot]))
 
-        @pl.when(step < self.steps)
+    def _copy(self, step: Any, slot: Any, before: Callable[[], None] = lambda: None) -> None:
+        @pl.when((self.warpgroup == _LAST) & (step < self.steps))
         def _() -> None:
-            @pl.when(step >= STAGES)
-            def _() -> None:
-                plgpu.barrier_wait(self.free.at[slot])
-
+            before()
             for name, source in self.sources.items():
                 buffer = self.buffers[name].at[slot]
                 plgpu.copy_gmem_to_smem(source(step), buffer, self.ready.at[slot])
@@ -126,40 +137,24 @@ class PingPong(NamedTuple):
 
 
 def run_steps(
-    warpgroup: Any,
-    streams: tuple[Stream, ...],
-    step: Callable[[Any, Any], Any],
-    carry: Any,
-    ping_pong: PingPong | None = None,
+    steps: Any, step: Callable[[Any, Any], Any], carry: Any, ping_pong: PingPong | None = None
 ) -> Any:
-    """``carry = step(i, carry)`` for every step of streams that all warpgroups read."""
-
-    @pl.when(warpgroup == _LAST)
-    def _() -> None:
-        for stream in streams:
-            stream.begin()
-
-    if ping_pong is not None:  # after the first copies, which the other warpgroup waits for
+    """``carry = step(i, carry)`` for every step."""
+    if ping_pong is not None:
         ping_pong.begin()
-
-    def body(i: Any, carry: Any) -> Any:
-        @pl.when(warpgroup == _LAST)
-        def _() -> None:
-            for stream in streams:
-                stream.advance(i)
-
-        return step(i, carry)
-
-    carry = lax.fori_loop(jnp.int32(0), streams[0].steps, body, carry)
+    carry = lax.fori_loop(jnp.int32(0), steps, step, carry)
     if ping_pong is not None:
         ping_pong.end()
     return carry
 
 
-def fetch(copies: list[tuple[Any, Any]], barrier: Any) -> None:
-    """Copy each source to its target in shared memory, and wait for all."""
+def fetch(
+    copies: list[tuple[Any, Any]], barrier: Any, meanwhile: Callable[[], None] = lambda: None
+) -> None:
+    """Copy each source to its target in shared memory, run ``meanwhile``, and wait for all."""
     for source, target in copies:
         plgpu.copy_gmem_to_smem(source, target, barrier)
+    meanwhile()
     plgpu.barrier_wait(barrier)
 
 
@@ -189,6 +184,6 @@ def launch(
         num_threads=WARPGROUPS,
         thread_name="warpgroup",
         compiler_params=plgpu.CompilerParams(approx_math=True),
-        interpret=plgpu.InterpretGPUParams() if interpreted else False,
+        interpret=plgpu.InterpretGPUParams(detect_races=True) if interpreted else False,
     )(*arrays.values())
     return dict(zip(results, outputs, strict=True))
