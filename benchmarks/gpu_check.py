@@ -5,7 +5,7 @@
 First every implementation is compared with the reference in float64, for every scheme and kind of
 call: results and all gradients. Then forward, backward and memory are measured from 1 k to 128 k
 tokens, with interleaved runs, and results and gradients of some heads are compared with float64
-there too. A table of goals is printed first: met, missed, or not measured and why.
+there too. Goals are told with the result: met, missed, or not measured and why.
 
 The exit code is 1 if an implementation is wrong or fails, or a baseline of the goals does. One JSON
 file holds all of it. It is written as results come, so a run that is stopped leaves a valid file.
@@ -25,8 +25,7 @@ import platform
 import secrets
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,63 +71,67 @@ def main(arguments: Sequence[str] | None = None) -> int:
     }
     folder = Path(os.environ.get("OUT") or HERE / "results")
     out = options.out or folder / f"{options.framework}-{runner.name}.json"
-    _measure(result, runner, options, seed, out)
-    print("\n" + "\n".join(result["report"]))
-    print(f"\n{out}")
+    writer = Writer(result, out, runner, options)
+    try:
+        _measure(result, runner, options, seed, writer.write)
+    finally:  # also after an error that ends everything, such as one of the device
+        writer.write(now=True)
+        # The goals come last here, because what shows output may show only its end.
+        print("\n".join(["", *_tables(result), "", *_summary(result), "", str(out)]))
     return int(result["counts"]["bad"] > 0)
 
 
 class Writer:
-    """Writes the result with its summary, in at most a twentieth of the time."""
+    """Completes the result with its summary and writes it, in at most a twentieth of the time."""
 
     def __init__(
-        self,
-        result: dict[str, Any],
-        out: Path,
-        goals: Sequence[ratios.Goal],
-        lengths: Sequence[int],
+        self, result: dict[str, Any], out: Path, runner: Any, options: argparse.Namespace
     ) -> None:
         self._result, self._out = result, out
-        self._ratios = partial(ratios.ratios, goals=goals, lengths=lengths)
+        self._goals = () if options.only == "correctness" else runner.goals
+        self._lengths = runner.settings.lengths
         self._begun, self._next = time.monotonic(), 0.0
 
-    def write(self, *, now: bool = False, unfinished: Sequence[dict[str, Any]] = ()) -> None:
-        """Write, if it is time or must be now; ``unfinished`` timings belong to the result too."""
-        begun = time.monotonic()
+    def write(self, *, now: bool = False) -> None:
+        """Write, if it is time or must be now."""
+        begun, result = time.monotonic(), self._result
         if begun < self._next and not now:
             return
-        shown = self._result | {"timings": [*self._result["timings"], *unfinished]}
-        shown["ratios"] = self._ratios(shown["timings"])
-        shown["counts"] = _counts(shown)
-        shown["seconds"] = round(begun - self._begun, 1)
-        shown["report"] = _report(shown)
-        record.write(self._out, shown)
-        if not unfinished:
-            self._result.update(shown)
+        result["ratios"] = ratios.ratios(result["timings"], self._goals, self._lengths)
+        result["counts"] = _counts(result)
+        result["seconds"] = round(begun - self._begun, 1)
+        result["report"] = [*_summary(result), "", *_tables(result)]
+        record.write(self._out, result)
         self._next = time.monotonic() + (time.monotonic() - begun) / _WRITING_SHARE
 
 
 def _measure(
-    result: dict[str, Any], runner: Any, options: argparse.Namespace, seed: int, out: Path
+    result: dict[str, Any],
+    runner: Any,
+    options: argparse.Namespace,
+    seed: int,
+    write: Callable[[], None],
 ) -> None:
-    """Fill the result, and write it as its parts come."""
-    whole = Budget(60 * options.minutes)
-    goals = () if options.only == "correctness" else runner.goals
-    writer = Writer(result, out, goals, runner.settings.lengths)
-    writer.write(now=True)
-    both = options.only is None
+    """Fill the result; ``write()`` as its parts come."""
+    whole, both = Budget(60 * options.minutes), options.only is None
+    write()
     if options.only != "speed":
         budget = Budget(whole.left() * (_CORRECTNESS_SHARE if both else 1.0), runner.compiles)
         for row in _run_checks(runner, runner.plan(), budget, seed):
             result["checks"].append(row)
-            writer.write()
-        writer.write(now=True)
+            write()
     if options.only != "correctness":
+        finished: list[dict[str, Any]] = []
+
+        def on_part(rows: list[dict[str, Any]]) -> None:
+            result["timings"] = finished + rows
+            write()
+
         speed = runner.speed(Budget(whole.left() * (0.95 if both else 1.0), runner.compiles))
-        for row in speed.rows(lambda rows: writer.write(unfinished=rows)):
+        for row in speed.rows(on_part):
             _print(_timing(row))
-            result["timings"].append(row)
-        writer.write(now=True)
+            finished.append(row)
+        result["timings"] = finished
     missing = [n for n, row in enumerate(result["checks"]) if row["status"] == "not run"]
     if both and missing and not options.quick and whole.refuses() is None:
         # The remaining time goes to the checks that did not run.
@@ -136,8 +139,7 @@ def _measure(
         budget = Budget(whole.left(), runner.compiles)
         for n, row in zip(missing, _run_checks(runner, again, budget, seed), strict=True):
             result["checks"][n] = row
-            writer.write()
-    writer.write(now=True)
+            write()
 
 
 def _run_checks(
@@ -182,6 +184,7 @@ def _print(line: str) -> None:
 
 def _check(row: dict[str, Any]) -> str:
     what = " ".join(row[name] for name in ("implementation", "scheme", "layout", "dtype"))
+    what += " tf32" if row["tf32"] else ""
     errors = {
         name: error
         for name, error in row.get("errors", {}).items()
@@ -197,55 +200,68 @@ def _timing(row: dict[str, Any]) -> str:
     return f"{row['length']:>6} {row['variant']}: {', '.join(wrong + times) or row['reason']}"
 
 
-def _report(result: dict[str, Any]) -> list[str]:
-    """Lines: goals, what is wrong, what is not there and why, then all times and ratios."""
-    checks, timings = result["checks"], result["timings"]
-    lengths = sorted({row["length"] for row in timings})
+def _summary(result: dict[str, Any]) -> list[str]:
+    """Lines: counts, what is wrong, the goals, and what a reader of them must know."""
     counts = ", ".join(f"{name} {n}" for name, n in result["counts"].items())
-    wrong = [_check(row) for row in checks if row["status"] in _BAD] + [
+    wrong = [_check(row) for row in result["checks"] if row["status"] in _BAD] + [
         f"wrong    {row['variant']} at {row['length']}: {row['reason'] or row['errors']}"
-        for row in timings
+        for row in result["timings"]
         if _wrong(row)
     ]
+    goals = [row for row in result["ratios"] if row["least"] is not None]
     parts = [
         f"{counts}; {result['seconds']} s",
         *wrong,
-        *_goals(result["ratios"]),
+        *_ratios("goal: speed of ... relative to ...", goals),
+        *_missing(goals),
         *_choices(result["auto"]),
         *[f"absent   {name}: {reason}" for name, reason in result["absent"].items()],
-        *_remarks(timings),
+        *_remarks(result["timings"]),
     ]
-    for stage in ("forward", "step"):
-        rows = _by_variant(timings, stage, lengths)
-        if rows:
-            parts.append("\n" + record.table([f"{stage}, ms", *map(str, lengths)], rows))
     return "\n".join(parts).splitlines()
 
 
-def _goals(ratios: list[dict[str, Any]]) -> list[str]:
-    """A table of all goals, missed ones first, and why some were not measured."""
+def _tables(result: dict[str, Any]) -> list[str]:
+    """Lines: all times, and ratios without a goal."""
+    timings, parts = result["timings"], []
+    lengths = sorted({row["length"] for row in timings})
+    for stage in ("forward", "step"):
+        rows = _by_variant(timings, stage, lengths)
+        if rows:
+            parts += [record.table([f"{stage}, ms", *map(str, lengths)], rows), ""]
+    others = [row for row in result["ratios"] if row["least"] is None]
+    parts += [*_ratios("speed of ... relative to ...", others), *_missing(others)]
+    return "\n".join(parts).splitlines()
+
+
+def _ratios(title: str, ratios: list[dict[str, Any]]) -> list[str]:
+    """A table with a row per goal and stage, the worst first."""
     by_goal = collections.defaultdict(list)
     for row in ratios:
         by_goal[row["goal"], row["stage"]].append(row)
     lengths = sorted({row["length"] for row in ratios})
-    rows, reasons = [], collections.defaultdict(list)
+    rows = []
     for (goal, stage), some in by_goal.items():
         status = next(s for s in _WORST_FIRST if s in {row["status"] for row in some})
         values = {row["length"]: row.get("ratio") for row in some}
         own = [values.get(n) for n in lengths]
         rows.append((f"{goal}, {stage}", status, some[0]["least"], *own))
-        for row in some:
-            if row["status"] == "not measured":
-                reasons[row["reason"]].append(f"{goal}, {stage} at {row['length']}")
-    rows.sort(key=lambda row: (row[2] is None, _WORST_FIRST.index(row[1])))
-    if not rows:
-        return []
-    head = ["speed of ... relative to ...", "goal", "least", *map(str, lengths)]
-    why = [
+    rows.sort(key=lambda row: _WORST_FIRST.index(row[1]))
+    head = [title, "", "least", *map(str, lengths)]
+    return ["", record.table(head, rows), ""] if rows else []
+
+
+def _missing(ratios: list[dict[str, Any]]) -> list[str]:
+    """Why some goals were not measured."""
+    reasons = collections.defaultdict(list)
+    for row in ratios:
+        if row["status"] == "not measured":
+            reasons[row["reason"]].append(f"{row['goal']}, {row['stage']} at {row['length']}")
+    lines = [
         f"  {reason} ({goals[0]}{f' and {len(goals) - 1} more' if goals[1:] else ''})"
         for reason, goals in reasons.items()
     ]
-    return ["", record.table(head, rows), "", *(["not measured:", *why, ""] if why else [])]
+    return ["not measured:", *lines, ""] if lines else []
 
 
 def _choices(auto: dict[str, Any]) -> list[str]:

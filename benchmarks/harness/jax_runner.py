@@ -79,7 +79,7 @@ class FrameworkRunner:
 
     def auto(self) -> dict[str, Any]:
         """The implementation that each scheme gets by default, and why not the others."""
-        inputs = Inputs(16, 1024, 128, "bfloat16")
+        inputs = Inputs(16, self.settings.lengths[0], 128, "bfloat16")
         return {
             name: posenc_jax.explain(*inputs.tokens, scheme, inputs.params(name), causal=True)
             for name, scheme in inputs.schemes.items()

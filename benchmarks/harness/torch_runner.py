@@ -73,7 +73,7 @@ class FrameworkRunner:
 
     def auto(self) -> dict[str, Any]:
         """The implementation that each scheme gets by default, and why not the others."""
-        inputs = Inputs(16, 1024, 128, torch.bfloat16, self._device)
+        inputs = Inputs(16, self.settings.lengths[0], 128, torch.bfloat16, self._device)
         return {
             name: posenc_torch.explain(
                 *inputs.tokens, scheme, inputs.params(name, learns=True), causal=True

@@ -186,7 +186,13 @@ def _flex_call(inputs: Inputs, name: str, mod: Any, options: dict[str, Any]) -> 
     # Lengths are whole blocks; a kernel for any length would check each of them.
     own = {"IS_DIVISIBLE": True, **options}
     run = own_program(name)
-    return lambda: run(*inputs.tokens, mod, mask, own)
+
+    def call() -> Tensor:
+        if torch.is_grad_enabled() and inputs.q.device.type == "cpu":
+            raise NotImplementedError("FlexAttention has no backward pass on a CPU")
+        return run(*inputs.tokens, mod, mask, own)
+
+    return call
 
 
 def _attend(
