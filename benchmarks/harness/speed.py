@@ -158,8 +158,12 @@ class Timing(ABC):
         ``on_part`` gets the unfinished records of a length after each first call and each round.
         """
         lengths = self._settings.lengths
+        work = [
+            sum(not v.lengths or length in v.lengths for v in self._variants) for length in lengths
+        ]
         for number, length in enumerate(lengths):
-            yield from self._at(length, self._budget.left() / (len(lengths) - number), on_part)
+            share = self._budget.left() * work[number] / sum(work[number:])
+            yield from self._at(length, share, on_part)
 
     def _at(self, length: int, share: float, on_part: Callable[[list[Row]], None]) -> list[Row]:
         settings, end = self._settings, self._budget.left() - share

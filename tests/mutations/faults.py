@@ -1810,6 +1810,67 @@ _DASHBOARD = (
     ),
 )
 
+HARNESS = "benchmarks/harness"
+
+_GPU_CHECK = (
+    Fault(
+        "gpu-check-failed-baseline-passes",
+        "what a goal compares with crashes, and the exit code is 0",
+        "benchmarks/gpu_check.py",
+        '_JUDGED = ("ours", "baseline")',
+        '_JUDGED = ("ours",)',
+        ("test_gpu_check.py baseline_that_fails",),
+    ),
+    Fault(
+        "gpu-check-waiting-host-is-timed",
+        "a device that waits for its host looks several times slower than it is",
+        f"{HARNESS}/ratios.py",
+        'return "it makes the host wait" if waits(row, stage) else None',
+        "return None",
+        ("test_gpu_check.py in_which_the_host_waits",),
+    ),
+    Fault(
+        "gpu-check-gradients-of-queries-alone",
+        "wrong gradients of keys pass at every length that only timings have",
+        f"{HARNESS}/torch_speed.py",
+        'answers = _answers(stages, ["q", "k", "v", *params])',
+        'answers = _answers(stages, ["q"])',
+        ("test_gpu_check.py gradient_of_far_keys",),
+    ),
+    Fault(
+        "gpu-check-default-limit-of-compilations",
+        "on PyTorch 2.11 the baseline fails when it has compiled for a few kinds of calls",
+        f"{HARNESS}/torch_variants.py",
+        "config.patch(recompile_limit=_RECOMPILE_LIMIT):",
+        "config.patch(verbose=False):",
+        ("test_gpu_check.py own_limit",),
+    ),
+    Fault(
+        "gpu-check-stopped-run-loses-a-length",
+        "minutes of a device are lost when a run reaches its limit",
+        "benchmarks/gpu_check.py",
+        'result["timings"] = finished + rows',
+        'result["timings"] = finished',
+        ("test_gpu_check.py run_that_is_stopped",),
+    ),
+    Fault(
+        "gpu-check-only-other-kernels-first",
+        "in the time of one run hardly any kernel of this library is checked",
+        f"{HARNESS}/jax_runner.py",
+        'first=("pallas",)',
+        "first=()",
+        ("test_gpu_check_jax.py checked_first",),
+    ),
+    Fault(
+        "gpu-check-diagonals-off-by-one",
+        "gradients of a bias are compared with those of the next distance",
+        f"{HARNESS}/exact.py",
+        "[:, : n * (keys + n - 1)]",
+        "[:, 1 : n * (keys + n - 1) + 1]",
+        ("test_gpu_check.py compared_with_is_the_reference",),
+    ),
+)
+
 WORKERS = "posenc/study/workers.py"
 
 RUNNER = "posenc/study/runner.py"
@@ -2657,6 +2718,7 @@ FAULTS = (
     *_FUSED,
     *_NUMBERS,
     *_DASHBOARD,
+    *_GPU_CHECK,
     *_RUNTIME,
     *_UI,
     *_MODEL,
