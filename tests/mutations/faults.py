@@ -2266,6 +2266,22 @@ _LARGE = (
 
 _FLEX_CALLS = (
     Fault(
+        "flex-ranges-with-holes",
+        "a row that needs fewer blocks than the next: columns are no ranges, gradients lack rows",
+        "backends/posenc_torch/flex/ranges.py",
+        "first = first.flip(-1).cummin(-1).values.flip(-1).contiguous()",
+        "first = first.contiguous()",
+        ("test_flex.py rows_and_columns_need",),
+    ),
+    Fault(
+        "flex-ranges-under-a-window",
+        "the keys before a window are computed as if they were visible",
+        "backends/posenc_torch/flex/ranges.py",
+        "call.causal and call.window is None and call.mask is None",
+        "call.causal and call.mask is None",
+        ("test_flex.py other_masks_are_whole",),
+    ),
+    Fault(
         "flex-keys-taken-for-whole-blocks",
         "a GPU's kernel checks no end of the keys, and reads beyond it",
         "backends/posenc_torch/flex/kernel_options.py",

@@ -43,6 +43,7 @@ from posenc_torch.flex import implementation as flex
 from posenc_torch.flex import target
 from posenc_torch.flex.block_mask import BLOCK, BlockMaskInputs, TokenIntegers, mask_key
 from posenc_torch.flex.params import repeatedly_read_arrays
+from posenc_torch.flex.ranges import block_lists
 from posenc_torch.flex.score_mod import DistanceBias, scheme_key
 
 FLOAT32 = ATTENTION_TOL["float32"]
@@ -335,7 +336,7 @@ def test_a_cached_block_mask_serves_every_mode():
         with torch.inference_mode():
             posenc_torch.attention(q, k, v, posenc.ALiBi(HEADS), causal=True, implementation="flex")
         attend(SUBJECTS["t5"], "flex", arrays, causal=True)
-    mask = flex._plain_mask(300, 300, True, None, 0, q.device)
+    mask = flex._plain_mask(300, 300, True, None, 0, q.device, False)
     assert not any(a.is_inference() for a in mask.as_tuple() if isinstance(a, torch.Tensor))
 
 
@@ -720,12 +721,81 @@ def test_a_gpu_s_kernels_are_two_for_all_lengths():
     assert counter.graphs <= 3
 
 
+def test_ranges_are_what_rows_and_columns_need():
+    first = torch.tensor([[[0, 1, 0, 1, 4, 3, 6], [0, 0, 0, 0, 0, 0, 0]]], dtype=torch.int32)
+    lists = block_lists(first)
+    blocks = first.shape[-1]
+    # Rows 1 and 4 also take what the row after them needs.
+    monotone = torch.tensor([[0, 0, 0, 1, 3, 3, 6], [0] * blocks])
+    index = torch.arange(blocks)
+    needed = (index >= monotone[..., None]) & (index <= index[:, None])
+    for head in range(2):
+        for side, pairs in (("kv", needed[head]), ("q", needed[head].T)):
+            computed = torch.zeros(blocks, blocks, dtype=torch.int)
+            for name in (side, f"full_{side}"):
+                numbers, starts = lists[f"{name}_num_blocks"], lists[f"{name}_indices"]
+                for row, (number, start) in enumerate(
+                    zip(numbers[0, head].tolist(), starts[0, head, :, 0].tolist(), strict=True)
+                ):
+                    assert 0 <= start < blocks  # it is loaded even if the number is 0
+                    computed[row, start : start + number] += 1 if name == side else 2
+            # Each needed block once, and partly visible on the diagonal alone.
+            assert (computed == torch.where(index == index[:, None], 1, 2) * pairs).all()
+    # PyTorch 2.11 reads full lists with strides of the others, and takes all as contiguous.
+    for name, a in lists.items():
+        assert a.is_contiguous()
+        assert a.dtype == torch.int32
+        assert a.shape == lists[name.removeprefix("full_")].shape
+
+
+def test_ranges_compute_the_blocks_of_whole_lists():
+    (q, k, v), *_ = tensors(STEEP, 1800)
+    call = prepare(q, k, v, STEEP, causal=True)
+    whole = flex._block_mask(call)
+    with as_on_a_gpu():
+        ranges, options = flex._block_mask(call), flex.arguments(call)["kernel_options"]
+    assert options["BLOCKS_ARE_CONTIGUOUS"]
+    for side in ("kv_num_blocks", "q_num_blocks"):
+        of_lists, of_ranges = (
+            getattr(mask, side) + getattr(mask, f"full_{side}") for mask in (whole, ranges)
+        )
+        assert (of_lists[..., : of_ranges.shape[-1]] == of_ranges).all()
+    assert ranges.shape == (2, HEADS, 1800, 1800)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "options"),
+    [
+        ((300, 300), {"causal": False}),
+        ((300, 300), {"window": 20}),
+        ((300, 300), {"mask": lambda q, k: k < 5}),
+        ((300, 300), dict.fromkeys(("q_pos", "k_pos"), torch.arange(300))),
+        ((300, 300), dict.fromkeys(("q_seg", "k_seg"), torch.arange(300))),
+        ((150, 300), {}),
+        ((100, 100), {}),
+    ],
+)
+def test_other_masks_are_whole_lists(lengths, options):
+    q, k = (torch.zeros(1, HEADS, n, 16) for n in lengths)
+    call = prepare(q, k, k, SUBJECTS["alibi"], **{"causal": True, **options})
+    with as_on_a_gpu():
+        keywords = flex.arguments(call)
+    mask = keywords["block_mask"]
+    if mask is None:  # one block of everything
+        return
+    assert not keywords["kernel_options"].get("BLOCKS_ARE_CONTIGUOUS")
+    assert mask.kv_indices.shape[-1] == -(-lengths[1] // BLOCK)
+    assert mask.kv_indices.stride() == mask.full_kv_indices.stride()
+    assert mask.q_indices.stride() == mask.full_q_indices.stride()
+
+
 @contextlib.contextmanager
 def as_on_a_gpu():
     """Inside, calls get what a GPU's kernel gets: its arguments do not depend on the device."""
     flex._plain_mask.cache_clear()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(target, "KINDS", ())
+        patch.setattr(flex, "_compiled_once", lambda function: function)
         yield
     flex._plain_mask.cache_clear()
 

@@ -7,10 +7,10 @@ other blocks the kernel asks ``mask_mod`` pair by pair.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from threading import Lock
 from types import CellType, FunctionType, NoneType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import array_api_compat.torch as xp
 import torch
@@ -215,6 +215,11 @@ class BlockMaskInputs(NamedTuple):
             mask_mod=self.kernel_mask().mask_mod,
             seq_lengths=(self.q_pos.length, self.k_pos.length),
         )
+
+    def block_mask_of_lists(self, lists: Mapping[str, Any]) -> BlockMask:
+        """The mask that ``flex_attention`` takes, from its lists of blocks by name."""
+        lengths, mask_mod = (self.q_pos.length, self.k_pos.length), self.kernel_mask().mask_mod
+        return BlockMask(seq_lengths=lengths, BLOCK_SIZE=(BLOCK, BLOCK), mask_mod=mask_mod, **lists)
 
 
 def _block_indices(chosen: Tensor) -> tuple[Tensor, Tensor]:

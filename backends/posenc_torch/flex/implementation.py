@@ -18,7 +18,7 @@ from contextvars import ContextVar
 from dataclasses import replace
 from functools import lru_cache
 from types import FunctionType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -40,9 +40,11 @@ from posenc_torch.flex.api import block_mask_inputs
 from posenc_torch.flex.block_mask import BLOCK, BlockMaskInputs, TokenIntegers, mask_key
 from posenc_torch.flex.kernel_options import kernel_options
 from posenc_torch.flex.params import label_features, repeatedly_read_arrays
+from posenc_torch.flex.ranges import block_lists, needed_lists, takes_ranges
 from posenc_torch.flex.score_mod import DistanceBias, SchemeBias, ScoreSteps, scheme_key
 from posenc_torch.sdpa import has_native_mask, is_small
 
+_T = TypeVar("_T")
 # Recompilations allowed per scheme, head count and dtype; they do not count towards the user's.
 _RECOMPILE_LIMIT = 256
 COMPILER: dict[str, Any] = {
@@ -95,16 +97,17 @@ def arguments(call: Call) -> dict[str, Any]:
     mod: SchemeBias | DistanceBias | ScoreSteps | None = bias
     if scale is None or call.softcap is not None or call.extra_bias is not None:
         mod = ScoreSteps.of(call, bias, scaled=scale is not None)
-    gathers = mod is not None and mod.gathers
+    gathers, mask = mod is not None and mod.gathers, _block_mask(call)
+    options = kernel_options(call, gathers=gathers, masked=mask is not None)
     return {
         "query": call.q,
         "key": call.k,
         "value": call.v,
         "score_mod": None if mod is None else mod.score_mod,
-        "block_mask": _block_mask(call),
+        "block_mask": mask,
         "scale": 1.0 if scale is None else scale,
         "enable_gqa": call.q.shape[1] != call.k.shape[1],
-        "kernel_options": kernel_options(call, gathers=gathers),
+        "kernel_options": options,
         "return_aux": AuxRequest(lse=True) if call.needs_lse else None,
     }
 
@@ -313,12 +316,17 @@ def _block_mask(call: Call) -> BlockMask | None:
     """The mask of a call, without its negligible blocks; None for no mask, on a GPU."""
     hides = call.causal or call.window is not None or call.mask is not None
     unmasked = not hides and call.query.seg is None
+    as_ranges = takes_ranges(call)
     if (
         call.skip_blocks
         and call.k.shape[2] > _MIN_BLOCKS * BLOCK
         and may_have_negligible_blocks(call)
     ):
         inputs = _mask_inputs(call)
+        if as_ranges:
+            lists = _from_values(needed_lists, call)
+            if lists is not None:
+                return inputs.block_mask_of_lists(lists)
         any_visible, all_visible = inputs.visible_blocks()
         kept = _not_negligible(call, all_visible)
         if kept is not None:
@@ -331,35 +339,39 @@ def _block_mask(call: Call) -> BlockMask | None:
     if call.aligned and call.query.seg is None and call.mask is None and not traced:
         lengths = call.q.shape[2], call.k.shape[2]
         window = call.window, call.sink_tokens
-        return _plain_mask(*lengths, call.causal, *window, call.query.pos.device)
-    inputs = _mask_inputs(call)
-    return inputs.block_mask(*(blocks[:, None] for blocks in inputs.visible_blocks()))
+        return _plain_mask(*lengths, call.causal, *window, call.query.pos.device, as_ranges)
+    return _whole_mask(_mask_inputs(call), as_ranges=as_ranges)
 
 
 def _not_negligible(call: Call, all_visible: Tensor) -> Tensor | None:
     """Which blocks are not negligible, in the shape of ``all_visible``; None for all blocks."""
     q_padded, k_padded = all_visible.shape[-2:]
     q_blocks, k_blocks = (-(-a.shape[2] // BLOCK) for a in (call.q, call.k))
-    skipped = _negligible(call, all_visible[..., :q_blocks, :k_blocks])
+    whole = all_visible[..., :q_blocks, :k_blocks]
+    skipped = _from_values(negligible_blocks, call, BLOCK, all_visible=whole)
     if skipped is None or not target.is_cpu(call.q):
         return None if skipped is None else ~skipped
     return torch.nn.functional.pad(~skipped, (0, k_padded - k_blocks, 0, q_padded - q_blocks))
 
 
 @torch.no_grad()
-def _negligible(call: Call, all_visible: Tensor) -> Tensor | None:
-    """Negligible blocks; compiled on a GPU, so that it reads queries and keys once each."""
+def _from_values(function: Callable[..., _T], call: Call, *args: Any, **options: Any) -> _T:
+    """``function(call, ...)``, which computes few numbers from all queries and keys.
+
+    On a GPU it is compiled, so that it reads them once each.
+    """
     if target.is_cpu(call.q) or torch.compiler.is_compiling():
-        return negligible_blocks(call, BLOCK, all_visible=all_visible)
+        return function(call, *args, **options)
     with warnings.catch_warnings():
         # Dynamo traces cached functions of array_api_compat, which return the same either way.
         warnings.filterwarnings("ignore", message="Dynamo detected a call to a `functools.lru_")
-        return _compiled_negligible()(call, BLOCK, all_visible=all_visible)
+        result: _T = _compiled_once(function)(call, *args, **options)
+        return result
 
 
-@lru_cache(1)
-def _compiled_negligible() -> Callable[..., Tensor | None]:
-    return _compile(negligible_blocks)
+@lru_cache(None)
+def _compiled_once(function: Callable[..., Any]) -> Callable[..., Any]:
+    return _compile(function)
 
 
 def _mask_inputs(call: Call) -> BlockMaskInputs:
@@ -384,10 +396,20 @@ def _plain_mask(
     window: Window | None,
     sink_tokens: int,
     device: torch.device,
+    as_ranges: bool,
 ) -> BlockMask:
     """The mask of default positions, cached because layers and steps ask for the same one."""
     with torch.inference_mode(False):  # a training step cannot use inference tensors
         inputs = block_mask_inputs(
             q_len, k_len, causal=causal, window=window, sink_tokens=sink_tokens, device=device
         )
+        return _whole_mask(inputs, as_ranges=as_ranges)
+
+
+def _whole_mask(inputs: BlockMaskInputs, *, as_ranges: bool) -> BlockMask:
+    """The mask of all visible blocks."""
+    if not as_ranges:
         return inputs.block_mask(*(blocks[:, None] for blocks in inputs.visible_blocks()))
+    blocks, device = inputs.q_pos.blocks, inputs.q_pos.values.device
+    first = torch.zeros(1, 1, blocks, dtype=torch.int32, device=device)
+    return inputs.block_mask_of_lists(block_lists(first))

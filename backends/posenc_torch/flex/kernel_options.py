@@ -12,6 +12,8 @@ import torch
 from posenc.backend import Call
 from posenc_torch.flex import target
 from posenc_torch.flex.block_mask import BLOCK
+from posenc_torch.flex.ranges import OPTIONS as CONTIGUOUS
+from posenc_torch.flex.ranges import takes_ranges
 
 # A gathered tile goes through shared memory. With torch's default options an H200 has too little.
 # Torch then compiles a kernel that spills 12 kB per thread.
@@ -21,10 +23,17 @@ GATHER_OPTIONS = {"fwd_BLOCK_N": 64, "fwd_num_warps": 8, "bwd_num_stages": 2}
 FLOAT32_OPTIONS = {"fwd_num_warps": 8, "bwd_num_warps": 8}
 
 
-def kernel_options(call: Call, *, gathers: bool) -> dict[str, Any]:
+def kernel_options(call: Call, *, gathers: bool, masked: bool) -> dict[str, Any]:
     """The options for a call; torch chooses all others.
 
-    ``gathers`` is whether different scores may load different values.
+    Parameters
+    ----------
+    call
+        The call.
+    gathers
+        Whether different scores may load different values.
+    masked
+        Whether there is a block mask.
     """
     if target.is_cpu(call.q):
         return {}
@@ -37,6 +46,8 @@ def kernel_options(call: Call, *, gathers: bool) -> dict[str, Any]:
         if q_len >= BLOCK:  # fewer queries have a kernel of their own
             wide = max(call.q.shape[3], call.v.shape[3]) > 128  # then 64 keys do not fit
             options |= {"fwd_BLOCK_M": 32, "fwd_BLOCK_N": 32 if wide else 64}
+    if takes_ranges(call) or (not masked and q_len >= BLOCK):
+        options = options | CONTIGUOUS
     # Lengths that vary are symbols, of which torch knows no divisors. Inside a larger graph this
     # would compile the user's program for two kinds of lengths.
     if not torch.compiler.is_compiling() and q_len % BLOCK == 0 and k_len % BLOCK == 0:

@@ -64,6 +64,8 @@ class Shaw(posenc.PositionScheme):
 
 SCHEMES: dict[str, Callable[[int, int], Any]] = {
     "alibi": lambda heads, dim: posenc.ALiBi(heads),
+    # In the interpreter the even heads skip blocks.
+    "alibi-steep": lambda heads, dim: posenc.ALiBi(heads, slopes=[4.0, 0.05] * (heads // 2)),
     "alibi-learned": lambda heads, dim: posenc.ALiBi(heads, learned=True),
     "t5": lambda heads, dim: posenc.T5Bias(heads),
     "gated": lambda heads, dim: Gated(heads),
