@@ -81,6 +81,25 @@ def shares_keys(q: Tensor, k: Tensor) -> bool:
     return True if q.shape[1] != k.shape[1] else False  # noqa: SIM210
 
 
+def mask_dtype(q: Tensor) -> torch.dtype:
+    """The dtype in which SDPA takes a bias as its mask: q's, but float32 at least on a CPU.
+
+    On a CPU its kernels add a float32 mask to float32 scores, whatever the dtype of q.
+    """
+    # Allowed to add in half precision, SDPA fails to compile with a wider mask (pytorch 161936).
+    if q.device.type != "cpu" or _may_add_in_half_precision():
+        return q.dtype
+    return torch.promote_types(q.dtype, torch.float32)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # untyped in torch
+def _may_add_in_half_precision() -> bool:
+    """Whether the user lets SDPA add in half precision where it has no fused kernel."""
+    cuda = torch.backends.cuda  # the switch is for CPUs too
+    allowed: bool = cuda.fp16_bf16_reduction_math_sdp_allowed()  # type: ignore[no-untyped-call]
+    return allowed
+
+
 def masked_sdpa(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: Tensor | None, *, scale: float
 ) -> Tensor:
@@ -88,11 +107,11 @@ def masked_sdpa(
 
     Both are ``(B or 1, H or 1, Q, K)``. None is a bias of 0, and a mask that hides nothing.
     """
-    gqa = shares_keys(q, k)
-    if bias is not None and q.dtype != bias.dtype:
+    gqa, dtype = shares_keys(q, k), mask_dtype(q)
+    if bias is not None and bias.dtype != dtype:
         bias = _minus_row_max(bias, mask)
     if mask is None:
-        term = None if bias is None else bias.to(q.dtype)
+        term = None if bias is None else bias.to(dtype)
         return scaled_dot_product_attention(q, k, v, attn_mask=term, scale=scale, enable_gqa=gqa)
     # A fully masked row attends to everything here, and is set to 0 afterwards.
     fully_masked = ~mask.any(dim=-1, keepdim=True)
@@ -102,7 +121,7 @@ def masked_sdpa(
     else:
         # 0 in fully masked rows too: an overflow there makes gradients of 0 times infinity.
         visible = torch.where(mask, bias, -torch.inf)
-        term = torch.where(fully_masked, 0.0, visible).to(q.dtype)
+        term = torch.where(fully_masked, 0.0, visible).to(dtype)
     out = scaled_dot_product_attention(q, k, v, attn_mask=term, scale=scale, enable_gqa=gqa)
     return torch.where(fully_masked, 0.0, out)
 

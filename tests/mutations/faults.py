@@ -729,7 +729,7 @@ _TORCH = (
         SDPA,
         "bias = _minus_row_max(bias, mask)",
         "bias = _minus_row_max(bias.to(q.dtype), mask)",
-        ("test_implementations.py far_away torch-sdpa",),
+        ("test_torch_masks.py far_away on_a_gpu",),
     ),
     Fault(
         "bias-rounded-at-its-own-size",
@@ -737,7 +737,31 @@ _TORCH = (
         SDPA,
         "        bias = _minus_row_max(bias, mask)\n",
         "        pass\n",
-        ("test_implementations.py far_away torch-sdpa",),
+        ("test_torch_masks.py far_away on_a_gpu",),
+    ),
+    Fault(
+        "mask-in-half-precision-on-a-cpu",
+        "gradients of a learned bias are sums of numbers with 8 bits",
+        SDPA,
+        "return torch.promote_types(q.dtype, torch.float32)",
+        "return q.dtype",
+        ("test_torch_masks.py float32_gradient",),
+    ),
+    Fault(
+        "wide-mask-where-sums-are-narrow",
+        "with allow_fp16_bf16_reduction_math_sdp a learned bias no longer compiles on a CPU",
+        SDPA,
+        'if q.device.type != "cpu" or _may_add_in_half_precision():',
+        'if q.device.type != "cpu":',
+        ("test_torch_masks.py lets_sdpa_add",),
+    ),
+    Fault(
+        "masks-of-parts-built-pair-by-pair",
+        "T5 in bfloat16 takes several times as long on a CPU",
+        PARTS,
+        'table, dtype = tensors.get("table"), mask_dtype(tensors["q"])',
+        'table, dtype = tensors.get("table"), tensors["q"].dtype',
+        ("test_torch_masks.py build_no_mask",),
     ),
     Fault(
         "bias-less-the-maximum-of-all-rows",
@@ -745,10 +769,7 @@ _TORCH = (
         SDPA,
         "visible.detach().amax(dim=-1, keepdim=True)",
         "visible.detach().amax()",
-        (
-            "test_implementations.py far torch-sdpa",
-            "test_implementations.py alibi-far torch-sdpa bfloat16",
-        ),
+        ("test_torch_masks.py far_away on_a_gpu",),
     ),
     Fault(
         "torch-bias-scaled-with-the-scores",
@@ -762,8 +783,8 @@ _TORCH = (
         "torch-groups-by-modulo",
         "keys repeated as a whole: query head h takes key head h % Hk",
         SDPA,
-        "    gqa = shares_keys(q, k)\n",
-        "    times, gqa = q.shape[1] // k.shape[1], False\n"
+        "    gqa, dtype = shares_keys(q, k), mask_dtype(q)\n",
+        "    times, gqa, dtype = q.shape[1] // k.shape[1], False, mask_dtype(q)\n"
         "    k, v = k.repeat(1, times, 1, 1), v.repeat(1, times, 1, 1)\n",
         ("test_laws.py implementation_equals_the_reference-torch-sdpa-nope",),
     ),
@@ -1068,7 +1089,7 @@ _FOUND = (
         SDPA,
         "visible.detach().amax(dim=-1, keepdim=True)",
         "visible.detach().mean(dim=-1, keepdim=True)",
-        ("test_implementations.py masked_keys torch-sdpa",),
+        ("test_torch_masks.py masked_keys on_a_gpu",),
     ),
     Fault(
         "sdpa-forgets-segments",
@@ -1117,9 +1138,9 @@ _FOUND = (
         "blind-row-overflows-in-float16",
         "the bias of a query that sees nothing becomes infinite, its gradient NaN",
         SDPA,
-        "term = torch.where(fully_masked, 0.0, visible).to(q.dtype)",
-        "term = torch.where(fully_masked, bias, visible).to(q.dtype)",
-        ("test_regressions.py finite_gradients_whatever_its_bias",),
+        "term = torch.where(fully_masked, 0.0, visible).to(dtype)",
+        "term = torch.where(fully_masked, bias, visible).to(dtype)",
+        ("test_torch_masks.py sees_nothing on_a_gpu",),
     ),
 )
 
@@ -1408,7 +1429,7 @@ _LOWERED = (
         PARTS,
         "return bool((torch.isfinite(own) & ((table <= own) | ~visible_by_distance(call))).all())",
         "return True",
-        ("test_torch_chunked.py grows_in_half",),
+        ("test_torch_masks.py falls_or_grows on_a_gpu",),
     ),
     Fault(
         "second-derivatives-are-zero",
@@ -1417,6 +1438,14 @@ _LOWERED = (
         "if torch.is_grad_enabled() or",
         "if",
         ("test_torch_chunked.py unsupported_derivatives",),
+    ),
+    Fault(
+        "backward-parts-under-autocast",
+        "a backward pass inside autocast computes parts again with rounded masks and products",
+        PARTS,
+        "with torch.autocast(q.device.type, enabled=False):",
+        "with torch.enable_grad():",
+        ("test_torch_chunked.py backward_pass_under_autocast",),
     ),
     Fault(
         "parts-summed-in-half-precision",

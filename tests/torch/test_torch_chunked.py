@@ -216,17 +216,6 @@ def test_default_block_sizes():
             assert_near(result[1][leaf], gradient, size * two(k_len), leaf)
 
 
-def test_a_bias_that_grows_in_half_precision():
-    """Rows peak elsewhere than at their own key: a mask by distance could not hold that."""
-    scheme = posenc.ALiBi(HEADS, slopes=[-8.0, -4.0, 4.0, 8.0])
-    arrays, own = inputs(scheme, 300, dtype=torch.bfloat16)
-    exact, _ = inputs(scheme, 300, dtype=torch.float64)
-    for causal in (True, False):
-        expected = step(scheme, "reference", exact, own, causal=causal)[0]
-        result = step(scheme, "chunked", arrays, own, causal=causal)[0]
-        assert_near(result.double(), expected, ATTENTION_TOL["bfloat16"])
-
-
 def test_only_requested_gradients_are_computed():
     arrays, own = inputs(FADING["learned"], 100, learns=False)
     arrays["k"].requires_grad_()
@@ -266,6 +255,24 @@ def test_autocast_rounds_queries_keys_and_values_and_nothing_else(name, implemen
     for leaf in "qkv":
         assert result[1][leaf].dtype == torch.float32
         assert_near(result[1][leaf].double(), expected[1][leaf], ATTENTION_TOL["bfloat16"], leaf)
+
+
+@pytest.mark.parametrize("options", [{}, {"softcap": 3.0}], ids=str)
+def test_a_backward_pass_under_autocast_is_one_without(options):
+    """Parts are computed again there: with autocast, in half precision and with rounded masks."""
+    arrays, own = inputs(AUTOCAST["growing"], 300)
+    gradients = []
+    for backward_too in (True, False):
+        with torch.autocast("cpu", torch.bfloat16):
+            call = {"scheme": AUTOCAST["growing"], "implementation": "chunked", "causal": True}
+            out = posenc_torch.attention(**arrays, params=own, **call, **options)
+            leaves, d_out = [arrays[n] for n in "qkv"], torch.ones_like(out)
+            if backward_too:
+                gradients += torch.autograd.grad(out, leaves, d_out)
+        if not backward_too:
+            gradients += torch.autograd.grad(out, leaves, d_out)
+    for inside, outside in zip(gradients[:3], gradients[3:], strict=True):
+        assert torch.equal(inside, outside)
 
 
 def test_autocast_does_not_change_which_blocks_are_negligible():

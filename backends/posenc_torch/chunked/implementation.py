@@ -31,7 +31,7 @@ from posenc.backend import (
 )
 from posenc_torch.chunked.parts import Part, parts
 from posenc_torch.fully_masked import zero_fully_masked
-from posenc_torch.sdpa import has_native_mask, is_small, masked_sdpa, promoted
+from posenc_torch.sdpa import has_native_mask, is_small, mask_dtype, masked_sdpa, promoted
 from posenc_torch.tracing import is_traced, is_transformed
 
 WHY_NOT_COMPILED = (
@@ -122,7 +122,7 @@ class _Job(NamedTuple):
 
     @classmethod
     def of(cls, call: Call, tensors: Mapping[str, Tensor]) -> _Job:
-        table, dtype = tensors.get("table"), tensors["q"].dtype
+        table, dtype = tensors.get("table"), mask_dtype(tensors["q"])
         whole_scores = call.needs_lse or call.softcap is not None
         mask_by_distance = call.query.seg is None and call.mask is None and call.sink_tokens == 0
         table_has_mask = (
@@ -185,7 +185,7 @@ class _Job(NamedTuple):
                 q, k, v = zero_fully_masked(q, k, v, mask)
             return self._softmax(q, k, v, bias, mask)
         # Queries are reversed: each row of the bias is then the previous one, shifted by one.
-        table = self._table(part, tensors["table"], own_key_bias, q.dtype)
+        table = self._table(part, tensors["table"], own_key_bias, mask_dtype(q))
         bias, mask = _toeplitz(table, q.shape[2]), None
         if not self.table_has_mask:
             finite = bias != -torch.inf
@@ -316,31 +316,35 @@ class _Parts(torch.autograd.Function):
         job: _Job = ctx.job
         by_name = dict(zip(job.names, ctx.saved_tensors, strict=True))
         needs_grad = dict(zip(job.names, ctx.needs_input_grad[1:], strict=True))
-        own_key_bias, used = job.own_key_bias(by_name), set()
+        q, own_key_bias, used = by_name["q"], job.own_key_bias(by_name), set()
         # Sums over hundreds of parts need float32.
         sums = {
             name: torch.zeros_like(t, dtype=torch.promote_types(t.dtype, torch.float32))
             for name, t in by_name.items()
             if needs_grad[name]
         }
-        for part in job.parts:
-            tensors = {n: t.detach() for n, t in job.slices(part, by_name).items()}
-            leaves = [tensors[name].requires_grad_() for name in sums]
-            with torch.enable_grad():
-                results = [r for r in job.attend(part, tensors, own_key_bias) if r is not None]
-            pairs = [
-                (result, d_result[:, part.heads, part.queries])
-                for result, d_result in zip(results, d_results, strict=True)
-                if result.requires_grad  # False if no leaf takes part
-            ]
-            if not pairs:
-                continue
-            outputs, d_outputs = zip(*pairs, strict=True)
-            d_leaves = torch.autograd.grad(outputs, leaves, d_outputs, allow_unused=True)
-            for (name, total), d_leaf in zip(job.slices(part, sums).items(), d_leaves, strict=True):
-                if d_leaf is not None:
-                    total += d_leaf
-                    used.add(name)
+        # As in the forward pass; a backward pass may be called inside autocast.
+        with torch.autocast(q.device.type, enabled=False):
+            for part in job.parts:
+                tensors = {n: t.detach() for n, t in job.slices(part, by_name).items()}
+                leaves = [tensors[name].requires_grad_() for name in sums]
+                with torch.enable_grad():
+                    results = [r for r in job.attend(part, tensors, own_key_bias) if r is not None]
+                pairs = [
+                    (result, d_result[:, part.heads, part.queries])
+                    for result, d_result in zip(results, d_results, strict=True)
+                    if result.requires_grad  # False if no leaf takes part
+                ]
+                if not pairs:
+                    continue
+                outputs, d_outputs = zip(*pairs, strict=True)
+                d_leaves = torch.autograd.grad(outputs, leaves, d_outputs, allow_unused=True)
+                for (name, total), d_leaf in zip(
+                    job.slices(part, sums).items(), d_leaves, strict=True
+                ):
+                    if d_leaf is not None:
+                        total += d_leaf
+                        used.add(name)
         return None, *(sums[n].to(t.dtype) if n in used else None for n, t in by_name.items())
 
 
@@ -356,9 +360,9 @@ def _toeplitz(table: Tensor, count: int) -> Tensor:
 
 
 def _peaks_at_own_key(call: Call, table: Tensor, dtype: torch.dtype) -> bool:
-    """Whether the bias of a query's own key is finite and, in half precision, highest.
+    """Whether the bias of a query's own key is finite and, for a mask in half precision, highest.
 
-    In half precision the bias of the own key is subtracted. The rest is then at most 0, and half
+    For such a mask the bias of the own key is subtracted. The rest is then at most 0, and half
     precision holds it best for the keys with the largest bias.
     """
     own = table[:, call.k.shape[2] - 1 : call.k.shape[2]]

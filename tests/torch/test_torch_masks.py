@@ -1,0 +1,136 @@
+"""A bias as SDPA's mask in half precision: in float32 on a CPU, in the dtype of q on a GPU."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from frameworks import HAS
+from subjects import SUBJECTS, heads, normal, params_of
+
+import posenc
+from posenc.testing import assert_near
+from posenc.testing.examples import HEAD_DIM, HEADS
+from posenc.testing.tolerances import ATTENTION_TOL, attention_bound
+
+if not HAS["torch"]:
+    pytest.skip("torch is not installed", allow_module_level=True)
+
+import array_api_compat.torch as xp
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import posenc_torch
+from posenc.attn.call import prepare
+from posenc_torch import sdpa
+from posenc_torch.chunked import implementation as chunked
+
+HALF = ("float16", "bfloat16")
+MASKED = ("sdpa", "chunked")  # implementations whose masks are SDPA's
+
+
+@pytest.fixture(params=["on_a_cpu", "on_a_gpu"])
+def masks(request, monkeypatch):
+    """Masks as on either device; the rest runs on a CPU."""
+    if request.param == "on_a_gpu":
+        for module in (sdpa, chunked):
+            monkeypatch.setattr(module, "mask_dtype", lambda q: q.dtype)
+
+
+def tensors(scheme, q_len, k_len, dtype):
+    """q, k and v that learn, of a dtype and in float64."""
+    sizes = {"q": q_len, "k": k_len, "v": k_len}
+    half = {
+        name: torch.tensor(normal((2, heads(scheme), n, HEAD_DIM), seed)).to(getattr(torch, dtype))
+        for seed, (name, n) in enumerate(sizes.items())
+    }
+    wide = {name: a.double() for name, a in half.items()}
+    return tuple({n: a.requires_grad_() for n, a in arrays.items()} for arrays in (half, wide))
+
+
+def attend(scheme, arrays, implementation, params=None, **options):
+    return posenc_torch.attention(
+        **arrays, scheme=scheme, params=params, implementation=implementation, **options
+    )
+
+
+@pytest.mark.usefixtures("masks")
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("hidden", [False, True], ids=["all_seen", "masked_keys"])
+@pytest.mark.parametrize("implementation", MASKED)
+def test_a_bias_far_away_keeps_its_differences(implementation, hidden, dtype):
+    """Near 1000 numbers of bfloat16 differ by 4, and biases of neighbours by less than 1."""
+    scheme = SUBJECTS["alibi-far"]
+    half, wide = tensors(scheme, 4, 6, dtype)
+    k_pos = np.asarray([*range(5), 2000 if hidden else 5])
+    where = {"q_pos": np.arange(1000, 1004), "k_pos": k_pos, "causal": hidden}
+    expected = attend(scheme, wide, "reference", **where)
+    found = attend(scheme, half, implementation, **where)
+    assert_near(found.detach().double(), expected.detach(), 4 * ATTENTION_TOL[dtype])
+
+
+@pytest.mark.usefixtures("masks")
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("implementation", MASKED)
+def test_a_row_that_sees_nothing_has_finite_gradients(implementation, dtype):
+    scheme = posenc.ALiBi(HEADS, slopes=[-0.5] * HEADS)  # biases of 2**19: float16 holds none
+    half, _ = tensors(scheme, 2, 1, dtype)
+    where = {"q_pos": [2**20, 2**20], "k_pos": [0], "q_seg": [0, 1], "k_seg": [0]}
+    out = attend(scheme, half, implementation, **{n: np.asarray(a) for n, a in where.items()})
+    out.sum().backward()
+    assert not out[:, :, 1].any()
+    assert all(a.grad.isfinite().all() for a in half.values())
+
+
+@pytest.mark.usefixtures("masks")
+@pytest.mark.parametrize("slopes", [[1.0, 0.5, 0.1, 0.0], [-8.0, -4.0, 4.0, 8.0]], ids=str)
+def test_a_bias_that_falls_or_grows(slopes):
+    """Rows that peak elsewhere than at their own key: half precision could not hold them."""
+    scheme = posenc.ALiBi(HEADS, slopes=slopes)
+    half, wide = tensors(scheme, 300, 300, "bfloat16")
+    for causal in (True, False):
+        expected = attend(scheme, wide, "reference", causal=causal)
+        result = attend(scheme, half, "chunked", causal=causal)
+        assert_near(result.detach().double(), expected.detach(), ATTENTION_TOL["bfloat16"])
+
+
+@pytest.mark.parametrize("scheme", [posenc.T5Bias(HEADS), posenc.ALiBi(HEADS, learned=True)])
+def test_a_learned_bias_gets_a_float32_gradient_on_a_cpu(scheme):
+    length = 300
+    half, wide = tensors(scheme, length, length, "bfloat16")
+    d_out = torch.tensor(normal((2, HEADS, length, HEAD_DIM), 9)).bfloat16()
+    gradients = []
+    for arrays, implementation in ((wide, "reference"), (half, "chunked")):
+        dtype = torch.float64 if implementation == "reference" else torch.float32
+        params = {n: torch.tensor(a, dtype=dtype) for n, a in params_of(scheme).items()}
+        leaves = [a.requires_grad_() for a in params.values()]
+        out = attend(scheme, arrays, implementation, params, causal=True, skip_blocks=False)
+        (gradient,) = torch.autograd.grad(out, leaves, d_out.to(out.dtype))
+        gradients.append(gradient)
+    # A number of a table is in many more scores than a result: errors grow like the root.
+    bound = 2 * math.sqrt(length) * attention_bound("float32", keys=length)
+    assert_near(gradients[1].double(), gradients[0], bound)
+
+
+def test_parts_in_half_precision_build_no_mask_on_a_cpu():
+    """One that peaks at its own key, and one that does not."""
+    for scheme in (posenc.ALiBi(HEADS), posenc.T5Bias(HEADS)):
+        half, _ = tensors(scheme, 300, 300, "bfloat16")
+        params = {n: torch.tensor(a) for n, a in params_of(scheme).items()}
+        call = prepare(**half, scheme=scheme, params=params, causal=True, xp=xp)
+        assert chunked._Job.of(call, chunked._tensors(call)).table_has_mask
+
+
+def test_a_user_lets_sdpa_add_in_half_precision():
+    """It then has no product of float32 weights and half-precision values (pytorch 161936)."""
+    scheme = posenc.T5Bias(HEADS)
+    before = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()
+    torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)
+    try:
+        with FakeTensorMode():  # as a compiler does
+            q, table = torch.randn(1, HEADS, 8, HEAD_DIM).bfloat16(), torch.randn(HEADS, 32)
+            arrays, params = dict.fromkeys("qkv", q), {"table": table.requires_grad_()}
+            assert attend(scheme, arrays, "sdpa", params, causal=True).dtype == torch.bfloat16
+    finally:
+        torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(before)
