@@ -19,6 +19,7 @@ from posenc_jax.fused.tpu.operands import (
     fill_columns,
     head_scalars,
     named_operands,
+    on_needed_tile,
     per_token,
     table_tile,
     tile_tokens,
@@ -61,18 +62,20 @@ def _forward(order: GridOrder, step: Step, ins: Refs, outs: Refs, scratch: Refs)
         highest[...] = jnp.full_like(highest, MIN_SCORE)
         total[...] = jnp.zeros_like(total)
 
-    @pl.when(step.needed)
-    def _() -> None:
+    def add_tile(masked: bool) -> None:
         tokens = tile_tokens(order, step, ins, scratch["columns"])
         scores = product(ins["q"][...], ins["k"][...], transposed=True)
         scalars = head_scalars(order, step, ins)
-        scores = masked_scores(order.plan, scores, tokens, scalars, table_tile(ins, shift=1))
+        table = table_tile(ins, shift=1)
+        scores = masked_scores(order.plan, scores, tokens, scalars, table, masked=masked)
         before = highest[...]
         after = jnp.maximum(before, jnp.max(scores, axis=1, keepdims=True))
         shrink, weights = jnp.exp(before - after), jnp.exp(scores - after[:, :1])
         highest[...] = after
         total[...] = total[...] * shrink + jnp.sum(weights, axis=1, keepdims=True)
         out[...] = out[...] * shrink[:, :1] + product(weights, ins["v"][...])
+
+    on_needed_tile(order, step, ins, add_tile)
 
     @pl.when(step.is_last)
     def _() -> None:

@@ -17,6 +17,7 @@ from posenc_jax.fused.tpu.operands import (
     fill_columns,
     head_scalars,
     named_operands,
+    on_needed_tile,
     per_token,
     table_tile,
     tile_tokens,
@@ -68,13 +69,13 @@ def _d_keys(order: GridOrder, step: Step, ins: Refs, outs: Refs, scratch: Refs) 
         for total in (d_k, d_v, *sums):
             total[...] = jnp.zeros_like(total)
 
-    @pl.when(step.needed)
-    def _() -> None:
+    def add_tile(masked: bool) -> None:
         tokens = tile_tokens(order, step, ins, scratch["columns"])
         scalars = head_scalars(order, step, ins)
         q, d_out = ins["q"][...], ins["d_out"][...]
         scores = product(ins["k"][...], q, transposed=True)
-        scores = masked_scores(plan, scores, tokens, scalars, table_tile(ins, shift=0))
+        table = table_tile(ins, shift=0)
+        scores = masked_scores(plan, scores, tokens, scalars, table, masked=masked)
         d_weights = product(ins["v"][...], d_out, transposed=True)
         logsumexp, delta = ins["logsumexp"][...], ins["delta"][...]
         weights, d_scores = tile_gradient(scores, d_weights, logsumexp, delta)
@@ -83,6 +84,8 @@ def _d_keys(order: GridOrder, step: Step, ins: Refs, outs: Refs, scratch: Refs) 
         derivatives = bias_derivatives(plan, tokens, scalars, "key")
         for total, derivative in zip(sums, derivatives, strict=True):
             total[...] += jnp.sum(d_scores * derivative, axis=1, keepdims=True)
+
+    on_needed_tile(order, step, ins, add_tile)
 
     @pl.when(step.is_last)
     def _() -> None:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from posenc_jax.fused.gradients import Residuals
-from posenc_jax.fused.plan import Integers, Operands
+from posenc_jax.fused.plan import Integers, Operands, Plan
 from posenc_jax.fused.shapes import array_type
 from posenc_jax.fused.tpu.grid import GridOrder, KeyMajor, Refs, Step
 from posenc_jax.fused.tpu.tile import (
@@ -76,6 +77,31 @@ def fill_columns(columns: Refs, ins: Refs) -> None:
         column[...] = to_column(ins[name][...])
 
 
+def on_needed_tile(
+    order: GridOrder, step: Step, ins: Refs, compute: Callable[[bool], None]
+) -> None:
+    """Call ``compute(masked)`` if a step has a tile; ``masked`` is whether it may mask pairs.
+
+    Both kinds of tiles are compiled, each whole: a mask costs operations for every score, and a
+    branch within a tile would store its scores.
+    """
+    plan = order.plan
+    q_start, k_start = _starts(plan, step)
+    masked = plan.needs_mask(
+        q_start, plan.block, k_start, plan.block, has_segments=ins["q_seg"] is not None
+    )
+    if isinstance(masked, bool):
+        pl.when(step.needed)(lambda: compute(masked))
+    else:
+        pl.when(step.needed & masked)(lambda: compute(True))
+        pl.when(step.needed & ~masked)(lambda: compute(False))
+
+
+def _starts(plan: Plan, step: Step) -> tuple[Any, Any]:
+    """The default positions of the first query and of the first key of a tile."""
+    return step.q_block * plan.block + (plan.k_len - plan.q_len), step.k_block * plan.block
+
+
 def tile_tokens(order: GridOrder, step: Step, ins: Refs, columns: Refs) -> TileTokens:
     """The queries and keys of a tile."""
     plan = order.plan
@@ -87,11 +113,11 @@ def tile_tokens(order: GridOrder, step: Step, ins: Refs, columns: Refs) -> TileT
         values: Array = columns[name][:, :1] if name in columns else ins[name][...]
         return values
 
-    k_index = iota(step.k_block * plan.block, plan.block, key_axis)
+    q_start, k_start = _starts(plan, step)
+    k_index = iota(k_start, plan.block, key_axis)
     q_pos, k_pos = read("q_pos"), read("k_pos")
     if q_pos is None or k_pos is None:
-        start = step.q_block * plan.block + (plan.k_len - plan.q_len)
-        q_pos, k_pos = iota(start, plan.block, query_axis), k_index
+        q_pos, k_pos = iota(q_start, plan.block, query_axis), k_index
     return TileTokens(
         q_pos=q_pos,
         k_pos=k_pos,
@@ -120,13 +146,14 @@ def table_tile(ins: Refs, *, shift: int) -> Array | None:
 
 
 def d_scores_of_queries(
-    order: GridOrder, step: Step, ins: Refs, columns: Refs
+    order: GridOrder, step: Step, ins: Refs, columns: Refs, *, masked: bool
 ) -> tuple[Array, TileTokens]:
     """Gradient of the scores of a tile with queries as rows, and the tokens of the tile."""
     tokens = tile_tokens(order, step, ins, columns)
     scores = product(ins["q"][...], ins["k"][...], transposed=True)
     scalars = head_scalars(order, step, ins)
-    scores = masked_scores(order.plan, scores, tokens, scalars, table_tile(ins, shift=1))
+    table = table_tile(ins, shift=1)
+    scores = masked_scores(order.plan, scores, tokens, scalars, table, masked=masked)
     d_weights = product(ins["d_out"][...], ins["v"][...], transposed=True)
     logsumexp, delta = columns["logsumexp"][:, :1], columns["delta"][:, :1]
     _, d_scores = tile_gradient(scores, d_weights, logsumexp, delta)

@@ -23,6 +23,7 @@ from posenc_jax.fused.tpu.operands import (
     fill_columns,
     head_scalars,
     named_operands,
+    on_needed_tile,
     per_token,
     write_rows,
 )
@@ -65,13 +66,15 @@ def _d_queries(order: GridOrder, step: Step, ins: Refs, outs: Refs, scratch: Ref
         for total in (d_q, *sums):
             total[...] = jnp.zeros_like(total)
 
-    @pl.when(step.needed)
-    def _() -> None:
-        d_scores, tokens = d_scores_of_queries(order, step, ins, scratch["columns"])
+    def add_tile(masked: bool) -> None:
+        columns = scratch["columns"]
+        d_scores, tokens = d_scores_of_queries(order, step, ins, columns, masked=masked)
         d_q[...] += product(d_scores, ins["k"][...])
         derivatives = bias_derivatives(plan, tokens, head_scalars(order, step, ins), "query")
         for total, derivative in zip(sums, derivatives, strict=True):
             total[...] += jnp.sum(d_scores * derivative, axis=1, keepdims=True)
+
+    on_needed_tile(order, step, ins, add_tile)
 
     @pl.when(step.is_last)
     def _() -> None:

@@ -16,6 +16,7 @@ from posenc_jax.fused.tpu.operands import (
     d_scores_of_queries,
     fill_columns,
     named_operands,
+    on_needed_tile,
 )
 from posenc_jax.fused.tpu.tile import diagonal_sums
 
@@ -52,8 +53,9 @@ def _d_table(order: GridOrder, step: Step, ins: Refs, outs: Refs, scratch: Refs)
     def _() -> None:
         line[...] = jnp.zeros_like(line)
 
-    @pl.when(step.needed)
-    def _() -> None:
+    def add_tile(masked: bool) -> None:
         fill_columns(scratch["columns"], ins)
-        d_scores, _ = d_scores_of_queries(order, step, ins, scratch["columns"])
+        d_scores, _ = d_scores_of_queries(order, step, ins, scratch["columns"], masked=masked)
         line[...] += diagonal_sums(d_scores)
+
+    on_needed_tile(order, step, ins, add_tile)

@@ -75,13 +75,20 @@ def masked_scores(
     tokens: TileTokens,
     head_scalars: Sequence[Array],
     table: Array | None,
+    *,
+    masked: bool,
 ) -> Array:
-    """Scores of a tile from ``q @ k.T``; ``MASK_VALUE`` where masked, ``-inf`` if the bias is."""
+    """Scores of a tile from ``q @ k.T``; ``MASK_VALUE`` where masked, ``-inf`` if the bias is.
+
+    ``masked`` is whether a pair of the tile may be masked.
+    """
     scores = scores * plan.scale
     if plan.form == "elementwise":
         scores = scores + plan.bias(head_scalars, tokens.query(), tokens.key())
     if table is not None:
         scores = scores + table
+    if not masked:
+        return scores
     mask = plan.mask(tokens.q_pos, tokens.k_pos, tokens.k_index, tokens.q_seg, tokens.k_seg)
     return scores if mask is None else jnp.where(mask, scores, MASK_VALUE)
 
