@@ -24,7 +24,7 @@ from posenc_jax.fused.tpu.operands import (
     table_tile,
     tile_tokens,
 )
-from posenc_jax.fused.tpu.tile import LANES, masked_scores, product, to_row
+from posenc_jax.fused.tpu.tile import LANES, across, lane_sums, masked_scores, product, to_row
 
 
 def forward(
@@ -70,17 +70,19 @@ def _forward(order: GridOrder, step: Step, ins: Refs, outs: Refs, scratch: Refs)
         scores = masked_scores(order.plan, scores, tokens, scalars, table, masked=masked)
         before = highest[...]
         after = jnp.maximum(before, jnp.max(scores, axis=1, keepdims=True))
-        shrink, weights = jnp.exp(before - after), jnp.exp(scores - after[:, :1])
+        shrink = jnp.exp(before - after)
+        weights = jnp.exp(scores - across(after, scores.shape[1]))
         highest[...] = after
-        total[...] = total[...] * shrink + jnp.sum(weights, axis=1, keepdims=True)
-        out[...] = out[...] * shrink[:, :1] + product(weights, ins["v"][...])
+        total[...] = total[...] * shrink + lane_sums(weights)
+        out[...] = out[...] * across(shrink, out.shape[1]) + product(weights, ins["v"][...])
 
     on_needed_tile(order, step, ins, add_tile)
 
     @pl.when(step.is_last)
     def _() -> None:
-        fully_masked = total[:, :1] == 0
-        positive = jnp.where(fully_masked, 1.0, total[:, :1])
+        sums = jnp.sum(total[...], axis=1, keepdims=True)
+        fully_masked = sums == 0
+        positive = jnp.where(fully_masked, 1.0, sums)
         outs["out"][...] = (out[...] / positive).astype(outs["out"].dtype)
         logsumexp = jnp.where(fully_masked, MIN_SCORE, highest[:, :1] + jnp.log(positive))
         outs["logsumexp"][...] = to_row(logsumexp)

@@ -26,6 +26,7 @@ from posenc_jax.fused.tpu.operands import (
 from posenc_jax.fused.tpu.tile import (
     LANES,
     bias_derivatives,
+    lane_sums,
     masked_scores,
     product,
     tile_gradient,
@@ -83,7 +84,7 @@ def _d_keys(order: GridOrder, step: Step, ins: Refs, outs: Refs, scratch: Refs) 
         d_v[...] += product(weights, d_out)
         derivatives = bias_derivatives(plan, tokens, scalars, "key")
         for total, derivative in zip(sums, derivatives, strict=True):
-            total[...] += jnp.sum(d_scores * derivative, axis=1, keepdims=True)
+            total[...] += lane_sums(d_scores * derivative)
 
     on_needed_tile(order, step, ins, add_tile)
 

@@ -18,6 +18,7 @@ from posenc_jax.fused.tpu.grid import GridOrder, KeyMajor, Refs, Step
 from posenc_jax.fused.tpu.tile import (
     LANES,
     TileTokens,
+    across,
     iota,
     masked_scores,
     product,
@@ -110,7 +111,9 @@ def tile_tokens(order: GridOrder, step: Step, ins: Refs, columns: Refs) -> TileT
     def read(name: str) -> Array | None:
         if name not in columns and ins[name] is None:
             return None
-        values: Array = columns[name][:, :1] if name in columns else ins[name][...]
+        if name in columns:
+            return across(columns[name][...], plan.block)
+        values: Array = ins[name][...]
         return values
 
     q_start, k_start = _starts(plan, step)
@@ -155,12 +158,14 @@ def d_scores_of_queries(
     table = table_tile(ins, shift=1)
     scores = masked_scores(order.plan, scores, tokens, scalars, table, masked=masked)
     d_weights = product(ins["d_out"][...], ins["v"][...], transposed=True)
-    logsumexp, delta = columns["logsumexp"][:, :1], columns["delta"][:, :1]
+    logsumexp, delta = (
+        across(columns[name][...], scores.shape[1]) for name in ("logsumexp", "delta")
+    )
     _, d_scores = tile_gradient(scores, d_weights, logsumexp, delta)
     return d_scores, tokens
 
 
 def write_rows(target: Any, sums: Any) -> None:
-    """Write columns of sums as rows of numbers per token."""
+    """Write sums by lane as rows of numbers per token."""
     for n, total in enumerate(sums):
-        target[n : n + 1, :] = to_row(total[:, :1])
+        target[n : n + 1, :] = to_row(jnp.sum(total[...], axis=1, keepdims=True))

@@ -27,7 +27,7 @@ from posenc_jax.fused.tpu.operands import (
     per_token,
     write_rows,
 )
-from posenc_jax.fused.tpu.tile import LANES, bias_derivatives, product
+from posenc_jax.fused.tpu.tile import LANES, bias_derivatives, lane_sums, product
 
 
 def d_queries(
@@ -72,7 +72,7 @@ def _d_queries(order: GridOrder, step: Step, ins: Refs, outs: Refs, scratch: Ref
         d_q[...] += product(d_scores, ins["k"][...])
         derivatives = bias_derivatives(plan, tokens, head_scalars(order, step, ins), "query")
         for total, derivative in zip(sums, derivatives, strict=True):
-            total[...] += jnp.sum(d_scores * derivative, axis=1, keepdims=True)
+            total[...] += lane_sums(d_scores * derivative)
 
     on_needed_tile(order, step, ins, add_tile)
 

@@ -6,6 +6,8 @@ which has no padding. For the tokens along the rows of a tile they are turned in
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -48,6 +50,21 @@ def to_column(row: Array) -> Array:
 def to_row(column: Array) -> Array:
     """``(n, 1)`` as ``(1, n)``."""
     return jnp.transpose(jnp.broadcast_to(column, (column.shape[0], LANES)))[:1]
+
+
+def across(column: Array, width: int) -> Array:
+    """``(n, width)`` from ``(n, LANES)`` with one number in all lanes of a row.
+
+    It only names registers again, where a broadcast of ``(n, 1)`` permutes the lanes of each.
+    """
+    return jnp.concatenate([column] * -(-width // LANES), axis=1)[:, :width]
+
+
+def lane_sums(tile: Array) -> Array:
+    """``(n, LANES)``: the sums of rows, but for those over lanes, which are left for the end."""
+    padded = jnp.pad(tile, ((0, 0), (0, -tile.shape[1] % LANES)))
+    parts = jnp.split(padded, padded.shape[1] // LANES, axis=1)
+    return functools.reduce(operator.add, parts)
 
 
 def product(left: Array, right: Array, *, transposed: bool = False) -> Array:
