@@ -58,11 +58,12 @@ CHUNKED, TILE = (
 BLOCKS = "backends/posenc_jax/chunked/blocks.py"
 PLAN, GRADIENTS = "backends/posenc_jax/fused/plan.py", "backends/posenc_jax/fused/gradients.py"
 FUSED = "backends/posenc_jax/fused/implementation.py"
-ON_TPU, TPU_TILE, TPU_GRID, TPU_TABLE = (
+ON_TPU, TPU_TILE, TPU_GRID, TPU_TABLE, TPU_OPERANDS = (
     "backends/posenc_jax/fused/tpu/queries.py",
     "backends/posenc_jax/fused/tpu/tile.py",
     "backends/posenc_jax/fused/tpu/grid.py",
     "backends/posenc_jax/fused/tpu/table.py",
+    "backends/posenc_jax/fused/tpu/operands.py",
 )
 HOPPER = "backends/posenc_jax/fused/mosaic_gpu/__init__.py"
 FLEX, SIGHT = (
@@ -1708,6 +1709,22 @@ _FUSED = (
         "plan.bias([*head_scalars[:n], x, *head_scalars[n + 1 :]], q, k)",
         "plan.bias([*head_scalars[:0], x, *head_scalars[1:]], q, k)",
         ("test_tpu.py interpreted_kernels kerple",),
+    ),
+    Fault(
+        "tpu-masks-by-the-default-position-of-keys-for-queries",
+        "with fewer queries than keys, tiles at the edge of the causal mask stay unmasked",
+        TPU_OPERANDS,
+        "return step.q_block * plan.block + (plan.k_len - plan.q_len), step.k_block * plan.block",
+        "return step.q_block * plan.block + plan.block, step.k_block * plan.block",
+        ("test_tpu.py equal_the_reference t5-aligned",),
+    ),
+    Fault(
+        "tpu-gradients-of-scalars-from-one-lane",
+        "learned slopes learn from one key in 128",
+        TPU_OPERANDS,
+        "to_row(jnp.sum(total[...], axis=1, keepdims=True))",
+        "to_row(total[:, :1])",
+        ("test_tpu.py equal_the_reference kerple-shuffled",),
     ),
     Fault(
         "tpu-walks-the-longest-head-for-all",
