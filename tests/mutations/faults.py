@@ -2312,6 +2312,14 @@ _LARGE = (
 
 _FLEX_CALLS = (
     Fault(
+        "flex-without-kernels",
+        "under torch.compile(backend='aot_eager') a long call asks for terabytes of scores",
+        "backends/posenc_torch/flex/target.py",
+        "return name if isinstance(name, str) and name.startswith(_EAGER) else None",
+        "return None",
+        ("test_flex.py program_without_kernels",),
+    ),
+    Fault(
         "flex-ranges-with-holes",
         "a row that needs fewer blocks than the next: columns are no ranges, gradients lack rows",
         "backends/posenc_torch/flex/ranges.py",

@@ -967,9 +967,27 @@ def test_a_module_compiles_whole(scheme, backend):
         fullgraph=True, backend=backend,
     )  # fmt: skip
     q = torch.tensor(normal((2, HEADS, 150, HEAD_DIM), 0), dtype=torch.float32)
-    with torch.no_grad():
+    with torch.no_grad(), flex.uncompiled() if backend == "aot_eager" else contextlib.nullcontext():
         expected = position.attend(q, q, q, causal=True, implementation="reference")
         assert_near(compiled(q).numpy(), expected.numpy(), FLOAT32)
+
+
+@pytest.mark.parametrize("backend", some(["eager", "aot_eager"], ["eager"], long))
+def test_a_program_without_kernels_is_refused(backend):
+    q = torch.zeros(1, HEADS, 20, HEAD_DIM)
+
+    def attend(implementation):
+        torch._dynamo.reset()
+        return torch.compile(
+            lambda q: posenc_torch.attention(
+                q, q, q, SUBJECTS["alibi"], causal=True, implementation=implementation
+            ),
+            backend=backend,
+        )(q)
+
+    with pytest.raises(NotImplementedError, match=f"backend='{backend}'.*use backend='inductor'"):
+        attend("flex")
+    assert attend("auto").shape == q.shape
 
 
 # Calls that change, in one process

@@ -149,6 +149,15 @@ def unsupported(call: Call) -> str | None:
     """Why FlexAttention cannot serve a call."""
     if torch.__version__ < _OLDEST:  # type: ignore[operator]  # a TorchVersion takes tuples too
         return f"it needs PyTorch 2.11 or newer, this is {torch.__version__}"
+    if (
+        torch.compiler.is_compiling()
+        and not _is_replaced()
+        and (backend := target.eager_backend()) is not None
+    ):
+        return (
+            f"torch.compile(backend={backend!r}) generates no kernel, and FlexAttention then takes "
+            "memory for Q x K scores: use backend='inductor'"
+        )
     if call.dtype == torch.float64:
         return "compiled FlexAttention has no float64"
     if not call.q.dtype == call.k.dtype == call.v.dtype:
