@@ -58,9 +58,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "what": "posenc gpu_check",
         "date": record.now(),
         "seconds": 0.0,
+        "ended by": {"reason": "a stop from outside, or it is not done"},
         "report": [],
         "arguments": asked | {"seed": seed},
-        "device": {"machine": platform.machine()} | runner.device(),
+        "device": {"machine": platform.machine()} | runner.device() | runner.ceilings(),
         "versions": record.versions() | runner.versions(),
         "auto": runner.auto(),
         "absent": runner.absent(),
@@ -74,7 +75,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     writer = Writer(result, out, runner, options)
     try:
         _measure(result, runner, options, seed, writer.write)
-    finally:  # also after an error that ends everything, such as one of the device
+        result["ended by"] = None
+    except BaseException as error:  # such as a device that computes nothing any more
+        result["ended by"] = record.fault(error)
+        raise
+    finally:
         writer.write(now=True)
         # The goals come last here, because what shows output may show only its end.
         print("\n".join(["", *_tables(result), "", *_summary(result), "", str(out)]))
@@ -97,12 +102,22 @@ class Writer:
         begun, result = time.monotonic(), self._result
         if begun < self._next and not now:
             return
+        _keep_first_traces([*result["checks"], *result["timings"]])
         result["ratios"] = ratios.ratios(result["timings"], self._goals, self._lengths)
         result["counts"] = _counts(result)
         result["seconds"] = round(begun - self._begun, 1)
         result["report"] = [*_summary(result), "", *_tables(result)]
         record.write(self._out, result)
         self._next = time.monotonic() + (time.monotonic() - begun) / _WRITING_SHARE
+
+
+def _keep_first_traces(rows: Sequence[dict[str, Any]]) -> None:
+    """One traceback for each reason."""
+    seen = set()
+    for row in rows:
+        if "traceback" in row and row["reason"] in seen:
+            del row["traceback"]
+        seen.add(row["reason"])
 
 
 def _measure(
@@ -209,10 +224,14 @@ def _summary(result: dict[str, Any]) -> list[str]:
         if _wrong(row)
     ]
     goals = [row for row in result["ratios"] if row["least"] is not None]
+    device = ", ".join(f"{name} {value}" for name, value in result["device"].items())
+    ended = [f"ended by {result['ended by']['reason']}"] if result["ended by"] else []
     parts = [
         f"{counts}; {result['seconds']} s",
+        device,
+        *ended,
         *wrong,
-        *_ratios("goal: speed of ... relative to ...", goals),
+        *_ratios("goal: speed of ... relative to ..., ! missed", goals),
         *_missing(goals),
         *_choices(result["auto"]),
         *[f"absent   {name}: {reason}" for name, reason in result["absent"].items()],
@@ -229,6 +248,9 @@ def _tables(result: dict[str, Any]) -> list[str]:
         rows = _by_variant(timings, stage, lengths)
         if rows:
             parts += [record.table([f"{stage}, ms", *map(str, lengths)], rows), ""]
+    rows = _by_variant(timings, "TFLOP/s of forward", lengths)
+    if rows:
+        parts += [record.table(["forward, TFLOP/s", *map(str, lengths)], rows), ""]
     others = [row for row in result["ratios"] if row["least"] is None]
     parts += [*_ratios("speed of ... relative to ...", others), *_missing(others)]
     return "\n".join(parts).splitlines()
@@ -243,12 +265,16 @@ def _ratios(title: str, ratios: list[dict[str, Any]]) -> list[str]:
     rows = []
     for (goal, stage), some in by_goal.items():
         status = next(s for s in _WORST_FIRST if s in {row["status"] for row in some})
-        values = {row["length"]: row.get("ratio") for row in some}
+        values = {row["length"]: _marked(row) for row in some if "ratio" in row}
         own = [values.get(n) for n in lengths]
         rows.append((f"{goal}, {stage}", status, some[0]["least"], *own))
     rows.sort(key=lambda row: _WORST_FIRST.index(row[1]))
     head = [title, "", "least", *map(str, lengths)]
     return ["", record.table(head, rows), ""] if rows else []
+
+
+def _marked(row: dict[str, Any]) -> str:
+    return f"{row['ratio']:.3g}" + ("!" if row["status"] == "missed" else "")
 
 
 def _missing(ratios: list[dict[str, Any]]) -> list[str]:
@@ -285,6 +311,11 @@ def _remarks(timings: list[dict[str, Any]]) -> list[str]:
             for row, stage in stages
             if row.get(f"wall of {stage}", 0) > _HOST_BOUND * row[stage]["median"]
         ],
+        "have other digits when called again, as after a race": [
+            (row, stage)
+            for row, stage in stages
+            if row["role"] == "ours" and not row[f"{stage} repeats"]
+        ],
         "are only yardsticks of speed, with a bias rounded to q's dtype": [
             (row, stage) for row, stage in stages if not row["exact"]
         ],
@@ -299,10 +330,12 @@ def _remarks(timings: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def _by_variant(timings: list[dict[str, Any]], stage: str, lengths: list[int]) -> list[list[Any]]:
-    names = dict.fromkeys(row["variant"] for row in timings if stage in row)
-    medians = {(r["variant"], r["length"]): r[stage]["median"] for r in timings if stage in r}
-    return [[name, *[medians.get((name, length)) for length in lengths]] for name in names]
+def _by_variant(timings: list[dict[str, Any]], name: str, lengths: list[int]) -> list[list[Any]]:
+    """A stage's medians, or other numbers, by variant and length."""
+    variants = dict.fromkeys(row["variant"] for row in timings if name in row)
+    values = {(r["variant"], r["length"]): r[name] for r in timings if name in r}
+    shown = {at: v["median"] if isinstance(v, dict) else v for at, v in values.items()}
+    return [[v, *[shown.get((v, length)) for length in lengths]] for v in variants]
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -15,7 +15,7 @@ import numpy as np
 
 from harness.cases import CORE, LAYOUTS, random_call, schemes
 from harness.clock import Budget
-from harness.record import finite
+from harness.record import fault, finite, first_line
 from posenc.testing import AttentionCase
 from posenc.testing.framework import Framework, Host, NumPy
 from posenc.testing.tolerances import ATTENTION_TOL, REDUCTION_FACTOR
@@ -140,6 +140,8 @@ def run(
             longest[slow] = max(longest[slow], seconds)
             budget.compiles -= int(slow)
         yield row
+        if row["status"] == "failed":
+            framework.check_device()
 
 
 def run_check(
@@ -159,7 +161,7 @@ def run_check(
     except NotImplementedError as refused:
         row = {"status": "refused", "reason": first_line(refused)}
     except Exception as error:
-        row = {"status": "failed", "reason": f"{type(error).__name__}: {first_line(error)}"}
+        row = {"status": "failed", **fault(error)}
     return row | {"seed": seed}
 
 
@@ -243,9 +245,3 @@ def array_errors(actual: Host, expected: Host) -> dict[str, float | None]:
     relative = np.linalg.norm(difference) / max(least, np.linalg.norm(expected))
     largest = np.max(difference, initial=0) / max(1.0, np.max(np.abs(expected), initial=0))
     return {"relative": finite(relative), "largest": finite(largest)}
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error, shortened."""
-    lines = str(error).strip().splitlines()
-    return lines[0][:300] if lines else type(error).__name__

@@ -33,6 +33,10 @@ class Checked(Jax):
             fill_with_nan()
             yield
 
+    def check_device(self) -> None:
+        """Raise if the device computes nothing any more, as after an illegal address."""
+        jax.block_until_ready(jnp.zeros(8) + 1)
+
     @contextmanager
     def tf32(self) -> Iterator[None]:
         """Inside, float32 products have JAX's default precision."""

@@ -17,10 +17,10 @@ from harness import correctness, record
 from harness.clock import Budget
 from harness.correctness import Check
 from harness.jax_checks import Checked
-from harness.jax_speed import Speed
+from harness.jax_speed import Program, Speed
 from harness.jax_variants import Inputs, baselines, of_this_library, peers
 from harness.ratios import GOALS
-from harness.speed import Settings
+from harness.speed import Settings, rates
 
 # Lengths that have goals come first.
 _LENGTHS = (8192, 65536, 131072, 16384, 4096, 32768, 1024, 2048)
@@ -73,6 +73,19 @@ class FrameworkRunner:
             "memory": (device.memory_stats() or {}).get("bytes_limit"),
         }
 
+    def ceilings(self) -> dict[str, float]:
+        """What the device reaches: a product of matrices, and a copy."""
+        size = 512 if self._quick else 8192
+        keys = jax.random.split(jax.random.key(0), 3)
+        a, b = (jax.random.normal(key, (size, size), jnp.bfloat16) for key in keys[:2])
+        long = jax.random.normal(keys[2], (size**2 * 4,))
+        work = {"product": (jnp.matmul, (a, b)), "copy": (jnp.negative, (long,))}
+        ms = {}
+        for name, (function, arguments) in work.items():
+            program = Program(jax.jit(function).lower(*arguments).compile(), arguments, calls=5)
+            ms[name] = min(program.sample()[0] for _ in range(3))
+        return rates(size, ms["product"], long.nbytes, ms["copy"])
+
     def versions(self) -> dict[str, Any]:
         """Versions of what JAX runs on."""
         return {"platform": jax.local_devices()[0].client.platform_version}
@@ -99,7 +112,7 @@ class FrameworkRunner:
             try:
                 jax.eval_shape(call, *plain)
             except NotImplementedError as refused:
-                reasons[implementation] = correctness.first_line(refused)
+                reasons[implementation] = record.first_line(refused)
         return reasons
 
     def plan(self) -> list[Check]:

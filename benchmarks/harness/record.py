@@ -8,11 +8,13 @@ import platform
 import re
 import shutil
 import subprocess
+import traceback
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+_TRACE = 4000  # characters of a traceback
 HERE = Path(__file__).resolve().parents[1]
 _PACKAGES = (
     "posenc", "numpy", "array-api-compat", "torch", "triton", "jax", "jaxlib",
@@ -50,6 +52,18 @@ def write(path: Path, result: dict[str, Any]) -> None:
     fields = ",\n ".join(f"{json.dumps(name)}: {_lines(value)}" for name, value in result.items())
     unfinished.write_text(f"{{\n {fields}\n}}\n", encoding="utf-8")
     unfinished.replace(path)
+
+
+def fault(error: BaseException) -> dict[str, str]:
+    """What a record says of an error."""
+    trace = "".join(traceback.format_exception(error))
+    return {"reason": f"{type(error).__name__}: {first_line(error)}", "traceback": trace[-_TRACE:]}
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error, shortened."""
+    lines = str(error).strip().splitlines()
+    return lines[0][:300] if lines else type(error).__name__
 
 
 def finite(number: float) -> float | None:

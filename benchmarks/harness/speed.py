@@ -13,8 +13,8 @@ import numpy as np
 
 import posenc
 from harness.clock import Budget, Sample, interleave, summary
-from harness.correctness import Row, first_line
-from harness.record import finite
+from harness.correctness import Row
+from harness.record import fault, finite, first_line
 from posenc.protocol import PositionScheme
 from posenc.testing import Host
 from posenc.testing.tolerances import ATTENTION_TOL, REDUCTION_FACTOR
@@ -149,13 +149,18 @@ class Timing(ABC):
         """Whether an error means that a variant cannot serve the call; others are faults."""
 
     @abstractmethod
+    def _check_device(self) -> None:
+        """Raise if the device computes nothing any more, as after an illegal address."""
+
+    @abstractmethod
     def _free(self) -> float:
         """Bytes of free memory."""
 
     def rows(self, on_part: Callable[[list[Row]], None] = lambda rows: None) -> Iterator[Row]:
         """One record per variant and length.
 
-        ``on_part`` gets the unfinished records of a length after each first call and each round.
+        ``on_part`` gets the unfinished records of a length at its beginning, after each first call
+        and after each round.
         """
         lengths = self._settings.lengths
         work = [
@@ -180,6 +185,7 @@ class Timing(ABC):
         rows = [entry.row for entry in entries]
         for entry in entries:
             entry.row |= sizes | {"reason": self._impossible(entry.variant, length)}
+        on_part(rows)
         self._begin(entries, self._inputs(length), end, lambda: on_part(rows))
         runs = {
             (n, kind): partial(self._run, entry, kind)
@@ -220,18 +226,19 @@ class Timing(ABC):
 
     def _fault(self, entry: Entry, error: Exception) -> None:
         """Record an error: a variant may fail in any way, and that is a result."""
-        entry.row["status"] = "refused" if self._expects(error) else "failed"
-        name = "" if isinstance(error, NotImplementedError) else f"{type(error).__name__}: "
-        entry.row["reason"] = name + first_line(error)
+        if isinstance(error, NotImplementedError):
+            entry.row |= {"status": "refused", "reason": first_line(error)}
+        else:
+            status = "refused" if self._expects(error) else "failed"
+            entry.row |= {"status": status, **fault(error)}
+            self._check_device()
 
     def _run(self, entry: Entry, kind: str) -> Sample:
         try:
             return self._sample(entry, kind)
         except Exception as error:  # such as memory that other variants now hold
-            entry.row |= {
-                "status": "failed",
-                "reason": f"{type(error).__name__}: {first_line(error)}",
-            }
+            entry.row |= {"status": "failed", **fault(error)}
+            self._check_device()
             return {}
 
     def _judge(self, entry: Entry, length: int) -> None:
@@ -266,6 +273,15 @@ def error_of(name: str, relative: float, dtype: str) -> dict[str, float | None]:
 def _is_right(error: dict[str, float | None]) -> bool:
     relative, allowed = error["relative"], error["allowed"]
     return relative is not None and allowed is not None and relative <= allowed
+
+
+def rates(size: int, product: float, copied: int, copy: float) -> dict[str, float]:
+    """Rates from milliseconds: of a product of square matrices, and of a copy of so many bytes."""
+    tera, giga = 2e-9 * size**3 / product, 2e-6 * copied / copy
+    return {
+        "product, TFLOP/s": float(f"{tera:.3g}"),
+        "copy, GB/s read and written": float(f"{giga:.3g}"),
+    }
 
 
 def free_memory() -> int:

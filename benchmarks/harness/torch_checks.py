@@ -37,6 +37,11 @@ class Checked(Torch):
         finally:
             torch.set_float32_matmul_precision(precision)
 
+    def check_device(self) -> None:
+        """Raise if the device computes nothing any more, as after an illegal address."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize()
+
     @contextmanager
     def tf32(self) -> Iterator[None]:
         """Inside, float32 products may be rounded to TF32."""

@@ -11,8 +11,9 @@ from harness import correctness, record
 from harness.clock import Budget
 from harness.correctness import Check
 from harness.ratios import GOALS
-from harness.speed import Settings
+from harness.speed import Settings, rates
 from harness.torch_checks import COMPILED, Checked
+from harness.torch_clock import Clock
 from harness.torch_speed import Speed
 from harness.torch_variants import Inputs, baselines, of_this_library, peers, trials
 
@@ -66,6 +67,20 @@ class FrameworkRunner:
             "multiprocessors": properties.multi_processor_count,
             "memory": properties.total_memory,
         }
+
+    def ceilings(self) -> dict[str, float]:
+        """What the device reaches: a product of matrices, and a copy."""
+        size, clock = (512 if self._quick else 8192), Clock(torch.device(self._device))
+        a, b = (
+            torch.randn(size, size, device=self._device, dtype=torch.bfloat16) for _ in range(2)
+        )
+        long = torch.randn(size**2 * 4, device=self._device)
+        work = {"product": lambda _: a @ b, "copy": lambda _: long.clone()}
+        ms = {
+            name: min(clock.run([(name, run)])[name] for _ in range(5))
+            for name, run in work.items()
+        }
+        return rates(size, ms["product"], long.numel() * long.itemsize, ms["copy"])
 
     def versions(self) -> dict[str, Any]:
         """Versions of what PyTorch was built with."""

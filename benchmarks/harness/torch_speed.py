@@ -109,6 +109,9 @@ class Speed(Timing):
         params: dict[str, Tensor],
     ) -> None:
         answers = _answers(stages, ["q", "k", "v", *params])
+        again = _answers(stages, ["q", "k", "v", *params])
+        entry.row[f"{kind} repeats"] = all(torch.equal(again[n], a) for n, a in answers.items())
+        del again
         if expected is not None:
             errors = expected.errors(entry.variant.scheme, params, answers)
             entry.row["errors"] = entry.row.get("errors", {}) | errors
@@ -129,6 +132,10 @@ class Speed(Timing):
 
     def _expects(self, error: Exception) -> bool:
         return isinstance(error, NotImplementedError | torch.OutOfMemoryError)
+
+    def _check_device(self) -> None:
+        if self._settings.device == "cuda":
+            torch.cuda.synchronize()
 
     def _free(self) -> float:
         return torch.cuda.mem_get_info()[0] if self._settings.device == "cuda" else free_memory()

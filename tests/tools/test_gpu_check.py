@@ -365,6 +365,7 @@ def test_a_baseline_that_fails_is_an_error(few, tmp_path, monkeypatch, capsys):
     code, result = run(tmp_path, "--only", "speed")
     assert code == 1
     assert result["counts"]["bad"] == 2
+    assert result["ended by"] is None
     assert "wrong    none torch sdpa at 512: ValueError: nothing works" in result["report"]
 
 
@@ -399,6 +400,44 @@ def test_a_run_that_is_stopped_leaves_what_it_has(few, tmp_path, monkeypatch):
     rows = {row["variant"]: row for row in result["timings"]}
     assert rows["alibi sdpa"]["errors"]["k"]["relative"] < 0.1
     assert result["report"]
+
+
+def test_a_device_that_is_lost_ends_the_run(few, tmp_path, monkeypatch, capsys):
+    def lost(*_, **__):
+        raise RuntimeError("an illegal address")
+
+    monkeypatch.setattr(torch_checks.Checked, "pullback", lost)
+    monkeypatch.setattr(torch_checks.Checked, "check_device", lost)
+    with pytest.raises(RuntimeError, match="illegal address"):
+        run(tmp_path)
+    result = json.loads((tmp_path / "results" / "result.json").read_text())
+    assert result["ended by"]["reason"] == "RuntimeError: an illegal address"
+    (row,) = result["checks"]
+    assert row["status"] == "failed"
+    assert "in lost" in row["traceback"]
+    assert "ended by RuntimeError: an illegal address" in capsys.readouterr().out
+
+
+def test_one_traceback_is_kept_for_each_reason():
+    rows = [{"reason": reason, "traceback": "..."} for reason in ("one", "one", "other")]
+    gpu_check._keep_first_traces(rows)
+    assert ["traceback" in row for row in rows] == [True, False, True]
+
+
+def test_other_digits_of_a_second_call_are_reported(monkeypatch):
+    attention = posenc_torch.attention
+
+    def racing(*tensors, **options):
+        out = attention(*tensors, **options)
+        return out + 1e-3 * torch.rand_like(out)
+
+    (row,) = speed_rows(torch_variants.ours("none", "sdpa"), lengths=(128,))
+    assert row["forward repeats"]
+    assert not any("race" in line for line in gpu_check._remarks([row]))
+    monkeypatch.setattr(posenc_torch, "attention", racing)
+    (row,) = speed_rows(torch_variants.ours("none", "sdpa"), lengths=(128,))
+    assert row["right"]
+    assert any("race: none sdpa (forward) 128" in line for line in gpu_check._remarks([row]))
 
 
 def test_the_result_goes_where_the_environment_says(tmp_path, monkeypatch):
