@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from threading import Lock
 from types import CellType, FunctionType, NoneType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import array_api_compat.torch as xp
 import torch
@@ -29,6 +29,9 @@ from posenc.backend import (
 from posenc_torch.flex import target
 
 BLOCK = 128  # FlexAttention's default
+Diagonals: TypeAlias = tuple[int | None, int | None]
+"""``first`` and ``end``, None for no bound. Block ``a`` of queries and block ``b`` of keys are on
+them if ``first <= b - a < end``."""
 _MIN_LENGTH = 8 * BLOCK  # of arrays that a kernel for a CPU captures
 _MAX_DISTANCE = 2**31 - 1  # no difference of positions is larger
 
@@ -113,6 +116,8 @@ class KernelMask(NamedTuple):
         The caller's mask function, or its key, or None.
     booleans
         The caller's ``(B or 1, H or 1, Q, K)`` after ``capture_pairs``, or None.
+    diagonals
+        Those of blocks, or None for all.
     """
 
     q_pos: TokenIntegers
@@ -124,6 +129,7 @@ class KernelMask(NamedTuple):
     has_sink_tokens: bool
     function: Mask | str | None
     booleans: Tensor | None
+    diagonals: Diagonals | None = None
 
     def mask_mod(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         """Whether query ``i`` sees key ``j``."""
@@ -140,6 +146,9 @@ class KernelMask(NamedTuple):
         if self.booleans is not None:
             row, head = row_index(self.booleans, 0, b), row_index(self.booleans, 1, h)
             mask = _both(mask, self.booleans[row, head, i, j])
+        if self.diagonals is not None:
+            shift = BLOCK.bit_length() - 1
+            mask = _both(mask, _between((j >> shift) - (i >> shift), self.diagonals))
         return i >= 0 if mask is None else mask
 
     def _inside(self, limits: Tensor, q: Tensor, k: Tensor, first: Tensor) -> Tensor:
@@ -149,6 +158,13 @@ class KernelMask(NamedTuple):
         if self.has_sink_tokens:
             inside = inside | ((k >= 0) & (k < limits[first + 2]))
         return inside & (back >= limits[first + 3]) if self.causal is None else inside
+
+
+def _between(diagonal: Tensor, diagonals: Diagonals) -> Tensor:
+    """Whether the differences of block indices are on some diagonals."""
+    first, end = diagonals
+    inside = diagonal == diagonal if first is None else diagonal >= first
+    return inside if end is None else inside & (diagonal < end)
 
 
 def _both(mask: Tensor | None, other: Tensor) -> Tensor:
@@ -166,6 +182,7 @@ class BlockMaskInputs(NamedTuple):
     window: Window | None
     sink_tokens: int = 0
     mask: Mask | Tensor | None = None
+    diagonals: Diagonals | None = None
 
     def kernel_mask(self) -> KernelMask:
         """The mask inside a kernel; on a CPU one kernel serves all windows, causal or not."""
@@ -174,7 +191,8 @@ class BlockMaskInputs(NamedTuple):
         booleans = capture_pairs(self.mask) if isinstance(self.mask, Tensor) else None
         tokens = self[:4]
         if not on_cpu and self.window is None:
-            return KernelMask(*tokens, self.causal, None, False, function, booleans)
+            limits = None, False
+            return KernelMask(*tokens, self.causal, *limits, function, booleans, self.diagonals)
         left, right = (None, None) if self.window is None else self.window
         limits = capture_scalars(
             -_MAX_DISTANCE if right is None else _clamp(-right),
@@ -184,7 +202,9 @@ class BlockMaskInputs(NamedTuple):
             dtype=torch.int32, device=device,
         )  # fmt: skip
         causal, has_sink_tokens = None if on_cpu else self.causal, on_cpu or self.sink_tokens > 0
-        return KernelMask(*tokens, causal, limits, has_sink_tokens, function, booleans)
+        return KernelMask(
+            *tokens, causal, limits, has_sink_tokens, function, booleans, self.diagonals
+        )
 
     def visible_blocks(self) -> tuple[Tensor, Tensor]:
         """Blocks ``(B or 1, nq, nk)`` with any visible pair, and those with all pairs visible.
@@ -203,6 +223,9 @@ class BlockMaskInputs(NamedTuple):
             any_visible = (
                 any_visible & _nonempty_blocks(self.q_pos)[:, None] & _nonempty_blocks(self.k_pos)
             )
+        if self.diagonals is not None:
+            a, b = (torch.arange(n, device=any_visible.device) for n in any_visible.shape[-2:])
+            any_visible = any_visible & _between(b - a[:, None], self.diagonals)
         complete = _complete_blocks(self.q_pos)[:, None] & _complete_blocks(self.k_pos)
         return any_visible, any_visible & all_visible & complete
 

@@ -37,8 +37,15 @@ from posenc.backend import (
 )
 from posenc_torch.flex import target
 from posenc_torch.flex.api import block_mask_inputs
-from posenc_torch.flex.block_mask import BLOCK, BlockMaskInputs, TokenIntegers, mask_key
+from posenc_torch.flex.block_mask import (
+    BLOCK,
+    BlockMaskInputs,
+    Diagonals,
+    TokenIntegers,
+    mask_key,
+)
 from posenc_torch.flex.kernel_options import kernel_options
+from posenc_torch.flex.near_far import merge, near_and_far
 from posenc_torch.flex.params import label_features, repeatedly_read_arrays
 from posenc_torch.flex.ranges import block_lists, needed_lists, takes_ranges
 from posenc_torch.flex.score_mod import DistanceBias, SchemeBias, ScoreSteps, scheme_key
@@ -61,9 +68,23 @@ def flex(call: Call) -> tuple[Tensor, Tensor | None]:
     """``(B, H, Q, Dv)`` by FlexAttention, and its log-sum-exp ``(B, H, Q)`` if needed."""
     if not torch.is_grad_enabled():  # FlexAttention looks at requires_grad of tensors only
         call = _without_gradients(call)
-    if torch.compiler.is_compiling():
-        return _inside_graph(call)
-    keywords = arguments(call)
+    run = _inside_graph if torch.compiler.is_compiling() else _run
+    parts = near_and_far(call)
+    if not parts:
+        return run(call, None)
+    outs, logs = [], []
+    for part in parts:
+        out, lse = run(part.call, part.diagonals)
+        assert lse is not None
+        outs.append(out)
+        logs.append(lse if part.bias is None else lse + part.bias)
+    eager = torch.compiler.is_compiling() or _kernel.get() is not None
+    return merge(outs, logs) if eager else _compiled_once(merge)(outs, logs)
+
+
+def _run(call: Call, diagonals: Diagonals | None) -> tuple[Tensor, Tensor | None]:
+    """What ``flex`` returns for one call of a kernel."""
+    keywords = arguments(call, diagonals)
     run = _kernel.get() or _compiled(_kind(call))
     return split_lse(run(**keywords | {"scale": repr(keywords["scale"])}))
 
@@ -76,13 +97,14 @@ def split_lse(result: Any) -> tuple[Tensor, Tensor | None]:
     return out, aux.lse.clamp(min=torch.finfo(aux.lse.dtype).min)
 
 
-def _inside_graph(call: Call) -> tuple[Tensor, Tensor | None]:
-    """What ``flex`` returns, inside a larger graph."""
+def _inside_graph(call: Call, diagonals: Diagonals | None) -> tuple[Tensor, Tensor | None]:
+    """What ``_run`` returns, inside a larger graph."""
     for array in (call.q, call.k, call.v):  # kernels take no symbols for heads and head_dim
         torch._dynamo.mark_static(array, 1)
         torch._dynamo.mark_static(array, 3)
     copy = _copy if target.is_cpu(call.q) else _identity
-    out, lse = split_lse(flex_attention(**arguments(replace(call, q=copy(call.q)))))
+    keywords = arguments(replace(call, q=copy(call.q)), diagonals)
+    out, lse = split_lse(flex_attention(**keywords))
     return copy(out), lse
 
 
@@ -91,13 +113,13 @@ def kernel(query: Tensor, key: Tensor, value: Tensor, *, scale: str, **options: 
     return flex_attention(query, key, value, scale=float(scale), **options)
 
 
-def arguments(call: Call) -> dict[str, Any]:
-    """The arguments of ``flex_attention``."""
+def arguments(call: Call, diagonals: Diagonals | None = None) -> dict[str, Any]:
+    """The arguments of ``flex_attention``; ``diagonals`` are those of a ``Part``."""
     bias, scale = _bias(call), _common_scale(call)
     mod: SchemeBias | DistanceBias | ScoreSteps | None = bias
     if scale is None or call.softcap is not None or call.extra_bias is not None:
         mod = ScoreSteps.of(call, bias, scaled=scale is not None)
-    gathers, mask = mod is not None and mod.gathers, _block_mask(call)
+    gathers, mask = mod is not None and mod.gathers, _block_mask(call, diagonals)
     options = kernel_options(call, gathers=gathers, masked=mask is not None)
     return {
         "query": call.q,
@@ -321,11 +343,11 @@ def _cpu_integers(
     return q, k
 
 
-def _block_mask(call: Call) -> BlockMask | None:
+def _block_mask(call: Call, diagonals: Diagonals | None) -> BlockMask | None:
     """The mask of a call, without its negligible blocks; None for no mask, on a GPU."""
-    hides = call.causal or call.window is not None or call.mask is not None
+    hides = call.causal or call.window is not None or call.mask is not None or diagonals is not None
     unmasked = not hides and call.query.seg is None
-    as_ranges = takes_ranges(call)
+    as_ranges = takes_ranges(call) and diagonals is None
     if (
         call.skip_blocks
         and call.k.shape[2] > _MIN_BLOCKS * BLOCK
@@ -348,8 +370,11 @@ def _block_mask(call: Call) -> BlockMask | None:
     if call.aligned and call.query.seg is None and call.mask is None and not traced:
         lengths = call.q.shape[2], call.k.shape[2]
         window = call.window, call.sink_tokens
-        return _plain_mask(*lengths, call.causal, *window, call.query.pos.device, as_ranges)
-    return _whole_mask(_mask_inputs(call), as_ranges=as_ranges)
+        return _plain_mask(
+            *lengths, call.causal, *window, call.query.pos.device, as_ranges, diagonals
+        )
+    inputs = _mask_inputs(call)._replace(diagonals=diagonals)
+    return _whole_mask(inputs, as_ranges=as_ranges)
 
 
 def _not_negligible(call: Call, all_visible: Tensor) -> Tensor | None:
@@ -397,7 +422,7 @@ def _mask_inputs(call: Call) -> BlockMaskInputs:
     return BlockMaskInputs(q_pos, k_pos, q_seg, k_seg, *options)
 
 
-@lru_cache(4)
+@lru_cache(8)
 def _plain_mask(
     q_len: int,
     k_len: int,
@@ -406,12 +431,13 @@ def _plain_mask(
     sink_tokens: int,
     device: torch.device,
     as_ranges: bool,
+    diagonals: Diagonals | None,
 ) -> BlockMask:
     """The mask of default positions, cached because layers and steps ask for the same one."""
     with torch.inference_mode(False):  # a training step cannot use inference tensors
         inputs = block_mask_inputs(
             q_len, k_len, causal=causal, window=window, sink_tokens=sink_tokens, device=device
-        )
+        )._replace(diagonals=diagonals)
         return _whole_mask(inputs, as_ranges=as_ranges)
 
 

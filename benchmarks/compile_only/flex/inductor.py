@@ -36,9 +36,9 @@ from compile_only.flex.fake_cuda import SHARED, fake_cuda
 from posenc_torch.flex import implementation as flex
 
 
-def kernel_sources(case: Case) -> dict[str, str]:
-    """The source of every kernel of a call and its gradients, by name. Nothing runs."""
-    sources: dict[str, str] = {}
+def kernel_sources(case: Case) -> list[tuple[str, str]]:
+    """Name and source of every kernel of a call and its gradients. Nothing runs."""
+    sources: list[tuple[str, str]] = []
     mode = FakeTensorMode()
     load = GraphLowering._compile_to_module_lines
 
@@ -55,7 +55,7 @@ def kernel_sources(case: Case) -> dict[str, str]:
         return types.SimpleNamespace(call=call, __file__=module.__file__, runner=None)
 
     def keep(name: str, source: str) -> None:
-        sources[name] = source
+        sources.append((name, source))
 
     with (
         fake_cuda(keep),

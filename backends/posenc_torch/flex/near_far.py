@@ -1,0 +1,88 @@
+"""Near and far keys: a bias that is constant far away costs nothing there.
+
+T5's bias is read from a table, which takes a load for each score, and an atomic addition for each
+in training. From ``max_distance`` on it is one number per head. So FlexAttention is called once for
+the blocks of keys that are near, with the table, and once for those that are far, without a bias.
+The log-sum-exp of the far blocks gets their number added, and both results are merged by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from posenc import NoPE
+from posenc.backend import (
+    Call,
+    bias_by_distance,
+    has_bias_by_distance,
+    may_have_negligible_blocks,
+    near_diagonals,
+)
+from posenc_torch.flex import target
+from posenc_torch.flex.block_mask import BLOCK, Diagonals
+
+# Key blocks from which on a second call and the merge are thought to cost less than they save.
+MIN_BLOCKS = 32
+
+
+class Part(NamedTuple):
+    """Attention to the blocks of keys on some diagonals.
+
+    Attributes
+    ----------
+    call
+        The call, without its bias if the part is far.
+    diagonals
+        Those of the blocks, ``first`` and ``end``.
+    bias
+        ``(H or 1, 1)``, the bias of all pairs that is not in ``call``; None for the near part.
+    """
+
+    call: Call
+    diagonals: Diagonals
+    bias: Tensor | None
+
+
+def near_and_far(call: Call) -> list[Part]:
+    """The near and far parts of a call; empty if it is not worth dividing, or cannot be."""
+    k_len = call.k.shape[2]
+    if (
+        k_len < MIN_BLOCKS * BLOCK
+        or target.is_cpu(call.q)  # its kernels have no log-sum-exp
+        or not (call.plain and has_bias_by_distance(call))
+        or may_have_negligible_blocks(call)  # a block that is skipped costs still less
+    ):
+        return []
+    left, right = call.scheme.constant_beyond()
+    start, stop = 1 - -(-call.q.shape[2] // BLOCK), -(-k_len // BLOCK)
+    first, end = near_diagonals(call, BLOCK)
+    far = []
+    if left is not None and start < first:
+        far.append(_far(call, (None, first), -left))
+    if right is not None and end < stop and not call.causal:
+        far.append(_far(call, (end, None), right))
+    near = first, None if call.causal else end
+    return [Part(replace(call, wants_lse=True), near, None), *far] if far else []
+
+
+def _far(call: Call, diagonals: Diagonals, distance: int) -> Part:
+    bias = bias_by_distance(call, between=(distance, distance))
+    without = replace(call, scheme=NoPE(), arrays={}, wants_lse=True)
+    return Part(without, diagonals, bias)
+
+
+def merge(outs: Sequence[Tensor], logs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Attention to all keys and its log-sum-exp, from those of the parts.
+
+    A query without a visible key in a part has there the lowest float as log-sum-exp.
+    """
+    total = torch.logsumexp(torch.stack(list(logs)), dim=0)
+    shares = [torch.exp(log - total)[..., None] for log in logs]
+    merged = sum(out * share for out, share in zip(outs, shares, strict=True))
+    assert isinstance(merged, Tensor)
+    return merged.to(outs[0].dtype), total
