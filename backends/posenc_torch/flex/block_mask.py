@@ -191,8 +191,7 @@ class BlockMaskInputs(NamedTuple):
         booleans = capture_pairs(self.mask) if isinstance(self.mask, Tensor) else None
         tokens = self[:4]
         if not on_cpu and self.window is None:
-            limits = None, False
-            return KernelMask(*tokens, self.causal, *limits, function, booleans, self.diagonals)
+            return KernelMask(*tokens, self.causal, None, False, function, booleans, self.diagonals)
         left, right = (None, None) if self.window is None else self.window
         limits = capture_scalars(
             -_MAX_DISTANCE if right is None else _clamp(-right),

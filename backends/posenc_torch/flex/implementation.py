@@ -343,7 +343,7 @@ def _cpu_integers(
     return q, k
 
 
-def _block_mask(call: Call, diagonals: Diagonals | None) -> BlockMask | None:
+def _block_mask(call: Call, diagonals: Diagonals | None = None) -> BlockMask | None:
     """The mask of a call, without its negligible blocks; None for no mask, on a GPU."""
     hides = call.causal or call.window is not None or call.mask is not None or diagonals is not None
     unmasked = not hides and call.query.seg is None
@@ -431,7 +431,7 @@ def _plain_mask(
     sink_tokens: int,
     device: torch.device,
     as_ranges: bool,
-    diagonals: Diagonals | None,
+    diagonals: Diagonals | None = None,
 ) -> BlockMask:
     """The mask of default positions, cached because layers and steps ask for the same one."""
     with torch.inference_mode(False):  # a training step cannot use inference tensors
