@@ -46,6 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )  # fmt: skip
     name = _BASE[options.framework]
     ours = [v for v in variants.of_this_library() if v.scheme in ("alibi", "t5", "slopes")]
+    if options.framework == "jax":  # on a GPU this one skips nothing, so no list has both
+        ours.append(variants.ours("alibi", "chunked", skip=False))
     base = [v for v in variants.baselines() if v.name == name]
     timings = []
     for row in speed.Speed(settings, [*base, *ours], Budget(_NO_END)).rows():

@@ -6,15 +6,18 @@ from functools import partial
 import numpy as np
 import pytest
 from sample import long, some
+from subjects import SUBJECTS, fox_alibi, params_of
 
 import posenc
 from posenc.attn.call import prepare
-from posenc.testing.tolerances import assert_near, attention_bound
+from posenc.testing.tolerances import UNIT, assert_near, attention_bound, rounding_bound
 
 jax = pytest.importorskip("jax")
 jnp = jax.numpy
 posenc_jax = pytest.importorskip("posenc_jax")
+from posenc_jax.chunked.blocks import block_size, make_tiling  # noqa: E402
 from posenc_jax.chunked.implementation import chunked  # noqa: E402
+from posenc_jax.chunked.ranges import needed_ranges  # noqa: E402
 
 HEADS, DIM = 4, 16
 
@@ -267,3 +270,150 @@ def test_the_highest_of_large_scores_takes_all(size):
     expected = posenc.attention(*wide, posenc.NoPE())
     # The highest score is so far above the others that only its key has weight.
     assert_near(np.swapaxes(out, 1, 2), expected, attention_bound("float32", channels=12))
+
+
+# Negligible blocks, in blocks of 8 tokens
+
+FADED = 72  # tokens: nine blocks, one more than skipping needs
+STEEP = posenc.ALiBi(HEADS, learned=True, slopes=[8.0, 4.0, 2.0, 1e-3])
+
+
+def pulled(scheme, *, implementation="chunked", **options):
+    """A compiled function: the result, and the gradients of all arrays."""
+
+    @partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+    def run(arrays, d_out):
+        def attend(arrays):
+            q, k, v = (arrays[name] for name in "qkv")
+            own = {"x": arrays["x"]} if "x" in arrays else {}
+            return posenc_jax.attention(
+                q, k, v, scheme, arrays["params"], causal=True,
+                implementation=implementation, **own, **options,
+            )  # fmt: skip
+
+        with block_size(8):
+            out, pull = jax.vjp(attend, arrays)
+            return out, pull(d_out)[0]
+
+    return run
+
+
+def faded(scheme, *, q_length=FADED, dtype="float32", kv_heads=None, **_):
+    """Arrays of attention to ``FADED`` keys, and a gradient of its result."""
+    rng, heads = np.random.default_rng(0), posenc.params.head_count(scheme)
+    sizes = {
+        "q": (q_length, heads),
+        "k": (FADED, kv_heads or heads),
+        "v": (FADED, kv_heads or heads),
+    }
+    arrays = {n: rng.standard_normal((2, *size, DIM)) for n, size in sizes.items()}
+    d_out = rng.standard_normal((2, q_length, heads, DIM))
+    arrays, d_out = jax.tree.map(lambda a: jnp.asarray(a, dtype), (arrays, d_out))
+    if "hidden_features" in scheme.hooks():
+        arrays["x"] = jnp.asarray(8 * rng.standard_normal((2, FADED, 6)), "float32")
+    params = {name: jnp.asarray(array) for name, array in params_of(scheme).items()}
+    return arrays | {"params": params}, d_out
+
+
+def assert_as_all_blocks(result, expected, dtype="float32"):
+    """Two programs, one of which skips: half a rounding is left out, and sums differ in order.
+
+    The bound is twice, for a forward and a backward pass. A learned number or a hidden state sums
+    the gradients of up to ``2 * FADED`` rows of terms, whose errors have both signs.
+    """
+    bound = 2 * attention_bound("float32", channels=DIM, keys=FADED) + UNIT[dtype]
+    if dtype == "bfloat16":  # both round weights, values and results
+        bound += 2 * rounding_bound(3, 1, dtype)
+    (out, gradients), (out_of_all, gradients_of_all) = result, expected
+    assert_near(out, out_of_all, bound)
+    for name, gradient in gradients.items():
+        size = 1 if name in "qkv" else math.sqrt(2 * FADED)
+        jax.tree.map(
+            partial(assert_near, tolerance=2 * size * bound), gradient, gradients_of_all[name]
+        )
+
+
+def exact(arrays, d_out):
+    """The result by the definition in float64, and the sum of its products with ``d_out``."""
+    q, k, v = (np.swapaxes(np.asarray(arrays[name], np.float64), 1, 2) for name in "qkv")
+    params = {name: np.asarray(array, np.float64) for name, array in arrays["params"].items()}
+    out = np.swapaxes(posenc.attention(q, k, v, STEEP, params, causal=True), 1, 2)
+    return out, np.sum(np.asarray(d_out, np.float64) * out)
+
+
+def test_each_head_skips_its_own_negligible_blocks():
+    """NaN in the first values reaches no late query of a steep head, nor its gradient."""
+    run, (arrays, d_out) = pulled(STEEP), faded(STEEP, kv_heads=2)
+    bound = attention_bound("float32", channels=DIM, keys=FADED)
+    out, gradients = run(arrays, d_out)
+    assert_near(out, exact(arrays, d_out)[0], bound + UNIT["float32"] / 2)
+    for n, name in enumerate(arrays):
+        gradient, own = gradients[name], arrays[name]
+        if name == "params":
+            gradient, own = gradient["slopes"], own["slopes"]
+        along = np.random.default_rng(n).standard_normal(own.shape)
+        values = []
+        for step in (1e-5, -1e-5):
+            moved = np.asarray(own, np.float64) + step * along
+            moved = {"slopes": moved} if name == "params" else moved
+            values.append(exact(arrays | {name: moved}, d_out)[1])
+        size = max(1, np.linalg.norm(gradient) * np.linalg.norm(along))
+        derivative = (values[0] - values[1]) / 2e-5
+        assert_near(np.vdot(gradient, along) / size, derivative / size, 2 * bound, name)
+    out, gradients = run(arrays | {"v": arrays["v"].at[:, :8].set(jnp.nan)}, d_out)
+    for array in (out, gradients["q"]):
+        late = np.asarray(array[:, 48:])
+        assert np.all(np.isfinite(late[:, :, :3]))
+        assert np.all(np.isnan(late[:, :, 3]))  # the flat head needs all keys
+
+
+def test_calls_of_a_vmap_share_their_ranges():
+    k, q = np.random.default_rng(0).standard_normal((2, 1, HEADS, FADED, DIM)).astype("float32")
+    q = jnp.stack([0.1 * q, 3 * q])  # larger scores hide fewer keys
+    params = {"slopes": jnp.asarray([8.0, 4.0, 2.0, 1.0])}
+
+    @jax.jit
+    def ranges(q):
+        call = prepare(q, k, k, STEEP, params, causal=True, xp=jnp)
+        return needed_ranges(make_tiling(call), q, k, k, call.query, call.key, params)
+
+    with block_size(8):
+        of_both = jax.vmap(ranges, out_axes=None)(q)  # raises if they differ by call
+        low, high = map(ranges, q)
+    assert np.any(low.keys != high.keys)
+    for both, *own in zip(of_both, low, high, strict=True):
+        first, end = (np.stack([a[:, n] for a in own]) for n in (0, 1))
+        np.testing.assert_array_equal(both[:, 0], first.min(axis=0))
+        np.testing.assert_array_equal(both[:, 1], end.max(axis=0))
+
+
+PACKED = np.sort(np.random.default_rng(1).integers(0, 3, (2, FADED)), axis=1)
+ROLLED = np.roll(np.arange(FADED), 32)
+SKIPPING = {
+    "8-heads": (posenc.ALiBi(8, slopes=8 * 2.0 ** -np.arange(8)), {}),
+    "16-heads": (posenc.ALiBi(16, slopes=8 * 2.0 ** (-np.arange(16) / 2)), {"kv_heads": 4}),
+    "learned": (STEEP, {}),
+    "one-head-of-keys": (STEEP, {"kv_heads": 1}),
+    "gates": (SUBJECTS["forgetting"], {}),
+    "gates-and-slopes": (fox_alibi(), {"kv_heads": 2}),
+    "window": (STEEP, {"window": 30}),
+    "segments": (STEEP, {"q_seg": PACKED, "k_seg": PACKED}),
+    "positions": (STEEP, {"q_pos": ROLLED, "k_pos": ROLLED}),
+    "few-queries": (STEEP, {"q_length": 5}),
+    "fewer-queries": (STEEP, {"q_length": 37, "kv_heads": 2}),
+    "bfloat16": (STEEP, {"dtype": "bfloat16", "kv_heads": 2}),
+}
+
+
+@long
+@pytest.mark.parametrize("name", SKIPPING)
+def test_skipping_blocks_changes_at_most_a_rounding(name):
+    scheme, case = SKIPPING[name]
+    arrays, d_out = faded(scheme, **case)
+    sizes = ("kv_heads", "q_length", "dtype")
+    options = {option: value for option, value in case.items() if option not in sizes}
+    assert_as_all_blocks(
+        pulled(scheme, **options)(arrays, d_out),
+        pulled(scheme, skip_blocks=False, **options)(arrays, d_out),
+        case.get("dtype", "float32"),
+    )

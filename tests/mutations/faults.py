@@ -58,6 +58,7 @@ CHUNKED, TILE = (
 BLOCKS = "backends/posenc_jax/chunked/blocks.py"
 PLAN, GRADIENTS = "backends/posenc_jax/fused/plan.py", "backends/posenc_jax/fused/gradients.py"
 FUSED = "backends/posenc_jax/fused/implementation.py"
+NEEDED, RANGES = "backends/posenc_jax/needed.py", "backends/posenc_jax/chunked/ranges.py"
 ON_TPU, TPU_TILE, TPU_GRID, TPU_TABLE, TPU_OPERANDS = (
     "backends/posenc_jax/fused/tpu/queries.py",
     "backends/posenc_jax/fused/tpu/tile.py",
@@ -901,8 +902,8 @@ _JAX = (
         "chunked-groups-by-modulo",
         "query head h takes key head h % Hk",
         CHUNKED,
-        "q = call.q.reshape(batch, call.k.shape[1], -1, q_len, dim)",
-        "q = call.q.reshape(batch, -1, call.k.shape[1], q_len, dim).swapaxes(1, 2)",
+        "q = queries.q.reshape(count, batch, keys.k.shape[2], -1, rows, dim)",
+        "q = queries.q.reshape(count, batch, -1, keys.k.shape[2], rows, dim).swapaxes(2, 3)",
         ("test_laws.py implementation_equals_the_reference-jax-chunked-t5",),
     ),
     Fault(
@@ -1021,6 +1022,46 @@ _JAX = (
         "return self.has_bias_by_distance and table",
         "return self.aligned and table",
         ("test_implementations.py jax-chunked-checkered-causal-float32",),
+    ),
+    Fault(
+        "chunked-skips-nothing",
+        "ALiBi computes all keys of a long sequence, however far it fades",
+        BLOCKS,
+        "call.skip_blocks\n        and",
+        "False\n        and",
+        ("test_jax_chunked.py each_head_skips",),
+    ),
+    Fault(
+        "chunked-skips-what-no-head-needs",
+        "the head that looks farthest decides for all of them",
+        RANGES,
+        "_any_of_batch(needed_pairs(call, tiling.k_block))",
+        "_any_of_batch(needed_pairs(call, tiling.k_block)).any(axis=0, keepdims=True)",
+        ("test_jax_chunked.py each_head_skips",),
+    ),
+    Fault(
+        "chunked-skips-forward-alone",
+        "the backward pass computes every block",
+        CHUNKED,
+        "if query_range is None else",
+        "if True else",
+        ("test_jax_chunked.py each_head_skips",),
+    ),
+    Fault(
+        "needed-blocks-begin-late",
+        "the first block that a query needs is left out",
+        NEEDED,
+        "jnp.where(any_needed, first, 0)",
+        "jnp.where(any_needed, first + 1, 0)",
+        ("test_jax_chunked.py each_head_skips",),
+    ),
+    Fault(
+        "chunked-bounds-of-each-call-of-vmap",
+        "under vmap the backward pass copies the gradient of all queries in every step",
+        RANGES,
+        "_any_of_batch(jnp.any(needed, axis=0)), False",
+        "jnp.any(needed, axis=1), True",
+        ("test_jax_chunked.py vmap_share",),
     ),
     Fault(
         "chunked-in-float32",
@@ -1553,7 +1594,7 @@ _FUSED = (
     Fault(
         "plan-ranges-end-early",
         "the last block of keys that a query needs is left out",
-        PLAN,
+        NEEDED,
         "end = count - jnp.argmax(needed[..., ::-1], axis=-1)",
         "end = jnp.maximum(1, count - jnp.argmax(needed[..., ::-1], axis=-1) - 1)",
         ("test_fused.py by_definition nope-plain",),
@@ -1641,7 +1682,7 @@ _FUSED = (
     Fault(
         "plan-skips-nothing",
         "attention with ALiBi as slow as without, however far it fades",
-        PLAN,
+        NEEDED,
         "needed = needed if negligible is None else needed & ~negligible",
         "needed = needed",
         ("test_fused.py negligible_blocks",),

@@ -3,7 +3,8 @@
 Scores are computed tile by tile under an online softmax (Milakov and Gimelshein 2018, arXiv
 1805.02867). The backward pass computes them once more from the saved log-sum-exp (Dao et al. 2022,
 arXiv 2205.14135, algorithms 1 and 4). The scheme itself computes a tile's bias, and JAX
-differentiates it.
+differentiates it. On a CPU, heads come one after the other where far keys may be negligible, and
+each skips its own.
 
 Letters in shapes: those of ``PositionScheme``, ``G`` query heads per head of keys, ``n`` blocks,
 and ``bq`` queries or ``bk`` keys per block.
@@ -11,7 +12,6 @@ and ``bq`` queries or ``bk`` keys per block.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -37,7 +37,9 @@ from posenc_jax.chunked.blocks import (
     set_block,
     split_blocks,
 )
+from posenc_jax.chunked.heads import map_heads
 from posenc_jax.chunked.loops import loop_blocks, map_blocks, scan_blocks
+from posenc_jax.chunked.ranges import Ranges, needed_ranges
 from posenc_jax.chunked.tile import Softmax, tile_gradients, tile_scores
 from posenc_jax.derivatives import forbid_forward_mode, forbid_reverse_over_reverse
 from posenc_jax.tokens import Keys, Queries
@@ -53,31 +55,15 @@ def chunked(call: Call) -> tuple[Array, Array]:
     fully masked row is 0, and its log-sum-exp is the lowest finite number.
     """
     tiling = make_tiling(call)
+    q, k, v = call.q, call.k, call.v
     if may_be_fully_masked(call):
         q, k, v = _zero_fully_masked(
-            (call.q, call.k, call.v), (call.query.pos, call.query.seg),
-            (call.key.pos, call.key.seg), tiling,
-        )  # fmt: skip
-        call = replace(call, q=q, k=k, v=v)
-    batch, heads, q_len, dim = call.q.shape
-    q = call.q.reshape(batch, call.k.shape[1], -1, q_len, dim)
-    queries = Queries(
-        split_blocks(q, size=tiling.q_block, axis=3), _split_side(call.query, tiling.q_block)
-    )
-    keys = Keys(
-        split_blocks(call.k, size=tiling.k_block, axis=2),
-        split_blocks(call.v, size=tiling.k_block, axis=2),
-        _split_side(call.key, tiling.k_block),
-        tiling.valid_keys(),
-    )
+            (q, k, v), (call.query.pos, call.query.seg), (call.key.pos, call.key.seg), tiling
+        )
     specs = call.scheme.param_specs()
     learned = {name: array for name, array in call.arrays.items() if name in specs}
     fixed = {name: array for name, array in call.arrays.items() if name not in specs}
-    operands = make_varying((queries, keys, learned, fixed))
-    out, lse = (
-        join_blocks(a, axis=3, length=q_len).reshape(batch, heads, q_len, *a.shape[5:])
-        for a in _attend_compiled(tiling, *operands)
-    )
+    out, lse = _attend_compiled(tiling, q, k, v, call.query, call.key, learned, fixed)
     return out, lse
 
 
@@ -114,6 +100,54 @@ def _zero_fully_masked(
     return q, k, v
 
 
+@partial(jax.jit, static_argnums=0)
+def _attend_compiled(
+    tiling: Tiling,
+    q: Array,
+    k: Array,
+    v: Array,
+    query: Side,
+    key: Side,
+    learned: Arrays,
+    fixed: Arrays,
+) -> tuple[Array, Array]:
+    """Attention and its log-sum-exp, from whole arrays."""
+    ranges = None
+    if tiling.skips:
+        ranges = needed_ranges(tiling, q, k, v, query, key, {**learned, **fixed})
+    queries = Queries(
+        split_blocks(q, size=tiling.q_block, axis=2), _split_side(query, tiling.q_block)
+    )
+    keys = Keys(
+        split_blocks(k, size=tiling.k_block, axis=2),
+        split_blocks(v, size=tiling.k_block, axis=2),
+        _split_side(key, tiling.k_block),
+        tiling.valid_keys(),
+    )
+    operands = make_varying((queries, keys, learned, fixed, ranges))
+    operands = forbid_forward_mode(operands, _NAME)
+    attend = partial(_attend_heads, tiling)
+    results = map_heads(attend, operands, tiling.scheme) if tiling.skips else attend(*operands)
+    out, lse = (join_blocks(a, axis=2, length=q.shape[2]) for a in results)
+    return out, lse
+
+
+def _attend_heads(
+    tiling: Tiling,
+    queries: Queries,
+    keys: Keys,
+    learned: Arrays,
+    fixed: Arrays,
+    ranges: Ranges | None,
+) -> tuple[Array, Array]:
+    """Attention ``(n, B, H, bq, Dv)`` of all heads, or of some of them, and its log-sum-exp."""
+    count, batch, heads, rows, dim = queries.q.shape
+    q = queries.q.reshape(count, batch, keys.k.shape[2], -1, rows, dim)
+    results = _attend(tiling, queries._replace(q=q), keys, learned, fixed, ranges)
+    out, lse = (a.reshape(count, batch, heads, *a.shape[4:]) for a in results)
+    return out, lse
+
+
 def _split_side(side: Side, size: int) -> Side:
     """Integers ``(n, B or 1, 1, b)`` and features ``(n, B or 1, H or 1, b, ...)``, ``b`` per block.
 
@@ -129,19 +163,30 @@ def _split_side(side: Side, size: int) -> Side:
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attend(
-    tiling: Tiling, queries: Queries, keys: Keys, learned: Arrays, fixed: Arrays
+    tiling: Tiling,
+    queries: Queries,
+    keys: Keys,
+    learned: Arrays,
+    fixed: Arrays,
+    ranges: Ranges | None,
 ) -> tuple[Array, Array]:
     """Attention ``(n, B, Hk, G, bq, Dv)`` and its log-sum-exp, in blocks and the working dtype."""
-    return _forward(tiling, queries, keys, learned, fixed)[0]
+    return _forward(tiling, queries, keys, learned, fixed, ranges)[0]
 
 
 def _forward(
-    tiling: Tiling, queries: Queries, keys: Keys, learned: Arrays, fixed: Arrays
+    tiling: Tiling,
+    queries: Queries,
+    keys: Keys,
+    learned: Arrays,
+    fixed: Arrays,
+    ranges: Ranges | None,
 ) -> tuple[tuple[Array, Array], Any]:
     """Attention and log-sum-exp, and the residuals of their gradients."""
 
-    def attend_block(indexed: tuple[Array, Queries]) -> tuple[Array, Array, Array]:
-        i, query = indexed
+    def attend_block(indexed: tuple[Array, Queries, Array | None]) -> tuple[Array, Array, Array]:
+        i, query, key_range = indexed
+        bounds = tiling.key_blocks(i) if key_range is None else tuple(key_range[:, 0])
 
         def absorb(j: Array, softmax: Softmax) -> Softmax:
             key = get_block(keys, j)
@@ -150,26 +195,29 @@ def _forward(
 
         rows, dim = query.q.shape[:-1], keys.v.shape[-1]
         start = make_varying(Softmax.empty(rows, dim, tiling.dtype), query)
-        softmax: Softmax = loop_blocks(tiling.key_blocks(i), absorb, start)
+        softmax: Softmax = loop_blocks(bounds, absorb, start)
         return softmax.result()
 
-    blocks = jnp.arange(tiling.q_block_count), queries
+    blocks = jnp.arange(tiling.q_block_count), queries, None if ranges is None else ranges.keys
     results = forbid_reverse_over_reverse(map_blocks(attend_block, blocks), _NAME)
     out, lse, correction = results
-    return (out, lse), (queries, keys, learned, fixed, out, lse, correction)
+    return (out, lse), (queries, keys, learned, fixed, ranges, out, lse, correction)
 
 
 def _backward(tiling: Tiling, residuals: Any, d_results: tuple[Array, Array]) -> tuple[Any, ...]:
     """Gradients of queries, keys and learned arrays; each score is computed once."""
-    queries, keys, learned, fixed, out, lse, correction = residuals
+    queries, keys, learned, fixed, ranges, out, lse, correction = residuals
     d_out, d_lse = d_results
     # The derivative of the log-sum-exp with respect to a score is the weight of its key, so it is
     # enough to subtract d_lse from delta.
     delta = jnp.sum(out * d_out, axis=-1) - d_lse
     rows = (d_out * correction[..., None], lse, delta * correction)
 
-    def add_block(sums: tuple[Queries, Arrays], indexed: tuple[Array, Keys]) -> tuple[Any, Keys]:
-        j, key = indexed
+    def add_block(
+        sums: tuple[Queries, Arrays], indexed: tuple[Array, Keys, Array | None]
+    ) -> tuple[Any, Keys]:
+        j, key, query_range = indexed
+        bounds = tiling.query_blocks(j) if query_range is None else tuple(query_range[:, 0])
 
         def add_tile(i: Array, sums: tuple[Queries, Keys, Arrays]) -> tuple[Queries, Keys, Arrays]:
             d_queries, d_key, d_learned = sums
@@ -182,19 +230,14 @@ def _backward(tiling: Tiling, residuals: Any, d_results: tuple[Array, Array]) ->
 
         d_queries, d_learned = sums
         start = d_queries, zero_gradients(key, tiling.dtype), d_learned
-        d_queries, d_key, d_learned = loop_blocks(tiling.query_blocks(j), add_tile, start)
+        d_queries, d_key, d_learned = loop_blocks(bounds, add_tile, start)
         return (d_queries, d_learned), d_key
 
     start = zero_gradients((queries, learned), tiling.dtype)
-    blocks = jnp.arange(tiling.k_block_count), keys
+    blocks = jnp.arange(tiling.k_block_count), keys, None if ranges is None else ranges.queries
     (d_queries, d_learned), d_keys = scan_blocks(add_block, start, blocks)
     gradients = gradients_as((queries, keys, learned), (d_queries, d_keys, d_learned))
-    return *forbid_reverse_over_reverse(gradients, _NAME), None
+    return *forbid_reverse_over_reverse(gradients, _NAME), None, None
 
 
 _attend.defvjp(_forward, _backward)
-
-
-@partial(jax.jit, static_argnums=0)
-def _attend_compiled(tiling: Tiling, *operands: Any) -> tuple[Array, Array]:
-    return _attend(tiling, *forbid_forward_mode(operands, _NAME))

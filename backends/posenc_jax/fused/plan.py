@@ -12,12 +12,12 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 
 from posenc.backend import (
     Call,
@@ -30,12 +30,11 @@ from posenc.backend import (
     bias_by_distance,
     head_views,
     near_diagonals,
-    negligible_blocks,
     tile_views,
     visible,
-    visible_blocks,
 )
 from posenc_jax.fused.shapes import array_type
+from posenc_jax.needed import first_and_end, needed_pairs
 
 Form: TypeAlias = Literal["none", "elementwise", "by distance"]
 
@@ -386,12 +385,7 @@ def needed_blocks(call: Call, block: int) -> tuple[Array, Array]:
     As in ``Integers``. All visible pairs that are not negligible lie in these ranges. With sink
     tokens and a window, so do the blocks between the two, which are computed and masked.
     """
-    call = _stop_gradient(call)
-    any_visible, all_visible = visible_blocks(call, block)
-    needed = any_visible[:, None]
-    if call.skip_blocks:
-        negligible = negligible_blocks(call, block, all_visible=all_visible)
-        needed = needed if negligible is None else needed & ~negligible
+    needed = needed_pairs(call, block)
     batch, heads = call.q.shape[:2]
     q_blocks, k_blocks = needed.shape[2:]
     key_ranges = _ranges(needed, (batch, heads, q_blocks))
@@ -400,21 +394,8 @@ def needed_blocks(call: Call, block: int) -> tuple[Array, Array]:
 
 
 def _ranges(needed: Array, shape: tuple[int, ...]) -> Array:
-    """First True, and one past the last, along the last axis: ``(2, *shape)``; 0 and 0 if none."""
-    count = needed.shape[-1]
-    any_needed = jnp.any(needed, axis=-1)
-    first = jnp.argmax(needed, axis=-1)
-    end = count - jnp.argmax(needed[..., ::-1], axis=-1)
-    ranges = jnp.stack([jnp.where(any_needed, first, 0), jnp.where(any_needed, end, 0)])
-    return jnp.broadcast_to(ranges.astype(jnp.int32), (2, *shape))
-
-
-def _stop_gradient(call: Call) -> Call:
-    stop = lax.stop_gradient
-    return replace(
-        call, q=stop(call.q), k=stop(call.k), v=stop(call.v), arrays=stop(dict(call.arrays)),
-        query=call.query.map_features(stop), key=call.key.map_features(stop),
-    )  # fmt: skip
+    """``first_and_end`` with all axes: ``(2, *shape)``."""
+    return jnp.broadcast_to(first_and_end(needed), (2, *shape))
 
 
 def _stack_scalars(call: Call, plan: Plan) -> Array | None:
