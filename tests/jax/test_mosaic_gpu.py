@@ -20,6 +20,8 @@ posenc_jax = pytest.importorskip("posenc_jax")
 
 from posenc_jax.fused import mosaic_gpu  # noqa: E402
 from posenc_jax.fused.implementation import fused  # noqa: E402
+from posenc_jax.fused.mosaic_gpu import tile  # noqa: E402
+from posenc_jax.fused.plan import BiasReads, Plan  # noqa: E402
 from posenc_jax.fused.target import Target, targeting  # noqa: E402
 
 INTERPRETED, HOPPER = Target("gpu", "9.0", interpreted=True), Target("gpu", "9.0")
@@ -66,6 +68,7 @@ class Case:
 # Each is compiled and interpreted for seconds, so what can be combined is.
 CASES = {
     "no-bias-window": Case(NOPE, q_len=150, k_len=260, kv=1, options={"window": (90, 30)}),
+    "no-bias-negative-scale": Case(NOPE, q_len=70, k_len=100, options={"scale": -0.2}),
     "alibi-fewer-queries": Case(
         posenc.ALiBi(HEADS), "float16", 128, q_len=70, k_len=200, options={"causal": True}
     ),
@@ -124,6 +127,14 @@ def test_interpreted_kernels_equal_the_reference(name):
         summed = which in params or which == "x"
         wide = tolerance * (REDUCTION_FACTOR if summed else 1)
         assert_near(d_tensors[which], gradient, wide, f"gradient of {which}")
+
+
+@pytest.mark.parametrize("form", ["none", "elementwise"])
+@pytest.mark.parametrize("scale", [-0.3, 0.0, 0.3])
+def test_the_factor_of_scores_is_positive(form, scale):
+    """The maximum of a row is taken before scores are multiplied."""
+    plan = replace(Plan.of_one_block(NOPE, BiasReads(), 128), form=form, scale=scale)
+    assert tile.score_factor(plan) > 0
 
 
 @interprets

@@ -57,6 +57,8 @@ CHUNKED, TILE = (
 )
 BLOCKS = "backends/posenc_jax/chunked/blocks.py"
 PLAN, GRADIENTS = "backends/posenc_jax/fused/plan.py", "backends/posenc_jax/fused/gradients.py"
+FLOAT_POSITIONS = "backends/posenc_jax/fused/float_positions.py"
+ON_HOPPER = "backends/posenc_jax/fused/mosaic_gpu/tile.py"
 FUSED = "backends/posenc_jax/fused/implementation.py"
 NEEDED, RANGES = "backends/posenc_jax/needed.py", "backends/posenc_jax/chunked/ranges.py"
 ON_TPU, TPU_TILE, TPU_GRID, TPU_TABLE, TPU_OPERANDS = (
@@ -1678,6 +1680,30 @@ _FUSED = (
         "terms.append(least < -right)",
         "terms.append(least < right)",
         ("test_fused.py a_tile_is_masked",),
+    ),
+    Fault(
+        "plan-float-positions-without-a-bound",
+        "far apart, two positions become one, and their bias is that of a neighbour",
+        FLOAT_POSITIONS,
+        "if max(integers, default=math.inf) > EXACT:",
+        "if not integers:",
+        ("test_float_positions.py the_bound_counts", "test_float_positions.py squared"),
+    ),
+    Fault(
+        "plan-float-positions-for-any-integer",
+        "a bias of a remainder or of bits fails, or rounds, on floats",
+        FLOAT_POSITIONS,
+        "[_BOUNDS[name](integers)] if name in _BOUNDS else None",
+        "[_BOUNDS.get(name, max)(integers)]",
+        ("test_float_positions.py do_not_replace",),
+    ),
+    Fault(
+        "hopper-factor-of-a-negative-scale",
+        "where the scale is negative, the maximum of a row is its minimum, and weights overflow",
+        ON_HOPPER,
+        'plan.form == "none" and plan.scale > 0',
+        'plan.form == "none"',
+        ("test_mosaic_gpu.py factor_of_scores",),
     ),
     Fault(
         "plan-skips-nothing",

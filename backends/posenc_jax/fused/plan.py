@@ -33,6 +33,7 @@ from posenc.backend import (
     tile_views,
     visible,
 )
+from posenc_jax.fused.float_positions import exact_in_float32
 from posenc_jax.fused.shapes import array_type
 from posenc_jax.needed import first_and_end, needed_pairs
 
@@ -50,12 +51,16 @@ class Tokens(NamedTuple):
 
 
 class BiasReads(NamedTuple):
-    """Names that a bias reads: trainable params, constants, and features of each side."""
+    """What a bias reads, by name: trainable params, constants, and features of each side.
+
+    ``float_positions`` says whether it may read positions as float32.
+    """
 
     trainable: tuple[str, ...] = ()
     fixed: tuple[str, ...] = ()
     query: tuple[str, ...] = ()
     key: tuple[str, ...] = ()
+    float_positions: bool = False
 
 
 @dataclass(frozen=True)
@@ -73,6 +78,9 @@ class Plan:
         ``Operands.head_scalars``.
     q_feature, k_feature
         Name of the feature that the bias reads per query, and per key, or None.
+    float_positions
+        Whether kernels give the bias its positions as float32, which is as exact here and needs no
+        conversion for every pair. A mask compares integers all the same.
     aligned
         Query ``i`` is at position ``k_len - q_len + i``, key ``j`` at ``j``; no positions are
         given.
@@ -91,6 +99,7 @@ class Plan:
     fixed: tuple[str, ...]
     q_feature: str | None
     k_feature: str | None
+    float_positions: bool
     causal: bool
     window: Window | None
     sink_tokens: int
@@ -106,14 +115,20 @@ class Plan:
         """One block with an elementwise bias, to check whether a kernel with it lowers."""
         return cls(
             scheme=scheme, form="elementwise", trainable=reads.trainable, fixed=reads.fixed,
-            q_feature=_first(reads.query), k_feature=_first(reads.key), causal=False, window=None,
-            sink_tokens=0, scale=1.0, aligned=True, q_len=size, k_len=size, block=size,
+            q_feature=_first(reads.query), k_feature=_first(reads.key),
+            float_positions=reads.float_positions, causal=False, window=None, sink_tokens=0,
+            scale=1.0, aligned=True, q_len=size, k_len=size, block=size,
         )  # fmt: skip
 
     @property
     def scalars_read(self) -> tuple[str, ...]:
         """Names of the per-head scalars that the bias reads, trainable ones first."""
         return self.trainable + self.fixed
+
+    @property
+    def has_feature(self) -> bool:
+        """Whether the bias reads a feature of either side."""
+        return self.q_feature is not None or self.k_feature is not None
 
     @property
     def q_blocks(self) -> int:
@@ -276,6 +291,7 @@ def plan_call(
         fixed=reads.fixed,
         q_feature=_first(reads.query),
         k_feature=_first(reads.key),
+        float_positions=reads.float_positions,
         causal=call.causal,
         window=call.window,
         sink_tokens=call.sink_tokens,
@@ -310,7 +326,7 @@ def plan_call(
 
 
 def trace_bias_reads(call: Call) -> BiasReads:
-    """The names that the bias of a call reads, recorded while tracing it at one pair."""
+    """What the bias of a call reads, recorded while tracing it at one pair."""
     params: list[str] = []
     recorded: dict[str, list[str]] = {"query": [], "key": []}
     roles: tuple[Role, Role] = ("query", "key")
@@ -345,13 +361,16 @@ def trace_bias_reads(call: Call) -> BiasReads:
 
     pos = array_type((1, 1, 1, 1), call.key.pos.dtype)
     sides = (at_one_token(side.features) for side in (call.query, call.key))
-    jax.eval_shape(bias, pos, pos, dict(call.arrays), *sides)
+    traced = jax.make_jaxpr(bias)(pos, pos, dict(call.arrays), *sides)
+    furthest = max(call.q.shape[2], call.k.shape[2])  # of default positions
+    bounds = [furthest] * 2 + [None] * (len(traced.jaxpr.invars) - 2)
     specs, names = call.scheme.param_specs(), tuple(dict.fromkeys(params))
     return BiasReads(
         trainable=tuple(name for name in names if name in specs),
         fixed=tuple(name for name in names if name not in specs),
         query=tuple(dict.fromkeys(recorded["query"])),
         key=tuple(dict.fromkeys(recorded["key"])),
+        float_positions=call.aligned and exact_in_float32(traced, bounds),
     )
 
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from posenc_jax.fused.mosaic_gpu import namespace
 from posenc_jax.fused.mosaic_gpu.jax_version import WGMMA, plgpu
-from posenc_jax.fused.mosaic_gpu.tile import ROWS, d_by_feature, d_by_scalar
+from posenc_jax.fused.mosaic_gpu.tile import ROWS, bias_positions, d_by_feature, d_by_scalar
 from posenc_jax.fused.plan import Plan, Tokens
 from posenc_jax.fused.shapes import array_type
 
@@ -29,7 +29,10 @@ def lower(plan: Plan) -> None:
         shape = (ROWS, ROWS)
         iota = [plgpu.broadcasted_iota(jnp.int32, shape, axis, layout=WGMMA) for axis in (0, 1)]
         q, k = (
-            Tokens(pos, None if feature is None else pos.astype(jnp.float32))
+            Tokens(
+                bias_positions(plan, pos),
+                None if feature is None else pos.astype(jnp.float32),
+            )
             for pos, feature in zip(iota, (plan.q_feature, plan.k_feature), strict=True)
         )
         total = plan.bias(head_scalars, q, k, namespace)

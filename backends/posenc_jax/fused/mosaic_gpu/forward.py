@@ -24,6 +24,7 @@ from posenc_jax.fused.mosaic_gpu.tile import (
     masked_scores,
     plus_product,
     products,
+    score_factor,
     softmax_weights,
     zeros,
 )
@@ -63,9 +64,9 @@ def forward(
             key = loop.column_side(step, blocks)
             scores = masked_scores(plan, product, query, key, loop.bias(blocks))
             key_stream.release(step)
-            higher = jnp.maximum(highest, scores.max(axis=1))
+            higher = jnp.maximum(highest, scores.max(axis=1) * score_factor(plan))
             shrink = jnp.exp2(highest - higher)
-            weights = softmax_weights(scores, higher, 0)
+            weights = softmax_weights(plan, scores, higher, 0)
             total = total * shrink + weights.sum(axis=1)
             out = out * broadcast(shrink, 0, out.shape)
             # All of this is computed before the other warpgroup has its turn.

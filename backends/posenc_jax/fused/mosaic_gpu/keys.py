@@ -70,7 +70,7 @@ def d_keys(
             query = loop.column_side(step, blocks)
             key = loop.row_side()  # loaded in every step, because registers are few
             scores = masked_scores(plan, product, query, key, loop.bias(blocks))
-            weights = softmax_weights(scores, load_logsumexp(blocks, 1), 1)
+            weights = softmax_weights(plan, scores, load_logsumexp(blocks, 1), 1)
             # One product after the other: together they take more registers than there are.
             d_v = plus_product(d_v, weights.astype(dtype), d_out, loop.interpreter_scratch)
             (d_weights,) = products((v, d_out))

@@ -38,13 +38,14 @@ class Buffer(NamedTuple):
 def named_arrays(
     plan: Plan, operands: Operands, integers: Integers, residuals: Residuals | None = None
 ) -> dict[str, Array]:
-    """The arrays of a call by name, without the table; matrices as ``(B, L, H, D)``.
+    """The arrays of a call by name, without the table; the log-sum-exp in units of ``ln 2``.
 
-    That is how callers have them: XLA then moves none in memory before or after a kernel.
+    Matrices are ``(B, L, H, D)``, as callers have them: XLA then moves none in memory before or
+    after a kernel.
     """
     arrays = {**operands._asdict(), **integers._asdict()}
     if residuals is not None:
-        arrays |= residuals._asdict()
+        arrays |= residuals._replace(logsumexp=residuals.logsumexp * LOG2E)._asdict()
     unused = ("table",) if plan.form == "elementwise" else ("table", "head_scalars")
     return {
         name: swap_heads(array) if name in MATRICES else array
@@ -135,7 +136,7 @@ def load_side(axis: int, start: Any, names: Sequence[str], loaded: Mapping[str, 
 
 def load_logsumexp(loaded: Mapping[str, Any], axis: int) -> Array:
     """The log-sum-exp of queries that lie along an axis of a tile, in units of ``ln 2``."""
-    return _load(loaded["logsumexp"], axis) * LOG2E
+    return _load(loaded["logsumexp"], axis)
 
 
 def load_delta(loaded: Mapping[str, Any], axis: int) -> Array:

@@ -34,25 +34,27 @@ from posenc_jax.fused.plan import Integers, Operands, Plan
 class Scratch(NamedTuple):
     """Shared memory and barriers of a kernel, which lie in memory in this order.
 
-    Streams come first, because every step computes their addresses. At head_dim 128 the backward
-    kernels then take up to 29 registers less than with rows first; at 64, 6 more to 4 less.
+    Streams come before rows, because every step computes their addresses. At head_dim 128 the
+    backward kernels then take up to 29 registers less than with rows first; at 64, 6 more to 4
+    less. What only one kernel needs is small, and comes first: after the rows, the gradients of
+    keys with a feature spill 2 registers.
 
     Attributes
     ----------
+    own
+        By name, what only this kernel needs.
     streams
         As ``ring_buffer`` makes them, one per stream.
     rows, rows_arrived
         By name, what each warpgroup keeps; a barrier for it.
-    own
-        By name, what only this kernel needs.
     interpreter
         As ``plus_product`` takes it, per warpgroup.
     """
 
+    own: Any
     streams: Any
     rows: Any
     rows_arrived: Any
-    own: Any
     interpreter: Any
 
 

@@ -78,7 +78,7 @@ def d_queries(
             product, d_weights = products((q, blocks["k"]), (d_out, blocks["v"]))
             key = loop.column_side(step, blocks)
             scores = masked_scores(plan, product, query, key, loop.bias(blocks))
-            d_scores = tile_gradient(scores, d_weights, logsumexp, delta)
+            d_scores = tile_gradient(plan, scores, d_weights, logsumexp, delta)
             derivatives = _bias_derivatives(loop, query, key, d_scores.shape) if count else []
             sums = [
                 total + (d_scores * derivative).sum(axis=1)

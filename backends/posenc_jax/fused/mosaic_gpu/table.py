@@ -98,7 +98,7 @@ def d_table(
             key = load_side(1, k_start, PER_KEY, loaded)
             scores = masked_scores(plan, product, query, key, plgpu.load(bias, layout=WGMMA))
             logsumexp, delta = load_logsumexp(loaded, 0), load_delta(loaded, 0)
-            return tile_gradient(scores, d_weights, logsumexp, delta)
+            return tile_gradient(plan, scores, d_weights, logsumexp, delta)
 
         own_count = lax.div(batch * count - warpgroup + WARPGROUPS - 1, jnp.int32(WARPGROUPS))
         total = lax.fori_loop(jnp.int32(0), own_count, absorb, zeros(ROWS, ROWS))

@@ -1,8 +1,9 @@
 """A tile of scores inside a kernel for Hopper GPUs: its products, bias, mask and gradient.
 
-A warpgroup holds a tile in registers, in the layout that ``wgmma`` leaves. Scores are in units of
-``ln 2``, so that ``exp2`` gives the weights. A masked score is ``-inf``. The running maximum of a
-row starts at the finite ``MIN_SCORE_BASE_2``, so that their difference is never NaN.
+A warpgroup holds a tile in registers, in the layout that ``wgmma`` leaves. A weight is ``exp2`` of
+a score times ``score_factor``, less the maximum or log-sum-exp of its row in units of ``ln 2``: one
+multiply-add. A masked score is ``-inf``. The running maximum of a row starts at the finite
+``MIN_SCORE_BASE_2``, so that their difference is never NaN.
 """
 
 from __future__ import annotations
@@ -106,17 +107,28 @@ def broadcast(values: Array, axis: int, shape: Shape) -> Array:
     return lax.broadcast_in_dim(values, shape, [axis])
 
 
+def score_factor(plan: Plan) -> float:
+    """What scores of a tile are multiplied by to be in units of ``ln 2``; positive.
+
+    Multiplying late costs nothing. So without a bias, scores stay products of q and k. A negative
+    factor would turn the maximum of a row into its minimum.
+    """
+    if plan.form == "none" and plan.scale > 0:
+        return plan.scale * LOG2E
+    return LOG2E
+
+
 def masked_scores(plan: Plan, product: Array, query: TileSide, key: TileSide, bias: Bias) -> Array:
-    """Scores of a tile in units of ``ln 2``, ``-inf`` where a pair is masked.
+    """Scores of a tile divided by ``score_factor``, ``-inf`` where a pair is masked.
 
     ``bias`` is a tile, or a function of queries and keys.
     """
-    shape = product.shape
-    scores = product * (plan.scale * LOG2E)
+    shape, factor = product.shape, score_factor(plan)
+    scores = product * (plan.scale * LOG2E / factor)
     if callable(bias):
         bias = bias(*bias_tokens(plan, query, key, shape))
     if bias is not None:
-        scores = scores + bias * LOG2E
+        scores = scores + bias * (LOG2E / factor)
 
     def apply_mask(scores: Array) -> Array:
         q_pos, k_pos = (_positions(side, shape) for side in (query, key))
@@ -142,9 +154,9 @@ def masked_scores(plan: Plan, product: Array, query: TileSide, key: TileSide, bi
     return result
 
 
-def softmax_weights(scores: Array, logsumexp: Array, axis: int) -> Array:
+def softmax_weights(plan: Plan, scores: Array, logsumexp: Array, axis: int) -> Array:
     """Weights of a tile, from the log-sum-exp per query in units of ``ln 2``, along ``axis``."""
-    return jnp.exp2(scores - broadcast(logsumexp, axis, scores.shape))
+    return jnp.exp2(scores * score_factor(plan) - broadcast(logsumexp, axis, scores.shape))
 
 
 def softmax_gradient(weights: Array, d_weights: Array, delta: Array, axis: int) -> Array:
@@ -152,21 +164,33 @@ def softmax_gradient(weights: Array, d_weights: Array, delta: Array, axis: int) 
     return weights * (d_weights - broadcast(delta, axis, weights.shape))
 
 
-def tile_gradient(scores: Array, d_weights: Array, logsumexp: Array, delta: Array) -> Array:
+def tile_gradient(
+    plan: Plan, scores: Array, d_weights: Array, logsumexp: Array, delta: Array
+) -> Array:
     """Gradient of the scores of a tile with queries as rows."""
-    return softmax_gradient(softmax_weights(scores, logsumexp, 0), d_weights, delta, 0)
+    return softmax_gradient(softmax_weights(plan, scores, logsumexp, 0), d_weights, delta, 0)
 
 
 def bias_tokens(plan: Plan, query: TileSide, key: TileSide, shape: Shape) -> tuple[Tokens, Tokens]:
     """What the bias reads of the query and of the key of each pair of a tile."""
     at_query, at_key = (
         Tokens(
-            _positions(side, shape),
+            bias_positions(plan, _positions(side, shape)),
             None if side.feature is None else broadcast(side.feature, side.axis, shape),
         )
         for side in (query, key)
     )
     return at_query, at_key
+
+
+def bias_positions(plan: Plan, positions: Array) -> Array:
+    """Positions on a tile as a bias reads them.
+
+    Those as float32 are converted once per row and column, which stay in registers. Features do
+    too, and beside them there are too few registers for positions.
+    """
+    as_floats = plan.float_positions and not plan.has_feature
+    return positions.astype(jnp.float32) if as_floats else positions
 
 
 def bias_function(
