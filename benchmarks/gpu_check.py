@@ -7,8 +7,9 @@ call: results and all gradients. Then forward, backward and memory are measured 
 tokens, with interleaved runs, and results and gradients of some heads are compared with float64
 there too. Goals are told with the result: met, missed, or not measured and why.
 
-The exit code is 1 if an implementation is wrong or fails, or a baseline of the goals does. One JSON
-file holds all of it. It is written as results come, so a run that is stopped leaves a valid file.
+The exit code is 1 if an implementation is wrong or fails, or a baseline of the goals does, or if
+the run ends early. One JSON file holds all of it. It is written as results come, so a run that is
+stopped leaves a valid file.
 For more of each part give both a run of their own, ``--only correctness`` and ``--only speed``.
 
 ``--device cpu --quick`` runs the same code on small sizes as a dry run; its timings mean nothing.
@@ -23,6 +24,7 @@ import math
 import os
 import platform
 import secrets
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -47,7 +49,7 @@ _JUDGED = ("ours", "baseline")  # variants that must not fail
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code: 1 if an implementation of this library is wrong."""
+    """The exit code: 1 if an implementation of this library, or a baseline, is wrong or fails."""
     options = _options(arguments)
     runner = importlib.import_module(f"harness.{options.framework}_runner").FrameworkRunner(
         options.device, quick=options.quick, compiles=options.compiles
@@ -78,12 +80,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         result["ended by"] = None
     except BaseException as error:  # such as a device that computes nothing any more
         result["ended by"] = record.fault(error)
-        raise
-    finally:
-        writer.write(now=True)
-        # The goals come last here, because what shows output may show only its end.
-        print("\n".join(["", *_tables(result), "", *_summary(result), "", str(out)]))
-    return int(result["counts"]["bad"] > 0)
+        print("\n" + result["ended by"]["traceback"])
+    writer.write(now=True)
+    # The goals come last here, because what shows output may show only its end.
+    print("\n".join(["", *_tables(result), "", *_summary(result), "", str(out)]))
+    return int(result["counts"]["bad"] > 0 or result["ended by"] is not None)
 
 
 class Writer:
@@ -309,7 +310,7 @@ def _remarks(timings: list[dict[str, Any]]) -> list[str]:
         f"take {_HOST_BOUND} times as long, called one after another, as on the device alone": [
             (row, stage)
             for row, stage in stages
-            if row.get(f"wall of {stage}", 0) > _HOST_BOUND * row[stage]["median"]
+            if (row.get(f"wall of {stage}") or 0) > _HOST_BOUND * row[stage]["median"]
         ],
         "have other digits when called again, as after a race": [
             (row, stage)
@@ -360,5 +361,10 @@ def _positive(text: str) -> float:
     return value
 
 
+def _stop(*_: Any) -> None:
+    raise KeyboardInterrupt("terminated")
+
+
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _stop)  # so that a run that is stopped tells what it has
     sys.exit(main())

@@ -174,19 +174,20 @@ class Timing(ABC):
         settings, end = self._settings, self._budget.left() - share
         sizes = {"length": length, "heads": settings.heads, "dim": settings.dim}
         entries = [
-            Entry(
-                v,
-                {"variant": v.name, "role": v.role, "exact": v.exact}
-                | sizes
-                | {"status": "not run"},
-            )
+            Entry(v, {"variant": v.name, "role": v.role, "exact": v.exact, "status": "not run"})
             for v in self._variants
         ]
         rows = [entry.row for entry in entries]
         for entry in entries:
             entry.row |= sizes | {"reason": self._impossible(entry.variant, length)}
-        on_part(rows)
-        self._begin(entries, self._inputs(length), end, lambda: on_part(rows))
+
+        def tell() -> None:
+            for entry in entries:
+                self._judge(entry, length)
+            on_part(rows)
+
+        tell()
+        self._begin(entries, self._inputs(length), end, tell)
         runs = {
             (n, kind): partial(self._run, entry, kind)
             for n, entry in enumerate(entries)
@@ -199,9 +200,7 @@ class Timing(ABC):
         def on_round(taken: Mapping[Any, list[Sample]]) -> None:
             for (n, _), samples in taken.items():
                 entries[n].row |= summary(samples)
-            for entry in entries:
-                self._judge(entry, length)
-            on_part(rows)
+            tell()
 
         # Overrun by half, rather than run fewer rounds than needed.
         interleave(runs, rounds, Budget(1.5 * left), seed=length, on_round=on_round)
@@ -244,12 +243,12 @@ class Timing(ABC):
     def _judge(self, entry: Entry, length: int) -> None:
         """Whether results are right, and rates, of what was measured so far."""
         row, settings = entry.row, self._settings
+        if entry.variant.exact and "errors" in row:
+            row["right"] = all(map(_is_right, row["errors"].values()))
         if "forward" not in row and "step" not in row:
             return
         if row["status"] == "not run":  # a refused or failed step keeps its status
             row["status"] = "measured"
-        if entry.variant.exact:
-            row["right"] = all(map(_is_right, row["errors"].values()))
         pairs = length * (length + 1) / 2
         flops = 4 * settings.heads * settings.dim * pairs
         for stage, products in {"forward": 1, "backward": 2.5, "step": 3.5}.items():

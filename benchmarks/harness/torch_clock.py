@@ -17,7 +17,7 @@ from harness.clock import Sample
 Stage = tuple[str, Callable[[Any], Any]]
 _SCRATCH = 2**28  # bytes; caches hold less
 _CYCLES = 2_000_000  # a millisecond, about
-_CALLS, _QUEUED = 20, 100.0  # calls queued at once; milliseconds after which no more are
+_CALLS, _QUEUED = 20, 100.0  # calls queued at once, and milliseconds that they may take
 
 
 class Clock:
@@ -71,20 +71,22 @@ class Clock:
         waits = any("synchronizing CUDA operation" in str(w.message) for w in caught)
         return sample, torch.cuda.max_memory_allocated() - before, waits
 
-    def wall(self, stages: Sequence[Stage], ms: float) -> float:
-        """Milliseconds per call, queued one after another and waited for once.
+    def wall(self, stages: Sequence[Stage], ms: float) -> float | None:
+        """Milliseconds per call, up to 20 of them queued one after another and waited for once.
 
-        Up to 20 calls, fewer if one takes long: ``ms`` is about how long. More than the time of the
-        device means that the device waits for the host.
+        More than the time of the device means that the device waits for the host. None for calls
+        of over 100 ms, which no host is too slow for; ``ms`` is about how long one takes.
         """
-        calls, result = max(1, min(_CALLS, int(_QUEUED / max(ms, 1e-3)))), None
+        if ms > _QUEUED:
+            return None
+        calls, result = min(_CALLS, int(_QUEUED / max(ms, 1e-3))), None
         self._wait()
         begun = time.perf_counter()
         for _ in range(calls):
             for _, stage in stages:
                 result = stage(result)
         self._wait()
-        return 1e3 * (time.perf_counter() - begun) / calls
+        return float(f"{1e3 * (time.perf_counter() - begun) / calls:.6g}")
 
     def _wait(self) -> None:
         if self._gpu:

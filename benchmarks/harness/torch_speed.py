@@ -121,7 +121,7 @@ class Speed(Timing):
         entry.row |= {
             f"bytes of {kind}": used,
             f"{kind} makes the host wait": waits,
-            f"wall of {kind}": float(f"{self._clock.wall(stages, device):.6g}"),
+            f"wall of {kind}": self._clock.wall(stages, device),
         }
         entry.work[kind] = stages
 
