@@ -50,7 +50,9 @@ def distances(call: Call) -> Array:
 def _distances_between(call: Call, first: int, last: int) -> Array:
     xp, pos = call.xp, call.key.pos
     at = xp.arange(last - first + 1, dtype=pos.dtype, device=device(pos)) + first
-    return xp.clip(at, 1 - call.k.shape[2], call.q.shape[2] - 1)
+    # Not clip, which takes no lengths that torch's compiler leaves variable.
+    zero = xp.zeros_like(at)
+    return xp.minimum(xp.maximum(at, zero + 1 - call.k.shape[2]), zero + call.q.shape[2] - 1)
 
 
 def near_diagonals(call: Call, block: int) -> tuple[int, int]:

@@ -1653,8 +1653,8 @@ _FUSED = (
         "far-keys-read-the-table",
         "an atomic addition for each score, however far",
         "backends/posenc_torch/flex/near_far.py",
-        "    if (\n        k_len < MIN_BLOCKS * BLOCK\n",
-        "    if (\n        k_len < MIN_BLOCKS * BLOCK * 10**6\n",
+        "or k_len < MIN_BLOCKS * BLOCK\n",
+        "or k_len < MIN_BLOCKS * BLOCK * 10**6\n",
         ("test_flex_near_far.py divided_only_where_it_saves",),
     ),
     Fault(

@@ -50,15 +50,17 @@ class Part(NamedTuple):
 
 def near_and_far(call: Call) -> list[Part]:
     """The near and far parts of a call; empty if it is not worth dividing, or cannot be."""
+    left, right = call.scheme.constant_beyond()
     k_len = call.k.shape[2]
     if (
-        k_len < MIN_BLOCKS * BLOCK
+        left is right is None
         or target.is_cpu(call.q)  # its kernels have no log-sum-exp
         or not (call.plain and has_bias_by_distance(call))
         or may_have_negligible_blocks(call)  # a block that is skipped costs still less
+        # Asked last: in a larger graph this is a condition on the length.
+        or k_len < MIN_BLOCKS * BLOCK
     ):
         return []
-    left, right = call.scheme.constant_beyond()
     start, stop = 1 - -(-call.q.shape[2] // BLOCK), -(-k_len // BLOCK)
     first, end = near_diagonals(call, BLOCK)
     far = []
