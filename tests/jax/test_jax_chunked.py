@@ -387,6 +387,17 @@ def test_calls_of_a_vmap_share_their_ranges():
         np.testing.assert_array_equal(both[:, 1], end.max(axis=0))
 
 
+@long
+def test_calls_of_a_vmap_that_skip_are_as_each_alone():
+    run, (arrays, d_out) = pulled(STEEP), faded(STEEP, kv_heads=2)
+    calls = [arrays | {"q": size * arrays["q"]} for size in (0.1, 2.0)]
+    stacked = jax.tree.map(lambda *both: jnp.stack(both), *calls)
+    together = jax.vmap(run, in_axes=(0, None))(stacked, d_out)
+    for n, call in enumerate(calls):
+        of_one = jax.tree.map(lambda a, n=n: a[n], together)
+        assert_as_all_blocks(of_one, run(call, d_out))
+
+
 PACKED = np.sort(np.random.default_rng(1).integers(0, 3, (2, FADED)), axis=1)
 ROLLED = np.roll(np.arange(FADED), 32)
 SKIPPING = {

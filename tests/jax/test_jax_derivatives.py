@@ -11,6 +11,7 @@ jnp = jax.numpy
 posenc_jax = pytest.importorskip("posenc_jax")
 
 ONE_BLOCK, MORE = 20, 300
+BY_HEAD = 2000  # tokens, from which on heads come one after the other
 
 
 def problem(length, implementation):
@@ -54,7 +55,7 @@ def run(how, length, implementation, compiled):
 @pytest.mark.parametrize(
     "compiled", [pytest.param(True, id="jit"), pytest.param(False, id="eager", marks=long)]
 )
-@pytest.mark.parametrize("length", [ONE_BLOCK, MORE])
+@pytest.mark.parametrize("length", some([ONE_BLOCK, MORE, BY_HEAD], [ONE_BLOCK, MORE], long))
 @pytest.mark.parametrize(
     ("how", "message"), [(forward, "forward mode"), (reverse_over_reverse, "second derivatives")]
 )
@@ -73,7 +74,7 @@ def test_the_error_also_comes_from_inside_other_transformations():
         jax.vmap(lambda at, along: forward(jax.jit(loss), at, along))(*batched)
 
 
-@pytest.mark.parametrize("length", some([ONE_BLOCK, MORE], [ONE_BLOCK], long))
+@pytest.mark.parametrize("length", some([ONE_BLOCK, MORE, BY_HEAD], [ONE_BLOCK], long))
 def test_forward_over_reverse_is_right(length):
     result, expected = (
         run(forward_over_reverse, length, implementation, compiled=True)
