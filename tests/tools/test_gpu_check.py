@@ -370,6 +370,7 @@ def test_a_baseline_that_fails_is_an_error(few, tmp_path, monkeypatch, capsys):
 
 
 def test_a_host_that_waits_is_reported(few, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch_runner, "baselines", lambda: torch_variants.baselines()[:1])
     first = torch_clock.Clock.first
     monkeypatch.setattr(torch_clock.Clock, "first", lambda *a: (first(*a)[0], 0, True))
     own = [torch_variants.ours("alibi", "sdpa")]
@@ -383,6 +384,7 @@ def test_a_host_that_waits_is_reported(few, tmp_path, monkeypatch):
 
 def test_a_run_that_is_stopped_leaves_what_it_has(few, tmp_path, monkeypatch):
     monkeypatch.setattr(gpu_check, "_WRITING_SHARE", 1e9)
+    monkeypatch.setattr(torch_runner, "baselines", lambda: torch_variants.baselines()[:1])
     sampled = []
 
     def stopped(self, entry, kind):
