@@ -2411,6 +2411,22 @@ _FLEX_CALLS = (
         ("test_flex.py program_without_kernels",),
     ),
     Fault(
+        "flex-sum-of-positions-in-float32",
+        "q + k is even beyond 2**24",
+        "backends/posenc_torch/flex/float_positions.py",
+        "node.target == _aten.sub.Tensor and {*node.args}",
+        "node.target in (_aten.sub.Tensor, _aten.add.Tensor) and {*node.args}",
+        ("test_flex.py computes_with_integers",),
+    ),
+    Fault(
+        "flex-positions-of-callers-in-float32",
+        "positions beyond 2**24 are rounded",
+        FLEX,
+        "small = call.aligned and call.query.places is None",
+        "small = call.query.places is None",
+        ("test_flex.py default_positions_are_floats",),
+    ),
+    Fault(
         "flex-ranges-with-holes",
         "a row that needs fewer blocks than the next: columns are no ranges, gradients lack rows",
         "backends/posenc_torch/flex/ranges.py",

@@ -42,6 +42,7 @@ import posenc_torch
 from posenc_torch.flex import implementation as flex
 from posenc_torch.flex import target
 from posenc_torch.flex.block_mask import BLOCK, BlockMaskInputs, TokenIntegers, mask_key
+from posenc_torch.flex.float_positions import is_same_in_float32
 from posenc_torch.flex.params import repeatedly_read_arrays
 from posenc_torch.flex.ranges import block_lists
 from posenc_torch.flex.score_mod import DistanceBias, scheme_key
@@ -787,6 +788,59 @@ def test_other_masks_are_whole_lists(lengths, options):
     assert mask.kv_indices.shape[-1] == -(-lengths[1] // BLOCK)
     assert mask.kv_indices.stride() == mask.full_kv_indices.stride()
     assert mask.q_indices.stride() == mask.full_q_indices.stride()
+
+
+INTEGER_BIASES = [
+    lambda q, k: ((k - q) // 2).float(),
+    lambda q, k: (q + k).float(),
+    lambda q, k: ((q - k) * (q - k)).float(),
+    lambda q, k: ((q - k) - k).float(),
+    lambda q, k: torch.arange(9.0)[k],
+    lambda q, k: (q - k).clamp(-2, 2).half(),
+    lambda q, k: torch.where(k < 2**24 + 1, 0.0, 1.0),
+    lambda q, k: (q - k).half(),
+    lambda q, k: (3 * q - 3 * k).float(),
+]
+FLOAT_BIASES = [
+    lambda q, k: -0.5 * (q - k).abs().float(),
+    lambda q, k: torch.where((k > q) | (k == 3), 0.0, -((q - k).float() ** 2)),
+    lambda q, k: torch.tensor([0.5]) * (k - q),
+    lambda q, k: torch.zeros(1),
+    lambda q, k: q.float() * k.float(),
+]
+
+
+@pytest.mark.parametrize("bias", INTEGER_BIASES)
+def test_a_bias_that_computes_with_integers_gets_integers(bias):
+    assert not is_same_in_float32(bias, torch.zeros(1, dtype=torch.int32))
+
+
+@pytest.mark.parametrize("bias", FLOAT_BIASES)
+def test_a_bias_of_a_difference_takes_float32(bias):
+    assert is_same_in_float32(bias, torch.zeros(1, dtype=torch.int32))
+    largest = torch.tensor([0, 1, 3, 2**24 - 1, 2**24], dtype=torch.int32)
+    for q in largest:
+        expected, result = (bias(a, b) for a, b in ((q, largest), (q.float(), largest.float())))
+        assert (result == expected).all()
+
+
+def test_default_positions_are_floats_on_a_gpu():
+    q = torch.zeros(1, HEADS, 20, 16)
+
+    def floats(name, **options):
+        params = {n: torch.tensor(a) for n, a in params_of(SUBJECTS[name]).items()}
+        call = prepare(q, q, q, SUBJECTS[name], params, **options)
+        return flex._bias(call).float_positions
+
+    assert not floats("alibi")
+    with as_on_a_gpu():
+        assert floats("alibi")
+        assert floats("forgetting+alibi", x=torch.zeros(1, 20, 6), causal=True)
+        assert not floats("tide")
+        for names in (("q_pos", "k_pos"), ("q_axes", "k_axes")):
+            assert not floats("alibi", **dict.fromkeys(names, torch.arange(20)))
+        with FakeTensorMode():
+            assert floats("alibi-far")
 
 
 @contextlib.contextmanager

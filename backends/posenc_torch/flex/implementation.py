@@ -44,6 +44,7 @@ from posenc_torch.flex.block_mask import (
     TokenIntegers,
     mask_key,
 )
+from posenc_torch.flex.float_positions import LARGEST
 from posenc_torch.flex.kernel_options import kernel_options
 from posenc_torch.flex.near_far import merge, near_and_far
 from posenc_torch.flex.params import label_features, repeatedly_read_arrays
@@ -299,7 +300,12 @@ def _bias(call: Call) -> SchemeBias | DistanceBias | None:
     batch = call.q.shape[0] if target.is_cpu(call.q) else None
     features = call.query.features, call.key.features
     tokens = _bias_positions(call)
-    return SchemeBias.of(call.scheme, call.arrays, call.dtype, tokens, features, batch=batch)
+    bias = SchemeBias.of(call.scheme, call.arrays, call.dtype, tokens, features, batch=batch)
+    # Positions of callers may be larger. Inside a larger graph no other can be traced.
+    small = call.aligned and call.query.places is None and call.k.shape[2] <= LARGEST
+    if target.is_cpu(call.q) or not small or torch.compiler.is_compiling():
+        return bias
+    return bias.with_float_positions()
 
 
 def _reads_by_distance(call: Call) -> bool:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import array_api_compat.torch as xp
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from posenc.backend import (
     Call,
@@ -27,6 +28,7 @@ from posenc_torch.flex.block_mask import (
     mark_static,
     row_index,
 )
+from posenc_torch.flex.float_positions import is_same_in_float32
 from posenc_torch.flex.params import shared_params
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -36,6 +38,7 @@ ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 # its value changes. Kernels for a CPU take no symbols.
 _SCHEMES: dict[str, PositionScheme] = {}
 _KEYS: dict[Any, str] = {}
+_SAME_IN_FLOAT32: dict[Any, bool] = {}  # by scheme and names of arrays
 _LOCK = Lock()  # a new key counts those there are, and a scheme's hash lets other threads run
 
 
@@ -176,6 +179,8 @@ class SchemeBias(NamedTuple):
         Positions or places of queries and keys.
     query, key
         Features of queries and keys, as kernels capture them.
+    float_positions
+        Whether the bias gets positions in float32.
     """
 
     scheme_or_key: PositionScheme | str
@@ -185,6 +190,7 @@ class SchemeBias(NamedTuple):
     k: TokenIntegers
     query: Mapping[str, Tensor]
     key: Mapping[str, Tensor]
+    float_positions: bool = False
 
     @classmethod
     def of(
@@ -215,15 +221,37 @@ class SchemeBias(NamedTuple):
 
     def score_mod(self, score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         """The score with the bias of head ``h`` added."""
-        scheme = self.scheme
-        query = TokenFeatures(self.query, "query", b, h, i)
-        key = TokenFeatures(self.key, "key", b, h, j)
-        params = HeadParams(self.arrays, shared_params(scheme), h, self.dtype, query, key)
-        bias = scheme_bias(scheme, self.q.at(b, i), self.k.at(b, j), params, xp=xp)
+        q, k = self.q.at(b, i), self.k.at(b, j)
+        if self.float_positions:
+            q, k = q.to(torch.float32), k.to(torch.float32)
+        bias = self._bias(q, k, b, h, i, j)
         if bias is None:
             return score
         biased: Tensor = score.to(_score_dtype(score)) + bias.to(_score_dtype(score))
         return biased
+
+    def _bias(
+        self, q: Tensor, k: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor
+    ) -> Tensor | None:
+        """The bias of head ``h`` at positions ``q`` and ``k``, those of tokens ``i`` and ``j``."""
+        scheme = self.scheme
+        query = TokenFeatures(self.query, "query", b, h, i)
+        key = TokenFeatures(self.key, "key", b, h, j)
+        params = HeadParams(self.arrays, shared_params(scheme), h, self.dtype, query, key)
+        return scheme_bias(scheme, q, k, params, xp=xp)
+
+    def with_float_positions(self) -> SchemeBias:
+        """The bias with positions in float32, if it is the same function of them."""
+        key = self.scheme_or_key, self.dtype, *self.arrays, *self.query, *self.key
+        if key not in _SAME_IN_FLOAT32:
+            with _disable_current_modes():  # values do not matter, also if there are none
+                arrays, query, feature = map(_zeros_like, (self.arrays, self.query, self.key))
+                like = self._replace(arrays=arrays, query=query, key=feature)
+                at = torch.zeros(1, dtype=torch.int32, device="cpu")
+                _SAME_IN_FLOAT32[key] = is_same_in_float32(
+                    lambda q, k: like._bias(q, k, at, at, at, at), at
+                )
+        return self._replace(float_positions=_SAME_IN_FLOAT32[key])
 
 
 class DistanceBias(NamedTuple):
@@ -318,6 +346,14 @@ class ScoreSteps(NamedTuple):
             row, head = row_index(self.extra_bias, 0, b), row_index(self.extra_bias, 1, h)
             score = score + self.extra_bias[row, head, i, j]
         return score
+
+
+def _zeros_like(arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Zeros on a CPU in the place of arrays, in the memory of one."""
+    return {
+        name: torch.zeros((), dtype=a.dtype, device="cpu").expand(tuple(map(int, a.shape)))
+        for name, a in arrays.items()
+    }
 
 
 def _capture_features(
