@@ -43,6 +43,7 @@ from posenc_torch.flex import implementation as flex
 from posenc_torch.flex import target
 from posenc_torch.flex.block_mask import BLOCK, BlockMaskInputs, TokenIntegers, mask_key
 from posenc_torch.flex.float_positions import is_same_in_float32
+from posenc_torch.flex.near_far import near_and_far
 from posenc_torch.flex.params import repeatedly_read_arrays
 from posenc_torch.flex.ranges import block_lists
 from posenc_torch.flex.score_mod import DistanceBias, scheme_key
@@ -762,6 +763,24 @@ def test_ranges_compute_the_blocks_of_whole_lists():
         )
         assert (of_lists[..., : of_ranges.shape[-1]] == of_ranges).all()
     assert ranges.shape == (2, HEADS, 1800, 1800)
+
+
+def test_near_and_far_blocks_are_contiguous():
+    """What the kernels of both parts are told."""
+    scheme = SUBJECTS["t5"]
+    q = torch.zeros(1, HEADS, 4200, 16)
+    params = {n: torch.tensor(a) for n, a in params_of(scheme).items()}
+    with as_on_a_gpu():
+        parts = near_and_far(prepare(q, q, q, scheme, params, causal=True))
+        keywords = [flex.arguments(part.call, part.diagonals) for part in parts]
+    assert len(keywords) == 2
+    for keyword in keywords:
+        assert keyword["kernel_options"]["BLOCKS_ARE_CONTIGUOUS"]
+        for side in ("kv", "full_kv", "q", "full_q"):
+            numbers = getattr(keyword["block_mask"], f"{side}_num_blocks")[0, 0]
+            indices = getattr(keyword["block_mask"], f"{side}_indices")[0, 0]
+            for number, row in zip(numbers.tolist(), indices, strict=True):
+                assert (row[:number].diff() == 1).all()
 
 
 @pytest.mark.parametrize(
