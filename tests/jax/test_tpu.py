@@ -32,7 +32,11 @@ from posenc_jax.fused.tpu import tile as tpu_tile  # noqa: E402
 from posenc_jax.fused.tpu.grid import Diagonal, KeyMajor, QueryMajor, Step  # noqa: E402
 
 BLOCK, DIM = 8, 64
-SUBJECTS = COMMON | {"fox-alibi": fox_alibi(), "sunk-regions": sunk(Levelled())}
+SUBJECTS = COMMON | {
+    "fox-alibi": fox_alibi(),
+    "sunk-regions": sunk(Levelled()),
+    "t5-near": posenc.T5Bias(HEADS, num_buckets=8, max_distance=5),
+}
 INTERPRETED = Target("tpu", interpreted=True)
 OWN_CASES = {
     # Lengths that no block divides, a third of the queries in a segment that no key has, a negative
@@ -58,6 +62,8 @@ OWN_CASES = {
         },
         grouped=True,
     ),
+    # Far tiles on both sides, some of them padded.
+    "many-keys-in-order": Case({}, q_len=30, k_len=37),
     "many-keys": Case({"q_pos": np.arange(5) * 7, "k_pos": shuffled(37, 2)}, q_len=5, k_len=37),
 }
 FORMS = {
@@ -138,8 +144,8 @@ def _host(array):
 
 QUICK = [
     ("kerple", "shuffled", "float32"),
-    ("t5", "aligned", "bfloat16"),
-    ("fox-alibi", "sinks", "float32"),
+    ("t5-near", "aligned", "float32"),
+    ("fox-alibi", "sinks", "bfloat16"),
 ]
 MORE = [
     ("nope", "window-both-sides", "float32"),
@@ -147,6 +153,7 @@ MORE = [
     ("alibi", "many-keys", "float32"),
     ("alibi-learned", "everything", "float32"),
     ("t5", "window", "float32"),
+    ("t5-near", "many-keys-in-order", "float32"),
     ("forgetting", "everything", "float32"),
     ("fading", "grouped", "bfloat16"),
     ("fence", "plain", "float32"),
@@ -184,7 +191,7 @@ def ranges_by_head(batch, heads, q_blocks, k_blocks, rng):
 @pytest.mark.parametrize("order_of", [QueryMajor, KeyMajor, Diagonal])
 def test_a_grid_visits_needed_tiles_once_and_few_others(order_of):
     one_block = Plan.of_one_block(SUBJECTS["nope"], BiasReads(), BLOCK)
-    plan = replace(one_block, q_len=4 * BLOCK, k_len=4 * BLOCK)
+    plan = replace(one_block, q_len=4 * BLOCK, k_len=4 * BLOCK, near=(-1, 4))
     integers, needed = ranges_by_head(3, HEADS, 4, 4, np.random.default_rng(0))
     order = order_of(plan, integers)
     shape = tuple(map(int, order.grid))
@@ -192,10 +199,12 @@ def test_a_grid_visits_needed_tiles_once_and_few_others(order_of):
     step = Step(*map(np.asarray, order.step(order.prefetched, *ids)))
     tiles = list(zip(*step[:4], strict=True))
     visited = [tile for tile, here in zip(tiles, step.needed, strict=True) if here]
+    if order_of is Diagonal:
+        assert shape == (HEADS, 2, 3, 4)  # the causal diagonals of those that are near
+        assert order.visited().tolist() == [True, True, False, False, False]
+        needed = np.triu(needed, -1)
     assert sorted(visited) == list(zip(*needed.nonzero(), strict=True))
     if order_of is Diagonal:
-        _, _, q_block, k_block = needed.nonzero()
-        assert shape == (HEADS, 1 + np.ptp(k_block - q_block), 3, 4)
         return
     # All steps of a result follow each other, from one that is first to one that is last.
     by_key = order_of is KeyMajor
@@ -216,8 +225,9 @@ def test_a_grid_visits_needed_tiles_once_and_few_others(order_of):
 @long
 def test_only_blocks_in_range_are_computed(monkeypatch):
     monkeypatch.setattr(tpu, "BLOCKS", (BLOCK,))
-    call = call_of(SUBJECTS["t5"], length=27)
-    plan, operands, integers = plan_call(call, "by distance", BLOCK, reads_far=False)
+    call = call_of(SUBJECTS["t5-near"], length=27)
+    plan, operands, integers = plan_call(call, "by distance", BLOCK, reads_far=True)
+    assert plan.has_far
     rng = np.random.default_rng(0)
     operands = jax.tree.map(
         lambda a: jnp.asarray(rng.standard_normal(a.shape), jnp.float32), operands

@@ -61,11 +61,10 @@ FLOAT_POSITIONS = "backends/posenc_jax/fused/float_positions.py"
 ON_HOPPER = "backends/posenc_jax/fused/mosaic_gpu/tile.py"
 FUSED = "backends/posenc_jax/fused/implementation.py"
 NEEDED, RANGES = "backends/posenc_jax/needed.py", "backends/posenc_jax/chunked/ranges.py"
-ON_TPU, TPU_TILE, TPU_GRID, TPU_TABLE, TPU_OPERANDS = (
+ON_TPU, TPU_TILE, TPU_GRID, TPU_OPERANDS = (
     "backends/posenc_jax/fused/tpu/queries.py",
     "backends/posenc_jax/fused/tpu/tile.py",
     "backends/posenc_jax/fused/tpu/grid.py",
-    "backends/posenc_jax/fused/tpu/table.py",
     "backends/posenc_jax/fused/tpu/operands.py",
 )
 HOPPER = "backends/posenc_jax/fused/mosaic_gpu/__init__.py"
@@ -1807,7 +1806,7 @@ _FUSED = (
         TPU_OPERANDS,
         "return step.q_block * plan.block + (plan.k_len - plan.q_len), step.k_block * plan.block",
         "return step.q_block * plan.block + plan.block, step.k_block * plan.block",
-        ("test_tpu.py equal_the_reference t5-aligned",),
+        ("test_tpu.py equal_the_reference t5-near-aligned",),
     ),
     Fault(
         "tpu-gradients-of-scalars-from-one-lane",
@@ -1816,6 +1815,23 @@ _FUSED = (
         "to_row(jnp.sum(total[...], axis=1, keepdims=True))",
         "to_row(total[:, :1])",
         ("test_tpu.py equal_the_reference kerple-shuffled",),
+    ),
+    Fault(
+        "tpu-far-bias-of-the-other-side",
+        "keys far behind get the bias of keys far ahead",
+        TPU_OPERANDS,
+        "far=jnp.where(is_before, before, after)",
+        "far=jnp.where(is_before, after, before)",
+        ("test_tpu.py equal_the_reference t5-near-aligned",),
+    ),
+    Fault(
+        "tpu-far-gradients-by-near-tiles-too",
+        "the last bucket of a learned table learns from all keys",
+        ON_TPU,
+        "        if kind.far is not None:\n            total = lane_sums(d_scores)",
+        "        if far:\n            kind = kind._replace(is_before=jnp.bool(True))\n"
+        "            total = lane_sums(d_scores)",
+        ("test_tpu.py equal_the_reference t5-near-aligned",),
     ),
     Fault(
         "tpu-walks-the-longest-head-for-all",
@@ -1836,10 +1852,10 @@ _FUSED = (
     Fault(
         "tpu-unvisited-diagonals-are-not-zero",
         "distances that no query sees get whatever lay in memory as gradient",
-        TPU_TABLE,
-        "visited = (ahead >= 0) & (ahead < order.count)",
-        "visited = ahead >= 0",
-        ("test_tpu.py equal_the_reference t5-aligned",),
+        TPU_GRID,
+        "return (after >= 0) & (after < self.count)",
+        "return after >= 0",
+        ("test_tpu.py visits_needed_tiles_once Diagonal",),
     ),
     Fault(
         "tpu-gradient-of-a-feature-is-a-numbers",

@@ -36,6 +36,8 @@ _MAX_PREFETCHED = 2**17  # half of the 2**20 bytes of memory for scalars
 class Tpu(Device):
     """TPUs of every generation that Pallas lowers for."""
 
+    reads_far = True
+
     def unsupported(self, target: Target) -> str | None:
         if jax.__version_info__ < OLDEST:
             oldest = ".".join(map(str, OLDEST))

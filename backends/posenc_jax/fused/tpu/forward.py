@@ -24,7 +24,16 @@ from posenc_jax.fused.tpu.operands import (
     table_tile,
     tile_tokens,
 )
-from posenc_jax.fused.tpu.tile import LANES, across, lane_sums, masked_scores, product, to_row
+from posenc_jax.fused.tpu.tile import (
+    LANES,
+    TileKind,
+    across,
+    lane_sums,
+    masked_scores,
+    product,
+    to_row,
+    without_far,
+)
 
 
 def forward(
@@ -62,16 +71,17 @@ def _forward(order: GridOrder, step: Step, ins: Refs, outs: Refs, scratch: Refs)
         highest[...] = jnp.full_like(highest, MIN_SCORE)
         total[...] = jnp.zeros_like(total)
 
-    def add_tile(masked: bool) -> None:
+    def add_tile(kind: TileKind) -> None:
         tokens = tile_tokens(order, step, ins, scratch["columns"])
         scores = product(ins["q"][...], ins["k"][...], transposed=True)
         scalars = head_scalars(order, step, ins)
-        table = table_tile(ins, shift=1)
-        scores = masked_scores(order.plan, scores, tokens, scalars, table, masked=masked)
+        table = table_tile(ins, kind, shift=1)
+        scores = masked_scores(order.plan, scores, tokens, scalars, table, masked=kind.masked)
         before = highest[...]
-        after = jnp.maximum(before, jnp.max(scores, axis=1, keepdims=True))
+        of_tile = jnp.max(scores, axis=1, keepdims=True)
+        after = jnp.maximum(before, of_tile if kind.far is None else of_tile + kind.far)
         shrink = jnp.exp(before - after)
-        weights = jnp.exp(scores - across(after, scores.shape[1]))
+        weights = jnp.exp(scores - across(without_far(after, kind), scores.shape[1]))
         highest[...] = after
         total[...] = total[...] * shrink + lane_sums(weights)
         out[...] = out[...] * across(shrink, out.shape[1]) + product(weights, ins["v"][...])

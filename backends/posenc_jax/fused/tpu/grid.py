@@ -77,8 +77,9 @@ class GridOrder(ABC):
         """The step at some indices of the grid."""
 
     def table_row(self, step: Step) -> Any:
-        """The first of the two rows of a table that a tile reads."""
-        return self.plan.q_blocks - 1 + step.k_block - step.q_block
+        """The first of the two rows of a table that a tile reads; of a far tile, that of a near."""
+        first, end = self.plan.near
+        return jnp.clip(step.k_block - step.q_block - first, 0, end - first - 1)
 
 
 class QueryMajor(GridOrder):
@@ -123,13 +124,15 @@ class KeyMajor(GridOrder):
 
     def table_row(self, step: Step) -> Any:
         """As in ``GridOrder``, but of a flipped table."""
-        return self.plan.k_blocks - 1 + step.q_block - step.k_block
+        first, end = self.plan.near
+        return end - first - 1 - super().table_row(step)
 
 
 class Diagonal(GridOrder):
-    """For each diagonal with a needed tile, all batches, and in each all tiles of the diagonal.
+    """For each near diagonal with a needed tile, all batches, and in each its tiles.
 
-    These diagonals are ``first`` and the next ones, ``count`` in all.
+    These diagonals are ``first`` and the next ones, ``count`` in all, where 0 is the first near
+    diagonal of the plan.
     """
 
     sequential = 2
@@ -137,17 +140,23 @@ class Diagonal(GridOrder):
     def __init__(self, plan: Plan, integers: Integers) -> None:
         self.plan, (self.batch, self.heads) = plan, integers.key_ranges.shape[1:3]
         first, end = integers.key_ranges
-        # The diagonal of a tile: 0 has the last block of queries and the first block of keys.
-        before = plan.q_blocks - 1 - jnp.arange(plan.q_blocks, dtype=jnp.int32)
-        diagonals = plan.q_blocks + plan.k_blocks - 1
-        self.first = jnp.min(jnp.where(first < end, before + first, diagonals - 1))
-        after = jnp.max(jnp.where(first < end, before + end, 0))
-        self.count = jnp.maximum(after - self.first, 1)
+        near, near_end = plan.near
+        q_block = jnp.arange(plan.q_blocks, dtype=jnp.int32)
+        lowest = jnp.min(jnp.where(first < end, first - q_block, near_end - 1))
+        highest = jnp.max(jnp.where(first < end, end - 1 - q_block, near))
+        self.first, last = (jnp.clip(d, near, near_end - 1) - near for d in (lowest, highest))
+        self.count = jnp.maximum(last + 1 - self.first, 1)
         self.grid = (self.heads, self.count, self.batch, min(plan.q_blocks, plan.k_blocks))
         self.prefetched = {
             "key_ranges": integers.key_ranges.reshape(-1),
             "first": self.first.reshape(1),
         }
+
+    def visited(self) -> Array:
+        """Which near diagonals these are; nothing is written for the others."""
+        first, end = self.plan.near
+        after = jnp.arange(end - first) - self.first
+        return (after >= 0) & (after < self.count)
 
     @staticmethod
     def diagonal(prefetched: Refs, *ids: Any) -> Any:
@@ -157,7 +166,7 @@ class Diagonal(GridOrder):
     def step(self, prefetched: Refs, *ids: Any) -> Step:
         h, _, b, t = ids
         q_blocks, k_blocks = self.plan.q_blocks, self.plan.k_blocks
-        ahead = self.diagonal(prefetched, *ids) - (q_blocks - 1)
+        ahead = self.diagonal(prefetched, *ids) + self.plan.near[0]
         i = t + jnp.maximum(-ahead, 0)
         exists = (i < q_blocks) & (i + ahead < k_blocks)
         i = jnp.where(exists, i, 0)
@@ -213,9 +222,9 @@ def run_grid(
     """Run a kernel over a grid.
 
     ``operands`` and ``results`` have these shapes: ``MATRICES`` are ``(B, heads, L, D)``.
-    ``head_scalars`` are ``(1, H * P)``. Rows of a table are ``(H, rows, 1, n)``: a tile reads the
-    two rows ``low`` and ``high``, and a diagonal writes the row ``line``. All others hold ``n``
-    numbers per token, ``(B, heads or 1, n, L)``.
+    ``head_scalars`` are ``(1, H * P)``, and ``far`` is ``(1, H * 2)``. Rows of a table are
+    ``(H, rows, 1, n)``: a tile reads the two rows ``low`` and ``high``, and a diagonal writes the
+    row ``line``. All others hold ``n`` numbers per token, ``(B, heads or 1, n, L)``.
     """
     parallel = len(order.grid) - order.sequential
     semantics: list[Literal["parallel", "arbitrary"]] = ["parallel"] * parallel
@@ -250,7 +259,7 @@ def _spec(order: GridOrder, name: str, array: Any) -> Any:
     """Which block of an array a step gets."""
     if array is None:
         return None
-    if name == "head_scalars":
+    if name in ("head_scalars", "far"):
         return pl.BlockSpec(memory_space=pltpu.SMEM)
     heads, size = array.shape[1], order.plan.block
 

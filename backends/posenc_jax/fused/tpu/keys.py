@@ -25,11 +25,13 @@ from posenc_jax.fused.tpu.operands import (
 )
 from posenc_jax.fused.tpu.tile import (
     LANES,
+    TileKind,
     bias_derivatives,
     lane_sums,
     masked_scores,
     product,
     tile_gradient,
+    without_far,
 )
 
 
@@ -70,15 +72,15 @@ def _d_keys(order: GridOrder, step: Step, ins: Refs, outs: Refs, scratch: Refs) 
         for total in (d_k, d_v, *sums):
             total[...] = jnp.zeros_like(total)
 
-    def add_tile(masked: bool) -> None:
+    def add_tile(kind: TileKind) -> None:
         tokens = tile_tokens(order, step, ins, scratch["columns"])
         scalars = head_scalars(order, step, ins)
         q, d_out = ins["q"][...], ins["d_out"][...]
         scores = product(ins["k"][...], q, transposed=True)
-        table = table_tile(ins, shift=0)
-        scores = masked_scores(plan, scores, tokens, scalars, table, masked=masked)
+        table = table_tile(ins, kind, shift=0)
+        scores = masked_scores(plan, scores, tokens, scalars, table, masked=kind.masked)
         d_weights = product(ins["v"][...], d_out, transposed=True)
-        logsumexp, delta = ins["logsumexp"][...], ins["delta"][...]
+        logsumexp, delta = without_far(ins["logsumexp"][...], kind), ins["delta"][...]
         weights, d_scores = tile_gradient(scores, d_weights, logsumexp, delta)
         d_k[...] += product(d_scores, q)
         d_v[...] += product(weights, d_out)

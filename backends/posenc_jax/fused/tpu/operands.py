@@ -14,9 +14,10 @@ from jax.experimental.pallas import tpu as pltpu
 from posenc_jax.fused.gradients import Residuals
 from posenc_jax.fused.plan import Integers, Operands, Plan
 from posenc_jax.fused.shapes import array_type
-from posenc_jax.fused.tpu.grid import GridOrder, KeyMajor, Refs, Step
+from posenc_jax.fused.tpu.grid import Diagonal, GridOrder, KeyMajor, Refs, Step
 from posenc_jax.fused.tpu.tile import (
     LANES,
+    TileKind,
     TileTokens,
     across,
     iota,
@@ -26,6 +27,7 @@ from posenc_jax.fused.tpu.tile import (
     to_column,
     to_row,
     toeplitz,
+    without_far,
 )
 
 PER_QUERY = ("q_pos", "q_seg", "q_feature", "logsumexp", "delta")
@@ -47,8 +49,9 @@ def named_operands(
     for name in ("q_feature", "k_feature"):
         array = getattr(operands, name)
         named[name] = None if array is None else array[:, :, None, :]
-    scalars = operands.head_scalars
-    named["head_scalars"] = None if scalars is None else scalars.reshape(1, -1)
+    for name in ("head_scalars", "far"):
+        array = getattr(operands, name)
+        named[name] = None if array is None else array.reshape(1, -1)
     named["low"] = named["high"] = None
     if operands.table is not None:
         table = jnp.flip(operands.table, (1, 2)) if flipped else operands.table
@@ -79,11 +82,11 @@ def fill_columns(columns: Refs, ins: Refs) -> None:
 
 
 def on_needed_tile(
-    order: GridOrder, step: Step, ins: Refs, compute: Callable[[bool], None]
+    order: GridOrder, step: Step, ins: Refs, compute: Callable[[TileKind], None]
 ) -> None:
-    """Call ``compute(masked)`` if a step has a tile; ``masked`` is whether it may mask pairs.
+    """Call ``compute(kind)`` if a step has a tile.
 
-    Both kinds of tiles are compiled, each whole: a mask costs operations for every score, and a
+    Each kind of tile is compiled whole: a mask or a table costs operations for every score, and a
     branch within a tile would store its scores.
     """
     plan = order.plan
@@ -91,11 +94,28 @@ def on_needed_tile(
     masked = plan.needs_mask(
         q_start, plan.block, k_start, plan.block, has_segments=ins["q_seg"] is not None
     )
-    if isinstance(masked, bool):
-        pl.when(step.needed)(lambda: compute(masked))
-    else:
-        pl.when(step.needed & masked)(lambda: compute(True))
-        pl.when(step.needed & ~masked)(lambda: compute(False))
+    near = TileKind(masked=masked is not False)
+    if not plan.has_far:
+        _when(step.needed, masked, near, compute)
+        return
+    first, end = plan.near
+    diagonal = step.k_block - step.q_block
+    is_before = diagonal < first
+    is_far = is_before | (diagonal >= end)
+    # A row has two or three near tiles, one of them masked: not worth two kinds.
+    pl.when(step.needed & ~is_far)(lambda: compute(near))
+    if not isinstance(order, Diagonal):
+        before, after = (ins["far"][0, 2 * step.head + n] for n in (0, 1))
+        far = near._replace(far=jnp.where(is_before, before, after), is_before=is_before)
+        _when(step.needed & is_far, masked, far, compute)
+
+
+def _when(condition: Any, masked: Any, kind: TileKind, compute: Callable[[TileKind], None]) -> None:
+    """Compute a kind of tile, with a mask or without one, on a condition."""
+    if not isinstance(masked, bool):
+        pl.when(condition & ~masked)(lambda: compute(kind._replace(masked=False)))
+        condition = condition & masked
+    pl.when(condition)(lambda: compute(kind))
 
 
 def _starts(plan: Plan, step: Step) -> tuple[Any, Any]:
@@ -141,26 +161,25 @@ def head_scalars(order: GridOrder, step: Step, ins: Refs) -> list[Any]:
     return [scalars[0, step.head * per_head + n] for n in range(len(order.plan.scalars_read))]
 
 
-def table_tile(ins: Refs, *, shift: int) -> Array | None:
-    """A bias by distance on a tile; None for other forms."""
-    if ins["low"] is None:
+def table_tile(ins: Refs, kind: TileKind, *, shift: int) -> Array | None:
+    """A bias by distance on a near tile; None for far ones and other forms."""
+    if ins["low"] is None or kind.far is not None:
         return None
     return toeplitz(ins["low"][...], ins["high"][...], shift=shift)
 
 
 def d_scores_of_queries(
-    order: GridOrder, step: Step, ins: Refs, columns: Refs, *, masked: bool
+    order: GridOrder, step: Step, ins: Refs, columns: Refs, kind: TileKind
 ) -> tuple[Array, TileTokens]:
     """Gradient of the scores of a tile with queries as rows, and the tokens of the tile."""
     tokens = tile_tokens(order, step, ins, columns)
     scores = product(ins["q"][...], ins["k"][...], transposed=True)
     scalars = head_scalars(order, step, ins)
-    table = table_tile(ins, shift=1)
-    scores = masked_scores(order.plan, scores, tokens, scalars, table, masked=masked)
+    table = table_tile(ins, kind, shift=1)
+    scores = masked_scores(order.plan, scores, tokens, scalars, table, masked=kind.masked)
     d_weights = product(ins["d_out"][...], ins["v"][...], transposed=True)
-    logsumexp, delta = (
-        across(columns[name][...], scores.shape[1]) for name in ("logsumexp", "delta")
-    )
+    logsumexp, delta = without_far(columns["logsumexp"][...], kind), columns["delta"][...]
+    logsumexp, delta = (across(column, scores.shape[1]) for column in (logsumexp, delta))
     _, d_scores = tile_gradient(scores, d_weights, logsumexp, delta)
     return d_scores, tokens
 

@@ -27,7 +27,7 @@ from posenc_jax.fused.tpu.operands import (
     per_token,
     write_rows,
 )
-from posenc_jax.fused.tpu.tile import LANES, bias_derivatives, lane_sums, product
+from posenc_jax.fused.tpu.tile import LANES, TileKind, bias_derivatives, lane_sums, product
 
 
 def d_queries(
@@ -35,7 +35,7 @@ def d_queries(
 ) -> tuple[Array, Array | None, Array | None, Array | None]:
     """As ``Kernels.d_queries``."""
     q, block, scalars = operands.q, plan.block, len(plan.trainable)
-    has_feature = operands.q_feature is not None
+    has_feature, has_far = operands.q_feature is not None, operands.far is not None
     named = named_operands(operands, integers, residuals)
     outputs = run_grid(
         _d_queries,
@@ -45,34 +45,40 @@ def d_queries(
             "d_q": array_type(q.shape, q.dtype),
             "d_scalars": per_token(q, scalars) if scalars else None,
             "d_q_feature": per_token(q, 1) if has_feature else None,
+            "d_far": per_token(q, 2) if has_far else None,
         },
         {
             "columns": column_scratch(named, PER_QUERY, block),
             "d_q": pltpu.VMEM((block, q.shape[3]), jnp.float32),
             "sums": [pltpu.VMEM((block, LANES), jnp.float32)] * (scalars + has_feature),
+            "far": [pltpu.VMEM((block, LANES), jnp.float32)] * (2 * has_far),
         },
         interpreted=interpreted,
     )
     d_feature = outputs["d_q_feature"][:, :, 0] if has_feature else None
-    return outputs["d_q"], outputs["d_scalars"], d_feature, None
+    return outputs["d_q"], outputs["d_scalars"], d_feature, outputs["d_far"]
 
 
 def _d_queries(order: GridOrder, step: Step, ins: Refs, outs: Refs, scratch: Refs) -> None:
-    plan, d_q, sums = order.plan, scratch["d_q"], scratch["sums"]
+    plan, d_q, sums, far = order.plan, scratch["d_q"], scratch["sums"], scratch["far"]
 
     @pl.when(step.is_first)
     def _() -> None:
         fill_columns(scratch["columns"], ins)
-        for total in (d_q, *sums):
+        for total in (d_q, *sums, *far):
             total[...] = jnp.zeros_like(total)
 
-    def add_tile(masked: bool) -> None:
+    def add_tile(kind: TileKind) -> None:
         columns = scratch["columns"]
-        d_scores, tokens = d_scores_of_queries(order, step, ins, columns, masked=masked)
+        d_scores, tokens = d_scores_of_queries(order, step, ins, columns, kind)
         d_q[...] += product(d_scores, ins["k"][...])
         derivatives = bias_derivatives(plan, tokens, head_scalars(order, step, ins), "query")
         for total, derivative in zip(sums, derivatives, strict=True):
             total[...] += lane_sums(d_scores * derivative)
+        if kind.far is not None:
+            total = lane_sums(d_scores)
+            for target, here in zip(far, (kind.is_before, ~kind.is_before), strict=True):
+                target[...] += jnp.where(here, total, 0.0)
 
     on_needed_tile(order, step, ins, add_tile)
 
@@ -81,3 +87,4 @@ def _d_queries(order: GridOrder, step: Step, ins: Refs, outs: Refs, scratch: Ref
         outs["d_q"][...] = (d_q[...] * plan.scale).astype(outs["d_q"].dtype)
         write_rows(outs["d_scalars"], sums[: len(plan.trainable)])
         write_rows(outs["d_q_feature"], sums[len(plan.trainable) :])
+        write_rows(outs["d_far"], far)

@@ -18,7 +18,7 @@ from posenc_jax.fused.tpu.operands import (
     named_operands,
     on_needed_tile,
 )
-from posenc_jax.fused.tpu.tile import diagonal_sums
+from posenc_jax.fused.tpu.tile import TileKind, diagonal_sums
 
 
 def d_table(
@@ -26,9 +26,8 @@ def d_table(
 ) -> Array:
     """As ``Kernels.d_table``."""
     assert operands.table is not None
-    q = operands.q
-    order, block = Diagonal(plan, integers), plan.block
-    heads, diagonals = q.shape[1], plan.q_blocks + plan.k_blocks - 1
+    heads, rows, block = operands.table.shape
+    order, diagonals = Diagonal(plan, integers), rows - 1
     named = named_operands(operands, integers, residuals)
     outputs = run_grid(
         _d_table,
@@ -38,10 +37,9 @@ def d_table(
         {"columns": column_scratch(named, PER_QUERY, block)},
         interpreted=interpreted,
     )
-    ahead = jnp.arange(diagonals)[:, None, None] - order.first
-    visited = (ahead >= 0) & (ahead < order.count)
     # Diagonal ``d`` has rows ``d`` and ``d + 1`` of the table.
-    lines = jnp.where(visited, outputs["line"].reshape(heads, diagonals, 2, block), 0.0)
+    lines = outputs["line"].reshape(heads, diagonals, 2, block)
+    lines = jnp.where(order.visited()[:, None, None], lines, 0.0)
     low, high = (jnp.pad(lines[:, :, row], ((0, 0), (row, 1 - row), (0, 0))) for row in (0, 1))
     return low + high
 
@@ -53,9 +51,9 @@ def _d_table(order: GridOrder, step: Step, ins: Refs, outs: Refs, scratch: Refs)
     def _() -> None:
         line[...] = jnp.zeros_like(line)
 
-    def add_tile(masked: bool) -> None:
+    def add_tile(kind: TileKind) -> None:
         fill_columns(scratch["columns"], ins)
-        d_scores, _ = d_scores_of_queries(order, step, ins, scratch["columns"], masked=masked)
+        d_scores, _ = d_scores_of_queries(order, step, ins, scratch["columns"], kind)
         line[...] += diagonal_sums(d_scores)
 
     on_needed_tile(order, step, ins, add_tile)

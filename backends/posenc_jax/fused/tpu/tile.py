@@ -22,6 +22,25 @@ from posenc_jax.fused.plan import MASK_VALUE, Plan, Tokens
 LANES, SUBLANES = 128, 8  # of a register
 
 
+class TileKind(NamedTuple):
+    """What kind of tile is computed.
+
+    Attributes
+    ----------
+    masked
+        Whether a pair may be masked.
+    far
+        The bias of a far tile, a scalar; None for a near one and other forms of bias. Scores are
+        without it: it is added to their maximum, and subtracted from the log-sum-exp.
+    is_before
+        Whether a far tile is before the near ones; or None.
+    """
+
+    masked: bool
+    far: Any = None
+    is_before: Any = None
+
+
 class TileTokens(NamedTuple):
     """Queries and keys of a tile: those of one side as a column, those of the other as a row."""
 
@@ -108,6 +127,11 @@ def masked_scores(
         return scores
     mask = plan.mask(tokens.q_pos, tokens.k_pos, tokens.k_index, tokens.q_seg, tokens.k_seg)
     return scores if mask is None else jnp.where(mask, scores, MASK_VALUE)
+
+
+def without_far(per_query: Array, kind: TileKind) -> Array:
+    """A number to subtract from scores, for scores that are without the bias of a far tile."""
+    return per_query if kind.far is None else per_query - kind.far
 
 
 def tile_gradient(
