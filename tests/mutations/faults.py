@@ -1644,8 +1644,8 @@ _FUSED = (
         "far-keys-twice",
         "the first far block is computed with the near ones too",
         "backends/posenc_torch/flex/near_far.py",
-        "far.append(_far(call, (None, first), -left))",
-        "far.append(_far(call, (None, first + 1), -left))",
+        "far.append(_far(call, (None, first), bias_at(call, -left)))",
+        "far.append(_far(call, (None, first + 1), bias_at(call, -left)))",
         ("test_flex_near_far.py parts_are_attention causal",),
     ),
     Fault(
@@ -2441,6 +2441,14 @@ _FLEX_CALLS = (
         "small = call.aligned and call.query.places is None",
         "small = call.query.places is None",
         ("test_flex.py default_positions_are_floats",),
+    ),
+    Fault(
+        "flex-table-by-single-kernels",
+        "46 kernels are launched for T5's table at every call",
+        FLEX,
+        "by_distance = _in_one_program(_distance_bias, call)",
+        "by_distance = _distance_bias(call)",
+        ("test_flex.py table_in_one_program",),
     ),
     Fault(
         "flex-ranges-with-holes",

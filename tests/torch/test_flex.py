@@ -765,6 +765,44 @@ def test_ranges_compute_the_blocks_of_whole_lists():
     assert ranges.shape == (2, HEADS, 1800, 1800)
 
 
+def test_a_gpu_makes_a_table_in_one_program(monkeypatch):
+    scheme, programs = SUBJECTS["t5"], []
+    q = torch.zeros(1, HEADS, 4200, 16)
+    params = {n: torch.tensor(a) for n, a in params_of(scheme).items()}
+    call = prepare(q, q, q, scheme, params, causal=True)
+    with as_on_a_gpu():
+        monkeypatch.setattr(
+            flex, "_compiled_once", lambda function: programs.append(function) or function
+        )
+        flex._bias(call)
+        assert programs == [flex._distance_bias]
+        with flex.uncompiled():
+            flex._bias(call)
+        assert len(programs) == 1
+
+
+@long
+def test_one_program_makes_tables_of_all_lengths(monkeypatch):
+    scheme = SUBJECTS["t5"]
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+    run = torch.compile(flex._distance_bias, backend=counter, **flex.COMPILER)
+    for length in (300, 500, 800):
+        q = torch.zeros(1, HEADS, length, 16)
+        params = {n: torch.tensor(a).requires_grad_() for n, a in params_of(scheme).items()}
+        call = prepare(q, q, q, scheme, params, causal=True)
+        with as_on_a_gpu():
+            expected = flex._bias(call)
+            monkeypatch.setattr(flex, "_compiled_once", lambda function: run)
+            tables = flex._bias(call).table, expected.table
+        assert (tables[0] == tables[1]).all()
+        (one,), (other,) = (
+            torch.autograd.grad((table**2).sum(), [*params.values()]) for table in tables
+        )
+        torch.testing.assert_close(one, other)
+    assert counter.frame_count <= 2  # the first length as it is, all others as a symbol
+
+
 def test_near_and_far_blocks_are_contiguous():
     """What the kernels of both parts are told."""
     scheme = SUBJECTS["t5"]

@@ -16,7 +16,7 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import FunctionType
 from typing import Any, TypeVar
 
@@ -46,7 +46,7 @@ from posenc_torch.flex.block_mask import (
 )
 from posenc_torch.flex.float_positions import LARGEST
 from posenc_torch.flex.kernel_options import kernel_options
-from posenc_torch.flex.near_far import merge, near_and_far
+from posenc_torch.flex.near_far import bias_at, merge, near_and_far
 from posenc_torch.flex.params import label_features, repeatedly_read_arrays
 from posenc_torch.flex.ranges import block_lists, needed_lists, takes_ranges
 from posenc_torch.flex.score_mod import DistanceBias, SchemeBias, ScoreSteps, scheme_key
@@ -70,7 +70,7 @@ def flex(call: Call) -> tuple[Tensor, Tensor | None]:
     if not torch.is_grad_enabled():  # FlexAttention looks at requires_grad of tensors only
         call = _without_gradients(call)
     run = _inside_graph if torch.compiler.is_compiling() else _run
-    parts = near_and_far(call)
+    parts = near_and_far(call, partial(_in_one_program, bias_at))
     if not parts:
         return run(call, None)
     outs, logs = [], []
@@ -292,11 +292,10 @@ def _bias(call: Call) -> SchemeBias | DistanceBias | None:
     """The form of the scheme's bias that a kernel computes fastest; None for no bias."""
     if not has_bias(call.scheme):
         return None
-    if (
-        _reads_by_distance(call)
-        and (table := bias_by_distance(replace(call, extra_bias=None))) is not None
-    ):
-        return DistanceBias.of(call, table)
+    if _reads_by_distance(call):
+        by_distance = _in_one_program(_distance_bias, call)
+        if by_distance is not None:
+            return by_distance
     batch = call.q.shape[0] if target.is_cpu(call.q) else None
     features = call.query.features, call.key.features
     tokens = _bias_positions(call)
@@ -306,6 +305,11 @@ def _bias(call: Call) -> SchemeBias | DistanceBias | None:
     if target.is_cpu(call.q) or not small or torch.compiler.is_compiling():
         return bias
     return bias.with_float_positions()
+
+
+def _distance_bias(call: Call) -> DistanceBias | None:
+    table = bias_by_distance(replace(call, extra_bias=None))
+    return None if table is None else DistanceBias.of(call, table)
 
 
 def _reads_by_distance(call: Call) -> bool:
@@ -361,7 +365,8 @@ def _block_mask(call: Call, diagonals: Diagonals | None = None) -> BlockMask | N
     ):
         inputs = _mask_inputs(call)
         if as_ranges:
-            lists = _from_values(needed_lists, call)
+            with torch.no_grad():
+                lists = _in_one_program(needed_lists, call)
             if lists is not None:
                 return inputs.block_mask_of_lists(lists)
         any_visible, all_visible = inputs.visible_blocks()
@@ -388,23 +393,22 @@ def _not_negligible(call: Call, all_visible: Tensor) -> Tensor | None:
     q_padded, k_padded = all_visible.shape[-2:]
     q_blocks, k_blocks = (-(-a.shape[2] // BLOCK) for a in (call.q, call.k))
     whole = all_visible[..., :q_blocks, :k_blocks]
-    skipped = _from_values(negligible_blocks, call, BLOCK, all_visible=whole)
+    with torch.no_grad():
+        skipped = _in_one_program(negligible_blocks, call, BLOCK, all_visible=whole)
     if skipped is None or not target.is_cpu(call.q):
         return None if skipped is None else ~skipped
     return torch.nn.functional.pad(~skipped, (0, k_padded - k_blocks, 0, q_padded - q_blocks))
 
 
-@torch.no_grad()
-def _from_values(function: Callable[..., _T], call: Call, *args: Any, **options: Any) -> _T:
-    """``function(call, ...)``, which computes few numbers from all queries and keys.
-
-    On a GPU it is compiled, so that it reads them once each.
-    """
-    if target.is_cpu(call.q) or torch.compiler.is_compiling():
+def _in_one_program(function: Callable[..., _T], call: Call, *args: Any, **options: Any) -> _T:
+    """``function(call, ...)``; on a GPU compiled, instead of a kernel for each operation."""
+    if target.is_cpu(call.q) or torch.compiler.is_compiling() or _kernel.get() is not None:
         return function(call, *args, **options)
     with warnings.catch_warnings():
         # Dynamo traces cached functions of array_api_compat, which return the same either way.
         warnings.filterwarnings("ignore", message="Dynamo detected a call to a `functools.lru_")
+        # Dynamo asks every array for its gradient.
+        warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a")
         result: _T = _compiled_once(function)(call, *args, **options)
         return result
 

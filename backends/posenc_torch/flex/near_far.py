@@ -8,7 +8,7 @@ The log-sum-exp of the far blocks gets their number added, and both results are 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -48,7 +48,13 @@ class Part(NamedTuple):
     bias: Tensor | None
 
 
-def near_and_far(call: Call) -> list[Part]:
+def bias_at(call: Call, distance: int) -> Tensor | None:
+    """The bias of each head at a distance, ``(H or 1, 1)``."""
+    bias: Tensor | None = bias_by_distance(call, between=(distance, distance))
+    return bias
+
+
+def near_and_far(call: Call, bias_at: Callable[[Call, int], Tensor | None] = bias_at) -> list[Part]:
     """The near and far parts of a call; empty if it is not worth dividing, or cannot be."""
     left, right = call.scheme.constant_beyond()
     k_len = call.k.shape[2]
@@ -65,15 +71,14 @@ def near_and_far(call: Call) -> list[Part]:
     first, end = near_diagonals(call, BLOCK)
     far = []
     if left is not None and start < first:
-        far.append(_far(call, (None, first), -left))
+        far.append(_far(call, (None, first), bias_at(call, -left)))
     if right is not None and end < stop and not call.causal:
-        far.append(_far(call, (end, None), right))
+        far.append(_far(call, (end, None), bias_at(call, right)))
     near = first, None if call.causal else end
     return [Part(replace(call, wants_lse=True), near, None), *far] if far else []
 
 
-def _far(call: Call, diagonals: Diagonals, distance: int) -> Part:
-    bias = bias_by_distance(call, between=(distance, distance))
+def _far(call: Call, diagonals: Diagonals, bias: Tensor | None) -> Part:
     without = replace(call, scheme=NoPE(), arrays={}, wants_lse=True)
     return Part(without, diagonals, bias)
 
