@@ -43,8 +43,8 @@ def parts(monkeypatch):
     """The parts of each call, as on a GPU, and from few blocks on."""
     calls = []
 
-    def recorded(call):
-        calls.append(near_far.near_and_far(call))
+    def recorded(*args):
+        calls.append(near_far.near_and_far(*args))
         return calls[-1]
 
     flex._plain_mask.cache_clear()
