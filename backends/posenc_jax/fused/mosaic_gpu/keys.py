@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
 from posenc_jax.fused.gradients import Residuals
 from posenc_jax.fused.mosaic_gpu.jax_version import ROW_LAYOUT, plgpu
@@ -20,7 +20,7 @@ from posenc_jax.fused.mosaic_gpu.operands import (
     swap_heads,
 )
 from posenc_jax.fused.mosaic_gpu.prologue import Scratch, arrange, prologue
-from posenc_jax.fused.mosaic_gpu.stream import WARPGROUPS, launch, run_steps
+from posenc_jax.fused.mosaic_gpu.stream import WARPGROUPS, launch
 from posenc_jax.fused.mosaic_gpu.tile import (
     ROWS,
     bias_tokens,
@@ -91,7 +91,7 @@ def d_keys(
             scratch.own["d_feature"].at[warpgroup][...] = zeros(ROWS)
             plgpu.commit_smem()
         start = zeros(ROWS, dim), zeros(ROWS, dim)
-        d_k, d_v = run_steps(loop.steps, absorb, start)
+        d_k, d_v = lax.fori_loop(jnp.int32(0), loop.steps, absorb, start)
         k[...] = (d_k * plan.scale).astype(dtype)
         v[...] = d_v.astype(dtype)
         plgpu.commit_smem()

@@ -172,9 +172,9 @@ class Loop(NamedTuple):
             return load_side(0, self.start + plan.k_len - plan.q_len, PER_QUERY, self.rows)
         return load_side(0, self.start, PER_KEY, self.rows)
 
-    def column_side(self, step: Any, blocks: Mapping[str, Any]) -> TileSide:
-        """The tokens of the columns, loaded into registers."""
-        plan, start = self.arrangement.plan, self.first + step * self.arrangement.columns
+    def column_side(self, step: Any, blocks: Mapping[str, Any], at: int = 0) -> TileSide:
+        """The tokens of the columns from the one ``at``, loaded into registers."""
+        plan, start = self.arrangement.plan, self.first + step * self.arrangement.columns + at
         if self.arrangement.over == "keys":
             return load_side(1, start, PER_KEY, blocks)
         return load_side(1, start + plan.k_len - plan.q_len, PER_QUERY, blocks)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 from jax.experimental import pallas as pl
 
 from posenc_jax.fused.gradients import Residuals
@@ -25,7 +25,7 @@ from posenc_jax.fused.mosaic_gpu.operands import (
     swap_heads,
 )
 from posenc_jax.fused.mosaic_gpu.prologue import Loop, Scratch, arrange, prologue
-from posenc_jax.fused.mosaic_gpu.stream import WARPGROUPS, launch, run_steps
+from posenc_jax.fused.mosaic_gpu.stream import WARPGROUPS, launch
 from posenc_jax.fused.mosaic_gpu.tile import (
     ROWS,
     Shape,
@@ -89,7 +89,7 @@ def d_queries(
             return d_q, *sums
 
         start = (zeros(ROWS, dim), *(zeros(ROWS) for _ in range(count)))
-        d_q, *sums = run_steps(loop.steps, absorb, start)
+        d_q, *sums = lax.fori_loop(jnp.int32(0), loop.steps, absorb, start)
         q[...] = (d_q * plan.scale).astype(dtype)
         for buffer, row_sums in zip(scratch.own["sums"], sums, strict=True):
             buffer.at[warpgroup][...] = row_sums

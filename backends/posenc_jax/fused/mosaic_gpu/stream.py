@@ -104,48 +104,33 @@ def ring_buffer(buffers: Mapping[str, Any], readers: int = WARPGROUPS) -> tuple[
 
 
 class PingPong(NamedTuple):
-    """Two warpgroups half a step apart: one uses the tensor cores while the other exponentiates.
+    """Warpgroups issue products in turn: one uses the tensor cores while the other exponentiates.
 
-    After Shah et al. 2024, "FlashAttention-3", arXiv 2407.08608, section 3.1. Each warpgroup passes
-    the barrier twice per step. The last one passes it once more before the first step, and the
-    first one once more after the last step.
+    A warpgroup waits for its turn, issues products, and passes the turn on before they are done.
+    The first turn is that of warpgroup 0.
+
+    Attributes
+    ----------
+    barriers
+        One per warpgroup: it has the turn. Every completed phase but the last is waited for.
+    warpgroup
+        Which warpgroup this is.
     """
 
-    barrier: Any
+    barriers: Any
     warpgroup: Any
 
     def begin(self) -> None:
-        """Before the first step."""
-        pl.when(self.warpgroup == _LAST)(self.switch)
-
-    def switch(self) -> None:
-        """Wait until both warpgroups are here."""
-        self.arrive()
-        self.wait()
-
-    def arrive(self) -> None:
-        """Let the other warpgroup continue."""
-        plgpu.barrier_arrive(self.barrier)
+        """Wait for the first turn."""
+        pl.when(self.warpgroup != 0)(self.wait)
 
     def wait(self) -> None:
-        """Continue when the other warpgroup has arrived."""
-        plgpu.barrier_wait(self.barrier)
+        """Wait for a later turn."""
+        plgpu.barrier_wait(self.barriers.at[self.warpgroup])
 
-    def end(self) -> None:
-        """After the last step."""
-        pl.when(self.warpgroup != _LAST)(self.switch)
-
-
-def run_steps(
-    steps: Any, step: Callable[[Any, Any], Any], carry: Any, ping_pong: PingPong | None = None
-) -> Any:
-    """``carry = step(i, carry)`` for every step."""
-    if ping_pong is not None:
-        ping_pong.begin()
-    carry = lax.fori_loop(jnp.int32(0), steps, step, carry)
-    if ping_pong is not None:
-        ping_pong.end()
-    return carry
+    def pass_on(self) -> None:
+        """Give the turn to the other warpgroup."""
+        plgpu.barrier_arrive(self.barriers.at[WARPGROUPS - 1 - self.warpgroup])
 
 
 def fetch(

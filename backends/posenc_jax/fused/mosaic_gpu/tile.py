@@ -70,24 +70,32 @@ def products(*pairs: tuple[Any, Any], meanwhile: Callable[[], None] = lambda: No
     return totals
 
 
-def plus_product(total: Array, left: Array, right: Any, interpreter_scratch: Any) -> Array:
-    """``total + left @ right``: ``left`` in registers, ``right`` in shared memory.
+def left_operand(values: Array, interpreter_scratch: Any) -> Any:
+    """Values in registers, as the left side of a product.
 
-    The interpreter multiplies from shared memory only: ``interpreter_scratch`` is a buffer of the
-    shape of ``left`` for it, and None on a device.
+    The interpreter multiplies from shared memory only: ``interpreter_scratch`` is a buffer of their
+    shape for it, and None on a device.
     """
+    if interpreter_scratch is None:
+        return values
+    interpreter_scratch[...] = values
+    plgpu.commit_smem()
+    return interpreter_scratch
+
+
+def plus_product(total: Array, left: Array, right: Any, interpreter_scratch: Any) -> Array:
+    """``total + left @ right``: ``left`` as in ``left_operand``, ``right`` in shared memory."""
+    operand = left_operand(left, interpreter_scratch)
     if interpreter_scratch is None:
 
         def add(sums: Any) -> None:
-            plgpu.wgmma(sums, left, right)
+            plgpu.wgmma(sums, operand, right)
 
         added: Array = pl.run_state(add)(plgpu.ACC.init(total))
         return added
-    interpreter_scratch[...] = left
-    plgpu.commit_smem()
 
     def compute(sums: Any) -> Array:
-        plgpu.wgmma(sums, interpreter_scratch, right)
+        plgpu.wgmma(sums, operand, right)
         product: Array = sums[...]
         return product
 
