@@ -1769,6 +1769,14 @@ _FUSED = (
         ("test_fused.py do_not_read_are_refused two",),
     ),
     Fault(
+        "compile-only-serialized-products-unseen",
+        "ptxas waits for each product, and the check says that all is well",
+        "benchmarks/compile_only/pallas/command.py",
+        'if row.get("serialized")',
+        'if row.get("serialised")',
+        ("test_compile_only_pallas.py test_faults",),
+    ),
+    Fault(
         "hopper-on-cuda-12-9",
         "a ptxas that compiles masks wrongly is trusted",
         HOPPER,

@@ -126,7 +126,7 @@ def test_transposes_of_matrices_are_counted():
 
 def test_faults():
     wrong = {
-        "kernels": {"forward": {"spills": 0}, "d_keys": {"spills": 8}},
+        "kernels": {"forward": {"spills": 0, "serialized": True}, "d_keys": {"spills": 8}},
         "temporaries": {"2048": 100, "8192": 1600},
         "transposes": {"2048": 0, "8192": 3},
         "errors": {"d_queries": "ValueError: no"},
@@ -134,6 +134,7 @@ def test_faults():
     assert command.find_faults(wrong) == [
         "d_queries: ValueError: no",
         "d_keys spills 8 bytes",
+        "forward waits for each product",
         "a step of 8192 has 3 transposes",
         "temporaries grow 4.00 times as fast as the length",
     ]

@@ -5,10 +5,10 @@ with every form of bias and every head dimension. It prints registers, spills an
 ptxas reports them, and instructions per score in the compiled loop. It also prints how temporaries
 of a training step grow with its length. Then it predicts times on an H200: see ``roofline.py``.
 
-The exit code is 1 if anything does not compile, spills, or grows faster than linearly. It needs no
-driver: ``pip install "jax[cuda13]"`` on Python 3.12 for the H200, ``jax[tpu]`` for TPUs. With
-``nvidia-cuda-nvdisasm`` it counts instructions of the machine, otherwise those of PTX, of which the
-assembler merges some more.
+The exit code is 1 if anything does not compile, spills, waits for each product, or grows faster
+than linearly. It needs no driver: ``pip install "jax[cuda13]"`` on Python 3.12 for the H200,
+``jax[tpu]`` for TPUs. With ``nvidia-cuda-nvdisasm`` it counts instructions of the machine,
+otherwise those of PTX, of which the assembler merges some more.
 """
 
 from __future__ import annotations
@@ -111,6 +111,11 @@ def find_faults(compiled: dict[str, Any]) -> list[str]:
         f"{name} spills {row['spills']} bytes"
         for name, row in compiled["kernels"].items()
         if row.get("spills")
+    ]
+    wrong += [
+        f"{name} waits for each product"
+        for name, row in compiled["kernels"].items()
+        if row.get("serialized")
     ]
     wrong += [
         f"a step of {length} has {count} transposes"

@@ -130,6 +130,8 @@ def _compile_kernel(case: Case, name: str) -> dict[str, Any]:
         "registers": max(registers),
         "spills": sum(map(int, spills)),
         "shared": max(map(int, shared), default=None),
+        # A product that ptxas waits for, because of what the code does while it is in flight.
+        "serialized": bool(re.search(r"wgmma.*serialized", printed)),
         **count_loop(printed),
     }
 
