@@ -154,6 +154,7 @@ MORE = [
     ("alibi-learned", "everything", "float32"),
     ("t5", "window", "float32"),
     ("t5-near", "many-keys-in-order", "float32"),
+    ("kerple", "many-keys-in-order", "float32"),
     ("forgetting", "everything", "float32"),
     ("fading", "grouped", "bfloat16"),
     ("fence", "plain", "float32"),

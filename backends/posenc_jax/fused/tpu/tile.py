@@ -52,13 +52,18 @@ class TileTokens(NamedTuple):
     q_feature: Array | None
     k_feature: Array | None
 
-    def query(self) -> Tokens:
+    def query(self, plan: Plan) -> Tokens:
         """What a bias reads of the queries."""
-        return Tokens(self.q_pos, self.q_feature)
+        return Tokens(_bias_positions(plan, self.q_pos), self.q_feature)
 
-    def key(self) -> Tokens:
+    def key(self, plan: Plan) -> Tokens:
         """What a bias reads of the keys."""
-        return Tokens(self.k_pos, self.k_feature)
+        return Tokens(_bias_positions(plan, self.k_pos), self.k_feature)
+
+
+def _bias_positions(plan: Plan, positions: Array) -> Array:
+    """A row or column of positions as a bias reads them."""
+    return positions.astype(jnp.float32) if plan.float_positions else positions
 
 
 def to_column(row: Array) -> Array:
@@ -120,7 +125,7 @@ def masked_scores(
     """
     scores = scores * plan.scale
     if plan.form == "elementwise":
-        scores = scores + plan.bias(head_scalars, tokens.query(), tokens.key())
+        scores = scores + plan.bias(head_scalars, tokens.query(plan), tokens.key(plan))
     if table is not None:
         scores = scores + table
     if not masked:
@@ -151,7 +156,7 @@ def bias_derivatives(
     with respect to their feature. Each is computed in forward mode: a bias is elementwise, so it is
     one tile. The compiler shares common parts.
     """
-    q, k = tokens.query(), tokens.key()
+    q, k = tokens.query(plan), tokens.key(plan)
     derivatives = []
     if side == "query":
         for n in range(len(plan.trainable)):
