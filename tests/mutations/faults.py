@@ -73,6 +73,7 @@ FLEX, SIGHT = (
     "backends/posenc_torch/flex/block_mask.py",
 )
 SCORE, LOADS = "backends/posenc_torch/flex/score_mod.py", "backends/posenc_torch/flex/params.py"
+COPIES = "backends/posenc_torch/flex/copies.py"
 SDPA, TORCH_FOLDED = "backends/posenc_torch/sdpa.py", "backends/posenc_torch/folded.py"
 FOLDED = "posenc/attn/folded.py"
 PARTS, CUT = (
@@ -1200,8 +1201,8 @@ _FLEX = (
         "flex-one-table-for-all-heads",
         "every head reads the table of the first",
         SCORE,
-        "return self._array[(self._head, *inside)]",
-        "return self._array[(self._head * 0, *inside)]",
+        "return self._array[(self._head, *inside, *self._copy)]",
+        "return self._array[(self._head * 0, *inside, *self._copy)]",
         ("test_implementations.py torch-flex-checkered",),
     ),
     Fault(
@@ -1355,7 +1356,7 @@ _FLEX = (
         "flex-shared-array-that-no-bias-reads",
         "Shaw's table, which makes features and is not loaded, ends training",
         LOADS,
-        "read = [name for name in shared if name in params.names_read]",
+        "read = [name for name in shared if name in names]",
         "read = shared",
         ("test_flex.py read_twice_is_reported features",),
     ),
@@ -2426,6 +2427,38 @@ _LARGE = (
 )
 
 _FLEX_CALLS = (
+    Fault(
+        "flex-one-copy-for-all-keys",
+        "gradients of a head's scores wait for each other at one address",
+        COPIES,
+        "return torch.fmod(key, ",
+        "return torch.fmod(0 * key, ",
+        ("test_flex.py copies_change_neither",),
+    ),
+    Fault(
+        "flex-copies-of-all-params",
+        "128 copies of a table that no bias reads",
+        FLEX,
+        "return tuple(name for name in learned if name in read)",
+        "return tuple(learned)",
+        ("test_flex.py copies_are_of",),
+    ),
+    Fault(
+        "flex-learned-slopes-from-a-table",
+        "learned slopes take a gathered table, whose kernel spills",
+        FLEX,
+        'simple = "key_bias" in scheme.hooks() or (',
+        "simple = (",
+        ("test_flex.py learned_slopes",),
+    ),
+    Fault(
+        "flex-tables-of-a-bias-not-gathered",
+        "T5 at given positions spills 30 kB with torch's own options",
+        SCORE,
+        "a.ndim - (name in self.copied) > 1 and name not in own",
+        "False",
+        ("test_flex.py learned_slopes",),
+    ),
     Fault(
         "flex-without-kernels",
         "under torch.compile(backend='aot_eager') a long call asks for terabytes of scores",

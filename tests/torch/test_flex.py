@@ -46,7 +46,7 @@ from posenc_torch.flex.float_positions import is_same_in_float32
 from posenc_torch.flex.near_far import near_and_far
 from posenc_torch.flex.params import repeatedly_read_arrays
 from posenc_torch.flex.ranges import block_lists
-from posenc_torch.flex.score_mod import DistanceBias, scheme_key
+from posenc_torch.flex.score_mod import DistanceBias, SchemeBias, scheme_key
 
 FLOAT32 = ATTENTION_TOL["float32"]
 TORCH = frameworks()["torch"]
@@ -57,7 +57,7 @@ BIASED = [
 RELATIVE = [
     name for name in BIASED
     if SUBJECTS[name].relative and SUBJECTS[name].param_specs()
-    and not reads_features(SUBJECTS[name])
+    and not reads_features(SUBJECTS[name]) and "key_bias" not in SUBJECTS[name].hooks()
 ]  # fmt: skip
 ONE_OF_EACH = [*{type(SUBJECTS[name]): name for name in BIASED}.values()]
 # Compiled in earnest, for ten seconds each.
@@ -604,6 +604,86 @@ def test_a_gpu_takes_a_bias_by_distance(name, options):
         assert isinstance(bias, DistanceBias)
         assert flex_lint.forward(bias.score_mod, heads(scheme)) is None
         assert flex_lint.backward(bias.score_mod, heads(scheme)) is None
+
+
+# Learned per-head scalars and tables, in the kernel.
+COPIED = ["alibi-learned", "kerple", "t5", "checkered"]
+
+
+def bias_in_the_kernel(scheme, params, length):
+    """The bias of a call with given positions, where no table by distance serves."""
+    pos = torch.arange(length)
+    q = torch.zeros(1, heads(scheme), length, flex_lint.HEAD_DIM)
+    return flex._bias(prepare(q, q, q, scheme, params, q_pos=pos, k_pos=pos))
+
+
+@long
+@pinned
+@pytest.mark.parametrize("name", COPIED)
+def test_a_gpu_takes_copies_of_learned_arrays(name):
+    scheme = SUBJECTS[name]
+    params = {n: torch.tensor(a).requires_grad_() for n, a in params_of(scheme).items()}
+    bias = bias_in_the_kernel(scheme, params, 64)
+    assert set(bias.copied) == set(params)
+    assert flex_lint.forward(bias.score_mod, heads(scheme)) is None
+    assert flex_lint.backward(bias.score_mod, heads(scheme)) is None
+
+
+@pytest.mark.parametrize("name", some(COPIED, ["kerple", "checkered"], long))
+def test_copies_change_neither_a_bias_nor_its_gradients(name):
+    scheme = SUBJECTS[name]
+    params = {n: torch.tensor(a).double().requires_grad_() for n, a in params_of(scheme).items()}
+    fixed = {n: a.detach() for n, a in params.items()}
+    # Ends of blocks, and a second key of the same copy.
+    index = torch.tensor([0, 1, BLOCK - 1, BLOCK, 8 * BLOCK, 8 * BLOCK + 5, 2047])
+    at = torch.meshgrid(torch.zeros(1).long(), torch.arange(HEADS), index, index, indexing="ij")
+    scores = torch.zeros(at[0].shape, dtype=torch.float64)
+    bias, plain = (bias_in_the_kernel(scheme, own, 2048) for own in (params, fixed))
+    assert not plain.copied
+    values = bias.score_mod(scores, *at)
+    assert torch.equal(values, plain.score_mod(scores, *at))
+    weights = torch.tensor(normal(values.shape, 0))
+    copies = [bias.arrays[name] for name in params]
+    results = torch.autograd.grad((weights * values).sum(), [*params.values(), *copies])
+    dense = posenc.bias(scheme, index, index, params)
+    expected = torch.autograd.grad((weights * dense).sum(), [*params.values()])
+    for result, one in zip(results, expected, strict=False):
+        assert_near(result.numpy(), one.numpy(), ATTENTION_TOL["float64"])
+    # Scores of neighbouring keys add to different copies.
+    for result in results[len(params) :]:
+        count = result.shape[-1]
+        assert count == (8 * BLOCK if result.ndim == 2 else BLOCK)
+        used = result.reshape(-1, count).any(dim=0).nonzero()[:, 0]
+        assert torch.equal(used, (index % count).unique())
+
+
+def test_copies_are_of_what_a_bias_reads_and_a_call_learns():
+    scheme = posenc.schemes.Sink(SUBJECTS["kerple"])  # its bias reads no sink
+    params = {n: torch.tensor(a).requires_grad_() for n, a in params_of(scheme).items()}
+    learned = bias_in_the_kernel(scheme, params, 4).copied
+    assert len(learned) == 2 < len(params)
+    params[learned[0]].requires_grad_(False)
+    assert bias_in_the_kernel(scheme, params, 4).copied == learned[1:]
+    with torch.no_grad():
+        assert not bias_in_the_kernel(scheme, params, 4).copied
+
+
+def test_learned_slopes_are_multiplied_and_tables_are_gathered():
+    """At default positions, where both have a form by distance, and at given ones."""
+    for name, form in (("alibi-learned", SchemeBias), ("kerple", DistanceBias)):
+        scheme = SUBJECTS[name]
+        params = {n: torch.tensor(a).requires_grad_() for n, a in params_of(scheme).items()}
+        q = torch.zeros(1, HEADS, 4, HEAD_DIM)
+        bias = flex._bias(prepare(q, q, q, scheme, params, causal=True))
+        assert isinstance(bias, form)
+        assert bias.gathers == (form is DistanceBias)
+    for name, gathers in (("t5", True), ("kerple", False)):
+        for learns in (True, False):
+            scheme = SUBJECTS[name]
+            params = {
+                n: torch.tensor(a).requires_grad_(learns) for n, a in params_of(scheme).items()
+            }
+            assert bias_in_the_kernel(scheme, params, 4).gathers == gathers
 
 
 @pinned

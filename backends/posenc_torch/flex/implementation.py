@@ -47,7 +47,12 @@ from posenc_torch.flex.block_mask import (
 from posenc_torch.flex.float_positions import LARGEST
 from posenc_torch.flex.kernel_options import kernel_options
 from posenc_torch.flex.near_far import bias_at, merge, near_and_far
-from posenc_torch.flex.params import label_features, repeatedly_read_arrays
+from posenc_torch.flex.params import (
+    label_features,
+    read_arrays,
+    repeatedly_read_arrays,
+    shared_params,
+)
 from posenc_torch.flex.ranges import block_lists, needed_lists, takes_ranges
 from posenc_torch.flex.score_mod import DistanceBias, SchemeBias, ScoreSteps, scheme_key
 from posenc_torch.sdpa import has_native_mask, is_small
@@ -121,7 +126,8 @@ def arguments(call: Call, diagonals: Diagonals | None = None) -> dict[str, Any]:
     if scale is None or call.softcap is not None or call.extra_bias is not None:
         mod = ScoreSteps.of(call, bias, scaled=scale is not None)
     gathers, mask = mod is not None and mod.gathers, _block_mask(call, diagonals)
-    options = kernel_options(call, gathers=gathers, masked=mask is not None)
+    copied = isinstance(bias, SchemeBias) and len(bias.copied) > 0
+    options = kernel_options(call, gathers=gathers, copied=copied, masked=mask is not None)
     return {
         "query": call.q,
         "key": call.k,
@@ -299,12 +305,24 @@ def _bias(call: Call) -> SchemeBias | DistanceBias | None:
     batch = call.q.shape[0] if target.is_cpu(call.q) else None
     features = call.query.features, call.key.features
     tokens = _bias_positions(call)
-    bias = SchemeBias.of(call.scheme, call.arrays, call.dtype, tokens, features, batch=batch)
+    bias = SchemeBias.of(
+        call.scheme, call.arrays, call.dtype, tokens, features, batch=batch, copied=_copied(call)
+    )
     # Positions of callers may be larger. Inside a larger graph no other can be traced.
     small = call.aligned and call.query.places is None and call.k.shape[2] <= LARGEST
     if target.is_cpu(call.q) or not small or torch.compiler.is_compiling():
         return bias
     return bias.with_float_positions()
+
+
+def _copied(call: Call) -> tuple[str, ...]:
+    """Names of the per-head arrays that a bias reads and a call learns: kernels load copies."""
+    shared = shared_params(call.scheme)
+    learned = [n for n, a in call.arrays.items() if a.requires_grad and n not in shared]
+    if not learned or not torch.is_grad_enabled():
+        return ()
+    read = read_arrays(call.scheme, call.arrays, call.query.features, call.key.features)
+    return tuple(name for name in learned if name in read)
 
 
 def _distance_bias(call: Call) -> DistanceBias | None:
@@ -315,10 +333,12 @@ def _distance_bias(call: Call) -> DistanceBias | None:
 def _reads_by_distance(call: Call) -> bool:
     """Whether the kernel reads the bias from a table by distance.
 
-    Gradients then go to one value per distance, not to one per head. A bias that has constants and
-    learns nothing, such as ALiBi's, is computed: a multiplication or two is cheaper than a load.
+    A bias that has constants and learns nothing is computed: a multiplication or two is cheaper
+    than a load. So is a bias with a key bias, such as that of learned slopes: if it depends on
+    distance alone, it is linear in distance.
     """
-    simple = call.scheme.constants() and not call.scheme.param_specs()
+    scheme = call.scheme
+    simple = "key_bias" in scheme.hooks() or (scheme.constants() and not scheme.param_specs())
     return not simple and has_bias_by_distance(replace(call, extra_bias=None))
 
 

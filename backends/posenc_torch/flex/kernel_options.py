@@ -18,12 +18,14 @@ from posenc_torch.flex.ranges import takes_ranges
 # A gathered tile goes through shared memory. With torch's default options an H200 has too little.
 # Torch then compiles a kernel that spills 12 kB per thread.
 GATHER_OPTIONS = {"fwd_BLOCK_N": 64, "fwd_num_warps": 8, "bwd_num_stages": 2}
+# A row of copies stays in registers: at a head_dim of 64, torch's 4 warps spill 1 kB per thread.
+COPY_OPTIONS = {"fwd_num_warps": 8}
 # Float32 products without tensor cores. With torch's own tiles and 4 warps, a thread spills 5 kB at
 # a head_dim of 64 and 11 kB at 128, and 72 kB in decoding.
 FLOAT32_OPTIONS = {"fwd_num_warps": 8, "bwd_num_warps": 8}
 
 
-def kernel_options(call: Call, *, gathers: bool, masked: bool) -> dict[str, Any]:
+def kernel_options(call: Call, *, gathers: bool, copied: bool, masked: bool) -> dict[str, Any]:
     """The options for a call; torch chooses all others.
 
     Parameters
@@ -32,6 +34,8 @@ def kernel_options(call: Call, *, gathers: bool, masked: bool) -> dict[str, Any]
         The call.
     gathers
         Whether different scores may load different values.
+    copied
+        Whether there are copies of learned arrays.
     masked
         Whether there is a block mask.
     """
@@ -40,7 +44,7 @@ def kernel_options(call: Call, *, gathers: bool, masked: bool) -> dict[str, Any]
     options: dict[str, Any] = {}
     q_len, k_len = call.q.shape[2], call.k.shape[2]
     if call.q.dtype != torch.float32:
-        options = GATHER_OPTIONS if gathers else {}
+        options = GATHER_OPTIONS if gathers else COPY_OPTIONS if copied else {}
     elif _multiplies_in_float32():
         options = dict(FLOAT32_OPTIONS)
         if q_len >= BLOCK:  # fewer queries have a kernel of their own

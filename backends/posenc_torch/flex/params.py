@@ -1,4 +1,4 @@
-"""How often a bias reads its arrays per score.
+"""Which arrays a bias reads, and how often per score.
 
 FlexAttention's backward pass allows one read of each learned array.
 """
@@ -28,17 +28,39 @@ def repeatedly_read_arrays(
     ``query`` and ``key`` are the features of each side. The result has their names from
     ``label_features``.
     """
-    specs, shared = scheme.param_specs(), shared_params(scheme)
+    own, shared = scheme.param_specs(), shared_params(scheme)
+    learns_table = any(a.ndim > 1 and n in own for n, a in arrays.items())
+    token_table = any(_is_table(a) for a in (*query.values(), *key.values()))
+    if not (shared or learns_table or token_table):
+        return []
+    names, tables = _read(scheme, arrays, query, key)
+    # A kernel loads a shared array once for each value that the bias takes from it.
+    read = [name for name in shared if name in names]
+    return read + [name for name, table in tables.items() if table.reads > 1]
+
+
+def read_arrays(
+    scheme: PositionScheme,
+    arrays: Mapping[str, Tensor],
+    query: Mapping[str, Tensor] = _NO_FEATURES,
+    key: Mapping[str, Tensor] = _NO_FEATURES,
+) -> set[str]:
+    """Names of the params and constants that a bias reads."""
+    return _read(scheme, arrays, query, key)[0]
+
+
+def _read(
+    scheme: PositionScheme,
+    arrays: Mapping[str, Tensor],
+    query: Mapping[str, Tensor],
+    key: Mapping[str, Tensor],
+) -> tuple[set[str], dict[str, _CountingTable]]:
+    """Names of the arrays that a bias reads, and its per-head tables and those of tokens."""
+    shared = shared_params(scheme)
     per_head = {n: a for n, a in arrays.items() if n not in shared}
     tables = {n: _CountingTable(a, a.shape[1:]) for n, a in per_head.items() if a.ndim > 1}
     features = label_features(query, key).items()
-    token_tables = {
-        n: _CountingTable(a, a.shape[3:])
-        for n, a in features
-        if a.ndim > 3 and a.is_floating_point()
-    }
-    if not token_tables and not shared and not any(name in specs for name in tables):
-        return []
+    token_tables = {n: _CountingTable(a, a.shape[3:]) for n, a in features if _is_table(a)}
     like = next(iter([*arrays.values(), *query.values(), *key.values()]))
     at = torch.zeros((), dtype=torch.int32, device=like.device)
     zero = at.to(torch.promote_types(like.dtype, torch.float32))
@@ -51,9 +73,12 @@ def repeatedly_read_arrays(
     arrays_read = dict.fromkeys(scheme.constants(), zero) | zeros | tables
     params = _RecordingParams(arrays_read, zero.dtype, *sides)
     scheme.bias(at, at, params=params, xp=xp)
-    # A kernel loads a shared array once for each value that the bias takes from it.
-    read = [name for name in shared if name in params.names_read]
-    return read + [name for name, table in (tables | token_tables).items() if table.reads > 1]
+    return params.names_read, tables | token_tables
+
+
+def _is_table(feature: Tensor) -> bool:
+    """Whether a feature of tokens is a table for each token."""
+    return feature.ndim > 3 and feature.is_floating_point()
 
 
 class _RecordingParams(Params):

@@ -28,6 +28,7 @@ from posenc_torch.flex.block_mask import (
     mark_static,
     row_index,
 )
+from posenc_torch.flex.copies import copy_index, make_copies
 from posenc_torch.flex.float_positions import is_same_in_float32
 from posenc_torch.flex.params import shared_params
 
@@ -83,16 +84,20 @@ def _constant(value: Any) -> Any:
 
 
 class HeadTable:
-    """The table of one head inside a kernel: each index is one load from the whole array."""
+    """The table of one head inside a kernel: each index is one load from the whole array.
 
-    def __init__(self, array: Tensor, head: Tensor) -> None:
+    ``copy`` is the index of the copy to load from, if the array has copies in its last axis.
+    """
+
+    def __init__(self, array: Tensor, head: Tensor, copy: Tensor | None = None) -> None:
         self._array, self._head = array, head
-        self.shape, self.dtype = tuple(array.shape[1:]), array.dtype
+        self._copy = () if copy is None else (copy,)
+        self.shape, self.dtype = tuple(array.shape[1 : array.ndim - len(self._copy)]), array.dtype
 
     def __getitem__(self, index: Any) -> Tensor:
         where = index if isinstance(index, tuple) else (index,)
         inside = (_clamp(i, size) for i, size in zip(where, self.shape, strict=True))
-        return self._array[(self._head, *inside)]
+        return self._array[(self._head, *inside, *self._copy)]
 
 
 class TokenTable:
@@ -121,7 +126,7 @@ class TokenFeatures(Features):
         self, arrays: Mapping[str, Tensor], role: str, b: Tensor, h: Tensor, index: Tensor
     ) -> None:
         super().__init__(arrays, role)
-        self._at = b, h, index
+        self._at, self.index = (b, h, index), index
         self._views: dict[str, Any] = {}
 
     def __getitem__(self, name: str) -> Any:
@@ -142,13 +147,15 @@ class HeadParams(Params):
         self,
         arrays: Mapping[str, Tensor],
         shared: Sequence[str],
+        copied: Sequence[str],
         head: Tensor,
         dtype: torch.dtype,
         query: TokenFeatures,
         key: TokenFeatures,
     ) -> None:
         super().__init__(arrays, dtype, query, key)
-        self._shared, self._head = shared, head
+        self._shared, self._copied, self._head = shared, copied, head
+        self._key_index = key.index
         self._loaded: dict[str, Any] = {}
 
     def __getitem__(self, name: str) -> Any:
@@ -161,6 +168,9 @@ class HeadParams(Params):
         if name in self._shared:
             return array
         head = row_index(array, 0, self._head)
+        if name in self._copied:
+            copy = copy_index(array, self._key_index)
+            return array[head, copy] if array.ndim == 2 else HeadTable(array, head, copy)
         return array[head] if array.ndim == 1 else HeadTable(array, head)
 
 
@@ -173,6 +183,8 @@ class SchemeBias(NamedTuple):
         The scheme, or the key by which a kernel finds it.
     arrays
         Its learned params and constants.
+    copied
+        Names of the arrays that ``make_copies`` made.
     dtype
         The working dtype.
     q, k
@@ -185,6 +197,7 @@ class SchemeBias(NamedTuple):
 
     scheme_or_key: PositionScheme | str
     arrays: Mapping[str, Tensor]
+    copied: Sequence[str]
     dtype: torch.dtype
     q: TokenIntegers
     k: TokenIntegers
@@ -202,10 +215,15 @@ class SchemeBias(NamedTuple):
         features: tuple[Mapping[str, Tensor], Mapping[str, Tensor]] = ({}, {}),
         *,
         batch: int | None = None,
+        copied: Sequence[str] = (),
     ) -> SchemeBias:
-        """From the parts of a call; ``tokens`` are positions or places of queries and keys."""
+        """From the parts of a call; ``tokens`` are positions or places of queries and keys.
+
+        Kernels load ``copied`` arrays from copies of their present values.
+        """
         captured = _capture_features(features, batch)
-        return cls(_scheme_or_key(scheme), _mark_sizes(arrays), dtype, *tokens, *captured)
+        arrays = {n: make_copies(a) if n in copied else a for n, a in arrays.items()}
+        return cls(_scheme_or_key(scheme), _mark_sizes(arrays), copied, dtype, *tokens, *captured)
 
     @property
     def scheme(self) -> PositionScheme:
@@ -217,7 +235,11 @@ class SchemeBias(NamedTuple):
     def gathers(self) -> bool:
         """Whether kernels gather: different scores may load different values."""
         tables = (*self.query.values(), *self.key.values())
-        return any(a.ndim == 4 and a.is_floating_point() for a in tables)
+        own = shared_params(self.scheme)
+        return any(a.ndim == 4 and a.is_floating_point() for a in tables) or any(
+            a.ndim - (name in self.copied) > 1 and name not in own
+            for name, a in self.arrays.items()
+        )
 
     def score_mod(self, score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         """The score with the bias of head ``h`` added."""
@@ -237,7 +259,8 @@ class SchemeBias(NamedTuple):
         scheme = self.scheme
         query = TokenFeatures(self.query, "query", b, h, i)
         key = TokenFeatures(self.key, "key", b, h, j)
-        params = HeadParams(self.arrays, shared_params(scheme), h, self.dtype, query, key)
+        shared = shared_params(scheme)
+        params = HeadParams(self.arrays, shared, self.copied, h, self.dtype, query, key)
         return scheme_bias(scheme, q, k, params, xp=xp)
 
     def with_float_positions(self) -> SchemeBias:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import posenc
+import posenc.positions
 from posenc.backend import prepare
 from posenc.schemes import Sink, Sum
 
@@ -15,7 +16,10 @@ HEADS, LENGTH = 8, 1024
 
 @dataclass(frozen=True)
 class Case:
-    """One call: a forward and a backward pass, or one decoding step."""
+    """One call: a forward and a backward pass, or one decoding step.
+
+    ``packed`` is whether each row holds two documents, with positions of their own.
+    """
 
     scheme: str
     dtype: str
@@ -23,6 +27,7 @@ class Case:
     length: int = LENGTH
     dynamic: bool = False
     decoding: bool = False
+    packed: bool = False
     kernel_options: tuple[tuple[str, Any], ...] = ()
 
 
@@ -89,6 +94,14 @@ def caller_options(case: Case, make_bias: Callable[[], Any]) -> dict[str, Any]:
     if case.scheme != "extra-bias":
         return {}
     return {"bias": make_bias(), "softcap": 3.0, "mask": _prefix_mask}
+
+
+def packed_tokens(case: Case, length: int, make: Callable[[Any], Any]) -> dict[str, Any]:
+    """Positions and segments of two documents, if the case has them; ``make`` makes tensors."""
+    if not case.packed:
+        return {}
+    pos, seg = map(make, posenc.positions.packed([length // 3, length - length // 3]))
+    return {"q_pos": pos, "k_pos": pos, "q_seg": seg, "k_seg": seg}
 
 
 def _prefix_mask(q: Any, k: Any) -> Any:

@@ -29,6 +29,7 @@ from compile_only.flex.cases import (
     Case,
     caller_options,
     make_scheme,
+    packed_tokens,
     prepare_call,
     reads_hidden_states,
 )
@@ -83,6 +84,7 @@ def _call_on_fake_tensors(case: Case, length: int) -> None:
     x = fake(2, length, HEADS) if reads_hidden_states(scheme) else None
     params = {name: fake(*a.shape) for name, a in posenc.init_params(scheme).items()}
     options = caller_options(case, lambda: fake(1, HEADS, lengths[0], length))
+    options |= packed_tokens(case, length, lambda a: empty(a.shape, (1,), torch.int32, "cuda"))
     out = _attend(q, k, v, scheme, params, x, dict(case.kernel_options), options)
     if not case.decoding:
         out.backward(torch.empty_like(out))

@@ -28,6 +28,7 @@ from compile_only.flex.cases import (
     Case,
     caller_options,
     make_scheme,
+    packed_tokens,
     prepare_call,
     reads_hidden_states,
 )
@@ -128,6 +129,7 @@ def errors(case: Case, length: int) -> dict[str, float]:
     bias = normal(1, HEADS, length, length).requires_grad_()
     options = caller_options(case, lambda: bias)
     learned = [*params.values(), *([x] if reads_x else []), *([bias] if options else [])]
+    packed = packed_tokens(case, length, torch.as_tensor)
 
     with (
         fake_cuda(InterpretedKernel),
@@ -143,7 +145,7 @@ def errors(case: Case, length: int) -> dict[str, float]:
         run = torch.compile(
             public.flex_attention, backend=gpu_backend, fullgraph=True, dynamic=False
         )
-        call = prepare_call(*qkv, scheme, params, x if reads_x else None, options)
+        call = prepare_call(*qkv, scheme, params, x if reads_x else None, options | packed)
         with flex.replace_kernel(lambda **given: run(**given | {"scale": float(given["scale"])})):
             out = _apply_sink(call, flex.flex(call))
         results = [out, *torch.autograd.grad(out, [*qkv, *learned], d_out)]
@@ -153,7 +155,7 @@ def errors(case: Case, length: int) -> dict[str, float]:
     options |= {"bias": wide[-1]} if options else {}
     reference = posenc_torch.attention(
         *wide[:3], scheme, wide_params, not options, implementation="reference",
-        x=wide[-1] if reads_x else None, **options,
+        x=wide[-1] if reads_x else None, **options, **packed,
     )  # fmt: skip
     expected = [reference, *torch.autograd.grad(reference, wide, d_out.double())]
     names = ["forward", "q", "k", "v", *params, *(["x"] if reads_x else []), "bias"]
