@@ -97,6 +97,12 @@ CASES = {
         },
     ),
     "table": Case(posenc.T5Bias(HEADS), q_len=150, k_len=200, options={"causal": True}),
+    "table-far": Case(
+        posenc.T5Bias(HEADS, max_distance=40), q_len=310, k_len=390, kv=1, options={"causal": True}
+    ),
+    "table-far-both-sides": Case(
+        posenc.T5Bias(HEADS, max_distance=40), "float16", q_len=300, k_len=420
+    ),
     "table-both-sides": Case(
         posenc.T5Bias(HEADS, num_buckets=8),
         "float16",

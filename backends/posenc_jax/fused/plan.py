@@ -143,9 +143,17 @@ class Plan:
     @property
     def has_far(self) -> bool:
         """Whether there are far tiles."""
-        first, end = self.near
-        after = end < self.k_blocks and not self.causal  # a causal mask hides later tiles
-        return self.form == "by distance" and (first > 1 - self.q_blocks or after)
+        return self.has_far_before or self.has_far_after
+
+    @property
+    def has_far_before(self) -> bool:
+        """Whether there are far tiles before the near ones."""
+        return self.form == "by distance" and self.near[0] > 1 - self.q_blocks
+
+    @property
+    def has_far_after(self) -> bool:
+        """Whether there are far tiles after the near ones; a causal mask hides them."""
+        return self.form == "by distance" and self.near[1] < self.k_blocks and not self.causal
 
     def near_keys(self, q_block: Array) -> tuple[Array, Array]:
         """Key blocks ``first .. end - 1`` are near; some of them may not exist."""

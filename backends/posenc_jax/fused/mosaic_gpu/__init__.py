@@ -27,6 +27,8 @@ MISCOMPILING = ((12, 8), (12, 9))
 class Hopper(Device):
     """NVIDIA GPUs of compute capability 9.x."""
 
+    reads_far = True
+
     def unsupported(self, target: Target) -> str | None:
         if jax.__version_info__[:2] < OLDEST:
             return f"kernels for GPUs need JAX 0.11 or newer, this is JAX {jax.__version__}"

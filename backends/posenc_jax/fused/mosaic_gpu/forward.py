@@ -83,7 +83,7 @@ def forward(
         over="keys",
         columns=len(parts) * ROWS,
         rows=("q", *PER_QUERY),
-        streams=(("k", *PER_KEY, "tiles"), ("v",)),
+        streams=(("k", *PER_KEY), ("v",)),
     )
     own = {
         "logsumexp": Buffer((ROWS,), jnp.float32).scratch(WARPGROUPS),
@@ -92,7 +92,7 @@ def forward(
 
     def kernel(warpgroup: Any, refs: Mapping[str, Any], scratch: Scratch) -> None:
         loop = prologue(arrangement, warpgroup, refs, scratch)
-        key_stream, value_stream = loop.streams
+        key_stream, value_stream = loop.streams[:2]
         q = loop.rows["q"]
         ping_pong = PingPong(scratch.own["ping_pong"], warpgroup)
 
@@ -102,11 +102,13 @@ def forward(
             """The new maximum per row, the factor of earlier sums, and weights of each part."""
             query, scores = loop.row_side(), []  # loaded in every step, because registers are few
             for at in parts:
-                part = {n: ref if n == "tiles" else _part(ref, at) for n, ref in blocks.items()}
+                part = {name: _part(ref, at) for name, ref in blocks.items()}
                 key = loop.column_side(step, part, at)
                 of_part = product[:, at : at + ROWS]
-                scores.append(masked_scores(plan, of_part, query, key, loop.bias(part)))
+                bias = loop.bias(step, of_part.shape)
+                scores.append(masked_scores(plan, of_part, query, key, bias))
             key_stream.release(step)
+            loop.release_bias(step)
             of_step = reduce(jnp.maximum, scores).max(axis=1) * score_factor(plan)
             higher = jnp.maximum(highest, of_step)
             weights = [softmax_weights(plan, tile, higher, 0) for tile in scores]

@@ -53,13 +53,13 @@ def d_keys(
         over="queries",
         columns=COLUMNS,
         rows=(*PER_KEY, "k", "v"),
-        streams=(("q", "d_out", *PER_QUERY, *STATISTICS, "tiles"),),
+        streams=(("q", "d_out", *PER_QUERY, *STATISTICS),),
     )
     own = {"d_feature": Buffer((ROWS,), jnp.float32).scratch(WARPGROUPS)} if has_feature else {}
 
     def kernel(warpgroup: Any, refs: Mapping[str, Any], scratch: Scratch) -> None:
         loop = prologue(arrangement, warpgroup, refs, scratch)
-        (stream,), program = loop.streams, loop.program
+        stream, program = loop.streams[0], loop.program
         k, v = loop.rows["k"], loop.rows["v"]
 
         def absorb(step: Any, carry: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -69,7 +69,7 @@ def d_keys(
             (product,) = products((k, q))
             query = loop.column_side(step, blocks)
             key = loop.row_side()  # loaded in every step, because registers are few
-            scores = masked_scores(plan, product, query, key, loop.bias(blocks))
+            scores = masked_scores(plan, product, query, key, loop.bias(step, product.shape))
             weights = softmax_weights(plan, scores, load_logsumexp(blocks, 1), 1)
             # One product after the other: together they take more registers than there are.
             d_v = plus_product(d_v, weights.astype(dtype), d_out, loop.interpreter_scratch)
@@ -85,6 +85,7 @@ def d_keys(
                 plgpu.commit_smem()
             d_k = plus_product(d_k, d_scores.astype(dtype), q, loop.interpreter_scratch)
             stream.release(step)
+            loop.release_bias(step)
             return d_k, d_v
 
         if has_feature:

@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.experimental import pallas as pl
 
 from posenc_jax.fused.gradients import Residuals
 from posenc_jax.fused.mosaic_gpu.jax_version import WGMMA, plgpu
@@ -26,8 +27,12 @@ from posenc_jax.fused.mosaic_gpu.operands import (
     present,
 )
 from posenc_jax.fused.mosaic_gpu.stream import WARPGROUPS, Stream, fetch, ring_buffer
-from posenc_jax.fused.mosaic_gpu.tile import ROWS, Bias, TileSide, bias_function
-from posenc_jax.fused.mosaic_gpu.toeplitz import tiles_for_keys, tiles_for_queries
+from posenc_jax.fused.mosaic_gpu.tile import ROWS, Bias, Shape, TileSide, bias_function, zeros
+from posenc_jax.fused.mosaic_gpu.toeplitz import (
+    first_table_tile,
+    tiles_for_keys,
+    tiles_for_queries,
+)
 from posenc_jax.fused.plan import Integers, Operands, Plan
 
 
@@ -122,12 +127,16 @@ def arrange(
     rows: tuple[str, ...],
     streams: tuple[tuple[str, ...], ...],
 ) -> Arrangement:
-    """An arrangement of the arrays that a call has, out of those that it may have."""
+    """An arrangement of the arrays that a call has, out of those that it may have.
+
+    The tiles of a table have a stream of their own, which has the steps of near tiles only.
+    """
     arrays = named_arrays(plan, operands, integers, residuals)
     if operands.table is not None:
         tiles = tiles_for_queries if over == "keys" else tiles_for_keys
         arrays["tiles"] = tiles(operands.table)
-    streams = tuple(present(names, arrays) for names in streams)
+        streams = (*streams, ("tiles",))
+    streams = tuple(names for each in streams if (names := present(each, arrays)))
     return Arrangement(plan, arrays, over, columns, present(rows, arrays), streams)
 
 
@@ -146,10 +155,12 @@ class Loop(NamedTuple):
         The kept arrays, by name, in shared memory.
     steps
         How many blocks stream.
+    near
+        First and end of the steps whose tiles are near.
     streams
         One for each of ``arrangement.streams``, begun.
-    head_scalars
-        The scalars of the bias for this head.
+    head_scalars, far
+        The scalars of the bias for this head; its biases of far tiles.
     interpreter_scratch
         As ``plus_product`` takes it.
     """
@@ -161,8 +172,10 @@ class Loop(NamedTuple):
     first: Any
     rows: Mapping[str, Any]
     steps: Any
+    near: tuple[Any, Any]
     streams: tuple[Stream, ...]
     head_scalars: list[Any]
+    far: list[Any]
     interpreter_scratch: Any
 
     def row_side(self) -> TileSide:
@@ -179,14 +192,43 @@ class Loop(NamedTuple):
             return load_side(1, start, PER_KEY, blocks)
         return load_side(1, start + plan.k_len - plan.q_len, PER_QUERY, blocks)
 
-    def bias(self, blocks: Mapping[str, Any]) -> Bias:
-        """The bias of a tile, as ``masked_scores`` takes it."""
-        if "tiles" not in blocks:
-            return bias_function(self.arrangement.plan, self.head_scalars)
-        over_keys = self.arrangement.over == "keys"
-        index = WARPGROUPS - 1 - self.warpgroup if over_keys else self.warpgroup
-        tile: Array = plgpu.load(blocks["tiles"].at[index], layout=WGMMA)
-        return tile
+    def is_near(self, step: Any) -> Any:
+        """Whether a tile of the table has the bias of a step."""
+        return (self.near[0] <= step) & (step < self.near[1])
+
+    def far_side(self, step: Any) -> Any:
+        """The column of ``Operands.far`` that a far step reads."""
+        later = (step >= self.near[1]).astype(jnp.int32)
+        return later if self.arrangement.over == "keys" else 1 - later
+
+    def bias(self, step: Any, shape: Shape) -> Bias:
+        """The bias of a tile, as ``masked_scores`` takes it.
+
+        Far tiles are a branch, not a loop: two loops have so many constants that keys spill.
+        """
+        plan = self.arrangement.plan
+        if plan.form != "by distance":
+            return bias_function(plan, self.head_scalars)
+
+        def from_table() -> Array:
+            over_keys = self.arrangement.over == "keys"
+            index = WARPGROUPS - 1 - self.warpgroup if over_keys else self.warpgroup
+            tiles = self.streams[-1].wait(step)["tiles"]
+            tile: Array = plgpu.load(tiles.at[index], layout=WGMMA)
+            return tile
+
+        def constant() -> Array:
+            return zeros(*shape) + jnp.where(self.far_side(step) == 0, self.far[0], self.far[1])
+
+        if not plan.has_far:
+            return from_table()
+        bias: Array = lax.cond(self.is_near(step), from_table, constant)
+        return bias
+
+    def release_bias(self, step: Any) -> None:
+        """End the reads of a tile of the table. Earlier than with keys, it takes registers."""
+        if self.arrangement.plan.form == "by distance":
+            pl.when(self.is_near(step))(lambda: self.streams[-1].release(step))
 
 
 def prologue(
@@ -203,7 +245,9 @@ def prologue(
         block = plan.q_blocks - 1 - block
     ranges = "key_ranges" if arrangement.over == "keys" else "query_ranges"
     first, end = program.range_of(ranges, block)
-    steps, first = (end - first) * (plan.block // columns), first * plan.block
+    per_block = plan.block // columns
+    near = _near_steps(arrangement, block, first, end, per_block)
+    steps, first = (end - first) * per_block, first * plan.block
 
     def source(name: str) -> Callable[[Any], Any]:
         if name == "tiles":
@@ -213,7 +257,7 @@ def prologue(
     streams = tuple(
         Stream(
             {name: source(name) for name in names},
-            steps,
+            *(near if "tiles" in names else (jnp.int32(0), steps)),
             warpgroup,
             not set(names) <= set(MATRICES),
             *buffers,
@@ -237,26 +281,42 @@ def prologue(
         first=first,
         rows=rows,
         steps=steps,
+        near=near,
         streams=streams,
         head_scalars=program.head_scalars(plan),
+        far=[refs["far"][program.head, n] for n in (0, 1)] if plan.has_far else [],
         interpreter_scratch=(
             None if scratch.interpreter is None else scratch.interpreter.at[warpgroup]
         ),
     )
 
 
+def _near_steps(
+    arrangement: Arrangement, block: Any, first: Any, end: Any, per_block: int
+) -> tuple[Any, Any]:
+    """First and end of the near steps, of those for the blocks ``first`` to ``end - 1``."""
+    plan = arrangement.plan
+    near = (plan.near_keys if arrangement.over == "keys" else plan.near_queries)(block)
+    has_earlier, has_later = plan.has_far_before, plan.has_far_after
+    if arrangement.over == "queries":
+        has_earlier, has_later = has_later, has_earlier
+    near_first = lax.clamp(first, near[0], end) if has_earlier else first
+    near_end = lax.clamp(near_first, near[1], end) if has_later else end
+    return (near_first - first) * per_block, (near_end - first) * per_block
+
+
 def _table_tiles(
     arrangement: Arrangement, program: Program, block: Any, first: Any
 ) -> Callable[[Any], Any]:
-    """A function from a step to the tiles of the table for all warpgroups."""
-    start, q_tiles = block * arrangement.plan.block, arrangement.arrays["q"].shape[1] // ROWS
+    """A function from a near step to the tiles of the table for all warpgroups."""
+    start, origin = block * arrangement.plan.block, first_table_tile(arrangement.plan)
 
     def over_keys(step: Any) -> Any:
         before = lax.div(first - start, jnp.int32(ROWS)) - WARPGROUPS
-        return program.table_tiles(q_tiles + before + step, WARPGROUPS)
+        return program.table_tiles(before + step - (origin - 1), WARPGROUPS)
 
     def over_queries(step: Any) -> Any:
         before = lax.div(start - first, jnp.int32(ROWS)) - 1
-        return program.table_tiles(q_tiles + before - step, WARPGROUPS)
+        return program.table_tiles(before - step - (origin - 1), WARPGROUPS)
 
     return over_keys if arrangement.over == "keys" else over_queries

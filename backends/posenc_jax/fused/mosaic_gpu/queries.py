@@ -53,7 +53,9 @@ def d_queries(
     batch, heads, q_size, dim = operands.q.shape
     dtype, scalars = operands.q.dtype, len(plan.trainable)
     has_feature = operands.q_feature is not None
-    count = scalars + has_feature  # sums per row
+    # Sums per row, each of a result with that many.
+    sums_of = {"d_scalars": scalars, "d_feature": int(has_feature), "d_far": 2 * plan.has_far}
+    count = sum(sums_of.values())
     arrangement = arrange(
         plan,
         operands,
@@ -62,13 +64,13 @@ def d_queries(
         over="keys",
         columns=COLUMNS,
         rows=(*PER_QUERY, *STATISTICS, "q", "d_out"),
-        streams=(("k", "v", *PER_KEY, "tiles"),),
+        streams=(("k", "v", *PER_KEY),),
     )
     own = {"sums": [Buffer((ROWS,), jnp.float32).scratch(WARPGROUPS) for _ in range(count)]}
 
     def kernel(warpgroup: Any, refs: Mapping[str, Any], scratch: Scratch) -> None:
         loop = prologue(arrangement, warpgroup, refs, scratch)
-        (stream,), program = loop.streams, loop.program
+        stream, program = loop.streams[0], loop.program
         q, d_out, query = loop.rows["q"], loop.rows["d_out"], loop.row_side()
         logsumexp, delta = load_logsumexp(loop.rows, 0), load_delta(loop.rows, 0)
 
@@ -77,15 +79,19 @@ def d_queries(
             blocks = stream.wait(step)
             product, d_weights = products((q, blocks["k"]), (d_out, blocks["v"]))
             key = loop.column_side(step, blocks)
-            scores = masked_scores(plan, product, query, key, loop.bias(blocks))
+            scores = masked_scores(plan, product, query, key, loop.bias(step, product.shape))
             d_scores = tile_gradient(plan, scores, d_weights, logsumexp, delta)
-            derivatives = _bias_derivatives(loop, query, key, d_scores.shape) if count else []
-            sums = [
-                total + (d_scores * derivative).sum(axis=1)
-                for total, derivative in zip(sums, derivatives, strict=True)
-            ]
+            if plan.has_far:
+                sums = _add_far(loop, step, sums, d_scores)
+            elif plan.form == "elementwise":
+                derivatives = _bias_derivatives(loop, query, key, d_scores.shape) if count else []
+                sums = [
+                    total + (d_scores * derivative).sum(axis=1)
+                    for total, derivative in zip(sums, derivatives, strict=True)
+                ]
             d_q = plus_product(d_q, d_scores.astype(dtype), blocks["k"], loop.interpreter_scratch)
             stream.release(step)
+            loop.release_bias(step)
             return d_q, *sums
 
         start = (zeros(ROWS, dim), *(zeros(ROWS) for _ in range(count)))
@@ -95,21 +101,18 @@ def d_queries(
             buffer.at[warpgroup][...] = row_sums
         plgpu.commit_smem()
         plgpu.copy_smem_to_gmem(q, program.tokens("d_q", loop.start, ROWS))
-        for n in range(count):
-            target = (
-                program.refs["d_scalars"].at[program.batch, program.head, n]
-                if n < scalars
-                else program.refs["d_feature"].at[program.batch, program.head]
-            )
-            buffer = scratch.own["sums"][n].at[warpgroup]
-            plgpu.copy_smem_to_gmem(buffer, target.at[pl.ds(loop.start, ROWS)])
+        targets = [(name, n) for name, size in sums_of.items() for n in range(size)]
+        for (name, n), buffer in zip(targets, scratch.own["sums"], strict=True):
+            target = program.refs[name].at[program.batch, program.head, n]
+            plgpu.copy_smem_to_gmem(buffer.at[warpgroup], target.at[pl.ds(loop.start, ROWS)])
         plgpu.wait_smem_to_gmem(0)
 
     results = {"d_q": array_type(arrangement.arrays["q"].shape, dtype)}
-    if scalars:
-        results["d_scalars"] = array_type((batch, heads, scalars, q_size), jnp.float32)
-    if has_feature:
-        results["d_feature"] = array_type((batch, heads, q_size), jnp.float32)
+    results |= {
+        name: array_type((batch, heads, size, q_size), jnp.float32)
+        for name, size in sums_of.items()
+        if size
+    }
     scratch = arrangement.scratch(own, interpreted=interpreted)
     outputs = launch(
         kernel, arrangement.arrays, results, scratch, arrangement.grid, interpreted=interpreted
@@ -117,9 +120,21 @@ def d_queries(
     return (
         swap_heads(outputs["d_q"]),
         outputs.get("d_scalars"),
-        outputs.get("d_feature"),
-        None,
+        outputs["d_feature"][:, :, 0] if has_feature else None,
+        outputs.get("d_far"),
     )
+
+
+def _add_far(loop: Loop, step: Any, sums: list[Array], d_scores: Array) -> list[Array]:
+    """The sums of both far sides, with the rows of a far tile added to its side."""
+
+    def added() -> list[Array]:
+        total, side = d_scores.sum(axis=1), loop.far_side(step)
+        weights = [(side == n).astype(jnp.float32) for n in range(len(sums))]
+        return [before + total * weight for before, weight in zip(sums, weights, strict=True)]
+
+    result: list[Array] = lax.cond(loop.is_near(step), lambda: sums, added)
+    return result
 
 
 def _bias_derivatives(loop: Loop, query: TileSide, key: TileSide, shape: Shape) -> list[Array]:

@@ -41,8 +41,9 @@ class Stream(NamedTuple):
     ----------
     sources
         By name, a function from a step to its block in global memory.
-    steps
-        The number of steps, which may be 0.
+    first, end
+        Its steps are ``first`` to ``end - 1``, which may be none; ``first`` is a multiple of
+        ``STAGES``, so that a step has the same slot in all streams.
     warpgroup
         Which warpgroup this is.
     loads
@@ -54,7 +55,8 @@ class Stream(NamedTuple):
     """
 
     sources: Mapping[str, Callable[[Any], Any]]
-    steps: Any
+    first: Any
+    end: Any
     warpgroup: Any
     loads: bool
     buffers: Mapping[str, Any]
@@ -64,7 +66,7 @@ class Stream(NamedTuple):
     def begin(self) -> None:
         """Fill all slots."""
         for slot in range(STAGES):
-            self._copy(jnp.int32(slot), slot)
+            self._copy(self.first + slot, slot)
 
     def wait(self, step: Any) -> dict[str, Any]:
         """The blocks of a step, once they have arrived."""
@@ -82,7 +84,7 @@ class Stream(NamedTuple):
         self._copy(step + STAGES, slot, lambda: plgpu.barrier_wait(self.free.at[slot]))
 
     def _copy(self, step: Any, slot: Any, before: Callable[[], None] = lambda: None) -> None:
-        @pl.when((self.warpgroup == _LAST) & (step < self.steps))
+        @pl.when((self.warpgroup == _LAST) & (step < self.end))
         def _() -> None:
             before()
             for name, source in self.sources.items():

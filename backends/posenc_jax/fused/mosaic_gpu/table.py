@@ -1,8 +1,8 @@
 """The gradient of a table by distance on Hopper GPUs.
 
-All tiles on one diagonal have the same bias. So one program sums their gradients in registers, over
-the batch too. Nothing is added by atomics, and the result is always the same. A warpgroup takes
-every second tile, and computes while the other one waits for its copies.
+All tiles on one near diagonal have the same bias. So one program sums their gradients in registers,
+over the batch too. Nothing is added by atomics, and the result is always the same. A warpgroup
+takes every second tile, and computes while the other one waits for its copies.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from posenc_jax.fused.mosaic_gpu.operands import (
 )
 from posenc_jax.fused.mosaic_gpu.stream import WARPGROUPS, fetch, launch
 from posenc_jax.fused.mosaic_gpu.tile import ROWS, masked_scores, products, tile_gradient, zeros
-from posenc_jax.fused.mosaic_gpu.toeplitz import tiles_for_queries
+from posenc_jax.fused.mosaic_gpu.toeplitz import first_table_tile, tiles_for_queries
 from posenc_jax.fused.plan import Integers, Operands, Plan
 from posenc_jax.fused.shapes import array_type
 
@@ -65,8 +65,7 @@ def d_table(
         program = Program(refs, jnp.int32(0), head, heads, heads // kv_heads)
         bias = scratch["bias"].at[warpgroup]
         fetch([(program.table_tile(diagonal), bias)], scratch["bias_arrived"].at[warpgroup])
-        # Tile (a, b) lies on diagonal q_tiles - 1 + b - a.
-        ahead = diagonal - (q_tiles - 1)
+        ahead = first_table_tile(plan) + diagonal  # b - a of its tiles (a, b)
         first = lax.max(jnp.int32(0), -ahead)
         count = lax.min(jnp.int32(q_tiles), k_tiles - ahead) - first
         loaded = {name: buffer.at[warpgroup] for name, buffer in scratch["tokens"].items()}
@@ -83,6 +82,9 @@ def d_table(
                 return total + gradient_at(here, a * ROWS, b * ROWS)
 
             needed = (start <= block) & (block < end)
+            if plan.has_far:  # the outer diagonals pass through far blocks too
+                near_first, near_end = plan.near_keys(lax.div(a, jnp.int32(per_block)))
+                needed &= (near_first <= block) & (block < near_end)
             added: Array = lax.cond(needed, add, lambda total: total, total)
             return added
 
@@ -120,7 +122,7 @@ def d_table(
             plgpu.wait_smem_to_gmem(0)
 
     results = {"d_tiles": array_type(arrays["tiles"].shape, jnp.float32)}
-    grid = {"head": heads, "diagonal": q_tiles + k_tiles - 1}
+    grid = {"head": heads, "diagonal": arrays["tiles"].shape[0] // heads}
     outputs = launch(kernel, arrays, results, scratch, grid, interpreted=interpreted)
     gradient: Array
     (gradient,) = jax.linear_transpose(tiles_for_queries, operands.table)(outputs["d_tiles"])

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from posenc_jax.fused.mosaic_gpu.tile import ROWS
+from posenc_jax.fused.plan import Plan
 
 
 def toeplitz_tiles(table: Array) -> Array:
@@ -20,6 +21,11 @@ def toeplitz_tiles(table: Array) -> Array:
     repeated = jnp.broadcast_to(pairs[:, :, None], (heads, count - 1, size, 2 * size))
     shifted = repeated.reshape(heads, count - 1, -1)[..., : size * (2 * size - 1)]
     return shifted.reshape(heads, count - 1, size, 2 * size - 1)[..., size - 1 :]
+
+
+def first_table_tile(plan: Plan) -> int:
+    """The diagonal of the first tile; tile ``a`` of queries and ``b`` of keys lie on ``b - a``."""
+    return (plan.near[0] - 1) * (plan.block // ROWS) + 1
 
 
 def tiles_for_queries(table: Array) -> Array:
