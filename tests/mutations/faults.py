@@ -1843,6 +1843,14 @@ _FUSED = (
         ("test_tpu.py equal_the_reference t5-near-aligned",),
     ),
     Fault(
+        "tpu-derivative-of-an-exponent-of-two",
+        "the gradient of a bias is larger than the change that it causes",
+        TPU_TILE,
+        "return weights, weights * (d_weights - delta)",
+        "return weights, weights * (d_weights - delta) / LOG2E",
+        ("test_tpu.py equal_the_reference kerple-shuffled",),
+    ),
+    Fault(
         "tpu-walks-the-longest-head-for-all",
         "heads that fade fast wait for the one that looks farthest",
         TPU_GRID,

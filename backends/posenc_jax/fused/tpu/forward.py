@@ -26,6 +26,7 @@ from posenc_jax.fused.tpu.operands import (
 )
 from posenc_jax.fused.tpu.tile import (
     LANES,
+    LOG2E,
     TileKind,
     across,
     lane_sums,
@@ -80,8 +81,8 @@ def _forward(order: GridOrder, step: Step, ins: Refs, outs: Refs, scratch: Refs)
         before = highest[...]
         of_tile = jnp.max(scores, axis=1, keepdims=True)
         after = jnp.maximum(before, of_tile if kind.far is None else of_tile + kind.far)
-        shrink = jnp.exp(before - after)
-        weights = jnp.exp(scores - across(without_far(after, kind), scores.shape[1]))
+        shrink = jnp.exp2(before - after)
+        weights = jnp.exp2(scores - across(without_far(after, kind), scores.shape[1]))
         highest[...] = after
         total[...] = total[...] * shrink + lane_sums(weights)
         out[...] = out[...] * across(shrink, out.shape[1]) + product(weights, ins["v"][...])
@@ -94,5 +95,5 @@ def _forward(order: GridOrder, step: Step, ins: Refs, outs: Refs, scratch: Refs)
         fully_masked = sums == 0
         positive = jnp.where(fully_masked, 1.0, sums)
         outs["out"][...] = (out[...] / positive).astype(outs["out"].dtype)
-        logsumexp = jnp.where(fully_masked, MIN_SCORE, highest[:, :1] + jnp.log(positive))
-        outs["logsumexp"][...] = to_row(logsumexp)
+        logsumexp = highest[:, :1] / LOG2E + jnp.log(positive)
+        outs["logsumexp"][...] = to_row(jnp.where(fully_masked, MIN_SCORE, logsumexp))

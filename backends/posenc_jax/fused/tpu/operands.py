@@ -17,6 +17,7 @@ from posenc_jax.fused.shapes import array_type
 from posenc_jax.fused.tpu.grid import Diagonal, GridOrder, KeyMajor, Refs, Step
 from posenc_jax.fused.tpu.tile import (
     LANES,
+    LOG2E,
     TileKind,
     TileTokens,
     across,
@@ -49,16 +50,16 @@ def named_operands(
     for name in ("q_feature", "k_feature"):
         array = getattr(operands, name)
         named[name] = None if array is None else array[:, :, None, :]
-    for name in ("head_scalars", "far"):
-        array = getattr(operands, name)
-        named[name] = None if array is None else array.reshape(1, -1)
+    scalars, far = operands.head_scalars, operands.far
+    named["head_scalars"] = None if scalars is None else scalars.reshape(1, -1)
+    named["far"] = None if far is None else far.reshape(1, -1) * LOG2E
     named["low"] = named["high"] = None
     if operands.table is not None:
         table = jnp.flip(operands.table, (1, 2)) if flipped else operands.table
-        named["low"] = named["high"] = table[:, :, None, :]
+        named["low"] = named["high"] = table[:, :, None, :] * LOG2E
     if residuals is not None:
         named["d_out"] = residuals.d_out
-        named["logsumexp"] = residuals.logsumexp[:, :, None]
+        named["logsumexp"] = residuals.logsumexp[:, :, None] * LOG2E
         named["delta"] = residuals.delta[:, :, None]
     return named
 

@@ -1,5 +1,8 @@
 """What kernels for TPUs compute on one tile: a block of queries against a block of keys.
 
+Scores are in units of ``ln 2``, so that ``exp2`` gives the weights: ``exp`` would multiply each
+score once more. So are the tables and the log-sum-exp that kernels read.
+
 A tile has queries or keys along its rows. Numbers per token lie in memory as a row ``(1, n)``,
 which has no padding. For the tokens along the rows of a tile they are turned into a column.
 """
@@ -7,6 +10,7 @@ which has no padding. For the tokens along the rows of a tile they are turned in
 from __future__ import annotations
 
 import functools
+import math
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
@@ -20,6 +24,7 @@ from jax.experimental.pallas import tpu as pltpu
 from posenc_jax.fused.plan import MASK_VALUE, Plan, Tokens
 
 LANES, SUBLANES = 128, 8  # of a register
+LOG2E = math.log2(math.e)
 
 
 class TileKind(NamedTuple):
@@ -121,11 +126,14 @@ def masked_scores(
 ) -> Array:
     """Scores of a tile from ``q @ k.T``; ``MASK_VALUE`` where masked, ``-inf`` if the bias is.
 
+    They are in units of ``ln 2``, and so is ``table``.
+
     ``masked`` is whether a pair of the tile may be masked.
     """
-    scores = scores * plan.scale
+    scores = scores * (plan.scale * LOG2E)
     if plan.form == "elementwise":
-        scores = scores + plan.bias(head_scalars, tokens.query(plan), tokens.key(plan))
+        bias = plan.bias(head_scalars, tokens.query(plan), tokens.key(plan))
+        scores = scores + bias * LOG2E
     if table is not None:
         scores = scores + table
     if not masked:
@@ -143,7 +151,7 @@ def tile_gradient(
     scores: Array, d_weights: Array, logsumexp: Array, delta: Array
 ) -> tuple[Array, Array]:
     """Weights of a tile, and the gradient of its scores."""
-    weights = jnp.exp(scores - logsumexp)
+    weights = jnp.exp2(scores - logsumexp)
     return weights, weights * (d_weights - delta)
 
 
