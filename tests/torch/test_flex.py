@@ -45,7 +45,7 @@ from posenc_torch.flex.block_mask import BLOCK, BlockMaskInputs, TokenIntegers, 
 from posenc_torch.flex.float_positions import is_same_in_float32
 from posenc_torch.flex.near_far import near_and_far
 from posenc_torch.flex.params import repeatedly_read_arrays
-from posenc_torch.flex.ranges import block_lists
+from posenc_torch.flex.ranges import block_lists, lists_of_diagonals
 from posenc_torch.flex.score_mod import DistanceBias, SchemeBias, scheme_key
 
 FLOAT32 = ATTENTION_TOL["float32"]
@@ -828,6 +828,49 @@ def test_ranges_are_what_rows_and_columns_need():
         assert a.is_contiguous()
         assert a.dtype == torch.int32
         assert a.shape == lists[name.removeprefix("full_")].shape
+
+
+@pytest.mark.parametrize("diagonals", [(None, None), (-2, None), (None, 0), (None, -2), (None, -9)])
+def test_ranges_of_diagonals_are_the_blocks_on_them(diagonals):
+    blocks = 7
+    index = torch.arange(blocks, dtype=torch.int32)
+    lists = lists_of_diagonals(index, diagonals)
+    first, end = diagonals[0], 1 if diagonals[1] is None else diagonals[1]
+    diagonal = index - index[:, None]
+    needed = (diagonal < end) & (diagonal >= (-blocks if first is None else first))
+    for side, pairs in (("kv", needed), ("q", needed.T)):
+        computed = torch.zeros(blocks, blocks, dtype=torch.int)
+        for name in (side, f"full_{side}"):
+            numbers, starts = lists[f"{name}_num_blocks"], lists[f"{name}_indices"]
+            for row, (number, start) in enumerate(
+                zip(numbers[0, 0].tolist(), starts[0, 0, :, 0].tolist(), strict=True)
+            ):
+                assert 0 <= start < blocks  # it is loaded even if the number is 0
+                computed[row, start : start + number] += 1 if name == side else 2
+        # Each block once, and partly visible on the main diagonal alone.
+        assert (computed == torch.where(diagonal == 0, 1, 2) * pairs).all()
+    assert all(a.is_contiguous() and a.dtype == torch.int32 for a in lists.values())
+
+
+@pytest.mark.parametrize("lengths", [(20, 20), (7, 20)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_table_by_amount_is_the_bias_of_visible_pairs(lengths, causal):
+    scheme = SUBJECTS["t5"]
+    q, k = (torch.zeros(1, HEADS, n, 16) for n in lengths)
+    params = {n: torch.tensor(normal(a.shape, 1)) for n, a in posenc.init_params(scheme).items()}
+    call = prepare(q, k, k, scheme, params, causal=causal)
+    bias = DistanceBias.by_amount(call)
+    b, h, i, j = torch.meshgrid(*map(torch.arange, (1, HEADS, *lengths)), indexing="ij")
+    values = bias.score_mod(torch.zeros(i.shape), b, h, i, j)
+    at = call.query.pos[:, None] - call.key.pos
+    expected = posenc.evaluate.bias_tile(
+        scheme, call.query.pos[None, None, :, None], call.key.pos[None, None, None, :],
+        call.arrays, dtype=torch.float32, xp=call.xp,
+    )  # fmt: skip
+    visible = (at >= 0) | (not causal)
+    assert torch.equal(values[..., visible], expected.expand(values.shape)[..., visible])
+    # One size for each length: a formula of lengths would have no gradient in a larger graph.
+    assert bias.table.shape == (HEADS, 2 - causal, lengths[1])
 
 
 def test_ranges_compute_the_blocks_of_whole_lists():

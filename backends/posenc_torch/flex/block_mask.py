@@ -253,13 +253,17 @@ def _block_indices(chosen: Tensor) -> tuple[Tensor, Tensor]:
 def capture(values: Tensor, *, rows: bool = False, axis: int = -1) -> Tensor:
     """The values for a kernel to load: padded, because its last block loads before it masks.
 
-    An axis is padded with its last value. On a CPU, code with a symbol as a size does not compile
-    (PyTorch 2.13), and each new constant size compiles again. So on a CPU the axis has a
-    ``padded_size``. The first axis has one too if it is ``rows`` of a batch.
+    An axis is padded with its last value. Inside a larger graph a GPU's kernel bounds its indices,
+    unless it knows that lengths are whole blocks, so there is no padding. On a CPU, code with a
+    symbol as a size does not compile (PyTorch 2.13), and each new constant size compiles again. So
+    on a CPU the axis has a ``padded_size``. The first axis has one too if it is ``rows`` of a
+    batch.
     """
     length, dim = values.shape[axis], axis % values.ndim
     last = values.narrow(dim, length - 1, 1)
     if not target.is_cpu(values):
+        if torch.compiler.is_compiling():
+            return own_memory(values)
         missing = BLOCK * -(-length // BLOCK) - length
         shape = [missing if n == dim else -1 for n in range(values.ndim)]
         return torch.cat([values, last.expand(shape)], dim=dim)
@@ -270,6 +274,19 @@ def capture(values: Tensor, *, rows: bool = False, axis: int = -1) -> Tensor:
     # Inside a larger graph, a kernel for a CPU captures only tensors that own their memory, as the
     # result of cat does.
     return mark_static(torch.cat([_pad_with_last(values, dim, size - 1), last], dim=dim))
+
+
+def own_memory(values: Tensor) -> Tensor:
+    """The values; inside a larger graph for a GPU, in memory of their own.
+
+    Without it Inductor (PyTorch 2.13) fails, or computes them again for each score, inside the
+    kernel. ``as_strided`` needs memory. A captured tensor with a gradient must not have a formula
+    of lengths as a size, such as ``L + 128``: Inductor then fails in the backward pass.
+    """
+    if target.is_cpu(values) or not torch.compiler.is_compiling():
+        return values
+    whole = values.contiguous()
+    return whole.as_strided(whole.shape, whole.stride())
 
 
 def capture_pairs(values: Tensor) -> Tensor:

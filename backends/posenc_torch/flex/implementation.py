@@ -53,7 +53,7 @@ from posenc_torch.flex.params import (
     repeatedly_read_arrays,
     shared_params,
 )
-from posenc_torch.flex.ranges import block_lists, needed_lists, takes_ranges
+from posenc_torch.flex.ranges import lists_of_diagonals, needed_lists, takes_ranges
 from posenc_torch.flex.score_mod import DistanceBias, SchemeBias, ScoreSteps, scheme_key
 from posenc_torch.sdpa import has_native_mask, is_small
 
@@ -299,7 +299,9 @@ def _bias(call: Call) -> SchemeBias | DistanceBias | None:
     if not has_bias(call.scheme):
         return None
     if _reads_by_distance(call):
-        by_distance = _in_one_program(_distance_bias, call)
+        in_graph = torch.compiler.is_compiling() and not target.is_cpu(call.q)
+        form = DistanceBias.by_amount if in_graph else _distance_bias
+        by_distance = _in_one_program(form, call)
         if by_distance is not None:
             return by_distance
     batch = call.q.shape[0] if target.is_cpu(call.q) else None
@@ -377,7 +379,7 @@ def _block_mask(call: Call, diagonals: Diagonals | None = None) -> BlockMask | N
     """The mask of a call, without its negligible blocks; None for no mask, on a GPU."""
     hides = call.causal or call.window is not None or call.mask is not None or diagonals is not None
     unmasked = not hides and call.query.seg is None
-    as_ranges = takes_ranges(call) and diagonals is None
+    as_ranges = takes_ranges(call)
     if (
         call.skip_blocks
         and call.k.shape[2] > _MIN_BLOCKS * BLOCK
@@ -475,6 +477,5 @@ def _whole_mask(inputs: BlockMaskInputs, *, as_ranges: bool) -> BlockMask:
     """The mask of all visible blocks."""
     if not as_ranges:
         return inputs.block_mask(*(blocks[:, None] for blocks in inputs.visible_blocks()))
-    blocks, device = inputs.q_pos.blocks, inputs.q_pos.values.device
-    first = torch.zeros(1, 1, blocks, dtype=torch.int32, device=device)
-    return inputs.block_mask_of_lists(block_lists(first))
+    index = torch.arange(inputs.q_pos.blocks, dtype=torch.int32, device=inputs.q_pos.values.device)
+    return inputs.block_mask_of_lists(lists_of_diagonals(index, inputs.diagonals or (None, None)))

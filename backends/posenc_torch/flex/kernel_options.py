@@ -50,7 +50,6 @@ def kernel_options(call: Call, *, gathers: bool, copied: bool, masked: bool) -> 
         if q_len >= BLOCK:  # fewer queries have a kernel of their own
             wide = max(call.q.shape[3], call.v.shape[3]) > 128  # then 64 keys do not fit
             options |= {"fwd_BLOCK_M": 32, "fwd_BLOCK_N": 32 if wide else 64}
-    # A near or far part of a causal call has a band of diagonals, which are ranges in lists.
     if takes_ranges(call) or (not masked and q_len >= BLOCK):
         options = options | CONTIGUOUS
     # Lengths that vary are symbols, of which torch knows no divisors. Inside a larger graph this

@@ -25,6 +25,7 @@ from posenc.backend import (
 )
 from posenc_torch.flex import target
 from posenc_torch.flex.block_mask import BLOCK, Diagonals
+from posenc_torch.flex.ranges import takes_ranges
 
 # Key blocks from which on a second call and the merge are thought to cost less than they save.
 MIN_BLOCKS = 32
@@ -62,6 +63,9 @@ def near_and_far(call: Call, bias_at: Callable[[Call, int], Tensor | None] = bia
         left is right is None
         or target.is_cpu(call.q)  # its kernels have no log-sum-exp
         or not (call.plain and has_bias_by_distance(call))
+        # In a larger graph Inductor (PyTorch 2.13) does not compile whole lists of some diagonals
+        # if the length is a symbol.
+        or (torch.compiler.is_compiling() and not takes_ranges(call))
         or may_have_negligible_blocks(call)  # a block that is skipped costs still less
         # Asked last: in a larger graph this is a condition on the length.
         or k_len < MIN_BLOCKS * BLOCK

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from posenc.backend import Call, negligible_blocks
 from posenc_torch.flex import target
-from posenc_torch.flex.block_mask import BLOCK
+from posenc_torch.flex.block_mask import BLOCK, Diagonals
 
 OPTIONS = {"BLOCKS_ARE_CONTIGUOUS": True}
 """Kernel options without which a kernel would read beyond the lists."""
@@ -63,5 +63,24 @@ def block_lists(first: Tensor) -> dict[str, Tensor]:
     starts = {"kv": row, "full_kv": first, "q": row, "full_q": after}
     numbers = {"kv": one, "full_kv": row - first, "q": one, "full_q": last - row}
     return {f"{name}_num_blocks": number for name, number in numbers.items()} | {
+        f"{name}_indices": start[..., None] for name, start in starts.items()
+    }
+
+
+def lists_of_diagonals(index: Tensor, diagonals: Diagonals) -> dict[str, Tensor]:
+    """The lists of all blocks on diagonals that reach the main one, or that end before it.
+
+    ``index`` is ``0 .. n - 1``, int32.
+    """
+    row = index[None, None]
+    first, end = diagonals
+    if end is None:
+        return block_lists(torch.zeros_like(row) if first is None else (row + first).clamp(min=0))
+    # Block a of queries sees all of the blocks 0 .. a + end - 1.
+    blocks, zero = index.shape[0], torch.zeros_like(row)
+    below = row + (1 - end)
+    starts = {"kv": zero, "full_kv": zero, "q": zero, "full_q": below.clamp(max=blocks - 1)}
+    numbers = {"kv": zero, "full_kv": row + end, "q": zero, "full_q": blocks - below}
+    return {f"{name}_num_blocks": number.clamp(min=0) for name, number in numbers.items()} | {
         f"{name}_indices": start[..., None] for name, start in starts.items()
     }

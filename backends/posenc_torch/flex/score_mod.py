@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from threading import Lock
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from posenc.backend import (
     Features,
     Params,
     PositionScheme,
+    bias_by_distance,
     scheme_bias,
 )
 from posenc_torch.flex import target
@@ -26,6 +28,7 @@ from posenc_torch.flex.block_mask import (
     capture_pairs,
     capture_scalars,
     mark_static,
+    own_memory,
     row_index,
 )
 from posenc_torch.flex.copies import copy_index, make_copies
@@ -284,9 +287,11 @@ class DistanceBias(NamedTuple):
     ----------
     table
         ``(H, n)`` or ``(1, n)``, with one more block before and after: kernels load before they
-        mask.
+        mask. Inside a larger graph for a GPU ``(H or 1, sides, K)``: by the amount of a distance,
+        and by whether the key is later, unless the call is causal.
     offset
-        The column of ``i - j = 0``, a tensor. None if it is ``BLOCK`` at every length.
+        The column of ``i - j = 0``, a tensor. None if it is ``BLOCK`` at every length. By amount:
+        the position of the first query, or None if it is 0.
     """
 
     table: Tensor
@@ -311,10 +316,33 @@ class DistanceBias(NamedTuple):
         # The first query is at position K - Q.
         return cls(table, capture(call.query.pos[:1] + (BLOCK + ahead)))
 
+    @classmethod
+    def by_amount(cls, call: Call) -> DistanceBias | None:
+        """For a larger graph on a GPU; None if there is no bias by distance.
+
+        A size that is a formula, such as ``Q + K - 1``, would have no gradient there.
+        """
+        q_len, k_len = call.q.shape[2], call.k.shape[2]
+        call = replace(call, extra_bias=None)
+        earlier = bias_by_distance(call, between=(1 - k_len, 0))
+        if earlier is None:
+            return None
+        sides = [earlier.flip(-1)]
+        if not call.causal:
+            sides.append(bias_by_distance(call, between=(0, k_len - 1)))
+        first = None if q_len == k_len else capture(call.query.pos[:1])
+        return cls(own_memory(torch.stack(sides, dim=1)), first)
+
     def score_mod(self, score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         """The score with the bias of head ``h`` added."""
-        offset = BLOCK if self.offset is None else _load_scalar(self.offset, h)
-        bias = self.table[row_index(self.table, 0, h), i - j + offset]
+        head = row_index(self.table, 0, h)
+        if self.table.ndim == 3:
+            back = i - j if self.offset is None else i - j + _load_scalar(self.offset, h)
+            side = row_index(self.table, 1, (back < 0).to(h.dtype))
+            bias = self.table[head, side, torch.abs(back)]
+        else:
+            offset = BLOCK if self.offset is None else _load_scalar(self.offset, h)
+            bias = self.table[head, i - j + offset]
         return score.to(_score_dtype(score)) + bias.to(_score_dtype(score))
 
 
@@ -390,7 +418,7 @@ def _capture_features(
     query, key = (
         {name: _capture_feature(array, batch) for name, array in side.items()} for side in sides
     )
-    copies = {name: array.clone() for name, array in query.items()}
+    copies = {name: own_memory(array.clone()) for name, array in query.items()}
     # clone() drops the marks of mark_static.
     return {n: mark_static(a) if target.is_cpu(a) else a for n, a in copies.items()}, key
 
@@ -412,7 +440,7 @@ def _mark_sizes(arrays: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     captures only tensors that own their memory, which ``capture`` makes (PyTorch 2.13).
     """
     if not any(target.is_cpu(a) for a in arrays.values()):
-        return arrays
+        return {n: own_memory(a) for n, a in arrays.items()}
     if not torch.compiler.is_compiling():
         return {n: mark_static(a.clone()) for n, a in arrays.items()}
     sized = {n: mark_static(a) for n, a in arrays.items()}

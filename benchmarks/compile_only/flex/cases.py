@@ -18,7 +18,8 @@ HEADS, LENGTH = 8, 1024
 class Case:
     """One call: a forward and a backward pass, or one decoding step.
 
-    ``packed`` is whether each row holds two documents, with positions of their own.
+    ``packed`` is whether each row holds two documents, with positions of their own. ``graph`` is
+    whether the call is part of a program that the user compiles.
     """
 
     scheme: str
@@ -28,6 +29,7 @@ class Case:
     dynamic: bool = False
     decoding: bool = False
     packed: bool = False
+    graph: bool = False
     kernel_options: tuple[tuple[str, Any], ...] = ()
 
 

@@ -51,6 +51,7 @@ def _arguments() -> argparse.Namespace:
     add("--dynamic", action="store_true", help="compile for any length")
     add("--options", type=_kernel_options, default=(), help="kernel options: fwd_BLOCK_N=64,...")
     add("--decoding", action="store_true", help="also compile a decoding step")
+    add("--graph", action="store_true", help="compile calls inside a program of the user")
     add("--packed", action="store_true", help="two documents in each row")
     add("--keep", type=Path, help="a folder for sources, TTGIR, PTX and cubins")
     add("--no-run", action="store_true", help="compile only")
@@ -76,7 +77,7 @@ def main() -> int:
     ):
         case = Case(
             scheme, dtype, dim, arguments.length, arguments.dynamic,
-            packed=arguments.packed, kernel_options=arguments.options,
+            packed=arguments.packed, graph=arguments.graph, kernel_options=arguments.options,
         )  # fmt: skip
         reports = _compile_passes(case, arguments.keep)
         if arguments.decoding:

@@ -10,6 +10,7 @@ import copy
 import io
 import re
 import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -64,14 +65,15 @@ def kernel_sources(case: Case) -> list[tuple[str, str]]:
         mode,
         torch.set_grad_enabled(not case.decoding),
     ):
+        attend = torch.compile(_attend, fullgraph=True) if case.graph else _attend
         # A length becomes a symbol once the compiler has seen two.
         for length in [case.length // 2, case.length] if case.dynamic else [case.length]:
             sources.clear()
-            _call_on_fake_tensors(case, length)
+            _call_on_fake_tensors(case, length, attend)
     return sources
 
 
-def _call_on_fake_tensors(case: Case, length: int) -> None:
+def _call_on_fake_tensors(case: Case, length: int, attend: Callable[..., Any]) -> None:
     """A forward pass and, unless it decodes, a backward pass."""
     scheme = make_scheme(case, HEADS)
 
@@ -85,7 +87,7 @@ def _call_on_fake_tensors(case: Case, length: int) -> None:
     params = {name: fake(*a.shape) for name, a in posenc.init_params(scheme).items()}
     options = caller_options(case, lambda: fake(1, HEADS, lengths[0], length))
     options |= packed_tokens(case, length, lambda a: empty(a.shape, (1,), torch.int32, "cuda"))
-    out = _attend(q, k, v, scheme, params, x, dict(case.kernel_options), options)
+    out = attend(q, k, v, scheme, params, x, dict(case.kernel_options), options)
     if not case.decoding:
         out.backward(torch.empty_like(out))
 
