@@ -26,6 +26,7 @@ from posenc.attn.bias_forms import (
     bias_by_distance,
     bias_by_key,
     has_bias_by_distance,
+    has_bias_by_key,
     near_diagonals,
     visible_by_distance,
 )
@@ -130,6 +131,7 @@ __all__ = [
     "folded_width",
     "has_bias",
     "has_bias_by_distance",
+    "has_bias_by_key",
     "has_embedding",
     "head_views",
     "make_constants_with",

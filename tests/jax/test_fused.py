@@ -18,7 +18,7 @@ import posenc
 from posenc.attn.call import prepare
 from posenc.attn.implementations import Implementation
 from posenc.attn.reference import dense
-from posenc.testing.examples import Leaning, Levelled, Wide
+from posenc.testing.examples import Kerple, Leaning, Levelled, Wide
 from posenc.testing.tolerances import (
     ATTENTION_TOL,
     REDUCTION_FACTOR,
@@ -32,7 +32,7 @@ jnp = jax.numpy
 posenc_jax = pytest.importorskip("posenc_jax")
 
 from posenc_jax.fused import implementation  # noqa: E402
-from posenc_jax.fused.plan import BiasReads, Plan  # noqa: E402
+from posenc_jax.fused.plan import BiasReads, Plan, Tokens  # noqa: E402
 from posenc_jax.fused.target import Target, targeting  # noqa: E402
 
 FORMS = ["nope", "alibi-learned", "t5", "t5-few", "fading"]
@@ -391,6 +391,38 @@ def test_a_tile_is_masked_where_a_pair_is(window, causal):
         mask = plan.mask(at_q[:, None], at_k, at_k)
         masked = mask is not None and not np.all(mask)
         assert bool(plan.needs_mask(q, q_count, k, k_count, has_segments=False)) == masked
+
+
+POSITIONS = {"q_pos": np.arange(20), "k_pos": np.arange(20)}
+
+
+@pytest.mark.parametrize(
+    ("scheme", "options", "by_key"),
+    [
+        (posenc.ALiBi(4), {"causal": True}, True),
+        (posenc.ALiBi(4, learned=True), {"causal": True, "window": 9}, True),
+        (posenc.ALiBi(4), {}, False),  # later keys have another bias
+        (posenc.ALiBi(4), {"causal": True, **POSITIONS}, False),  # they may be large
+        (fox_alibi(), {"causal": True}, False),  # features are large
+        (Kerple(), {"causal": True}, False),  # there is no key bias
+    ],
+)
+def test_a_bias_by_key_leaves_out_what_softmax_does_not_see(scheme, options, by_key):
+    q, k, v = (jnp.moveaxis(a, 1, 2) for a in tokens(20))
+    x = jnp.asarray(normal((2, 20, 6), 3))
+    arrays = {name: jnp.asarray(a) for name, a in params_of(scheme).items()}
+    call = prepare(q, k, v, scheme, arrays, x=x if scheme.cumulative else None, xp=jnp, **options)
+    plan, operands, _ = implementation.plan_call(call, "elementwise", 8, reads_far=False)
+    assert plan.by_key == by_key
+    if not by_key:
+        return
+    scalars, first = list(operands.head_scalars[1]), 11
+    i, j = np.arange(first, 20)[:, None], np.arange(20)[None, :]
+    bias = plan.bias(scalars, Tokens(i), Tokens(j))
+    zero = np.zeros_like(i)
+    row = plan.bias(scalars, Tokens(i - first), Tokens(zero)) - plan.key_bias(scalars, zero)
+    by_keys = plan.key_bias(scalars, j - first) + row
+    assert_near(np.where(j <= i, by_keys, 0), np.where(j <= i, bias, 0), 4 * UNIT["float32"])
 
 
 def test_segments_and_given_positions_may_be_masked_anywhere():

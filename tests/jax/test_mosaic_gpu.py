@@ -70,7 +70,12 @@ CASES = {
     "no-bias-window": Case(NOPE, q_len=150, k_len=260, kv=1, options={"window": (90, 30)}),
     "no-bias-negative-scale": Case(NOPE, q_len=70, k_len=100, options={"scale": -0.2}),
     "alibi-fewer-queries": Case(
-        posenc.ALiBi(HEADS), "float16", 128, q_len=70, k_len=200, options={"causal": True}
+        posenc.ALiBi(HEADS, learned=True),
+        "float16",
+        128,
+        q_len=70,
+        k_len=200,
+        options={"causal": True},
     ),
     "alibi-learned-anywhere": Case(
         posenc.ALiBi(HEADS, learned=True),

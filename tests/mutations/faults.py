@@ -1634,6 +1634,14 @@ _FUSED = (
         ("test_fused.py by_definition t5-fewer-queries",),
     ),
     Fault(
+        "plan-by-key-without-a-causal-mask",
+        "keys after a query get the bias of keys before it, mirrored",
+        PLAN,
+        "if not (has_bias_by_key(call) and call.scheme.relative):",
+        'if not ("key_bias" in call.scheme.hooks() and call.scheme.relative):',
+        ("test_fused.py by_key_leaves_out",),
+    ),
+    Fault(
         "plan-swaps-the-far-sides",
         "keys far ahead get the bias of keys far behind",
         PLAN,

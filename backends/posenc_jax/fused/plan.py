@@ -28,6 +28,7 @@ from posenc.backend import (
     Role,
     Window,
     bias_by_distance,
+    has_bias_by_key,
     head_views,
     near_diagonals,
     tile_views,
@@ -53,7 +54,8 @@ class Tokens(NamedTuple):
 class BiasReads(NamedTuple):
     """What a bias reads, by name: trainable params, constants, and features of each side.
 
-    ``float_positions`` says whether it may read positions as float32.
+    ``float_positions`` says whether it may read positions as float32, and ``by_key`` whether its
+    key bias may replace it; both as in ``Plan``.
     """
 
     trainable: tuple[str, ...] = ()
@@ -61,6 +63,7 @@ class BiasReads(NamedTuple):
     query: tuple[str, ...] = ()
     key: tuple[str, ...] = ()
     float_positions: bool = False
+    by_key: bool = False
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,10 @@ class Plan:
     float_positions
         Whether kernels give the bias its positions as float32, which is as exact here and needs no
         conversion for every pair. A mask compares integers all the same.
+    by_key
+        Whether kernels may add ``w(k - q0)`` instead of the bias, one number per key of a tile
+        whose first query is at ``q0``. For a relative ``bias(q, k) = u(q) + w(k)`` that leaves out
+        ``u(q - q0)``, a number per query that softmax does not see. Small, because ``q0`` is near.
     aligned
         Query ``i`` is at position ``k_len - q_len + i``, key ``j`` at ``j``; no positions are
         given.
@@ -100,6 +107,7 @@ class Plan:
     q_feature: str | None
     k_feature: str | None
     float_positions: bool
+    by_key: bool
     causal: bool
     window: Window | None
     sink_tokens: int
@@ -116,8 +124,8 @@ class Plan:
         return cls(
             scheme=scheme, form="elementwise", trainable=reads.trainable, fixed=reads.fixed,
             q_feature=_first(reads.query), k_feature=_first(reads.key),
-            float_positions=reads.float_positions, causal=False, window=None, sink_tokens=0,
-            scale=1.0, aligned=True, q_len=size, k_len=size, block=size,
+            float_positions=reads.float_positions, by_key=reads.by_key, causal=False, window=None,
+            sink_tokens=0, scale=1.0, aligned=True, q_len=size, k_len=size, block=size,
         )  # fmt: skip
 
     @property
@@ -174,15 +182,27 @@ class Plan:
         self, head_scalars: Sequence[Array], q: Tokens, k: Tokens, xp: Namespace = jnp
     ) -> Array:
         """The bias on a tile, from the scalars of one head, positions and features."""
-        params = Params(
-            dict(zip(self.scalars_read, head_scalars, strict=True)),
-            jnp.float32,
-            Features({} if self.q_feature is None else {self.q_feature: q.feature}, "query"),
-            Features({} if self.k_feature is None else {self.k_feature: k.feature}, "key"),
-        )
+        params = self._params(head_scalars, q.feature, k.feature)
         bias: Array | None = self.scheme.bias(q.pos, k.pos, params=params, xp=xp)
         assert bias is not None
         return bias
+
+    def key_bias(self, head_scalars: Sequence[Array], k: Array, xp: Namespace = jnp) -> Array:
+        """``w(k)`` of some positions, from the scalars of one head; for a plan ``by_key``."""
+        params = self._params(head_scalars, None, None)
+        bias: Array | None = self.scheme.key_bias(k, params=params, xp=xp)
+        assert bias is not None
+        return bias
+
+    def _params(
+        self, head_scalars: Sequence[Array], query: Array | None, key: Array | None
+    ) -> Params:
+        return Params(
+            dict(zip(self.scalars_read, head_scalars, strict=True)),
+            jnp.float32,
+            Features({} if self.q_feature is None else {self.q_feature: query}, "query"),
+            Features({} if self.k_feature is None else {self.k_feature: key}, "key"),
+        )
 
     def mask(
         self,
@@ -300,6 +320,7 @@ def plan_call(
         q_feature=_first(reads.query),
         k_feature=_first(reads.key),
         float_positions=reads.float_positions,
+        by_key=reads.by_key,
         causal=call.causal,
         window=call.window,
         sink_tokens=call.sink_tokens,
@@ -373,13 +394,35 @@ def trace_bias_reads(call: Call) -> BiasReads:
     furthest = max(call.q.shape[2], call.k.shape[2])  # of default positions
     bounds = [furthest] * 2 + [None] * (len(traced.jaxpr.invars) - 2)
     specs, names = call.scheme.param_specs(), tuple(dict.fromkeys(params))
+    float_positions = call.aligned and exact_in_float32(traced, bounds)
     return BiasReads(
         trainable=tuple(name for name in names if name in specs),
         fixed=tuple(name for name in names if name not in specs),
         query=tuple(dict.fromkeys(recorded["query"])),
         key=tuple(dict.fromkeys(recorded["key"])),
-        float_positions=call.aligned and exact_in_float32(traced, bounds),
+        float_positions=float_positions,
+        by_key=float_positions and _has_key_bias(call, names, furthest),
     )
+
+
+def _has_key_bias(call: Call, names: Sequence[str], furthest: int) -> bool:
+    """Whether a key bias of differences of positions may replace the bias that reads ``names``."""
+    if not (has_bias_by_key(call) and call.scheme.relative):
+        return False
+
+    def key_bias(k: Array, arrays: Mapping[str, Array]) -> Array | None:
+        views = head_views(call.scheme, arrays, dtype=call.dtype, xp=jnp)
+        only = Params({name: views[name] for name in names}, call.dtype)
+        value: Array | None = call.scheme.key_bias(k, params=only, xp=jnp)
+        return value
+
+    pos = array_type((1, 1, 1, 1), call.key.pos.dtype)
+    try:
+        traced = jax.make_jaxpr(key_bias)(pos, dict(call.arrays))
+    except KeyError:  # it reads features, whose sums may be large, or more params than the bias
+        return False
+    exact = exact_in_float32(traced, [furthest] + [None] * (len(traced.jaxpr.invars) - 1))
+    return exact and len(traced.jaxpr.outvars) == 1
 
 
 def why_not_elementwise(call: Call) -> str | None:

@@ -168,6 +168,9 @@ def forward(
         out, highest, total = lax.cond(
             loop.steps > 0, attend, lambda: (zeros(ROWS, dim), lowest, zeros(ROWS))
         )
+        left_out = loop.row_term()
+        if left_out is not None:
+            highest = highest + left_out
         positive = jnp.where(total == 0, 1.0, total)
         q[...] = (out * broadcast(1 / positive, 0, out.shape)).astype(dtype)
         logsumexp = scratch.own["logsumexp"].at[warpgroup]

@@ -16,7 +16,6 @@ from posenc_jax.fused.mosaic_gpu.operands import (
     STATISTICS,
     Buffer,
     load_delta,
-    load_logsumexp,
     swap_heads,
 )
 from posenc_jax.fused.mosaic_gpu.prologue import Scratch, arrange, prologue
@@ -70,7 +69,7 @@ def d_keys(
             query = loop.column_side(step, blocks)
             key = loop.row_side()  # loaded in every step, because registers are few
             scores = masked_scores(plan, product, query, key, loop.bias(step, product.shape))
-            weights = softmax_weights(plan, scores, load_logsumexp(blocks, 1), 1)
+            weights = softmax_weights(plan, scores, loop.logsumexp(blocks), 1)
             # One product after the other: together they take more registers than there are.
             d_v = plus_product(d_v, weights.astype(dtype), d_out, loop.interpreter_scratch)
             (d_weights,) = products((v, d_out))

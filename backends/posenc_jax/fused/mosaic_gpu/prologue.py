@@ -22,12 +22,21 @@ from posenc_jax.fused.mosaic_gpu.operands import (
     Buffer,
     Program,
     buffer_for,
+    load_logsumexp,
     load_side,
     named_arrays,
     present,
 )
 from posenc_jax.fused.mosaic_gpu.stream import WARPGROUPS, Stream, fetch, ring_buffer
-from posenc_jax.fused.mosaic_gpu.tile import ROWS, Bias, Shape, TileSide, bias_function, zeros
+from posenc_jax.fused.mosaic_gpu.tile import (
+    ROWS,
+    Bias,
+    Shape,
+    TileSide,
+    bias_function,
+    row_term,
+    zeros,
+)
 from posenc_jax.fused.mosaic_gpu.toeplitz import (
     first_table_tile,
     tiles_for_keys,
@@ -224,6 +233,18 @@ class Loop(NamedTuple):
             return from_table()
         bias: Array = lax.cond(self.is_near(step), from_table, constant)
         return bias
+
+    def row_term(self) -> Array | None:
+        """What the bias leaves out of all scores of a query, as ``tile.row_term``."""
+        over_keys, columns = self.arrangement.over == "keys", self.arrangement.columns
+        axis, count = (0, ROWS) if over_keys else (1, columns)
+        return row_term(self.arrangement.plan, self.head_scalars, axis, count)
+
+    def logsumexp(self, loaded: Mapping[str, Any]) -> Array:
+        """The log-sum-exp of queries, of scores with this bias, in units of ``ln 2``."""
+        logsumexp = load_logsumexp(loaded, 0 if self.arrangement.over == "keys" else 1)
+        left_out = self.row_term()
+        return logsumexp if left_out is None else logsumexp - left_out
 
     def release_bias(self, step: Any) -> None:
         """End the reads of a tile of the table. Earlier than with keys, it takes registers."""

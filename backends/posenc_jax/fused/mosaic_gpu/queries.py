@@ -21,7 +21,6 @@ from posenc_jax.fused.mosaic_gpu.operands import (
     STATISTICS,
     Buffer,
     load_delta,
-    load_logsumexp,
     swap_heads,
 )
 from posenc_jax.fused.mosaic_gpu.prologue import Loop, Scratch, arrange, prologue
@@ -72,7 +71,7 @@ def d_queries(
         loop = prologue(arrangement, warpgroup, refs, scratch)
         stream, program = loop.streams[0], loop.program
         q, d_out, query = loop.rows["q"], loop.rows["d_out"], loop.row_side()
-        logsumexp, delta = load_logsumexp(loop.rows, 0), load_delta(loop.rows, 0)
+        logsumexp, delta = loop.logsumexp(loop.rows), load_delta(loop.rows, 0)
 
         def absorb(step: Any, carry: tuple[Array, ...]) -> tuple[Array, ...]:
             d_q, *sums = carry

@@ -18,7 +18,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 
 from posenc_jax.fused.mosaic_gpu import namespace
-from posenc_jax.fused.mosaic_gpu.jax_version import ROW_LAYOUT, WGMMA, plgpu
+from posenc_jax.fused.mosaic_gpu.jax_version import COLUMN_LAYOUT, ROW_LAYOUT, WGMMA, plgpu
 from posenc_jax.fused.plan import MIN_SCORE, Plan, Tokens
 
 LOG2E = math.log2(math.e)
@@ -27,7 +27,6 @@ MIN_SCORE_BASE_2 = MIN_SCORE * LOG2E
 ROWS = 64  # rows per warpgroup: what one wgmma computes
 
 Shape: TypeAlias = tuple[int, ...]
-Bias: TypeAlias = Array | Callable[[Tokens, Tokens], Array] | None
 
 
 class TileSide(NamedTuple):
@@ -48,6 +47,9 @@ class TileSide(NamedTuple):
     pos: Array | None = None
     seg: Array | None = None
     feature: Array | None = None
+
+
+Bias: TypeAlias = Array | Callable[[TileSide, TileSide, Shape], Array] | None
 
 
 def products(*pairs: tuple[Any, Any], meanwhile: Callable[[], None] = lambda: None) -> list[Array]:
@@ -129,12 +131,12 @@ def score_factor(plan: Plan) -> float:
 def masked_scores(plan: Plan, product: Array, query: TileSide, key: TileSide, bias: Bias) -> Array:
     """Scores of a tile divided by ``score_factor``, ``-inf`` where a pair is masked.
 
-    ``bias`` is a tile, or a function of queries and keys.
+    ``bias`` is a tile, or a function of queries, keys and the shape of the tile.
     """
     shape, factor = product.shape, score_factor(plan)
     scores = product * (plan.scale * LOG2E / factor)
     if callable(bias):
-        bias = bias(*bias_tokens(plan, query, key, shape))
+        bias = bias(query, key, shape)
     if bias is not None:
         scores = scores + bias * (LOG2E / factor)
 
@@ -203,11 +205,33 @@ def bias_positions(plan: Plan, positions: Array) -> Array:
 
 def bias_function(
     plan: Plan, head_scalars: Sequence[Array]
-) -> Callable[[Tokens, Tokens], Array] | None:
-    """The scheme's elementwise bias for one head; None for other forms."""
+) -> Callable[[TileSide, TileSide, Shape], Array] | None:
+    """The scheme's elementwise bias for one head, less ``row_term``; None for other forms."""
     if plan.form != "elementwise":
         return None
-    return lambda q, k: plan.bias(head_scalars, q, k, namespace)
+
+    def bias(query: TileSide, key: TileSide, shape: Shape) -> Array:
+        if not plan.by_key:
+            return plan.bias(head_scalars, *bias_tokens(plan, query, key, shape), namespace)
+        ahead = _indices(key._replace(start=key.start - query.start), shape)
+        return plan.key_bias(head_scalars, bias_positions(plan, ahead), namespace)
+
+    return bias
+
+
+def row_term(plan: Plan, head_scalars: Sequence[Array], axis: int, count: int) -> Array | None:
+    """What ``bias_function`` leaves out of all scores of a query, in units of ``ln 2``.
+
+    One number for each of the ``count`` queries of a tile, along an axis. None if it leaves out
+    nothing.
+    """
+    if not plan.by_key:
+        return None
+    layout = COLUMN_LAYOUT if axis else ROW_LAYOUT
+    at = bias_positions(plan, plgpu.layout_cast(lax.iota(jnp.int32, count), layout))
+    zero = jnp.zeros_like(at)
+    first_key = plan.key_bias(head_scalars, zero, namespace)
+    return (plan.bias(head_scalars, Tokens(at), Tokens(zero), namespace) - first_key) * LOG2E
 
 
 def d_by_scalar(plan: Plan, head_scalars: Sequence[Array], n: int, q: Tokens, k: Tokens) -> Array:
