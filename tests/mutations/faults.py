@@ -1773,8 +1773,8 @@ _FUSED = (
         "fused-feature-of-the-other-side",
         "a bias reads the number of the query where it asks for that of the key",
         PLAN,
-        "{self.k_feature: k.feature}",
-        "{self.k_feature: q.feature}",
+        "{self.k_feature: key}",
+        "{self.k_feature: query}",
         ("test_fused.py equal_the_definition fox-alibi-anywhere",),
     ),
     Fault(
