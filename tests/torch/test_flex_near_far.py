@@ -31,7 +31,7 @@ CASES = {
     "causal": (T5, (4 * BLOCK, 4 * BLOCK), {"causal": True}),
     "both-sides": (T5, (460, 460), {}),
     "fewer-queries": (T5, (130, 460), {"causal": True}),
-    "window": (T5, (460, 460), {"causal": True, "window": 200}),
+    "window": (T5, (460, 460), {"causal": True, "window": 300}),
     "segments": (T5, (460, 460), {"q_seg": np.arange(460) // 150, "k_seg": np.arange(460) // 150}),
     "sink": (Sink(T5, HEADS), (460, 460), {"causal": True}),
     "sum": (Sum(T5, posenc.T5Bias(HEADS, 4, 3)), (460, 460), {"causal": True}),
@@ -116,5 +116,9 @@ def test_a_call_is_divided_only_where_it_saves(parts):
     assert divided(T5, 2 * BLOCK, causal=True) == 0  # all of them near
     assert divided(T5, q_pos=pos, k_pos=pos) == 0  # there is no table
     assert divided(T5, softcap=3.0) == 0
+    assert divided(T5, window=BLOCK) == 0  # a window of few blocks has few far keys
+    assert divided(T5, window=BLOCK + 1) == 3
+    assert divided(T5, window=BLOCK + 1, causal=True) == 0
+    assert divided(T5, window=2 * BLOCK, causal=True) == 2
     assert divided(posenc.ALiBi(HEADS)) == divided(posenc.NoPE()) == 0
     assert divided(Sum(T5, posenc.ALiBi(HEADS)), causal=True) == 0

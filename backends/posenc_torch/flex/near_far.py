@@ -8,6 +8,7 @@ The log-sum-exp of the far blocks gets their number added, and both results are 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -27,7 +28,8 @@ from posenc_torch.flex import target
 from posenc_torch.flex.block_mask import BLOCK, Diagonals
 from posenc_torch.flex.ranges import takes_ranges
 
-# Key blocks from which on a second call and the merge are thought to cost less than they save.
+# Key blocks that a query sees, from which on a second call and the merge are thought to cost less
+# than they save.
 MIN_BLOCKS = 32
 
 
@@ -67,6 +69,7 @@ def near_and_far(call: Call, bias_at: Callable[[Call, int], Tensor | None] = bia
         # if the length is a symbol.
         or (torch.compiler.is_compiling() and not takes_ranges(call))
         or may_have_negligible_blocks(call)  # a block that is skipped costs still less
+        or _window_keys(call) < MIN_BLOCKS * BLOCK
         # Asked last: in a larger graph this is a condition on the length.
         or k_len < MIN_BLOCKS * BLOCK
     ):
@@ -80,6 +83,13 @@ def near_and_far(call: Call, bias_at: Callable[[Call, int], Tensor | None] = bia
         far.append(_far(call, (end, None), bias_at(call, right)))
     near = first, None if call.causal else end
     return [Part(replace(call, wants_lse=True), near, None), *far] if far else []
+
+
+def _window_keys(call: Call) -> float:
+    """How many keys the window of a query has; infinity for no end."""
+    left, right = call.window or (None, None)
+    right = 0 if call.causal else right
+    return math.inf if left is None or right is None else left + right + 1
 
 
 def _far(call: Call, diagonals: Diagonals, bias: Tensor | None) -> Part:
