@@ -67,11 +67,23 @@ def test_a_derivative_that_chunked_lacks_is_one_clear_error(how, message, length
         run(how, length, "auto", compiled)
 
 
-def test_the_error_also_comes_from_inside_other_transformations():
+def test_forward_mode_within_a_vmap_is_an_error_too():
     loss, at, along = problem(ONE_BLOCK, "chunked")
     batched = jax.tree.map(lambda a: a[None], (at, along))
-    with pytest.raises(NotImplementedError, match="implementation 'chunked'"):
+    with pytest.raises((NotImplementedError, TypeError), match="forward.mode"):
         jax.vmap(lambda at, along: forward(jax.jit(loss), at, along))(*batched)
+
+
+@pytest.mark.parametrize("compiled", [True, pytest.param(False, marks=long)])
+def test_the_gradient_of_a_vmap_is_that_of_a_sum(compiled):
+    loss, at, _ = problem(ONE_BLOCK, "chunked")
+    batched = jax.tree.map(lambda a: jnp.stack([a, a / 2]), at)
+    of_vmap = jax.grad(lambda at: jnp.sum(jax.vmap(loss)(at)))
+    result = (jax.jit(of_vmap) if compiled else of_vmap)(batched)
+    for n in range(2):
+        alone = jax.grad(loss)(jax.tree.map(lambda a, n=n: a[n], batched))
+        for one, other in zip(*map(jax.tree.leaves, (result, alone)), strict=True):
+            np.testing.assert_allclose(one[n], other, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("length", some([ONE_BLOCK, MORE, BY_HEAD], [ONE_BLOCK], long))
