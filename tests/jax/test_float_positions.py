@@ -17,6 +17,7 @@ EXACT_BIASES = {
     "logarithm": lambda q, k: -jnp.log1p(M * (q - k + 3).astype(jnp.float32)),
     "clipped": lambda q, k: M * jnp.clip(q - k, -5, FAR),
     "sign": lambda q, k: M * jnp.sign(q - k),
+    "few bits of a sign": lambda q, k: M * jnp.sign(q - k).astype(jnp.int8),
     "inside a call": lambda q, k: M * jax.jit(lambda d: jnp.maximum(d, -d))(q - k),
     "squared after": lambda q, k: M * jnp.square((q - k).astype(jnp.float32)),
     "no position": lambda q, k: jnp.zeros((1, 1)),
@@ -28,6 +29,8 @@ OTHER_BIASES = {
     "remainder": lambda q, k: M * ((q - k) % 2),
     "quotient": lambda q, k: M * ((q - k) // 3),
     "bits": lambda q, k: M * (q & k),
+    "too few bits": lambda q, k: M * (q - k).astype(jnp.int16),
+    "no sign": lambda q, k: M * (q - k).astype(jnp.uint32),
     "table": lambda q, k: jnp.arange(9.0)[jnp.clip(q - k, 0, 8)],
 }
 

@@ -70,7 +70,7 @@ def test_a_derivative_that_chunked_lacks_is_one_clear_error(how, message, length
 def test_forward_mode_within_a_vmap_is_an_error_too():
     loss, at, along = problem(ONE_BLOCK, "chunked")
     batched = jax.tree.map(lambda a: a[None], (at, along))
-    with pytest.raises((NotImplementedError, TypeError), match="forward.mode"):
+    with pytest.raises((NotImplementedError, TypeError), match=r"forward.mode"):
         jax.vmap(lambda at, along: forward(jax.jit(loss), at, along))(*batched)
 
 

@@ -253,9 +253,23 @@ class Wave(posenc.PositionScheme):
         return xp.sin(xp.astype(q - k, xp.float32))
 
 
+@dataclass(frozen=True)
+class WavyKeys(posenc.ALiBi):
+    """A key bias that calls a function which kernels do not have; the bias itself does not."""
+
+    def key_bias(self, k, *, params, xp):
+        w = super().key_bias(k, params=params, xp=xp)
+        return w + 0 * xp.sin(w)
+
+
 @recent
-def test_a_bias_that_no_kernel_computes_is_named():
-    why = mosaic_gpu.DEVICE.unsupported_bias(call_of(Wave()))
-    assert "Wave" in why
+@pytest.mark.parametrize("scheme", [Wave(), WavyKeys(HEADS)])
+def test_a_bias_that_no_kernel_computes_is_named(scheme):
+    why = mosaic_gpu.DEVICE.unsupported_bias(replace(call_of(scheme), causal=True))
+    assert type(scheme).__name__ in why
     assert "sin" in why
+
+
+@recent
+def test_a_bias_that_kernels_compute_is_not_refused():
     assert mosaic_gpu.DEVICE.unsupported_bias(call_of(Kerple(HEADS))) is None

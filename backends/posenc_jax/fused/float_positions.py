@@ -79,8 +79,16 @@ def _bounds_after(equation: Any, given: list[float | None]) -> list[float | None
     if name in _COMPARISONS:
         return nothing
     if name == "convert_element_type":
-        return [integers[0] if _is_integer(outvars[0]) else None]
+        return _bounds_after_conversion(integers[0], outvars[0])
     return [_BOUNDS[name](integers)] if name in _BOUNDS else None
+
+
+def _bounds_after_conversion(bound: float, result: Any) -> list[float | None] | None:
+    """As ``_bounds_after``: an integer that does not fit wraps, and a float does not."""
+    if not _is_integer(result):
+        return [None]
+    limits = jnp.iinfo(result.aval.dtype)  # type: ignore[no-untyped-call] # untyped in JAX
+    return [bound] if limits.min <= -bound and bound <= limits.max else None
 
 
 def _is_integer(atom: Any) -> bool:

@@ -15,7 +15,9 @@ from posenc_jax.fused.shapes import array_type
 
 
 def lower(plan: Plan) -> None:
-    """Lower the bias of a plan, and its derivatives, for a GPU that need not be present.
+    """Lower the bias of a plan and its derivatives for a GPU that need not be present.
+
+    And the key bias, if kernels may add that instead.
 
     Raises
     ------
@@ -36,6 +38,8 @@ def lower(plan: Plan) -> None:
             for pos, feature in zip(iota, (plan.q_feature, plan.k_feature), strict=True)
         )
         total = plan.bias(head_scalars, q, k, namespace)
+        if plan.by_key:
+            total = total + plan.key_bias(head_scalars, k.pos, namespace)
         for n in range(len(plan.trainable)):
             total = total + d_by_scalar(plan, head_scalars, n, q, k)
         if plan.q_feature is not None:
