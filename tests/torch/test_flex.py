@@ -46,7 +46,7 @@ from posenc_torch.flex.float_positions import is_same_in_float32
 from posenc_torch.flex.near_far import near_and_far
 from posenc_torch.flex.params import repeatedly_read_arrays
 from posenc_torch.flex.ranges import block_lists, lists_of_diagonals
-from posenc_torch.flex.score_mod import DistanceBias, SchemeBias, scheme_key
+from posenc_torch.flex.score_mod import _SAME_IN_FLOAT32, DistanceBias, SchemeBias, scheme_key
 
 FLOAT32 = ATTENTION_TOL["float32"]
 TORCH = frameworks()["torch"]
@@ -980,6 +980,8 @@ INTEGER_BIASES = [
     lambda q, k: torch.where(k < 2**24 + 1, 0.0, 1.0),
     lambda q, k: (q - k).half(),
     lambda q, k: (3 * q - 3 * k).float(),
+    lambda q, k: torch.arange(2.0)[(k < 3).to(k.dtype)],  # an index of the positions' dtype
+    lambda q, k: ((k < 3).to(k.dtype) // 2).float(),
 ]
 FLOAT_BIASES = [
     lambda q, k: -0.5 * (q - k).abs().float(),
@@ -1021,6 +1023,9 @@ def test_default_positions_are_floats_on_a_gpu():
             assert not floats("alibi", **dict.fromkeys(names, torch.arange(20)))
         with FakeTensorMode():
             assert floats("alibi-far")
+        _SAME_IN_FLOAT32.clear()
+        torch.func.grad(lambda x: x.sum() + floats("alibi") + floats("tide"))(torch.zeros(1))
+        assert not _SAME_IN_FLOAT32
 
 
 @contextlib.contextmanager

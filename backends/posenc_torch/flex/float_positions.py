@@ -29,20 +29,22 @@ def is_same_in_float32(bias: Callable[[Tensor, Tensor], Tensor | None], at: Tens
     """Whether ``bias(q, k)`` takes float32 positions for integers, up to ``LARGEST``.
 
     It does if all that it does with integers is to subtract one position from the other, change
-    signs, compare, multiply by a float, or convert to float32. ``at`` holds any position.
+    signs, compare, multiply by a float, or convert to float32. It must not make other arrays of
+    their dtype either: asked for ``q.dtype``, it would make floats. ``at`` holds any position, in a
+    dtype that nothing else has.
     """
     with torch.no_grad():
         graph = make_fx(bias)(at.clone(), at.clone()).graph
     q, k = (node for node in graph.nodes if node.op == "placeholder")
     integers = {q, k}
     for node in graph.nodes:
-        taken = [a for a in node.all_input_nodes if a in integers]
-        if not taken or node.op == "output":
+        if node.op != "call_function":
             continue
+        taken = [a for a in node.all_input_nodes if a in integers]
         difference = node.target == _aten.sub.Tensor and {*node.args} == {q, k} and not node.kwargs
-        if difference or node.target in _SIGNS:
+        if difference or (taken and node.target in _SIGNS):
             integers.add(node)
-        elif not _ends_in_float(node):
+        elif node.meta["val"].dtype == at.dtype or (taken and not _ends_in_float(node)):
             return False
     return True
 

@@ -56,6 +56,7 @@ from posenc_torch.flex.params import (
 from posenc_torch.flex.ranges import lists_of_diagonals, needed_lists, takes_ranges
 from posenc_torch.flex.score_mod import DistanceBias, SchemeBias, ScoreSteps, scheme_key
 from posenc_torch.sdpa import has_native_mask, is_small
+from posenc_torch.tracing import is_transformed
 
 _T = TypeVar("_T")
 # Recompilations allowed per scheme, head count and dtype; they do not count towards the user's.
@@ -310,9 +311,11 @@ def _bias(call: Call) -> SchemeBias | DistanceBias | None:
     bias = SchemeBias.of(
         call.scheme, call.arrays, call.dtype, tokens, features, batch=batch, copied=_copied(call)
     )
-    # Positions of callers may be larger. Inside a larger graph no other can be traced.
+    # Positions of callers may be larger. Inside a larger graph no other can be traced, and inside
+    # torch.func a trace does not see the positions.
     small = call.aligned and call.query.places is None and call.k.shape[2] <= LARGEST
-    if target.is_cpu(call.q) or not small or torch.compiler.is_compiling():
+    traceable = not (torch.compiler.is_compiling() or is_transformed())
+    if target.is_cpu(call.q) or not small or not traceable:
         return bias
     return bias.with_float_positions()
 

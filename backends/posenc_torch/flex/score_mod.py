@@ -273,9 +273,9 @@ class SchemeBias(NamedTuple):
             with _disable_current_modes():  # values do not matter, also if there are none
                 arrays, query, feature = map(_zeros_like, (self.arrays, self.query, self.key))
                 like = self._replace(arrays=arrays, query=query, key=feature)
-                at = torch.zeros(1, dtype=torch.int32, device="cpu")
+                index = torch.zeros(1, dtype=torch.int64, device="cpu")
                 _SAME_IN_FLOAT32[key] = is_same_in_float32(
-                    lambda q, k: like._bias(q, k, at, at, at, at), at
+                    lambda q, k: like._bias(q, k, *[index] * 4), index.to(torch.int32)
                 )
         return self._replace(float_positions=_SAME_IN_FLOAT32[key])
 
