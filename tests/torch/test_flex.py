@@ -46,7 +46,7 @@ from posenc_torch.flex.float_positions import is_same_in_float32
 from posenc_torch.flex.near_far import near_and_far
 from posenc_torch.flex.params import repeatedly_read_arrays
 from posenc_torch.flex.ranges import block_lists, lists_of_diagonals
-from posenc_torch.flex.score_mod import _SAME_IN_FLOAT32, DistanceBias, SchemeBias, scheme_key
+from posenc_torch.flex.score_mod import DistanceBias, SchemeBias, scheme_key
 
 FLOAT32 = ATTENTION_TOL["float32"]
 TORCH = frameworks()["torch"]
@@ -1023,9 +1023,26 @@ def test_default_positions_are_floats_on_a_gpu():
             assert not floats("alibi", **dict.fromkeys(names, torch.arange(20)))
         with FakeTensorMode():
             assert floats("alibi-far")
-        _SAME_IN_FLOAT32.clear()
-        torch.func.grad(lambda x: x.sum() + floats("alibi") + floats("tide"))(torch.zeros(1))
-        assert not _SAME_IN_FLOAT32
+
+
+def test_transforms_are_refused_before_they_spoil_what_is_kept():
+    q = torch.tensor(normal((1, HEADS, 2 * BLOCK, 16), 0), dtype=torch.float32)
+    transforms = (
+        lambda attend: torch.func.grad(lambda q: attend(q).sum())(q),
+        lambda attend: torch.vmap(attend)(q[None]),
+        lambda attend: torch.func.jvp(attend, (q,), (q,)),
+    )
+
+    def attend(q, implementation="flex"):
+        alibi = posenc.ALiBi(HEADS)
+        return posenc_torch.attention(q, q, q, alibi, causal=True, implementation=implementation)
+
+    with as_on_a_gpu(), flex.uncompiled(), TORCH.precision_scope([]):
+        for transform in transforms:
+            with pytest.raises(NotImplementedError, match="has neither"):
+                transform(attend)
+        result = attend(q)
+    assert_near(result.numpy(), attend(q, "reference").numpy(), FLOAT32)
 
 
 @contextlib.contextmanager

@@ -188,6 +188,9 @@ def unsupported(call: Call) -> str | None:
             f"torch.compile(backend={backend!r}) generates no kernel, and FlexAttention then takes "
             "memory for Q x K scores: use backend='inductor'"
         )
+    # Torch fails there, and a block mask that is kept for later calls would be part of it.
+    if not torch.compiler.is_compiling() and is_transformed():
+        return "FlexAttention has neither torch.func nor forward mode"
     if call.dtype == torch.float64:
         return "compiled FlexAttention has no float64"
     if not call.q.dtype == call.k.dtype == call.v.dtype:
@@ -311,11 +314,9 @@ def _bias(call: Call) -> SchemeBias | DistanceBias | None:
     bias = SchemeBias.of(
         call.scheme, call.arrays, call.dtype, tokens, features, batch=batch, copied=_copied(call)
     )
-    # Positions of callers may be larger. Inside a larger graph no other can be traced, and inside
-    # torch.func a trace does not see the positions.
+    # Positions of callers may be larger. Inside a larger graph no other can be traced.
     small = call.aligned and call.query.places is None and call.k.shape[2] <= LARGEST
-    traceable = not (torch.compiler.is_compiling() or is_transformed())
-    if target.is_cpu(call.q) or not small or not traceable:
+    if target.is_cpu(call.q) or not small or torch.compiler.is_compiling():
         return bias
     return bias.with_float_positions()
 
