@@ -10,11 +10,13 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import Array
+from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from posenc_jax.trees import T, is_float
+from posenc_jax.trees import T, is_float, make_varying
 
 _INSTEAD = "attention with implementation='reference' or 'xla' has all derivatives"
 
@@ -53,17 +55,27 @@ def forbid_second_derivatives(arrays: T, what: str) -> T:
 
 def _guard_tangents(arrays: T, *, forward_error: str = "", reverse_error: str = "") -> T:
     """The same arrays; a mode that has an error here raises it."""
+    leaves, structure = jax.tree.flatten(arrays)
+    floats = [leaf for leaf in leaves if is_float(leaf)]
 
+    # All arrays at once: those that one derivative holds constant may vary in a second one.
     @jax.custom_jvp
-    def same(array: Array) -> Array:
-        return array
+    def same(*arrays: Array) -> tuple[Array, ...]:
+        return arrays
 
-    @same.defjvp
-    def _(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
-        (array,), (tangent,) = primals, tangents
-        return array, _bind(tangent, forward_error=forward_error, reverse_error=reverse_error)
+    def rule(primals: tuple[Array, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
+        return primals, tuple(
+            make_varying(jnp.zeros_like(array), array)
+            if isinstance(tangent, SymbolicZero)
+            else _bind(tangent, forward_error=forward_error, reverse_error=reverse_error)
+            for array, tangent in zip(primals, tangents, strict=True)
+        )
 
-    guarded: T = jax.tree.map(lambda a: same(a) if is_float(a) else a, arrays)
+    same.defjvp(rule, symbolic_zeros=True)
+    of_floats = iter(same(*floats))
+    guarded: T = jax.tree.unflatten(
+        structure, [next(of_floats) if is_float(leaf) else leaf for leaf in leaves]
+    )
     return guarded
 
 

@@ -97,6 +97,37 @@ def test_forward_over_reverse_is_right(length):
         np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-4)
 
 
+def mixed(loss, at, along):
+    """The change along all arguments of the gradient with respect to the params alone."""
+
+    def of_params(at):
+        *tensors, params = at
+        return jax.grad(lambda params: loss((*tensors, params)))(params)
+
+    return jax.jvp(of_params, (at,), (along,))[1]
+
+
+def test_a_mixed_second_derivative_is_right():
+    result, expected = (
+        run(mixed, ONE_BLOCK, how, compiled=True) for how in ("chunked", "reference")
+    )
+    np.testing.assert_allclose(result["slopes"], expected["slopes"], rtol=1e-3, atol=1e-4)
+
+
+@long
+def test_the_gradient_of_params_alone_within_shard_map():
+    loss, (*tensors, params), _ = problem(ONE_BLOCK, "chunked")
+    mesh, spread = jax.sharding.Mesh(jax.devices()[:1], ("one",)), jax.P("one")
+
+    def of_shard(tensors, params):
+        return jax.lax.psum(loss((*tensors, params)), "one")
+
+    sharded = jax.shard_map(of_shard, mesh=mesh, in_specs=(spread, jax.P()), out_specs=jax.P())
+    result = jax.jit(jax.grad(sharded, 1))(tensors, params)
+    expected = jax.grad(lambda params: loss((*tensors, params)))(params)
+    np.testing.assert_allclose(result["slopes"], expected["slopes"], rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("how", some([forward, reverse_over_reverse], [forward], long))
 def test_other_implementations_have_them(how):
     result, expected = (
