@@ -161,13 +161,15 @@ def test_times_follow_from_the_counts():
 def test_the_share_of_blocks():
     blocks = 512 // 64
     every = roofline.needed_share("none", 512, 64)
+    # T5's last bucket begins below a distance of 128.
+    assert every.pop("near") == 3 / blocks
     assert every == {side: pytest.approx((blocks + 1) / (2 * blocks)) for side in every}
     some = roofline.needed_share("alibi", 2048, 64)
-    assert all(0.05 < share < 0.5 for share in some.values())
+    assert all(0.05 < some[side] < 0.5 for side in ("queries", "keys"))
 
 
 def test_rows_of_a_prediction(monkeypatch):
-    share = {"queries": 0.25, "keys": 0.125}
+    share = {"queries": 0.25, "keys": 0.125, "near": 0.01}
     monkeypatch.setattr(roofline, "needed_share", lambda *_: share)
     kernel = {"flops": 512, "instructions": 8.0, "exponentials": 1.0, "bytes": 0}
     rows = roofline.predict("alibi", {"forward": kernel, "d_keys": kernel}, 128)

@@ -38,6 +38,7 @@ from compile_only.pallas.compile import (
     compile_case,
     missing_packages,
 )
+from compile_only.pallas.roofline import FORMS as PREDICTED_FORMS
 from compile_only.pallas.roofline import SHAPE, block_size, predict
 
 BENCHMARKS = Path(__file__).resolve().parents[2]
@@ -76,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             wrong.append(f"{device} {form} {dim}: {fault}")
             print(f"wrong    {wrong[-1]}", flush=True)
         record.write(out, result)  # an interrupted run leaves what it has
-    for form in ("none", "alibi"):
+    for form in PREDICTED_FORMS:
         if options.predict and all("flops" in k for k in counted.get(form, {"": {}}).values()):
             result["predicted"] += predict(form, counted[form], block_size())
     print(_report(result))

@@ -8,6 +8,7 @@
   times, ``worst`` their sum.
 - The needed blocks of ALiBi are counted by ``posenc_jax.fused.plan.needed_blocks``, on normal
   queries and keys.
+- All tiles of T5 count as far, except for the gradient of its table, which near tiles alone have.
 - ``speed`` is relative to cuDNN 9.19 without a bias, as published for an H200 (``CUDNN``).
 
 The model leaves out launches, the first tiles, the last wave, and the search for needed blocks. It
@@ -28,13 +29,15 @@ ACHIEVABLE = 690e12  # of 989 TFLOP/s in bfloat16; cuDNN's forward pass reaches 
 CUDNN = {4096: (591e12, 474e12), 8192: (644e12, 541e12), 32768: (688e12, 581e12)}
 ISSUED = 4 * 32  # instructions of threads, per cycle and processor
 EXPONENTIALS = 16  # per cycle and processor
+FORMS = "none", "alibi", "t5"
 PREDICTED = 8192, 65536, 131072
 SHAPE = 1, 16, 128  # batch, heads and head_dim of a prediction
+_SHARES = {"d_keys": "keys", "d_table": "near"}
 _PRODUCTS = 2, 5  # matrix products of forward and backward, where none is computed twice
 
 
 def needed_share(form: str, length: int, block: int) -> dict[str, float]:
-    """Computed scores as a share of all pairs: of forward and d_queries, and of d_keys.
+    """Computed scores as a share of all pairs: of forward and d_queries, d_keys, and d_table.
 
     For normal queries and keys in bfloat16, the same for all heads; the slopes of heads differ.
     """
@@ -59,7 +62,10 @@ def needed_share(form: str, length: int, block: int) -> dict[str, float]:
         for key in jax.random.split(jax.random.key(0), 2)
     )
     of_queries, of_keys = (float(count) * block / length for count in computed(q, k))
-    return {"queries": of_queries, "keys": of_keys}
+    left, _ = posenc.T5Bias(heads, causal=True).constant_beyond()
+    assert left is not None
+    near = 2 + left // block  # blocks of keys for one of queries
+    return {"queries": of_queries, "keys": of_keys, "near": near * block / length}
 
 
 def predict(form: str, kernels: dict[str, Any], block: int) -> list[dict[str, Any]]:
@@ -71,7 +77,7 @@ def predict(form: str, kernels: dict[str, Any], block: int) -> list[dict[str, An
         times = {
             name: predict_times(
                 kernel,
-                share["keys" if name == "d_keys" else "queries"] * batch * heads * length**2,
+                share[_SHARES.get(name, "queries")] * batch * heads * length**2,
                 length,
                 batch * heads,
             )
