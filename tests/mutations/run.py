@@ -121,7 +121,8 @@ class Watch:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The whole run; 0 if every fault is caught."""
     options = _options(arguments)
-    faults = [f for f in FAULTS if not options.only or f.name in options.only]
+    which, of = options.share
+    faults = [f for f in FAULTS[which % of :: of] if not options.only or f.name in options.only]
     started = time.monotonic()
     tasks = [*_unmutated(faults), *(Task(f.name, f.tests, f) for f in faults)]
     outcomes = []
@@ -146,17 +147,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--only", nargs="+", metavar="NAME", default=[], help="these faults alone")
+    parser.add_argument(
+        "--share", type=_share, default=(0, 1), metavar="K/N",
+        help="every N-th fault, from the K-th: runs that count K up try all in turn",
+    )  # fmt: skip
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="runs at once")
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.relative_to(ROOT)}")
     parser.add_argument("--verbose", action="store_true", help="with the error of each test")
     options = parser.parse_args(arguments)
     if unknown := set(options.only) - {fault.name for fault in FAULTS}:
         parser.error(f"no such fault: {', '.join(sorted(unknown))}")
-    if options.write and options.only:
-        parser.error("--write needs all faults, not --only")
+    if options.write and (options.only or options.share[1] > 1):
+        parser.error("--write needs all faults, not --only or --share")
+    if options.only and options.share[1] > 1:
+        parser.error("give --only or --share, not both")
     if options.jobs < 1:
         parser.error(f"--jobs must be at least 1, got {options.jobs}")
     return options
+
+
+def _share(text: str) -> tuple[int, int]:
+    which, of = map(int, text.split("/"))
+    if which < 0 or of < 1:
+        raise ValueError(text)
+    return which, of
 
 
 def _unmutated(faults: Sequence[Fault]) -> list[Task]:

@@ -338,7 +338,7 @@ def test_a_cached_block_mask_serves_every_mode():
         with torch.inference_mode():
             posenc_torch.attention(q, k, v, posenc.ALiBi(HEADS), causal=True, implementation="flex")
         attend(SUBJECTS["t5"], "flex", arrays, causal=True)
-    mask = flex._plain_mask(300, 300, True, None, 0, q.device, False)
+    mask = flex._plain_mask(300, 300, True, None, 0, q.device, False, None)
     assert not any(a.is_inference() for a in mask.as_tuple() if isinstance(a, torch.Tensor))
 
 

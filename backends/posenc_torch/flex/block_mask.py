@@ -260,13 +260,9 @@ def capture(values: Tensor, *, rows: bool = False, axis: int = -1) -> Tensor:
     batch.
     """
     length, dim = values.shape[axis], axis % values.ndim
-    last = values.narrow(dim, length - 1, 1)
     if not target.is_cpu(values):
-        if torch.compiler.is_compiling():
-            return own_memory(values)
-        missing = BLOCK * -(-length // BLOCK) - length
-        shape = [missing if n == dim else -1 for n in range(values.ndim)]
-        return torch.cat([values, last.expand(shape)], dim=dim)
+        compiling = torch.compiler.is_compiling()
+        return own_memory(values) if compiling else pad_to_blocks(values, dim)
     if rows:
         values = _pad_with_last(values, 0, padded_size(values.shape[0], least=4))
     size = padded_size(length + 1, least=_MIN_LENGTH)
@@ -274,6 +270,14 @@ def capture(values: Tensor, *, rows: bool = False, axis: int = -1) -> Tensor:
     # Inside a larger graph, a kernel for a CPU captures only tensors that own their memory, as the
     # result of cat does.
     return mark_static(torch.cat([_pad_with_last(values, dim, size - 1), last], dim=dim))
+
+
+def pad_to_blocks(values: Tensor, dim: int) -> Tensor:
+    """The values with whole blocks along an axis, padded with the last one."""
+    length = values.shape[dim]
+    missing = BLOCK * -(-length // BLOCK) - length
+    shape = [missing if n == dim else -1 for n in range(values.ndim)]
+    return torch.cat([values, values.narrow(dim, length - 1, 1).expand(shape)], dim=dim)
 
 
 def own_memory(values: Tensor) -> Tensor:

@@ -29,6 +29,7 @@ from posenc_torch.flex.block_mask import (
     capture_scalars,
     mark_static,
     own_memory,
+    pad_to_blocks,
     row_index,
 )
 from posenc_torch.flex.copies import copy_index, make_copies
@@ -310,7 +311,9 @@ class DistanceBias(NamedTuple):
         ahead = q_len - 1  # the number of distances to later keys
         if call.causal:
             back, ahead = back[:, ahead:], 0
-        table = capture(torch.nn.functional.pad(back, (BLOCK, BLOCK)))
+        table = torch.nn.functional.pad(back, (BLOCK, BLOCK))
+        # On a GPU this is compiled by itself, and is no larger graph.
+        table = capture(table) if target.is_cpu(table) else pad_to_blocks(table, 1)
         if call.causal and q_len == k_len:
             return cls(table, None)
         # The first query is at position K - Q.
