@@ -2442,7 +2442,7 @@ _LARGE = (
     ),
     Fault(
         "chunked-forward-mode-in-the-words-of-jax",
-        "a TypeError about custom_vjp for whoever asks for a Jacobian",
+        "a TypeError about custom_vjp for whoever asks for a derivative along a direction",
         CHUNKED,
         "forbid_forward_mode(operands, _NAME)",
         "operands",
