@@ -92,7 +92,7 @@ def attention(
 
         A derivative that an implementation does not have raises ``NotImplementedError``.
     skip_blocks
-        Whether ``"pallas"``, and ``"chunked"`` on a CPU for about 2000 keys or more, skip blocks of
+        Whether ``"pallas"``, and ``"chunked"`` on a CPU for about 1800 keys or more, skip blocks of
         keys whose weights provably round to nothing under a bias that decays
         (``posenc.attn.negligible``). If all values are finite, a result then changes by less than
         half a rounding of the largest value.

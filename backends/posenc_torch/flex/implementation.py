@@ -395,10 +395,11 @@ def _block_mask(call: Call, diagonals: Diagonals | None = None) -> BlockMask | N
                 lists = _in_one_program(needed_lists, call)
             if lists is not None:
                 return inputs.block_mask_of_lists(lists)
-        any_visible, all_visible = inputs.visible_blocks()
-        kept = _not_negligible(call, all_visible)
-        if kept is not None:
-            return inputs.block_mask(any_visible[:, None] & kept, all_visible[:, None] & kept)
+        else:
+            any_visible, all_visible = inputs.visible_blocks()
+            kept = _not_negligible(call, all_visible)
+            if kept is not None:
+                return inputs.block_mask(any_visible[:, None] & kept, all_visible[:, None] & kept)
     # On a CPU FlexAttention without a block mask takes threads * L * L memory.
     if unmasked and not target.is_cpu(call.q):
         return None
