@@ -21,7 +21,7 @@ Options = dict[str, Any]
 
 def schemes(dim: int) -> dict[str, PositionScheme]:
     """The catalogue and examples of what it lacks, most important first."""
-    sizes = {"num_heads": HEADS, "head_dim": dim, "max_len": 4096}
+    sizes = {"num_heads": HEADS, "head_dim": dim, "max_len": 4096, "train_len": 64}
     first = {
         "alibi": posenc.ALiBi(HEADS),
         "t5": posenc.T5Bias(HEADS),

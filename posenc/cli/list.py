@@ -19,7 +19,8 @@ from posenc.params import init_params
 from posenc.protocol import Array, PositionScheme
 from posenc.schemes import SIZES, catalogue, maker_of
 
-_SIZES = {"num_heads": 4, "head_dim": 16, "max_len": 64, "train_len": 64, "dim": 64}
+_SIZES = {"num_heads": 4, "head_dim": 16, "max_len": 64, "train_len": 64}
+_SIZES |= {"dim": 64, "hidden_dim": 64}
 _PLACES = ("embedding", "transform", "bias", "features", "sink", "whole rows", "regions")
 _HEAD, _PAPER = ("scheme", "enters as", "learned", "relative", "fused as"), "paper (arXiv)"
 _WIDTH, _LONGEST_NAME, _LONGEST_ENTERS = 100, 20, 33
@@ -91,10 +92,17 @@ def page(name: str, width: int = _WIDTH) -> str:
     maker = maker_of(name)
     source, row = inspect.unwrap(maker), _row(name, maker)
     parameters = _signature(source).parameters.values()
-    named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    preset = getattr(maker, "preset", {})
+    named = [
+        p
+        for p in parameters
+        if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p.name not in preset
+    ]
     texts = _docstring_texts(source)
     parts = [
-        " = ".join(dict.fromkeys((name, f"{source.__module__}.{source.__qualname__}"))),
+        " = ".join(
+            dict.fromkeys((name, f"{source.__module__}.{source.__qualname__}{_call(preset)}"))
+        ),
         *textwrap.wrap(row.title.replace("`", ""), width),
         "",
         *_facts(row, width),
@@ -130,6 +138,11 @@ def table(rows: Sequence[Row], width: int = _WIDTH) -> str:
         lines += paragraph(row.title.replace("`", ""))
         lines += paragraph("" if fits else paper) + paragraph(row.error or "")
     return "\n".join(lines)
+
+
+def _call(preset: Mapping[str, Any]) -> str:
+    """The options that a name sets, as in a call: ``(kind='log')``."""
+    return f"({', '.join(f'{key}={value!r}' for key, value in preset.items())})" if preset else ""
 
 
 def _facts(row: Row, width: int) -> list[str]:

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
 from posenc.checks import check_count, nearest
@@ -31,8 +32,10 @@ __all__ = [
 ]  # fmt: skip
 
 Maker = Callable[..., PositionScheme]
+# A class, a class with options that the name sets, or a function.
+Entry = type[PositionScheme] | tuple[type[PositionScheme], Mapping[str, Any]] | Maker
 
-_BUILT_IN: dict[str, type[PositionScheme]] = {
+_BUILT_IN: dict[str, Entry] = {
     "alibi": ALiBi,
     "learned": Learned,
     "nope": NoPE,
@@ -41,23 +44,24 @@ _BUILT_IN: dict[str, type[PositionScheme]] = {
     "t5": T5Bias,
 }
 _GROUP = "posenc.schemes"
-SIZES = ("num_heads", "head_dim", "max_len", "train_len", "dim")
+_NONE: Mapping[str, Any] = MappingProxyType({})
+SIZES = ("num_heads", "head_dim", "max_len", "train_len", "dim", "hidden_dim")
 
 
 def catalogue() -> dict[str, Maker]:
     """The catalogue, name -> maker.
 
     A maker takes sizes of a model (``num_heads``, ``head_dim``, ``max_len``, ``train_len``,
-    ``dim``) and the options of its scheme, by keyword. It ignores sizes that its scheme does not
-    use, and raises an error that names missing ones. A maker that is a function receives the sizes
-    that it names, or all of them if it takes ``**``.
+    ``dim``, ``hidden_dim``) and the options of its scheme, by keyword. It ignores sizes that its
+    scheme does not use, and raises an error that names missing ones. A maker that is a function
+    receives the sizes that it names, or all of them if it takes ``**``.
 
     Other packages add schemes through the entry-point group ``posenc.schemes``. An entry point that
     cannot be loaded, or whose name is taken, gives a warning.
     """
     from importlib.metadata import entry_points  # slow, and only the catalogue needs it
 
-    makers: dict[str, Maker] = {name: _class_maker(kind) for name, kind in _BUILT_IN.items()}
+    makers: dict[str, Maker] = {name: _maker(entry) for name, entry in _BUILT_IN.items()}
     for entry in entry_points(group=_GROUP):
         if entry.name in makers:
             warnings.warn(f"{_GROUP}: {entry.value} takes the name {entry.name!r}", stacklevel=2)
@@ -74,6 +78,7 @@ def make(
     max_len: int | None = None,
     train_len: int | None = None,
     dim: int | None = None,
+    hidden_dim: int | None = None,
     **options: Any,
 ) -> PositionScheme:
     """Make a scheme by its name in the catalogue, for a model of these sizes.
@@ -82,10 +87,11 @@ def make(
     ----------
     name
         A name in the catalogue, or a dotted name ``"module.Class"``, which is imported.
-    num_heads, head_dim, max_len, train_len, dim
+    num_heads, head_dim, max_len, train_len, dim, hidden_dim
         Sizes of the model. ``max_len`` is its longest context, and ``train_len`` the length that it
         is trained at. Only the sizes that the scheme uses are needed; the others have no effect.
-        ``dim`` defaults to ``num_heads * head_dim``.
+        ``dim`` defaults to ``num_heads * head_dim``, and ``hidden_dim``, the width of the hidden
+        states that attention receives as ``x=``, to ``dim``.
     options
         Fields of the scheme; ``posenc list NAME`` shows them. A class may have a classmethod
         ``fitted(cls, sizes)``, which returns defaults of options for the given sizes. ``T5Bias``
@@ -103,11 +109,20 @@ def make(
         "max_len": max_len,
         "train_len": train_len,
         "dim": dim,
+        "hidden_dim": hidden_dim,
     }
     sizes = {size: check_count(size, value) for size, value in given.items() if value is not None}
+    return maker(**_with_widths(sizes), **options)
+
+
+def _with_widths(sizes: Mapping[str, Any]) -> dict[str, Any]:
+    """``sizes`` with ``dim`` and ``hidden_dim``, if they follow from the others."""
+    sizes = dict(sizes)
     if {"num_heads", "head_dim"} <= sizes.keys():
         sizes.setdefault("dim", sizes["num_heads"] * sizes["head_dim"])
-    return maker(**sizes, **options)
+    if "dim" in sizes:
+        sizes.setdefault("hidden_dim", sizes["dim"])
+    return sizes
 
 
 def fitted_options(name: str, sizes: Mapping[str, int]) -> dict[str, Any]:
@@ -186,9 +201,19 @@ def _inherits(value: Any) -> bool:
     return isinstance(value, type) and issubclass(value, PositionScheme) and value != PositionScheme
 
 
-def _class_maker(kind: type[PositionScheme]) -> Maker:
-    """A maker of a class, which knows the sizes and options that it takes."""
-    init = [field for field in fields(cast(Any, kind)) if field.init]
+def _maker(entry: Entry) -> Maker:
+    """The maker of an entry of the built-in catalogue."""
+    if isinstance(entry, tuple):
+        return _class_maker(*entry)
+    return _class_maker(entry) if isinstance(entry, type) else _function_maker(entry)
+
+
+def _class_maker(kind: type[PositionScheme], preset: Mapping[str, Any] = _NONE) -> Maker:
+    """A maker of a class, which knows the sizes and options that it takes.
+
+    ``preset`` are options that the scheme's name sets, so the maker does not take them.
+    """
+    init = [field for field in fields(cast(Any, kind)) if field.init and field.name not in preset]
     accepted = {field.name for field in init}
     needed = [f.name for f in init if f.default is MISSING and f.default_factory is MISSING]
 
@@ -196,15 +221,17 @@ def _class_maker(kind: type[PositionScheme]) -> Maker:
         for option in given.keys() - accepted - set(SIZES):
             known = sorted(accepted - set(SIZES))
             raise ValueError(f"{kind.__name__} has no option {option!r}{nearest(option, known)}")
-        sizes = {name: value for name, value in given.items() if name in SIZES}
-        given = {**_fit_options(kind, sizes), **given}
-        missing = [name for name in needed if name not in given]
+        sizes = _with_widths({name: value for name, value in given.items() if name in SIZES})
+        made = {**_fit_options(kind, sizes), **given, **sizes}
+        missing = [name for name in needed if name not in made]
         if missing:
             raise TypeError(f"{kind.__name__} needs {_join_names(missing)}{_given_sizes(given)}")
-        return kind(**{name: value for name, value in given.items() if name in accepted})
+        return kind(**{name: value for name, value in made.items() if name in accepted}, **preset)
 
     # __wrapped__ keeps the class; updated=() does not copy its attributes.
-    return functools.update_wrapper(maker, kind, updated=())
+    functools.update_wrapper(maker, kind, updated=())
+    maker.preset = preset  # type: ignore[attr-defined]
+    return maker
 
 
 def _function_maker(function: Maker) -> Maker:
@@ -240,7 +267,9 @@ def _fit_options(kind: type[PositionScheme], sizes: Mapping[str, int]) -> dict[s
 def _join_names(missing: list[str]) -> str:
     """For example ``max_len and dim (or num_heads and head_dim)``."""
     names = " and ".join(missing)
-    return f"{names} (or num_heads and head_dim)" if missing[-1:] == ["dim"] else names
+    derived = {"dim": "num_heads and head_dim", "hidden_dim": "dim, or num_heads and head_dim"}
+    other = derived.get(missing[-1])
+    return names if other is None else f"{names} (or {other})"
 
 
 def _given_sizes(given: dict[str, Any]) -> str:

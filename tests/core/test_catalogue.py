@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
 from dataclasses import MISSING, FrozenInstanceError, dataclass, fields
@@ -12,6 +13,8 @@ import pytest
 import posenc
 from posenc.cli.list import Row, page, rows, table
 from posenc.protocol import PositionScheme
+
+SIZES = {"num_heads": 2, "head_dim": 8, "max_len": 32, "train_len": 16}
 
 
 @dataclass(frozen=True)
@@ -129,8 +132,8 @@ def test_a_broken_maker_is_a_row_with_its_error(catalogue):
 def test_makers_are_asked_for_a_small_model(catalogue):
     asked = []
     catalogue(mine=lambda **sizes: asked.append(sizes) or posenc.NoPE())
-    sizes = {"num_heads": 4, "head_dim": 16, "max_len": 64, "train_len": 64, "dim": 64}
-    assert asked == [sizes]
+    widths = {"dim": 64, "hidden_dim": 64}
+    assert asked == [{"num_heads": 4, "head_dim": 16, "max_len": 64, "train_len": 64, **widths}]
 
 
 def test_the_table_is_aligned_and_fits():
@@ -170,16 +173,26 @@ def test_an_empty_table_is_its_head():
     assert len(table([]).splitlines()) == 2
 
 
-@pytest.mark.parametrize("name", posenc.catalogue())
+# A maker that is a function has a page of its own parameters.
+OF_CLASSES = [
+    n for n, maker in posenc.catalogue().items() if isinstance(inspect.unwrap(maker), type)
+]
+
+
+@pytest.mark.parametrize("name", OF_CLASSES)
 def test_a_page_has_every_field_with_its_default_and_words(name):
     text = page(name, 72)
-    kind = type(posenc.make(name, num_heads=2, head_dim=8, max_len=32))
+    kind = inspect.unwrap(posenc.catalogue()[name])
+    preset = getattr(posenc.catalogue()[name], "preset", {})
     sizes, options = re.split(r"^options:", text.split("sizes of the model:")[1], flags=re.M)
     entries = {
         name: (rest, words)
         for name, rest, words in re.findall(r"^  (\w+)  (.*)\n((?:      .*\n?)*)", text, re.M)
     }
-    given, types = [field for field in fields(kind) if field.init], get_type_hints(kind)
+    given, types = (
+        [f for f in fields(kind) if f.init and f.name not in preset],
+        get_type_hints(kind),
+    )
     assert list(entries) == sorted((f.name for f in given), key=lambda n: f"  {n}  " in options)
     for field in given:
         needed = field.default is MISSING
@@ -189,7 +202,7 @@ def test_a_page_has_every_field_with_its_default_and_words(name):
         words = " ".join(" ".join(entries[field.name]).split())
         assert words.startswith(f"{facts} "), "and its docstring says something of every field"
         assert not needed or f"  {field.name}  " in sizes
-    assert kind.paper in text
+    assert posenc.make(name, **SIZES).paper.split()[0] in text
     assert max(map(len, text.splitlines())) <= 72
 
 

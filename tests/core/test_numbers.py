@@ -15,7 +15,7 @@ from posenc.positions import left_padded, packed
 from posenc.testing.tolerances import ATTENTION_TOL, assert_near
 
 INTEGERS = ("uint8", "int16", "uint64")
-SIZES = {"num_heads": 2, "head_dim": 8, "max_len": 40, "dim": 16}
+SIZES = {"num_heads": 2, "head_dim": 8, "max_len": 40, "train_len": 20, "dim": 16}
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ MAX_LEN = 64
 
 
 def from_catalogue() -> dict[str, PositionScheme]:
-    sizes = {"num_heads": HEADS, "head_dim": HEAD_DIM, "max_len": MAX_LEN}
+    sizes = {"num_heads": HEADS, "head_dim": HEAD_DIM, "max_len": MAX_LEN, "train_len": 16}
     return {name: posenc.make(name, **sizes) for name in posenc.catalogue()}
 
 
@@ -49,6 +49,7 @@ PROOFS: dict[str, PositionScheme] = {
 }
 
 SUBJECTS: dict[str, PositionScheme] = from_catalogue() | {
+    "t5": posenc.T5Bias(HEADS),  # from the training length it would be causal
     "alibi-learned": posenc.ALiBi(HEADS, learned=True),
     "alibi-geometric": posenc.ALiBi(3, slopes="geometric"),
     "alibi-given": posenc.ALiBi(HEADS, slopes=[0.0, 1.0, -0.5, 3.0]),

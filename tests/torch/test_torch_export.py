@@ -71,6 +71,7 @@ def reloaded(program):
 
 
 CATALOGUE = list(posenc.catalogue())
+KINDS = ("learned", "nope", "rope", "sinusoidal", "t5")
 # Strict: numbers that are kept for a bias, and those kept for angles, must be in the program.
 QUICK = [
     ("alibi", "whole", False),
@@ -79,7 +80,7 @@ QUICK = [
     ("rope", "whole", True),
 ]
 MORE = [
-    *[(name, "whole", False) for name in CATALOGUE if name != "alibi"],
+    *[(name, "whole", False) for name in KINDS],
     ("both", "documents", False),
     ("alibi", "whole", True),
 ]
