@@ -42,8 +42,8 @@ class LayerPlan:
     @classmethod
     def of(
         cls,
-        scheme: PositionScheme | Sequence[PositionScheme],
-        layers: int,
+        scheme: PositionScheme | Sequence[PositionScheme] | LayerPlan,
+        layers: int | None = None,
         windows: int | Sequence[int | None] | None = None,
     ) -> LayerPlan:
         """A plan of ``layers`` layers.
@@ -51,9 +51,10 @@ class LayerPlan:
         Parameters
         ----------
         scheme
-            One for every layer, or a list or tuple of 1 to ``layers`` that the layers repeat.
+            One for every layer, or a list or tuple of 1 to ``layers`` that the layers repeat. A
+            plan is returned as it is.
         layers
-            Number of layers.
+            Number of layers; a plan has its own.
         windows
             Likewise: None, an integer of at least 1, or a list or tuple of them. Schemes and
             windows repeat independently: ``windows=[512, 512, None]`` works with one scheme too.
@@ -61,13 +62,32 @@ class LayerPlan:
         Raises
         ------
         TypeError, ValueError
-            An argument is none of these, or is longer than ``layers``.
+            An argument is none of these, or is longer than ``layers``; a plan has another number
+            of layers, or comes with windows.
         """
+        if isinstance(scheme, LayerPlan):
+            scheme._check_alone(layers, windows)
+            return scheme
+        if layers is None:
+            raise TypeError("layers is missing; only a LayerPlan has its own number of layers")
         count = check_count("layers", layers)
         schemes = _repeat("scheme", scheme, count)
         for each in schemes:
             check_scheme(each)
         return cls(schemes, _repeat("windows", windows, count))
+
+    def _check_alone(self, layers: int | None, windows: Any) -> None:
+        """Check that the arguments beside a plan do not contradict it."""
+        own = len(self.schemes)
+        if layers is not None and check_count("layers", layers) != own:
+            raise ValueError(
+                f"layers must be {own}, the number of layers of the plan, got {layers}"
+            )
+        if windows is not None:
+            raise ValueError(f"windows come from the plan, got windows={windows!r}")
+
+    def __len__(self) -> int:
+        return len(self.schemes)
 
     def windows_within(self, window: int | None) -> tuple[int | None, ...]:
         """For each layer, the narrower of its own window and ``window``."""

@@ -186,3 +186,43 @@ def left_padded(
         raise ValueError(f"lengths must be 1 .. total={total}, got {list(lengths)}")
     pos = np.arange(total)[None, :] - (total - sizes)[:, None]
     return np.maximum(pos, 0), np.where(pos < 0, -1, 0), np.where(pos < 0, -2, 0)
+
+
+def randomised(
+    rng: np.random.Generator, length: int, max_len: int, batch: int | None = None
+) -> np.ndarray[Any, Any]:
+    """Positions for training: ``length`` different ones out of ``0 .. max_len - 1``, in order.
+
+    Every set of positions is equally probable, so training on short sequences sees the distances
+    of long ones. ``max_len`` is the longest length that the model will be used at. Ruoss et al.
+    2023, "Randomized Positional Encodings Boost Length Generalization of Transformers", arXiv
+    2305.16843, section 3.1.
+
+    Parameters
+    ----------
+    rng
+        The generator; the result depends on nothing else.
+    length, max_len
+        ``1 <= length <= max_len <= 2**30``.
+    batch
+        Number of sequences, each with positions of its own. Default: one, without an axis.
+
+    Returns
+    -------
+    Increasing integers ``(length,)`` or ``(batch, length)``.
+
+    Raises
+    ------
+    TypeError, ValueError
+        A wrong argument, by name, value and what is accepted.
+    """
+    if not isinstance(rng, np.random.Generator):
+        raise TypeError(f"rng must be a numpy.random.Generator, got {rng!r}")
+    length, max_len = check_count("length", length), check_count("max_len", max_len)
+    if not length <= max_len <= MAX_POSITION + 1:
+        raise ValueError(f"max_len must be length={length} .. 2**30, got {max_len}")
+    rows = 1 if batch is None else check_count("batch", batch)
+    # Sorted afterwards, so the order of the draw does not matter.
+    drawn = [rng.choice(max_len, length, replace=False, shuffle=False) for _ in range(rows)]
+    pos = np.sort(np.stack(drawn), axis=-1)
+    return pos[0] if batch is None else pos

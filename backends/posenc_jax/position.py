@@ -94,9 +94,9 @@ class Positions:
     @classmethod
     def init(
         cls,
-        scheme: PositionScheme | Sequence[PositionScheme],
-        layers: int,
-        key: Array,
+        scheme: PositionScheme | Sequence[PositionScheme] | LayerPlan,
+        layers: int | None = None,
+        key: Array | None = None,
         windows: int | Sequence[int | None] | None = None,
     ) -> Positions:
         """Initial values as ``posenc_jax.init`` draws them, each layer's from its own key.
@@ -105,15 +105,17 @@ class Positions:
         ----------
         scheme
             A ``PositionScheme`` for every layer, or a list or tuple of them, repeated over the
-            layers.
+            layers, or a ``LayerPlan``, such as those of ``posenc.presets``.
         layers
-            Number of layers.
+            Number of layers; a plan has its own: ``Positions.init(plan, key=key)``.
         key
             One key, typed or raw uint32.
         windows
             None, one window for every layer, or a list or tuple of windows and Nones, repeated over
-            the layers. Layers that share arrays may have different windows.
+            the layers. Layers that share arrays may have different windows. A plan has its own.
         """
+        if key is None:
+            raise TypeError("key is missing; give a jax.random.key(seed)")
         plan = LayerPlan.of(scheme, layers, windows)
         with_params = [layer for layer in plan.first_layers if plan.schemes[layer].param_specs()]
         return cls(

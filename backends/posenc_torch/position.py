@@ -175,20 +175,21 @@ class Positions(nn.Module):
     Parameters
     ----------
     scheme
-        A ``PositionScheme`` for every layer, or a list or tuple of them through which layers cycle.
+        A ``PositionScheme`` for every layer, or a list or tuple of them through which layers cycle,
+        or a ``LayerPlan``, such as those of ``posenc.presets``.
     layers
-        Number of layers.
+        Number of layers; a plan has its own.
     windows
         None, one window for every layer, or a list or tuple of windows and Nones through which
-        layers cycle: ``windows=[512, 512, None]``.
+        layers cycle: ``windows=[512, 512, None]``. A plan has its own.
     device, dtype
         Device and dtype of the params.
     """
 
     def __init__(
         self,
-        scheme: PositionScheme | Sequence[PositionScheme],
-        layers: int,
+        scheme: PositionScheme | Sequence[PositionScheme] | LayerPlan,
+        layers: int | None = None,
         *,
         windows: int | Sequence[int | None] | None = None,
         device: torch.device | str | None = None,

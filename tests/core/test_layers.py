@@ -100,11 +100,21 @@ def test_a_plan_has_a_window_for_each_layer():
         (posenc.NoPE(), 2.0, TypeError, "layers must be an integer, got 2.0"),
         ("rope", 2, TypeError, "scheme must be an instance of a PositionScheme"),
         ([posenc.NoPE], 2, TypeError, "scheme must be an instance of a PositionScheme"),
+        (posenc.NoPE(), None, TypeError, "layers is missing"),
+        (LayerPlan.of(posenc.NoPE(), 3), 2, ValueError, "layers must be 3, .* of the plan, got 2"),
     ],
 )
 def test_wrong_plans(scheme, layers, error, message):
     with pytest.raises(error, match=message):
         LayerPlan.of(scheme, layers)
+
+
+def test_a_plan_is_taken_as_it_is():
+    plan = LayerPlan.of([posenc.NoPE(), posenc.RoPE(HEAD_DIM)], 3, [2, None])
+    assert LayerPlan.of(plan) is LayerPlan.of(plan, 3) is plan
+    assert len(plan) == 3
+    with pytest.raises(ValueError, match="windows come from the plan, got windows=4"):
+        LayerPlan.of(plan, windows=4)
 
 
 def test_a_layer_that_is_not_there():

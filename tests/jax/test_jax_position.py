@@ -130,6 +130,17 @@ def test_a_plan_by_layer():
         positions[3]
 
 
+def test_a_plan_is_taken_as_it_is():
+    plan = posenc.layers.LayerPlan.of([posenc.T5Bias(HEADS), posenc.NoPE()], 3, [3, None])
+    positions = Positions.init(plan, key=KEY)
+    assert positions.plan is plan
+    assert positions.params.keys() == {"0"}
+    with pytest.raises(ValueError, match="layers must be 3"):
+        Positions.init(plan, 4, KEY)
+    with pytest.raises(TypeError, match="key is missing"):
+        Positions.init(plan)
+
+
 @pytest.mark.parametrize("subject", some(["learned", "rope", "t5"], ["t5"], long))
 def test_each_layer_has_its_window(subject):
     scheme, windows = SUBJECTS[subject], [3, None, 1]

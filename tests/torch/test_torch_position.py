@@ -410,6 +410,15 @@ def test_a_window_in_the_call_takes_the_place_of_the_layers():
     assert positions[1].params["table"] is positions[0].params["table"]
 
 
+def test_a_plan_is_taken_as_it_is():
+    plan = posenc.layers.LayerPlan.of([posenc.T5Bias(HEADS), posenc.NoPE()], 3, [3, None])
+    positions = posenc_torch.Positions(plan)
+    assert positions.plan is plan
+    assert [position.window for position in positions] == [3, None, 3]
+    with pytest.raises(ValueError, match="layers must be 3"):
+        posenc_torch.Positions(plan, 4)
+
+
 def test_windows_are_shown_and_checked():
     positions = posenc_torch.Positions(posenc.RoPE(HEAD_DIM), 2, windows=[512, None])
     assert ", window=512" in repr(positions[0])

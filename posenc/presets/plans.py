@@ -1,0 +1,180 @@
+"""The plans, one function each.
+
+All of them take ``layers`` and ``head_dim``, and have a full layer at every ``every``-th place: the
+last of each group of ``every``, unless the docstring says otherwise. A window ``W`` leaves keys at
+``|q_pos - k_pos| < W`` visible. In a causal call that is ``0 <= q_pos - k_pos < W``, as the sliding
+window of transformers.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from posenc.checks import check_count, nearest
+from posenc.layers import LayerPlan
+from posenc.protocol import PositionScheme
+from posenc.schemes import SIZES, NoPE, RoPE
+
+PLANS: dict[str, Callable[..., LayerPlan]] = {}
+"""The plans by name, for labels on the command line."""
+
+
+def _plan(function: Callable[..., LayerPlan]) -> Callable[..., LayerPlan]:
+    """Enter a plan into ``PLANS``.
+
+    The plan then ignores sizes of a model that it does not use. If ``train_len`` is given, it is
+    fitted to a small model: a window reaches at most half of ``train_len``, because one that
+    reaches all of it has no effect in training, and a group has at most ``layers`` layers.
+    """
+    parameters = inspect.signature(function).parameters
+    defaults = {name: parameter.default for name, parameter in parameters.items()}
+
+    @functools.wraps(function)
+    def plan(**given: Any) -> LayerPlan:
+        for name in given.keys() - defaults.keys() - set(SIZES):
+            hint = nearest(name, defaults)
+            raise TypeError(f"{function.__name__} has no option {name!r}{hint}")
+        used = {name: value for name, value in given.items() if name in defaults}
+        return function(**{**_fitted(defaults, given), **used})
+
+    PLANS[function.__name__] = plan
+    return plan
+
+
+def _fitted(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, int]:
+    """Options of a plan for a model of ``train_len`` tokens and ``layers`` layers."""
+    if given.get("train_len") is None:
+        return {}
+    half = max(1, check_count("train_len", given["train_len"]) // 2)
+    most = {"window": half, "every": check_count("layers", given.get("layers", 1))}
+    return {name: min(defaults[name], size) for name, size in most.items() if defaults.get(name)}
+
+
+def _groups(
+    layers: int,
+    every: int,
+    near: PositionScheme,
+    full: PositionScheme,
+    *,
+    window: int | None,
+    full_window: int | None = None,
+    first: bool = False,
+) -> LayerPlan:
+    """Groups of ``every`` layers: the last, or the ``first``, is ``full``, all others ``near``."""
+    place = 0 if first else every - 1
+    check_count("every", every)
+    is_full = [layer % every == place for layer in range(check_count("layers", layers))]
+    return LayerPlan(
+        tuple(full if yes else near for yes in is_full),
+        tuple(full_window if yes else window for yes in is_full),
+    )
+
+
+@_plan
+def rnope(
+    *,
+    layers: int = 32,
+    head_dim: int = 128,
+    base: float = 10_000.0,
+    window: int | None = 4096,
+    every: int = 4,
+) -> LayerPlan:
+    """RNoPE-SWA: three layers of RoPE with a window, then one of NoPE that sees every key.
+
+    Yang et al. 2025, "Rope to Nope and Back Again", arXiv 2501.18795. ``window=None`` gives RNoPE,
+    whose layers all see every key.
+    """
+    return _groups(layers, every, RoPE(head_dim, base), NoPE(), window=window)
+
+
+@_plan
+def swan(
+    *,
+    layers: int = 32,
+    head_dim: int = 128,
+    base: float = 10_000.0,
+    window: int | None = 512,
+    every: int = 4,
+) -> LayerPlan:
+    """SWAN: one layer of NoPE that sees every key, then three of RoPE with a window.
+
+    Puvvada et al. 2025, "SWAN-GPT", arXiv 2504.08719. The paper also scales the scores of NoPE
+    layers by the logarithm of the length at inference; the plan does not.
+    """
+    return _groups(layers, every, RoPE(head_dim, base), NoPE(), window=window, first=True)
+
+
+@_plan
+def cohere2(
+    *,
+    layers: int = 40,
+    head_dim: int = 128,
+    base: float = 10_000.0,
+    window: int | None = 4096,
+    every: int = 4,
+) -> LayerPlan:
+    """Cohere 2: RoPE in interleaved layout on layers with a window, NoPE on full layers.
+
+    Defaults of ``Cohere2Config`` in transformers 5.23; Command R7B and Command A have
+    ``base=50_000``. Without a window no layer rotates, as in transformers.
+    """
+    near = NoPE() if window is None else RoPE(head_dim, base, layout="interleaved")
+    return _groups(layers, every, near, NoPE(), window=window)
+
+
+@_plan
+def smollm3(
+    *,
+    layers: int = 36,
+    head_dim: int = 128,
+    base: float = 2_000_000.0,
+    window: int | None = None,
+    every: int = 4,
+) -> LayerPlan:
+    """SmolLM3: RoPE, and NoPE on every fourth layer.
+
+    Defaults of ``SmolLM3Config`` in transformers 5.23. Its ``no_rope_layers`` has 1 where a layer
+    *has* RoPE. No released model has a window; in transformers ``window`` is that of NoPE layers,
+    so it is here.
+    """
+    return _groups(layers, every, RoPE(head_dim, base), NoPE(), window=None, full_window=window)
+
+
+@_plan
+def exaone4(
+    *,
+    layers: int = 32,
+    head_dim: int = 128,
+    base: float = 10_000.0,
+    window: int | None = 4096,
+    every: int = 4,
+) -> LayerPlan:
+    """EXAONE 4: RoPE on layers with a window, NoPE on full layers.
+
+    Defaults of ``Exaone4Config`` in transformers 5.23; the released models have
+    ``base=1_000_000``. ``window=None`` (EXAONE 4 1.2B): every layer is full and has RoPE.
+    """
+    rope = RoPE(head_dim, base)
+    return _groups(layers, every, rope, rope if window is None else NoPE(), window=window)
+
+
+@_plan
+def gemma3(
+    *,
+    layers: int = 26,
+    head_dim: int = 256,
+    base: float = 1_000_000.0,
+    local_base: float = 10_000.0,
+    window: int | None = 4096,
+    every: int = 6,
+) -> LayerPlan:
+    """Gemma 3: RoPE everywhere, with one base on layers with a window, another on full layers.
+
+    Team Gemma 2025, arXiv 2503.19786, section 2. Defaults of ``Gemma3TextConfig`` in transformers
+    5.23; released models have windows of 512 (1B) and 1024.
+    """
+    near, full = RoPE(head_dim, local_base), RoPE(head_dim, base)
+    return _groups(layers, every, near, full, window=window)

@@ -1,0 +1,81 @@
+"""Plans by name, from the papers and the released configurations, layer by layer."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+import posenc
+from posenc import presets
+
+LAYERS = {  # eight layers, by hand; R rotates, N does not; small letters have a window
+    "rnope": "rrrNrrrN",
+    "swan": "NrrrNrrr",
+    "cohere2": "rrrNrrrN",
+    "smollm3": "RRRNRRRN",
+    "exaone4": "rrrNrrrN",
+    "gemma3": "rrrrrRrr",
+}
+
+
+def letters(plan):
+    """The plan in the letters of ``LAYERS``."""
+    kinds = ["R" if isinstance(s, posenc.RoPE) else "N" for s in plan.schemes]
+    return "".join(
+        kind if window is None else kind.lower()
+        for kind, window in zip(kinds, plan.windows, strict=True)
+    )
+
+
+@pytest.mark.parametrize("name", presets.PLANS)
+def test_layers_in_order(name):
+    plan = presets.PLANS[name](layers=8, head_dim=16)
+    assert letters(plan) == LAYERS[name]
+    assert len(presets.PLANS[name]()) > 8
+    assert all(s.head_dim == 16 for s in plan.schemes if isinstance(s, posenc.RoPE))
+
+
+@pytest.mark.parametrize("name", presets.PLANS)
+def test_a_plan_takes_every_size_of_a_model_and_is_fitted_to_a_small_one(name):
+    sizes = {"num_heads": 4, "head_dim": 16, "dim": 64, "max_len": 512, "train_len": 64}
+    plan = presets.PLANS[name](layers=2, **sizes)
+    assert len(plan) == 2
+    assert {window for window in plan.windows if window} <= {32}
+    assert len(set(plan.schemes)) == 2  # one layer of each kind
+    if "window" in inspect.signature(presets.PLANS[name]).parameters:
+        given = presets.PLANS[name](layers=8, window=100, every=3, **sizes)
+        assert {window for window in given.windows if window} == {100}
+        assert given.schemes[:3] == given.schemes[3:6]
+        longer = presets.PLANS[name](layers=8, **{**sizes, "train_len": 2**20})
+        assert longer.windows == presets.PLANS[name](layers=8).windows
+
+
+def test_bases_and_layouts():
+    near, full = presets.gemma3(layers=6, head_dim=8).schemes[-2:]
+    assert (near.base, full.base) == (10_000, 1_000_000)
+    assert presets.cohere2(layers=1, head_dim=8).schemes[0].layout == "interleaved"
+    assert presets.smollm3(layers=1, head_dim=8).schemes[0].base == 2_000_000
+
+
+def test_without_a_window():
+    assert letters(presets.rnope(layers=8, window=None)) == "RRRNRRRN"
+    assert letters(presets.cohere2(layers=8, window=None)) == "NNNNNNNN"
+    assert letters(presets.exaone4(layers=8, window=None)) == "RRRRRRRR"
+    assert letters(presets.smollm3(layers=8, window=5)) == "RRRnRRRn"
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"windw": 3}, TypeError, "rnope has no option 'windw' .did you mean 'window'.*base"),
+        ({"every": 0}, ValueError, "every must be at least 1, got 0"),
+        ({"layers": 0}, ValueError, "layers must be at least 1, got 0"),
+        ({"window": 0}, ValueError, "windows must be at least 1, got 0"),
+        ({"train_len": 2.5}, TypeError, "train_len must be an integer, got 2.5"),
+        ({"head_dim": 7}, ValueError, "head_dim must be even, got 7"),
+    ],
+)
+def test_wrong_options(options, error, message):
+    with pytest.raises(error, match=message):
+        presets.rnope(**options)
