@@ -8,7 +8,8 @@ then vanish from an integer product, because integers wrap around exactly as ang
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from decimal import Decimal, localcontext
 from fractions import Fraction
 from typing import Any
@@ -19,17 +20,33 @@ from posenc.constants import constant_array
 from posenc.protocol import Array, Namespace
 
 _DIGITS = 60  # decimal digits; a 128-bit fraction needs fewer
-_PI = Decimal("3.14159265358979323846264338327950288419716939937510582097494459")
+TURN = Decimal("6.283185307179586476925286766559005768394338798750211641949889184616")  # 2 pi
 _BITS = 128
+
+
+@contextmanager
+def exact_arithmetic() -> Iterator[None]:
+    """Within it, arithmetic with ``Decimal`` has 60 digits."""
+    with localcontext() as context:
+        context.prec = _DIGITS
+        yield
 
 
 def frequencies(base: float, exponents: Iterable[Fraction]) -> tuple[Decimal, ...]:
     """``base ** -e`` for each exponent, in radians per position, to 60 digits."""
-    with localcontext() as context:
-        context.prec = _DIGITS
+    with exact_arithmetic():
         return tuple(
             Decimal(base) ** (Decimal(-int(e.numerator)) / int(e.denominator)) for e in exponents
         )
+
+
+def cosine(angle: Decimal) -> Decimal:
+    """The cosine of an angle of at most a turn, by its Taylor series, to 57 digits."""
+    total = term = Decimal(1)
+    for n in range(2, 120, 2):
+        term *= -angle * angle / (n * (n - 1))
+        total += term
+    return total
 
 
 class Turns:
@@ -46,9 +63,8 @@ class Turns:
     """
 
     def __init__(self, radians: Iterable[Decimal | float]) -> None:
-        with localcontext() as context:
-            context.prec = _DIGITS
-            fractions = [int(Decimal(f) / (2 * _PI) * 2**_BITS) % 2**_BITS for f in radians]
+        with exact_arithmetic():
+            fractions = [int(Decimal(f) / TURN * 2**_BITS) % 2**_BITS for f in radians]
         # Not arrays, because torch.export(strict=True) loses the numbers of a NumPy array.
         self._narrow, self._wide = _split(fractions, 32), _split(fractions, 64)
 

@@ -9,6 +9,7 @@ import shutil
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin
 
 import numpy as np
@@ -194,6 +195,10 @@ def _type(annotation: Any) -> str:
         return " or ".join(repr(value) for value in get_args(annotation))
     if isinstance(annotation, str):
         return annotation
+    if isinstance(annotation, UnionType):
+        return " | ".join(map(_type, get_args(annotation)))
+    if annotation is NoneType:
+        return "None"
     if get_origin(annotation) is not None:
         return str(annotation).replace("collections.abc.", "").replace("typing.", "")
     return getattr(annotation, "__name__", None) or str(annotation)

@@ -19,6 +19,19 @@ from posenc.schemes.alibi import ALiBi
 from posenc.schemes.learned import Learned
 from posenc.schemes.nope import NoPE
 from posenc.schemes.rope import RoPE
+from posenc.schemes.scalings import (
+    NTK,
+    PI,
+    ClipHann,
+    ClipPeriod,
+    DynamicNTK,
+    Llama3,
+    LongRoPE,
+    NTKMixed,
+    Proportional,
+    Scaling,
+    YaRN,
+)
 from posenc.schemes.sink import Sink
 from posenc.schemes.sinusoidal import Sinusoidal
 from posenc.schemes.sum import Sum
@@ -28,7 +41,9 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 __all__ = [
-    "ALiBi", "Learned", "NoPE", "RoPE", "Sink", "Sinusoidal", "Sum", "T5Bias", "catalogue", "make",
+    "NTK", "PI", "ALiBi", "ClipHann", "ClipPeriod", "DynamicNTK", "Learned", "Llama3", "LongRoPE",
+    "NTKMixed", "NoPE", "Proportional", "RoPE", "Scaling", "Sink", "Sinusoidal", "Sum", "T5Bias",
+    "YaRN", "catalogue", "make",
 ]  # fmt: skip
 
 Maker = Callable[..., PositionScheme]
@@ -98,7 +113,7 @@ def make(
         has one, so that training sees every bucket.
 
     >>> make("rope", head_dim=64, base=500_000.0)
-    RoPE(head_dim=64, base=500000.0, layout='half', rotary_dim=None)
+    RoPE(head_dim=64, base=500000.0, layout='half', rotary_dim=None, scaling=None)
     >>> make("t5", num_heads=8, train_len=64)
     T5Bias(num_heads=8, num_buckets=32, max_distance=64, causal=True, scaled=True)
     """

@@ -9,13 +9,13 @@ Su et al. 2021, "RoFormer", arXiv 2104.09864, equation 34.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from fractions import Fraction
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, get_args
 
-from posenc.angles import Turns, frequencies
+from posenc.angles import Turns
 from posenc.checks import check_choice, check_count, check_positive
 from posenc.protocol import Array, Namespace, PositionScheme, Role
+from posenc.schemes.scalings import Proportional, Scaling
 
 Layout = Literal["half", "interleaved"]
 
@@ -35,6 +35,9 @@ class RoPE(PositionScheme):
         ``(2k, 2k + 1)`` (Meta Llama, GPT-J).
     rotary_dim
         Only the first ``R`` channels rotate (GPT-J, NeoX); even, at most ``D``. Default: all.
+    scaling
+        What changes the frequencies, as ``posenc.schemes.YaRN(factor=4, train_len=4096)``. Default:
+        nothing.
 
     Su et al. 2021, arXiv 2104.09864.
     """
@@ -45,7 +48,10 @@ class RoPE(PositionScheme):
     base: float = 10_000.0
     layout: Layout = "half"
     rotary_dim: int | None = None
+    scaling: Scaling | None = None
     _turns: Turns = field(init=False, repr=False, compare=False)
+    _frequencies: tuple[float, ...] = field(init=False, repr=False, compare=False)
+    _factors: tuple[float, float] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_count("head_dim", self.head_dim)
@@ -58,8 +64,40 @@ class RoPE(PositionScheme):
             raise ValueError(f"{name} must be even, got {dim}: rotation acts on pairs of channels")
         if dim > self.head_dim:
             raise ValueError(f"rotary_dim must be at most head_dim={self.head_dim}, got {dim}")
-        turns = Turns(frequencies(self.base, (Fraction(2 * k, dim) for k in range(dim // 2))))
-        object.__setattr__(self, "_turns", turns)
+        scaling = Scaling() if self.scaling is None else self.scaling
+        if not isinstance(scaling, Scaling):
+            raise TypeError(
+                "scaling must be a Scaling of posenc.schemes, such as PI(factor=4), or None, "
+                f"got {scaling!r}"
+            )
+        if isinstance(scaling, Proportional) and dim < self.head_dim:
+            raise ValueError(
+                "rotary_dim must be None with Proportional, whose pairs are those of the whole "
+                f"head, got {dim}"
+            )
+        exact = scaling.frequencies(self.base, dim)
+        # Computed here, because a compiler of transforms and scales traces no constructions.
+        object.__setattr__(self, "_turns", Turns(exact))
+        object.__setattr__(self, "_frequencies", tuple(map(float, exact)))
+        object.__setattr__(self, "_factors", (scaling.amplitude, scaling.score_factor))
+
+    @property
+    def attention_factor(self) -> float:
+        """The factor of cosines and sines; 1.0 in most scalings."""
+        return self._factors[0]
+
+    def frequencies(self) -> tuple[float, ...]:
+        """The ``R/2`` scaled frequencies, in radians per position."""
+        return self._frequencies
+
+    def scale(self, head_dim: int) -> float:
+        return super().scale(head_dim) * self._factors[1]
+
+    def at_length(self, length: int) -> RoPE:
+        if self.scaling is None:
+            return self
+        scaling = self.scaling.at_length(length)
+        return self if scaling is self.scaling else replace(self, scaling=scaling)
 
     def transform(
         self, x: Array, pos: Array, *, role: Role, params: Mapping[str, Array], xp: Namespace
@@ -69,6 +107,8 @@ class RoPE(PositionScheme):
         # Rotated in float32 or better; the cast to a half-precision dtype is the last step.
         work = xp.float64 if x.dtype == xp.float64 else xp.float32
         sin, cos = self._turns.sincos(pos, dtype=work, xp=xp)
+        if self.attention_factor != 1:
+            sin, cos = self.attention_factor * sin, self.attention_factor * cos
         rotary, rest = x[..., : self.rotary_dim], x[..., self.rotary_dim or self.head_dim :]
         rotated = xp.astype(_LAYOUTS[self.layout](xp.astype(rotary, work), sin, cos, xp), x.dtype)
         return rotated if self.rotary_dim is None else xp.concat([rotated, rest], axis=-1)

@@ -37,6 +37,7 @@ class Fault:
 
 ALIBI, LEARNED = "posenc/schemes/alibi.py", "posenc/schemes/learned.py"
 ROPE, SINUSOIDAL = "posenc/schemes/rope.py", "posenc/schemes/sinusoidal.py"
+SCALING = "posenc/schemes/scalings/scaling.py"
 T5, ANGLES = "posenc/schemes/t5.py", "posenc/angles.py"
 CHECKS = "posenc/checks.py"
 REFERENCE, CALL = "posenc/attn/reference.py", "posenc/attn/call.py"
@@ -200,7 +201,7 @@ _SCHEMES = (
     Fault(
         "rope-exponent-k-over-d",
         "frequencies base**(-k/D) for base**(-2k/D)",
-        ROPE,
+        SCALING,
         "Fraction(2 * k, dim)",
         "Fraction(k, dim)",
         ("test_schemes_golden.py rope",),
@@ -209,10 +210,9 @@ _SCHEMES = (
         "rope-cache-without-base",
         "tables kept in a module by width alone: the second base gets the first one's",
         ROPE,
-        "turns = Turns(frequencies(self.base, (Fraction(2 * k, dim) for k in range(dim // 2))))",
-        "turns = globals().setdefault('_TABLES', {}).setdefault(\n"
-        "            dim, Turns(frequencies(self.base, (Fraction(2 * k, dim)"
-        " for k in range(dim // 2))))\n        )",
+        "exact = scaling.frequencies(self.base, dim)",
+        "exact = globals().setdefault('_TABLES', {}).setdefault(\n"
+        "            dim, scaling.frequencies(self.base, dim)\n        )",
         ("test_laws.py schemes_share_no_state-rope",),
     ),
     Fault(
@@ -287,8 +287,8 @@ _SCHEMES = (
         "partial-rope-with-frequencies-of-the-whole-head",
         "exponents 2k/D where they are 2k/R (GPT-J, NeoX)",
         ROPE,
-        "Fraction(2 * k, dim)",
-        "Fraction(2 * k, self.head_dim)",
+        "scaling.frequencies(self.base, dim)",
+        "scaling.frequencies(self.base, self.head_dim)[: dim // 2]",
         ("test_schemes_golden.py rope",),
     ),
     Fault(

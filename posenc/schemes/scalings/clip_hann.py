@@ -1,0 +1,48 @@
+"""CoPE's clipping: frequencies that do not complete a turn in training are tapered to 0."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import ClassVar
+
+from posenc.angles import TURN, cosine
+from posenc.checks import check_count
+from posenc.schemes.scalings.scaling import Scaling
+
+
+@dataclass(frozen=True)
+class ClipHann(Scaling):
+    """``f_k (1 + cos(pi (k - k_c) / (n - 1 - k_c))) / 2`` from ``k_c`` on, for ``n`` frequencies.
+
+    ``k_c`` is the first frequency whose period ``2 pi / f`` exceeds ``L0``. It stays, and the
+    lowest becomes 0. If they are the same one, it stays.
+
+    Parameters
+    ----------
+    train_len
+        The length ``L0`` that the model is trained at.
+
+    CoPE, clipped RoPE, 2026, arXiv 2602.05258.
+    """
+
+    paper: ClassVar[str] = "CoPE 2026, arXiv 2602.05258"
+    trained: ClassVar[bool] = True
+
+    train_len: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_count("train_len", self.train_len)
+
+    def scaled(
+        self, frequencies: Sequence[Decimal], *, base: Decimal, dim: int
+    ) -> Iterable[Decimal]:
+        clipped = (k for k, f in enumerate(frequencies) if f * self.train_len < TURN)
+        first = next(clipped, len(frequencies))
+        steps = max(1, len(frequencies) - 1 - first)
+        # (1 - cos(pi - x)) / 2, because it is exactly 0 at the end.
+        tapers = [(1 - cosine(TURN * m / (2 * steps))) / 2 for m in range(steps, -1, -1)]
+        rest = frequencies[first:]
+        return [*frequencies[:first], *(f * t for f, t in zip(rest, tapers, strict=False))]

@@ -1,0 +1,39 @@
+"""Clipping by period: frequencies that do not complete a turn in training do not rotate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import ClassVar
+
+from posenc.angles import TURN
+from posenc.checks import check_count
+from posenc.schemes.scalings.scaling import Scaling
+
+
+@dataclass(frozen=True)
+class ClipPeriod(Scaling):
+    """Frequencies whose period ``2 pi / f`` exceeds ``L0`` become 0.
+
+    Parameters
+    ----------
+    train_len
+        The length ``L0`` that the model is trained at.
+
+    Hua et al. 2024 (FoPE), arXiv 2412.17739, section 4; Chen et al. 2024 (HoPE), arXiv 2410.21216.
+    """
+
+    paper: ClassVar[str] = "Hua et al. 2024, arXiv 2412.17739; Chen et al. 2024, arXiv 2410.21216"
+    trained: ClassVar[bool] = True
+
+    train_len: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_count("train_len", self.train_len)
+
+    def scaled(
+        self, frequencies: Sequence[Decimal], *, base: Decimal, dim: int
+    ) -> Iterable[Decimal]:
+        return (f if f * self.train_len >= TURN else Decimal(0) for f in frequencies)

@@ -1,0 +1,60 @@
+"""Llama 3.1's scaling: low frequencies are interpolated, by wavelength."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import ClassVar
+
+from posenc.angles import TURN
+from posenc.checks import check_count, check_positive
+from posenc.schemes.scalings.scaling import Scaling
+
+
+@dataclass(frozen=True)
+class Llama3(Scaling):
+    """Llama 3.1: ``(1 - t) f / s + t f``, ``t = (L0/w - low) / (high - low)`` limited to [0, 1].
+
+    ``w = 2 pi / f`` is the wavelength. So frequencies with more than ``high_freq_factor`` turns
+    within ``L0`` stay, and those with less than ``low_freq_factor`` are divided by ``s``.
+
+    Parameters
+    ----------
+    factor
+        The factor ``s``.
+    low_freq_factor, high_freq_factor
+        Turns within ``L0`` between which the frequencies are blended.
+    train_len
+        The length ``L0`` that the model was trained at before.
+
+    Grattafiori et al. 2024, arXiv 2407.21783; the formula is in Meta's code.
+    """
+
+    paper: ClassVar[str] = "Grattafiori et al. 2024, arXiv 2407.21783"
+
+    factor: float = 8
+    low_freq_factor: float = 1
+    high_freq_factor: float = 4
+    train_len: int = 8192
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive("factor", self.factor)
+        check_positive("low_freq_factor", self.low_freq_factor)
+        check_positive("high_freq_factor", self.high_freq_factor)
+        check_count("train_len", self.train_len)
+        if self.low_freq_factor >= self.high_freq_factor:
+            raise ValueError(
+                f"high_freq_factor must be greater than low_freq_factor={self.low_freq_factor}, "
+                f"got {self.high_freq_factor}"
+            )
+
+    def scaled(
+        self, frequencies: Sequence[Decimal], *, base: Decimal, dim: int
+    ) -> Iterable[Decimal]:
+        low, high = Decimal(self.low_freq_factor), Decimal(self.high_freq_factor)
+        for f in frequencies:
+            t = (self.train_len * f / TURN - low) / (high - low)
+            t = min(max(t, Decimal(0)), Decimal(1))
+            yield f * (t + (1 - t) / Decimal(self.factor))

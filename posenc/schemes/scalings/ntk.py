@@ -1,0 +1,50 @@
+"""NTK-aware scaling: a larger base, so that the lowest frequency is divided by the factor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import ClassVar
+
+from posenc.checks import check_positive
+from posenc.schemes.scalings.scaling import Scaling
+
+
+@dataclass(frozen=True)
+class NTK(Scaling):
+    """NTK-aware scaling: the base becomes ``base * s**(D/(D-2))``, for ``D`` rotated channels.
+
+    The highest frequency stays 1, and the lowest is divided by ``s``.
+
+    Parameters
+    ----------
+    factor
+        The factor ``s`` of the context's length.
+
+    bloc97 2023; Peng et al. 2023, arXiv 2309.00071, definition 1.
+    """
+
+    paper: ClassVar[str] = "bloc97 2023; Peng et al. 2023, arXiv 2309.00071"
+
+    factor: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive("factor", self.factor)
+
+    def scaled(
+        self, frequencies: Sequence[Decimal], *, base: Decimal, dim: int
+    ) -> Iterable[Decimal]:
+        return with_larger_base(frequencies, Decimal(self.factor), dim)
+
+
+def with_larger_base(
+    frequencies: Sequence[Decimal], factor: Decimal, dim: int
+) -> Iterable[Decimal]:
+    """The frequencies of a base times ``factor**(dim/(dim-2))``: ``f_k * factor**(-2k/(dim-2))``.
+
+    With ``dim`` of 2 the only frequency is 1.
+    """
+    last = Decimal(max(1, len(frequencies) - 1))
+    return (f * factor ** (-k / last) for k, f in enumerate(frequencies))

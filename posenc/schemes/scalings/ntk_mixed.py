@@ -1,0 +1,41 @@
+"""NTK-mixed: between NTK-aware scaling and position interpolation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import ClassVar
+
+from posenc.checks import check_positive
+from posenc.schemes.scalings.scaling import Scaling
+
+
+@dataclass(frozen=True)
+class NTKMixed(Scaling):
+    """NTK-mixed: ``f_k exp(-a k**0.75)``, ``k = 1 .. D/2``, with ``a = ln(s) / (D/2)**0.75``.
+
+    ``f_1`` is the highest frequency, and ``D`` the number of rotated channels. The lowest frequency
+    is divided by ``s``.
+
+    Parameters
+    ----------
+    factor
+        The factor ``s`` of the context's length.
+
+    Su 2023, https://kexue.fm/archives/9706, with the exponent 0.75 of the author's code.
+    """
+
+    paper: ClassVar[str] = "Su 2023, kexue.fm/archives/9706"
+
+    factor: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive("factor", self.factor)
+
+    def scaled(
+        self, frequencies: Sequence[Decimal], *, base: Decimal, dim: int
+    ) -> Iterable[Decimal]:
+        s, power, n = Decimal(self.factor), Decimal("0.75"), len(frequencies)
+        return (f * s ** -((Decimal(k) / n) ** power) for k, f in enumerate(frequencies, 1))

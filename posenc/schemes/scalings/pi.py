@@ -1,0 +1,37 @@
+"""Position interpolation: all frequencies are divided by one factor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import ClassVar
+
+from posenc.checks import check_positive
+from posenc.schemes.scalings.scaling import Scaling
+
+
+@dataclass(frozen=True)
+class PI(Scaling):
+    """Position interpolation: ``f / s``, so that ``s`` times as many positions fit.
+
+    Parameters
+    ----------
+    factor
+        The factor ``s`` of the context's length.
+
+    Chen et al. 2023, arXiv 2306.15595, equation 4. HF: ``rope_type="linear"``.
+    """
+
+    paper: ClassVar[str] = "Chen et al. 2023, arXiv 2306.15595"
+
+    factor: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive("factor", self.factor)
+
+    def scaled(
+        self, frequencies: Sequence[Decimal], *, base: Decimal, dim: int
+    ) -> Iterable[Decimal]:
+        return (f / Decimal(self.factor) for f in frequencies)

@@ -1,0 +1,58 @@
+"""What a scaling of RoPE's frequencies may change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
+from typing import ClassVar
+
+from posenc.angles import exact_arithmetic, frequencies
+from posenc.checks import python_fields
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """Base class of RoPE's scalings, and the scaling that changes nothing.
+
+    A scaling is a frozen dataclass. It overrides ``scaled``, and perhaps ``amplitude``,
+    ``score_factor`` and ``at_length``.
+    """
+
+    paper: ClassVar[str] = "Su et al. 2021, arXiv 2104.09864"
+
+    trained: ClassVar[bool] = False
+    """Whether models are trained with it. Otherwise it extends a model trained with plain RoPE."""
+
+    def __post_init__(self) -> None:
+        python_fields(self)
+
+    def scaled(
+        self, frequencies: Sequence[Decimal], *, base: Decimal, dim: int
+    ) -> Iterable[Decimal]:
+        """Return the frequencies to use instead of ``base**(-2k/dim)``, ``k = 0 .. dim/2 - 1``.
+
+        They are in radians per position. Arithmetic with ``Decimal`` has 60 digits here.
+        """
+        return frequencies
+
+    @property
+    def amplitude(self) -> float:
+        """The factor of cosines and sines; scores of rotated channels get its square."""
+        return 1.0
+
+    @property
+    def score_factor(self) -> float:
+        """The factor of the softmax scale, so of all scores."""
+        return 1.0
+
+    def at_length(self, length: int) -> Scaling:
+        """Return the scaling for a context of ``length`` tokens."""
+        return self
+
+    def frequencies(self, base: float, dim: int) -> tuple[Decimal, ...]:
+        """The ``dim / 2`` scaled frequencies of RoPE, in radians per position, to 60 digits."""
+        plain = frequencies(base, (Fraction(2 * k, dim) for k in range(dim // 2)))
+        with exact_arithmetic():
+            return tuple(self.scaled(plain, base=Decimal(base), dim=dim))
