@@ -15,9 +15,20 @@ from posenc.presets.plans import (
     cohere2,
     exaone4,
     gemma3,
+    gemma4,
     rnope,
     smollm3,
     swan,
 )
 
-__all__ = ["PLANS", "LayerPlan", "cohere2", "exaone4", "gemma3", "rnope", "smollm3", "swan"]
+__all__ = [
+    "PLANS",
+    "LayerPlan",
+    "cohere2",
+    "exaone4",
+    "gemma3",
+    "gemma4",
+    "rnope",
+    "smollm3",
+    "swan",
+]

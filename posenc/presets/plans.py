@@ -16,7 +16,7 @@ from typing import Any
 from posenc.checks import check_count, nearest
 from posenc.layers import LayerPlan
 from posenc.protocol import PositionScheme
-from posenc.schemes import SIZES, NoPE, RoPE
+from posenc.schemes import SIZES, NoPE, Proportional, RoPE
 
 PLANS: dict[str, Callable[..., LayerPlan]] = {}
 """The plans by name, for labels on the command line."""
@@ -178,3 +178,31 @@ def gemma3(
     """
     near, full = RoPE(head_dim, local_base), RoPE(head_dim, base)
     return _groups(layers, every, near, full, window=window)
+
+
+@_plan
+def gemma4(
+    *,
+    layers: int = 30,
+    head_dim: int | None = None,
+    global_head_dim: int | None = None,
+    base: float = 1_000_000.0,
+    local_base: float = 10_000.0,
+    p: float = 0.25,
+    window: int | None = 512,
+    every: int = 6,
+) -> LayerPlan:
+    """Gemma 4: RoPE on layers with a window; on full layers p-RoPE, which turns a part ``p``.
+
+    Defaults of ``Gemma4TextConfig`` in transformers 5.23. The last layer is full in any case.
+    Full layers have ``global_head_dim`` channels per head; default: ``head_dim``, or the released
+    256 and 512 if neither is given.
+    """
+    near_dim = 256 if head_dim is None else head_dim
+    full_dim = (
+        (512 if head_dim is None else head_dim) if global_head_dim is None else global_head_dim
+    )
+    near = RoPE(near_dim, local_base)
+    full = RoPE(full_dim, base, scaling=Proportional(p))
+    plan = _groups(layers, every, near, full, window=window)
+    return LayerPlan((*plan.schemes[:-1], full), (*plan.windows[:-1], None))

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 from posenc.checks import check_count, nearest
 from posenc.protocol import PositionScheme
 from posenc.schemes.alibi import ALiBi
+from posenc.schemes.chunk import Chunk
 from posenc.schemes.learned import Learned
 from posenc.schemes.nope import NoPE
 from posenc.schemes.rope import RoPE
@@ -41,9 +42,9 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 __all__ = [
-    "NTK", "PI", "ALiBi", "ClipHann", "ClipPeriod", "DynamicNTK", "Learned", "Llama3", "LongRoPE",
-    "NTKMixed", "NoPE", "Proportional", "RoPE", "Scaling", "Sink", "Sinusoidal", "Sum", "T5Bias",
-    "YaRN", "catalogue", "make",
+    "NTK", "PI", "ALiBi", "Chunk", "ClipHann", "ClipPeriod", "DynamicNTK", "Learned", "Llama3",
+    "LongRoPE", "NTKMixed", "NoPE", "Proportional", "RoPE", "Scaling", "Sink", "Sinusoidal",
+    "Sum", "T5Bias", "YaRN", "catalogue", "make",
 ]  # fmt: skip
 
 Maker = Callable[..., PositionScheme]

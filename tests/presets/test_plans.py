@@ -16,6 +16,7 @@ LAYERS = {  # eight layers, by hand; R rotates, N does not; small letters have a
     "smollm3": "RRRNRRRN",
     "exaone4": "rrrNrrrN",
     "gemma3": "rrrrrRrr",
+    "gemma4": "rrrrrRrR",
 }
 
 
@@ -56,6 +57,14 @@ def test_bases_and_layouts():
     assert (near.base, full.base) == (10_000, 1_000_000)
     assert presets.cohere2(layers=1, head_dim=8).schemes[0].layout == "interleaved"
     assert presets.smollm3(layers=1, head_dim=8).schemes[0].base == 2_000_000
+
+
+def test_heads_of_gemma4_are_wider_on_full_layers():
+    released, equal = presets.gemma4().schemes[-2:], presets.gemma4(head_dim=8).schemes[-2:]
+    assert [scheme.head_dim for scheme in (*released, *equal)] == [256, 512, 8, 8]
+    assert presets.gemma4(head_dim=8, global_head_dim=16).schemes[-1].head_dim == 16
+    turning = [f > 0 for f in released[1].frequencies()]
+    assert turning == [True] * 64 + [False] * 192
 
 
 def test_without_a_window():

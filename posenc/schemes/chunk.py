@@ -1,0 +1,44 @@
+"""Chunks: a query sees the keys of its own chunk of positions only.
+
+Tokens are divided into blocks, and attention is local to each (Liu et al. 2018, arXiv 1801.10198,
+section 4.2.4). Llama 4 has chunks of 8192 on its layers with RoPE. They are not a sliding window:
+under a causal mask the first query of a chunk sees one key, and the last one the whole chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from posenc.checks import check_count
+from posenc.params import float_dtype
+from posenc.protocol import Array, Namespace, PositionScheme
+
+
+@dataclass(frozen=True)
+class Chunk(PositionScheme):
+    """0 where ``q // size == k // size``, else ``-inf``: ``Sum(RoPE(128), Chunk(8192))``.
+
+    Segments give the same result faster, because implementations skip blocks without visible keys:
+    leave the scheme out, and say ``q_seg = k_seg = pos // size``.
+
+    Parameters
+    ----------
+    size
+        Positions of a chunk.
+
+    Liu et al. 2018, arXiv 1801.10198.
+    """
+
+    paper: ClassVar[str] = "Liu et al. 2018, arXiv 1801.10198"
+
+    size: int = 8192
+
+    def __post_init__(self) -> None:
+        check_count("size", self.size)
+
+    def bias(self, q: Array, k: Array, *, params: Mapping[str, Array], xp: Namespace) -> Array:
+        apart = q // self.size != k // self.size
+        zero = xp.zeros_like(apart, dtype=float_dtype(params, xp))
+        return xp.where(apart, zero - xp.inf, zero)
