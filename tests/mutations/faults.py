@@ -42,6 +42,7 @@ T5, ANGLES = "posenc/schemes/t5.py", "posenc/angles.py"
 CHECKS = "posenc/checks.py"
 REFERENCE, CALL = "posenc/attn/reference.py", "posenc/attn/call.py"
 ARGUMENTS = "posenc/attn/arguments.py"
+PRESETS = "posenc/presets/plans.py"
 POSITIONS, PARAMS = "posenc/positions.py", "posenc/params.py"
 TOKENS, SUMS, SUM = (
     "posenc/attn/features.py",
@@ -2830,6 +2831,38 @@ _PLANS = (
         'f"{scheme}@{window}" if window else scheme',
         "scheme",
         ("test_report.py windows_are_shown",),
+    ),
+    Fault(
+        "presets-window-is-all-of-training",
+        "a plan in a study has a window that hides nothing in training",
+        PRESETS,
+        'half = max(1, check_count("train_len", given["train_len"]) // 2)',
+        'half = max(1, check_count("train_len", given["train_len"]))',
+        ("test_plans.py small_one rnope",),
+    ),
+    Fault(
+        "presets-full-layer-one-early",
+        "layer (l + 2) % 4, not (l + 1) % 4, has no RoPE: no released checkpoint fits",
+        PRESETS,
+        "place = 0 if first else every - 1",
+        "place = 0 if first else every - 2",
+        ("test_plans.py order smollm3",),
+    ),
+    Fault(
+        "randomised-positions-out-of-order",
+        "training positions come in any order, so the causal mask hides earlier tokens",
+        POSITIONS,
+        "pos = np.sort(np.stack(drawn), axis=-1)",
+        "pos = np.stack(drawn)",
+        ("test_randomised_positions.py probable",),
+    ),
+    Fault(
+        "chunk-is-a-window",
+        "Llama 4's chunks read as a sliding window",
+        "posenc/schemes/chunk.py",
+        "apart = q // self.size != k // self.size",
+        "apart = abs(q - k) >= self.size",
+        ("test_chunk.py segments",),
     ),
 )
 
