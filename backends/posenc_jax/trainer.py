@@ -13,7 +13,7 @@ import numpy as np
 from jax import Array, lax
 
 from posenc.backend import (
-    PositionScheme,
+    LayerPlan,
     attention_part,
     embedding,
 )
@@ -22,13 +22,12 @@ from posenc.study import (
     BETAS,
     NORM_EPSILON,
     Decoder,
+    Layers,
     has_weight_decay,
     learning_rate,
 )
 from posenc_jax.api import attention
 
-Schemes = tuple[PositionScheme, ...]
-Windows = tuple[int | None, ...]
 _TOKENS = 2048  # in one evaluation batch
 
 
@@ -46,24 +45,28 @@ class Trainer:
         zeros = jax.tree.map(jnp.zeros_like, self._params)
         self._moments = (zeros, jax.tree.map(jnp.copy, zeros))
 
-    def train(self, batches: Any, first_step: int) -> Any:
+    def train(self, batches: Any, first_step: int, positions: Any = None) -> Any:
         steps = range(first_step, first_step + len(batches))
         rates = np.asarray(
             [learning_rate(self._decoder.recipe, step) for step in steps], np.float32
         )
         counts = np.arange(first_step + 1, first_step + 1 + len(batches), dtype=np.float32)
-        inputs = jax.device_put((batches.astype(np.int32), rates, counts), self._device)
+        if positions is not None:
+            positions = positions.astype(np.int32)
+        inputs = (batches.astype(np.int32), positions, rates, counts)
+        inputs = jax.device_put(inputs, self._device)
         state = (self._params, *self._moments)
         (self._params, *self._moments), losses = _train(_Static(self._decoder), state, inputs)
         return np.asarray(losses)
 
-    def token_losses(self, tokens: Any, window: int | None) -> Any:
+    def token_losses(self, tokens: Any, window: int | None, plan: LayerPlan | None = None) -> Any:
         length = tokens.shape[1] - 1
+        layers = self._decoder.layers(plan, length=length, window=window)
         # Batches of one shape, so that every protocol and seed runs the same compiled program.
         rows = max(1, _TOKENS // length)
         filled = np.pad(tokens, ((0, -len(tokens) % rows), (0, 0))).astype(np.int32)
         static, parts = _Static(self._decoder), np.split(filled, len(filled) // rows)
-        losses = [_score(static, length, window, self._params, part) for part in parts]
+        losses = [_score(static, layers, self._params, part) for part in parts]
         return np.concatenate(losses)[: len(tokens)]
 
     def versions(self) -> dict[str, str]:
@@ -101,13 +104,13 @@ def _train(static: _Static, state: Any, inputs: Any) -> Any:
     decoder, recipe = static.decoder, static.decoder.recipe
     b1, b2 = BETAS
 
-    def mean_loss(params: Any, tokens: Array) -> Array:
-        return _losses(decoder, decoder.schemes, decoder.windows(), params, tokens).mean()
+    def mean_loss(params: Any, tokens: Array, pos: Array | None) -> Array:
+        return _losses(decoder, decoder.layers(), params, tokens, pos).mean()
 
     def step(state: Any, inputs: Any) -> Any:
         params, first, second = state
-        tokens, step_rate, count = inputs
-        loss, gradient = jax.value_and_grad(mean_loss)(params, tokens)
+        tokens, pos, step_rate, count = inputs
+        loss, gradient = jax.value_and_grad(mean_loss)(params, tokens, pos)
         norm = jnp.sqrt(sum(jnp.sum(g * g) for g in jax.tree.leaves(gradient)))
         gradient = jax.tree.map(lambda g: g * jnp.minimum(1.0, recipe.clip / norm), gradient)
         first = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, first, gradient)
@@ -127,49 +130,47 @@ def _train(static: _Static, state: Any, inputs: Any) -> Any:
     return lax.scan(step, state, inputs)
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2))
-def _score(static: _Static, length: int, window: int | None, params: Any, tokens: Array) -> Array:
+@partial(jax.jit, static_argnums=(0, 1))
+def _score(static: _Static, layers: Layers, params: Any, tokens: Array) -> Array:
     """Losses of one batch ``(rows, length + 1)``."""
-    decoder = static.decoder
-    schemes, windows = decoder.at_length(length), decoder.windows(window)
-    return _losses(decoder, schemes, windows, params, tokens)
+    return _losses(static.decoder, layers, params, tokens)
 
 
 def _losses(
-    decoder: Decoder, schemes: Schemes, windows: Windows, params: Any, tokens: Array
+    decoder: Decoder, layers: Layers, params: Any, tokens: Array, pos: Array | None = None
 ) -> Array:
-    """Losses ``(N, L)`` of the next bytes of ``tokens (N, L + 1)``.
-
-    ``schemes`` and ``windows`` have one entry per layer.
-    """
+    """Losses ``(N, L)`` of the next bytes of ``tokens (N, L + 1)``, by default at 0, 1, ..."""
     w, recipe = params["weights"], decoder.recipe
     inputs, targets = tokens[:, :-1], tokens[:, 1:]
     x = w["embed"][inputs] * math.sqrt(recipe.dim)
-    positions = jnp.arange(inputs.shape[1])
-    for layer, layer_params in zip(decoder.first_layers, params["position"], strict=True):
-        term = embedding(decoder.schemes[layer], positions, layer_params, xp=jnp)
+    at = jnp.arange(inputs.shape[1]) if pos is None else pos
+    for layer in layers.embedding:
+        own = _own_params(layers, layer, params)
+        term = embedding(layers.schemes[layer], at, own, xp=jnp)
         x = x if term is None else x + term
-    for layer, (scheme, window) in enumerate(zip(schemes, windows, strict=True)):
-        layer_params = params["position"][decoder.owners[layer]]
-        x = _layer(x, w, layer, scheme, layer_params, recipe.heads, window)
+    for layer in range(recipe.layers):
+        own = _own_params(layers, layer, params)
+        x = _layer(x, w, layer, layers, own, recipe.heads, pos)
     logits = _linear(_norm(x, w["norm"]), w["embed"].T)
     of_target = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
     return jax.nn.logsumexp(logits, axis=-1) - of_target
 
 
+def _own_params(layers: Layers, layer: int, params: Any) -> dict[str, Array]:
+    """The learned arrays of the layer that its scheme needs."""
+    own = params["position"][layers.owners[layer]]
+    return {name: own[name] for name in layers.schemes[layer].param_specs()}
+
+
 def _layer(
-    x: Array,
-    w: Any,
-    layer: int,
-    scheme: PositionScheme,
-    params: Any,
-    heads: int,
-    window: int | None,
+    x: Array, w: Any, layer: int, layers: Layers, params: Any, heads: int, pos: Array | None
 ) -> Array:
     hidden = _norm(x, w[f"{layer}.norm1"])
     qkv = _linear(hidden, w[f"{layer}.qkv"]).reshape(*x.shape[:2], 3, heads, -1)
     q, k, v = (qkv[:, :, n] for n in range(3))
-    out = attention(q, k, v, *attention_part(scheme, params), causal=True, window=window, x=hidden)
+    part = attention_part(layers.schemes[layer], params)
+    window = layers.windows[layer]
+    out = attention(q, k, v, *part, causal=True, window=window, x=hidden, q_pos=pos, k_pos=pos)
     x = x + _linear(out.reshape(x.shape), w[f"{layer}.out"])
     hidden = _norm(x, w[f"{layer}.norm2"])
     up = jax.nn.gelu(_linear(hidden, w[f"{layer}.up"]), approximate=True)

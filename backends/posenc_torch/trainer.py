@@ -6,19 +6,24 @@ import math
 from pathlib import Path
 from typing import Any
 
+import array_api_compat.torch as xp
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from posenc.backend import (
+    LayerPlan,
     PositionScheme,
+    add_embedding,
     attention_part,
+    embedding,
 )
 from posenc.study import (
     BETAS,
     NORM_EPSILON,
     Decoder,
+    Layers,
     has_weight_decay,
     learning_rate,
 )
@@ -46,12 +51,14 @@ class Trainer:
         ]
         self._optimizer = torch.optim.AdamW(self._groups(), betas=BETAS, fused=True)
 
-    def train(self, batches: Any, first_step: int) -> Any:
-        losses, layers = [], (self._decoder.schemes, self._decoder.windows())
-        for step, tokens in enumerate(batches, first_step):
+    def train(self, batches: Any, first_step: int, positions: Any = None) -> Any:
+        losses, layers = [], self._decoder.layers()
+        for index, tokens in enumerate(batches):
             for group in self._optimizer.param_groups:
-                group["lr"] = learning_rate(self._recipe, step) * group["factor"]
-            loss = self._losses(self._tensor(tokens), *layers).mean()
+                rate = learning_rate(self._recipe, first_step + index)
+                group["lr"] = rate * group["factor"]
+            pos = None if positions is None else self._tensor(positions[index])
+            loss = self._losses(self._tensor(tokens), layers, pos).mean()
             self._optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]  # untyped in PyTorch
             nn.utils.clip_grad_norm_(self._parameters(), self._recipe.clip)
@@ -60,11 +67,11 @@ class Trainer:
         return torch.stack(losses).cpu().numpy()
 
     @torch.no_grad()
-    def token_losses(self, tokens: Any, window: int | None) -> Any:
+    def token_losses(self, tokens: Any, window: int | None, plan: LayerPlan | None = None) -> Any:
         length = tokens.shape[1] - 1
-        layers = (self._decoder.at_length(length), self._decoder.windows(window))
+        layers = self._decoder.layers(plan, length=length, window=window)
         parts = [
-            self._losses(self._tensor(part), *layers).cpu().numpy()
+            self._losses(self._tensor(part), layers).cpu().numpy()
             for part in np.split(tokens, range(0, len(tokens), max(1, _TOKENS // length))[1:])
         ]
         return np.concatenate(parts)
@@ -74,25 +81,27 @@ class Trainer:
         name = "cpu" if on_cpu else torch.cuda.get_device_name(self._device)
         return {"torch": torch.__version__, "device": name}
 
-    def _losses(
-        self,
-        tokens: Tensor,
-        schemes: tuple[PositionScheme, ...],
-        windows: tuple[int | None, ...],
-    ) -> Tensor:
-        """Losses ``(N, L)`` of the next bytes of ``tokens (N, L + 1)``; one window per layer."""
+    def _losses(self, tokens: Tensor, layers: Layers, pos: Tensor | None = None) -> Tensor:
+        """Losses ``(N, L)`` of the next bytes of ``tokens (N, L + 1)``, by default at 0, 1, ..."""
         w, dim = self._weights, self._recipe.dim
         x = functional.embedding(tokens[:, :-1], w["embed"]) * math.sqrt(dim)
-        for position in self._position:
-            x = position.embed(x)
-        for layer, (scheme, window) in enumerate(zip(schemes, windows, strict=True)):
-            x = self._layer(x, layer, scheme, window)
+        at = torch.arange(x.shape[1], device=x.device) if pos is None else pos
+        for layer in layers.embedding:
+            term = embedding(layers.schemes[layer], at, self._params(layers, layer), xp=xp)
+            x = x if term is None else add_embedding(x, term, xp=xp)
+        for layer in range(self._recipe.layers):
+            x = self._layer(x, layer, layers, pos)
         logits = self._norm(x, "norm") @ w["embed"].T
         return functional.cross_entropy(
             logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="none"
         ).view(len(tokens), -1)
 
-    def _layer(self, x: Tensor, layer: int, scheme: PositionScheme, window: int | None) -> Tensor:
+    def _params(self, layers: Layers, layer: int) -> dict[str, Tensor]:
+        """The learned arrays of the layer that its scheme needs."""
+        params = self._position[layers.owners[layer]].params
+        return {name: params[name] for name in layers.schemes[layer].param_specs()}
+
+    def _layer(self, x: Tensor, layer: int, layers: Layers, pos: Tensor | None) -> Tensor:
         def weight(name: str) -> Tensor:
             return self._weights[f"{layer}.{name}"]
 
@@ -100,9 +109,9 @@ class Trainer:
         hidden = self._norm(x, f"{layer}.norm1")
         heads = (hidden @ weight("qkv")).view(batch, length, 3, self._recipe.heads, -1)
         q, k, v = heads.permute(2, 0, 3, 1, 4).unbind()
-        position = self._position[self._decoder.owners[layer]]
-        scheme_and_params = attention_part(scheme, position.params)
-        out = attention(q, k, v, *scheme_and_params, causal=True, window=window, x=hidden)
+        part = attention_part(layers.schemes[layer], self._params(layers, layer))
+        window = layers.windows[layer]
+        out = attention(q, k, v, *part, causal=True, window=window, x=hidden, q_pos=pos, k_pos=pos)
         x = x + out.transpose(1, 2).reshape(batch, length, dim) @ weight("out")
         hidden = self._norm(x, f"{layer}.norm2")
         return x + functional.gelu(hidden @ weight("up"), approximate="tanh") @ weight("down")

@@ -67,18 +67,34 @@ class Decoder:
         """Which set of position params serves each layer."""
         return self.plan.owners
 
-    def at_length(self, length: int) -> tuple[PositionScheme, ...]:
-        """The layers' schemes for a context of ``length`` tokens."""
-        return tuple(scheme.at_length(length) for scheme in self.schemes)
-
     @property
     def first_layers(self) -> tuple[int, ...]:
-        """The first layer of each set of position params; its embedding is added at the input."""
+        """The first layer of each set of position params."""
         return self.plan.first_layers
 
-    def windows(self, window: int | None = None) -> tuple[int | None, ...]:
-        """Each layer's window, or ``window`` where that is narrower."""
-        return self.plan.windows_within(window)
+    def layers(
+        self,
+        plan: LayerPlan | None = None,
+        *,
+        length: int | None = None,
+        window: int | None = None,
+    ) -> Layers:
+        """How one pass through the model sees positions.
+
+        Parameters
+        ----------
+        plan
+            Schemes and windows; default: those of training.
+        length
+            Tokens of the context, at test time; None in training.
+        window
+            Narrows wider windows, and gives one to layers without.
+        """
+        plan = self.plan if plan is None else plan
+        schemes = plan.schemes
+        if length is not None:
+            schemes = tuple(scheme.at_length(length) for scheme in schemes)
+        return Layers(schemes, plan.windows_within(window), self.owners, plan.first_layers)
 
     def digest(self) -> str:
         """SHA-256 of the weights that all schemes share."""
@@ -91,6 +107,27 @@ class Decoder:
         """Number of parameters: in total, and of the position schemes."""
         own = sum(a.size for arrays in self.position for a in arrays.values())
         return {"total": own + sum(a.size for a in self.weights.values()), "position": own}
+
+
+@dataclass(frozen=True)
+class Layers:
+    """The layers' part of position in one pass; hashable, so that programs can be kept by it.
+
+    Attributes
+    ----------
+    schemes, windows
+        One per layer.
+    owners
+        Which set of position params serves each layer. The scheme of the layer may need only some
+        of its arrays.
+    embedding
+        The layers whose embedding is added at the input.
+    """
+
+    schemes: tuple[PositionScheme, ...]
+    windows: tuple[int | None, ...]
+    owners: tuple[int, ...]
+    embedding: tuple[int, ...]
 
 
 def has_weight_decay(name: str) -> bool:

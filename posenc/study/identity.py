@@ -19,6 +19,7 @@ import numpy as np
 from posenc.layers import LayerPlan
 from posenc.protocol import PositionScheme
 from posenc.study.source import OWN, source_digest
+from posenc.study.specs import Plans
 
 TRAINERS = "posenc.trainers"  # the entry-point group
 _DISTRIBUTIONS = {"jax": ("jax", "jaxlib")}  # where the framework is more than its own package
@@ -43,14 +44,24 @@ _NO_EFFECT = (
 )
 
 
-def fingerprint(plan: LayerPlan, backend: str) -> dict[str, Any]:
-    """Fields of a ``Run`` that change if a scheme, its maker, posenc or the framework is edited."""
+def fingerprint(plans: Plans | None, backend: str) -> dict[str, Any]:
+    """Fields of a ``Run`` that change if a scheme, its maker, posenc or the framework is edited.
+
+    ``plans`` is None for a label whose schemes cannot be made.
+    """
+    common = {"posenc_digest": posenc_digest(backend), "versions": versions(backend)}
+    if plans is None:
+        return {"descriptions": (), "windows": (), "source_digest": "", "tested": "", **common}
+    trained, tested = (_of_plan(plan, backend) for plan in (plans.trained, plans.tested))
+    other = json.dumps(tested, sort_keys=True).encode() if tested != trained else b""
+    return {**trained, "tested": hashlib.sha256(other).hexdigest() if other else "", **common}
+
+
+def _of_plan(plan: LayerPlan, backend: str) -> dict[str, Any]:
     return {
         "descriptions": tuple(description(scheme) for scheme in plan.schemes),
         "windows": plan.windows,
         "source_digest": source_digest(plan.schemes, (_trainer_module(backend),)),
-        "posenc_digest": posenc_digest(backend),
-        "versions": versions(backend),
     }
 
 

@@ -30,6 +30,9 @@ class Recipe:
     weight_decay: float = option(0.1, "of matrices, never of position params")
     clip: float = option(1.0, "largest norm of a gradient")
     eval_windows: int = option(32, "held-out windows of the longest length")
+    random_positions: int = option(
+        0, "train at positions drawn from 0 .. N - 1, anew at every step; default: at 0, 1, 2, ..."
+    )
 
     def __post_init__(self) -> None:
         python_fields(self)
@@ -38,6 +41,8 @@ class Recipe:
         for name in ("learning_rate", "position_lr_scale", "clip"):
             check_positive(name, getattr(self, name))
         check_count("warmup", self.warmup, least=0)
+        if check_count("random_positions", self.random_positions, least=0):
+            check_count("random_positions", self.random_positions, least=self.train_len)
         if not self.weight_decay >= 0:
             raise ValueError(f"weight_decay must be at least 0, got {self.weight_decay}")
         if self.dim % self.heads:

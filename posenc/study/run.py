@@ -1,4 +1,4 @@
-"""One run of a study: train one scheme with one seed, score it, return a record."""
+"""Runs of a study: a scheme and a seed, trained and scored. Runs may share one training."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import hashlib
 import json
 import math
 import re
+import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from posenc.study.decoder import Decoder
 from posenc.study.identity import fingerprint, posenc_digest, versions
 from posenc.study.recipe import Recipe
 from posenc.study.results import Record
-from posenc.study.specs import layers
+from posenc.study.specs import Plans, sides
 from posenc.study.trainer import Trainer, load_trainer
 from posenc.study.windows import Tokens
 
@@ -34,6 +36,7 @@ _MEANING = {
     "descriptions": "the scheme's fields",
     "windows": "the layers' windows",
     "source_digest": "the scheme's files",
+    "tested": "the scheme at test time",
     "posenc_digest": "posenc's files",
     "versions": "packages",
 }
@@ -53,13 +56,26 @@ class Run(Recipe):
     descriptions: tuple[str, ...]  # the layers' schemes, with all their fields
     windows: tuple[int | None, ...]  # of the layers
     source_digest: str  # of the files of other packages' schemes, and of what these import
+    tested: str  # digest of the last three for the layers at test time; empty: as in training
     posenc_digest: str  # of posenc's own files
     versions: tuple[str, ...]
     version: str = posenc.__version__
 
+    @property
+    def trained_as(self) -> str:
+        """The label of the scheme that is trained: that before ``~``."""
+        return sides(self.scheme)[0]
+
     def digest(self) -> str:
         """Names this run: two runs with one digest have the same results."""
-        canonical = json.dumps({**asdict(self), "text": None}, sort_keys=True)
+        return self._digest()
+
+    def training_digest(self) -> str:
+        """Names this run's training: runs with the same one may share it."""
+        return self._digest(scheme=self.trained_as, windowed=None, tested=None)
+
+    def _digest(self, **replaced: Any) -> str:
+        canonical = json.dumps({**asdict(self), "text": None, **replaced}, sort_keys=True)
         return hashlib.sha256(canonical.encode()).hexdigest()
 
     def file_name(self) -> str:
@@ -68,23 +84,79 @@ class Run(Recipe):
         return f"{readable}-{self.seed}-{self.digest()[:16]}.json"
 
 
-def train_and_score(
-    run: Run,
+def carry_out(
+    job: Sequence[Run],
     corpus: Corpus,
     report: Report = lambda step, loss: None,
     scratch: Path | None = None,
-) -> Record:
-    """Carry out a run; ``report(step, bits per byte)`` is called after every 50 steps."""
+) -> Iterator[Record]:
+    """Records of runs that share a training: it happens once, and then each run is scored.
+
+    ``report(step, bits per byte)`` is called after every 50 steps. A training that fails raises its
+    error; a run that cannot be scored becomes a record with ``status`` ``"failed"``.
+    """
+    began, clock = time.time(), time.perf_counter()
+    trained = _trained(job[0], corpus, report, scratch)
+    for run in job:
+        try:
+            record = _scored(run, trained, corpus)
+        except Exception as error:
+            yield failure_record(run, error)
+            continue
+        yield {**record, "began": began, "seconds": time.perf_counter() - clock}
+        began, clock = time.time(), time.perf_counter()
+
+
+def failure_record(run: Run, error: BaseException) -> Record:
+    """The record of a run that did not finish."""
+    return {
+        "run": run.digest(),
+        "scheme": run.scheme,
+        "seed": run.seed,
+        "backend": run.backend,
+        "train_len": run.train_len,
+        "status": "failed",
+        "error": f"{type(error).__name__}: {error}",
+    }
+
+
+@dataclass(frozen=True)
+class _Trained:
+    """A trained model; ``facts`` are the part of a record that its runs share."""
+
+    model: Trainer
+    facts: Record
+
+
+def _trained(run: Run, corpus: Corpus, report: Report, scratch: Path | None) -> _Trained:
     if corpus.sha256 != run.corpus:
         raise ValueError(f"the text changed: sha256 {corpus.sha256[:12]}, not {run.corpus[:12]}")
-    began, clock = time.time(), time.perf_counter()
-    plan = layers(run.scheme, run)
-    _check_planned(run, **fingerprint(plan, run.backend))
-    decoder = Decoder.of(run, plan, run.seed)
+    plans = Plans.of(run.scheme, run)
+    _check_planned(run, **fingerprint(plans, run.backend))
+    decoder = Decoder.of(run, plans.trained, run.seed)
     model = make_trainer(run, decoder, scratch)
     curve, seconds, speed = _train(run, corpus, model, report)
+    facts = {
+        "trained_as": run.trained_as,
+        "training": secrets.token_hex(8),
+        "curve": curve,
+        "params": decoder.sizes(),
+        "tokens_per_second": speed,
+        "train_seconds": seconds,
+        "weights_sha256": decoder.digest(),
+        "schemes": [repr(scheme) for scheme in decoder.schemes],
+        "windows": list(plans.trained.windows),
+        "versions": model.versions(),
+    }
+    return _Trained(model, facts)
+
+
+def _scored(run: Run, trained: _Trained, corpus: Corpus) -> Record:
     begin = time.perf_counter()
-    scores = _score(run, corpus, model)
+    plans = Plans.of(run.scheme, run)
+    _check_planned(run, **fingerprint(plans, run.backend))
+    same = not run.tested
+    scores = _score(run, corpus, trained.model, None if same else plans.tested)
     return {
         "run": run.digest(),
         "scheme": run.scheme,
@@ -95,17 +167,10 @@ def train_and_score(
         "train_len": run.train_len,
         "steps": run.steps,
         **scores,
-        "curve": curve,
-        "params": decoder.sizes(),
-        "tokens_per_second": speed,
-        "train_seconds": seconds,
+        **trained.facts,
         "eval_seconds": time.perf_counter() - begin,
-        "began": began,
-        "seconds": time.perf_counter() - clock,
-        "weights_sha256": decoder.digest(),
-        "schemes": [repr(scheme) for scheme in decoder.schemes],
-        "windows": list(plan.windows),
-        "versions": model.versions(),
+        "tested_schemes": None if same else [repr(scheme) for scheme in plans.tested.schemes],
+        "tested_windows": None if same else list(plans.tested.windows),
     }
 
 
@@ -145,8 +210,8 @@ def _short(value: str | tuple[object, ...]) -> str:
     return value[:12] if isinstance(value, str) else ", ".join(map(str, value))
 
 
-def _batches(run: Run, corpus: Corpus) -> Iterator[tuple[int, Tokens]]:
-    """First step and tokens ``(n, batch_size, T + 1)`` of each chunk of steps."""
+def _batches(run: Run, corpus: Corpus) -> Iterator[tuple[int, Tokens, Tokens | None]]:
+    """First step, tokens ``(n, batch_size, T + 1)`` and positions of each chunk of steps."""
     starts = windows.training_starts(
         corpus.train,
         seed=run.seed,
@@ -154,8 +219,13 @@ def _batches(run: Run, corpus: Corpus) -> Iterator[tuple[int, Tokens]]:
         batch_size=run.batch_size,
         length=run.train_len,
     )
+    positions = windows.training_positions(
+        run.random_positions, seed=run.seed, steps=run.steps, length=run.train_len
+    )
     for first in range(0, run.steps, _CHUNK):
-        yield first, windows.cut(corpus.train, starts[first : first + _CHUNK], run.train_len)
+        chunk = slice(first, first + _CHUNK)
+        tokens = windows.cut(corpus.train, starts[chunk], run.train_len)
+        yield first, tokens, None if positions is None else positions[chunk]
 
 
 def _train(
@@ -163,8 +233,10 @@ def _train(
 ) -> tuple[list[tuple[int, float]], float, float]:
     """The curve, its seconds, and tokens per second after the first chunk, which compiles."""
     curve, times = [], [time.perf_counter()]
-    for first, tokens in _batches(run, corpus):
-        losses = np.asarray(model.train(tokens, first)) / math.log(2)
+    for first, tokens, positions in _batches(run, corpus):
+        # Trainers that know of no positions still train at the plain ones.
+        at = {} if positions is None else {"positions": positions}
+        losses = np.asarray(model.train(tokens, first, **at)) / math.log(2)
         if not np.isfinite(losses).all():
             wrong = first + int(np.argmin(np.isfinite(losses)))
             raise FloatingPointError(f"training diverged: the loss of step {wrong} is not finite")
@@ -176,8 +248,9 @@ def _train(
     return curve, times[-1] - times[0], tokens_seen / (times[-1] - times[warm])
 
 
-def _score(run: Run, corpus: Corpus, model: Trainer) -> Record:
+def _score(run: Run, corpus: Corpus, model: Trainer, plan: LayerPlan | None) -> Record:
     """Bits per byte at every length, under both protocols, and by position."""
+    bits = partial(_bits, model, plan)
     stretches = windows.held_out_stretches(
         corpus.validation, count=run.eval_windows, longest=run.longest
     )
@@ -186,14 +259,14 @@ def _score(run: Run, corpus: Corpus, model: Trainer) -> Record:
     last = max(1, min(run.eval_lens) // 2)
     for length in run.eval_lens:
         pieces = windows.non_overlapping(stretches, length)
-        losses = ends = _bits(model, pieces, None)
+        losses = ends = bits(pieces, None)
         separate[str(length)] = float(losses.mean())
         by_position = losses.mean(axis=0)
         if length < run.longest:  # at the longest, both protocols score the same windows
-            ends = _bits(model, windows.same_targets(stretches, length), None)
+            ends = bits(windows.same_targets(stretches, length), None)
         same[str(length)] = float(ends[:, -last:].mean())
         if run.windowed:
-            windowed[str(length)] = float(_bits(model, pieces, run.train_len).mean())
+            windowed[str(length)] = float(bits(pieces, run.train_len).mean())
     bucket = max(1, run.train_len // 4)
     whole = len(by_position) // bucket * bucket
     return {
@@ -208,6 +281,10 @@ def _score(run: Run, corpus: Corpus, model: Trainer) -> Record:
     }
 
 
-def _bits(model: Trainer, tokens: Tokens, window: int | None) -> np.ndarray[Any, Any]:
+def _bits(
+    model: Trainer, plan: LayerPlan | None, tokens: Tokens, window: int | None
+) -> np.ndarray[Any, Any]:
     """Losses in bits per byte."""
-    return np.asarray(model.token_losses(tokens, window), dtype=np.float64) / math.log(2)
+    other = {} if plan is None else {"plan": plan}
+    losses = model.token_losses(tokens, window, **other)
+    return np.asarray(losses, dtype=np.float64) / math.log(2)

@@ -1,4 +1,8 @@
-"""Carries out a study: runs in processes, finished runs kept, missing runs computed."""
+"""Carries out a study: runs in processes, finished runs kept, missing runs computed.
+
+Runs that share a training are one job. Trained weights are not kept, so a run that is added later
+trains again.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ import json
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -78,10 +82,10 @@ def compute(
     folder = runs_folder(study)
     _remove_progress_files(folder, missing)  # of a study that was killed
     try:
-        with _pool(study, len(missing), executor) as (pool, scratch):
+        with _pool(study, len(jobs(missing)), executor) as (pool, scratch):
             trial = pool.submit(why_none_can_train, missing[0], scratch)
             where = (study.text, str(folder), scratch)
-            pending = {pool.submit(work, run, *where): run for run in missing}
+            pending = {pool.submit(work, job, *where): job for job in jobs(missing)}
             try:
                 _check_trial(trial)
                 yield from _collect(pending, folder, on_progress)
@@ -91,6 +95,14 @@ def compute(
                         future.cancel()
     finally:
         _remove_progress_files(folder, missing)
+
+
+def jobs(missing: Iterable[Run]) -> list[tuple[Run, ...]]:
+    """Runs grouped by the training that they share, in their order."""
+    shared: dict[str, list[Run]] = {}
+    for run in missing:
+        shared.setdefault(run.training_digest(), []).append(run)
+    return [tuple(job) for job in shared.values()]
 
 
 def runs_folder(study: Study) -> Path:
@@ -117,42 +129,34 @@ def why_none_can_train(run: Run, scratch: Path | None) -> str | None:
     return None
 
 
-def work(run: Run, text: Sequence[str], folder: str, scratch: Path | None) -> Record:
-    """One run, in a worker. It never raises, so that one failure leaves the others running.
+def work(
+    job: Sequence[Run], text: Sequence[str], folder: str, scratch: Path | None
+) -> list[Record]:
+    """Runs that share a training, in a worker; it never raises, so a failure stops no other job.
 
     The worker writes the record of a finished run itself, so the record survives the study's
     process.
     """
     home = Path(folder)
-    status = _progress_file(home, run)
+    status = _progress_file(home, job[0])
 
     def report(step: int, loss: float) -> None:
         with suppress(OSError):  # another machine has no such folder
             write_whole(status, json.dumps([step, loss]))
 
+    records: list[Record] = []
     try:
-        record = runs.train_and_score(run, read_corpus(tuple(text)), report, scratch)
-        with suppress(OSError):  # then the study's process writes the returned record
-            save(home / run.file_name(), record)
-        return record
+        for record in runs.carry_out(job, read_corpus(tuple(text)), report, scratch):
+            if record["status"] == "ok":
+                with suppress(OSError):  # then the study's process writes the returned record
+                    save(home / job[len(records)].file_name(), record)
+            records.append(record)
+        return records
     except Exception as error:
-        return failure_record(run, error)
+        return [*records, *(runs.failure_record(run, error) for run in job[len(records) :])]
     finally:
         with suppress(OSError):
             status.unlink(missing_ok=True)
-
-
-def failure_record(run: Run, error: BaseException) -> Record:
-    """The record of a run that did not finish."""
-    return {
-        "run": run.digest(),
-        "scheme": run.scheme,
-        "seed": run.seed,
-        "backend": run.backend,
-        "train_len": run.train_len,
-        "status": "failed",
-        "error": f"{type(error).__name__}: {error}",
-    }
 
 
 def _check_trial(trial: Future[str | None]) -> None:
@@ -175,22 +179,23 @@ def _remove_progress_files(folder: Path, missing: Sequence[Run]) -> None:
 
 
 def _collect(
-    pending: dict[Future[Record], Run], folder: Path, on_progress: OnProgress
+    pending: dict[Future[list[Record]], tuple[Run, ...]], folder: Path, on_progress: OnProgress
 ) -> Iterator[Record]:
     reported: dict[Path, tuple[int, float]] = {}
-    files = {future: _progress_file(folder, run) for future, run in pending.items()}
+    files = {future: _progress_file(folder, job[0]) for future, job in pending.items()}
     while pending:
         for future in [f for f in pending if f.done()]:
-            run = pending.pop(future)
+            job = pending.pop(future)
             died = future.exception()  # the worker, and its future with it
-            record = future.result() if died is None else failure_record(run, died)
-            yield _keep(folder / run.file_name(), record)
-        for future, run in pending.items():
+            failed = [] if died is None else [runs.failure_record(run, died) for run in job]
+            for run, record in zip(job, failed or future.result(), strict=True):
+                yield _keep(folder / run.file_name(), record)
+        for future, job in pending.items():
             path = files[future]
             progress = _read_progress(path)
             if progress is not None and reported.get(path) != progress:
                 reported[path] = progress
-                on_progress(run, *progress)
+                on_progress(job[0], *progress)
         time.sleep(_POLL)
 
 

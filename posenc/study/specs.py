@@ -2,20 +2,20 @@
 
 ``rope`` or ``rope:base=500000`` is one scheme, ``rope+alibi`` the sum of two on one layer,
 ``rope/nope`` gives layers in turn, and ``rope@512`` a layer whose queries see keys at
-``|q_pos - k_pos| < 512``.
+``|q_pos - k_pos| < 512``. ``rope~rope_yarn`` is trained as ``rope`` and tested as ``rope_yarn``.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from posenc.layers import LayerPlan
 from posenc.protocol import PositionScheme
-from posenc.schemes import Sum, fitted_options, make
+from posenc.schemes import Sum, catalogue, fitted_options, make
 
 # A "+" starts the next name, unless it is the sign of a number: 1e+5.
 _PLUS = r"\+(?![\d.])"
@@ -24,8 +24,10 @@ _BETWEEN = r",(?!\w+=)|\s+"
 _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|\([^()]*\)|\[[^\[\]]*\]|\{[^{}]*\}")
 _ACCEPTED = (
     "accepted: name or name:option=value,option=value; a+b for their sum on one layer, "
-    "a/b for layers in turn, a@512 for a layer with a window of 512"
+    "a/b for layers in turn, a@512 for a layer with a window of 512, a~b to train as a and test "
+    "as b"
 )
+ALL = "all"  # the label that stands for the whole catalogue
 
 
 class Sizes(Protocol):
@@ -41,6 +43,8 @@ class Sizes(Protocol):
     def dim(self) -> int: ...
     @property
     def heads(self) -> int: ...
+    @property
+    def random_positions(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -74,8 +78,62 @@ class Layer:
         return made[0] if len(made) == 1 else Sum(*made)
 
 
+@dataclass(frozen=True)
+class Plans:
+    """The layers of a model in training, and at test time, where they differ for ``a~b``."""
+
+    trained: LayerPlan
+    tested: LayerPlan
+
+    @classmethod
+    def of(cls, label: str, sizes: Sizes) -> Plans:
+        """The plans of a label.
+
+        Raises
+        ------
+        ValueError
+            A learned array of a tested layer is not one that the trained layer has.
+        """
+        trained, tested = (layers(side, sizes) for side in sides(label))
+        for layer, (own, other) in enumerate(zip(trained.schemes, tested.schemes, strict=True)):
+            have, need = _shapes(own), _shapes(other)
+            if not need.items() <= have.items():
+                raise ValueError(
+                    f"scheme {label!r} cannot be tested: layer {layer} needs the learned arrays "
+                    f"{need}, and its training has {have or 'none'}"
+                )
+        return cls(trained, tested)
+
+
+def expand(labels: Iterable[str]) -> tuple[str, ...]:
+    """Labels with ``all`` replaced by the rest of the catalogue.
+
+    A scheme for models that were trained as another, such as a scaling of RoPE, becomes ``a~b``.
+    """
+    given = tuple(labels)
+    found = []
+    for label in given:
+        found += [label] if label != ALL else [each for each in _every() if each not in given]
+    return tuple(found)
+
+
+def _every() -> Iterator[str]:
+    for name, maker in catalogue().items():
+        trained_as = getattr(maker, "trained_as", None)
+        yield name if trained_as is None else f"{trained_as}~{name}"
+
+
+def sides(label: str) -> tuple[str, str]:
+    """The labels of training and of test time: of ``a~b`` both, of any other itself twice."""
+    text, quoted = _protect(label)
+    both = [_restore(side, quoted) for side in text.split("~")]
+    if len(both) > 2:
+        raise ValueError(f"scheme {label!r} has more than one '~'; {_ACCEPTED}")
+    return both[0], both[-1]
+
+
 def layers(label: str, sizes: Sizes) -> LayerPlan:
-    """The plan of a model whose layers take those of ``label`` in turn.
+    """The plan of a model whose layers take those of ``label``, which has no ``~``, in turn.
 
     Tables are long enough for the longest evaluation length.
     """
@@ -86,14 +144,22 @@ def layers(label: str, sizes: Sizes) -> LayerPlan:
     return LayerPlan.of(made, sizes.layers, [layer.window for layer in named])
 
 
+def _shapes(scheme: PositionScheme) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(spec.shape) for name, spec in scheme.param_specs().items()}
+
+
 def _sizes(sizes: Sizes) -> dict[str, int]:
-    """The model's sizes under the names that a maker knows."""
+    """The model's sizes under the names that a maker knows.
+
+    With random positions, training reaches as far as they do.
+    """
     return {
         "num_heads": sizes.heads,
         "head_dim": sizes.dim // sizes.heads,
         "dim": sizes.dim,
-        "max_len": sizes.longest,
-        "train_len": sizes.train_len,
+        "hidden_dim": sizes.dim,
+        "max_len": max(sizes.longest, sizes.random_positions),
+        "train_len": max(sizes.train_len, sizes.random_positions),
     }
 
 
@@ -111,6 +177,8 @@ def parse(label: str) -> tuple[Layer, ...]:
     """
     text, quoted = _protect(label)
     try:
+        if "~" in text:
+            raise _LabelError("names two schemes, one to train and one to test, where one is asked")
         return tuple(_layer(one, quoted) for one in text.split("/"))
     except _LabelError as error:
         raise ValueError(f"scheme {label!r} {error}; {_ACCEPTED}") from None
@@ -129,7 +197,8 @@ def fitted_settings(labels: Iterable[str], sizes: Sizes) -> dict[str, str]:
     By name and options as written in a label: ``{"t5": "causal=True, ..."}``. Most schemes derive
     none and have no entry.
     """
-    parts = [part for label in labels for layer in parse(label) for part in layer.parts]
+    each = dict.fromkeys(side for label in labels for side in sides(label))
+    parts = [part for side in each for layer in parse(side) for part in layer.parts]
     settings = {}
     for part in parts:
         fitted = fitted_options(part.name, _sizes(sizes))
@@ -153,7 +222,7 @@ def _protect(text: str) -> tuple[str, list[str]]:
 
     while _QUOTED.search(text):  # the innermost first
         text = _QUOTED.sub(replace, text)
-    return re.sub(r"\s*([+:=,/@])\s*", r"\1", text.strip()), quoted
+    return re.sub(r"\s*([+:=,/@~])\s*", r"\1", text.strip()), quoted
 
 
 def _restore(text: str, quoted: list[str]) -> str:

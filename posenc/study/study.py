@@ -11,7 +11,7 @@ from posenc.study.corpus import Corpus, check_size, from_files, standard_library
 from posenc.study.identity import fingerprint
 from posenc.study.recipe import Recipe, option
 from posenc.study.run import Run
-from posenc.study.specs import layers
+from posenc.study.specs import ALL, Plans, expand
 
 _AUTO = ("auto",)
 _WINDOWED = ("rope",)  # a label of the default study, not an ability of a scheme
@@ -25,7 +25,8 @@ class Study(Recipe):
     schemes: tuple[str, ...] = option(
         _DEFAULT,
         "names of `posenc list`, with options as rope:base=500000; a+b is their sum on one layer, "
-        "a/b gives layers in turn, a@512/b the first of them a window of 512",
+        "a/b gives layers in turn, a@512/b the first of them a window of 512, a~b trains as a and "
+        "tests as b; all is the whole catalogue",
     )
     seeds: int = option(3, "number of seeds, 0 .. N - 1")
     text: tuple[str, ...] = option((), "files to train on; default: Python's standard library")
@@ -49,11 +50,24 @@ class Study(Recipe):
         if len(set(labels)) < len(labels):
             raise ValueError(f"schemes must name each scheme once, got {labels}")
         for label in self.schemes:
-            _check_scheme(label, self)
+            if label != ALL:
+                _check_scheme(label, self)
         for label in self.windowed if self.windowed != _AUTO else ():
-            if label not in self.schemes:
-                name = f"{label!r}{nearest(label, self.schemes)}"
+            if label not in self.labels:
+                name = f"{label!r}{nearest(label, self.labels)}"
                 raise ValueError(f"windowed names {name}; it takes schemes of the study")
+
+    @functools.cached_property
+    def labels(self) -> tuple[str, ...]:
+        """The labels of ``schemes``, with ``all`` replaced by the labels of the catalogue."""
+        return expand(self.schemes)
+
+    def plans(self, label: str) -> Plans | None:
+        """The layers of a label; None if they cannot be made, which only labels of ``all`` may."""
+        try:
+            return Plans.of(label, self)
+        except Exception:
+            return None  # its run fails with this error, and so becomes a row
 
     def is_windowed(self, label: str) -> bool:
         """Whether a scheme is evaluated inside a window too."""
@@ -69,7 +83,7 @@ class Study(Recipe):
 
     def runs(self, corpus: Corpus, backend: str) -> list[Run]:
         """One run per seed and scheme, seeds outermost: an early stop leaves whole comparisons."""
-        made = {label: fingerprint(layers(label, self), backend) for label in self.schemes}
+        made = {label: fingerprint(self.plans(label), backend) for label in self.labels}
         return [
             Run(
                 **asdict(self.training()),
@@ -83,7 +97,7 @@ class Study(Recipe):
                 **made[label],
             )
             for seed in range(self.seeds)
-            for label in self.schemes
+            for label in self.labels
         ]
 
 
@@ -95,7 +109,7 @@ def read_corpus(text: tuple[str, ...]) -> Corpus:
 
 def _check_scheme(label: str, study: Study) -> None:
     """``ValueError`` before any training if a scheme fails at an evaluation length."""
-    for scheme in layers(label, study).schemes:
+    for scheme in Plans.of(label, study).tested.schemes:
         for length in study.eval_lens:
             try:
                 scheme.at_length(length).param_specs()

@@ -23,7 +23,7 @@ from posenc.study.plots import loss_against_length
 from posenc.study.report import write_report
 from posenc.study.results import Record, seconds, write_tables, write_whole
 from posenc.study.run import Run
-from posenc.study.runner import compute, plan
+from posenc.study.runner import compute, jobs, plan
 from posenc.study.specs import fitted_settings
 from posenc.study.stopping import exit_status
 from posenc.study.study import Study
@@ -43,7 +43,7 @@ def compare(study: Study) -> int:
     backend, corpus = choose_backend(study.backend), study.corpus()
     records, missing = plan(study, corpus)
     runs = [record["run"] for record in records] + [run.digest() for run in missing]
-    progress = Progress(study, len(records), print)
+    progress = Progress(study, len(records), print, trainings=len(jobs(missing)))
     progress.header(corpus, backend)
     status = 0
     try:
@@ -65,8 +65,8 @@ def describe(study: Study, corpus: Corpus, backend: str, wall: float) -> dict[st
     origin = {"posenc commit": commit()}
     return {
         "command": command(study),
-        "fitted": fitted_settings(study.schemes, study),
-        "config": {**asdict(study), "backend": backend},
+        "fitted": fitted_settings([n for n in study.labels if study.plans(n)], study),
+        "config": {**asdict(study), "schemes": study.labels, "backend": backend},
         "corpus": {
             "name": corpus.name,
             "sha256": corpus.sha256,
@@ -90,17 +90,30 @@ def describe(study: Study, corpus: Corpus, backend: str, wall: float) -> dict[st
 
 
 class Progress:
-    """Prints lines about a running study: at its start, during runs, at the end of each run."""
+    """Prints lines about a running study: at its start, during runs, at the end of each run.
 
-    def __init__(self, study: Study, kept: int, write: Callable[[str], None]) -> None:
+    ``trainings`` is the number of trainings that the missing runs need, by default one each.
+    """
+
+    def __init__(
+        self,
+        study: Study,
+        kept: int,
+        write: Callable[[str], None],
+        *,
+        trainings: int | None = None,
+    ) -> None:
         self._study, self._print = study, write
-        self._total = len(study.schemes) * study.seeds
+        self._total = len(study.labels) * study.seeds
         self._kept = self._done = kept
+        self._trainings = self._total - kept if trainings is None else trainings
         self._begin = time.perf_counter()
         self._last_line: float | None = None
         self._first: tuple[float, int] | None = None  # time and steps of the first report
         self._steps: dict[tuple[str, int], int] = {}
-        self._seconds = {"train_seconds": 0.0, "eval_seconds": 0.0}  # of finished runs
+        self._trained: dict[str, float] = {}  # seconds by training
+        self._scored: list[float] = []  # seconds of runs
+        self._failed = 0
 
     def header(self, corpus: Corpus, backend: str) -> None:
         """Print what the study will do."""
@@ -111,10 +124,12 @@ class Progress:
             f"{len(corpus.validation) / 1e6:.1f} MB held out (sha256 {corpus.sha256[:12]})"
         )
         self._print_wrapped(
-            f"{len(study.schemes)} schemes x {study.seeds} seeds with {backend}: {study.layers} "
+            f"{len(study.labels)} schemes x {study.seeds} seeds with {backend}: {study.layers} "
             f"layers, width {study.dim}, {study.heads} heads; {study.steps} steps of "
             f"{study.batch_size} x {study.train_len} bytes; scored at {lengths}"
         )
+        if self._trainings < self._total - self._kept:
+            self._print(f"{self._total - self._kept} runs share {self._trainings} trainings")
         if self._kept:
             self._print(f"{self._kept} of {self._total} runs are kept from before")
         sys.stdout.flush()
@@ -141,10 +156,11 @@ class Progress:
         count = f"[{self._done:{len(str(self._total))}}/{self._total}] "
         name, seed = record["scheme"], f" seed {record['seed']}"
         if record["status"] != "ok":
+            self._failed += 1
             self._print_wrapped(f"{count}{name}{seed}: failed: {record['error']}")
         else:
-            for part in self._seconds:
-                self._seconds[part] += record[part]
+            self._trained[record["training"]] = record["train_seconds"]
+            self._scored.append(record["eval_seconds"])
             at = sorted(record["loss"], key=int)  # JSON sorts them as strings
             losses = [f"{length}: {record['loss'][length]:.3f}" for length in at]
             self._print(_line(count, name, [f"{seed}  {some}" for some in _shorter_forms(losses)]))
@@ -158,18 +174,22 @@ class Progress:
 
     def _time_left(self, now: float) -> str:
         """An estimate from the finished part; before any run has finished, a lower bound."""
-        missing, ended = self._total - self._kept, self._done - self._kept
         stepped = sum(self._steps.values())
-        train, both = self._seconds["train_seconds"], sum(self._seconds.values())
-        if both:
-            done = ended + stepped / self._study.steps * train / both
-            return f", about {_duration((now - self._begin) * (missing - done) / done)} left"
+        if self._trained:
+            train = sum(self._trained.values()) / len(self._trained)
+            score = sum(self._scored) / len(self._scored)
+            # A failed run counts as a training that ended, though it may have shared one.
+            trained = len(self._trained) + self._failed + stepped / self._study.steps
+            done = trained * train + (len(self._scored) + self._failed) * score
+            whole = self._trainings * train + (self._total - self._kept) * score
+            seconds = (now - self._begin) * max(0.0, whole - done) / done
+            return f", about {_duration(seconds)} left"
         # The time for scoring is unknown before a run has finished, so this counts steps only.
         then, before = self._first or (now, stepped)
         if stepped <= before:
             return ""
-        seconds = (missing * self._study.steps - stepped) * (now - then) / (stepped - before)
-        return f", more than {_duration(seconds)} left"
+        steps = self._trainings * self._study.steps - stepped
+        return f", more than {_duration(steps * (now - then) / (stepped - before))} left"
 
 
 def _line(start: str, name: str, forms: Sequence[str]) -> str:
@@ -229,7 +249,7 @@ def _write(out: Path, summary: dict[str, Any], records: list[Record], runs: list
 
 
 def _sort(study: Study, records: list[Record]) -> list[Record]:
-    place = {label: n for n, label in enumerate(study.schemes)}
+    place = {label: n for n, label in enumerate(study.labels)}
     return sorted(records, key=lambda record: (place[record["scheme"]], record["seed"]))
 
 

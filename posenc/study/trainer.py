@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from posenc.checks import nearest
+from posenc.layers import LayerPlan
 from posenc.study.decoder import Decoder
 from posenc.study.identity import TRAINERS
 from posenc.study.windows import Tokens
@@ -26,19 +27,24 @@ class Trainer(Protocol):
         """``scratch`` is a folder for compiled programs, shared by the processes of a study."""
         ...
 
-    def train(self, batches: Tokens, first_step: int) -> np.ndarray[Any, Any]:
+    def train(
+        self, batches: Tokens, first_step: int, positions: Tokens | None = None
+    ) -> np.ndarray[Any, Any]:
         """Take one step per batch of ``batches (n, batch_size, T + 1)``.
 
-        Returns mean losses ``(n,)`` in nats. Each layer attends inside its own window, as
-        ``decoder.windows()`` lists them.
+        Returns mean losses ``(n,)`` in nats. Schemes and windows are those of ``decoder.layers()``.
+        ``positions (n, T)`` are those of the tokens, for all sequences of a step; None, or left
+        out, for 0, 1, 2, ...
         """
         ...
 
-    def token_losses(self, tokens: Tokens, window: int | None) -> np.ndarray[Any, Any]:
+    def token_losses(
+        self, tokens: Tokens, window: int | None, plan: LayerPlan | None = None
+    ) -> np.ndarray[Any, Any]:
         """Losses ``(N, L)`` in nats of the next bytes of ``tokens (N, L + 1)``.
 
-        A layer attends inside ``window`` or its own window, whichever is narrower:
-        ``decoder.windows(window)``.
+        Schemes and windows are those of ``decoder.layers(plan, length=L, window=window)``; ``plan``
+        is left out where the model is tested as it is trained.
         """
         ...
 

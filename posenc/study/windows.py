@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from posenc.positions import randomised
+
 Tokens = np.ndarray[Any, Any]
 
 
@@ -13,6 +15,16 @@ def training_starts(data: bytes, *, seed: int, steps: int, batch_size: int, leng
     """Starts of the training windows, ``(steps, batch_size)``; they depend on the seed only."""
     rng = np.random.default_rng([seed, 2])
     return rng.integers(0, len(data) - length, size=(steps, batch_size))
+
+
+def training_positions(reach: int, *, seed: int, steps: int, length: int) -> Tokens | None:
+    """Positions ``(steps, length)``, drawn from ``0 .. reach - 1``; None for ``reach`` 0.
+
+    All sequences of a step share them. Ruoss et al. 2023, arXiv 2305.16843.
+    """
+    if not reach:
+        return None
+    return randomised(np.random.default_rng([seed, 3]), length, reach, batch=steps)
 
 
 def cut(data: bytes, starts: Tokens, length: int) -> Tokens:

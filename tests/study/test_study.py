@@ -13,6 +13,7 @@ import subprocess
 import sys
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -43,7 +44,7 @@ from posenc.study.results import (
 from posenc.study.runner import compute, plan, run_study, runs_folder, work
 from posenc.study.schedule import learning_rate
 from posenc.study.source import _imports, _package, source_digest
-from posenc.study.specs import fitted_settings, layers, parse, split
+from posenc.study.specs import Plans, fitted_settings, layers, parse, sides, split
 from posenc.study.study import Study
 from posenc.study.terminal import _write
 from posenc.study.trainer import choose_backend
@@ -266,8 +267,9 @@ def test_a_window_of_the_whole_length_changes_nothing(backend, corpus):
     assert np.abs(plain - narrow).max() > 1e-3
 
 
-def losses_by_hand(decoder, tokens, windows):
+def losses_by_hand(decoder, tokens, windows, schemes=None, pos=None):
     """The losses of a study's decoder in NumPy, layer by layer, each in its window."""
+    schemes = decoder.schemes if schemes is None else schemes
     w, dim = decoder.weights, decoder.recipe.dim
 
     def norm(x, gain):
@@ -279,9 +281,10 @@ def losses_by_hand(decoder, tokens, windows):
         hidden = norm(x, w[f"{layer}.norm1"])
         heads = (hidden @ w[f"{layer}.qkv"]).reshape(*x.shape[:2], 3, decoder.recipe.heads, -1)
         q, k, v = np.transpose(heads, (2, 0, 3, 1, 4))
-        params = decoder.position[decoder.owners[layer]]
-        scheme = decoder.schemes[layer]
-        out = posenc.attention(q, k, v, scheme, params, causal=True, window=window)
+        arrays = decoder.position[decoder.owners[layer]]
+        params = {name: arrays[name] for name in schemes[layer].param_specs()}
+        at = {"causal": True, "window": window, "q_pos": pos, "k_pos": pos}
+        out = posenc.attention(q, k, v, schemes[layer], params, **at)
         x = x + np.swapaxes(out, 1, 2).reshape(x.shape) @ w[f"{layer}.out"]
         up = norm(x, w[f"{layer}.norm2"]) @ w[f"{layer}.up"]
         gelu = up * (1 + np.tanh(math.sqrt(2 / math.pi) * (up + 0.044715 * up**3))) / 2
@@ -329,7 +332,7 @@ def test_windows_are_part_of_the_digest_of_a_run(tmp_path, corpus, records):
     other = replace(run, windows=(8, None))
     assert other.digest() != run.digest()
     with pytest.raises(RuntimeError, match=r"windows changed .*: from 8, None to 9, None"):
-        runs.train_and_score(other, corpus)
+        list(runs.carry_out([other], corpus))
 
 
 @several_backends
@@ -509,7 +512,7 @@ def test_an_edited_posenc_and_another_framework_are_noticed(tmp_path, corpus, mo
         changed = replace(run, **{name: other})
         assert changed.file_name() != run.file_name()
         with pytest.raises(RuntimeError, match="since the study was planned"):
-            runs.train_and_score(changed, corpus)
+            list(runs.carry_out([changed], corpus))
     assert [name.split()[0] for name in run.versions][:2] == ["numpy", BACKENDS[0]]
 
 
@@ -684,7 +687,7 @@ def test_text_that_changed_is_noticed(tmp_path, corpus):
     one = study(tmp_path)
     run = one.runs(corpus, BACKENDS[0])[0]
     with pytest.raises(ValueError, match="text changed"):
-        runs.train_and_score(run, replace(corpus, sha256="1" * 64))
+        list(runs.carry_out([run], replace(corpus, sha256="1" * 64)))
 
 
 def test_csv_is_tidy_and_failed_runs_are_in_it(tmp_path, records):
@@ -875,7 +878,8 @@ def test_the_meaning_of_a_label(label, schemes, windows):
 
 ACCEPTED = (
     r"; accepted: name or name:option=value,option=value; a\+b for their sum on one layer, "
-    r"a/b for layers in turn, a@512 for a layer with a window of 512$"
+    r"a/b for layers in turn, a@512 for a layer with a window of 512, a~b to train as a and "
+    r"test as b$"
 )
 
 
@@ -971,3 +975,140 @@ def test_unknown_backend():
     with pytest.raises(ValueError, match=r"unknown backend 'jaxx'.*did you mean 'jax'"):
         choose_backend("jaxx")
     assert choose_backend("auto") in BACKENDS
+
+
+def test_the_two_sides_of_a_label():
+    assert sides("rope") == ("rope", "rope")
+    assert sides("rope : base = 5 ~ t5@8 / nope") == ("rope:base=5", "t5@8/nope")
+    assert sides("a.B:x='p~q'~nope") == ("a.B:x='p~q'", "nope")
+    assert split(["rope ~ nope", "alibi"]) == ("rope~nope", "alibi")
+    plans = Plans.of("rope@3~nope/rope", recipe())
+    assert plans.trained == LayerPlan.of(ROPE, 2, 3)
+    assert plans.tested == LayerPlan.of([NOPE, ROPE], 2)
+
+
+@pytest.mark.parametrize(
+    ("label", "message"),
+    [
+        ("rope~nope~t5", r"^scheme 'rope~nope~t5' has more than one '~'; accepted: "),
+        ("rope~", "^scheme '' has an empty name"),
+        ("nope~t5", r"'nope~t5' cannot be tested: layer 0 needs .*\{'table': .*training has none"),
+        ("t5~t5:num_buckets=8", r"needs the learned arrays \{'table': .* training has \{'table'"),
+    ],
+)
+def test_labels_that_cannot_be_tested(label, message):
+    with pytest.raises(ValueError, match=message):
+        Study(**SMALL, schemes=(label,))
+
+
+@several_backends
+@pytest.mark.parametrize("label", ["t5@5~alibi/t5@3", "sinusoidal~nope/rope@3"])
+def test_a_model_is_tested_as_another(backend, label, corpus):
+    """It keeps the learned arrays that the other scheme needs, whichever layers share them."""
+    plans = Plans.of(label, recipe())
+    model, decoder = trainer(backend, plans.trained)
+    tokens = windows.held_out_stretches(corpus.validation, count=2, longest=32)
+    losses = model.token_losses(tokens, None, plans.tested)
+    by_hand = losses_by_hand(decoder, tokens, (None, 3), schemes=plans.tested.schemes)
+    np.testing.assert_allclose(losses, by_hand, atol=1e-4)
+    assert np.abs(losses - model.token_losses(tokens, None)).max() > 1e-2
+
+
+def test_labels_that_train_alike_share_one_training(tmp_path, corpus, records, monkeypatch):
+    labels, begun, make = ("rope", "alibi~nope", "rope~nope", "rope~rope@3"), [], runs.make_trainer
+    monkeypatch.setattr(runs, "make_trainer", lambda *of: begun.append(of[0].seed) or make(*of))
+    one = study(tmp_path, schemes=labels, seeds=2)
+    ended = {(r["scheme"], r["seed"]): r for r in records(one)}
+    assert [r["error"] for r in ended.values()] == [None] * 8
+    assert sorted(begun[1:]) == [0, 0, 1, 1]
+    of_rope = [ended[label, 1] for label in labels if label != "alibi~nope"]
+    assert {r["trained_as"] for r in of_rope} == {"rope"}
+    assert len({r["training"] for r in ended.values()}) == 4
+    assert len({r["training"] for r in of_rope}) == 1
+    assert len({r["loss"]["32"] for r in of_rope}) == 3
+    assert of_rope[0]["tested_schemes"] is None
+    assert of_rope[2]["tested_windows"] == [3, 3]
+    assert of_rope[2]["windows"] == [None, None]
+    spans = sorted((r["began"], r["began"] + r["seconds"]) for r in of_rope)
+    assert all(end <= begin + 0.01 for (_, end), (begin, _) in pairwise(spans))
+    # Alone, a label has the same losses: which labels share a training has no influence.
+    alone = study(tmp_path / "alone", schemes=("rope~nope",))
+    (record,) = records(alone)
+    assert record["loss"] == ended["rope~nope", 0]["loss"]
+    # A label that is missing is computed alone, and trains again.
+    next(runs_folder(one).glob("rope-nope-0-*.json")).unlink()
+    assert [run.scheme for run in plan(one, corpus)[1]] == ["rope~nope"]
+    assert records(one)[-1]["loss"] == record["loss"]
+
+
+def test_a_label_that_cannot_be_scored_fails_alone(tmp_path, corpus, records, monkeypatch):
+    score = runs._score
+
+    def broken(run, *rest):
+        if run.scheme == "rope":
+            raise MemoryError("no room")
+        return score(run, *rest)
+
+    monkeypatch.setattr(runs, "_score", broken)
+    one = study(tmp_path, schemes=("rope", "rope~nope"))
+    failed, fine = records(one)
+    assert (failed["status"], failed["error"]) == ("failed", "MemoryError: no room")
+    assert (fine["scheme"], fine["status"]) == ("rope~nope", "ok")
+    assert [run.scheme for run in plan(one, corpus)[1]] == ["rope"]
+
+
+def test_all_is_the_catalogue_and_what_cannot_be_made_is_a_row(
+    tmp_path, corpus, records, monkeypatch
+):
+    def needs_more(*, head_dim, **sizes):
+        raise ValueError("head_dim must be a multiple of 5")
+
+    def scaled(*, head_dim, **sizes):
+        return posenc.RoPE(head_dim=head_dim, base=5.0)
+
+    scaled.trained_as = "rope"
+    makers = {name: maker for name, maker in posenc.catalogue().items() if name in ("nope", "rope")}
+    makers |= {"odd": needs_more, "rope_scaled": scaled}
+    monkeypatch.setattr("posenc.study.specs.catalogue", lambda: makers)
+    monkeypatch.setattr("posenc.schemes.catalogue", lambda: makers)
+    one = study(tmp_path, schemes=("rope", "all", "rope@3"))
+    assert one.labels == ("rope", "nope", "odd", "rope~rope_scaled", "rope@3")
+    ended = {r["scheme"]: r for r in records(one)}
+    assert set(ended) == set(one.labels)
+    assert ended["odd"]["error"] == "ValueError: head_dim must be a multiple of 5"
+    assert [r["status"] for name, r in ended.items() if name != "odd"] == ["ok"] * 4
+    assert ended["rope"]["training"] == ended["rope~rope_scaled"]["training"]
+    assert [run.scheme for run in plan(one, corpus)[1]] == ["odd"]  # is tried again
+    with pytest.raises(ValueError, match="multiple of 5"):  # a label of the user's own
+        study(tmp_path, schemes=("odd",))
+
+
+@several_backends
+@pytest.mark.parametrize("label", ["rope@20/t5", "alibi"])
+def test_training_at_random_positions(backend, label, corpus):
+    changed = {"random_positions": 40, "steps": 2}
+    model, decoder = trainer(backend, layers(label, recipe(**changed)), **changed)
+    drawn = windows.training_positions(40, seed=0, steps=2, length=16)
+    assert drawn.shape == (2, 16)
+    assert (np.diff(drawn) > 0).all()
+    assert drawn.max() < 40
+    assert not np.array_equal(*drawn)
+    losses = model.train(batches(corpus, 2), 0, drawn)
+    own = decoder.plan.windows
+    by_hand = losses_by_hand(decoder, batches(corpus, 2)[0], own, pos=drawn[0]).mean()
+    assert losses[0] == pytest.approx(by_hand, abs=1e-5)
+    assert abs(losses_by_hand(decoder, batches(corpus, 2)[0], own).mean() - by_hand) > 1e-4
+
+
+def test_random_positions_are_an_option(tmp_path, corpus, records):
+    plain, drawn = study(tmp_path), study(tmp_path, random_positions=64)
+    before, after = records(plain), records(drawn)
+    assert [r["error"] for r in after] == [None, None]
+    for one, other in zip(before, after, strict=True):
+        assert one["weights_sha256"] == other["weights_sha256"]
+        assert one["curve"] != other["curve"]
+    with pytest.raises(ValueError, match="random_positions must be at least 16, got 15"):
+        recipe(random_positions=15)
+    # Makers are told how far training reaches, and tables are long enough for it.
+    assert layers("learned", recipe(random_positions=64)).schemes[0].max_len == 64
+    assert layers("t5", recipe(random_positions=64)).schemes[0].max_distance == 64

@@ -35,7 +35,8 @@ def run(scheme="alibi", seed=0, steps=1000):
 def finished(scheme="alibi", seed=0, **changes):
     losses = dict.fromkeys(("1024", "128", "256", "512", "64"), 2.0)  # as JSON sorts them
     seconds = {"train_seconds": 30.0, "eval_seconds": 10.0}
-    return {"scheme": scheme, "seed": seed, "status": "ok", "loss": losses, **seconds, **changes}
+    own = {"scheme": scheme, "seed": seed, "training": f"{scheme} {seed}", **seconds}
+    return {"status": "ok", "loss": losses, **own, **changes}
 
 
 @pytest.mark.parametrize("active", [1, 3])
