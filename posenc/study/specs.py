@@ -2,18 +2,20 @@
 
 ``rope`` or ``rope:base=500000`` is one scheme, ``rope+alibi`` the sum of two on one layer,
 ``rope/nope`` gives layers in turn, and ``rope@512`` a layer whose queries see keys at
-``|q_pos - k_pos| < 512``. ``rope~rope_yarn`` is trained as ``rope`` and tested as ``rope_yarn``.
+``|q_pos - k_pos| < 512``. A plan of ``posenc.presets`` is a label of its own: ``rnope`` or
+``rnope:window=16``. ``rope~rope_yarn`` is trained as ``rope`` and tested as ``rope_yarn``.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from posenc.layers import LayerPlan
+from posenc.presets import PLANS
 from posenc.protocol import PositionScheme
 from posenc.schemes import Sum, catalogue, fitted_options, make
 
@@ -57,12 +59,18 @@ class Part:
 
     def make(self, **sizes: int) -> PositionScheme:
         """The scheme; these options take precedence over those fitted to the sizes."""
+        if self.name in PLANS:
+            raise ValueError(f"{self.name!r} is a plan of all layers, so it is a label of its own")
+        return make(self.name, **self.with_options(sizes))
+
+    def with_options(self, sizes: Mapping[str, int]) -> dict[str, Any]:
+        """Arguments of a maker: the sizes and these options."""
         for option, _ in self.options:
             if option in sizes:
                 raise ValueError(
                     f"{option} of {self.name!r} comes from the model; it is not an option"
                 )
-        return make(self.name, **sizes, **dict(self.options))
+        return {**sizes, **dict(self.options)}
 
 
 @dataclass(frozen=True)
@@ -138,6 +146,9 @@ def layers(label: str, sizes: Sizes) -> LayerPlan:
     Tables are long enough for the longest evaluation length.
     """
     named = parse(label)
+    (first, *more), *others = [layer.parts for layer in named]
+    if first.name in PLANS and not more and not others and named[0].window is None:
+        return PLANS[first.name](**first.with_options({**_sizes(sizes), "layers": sizes.layers}))
     if len(named) > sizes.layers:
         raise ValueError(f"{label!r} names {len(named)} layers for layers={sizes.layers}")
     made = [layer.make(**_sizes(sizes)) for layer in named]
@@ -201,7 +212,7 @@ def fitted_settings(labels: Iterable[str], sizes: Sizes) -> dict[str, str]:
     parts = [part for side in each for layer in parse(side) for part in layer.parts]
     settings = {}
     for part in parts:
-        fitted = fitted_options(part.name, _sizes(sizes))
+        fitted = fitted_options(part.name, _sizes(sizes)) if part.name not in PLANS else {}
         own = [f"{key}={value!r}" for key, value in fitted.items() if key not in dict(part.options)]
         if own:
             settings[part.text] = ", ".join(own)

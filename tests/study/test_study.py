@@ -1112,3 +1112,16 @@ def test_random_positions_are_an_option(tmp_path, corpus, records):
     # Makers are told how far training reaches, and tables are long enough for it.
     assert layers("learned", recipe(random_positions=64)).schemes[0].max_len == 64
     assert layers("t5", recipe(random_positions=64)).schemes[0].max_distance == 64
+
+
+def test_a_plan_of_layers_is_a_label():
+    plan = layers("rnope:base=5,window=3", recipe(layers=4))
+    near = (replace(ROPE, base=5), 3)
+    assert list(zip(plan.schemes, plan.windows, strict=True)) == [near, near, near, (NOPE, None)]
+    assert Plans.of("rope~rnope", recipe()).tested.schemes == (ROPE, NOPE)
+    for label in ("rnope/rope", "rnope+rope", "rnope@3", "rope/rnope"):
+        with pytest.raises(ValueError, match="'rnope' is a plan of all layers, so it is a label"):
+            layers(label, recipe())
+    with pytest.raises(ValueError, match="layers of 'rnope' comes from the model"):
+        layers("rnope:layers=3", recipe())
+    assert fitted_settings(["rnope", "t5:num_buckets=8,causal=False"], recipe())
