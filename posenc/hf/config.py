@@ -1,0 +1,319 @@
+"""A configuration, whole or in part, and the RoPE of each of its layers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+from posenc.checks import nearest
+from posenc.hf import families, keys
+from posenc.hf.parameters import Entry, Surroundings, read_parameters
+from posenc.schemes.nope import NoPE
+from posenc.schemes.rope import RoPE
+
+Config: TypeAlias = Mapping[str, Any]
+
+_TEXT = ("text_config", "llm_config", "language_config", "thinker_config", "decoder_config")
+_WHOLE = {"model_type", "architectures", *keys.WIDTH, *keys.HEADS, *_TEXT}
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a configuration says about rotation.
+
+    Attributes
+    ----------
+    ropes
+        The scheme of each layer type. A configuration that does not distinguish types has one
+        entry, named ``""``.
+    kept
+        Keys that do not concern the frequencies, by their place in the configuration.
+    unknown
+        Keys that look like RoPE's and that this version does not know, by their place. The value
+        ends with the nearest known keys.
+    notes
+        What was filled in from elsewhere, and where transformers reads something else.
+    part
+        The part of a multi-modal configuration that was read, as ``text_config``; empty: the whole.
+    max_len
+        ``max_position_embeddings``.
+    """
+
+    ropes: Mapping[str, RoPE | NoPE]
+    kept: Mapping[str, Any] = field(default_factory=dict)
+    unknown: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    part: str = ""
+    max_len: int | None = None
+
+
+def read(
+    config: Config | None, *, head_dim: int | None = None, max_position_embeddings: int | None = None
+) -> Reading:
+    """Read the RoPE of a configuration of transformers 4 or 5, in any of its dialects.
+
+    Parameters
+    ----------
+    config
+        A whole configuration, its ``{"rope_theta": ..., "rope_scaling": ...}``, the dictionary
+        ``rope_parameters``, or None for a model that does not rotate.
+    head_dim, max_position_embeddings
+        Instead of what the configuration says.
+
+    Raises
+    ------
+    TypeError, ValueError
+        A value is wrong, a key is missing, or the configuration has no rotary key at all. An
+        unknown key is no error here: see ``Reading.unknown``.
+    """
+    if config is None:
+        return Reading({"": NoPE()})
+    if not isinstance(config, Mapping):
+        raise TypeError(f"a configuration must be a dictionary or None, got {config!r}")
+    part, config = _text_part(config)
+    whole = bool(_WHOLE & config.keys())
+    wrapped = whole or bool({"rope_scaling", "rope_parameters"} & config.keys())
+    filled = _with_defaults(config) if whole else dict(config)
+    reader = _Reader(filled if wrapped else {"rope_parameters": filled}, head_dim)
+    max_len = max_position_embeddings or _first(filled, keys.LENGTH)
+    ropes = reader.ropes(max_len)
+    if wrapped:
+        reader.look_outside(whole)
+    added = [f"{k} is missing: {filled[k]!r}, the default of {filled['model_type']!r}"
+             for k in filled if k not in config]  # fmt: skip
+    notes = tuple(dict.fromkeys([*added, *reader.notes]))
+    return Reading(ropes, reader.kept, reader.unknown, notes, part, max_len)
+
+
+def from_hf(
+    config: Config | None, *, head_dim: int | None = None, max_position_embeddings: int | None = None
+) -> RoPE | NoPE | dict[str, RoPE | NoPE]:
+    """The scheme of ``read``, or one per layer type; unknown keys are a ``ValueError``."""
+    reading = read(config, head_dim=head_dim, max_position_embeddings=max_position_embeddings)
+    if reading.unknown:
+        found = "; ".join(f"{key}{hint}" for key, hint in reading.unknown.items())
+        raise ValueError(f"unknown keys: {found}")
+    return reading.ropes[""] if "" in reading.ropes else dict(reading.ropes)
+
+
+class _Reader:
+    """Reads a configuration whose RoPE dictionaries are ``rope_parameters`` or ``rope_scaling``."""
+
+    def __init__(self, config: Config, head_dim: int | None) -> None:
+        self.config, self.head_dim = config, head_dim
+        self.kept, self.unknown, self.notes = dict[str, Any](), dict[str, str](), list[str]()
+        self.model = str(config.get("model_type", ""))
+        self.where, self.parameters = self._parameters()
+
+    def _parameters(self) -> tuple[str, Config]:
+        """The RoPE dictionary and its name. Both dialects together are read as one."""
+        named = {
+            name: self.config[name]
+            for name in ("rope_parameters", "rope_scaling")
+            if self.config.get(name)
+        }
+        for name, given in named.items():
+            if not isinstance(given, Mapping):
+                raise TypeError(f"{name} must be a dictionary or null, got {given!r}")
+        if len(named) < 2:
+            return next(iter(named.items()), ("rope_parameters", {}))
+        new, old = named.values()
+        for key in new.keys() & old.keys():
+            if new[key] != old[key]:
+                raise ValueError(
+                    f"rope_parameters and rope_scaling differ: {key} is {new[key]!r} and "
+                    f"{old[key]!r}; drop one"
+                )
+        if new != old:
+            self.notes.append(
+                "rope_parameters and rope_scaling are read together; transformers reads "
+                "rope_scaling alone"
+            )
+        return "rope_scaling", {**new, **old}
+
+    def ropes(self, max_len: int | None) -> dict[str, RoPE | NoPE]:
+        if self.config.get("alibi"):
+            raise ValueError("alibi is true: the model adds ALiBi and does not rotate")
+        kind = self.config.get("position_embedding_type")
+        if kind == "nope":
+            return {"": NoPE()}
+        if kind is not None and kind not in ("rope", "rotary"):
+            raise ValueError(f"position_embedding_type is {kind!r}: the model does not rotate")
+        if not self.parameters and not set(keys.ROTARY) & {
+            key for key, value in self.config.items() if value is not None
+        }:
+            raise ValueError(f"no rotary key; a model that rotates has one of {_ROTARY_NAMES}")
+        self.max_len = max_len
+        return self._by_base_of_layers() or {
+            kind: self._scheme(kind, given) for kind, given in self._by_type().items()
+        }
+
+    def _by_type(self) -> dict[str, Config | None]:
+        """The dictionary of each layer type, complete; of ``""`` if there are no types."""
+        own = self.parameters
+        nested = {key: value for key, value in own.items() if isinstance(value, Mapping)}
+        types = self.config.get("layer_types") or ()
+        if nested or (own and all(key in types for key in own)):
+            beside = {k: v for k, v in own.items() if k not in nested}
+            nested |= {k: v for k, v in beside.items() if v is None and k not in keys.EVERY}
+            self._beside_types({k: v for k, v in beside.items() if k not in nested}, nested)
+            outer = self._outer() | {k: own[k] for k in ("truncate",) if k in own}
+            return {
+                kind: None if given is None else self._complete(given, outer)
+                for kind, given in nested.items()
+            }
+        return self._older_types() or {"": self._complete(own, self._outer())}
+
+    def _beside_types(self, beside: Config, nested: Config) -> None:
+        for key in beside:
+            if key in ("rope_theta", "rope_type", "type"):
+                self.notes.append(f"{key} beside the layer types is not read")
+            elif key == "truncate":
+                self.notes.append("truncate beside the layer types serves all of them")
+            elif key in keys.KEPT:
+                self.kept[f"{self.where}.{key}"] = beside[key]
+            else:
+                self.unknown[f"{self.where}.{key}"] = nearest(key, [*nested, *keys.KEPT])
+        if any("truncate" in given for given in nested.values() if given):
+            self.notes.append(
+                "transformers 5.23 reads truncate beside the layer types only, not within them"
+            )
+
+    def _older_types(self) -> dict[str, Config | None]:
+        """Two bases for two layer types, as before transformers 5; empty for one base."""
+        config, outer, own = self.config, self._outer(), self.parameters
+        local = _first(config, ("rope_local_base_freq", "local_rope_theta", "swa_rope_theta"))
+        if local is None and self.model not in families.FULL_LAYERS_ONLY:
+            return {}
+        base = config.get("global_rope_theta", outer.get("rope_theta"))
+        full = outer | {"rope_theta": base}
+        sliding = outer | {"rope_theta": base if local is None else local}
+        both = own if "global_rope_theta" in config else {}  # ModernBERT scales both types
+        return {
+            "full_attention": self._complete(own, full),
+            "sliding_attention": self._complete(both, sliding),
+        }
+
+    def _by_base_of_layers(self) -> dict[str, RoPE | NoPE]:
+        """One scheme per base in ``layer_rope_theta``; empty without that list."""
+        bases = self.config.get("layer_rope_theta")
+        if not bases:
+            return {}
+        own = self._complete(self.parameters, self._outer())
+        schemes = {
+            base: self._scheme("", {**own, "rope_theta": base} if base else None)
+            for base in dict.fromkeys(bases)
+        }
+        if len(schemes) == 1:
+            return {"": scheme for scheme in schemes.values()}
+        return {f"layer_rope_theta={base:g}": scheme for base, scheme in schemes.items()}
+
+    def _outer(self) -> dict[str, Any]:
+        """Keys outside of the dictionary, by the names that they have inside."""
+        config = self.config
+        outer = {
+            "rope_theta": _first(config, ("rope_theta", "rotary_emb_base")),
+            "partial_rotary_factor": _first(config, ("partial_rotary_factor", "rotary_pct")),
+            "rotary_dim": config.get("rotary_dim"),
+        }
+        return {key: value for key, value in outer.items() if value is not None}
+
+    def _complete(self, given: Config, outer: Config) -> Config:
+        for key in outer.keys() & given.keys():
+            if given[key] is not None and given[key] != outer[key]:
+                self.notes.append(f"{key} is {given[key]!r} in {self.where}, {outer[key]!r} outside")
+        return {**outer, **{key: value for key, value in given.items() if value is not None}}
+
+    def _scheme(self, kind: str, given: Config | None) -> RoPE | NoPE:
+        if given is None:
+            return NoPE()
+        where = f"{self.where}[{kind!r}]" if kind else self.where
+        entry = self._entry(given, where, kind)
+        place = f"{self.where}.{kind}" if kind else self.where
+        self.kept |= {f"{place}.{key}": value for key, value in entry.kept.items()}
+        for key in entry.unknown:
+            self.unknown[f"{place}.{key}"] = nearest(key, entry.accepted)
+        self.notes += [f"{kind}: {note}" if kind else note for note in entry.notes]
+        return entry.rope
+
+    def _entry(self, given: Config, where: str, kind: str) -> Entry:
+        config = self.config
+        interleaved = self.model in families.INTERLEAVED
+        interleaved = config.get("rope_interleave", interleaved)
+        around = Surroundings(
+            where=where,
+            head_dim=self.head_dim or self._own_head_dim(kind),
+            max_len=self.max_len,
+            original_len=config.get("original_max_position_embeddings"),
+            layout="interleaved" if interleaved else "half",
+            softmax=self.model in families.SCALED_SOFTMAX,
+            long=self.model in families.SHORT_AND_LONG,
+        )
+        rotary = config.get("qk_rope_head_dim")
+        if self.head_dim is None and rotary is not None:
+            given = self._only_rotary(given, config.get("head_dim"), rotary)
+            around = replace(around, head_dim=rotary)
+        return read_parameters(given, around)
+
+    def _only_rotary(self, given: Config, head_dim: int | None, rotary: int) -> Config:
+        """Without the part that rotates, where the rotated channels are a vector of their own."""
+        part = given.get("partial_rotary_factor")
+        if part is None or int((head_dim or rotary) * part) != rotary:
+            return given
+        return {key: value for key, value in given.items() if key != "partial_rotary_factor"}
+
+    def _own_head_dim(self, kind: str) -> int | None:
+        """Channels per head in layers of one type, as the configuration says."""
+        config, types = self.config, self.config.get("layer_types") or ()
+        for layer, own in (config.get("per_layer_config") or {}).items():
+            if own.get("head_dim") and int(layer) < len(types) and types[int(layer)] == kind:
+                return int(own["head_dim"])
+        names = ("global_head_dim",) if kind == "full_attention" else ()
+        given = _first(config, (*names, *keys.HEAD_DIM))
+        width, heads = _first(config, keys.WIDTH), _first(config, keys.HEADS)
+        if given is None and width is not None and heads is not None:
+            return int(width) // int(heads)
+        return given
+
+    def look_outside(self, whole: bool) -> None:
+        """Sort the keys outside of the dictionaries: kept, unknown, or not RoPE's at all."""
+        names = {*keys.ROTARY, *keys.LENGTH, *keys.HEAD_DIM, "original_max_position_embeddings"}
+        for key, value in self.config.items():
+            if key in keys.KEPT_OUTSIDE or key in keys.KEPT:
+                if value is not None and key not in names - {"qk_rope_head_dim"}:
+                    self.kept[key] = value
+            elif key not in names and (not whole or _LOOKS_ROTARY.search(key)):
+                self.unknown[key] = nearest(key, [*keys.ROTARY, *keys.KEPT_OUTSIDE])
+
+
+_LOOKS_ROTARY = re.compile(r"(^|_)(rope|rotary|rotates?|yarn|ntk|mrope|theta)(_|$)|_rope$|rotary")
+_ROTARY_NAMES = ", ".join(keys.ROTARY)
+
+
+def _text_part(config: Config) -> tuple[str, Config]:
+    """The part of a multi-modal configuration that describes the language model, and its name."""
+    path: list[str] = []
+    while inner := next((n for n in _TEXT if isinstance(config.get(n), Mapping)), None):
+        path, config = [*path, inner], config[inner]
+    return ".".join(path), config
+
+
+def _with_defaults(config: Config) -> dict[str, Any]:
+    """With what released configurations of this ``model_type`` leave out."""
+    defaults = dict(families.DEFAULTS.get(str(config.get("model_type")), {}))
+    inside = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    given = {key for key, value in {**inside, **config}.items() if value is not None}
+    if any(isinstance(value, Mapping) for value in inside.values()):
+        given |= set(keys.ROTARY)
+    if given & {"rope_theta", "rotary_emb_base"} and "rope_local_base_freq" not in defaults:
+        given |= {"rope_theta", "rotary_emb_base"}
+    if given & {"partial_rotary_factor", "rotary_pct", "rotary_dim"}:
+        given |= {"rotary_pct", "rotary_dim"}
+    return {**config, **{key: value for key, value in defaults.items() if key not in given}}
+
+
+def _first(config: Config, names: tuple[str, ...]) -> Any:
+    """The value of the first of these keys that the configuration has."""
+    return next((config[name] for name in names if config.get(name) is not None), None)

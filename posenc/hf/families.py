@@ -1,0 +1,42 @@
+"""What a configuration says by its ``model_type`` alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+INTERLEAVED = frozenset(
+    "axk1 axk2 bailing_hybrid blt blt_global_transformer blt_local_decoder blt_local_encoder "
+    "blt_patcher codegen cohere cohere2 cohere2_moe deepseek_v2 deepseek_v3 deepseek_v32 "
+    "deepseek_v4 dots3_note_text ernie4_5 ernie4_5_moe ernie4_5_vl_moe_text glm glm4 "
+    "glm4_moe_lite glm4v_text glm_moe_dsa glm_ocr_text gptj helium llama4_text longcat_flash "
+    "mistral4 mistral_large4_text moonshine moonshine_streaming youtu".split()
+)
+"""Models whose pairs of channels are neighbours, as their released weights are."""
+
+SCALED_SOFTMAX = frozenset(
+    "axk1 axk2 bailing_hybrid deepseek_v2 deepseek_v3 deepseek_v32 glm4_moe_lite glm_moe_dsa "
+    "hy_v4 longcat_flash minicpm3 mistral4 mistral_large4_text youtu".split()
+)
+"""Models that multiply the softmax scale by ``m(s, mscale_all_dim)**2`` under YaRN."""
+
+FULL_LAYERS_ONLY = frozenset({"olmo3"})
+"""Models whose flat ``rope_scaling`` serves full attention alone, with one base for all layers."""
+
+SHORT_AND_LONG = frozenset({"phi3", "phi4_multimodal"})
+"""Models whose older configurations call LongRoPE ``yarn``."""
+
+DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "codegen": {"rope_theta": 10_000.0, "rotary_dim": 64},
+    "gemma": {"rope_theta": 10_000.0, "head_dim": 256},
+    "gemma2": {"rope_theta": 10_000.0, "head_dim": 256},
+    "gemma3_text": {
+        "rope_theta": 1_000_000.0, "rope_local_base_freq": 10_000.0, "head_dim": 256,
+        "max_position_embeddings": 131_072,
+    },
+    "gpt_neox": {"rotary_emb_base": 10_000.0, "rotary_pct": 0.25},
+    "gptj": {"rope_theta": 10_000.0, "rotary_dim": 64},
+    "llama": {"rope_theta": 10_000.0, "max_position_embeddings": 2048},
+    "phi3": {"rope_theta": 10_000.0},
+}  # fmt: skip
+"""What released configurations leave out, from the defaults of transformers' classes."""
