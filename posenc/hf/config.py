@@ -50,7 +50,10 @@ class Reading:
 
 
 def read(
-    config: Config | None, *, head_dim: int | None = None, max_position_embeddings: int | None = None
+    config: Config | None,
+    *,
+    head_dim: int | None = None,
+    max_position_embeddings: int | None = None,
 ) -> Reading:
     """Read the RoPE of a configuration of transformers 4 or 5, in any of its dialects.
 
@@ -73,6 +76,9 @@ def read(
     if not isinstance(config, Mapping):
         raise TypeError(f"a configuration must be a dictionary or None, got {config!r}")
     part, config = _text_part(config)
+    for name in ("rope_parameters", "rope_scaling"):
+        if not isinstance(config.get(name) or {}, Mapping):
+            raise TypeError(f"{name} must be a dictionary or null, got {config[name]!r}")
     whole = bool(_WHOLE & config.keys())
     wrapped = whole or bool({"rope_scaling", "rope_parameters"} & config.keys())
     filled = _with_defaults(config) if whole else dict(config)
@@ -88,7 +94,10 @@ def read(
 
 
 def from_hf(
-    config: Config | None, *, head_dim: int | None = None, max_position_embeddings: int | None = None
+    config: Config | None,
+    *,
+    head_dim: int | None = None,
+    max_position_embeddings: int | None = None,
 ) -> RoPE | NoPE | dict[str, RoPE | NoPE]:
     """The scheme of ``read``, or one per layer type; unknown keys are a ``ValueError``."""
     reading = read(config, head_dim=head_dim, max_position_embeddings=max_position_embeddings)
@@ -114,9 +123,6 @@ class _Reader:
             for name in ("rope_parameters", "rope_scaling")
             if self.config.get(name)
         }
-        for name, given in named.items():
-            if not isinstance(given, Mapping):
-                raise TypeError(f"{name} must be a dictionary or null, got {given!r}")
         if len(named) < 2:
             return next(iter(named.items()), ("rope_parameters", {}))
         new, old = named.values()
@@ -134,6 +140,8 @@ class _Reader:
         return "rope_scaling", {**new, **old}
 
     def ropes(self, max_len: int | None) -> dict[str, RoPE | NoPE]:
+        if "patch_size" in self.config and "vocab_size" not in self.config:
+            raise ValueError("patch_size without vocab_size: an image model rotates by coordinates")
         if self.config.get("alibi"):
             raise ValueError("alibi is true: the model adds ALiBi and does not rotate")
         kind = self.config.get("position_embedding_type")
@@ -156,15 +164,16 @@ class _Reader:
         nested = {key: value for key, value in own.items() if isinstance(value, Mapping)}
         types = self.config.get("layer_types") or ()
         if nested or (own and all(key in types for key in own)):
-            beside = {k: v for k, v in own.items() if k not in nested}
-            nested |= {k: v for k, v in beside.items() if v is None and k not in keys.EVERY}
-            self._beside_types({k: v for k, v in beside.items() if k not in nested}, nested)
+            unrotated = {k for k, v in own.items() if v is None and k not in keys.EVERY}
+            beside = {k: own[k] for k in own.keys() - nested.keys() - unrotated}
+            self._beside_types(beside, nested)
             outer = self._outer() | {k: own[k] for k in ("truncate",) if k in own}
             return {
-                kind: None if given is None else self._complete(given, outer)
-                for kind, given in nested.items()
+                kind: None if kind in unrotated else {**outer, **_without_null(nested[kind])}
+                for kind in own
+                if kind not in beside
             }
-        return self._older_types() or {"": self._complete(own, self._outer())}
+        return self._older_types() or {"": self._complete(own)}
 
     def _beside_types(self, beside: Config, nested: Config) -> None:
         for key in beside:
@@ -176,24 +185,23 @@ class _Reader:
                 self.kept[f"{self.where}.{key}"] = beside[key]
             else:
                 self.unknown[f"{self.where}.{key}"] = nearest(key, [*nested, *keys.KEPT])
-        if any("truncate" in given for given in nested.values() if given):
+        if any("truncate" in given for given in nested.values()):
             self.notes.append(
                 "transformers 5.23 reads truncate beside the layer types only, not within them"
             )
 
     def _older_types(self) -> dict[str, Config | None]:
         """Two bases for two layer types, as before transformers 5; empty for one base."""
-        config, outer, own = self.config, self._outer(), self.parameters
+        config, outer, own = self.config, self._outer(), _without_null(self.parameters)
         local = _first(config, ("rope_local_base_freq", "local_rope_theta", "swa_rope_theta"))
         if local is None and self.model not in families.FULL_LAYERS_ONLY:
             return {}
         base = config.get("global_rope_theta", outer.get("rope_theta"))
-        full = outer | {"rope_theta": base}
-        sliding = outer | {"rope_theta": base if local is None else local}
+        sliding = {"rope_theta": base if local is None else local}
         both = own if "global_rope_theta" in config else {}  # ModernBERT scales both types
         return {
-            "full_attention": self._complete(own, full),
-            "sliding_attention": self._complete(both, sliding),
+            "full_attention": {**outer, "rope_theta": base, **own},
+            "sliding_attention": {**outer, **both, **sliding},
         }
 
     def _by_base_of_layers(self) -> dict[str, RoPE | NoPE]:
@@ -201,14 +209,13 @@ class _Reader:
         bases = self.config.get("layer_rope_theta")
         if not bases:
             return {}
-        own = self._complete(self.parameters, self._outer())
+        own = self._complete(self.parameters)
         schemes = {
             base: self._scheme("", {**own, "rope_theta": base} if base else None)
             for base in dict.fromkeys(bases)
         }
-        if len(schemes) == 1:
-            return {"": scheme for scheme in schemes.values()}
-        return {f"layer_rope_theta={base:g}": scheme for base, scheme in schemes.items()}
+        alone = len(schemes) == 1
+        return {"" if alone else f"layer_rope_theta={base:g}": schemes[base] for base in schemes}
 
     def _outer(self) -> dict[str, Any]:
         """Keys outside of the dictionary, by the names that they have inside."""
@@ -220,11 +227,16 @@ class _Reader:
         }
         return {key: value for key, value in outer.items() if value is not None}
 
-    def _complete(self, given: Config, outer: Config) -> Config:
-        for key in outer.keys() & given.keys():
-            if given[key] is not None and given[key] != outer[key]:
-                self.notes.append(f"{key} is {given[key]!r} in {self.where}, {outer[key]!r} outside")
-        return {**outer, **{key: value for key, value in given.items() if value is not None}}
+    def _complete(self, given: Config) -> Config:
+        """A dictionary with what is outside of it; what is inside has priority."""
+        outer, given = self._outer(), _without_null(given)
+        for key in sorted(outer.keys() & given.keys()):
+            if given[key] != outer[key]:
+                inside = f"{given[key]!r} in {self.where}"
+                self.notes.append(
+                    f"{key} is {inside}, which has priority, and {outer[key]!r} outside"
+                )
+        return {**outer, **given}
 
     def _scheme(self, kind: str, given: Config | None) -> RoPE | NoPE:
         if given is None:
@@ -273,9 +285,9 @@ class _Reader:
         names = ("global_head_dim",) if kind == "full_attention" else ()
         given = _first(config, (*names, *keys.HEAD_DIM))
         width, heads = _first(config, keys.WIDTH), _first(config, keys.HEADS)
-        if given is None and width is not None and heads is not None:
-            return int(width) // int(heads)
-        return given
+        if given is not None or width is None or heads is None:
+            return None if given is None else int(given)
+        return int(width) // int(heads)
 
     def look_outside(self, whole: bool) -> None:
         """Sort the keys outside of the dictionaries: kept, unknown, or not RoPE's at all."""
@@ -285,7 +297,7 @@ class _Reader:
                 if value is not None and key not in names - {"qk_rope_head_dim"}:
                     self.kept[key] = value
             elif key not in names and (not whole or _LOOKS_ROTARY.search(key)):
-                self.unknown[key] = nearest(key, [*keys.ROTARY, *keys.KEPT_OUTSIDE])
+                self.unknown[key] = nearest(key, keys.ROTARY)
 
 
 _LOOKS_ROTARY = re.compile(r"(^|_)(rope|rotary|rotates?|yarn|ntk|mrope|theta)(_|$)|_rope$|rotary")
@@ -312,6 +324,10 @@ def _with_defaults(config: Config) -> dict[str, Any]:
     if given & {"partial_rotary_factor", "rotary_pct", "rotary_dim"}:
         given |= {"rotary_pct", "rotary_dim"}
     return {**config, **{key: value for key, value in defaults.items() if key not in given}}
+
+
+def _without_null(given: Config) -> dict[str, Any]:
+    return {key: value for key, value in given.items() if value is not None}
 
 
 def _first(config: Config, names: tuple[str, ...]) -> Any:

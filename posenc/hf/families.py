@@ -5,25 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-INTERLEAVED = frozenset(
-    "axk1 axk2 bailing_hybrid blt blt_global_transformer blt_local_decoder blt_local_encoder "
-    "blt_patcher codegen cohere cohere2 cohere2_moe deepseek_v2 deepseek_v3 deepseek_v32 "
-    "deepseek_v4 dots3_note_text ernie4_5 ernie4_5_moe ernie4_5_vl_moe_text glm glm4 "
-    "glm4_moe_lite glm4v_text glm_moe_dsa glm_ocr_text gptj helium llama4_text longcat_flash "
-    "mistral4 mistral_large4_text moonshine moonshine_streaming youtu".split()
-)
+INTERLEAVED = {
+    "axk1", "axk2", "bailing_hybrid", "blt", "blt_global_transformer", "blt_local_decoder",
+    "blt_local_encoder", "blt_patcher", "codegen", "cohere", "cohere2", "cohere2_moe",
+    "deepseek_v2", "deepseek_v3", "deepseek_v32", "deepseek_v4", "dots3_note_text", "ernie4_5",
+    "ernie4_5_moe", "ernie4_5_vl_moe_text", "glm", "glm4", "glm4_moe_lite", "glm4v_text",
+    "glm_moe_dsa", "glm_ocr_text", "gptj", "helium", "llama4_text", "longcat_flash", "mistral4",
+    "mistral_large4_text", "moonshine", "moonshine_streaming", "youtu",
+}  # fmt: skip
 """Models whose pairs of channels are neighbours, as their released weights are."""
 
-SCALED_SOFTMAX = frozenset(
-    "axk1 axk2 bailing_hybrid deepseek_v2 deepseek_v3 deepseek_v32 glm4_moe_lite glm_moe_dsa "
-    "hy_v4 longcat_flash minicpm3 mistral4 mistral_large4_text youtu".split()
-)
+SCALED_SOFTMAX = {
+    "axk1", "axk2", "bailing_hybrid", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite",
+    "glm_moe_dsa", "hy_v4", "longcat_flash", "minicpm3", "mistral4", "mistral_large4_text", "youtu",
+}  # fmt: skip
 """Models that multiply the softmax scale by ``m(s, mscale_all_dim)**2`` under YaRN."""
 
-FULL_LAYERS_ONLY = frozenset({"olmo3"})
+FULL_LAYERS_ONLY = {"olmo3"}
 """Models whose flat ``rope_scaling`` serves full attention alone, with one base for all layers."""
 
-SHORT_AND_LONG = frozenset({"phi3", "phi4_multimodal"})
+SHORT_AND_LONG = {"phi3", "phi4_multimodal"}
 """Models whose older configurations call LongRoPE ``yarn``."""
 
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {

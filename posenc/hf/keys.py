@@ -56,7 +56,9 @@ HEAD_DIM = ("qk_rope_head_dim", "head_dim", "attention_head_dim", "kv_channels")
 """Names of the width of a head in configurations, the first one that is present."""
 
 WIDTH = ("hidden_size", "n_embd", "d_model")
-HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
+HEADS = (
+    "num_attention_heads", "n_head", "n_heads", "num_heads", "decoder_num_attention_heads",
+)  # fmt: skip
 LENGTH = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 
 ROTARY = (

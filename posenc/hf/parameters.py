@@ -126,9 +126,11 @@ class _Reader:
     def rope(self) -> RoPE:
         around, base = self.around, self.given.get("rope_theta")
         if base is None:
-            raise ValueError("rope_theta is missing")
+            raise ValueError("rope_theta is missing, here and beside rope_scaling")
         if around.head_dim is None:
-            raise ValueError("head_dim is missing, and the configuration has no such key")
+            raise ValueError(
+                "head_dim is missing: give it as an argument, or a whole configuration"
+            )
         dim, scaling = self.rotary_dim(around.head_dim), self.scaling()
         return RoPE(
             around.head_dim,
@@ -170,8 +172,8 @@ class _Reader:
         if self.kind == "dynamic":
             return self.dynamic()
         if self.kind == "llama3":
-            names = ("factor", "low_freq_factor", "high_freq_factor")
-            return Llama3(*map(self.needed, names), self.original_len())
+            low, high = self.needed("low_freq_factor"), self.needed("high_freq_factor")
+            return Llama3(self.needed("factor"), low, high, self.original_len())
         if self.kind == "yarn":
             return self.yarn()
         return self.longrope()
@@ -215,9 +217,11 @@ class _Reader:
                 "short_mscale and long_mscale differ; LongRoPE has one attention factor, "
                 f"got {self.given['short_mscale']!r} and {self.given['long_mscale']!r}"
             )
-        for attention in by_length:
+        if by_length:
+            (attention,) = by_length
             self.notes.append("short_mscale and long_mscale are the attention factor (Phi-3.5-MoE)")
         factor = self.factor(length) if attention is None else self.given.get("factor")
+        factor = None if factor == 1 else factor
         return LongRoPE(short, long, length, factor=factor, attention_factor=attention)
 
     def factor(self, original_len: int) -> float:
@@ -233,22 +237,23 @@ class _Reader:
     def original_len(self) -> int:
         """``original_max_position_embeddings``, or ``max_position_embeddings`` without it."""
         own, outer = self.given.get("original_max_position_embeddings"), self.around.original_len
-        length = own if outer is None else outer
+        length: int | None = own if outer is None else outer
         if None not in (own, outer) and own != outer:
             self.notes.append(
                 f"original_max_position_embeddings is {outer} in the configuration, which has "
                 f"priority, and {own} here"
             )
-        if length is None and self.around.max_len is None:
+        if length is not None:
+            return length
+        if self.around.max_len is None:
             raise ValueError(
                 "original_max_position_embeddings is missing, and so is max_position_embeddings"
             )
-        if length is None:
-            self.notes.append(
-                "original_max_position_embeddings is missing: "
-                f"{self.around.max_len}, max_position_embeddings"
-            )
-        return self.around.max_len if length is None else length
+        self.notes.append(
+            "original_max_position_embeddings is missing: "
+            f"{self.around.max_len}, max_position_embeddings"
+        )
+        return self.around.max_len
 
     def needed(self, key: str) -> Any:
         if self.given.get(key) is None:

@@ -10,12 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from posenc.angles import Turns
 from posenc.checks import check_choice, check_count, check_positive
 from posenc.protocol import Array, Namespace, PositionScheme, Role
 from posenc.schemes.scalings import Proportional, Scaling
+
+if TYPE_CHECKING:
+    from posenc.schemes.nope import NoPE
 
 Layout = Literal["half", "interleaved"]
 
@@ -80,6 +83,56 @@ class RoPE(PositionScheme):
         object.__setattr__(self, "_turns", Turns(exact))
         object.__setattr__(self, "_frequencies", tuple(map(float, exact)))
         object.__setattr__(self, "_factors", (scaling.amplitude, scaling.score_factor))
+
+    @staticmethod
+    def from_hf(
+        rope_parameters: Mapping[str, Any] | None,
+        *,
+        head_dim: int | None = None,
+        max_position_embeddings: int | None = None,
+    ) -> RoPE | NoPE | dict[str, RoPE | NoPE]:
+        """The scheme that a configuration of Hugging Face transformers, 4 or 5, describes.
+
+        Parameters
+        ----------
+        rope_parameters
+            The dictionary ``rope_parameters``; ``{"rope_theta": ..., "rope_scaling": {...}}``; a
+            whole ``config.json`` as a dictionary; or None for a model that does not rotate.
+        head_dim
+            Channels per head, ``D``. A whole configuration says it.
+        max_position_embeddings
+            The length in the configuration, which some types need. A whole configuration says it.
+
+        Returns
+        -------
+        A ``RoPE``; ``NoPE`` for None; a dictionary of them, if the configuration has one per layer
+        type.
+
+        Raises
+        ------
+        TypeError, ValueError
+            A key is unknown or missing, or its value is wrong. The error names it.
+            ``posenc.hf.read`` accepts unknown keys and lists them.
+        """
+        from posenc import hf
+
+        return hf.from_hf(
+            rope_parameters, head_dim=head_dim, max_position_embeddings=max_position_embeddings
+        )
+
+    def to_hf(self) -> dict[str, Any]:
+        """The dictionary ``rope_parameters`` of transformers 5. ``from_hf`` gives the scheme back.
+
+        The layout is not in it: in transformers it belongs to the model.
+
+        Raises
+        ------
+        ValueError
+            transformers has no ``rope_type`` for this scaling.
+        """
+        from posenc import hf
+
+        return hf.to_hf(self)
 
     @property
     def attention_factor(self) -> float:
