@@ -159,12 +159,18 @@ class RoPE(PositionScheme):
             raise ValueError(f"x has {x.shape[-1]} channels, the scheme head_dim={self.head_dim}")
         # Rotated in float32 or better; the cast to a half-precision dtype is the last step.
         work = xp.float64 if x.dtype == xp.float64 else xp.float32
-        sin, cos = self._turns.sincos(pos, dtype=work, xp=xp)
-        if self.attention_factor != 1:
-            sin, cos = self.attention_factor * sin, self.attention_factor * cos
+        sin, cos = self._sincos(pos, params, dtype=work, xp=xp)
         rotary, rest = x[..., : self.rotary_dim], x[..., self.rotary_dim or self.head_dim :]
         rotated = xp.astype(_LAYOUTS[self.layout](xp.astype(rotary, work), sin, cos, xp), x.dtype)
         return rotated if self.rotary_dim is None else xp.concat([rotated, rest], axis=-1)
+
+    def _sincos(
+        self, pos: Array, params: Mapping[str, Array], *, dtype: Any, xp: Namespace
+    ) -> tuple[Array, Array]:
+        """Sines and cosines ``(..., R/2)``, times the factor of the scaling."""
+        sin, cos = self._turns.sincos(pos, dtype=dtype, xp=xp)
+        factor = self.attention_factor
+        return (sin, cos) if factor == 1 else (factor * sin, factor * cos)
 
 
 def _half(x: Array, sin: Array, cos: Array, xp: Namespace) -> Array:

@@ -220,42 +220,43 @@ _SCHEMES = (
         "rope-turns-queries-alone",
         "keys pass as they are: the angle is that of the query's position",
         ROPE,
-        "sin, cos = self._turns.sincos(pos, dtype=work, xp=xp)",
-        'sin, cos = self._turns.sincos(pos if role == "query" else 0 * pos, dtype=work, xp=xp)',
+        "sin, cos = self._sincos(pos, params, dtype=work, xp=xp)",
+        'sin, cos = self._sincos(pos if role == "query" else 0 * pos, params, dtype=work, xp=xp)',
         ("test_laws.py rotated_scores [rope]",),
     ),
     Fault(
         "rope-turns-keys-backwards",
         "scores depend on the sum of positions",
         ROPE,
-        "sin, cos = self._turns.sincos(pos, dtype=work, xp=xp)",
-        'sin, cos = self._turns.sincos(pos if role == "query" else -pos, dtype=work, xp=xp)',
+        "sin, cos = self._sincos(pos, params, dtype=work, xp=xp)",
+        'sin, cos = self._sincos(pos if role == "query" else -pos, params, dtype=work, xp=xp)',
         ("test_laws.py rotated_scores [rope]",),
     ),
     Fault(
         "rope-sine-for-cosine-of-keys",
         "a swap in one of two calls",
         ROPE,
-        "sin, cos = self._turns.sincos(pos, dtype=work, xp=xp)",
-        "sin, cos = self._turns.sincos(pos, dtype=work, xp=xp)[:: 1 if role == 'query' else -1]",
+        "sin, cos = self._sincos(pos, params, dtype=work, xp=xp)",
+        "sin, cos = self._sincos(pos, params, dtype=work, xp=xp)[:: 1 if role == 'query' else -1]",
         ("test_laws.py rotated_scores [rope]",),
     ),
     Fault(
         "rope-by-index",
         "rows counted from 0, whatever positions are given: wrong in decoding and packing",
         ROPE,
-        "sin, cos = self._turns.sincos(pos, dtype=work, xp=xp)",
-        "sin, cos = self._turns.sincos(\n"
-        "            xp.arange(x.shape[-2]) + 0 * pos, dtype=work, xp=xp\n        )",
+        "sin, cos = self._sincos(pos, params, dtype=work, xp=xp)",
+        "sin, cos = self._sincos(\n"
+        "            xp.arange(x.shape[-2]) + 0 * pos, params, dtype=work, xp=xp\n        )",
         ("test_laws.py transform_is_row_local-rope",),
     ),
     Fault(
         "rope-positions-in-half-precision",
         "positions in the dtype of x: 256 and 257 are one (huggingface/transformers 26602)",
         ROPE,
-        "sin, cos = self._turns.sincos(pos, dtype=work, xp=xp)",
-        "sin, cos = self._turns.sincos(\n"
-        "            xp.astype(xp.astype(pos, x.dtype), pos.dtype), dtype=work, xp=xp\n        )",
+        "sin, cos = self._sincos(pos, params, dtype=work, xp=xp)",
+        "sin, cos = self._sincos(\n"
+        "            xp.astype(xp.astype(pos, x.dtype), pos.dtype), params,"
+        " dtype=work, xp=xp\n        )",
         ("test_laws.py half_precision_rounds_once-torch-rope",),
     ),
     Fault(
@@ -270,9 +271,10 @@ _SCHEMES = (
         "rope-table-clamped",
         "positions beyond a table of 4096 rows take its last row",
         ROPE,
-        "sin, cos = self._turns.sincos(pos, dtype=work, xp=xp)",
-        "sin, cos = self._turns.sincos(\n"
-        "            xp.where(pos > 4095, 0 * pos + 4095, pos), dtype=work, xp=xp\n        )",
+        "sin, cos = self._sincos(pos, params, dtype=work, xp=xp)",
+        "sin, cos = self._sincos(\n"
+        "            xp.where(pos > 4095, 0 * pos + 4095, pos), params,"
+        " dtype=work, xp=xp\n        )",
         ("test_laws.py rotated_scores [rope]",),
     ),
     Fault(
