@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import NoneType, UnionType
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -92,14 +92,14 @@ def page(name: str, width: int = _WIDTH) -> str:
     """
     maker = maker_of(name)
     source, row = inspect.unwrap(maker), _row(name, maker)
-    parameters = _signature(source).parameters.values()
-    preset = getattr(maker, "preset", {})
+    preset, sources = getattr(maker, "preset", {}), (source, *_parts(maker))
     named = [
         p
-        for p in parameters
+        for each in sources
+        for p in _signature(each).parameters.values()
         if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p.name not in preset
     ]
-    texts = _docstring_texts(source)
+    texts = {n: text for each in sources for n, text in _docstring_texts(each).items()}
     parts = [
         " = ".join(
             dict.fromkeys((name, f"{source.__module__}.{source.__qualname__}{_call(preset)}"))
@@ -121,6 +121,10 @@ def table(rows: Sequence[Row], width: int = _WIDTH) -> str:
     cells = [_HEAD, *map(_cells, rows)]
     widths = [max(len(line[column]) for line in cells) for column in range(len(_HEAD))]
     gap = "  " if sum(widths) + 2 * len(widths[1:]) <= width else " "
+    # In a narrow table names are on lines of their own.
+    above = sum(widths) + len(gap) * len(widths[1:]) > width
+    if above:
+        cells, widths[0] = [("", *line[1:]) for line in cells], 1
     indent = " " * (widths[0] + len(gap))
 
     def paragraph(text: str) -> list[str]:
@@ -135,15 +139,22 @@ def table(rows: Sequence[Row], width: int = _WIDTH) -> str:
     for row, start in zip(rows, starts, strict=True):
         paper = row.paper.replace("arXiv ", "")
         fits = len(start) + 2 + len(paper) <= width
+        lines += [_short_name(row)] if above else []
         lines.append((f"{start}  {paper}" if fits else start).rstrip())
         lines += paragraph(row.title.replace("`", ""))
         lines += paragraph("" if fits else paper) + paragraph(row.error or "")
     return "\n".join(lines)
 
 
+def _parts(maker: Callable[..., PositionScheme]) -> tuple[type, ...]:
+    """The classes that a name sets, as a scaling of RoPE: the maker takes their options too."""
+    return tuple(v for v in getattr(maker, "preset", {}).values() if isinstance(v, type))
+
+
 def _call(preset: Mapping[str, Any]) -> str:
     """The options that a name sets, as in a call: ``(kind='log')``."""
-    return f"({', '.join(f'{key}={value!r}' for key, value in preset.items())})" if preset else ""
+    shown = (f"{n}={v.__name__ if isinstance(v, type) else repr(v)}" for n, v in preset.items())
+    return f"({', '.join(shown)})" if preset else ""
 
 
 def _facts(row: Row, width: int) -> list[str]:
@@ -183,10 +194,15 @@ def _example(name: str, options: Sequence[inspect.Parameter], width: int) -> lis
 
 def _signature(source: Any) -> inspect.Signature:
     """With types instead of their names, if all names can be looked up."""
+    signature = inspect.signature(source)
     try:
-        return inspect.signature(source, eval_str=True)
-    except (NameError, AttributeError):  # imported for type checkers alone
-        return inspect.signature(source)
+        hints = get_type_hints(source)  # those of inherited fields by the names of their own module
+    except (NameError, AttributeError, TypeError):  # imported for type checkers alone; no function
+        return signature
+    parameters = signature.parameters.values()
+    return signature.replace(
+        parameters=[p.replace(annotation=hints.get(p.name, p.annotation)) for p in parameters]
+    )
 
 
 def _type(annotation: Any) -> str:
@@ -218,16 +234,16 @@ def _docstring_texts(source: Any) -> dict[str, str]:
 
 
 def _section_texts(lines: Sequence[str]) -> dict[str, str]:
-    """Texts by name: ``name`` or ``name : type`` at the margin, then indented text."""
+    """Texts by name: ``name`` or ``name, other : type`` at the margin, then indented text."""
     texts: dict[str, str] = {}
-    name = ""
+    names: list[str] = []
     for number, line in enumerate(lines):
         if line.startswith(" "):
-            texts[name] = f"{texts.get(name, '')} {line.strip()}".strip()
+            texts |= {name: f"{texts.get(name, '')} {line.strip()}".strip() for name in names}
         elif line:
             if not "".join(lines[number + 1 : number + 2]).startswith(" "):
                 break  # a paragraph after the last entry
-            name = line.partition(":")[0].strip()
+            names = [name.strip() for name in line.partition(":")[0].split(",")]
     return texts
 
 
@@ -236,14 +252,15 @@ def _row(name: str, maker: Callable[..., PositionScheme]) -> Row:
         scheme = maker(**_SIZES)
         check_scheme(scheme)
         enters = _enters(scheme)
+        described: Any = (type(scheme), *_parts(maker))[-1]
         return Row(
             name=name,
-            title=_title(type(scheme)),
+            title=_title(described),
             enters=enters,
             learned=bool(scheme.param_specs()),
             relative=_is_relative(scheme, enters),
             fusable=_fusable(scheme, enters),
-            paper=scheme.paper,
+            paper=described.paper,
         )
     except Exception as error:
         return Row(name, error=f"{type(error).__name__}: {error}")
@@ -305,10 +322,14 @@ def _fusable(scheme: PositionScheme, enters: tuple[str, ...]) -> str:
 
 
 def _cells(row: Row) -> tuple[str, ...]:
-    name = row.name if len(row.name) <= _LONGEST_NAME else row.name[: _LONGEST_NAME - 1] + "…"
+    name = _short_name(row)
     if row.error is not None:
         return name, "error", "", "", ""
     learned, relative = ("yes" if yes else "no" for yes in (row.learned, row.relative))
     enters = ", ".join(row.enters) or "nothing"
     enters = textwrap.shorten(enters, _LONGEST_ENTERS, placeholder=" …")
     return name, enters, learned, relative, row.fusable
+
+
+def _short_name(row: Row) -> str:
+    return row.name if len(row.name) <= _LONGEST_NAME else row.name[: _LONGEST_NAME - 1] + "…"

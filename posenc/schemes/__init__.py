@@ -8,7 +8,7 @@ import inspect
 import sys
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
@@ -18,6 +18,7 @@ from posenc.protocol import PositionScheme
 from posenc.schemes.alibi import ALiBi
 from posenc.schemes.chunk import Chunk
 from posenc.schemes.learned import Learned
+from posenc.schemes.learned_rope import LearnedRoPE
 from posenc.schemes.nope import NoPE
 from posenc.schemes.rope import RoPE
 from posenc.schemes.scalings import (
@@ -42,9 +43,9 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 __all__ = [
-    "NTK", "PI", "ALiBi", "Chunk", "ClipHann", "ClipPeriod", "DynamicNTK", "Learned", "Llama3",
-    "LongRoPE", "NTKMixed", "NoPE", "Proportional", "RoPE", "Scaling", "Sink", "Sinusoidal",
-    "Sum", "T5Bias", "YaRN", "catalogue", "make",
+    "NTK", "PI", "ALiBi", "Chunk", "ClipHann", "ClipPeriod", "DynamicNTK", "Learned", "LearnedRoPE",
+    "Llama3", "LongRoPE", "NTKMixed", "NoPE", "Proportional", "RoPE", "Scaling", "Sink",
+    "Sinusoidal", "Sum", "T5Bias", "YaRN", "catalogue", "make",
 ]  # fmt: skip
 
 Maker = Callable[..., PositionScheme]
@@ -54,8 +55,19 @@ Entry = type[PositionScheme] | tuple[type[PositionScheme], Mapping[str, Any]] | 
 _BUILT_IN: dict[str, Entry] = {
     "alibi": ALiBi,
     "learned": Learned,
+    "learned_rope": LearnedRoPE,
     "nope": NoPE,
+    "p_rope": (RoPE, {"scaling": Proportional}),
     "rope": RoPE,
+    "rope_clip_hann": (RoPE, {"scaling": ClipHann}),
+    "rope_clip_period": (RoPE, {"scaling": ClipPeriod}),
+    "rope_dynamic": (RoPE, {"scaling": DynamicNTK}),
+    "rope_llama3": (RoPE, {"scaling": Llama3}),
+    "rope_longrope": (RoPE, {"scaling": LongRoPE}),
+    "rope_ntk": (RoPE, {"scaling": NTK}),
+    "rope_ntk_mixed": (RoPE, {"scaling": NTKMixed}),
+    "rope_pi": (RoPE, {"scaling": PI}),
+    "rope_yarn": (RoPE, {"scaling": YaRN}),
     "sinusoidal": Sinusoidal,
     "t5": T5Bias,
 }
@@ -149,8 +161,9 @@ def fitted_options(name: str, sizes: Mapping[str, int]) -> dict[str, Any]:
     TypeError, ValueError
         ``fitted`` does not return a mapping, or returns a name that is not an option.
     """
-    kind = inspect.unwrap(maker_of(name))
-    return _fit_options(kind, sizes) if _inherits(kind) else {}
+    maker = maker_of(name)
+    kind = inspect.unwrap(maker)
+    return _fit_all(kind, getattr(maker, "preset", _NONE), sizes) if _inherits(kind) else {}
 
 
 def maker_of(name: str) -> Maker:
@@ -227,9 +240,11 @@ def _maker(entry: Entry) -> Maker:
 def _class_maker(kind: type[PositionScheme], preset: Mapping[str, Any] = _NONE) -> Maker:
     """A maker of a class, which knows the sizes and options that it takes.
 
-    ``preset`` are options that the scheme's name sets, so the maker does not take them.
+    ``preset`` are options that the scheme's name sets, so the maker does not take them. If one is a
+    class, as a scaling of RoPE, the maker takes the options of that class and makes it.
     """
-    init = [field for field in fields(cast(Any, kind)) if field.init and field.name not in preset]
+    parts = {name: value for name, value in preset.items() if isinstance(value, type)}
+    init = [field for owner in (kind, *parts.values()) for field in _init_fields(owner, preset)]
     accepted = {field.name for field in init}
     needed = [f.name for f in init if f.default is MISSING and f.default_factory is MISSING]
 
@@ -238,16 +253,35 @@ def _class_maker(kind: type[PositionScheme], preset: Mapping[str, Any] = _NONE) 
             known = sorted(accepted - set(SIZES))
             raise ValueError(f"{kind.__name__} has no option {option!r}{nearest(option, known)}")
         sizes = _with_widths({name: value for name, value in given.items() if name in SIZES})
-        made = {**_fit_options(kind, sizes), **given, **sizes}
+        made = {**_fit_all(kind, preset, {**given, **sizes}), **given, **sizes}
         missing = [name for name in needed if name not in made]
         if missing:
             raise TypeError(f"{kind.__name__} needs {_join_names(missing)}{_given_sizes(given)}")
-        return kind(**{name: value for name, value in made.items() if name in accepted}, **preset)
+
+        def own(owner: Any) -> dict[str, Any]:
+            names = [field.name for field in _init_fields(owner, preset)]
+            return {name: made[name] for name in names if name in made}
+
+        made_parts = {name: part(**own(part)) for name, part in parts.items()}
+        return kind(**own(kind), **{**preset, **made_parts})
 
     # __wrapped__ keeps the class; updated=() does not copy its attributes.
     functools.update_wrapper(maker, kind, updated=())
     maker.preset = preset  # type: ignore[attr-defined]
+    maker.trained_as = _trained_as(kind, parts)  # type: ignore[attr-defined]
     return maker
+
+
+def _init_fields(owner: Any, preset: Mapping[str, Any]) -> list[Field[Any]]:
+    """The fields that the constructor of a dataclass takes, without those that a name sets."""
+    return [field for field in fields(owner) if field.init and field.name not in preset]
+
+
+def _trained_as(kind: type[PositionScheme], parts: Mapping[str, type]) -> str | None:
+    """The name of the class alone, if its parts extend a model that is trained without them."""
+    if all(getattr(part, "trained", True) for part in parts.values()):
+        return None
+    return next((name for name, entry in _BUILT_IN.items() if entry is kind), None)
 
 
 def _function_maker(function: Maker) -> Maker:
@@ -266,7 +300,19 @@ def _function_maker(function: Maker) -> Maker:
     return functools.update_wrapper(maker, function)
 
 
-def _fit_options(kind: type[PositionScheme], sizes: Mapping[str, int]) -> dict[str, Any]:
+def _fit_all(kind: Any, preset: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that fit the sizes, of a class and of the classes that its name sets.
+
+    The latter are told the given options too.
+    """
+    fitted = _fit_options(kind, {name: given[name] for name in given if name in SIZES})
+    for part in preset.values():
+        if isinstance(part, type):
+            fitted |= _fit_options(part, given)
+    return fitted
+
+
+def _fit_options(kind: Any, sizes: Mapping[str, int]) -> dict[str, Any]:
     """The options that ``kind.fitted`` returns for these sizes; ``{}`` if it has no ``fitted``."""
     fit = getattr(kind, "fitted", None)
     if not callable(fit):  # not there, or a field of that name
@@ -274,7 +320,7 @@ def _fit_options(kind: type[PositionScheme], sizes: Mapping[str, int]) -> dict[s
     options = fit(sizes)
     if not isinstance(options, Mapping):
         raise TypeError(f"{kind.__name__}.fitted must return options by name, got {options!r}")
-    known = sorted({field.name for field in fields(cast(Any, kind)) if field.init} - set(SIZES))
+    known = sorted({field.name for field in fields(kind) if field.init} - set(SIZES))
     for option in options.keys() - set(known):
         raise ValueError(f"{kind.__name__}.fitted has no option {option!r}{nearest(option, known)}")
     return dict(options)
@@ -282,10 +328,13 @@ def _fit_options(kind: type[PositionScheme], sizes: Mapping[str, int]) -> dict[s
 
 def _join_names(missing: list[str]) -> str:
     """For example ``max_len and dim (or num_heads and head_dim)``."""
-    names = " and ".join(missing)
-    derived = {"dim": "num_heads and head_dim", "hidden_dim": "dim, or num_heads and head_dim"}
-    other = derived.get(missing[-1])
-    return names if other is None else f"{names} (or {other})"
+    derived = {
+        "dim": "num_heads and head_dim",
+        "hidden_dim": "dim, or num_heads and head_dim",
+        "factor": "max_len and train_len",
+        "long_factor": "factor, or max_len and train_len",
+    }
+    return " and ".join(f"{n} (or {derived[n]})" if n in derived else n for n in missing)
 
 
 def _given_sizes(given: dict[str, Any]) -> str:

@@ -24,7 +24,7 @@ class ClipPeriod(Scaling):
     Hua et al. 2024 (FoPE), arXiv 2412.17739, section 4; Chen et al. 2024 (HoPE), arXiv 2410.21216.
     """
 
-    paper: ClassVar[str] = "Hua et al. 2024, arXiv 2412.17739; Chen et al. 2024, arXiv 2410.21216"
+    paper: ClassVar[str] = "Hua et al. 2024, arXiv 2412.17739"
     trained: ClassVar[bool] = True
 
     train_len: int

@@ -24,7 +24,7 @@ class DynamicNTK(Scaling):
     Parameters
     ----------
     factor
-        The factor ``s``.
+        The factor ``s``. ``posenc.make`` takes ``max_len / train_len``.
     train_len
         The length ``L0`` that the model was trained at.
     length

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from posenc.checks import check_count, check_positive
 from posenc.schemes.scalings.scaling import Scaling
@@ -23,7 +23,8 @@ class LongRoPE(Scaling):
     Parameters
     ----------
     short_factor, long_factor
-        Divisors, one per frequency: half the number of rotated channels.
+        Divisors, one per frequency: half the number of rotated channels. ``posenc.make`` takes 1
+        and ``s**(k/(n-1))``, where the paper has results of a search.
     train_len
         The length ``L0`` that the model was trained at.
     factor
@@ -65,6 +66,21 @@ class LongRoPE(Scaling):
             raise ValueError(f"train_len must be at least 2, got {self.train_len}")
         if self.length is not None:
             check_count("length", self.length)
+
+    @classmethod
+    def fitted(cls, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Divisors without a search: all 1 for short contexts, those of NTK-aware scaling beyond.
+
+        The latter are ``s**(k/(n-1))`` for ``n`` frequencies.
+        """
+        fitted = super().fitted(given)
+        s = {**fitted, **given}.get("factor")
+        dim = given.get("rotary_dim") or given.get("head_dim")
+        if s is None or not isinstance(dim, int):
+            return fitted
+        n = dim // 2
+        long = tuple(s ** (k / max(1, n - 1)) for k in range(n))
+        return {**fitted, "short_factor": (1.0,) * n, "long_factor": long}
 
     def scaled(
         self, frequencies: Sequence[Decimal], *, base: Decimal, dim: int

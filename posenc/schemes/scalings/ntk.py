@@ -20,7 +20,7 @@ class NTK(Scaling):
     Parameters
     ----------
     factor
-        The factor ``s`` of the context's length.
+        The factor ``s`` of the context's length. ``posenc.make`` takes ``max_len / train_len``.
 
     bloc97 2023; Peng et al. 2023, arXiv 2309.00071, definition 1.
     """

@@ -21,7 +21,7 @@ class NTKMixed(Scaling):
     Parameters
     ----------
     factor
-        The factor ``s`` of the context's length.
+        The factor ``s`` of the context's length. ``posenc.make`` takes ``max_len / train_len``.
 
     Su 2023, https://kexue.fm/archives/9706, with the exponent 0.75 of the author's code.
     """

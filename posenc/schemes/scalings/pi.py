@@ -18,7 +18,7 @@ class PI(Scaling):
     Parameters
     ----------
     factor
-        The factor ``s`` of the context's length.
+        The factor ``s`` of the context's length. ``posenc.make`` takes ``max_len / train_len``.
 
     Chen et al. 2023, arXiv 2306.15595, equation 4. HF: ``rope_type="linear"``.
     """

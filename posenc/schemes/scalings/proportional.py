@@ -32,7 +32,7 @@ class Proportional(Scaling):
     paper: ClassVar[str] = "Barbero et al. 2024, arXiv 2410.06205"
     trained: ClassVar[bool] = True
 
-    p: float
+    p: float = 0.75
     factor: float = 1
 
     def __post_init__(self) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from decimal import Decimal
 from fractions import Fraction
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from posenc.angles import exact_arithmetic, frequencies
 from posenc.checks import python_fields
@@ -27,6 +27,17 @@ class Scaling:
 
     def __post_init__(self) -> None:
         python_fields(self)
+
+    @classmethod
+    def fitted(cls, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return default options for the given sizes and options of ``posenc.make``.
+
+        ``factor`` is ``max_len / train_len``, at least 1, if models are not trained with it.
+        """
+        has_factor = "factor" in {field.name for field in fields(cls)}
+        if cls.trained or not has_factor or not {"max_len", "train_len"} <= given.keys():
+            return {}
+        return {"factor": max(1.0, given["max_len"] / given["train_len"])}
 
     def scaled(
         self, frequencies: Sequence[Decimal], *, base: Decimal, dim: int

@@ -27,7 +27,7 @@ class YaRN(Scaling):
     Parameters
     ----------
     factor
-        The factor ``s`` of the context's length.
+        The factor ``s`` of the context's length. ``posenc.make`` takes ``max_len / train_len``.
     train_len
         The length ``L0`` that the model was trained at.
     beta_fast, beta_slow
