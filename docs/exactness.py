@@ -1,6 +1,6 @@
 """Regenerates docs/exactness.md: ``python docs/exactness.py``. A few minutes on one core.
 
-Compares every scheme of the catalogue with the oracles of ``docs/oracles.py``, on every installed
+Compares every scheme that has an oracle in ``docs/oracles.py`` with it, on every installed
 framework, eager and compiled, in every dtype.
 """
 
@@ -25,7 +25,7 @@ WAYS = oracles.ways()
 NAMES = [f"2^{reach.bit_length() - 1}" for reach in RANGES]
 Errors = dict[tuple[Case, str, str], np.ndarray]  # of a case, a way and a dtype: one per range
 
-HEAD = """# How exact every scheme is
+HEAD = """# How exact schemes are
 
 Made by `python docs/exactness.py`. It compares posenc's results with mpmath, which computes each
 paper's formula to 50 digits and uses nothing of posenc (`docs/oracles.py`). Every figure is the
@@ -49,8 +49,8 @@ worst of its kind, not an average: {values:,} values in all.
 
 ## Promises
 
-`tests/docs/test_exactness.py` tests them for each scheme of the catalogue on each framework, and
-tests this page against them.
+`tests/docs/test_exactness.py` tests them for each scheme on this page on each framework, and tests
+this page against them.
 
 |  | float64 | float32 | float16, bfloat16 |
 | :-- | :-- | :-- | :-- |

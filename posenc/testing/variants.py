@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import fields, is_dataclass, replace
 from enum import Enum
-from itertools import islice
 from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
 
 from posenc.params import head_count
@@ -18,17 +17,18 @@ from posenc.protocol import PositionScheme
 
 def field_variants(
     scheme: PositionScheme, *, compared: bool = True
-) -> Iterator[tuple[str, PositionScheme]]:
-    """Variants with one changed field each, as ``("field=value", scheme)``.
+) -> Iterator[Iterator[tuple[str, PositionScheme]]]:
+    """For each field, variants with other values of that field, as ``("field=value", scheme)``.
 
     ``compared`` chooses between fields that ``==`` compares and those that it does not.
     """
     for field in fields(cast(Any, scheme)):
         if field.init and field.compare is compared:
-            for value, other in _with_other_values(scheme, field.name):
-                if _fits_together(other):
-                    yield f"{field.name}={value!r}", other
-                    break
+            yield (
+                (f"{field.name}={value!r}", other)
+                for value, other in _with_other_values(scheme, field.name)
+                if _fits_together(other)
+            )
 
 
 def sizes_of(scheme: Any, name: str) -> list[int]:
@@ -67,7 +67,7 @@ def _other_values(value: Any, hint: Any) -> list[Any]:
         others = get_args(hint)
     elif isinstance(value, Enum):
         others = type(value)
-    elif _is_scheme(value):
+    elif is_dataclass(value):
         others = _changed_parts(value)
     elif isinstance(value, tuple) and value and all(map(_is_scheme, value)):
         others = (
@@ -78,9 +78,10 @@ def _other_values(value: Any, hint: Any) -> list[Any]:
     elif isinstance(value, bool):
         others = (not value,)
     elif isinstance(value, int):
-        others = (2 * value, value + 2, value + 1, value - 1)  # a step of 1 may change nothing
+        # A step of 1 may change nothing; a large one may be needed.
+        others = (2 * value, value + 2, value + 1, value - 1, 64 * value)
     elif isinstance(value, float):
-        others = (2 * value, value / 2, value + 1)
+        others = (2 * value, value / 2, value + 1, value / 1024)
     elif isinstance(value, tuple) and value and all(isinstance(v, int | float) for v in value):
         others = (tuple(v + 0.5 for v in value), tuple(2 * v for v in value))
     elif value is None and {int, float} & set(get_args(hint)):
@@ -89,10 +90,10 @@ def _other_values(value: Any, hint: Any) -> list[Any]:
 
 
 def _changed_parts(part: Any) -> Iterator[Any]:
-    """One variant per field of a scheme that is itself a field."""
+    """Variants of a scheme, or of a scaling, that is itself a field: one of its fields changed."""
     for field in fields(part):
         if field.init and field.compare:
-            yield from (other for _, other in islice(_with_other_values(part, field.name), 1))
+            yield from (other for _, other in _with_other_values(part, field.name))
 
 
 def _is_scheme(value: Any) -> bool:

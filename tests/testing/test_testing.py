@@ -591,9 +591,8 @@ def test_sizes_are_those_of_the_parts():
     both = Sum(posenc.RoPE(6), posenc.Learned(max_len=40, dim=8))
     assert SchemeCase(both).head_dim == 6
     assert SchemeCase(both).positions == (0, 39)
-    assert {change for change, _ in SchemeCase(Sink(posenc.ALiBi(3))).named_variants()} >= {
-        "learned=False"
-    }
+    groups = SchemeCase(Sink(posenc.ALiBi(3))).named_variants()
+    assert "learned=False" in {change for group in groups for change, _ in group}
 
 
 @dataclass(frozen=True)
