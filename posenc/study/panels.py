@@ -13,6 +13,7 @@ INK, MUTED, GRID = "#1a1a1a", "#6b6b6b", "#e4e4e4"
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f")
 _MARKERS = "osD^vPX"
 FONT = 10.0  # points
+_LABEL = 1.2 * (FONT - 1)  # points between two labels
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,9 @@ def draw(axes: Any, lines: Sequence[Line], limits: tuple[float, float], *, marke
     """Lines, their bands, and a quiet grid."""
     for line in lines:
         colour = PALETTE[line.colour % len(PALETTE)]
-        shape = _MARKERS[line.colour % len(_MARKERS)] if marker else None
+        # Lines of one colour have different markers.
+        turn = line.colour + line.colour // len(PALETTE)
+        shape = _MARKERS[turn % len(_MARKERS)] if marker else None
         low = [i.mean - (i.half_width if i.n > 1 else 0) for i in line.intervals]
         high = [i.mean + (i.half_width if i.n > 1 else 0) for i in line.intervals]
         axes.fill_between(line.x, low, high, color=colour, alpha=0.18, linewidth=0)
@@ -82,7 +85,7 @@ def label_ends(axes: Any, lines: Sequence[Line]) -> None:
         if points:
             ends.append((line, *points[-1]))
     wanted = [(y - low) / (high - low) for _, _, y in ends]
-    places = spread(wanted, 1.2 * (FONT - 1) / height)
+    places = spread(wanted, _LABEL / height)
     for (line, x, y), place in zip(ends, places, strict=True):
         colour = PALETTE[line.colour % len(PALETTE)]
         axes.annotate(
@@ -114,6 +117,11 @@ def _short(label: str) -> str:
 def label_room(lines: Sequence[Line]) -> float:
     """Width in inches that labels need to the right of a panel."""
     return 0.35 + 0.07 * max((len(_short(line.label)) for line in lines), default=0)
+
+
+def label_height(lines: Sequence[Line]) -> float:
+    """Height in inches of a panel whose labels do not overlap, with some room to move."""
+    return 1.15 * len(lines) * _LABEL / 72
 
 
 def limits_of(lines: Sequence[Line]) -> tuple[float, float]:

@@ -21,11 +21,12 @@ from posenc.study.panels import (
     Line,
     draw,
     label_ends,
+    label_height,
     label_room,
     limits_of,
     log_axis,
 )
-from posenc.study.statistics import Records, Summary, mean_interval, series
+from posenc.study.statistics import Records, Summary, mean_interval, row_order, series
 
 _TITLES = {"loss": "Non-overlapping windows", "loss_same_targets": "Same targets, growing context"}
 
@@ -38,14 +39,16 @@ def loss_against_length(
 ) -> None:
     """Plot both protocols side by side, one line per scheme: a PNG of 1600 by 1000, an SVG or PDF.
 
+    A figure of many lines is higher, so that their labels fit.
     Bands are 95 % intervals over seeds. A dashed line is a scheme inside a window of the training
     length at test time. ``summary`` gives the title and the order of schemes. ``form`` is
     ``"png"``, ``"svg"`` or ``"pdf"``; the path's suffix does not matter.
     """
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 6.25), dpi=160)
     panels = [_loss_lines(records, key, summary) for key in _TITLES]
+    height = max(6.25, label_height(max(panels, key=len)) / 0.72)
+    figure = Figure(figsize=(10, height), dpi=160)
     limits = limits_of([line for lines in panels for line in lines])
     width = 0.43 - label_room([line for lines in panels for line in lines]) / 10
     for index, (title, lines) in enumerate(zip(_TITLES.values(), panels, strict=True)):
@@ -103,13 +106,8 @@ def _training_lengths(records: Records) -> list[int]:
     return sorted({record["train_len"] for record in records if "train_len" in record})
 
 
-def _order(records: Records, summary: Summary | None) -> list[str]:
-    first = summary["config"]["schemes"] if summary else []
-    return list(dict.fromkeys([*first, *(record["scheme"] for record in records)]))
-
-
 def _loss_lines(records: Records, key: str, summary: Summary | None) -> list[Line]:
-    order = _order(records, summary)
+    order = row_order(records, summary)
     return [
         Line(s.label, list(s.points), list(s.points.values()), order.index(s.scheme), s.windowed)
         for s in series(records, key, order)
@@ -125,7 +123,7 @@ def _position_lines(records: Records, summary: Summary, reference: str) -> list[
         if r.get("loss_by_position")
     }
     lines = []
-    for colour, scheme in enumerate(_order(records, summary)):
+    for colour, scheme in enumerate(row_order(records, summary)):
         pairs = [
             (curve, curves[reference, seed])
             for (name, seed), curve in curves.items()
@@ -146,16 +144,21 @@ def _minus(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[float]:
 
 
 def _curve_lines(records: Records, summary: Summary) -> list[Line]:
-    lines = []
-    for colour, scheme in enumerate(_order(records, summary)):
+    """One line for all labels that share their trainings, named by what they are trained as."""
+    lines, drawn = [], set()
+    for colour, scheme in enumerate(row_order(records, summary)):
         steps: dict[float, list[float]] = {}
+        name = scheme
         for record in records:
-            if record["scheme"] == scheme:
+            training = record.get("training")
+            if record["scheme"] == scheme and (training is None or training not in drawn):
+                drawn.add(training)
+                name = record.get("trained_as", scheme)
                 for step, loss in record.get("curve") or ():
                     steps.setdefault(step, []).append(math.nan if loss is None else loss)
         if steps:
             at = sorted(steps)
-            lines.append(Line(scheme, at, [mean_interval(steps[s]) for s in at], colour))
+            lines.append(Line(name, at, [mean_interval(steps[s]) for s in at], colour))
     return lines
 
 
@@ -208,7 +211,7 @@ def _svg(
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    width, height, left = 5.8, 4.2, 0.65
+    width, height, left = 5.8, max(4.2, label_height(lines) / 0.77), 0.65
     figure = Figure(figsize=(width, height))
     room = label_room(lines) if room is None else room
     axes = figure.add_axes((left / width, 0.15, (width - left - room) / width, 0.77))

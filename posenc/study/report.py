@@ -35,6 +35,7 @@ _VERDICTS = (
     "column. A tie means that these seeds show no significant difference (p ≥ .05), not that the "
     "two are equal. The intervals are 95 % each, not corrected. differences.csv has every length."
 )
+_MOST_NAMES = 6  # in a sentence
 _CAVEATS = (
     "The results hold for one configuration: this model, text, number of steps and seeds. "
     "Published comparisons with other models contradict one another, and may contradict this one.",
@@ -118,12 +119,16 @@ def headline(summary: Summary, records: Records) -> str:
 
 
 def _list_names(differences: Mapping[str, Difference], verdict: str, form: str) -> str:
-    """``form`` with ``t5 (-0.134) and rope (+3.079)``; empty if no scheme has this verdict."""
-    names = [
-        f"{name} ({one.interval.mean:+.3f})"
-        for name, one in differences.items()
-        if one.verdict == verdict
-    ]
+    """``form`` with ``t5 (-0.134) and rope (+3.079)``; empty if no scheme has this verdict.
+
+    Of more than ``_MOST_NAMES``, those with the largest differences are named.
+    """
+    found = {name: one.interval.mean for name, one in differences.items() if one.verdict == verdict}
+    names = [f"{name} ({mean:+.3f})" for name, mean in found.items()]
+    if len(found) > _MOST_NAMES:
+        largest = sorted(found, key=lambda name: -abs(found[name]))[: _MOST_NAMES - 1]
+        names = [f"{name} ({found[name]:+.3f})" for name in found if name in largest]
+        names.append(f"{len(found) - len(largest)} others")
     joined = " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
     return form.format(joined) if names else ""
 

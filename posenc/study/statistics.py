@@ -12,6 +12,7 @@ import numpy as np
 Records = Sequence[Mapping[str, Any]]  # one per run, as in results.jsonl
 Summary = Mapping[str, Any]  # of a study, as in study.json
 BySeed = Mapping[int, float]
+SORTED_FROM = 8  # schemes: so many are found by rank, fewer in the order in which they are named
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,22 @@ def series(
             label = f"{scheme}, window {min(windows)}"
             lines.append(Series(label, scheme, True, _points(own, "loss_windowed", level)))
     return lines
+
+
+def row_order(records: Records, summary: Summary | None = None) -> list[str]:
+    """Schemes in the order of rows, lines and colours: as the study names them, or sorted.
+
+    ``SORTED_FROM`` and more are sorted by the mean loss at the longest length of
+    non-overlapping windows; those without one come last.
+    """
+    named = summary["config"]["schemes"] if summary else ()
+    order = list(dict.fromkeys([*named, *(record["scheme"] for record in records)]))
+    at = lengths(records, "loss")
+    if len(order) < SORTED_FROM or not at:
+        return order
+    losses = losses_by_seed(records, "loss", at[-1])
+    means = {name: mean_interval(losses.get(name, {}).values()).mean for name in order}
+    return sorted(order, key=lambda name: math.inf if means[name] != means[name] else means[name])
 
 
 def losses_by_seed(records: Records, key: str, length: int) -> dict[str, dict[int, float]]:

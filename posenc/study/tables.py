@@ -12,6 +12,7 @@ from typing import Any
 
 from posenc.study.columns import align
 from posenc.study.statistics import (
+    SORTED_FROM,
     Difference,
     Interval,
     Records,
@@ -20,6 +21,7 @@ from posenc.study.statistics import (
     lengths,
     losses_by_seed,
     paired_differences,
+    row_order,
     series,
 )
 
@@ -85,7 +87,7 @@ def table_markdown(summary: Summary, records: Records) -> str:
 
 
 def settings(summary: Summary, records: Records) -> list[str]:
-    """Settings of the study that differ from a scheme's defaults: options, and a learning rate."""
+    """What the rows do not say: options set by the study, a learning rate, shared trainings."""
     config = summary["config"]
     fitted = [
         f"{name} is built with {options}" for name, options in summary.get("fitted", {}).items()
@@ -102,27 +104,53 @@ def settings(summary: Summary, records: Records) -> list[str]:
         lines.append(
             f"Learned position params ({', '.join(learned)}) have {scale} of the other weights."
         )
+    lines += [
+        f"Trained once as {name}, then tested as each: {', '.join(labels)}."
+        for name, labels in _shared_trainings(summary, records).items()
+    ]
+    if reach := config.get("random_positions"):
+        lines.append(f"Trained at positions drawn from 0 .. {reach - 1}, tested at 0, 1, 2, ...")
     return lines
+
+
+def _shared_trainings(summary: Summary, records: Records) -> dict[str, list[str]]:
+    """Labels that share a training with another label, by the label of the training."""
+    by_training: dict[str, set[str]] = {}
+    trained_as: dict[str, str] = {}
+    for record in records:
+        if "training" in record:
+            by_training.setdefault(record["training"], set()).add(record["scheme"])
+            trained_as[record["scheme"]] = record["trained_as"]
+    shared = {label for labels in by_training.values() if len(labels) > 1 for label in labels}
+    found: dict[str, list[str]] = {}
+    for label in filter(shared.__contains__, row_order(records, summary)):
+        found.setdefault(trained_as[label], []).append(label)
+    return found
 
 
 def schemes_as_built(summary: Summary, records: Records) -> dict[str, str]:
     """Each scheme as built, layer by layer where layers differ; ``@512`` is a window."""
     shown = {}
     for name, run in _first_runs(summary, records).items():
-        schemes = run.get("schemes") or ()
-        windows = run.get("windows") or (None,) * len(schemes)
-        layers = [
-            f"{scheme}@{window}" if window else scheme
-            for scheme, window in zip(schemes, windows, strict=True)
-        ]
-        kinds = list(dict.fromkeys(layers))
-        shown[name] = ", ".join(kinds if len(kinds) < 2 else layers)
+        trained = _layers(run.get("schemes"), run.get("windows"))
+        tested = _layers(run.get("tested_schemes"), run.get("tested_windows"))
+        shown[name] = f"{trained}; tested as {tested}" if tested else trained
     return {name: text for name, text in shown.items() if text}
+
+
+def _layers(schemes: Sequence[str] | None, windows: Sequence[int | None] | None) -> str:
+    schemes = schemes or ()
+    layers = [
+        f"{scheme}@{window}" if window else scheme
+        for scheme, window in zip(schemes, windows or (None,) * len(schemes), strict=True)
+    ]
+    kinds = list(dict.fromkeys(layers))
+    return ", ".join(kinds if len(kinds) < 2 else layers)
 
 
 def _first_runs(summary: Summary, records: Records) -> dict[str, Mapping[str, Any]]:
     """The first successful run of each scheme, in the order of the study."""
-    order = dict.fromkeys([*summary["config"]["schemes"], *(r["scheme"] for r in records)])
+    order = row_order(records, summary)
     runs = {r["scheme"]: r for r in reversed(records) if r["status"] == "ok"}
     return {name: runs[name] for name in order if name in runs}
 
@@ -136,6 +164,8 @@ def caption(records: Records) -> str:
         else "one seed, no interval"
     )
     note = " [2 of 3]: of 3 runs, 2 have a finite loss." if has_lost_runs(records) else ""
+    if len({record["scheme"] for record in records}) >= SORTED_FROM:
+        note += " Rows are sorted by the loss at the longest length of non-overlapping windows."
     return f"Bits per byte, lower is better; {entry}.{note}"
 
 
@@ -150,11 +180,15 @@ def has_lost_runs(records: Records) -> bool:
 
 
 def failures(records: Records) -> list[str]:
-    """One line per failed run."""
+    """One line per scheme and message of failed runs."""
+    seeds: dict[tuple[str, str], list[str]] = {}
+    for record in records:
+        if record["status"] != "ok":
+            what = record["scheme"], record.get("error") or "no message"
+            seeds.setdefault(what, []).append(str(record["seed"]))
     return [
-        f"failed: {record['scheme']}, seed {record['seed']}: {record.get('error') or 'no message'}"
-        for record in records
-        if record["status"] != "ok"
+        f"failed: {scheme}, seed{'s' * (len(of) > 1)} {', '.join(of)}: {message}"
+        for (scheme, message), of in seeds.items()
     ]
 
 
@@ -170,7 +204,7 @@ def _loss_table(summary: Summary, records: Records, protocol: str) -> Table | No
         return None
     rows: list[Sequence[str]] = []
     minor: set[int] = set()
-    for line in series(records, protocol, summary["config"]["schemes"]):
+    for line in series(records, protocol, row_order(records, summary)):
         runs = [record for record in records if record["scheme"] == line.scheme]
         cells = [_cell(line.points.get(length), runs, records) for length in at]
         if line.windowed:
@@ -205,7 +239,7 @@ def differences(
     losses = losses_by_seed(records, protocol, length)
     windowed = losses_by_seed(records, "loss_windowed", length)
     table = {}
-    for line in series(records, protocol, summary["config"]["schemes"]):
+    for line in series(records, protocol, row_order(records, summary)):
         beyond = length > summary["config"]["train_len"]
         own = (windowed if line.windowed else losses).get(line.scheme)
         if own and (beyond or not line.windowed):
@@ -221,7 +255,7 @@ def growth(summary: Summary, records: Records, protocol: str) -> dict[str, Diffe
         return {}
     short, long = (losses_by_seed(records, protocol, length) for length in ends)
     pairs = {}
-    for name in dict.fromkeys([*summary["config"]["schemes"], *long]):
+    for name in row_order(records, summary):
         start, end = short.get(name), long.get(name)
         if start and end:
             seeds = sorted(start.keys() | end.keys())

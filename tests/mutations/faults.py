@@ -2787,6 +2787,14 @@ _PLANS = (
         ("test_study.py tested_as_another t5 torch",),
     ),
     Fault(
+        "a-training-told-to-be-shared",
+        "the report says that labels share a training where each had its own",
+        "posenc/study/tables.py",
+        "for labels in by_training.values() if len(labels) > 1 for",
+        "for labels in by_training.values() for",
+        ("test_report.py share_a_training_are_told",),
+    ),
+    Fault(
         "random-positions-without-effect",
         "--random-positions trains at plain positions",
         RUN,

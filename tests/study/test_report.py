@@ -527,3 +527,57 @@ def test_matplotlib_is_imported_only_to_draw():
     code = "import sys, posenc.study.report; print('matplotlib' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
+
+
+MANY = ["flat", *(f"row{n}" for n in range(30)), "hopeless"]
+
+
+@pytest.fixture
+def many():
+    """Thirty-two schemes, two of which are tests of one training; the later the lower."""
+    runs = [record(name, seed) for name in MANY[:-1] for seed in range(3)]
+    for index, run in enumerate(runs):
+        run["loss"] = {n: value - index / 100 for n, value in run["loss"].items()}
+        run |= {"training": f"{index}", "trained_as": run["scheme"], "tested_schemes": None}
+    tested = [{**run, "scheme": "row4~row5", "tested_schemes": ["Row5()"]} for run in runs[15:18]]
+    return [*runs, *tested, *(failure("hopeless", seed) for seed in range(3))]
+
+
+def test_rows_of_many_schemes_are_sorted_and_those_of_few_are_not(records, many):
+    rows = [row[0] for row in loss_tables(study([*MANY, "row4~row5"]), many)[1].rows]
+    by_loss = [*(f"row{n}" for n in reversed(range(30))), "flat", "hopeless"]
+    by_loss.insert(by_loss.index("row4") + 1, "row4~row5")
+    assert rows == by_loss
+    text = table_text(study(MANY), many)
+    assert "sorted by the loss at the longest length" in " ".join(text.split())
+    assert "failed: hopeless, seeds 0, 1, 2: ValueError: no luck" in text
+    assert "sorted" not in table_text(study(), records)
+
+
+def test_labels_that_share_a_training_are_told_and_have_one_curve(many):
+    chosen = study(["row4", "row4~row5", "row6"])
+    few = [run for run in many if run["scheme"] in chosen["config"]["schemes"]]
+    assert "Trained once as row4, then tested as each: row4, row4~row5." in settings(chosen, few)
+    for run in few:
+        run["schemes"] = ["Row4()"]
+    assert schemes_as_built(chosen, few)["row4~row5"] == "Row4(); tested as Row5()"
+    assert "row4~row5" not in curve_svg(chosen, few)
+    for run in few[-3:]:  # trained again, on another day
+        run["training"] += "again"
+    assert "Trained once" not in " ".join(settings(chosen, few))
+    assert settings(study(random_positions=512), few)[-1].startswith("Trained at positions drawn")
+
+
+def test_a_headline_of_many_schemes_is_short(many):
+    for run in many:
+        run["loss_same_targets"] = run.get("loss")
+    line = headline(study(MANY), many)
+    assert "lower for row29 (-0.900), row28 (-0.870), " in line
+    assert "row25 (-0.780) and 26 others. " in line
+
+
+def test_a_figure_of_many_lines_is_higher(tmp_path, many):
+    loss_against_length(many, tmp_path / "loss.png", study(MANY))
+    width, height = struct.unpack(">II", (tmp_path / "loss.png").read_bytes()[16:24])
+    assert width == 1600
+    assert 1000 < height < 1400
