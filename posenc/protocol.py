@@ -302,7 +302,7 @@ class PositionScheme:
         """
         return None
 
-    # What the library asks of a scheme. A combination of schemes overrides these two.
+    # What the library asks of a scheme. A combination of schemes overrides these.
 
     def hooks(self) -> frozenset[str]:
         """Return the names of the methods in ``HOOKS`` that this scheme overrides."""
@@ -315,6 +315,13 @@ class PositionScheme:
         """
         features = {"hidden_features", "query_features", "key_features"}
         return "bias" in self.hooks() and (self.axes > 1 or bool(features & self.hooks()))
+
+    def bias_terms(self) -> tuple[tuple[str, PositionScheme], ...]:
+        """Return schemes whose biases add up to ``bias``, each with the prefix of its names.
+
+        The prefix is that of its params and features among those of this scheme.
+        """
+        return (("", self),) if "bias" in self.hooks() else ()
 
     _hooks: ClassVar[frozenset[str]] = frozenset()
 

@@ -136,6 +136,23 @@ class Call:
             key=tile_views(self.key.features, "key", xp=self.xp),
         )  # fmt: skip
 
+    def bias_terms(self) -> tuple[Call, ...]:
+        """One call for each scheme of ``scheme.bias_terms()``: their biases add up to the bias."""
+        return tuple(
+            self if scheme is self.scheme else self._with_part(prefix, scheme)
+            for prefix, scheme in self.scheme.bias_terms()
+        )
+
+    def _with_part(self, prefix: str, scheme: PositionScheme) -> Call:
+        """The same call with a part of the scheme, whose arrays and features have a prefix."""
+        names = (*scheme.param_specs(), *scheme.constants())
+        query, key = (
+            side._replace(features=_without_prefix(side.features, prefix))
+            for side in (self.query, self.key)
+        )
+        arrays = {name: self.arrays[prefix + name] for name in names}
+        return replace(self, scheme=scheme, arrays=arrays, query=query, key=key)
+
     def bias(self) -> Array | None:
         """The dense bias, ``(B or 1, H or 1, Q, K)``, in the working dtype; None without one.
 
@@ -256,6 +273,12 @@ def prepare(
     return _with_transform(call, params, given.k_transformed)
 
 
+def _without_prefix(features: Mapping[str, Array], prefix: str) -> dict[str, Array]:
+    """The features whose names have a prefix, by their names without it, and places."""
+    own = {n.removeprefix(prefix): a for n, a in features.items() if n.startswith(prefix)}
+    return own | {n: a for n, a in features.items() if n == _PLACES}
+
+
 def _squeeze_sink(sink: Array, dtype: Any, xp: Namespace) -> Array:
     """A sink ``(B or 1, H or 1, Q or 1)``, from an array that broadcasts to ``(B, H, Q, 1)``."""
     missing = (1,) * (4 - len(sink.shape))
@@ -327,7 +350,7 @@ def _side_for_bias(scheme: PositionScheme, side: Side) -> Side:
         return side._replace(features=features)
     if side.places is not None and features is side.features and has_bias(scheme):
         places = side.places[None, ...] if len(side.places.shape) == 2 else side.places
-        features = {**features, "places": places[:, None, :, :]}
+        features = {**features, _PLACES: places[:, None, :, :]}
     return side._replace(places=None, features=features)
 
 
@@ -409,6 +432,7 @@ _CACHE_WITHOUT_POSITIONS = (
     "if the cache dropped its first keys, give the positions"
 )
 
+_PLACES = "places"  # a feature that every part of a scheme reads
 
 _EMBEDS_ONLY = (
     "it acts on token embeddings only, so attention adds nothing; add "

@@ -28,7 +28,7 @@ from posenc.attn.blocks import block_max, pad_neg_inf
 from posenc.attn.call import Call
 from posenc.evaluate import reads_features
 from posenc.positions import visible
-from posenc.protocol import Array, PositionScheme
+from posenc.protocol import Array, Namespace, PositionScheme
 
 
 def negligible_blocks(call: Call, block: int, *, all_visible: Array | None = None) -> Array | None:
@@ -46,23 +46,24 @@ def negligible_blocks(call: Call, block: int, *, all_visible: Array | None = Non
 
     Returns
     -------
-    Booleans ``(B, H, nq, nk)``. None if the bias has no form by distance or by key, and for a
-    learned table, whose values rarely span the margin: 13 in bfloat16 and 24 in float32 at 1024
-    keys.
+    Booleans ``(B, H, nq, nk)``. None unless the bias is a sum of terms with a form by distance or
+    by key. None too if all terms are learned tables, whose values rarely span the margin: 13 in
+    bfloat16 and 24 in float32 at 1024 keys.
     """
     xp, (q_len, k_len) = call.xp, (call.q.shape[2], call.k.shape[2])
     if not may_have_negligible_blocks(call):
         return None
-    min_bias = None
-    if (bias := bias_by_key(call)) is not None:
-        own_bias = bias[..., max(0, k_len - q_len) :]
-        max_bias = block_max(bias, block, xp)[..., None, :]
-        if all_visible is not None:
-            min_bias = -block_max(-bias, block, xp)[..., None, :]
-    elif (bias := bias_by_distance(call)) is not None:
-        own_bias = bias[None, :, k_len - 1 : k_len]  # at distance 0
-        max_bias = _max_bias_between_blocks(call, bias, block)[None, ...]
-    else:
+    keys, table = _parts_of_bias(call)
+    min_bias = own_bias = max_bias = None
+    if keys is not None:
+        own_bias = keys[..., max(0, k_len - q_len) :]
+        max_bias = block_max(keys, block, xp)[..., None, :]
+        if all_visible is not None and table is None:
+            min_bias = -block_max(-keys, block, xp)[..., None, :]
+    if table is not None:
+        own_bias = _add(own_bias, table[None, :, k_len - 1 : k_len])  # at distance 0
+        max_bias = _add(max_bias, _max_bias_between_blocks(call, table, block)[None, ...])
+    if own_bias is None or max_bias is None:
         return None
     max_score, own_score = _score_bounds(call, own_bias)
     # For each block of queries, the least of (a score in the sum) - (the largest possible score).
@@ -75,14 +76,41 @@ def negligible_blocks(call: Call, block: int, *, all_visible: Array | None = Non
     # ln(K) from an array: a compiler would fold that of a Python number and fix the length.
     log_keys = xp.log(xp.full_like(max_score[:1, :1, :1], k_len))
     margin = log_keys + math.log(4 / float(xp.finfo(call.q.dtype).eps))
-    return max_bias <= (lowest - margin - _rounding(call, bias, max_score))[..., None]
+    size = sum(_largest(part, xp) for part in (keys, table) if part is not None)
+    return max_bias <= (lowest - margin - _rounding(call, size, max_score))[..., None]
 
 
 def may_have_negligible_blocks(call: Call) -> bool:
     """Whether ``negligible_blocks`` can return an array for this call, whatever its values."""
-    has_form = has_bias_by_key(call) or has_bias_by_distance(call)
     # A mask or cap of the caller may change the term of a query's own key in its sum.
-    return has_form and call.plain and call.sink_tokens == 0 and not _has_table(call.scheme)
+    if not call.plain or call.sink_tokens != 0:
+        return False
+    terms = call.bias_terms()
+    if all(_has_table(term.scheme) for term in terms):
+        return False
+    return all(has_bias_by_distance(term) or has_bias_by_key(term) for term in terms)
+
+
+def _parts_of_bias(call: Call) -> tuple[Array | None, Array | None]:
+    """A bias as a part by key plus a part by distance; None for a part that it has not.
+
+    Both are None if it is no such sum. FoX with T5's table has both parts.
+    """
+    if (keys := bias_by_key(call)) is not None:
+        return keys, None
+    table = None
+    for term in call.bias_terms():
+        if (by_distance := bias_by_distance(term)) is not None:
+            table = _add(table, by_distance)
+        elif (by_key := bias_by_key(term)) is not None:
+            keys = _add(keys, by_key)
+        else:
+            return None, None
+    return keys, table
+
+
+def _add(total: Array | None, term: Array) -> Array:
+    return term if total is None else total + term
 
 
 def _has_table(scheme: PositionScheme) -> bool:
@@ -123,16 +151,19 @@ def _score_bounds(call: Call, own_bias: Array) -> tuple[Array, Array]:
     return max_score, xp.where(mask, own_score, -math.inf)
 
 
-def _rounding(call: Call, bias: Array, max_score: Array) -> Array:
-    """A bound on rounding errors of the comparison.
+def _largest(bias: Array, xp: Namespace) -> Array:
+    """The largest absolute value of a bias that is finite."""
+    return xp.max(xp.where(xp.isfinite(bias), xp.abs(bias), 0.0))
+
+
+def _rounding(call: Call, size: Array, max_score: Array) -> Array:
+    """A bound on rounding errors of the comparison; ``size`` bounds the bias.
 
     A rounding is ``eps / 2``, relative. Norms and own scores of ``D`` channels take at most
     ``2 D + 20`` in units of the largest score, and all sums at most 16 in units of the bias.
     """
-    xp = call.xp
-    size = xp.max(xp.where(xp.isfinite(bias), xp.abs(bias), 0.0))
-    eps = float(xp.finfo(call.dtype).eps)
-    return eps * (8 * size + (call.q.shape[3] + 10) * xp.max(max_score))
+    eps = float(call.xp.finfo(call.dtype).eps)
+    return eps * (8 * size + (call.q.shape[3] + 10) * call.xp.max(max_score))
 
 
 def _max_bias_between_blocks(call: Call, table: Array, block: int) -> Array:

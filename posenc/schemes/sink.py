@@ -110,6 +110,9 @@ class Sink(PositionScheme):
     def reads_features(self) -> bool:
         return self.scheme.reads_features()
 
+    def bias_terms(self) -> tuple[tuple[str, PositionScheme], ...]:
+        return self.scheme.bias_terms()
+
     def param_specs(self) -> Mapping[str, ParamSpec]:
         specs = dict(self.scheme.param_specs())
         if self.per_query:

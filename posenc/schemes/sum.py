@@ -112,6 +112,13 @@ class Sum(PositionScheme):
     def reads_features(self) -> bool:
         return any(scheme.reads_features() for scheme in self.schemes)
 
+    def bias_terms(self) -> tuple[tuple[str, PositionScheme], ...]:
+        return tuple(
+            (f"{n}_{prefix}", term)
+            for n, scheme in self._with_hook("bias")
+            for prefix, term in scheme.bias_terms()
+        )
+
     def param_specs(self) -> Mapping[str, ParamSpec]:
         return self._prefixed("param_specs")
 

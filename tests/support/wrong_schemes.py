@@ -15,6 +15,7 @@ from subjects import MAX_LEN
 import posenc
 from posenc import ParamSpec, PositionScheme
 from posenc.params import Params
+from posenc.schemes import Sum
 from posenc.testing.examples import HEAD_DIM, HEADS, Fading, Forgetting, Kerple, Shaw, uniform
 
 
@@ -538,6 +539,17 @@ class Doubtful(posenc.ALiBi):
         return xp.zeros_like(q, dtype=xp.float32) + len(self.calls)
 
 
+@dataclass(frozen=True, init=False, repr=False)
+class Halved(Sum):
+    """A bias that is no longer the sum of those of its parts."""
+
+    def bias(self, q, k, *, params, xp):
+        return super().bias(q, k, params=params, xp=xp) / 2
+
+    def hooks(self):
+        return super().hooks() - {"key_bias"}
+
+
 # Case -> scheme, by the name of the law that tells.
 WRONG: dict[str, PositionScheme] = {
     "tile_is_slice (64 keys)": LongRow(),
@@ -562,6 +574,7 @@ WRONG: dict[str, PositionScheme] = {
     "key_bias_is_as_claimed (beyond 2**21)": VeryFarKeys(HEADS),
     "key_bias_is_as_claimed (negative)": NegativeKeys(HEADS),
     "key_bias_is_as_claimed (some heads)": OneHeadsKeys(HEADS),
+    "bias_terms_add_up": Halved(Kerple(), posenc.T5Bias(HEADS)),
     "transform_is_row_local (64 tokens)": LongTurn(HEAD_DIM),
     "transform_is_row_local (batch)": CrowdedTurn(HEAD_DIM),
     "transform_is_row_local (heads that share)": FewHeads(HEAD_DIM),

@@ -1,6 +1,6 @@
-"""Declared properties (``relative``, ``key_bias``, ``constant_beyond``) must hold.
+"""What a scheme declares of its bias must hold.
 
-Undeclared ones must not.
+Undeclared ``relative``, ``key_bias`` and ``constant_beyond`` must not.
 
 A missing declaration only costs speed. It is a law because readers of the catalogue take a missing
 declaration for "no".
@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import numpy as np
 
+from posenc.attn.call import prepare
 from posenc.evaluate import reads_features
 from posenc.testing.framework import Host
 from posenc.testing.law import law, require
 from posenc.testing.lawbook.bias import key_bias
 from posenc.testing.scheme_case import SchemeCase
 from posenc.testing.tokens import Tokens
-from posenc.testing.tolerances import KEY_BIAS_TOL
+from posenc.testing.tolerances import KEY_BIAS_TOL, VALUE_TOL, assert_near
 
 _TRIALS, _EACH = 3, 20
 # Near, across any context, and where float32 no longer represents every integer.
@@ -103,6 +104,21 @@ def key_bias_is_as_claimed(case: SchemeCase) -> None:
         claimed or not separable,
         "not claimed, though the bias is u(q) + w(k): write key_bias, which returns w(k)",
     )
+
+
+@law("scheme")
+def bias_terms_add_up(case: SchemeCase) -> None:
+    """The biases of ``bias_terms`` add up to the bias."""
+    if not case.has_bias or case.scheme.bias_terms() == (("", case.scheme),):
+        return
+    given = case.tensors(_EACH)
+    x = given.pop("x")
+    hidden = {"x": x} if case.reads_hidden else {}
+    call = prepare(*given.values(), case.scheme, case.params, **hidden)
+    biases = [bias for term in call.bias_terms() if (bias := term.bias()) is not None]
+    whole = np.asarray(call.bias())
+    total = np.broadcast_to(sum(biases), whole.shape)
+    assert_near(total, whole, VALUE_TOL["float64"], "the sum of the biases of bias_terms")
 
 
 def _find_mismatch(

@@ -1,0 +1,112 @@
+"""FoX, the Forgetting Transformer: each token forgets part of all that came before it.
+
+``bias = c_i - c_j``, ``c_t = sum_{s <= t} log f_s``, ``f_t = sigmoid(w_h . x_t + b_h)``.
+
+Lin, Nikishin, He and Courville 2025, "Forgetting Transformer: Softmax Attention with a Forget
+Gate", arXiv 2503.02130, section 3.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from posenc.checks import check_choice, check_finite, check_positive
+from posenc.protocol import Array, Namespace, ParamSpec
+from posenc.schemes.gates import SummedGates, log_sigmoid, logits
+
+_TYPES = ("full", "bias_only", "fixed")
+
+
+@dataclass(frozen=True)
+class FoX(SummedGates):
+    """``bias = sum of log sigmoid(w_h . x_t + b_h)`` over the tokens after the key, to the query.
+
+    Hidden states ``x (B, L, C)`` of the attention layer are given as ``x=``. Learned arrays are
+    ``w (H, C)``, from normal values of standard deviation 0.02, and ``b (H,)``. The sums count
+    tokens of a segment in the order of positions; the positions themselves have no effect.
+
+    Parameters
+    ----------
+    num_heads
+        Number of query heads ``H``.
+    hidden_dim
+        Width ``C`` of the hidden states.
+    bias_init
+        First value of ``b``. A head remembers about ``1 / ln(1 + exp(-b))`` tokens: 1.4 with the
+        authors' 0, and 149 with 5, which x-transformers takes. It changes short trainings.
+    fgate_type
+        ``"full"``: as above. ``"bias_only"``: without ``w``, so all tokens have one learned gate
+        per head. ``"fixed"``: that, with nothing learned.
+    decay_time
+        ``(T_min, T_max)``, for ``"bias_only"`` and ``"fixed"``: head ``h`` remembers ``T_h``
+        tokens, from ``T_min`` in the first head to ``T_max`` in the last one, evenly in the
+        logarithm. ``b_h = -ln(expm1(1 / T_h))`` replaces ``bias_init``. The fixed form is ALiBi
+        with slopes ``1 / T_h``.
+
+    Raises
+    ------
+    TypeError, ValueError
+        An argument is not as described; the message has its name, its value and what is accepted.
+
+    Lin, Nikishin, He and Courville 2025, arXiv 2503.02130.
+    """
+
+    paper: ClassVar[str] = "Lin, Nikishin, He, Courville 2025, arXiv 2503.02130"
+
+    bias_init: float = 0.0
+    fgate_type: Literal["full", "bias_only", "fixed"] = "full"
+    decay_time: tuple[float, float] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_finite("bias_init", self.bias_init)
+        check_choice("fgate_type", self.fgate_type, _TYPES)
+        if self.decay_time is None:
+            if self.fgate_type == "fixed":
+                raise ValueError("fgate_type='fixed' needs decay_time=(T_min, T_max), got None")
+            return
+        if self.fgate_type == "full":
+            raise ValueError(
+                f"decay_time={self.decay_time} is for fgate_type='bias_only' or 'fixed', "
+                "got 'full', whose gates start from bias_init"
+            )
+        object.__setattr__(self, "decay_time", _check_decay_time(self.decay_time))
+
+    def param_specs(self) -> Mapping[str, ParamSpec]:
+        if self.fgate_type == "fixed":
+            return {}
+        first = self._first_b()
+        b = ParamSpec((self.num_heads,), init=lambda rng, shape: np.asarray(first))
+        return {"b": b} if self.fgate_type == "bias_only" else {**super().param_specs(), "b": b}
+
+    def constants(self) -> Mapping[str, tuple[float, ...]]:
+        return {"b": self._first_b()} if self.fgate_type == "fixed" else {}
+
+    def log_gates(self, x: Array, *, params: Mapping[str, Array], xp: Namespace) -> Array:
+        if self.fgate_type == "full":
+            return log_sigmoid(logits(x, params, xp), xp)
+        return log_sigmoid(xp.zeros_like(x[..., :1]) + params["b"], xp)
+
+    def _first_b(self) -> tuple[float, ...]:
+        """``b`` of each head: fixed, or its first value."""
+        if self.decay_time is None:
+            return (self.bias_init,) * self.num_heads
+        low, high = map(math.log, self.decay_time)
+        step = (high - low) / max(1, self.num_heads - 1)
+        times = (math.exp(low + h * step) for h in range(self.num_heads))
+        # -ln(expm1(1 / T)), for short times without overflow.
+        return tuple(-1 / t - math.log(-math.expm1(-1 / t)) for t in times)
+
+
+def _check_decay_time(given: Any) -> tuple[float, float]:
+    if not isinstance(given, tuple | list) or len(given) != 2:
+        raise TypeError(f"decay_time must be (T_min, T_max) in tokens, got {given!r}")
+    low, high = (check_positive("decay_time", time) for time in given)
+    if low > high:
+        raise ValueError(f"decay_time must be (T_min, T_max) with T_min <= T_max, got {given!r}")
+    return low, high

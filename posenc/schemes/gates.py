@@ -1,0 +1,62 @@
+"""Gates of tokens, summed: what FoX and CABLE have in common.
+
+Token ``t`` has a gate ``g_t <= 0`` in each head, computed from its hidden state. ``c_t`` is the sum
+of the gates up to token ``t``, and the bias is ``c_i - c_j``, the sum of the gates after key ``j``
+up to query ``i``. A constant gate ``-m`` gives ALiBi with slope ``m``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from posenc.checks import check_count
+from posenc.protocol import Array, Namespace, ParamSpec, PositionScheme, Role
+
+
+@dataclass(frozen=True)
+class SummedGates(PositionScheme):
+    """``bias = c_i - c_j``, where ``c`` sums ``log_gates``, which a subclass computes."""
+
+    cumulative: ClassVar[tuple[str, ...]] = ("c",)
+
+    num_heads: int
+    hidden_dim: int
+
+    def __post_init__(self) -> None:
+        check_count("num_heads", self.num_heads)
+        check_count("hidden_dim", self.hidden_dim)
+
+    def param_specs(self) -> Mapping[str, ParamSpec]:
+        shape = (self.num_heads, self.hidden_dim)
+        return {"w": ParamSpec(shape), "b": ParamSpec(shape[:1], lambda rng, shape: np.zeros(shape))}
+
+    def log_gates(self, x: Array, *, params: Mapping[str, Array], xp: Namespace) -> Array:
+        """The gates ``(B, L, H)`` of tokens with hidden states ``x (B, L, C)``."""
+        raise NotImplementedError
+
+    def hidden_features(
+        self, x: Array, *, role: Role, params: Mapping[str, Array], xp: Namespace
+    ) -> Mapping[str, Array]:
+        if role == "query":  # the library gives queries the sums
+            return {}
+        return {"c": xp.matrix_transpose(self.log_gates(x, params=params, xp=xp))}
+
+    def bias(self, q: Array, k: Array, *, params: Any, xp: Namespace) -> Array:
+        return params.query["c"] - params.key["c"]
+
+    def key_bias(self, k: Array, *, params: Any, xp: Namespace) -> Array | None:
+        return -params.key["c"]
+
+
+def logits(x: Array, params: Mapping[str, Array], xp: Namespace) -> Array:
+    """``w_h . x_t + b_h``, ``(B, L, H)``."""
+    return xp.matmul(x, xp.matrix_transpose(params["w"])) + params["b"]
+
+
+def log_sigmoid(z: Array, xp: Namespace) -> Array:
+    """``ln(1 / (1 + exp(-z)))``, without overflow."""
+    return xp.minimum(z, xp.zeros_like(z)) - xp.log1p(xp.exp(-xp.abs(z)))
