@@ -63,7 +63,7 @@ They hold up to position 2^24, for negative positions too, traced or not. "Round
 equal bit for bit to the float32 result, cast.
 """
 
-MEASURES = {"bounded": "spacing in [1/2, 1)", "ulp": "ulp", "copy": "wrong values"}
+MEASURES = {"bounded": "spacing in [1/2, 1)", "ulp": "ulp", "sum": "ulp", "copy": "wrong values"}
 
 NOTES = {
     "rope": "Pairs (1, 0) are rotated, so results are cosines and sines. `vectors` rotates random "

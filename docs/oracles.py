@@ -17,6 +17,7 @@ import mpmath
 import numpy as np
 
 import posenc
+import posenc.schemes
 from posenc.testing.framework import Framework, frameworks
 
 RANGES = (2**7, 2**12, 2**17, 2**20, 2**24)
@@ -37,6 +38,10 @@ LIMITS = {
     "bounded": {"float64": 4.0, "float32": 4.0, "float16": 0.501, "bfloat16": 0.501},
     # Slope, distance (in float32 beyond 2**24) and product are rounded once each: less than 2.
     "ulp": {"float64": 2.0, "float32": 2.0, "float16": 0.501, "bfloat16": 0.501},
+    # A gate: exp and log1p 1 each, with the argument of log1p and a difference 2.5 together, of
+    # exact logits. A sum of 16 gates is rounded 15 times, each at most by half a spacing of it,
+    # and a spacing is between 1 and 2 roundings of a number: 15 + 5.
+    "sum": {"float64": 20.0, "float32": 20.0, "float16": 0.51, "bfloat16": 0.501},
     # Nothing is computed, and a bucket is a whole number.
     "copy": {"float64": 0.0, "float32": 0.0, "float16": 0.0, "bfloat16": 0.0},
 }
@@ -155,6 +160,14 @@ def nope(scheme: Any, given: Mapping[str, np.ndarray]) -> np.ndarray:
     return given["x"]
 
 
+def gate_sums(scheme: Any, given: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Sums of ``-ln(1 + exp(-z))``, ``z = w.x + b`` (Lin et al.), or ``-(w.x + b)`` (Veisi)."""
+    sign = -1 if isinstance(scheme, posenc.schemes.CABLE) else 1
+    z = given["x"].astype(object) @ given["w"].T.astype(object) + given["b"].astype(object)
+    gates = each(lambda z: -MP.log1p(MP.exp(-sign * MP.mpf(z))), z)
+    return np.swapaxes(np.cumsum(gates, axis=1), 1, 2)
+
+
 @dataclass(frozen=True, eq=False)
 class Case:
     """A scheme with options, what it is asked, and its oracle.
@@ -166,11 +179,12 @@ class Case:
     scheme, oracle
         The scheme, and what it must answer.
     place
-        ``"bias"``, ``"transform"`` or ``"embedding"``.
+        ``"bias"``, ``"transform"``, ``"embedding"`` or ``"gates"``: their sums, which the bias is
+        the difference of.
     measure
         ``"bounded"``: values up to 1, and errors in spacings of the numbers in [1/2, 1).
-        ``"ulp"``: errors in spacings of the numbers at each value, rounded. ``"copy"``: how many
-        values are not exactly what they should be.
+        ``"ulp"`` and ``"sum"``: errors in spacings of the numbers at each value, rounded.
+        ``"copy"``: how many values are not exactly what they should be.
     own
         Arrays besides positions: ``x``, which every dtype holds, or a float32 ``table``.
     """
@@ -190,6 +204,10 @@ class Case:
         """What posenc says, ``(ranges, ...)``."""
         if self.place == "transform":
             return posenc.transform(self.scheme, own["x"], arrays["pos"], role="query", xp=xp)
+        if self.place == "gates":
+            learned = {name: own[name] for name in ("w", "b")}
+            sums = posenc.features(self.scheme, learned, x=own["x"], xp=xp)[1]["c"]
+            return xp.astype(sums, dtype)
         if self.place == "bias":
             pair = arrays["pos"], arrays["k_pos"]
             return posenc.bias(self.scheme, *pair, own, dtype=dtype, xp=xp)
@@ -279,6 +297,14 @@ ROWS = _rng.random((RANGES[-1] + 3, 1), dtype=np.float32)
 # Distinct in every dtype, so that a wrong bucket is a wrong value.
 BUCKETS = (np.arange(1, 65) + _rng.uniform(-0.2, 0.2, 64)).astype(np.float32).reshape(2, 32)
 
+# Logits that float32 holds exactly, up to 12. Each range is that of the others: positions do not
+# reach a gate.
+GATES = {
+    "x": _rng.integers(-90, 91, (len(RANGES), 16, 3)) / 32,
+    "w": (_rng.integers(-90, 91, (2, 3)) / 64).astype(np.float32),
+    "b": np.asarray([0, 1.5], np.float32),
+}
+
 CASES = [
     *options(
         "alibi",
@@ -291,6 +317,8 @@ CASES = [
             "12 heads, geometric": posenc.ALiBi(12, slopes="geometric"),
         },
     ),
+    *options("cable", gate_sums, "gates", "sum", {"": posenc.schemes.CABLE(2, 3)}, lambda _: GATES),
+    *options("fox", gate_sums, "gates", "sum", {"": posenc.schemes.FoX(2, 3)}, lambda _: GATES),
     *options(
         "learned",
         learned,

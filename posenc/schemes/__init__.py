@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any, cast
 from posenc.checks import check_count, nearest
 from posenc.protocol import PositionScheme
 from posenc.schemes.alibi import ALiBi
+from posenc.schemes.cable import CABLE
 from posenc.schemes.chunk import Chunk
+from posenc.schemes.fox import FoX
 from posenc.schemes.learned import Learned
 from posenc.schemes.learned_rope import LearnedRoPE
 from posenc.schemes.nope import NoPE
@@ -43,9 +45,9 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 __all__ = [
-    "NTK", "PI", "ALiBi", "Chunk", "ClipHann", "ClipPeriod", "DynamicNTK", "Learned", "LearnedRoPE",
-    "Llama3", "LongRoPE", "NTKMixed", "NoPE", "Proportional", "RoPE", "Scaling", "Sink",
-    "Sinusoidal", "Sum", "T5Bias", "YaRN", "catalogue", "make",
+    "CABLE", "NTK", "PI", "ALiBi", "Chunk", "ClipHann", "ClipPeriod", "DynamicNTK", "FoX",
+    "Learned", "LearnedRoPE", "Llama3", "LongRoPE", "NTKMixed", "NoPE", "Proportional", "RoPE",
+    "Scaling", "Sink", "Sinusoidal", "Sum", "T5Bias", "YaRN", "catalogue", "make",
 ]  # fmt: skip
 
 Maker = Callable[..., PositionScheme]
@@ -54,6 +56,8 @@ Entry = type[PositionScheme] | tuple[type[PositionScheme], Mapping[str, Any]] | 
 
 _BUILT_IN: dict[str, Entry] = {
     "alibi": ALiBi,
+    "cable": CABLE,
+    "fox": FoX,
     "learned": Learned,
     "learned_rope": LearnedRoPE,
     "nope": NoPE,

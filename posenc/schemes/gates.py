@@ -31,8 +31,8 @@ class SummedGates(PositionScheme):
         check_count("hidden_dim", self.hidden_dim)
 
     def param_specs(self) -> Mapping[str, ParamSpec]:
-        shape = (self.num_heads, self.hidden_dim)
-        return {"w": ParamSpec(shape), "b": ParamSpec(shape[:1], lambda rng, shape: np.zeros(shape))}
+        w = ParamSpec((self.num_heads, self.hidden_dim))
+        return {"w": w, "b": ParamSpec((self.num_heads,), lambda rng, shape: np.zeros(shape))}
 
     def log_gates(self, x: Array, *, params: Mapping[str, Array], xp: Namespace) -> Array:
         """The gates ``(B, L, H)`` of tokens with hidden states ``x (B, L, C)``."""
@@ -58,5 +58,5 @@ def logits(x: Array, params: Mapping[str, Array], xp: Namespace) -> Array:
 
 
 def log_sigmoid(z: Array, xp: Namespace) -> Array:
-    """``ln(1 / (1 + exp(-z)))``, without overflow."""
-    return xp.minimum(z, xp.zeros_like(z)) - xp.log1p(xp.exp(-xp.abs(z)))
+    """``ln(1 / (1 + exp(-z)))``, without overflow, and with its derivative at 0."""
+    return -xp.logaddexp(xp.zeros_like(z), -z)

@@ -30,10 +30,17 @@ MAYBE = [
 ]
 
 
+def hidden(scheme, batch=1):
+    """Hidden states for a scheme that reads them."""
+    reads = "hidden_features" in scheme.hooks()
+    return {"x": normal((batch, LENGTH, HEADS * DIM), 1, "float32")} if reads else {}
+
+
 def attend(backend, scheme, **options):
     """Eagerly, as the framework's own function, in whatever its layout is."""
     framework = FRAMEWORKS[backend]
-    tensors = {name: framework.array(Q, "float32") for name in "qkv"}
+    arrays = dict.fromkeys("qkv", Q) | hidden(scheme)
+    tensors = {name: framework.array(array, "float32") for name, array in arrays.items()}
     return np.asarray(framework.attend("auto", tensors, scheme=scheme, **options))
 
 
@@ -104,7 +111,7 @@ def test_every_scheme_takes_the_positions_of_a_left_padded_batch(scheme):
     term = posenc.embedding(scheme, pos, params)
     assert term is None or np.all(np.isfinite(term))
     two = np.concatenate([Q, Q])
-    where = {"q_pos": pos, "k_pos": pos, "q_seg": q_seg, "k_seg": k_seg}
+    where = {"q_pos": pos, "k_pos": pos, "q_seg": q_seg, "k_seg": k_seg, **hidden(scheme, 2)}
     out = posenc.attention(two, two, two, scheme, params, causal=True, **where)
     assert np.all(np.isfinite(out))
     assert not np.any(out[1, :, : LENGTH - 2])

@@ -24,6 +24,7 @@ MAX_LEN = 64
 
 def from_catalogue() -> dict[str, PositionScheme]:
     sizes = {"num_heads": HEADS, "head_dim": HEAD_DIM, "max_len": MAX_LEN, "train_len": 16}
+    sizes["hidden_dim"] = HIDDEN_DIM
     return {name: posenc.make(name, **sizes) for name in posenc.catalogue()}
 
 

@@ -539,7 +539,7 @@ class Doubtful(posenc.ALiBi):
         return xp.zeros_like(q, dtype=xp.float32) + len(self.calls)
 
 
-@dataclass(frozen=True, init=False, repr=False)
+@dataclass(frozen=True, init=False)
 class Halved(Sum):
     """A bias that is no longer the sum of those of its parts."""
 
