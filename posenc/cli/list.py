@@ -9,6 +9,7 @@ import shutil
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from types import NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -120,6 +121,14 @@ def table(rows: Sequence[Row], width: int = _WIDTH) -> str:
     """The rows as aligned text of at most ``width`` characters: two or more lines per scheme."""
     cells = [_HEAD, *map(_cells, rows)]
     widths = [max(len(line[column]) for line in cells) for column in range(len(_HEAD))]
+    # Columns that do not fit become lines of the schemes.
+    ends = accumulate(widths, lambda end, column: end + 1 + column)
+    shown = max(1, sum(end <= width for end in ends))
+    below = [
+        "; ".join(f"{name}: {cell}" for name, cell in zip(_HEAD[shown:], line[shown:], strict=True))
+        for line in cells[1:]
+    ]
+    widths = widths[:shown]
     gap = "  " if sum(widths) + 2 * len(widths[1:]) <= width else " "
     # In a narrow table names are on lines of their own.
     above = sum(widths) + len(gap) * len(widths[1:]) > width
@@ -132,16 +141,17 @@ def table(rows: Sequence[Row], width: int = _WIDTH) -> str:
         return [indent + line for line in lines]
 
     head, *starts = (
-        gap.join(f"{cell:<{n}}" for cell, n in zip(line, widths, strict=True)) for line in cells
+        gap.join(f"{cell:<{n}}" for cell, n in zip(line, widths, strict=False)) for line in cells
     )
-    fits_head = len(head) + 2 + len(_PAPER) <= width
+    fits_head = shown == len(_HEAD) and len(head) + 2 + len(_PAPER) <= width
     lines = [f"{head}  {_PAPER}" if fits_head else head.rstrip(), "-" * width]
-    for row, start in zip(rows, starts, strict=True):
+    for row, start, rest in zip(rows, starts, below, strict=True):
         paper = row.paper.replace("arXiv ", "")
         fits = len(start) + 2 + len(paper) <= width
         lines += [_short_name(row)] if above else []
         lines.append((f"{start}  {paper}" if fits else start).rstrip())
         lines += paragraph(row.title.replace("`", ""))
+        lines += paragraph(rest)
         lines += paragraph("" if fits else paper) + paragraph(row.error or "")
     return "\n".join(lines)
 

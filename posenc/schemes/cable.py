@@ -19,7 +19,7 @@ from posenc.schemes.gates import SummedGates, log_sigmoid, logits
 
 @dataclass(frozen=True)
 class CABLE(SummedGates):
-    """``bias = -(sum of softplus(w_h . x_t + b_h))`` over the tokens after the key, to the query.
+    """``bias = -(s_{j+1} + ... + s_i)``, with ``s_t = softplus(w_h . x_t + b_h)`` of each token.
 
     Because ``-softplus(z) = log sigmoid(-z)``, this is ``FoX`` with the opposite ``w`` and ``b``.
     Hidden states ``x (B, L, C)`` of the attention layer are given as ``x=``. Learned arrays are

@@ -24,7 +24,7 @@ _TYPES = ("full", "bias_only", "fixed")
 
 @dataclass(frozen=True)
 class FoX(SummedGates):
-    """``bias = sum of log sigmoid(w_h . x_t + b_h)`` over the tokens after the key, to the query.
+    """``bias = log f_{j+1} + ... + log f_i``, with forget gates ``f_t = sigmoid(w_h . x_t + b_h)``.
 
     Hidden states ``x (B, L, C)`` of the attention layer are given as ``x=``. Learned arrays are
     ``w (H, C)``, from normal values of standard deviation 0.02, and ``b (H,)``. The sums count
