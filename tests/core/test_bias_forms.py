@@ -19,7 +19,7 @@ from posenc.attn.blocks import visible_blocks
 from posenc.attn.call import prepare
 from posenc.attn.negligible import negligible_blocks
 from posenc.evaluate import has_bias, reads_features
-from posenc.schemes import Sink, Sum
+from posenc.schemes import FoX, Sink, Sum
 from posenc.testing.examples import HEAD_DIM, HEADS, HIDDEN_DIM, Forgetting
 from posenc.testing.tolerances import rounding_bound
 
@@ -239,6 +239,23 @@ def test_what_fades_is_found():
     assert skipped(STEEP, causal=True, **packed) > 0.6
     assert skipped(posenc.ALiBi(HEADS, learned=True, slopes=[1.0] * HEADS), causal=True) > 0.8
     assert skipped(Forgetting(), causal=True) > 0.3  # gates of about 1/2 a token
+
+
+def test_gates_and_distances_are_bounded_together():
+    """A sum of gates has a form by key, T5's table one by distance, and their sum has neither."""
+    fox, t5 = FoX(HEADS, HIDDEN_DIM), posenc.T5Bias(HEADS)
+    for scheme in (Sum(fox, t5), Sink(Sum(t5, fox)), Sum(posenc.NoPE(), Sum(t5, fox), STEEP)):
+        call = call_of(scheme, 20, 20, causal=True)
+        assert bias_by_key(call) is bias_by_distance(call) is None
+        assert skipped(scheme, causal=True) > 0.7
+    # Gates forget 0.7 a token, and slopes below 0 give back 0.6.
+    rising = Sum(fox, posenc.ALiBi(HEADS, slopes=[-0.6] * HEADS), t5)
+    call = call_of(rising, 600, 600, size=0.5, dtype="float32", causal=True)
+    nothing, exact = negligible_blocks(call, 20), weights(call)
+    left = np.where(spread_out(nothing, 20, exact), exact, 0).sum(axis=-1)
+    assert left.max() <= np.finfo("float32").eps / 4
+    assert nothing[..., -1, 0].all()
+    assert negligible_blocks(replace(call, causal=False), 20) is None
 
 
 def test_what_does_not_fade_is_kept():

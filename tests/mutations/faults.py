@@ -88,6 +88,30 @@ MEETING = "posenc/attn/blocks.py"
 
 _SCHEMES = (
     Fault(
+        "log-sigmoid-with-a-kink",
+        "at a logit of 0, as of padding, JAX has twice the derivative",
+        "posenc/schemes/gates.py",
+        "return -xp.logaddexp(xp.zeros_like(z), -z)",
+        "return xp.minimum(z, xp.zeros_like(z)) - xp.log1p(xp.exp(-xp.abs(z)))",
+        ("test_fox.py logit_of_zero",),
+    ),
+    Fault(
+        "fox-fixed-by-exp",
+        "b = -ln(exp(1 / T)): a head forgets within two tokens",
+        "posenc/schemes/fox.py",
+        "-1 / t - math.log(-math.expm1(-1 / t))",
+        "-1 / t",
+        ("test_fox.py fixed_form",),
+    ),
+    Fault(
+        "cable-remembers",
+        "gates of the opposite sign",
+        "posenc/schemes/cable.py",
+        "log_sigmoid(-logits(x, params, xp), xp)",
+        "log_sigmoid(logits(x, params, xp), xp)",
+        ("test_cable.py sums_softplus",),
+    ),
+    Fault(
         "alibi-slopes-geometric-where-paper-is-asked",
         "wrong slopes unless the heads are a power of two (ml-explore/mlx 3071)",
         ALIBI,
@@ -1402,7 +1426,7 @@ _LOWERED = (
         "bound-without-its-rounding",
         "own scores round above the largest score: keys with weight are skipped",
         NEGLIGIBLE,
-        "(lowest - margin - _rounding(call, bias, max_score))",
+        "(lowest - margin - _rounding(call, size, max_score))",
         "(lowest - margin)",
         ("test_bias_forms.py scores_of_millions",),
     ),
@@ -1437,6 +1461,14 @@ _LOWERED = (
         "pairs = xp.maximum(stretches[..., :-1], stretches[..., 1:])",
         "pairs = stretches[..., :-1]",
         ("test_bias_forms.py no_weight",),
+    ),
+    Fault(
+        "a-table-beside-gates-ignored",
+        "a sum is bounded by its gates alone: keys that a table raises are lost",
+        NEGLIGIBLE,
+        "max_bias = _add(max_bias, _max_bias_between_blocks(call, table, block)[None, ...])",
+        "max_bias = _add(max_bias, 0 * _max_bias_between_blocks(call, table, block)[None, ...])",
+        ("test_bias_forms.py gates_and_distances",),
     ),
     Fault(
         "parts-end-a-block-early",
