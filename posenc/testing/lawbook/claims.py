@@ -111,10 +111,8 @@ def bias_terms_add_up(case: SchemeCase) -> None:
     """The biases of ``bias_terms`` add up to the bias."""
     if not case.has_bias or case.scheme.bias_terms() == (("", case.scheme),):
         return
-    given = case.tensors(_EACH)
-    x = given.pop("x")
-    hidden = {"x": x} if case.reads_hidden else {}
-    call = prepare(*given.values(), case.scheme, case.params, **hidden)
+    q, k, v, x = (case.tensors(_EACH)[name] for name in "qkvx")
+    call = prepare(q, k, v, case.scheme, case.params, x=x if case.reads_hidden else None)
     biases = [bias for term in call.bias_terms() if (bias := term.bias()) is not None]
     whole = np.asarray(call.bias())
     total = np.broadcast_to(sum(biases), whole.shape)
