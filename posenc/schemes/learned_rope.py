@@ -21,8 +21,8 @@ from posenc.schemes.rope import RoPE
 class LearnedRoPE(RoPE):
     """Rotation by ``pos * f_k * exp(log_scale[k])``, with ``f_k`` the frequencies of ``RoPE``.
 
-    ``log_scale`` is ``(R/2,)``, 0 at first, and shared by the heads of a layer. A frequency of 0
-    stays 0.
+    ``log_scale`` is ``(R/2,)`` and 0 at first. All heads and layers share it, as in the paper and
+    in Mistral Large 4. A frequency of 0 stays 0.
 
     Angles are as exact as RoPE's while ``log_scale`` is 0. A learned frequency has only the digits
     of its dtype, so an angle is off by up to ``2**-21 |pos f_k expm1(log_scale[k])|`` in float32
@@ -32,6 +32,7 @@ class LearnedRoPE(RoPE):
     Karypis et al. 2026, arXiv 2607.10134.
     """
 
+    shared: ClassVar[bool] = True
     paper: ClassVar[str] = "Karypis et al. 2026, arXiv 2607.10134"
 
     def param_specs(self) -> Mapping[str, ParamSpec]:
