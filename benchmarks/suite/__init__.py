@@ -1,8 +1,9 @@
 """asv benchmarks of posenc.
 
-``POSENC_SCHEMES`` names schemes; without it the whole catalogue is measured. ``POSENC_GRID=full``
-measures every length instead of the first of each list. asv forks each measurement from a process
-that has imported the suite (``launch_method`` in its configuration), so frameworks load once.
+``POSENC_SCHEMES`` names schemes. Without it, one scheme of each kind is measured, at one length.
+``POSENC_GRID=full`` measures the whole catalogue, at every length. asv forks each measurement from
+a process that has imported the suite (``launch_method`` in its configuration), so frameworks load
+once.
 """
 
 from __future__ import annotations
@@ -13,15 +14,38 @@ import warnings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # with more threads, other load on the machine shows
 
+import numpy as np
+
 import posenc
+from posenc.attn.features import hidden_width
+from posenc.cli.list import one_of_each_kind
 
 # Every scheme gets the same call here, whether it makes sense for a model or not.
 warnings.simplefilter("ignore", posenc.SchemeWarning)
-NAMES = os.environ.get("POSENC_SCHEMES", "").split() or sorted(posenc.catalogue())
 GRIDS = ("short", "full")
 GRID = os.environ.get("POSENC_GRID") or GRIDS[0]
 if GRID not in GRIDS:
     raise ValueError(f"POSENC_GRID must be one of {GRIDS}, got {GRID!r}")
+
+NAMES = os.environ.get("POSENC_SCHEMES", "").split() or (
+    sorted(posenc.catalogue()) if GRID == "full" else one_of_each_kind()
+)
+HEADS, DIM = 8, 64
+
+
+def make(name, length):
+    """A scheme of a model with ``HEADS`` heads of ``DIM`` channels, and its first params."""
+    sizes = {"num_heads": HEADS, "head_dim": DIM, "max_len": length, "train_len": 64}
+    scheme = posenc.make(name, **sizes)
+    return scheme, posenc.init_params(scheme)
+
+
+def hidden_states(scheme, params, length):
+    """``{"x": (1, L, C)}`` for a scheme that reads hidden states; ``{}`` for the others."""
+    width = hidden_width(scheme, params)
+    if not width:
+        return {}
+    return {"x": np.random.default_rng(1).standard_normal((1, length, width), np.float32)}
 
 
 def lengths(*every):

@@ -6,10 +6,9 @@ import importlib
 
 import numpy as np
 
-import posenc
-from suite import NAMES, Timed, lengths, warm
+from suite import DIM, HEADS, NAMES, Timed, hidden_states, lengths, make, warm
 
-_HEADS, _DIM, _LENGTHS = 8, 64, lengths(512, 2048)
+_LENGTHS = lengths(512, 2048)
 
 
 def implementations(package):
@@ -21,9 +20,9 @@ def implementations(package):
 
 
 def _arrays(name, length, shape):
-    scheme = posenc.make(name, num_heads=_HEADS, head_dim=_DIM, max_len=length)
+    scheme, params = make(name, length)
     values = np.random.default_rng(0).standard_normal((3, *shape), np.float32)
-    return scheme, values, posenc.init_params(scheme)
+    return scheme, values, params, hidden_states(scheme, params, length)
 
 
 class Torch(Timed):
@@ -41,13 +40,14 @@ class Torch(Timed):
         import posenc_torch
 
         torch.set_num_threads(1)
-        scheme, values, params = _arrays(name, length, (1, _HEADS, length, _DIM))
+        scheme, values, params, x = _arrays(name, length, (1, HEADS, length, DIM))
+        hidden = {key: torch.tensor(value) for key, value in x.items()}
         leaves = [torch.tensor(a, requires_grad=True) for a in (*values, *params.values())]
         own = dict(zip(params, leaves[3:], strict=True))
 
         def attend():
             return posenc_torch.attention(
-                *leaves[:3], scheme, own, causal=True, implementation=implementation
+                *leaves[:3], scheme, own, True, implementation=implementation, **hidden
             )
 
         def step():
@@ -80,12 +80,12 @@ class Jax(Timed):
 
         import posenc_jax
 
-        scheme, values, params = _arrays(name, length, (1, length, _HEADS, _DIM))
+        scheme, values, params, hidden = _arrays(name, length, (1, length, HEADS, DIM))
         arguments = jax.device_put((*values, params))
 
         def total(q, k, v, params):
             return posenc_jax.attention(
-                q, k, v, scheme, params, causal=True, implementation=implementation
+                q, k, v, scheme, params, True, implementation=implementation, **hidden
             ).sum()
 
         compiled = [

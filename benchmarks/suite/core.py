@@ -5,14 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 import posenc
-from suite import NAMES, Timed, lengths, warm
-
-_HEADS, _DIM = 8, 64
-
-
-def _scheme(name, length):
-    scheme = posenc.make(name, num_heads=_HEADS, head_dim=_DIM, max_len=length)
-    return scheme, posenc.init_params(scheme)
+from suite import DIM, HEADS, NAMES, Timed, hidden_states, lengths, make, warm
 
 
 class Bias(Timed):
@@ -23,7 +16,7 @@ class Bias(Timed):
 
     @warm
     def setup(self, name, length):
-        self.scheme, self.arrays = _scheme(name, length)
+        self.scheme, self.arrays = make(name, length)
         self.pos = np.arange(length)
         if posenc.bias(self.scheme, self.pos[:1], self.pos[:1], self.arrays) is None:
             raise NotImplementedError("no bias")
@@ -40,9 +33,9 @@ class Transform(Timed):
 
     @warm
     def setup(self, name, length):
-        self.scheme, self.arrays = _scheme(name, length)
+        self.scheme, self.arrays = make(name, length)
         self.pos = np.arange(length)
-        self.x = np.random.default_rng(0).standard_normal((1, _HEADS, length, _DIM), np.float32)
+        self.x = np.random.default_rng(0).standard_normal((1, HEADS, length, DIM), np.float32)
 
     def time_transform(self, name, length):
         posenc.transform(self.scheme, self.x, self.pos, role="query", params=self.arrays)
@@ -59,12 +52,13 @@ class Attention(Timed):
 
     @warm
     def setup(self, name, length):
-        self.scheme, self.arrays = _scheme(name, length)
-        shape = (3, 1, _HEADS, length, _DIM)
+        self.scheme, self.arrays = make(name, length)
+        shape = (3, 1, HEADS, length, DIM)
+        self.hidden = hidden_states(self.scheme, self.arrays, length)
         self.q, self.k, self.v = np.random.default_rng(0).standard_normal(shape, np.float32)
 
     def time_attention(self, name, length):
-        posenc.attention(self.q, self.k, self.v, self.scheme, self.arrays, causal=True)
+        posenc.attention(self.q, self.k, self.v, self.scheme, self.arrays, True, **self.hidden)
 
 
 class Make(Timed):
@@ -78,4 +72,4 @@ class Make(Timed):
         pass
 
     def time_make(self, name):
-        _scheme(name, 1024)
+        make(name, 1024)

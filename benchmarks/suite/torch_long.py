@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-import posenc
-from suite import GRID, NAMES, Timed, lengths, warm
+from suite import DIM, GRID, HEADS, NAMES, Timed, lengths, make, warm
 from suite.backends import implementations
 
-_HEADS, _DIM, _LENGTHS = 8, 64, lengths(2048, 4096)
+_LENGTHS = lengths(2048, 4096)
 # The reference takes seconds per call, and gigabytes: only in the full grid.
 _IMPLEMENTATIONS = [
     name for name in implementations("posenc_torch") if GRID == "full" or name != "reference"
@@ -21,7 +20,7 @@ def _leaves(length, *more):
     import torch
 
     torch.set_num_threads(1)
-    values = np.random.default_rng(0).standard_normal((3, 1, _HEADS, length, _DIM), np.float32)
+    values = np.random.default_rng(0).standard_normal((3, 1, HEADS, length, DIM), np.float32)
     return [torch.tensor(a, requires_grad=True) for a in (*values, *more)]
 
 
@@ -31,8 +30,7 @@ def _attention(name, implementation, length):
         raise NotImplementedError("torch is not installed")
     import posenc_torch
 
-    scheme = posenc.make(name, num_heads=_HEADS, head_dim=_DIM, max_len=length)
-    params = posenc.init_params(scheme)
+    scheme, params = make(name, length)
     leaves = _leaves(length, *(a.astype(np.float32) for a in params.values()))
     own = dict(zip(params, leaves[3:], strict=True))
     return lambda q, k, v: posenc_torch.attention(

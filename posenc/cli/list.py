@@ -86,6 +86,18 @@ def rows() -> list[Row]:
     return [_row(name, maker) for name, maker in sorted(catalogue().items())]
 
 
+def one_of_each_kind() -> list[str]:
+    """Names of the catalogue, one for each way to act: where a scheme enters, learned, fused as.
+
+    The shortest name of a kind stands for it, because variants have longer names.
+    """
+    kinds: dict[object, str] = {}
+    for row in sorted(rows(), key=lambda row: (len(row.name), row.name)):
+        if row.error is None:
+            kinds.setdefault((row.enters, row.learned, row.fusable), row.name)
+    return sorted(kinds.values())
+
+
 def page(name: str, width: int = _WIDTH) -> str:
     """One scheme as text: its facts, the sizes it needs and its options, from its docstring.
 

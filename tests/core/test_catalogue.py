@@ -11,7 +11,7 @@ from typing import ClassVar, Literal, get_args, get_origin, get_type_hints
 import pytest
 
 import posenc
-from posenc.cli.list import Row, page, rows, table
+from posenc.cli.list import Row, one_of_each_kind, page, rows, table
 from posenc.protocol import PositionScheme
 from posenc.schemes import fitted_options
 
@@ -172,6 +172,17 @@ def test_a_table_fits_the_width_that_it_is_given(width):
     assert set(posenc.catalogue()) <= {first for line in lines for first in line.split()[:1]}
     said = sum(line.count("score_mod, key bias") for line in lines)
     assert said == [row.fusable for row in rows()].count("score_mod, key bias")
+
+
+def test_one_scheme_stands_for_each_kind():
+    def kind(row):
+        return row.enters, row.learned, row.fusable
+
+    found = rows()
+    chosen = [kind(row) for row in found if row.name in one_of_each_kind()]
+    assert len(set(chosen)) == len(chosen)
+    assert set(chosen) == set(map(kind, found))
+    assert "rope" in one_of_each_kind(), "plain forms stand for their variants"
 
 
 def test_an_empty_table_is_its_head():
