@@ -90,6 +90,20 @@ class Turns:
         sin = xp.where((quarter & 2) == 2, -sin, sin)
         return sin, xp.where(((quarter + 1) & 2) == 2, -cos, cos)
 
+    def cosines(self, pos: Array, *, dtype: Any, xp: Namespace) -> Iterator[Array]:
+        """Cosine of each frequency in turn, in the shape of ``pos``.
+
+        It makes no array of frequencies, so a kernel can compute it for a single position. For
+        ``|pos| <= 2**31`` the absolute error is at most 4e-7 in float32 and 8e-16 in float64.
+        """
+        wide = dtype == xp.float64
+        word, integer, table = (64, xp.int64, self._wide) if wide else (32, xp.int32, self._narrow)
+        whole, real = xp.astype(pos, integer), xp.astype(pos, dtype)
+        for high, low in zip(*table, strict=True):
+            # Not operators, because NumPy warns where its scalars wrap around.
+            phase = xp.add(xp.multiply(whole, high), xp.astype(xp.round(real * low), integer))
+            yield xp.cos(xp.astype(phase, dtype) * (2 * math.pi / 2**word))
+
 
 def _split(fractions: list[int], word: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
     rest = _BITS - word

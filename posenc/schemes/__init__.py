@@ -18,11 +18,15 @@ from posenc.protocol import PositionScheme
 from posenc.schemes.alibi import ALiBi
 from posenc.schemes.cable import CABLE
 from posenc.schemes.chunk import Chunk
+from posenc.schemes.fire import FIRE
 from posenc.schemes.fox import FoX
+from posenc.schemes.kerple import Kerple
 from posenc.schemes.learned import Learned
 from posenc.schemes.learned_rope import LearnedRoPE
 from posenc.schemes.nope import NoPE
+from posenc.schemes.relative_table import RelativeTable
 from posenc.schemes.rope import RoPE
+from posenc.schemes.sandwich import Sandwich
 from posenc.schemes.scalings import (
     NTK,
     PI,
@@ -45,9 +49,10 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 __all__ = [
-    "CABLE", "NTK", "PI", "ALiBi", "Chunk", "ClipHann", "ClipPeriod", "DynamicNTK", "FoX",
-    "Learned", "LearnedRoPE", "Llama3", "LongRoPE", "NTKMixed", "NoPE", "Proportional", "RoPE",
-    "Scaling", "Sink", "Sinusoidal", "Sum", "T5Bias", "YaRN", "catalogue", "make",
+    "CABLE", "FIRE", "NTK", "PI", "ALiBi", "Chunk", "ClipHann", "ClipPeriod", "DynamicNTK", "FoX",
+    "Kerple", "Learned", "LearnedRoPE", "Llama3", "LongRoPE", "NTKMixed", "NoPE", "Proportional",
+    "RelativeTable", "RoPE", "Sandwich", "Scaling", "Sink", "Sinusoidal", "Sum", "T5Bias", "YaRN",
+    "catalogue", "make",
 ]  # fmt: skip
 
 Maker = Callable[..., PositionScheme]
@@ -57,11 +62,15 @@ Entry = type[PositionScheme] | tuple[type[PositionScheme], Mapping[str, Any]] | 
 _BUILT_IN: dict[str, Entry] = {
     "alibi": ALiBi,
     "cable": CABLE,
+    "fire": FIRE,
     "fox": FoX,
+    "kerple_log": (Kerple, {"kind": "log"}),
+    "kerple_power": (Kerple, {"kind": "power"}),
     "learned": Learned,
     "learned_rope": LearnedRoPE,
     "nope": NoPE,
     "p_rope": (RoPE, {"scaling": Proportional}),
+    "relative_table": RelativeTable,
     "rope": RoPE,
     "rope_clip_hann": (RoPE, {"scaling": ClipHann}),
     "rope_clip_period": (RoPE, {"scaling": ClipPeriod}),
@@ -72,6 +81,7 @@ _BUILT_IN: dict[str, Entry] = {
     "rope_ntk_mixed": (RoPE, {"scaling": NTKMixed}),
     "rope_pi": (RoPE, {"scaling": PI}),
     "rope_yarn": (RoPE, {"scaling": YaRN}),
+    "sandwich": (Sandwich, {"dim": 128}),  # not the dim of the model
     "sinusoidal": Sinusoidal,
     "t5": T5Bias,
 }

@@ -252,13 +252,20 @@ def _answers(case: SchemeCase) -> Answers:
         answers["attention"] = posenc.attention(
             **tensors, scheme=scheme, params=params, causal=True, implementation="reference"
         )
-    longer = {length: scheme.at_length(length) for length in _LENGTHS}
-    return answers | {
-        f"transform at length {length}": answers["transform of queries"]
-        if other is scheme
-        else transformed(other, q)
-        for length, other in longer.items()
-    }
+    for length in _LENGTHS:
+        longer = scheme.at_length(length)
+        own = replace(case, scheme=longer)
+        there = answers if longer is scheme else _answers_at_length(own, q, k, x)
+        answers |= {f"{name} at length {length}": there[name] for name in _AT_LENGTH}
+    return answers
+
+
+_AT_LENGTH = ("bias", "transform of queries")
+
+
+def _answers_at_length(case: SchemeCase, q: Tokens, k: Tokens, x: Host) -> Answers:
+    """What ``at_length`` may change, by name."""
+    return dict(zip(_AT_LENGTH, (case.bias(q, k), case.transform(x, q)), strict=True))
 
 
 def _first_difference(left: Answers, right: Answers) -> str:

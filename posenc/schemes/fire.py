@@ -1,0 +1,111 @@
+"""FIRE: a small network of the distance, divided by the position of the query.
+
+The quotient lies between 0 and 1 at every context length, so a longer context asks the network
+nothing new.
+
+Li et al. 2023, "Functional Interpolation for Relative Positions Improves Long Context
+Transformers", arXiv 2310.04418, section 3.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from posenc.checks import check_count, check_flag, check_positive
+from posenc.protocol import Array, Initializer, Namespace, ParamSpec, PositionScheme
+
+_EPS = 1e-6  # the authors' code adds it to the divisor
+
+
+@dataclass(frozen=True)
+class FIRE(PositionScheme):
+    """``MLP(psi(|i - j|) / (psi(max(i, L)) + 1e-6))`` with ``psi(x) = ln(1 + |c| x)``.
+
+    ``L = |len_scale * init_len|``: all queries before ``L`` have one divisor. The network is
+    ``w2 relu(w1 x + b1)``, with one hidden layer that all heads share.
+
+    Learned arrays: ``c ()``, from ``init_c``; ``len_scale ()``, from 1; ``w1 (hidden,)`` and
+    ``b1 (hidden,)``, uniform in [-1, 1); ``w2 (H, hidden)``, uniform in plus or minus
+    ``1 / sqrt(hidden)``, as PyTorch starts linear layers. With ``offset``: ``b2 (H,)``, likewise.
+
+    The bias depends on the query's position, so no table by distance replaces it. Every score costs
+    ``hidden`` units, each about four operations, and as much again for gradients.
+    ``posenc.make("fire", train_len=T)`` starts ``L`` at ``min(512, T / 4)``, because training has
+    to see queries beyond ``L``.
+
+    Parameters
+    ----------
+    num_heads
+        Number of heads ``H``.
+    hidden
+        Units of the hidden layer.
+    init_c
+        First value of ``c``.
+    init_len
+        First value of ``L``.
+    offset
+        Whether the network has its last offset ``b2``. The authors' has. Softmax does not see it,
+        and its gradient is 0 or a rounding, unless there is a sink.
+
+    Li et al. 2023, arXiv 2310.04418.
+    """
+
+    paper: ClassVar[str] = "Li et al. 2023, arXiv 2310.04418"
+
+    num_heads: int
+    hidden: int = 32
+    init_c: float = 0.1
+    init_len: float = 512.0
+    offset: bool = False
+
+    def __post_init__(self) -> None:
+        check_count("num_heads", self.num_heads)
+        check_count("hidden", self.hidden)
+        check_positive("init_c", self.init_c)
+        check_positive("init_len", self.init_len)
+        check_flag("offset", self.offset)
+
+    @classmethod
+    def fitted(cls, sizes: Mapping[str, int]) -> Mapping[str, Any]:
+        """Default options for the sizes of a model: with ``train_len``, a threshold within it."""
+        return {"init_len": min(512.0, sizes["train_len"] / 4)} if "train_len" in sizes else {}
+
+    def param_specs(self) -> Mapping[str, ParamSpec]:
+        def shared(shape: tuple[int, ...], init: Initializer) -> ParamSpec:
+            return ParamSpec(shape, init, per_head=False)
+
+        last = _uniform(1 / math.sqrt(self.hidden))
+        specs = {
+            "c": shared((), _constant(self.init_c)),
+            "len_scale": shared((), _constant(1.0)),
+            "w1": shared((self.hidden,), _uniform(1.0)),
+            "b1": shared((self.hidden,), _uniform(1.0)),
+            "w2": ParamSpec((self.num_heads, self.hidden), last),
+        }
+        return {**specs, "b2": ParamSpec((self.num_heads,), last)} if self.offset else specs
+
+    def bias(self, q: Array, k: Array, *, params: Mapping[str, Array], xp: Namespace) -> Array:
+        c, w1, b1, w2 = (params[name] for name in ("c", "w1", "b1", "w2"))
+
+        def psi(x: Array) -> Array:
+            return xp.log1p(xp.abs(c) * x)
+
+        length = xp.abs(params["len_scale"]) * self.init_len
+        longest = xp.maximum(xp.astype(q, c.dtype), length)
+        x = psi(xp.astype(xp.abs(q - k), c.dtype)) / (psi(longest) + _EPS)
+        units = (w1[n] * x + b1[n] for n in range(self.hidden))
+        bias = sum(w2[n] * xp.where(unit > 0, unit, 0.0) for n, unit in enumerate(units))
+        return bias + params["b2"] if self.offset else bias
+
+
+def _uniform(most: float) -> Initializer:
+    return lambda rng, shape: rng.uniform(-most, most, shape)
+
+
+def _constant(value: float) -> Initializer:
+    return lambda rng, shape: np.full(shape, value)

@@ -1,0 +1,68 @@
+"""KERPLE: a penalty that grows with the logarithm, or with a power, of distance.
+
+Two learned numbers per head decide how fast. Both forms are conditionally positive definite
+kernels.
+
+Chi et al. 2022, "KERPLE: Kernelized Relative Positional Embedding for Length Extrapolation",
+arXiv 2205.09921, equation 8 (logarithmic).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from posenc.checks import check_choice, check_count
+from posenc.protocol import Array, Initializer, Namespace, ParamSpec, PositionScheme
+
+_LEAST, _LARGEST_POWER = 0.01, 2.0  # the authors' code
+
+
+@dataclass(frozen=True)
+class Kerple(PositionScheme):
+    """A learned penalty: ``-p ln(1 + a |i - j|)``, or ``-a |i - j|**p``.
+
+    Learned arrays: ``p (H,)``, which starts uniform in [0.01, 2), and ``a (H,)``, uniform in
+    [0.01, 1). As in the authors' code, a value below 0.01 counts as 0.01, and with
+    ``kind="power"`` a ``p`` above 2 as 2. It has no gradient there; the authors' code, which
+    changes the value itself, lets it return.
+
+    Parameters
+    ----------
+    num_heads
+        Number of heads ``H``.
+    kind
+        ``"log"``: ``-p ln(1 + a |i - j|)``, which the paper found better. ``"power"``:
+        ``-a |i - j|**p``; with ``p = 1`` it is ALiBi.
+
+    Chi et al. 2022, arXiv 2205.09921.
+    """
+
+    relative: ClassVar[bool] = True
+    paper: ClassVar[str] = "Chi et al. 2022, arXiv 2205.09921"
+
+    num_heads: int
+    kind: Literal["log", "power"] = "log"
+
+    def __post_init__(self) -> None:
+        check_count("num_heads", self.num_heads)
+        check_choice("kind", self.kind, ("log", "power"))
+
+    def param_specs(self) -> Mapping[str, ParamSpec]:
+        heads = (self.num_heads,)
+        return {"p": ParamSpec(heads, _uniform_to(2)), "a": ParamSpec(heads, _uniform_to(1))}
+
+    def bias(self, q: Array, k: Array, *, params: Mapping[str, Array], xp: Namespace) -> Array:
+        p, a = params["p"], xp.clip(params["a"], _LEAST)
+        distance = xp.abs(q - k)
+        if self.kind == "log":
+            return -xp.clip(p, _LEAST) * xp.log1p(a * xp.astype(distance, a.dtype))
+        # The derivative by p is that of n**p, so the power of distance 0 is never computed.
+        own = distance == 0
+        n = xp.astype(xp.where(own, 1, distance), a.dtype)
+        return xp.where(own, 0.0, -a * n ** xp.clip(p, _LEAST, _LARGEST_POWER))
+
+
+def _uniform_to(high: float) -> Initializer:
+    return lambda rng, shape: rng.uniform(_LEAST, high, shape)
