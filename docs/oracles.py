@@ -18,6 +18,7 @@ import numpy as np
 
 import posenc
 import posenc.schemes
+from posenc.schemes import FIRE, Kerple, RelativeTable, Sandwich
 from posenc.testing.framework import Framework, frameworks
 
 RANGES = (2**7, 2**12, 2**17, 2**20, 2**24)
@@ -42,6 +43,10 @@ LIMITS = {
     # exact logits. A sum of 16 gates is rounded 15 times, each at most by half a spacing of it,
     # and a spacing is between 1 and 2 roundings of a number: 15 + 5.
     "sum": {"float64": 20.0, "float32": 20.0, "float16": 0.51, "bfloat16": 0.501},
+    # As above, and a library's own logarithm or power, of at most 2.
+    "elementary": {"float64": 4.0, "float32": 4.0, "float16": 0.501, "bfloat16": 0.501},
+    # Up to 5 of each term, and 8 sums.
+    "largest": {"float64": 13.0, "float32": 13.0, "float16": 0.502, "bfloat16": 0.501},
     # Nothing is computed, and a bucket is a whole number.
     "copy": {"float64": 0.0, "float32": 0.0, "float16": 0.0, "bfloat16": 0.0},
 }
@@ -107,6 +112,62 @@ def alibi(scheme: Any, given: Mapping[str, np.ndarray]) -> np.ndarray:
     slopes = np.asarray([frequency(2, e) for e in exponents], dtype=object)
     distance = np.abs(given["pos"][:, :, None] - given["k_pos"][:, None, :])
     return -slopes[:, None, None] * distance.astype(object)[:, None]
+
+
+def distances(given: Mapping[str, np.ndarray]) -> np.ndarray:
+    """``|q - k|``, ``(ranges, 1, Q, K)``, as Python integers."""
+    return np.abs(given["pos"][:, None, :, None] - given["k_pos"][:, None, None, :]).astype(object)
+
+
+def kerple(scheme: Any, given: Mapping[str, np.ndarray]) -> np.ndarray:
+    """``-p ln(1 + a |q - k|)``, or ``-a |q - k|**p`` (Chi et al., section 4)."""
+    p, a = ([MP.mpf(float(value)) for value in given[name]] for name in ("p", "a"))
+    n = np.broadcast_to(distances(given), (len(RANGES), len(p), LENGTH, given["k_pos"].shape[1]))
+
+    @cache
+    def bias(head: int, n: int) -> Any:
+        if scheme.kind == "log":
+            return -p[head] * MP.log1p(a[head] * n)
+        return -a[head] * MP.power(n, p[head])
+
+    return each(bias, np.arange(len(p))[:, None, None], n)
+
+
+def sandwich(scheme: Any, given: Mapping[str, np.ndarray]) -> np.ndarray:
+    """``H / (8 h) sum cos(n / base**(2k/d))`` (Chi et al., appendix E)."""
+    d, heads = scheme.dim, scheme.num_heads
+
+    @cache
+    def total(n: int) -> Any:
+        return MP.fsum(cosine(n, scheme.base, Fraction(2 * k, d)) for k in range(d // 2))
+
+    strength = [MP.mpf(heads) / (8 * h) for h in range(1, heads + 1)]
+    return np.asarray(strength, dtype=object)[:, None, None] * each(total, distances(given))
+
+
+def relative_table(scheme: Any, given: Mapping[str, np.ndarray]) -> np.ndarray:
+    """The table's entry (Shaw et al., section 3.2)."""
+    K, rel = scheme.max_distance, given["k_pos"][:, None, :] - given["pos"][:, :, None]
+    row = np.clip(rel, -K, K) + K if scheme.bidirectional else np.clip(-rel, 0, K)
+    return np.swapaxes(given["table"][:, row], 0, 1)
+
+
+def fire(scheme: Any, given: Mapping[str, np.ndarray]) -> np.ndarray:
+    """``w2 relu(w1 x + b1)``, ``x = psi(|q - k|) / (psi(max(q, L)) + 1e-6)`` (Li et al.)."""
+    c, scale = (abs(MP.mpf(float(given[name]))) for name in ("c", "len_scale"))
+    w1, b1, w2 = ([MP.mpf(float(w)) for w in given[n].ravel()] for n in ("w1", "b1", "w2"))
+    length = scale * MP.mpf(scheme.init_len)
+
+    @cache
+    def psi(x: Any) -> Any:
+        return MP.log1p(c * x)
+
+    def bias(n: int, q: int) -> Any:
+        x = psi(n) / (psi(max(MP.mpf(q), length)) + MP.mpf("1e-6"))
+        units = (max(MP.mpf(0), w * x + b) for w, b in zip(w1, b1, strict=True))
+        return MP.fsum(w * unit for w, unit in zip(w2, units, strict=True))
+
+    return each(bias, distances(given), given["pos"].astype(object)[:, None, :, None])
 
 
 def t5(scheme: Any, given: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -183,8 +244,9 @@ class Case:
         the difference of.
     measure
         ``"bounded"``: values up to 1, and errors in spacings of the numbers in [1/2, 1).
-        ``"ulp"`` and ``"sum"``: errors in spacings of the numbers at each value, rounded.
-        ``"copy"``: how many values are not exactly what they should be.
+        ``"largest"``: the same in spacings at the largest value. ``"ulp"``, ``"elementary"``,
+        ``"sum"``: errors in spacings of the numbers at each value, rounded. ``"copy"``: how many
+        values are not exactly what they should be.
     own
         Arrays besides positions: ``x``, which every dtype holds, or a float32 ``table``.
     """
@@ -255,8 +317,9 @@ def ulp(values: np.ndarray, dtype: str) -> np.ndarray:
 def errors(case: Case, found: np.ndarray, dtype: str) -> np.ndarray:
     """The worst error of each range, in the units of the case."""
     exact = case.exact
-    if case.measure == "bounded":
-        error = exact.away(found) / 2.0 ** -DIGITS[dtype]
+    if case.measure in ("bounded", "largest"):
+        size = 1 if case.measure == "bounded" else np.exp2(np.frexp(np.abs(exact.high).max())[1])
+        error = exact.away(found) / (size * 2.0 ** -DIGITS[dtype])
     else:
         nearest = exact.rounded(dtype)
         if case.measure == "copy":
@@ -304,6 +367,12 @@ GATES = {
     "w": (_rng.integers(-90, 91, (2, 3)) / 64).astype(np.float32),
     "b": np.asarray([0, 1.5], np.float32),
 }
+NUMBERS = {"p": np.asarray([1.7, 0.3], np.float32), "a": np.asarray([0.9, 0.05], np.float32)}
+NETWORK = {
+    "c": np.float32(0.1), "len_scale": np.float32(1.5),
+    "w1": np.asarray([0.9, -0.8, 0.4], np.float32), "b1": np.asarray([-0.3, 0.5, 0.1], np.float32),
+    "w2": np.asarray([[0.5, -0.7, 0.3]], np.float32),
+}  # fmt: skip
 
 CASES = [
     *options(
@@ -319,6 +388,19 @@ CASES = [
     ),
     *options("cable", gate_sums, "gates", "sum", {"": posenc.schemes.CABLE(2, 3)}, lambda _: GATES),
     *options("fox", gate_sums, "gates", "sum", {"": posenc.schemes.FoX(2, 3)}, lambda _: GATES),
+    *options("fire", fire, "bias", "largest", {"": FIRE(1, hidden=3)}, lambda _: NETWORK),
+    *(
+        case
+        for kind in ("log", "power")
+        for case in options(
+            f"kerple_{kind}",
+            kerple,
+            "bias",
+            "elementary",
+            {"": Kerple(2, kind=kind)},
+            lambda _: NUMBERS,
+        )
+    ),
     *options(
         "learned",
         learned,
@@ -328,6 +410,17 @@ CASES = [
         lambda scheme: {"table": ROWS},
     ),
     *options("nope", nope, "transform", "copy", {"": posenc.NoPE()}, lambda _: {"x": VECTORS}),
+    *options(
+        "relative_table",
+        relative_table,
+        "bias",
+        "copy",
+        {
+            "both directions": RelativeTable(2, max_distance=15),
+            "earlier keys": RelativeTable(2, max_distance=30, bidirectional=False),
+        },
+        lambda _: {"table": BUCKETS[:, :31]},
+    ),
     *options(
         "rope",
         rope,
@@ -349,6 +442,7 @@ CASES = [
         {"vectors": posenc.RoPE(32)},
         lambda scheme: {"x": VECTORS},
     ),
+    *options("sandwich", sandwich, "bias", "largest", {"8 channels": Sandwich(2, dim=8)}),
     *options(
         "sinusoidal",
         sinusoidal,

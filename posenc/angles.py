@@ -94,7 +94,7 @@ class Turns:
         """Cosine of each frequency in turn, in the shape of ``pos``.
 
         It makes no array of frequencies, so a kernel can compute it for a single position. For
-        ``|pos| <= 2**31`` the absolute error is at most 4e-7 in float32 and 8e-16 in float64.
+        ``|pos| <= 2**31`` the absolute error is at most 1.5e-7 in float32 and 4e-16 in float64.
         """
         wide = dtype == xp.float64
         word, integer, table = (64, xp.int64, self._wide) if wide else (32, xp.int32, self._narrow)
@@ -102,7 +102,9 @@ class Turns:
         for high, low in zip(*table, strict=True):
             # Not operators, because NumPy warns where its scalars wrap around.
             phase = xp.add(xp.multiply(whole, high), xp.astype(xp.round(real * low), integer))
-            yield xp.cos(xp.astype(phase, dtype) * (2 * math.pi / 2**word))
+            # The angle to the nearest zero of the cosine, which has the more digits the smaller.
+            rest = xp.subtract(2 ** (word - 2), xp.abs(phase))
+            yield xp.sin(xp.astype(rest, dtype) * (2 * math.pi / 2**word))
 
 
 def _split(fractions: list[int], word: int) -> tuple[tuple[int, ...], tuple[float, ...]]:

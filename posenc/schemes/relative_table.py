@@ -41,7 +41,7 @@ class RelativeTable(PositionScheme):
     """
 
     relative: ClassVar[bool] = True
-    paper: ClassVar[str] = "Liu et al. 2021, arXiv 2103.14030; Shaw et al. 2018, arXiv 1803.02155"
+    paper: ClassVar[str] = "Shaw et al. 2018, arXiv 1803.02155"
 
     num_heads: int
     max_distance: int = 128
