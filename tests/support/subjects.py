@@ -14,7 +14,7 @@ import posenc
 from posenc import PositionScheme
 from posenc.evaluate import ATTENTION_HOOKS
 from posenc.params import head_count
-from posenc.schemes import Chunk, Sink, Sum
+from posenc.schemes import FIRE, Chunk, RelativeTable, Sink, Sum
 from posenc.testing import examples
 from posenc.testing.examples import HEAD_DIM, HEADS, HIDDEN_DIM, Fence, Forgetting
 from posenc.testing.framework import readonly
@@ -56,6 +56,12 @@ SUBJECTS: dict[str, PositionScheme] = from_catalogue() | {
     "alibi-given": posenc.ALiBi(HEADS, slopes=[0.0, 1.0, -0.5, 3.0]),
     "alibi-far": posenc.ALiBi(HEADS, slopes=[0.5, 0.5, 0.25, 0.125]),
     "rope+chunk": Sum(posenc.RoPE(HEAD_DIM), Chunk(8)),
+    "alibi-asymmetric": posenc.ALiBi(HEADS, noncausal="asymmetric"),
+    "alibi-two-sided": posenc.ALiBi(HEADS, noncausal="two_sided", learned=True),
+    "alibi-offset": posenc.ALiBi(HEADS, noncausal="offset"),
+    "alibi-interpolated": posenc.ALiBi(HEADS, learned=True, interpolate_from=16).at_length(64),
+    "fire-offset": FIRE(HEADS, hidden=4, init_len=12.5, offset=True),
+    "relative-table-two-sided": RelativeTable(HEADS, max_distance=5),
     "learned-offset": posenc.Learned(max_len=MAX_LEN, dim=HEAD_DIM, offset=2),
     "rope-base": posenc.RoPE(HEAD_DIM, base=100.0),
     "rope-interleaved": posenc.RoPE(HEAD_DIM, layout="interleaved"),
