@@ -1,7 +1,9 @@
 """Regenerates docs/compare.md, and its table in the README: ``python docs/compare.py``.
 
 It runs ``posenc compare`` with its defaults once per installed backend. Then it runs T5 alone at
-the learning rate of the other weights. Each study gets a new folder; the machine should be idle.
+the learning rate of the other weights. ``python docs/compare.py --all`` makes the page's last
+section instead: the whole catalogue, with one backend. Each leaves the other's part as it is. A
+study gets a new folder, or ``--out``, where finished runs are kept; the machine should be idle.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from typing import Any
 
 from posenc.study.origin import command
 from posenc.study.study import Study
-from posenc.study.tables import table_markdown
+from posenc.study.tables import cost_table, table_markdown
 from posenc.study.terminal import describe
 from posenc.study.trainer import backends
 
@@ -31,6 +33,17 @@ in a new folder. The numbers hold for this configuration: {layers} layers, width
 heads, {steps} steps of {batch_size} x {train_len} bytes, and evaluation on {eval_windows} held-out
 stretches of {longest} bytes.
 """
+CATALOGUE = "## The whole catalogue"
+ABOUT = """`python docs/compare.py --all` makes this section, by this command:
+
+```sh
+{command}
+```
+
+`rope~rope_pi` is trained as `rope` and tested as `rope_pi`, without further training. Such rows
+share one training per seed, and their factor is the longest length over the training length. A
+scheme that failed is a row, with its reason below the tables.
+"""
 
 SLOW: dict[str, Any] = {"schemes": ("t5",), "position_lr_scale": 1.0}
 
@@ -39,7 +52,26 @@ def main() -> None:
     """Run the studies and write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=Study().steps, help="for a trial of this page")
-    steps = parser.parse_args().steps
+    parser.add_argument("--all", action="store_true", help="the section of the whole catalogue")
+    parser.add_argument("--backend", default="jax", help="of --all (default: jax)")
+    parser.add_argument("--out", help="folder of --all's study; default: a new one")
+    options = parser.parse_args()
+    path = HERE / "compare.md"
+    defaults, mark, catalogue = path.read_text(encoding="utf-8").partition(CATALOGUE)
+    if options.all:
+        with tempfile.TemporaryDirectory() as folder:
+            out = options.out or folder
+            study = Study(schemes=("all",), steps=options.steps, backend=options.backend, out=out)
+            page = f"{defaults.rstrip()}\n\n{whole_catalogue(study)}"
+    else:
+        page = "\n".join([default_sections(options.steps), mark + catalogue]).rstrip() + "\n"
+        readme = HERE.parent / "README.md"
+        readme.write_text(with_table(readme.read_text(encoding="utf-8"), page), encoding="utf-8")
+    path.write_text(page, encoding="utf-8")
+
+
+def default_sections(steps: int) -> str:
+    """The page up to the section of the whole catalogue."""
     parts = []
     for backend in [name for name, installed in backends().items() if installed]:
         with tempfile.TemporaryDirectory() as folder:
@@ -48,10 +80,7 @@ def main() -> None:
             parts.append(slow_t5(Study(**SLOW, backend=backend, out=folder, steps=steps)))
     shown = Study(steps=steps)
     head = HEAD.format(**{**vars(shown), "longest": shown.longest})
-    page = "\n".join([head, *parts])
-    (HERE / "compare.md").write_text(page, encoding="utf-8")
-    readme = HERE.parent / "README.md"
-    readme.write_text(with_table(readme.read_text(encoding="utf-8"), page), encoding="utf-8")
+    return "\n".join([head, *parts])
 
 
 def with_table(readme: str, page: str) -> str:
@@ -62,19 +91,35 @@ def with_table(readme: str, page: str) -> str:
     return before + begin + table + end + after
 
 
+def whole_catalogue(study: Study) -> str:
+    """Every scheme of the catalogue: the tables, failures too, and the costs."""
+    wall, records = run(study, accepted=(0, 1))  # 1: a scheme failed
+    summary = describe(study, study.corpus(), study.backend, wall)
+    about = ABOUT.format(command=command(replace(study, out=Study().out)))
+    tables = [table_markdown(summary, records), cost_table(summary, records).markdown()]
+    return "\n\n".join([CATALOGUE, about + "\n" + facts(summary, records), *tables]) + "\n"
+
+
 def section(study: Study) -> str:
     """One backend: its tables, wall time and versions."""
     wall, records = run(study)
     summary = describe(study, study.corpus(), study.backend, wall)
-    corpus, versions = summary["corpus"], summary["versions"] | records[0]["versions"]
-    facts = [
+    table = table_markdown(summary, records)
+    return "\n".join([f"## With {study.backend}", "", facts(summary, records), "", table, ""])
+
+
+def facts(summary: dict[str, Any], records: list[dict[str, Any]]) -> str:
+    """Wall time, text and versions of a study."""
+    wall, corpus = summary["wall_seconds"], summary["corpus"]
+    ran = next(record["versions"] for record in records if record["status"] == "ok")
+    versions = (f"{name} {value}" for name, value in (summary["versions"] | ran).items())
+    lines = [
         f"- wall time of the whole command: {wall:.0f} s for {len(records)} runs",
         f"- text: {corpus['name']}, {corpus['train_bytes']:,} bytes to train, "
         f"{corpus['validation_bytes']:,} held out, sha256 `{corpus['sha256'][:12]}`",
-        f"- versions: {', '.join(f'{name} {value}' for name, value in versions.items())}",
+        f"- versions: {', '.join(versions)}",
     ]
-    table = table_markdown(summary, records)
-    return "\n".join([f"## With {study.backend}", "", *facts, "", table, ""])
+    return "\n".join(lines)
 
 
 def slow_t5(study: Study) -> str:
@@ -86,14 +131,18 @@ def slow_t5(study: Study) -> str:
     return "\n".join([title, "", f"`{shown}`", "", table_markdown(summary, records), ""])
 
 
-def run(study: Study) -> tuple[float, list[dict[str, Any]]]:
+def run(study: Study, accepted: tuple[int, ...] = (0,)) -> tuple[float, list[dict[str, Any]]]:
     """Run a study by its command; return its seconds and its records."""
     words = shlex.split(command(study))[1:]
     begin = time.perf_counter()
-    subprocess.run([sys.executable, "-m", "posenc", *words], check=True)
+    done = subprocess.run([sys.executable, "-m", "posenc", *words], check=False)
     wall = time.perf_counter() - begin
+    if done.returncode not in accepted:
+        sys.exit(done.returncode)
+    about = json.loads((Path(study.out) / "study.json").read_text(encoding="utf-8"))
     lines = (Path(study.out) / "results.jsonl").read_text(encoding="utf-8").splitlines()
-    return wall, [json.loads(line) for line in lines]
+    # With runs that were kept from before, the command took less than the study.
+    return max(wall, about["wall_seconds"]), [json.loads(line) for line in lines]
 
 
 if __name__ == "__main__":
