@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from float32_frequencies import relative_error
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,16 +23,6 @@ pytestmark = pytest.mark.skipif(
 floats, integers = st.floats, st.integers
 FACTORS = floats(1, 64).map(lambda x: round(x, 3))
 LENGTHS = integers(4, 17).map(lambda n: 2**n)
-
-
-def relative_error(base):
-    """How far float32 may be from ``base**-e``, ``0 <= e < 1``, in parts of it.
-
-    The exponent, rounded once, moves it by ``ln(base)`` roundings; the base, by one. The power is
-    within two units of the last place, which are four roundings; the reciprocal is one more, and so
-    are a product or quotient with a factor and the factor's own rounding.
-    """
-    return (math.log(base) + 8) * UNIT["float32"]
 
 
 def optional(draw, options):

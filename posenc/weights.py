@@ -1,0 +1,70 @@
+"""Weights of query and key projections, from one layout of RoPE's channel pairs to the other.
+
+A checkpoint's projections order the channels of a head for one layout: ``half`` pairs channels
+``(k, k + R/2)``, ``interleaved`` pairs ``(2k, 2k + 1)``. To run it with the other layout, convert
+the weights and biases of its query and key projections, and nothing else.
+"""
+
+from __future__ import annotations
+
+from array_api_compat import array_namespace
+
+from posenc.checks import check_count
+from posenc.protocol import Array
+
+
+def half_to_interleaved(weight: Array, num_heads: int, rotary_dim: int | None = None) -> Array:
+    """Rows of a projection that was made for ``layout="half"``, in the order of ``"interleaved"``.
+
+    Row ``k`` of each head becomes row ``2k``, and row ``k + R/2`` becomes row ``2k + 1``.
+
+    Parameters
+    ----------
+    weight
+        A weight ``(H * D, inputs)`` or a bias ``(H * D,)`` of the projection that makes queries or
+        keys, of NumPy, PyTorch, JAX or another Array API library.
+    num_heads
+        Heads ``H`` of this projection: those of keys and values for keys.
+    rotary_dim
+        Channels per head that rotate, ``R``, the first ones; even. Default: all.
+
+    Returns
+    -------
+    An array of the same shape and library.
+
+    Raises
+    ------
+    TypeError, ValueError
+        The rows are no multiple of ``num_heads``, or ``rotary_dim`` is odd or more than a head has.
+    """
+    return _reorder(weight, num_heads, rotary_dim, groups=2)
+
+
+def interleaved_to_half(weight: Array, num_heads: int, rotary_dim: int | None = None) -> Array:
+    """The inverse of ``half_to_interleaved``: row ``2k`` becomes row ``k`` again."""
+    return _reorder(weight, num_heads, rotary_dim, groups=None)
+
+
+def _reorder(weight: Array, num_heads: int, rotary_dim: int | None, *, groups: int | None) -> Array:
+    """Rotated rows of each head as a matrix with ``groups`` rows, or columns of 2, transposed."""
+    xp = array_namespace(weight)
+    heads, rows = check_count("num_heads", num_heads), weight.shape[0] if weight.ndim else 1
+    if not weight.ndim or rows % heads:
+        raise ValueError(
+            f"weight must have a multiple of num_heads={heads} rows, got shape "
+            f"{tuple(weight.shape)}"
+        )
+    head_dim = rows // heads
+    dim = head_dim if rotary_dim is None else check_count("rotary_dim", rotary_dim)
+    if dim % 2 or dim > head_dim:
+        name = "head_dim" if rotary_dim is None else "rotary_dim"
+        raise ValueError(
+            f"{name} must be even and at most {head_dim}, the rows per head, got {dim}"
+        )
+    inputs = tuple(weight.shape[1:])
+    by_head = xp.reshape(weight, (heads, head_dim, *inputs))
+    pairs = (2, dim // 2) if groups else (dim // 2, 2)
+    rotated = xp.reshape(by_head[:, :dim, ...], (heads, *pairs, *inputs))
+    axes = (0, 2, 1, *range(3, 3 + len(inputs)))
+    rotated = xp.reshape(xp.permute_dims(rotated, axes), (heads, dim, *inputs))
+    return xp.reshape(xp.concat([rotated, by_head[:, dim:, ...]], axis=1), tuple(weight.shape))

@@ -1,0 +1,253 @@
+"""Every rotary module of the installed transformers, built from its family's own defaults.
+
+A module is rotary if its source speaks of ``inv_freq``. It is built from the default configuration
+of its family, and compared with what ``posenc.hf.read`` makes of that configuration's JSON. What is
+not compared is listed below by its reason; a module in neither list fails the test.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import re
+import warnings
+from collections import defaultdict
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+from float32_frequencies import relative_error
+
+from posenc import hf
+from posenc.hf import families
+from posenc.schemes import RoPE
+
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(
+        not (find_spec("transformers") and find_spec("torch")), reason="needs transformers, torch"
+    ),
+    # Files of transformers have invalid escapes in docstrings, and deprecate their own names.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),
+]
+
+IMAGES = "images: places on several axes"
+ODD = "an odd number of rotated channels"
+NOT_ROTARY = "no rotation: inv_freq is of another encoding"
+NOT_ALONE = "cannot be built from a configuration of its family"
+
+REFUSED = {
+    "an image model": IMAGES,
+    "rotates by two coordinates": IMAGES,
+    "rotation acts on pairs": ODD,
+    "no rotary key": NOT_ROTARY,
+    "the model does not rotate": NOT_ROTARY,
+    "partial_rotary_factor must be at most 1": IMAGES,
+}
+"""The reason for each refusal, by words of its error."""
+
+NOT_BUILT = {
+    "BrosPositionalEmbedding1D", "ClvpRotaryPositionalEmbedding",
+    "Kimi_K25VisionPositionEmbeddings", "SeamlessM4TConformerRotaryPositionalEmbedding",
+    "VoxtralRealtimeTimeEmbedding", "Wav2Vec2BertRotaryPositionalEmbedding",
+    "Wav2Vec2ConformerRotaryPositionalEmbedding",
+}  # fmt: skip
+"""Modules that take no configuration, or that fail with their family's own default."""
+
+_PLAIN = {"rope_type": "default", "rope_theta": 10_000.0}
+OPTIONS = {
+    "CohereCompassRotaryEmbedding": {
+        "head_dim": 64, "rope_parameters": {"full_attention": _PLAIN, "sliding_attention": _PLAIN},
+    },
+    "EsmRotaryEmbedding": {"position_embedding_type": "rotary"},
+    "Glm4MoeRotaryEmbedding": {"head_dim": 64},
+    "Glm4vMoeTextRotaryEmbedding": {"head_dim": 64},
+    "Qwen3OmniMoeThinkerTextRotaryEmbedding": {"head_dim": 64},
+    "Qwen3OmniMoeRotaryEmbedding": {"head_dim": 64},
+}  # fmt: skip
+"""Options for families whose default fails, does not rotate, or rotates an odd width."""
+
+DIFFERENT = {
+    "MiniMaxM3VLRotaryEmbedding": "transformers does not read rotary_dim there",
+    "MusicFlamingoRotaryEmbedding": "it rotates by time; the text model is a part of its own",
+    "Ernie4_5_VLMoeTextRotaryEmbedding": "it holds frequencies by axis, and forward sorts them",
+}
+"""Modules that hold something else than the RoPE of their configuration."""
+
+
+@cache
+def modules():
+    """``(module, class)`` of every class of modules whose source speaks of ``inv_freq``."""
+    import torch
+    import transformers
+
+    found = []
+    root = Path(transformers.__file__).parent / "models"
+    for file in sorted(root.glob("*/modeling_*.py")):
+        # Not inspect.getsource, which takes half a second for each class of a long file.
+        parts = re.split(r"^class (\w+)", file.read_text(encoding="utf-8"), flags=re.MULTILINE)
+        names = [n for n, text in zip(parts[1::2], parts[2::2], strict=True) if "inv_freq" in text]
+        module = f"transformers.models.{file.parent.name}.{file.stem}"
+        for name in names:
+            kind = getattr(importlib.import_module(module), name)
+            a_model = issubclass(kind, transformers.PreTrainedModel)  # it has a rotary module
+            if issubclass(kind, torch.nn.Module) and not a_model:
+                found.append((importlib.import_module(module), kind))
+    return found
+
+
+def configurations(module, kind):
+    """Classes of configurations that may fit: the one in the signature, then the family's."""
+    from transformers import PreTrainedConfig
+
+    def is_one(value):
+        return inspect.isclass(value) and issubclass(value, PreTrainedConfig)
+
+    first = [p.annotation for p in inspect.signature(kind.__init__).parameters.values()]
+    name = module.__name__.replace(".modeling_", ".configuration_")
+    family = vars(importlib.import_module(name)).values() if find_spec(name) else ()
+    own = [c for c in family if is_one(c) and c.__module__ == name]
+    return list(dict.fromkeys([c for c in first if is_one(c)] + own)) if is_one(first[1]) else []
+
+
+def built(module, kind):
+    """The module and its configuration's JSON; None if no configuration fits."""
+    for config_class in configurations(module, kind):
+        try:
+            config = config_class(**OPTIONS.get(kind.__name__, {}))
+            return kind(config), json.loads(config.to_json_string(use_diff=False))
+        except (AttributeError, KeyError, TypeError, ValueError):
+            continue
+    return None
+
+
+def compare(name, rotary, config):
+    """Raise unless all frequencies of the module are those of its configuration."""
+    reading = hf.read(config)
+    assert not reading.unknown, (name, reading.unknown)
+    held = {k: v for k, v in {**vars(rotary), **dict(rotary.named_buffers())}.items()
+            if k.endswith("inv_freq") and "original" not in k and v is not None}  # fmt: skip
+    assert held, f"{name} holds no inv_freq"
+    for key, inverse in held.items():
+        layers = key.removesuffix("inv_freq").rstrip("_")
+        ropes = {k: r for k, r in reading.ropes.items() if isinstance(r, RoPE)}
+        alone = next(iter(ropes.values())) if len(ropes) == 1 else None
+        rope = ropes.get(layers, alone)
+        assert rope is not None, (name, key, list(reading.ropes))
+        found, expected = np.asarray(rope.frequencies()), inverse.double().numpy()
+        assert found.shape == expected.shape, (name, key, found.shape, expected.shape)
+        plain = np.maximum(found, rope.base ** (-np.arange(len(found)) / len(found)))
+        # As in test_transformers.py: blends are off by at most five errors of the plain one.
+        bound = 5 * relative_error(rope.base) * plain
+        np.testing.assert_array_less(np.abs(found - expected), bound, err_msg=name)
+        scaling = getattr(rotary, key.replace("inv_freq", "attention_scaling"), 1.0)
+        assert rope.attention_factor == pytest.approx(scaling, rel=1e-14), name
+
+
+@cache
+def outcome():
+    """``{reason: names}`` for every rotary module; the reason ``equal`` for those compared."""
+    found = defaultdict(list)
+    for module, kind in modules():
+        name = kind.__name__
+        made = built(module, kind)
+        if made is None:
+            found[NOT_ALONE].append(name)
+        elif name in DIFFERENT:
+            found[DIFFERENT[name]].append(name)
+        else:
+            try:
+                compare(name, *made)
+            except ValueError as error:
+                reasons = [reason for words, reason in REFUSED.items() if words in str(error)]
+                found[reasons[0] if reasons else f"unexpected: {error}"].append(name)
+            else:
+                found["equal"].append(name)
+    return dict(found)
+
+
+def test_every_rotary_module_is_equal_or_listed_by_its_reason(record_property):
+    found = outcome()
+    counts = {reason: len(names) for reason, names in found.items()}
+    record_property("rotary modules", json.dumps(counts))
+    named = {module.__name__ for module, kind in modules() if kind.__name__ in found["equal"]}
+    print(json.dumps(found, indent=1), counts, f"{len(named)} families equal", sep="\n")
+    assert not [reason for reason in found if reason.startswith("unexpected")]
+    assert set(found[NOT_ALONE]) <= NOT_BUILT
+    assert counts["equal"] > 2 * (sum(counts.values()) - counts["equal"])
+
+
+def test_modules_that_hold_something_else_do():
+    """The day one of them is equal, its line above goes."""
+    for module, kind in modules():
+        if kind.__name__ in DIFFERENT:
+            with pytest.raises((AssertionError, ValueError)):
+                compare(kind.__name__, *built(module, kind))
+
+
+# What a configuration says by its model_type alone.
+
+PAIRS = {  # modules that rotate without one of these functions, by reading
+    "deepseek_v2": "complex numbers of neighbours", "llama4_text": "complex numbers of neighbours",
+}  # fmt: skip
+NEIGHBOURS = re.compile(r"def (rotate_half\w*|rotate_every_two|apply_rotary_pos_emb_interleave)\(")
+
+
+def interleaved_sources():
+    """Families whose text models rotate neighbours, by trying the function that rotates."""
+    import torch
+
+    found = set()
+    for module in {module: None for module, _ in modules()}:
+        source = Path(module.__file__).read_text(encoding="utf-8")
+        for name in NEIGHBOURS.findall(source):
+            if name.startswith("rotate"):
+                turned = getattr(module, name)(torch.arange(8.0)[None, None, None])
+                if turned[0, 0, 0, :2].tolist() != [-1, 0]:
+                    continue
+            found.add(module.__name__.split(".")[2])
+    return found
+
+
+def test_the_models_whose_pairs_are_neighbours():
+    families_of_images = {"edgetam_video", "efficientloftr", "inkling2", "lightglue", "sam2_video",
+                          "sam3", "sam3_tracker_video", "musicflamingo"}  # fmt: skip
+    listed = {model.split("_text")[0] for model in families.INTERLEAVED - PAIRS.keys()}
+    listed -= {"gptj", "codegen"}  # they make sines themselves, without inv_freq
+    listed -= {model for model in listed if model.startswith("blt_")}  # parts of blt
+    assert interleaved_sources() - families_of_images == listed
+
+
+def test_defaults_are_those_of_transformers():
+    from transformers import CONFIG_MAPPING
+
+    inside = {"rotary_pct": "partial_rotary_factor", "rotary_emb_base": "rope_theta"}
+    for model, defaults in families.DEFAULTS.items():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            config = CONFIG_MAPPING[model]().to_dict()
+        parameters = config.get("rope_parameters") or {}
+        full = parameters.get("full_attention", parameters)
+        for key, value in defaults.items():
+            if key == "rope_local_base_freq":
+                assert parameters["sliding_attention"]["rope_theta"] == value
+            elif key == "rope_theta" and not full:
+                assert model in ("gptj", "codegen")  # 10000 is written in their code
+            else:
+                key = inside.get(key, key)
+                assert {**config, **full}[key] == value, (model, key)
+
+
+def test_models_that_scale_the_softmax_by_yarn():
+    import transformers
+
+    root = Path(transformers.__file__).parent / "models"
+    found = {
+        file.parent.name
+        for file in root.glob("*/modeling_*.py")
+        if "self.scaling = yarn_apply_mscale(" in file.read_text(encoding="utf-8")
+    }
+    assert found == {model.removesuffix("_text") for model in families.SCALED_SOFTMAX}
