@@ -13,6 +13,7 @@ from posenc.params import (
     GroupedKeyParams,
     Params,
     as_mapping,
+    check_key_heads,
     check_params,
     head_count,
     head_views,
@@ -191,7 +192,7 @@ def transform(
 
     Returns
     -------
-    The shape and dtype of ``x``.
+    ``(..., L, E)`` in the dtype of ``x``; most schemes keep the number of channels, ``E = D``.
     """
     check_scheme(scheme)
     xp = xp or array_namespace(x)
@@ -228,8 +229,10 @@ def transform(
     else:
         views.key = Features(features or {}, role)
     heads, x_heads = head_count(scheme), x.shape[-3] if len(x.shape) > 2 else 1
+    if role == "key":
+        check_key_heads(scheme, x_heads)
     if heads is not None and heads != 1 and x_heads != heads:
-        views = GroupedKeyParams(views, heads=heads, key_heads=x_heads)
+        views = GroupedKeyParams(views, scheme, heads=heads, key_heads=x_heads)
     return scheme.transform(x, at, role=role, params=views, xp=xp)
 
 

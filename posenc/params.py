@@ -10,7 +10,7 @@ from array_api_compat import device, is_numpy_namespace
 
 from posenc.checks import check_scheme, nearest
 from posenc.constants import constant_array
-from posenc.protocol import Array, Namespace, PositionScheme, Role
+from posenc.protocol import Array, Namespace, ParamSpec, PositionScheme, Role
 
 
 class Features(Mapping[str, Array]):
@@ -69,14 +69,19 @@ class Params(Mapping[str, Array]):
 
 
 class GroupedKeyParams(Params):
-    """Params for ``transform`` of grouped-query keys, which cannot use per-head params."""
+    """Params for ``transform`` of grouped-query keys: of per-head ones, only those of keys."""
 
-    def __init__(self, params: Params, *, heads: int, key_heads: int) -> None:
+    def __init__(
+        self, params: Params, scheme: PositionScheme, *, heads: int, key_heads: int
+    ) -> None:
         super().__init__(params, params.dtype, params.query, params.key)
         self._heads, self._key_heads = heads, key_heads
+        self._of_keys = of_keys(scheme)
 
     def __getitem__(self, name: str) -> Array:
         array = super().__getitem__(name)
+        if name in self._of_keys:
+            return array
         if isinstance(array, HeadTable) or (len(array.shape) == 3 and array.shape[0] != 1):
             raise ValueError(
                 f"x has {self._key_heads} heads, but {name!r} is per head, for {self._heads}: "
@@ -363,12 +368,42 @@ def float_dtype(params: Mapping[str, Array], xp: Namespace) -> Any:
 
 
 def head_count(scheme: PositionScheme) -> int | None:
-    """Number of heads of the scheme's per-head arrays; None if it has none."""
-    counts = {s.shape[0] for s in scheme.param_specs().values() if s.per_head}
+    """Number of heads of the scheme's per-head arrays, except those of keys; None if it has none.
+
+    The field ``num_heads`` counts if there is no array, of keys either.
+    """
+    specs = scheme.param_specs()
+    counts = {s.shape[0] for s in specs.values() if s.per_head and not s.of_keys}
     counts |= {len(values) for values in scheme.constants().values()}
     if len(counts) > 1:
         raise ValueError(f"{scheme} declares per-head arrays of different lengths: {counts}")
-    return counts.pop() if counts else getattr(scheme, "num_heads", None)
+    if counts:
+        return counts.pop()
+    return None if of_keys(scheme) else getattr(scheme, "num_heads", None)
+
+
+def of_keys(scheme: PositionScheme) -> dict[str, ParamSpec]:
+    """The learned arrays whose heads are those of keys."""
+    return {name: spec for name, spec in scheme.param_specs().items() if spec.of_keys}
+
+
+def key_head_count(scheme: PositionScheme) -> int | None:
+    """Number of heads of the scheme's arrays of keys; None if it has none."""
+    counts = {spec.shape[0] for spec in of_keys(scheme).values()}
+    if len(counts) > 1:
+        raise ValueError(f"{scheme} declares arrays of keys of different lengths: {counts}")
+    return counts.pop() if counts else None
+
+
+def check_key_heads(scheme: PositionScheme, key_heads: int) -> None:
+    """Check that the scheme's arrays of keys and the keys have the same number of heads."""
+    declared = key_head_count(scheme)
+    if declared is not None and declared != key_heads:
+        names = ", ".join(map(repr, of_keys(scheme)))
+        raise ValueError(
+            f"keys have {key_heads} heads, and {names} of {scheme} {declared}: its heads are those "
+            "of keys and values"
+        )
 
 
 def _normal(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:

@@ -34,13 +34,20 @@ class ParamSpec:
         Whether the first axis is that of heads. Then ``bias``, ``key_bias`` and ``transform``
         receive the array in the form for per-head arrays that each describes. Otherwise they
         receive the whole array.
+    of_keys
+        Whether the heads of a per-head array are those of keys and values, which may be fewer than
+        those of queries. Only ``transform`` of keys, ``hidden_features`` and ``key_features`` may
+        read it.
     """
 
     shape: tuple[int, ...]
     init: Initializer | None = None
     per_head: bool = True
+    of_keys: bool = False
 
     def __post_init__(self) -> None:
+        if self.of_keys and not self.per_head:
+            raise ValueError("of_keys=True, per_head=False: an array of keys has an axis of heads")
         object.__setattr__(self, "shape", tuple(python_number(size) for size in self.shape))
 
 
@@ -51,7 +58,7 @@ class SchemeWarning(UserWarning):
 # The methods that change what a model computes; ``hooks()`` names those that a scheme overrides.
 HOOKS = (
     "embedding", "transform", "hidden_features", "query_features", "key_features", "bias",
-    "key_bias", "adjust_scores", "sink", "regions", "scale", "at_length",
+    "key_bias", "bias_factor", "adjust_scores", "sink", "regions", "scale", "at_length",
 )  # fmt: skip
 
 
@@ -144,13 +151,14 @@ class PositionScheme:
         params
             A per-head scalar has shape ``(H, 1, 1)``, which broadcasts against ``pos[..., None]``.
             For a per-head array with more axes, ``params[name][:]`` is ``(H, 1, ...)``, which
-            broadcasts against ``x``. Grouped-query keys cannot use per-head params.
+            broadcasts against ``x``. Grouped-query keys can use per-head params ``of_keys`` only.
             ``params.of(role)`` holds the features of these tokens, ``(B, H, L)`` or
             ``(B, H, L, M)``.
 
         Returns
         -------
-        The shape and dtype of ``x``.
+        ``(..., L, E)`` in the dtype of ``x``. ``E`` is ``D`` or more, and the same for queries and
+        keys: PoPE makes two channels of one. ``scale`` still gets ``D``.
         """
         return x
 
@@ -197,6 +205,14 @@ class PositionScheme:
         number for far keys. A bias that reads features has none.
         """
         return None, None
+
+    def bias_factor(self, q: Array, *, params: Mapping[str, Array], xp: Namespace) -> Array | None:
+        """Return the factor of the bias of all parts of a ``Sum`` with this part; None for 1.
+
+        Only ``Sum`` calls it, as it calls ``bias`` (Inkling's log-position scaling multiplies
+        queries and bias). The factor is positive and finite.
+        """
+        return None
 
     # Features of tokens, which ``bias``, ``key_bias`` and ``transform`` read.
 

@@ -138,7 +138,10 @@ def namespace(**arrays: Array) -> Namespace:
 
 
 def check_shapes(q: Array, k: Array, v: Array, *, xp: Namespace) -> None:
-    """Check that q, k and v are floating, have 4 axes each, and sizes that fit together."""
+    """Check that q, k and v are floating, have 4 axes each, and sizes that fit together.
+
+    ``check_head_dims`` checks channels, because transformed keys may have more than queries.
+    """
     for name, array in (("q", q), ("k", k), ("v", v)):
         if not hasattr(array, "shape"):
             raise TypeError(f"{name} must be an array, got {type(array).__name__}")
@@ -158,11 +161,20 @@ def check_shapes(q: Array, k: Array, v: Array, *, xp: Namespace) -> None:
         raise ValueError(f"q, k and v differ in batch size: {sizes}")
     if k.shape[1] != v.shape[1] or k.shape[2] != v.shape[2]:
         raise ValueError(f"k and v differ in heads or length: {sizes}")
-    if q.shape[3] != k.shape[3]:
-        raise ValueError(f"q and k differ in head_dim: {sizes}")
     if q.shape[1] % k.shape[1]:
         hint = f"; {SWAPPED}" if q.shape[2] % k.shape[2] == 0 else ""
         raise ValueError(f"the heads of q are not a multiple of those of k and v: {sizes}{hint}")
+
+
+def check_head_dims(q: Array, k: Array, *, transformed: bool = False) -> None:
+    """Check that q and k have the same number of channels: as given, or ``transformed``."""
+    if q.shape[3] == k.shape[3]:
+        return
+    if transformed:
+        raise ValueError(
+            f"transformed queries have {q.shape[3]} channels, transformed keys {k.shape[3]}"
+        )
+    raise ValueError(f"q and k differ in head_dim: q {tuple(q.shape)}, k {tuple(k.shape)}")
 
 
 def _default_positions(q_len: int, k_len: int, like: Array, xp: Namespace) -> tuple[Array, Array]:

@@ -22,7 +22,8 @@ class CacheNeeds:
         ``("k", "v", "k_features")``.
     transformed
         Whether the cache holds transformed keys, which ``k_transformed=True`` announces. If not, it
-        holds raw keys.
+        holds raw keys. Transformed keys may have more channels than raw ones, as those of PoPE;
+        a cache may hold raw keys instead, which are then transformed in every call.
     features
         Whether ``posenc.features`` must compute the features of new tokens. Pass them as
         ``q_features``, with the cached ``k_features`` or ``{}``.

@@ -15,6 +15,7 @@ from array_api_compat import device
 from posenc.attn.arguments import (
     Arguments,
     as_pairs,
+    check_head_dims,
     check_heads,
     check_shapes,
     complete_sides,
@@ -49,6 +50,7 @@ from posenc.params import (
     check_params,
     head_views,
     merge_constants,
+    of_keys,
     tile_views,
     working_dtype,
 )
@@ -65,9 +67,11 @@ class Call:
     scheme, xp, dtype
         The scheme, the array namespace, and the working dtype: float32 or float64.
     q, k, v
-        ``(B, H, Q, D)``, ``(B, Hk, K, D)``, ``(B, Hk, K, Dv)``; q and k are already transformed.
+        ``(B, H, Q, E)``, ``(B, Hk, K, E)``, ``(B, Hk, K, Dv)``; q and k are already transformed,
+        which may have added channels.
     arrays
-        Learned params and constants with their head axis, in the working dtype.
+        Learned params and constants with their head axis, in the working dtype; without those of
+        keys, which only the transform reads.
     query, key
         Positions, segments, places and features of the queries and of the keys.
     aligned
@@ -228,6 +232,8 @@ def prepare(
     check_shapes(q, k, v, xp=xp)
     check_heads(scheme, q)
     given = Arguments(options)
+    if not given.k_transformed:
+        check_head_dims(q, k)
     work = working_dtype([q, k, v, *float_arrays(options), *as_mapping(params).values()], xp=xp)
     scheme, params = _scheme_in_attention(scheme, params, xp=xp)
     aligned, query, key = complete_sides(q, k, given, scheme, xp)
@@ -317,8 +323,15 @@ def _with_transform(call: Call, params: Mapping[str, Array] | None, k_transforme
             k = _transform_side(scheme, k, key, "key", params, xp)
         elif call.aligned:
             _warn(scheme, _CACHE_WITHOUT_POSITIONS, xp)
+    check_head_dims(q, k, transformed=True)
+    read_by_keys_only = of_keys(scheme)
     return replace(
-        call, q=q, k=k, query=_side_for_bias(scheme, query), key=_side_for_bias(scheme, key)
+        call,
+        q=q,
+        k=k,
+        arrays={name: a for name, a in call.arrays.items() if name not in read_by_keys_only},
+        query=_side_for_bias(scheme, query),
+        key=_side_for_bias(scheme, key),
     )
 
 

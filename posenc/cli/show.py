@@ -20,7 +20,7 @@ from posenc.attn.features import hidden_width
 from posenc.checks import check_count, check_scheme
 from posenc.cli import picture
 from posenc.cli.picture import Figure, Panel
-from posenc.params import head_count, init_params
+from posenc.params import head_count, init_params, key_head_count
 from posenc.protocol import Array, PositionScheme
 from posenc.study.specs import parse
 
@@ -169,9 +169,13 @@ class _Drawing:
         shape = 1, call.q.shape[1], len(q), len(k)
         return None if value is None else np.broadcast_to(value, shape)[0]
 
+    @property
+    def _heads(self) -> int:
+        return head_count(self.scheme) or key_head_count(self.scheme) or 1
+
     def _call_of_random_tokens(self, length: int) -> Call:
         """A call of attention with normal vectors and hidden states, the same each time."""
-        heads, width = head_count(self.scheme) or 1, getattr(self.scheme, "head_dim", 64)
+        heads, width = self._heads, getattr(self.scheme, "head_dim", 64)
         rng = np.random.default_rng(0)
         # Drawn token by token, so that a longer picture starts with the same tokens.
         q, k = rng.standard_normal((length, 2, heads, width)).transpose(1, 2, 0, 3)[:, None]
@@ -189,7 +193,7 @@ class _Drawing:
         None if the scheme transforms neither.
         """
         width = getattr(self.scheme, "head_dim", 64)
-        x = np.zeros((head_count(self.scheme) or 1, len(pos), width))
+        x = np.zeros((self._heads, len(pos), width))
         x[..., channel] = 1.0
         first = x[:, :1]
         transform = partial(evaluate.transform, self.scheme, params=self.params)

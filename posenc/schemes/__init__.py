@@ -23,7 +23,9 @@ from posenc.schemes.fox import FoX
 from posenc.schemes.kerple import Kerple
 from posenc.schemes.learned import Learned
 from posenc.schemes.learned_rope import LearnedRoPE
+from posenc.schemes.log_scale import LogScale
 from posenc.schemes.nope import NoPE
+from posenc.schemes.pope import PoPE
 from posenc.schemes.relative_table import RelativeTable
 from posenc.schemes.rope import RoPE
 from posenc.schemes.sandwich import Sandwich
@@ -40,19 +42,20 @@ from posenc.schemes.scalings import (
     Scaling,
     YaRN,
 )
-from posenc.schemes.sink import Sink
+from posenc.schemes.sink import Sink, sink_alone
 from posenc.schemes.sinusoidal import Sinusoidal
 from posenc.schemes.sum import Sum
 from posenc.schemes.t5 import T5Bias
+from posenc.schemes.xpos import XPos
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 __all__ = [
     "CABLE", "FIRE", "NTK", "PI", "ALiBi", "Chunk", "ClipHann", "ClipPeriod", "DynamicNTK", "FoX",
-    "Kerple", "Learned", "LearnedRoPE", "Llama3", "LongRoPE", "NTKMixed", "NoPE", "Proportional",
-    "RelativeTable", "RoPE", "Sandwich", "Scaling", "Sink", "Sinusoidal", "Sum", "T5Bias", "YaRN",
-    "catalogue", "make",
+    "Kerple", "Learned", "LearnedRoPE", "Llama3", "LogScale", "LongRoPE", "NTKMixed", "NoPE",
+    "PoPE", "Proportional", "RelativeTable", "RoPE", "Sandwich", "Scaling", "Sink", "Sinusoidal",
+    "Sum", "T5Bias", "XPos", "YaRN", "catalogue", "make",
 ]  # fmt: skip
 
 Maker = Callable[..., PositionScheme]
@@ -68,8 +71,10 @@ _BUILT_IN: dict[str, Entry] = {
     "kerple_power": (Kerple, {"kind": "power"}),
     "learned": Learned,
     "learned_rope": LearnedRoPE,
+    "log_scale": LogScale,
     "nope": NoPE,
     "p_rope": (RoPE, {"scaling": Proportional}),
+    "pope": PoPE,
     "relative_table": RelativeTable,
     "rope": RoPE,
     "rope_clip_hann": (RoPE, {"scaling": ClipHann}),
@@ -82,8 +87,10 @@ _BUILT_IN: dict[str, Entry] = {
     "rope_pi": (RoPE, {"scaling": PI}),
     "rope_yarn": (RoPE, {"scaling": YaRN}),
     "sandwich": (Sandwich, {"dim": 128}),  # not the dim of the model
+    "sink": sink_alone,
     "sinusoidal": Sinusoidal,
     "t5": T5Bias,
+    "xpos": XPos,
 }
 _GROUP = "posenc.schemes"
 _NONE: Mapping[str, Any] = MappingProxyType({})
@@ -306,9 +313,14 @@ def _function_maker(function: Maker) -> Maker:
         return function
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return function
+    required = (p for p in parameters.values() if p.default is p.empty)
+    needed = [p.name for p in required if p.kind is not p.VAR_POSITIONAL]
+    own = getattr(function, "__name__", repr(function))
 
     def maker(**given: Any) -> PositionScheme:
         wanted = {n: value for n, value in given.items() if n in parameters or n not in SIZES}
+        if missing := [name for name in needed if name not in wanted]:
+            raise TypeError(f"{own} needs {_join_names(missing)}{_given_sizes(given)}")
         return function(**wanted)
 
     return functools.update_wrapper(maker, function)

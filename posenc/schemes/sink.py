@@ -16,6 +16,7 @@ import numpy as np
 from posenc.checks import check_count, check_finite, check_flag, check_scheme
 from posenc.params import float_dtype, head_count
 from posenc.protocol import Array, Namespace, ParamSpec, PositionScheme, Role, Window
+from posenc.schemes.nope import NoPE
 
 
 @dataclass(frozen=True)
@@ -95,8 +96,9 @@ class Sink(PositionScheme):
 
     @property
     def paper(self) -> str:  # type: ignore[override]
-        """As the scheme."""
-        return self.scheme.paper
+        """That of the sink, after that of the scheme."""
+        own = "OpenAI 2025, arXiv 2508.10925"
+        return f"{self.scheme.paper}; {own}" if self.scheme.hooks() else own
 
     @property
     def cumulative(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -161,6 +163,9 @@ class Sink(PositionScheme):
     def key_bias(self, k: Array, *, params: Mapping[str, Array], xp: Namespace) -> Array | None:
         return self.scheme.key_bias(k, params=params, xp=xp)
 
+    def bias_factor(self, q: Array, *, params: Mapping[str, Array], xp: Namespace) -> Array | None:
+        return self.scheme.bias_factor(q, params=params, xp=xp)
+
     def constant_beyond(self) -> Window:
         return self.scheme.constant_beyond()
 
@@ -190,3 +195,16 @@ class Sink(PositionScheme):
 
 def _with_scheme(sink: Sink, scheme: PositionScheme) -> Sink:
     return Sink(scheme, sink.num_heads, sink.learned, sink.value, sink.per_query, sink.hidden_dim)
+
+
+def sink_alone(
+    num_heads: int,
+    hidden_dim: int | None = None,
+    *,
+    learned: bool = True,
+    value: float = 0.0,
+    per_query: bool = False,
+) -> Sink:
+    """A sink without a position scheme, for sums as ``rope+sink``: ``Sink(NoPE(), num_heads)``."""
+    width = hidden_dim if per_query else None
+    return Sink(NoPE(), num_heads, learned, value, per_query, width)

@@ -25,7 +25,9 @@ PLACES = "places"  # a feature that the library computes, the same for all parts
 class Sum(PositionScheme):
     """Several schemes on one layer: ``Sum(RoPE(64), ALiBi(8))``.
 
-    Embeddings and biases are added. Queries and keys go through the transforms in the given order.
+    Embeddings and biases are added. Queries and keys go through the transforms in the given order,
+    and half precision rounds once, after the last. A part with a ``bias_factor`` (``LogScale`` of
+    Inkling) multiplies the bias; the sum is then neither ``relative`` nor has it a ``key_bias``.
     A learned array or feature ``name`` of part ``n`` is called ``"{n}_{name}"``. At most one part
     may have ``adjust_scores``, one a sink, and one regions. If any part is ``shared`` between
     layers, all parts are.
@@ -78,9 +80,10 @@ class Sum(PositionScheme):
 
     @property
     def relative(self) -> bool:  # type: ignore[override]
-        """Whether every part with a bias is relative."""
+        """Whether every part with a bias is relative, and no part multiplies the bias."""
         biased = self._with_hook("bias")
-        return bool(biased) and all(scheme.relative for _, scheme in biased)
+        relative = bool(biased) and all(scheme.relative for _, scheme in biased)
+        return relative and not self._with_hook("bias_factor")
 
     @property
     def shared(self) -> bool:  # type: ignore[override]
@@ -105,9 +108,10 @@ class Sum(PositionScheme):
     def hooks(self) -> frozenset[str]:
         # torch's compiler cannot call frozenset[str]().
         hooks: frozenset[str] = frozenset().union(*(scheme.hooks() for scheme in self.schemes))
-        if all("key_bias" in scheme.hooks() for _, scheme in self._with_hook("bias")):
+        splits = all("key_bias" in scheme.hooks() for _, scheme in self._with_hook("bias"))
+        if splits and "bias_factor" not in hooks:
             return hooks
-        return hooks - {"key_bias"}
+        return hooks - {"key_bias", "bias_factor"}
 
     def reads_features(self) -> bool:
         return any(scheme.reads_features() for scheme in self.schemes)
@@ -134,9 +138,13 @@ class Sum(PositionScheme):
     def transform(
         self, x: Array, pos: Array, *, role: Role, params: Mapping[str, Array], xp: Namespace
     ) -> Array:
+        # Half precision rounds once, after the last transform.
+        dtype = x.dtype
+        if len(self._with_hook("transform")) > 1 and xp.finfo(dtype).bits < 32:
+            x = xp.astype(x, xp.float32)
         for scheme, own in self._parts("transform", params, xp):
             x = scheme.transform(x, pos, role=role, params=own, xp=xp)
-        return x
+        return x if x.dtype == dtype else xp.astype(x, dtype)
 
     def hidden_features(self, x: Array, **keywords: Any) -> Mapping[str, Array]:
         return self._features("hidden_features", x, **keywords)
@@ -150,9 +158,14 @@ class Sum(PositionScheme):
     def bias(
         self, q: Array, k: Array, *, params: Mapping[str, Array], xp: Namespace
     ) -> Array | None:
-        return _add(
+        bias = _add(
             scheme.bias(q, k, params=own, xp=xp) for scheme, own in self._parts("bias", params, xp)
         )
+        for scheme, own in self._parts("bias_factor", params, xp):
+            factor = scheme.bias_factor(q, params=own, xp=xp)
+            if bias is not None and factor is not None:
+                bias = bias * factor
+        return bias
 
     def key_bias(self, k: Array, *, params: Mapping[str, Array], xp: Namespace) -> Array | None:
         terms = [
@@ -162,7 +175,7 @@ class Sum(PositionScheme):
 
     def constant_beyond(self) -> Window:
         ends = [scheme.constant_beyond() for _, scheme in self._with_hook("bias")]
-        if not ends or self.reads_features():
+        if not ends or self.reads_features() or self._with_hook("bias_factor"):
             return None, None
         lefts, rights = zip(*ends, strict=True)
         return _furthest(lefts), _furthest(rights)

@@ -15,7 +15,14 @@ import posenc
 from posenc.attn.features import hidden_width
 from posenc.checks import check_count, check_scheme
 from posenc.evaluate import as_column, as_row, bias_tile, has_features, has_transform
-from posenc.params import Features, Params, check_params, head_count, merge_constants
+from posenc.params import (
+    Features,
+    Params,
+    check_params,
+    head_count,
+    key_head_count,
+    merge_constants,
+)
 from posenc.positions import MAX_POSITION, MIN_POSITION
 from posenc.protocol import PositionScheme, Role
 from posenc.testing.attention_case import AttentionCase
@@ -81,7 +88,7 @@ class SchemeCase:
     @property
     def heads(self) -> int:
         """Number of heads: that of the scheme if it has one, else 4."""
-        return head_count(self.scheme) or _HEADS
+        return head_count(self.scheme) or key_head_count(self.scheme) or _HEADS
 
     @property
     def reads_hidden(self) -> bool:
@@ -93,7 +100,8 @@ class SchemeCase:
         """Whether heads may share keys (GQA): not if the transform has per-head params."""
         x = np.zeros((1, 1, 1, self.head_dim), np.float32)
         try:
-            return bool(self.transform(x, self.tokens(np.zeros(1, int), "key")).shape == x.shape)
+            turned = self.transform(x, self.tokens(np.zeros(1, int), "key"))
+            return bool(turned.shape[:-1] == x.shape[:-1])
         except ValueError:
             return False
 

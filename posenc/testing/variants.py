@@ -55,9 +55,11 @@ def _with_other_values(scheme: Any, name: str) -> Iterator[tuple[Any, Any]]:
     hint = get_type_hints(type(scheme)).get(name)
     for value in _other_values(getattr(scheme, name), hint):
         try:
-            yield value, replace(scheme, **{name: value})
+            other = replace(scheme, **{name: value})
         except (TypeError, ValueError):
             continue  # not a value of this field
+        if getattr(other, name) != getattr(scheme, name):  # a size that the scheme does not use
+            yield value, other
 
 
 def _other_values(value: Any, hint: Any) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import subprocess
 import sys
@@ -58,7 +59,8 @@ def test_only_the_sizes_that_a_scheme_uses_are_asked_for(name):
     assert kind is type(posenc.make(name, **EVERY_SIZE))
     for absent in sizes:
         rest = {other: value for other, value in sizes.items() if other != absent}
-        needs = rf"^{kind.__name__} needs .*\b{absent}\b.*were given: ."
+        maker = inspect.unwrap(posenc.catalogue()[name]).__name__
+        needs = rf"^{maker} needs .*\b{absent}\b.*were given: ."
         with pytest.raises(TypeError, match=needs) as caught:
             posenc.make(name, **rest)
         assert all(given in str(caught.value).split("given:")[1] for given in rest)

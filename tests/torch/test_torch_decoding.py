@@ -78,6 +78,13 @@ class Texts:
         carry = carry or None
         return posenc.features(self.scheme, self.params, **given, pos=pos, carry=carry)
 
+    def cached_keys(self, k, pos, features):
+        """Keys as a cache holds them: transformed, maybe with more channels, or raw."""
+        if not self.needs.transformed:
+            return k
+        given = {"params": self.params, "features": {} if features is None else features[1]}
+        return posenc.transform(self.scheme, k, pos, role="key", **given)
+
     def last_sums(self, features, at):
         """The carry from the tokens ``at (B,)``; None without one."""
         if features is None:
@@ -117,22 +124,23 @@ class Memory:
     """Keys, values and features in slots; empty slots hold junk. Keys may be transformed."""
 
     def __init__(self, own, batch, slots):
-        self.own, (heads, dim) = own, own.arrays["k"].shape[1::2]
-        self.k = torch.full((batch, heads, slots, dim), JUNK)
-        self.v = torch.full((batch, heads, slots, dim), JUNK)
+        self.own, first = own, own.tokens(0, torch.arange(1))
+        features = own.features(first)
+        k = own.cached_keys(first["k"], torch.zeros(1, dtype=torch.int64), features)
+        self.k, self.v = (
+            torch.full((batch, a.shape[1], slots, a.shape[3]), JUNK) for a in (k, first["v"])
+        )
         self.features = {}
         if "k_features" in own.needs.keep:
-            for name, one in own.features(own.tokens(0, torch.arange(1)))[1].items():
+            for name, one in features[1].items():
                 shape = (batch, own.subject.heads, slots, *one.shape[3:])
                 self.features[name] = torch.full(shape, JUNK)
 
     def write(self, tokens, slots, pos, features):
         """Tokens at positions ``(B, L)`` into slots ``(B, L)``, in place."""
-        rows, own, k = torch.arange(len(slots))[:, None], self.own, tokens["k"]
+        rows = torch.arange(len(slots))[:, None]
         of_keys = {} if features is None else features[1]
-        if own.needs.transformed:
-            given = {"params": own.params, "features": of_keys}
-            k = posenc.transform(own.scheme, k, pos, role="key", **given)
+        k = self.own.cached_keys(tokens["k"], pos, features)
         self.k[rows, :, slots] = k.transpose(1, 2)
         self.v[rows, :, slots] = tokens["v"].transpose(1, 2)
         for name, kept in self.features.items():

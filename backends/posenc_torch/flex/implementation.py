@@ -145,7 +145,8 @@ def arguments(call: Call, diagonals: Diagonals | None = None) -> dict[str, Any]:
 def _common_scale(call: Call) -> float | None:
     """The scale of a call if it is a common one, which kernels compile in; else None."""
     dim = call.q.shape[3]
-    return next((s for s in (dim**-0.5, 1.0, 1 / dim) if s == call.scale), None)
+    common = (dim**-0.5, 1.0, 1 / dim, (dim / 2) ** -0.5)  # the last: channels were doubled
+    return next((s for s in common if s == call.scale), None)
 
 
 def _identity(array: Tensor) -> Tensor:

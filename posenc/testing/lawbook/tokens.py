@@ -33,19 +33,25 @@ def _vectors(case: SchemeCase, length: int, dtype: str = "float32", batch: int =
 
 @law("scheme")
 def transform_is_row_local(case: SchemeCase) -> None:
-    """The transform of a query or key depends on its own position only, not on other tokens."""
+    """The transform of a query or key depends on its own position only, not on other tokens.
+
+    It may add channels, as many for queries as for keys.
+    """
     if not has_transform(case.scheme):
         return
-    rng = np.random.default_rng(3)
+    rng, channels = np.random.default_rng(3), set[int]()
     for role in _ROLES:
         for length in (*rng.integers(1, 12, _TRIALS), _LONG):
             tokens = case.draw_tokens(rng, role, int(length))
             x, order = _vectors(case, tokens.size, batch=1), rng.permutation(tokens.size)[:4]
             whole = case.transform(x, tokens)
-            require(whole.shape == x.shape, f"{role}: {x.shape} becomes {whole.shape}")
+            kept = whole.shape[:-1] == x.shape[:-1] and whole.shape[-1] >= x.shape[-1]
+            require(kept, f"{role}: {x.shape} becomes {whole.shape}")
+            channels.add(whole.shape[-1])
             part, what = tokens.take(order), f"{role}, pos {tokens.pos[order]} of {length}"
             require_equal(case.transform(x[:, :, order], part), whole[:, :, order], what)
         _require_independent_in_a_batch(case, rng, role)
+    require(len(channels) == 1, f"queries and keys have different channels: {sorted(channels)}")
 
 
 def _require_independent_in_a_batch(case: SchemeCase, rng: np.random.Generator, role: Role) -> None:
@@ -244,7 +250,7 @@ def float32_is_float64_rounded(case: SchemeCase) -> None:
             return wide.transform(times * vectors, tokens)
 
         narrow = case.transform(readonly(vectors.astype(np.float32)), tokens)
-        _require_rounded(narrow, turned(1), f"{role}, pos {pos}")
+        _require_rounded(narrow, turned(1), f"{role}, pos {pos}", mixed=True)
         _require_float64(turned, f"{role}, pos {pos}")
     if case.params and posenc.embedding(case.scheme, pos, case.params) is not None:
 
@@ -279,8 +285,12 @@ def _require_float64(of: Callable[[float], Host], what: str) -> None:
     require(not ignored, f"{what}: computed in less than float64, which a change of 1e-12 shows")
 
 
-def _require_rounded(narrow: Any, wide: Any, what: str) -> None:
-    """Raise unless each number is within ``FLOAT32_TOL`` of the float64 one."""
+def _require_rounded(narrow: Any, wide: Any, what: str, *, mixed: bool = False) -> None:
+    """Raise unless each number is within ``FLOAT32_TOL`` of the float64 one.
+
+    ``mixed``: relative to the largest number of its row, because a rotation mixes channels, and a
+    small number may be the difference of large ones.
+    """
     narrow, wide = np.asarray(narrow, np.float64), np.asarray(wide, np.float64)
     masked = wide == -np.inf
     require(
@@ -289,7 +299,9 @@ def _require_rounded(narrow: Any, wide: Any, what: str) -> None:
     )
     require(np.all(np.isfinite(narrow[~masked])), f"{what}: not finite")
     error = np.abs(np.subtract(narrow, wide, where=~masked, out=np.zeros_like(wide)))
-    allowed = FLOAT32_TOL * np.maximum(1, np.abs(np.where(masked, 0, wide)))
+    size = np.abs(np.where(masked, 0, wide))
+    size = np.max(size, axis=-1, keepdims=True) if mixed else size
+    allowed = np.broadcast_to(FLOAT32_TOL * np.maximum(1, size), error.shape)
     excess = np.unravel_index(np.argmax(error / allowed), error.shape)
     message = f"float32 gives {narrow[excess]:.9g}, float64 {wide[excess]:.9g}"
     require(np.all(error <= allowed), f"{what}: {message}")

@@ -1,0 +1,94 @@
+"""PoPE: polar coordinate position embedding.
+
+RoPE reads a channel pair as a vector: its length and its direction both come from content. PoPE
+takes only the length from content, and the direction from position. Every channel has a frequency
+of its own, so queries and keys become twice as wide.
+
+"Decoupling the What and Where With Polar Coordinate Positional Embeddings" 2025, arXiv 2509.10534,
+equation 6.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import ClassVar, Literal, get_args
+
+import numpy as np
+
+from posenc.angles import Turns, frequencies
+from posenc.checks import check_choice, check_count, check_positive
+from posenc.protocol import Array, Initializer, Namespace, ParamSpec, PositionScheme, Role
+
+FirstPhase = Literal["zero", "uniform"]
+_INIT: dict[str, Initializer] = {
+    "zero": lambda rng, shape: np.zeros(shape),
+    "uniform": lambda rng, shape: rng.uniform(-2 * math.pi, 0, shape),
+}
+
+
+@dataclass(frozen=True)
+class PoPE(PositionScheme):
+    """Length of a channel by content, direction by position: ``2D`` channels of ``D``.
+
+    The score is ``sum_c softplus(q_c) softplus(k_c) cos((j - i) theta_c + delta_c) / sqrt(D)``,
+    with ``theta_c = base**(-c/D)``, ``c = 0 .. D - 1``. Query and key become ``2D`` wide: the
+    cosines of all channels, then the sines. So a cache of transformed keys takes twice the memory;
+    it may hold raw keys instead.
+
+    Parameters
+    ----------
+    num_heads
+        Number of heads of keys and values, ``Hk``. The learned phases ``delta (Hk, D)`` belong to
+        keys; they count as 0 above 0, and as ``-2 pi`` below that.
+    head_dim
+        Channels per head, ``D``, before the transform.
+    base
+        Base of the frequencies.
+    init
+        First values of ``delta``: ``"zero"``, for longer contexts than in training; or
+        ``"uniform"`` in ``[-2 pi, 0]``, slightly better in training lengths.
+
+    arXiv 2509.10534, equation 6.
+    """
+
+    paper: ClassVar[str] = "Gopalakrishnan et al. 2025, arXiv 2509.10534"
+
+    num_heads: int
+    head_dim: int
+    base: float = 10_000.0
+    init: FirstPhase = "zero"
+    _turns: Turns = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        check_count("num_heads", self.num_heads)
+        dim = check_count("head_dim", self.head_dim)
+        check_positive("base", self.base)
+        check_choice("init", self.init, get_args(FirstPhase))
+        turns = Turns(frequencies(self.base, (Fraction(c, dim) for c in range(dim))))
+        object.__setattr__(self, "_turns", turns)
+
+    def param_specs(self) -> Mapping[str, ParamSpec]:
+        shape = (self.num_heads, self.head_dim)
+        return {"delta": ParamSpec(shape, _INIT[self.init], of_keys=True)}
+
+    def transform(
+        self, x: Array, pos: Array, *, role: Role, params: Mapping[str, Array], xp: Namespace
+    ) -> Array:
+        if x.shape[-1] != self.head_dim:
+            raise ValueError(f"x has {x.shape[-1]} channels, the scheme head_dim={self.head_dim}")
+        work = xp.float64 if x.dtype == xp.float64 else xp.float32
+        sin, cos = self._turns.sincos(pos, dtype=work, xp=xp)
+        if role == "key":
+            # Not clip, whose gradient at a bound differs between libraries.
+            delta = xp.astype(params["delta"][:], work)
+            delta = xp.minimum(delta, xp.zeros_like(delta))
+            delta = xp.maximum(delta, xp.full_like(delta, -2 * math.pi))
+            sin_delta, cos_delta = xp.sin(delta), xp.cos(delta)
+            sin, cos = sin * cos_delta + cos * sin_delta, cos * cos_delta - sin * sin_delta
+        wide = xp.astype(x, work)
+        zero = xp.zeros_like(wide)
+        length = xp.maximum(wide, zero) + xp.log1p(xp.exp(-xp.abs(wide)))  # softplus
+        return xp.astype(xp.concat([length * cos, length * sin], axis=-1), x.dtype)

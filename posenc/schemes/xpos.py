@@ -1,0 +1,109 @@
+"""xPos: rotation, and a decay with distance as a factor of the query times one of the key.
+
+Sun et al. 2022, "A Length-Extrapolatable Transformer", arXiv 2212.10554, algorithm 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from array_api_compat import device
+
+from posenc.checks import check_count, check_positive
+from posenc.constants import constant_array
+from posenc.protocol import Array, Namespace, PositionScheme, Role
+from posenc.schemes.rope import Layout, RoPE
+
+_LARGEST_EXPONENT = 40.0
+"""A score of two tokens then stays finite in float32: ``exp(40) * exp(40) = 5.5e34``."""
+
+
+@dataclass(frozen=True)
+class XPos(PositionScheme):
+    """RoPE whose channel pairs decay with distance, as ``zeta_k**((i - j) / scale_base)``.
+
+    Pair ``k`` of a query is multiplied by ``zeta_k**((pos - center) / scale_base)``, that of a key
+    by the inverse; ``zeta_k = (2k + 0.4 D) / (1.4 D)``, ``k = 0 .. D/2 - 1``. Scores of keys after
+    the query grow: xPos is for causal attention.
+
+    Range: a factor is at most ``exp(40)``, at least ``exp(-40)``. Scores are those of the formula
+    while ``|pos - center| <= 40 scale_base / ln(1 / zeta_0)``, which is 16,347 positions at the
+    default ``scale_base``. Farther away, the factors of pair 0 no longer change, then those of
+    pair 1, and so on: these pairs rotate without decay. Two tokens on the same side of the centre
+    are then scored too high, and everything stays finite. In float16 keys are infinite beyond
+    65504, from about ``11 scale_base / 1.25 = 4,500`` positions after the centre on.
+
+    Parameters
+    ----------
+    head_dim
+        Channels per head, ``D``, even.
+    base
+        Base of the frequencies.
+    scale_base
+        Distance at which pair ``k`` has decayed to ``zeta_k``.
+    center
+        Position at which both factors are 1. It cancels in scores. Released code takes half of the
+        current length, so that cached keys of different lengths disagree: keep one centre, near the
+        middle of the positions.
+    layout
+        Which channels pair up, as in ``RoPE``.
+
+    Sun et al. 2022, arXiv 2212.10554.
+    """
+
+    paper: ClassVar[str] = "Sun et al. 2022, arXiv 2212.10554"
+
+    head_dim: int
+    base: float = 10_000.0
+    scale_base: float = 512.0
+    center: int = 0
+    layout: Layout = "half"
+    _rope: RoPE = field(init=False, repr=False, compare=False)
+    _limits: tuple[float, ...] = field(init=False, repr=False, compare=False)
+    _rates: tuple[tuple[float, ...], tuple[float, ...]] = field(
+        init=False, repr=False, compare=False
+    )
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_rope", RoPE(self.head_dim, self.base, self.layout))
+        check_positive("scale_base", self.scale_base)
+        if not -(2**30) <= check_count("center", self.center, least=-(2**30)) < 2**30:
+            raise ValueError(f"center must be a position below 2**30, got {self.center}")
+        zetas = [(2 * k / self.head_dim + 0.4) / 1.4 for k in range(self.head_dim // 2)]
+        rates = [math.log(zeta) / self.scale_base for zeta in zetas]
+        limits = [min(2**31 - 1, int(_LARGEST_EXPONENT / -rate)) for rate in rates]
+        high = [_rounded(rate, 24 - n.bit_length()) for rate, n in zip(rates, limits, strict=True)]
+        low = [rate - rounded for rate, rounded in zip(rates, high, strict=True)]
+        by_channel = [self._of_channels(values) for values in (limits, high, low)]
+        object.__setattr__(self, "_limits", by_channel[0])
+        object.__setattr__(self, "_rates", (by_channel[1], by_channel[2]))
+
+    def _of_channels(self, values: Sequence[float]) -> tuple[float, ...]:
+        """One value per channel, from one per pair."""
+        if self.layout == "half":
+            return (*values, *values)
+        return tuple(value for value in values for _ in range(2))
+
+    def transform(
+        self, x: Array, pos: Array, *, role: Role, params: Mapping[str, Array], xp: Namespace
+    ) -> Array:
+        work = xp.float64 if x.dtype == xp.float64 else xp.float32
+        turned = self._rope.transform(xp.astype(x, work), pos, role=role, params=params, xp=xp)
+        limits = constant_array(self._limits, dtype=xp.int32, device=device(x), xp=xp)
+        steps = xp.maximum(xp.minimum((pos - self.center)[..., None], limits), -limits)
+        steps = xp.astype(steps if role == "query" else -steps, work)
+        # The product with the first part is exact: one product would be off by 40 roundings.
+        for rates in self._rates:
+            rate = constant_array(rates, dtype=work, device=device(x), xp=xp)
+            turned = turned * xp.exp(steps * rate)
+        return xp.astype(turned, x.dtype)
+
+
+def _rounded(value: float, bits: int) -> float:
+    """``value`` with so many binary digits, at least one."""
+    mantissa, exponent = math.frexp(value)
+    unit = 2.0 ** max(1, bits)
+    return math.ldexp(round(mantissa * unit) / unit, exponent)
