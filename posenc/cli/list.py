@@ -274,10 +274,11 @@ def _row(name: str, maker: Callable[..., PositionScheme]) -> Row:
         scheme = maker(**_SIZES)
         check_scheme(scheme)
         enters = _enters(scheme)
-        described: Any = (type(scheme), *_parts(maker))[-1]
+        parts = _parts(maker)
+        described: Any = parts[-1] if parts else scheme
         return Row(
             name=name,
-            title=_title(described),
+            title=_title(parts[-1] if parts else type(scheme)),
             enters=enters,
             learned=bool(scheme.param_specs()),
             relative=_is_relative(scheme, enters),

@@ -205,6 +205,20 @@ def sink_alone(
     value: float = 0.0,
     per_query: bool = False,
 ) -> Sink:
-    """A sink without a position scheme, for sums as ``rope+sink``: ``Sink(NoPE(), num_heads)``."""
+    """A sink without a position scheme, for sums as ``rope+sink``: ``Sink(NoPE(), num_heads)``.
+
+    Parameters
+    ----------
+    num_heads
+        Number of heads ``H``.
+    hidden_dim
+        Width ``C`` of hidden states; only ``per_query`` uses it.
+    learned
+        Whether the logits are a learned array ``sink (H,)``. If not, every logit is ``value``.
+    value
+        The logit, or its first value if it is learned.
+    per_query
+        Whether the logit is computed from hidden states, with a learned ``sink_w (H, C)``.
+    """
     width = hidden_dim if per_query else None
     return Sink(NoPE(), num_heads, learned, value, per_query, width)

@@ -12,7 +12,7 @@ from subjects import normal
 import posenc
 from posenc.positions import left_padded
 
-HEADS, LENGTH, DIM = 2, 6, 8
+HEADS, LENGTH, DIM = 2, 8, 8
 Q = normal((1, HEADS, LENGTH, DIM), 0, "float32")
 POS = np.arange(LENGTH)
 SIZES = {"num_heads": HEADS, "head_dim": DIM, "max_len": LENGTH, "train_len": LENGTH}
