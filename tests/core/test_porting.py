@@ -124,7 +124,7 @@ SWAPPED = np.swapaxes(Q, 1, 2)
 LAYOUTS = {
     "heads-of-a-scheme": lambda: posenc.attention(SWAPPED, SWAPPED, SWAPPED, posenc.ALiBi(HEADS)),
     "shared-heads": lambda: posenc.attention(
-        SWAPPED, SWAPPED[:, :4], SWAPPED[:, :4], posenc.NoPE()
+        SWAPPED, SWAPPED[:, :3], SWAPPED[:, :3], posenc.NoPE()
     ),
     "positions": lambda: posenc.attention(
         SWAPPED, SWAPPED, SWAPPED, posenc.NoPE(), q_pos=POS, k_pos=POS
