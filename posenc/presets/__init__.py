@@ -10,25 +10,21 @@ it. ``PLANS`` maps names to these functions.
 """
 
 from posenc.layers import LayerPlan
+from posenc.presets.hf import from_hf_config
 from posenc.presets.plans import (
     PLANS,
     cohere2,
     exaone4,
     gemma3,
     gemma4,
+    irope,
+    mistral_large4,
     rnope,
     smollm3,
     swan,
 )
 
 __all__ = [
-    "PLANS",
-    "LayerPlan",
-    "cohere2",
-    "exaone4",
-    "gemma3",
-    "gemma4",
-    "rnope",
-    "smollm3",
-    "swan",
-]
+    "PLANS", "LayerPlan", "cohere2", "exaone4", "from_hf_config", "gemma3", "gemma4", "irope",
+    "mistral_large4", "rnope", "smollm3", "swan",
+]  # fmt: skip

@@ -16,7 +16,17 @@ from typing import Any
 from posenc.checks import check_count, nearest
 from posenc.layers import LayerPlan
 from posenc.protocol import PositionScheme
-from posenc.schemes import SIZES, NoPE, Proportional, RoPE
+from posenc.schemes import (
+    SIZES,
+    Chunk,
+    LearnedRoPE,
+    LogScale,
+    NoPE,
+    Proportional,
+    RoPE,
+    Sum,
+    YaRN,
+)
 
 PLANS: dict[str, Callable[..., LayerPlan]] = {}
 """The plans by name, for labels on the command line."""
@@ -26,8 +36,8 @@ def _plan(function: Callable[..., LayerPlan]) -> Callable[..., LayerPlan]:
     """Enter a plan into ``PLANS``.
 
     The plan then ignores sizes of a model that it does not use. If ``train_len`` is given, it is
-    fitted to a small model: a window reaches at most half of ``train_len``, because one that
-    reaches all of it has no effect in training, and a group has at most ``layers`` layers.
+    fitted to a small model: a window or a chunk has at most half of ``train_len``, because one of
+    all of it has no effect in training, and a group has at most ``layers`` layers.
     """
     parameters = inspect.signature(function).parameters
     defaults = {name: parameter.default for name, parameter in parameters.items()}
@@ -36,7 +46,7 @@ def _plan(function: Callable[..., LayerPlan]) -> Callable[..., LayerPlan]:
     def plan(**given: Any) -> LayerPlan:
         for name in given.keys() - defaults.keys() - set(SIZES):
             hint = nearest(name, defaults)
-            raise TypeError(f"{function.__name__} has no option {name!r}{hint}")
+            raise ValueError(f"{function.__name__} has no option {name!r}{hint}")
         used = {name: value for name, value in given.items() if name in defaults}
         return function(**{**_fitted(defaults, given), **used})
 
@@ -49,7 +59,7 @@ def _fitted(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, 
     if given.get("train_len") is None:
         return {}
     half = max(1, check_count("train_len", given["train_len"]) // 2)
-    most = {"window": half, "every": check_count("layers", given.get("layers", 1))}
+    most = {"window": half, "chunk": half, "every": check_count("layers", given.get("layers", 1))}
     return {name: min(defaults[name], size) for name, size in most.items() if defaults.get(name)}
 
 
@@ -159,6 +169,62 @@ def exaone4(
     """
     rope = RoPE(head_dim, base)
     return _groups(layers, every, rope, rope if window is None else NoPE(), window=window)
+
+
+@_plan
+def irope(
+    *,
+    layers: int = 48,
+    head_dim: int = 128,
+    base: float = 500_000.0,
+    chunk: int | None = 8192,
+    every: int = 4,
+    train_len: int = 8192,
+    beta: float = 0.1,
+) -> LayerPlan:
+    """IRoPE of Llama 4: RoPE in chunks, and on every fourth layer NoPE that sees every key.
+
+    Queries of NoPE layers grow with the logarithm of their position:
+    ``1 + beta ln(1 + floor((p + 1) / train_len))``. Layers with RoPE have no window but chunks: a
+    query sees the keys of its own ``chunk`` positions, so the first query of each sees one key.
+
+    Defaults of ``Llama4TextConfig`` in transformers 5.23. ``chunk=None`` is no chunk. The QK norm
+    of layers with RoPE is the model's, not the plan's.
+    """
+    near: PositionScheme = RoPE(head_dim, base, layout="interleaved")
+    if chunk is not None:
+        near = Sum(near, Chunk(chunk))
+    full = LogScale("llama4", train_len=train_len, beta=beta)
+    return _groups(layers, every, near, full, window=None)
+
+
+@_plan
+def mistral_large4(
+    *,
+    layers: int = 72,
+    num_heads: int = 64,
+    head_dim: int = 128,
+    rotary_dim: int | None = None,
+    base: float = 10_000.0,
+    factor: float = 2048.0,
+    train_len: int = 512,
+    every: int = 4,
+) -> LayerPlan:
+    """Mistral Large 4: RoPE with learned frequencies over YaRN, and NoPE on every fourth layer.
+
+    Queries of all layers are multiplied by ``a ln(p + 1) + b``, learned for each head. Half of the
+    channels rotate; ``rotary_dim`` is another number. They are the first channels here and the last
+    in the released model, which changes no score.
+
+    Defaults of ``MistralLarge4TextConfig`` in transformers 5.23. Its layers share the learned
+    frequencies; here each layer has its own. Its sparse attention, to the 2048 keys that an indexer
+    chooses, is the model's, not the plan's.
+    """
+    yarn = YaRN(factor, train_len, attention_factor=1.0)
+    turning = head_dim // 2 if rotary_dim is None else rotary_dim
+    rope = LearnedRoPE(head_dim, base, "interleaved", turning, yarn)
+    scale = LogScale("mistral_large4", num_heads=num_heads)
+    return _groups(layers, every, Sum(rope, scale), scale, window=None)
 
 
 @_plan

@@ -8,21 +8,30 @@ import pytest
 
 import posenc
 from posenc import presets
+from posenc.schemes import Chunk, LogScale, Sum
 
 LAYERS = {  # eight layers, by hand; R rotates, N does not; small letters have a window
     "rnope": "rrrNrrrN",
     "swan": "NrrrNrrr",
+    "irope": "RRRNRRRN",  # in chunks, which are no windows
     "cohere2": "rrrNrrrN",
     "smollm3": "RRRNRRRN",
     "exaone4": "rrrNrrrN",
     "gemma3": "rrrrrRrr",
     "gemma4": "rrrrrRrR",
+    "mistral_large4": "RRRNRRRN",
 }
+
+
+def rope(scheme):
+    """The RoPE of a layer, or None."""
+    parts = scheme.schemes if isinstance(scheme, Sum) else [scheme]
+    return next((part for part in parts if isinstance(part, posenc.RoPE)), None)
 
 
 def letters(plan):
     """The plan in the letters of ``LAYERS``."""
-    kinds = ["R" if isinstance(s, posenc.RoPE) else "N" for s in plan.schemes]
+    kinds = ["R" if rope(scheme) else "N" for scheme in plan.schemes]
     return "".join(
         kind if window is None else kind.lower()
         for kind, window in zip(kinds, plan.windows, strict=True)
@@ -34,7 +43,7 @@ def test_layers_in_order(name):
     plan = presets.PLANS[name](layers=8, head_dim=16)
     assert letters(plan) == LAYERS[name]
     assert len(presets.PLANS[name]()) > 8
-    assert all(s.head_dim == 16 for s in plan.schemes if isinstance(s, posenc.RoPE))
+    assert all(own.head_dim == 16 for own in map(rope, plan.schemes) if own)
 
 
 @pytest.mark.parametrize("name", presets.PLANS)
@@ -59,6 +68,18 @@ def test_bases_and_layouts():
     assert presets.smollm3(layers=1, head_dim=8).schemes[0].base == 2_000_000
 
 
+def test_scaled_queries():
+    near, full = presets.irope(layers=4, head_dim=8).schemes[-2:]
+    assert near == Sum(posenc.RoPE(8, 500_000, "interleaved"), Chunk(8192))
+    assert full == LogScale("llama4", train_len=8192, beta=0.1)
+    assert presets.irope(layers=4, head_dim=8, chunk=None).schemes[0] == near.schemes[0]
+    fitted = presets.irope(layers=2, head_dim=8, train_len=64).schemes
+    assert [fitted[0].schemes[1], fitted[1].train_len] == [Chunk(32), 64]
+    learned, scale = presets.mistral_large4(layers=4, head_dim=8, num_heads=2).schemes[-2:]
+    assert learned.schemes[1] == scale == LogScale("mistral_large4", num_heads=2)
+    assert (learned.schemes[0].rotary_dim, learned.schemes[0].attention_factor) == (4, 1)
+
+
 def test_heads_of_gemma4_are_wider_on_full_layers():
     released, equal = presets.gemma4().schemes[-2:], presets.gemma4(head_dim=8).schemes[-2:]
     assert [scheme.head_dim for scheme in (*released, *equal)] == [256, 512, 8, 8]
@@ -77,7 +98,7 @@ def test_without_a_window():
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"windw": 3}, TypeError, "rnope has no option 'windw' .did you mean 'window'.*base"),
+        ({"windw": 3}, ValueError, "rnope has no option 'windw' .did you mean 'window'.*base"),
         ({"every": 0}, ValueError, "every must be at least 1, got 0"),
         ({"layers": 0}, ValueError, "layers must be at least 1, got 0"),
         ({"window": 0}, ValueError, "windows must be at least 1, got 0"),

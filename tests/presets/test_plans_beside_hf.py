@@ -10,6 +10,7 @@ from sample import long
 
 import posenc
 from posenc import presets
+from posenc.schemes import Sum
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers", minversion="5.23")
@@ -54,6 +55,40 @@ FAMILIES = {
         },
         {"window": 4, "global_head_dim": 32},
     ),
+    "irope": (
+        "llama4.Llama4Text",
+        {
+            "attention_chunk_size": 4,
+            "head_dim": 16,
+            "floor_scale": 3,
+            "attn_scale": 0.5,
+            "use_qk_norm": False,
+            "moe_layers": [],
+            "intermediate_size_mlp": 16,
+        },
+        {"chunk": 4, "train_len": 3, "beta": 0.5},
+    ),
+}
+MORE = {  # families that have no function, only from_hf_config: class and options
+    "gemma2": ("gemma2.Gemma2", {"sliding_window": 4, "head_dim": 16}),
+    "gpt_oss": (
+        "gpt_oss.GptOss",
+        {"sliding_window": 4, "head_dim": 16, "num_local_experts": 2, "num_experts_per_tok": 1},
+    ),
+    "kolibri1": (
+        "kolibri1.Kolibri1",
+        {"sliding_window": 4, "head_dim": 16, "num_experts": 2, "num_experts_per_tok": 1},
+    ),
+    "llama": ("llama.Llama", {}),
+    "mistral": ("mistral.Mistral", {"sliding_window": 4}),
+    "olmo2": ("olmo2.Olmo2", {}),
+    "olmo3": ("olmo3.Olmo3", {"sliding_window": 4}),
+    "phi3": ("phi3.Phi3", {"sliding_window": 4}),
+    "qwen2": (
+        "qwen2.Qwen2",
+        {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 5},
+    ),
+    "qwen3": ("qwen3.Qwen3", {"head_dim": 16}),
 }
 DEFAULTS = {name: FAMILIES[name][0] for name in presets.PLANS if name in FAMILIES}
 
@@ -72,57 +107,137 @@ def heads_first(x):
     return (x if x.shape[1] == HEADS else x.transpose(1, 2)).numpy()
 
 
-def record(path, options):
-    """For each layer: queries and keys before any position, the scale, and the weights."""
-    from transformers import AttentionInterface, AttentionMaskInterface
+def listen(module, found, parts):
+    """Put ``parts`` of what a module returns into ``found``, as heads."""
+    module.register_forward_hook(
+        lambda _, __, out: found.update({n: heads_first(x) for n, x in parts(out).items()})
+    )
+
+
+def listen_to_projections(own, found):
+    """Queries and keys of one layer, before any position."""
+    if hasattr(own, "kv_b_proj"):
+        listen_to_latents(own, found)
+    elif hasattr(own, "qkv_proj"):
+        listen(own.qkv_proj, found, lambda out: dict(zip("qk", out.chunk(3, -1), strict=False)))
+    else:
+        for name in "qk":
+            last = getattr(own, f"{name}_norm", None) or getattr(own, f"{name}_proj")
+            listen(last, found, lambda out, name=name: {name: out})
+
+
+def listen_to_latents(own, found):
+    """The same for latent attention; the rotated channels, the model's last, come first."""
+    fixed, rank = own.qk_nope_head_dim, own.kv_lora_rank
+
+    def queries(out):
+        q = out.unflatten(-1, (HEADS, -1))
+        return {"q": torch.cat([q[..., fixed:], q[..., :fixed]], -1)}
+
+    def rotated(out):
+        return {"k": out[:, :, None, rank:].expand(-1, -1, HEADS, -1)}
+
+    def keys(out):
+        k = out[:, 0].unflatten(-1, (HEADS, -1))[..., :fixed].transpose(1, 2)
+        return {"k": torch.cat([torch.from_numpy(found["k"]), k], -1)}
+
+    listen(own.q_proj, found, queries)
+    listen(own.kv_a_proj_with_mqa, found, rotated)
+    listen(own.kv_b_proj, found, keys)
+
+
+def record(config, change=lambda model: None):
+    """For each layer: queries and keys before any position, and the weights of its attention."""
+    from transformers import AttentionInterface, AttentionMaskInterface, AutoModel
     from transformers.masking_utils import eager_mask
 
     layers = []
 
-    def attention(module, q, k, v, mask, scaling=None, **_):
+    def attention(module, q, k, v, mask, scaling=None, s_aux=None, softcap=None, **_):
         scores = q @ k.transpose(-1, -2) * scaling
+        if softcap is not None:
+            scores = softcap * (scores / softcap).tanh()
+        sink = torch.full((HEADS,), -torch.inf) if s_aux is None else s_aux
+        sink = sink[None, :, None, None].expand(1, HEADS, LENGTH, 1)
+        weights = torch.cat([scores + mask, sink], -1).softmax(-1)[..., :-1]
         layers[module.layer_idx] |= {
-            "scale": scaling,
-            "weights": (scores + mask).softmax(-1).detach().numpy(),
+            "weights": weights.detach().numpy(),
+            "given": {"scale": scaling, "softcap": softcap},
+            "params": {} if s_aux is None else {"sink": s_aux.detach().numpy()},
         }
         return v.transpose(1, 2), None
 
     AttentionInterface.register("posenc_recorder", attention)
     AttentionMaskInterface.register("posenc_recorder", eager_mask)
-    module, kind = path.split(".")
-    config = configuration(path, **TINY, **options)
     config._attn_implementation = "posenc_recorder"
     torch.manual_seed(0)
-    home = importlib.import_module(f"transformers.models.{module}.modeling_{module}")
-    model = getattr(home, f"{kind}Model")(config).eval()
+    model = AutoModel.from_config(config).eval()
+    change(model)
     for layer in model.layers:
         layers.append(found := {})
-        own = layer.self_attn
-        for name in ("q", "k"):
-            last = getattr(own, f"{name}_norm", None) or getattr(own, f"{name}_proj")
-            last.register_forward_hook(
-                lambda _, __, out, name=name, found=found: found.update({name: heads_first(out)})
-            )
+        listen_to_projections(layer.self_attn, found)
     with torch.no_grad():
         model(torch.arange(LENGTH)[None])
     return layers
+
+
+def check(plan, recorded):
+    """Each layer of the plan gives the weights of the model's layer."""
+    assert len(recorded) == len(plan) == LAYERS
+    values = np.broadcast_to(np.eye(LENGTH, dtype=np.float32), (1, HEADS, LENGTH, LENGTH))
+    for found, scheme, window in zip(recorded, plan.schemes, plan.windows, strict=True):
+        weights = posenc.attention(
+            found["q"], found["k"], values, scheme, found["params"], causal=True, window=window,
+            **found["given"],
+        )  # fmt: skip
+        # Angles of transformers are products in float32, off by 1e-6 here; scores are up to 30.
+        np.testing.assert_allclose(weights, found["weights"], atol=1e-4)
+        assert np.ptp(found["weights"][:, :, -1]) > 0.01
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_each_layer_has_the_weights_of_the_models(name):
     path, options, sizes = FAMILIES[name]
     plan = getattr(presets, name.split("-")[0])(layers=LAYERS, head_dim=16, **sizes)
-    recorded = record(path, options)
-    assert len(recorded) == len(plan) == LAYERS
-    values = np.broadcast_to(np.eye(LENGTH, dtype=np.float32), (1, HEADS, LENGTH, LENGTH))
-    for found, scheme, window in zip(recorded, plan.schemes, plan.windows, strict=True):
-        weights = posenc.attention(
-            found["q"], found["k"], values, scheme, causal=True, window=window,
-            scale=found["scale"],
-        )  # fmt: skip
-        # Angles of transformers are products in float32, off by 1e-6 here; scores are up to 30.
-        np.testing.assert_allclose(weights, found["weights"], atol=1e-4)
-        assert np.ptp(found["weights"][:, :, -1]) > 0.01
+    config = configuration(path, **TINY, **options)
+    check(plan, record(config))
+    assert presets.from_hf_config(config) == presets.from_hf_config(config.to_dict()) == plan
+
+
+@pytest.mark.parametrize("name", MORE)
+def test_a_configuration_has_the_weights_of_its_model(name):
+    path, options = MORE[name]
+    config = configuration(path, **TINY, **options)
+    plan = presets.from_hf_config(config)
+    check(plan, record(config))
+    bare = {key: value for key, value in config.to_dict().items() if key != "layer_types"}
+    assert presets.from_hf_config(bare) == plan
+
+
+def test_mistral_large4_scales_and_turns_as_the_model():
+    """Without the choice of keys by an indexer, which is not a matter of positions."""
+    config = configuration(
+        "mistral_large4.MistralLarge4Text", **TINY, n_routed_experts=2, num_experts_per_tok=1,
+        moe_intermediate_size=16, kv_lora_rank=8, qk_rope_head_dim=8, qk_nope_head_dim=8,
+        v_head_dim=8, index_head_dim=16, index_n_heads=2,
+    )  # fmt: skip
+    plan = presets.mistral_large4(layers=LAYERS, num_heads=HEADS, head_dim=16)
+    assert presets.from_hf_config(config) == plan
+    rng = np.random.default_rng(0)
+    alpha, a, b = (rng.uniform(-1, 1, n).astype(np.float32) for n in (4, HEADS, HEADS))
+
+    def set_learned_numbers(model):
+        model.rotary_emb.alpha.copy_(torch.from_numpy(alpha))
+        for layer in model.layers:
+            scale = layer.self_attn.softmax_scaling
+            scale.load_state_dict({"scale": torch.from_numpy(a), "bias": torch.from_numpy(b)})
+
+    recorded = record(config, set_learned_numbers)
+    for found, scheme in zip(recorded, plan.schemes, strict=True):
+        both = {"0_log_scale": alpha, "1_a": a, "1_b": b}
+        found["params"] = both if isinstance(scheme, Sum) else {"a": a, "b": b}
+        assert found["given"]["scale"] == scheme.scale(16)
+    check(plan, recorded)
 
 
 @pytest.mark.parametrize("name", DEFAULTS)

@@ -1,0 +1,193 @@
+"""The plan of a configuration of Hugging Face transformers, layer by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from posenc.checks import check_count, nearest
+from posenc.hf import from_hf, read
+from posenc.layers import LayerPlan
+from posenc.protocol import PositionScheme
+from posenc.schemes import Chunk, LearnedRoPE, LogScale, NoPE, RoPE, Sink, Sum
+
+Config = Mapping[str, Any]
+_NEAR, _CHUNKED = "sliding_attention", "chunked_attention"
+
+
+def from_hf_config(config: Any) -> LayerPlan:
+    """The plan that transformers 5.23 computes from a configuration.
+
+    Parameters
+    ----------
+    config
+        A whole configuration of a model that is known here, multi-modal or of text alone: an object
+        of transformers, or the dictionary of its ``config.json``.
+
+    Returns
+    -------
+    Scheme and window of each layer. Norms of queries and keys, the softmax scale and the sparse
+    attention of Mistral Large 4 are the model's; see also ``mistral_large4``.
+
+    Raises
+    ------
+    TypeError, ValueError
+        The ``model_type`` is not known, a key is missing or wrong, or a key about rotation is
+        unknown.
+    """
+    whole = config.to_dict() if hasattr(config, "to_dict") else config
+    if not isinstance(whole, Mapping):
+        raise TypeError(f"config must be a configuration or its dictionary, got {config!r}")
+    part = whole
+    for name in filter(None, read(whole).part.split(".")):
+        part = part[name]
+    kind = str(part.get("model_type"))
+    if kind not in _FAMILIES:
+        raise ValueError(f"model_type {kind!r} is not known here{nearest(kind, _FAMILIES)}")
+    if part.get("use_bidirectional_attention"):
+        raise ValueError("use_bidirectional_attention: a plan is of a causal model; leave it out")
+    try:
+        return _plan(part, _FAMILIES[kind], from_hf(whole))
+    except KeyError as error:
+        raise ValueError(f"{error.args[0]} is missing in the configuration of {kind!r}") from None
+
+
+def _plan(part: Config, family: _Family, ropes: Any) -> LayerPlan:
+    layers = range(check_count("num_hidden_layers", part["num_hidden_layers"]))
+    kinds = part.get("layer_types") or [family.kind(part, layer) for layer in layers]
+    if len(kinds) != len(layers):
+        raise ValueError(f"layer_types must be num_hidden_layers={len(layers)}, got {len(kinds)}")
+    schemes: list[PositionScheme] = []
+    for layer in layers:
+        own = ropes[kinds[layer]] if isinstance(ropes, Mapping) else ropes
+        rotates = family.rotates(part, layer, kinds[layer] == _NEAR)
+        schemes.append(family.scheme(part, own if rotates else None))
+        if kinds[layer] == _CHUNKED and part.get("attention_chunk_size"):
+            schemes[-1] = Sum(schemes[-1], Chunk(part["attention_chunk_size"]))
+    windows = [part["sliding_window"] if kinds[layer] == _NEAR else None for layer in layers]
+    return LayerPlan(tuple(schemes), tuple(windows))
+
+
+def _by_pattern(default: int) -> Callable[[Config, int], str]:
+    """Types of layers where a configuration has none: every so many-th layer is full."""
+
+    def kind(part: Config, layer: int) -> str:
+        pattern = part.get("sliding_window_pattern") or default
+        if isinstance(pattern, str):
+            full = pattern[layer % len(pattern)] == "G"
+        else:
+            full = (layer + 1) % pattern == 0
+        return "full_attention" if full or not part.get("sliding_window") else _NEAR
+
+    return kind
+
+
+def _all_alike(part: Config, layer: int) -> str:
+    return _NEAR if part.get("sliding_window") else "full_attention"
+
+
+def _in_later_layers(part: Config, layer: int) -> str:
+    """Qwen: layers from ``max_window_layers`` on have a window."""
+    uses = part.get("use_sliding_window") and part.get("sliding_window")
+    return _NEAR if uses and layer >= part["max_window_layers"] else "full_attention"
+
+
+def _where_not_rotating(part: Config, layer: int) -> str:
+    """SmolLM3: NoPE layers have the window, if there is one."""
+    uses = part.get("use_sliding_window") and part.get("sliding_window")
+    return _NEAR if uses and not _listed(part, layer, False) else "full_attention"
+
+
+def _where_rotating(part: Config, layer: int) -> str:
+    """Llama 4: layers with RoPE have chunks."""
+    return _CHUNKED if _listed(part, layer, False) else "full_attention"
+
+
+def _never(part: Config, layer: int) -> str:
+    return "full_attention"
+
+
+def _always(part: Config, layer: int, near: bool) -> bool:
+    return True
+
+
+def _near(part: Config, layer: int, near: bool) -> bool:
+    """Cohere 2: RoPE is on layers with a window, and without one nowhere."""
+    return near and bool(part.get("sliding_window"))
+
+
+def _near_if_any(part: Config, layer: int, near: bool) -> bool:
+    """EXAONE 4: RoPE is on layers with a window, and without one everywhere."""
+    return near or not part.get("sliding_window")
+
+
+def _listed(part: Config, layer: int, near: bool) -> bool:
+    """``no_rope_layers`` has 1 where a layer rotates."""
+    given = part.get("no_rope_layers")
+    return bool(given[layer]) if given else (layer + 1) % part.get("no_rope_layer_interval", 4) != 0
+
+
+def _plain(part: Config, rope: RoPE | None) -> PositionScheme:
+    return NoPE() if rope is None else rope
+
+
+def _with_sink(part: Config, rope: RoPE | None) -> PositionScheme:
+    return Sink(_plain(part, rope), part["num_attention_heads"])
+
+
+def _llama4(part: Config, rope: RoPE | None) -> PositionScheme:
+    if rope is not None or not part.get("attn_temperature_tuning", True):
+        return _plain(part, rope)
+    period, beta = part.get("floor_scale", 8192), part.get("attn_scale", 0.1)
+    return LogScale("llama4", train_len=period, beta=beta)
+
+
+def _mistral_large4(part: Config, rope: RoPE | None) -> PositionScheme:
+    scale = LogScale("mistral_large4", num_heads=part["num_attention_heads"])
+    if rope is None:
+        return scale
+    turning = part["qk_rope_head_dim"]
+    given = {field.name: getattr(rope, field.name) for field in fields(rope) if field.init}
+    whole = {"head_dim": turning + part["qk_nope_head_dim"], "rotary_dim": turning}
+    return Sum(LearnedRoPE(**{**given, **whole}), scale)
+
+
+@dataclass(frozen=True)
+class _Family:
+    """What one ``model_type`` does.
+
+    Attributes
+    ----------
+    kind
+        The type of a layer, where ``layer_types`` is missing.
+    rotates
+        Whether a layer rotates, from its index and whether it has a window.
+    scheme
+        The scheme of a layer, from its RoPE, or None if it does not rotate.
+    """
+
+    kind: Callable[[Config, int], str]
+    rotates: Callable[[Config, int, bool], bool] = _always
+    scheme: Callable[[Config, RoPE | None], PositionScheme] = _plain
+
+
+_FAMILIES = {
+    "cohere2": _Family(_by_pattern(4), _near),
+    "exaone4": _Family(_by_pattern(4), _near_if_any),
+    "gemma2": _Family(_by_pattern(2)),
+    "gemma3_text": _Family(_by_pattern(6)),
+    "gemma4_text": _Family(_by_pattern(6)),
+    "gpt_oss": _Family(_by_pattern(2), scheme=_with_sink),
+    "kolibri1": _Family(_by_pattern(5), _near_if_any),
+    "llama": _Family(_never),
+    "llama4_text": _Family(_where_rotating, _listed, _llama4),
+    "mistral": _Family(_all_alike),
+    "mistral_large4_text": _Family(_never, _listed, _mistral_large4),
+    "olmo2": _Family(_never),
+    "olmo3": _Family(_by_pattern(4)),
+    "phi3": _Family(_all_alike),
+    "qwen2": _Family(_in_later_layers),
+    "qwen3": _Family(_in_later_layers),
+    "smollm3": _Family(_where_not_rotating, _listed),
+}

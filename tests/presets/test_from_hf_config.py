@@ -1,0 +1,120 @@
+"""Plans of configurations as they are released, without transformers."""
+
+from __future__ import annotations
+
+import pytest
+
+import posenc
+from posenc import presets
+from posenc.schemes import PI, LogScale, Sink
+
+SMALL = {"hidden_size": 64, "num_attention_heads": 4, "head_dim": 16, "rope_theta": 1e6}
+
+GEMMA_3 = {  # 4B, the keys that matter, with fewer layers
+    "model_type": "gemma3",
+    "text_config": {
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 7,
+        "head_dim": 256,
+        "hidden_size": 2560,
+        "num_attention_heads": 8,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "rope_theta": 1_000_000.0,
+        "rope_local_base_freq": 10_000.0,
+        "sliding_window": 1024,
+        "sliding_window_pattern": 6,
+    },
+}
+
+
+def test_gemma_3_as_released():
+    plan = presets.from_hf_config(GEMMA_3)
+    near = posenc.RoPE(256, 10_000.0)
+    full = posenc.RoPE(256, 1_000_000.0, scaling=PI(8.0))
+    assert plan.schemes == (near,) * 5 + (full, near)
+    assert plan.windows == (1024,) * 5 + (None, 1024)
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (
+            {"model_type": "exaone4", "sliding_window": 9, "sliding_window_pattern": "LG"},
+            presets.exaone4(layers=5, head_dim=16, base=1e6, window=9, every=2),
+        ),
+        (
+            {"model_type": "exaone4", "sliding_window": None},
+            presets.exaone4(layers=5, head_dim=16, base=1e6, window=None),
+        ),
+        (
+            {"model_type": "cohere2", "sliding_window": 9, "sliding_window_pattern": 3},
+            presets.cohere2(layers=5, head_dim=16, base=1e6, window=9, every=3),
+        ),
+        (
+            {"model_type": "smollm3", "no_rope_layer_interval": 2},
+            presets.smollm3(layers=5, head_dim=16, base=1e6, every=2),
+        ),
+        (
+            {"model_type": "llama4_text", "attention_chunk_size": 9, "floor_scale": 7},
+            presets.irope(layers=5, head_dim=16, base=1e6, chunk=9, train_len=7),
+        ),
+    ],
+    ids=lambda value: value["model_type"] if isinstance(value, dict) else "",
+)
+def test_older_keys_for_which_layers(config, expected):
+    assert presets.from_hf_config({**SMALL, "num_hidden_layers": 5, **config}) == expected
+
+
+def test_layers_that_are_listed_have_priority():
+    config = {
+        **SMALL,
+        "num_hidden_layers": 2,
+        "no_rope_layers": [0, 1],
+        "no_rope_layer_interval": 2,
+    }
+    smol = presets.from_hf_config({**config, "model_type": "smollm3"})
+    assert smol.schemes == (posenc.NoPE(), posenc.RoPE(16, 1e6))
+    untuned = {"model_type": "llama4_text", "attn_temperature_tuning": False}
+    assert presets.from_hf_config({**config, **untuned}).schemes[0] == posenc.NoPE()
+    assert presets.from_hf_config({**config, "model_type": "llama4_text"}).schemes[0] == LogScale()
+    types = {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 9}
+    oss = presets.from_hf_config({**config, **types, "model_type": "gpt_oss"})
+    assert oss.schemes == (Sink(posenc.RoPE(16, 1e6), 4),) * 2
+    assert oss.windows == (None, 9)
+
+
+@pytest.mark.parametrize(
+    ("config", "error", "message"),
+    [
+        (
+            {"model_type": "smolm3"},
+            ValueError,
+            "not known here .did you mean 'smollm3'",
+        ),
+        ({}, ValueError, "model_type 'None' is not known here"),
+        ({"model_type": "llama"}, ValueError, "num_hidden_layers is missing .* of 'llama'"),
+        (
+            {"model_type": "llama", "num_hidden_layers": 2, "layer_types": ["full_attention"]},
+            ValueError,
+            "layer_types must be num_hidden_layers=2, got 1",
+        ),
+        (
+            {"model_type": "llama", "num_hidden_layers": 2, "rope_thta": 3},
+            ValueError,
+            "unknown keys: rope_thta",
+        ),
+        (
+            {"model_type": "gemma3_text", "num_hidden_layers": 1, "use_bidirectional_attention": 1},
+            ValueError,
+            "use_bidirectional_attention",
+        ),
+    ],
+)
+def test_wrong_configurations(config, error, message):
+    with pytest.raises(error, match=message):
+        presets.from_hf_config({**SMALL, **config})
+
+
+def test_what_is_no_configuration():
+    with pytest.raises(TypeError, match="config must be a configuration or its dictionary, got 3"):
+        presets.from_hf_config(3)
