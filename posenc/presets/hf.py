@@ -9,8 +9,9 @@ from typing import Any
 from posenc.checks import check_count, nearest
 from posenc.hf import from_hf, read
 from posenc.layers import LayerPlan
+from posenc.presets.plans import PerLayerLearnedRoPE
 from posenc.protocol import PositionScheme
-from posenc.schemes import Chunk, LearnedRoPE, LogScale, NoPE, RoPE, Sink, Sum
+from posenc.schemes import Chunk, LogScale, NoPE, RoPE, Sink, Sum
 
 Config = Mapping[str, Any]
 _NEAR, _CHUNKED = "sliding_attention", "chunked_attention"
@@ -150,7 +151,7 @@ def _mistral_large4(part: Config, rope: RoPE | None) -> PositionScheme:
     turning = part["qk_rope_head_dim"]
     given = {field.name: getattr(rope, field.name) for field in fields(rope) if field.init}
     whole = {"head_dim": turning + part["qk_nope_head_dim"], "rotary_dim": turning}
-    return Sum(LearnedRoPE(**{**given, **whole}), scale)
+    return Sum(PerLayerLearnedRoPE(**{**given, **whole}), scale)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from posenc.checks import check_count, nearest
 from posenc.layers import LayerPlan
@@ -198,6 +199,17 @@ def irope(
     return _groups(layers, every, near, full, window=None)
 
 
+@dataclass(frozen=True)
+class PerLayerLearnedRoPE(LearnedRoPE):
+    """``LearnedRoPE`` whose layers learn their own frequencies, so that a ``Sum`` with it has too.
+
+    A set of learned arrays belongs to one layer or to all. So in a ``Sum`` with ``LearnedRoPE``,
+    other parts would be learned once for all layers.
+    """
+
+    shared: ClassVar[bool] = False
+
+
 @_plan
 def mistral_large4(
     *,
@@ -217,12 +229,12 @@ def mistral_large4(
     in the released model, which changes no score.
 
     Defaults of ``MistralLarge4TextConfig`` in transformers 5.23. Its layers share the learned
-    frequencies; here each layer has its own. Its sparse attention, to the 2048 keys that an indexer
+    frequencies, and each has its own ``a`` and ``b``; here each layer has its own of all. Its sparse attention, to the 2048 keys that an indexer
     chooses, is the model's, not the plan's.
     """
     yarn = YaRN(factor, train_len, attention_factor=1.0)
     turning = head_dim // 2 if rotary_dim is None else rotary_dim
-    rope = LearnedRoPE(head_dim, base, "interleaved", turning, yarn)
+    rope = PerLayerLearnedRoPE(head_dim, base, "interleaved", turning, yarn)
     scale = LogScale("mistral_large4", num_heads=num_heads)
     return _groups(layers, every, Sum(rope, scale), scale, window=None)
 

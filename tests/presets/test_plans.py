@@ -77,6 +77,7 @@ def test_scaled_queries():
     assert [fitted[0].schemes[1], fitted[1].train_len] == [Chunk(32), 64]
     learned, scale = presets.mistral_large4(layers=4, head_dim=8, num_heads=2).schemes[-2:]
     assert learned.schemes[1] == scale == LogScale("mistral_large4", num_heads=2)
+    assert presets.mistral_large4(layers=8).sources == tuple(range(8))  # nothing is learned once
     assert (learned.schemes[0].rotary_dim, learned.schemes[0].attention_factor) == (4, 1)
 
 
