@@ -229,8 +229,8 @@ def mistral_large4(
     in the released model, which changes no score.
 
     Defaults of ``MistralLarge4TextConfig`` in transformers 5.23. Its layers share the learned
-    frequencies, and each has its own ``a`` and ``b``; here each layer has its own of all. Its sparse attention, to the 2048 keys that an indexer
-    chooses, is the model's, not the plan's.
+    frequencies, and each has its own ``a`` and ``b``; here each layer has its own of all. Its
+    sparse attention, to the 2048 keys that an indexer chooses, is the model's, not the plan's.
     """
     yarn = YaRN(factor, train_len, attention_factor=1.0)
     turning = head_dim // 2 if rotary_dim is None else rotary_dim

@@ -42,7 +42,7 @@ T5, ANGLES = "posenc/schemes/t5.py", "posenc/angles.py"
 CHECKS = "posenc/checks.py"
 REFERENCE, CALL = "posenc/attn/reference.py", "posenc/attn/call.py"
 ARGUMENTS = "posenc/attn/arguments.py"
-PRESETS = "posenc/presets/plans.py"
+PRESETS, PRESETS_HF = "posenc/presets/plans.py", "posenc/presets/hf.py"
 POSITIONS, PARAMS = "posenc/positions.py", "posenc/params.py"
 TOKENS, SUMS, SUM = (
     "posenc/attn/features.py",
@@ -2945,6 +2945,22 @@ _PLANS = (
         "apart = q // self.size != k // self.size",
         "apart = abs(q - k) >= self.size",
         ("test_chunk.py segments",),
+    ),
+    Fault(
+        "no-rope-layers-the-other-way",
+        "no_rope_layers has 1 where a layer rotates, and is read as its name says",
+        PRESETS_HF,
+        "return bool(given[layer]) if given else",
+        "return not given[layer] if given else",
+        ("test_from_hf_config.py listed",),
+    ),
+    Fault(
+        "exaone-without-windows-as-cohere",
+        "EXAONE 4 without windows rotates nowhere, as Cohere 2, and not everywhere",
+        PRESETS_HF,
+        'return near or not part.get("sliding_window")',
+        "return near",
+        ("test_from_hf_config.py older_keys exaone4",),
     ),
 )
 
