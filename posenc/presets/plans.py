@@ -34,34 +34,34 @@ PLANS: dict[str, Callable[..., LayerPlan]] = {}
 
 
 def _plan(function: Callable[..., LayerPlan]) -> Callable[..., LayerPlan]:
-    """Enter a plan into ``PLANS``.
-
-    The plan then ignores sizes of a model that it does not use. If ``train_len`` is given, it is
-    fitted to a small model: a window or a chunk has at most half of ``train_len``, because one of
-    all of it has no effect in training, and a group has at most ``layers`` layers.
-    """
-    parameters = inspect.signature(function).parameters
-    defaults = {name: parameter.default for name, parameter in parameters.items()}
+    """Enter a plan into ``PLANS``: it then ignores sizes that it does not use, and is fitted."""
+    accepted = inspect.signature(function).parameters
 
     @functools.wraps(function)
     def plan(**given: Any) -> LayerPlan:
-        for name in given.keys() - defaults.keys() - set(SIZES):
-            hint = nearest(name, defaults)
+        for name in given.keys() - accepted.keys() - set(SIZES):
+            hint = nearest(name, accepted)
             raise ValueError(f"{function.__name__} has no option {name!r}{hint}")
-        used = {name: value for name, value in given.items() if name in defaults}
-        return function(**{**_fitted(defaults, given), **used})
+        used = {name: value for name, value in given.items() if name in accepted}
+        return function(**{**fitted_options(function.__name__, given), **used})
 
     PLANS[function.__name__] = plan
     return plan
 
 
-def _fitted(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, int]:
-    """Options of a plan for a model of ``train_len`` tokens and ``layers`` layers."""
-    if given.get("train_len") is None:
+def fitted_options(name: str, sizes: Mapping[str, Any]) -> dict[str, int]:
+    """Options of a plan that follow from the sizes of a small model, if they are not given.
+
+    ``{}`` without ``train_len``. Else a window or a chunk has at most half of ``train_len``,
+    because one of all of it has no effect in training, and a group has at most ``layers`` layers.
+    """
+    if sizes.get("train_len") is None:
         return {}
-    half = max(1, check_count("train_len", given["train_len"]) // 2)
-    most = {"window": half, "chunk": half, "every": check_count("layers", given.get("layers", 1))}
-    return {name: min(defaults[name], size) for name, size in most.items() if defaults.get(name)}
+    half = max(1, check_count("train_len", sizes["train_len"]) // 2)
+    most = {"window": half, "chunk": half, "every": check_count("layers", sizes.get("layers", 1))}
+    options = inspect.signature(PLANS[name]).parameters
+    released = {key: options[key].default for key in most if key in options}
+    return {key: min(value, most[key]) for key, value in released.items() if value is not None}
 
 
 def _groups(

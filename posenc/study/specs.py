@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from posenc.layers import LayerPlan
-from posenc.presets import PLANS
+from posenc.presets import PLANS, plans
 from posenc.protocol import PositionScheme
 from posenc.schemes import Sum, catalogue, fitted_options, make
 
@@ -211,8 +211,12 @@ def fitted_settings(labels: Iterable[str], sizes: Sizes) -> dict[str, str]:
     each = dict.fromkeys(side for label in labels for side in sides(label))
     parts = [part for side in each for layer in parse(side) for part in layer.parts]
     settings = {}
+    given = _sizes(sizes)
     for part in parts:
-        fitted = fitted_options(part.name, _sizes(sizes)) if part.name not in PLANS else {}
+        if part.name in PLANS:
+            fitted = plans.fitted_options(part.name, {**given, "layers": sizes.layers})
+        else:
+            fitted = fitted_options(part.name, given)
         own = [f"{key}={value!r}" for key, value in fitted.items() if key not in dict(part.options)]
         if own:
             settings[part.text] = ", ".join(own)

@@ -9,6 +9,8 @@ import pytest
 import posenc
 from posenc import presets
 from posenc.schemes import Chunk, LogScale, Sum
+from posenc.study.recipe import Recipe
+from posenc.study.specs import fitted_settings
 
 LAYERS = {  # eight layers, by hand; R rotates, N does not; small letters have a window
     "rnope": "rrrNrrrN",
@@ -59,6 +61,15 @@ def test_a_plan_takes_every_size_of_a_model_and_is_fitted_to_a_small_one(name):
         assert given.schemes[:3] == given.schemes[3:6]
         longer = presets.PLANS[name](layers=8, **{**sizes, "train_len": 2**20})
         assert longer.windows == presets.PLANS[name](layers=8).windows
+
+
+def test_a_study_says_what_was_fitted():
+    sizes = Recipe(train_len=64, layers=2)
+    told = fitted_settings(["rnope", "irope:every=1", "smollm3", "rope"], sizes)
+    assert told["rnope"] == "window=32, every=2"
+    assert told["irope:every=1"] == "chunk=32"
+    assert told["smollm3"] == "every=2"
+    assert "rope" not in told
 
 
 def test_bases_and_layouts():
