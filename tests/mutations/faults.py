@@ -2918,8 +2918,8 @@ _PLANS = (
         "presets-window-is-all-of-training",
         "a plan in a study has a window that hides nothing in training",
         PRESETS,
-        'half = max(1, check_count("train_len", given["train_len"]) // 2)',
-        'half = max(1, check_count("train_len", given["train_len"]))',
+        'max(1, check_count("train_len", sizes["train_len"]) // 2)',
+        'max(1, check_count("train_len", sizes["train_len"]))',
         ("test_plans.py small_one rnope",),
     ),
     Fault(
