@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from posenc.study.statistics import Interval
+from posenc.study.statistics import SORTED_FROM, Interval
 
 INK, MUTED, GRID = "#1a1a1a", "#6b6b6b", "#e4e4e4"
 # Okabe and Ito 2008, safe for the colour-blind; without the yellow, too pale on paper.
@@ -28,7 +28,8 @@ class Line:
 
 
 def draw(axes: Any, lines: Sequence[Line], limits: tuple[float, float], *, marker: bool) -> None:
-    """Lines, their bands, and a quiet grid."""
+    """Lines, the bands of few schemes, and a quiet grid."""
+    bands = len({line.colour for line in lines}) < SORTED_FROM  # more would hide one another
     for line in lines:
         colour = PALETTE[line.colour % len(PALETTE)]
         # Lines of one colour have different markers.
@@ -36,7 +37,8 @@ def draw(axes: Any, lines: Sequence[Line], limits: tuple[float, float], *, marke
         shape = _MARKERS[turn % len(_MARKERS)] if marker else None
         low = [i.mean - (i.half_width if i.n > 1 else 0) for i in line.intervals]
         high = [i.mean + (i.half_width if i.n > 1 else 0) for i in line.intervals]
-        axes.fill_between(line.x, low, high, color=colour, alpha=0.18, linewidth=0)
+        if bands:
+            axes.fill_between(line.x, low, high, color=colour, alpha=0.18, linewidth=0)
         axes.plot(
             line.x,
             [i.mean for i in line.intervals],

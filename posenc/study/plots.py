@@ -26,7 +26,14 @@ from posenc.study.panels import (
     limits_of,
     log_axis,
 )
-from posenc.study.statistics import Records, Summary, mean_interval, row_order, series
+from posenc.study.statistics import (
+    SORTED_FROM,
+    Records,
+    Summary,
+    mean_interval,
+    row_order,
+    series,
+)
 
 _TITLES = {"loss": "Non-overlapping windows", "loss_same_targets": "Same targets, growing context"}
 
@@ -39,10 +46,10 @@ def loss_against_length(
 ) -> None:
     """Plot both protocols side by side, one line per scheme: a PNG of 1600 by 1000, an SVG or PDF.
 
-    A figure of many lines is higher, so that their labels fit.
     Bands are 95 % intervals over seeds. A dashed line is a scheme inside a window of the training
-    length at test time. ``summary`` gives the title and the order of schemes. ``form`` is
-    ``"png"``, ``"svg"`` or ``"pdf"``; the path's suffix does not matter.
+    length at test time. A figure of many schemes has no bands, and is higher, so that labels fit.
+    ``summary`` gives the title and the order of schemes. ``form`` is ``"png"``, ``"svg"`` or
+    ``"pdf"``; the path's suffix does not matter.
     """
     from matplotlib.figure import Figure
 
@@ -85,9 +92,13 @@ def curve_svg(summary: Summary, records: Records) -> str:
 
 
 def note(records: Records) -> str:
-    """The meaning of bands and dashes in a figure of losses."""
+    """The meaning of bands, or their absence, and of dashes in a figure of losses."""
     seeds = len({record["seed"] for record in records})
-    bands = f"Bands: 95 % intervals over {seeds} seeds." if seeds > 1 else "One seed: no intervals."
+    drawn = {record["scheme"] for record in records if record["status"] == "ok"}
+    bands = "Bands: 95 % intervals over {} seeds."
+    if len(drawn) >= SORTED_FROM:
+        bands = "Means over {} seeds; the tables have the intervals."
+    bands = bands.format(seeds) if seeds > 1 else "One seed: no intervals."
     if not any(record.get("loss_windowed") for record in records):
         return bands
     return f"{bands} Dashed: attention inside a window of the training length at test time."

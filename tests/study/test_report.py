@@ -12,7 +12,7 @@ import pytest
 
 from posenc.study.comparisons import COLUMNS, comparisons_csv
 from posenc.study.panels import spread
-from posenc.study.plots import curve_svg, loss_against_length, loss_svgs, position_svg
+from posenc.study.plots import curve_svg, loss_against_length, loss_svgs, note, position_svg
 from posenc.study.report import headline, write_report
 from posenc.study.tables import (
     Table,
@@ -581,3 +581,4 @@ def test_a_figure_of_many_lines_is_higher(tmp_path, many):
     width, height = struct.unpack(">II", (tmp_path / "loss.png").read_bytes()[16:24])
     assert width == 1600
     assert 1000 < height < 1400
+    assert note(many) == "Means over 3 seeds; the tables have the intervals."
