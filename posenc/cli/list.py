@@ -7,7 +7,7 @@ import inspect
 import re
 import shutil
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from types import NoneType, UnionType
@@ -18,6 +18,7 @@ import numpy as np
 from posenc import evaluate
 from posenc.checks import check_scheme
 from posenc.params import init_params
+from posenc.presets import PLANS
 from posenc.protocol import Array, PositionScheme
 from posenc.schemes import SIZES, catalogue, maker_of
 
@@ -39,8 +40,24 @@ def run(options: dict[str, Any]) -> int:
     if options["scheme"]:
         print("\n\n".join(page(name, width) for name in options["scheme"]))
     else:
-        print(f"{table(rows(), width)}\n\n`posenc list NAME` shows the options of one scheme.")
+        print(f"{table(rows(), width)}\n")
+        print("\n".join(line for note in _notes() for line in textwrap.wrap(note, width)))
     return 0
+
+
+def _notes() -> Iterator[str]:
+    """What the table does not say."""
+    tested: dict[str, list[str]] = {}
+    for name, maker in sorted(catalogue().items()):
+        if trained_as := getattr(maker, "trained_as", None):
+            tested.setdefault(trained_as, []).append(name)
+    for trained_as, names in tested.items():
+        yield (
+            f"For models that are trained as {trained_as}: {', '.join(names)}. "
+            f"In posenc compare: {trained_as}~{names[0]}."
+        )
+    yield f"Plans of layers, as labels of posenc compare: {', '.join(sorted(PLANS))}."
+    yield "`posenc list NAME` shows the options of one scheme."
 
 
 @dataclass(frozen=True)
@@ -120,6 +137,7 @@ def page(name: str, width: int = _WIDTH) -> str:
         *textwrap.wrap(row.title.replace("`", ""), width),
         "",
         *_facts(row, width),
+        *_trained_as(name, maker),
         *_list_parameters(
             "sizes of the model", [p for p in named if p.name in SIZES], texts, width
         ),
@@ -189,6 +207,11 @@ def _facts(row: Row, width: int) -> list[str]:
         start = f"{name:<9}  "
         lines += textwrap.wrap(start + value, width, subsequent_indent=" " * len(start))
     return lines
+
+
+def _trained_as(name: str, maker: Callable[..., PositionScheme]) -> list[str]:
+    other = getattr(maker, "trained_as", None)
+    return [f"trained as {other}; in posenc compare {other}~{name}"] if other else []
 
 
 def _list_parameters(

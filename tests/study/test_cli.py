@@ -189,7 +189,11 @@ def test_show_and_list(tmp_path):
     listed = run("list")
     assert all(name in listed.stdout for name in ("alibi", "learned", "nope", "rope", "t5"))
     assert max(map(len, listed.stdout.splitlines())) <= 80  # where there is no terminal
-    shown = run("list", "t5", "rope").stdout
+    assert "For models that are trained as rope: " in listed.stdout
+    assert "rope~rope_dynamic." in listed.stdout
+    assert "Plans of layers, as labels of posenc compare: " in listed.stdout
+    shown = run("list", "t5", "rope", "rope_pi").stdout
+    assert "trained as rope; in posenc compare rope~rope_pi" in shown
     assert "max_distance  int, default 128" in shown
     assert "layout  'half' or 'interleaved', default 'half'" in shown
 
