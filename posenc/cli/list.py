@@ -17,6 +17,7 @@ import numpy as np
 
 from posenc import evaluate
 from posenc.checks import check_scheme
+from posenc.layers import LayerPlan
 from posenc.params import init_params
 from posenc.presets import PLANS
 from posenc.protocol import Array, PositionScheme
@@ -31,7 +32,9 @@ _WIDTH, _LONGEST_NAME, _LONGEST_ENTERS = 100, 20, 33
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``posenc list``."""
-    parser.add_argument("scheme", nargs="*", help="a name of the catalogue, or module.Class")
+    parser.add_argument(
+        "scheme", nargs="*", help="a name of the catalogue, a plan, or module.Class"
+    )
 
 
 def run(options: dict[str, Any]) -> int:
@@ -57,7 +60,7 @@ def _notes() -> Iterator[str]:
             f"In posenc compare: {trained_as}~{names[0]}."
         )
     yield f"Plans of layers, as labels of posenc compare: {', '.join(sorted(PLANS))}."
-    yield "`posenc list NAME` shows the options of one scheme."
+    yield "`posenc list NAME` shows the options of one scheme or plan."
 
 
 @dataclass(frozen=True)
@@ -118,8 +121,11 @@ def one_of_each_kind() -> list[str]:
 def page(name: str, width: int = _WIDTH) -> str:
     """One scheme as text: its facts, the sizes it needs and its options, from its docstring.
 
-    ``name`` is as in ``posenc.make``: of the catalogue, or dotted.
+    ``name`` is as in ``posenc.make``: of the catalogue, or dotted. A plan of ``posenc.presets``
+    has a page too.
     """
+    if name in PLANS:
+        return _plan_page(name, width)
     maker = maker_of(name)
     source, row = inspect.unwrap(maker), _row(name, maker)
     preset, sources = getattr(maker, "preset", {}), (source, *_parts(maker))
@@ -145,6 +151,39 @@ def page(name: str, width: int = _WIDTH) -> str:
         *_example(name, [p for p in named if p.name not in SIZES], width),
     ]
     return "\n".join(parts)
+
+
+def _plan_page(name: str, width: int) -> str:
+    """One plan as text: its docstring, its options, and its layers as released."""
+    maker = PLANS[name]
+    parameters = _signature(inspect.unwrap(maker)).parameters.values()
+    of_model = {*SIZES, "layers"}
+    paragraphs = inspect.cleandoc(maker.__doc__ or "").replace("`", "").split("\n\n")
+    options = [p for p in parameters if p.name not in of_model]
+    return "\n".join(
+        [
+            f"{name} = posenc.presets.{name}",
+            *(line for text in paragraphs for line in (*textwrap.wrap(text, width), "")),
+            "layers, as released:",
+            *_layers(maker(), width),
+            *_list_parameters("sizes", [p for p in parameters if p.name in of_model], {}, width),
+            *_list_parameters("options", options, {}, width),
+            *_example(name, options, width),
+        ]
+    )
+
+
+def _layers(plan: LayerPlan, width: int) -> list[str]:
+    """Which layers have which scheme and window, one line for each pair."""
+    places: dict[tuple[PositionScheme, int | None], list[str]] = {}
+    for layer, own in enumerate(zip(plan.schemes, plan.windows, strict=True)):
+        places.setdefault(own, []).append(str(layer))
+    lines = []
+    for (scheme, window), layers in places.items():
+        seen = "" if window is None else f", window {window}"
+        text = f"  {scheme!r}{seen}: {' '.join(layers)}"
+        lines += textwrap.wrap(text, width, subsequent_indent=" " * 6)
+    return lines
 
 
 def table(rows: Sequence[Row], width: int = _WIDTH) -> str:

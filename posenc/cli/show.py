@@ -21,6 +21,7 @@ from posenc.checks import check_count, check_scheme
 from posenc.cli import picture
 from posenc.cli.picture import Figure, Panel
 from posenc.params import head_count, init_params, key_head_count
+from posenc.presets import PLANS
 from posenc.protocol import Array, PositionScheme
 from posenc.study.specs import parse
 
@@ -52,6 +53,8 @@ def run(options: dict[str, Any]) -> int:
     if others or layer.window is not None:
         what = "layers in turn" if others else "a window"
         raise ValueError(f"show draws one scheme, or a sum as rope+alibi; {label!r} has {what}")
+    if label.partition(":")[0] in PLANS:
+        raise ValueError(f"show draws one scheme; {label!r} is a plan of layers: use posenc list")
     sizes = {"num_heads": heads, "head_dim": head_dim, "dim": heads * head_dim, "max_len": length}
     if options["train_len"] is not None:
         sizes["train_len"] = options["train_len"]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import re
 
 import pytest
 
 import posenc
 from posenc import presets
+from posenc.cli import show
+from posenc.cli.list import page
 from posenc.schemes import Chunk, LogScale, Sum
 from posenc.study.recipe import Recipe
 from posenc.study.specs import fitted_settings
@@ -70,6 +73,21 @@ def test_a_study_says_what_was_fitted():
     assert told["irope:every=1"] == "chunk=32"
     assert told["smollm3"] == "every=2"
     assert "rope" not in told
+
+
+@pytest.mark.parametrize("name", presets.PLANS)
+def test_posenc_list_has_a_page_of_each(name):
+    text = page(name, 80)
+    assert all(len(line) <= 80 for line in text.splitlines())
+    for option in inspect.signature(presets.PLANS[name]).parameters:
+        assert f"\n  {option}  " in text
+    plan = presets.PLANS[name]()
+    assert re.search(rf"\b{len(plan) - 1}$", text, re.MULTILINE)  # the last layer ends a line
+
+
+def test_show_says_where_a_plan_is_shown():
+    with pytest.raises(ValueError, match="'rnope:every=2' is a plan of layers: use posenc list"):
+        show.run({"scheme": "rnope:every=2", "length": 8, "heads": 2, "head_dim": 4})
 
 
 def test_bases_and_layouts():
