@@ -65,9 +65,15 @@ equal bit for bit to the float32 result, cast.
 
 MEASURES = {"bounded": "spacing in [1/2, 1)", "ulp": "ulp", "sum": "ulp", "copy": "wrong values"}
 
+FACTOR = (
+    "Pairs (0.75, 0) are rotated, so that cosines times the factor of the scaling are at most 1."
+)
+
 NOTES = {
     "rope": "Pairs (1, 0) are rotated, so results are cosines and sines. `vectors` rotates random "
     "pairs of\nlength at most 1, in the layout half.",
+    "rope_longrope": FACTOR,
+    "rope_yarn": FACTOR,
     "t5": "The table's numbers differ in every dtype, so a wrong bucket is a wrong value.",
 }
 
@@ -168,13 +174,13 @@ def rows_of(errors: Errors, kind: str, dtype: str) -> list[list[str]]:
 
 def product_section(errors: Errors) -> str:
     """Exact angles against the angles of a float32 product."""
-    exponents = [Fraction(k, 16) for k in range(16)]
+    exact = [oracles.frequency(10_000.0, Fraction(k, 16)) for k in range(16)]
     where = POSITIONS["pos"][..., None]
     sin, cos = (
-        oracles.each(function, where, 10_000.0, exponents).astype(float)
+        oracles.each(function, where, exact).astype(float)
         for function in (oracles.sine, oracles.cosine)
     )
-    f = np.asarray([oracles.frequency(10_000.0, e) for e in exponents], float).astype(np.float32)
+    f = np.asarray(exact, float).astype(np.float32)
     angle = where.astype(np.float32) * f
     off = np.maximum(np.abs(np.sin(angle) - sin), np.abs(np.cos(angle) - cos))
     case = next(case for case in CASES if str(case) == "sinusoidal, interleaved")

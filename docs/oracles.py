@@ -1,8 +1,8 @@
 """What schemes of the catalogue must answer, by their papers' formulas in mpmath; and how far an
 answer is from it.
 
-An oracle uses nothing of posenc but the fields of a scheme. Schemes whose positions are angles,
-slopes or buckets have one; a learned elementwise bias has its golden numbers in ``tests/schemes``.
+An oracle uses nothing of posenc but the fields of a scheme. A scheme without one has its golden
+numbers in ``tests/schemes``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,22 @@ import numpy as np
 
 import posenc
 import posenc.schemes
-from posenc.schemes import FIRE, Kerple, RelativeTable, Sandwich
+from posenc.schemes import (
+    FIRE,
+    NTK,
+    PI,
+    ClipHann,
+    ClipPeriod,
+    DynamicNTK,
+    Kerple,
+    Llama3,
+    LongRoPE,
+    NTKMixed,
+    Proportional,
+    RelativeTable,
+    Sandwich,
+    YaRN,
+)
 from posenc.testing.framework import Framework, frameworks
 
 RANGES = (2**7, 2**12, 2**17, 2**20, 2**24)
@@ -86,15 +101,15 @@ def frequency(base: float, exponent: Fraction) -> Any:
 
 
 @cache
-def sine(pos: int, base: float, exponent: Fraction) -> Any:
-    """``sin(pos * base ** -exponent)``."""
-    return MP.sin(pos * frequency(base, exponent))
+def sine(pos: int, f: Any) -> Any:
+    """``sin(pos * f)``."""
+    return MP.sin(pos * f)
 
 
 @cache
-def cosine(pos: int, base: float, exponent: Fraction) -> Any:
-    """``cos(pos * base ** -exponent)``."""
-    return MP.cos(pos * frequency(base, exponent))
+def cosine(pos: int, f: Any) -> Any:
+    """``cos(pos * f)``."""
+    return MP.cos(pos * f)
 
 
 def each(function: Callable[..., Any], *arguments: Any) -> np.ndarray:
@@ -187,25 +202,82 @@ def t5(scheme: Any, given: Mapping[str, np.ndarray]) -> np.ndarray:
 
 
 def rope(scheme: Any, given: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Pairs ``(a, b)`` turned by ``pos * base**(-2k/R)`` (Su et al., equation 34)."""
+    """Pairs ``(a, b)`` turned by ``pos * base**(-2k/R)`` (Su et al., equation 34), or scaled."""
     R = scheme.rotary_dim or scheme.head_dim
     half = np.arange(R // 2)
     pairs = {"half": (half, half + R // 2), "interleaved": (2 * half, 2 * half + 1)}
     first, second = pairs[scheme.layout]
-    turn = (given["pos"][..., None], scheme.base, [Fraction(2 * int(k), R) for k in half])
-    cos, sin = each(cosine, *turn), each(sine, *turn)
+    f, factor = scaled(scheme.scaling, scheme.base, R)
+    turn = (given["pos"][..., None], f)
+    cos, sin = factor * each(cosine, *turn), factor * each(sine, *turn)
     x = given["x"].astype(object)
     a, b, out = x[..., first], x[..., second], x.copy()
     out[..., first], out[..., second] = a * cos - b * sin, a * sin + b * cos
     return out
 
 
+def scaled(scaling: Any, base: float, R: int) -> tuple[list[Any], Any]:
+    """The frequencies of RoPE for ``R`` channels under a scaling, and the factor of its cosines."""
+    n = R // 2
+    f = [frequency(base, Fraction(2 * k, R)) for k in range(n)]
+    if scaling is None:
+        return f, 1
+    kind, s = type(scaling).__name__, MP.mpf(getattr(scaling, "factor", None) or 1)
+    L0, factor = getattr(scaling, "train_len", None), MP.mpf(1)
+    period = [2 * MP.pi / each for each in f]
+    if kind == "PI":  # Chen et al., equation 4
+        f = [each / s for each in f]
+    elif kind in ("NTK", "DynamicNTK"):  # a larger base
+        if kind == "DynamicNTK":
+            s = s * max(scaling.length or 0, L0) / L0 - (s - 1)
+        larger = base * s ** (MP.mpf(R) / (R - 2))
+        f = [frequency(larger, Fraction(2 * k, R)) for k in range(n)]
+    elif kind == "NTKMixed":  # Su's code
+        a = MP.log(s) / MP.mpf(n) ** 0.75
+        f = [each * MP.exp(-a * MP.mpf(k) ** 0.75) for k, each in enumerate(f, 1)]
+    elif kind == "YaRN":  # Peng et al., equations 13 and 15, and the released ramp
+        factor, ramp = MP.log(s) / 10 + 1, []
+        fast, slow = scaling.beta_fast, scaling.beta_slow
+        if scaling.ramp == "turns":
+            ramp = [1 - (L0 / each - slow) / (fast - slow) for each in period]
+        else:
+            ends = [R * MP.log(L0 / (r * 2 * MP.pi)) / (2 * MP.log(base)) for r in (fast, slow)]
+            if scaling.truncate:
+                ends = [MP.floor(ends[0]), MP.ceil(ends[1])]
+            low, high = max(ends[0], 0), min(ends[1], R - 1)
+            ramp = [(k - low) / (high - low) for k in range(n)]
+        ramp = [min(max(each, 0), 1) for each in ramp]
+        f = [each / s * r + each * (1 - r) for each, r in zip(f, ramp, strict=True)]
+    elif kind == "LongRoPE":
+        factor = MP.sqrt(1 + MP.log(s) / MP.log(L0))
+        long = (scaling.length or 0) > L0
+        divisors = scaling.long_factor if long else scaling.short_factor
+        f = [each / d for each, d in zip(f, divisors, strict=True)]
+    elif kind == "Llama3":  # Meta's code
+        low, high = scaling.low_freq_factor, scaling.high_freq_factor
+        for k, w in enumerate(period):
+            t = (L0 / w - low) / MP.mpf(high - low)
+            blended = (1 - t) * f[k] / s + t * f[k]
+            f[k] = f[k] / s if w > L0 / low else f[k] if w < L0 / high else blended
+    elif kind == "Proportional":  # Barbero et al., section 6
+        f = [each / s if k < int(scaling.p * R // 2) else MP.mpf(0) for k, each in enumerate(f)]
+    elif kind == "ClipPeriod":
+        f = [MP.mpf(0) if w > L0 else each for each, w in zip(f, period, strict=True)]
+    elif kind == "ClipHann":
+        first = next(k for k, w in enumerate(period) if w > L0)
+        for k in range(first, n):
+            f[k] *= (1 + MP.cos(MP.pi * (k - first) / (n - 1 - first))) / 2
+    else:
+        raise ValueError(f"no oracle for {scaling}")
+    return f, factor
+
+
 def sinusoidal(scheme: Any, given: Mapping[str, np.ndarray]) -> np.ndarray:
     """``sin`` and ``cos`` of ``pos * base**(-2k/d)`` (Vaswani et al., section 3.5)."""
     n = scheme.dim // 2
     steps = n - 1 if scheme.layout == "tensor2tensor" else n
-    turn = (given["pos"][..., None], scheme.base, [Fraction(k, steps) for k in range(n)])
-    both = [each(sine, *turn), each(cosine, *turn)]
+    f = [frequency(scheme.base, Fraction(k, steps)) for k in range(n)]
+    both = [each(function, given["pos"][..., None], f) for function in (sine, cosine)]
     if scheme.layout == "interleaved":
         return np.stack(both, axis=-1).reshape(*given["pos"].shape, scheme.dim)
     return np.concatenate(both, axis=-1)
@@ -373,6 +445,26 @@ NETWORK = {
     "w1": np.asarray([0.9, -0.8, 0.4], np.float32), "b1": np.asarray([-0.3, 0.5, 0.1], np.float32),
     "w2": np.asarray([[0.5, -0.7, 0.3]], np.float32),
 }  # fmt: skip
+# Scalings, of four frequencies each: where some stay and some change.
+LIST = (1.0, 1.5, 2.0, 3.25)
+SCALED = {
+    kind: {option: posenc.RoPE(8, scaling=scaling) for option, scaling in options.items()}
+    for kind, options in {
+        "p_rope": {"": Proportional(0.75)},
+        "rope_clip_hann": {"": ClipHann(40)},
+        "rope_clip_period": {"": ClipPeriod(100)},
+        "rope_dynamic": {"": DynamicNTK(2, 64).at_length(300)},
+        "rope_llama3": {"": Llama3(train_len=1600)},
+        "rope_longrope": {"": LongRoPE((1.0,) * 4, LIST, 64, factor=4).at_length(65)},
+        "rope_ntk": {"": NTK(4)},
+        "rope_ntk_mixed": {"": NTKMixed(4)},
+        "rope_pi": {"": PI(1.1)},
+        "rope_yarn": {
+            "turns": YaRN(4, 6400, ramp="turns"),
+            "index": YaRN(4, 6400),
+        },
+    }.items()
+}
 
 CASES = [
     *options(
@@ -443,6 +535,13 @@ CASES = [
         lambda scheme: {"x": VECTORS},
     ),
     *options("sandwich", sandwich, "bias", "largest", {"8 channels": Sandwich(2, dim=8)}),
+    *[
+        case
+        for kind, schemes in SCALED.items()
+        for case in options(
+            kind, rope, "transform", "bounded", schemes, lambda scheme: {"x": 0.75 * ones(scheme)}
+        )
+    ],
     *options(
         "sinusoidal",
         sinusoidal,

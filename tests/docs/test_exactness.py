@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+import oracles
 import pytest
 from oracles import CASES, DIGITS, HALVES, LIMITS, RANGES, Exact, answers, errors, ways
 from sample import long
@@ -15,15 +16,20 @@ import posenc
 
 PAGE = (Path(__file__).parents[2] / "docs" / "exactness.md").read_text(encoding="utf-8")
 MEASURE = {case.kind: case.measure for case in CASES}
+# RoPE at other frequencies; tests/schemes/test_scalings.py compares all their digits.
+SCALED = set(oracles.SCALED) - {"p_rope", "rope_yarn"}
 # To torch's compiler fixed positions are arguments like others: the same program.
 WAYS = [way for way in ways() if not (way.fixed and way.compiler == "inductor")]
 
 
 def tried(way, dtype):
     """All cases; where a compiler takes ten seconds for them, one a scheme, or none."""
-    if way.compiler != "inductor" or dtype == "float32":
+    if way.compiler != "inductor":
         return CASES
-    return list({case.kind: case for case in CASES}.values()) if dtype in HALVES else []
+    few = [case for case in CASES if case.kind not in SCALED]
+    if dtype == "float32":
+        return few
+    return list({case.kind: case for case in few}.values()) if dtype in HALVES else []
 
 
 @cache
@@ -31,14 +37,16 @@ def found(way, dtype):
     return answers(tried(way, dtype), way, dtype)
 
 
-def slow(way):
-    """Whether it waits for a compiler: JAX compiles one operation after the other otherwise."""
-    return way.compiler is not None or way.framework.name == "jax"
+def slow(way, case):
+    """Whether it waits for a compiler, as JAX does for one operation after the other; or for
+    mpmath, of more of the same.
+    """
+    return way.compiler is not None or way.framework.name == "jax" or case.kind in SCALED
 
 
 def settings(dtypes):
     return [
-        pytest.param(way, dtype, case, id=f"{way}-{dtype}-{case}", marks=[long] * slow(way))
+        pytest.param(way, dtype, case, id=f"{way}-{dtype}-{case}", marks=[long] * slow(way, case))
         for way in WAYS
         for dtype in dtypes
         if dtype in way.framework.dtypes

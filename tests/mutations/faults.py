@@ -37,7 +37,8 @@ class Fault:
 
 ALIBI, LEARNED = "posenc/schemes/alibi.py", "posenc/schemes/learned.py"
 ROPE, SINUSOIDAL = "posenc/schemes/rope.py", "posenc/schemes/sinusoidal.py"
-SCALING = "posenc/schemes/scalings/scaling.py"
+SCALINGS = "posenc/schemes/scalings"
+SCALING = f"{SCALINGS}/scaling.py"
 T5, ANGLES = "posenc/schemes/t5.py", "posenc/angles.py"
 CHECKS = "posenc/checks.py"
 REFERENCE, CALL = "posenc/attn/reference.py", "posenc/attn/call.py"
@@ -442,6 +443,58 @@ _ANGLES = (
         'return getattr(params, "dtype", xp.float32)',
         "return xp.float32",
         ("test_schemes_golden.py sinusoid",),
+    ),
+)
+
+_SCALINGS = (
+    Fault(
+        "yarn-ramp-ends-at-half-the-channels",
+        "the end of the ramp limited to D/2 - 1 (keras-team/keras-hub 2981)",
+        f"{SCALINGS}/yarn.py",
+        "Decimal(dim - 1)",
+        "Decimal(dim // 2 - 1)",
+        ("test_scalings.py ramp_of_yarn_ends",),
+    ),
+    Fault(
+        "yarn-factor-on-scores-not-on-angles",
+        "cosines get no factor, so scores and what is cached lack it",
+        ROPE,
+        "factor = self.attention_factor",
+        "factor = 1",
+        ("test_scalings.py factor_of_cosines",),
+    ),
+    Fault(
+        "dynamic-ntk-divides-every-frequency",
+        "the highest frequency must stay 1",
+        f"{SCALINGS}/dynamic_ntk.py",
+        "return with_larger_base(frequencies, Decimal(self.factor) * (ratio - 1) + 1, dim)",
+        "return (f / (Decimal(self.factor) * (ratio - 1) + 1) for f in frequencies)",
+        ("test_scalings.py dynamic",),
+    ),
+    Fault(
+        "scaling-in-default-decimals",
+        "28 digits instead of 60",
+        SCALING,
+        "with exact_arithmetic():",
+        "if True:",
+        ("test_scalings.py all_their_digits",),
+    ),
+    Fault(
+        "longrope-switches-at-the-training-length",
+        "the long list one token too early",
+        f"{SCALINGS}/longrope.py",
+        "length if length > self.train_len else None",
+        "length if length >= self.train_len else None",
+        ("test_scalings.py only_a_longer_context",),
+    ),
+    Fault(
+        "learned-frequency-as-a-float32-product",
+        "the exact part of the angle is lost: off by 0.03 at position 10**6 already at first",
+        "posenc/schemes/learned_rope.py",
+        "angle = xp.astype(pos, dtype)[..., None] * more",
+        "angle = xp.astype(pos, dtype)[..., None] * (f + more)\n"
+        "        sin, cos = xp.zeros_like(sin), xp.ones_like(cos)",
+        ("test_learned_rope.py formula numpy float32",),
     ),
 )
 
@@ -3122,6 +3175,7 @@ _RING = (
 FAULTS = (
     *_SCHEMES,
     *_ANGLES,
+    *_SCALINGS,
     *_CORE,
     *_TORCH,
     *_JAX,

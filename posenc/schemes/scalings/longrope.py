@@ -57,13 +57,11 @@ class LongRoPE(Scaling):
         for name in ("short_factor", "long_factor"):
             for divisor in getattr(self, name):
                 check_positive(name, divisor)
-        check_count("train_len", self.train_len)
+        check_count("train_len", self.train_len, least=2)  # its logarithm divides
         if self.factor is not None:
             check_positive("factor", self.factor)
         if self.attention_factor is not None:
             check_positive("attention_factor", self.attention_factor)
-        if self.amplitude > 1 and self.train_len < 2:
-            raise ValueError(f"train_len must be at least 2, got {self.train_len}")
         if self.length is not None:
             check_count("length", self.length)
 
