@@ -12,8 +12,9 @@ import posenc
 from posenc.cli.list import one_of_each_kind
 from posenc.positions import packed
 from posenc.protocol import PositionScheme
+from posenc.schemes import FoX
 from posenc.testing import AttentionCase, Host, SchemeCase
-from posenc.testing.examples import HEADS, Both, Fence, Forgetting, Kerple
+from posenc.testing.examples import HEADS, HIDDEN_DIM, Both, Fence, Kerple
 from posenc.testing.framework import readonly
 
 BATCH = 2
@@ -27,7 +28,7 @@ def schemes(dim: int) -> dict[str, PositionScheme]:
         "alibi": posenc.ALiBi(HEADS),
         "t5": posenc.T5Bias(HEADS),
         "alibi-learned": posenc.ALiBi(HEADS, learned=True),
-        "forgetting": Forgetting(),
+        "fox": FoX(HEADS, HIDDEN_DIM),
         "rope": posenc.RoPE(dim),
     }
     rest = {name: posenc.make(name, **sizes) for name in one_of_each_kind() if name not in first}
@@ -41,7 +42,7 @@ def schemes(dim: int) -> dict[str, PositionScheme]:
     return first | rest | own
 
 
-CORE = ("alibi", "t5", "alibi-learned", "forgetting", "rope")
+CORE = ("alibi", "t5", "alibi-learned", "fox", "rope")
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,11 @@ Each is as short as it can be, to be read and copied. Tests, benchmarks and docs
 with the catalogue, so that a passing check also covers schemes that nobody has written yet.
 
 - ``bias``: ``Kerple``, ``Fence``, ``Parabola``, ``Checkered``, ``Tide``, ``Fire``, ``Level``,
-  ``Silent`` (the hook, without a bias); with ``key_bias``: ``Both``, ``Forgetting``.
+  ``Silent`` (the hook, without a bias); with ``key_bias``: ``Both``.
 - ``transform``: ``Sharpening``, ``Both``, ``AsIfAt``.
 - ``scale``: ``Cooled``; ``at_length``: ``Stretching``; ``constants``: ``Tide``, ``Streets``.
-- ``hidden_features``: ``Inkling``, ``Leaning``; summed (``cumulative``): ``Forgetting``,
-  ``Fading``, ``Selective``.
+- ``hidden_features``: ``Inkling``, ``Leaning``; summed (``cumulative``): ``Fading``,
+  ``Selective``.
 - ``query_features``: ``Shaw``, ``TransformerXL``; ``key_features``: ``KeySide``, ``Wide``.
 - ``axes``: ``Axial``, ``Streets``; ``adjust_scores``: ``CoPE``; ``regions``: ``ReRoPE``,
   ``Levelled``.
@@ -29,6 +29,7 @@ from array_api_compat import device
 
 import posenc
 from posenc.protocol import Array, Initializer, Namespace, ParamSpec, PositionScheme, Role, Window
+from posenc.schemes.gates import SummedGates, log_sigmoid, logits
 
 HEADS, HEAD_DIM, HIDDEN_DIM = 4, 8, 6
 
@@ -36,11 +37,6 @@ HEADS, HEAD_DIM, HIDDEN_DIM = 4, 8, 6
 def uniform(low: float, high: float) -> Initializer:
     """First values between two numbers."""
     return lambda rng, shape: rng.uniform(low, high, shape)
-
-
-def log_sigmoid(z: Array, xp: Namespace) -> Array:
-    """``log(1 / (1 + exp(-z)))``, finite for every ``z``."""
-    return xp.minimum(z, xp.zeros_like(z)) - xp.log1p(xp.exp(-xp.abs(z)))
 
 
 @dataclass(frozen=True)
@@ -222,38 +218,20 @@ class Fire(PositionScheme):
 
 
 @dataclass(frozen=True)
-class Forgetting(PositionScheme):
-    """Gates ``log sigmoid(w x + b)``, as in FoX; the bias is the difference of their sums."""
+class Fading(SummedGates):
+    """FoX's gates, with a bias in which softmax can see the query's own sum."""
 
-    cumulative: ClassVar[tuple[str, ...]] = ("c",)
     num_heads: int = HEADS
+    hidden_dim: int = HIDDEN_DIM
 
     def param_specs(self) -> Mapping[str, ParamSpec]:
         return {
-            "w": ParamSpec((self.num_heads, HIDDEN_DIM), init=uniform(-1, 1)),
+            "w": ParamSpec((self.num_heads, self.hidden_dim), init=uniform(-1, 1)),
             "b": ParamSpec((self.num_heads,), init=uniform(0, 2)),
         }
 
-    def hidden_features(
-        self, x: Array, *, role: Role, params: Any, xp: Namespace
-    ) -> Mapping[str, Array]:
-        return {"c": self.gates(x, params, xp)} if role == "key" else {}
-
-    def gates(self, x: Array, params: Any, xp: Namespace) -> Array:
-        """The logarithm of each token's gate, ``(B, H, L)``."""
-        z = xp.matmul(x, xp.matrix_transpose(params["w"])) + params["b"]
-        return xp.matrix_transpose(log_sigmoid(z, xp))
-
-    def bias(self, q: Array, k: Array, *, params: Any, xp: Namespace) -> Array:
-        return params.query["c"] - params.key["c"]
-
-    def key_bias(self, k: Array, *, params: Any, xp: Namespace) -> Array | None:
-        return -params.key["c"]
-
-
-@dataclass(frozen=True)
-class Fading(Forgetting):
-    """Gates, with a bias in which softmax can see the query's own sum."""
+    def log_gates(self, x: Array, *, params: Mapping[str, Array], xp: Namespace) -> Array:
+        return log_sigmoid(logits(x, params, xp), xp)
 
     def bias(self, q: Array, k: Array, *, params: Any, xp: Namespace) -> Array:
         return -2 * xp.log1p(xp.abs(params.query["c"] - params.key["c"]))

@@ -20,7 +20,7 @@ from posenc.attn.call import prepare
 from posenc.attn.negligible import negligible_blocks
 from posenc.evaluate import has_bias, reads_features
 from posenc.schemes import FoX, Sink, Sum
-from posenc.testing.examples import HEAD_DIM, HEADS, HIDDEN_DIM, Forgetting
+from posenc.testing.examples import HEAD_DIM, HEADS, HIDDEN_DIM
 from posenc.testing.tolerances import rounding_bound
 
 FADING = {
@@ -238,7 +238,7 @@ def test_what_fades_is_found():
     packed = {"q_seg": np.repeat([0, 1], 300), "k_seg": np.repeat([0, 1], 300)}
     assert skipped(STEEP, causal=True, **packed) > 0.6
     assert skipped(posenc.ALiBi(HEADS, learned=True, slopes=[1.0] * HEADS), causal=True) > 0.8
-    assert skipped(Forgetting(), causal=True) > 0.3  # gates of about 1/2 a token
+    assert skipped(FoX(HEADS, HIDDEN_DIM), causal=True) > 0.3  # gates of about 1/2 a token
 
 
 def test_gates_and_distances_are_bounded_together():

@@ -276,7 +276,7 @@ def test_a_dotted_name_is_imported():
         (
             "posenc.testing.examples.kerple",
             ValueError,
-            r"did you mean 'Kerple'\?\); accepted: .*Forgetting",
+            r"did you mean 'Kerple'\?\); accepted: .*Fading",
         ),
         ("kerpel", ValueError, "or a dotted name module.Class"),
     ],

@@ -13,7 +13,8 @@ from subjects import SUBJECTS
 import posenc
 from posenc import ParamSpec, PositionScheme
 from posenc.params import HeadTable
-from posenc.testing.examples import Forgetting
+from posenc.schemes import FoX
+from posenc.testing.examples import HIDDEN_DIM
 
 
 @pytest.mark.parametrize("subject", SUBJECTS)
@@ -161,7 +162,7 @@ X, CARRY = np.ones((1, 5, 6), np.float32), np.zeros((1, 2), np.float32)
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"x": None}, "Forgetting has features: give x, or q and k"),
+        ({"x": None}, "FoX has features: give x, or q and k"),
         ({"pos": np.arange(4)}, "pos .* does not fit tokens"),
         ({"pos": np.zeros((3, 5), int)}, "pos .* does not fit tokens"),
         ({"seg": np.zeros((3, 5), int)}, "seg .* does not fit tokens"),
@@ -174,7 +175,7 @@ X, CARRY = np.ones((1, 5, 6), np.float32), np.zeros((1, 2), np.float32)
     ],
 )
 def test_features_of_what_does_not_fit(changes, message):
-    scheme = Forgetting(num_heads=2)
+    scheme = FoX(2, HIDDEN_DIM)
     given = {"x": X, **changes}
     with pytest.raises((TypeError, ValueError), match=message):
         posenc.features(scheme, posenc.init_params(scheme), **given)

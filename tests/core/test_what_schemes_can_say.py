@@ -23,14 +23,13 @@ from subjects import PROOFS, SUBJECTS, normal, params_of
 import posenc
 from posenc.attn.caches import CacheNeeds
 from posenc.attn.segment_sums import Tokens, segment_sums
-from posenc.schemes import Sink, Sum
+from posenc.schemes import FoX, Sink, Sum
 from posenc.testing import AttentionCase, assert_near
 from posenc.testing.examples import (
     HEAD_DIM,
     HEADS,
     HIDDEN_DIM,
     CoPE,
-    Forgetting,
     KeySide,
     ReRoPE,
     Selective,
@@ -89,7 +88,7 @@ def gate_sums(p):
     return np.cumsum(gates, axis=1).transpose(0, 2, 1)
 
 
-def forgetting(p):
+def fox(p):
     c = gate_sums(p)
     return products() + c[..., :, None] - c[..., None, :]
 
@@ -162,7 +161,7 @@ def part(p, n):
 
 
 FORMULAS = {
-    "forgetting": forgetting,
+    "fox": fox,
     "fading": fading,
     "shaw": shaw,
     "transformer-xl": transformer_xl,
@@ -173,7 +172,7 @@ FORMULAS = {
     "streets": streets,
     "cope": cope,
     "rerope": rerope,
-    "forgetting+alibi": lambda p: forgetting(part(p, 0)) + alibi(),
+    "fox+alibi": lambda p: fox(part(p, 0)) + alibi(),
     "rope+alibi": lambda p: rotated() + alibi(),
     # A feature comes from the key as it is, whatever turns it.
     "rope+key-side": lambda p: rotated() + of_keys(part(p, 1)),
@@ -468,7 +467,7 @@ def test_sums_of_float32_keep_their_digits_in_long_rows():
 
 
 def test_a_sum_and_a_sink_are_values():
-    for scheme in (PROOFS["forgetting+alibi"], PROOFS["sink"], Sink(PROOFS["rope+alibi"], HEADS)):
+    for scheme in (PROOFS["fox+alibi"], PROOFS["sink"], Sink(PROOFS["rope+alibi"], HEADS)):
         twin = pickle.loads(pickle.dumps(scheme))
         assert twin == scheme
         assert hash(twin) == hash(scheme)
@@ -478,12 +477,12 @@ def test_a_sum_and_a_sink_are_values():
 
 
 def _names():
-    ours = (Sum, Sink, posenc.ALiBi, posenc.RoPE, Forgetting)
+    ours = (Sum, Sink, posenc.ALiBi, posenc.RoPE, FoX)
     return {kind.__name__: kind for kind in ours}
 
 
 def test_a_sum_answers_for_its_parts():
-    both, gated = PROOFS["rope+alibi"], PROOFS["forgetting+alibi"]
+    both, gated = PROOFS["rope+alibi"], PROOFS["fox+alibi"]
     assert both.relative
     assert both.hooks() >= {"transform", "bias", "key_bias"}
     assert gated.cumulative == ("0_c",)
@@ -497,10 +496,10 @@ def test_a_sum_answers_for_its_parts():
 
 
 def test_a_sum_of_two_of_a_kind_keeps_their_arrays_apart():
-    twice = Sum(Forgetting(), Forgetting())
+    twice = Sum(FoX(HEADS, HIDDEN_DIM), FoX(HEADS, HIDDEN_DIM))
     params = params_of(twice, dtype="float64")
     found = posenc.attention(**TENSORS, scheme=twice, params=params, causal=True)
-    scores = forgetting(part(params, 0)) + forgetting(part(params, 1)) - products()
+    scores = fox(part(params, 0)) + fox(part(params, 1)) - products()
     assert_near(found, attended(scores)[0], FLOAT64)
     assert not np.array_equal(params["0_w"], params["1_w"])
 
@@ -560,8 +559,8 @@ def test_what_a_cache_needs():
     needs(PROOFS["cope"])
     needs(KeySide())  # features of keys come back from keys that are as they were
     needs(PROOFS["rope+key-side"], "k_features", transformed=True, features=True)
-    needs(Forgetting(), "k_features", features=True, carry=("c",))
-    needs(PROOFS["forgetting+alibi"], "k_features", features=True, carry=("0_c",))
+    needs(FoX(HEADS, HIDDEN_DIM), "k_features", features=True, carry=("c",))
+    needs(PROOFS["fox+alibi"], "k_features", features=True, carry=("0_c",))
     needs(Selective(), transformed=True, features=True, carry=("angle",))  # turned already
     needs(ReRoPE())
     needs(Sink(posenc.RoPE(HEAD_DIM), learned=False), transformed=True)

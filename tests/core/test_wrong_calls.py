@@ -10,14 +10,13 @@ from frameworks import HAS
 from subjects import SUBJECTS, normal, params_of
 
 import posenc
-from posenc.schemes import Sink, Sum
+from posenc.schemes import FoX, Sink, Sum
 from posenc.testing.examples import (
     HEAD_DIM,
     HEADS,
     Axial,
     Cooled,
     CoPE,
-    Forgetting,
     Inkling,
     KeySide,
     ReRoPE,
@@ -28,9 +27,9 @@ from posenc.testing.examples import (
 
 Q = normal((2, HEADS, 5, HEAD_DIM), 0, "float32")
 POS = np.arange(5)
-T5, FORGETTING = posenc.T5Bias(HEADS), SUBJECTS["forgetting"]
+T5, FOX = posenc.T5Bias(HEADS), SUBJECTS["fox"]
 TABLE = params_of(T5)
-GATES = {"scheme": FORGETTING, "params": params_of(FORGETTING)}
+GATES = {"scheme": FOX, "params": params_of(FOX)}
 TURNED = {"k_transformed": True}
 INKLING = {
     "scheme": Inkling(), "params": params_of(Inkling()), "x": normal((2, 5, 6), 0, "float32"),
@@ -50,7 +49,7 @@ class Overlapping(posenc.PositionScheme):
         return tuple((posenc.NoPE(), window) for window in self.windows)
 
 
-class Misnamed(Forgetting):
+class Misnamed(FoX):
     cumulative = ("gate",)
 
 
@@ -172,7 +171,7 @@ ATTENTION = {
         {"scheme": Overlapping(windows=(4, 5))}, ValueError, r"must be \(left, right\), got 4",
     ),
     "sum-of-no-feature": (
-        GATES | {"scheme": Misnamed(), "x": normal((2, 5, 6), 0, "float32")}, ValueError,
+        GATES | {"scheme": Misnamed(HEADS, 6), "x": normal((2, 5, 6), 0, "float32")}, ValueError,
         "Misnamed.cumulative has 'gate', but keys have no such feature; they have: c",
     ),
     "softcap-zero": ({"softcap": 0.0}, ValueError, "softcap must be finite and greater than 0"),
@@ -279,8 +278,8 @@ EVALUATED = {
     ),
     "bias-axes": (lambda: posenc.bias(ALIBI, np.asarray(3), POS), ValueError, "q_pos"),
     "bias-of-features": (
-        lambda: posenc.bias(FORGETTING, POS, POS, GATES["params"]), ValueError,
-        "the bias of Forgetting depends on features of tokens",
+        lambda: posenc.bias(FOX, POS, POS, GATES["params"]), ValueError,
+        "the bias of FoX depends on features of tokens",
     ),
     "transform-without-features": (
         lambda: posenc.transform(
@@ -324,7 +323,7 @@ EVALUATED = {
     "embedding-beyond": (lambda: posenc.embedding(LEARNED, POS, ROWS), IndexError, "4"),
     "embedding-negative": (lambda: posenc.embedding(LEARNED, -POS, ROWS), IndexError, "-4"),
     "features-axes": (
-        lambda: posenc.features(FORGETTING, GATES["params"], x=Q), ValueError, r"\bx\b",
+        lambda: posenc.features(FOX, GATES["params"], x=Q), ValueError, r"\bx\b",
     ),
     "features-of-queries-without": (
         lambda: posenc.features(Shaw(), params_of(Shaw()), k=Q), ValueError,

@@ -205,16 +205,16 @@ def test_the_logsumexp_is_that_of_the_definition(defined):
 
 
 def test_a_key_bias_has_no_logsumexp(does_not_lower):
-    call = call_of(SUBJECTS["forgetting"], causal=True)
+    call = call_of(SUBJECTS["fox"], causal=True)
     assert jax.eval_shape(lambda: implementation.fused(call))[1] is None
-    assert "replace the bias of Forgetting by its key bias" in implementation.without_lse(call)
+    assert "replace the bias of FoX by its key bias" in implementation.without_lse(call)
     asked = Implementation(
         "pallas",
         implementation.fused,
         unsupported=implementation.unsupported,
         without_lse=implementation.without_lse,
     )
-    why = asked.why_not(call_of(sunk(SUBJECTS["forgetting"]), causal=True))
+    why = asked.why_not(call_of(sunk(SUBJECTS["fox"]), causal=True))
     assert "the sink of Sink needs a log-sum-exp, and kernels replace the bias of" in str(why)
     assert asked.why_not(call) is None
 
@@ -333,7 +333,7 @@ def test_the_logsumexp_has_a_gradient(defined):
         assert_near(one, other, REDUCTION_FACTOR * ATTENTION_TOL["float32"])
 
 
-@pytest.mark.parametrize("subject", some(["alibi-learned", "forgetting"], ["alibi-learned"], long))
+@pytest.mark.parametrize("subject", some(["alibi-learned", "fox"], ["alibi-learned"], long))
 def test_a_key_bias_replaces_a_bias_that_does_not_lower(subject, does_not_lower):
     # At explicit positions there is no table either.
     assert_as_the_reference(subject, "everything")

@@ -405,7 +405,7 @@ SKIPPING = {
     "16-heads": (posenc.ALiBi(16, slopes=8 * 2.0 ** (-np.arange(16) / 2)), {"kv_heads": 4}),
     "learned": (STEEP, {}),
     "one-head-of-keys": (STEEP, {"kv_heads": 1}),
-    "gates": (SUBJECTS["forgetting"], {}),
+    "gates": (SUBJECTS["fox"], {}),
     "gates-and-slopes": (fox_alibi(), {"kv_heads": 2}),
     "window": (STEEP, {"window": 30}),
     "segments": (STEEP, {"q_seg": PACKED, "k_seg": PACKED}),

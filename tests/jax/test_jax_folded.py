@@ -17,7 +17,7 @@ posenc_jax = pytest.importorskip("posenc_jax")
 from posenc_jax import folded  # noqa: E402
 from posenc_jax.fused.target import Target, targeting  # noqa: E402
 
-FOLDABLE = ["alibi", "alibi-learned", "forgetting"]
+FOLDABLE = ["alibi", "alibi-learned", "fox"]
 
 
 @pytest.fixture

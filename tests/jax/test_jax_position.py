@@ -171,9 +171,7 @@ def test_each_layer_has_its_window(subject):
     assert_near(unwindowed(positions, x), stack(plain, x), FLOAT32)
 
 
-@pytest.mark.parametrize(
-    "subject", some(["alibi-learned", "forgetting", "learned", "t5"], ["forgetting"], long)
-)
+@pytest.mark.parametrize("subject", some(["alibi-learned", "fox", "learned", "t5"], ["fox"], long))
 def test_an_array_learns_from_every_layer_it_serves(subject):
     scheme = SUBJECTS[subject]
     positions = Positions.init(scheme, LAYERS, KEY)

@@ -91,9 +91,10 @@ def test_wrong_calls(options, error, message):
 def test_hidden_states_of_a_shard_are_not_enough_at_given_positions():
     from subjects import params_of
 
-    from posenc.testing.examples import HIDDEN_DIM, Forgetting
+    from posenc.schemes import FoX
+    from posenc.testing.examples import HEADS, HIDDEN_DIM
 
-    pos, scheme = np.arange(4), Forgetting()
+    pos, scheme = np.arange(4), FoX(HEADS, HIDDEN_DIM)
     x = np.ones((1, 4, HIDDEN_DIM), np.float32)
     with pytest.raises(ValueError, match="give q_features and k_features"):
         attend(scheme, params=params_of(scheme), x=x, q_pos=pos, k_pos=pos)
@@ -103,10 +104,10 @@ def test_summed_features_of_a_shard_are_those_of_the_call():
     """``k_valid`` is refused by name; the caller's scale reaches features of vectors too."""
     from subjects import params_of
 
-    from posenc.schemes import Sum
-    from posenc.testing.examples import HIDDEN_DIM, Forgetting, Shaw
+    from posenc.schemes import FoX, Sum
+    from posenc.testing.examples import HEADS, HIDDEN_DIM, Shaw
 
-    x, scheme = jax.numpy.ones((1, 4, HIDDEN_DIM)), Sum(Forgetting(), Shaw())
+    x, scheme = jax.numpy.ones((1, 4, HIDDEN_DIM)), Sum(FoX(HEADS, HIDDEN_DIM), Shaw())
     given = {"params": params_of(scheme), "x": x, "causal": True}
     with pytest.raises(ValueError, match="k_valid without features: Sum sums"):
         attend(scheme, **given, k_valid=np.ones((1, 4), bool))

@@ -11,7 +11,8 @@ from subjects import fox_alibi, normal, params_of, sunk
 
 import posenc
 from posenc.attn.call import prepare
-from posenc.testing.examples import HIDDEN_DIM, Fence, Forgetting, Kerple, Levelled
+from posenc.schemes import FoX
+from posenc.testing.examples import HIDDEN_DIM, Fence, Kerple, Levelled
 from posenc.testing.tolerances import ATTENTION_TOL, REDUCTION_FACTOR, assert_near
 
 jax = pytest.importorskip("jax")
@@ -118,7 +119,7 @@ CASES = {
         batch=2,
         options={"window": 50},
     ),
-    "forgetting": Case(Forgetting(HEADS), kv=1, options={"causal": True}),
+    "fox": Case(FoX(HEADS, HIDDEN_DIM), kv=1, options={"causal": True}),
     "fox-alibi-sink-tokens": Case(
         fox_alibi(HEADS), kv=1, options={"causal": True, "window": (70, None), "sink_tokens": 5}
     ),

@@ -1299,7 +1299,7 @@ _FLEX = (
         SCORE,
         "copies = {name: own_memory(array.clone()) for name, array in query.items()}",
         "copies = {name: key.get(name, array) for name, array in query.items()}",
-        ("test_flex.py gpu_takes forgetting",),
+        ("test_flex.py gpu_takes fox",),
     ),
     Fault(
         "flex-loads-everything",
@@ -1307,7 +1307,7 @@ _FLEX = (
         SCORE,
         "self._loaded: dict[str, Any] = {}",
         "self._loaded: dict[str, Any] = {n: self._view(n) for n in arrays}",
-        ("test_flex.py gpu_takes forgetting",),
+        ("test_flex.py gpu_takes fox",),
     ),
     Fault(
         "flex-second-load-not-counted",

@@ -60,7 +60,7 @@ CASES = {
 STEERING = [name for name, scheme in SUBJECTS.items() if steers_attention(scheme)] + ["nope"]
 ONE_OF_EACH = [*{type(SUBJECTS[name]): name for name in STEERING}.values()]
 # A learned table, gates and a learned number meet every case; all others meet cases in turn.
-THOROUGH = ["t5", "forgetting", "alibi-learned"]
+THOROUGH = ["t5", "fox", "alibi-learned"]
 DTYPES = ["float32", "float64", "bfloat16"]
 # JAX compiles each call for a second, and FlexAttention without its compiler takes half of one.
 # There these stand for all in the quick part: the three, and what else is served in a way of its
@@ -68,7 +68,7 @@ DTYPES = ["float32", "float64", "bfloat16"]
 COSTLY = {
     "chunked": [
         *[("t5", case, "float32") for case in ("everything", "window-both-sides", "shuffled")],
-        *[("forgetting", case, "float32") for case in ("everything", "segments")],
+        *[("fox", case, "float32") for case in ("everything", "segments")],
         *[("alibi-learned", case, "float32") for case in ("window", "fewer-queries-plain")],
         ("checkered", "causal", "float32"),
         ("both", "grouped", "float32"),
@@ -86,7 +86,7 @@ COSTLY = {
     "reference": [("alibi-learned", "everything", "float32")],
     "flex": [
         *[("t5", case, "float32") for case in ("everything", "window-both-sides", "shuffled")],
-        *[("forgetting", case, "float32") for case in ("everything", "fewer-queries")],
+        *[("fox", case, "float32") for case in ("everything", "fewer-queries")],
         *[("alibi-learned", case, "float32") for case in ("segments", "fewer-queries-plain")],
         ("checkered", "causal", "float32"),
         ("both", "grouped", "float32"),

@@ -13,6 +13,7 @@ from subjects import normal
 
 import posenc
 from posenc.params import Features, Params
+from posenc.schemes import FoX
 from posenc.testing.attention_case import AttentionCase
 from posenc.testing.examples import (
     HEAD_DIM,
@@ -23,7 +24,6 @@ from posenc.testing.examples import (
     Cooled,
     Fading,
     Fence,
-    Forgetting,
     Kerple,
     Parabola,
     Sharpening,
@@ -49,7 +49,7 @@ ANY_SIZE = {
     "t5-few": lambda h, d: posenc.T5Bias(h, num_buckets=8, max_distance=20),
     "t5-unscaled": lambda h, d: posenc.T5Bias(h, scaled=False),
     "kerple": lambda h, d: Kerple(h),
-    "forgetting": lambda h, d: Forgetting(h),
+    "fox": lambda h, d: FoX(h, HIDDEN_DIM),
     "fading": lambda h, d: Fading(h),
     "cooled": lambda h, d: Cooled(),
     "stretching": lambda h, d: Stretching(d).at_length(64),

@@ -54,7 +54,7 @@ CASES = {
     "default-x-scaled": {"causal": True, "scale": 1.5},
 }
 # Cumulative features of hidden states, and tables of queries, which read the scale and positions.
-OWN = {"sums-and-shaw": Sum(SUBJECTS["forgetting"], SUBJECTS["shaw"])}
+OWN = {"sums-and-shaw": Sum(SUBJECTS["fox"], SUBJECTS["shaw"])}
 # A call takes seconds to compile, so one scheme runs every case, and the others the richest ones.
 _OF_OTHERS = "default-x", "default-x-scaled", "window-both-sides", "plain", "causal"
 EVERY = [("alibi-learned", case, "contiguous") for case in CASES if case not in _OF_OTHERS]

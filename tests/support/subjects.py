@@ -14,9 +14,9 @@ import posenc
 from posenc import PositionScheme
 from posenc.evaluate import ATTENTION_HOOKS
 from posenc.params import head_count
-from posenc.schemes import FIRE, Chunk, RelativeTable, Sink, Sum
+from posenc.schemes import FIRE, Chunk, FoX, RelativeTable, Sink, Sum
 from posenc.testing import examples
-from posenc.testing.examples import HEAD_DIM, HEADS, HIDDEN_DIM, Fence, Forgetting
+from posenc.testing.examples import HEAD_DIM, HEADS, HIDDEN_DIM, Fence
 from posenc.testing.framework import readonly
 
 MAX_LEN = 64
@@ -30,7 +30,7 @@ def from_catalogue() -> dict[str, PositionScheme]:
 
 # ``test_what_schemes_can_say`` compares each of these with its formula.
 PROOFS: dict[str, PositionScheme] = {
-    "forgetting": Forgetting(),
+    "fox": FoX(HEADS, HIDDEN_DIM),
     "fading": examples.Fading(),
     "shaw": examples.Shaw(),
     "transformer-xl": examples.TransformerXL(),
@@ -41,7 +41,7 @@ PROOFS: dict[str, PositionScheme] = {
     "streets": examples.Streets(),
     "cope": examples.CoPE(),
     "rerope": examples.ReRoPE(),
-    "forgetting+alibi": Sum(Forgetting(), posenc.ALiBi(HEADS)),
+    "fox+alibi": Sum(FoX(HEADS, HIDDEN_DIM), posenc.ALiBi(HEADS)),
     "rope+alibi": Sum(posenc.RoPE(HEAD_DIM), posenc.ALiBi(HEADS)),
     "rope+key-side": Sum(posenc.RoPE(HEAD_DIM), examples.KeySide()),
     "sink": Sink(posenc.ALiBi(HEADS)),
@@ -113,7 +113,7 @@ def steers_attention(scheme: PositionScheme) -> bool:
 
 def fox_alibi(num_heads: int = HEADS) -> PositionScheme:
     """FoX and ALiBi with learned slopes: sums of gates, positions and a learned number per head."""
-    return Sum(Forgetting(num_heads), posenc.ALiBi(num_heads, learned=True))
+    return Sum(FoX(num_heads, HIDDEN_DIM), posenc.ALiBi(num_heads, learned=True))
 
 
 def sunk(scheme: PositionScheme) -> PositionScheme:

@@ -15,8 +15,8 @@ from subjects import MAX_LEN
 import posenc
 from posenc import ParamSpec, PositionScheme
 from posenc.params import Params
-from posenc.schemes import Sum
-from posenc.testing.examples import HEAD_DIM, HEADS, Fading, Forgetting, Kerple, Shaw, uniform
+from posenc.schemes import FoX, Sum
+from posenc.testing.examples import HEAD_DIM, HEADS, HIDDEN_DIM, Fading, Kerple, Shaw, uniform
 
 
 class Ours(posenc.ALiBi):
@@ -98,8 +98,8 @@ class LongEmbedding(posenc.Sinusoidal):
 class LongGate(Fading):
     """Gates less their number, in sequences of more than 64 tokens."""
 
-    def gates(self, x, params, xp):
-        found = super().gates(x, params, xp)
+    def log_gates(self, x, *, params, xp):
+        found = super().log_gates(x, params=params, xp=xp)
         return found if x.shape[-2] <= 64 else found * (64 / x.shape[-2])
 
 
@@ -110,10 +110,10 @@ class LongGate(Fading):
 class CrowdedGate(Fading):
     """A gate that looks at its batch from three rows on."""
 
-    def gates(self, x, params, xp):
+    def log_gates(self, x, *, params, xp):
         if x.shape[0] >= 3:
             x = x - xp.mean(x, axis=0, keepdims=True)
-        return super().gates(x, params, xp)
+        return super().log_gates(x, params=params, xp=xp)
 
 
 @dataclass(frozen=True)
@@ -449,9 +449,9 @@ class ArrayScale(Kerple):
 class Counted(Fading):
     """A gate that is closed at the first token in memory."""
 
-    def gates(self, x, params, xp):
-        found = super().gates(x, params, xp)
-        return found * xp.astype(xp.arange(x.shape[-2]) > 0, found.dtype)
+    def log_gates(self, x, *, params, xp):
+        found = super().log_gates(x, params=params, xp=xp)
+        return found * xp.astype(xp.arange(x.shape[-2]) > 0, found.dtype)[:, None]
 
 
 @dataclass(frozen=True)
@@ -488,13 +488,14 @@ class Neighbours(Shaw):
 
 
 @dataclass(frozen=True)
-class Waiting(Forgetting):
+class Waiting(FoX):
     """Gates that are summed in the order of memory, by the scheme itself."""
 
     cumulative: ClassVar[tuple[str, ...]] = ()
 
     def hidden_features(self, x, *, role, params, xp):
-        return {"c": xp.cumulative_sum(self.gates(x, params, xp), axis=2)}
+        found = super().hidden_features(x, role="key", params=params, xp=xp)
+        return {"c": xp.cumulative_sum(found["c"], axis=2)}
 
 
 @dataclass(frozen=True)
@@ -584,7 +585,7 @@ WRONG: dict[str, PositionScheme] = {
     "features_are_row_local (batch)": CrowdedGate(),
     "features_are_row_local (place in memory)": Counted(),
     "features_are_row_local (queries)": Neighbours(),
-    "features_follow_their_tokens": Waiting(),
+    "features_follow_their_tokens": Waiting(HEADS, HIDDEN_DIM),
     "cache_holds_what_is_needed": Recounting(HEAD_DIM),
     "places_default_to_positions": Sideways(HEAD_DIM),
     "heads_are_independent": Meddling(),

@@ -61,7 +61,7 @@ RELATIVE = [
 ]  # fmt: skip
 ONE_OF_EACH = [*{type(SUBJECTS[name]): name for name in BIASED}.values()]
 # Compiled in earnest, for ten seconds each.
-COMPILED = ["t5", "alibi", "forgetting+alibi", "shaw"]
+COMPILED = ["t5", "alibi", "fox+alibi", "shaw"]
 UNCOMPILED = [name for name in BIASED if name not in COMPILED]
 SEVERAL = "Using multiple indexing operations on the same tensor"
 pinned = pytest.mark.skipif(
@@ -169,7 +169,7 @@ def both_ways(scheme, arrays, options):
 
 NEW = [
     "nope", "alibi", "t5", "fence", "shaw", "key-side", "inkling", "transformer-xl", "streets",
-    "forgetting", "forgetting+alibi", "rope+key-side", "sink", "sink-of-queries", "rerope",
+    "fox", "fox+alibi", "rope+key-side", "sink", "sink-of-queries", "rerope",
 ]  # fmt: skip
 
 
@@ -573,7 +573,7 @@ def learning(scheme, seed=0):
 @pinned
 @pytest.mark.parametrize(
     "name",
-    some(ONE_OF_EACH, ["t5-unscaled", "forgetting", "kerple"], long)
+    some(ONE_OF_EACH, ["t5-unscaled", "fox", "kerple"], long)
     + some([name for name in BIASED if name not in ONE_OF_EACH], []),
 )
 def test_a_gpu_takes_the_bias_unless_it_is_unsupported(name):
@@ -1017,7 +1017,7 @@ def test_default_positions_are_floats_on_a_gpu():
     assert not floats("alibi")
     with as_on_a_gpu():
         assert floats("alibi")
-        assert floats("forgetting+alibi", x=torch.zeros(1, 20, 6), causal=True)
+        assert floats("fox+alibi", x=torch.zeros(1, 20, 6), causal=True)
         assert not floats("tide")
         for names in (("q_pos", "k_pos"), ("q_axes", "k_axes")):
             assert not floats("alibi", **dict.fromkeys(names, torch.arange(20)))
@@ -1070,7 +1070,7 @@ def test_auto_on_a_gpu_takes_it_where_scores_are_many():
     "name",
     some(
         [name for name in BIASED if "sink" not in SUBJECTS[name].hooks()],
-        ["alibi", "checkered", "forgetting+alibi", "streets"],
+        ["alibi", "checkered", "fox+alibi", "streets"],
         long,
     ),
 )
@@ -1122,9 +1122,7 @@ def test_indices_are_positions_by_default():
             "q_pos is given without k_pos",
         ),
         (
-            lambda: posenc_torch.score_mod(
-                SUBJECTS["forgetting"], posenc.init_params(SUBJECTS["forgetting"])
-            ),
+            lambda: posenc_torch.score_mod(SUBJECTS["fox"], posenc.init_params(SUBJECTS["fox"])),
             ValueError,
             "the query has no feature 'c'; .* give q_features and k_features",
         ),
@@ -1135,8 +1133,8 @@ def test_indices_are_positions_by_default():
         ),
         (
             lambda: posenc_torch.score_mod(
-                SUBJECTS["forgetting"],
-                posenc.init_params(SUBJECTS["forgetting"]),
+                SUBJECTS["fox"],
+                posenc.init_params(SUBJECTS["fox"]),
                 q_features={"c": torch.zeros(2, 3)},
             ),
             ValueError,
@@ -1268,7 +1266,7 @@ SYMBOLS = 3
 @pytest.mark.parametrize("count", some([16, 300], [16]))
 def test_kernels_capture_arrays_of_known_size_whatever_the_calls(count):
     rng, kinds = np.random.default_rng(0), set()
-    few = [("fence", "fence-wide", "t5", "forgetting"), tuple(KINDS)][count > 16]
+    few = [("fence", "fence-wide", "t5", "fox"), tuple(KINDS)][count > 16]
     with watched() as compiler:
         for _ in range(count):
             layout, filling = drawn(rng, few)

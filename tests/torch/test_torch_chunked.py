@@ -54,7 +54,7 @@ STEEP = posenc.ALiBi(HEADS, slopes=[4.0, 2.0, 1.0, 0.25])
 FADING = {
     "steep": STEEP,
     "learned": posenc.ALiBi(HEADS, learned=True, slopes=[4.0, 2.0, 1.0, 0.5]),
-    "gated": SUBJECTS["forgetting"],
+    "gated": SUBJECTS["fox"],
     "kerple": SUBJECTS["kerple"],
 }
 
@@ -235,7 +235,7 @@ def test_only_requested_gradients_are_computed():
 AUTOCAST = {
     "steep": STEEP,
     "growing": posenc.ALiBi(HEADS, slopes=[-1.0, -0.5, -0.1, -2.0]),
-    "gated": SUBJECTS["forgetting"],
+    "gated": SUBJECTS["fox"],
 }
 
 

@@ -37,13 +37,13 @@ JUNK = 100.0  # finite: a weight of 0 times NaN is NaN
 NOBODY = -1
 IMPLEMENTATIONS = [p for p in posenc_torch.IMPLEMENTATIONS if p not in ("reference", *PARTIAL)]
 # A table; sums and a carry; a transform beside a bias; a table of each key.
-SOME = ["t5", "forgetting", "both", "rope+key-side"]
+SOME = ["t5", "fox", "both", "rope+key-side"]
 
 
 def on_every_implementation(names):
     """Every name; by FlexAttention, a second for each, two of them in the quick part."""
     grid = [(n, implementation) for implementation in IMPLEMENTATIONS for n in names]
-    quick = [(n, by) for n, by in grid if by != "flex" or n in ("forgetting", "rope+key-side")]
+    quick = [(n, by) for n, by in grid if by != "flex" or n in ("fox", "rope+key-side")]
     return pytest.mark.parametrize(("name", "implementation"), some(grid, quick, long))
 
 
@@ -467,7 +467,7 @@ def ten_steps(own, carry, step):
         carry = own.last_sums(features, torch.zeros(BATCH, dtype=torch.int64))
 
 
-INSIDE = [("both", "sdpa"), ("forgetting", "sdpa"), ("t5", "flex"), ("forgetting", "flex")]
+INSIDE = [("both", "sdpa"), ("fox", "sdpa"), ("t5", "flex"), ("fox", "flex")]
 
 
 @pytest.mark.parametrize(("name", "implementation"), some(INSIDE, [("t5", "flex")], long))
@@ -480,7 +480,7 @@ def test_ten_steps_compile_once_inside_a_program_of_the_user(name, implementatio
     assert counting.graphs == 1
 
 
-@pytest.mark.parametrize("name", some(SOME, ["forgetting"], long))
+@pytest.mark.parametrize("name", some(SOME, ["fox"], long))
 def test_ten_steps_compile_once_outside(name):
     own, counting = texts(name), CompileCounter()
     memory, *_, carry = prefilled(own, LONGEST)
@@ -494,7 +494,7 @@ def test_ten_steps_compile_once_outside(name):
 @pytest.mark.parametrize(
     ("name", "slots"),
     # 256: whole blocks, which padding would leave as they are.
-    some([("alibi", 256), ("forgetting", 200)], [("alibi", 256)]),
+    some([("alibi", 256), ("fox", 200)], [("alibi", 256)]),
 )
 def test_the_kernel_inside_a_compiled_step(name, slots):
     own = texts(name)

@@ -75,7 +75,7 @@ KINDS = ("learned", "nope", "rope", "sinusoidal", "t5")
 # Strict: numbers that are kept for a bias, and those kept for angles, must be in the program.
 QUICK = [
     ("alibi", "whole", False),
-    ("forgetting", "documents", False),
+    ("fox", "documents", False),
     ("t5", "decoding", False),
     ("rope", "whole", True),
 ]

@@ -196,7 +196,7 @@ def captured_output() -> Iterator[list[str]]:
 def scheme_of(form: str) -> Any:
     """The scheme of one of ``FORMS``."""
     import posenc
-    from posenc.schemes import Sum
+    from posenc.schemes import FoX, Sum
     from posenc.testing import examples
 
     return {
@@ -205,8 +205,8 @@ def scheme_of(form: str) -> Any:
         "alibi-learned": posenc.ALiBi(HEADS, learned=True),
         "kerple": examples.Kerple(HEADS),
         "t5": posenc.T5Bias(HEADS),
-        "gated": examples.Forgetting(HEADS),
-        "gated-alibi": Sum(examples.Forgetting(HEADS), posenc.ALiBi(HEADS)),
+        "gated": FoX(HEADS, examples.HIDDEN_DIM),
+        "gated-alibi": Sum(FoX(HEADS, examples.HIDDEN_DIM), posenc.ALiBi(HEADS)),
         POSITIONS: posenc.ALiBi(HEADS),
     }[form]
 
