@@ -16,6 +16,7 @@ from posenc.study.stopping import exit_status, sigterm_like_ctrl_c
 _COMMANDS = {
     "compare": "train one small decoder per scheme on short text, score it on longer text",
     "show": "draw what a scheme does, as PNG, SVG or PDF",
+    "rope": "what the RoPE of a checkpoint's config.json really is",
     "list": "the catalogue of schemes; with a name: that scheme's options and defaults",
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -83,6 +84,25 @@ def colourbar(figure: Figure, image: Any, axes: Axes, label: str) -> None:
     bar = figure.colorbar(image, ax=axes, pad=0.02)
     bar.set_label(label, fontsize=8)
     bar.ax.tick_params(labelsize=8)
+
+
+def form_of(path: str | Path) -> str:
+    """The format that a file's name asks for; a name without a suffix is a PNG."""
+    form = Path(path).suffix.lower().removeprefix(".") or "png"
+    if form not in FORMATS:
+        accepted = ", ".join(f".{name}" for name in FORMATS)
+        raise ValueError(f"path must end in one of {accepted}, got {str(path)!r}")
+    return form
+
+
+def write(page: bytes, path: str | Path) -> Path:
+    """Write a picture, and return its path."""
+    target = Path(path)
+    try:
+        target.write_bytes(page)
+    except OSError as error:
+        raise OSError(error.errno, f"cannot write: {error.strerror}", str(target)) from error
+    return target
 
 
 def page(panels: Sequence[Panel], title: str, lines: Sequence[str], form: str = "png") -> bytes:

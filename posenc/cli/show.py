@@ -101,11 +101,7 @@ def draw(
         The file cannot be written.
     """
     check_scheme(scheme)
-    length, target = check_count("length", length), Path(path)
-    form = target.suffix.lower().removeprefix(".") or "png"
-    if form not in picture.FORMATS:
-        accepted = ", ".join(f".{name}" for name in picture.FORMATS)
-        raise ValueError(f"path must end in one of {accepted}, got {str(path)!r}")
+    length, form = check_count("length", length), picture.form_of(path)
     drawing = _Drawing(scheme, init_params(scheme) if params is None else params, length, causal)
     drawing = drawing.limited()
     panels = [*_bias_panel(drawing), *_embedding_panel(drawing), *_transform_panel(drawing)]
@@ -117,11 +113,7 @@ def draw(
     lines = [textwrap.shorten(repr(scheme), 120, placeholder=" …"), *notes]
     name = title or type(scheme).__name__
     page = picture.page(panels or [_nothing_panel(drawing)], name, lines, form)
-    try:
-        target.write_bytes(page)
-    except OSError as error:
-        raise OSError(error.errno, f"cannot write: {error.strerror}", str(target)) from error
-    return target
+    return picture.write(page, path)
 
 
 @dataclass(frozen=True)
