@@ -154,7 +154,7 @@ def sandwich(scheme: Any, given: Mapping[str, np.ndarray]) -> np.ndarray:
 
     @cache
     def total(n: int) -> Any:
-        return MP.fsum(cosine(n, scheme.base, Fraction(2 * k, d)) for k in range(d // 2))
+        return MP.fsum(cosine(n, frequency(scheme.base, Fraction(2 * k, d))) for k in range(d // 2))
 
     strength = [MP.mpf(heads) / (8 * h) for h in range(1, heads + 1)]
     return np.asarray(strength, dtype=object)[:, None, None] * each(total, distances(given))
