@@ -11,20 +11,25 @@ it. ``PLANS`` maps names to these functions.
 
 from posenc.layers import LayerPlan
 from posenc.presets.hf import from_hf_config
+from posenc.presets.named import PLANS
 from posenc.presets.plans import (
-    PLANS,
     cohere2,
     exaone4,
+    gemma2,
     gemma3,
     gemma4,
+    gpt_oss,
     irope,
+    kolibri1,
+    llama4,
     mistral_large4,
+    olmo3,
     rnope,
     smollm3,
     swan,
 )
 
 __all__ = [
-    "PLANS", "LayerPlan", "cohere2", "exaone4", "from_hf_config", "gemma3", "gemma4", "irope",
-    "mistral_large4", "rnope", "smollm3", "swan",
+    "PLANS", "LayerPlan", "cohere2", "exaone4", "from_hf_config", "gemma2", "gemma3", "gemma4",
+    "gpt_oss", "irope", "kolibri1", "llama4", "mistral_large4", "olmo3", "rnope", "smollm3", "swan",
 ]  # fmt: skip

@@ -8,83 +8,26 @@ window of transformers.
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from posenc.checks import check_count, nearest
 from posenc.layers import LayerPlan
+from posenc.presets.named import PLANS, groups, named_plan
 from posenc.protocol import PositionScheme
 from posenc.schemes import (
-    SIZES,
     Chunk,
     LearnedRoPE,
     LogScale,
     NoPE,
     Proportional,
     RoPE,
+    Sink,
     Sum,
     YaRN,
 )
 
-PLANS: dict[str, Callable[..., LayerPlan]] = {}
-"""The plans by name, for labels on the command line."""
 
-
-def _plan(function: Callable[..., LayerPlan]) -> Callable[..., LayerPlan]:
-    """Enter a plan into ``PLANS``: it then ignores sizes that it does not use, and is fitted."""
-    accepted = inspect.signature(function).parameters
-
-    @functools.wraps(function)
-    def plan(**given: Any) -> LayerPlan:
-        for name in given.keys() - accepted.keys() - set(SIZES):
-            hint = nearest(name, accepted)
-            raise ValueError(f"{function.__name__} has no option {name!r}{hint}")
-        used = {name: value for name, value in given.items() if name in accepted}
-        return function(**{**fitted_options(function.__name__, given), **used})
-
-    PLANS[function.__name__] = plan
-    return plan
-
-
-def fitted_options(name: str, sizes: Mapping[str, Any]) -> dict[str, int]:
-    """Options of a plan that follow from the sizes of a small model, if they are not given.
-
-    ``{}`` without ``train_len``. Else a window or a chunk has at most half of ``train_len``,
-    because one of all of it has no effect in training, and a group has at most ``layers`` layers.
-    """
-    if sizes.get("train_len") is None:
-        return {}
-    half = max(1, check_count("train_len", sizes["train_len"]) // 2)
-    most = {"window": half, "chunk": half, "every": check_count("layers", sizes.get("layers", 1))}
-    options = inspect.signature(PLANS[name]).parameters
-    released = {key: options[key].default for key in most if key in options}
-    return {key: min(value, most[key]) for key, value in released.items() if value is not None}
-
-
-def _groups(
-    layers: int,
-    every: int,
-    near: PositionScheme,
-    full: PositionScheme,
-    *,
-    window: int | None,
-    full_window: int | None = None,
-    first: bool = False,
-) -> LayerPlan:
-    """Groups of ``every`` layers: the last, or the ``first``, is ``full``, all others ``near``."""
-    place = 0 if first else every - 1
-    check_count("every", every)
-    is_full = [layer % every == place for layer in range(check_count("layers", layers))]
-    return LayerPlan(
-        tuple(full if yes else near for yes in is_full),
-        tuple(full_window if yes else window for yes in is_full),
-    )
-
-
-@_plan
+@named_plan
 def rnope(
     *,
     layers: int = 32,
@@ -98,10 +41,10 @@ def rnope(
     Yang et al. 2025, "Rope to Nope and Back Again", arXiv 2501.18795. ``window=None`` gives RNoPE,
     whose layers all see every key.
     """
-    return _groups(layers, every, RoPE(head_dim, base), NoPE(), window=window)
+    return groups(layers, every, RoPE(head_dim, base), NoPE(), window=window)
 
 
-@_plan
+@named_plan
 def swan(
     *,
     layers: int = 32,
@@ -115,10 +58,10 @@ def swan(
     Puvvada et al. 2025, "SWAN-GPT", arXiv 2504.08719. The paper also scales the scores of NoPE
     layers by the logarithm of the length at inference; the plan does not.
     """
-    return _groups(layers, every, RoPE(head_dim, base), NoPE(), window=window, first=True)
+    return groups(layers, every, RoPE(head_dim, base), NoPE(), window=window, first=True)
 
 
-@_plan
+@named_plan
 def cohere2(
     *,
     layers: int = 40,
@@ -133,10 +76,10 @@ def cohere2(
     ``base=50_000``. Without a window no layer rotates, as in transformers.
     """
     near = NoPE() if window is None else RoPE(head_dim, base, layout="interleaved")
-    return _groups(layers, every, near, NoPE(), window=window)
+    return groups(layers, every, near, NoPE(), window=window)
 
 
-@_plan
+@named_plan
 def smollm3(
     *,
     layers: int = 36,
@@ -151,10 +94,10 @@ def smollm3(
     *has* RoPE. No released model has a window; in transformers ``window`` is that of NoPE layers,
     so it is here.
     """
-    return _groups(layers, every, RoPE(head_dim, base), NoPE(), window=None, full_window=window)
+    return groups(layers, every, RoPE(head_dim, base), NoPE(), window=None, full_window=window)
 
 
-@_plan
+@named_plan
 def exaone4(
     *,
     layers: int = 32,
@@ -169,10 +112,10 @@ def exaone4(
     ``base=1_000_000``. ``window=None`` (EXAONE 4 1.2B): every layer is full and has RoPE.
     """
     rope = RoPE(head_dim, base)
-    return _groups(layers, every, rope, rope if window is None else NoPE(), window=window)
+    return groups(layers, every, rope, rope if window is None else NoPE(), window=window)
 
 
-@_plan
+@named_plan
 def irope(
     *,
     layers: int = 48,
@@ -196,7 +139,10 @@ def irope(
     if chunk is not None:
         near = Sum(near, Chunk(chunk))
     full = LogScale("llama4", train_len=train_len, beta=beta)
-    return _groups(layers, every, near, full, window=None)
+    return groups(layers, every, near, full, window=None)
+
+
+llama4 = PLANS["llama4"] = irope
 
 
 @dataclass(frozen=True)
@@ -210,7 +156,7 @@ class PerLayerLearnedRoPE(LearnedRoPE):
     shared: ClassVar[bool] = False
 
 
-@_plan
+@named_plan
 def mistral_large4(
     *,
     layers: int = 72,
@@ -236,10 +182,84 @@ def mistral_large4(
     turning = head_dim // 2 if rotary_dim is None else rotary_dim
     rope = PerLayerLearnedRoPE(head_dim, base, "interleaved", turning, yarn)
     scale = LogScale("mistral_large4", num_heads=num_heads)
-    return _groups(layers, every, Sum(rope, scale), scale, window=None)
+    return groups(layers, every, Sum(rope, scale), scale, window=None)
 
 
-@_plan
+@named_plan
+def kolibri1(
+    *,
+    layers: int = 50,
+    head_dim: int = 128,
+    base: float = 10_000.0,
+    window: int | None = 513,
+    every: int = 5,
+) -> LayerPlan:
+    """Kolibri 1: as EXAONE 4, with a full layer of NoPE every fifth layer.
+
+    Defaults of ``Kolibri1Config`` in transformers 5.23.
+    """
+    rope = RoPE(head_dim, base)
+    return groups(layers, every, rope, rope if window is None else NoPE(), window=window)
+
+
+@named_plan
+def olmo3(
+    *,
+    layers: int = 32,
+    head_dim: int = 128,
+    base: float = 500_000.0,
+    window: int | None = 4096,
+    every: int = 4,
+) -> LayerPlan:
+    """OLMo 3: RoPE everywhere, with a window on three of four layers.
+
+    Defaults of ``Olmo3Config`` in transformers 5.23. Released long-context models have YaRN on full
+    layers: see ``from_hf_config``.
+    """
+    rope = RoPE(head_dim, base)
+    return groups(layers, every, rope, rope, window=window)
+
+
+@named_plan
+def gpt_oss(
+    *,
+    layers: int = 36,
+    num_heads: int = 64,
+    head_dim: int = 64,
+    base: float = 150_000.0,
+    factor: float = 32.0,
+    train_len: int = 4096,
+    window: int | None = 128,
+    every: int = 2,
+) -> LayerPlan:
+    """gpt-oss: RoPE over YaRN and a learned sink everywhere, a window on every other layer.
+
+    OpenAI 2025, arXiv 2508.10925. Defaults of ``GptOssConfig`` in transformers 5.23.
+    """
+    rope = RoPE(head_dim, base, scaling=YaRN(factor, train_len, truncate=False))
+    sink = Sink(rope, num_heads)
+    return groups(layers, every, sink, sink, window=window)
+
+
+@named_plan
+def gemma2(
+    *,
+    layers: int = 26,
+    head_dim: int = 256,
+    base: float = 10_000.0,
+    window: int | None = 4096,
+    every: int = 2,
+) -> LayerPlan:
+    """Gemma 2: RoPE everywhere, with a window on every other layer.
+
+    Gemma Team 2024, arXiv 2408.00118, section 2. Defaults of ``Gemma2Config`` in transformers 5.23.
+    Its cap of scores is the model's: ``softcap=50``.
+    """
+    rope = RoPE(head_dim, base)
+    return groups(layers, every, rope, rope, window=window)
+
+
+@named_plan
 def gemma3(
     *,
     layers: int = 26,
@@ -255,10 +275,10 @@ def gemma3(
     5.23; released models have windows of 512 (1B) and 1024.
     """
     near, full = RoPE(head_dim, local_base), RoPE(head_dim, base)
-    return _groups(layers, every, near, full, window=window)
+    return groups(layers, every, near, full, window=window)
 
 
-@_plan
+@named_plan
 def gemma4(
     *,
     layers: int = 30,
@@ -282,5 +302,5 @@ def gemma4(
     )
     near = RoPE(near_dim, local_base)
     full = RoPE(full_dim, base, scaling=Proportional(p))
-    plan = _groups(layers, every, near, full, window=window)
+    plan = groups(layers, every, near, full, window=window)
     return LayerPlan((*plan.schemes[:-1], full), (*plan.windows[:-1], None))

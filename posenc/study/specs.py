@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from posenc.layers import LayerPlan
-from posenc.presets import PLANS, plans
+from posenc.presets import PLANS, named
 from posenc.protocol import PositionScheme
 from posenc.schemes import Sum, catalogue, fitted_options, make
 
@@ -214,7 +214,7 @@ def fitted_settings(labels: Iterable[str], sizes: Sizes) -> dict[str, str]:
     given = _sizes(sizes)
     for part in parts:
         if part.name in PLANS:
-            fitted = plans.fitted_options(part.name, {**given, "layers": sizes.layers})
+            fitted = named.fitted_options(part.name, {**given, "layers": sizes.layers})
         else:
             fitted = fitted_options(part.name, given)
         own = [f"{key}={value!r}" for key, value in fitted.items() if key not in dict(part.options)]

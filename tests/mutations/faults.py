@@ -43,7 +43,7 @@ T5, ANGLES = "posenc/schemes/t5.py", "posenc/angles.py"
 CHECKS = "posenc/checks.py"
 REFERENCE, CALL = "posenc/attn/reference.py", "posenc/attn/call.py"
 ARGUMENTS = "posenc/attn/arguments.py"
-PRESETS, PRESETS_HF = "posenc/presets/plans.py", "posenc/presets/hf.py"
+PRESETS, PRESETS_HF = "posenc/presets/named.py", "posenc/presets/hf.py"
 POSITIONS, PARAMS = "posenc/positions.py", "posenc/params.py"
 TOKENS, SUMS, SUM = (
     "posenc/attn/features.py",

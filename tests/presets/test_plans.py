@@ -11,7 +11,7 @@ import posenc
 from posenc import presets
 from posenc.cli import show
 from posenc.cli.list import page
-from posenc.schemes import Chunk, LogScale, Sum
+from posenc.schemes import Chunk, LogScale, Sink, Sum
 from posenc.study.recipe import Recipe
 from posenc.study.specs import fitted_settings
 
@@ -19,9 +19,14 @@ LAYERS = {  # eight layers, by hand; R rotates, N does not; small letters have a
     "rnope": "rrrNrrrN",
     "swan": "NrrrNrrr",
     "irope": "RRRNRRRN",  # in chunks, which are no windows
+    "llama4": "RRRNRRRN",
     "cohere2": "rrrNrrrN",
     "smollm3": "RRRNRRRN",
     "exaone4": "rrrNrrrN",
+    "kolibri1": "rrrrNrrr",
+    "olmo3": "rrrRrrrR",
+    "gpt_oss": "rRrRrRrR",
+    "gemma2": "rRrRrRrR",
     "gemma3": "rrrrrRrr",
     "gemma4": "rrrrrRrR",
     "mistral_large4": "RRRNRRRN",
@@ -30,7 +35,8 @@ LAYERS = {  # eight layers, by hand; R rotates, N does not; small letters have a
 
 def rope(scheme):
     """The RoPE of a layer, or None."""
-    parts = scheme.schemes if isinstance(scheme, Sum) else [scheme]
+    inner = scheme.scheme if isinstance(scheme, Sink) else scheme
+    parts = inner.schemes if isinstance(inner, Sum) else [inner]
     return next((part for part in parts if isinstance(part, posenc.RoPE)), None)
 
 
@@ -57,7 +63,7 @@ def test_a_plan_takes_every_size_of_a_model_and_is_fitted_to_a_small_one(name):
     plan = presets.PLANS[name](layers=2, **sizes)
     assert len(plan) == 2
     assert {window for window in plan.windows if window} <= {32}
-    assert len(set(plan.schemes)) == 2  # one layer of each kind
+    assert len(set(zip(plan.schemes, plan.windows, strict=True))) == 2  # one layer of each kind
     if "window" in inspect.signature(presets.PLANS[name]).parameters:
         given = presets.PLANS[name](layers=8, window=100, every=3, **sizes)
         assert {window for window in given.windows if window} == {100}

@@ -90,7 +90,11 @@ MORE = {  # families that have no function, only from_hf_config: class and optio
     ),
     "qwen3": ("qwen3.Qwen3", {"head_dim": 16}),
 }
-DEFAULTS = {name: FAMILIES[name][0] for name in presets.PLANS if name in FAMILIES}
+PATHS = {name: path for name, (path, *_) in {**FAMILIES, **MORE}.items()} | {
+    "irope": "llama4.Llama4Text",
+    "mistral_large4": "mistral_large4.MistralLarge4Text",
+}
+DEFAULTS = {name: PATHS[name] for name in presets.PLANS if name in PATHS}
 
 
 def configuration(path, **options):
@@ -244,6 +248,7 @@ def test_mistral_large4_scales_and_turns_as_the_model():
 def test_defaults_are_those_of_the_configuration(name):
     config, plan = configuration(DEFAULTS[name]), presets.PLANS[name]()
     assert len(plan) == config.num_hidden_layers
+    assert presets.from_hf_config(config) == plan
     for layer, (scheme, window) in enumerate(zip(plan.schemes, plan.windows, strict=True)):
         kind = config.layer_types[layer]
         near = kind == "sliding_attention"

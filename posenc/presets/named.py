@@ -1,0 +1,67 @@
+"""What makes a function a plan with a name: sizes that it ignores, and fitting to a small model."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from posenc.checks import check_count, nearest
+from posenc.layers import LayerPlan
+from posenc.protocol import PositionScheme
+from posenc.schemes import SIZES
+
+PLANS: dict[str, Callable[..., LayerPlan]] = {}
+"""The plans by name, for labels on the command line."""
+
+
+def named_plan(function: Callable[..., LayerPlan]) -> Callable[..., LayerPlan]:
+    """Enter a plan into ``PLANS``: it then ignores sizes that it does not use, and is fitted."""
+    accepted = inspect.signature(function).parameters
+
+    @functools.wraps(function)
+    def plan(**given: Any) -> LayerPlan:
+        for name in given.keys() - accepted.keys() - set(SIZES):
+            hint = nearest(name, accepted)
+            raise ValueError(f"{function.__name__} has no option {name!r}{hint}")
+        used = {name: value for name, value in given.items() if name in accepted}
+        return function(**{**fitted_options(function.__name__, given), **used})
+
+    PLANS[function.__name__] = plan
+    return plan
+
+
+def fitted_options(name: str, sizes: Mapping[str, Any]) -> dict[str, int]:
+    """Options of a plan that follow from the sizes of a small model, if they are not given.
+
+    ``{}`` without ``train_len``. Else a window or a chunk has at most half of ``train_len``,
+    because one of all of it has no effect in training, and a group has at most ``layers`` layers.
+    """
+    if sizes.get("train_len") is None:
+        return {}
+    half = max(1, check_count("train_len", sizes["train_len"]) // 2)
+    most = {"window": half, "chunk": half, "every": check_count("layers", sizes.get("layers", 1))}
+    options = inspect.signature(PLANS[name]).parameters
+    released = {key: options[key].default for key in most if key in options}
+    return {key: min(value, most[key]) for key, value in released.items() if value is not None}
+
+
+def groups(
+    layers: int,
+    every: int,
+    near: PositionScheme,
+    full: PositionScheme,
+    *,
+    window: int | None,
+    full_window: int | None = None,
+    first: bool = False,
+) -> LayerPlan:
+    """Groups of ``every`` layers: the last, or the ``first``, is ``full``, all others ``near``."""
+    place = 0 if first else every - 1
+    check_count("every", every)
+    is_full = [layer % every == place for layer in range(check_count("layers", layers))]
+    return LayerPlan(
+        tuple(full if yes else near for yes in is_full),
+        tuple(full_window if yes else window for yes in is_full),
+    )
