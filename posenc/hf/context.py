@@ -25,7 +25,7 @@ def length_by_base(base: float) -> float:
 def length_by_cosines(frequencies: Sequence[float], limit: int = 2**20) -> int:
     """The first distance at which ``sum(cos(distance * f))`` is negative, at most ``limit``.
 
-    That is the paper's criterion, equation 8: up to there a query expects a higher score from a key
+    That is the paper's criterion: up to there a query expects a higher score from a key
     that is like it than from any other key.
     """
     step = 2**14

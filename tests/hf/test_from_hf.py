@@ -285,6 +285,10 @@ def test_phi3_calls_longrope_su_or_yarn_and_keeps_its_first_length_outside():
     expected = RoPE(64, 5e5, scaling=LongRoPE(*lists.values(), 4096, 32.0))
     for name in ("su", "yarn", "longrope"):
         assert RoPE.from_hf({**given, "rope_scaling": {"type": name, **lists}}) == expected
+    inside = {"type": "su", "original_max_position_embeddings": 8192, **lists}
+    reading = hf.read({**given, "rope_scaling": inside})
+    assert reading.ropes == {"": expected}
+    assert "4096 in the configuration, which has priority, and 8192 here" in reading.notes[0]
     # By hand: sqrt(1 + ln 32 / ln 4096) = sqrt(1 + 5/12).
     assert expected.attention_factor == pytest.approx(math.sqrt(17 / 12), rel=1e-14)
 
