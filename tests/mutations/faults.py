@@ -3172,6 +3172,49 @@ _RING = (
     ),
 )
 
+_HF = (
+    Fault(
+        "beta-fast-of-zero-is-taken",
+        "YaRN with beta_fast of 0, which transformers reads as 32, becomes another scheme.",
+        "posenc/hf/parameters.py",
+        "if self.given.get(key) == 0:",
+        "if self.given.get(key) == -1:",
+        ("test_from_hf.py refused beta_fast",),
+    ),
+    Fault(
+        "first-length-inside-has-priority",
+        "Phi-3's original length outside of the dictionary has priority in transformers.",
+        "posenc/hf/parameters.py",
+        "length: int | None = own if outer is None else outer",
+        "length: int | None = outer if own is None else own",
+        ("test_from_hf.py phi3",),
+    ),
+    Fault(
+        "layout-of-models-is-half",
+        "GPT-J, GLM, Cohere and others pair neighbouring channels; their scores become noise.",
+        "posenc/hf/config.py",
+        'layout="interleaved" if interleaved else "half"',
+        'layout="half"',
+        ("test_from_hf.py layout",),
+    ),
+    Fault(
+        "unknown-keys-outside-pass",
+        "A misspelt rope_scaling is ignored, as by most readers of a configuration.",
+        "posenc/hf/config.py",
+        "elif key not in names and (not whole or _LOOKS_ROTARY.search(key)):",
+        "elif key not in names and not whole:",
+        ("test_from_hf.py unknown_keys",),
+    ),
+    Fault(
+        "weights-in-blocks-of-two",
+        "Converted projections pair other channels than the rotation does.",
+        "posenc/weights.py",
+        "pairs = (2, dim // 2) if groups else (dim // 2, 2)",
+        "pairs = (dim // 2, 2) if groups else (2, dim // 2)",
+        ("test_weights.py hand", "test_weights.py scores"),
+    ),
+)
+
 FAULTS = (
     *_SCHEMES,
     *_ANGLES,
@@ -3193,6 +3236,7 @@ FAULTS = (
     *_FLEX_CALLS,
     *_LAWS,
     *_PLANS,
+    *_HF,
     *_FEATURES,
     *_RING,
 )
