@@ -144,6 +144,12 @@ def _llama4(part: Config, rope: RoPE | None) -> PositionScheme:
     return LogScale("llama4", train_len=period, beta=beta)
 
 
+def _ministral3(part: Config, rope: RoPE | None) -> PositionScheme:
+    given = part["rope_parameters"]
+    period, beta = given["original_max_position_embeddings"], given["llama_4_scaling_beta"]
+    return Sum(_plain(part, rope), LogScale("ministral3", train_len=period, beta=beta))
+
+
 def _mistral_large4(part: Config, rope: RoPE | None) -> PositionScheme:
     scale = LogScale("mistral_large4", num_heads=part["num_attention_heads"])
     if rope is None:
@@ -183,6 +189,7 @@ _FAMILIES = {
     "kolibri1": _Family(_by_pattern(5), _near_if_any),
     "llama": _Family(_never),
     "llama4_text": _Family(_where_rotating, _listed, _llama4),
+    "ministral3": _Family(_all_alike, scheme=_ministral3),
     "mistral": _Family(_all_alike),
     "mistral_large4_text": _Family(_never, _listed, _mistral_large4),
     "olmo2": _Family(_never),

@@ -39,7 +39,7 @@ def rnope(
     """RNoPE-SWA: three layers of RoPE with a window, then one of NoPE that sees every key.
 
     Yang et al. 2025, "Rope to Nope and Back Again", arXiv 2501.18795. ``window=None`` gives RNoPE,
-    whose layers all see every key.
+    whose layers all see every key; ``every=2`` alternates.
     """
     return groups(layers, every, RoPE(head_dim, base), NoPE(), window=window)
 
@@ -56,7 +56,8 @@ def swan(
     """SWAN: one layer of NoPE that sees every key, then three of RoPE with a window.
 
     Puvvada et al. 2025, "SWAN-GPT", arXiv 2504.08719. The paper also scales the scores of NoPE
-    layers by the logarithm of the length at inference; the plan does not.
+    layers by the logarithm of the length at inference; the plan does not. The order of layers and
+    the window are not verified.
     """
     return groups(layers, every, RoPE(head_dim, base), NoPE(), window=window, first=True)
 

@@ -80,6 +80,21 @@ MORE = {  # families that have no function, only from_hf_config: class and optio
         {"sliding_window": 4, "head_dim": 16, "num_experts": 2, "num_experts_per_tok": 1},
     ),
     "llama": ("llama.Llama", {}),
+    "ministral3": (
+        "ministral3.Ministral3",
+        {
+            "sliding_window": 4,
+            "head_dim": 16,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 1e4,
+                "factor": 4.0,
+                "original_max_position_embeddings": 3,
+                "max_position_embeddings": 12,
+                "llama_4_scaling_beta": 0.5,
+            },
+        },
+    ),
     "mistral": ("mistral.Mistral", {"sliding_window": 4}),
     "olmo2": ("olmo2.Olmo2", {}),
     "olmo3": ("olmo3.Olmo3", {"sliding_window": 4}),
