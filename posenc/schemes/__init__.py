@@ -7,7 +7,7 @@ import importlib
 import inspect
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from types import MappingProxyType
@@ -193,9 +193,18 @@ def maker_of(name: str) -> Maker:
     if isinstance(name, str) and name.lower() in names:
         return names[name.lower()]
     if not isinstance(name, str) or "." not in name:
-        hint = nearest(name, names)
-        raise ValueError(f"unknown scheme {name!r}{hint}, or a dotted name module.Class")
+        raise ValueError(_unknown(name, names))
     return _as_maker(_import(name), name)
+
+
+def _unknown(name: Any, names: Iterable[str]) -> str:
+    """The error for a name that is not in the catalogue, which may be that of a plan."""
+    from posenc.presets import PLANS  # made of schemes
+
+    if isinstance(name, str) and name in PLANS:
+        return f"{name!r} is a plan of all layers of a model, no scheme: posenc.presets.{name}()"
+    hint = nearest(name, [*names, *PLANS])
+    return f"unknown scheme {name!r}{hint}, or a dotted name module.Class"
 
 
 def _import(name: str) -> Any:

@@ -91,6 +91,15 @@ def test_posenc_list_has_a_page_of_each(name):
     assert re.search(rf"\b{len(plan) - 1}$", text, re.MULTILINE)  # the last layer ends a line
 
 
+def test_a_plan_is_no_scheme():
+    with pytest.raises(ValueError, match=r"'rnope' is a plan .* posenc.presets.rnope"):
+        posenc.make("rnope", head_dim=8)
+    with pytest.raises(ValueError, match=r"did you mean 'smollm3'.*alibi.*smollm3"):
+        posenc.make("smolm3", head_dim=8)
+    with pytest.raises(ValueError, match="unknown scheme"):
+        posenc.make(["rnope"])
+
+
 def test_show_says_where_a_plan_is_shown():
     with pytest.raises(ValueError, match="'rnope:every=2' is a plan of layers: use posenc list"):
         show.run({"scheme": "rnope:every=2", "length": 8, "heads": 2, "head_dim": 4})
