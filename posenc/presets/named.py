@@ -40,11 +40,11 @@ def fitted_options(name: str, sizes: Mapping[str, Any]) -> dict[str, int]:
     """
     if sizes.get("train_len") is None:
         return {}
+    released = {key: p.default for key, p in inspect.signature(PLANS[name]).parameters.items()}
     half = max(1, check_count("train_len", sizes["train_len"]) // 2)
-    most = {"window": half, "chunk": half, "every": check_count("layers", sizes.get("layers", 1))}
-    options = inspect.signature(PLANS[name]).parameters
-    released = {key: options[key].default for key in most if key in options}
-    return {key: min(value, most[key]) for key, value in released.items() if value is not None}
+    layers = check_count("layers", sizes.get("layers", released["layers"]))
+    most = {"window": half, "chunk": half, "every": layers}
+    return {key: min(released[key], size) for key, size in most.items() if released.get(key)}
 
 
 def groups(
@@ -58,8 +58,8 @@ def groups(
     first: bool = False,
 ) -> LayerPlan:
     """Groups of ``every`` layers: the last, or the ``first``, is ``full``, all others ``near``."""
+    every = check_count("every", every)
     place = 0 if first else every - 1
-    check_count("every", every)
     is_full = [layer % every == place for layer in range(check_count("layers", layers))]
     return LayerPlan(
         tuple(full if yes else near for yes in is_full),

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from posenc.checks import check_count
 from posenc.layers import LayerPlan
 from posenc.presets.named import PLANS, groups, named_plan
 from posenc.protocol import PositionScheme
@@ -138,7 +139,7 @@ def irope(
     """
     near: PositionScheme = RoPE(head_dim, base, layout="interleaved")
     if chunk is not None:
-        near = Sum(near, Chunk(chunk))
+        near = Sum(near, Chunk(check_count("chunk", chunk)))
     full = LogScale("llama4", train_len=train_len, beta=beta)
     return groups(layers, every, near, full, window=None)
 

@@ -46,7 +46,9 @@ def test_examples_run(path, capsys):
     assert capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", ["posenc.positions", "posenc.schemes", "posenc.angles"])
+@pytest.mark.parametrize(
+    "name", ["posenc.positions", "posenc.schemes", "posenc.angles", "posenc.presets"]
+)
 def test_examples_in_docstrings_hold(name):
     assert doctest.testmod(importlib.import_module(name)).failed == 0
 

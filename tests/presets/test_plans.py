@@ -119,6 +119,9 @@ def test_scaled_queries():
     assert presets.irope(layers=4, head_dim=8, chunk=None).schemes[0] == near.schemes[0]
     fitted = presets.irope(layers=2, head_dim=8, train_len=64).schemes
     assert [fitted[0].schemes[1], fitted[1].train_len] == [Chunk(32), 64]
+    assert letters(presets.irope(train_len=16384)) == letters(presets.irope()) == "RRRN" * 12
+    with pytest.raises(ValueError, match="chunk must be at least 1, got 0"):
+        presets.irope(chunk=0)
     learned, scale = presets.mistral_large4(layers=4, head_dim=8, num_heads=2).schemes[-2:]
     assert learned.schemes[1] == scale == LogScale("mistral_large4", num_heads=2)
     assert presets.mistral_large4(layers=8).sources == tuple(range(8))  # nothing is learned once
@@ -144,6 +147,7 @@ def test_without_a_window():
     ("options", "error", "message"),
     [
         ({"windw": 3}, ValueError, "rnope has no option 'windw' .did you mean 'window'.*base"),
+        ({"every": 2.0}, TypeError, "every must be an integer, got 2.0"),
         ({"every": 0}, ValueError, "every must be at least 1, got 0"),
         ({"layers": 0}, ValueError, "layers must be at least 1, got 0"),
         ({"window": 0}, ValueError, "windows must be at least 1, got 0"),
