@@ -174,8 +174,10 @@ def _with_widths(sizes: Mapping[str, Any]) -> dict[str, Any]:
     return sizes
 
 
-def fitted_options(name: str, sizes: Mapping[str, int]) -> dict[str, Any]:
-    """The options that ``fitted`` of a class returns for ``sizes``; ``{}`` for most classes.
+def fitted_options(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that ``fitted`` of a class returns; ``{}`` for most classes.
+
+    ``given`` are sizes, and options that others may follow from.
 
     Raises
     ------
@@ -184,7 +186,7 @@ def fitted_options(name: str, sizes: Mapping[str, int]) -> dict[str, Any]:
     """
     maker = maker_of(name)
     kind = inspect.unwrap(maker)
-    return _fit_all(kind, getattr(maker, "preset", _NONE), sizes) if _inherits(kind) else {}
+    return _fit_all(kind, getattr(maker, "preset", _NONE), given) if _inherits(kind) else {}
 
 
 def maker_of(name: str) -> Maker:

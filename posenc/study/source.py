@@ -9,10 +9,12 @@ import itertools
 import sys
 import sysconfig
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import is_dataclass
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec, resolve_name
 from pathlib import Path
+from typing import Any
 
 from posenc.protocol import PositionScheme
 
@@ -27,15 +29,16 @@ def source_digest(schemes: Iterable[PositionScheme], modules: Iterable[str] = ()
     Empty where there are none: posenc's own files have their own digest.
 
     An edited scheme must not reuse earlier results. So the digest covers the modules of its class
-    and base classes, and the packages these lie in. From there it follows every ``import``, at the
-    top of a file or inside a function. It leaves out the standard library and other installed
-    packages.
+    and base classes, and those of what its fields hold: parts of a sum, a scaling. It covers the
+    packages these lie in, and from there follows every ``import``, at the top of a file or inside a
+    function. It leaves out the standard library and other installed packages.
 
     It also leaves out data files and modules imported by a computed name. It does not read the
     function that makes a scheme; the scheme's fields count instead. A class defined at a prompt has
     no file.
     """
-    roots = {kind.__module__ for scheme in schemes for kind in type(scheme).__mro__} | {*modules}
+    kinds = {type(part) for scheme in schemes for part in _parts(scheme)}
+    roots = {base.__module__ for kind in kinds for base in kind.__mro__} | {*modules}
     packages = {name.partition(".")[0] for name in roots} - OWN
     texts: dict[str, bytes] = {}
     seen: set[str] = set()
@@ -49,6 +52,18 @@ def source_digest(schemes: Iterable[PositionScheme], modules: Iterable[str] = ()
             waiting |= _imports(texts[name], _package(name, file)) - seen
     parts = (name.encode() + b"\0" + text for name, text in sorted(texts.items()))
     return hashlib.sha256(b"\0".join(parts)).hexdigest() if texts else ""
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    """A scheme, and all schemes and other dataclasses that its fields hold."""
+    if isinstance(value, PositionScheme) or (is_dataclass(value) and not isinstance(value, type)):
+        yield value
+        value = vars(value)
+    if isinstance(value, Mapping):
+        value = tuple(value.values())
+    if isinstance(value, tuple | list):
+        for each in value:
+            yield from _parts(each)
 
 
 def _with_parents(module: str) -> Iterator[str]:

@@ -216,7 +216,7 @@ def fitted_settings(labels: Iterable[str], sizes: Sizes) -> dict[str, str]:
         if part.name in PLANS:
             fitted = named.fitted_options(part.name, {**given, "layers": sizes.layers})
         else:
-            fitted = fitted_options(part.name, given)
+            fitted = fitted_options(part.name, {**given, **dict(part.options)})
         own = [f"{key}={value!r}" for key, value in fitted.items() if key not in dict(part.options)]
         if own:
             settings[part.text] = ", ".join(own)

@@ -25,6 +25,7 @@ from posenc.schemes import (
     RoPE,
     Scaling,
     YaRN,
+    fitted_options,
 )
 
 # With 8 channels and base 10**4 the frequencies are 1, 0.1, 0.01 and 0.001.
@@ -283,6 +284,14 @@ def test_options_of_both_classes_by_keyword():
     long = posenc.make("rope_longrope", head_dim=8, rotary_dim=4, train_len=64, factor=9)
     assert long.scaling.long_factor == (1.0, 9.0)
     assert posenc.make("rope_llama3", head_dim=8) == RoPE(8, scaling=Llama3(8, 1, 4, 8192))
+
+
+def test_what_a_study_tells_is_what_it_makes():
+    sizes = {"num_heads": 1, **SIZES}
+    for given in ({}, {"factor": 9.0}, {"rotary_dim": 4}):
+        told = fitted_options("rope_longrope", {**sizes, **given})
+        scaling = posenc.make("rope_longrope", **sizes, **given).scaling
+        assert told["long_factor"] == scaling.long_factor
 
 
 @pytest.mark.parametrize(

@@ -589,6 +589,14 @@ def test_a_scheme_is_known_by_all_files_that_it_is_made_of(foreign, name):
     assert digest() == before
 
 
+@pytest.mark.parametrize("label", ["rope+kit.scheme.Mine", "nope/kit.scheme.Mine"])
+def test_a_scheme_is_known_wherever_it_stands(foreign, label):
+    before = digest(label)
+    assert len(before) == 64
+    (foreign / "kit" / "rates.py").write_text("# edited\n" + FOREIGN["kit/rates.py"])
+    assert digest(label) != before
+
+
 def test_a_digest_imports_nothing(foreign):
     digest()
     assert "kit.rates" in sys.modules
