@@ -27,11 +27,14 @@ from posenc.schemes import (
     DynamicNTK,
     Kerple,
     Llama3,
+    LogScale,
     LongRoPE,
     NTKMixed,
+    PoPE,
     Proportional,
     RelativeTable,
     Sandwich,
+    XPos,
     YaRN,
 )
 from posenc.testing.framework import Framework, frameworks
@@ -272,6 +275,44 @@ def scaled(scaling: Any, base: float, R: int) -> tuple[list[Any], Any]:
     return f, factor
 
 
+def xpos(scheme: Any, given: Mapping[str, np.ndarray]) -> np.ndarray:
+    """As RoPE, pair ``k`` of a query times ``zeta_k**(pos/s)`` (Sun et al., algorithm 1)."""
+    D = scheme.head_dim
+    zeta = [(MP.mpf(2 * k) + MP.mpf(2) / 5 * D) / (MP.mpf(7) / 5 * D) for k in range(D // 2)]
+
+    def factor(pos: int, zeta: Any) -> Any:
+        return MP.power(zeta, MP.mpf(pos) / MP.mpf(scheme.scale_base))
+
+    turned = posenc.RoPE(D, scheme.base, scheme.layout)
+    return rope(turned, given) * each(factor, given["pos"][..., None].astype(object), zeta * 2)
+
+
+def pope(scheme: Any, given: Mapping[str, np.ndarray]) -> np.ndarray:
+    """``softplus(x)`` times cosine and sine of ``pos * base**(-c/D)`` (equation 6)."""
+    D = scheme.head_dim
+    turn = (given["pos"][..., None], scheme.base, [Fraction(c, D) for c in range(D)])
+    length = each(lambda x: MP.log1p(MP.exp(MP.mpf(x))), given["x"])
+    return np.concatenate([length * each(cosine, *turn), length * each(sine, *turn)], axis=-1)
+
+
+def log_scale(scheme: Any, given: Mapping[str, np.ndarray]) -> np.ndarray:
+    """The factor of each position (the models' own code; Nakanishi, equation 3)."""
+    L, s = scheme.train_len, given.get("s", [1])
+
+    def factor(p: int, s: Any) -> Any:
+        p = max(p, 0)
+        return {
+            "llama4": lambda: 1 + MP.log1p((p + 1) // L) / 10,
+            "ministral3": lambda: 1 + MP.log1p(p // L) / 10,
+            "inkling": lambda: 1 + max(MP.mpf(0), MP.log(MP.mpf(p + 1) / L)) / 10,
+            "rerope": lambda: max(MP.mpf(1), MP.log(p + 1) / MP.log(L)),
+            "ssmax": lambda: MP.mpf(float(s)) * MP.log(p + 1),
+        }[scheme.kind]()
+
+    heads = np.asarray(s, dtype=object)[:, None, None]
+    return each(factor, given["pos"][:, None, :, None].astype(object), heads)
+
+
 def sinusoidal(scheme: Any, given: Mapping[str, np.ndarray]) -> np.ndarray:
     """``sin`` and ``cos`` of ``pos * base**(-2k/d)`` (Vaswani et al., section 3.5)."""
     n = scheme.dim // 2
@@ -337,7 +378,9 @@ class Case:
     def answer(self, xp: Any, arrays: Mapping[str, Any], own: Mapping[str, Any], dtype: Any) -> Any:
         """What posenc says, ``(ranges, ...)``."""
         if self.place == "transform":
-            return posenc.transform(self.scheme, own["x"], arrays["pos"], role="query", xp=xp)
+            params = {name: own[name] for name in self.scheme.param_specs()}
+            given = self.scheme, own["x"], arrays["pos"]
+            return posenc.transform(*given, role="query", params=params, xp=xp)
         if self.place == "gates":
             learned = {name: own[name] for name in ("w", "b")}
             sums = posenc.features(self.scheme, learned, x=own["x"], xp=xp)[1]["c"]
@@ -501,7 +544,34 @@ CASES = [
         {"offset 2": posenc.Learned(RANGES[-1] + 1, 1, offset=2)},
         lambda scheme: {"table": ROWS},
     ),
+    *options(
+        "log_scale",
+        log_scale,
+        "transform",
+        "elementary",
+        {
+            kind: LogScale(kind, train_len=48)
+            for kind in ("llama4", "ministral3", "inkling", "rerope")
+        },
+        lambda _: {"x": np.ones((len(RANGES), 1, LENGTH, 1))},
+    ),
+    *options(
+        "log_scale",
+        log_scale,
+        "transform",
+        "elementary",
+        {"ssmax": LogScale("ssmax", num_heads=2)},
+        lambda _: {"x": np.ones((len(RANGES), 2, LENGTH, 1)), "s": np.float32([0.43, 1.7])},
+    ),
     *options("nope", nope, "transform", "copy", {"": posenc.NoPE()}, lambda _: {"x": VECTORS}),
+    *options(
+        "pope",
+        pope,
+        "transform",
+        "largest",
+        {"": PoPE(1, 32)},
+        lambda scheme: {"x": VECTORS, "delta": np.zeros((1, 32), np.float32)},
+    ),
     *options(
         "relative_table",
         relative_table,
@@ -559,6 +629,14 @@ CASES = [
         "copy",
         {"bidirectional": posenc.T5Bias(2), "causal": posenc.T5Bias(2, causal=True)},
         lambda scheme: {"table": BUCKETS},
+    ),
+    *options(
+        "xpos",
+        xpos,
+        "transform",
+        "largest",
+        {"scale base 2**24": XPos(32, scale_base=2.0**24)},
+        lambda scheme: {"x": VECTORS},
     ),
 ]
 
