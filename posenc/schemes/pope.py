@@ -89,6 +89,5 @@ class PoPE(PositionScheme):
             sin_delta, cos_delta = xp.sin(delta), xp.cos(delta)
             sin, cos = sin * cos_delta + cos * sin_delta, cos * cos_delta - sin * sin_delta
         wide = xp.astype(x, work)
-        zero = xp.zeros_like(wide)
-        length = xp.maximum(wide, zero) + xp.log1p(xp.exp(-xp.abs(wide)))  # softplus
+        length = xp.logaddexp(wide, xp.zeros_like(wide))  # softplus
         return xp.astype(xp.concat([length * cos, length * sin], axis=-1), x.dtype)
