@@ -54,9 +54,8 @@ def add_sink(part: PartialAttention, call: Call) -> PartialAttention:
     ahead = xp.maximum(part.lse - sink, xp.zeros_like(part.lse) - _FAR_BELOW)
     share = 1 / (1 + xp.exp(-ahead))
     out = xp.astype(part.out, call.dtype) * share[..., None]
-    # log(exp(lse) + exp(sink)), which is finite even where lse is the lowest finite number.
-    lse = xp.maximum(part.lse, sink) + xp.log1p(xp.exp(-xp.abs(part.lse - sink)))
-    return PartialAttention(out, lse)
+    # Finite even where lse is the lowest finite number.
+    return PartialAttention(out, xp.logaddexp(part.lse, sink))
 
 
 def append_sink_key(

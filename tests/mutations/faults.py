@@ -3063,8 +3063,8 @@ _FEATURES = (
         "sink-left-out-of-the-log-sum-exp",
         "who merges parts by it weighs them wrongly",
         MERGE,
-        "return PartialAttention(out, lse)",
-        "return PartialAttention(out, part.lse)",
+        "xp.logaddexp(part.lse, sink)",
+        "part.lse",
         ("test_what_schemes_can_say.py log_sum_exp_is_its_formula [sink]",),
     ),
     Fault(
@@ -3223,8 +3223,85 @@ _HF = (
     ),
 )
 
+# Around a scheme: log-position scaling, decays, polar coordinates, sums of these.
+_AROUND = (
+    Fault(
+        "llama4-a-token-late",
+        "Ministral 3's formula, which begins a period one token later",
+        "posenc/schemes/log_scale.py",
+        '(pos + 1 if self.kind == "llama4" else pos) // length',
+        "pos // length",
+        ("test_log_scale.py factor_is_that_of_the_formula llama4",),
+    ),
+    Fault(
+        "ssmax-of-the-position",
+        "n is one key too few, so the second query has no scores",
+        "posenc/schemes/log_scale.py",
+        "log_keys = xp.log1p(xp.astype(pos, dtype))",
+        "log_keys = xp.log(xp.astype(pos, dtype))",
+        ("test_log_scale.py factor_is_that_of_the_formula ssmax",),
+    ),
+    Fault(
+        "inkling-leaves-the-bias",
+        "queries alone are scaled, as in all other models",
+        SUM,
+        "bias = bias * factor",
+        "bias = bias * 1",
+        ("test_log_scale.py inkling_multiplies_the_bias",),
+    ),
+    Fault(
+        "scaled-bias-claims-to-be-relative",
+        "a bias by distance is read, in which no query has its own factor",
+        SUM,
+        'return relative and not self._with_hook("bias_factor")',
+        "return relative",
+        ("test_log_scale.py inkling_multiplies_the_bias",),
+    ),
+    Fault(
+        "sum-rounds-after-each-transform",
+        "half precision is rounded once for each part",
+        SUM,
+        "xp.finfo(dtype).bits < 32",
+        "xp.finfo(dtype).bits < 16",
+        ("test_pope.py half_precision_rounds_once_in_a_sum",),
+    ),
+    Fault(
+        "xpos-in-one-product",
+        "exponents up to 40 are rounded before exp: 2e-6 in float32",
+        "posenc/schemes/xpos.py",
+        "24 - n.bit_length()",
+        "53",
+        ("test_xpos.py factors_in_float32",),
+    ),
+    Fault(
+        "xpos-decays-twice",
+        "keys decay too: scores depend on the distance to the centre",
+        "posenc/schemes/xpos.py",
+        'steps if role == "query" else -steps',
+        "steps",
+        ("test_xpos.py score_is_that_of_the_formula", "test_xpos.py centre"),
+    ),
+    Fault(
+        "pope-phase-turns-back",
+        "the sign of the learned phase",
+        "posenc/schemes/pope.py",
+        "sin * cos_delta + cos * sin_delta, cos * cos_delta - sin * sin_delta",
+        "sin * cos_delta - cos * sin_delta, cos * cos_delta + sin * sin_delta",
+        ("test_pope.py score_is_that_of_the_formula", "test_pope.py every_implementation"),
+    ),
+    Fault(
+        "shared-keys-without-their-own-params",
+        "an array of keys is refused where query heads share keys",
+        PARAMS,
+        "if name in self._of_keys:",
+        "if not self._of_keys:",
+        ("test_pope.py more_heads_than_keys",),
+    ),
+)
+
 FAULTS = (
     *_SCHEMES,
+    *_AROUND,
     *_ANGLES,
     *_SCALINGS,
     *_CORE,

@@ -107,3 +107,18 @@ def test_constant_and_per_query_sinks_are_its_formula_too(mask):
     per_query = Sink(NoPE(), HEADS, per_query=True, hidden_dim=HIDDEN_DIM)
     out = posenc.attention(**tensors, scheme=per_query, params={"sink_w": w}, x=x, **options)
     assert_near(out, expected, ATTENTION_TOL["float64"])
+
+
+@long
+def test_the_log_sum_exp_learns_where_it_equals_the_sink():
+    """``log(exp(s) + exp(sink))``: half of the gradient each. JAX's ``abs`` has a slope at 0."""
+    jax = pytest.importorskip("jax")
+    posenc_jax = pytest.importorskip("posenc_jax")
+    zeros = jax.numpy.zeros((1, 1, 1, 8))
+
+    def lse(sink):
+        call = zeros, zeros, zeros, Sink(NoPE(), 1), {"sink": sink}
+        return posenc_jax.attention(*call, return_lse=True)[1][0, 0, 0]
+
+    value, slope = jax.value_and_grad(lse)(jax.numpy.zeros(1))
+    np.testing.assert_allclose([value, slope[0]], [np.log(2), 0.5], rtol=1e-6)
