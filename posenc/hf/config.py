@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
-from posenc.checks import nearest
+from posenc.checks import check_count, nearest
 from posenc.hf import families, keys
 from posenc.hf.parameters import Entry, Surroundings, read_parameters
 from posenc.schemes.nope import NoPE
@@ -75,7 +75,10 @@ def read(
         return Reading({"": NoPE()})
     if not isinstance(config, Mapping):
         raise TypeError(f"a configuration must be a dictionary or None, got {config!r}")
+    if head_dim is not None:
+        check_count("head_dim", head_dim)
     part, config = _text_part(config)
+    config = {**_attention_part(config), **config}
     for name in ("rope_parameters", "rope_scaling"):
         if not isinstance(config.get(name) or {}, Mapping):
             raise TypeError(f"{name} must be a dictionary or null, got {config[name]!r}")
@@ -83,7 +86,10 @@ def read(
     wrapped = whole or bool({"rope_scaling", "rope_parameters"} & config.keys())
     filled = _with_defaults(config) if whole else dict(config)
     reader = _Reader(filled if wrapped else {"rope_parameters": filled}, head_dim)
-    max_len = max_position_embeddings or _first(filled, keys.LENGTH)
+    max_len = _first(filled, keys.LENGTH)
+    max_len = max_len if max_position_embeddings is None else max_position_embeddings
+    if max_len is not None:
+        check_count("max_position_embeddings", max_len)
     ropes = reader.ropes(max_len)
     if wrapped:
         reader.look_outside(whole)
@@ -162,8 +168,7 @@ class _Reader:
         """The dictionary of each layer type, complete; of ``""`` if there are no types."""
         own = self.parameters
         nested = {key: value for key, value in own.items() if isinstance(value, Mapping)}
-        types = self.config.get("layer_types") or ()
-        if nested or (own and all(key in types for key in own)):
+        if nested or (own and all(v is None and k not in keys.EVERY for k, v in own.items())):
             unrotated = {k for k, v in own.items() if v is None and k not in keys.EVERY}
             beside = {k: own[k] for k in own.keys() - nested.keys() - unrotated}
             self._beside_types(beside, nested)
@@ -209,6 +214,8 @@ class _Reader:
         bases = self.config.get("layer_rope_theta")
         if not bases:
             return {}
+        if not isinstance(bases, list | tuple):
+            raise TypeError(f"layer_rope_theta must be a list, got {bases!r}")
         own = self._complete(self.parameters)
         schemes = {
             base: self._scheme("", {**own, "rope_theta": base} if base else None)
@@ -279,15 +286,18 @@ class _Reader:
     def _own_head_dim(self, kind: str) -> int | None:
         """Channels per head in layers of one type, as the configuration says."""
         config, types = self.config, self.config.get("layer_types") or ()
-        for layer, own in (config.get("per_layer_config") or {}).items():
+        by_layer = config.get("per_layer_config") or {}
+        if not isinstance(by_layer, Mapping):
+            raise TypeError(f"per_layer_config must be a dictionary, got {by_layer!r}")
+        for layer, own in by_layer.items():
             if own.get("head_dim") and int(layer) < len(types) and types[int(layer)] == kind:
                 return int(own["head_dim"])
         names = ("global_head_dim",) if kind == "full_attention" else ()
         given = _first(config, (*names, *keys.HEAD_DIM))
         width, heads = _first(config, keys.WIDTH), _first(config, keys.HEADS)
         if given is not None or width is None or heads is None:
-            return None if given is None else int(given)
-        return int(width) // int(heads)
+            return None if given is None else check_count("head_dim", given)
+        return check_count("hidden_size", width) // check_count("num_attention_heads", heads)
 
     def look_outside(self, whole: bool) -> None:
         """Sort the keys outside of the dictionaries: kept, unknown, or not RoPE's at all."""
@@ -296,7 +306,7 @@ class _Reader:
             if key in keys.KEPT_OUTSIDE or key in keys.KEPT:
                 if value is not None and key not in names - {"qk_rope_head_dim"}:
                     self.kept[key] = value
-            elif key not in names and (not whole or _LOOKS_ROTARY.search(key)):
+            elif key not in names and (not whole or _LOOKS_ROTARY.search(str(key))):
                 self.unknown[key] = nearest(key, keys.ROTARY)
 
 
@@ -308,8 +318,18 @@ def _text_part(config: Config) -> tuple[str, Config]:
     """The part of a multi-modal configuration that describes the language model, and its name."""
     path: list[str] = []
     while inner := next((n for n in _TEXT if isinstance(config.get(n), Mapping)), None):
-        path, config = [*path, inner], config[inner]
+        part, beside = config[inner], {k: v for k, v in config.items() if k not in _TEXT}
+        # Older multi-modal configurations have the rotary keys of the text model beside it.
+        own = set(keys.ROTARY) & part.keys() or not set(keys.ROTARY) & beside.keys()
+        path, config = [*path, inner], part if own else {**beside, **part}
     return ".".join(path), config
+
+
+def _attention_part(config: Config) -> dict[str, Any]:
+    """Keys that DBRX and MPT have in a part of their own."""
+    own = config.get("attn_config")
+    part = own if isinstance(own, Mapping) else {}
+    return {key: part[key] for key in ("rope_theta", "alibi") if key in part}
 
 
 def _with_defaults(config: Config) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from posenc.checks import check_positive, nearest
+from posenc.checks import check_count, check_positive, nearest
 from posenc.hf import keys
 from posenc.schemes.rope import Layout, RoPE
 from posenc.schemes.scalings import (
@@ -102,7 +102,11 @@ class _Reader:
         self.kind = self._kind()
 
     def _kind(self) -> str:
-        names = {self.given[key] for key in ("rope_type", "type") if self.given.get(key)}
+        given = [self.given[key] for key in ("rope_type", "type") if self.given.get(key)]
+        for name in given:
+            if not isinstance(name, str):
+                raise TypeError(f"{self.around.where}: rope_type must be a name, got {name!r}")
+        names = set(given)
         kinds = {keys.ALIASES.get(name, name) for name in names}
         kinds -= {"default"} if "mrope" in names else set()
         if len(kinds) > 1:
@@ -191,6 +195,7 @@ class _Reader:
         length = max_len if own is None else own
         if length is None:
             raise ValueError("max_position_embeddings is missing")
+        check_count("original_max_position_embeddings", length)
         return DynamicNTK(self.needed("factor"), length)
 
     def yarn(self) -> Scaling:
@@ -244,7 +249,7 @@ class _Reader:
                 f"priority, and {own} here"
             )
         if length is not None:
-            return length
+            return check_count("original_max_position_embeddings", length)
         if self.around.max_len is None:
             raise ValueError(
                 "original_max_position_embeddings is missing, and so is max_position_embeddings"

@@ -114,7 +114,7 @@ def test_dynamic_with_another_length():
 @long
 @HF
 def test_what_transformers_reads():
-    from transformers import LlamaConfig, MiniMaxM3VLTextConfig, Olmo3Config
+    from transformers import DbrxConfig, LlamaConfig, MiniMaxM3VLTextConfig, Olmo3Config
 
     def llama(**options):
         return LlamaConfig(head_dim=64, max_position_embeddings=16384, **options)
@@ -132,6 +132,12 @@ def test_what_transformers_reads():
     olmo = Olmo3Config(rope_theta=1e6, rope_scaling=dict(yarn))
     assert olmo.rope_parameters["sliding_attention"]["rope_theta"] == 500_000
     assert row("An older OLMo 3") == "base 500000 instead of 1000000 |"
+    dbrx = DbrxConfig(attn_config={"rope_theta": 500_000.0})
+    assert dbrx.rope_parameters["rope_theta"] == 10_000
+    assert row("DBRX").startswith("base 10000 instead of 500000")
+    assert (
+        RoPE.from_hf({"attn_config": {"rope_theta": 5e5}, "d_model": 64, "n_heads": 1}).base == 5e5
+    )
     minimax = MiniMaxM3VLTextConfig()
     assert (minimax.rotary_dim, minimax.head_dim) == (64, 128)
     assert RoPE.from_hf(minimax.to_dict()).rotary_dim == 64

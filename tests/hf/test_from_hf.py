@@ -228,6 +228,22 @@ def test_olmo3_scales_the_full_layers_only():
     assert RoPE.from_hf(given) == expected
 
 
+def test_dbrx_has_its_base_in_a_part_of_its_own():
+    given = {"model_type": "dbrx", "d_model": 512, "n_heads": 8, "attn_config": {"rope_theta": 5e5}}
+    assert RoPE.from_hf(given) == PLAIN
+
+
+def test_older_multi_modal_configurations_have_the_keys_beside_the_text_model():
+    text = {"hidden_size": 512, "num_attention_heads": 8}
+    given = {"model_type": "some_vl", "text_config": text, "rope_theta": 5e5}
+    assert RoPE.from_hf(given) == PLAIN
+
+
+def test_a_type_beside_mrope():
+    both = {"type": "mrope", "rope_type": "linear", "factor": 4.0, "mrope_section": [8, 12, 12]}
+    assert RoPE.from_hf({"rope_theta": 5e5, **both}, head_dim=64) == RoPE(64, 5e5, scaling=PI(4.0))
+
+
 def test_modernbert_has_a_base_per_type():
     given = {
         **MODEL,
@@ -372,6 +388,13 @@ REFUSED = {
         {**MODEL, "rope_parameters": inner(), "rope_scaling": {"rope_theta": 1.0}},
         "rope_parameters and rope_scaling differ: rope_theta is 500000.0 and 1.0",
     ),
+    "a number as a type": (inner(rope_type=3), "rope_type must be a name, got 3"),
+    "a length that is no integer": (
+        inner(rope_type="yarn", factor=2.0, original_max_position_embeddings=64.0),
+        "original_max_position_embeddings must be an integer, got 64.0",
+    ),
+    "no list of bases": ({**MODEL, "layer_rope_theta": 5.0}, "layer_rope_theta must be a list"),
+    "MPT": ({**MODEL, "attn_config": {"alibi": True}}, "alibi is true"),
     "a text": ({**MODEL, "rope_scaling": "linear"}, "rope_scaling must be a dictionary or null"),
 }  # fmt: skip
 
@@ -389,9 +412,19 @@ def test_two_lengths_of_dynamic_are_refused():
         RoPE.from_hf(given, head_dim=64, max_position_embeddings=128)
 
 
-def test_no_width_is_an_error():
-    with pytest.raises(ValueError, match="head_dim is missing"):
-        RoPE.from_hf({"rope_theta": 5e5})
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"hidden_size": None}, "head_dim is missing"),
+        ({"head_dim": "64"}, "head_dim must be an integer, got '64'"),
+        ({"num_attention_heads": 0}, "num_attention_heads must be at least 1"),
+        ({"max_position_embeddings": "4k"}, "max_position_embeddings must be an integer"),
+        ({"per_layer_config": [1]}, "per_layer_config must be a dictionary"),
+    ],
+)
+def test_sizes_of_a_configuration(changed, said):
+    with pytest.raises((ValueError, TypeError), match=said):
+        RoPE.from_hf({**MODEL, "rope_theta": 5e5, **changed})
 
 
 def test_an_error_in_a_layer_type_names_it():
