@@ -3209,7 +3209,7 @@ _HF = (
         "unknown-keys-outside-pass",
         "A misspelt rope_scaling is ignored, as by most readers of a configuration.",
         "posenc/hf/config.py",
-        "elif key not in names and (not whole or _LOOKS_ROTARY.search(key)):",
+        "elif key not in names and (not whole or _LOOKS_ROTARY.search(str(key))):",
         "elif key not in names and not whole:",
         ("test_from_hf.py unknown_keys",),
     ),
