@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from posenc.checks import check_count, nearest
+from posenc.checks import check_choice, check_count, nearest
 from posenc.hf import from_hf, read
 from posenc.layers import LayerPlan
 from posenc.presets.plans import PerLayerLearnedRoPE
@@ -14,7 +14,8 @@ from posenc.protocol import PositionScheme
 from posenc.schemes import Chunk, LogScale, NoPE, RoPE, Sink, Sum
 
 Config = Mapping[str, Any]
-_NEAR, _CHUNKED = "sliding_attention", "chunked_attention"
+_NEAR, _CHUNKED, _FULL = "sliding_attention", "chunked_attention", "full_attention"
+_TYPES = (_NEAR, _CHUNKED, _FULL, "indexed_attention")
 
 
 def from_hf_config(config: Any) -> LayerPlan:
@@ -49,25 +50,32 @@ def from_hf_config(config: Any) -> LayerPlan:
     if part.get("use_bidirectional_attention"):
         raise ValueError("use_bidirectional_attention: a plan is of a causal model; leave it out")
     try:
-        return _plan(part, _FAMILIES[kind], from_hf(whole))
+        return _plan(part, _FAMILIES[kind])
     except KeyError as error:
         raise ValueError(f"{error.args[0]} is missing in the configuration of {kind!r}") from None
 
 
-def _plan(part: Config, family: _Family, ropes: Any) -> LayerPlan:
+def _plan(part: Config, family: _Family) -> LayerPlan:
     layers = range(check_count("num_hidden_layers", part["num_hidden_layers"]))
     kinds = part.get("layer_types") or [family.kind(part, layer) for layer in layers]
     if len(kinds) != len(layers):
         raise ValueError(f"layer_types must be num_hidden_layers={len(layers)}, got {len(kinds)}")
+    for kind in kinds:
+        check_choice("type in layer_types", kind, _TYPES)
+    ropes = from_hf({**part, "layer_types": kinds})
     schemes: list[PositionScheme] = []
     for layer in layers:
         own = ropes[kinds[layer]] if isinstance(ropes, Mapping) else ropes
         rotates = family.rotates(part, layer, kinds[layer] == _NEAR)
-        schemes.append(family.scheme(part, own if rotates else None))
+        schemes.append(family.scheme(part, _rope(own) if rotates else None))
         if kinds[layer] == _CHUNKED and part.get("attention_chunk_size"):
             schemes[-1] = Sum(schemes[-1], Chunk(part["attention_chunk_size"]))
     windows = [part["sliding_window"] if kinds[layer] == _NEAR else None for layer in layers]
     return LayerPlan(tuple(schemes), tuple(windows))
+
+
+def _rope(scheme: RoPE | NoPE) -> RoPE | None:
+    return scheme if isinstance(scheme, RoPE) else None
 
 
 def _by_pattern(default: int) -> Callable[[Config, int], str]:
@@ -79,34 +87,40 @@ def _by_pattern(default: int) -> Callable[[Config, int], str]:
             full = pattern[layer % len(pattern)] == "G"
         else:
             full = (layer + 1) % pattern == 0
-        return "full_attention" if full or not part.get("sliding_window") else _NEAR
+        return _FULL if full or not part.get("sliding_window") else _NEAR
 
     return kind
 
 
+def _gemma4(part: Config, layer: int) -> str:
+    """Gemma 4: every sixth layer is full, and the last in any case."""
+    last = layer == part["num_hidden_layers"] - 1
+    return _FULL if last else _by_pattern(6)(part, layer)
+
+
 def _all_alike(part: Config, layer: int) -> str:
-    return _NEAR if part.get("sliding_window") else "full_attention"
+    return _NEAR if part.get("sliding_window") else _FULL
 
 
 def _in_later_layers(part: Config, layer: int) -> str:
     """Qwen: layers from ``max_window_layers`` on have a window."""
     uses = part.get("use_sliding_window") and part.get("sliding_window")
-    return _NEAR if uses and layer >= part["max_window_layers"] else "full_attention"
+    return _NEAR if uses and layer >= part["max_window_layers"] else _FULL
 
 
 def _where_not_rotating(part: Config, layer: int) -> str:
     """SmolLM3: NoPE layers have the window, if there is one."""
     uses = part.get("use_sliding_window") and part.get("sliding_window")
-    return _NEAR if uses and not _listed(part, layer, False) else "full_attention"
+    return _NEAR if uses and not _listed(part, layer, False) else _FULL
 
 
 def _where_rotating(part: Config, layer: int) -> str:
     """Llama 4: layers with RoPE have chunks."""
-    return _CHUNKED if _listed(part, layer, False) else "full_attention"
+    return _CHUNKED if _listed(part, layer, False) else _FULL
 
 
 def _never(part: Config, layer: int) -> str:
-    return "full_attention"
+    return _FULL
 
 
 def _always(part: Config, layer: int, near: bool) -> bool:
@@ -184,7 +198,7 @@ _FAMILIES = {
     "exaone4": _Family(_by_pattern(4), _near_if_any),
     "gemma2": _Family(_by_pattern(2)),
     "gemma3_text": _Family(_by_pattern(6)),
-    "gemma4_text": _Family(_by_pattern(6)),
+    "gemma4_text": _Family(_gemma4),
     "gpt_oss": _Family(_by_pattern(2), scheme=_with_sink),
     "kolibri1": _Family(_by_pattern(5), _near_if_any),
     "llama": _Family(_never),

@@ -99,6 +99,11 @@ def test_layers_that_are_listed_have_priority():
             "layer_types must be num_hidden_layers=2, got 1",
         ),
         (
+            {"model_type": "llama", "num_hidden_layers": 1, "layer_types": ["linear_attention"]},
+            ValueError,
+            "unknown type in layer_types 'linear_attention'.*sliding_attention",
+        ),
+        (
             {"model_type": "llama", "num_hidden_layers": 2, "rope_thta": 3},
             ValueError,
             "unknown keys: rope_thta",
