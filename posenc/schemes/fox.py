@@ -28,7 +28,8 @@ class FoX(SummedGates):
 
     Hidden states ``x (B, L, C)`` of the attention layer are given as ``x=``. Learned arrays are
     ``w (H, C)``, from normal values of standard deviation 0.02, and ``b (H,)``. The sums count
-    tokens of a segment in the order of positions; the positions themselves have no effect.
+    tokens of a segment in the order of positions; the positions themselves have no effect. Blocks
+    of keys that a head has forgotten are skipped (``posenc.attn.negligible``).
 
     Parameters
     ----------

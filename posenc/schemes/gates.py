@@ -3,6 +3,11 @@
 Token ``t`` has a gate ``g_t <= 0`` in each head, computed from its hidden state. ``c_t`` is the sum
 of the gates up to token ``t``, and the bias is ``c_i - c_j``, the sum of the gates after key ``j``
 up to query ``i``. A constant gate ``-m`` gives ALiBi with slope ``m``.
+
+Sums are float32, or float64 if an argument is. A sum rounds by ``2**-24`` of itself, so the bias of
+near keys has that error too: with FoX's first gates (-0.7 a token), up to 2e-4 after 4096 tokens
+and 4e-3 after 65536 in PyTorch; 5e-4 and 1e-2 in JAX, which adds in a tree. With ``bias_init=5``
+it is a hundredth of that. Segments start again from 0.
 """
 
 from __future__ import annotations

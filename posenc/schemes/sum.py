@@ -117,6 +117,8 @@ class Sum(PositionScheme):
         return any(scheme.reads_features() for scheme in self.schemes)
 
     def bias_terms(self) -> tuple[tuple[str, PositionScheme], ...]:
+        if self._with_hook("bias_factor"):
+            return super().bias_terms()
         return tuple(
             (f"{n}_{prefix}", term)
             for n, scheme in self._with_hook("bias")

@@ -730,6 +730,14 @@ _CORE = (
         ("test_reference.py gates shuffled",),
     ),
     Fault(
+        "long-sums-in-float32",
+        "the reference adds one gate after the other, and loses digits with length",
+        "posenc/attn/features.py",
+        '{"dtype": xp.float64} if is_numpy_namespace(xp) else {}',
+        "{}",
+        ("test_fox.py long_sums",),
+    ),
+    Fault(
         "gates-summed-across-segments",
         "the first document's gates count in the second",
         "posenc/attn/segment_sums.py",

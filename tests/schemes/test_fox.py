@@ -113,3 +113,13 @@ def test_wrong_options(options, error, message):
 def test_hidden_states_of_another_width():
     with pytest.raises(ValueError, match=r"x has hidden states of width C=5, but FoX with params"):
         posenc.features(FoX(2, 4), posenc.init_params(FoX(2, 4)), x=np.zeros((1, 3, 5)))
+
+
+def test_long_sums_of_numpy_are_rounded_once():
+    scheme, x = FoX(2, 2), normal((1, 20000, 2), 0, "float32")
+    params = posenc.init_params(scheme)
+    wide = {name: a.astype(np.float64) for name, a in params.items()}
+    (_, found), (_, exact) = (posenc.features(scheme, p, x=x) for p in (params, wide))
+    # A gate of 0.7 has ten roundings of 1, of both signs: 4 sqrt(10 L) together, and the sum one.
+    bound = 4 * math.sqrt(10 * 20000) * UNIT["float32"] + 14000 * UNIT["float32"]
+    assert np.abs(found["c"] - exact["c"]).max() < bound
