@@ -19,7 +19,7 @@ from posenc.attn.blocks import visible_blocks
 from posenc.attn.call import prepare
 from posenc.attn.negligible import negligible_blocks
 from posenc.evaluate import has_bias, reads_features
-from posenc.schemes import FoX, Sink, Sum
+from posenc.schemes import FoX, LogScale, Sink, Sum
 from posenc.testing.examples import HEAD_DIM, HEADS, HIDDEN_DIM
 from posenc.testing.tolerances import rounding_bound
 
@@ -248,6 +248,10 @@ def test_gates_and_distances_are_bounded_together():
         call = call_of(scheme, 20, 20, causal=True)
         assert bias_by_key(call) is bias_by_distance(call) is None
         assert skipped(scheme, causal=True) > 0.7
+    # A factor of the whole bias: no sum of parts.
+    grown = Sum(fox, t5, LogScale("inkling", train_len=1))
+    assert grown.bias_terms() == (("", grown),)
+    assert negligible_blocks(call_of(grown, 20, 20, causal=True), 4) is None
     # Gates forget 0.7 a token, and slopes below 0 give back 0.6.
     rising = Sum(fox, posenc.ALiBi(HEADS, slopes=[-0.6] * HEADS), t5)
     call = call_of(rising, 600, 600, size=0.5, dtype="float32", causal=True)

@@ -1532,6 +1532,16 @@ _LOWERED = (
         ("test_bias_forms.py no_weight",),
     ),
     Fault(
+        "terms-of-a-bias-that-a-factor-multiplies",
+        "far keys are bounded by a bias that is not the one computed",
+        "posenc/schemes/sum.py",
+        """        if self._with_hook("bias_factor"):
+            return super().bias_terms()
+""",
+        "",
+        ("test_bias_forms.py gates_and_distances",),
+    ),
+    Fault(
         "a-table-beside-gates-ignored",
         "a sum is bounded by its gates alone: keys that a table raises are lost",
         NEGLIGIBLE,
