@@ -39,6 +39,7 @@ COLUMNS = (
     "eval_seconds",
     "parameters",
     "position_parameters",
+    "trained_as",
 )
 
 
