@@ -151,7 +151,8 @@ class _Reader:
         if self.config.get("alibi"):
             raise ValueError("alibi is true: the model adds ALiBi and does not rotate")
         kind = self.config.get("position_embedding_type")
-        if kind == "nope":
+        unrotated = self.model in families.ROTATING_IF_ROPE and kind != "rope"
+        if unrotated or kind == "nope" or self.config.get("use_mem_rope") is False:
             return {"": NoPE()}
         if kind is not None and kind not in ("rope", "rotary"):
             raise ValueError(f"position_embedding_type is {kind!r}: the model does not rotate")

@@ -21,6 +21,9 @@ SCALED_SOFTMAX = {
 }  # fmt: skip
 """Models that multiply the softmax scale by ``m(s, mscale_all_dim)**2`` under YaRN."""
 
+ROTATING_IF_ROPE = {"granitemoehybrid"}
+"""Models that rotate only if ``position_embedding_type`` is ``rope``."""
+
 FULL_LAYERS_ONLY = {"olmo3"}
 """Models whose flat ``rope_scaling`` serves full attention alone, with one base for all layers."""
 

@@ -65,8 +65,10 @@ OPTIONS = {
     "EsmRotaryEmbedding": {"position_embedding_type": "rotary"},
     "Glm4MoeRotaryEmbedding": {"head_dim": 64},
     "Glm4vMoeTextRotaryEmbedding": {"head_dim": 64},
+    "GraniteMoeHybridRotaryEmbedding": {"position_embedding_type": "rope"},
     "Qwen3OmniMoeThinkerTextRotaryEmbedding": {"head_dim": 64},
     "Qwen3OmniMoeRotaryEmbedding": {"head_dim": 64},
+    "Zamba2RotaryEmbedding": {"use_mem_rope": True},
 }  # fmt: skip
 """Options for families whose default fails, does not rotate, or rotates an odd width."""
 

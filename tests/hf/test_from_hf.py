@@ -182,6 +182,18 @@ def test_none_and_null_do_not_rotate():
     assert RoPE.from_hf(types) == {"full_attention": NoPE()}
 
 
+@pytest.mark.parametrize(
+    "switch",
+    [
+        {"position_embedding_type": "nope"},
+        {"model_type": "granitemoehybrid", "position_embedding_type": None},
+        {"model_type": "zamba2", "use_mem_rope": False},
+    ],
+)
+def test_models_that_do_not_rotate(switch):
+    assert RoPE.from_hf({**MODEL, "rope_theta": 5e5, **switch}) == NoPE()
+
+
 PARTS = {
     "inside": {"rope_parameters": {"rope_theta": 5e5, "partial_rotary_factor": 0.5}},
     "outside": {"rope_theta": 5e5, "partial_rotary_factor": 0.5},
