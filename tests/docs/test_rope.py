@@ -114,7 +114,13 @@ def test_dynamic_with_another_length():
 @long
 @HF
 def test_what_transformers_reads():
-    from transformers import DbrxConfig, LlamaConfig, MiniMaxM3VLTextConfig, Olmo3Config
+    from transformers import (
+        DbrxConfig,
+        LlamaConfig,
+        MiniMaxM3VLTextConfig,
+        Olmo3Config,
+        Phi3Config,
+    )
 
     def llama(**options):
         return LlamaConfig(head_dim=64, max_position_embeddings=16384, **options)
@@ -132,6 +138,14 @@ def test_what_transformers_reads():
     olmo = Olmo3Config(rope_theta=1e6, rope_scaling=dict(yarn))
     assert olmo.rope_parameters["sliding_attention"]["rope_theta"] == 500_000
     assert row("An older OLMo 3") == "base 500000 instead of 1000000 |"
+    lists = {"short_factor": [1.0] * 48, "long_factor": [2.0] * 48}
+    phi3 = {"model_type": "phi3", "hidden_size": 3072, "num_attention_heads": 32,
+            "max_position_embeddings": 131072, "original_max_position_embeddings": 4096,
+            "rope_theta": 10000.0, "rope_scaling": {"type": "su", **lists}}  # fmt: skip
+    with pytest.raises(KeyError, match="original_max_position_embeddings"):
+        Phi3Config.from_dict(json.loads(json.dumps(phi3)))
+    assert RoPE.from_hf(phi3).attention_factor == pytest.approx(math.sqrt(17 / 12))
+    assert row("first name of LongRoPE") == "no model instead of one |"
     dbrx = DbrxConfig(attn_config={"rope_theta": 500_000.0})
     assert dbrx.rope_parameters["rope_theta"] == 10_000
     assert row("DBRX").startswith("base 10000 instead of 500000")

@@ -7,8 +7,6 @@ not compared is listed below by its reason; a module in neither list fails the t
 
 from __future__ import annotations
 
-import importlib
-import inspect
 import json
 import re
 import warnings
@@ -17,13 +15,10 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-import numpy as np
 import pytest
-from float32_frequencies import relative_error
+from rotary_modules import built, compare, modules
 
-from posenc import hf
 from posenc.hf import families
-from posenc.schemes import RoPE
 
 pytestmark = [
     pytest.mark.long,
@@ -81,81 +76,12 @@ DIFFERENT = {
 
 
 @cache
-def modules():
-    """``(module, class)`` of every class of modules whose source speaks of ``inv_freq``."""
-    import torch
-    import transformers
-
-    found = []
-    root = Path(transformers.__file__).parent / "models"
-    for file in sorted(root.glob("*/modeling_*.py")):
-        # Not inspect.getsource, which takes half a second for each class of a long file.
-        parts = re.split(r"^class (\w+)", file.read_text(encoding="utf-8"), flags=re.MULTILINE)
-        names = [n for n, text in zip(parts[1::2], parts[2::2], strict=True) if "inv_freq" in text]
-        module = f"transformers.models.{file.parent.name}.{file.stem}"
-        for name in names:
-            kind = getattr(importlib.import_module(module), name)
-            a_model = issubclass(kind, transformers.PreTrainedModel)  # it has a rotary module
-            if issubclass(kind, torch.nn.Module) and not a_model:
-                found.append((importlib.import_module(module), kind))
-    return found
-
-
-def configurations(module, kind):
-    """Classes of configurations that may fit: the one in the signature, then the family's."""
-    from transformers import PreTrainedConfig
-
-    def is_one(value):
-        return inspect.isclass(value) and issubclass(value, PreTrainedConfig)
-
-    first = [p.annotation for p in inspect.signature(kind.__init__).parameters.values()]
-    name = module.__name__.replace(".modeling_", ".configuration_")
-    family = vars(importlib.import_module(name)).values() if find_spec(name) else ()
-    own = [c for c in family if is_one(c) and c.__module__ == name]
-    return list(dict.fromkeys([c for c in first if is_one(c)] + own)) if is_one(first[1]) else []
-
-
-def built(module, kind):
-    """The module and its configuration's JSON; None if no configuration fits."""
-    for config_class in configurations(module, kind):
-        try:
-            config = config_class(**OPTIONS.get(kind.__name__, {}))
-            return kind(config), json.loads(config.to_json_string(use_diff=False))
-        except (AttributeError, KeyError, TypeError, ValueError):
-            continue
-    return None
-
-
-def compare(name, rotary, config):
-    """Raise unless all frequencies of the module are those of its configuration."""
-    reading = hf.read(config)
-    assert not reading.unknown, (name, reading.unknown)
-    held = {k: v for k, v in {**vars(rotary), **dict(rotary.named_buffers())}.items()
-            if k.endswith("inv_freq") and "original" not in k and v is not None}  # fmt: skip
-    assert held, f"{name} holds no inv_freq"
-    for key, inverse in held.items():
-        layers = key.removesuffix("inv_freq").rstrip("_")
-        ropes = {k: r for k, r in reading.ropes.items() if isinstance(r, RoPE)}
-        alone = next(iter(ropes.values())) if len(ropes) == 1 else None
-        rope = ropes.get(layers, alone)
-        assert rope is not None, (name, key, list(reading.ropes))
-        found, expected = np.asarray(rope.frequencies()), inverse.double().numpy()
-        assert found.shape == expected.shape, (name, key, found.shape, expected.shape)
-        plain = np.maximum(found, rope.base ** (-np.arange(len(found)) / len(found)))
-        # As in test_transformers.py: blends are off by at most five errors of the plain one.
-        bound = 5 * relative_error(rope.base) * plain
-        np.testing.assert_array_less(np.abs(found - expected), bound, err_msg=name)
-        scaling = getattr(rotary, key.replace("inv_freq", "attention_scaling"), 1.0)
-        assert rope.attention_factor == pytest.approx(scaling, rel=1e-14), name
-
-
-@cache
 def outcome():
     """``{reason: names}`` for every rotary module; the reason ``equal`` for those compared."""
     found = defaultdict(list)
     for module, kind in modules():
         name = kind.__name__
-        made = built(module, kind)
+        made = built(module, kind, OPTIONS.get(name, {}))
         if made is None:
             found[NOT_ALONE].append(name)
         elif name in DIFFERENT:
@@ -187,7 +113,7 @@ def test_modules_that_hold_something_else_do():
     for module, kind in modules():
         if kind.__name__ in DIFFERENT:
             with pytest.raises((AssertionError, ValueError)):
-                compare(kind.__name__, *built(module, kind))
+                compare(kind.__name__, *built(module, kind, {}))
 
 
 # What a configuration says by its model_type alone.
