@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import mpmath
 import numpy as np
 import pytest
@@ -73,3 +75,26 @@ def test_a_frequency_of_zero_stays_zero():
     cos, sin = turned(LearnedRoPE(8, scaling=Proportional(0.5)), FAR, LOG_SCALE, "float64")
     np.testing.assert_array_equal(cos[:, 2:], 1)
     np.testing.assert_array_equal(sin[:, 2:], 0)
+
+
+@long  # transformers is imported
+@pytest.mark.skipif(not find_spec("transformers"), reason="transformers is not installed")
+def test_mistral_large_4():
+    import torch
+    from transformers.models.mistral_large4 import modeling_mistral_large4 as released
+
+    parameters = {
+        "rope_type": "yarn", "rope_theta": 10_000.0, "factor": 2048.0, "attention_factor": 1.0,
+        "original_max_position_embeddings": 512,
+    }  # fmt: skip
+    config = released.MistralLarge4TextConfig(rope_parameters=parameters)
+    theirs = released.MistralLarge4TextRotaryEmbedding(config)
+    n, pos = len(theirs.inv_freq), np.asarray([0, 1, 100, 5000])
+    log_scale = np.random.default_rng(0).normal(0, 0.1, n).astype(np.float32)
+    theirs.alpha.copy_(torch.tensor(log_scale))
+    cos, sin = theirs(torch.zeros(1, dtype=torch.float32), torch.tensor(pos))
+    scheme = LearnedRoPE(2 * n, scaling=YaRN(2048.0, 512, attention_factor=1.0))
+    # Their angles are float32 products: frequency, exponential and product are rounded.
+    bound = 4 * 2.0**-24 * pos.max() * 1.5
+    for ours, other in zip(turned(scheme, pos, log_scale, "float64"), (cos, sin), strict=True):
+        np.testing.assert_allclose(ours, other[..., :n], rtol=0, atol=bound)

@@ -24,7 +24,8 @@ class ClipHann(Scaling):
     train_len
         The length ``L0`` that the model is trained at.
 
-    CoPE, clipped RoPE, 2026, arXiv 2602.05258.
+    CoPE, clipped RoPE, 2026, arXiv 2602.05258. The authors' code for Llama 3 tapers its last 20
+    frequencies, where this rule tapers 29 at length 8192.
     """
 
     paper: ClassVar[str] = "CoPE 2026, arXiv 2602.05258"

@@ -21,7 +21,7 @@ class ClipPeriod(Scaling):
     train_len
         The length ``L0`` that the model is trained at.
 
-    Hua et al. 2024 (FoPE), arXiv 2412.17739, section 4; Chen et al. 2024 (HoPE), arXiv 2410.21216.
+    Hua et al. 2024, arXiv 2412.17739: the clipping of FoPE, without its Fourier series.
     """
 
     paper: ClassVar[str] = "Hua et al. 2024, arXiv 2412.17739"

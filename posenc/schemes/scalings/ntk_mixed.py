@@ -23,7 +23,8 @@ class NTKMixed(Scaling):
     factor
         The factor ``s`` of the context's length. ``posenc.make`` takes ``max_len / train_len``.
 
-    Su 2023, https://kexue.fm/archives/9706, with the exponent 0.75 of the author's code.
+    Su 2023, https://kexue.fm/archives/9706, with the exponent 0.75 of the author's code, which also
+    multiplies queries: ``LogScale("rerope", train_len=...)``.
     """
 
     paper: ClassVar[str] = "Su 2023, kexue.fm/archives/9706"
