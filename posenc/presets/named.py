@@ -1,35 +1,46 @@
-"""What makes a function a plan with a name: sizes that it ignores, and fitting to a small model."""
+"""What makes a function a plan with a name: sizes that it ignores, fitting to a small model."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from posenc.checks import check_count, nearest
 from posenc.layers import LayerPlan
 from posenc.protocol import PositionScheme
 from posenc.schemes import SIZES
 
+T = TypeVar("T")
 PLANS: dict[str, Callable[..., LayerPlan]] = {}
 """The plans by name, for labels on the command line."""
 
 
 def named_plan(function: Callable[..., LayerPlan]) -> Callable[..., LayerPlan]:
     """Enter a plan into ``PLANS``: it then ignores sizes that it does not use, and is fitted."""
-    accepted = inspect.signature(function).parameters
+    maker = ignoring_sizes(function)
 
     @functools.wraps(function)
     def plan(**given: Any) -> LayerPlan:
-        for name in given.keys() - accepted.keys() - set(SIZES):
-            hint = nearest(name, accepted)
-            raise ValueError(f"{function.__name__} has no option {name!r}{hint}")
-        used = {name: value for name, value in given.items() if name in accepted}
-        return function(**{**fitted_options(function.__name__, given), **used})
+        return maker(**{**fitted_options(function.__name__, given), **given})
 
     PLANS[function.__name__] = plan
     return plan
+
+
+def ignoring_sizes(function: Callable[..., T]) -> Callable[..., T]:
+    """``function``, which ignores sizes of a model that it does not name, and no other keyword."""
+    accepted = inspect.signature(function).parameters
+
+    @functools.wraps(function)
+    def maker(**given: Any) -> T:
+        for name in given.keys() - accepted.keys() - {*SIZES, "layers"}:
+            hint = nearest(name, accepted)
+            raise ValueError(f"{function.__name__} has no option {name!r}{hint}")
+        return function(**{name: value for name, value in given.items() if name in accepted})
+
+    return maker
 
 
 def fitted_options(name: str, sizes: Mapping[str, Any]) -> dict[str, int]:
