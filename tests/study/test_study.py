@@ -24,6 +24,7 @@ from sample import long, some
 
 import posenc
 from posenc.layers import LayerPlan
+from posenc.presets import PLANS
 from posenc.schemes import Sum
 from posenc.study import identity, windows
 from posenc.study import run as runs
@@ -1132,4 +1133,10 @@ def test_a_plan_of_layers_is_a_label():
             layers(label, recipe())
     with pytest.raises(ValueError, match="layers of 'rnope' comes from the model"):
         layers("rnope:layers=3", recipe())
-    assert fitted_settings(["rnope", "t5:num_buckets=8,causal=False"], recipe())
+    assert fitted_settings(["rope~rnope:every=3"], recipe()) == {"rnope:every=3": "window=8"}
+
+
+@pytest.mark.parametrize("name", sorted(PLANS))
+def test_every_plan_can_be_made_for_the_default_study(name):
+    plan = layers(name, Recipe())
+    assert len(plan.schemes) == 2
