@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from posenc.checks import check_choice, check_count, nearest
 from posenc.hf import from_hf, read
 from posenc.layers import LayerPlan
+from posenc.presets import uniform
 from posenc.presets.plans import PerLayerLearnedRoPE
 from posenc.protocol import PositionScheme
-from posenc.schemes import Chunk, LogScale, NoPE, RoPE, Sink, Sum
+from posenc.schemes import Chunk, Learned, LogScale, NoPE, RoPE, Sink, Sum
 
 Config = Mapping[str, Any]
 _NEAR, _CHUNKED, _FULL = "sliding_attention", "chunked_attention", "full_attention"
@@ -41,22 +42,27 @@ def from_hf_config(config: Any) -> LayerPlan:
     whole = config.to_dict() if hasattr(config, "to_dict") else config
     if not isinstance(whole, Mapping):
         raise TypeError(f"config must be a configuration or its dictionary, got {config!r}")
-    part = whole
-    for name in filter(None, read(whole).part.split(".")):
-        part = part[name]
-    kind = str(part.get("model_type"))
-    if kind not in _FAMILIES:
-        raise ValueError(f"model_type {kind!r} is not known here{nearest(kind, _FAMILIES)}")
-    if part.get("use_bidirectional_attention"):
-        raise ValueError("use_bidirectional_attention: a plan is of a causal model; leave it out")
+    kind = str(whole.get("model_type"))
     try:
+        if kind in _WITHOUT_ROTATION:
+            return _WITHOUT_ROTATION[kind](whole)
+        part = whole
+        for name in filter(None, read(whole).part.split(".")):
+            part = part[name]
+        kind = str(part.get("model_type"))
+        if kind not in _FAMILIES:
+            known = [*_FAMILIES, *_WITHOUT_ROTATION]
+            raise ValueError(f"model_type {kind!r} is not known here{nearest(kind, known)}")
+        if part.get("use_bidirectional_attention"):
+            raise ValueError("use_bidirectional_attention: a plan is of a causal model")
         return _plan(part, _FAMILIES[kind])
     except KeyError as error:
         raise ValueError(f"{error.args[0]} is missing in the configuration of {kind!r}") from None
 
 
 def _plan(part: Config, family: _Family) -> LayerPlan:
-    layers = range(check_count("num_hidden_layers", part["num_hidden_layers"]))
+    count = part["n_layer" if "n_layer" in part else "num_hidden_layers"]  # GPT-J's name
+    layers = range(check_count("num_hidden_layers", count))
     kinds = part.get("layer_types") or [family.kind(part, layer) for layer in layers]
     if len(kinds) != len(layers):
         raise ValueError(f"layer_types must be num_hidden_layers={len(layers)}, got {len(kinds)}")
@@ -164,6 +170,28 @@ def _ministral3(part: Config, rope: RoPE | None) -> PositionScheme:
     return Sum(_plain(part, rope), LogScale("ministral3", train_len=period, beta=beta))
 
 
+def _deepseek_v3(part: Config, rope: RoPE | None) -> PositionScheme:
+    turning = part["qk_rope_head_dim"]
+    assert rope is not None
+    return replace(rope, head_dim=turning + part["qk_nope_head_dim"], rotary_dim=turning)
+
+
+def _falcon(part: Config) -> LayerPlan:
+    if not part.get("alibi"):
+        return _plan(part, _Family(_never))
+    heads, width = part["num_attention_heads"], part["hidden_size"]
+    scheme = uniform.falcon_rw(num_heads=heads, head_dim=width // heads)
+    return LayerPlan.of(scheme, part["num_hidden_layers"])
+
+
+def _mpt(part: Config) -> LayerPlan:
+    attention = part.get("attn_config", {})
+    if not attention.get("alibi", True):
+        return LayerPlan.of(Learned(part["max_seq_len"], part["d_model"]), part["n_layers"])
+    most = float(attention.get("alibi_bias_max", 8))
+    return LayerPlan.of(uniform.mpt(num_heads=part["n_heads"], max_bias=most), part["n_layers"])
+
+
 def _mistral_large4(part: Config, rope: RoPE | None) -> PositionScheme:
     scale = LogScale("mistral_large4", num_heads=part["num_attention_heads"])
     if rope is None:
@@ -195,10 +223,13 @@ class _Family:
 
 _FAMILIES = {
     "cohere2": _Family(_by_pattern(4), _near),
+    "deepseek_v3": _Family(_never, scheme=_deepseek_v3),
     "exaone4": _Family(_by_pattern(4), _near_if_any),
     "gemma2": _Family(_by_pattern(2)),
     "gemma3_text": _Family(_by_pattern(6)),
     "gemma4_text": _Family(_gemma4),
+    "gpt_neox": _Family(_never),
+    "gptj": _Family(_never),
     "gpt_oss": _Family(_by_pattern(2), scheme=_with_sink),
     "kolibri1": _Family(_by_pattern(5), _near_if_any),
     "llama": _Family(_never),
@@ -213,3 +244,14 @@ _FAMILIES = {
     "qwen3": _Family(_in_later_layers),
     "smollm3": _Family(_where_not_rotating, _listed),
 }
+
+_WITHOUT_ROTATION: Mapping[str, Callable[[Config], LayerPlan]] = {
+    "bloom": lambda c: LayerPlan.of(uniform.bloom(num_heads=c["n_head"]), c["n_layer"]),
+    "falcon": _falcon,
+    "gpt2": lambda c: LayerPlan.of(Learned(c["n_positions"], c["n_embd"]), c["n_layer"]),
+    "mpt": _mpt,
+    "opt": lambda c: LayerPlan.of(
+        Learned(c["max_position_embeddings"], c["hidden_size"], offset=2), c["num_hidden_layers"]
+    ),
+}
+"""Models of which all or some add a bias or an embedding."""

@@ -84,6 +84,73 @@ def test_layers_that_are_listed_have_priority():
 
 
 @pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"model_type": "bloom", "n_head": 12, "n_layer": 2}, presets.bloom(num_heads=12)),
+        (
+            {
+                "model_type": "mpt", "n_heads": 12, "n_layers": 2,
+                "attn_config": {"alibi": True, "alibi_bias_max": 6},
+            },
+            presets.mpt(num_heads=12, max_bias=6.0),
+        ),
+        (
+            {
+                "model_type": "mpt", "n_layers": 2, "attn_config": {"alibi": False},
+                "max_seq_len": 9, "d_model": 8,
+            },
+            posenc.Learned(9, 8),
+        ),
+        (
+            {**SMALL, "model_type": "falcon", "alibi": True, "num_hidden_layers": 2},
+            presets.falcon_rw(num_heads=4, head_dim=16),
+        ),
+        (
+            {**SMALL, "model_type": "falcon", "alibi": False, "num_hidden_layers": 2},
+            posenc.RoPE(16, 1e6),
+        ),
+        (
+            {"model_type": "gpt2", "n_positions": 9, "n_embd": 8, "n_layer": 2},
+            presets.gpt2(max_len=9, dim=8),
+        ),
+        (
+            {
+                "model_type": "opt", "max_position_embeddings": 9, "hidden_size": 8,
+                "num_hidden_layers": 2,
+            },
+            presets.opt(max_len=9, dim=8),
+        ),
+        (
+            {"model_type": "gptj", "n_embd": 512, "n_head": 2, "n_layer": 2, "rotary_dim": 64},
+            presets.gptj(head_dim=256),
+        ),
+        (
+            {
+                "model_type": "gpt_neox", "hidden_size": 64, "num_attention_heads": 4,
+                "rotary_pct": 0.25, "rotary_emb_base": 10000, "num_hidden_layers": 2,
+            },
+            presets.neox(head_dim=16),
+        ),
+        (
+            {
+                "model_type": "deepseek_v3", "hidden_size": 64, "num_attention_heads": 4,
+                "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "num_hidden_layers": 2,
+                "rope_theta": 10000.0,
+                "rope_scaling": {
+                    "type": "yarn", "factor": 40, "original_max_position_embeddings": 4096,
+                    "beta_fast": 32, "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0,
+                },
+            },
+            presets.deepseek_v3(),
+        ),
+    ],
+    ids=lambda value: value["model_type"] if isinstance(value, dict) else "",
+)  # fmt: skip
+def test_layers_that_are_all_alike(config, expected):
+    assert presets.from_hf_config(config).schemes == (expected,) * 2
+
+
+@pytest.mark.parametrize(
     ("config", "error", "message"),
     [
         (
@@ -92,6 +159,7 @@ def test_layers_that_are_listed_have_priority():
             "not known here .did you mean 'smollm3'",
         ),
         ({}, ValueError, "model_type 'None' is not known here"),
+        ({"model_type": "bloom", "n_layer": 2}, ValueError, "n_head is missing .* of 'bloom'"),
         ({"model_type": "llama"}, ValueError, "num_hidden_layers is missing .* of 'llama'"),
         (
             {"model_type": "llama", "num_hidden_layers": 2, "layer_types": ["full_attention"]},
