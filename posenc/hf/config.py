@@ -77,26 +77,24 @@ def read(
         raise TypeError(f"a configuration must be a dictionary or None, got {config!r}")
     if head_dim is not None:
         check_count("head_dim", head_dim)
-    part, config = _text_part(config)
-    config = {**_attention_part(config), **config}
+    part, own = _text_part(config)
+    own = {**_attention_part(own), **own}
     for name in ("rope_parameters", "rope_scaling"):
-        if not isinstance(config.get(name) or {}, Mapping):
-            raise TypeError(f"{name} must be a dictionary or null, got {config[name]!r}")
-    whole = bool(_WHOLE & config.keys())
-    wrapped = whole or bool({"rope_scaling", "rope_parameters"} & config.keys())
-    filled = _with_defaults(config) if whole else dict(config)
-    reader = _Reader(filled if wrapped else {"rope_parameters": filled}, head_dim)
+        if not isinstance(own.get(name) or {}, Mapping):
+            raise TypeError(f"{name} must be a dictionary or null, got {own[name]!r}")
+    whole = bool(_WHOLE & own.keys())
+    wrapped = whole or bool({"rope_scaling", "rope_parameters"} & own.keys())
+    filled = _with_defaults(own) if whole else dict(own)
     max_len = _first(filled, keys.LENGTH)
     max_len = max_len if max_position_embeddings is None else max_position_embeddings
     if max_len is not None:
         check_count("max_position_embeddings", max_len)
+    reader = _Reader(filled if wrapped else {"rope_parameters": filled}, head_dim)
     ropes = reader.ropes(max_len)
     if wrapped:
         reader.look_outside(whole)
-    added = [f"{k} is missing: {filled[k]!r}, the default of {filled['model_type']!r}"
-             for k in filled if k not in config]  # fmt: skip
-    notes = tuple(dict.fromkeys([*added, *reader.notes]))
-    return Reading(ropes, reader.kept, reader.unknown, notes, part, max_len)
+    notes = dict.fromkeys([*_notes(config, part, own, filled), *reader.notes])
+    return Reading(ropes, reader.kept, reader.unknown, tuple(notes), part, max_len)
 
 
 def from_hf(
@@ -324,6 +322,29 @@ def _text_part(config: Config) -> tuple[str, Config]:
         own = set(keys.ROTARY) & part.keys() or not set(keys.ROTARY) & beside.keys()
         path, config = [*path, inner], part if own else {**beside, **part}
     return ".".join(path), config
+
+
+def _notes(config: Config, part: str, own: Config, filled: Config) -> list[str]:
+    """What is not in the schemes: other parts that rotate, keys filled in, the other direction."""
+    model = filled.get("model_type")
+    others = [
+        name
+        for name, value in config.items()
+        if part and isinstance(value, Mapping) and name != part.partition(".")[0]
+        if set(keys.ROTARY) & value.keys()
+    ]
+    notes = [f"{name} has rotary keys of its own, which are not read" for name in others]
+    notes += [
+        f"{key} is missing: {value!r}, the default of {model!r}"
+        for key, value in filled.items()
+        if value is not own.get(key)
+    ]
+    if model in families.REVERSED:
+        notes.append(
+            f"{model} rotates the other way: swap the halves of each head's rows in the weights of "
+            "its query and key projections"
+        )
+    return notes
 
 
 def _attention_part(config: Config) -> dict[str, Any]:

@@ -15,6 +15,9 @@ INTERLEAVED = {
 }  # fmt: skip
 """Models whose pairs of channels are neighbours, as their released weights are."""
 
+REVERSED = {"nanochat"}
+"""Models that rotate by the negative angle."""
+
 SCALED_SOFTMAX = {
     "axk1", "axk2", "bailing_hybrid", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite",
     "glm_moe_dsa", "hy_v4", "longcat_flash", "minicpm3", "mistral4", "mistral_large4_text", "youtu",

@@ -7,6 +7,7 @@ not compared is listed below by its reason; a module in neither list fails the t
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import warnings
@@ -15,10 +16,14 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
+from float32_frequencies import relative_error
 from rotary_modules import built, compare, modules
 
 from posenc.hf import families
+from posenc.schemes import RoPE
+from posenc.testing.tolerances import UNIT
 
 pytestmark = [
     pytest.mark.long,
@@ -28,6 +33,8 @@ pytestmark = [
     # Files of transformers have invalid escapes in docstrings, and deprecate their own names.
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),
 ]
+
+PAGE = (Path(__file__).parents[2] / "docs" / "rope.md").read_text(encoding="utf-8")
 
 IMAGES = "images: places on several axes"
 ODD = "an odd number of rotated channels"
@@ -98,6 +105,8 @@ def outcome():
 
 
 def test_every_rotary_module_is_equal_or_listed_by_its_reason(record_property):
+    import transformers
+
     found = outcome()
     counts = {reason: len(names) for reason, names in found.items()}
     record_property("rotary modules", json.dumps(counts))
@@ -106,6 +115,16 @@ def test_every_rotary_module_is_equal_or_listed_by_its_reason(record_property):
     assert not [reason for reason in found if reason.startswith("unexpected")]
     assert set(found[NOT_ALONE]) <= NOT_BUILT
     assert counts["equal"] > 2 * (sum(counts.values()) - counts["equal"])
+    if transformers.__version__ == "5.23.0":  # that of the page
+        for said in (
+            f"the rotary modules of {len(named)} families",
+            f"{counts['equal']} modules equal",
+            f"{counts[IMAGES]} rotate by places in images",
+            f"{counts[NOT_ROTARY]} have an `inv_freq` of another encoding",
+            f"{counts[NOT_ALONE]} cannot be built from a configuration alone",
+            f"{len(DIFFERENT)} hold something else",
+        ):
+            assert said in PAGE, said
 
 
 def test_modules_that_hold_something_else_do():
@@ -124,29 +143,55 @@ PAIRS = {  # modules that rotate without one of these functions, by reading
 NEIGHBOURS = re.compile(r"def (rotate_half\w*|rotate_every_two|apply_rotary_pos_emb_interleave)\(")
 
 
-def interleaved_sources():
-    """Families whose text models rotate neighbours, by trying the function that rotates."""
+def rotations():
+    """``(family, result)`` of the functions that rotate 0, 1, ... 7 by a quarter turn."""
     import torch
 
-    found = set()
     for module in {module: None for module, _ in modules()}:
-        source = Path(module.__file__).read_text(encoding="utf-8")
+        source, family = Path(module.__file__).read_text("utf-8"), module.__name__.split(".")[2]
         for name in NEIGHBOURS.findall(source):
             if name.startswith("rotate"):
                 turned = getattr(module, name)(torch.arange(8.0)[None, None, None])
-                if turned[0, 0, 0, :2].tolist() != [-1, 0]:
-                    continue
-            found.add(module.__name__.split(".")[2])
-    return found
+                yield family, turned.flatten().tolist()
+            else:
+                yield family, QUARTERS["neighbours"]
+
+
+QUARTERS = {
+    "halves": [-4, -5, -6, -7, 0, 1, 2, 3],
+    "neighbours": [-1, 0, -3, 2, -5, 4, -7, 6],
+    "halves, the other way": [4, 5, 6, 7, 0, -1, -2, -3],
+}
 
 
 def test_the_models_whose_pairs_are_neighbours():
     families_of_images = {"edgetam_video", "efficientloftr", "inkling2", "lightglue", "sam2_video",
                           "sam3", "sam3_tracker_video", "musicflamingo"}  # fmt: skip
+    found = list(rotations())
+    assert all(turned in QUARTERS.values() for _, turned in found)
     listed = {model.split("_text")[0] for model in families.INTERLEAVED - PAIRS.keys()}
     listed -= {"gptj", "codegen"}  # they make sines themselves, without inv_freq
     listed -= {model for model in listed if model.startswith("blt_")}  # parts of blt
-    assert interleaved_sources() - families_of_images == listed
+    neighbours = {family for family, turned in found if turned == QUARTERS["neighbours"]}
+    assert neighbours - families_of_images == listed
+    other_way = {family for family, turned in found if turned == QUARTERS["halves, the other way"]}
+    assert other_way == families.REVERSED
+
+
+@pytest.mark.parametrize("model", ["gptj", "codegen"])
+def test_models_that_make_sines_themselves(model):
+    import torch
+
+    module = importlib.import_module(f"transformers.models.{model}.modeling_{model}")
+    sines = module.create_sinusoidal_positions(2, 64)[1, :32].double().numpy()
+    rope = RoPE.from_hf({"model_type": model, "n_embd": 4096, "n_head": 16, "rotary_dim": 64})
+    assert rope.rotary_dim == 64
+    expected = np.sin(rope.frequencies())
+    # The sine of an angle is off by no more than the angle, and by its own two roundings.
+    bound = (relative_error(rope.base) + 2 * UNIT["float32"]) * np.asarray(rope.frequencies())
+    assert np.all(np.abs(sines - expected) < bound)
+    turned = module.rotate_every_two(torch.arange(8.0)[None, None, None])
+    assert turned.flatten().tolist() == QUARTERS["neighbours"]
 
 
 def test_defaults_are_those_of_transformers():

@@ -354,6 +354,15 @@ def test_numbers_that_are_not_read_are_noted():
     assert "transformers reads rope_scaling alone" in hf.read(read_together).notes[0]
 
 
+def test_parts_that_are_not_read_and_the_other_direction_are_noted():
+    text = {**MODEL, "model_type": "nanochat", "rope_theta": None, "rope_parameters": inner()}
+    given = {"text_config": text, "vision_config": {"rope_theta": 9.0}, "audio_config": {}}
+    notes = hf.read(given).notes
+    assert notes[0] == "vision_config has rotary keys of its own, which are not read"
+    assert notes[1].startswith("nanochat rotates the other way")
+    assert len(notes) == 2
+
+
 def test_unknown_keys_are_listed_with_the_nearest_known_ones():
     given = {**MODEL, "rope_scalling": None, "rope_parameters": {"rope_theta": 5e5, "rope_tpye": 1}}
     unknown = hf.read(given).unknown
