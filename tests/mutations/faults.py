@@ -1550,6 +1550,14 @@ _LOWERED = (
         ("test_bias_forms.py gates_and_distances",),
     ),
     Fault(
+        "far-regions-taken-for-whole-rows",
+        "a query that sees no key of a region has no log-sum-exp",
+        PARTS,
+        "    return sees_itself and has_bias_by_key(call)",
+        "    return has_bias_by_key(call)",
+        ("test_torch_chunked.py region_of_far_keys",),
+    ),
+    Fault(
         "parts-end-a-block-early",
         "the newest keys are missing",
         CUT,

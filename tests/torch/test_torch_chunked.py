@@ -20,8 +20,9 @@ from subjects import SUBJECTS, heads, normal, params_of
 
 import posenc
 from posenc.attn.bias_forms import bias_by_key, has_bias
+from posenc.schemes import Sum
 from posenc.testing import assert_near
-from posenc.testing.examples import HEAD_DIM, HEADS
+from posenc.testing.examples import HEAD_DIM, HEADS, ReRoPE
 from posenc.testing.tolerances import ATTENTION_TOL, attention_bound, rounding_bound
 
 if not require("torch"):
@@ -55,6 +56,7 @@ FADING = {
     "steep": STEEP,
     "learned": posenc.ALiBi(HEADS, learned=True, slopes=[4.0, 2.0, 1.0, 0.5]),
     "gated": SUBJECTS["fox"],
+    "gated+t5": Sum(SUBJECTS["fox"], posenc.T5Bias(HEADS)),
     "kerple": SUBJECTS["kerple"],
 }
 
@@ -160,7 +162,8 @@ def order_bound_of_params(arrays, own, out):
     """
     d_out, x = torch.tensor(normal(out.shape, 9)), arrays["x"].detach().double()
     rows = torch.linalg.vector_norm((d_out * out.double()).abs().sum(-1), dim=(0, 2)).max()
-    heads_of_x = own["w"].detach().abs().sum(0).max() if "w" in own else 0.0
+    weights = [a for name, a in own.items() if name in ("w", "0_w")]
+    heads_of_x = weights[0].detach().abs().sum(0).max() if weights else 0.0
     each = rounding_bound(
         2 * FADED + 2 * HEAD_DIM, float(rows), str(out.dtype).removeprefix("torch.")
     )
@@ -189,6 +192,18 @@ def test_skipping_blocks_changes_at_most_a_rounding(name, dtype):
                 if leaf in unskipped[1]:
                     error = (skipped[1][leaf] - unskipped[1][leaf]).abs().max()
                     assert error <= allowed, (leaf, error, allowed)
+
+
+def test_a_region_of_far_keys_beside_gates():
+    """Queries do not see their own keys there, and the first queries see none."""
+    scheme = Sum(ReRoPE(), SUBJECTS["fox"])
+    arrays, own = inputs(scheme, 60)
+    expected = step(scheme, "reference", arrays, own, causal=True)
+    with parts.small_blocks(8):
+        result = step(scheme, "chunked", arrays, own, causal=True)
+    assert_near(result[0], expected[0], two(60))
+    for leaf in "qkv":
+        assert_near(result[1][leaf], expected[1][leaf], 2 * two(60), leaf)
 
 
 @pytest.mark.parametrize("shared", [2, 1])

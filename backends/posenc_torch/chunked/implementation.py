@@ -25,6 +25,7 @@ from posenc.backend import (
     bias_by_distance,
     bias_tile,
     has_bias,
+    has_bias_by_key,
     may_be_fully_masked,
     visible_by_distance,
     visible_pairs,
@@ -235,6 +236,8 @@ class _Job(NamedTuple):
             bias = tensors.get("extra_bias") if bias is None else bias
         if bias is None:
             return None, mask
+        if mask is not None and _sees_itself(call):
+            return torch.where(mask, bias, -torch.inf), None
         finite = bias != -torch.inf
         mask = finite if mask is None else mask & finite
         return torch.where(finite, bias, 0.0), mask
@@ -247,6 +250,13 @@ class _Job(NamedTuple):
         return visible_pairs(
             call, call.query.select(part.queries), call.key.select(part.keys), mask
         )
+
+
+def _sees_itself(call: Call) -> bool:
+    """Whether every query sees its own key, and no bias hides a key."""
+    in_window = all(side is None or side >= 0 for side in call.window or ())
+    sees_itself = in_window and not may_be_fully_masked(call)
+    return sees_itself and has_bias_by_key(call)  # a key bias is finite
 
 
 def _head_rows(part: Part, array: Tensor) -> Tensor:
