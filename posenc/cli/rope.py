@@ -120,7 +120,7 @@ def _context(rope: RoPE) -> str:
         table = (
             "less than 1k tokens by the base" if not by_base else "more than 1M tokens by the base"
         )
-    end = f"up to {_thousands(found)}" if found < _FAR else "to 1M and beyond"
+    end = f"up to {_thousands(found)}" if found < _FAR else f"to {_thousands(_FAR)} and beyond"
     return f"{table}; by these frequencies {end} (arXiv 2405.14591)"
 
 
@@ -152,7 +152,9 @@ def _rows(rows: Mapping[str, str], indent: int = 2) -> list[str]:
 
 
 def _thousands(tokens: float) -> str:
-    return f"{tokens:.0f}" if tokens < 1000 else f"{tokens / 1024:.3g}k"
+    if tokens < 1000:
+        return f"{tokens:.0f}"
+    return f"{tokens / 2**10:.3g}k" if tokens < 2**20 else f"{tokens / 2**20:.3g}M"
 
 
 def _load(path: Path) -> Mapping[str, Any]:

@@ -282,6 +282,8 @@ class _Reader:
 
 def to_hf(rope: RoPE) -> dict[str, Any]:
     """The dictionary ``rope_parameters`` of transformers 5 for a ``RoPE``."""
+    if rope.param_specs():
+        raise ValueError("transformers has no rope_type for learned frequencies")
     parameters: dict[str, Any] = {"rope_type": "default", "rope_theta": rope.base}
     if rope.rotary_dim is not None and rope.rotary_dim < rope.head_dim:
         parameters["partial_rotary_factor"] = _part(rope.rotary_dim, rope.head_dim)

@@ -123,12 +123,13 @@ class RoPE(PositionScheme):
     def to_hf(self) -> dict[str, Any]:
         """The dictionary ``rope_parameters`` of transformers 5. ``from_hf`` gives the scheme back.
 
-        The layout is not in it: in transformers it belongs to the model.
+        The layout is not in it: in transformers it belongs to the model. Nor is the length that
+        ``at_length`` has set.
 
         Raises
         ------
         ValueError
-            transformers has no ``rope_type`` for this scaling.
+            transformers has no ``rope_type`` for this scaling, or the frequencies are learned.
         """
         from posenc import hf
 

@@ -7,6 +7,7 @@ import math
 
 import pytest
 from frameworks_installed import require
+from sample import long
 
 from posenc.cli.main import main
 from posenc.hf.context import BOUNDS, length_by_base, length_by_cosines
@@ -33,8 +34,9 @@ MIXED = {
 
 
 @pytest.fixture
-def told(tmp_path, capsys):
+def told(tmp_path, capsys, monkeypatch):
     """The exit status and what is printed for a configuration."""
+    monkeypatch.setattr("posenc.cli.rope._FAR", 2**14)
 
     def tell(config, *options):
         path = tmp_path / "config.json"
@@ -67,11 +69,13 @@ def test_each_layer_type_kept_and_unknown_keys(told):
     assert "with 4096 tokens" in flat
     assert "sliding_attention NoPE: no rotation" in flat
     assert "24 frequencies are 0" in flat
+    assert "by these frequencies to 16k and beyond" in flat
     assert "rope_parameters.other.mrope_section = [8, 12, 12]: M-RoPE" in flat
     unknown = flat[flat.index("NOT UNDERSTOOD") :]
     assert unknown.startswith("NOT UNDERSTOOD rope_parameters.other.fator (did you mean 'factor'?)")
 
 
+@long
 @pytest.mark.skipif(not require("matplotlib"), reason="matplotlib is not installed")
 def test_frequencies_are_drawn(told, tmp_path):
     out = tmp_path / "rope.svg"

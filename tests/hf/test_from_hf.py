@@ -13,6 +13,7 @@ from posenc.schemes import (
     PI,
     ClipHann,
     DynamicNTK,
+    LearnedRoPE,
     Llama3,
     LongRoPE,
     NoPE,
@@ -101,6 +102,11 @@ def test_a_part_of_the_channels_comes_back_exactly(dim, head_dim):
 def test_what_transformers_does_not_know_is_an_error(scaling, said):
     with pytest.raises(ValueError, match=f"transformers has no rope_type for {said}"):
         RoPE(64, scaling=scaling).to_hf()
+
+
+def test_learned_frequencies_are_not_written():
+    with pytest.raises(ValueError, match="no rope_type for learned frequencies"):
+        LearnedRoPE(64).to_hf()
 
 
 def test_ntk_is_plain_rope_of_the_base_that_the_error_says():
