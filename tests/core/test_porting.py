@@ -10,15 +10,17 @@ from frameworks import FRAMEWORKS, HAS, ROUTES
 from subjects import normal
 
 import posenc
+from posenc.cli.list import one_of_each_kind
 from posenc.positions import left_padded
 
 HEADS, LENGTH, DIM = 2, 8, 8
 Q = normal((1, HEADS, LENGTH, DIM), 0, "float32")
 POS = np.arange(LENGTH)
 SIZES = {"num_heads": HEADS, "head_dim": DIM, "max_len": LENGTH, "train_len": LENGTH}
-CATALOGUE = [
-    pytest.param(posenc.make(name, **SIZES), id=name) for name in sorted(posenc.catalogue())
-]
+CATALOGUE, ONE_OF_EACH = (
+    [pytest.param(posenc.make(name, **SIZES), id=name) for name in names]
+    for names in (sorted(posenc.catalogue()), one_of_each_kind())
+)
 BACKENDS = [name for name in ("numpy", "torch", "jax") if name in FRAMEWORKS]
 MAYBE = [
     *BACKENDS,
@@ -51,7 +53,7 @@ def warned(call):
     return [w for w in found if issubclass(w.category, posenc.SchemeWarning)]
 
 
-@pytest.mark.parametrize("scheme", CATALOGUE)
+@pytest.mark.parametrize("scheme", ONE_OF_EACH)
 @pytest.mark.parametrize("backend", MAYBE)
 def test_a_scheme_of_embeddings_alone_says_so_in_attention(backend, scheme):
     params = posenc.init_params(scheme)

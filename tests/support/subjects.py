@@ -14,7 +14,7 @@ import posenc
 from posenc import PositionScheme
 from posenc.evaluate import ATTENTION_HOOKS
 from posenc.params import head_count
-from posenc.schemes import FIRE, Chunk, FoX, RelativeTable, Sink, Sum
+from posenc.schemes import FIRE, Chunk, FoX, RelativeTable, Sandwich, Sink, Sum
 from posenc.testing import examples
 from posenc.testing.examples import HEAD_DIM, HEADS, HIDDEN_DIM, Fence
 from posenc.testing.framework import readonly
@@ -51,6 +51,7 @@ PROOFS: dict[str, PositionScheme] = {
 
 SUBJECTS: dict[str, PositionScheme] = from_catalogue() | {
     "t5": posenc.T5Bias(HEADS),  # from the training length it would be causal
+    "sandwich": Sandwich(HEADS, dim=16),  # 128 gives scores of 32, tolerances are for 8
     "alibi-learned": posenc.ALiBi(HEADS, learned=True),
     "alibi-geometric": posenc.ALiBi(3, slopes="geometric"),
     "alibi-given": posenc.ALiBi(HEADS, slopes=[0.0, 1.0, -0.5, 3.0]),
@@ -60,7 +61,8 @@ SUBJECTS: dict[str, PositionScheme] = from_catalogue() | {
     "alibi-two-sided": posenc.ALiBi(HEADS, noncausal="two_sided", learned=True),
     "alibi-offset": posenc.ALiBi(HEADS, noncausal="offset"),
     "alibi-interpolated": posenc.ALiBi(HEADS, learned=True, interpolate_from=16).at_length(64),
-    "fire-offset": FIRE(HEADS, hidden=4, init_len=12.5, offset=True),
+    # Only a sink lets softmax see the offset.
+    "fire-offset": Sink(FIRE(HEADS, hidden=4, init_len=12.5, offset=True), value=0.5),
     "relative-table-two-sided": RelativeTable(HEADS, max_distance=5),
     "learned-offset": posenc.Learned(max_len=MAX_LEN, dim=HEAD_DIM, offset=2),
     "rope-base": posenc.RoPE(HEAD_DIM, base=100.0),

@@ -540,7 +540,13 @@ def test_a_folded_bias_is_the_bias(name, shared, q_len):
             # A head's number is in all of its 3660 scores, a result in 60: errors of terms of both
             # signs grow like the root. Far keys count for twice their share and more.
             size = 1 if leaf in ("q", "k", "v") else 2.5 * math.sqrt(3660 / 60)
-            assert_near(result[1][leaf].double(), expected[1][leaf], size * tolerance, leaf)
+            found = result[1].get(leaf, torch.zeros(()))  # a key bias may not read an array
+            assert_near(
+                found.double().expand_as(expected[1][leaf]),
+                expected[1][leaf],
+                size * tolerance,
+                leaf,
+            )
 
 
 @pytest.mark.parametrize("name", ["learned", "gated"])
