@@ -9,7 +9,7 @@ from typing import Any
 import posenc
 import posenc.positions
 from posenc.backend import prepare
-from posenc.schemes import Sink, Sum
+from posenc.schemes import LogScale, PoPE, Sink, Sum
 
 HEADS, LENGTH = 8, 1024
 
@@ -81,6 +81,8 @@ SCHEMES: dict[str, Callable[[int, int], Any]] = {
     "shaw": lambda heads, dim: Shaw(dim),
     "gated+alibi": lambda heads, dim: Sum(Gated(heads), posenc.ALiBi(heads)),
     "sink": lambda heads, dim: Sink(posenc.ALiBi(heads)),
+    "pope": lambda heads, dim: PoPE(heads, dim),  # queries and keys wider than values
+    "alibi+inkling": lambda heads, dim: Sum(posenc.ALiBi(heads), LogScale("inkling", 64)),
     "extra-bias": lambda heads, dim: posenc.NoPE(),
 }
 """By name, a scheme for a number of heads and a head dimension."""
