@@ -17,6 +17,7 @@ from subjects import fox_alibi, normal, params_of, sunk
 
 import posenc
 from posenc.attn.call import prepare
+from posenc.schemes import LogScale, PoPE, Sum
 from posenc.testing.examples import HEADS, HIDDEN_DIM, Levelled
 from posenc.testing.tolerances import ATTENTION_TOL, REDUCTION_FACTOR, assert_near, attention_bound
 
@@ -36,6 +37,8 @@ SUBJECTS = COMMON | {
     "fox-alibi": fox_alibi(),
     "sunk-regions": sunk(Levelled()),
     "t5-near": posenc.T5Bias(HEADS, num_buckets=8, max_distance=5),
+    "pope-of-shared-keys": PoPE(HEADS // 2, DIM),  # vectors of 2 * DIM beside values of DIM
+    "scaled-bias": Sum(posenc.ALiBi(HEADS), LogScale("inkling", train_len=4)),
 }
 INTERPRETED = Target("tpu", interpreted=True)
 OWN_CASES = {
@@ -78,6 +81,7 @@ FORMS = {
     "fox-alibi": "elementwise",
     "fence": "elementwise",
     "tide": "elementwise",
+    "scaled-bias": "elementwise",
 }
 pytestmark = pytest.mark.skipif(
     tpu.DEVICE.unsupported(INTERPRETED) is not None,
@@ -159,6 +163,8 @@ MORE = [
     ("fading", "grouped", "bfloat16"),
     ("fence", "plain", "float32"),
     ("sunk-regions", "causal", "float32"),
+    ("pope-of-shared-keys", "aligned", "float32"),
+    ("scaled-bias", "window", "float32"),
 ]
 
 
