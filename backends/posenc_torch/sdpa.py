@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
@@ -23,9 +25,7 @@ def sdpa(call: Call) -> tuple[Tensor, None]:
     if has_native_mask(call):
         # A bool also where lengths are symbols of the compiler.
         causal = True if call.causal and q.shape[2] > 1 else False  # noqa: SIM210
-        out = scaled_dot_product_attention(
-            q, k, v, is_causal=causal, scale=call.scale, enable_gqa=shares_keys(q, k)
-        )
+        out = _attend(q, k, v, is_causal=causal, scale=call.scale, enable_gqa=shares_keys(q, k))
         return out, None
     bias, mask = call.bias_and_visible()
     if mask is not None and may_be_fully_masked(call):
@@ -112,7 +112,7 @@ def masked_sdpa(
         bias = _minus_row_max(bias, mask)
     if mask is None:
         term = None if bias is None else bias.to(dtype)
-        return scaled_dot_product_attention(q, k, v, attn_mask=term, scale=scale, enable_gqa=gqa)
+        return _attend(q, k, v, attn_mask=term, scale=scale, enable_gqa=gqa)
     # A fully masked row attends to everything here, and is set to 0 afterwards.
     fully_masked = ~mask.any(dim=-1, keepdim=True)
     mask = mask | fully_masked
@@ -122,8 +122,21 @@ def masked_sdpa(
         # 0 in fully masked rows too: an overflow there makes gradients of 0 times infinity.
         visible = torch.where(mask, bias, -torch.inf)
         term = torch.where(fully_masked, 0.0, visible).to(dtype)
-    out = scaled_dot_product_attention(q, k, v, attn_mask=term, scale=scale, enable_gqa=gqa)
+    out = _attend(q, k, v, attn_mask=term, scale=scale, enable_gqa=gqa)
     return torch.where(fully_masked, 0.0, out)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+    """SDPA; on a CPU with vectors of one width, by zeros.
+
+    Its fused kernel for a CPU takes no other, and without that it holds ``Q x K`` scores.
+    """
+    width = v.shape[3]
+    if q.device.type != "cpu" or q.shape[3] == width:
+        return scaled_dot_product_attention(q, k, v, **options)
+    widest = max(q.shape[3], width)
+    q, k, v = (torch.nn.functional.pad(a, (0, widest - a.shape[3])) for a in (q, k, v))
+    return scaled_dot_product_attention(q, k, v, **options)[..., :width]
 
 
 def _minus_row_max(bias: Tensor, mask: Tensor | None) -> Tensor:

@@ -105,6 +105,32 @@ def test_wider_vectors_on_every_implementation(route):
     assert_near(out, expected, ATTENTION_TOL["float32"], str(route))
 
 
+@pytest.mark.skipif("torch" not in FRAMEWORKS, reason="torch is not installed")
+@pytest.mark.parametrize("window", [None, 5])
+def test_sdpa_on_a_cpu_gets_vectors_of_one_width(window, monkeypatch):
+    """Its fused kernel takes no other; for others it holds all scores."""
+    import torch
+
+    import posenc_torch
+    from posenc_torch import sdpa
+
+    widths = []
+
+    def recorded(*vectors, **options):
+        widths.append([a.shape[-1] for a in vectors])
+        return torch.nn.functional.scaled_dot_product_attention(*vectors, **options)
+
+    monkeypatch.setattr(sdpa, "scaled_dot_product_attention", recorded)
+    tensors = {name: torch.tensor(a) for name, a in vectors().items()}
+    for v in (tensors["v"], torch.cat([tensors["v"]] * 3, dim=-1)):  # narrower, and wider
+        out = posenc_torch.attention(
+            tensors["q"], tensors["k"], v, GROUPED, {"delta": torch.tensor(DELTA)}, True,
+            implementation="sdpa", window=window,
+        )  # fmt: skip
+        assert out.shape[-1] == v.shape[-1]
+    assert widths == [[2 * DIM] * 3, [3 * DIM] * 3]
+
+
 @pytest.mark.skipif("jax" not in FRAMEWORKS, reason="JAX is not installed")
 def test_an_implementation_that_takes_one_width_says_so():
     with pytest.raises(NotImplementedError, match="q has head_dim 16, v has 8"):
