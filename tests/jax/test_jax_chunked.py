@@ -10,6 +10,7 @@ from subjects import SUBJECTS, fox_alibi, params_of
 
 import posenc
 from posenc.attn.call import prepare
+from posenc.schemes import Sum
 from posenc.testing.tolerances import UNIT, assert_near, attention_bound, rounding_bound
 
 jax = pytest.importorskip("jax")
@@ -407,6 +408,7 @@ SKIPPING = {
     "one-head-of-keys": (STEEP, {"kv_heads": 1}),
     "gates": (SUBJECTS["fox"], {}),
     "gates-and-slopes": (fox_alibi(), {"kv_heads": 2}),
+    "gates-and-table": (Sum(SUBJECTS["fox"], posenc.T5Bias(HEADS)), {"kv_heads": 2}),
     "window": (STEEP, {"window": 30}),
     "segments": (STEEP, {"q_seg": PACKED, "k_seg": PACKED}),
     "positions": (STEEP, {"q_pos": ROLLED, "k_pos": ROLLED}),

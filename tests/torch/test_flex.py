@@ -24,6 +24,7 @@ from posenc.attn.masks import Mask
 from posenc.attn.negligible import negligible_blocks
 from posenc.evaluate import has_bias, has_features, positions_as_places, reads_features
 from posenc.positions import packed, visible
+from posenc.schemes import Sum
 from posenc.testing import AttentionCase, assert_near, frameworks
 from posenc.testing.examples import HEAD_DIM, HEADS, Checkered
 from posenc.testing.tolerances import ATTENTION_TOL, UNIT, attention_bound
@@ -274,6 +275,7 @@ def test_a_score_is_scaled_and_capped_before_a_bias_and_in_float32():
 
 
 STEEP = posenc.ALiBi(HEADS, slopes=[4.0, 0.2, 0.1, 0.03])
+FOX_T5 = Sum(SUBJECTS["fox"], posenc.T5Bias(HEADS))
 
 
 @long
@@ -311,16 +313,17 @@ def test_steep_heads_compute_few_blocks():
 
 
 @long
-@pytest.mark.parametrize("name", some(["steep", "kerple"], ["steep"]))
+@pytest.mark.parametrize("name", some(["steep", "kerple", "fox+t5"], ["steep", "fox+t5"]))
 def test_one_compiled_program_finds_negligible_blocks(name):
     """As on a GPU: one for every length, and the same blocks."""
-    scheme = STEEP if name == "steep" else SUBJECTS[name]
+    scheme = {"steep": STEEP, "fox+t5": FOX_T5}.get(name) or SUBJECTS[name]
     torch._dynamo.reset()
     counter = CompileCounterWithBackend("aot_eager")
     run = torch.compile(negligible_blocks, backend=counter, **flex.COMPILER)
     for length in (1300, 1500, 1700):
-        (q, k, v), *_ = tensors(scheme, length)
-        call = prepare(q, k, v, scheme, params_of(scheme), causal=True)
+        (q, k, v), x, _ = tensors(scheme, length)
+        hidden = {"x": x} if scheme.reads_features() else {}
+        call = prepare(q, k, v, scheme, params_of(scheme), causal=True, **hidden)
         count = -(-length // BLOCK)  # a CPU's mask has empty blocks beyond the end
         all_visible = flex._mask_inputs(call).visible_blocks()[1][:, :count, :count]
         result = run(call, BLOCK, all_visible=all_visible)
