@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import mpmath
 import numpy as np
@@ -250,6 +251,22 @@ def test_numbers_of_numpy_and_lists_become_pythons():
     assert scaling == LongRoPE((1.0, 2.0), (1.0, 3.0), 64)
     assert type(scaling.train_len) is int
     assert hash(RoPE(4, scaling=scaling)) == hash(RoPE(4, scaling=scaling))
+
+
+@dataclass(frozen=True)
+class Own(Scaling):
+    """A scaling of somebody else's."""
+
+    powers: tuple[float, ...]
+
+    def scaled(self, frequencies, *, base, dim):
+        return [float(base) ** -p for p in self.powers]
+
+
+def test_a_scaling_of_ones_own():
+    assert RoPE(4, base=100.0, scaling=Own((0.5, 1.0))).frequencies() == (0.1, 0.01)
+    with pytest.raises(ValueError, match=r"Own.scaled must return 2 numbers, got 3"):
+        RoPE(4, scaling=Own((1.0, 2.0, 3.0)))
 
 
 SIZES = {"head_dim": 8, "train_len": 64, "max_len": 256}

@@ -41,10 +41,11 @@ class Scaling:
 
     def scaled(
         self, frequencies: Sequence[Decimal], *, base: Decimal, dim: int
-    ) -> Iterable[Decimal]:
+    ) -> Iterable[Decimal | float]:
         """Return the frequencies to use instead of ``base**(-2k/dim)``, ``k = 0 .. dim/2 - 1``.
 
-        They are in radians per position. Arithmetic with ``Decimal`` has 60 digits here.
+        They are in radians per position, as ``Decimal`` or ``float``. Arithmetic with ``Decimal``
+        has 60 digits here.
         """
         return frequencies
 
@@ -66,4 +67,8 @@ class Scaling:
         """The ``dim / 2`` scaled frequencies of RoPE, in radians per position, to 60 digits."""
         plain = frequencies(base, (Fraction(2 * k, dim) for k in range(dim // 2)))
         with exact_arithmetic():
-            return tuple(self.scaled(plain, base=Decimal(base), dim=dim))
+            scaled = tuple(Decimal(f) for f in self.scaled(plain, base=Decimal(base), dim=dim))
+        if len(scaled) != len(plain):
+            name = type(self).__name__
+            raise ValueError(f"{name}.scaled must return {len(plain)} numbers, got {len(scaled)}")
+        return scaled
