@@ -170,6 +170,8 @@ class Sum(PositionScheme):
         return bias
 
     def key_bias(self, k: Array, *, params: Mapping[str, Array], xp: Namespace) -> Array | None:
+        if self._with_hook("bias_factor"):
+            return None
         terms = [
             scheme.key_bias(k, params=own, xp=xp) for scheme, own in self._parts("bias", params, xp)
         ]

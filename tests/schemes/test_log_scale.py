@@ -12,6 +12,7 @@ from subjects import normal
 
 import posenc
 from posenc.schemes import LogScale, Sink, Sum
+from posenc.testing import check_scheme
 from posenc.testing.tolerances import ATTENTION_TOL, assert_near
 
 HEADS, DIM, LENGTH = 2, 8, 12
@@ -123,6 +124,21 @@ def test_inkling_in_a_sum_on_every_implementation(route):
     expected = weights / weights.sum(axis=-1, keepdims=True) @ v
     out = route.attend(scheme, {"q": q, "k": k, "v": v}, {}, causal=True)
     assert_near(out, expected, ATTENTION_TOL["float32"], str(route))
+
+
+@long
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        *(LogScale(kind, train_len=4) for kind in ("ministral3", "inkling", "rerope")),
+        *(LogScale(kind, num_heads=HEADS) for kind in ("mistral_large4", "ssmax")),
+        Sum(posenc.ALiBi(HEADS), INKLING),
+        Sum(posenc.T5Bias(HEADS), INKLING),
+    ],
+    ids=lambda scheme: getattr(scheme, "kind", str(scheme)[:20]),
+)
+def test_each_kind_keeps_the_laws(scheme):
+    check_scheme(scheme, frameworks=["numpy"])
 
 
 def test_errors():
