@@ -37,6 +37,7 @@ from posenc_jax.chunked.blocks import (
     set_block,
     split_blocks,
 )
+from posenc_jax.chunked.by_distance import with_table
 from posenc_jax.chunked.heads import map_heads
 from posenc_jax.chunked.loops import loop_blocks, map_blocks, scan_blocks
 from posenc_jax.chunked.ranges import Ranges, needed_ranges
@@ -54,6 +55,7 @@ def chunked(call: Call) -> tuple[Array, Array]:
     Both are in the working dtype ``call.dtype``; the call's namespace must be ``jax.numpy``. A
     fully masked row is 0, and its log-sum-exp is the lowest finite number.
     """
+    call = with_table(call)
     tiling = make_tiling(call)
     q, k, v = call.q, call.k, call.v
     if may_be_fully_masked(call):

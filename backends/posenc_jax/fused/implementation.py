@@ -28,6 +28,7 @@ from posenc_jax.fused.devices import PLATFORMS, Device, device_for
 from posenc_jax.fused.gradients import NAME, attend
 from posenc_jax.fused.plan import MIN_SCORE, Form, plan_call, why_not_elementwise
 from posenc_jax.fused.target import target
+from posenc_jax.operations import is_cheaper_by_distance
 from posenc_jax.trees import varying_axes
 
 FEW_QUERIES = 16  # with fewer, most of a block of queries would be padding
@@ -162,6 +163,8 @@ def choose_form(call: Call, device: Device) -> tuple[Call, Form]:
         raise NotImplementedError(
             f"the bias of {name} reads the places given as q_axes and k_axes, kernels take none"
         )
+    if is_cheaper_by_distance(call):
+        return call, "by distance"
     why_not = why_not_elementwise(call) or device.unsupported_bias(call)
     if why_not is None:
         return call, "elementwise"

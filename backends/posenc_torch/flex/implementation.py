@@ -51,7 +51,6 @@ from posenc_torch.flex.params import (
     label_features,
     read_arrays,
     repeatedly_read_arrays,
-    shared_params,
 )
 from posenc_torch.flex.ranges import lists_of_diagonals, needed_lists, takes_ranges
 from posenc_torch.flex.score_mod import DistanceBias, SchemeBias, ScoreSteps, scheme_key
@@ -323,9 +322,8 @@ def _bias(call: Call) -> SchemeBias | DistanceBias | None:
 
 
 def _copied(call: Call) -> tuple[str, ...]:
-    """Names of the per-head arrays that a bias reads and a call learns: kernels load copies."""
-    shared = shared_params(call.scheme)
-    learned = [n for n, a in call.arrays.items() if a.requires_grad and n not in shared]
+    """Names of the arrays that a bias reads and a call learns: kernels load copies."""
+    learned = [n for n, a in call.arrays.items() if a.requires_grad]
     if not learned or not torch.is_grad_enabled():
         return ()
     read = read_arrays(call.scheme, call.arrays, call.query.features, call.key.features)
@@ -340,13 +338,11 @@ def _distance_bias(call: Call) -> DistanceBias | None:
 def _reads_by_distance(call: Call) -> bool:
     """Whether the kernel reads the bias from a table by distance.
 
-    A bias that has constants and learns nothing is computed: a multiplication or two is cheaper
-    than a load. So is a bias with a key bias, such as that of learned slopes: if it depends on
-    distance alone, it is linear in distance.
+    A bias with a key bias, such as ALiBi's, is computed: if it depends on distance alone, it is
+    linear in distance, and a multiplication or two is cheaper than a load.
     """
-    scheme = call.scheme
-    simple = "key_bias" in scheme.hooks() or (scheme.constants() and not scheme.param_specs())
-    return not simple and has_bias_by_distance(replace(call, extra_bias=None))
+    linear = "key_bias" in call.scheme.hooks()
+    return not linear and has_bias_by_distance(replace(call, extra_bias=None))
 
 
 def _mask_positions(call: Call) -> tuple[TokenIntegers, TokenIntegers]:

@@ -1,12 +1,13 @@
 """Which arrays a bias reads, and how often per score.
 
-FlexAttention's backward pass allows one read of each learned array.
+FlexAttention's backward pass allows one read of each learned array. An array that is read at fixed
+indices only, as the layers of a network are, can be given as one array per index.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
 
 import array_api_compat.torch as xp
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from posenc.backend import Features, Params, PositionScheme
 
+Index: TypeAlias = tuple[int, ...]
 _NO_FEATURES: Mapping[str, Tensor] = {}
 
 
@@ -26,17 +28,49 @@ def repeatedly_read_arrays(
     """Names of the arrays and features that a bias reads, or may read, several times per score.
 
     ``query`` and ``key`` are the features of each side. The result has their names from
-    ``label_features``.
+    ``label_features``. Arrays in ``fixed_reads`` are not in it.
     """
-    own, shared = scheme.param_specs(), shared_params(scheme)
-    learns_table = any(a.ndim > 1 and n in own for n, a in arrays.items())
+    shared = shared_params(scheme)
     token_table = any(_is_table(a) for a in (*query.values(), *key.values()))
-    if not (shared or learns_table or token_table):
+    if not (_may_read_repeatedly(scheme, arrays) or token_table):
         return []
     names, tables = _read(scheme, arrays, query, key)
     # A kernel loads a shared array once for each value that the bias takes from it.
     read = [name for name in shared if name in names]
-    return read + [name for name, table in tables.items() if table.reads > 1]
+    read += [name for name, table in tables.items() if table.reads > 1]
+    fixed = fixed_reads(scheme, arrays, query, key) if read else {}
+    return [name for name in read if name not in fixed]
+
+
+def fixed_reads(
+    scheme: PositionScheme,
+    arrays: Mapping[str, Tensor],
+    query: Mapping[str, Tensor] = _NO_FEATURES,
+    key: Mapping[str, Tensor] = _NO_FEATURES,
+) -> dict[str, list[Index]]:
+    """The shared arrays and repeatedly read tables whose reads are all at fixed indices, and these.
+
+    An index leaves out the axis of heads. That of a shared number is ``()``.
+    """
+    if not _may_read_repeatedly(scheme, arrays):
+        return {}
+    shared = shared_params(scheme)
+    try:
+        names, tables = _read(scheme, arrays, query, key, tables_of=shared)
+    except (TypeError, AttributeError):  # an operation on a whole array
+        return {}
+    numbers: dict[str, list[Index]] = {n: [()] for n in shared if n in names and not arrays[n].ndim}
+    own = {n: table for n, table in tables.items() if n in arrays and table.indices is not None}
+    return numbers | {
+        n: list(table.indices or ()) for n, table in own.items() if n in shared or table.reads > 1
+    }
+
+
+def _may_read_repeatedly(scheme: PositionScheme, arrays: Mapping[str, Tensor]) -> bool:
+    """Whether the bias may read one of its learned arrays several times: it has a large one."""
+    own = scheme.param_specs()
+    table = any(a.ndim > 1 and n in own for n, a in arrays.items())
+    return table or bool(shared_params(scheme))
 
 
 def read_arrays(
@@ -54,11 +88,16 @@ def _read(
     arrays: Mapping[str, Tensor],
     query: Mapping[str, Tensor],
     key: Mapping[str, Tensor],
+    tables_of: Sequence[str] = (),
 ) -> tuple[set[str], dict[str, _CountingTable]]:
-    """Names of the arrays that a bias reads, and its per-head tables and those of tokens."""
+    """Names of the arrays that a bias reads, and its per-head tables and those of tokens.
+
+    Shared arrays in ``tables_of`` count as tables, too.
+    """
     shared = shared_params(scheme)
     per_head = {n: a for n, a in arrays.items() if n not in shared}
     tables = {n: _CountingTable(a, a.shape[1:]) for n, a in per_head.items() if a.ndim > 1}
+    tables |= {n: _CountingTable(arrays[n], arrays[n].shape) for n in tables_of if arrays[n].ndim}
     features = label_features(query, key).items()
     token_tables = {n: _CountingTable(a, a.shape[3:]) for n, a in features if _is_table(a)}
     like = next(iter([*arrays.values(), *query.values(), *key.values()]))
@@ -104,10 +143,19 @@ def _label(name: str, role: str) -> str:
 
 
 class _CountingTable:
-    """A table of zeros in place of that of one head or token; it counts its reads."""
+    """A table of zeros in place of that of one head or token; it counts its reads.
+
+    Attributes
+    ----------
+    reads
+        How many there were.
+    indices
+        Their indices, as keys; None if one was not of Python integers.
+    """
 
     def __init__(self, array: Tensor, shape: tuple[int, ...]) -> None:
         self._zero, self.reads = array.new_zeros(()), 0
+        self.indices: dict[Index, None] | None = {}
         self.shape, self.dtype = tuple(shape), array.dtype
 
     def __len__(self) -> int:
@@ -115,6 +163,11 @@ class _CountingTable:
 
     def __getitem__(self, index: Any) -> Tensor:
         self.reads += 1
+        where = index if isinstance(index, tuple) else (index,)
+        if self.indices is not None and all(isinstance(i, int) for i in where):
+            self.indices[where] = None
+        else:
+            self.indices = None
         return self._zero
 
 

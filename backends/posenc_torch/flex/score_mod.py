@@ -34,7 +34,7 @@ from posenc_torch.flex.block_mask import (
 )
 from posenc_torch.flex.copies import copy_index, make_copies
 from posenc_torch.flex.float_positions import is_same_in_float32
-from posenc_torch.flex.params import shared_params
+from posenc_torch.flex.params import fixed_reads, shared_params
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
@@ -104,6 +104,33 @@ class HeadTable:
         return self._array[(self._head, *inside, *self._copy)]
 
 
+class FixedReads:
+    """A learned array of one head inside a kernel: each index is an array of its own.
+
+    FlexAttention's backward pass allows one load of each array.
+    """
+
+    def __init__(self, params: HeadParams, name: str, shape: tuple[int, ...]) -> None:
+        self._params, self._name, self.shape = params, name, shape
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, index: Any) -> Tensor:
+        number: Tensor = self._params[number_name(self._name, index)]
+        return number
+
+    @property
+    def dtype(self) -> torch.dtype:
+        dtype: torch.dtype = self._params.dtype
+        return dtype
+
+
+def number_name(name: str, index: Any) -> str:
+    """The name of the array that holds the numbers of one index of an array."""
+    return f"{name}{index if isinstance(index, tuple) else (index,)}"
+
+
 class TokenTable:
     """The table of one query or key inside a kernel: each index is one load."""
 
@@ -152,13 +179,14 @@ class HeadParams(Params):
         arrays: Mapping[str, Tensor],
         shared: Sequence[str],
         copied: Sequence[str],
+        split: Mapping[str, tuple[int, ...]],
         head: Tensor,
         dtype: torch.dtype,
         query: TokenFeatures,
         key: TokenFeatures,
     ) -> None:
         super().__init__(arrays, dtype, query, key)
-        self._shared, self._copied, self._head = shared, copied, head
+        self._shared, self._copied, self._split, self._head = shared, copied, split, head
         self._key_index = key.index
         self._loaded: dict[str, Any] = {}
 
@@ -168,6 +196,8 @@ class HeadParams(Params):
         return self._loaded[name]
 
     def _view(self, name: str) -> Any:
+        if (shape := self._split.get(name)) is not None:
+            return FixedReads(self, name, shape) if shape else self[number_name(name, ())]
         array = self._arrays[name]
         if name in self._shared:
             return array
@@ -189,6 +219,8 @@ class SchemeBias(NamedTuple):
         Its learned params and constants.
     copied
         Names of the arrays that ``make_copies`` made.
+    split
+        Shapes, without heads, of learned arrays that are given as one array per index.
     dtype
         The working dtype.
     q, k
@@ -202,6 +234,7 @@ class SchemeBias(NamedTuple):
     scheme_or_key: PositionScheme | str
     arrays: Mapping[str, Tensor]
     copied: Sequence[str]
+    split: Mapping[str, tuple[int, ...]]
     dtype: torch.dtype
     q: TokenIntegers
     k: TokenIntegers
@@ -226,8 +259,10 @@ class SchemeBias(NamedTuple):
         Kernels load ``copied`` arrays from copies of their present values.
         """
         captured = _capture_features(features, batch)
+        arrays, copied, split = _split_arrays(scheme, arrays, features, copied)
         arrays = {n: make_copies(a) if n in copied else a for n, a in arrays.items()}
-        return cls(_scheme_or_key(scheme), _mark_sizes(arrays), copied, dtype, *tokens, *captured)
+        arrays = _mark_sizes(arrays)
+        return cls(_scheme_or_key(scheme), arrays, copied, split, dtype, *tokens, *captured)
 
     @property
     def scheme(self) -> PositionScheme:
@@ -264,7 +299,8 @@ class SchemeBias(NamedTuple):
         query = TokenFeatures(self.query, "query", b, h, i)
         key = TokenFeatures(self.key, "key", b, h, j)
         shared = shared_params(scheme)
-        params = HeadParams(self.arrays, shared, self.copied, h, self.dtype, query, key)
+        arrays, copied, split = self.arrays, self.copied, self.split
+        params = HeadParams(arrays, shared, copied, split, h, self.dtype, query, key)
         return scheme_bias(scheme, q, k, params, xp=xp)
 
     def with_float_positions(self) -> SchemeBias:
@@ -279,6 +315,35 @@ class SchemeBias(NamedTuple):
                     lambda q, k: like._bias(q, k, *[index] * 4), index.to(torch.int32)
                 )
         return self._replace(float_positions=_SAME_IN_FLOAT32[key])
+
+
+def _split_arrays(
+    scheme: PositionScheme,
+    arrays: Mapping[str, Tensor],
+    features: tuple[Mapping[str, Tensor], Mapping[str, Tensor]],
+    copied: Sequence[str],
+) -> tuple[Mapping[str, Tensor], Sequence[str], dict[str, tuple[int, ...]]]:
+    """The arrays, with one per-head array for each number of a learned one in ``fixed_reads``.
+
+    Also the names of those to copy, and the shapes of the arrays that are replaced.
+    """
+    learns = torch.is_grad_enabled() and any(a.requires_grad for a in arrays.values())
+    fixed = fixed_reads(scheme, arrays, *features) if learns else {}
+    fixed = {name: indices for name, indices in fixed.items() if arrays[name].requires_grad}
+    if not fixed:
+        return arrays, copied, {}
+    shared = shared_params(scheme)
+    heads = max((a.shape[0] for name, a in arrays.items() if name not in shared), default=1)
+    kept = {name: a for name, a in arrays.items() if name not in fixed}
+    names, shapes = [name for name in copied if name not in fixed], {}
+    for name, indices in fixed.items():
+        whole: Any = arrays[name]
+        whole = whole.expand(heads, *whole.shape) if name in shared else whole
+        shapes[name] = tuple(whole.shape[1:])
+        own = {number_name(name, index): whole[:, *index] for index in indices}
+        kept |= own
+        names += own if name in copied else ()
+    return kept, names, shapes
 
 
 class DistanceBias(NamedTuple):

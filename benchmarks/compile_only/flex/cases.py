@@ -9,7 +9,7 @@ from typing import Any
 import posenc
 import posenc.positions
 from posenc.backend import prepare
-from posenc.schemes import LogScale, PoPE, Sink, Sum
+from posenc.schemes import FIRE, LogScale, PoPE, Sink, Sum
 
 HEADS, LENGTH = 8, 1024
 
@@ -84,6 +84,7 @@ SCHEMES: dict[str, Callable[[int, int], Any]] = {
     "pope": lambda heads, dim: PoPE(heads, dim),  # queries and keys wider than values
     "alibi+inkling": lambda heads, dim: Sum(posenc.ALiBi(heads), LogScale("inkling", 64)),
     "extra-bias": lambda heads, dim: posenc.NoPE(),
+    "fire": lambda heads, dim: FIRE(heads, hidden=8),
 }
 """By name, a scheme for a number of heads and a head dimension."""
 
