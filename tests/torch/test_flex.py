@@ -24,7 +24,7 @@ from posenc.attn.masks import Mask
 from posenc.attn.negligible import negligible_blocks
 from posenc.evaluate import has_bias, has_features, positions_as_places, reads_features
 from posenc.positions import packed, visible
-from posenc.schemes import Sum
+from posenc.schemes import FIRE, ALiBi, Sum
 from posenc.testing import AttentionCase, assert_near, frameworks
 from posenc.testing.examples import HEAD_DIM, HEADS, Checkered
 from posenc.testing.tolerances import ATTENTION_TOL, UNIT, attention_bound
@@ -761,7 +761,63 @@ def test_the_lint_reports_what_no_kernel_supports():
     assert flex_lint.backward(lambda score, b, h, i, j: score * rate, HEADS) is not None
 
 
-@pytest.mark.parametrize("scheme", [Twice(), SUBJECTS["parabola"]])
+class Alternating(type(SUBJECTS["parabola"])):
+    """A number that heads share, chosen by position."""
+
+    def bias(self, q, k, *, params, xp):
+        return params["c"][(q + k) % 2] * (q - k)
+
+
+class Summed(type(SUBJECTS["parabola"])):
+    """All numbers that heads share, in one operation."""
+
+    def bias(self, q, k, *, params, xp):
+        return xp.sum(params["c"]) * (q - k)
+
+
+NETWORKS = {
+    "fire": FIRE(HEADS, hidden=3, init_len=20.5, offset=True),
+    "parabola": SUBJECTS["parabola"],
+    "sum": Sum(ALiBi(HEADS, learned=True), FIRE(HEADS, hidden=2, init_len=20.5)),
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_an_array_read_at_fixed_indices_is_one_array_per_index(name):
+    scheme = NETWORKS[name]
+    params = {n: torch.tensor(a).double().requires_grad_() for n, a in params_of(scheme).items()}
+    fixed = {n: a.detach() for n, a in params.items()}
+    index = torch.tensor([0, 1, 19, 40, 2047])
+    at = torch.meshgrid(torch.zeros(1).long(), torch.arange(HEADS), index, index, indexing="ij")
+    scores = torch.zeros(at[0].shape, dtype=torch.float64)
+    bias, plain = (bias_in_the_kernel(scheme, own, 2048) for own in (params, fixed))
+    assert set(bias.split) == set(params) - {"b2", "0_slopes"}
+    assert not plain.split
+    assert set(bias.copied) == set(bias.arrays), "each has copies"
+    values = bias.score_mod(scores, *at)
+    assert torch.equal(values, plain.score_mod(scores, *at))
+    weights = torch.tensor(normal(values.shape, 0))
+    results = torch.autograd.grad((weights * values).sum(), [*params.values()])
+    dense = posenc.bias(scheme, index, index, params)
+    expected = torch.autograd.grad((weights * dense).sum(), [*params.values()])
+    for result, one in zip(results, expected, strict=True):
+        assert_near(result.numpy(), one.numpy(), ATTENTION_TOL["float64"])
+
+
+@pinned
+@pytest.mark.parametrize("name", some([*NETWORKS], [], long))
+def test_a_gpu_takes_a_network(name):
+    scheme = NETWORKS[name]
+    params = {n: torch.tensor(a).requires_grad_() for n, a in params_of(scheme).items()}
+    bias = bias_in_the_kernel(scheme, params, 64)
+    assert flex_lint.backward(bias.score_mod, HEADS) is None
+
+
+def test_a_network_learns_on_a_gpu():
+    assert flex.unsupported(on_a_gpu(NETWORKS["fire"], learns=True)) is None
+
+
+@pytest.mark.parametrize("scheme", [Twice(), Alternating(), Summed()])
 def test_a_bias_that_the_lint_rejects_is_unsupported_on_a_gpu(scheme):
     where = dict.fromkeys(("q_pos", "k_pos"), torch.arange(4))
     call = on_a_gpu(scheme, learns=True, **where)
