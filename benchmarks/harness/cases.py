@@ -14,7 +14,7 @@ from posenc.positions import packed
 from posenc.protocol import PositionScheme
 from posenc.schemes import FoX
 from posenc.testing import AttentionCase, Host, SchemeCase
-from posenc.testing.examples import HEADS, HIDDEN_DIM, Both, Fence, Kerple
+from posenc.testing.examples import HEADS, HIDDEN_DIM, Both, Fence
 from posenc.testing.framework import readonly
 
 BATCH = 2
@@ -35,7 +35,6 @@ def schemes(dim: int) -> dict[str, PositionScheme]:
     own = {
         "t5-causal": posenc.T5Bias(HEADS, causal=True),
         "alibi-given": posenc.ALiBi(HEADS, slopes=[0.0, 1.0, -0.5, 3.0]),
-        "kerple": Kerple(),
         "fence": Fence(reach=90),
         "both": Both(dim),
     }

@@ -3,7 +3,7 @@
 Each is as short as it can be, to be read and copied. Tests, benchmarks and docs use them together
 with the catalogue, so that a passing check also covers schemes that nobody has written yet.
 
-- ``bias``: ``Kerple``, ``Fence``, ``Parabola``, ``Checkered``, ``Tide``, ``Fire``, ``Level``,
+- ``bias``: ``Fence``, ``Parabola``, ``Checkered``, ``Tide``, ``Level``,
   ``Silent`` (the hook, without a bias); with ``key_bias``: ``Both``.
 - ``transform``: ``Sharpening``, ``Both``, ``AsIfAt``.
 - ``scale``: ``Cooled``; ``at_length``: ``Stretching``; ``constants``: ``Tide``, ``Streets``.
@@ -24,7 +24,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-import numpy as np
 from array_api_compat import device
 
 import posenc
@@ -37,25 +36,6 @@ HEADS, HEAD_DIM, HIDDEN_DIM = 4, 8, 6
 def uniform(low: float, high: float) -> Initializer:
     """First values between two numbers."""
     return lambda rng, shape: rng.uniform(low, high, shape)
-
-
-@dataclass(frozen=True)
-class Kerple(PositionScheme):
-    """Chi et al. 2022, logarithmic: ``-p ln(1 + a|i-j|)`` with ``a`` and ``p`` learned per head."""
-
-    relative: ClassVar[bool] = True
-    num_heads: int = HEADS
-
-    def param_specs(self) -> Mapping[str, ParamSpec]:
-        shape = (self.num_heads,)
-        return {
-            "a": ParamSpec(shape, init=uniform(0.1, 1)),
-            "p": ParamSpec(shape, init=uniform(0.1, 2)),
-        }
-
-    def bias(self, q: Array, k: Array, *, params: Any, xp: Namespace) -> Array:
-        distance = xp.astype(xp.abs(q - k), params["a"].dtype)
-        return -params["p"] * xp.log1p(params["a"] * distance)
 
 
 @dataclass(frozen=True)
@@ -173,48 +153,6 @@ class Both(posenc.RoPE):
 
     def key_bias(self, k: Array, *, params: Any, xp: Namespace) -> Array:
         return params["strength"] * xp.astype(k, params["strength"].dtype)
-
-
-@dataclass(frozen=True)
-class Fire(PositionScheme):
-    """FIRE, Li et al. 2023, arXiv 2310.04418: ``MLP(psi(|i - j|) / psi(max(i, L)))``, with
-    ``psi(x) = ln(1 + c x)``, and ``c`` and the threshold ``L`` learned.
-
-    ``threshold`` is the first value of ``L``. All heads share the first layer of the MLP.
-    """
-
-    num_heads: int = HEADS
-    hidden: int = 8
-    threshold: float = 12.5
-
-    def param_specs(self) -> Mapping[str, ParamSpec]:
-        def shared(shape: tuple[int, ...], init: Initializer) -> ParamSpec:
-            return ParamSpec(shape, init, per_head=False)
-
-        def constant(value: float) -> Initializer:
-            return lambda rng, shape: np.full(shape, value)
-
-        return {
-            "c": shared((), constant(0.1)),
-            "length": shared((), constant(self.threshold)),
-            "w1": shared((self.hidden,), uniform(-1, 1)),
-            "b1": shared((self.hidden,), uniform(-0.5, 0.5)),
-            "w2": ParamSpec((self.num_heads, self.hidden), uniform(-1, 1)),
-            "b2": ParamSpec((self.num_heads,), uniform(-0.1, 0.1)),
-        }
-
-    def bias(self, q: Array, k: Array, *, params: Any, xp: Namespace) -> Array:
-        c, w1, b1, w2 = (params[name] for name in ("c", "w1", "b1", "w2"))
-
-        def psi(x: Array) -> Array:
-            return xp.log1p(xp.abs(c) * x)
-
-        distance = xp.astype(xp.abs(q - k), c.dtype)
-        x = psi(distance) / (
-            psi(xp.maximum(xp.astype(q, c.dtype), xp.abs(params["length"]))) + 1e-6
-        )
-        units = (w1[n] * x + b1[n] for n in range(self.hidden))
-        return params["b2"] + sum(w2[n] * (xp.abs(z) + z) / 2 for n, z in enumerate(units))
 
 
 @dataclass(frozen=True)

@@ -234,18 +234,18 @@ def entries(monkeypatch):
 
 
 def test_another_package_may_add_a_scheme(entries):
-    entries("kerple", "posenc.testing.examples:Kerple")
-    scheme = posenc.make("kerple", **SIZES)
+    entries("tide", "posenc.testing.examples:TransformerXL")
+    scheme = posenc.make("tide", **SIZES)
     assert scheme.num_heads == 2
-    assert type(scheme).__name__ == "Kerple"
+    assert type(scheme).__name__ == "TransformerXL"
 
 
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("alibi", "posenc.testing.examples:Kerple", "takes the name"),
+        ("alibi", "posenc.testing.examples:TransformerXL", "takes the name"),
         ("mine", "posenc.testing.examples:Missing", "cannot load"),
-        ("mine", "no_such_module:Kerple", "cannot load"),
+        ("mine", "no_such_module:Tide", "cannot load"),
         ("mine", "pathlib:Path", "class Path is not a PositionScheme"),
         ("mine", "os:sep", "neither a PositionScheme nor a maker"),
     ],
@@ -259,8 +259,8 @@ def test_a_bad_addition_is_a_warning(entries, name, value, message):
 
 
 def test_a_dotted_name_is_imported():
-    scheme = posenc.make("posenc.testing.examples.Kerple", **SIZES)
-    assert type(scheme).__name__ == "Kerple"
+    scheme = posenc.make("posenc.testing.examples.TransformerXL", **SIZES)
+    assert type(scheme).__name__ == "TransformerXL"
     assert scheme.num_heads == 2
     assert posenc.make("posenc.testing.examples.Fence", **SIZES, reach=3).reach == 3
 
@@ -268,15 +268,15 @@ def test_a_dotted_name_is_imported():
 @pytest.mark.parametrize(
     ("name", "error", "message"),
     [
-        ("no_such_module.Kerple", ValueError, "unknown scheme .*No module named 'no_such_module'"),
+        ("no_such_module.Tide", ValueError, "unknown scheme .*No module named 'no_such_module'"),
         ("posenc.testing.examples.Missing", ValueError, "has no attribute 'Missing'"),
         ("os.path", TypeError, "neither a PositionScheme nor a maker"),
-        (".Kerple", ValueError, "unknown scheme"),
-        ("..examples.Kerple", ValueError, "unknown scheme"),
+        (".Tide", ValueError, "unknown scheme"),
+        ("..examples.Tide", ValueError, "unknown scheme"),
         (
-            "posenc.testing.examples.kerple",
+            "posenc.testing.examples.transformerxl",
             ValueError,
-            r"did you mean 'Kerple'\?\); accepted: .*Fading",
+            r"did you mean 'TransformerXL'\?\); accepted: .*Fading",
         ),
         ("kerpel", ValueError, "or a dotted name module.Class"),
     ],

@@ -105,7 +105,7 @@ def test_torch_inputs_stay_as_they_were(subject, function):
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32"])
-@pytest.mark.parametrize("subject", ["alibi", "t5", "kerple", "tide", "both"])
+@pytest.mark.parametrize("subject", ["alibi", "t5", "kerple_log", "tide", "both"])
 def test_positions_of_any_integer_dtype(subject, dtype):
     scheme, pos = SUBJECTS[subject], np.asarray([100, 3, 0, 127])
     found = posenc.bias(scheme, pos.astype(dtype), pos.astype(dtype), params_of(scheme))

@@ -182,7 +182,7 @@ def test_half_precision_comes_back_as_it_went_in():
 
 
 def test_a_float64_param_asks_for_float64():
-    scheme, q = SUBJECTS["kerple"], normal((1, HEADS, 6, HEAD_DIM), 0, "float32")
+    scheme, q = SUBJECTS["kerple_log"], normal((1, HEADS, 6, HEAD_DIM), 0, "float32")
     out = posenc.attention(q, q, q, scheme, params_of(scheme, dtype="float64"))
     assert out.dtype == np.float32
     wide = posenc.attention(*[q.astype(np.float64)] * 3, scheme, params_of(scheme))

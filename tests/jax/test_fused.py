@@ -18,7 +18,8 @@ import posenc
 from posenc.attn.call import prepare
 from posenc.attn.implementations import Implementation
 from posenc.attn.reference import dense
-from posenc.testing.examples import Kerple, Leaning, Levelled, Wide
+from posenc.schemes import Kerple
+from posenc.testing.examples import Leaning, Levelled, Wide
 from posenc.testing.tolerances import (
     ATTENTION_TOL,
     REDUCTION_FACTOR,
@@ -404,7 +405,7 @@ POSITIONS = {"q_pos": np.arange(20), "k_pos": np.arange(20)}
         (posenc.ALiBi(4), {}, False),  # later keys have another bias
         (posenc.ALiBi(4), {"causal": True, **POSITIONS}, False),  # they may be large
         (fox_alibi(), {"causal": True}, False),  # features are large
-        (Kerple(), {"causal": True}, False),  # there is no key bias
+        (Kerple(4), {"causal": True}, False),  # there is no key bias
     ],
 )
 def test_a_bias_by_key_leaves_out_what_softmax_does_not_see(scheme, options, by_key):

@@ -17,6 +17,7 @@ jax = pytest.importorskip("jax")
 jnp = jax.numpy
 posenc_jax = pytest.importorskip("posenc_jax")
 from posenc_jax.chunked.blocks import block_size, make_tiling  # noqa: E402
+from posenc_jax.chunked.by_distance import with_table  # noqa: E402
 from posenc_jax.chunked.implementation import chunked  # noqa: E402
 from posenc_jax.chunked.ranges import needed_ranges  # noqa: E402
 
@@ -70,6 +71,17 @@ def test_memory_grows_linearly(scheme):
     half, whole = (temporaries(length, scheme, "chunked") for length in (8192, 16384))
     assert whole < 2.2 * half
     assert whole < HEADS * 16384**2 * 4 / 30
+
+
+def test_a_bias_of_many_operations_is_computed_once_per_distance():
+    """And not for every pair: here it has 16 cosines."""
+    q, k, v = (jnp.swapaxes(a, 1, 2) for a in tensors(7, k_length=9))
+    call = prepare(q, k, v, posenc.schemes.Sandwich(HEADS, dim=32), xp=jnp)
+    tabled = with_table(call)
+    np.testing.assert_array_equal(tabled.bias(), call.bias())
+    assert tabled.arrays["table"].shape == (HEADS, 7 + 9 - 1)
+    few = prepare(q, k, v, posenc.ALiBi(HEADS), xp=jnp)
+    assert with_table(few) is few
 
 
 @long

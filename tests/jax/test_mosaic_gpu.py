@@ -11,8 +11,8 @@ from subjects import fox_alibi, normal, params_of, sunk
 
 import posenc
 from posenc.attn.call import prepare
-from posenc.schemes import FoX
-from posenc.testing.examples import HIDDEN_DIM, Fence, Kerple, Levelled
+from posenc.schemes import FoX, Kerple
+from posenc.testing.examples import HIDDEN_DIM, Fence, Levelled
 from posenc.testing.tolerances import ATTENTION_TOL, REDUCTION_FACTOR, assert_near
 
 jax = pytest.importorskip("jax")

@@ -73,7 +73,7 @@ FORMS = {
     "nope": "none",
     "alibi": "elementwise",
     "alibi-learned": "elementwise",
-    "kerple": "elementwise",
+    "kerple_log": "elementwise",
     "t5": "by distance",
     "parabola": "by distance",
     "fox": "elementwise",
@@ -147,7 +147,7 @@ def _host(array):
 
 
 QUICK = [
-    ("kerple", "shuffled", "float32"),
+    ("kerple_log", "shuffled", "float32"),
     ("t5-near", "aligned", "float32"),
     ("fox-alibi", "sinks", "bfloat16"),
 ]
@@ -158,7 +158,7 @@ MORE = [
     ("alibi-learned", "everything", "float32"),
     ("t5", "window", "float32"),
     ("t5-near", "many-keys-in-order", "float32"),
-    ("kerple", "many-keys-in-order", "float32"),
+    ("kerple_log", "many-keys-in-order", "float32"),
     ("fox", "everything", "float32"),
     ("fading", "grouped", "bfloat16"),
     ("fence", "plain", "float32"),
@@ -316,7 +316,7 @@ def shapes(dtype, dims, *, heads=HEADS, q_len=1000, k_len=1500, positions=False,
     some(
         [(s, "bfloat16", (128, 128)) for s in FORMS]
         + [(s, "float32", (64, 256)) for s in ("t5", "fading")],
-        [(s, "bfloat16", (128, 128)) for s in ("nope", "kerple", "t5", "fading")],
+        [(s, "bfloat16", (128, 128)) for s in ("nope", "kerple_log", "t5", "fading")],
         long,
     ),
 )

@@ -1969,7 +1969,7 @@ _FUSED = (
         TPU_OPERANDS,
         "to_row(jnp.sum(total[...], axis=1, keepdims=True))",
         "to_row(total[:, :1])",
-        ("test_tpu.py equal_the_reference kerple-shuffled",),
+        ("test_tpu.py equal_the_reference kerple_log-shuffled",),
     ),
     Fault(
         "tpu-far-bias-of-the-other-side",
@@ -1994,7 +1994,7 @@ _FUSED = (
         TPU_TILE,
         "return weights, weights * (d_weights - delta)",
         "return weights, weights * (d_weights - delta) / LOG2E",
-        ("test_tpu.py equal_the_reference kerple-shuffled",),
+        ("test_tpu.py equal_the_reference kerple_log-shuffled",),
     ),
     Fault(
         "tpu-walks-the-longest-head-for-all",
@@ -2601,8 +2601,8 @@ _FLEX_CALLS = (
         "flex-learned-slopes-from-a-table",
         "learned slopes take a gathered table, whose kernel spills",
         FLEX,
-        'simple = "key_bias" in scheme.hooks() or (',
-        "simple = (",
+        'linear = "key_bias" in call.scheme.hooks()',
+        "linear = False",
         ("test_flex.py learned_slopes",),
     ),
     Fault(
@@ -3325,8 +3325,84 @@ _AROUND = (
     ),
 )
 
+_BIASES = (
+    Fault(
+        "kerple-power-of-distance-0",
+        "the gradient of a power is NaN at the query's own key",
+        "posenc/schemes/kerple.py",
+        "n = xp.astype(xp.where(own, 1, distance), a.dtype)",
+        "n = xp.astype(distance, a.dtype)",
+        ("test_kerple.py gradients_are_finite",),
+    ),
+    Fault(
+        "kerple-without-limits",
+        "a negative a is a reward for distance, and NaN further on",
+        "posenc/schemes/kerple.py",
+        'p, a = params["p"], xp.clip(params["a"], _LEAST)',
+        'p, a = params["p"], params["a"]',
+        ("test_kerple.py limited_as_the_authors_do",),
+    ),
+    Fault(
+        "fire-threshold-left-out",
+        "the first queries divide by the logarithm of their own position",
+        "posenc/schemes/fire.py",
+        "longest = xp.maximum(xp.astype(q, c.dtype), length)",
+        "longest = xp.abs(xp.astype(q, c.dtype)) + 0 * length",
+        ("test_fire.py the_bias",),
+    ),
+    Fault(
+        "sandwich-heads-from-0",
+        "the first head divides by zero, or all ratios are those of the next head",
+        "posenc/schemes/sandwich.py",
+        "heads / (8 * h) for h in range(1, heads + 1)",
+        "heads / (8 * (h + 1)) for h in range(1, heads + 1)",
+        ("test_sandwich.py by_numbers",),
+    ),
+    Fault(
+        "relative-table-of-the-other-direction",
+        "earlier keys read the numbers of later ones",
+        "posenc/schemes/relative_table.py",
+        "xp.clip(k - q, -self.max_distance",
+        "xp.clip(q - k, -self.max_distance",
+        ("test_relative_table.py both_directions",),
+    ),
+    Fault(
+        "asymmetric-alibi-with-a-key-bias",
+        "heads that see later keys only get the bias of the others under a causal mask",
+        ALIBI,
+        'absent = {"key_bias": self.noncausal == "asymmetric"}',
+        'absent = {"key_bias": False}',
+        ("test_alibi.py each_form_claims",),
+    ),
+    Fault(
+        "alibi-interpolated-on-one-side",
+        "beyond the training length the slopes of later keys stay",
+        ALIBI,
+        'later = self._read_slopes(params, "later_slopes")',
+        'later = params["later_slopes"]',
+        ("test_alibi.py slopes_at_another_length",),
+    ),
+    Fault(
+        "flex-one-number-for-all-indices",
+        "every unit of a network is its first",
+        SCORE,
+        "own = {number_name(name, index): whole[:, *index] for index in indices}",
+        "own = {number_name(name, index): whole[:, *indices[0]] for index in indices}",
+        ("test_flex.py read_at_fixed_indices",),
+    ),
+    Fault(
+        "tables-of-many-operations-shifted",
+        "a bias that JAX reads by distance is that of the next distance",
+        "backends/posenc_jax/chunked/by_distance.py",
+        "call.k.shape[2] - 1",
+        "call.k.shape[2]",
+        ("test_jax_chunked.py many_operations",),
+    ),
+)
+
 FAULTS = (
     *_SCHEMES,
+    *_BIASES,
     *_AROUND,
     *_ANGLES,
     *_SCALINGS,

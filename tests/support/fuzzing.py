@@ -13,7 +13,7 @@ from subjects import normal
 
 import posenc
 from posenc.params import Features, Params
-from posenc.schemes import FoX
+from posenc.schemes import FIRE, FoX, Kerple
 from posenc.testing.attention_case import AttentionCase
 from posenc.testing.examples import (
     HEAD_DIM,
@@ -24,7 +24,6 @@ from posenc.testing.examples import (
     Cooled,
     Fading,
     Fence,
-    Kerple,
     Parabola,
     Sharpening,
     Silent,
@@ -48,7 +47,11 @@ ANY_SIZE = {
     "t5-causal": lambda h, d: posenc.T5Bias(h, causal=True),
     "t5-few": lambda h, d: posenc.T5Bias(h, num_buckets=8, max_distance=20),
     "t5-unscaled": lambda h, d: posenc.T5Bias(h, scaled=False),
-    "kerple": lambda h, d: Kerple(h),
+    "kerple_log": lambda h, d: Kerple(h),
+    "kerple_power": lambda h, d: Kerple(h, kind="power"),
+    "fire": lambda h, d: FIRE(h, hidden=3),
+    "alibi-offset": lambda h, d: posenc.ALiBi(h, noncausal="offset"),
+    "alibi-two-sided": lambda h, d: posenc.ALiBi(h, noncausal="two_sided"),
     "fox": lambda h, d: FoX(h, HIDDEN_DIM),
     "fading": lambda h, d: Fading(h),
     "cooled": lambda h, d: Cooled(),

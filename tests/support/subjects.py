@@ -75,7 +75,6 @@ SUBJECTS: dict[str, PositionScheme] = from_catalogue() | {
     "t5-few": posenc.T5Bias(HEADS, num_buckets=8, max_distance=20),
     "t5-far": posenc.T5Bias(HEADS, max_distance=129),
     "t5-unscaled": posenc.T5Bias(HEADS, scaled=False),
-    "kerple": examples.Kerple(),
     "fence": Fence(),
     "fence-wide": Fence(reach=9),
     "cooled": examples.Cooled(),

@@ -28,7 +28,7 @@ PROCESSES, BATCH, LENGTH = EXAMPLE["PROCESSES"], 4, 16
 # Nothing, constants, an embedding, one array of each shape, several arrays, features, sums, sinks.
 KINDS = (
     *("nope", "rope", "alibi", "sinusoidal", "learned", "alibi-learned", "t5", "parabola"),
-    *("checkered", "kerple", "shaw", "inkling", "fox", "selective", "rope+key-side"),
+    *("checkered", "kerple_log", "shaw", "inkling", "fox", "selective", "rope+key-side"),
     *("sink", "sink-of-queries", "rerope"),
 )
 TRIED = {name: SUBJECTS[name] for name in KINDS}

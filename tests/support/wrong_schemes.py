@@ -16,7 +16,7 @@ import posenc
 from posenc import ParamSpec, PositionScheme
 from posenc.params import Params
 from posenc.schemes import FoX, Sum
-from posenc.testing.examples import HEAD_DIM, HEADS, HIDDEN_DIM, Fading, Kerple, Shaw, uniform
+from posenc.testing.examples import HEAD_DIM, HEADS, HIDDEN_DIM, Fading, Shaw, uniform
 
 
 class Ours(posenc.ALiBi):
@@ -28,11 +28,27 @@ def length(array, axis=-1):
     return array.shape[axis] if array.ndim >= -axis else 1
 
 
+@dataclass(frozen=True)
+class Decay(PositionScheme):
+    """What many of these begin with, and right: ``-p ln(1 + a|i-j|)``, and no option but heads."""
+
+    relative: ClassVar[bool] = True
+    num_heads: int = HEADS
+
+    def param_specs(self):
+        shape = (self.num_heads,)
+        return {"a": ParamSpec(shape, uniform(0.1, 1)), "p": ParamSpec(shape, uniform(0.1, 2))}
+
+    def bias(self, q, k, *, params, xp):
+        distance = xp.astype(xp.abs(q - k), params["a"].dtype)
+        return -params["p"] * xp.log1p(params["a"] * distance)
+
+
 # Wrong in long rows.
 
 
 @dataclass(frozen=True)
-class LongRow(Kerple):
+class LongRow(Decay):
     """Another bias in rows of more than 64 keys."""
 
     most: ClassVar[int] = 64
@@ -50,7 +66,7 @@ class LongerRow(LongRow):
 
 
 @dataclass(frozen=True)
-class LongColumn(Kerple):
+class LongColumn(Decay):
     """Another bias for more than 64 queries at once."""
 
     def bias(self, q, k, *, params, xp):
@@ -59,7 +75,7 @@ class LongColumn(Kerple):
 
 
 @dataclass(frozen=True)
-class Normalised(Kerple):
+class Normalised(Decay):
     """Divided by the length of the row, which few keys hide in float32."""
 
     def bias(self, q, k, *, params, xp):
@@ -117,7 +133,7 @@ class CrowdedGate(Fading):
 
 
 @dataclass(frozen=True)
-class Crowded(Kerple):
+class Crowded(Decay):
     """A bias that looks at its batch from three rows on."""
 
     def bias(self, q, k, *, params, xp):
@@ -203,7 +219,7 @@ class OneHeadsKeys(Ours):
 
 
 @dataclass(frozen=True)
-class AbsoluteMidway(Kerple):
+class AbsoluteMidway(Decay):
     """Not relative where distances are some hundreds to some thousands."""
 
     def bias(self, q, k, *, params, xp):
@@ -213,7 +229,7 @@ class AbsoluteMidway(Kerple):
 
 
 @dataclass(frozen=True)
-class AbsoluteFar(Kerple):
+class AbsoluteFar(Decay):
     """Not relative once a query is 5000 tokens in."""
 
     def bias(self, q, k, *, params, xp):
@@ -222,7 +238,7 @@ class AbsoluteFar(Kerple):
 
 
 @dataclass(frozen=True)
-class AbsoluteBelow(Kerple):
+class AbsoluteBelow(Decay):
     """Not relative at negative positions."""
 
     def bias(self, q, k, *, params, xp):
@@ -231,7 +247,7 @@ class AbsoluteBelow(Kerple):
 
 
 @dataclass(frozen=True)
-class Floating(Kerple):
+class Floating(Decay):
     """The difference of positions in float32, which ends at 2**24."""
 
     def bias(self, q, k, *, params, xp):
@@ -241,7 +257,7 @@ class Floating(Kerple):
 
 
 @dataclass(frozen=True)
-class FarNaN(Kerple):
+class FarNaN(Decay):
     """NaN at one distance, which no context reaches."""
 
     def bias(self, q, k, *, params, xp):
@@ -250,7 +266,7 @@ class FarNaN(Kerple):
 
 
 @dataclass(frozen=True)
-class BandNaN(Kerple):
+class BandNaN(Decay):
     """NaN between distances that few look at."""
 
     def bias(self, q, k, *, params, xp):
@@ -259,7 +275,7 @@ class BandNaN(Kerple):
 
 
 @dataclass(frozen=True)
-class FarFromRight(Kerple):
+class FarFromRight(Decay):
     """A gradient that is stopped beyond 100 tokens."""
 
     def bias(self, q, k, *, params, xp):
@@ -339,7 +355,7 @@ class NeverDouble(PositionScheme):
 
 
 @dataclass(frozen=True)
-class SingleBias(Kerple):
+class SingleBias(Decay):
     """A bias that is float32 in its heart."""
 
     def bias(self, q, k, *, params, xp):
@@ -381,7 +397,7 @@ KEPT = {}
 
 
 @dataclass(frozen=True)
-class StaleParams(Kerple):
+class StaleParams(Decay):
     """Keeps the logarithm of a param: another step of training, the same bias."""
 
     def bias(self, q, k, *, params, xp):
@@ -394,7 +410,7 @@ class StaleParams(Kerple):
 
 
 @dataclass(frozen=True)
-class StaleShape(Kerple):
+class StaleShape(Decay):
     """Keeps the bias of the last square tile under its shape."""
 
     def bias(self, q, k, *, params, xp):
@@ -405,7 +421,7 @@ class StaleShape(Kerple):
 
 
 @dataclass(frozen=True)
-class Tiring(Kerple):
+class Tiring(Decay):
     """Answers otherwise after some hundred calls."""
 
     calls: list = field(default_factory=list, compare=False, repr=False)
@@ -417,7 +433,7 @@ class Tiring(Kerple):
 
 
 @dataclass(frozen=True)
-class Uncompared(Kerple):
+class Uncompared(Decay):
     """A field that steers, and is not compared: what was compiled for one is run for the other."""
 
     strength: float = field(default=1.0, compare=False)
@@ -430,7 +446,7 @@ class Uncompared(Kerple):
 
 
 @dataclass(frozen=True)
-class NaNScale(Kerple):
+class NaNScale(Decay):
     """Scores that are not a number."""
 
     def scale(self, head_dim):
@@ -438,7 +454,7 @@ class NaNScale(Kerple):
 
 
 @dataclass(frozen=True)
-class ArrayScale(Kerple):
+class ArrayScale(Decay):
     """A scale that is an array."""
 
     def scale(self, head_dim):
@@ -455,7 +471,7 @@ class Counted(Fading):
 
 
 @dataclass(frozen=True)
-class MiddleHeads(Kerple):
+class MiddleHeads(Decay):
     """Heads that look at their neighbours', but for the first and the last."""
 
     def bias(self, q, k, *, params, xp):
@@ -468,7 +484,7 @@ class MiddleHeads(Kerple):
 
 
 @dataclass(frozen=True)
-class Forward(Kerple):
+class Forward(Decay):
     """A bias of the key's place in memory, in rows of some keys."""
 
     def bias(self, q, k, *, params, xp):
@@ -575,7 +591,7 @@ WRONG: dict[str, PositionScheme] = {
     "key_bias_is_as_claimed (beyond 2**21)": VeryFarKeys(HEADS),
     "key_bias_is_as_claimed (negative)": NegativeKeys(HEADS),
     "key_bias_is_as_claimed (some heads)": OneHeadsKeys(HEADS),
-    "bias_terms_add_up": Halved(Kerple(), posenc.T5Bias(HEADS)),
+    "bias_terms_add_up": Halved(Decay(), posenc.T5Bias(HEADS)),
     "transform_is_row_local (64 tokens)": LongTurn(HEAD_DIM),
     "transform_is_row_local (batch)": CrowdedTurn(HEAD_DIM),
     "transform_is_row_local (heads that share)": FewHeads(HEAD_DIM),

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import wrong_schemes
 from subjects import SUBJECTS
+from wrong_schemes import Decay
 
 import posenc
 import posenc.testing
 from posenc import ParamSpec, PositionScheme
-from posenc.schemes import FoX, Sink, Sum
+from posenc.schemes import FIRE, FoX, Sink, Sum
 from posenc.testing import (
     BrokenLawError,
     SchemeCase,
@@ -28,12 +29,11 @@ from posenc.testing.examples import (
     HEADS,
     HIDDEN_DIM,
     Fading,
-    Fire,
-    Kerple,
     Sharpening,
     uniform,
 )
 
+NETWORK = FIRE(HEADS, hidden=8, init_len=12.5, offset=True)
 DIFFERENTIABLE = [name for name, found in frameworks().items() if found.differentiable]
 
 
@@ -50,7 +50,7 @@ class Shared(Ours):
 
 
 @dataclass(frozen=True)
-class Infinite(Kerple):
+class Infinite(Decay):
     """Infinite, upwards, at one distance."""
 
     def bias(self, q, k, *, params, xp):
@@ -68,7 +68,7 @@ class Absolute(Ours):
 
 
 @dataclass(frozen=True)
-class Modest(Kerple):
+class Modest(Decay):
     """Does not say that it is relative."""
 
     relative: ClassVar[bool] = False
@@ -174,7 +174,7 @@ class Idle(Ours):
 
 
 @dataclass(frozen=True)
-class Unread(Kerple):
+class Unread(Decay):
     """Declares a param that it never reads."""
 
     def param_specs(self):
@@ -182,7 +182,7 @@ class Unread(Kerple):
 
 
 @dataclass(frozen=True)
-class Restless(Kerple):
+class Restless(Decay):
     """Draws from a generator of its own."""
 
     def param_specs(self):
@@ -192,7 +192,7 @@ class Restless(Kerple):
 
 
 @dataclass(frozen=True)
-class Growing(Kerple):
+class Growing(Decay):
     """Another number of params at another length."""
 
     def at_length(self, length):
@@ -220,7 +220,7 @@ class Writing(posenc.RoPE):
 
 
 @dataclass(frozen=True)
-class Detached(Kerple):
+class Detached(Decay):
     """A param that no gradient reaches."""
 
     def bias(self, q, k, *, params, xp):
@@ -229,7 +229,7 @@ class Detached(Kerple):
 
 
 @dataclass(frozen=True)
-class OneHead(Kerple):
+class OneHead(Decay):
     """Heads beside the first keep what they were drawn as."""
 
     strength: tuple[float, ...] = (1.0, 0.0, 0.0, 0.0)
@@ -242,7 +242,7 @@ class OneHead(Kerple):
 
 
 @dataclass(frozen=True)
-class Crooked(Kerple):
+class Crooked(Decay):
     """A gradient that is not the derivative."""
 
     def bias(self, q, k, *, params, xp):
@@ -280,7 +280,7 @@ def _traced(array):
 
 
 @dataclass(frozen=True)
-class Squares(Kerple):
+class Squares(Decay):
     """Integers that wrap where 32 bits end."""
 
     def bias(self, q, k, *, params, xp):
@@ -327,7 +327,7 @@ class Growing2(Ours):
 
 
 @dataclass(frozen=True)
-class Unguarded(Kerple):
+class Unguarded(Decay):
     """A branch that is not taken, whose gradient overflows."""
 
     def bias(self, q, k, *, params, xp):
@@ -517,13 +517,13 @@ def test_a_failure_may_be_expected_in_one_scope():
     ]
 
 
-@pytest.mark.parametrize("scheme", [Fire(), Fire(num_heads=3, hidden=4), Fading()])
+@pytest.mark.parametrize("scheme", [NETWORK, FIRE(3, hidden=4, offset=True), Fading()])
 def test_what_is_right_in_long_rows_and_large_batches_is_not_refused(scheme):
     check_scheme(scheme, frameworks=["numpy"])
 
 
 @dataclass(frozen=True)
-class Offset(Kerple):
+class Offset(Decay):
     """The same number at every key, as the last offset of FIRE's network. Its gradient is 0 or a
     rounding; here it is 0.
     """
@@ -541,7 +541,7 @@ def test_what_softmax_cannot_see_need_not_learn(name):
     own = [law for law in laws([name]) if law.compiler is None]
     tried = [law for law in own if law.implementation == "reference"]
     for law in tried:
-        law(Fire())
+        law(NETWORK)
     (reaches,) = (law for law in tried if law.name == "gradient_reaches_every_param")
     reaches(Offset())
 
@@ -643,19 +643,19 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True)
-class Kinds(Kerple):
+class Kinds(Decay):
     """Fields of kinds that are varied too, none of which is read."""
 
     kind: Kind = Kind.LOG
 
 
 @dataclass(frozen=True)
-class Words(Kerple):
+class Words(Decay):
     kind: Literal["log", "square"] = "log"
 
 
 @dataclass(frozen=True)
-class Perhaps(Kerple):
+class Perhaps(Decay):
     limit: int | None = None
 
 
@@ -694,7 +694,7 @@ def test_laws_that_are_tried_at_once_come_first():
 
 def test_an_error_in_a_scheme_is_shown_with_its_place():
     @dataclass(frozen=True)
-    class Missing(Kerple):
+    class Missing(Decay):
         def bias(self, q, k, *, params, xp):
             return -params["slope"]
 
@@ -738,7 +738,7 @@ def test_two_schemes_of_one_name_are_two_tests():
 def test_params_may_be_given():
     zeros = {"p": np.zeros(HEADS, np.float32), "a": np.ones(HEADS, np.float32)}
     with pytest.raises(BrokenLawError, match="schemes_share_no_state"):
-        check_scheme(Kerple(), frameworks=["numpy"], params=zeros)
+        check_scheme(Decay(), frameworks=["numpy"], params=zeros)
 
 
 def test_a_law_refused_by_the_definition_is_broken():
@@ -755,7 +755,7 @@ def test_a_law_refused_by_the_definition_is_broken():
 def test_tests_are_named_by_law_scope_and_scheme():
     known = {"relative_is_as_claimed": "a trial"}
     mark = parametrize_laws(
-        {"mine": Kerple()},
+        {"mine": Decay()},
         frameworks=["numpy"],
         expected_failures=lambda scheme: known,
         select=lambda law, scheme: not law.name.startswith("implementation"),

@@ -313,7 +313,7 @@ def test_steep_heads_compute_few_blocks():
 
 
 @long
-@pytest.mark.parametrize("name", some(["steep", "kerple", "fox+t5"], ["steep", "fox+t5"]))
+@pytest.mark.parametrize("name", some(["steep", "kerple_log", "fox+t5"], ["steep", "fox+t5"]))
 def test_one_compiled_program_finds_negligible_blocks(name):
     """As on a GPU: one for every length, and the same blocks."""
     scheme = {"steep": STEEP, "fox+t5": FOX_T5}.get(name) or SUBJECTS[name]
@@ -576,7 +576,7 @@ def learning(scheme, seed=0):
 @pinned
 @pytest.mark.parametrize(
     "name",
-    some(ONE_OF_EACH, ["t5-unscaled", "fox", "kerple"], long)
+    some(ONE_OF_EACH, ["t5-unscaled", "fox", "kerple_log"], long)
     + some([name for name in BIASED if name not in ONE_OF_EACH], []),
 )
 def test_a_gpu_takes_the_bias_unless_it_is_unsupported(name):
@@ -610,7 +610,7 @@ def test_a_gpu_takes_a_bias_by_distance(name, options):
 
 
 # Learned per-head scalars and tables, in the kernel.
-COPIED = ["alibi-learned", "kerple", "t5", "checkered"]
+COPIED = ["alibi-learned", "kerple_log", "t5", "checkered"]
 
 
 def bias_in_the_kernel(scheme, params, length):
@@ -632,7 +632,7 @@ def test_a_gpu_takes_copies_of_learned_arrays(name):
     assert flex_lint.backward(bias.score_mod, heads(scheme)) is None
 
 
-@pytest.mark.parametrize("name", some(COPIED, ["kerple", "checkered"], long))
+@pytest.mark.parametrize("name", some(COPIED, ["kerple_log", "checkered"], long))
 def test_copies_change_neither_a_bias_nor_its_gradients(name):
     scheme = SUBJECTS[name]
     params = {n: torch.tensor(a).double().requires_grad_() for n, a in params_of(scheme).items()}
@@ -661,7 +661,7 @@ def test_copies_change_neither_a_bias_nor_its_gradients(name):
 
 
 def test_copies_are_of_what_a_bias_reads_and_a_call_learns():
-    scheme = posenc.schemes.Sink(SUBJECTS["kerple"])  # its bias reads no sink
+    scheme = posenc.schemes.Sink(SUBJECTS["kerple_log"])  # its bias reads no sink
     params = {n: torch.tensor(a).requires_grad_() for n, a in params_of(scheme).items()}
     learned = bias_in_the_kernel(scheme, params, 4).copied
     assert len(learned) == 2 < len(params)
@@ -673,14 +673,14 @@ def test_copies_are_of_what_a_bias_reads_and_a_call_learns():
 
 def test_learned_slopes_are_multiplied_and_tables_are_gathered():
     """At default positions, where both have a form by distance, and at given ones."""
-    for name, form in (("alibi-learned", SchemeBias), ("kerple", DistanceBias)):
+    for name, form in (("alibi-learned", SchemeBias), ("kerple_log", DistanceBias)):
         scheme = SUBJECTS[name]
         params = {n: torch.tensor(a).requires_grad_() for n, a in params_of(scheme).items()}
         q = torch.zeros(1, HEADS, 4, HEAD_DIM)
         bias = flex._bias(prepare(q, q, q, scheme, params, causal=True))
         assert isinstance(bias, form)
         assert bias.gathers == (form is DistanceBias)
-    for name, gathers in (("t5", True), ("kerple", False)):
+    for name, gathers in (("t5", True), ("kerple_log", False)):
         for learns in (True, False):
             scheme = SUBJECTS[name]
             params = {
@@ -692,7 +692,7 @@ def test_learned_slopes_are_multiplied_and_tables_are_gathered():
 @pinned
 @pytest.mark.parametrize("dtype", some([torch.float16, torch.bfloat16], [torch.bfloat16], long))
 def test_a_gpu_takes_a_bias_in_half_precision(dtype):
-    mod, *_ = learning(SUBJECTS["kerple"])
+    mod, *_ = learning(SUBJECTS["kerple_log"])
     assert flex_lint.forward(mod, HEADS, dtype=dtype) is None
     assert flex_lint.backward(mod, HEADS, dtype=dtype) is None
 

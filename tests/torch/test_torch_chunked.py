@@ -57,7 +57,7 @@ FADING = {
     "learned": posenc.ALiBi(HEADS, learned=True, slopes=[4.0, 2.0, 1.0, 0.5]),
     "gated": SUBJECTS["fox"],
     "gated+t5": Sum(SUBJECTS["fox"], posenc.T5Bias(HEADS)),
-    "kerple": SUBJECTS["kerple"],
+    "kerple": SUBJECTS["kerple_log"],
 }
 
 

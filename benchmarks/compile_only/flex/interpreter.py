@@ -87,13 +87,16 @@ def _correct_bfloat16() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _add_tanh() -> Iterator[None]:
-    """Inside, there is a ``tanh``: the interpreter has no functions of libdevice."""
+def _add_functions() -> Iterator[None]:
+    """Inside, there are ``tanh`` and ``log1p``: the interpreter has no functions of libdevice."""
 
     def tanh(x: Any) -> Any:
         return 2 / (1 + tl.exp(-2 * x)) - 1
 
-    with mock.patch.object(libdevice, "tanh", tanh):
+    def log1p(x: Any) -> Any:
+        return tl.log(1 + x)
+
+    with mock.patch.object(libdevice, "tanh", tanh), mock.patch.object(libdevice, "log1p", log1p):
         yield
 
 
@@ -134,7 +137,7 @@ def errors(case: Case, length: int) -> dict[str, float]:
     with (
         fake_cuda(InterpretedKernel),
         _correct_bfloat16(),
-        _add_tanh(),
+        _add_functions(),
         # It allows no gradients on a CPU. Dynamo traces no mock.
         mock.patch.object(public, "_validate_device", lambda *_: None),  # noqa: PT008
         mock.patch.object(target, "KINDS", ()),  # arguments as a GPU gets them

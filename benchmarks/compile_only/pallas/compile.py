@@ -196,14 +196,14 @@ def captured_output() -> Iterator[list[str]]:
 def scheme_of(form: str) -> Any:
     """The scheme of one of ``FORMS``."""
     import posenc
-    from posenc.schemes import FoX, Sum
+    from posenc.schemes import FoX, Kerple, Sum
     from posenc.testing import examples
 
     return {
         "none": posenc.NoPE(),
         "alibi": posenc.ALiBi(HEADS),
         "alibi-learned": posenc.ALiBi(HEADS, learned=True),
-        "kerple": examples.Kerple(HEADS),
+        "kerple": Kerple(HEADS),
         "t5": posenc.T5Bias(HEADS),
         "gated": FoX(HEADS, examples.HIDDEN_DIM),
         "gated-alibi": Sum(FoX(HEADS, examples.HIDDEN_DIM), posenc.ALiBi(HEADS)),
