@@ -1140,3 +1140,12 @@ def test_a_plan_of_layers_is_a_label():
 def test_every_plan_can_be_made_for_the_default_study(name):
     plan = layers(name, Recipe())
     assert len(plan.schemes) == 2
+
+
+@long
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_every_scheme_of_the_catalogue_trains(tmp_path, records, backend):
+    one = study(tmp_path, schemes=("all",), backend=backend, steps=2)
+    ended = records(one)
+    assert {record["scheme"]: record["error"] for record in ended} == dict.fromkeys(one.labels)
+    assert len({record["training"] for record in ended}) < len(ended)
