@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import inspect
 import re
 import runpy
 from pathlib import Path
@@ -11,6 +12,8 @@ from pathlib import Path
 import pytest
 from frameworks_installed import require
 from sample import long
+
+import posenc
 
 ROOT = Path(__file__).parents[2]
 BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
@@ -51,6 +54,23 @@ def test_examples_run(path, capsys):
 )
 def test_examples_in_docstrings_hold(name):
     assert doctest.testmod(importlib.import_module(name)).failed == 0
+
+
+def test_the_table_of_systems_names_the_catalogue_and_links_files():
+    text = (ROOT / "README.md").read_text()
+    section = text.split("\n## Schemes\n")[1].split("\n## ")[0]
+    written = set(re.findall(r"[\w/]+", " ".join(re.findall(r"`([^`]*)`", section))))
+    assert not set(posenc.catalogue()) - written
+    absent = [link for link in re.findall(r"\]\(([^)]*)\)", section) if not (ROOT / link).exists()]
+    assert not absent
+
+
+def test_every_scheme_has_a_test_of_its_own():
+    files = " ".join(path.stem for path in (ROOT / "tests" / "schemes").glob("*.py"))
+    golden = (ROOT / "tests" / "core" / "test_schemes_golden.py").read_text()
+    kinds = {inspect.unwrap(maker) for maker in posenc.catalogue().values()}
+    modules = {kind.__module__.rpartition(".")[2]: kind.__name__ for kind in kinds}
+    assert not {m for m, kind in modules.items() if f"test_{m}" not in files and kind not in golden}
 
 
 def test_each_command_is_one_line():
