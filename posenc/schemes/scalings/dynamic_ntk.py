@@ -24,7 +24,8 @@ class DynamicNTK(Scaling):
     Parameters
     ----------
     factor
-        The factor ``s``. ``posenc.make`` takes ``max_len / train_len``.
+        The factor ``s``. Left out in ``posenc.make``, it is
+        ``max_len / train_len``, at least 1.
     train_len
         The length ``L0`` that the model was trained at.
     length

@@ -22,7 +22,8 @@ class Llama3(Scaling):
     Parameters
     ----------
     factor
-        The factor ``s``. With both sizes, ``posenc.make`` takes ``max_len / train_len``.
+        The factor ``s``. With both sizes, ``posenc.make`` takes ``max_len / train_len``, and at
+        least 1.
     low_freq_factor, high_freq_factor
         Turns within ``L0`` between which the frequencies are blended.
     train_len

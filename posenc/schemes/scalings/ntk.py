@@ -20,7 +20,8 @@ class NTK(Scaling):
     Parameters
     ----------
     factor
-        The factor ``s`` of the context's length. ``posenc.make`` takes ``max_len / train_len``.
+        The factor ``s`` of the context's length. Left out in ``posenc.make``, it is
+        ``max_len / train_len``, at least 1.
 
     bloc97 2023; Peng et al. 2023, arXiv 2309.00071, definition 1.
     """

@@ -21,7 +21,8 @@ class NTKMixed(Scaling):
     Parameters
     ----------
     factor
-        The factor ``s`` of the context's length. ``posenc.make`` takes ``max_len / train_len``.
+        The factor ``s`` of the context's length. Left out in ``posenc.make``, it is
+        ``max_len / train_len``, at least 1.
 
     Su 2023, https://kexue.fm/archives/9706, with the exponent 0.75 of the author's code, which also
     multiplies queries: ``LogScale("rerope", train_len=...)``.

@@ -18,7 +18,8 @@ class PI(Scaling):
     Parameters
     ----------
     factor
-        The factor ``s`` of the context's length. ``posenc.make`` takes ``max_len / train_len``.
+        The factor ``s`` of the context's length. Left out in ``posenc.make``, it is
+        ``max_len / train_len``, at least 1.
 
     Chen et al. 2023, arXiv 2306.15595, equation 4. HF: ``rope_type="linear"``.
     """

@@ -27,7 +27,8 @@ class YaRN(Scaling):
     Parameters
     ----------
     factor
-        The factor ``s`` of the context's length. ``posenc.make`` takes ``max_len / train_len``.
+        The factor ``s`` of the context's length. Left out in ``posenc.make``, it is
+        ``max_len / train_len``, at least 1.
     train_len
         The length ``L0`` that the model was trained at.
     beta_fast, beta_slow
