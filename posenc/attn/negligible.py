@@ -160,10 +160,11 @@ def _rounding(call: Call, size: Array, max_score: Array) -> Array:
     """A bound on rounding errors of the comparison; ``size`` bounds the bias.
 
     A rounding is ``eps / 2``, relative. Norms and own scores of ``D`` channels take at most
-    ``2 D + 20`` in units of the largest score, and all sums at most 16 in units of the bias.
+    ``2 D + 20`` in units of the largest score. In units of the bias, all sums take at most 16, and
+    4 more for each further term: two of bounds, and two of biases.
     """
-    eps = float(call.xp.finfo(call.dtype).eps)
-    return eps * (8 * size + (call.q.shape[3] + 10) * call.xp.max(max_score))
+    eps, terms = float(call.xp.finfo(call.dtype).eps), len(call.scheme.bias_terms())
+    return eps * ((6 + 2 * terms) * size + (call.q.shape[3] + 10) * call.xp.max(max_score))
 
 
 def _max_bias_between_blocks(call: Call, table: Array, block: int) -> Array:
