@@ -296,7 +296,7 @@ def pope(scheme: Any, given: Mapping[str, np.ndarray]) -> np.ndarray:
 
 
 def log_scale(scheme: Any, given: Mapping[str, np.ndarray]) -> np.ndarray:
-    """The factor of each position (the models' own code; Nakanishi, equation 3)."""
+    """The factor of each position (the models' own code; Nakanishi)."""
     L, s = scheme.train_len, given.get("s", [1])
 
     def factor(p: int, s: Any) -> Any:

@@ -3,8 +3,8 @@
 With more keys in a softmax, attention gets flatter. A query that sees ``n`` keys is therefore
 multiplied by a function of ``log n``. Shipped models use six of them.
 
-Models: Llama 4, Ministral 3, Inkling and Mistral Large 4. Papers: SSMax, Nakanishi 2025, "Scalable-
-Softmax Is Superior for Attention", arXiv 2501.19399; ReRoPE, Su 2023.
+Models: Llama 4, Ministral 3, Inkling and Mistral Large 4. Nakanishi 2025, "Scalable-Softmax Is
+Superior for Attention", arXiv 2501.19399. Su 2023, ReRoPE.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ class LogScale(PositionScheme):
         ``llama4``. Learned kinds do not use it, and keep None.
     num_heads
         Number of heads of the learned arrays: ``a`` and ``b``, ``(H,)``, 0 and 1 at first, or
-        ``s (H,)``, 0.43 at first. Other kinds do not use it, and keep None.
+        ``s (H,)``, at first 0.43 as in the paper's figure 1 (with which value the paper begins to
+        train is not verified). Other kinds do not use it, and keep None.
     beta
         Strength of ``llama4``, ``ministral3`` and ``inkling``; default 0.1.
     scales_bias

@@ -4,8 +4,8 @@ RoPE reads a channel pair as a vector: its length and its direction both come fr
 takes only the length from content, and the direction from position. Every channel has a frequency
 of its own, so queries and keys become twice as wide.
 
-"Decoupling the What and Where With Polar Coordinate Positional Embeddings" 2025, arXiv 2509.10534,
-equation 6.
+Gopalakrishnan et al. 2025, "Decoupling the 'What' and 'Where' With Polar Coordinate Positional
+Embeddings", arXiv 2509.10534, equation 6.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class PoPE(PositionScheme):
         First values of ``delta``: ``"zero"``, for longer contexts than in training; or
         ``"uniform"`` in ``[-2 pi, 0]``, slightly better in training lengths.
 
-    arXiv 2509.10534, equation 6.
+    Gopalakrishnan et al. 2025, arXiv 2509.10534, equation 6.
     """
 
     paper: ClassVar[str] = "Gopalakrishnan et al. 2025, arXiv 2509.10534"
