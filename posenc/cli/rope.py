@@ -160,7 +160,7 @@ def _thousands(tokens: float) -> str:
 def _load(path: Path) -> Mapping[str, Any]:
     """A configuration's file; errors say what is wrong with it."""
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = json.loads(path.read_text(encoding="utf-8-sig"))  # with or without a mark
     except OSError as error:
         raise OSError(error.errno, f"cannot read: {error.strerror}", str(path)) from error
     except ValueError as error:

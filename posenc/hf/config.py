@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
-from posenc.checks import check_count, nearest
+from posenc.checks import check_count, check_finite, check_flag, nearest
 from posenc.hf import families, keys
 from posenc.hf.parameters import Entry, Surroundings, read_parameters
 from posenc.schemes.nope import NoPE
@@ -146,14 +146,19 @@ class _Reader:
     def ropes(self, max_len: int | None) -> dict[str, RoPE | NoPE]:
         if "patch_size" in self.config and "vocab_size" not in self.config:
             raise ValueError("patch_size without vocab_size: an image model rotates by coordinates")
+        if self.config.get("rotary") is False:
+            raise ValueError("rotary is false: the model does not rotate")
         if self.config.get("alibi"):
             raise ValueError("alibi is true: the model adds ALiBi and does not rotate")
         kind = self.config.get("position_embedding_type")
         unrotated = self.model in families.ROTATING_IF_ROPE and kind != "rope"
+        unread = self.model in families.POSITION_TYPE_UNREAD
         if unrotated or kind == "nope" or self.config.get("use_mem_rope") is False:
             return {"": NoPE()}
-        if kind is not None and kind not in ("rope", "rotary"):
+        if kind is not None and not unread and not str(kind).startswith(("rope", "rotary")):
             raise ValueError(f"position_embedding_type is {kind!r}: the model does not rotate")
+        if unread and kind is not None:
+            self.notes.append(f"position_embedding_type is {kind!r}, which {self.model} ignores")
         if not self.parameters and not set(keys.ROTARY) & {
             key for key, value in self.config.items() if value is not None
         }:
@@ -215,6 +220,8 @@ class _Reader:
             return {}
         if not isinstance(bases, list | tuple):
             raise TypeError(f"layer_rope_theta must be a list, got {bases!r}")
+        for base in bases:
+            check_finite("layer_rope_theta", base)
         own = self._complete(self.parameters)
         schemes = {
             base: self._scheme("", {**own, "rope_theta": base} if base else None)
@@ -259,7 +266,7 @@ class _Reader:
     def _entry(self, given: Config, where: str, kind: str) -> Entry:
         config = self.config
         interleaved = self.model in families.INTERLEAVED
-        interleaved = config.get("rope_interleave", interleaved)
+        interleaved = check_flag("rope_interleave", config.get("rope_interleave", interleaved))
         around = Surroundings(
             where=where,
             head_dim=self.head_dim or self._own_head_dim(kind),
@@ -286,11 +293,18 @@ class _Reader:
         """Channels per head in layers of one type, as the configuration says."""
         config, types = self.config, self.config.get("layer_types") or ()
         by_layer = config.get("per_layer_config") or {}
-        if not isinstance(by_layer, Mapping):
-            raise TypeError(f"per_layer_config must be a dictionary, got {by_layer!r}")
+        if not isinstance(types, list | tuple):
+            raise TypeError(f"layer_types must be a list, got {types!r}")
+        if not isinstance(by_layer, Mapping) or not all(
+            str(layer).isdecimal() and isinstance(own, Mapping) for layer, own in by_layer.items()
+        ):
+            raise TypeError(
+                "per_layer_config must be a dictionary of dictionaries by the number of the layer, "
+                f"got {by_layer!r}"
+            )
         for layer, own in by_layer.items():
             if own.get("head_dim") and int(layer) < len(types) and types[int(layer)] == kind:
-                return int(own["head_dim"])
+                return check_count("head_dim", own["head_dim"])
         names = ("global_head_dim",) if kind == "full_attention" else ()
         given = _first(config, (*names, *keys.HEAD_DIM))
         width, heads = _first(config, keys.WIDTH), _first(config, keys.HEADS)
@@ -326,7 +340,7 @@ def _text_part(config: Config) -> tuple[str, Config]:
 
 def _notes(config: Config, part: str, own: Config, filled: Config) -> list[str]:
     """What is not in the schemes: other parts that rotate, keys filled in, the other direction."""
-    model = filled.get("model_type")
+    model = str(filled.get("model_type", ""))
     others = [
         name
         for name, value in config.items()
@@ -351,7 +365,8 @@ def _attention_part(config: Config) -> dict[str, Any]:
     """Keys that DBRX and MPT have in a part of their own."""
     own = config.get("attn_config")
     part = own if isinstance(own, Mapping) else {}
-    return {key: part[key] for key in ("rope_theta", "alibi") if key in part}
+    names = ("alibi",) if part.get("rope") is False else ("rope_theta", "alibi")
+    return {key: part[key] for key in names if key in part}
 
 
 def _with_defaults(config: Config) -> dict[str, Any]:

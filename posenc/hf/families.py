@@ -10,7 +10,7 @@ INTERLEAVED = {
     "blt_local_encoder", "blt_patcher", "codegen", "cohere", "cohere2", "cohere2_moe",
     "deepseek_v2", "deepseek_v3", "deepseek_v32", "deepseek_v4", "dots3_note_text", "ernie4_5",
     "ernie4_5_moe", "ernie4_5_vl_moe_text", "glm", "glm4", "glm4_moe_lite", "glm4v_text",
-    "glm_moe_dsa", "glm_ocr_text", "gptj", "helium", "llama4_text", "longcat_flash", "mistral4",
+    "glm_moe_dsa", "glm_ocr_text", "gptj", "helium", "kimi_k2", "llama4_text", "longcat_flash", "mistral4",
     "mistral_large4_text", "moonshine", "moonshine_streaming", "youtu",
 }  # fmt: skip
 """Models whose pairs of channels are neighbours, as their released weights are."""
@@ -20,12 +20,15 @@ REVERSED = {"nanochat"}
 
 SCALED_SOFTMAX = {
     "axk1", "axk2", "bailing_hybrid", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite",
-    "glm_moe_dsa", "hy_v4", "longcat_flash", "minicpm3", "mistral4", "mistral_large4_text", "youtu",
+    "glm_moe_dsa", "hy_v4", "kimi_k2", "longcat_flash", "minicpm3", "mistral4", "mistral_large4_text", "youtu",
 }  # fmt: skip
 """Models that multiply the softmax scale by ``m(s, mscale_all_dim)**2`` under YaRN."""
 
 ROTATING_IF_ROPE = {"granitemoehybrid"}
 """Models that rotate only if ``position_embedding_type`` is ``rope``."""
+
+POSITION_TYPE_UNREAD = {"modernbert", "modernbert-decoder"}
+"""Models that rotate, though their ``position_embedding_type`` may be ``absolute`` as in BERT."""
 
 FULL_LAYERS_ONLY = {"olmo3"}
 """Models whose flat ``rope_scaling`` serves full attention alone, with one base for all layers."""
@@ -35,6 +38,8 @@ SHORT_AND_LONG = {"phi3", "phi4_multimodal"}
 
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "codegen": {"rope_theta": 10_000.0, "rotary_dim": 64},
+    "esm": {"rope_theta": 10_000.0, "position_embedding_type": "absolute"},
+    "falcon": {"rope_theta": 10_000.0, "max_position_embeddings": 2048},
     "gemma": {"rope_theta": 10_000.0, "head_dim": 256},
     "gemma2": {"rope_theta": 10_000.0, "head_dim": 256},
     "gemma3_text": {

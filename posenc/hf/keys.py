@@ -78,6 +78,7 @@ KEPT_OUTSIDE = {
     "position_embedding_type": "whether the model rotates at all",
     "alibi": "whether the model adds ALiBi instead",
     "compress_rope_theta": "the base of compressed layers, which rope_parameters repeats",
+    "rotary": "whether the model rotates at all",
     "use_mrope": "M-RoPE: whether places have several axes",
     "use_mem_rope": "whether the model rotates at all",
     "num_position_embeddings": "a table of positions",

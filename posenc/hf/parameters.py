@@ -153,7 +153,7 @@ class _Reader:
         width = int(head_dim * check_positive("partial_rotary_factor", part))
         if width > head_dim:
             raise ValueError(f"partial_rotary_factor must be at most 1, got {part!r}")
-        if width % 2:
+        if width % 2 or not width:
             raise ValueError(
                 f"partial_rotary_factor {part!r} of head_dim={head_dim} is {width} channels; "
                 "rotation acts on pairs"
@@ -216,14 +216,14 @@ class _Reader:
         short, long = self.needed("short_factor"), self.needed("long_factor")
         length = self.original_len()
         attention = self.given.get("attention_factor")
-        by_length = {self.given[k] for k in ("short_mscale", "long_mscale") if k in self.given}
-        if len(by_length) > 1:
+        by_length = [self.given[k] for k in ("short_mscale", "long_mscale") if k in self.given]
+        if by_length and by_length[0] != by_length[-1]:
             raise ValueError(
                 "short_mscale and long_mscale differ; LongRoPE has one attention factor, "
                 f"got {self.given['short_mscale']!r} and {self.given['long_mscale']!r}"
             )
         if by_length:
-            (attention,) = by_length
+            attention = by_length[0]
             self.notes.append("short_mscale and long_mscale are the attention factor (Phi-3.5-MoE)")
         factor = self.factor(length) if attention is None else self.given.get("factor")
         factor = None if factor == 1 else factor

@@ -304,6 +304,22 @@ def test_deepseek_rotates_a_vector_of_its_own_and_scales_the_softmax():
     rope = RoPE.from_hf(given)
     assert (rope.head_dim, rope.layout, rope.attention_factor) == (64, "interleaved", 1.0)
     assert rope.scale(64) * 8 == pytest.approx((0.1 * math.log(40) + 1) ** 2, rel=1e-14)
+    # Kimi K2 is the same architecture by another name, and its ramp starts where it ends.
+    equal = {**given["rope_scaling"], "beta_fast": 1.0, "beta_slow": 1.0}
+    kimi = RoPE.from_hf({**given, "model_type": "kimi_k2", "rope_scaling": equal})
+    assert (kimi.layout, kimi.scale(64)) == (rope.layout, rope.scale(64))
+
+
+def test_a_model_that_rotates_though_its_position_embedding_type_is_absolute():
+    given = {**MODEL, "model_type": "modernbert", "position_embedding_type": "absolute",
+             "global_rope_theta": 5e5, "local_rope_theta": 1e4}  # fmt: skip
+    assert RoPE.from_hf(given) == {"full_attention": PLAIN, "sliding_attention": RoPE(64)}
+    assert "'absolute', which modernbert ignores" in hf.read(given).notes[0]
+
+
+def test_gptj_says_that_it_rotates():
+    given = {**MODEL, "model_type": "gptj", "rotary_dim": 64, "rotary": True}
+    assert RoPE.from_hf(given) == RoPE(64, layout="interleaved")
 
 
 def test_hunyuan_calls_a_fixed_ntk_dynamic():
@@ -422,6 +438,21 @@ REFUSED = {
     ),
     "no list of bases": ({**MODEL, "layer_rope_theta": 5.0}, "layer_rope_theta must be a list"),
     "MPT": ({**MODEL, "attn_config": {"alibi": True}}, "alibi is true"),
+    "no list of numbers": (
+        {**MODEL, "layer_rope_theta": [5.0, None]},
+        "layer_rope_theta must be a number, got None",
+    ),
+    "GPT-J without": ({**MODEL, "rotary_dim": 64, "rotary": False}, "rotary is false"),
+    "MPT by a table": ({**MODEL, "attn_config": {"rope": False, "rope_theta": 1e4}}, "no rotary"),
+    "ESM-1": ({**MODEL, "model_type": "esm"}, "'absolute': the model does not"),
+    "no layout": ({**MODEL, **inner(rope_interleave="yes")}, "rope_interleave must be True or F"),
+    "an endless base": (inner(rope_theta=10**400), "rope_theta must be finite"),
+    "no channel": (inner(partial_rotary_factor=0.01), "0.01 of head_dim=64 is 0 channels"),
+    "a list of factors": (
+        inner(rope_type="longrope", short_factor=[1.0] * 32, long_factor=[1.0] * 32,
+              original_max_position_embeddings=64, short_mscale=[1], long_mscale=[1]),
+        "attention_factor must be a number",
+    ),
     "a text": ({**MODEL, "rope_scaling": "linear"}, "rope_scaling must be a dictionary or null"),
 }  # fmt: skip
 
@@ -447,6 +478,9 @@ def test_two_lengths_of_dynamic_are_refused():
         ({"num_attention_heads": 0}, "num_attention_heads must be at least 1"),
         ({"max_position_embeddings": "4k"}, "max_position_embeddings must be an integer"),
         ({"per_layer_config": [1]}, "per_layer_config must be a dictionary"),
+        ({"per_layer_config": {"a": {}}}, "per_layer_config must be a dictionary"),
+        ({"per_layer_config": {"0": 5}}, "per_layer_config must be a dictionary"),
+        ({"layer_types": 5}, "layer_types must be a list, got 5"),
     ],
 )
 def test_sizes_of_a_configuration(changed, said):

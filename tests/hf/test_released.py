@@ -47,7 +47,7 @@ RELEASED = {
     "Llama 4": {
         "model_type": "llama4",
         "text_config": sizes("llama4_text", 5120, 40, 10485760, head_dim=128, rope_theta=500000.0,
-                             rope_scaling={**LLAMA3, "factor": 16.0, "high_freq_factor": 1.5}),
+                             rope_scaling={**LLAMA3, "factor": 16.0, "high_freq_factor": 1.0}),
     },
     "Vicuna, linear": sizes("llama", 4096, 32, 4096,
                             rope_scaling={"factor": 4.0, "type": "linear"}),
@@ -84,14 +84,14 @@ RELEASED = {
     "StableLM": sizes("stablelm", 2560, 32, 4096, partial_rotary_factor=0.25, rope_theta=10000),
     "GLM-4": sizes("glm", 4096, 32, 131072, head_dim=128, partial_rotary_factor=0.5,
                    rope_theta=10000.0),
-    "Cohere 2": sizes("cohere2", 4096, 32, 8192, head_dim=128, rope_theta=50000,
-                      sliding_window=4096),
+    "Cohere 2": sizes("cohere2", 4096, 32, 8192, head_dim=128, rope_theta=50000, rotary_pct=1.0,
+                      position_embedding_type="rope_gptj", sliding_window=4096),
     "OLMo 3": sizes(
         "olmo3", 4096, 32, 65536, rope_theta=500000, rope_scaling={
             "attention_factor": 1.2079441541679836, "beta_fast": 32.0, "beta_slow": 1.0,
             "factor": 8.0, "original_max_position_embeddings": 8192, "rope_type": "yarn"}),
     "ModernBERT": sizes("modernbert", 768, 12, 8192, global_rope_theta=160000.0,
-                        local_rope_theta=10000.0),
+                        local_rope_theta=10000.0, position_embedding_type="absolute"),
     "SmolLM3": sizes("smollm3", 2048, 16, 65536, rope_theta=5000000.0, rope_scaling=None),
     "MiniMax-M2": sizes("minimax_m2", 3072, 48, 196608, head_dim=128, rotary_dim=64,
                         rope_theta=5000000),
@@ -99,7 +99,9 @@ RELEASED = {
         "hunyuan_v1_dense", 4096, 32, 32768, head_dim=128, rope_theta=10000.0, rope_scaling={
             "alpha": 1000.0, "beta_fast": 32, "beta_slow": 1, "factor": 1.0, "mscale": 1.0,
             "mscale_all_dim": 0.0, "type": "dynamic"}),
-    "Falcon": sizes("falcon", 4544, 71, 2048, rope_theta=10000.0, alibi=False),
+    "Falcon": {"model_type": "falcon", "hidden_size": 4544, "num_attention_heads": 71,
+               "alibi": False},
+    "ESM-2": sizes("esm", 480, 20, 1026, position_embedding_type="rotary", vocab_size=33),
 }  # fmt: skip
 
 

@@ -42,6 +42,14 @@ BY_HAND = {
     # 16**(-(1/4)**0.75) = 2**-sqrt(2), 16**(-(1/2)**0.75), 16**(-(3/4)**0.75), 1/16
     "ntk-mixed": (NTKMixed(16), [2 ** -(2**0.5), 0.1 * 2 ** -(2**1.25), None, 0.001 / 16]),
     "yarn": (YaRN(4, 6400), [1, 0.1, 0.01 * (2 / 3 + 1 / 12), 0.001 * (1 / 3 + 1 / 6)]),
+    # The index of one turn is 2.68 for L0 = 3000: the ramp goes from 2 to 3.
+    "yarn-equal": (YaRN(4, 3000, beta_fast=1, beta_slow=1), [1, 0.1, 0.01, 0.00025]),
+    "yarn-turns-equal": (
+        YaRN(4, 3000, beta_fast=1, beta_slow=1, ramp="turns"),
+        [1, 0.1, 0.01, 0.00025],
+    ),
+    # 102, 10, 1.02 and 0.1 turns within L0 = 640
+    "llama3-equal": (Llama3(2, 1, 1, 640), [1, 0.1, 0.01, 0.0005]),
     "llama3-low": (Llama3(train_len=3000), [1, 0.1, 0.01, 0.001 / 8]),
     "llama3-high": (Llama3(train_len=30_000), [1, 0.1, 0.01, 0.001]),
     "longrope-short": (LongRoPE((1, 2, 4, 8), (1, 1, 1, 2), 16), [1, 0.05, 0.0025, 0.000125]),
@@ -206,7 +214,7 @@ WRONG = {
     "yarn-swapped": (
         lambda: YaRN(4, 64, beta_fast=1, beta_slow=32),
         ValueError,
-        "beta_fast must be greater than beta_slow=32, got 1",
+        "beta_fast must be at least beta_slow=32, got 1",
     ),
     "yarn-ramp": (lambda: YaRN(4, 64, ramp="turn"), ValueError, "did you mean 'turns'"),
     "yarn-truncate": (lambda: YaRN(4, 64, truncate=1), TypeError, "truncate"),
@@ -224,7 +232,7 @@ WRONG = {
     "llama3-swapped": (
         lambda: Llama3(low_freq_factor=4, high_freq_factor=1),
         ValueError,
-        "high_freq_factor must be greater than low_freq_factor=4, got 1",
+        "high_freq_factor must be at least low_freq_factor=4, got 1",
     ),
     "p": (lambda: Proportional(1.5), ValueError, "p must be from 0 to 1, got 1.5"),
     "p-partial": (

@@ -25,7 +25,8 @@ class Llama3(Scaling):
         The factor ``s``. With both sizes, ``posenc.make`` takes ``max_len / train_len``, and at
         least 1.
     low_freq_factor, high_freq_factor
-        Turns within ``L0`` between which the frequencies are blended.
+        Turns within ``L0`` between which the frequencies are blended; if both are equal, as in
+        Llama 4 Scout, none is.
     train_len
         The length ``L0`` that the model was trained at before.
 
@@ -45,9 +46,9 @@ class Llama3(Scaling):
         check_positive("low_freq_factor", self.low_freq_factor)
         check_positive("high_freq_factor", self.high_freq_factor)
         check_count("train_len", self.train_len)
-        if self.low_freq_factor >= self.high_freq_factor:
+        if self.low_freq_factor > self.high_freq_factor:
             raise ValueError(
-                f"high_freq_factor must be greater than low_freq_factor={self.low_freq_factor}, "
+                f"high_freq_factor must be at least low_freq_factor={self.low_freq_factor}, "
                 f"got {self.high_freq_factor}"
             )
 
@@ -56,6 +57,7 @@ class Llama3(Scaling):
     ) -> Iterable[Decimal]:
         low, high = Decimal(self.low_freq_factor), Decimal(self.high_freq_factor)
         for f in frequencies:
-            t = (self.train_len * f / TURN - low) / (high - low)
+            turns = self.train_len * f / TURN
+            t = (turns - low) / (high - low) if high > low else Decimal(turns >= low)
             t = min(max(t, Decimal(0)), Decimal(1))
             yield f * (t + (1 - t) / Decimal(self.factor))

@@ -33,6 +33,7 @@ class YaRN(Scaling):
         The length ``L0`` that the model was trained at.
     beta_fast, beta_slow
         Turns within ``L0`` above which a frequency stays, and below which it is divided by ``s``.
+        Both may be equal, as in Kimi K2.
     attention_factor
         The factor of cosines and sines, instead of ``m(s)``.
     mscale, mscale_all_dim
@@ -72,9 +73,9 @@ class YaRN(Scaling):
         check_count("train_len", self.train_len)
         check_positive("beta_fast", self.beta_fast)
         check_positive("beta_slow", self.beta_slow)
-        if self.beta_slow >= self.beta_fast:
+        if self.beta_slow > self.beta_fast:
             raise ValueError(
-                f"beta_fast must be greater than beta_slow={self.beta_slow}, got {self.beta_fast}"
+                f"beta_fast must be at least beta_slow={self.beta_slow}, got {self.beta_fast}"
             )
         if self.attention_factor is not None:
             check_positive("attention_factor", self.attention_factor)
@@ -94,7 +95,10 @@ class YaRN(Scaling):
 
     def _by_turns(self, frequencies: Sequence[Decimal]) -> Iterable[Decimal]:
         fast, slow = Decimal(self.beta_fast), Decimal(self.beta_slow)
-        return (_clip((self.train_len * f / TURN - slow) / (fast - slow)) for f in frequencies)
+        turns = (self.train_len * f / TURN for f in frequencies)
+        if fast == slow:
+            return (Decimal(r >= slow) for r in turns)
+        return (_clip((r - slow) / (fast - slow)) for r in turns)
 
     def _by_index(self, base: Decimal, dim: int) -> Iterable[Decimal]:
         if base <= 1:
