@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-
 _LARGEST = sys.float_info.max  # an integer beyond it has no float
 
 
