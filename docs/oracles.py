@@ -290,7 +290,7 @@ def xpos(scheme: Any, given: Mapping[str, np.ndarray]) -> np.ndarray:
 def pope(scheme: Any, given: Mapping[str, np.ndarray]) -> np.ndarray:
     """``softplus(x)`` times cosine and sine of ``pos * base**(-c/D)`` (equation 6)."""
     D = scheme.head_dim
-    turn = (given["pos"][..., None], scheme.base, [Fraction(c, D) for c in range(D)])
+    turn = given["pos"][..., None], [frequency(scheme.base, Fraction(c, D)) for c in range(D)]
     length = each(lambda x: MP.log1p(MP.exp(MP.mpf(x))), given["x"])
     return np.concatenate([length * each(cosine, *turn), length * each(sine, *turn)], axis=-1)
 
