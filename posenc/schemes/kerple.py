@@ -54,14 +54,11 @@ class Kerple(PositionScheme):
         return {"p": ParamSpec(heads, _uniform_to(2)), "a": ParamSpec(heads, _uniform_to(1))}
 
     def bias(self, q: Array, k: Array, *, params: Mapping[str, Array], xp: Namespace) -> Array:
-        p, a = params["p"], xp.clip(params["a"], _LEAST)
-        distance = xp.abs(q - k)
+        p, a = (xp.clip(params[name], _LEAST) for name in ("p", "a"))
+        distance = xp.astype(xp.abs(q - k), a.dtype)
         if self.kind == "log":
-            return -xp.clip(p, _LEAST) * xp.log1p(a * xp.astype(distance, a.dtype))
-        # The derivative by p is that of n**p, so the power of distance 0 is never computed.
-        own = distance == 0
-        n = xp.astype(xp.where(own, 1, distance), a.dtype)
-        return xp.where(own, 0.0, -a * n ** xp.clip(p, _LEAST, _LARGEST_POWER))
+            return -p * xp.log1p(a * distance)
+        return -a * distance ** xp.clip(p, max=_LARGEST_POWER)
 
 
 def _uniform_to(high: float) -> Initializer:

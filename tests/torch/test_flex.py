@@ -793,7 +793,7 @@ def test_an_array_read_at_fixed_indices_is_one_array_per_index(name):
     bias, plain = (bias_in_the_kernel(scheme, own, 2048) for own in (params, fixed))
     assert set(bias.split) == set(params) - {"b2", "0_slopes"}
     assert not plain.split
-    assert set(bias.copied) == set(bias.arrays), "each has copies"
+    assert set(bias.copied) == set(params) & {"b2", "0_slopes"}
     values = bias.score_mod(scores, *at)
     assert torch.equal(values, plain.score_mod(scores, *at))
     weights = torch.tensor(normal(values.shape, 0))
@@ -813,8 +813,16 @@ def test_a_gpu_takes_a_network(name):
     assert flex_lint.backward(bias.score_mod, HEADS) is None
 
 
-def test_a_network_learns_on_a_gpu():
-    assert flex.unsupported(on_a_gpu(NETWORKS["fire"], learns=True)) is None
+def test_a_network_learns_on_a_gpu_where_it_is_asked_for():
+    small, large = NETWORKS["fire"], FIRE(HEADS)
+    for scheme, learns in ((small, True), (large, True), (large, False)):
+        call = on_a_gpu(scheme, learns=learns, length=4096)
+        assert flex.unsupported(call) is None
+        why = flex.not_preferred(call)
+        if scheme is large and learns:
+            assert "98 learned numbers" in why
+        else:
+            assert why is None
 
 
 @pytest.mark.parametrize("scheme", [Twice(), Alternating(), Summed()])

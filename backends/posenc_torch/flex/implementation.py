@@ -48,6 +48,7 @@ from posenc_torch.flex.float_positions import LARGEST
 from posenc_torch.flex.kernel_options import kernel_options
 from posenc_torch.flex.near_far import bias_at, merge, near_and_far
 from posenc_torch.flex.params import (
+    fixed_reads,
     label_features,
     read_arrays,
     repeatedly_read_arrays,
@@ -65,6 +66,7 @@ COMPILER: dict[str, Any] = {
 }  # fmt: skip
 _ISOLATES = "isolate_recompiles" in inspect.signature(torch.compile).parameters  # since 2.13
 _OLDEST = (2, 11)
+_MANY_NUMBERS = 16  # FIRE with 8 units reads 26 and compiles in a minute; 32 take far longer
 _MIN_BLOCKS = 8  # of keys: with fewer, skipping blocks saves little
 # The function that replaces the compiled kernel, inside replace_kernel.
 _kernel: ContextVar[Callable[..., Any] | None] = ContextVar("kernel", default=None)
@@ -126,7 +128,7 @@ def arguments(call: Call, diagonals: Diagonals | None = None) -> dict[str, Any]:
     if scale is None or call.softcap is not None or call.extra_bias is not None:
         mod = ScoreSteps.of(call, bias, scaled=scale is not None)
     gathers, mask = mod is not None and mod.gathers, _block_mask(call, diagonals)
-    copied = isinstance(bias, SchemeBias) and len(bias.copied) > 0
+    copied = isinstance(bias, SchemeBias) and bool(bias.copied or bias.split)
     options = kernel_options(call, gathers=gathers, copied=copied, masked=mask is not None)
     return {
         "query": call.q,
@@ -243,7 +245,21 @@ def not_preferred(call: Call) -> str | None:
         return "SDPA needs no mask for this call"
     if is_small(call):
         return "each head has few scores, and SDPA takes them without a compiler"
+    if (count := _count_learned_numbers(call)) > _MANY_NUMBERS:
+        return (
+            f"its backward pass would add to {count} learned numbers for every score, and compile "
+            "for minutes"
+        )
     return None
+
+
+def _count_learned_numbers(call: Call) -> int:
+    """How many single numbers of learned arrays the bias reads, as a network does."""
+    learns = torch.is_grad_enabled() and any(a.requires_grad for a in call.arrays.values())
+    if not learns or not has_bias(call.scheme) or _reads_by_distance(call):
+        return 0
+    fixed = fixed_reads(call.scheme, call.arrays, call.query.features, call.key.features)
+    return sum(len(indices) for name, indices in fixed.items() if call.arrays[name].requires_grad)
 
 
 def uncompiled() -> AbstractContextManager[None]:

@@ -259,7 +259,8 @@ class SchemeBias(NamedTuple):
         Kernels load ``copied`` arrays from copies of their present values.
         """
         captured = _capture_features(features, batch)
-        arrays, copied, split = _split_arrays(scheme, arrays, features, copied)
+        arrays, split = _split_arrays(scheme, arrays, features)
+        copied = [name for name in copied if name not in split]
         arrays = {n: make_copies(a) if n in copied else a for n, a in arrays.items()}
         arrays = _mark_sizes(arrays)
         return cls(_scheme_or_key(scheme), arrays, copied, split, dtype, *tokens, *captured)
@@ -321,29 +322,27 @@ def _split_arrays(
     scheme: PositionScheme,
     arrays: Mapping[str, Tensor],
     features: tuple[Mapping[str, Tensor], Mapping[str, Tensor]],
-    copied: Sequence[str],
-) -> tuple[Mapping[str, Tensor], Sequence[str], dict[str, tuple[int, ...]]]:
+) -> tuple[Mapping[str, Tensor], dict[str, tuple[int, ...]]]:
     """The arrays, with one per-head array for each number of a learned one in ``fixed_reads``.
 
-    Also the names of those to copy, and the shapes of the arrays that are replaced.
+    Also the shapes of the arrays that are replaced. Kernels get no copies of them: a row of copies
+    of each number would not fit in registers.
     """
     learns = torch.is_grad_enabled() and any(a.requires_grad for a in arrays.values())
     fixed = fixed_reads(scheme, arrays, *features) if learns else {}
     fixed = {name: indices for name, indices in fixed.items() if arrays[name].requires_grad}
     if not fixed:
-        return arrays, copied, {}
+        return arrays, {}
     shared = shared_params(scheme)
     heads = max((a.shape[0] for name, a in arrays.items() if name not in shared), default=1)
     kept = {name: a for name, a in arrays.items() if name not in fixed}
-    names, shapes = [name for name in copied if name not in fixed], {}
+    shapes = {}
     for name, indices in fixed.items():
         whole: Any = arrays[name]
         whole = whole.expand(heads, *whole.shape) if name in shared else whole
         shapes[name] = tuple(whole.shape[1:])
-        own = {number_name(name, index): whole[:, *index] for index in indices}
-        kept |= own
-        names += own if name in copied else ()
-    return kept, names, shapes
+        kept |= {number_name(name, index): whole[:, *index] for index in indices}
+    return kept, shapes
 
 
 class DistanceBias(NamedTuple):
