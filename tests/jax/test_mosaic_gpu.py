@@ -92,6 +92,9 @@ CASES = {
             "scale": -0.1,
         },
     ),
+    "alibi-asymmetric": Case(
+        posenc.ALiBi(HEADS, noncausal="asymmetric", learned=True), "float16", q_len=100, k_len=140
+    ),
     "kerple-segments": Case(
         Kerple(HEADS),
         "float16",

@@ -165,6 +165,13 @@ MORE = [
     ("sunk-regions", "causal", "float32"),
     ("pope-of-shared-keys", "aligned", "float32"),
     ("scaled-bias", "window", "float32"),
+    ("alibi-asymmetric", "plain", "float32"),
+    ("alibi-asymmetric", "causal", "float32"),
+    ("alibi-two-sided", "plain", "float32"),
+    ("alibi-offset", "segments", "float32"),
+    ("kerple_power", "aligned", "float32"),
+    ("sandwich", "window-both-sides", "float32"),
+    ("relative-table-two-sided", "many-keys-in-order", "float32"),
 ]
 
 

@@ -19,14 +19,22 @@ from posenc_torch.flex.ranges import takes_ranges
 # Torch then compiles a kernel that spills 12 kB per thread.
 GATHER_OPTIONS = {"fwd_BLOCK_N": 64, "fwd_num_warps": 8, "bwd_num_stages": 2}
 # A row of copies stays in registers: at a head_dim of 64, torch's 4 warps spill 1 kB per thread.
-# So do the numbers of a network: with FIRE's 8 units they spill 6 kB.
 COPY_OPTIONS = {"fwd_num_warps": 8}
+# A network keeps several numbers of each score. With torch's own tiles and FIRE's 8 units, a thread
+# spills 6 kB forward and 12 kB backward; with these none, and 1 kB.
+NETWORK_OPTIONS = {
+    "fwd_BLOCK_M": 64, "fwd_BLOCK_N": 32, "fwd_num_warps": 8,
+    "bwd_BLOCK_M1": 32, "bwd_BLOCK_N1": 32, "bwd_BLOCK_M2": 32, "bwd_BLOCK_N2": 32,
+    "bwd_num_warps": 8,
+}  # fmt: skip
 # Float32 products without tensor cores. With torch's own tiles and 4 warps, a thread spills 5 kB at
 # a head_dim of 64 and 11 kB at 128, and 72 kB in decoding.
 FLOAT32_OPTIONS = {"fwd_num_warps": 8, "bwd_num_warps": 8}
 
 
-def kernel_options(call: Call, *, gathers: bool, copied: bool, masked: bool) -> dict[str, Any]:
+def kernel_options(
+    call: Call, *, gathers: bool, copied: bool, split: bool, masked: bool
+) -> dict[str, Any]:
     """The options for a call; torch chooses all others.
 
     Parameters
@@ -36,7 +44,9 @@ def kernel_options(call: Call, *, gathers: bool, copied: bool, masked: bool) -> 
     gathers
         Whether different scores may load different values.
     copied
-        Whether there are copies of learned arrays, or many learned numbers.
+        Whether there are copies of learned arrays.
+    split
+        Whether each number of a learned array is an array of its own.
     masked
         Whether there is a block mask.
     """
@@ -51,6 +61,8 @@ def kernel_options(call: Call, *, gathers: bool, copied: bool, masked: bool) -> 
         if q_len >= BLOCK:  # fewer queries have a kernel of their own
             wide = max(call.q.shape[3], call.v.shape[3]) > 128  # then 64 keys do not fit
             options |= {"fwd_BLOCK_M": 32, "fwd_BLOCK_N": 32 if wide else 64}
+    if split and q_len >= BLOCK:
+        options = NETWORK_OPTIONS | ({"fwd_BLOCK_M": 32} if call.q.dtype == torch.float32 else {})
     if takes_ranges(call) or (not masked and q_len >= BLOCK):
         options = options | CONTIGUOUS
     # Lengths that vary are symbols, of which torch knows no divisors. Inside a larger graph this
