@@ -128,8 +128,7 @@ def arguments(call: Call, diagonals: Diagonals | None = None) -> dict[str, Any]:
     if scale is None or call.softcap is not None or call.extra_bias is not None:
         mod = ScoreSteps.of(call, bias, scaled=scale is not None)
     gathers, mask = mod is not None and mod.gathers, _block_mask(call, diagonals)
-    computed = isinstance(bias, SchemeBias)
-    copied, split = computed and len(bias.copied) > 0, computed and len(bias.split) > 0
+    copied, split = (bool(getattr(bias, name, ())) for name in ("copied", "split"))
     options = kernel_options(
         call, gathers=gathers, copied=copied, split=split, masked=mask is not None
     )
