@@ -41,7 +41,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--length", type=int, default=128, help="positions (default: 128)")
     parser.add_argument("--heads", type=int, default=8, help="heads (default: 8)")
     parser.add_argument("--head-dim", type=int, default=64, help="channels per head (default: 64)")
-    parser.add_argument("--train-len", type=int, help="training length, for schemes that use it")
+    parser.add_argument(
+        "--train-len",
+        type=int,
+        help="training length, for schemes that use it; a quarter of LENGTH for those that need it",
+    )
     parser.add_argument("--out", help="ends in .png, .svg or .pdf (default: SCHEME.png)")
 
 
@@ -58,8 +62,14 @@ def run(options: dict[str, Any]) -> int:
     sizes = {"num_heads": heads, "head_dim": head_dim, "dim": heads * head_dim, "max_len": length}
     if options["train_len"] is not None:
         sizes["train_len"] = options["train_len"]
+    try:
+        scheme = layer.make(**sizes)
+    except TypeError:  # it may need a training length, as YaRN does
+        if "train_len" in sizes:
+            raise
+        scheme = layer.make(**sizes, train_len=max(2, length // 4))
     path = options["out"] or f"{_file_name(label)}.png"
-    print(draw(layer.make(**sizes), path, length=length, title=label))
+    print(draw(scheme, path, length=length, title=label))
     return 0
 
 
@@ -108,6 +118,8 @@ def draw(
     notes = []
     if drawing.params:
         notes.append("learned: drawn at initialisation" if params is None else "learned: as given")
+    if "sink" in scheme.hooks():
+        notes.append("with a sink, one more logit in every softmax, which is not drawn")
     if drawing.length < length:
         notes.append(f"{drawing.length} positions, all that the scheme allows of {length}")
     lines = [textwrap.shorten(repr(scheme), 120, placeholder=" …"), *notes]
@@ -334,7 +346,8 @@ def _transform_panel(drawing: _Drawing) -> list[Panel]:
 
 def _nothing_panel(drawing: _Drawing) -> Panel:
     mask = " and the causal mask" if drawing.causal else ""
-    sentence = f"No positions enter: attention sees only the content of tokens{mask}."
+    sink = "a sink, " if "sink" in drawing.scheme.hooks() else ""
+    sentence = f"No positions enter: attention sees only {sink}the content of tokens{mask}."
 
     def paint(figure: Figure) -> None:
         axes = figure.subplots()

@@ -329,7 +329,10 @@ def _function_maker(function: Maker) -> Maker:
     own = getattr(function, "__name__", repr(function))
 
     def maker(**given: Any) -> PositionScheme:
-        wanted = {n: value for n, value in given.items() if n in parameters or n not in SIZES}
+        wanted = {n: value for n, value in given.items() if n in parameters}
+        for option in given.keys() - wanted.keys() - set(SIZES):
+            known = sorted(parameters.keys() - set(SIZES))
+            raise ValueError(f"{own} has no option {option!r}{nearest(option, known)}")
         if missing := [name for name in needed if name not in wanted]:
             raise TypeError(f"{own} needs {_join_names(missing)}{_given_sizes(given)}")
         return function(**wanted)

@@ -224,6 +224,9 @@ def test_show_takes_a_sum_and_a_training_length(tmp_path):
     assert (done.returncode, done.stdout.strip()) == (0, "rope-alibi.png"), done.stderr
     done = run("show", "t5", "--length", "32", "--train-len", "8", "--out", "t.svg", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
+    done = run("show", "rope_yarn", "--length", "32", "--out", "y.svg", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "YaRN(factor=4.0, train_len=8" in (tmp_path / "y.svg").read_text()
 
 
 def test_help_names_every_option_of_a_study():

@@ -133,6 +133,13 @@ def test_no_positions_are_one_sentence(tmp_path, figures):
     assert "causal mask" not in words(figures[1])
 
 
+def test_a_sink_is_named_though_it_is_not_drawn(tmp_path, figures):
+    draw(posenc.make("sink", num_heads=2), tmp_path / "a.png")
+    draw(posenc.schemes.Sum(posenc.make("sink", num_heads=2), posenc.ALiBi(2)), tmp_path / "b.png")
+    assert "attention sees only a sink, the content" in words(figures[0])
+    assert "with a sink, one more logit" in words(figures[1])
+
+
 def test_minus_infinity_is_shown_as_masked(tmp_path, figures):
     size(draw(Window(), tmp_path / "a.png", length=32))
     assert "masked by the bias (−∞)" in words(figures[0])
