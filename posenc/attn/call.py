@@ -149,12 +149,12 @@ class Call:
 
     def _with_part(self, prefix: str, scheme: PositionScheme) -> Call:
         """The same call with a part of the scheme, whose arrays and features have a prefix."""
-        names = (*scheme.param_specs(), *scheme.constants())
+        names, absent = (*scheme.param_specs(), *scheme.constants()), of_keys(scheme)
         query, key = (
             side._replace(features=_without_prefix(side.features, prefix))
             for side in (self.query, self.key)
         )
-        arrays = {name: self.arrays[prefix + name] for name in names}
+        arrays = {name: self.arrays[prefix + name] for name in names if name not in absent}
         return replace(self, scheme=scheme, arrays=arrays, query=query, key=key)
 
     def bias(self) -> Array | None:

@@ -19,7 +19,7 @@ from posenc.attn.blocks import visible_blocks
 from posenc.attn.call import prepare
 from posenc.attn.negligible import negligible_blocks
 from posenc.evaluate import has_bias, reads_features
-from posenc.schemes import FoX, LogScale, Sink, Sum
+from posenc.schemes import FoX, LogScale, PoPE, Sink, Sum
 from posenc.testing.examples import HEAD_DIM, HEADS, HIDDEN_DIM
 from posenc.testing.tolerances import rounding_bound
 
@@ -130,6 +130,14 @@ def test_a_bias_by_key_gives_the_same_weights(name):
     bound = rounding_bound(8, 100, "float64")
     assert np.nanmax(np.abs(apart - np.nanmax(apart, axis=-1, keepdims=True))) < bound
     assert bias_by_key(replace(call, causal=False)) is None
+
+
+def test_a_term_of_a_bias_may_have_arrays_of_keys():
+    """They belong to the transform, and are no longer there."""
+    scheme = Sink(Sum(PoPE(HEADS, HEAD_DIM), LogScale("inkling", 4), posenc.ALiBi(HEADS)), HEADS)
+    call = call_of(scheme, 20, 20, causal=True)
+    (term,) = call.bias_terms()
+    np.testing.assert_array_equal(term.bias(), call.bias())
 
 
 def test_some_have_one():
