@@ -100,7 +100,7 @@ def every_implementation(law):
     return law.name == "compiled_attention_equals_eager"
 
 
-QUICK, LONG = Sample(1, of_quick), Sample(4, of_long)
+QUICK, LONG = Sample(1, of_quick), Sample(2, of_long)
 SOON = QUICK.of(laws(), tuple(SUBJECTS))
 LATER = LONG.of(laws(), tuple(SUBJECTS)) - SOON
 
