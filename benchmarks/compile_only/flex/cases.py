@@ -84,7 +84,8 @@ SCHEMES: dict[str, Callable[[int, int], Any]] = {
     "pope": lambda heads, dim: PoPE(heads, dim),  # queries and keys wider than values
     "alibi+inkling": lambda heads, dim: Sum(posenc.ALiBi(heads), LogScale("inkling", 64)),
     "extra-bias": lambda heads, dim: posenc.NoPE(),
-    "fire": lambda heads, dim: FIRE(heads, hidden=8),
+    # Queries beyond the threshold, so that units change sign: else b1 has no gradient.
+    "fire": lambda heads, dim: FIRE(heads, hidden=8, init_len=16),
 }
 """By name, a scheme for a number of heads and a head dimension."""
 
