@@ -85,7 +85,7 @@ SCHEMES: dict[str, Callable[[int, int], Any]] = {
     "alibi+inkling": lambda heads, dim: Sum(posenc.ALiBi(heads), LogScale("inkling", 64)),
     "extra-bias": lambda heads, dim: posenc.NoPE(),
     # Queries beyond the threshold, so that units change sign: else b1 has no gradient.
-    "fire": lambda heads, dim: FIRE(heads, hidden=8, init_len=16),
+    "fire": lambda heads, dim: FIRE(heads, hidden=8, init_len=60),
 }
 """By name, a scheme for a number of heads and a head dimension."""
 
