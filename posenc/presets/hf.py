@@ -30,8 +30,11 @@ def from_hf_config(config: Any) -> LayerPlan:
 
     Returns
     -------
-    Scheme and window of each layer. Norms of queries and keys, the softmax scale and the sparse
-    attention of Mistral Large 4 are the model's; see also ``mistral_large4``.
+    Scheme and window of each layer. Norms of queries and keys, the softmax scale without YaRN's
+    factor, and the sparse attention of Mistral Large 4 are the model's; see also
+    ``mistral_large4``. Keys of MPT that transformers ignores (``alibi``, ``alibi_bias_max``,
+    ``learned_pos_emb``) are read. The mask by which tokens of one image see each other is the
+    model's (Gemma).
 
     Raises
     ------
@@ -53,7 +56,7 @@ def from_hf_config(config: Any) -> LayerPlan:
         if kind not in _FAMILIES:
             known = [*_FAMILIES, *_WITHOUT_ROTATION]
             raise ValueError(f"model_type {kind!r} is not known here{nearest(kind, known)}")
-        if part.get("use_bidirectional_attention"):
+        if part.get("use_bidirectional_attention") not in (None, False, "vision"):
             raise ValueError("use_bidirectional_attention: a plan is of a causal model")
         return _plan(part, _FAMILIES[kind])
     except KeyError as error:
@@ -185,11 +188,16 @@ def _falcon(part: Config) -> LayerPlan:
 
 
 def _mpt(part: Config) -> LayerPlan:
-    attention = part.get("attn_config", {})
-    if not attention.get("alibi", True):
-        return LayerPlan.of(Learned(part["max_seq_len"], part["d_model"]), part["n_layers"])
-    most = float(attention.get("alibi_bias_max", 8))
-    return LayerPlan.of(uniform.mpt(num_heads=part["n_heads"], max_bias=most), part["n_layers"])
+    """MPT as released: transformers adds ALiBi with a maximum of 8, whatever these keys say."""
+    attention, layers = part.get("attn_config", {}), part["n_layers"]
+    if attention.get("alibi", True):
+        most = float(attention.get("alibi_bias_max", 8))
+        return LayerPlan.of(uniform.mpt(num_heads=part["n_heads"], max_bias=most), layers)
+    if attention.get("rope"):
+        raise ValueError("rope in attn_config of 'mpt' is not read here; accepted: alibi")
+    if not part.get("learned_pos_emb", True):
+        return LayerPlan.of(NoPE(), layers)
+    return LayerPlan.of(Learned(part["max_seq_len"], part["d_model"]), layers)
 
 
 def _mistral_large4(part: Config, rope: RoPE | None) -> PositionScheme:
@@ -228,6 +236,7 @@ _FAMILIES = {
     "gemma2": _Family(_by_pattern(2)),
     "gemma3_text": _Family(_by_pattern(6)),
     "gemma4_text": _Family(_gemma4),
+    "gemma4_unified_text": _Family(_gemma4),
     "gpt_neox": _Family(_never),
     "gptj": _Family(_never),
     "gpt_oss": _Family(_by_pattern(2), scheme=_with_sink),

@@ -83,6 +83,14 @@ def test_layers_that_are_listed_have_priority():
     assert oss.windows == (None, 9)
 
 
+def test_a_mask_of_images_alone_is_no_matter_of_a_plan():
+    config = {**SMALL, "model_type": "gemma4_text", "num_hidden_layers": 2, "sliding_window": 9}
+    images = {**config, "use_bidirectional_attention": "vision"}  # Gemma 4 26B and 31B
+    assert presets.from_hf_config(images) == presets.from_hf_config(config)
+    with pytest.raises(ValueError, match="use_bidirectional_attention"):
+        presets.from_hf_config({**config, "use_bidirectional_attention": "all"})
+
+
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
@@ -100,6 +108,13 @@ def test_layers_that_are_listed_have_priority():
                 "max_seq_len": 9, "d_model": 8,
             },
             posenc.Learned(9, 8),
+        ),
+        (
+            {
+                "model_type": "mpt", "n_layers": 2, "attn_config": {"alibi": False},
+                "learned_pos_emb": False,
+            },
+            posenc.NoPE(),
         ),
         (
             {**SMALL, "model_type": "falcon", "alibi": True, "num_hidden_layers": 2},
@@ -180,6 +195,11 @@ def test_layers_that_are_all_alike(config, expected):
             {"model_type": "gemma3_text", "num_hidden_layers": 1, "use_bidirectional_attention": 1},
             ValueError,
             "use_bidirectional_attention",
+        ),
+        (
+            {"model_type": "mpt", "n_layers": 1, "attn_config": {"alibi": False, "rope": True}},
+            ValueError,
+            "rope in attn_config",
         ),
     ],
 )

@@ -71,6 +71,10 @@ FAMILIES = {
 }
 MORE = {  # families that have no function, only from_hf_config: class and options
     "gemma2": ("gemma2.Gemma2", {"sliding_window": 4, "head_dim": 16}),
+    "gemma4_unified": (
+        "gemma4_unified.Gemma4UnifiedText",
+        {"sliding_window": 4, "head_dim": 16, "global_head_dim": 32},
+    ),
     "gpt_oss": (
         "gpt_oss.GptOss",
         {"sliding_window": 4, "head_dim": 16, "num_local_experts": 2, "num_experts_per_tok": 1},

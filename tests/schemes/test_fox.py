@@ -44,6 +44,14 @@ def test_the_first_gates_remember_so_many_tokens(bias_init, memory):
     np.testing.assert_allclose(-1 / key["c"], memory, rtol=8 * UNIT["float32"] * memory)
 
 
+def test_a_gate_of_a_large_logit_is_finite():
+    params = {"w": np.zeros((3, 4), np.float32), "b": np.asarray([-1000, 0, 1000], np.float32)}
+    _, key = posenc.features(FoX(3, 4), params, x=np.zeros((1, 1, 4), np.float32))
+    np.testing.assert_allclose(
+        key["c"][0, :, 0], [-1000, -math.log(2), 0], rtol=4 * UNIT["float32"]
+    )
+
+
 def test_first_weights_are_normal():
     w = posenc.init_params(FoX(64, 64))["w"]
     # 4096 draws: the deviation of their deviation is 0.02 / sqrt(8192), of their mean 0.02 / 64.

@@ -11,6 +11,7 @@ from frameworks import FRAMEWORKS
 from sample import long, some
 
 import posenc
+from posenc.layers import LayerPlan
 from posenc.schemes import LearnedRoPE, Proportional, RoPE, YaRN
 
 FAR = [0, 1, -1, 257, 10**5 + 1, -(2**20) - 3, 2**24]
@@ -51,6 +52,10 @@ def test_formula_and_bound(name, dtype):
                 bound = 2 * exact + unit * abs(f * mpmath.expm1(more))
                 assert abs(cos[n, k] - mpmath.cos(angle)) <= bound
                 assert abs(sin[n, k] - mpmath.sin(angle)) <= bound
+
+
+def test_all_layers_share_the_frequencies():
+    assert LayerPlan.of(LearnedRoPE(8), 3).owners == (0, 0, 0)
 
 
 @pytest.mark.parametrize("options", [{}, {"scaling": YaRN(16, 64)}, {"rotary_dim": 4}])

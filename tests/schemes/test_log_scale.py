@@ -57,6 +57,16 @@ def test_the_factor_is_that_of_the_formula(kind, options, params, expected):
     assert np.all(factors(scheme, params, list(expected), role="key") == 1)
 
 
+@pytest.mark.parametrize("kind", ["llama4", "inkling", "rerope"])
+def test_factors_are_float32_in_half_precision(kind):
+    x, pos = normal((1, 40, 8), 0).astype(np.float16), np.arange(4080, 4120)  # float16: steps of 4
+    half, single = (
+        posenc.transform(LogScale(kind, 16), x.astype(dtype), pos, role="query")
+        for dtype in (np.float16, np.float32)
+    )
+    np.testing.assert_array_equal(half, single.astype(np.float16))
+
+
 def test_first_values():
     first = posenc.init_params(LogScale("mistral_large4", num_heads=3))
     assert first.keys() == {"a", "b"}

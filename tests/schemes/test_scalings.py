@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import mpmath
 import numpy as np
@@ -145,6 +145,7 @@ SHARE = (0.1 * 0.707 * math.log(40) + 1) / M40
         (YaRN(40, 64, mscale=0.707, mscale_all_dim=1.0), SHARE, 1),
         (YaRN(16, 64, mscale=0.707, mscale_all_dim=0.0), M16, 1),  # 0 counts as not given
         (YaRN(16, 64, mscale=0.707), M16, 1),
+        (YaRN(16, 64, mscale_all_dim=0.707), M16, 1),
         (YaRN(16, 64, apply_to="scale"), 1, M16**2),
         (YaRN(16, 64, attention_factor=1.5, apply_to="scale"), 1, 2.25),
         # DeepSeek-V3, and with unequal weights
@@ -197,6 +198,8 @@ def test_only_a_longer_context_changes_the_frequencies(scaling):
     assert longer.at_length(65) is longer
     assert longer.at_length(10) == rope
     assert longer.at_length(300) == rope.at_length(300)
+    given = replace(rope, scaling=replace(rope.scaling, length=64))
+    assert given.frequencies() == rope.frequencies()
 
 
 def test_dynamic_ntk_is_ntk_at_its_length():

@@ -11,7 +11,7 @@ from sample import long
 from subjects import HIDDEN_DIM, normal
 
 import posenc
-from posenc.schemes import NoPE, RoPE, Sink, Sum
+from posenc.schemes import DynamicNTK, NoPE, RoPE, Sink, Sum, YaRN
 from posenc.testing.tolerances import ATTENTION_TOL, REDUCTION_FACTOR, assert_near
 
 HEADS, DIM, LENGTH = 4, 8, 20
@@ -41,6 +41,18 @@ def test_the_catalogue_has_a_sink_alone():
         posenc.attention(q, k, v, one, {"1_sink": SINKS}, True),
         posenc.attention(q, k, v, other, {"sink": SINKS}, True),
     )
+
+
+def test_a_sink_starts_from_its_value_and_keeps_what_the_scheme_says():
+    for scheme in (Sink(NoPE(), 3, value=2.0), Sink(NoPE(), 3)):
+        first = posenc.init_params(scheme)["sink"]
+        np.testing.assert_array_equal(first, np.full(3, scheme.value, np.float32))
+    scheme = Sink(RoPE(DIM, scaling=YaRN(16, 64, apply_to="scale")), HEADS)
+    assert scheme.scale(DIM) == scheme.scheme.scale(DIM) != NoPE().scale(DIM)
+    dynamic = Sink(RoPE(DIM, scaling=DynamicNTK(2, 64)), HEADS, value=0.5)
+    longer = dynamic.at_length(128)
+    assert longer == Sink(dynamic.scheme.at_length(128), HEADS, value=0.5) != dynamic
+    assert longer.at_length(128) is longer
 
 
 # window, sink_tokens -> which keys a query sees besides the causal mask
