@@ -176,9 +176,14 @@ class _Reader:
             unrotated = {k for k, v in own.items() if v is None and k not in keys.EVERY}
             beside = {k: own[k] for k in own.keys() - nested.keys() - unrotated}
             self._beside_types(beside, nested)
-            outer = self._outer() | {k: own[k] for k in ("truncate",) if k in own}
+            outer, of_yarn = self._outer(), {k: own[k] for k in ("truncate",) if k in own}
+
+            def complete(given: Config) -> Config:
+                is_yarn = "yarn" in (given.get("rope_type"), given.get("type"))
+                return {**outer, **(of_yarn if is_yarn else {}), **_without_null(given)}
+
             return {
-                kind: None if kind in unrotated else {**outer, **_without_null(nested[kind])}
+                kind: None if kind in unrotated else complete(nested[kind])
                 for kind in own
                 if kind not in beside
             }
@@ -189,7 +194,7 @@ class _Reader:
             if key in ("rope_theta", "rope_type", "type"):
                 self.notes.append(f"{key} beside the layer types is not read")
             elif key == "truncate":
-                self.notes.append("truncate beside the layer types serves all of them")
+                self.notes.append("truncate beside the layer types serves all of type yarn")
             elif key in keys.KEPT:
                 self.kept[f"{self.where}.{key}"] = beside[key]
             else:

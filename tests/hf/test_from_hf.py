@@ -82,7 +82,9 @@ def test_scalings_without_values_for_every_option_come_back():
         assert RoPE.from_hf(rope.to_hf(), head_dim=64) == rope
 
 
-@pytest.mark.parametrize(("dim", "head_dim"), [(32, 80), (2, 6), (58, 98), (14, 200), (64, 64)])
+@pytest.mark.parametrize(
+    ("dim", "head_dim"), [(32, 80), (2, 6), (30, 44), (58, 98), (14, 200), (64, 64)]
+)
 def test_a_part_of_the_channels_comes_back_exactly(dim, head_dim):
     rope = RoPE(head_dim, rotary_dim=dim if dim < head_dim else None)
     given = rope.to_hf()
@@ -290,7 +292,34 @@ def test_gemma4_has_wider_heads_in_full_layers():
         },
     }  # fmt: skip
     full = RoPE(32, 1e6, scaling=Proportional(0.25))
-    assert RoPE.from_hf(given) == {"sliding_attention": RoPE(16), "full_attention": full}
+    expected = {"sliding_attention": RoPE(16), "full_attention": full}
+    assert RoPE.from_hf(given) == expected
+    assert RoPE.from_hf({**given, "per_layer_config": None, "global_head_dim": 32}) == expected
+
+
+def test_truncate_beside_the_layer_types_serves_those_of_yarn():
+    types = {"sliding_attention": inner(), "full_attention": inner(**YARN_KEYS)}
+    full = RoPE(64, 5e5, scaling=YaRN(4.0, 1024, truncate=False))
+    expected = {"sliding_attention": PLAIN, "full_attention": full}
+    beside = {"rope_parameters": {**types, "truncate": False}}
+    assert RoPE.from_hf(beside, head_dim=64) == expected
+    types["full_attention"]["truncate"] = False
+    assert RoPE.from_hf({"rope_parameters": types}, head_dim=64) == expected
+    with pytest.raises(ValueError, match=r"rope_parameters\.factor"):
+        RoPE.from_hf({"rope_parameters": {**types, "factor": 2.0}}, head_dim=64)
+
+
+def test_what_is_inside_has_priority():
+    given = {"rope_theta": 1e4, "rope_scaling": {"type": "default", "rope_theta": 5e5}}
+    assert RoPE.from_hf(given, head_dim=64) == PLAIN
+
+
+def test_phi35_moe_has_its_attention_factor_by_length():
+    lists = {"short_factor": [1.0] * 32, "long_factor": [2.0] * 32, "short_mscale": 1.1,
+             "long_mscale": 1.1, "original_max_position_embeddings": 64}  # fmt: skip
+    rope = RoPE.from_hf(inner(type="longrope", **lists), head_dim=64)
+    scaling = LongRoPE((1.0,) * 32, (2.0,) * 32, 64, attention_factor=1.1)
+    assert rope == RoPE(64, 5e5, scaling=scaling)
 
 
 def test_deepseek_rotates_a_vector_of_its_own_and_scales_the_softmax():

@@ -3042,6 +3042,14 @@ _PLANS = (
         ("test_from_hf_config.py listed",),
     ),
     Fault(
+        "images-see-each-other-refused",
+        "Gemma 4 of 12B and more, whose mask of images is no matter of text, has no plan",
+        PRESETS_HF,
+        'not in (None, False, "vision")',
+        "not in (None, False)",
+        ("test_from_hf_config.py mask_of_images",),
+    ),
+    Fault(
         "exaone-without-windows-as-cohere",
         "EXAONE 4 without windows rotates nowhere, as Cohere 2, and not everywhere",
         PRESETS_HF,
@@ -3207,6 +3215,22 @@ _RING = (
 )
 
 _HF = (
+    Fault(
+        "truncate-beside-types-serves-all",
+        "truncate beside the layer types of an OLMo 3 becomes an unknown key of types without YaRN.",
+        "posenc/hf/config.py",
+        "**(of_yarn if is_yarn else {})",
+        "**of_yarn",
+        ("test_from_hf.py truncate_beside",),
+    ),
+    Fault(
+        "a-part-is-written-too-low",
+        "30 of 44 channels come back as 29: int(44 * (30 / 44)) in floats.",
+        "posenc/hf/parameters.py",
+        "return part if int(head_dim * part) == dim else math.nextafter(part, math.inf)",
+        "return part",
+        ("test_from_hf.py comes_back_exactly",),
+    ),
     Fault(
         "beta-fast-of-zero-is-taken",
         "YaRN with beta_fast of 0, which transformers reads as 32, becomes another scheme.",

@@ -11,7 +11,7 @@ import posenc
 from posenc import presets
 from posenc.cli import show
 from posenc.cli.list import page
-from posenc.schemes import Chunk, LogScale, Sink, Sum
+from posenc.schemes import Chunk, LogScale, Sink, Sum, YaRN
 from posenc.study.recipe import Recipe
 from posenc.study.specs import fitted_settings
 
@@ -110,6 +110,8 @@ def test_bases_and_layouts():
     assert (near.base, full.base) == (10_000, 1_000_000)
     assert presets.cohere2(layers=1, head_dim=8).schemes[0].layout == "interleaved"
     assert presets.smollm3(layers=1, head_dim=8).schemes[0].base == 2_000_000
+    sink = presets.gpt_oss(layers=1).schemes[0]
+    assert sink == Sink(posenc.RoPE(64, 150_000, scaling=YaRN(32, 4096, truncate=False)), 64)
 
 
 def test_scaled_queries():
