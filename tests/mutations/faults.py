@@ -3217,7 +3217,7 @@ _RING = (
 _HF = (
     Fault(
         "truncate-beside-types-serves-all",
-        "truncate beside the layer types of an OLMo 3 becomes an unknown key of types without YaRN.",
+        "truncate beside the layer types becomes an unknown key of the types without YaRN.",
         "posenc/hf/config.py",
         "**(of_yarn if is_yarn else {})",
         "**of_yarn",
