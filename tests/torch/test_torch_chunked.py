@@ -433,6 +433,28 @@ def test_a_bias_without_axes_and_one_slope_for_all_heads(scheme):
             assert_near(result, expected, two(40), implementation)
 
 
+@dataclass(frozen=True)
+class Past(posenc.PositionScheme):
+    """A query sees earlier keys alone; ``key_bias`` is there, and returns None."""
+
+    def bias(self, q, k, *, params, xp):
+        return xp.where(k < q, 0.0, -xp.inf)
+
+    def key_bias(self, k, *, params, xp):
+        return None
+
+
+@pytest.mark.parametrize("options", [{"softcap": 4.0}, {"return_lse": True}], ids=str)
+def test_a_bias_may_hide_all_keys_of_a_query(options):
+    q, k, v = (torch.tensor(normal((1, 2, 5, 4), seed, "float32")) for seed in range(3))
+    found, expected = (
+        posenc_torch.attention(q, k, v, Past(), causal=True, implementation=name, **options)
+        for name in ("chunked", "reference")
+    )
+    for a, b in zip(found, expected, strict=True):
+        assert_near(a, b, ATTENTION_TOL["float32"])
+
+
 def test_tensors_without_values():
     explanations = []
     for where in ("meta", "fake"):

@@ -23,9 +23,9 @@ from posenc.backend import (
     as_column,
     as_row,
     bias_by_distance,
+    bias_by_key,
     bias_tile,
     has_bias,
-    has_bias_by_key,
     may_be_fully_masked,
     visible_by_distance,
     visible_pairs,
@@ -109,6 +109,8 @@ class _Job(NamedTuple):
     table_has_mask
         Whether the table of the bias by distance can also hold the mask, as ``-inf``. Then every
         query sees its own key.
+    sees_itself
+        Whether every query sees its own key, and no bias hides a key.
     whole_scores
         Whether a part computes all of its scores itself, without SDPA.
     parts
@@ -118,6 +120,7 @@ class _Job(NamedTuple):
     call: Call
     names: tuple[str, ...]
     table_has_mask: bool
+    sees_itself: bool
     whole_scores: bool
     parts: Sequence[Part]
 
@@ -139,7 +142,10 @@ class _Job(NamedTuple):
             query=call.query._replace(features={}), key=call.key._replace(features={}),
             extra_bias=None, sink=None,
         )  # fmt: skip
-        return cls(bare, tuple(tensors), table_has_mask, whole_scores, tuple(parts(call)))
+        return cls(
+            bare, tuple(tensors), table_has_mask, _sees_itself(call), whole_scores,
+            tuple(parts(call)),
+        )  # fmt: skip
 
     def slices(self, part: Part, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The tensors of a part, as views."""
@@ -236,7 +242,7 @@ class _Job(NamedTuple):
             bias = tensors.get("extra_bias") if bias is None else bias
         if bias is None:
             return None, mask
-        if mask is not None and _sees_itself(call):
+        if mask is not None and self.sees_itself:
             return torch.where(mask, bias, -torch.inf), None
         finite = bias != -torch.inf
         mask = finite if mask is None else mask & finite
@@ -256,7 +262,7 @@ def _sees_itself(call: Call) -> bool:
     """Whether every query sees its own key, and no bias hides a key."""
     in_window = all(side is None or side >= 0 for side in call.window or ())
     sees_itself = in_window and not may_be_fully_masked(call)
-    return sees_itself and has_bias_by_key(call)  # a key bias is finite
+    return sees_itself and bias_by_key(call) is not None  # a key bias is finite
 
 
 def _head_rows(part: Part, array: Tensor) -> Tensor:
