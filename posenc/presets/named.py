@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from posenc.checks import check_count, nearest
 from posenc.layers import LayerPlan
 from posenc.protocol import PositionScheme
-from posenc.schemes import SIZES
+from posenc.schemes import SIZES, with_widths
 
 T = TypeVar("T")
 PLANS: dict[str, Callable[..., LayerPlan]] = {}
@@ -30,7 +30,10 @@ def named_plan(function: Callable[..., LayerPlan]) -> Callable[..., LayerPlan]:
 
 
 def ignoring_sizes(function: Callable[..., T]) -> Callable[..., T]:
-    """``function``, which ignores sizes of a model that it does not name, and no other keyword."""
+    """``function``, which ignores sizes of a model that it does not name, and no other keyword.
+
+    As in ``posenc.make``, ``dim`` is ``num_heads * head_dim`` if it is not given.
+    """
     accepted = inspect.signature(function).parameters
 
     @functools.wraps(function)
@@ -38,7 +41,8 @@ def ignoring_sizes(function: Callable[..., T]) -> Callable[..., T]:
         for name in given.keys() - accepted.keys() - {*SIZES, "layers"}:
             hint = nearest(name, accepted)
             raise ValueError(f"{function.__name__} has no option {name!r}{hint}")
-        return function(**{name: value for name, value in given.items() if name in accepted})
+        wide = with_widths(given)
+        return function(**{name: value for name, value in wide.items() if name in accepted})
 
     return maker
 

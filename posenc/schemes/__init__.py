@@ -161,10 +161,10 @@ def make(
         "hidden_dim": hidden_dim,
     }
     sizes = {size: check_count(size, value) for size, value in given.items() if value is not None}
-    return maker(**_with_widths(sizes), **options)
+    return maker(**with_widths(sizes), **options)
 
 
-def _with_widths(sizes: Mapping[str, Any]) -> dict[str, Any]:
+def with_widths(sizes: Mapping[str, Any]) -> dict[str, Any]:
     """``sizes`` with ``dim`` and ``hidden_dim``, if they follow from the others."""
     sizes = dict(sizes)
     if {"num_heads", "head_dim"} <= sizes.keys():
@@ -284,7 +284,7 @@ def _class_maker(kind: type[PositionScheme], preset: Mapping[str, Any] = _NONE) 
         for option in given.keys() - accepted - set(SIZES):
             known = sorted(accepted - set(SIZES))
             raise ValueError(f"{kind.__name__} has no option {option!r}{nearest(option, known)}")
-        sizes = _with_widths({name: value for name, value in given.items() if name in SIZES})
+        sizes = with_widths({name: value for name, value in given.items() if name in SIZES})
         made = {**_fit_all(kind, preset, {**given, **sizes}), **given, **sizes}
         missing = [name for name in needed if name not in made]
         if missing:

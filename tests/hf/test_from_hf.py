@@ -333,6 +333,8 @@ def test_deepseek_rotates_a_vector_of_its_own_and_scales_the_softmax():
     rope = RoPE.from_hf(given)
     assert (rope.head_dim, rope.layout, rope.attention_factor) == (64, "interleaved", 1.0)
     assert rope.scale(64) * 8 == pytest.approx((0.1 * math.log(40) + 1) ** 2, rel=1e-14)
+    whole = {**given, "head_dim": 192, "partial_rotary_factor": 64 / 192}  # of the whole head
+    assert RoPE.from_hf(whole) == rope
     # Kimi K2 is the same architecture by another name, and its ramp starts where it ends.
     equal = {**given["rope_scaling"], "beta_fast": 1.0, "beta_slow": 1.0}
     kimi = RoPE.from_hf({**given, "model_type": "kimi_k2", "rope_scaling": equal})

@@ -51,6 +51,27 @@ def test_gemma_3_as_released():
             presets.cohere2(layers=5, head_dim=16, base=1e6, window=9, every=3),
         ),
         (
+            {"model_type": "cohere2", "sliding_window": None},
+            presets.cohere2(layers=5, head_dim=16, base=1e6, window=None),
+        ),
+        (
+            {"model_type": "olmo3", "sliding_window": 9},
+            presets.olmo3(layers=5, head_dim=16, base=1e6, window=9),
+        ),
+        (
+            {
+                "model_type": "gemma4_text", "sliding_window": 9, "rope_theta": None,
+                "rope_parameters": {
+                    "sliding_attention": {"rope_theta": 1e4},
+                    "full_attention": {
+                        "rope_type": "proportional", "rope_theta": 1e6,
+                        "partial_rotary_factor": 0.25,
+                    },
+                },
+            },
+            presets.gemma4(layers=5, head_dim=16, window=9),  # the last layer is full
+        ),
+        (
             {"model_type": "smollm3", "no_rope_layer_interval": 2},
             presets.smollm3(layers=5, head_dim=16, base=1e6, every=2),
         ),
@@ -60,7 +81,7 @@ def test_gemma_3_as_released():
         ),
     ],
     ids=lambda value: value["model_type"] if isinstance(value, dict) else "",
-)
+)  # fmt: skip
 def test_older_keys_for_which_layers(config, expected):
     assert presets.from_hf_config({**SMALL, "num_hidden_layers": 5, **config}) == expected
 

@@ -41,6 +41,10 @@ def test_options_by_hand():
     assert presets.opt(dim=8) == posenc.Learned(2048, 8, offset=2)
     assert presets.gpt2(dim=8) == posenc.Learned(1024, 8)
     assert presets.mpt(num_heads=4, max_bias=6.0) == posenc.ALiBi(4, max_bias=6.0)
+    assert presets.falcon_rw(num_heads=2, head_dim=64).slopes == (2.0**-7, 2.0**-11)
+    for name in ("gpt2", "opt"):  # the width of a model follows from its heads, as in make
+        made = getattr(presets, name)(num_heads=4, head_dim=16, max_len=32)
+        assert (made.max_len, made.dim) == (32, 64)
 
 
 def configuration(name, **options):

@@ -1102,6 +1102,8 @@ def test_training_at_random_positions(backend, label, corpus):
     assert (np.diff(drawn) > 0).all()
     assert drawn.max() < 40
     assert not np.array_equal(*drawn)
+    other = windows.training_positions(40, seed=1, steps=2, length=16)
+    assert not np.array_equal(drawn, other)
     losses = model.train(batches(corpus, 2), 0, drawn)
     own = decoder.plan.windows
     by_hand = losses_by_hand(decoder, batches(corpus, 2)[0], own, pos=drawn[0]).mean()
