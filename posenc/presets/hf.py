@@ -69,6 +69,11 @@ def _plan(part: Config, family: _Family) -> LayerPlan:
     kinds = part.get("layer_types") or [family.kind(part, layer) for layer in layers]
     if len(kinds) != len(layers):
         raise ValueError(f"layer_types must be num_hidden_layers={len(layers)}, got {len(kinds)}")
+    listed = part.get("no_rope_layers")
+    if listed and (not isinstance(listed, list | tuple) or len(listed) != len(layers)):
+        raise ValueError(
+            f"no_rope_layers must be a list of num_hidden_layers={len(layers)}, got {listed!r}"
+        )
     for kind in kinds:
         check_choice("type in layer_types", kind, _TYPES)
     ropes = from_hf({**part, "layer_types": kinds})
@@ -77,7 +82,7 @@ def _plan(part: Config, family: _Family) -> LayerPlan:
         own = ropes[kinds[layer]] if isinstance(ropes, Mapping) else ropes
         rotates = family.rotates(part, layer, kinds[layer] == _NEAR)
         schemes.append(family.scheme(part, _rope(own) if rotates else None))
-        if kinds[layer] == _CHUNKED and part.get("attention_chunk_size"):
+        if kinds[layer] == _CHUNKED and part["attention_chunk_size"]:
             schemes[-1] = Sum(schemes[-1], Chunk(part["attention_chunk_size"]))
     windows = [part["sliding_window"] if kinds[layer] == _NEAR else None for layer in layers]
     return LayerPlan(tuple(schemes), tuple(windows))
@@ -96,7 +101,7 @@ def _by_pattern(default: int) -> Callable[[Config, int], str]:
             full = pattern[layer % len(pattern)] == "G"
         else:
             full = (layer + 1) % pattern == 0
-        return _FULL if full or not part.get("sliding_window") else _NEAR
+        return _FULL if full or not part["sliding_window"] else _NEAR
 
     return kind
 
@@ -108,7 +113,7 @@ def _gemma4(part: Config, layer: int) -> str:
 
 
 def _all_alike(part: Config, layer: int) -> str:
-    return _NEAR if part.get("sliding_window") else _FULL
+    return _NEAR if part["sliding_window"] else _FULL
 
 
 def _in_later_layers(part: Config, layer: int) -> str:
@@ -138,12 +143,12 @@ def _always(part: Config, layer: int, near: bool) -> bool:
 
 def _near(part: Config, layer: int, near: bool) -> bool:
     """Cohere 2: RoPE is on layers with a window, and without one nowhere."""
-    return near and bool(part.get("sliding_window"))
+    return near and bool(part["sliding_window"])
 
 
 def _near_if_any(part: Config, layer: int, near: bool) -> bool:
     """EXAONE 4: RoPE is on layers with a window, and without one everywhere."""
-    return near or not part.get("sliding_window")
+    return near or not part["sliding_window"]
 
 
 def _listed(part: Config, layer: int, near: bool) -> bool:

@@ -23,6 +23,8 @@ from posenc.schemes.nope import NoPE
 class Sink(PositionScheme):
     """A scheme with a sink: one more logit in every softmax, after scaling and bias.
 
+    The weight of key ``j`` is ``exp(s_j) / (exp(sink) + sum_k exp(s_k))`` for scores ``s``.
+
     Parameters
     ----------
     scheme
@@ -38,6 +40,8 @@ class Sink(PositionScheme):
         learned ``sink_w (H, hidden_dim)`` (Inkling 2).
     hidden_dim
         Width ``C`` of hidden states, for ``per_query``.
+
+    OpenAI 2025, arXiv 2508.10925 (gpt-oss); the constant 0: Miller 2023.
     """
 
     scheme: PositionScheme

@@ -3053,7 +3053,7 @@ _PLANS = (
         "exaone-without-windows-as-cohere",
         "EXAONE 4 without windows rotates nowhere, as Cohere 2, and not everywhere",
         PRESETS_HF,
-        'return near or not part.get("sliding_window")',
+        'return near or not part["sliding_window"]',
         "return near",
         ("test_from_hf_config.py older_keys exaone4",),
     ),

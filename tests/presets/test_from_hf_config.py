@@ -92,6 +92,7 @@ def test_layers_that_are_listed_have_priority():
         "num_hidden_layers": 2,
         "no_rope_layers": [0, 1],
         "no_rope_layer_interval": 2,
+        "attention_chunk_size": None,
     }
     smol = presets.from_hf_config({**config, "model_type": "smollm3"})
     assert smol.schemes == (posenc.NoPE(), posenc.RoPE(16, 1e6))
@@ -221,6 +222,27 @@ def test_layers_that_are_all_alike(config, expected):
             {"model_type": "mpt", "n_layers": 1, "attn_config": {"alibi": False, "rope": True}},
             ValueError,
             "rope in attn_config",
+        ),
+        (
+            {"model_type": "smollm3", "num_hidden_layers": 3, "no_rope_layers": [1, 0]},
+            ValueError,
+            "no_rope_layers must be a list of num_hidden_layers=3, got",
+        ),
+        # Without these keys transformers has a window or chunks.
+        (
+            {"model_type": "mistral", "num_hidden_layers": 2},
+            ValueError,
+            "sliding_window is missing",
+        ),
+        (
+            {"model_type": "cohere2", "num_hidden_layers": 2},
+            ValueError,
+            "sliding_window is missing",
+        ),
+        (
+            {"model_type": "llama4_text", "num_hidden_layers": 2},
+            ValueError,
+            "attention_chunk_size is missing",
         ),
     ],
 )
