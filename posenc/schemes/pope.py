@@ -21,6 +21,7 @@ import numpy as np
 from posenc.angles import Turns, frequencies
 from posenc.checks import check_choice, check_count, check_positive
 from posenc.protocol import Array, Initializer, Namespace, ParamSpec, PositionScheme, Role
+from posenc.schemes.rope import Layout
 
 FirstPhase = Literal["zero", "uniform"]
 _INIT: dict[str, Initializer] = {
@@ -34,8 +35,8 @@ class PoPE(PositionScheme):
     """Length of a channel by content, direction by position: ``2D`` channels of ``D``.
 
     The score is ``sum_c softplus(q_c) softplus(k_c) cos((j - i) theta_c + delta_c) / sqrt(D)``,
-    with ``theta_c = base**(-c/D)``, ``c = 0 .. D - 1``. Query and key become ``2D`` wide: the
-    cosines of all channels, then the sines. So a cache of transformed keys takes twice the memory;
+    with ``theta_c = base**(-c/D)``, ``c = 0 .. D - 1``. Query and key become ``2D`` wide, a cosine
+    and a sine of each channel. So a cache of transformed keys takes twice the memory;
     it may hold raw keys instead.
 
     Parameters
@@ -50,6 +51,9 @@ class PoPE(PositionScheme):
     init
         First values of ``delta``: ``"zero"``, for longer contexts than in training; or
         ``"uniform"`` in ``[-2 pi, 0]``, slightly better in training lengths.
+    layout
+        Order of the ``2D`` channels: ``"half"``, all cosines, then all sines; ``"interleaved"``,
+        cosine and sine of each channel in turn. Scores are the same.
 
     Gopalakrishnan et al. 2025, arXiv 2509.10534, equation 6.
     """
@@ -60,6 +64,7 @@ class PoPE(PositionScheme):
     head_dim: int
     base: float = 10_000.0
     init: FirstPhase = "zero"
+    layout: Layout = "half"
     _turns: Turns = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -67,6 +72,7 @@ class PoPE(PositionScheme):
         dim = check_count("head_dim", self.head_dim)
         check_positive("base", self.base)
         check_choice("init", self.init, get_args(FirstPhase))
+        check_choice("layout", self.layout, get_args(Layout))
         turns = Turns(frequencies(self.base, (Fraction(c, dim) for c in range(dim))))
         object.__setattr__(self, "_turns", turns)
 
@@ -90,4 +96,8 @@ class PoPE(PositionScheme):
             sin, cos = sin * cos_delta + cos * sin_delta, cos * cos_delta - sin * sin_delta
         wide = xp.astype(x, work)
         length = xp.logaddexp(wide, xp.zeros_like(wide))  # softplus
-        return xp.astype(xp.concat([length * cos, length * sin], axis=-1), x.dtype)
+        both = [length * cos, length * sin]
+        if self.layout == "half":
+            return xp.astype(xp.concat(both, axis=-1), x.dtype)
+        pairs = xp.stack(both, axis=-1)
+        return xp.astype(xp.reshape(pairs, (*x.shape[:-1], 2 * self.head_dim)), x.dtype)

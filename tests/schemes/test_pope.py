@@ -78,6 +78,19 @@ def test_the_score_is_that_of_the_formula(i, j):
     assert abs(float(np.vdot(*parts)) - float(expected)) < rounding_bound(16, 7.0, "float64")
 
 
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_channels_take_turns_in_the_other_layout(dtype):
+    other = PoPE(KEY_HEADS, DIM, layout="interleaved")
+    x, pos = normal((1, KEY_HEADS, 3, DIM), 7).astype(dtype), np.arange(3)
+    half, turns = (
+        posenc.transform(scheme, x, pos, role="key", params={"delta": DELTA})
+        for scheme in (PoPE(KEY_HEADS, DIM), other)
+    )
+    assert turns.dtype == dtype
+    np.testing.assert_array_equal(turns[..., 0::2], half[..., :DIM])  # cosines
+    np.testing.assert_array_equal(turns[..., 1::2], half[..., DIM:])
+
+
 def test_phases_count_as_the_nearer_bound():
     x, pos = normal((1, KEY_HEADS, 3, DIM), 7), np.arange(3)
 
@@ -202,5 +215,7 @@ def test_errors():
         )  # fmt: skip
     with pytest.raises(ValueError, match=r"unknown init 'zeros'.*zero, uniform"):
         PoPE(2, 4, init="zeros")
+    with pytest.raises(ValueError, match=r"unknown layout 'pairs'.*half, interleaved"):
+        PoPE(2, 4, layout="pairs")
     with pytest.raises(ValueError, match="differ in head_dim"):
         posenc.attention(tensors["q"], tensors["k"][..., :6], tensors["v"], posenc.NoPE())
