@@ -162,7 +162,12 @@ class _Reader:
         if not self.parameters and not set(keys.ROTARY) & {
             key for key, value in self.config.items() if value is not None
         }:
-            raise ValueError(f"no rotary key; a model that rotates has one of {_ROTARY_NAMES}")
+            given = (str(key) for key, value in self.config.items() if value is not None)
+            like = {key for key in given if _LOOKS_ROTARY.search(key)} - keys.KEPT_OUTSIDE.keys()
+            told = f"; not understood: {', '.join(sorted(like))}" if like else ""
+            raise ValueError(
+                f"no rotary key; a model that rotates has one of {_ROTARY_NAMES}{told}"
+            )
         self.max_len = max_len
         return self._by_base_of_layers() or {
             kind: self._scheme(kind, given) for kind, given in self._by_type().items()

@@ -456,7 +456,8 @@ REFUSED = {
     "a list": ([], "must be a dictionary or None"),
     "ALiBi": ({**MODEL, "alibi": True}, "alibi is true"),
     "BERT": ({**MODEL, "position_embedding_type": "absolute"}, "'absolute': the model does not"),
-    "no rotary key": ({**MODEL, "vocab_size": 9}, "no rotary key"),
+    "no rotary key": ({**MODEL, "rope_scaling": None}, "no rotary key.*layer_rope_theta$"),
+    "ChatGLM": ({**MODEL, "rope_ratio": 50}, "no rotary key.*; not understood: rope_ratio$"),
     "an image model": ({"patch_size": 16, "rope_theta": 100.0, **MODEL}, "an image model"),
     "two dictionaries": (
         {**MODEL, "rope_parameters": inner(), "rope_scaling": {"rope_theta": 1.0}},
