@@ -6,7 +6,7 @@ import pytest
 
 import posenc
 from posenc import presets
-from posenc.schemes import PI, LogScale, Sink
+from posenc.schemes import PI, LogScale, Sink, Sum, YaRN
 
 SMALL = {"hidden_size": 64, "num_attention_heads": 4, "head_dim": 16, "rope_theta": 1e6}
 
@@ -156,6 +156,19 @@ def test_a_mask_of_images_alone_is_no_matter_of_a_plan():
                 "num_hidden_layers": 2,
             },
             presets.opt(max_len=9, dim=8),
+        ),
+        (
+            {
+                **SMALL, "model_type": "ministral3", "num_hidden_layers": 2, "sliding_window": None,
+                "rope_parameters": {
+                    "rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0,
+                    "original_max_position_embeddings": 64, "llama_4_scaling_beta": 0.2,
+                },
+            },
+            Sum(
+                posenc.RoPE(16, 1e6, scaling=YaRN(4.0, 64)),
+                LogScale("ministral3", train_len=64, beta=0.2),
+            ),
         ),
         (
             {"model_type": "gptj", "n_embd": 512, "n_head": 2, "n_layer": 2, "rotary_dim": 64},

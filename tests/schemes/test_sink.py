@@ -53,6 +53,8 @@ def test_a_sink_starts_from_its_value_and_keeps_what_the_scheme_says():
     longer = dynamic.at_length(128)
     assert longer == Sink(dynamic.scheme.at_length(128), HEADS, value=0.5) != dynamic
     assert longer.at_length(128) is longer
+    t5 = posenc.T5Bias(HEADS, causal=True)
+    assert Sink(t5).constant_beyond() == t5.constant_beyond() != (None, None)
 
 
 # window, sink_tokens -> which keys a query sees besides the causal mask

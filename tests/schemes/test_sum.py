@@ -9,7 +9,7 @@ from sample import few_of_jax, long
 from subjects import HIDDEN_DIM, normal
 
 import posenc
-from posenc.schemes import ALiBi, FoX, LogScale, NoPE, RoPE, Sink, Sum, T5Bias
+from posenc.schemes import ALiBi, DynamicNTK, FoX, LogScale, NoPE, RoPE, Sink, Sum, T5Bias
 from posenc.testing.tolerances import ATTENTION_TOL, REDUCTION_FACTOR, assert_near
 
 HEADS, DIM, LENGTH = 4, 8, 20
@@ -97,3 +97,12 @@ def test_labels_of_sums_are_made_from_sizes():
 
 def test_a_scale_of_one_part_is_that_of_the_sum():
     assert Sum(T5Bias(HEADS, scaled=False), ALiBi(HEADS)).scale(DIM) == 1.0
+
+
+def test_every_part_is_that_of_the_length():
+    rope, alibi = RoPE(DIM, scaling=DynamicNTK(2, 16)), ALiBi(HEADS, interpolate_from=16)
+    whole = Sum(rope, NoPE(), alibi)
+    longer = whole.at_length(64)
+    assert longer == Sum(rope.at_length(64), NoPE(), alibi.at_length(64)) != whole
+    plain = Sum(RoPE(DIM), ALiBi(HEADS))
+    assert plain.at_length(64) is plain
