@@ -115,7 +115,9 @@ def attention(
 
     NaN or infinity in padding does no harm if positions, segments, ``k_valid`` or a mask are given.
     In a query that sees no key, and in a key that no query sees, it reaches neither results nor
-    gradients. In a key that any query sees, it may reach all results.
+    gradients. In a key that any query sees, it may reach all results. Hidden states must be finite,
+    and so must padding under a transform with learned arrays: their gradients are sums over all
+    tokens, and 0 times NaN is NaN.
 
     Raises
     ------
