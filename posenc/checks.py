@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import operator
-import sys
 from collections.abc import Iterable
 from dataclasses import fields, is_dataclass
 from numbers import Real
 from typing import Any
 
 import numpy as np
-
-_LARGEST = sys.float_info.max  # an integer beyond it has no float
 
 
 def python_number(value: Any) -> Any:
@@ -58,9 +56,9 @@ def check_positive(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be a number, got {value!r}")
     number: Any = value
-    if not 0 < number <= _LARGEST:  # torch's compiler has no isfinite for symbols
+    if not 0 < number < math.inf:  # torch's compiler has no isfinite for symbols
         raise ValueError(f"{name} must be finite and greater than 0, got {value!r}")
-    return float(number)
+    return _as_float(name, number)
 
 
 def check_flag(name: str, value: Any) -> bool:
@@ -99,9 +97,16 @@ def check_finite(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be a number, got {value!r}")
     number: Any = value
-    if not -_LARGEST <= number <= _LARGEST:  # torch's compiler has no isfinite for symbols
+    if not -math.inf < number < math.inf:  # torch's compiler has no isfinite for symbols
         raise ValueError(f"{name} must be finite, got {value!r}")
-    return float(number)
+    return _as_float(name, number)
+
+
+def _as_float(name: str, number: Any) -> float:
+    try:
+        return float(number)
+    except OverflowError:  # an integer of more than 308 digits
+        raise ValueError(f"{name} must be finite, got an integer that no float holds") from None
 
 
 def check_scheme(scheme: Any) -> None:

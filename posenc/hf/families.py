@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+DEEPSEEK_V3 = {"kimi_k2"}
+"""Models of this architecture under a name of their own, which transformers does not have."""
+
 INTERLEAVED = {
     "axk1", "axk2", "bailing_hybrid", "blt", "blt_global_transformer", "blt_local_decoder",
     "blt_local_encoder", "blt_patcher", "codegen", "cohere", "cohere2", "cohere2_moe",
     "deepseek_v2", "deepseek_v3", "deepseek_v32", "deepseek_v4", "dots3_note_text", "ernie4_5",
     "ernie4_5_moe", "ernie4_5_vl_moe_text", "glm", "glm4", "glm4_moe_lite", "glm4v_text",
-    "glm_moe_dsa", "glm_ocr_text", "gptj", "helium", "kimi_k2", "llama4_text", "longcat_flash",
-    "mistral4", "mistral_large4_text", "moonshine", "moonshine_streaming", "youtu",
+    "glm_moe_dsa", "glm_ocr_text", "gptj", "helium", "llama4_text", "longcat_flash", "mistral4",
+    "mistral_large4_text", "moonshine", "moonshine_streaming", "youtu", *DEEPSEEK_V3,
 }  # fmt: skip
 """Models whose pairs of channels are neighbours, as their released weights are."""
 
@@ -20,8 +23,8 @@ REVERSED = {"nanochat"}
 
 SCALED_SOFTMAX = {
     "axk1", "axk2", "bailing_hybrid", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite",
-    "glm_moe_dsa", "hy_v4", "kimi_k2", "longcat_flash", "minicpm3", "mistral4",
-    "mistral_large4_text", "youtu",
+    "glm_moe_dsa", "hy_v4", "longcat_flash", "minicpm3", "mistral4", "mistral_large4_text", "youtu",
+    *DEEPSEEK_V3,
 }  # fmt: skip
 """Models that multiply the softmax scale by ``m(s, mscale_all_dim)**2`` under YaRN."""
 

@@ -170,6 +170,7 @@ def test_the_models_whose_pairs_are_neighbours():
     found = list(rotations())
     assert all(turned in QUARTERS.values() for _, turned in found)
     listed = {model.split("_text")[0] for model in families.INTERLEAVED - PAIRS.keys()}
+    listed -= families.DEEPSEEK_V3
     listed -= {"gptj", "codegen"}  # they make sines themselves, without inv_freq
     listed -= {model for model in listed if model.startswith("blt_")}  # parts of blt
     neighbours = {family for family, turned in found if turned == QUARTERS["neighbours"]}
@@ -207,7 +208,7 @@ def test_defaults_are_those_of_transformers():
         for key, value in defaults.items():
             if key == "rope_local_base_freq":
                 assert parameters["sliding_attention"]["rope_theta"] == value
-            elif key == "rope_theta" and not full:
+            elif key == "rope_theta" and not full and key not in config:
                 assert model in ("gptj", "codegen")  # 10000 is written in their code
             else:
                 key = inside.get(key, key)
@@ -223,4 +224,5 @@ def test_models_that_scale_the_softmax_by_yarn():
         for file in root.glob("*/modeling_*.py")
         if "self.scaling = yarn_apply_mscale(" in file.read_text(encoding="utf-8")
     }
-    assert found == {model.removesuffix("_text") for model in families.SCALED_SOFTMAX}
+    listed = families.SCALED_SOFTMAX - families.DEEPSEEK_V3
+    assert found == {model.removesuffix("_text") for model in listed}

@@ -478,7 +478,7 @@ REFUSED = {
     "MPT by a table": ({**MODEL, "attn_config": {"rope": False, "rope_theta": 1e4}}, "no rotary"),
     "ESM-1": ({**MODEL, "model_type": "esm"}, "'absolute': the model does not"),
     "no layout": ({**MODEL, **inner(rope_interleave="yes")}, "rope_interleave must be True or F"),
-    "an endless base": (inner(rope_theta=10**400), "rope_theta must be finite"),
+    "an endless base": (inner(rope_theta=10**400), "rope_theta must be finite, got an integer"),
     "no channel": (inner(partial_rotary_factor=0.01), "0.01 of head_dim=64 is 0 channels"),
     "a list of factors": (
         inner(rope_type="longrope", short_factor=[1.0] * 32, long_factor=[1.0] * 32,
