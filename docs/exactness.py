@@ -56,6 +56,9 @@ this page against them.
 | :-- | :-- | :-- | :-- |
 | sines, cosines, embeddings, rotated vectors | within 2^-51 | within 2^-22 | rounded once |
 | ALiBi's biases | within {ulp64:.0f} ulp | within {ulp32:.0f} ulp | rounded once |
+| biases and factors with a logarithm or a power | {elementary} | {elementary} | rounded once |
+| sums of 16 gates (FoX, CABLE) | {sums} | {sums} | rounded once |
+| the sums of Sandwich and FIRE | {largest} | {largest} | rounded once |
 | T5's buckets | equal | equal | equal |
 | copied numbers | equal | equal | rounded once |
 
@@ -63,7 +66,14 @@ They hold up to position 2^24, for negative positions too, traced or not. "Round
 equal bit for bit to the float32 result, cast.
 """
 
-MEASURES = {"bounded": "spacing in [1/2, 1)", "ulp": "ulp", "sum": "ulp", "copy": "wrong values"}
+MEASURES = {
+    "bounded": "spacing in [1/2, 1)",
+    "ulp": "ulp",
+    "sum": "ulp",
+    "elementary": "ulp",
+    "largest": "spacing of the largest value",
+    "copy": "wrong values",
+}
 
 FACTOR = (
     "Pairs (0.75, 0) are rotated, so that cosines times the factor of the scaling are at most 1."
@@ -127,6 +137,9 @@ def head() -> str:
         values=runs * sum(case.exact.high.size for case in CASES),
         ulp64=LIMITS["ulp"]["float64"],
         ulp32=LIMITS["ulp"]["float32"],
+        elementary=f"within {LIMITS['elementary']['float32']:.0f} ulp",
+        sums=f"within {LIMITS['sum']['float32']:.0f} ulp",
+        largest=f"within {LIMITS['largest']['float32']:.0f} spacings of the largest",
     )
 
 

@@ -12,7 +12,7 @@ import posenc
 from posenc.cli.list import one_of_each_kind
 from posenc.positions import packed
 from posenc.protocol import PositionScheme
-from posenc.schemes import FoX
+from posenc.schemes import FoX, Kerple
 from posenc.testing import AttentionCase, Host, SchemeCase
 from posenc.testing.examples import HEADS, HIDDEN_DIM, Both, Fence
 from posenc.testing.framework import readonly
@@ -35,6 +35,7 @@ def schemes(dim: int) -> dict[str, PositionScheme]:
     own = {
         "t5-causal": posenc.T5Bias(HEADS, causal=True),
         "alibi-given": posenc.ALiBi(HEADS, slopes=[0.0, 1.0, -0.5, 3.0]),
+        "kerple_log": Kerple(HEADS),
         "fence": Fence(reach=90),
         "both": Both(dim),
     }

@@ -62,7 +62,7 @@ SUBJECTS: dict[str, PositionScheme] = from_catalogue() | {
     "alibi-offset": posenc.ALiBi(HEADS, noncausal="offset"),
     "alibi-interpolated": posenc.ALiBi(HEADS, learned=True, interpolate_from=16).at_length(64),
     # Only a sink lets softmax see the offset.
-    "fire-offset": Sink(FIRE(HEADS, hidden=4, init_len=12.5, offset=True), value=0.5),
+    "fire-offset": Sink(FIRE(HEADS, hidden=8, init_len=12.5, offset=True), value=0.5),
     "relative-table-two-sided": RelativeTable(HEADS, max_distance=5),
     "learned-offset": posenc.Learned(max_len=MAX_LEN, dim=HEAD_DIM, offset=2),
     "rope-base": posenc.RoPE(HEAD_DIM, base=100.0),
