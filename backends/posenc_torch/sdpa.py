@@ -15,6 +15,7 @@ from posenc.backend import (
     may_be_fully_masked,
 )
 from posenc_torch.fully_masked import zero_fully_masked
+from posenc_torch.tracing import is_traced
 
 _SMALL_SCORES, _SMALL_QUERIES = 2**19, 256  # per head
 
@@ -31,6 +32,11 @@ def sdpa(call: Call) -> tuple[Tensor, None]:
     if mask is not None and may_be_fully_masked(call):
         q, k, v = zero_fully_masked(q, k, v, mask)
     if call.sink is not None:
+        # Asked first, because Dynamo cannot trace is_traced, and fixes no length.
+        dynamo = torch.compiler.is_dynamo_compiling()
+        if not dynamo and is_traced() and shares_keys(q, k):
+            # SDPA would repeat them after the sink, and compare strides, which fixes the length.
+            k, v = (a.repeat_interleave(q.shape[1] // a.shape[1], dim=1) for a in (k, v))
         k, v, bias, mask = append_sink_key(call, k, v, bias, mask)
     return masked_sdpa(q, k, v, bias, mask, scale=call.scale), None
 

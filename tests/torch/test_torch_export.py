@@ -11,6 +11,7 @@ from sample import long, some
 from subjects import SUBJECTS
 
 import posenc
+from posenc.schemes import Sink
 from posenc.testing import assert_near
 from posenc.testing.tolerances import ATTENTION_TOL
 
@@ -20,6 +21,8 @@ if not HAS["torch"]:
 import torch
 from torch.export import Dim, export
 from torch_layers import Layer, tensors
+
+import posenc_torch
 
 # A program computes what eager code does; another kernel for another stride may round anew.
 FLOAT32 = ATTENTION_TOL["float32"]
@@ -112,3 +115,26 @@ def test_an_exported_program_serves_every_length(subject, form, strict):
         for result, again, right in zip(run(**tokens), loaded(**tokens), expected, strict=True):
             assert_near(result.detach(), right.detach(), FLOAT32)
             assert torch.equal(again, result)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_sink_over_shared_keys_serves_every_length(strict):
+    """As in gpt-oss: the sink is one more key, and SDPA repeats keys that heads share."""
+    length = Dim("length", min=2, max=4096)
+
+    class Attend(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.position = posenc_torch.Position(Sink(posenc.RoPE(8), 4))
+
+        def forward(self, q, k):
+            return self.position.attend(q, k, k, causal=True)
+
+    layer = Attend()
+    q, k = (torch.randn(1, heads, 7, 8) for heads in (4, 2))
+    shapes = {"q": {2: length}, "k": {2: length}}
+    run = export(layer, (q, k), dynamic_shapes=shapes, strict=strict).module()
+    for now in (slice(7), slice(3)):
+        shorter = q[:, :, now], k[:, :, now]
+        assert_near(run(*shorter).detach(), layer(*shorter).detach(), FLOAT32)
