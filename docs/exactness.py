@@ -58,7 +58,7 @@ this page against them.
 | ALiBi's biases | within {ulp64:.0f} ulp | within {ulp32:.0f} ulp | rounded once |
 | biases and factors with a logarithm or a power | {elementary} | {elementary} | rounded once |
 | sums of 16 gates (FoX, CABLE) | {sums} | {sums} | rounded once |
-| the sums of Sandwich and FIRE | {largest} | {largest} | rounded once |
+| Sandwich, FIRE, PoPE, xPos | {largest} | {largest} | rounded once |
 | T5's buckets | equal | equal | equal |
 | copied numbers | equal | equal | rounded once |
 
