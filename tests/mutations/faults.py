@@ -1448,14 +1448,6 @@ _FLEX = (
         "query = key = None",
         ("test_flex.py reads_places",),
     ),
-    Fault(
-        "flex-shared-array-that-no-bias-reads",
-        "Shaw's table, which makes features and is not loaded, ends training",
-        LOADS,
-        "read = [name for name in shared if name in names]",
-        "read = shared",
-        ("test_flex.py read_twice_is_reported features",),
-    ),
 )
 
 _LOWERED = (
