@@ -14,6 +14,7 @@ from cases import (
     longer,
     quick,
     tensors_of,
+    widens,
 )
 from frameworks import FUSED, HAS
 from frameworks import route as named
@@ -87,9 +88,9 @@ def compare(route, subject, case, dtype):
             out = route.attend(scheme, tensors, params, dtype=dtype, **where.options)
             assert_near(out, values, ATTENTION_TOL[dtype])
             return
-        # Whole rows and regions are refused in any float; what implementations serve is said
-        # elsewhere.
-        of_scheme = scheme.hooks() & {"adjust_scores", "regions"}
+        # Whole rows, regions, and queries wider than values are refused in any float; what
+        # implementations serve is said elsewhere.
+        of_scheme = scheme.hooks() & {"adjust_scores", "regions"} or widens(scheme)
         if dtype != "float64" and not of_scheme:
             raise
         pytest.skip(f"refused: {reason}")

@@ -152,6 +152,12 @@ def tensors_of(scheme, case, seed=0):
     }
 
 
+def widens(scheme):
+    """Whether queries get more channels than values have."""
+    case, x = SchemeCase(scheme), np.ones((1, heads(scheme), 1, HEAD_DIM))
+    return case.transform(x, case.tokens(np.zeros(1, int), "query")).shape[-1] > HEAD_DIM
+
+
 @cache
 def expected(subject: str, case: str):
     """The reference in float64: values from NumPy, gradients from torch's autograd if there."""
