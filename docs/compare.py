@@ -41,8 +41,9 @@ ABOUT = """`python docs/compare.py --all` makes this section, by this command:
 ```
 
 `rope~rope_pi` is trained as `rope` and tested as `rope_pi`, without further training. Such rows
-share one training per seed, and their factor is the longest length over the training length. A
-scheme that failed is a row, with its reason below the tables.
+share one training per seed, and their factor is the longest length over the training length. With
+the 4 frequencies of 8 channels, `p_rope` and `rope_clip_hann` both stop the last one and change no
+other, so they are one scheme here. A scheme that failed is a row, with its reason below the tables.
 """
 
 SLOW: dict[str, Any] = {"schemes": ("t5",), "position_lr_scale": 1.0}
