@@ -30,7 +30,8 @@ def from_hf_config(config: Any) -> LayerPlan:
 
     Returns
     -------
-    Scheme and window of each layer. Norms of queries and keys, the softmax scale without YaRN's
+    Scheme and window of each layer. T5's are those of the encoder, then those of the decoder; its
+    cross attention has no positions. Norms of queries and keys, the softmax scale without YaRN's
     factor, and the sparse attention of Mistral Large 4 are the model's; see also
     ``mistral_large4``. Keys of MPT that transformers ignores (``alibi``, ``alibi_bias_max``,
     ``learned_pos_emb``) are read. The mask by which tokens of one image see each other is the
@@ -205,6 +206,25 @@ def _mpt(part: Config) -> LayerPlan:
     return LayerPlan.of(Learned(part["max_seq_len"], part["d_model"]), layers)
 
 
+def _t5(part: Config) -> LayerPlan:
+    """The layers of the encoder, then those of the decoder; or those of the one stack there is."""
+
+    def stack(layers: int, causal: bool) -> LayerPlan:
+        scheme = uniform.t5(
+            num_heads=part["num_heads"],
+            causal=causal,
+            num_buckets=part.get("relative_attention_num_buckets", 32),
+            max_distance=part.get("relative_attention_max_distance", 128),
+        )
+        return LayerPlan.of(scheme, layers)
+
+    layers, later = part["num_layers"], part.get("num_decoder_layers")
+    if not part.get("is_encoder_decoder", True):
+        return stack(layers, bool(part.get("is_decoder")))
+    decoder = stack(layers if later is None else later, True)
+    return LayerPlan(stack(layers, False).schemes + decoder.schemes)
+
+
 def _mistral_large4(part: Config, rope: RoPE | None) -> PositionScheme:
     scale = LogScale("mistral_large4", num_heads=part["num_attention_heads"])
     if rope is None:
@@ -264,8 +284,10 @@ _WITHOUT_ROTATION: Mapping[str, Callable[[Config], LayerPlan]] = {
     "falcon": _falcon,
     "gpt2": lambda c: LayerPlan.of(Learned(c["n_positions"], c["n_embd"]), c["n_layer"]),
     "mpt": _mpt,
+    "mt5": _t5,
     "opt": lambda c: LayerPlan.of(
         Learned(c["max_position_embeddings"], c["hidden_size"], offset=2), c["num_hidden_layers"]
     ),
+    "t5": _t5,
 }
 """Models of which all or some add a bias or an embedding."""

@@ -86,9 +86,11 @@ def falcon_rw(*, num_heads: int, head_dim: int) -> ALiBi:
 
 
 @ignoring_sizes
-def t5(*, num_heads: int, causal: bool = False) -> T5Bias:
+def t5(
+    *, num_heads: int, causal: bool = False, num_buckets: int = 32, max_distance: int = 128
+) -> T5Bias:
     """T5's encoder, or with ``causal`` its decoder: scores are not scaled."""
-    return T5Bias(num_heads, causal=causal, scaled=False)
+    return T5Bias(num_heads, num_buckets, max_distance, causal=causal, scaled=False)
 
 
 @ignoring_sizes

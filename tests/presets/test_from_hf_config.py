@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 import posenc
@@ -198,6 +200,22 @@ def test_a_mask_of_images_alone_is_no_matter_of_a_plan():
 )  # fmt: skip
 def test_layers_that_are_all_alike(config, expected):
     assert presets.from_hf_config(config).schemes == (expected,) * 2
+
+
+def test_t5_has_an_encoder_and_a_decoder():
+    small = {"model_type": "t5", "d_model": 512, "num_heads": 8, "num_layers": 2}  # as released
+    encoder, decoder = presets.t5(num_heads=8), presets.t5(num_heads=8, causal=True)
+    plan = presets.from_hf_config(small)
+    assert plan.schemes == (encoder, encoder, decoder, decoder)
+    assert plan.owners == (0, 0, 1, 1)  # each stack learns one table
+    buckets = {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 20}
+    plan = presets.from_hf_config({**small, **buckets, "num_decoder_layers": 1})
+    wide = presets.t5(num_heads=8, num_buckets=8, max_distance=20)
+    assert plan.schemes[:2] == (wide, wide)
+    assert plan.schemes[2:] == (dataclasses.replace(wide, causal=True),)
+    alone = {**small, "model_type": "mt5", "is_encoder_decoder": False}
+    assert presets.from_hf_config(alone).schemes == (encoder, encoder)
+    assert presets.from_hf_config({**alone, "is_decoder": True}).schemes == (decoder, decoder)
 
 
 @pytest.mark.parametrize(
