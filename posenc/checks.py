@@ -117,6 +117,12 @@ def check_scheme(scheme: Any) -> None:
         )
 
 
+def check_channels(name: str, array: Any, head_dim: int) -> None:
+    """Check that vectors ``(..., D)`` have the ``head_dim`` of the scheme."""
+    if array.shape[-1] != head_dim:
+        raise ValueError(f"{name} has {array.shape[-1]} channels, the scheme head_dim={head_dim}")
+
+
 def check_choice(name: str, value: Any, accepted: Iterable[str]) -> None:
     """Check that ``value`` is one of ``accepted``; if not, the error suggests the nearest."""
     choices = list(accepted)

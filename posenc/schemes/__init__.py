@@ -42,6 +42,7 @@ from posenc.schemes.scalings import (
     Scaling,
     YaRN,
 )
+from posenc.schemes.shaw import Shaw
 from posenc.schemes.sink import Sink, sink_alone
 from posenc.schemes.sinusoidal import Sinusoidal
 from posenc.schemes.sum import Sum
@@ -54,8 +55,8 @@ if TYPE_CHECKING:
 __all__ = [
     "CABLE", "FIRE", "NTK", "PI", "ALiBi", "Chunk", "ClipHann", "ClipPeriod", "DynamicNTK", "FoX",
     "Kerple", "Learned", "LearnedRoPE", "Llama3", "LogScale", "LongRoPE", "NTKMixed", "NoPE",
-    "PoPE", "Proportional", "RelativeTable", "RoPE", "Sandwich", "Scaling", "Sink", "Sinusoidal",
-    "Sum", "T5Bias", "XPos", "YaRN", "catalogue", "make",
+    "PoPE", "Proportional", "RelativeTable", "RoPE", "Sandwich", "Scaling", "Shaw", "Sink",
+    "Sinusoidal", "Sum", "T5Bias", "XPos", "YaRN", "catalogue", "make",
 ]  # fmt: skip
 
 Maker = Callable[..., PositionScheme]
@@ -87,6 +88,7 @@ _BUILT_IN: dict[str, Entry] = {
     "rope_pi": (RoPE, {"scaling": PI}),
     "rope_yarn": (RoPE, {"scaling": YaRN}),
     "sandwich": (Sandwich, {"dim": 128}),  # not the dim of the model
+    "shaw": Shaw,
     "sink": sink_alone,
     "sinusoidal": Sinusoidal,
     "t5": T5Bias,

@@ -19,7 +19,7 @@ from typing import ClassVar, Literal, get_args
 import numpy as np
 
 from posenc.angles import Turns, frequencies
-from posenc.checks import check_choice, check_count, check_positive
+from posenc.checks import check_channels, check_choice, check_count, check_positive
 from posenc.protocol import Array, Initializer, Namespace, ParamSpec, PositionScheme, Role
 from posenc.schemes.rope import Layout
 
@@ -83,8 +83,7 @@ class PoPE(PositionScheme):
     def transform(
         self, x: Array, pos: Array, *, role: Role, params: Mapping[str, Array], xp: Namespace
     ) -> Array:
-        if x.shape[-1] != self.head_dim:
-            raise ValueError(f"x has {x.shape[-1]} channels, the scheme head_dim={self.head_dim}")
+        check_channels("x", x, self.head_dim)
         work = xp.float64 if x.dtype == xp.float64 else xp.float32
         sin, cos = self._turns.sincos(pos, dtype=work, xp=xp)
         if role == "key":

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from posenc.angles import Turns
-from posenc.checks import check_choice, check_count, check_positive
+from posenc.checks import check_channels, check_choice, check_count, check_positive
 from posenc.protocol import Array, Namespace, PositionScheme, Role
 from posenc.schemes.scalings import Proportional, Scaling
 
@@ -156,8 +156,7 @@ class RoPE(PositionScheme):
     def transform(
         self, x: Array, pos: Array, *, role: Role, params: Mapping[str, Array], xp: Namespace
     ) -> Array:
-        if x.shape[-1] != self.head_dim:
-            raise ValueError(f"x has {x.shape[-1]} channels, the scheme head_dim={self.head_dim}")
+        check_channels("x", x, self.head_dim)
         # Rotated in float32 or better; the cast to a half-precision dtype is the last step.
         work = xp.float64 if x.dtype == xp.float64 else xp.float32
         sin, cos = self._sincos(pos, params, dtype=work, xp=xp)

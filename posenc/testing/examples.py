@@ -9,7 +9,7 @@ with the catalogue, so that a passing check also covers schemes that nobody has 
 - ``scale``: ``Cooled``; ``at_length``: ``Stretching``; ``constants``: ``Tide``, ``Streets``.
 - ``hidden_features``: ``Inkling``, ``Leaning``; summed (``cumulative``): ``Fading``,
   ``Selective``.
-- ``query_features``: ``Shaw``, ``TransformerXL``; ``key_features``: ``KeySide``, ``Wide``.
+- ``query_features``: ``TransformerXL``; ``key_features``: ``KeySide``, ``Wide``.
 - ``axes``: ``Axial``, ``Streets``; ``adjust_scores``: ``CoPE``; ``regions``: ``ReRoPE``,
   ``Levelled``.
 
@@ -176,27 +176,6 @@ class Fading(SummedGates):
 
     def key_bias(self, k: Array, *, params: Any, xp: Namespace) -> None:
         return None
-
-
-@dataclass(frozen=True)
-class Shaw(PositionScheme):
-    """Shaw et al. 2018: each query scores a learned vector for every distance up to ``reach``."""
-
-    relative: ClassVar[bool] = True
-    head_dim: int = HEAD_DIM
-    reach: int = 3
-
-    def param_specs(self) -> Mapping[str, ParamSpec]:
-        shape = (2 * self.reach + 1, self.head_dim)
-        return {"table": ParamSpec(shape, uniform(-1, 1), per_head=False)}
-
-    def query_features(
-        self, q: Array, pos: Array, *, scale: float, params: Any, xp: Namespace
-    ) -> Mapping[str, Array]:
-        return {"r": scale * xp.matmul(q, xp.matrix_transpose(params["table"]))}
-
-    def bias(self, q: Array, k: Array, *, params: Any, xp: Namespace) -> Array:
-        return params.query["r"][xp.clip(k - q, -self.reach, self.reach) + self.reach]
 
 
 @dataclass(frozen=True)

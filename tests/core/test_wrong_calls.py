@@ -21,13 +21,12 @@ from posenc.testing.examples import (
     KeySide,
     ReRoPE,
     Selective,
-    Shaw,
     Streets,
 )
 
 Q = normal((2, HEADS, 5, HEAD_DIM), 0, "float32")
 POS = np.arange(5)
-T5, FOX = posenc.T5Bias(HEADS), SUBJECTS["fox"]
+T5, FOX, SHAW = posenc.T5Bias(HEADS), SUBJECTS["fox"], SUBJECTS["shaw"]
 TABLE = params_of(T5)
 GATES = {"scheme": FOX, "params": params_of(FOX)}
 TURNED = {"k_transformed": True}
@@ -326,7 +325,7 @@ EVALUATED = {
         lambda: posenc.features(FOX, GATES["params"], x=Q), ValueError, r"\bx\b",
     ),
     "features-of-queries-without": (
-        lambda: posenc.features(Shaw(), params_of(Shaw()), k=Q), ValueError,
+        lambda: posenc.features(SHAW, params_of(SHAW), k=Q), ValueError,
         "Shaw has features of queries: give q",
     ),
     "features-of-keys-without": (

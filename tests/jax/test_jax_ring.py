@@ -104,10 +104,10 @@ def test_summed_features_of_a_shard_are_those_of_the_call():
     """``k_valid`` is refused by name; the caller's scale reaches features of vectors too."""
     from subjects import params_of
 
-    from posenc.schemes import FoX, Sum
-    from posenc.testing.examples import HEADS, HIDDEN_DIM, Shaw
+    from posenc.schemes import FoX, Shaw, Sum
+    from posenc.testing.examples import HEAD_DIM, HEADS, HIDDEN_DIM
 
-    x, scheme = jax.numpy.ones((1, 4, HIDDEN_DIM)), Sum(FoX(HEADS, HIDDEN_DIM), Shaw())
+    x, scheme = jax.numpy.ones((1, 4, HIDDEN_DIM)), Sum(FoX(HEADS, HIDDEN_DIM), Shaw(HEAD_DIM))
     given = {"params": params_of(scheme), "x": x, "causal": True}
     with pytest.raises(ValueError, match="k_valid without features: Sum sums"):
         attend(scheme, **given, k_valid=np.ones((1, 4), bool))

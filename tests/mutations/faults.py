@@ -3408,6 +3408,25 @@ _BIASES = (
     ),
 )
 
+_QUERY_TABLES = (
+    Fault(
+        "shaw-looks-back",
+        "the vector of i - j, so earlier and later keys change places",
+        "posenc/schemes/shaw.py",
+        "xp.clip(k - q, ",
+        "xp.clip(q - k, ",
+        ("test_shaw.py score_is_that_of_the_formula",),
+    ),
+    Fault(
+        "shaw-without-the-scale",
+        "the position's part of the score is not divided by the root of D",
+        "posenc/schemes/shaw.py",
+        "scale * xp.matmul(q",
+        "xp.matmul(q",
+        ("test_shaw.py score_is_that_of_the_formula",),
+    ),
+)
+
 FAULTS = (
     *_SCHEMES,
     *_BIASES,
@@ -3434,4 +3453,5 @@ FAULTS = (
     *_HF,
     *_FEATURES,
     *_RING,
+    *_QUERY_TABLES,
 )

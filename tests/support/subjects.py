@@ -14,7 +14,7 @@ import posenc
 from posenc import PositionScheme
 from posenc.evaluate import ATTENTION_HOOKS
 from posenc.params import head_count
-from posenc.schemes import FIRE, Chunk, FoX, RelativeTable, Sandwich, Sink, Sum
+from posenc.schemes import FIRE, Chunk, FoX, RelativeTable, Sandwich, Shaw, Sink, Sum
 from posenc.testing import examples
 from posenc.testing.examples import HEAD_DIM, HEADS, HIDDEN_DIM, Fence
 from posenc.testing.framework import readonly
@@ -32,7 +32,7 @@ def from_catalogue() -> dict[str, PositionScheme]:
 PROOFS: dict[str, PositionScheme] = {
     "fox": FoX(HEADS, HIDDEN_DIM),
     "fading": examples.Fading(),
-    "shaw": examples.Shaw(),
+    "shaw": Shaw(HEAD_DIM, max_distance=3),
     "transformer-xl": examples.TransformerXL(),
     "key-side": examples.KeySide(),
     "inkling": examples.Inkling(),

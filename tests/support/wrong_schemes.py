@@ -15,8 +15,8 @@ from subjects import MAX_LEN
 import posenc
 from posenc import ParamSpec, PositionScheme
 from posenc.params import Params
-from posenc.schemes import FoX, Sum
-from posenc.testing.examples import HEAD_DIM, HEADS, HIDDEN_DIM, Fading, Shaw, uniform
+from posenc.schemes import FoX, Shaw, Sum
+from posenc.testing.examples import HEAD_DIM, HEADS, HIDDEN_DIM, Fading, uniform
 
 
 class Ours(posenc.ALiBi):
@@ -600,11 +600,11 @@ WRONG: dict[str, PositionScheme] = {
     "features_are_row_local (64 tokens)": LongGate(),
     "features_are_row_local (batch)": CrowdedGate(),
     "features_are_row_local (place in memory)": Counted(),
-    "features_are_row_local (queries)": Neighbours(),
+    "features_are_row_local (queries)": Neighbours(HEAD_DIM),
     "features_follow_their_tokens": Waiting(HEADS, HIDDEN_DIM),
     "cache_holds_what_is_needed": Recounting(HEAD_DIM),
     "places_default_to_positions": Sideways(HEAD_DIM),
-    "heads_are_independent": Meddling(),
+    "heads_are_independent": Meddling(HEAD_DIM),
     "log_sum_exp_is_that_of_the_scores": Doubtful(HEADS),
     "float32_is_float64_rounded (embedding)": NeverDouble(),
     "float32_is_float64_rounded (bias)": SingleBias(),

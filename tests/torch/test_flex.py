@@ -723,12 +723,12 @@ class FarAndNear(type(SUBJECTS["shaw"])):
 
     def bias(self, q, k, *, params, xp):
         r = params.query["r"]
-        return r[xp.clip(q - k, 0, 2 * self.reach)] + r[0]
+        return r[xp.clip(q - k, 0, 2 * self.max_distance)] + r[0]
 
 
 @pinned
 def test_a_table_of_features_read_twice_is_reported():
-    scheme = FarAndNear()
+    scheme = FarAndNear(HEAD_DIM, max_distance=3)
     mod, params, sides = learning(scheme)
     assert SEVERAL in flex_lint.backward(mod, HEADS)
     assert repeatedly_read_arrays(scheme, params, *sides) == ["feature r of the query"]

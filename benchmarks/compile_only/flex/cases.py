@@ -9,7 +9,7 @@ from typing import Any
 import posenc
 import posenc.positions
 from posenc.backend import prepare
-from posenc.schemes import FIRE, LogScale, PoPE, Sink, Sum
+from posenc.schemes import FIRE, LogScale, PoPE, Shaw, Sink, Sum
 
 HEADS, LENGTH = 8, 1024
 
@@ -47,26 +47,6 @@ class Gated(posenc.PositionScheme):
 
     def bias(self, q: Any, k: Any, *, params: Any, xp: Any) -> Any:
         return params.query["c"] - params.key["c"]
-
-
-class Shaw(posenc.PositionScheme):
-    """A learned vector for each distance up to 16: a table of each query."""
-
-    relative = True
-
-    def __init__(self, head_dim: int) -> None:
-        object.__setattr__(self, "head_dim", head_dim)
-
-    def param_specs(self) -> dict[str, posenc.ParamSpec]:
-        return {"r": posenc.ParamSpec((33, self.head_dim), per_head=False)}
-
-    def query_features(
-        self, q: Any, pos: Any, *, scale: float, params: Any, xp: Any
-    ) -> dict[str, Any]:
-        return {"r": scale * xp.matmul(q, xp.matrix_transpose(params["r"]))}
-
-    def bias(self, q: Any, k: Any, *, params: Any, xp: Any) -> Any:
-        return params.query["r"][xp.clip(k - q, -16, 16) + 16]
 
 
 SCHEMES: dict[str, Callable[[int, int], Any]] = {

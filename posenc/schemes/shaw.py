@@ -1,0 +1,71 @@
+"""Shaw's relative positions: a learned vector per distance, added to the key.
+
+Far keys share the vector of the largest distance.
+
+Shaw, Uszkoreit and Vaswani 2018, "Self-Attention with Relative Position Representations", arXiv
+1803.02155, section 3.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from posenc.checks import check_channels, check_count
+from posenc.protocol import Array, Namespace, ParamSpec, PositionScheme
+
+
+@dataclass(frozen=True)
+class Shaw(PositionScheme):
+    """``q_i . (k_j + a_n) / sqrt(D)`` with ``a_n = table[clip(j - i, -K, K) + K]``.
+
+    ``K`` is ``max_distance``. Learned array: ``table (2K + 1, D)``, which all heads share. Its
+    first values are uniform in plus or minus ``sqrt(6 / (2K + 1 + D))``, as in the authors' code
+    (Xavier).
+
+    A query needs ``2K + 1`` numbers, ``q_i . a_n / sqrt(D)``, so memory is linear in the number of
+    queries. The paper's second table, which is added to values, is left out: posenc's schemes act
+    on scores. In the paper's table 3, attention without it is as good.
+
+    Parameters
+    ----------
+    head_dim
+        Channels per head, ``D``.
+    max_distance
+        The largest distance ``K`` with a vector of its own; farther keys share it.
+
+    Shaw et al. 2018, arXiv 1803.02155, equations 2 and 4.
+    """
+
+    relative: ClassVar[bool] = True
+    paper: ClassVar[str] = "Shaw et al. 2018, arXiv 1803.02155"
+
+    head_dim: int
+    max_distance: int = 16
+
+    def __post_init__(self) -> None:
+        check_count("head_dim", self.head_dim)
+        check_count("max_distance", self.max_distance)
+
+    def param_specs(self) -> Mapping[str, ParamSpec]:
+        shape = (2 * self.max_distance + 1, self.head_dim)
+        return {"table": ParamSpec(shape, _xavier, per_head=False)}
+
+    def query_features(
+        self, q: Array, pos: Array, *, scale: float, params: Mapping[str, Array], xp: Namespace
+    ) -> Mapping[str, Array]:
+        check_channels("q", q, self.head_dim)
+        return {"r": scale * xp.matmul(q, xp.matrix_transpose(params["table"]))}
+
+    def bias(self, q: Array, k: Array, *, params: Any, xp: Namespace) -> Array:
+        at = xp.clip(k - q, -self.max_distance, self.max_distance) + self.max_distance
+        return params.query["r"][at]
+
+
+def _xavier(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    most = math.sqrt(6 / sum(shape))
+    return rng.uniform(-most, most, shape)
