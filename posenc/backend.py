@@ -53,7 +53,15 @@ from posenc.attn.negligible import may_have_negligible_blocks, negligible_blocks
 from posenc.attn.options import Options, float_arrays, map_arrays
 from posenc.attn.reference import dense
 from posenc.attn.side import Side
-from posenc.checks import check_count, check_flag, check_positive, check_scheme, check_window
+from posenc.checks import (
+    check_choice,
+    check_count,
+    check_flag,
+    check_positive,
+    check_scheme,
+    check_window,
+    nearest,
+)
 from posenc.constants import make_constants_with
 from posenc.evaluate import (
     as_column,
@@ -112,6 +120,7 @@ __all__ = [
     "bias_by_key",
     "bias_tile",
     "block_ranges",
+    "check_choice",
     "check_count",
     "check_flag",
     "check_layer",
@@ -140,6 +149,7 @@ __all__ = [
     "may_have_negligible_blocks",
     "merge_constants",
     "near_diagonals",
+    "nearest",
     "negligible_blocks",
     "not_fully_masked",
     "prepare",

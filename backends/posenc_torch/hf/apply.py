@@ -1,0 +1,221 @@
+"""``apply``: a model of transformers computes its positions and attention with posenc."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from posenc.backend import LayerPlan, PositionScheme, check_choice, has_embedding, nearest
+from posenc.schemes import Sink
+from posenc_torch.api import IMPLEMENTATIONS
+from posenc_torch.hf.families import FAMILIES
+from posenc_torch.hf.family import Family
+from posenc_torch.hf.layer import LAYER, ForwardPositions, Layer, attention_function
+from posenc_torch.hf.masks import mask_function
+from posenc_torch.position import Positions
+
+Model = TypeVar("Model", bound=nn.Module)
+_NAME = "posenc"  # of our functions in transformers, and of learned arrays in a model
+_APPLIED = "_posenc_applied"
+
+
+class Applied:
+    """What ``apply`` changed in a model, so that ``remove`` can change it back."""
+
+    def __init__(self) -> None:
+        self.undo: list[Any] = []
+
+    def replace(self, owner: Any, name: str, value: Any) -> None:
+        """Set an attribute of a module or of a configuration."""
+        if name in vars(owner):
+            self.undo.append(functools.partial(setattr, owner, name, vars(owner)[name]))
+        else:
+            self.undo.append(functools.partial(delattr, owner, name))
+        setattr(owner, name, value)
+
+    def before(self, module: nn.Module, hook: Any) -> None:
+        """Call ``hook(module, args, kwargs)`` before a module."""
+        self.undo.append(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
+
+    def after(self, module: nn.Module, hook: Any) -> None:
+        """Call ``hook(module, args, output)`` after a module."""
+        self.undo.append(module.register_forward_hook(hook).remove)
+
+
+def apply(
+    model: Model,
+    scheme: PositionScheme | LayerPlan | None = None,
+    *,
+    implementation: str = "auto",
+) -> Model:
+    """Let a model of transformers compute positions and attention with posenc; return the model.
+
+    Its weights stay, and so do its windows, sinks, softmax scale, caps of scores, and norms of
+    queries and keys. ``remove(model)`` undoes it.
+
+    Parameters
+    ----------
+    model
+        A model of transformers of one of the ``FAMILIES``, with any head, changed in place.
+    scheme
+        Instead of the model's own positions: one scheme for every layer, with the windows of the
+        model, or a plan, which has its own. Its learned arrays are parameters of the model,
+        ``model.posenc``; those of a ``shared`` scheme, as T5's, are one set for all layers. An
+        embedding is added before the first layer. None: the positions of the model's family.
+    implementation
+        That of ``posenc_torch.attention``. Schemes that act on whole rows (CoPE, DAPE, PaTH) need
+        ``"reference"``.
+
+    Raises
+    ------
+    ImportError
+        transformers is not installed.
+    NotImplementedError
+        In a call: ``output_attentions``, or dropout of attention weights.
+    TypeError, ValueError
+        The family is not known, or the model is not built as its family is.
+    """
+    kind, family, parts = _parts(model)
+    check_choice("implementation", implementation, ("auto", *IMPLEMENTATIONS))
+    plan = family.plan(parts[0].config)
+    layers = _layers(model, kind, family, len(plan))
+    own = None if scheme is None else _swapped(scheme, plan)
+    remove(model)
+    _register()
+    applied = Applied()
+    setattr(model, _APPLIED, applied)
+    positions, learned = ForwardPositions(), None
+    if own is not None:
+        learned = Positions(own).to(next(model.parameters()).device)
+        model.add_module(_NAME, learned)
+        applied.undo.append(functools.partial(delattr, model, _NAME))
+    for index, (block, attention) in enumerate(layers):
+        chosen = plan.schemes[index] if own is None else own.schemes[index]
+        embeds = index == 0 and own is not None and any(map(has_embedding, own.schemes))
+        layer = Layer(
+            index=index,
+            layers=len(layers),
+            scheme=_with_sink(chosen, plan.schemes[index]) if own is not None else chosen,
+            window=(own or plan).windows[index],
+            family=family,
+            implementation=implementation,
+            positions=positions,
+            own_params=None if learned is None else learned[index],
+            embed=learned.embed if learned is not None and embeds else None,
+        )
+        applied.replace(attention, LAYER, layer)
+        for name, value in family.off.items():
+            applied.replace(attention, name, value)
+        applied.before(block, layer.before_layer)
+        applied.before(attention, layer.before_attention)
+    for module in _rotary(model, kind, family):
+        applied.after(module, _no_rotation)
+    for part in parts:
+        applied.before(part, _refuse)
+    text: Any = model.config
+    for config in (text.get_text_config(), *(part.config for part in parts)):
+        applied.replace(config, "_attn_implementation_internal", _NAME)
+    family.prepare(model, applied)
+    return model
+
+
+def remove(model: Model) -> Model:
+    """Undo ``apply``: the model computes its own positions and attention again; return it."""
+    applied = vars(model).pop(_APPLIED, None)
+    for undo in reversed(applied.undo if applied else ()):
+        undo()
+    return model
+
+
+def _parts(model: Any) -> tuple[str, Family, list[Any]]:
+    """The ``model_type`` of a model's text, its family, and the modules that have this type."""
+    try:
+        from transformers import PreTrainedModel
+    except ImportError as error:
+        raise ImportError(
+            "posenc_torch.hf needs transformers: pip install 'transformers>=5'"
+        ) from error
+    if not isinstance(model, PreTrainedModel):
+        raise TypeError(f"model must be one of transformers, got {type(model).__name__}")
+    kind = model.config.get_text_config().model_type
+    if kind not in FAMILIES:
+        raise ValueError(
+            f"model_type {kind!r} is not served{nearest(kind, FAMILIES)}; accepted: "
+            f"{', '.join(sorted(FAMILIES))}"
+        )
+    parts = [
+        m for m in model.modules() if isinstance(m, PreTrainedModel) and m.config.model_type == kind
+    ]
+    return kind, FAMILIES[kind], parts
+
+
+def _layers(model: nn.Module, kind: str, family: Family, count: int) -> list[tuple[Any, Any]]:
+    """Layers of the model's text and their attention modules, in order."""
+    found = []
+    for module in model.modules():
+        attention = getattr(module, family.attention, None)
+        if isinstance(attention, nn.Module) and _is_of(kind, attention):
+            found.append((module, attention))
+    if len(found) != count:
+        raise ValueError(
+            f"model has {len(found)} modules {family.attention!r} of {kind!r}, and its plan has "
+            f"{count} layers"
+        )
+    return found
+
+
+def _rotary(model: nn.Module, kind: str, family: Family) -> list[nn.Module]:
+    """The modules that make the angles of the model's text."""
+    found = [
+        module
+        for name, module in model.named_modules()
+        if name.rpartition(".")[2] == family.rotary and _is_of(kind, module)
+    ]
+    if family.rotary is not None and not found:
+        raise ValueError(f"model of {kind!r} has no module {family.rotary!r}")
+    return found
+
+
+def _is_of(kind: str, module: Any) -> bool:
+    return getattr(getattr(module, "config", None), "model_type", None) == kind
+
+
+def _swapped(scheme: Any, plan: LayerPlan) -> LayerPlan:
+    """The plan of a scheme that the caller gives: with the model's windows, if it has none."""
+    if isinstance(scheme, LayerPlan):
+        return LayerPlan.of(scheme, len(plan))
+    return LayerPlan.of(scheme, len(plan), list(plan.windows))
+
+
+def _with_sink(scheme: PositionScheme, of_family: PositionScheme) -> PositionScheme:
+    """``scheme`` with the sinks that the family has, whose logits are weights of the model."""
+    return Sink(scheme, of_family.num_heads) if isinstance(of_family, Sink) else scheme
+
+
+def _no_rotation(module: nn.Module, args: Any, output: Any) -> Any:
+    """Hook after a rotary module: cosines of 1 and sines of 0, or complex numbers of 1."""
+    if isinstance(output, torch.Tensor):
+        return torch.ones_like(output)
+    cos, sin = output
+    return torch.ones_like(cos), torch.zeros_like(sin)
+
+
+def _refuse(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+    """Hook before a model: what no implementation of posenc returns is an error."""
+    for given in (kwargs.get("output_attentions"), getattr(module.config, "output_attentions", 0)):
+        if given:
+            raise NotImplementedError(
+                "output_attentions=True: posenc returns no weights, which are L x L, and no fast "
+                "implementation holds them; use posenc_torch.hf.remove(model)"
+            )
+
+
+def _register() -> None:
+    """Make our functions known to transformers."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register(_NAME, attention_function)
+    AttentionMaskInterface.register(_NAME, mask_function)

@@ -1,0 +1,27 @@
+"""The families that ``apply`` knows, by the ``model_type`` of their configuration of text."""
+
+from __future__ import annotations
+
+from posenc_torch.hf.family import Family
+
+FAMILIES = {
+    "cohere2": Family(),
+    "exaone4": Family(),
+    "gemma2": Family(),
+    "gemma3_text": Family(),
+    "gemma4_text": Family(),
+    "gpt_neox": Family(attention="attention"),
+    "gpt_oss": Family(),
+    "kolibri1": Family(),
+    "llama": Family(),
+    # Its attention multiplies queries by the logarithm of their position, as the plan does.
+    "llama4_text": Family(off={"attn_temperature_tuning": False}),
+    "ministral3": Family(hides_positions=True),  # likewise
+    "mistral": Family(),
+    "olmo2": Family(),
+    "olmo3": Family(),
+    "phi3": Family(),
+    "qwen2": Family(),
+    "qwen3": Family(),
+    "smollm3": Family(),
+}

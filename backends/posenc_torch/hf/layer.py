@@ -1,0 +1,202 @@
+"""What an attention module of transformers calls instead of its own function."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from posenc.backend import PositionScheme, attention_part
+from posenc_torch.api import attention
+from posenc_torch.hf.family import Family
+from posenc_torch.hf.tokens import Tokens, tokens_of_call
+
+LAYER = "_posenc_layer"  # name of the attribute of an attention module
+
+
+@dataclass
+class ForwardPositions:
+    """The positions of a forward pass, read once for all layers.
+
+    Attributes
+    ----------
+    ids
+        ``position_ids`` as the model gives them to its layers.
+    places
+        What schemes encode.
+    default
+        Whether they are 0, 1, 2, ... in every row.
+    length
+        Their highest and 1, the length of the context.
+    """
+
+    ids: Tensor | None = None
+    places: Tensor | None = None
+    default: bool = False
+    length: int = 0
+
+    def read(self, ids: Tensor, family: Family, has_length: bool) -> None:
+        """Take the positions of a forward pass, unless they are those already taken."""
+        if ids is self.ids:
+            return
+        self.ids, self.places = ids, family.places(ids)
+        self.length = int(ids.max()) + 1 if has_length else 0
+        self.default = self.places.ndim == 2 and not torch.compiler.is_compiling()
+        if self.default:
+            expected = torch.arange(ids.shape[-1], device=ids.device).expand_as(self.places)
+            self.default = torch.equal(self.places, expected)
+
+
+@dataclass
+class Layer:
+    """Scheme, window and tokens of one attention module.
+
+    Attributes
+    ----------
+    index, layers
+        Which layer of how many this is.
+    scheme, window
+        Those of the plan.
+    family
+        The family of the model.
+    implementation
+        That of ``posenc_torch.attention``.
+    positions
+        The positions of the forward pass, which layers share.
+    own_params
+        The learned arrays of a scheme that the caller gave: a ``Position``, or None for the
+        family's own plan.
+    embed
+        Adds the embeddings of such schemes; None after the first layer.
+    tokens
+        The tokens of the present call.
+    """
+
+    index: int
+    layers: int
+    scheme: PositionScheme
+    window: int | None
+    family: Family
+    implementation: str
+    positions: ForwardPositions
+    own_params: Any = None
+    embed: Callable[..., Tensor] | None = None
+    tokens: Tokens | None = field(default=None, init=False)
+
+    def before_layer(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Hook before a layer: read positions, and before the first layer add embeddings."""
+        ids = kwargs.get("position_ids")
+        if ids is not None:
+            self.positions.read(ids, self.family, "at_length" in self.scheme.hooks())
+        if self.embed is None:
+            return None
+        hidden, *others = args or (kwargs.pop("hidden_states"),)
+        return (self.embed(hidden, self.positions.places), *others), kwargs
+
+    def before_attention(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Hook before an attention module: note its tokens."""
+        from transformers.cache_utils import Cache
+
+        hidden = args[0] if args else kwargs["hidden_states"]
+        caches = [value for value in (*args, *kwargs.values()) if isinstance(value, Cache)]
+        self.tokens = self.tokens_of(hidden, caches[0] if caches else None)
+        if self.family.hides_positions:
+            kwargs["position_ids"] = torch.zeros_like(kwargs["position_ids"])
+        return args, kwargs
+
+    def tokens_of(self, hidden: Tensor, cache: Any) -> Tokens:
+        """The tokens of a call with these hidden states and this cache or None."""
+        reads_hidden = "hidden_features" in self.scheme.hooks()
+        at = self.positions
+        places = at.places
+        tokens = tokens_of_call(hidden, places, cache, self.index, self.layers, reads_hidden)
+        if tokens.q_pos is None and at.default:
+            return tokens._replace(q_axes=None, k_axes=None)
+        return tokens
+
+    def attend(
+        self,
+        module: nn.Module,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None,
+        *,
+        scaling: float | None = None,
+        softcap: float | None = None,
+        sink: Tensor | None = None,
+        causal: bool = True,
+    ) -> Tensor:
+        """Attention ``(B, H, Q, Dv)`` of the module's queries, keys and values.
+
+        Parameters
+        ----------
+        mask
+            None; booleans ``(B, 1, 1, K)`` that are True for keys that exist; or the whole mask
+            ``(B, 1 or H, Q, K)``, booleans or a term of the scores, instead of ``causal`` and the
+            window.
+        scaling, softcap, sink
+            The factor and the cap of the scores, and the logits ``(H,)`` of the model.
+        """
+        if self.tokens is None:
+            raise RuntimeError(f"{type(module).__name__} was called without its hooks")
+        scheme, params = attention_part(self.scheme, self._params(module, sink))
+        if "at_length" in scheme.hooks():
+            scheme = scheme.at_length(self.positions.length)
+        options: dict[str, Any] = self.tokens._asdict()
+        if mask is None or (mask.dtype == torch.bool and mask.shape[-2] == 1):
+            options |= {"causal": causal, "window": self.window}
+            if mask is not None:
+                options["k_valid"] = mask[:, 0, 0, :]
+        else:
+            options["mask" if mask.dtype == torch.bool else "bias"] = mask
+        out: Tensor = attention(
+            q, k, v, scheme, params, softcap=softcap, scale=self._scale(scaling, q.shape[-1]),
+            implementation=self.implementation, **options,
+        )  # fmt: skip
+        return out
+
+    def _params(self, module: nn.Module, sink: Tensor | None) -> Mapping[str, Tensor]:
+        own = self.family.params(module) if self.own_params is None else self.own_params.params
+        return own if sink is None else {**own, "sink": sink}
+
+    def _scale(self, scaling: float | None, head_dim: int) -> float | None:
+        """The model's factor; times what a scheme that the caller gave has beside ``D**-0.5``."""
+        if scaling is None or self.own_params is None or "scale" not in self.scheme.hooks():
+            return scaling
+        return scaling * self.scheme.scale(head_dim) * math.sqrt(head_dim)
+
+
+def layer_of(module: nn.Module) -> Layer:
+    """The ``Layer`` of an attention module."""
+    layer: Layer = getattr(module, LAYER)
+    return layer
+
+
+def attention_function(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """The attention function that transformers calls, as its own ``sdpa_attention_forward``."""
+    if dropout:
+        raise NotImplementedError(
+            f"dropout={dropout}: posenc drops no attention weights; set attention_dropout of the "
+            "configuration to 0 before the model is made, or call model.eval()"
+        )
+    out = layer_of(module).attend(
+        module, query, key, value, attention_mask, scaling=scaling, softcap=softcap, sink=s_aux,
+        causal=getattr(module, "is_causal", True),
+    )  # fmt: skip
+    return out.transpose(1, 2).contiguous(), None

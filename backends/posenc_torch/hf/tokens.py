@@ -1,0 +1,93 @@
+"""The tokens of one call: their index in the row, what the scheme encodes, their hidden states.
+
+A cache of transformers holds keys and values of earlier tokens. What else is needed of them is kept
+in further layers of the same cache, of the same kind: behind the layers of the model there is one
+per layer for indices and positions, and one for hidden states if a scheme reads them. So they are
+cropped, reordered and dropped together with the keys.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from posenc.positions import MAX_POSITION
+
+
+class Tokens(NamedTuple):
+    """Keywords of attention that say which tokens the queries and the keys are.
+
+    Attributes
+    ----------
+    q_pos, k_pos
+        Index in the row, ``(1, Q)`` and ``(B, K)``; None if queries and keys are the same tokens.
+    q_axes, k_axes
+        What the scheme encodes, ``(B or 1, L)`` or ``(B or 1, L, axes)``; None for the index.
+    x, q_x
+        Hidden states of keys and of queries; None if no scheme reads them, ``q_x`` also if queries
+        and keys are the same tokens.
+    """
+
+    q_pos: Tensor | None = None
+    k_pos: Tensor | None = None
+    q_axes: Tensor | None = None
+    k_axes: Tensor | None = None
+    x: Tensor | None = None
+    q_x: Tensor | None = None
+
+
+def tokens_of_call(
+    hidden: Tensor, places: Tensor | None, cache: Any, layer: int, layers: int, reads_hidden: bool
+) -> Tokens:
+    """The tokens of a call with hidden states ``(B, Q, C)``; a cache keeps what they need later.
+
+    ``layer`` of ``layers`` is the layer of the cache that holds the keys.
+    """
+    x = hidden if reads_hidden else None
+    if cache is None:
+        return Tokens(q_axes=places, k_axes=places, x=x)
+    (batch, length), before = hidden.shape[:2], cache.get_seq_length(layer)
+    index = torch.arange(length, device=hidden.device)[None] + before
+    encoded = index if places is None else places
+    columns = encoded if encoded.ndim == 3 else encoded[..., None]
+    columns = torch.cat([t.expand(batch, -1, -1) for t in (index[..., None] + 1, columns)], -1)
+    record = _append(_further(cache, layers, 0)[layer], columns)
+    every_x = None if x is None else _append(_further(cache, layers, 1)[layer], x)
+    if isinstance(before, int) and before == 0 and record.shape[1] == length:
+        return Tokens(q_axes=places, k_axes=places, x=x)
+    # 0 is the end of a static cache, which holds no token yet: after every query, so not visible.
+    k_pos = torch.where(record[..., 0] == 0, MAX_POSITION, record[..., 0] - 1)
+    k_axes = record[..., 1:] if encoded.ndim == 3 else record[..., 1]
+    return Tokens(index, k_pos, encoded, k_axes, every_x, x)
+
+
+def _append(layer: Any, new: Tensor) -> Tensor:
+    """What a further layer of a cache holds with ``new (B, L, C)``."""
+    heads = new[:, None]
+    whole: Tensor = layer.update(heads, heads[..., :0])[0]
+    return whole[:, 0]
+
+
+def _further(cache: Any, layers: int, group: int) -> list[Any]:
+    """A group of further layers of a cache, made when the first layer of the model needs it."""
+    while len(cache.layers) < layers:  # a cache that adds layers when they are needed
+        cache.layers.append(cache.layer_class_to_replicate())
+    first = (group + 1) * layers
+    if len(cache.layers) == first:
+        if cache.get_seq_length() != 0:
+            raise ValueError(
+                "past_key_values holds tokens from before apply(): their positions are not known, "
+                "and their keys may be rotated; start with an empty cache"
+            )
+        new = copy.deepcopy(cache.layers[:layers])
+        for layer in new:
+            if hasattr(layer, "_quantize"):
+                raise NotImplementedError(
+                    f"past_key_values has a {type(layer).__name__}, which would round positions"
+                )
+            layer.is_initialized = False  # if it is, then with the width of keys
+        cache.layers.extend(new)
+    return list(cache.layers[first : first + layers])
