@@ -80,8 +80,9 @@ def apply(
     """
     kind, family, parts = _parts(model)
     check_choice("implementation", implementation, ("auto", *IMPLEMENTATIONS))
-    plan = family.plan(parts[0].config)
-    layers = _layers(model, kind, family, len(plan))
+    stacks = _stacks(kind, family, parts)
+    plan = _plan(kind, family, stacks)
+    modules = [attention for _, layers in stacks for _, attention in layers]
     own = None if scheme is None else _swapped(scheme, plan)
     remove(model)
     _register()
@@ -92,17 +93,21 @@ def apply(
         learned = Positions(own).to(next(model.parameters()).device)
         model.add_module(_NAME, learned)
         applied.undo.append(functools.partial(delattr, model, _NAME))
-    for index, (block, attention) in enumerate(layers):
+    places = [
+        (place, len(layers), *each) for _, layers in stacks for place, each in enumerate(layers)
+    ]
+    for index, (place, count, block, attention) in enumerate(places):
         chosen = plan.schemes[index] if own is None else own.schemes[index]
-        embeds = index == 0 and own is not None and any(map(has_embedding, own.schemes))
+        embeds = place == 0 and own is not None and any(map(has_embedding, own.schemes))
         layer = Layer(
-            index=index,
-            layers=len(layers),
+            index=place,
+            layers=count,
             scheme=_with_sink(chosen, plan.schemes[index]) if own is not None else chosen,
             window=(own or plan).windows[index],
             family=family,
             implementation=implementation,
             positions=positions,
+            source=modules[plan.sources[index]],
             own_params=None if learned is None else learned[index],
             embed=learned.embed if learned is not None and embeds else None,
         )
@@ -111,7 +116,7 @@ def apply(
             applied.replace(attention, name, value)
         applied.before(block, layer.before_layer)
         applied.before(attention, layer.before_attention)
-    for module in _rotary(model, kind, family):
+    for module in _rotary(kind, family, parts):
         applied.after(module, _no_rotation)
     for part in parts:
         applied.before(part, _refuse)
@@ -152,35 +157,55 @@ def _parts(model: Any) -> tuple[str, Family, list[Any]]:
     return kind, FAMILIES[kind], parts
 
 
-def _layers(model: nn.Module, kind: str, family: Family, count: int) -> list[tuple[Any, Any]]:
-    """Layers of the model's text and their attention modules, in order."""
-    found = []
-    for module in model.modules():
-        attention = getattr(module, family.attention, None)
-        if isinstance(attention, nn.Module) and _is_of(kind, attention):
-            found.append((module, attention))
-    if len(found) != count:
-        raise ValueError(
-            f"model has {len(found)} modules {family.attention!r} of {kind!r}, and its plan has "
-            f"{count} layers"
-        )
-    return found
+Stack = tuple[Any, list[tuple[nn.Module, Any]]]  # a model, its layers and their attention modules
 
 
-def _rotary(model: nn.Module, kind: str, family: Family) -> list[nn.Module]:
+def _stacks(kind: str, family: Family, parts: list[Any]) -> list[Stack]:
+    """The stacks of layers in order: one, or an encoder's and a decoder's."""
+    found: dict[Any, tuple[nn.Module, Any]] = {}
+    for part in parts:  # a later part is inside of an earlier one, or beside it
+        for module in part.modules():
+            attention = getattr(module, family.attention, None)
+            if isinstance(attention, nn.Module) and _is_of(kind, attention):
+                found[attention] = module, part
+    stacks: dict[Any, list[tuple[nn.Module, Any]]] = {}
+    for attention, (module, part) in found.items():
+        stacks.setdefault(part, []).append((module, attention))
+    return list(stacks.items())
+
+
+def _plan(kind: str, family: Family, stacks: list[Stack]) -> LayerPlan:
+    """The plans of all stacks, one after another."""
+    plans = [family.plan(part.config) for part, _ in stacks]
+    for plan, (_, layers) in zip(plans, stacks, strict=True):
+        if len(layers) != len(plan):
+            raise ValueError(
+                f"model has {len(layers)} modules {family.attention!r} of {kind!r}, and its plan "
+                f"has {len(plan)} layers"
+            )
+    if not stacks:
+        raise ValueError(f"model of {kind!r} has no module {family.attention!r}")
+    schemes = (scheme for plan in plans for scheme in plan.schemes)
+    return LayerPlan(tuple(schemes), tuple(window for plan in plans for window in plan.windows))
+
+
+def _rotary(kind: str, family: Family, parts: list[Any]) -> list[nn.Module]:
     """The modules that make the angles of the model's text."""
-    found = [
-        module
-        for name, module in model.named_modules()
-        if name.rpartition(".")[2] == family.rotary and _is_of(kind, module)
-    ]
+    found = {
+        child: None
+        for part in parts
+        for module in part.modules()
+        for name, child in module.named_children()
+        if name == family.rotary and _is_of(kind, child)
+    }
     if family.rotary is not None and not found:
         raise ValueError(f"model of {kind!r} has no module {family.rotary!r}")
-    return found
+    return list(found)
 
 
 def _is_of(kind: str, module: Any) -> bool:
-    return getattr(getattr(module, "config", None), "model_type", None) == kind
+    """Whether a module has the configuration of text, or none at all."""
+    return getattr(getattr(module, "config", None), "model_type", kind) == kind
 
 
 def _swapped(scheme: Any, plan: LayerPlan) -> LayerPlan:

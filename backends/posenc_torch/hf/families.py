@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from posenc_torch.hf.family import Family
+from posenc_torch.hf.own_attention import OWN_ATTENTION
 
 FAMILIES = {
+    **OWN_ATTENTION,
     "cohere2": Family(),
     "exaone4": Family(),
     "gemma2": Family(),

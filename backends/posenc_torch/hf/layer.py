@@ -58,7 +58,7 @@ class Layer:
     Attributes
     ----------
     index, layers
-        Which layer of how many this is.
+        Which layer of how many this is, in its stack.
     scheme, window
         Those of the plan.
     family
@@ -67,6 +67,9 @@ class Layer:
         That of ``posenc_torch.attention``.
     positions
         The positions of the forward pass, which layers share.
+    source
+        The attention module whose weights hold the learned arrays of the family's plan: another
+        layer's, if layers share them.
     own_params
         The learned arrays of a scheme that the caller gave: a ``Position``, or None for the
         family's own plan.
@@ -83,6 +86,7 @@ class Layer:
     family: Family
     implementation: str
     positions: ForwardPositions
+    source: nn.Module
     own_params: Any = None
     embed: Callable[..., Tensor] | None = None
     tokens: Tokens | None = field(default=None, init=False)
@@ -144,7 +148,7 @@ class Layer:
         """
         if self.tokens is None:
             raise RuntimeError(f"{type(module).__name__} was called without its hooks")
-        scheme, params = attention_part(self.scheme, self._params(module, sink))
+        scheme, params = attention_part(self.scheme, self._params(sink))
         if "at_length" in scheme.hooks():
             scheme = scheme.at_length(self.positions.length)
         options: dict[str, Any] = self.tokens._asdict()
@@ -160,8 +164,8 @@ class Layer:
         )  # fmt: skip
         return out
 
-    def _params(self, module: nn.Module, sink: Tensor | None) -> Mapping[str, Tensor]:
-        own = self.family.params(module) if self.own_params is None else self.own_params.params
+    def _params(self, sink: Tensor | None) -> Mapping[str, Tensor]:
+        own = self.family.params(self.source) if self.own_params is None else self.own_params.params
         return own if sink is None else {**own, "sink": sink}
 
     def _scale(self, scaling: float | None, head_dim: int) -> float | None:

@@ -1,0 +1,161 @@
+"""Models whose attention is code of their own: BLOOM, Falcon, GPT-J and MPT.
+
+They do not call the attention function of their configuration. So ``forward`` of their attention
+modules is replaced by ``forward`` of this file. It projects hidden states with the weights of the
+module, updates the cache with keys before any position, and calls posenc.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from posenc.backend import LayerPlan, has_embedding
+from posenc.presets import from_hf_config
+from posenc_torch.hf.family import Family
+from posenc_torch.hf.layer import LAYER, attention_function
+
+
+@dataclass(frozen=True)
+class OwnAttention:
+    """What differs among the attention modules of these families.
+
+    Attributes
+    ----------
+    split
+        Queries, keys and values ``(B, L, H, D)`` of hidden states ``(B, L, C)``.
+    out
+        The result of the module, from attention ``(B, L, C)`` and from what the module is called
+        with after hidden states.
+    dropout
+        The part of attention weights that it drops in training.
+    """
+
+    split: Callable[[Any, Tensor], Any]
+    out: Callable[..., Tensor]
+    dropout: Callable[[Any], float]
+
+    def prepare(self, model: nn.Module, applied: Any) -> None:
+        """Replace ``forward`` of every attention module, as ``Family.prepare``."""
+        for module in list(model.modules()):
+            if hasattr(module, LAYER):
+                applied.replace(module, "forward", functools.partial(forward, module, self))
+
+
+def forward(
+    module: Any,
+    own: OwnAttention,
+    hidden_states: Tensor,
+    *given: Any,
+    attention_mask: Tensor | None = None,
+    layer_past: Any = None,
+    past_key_values: Any = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Attention of a module; the cache has either name, and ``others`` concern its own code."""
+    q, k, v = (x.transpose(1, 2) for x in own.split(module, hidden_states))
+    cache = layer_past if past_key_values is None else past_key_values
+    if cache is not None:
+        k, v = cache.update(k, v, module.layer_idx)
+    out, _ = attention_function(
+        module, q, k, v, attention_mask, scaling=getattr(module, "softmax_scale", None),
+        dropout=own.dropout(module) if module.training else 0.0,
+    )  # fmt: skip
+    return own.out(module, out.flatten(2), *given), None
+
+
+def _heads(module: Any, x: Tensor) -> Tensor:
+    return x.view(*x.shape[:-1], -1, module.head_dim)
+
+
+def _gptj(module: Any, x: Tensor) -> Any:
+    projections = (module.q_proj, module.k_proj, module.v_proj)
+    return (_heads(module, project(x)) for project in projections)
+
+
+def _bloom(module: Any, x: Tensor) -> Any:
+    """The weights have queries, keys and values of the first head, then those of the second."""
+    every = module.query_key_value(x)
+    return every.view(*x.shape[:-1], -1, 3, module.head_dim).unbind(-2)
+
+
+def _mpt(module: Any, x: Tensor) -> Any:
+    every = module.Wqkv(x)
+    if module.clip_qkv:
+        every = every.clamp(-module.clip_qkv, module.clip_qkv)
+    return (_heads(module, part) for part in every.chunk(3, dim=-1))
+
+
+def _residual(module: Any, out: Tensor, residual: Tensor) -> Tensor:
+    return residual + functional.dropout(module.dense(out), module.hidden_dropout, module.training)
+
+
+_BLOOM = OwnAttention(_bloom, _residual, lambda module: module.attention_dropout.p)
+_FALCON = OwnAttention(
+    lambda module, x: module._split_heads(module.query_key_value(x)),
+    lambda module, out: module.dense(out),
+    # Its eager code drops weights under ALiBi alone.
+    lambda module: module.attention_dropout.p if module.config.alibi else 0.0,
+)
+_GPTJ = OwnAttention(
+    _gptj,
+    lambda module, out: module.resid_dropout(module.out_proj(out)),
+    lambda module: module.attn_dropout.p,
+)
+_MPT = OwnAttention(
+    _mpt, lambda module, out: module.out_proj(out), lambda module: module.attn_dropout_p
+)
+
+
+def _prepare_falcon(model: nn.Module, applied: Any) -> None:
+    """Beside the modules: the model adds ALiBi to its mask."""
+    _FALCON.prepare(model, applied)
+    for module in model.modules():
+        if hasattr(module, "use_alibi"):
+            applied.replace(module, "use_alibi", False)
+
+
+def _prepare_mpt(model: nn.Module, applied: Any) -> None:
+    """Beside the modules: the model cannot take None for a mask."""
+    _MPT.prepare(model, applied)
+    for module in model.modules():
+        if hasattr(module, "build_mpt_alibi_tensor"):
+            applied.before(module, _with_mask)
+
+
+def _with_mask(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Hook before an MPT model: a mask of tokens that all exist, if none is given."""
+    call = inspect.signature(module.forward).bind(*args, **kwargs)
+    given = call.arguments
+    if given.get("attention_mask") is not None:
+        return None
+    tokens = given["inputs_embeds"] if given.get("input_ids") is None else given["input_ids"]
+    cache = given.get("past_key_values")
+    length = tokens.shape[1] + (0 if cache is None else cache.get_seq_length())
+    given["attention_mask"] = tokens.new_ones((len(tokens), length), dtype=torch.bool)
+    return call.args, call.kwargs
+
+
+def _mpt_plan(config: Any) -> LayerPlan:
+    plan = from_hf_config(config)
+    if any(map(has_embedding, plan.schemes)):
+        raise ValueError(
+            "attn_config.alibi=False, learned_pos_emb=True: MPT has no such table here"
+        )
+    return plan
+
+
+OWN_ATTENTION = {
+    "bloom": Family(attention="self_attention", rotary=None, prepare=_BLOOM.prepare),
+    "falcon": Family(attention="self_attention", rotary=None, prepare=_prepare_falcon),
+    "gptj": Family(attention="attn", rotary=None, prepare=_GPTJ.prepare),
+    "mpt": Family(attention="attn", rotary=None, plan=_mpt_plan, prepare=_prepare_mpt),
+}
+"""The families of this file, by ``model_type``."""
