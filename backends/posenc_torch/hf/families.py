@@ -12,6 +12,7 @@ FAMILIES = {
     "gemma2": Family(),
     "gemma3_text": Family(),
     "gemma4_text": Family(),
+    "gemma4_unified_text": Family(),
     "gpt_neox": Family(attention="attention"),
     "gpt_oss": Family(),
     "kolibri1": Family(),

@@ -106,8 +106,15 @@ class Layer:
         from transformers.cache_utils import Cache
 
         hidden = args[0] if args else kwargs["hidden_states"]
-        caches = [value for value in (*args, *kwargs.values()) if isinstance(value, Cache)]
-        self.tokens = self.tokens_of(hidden, caches[0] if caches else None)
+        if getattr(module, "is_kv_shared_layer", False):  # keys are those of an earlier layer
+            tokens = kwargs["shared_kv_states"].posenc_tokens[module.layer_type]
+            self.tokens = tokens.of_last_queries(hidden)
+        else:
+            caches = [value for value in (*args, *kwargs.values()) if isinstance(value, Cache)]
+            self.tokens = self.tokens_of(hidden, caches[0] if caches else None)
+        if getattr(module, "store_full_length_kv", False):
+            shared = vars(kwargs["shared_kv_states"]).setdefault("posenc_tokens", {})
+            shared[module.layer_type] = self.tokens
         if self.family.hides_positions:
             kwargs["position_ids"] = torch.zeros_like(kwargs["position_ids"])
         return args, kwargs
@@ -115,12 +122,18 @@ class Layer:
     def tokens_of(self, hidden: Tensor, cache: Any) -> Tokens:
         """The tokens of a call with these hidden states and this cache or None."""
         reads_hidden = "hidden_features" in self.scheme.hooks()
-        at = self.positions
-        places = at.places
+        places = self._places()
         tokens = tokens_of_call(hidden, places, cache, self.index, self.layers, reads_hidden)
-        if tokens.q_pos is None and at.default:
+        if tokens.q_pos is None and self.positions.default:
             return tokens._replace(q_axes=None, k_axes=None)
         return tokens
+
+    def _places(self) -> Tensor | None:
+        """What the scheme encodes, on as many axes as it has; the index if the model has more."""
+        places, axes = self.positions.places, self.scheme.axes
+        if places is None or axes == (1 if places.ndim == 2 else places.shape[-1]):
+            return places
+        return places[..., None].expand(-1, -1, axes) if places.ndim == 2 else None
 
     def attend(
         self,

@@ -38,6 +38,13 @@ class Tokens(NamedTuple):
     x: Tensor | None = None
     q_x: Tensor | None = None
 
+    def of_last_queries(self, hidden: Tensor) -> Tokens:
+        """The same keys, and the last queries, whose hidden states are others, ``(B, Q, C)``."""
+        q_pos, q_axes = (
+            None if at is None else at[:, -hidden.shape[1] :] for at in (self.q_pos, self.q_axes)
+        )
+        return self._replace(q_pos=q_pos, q_axes=q_axes, q_x=None if self.x is None else hidden)
+
 
 def tokens_of_call(
     hidden: Tensor, places: Tensor | None, cache: Any, layer: int, layers: int, reads_hidden: bool
