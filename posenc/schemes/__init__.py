@@ -20,6 +20,7 @@ from posenc.schemes.cable import CABLE
 from posenc.schemes.chunk import Chunk
 from posenc.schemes.fire import FIRE
 from posenc.schemes.fox import FoX
+from posenc.schemes.inkling import Inkling
 from posenc.schemes.kerple import Kerple
 from posenc.schemes.learned import Learned
 from posenc.schemes.learned_rope import LearnedRoPE
@@ -54,8 +55,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CABLE", "FIRE", "NTK", "PI", "ALiBi", "Chunk", "ClipHann", "ClipPeriod", "DynamicNTK", "FoX",
-    "Kerple", "Learned", "LearnedRoPE", "Llama3", "LogScale", "LongRoPE", "NTKMixed", "NoPE",
-    "PoPE", "Proportional", "RelativeTable", "RoPE", "Sandwich", "Scaling", "Shaw", "Sink",
+    "Inkling", "Kerple", "Learned", "LearnedRoPE", "Llama3", "LogScale", "LongRoPE", "NTKMixed",
+    "NoPE", "PoPE", "Proportional", "RelativeTable", "RoPE", "Sandwich", "Scaling", "Shaw", "Sink",
     "Sinusoidal", "Sum", "T5Bias", "XPos", "YaRN", "catalogue", "make",
 ]  # fmt: skip
 
@@ -68,6 +69,7 @@ _BUILT_IN: dict[str, Entry] = {
     "cable": CABLE,
     "fire": FIRE,
     "fox": FoX,
+    "inkling": Inkling,
     "kerple_log": (Kerple, {"kind": "log"}),
     "kerple_power": (Kerple, {"kind": "power"}),
     "learned": Learned,

@@ -7,7 +7,7 @@ with the catalogue, so that a passing check also covers schemes that nobody has 
   ``Silent`` (the hook, without a bias); with ``key_bias``: ``Both``.
 - ``transform``: ``Sharpening``, ``Both``, ``AsIfAt``.
 - ``scale``: ``Cooled``; ``at_length``: ``Stretching``; ``constants``: ``Tide``, ``Streets``.
-- ``hidden_features``: ``Inkling``, ``Leaning``; summed (``cumulative``): ``Fading``,
+- ``hidden_features``: ``Leaning``; summed (``cumulative``): ``Fading``,
   ``Selective``.
 - ``query_features``: ``TransformerXL``; ``key_features``: ``KeySide``, ``Wide``.
 - ``axes``: ``Axial``, ``Streets``; ``adjust_scores``: ``CoPE``; ``regions``: ``ReRoPE``,
@@ -231,34 +231,6 @@ class KeySide(PositionScheme):
 
     def bias(self, q: Array, k: Array, *, params: Any, xp: Namespace) -> Array:
         return params.key["t"][xp.clip(q - k + self.reach, 0, 2 * self.reach - 1)]
-
-
-@dataclass(frozen=True)
-class Inkling(PositionScheme):
-    """A feature of the query's hidden state times a learned table of distances up to ``extent``."""
-
-    relative: ClassVar[bool] = True
-    num_heads: int = HEADS
-    rank: int = 3
-    extent: int = 5
-
-    def param_specs(self) -> Mapping[str, ParamSpec]:
-        return {
-            "w": ParamSpec((self.num_heads, self.rank, HIDDEN_DIM), uniform(-1, 1)),
-            "p": ParamSpec((self.rank, self.extent), uniform(-1, 1), per_head=False),
-        }
-
-    def hidden_features(
-        self, x: Array, *, role: Role, params: Any, xp: Namespace
-    ) -> Mapping[str, Array]:
-        if role == "key":
-            return {}
-        r = xp.matmul(x[:, None, :, :], xp.matrix_transpose(params["w"]))
-        return {"r": xp.matmul(r, params["p"])}
-
-    def bias(self, q: Array, k: Array, *, params: Any, xp: Namespace) -> Array:
-        value = params.query["r"][xp.clip(q - k, 0, self.extent - 1)]
-        return xp.where((q >= k) & (q - k < self.extent), value, 0.0)
 
 
 @dataclass(frozen=True)

@@ -117,7 +117,7 @@ def of_keys(p, k=K):
 def inkling(p):
     r = np.einsum("blc,hrc->bhlr", X, p["w"])
     bias = np.einsum("bhir,rij->bhij", r, p["p"][:, np.clip(-AHEAD, 0, 4)])
-    return products() + np.where((AHEAD <= 0) & (AHEAD > -5), bias, 0)
+    return products() / ROOT + np.where((AHEAD <= 0) & (AHEAD > -5), bias, 0)
 
 
 def selective(p):

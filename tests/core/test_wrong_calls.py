@@ -17,7 +17,6 @@ from posenc.testing.examples import (
     Axial,
     Cooled,
     CoPE,
-    Inkling,
     KeySide,
     ReRoPE,
     Selective,
@@ -31,7 +30,8 @@ TABLE = params_of(T5)
 GATES = {"scheme": FOX, "params": params_of(FOX)}
 TURNED = {"k_transformed": True}
 INKLING = {
-    "scheme": Inkling(), "params": params_of(Inkling()), "x": normal((2, 5, 6), 0, "float32"),
+    "scheme": SUBJECTS["inkling"], "params": params_of(SUBJECTS["inkling"]),
+    "x": normal((2, 5, 6), 0, "float32"),
 }  # fmt: skip
 THREE, PLANE = normal((3, HEADS, 5, HEAD_DIM), 1, "float32"), Axial()
 VALID, PAIRS = np.ones((2, 5), bool), normal((1, HEADS, 5, 5), 2, "float32")

@@ -3425,6 +3425,22 @@ _QUERY_TABLES = (
         "xp.matmul(q",
         ("test_shaw.py score_is_that_of_the_formula",),
     ),
+    Fault(
+        "inkling-clips-far-keys-to-the-last-curve",
+        "keys beyond the extent have the bias of the last distance, as in Shaw's table",
+        "posenc/schemes/inkling.py",
+        "(q >= k) & (q - k < self.extent)",
+        "(q >= k)",
+        ("test_inkling.py bias_is_that_of_the_formula",),
+    ),
+    Fault(
+        "inkling-scales-short-vectors-up",
+        "every r has the length of the clip, as after a norm",
+        "posenc/schemes/inkling.py",
+        "xp.maximum(squares, xp.full_like(squares, self.clip**2))",
+        "xp.maximum(squares, xp.full_like(squares, 1e-30))",
+        ("test_inkling.py bias_is_that_of_the_formula",),
+    ),
 )
 
 FAULTS = (

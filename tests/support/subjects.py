@@ -14,7 +14,7 @@ import posenc
 from posenc import PositionScheme
 from posenc.evaluate import ATTENTION_HOOKS
 from posenc.params import head_count
-from posenc.schemes import FIRE, Chunk, FoX, RelativeTable, Sandwich, Shaw, Sink, Sum
+from posenc.schemes import FIRE, Chunk, FoX, Inkling, RelativeTable, Sandwich, Shaw, Sink, Sum
 from posenc.testing import examples
 from posenc.testing.examples import HEAD_DIM, HEADS, HIDDEN_DIM, Fence
 from posenc.testing.framework import readonly
@@ -35,7 +35,7 @@ PROOFS: dict[str, PositionScheme] = {
     "shaw": Shaw(HEAD_DIM, max_distance=3),
     "transformer-xl": examples.TransformerXL(),
     "key-side": examples.KeySide(),
-    "inkling": examples.Inkling(),
+    "inkling": Inkling(HEADS, HIDDEN_DIM, rank=3, extent=5),
     "selective": examples.Selective(),
     "axial": examples.Axial(),
     "streets": examples.Streets(),
