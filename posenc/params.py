@@ -94,10 +94,11 @@ class TokenTable:
     """A feature ``(B, H, L, M)``, a table per token, that ``bias`` reads as ``table[index]``.
 
     ``index`` is an integer, or integers that broadcast to ``(B, H, Q, K)``; so does the result.
+    With ``rows=True``, for ``adjust_scores``, ``table[:]`` is ``(B, H, L, M)``.
     """
 
-    def __init__(self, array: Array, xp: Namespace, role: Role) -> None:
-        self._array, self._xp, self._of_keys = array, xp, role == "key"
+    def __init__(self, array: Array, xp: Namespace, role: Role, *, rows: bool = False) -> None:
+        self._array, self._xp, self._of_keys, self._rows = array, xp, role == "key", rows
         self.shape, self.dtype = (array.shape[-1],), array.dtype
 
     def __len__(self) -> int:
@@ -112,6 +113,8 @@ class TokenTable:
 
     def __getitem__(self, index: Any) -> Array:
         xp, table = self._xp, self._array
+        if self._rows and isinstance(index, slice) and index == slice(None):
+            return table
         if isinstance(index, slice | tuple | list) or index is None or index is Ellipsis:
             raise self._not_an_array(f"an index of {index!r}")
         if isinstance(index, int):
@@ -143,8 +146,8 @@ class HeadTable:
     ``table[1]``, and so on.
 
     A table is not an array. Arithmetic, slices and array functions raise a ``TypeError`` that says
-    what to write instead. With ``rows=True``, for ``transform``, ``table[:]`` is
-    ``(H, 1, n, ...)``, which broadcasts against ``x (B, H, L, D)``.
+    what to write instead. With ``rows=True``, for ``transform`` and ``adjust_scores``, ``table[:]``
+    is ``(H, 1, n, ...)``, which broadcasts against ``x (B, H, L, D)``.
     """
 
     def __init__(
@@ -323,12 +326,17 @@ def merge_constants(
     return learned | fixed
 
 
-def tile_views(features: Mapping[str, Array], role: Role, *, xp: Namespace) -> Features:
-    """Features ``(B, H, L)`` and ``(B, H, L, M)`` as ``bias`` reads them, for all heads at once."""
+def tile_views(
+    features: Mapping[str, Array], role: Role, *, xp: Namespace, rows: bool = False
+) -> Features:
+    """Features ``(B, H, L)`` and ``(B, H, L, M)`` as ``bias`` reads them, for all heads at once.
+
+    ``rows``: for ``adjust_scores``, which may read ``table[:]``.
+    """
 
     def view(array: Array) -> Any:
         if len(array.shape) == 4:
-            return TokenTable(array, xp, role)
+            return TokenTable(array, xp, role, rows=rows)
         return array[..., None, :] if role == "key" else array[..., :, None]
 
     return Features({name: view(array) for name, array in features.items()}, role)
@@ -346,8 +354,8 @@ def head_views(
 ) -> Params:
     """Params as ``bias``, ``key_bias`` and ``transform`` receive them, for all heads at once.
 
-    ``arrays`` come from ``merge_constants``. ``rows``: for ``transform``, which may read
-    ``table[:]``.
+    ``arrays`` come from ``merge_constants``. ``rows``: for ``transform`` and
+    ``adjust_scores``, which may read ``table[:]``.
     """
     specs = scheme.param_specs()
 

@@ -113,6 +113,10 @@ class PositionScheme:
     shared: ClassVar[bool] = False
     """Whether the layers of a model share one set of learned params, as T5 does."""
 
+    whole_rows: ClassVar[str] = ""
+    """Why ``adjust_scores`` needs whole rows of scores, for the error of implementations that have
+    only tiles of them."""
+
     paper: ClassVar[str] = ""
     """Authors, year and arXiv number, for the catalogue."""
 
@@ -277,6 +281,10 @@ class PositionScheme:
         visible
             Which pairs the mask leaves visible, booleans; None if all are. The score of one key
             may depend on another key of the row only if that key is visible.
+        params
+            As for ``bias``, for all heads at once. Of a per-head array with more axes,
+            ``params[name][:]`` is ``(H, 1, ...)``; of a feature ``(B, H, L, M)``,
+            ``params.query[name][:]`` is the whole array.
         """
         return scores
 

@@ -132,12 +132,12 @@ class Call:
         """Whether the caller asks for the log-sum-exp, or a sink needs it."""
         return self.wants_lse or self.sink is not None
 
-    def views(self) -> Params:
-        """The ``params`` of ``scheme.bias`` for all pairs of queries and keys."""
+    def views(self, *, rows: bool = False) -> Params:
+        """The ``params`` of ``scheme.bias`` for all pairs; with ``rows``, of ``adjust_scores``."""
         return head_views(
-            self.scheme, self.arrays, dtype=self.dtype, xp=self.xp,
-            query=tile_views(self.query.features, "query", xp=self.xp),
-            key=tile_views(self.key.features, "key", xp=self.xp),
+            self.scheme, self.arrays, dtype=self.dtype, xp=self.xp, rows=rows,
+            query=tile_views(self.query.features, "query", xp=self.xp, rows=rows),
+            key=tile_views(self.key.features, "key", xp=self.xp, rows=rows),
         )  # fmt: skip
 
     def bias_terms(self) -> tuple[Call, ...]:

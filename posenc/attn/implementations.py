@@ -54,7 +54,8 @@ class Implementation:
         """Why it cannot serve a call; None if it can."""
         name = type(call.scheme).__name__
         if not self.whole_rows and "adjust_scores" in call.scheme.hooks():
-            return f"{name} adjusts whole rows of scores, which only 'reference' has"
+            because = call.scheme.whole_rows and f": {call.scheme.whole_rows}"
+            return f"{name} adjusts whole rows of scores, which only 'reference' has{because}"
         for part in call.regions or (call,):
             if (why := self.unsupported(part)) is not None:
                 return why

@@ -163,7 +163,7 @@ def dense(call: Call) -> tuple[Array, Array]:
     scores = call.cap_scores(xp.reshape(scores, (batch, heads, q_len, -1)))
     if "adjust_scores" in call.scheme.hooks():
         at = as_column(call.query.encoded_pos), as_row(call.key.encoded_pos)
-        params = call.views()
+        params = call.views(rows=True)
         scores = call.scheme.adjust_scores(scores, *at, visible=visible, params=params, xp=xp)
     if bias is not None:
         scores = scores + bias

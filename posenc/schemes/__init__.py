@@ -18,6 +18,8 @@ from posenc.protocol import PositionScheme
 from posenc.schemes.alibi import ALiBi
 from posenc.schemes.cable import CABLE
 from posenc.schemes.chunk import Chunk
+from posenc.schemes.cope import CoPE
+from posenc.schemes.dape import DAPE, dape_on_alibi
 from posenc.schemes.fire import FIRE
 from posenc.schemes.fox import FoX
 from posenc.schemes.inkling import Inkling
@@ -54,10 +56,10 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 __all__ = [
-    "CABLE", "FIRE", "NTK", "PI", "ALiBi", "Chunk", "ClipHann", "ClipPeriod", "DynamicNTK", "FoX",
-    "Inkling", "Kerple", "Learned", "LearnedRoPE", "Llama3", "LogScale", "LongRoPE", "NTKMixed",
-    "NoPE", "PoPE", "Proportional", "RelativeTable", "RoPE", "Sandwich", "Scaling", "Shaw", "Sink",
-    "Sinusoidal", "Sum", "T5Bias", "XPos", "YaRN", "catalogue", "make",
+    "CABLE", "DAPE", "FIRE", "NTK", "PI", "ALiBi", "Chunk", "ClipHann", "ClipPeriod", "CoPE",
+    "DynamicNTK", "FoX", "Inkling", "Kerple", "Learned", "LearnedRoPE", "Llama3", "LogScale",
+    "LongRoPE", "NTKMixed", "NoPE", "PoPE", "Proportional", "RelativeTable", "RoPE", "Sandwich",
+    "Scaling", "Shaw", "Sink", "Sinusoidal", "Sum", "T5Bias", "XPos", "YaRN", "catalogue", "make",
 ]  # fmt: skip
 
 Maker = Callable[..., PositionScheme]
@@ -67,6 +69,8 @@ Entry = type[PositionScheme] | tuple[type[PositionScheme], Mapping[str, Any]] | 
 _BUILT_IN: dict[str, Entry] = {
     "alibi": ALiBi,
     "cable": CABLE,
+    "cope": CoPE,
+    "dape": dape_on_alibi,
     "fire": FIRE,
     "fox": FoX,
     "inkling": Inkling,

@@ -99,6 +99,11 @@ class Sink(PositionScheme):
         return self.scheme.axes
 
     @property
+    def whole_rows(self) -> str:  # type: ignore[override]
+        """As the scheme."""
+        return self.scheme.whole_rows
+
+    @property
     def paper(self) -> str:  # type: ignore[override]
         """That of the sink, after that of the scheme."""
         own = "OpenAI 2025, arXiv 2508.10925"

@@ -21,62 +21,13 @@ _AT_MOST_ONE = {
 PLACES = "places"  # a feature that the library computes, the same for all parts
 
 
-@dataclass(frozen=True, init=False, repr=False)
-class Sum(PositionScheme):
-    """Several schemes on one layer: ``Sum(RoPE(64), ALiBi(8))``.
+class Combination(PositionScheme):
+    """Schemes on one layer, whose biases and embeddings are added: the base of ``Sum``.
 
-    Embeddings and biases are added. Queries and keys go through the transforms in the given order,
-    and half precision rounds once, after the last. A part with a ``bias_factor`` (``LogScale`` of
-    Inkling) multiplies the bias; the sum is then neither ``relative`` nor has it a ``key_bias``.
-    A learned array or feature ``name`` of part ``n`` is called ``"{n}_{name}"``. At most one part
-    may have ``adjust_scores``, one a sink, and one regions. If any part is ``shared`` between
-    layers, all parts are.
-
-    Parameters
-    ----------
-    schemes
-        Two or more. All parts with a transform, an embedding, ``query_features`` or
-        ``key_features`` have the same number of ``axes``.
-
-    Raises
-    ------
-    TypeError, ValueError
-        A part is not a scheme, or the schemes cannot be combined.
+    Arrays and features of part ``n`` of ``schemes`` have the prefix ``"{n}_"``.
     """
 
     schemes: tuple[PositionScheme, ...]
-
-    def __init__(self, *parts: PositionScheme, schemes: tuple[PositionScheme, ...] = ()) -> None:
-        object.__setattr__(self, "schemes", (*parts, *schemes))
-        self.__post_init__()
-
-    def __post_init__(self) -> None:
-        python_fields(self)
-        for scheme in self.schemes:
-            check_scheme(scheme)
-        if len(self.schemes) < 2:
-            raise ValueError(f"Sum takes two schemes or more, got {self.schemes}")
-        for hook, does in _AT_MOST_ONE.items():
-            names = [type(s).__name__ for s in self.schemes if hook in s.hooks()]
-            if len(names) > 1:
-                raise ValueError(f"Sum takes one scheme that {does}, got {' and '.join(names)}")
-        counts = (head_count(scheme) for scheme in self.schemes)
-        heads = {count for count in counts if count is not None and count != 1}
-        if len(heads) > 1:
-            raise ValueError(
-                f"Sum takes schemes with the same number of heads, got {sorted(heads)}: {self}"
-            )
-        receives_places = {"transform", "embedding", "query_features", "key_features"}
-        axes = {s.axes for s in self.schemes if s.hooks() & receives_places}
-        if axes and axes != {self.axes}:  # these hooks receive places on all axes of the Sum
-            axes = {s.axes for s in self.schemes}
-            raise ValueError(
-                "Sum takes transforms and embeddings with the same number of axes, "
-                f"got {sorted(axes)}: {self.schemes}"
-            )
-
-    def __repr__(self) -> str:
-        return f"Sum({', '.join(map(repr, self.schemes))})"
 
     @property
     def relative(self) -> bool:  # type: ignore[override]
@@ -94,6 +45,11 @@ class Sum(PositionScheme):
     def axes(self) -> int:  # type: ignore[override]
         """The largest number of axes of a part."""
         return max(scheme.axes for scheme in self.schemes)
+
+    @property
+    def whole_rows(self) -> str:  # type: ignore[override]
+        """As the part that adjusts scores."""
+        return "".join(scheme.whole_rows for _, scheme in self._with_hook("adjust_scores"))
 
     @property
     def paper(self) -> str:  # type: ignore[override]
@@ -219,11 +175,15 @@ class Sum(PositionScheme):
     def at_length(self, length: int) -> PositionScheme:
         longer = tuple(scheme.at_length(length) for scheme in self.schemes)
         same = all(a is b for a, b in zip(longer, self.schemes, strict=True))
-        return self if same else Sum(*longer)
+        return self if same else self._with_schemes(longer)
 
     def caution(self, *, causal: bool) -> str | None:
         cautions = (scheme.caution(causal=causal) for scheme in self.schemes)
         return next((caution for caution in cautions if caution is not None), None)
+
+    def _with_schemes(self, schemes: tuple[PositionScheme, ...]) -> PositionScheme:
+        """The same combination of other schemes."""
+        return Sum(*schemes)
 
     def _with_hook(self, hook: str) -> list[tuple[int, PositionScheme]]:
         """Index and scheme of each part that has a hook."""
@@ -252,6 +212,64 @@ class Sum(PositionScheme):
             of_part = getattr(scheme, hook)(*tokens, params=own, xp=xp, **keywords)
             features |= {own.prefix + name: array for name, array in of_part.items()}
         return features
+
+
+@dataclass(frozen=True, init=False, repr=False)
+class Sum(Combination):
+    """Several schemes on one layer: ``Sum(RoPE(64), ALiBi(8))``.
+
+    Embeddings and biases are added. Queries and keys go through the transforms in the given order,
+    and half precision rounds once, after the last. A part with a ``bias_factor`` (``LogScale`` of
+    Inkling) multiplies the bias; the sum is then neither ``relative`` nor has it a ``key_bias``.
+    A learned array or feature ``name`` of part ``n`` is called ``"{n}_{name}"``. At most one part
+    may have ``adjust_scores``, one a sink, and one regions. If any part is ``shared`` between
+    layers, all parts are.
+
+    Parameters
+    ----------
+    schemes
+        Two or more. All parts with a transform, an embedding, ``query_features`` or
+        ``key_features`` have the same number of ``axes``.
+
+    Raises
+    ------
+    TypeError, ValueError
+        A part is not a scheme, or the schemes cannot be combined.
+    """
+
+    schemes: tuple[PositionScheme, ...]
+
+    def __init__(self, *parts: PositionScheme, schemes: tuple[PositionScheme, ...] = ()) -> None:
+        object.__setattr__(self, "schemes", (*parts, *schemes))
+        self.__post_init__()
+
+    def __post_init__(self) -> None:
+        python_fields(self)
+        for scheme in self.schemes:
+            check_scheme(scheme)
+        if len(self.schemes) < 2:
+            raise ValueError(f"Sum takes two schemes or more, got {self.schemes}")
+        for hook, does in _AT_MOST_ONE.items():
+            names = [type(s).__name__ for s in self.schemes if hook in s.hooks()]
+            if len(names) > 1:
+                raise ValueError(f"Sum takes one scheme that {does}, got {' and '.join(names)}")
+        counts = (head_count(scheme) for scheme in self.schemes)
+        heads = {count for count in counts if count is not None and count != 1}
+        if len(heads) > 1:
+            raise ValueError(
+                f"Sum takes schemes with the same number of heads, got {sorted(heads)}: {self}"
+            )
+        receives_places = {"transform", "embedding", "query_features", "key_features"}
+        axes = {s.axes for s in self.schemes if s.hooks() & receives_places}
+        if axes and axes != {self.axes}:  # these hooks receive places on all axes of the Sum
+            axes = {s.axes for s in self.schemes}
+            raise ValueError(
+                "Sum takes transforms and embeddings with the same number of axes, "
+                f"got {sorted(axes)}: {self.schemes}"
+            )
+
+    def __repr__(self) -> str:
+        return f"Sum({', '.join(map(repr, self.schemes))})"
 
 
 class PartParams(Params):

@@ -10,13 +10,12 @@ from frameworks import HAS
 from subjects import SUBJECTS, normal, params_of
 
 import posenc
-from posenc.schemes import FoX, Sink, Sum
+from posenc.schemes import CoPE, FoX, Sink, Sum
 from posenc.testing.examples import (
     HEAD_DIM,
     HEADS,
     Axial,
     Cooled,
-    CoPE,
     KeySide,
     ReRoPE,
     Selective,
@@ -335,7 +334,7 @@ EVALUATED = {
     "sum-of-one": (lambda: Sum(ROPE), ValueError, "Sum takes two schemes or more"),
     "sum-of-a-class": (lambda: Sum(ROPE, posenc.ALiBi), TypeError, "scheme must be an instance"),
     "sum-of-two-rows": (
-        lambda: Sum(CoPE(), CoPE()), ValueError, "one scheme that adjusts whole rows, got CoPE",
+        lambda: Sum(CoPE(4), CoPE(4)), ValueError, "one scheme that adjusts whole rows, got CoPE",
     ),
     "sum-of-two-sinks": (
         lambda: Sum(Sink(ALIBI), Sink(ALIBI)), ValueError, "one scheme that has a sink, got Sink",

@@ -3179,6 +3179,41 @@ _FEATURES = (
 
 
 EXCHANGE = "backends/posenc_jax/ring/exchange.py"
+_WHOLE_ROWS = (
+    Fault(
+        "cope-counts-in-memory-order",
+        "shuffled tokens have other positions",
+        "posenc/schemes/cope.py",
+        "order = xp.argsort(-pos, axis=-1)",
+        "order = xp.flip(xp.argsort(0 * pos, axis=-1, stable=True), axis=-1)",
+        ("test_cope.py formula", "test_laws.py order_in_memory"),
+    ),
+    Fault(
+        "cope-counts-masked-keys",
+        "gates of later keys, and of other documents, count",
+        "posenc/schemes/cope.py",
+        "if visible is not None:",
+        "if visible is None:",
+        ("test_cope.py formula",),
+    ),
+    Fault(
+        "dape-bias-before-scores",
+        "weights trained elsewhere read the wrong inputs",
+        "posenc/schemes/dape.py",
+        "xp.concat([scores, finite], axis=1)",
+        "xp.concat([finite, scores], axis=1)",
+        ("test_dape.py formula",),
+    ),
+    Fault(
+        "whole-rows-without-a-reason",
+        "an implementation does not say why it cannot serve a scheme of whole rows in a sum",
+        "posenc/schemes/sum.py",
+        'return "".join(scheme.whole_rows for _, scheme in self._with_hook("adjust_scores"))',
+        'return ""',
+        ("test_dape.py others_say_why",),
+    ),
+)
+
 _RING = (
     Fault(
         "ring-forgets-the-last-shard",
@@ -3468,6 +3503,7 @@ FAULTS = (
     *_PLANS,
     *_HF,
     *_FEATURES,
+    *_WHOLE_ROWS,
     *_RING,
     *_QUERY_TABLES,
 )

@@ -14,7 +14,7 @@ import posenc
 from posenc import PositionScheme
 from posenc.evaluate import ATTENTION_HOOKS
 from posenc.params import head_count
-from posenc.schemes import FIRE, Chunk, FoX, Inkling, RelativeTable, Sandwich, Shaw, Sink, Sum
+from posenc.schemes import FIRE, Chunk, CoPE, FoX, Inkling, RelativeTable, Sandwich, Shaw, Sink, Sum
 from posenc.testing import examples
 from posenc.testing.examples import HEAD_DIM, HEADS, HIDDEN_DIM, Fence
 from posenc.testing.framework import readonly
@@ -39,7 +39,7 @@ PROOFS: dict[str, PositionScheme] = {
     "selective": examples.Selective(),
     "axial": examples.Axial(),
     "streets": examples.Streets(),
-    "cope": examples.CoPE(),
+    "cope": CoPE(HEAD_DIM, npos=6, init_std=0.5),
     "rerope": examples.ReRoPE(),
     "fox+alibi": Sum(FoX(HEADS, HIDDEN_DIM), posenc.ALiBi(HEADS)),
     "rope+alibi": Sum(posenc.RoPE(HEAD_DIM), posenc.ALiBi(HEADS)),

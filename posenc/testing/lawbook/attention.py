@@ -193,10 +193,15 @@ def _log_sum_exp(call: AttentionCase) -> Host:
     causal = options.pop("causal", False)
     tensors: Any = call.tensors
     prepared = prepare(**tensors, scheme=call.scheme, params=params, causal=causal, **options)
-    rows = [_visible_scores(part) for part in prepared.regions or (prepared,)]
+    rows = _all_scores(prepared)
     if prepared.sink is not None:
         rows.append(np.broadcast_to(prepared.sink[..., None], (*rows[0].shape[:3], 1)))
     return np.asarray(np.logaddexp.reduce(np.concatenate(rows, axis=-1), axis=-1))
+
+
+def _all_scores(prepared: Call) -> list[Host]:
+    """Scores of each region of a call, or of the whole."""
+    return [_visible_scores(part) for part in prepared.regions or (prepared,)]
 
 
 def _visible_scores(prepared: Call) -> Host:
@@ -207,7 +212,7 @@ def _visible_scores(prepared: Call) -> Host:
     if "adjust_scores" in prepared.scheme.hooks():
         at = as_column(prepared.query.encoded_pos), as_row(prepared.key.encoded_pos)
         scores = prepared.scheme.adjust_scores(
-            scores, *at, visible=visible, params=prepared.views(), xp=prepared.xp
+            scores, *at, visible=visible, params=prepared.views(rows=True), xp=prepared.xp
         )
     if bias is not None:
         scores = scores + bias
@@ -289,20 +294,20 @@ def gradient_reaches_every_param(
 
 
 def _cancels_in_softmax(call: AttentionCase, name: str, head: int) -> bool:
-    """Whether a learned array only adds a constant per query to the bias, which softmax ignores.
+    """Whether a learned array only adds a constant per query to the scores, which softmax ignores.
 
-    The last offset of FIRE's network does.
+    The last offset of FIRE's network does, and that of DAPE's.
     """
     wide = {each: array.astype(np.float64) for each, array in call.params.items()}
     shifted, per_head = np.array(wide[name]), call.scheme.param_specs()[name].per_head
     shifted[head if per_head else ...] += 0.25
     other = replace(call, params={**wide, name: shifted})
     tensors: Any = call.tensors
-    bias, other_bias = (
-        prepare(**tensors, scheme=call.scheme, params=params, causal=True).bias()
+    scores, other_scores = (
+        _all_scores(prepare(**tensors, scheme=call.scheme, params=params, causal=True))
         for params in (wide, other.params)
     )
-    if bias is None or np.array_equal(bias, np.asarray(other_bias)):
+    if all(np.array_equal(a, b) for a, b in zip(scores, other_scores, strict=True)):
         return False
     return bool(
         np.allclose(reference(other), reference(call), rtol=0, atol=ATTENTION_TOL["float64"])

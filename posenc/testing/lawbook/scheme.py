@@ -171,7 +171,10 @@ def _names_read(case: SchemeCase) -> set[str]:
     scheme.sink(at[0], params=views(q, k), xp=xp)
     if "adjust_scores" in scheme.hooks():
         scores = vectors @ np.swapaxes(vectors, -1, -2)
-        scheme.adjust_scores(scores, *at, visible=None, params=views(q, k), xp=xp)
+        sides = {t.role: _tile_features(t, rows=True) for t in (q, k)}
+        made = head_views(scheme, dict(whole), dtype=whole.dtype, xp=xp, rows=True, **sides)
+        own = _Recording(made, names)
+        scheme.adjust_scores(scores, *at, visible=None, params=own, xp=xp)
     hidden = case.normal((1, 3, case.hidden_dim), 0).astype(np.float32)
     recorded = _Recording(whole, names)
     for role in _ROLES:
@@ -186,8 +189,8 @@ def _names_read(case: SchemeCase) -> set[str]:
 _ROLES: tuple[Role, Role] = ("query", "key")
 
 
-def _tile_features(tokens: Tokens) -> Any:
-    return tile_views(tokens.bias_reads(np.float32), tokens.role, xp=xp)
+def _tile_features(tokens: Tokens, *, rows: bool = False) -> Any:
+    return tile_views(tokens.bias_reads(np.float32), tokens.role, xp=xp, rows=rows)
 
 
 @law("scheme")

@@ -1,0 +1,110 @@
+"""CoPE: positions that count gates computed from the scores (Golovneva et al. 2024, 2405.18719).
+
+Not the clipped RoPE of the same name, which is ``rope_clip_hann``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from array_api_compat import device
+
+from posenc.checks import check_count, check_finite
+from posenc.protocol import Array, Namespace, ParamSpec, PositionScheme
+from posenc.schemes.gates import log_sigmoid
+
+
+@dataclass(frozen=True)
+class CoPE(PositionScheme):
+    """``s_ij + q_i . e[p_ij]``, where ``p_ij`` counts the gates of the keys from ``j`` on.
+
+    ``g_it = sigmoid(s_it)`` of the scaled score of each visible key, 0 of a masked one. ``p_ij``
+    sums ``g_it`` over the keys at the position of ``j`` or after it, whatever their order in
+    memory, and is at most ``npos - 1``. Between two integers, ``q_i . e`` is interpolated.
+
+    Learned array: ``e (npos, D)``, which all heads share, 0 at first. So a CoPE begins as NoPE.
+
+    Only the reference computes it. The position of a key needs the scores of all later keys, but a
+    fused kernel sees a tile of scores at a time.
+
+    Parameters
+    ----------
+    head_dim
+        Channels of a head ``D``.
+    npos
+        Number of positions: all from ``npos - 1`` on are one.
+    init_std
+        Standard deviation of the first values of ``e``.
+
+    Golovneva et al. 2024, arXiv 2405.18719, equations 3 to 6. As in the paper's listing, gates come
+    from scaled scores, and ``q_i . e`` is not scaled.
+    """
+
+    whole_rows: ClassVar[str] = "the position of a key counts gates of all later keys"
+    paper: ClassVar[str] = "Golovneva et al. 2024, arXiv 2405.18719"
+
+    head_dim: int
+    npos: int = 64
+    init_std: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_count("head_dim", self.head_dim)
+        check_count("npos", self.npos, least=2)
+        if check_finite("init_std", self.init_std) < 0:
+            raise ValueError(f"init_std must be 0 or more, got {self.init_std}")
+
+    def param_specs(self) -> Mapping[str, ParamSpec]:
+        std = self.init_std
+        return {
+            "e": ParamSpec(
+                (self.npos, self.head_dim),
+                lambda rng, shape: std * rng.standard_normal(shape),
+                per_head=False,
+            )
+        }
+
+    def query_features(
+        self,
+        q: Array,
+        pos: Array,
+        *,
+        scale: float,
+        params: Mapping[str, Array],
+        xp: Namespace,
+    ) -> Mapping[str, Array]:
+        return {"e": xp.matmul(q, xp.matrix_transpose(params["e"]))}
+
+    def adjust_scores(
+        self, scores: Array, q: Array, k: Array, *, visible: Array | None, params: Any,
+        xp: Namespace,
+    ) -> Array:  # fmt: skip
+        gates = xp.exp(log_sigmoid(scores, xp))
+        if visible is not None:
+            gates = xp.where(visible, gates, 0.0)
+        counted = xp.clip(_sums_from(gates, k, xp), max=self.npos - 1)
+        low = xp.astype(xp.floor(counted), xp.int32)
+        part, table = counted - xp.floor(counted), params.query["e"]
+        return scores + (
+            table[low] * (1 - part) + table[xp.clip(low + 1, max=self.npos - 1)] * part
+        )
+
+
+def _sums_from(gates: Array, pos: Array, xp: Namespace) -> Array:
+    """For each key, the sum of ``gates (B, H, Q, K)`` at its position ``(B, 1, 1, K)`` or later."""
+
+    def take(values: Array, index: Array) -> Array:
+        return xp.take_along_axis(values, xp.broadcast_to(index, values.shape), axis=-1)
+
+    order = xp.argsort(-pos, axis=-1)  # the last key first, so that small sums stay small
+    sums = xp.cumulative_sum(take(gates, order), axis=-1)
+    # Keys at one position see each other: each takes the sum at the last of them in this order.
+    length = pos.shape[-1]
+    index = xp.arange(length, dtype=order.dtype, device=device(pos))
+    own = xp.take_along_axis(pos, order, axis=-1)
+    last = xp.concat([own[..., 1:] != own[..., :-1], own[..., :1] == own[..., :1]], axis=-1)
+    ends = xp.sort(xp.where(last, index, length), axis=-1)
+    run = xp.cumulative_sum(xp.astype(last, order.dtype), axis=-1) - xp.astype(last, order.dtype)
+    at = xp.take_along_axis(xp.take_along_axis(ends, run, axis=-1), xp.argsort(order), axis=-1)
+    return take(sums, at)

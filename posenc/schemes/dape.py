@@ -1,0 +1,131 @@
+"""DAPE: a network of the scores and biases of all heads adapts the bias (arXiv 2405.14722)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from posenc.checks import check_count, check_scheme
+from posenc.params import head_count
+from posenc.protocol import Array, Initializer, Namespace, ParamSpec, PositionScheme
+from posenc.schemes.alibi import ALiBi
+from posenc.schemes.sum import Combination
+
+_LEAK = 0.01
+
+
+@dataclass(frozen=True)
+class DAPE(Combination):
+    """``s + b + f([s; b])`` with the scaled scores ``s`` and the bias ``b`` of a scheme.
+
+    ``f`` is computed for each query and key, from the numbers of all heads:
+    ``f(z) = w2 LeakyReLU(w1 z + b1) + b2`` with slope 0.01. A scheme without a bias, as RoPE, gives
+    ``s + f(s)``. Where the bias is ``-inf``, which masks, ``f`` sees 0.
+
+    Learned arrays: ``w1 (hidden, 2H)``, ``b1 (hidden,)``, ``w2 (H, hidden)``, ``b2 (H,)``, at first
+    uniform up to ``1 / sqrt(n)`` with ``n`` the inputs of a layer; ``w1 (hidden, H)`` without a
+    bias. A learned array ``name`` of the scheme is called ``"0_{name}"``, as in a ``Sum``.
+
+    Only the reference computes it. The score of a head needs those of all other heads, but a fused
+    kernel computes one head at a time.
+
+    Parameters
+    ----------
+    scheme
+        The scheme whose bias is adapted. It has no regions and does not adjust scores itself.
+    hidden
+        Width of the hidden layer.
+    num_heads
+        Number of heads ``H``. Default: that of the scheme.
+
+    Zheng et al. 2024, arXiv 2405.14722, equations 3 and 4.
+    """
+
+    whole_rows: ClassVar[str] = "the score of a head depends on those of all heads"
+
+    scheme: PositionScheme
+    hidden: int = 32
+    num_heads: int | None = None
+
+    def __post_init__(self) -> None:
+        check_scheme(self.scheme)
+        check_count("hidden", self.hidden)
+        name, own = type(self.scheme).__name__, head_count(self.scheme)
+        for hook, does in {"adjust_scores": "adjusts scores", "regions": "has regions"}.items():
+            if hook in self.scheme.hooks():
+                raise ValueError(f"DAPE takes a scheme that only adds a bias, and {name} {does}")
+        heads = own if self.num_heads is None else self.num_heads
+        if heads is None:
+            raise ValueError(f"num_heads: {name} does not have it; give it")
+        check_count("num_heads", heads)
+        if own is not None and own != heads:
+            raise ValueError(f"num_heads={heads}: the scheme has {own}: {self.scheme}")
+        object.__setattr__(self, "num_heads", heads)
+
+    @property
+    def schemes(self) -> tuple[PositionScheme, ...]:  # type: ignore[override]
+        """The scheme alone, whose arrays have the prefix ``"0_"``."""
+        return (self.scheme,)
+
+    @property
+    def paper(self) -> str:  # type: ignore[override]
+        """That of DAPE."""
+        return "Zheng et al. 2024, arXiv 2405.14722"
+
+    def hooks(self) -> frozenset[str]:
+        return super().hooks() | {"adjust_scores"}
+
+    def param_specs(self) -> Mapping[str, ParamSpec]:
+        assert self.num_heads is not None
+        inputs = self.num_heads * (2 if "bias" in self.scheme.hooks() else 1)
+        first, last = _uniform(inputs), _uniform(self.hidden)
+        return {
+            **super().param_specs(),
+            "w1": ParamSpec((self.hidden, inputs), first, per_head=False),
+            "b1": ParamSpec((self.hidden,), first, per_head=False),
+            "w2": ParamSpec((self.num_heads, self.hidden), last),
+            "b2": ParamSpec((self.num_heads,), last),
+        }
+
+    def adjust_scores(
+        self, scores: Array, q: Array, k: Array, *, visible: Array | None,
+        params: Mapping[str, Array], xp: Namespace,
+    ) -> Array:  # fmt: skip
+        inputs = scores
+        if "bias" in self.scheme.hooks():
+            bias = self.bias(q, k, params=params, xp=xp)
+            bias = xp.zeros_like(scores) if bias is None else bias
+            finite = xp.broadcast_to(xp.where(bias == -math.inf, 0.0, bias), scores.shape)
+            inputs = xp.concat([scores, finite], axis=1)
+        units = _mix_heads(params["w1"], inputs, xp) + params["b1"][:, None, None]
+        units = xp.where(units > 0, units, _LEAK * units)
+        return scores + _mix_heads(params["w2"][:][:, 0, :], units, xp) + params["b2"]
+
+    def _with_schemes(self, schemes: tuple[PositionScheme, ...]) -> PositionScheme:
+        return replace(self, scheme=schemes[0])
+
+
+def _mix_heads(weights: Array, heads: Array, xp: Namespace) -> Array:
+    """``weights (N, H)`` times ``heads (B, H, Q, K)``: ``(B, N, Q, K)``."""
+    flat = xp.reshape(heads, (*heads.shape[:2], -1))
+    return xp.reshape(xp.matmul(weights, flat), (heads.shape[0], -1, *heads.shape[2:]))
+
+
+def _uniform(inputs: int) -> Initializer:
+    most = 1 / math.sqrt(inputs)
+    return lambda rng, shape: rng.uniform(-most, most, shape)
+
+
+def dape_on_alibi(num_heads: int, *, hidden: int = 32) -> DAPE:
+    """DAPE on ALiBi: ``DAPE(ALiBi(num_heads), hidden)``.
+
+    Parameters
+    ----------
+    num_heads
+        Number of heads ``H``.
+    hidden
+        Width of the hidden layer.
+    """
+    return DAPE(ALiBi(num_heads), hidden)
