@@ -74,11 +74,14 @@ class Turns:
         Returns two arrays ``(..., n)`` of ``dtype``, float32 or float64. For ``|pos| <= 2**30``
         the absolute error is at most 1.5e-7 in float32 and 4e-16 in float64.
         """
+        return self.sincos_each(pos[..., None], dtype=dtype, xp=xp)
+
+    def sincos_each(self, pos: Array, *, dtype: Any, xp: Namespace) -> tuple[Array, Array]:
+        """As ``sincos``, with a position for each frequency: ``pos (..., n)`` or ``(..., 1)``."""
         wide = dtype == xp.float64
         word, integer, table = (64, xp.int64, self._wide) if wide else (32, xp.int32, self._narrow)
         high = constant_array(table[0], dtype=integer, device=device(pos), xp=xp)
         low = constant_array(table[1], dtype=dtype, device=device(pos), xp=xp)
-        pos = pos[..., None]
         carry = xp.astype(xp.round(xp.astype(pos, dtype) * low), integer)
         phase = xp.astype(pos, integer) * high + carry
         # The nearest quarter turn, and the remaining angle, at most an eighth of a turn.

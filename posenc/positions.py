@@ -188,6 +188,20 @@ def left_padded(
     return np.maximum(pos, 0), np.where(pos < 0, -1, 0), np.where(pos < 0, -2, 0)
 
 
+def grid(*sizes: int) -> np.ndarray[Any, Any]:
+    """Places ``(height * width, 2)`` of the patches of an image, ``(row, column)``, row by row.
+
+    Any number of sizes: ``grid(frames, height, width)`` has three axes.
+
+    >>> grid(2, 3).tolist()
+    [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2]]
+    """
+    if not sizes:
+        raise ValueError("sizes is empty; give height and width")
+    counts = [check_count("sizes", size) for size in sizes]
+    return np.indices(counts).reshape(len(counts), -1).T.copy()
+
+
 def randomised(
     rng: np.random.Generator, length: int, max_len: int, batch: int | None = None
 ) -> np.ndarray[Any, Any]:

@@ -104,7 +104,8 @@ class PositionScheme:
     ``transform`` and ``embedding`` receive coordinates ("places") ``(..., L, axes)`` instead of
     positions. ``bias`` reads them as ``params.query["places"][axis]`` and
     ``params.key["places"][axis]``. Every token still has one integer position, which alone decides
-    order, masks, cumulative sums and caches."""
+    order, masks, cumulative sums and caches. If it depends on options, it is a field or a property
+    of the scheme."""
 
     cumulative: ClassVar[tuple[str, ...]] = ()
     """Names of key features that the library sums in the order of positions, within a segment.

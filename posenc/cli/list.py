@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from types import NoneType, UnionType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -295,8 +295,10 @@ def _type(annotation: Any) -> str:
         return " or ".join(repr(value) for value in get_args(annotation))
     if isinstance(annotation, str):
         return annotation
-    if isinstance(annotation, UnionType):
-        return " | ".join(map(_type, get_args(annotation)))
+    if get_origin(annotation) in (Union, UnionType):  # Union, if a part is a Literal
+        parts = get_args(annotation)
+        either = " or " if any(get_origin(part) is Literal for part in parts) else " | "
+        return either.join(map(_type, parts))
     if annotation is NoneType:
         return "None"
     if get_origin(annotation) is not None:

@@ -5,6 +5,7 @@ and ``to_hf`` gives the dictionary of a scheme. ``docs/rope.md`` lists the diale
 """
 
 from posenc.hf.config import Reading, from_hf, read
+from posenc.hf.mrope import mrope_from_hf
 from posenc.hf.parameters import to_hf
 
-__all__ = ["Reading", "from_hf", "read", "to_hf"]
+__all__ = ["Reading", "from_hf", "mrope_from_hf", "read", "to_hf"]

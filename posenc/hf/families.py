@@ -18,6 +18,17 @@ INTERLEAVED = {
 }  # fmt: skip
 """Models whose pairs of channels are neighbours, as their released weights are."""
 
+MROPE_INTERLEAVED = {
+    "cosmos3_edge_text", "cosmos3_omni", "qwen3_5_moe_text", "qwen3_5_text",
+    "qwen3_omni_moe_text", "qwen3_vl_moe_text", "qwen3_vl_text", "qwen4_exp_text",
+}  # fmt: skip
+MROPE_LAYOUTS = {
+    **dict.fromkeys(MROPE_INTERLEAVED, "interleaved"),
+    "ernie4_5_vl_moe_text": "ernie",
+    "hunyuan_vl_text": "hunyuan",
+}
+"""Models with M-RoPE that is not chunked, whatever other keys their configurations have."""
+
 REVERSED = {"nanochat"}
 """Models that rotate by the negative angle."""
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 from posenc.checks import check_count, nearest
 from posenc.protocol import PositionScheme
 from posenc.schemes.alibi import ALiBi
+from posenc.schemes.axial_rope import AxialRoPE
 from posenc.schemes.cable import CABLE
 from posenc.schemes.chunk import Chunk
 from posenc.schemes.cope import CoPE
@@ -27,6 +28,7 @@ from posenc.schemes.kerple import Kerple
 from posenc.schemes.learned import Learned
 from posenc.schemes.learned_rope import LearnedRoPE
 from posenc.schemes.log_scale import LogScale
+from posenc.schemes.mrope import MRoPE
 from posenc.schemes.nope import NoPE
 from posenc.schemes.pope import PoPE
 from posenc.schemes.relative_table import RelativeTable
@@ -56,10 +58,11 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 __all__ = [
-    "CABLE", "DAPE", "FIRE", "NTK", "PI", "ALiBi", "Chunk", "ClipHann", "ClipPeriod", "CoPE",
-    "DynamicNTK", "FoX", "Inkling", "Kerple", "Learned", "LearnedRoPE", "Llama3", "LogScale",
-    "LongRoPE", "NTKMixed", "NoPE", "PoPE", "Proportional", "RelativeTable", "RoPE", "Sandwich",
-    "Scaling", "Shaw", "Sink", "Sinusoidal", "Sum", "T5Bias", "XPos", "YaRN", "catalogue", "make",
+    "CABLE", "DAPE", "FIRE", "NTK", "PI", "ALiBi", "AxialRoPE", "Chunk", "ClipHann", "ClipPeriod",
+    "CoPE", "DynamicNTK", "FoX", "Inkling", "Kerple", "Learned", "LearnedRoPE", "Llama3",
+    "LogScale", "LongRoPE", "MRoPE", "NTKMixed", "NoPE", "PoPE", "Proportional", "RelativeTable",
+    "RoPE", "Sandwich", "Scaling", "Shaw", "Sink", "Sinusoidal", "Sum", "T5Bias", "XPos", "YaRN",
+    "catalogue", "make",
 ]  # fmt: skip
 
 Maker = Callable[..., PositionScheme]
@@ -68,6 +71,7 @@ Entry = type[PositionScheme] | tuple[type[PositionScheme], Mapping[str, Any]] | 
 
 _BUILT_IN: dict[str, Entry] = {
     "alibi": ALiBi,
+    "axial_rope": AxialRoPE,
     "cable": CABLE,
     "cope": CoPE,
     "dape": dape_on_alibi,
@@ -79,6 +83,7 @@ _BUILT_IN: dict[str, Entry] = {
     "learned": Learned,
     "learned_rope": LearnedRoPE,
     "log_scale": LogScale,
+    "mrope": MRoPE,
     "nope": NoPE,
     "p_rope": (RoPE, {"scaling": Proportional}),
     "pope": PoPE,

@@ -160,17 +160,30 @@ class RoPE(PositionScheme):
         # Rotated in float32 or better; the cast to a half-precision dtype is the last step.
         work = xp.float64 if x.dtype == xp.float64 else xp.float32
         sin, cos = self._sincos(pos, params, dtype=work, xp=xp)
-        rotary, rest = x[..., : self.rotary_dim], x[..., self.rotary_dim or self.head_dim :]
-        rotated = xp.astype(_LAYOUTS[self.layout](xp.astype(rotary, work), sin, cos, xp), x.dtype)
-        return rotated if self.rotary_dim is None else xp.concat([rotated, rest], axis=-1)
+        return rotate(x, sin, cos, layout=self.layout, xp=xp)
 
     def _sincos(
         self, pos: Array, params: Mapping[str, Array], *, dtype: Any, xp: Namespace
     ) -> tuple[Array, Array]:
         """Sines and cosines ``(..., R/2)``, times the factor of the scaling."""
-        sin, cos = self._turns.sincos(pos, dtype=dtype, xp=xp)
+        return self.sincos_each(pos[..., None], dtype=dtype, xp=xp)
+
+    def sincos_each(self, pos: Array, *, dtype: Any, xp: Namespace) -> tuple[Array, Array]:
+        """Sines and cosines ``(..., R/2)`` at a position of each pair, ``pos (..., R/2)``."""
+        sin, cos = self._turns.sincos_each(pos, dtype=dtype, xp=xp)
         factor = self.attention_factor
         return (sin, cos) if factor == 1 else (factor * sin, factor * cos)
+
+
+def rotate(x: Array, sin: Array, cos: Array, *, layout: Layout, xp: Namespace) -> Array:
+    """Rotate the first ``2n`` channels of ``x (..., D)`` by angles with these sines ``(..., n)``.
+
+    It is computed in the dtype of the sines; the cast to that of ``x`` is the last step.
+    """
+    width = 2 * sin.shape[-1]
+    rotary = xp.astype(x[..., :width], sin.dtype)
+    rotated = xp.astype(_LAYOUTS[layout](rotary, sin, cos, xp), x.dtype)
+    return rotated if width == x.shape[-1] else xp.concat([rotated, x[..., width:]], axis=-1)
 
 
 def _half(x: Array, sin: Array, cos: Array, xp: Namespace) -> Array:

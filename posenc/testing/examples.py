@@ -10,7 +10,7 @@ with the catalogue, so that a passing check also covers schemes that nobody has 
 - ``hidden_features``: ``Leaning``; summed (``cumulative``): ``Fading``,
   ``Selective``.
 - ``query_features``: ``TransformerXL``; ``key_features``: ``KeySide``, ``Wide``.
-- ``axes``: ``Axial``, ``Streets``; ``regions``: ``ReRoPE``, ``Levelled``.
+- ``axes``: ``Streets``; ``regions``: ``ReRoPE``, ``Levelled``.
 
 ``embedding`` is in ``posenc.Sinusoidal`` and ``posenc.Learned``, ``sink`` in
 ``posenc.schemes.Sink``, ``adjust_scores`` in ``posenc.schemes.CoPE``. Without arguments the schemes
@@ -302,22 +302,6 @@ class Selective(PositionScheme):
         wide = xp.astype(x, angle.dtype)
         a, b = wide[..., : self.head_dim // 2], wide[..., self.head_dim // 2 :]
         return xp.astype(xp.concat([a * cos - b * sin, b * cos + a * sin], axis=-1), x.dtype)
-
-
-@dataclass(frozen=True)
-class Axial(PositionScheme):
-    """Two axes: half of the channels turned by the first coordinate, half by the second."""
-
-    axes: ClassVar[int] = 2
-    head_dim: int = HEAD_DIM
-
-    def transform(self, x: Array, pos: Array, *, role: Role, params: Any, xp: Namespace) -> Array:
-        half, rope = self.head_dim // 2, posenc.RoPE(self.head_dim // 2)
-        parts = (
-            rope.transform(x[..., part], pos[..., axis], role=role, params=params, xp=xp)
-            for axis, part in enumerate((slice(half), slice(half, None)))
-        )
-        return xp.concat(list(parts), axis=-1)
 
 
 @dataclass(frozen=True)

@@ -211,8 +211,11 @@ def test_a_page_has_every_field_with_its_default_and_words(name):
     assert list(entries) == sorted((f.name for f in given), key=lambda n: f"  {n}  " in options)
     for field in given:
         needed = field.default is MISSING
-        values = get_args(types[field.name]) if get_origin(types[field.name]) is Literal else ()
-        kind_of = " or ".join(map(repr, values)) or field.type
+        hint = types[field.name]
+        parts = (hint,) if get_origin(hint) is Literal else get_args(hint)
+        choices = [repr(v) for part in parts if get_origin(part) is Literal for v in get_args(part)]
+        choices += ["None"] * bool(choices and type(None) in parts)
+        kind_of = " or ".join(choices) or field.type
         facts = f"{kind_of}, needed" if needed else f"{kind_of}, default {field.default!r}"
         words = " ".join(" ".join(entries[field.name]).split())
         assert words.startswith(f"{facts} "), "and its docstring says something of every field"

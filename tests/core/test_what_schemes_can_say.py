@@ -127,13 +127,10 @@ def selective(p):
 
 
 def axial(p):
-    q, k = (
-        np.concatenate(
-            [turned(a[..., :4], PLACES[:, 0]), turned(a[..., 4:], PLACES[:, 1])], axis=-1
-        )
-        for a in (Q, K)
-    )
-    return products(q, k)
+    angle = np.concatenate([PLACES[:, axis, None] * np.asarray([1, 0.1]) for axis in (0, 1)], -1)
+    turns = np.exp(1j * angle)
+    q, k = ((a[..., : HEAD_DIM // 2] + 1j * a[..., HEAD_DIM // 2 :]) * turns for a in (Q, K))
+    return np.einsum("bhid,bhjd->bhij", q, np.conj(k)).real / ROOT
 
 
 def streets(p):

@@ -10,11 +10,10 @@ from frameworks import HAS
 from subjects import SUBJECTS, normal, params_of
 
 import posenc
-from posenc.schemes import CoPE, FoX, Sink, Sum
+from posenc.schemes import AxialRoPE, CoPE, FoX, Sink, Sum
 from posenc.testing.examples import (
     HEAD_DIM,
     HEADS,
-    Axial,
     Cooled,
     KeySide,
     ReRoPE,
@@ -32,7 +31,7 @@ INKLING = {
     "scheme": SUBJECTS["inkling"], "params": params_of(SUBJECTS["inkling"]),
     "x": normal((2, 5, 6), 0, "float32"),
 }  # fmt: skip
-THREE, PLANE = normal((3, HEADS, 5, HEAD_DIM), 1, "float32"), Axial()
+THREE, PLANE = normal((3, HEADS, 5, HEAD_DIM), 1, "float32"), AxialRoPE(HEAD_DIM)
 VALID, PAIRS = np.ones((2, 5), bool), normal((1, HEADS, 5, 5), 2, "float32")
 axes = lambda q, k=None: {"q_axes": q, "k_axes": q if k is None else k}  # noqa: E731
 at = lambda q, k=POS: {"q_pos": q, "k_pos": k}  # noqa: E731

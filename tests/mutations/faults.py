@@ -288,8 +288,8 @@ _SCHEMES = (
         "rope-in-half-precision",
         "rotated in the dtype of x, with rounded sines (huggingface/transformers 29285)",
         ROPE,
-        "(xp.astype(rotary, work), sin, cos, xp), x.dtype)",
-        "(rotary, xp.astype(sin, x.dtype), xp.astype(cos, x.dtype), xp), x.dtype)",
+        "rotary = xp.astype(x[..., :width], sin.dtype)",
+        "rotary, sin, cos = x[..., :width], xp.astype(sin, x.dtype), xp.astype(cos, x.dtype)",
         ("test_laws.py half_precision_rounds_once-torch-rope",),
     ),
     Fault(
@@ -306,9 +306,8 @@ _SCHEMES = (
         "partial-rope-turns-the-last-channels",
         "rotary_dim counted from the wrong end",
         ROPE,
-        "rotary, rest = x[..., : self.rotary_dim], x[..., self.rotary_dim or self.head_dim :]",
-        "rotary = x[..., self.head_dim - (self.rotary_dim or self.head_dim) :]\n"
-        "        rest = x[..., : self.head_dim - (self.rotary_dim or self.head_dim)]",
+        "rotary = xp.astype(x[..., :width], sin.dtype)",
+        "rotary = xp.astype(x[..., x.shape[-1] - width :], sin.dtype)",
         ("test_schemes_golden.py rope",),
     ),
     Fault(

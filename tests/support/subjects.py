@@ -14,7 +14,19 @@ import posenc
 from posenc import PositionScheme
 from posenc.evaluate import ATTENTION_HOOKS
 from posenc.params import head_count
-from posenc.schemes import FIRE, Chunk, CoPE, FoX, Inkling, RelativeTable, Sandwich, Shaw, Sink, Sum
+from posenc.schemes import (
+    FIRE,
+    AxialRoPE,
+    Chunk,
+    CoPE,
+    FoX,
+    Inkling,
+    RelativeTable,
+    Sandwich,
+    Shaw,
+    Sink,
+    Sum,
+)
 from posenc.testing import examples
 from posenc.testing.examples import HEAD_DIM, HEADS, HIDDEN_DIM, Fence
 from posenc.testing.framework import readonly
@@ -37,7 +49,7 @@ PROOFS: dict[str, PositionScheme] = {
     "key-side": examples.KeySide(),
     "inkling": Inkling(HEADS, HIDDEN_DIM, rank=3, extent=5),
     "selective": examples.Selective(),
-    "axial": examples.Axial(),
+    "axial": AxialRoPE(HEAD_DIM, layout="half"),
     "streets": examples.Streets(),
     "cope": CoPE(HEAD_DIM, npos=6, init_std=0.5),
     "rerope": examples.ReRoPE(),
