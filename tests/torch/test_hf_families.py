@@ -10,6 +10,10 @@ transformers = pytest.importorskip("transformers", minversion="5")
 
 import hf_models  # noqa: E402
 
+from posenc import presets  # noqa: E402
+from posenc_torch import hf  # noqa: E402
+
+NO_DROPOUT = {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}
 # name -> configuration and its options
 CASES = {
     "bloom": ("Bloom", {}),
@@ -25,10 +29,12 @@ CASES = {
             "attn_implementation": "sdpa",
         },
     ),
+    "gpt2": ("GPT2", {**NO_DROPOUT, "scale_attn_by_inverse_layer_idx": True}),
     "gptj": ("GPTJ", {"rotary_dim": 4}),
     "mpt": ("Mpt", {"attn_config": {"clip_qkv": 0.5, "softmax_scale": 0.3}}),
+    "opt": ("OPT", {"ffn_dim": 32, "dropout": 0.0, "word_embed_proj_dim": 16}),
 }  # fmt: skip
-QUICK = ("bloom", "gptj")
+QUICK = ("bloom", "gptj", "opt")
 
 
 @pytest.mark.parametrize("check", hf_models.CHECKS)
@@ -38,3 +44,28 @@ def test_a_model_keeps_its_logits(name, check):
     if not hasattr(transformers, f"{kind}Config"):
         pytest.skip(f"transformers {transformers.__version__} has no {kind}")
     check(*hf_models.pair(kind, **options))
+
+
+SWAPPED = {  # a family and its own scheme, given as if it were another
+    "falcon_rw": lambda: presets.falcon_rw(num_heads=4, head_dim=8),
+    "gpt2": lambda: presets.gpt2(dim=32, max_len=64),
+    "mpt": lambda: presets.mpt(num_heads=4),
+}
+
+
+@pytest.mark.parametrize("name", some(SWAPPED, ("gpt2",), long))
+def test_the_same_scheme_swapped_in(name):
+    """Nothing is left of the model's own positions; ``remove`` brings them back."""
+    kind, options = CASES[name]
+    model, ours = hf_models.pair(kind, **options)
+    hf.apply(ours, SWAPPED[name]())
+    if name == "gpt2":
+        torch.nn.init.zeros_(ours.posenc[0].table)
+        ids = hf_models.tokens(rows=1)
+        alone = ours(ids[:, :1]).logits[:, -1]
+        assert not torch.allclose(alone, model(ids[:, :1]).logits[:, -1], atol=1e-3)
+        ours.posenc[0].table.data.copy_(model.transformer.wpe.weight)
+    hf_models.check_full(model, ours)
+    hf_models.check_generation(model, ours)
+    hf_models.check_full(model, hf.remove(ours))
+    assert ours.state_dict().keys() == model.state_dict().keys()

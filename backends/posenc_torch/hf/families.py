@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from posenc_torch.hf.embeddings import EMBEDDINGS
 from posenc_torch.hf.family import Family
 from posenc_torch.hf.own_attention import OWN_ATTENTION
 
 FAMILIES = {
+    **EMBEDDINGS,
     **OWN_ATTENTION,
     "cohere2": Family(),
     "exaone4": Family(),

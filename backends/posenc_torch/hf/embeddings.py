@@ -1,0 +1,55 @@
+"""GPT-2 and OPT: a learned vector per position, added to the embeddings of tokens."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import array_api_compat.torch as xp
+from torch import Tensor, nn
+
+import posenc
+from posenc_torch.hf.family import Family
+from posenc_torch.hf.layer import LAYER, Layer
+
+
+@dataclass(frozen=True)
+class PositionTable:
+    """The module ``name`` of a model, whose weights are the table of ``Learned``.
+
+    Its ``forward`` is replaced: by the embedding of the model's plan with the same weights, or by 0
+    if the caller gave another scheme.
+    """
+
+    name: str
+
+    def prepare(self, model: nn.Module, applied: Any) -> None:
+        """As ``Family.prepare``."""
+        modules = list(model.modules())
+        layer = next(getattr(module, LAYER) for module in modules if hasattr(module, LAYER))
+        for module in modules:
+            table = getattr(module, self.name, None)
+            if isinstance(table, nn.Module):
+                applied.replace(table, "forward", functools.partial(_embed, table, layer))
+
+
+def _embed(table: Any, layer: Layer, *given: Tensor, position_ids: Tensor | None = None) -> Tensor:
+    """GPT-2 gives positions first, OPT by name."""
+    if layer.own_params is not None:
+        return table.weight.new_zeros(())  # type: ignore[no-any-return]
+    places = layer.family.places(given[0] if position_ids is None else position_ids)
+    params = {"table": table.weight}
+    return posenc.embedding(layer.scheme, places, params, xp=xp)  # type: ignore[no-any-return]
+
+
+def _from_zero(position_ids: Tensor) -> Tensor:
+    """OPT gives padding the position -1; nothing sees it."""
+    return position_ids.clamp(min=0)
+
+
+EMBEDDINGS = {
+    "gpt2": Family(attention="attn", rotary=None, prepare=PositionTable("wpe").prepare),
+    "opt": Family(rotary=None, places=_from_zero, prepare=PositionTable("embed_positions").prepare),
+}
+"""The families of this file, by ``model_type``."""
