@@ -25,13 +25,13 @@ TINY = {
 }
 
 
-def tiny(name, **options):
-    """A random model for language modelling from the configuration ``name``, such as ``Llama``."""
+def tiny(name, auto="AutoModelForCausalLM", **options):
+    """A random model, by default a language model, of the configuration ``name``, as ``Llama``."""
     import transformers
 
     config = getattr(transformers, f"{name}Config")(**{**TINY, **options})
     torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    model = getattr(transformers, auto).from_config(config).eval()
     with torch.no_grad():  # with initial weights, all scores would be almost equal
         for p in model.parameters():
             own = torch.randn_like(p)

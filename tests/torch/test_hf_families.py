@@ -69,3 +69,28 @@ def test_the_same_scheme_swapped_in(name):
     hf_models.check_generation(model, ours)
     hf_models.check_full(model, hf.remove(ours))
     assert ours.state_dict().keys() == model.state_dict().keys()
+
+
+T5 = {
+    "d_model": 32, "d_kv": 8, "d_ff": 32, "num_heads": 4, "dropout_rate": 0.0,
+    "relative_attention_num_buckets": 8, "relative_attention_max_distance": 20,
+    "decoder_start_token_id": 0,
+}  # fmt: skip
+
+
+def t5(name, **options):
+    """A random model that translates, and a copy whose positions posenc computes."""
+    return hf_models.pair(name, auto="AutoModelForSeq2SeqLM", **{**T5, **options})
+
+
+@pytest.mark.parametrize("name", some(("T5", "MT5"), ("T5",), long))
+def test_an_encoder_with_its_decoder(name):
+    model, ours = t5(name, num_hidden_layers=3, num_decoder_layers=2)
+    hf_models.check_training(model, ours)
+    hf_models.check_generation(model, ours)
+    ids, mask = hf_models.padded(left=True)
+    with torch.no_grad():
+        for more in ({}, {"decoder_attention_mask": mask}):
+            call = {"attention_mask": mask, "decoder_input_ids": ids, **more}
+            got, want = (m(ids, **call).logits for m in (ours, model))
+            hf_models.close(got[mask.bool()], want[mask.bool()])

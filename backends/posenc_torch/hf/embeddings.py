@@ -39,8 +39,8 @@ def _embed(table: Any, layer: Layer, *given: Tensor, position_ids: Tensor | None
     if layer.own_params is not None:
         return table.weight.new_zeros(())  # type: ignore[no-any-return]
     places = layer.family.places(given[0] if position_ids is None else position_ids)
-    params = {"table": table.weight}
-    return posenc.embedding(layer.scheme, places, params, xp=xp)  # type: ignore[no-any-return]
+    term: Any = posenc.embedding(layer.scheme, places, {"table": table.weight}, xp=xp)
+    return term  # type: ignore[no-any-return]
 
 
 def _from_zero(position_ids: Tensor) -> Tensor:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from posenc_torch.hf.embeddings import EMBEDDINGS
 from posenc_torch.hf.family import Family
 from posenc_torch.hf.own_attention import OWN_ATTENTION
+from posenc_torch.hf.t5 import T5
 
 FAMILIES = {
     **EMBEDDINGS,
     **OWN_ATTENTION,
+    **T5,
     "cohere2": Family(),
     "exaone4": Family(),
     "gemma2": Family(),

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc.backend import PositionScheme, attention_part
+from posenc.schemes import NoPE
 from posenc_torch.api import attention
 from posenc_torch.hf.family import Family
 from posenc_torch.hf.tokens import Tokens, tokens_of_call
@@ -111,7 +112,9 @@ class Layer:
             self.tokens = tokens.of_last_queries(hidden)
         else:
             caches = [value for value in (*args, *kwargs.values()) if isinstance(value, Cache)]
-            self.tokens = self.tokens_of(hidden, caches[0] if caches else None)
+            cache = caches[0] if caches else None
+            # With an encoder's tokens in the cache: those of the decoder.
+            self.tokens = self.tokens_of(hidden, getattr(cache, "self_attention_cache", cache))
         if getattr(module, "store_full_length_kv", False):
             shared = vars(kwargs["shared_kv_states"]).setdefault("posenc_tokens", {})
             shared[module.layer_type] = self.tokens
@@ -212,8 +215,12 @@ def attention_function(
             f"dropout={dropout}: posenc drops no attention weights; set attention_dropout of the "
             "configuration to 0 before the model is made, or call model.eval()"
         )
-    out = layer_of(module).attend(
-        module, query, key, value, attention_mask, scaling=scaling, softcap=softcap, sink=s_aux,
-        causal=getattr(module, "is_causal", True),
-    )  # fmt: skip
+    if hasattr(module, LAYER):
+        out = layer_of(module).attend(
+            module, query, key, value, attention_mask, scaling=scaling, softcap=softcap, sink=s_aux,
+            causal=getattr(module, "is_causal", True),
+        )  # fmt: skip
+    else:  # attention to the tokens of an encoder, which has no positions
+        exist = None if attention_mask is None else attention_mask[:, 0, 0, :]
+        out = attention(query, key, value, NoPE(), scale=scaling, k_valid=exist)
     return out.transpose(1, 2).contiguous(), None

@@ -16,6 +16,8 @@ from torch import Tensor
 
 from posenc.positions import MAX_POSITION
 
+_OURS = "_posenc"  # marks further layers of a cache
+
 
 class Tokens(NamedTuple):
     """Keywords of attention that say which tokens the queries and the keys are.
@@ -82,6 +84,10 @@ def _further(cache: Any, layers: int, group: int) -> list[Any]:
     """A group of further layers of a cache, made when the first layer of the model needs it."""
     while len(cache.layers) < layers:  # a cache that adds layers when they are needed
         cache.layers.append(cache.layer_class_to_replicate())
+    while len(cache.layers) > layers and not hasattr(cache.layers[layers], _OURS):
+        del cache.layers[
+            layers
+        ]  # one per layer of an encoder that has more layers than the decoder
     first = (group + 1) * layers
     if len(cache.layers) == first:
         if cache.get_seq_length() != 0:
@@ -96,5 +102,6 @@ def _further(cache: Any, layers: int, group: int) -> list[Any]:
                     f"past_key_values has a {type(layer).__name__}, which would round positions"
                 )
             layer.is_initialized = False  # if it is, then with the width of keys
+            setattr(layer, _OURS, True)
         cache.layers.extend(new)
     return list(cache.layers[first : first + layers])
