@@ -121,6 +121,10 @@ class PositionScheme:
     paper: ClassVar[str] = ""
     """Authors, year and arXiv number, for the catalogue."""
 
+    trained_as: ClassVar[str | None] = None
+    """Name in the catalogue of the scheme that models are trained with, if this one extends them
+    without training. A study of the whole catalogue then trains that one and tests this one."""
+
     def param_specs(self) -> Mapping[str, ParamSpec]:
         """Learned arrays, by name."""
         return {}
@@ -306,7 +310,9 @@ class PositionScheme:
         Attention is computed once per region, and the results are merged by log-sum-exp (ReRoPE,
         Self-Extend). A window ``(left, right)`` is that of ``attention``:
         ``-left <= k_pos - q_pos <= right``. Windows must not overlap. A negative ``right`` leaves
-        out near keys. Each scheme receives the params that it declares.
+        out near keys. A negative ``left`` leaves out keys up to the query and near ones after it;
+        under a causal mask such a region is not computed. Each scheme receives the params that it
+        declares.
 
         Make the schemes in ``__post_init__``, because torch's compiler cannot construct a RoPE.
         """

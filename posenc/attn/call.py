@@ -382,6 +382,8 @@ def _with_regions(
         )
     parts, regions = [], call.scheme.regions()
     _check_no_overlap(type(call.scheme).__name__, regions)
+    if causal:  # keys after the query, at distances below 0, are not visible
+        regions = tuple(r for r in regions if r[1][0] is None or r[1][0] >= 0) or regions
     for part, window in regions:
         part_params = {
             name: array for name, array in as_mapping(params).items() if name in part.param_specs()

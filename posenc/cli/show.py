@@ -21,6 +21,7 @@ from posenc.checks import check_count, check_scheme
 from posenc.cli import picture
 from posenc.cli.picture import Figure, Panel
 from posenc.params import head_count, init_params, key_head_count
+from posenc.positions import visible
 from posenc.presets import PLANS
 from posenc.protocol import Array, PositionScheme
 from posenc.study.specs import parse
@@ -197,16 +198,22 @@ class _Drawing:
     def scores(self, channel: int | slice, pos: Array) -> Array | None:
         """Scores ``(H, L)`` of queries at ``pos`` and a key at 0, both 1 in these channels, else 0.
 
-        None if the scheme transforms neither.
+        None if the scheme transforms neither. If it has regions, each score is that of its region.
         """
         width = getattr(self.scheme, "head_dim", 64)
         x = np.zeros((self._heads, len(pos), width))
         x[..., channel] = 1.0
-        first = x[:, :1]
-        transform = partial(evaluate.transform, self.scheme, params=self.params)
-        query = transform(x, pos, role="query")
-        key = transform(first, np.asarray([0]), role="key")
-        return None if query is x and key is first else (query * key).sum(axis=-1)
+        regions = self.scheme.regions() or ((self.scheme, (None, None)),)
+        total, transformed = np.zeros(x.shape[:2]), False
+        for scheme, window in regions:
+            params = {name: a for name, a in self.params.items() if name in scheme.param_specs()}
+            transform = partial(evaluate.transform, scheme, params=params)
+            query = transform(x, pos, role="query")
+            key = transform(x[:, :1], np.asarray([0]), role="key")
+            inside = visible(pos, np.zeros_like(pos), window=window)
+            total = np.where(True if inside is None else inside, (query * key).sum(axis=-1), total)
+            transformed |= evaluate.has_transform(scheme)
+        return total if transformed else None
 
 
 def _file_name(label: str) -> str:

@@ -32,6 +32,7 @@ from posenc.schemes.mrope import MRoPE
 from posenc.schemes.nope import NoPE
 from posenc.schemes.pope import PoPE
 from posenc.schemes.relative_table import RelativeTable
+from posenc.schemes.rerope import ReRoPE
 from posenc.schemes.rope import RoPE
 from posenc.schemes.sandwich import Sandwich
 from posenc.schemes.scalings import (
@@ -47,6 +48,7 @@ from posenc.schemes.scalings import (
     Scaling,
     YaRN,
 )
+from posenc.schemes.self_extend import SelfExtend
 from posenc.schemes.shaw import Shaw
 from posenc.schemes.sink import Sink, sink_alone
 from posenc.schemes.sinusoidal import Sinusoidal
@@ -60,9 +62,9 @@ if TYPE_CHECKING:
 __all__ = [
     "CABLE", "DAPE", "FIRE", "NTK", "PI", "ALiBi", "AxialRoPE", "Chunk", "ClipHann", "ClipPeriod",
     "CoPE", "DynamicNTK", "FoX", "Inkling", "Kerple", "Learned", "LearnedRoPE", "Llama3",
-    "LogScale", "LongRoPE", "MRoPE", "NTKMixed", "NoPE", "PoPE", "Proportional", "RelativeTable",
-    "RoPE", "Sandwich", "Scaling", "Shaw", "Sink", "Sinusoidal", "Sum", "T5Bias", "XPos", "YaRN",
-    "catalogue", "make",
+    "LogScale", "LongRoPE", "MRoPE", "NTKMixed", "NoPE", "PoPE", "Proportional", "ReRoPE",
+    "RelativeTable", "RoPE", "Sandwich", "Scaling", "SelfExtend", "Shaw", "Sink", "Sinusoidal",
+    "Sum", "T5Bias", "XPos", "YaRN", "catalogue", "make",
 ]  # fmt: skip
 
 Maker = Callable[..., PositionScheme]
@@ -88,6 +90,7 @@ _BUILT_IN: dict[str, Entry] = {
     "p_rope": (RoPE, {"scaling": Proportional}),
     "pope": PoPE,
     "relative_table": RelativeTable,
+    "rerope": ReRoPE,
     "rope": RoPE,
     "rope_clip_hann": (RoPE, {"scaling": ClipHann}),
     "rope_clip_period": (RoPE, {"scaling": ClipPeriod}),
@@ -99,6 +102,7 @@ _BUILT_IN: dict[str, Entry] = {
     "rope_pi": (RoPE, {"scaling": PI}),
     "rope_yarn": (RoPE, {"scaling": YaRN}),
     "sandwich": (Sandwich, {"dim": 128}),  # not the dim of the model
+    "self_extend": SelfExtend,
     "shaw": Shaw,
     "sink": sink_alone,
     "sinusoidal": Sinusoidal,
@@ -323,7 +327,12 @@ def _init_fields(owner: Any, preset: Mapping[str, Any]) -> list[Field[Any]]:
 
 
 def _trained_as(kind: type[PositionScheme], parts: Mapping[str, type]) -> str | None:
-    """The name of the class alone, if its parts extend a model that is trained without them."""
+    """The name of the scheme that models are trained with, if this one extends them.
+
+    That is the class alone for parts that extend a model trained without them.
+    """
+    if kind.trained_as is not None:
+        return kind.trained_as
     if all(getattr(part, "trained", True) for part in parts.values()):
         return None
     return next((name for name, entry in _BUILT_IN.items() if entry is kind), None)
@@ -386,6 +395,7 @@ def _join_names(missing: list[str]) -> str:
         "hidden_dim": "dim, or num_heads and head_dim",
         "factor": "max_len and train_len",
         "long_factor": "factor, or max_len and train_len",
+        "window": "train_len",
     }
     return " and ".join(f"{n} (or {derived[n]})" if n in derived else n for n in missing)
 

@@ -23,14 +23,13 @@ from subjects import PROOFS, SUBJECTS, normal, params_of
 import posenc
 from posenc.attn.caches import CacheNeeds
 from posenc.attn.segment_sums import Tokens, segment_sums
-from posenc.schemes import FoX, Sink, Sum
+from posenc.schemes import FoX, ReRoPE, Sink, Sum
 from posenc.testing import AttentionCase, assert_near
 from posenc.testing.examples import (
     HEAD_DIM,
     HEADS,
     HIDDEN_DIM,
     KeySide,
-    ReRoPE,
     Selective,
 )
 from posenc.testing.tolerances import ATTENTION_TOL, rounding_bound
@@ -40,6 +39,7 @@ FLOAT64 = 2 * ATTENTION_TOL["float64"]  # either is rounded
 AT = np.arange(LENGTH)
 AHEAD = AT[None, :] - AT[:, None]  # k - q
 CAUSAL = AHEAD <= 0
+RECTIFIED = ReRoPE(HEAD_DIM, window=4)
 TENSORS = {
     "q": normal((BATCH, HEADS, LENGTH, HEAD_DIM), 0),
     "k": normal((BATCH, HEADS, LENGTH, HEAD_DIM), 1),
@@ -501,7 +501,7 @@ def test_a_sum_of_two_of_a_kind_keeps_their_arrays_apart():
 
 
 def test_regions_of_a_sum_are_summed():
-    scheme = Sum(ReRoPE(), posenc.ALiBi(HEADS))
+    scheme = Sum(RECTIFIED, posenc.ALiBi(HEADS))
     want, total = attended(rerope({}) + alibi())
     out, lse = posenc.attention(Q, K, V, scheme, causal=True, return_lse=True)
     assert_near(out, want, FLOAT64)
@@ -524,7 +524,7 @@ def test_first_tokens_are_in_one_region_alone(window, mask):
         given = given[None, None]
     want, total = attended(rerope({}), seen)
     out, lse = posenc.attention(
-        Q, K, V, ReRoPE(), causal=True, window=window, sink_tokens=2, mask=given, return_lse=True
+        Q, K, V, RECTIFIED, causal=True, window=window, sink_tokens=2, mask=given, return_lse=True
     )
     assert_near(out, want, FLOAT64)
     assert_near(lse, total, FLOAT64)
@@ -535,7 +535,7 @@ def _not_thirds(q, k):
 
 
 def test_features_of_a_sink_around_regions_are_given_as_any():
-    scheme = Sink(ReRoPE(), HEADS, per_query=True, hidden_dim=HIDDEN_DIM)
+    scheme = Sink(RECTIFIED, HEADS, per_query=True, hidden_dim=HIDDEN_DIM)
     params, x = params_of(scheme), normal((Q.shape[0], Q.shape[2], HIDDEN_DIM), 7)
     query, key = posenc.features(scheme, params, x=x)
     given = posenc.attention(Q, K, V, scheme, params, q_features=query, k_features=key)
@@ -558,5 +558,5 @@ def test_what_a_cache_needs():
     needs(FoX(HEADS, HIDDEN_DIM), "k_features", features=True, carry=("c",))
     needs(PROOFS["fox+alibi"], "k_features", features=True, carry=("0_c",))
     needs(Selective(), transformed=True, features=True, carry=("angle",))  # turned already
-    needs(ReRoPE())
+    needs(RECTIFIED)
     needs(Sink(posenc.RoPE(HEAD_DIM), learned=False), transformed=True)

@@ -16,7 +16,6 @@ from posenc.testing.examples import (
     HEADS,
     Cooled,
     KeySide,
-    ReRoPE,
     Selective,
     Streets,
 )
@@ -24,6 +23,7 @@ from posenc.testing.examples import (
 Q = normal((2, HEADS, 5, HEAD_DIM), 0, "float32")
 POS = np.arange(5)
 T5, FOX, SHAW = posenc.T5Bias(HEADS), SUBJECTS["fox"], SUBJECTS["shaw"]
+RECTIFIED = SUBJECTS["rerope"]
 TABLE = params_of(T5)
 GATES = {"scheme": FOX, "params": params_of(FOX)}
 TURNED = {"k_transformed": True}
@@ -288,7 +288,7 @@ EVALUATED = {
     ),
     "cache-of-a-name": (lambda: posenc.cache_needs("rope"), TypeError, "scheme must be"),
     "cache-of-regions-transformed": (
-        lambda: posenc.attention(**GOOD | {"scheme": ReRoPE()} | TURNED), ValueError,
+        lambda: posenc.attention(**GOOD | {"scheme": RECTIFIED} | TURNED), ValueError,
         "k_transformed=True: ReRoPE transforms keys in several ways",
     ),
     "cache-of-key-features-transformed": (
@@ -338,7 +338,9 @@ EVALUATED = {
     "sum-of-two-sinks": (
         lambda: Sum(Sink(ALIBI), Sink(ALIBI)), ValueError, "one scheme that has a sink, got Sink",
     ),
-    "sum-of-regions": (lambda: Sum(ReRoPE(), ReRoPE()), ValueError, "one scheme that has regions"),
+    "sum-of-regions": (
+        lambda: Sum(RECTIFIED, RECTIFIED), ValueError, "one scheme that has regions",
+    ),
     "sum-of-heads": (
         lambda: Sum(ALIBI, posenc.ALiBi(8)), ValueError, r"same number of heads, got \[2, 8\]",
     ),

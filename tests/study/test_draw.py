@@ -16,6 +16,7 @@ import posenc
 from posenc.cli import show as drawing
 from posenc.cli.show import draw
 from posenc.protocol import ParamSpec, PositionScheme
+from posenc.schemes import ReRoPE
 
 Text = pytest.importorskip("matplotlib.text").Text
 Figure = pytest.importorskip("matplotlib.figure").Figure
@@ -184,6 +185,13 @@ def test_phases_are_the_cosines_of_the_rotation(tmp_path, figures):
     assert "pair of channels" in drawn_words(posenc.RoPE(8), tmp_path, figures, length=24)
     image = figures[0].axes[0].images[0]
     angles = np.arange(24) * 10_000.0 ** (-np.arange(4) / 4)[:, None]
+    np.testing.assert_allclose(image.get_array(), np.cos(angles), atol=1e-12)
+
+
+def test_each_distance_is_drawn_from_its_region(tmp_path, figures):
+    drawn_words(ReRoPE(8, window=5, leak=2.0), tmp_path, figures, length=24)
+    image, n = figures[0].axes[0].images[0], np.arange(24)
+    angles = np.where(n < 5, n, 5 + (n - 5) / 2) * 10_000.0 ** (-np.arange(4) / 4)[:, None]
     np.testing.assert_allclose(image.get_array(), np.cos(angles), atol=1e-12)
 
 

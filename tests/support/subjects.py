@@ -27,6 +27,7 @@ from posenc.schemes import (
     Sink,
     Sum,
 )
+    FIRE, ), Chunk, CoPE, FIRE, FoX, Inkling, ReRoPE, RelativeTable, Sandwich, Shaw, Sink, Sum
 from posenc.testing import examples
 from posenc.testing.examples import HEAD_DIM, HEADS, HIDDEN_DIM, Fence
 from posenc.testing.framework import readonly
@@ -53,6 +54,8 @@ PROOFS: dict[str, PositionScheme] = {
     "streets": examples.Streets(),
     "cope": CoPE(HEAD_DIM, npos=6, init_std=0.5),
     "rerope": examples.ReRoPE(),
+    "cope": examples.CoPE(),
+    "rerope": ReRoPE(HEAD_DIM, window=4),
     "fox+alibi": Sum(FoX(HEADS, HIDDEN_DIM), posenc.ALiBi(HEADS)),
     "rope+alibi": Sum(posenc.RoPE(HEAD_DIM), posenc.ALiBi(HEADS)),
     "rope+key-side": Sum(posenc.RoPE(HEAD_DIM), examples.KeySide()),
@@ -83,6 +86,7 @@ SUBJECTS: dict[str, PositionScheme] = from_catalogue() | {
     "sinusoidal-base": posenc.Sinusoidal(HEADS * HEAD_DIM, base=100.0),
     "sinusoidal-concatenated": posenc.Sinusoidal(HEADS * HEAD_DIM, layout="concatenated"),
     "sinusoidal-tensor2tensor": posenc.Sinusoidal(HEADS * HEAD_DIM, layout="tensor2tensor"),
+    "rerope-leaky": ReRoPE(HEAD_DIM, window=3, leak=2.5, train_len=4),
     "t5-causal": posenc.T5Bias(HEADS, causal=True),
     "t5-few": posenc.T5Bias(HEADS, num_buckets=8, max_distance=20),
     "t5-far": posenc.T5Bias(HEADS, max_distance=129),

@@ -22,7 +22,7 @@ import posenc
 from posenc.attn.bias_forms import bias_by_key, has_bias
 from posenc.schemes import Sum
 from posenc.testing import assert_near
-from posenc.testing.examples import HEAD_DIM, HEADS, ReRoPE
+from posenc.testing.examples import HEAD_DIM, HEADS
 from posenc.testing.tolerances import ATTENTION_TOL, attention_bound, rounding_bound
 
 if not require("torch"):
@@ -196,7 +196,7 @@ def test_skipping_blocks_changes_at_most_a_rounding(name, dtype):
 
 def test_a_region_of_far_keys_beside_gates():
     """Queries do not see their own keys there, and the first queries see none."""
-    scheme = Sum(ReRoPE(), SUBJECTS["fox"])
+    scheme = Sum(SUBJECTS["rerope"], SUBJECTS["fox"])
     arrays, own = inputs(scheme, 60)
     expected = step(scheme, "reference", arrays, own, causal=True)
     with parts.small_blocks(8):

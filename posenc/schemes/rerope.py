@@ -1,0 +1,115 @@
+"""ReRoPE: RoPE whose distances stop growing, or grow more slowly, from a window on.
+
+A model then never meets a distance that is much longer than those it was trained with. Near keys
+keep RoPE's distance. Su 2023, "Rectified Rotary Position Embeddings", github.com/bojone/rerope.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any, ClassVar
+
+from posenc.checks import check_count, check_positive
+from posenc.protocol import Array, Namespace, PositionScheme, Role, Window
+from posenc.schemes.log_scale import LogScale
+from posenc.schemes.rope import Layout, RoPE
+from posenc.schemes.scalings import PI, Scaling
+from posenc.schemes.sum import Sum
+
+
+@dataclass(frozen=True)
+class ReRoPE(PositionScheme):
+    """RoPE in which keys at distance ``n >= window`` are as if at ``window + (n - window) / leak``.
+
+    Without ``leak`` they are all as if at ``window``. Keys after the query mirror those before it:
+    their distance is the negative of what it would be with query and key swapped.
+
+    Near keys and far keys are two calls of attention, merged by log-sum-exp; without a causal mask
+    there are three. So cached keys are raw. Angles are as exact as RoPE's.
+
+    Parameters
+    ----------
+    head_dim
+        Channels per head, ``D``, even.
+    window
+        The first distance that changes, ``w``. Left out in ``posenc.make``, it is a quarter of
+        ``train_len``, as in the authors' table of results.
+    leak
+        What distance beyond the window is divided by. Default: nothing is left of it.
+    train_len
+        The length ``L`` of training. If given, as ``posenc.make`` does, the query at position ``p``
+        is multiplied by ``max(1, ln(p + 1) / ln L)``, as in released code.
+    base, layout
+        As in ``RoPE``.
+
+    Su 2023, github.com/bojone/rerope.
+    """
+
+    paper: ClassVar[str] = "Su 2023, github.com/bojone/rerope (no paper)"
+    trained_as: ClassVar[str] = "rope"
+
+    head_dim: int
+    window: int
+    leak: float | None = None
+    train_len: int | None = None
+    base: float = 10_000.0
+    layout: Layout = "half"
+    _regions: tuple[tuple[PositionScheme, Window], ...] = field(
+        init=False, repr=False, compare=False
+    )
+
+    def __post_init__(self) -> None:
+        near = RoPE(self.head_dim, self.base, self.layout)
+        w = check_count("window", self.window)
+        if self.leak is not None:
+            check_positive("leak", self.leak)
+        parts: list[PositionScheme] = [near, self._far(1), self._far(-1)]
+        if self.train_len is not None:
+            factor = LogScale("rerope", self.train_len)
+            parts = [Sum(factor, part) for part in parts]
+        windows = (w - 1, w - 1), (None, -w), (-w, None)
+        object.__setattr__(self, "_regions", tuple(zip(parts, windows, strict=True)))
+
+    @classmethod
+    def fitted(cls, sizes: Mapping[str, int]) -> Mapping[str, Any]:
+        """A window of a quarter of the training length."""
+        return {"window": max(1, sizes["train_len"] // 4)} if "train_len" in sizes else {}
+
+    def _far(self, sign: int) -> PositionScheme:
+        """The scheme of far keys: those before the query, or (-1) those after it."""
+        settings = self.head_dim, self.base, self.layout
+        kept = _Ahead(*settings, scaling=_Kept(self.window, self.leak), steps=sign)
+        return kept if self.leak is None else Sum(kept, RoPE(*settings, scaling=PI(self.leak)))
+
+    def regions(self) -> tuple[tuple[PositionScheme, Window], ...]:
+        return self._regions
+
+
+@dataclass(frozen=True)
+class _Kept(Scaling):
+    """Frequencies times ``w - w / leak``, so that one position is as many."""
+
+    window: int = 1
+    leak: float | None = None
+
+    def scaled(
+        self, frequencies: Sequence[Decimal], *, base: Decimal, dim: int
+    ) -> Iterable[Decimal]:
+        lost = 0 if self.leak is None else self.window / Decimal(self.leak)
+        return (f * (self.window - lost) for f in frequencies)
+
+
+@dataclass(frozen=True)
+class _Ahead(RoPE):
+    """Queries turned by a fixed number of positions, keys as they are."""
+
+    steps: int = 1
+
+    def transform(
+        self, x: Array, pos: Array, *, role: Role, params: Mapping[str, Array], xp: Namespace
+    ) -> Array:
+        if role == "key":
+            return x
+        return super().transform(x, 0 * pos + self.steps, role=role, params=params, xp=xp)

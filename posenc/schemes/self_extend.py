@@ -1,0 +1,86 @@
+"""Self-Extend: RoPE for near keys, and RoPE on groups of positions for far ones.
+
+A model then meets distances up to ``window + (L - window) / group`` only in a context of ``L``
+tokens. Jin et al. 2024, "LLM Maybe LongLM: Self-Extend LLM Context Window Without Tuning", arXiv
+2401.01325, section 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from posenc.checks import check_count
+from posenc.protocol import Array, Namespace, PositionScheme, Role, Window
+from posenc.schemes.rope import Layout, RoPE
+
+
+@dataclass(frozen=True)
+class SelfExtend(PositionScheme):
+    """RoPE in which far keys have the distance of groups of ``G`` positions.
+
+    From distance ``w`` on, the query at ``i`` is as if at ``i // G + w - w // G``, the key at ``j``
+    as if at ``j // G``. Keys after the query mirror those before it: their distance is the negative
+    of what it would be with query and key swapped.
+
+    Near keys and far keys are two calls of attention, merged by log-sum-exp; without a causal mask
+    there are three. So cached keys are raw. For the log-position factor that the authors of ReRoPE
+    add, write ``Sum(SelfExtend(...), LogScale("rerope", train_len))``.
+
+    Parameters
+    ----------
+    head_dim
+        Channels per head, ``D``, even.
+    group
+        Positions of a group, ``G``.
+    window
+        The first distance that changes, ``w``. Left out in ``posenc.make``, it is a quarter of
+        ``train_len``.
+    base, layout
+        As in ``RoPE``.
+
+    Jin et al. 2024, arXiv 2401.01325.
+    """
+
+    paper: ClassVar[str] = "Jin et al. 2024, arXiv 2401.01325"
+    trained_as: ClassVar[str] = "rope"
+
+    head_dim: int
+    group: int = 8
+    window: int = 1024
+    base: float = 10_000.0
+    layout: Layout = "half"
+    _regions: tuple[tuple[PositionScheme, Window], ...] = field(
+        init=False, repr=False, compare=False
+    )
+
+    def __post_init__(self) -> None:
+        settings = self.head_dim, self.base, self.layout
+        near, w = RoPE(*settings), check_count("window", self.window)
+        ahead = w - w // check_count("group", self.group)
+        before, after = (_Grouped(*settings, group=self.group, ahead=n) for n in (ahead, -ahead))
+        regions = (near, (w - 1, w - 1)), (before, (None, -w)), (after, (-w, None))
+        object.__setattr__(self, "_regions", regions)
+
+    @classmethod
+    def fitted(cls, sizes: Mapping[str, int]) -> Mapping[str, Any]:
+        """A window of a quarter of the training length."""
+        return {"window": max(1, sizes["train_len"] // 4)} if "train_len" in sizes else {}
+
+    def regions(self) -> tuple[tuple[PositionScheme, Window], ...]:
+        return self._regions
+
+
+@dataclass(frozen=True)
+class _Grouped(RoPE):
+    """RoPE of groups of positions, with queries a number of groups ahead."""
+
+    group: int = 1
+    ahead: int = 0
+
+    def transform(
+        self, x: Array, pos: Array, *, role: Role, params: Mapping[str, Array], xp: Namespace
+    ) -> Array:
+        at = pos // self.group + (self.ahead if role == "query" else 0)
+        return super().transform(x, at, role=role, params=params, xp=xp)
