@@ -10,9 +10,7 @@ with the catalogue, so that a passing check also covers schemes that nobody has 
 - ``hidden_features``: ``Leaning``; summed (``cumulative``): ``Fading``,
   ``Selective``.
 - ``query_features``: ``TransformerXL``; ``key_features``: ``KeySide``, ``Wide``.
-- ``axes``: ``Streets``; ``regions``: ``ReRoPE``, ``Levelled``.
-- ``axes``: ``Axial``, ``Streets``; ``regions``: ``ReRoPE``, ``Levelled``.
-- ``axes``: ``Axial``, ``Streets``; ``adjust_scores``: ``CoPE``; ``regions``: ``Levelled``.
+- ``axes``: ``Streets``; ``regions``: ``Levelled``.
 
 ``embedding`` is in ``posenc.Sinusoidal`` and ``posenc.Learned``, ``sink`` in
 ``posenc.schemes.Sink``, ``adjust_scores`` in ``posenc.schemes.CoPE``. Without arguments the schemes
@@ -324,67 +322,6 @@ class Streets(PositionScheme):
             for axis in (0, 1)
         )
         return -m * sum(distances)
-
-
-@dataclass(frozen=True)
-class AsIfAt(PositionScheme):
-    """RoPE with one distance: keys as they are, and queries turned as if ``away`` tokens later."""
-
-    head_dim: int = HEAD_DIM
-    away: int = 4
-
-    def transform(self, x: Array, pos: Array, *, role: Role, params: Any, xp: Namespace) -> Array:
-        if role == "key":
-            return x
-        rope = posenc.RoPE(self.head_dim)
-        return rope.transform(x, 0 * pos + self.away, role=role, params=params, xp=xp)
-
-
-@dataclass(frozen=True)
-class ReRoPE(PositionScheme):
-    """RoPE in which all distances from ``window`` on count as ``window``."""
-
-    head_dim: int = HEAD_DIM
-    window: int = 4
-
-    def regions(self) -> tuple[tuple[PositionScheme, Window], ...]:
-        near, far = posenc.RoPE(self.head_dim), AsIfAt(self.head_dim, self.window)
-        return ((near, (self.window - 1, None)), (far, (None, -self.window)))
-
-
-class CoPE(PositionScheme):
-    """Golovneva et al. 2024: positions counted by gates of the scores, over whole rows."""
-
-    head_dim: int = HEAD_DIM
-    most: int = 6
-
-    def param_specs(self) -> Mapping[str, ParamSpec]:
-        return {"e": ParamSpec((self.most, self.head_dim), uniform(-1, 1), per_head=False)}
-
-    def query_features(
-        self, q: Array, pos: Array, *, scale: float, params: Any, xp: Namespace
-    ) -> Mapping[str, Array]:
-        return {"e": xp.matmul(q, xp.matrix_transpose(params["e"]))}
-
-    def adjust_scores(
-        self,
-        scores: Array,
-        q: Array,
-        k: Array,
-        *,
-        visible: Array | None,
-        params: Any,
-        xp: Namespace,
-    ) -> Array:
-        gates = 1 / (1 + xp.exp(-scores))
-        # In the order of positions, whatever the order in memory.
-        after = xp.astype((k[..., None, :] >= k[..., :, None]) & (q == q)[..., None], gates.dtype)
-        gates = gates if visible is None else xp.where(visible, gates, 0.0)
-        counted = xp.clip(xp.sum(gates[..., None, :] * after, axis=-1), max=self.most - 1)
-        low = xp.floor(counted)
-        part, at = counted - low, xp.astype(low, xp.int32)
-        table = params.query["e"]
-        return scores + table[at] * (1 - part) + table[xp.clip(at + 1, max=self.most - 1)] * part
 
 
 @dataclass(frozen=True)

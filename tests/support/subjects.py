@@ -22,12 +22,12 @@ from posenc.schemes import (
     FoX,
     Inkling,
     RelativeTable,
+    ReRoPE,
     Sandwich,
     Shaw,
     Sink,
     Sum,
 )
-    FIRE, ), Chunk, CoPE, FIRE, FoX, Inkling, ReRoPE, RelativeTable, Sandwich, Shaw, Sink, Sum
 from posenc.testing import examples
 from posenc.testing.examples import HEAD_DIM, HEADS, HIDDEN_DIM, Fence
 from posenc.testing.framework import readonly
@@ -53,8 +53,6 @@ PROOFS: dict[str, PositionScheme] = {
     "axial": AxialRoPE(HEAD_DIM, layout="half"),
     "streets": examples.Streets(),
     "cope": CoPE(HEAD_DIM, npos=6, init_std=0.5),
-    "rerope": examples.ReRoPE(),
-    "cope": examples.CoPE(),
     "rerope": ReRoPE(HEAD_DIM, window=4),
     "fox+alibi": Sum(FoX(HEADS, HIDDEN_DIM), posenc.ALiBi(HEADS)),
     "rope+alibi": Sum(posenc.RoPE(HEAD_DIM), posenc.ALiBi(HEADS)),
