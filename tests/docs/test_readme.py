@@ -7,6 +7,7 @@ import importlib
 import inspect
 import re
 import runpy
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -19,9 +20,14 @@ ROOT = Path(__file__).parents[2]
 BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
+# A compiler for ten seconds, several processes, three trainings.
+SLOW = ("ring_attention", "context_parallel", "hf_ablation")
+
 
 def missing(text):
     needed = {n for n in ("torch", "jax") if re.search(rf"^import {n}$", text, re.MULTILINE)}
+    if "from transformers" in text and not find_spec("transformers"):
+        return ["transformers"]
     return [name for name in needed if not require(name)]
 
 
@@ -35,11 +41,7 @@ def test_python_blocks_of_the_readme_run(block, capsys):
 
 @pytest.mark.parametrize(
     "path",
-    # Several processes, and a compiler for ten seconds.
-    [
-        pytest.param(path, marks=[long] * (path.stem in ("ring_attention", "context_parallel")))
-        for path in EXAMPLES
-    ],
+    [pytest.param(path, marks=[long] * (path.stem in SLOW)) for path in EXAMPLES],
     ids=lambda path: path.stem,
 )
 def test_examples_run(path, capsys):
