@@ -1,0 +1,142 @@
+"""Other schemes in models of transformers: ``posenc_torch.hf.apply(model, scheme)``."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+from sample import some
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers", minversion="5")
+
+import hf_models  # noqa: E402
+from sample import long  # noqa: E402
+
+import posenc  # noqa: E402
+from posenc import schemes  # noqa: E402
+from posenc_torch import Positions, hf  # noqa: E402
+
+HEADS, WIDTH = 4, 32
+SWAPPED = {
+    "alibi": posenc.ALiBi(HEADS, learned=True),
+    "cope": schemes.CoPE(8),
+    "fox": schemes.FoX(HEADS, WIDTH),
+    "sinusoidal": posenc.Sinusoidal(WIDTH),
+    "t5": posenc.T5Bias(HEADS),
+    "learned": posenc.Learned(64, WIDTH),
+}
+
+
+def qwen():
+    return hf_models.tiny("Qwen3", head_dim=8, sliding_window=5, use_sliding_window=True)
+
+
+def with_rotation_off(model):
+    """The model of transformers whose rotary modules give cosines of 1 and sines of 0."""
+    model.model.rotary_emb.register_forward_hook(
+        lambda module, args, out: (torch.ones_like(out[0]), torch.zeros_like(out[1]))
+    )
+    return model
+
+
+def test_alibi_in_a_llama_is_a_term_of_its_scores():
+    model = hf_models.tiny("Llama")
+    ours = hf.apply(copy.deepcopy(model), posenc.ALiBi(HEADS))
+    at = torch.arange(hf_models.LENGTH)
+    slopes = torch.tensor([2.0**-2, 2.0**-4, 2.0**-6, 2.0**-8])  # Press et al. 2021, section 3
+    term = -slopes[:, None, None] * (at[:, None] - at)
+    term = torch.where(at <= at[:, None], term, torch.finfo(term.dtype).min)
+    ids = hf_models.tokens()
+    with torch.no_grad():
+        want = with_rotation_off(model)(ids, attention_mask=term.expand(2, -1, -1, -1)).logits
+        hf_models.close(ours(ids).logits, want)
+
+
+@pytest.mark.parametrize("name", some(SWAPPED, ("alibi", "fox"), long))
+def test_it_generates_and_learns(name):
+    scheme = SWAPPED[name]
+    implementation = "reference" if "adjust_scores" in scheme.hooks() else "auto"
+    ours = hf.apply(qwen(), scheme, implementation=implementation)
+    ids, mask = hf_models.padded(left=True)
+    out = ours.generate(
+        ids, attention_mask=mask, max_new_tokens=8, do_sample=False, output_logits=True,
+        return_dict_in_generate=True,
+    )  # fmt: skip
+    mask = torch.cat([mask, torch.ones(2, 8, dtype=mask.dtype)], 1)
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)
+    with torch.no_grad():
+        whole = ours(
+            out.sequences, attention_mask=mask, position_ids=positions, use_cache=False
+        ).logits
+    hf_models.close(torch.stack(out.logits, 1), whole[:, -9:-1])
+    ours.train()(ids, labels=ids).loss.backward()
+    learned = {n: p for n, p in ours.named_parameters() if n.startswith("posenc.")}
+    sets = 1 if scheme.shared or "embedding" in scheme.hooks() else 2
+    assert len(learned) == len(scheme.param_specs()) * sets
+    assert learned.keys() <= ours.state_dict().keys()
+    assert all(p.grad is not None and p.grad.any() for p in learned.values())
+
+
+def test_windows_and_sinks_of_the_model_stay():
+    """A plan without its own windows, in a model with both; sinks are the model's weights."""
+    options = {"sliding_window": 5, "num_local_experts": 2, "num_experts_per_tok": 1}
+    model = hf_models.tiny("GptOss", head_dim=16, **options)
+    plan = posenc.presets.from_hf_config(model.config)
+    rope = plan.schemes[0].scheme
+    ours = hf.apply(copy.deepcopy(model), rope)
+    with torch.no_grad():
+        ids = hf_models.tokens()
+        hf_models.close(ours(ids).logits, model(ids).logits)
+    without = posenc.layers.LayerPlan.of(rope, len(plan))
+    with torch.no_grad():
+        assert not torch.allclose(hf.apply(ours, without)(ids).logits, model(ids).logits, atol=1e-3)
+
+
+def test_scale_of_the_scheme_counts_beside_the_models():
+    model = hf_models.tiny("Llama")
+    alike = hf.apply(copy.deepcopy(model), posenc.T5Bias(HEADS, scaled=False))
+    other = hf.apply(copy.deepcopy(model), posenc.T5Bias(HEADS))
+    other.load_state_dict(alike.state_dict())
+    for layer in other.model.layers:
+        layer.self_attn.scaling = 1.0
+    with torch.no_grad():
+        ids = hf_models.tokens()
+        hf_models.close(alike(ids).logits, other(ids).logits)
+
+
+def test_a_copy_has_its_own_parameters():
+    ours = hf.apply(qwen(), SWAPPED["fox"])
+    other = copy.deepcopy(ours)
+    with torch.no_grad():
+        ids = hf_models.tokens()
+        before = ours(ids).logits
+        for p in other.posenc.parameters():
+            p += 1
+        assert isinstance(other.posenc, Positions)
+        assert torch.equal(ours(ids).logits, before)
+        assert not torch.allclose(other(ids).logits, before, atol=1e-3)
+
+
+def message(error, function, *args, **keywords):
+    with pytest.raises(error) as caught:
+        function(*args, **keywords)
+    return str(caught.value)
+
+
+def test_what_cannot_be_served_is_an_error():
+    bert = transformers.BertConfig(hidden_size=8, num_attention_heads=1, num_hidden_layers=1)
+    assert "model_type 'bert' is not served" in message(
+        ValueError, hf.apply, transformers.BertModel(bert)
+    )
+    assert "got Linear" in message(TypeError, hf.apply, torch.nn.Linear(1, 1))
+    model, ids = hf_models.tiny("Llama", attention_dropout=0.5), hf_models.tokens()
+    assert "implementation" in message(ValueError, hf.apply, model, implementation="fast")
+    short = posenc.layers.LayerPlan.of(posenc.NoPE(), 1)
+    assert "layers must be 1" in message(ValueError, hf.apply, model, short)
+    cache = transformers.DynamicCache(config=model.config)
+    model(ids, past_key_values=cache)
+    hf.apply(model)
+    assert "before apply()" in message(ValueError, model, ids, past_key_values=cache)
+    assert "output_attentions" in message(NotImplementedError, model, ids, output_attentions=True)
+    assert "dropout=0.5" in message(NotImplementedError, model.train(), ids)
