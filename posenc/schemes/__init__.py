@@ -54,6 +54,7 @@ from posenc.schemes.sink import Sink, sink_alone
 from posenc.schemes.sinusoidal import Sinusoidal
 from posenc.schemes.sum import Sum
 from posenc.schemes.t5 import T5Bias
+from posenc.schemes.transformer_xl import TransformerXL
 from posenc.schemes.xpos import XPos
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ __all__ = [
     "CoPE", "DynamicNTK", "FoX", "Inkling", "Kerple", "Learned", "LearnedRoPE", "Llama3",
     "LogScale", "LongRoPE", "MRoPE", "NTKMixed", "NoPE", "PoPE", "Proportional", "ReRoPE",
     "RelativeTable", "RoPE", "Sandwich", "Scaling", "SelfExtend", "Shaw", "Sink", "Sinusoidal",
-    "Sum", "T5Bias", "XPos", "YaRN", "catalogue", "make",
+    "Sum", "T5Bias", "TransformerXL", "XPos", "YaRN", "catalogue", "make",
 ]  # fmt: skip
 
 Maker = Callable[..., PositionScheme]
@@ -107,6 +108,7 @@ _BUILT_IN: dict[str, Entry] = {
     "sink": sink_alone,
     "sinusoidal": Sinusoidal,
     "t5": T5Bias,
+    "transformer_xl": TransformerXL,
     "xpos": XPos,
 }
 _GROUP = "posenc.schemes"

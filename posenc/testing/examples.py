@@ -9,12 +9,13 @@ with the catalogue, so that a passing check also covers schemes that nobody has 
 - ``scale``: ``Cooled``; ``at_length``: ``Stretching``; ``constants``: ``Tide``, ``Streets``.
 - ``hidden_features``: ``Leaning``; summed (``cumulative``): ``Fading``,
   ``Selective``.
-- ``query_features``: ``TransformerXL``; ``key_features``: ``KeySide``, ``Wide``.
+- ``key_features``: ``KeySide``, ``Wide``.
 - ``axes``: ``Streets``; ``regions``: ``Levelled``.
 
 ``embedding`` is in ``posenc.Sinusoidal`` and ``posenc.Learned``, ``sink`` in
-``posenc.schemes.Sink``, ``adjust_scores`` in ``posenc.schemes.CoPE``. Without arguments the schemes
-are small: ``HEADS`` heads of ``HEAD_DIM`` channels, and hidden states of ``HIDDEN_DIM`` channels.
+``posenc.schemes.Sink``, ``query_features`` in ``posenc.schemes.Shaw``, ``adjust_scores`` in
+``posenc.schemes.CoPE``. Without arguments the schemes are small: ``HEADS`` heads of ``HEAD_DIM``
+channels, and hidden states of ``HIDDEN_DIM`` channels.
 """
 
 from __future__ import annotations
@@ -22,8 +23,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
-
-from array_api_compat import device
 
 import posenc
 from posenc.protocol import Array, Initializer, Namespace, ParamSpec, PositionScheme, Role, Window
@@ -175,41 +174,6 @@ class Fading(SummedGates):
 
     def key_bias(self, k: Array, *, params: Any, xp: Namespace) -> None:
         return None
-
-
-@dataclass(frozen=True)
-class TransformerXL(PositionScheme):
-    """Dai et al. 2019: ``(q + u) k + (q + v) W r(i - j)``, with sinusoids ``r``."""
-
-    relative: ClassVar[bool] = True
-    num_heads: int = HEADS
-    head_dim: int = HEAD_DIM
-    longest: int = 24
-
-    def param_specs(self) -> Mapping[str, ParamSpec]:
-        h, d = self.num_heads, self.head_dim
-        return {
-            "u": ParamSpec((h, d), uniform(-1, 1)),
-            "v": ParamSpec((h, d), uniform(-1, 1)),
-            "w": ParamSpec((h, d, d), uniform(-0.5, 0.5)),
-        }
-
-    def transform(self, x: Array, pos: Array, *, role: Role, params: Any, xp: Namespace) -> Array:
-        if role == "key":
-            return x
-        u = params["u"][:]
-        return xp.astype(xp.astype(x, u.dtype) + u, x.dtype)
-
-    def query_features(
-        self, q: Array, pos: Array, *, scale: float, params: Any, xp: Namespace
-    ) -> Mapping[str, Array]:
-        distances = xp.arange(self.longest, dtype=xp.int32, device=device(q))
-        r = posenc.embedding(posenc.Sinusoidal(self.head_dim), distances, dtype=q.dtype, xp=xp)
-        mixed = xp.matmul(q + params["v"][:, None, :], params["w"])
-        return {"r": scale * xp.matmul(mixed, xp.matrix_transpose(r))}
-
-    def bias(self, q: Array, k: Array, *, params: Any, xp: Namespace) -> Array:
-        return params.query["r"][xp.clip(q - k, 0, self.longest - 1)]
 
 
 @dataclass(frozen=True)

@@ -234,16 +234,16 @@ def entries(monkeypatch):
 
 
 def test_another_package_may_add_a_scheme(entries):
-    entries("tide", "posenc.testing.examples:TransformerXL")
+    entries("tide", "posenc.testing.examples:Fading")
     scheme = posenc.make("tide", **SIZES)
     assert scheme.num_heads == 2
-    assert type(scheme).__name__ == "TransformerXL"
+    assert type(scheme).__name__ == "Fading"
 
 
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("alibi", "posenc.testing.examples:TransformerXL", "takes the name"),
+        ("alibi", "posenc.testing.examples:Fading", "takes the name"),
         ("mine", "posenc.testing.examples:Missing", "cannot load"),
         ("mine", "no_such_module:Tide", "cannot load"),
         ("mine", "pathlib:Path", "class Path is not a PositionScheme"),
@@ -259,8 +259,8 @@ def test_a_bad_addition_is_a_warning(entries, name, value, message):
 
 
 def test_a_dotted_name_is_imported():
-    scheme = posenc.make("posenc.testing.examples.TransformerXL", **SIZES)
-    assert type(scheme).__name__ == "TransformerXL"
+    scheme = posenc.make("posenc.testing.examples.Fading", **SIZES)
+    assert type(scheme).__name__ == "Fading"
     assert scheme.num_heads == 2
     assert posenc.make("posenc.testing.examples.Fence", **SIZES, reach=3).reach == 3
 
@@ -274,9 +274,9 @@ def test_a_dotted_name_is_imported():
         (".Tide", ValueError, "unknown scheme"),
         ("..examples.Tide", ValueError, "unknown scheme"),
         (
-            "posenc.testing.examples.transformerxl",
+            "posenc.testing.examples.fading",
             ValueError,
-            r"did you mean 'TransformerXL'\?\); accepted: .*Fading",
+            r"did you mean 'Fading'\?\); accepted: .*Fence",
         ),
         ("kerpel", ValueError, "or a dotted name module.Class"),
     ],

@@ -103,8 +103,8 @@ def shaw(p):
 
 
 def transformer_xl(p):
-    far = np.clip(-AHEAD, 0, 23)
-    r = posenc.embedding(posenc.Sinusoidal(HEAD_DIM), np.arange(24), dtype=np.float64)[far]
+    angles = np.clip(-AHEAD, 0, 9)[..., None] * 10_000.0 ** (-np.arange(3) / 3)
+    r = np.concatenate([np.sin(angles), np.cos(angles)], axis=-1)
     other = np.einsum("bhid,hde,ije->bhij", Q + p["v"][:, None], p["w"], r)
     return products(Q + p["u"][:, None]) + other / ROOT
 
@@ -160,7 +160,7 @@ FORMULAS = {
     "fox": fox,
     "fading": fading,
     "shaw": shaw,
-    "transformer-xl": transformer_xl,
+    "transformer_xl": transformer_xl,
     "key-side": lambda p: products() + of_keys(p),
     "inkling": inkling,
     "selective": selective,

@@ -3499,6 +3499,22 @@ _QUERY_TABLES = (
         "xp.maximum(squares, xp.full_like(squares, 1e-30))",
         ("test_inkling.py bias_is_that_of_the_formula",),
     ),
+    Fault(
+        "transformer-xl-scores-positions-without-v",
+        "the query alone scores a distance, so no head prefers one for all queries",
+        "posenc/schemes/transformer_xl.py",
+        'q + params["v"][:, None, :]',
+        'q + 0 * params["v"][:, None, :]',
+        ("test_transformer_xl.py score_is_that_of_the_formula",),
+    ),
+    Fault(
+        "transformer-xl-mirrors-distances",
+        "in both directions, keys before the query have the sinusoids of those after it",
+        "posenc/schemes/transformer_xl.py",
+        "xp.clip(q - k, first",
+        "xp.clip(k - q, first",
+        ("test_transformer_xl.py score_is_that_of_the_formula",),
+    ),
 )
 
 FAULTS = (

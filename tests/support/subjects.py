@@ -27,6 +27,7 @@ from posenc.schemes import (
     Shaw,
     Sink,
     Sum,
+    TransformerXL,
 )
 from posenc.testing import examples
 from posenc.testing.examples import HEAD_DIM, HEADS, HIDDEN_DIM, Fence
@@ -46,7 +47,7 @@ PROOFS: dict[str, PositionScheme] = {
     "fox": FoX(HEADS, HIDDEN_DIM),
     "fading": examples.Fading(),
     "shaw": Shaw(HEAD_DIM, max_distance=3),
-    "transformer-xl": examples.TransformerXL(),
+    "transformer_xl": TransformerXL(HEADS, HEAD_DIM, HIDDEN_DIM, max_distance=9),
     "key-side": examples.KeySide(),
     "inkling": Inkling(HEADS, HIDDEN_DIM, rank=3, extent=5),
     "selective": examples.Selective(),
@@ -77,6 +78,9 @@ SUBJECTS: dict[str, PositionScheme] = from_catalogue() | {
     # Only a sink lets softmax see the offset.
     "fire-offset": Sink(FIRE(HEADS, hidden=8, init_len=12.5, offset=True), value=0.5),
     "relative-table-two-sided": RelativeTable(HEADS, max_distance=5),
+    "transformer_xl-two-sided": TransformerXL(
+        HEADS, HEAD_DIM, HIDDEN_DIM, max_distance=5, bidirectional=True
+    ),
     "learned-offset": posenc.Learned(max_len=MAX_LEN, dim=HEAD_DIM, offset=2),
     "rope-base": posenc.RoPE(HEAD_DIM, base=100.0),
     "rope-interleaved": posenc.RoPE(HEAD_DIM, layout="interleaved"),
