@@ -14,9 +14,19 @@ from posenc import presets  # noqa: E402
 from posenc_torch import hf  # noqa: E402
 
 NO_DROPOUT = {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}
+LATENT = {
+    "num_key_value_heads": 4, "q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 8, "v_head_dim": 6, "first_k_dense_replace": 2,
+}  # fmt: skip
+YARN = {
+    "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+    "original_max_position_embeddings": 16,
+}  # fmt: skip
 # name -> configuration and its options
 CASES = {
     "bloom": ("Bloom", {}),
+    "deepseek_v3": ("DeepseekV3", {**LATENT, "rope_parameters": YARN}),
+    "deepseek_v3-half": ("DeepseekV3", {**LATENT, "rope_interleave": False, "q_lora_rank": None}),
     "falcon": ("Falcon", {"alibi": False, "multi_query": True}),
     "falcon-new": (
         "Falcon", {"alibi": False, "new_decoder_architecture": True, "num_kv_heads": 2},

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from posenc_torch.hf.embeddings import EMBEDDINGS
 from posenc_torch.hf.family import Family
+from posenc_torch.hf.latent import LATENT
 from posenc_torch.hf.own_attention import OWN_ATTENTION
 from posenc_torch.hf.t5 import T5
 
 FAMILIES = {
     **EMBEDDINGS,
+    **LATENT,
     **OWN_ATTENTION,
     **T5,
     "cohere2": Family(),

@@ -24,6 +24,10 @@ def _as_they_are(position_ids: Tensor) -> Tensor:
     return position_ids
 
 
+def _in_order(module: nn.Module, x: Tensor) -> Tensor:
+    return x
+
+
 @dataclass(frozen=True)
 class Family:
     """Where a family of models keeps what ``apply`` replaces.
@@ -48,6 +52,9 @@ class Family:
     places
         What the scheme encodes, ``(B or 1, L)`` or ``(B or 1, L, axes)``, from the
         ``position_ids`` that layers get.
+    channels
+        Queries or keys ``(B, H, L, D)`` of an attention module, their channels in the order of the
+        plan's schemes.
     prepare
         Does whatever else is needed, from the model and the ``Applied`` whose ``replace`` and
         ``undo`` make it reversible.
@@ -60,4 +67,5 @@ class Family:
     plan: Callable[[Any], LayerPlan] = from_hf_config
     params: Callable[[nn.Module], Mapping[str, Tensor]] = _no_params
     places: Callable[[Tensor], Tensor] = _as_they_are
+    channels: Callable[[nn.Module, Tensor], Tensor] = _in_order
     prepare: Callable[[nn.Module, Any], None] = _nothing_more

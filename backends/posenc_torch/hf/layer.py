@@ -174,6 +174,7 @@ class Layer:
                 options["k_valid"] = mask[:, 0, 0, :]
         else:
             options["mask" if mask.dtype == torch.bool else "bias"] = mask
+        q, k = (self.family.channels(module, x) for x in (q, k))
         out: Tensor = attention(
             q, k, v, scheme, params, softcap=softcap, scale=self._scale(scaling, q.shape[-1]),
             implementation=self.implementation, **options,

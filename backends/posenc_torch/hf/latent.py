@@ -1,0 +1,29 @@
+"""DeepSeek V3: latent attention, whose heads have channels that rotate behind those that do not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posenc.backend import LayerPlan
+from posenc.presets import from_hf_config
+from posenc_torch.hf.family import Family
+
+
+def _plan(config: Any) -> LayerPlan:
+    """The pairs of channels are halves: the model reorders neighbours before it rotates."""
+    plan = from_hf_config(config)
+    schemes = tuple(replace(scheme, layout="half") for scheme in plan.schemes)
+    return LayerPlan(schemes, plan.windows)
+
+
+def _rotating_first(module: Any, x: Tensor) -> Tensor:
+    fixed, turning = x.split((module.qk_nope_head_dim, module.qk_rope_head_dim), dim=-1)
+    return torch.cat((turning, fixed), dim=-1)
+
+
+LATENT = {"deepseek_v3": Family(plan=_plan, channels=_rotating_first)}
+"""The families of this file, by ``model_type``."""
