@@ -8,6 +8,7 @@ from typing import Any
 
 from posenc.checks import check_choice, check_count, nearest
 from posenc.hf import from_hf, read
+from posenc.hf.mrope import mrope_of
 from posenc.layers import LayerPlan
 from posenc.presets import uniform
 from posenc.presets.plans import PerLayerLearnedRoPE
@@ -185,6 +186,17 @@ def _deepseek_v3(part: Config, rope: RoPE | None) -> PositionScheme:
     return replace(rope, head_dim=turning + part["qk_nope_head_dim"], rotary_dim=turning)
 
 
+def _mrope(*usual: int) -> Callable[[Config, RoPE | None], PositionScheme]:
+    """M-RoPE; ``usual`` are the sections where a configuration has none."""
+
+    def scheme(part: Config, rope: RoPE | None) -> PositionScheme:
+        assert rope is not None
+        given = part.get("rope_parameters") or part.get("rope_scaling") or {}
+        return mrope_of(rope, {**part, "rope_parameters": {"mrope_section": usual, **given}})
+
+    return scheme
+
+
 def _falcon(part: Config) -> LayerPlan:
     if not part.get("alibi"):
         return _plan(part, _Family(_never))
@@ -254,14 +266,18 @@ class _Family:
     scheme: Callable[[Config, RoPE | None], PositionScheme] = _plain
 
 
+_QWEN2_VL = _Family(_in_later_layers, scheme=_mrope(16, 24, 24))
+_QWEN3_VL = _Family(_never, scheme=_mrope(24, 20, 20))
 _FAMILIES = {
     "cohere2": _Family(_by_pattern(4), _near),
     "deepseek_v3": _Family(_never, scheme=_deepseek_v3),
+    "ernie4_5_vl_moe_text": _Family(_never, scheme=_mrope(22, 22, 20)),
     "exaone4": _Family(_by_pattern(4), _near_if_any),
     "gemma2": _Family(_by_pattern(2)),
     "gemma3_text": _Family(_by_pattern(6)),
     "gemma4_text": _Family(_gemma4),
     "gemma4_unified_text": _Family(_gemma4),
+    "glm4v_text": _Family(_never, scheme=_mrope(8, 12, 12)),
     "gpt_neox": _Family(_never),
     "gptj": _Family(_never),
     "gpt_oss": _Family(_by_pattern(2), scheme=_with_sink),
@@ -275,7 +291,12 @@ _FAMILIES = {
     "olmo3": _Family(_by_pattern(4)),
     "phi3": _Family(_all_alike),
     "qwen2": _Family(_in_later_layers),
+    "qwen2_5_vl_text": _QWEN2_VL,
+    "qwen2_vl": _QWEN2_VL,  # older configurations hold those of text themselves
+    "qwen2_vl_text": _QWEN2_VL,
     "qwen3": _Family(_in_later_layers),
+    "qwen3_vl_moe_text": _QWEN3_VL,
+    "qwen3_vl_text": _QWEN3_VL,
     "smollm3": _Family(_where_not_rotating, _listed),
 }
 

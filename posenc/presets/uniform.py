@@ -10,7 +10,7 @@ import math
 
 from posenc.checks import check_count
 from posenc.presets.named import ignoring_sizes
-from posenc.schemes import ALiBi, Learned, Llama3, RoPE, T5Bias, YaRN
+from posenc.schemes import ALiBi, Learned, Llama3, MRoPE, RoPE, T5Bias, YaRN
 
 
 @ignoring_sizes
@@ -61,6 +61,18 @@ def deepseek_v3(
     turning = check_count("head_dim", head_dim) // 3 if rotary_dim is None else rotary_dim
     yarn = YaRN(factor, train_len, mscale=1.0, mscale_all_dim=1.0, apply_to="scale")
     return RoPE(head_dim, base, "interleaved", turning, yarn)
+
+
+@ignoring_sizes
+def qwen2_vl(*, head_dim: int = 128, base: float = 1_000_000.0) -> MRoPE:
+    """Qwen2-VL and Qwen2.5-VL: M-RoPE in three blocks of pairs, for time, height and width."""
+    return MRoPE(head_dim, layout="chunked", base=base)
+
+
+@ignoring_sizes
+def qwen3_vl(*, head_dim: int = 128, base: float = 5_000_000.0) -> MRoPE:
+    """Qwen3-VL: M-RoPE whose axes take turns."""
+    return MRoPE(head_dim, layout="interleaved", base=base)
 
 
 @ignoring_sizes

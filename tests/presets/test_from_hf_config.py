@@ -8,7 +8,7 @@ import pytest
 
 import posenc
 from posenc import presets
-from posenc.schemes import PI, LogScale, Sink, Sum, YaRN
+from posenc.schemes import PI, LogScale, MRoPE, Sink, Sum, YaRN
 
 SMALL = {"hidden_size": 64, "num_attention_heads": 4, "head_dim": 16, "rope_theta": 1e6}
 
@@ -194,6 +194,35 @@ def test_a_mask_of_images_alone_is_no_matter_of_a_plan():
                 },
             },
             presets.deepseek_v3(),
+        ),
+        (
+            {  # as released, with the keys of text beside those of images
+                "model_type": "qwen2_vl", "hidden_size": 3584, "num_attention_heads": 28,
+                "num_hidden_layers": 2, "rope_theta": 1e6, "sliding_window": 32768,
+                "use_sliding_window": False, "vision_config": {"model_type": "qwen2_vl"},
+                "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
+            },
+            presets.qwen2_vl(),
+        ),
+        (
+            {
+                "model_type": "qwen3_vl",
+                "text_config": {
+                    "model_type": "qwen3_vl_text", "head_dim": 128, "num_hidden_layers": 2,
+                    "rope_theta": 5e6, "rope_scaling": {
+                        "rope_type": "default", "mrope_section": [24, 20, 20],
+                        "mrope_interleaved": True,
+                    },
+                },
+            },
+            presets.qwen3_vl(),
+        ),
+        (
+            {  # without sections: those of transformers
+                "model_type": "glm4v_text", "head_dim": 128, "num_hidden_layers": 2,
+                "rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5},
+            },
+            MRoPE(128, (8, 12, 12), rotary_dim=64, pairing="interleaved"),
         ),
     ],
     ids=lambda value: value["model_type"] if isinstance(value, dict) else "",

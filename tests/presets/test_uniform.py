@@ -14,7 +14,7 @@ SIZES = {"num_heads": 12, "head_dim": 192, "dim": 64, "max_len": 32, "train_len"
 TOLERANCE = 2e-6  # differences of float32 numbers up to 16, whose spacing is 1e-6
 UNIFORM = [
     "bloom", "deepseek_v3", "falcon_rw", "gpt2", "gptj", "llama", "llama3", "mpt", "neox", "opt",
-    "phi3", "t5",
+    "phi3", "qwen2_vl", "qwen3_vl", "t5",
 ]  # fmt: skip
 
 

@@ -79,14 +79,14 @@ def check_generation(model, ours, **options):
     assert got.sequences.tolist() == want.sequences.tolist()
 
 
-def check_training(model, ours):
+def check_training(model, ours, **options):
     """Loss of a right-padded batch, and gradients of all weights."""
     ids, mask = padded(left=False)
     labels = torch.where(mask.bool(), ids, -100)
     both = []
     for each in (ours, model):
         each = copy.deepcopy(each).train()
-        loss = each(ids, attention_mask=mask, labels=labels).loss
+        loss = each(ids, attention_mask=mask, labels=labels, **options).loss
         loss.backward()
         both.append((loss, {name: p.grad for name, p in each.named_parameters()}))
     (loss, grads), (want_loss, want_grads) = both

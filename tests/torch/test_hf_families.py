@@ -104,3 +104,37 @@ def test_an_encoder_with_its_decoder(name):
             call = {"attention_mask": mask, "decoder_input_ids": ids, **more}
             got, want = (m(ids, **call).logits for m in (ours, model))
             hf_models.close(got[mask.bool()], want[mask.bool()])
+
+
+AXES = {  # name -> configuration, options of its text, options of its image tower
+    "ernie4_5_vl": (
+        "Ernie4_5_VLMoe", {"mrope_section": [3, 3, 2]}, {"moe_num_experts": 2, "moe_k": 1},
+    ),
+    "glm4v": ("Glm4v", {"mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5}, {}),
+    "qwen2_5_vl": ("Qwen2_5_VL", {"mrope_section": [2, 3, 3]}, {}),
+    "qwen2_vl": ("Qwen2VL", {"mrope_section": [2, 3, 3]}, {}),
+    "qwen3_vl": ("Qwen3VL", {"mrope_section": [4, 2, 2]}, {}),
+    "qwen3_vl_moe": (
+        "Qwen3VLMoe", {"mrope_section": [4, 2, 2]},
+        {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", some(AXES, ("qwen3_vl",), long))
+def test_a_model_of_text_and_images(name):
+    """The image's tokens have coordinates; what it shows is no matter of positions."""
+    kind, rope, more = AXES[name]
+    rope = {"rope_type": "default", "rope_theta": 1e4, **rope}
+    text = {**hf_models.TINY, "head_dim": 16, "hidden_size": 64, "rope_parameters": rope, **more}
+    tower = {"depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 16}
+    model, ours = hf_models.pair(
+        kind, auto="AutoModelForImageTextToText", text_config=text, vision_config=tower
+    )
+    kinds = torch.zeros(2, hf_models.LENGTH, dtype=torch.long)
+    kinds[:, 5:9] = 1
+    image = {"image_grid_thw": torch.tensor([[1, 4, 4]] * 2), "mm_token_type_ids": kinds}
+    hf_models.check_full(model, ours)
+    hf_models.check_generation(model, ours, **image)
+    kinds = kinds.flip(1)  # padding is on the right
+    hf_models.check_training(model, ours, **{**image, "mm_token_type_ids": kinds})

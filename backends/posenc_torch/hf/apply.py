@@ -13,7 +13,7 @@ from posenc.schemes import Sink
 from posenc_torch.api import IMPLEMENTATIONS
 from posenc_torch.hf.families import FAMILIES
 from posenc_torch.hf.family import Family
-from posenc_torch.hf.layer import LAYER, ForwardPositions, Layer, attention_function
+from posenc_torch.hf.layer import LAYER, ForwardPositions, Layer, attention_function, layer_of
 from posenc_torch.hf.masks import mask_function
 from posenc_torch.position import Positions
 
@@ -117,6 +117,8 @@ def apply(
         applied.before(block, layer.before_layer)
         applied.before(attention, layer.before_attention)
     for module in _rotary(kind, family, parts):
+        if family.rotary_positions:
+            applied.before(module, layer_of(modules[0]).before_rotary)
         applied.after(module, _no_rotation)
     for part in parts:
         applied.before(part, _refuse)

@@ -50,8 +50,10 @@ class Family:
         Learned arrays of the plan's schemes among the weights of an attention module. A sink that
         the model passes to its attention function is taken without it.
     places
-        What the scheme encodes, ``(B or 1, L)`` or ``(B or 1, L, axes)``, from the
-        ``position_ids`` that layers get.
+        What the scheme encodes, ``(B or 1, L)`` or ``(B or 1, L, axes)``, from ``position_ids``.
+    rotary_positions
+        Whether they are the ``position_ids`` that the rotary module gets, instead of those that
+        layers get.
     channels
         Queries or keys ``(B, H, L, D)`` of an attention module, their channels in the order of the
         plan's schemes.
@@ -67,5 +69,6 @@ class Family:
     plan: Callable[[Any], LayerPlan] = from_hf_config
     params: Callable[[nn.Module], Mapping[str, Tensor]] = _no_params
     places: Callable[[Tensor], Tensor] = _as_they_are
+    rotary_positions: bool = False
     channels: Callable[[nn.Module, Tensor], Tensor] = _in_order
     prepare: Callable[[nn.Module, Any], None] = _nothing_more

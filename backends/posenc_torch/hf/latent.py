@@ -16,13 +16,13 @@ from posenc_torch.hf.family import Family
 def _plan(config: Any) -> LayerPlan:
     """The pairs of channels are halves: the model reorders neighbours before it rotates."""
     plan = from_hf_config(config)
-    schemes = tuple(replace(scheme, layout="half") for scheme in plan.schemes)
-    return LayerPlan(schemes, plan.windows)
+    ropes: Any = plan.schemes
+    return LayerPlan(tuple(replace(rope, layout="half") for rope in ropes), plan.windows)
 
 
 def _rotating_first(module: Any, x: Tensor) -> Tensor:
-    fixed, turning = x.split((module.qk_nope_head_dim, module.qk_rope_head_dim), dim=-1)
-    return torch.cat((turning, fixed), dim=-1)
+    fixed = module.qk_nope_head_dim
+    return torch.cat((x[..., fixed:], x[..., :fixed]), dim=-1)
 
 
 LATENT = {"deepseek_v3": Family(plan=_plan, channels=_rotating_first)}

@@ -95,12 +95,17 @@ class Layer:
     def before_layer(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
         """Hook before a layer: read positions, and before the first layer add embeddings."""
         ids = kwargs.get("position_ids")
-        if ids is not None:
+        if ids is not None and not self.family.rotary_positions:
             self.positions.read(ids, self.family, "at_length" in self.scheme.hooks())
         if self.embed is None:
             return None
         hidden, *others = args or (kwargs.pop("hidden_states"),)
         return (self.embed(hidden, self.positions.places), *others), kwargs
+
+    def before_rotary(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        """Hook before the rotary module, of the first layer: read positions."""
+        ids = args[1] if len(args) > 1 else kwargs["position_ids"]
+        self.positions.read(ids, self.family, "at_length" in self.scheme.hooks())
 
     def before_attention(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
         """Hook before an attention module: note its tokens."""
