@@ -3517,6 +3517,65 @@ _QUERY_TABLES = (
     ),
 )
 
+_TRANSFORMERS = (
+    Fault(
+        "hf-windows-lost",
+        "layers of a model of transformers see every key",
+        "backends/posenc_torch/hf/layer.py",
+        '"window": self.window}',
+        '"window": None}',
+        ("test_hf_apply.py gemma3-check_full",),
+    ),
+    Fault(
+        "hf-rotation-stays",
+        "the rotary modules of the model turn queries and keys too",
+        "backends/posenc_torch/hf/apply.py",
+        "return torch.ones_like(cos), torch.zeros_like(sin)",
+        "return output",
+        ("test_hf_apply.py llama-check_full",),
+    ),
+    Fault(
+        "hf-unused-places-visible",
+        "places of a static cache that hold no token yet come before every query",
+        "backends/posenc_torch/hf/tokens.py",
+        "torch.where(record[..., 0] == 0, MAX_POSITION, record[..., 0] - 1)",
+        "record[..., 0] - 1",
+        ("test_hf_apply.py static_cache_without_a_mask",),
+    ),
+    Fault(
+        "hf-padding-visible",
+        "keys of padding are visible",
+        "backends/posenc_torch/hf/masks.py",
+        "attention_mask.to(torch.bool), (0, missing)",
+        "torch.ones_like(attention_mask, dtype=torch.bool), (0, missing)",
+        ("test_hf_apply.py llama-check_left_padded",),
+    ),
+    Fault(
+        "hf-caller-positions-ignored",
+        "positions that the caller gives count as 0, 1, 2, ...",
+        "backends/posenc_torch/hf/layer.py",
+        "self.default = torch.equal(self.places, expected)",
+        "self.default = True",
+        ("test_hf_apply.py positions_of_the_caller",),
+    ),
+    Fault(
+        "hf-hidden-states-of-earlier-tokens-lost",
+        "features of cached keys are computed from the hidden states of the new token",
+        "backends/posenc_torch/hf/tokens.py",
+        "k_axes, every_x, x)",
+        "k_axes, x.expand(-1, record.shape[1], -1) if length == 1 else every_x, x)",
+        ("test_hf_swap.py generates_and_learns[fox]",),
+    ),
+    Fault(
+        "hf-embedding-left-out",
+        "an embedding that replaces the model's positions is not added",
+        "backends/posenc_torch/hf/apply.py",
+        "embeds = place == 0 and",
+        "embeds = place < 0 and",
+        ("test_hf_swap.py embedding_is_added_once",),
+    ),
+)
+
 FAULTS = (
     *_SCHEMES,
     *_BIASES,
@@ -3544,5 +3603,6 @@ FAULTS = (
     *_FEATURES,
     *_WHOLE_ROWS,
     *_RING,
+    *_TRANSFORMERS,
     *_QUERY_TABLES,
 )

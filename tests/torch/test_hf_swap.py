@@ -8,7 +8,7 @@ import pytest
 from sample import some
 
 torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers", minversion="5")
+transformers = pytest.importorskip("transformers", minversion="5.23")
 
 import hf_models  # noqa: E402
 from sample import long  # noqa: E402
@@ -50,6 +50,18 @@ def test_alibi_in_a_llama_is_a_term_of_its_scores():
     ids = hf_models.tokens()
     with torch.no_grad():
         want = with_rotation_off(model)(ids, attention_mask=term.expand(2, -1, -1, -1)).logits
+        hf_models.close(ours(ids).logits, want)
+
+
+def test_an_embedding_is_added_once_to_the_embeddings_of_tokens():
+    model = hf_models.tiny("Llama")
+    ours = hf.apply(copy.deepcopy(model), posenc.Sinusoidal(WIDTH))
+    ids = hf_models.tokens()
+    pos = torch.arange(hf_models.LENGTH)
+    with torch.no_grad():
+        x = model.get_input_embeddings()(ids)
+        x += posenc.embedding(posenc.Sinusoidal(WIDTH), pos)
+        want = with_rotation_off(model)(inputs_embeds=x).logits
         hf_models.close(ours(ids).logits, want)
 
 

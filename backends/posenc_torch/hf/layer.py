@@ -32,24 +32,31 @@ class ForwardPositions:
     default
         Whether they are 0, 1, 2, ... in every row.
     length
-        Their highest and 1, the length of the context.
+        Their highest and 1, when it was asked for.
     """
 
     ids: Tensor | None = None
     places: Tensor | None = None
     default: bool = False
-    length: int = 0
+    length: int | None = None
 
-    def read(self, ids: Tensor, family: Family, has_length: bool) -> None:
+    def read(self, ids: Tensor, family: Family) -> None:
         """Take the positions of a forward pass, unless they are those already taken."""
         if ids is self.ids:
             return
-        self.ids, self.places = ids, family.places(ids)
-        self.length = int(ids.max()) + 1 if has_length else 0
+        self.ids, self.places, self.length = ids, family.places(ids), None
         self.default = self.places.ndim == 2 and not torch.compiler.is_compiling()
         if self.default:
             expected = torch.arange(ids.shape[-1], device=ids.device).expand_as(self.places)
             self.default = torch.equal(self.places, expected)
+
+    def context(self, keys: int) -> int:
+        """The length of the context: the highest position and 1, or the number of keys."""
+        if self.ids is None:
+            return keys
+        if self.length is None:
+            self.length = int(self.ids.max()) + 1
+        return self.length
 
 
 @dataclass
@@ -96,7 +103,7 @@ class Layer:
         """Hook before a layer: read positions, and before the first layer add embeddings."""
         ids = kwargs.get("position_ids")
         if ids is not None and not self.family.rotary_positions:
-            self.positions.read(ids, self.family, "at_length" in self.scheme.hooks())
+            self.positions.read(ids, self.family)
         if self.embed is None:
             return None
         hidden, *others = args or (kwargs.pop("hidden_states"),)
@@ -105,7 +112,7 @@ class Layer:
     def before_rotary(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         """Hook before the rotary module, of the first layer: read positions."""
         ids = args[1] if len(args) > 1 else kwargs["position_ids"]
-        self.positions.read(ids, self.family, "at_length" in self.scheme.hooks())
+        self.positions.read(ids, self.family)
 
     def before_attention(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
         """Hook before an attention module: note its tokens."""
@@ -171,7 +178,7 @@ class Layer:
             raise RuntimeError(f"{type(module).__name__} was called without its hooks")
         scheme, params = attention_part(self.scheme, self._params(sink))
         if "at_length" in scheme.hooks():
-            scheme = scheme.at_length(self.positions.length)
+            scheme = scheme.at_length(self.positions.context(k.shape[2]))
         options: dict[str, Any] = self.tokens._asdict()
         if mask is None or (mask.dtype == torch.bool and mask.shape[-2] == 1):
             options |= {"causal": causal, "window": self.window}
