@@ -220,6 +220,14 @@ def _file_name(label: str) -> str:
     return re.sub(r"[\W_]+", "-", label.lower())
 
 
+def _what_it_depends_on(scheme: PositionScheme) -> str:
+    if not evaluate.reads_features(scheme):
+        return _ADDED
+    if evaluate.has_features(scheme):
+        return "depends on content; here for random tokens"
+    return "depends on places; here for text, with the position on every axis"
+
+
 def _bias_panel(drawing: _Drawing) -> list[Panel]:
     values = drawing.bias(drawing.sampled, drawing.sampled)
     if values is None:
@@ -231,10 +239,7 @@ def _bias_panel(drawing: _Drawing) -> list[Panel]:
     assert line is not None
 
     def paint(figure: Figure) -> None:
-        content = "depends on content; here for random tokens"
-        picture.heading(
-            figure, f"Bias: {content if evaluate.reads_features(drawing.scheme) else _ADDED}"
-        )
+        picture.heading(figure, f"Bias: {_what_it_depends_on(drawing.scheme)}")
         maps_width = min(6.2, 0.9 + 2.7 * len(heads))
         left, right = figure.subfigures(1, 2, width_ratios=(maps_width, picture.WIDTH - maps_width))
         greys = _bias_maps(left, drawing, {str(h + 1): values[h] for h in heads})

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 from posenc.checks import check_count, nearest
 from posenc.protocol import PositionScheme
 from posenc.schemes.alibi import ALiBi
+from posenc.schemes.alibi_2d import ALiBi2D
 from posenc.schemes.axial_rope import AxialRoPE
 from posenc.schemes.cable import CABLE
 from posenc.schemes.chunk import Chunk
@@ -61,9 +62,9 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 __all__ = [
-    "CABLE", "DAPE", "FIRE", "NTK", "PI", "ALiBi", "AxialRoPE", "Chunk", "ClipHann", "ClipPeriod",
-    "CoPE", "DynamicNTK", "FoX", "Inkling", "Kerple", "Learned", "LearnedRoPE", "Llama3",
-    "LogScale", "LongRoPE", "MRoPE", "NTKMixed", "NoPE", "PoPE", "Proportional", "ReRoPE",
+    "CABLE", "DAPE", "FIRE", "NTK", "PI", "ALiBi", "ALiBi2D", "AxialRoPE", "Chunk", "ClipHann",
+    "ClipPeriod", "CoPE", "DynamicNTK", "FoX", "Inkling", "Kerple", "Learned", "LearnedRoPE",
+    "Llama3", "LogScale", "LongRoPE", "MRoPE", "NTKMixed", "NoPE", "PoPE", "Proportional", "ReRoPE",
     "RelativeTable", "RoPE", "Sandwich", "Scaling", "SelfExtend", "Shaw", "Sink", "Sinusoidal",
     "Sum", "T5Bias", "TransformerXL", "XPos", "YaRN", "catalogue", "make",
 ]  # fmt: skip
@@ -74,6 +75,7 @@ Entry = type[PositionScheme] | tuple[type[PositionScheme], Mapping[str, Any]] | 
 
 _BUILT_IN: dict[str, Entry] = {
     "alibi": ALiBi,
+    "alibi_2d": ALiBi2D,
     "axial_rope": AxialRoPE,
     "cable": CABLE,
     "cope": CoPE,

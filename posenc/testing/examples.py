@@ -6,13 +6,14 @@ with the catalogue, so that a passing check also covers schemes that nobody has 
 - ``bias``: ``Fence``, ``Parabola``, ``Checkered``, ``Tide``, ``Level``,
   ``Silent`` (the hook, without a bias); with ``key_bias``: ``Both``.
 - ``transform``: ``Sharpening``, ``Both``.
-- ``scale``: ``Cooled``; ``at_length``: ``Stretching``; ``constants``: ``Tide``, ``Streets``.
+- ``scale``: ``Cooled``; ``at_length``: ``Stretching``; ``constants``: ``Tide``.
 - ``hidden_features``: ``Leaning``; summed (``cumulative``): ``Fading``,
   ``Selective``.
 - ``key_features``: ``KeySide``, ``Wide``.
-- ``axes``: ``Streets``; ``regions``: ``Levelled``.
+- ``regions``: ``Levelled``.
 
-``embedding`` is in ``posenc.Sinusoidal`` and ``posenc.Learned``, ``sink`` in
+``embedding`` is in ``posenc.Sinusoidal`` and ``posenc.Learned``, ``axes`` in
+``posenc.schemes.AxialRoPE`` and ``posenc.schemes.ALiBi2D``, ``sink`` in
 ``posenc.schemes.Sink``, ``query_features`` in ``posenc.schemes.Shaw``, ``adjust_scores`` in
 ``posenc.schemes.CoPE``. Without arguments the schemes are small: ``HEADS`` heads of ``HEAD_DIM``
 channels, and hidden states of ``HIDDEN_DIM`` channels.
@@ -266,26 +267,6 @@ class Selective(PositionScheme):
         wide = xp.astype(x, angle.dtype)
         a, b = wide[..., : self.head_dim // 2], wide[..., self.head_dim // 2 :]
         return xp.astype(xp.concat([a * cos - b * sin, b * cos + a * sin], axis=-1), x.dtype)
-
-
-@dataclass(frozen=True)
-class Streets(PositionScheme):
-    """ALiBi on a plane: a slope times the sum of the distances along both axes."""
-
-    axes: ClassVar[int] = 2
-    relative: ClassVar[bool] = True
-    slopes: tuple[float, ...] = (0.5, 0.25, 0.125, 1.0)
-
-    def constants(self) -> Mapping[str, tuple[float, ...]]:
-        return {"slopes": self.slopes}
-
-    def bias(self, q: Array, k: Array, *, params: Any, xp: Namespace) -> Array:
-        m = params["slopes"]
-        distances = (
-            xp.astype(xp.abs(params.query["places"][axis] - params.key["places"][axis]), m.dtype)
-            for axis in (0, 1)
-        )
-        return -m * sum(distances)
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,13 @@ from frameworks import HAS
 from subjects import SUBJECTS, normal, params_of
 
 import posenc
-from posenc.schemes import AxialRoPE, CoPE, FoX, Sink, Sum
+from posenc.schemes import ALiBi2D, AxialRoPE, CoPE, FoX, Sink, Sum
 from posenc.testing.examples import (
     HEAD_DIM,
     HEADS,
     Cooled,
     KeySide,
     Selective,
-    Streets,
 )
 
 Q = normal((2, HEADS, 5, HEAD_DIM), 0, "float32")
@@ -344,7 +343,7 @@ EVALUATED = {
     "sum-of-heads": (
         lambda: Sum(ALIBI, posenc.ALiBi(8)), ValueError, r"same number of heads, got \[2, 8\]",
     ),
-    "sum-of-axes-of-a-bias": (lambda: Sum(ROPE, Streets()), ValueError, "same number of axes"),
+    "sum-of-axes-of-a-bias": (lambda: Sum(ROPE, ALiBi2D(HEADS)), ValueError, "same number of axes"),
     "sum-of-axes": (lambda: Sum(ROPE, PLANE), ValueError, r"same number of axes, got \[1, 2\]"),
     "sum-of-scales": (
         lambda: Sum(Cooled(), Cooled(power=2.0)).scale(HEAD_DIM), ValueError, "scale: parts of Sum",

@@ -167,6 +167,13 @@ def test_a_bias_of_features_is_drawn_for_random_tokens(tmp_path, figures):
     np.testing.assert_allclose(curve(figures[0], "3"), -0.1 * np.arange(32)[::-1], atol=1e-12)
 
 
+def test_a_bias_of_places_is_drawn_for_text(tmp_path, figures):
+    scheme = posenc.schemes.ALiBi2D(2, "city_block", [0.5, 0.25])
+    size(draw(scheme, tmp_path / "a.png", length=32))
+    assert "for text, with the position on every axis" in words(figures[0])
+    np.testing.assert_allclose(curve(figures[0], "1"), -np.arange(32)[::-1], atol=1e-12)
+
+
 def test_all_that_a_scheme_has_is_drawn_as_far_as_it_allows(tmp_path, figures):
     width, height = size(draw(Everything(), tmp_path / "a.png", length=50))
     assert (width, height > 1400) == (1600, True)

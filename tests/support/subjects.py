@@ -16,6 +16,7 @@ from posenc.evaluate import ATTENTION_HOOKS
 from posenc.params import head_count
 from posenc.schemes import (
     FIRE,
+    ALiBi2D,
     AxialRoPE,
     Chunk,
     CoPE,
@@ -52,7 +53,7 @@ PROOFS: dict[str, PositionScheme] = {
     "inkling": Inkling(HEADS, HIDDEN_DIM, rank=3, extent=5),
     "selective": examples.Selective(),
     "axial": AxialRoPE(HEAD_DIM, layout="half"),
-    "streets": examples.Streets(),
+    "streets": ALiBi2D(HEADS, "city_block", [0.5, 0.25, 0.125, 1.0]),
     "cope": CoPE(HEAD_DIM, npos=6, init_std=0.5),
     "rerope": ReRoPE(HEAD_DIM, window=4),
     "fox+alibi": Sum(FoX(HEADS, HIDDEN_DIM), posenc.ALiBi(HEADS)),
