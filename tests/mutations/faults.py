@@ -3340,10 +3340,26 @@ _HF = (
     Fault(
         "weights-in-blocks-of-two",
         "Converted projections pair other channels than the rotation does.",
-        "posenc/weights.py",
+        "posenc/weights/layouts.py",
         "pairs = (2, dim // 2) if groups else (dim // 2, 2)",
         "pairs = (dim // 2, 2) if groups else (2, dim // 2)",
         ("test_weights.py hand", "test_weights.py scores"),
+    ),
+    Fault(
+        "fused-rows-of-another-family",
+        "BLOOM's fused projection is cut as MPT's: queries of some heads are keys of others.",
+        "posenc/weights/layouts.py",
+        'sizes = (heads, 3) if order == "by_head" else (3, heads)',
+        'sizes = (heads, 3) if order == "by_role" else (3, heads)',
+        ("test_family_weights.py hand", "test_family_weights.py bloom"),
+    ),
+    Fault(
+        "table-of-another-layer",
+        "T5's decoder gets the encoder's table.",
+        "posenc/weights/families.py",
+        'name = f"{stack}.block.{layer}.layer.0.',
+        'name = f"encoder.block.{layer}.layer.0.',
+        ("test_family_weights.py t5 decoder",),
     ),
 )
 

@@ -1,4 +1,4 @@
-"""Weights of query and key projections, from one layout of RoPE's channel pairs to the other.
+"""Weights of projections: either layout of RoPE, and queries, keys and values apart.
 
 A checkpoint's projections order the channels of a head for one layout: ``half`` pairs channels
 ``(k, k + R/2)``, ``interleaved`` pairs ``(2k, 2k + 1)``. To run it with the other layout, convert
@@ -7,9 +7,11 @@ the weights and biases of its query and key projections, and nothing else.
 
 from __future__ import annotations
 
+from typing import Literal
+
 from array_api_compat import array_namespace
 
-from posenc.checks import check_count
+from posenc.checks import check_choice, check_count
 from posenc.protocol import Array
 
 
@@ -43,6 +45,39 @@ def half_to_interleaved(weight: Array, num_heads: int, rotary_dim: int | None = 
 def interleaved_to_half(weight: Array, num_heads: int, rotary_dim: int | None = None) -> Array:
     """The inverse of ``half_to_interleaved``: row ``2k`` becomes row ``k`` again."""
     return _reorder(weight, num_heads, rotary_dim, groups=None)
+
+
+def split_qkv(
+    weight: Array, num_heads: int, order: Literal["by_head", "by_role"] = "by_head"
+) -> tuple[Array, Array, Array]:
+    """Rows of one projection for queries, keys and values, apart: three arrays ``(H * D, ...)``.
+
+    Parameters
+    ----------
+    weight
+        A weight ``(3 * H * D, inputs)`` or a bias ``(3 * H * D,)``, with as many heads of keys and
+        values as of queries.
+    num_heads
+        Heads ``H``.
+    order
+        ``"by_head"``: each head has its ``3 D`` rows, for its query, its key and its value (BLOOM,
+        GPT-NeoX, Falcon-RW). ``"by_role"``: all queries, then all keys, then all values (MPT).
+
+    Raises
+    ------
+    TypeError, ValueError
+        The rows are no multiple of ``3 * num_heads``.
+    """
+    check_choice("order", order, ("by_head", "by_role"))
+    xp, shape = array_namespace(weight), tuple(weight.shape)
+    heads = check_count("num_heads", num_heads)
+    if not shape or shape[0] % (3 * heads):
+        raise ValueError(f"weight must have a multiple of {3 * heads} rows, got shape {shape}")
+    sizes = (heads, 3) if order == "by_head" else (3, heads)
+    parts = xp.reshape(weight, (*sizes, shape[0] // (3 * heads), *shape[1:]))
+    own = (parts[:, n, ...] if order == "by_head" else parts[n, ...] for n in range(3))
+    q, k, v = (xp.reshape(part, (shape[0] // 3, *shape[1:])) for part in own)
+    return q, k, v
 
 
 def _reorder(weight: Array, num_heads: int, rotary_dim: int | None, *, groups: int | None) -> Array:
