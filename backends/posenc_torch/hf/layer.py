@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc.backend import PositionScheme, attention_part
+from posenc.positions import MAX_POSITION
 from posenc.schemes import NoPE
 from posenc_torch.api import attention
 from posenc_torch.hf.family import Family
@@ -99,6 +101,11 @@ class Layer:
     embed: Callable[..., Tensor] | None = None
     tokens: Tokens | None = field(default=None, init=False)
 
+    @functools.cached_property
+    def grows(self) -> bool:
+        """Whether the scheme depends on the length of the context, which a GPU waits for."""
+        return self.scheme.at_length(MAX_POSITION) != self.scheme
+
     def before_layer(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
         """Hook before a layer: read positions, and before the first layer add embeddings."""
         ids = kwargs.get("position_ids")
@@ -177,7 +184,7 @@ class Layer:
         if self.tokens is None:
             raise RuntimeError(f"{type(module).__name__} was called without its hooks")
         scheme, params = attention_part(self.scheme, self._params(sink))
-        if "at_length" in scheme.hooks():
+        if self.grows:
             scheme = scheme.at_length(self.positions.context(k.shape[2]))
         options: dict[str, Any] = self.tokens._asdict()
         if mask is None or (mask.dtype == torch.bool and mask.shape[-2] == 1):
