@@ -1,4 +1,4 @@
-"""Integer positions of tokens: checks, the visibility of keys, packing and padding."""
+"""Integer positions of tokens: checks, the visibility of keys, packing, padding, places."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ import numpy as np
 from array_api_compat import is_numpy_namespace
 
 from posenc.checks import check_count
+from posenc.mixed import Patches as Patches
+from posenc.mixed import left_padded_mixed as left_padded_mixed
+from posenc.mixed import mixed as mixed
+from posenc.mixed import packed_mixed as packed_mixed
+from posenc.mixed import text_places as text_places
 from posenc.protocol import Array, Namespace, Window
 
 # Within these bounds every difference of positions fits 32 bits.

@@ -52,7 +52,8 @@ def test_examples_run(path, capsys):
 
 
 @pytest.mark.parametrize(
-    "name", ["posenc.positions", "posenc.schemes", "posenc.angles", "posenc.presets"]
+    "name",
+    ["posenc.positions", "posenc.mixed", "posenc.schemes", "posenc.angles", "posenc.presets"],
 )
 def test_examples_in_docstrings_hold(name):
     assert doctest.testmod(importlib.import_module(name)).failed == 0

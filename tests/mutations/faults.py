@@ -3126,6 +3126,22 @@ _FEATURES = (
         ("test_alibi_2d.py corner",),
     ),
     Fault(
+        "text-after-an-image-overlaps",
+        "text goes on after the rows of an image, however wide it is",
+        "posenc/mixed.py",
+        "1 + int(own.max())",
+        "1 + int(own[:, :2].max())",
+        ("test_mixed.py",),
+    ),
+    Fault(
+        "delta-of-the-last-token",
+        "decoding goes on after the last token's coordinate, not after the largest",
+        "posenc/mixed.py",
+        "int(places.max()) + 1 - len(places)",
+        "int(places[-1].max()) + 1 - len(places)",
+        ("test_mixed.py",),
+    ),
+    Fault(
         "region-merged-twice",
         "near keys count for two",
         IMPLEMENTATIONS,

@@ -1,0 +1,170 @@
+"""Places ``(time, height, width)`` of text mixed with images and videos, for M-RoPE.
+
+Wang et al. 2024, "Qwen2-VL", arXiv 2409.12191, section 2.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, get_args
+
+import numpy as np
+
+from posenc.checks import check_choice, check_count, check_positive
+
+Host: TypeAlias = np.ndarray[Any, Any]
+Following = Literal["max", "side"]
+
+
+@dataclass(frozen=True)
+class Patches:
+    """The tokens of an image or a video, frame by frame, row by row.
+
+    Parameters
+    ----------
+    height, width
+        Rows and columns of tokens, after the model has merged patches.
+    frames
+        Frames of tokens.
+    step
+        Steps of time from frame to frame; products with the frame's number are rounded down.
+        Qwen2.5-VL has ``tokens_per_second`` times the seconds of a frame for videos.
+    """
+
+    height: int
+    width: int
+    frames: int = 1
+    step: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("height", "width", "frames"):
+            check_count(name, getattr(self, name))
+        check_positive("step", self.step)
+
+    @classmethod
+    def of_grid(
+        cls, grid: Sequence[int], *, merge: int = 2, merge_frames: int = 1, step: float = 1.0
+    ) -> Patches:
+        """The tokens of ``(frames, height, width)`` patches: a row of transformers' ``grid_thw``.
+
+        ``merge * merge`` patches, of ``merge_frames`` frames, become one token. The processor of
+        Qwen3-VL gives each frame of a video as an image of its own, with its time as text before.
+
+        >>> Patches.of_grid((1, 4, 6))
+        Patches(height=2, width=3, frames=1, step=1.0)
+        """
+        if len(grid) != 3:
+            raise ValueError(f"grid must be (frames, height, width), got {tuple(grid)}")
+        sizes = [check_count("grid", int(size)) for size in grid]
+        parts = [check_count("merge_frames", merge_frames), *[check_count("merge", merge)] * 2]
+        if any(size % part for size, part in zip(sizes, parts, strict=True)):
+            raise ValueError(f"grid must be multiples of {tuple(parts)}, got {tuple(sizes)}")
+        frames, height, width = (size // part for size, part in zip(sizes, parts, strict=True))
+        return cls(height, width, frames, step)
+
+    def __len__(self) -> int:
+        return self.frames * self.height * self.width
+
+    def places(self) -> Host:
+        """Places ``(len(self), 3)`` that begin at 0 on each axis."""
+        indices = np.indices((self.frames, self.height, self.width)).reshape(3, -1).T
+        times = np.floor(indices[:, 0] * float(self.step)).astype(np.int64)
+        return np.column_stack([times, indices[:, 1:]])
+
+
+Part: TypeAlias = "int | Patches"
+
+
+def mixed(parts: Sequence[Part], *, following: Following = "max") -> tuple[Host, int]:
+    """Places of one sequence of text and images, and what to add to positions after it.
+
+    Text has equal coordinates on all axes, one more for each token. Tokens of an image begin where
+    text would go on, and count rows and columns from there; all of one frame have the same time.
+
+    Parameters
+    ----------
+    parts
+        In order, the number of tokens of a text, or ``Patches``.
+    following
+        Where the part after an image or a video begins. ``"max"``: one after its largest
+        coordinate, as in the paper. ``"side"``: after the larger of its height and width, as in
+        transformers 5. They differ for a video that is longer than it is high and wide.
+
+    Returns
+    -------
+    Places ``(L, 3)``, and ``delta``. The token at position ``p >= L`` has the place ``p + delta``,
+    one more than the largest coordinate before it: see ``text_places``.
+
+    >>> places, delta = mixed([2, Patches(2, 2), 1])
+    >>> places.T.tolist()
+    [[0, 1, 2, 2, 2, 2, 4], [0, 1, 2, 2, 3, 3, 4], [0, 1, 2, 3, 2, 3, 4]]
+    >>> delta
+    -2
+    """
+    check_choice("following", following, get_args(Following))
+    if not parts:
+        raise ValueError("parts is empty; give numbers of text tokens, and Patches")
+    start, made = 0, list[Host]()
+    for part in parts:
+        if isinstance(part, Patches):
+            own = part.places()
+            side = max(part.height, part.width)
+            extent = side if following == "side" else 1 + int(own.max())
+        else:
+            extent = check_count("parts", part)
+            own = text_places(np.arange(extent))
+        made.append(start + own)
+        start += extent
+    places = np.concatenate(made)
+    return places, int(places.max()) + 1 - len(places)
+
+
+def text_places(pos: Host, delta: Any = 0, *, axes: int = 3) -> Host:
+    """Places ``(..., L, axes)`` of text at positions ``pos (L,)`` or ``(B, L)``.
+
+    Parameters
+    ----------
+    pos
+        Positions of the tokens, in decoding those after the cached ones.
+    delta
+        What ``mixed`` returned for the sequence, or one number for each of ``B`` sequences.
+    axes
+        Number of axes.
+    """
+    pos, delta = np.asarray(pos), np.asarray(delta)
+    at = pos + (delta[:, None] if delta.ndim else delta)
+    return np.broadcast_to(at[..., None], (*at.shape, check_count("axes", axes))).copy()
+
+
+def packed_mixed(
+    documents: Sequence[Sequence[Part]], *, following: Following = "max"
+) -> tuple[Host, Host, Host]:
+    """Places ``(L, 3)``, positions and segments of documents packed one after another.
+
+    Each document is ``parts`` of ``mixed``, and begins at 0 as if it were alone.
+    """
+    if not documents:
+        raise ValueError("documents is empty; give at least one list of parts")
+    places = [mixed(parts, following=following)[0] for parts in documents]
+    lengths = [len(own) for own in places]
+    pos = np.concatenate([np.arange(n) for n in lengths])
+    return np.concatenate(places), pos, np.repeat(np.arange(len(lengths)), lengths)
+
+
+def left_padded_mixed(
+    documents: Sequence[Sequence[Part]], total: int, *, following: Following = "max"
+) -> tuple[Host, Host]:
+    """Places ``(B, total, 3)`` of left-padded documents, and the delta ``(B,)`` of each.
+
+    Padding has place 0. Positions and segments are those of ``left_padded``, which counts from the
+    first real token; so does the position to which a delta is added.
+    """
+    made = [mixed(parts, following=following) for parts in documents]
+    longest = max((len(own) for own, _ in made), default=0)
+    if not 0 < longest <= check_count("total", total):
+        raise ValueError(f"documents must have 1 .. total={total} tokens, the longest {longest}")
+    places = np.zeros((len(made), total, 3), np.int64)
+    for row, (own, _) in zip(places, made, strict=True):
+        row[total - len(own) :] = own
+    return places, np.asarray([delta for _, delta in made])

@@ -1,0 +1,197 @@
+"""Places of text mixed with images and videos: the models' own, packing, decoding."""
+
+from __future__ import annotations
+
+import importlib
+from types import MethodType, SimpleNamespace
+
+import numpy as np
+import pytest
+from frameworks_installed import require
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sample import long
+from subjects import normal
+
+import posenc
+from posenc.positions import (
+    Patches,
+    left_padded,
+    left_padded_mixed,
+    mixed,
+    packed_mixed,
+    text_places,
+)
+from posenc.schemes import MRoPE
+
+sizes = st.integers(1, 5)
+images = st.builds(Patches, sizes, sizes)
+videos = st.builds(Patches, sizes, sizes, sizes, st.sampled_from([0.5, 1.0, 2.5]))
+DOCUMENTS = st.lists(sizes | images | videos, min_size=1, max_size=5)
+
+
+def test_a_video_and_text_by_hand():
+    places, delta = mixed([Patches(3, 3, frames=2), 2])
+    assert places[:9].T.tolist() == [[0] * 9, [0, 0, 0, 1, 1, 1, 2, 2, 2], [0, 1, 2] * 3]
+    assert places[9:18, 0].tolist() == [1] * 9
+    assert places[18:].tolist() == [[3] * 3, [4] * 3]
+    assert delta == 5 - 20
+    long = mixed([1, Patches(1, 2, frames=4, step=2.5), 1])[0]
+    assert long[:, 0].tolist() == [0, 1, 1, 3, 3, 6, 6, 8, 8, 9]  # 2.5, 5 and 7.5 rounded down
+    side = mixed([1, Patches(1, 2, frames=4, step=2.5), 1], following="side")
+    assert side[0][-1].tolist() == [3] * 3
+    assert side[1] == 9 - 10  # and what is decoded goes on after the largest
+
+
+@given(DOCUMENTS)
+def test_each_part_begins_where_the_last_ended(parts):
+    places, delta = mixed(parts)
+    start = at = 0
+    for part in parts:
+        size = part if isinstance(part, int) else len(part)
+        own = places[at : at + size]
+        assert own.min(axis=0).tolist() == [start] * 3
+        if isinstance(part, int):
+            assert np.array_equal(own, text_places(start + np.arange(size)))
+        else:
+            assert len(np.unique(own[:, 1:], axis=0)) == part.height * part.width
+            assert own.max(axis=0)[1:].tolist() == [start + part.height - 1, start + part.width - 1]
+        start, at = int(own.max()) + 1, at + size
+    assert at == len(places)
+    assert start == at + delta
+
+
+@given(DOCUMENTS, sizes)
+def test_decoding_goes_on_as_more_text_would(parts, more):
+    places, delta = mixed(parts)
+    whole = mixed([*parts, more])[0]
+    later = text_places(np.arange(len(places), len(places) + more), delta)
+    assert np.array_equal(whole, np.concatenate([places, later]))
+
+
+@given(st.lists(DOCUMENTS, min_size=1, max_size=3))
+def test_packed_and_padded_documents_are_as_alone(documents):
+    alone = [mixed(parts) for parts in documents]
+    places, pos, seg = packed_mixed(documents)
+    for n, (own, _) in enumerate(alone):
+        assert np.array_equal(places[seg == n], own)
+        assert np.array_equal(pos[seg == n], np.arange(len(own)))
+    lengths = [len(own) for own, _ in alone]
+    total = max(lengths) + 2
+    padded, deltas = left_padded_mixed(documents, total)
+    at, real, _ = left_padded(lengths, total)
+    for n, (own, delta) in enumerate(alone):
+        assert np.array_equal(padded[n, real[n] == 0], own)
+        assert not padded[n, real[n] != 0].any()
+        following = text_places(at[:, -1:] + 1, deltas)[n]
+        assert following.tolist() == [[len(own) + delta] * 3]
+
+
+def test_attention_of_a_packed_mix_is_that_of_its_documents():
+    documents = [[2, Patches(2, 3), 1], [Patches(2, 2), 3]]
+    scheme = MRoPE(8, (2, 1, 1))
+    places, pos, seg = packed_mixed(documents)
+    q, k, v = (normal((1, 2, len(pos), 8), n) for n in range(3))
+    where = {"q_axes": places, "k_axes": places, "q_pos": pos, "k_pos": pos}
+    whole = posenc.attention(q, k, v, scheme, causal=True, q_seg=seg, k_seg=seg, **where)
+    for n, parts in enumerate(documents):
+        own, at = np.flatnonzero(seg == n), mixed(parts)[0]
+        tensors = (a[:, :, own] for a in (q, k, v))
+        alone = posenc.attention(*tensors, scheme, causal=True, q_axes=at, k_axes=at)
+        np.testing.assert_allclose(whole[:, :, own], alone, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: mixed([]), "parts is empty"),
+        (lambda: mixed([0]), "parts must be at least 1, got 0"),
+        (lambda: mixed([1], following="end"), "following"),
+        (lambda: Patches(0, 2), "height must be at least 1, got 0"),
+        (lambda: Patches(1, 2, step=0), "step must be finite and greater than 0, got 0"),
+        (lambda: Patches.of_grid((1, 3, 4)), r"multiples of \(1, 2, 2\), got \(1, 3, 4\)"),
+        (lambda: Patches.of_grid((4, 4)), r"grid must be \(frames, height, width\), got \(4, 4\)"),
+        (lambda: packed_mixed([]), "documents is empty"),
+        (lambda: left_padded_mixed([[3]], 2), "documents must have 1 .. total=2 tokens"),
+    ],
+)
+def test_errors(call, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        call()
+
+
+# Model, class, whether videos stay whole, and how far frames are apart.
+MODELS = {
+    "qwen2_vl": ("Qwen2VLModel", True, 1),
+    "qwen2_5_vl": ("Qwen2_5_VLModel", True, 2),
+    "qwen3_vl": ("Qwen3VLModel", False, 1),
+    "glm4v": ("Glm4vModel", False, 1),
+    "ernie4_5_vl_moe": ("Ernie4_5_VLMoeModel", True, 1),
+}
+MERGE_FRAMES = {"ernie4_5_vl_moe": 2}
+
+
+def theirs(model, documents, seconds):
+    """``get_rope_index`` of a model of transformers, on left-padded documents."""
+    import torch
+
+    name, _, step = MODELS[model]
+    kind = getattr(importlib.import_module(f"transformers.models.{model}.modeling_{model}"), name)
+    vision = {"spatial_merge_size": 2, "tokens_per_second": step, "temporal_merge_size": 2}
+    stub = SimpleNamespace(config=SimpleNamespace(vision_config=SimpleNamespace(**vision)))
+    stub.get_vision_position_ids = MethodType(kind.get_vision_position_ids, stub)
+    lengths = [sum(p if isinstance(p, int) else len(p[1]) for p in d) for d in documents]
+    total = max(lengths)
+    types = np.zeros((len(documents), total), int)
+    grids = {1: [], 2: []}
+    for row, parts, length in zip(types, documents, lengths, strict=True):
+        at = total - length
+        for part in parts:
+            size = part if isinstance(part, int) else len(part[1])
+            if not isinstance(part, int):
+                row[at : at + size] = part[2]
+                grids[part[2]].append(part[0])
+            at += size
+    mask = np.arange(total) >= total - np.asarray(lengths)[:, None]
+    given = {
+        "image_grid_thw": torch.tensor(grids[1]) if grids[1] else None,
+        "video_grid_thw": torch.tensor(grids[2]) if grids[2] else None,
+        "attention_mask": torch.tensor(mask.astype(int)),
+    }
+    if model == "qwen2_5_vl":
+        given["second_per_grid_ts"] = [seconds] * len(grids[2])
+    places, deltas = kind.get_rope_index(
+        stub, torch.zeros(types.shape, dtype=torch.long), torch.tensor(types), **given
+    )
+    return places.permute(1, 2, 0).numpy(), deltas[:, 0].numpy()
+
+
+@long  # importing models takes seconds
+@pytest.mark.parametrize("model", MODELS)
+@settings(max_examples=30)
+@given(data=st.data())
+def test_places_are_those_of_transformers(model, data):
+    if not (require("torch") and require("transformers")):
+        pytest.skip("not installed: torch or transformers")
+    _, whole_videos, step = MODELS[model]
+    seconds = data.draw(st.sampled_from([1.0, 0.5, 1.5])) if model == "qwen2_5_vl" else 1.0
+
+    def visual(draw):
+        merged, is_video = MERGE_FRAMES.get(model, 1), draw(st.booleans())
+        frames = merged * draw(sizes) if is_video and whole_videos else 1
+        grid = (frames, 2 * draw(sizes), 2 * draw(sizes))
+        own = {"merge_frames": merged, "step": step * seconds} if is_video else {}
+        return grid, Patches.of_grid(grid, **own), 1 + is_video
+
+    # Texts between, because neighbours of a kind are one to the models.
+    documents = [
+        [part for _ in range(data.draw(sizes)) for part in (data.draw(sizes), visual(data.draw))]
+        for _ in range(data.draw(st.integers(1, 2)))
+    ]
+    found, found_deltas = theirs(model, documents, seconds)
+    ours = [[p if isinstance(p, int) else p[1] for p in parts] for parts in documents]
+    places, deltas = left_padded_mixed(ours, found.shape[1], following="side")
+    np.testing.assert_array_equal(places, found)
+    np.testing.assert_array_equal(deltas, found_deltas)
+    if all(isinstance(p, int) or p.frames == 1 for parts in ours for p in parts):
+        np.testing.assert_array_equal(left_padded_mixed(ours, found.shape[1])[0], found)
