@@ -20,6 +20,8 @@ from posenc.presets.plans import (
     gemma3,
     gemma4,
     gpt_oss,
+    inkling,
+    inkling2,
     irope,
     kolibri1,
     llama4,
@@ -48,7 +50,7 @@ from posenc.presets.uniform import (
 
 __all__ = [
     "PLANS", "LayerPlan", "bloom", "cohere2", "deepseek_v3", "exaone4", "falcon_rw",
-    "from_hf_config", "gemma2", "gemma3", "gemma4", "gpt2", "gpt_oss", "gptj", "irope", "kolibri1",
-    "llama", "llama3", "llama4", "mistral_large4", "mpt", "neox", "olmo3", "opt", "phi3",
-    "qwen2_vl", "qwen3_vl", "rnope", "smollm3", "swan", "t5",
+    "from_hf_config", "gemma2", "gemma3", "gemma4", "gpt2", "gpt_oss", "gptj", "inkling",
+    "inkling2", "irope", "kolibri1", "llama", "llama3", "llama4", "mistral_large4", "mpt", "neox",
+    "olmo3", "opt", "phi3", "qwen2_vl", "qwen3_vl", "rnope", "smollm3", "swan", "t5",
 ]  # fmt: skip

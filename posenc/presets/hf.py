@@ -11,7 +11,7 @@ from posenc.hf import from_hf, read
 from posenc.hf.mrope import mrope_of
 from posenc.layers import LayerPlan
 from posenc.presets import uniform
-from posenc.presets.plans import PerLayerLearnedRoPE
+from posenc.presets.plans import PerLayerLearnedRoPE, inkling_layer
 from posenc.protocol import PositionScheme
 from posenc.schemes import Chunk, Learned, LogScale, NoPE, RoPE, Sink, Sum
 
@@ -237,6 +237,31 @@ def _t5(part: Config) -> LayerPlan:
     return LayerPlan(stack(layers, False).schemes + decoder.schemes)
 
 
+def _inkling(part: Config) -> LayerPlan:
+    version2, layers = part.get("model_type") == "inkling2_text", part["num_hidden_layers"]
+    near = part.get("local_layer_ids")
+    near = [n for n in range(layers) if (n + 1) % 6] if near is None else near
+    kinds = part.get("layer_types") or [
+        "hybrid_sliding" if n in near else "hybrid" for n in range(layers)
+    ]
+    window, width, rank = (part[k] for k in ("sliding_window_size", "hidden_size", "d_rel"))
+    clip = part.get("rel_l2_clip_threshold", 8.0) if version2 else None
+    schemes = {
+        "hybrid_sliding": inkling_layer(
+            part["swa_num_attention_heads"], width, rank, window, clip=clip
+        ),
+        "hybrid": inkling_layer(
+            part["num_attention_heads"], width, rank, part["rel_extent"], clip=clip,
+            length=part.get("log_scaling_n_floor", 128_000 if version2 else None),
+            beta=part.get("log_scaling_alpha", 0.1),
+        ),
+    }  # fmt: skip
+    for kind in kinds:
+        check_choice("type in layer_types", kind, tuple(schemes))
+    windows = (window if kind == "hybrid_sliding" else None for kind in kinds)
+    return LayerPlan(tuple(schemes[kind] for kind in kinds), tuple(windows))
+
+
 def _mistral_large4(part: Config, rope: RoPE | None) -> PositionScheme:
     scale = LogScale("mistral_large4", num_heads=part["num_attention_heads"])
     if rope is None:
@@ -304,6 +329,10 @@ _WITHOUT_ROTATION: Mapping[str, Callable[[Config], LayerPlan]] = {
     "bloom": lambda c: LayerPlan.of(uniform.bloom(num_heads=c["n_head"]), c["n_layer"]),
     "falcon": _falcon,
     "gpt2": lambda c: LayerPlan.of(Learned(c["n_positions"], c["n_embd"]), c["n_layer"]),
+    "inkling2": lambda c: _inkling(c["text_config"]),
+    "inkling2_text": _inkling,
+    "inkling_mm_model": lambda c: _inkling(c["text_config"]),
+    "inkling_text": _inkling,
     "mpt": _mpt,
     "mt5": _t5,
     "opt": lambda c: LayerPlan.of(

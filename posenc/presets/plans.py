@@ -13,10 +13,11 @@ from typing import ClassVar
 
 from posenc.checks import check_count
 from posenc.layers import LayerPlan
-from posenc.presets.named import PLANS, groups, named_plan
+from posenc.presets.named import PLANS, groups, ignoring_sizes, named_plan
 from posenc.protocol import PositionScheme
 from posenc.schemes import (
     Chunk,
+    Inkling,
     LearnedRoPE,
     LogScale,
     NoPE,
@@ -241,6 +242,72 @@ def gpt_oss(
     rope = RoPE(head_dim, base, scaling=YaRN(factor, train_len, truncate=False))
     sink = Sink(rope, num_heads)
     return groups(layers, every, sink, sink, window=window)
+
+
+def inkling_layer(
+    num_heads: int,
+    hidden_dim: int,
+    rank: int,
+    extent: int,
+    *,
+    clip: float | None = None,
+    length: int | None = None,
+    beta: float = 0.1,
+) -> PositionScheme:
+    """A layer of Inkling, or with ``clip`` of Inkling 2; queries and bias grow from ``length``."""
+    version = 1 if clip is None else 2
+    scheme: PositionScheme = Inkling(num_heads, hidden_dim, rank, extent, version, clip)
+    if length is not None:
+        scheme = Sum(scheme, LogScale("inkling", train_len=length, beta=beta))
+    if clip is not None:
+        scheme = Sink(scheme, num_heads, per_query=True, hidden_dim=hidden_dim)
+    return scheme
+
+
+@ignoring_sizes
+def inkling(
+    *,
+    layers: int = 66,
+    num_heads: int = 64,
+    hidden_dim: int = 6144,
+    rank: int = 16,
+    extent: int = 1024,
+    window: int | None = 512,
+    every: int = 6,
+) -> LayerPlan:
+    """Inkling: a bias that each query chooses, over the window or, in full layers, ``extent`` keys.
+
+    Thinking Machines Lab 2026. Defaults of ``InklingTextConfig`` in transformers 5.23. Norms of
+    queries and keys, and the short convolutions, are the model's. It is not in ``PLANS``: there
+    ``inkling`` is the scheme of one layer.
+    """
+    near = inkling_layer(num_heads, hidden_dim, rank, extent if window is None else window)
+    full = inkling_layer(num_heads, hidden_dim, rank, extent)
+    return groups(layers, every, near, full, window=window)
+
+
+@ignoring_sizes
+def inkling2(
+    *,
+    layers: int = 48,
+    num_heads: int = 48,
+    hidden_dim: int = 4608,
+    rank: int = 16,
+    extent: int = 1024,
+    window: int | None = 1024,
+    every: int = 6,
+    length: int = 128_000,
+) -> LayerPlan:
+    """Inkling 2: as Inkling, clipped, with a sink per query, and log scaling from ``length`` on.
+
+    Thinking Machines Lab 2026. Defaults of ``Inkling2TextConfig`` in transformers 5.23. Clips of
+    queries and keys, and the short convolutions, are the model's. Like ``inkling`` it is not in
+    ``PLANS``.
+    """
+    near_extent = extent if window is None else window
+    near = inkling_layer(num_heads, hidden_dim, rank, near_extent, clip=8.0)
+    full = inkling_layer(num_heads, hidden_dim, rank, extent, clip=8.0, length=length)
+    return groups(layers, every, near, full, window=window)
 
 
 @named_plan

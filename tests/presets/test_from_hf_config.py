@@ -8,7 +8,7 @@ import pytest
 
 import posenc
 from posenc import presets
-from posenc.schemes import PI, LogScale, MRoPE, Sink, Sum, YaRN
+from posenc.schemes import PI, Inkling, LogScale, MRoPE, Sink, Sum, YaRN
 
 SMALL = {"hidden_size": 64, "num_attention_heads": 4, "head_dim": 16, "rope_theta": 1e6}
 
@@ -245,6 +245,33 @@ def test_t5_has_an_encoder_and_a_decoder():
     alone = {**small, "model_type": "mt5", "is_encoder_decoder": False}
     assert presets.from_hf_config(alone).schemes == (encoder, encoder)
     assert presets.from_hf_config({**alone, "is_decoder": True}).schemes == (decoder, decoder)
+
+
+def test_inkling_by_lists_of_layers():
+    text = {
+        "model_type": "inkling_text", "num_hidden_layers": 3, "hidden_size": 64, "d_rel": 16,
+        "num_attention_heads": 4, "swa_num_attention_heads": 2, "sliding_window_size": 9,
+        "rel_extent": 20, "local_layer_ids": [0, 2], "log_scaling_n_floor": 50,
+    }  # fmt: skip
+    plan = presets.from_hf_config({"model_type": "inkling_mm_model", "text_config": text})
+    near, full = Inkling(2, 64, extent=9), Inkling(4, 64, extent=20)
+    assert plan.schemes == (near, Sum(full, LogScale("inkling", train_len=50)), near)
+    assert plan.windows == (9, None, 9)
+    del text["local_layer_ids"], text["log_scaling_n_floor"]
+    plan = presets.from_hf_config({**text, "num_hidden_layers": 6})
+    assert plan.schemes == (near,) * 5 + (full,)
+    made = presets.inkling2(layers=6, num_heads=2, hidden_dim=64, window=9, extent=20)
+    text |= {"model_type": "inkling2_text", "num_attention_heads": 2, "num_hidden_layers": 6}
+    assert presets.from_hf_config(text) == made
+    assert made.schemes[5] == Sink(
+        Sum(Inkling(2, 64, extent=20, version=2), LogScale("inkling", train_len=128_000)),
+        2, per_query=True, hidden_dim=64,
+    )  # fmt: skip
+    assert presets.inkling(layers=3, every=3, num_heads=2, head_dim=32, window=None).windows == (
+        (None,) * 3
+    )
+    with pytest.raises(ValueError, match="unknown type in layer_types 'full_attention'"):
+        presets.from_hf_config({**text, "layer_types": ["full_attention"]})
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,12 @@ from posenc import presets  # noqa: E402
 from posenc_torch import hf  # noqa: E402
 
 NO_DROPOUT = {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}
+INKLING = {
+    "head_dim": 8, "swa_num_attention_heads": 4, "swa_num_key_value_heads": 2, "swa_head_dim": 8,
+    "sliding_window_size": 5, "d_rel": 4, "rel_extent": 9, "n_routed_experts": 2,
+    "num_experts_per_tok": 1, "n_shared_experts": 1, "moe_intermediate_size": 16,
+    "layer_types": ["hybrid_sliding", "hybrid"], "unpadded_vocab_size": 31,
+}  # fmt: skip
 LATENT = {
     "num_key_value_heads": 4, "q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 4,
     "qk_nope_head_dim": 8, "v_head_dim": 6, "first_k_dense_replace": 2,
@@ -41,6 +47,8 @@ CASES = {
     ),
     "gpt2": ("GPT2", {**NO_DROPOUT, "scale_attn_by_inverse_layer_idx": True}),
     "gptj": ("GPTJ", {"rotary_dim": 4}),
+    "inkling": ("InklingText", {**INKLING, "log_scaling_n_floor": 4, "log_scaling_alpha": 0.5}),
+    "inkling2": ("Inkling2Text", {**INKLING, "log_scaling_n_floor": 4}),
     "mpt": ("Mpt", {"attn_config": {"clip_qkv": 0.5, "softmax_scale": 0.3}}),
     "opt": ("OPT", {"ffn_dim": 32, "dropout": 0.0, "word_embed_proj_dim": 16}),
 }  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -219,7 +220,7 @@ def _swapped(scheme: Any, plan: LayerPlan) -> LayerPlan:
 
 def _with_sink(scheme: PositionScheme, of_family: PositionScheme) -> PositionScheme:
     """``scheme`` with the sinks that the family has, whose logits are weights of the model."""
-    return Sink(scheme, of_family.num_heads) if isinstance(of_family, Sink) else scheme
+    return replace(of_family, scheme=scheme) if isinstance(of_family, Sink) else scheme
 
 
 def _no_rotation(module: nn.Module, args: Any, output: Any) -> Any:

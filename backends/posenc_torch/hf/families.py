@@ -5,6 +5,7 @@ from __future__ import annotations
 from posenc_torch.hf.axes import AXES
 from posenc_torch.hf.embeddings import EMBEDDINGS
 from posenc_torch.hf.family import Family
+from posenc_torch.hf.inkling import INKLING
 from posenc_torch.hf.latent import LATENT
 from posenc_torch.hf.own_attention import OWN_ATTENTION
 from posenc_torch.hf.t5 import T5
@@ -12,6 +13,7 @@ from posenc_torch.hf.t5 import T5
 FAMILIES = {
     **AXES,
     **EMBEDDINGS,
+    **INKLING,
     **LATENT,
     **OWN_ATTENTION,
     **T5,

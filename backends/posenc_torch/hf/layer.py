@@ -201,7 +201,10 @@ class Layer:
         return out
 
     def _params(self, sink: Tensor | None) -> Mapping[str, Tensor]:
-        own = self.family.params(self.source) if self.own_params is None else self.own_params.params
+        own = self.family.params(self.source)
+        if self.own_params is not None:  # the sinks are those of the model
+            sinks = {name: array for name, array in own.items() if name.startswith("sink")}
+            own = {**sinks, **self.own_params.params}
         return own if sink is None else {**own, "sink": sink}
 
     def _scale(self, scaling: float | None, head_dim: int) -> float | None:
