@@ -9,7 +9,7 @@ with the catalogue, so that a passing check also covers schemes that nobody has 
 - ``scale``: ``Cooled``; ``at_length``: ``Stretching``; ``constants``: ``Tide``.
 - ``hidden_features``: ``Leaning``; summed (``cumulative``): ``Fading``,
   ``Selective``.
-- ``key_features``: ``KeySide``, ``Wide``.
+- ``key_features``: ``Wide``.
 - ``regions``: ``Levelled``.
 
 ``embedding`` is in ``posenc.Sinusoidal`` and ``posenc.Learned``, ``axes`` in
@@ -175,26 +175,6 @@ class Fading(SummedGates):
 
     def key_bias(self, k: Array, *, params: Any, xp: Namespace) -> None:
         return None
-
-
-@dataclass(frozen=True)
-class KeySide(PositionScheme):
-    """DeBERTa's other half: ``k . t(clip(i - j))``, a table per key."""
-
-    relative: ClassVar[bool] = True
-    head_dim: int = HEAD_DIM
-    reach: int = 4
-
-    def param_specs(self) -> Mapping[str, ParamSpec]:
-        return {"t": ParamSpec((2 * self.reach, self.head_dim), uniform(-1, 1), per_head=False)}
-
-    def key_features(
-        self, k: Array, pos: Array, *, scale: float, params: Any, xp: Namespace
-    ) -> Mapping[str, Array]:
-        return {"t": scale * xp.matmul(k, xp.matrix_transpose(params["t"]))}
-
-    def bias(self, q: Array, k: Array, *, params: Any, xp: Namespace) -> Array:
-        return params.key["t"][xp.clip(q - k + self.reach, 0, 2 * self.reach - 1)]
 
 
 @dataclass(frozen=True)

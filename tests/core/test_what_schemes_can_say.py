@@ -29,7 +29,6 @@ from posenc.testing.examples import (
     HEAD_DIM,
     HEADS,
     HIDDEN_DIM,
-    KeySide,
     Selective,
 )
 from posenc.testing.tolerances import ATTENTION_TOL, rounding_bound
@@ -109,8 +108,16 @@ def transformer_xl(p):
     return products(Q + p["u"][:, None]) + other / ROOT
 
 
-def of_keys(p, k=K):
-    return np.einsum("bhjd,ijd->bhij", k, p["t"][np.clip(4 - AHEAD, 0, 7)]) / ROOT
+def deberta(p):
+    away, rows = np.clip(-AHEAD, -6, 6), np.asarray([0, 1, 1, 1, 2, 3, 4, 5, 6, 7, 7, 7, 7])
+    p_k, p_q = (p[name][:, rows[away + 6]] for name in ("p_k", "p_q"))
+    terms = np.einsum("bhid,hijd->bhij", Q, p_k) + np.einsum("bhjd,hijd->bhij", K, p_q)
+    return (products() + terms / ROOT) / math.sqrt(3)
+
+
+def of_keys(p):
+    rows = p["p_q"][:, np.clip(4 - AHEAD, 0, 7)]
+    return np.einsum("bhjd,hijd->bhij", K, rows) / ROOT
 
 
 def inkling(p):
@@ -161,7 +168,7 @@ FORMULAS = {
     "fading": fading,
     "shaw": shaw,
     "transformer_xl": transformer_xl,
-    "key-side": lambda p: products() + of_keys(p),
+    "deberta": deberta,
     "inkling": inkling,
     "selective": selective,
     "axial": axial,
@@ -171,7 +178,7 @@ FORMULAS = {
     "fox+alibi": lambda p: fox(part(p, 0)) + alibi(),
     "rope+alibi": lambda p: rotated() + alibi(),
     # A feature comes from the key as it is, whatever turns it.
-    "rope+key-side": lambda p: rotated() + of_keys(part(p, 1)),
+    "rope+key-side": lambda p: (rotated() + of_keys(part(p, 1))) / math.sqrt(2),
     "sink": lambda p: products() + alibi(),
     "sink-of-queries": lambda p: products(),
     "sink-off-by-one": lambda p: rotated(),
@@ -553,7 +560,7 @@ def test_what_a_cache_needs():
     needs(posenc.RoPE(HEAD_DIM), transformed=True)
     needs(PROOFS["shaw"])  # features of a query need no cache
     needs(PROOFS["cope"])
-    needs(KeySide())  # features of keys come back from keys that are as they were
+    needs(PROOFS["deberta"])  # features of keys come back from keys that are as they were
     needs(PROOFS["rope+key-side"], "k_features", transformed=True, features=True)
     needs(FoX(HEADS, HIDDEN_DIM), "k_features", features=True, carry=("c",))
     needs(PROOFS["fox+alibi"], "k_features", features=True, carry=("0_c",))

@@ -15,7 +15,6 @@ from posenc.testing.examples import (
     HEAD_DIM,
     HEADS,
     Cooled,
-    KeySide,
     Selective,
 )
 
@@ -263,7 +262,7 @@ def test_torch_positions_are_integers(dtype):
         posenc_torch.Position(posenc.Sinusoidal(8)).embed(torch.zeros(1, 5, 8), pos)
 
 
-BOTH = SUBJECTS["rope+key-side"]
+BOTH, DEBERTA = SUBJECTS["rope+key-side"], SUBJECTS["deberta"]
 ALIBI, ROPE, LEARNED = posenc.ALiBi(2), posenc.RoPE(HEAD_DIM), posenc.Learned(max_len=4, dim=2)
 ROWS = {"table": np.zeros((4, 2), np.float32)}
 EVALUATED = {
@@ -326,8 +325,8 @@ EVALUATED = {
         "Shaw has features of queries: give q",
     ),
     "features-of-keys-without": (
-        lambda: posenc.features(KeySide(), params_of(KeySide()), q=Q), ValueError,
-        "KeySide has features of keys: give k",
+        lambda: posenc.features(DEBERTA, params_of(DEBERTA), q=Q), ValueError,
+        "DeBERTa has features of keys: give k",
     ),
     "sum-of-one": (lambda: Sum(ROPE), ValueError, "Sum takes two schemes or more"),
     "sum-of-a-class": (lambda: Sum(ROPE, posenc.ALiBi), TypeError, "scheme must be an instance"),

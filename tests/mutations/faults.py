@@ -3571,6 +3571,22 @@ _QUERY_TABLES = (
         "xp.clip(k - q, first",
         ("test_transformer_xl.py score_is_that_of_the_formula",),
     ),
+    Fault(
+        "deberta-rounds-buckets-down",
+        "a power of the ratio itself is in the next bucket, as with floor instead of ceil",
+        "posenc/schemes/deberta.py",
+        "exact**t > exact ** (exact - 1)",
+        "exact**t >= exact ** (exact - 1)",
+        ("test_deberta.py rows_are_those_of_the_formula",),
+    ),
+    Fault(
+        "deberta-mirrors-keys",
+        "keys score j - i, as in the paper's equation 4, not as in released models",
+        "posenc/schemes/deberta.py",
+        'return params.query["c2p"][at] + params.key["p2c"][at]',
+        'return params.query["c2p"][at] + params.key["p2c"][2 * self.max_distance - at]',
+        ("test_deberta.py score_is_that_of_the_formula",),
+    ),
 )
 
 _TRANSFORMERS = (

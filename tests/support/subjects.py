@@ -20,6 +20,7 @@ from posenc.schemes import (
     AxialRoPE,
     Chunk,
     CoPE,
+    DeBERTa,
     FoX,
     Inkling,
     RelativeTable,
@@ -49,7 +50,7 @@ PROOFS: dict[str, PositionScheme] = {
     "fading": examples.Fading(),
     "shaw": Shaw(HEAD_DIM, max_distance=3),
     "transformer_xl": TransformerXL(HEADS, HEAD_DIM, HIDDEN_DIM, max_distance=9),
-    "key-side": examples.KeySide(),
+    "deberta": DeBERTa(HEADS, HEAD_DIM, buckets=4, max_distance=6),
     "inkling": Inkling(HEADS, HIDDEN_DIM, rank=3, extent=5),
     "selective": examples.Selective(),
     "axial": AxialRoPE(HEAD_DIM, layout="half"),
@@ -58,7 +59,9 @@ PROOFS: dict[str, PositionScheme] = {
     "rerope": ReRoPE(HEAD_DIM, window=4),
     "fox+alibi": Sum(FoX(HEADS, HIDDEN_DIM), posenc.ALiBi(HEADS)),
     "rope+alibi": Sum(posenc.RoPE(HEAD_DIM), posenc.ALiBi(HEADS)),
-    "rope+key-side": Sum(posenc.RoPE(HEAD_DIM), examples.KeySide()),
+    "rope+key-side": Sum(
+        posenc.RoPE(HEAD_DIM), DeBERTa(HEADS, HEAD_DIM, None, max_distance=4, terms="p2c")
+    ),
     "sink": Sink(posenc.ALiBi(HEADS)),
     "sink-of-queries": Sink(posenc.NoPE(), HEADS, per_query=True, hidden_dim=HIDDEN_DIM),
     "sink-off-by-one": Sink(posenc.RoPE(HEAD_DIM), learned=False),

@@ -169,7 +169,7 @@ def both_ways(scheme, arrays, options):
 
 
 NEW = [
-    "nope", "alibi", "t5", "fence", "shaw", "key-side", "inkling", "transformer_xl", "streets",
+    "nope", "alibi", "t5", "fence", "shaw", "deberta", "inkling", "transformer_xl", "streets",
     "fox", "fox+alibi", "rope+key-side", "sink", "sink-of-queries", "rerope",
 ]  # fmt: skip
 

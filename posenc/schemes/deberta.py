@@ -1,0 +1,153 @@
+"""DeBERTa's disentangled attention: content scores relative position, from both sides.
+
+Near distances have a vector each, farther ones share vectors in buckets of growing width.
+
+He et al. 2020, "DeBERTa: Decoding-enhanced BERT with Disentangled Attention", arXiv 2006.03654,
+section 3.1; buckets: the authors' code of DeBERTa v2 and v3 (arXiv 2111.09543).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, get_args
+
+from array_api_compat import device
+
+from posenc.checks import check_channels, check_choice, check_count
+from posenc.constants import constant_array
+from posenc.protocol import Array, Namespace, ParamSpec, PositionScheme
+
+Terms = Literal["both", "c2p", "p2c"]
+
+
+@dataclass(frozen=True)
+class DeBERTa(PositionScheme):
+    """``(q_i . k_j + q_i . p_k[r] + k_j . p_q[r]) / sqrt(3 D)`` with ``r = row(i - j)``.
+
+    ``row(n) = clip(b(n) + B, 0, 2B - 1)`` with ``B`` buckets per direction. ``b(n) = n`` up to
+    ``m = B // 2``; beyond it ``b(n) = m + ceil(ln(n / m) / ln((max_distance - 1) / m) (m - 1))``,
+    and ``b(-n) = -b(n)``. It is computed in integers, so all frameworks agree; transformers uses
+    float32, and its rows are the same up to a distance of ``2**20``.
+
+    Learned arrays: ``p_k (H, 2B, D)`` and ``p_q (H, 2B, D)``, normal at first with standard
+    deviation 0.02. They are projected already: in a checkpoint ``p_k`` is the key projection of the
+    table of relative embeddings (after its norm), ``p_q`` the query projection. The paper's
+    equation 4 has ``b(j - i)`` in its last term; the released code has ``b(i - j)`` in both.
+
+    A query and a key need ``2 max_distance + 1`` numbers per head each, so memory is linear in
+    their number. With grouped queries, queries of a group score one key by ``p_q`` of their own.
+
+    ``posenc.make("deberta", train_len=T)`` changes the defaults to ``max_distance=min(512, T)``,
+    at least 4, and half as many buckets, so that training sees them.
+
+    Parameters
+    ----------
+    num_heads
+        Number of heads ``H``.
+    head_dim
+        Channels per head, ``D``.
+    buckets
+        ``B``, even. None: a row for each distance below ``max_distance``, as in DeBERTa v1; then
+        ``B = max_distance``.
+    max_distance
+        From this distance on, keys share the last bucket.
+    terms
+        ``"c2p"``: queries score positions. ``"p2c"``: keys score positions. ``"both"``. Scores are
+        divided by ``sqrt(3 D)`` with both, by ``sqrt(2 D)`` with one.
+
+    He et al. 2020, arXiv 2006.03654, equations 3 and 4.
+    """
+
+    relative: ClassVar[bool] = True
+    paper: ClassVar[str] = "He et al. 2020, arXiv 2006.03654"
+
+    num_heads: int
+    head_dim: int
+    buckets: int | None = 256
+    max_distance: int = 512
+    terms: Terms = "both"
+    _rows: tuple[int, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        check_count("num_heads", self.num_heads)
+        check_count("head_dim", self.head_dim)
+        check_count("max_distance", self.max_distance)
+        check_choice("terms", self.terms, get_args(Terms))
+        size, far = self.max_distance, list(range(self.max_distance + 1))
+        if self.buckets is not None:
+            size = check_count("buckets", self.buckets, least=2)
+            if size % 2:
+                raise ValueError(f"buckets must be even, got {size}")
+            if self.max_distance <= size // 2 + 1:
+                raise ValueError(
+                    f"max_distance must exceed buckets // 2 + 1 = {size // 2 + 1}, "
+                    f"got {self.max_distance}"
+                )
+            far = _buckets(size // 2, self.max_distance)
+        signed = [*(-b for b in reversed(far)), *far[1:]]
+        rows = tuple(min(max(b + size, 0), 2 * size - 1) for b in signed)
+        object.__setattr__(self, "_rows", rows)
+
+    @classmethod
+    def fitted(cls, sizes: Mapping[str, int]) -> Mapping[str, Any]:
+        """Default options for the sizes of a model: distances that training sees."""
+        if "train_len" not in sizes:
+            return {}
+        longest = max(4, min(512, sizes["train_len"]))
+        return {"max_distance": longest, "buckets": longest // 4 * 2}
+
+    def hooks(self) -> frozenset[str]:
+        absent = {"c2p": "key_features", "p2c": "query_features"}
+        return super().hooks() - {absent.get(self.terms, "")}
+
+    def param_specs(self) -> Mapping[str, ParamSpec]:
+        size = self.max_distance if self.buckets is None else self.buckets
+        spec = ParamSpec((self.num_heads, 2 * size, self.head_dim))
+        names = {"c2p": ("p_k",), "p2c": ("p_q",)}.get(self.terms, ("p_k", "p_q"))
+        return dict.fromkeys(names, spec)
+
+    def scale(self, head_dim: int) -> float:
+        return 1 / math.sqrt((3 if self.terms == "both" else 2) * head_dim)
+
+    def query_features(
+        self, q: Array, pos: Array, *, scale: float, params: Mapping[str, Array], xp: Namespace
+    ) -> Mapping[str, Array]:
+        return {"c2p": scale * xp.matmul(q, self._of_distances("q", q, params["p_k"], xp))}
+
+    def key_features(
+        self, k: Array, pos: Array, *, scale: float, params: Mapping[str, Array], xp: Namespace
+    ) -> Mapping[str, Array]:
+        positions = self._of_distances("k", k, params["p_q"], xp)
+        if k.shape[1] != self.num_heads:
+            k = xp.repeat(k, self.num_heads // k.shape[1], axis=1)
+        return {"p2c": scale * xp.matmul(k, positions)}
+
+    def bias(self, q: Array, k: Array, *, params: Any, xp: Namespace) -> Array:
+        at = xp.clip(q - k, -self.max_distance, self.max_distance) + self.max_distance
+        if self.terms == "c2p":
+            return params.query["c2p"][at]
+        if self.terms == "p2c":
+            return params.key["p2c"][at]
+        return params.query["c2p"][at] + params.key["p2c"][at]
+
+    def _of_distances(self, name: str, vectors: Array, table: Array, xp: Namespace) -> Array:
+        """The rows of a table for distances ``-max_distance .. max_distance``, ``(H, D, M)``."""
+        check_channels(name, vectors, self.head_dim)
+        rows = constant_array(self._rows, dtype=xp.int32, device=device(vectors), xp=xp)
+        return xp.matrix_transpose(xp.take(table, rows, axis=1))
+
+
+def _buckets(exact: int, max_distance: int) -> list[int]:
+    """``b(0) .. b(max_distance)``, in exact integers.
+
+    With ``m = exact``, ``b(n)`` is ``m + t`` for the smallest ``t`` with
+    ``n**(m - 1) * m**t <= m**(m - 1) * (max_distance - 1)**t``.
+    """
+    found, t = list(range(exact + 1)), 0
+    for n in range(exact + 1, max_distance + 1):
+        while n ** (exact - 1) * exact**t > exact ** (exact - 1) * (max_distance - 1) ** t:
+            t += 1
+        found.append(exact + t)
+    return found
