@@ -118,6 +118,10 @@ def _all_alike(part: Config, layer: int) -> str:
     return _NEAR if part["sliding_window"] else _FULL
 
 
+def _all_if_used(part: Config, layer: int) -> str:
+    return _NEAR if part.get("use_sliding_window") and part.get("sliding_window") else _FULL
+
+
 def _in_later_layers(part: Config, layer: int) -> str:
     """Qwen: layers from ``max_window_layers`` on have a window."""
     uses = part.get("use_sliding_window") and part.get("sliding_window")
@@ -293,36 +297,49 @@ class _Family:
 
 _QWEN2_VL = _Family(_in_later_layers, scheme=_mrope(16, 24, 24))
 _QWEN3_VL = _Family(_never, scheme=_mrope(24, 20, 20))
+_FULL_AND_ROTATING = (
+    "apertus", "arcee", "bitnet", "cohere", "ernie4_5", "ernie4_5_moe", "flex_olmo", "gemma", "glm",
+    "glm4", "glm4_moe", "gpt_neox", "gptj", "granite", "granitemoe", "helium", "internlm3", "jais2",
+    "llama", "minimax_m2", "nemotron", "olmo", "olmo2", "olmoe", "persimmon", "phi", "seed_oss",
+    "solar_open", "stablelm",
+)  # fmt: skip
+"""Models that rotate on every layer, all of which see every key."""
+
 _FAMILIES = {
+    **{kind: _Family(_never) for kind in _FULL_AND_ROTATING},
     "cohere2": _Family(_by_pattern(4), _near),
+    "cohere2_moe": _Family(_by_pattern(4), _near),
     "deepseek_v3": _Family(_never, scheme=_deepseek_v3),
     "ernie4_5_vl_moe_text": _Family(_never, scheme=_mrope(22, 22, 20)),
     "exaone4": _Family(_by_pattern(4), _near_if_any),
+    "exaone_moe": _Family(_by_pattern(4), _near_if_any),
     "gemma2": _Family(_by_pattern(2)),
     "gemma3_text": _Family(_by_pattern(6)),
     "gemma4_text": _Family(_gemma4),
     "gemma4_unified_text": _Family(_gemma4),
     "glm4v_text": _Family(_never, scheme=_mrope(8, 12, 12)),
-    "gpt_neox": _Family(_never),
-    "gptj": _Family(_never),
     "gpt_oss": _Family(_by_pattern(2), scheme=_with_sink),
     "kolibri1": _Family(_by_pattern(5), _near_if_any),
-    "llama": _Family(_never),
     "llama4_text": _Family(_where_rotating, _listed, _llama4),
     "ministral3": _Family(_all_alike, scheme=_ministral3),
     "mistral": _Family(_all_alike),
     "mistral_large4_text": _Family(_never, _listed, _mistral_large4),
-    "olmo2": _Family(_never),
+    "mixtral": _Family(_all_alike),
     "olmo3": _Family(_by_pattern(4)),
     "phi3": _Family(_all_alike),
+    "phimoe": _Family(_all_alike),
     "qwen2": _Family(_in_later_layers),
     "qwen2_5_vl_text": _QWEN2_VL,
     "qwen2_vl": _QWEN2_VL,  # older configurations hold those of text themselves
     "qwen2_vl_text": _QWEN2_VL,
+    "qwen2_moe": _Family(_in_later_layers),
     "qwen3": _Family(_in_later_layers),
+    "qwen3_moe": _Family(_all_if_used),
     "qwen3_vl_moe_text": _QWEN3_VL,
     "qwen3_vl_text": _QWEN3_VL,
     "smollm3": _Family(_where_not_rotating, _listed),
+    "starcoder2": _Family(_all_alike),
+    "vaultgemma": _Family(_by_pattern(2)),
 }
 
 _WITHOUT_ROTATION: Mapping[str, Callable[[Config], LayerPlan]] = {

@@ -101,6 +101,50 @@ CASES = {
     "qwen3": ("Qwen3", {"head_dim": 16}),
     "smollm3": ("SmolLM3", {"num_hidden_layers": 4}),
 }
+MOE = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16}
+ROUTED = {**MOE, "n_routed_experts": 2, "n_group": 1, "topk_group": 1}
+LONGER = {**WINDOW, "num_hidden_layers": 4}
+ALIKE = {  # more families, of which two checks are enough
+    "apertus": ("Apertus", {}),
+    "arcee": ("Arcee", {}),
+    "bitnet": ("BitNet", {}),
+    "cohere": ("Cohere", {}),
+    "cohere2_moe": ("Cohere2Moe", {**MOE, **LONGER}),
+    "ernie4_5": ("Ernie4_5", {}),
+    "ernie4_5_moe": ("Ernie4_5_Moe", {**MOE, "moe_num_experts": 2, "moe_k": 1}),
+    "exaone_moe": ("ExaoneMoe", {**MOE, **LONGER}),
+    "flex_olmo": ("FlexOlmo", MOE),
+    "gemma": ("Gemma", {"head_dim": 16}),
+    "glm": ("Glm", {"head_dim": 16}),
+    "glm4": ("Glm4", {"head_dim": 16}),
+    "glm4_moe": ("Glm4Moe", {**ROUTED, "head_dim": 16}),
+    "granite": ("Granite", {"attention_multiplier": 0.3}),
+    "granitemoe": ("GraniteMoe", {**EXPERTS, "attention_multiplier": 0.3}),
+    "helium": ("Helium", {"head_dim": 8}),
+    "internlm3": ("InternLM3", {"head_dim": 16}),
+    "jais2": ("Jais2", {"head_dim": 16}),
+    "minimax_m2": ("MiniMaxM2", {**EXPERTS, "head_dim": 16, "rotary_dim": 8}),
+    "mixtral": ("Mixtral", {**EXPERTS, **WINDOW}),
+    "nemotron": ("Nemotron", {}),
+    "olmo": ("Olmo", {"clip_qkv": 0.7}),
+    "olmoe": ("Olmoe", MOE),
+    "persimmon": ("Persimmon", {}),
+    "phi": ("Phi", {}),
+    "phimoe": ("Phimoe", {**EXPERTS, **WINDOW}),
+    "qwen2_moe": (
+        "Qwen2Moe",
+        {
+            **MOE, **WINDOW, "shared_expert_intermediate_size": 16, "use_sliding_window": True,
+            "max_window_layers": 1,
+        },
+    ),
+    "qwen3_moe": ("Qwen3Moe", {**MOE, **WINDOW, "head_dim": 16, "use_sliding_window": True}),
+    "seed_oss": ("SeedOss", {"attention_dropout": 0.0, "residual_dropout": 0.0}),
+    "solar_open": ("SolarOpen", {**ROUTED, "head_dim": 16}),
+    "stablelm": ("StableLm", {}),
+    "starcoder2": ("Starcoder2", WINDOW),
+    "vaultgemma": ("VaultGemma", {**LONGER, "head_dim": 16}),
+}  # fmt: skip
 QUICK = ("gemma3", "gpt_oss", "llama")
 DIFFERENT = {
     # Angles of cached keys stay those of the length at which they were computed; here all turn by
@@ -124,6 +168,16 @@ EVERY = [(n, c) for n in CASES for c in hf_models.CHECKS if (n, c.__name__) not 
 )
 def test_a_model_keeps_its_logits(name, check):
     kind, options = CASES[name]
+    if not hasattr(transformers, f"{kind}Config"):
+        pytest.skip(f"transformers {transformers.__version__} has no {kind}")
+    check(*hf_models.pair(kind, **options))
+
+
+@long
+@pytest.mark.parametrize("check", [hf_models.check_generation, hf_models.check_training])
+@pytest.mark.parametrize("name", ALIKE)
+def test_more_families_keep_their_logits(name, check):
+    kind, options = ALIKE[name]
     if not hasattr(transformers, f"{kind}Config"):
         pytest.skip(f"transformers {transformers.__version__} has no {kind}")
     check(*hf_models.pair(kind, **options))

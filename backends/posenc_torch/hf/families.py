@@ -10,6 +10,16 @@ from posenc_torch.hf.latent import LATENT
 from posenc_torch.hf.own_attention import OWN_ATTENTION
 from posenc_torch.hf.t5 import T5
 
+_AS_LLAMA = (
+    "apertus", "arcee", "bitnet", "cohere", "cohere2", "cohere2_moe", "ernie4_5", "ernie4_5_moe",
+    "exaone4", "exaone_moe", "flex_olmo", "gemma", "gemma2", "gemma3_text", "gemma4_text",
+    "gemma4_unified_text", "glm", "glm4", "glm4_moe", "gpt_oss", "granite", "granitemoe", "helium",
+    "internlm3", "jais2", "kolibri1", "llama", "minimax_m2", "mistral", "mixtral", "nemotron",
+    "olmo", "olmo2", "olmo3", "olmoe", "persimmon", "phi", "phi3", "phimoe", "qwen2", "qwen2_moe",
+    "qwen3", "qwen3_moe", "seed_oss", "smollm3", "solar_open", "stablelm", "starcoder2",
+    "vaultgemma",
+)  # fmt: skip
+
 FAMILIES = {
     **AXES,
     **EMBEDDINGS,
@@ -17,24 +27,9 @@ FAMILIES = {
     **LATENT,
     **OWN_ATTENTION,
     **T5,
-    "cohere2": Family(),
-    "exaone4": Family(),
-    "gemma2": Family(),
-    "gemma3_text": Family(),
-    "gemma4_text": Family(),
-    "gemma4_unified_text": Family(),
+    **{kind: Family() for kind in _AS_LLAMA},
     "gpt_neox": Family(attention="attention"),
-    "gpt_oss": Family(),
-    "kolibri1": Family(),
-    "llama": Family(),
     # Its attention multiplies queries by the logarithm of their position, as the plan does.
     "llama4_text": Family(off={"attn_temperature_tuning": False}),
     "ministral3": Family(hides_positions=True),  # likewise
-    "mistral": Family(),
-    "olmo2": Family(),
-    "olmo3": Family(),
-    "phi3": Family(),
-    "qwen2": Family(),
-    "qwen3": Family(),
-    "smollm3": Family(),
 }
