@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 from sample import long, some
 
@@ -10,6 +12,7 @@ transformers = pytest.importorskip("transformers", minversion="5")
 
 import hf_models  # noqa: E402
 
+import posenc  # noqa: E402
 from posenc import presets  # noqa: E402
 from posenc_torch import hf  # noqa: E402
 
@@ -146,3 +149,29 @@ def test_a_model_of_text_and_images(name):
     hf_models.check_generation(model, ours, **image)
     kinds = kinds.flip(1)  # padding is on the right
     hf_models.check_training(model, ours, **{**image, "mm_token_type_ids": kinds})
+
+
+@long
+def test_where_transformers_departs_from_the_released_code():
+    """If it stops, the row of docs/hf.md goes."""
+    kind, options = CASES["falcon_rw"]
+    eager, _ = hf_models.pair(kind, **{**options, "attn_implementation": "eager"})
+    twice = posenc.ALiBi(
+        4, slopes=[2 * m for m in presets.falcon_rw(num_heads=4, head_dim=8).slopes]
+    )
+    hf_models.check_full(eager, hf.apply(copy.deepcopy(eager), twice))
+    kind, options = CASES["mpt"]
+    attention = {**options["attn_config"], "alibi_bias_max": 4}
+    model, ours = hf_models.pair(kind, attn_config=attention)
+    with pytest.raises(AssertionError):
+        hf_models.check_full(model, ours)
+    hf_models.check_full(model, hf.apply(ours, presets.mpt(num_heads=4)))
+
+
+def test_what_is_refused():
+    model = hf_models.tiny("Mpt", attn_config={"alibi": False})
+    with pytest.raises(ValueError, match="learned_pos_emb=True: MPT has no such table"):
+        hf.apply(model)
+    model = hf.apply(hf_models.tiny("GPTJ", rotary_dim=4, attn_pdrop=0.5)).train()
+    with pytest.raises(NotImplementedError, match=r"dropout=0\.5"):
+        model(hf_models.tokens())
