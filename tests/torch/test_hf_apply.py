@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 from sample import long
 
@@ -284,6 +286,31 @@ def test_gradient_checkpointing():
     for each in (model, ours):
         getattr(each, "activation_checkpointing_enable", each.gradient_checkpointing_enable)()
     hf_models.check_training(model, ours)
+
+
+@long
+def test_tokens_of_an_image_see_each_other():
+    """The text model of a multi-modal one; the mask of images is the model's."""
+    text = {k: v for k, v in hf_models.TINY.items() if k != "attn_implementation"}
+    vision = {
+        "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "image_size": 16, "patch_size": 4,
+    }  # fmt: skip
+    config = transformers.Gemma3Config(
+        text_config={**text, **WINDOW, "head_dim": 16, "num_hidden_layers": 6},
+        vision_config=vision, mm_tokens_per_image=4, image_token_index=30, boi_token_index=29,
+        eoi_token_index=28, attn_implementation="eager",
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.Gemma3ForConditionalGeneration(config).eval()
+    ours = hf.apply(copy.deepcopy(model))
+    ids = hf_models.tokens() % 27
+    ids[:, 3:7] = 30
+    options = {"pixel_values": torch.randn(2, 3, 16, 16), "token_type_ids": (ids == 30).long()}
+    with torch.no_grad():
+        hf_models.close(ours(ids, **options).logits, model(ids, **options).logits)
+    options |= {"attention_mask": torch.ones_like(ids), "max_new_tokens": 6, "do_sample": False}
+    assert ours.generate(ids, **options).tolist() == model.generate(ids, **options).tolist()
 
 
 def test_it_is_undone():

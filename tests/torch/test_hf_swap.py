@@ -118,16 +118,27 @@ def test_scale_of_the_scheme_counts_beside_the_models():
 
 
 def test_a_copy_has_its_own_parameters():
-    ours = hf.apply(qwen(), SWAPPED["fox"])
+    ours, ids = hf.apply(qwen(), SWAPPED["fox"]), hf_models.tokens()
+    ours(ids)  # leaves nothing of its graph behind, which could not be copied
     other = copy.deepcopy(ours)
     with torch.no_grad():
-        ids = hf_models.tokens()
         before = ours(ids).logits
         for p in other.posenc.parameters():
             p += 1
         assert isinstance(other.posenc, Positions)
         assert torch.equal(ours(ids).logits, before)
         assert not torch.allclose(other(ids).logits, before, atol=1e-3)
+
+
+def test_a_wider_window_needs_a_cache_that_keeps_all_keys():
+    options = {"sliding_window": 5, "head_dim": 16}
+    model = hf_models.tiny("Gemma3Text", **options)
+    plan = posenc.layers.LayerPlan.of(posenc.RoPE(16), 2)
+    ours, ids = hf.apply(model, plan), hf_models.tokens()
+    options = {"max_new_tokens": 2, "do_sample": False}
+    assert "dropped keys that layer 0 sees" in message(ValueError, ours.generate, ids, **options)
+    whole = ours.generate(ids, past_key_values=transformers.DynamicCache(), **options)
+    assert whole.tolist() == ours.generate(ids, use_cache=False, **options).tolist()
 
 
 def message(error, function, *args, **keywords):
@@ -152,3 +163,5 @@ def test_what_cannot_be_served_is_an_error():
     assert "before apply()" in message(ValueError, model, ids, past_key_values=cache)
     assert "output_attentions" in message(NotImplementedError, model, ids, output_attentions=True)
     assert "dropout=0.5" in message(NotImplementedError, model.train(), ids)
+    model.eval().set_attn_implementation("sdpa")
+    assert "attention is 'sdpa'" in message(RuntimeError, model, ids)

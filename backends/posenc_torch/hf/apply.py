@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -10,7 +11,7 @@ import torch
 from torch import nn
 
 from posenc.backend import LayerPlan, PositionScheme, check_choice, has_embedding, nearest
-from posenc.schemes import Sink
+from posenc.schemes import Chunk, Sink, Sum
 from posenc_torch.api import IMPLEMENTATIONS
 from posenc_torch.hf.families import FAMILIES
 from posenc_torch.hf.family import Family
@@ -111,6 +112,7 @@ def apply(
             source=modules[plan.sources[index]],
             own_params=None if learned is None else learned[index],
             embed=learned.embed if learned is not None and embeds else None,
+            sees_more=own is not None and _reach(own, index) > _reach(plan, index),
         )
         applied.replace(attention, LAYER, layer)
         for name, value in family.off.items():
@@ -218,6 +220,14 @@ def _swapped(scheme: Any, plan: LayerPlan) -> LayerPlan:
     return LayerPlan.of(scheme, len(plan), list(plan.windows))
 
 
+def _reach(plan: LayerPlan, index: int) -> float:
+    """How many keys before the query and with it a layer sees."""
+    scheme, window = plan.schemes[index], plan.windows[index]
+    parts = scheme.schemes if isinstance(scheme, Sum) else (scheme,)
+    chunks = [part.size for part in parts if isinstance(part, Chunk)]
+    return min([math.inf if window is None else window, *chunks])
+
+
 def _with_sink(scheme: PositionScheme, of_family: PositionScheme) -> PositionScheme:
     """``scheme`` with the sinks that the family has, whose logits are weights of the model."""
     return replace(of_family, scheme=scheme) if isinstance(of_family, Sink) else scheme
@@ -231,8 +241,13 @@ def _no_rotation(module: nn.Module, args: Any, output: Any) -> Any:
     return torch.ones_like(cos), torch.zeros_like(sin)
 
 
-def _refuse(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+def _refuse(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
     """Hook before a model: what no implementation of posenc returns is an error."""
+    if module.config._attn_implementation != _NAME:
+        raise RuntimeError(
+            f"attention is {module.config._attn_implementation!r}, but positions are posenc's; use "
+            "posenc_torch.hf.remove(model) instead of set_attn_implementation"
+        )
     for given in (kwargs.get("output_attentions"), getattr(module.config, "output_attentions", 0)):
         if given:
             raise NotImplementedError(

@@ -85,6 +85,8 @@ class Layer:
         family's own plan.
     embed
         Adds the embeddings of such schemes; None after the first layer.
+    sees_more
+        Whether it sees keys that the model's own layer does not, so that caches may drop them.
     tokens
         The tokens of the present call.
     """
@@ -99,6 +101,7 @@ class Layer:
     source: nn.Module
     own_params: Any = None
     embed: Callable[..., Tensor] | None = None
+    sees_more: bool = False
     tokens: Tokens | None = field(default=None, init=False)
 
     @functools.cached_property
@@ -145,7 +148,14 @@ class Layer:
         """The tokens of a call with these hidden states and this cache or None."""
         reads_hidden = "hidden_features" in self.scheme.hooks()
         places = self._places()
+        seen = 0 if cache is None else cache.get_seq_length(self.index) + hidden.shape[1]
         tokens = tokens_of_call(hidden, places, cache, self.index, self.layers, reads_hidden)
+        if self.sees_more and tokens.k_pos is not None and tokens.k_pos.shape[1] < seen:
+            raise ValueError(
+                f"past_key_values dropped keys that layer {self.index} sees with the window "
+                f"{self.window}, which is wider than the model's; give "
+                "past_key_values=transformers.DynamicCache(), which keeps all"
+            )
         if tokens.q_pos is None and self.positions.default:
             return tokens._replace(q_axes=None, k_axes=None)
         return tokens
@@ -181,12 +191,13 @@ class Layer:
         scaling, softcap, sink
             The factor and the cap of the scores, and the logits ``(H,)`` of the model.
         """
-        if self.tokens is None:
+        tokens, self.tokens = self.tokens, None  # hidden states, which are not kept longer
+        if tokens is None:
             raise RuntimeError(f"{type(module).__name__} was called without its hooks")
         scheme, params = attention_part(self.scheme, self._params(sink))
         if self.grows:
             scheme = scheme.at_length(self.positions.context(k.shape[2]))
-        options: dict[str, Any] = self.tokens._asdict()
+        options: dict[str, Any] = tokens._asdict()
         if mask is None or (mask.dtype == torch.bool and mask.shape[-2] == 1):
             options |= {"causal": causal, "window": self.window}
             if mask is not None:
