@@ -84,14 +84,7 @@ class Turns:
         low = constant_array(table[1], dtype=dtype, device=device(pos), xp=xp)
         carry = xp.astype(xp.round(xp.astype(pos, dtype) * low), integer)
         phase = xp.astype(pos, integer) * high + carry
-        # The nearest quarter turn, and the remaining angle, at most an eighth of a turn.
-        quarter = (phase + 2 ** (word - 3)) >> (word - 2)
-        angle = xp.astype(phase - (quarter << (word - 2)), dtype) * (2 * math.pi / 2**word)
-        sin, cos = xp.sin(angle), xp.cos(angle)
-        swapped = (quarter & 1) == 1
-        sin, cos = xp.where(swapped, cos, sin), xp.where(swapped, sin, cos)
-        sin = xp.where((quarter & 2) == 2, -sin, sin)
-        return sin, xp.where(((quarter + 1) & 2) == 2, -cos, cos)
+        return sincos_of_phase(phase, word, dtype=dtype, xp=xp)
 
     def cosines(self, pos: Array, *, dtype: Any, xp: Namespace) -> Iterator[Array]:
         """Cosine of each frequency in turn, in the shape of ``pos``.
@@ -108,6 +101,21 @@ class Turns:
             # The angle to the nearest zero of the cosine, which has the more digits the smaller.
             rest = xp.subtract(2 ** (word - 2), xp.abs(phase))
             yield xp.sin(xp.astype(rest, dtype) * (2 * math.pi / 2**word))
+
+
+def sincos_of_phase(
+    phase: Array, word: int, more: Array | None = None, *, dtype: Any, xp: Namespace
+) -> tuple[Array, Array]:
+    """Sine and cosine of ``phase``, in units of ``2**-word`` turns, plus ``more`` radians."""
+    # The nearest quarter turn, and the remaining angle, at most an eighth of a turn.
+    quarter = (phase + 2 ** (word - 3)) >> (word - 2)
+    angle = xp.astype(phase - (quarter << (word - 2)), dtype) * (2 * math.pi / 2**word)
+    angle = angle if more is None else angle + more
+    sin, cos = xp.sin(angle), xp.cos(angle)
+    swapped = (quarter & 1) == 1
+    sin, cos = xp.where(swapped, cos, sin), xp.where(swapped, sin, cos)
+    sin = xp.where((quarter & 2) == 2, -sin, sin)
+    return sin, xp.where(((quarter + 1) & 2) == 2, -cos, cos)
 
 
 def _split(fractions: list[int], word: int) -> tuple[tuple[int, ...], tuple[float, ...]]:

@@ -30,6 +30,7 @@ from posenc.schemes.kerple import Kerple
 from posenc.schemes.learned import Learned
 from posenc.schemes.learned_rope import LearnedRoPE
 from posenc.schemes.log_scale import LogScale
+from posenc.schemes.mixed_rope import MixedRoPE
 from posenc.schemes.mrope import MRoPE
 from posenc.schemes.nope import NoPE
 from posenc.schemes.pope import PoPE
@@ -65,9 +66,10 @@ if TYPE_CHECKING:
 __all__ = [
     "CABLE", "DAPE", "FIRE", "NTK", "PI", "ALiBi", "ALiBi2D", "AxialRoPE", "Chunk", "ClipHann",
     "ClipPeriod", "CoPE", "DeBERTa", "DynamicNTK", "FoX", "Inkling", "Kerple", "Learned",
-    "LearnedRoPE", "Llama3", "LogScale", "LongRoPE", "MRoPE", "NTKMixed", "NoPE", "PoPE",
-    "Proportional", "ReRoPE", "RelativeTable", "RoPE", "Sandwich", "Scaling", "SelfExtend", "Shaw",
-    "Sink", "Sinusoidal", "Sum", "T5Bias", "TransformerXL", "XPos", "YaRN", "catalogue", "make",
+    "LearnedRoPE", "Llama3", "LogScale", "LongRoPE", "MRoPE", "MixedRoPE", "NTKMixed", "NoPE",
+    "PoPE", "Proportional", "ReRoPE", "RelativeTable", "RoPE", "Sandwich", "Scaling", "SelfExtend",
+    "Shaw", "Sink", "Sinusoidal", "Sum", "T5Bias", "TransformerXL", "XPos", "YaRN", "catalogue",
+    "make",
 ]  # fmt: skip
 
 Maker = Callable[..., PositionScheme]
@@ -90,6 +92,7 @@ _BUILT_IN: dict[str, Entry] = {
     "learned": Learned,
     "learned_rope": LearnedRoPE,
     "log_scale": LogScale,
+    "mixed_rope": MixedRoPE,
     "mrope": MRoPE,
     "nope": NoPE,
     "p_rope": (RoPE, {"scaling": Proportional}),

@@ -3126,6 +3126,22 @@ _FEATURES = (
         ("test_alibi_2d.py corner",),
     ),
     Fault(
+        "learned-angles-of-negative-frequencies",
+        "digits are rounded down, so that what is left of a small negative frequency is rounded",
+        "posenc/learned_angles.py",
+        "digit = xp.trunc(rest)",
+        "digit = xp.floor(rest)",
+        ("test_mixed_rope.py angles_are_exact",),
+    ),
+    Fault(
+        "learned-angles-without-a-gradient",
+        "a phase of integers alone, which no frequency learns from",
+        "posenc/learned_angles.py",
+        "more = more + real * rest",
+        "more = more + 0 * rest",
+        ("test_mixed_rope.py frequencies_learn torch",),
+    ),
+    Fault(
         "text-after-an-image-overlaps",
         "text goes on after the rows of an image, however wide it is",
         "posenc/mixed.py",
