@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 
 import pytest
 from sample import some
@@ -145,6 +146,20 @@ def message(error, function, *args, **keywords):
     with pytest.raises(error) as caught:
         function(*args, **keywords)
     return str(caught.value)
+
+
+def test_transformers_is_imported_on_use(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    assert "needs transformers" in message(ImportError, hf.apply, torch.nn.Linear(1, 1))
+
+
+def test_layers_repeat_a_list_of_schemes():
+    schemes = [posenc.ALiBi(HEADS), posenc.NoPE()]
+    model, ids = hf_models.tiny("Llama", num_hidden_layers=4), hf_models.tokens()
+    ours = hf.apply(copy.deepcopy(model), schemes)
+    with torch.no_grad():
+        want = hf.apply(model, posenc.layers.LayerPlan.of(schemes, 4))(ids).logits
+        assert torch.equal(ours(ids).logits, want)
 
 
 def test_what_cannot_be_served_is_an_error():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -49,7 +50,7 @@ class Applied:
 
 def apply(
     model: Model,
-    scheme: PositionScheme | LayerPlan | None = None,
+    scheme: PositionScheme | Sequence[PositionScheme] | LayerPlan | None = None,
     *,
     implementation: str = "auto",
 ) -> Model:
@@ -63,10 +64,11 @@ def apply(
     model
         A model of transformers of one of the ``FAMILIES``, with any head, changed in place.
     scheme
-        Instead of the model's own positions: one scheme for every layer, with the windows of the
-        model, or a plan, which has its own. Its learned arrays are parameters of the model,
-        ``model.posenc``; those of a ``shared`` scheme, as T5's, are one set for all layers. An
-        embedding is added before the first layer. None: the positions of the model's family.
+        Instead of the model's own positions: one scheme for every layer, or a list that the layers
+        repeat, with the windows of the model; or a plan, which has its own. Chunks (Llama 4) are
+        part of the model's plan, so another scheme has none. Its learned arrays are parameters of
+        the model, ``model.posenc``; those of a ``shared`` scheme, as T5's, are one set for all
+        layers. An embedding is added before the first layer. None: the positions of the family.
     implementation
         That of ``posenc_torch.attention``. Schemes that act on whole rows (CoPE, DAPE, PaTH) need
         ``"reference"``.
