@@ -309,8 +309,9 @@ class PositionScheme:
 
         Attention is computed once per region, and the results are merged by log-sum-exp (ReRoPE,
         Self-Extend). A window ``(left, right)`` is that of ``attention``:
-        ``-left <= k_pos - q_pos <= right``. Windows must not overlap. A negative ``right`` leaves
-        out near keys. A negative ``left`` leaves out keys up to the query and near ones after it;
+        ``-left <= k_pos - q_pos <= right``. Windows overlap only where all but one of their schemes
+        mask a pair by a bias of ``-inf`` (dual chunk attention). A negative ``right`` leaves out
+        near keys. A negative ``left`` leaves out keys up to the query and near ones after it;
         under a causal mask such a region is not computed. Each scheme receives the params that it
         declares.
 

@@ -403,7 +403,10 @@ def _with_regions(
 
 
 def _check_no_overlap(name: str, regions: tuple[tuple[PositionScheme, Window], ...]) -> None:
-    """Check that no distance is in two regions, where its keys would count twice."""
+    """Check that no distance is in two regions, where its keys would count twice.
+
+    Where a region has a bias, which may mask keys that another region has, a law checks it.
+    """
     ends = []
     for _, window in regions:
         if not isinstance(window, tuple) or len(window) != 2:
@@ -412,7 +415,8 @@ def _check_no_overlap(name: str, regions: tuple[tuple[PositionScheme, Window], .
         ends.append((-math.inf if right is None else -right, math.inf if left is None else left))
     for n, (low, high) in enumerate(ends):
         for other, (low_too, high_too) in enumerate(ends[:n]):
-            if max(low, low_too) <= min(high, high_too):
+            masks = has_bias(regions[n][0]) or has_bias(regions[other][0])
+            if max(low, low_too) <= min(high, high_too) and not masks:
                 both = f"{regions[other][1]} and {regions[n][1]}"
                 raise ValueError(f"{name}: windows of regions must not overlap, got {both}")
 

@@ -211,7 +211,11 @@ class _Drawing:
             query = transform(x, pos, role="query")
             key = transform(x[:, :1], np.asarray([0]), role="key")
             inside = visible(pos, np.zeros_like(pos), window=window)
-            total = np.where(True if inside is None else inside, (query * key).sum(axis=-1), total)
+            inside = np.ones(len(pos), bool) if inside is None else inside
+            if len(regions) > 1 and not evaluate.reads_features(scheme):
+                bias = evaluate.bias(scheme, pos, np.asarray([0]), params)
+                inside = inside if bias is None else inside & ~np.isneginf(bias[0, :, 0])
+            total = np.where(inside, (query * key).sum(axis=-1), total)
             transformed |= evaluate.has_transform(scheme)
         return total if transformed else None
 

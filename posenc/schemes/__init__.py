@@ -23,6 +23,7 @@ from posenc.schemes.chunk import Chunk
 from posenc.schemes.cope import CoPE
 from posenc.schemes.dape import DAPE, dape_on_alibi
 from posenc.schemes.deberta import DeBERTa
+from posenc.schemes.dual_chunk import DualChunk
 from posenc.schemes.fire import FIRE
 from posenc.schemes.fox import FoX
 from posenc.schemes.inkling import Inkling
@@ -65,11 +66,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CABLE", "DAPE", "FIRE", "NTK", "PI", "ALiBi", "ALiBi2D", "AxialRoPE", "Chunk", "ClipHann",
-    "ClipPeriod", "CoPE", "DeBERTa", "DynamicNTK", "FoX", "Inkling", "Kerple", "Learned",
-    "LearnedRoPE", "Llama3", "LogScale", "LongRoPE", "MRoPE", "MixedRoPE", "NTKMixed", "NoPE",
-    "PoPE", "Proportional", "ReRoPE", "RelativeTable", "RoPE", "Sandwich", "Scaling", "SelfExtend",
-    "Shaw", "Sink", "Sinusoidal", "Sum", "T5Bias", "TransformerXL", "XPos", "YaRN", "catalogue",
-    "make",
+    "ClipPeriod", "CoPE", "DeBERTa", "DualChunk", "DynamicNTK", "FoX", "Inkling", "Kerple",
+    "Learned", "LearnedRoPE", "Llama3", "LogScale", "LongRoPE", "MRoPE", "MixedRoPE", "NTKMixed",
+    "NoPE", "PoPE", "Proportional", "ReRoPE", "RelativeTable", "RoPE", "Sandwich", "Scaling",
+    "SelfExtend", "Shaw", "Sink", "Sinusoidal", "Sum", "T5Bias", "TransformerXL", "XPos", "YaRN",
+    "catalogue", "make",
 ]  # fmt: skip
 
 Maker = Callable[..., PositionScheme]
@@ -84,6 +85,7 @@ _BUILT_IN: dict[str, Entry] = {
     "cope": CoPE,
     "dape": dape_on_alibi,
     "deberta": DeBERTa,
+    "dual_chunk": DualChunk,
     "fire": FIRE,
     "fox": FoX,
     "inkling": Inkling,

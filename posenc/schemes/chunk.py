@@ -1,4 +1,4 @@
-"""Chunks: a query sees the keys of its own chunk of positions only.
+"""Chunks: a query sees the keys of its own chunk of positions only, or of some chunks around it.
 
 Tokens are divided into blocks, and attention is local to each (Liu et al. 2018, arXiv 1801.10198,
 section 4.2.4). Llama 4 has chunks of 8192 on its layers with RoPE. They are not a sliding window:
@@ -13,7 +13,8 @@ from typing import ClassVar
 
 from posenc.checks import check_count
 from posenc.params import float_dtype
-from posenc.protocol import Array, Namespace, PositionScheme
+from posenc.positions import visible
+from posenc.protocol import Array, Namespace, PositionScheme, Window
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,10 @@ class Chunk(PositionScheme):
     ----------
     size
         Positions of a chunk.
+    window
+        Which chunks are seen: those at ``-left <= k // size - q // size <= right`` for
+        ``(left, right)``, None for no bound. ``(1, 0)`` is the own chunk and the one before it,
+        ``(None, -2)`` are all but these two. Default: the own one.
 
     Liu et al. 2018, arXiv 1801.10198.
     """
@@ -34,11 +39,16 @@ class Chunk(PositionScheme):
     paper: ClassVar[str] = "Liu et al. 2018, arXiv 1801.10198"
 
     size: int = 8192
+    window: Window = (0, 0)
 
     def __post_init__(self) -> None:
         check_count("size", self.size)
+        left, right = self.window
+        if left is not None and right is not None and left + right < 0:
+            raise ValueError(f"window must be (left, right) with -left <= right, got {self.window}")
 
     def bias(self, q: Array, k: Array, *, params: Mapping[str, Array], xp: Namespace) -> Array:
-        apart = q // self.size != k // self.size
-        zero = xp.zeros_like(apart, dtype=float_dtype(params, xp))
-        return xp.where(apart, zero - xp.inf, zero)
+        back = q // self.size - k // self.size
+        seen = visible(back, xp.zeros_like(back), window=self.window)
+        zero = xp.zeros_like(back, dtype=float_dtype(params, xp))
+        return zero if seen is None else xp.where(seen, zero, zero - xp.inf)

@@ -30,6 +30,20 @@ def test_chunks_are_segments_and_no_window():
     np.testing.assert_array_equal(by_scheme[:, :, ::4], v[:, :, ::4])  # the first of a chunk
 
 
+def test_chunks_around_the_own_one():
+    at = np.arange(6)
+    back = at[:, None] // 2 - at // 2
+    for window, seen in (
+        ((1, 0), (back <= 1) & (back >= 0)), ((None, -2), back >= 2), ((-1, None), back <= -1),
+        ((None, None), back == back),
+    ):  # fmt: skip
+        np.testing.assert_array_equal(
+            posenc.bias(Chunk(2, window), at, at)[0], np.where(seen, 0, -INF)
+        )
+    with pytest.raises(ValueError, match=r"window must be .* -left <= right, got"):
+        Chunk(2, (-2, 1))
+
+
 def test_its_size_is_checked():
     with pytest.raises(ValueError, match="size must be at least 1, got 0"):
         Chunk(0)

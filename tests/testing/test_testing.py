@@ -15,7 +15,7 @@ from wrong_schemes import Decay
 import posenc
 import posenc.testing
 from posenc import ParamSpec, PositionScheme
-from posenc.schemes import FIRE, FoX, Sink, Sum
+from posenc.schemes import FIRE, Chunk, FoX, Sink, Sum
 from posenc.testing import (
     BrokenLawError,
     SchemeCase,
@@ -179,6 +179,14 @@ class Unread(Decay):
 
     def param_specs(self):
         return {**super().param_specs(), "z": ParamSpec((self.num_heads,))}
+
+
+@dataclass(frozen=True)
+class Twice(PositionScheme):
+    """A query sees keys of its own chunk in both of its regions."""
+
+    def regions(self):
+        return (Chunk(4), (3, 3)), (Chunk(4, (1, 0)), (7, 0))
 
 
 @dataclass(frozen=True)
@@ -427,6 +435,7 @@ WRONG = {
     "schemes_share_no_state": Remembering(HEAD_DIM),
     "schemes_share_no_state (idle)": Idle(HEADS),
     "reads_what_it_declares": Unread(),
+    "each_pair_is_in_one_region": Twice(),
     "first_values_are_declared": Restless(),
     "at_length_is_a_scheme_of_its_kind": Growing(),
     "answers_as_numpy_does": Stale(HEADS),

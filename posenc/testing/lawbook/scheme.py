@@ -15,6 +15,7 @@ import numpy as np
 import posenc
 from posenc.evaluate import as_column, as_row
 from posenc.params import Params, head_views, tile_views
+from posenc.positions import visible
 from posenc.protocol import PositionScheme, Role
 from posenc.testing.framework import Host, readonly
 from posenc.testing.law import law, require, require_equal
@@ -148,6 +149,24 @@ def reads_what_it_declares(case: SchemeCase) -> None:
     require(
         read == specs | constants, f"declares {specs | constants or '{}'}, reads {read or '{}'}"
     )
+
+
+@law("scheme")
+def each_pair_is_in_one_region(case: SchemeCase) -> None:
+    """No pair of positions is visible in two regions, where its key would count twice."""
+    pos, params = np.arange(24), {name: np.asarray(a) for name, a in case.params.items()}
+    q, k = pos[:, None], pos[None, :]
+    count = np.zeros((len(pos), len(pos)), int)
+    for part, window in case.scheme.regions():
+        inside = visible(q, k, window=window)
+        seen = np.ones_like(count, bool) if inside is None else np.asarray(inside)
+        if not part.reads_features():
+            own = {name: a for name, a in params.items() if name in part.param_specs()}
+            bias = posenc.bias(part, pos, pos, own)
+            seen = seen if bias is None else seen & ~np.all(np.isneginf(bias), axis=0)
+        count += seen
+    twice = np.argwhere(count > 1)
+    require(not len(twice), f"in two regions: query and key at {twice[:1].tolist()}")
 
 
 def _names_read(case: SchemeCase) -> set[str]:

@@ -1,0 +1,106 @@
+"""Dual chunk attention: RoPE inside of chunks, and distances that training has seen between them.
+
+Three parts are merged: keys of the query's own chunk, of the chunk before it, and of all earlier
+ones. An et al. 2024, "Training-Free Long-Context Scaling of Large Language Models", arXiv
+2402.17463, section 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from posenc.checks import check_count
+from posenc.protocol import Array, Namespace, PositionScheme, Role, Window
+from posenc.schemes.chunk import Chunk
+from posenc.schemes.rope import Layout, RoPE
+from posenc.schemes.sum import Sum
+
+
+@dataclass(frozen=True)
+class DualChunk(PositionScheme):
+    """RoPE at positions in chunks of ``s = chunk_size - local_size``, keys always at ``j mod s``.
+
+    The query at ``i`` is as if at ``i mod s`` for keys of its own chunk, at ``min(i mod s + s, c)``
+    for keys of the chunk before it, and at ``min(2s - 1, c)`` for keys of earlier ones, with ``c``
+    for ``chunk_size``. So the nearest ``local_size`` keys have RoPE's distance in any case, and no
+    distance is above ``c``. Keys in later chunks mirror those in earlier ones: their distance is
+    the negative of what it would be with query and key swapped.
+
+    Three calls of attention are merged by log-sum-exp; without a causal mask there are five. So
+    cached keys are raw.
+
+    Parameters
+    ----------
+    head_dim
+        Channels per head, ``D``, even.
+    train_len
+        The length ``L`` of training.
+    chunk_size
+        The largest distance, ``c``. Default: ``3/4 L``, as in released code.
+    local_size
+        Default: ``L/8``, as in the first released code; a later version has ``L/16``.
+    base, layout
+        As in ``RoPE``.
+
+    An et al. 2024, arXiv 2402.17463.
+    """
+
+    paper: ClassVar[str] = "An et al. 2024, arXiv 2402.17463"
+    trained_as: ClassVar[str] = "rope"
+
+    head_dim: int
+    train_len: int
+    chunk_size: int | None = None
+    local_size: int | None = None
+    base: float = 10_000.0
+    layout: Layout = "half"
+    _regions: tuple[tuple[PositionScheme, Window], ...] = field(
+        init=False, repr=False, compare=False
+    )
+
+    def __post_init__(self) -> None:
+        length = check_count("train_len", self.train_len)
+        given, local = self.chunk_size, self.local_size
+        chunk = max(1, length * 3 // 4) if given is None else check_count("chunk_size", given)
+        local = length // 8 if local is None else check_count("local_size", local, least=0)
+        if local >= chunk:
+            raise ValueError(f"local_size must be below chunk_size={chunk}, got {local}")
+        s = chunk - local
+        regions = (
+            (self._part(s, chunk, (0, 0)), (s - 1, s - 1)),
+            (self._part(s, chunk, (1, -1), "query"), (2 * s - 1, -1)),
+            (self._part(s, chunk, (None, -2), "query"), (None, -s - 1)),
+            (self._part(s, chunk, (-1, 1), "key"), (-1, 2 * s - 1)),
+            (self._part(s, chunk, (-2, None), "key"), (-s - 1, None)),
+        )
+        object.__setattr__(self, "_regions", regions)
+
+    def _part(self, size: int, limit: int, chunks: Window, later: Role | None = None) -> Sum:
+        """The scheme of some chunks; with ``later``, which of query and key is in the later one."""
+        settings, adjacent = (self.head_dim, self.base, self.layout), None not in chunks
+        inside = _InChunk(*settings, size=size, limit=limit, later=later, adjacent=adjacent)
+        return Sum(inside, Chunk(size, chunks))
+
+    def regions(self) -> tuple[tuple[PositionScheme, Window], ...]:
+        return self._regions
+
+
+@dataclass(frozen=True)
+class _InChunk(RoPE):
+    """RoPE at ``pos mod size``; the later of query and key is ahead by up to ``limit``."""
+
+    size: int = 1
+    limit: int = 1
+    later: Role | None = None
+    adjacent: bool = True
+
+    def transform(
+        self, x: Array, pos: Array, *, role: Role, params: Mapping[str, Array], xp: Namespace
+    ) -> Array:
+        at = pos % self.size
+        if role == self.later:
+            ahead = at + self.size if self.adjacent else 0 * at + 2 * self.size - 1
+            at = xp.clip(ahead, max=self.limit)
+        return super().transform(x, at, role=role, params=params, xp=xp)
