@@ -128,6 +128,12 @@ def _in_later_layers(part: Config, layer: int) -> str:
     return _NEAR if uses and layer >= part["max_window_layers"] else _FULL
 
 
+def _in_early_even_layers(part: Config, layer: int) -> str:
+    """Qwen 2 MoE: every other layer below ``max_window_layers`` has a window."""
+    uses = part.get("use_sliding_window") and part.get("sliding_window")
+    return _NEAR if uses and layer % 2 == 0 and layer < part["max_window_layers"] else _FULL
+
+
 def _where_not_rotating(part: Config, layer: int) -> str:
     """SmolLM3: NoPE layers have the window, if there is one."""
     uses = part.get("use_sliding_window") and part.get("sliding_window")
@@ -332,7 +338,7 @@ _FAMILIES = {
     "qwen2_5_vl_text": _QWEN2_VL,
     "qwen2_vl": _QWEN2_VL,  # older configurations hold those of text themselves
     "qwen2_vl_text": _QWEN2_VL,
-    "qwen2_moe": _Family(_in_later_layers),
+    "qwen2_moe": _Family(_in_early_even_layers),
     "qwen3": _Family(_in_later_layers),
     "qwen3_moe": _Family(_all_if_used),
     "qwen3_vl_moe_text": _QWEN3_VL,

@@ -185,6 +185,15 @@ def test_more_families_keep_their_logits(name, check):
     check(*hf_models.pair(kind, **options))
 
 
+@long
+@pytest.mark.parametrize("name", ALIKE)
+def test_older_keys_say_which_layers_have_a_window(name):
+    kind, options = ALIKE[name]
+    config = getattr(transformers, f"{kind}Config")(**{**hf_models.TINY, **options})
+    older = {key: value for key, value in config.to_dict().items() if key != "layer_types"}
+    assert posenc.presets.from_hf_config(older) == posenc.presets.from_hf_config(config)
+
+
 def pair(name):
     kind, options = CASES[name]
     return hf_models.pair(kind, **options)
