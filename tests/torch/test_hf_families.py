@@ -175,3 +175,22 @@ def test_what_is_refused():
     model = hf.apply(hf_models.tiny("GPTJ", rotary_dim=4, attn_pdrop=0.5)).train()
     with pytest.raises(NotImplementedError, match=r"dropout=0\.5"):
         model(hf_models.tokens())
+
+
+@long
+def test_attention_to_keys_that_an_indexer_chooses():
+    text = {
+        **hf_models.TINY, **LATENT, "num_hidden_layers": 4, "index_topk": 5, "index_n_heads": 2,
+        "index_head_dim": 8, "n_routed_experts": 2, "num_experts_per_tok": 1,
+        "moe_intermediate_size": 16, "no_rope_layers": [1, 0, 1, 0],
+        "kv_source_layers": [0, 1, 0, 1], "indexer_types": ["full", "full", "shared", "full"],
+    }  # fmt: skip
+    tower = {"model_type": "pixtral", "num_hidden_layers": 1, "hidden_size": 16}
+    tower |= {"num_attention_heads": 2, "intermediate_size": 16, "image_size": 28, "patch_size": 14}
+    model = hf_models.tiny(
+        "MistralLarge4", auto="AutoModelForImageTextToText", text_config=text, vision_config=tower
+    )
+    torch.nn.init.normal_(model.model.language_model.rotary_emb.alpha, std=0.5)
+    ours = hf.apply(copy.deepcopy(model))
+    for check in hf_models.CHECKS:
+        check(model, ours)

@@ -8,6 +8,7 @@ from posenc_torch.hf.family import Family
 from posenc_torch.hf.inkling import INKLING
 from posenc_torch.hf.latent import LATENT
 from posenc_torch.hf.own_attention import OWN_ATTENTION
+from posenc_torch.hf.sparse import SPARSE
 from posenc_torch.hf.t5 import T5
 
 _AS_LLAMA = (
@@ -26,6 +27,7 @@ FAMILIES = {
     **INKLING,
     **LATENT,
     **OWN_ATTENTION,
+    **SPARSE,
     **T5,
     **{kind: Family() for kind in _AS_LLAMA},
     "gpt_neox": Family(attention="attention"),

@@ -20,10 +20,11 @@ def _plan(config: Any) -> LayerPlan:
     return LayerPlan(tuple(replace(rope, layout="half") for rope in ropes), plan.windows)
 
 
-def _rotating_first(module: Any, x: Tensor) -> Tensor:
+def rotating_first(module: Any, x: Tensor) -> Tensor:
+    """Queries or keys, with the channels that rotate before the others."""
     fixed = module.qk_nope_head_dim
     return torch.cat((x[..., fixed:], x[..., :fixed]), dim=-1)
 
 
-LATENT = {"deepseek_v3": Family(plan=_plan, channels=_rotating_first)}
+LATENT = {"deepseek_v3": Family(plan=_plan, channels=rotating_first)}
 """The families of this file, by ``model_type``."""

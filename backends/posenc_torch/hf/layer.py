@@ -130,7 +130,7 @@ class Layer:
 
         hidden = args[0] if args else kwargs["hidden_states"]
         if getattr(module, "is_kv_shared_layer", False):  # keys are those of an earlier layer
-            tokens = kwargs["shared_kv_states"].posenc_tokens[module.layer_type]
+            tokens = kwargs["shared_kv_states"].posenc_tokens[_kind(module)]
             self.tokens = tokens.of_last_queries(hidden)
         else:
             caches = [value for value in (*args, *kwargs.values()) if isinstance(value, Cache)]
@@ -139,7 +139,7 @@ class Layer:
             self.tokens = self.tokens_of(hidden, getattr(cache, "self_attention_cache", cache))
         if getattr(module, "store_full_length_kv", False):
             shared = vars(kwargs["shared_kv_states"]).setdefault("posenc_tokens", {})
-            shared[module.layer_type] = self.tokens
+            shared[_kind(module)] = self.tokens
         if self.family.hides_positions:
             kwargs["position_ids"] = torch.zeros_like(kwargs["position_ids"])
         return args, kwargs
@@ -225,6 +225,11 @@ class Layer:
         return scaling * self.scheme.scale(head_dim) * math.sqrt(head_dim)
 
 
+def _kind(module: Any) -> Any:
+    """What layers have in common that share keys: their type, or in Mistral Large 4 rotation."""
+    return getattr(module, "layer_type", None) or module.use_rope
+
+
 def layer_of(module: nn.Module) -> Layer:
     """The ``Layer`` of an attention module."""
     layer: Layer = getattr(module, LAYER)
@@ -241,9 +246,16 @@ def attention_function(
     dropout: float = 0.0,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
+    indices: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """The attention function that transformers calls, as its own ``sdpa_attention_forward``."""
+    """The attention function that transformers calls, as its own ``sdpa_attention_forward``.
+
+    ``indices (B, Q, n)`` are the only keys that each query sees, with a whole mask.
+    """
+    if indices is not None and attention_mask is not None:
+        chosen = torch.zeros_like(attention_mask).scatter(-1, indices[:, None].long(), True)
+        attention_mask = attention_mask & chosen
     if dropout:
         raise NotImplementedError(
             f"dropout={dropout}: posenc drops no attention weights; set attention_dropout of the "
