@@ -12,6 +12,7 @@ from posenc.params import (
     Features,
     GroupedKeyParams,
     Params,
+    ReadTable,
     as_mapping,
     check_key_heads,
     check_params,
@@ -93,17 +94,26 @@ def bias_tile(
     key: Mapping[str, Array] = _NONE,
     dtype: Any,
     xp: Namespace,
+    read: ReadTable | None = None,
+    consecutive: bool = False,
 ) -> Array | None:
     """The bias of every head on a tile, ``(B or 1, H or 1, Q, K)``.
 
     ``q (B or 1, 1, Q, 1)`` and ``k (B or 1, 1, 1, K)`` are positions. ``arrays`` come from
     ``merge_constants``, in the working ``dtype``. ``query`` and ``key`` are features ``(B, H, L)``
     or ``(B, H, L, M)`` of the tile's tokens.
+
+    ``read`` reads the tables of tokens. ``consecutive``: so are the positions of the tile's
+    queries, and those of its keys. Then ``read`` may know that an index depends on the distance.
     """
     specs = scheme.param_specs()
+    # An index that depends on a feature shows it by its axes, unless the feature has one of each.
+    both = (*query.values(), *key.values())
+    by_distance = consecutive and scheme.relative and all(_has_heads_or_batch(a) for a in both)
+    tables = {"xp": xp, "read": read, "by_distance": by_distance}
     views = head_views(
         scheme, arrays, dtype=dtype, xp=xp,
-        query=tile_views(query, "query", xp=xp), key=tile_views(key, "key", xp=xp),
+        query=tile_views(query, "query", **tables), key=tile_views(key, "key", **tables),
     )  # fmt: skip
     # Read from the arrays: a tile may hold only some of the scheme's heads.
     sizes = [a.shape[0] for n, a in arrays.items() if n not in specs or specs[n].per_head]
@@ -111,6 +121,10 @@ def bias_tile(
     heads = sizes[0] if sizes else head_count(scheme) or 1
     batch = max([1, *(a.shape[0] for side in (query, key) for a in side.values())])
     return scheme_bias(scheme, q, k, views, heads=heads, batch=batch, xp=xp)
+
+
+def _has_heads_or_batch(feature: Array) -> bool:
+    return tuple(feature.shape[:2]) != (1, 1)
 
 
 def scheme_bias(

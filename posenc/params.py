@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from array_api_compat import device, is_numpy_namespace
@@ -90,15 +90,44 @@ class GroupedKeyParams(Params):
         return array
 
 
+class ReadTable(Protocol):
+    """How a backend reads a table per token.
+
+    ``values[..., i, j] = table[..., i, index[..., i, j]]``. ``table`` is ``(B, H, L, M)``. ``index`` is ``(B or 1, H or 1, L, N)``, or has 1 instead of
+    ``L`` or ``N``. The result is ``(B, H, L, N)``. ``by_distance``: the index is the same along
+    every diagonal, as a function of the distance is where positions are consecutive.
+    """
+
+    def __call__(self, table: Array, index: Array, *, by_distance: bool) -> Array: ...
+
+
 class TokenTable:
     """A feature ``(B, H, L, M)``, a table per token, that ``bias`` reads as ``table[index]``.
 
     ``index`` is an integer, or integers that broadcast to ``(B, H, Q, K)``; so does the result.
     With ``rows=True``, for ``adjust_scores``, ``table[:]`` is ``(B, H, L, M)``.
+
+    Parameters
+    ----------
+    read
+        How to read it; by default with ``take_along_axis``.
+    by_distance
+        Whether an index without batch and heads is a function of the distance, and positions are
+        consecutive.
     """
 
-    def __init__(self, array: Array, xp: Namespace, role: Role, *, rows: bool = False) -> None:
+    def __init__(
+        self,
+        array: Array,
+        xp: Namespace,
+        role: Role,
+        *,
+        read: ReadTable | None = None,
+        by_distance: bool = False,
+        rows: bool = False,
+    ) -> None:
         self._array, self._xp, self._of_keys, self._rows = array, xp, role == "key", rows
+        self._read, self._by_distance = read or self._take, by_distance
         self.shape, self.dtype = (array.shape[-1],), array.dtype
 
     def __len__(self) -> int:
@@ -126,15 +155,26 @@ class TokenTable:
                 "(B or 1, 1, Q, 1) and k (B or 1, 1, 1, K), "
                 f"got shape {tuple(index.shape)}"
             )
-        if self._of_keys:
-            index = xp.matrix_transpose(index)
-        heads = [max(a, b) for a, b in zip(table.shape[:2], index.shape[:2], strict=True)]
-        rows = table.shape[2]
-        index = xp.broadcast_to(index, (*heads, rows, index.shape[3]))
-        table = xp.broadcast_to(table, (*heads, rows, table.shape[3]))
+        by_distance = self._by_distance and tuple(index.shape[:2]) == (1, 1)
+        if not self._of_keys:
+            return self._read(table, index, by_distance=by_distance)
+        values = self._read(table, xp.matrix_transpose(index), by_distance=by_distance)
+        return xp.matrix_transpose(values)
+
+    def _take(self, table: Array, index: Array, *, by_distance: bool) -> Array:
+        xp, (table, index) = self._xp, broadcast_index(table, index, self._xp)
         index = index if index.dtype == xp.int64 else xp.astype(index, xp.arange(1).dtype)
-        values = xp.take_along_axis(table, index, axis=-1)
-        return xp.matrix_transpose(values) if self._of_keys else values
+        return xp.take_along_axis(table, index, axis=-1)
+
+
+def broadcast_index(table: Array, index: Array, xp: Namespace) -> tuple[Array, Array]:
+    """A table ``(B, H, L, M)`` and its index ``(B, H, L, N)`` with the same leading axes."""
+    heads = [max(a, b) for a, b in zip(table.shape[:2], index.shape[:2], strict=True)]
+    shape = (*heads, table.shape[2])
+    return (
+        xp.broadcast_to(table, (*shape, table.shape[3])),
+        xp.broadcast_to(index, (*shape, index.shape[3])),
+    )
 
 
 class HeadTable:
@@ -327,16 +367,23 @@ def merge_constants(
 
 
 def tile_views(
-    features: Mapping[str, Array], role: Role, *, xp: Namespace, rows: bool = False
+    features: Mapping[str, Array],
+    role: Role,
+    *,
+    xp: Namespace,
+    read: ReadTable | None = None,
+    by_distance: bool = False,
+    rows: bool = False,
 ) -> Features:
     """Features ``(B, H, L)`` and ``(B, H, L, M)`` as ``bias`` reads them, for all heads at once.
 
-    ``rows``: for ``adjust_scores``, which may read ``table[:]``.
+    ``read`` and ``by_distance`` are those of ``TokenTable``. ``rows``: for ``adjust_scores``, which
+    may read ``table[:]``.
     """
 
     def view(array: Array) -> Any:
         if len(array.shape) == 4:
-            return TokenTable(array, xp, role, rows=rows)
+            return TokenTable(array, xp, role, read=read, by_distance=by_distance, rows=rows)
         return array[..., None, :] if role == "key" else array[..., :, None]
 
     return Features({name: view(array) for name, array in features.items()}, role)

@@ -22,7 +22,7 @@ def zero_fully_masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensors:
     GPU, or in a traced program, values are not read, so the copies are made.
     """
     queries, keys = not_fully_masked(mask, xp=xp)
-    if _is_true(queries.all() & keys.all()) or _is_true(_finite(q) & _finite(k) & _finite(v)):
+    if is_true(queries.all() & keys.all()) or is_true(_finite(q) & _finite(k) & _finite(v)):
         return q, k, v
     return zero_unless(q, k, v, queries, keys, xp=xp)
 
@@ -32,6 +32,7 @@ def _finite(array: Tensor) -> Tensor:
     return array.detach().sum(dtype=torch.promote_types(array.dtype, torch.float32)).isfinite()
 
 
-def _is_true(flag: Tensor) -> bool:
+def is_true(flag: Tensor) -> bool:
+    """Whether a flag is known to be true, without waiting for a device."""
     value = concrete_values(flag, xp)
     return value is not None and bool(value)

@@ -15,6 +15,7 @@ from posenc.backend import (
     may_be_fully_masked,
 )
 from posenc_torch.fully_masked import zero_fully_masked
+from posenc_torch.tables import gather_pairs
 from posenc_torch.tracing import is_traced
 
 _SMALL_SCORES, _SMALL_QUERIES = 2**19, 256  # per head
@@ -28,7 +29,7 @@ def sdpa(call: Call) -> tuple[Tensor, None]:
         causal = True if call.causal and q.shape[2] > 1 else False  # noqa: SIM210
         out = _attend(q, k, v, is_causal=causal, scale=call.scale, enable_gqa=shares_keys(q, k))
         return out, None
-    bias, mask = call.bias_and_visible()
+    bias, mask = call.bias_and_visible(gather_pairs)
     if mask is not None and may_be_fully_masked(call):
         q, k, v = zero_fully_masked(q, k, v, mask)
     if call.sink is not None:

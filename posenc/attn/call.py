@@ -46,6 +46,7 @@ from posenc.evaluate import (
 )
 from posenc.params import (
     Params,
+    ReadTable,
     as_mapping,
     check_params,
     head_views,
@@ -157,10 +158,10 @@ class Call:
         arrays = {name: self.arrays[prefix + name] for name in names if name not in absent}
         return replace(self, scheme=scheme, arrays=arrays, query=query, key=key)
 
-    def bias(self) -> Array | None:
+    def bias(self, read: ReadTable | None = None) -> Array | None:
         """The dense bias, ``(B or 1, H or 1, Q, K)``, in the working dtype; None without one.
 
-        It includes the caller's bias.
+        It includes the caller's bias. ``read`` reads tables of tokens.
         """
         bias = bias_tile(
             self.scheme,
@@ -171,6 +172,8 @@ class Call:
             key=self.key.features,
             dtype=self.dtype,
             xp=self.xp,
+            read=read,
+            consecutive=self.in_order,
         )
         if bias is None or self.extra_bias is None:
             return self.extra_bias if bias is None else bias
@@ -180,9 +183,11 @@ class Call:
         """Visible pairs, booleans ``(B or 1, H or 1, Q, K)``; None if all pairs are visible."""
         return visible_pairs(self, self.query, self.key, self.mask)
 
-    def bias_and_visible(self) -> tuple[Array | None, Array | None]:
+    def bias_and_visible(
+        self, read: ReadTable | None = None
+    ) -> tuple[Array | None, Array | None]:
         """The dense bias and the visible pairs; a bias of ``-inf`` becomes 0 and "not visible"."""
-        bias, mask = self.bias(), self.visible()
+        bias, mask = self.bias(read), self.visible()
         if bias is None:
             return None, mask
         finite = bias != -math.inf

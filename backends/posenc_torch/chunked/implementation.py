@@ -31,8 +31,9 @@ from posenc.backend import (
     visible_pairs,
 )
 from posenc_torch.chunked.parts import Part, parts
-from posenc_torch.fully_masked import zero_fully_masked
+from posenc_torch.fully_masked import is_true, zero_fully_masked
 from posenc_torch.sdpa import has_native_mask, is_small, mask_dtype, masked_sdpa, promoted
+from posenc_torch.tables import read_by_distance
 from posenc_torch.tracing import is_traced, is_transformed
 
 WHY_NOT_COMPILED = (
@@ -110,7 +111,9 @@ class _Job(NamedTuple):
         Whether the table of the bias by distance can also hold the mask, as ``-inf``. Then every
         query sees its own key.
     sees_itself
-        Whether every query sees its own key, and no bias hides a key.
+        Whether every query sees its own key, if no bias hides it.
+    bias_is_finite
+        Whether it is known that no bias hides a key.
     whole_scores
         Whether a part computes all of its scores itself, without SDPA.
     parts
@@ -121,6 +124,7 @@ class _Job(NamedTuple):
     names: tuple[str, ...]
     table_has_mask: bool
     sees_itself: bool
+    bias_is_finite: bool
     whole_scores: bool
     parts: Sequence[Part]
 
@@ -143,8 +147,8 @@ class _Job(NamedTuple):
             extra_bias=None, sink=None,
         )  # fmt: skip
         return cls(
-            bare, tuple(tensors), table_has_mask, _sees_itself(call), whole_scores,
-            tuple(parts(call)),
+            bare, tuple(tensors), table_has_mask, _sees_itself(call),
+            bias_by_key(call) is not None, whole_scores, tuple(parts(call)),
         )  # fmt: skip
 
     def slices(self, part: Part, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -236,14 +240,16 @@ class _Job(NamedTuple):
                 call.scheme, as_column(query.encoded_pos), as_row(key.encoded_pos),
                 {name: tensors[f"params.{name}"] for name in call.arrays},
                 query=_with_prefix(tensors, "query"), key=_with_prefix(tensors, "key"),
-                dtype=call.dtype, xp=call.xp,
+                dtype=call.dtype, xp=call.xp, read=read_by_distance, consecutive=call.in_order,
             )  # fmt: skip
             bias = term if bias is None or term is None else bias + term
             bias = tensors.get("extra_bias") if bias is None else bias
         if bias is None:
             return None, mask
-        if mask is not None and self.sees_itself:
-            return torch.where(mask, bias, -torch.inf), None
+        if self.sees_itself and (self.bias_is_finite or is_true(bias.detach().amin() > -torch.inf)):
+            # Adding takes an eighth of the time of where(mask, bias, -inf).
+            hidden = None if mask is None else torch.where(mask, 0.0, -torch.inf).to(bias.dtype)
+            return bias if hidden is None else bias + hidden, None
         finite = bias != -torch.inf
         mask = finite if mask is None else mask & finite
         return torch.where(finite, bias, 0.0), mask
@@ -259,10 +265,9 @@ class _Job(NamedTuple):
 
 
 def _sees_itself(call: Call) -> bool:
-    """Whether every query sees its own key, and no bias hides a key."""
+    """Whether every query sees its own key, if no bias hides it."""
     in_window = all(side is None or side >= 0 for side in call.window or ())
-    sees_itself = in_window and not may_be_fully_masked(call)
-    return sees_itself and bias_by_key(call) is not None  # a key bias is finite
+    return in_window and not may_be_fully_masked(call)
 
 
 def _head_rows(part: Part, array: Tensor) -> Tensor:
