@@ -93,9 +93,10 @@ class GroupedKeyParams(Params):
 class ReadTable(Protocol):
     """How a backend reads a table per token.
 
-    ``values[..., i, j] = table[..., i, index[..., i, j]]``. ``table`` is ``(B, H, L, M)``. ``index`` is ``(B or 1, H or 1, L, N)``, or has 1 instead of
-    ``L`` or ``N``. The result is ``(B, H, L, N)``. ``by_distance``: the index is the same along
-    every diagonal, as a function of the distance is where positions are consecutive.
+    ``values[..., i, j] = table[..., i, index[..., i, j]]``. ``table`` is ``(B, H, L, M)``.
+    ``index`` is ``(B or 1, H or 1, L, N)``, or has 1 instead of ``L`` or ``N``. The result is
+    ``(B, H, L, N)``. ``by_distance``: the index is the same along every diagonal, as a function of
+    the distance is where positions are consecutive.
     """
 
     def __call__(self, table: Array, index: Array, *, by_distance: bool) -> Array: ...

@@ -19,6 +19,8 @@ from torch import Tensor
 
 from posenc.backend import broadcast_index, concrete_values
 
+_FEWEST_COLUMNS = 8
+
 
 def gather_pairs(table: Tensor, index: Tensor, *, by_distance: bool) -> Tensor:
     """A ``ReadTable`` that gathers a number for each pair.
@@ -36,15 +38,23 @@ def read_by_distance(table: Tensor, index: Tensor, *, by_distance: bool) -> Tens
     First derivatives only.
     """
     rows, columns = table.shape[2], index.shape[3]
-    index = index.expand(1, 1, rows, columns)
-    # From the lower left corner of the tile, up its first column, and along its first row.
-    at = concrete_values(torch.cat([index[0, 0, :, 0].flip(0), index[0, 0, 0, 1:]]), xp)
-    if not by_distance or at is None:
+    # For few queries, as in decoding, the table of each key has few numbers to give.
+    by_distance = by_distance and columns >= _FEWEST_COLUMNS
+    at = _by_distance(index[0, 0].expand(rows, columns)) if by_distance else None
+    if at is None:
         return gather_pairs(table, index, by_distance=by_distance)
     sheared: Tensor = _Sheared.apply(  # type: ignore[no-untyped-call]  # torch annotates no apply
         table, columns, tuple(_runs(at % table.shape[3]))
     )
     return sheared
+
+
+def _by_distance(index: Tensor) -> np.ndarray[Any, Any] | None:
+    """The index at each distance, from the lower left corner to the upper right one.
+
+    None on a GPU, where reading it would wait.
+    """
+    return concrete_values(torch.cat([index[:, 0].flip(0), index[0, 1:]]), xp)
 
 
 class _Run(NamedTuple):

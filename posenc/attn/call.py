@@ -183,9 +183,7 @@ class Call:
         """Visible pairs, booleans ``(B or 1, H or 1, Q, K)``; None if all pairs are visible."""
         return visible_pairs(self, self.query, self.key, self.mask)
 
-    def bias_and_visible(
-        self, read: ReadTable | None = None
-    ) -> tuple[Array | None, Array | None]:
+    def bias_and_visible(self, read: ReadTable | None = None) -> tuple[Array | None, Array | None]:
         """The dense bias and the visible pairs; a bias of ``-inf`` becomes 0 and "not visible"."""
         bias, mask = self.bias(read), self.visible()
         if bias is None:

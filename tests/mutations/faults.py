@@ -84,6 +84,7 @@ PARTS, CUT = (
     "backends/posenc_torch/chunked/parts.py",
 )
 CONSTANTS = "backends/posenc_torch/constants.py"
+TABLES = "backends/posenc_torch/tables.py"
 NEGLIGIBLE, LOWERINGS = "posenc/attn/negligible.py", "posenc/attn/bias_forms.py"
 MEETING = "posenc/attn/blocks.py"
 
@@ -1539,6 +1540,46 @@ _LOWERED = (
         "max_bias = _add(max_bias, _max_bias_between_blocks(call, table, block)[None, ...])",
         "max_bias = _add(max_bias, 0 * _max_bias_between_blocks(call, table, block)[None, ...])",
         ("test_bias_forms.py gates_and_distances",),
+    ),
+    Fault(
+        "tables-of-tokens-read-one-distance-off",
+        "each query reads the table at the next distance",
+        TABLES,
+        "return selected.as_strided(size, step, (rows - 1) * column)",
+        "return selected.as_strided(size, step, max(rows - 2, 0) * column)",
+        ("test_torch_tables.py columns_by_distance", "test_implementations.py torch-chunked-shaw"),
+    ),
+    Fault(
+        "tables-of-keys-from-the-first-rows",
+        "a part of the keys reads the distances of the first ones",
+        TABLES,
+        "_part_of(runs, rows - stop, rows - first + columns - 1)",
+        "_part_of(runs, 0, stop - first + columns - 1)",
+        ("test_torch_tables.py columns_by_distance",),
+    ),
+    Fault(
+        "an-index-of-features-taken-for-distances",
+        "an index that depends on a feature is read as if all tokens had that of the first",
+        "posenc/evaluate.py",
+        "consecutive and scheme.relative and all(_has_heads_or_batch(a) for a in both)",
+        "consecutive and scheme.relative",
+        ("test_torch_tables.py index_that_depends_on_a_feature",),
+    ),
+    Fault(
+        "the-gradient-of-a-column-overwritten",
+        "of all distances that share a column, the last gives its gradient",
+        TABLES,
+        "run.of(d_table).add_(columns)",
+        "run.of(d_table).copy_(columns)",
+        ("test_torch_tables.py columns_by_distance",),
+    ),
+    Fault(
+        "a-bias-that-hides-added-to-the-mask",
+        "a bias that hides every key of a query makes NaN",
+        PARTS,
+        "is_true(bias.detach().amin() > -torch.inf)",
+        "True",
+        ("test_torch_chunked.py bias_may_hide_all_keys",),
     ),
     Fault(
         "far-regions-taken-for-whole-rows",
