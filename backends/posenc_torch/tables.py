@@ -60,13 +60,13 @@ def _by_distance(index: Tensor) -> np.ndarray[Any, Any] | None:
 class _Run(NamedTuple):
     """Consecutive distances whose columns have a constant step, from ``first``."""
 
-    count: int
+    length: int
     first: int
     step: int
 
     def of(self, table: Tensor) -> Tensor:
         """A view of the columns from the lowest to the highest; one if all are the same."""
-        last = self.first + self.step * (self.count - 1)
+        last = self.first + self.step * (self.length - 1)
         low, high = min(self.first, last), max(self.first, last)
         return table[..., low : high + 1 : abs(self.step) or 1]
 
@@ -74,8 +74,8 @@ class _Run(NamedTuple):
         """Columns of ``of`` in the order of distances, or the reverse, written to ``out``."""
         if self.step >= 0:
             return columns if out is None else out.copy_(columns)
-        # Half of the time of flip.
-        back = torch.arange(self.count - 1, -1, -1, device=columns.device)
+        # In half of the time of flip.
+        back = torch.arange(self.length - 1, -1, -1, device=columns.device)
         return torch.gather(columns, -1, back.expand(columns.shape), out=out)
 
 
@@ -96,11 +96,11 @@ def _runs(at: np.ndarray[Any, Any]) -> Iterator[_Run]:
 def _part_of(runs: tuple[_Run, ...], start: int, stop: int) -> Iterator[_Run]:
     """The runs of the distances ``start .. stop - 1``."""
     at = 0
-    for count, first, step in runs:
-        skip, end = max(start - at, 0), min(stop - at, count)
+    for length, first, step in runs:
+        skip, end = max(start - at, 0), min(stop - at, length)
         if skip < end:
             yield _Run(end - skip, first + skip * step, step)
-        at += count
+        at += length
 
 
 class _Sheared(torch.autograd.Function):
@@ -137,18 +137,19 @@ def _tiles(
 
 def _select(table: Tensor, runs: tuple[_Run, ...]) -> Tensor:
     """The columns of a table at each distance."""
-    selected = table.new_empty((*table.shape[:3], sum(run.count for run in runs)))
-    for run, part in zip(runs, selected.split([run.count for run in runs], dim=-1), strict=True):
+    lengths = [run.length for run in runs]
+    selected = table.new_empty((*table.shape[:3], sum(lengths)))
+    for run, part in zip(runs, torch.split(selected, lengths, dim=-1), strict=True):
         run.in_order(run.of(table), out=part)
     return selected
 
 
 def _add_selected(d_table: Tensor, runs: tuple[_Run, ...], d_values: Tensor) -> None:
     """Add the gradient of sheared columns to that of the table."""
-    counts = [run.count for run in runs]
-    d_selected = d_values.new_zeros((*d_values.shape[:3], sum(counts)))
+    lengths = [run.length for run in runs]
+    d_selected = d_values.new_zeros((*d_values.shape[:3], sum(lengths)))
     _shear(d_selected, d_values.shape[3]).copy_(d_values)
-    for run, part in zip(runs, d_selected.split(counts, dim=-1), strict=True):
+    for run, part in zip(runs, torch.split(d_selected, lengths, dim=-1), strict=True):
         columns = run.in_order(part) if run.step else part.sum(dim=-1, keepdim=True)
         run.of(d_table).add_(columns)
 

@@ -220,8 +220,8 @@ class SchemeCase:
         q = q if isinstance(q, Tokens) else self.tokens(q, "query")
         k = k if isinstance(k, Tokens) else self.tokens(k, "key")
         arrays, at = self.whole_params(dtype), (as_column(readonly(q.pos)), as_row(readonly(k.pos)))
-        sides = {"query": q.bias_reads(arrays.dtype), "key": k.bias_reads(arrays.dtype)}
-        tile = bias_tile(self.scheme, *at, arrays, dtype=arrays.dtype, xp=xp, **sides)
+        query, key = q.bias_reads(arrays.dtype), k.bias_reads(arrays.dtype)
+        tile = bias_tile(self.scheme, *at, arrays, query=query, key=key, dtype=arrays.dtype, xp=xp)
         if tile is None:
             return None
         batch = max(len(t.pos) if t.pos.ndim == 2 else 1 for t in (q, k))

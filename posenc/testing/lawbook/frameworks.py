@@ -43,8 +43,8 @@ def _side(a: Arrays, role: Role) -> dict[str, Array]:
 
 def _bias(scheme: PositionScheme, a: Arrays, params: Arrays, xp: Namespace) -> Array | None:
     own, work = prepare_params(scheme, params, like=a["pos"], dtype=None, xp=xp)
-    at, sides = (as_column(a["pos"]), as_row(a["pos"])), {role: _side(a, role) for role in _ROLES}
-    tile = bias_tile(scheme, *at, own, dtype=work, xp=xp, **sides)
+    at, query, key = (as_column(a["pos"]), as_row(a["pos"])), _side(a, "query"), _side(a, "key")
+    tile = bias_tile(scheme, *at, own, query=query, key=key, dtype=work, xp=xp)
     if tile is None:
         return None
     # Broadcast: a bias that reads one side only has fewer axes.
