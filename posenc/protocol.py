@@ -233,11 +233,23 @@ class PositionScheme:
         A feature is a number per head and token, ``(B, H, L)``, or a table per head and token,
         ``(B, H, L, M)``. Per-head arrays in ``params`` keep their head axis here.
 
+        If ``lookback()`` is ``n > 0`` and ``role="key"``, ``x`` is ``(B, L, n + 1, C)``: the hidden
+        states of the ``n`` tokens before each token in its segment, and its own last. Zeros stand
+        for tokens before the first.
+
         The library asks for keys and for queries separately. With ``role="key"``, return the
         features for ``params.key`` and all that ``cumulative`` names. With ``role="query"``, return
         the features for ``params.query``, except those that ``cumulative`` names.
         """
         return {}
+
+    def lookback(self) -> int:
+        """Return how many earlier tokens ``hidden_features`` of keys sees with each token.
+
+        For a short causal convolution over tokens (Selective RoPE, PaTH). "Earlier" is in the order
+        of positions, within a segment.
+        """
+        return 0
 
     def query_features(
         self, q: Array, pos: Array, *, scale: float, params: Mapping[str, Array], xp: Namespace

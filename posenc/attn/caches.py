@@ -30,12 +30,16 @@ class CacheNeeds:
     carry
         Names of cumulative sums whose last values the cache keeps, for ``carry`` of
         ``posenc.features``.
+    x_before
+        Number of the last hidden states ``x`` that the cache keeps, for ``x_before`` of
+        ``posenc.features``.
     """
 
     keep: tuple[str, ...]
     transformed: bool
     features: bool
     carry: tuple[str, ...]
+    x_before: int = 0
 
 
 def cache_needs(scheme: PositionScheme) -> CacheNeeds:
@@ -43,7 +47,7 @@ def cache_needs(scheme: PositionScheme) -> CacheNeeds:
 
     >>> import posenc
     >>> cache_needs(posenc.RoPE(64))
-    CacheNeeds(keep=('k', 'v'), transformed=True, features=False, carry=())
+    CacheNeeds(keep=('k', 'v'), transformed=True, features=False, carry=(), x_before=0)
     """
     check_scheme(scheme)
     hooks = scheme.hooks()
@@ -54,7 +58,13 @@ def cache_needs(scheme: PositionScheme) -> CacheNeeds:
     # A feature that only transform reads is not needed for keys that are transformed.
     read = bool(hooks & _READ_KEY_FEATURES)
     keep = ("k", "v", "k_features") if has_key_features and read else ("k", "v")
-    return CacheNeeds(keep, transformed, features or has_key_features, tuple(scheme.cumulative))
+    return CacheNeeds(
+        keep,
+        transformed,
+        features or has_key_features,
+        tuple(scheme.cumulative),
+        scheme.lookback(),
+    )
 
 
 _READ_KEY_FEATURES = frozenset({"bias", "key_bias", "adjust_scores", "regions"})

@@ -14,6 +14,7 @@ import array_api_compat.numpy as numpy_namespace
 import numpy as np
 from array_api_compat import array_namespace, device, is_numpy_namespace
 
+from posenc.attn.earlier import with_earlier
 from posenc.attn.segment_sums import Tokens, segment_sums
 from posenc.attn.side import Side
 from posenc.checks import check_scheme
@@ -38,6 +39,7 @@ def features(
     seg: Array | None = None,
     axes: Array | None = None,
     carry: Mapping[str, Array] | None = None,
+    x_before: Array | None = None,
     scale: float | None = None,
     xp: Namespace | None = None,
 ) -> tuple[FeatureArrays, FeatureArrays]:
@@ -62,6 +64,9 @@ def features(
     carry
         Name -> cumulative sum over all earlier tokens, ``(B, H)`` or ``(B, H, M)``: the last values
         of the cached ``k_features``. Not with segments.
+    x_before
+        Hidden states ``(B, n, C)`` of the last tokens before these, for a scheme with a
+        ``lookback``. Not with segments. Default: there are none.
     scale
         Factor of the scores. Default: ``scheme.scale(D)``.
 
@@ -102,17 +107,25 @@ def features(
         places = as_places("axes", axes, scheme.axes, length, device=here, xp=xp)
     elif scheme.axes > 1:
         places = positions_as_places(at, scheme.axes, xp=xp)
-    if carry is not None and seg is not None:
+    for name, given_before in (("carry", carry), ("x_before", x_before)):
+        if given_before is not None and seg is not None:
+            raise ValueError(
+                f"{name} is given with seg, but it continues one segment; leave out seg"
+            )
+    if carry is not None and x_before is None and scheme.lookback():
         raise ValueError(
-            "carry is given with seg, but it continues the sums of one segment; leave out seg"
+            f"carry is given without x_before, but {type(scheme).__name__} reads hidden states of "
+            f"{scheme.lookback()} earlier tokens"
         )
+    if x_before is not None:
+        x_before = _check_before(x_before, x, scheme, xp)
     side = Side(at, segments, places, {})
     if scale is None:
         vectors = q if q is not None else k
         scale = 1.0 if vectors is None else scheme.scale(vectors.shape[3])
     both = side_features(
         scheme, Params(arrays, work), (q, k), (side, side), given=(None, None), x=x, q_x=x,
-        aligned=pos is None, k_transformed=False, scale=scale, xp=xp,
+        x_before=x_before, aligned=pos is None, k_transformed=False, scale=scale, xp=xp,
     )  # fmt: skip
     return both if carry is None else _add_carry(scheme, both, carry, work, xp)
 
@@ -130,6 +143,7 @@ def side_features(
     k_transformed: bool,
     scale: float,
     xp: Namespace,
+    x_before: Array | None = None,
 ) -> tuple[FeatureArrays, FeatureArrays]:
     """Features of queries and of keys, computed unless the caller gives them.
 
@@ -144,7 +158,12 @@ def side_features(
     key: FeatureArrays = {}
     if k_given is None and "hidden_features" in hooks:
         x = _check_hidden("x", x, k, k_side, name, "K", xp)
-        key |= _hidden_features("x", scheme, x, "key", params, xp)
+        wide = x
+        if count := scheme.lookback():
+            where = Tokens(k_side.pos, k_side.seg)
+            in_order = aligned and k_side.seg is None
+            wide = with_earlier(x, count, None if in_order else where, before=x_before, xp=xp)
+        key |= _hidden_features("x", scheme, wide, "key", params, xp)
     if "key_features" in hooks and not (k_given is not None and k_transformed):
         if k is None:
             raise ValueError(f"{name} has features of keys: give k")
@@ -210,6 +229,20 @@ def _check_hidden(
     return x
 
 
+def _check_before(before: Array, x: Array | None, scheme: PositionScheme, xp: Namespace) -> Array:
+    """``x_before`` as hidden states of tokens before those of ``x``."""
+    if not scheme.lookback():
+        raise ValueError(
+            f"x_before: {type(scheme).__name__} reads hidden states of no earlier tokens; leave it "
+            "out"
+        )
+    shape = tuple(getattr(before, "shape", ()))
+    if x is None or len(shape) != 3 or (shape[0], shape[2]) != (x.shape[0], x.shape[2]):
+        expected = "with x" if x is None else f"({x.shape[0]}, n, {x.shape[2]})"
+        raise ValueError(f"x_before must be (B, n, C) = {expected}, got {shape}")
+    return from_numpy(before, xp=xp, device=device(x))
+
+
 def _hidden_features(
     what: str, scheme: PositionScheme, x: Array, role: Role, params: Params, xp: Namespace
 ) -> FeatureArrays:
@@ -224,7 +257,7 @@ def _hidden_features(
             RuntimeError,
         ):  # an error of a tracer or compiler
             raise
-        width, sizes = x.shape[2], {n: tuple(s.shape) for n, s in scheme.param_specs().items()}
+        width, sizes = x.shape[-1], {n: tuple(s.shape) for n, s in scheme.param_specs().items()}
         if any(width in shape for shape in sizes.values()):
             raise
         raise ValueError(
@@ -368,13 +401,16 @@ def hidden_width(scheme: PositionScheme, params: Mapping[str, Array]) -> int:
     if "hidden_features" not in scheme.hooks():
         return 0
     arrays, work = prepare_params(scheme, params, like=np.zeros(1), dtype=None, xp=numpy_namespace)
-    whole = Params(arrays, work)
-    sizes = {size for spec in scheme.param_specs().values() for size in spec.shape}
+    whole, n = Params(arrays, work), scheme.lookback()
+    shapes = [spec.shape for spec in scheme.param_specs().values()]
+    # A head may read a part of the hidden state.
+    sizes = {n * size for shape in shapes for size in shape for n in (1, shape[0])}
     for width in sorted(sizes | {_DEFAULT_WIDTH}, reverse=True):
         x = np.zeros((1, 1, width), np.float32)
+        seen = {"query": x, "key": with_earlier(x, n, xp=numpy_namespace) if n else x}
         try:
             for role in _ROLES:
-                scheme.hidden_features(x, role=role, params=whole, xp=numpy_namespace)
+                scheme.hidden_features(seen[role], role=role, params=whole, xp=numpy_namespace)
         except (TypeError, ValueError, IndexError):
             continue
         return width

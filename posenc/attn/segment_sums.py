@@ -44,10 +44,7 @@ def segment_sums(
     batch, k_len = values.shape[0], values.shape[2]
     pos, seg = (_concat_integers(k, q, batch, xp) for k, q in zip(key, query, strict=True))
     assert pos is not None
-    order = xp.argsort(pos, axis=-1, stable=True)
-    if seg is not None:
-        by_segment = xp.argsort(xp.take_along_axis(seg, order, axis=-1), axis=-1, stable=True)
-        order = xp.take_along_axis(order, by_segment, axis=-1)
+    order = in_order_of_positions(Tokens(pos, seg), batch, xp)
     q_len = pos.shape[-1] - k_len
     zeros = xp.zeros(  # queries add nothing to the sums
         (*values.shape[:2], q_len, *values.shape[3:]), dtype=values.dtype, device=device(values)
@@ -65,6 +62,16 @@ def segment_sums(
     back = xp.argsort(order, axis=-1)
     sums = _take_tokens(sums, xp.take_along_axis(last, back, axis=-1), xp)
     return sums[:, :, :k_len, ...], sums[:, :, k_len:, ...]
+
+
+def in_order_of_positions(tokens: Tokens, batch: int, xp: Namespace) -> Array:
+    """The indices ``(batch, L)`` that sort tokens by segment, and by position within one."""
+    shape = (batch, tokens.pos.shape[-1])
+    order = xp.argsort(xp.broadcast_to(tokens.pos, shape), axis=-1, stable=True)
+    if tokens.seg is None:
+        return order
+    seg = xp.take_along_axis(xp.broadcast_to(tokens.seg, shape), order, axis=-1)
+    return xp.take_along_axis(order, xp.argsort(seg, axis=-1, stable=True), axis=-1)
 
 
 def _is_exporting(xp: Namespace) -> bool:

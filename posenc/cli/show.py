@@ -16,7 +16,7 @@ import numpy as np
 
 from posenc import evaluate
 from posenc.attn.call import Call, prepare
-from posenc.attn.features import hidden_width
+from posenc.attn.features import features, hidden_width
 from posenc.checks import check_count, check_scheme
 from posenc.cli import picture
 from posenc.cli.picture import Figure, Panel
@@ -183,13 +183,26 @@ class _Drawing:
 
     def _call_of_random_tokens(self, length: int) -> Call:
         """A call of attention with normal vectors and hidden states, the same each time."""
+        q, k, x = self._random_tokens(length)
+        return prepare(q, k, k, self.scheme, self.params, x=x)
+
+    def _random_tokens(self, length: int) -> tuple[Array, Array, Array | None]:
+        """Queries, keys and hidden states, or None for a scheme that reads none."""
         heads, width = self._heads, getattr(self.scheme, "head_dim", 64)
         rng = np.random.default_rng(0)
         # Drawn token by token, so that a longer picture starts with the same tokens.
         q, k = rng.standard_normal((length, 2, heads, width)).transpose(1, 2, 0, 3)[:, None]
         hidden = hidden_width(self.scheme, self.params)
         x = np.random.default_rng(1).standard_normal((1, length, hidden)) if hidden else None
-        return prepare(q, k, k, self.scheme, self.params, x=x)
+        return q, k, x
+
+    def _features(self, pos: Array) -> tuple[dict[str, Array], dict[str, Array]]:
+        """Features of random tokens: of queries at ``pos``, and of a key at 0."""
+        if not evaluate.has_features(self.scheme):
+            return {}, {}
+        q, k, x = self._random_tokens(1 + int(pos.max()))
+        query, key = features(self.scheme, self.params, x=x, q=q, k=k)
+        return {n: a[:, :, pos] for n, a in query.items()}, {n: a[:, :, :1] for n, a in key.items()}
 
     def embedding(self, pos: Array) -> Array | None:
         """``(L, dim)`` or None."""
@@ -201,21 +214,22 @@ class _Drawing:
         None if the scheme transforms neither. If it has regions, each score is that of its region.
         """
         width = getattr(self.scheme, "head_dim", 64)
-        x = np.zeros((self._heads, len(pos), width))
+        x = np.zeros((1, self._heads, len(pos), width))
         x[..., channel] = 1.0
+        of_queries, of_key = self._features(pos)
         regions = self.scheme.regions() or ((self.scheme, (None, None)),)
-        total, transformed = np.zeros(x.shape[:2]), False
+        total, transformed = np.zeros(x.shape[1:3]), False
         for scheme, window in regions:
             params = {name: a for name, a in self.params.items() if name in scheme.param_specs()}
             transform = partial(evaluate.transform, scheme, params=params)
-            query = transform(x, pos, role="query")
-            key = transform(x[:, :1], np.asarray([0]), role="key")
+            query = transform(x, pos, role="query", features=of_queries)
+            key = transform(x[:, :, :1], np.asarray([0]), role="key", features=of_key)
             inside = visible(pos, np.zeros_like(pos), window=window)
             inside = np.ones(len(pos), bool) if inside is None else inside
             if len(regions) > 1 and not evaluate.reads_features(scheme):
                 bias = evaluate.bias(scheme, pos, np.asarray([0]), params)
                 inside = inside if bias is None else inside & ~np.isneginf(bias[0, :, 0])
-            total = np.where(inside, (query * key).sum(axis=-1), total)
+            total = np.where(inside, (query * key).sum(axis=-1)[0], total)
             transformed |= evaluate.has_transform(scheme)
         return total if transformed else None
 
@@ -341,9 +355,10 @@ def _transform_panel(drawing: _Drawing) -> list[Panel]:
     channels = np.asarray([scores[0] for scores in rows if scores is not None])
     _, kept = np.unique(channels.round(6), axis=0, return_index=True)
     heads_equal = bool((total == total[:1]).all())
+    tokens = " of random tokens" if "hidden_features" in drawing.scheme.hooks() else ""
 
     def paint(figure: Figure) -> None:
-        picture.heading(figure, "Transform: effect of positions on queries and keys")
+        picture.heading(figure, f"Transform: effect of positions{tokens} on queries and keys")
         left, right = figure.subplots(1, 2, width_ratios=(3, 2))
         image = picture.heat_map(left, channels[np.sort(kept)], (drawing.length, len(kept)))
         up = "pair of channels" if 2 * len(kept) == width else "channels without duplicates"

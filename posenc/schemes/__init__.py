@@ -52,6 +52,7 @@ from posenc.schemes.scalings import (
     Scaling,
     YaRN,
 )
+from posenc.schemes.selective_rope import SelectiveRoPE
 from posenc.schemes.self_extend import SelfExtend
 from posenc.schemes.shaw import Shaw
 from posenc.schemes.sink import Sink, sink_alone
@@ -69,8 +70,8 @@ __all__ = [
     "ClipPeriod", "CoPE", "DeBERTa", "DualChunk", "DynamicNTK", "FoX", "Inkling", "Kerple",
     "Learned", "LearnedRoPE", "Llama3", "LogScale", "LongRoPE", "MRoPE", "MixedRoPE", "NTKMixed",
     "NoPE", "PoPE", "Proportional", "ReRoPE", "RelativeTable", "RoPE", "Sandwich", "Scaling",
-    "SelfExtend", "Shaw", "Sink", "Sinusoidal", "Sum", "T5Bias", "TransformerXL", "XPos", "YaRN",
-    "catalogue", "make",
+    "SelectiveRoPE", "SelfExtend", "Shaw", "Sink", "Sinusoidal", "Sum", "T5Bias", "TransformerXL",
+    "XPos", "YaRN", "catalogue", "make",
 ]  # fmt: skip
 
 Maker = Callable[..., PositionScheme]
@@ -113,6 +114,7 @@ _BUILT_IN: dict[str, Entry] = {
     "rope_yarn": (RoPE, {"scaling": YaRN}),
     "sandwich": (Sandwich, {"dim": 128}),  # not the dim of the model
     "self_extend": SelfExtend,
+    "selective_rope": SelectiveRoPE,
     "shaw": Shaw,
     "sink": sink_alone,
     "sinusoidal": Sinusoidal,

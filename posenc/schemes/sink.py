@@ -158,6 +158,9 @@ class Sink(PositionScheme):
             features["sink"] = xp.matrix_transpose(xp.matmul(x, w))
         return features
 
+    def lookback(self) -> int:
+        return self.scheme.lookback()
+
     def query_features(self, q: Array, pos: Array, **keywords: Any) -> Mapping[str, Array]:
         return self.scheme.query_features(q, pos, **keywords)
 

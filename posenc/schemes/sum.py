@@ -104,8 +104,18 @@ class Combination(PositionScheme):
             x = scheme.transform(x, pos, role=role, params=own, xp=xp)
         return x if x.dtype == dtype else xp.astype(x, dtype)
 
-    def hidden_features(self, x: Array, **keywords: Any) -> Mapping[str, Array]:
-        return self._features("hidden_features", x, **keywords)
+    def hidden_features(
+        self, x: Array, *, role: Role, params: Mapping[str, Array], xp: Namespace
+    ) -> Mapping[str, Array]:
+        features: dict[str, Array] = {}
+        for scheme, own in self._parts("hidden_features", params, xp):
+            seen = _last_tokens(x, scheme.lookback()) if role == "key" and self.lookback() else x
+            of_part = scheme.hidden_features(seen, role=role, params=own, xp=xp)
+            features |= {own.prefix + name: array for name, array in of_part.items()}
+        return features
+
+    def lookback(self) -> int:
+        return max(scheme.lookback() for scheme in self.schemes)
 
     def query_features(self, q: Array, pos: Array, **keywords: Any) -> Mapping[str, Array]:
         return self._features("query_features", q, pos, **keywords)
@@ -307,6 +317,11 @@ class PartFeatures(Features):
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
+
+
+def _last_tokens(x: Array, count: int) -> Array:
+    """Of hidden states ``(B, L, n + 1, C)``, those of a part with a lookback of ``count``."""
+    return x[:, :, -count - 1 :, :] if count else x[:, :, -1, :]
 
 
 def _furthest(distances: tuple[int | None, ...]) -> int | None:

@@ -7,16 +7,16 @@ with the catalogue, so that a passing check also covers schemes that nobody has 
   ``Silent`` (the hook, without a bias); with ``key_bias``: ``Both``.
 - ``transform``: ``Sharpening``, ``Both``.
 - ``scale``: ``Cooled``; ``at_length``: ``Stretching``; ``constants``: ``Tide``.
-- ``hidden_features``: ``Leaning``; summed (``cumulative``): ``Fading``,
-  ``Selective``.
+- ``hidden_features``: ``Leaning``; summed (``cumulative``): ``Fading``.
 - ``key_features``: ``Wide``.
 - ``regions``: ``Levelled``.
 
 ``embedding`` is in ``posenc.Sinusoidal`` and ``posenc.Learned``, ``axes`` in
 ``posenc.schemes.AxialRoPE`` and ``posenc.schemes.ALiBi2D``, ``sink`` in
 ``posenc.schemes.Sink``, ``query_features`` in ``posenc.schemes.Shaw``, ``adjust_scores`` in
-``posenc.schemes.CoPE``. Without arguments the schemes are small: ``HEADS`` heads of ``HEAD_DIM``
-channels, and hidden states of ``HIDDEN_DIM`` channels.
+``posenc.schemes.CoPE``, ``lookback`` in ``posenc.schemes.SelectiveRoPE``. Without arguments the
+schemes are small: ``HEADS`` heads of ``HEAD_DIM`` channels, and hidden states of ``HIDDEN_DIM``
+channels.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import posenc
 from posenc.protocol import Array, Initializer, Namespace, ParamSpec, PositionScheme, Role, Window
 from posenc.schemes.gates import SummedGates, log_sigmoid, logits
 
-HEADS, HEAD_DIM, HIDDEN_DIM = 4, 8, 6
+HEADS, HEAD_DIM, HIDDEN_DIM = 4, 8, 12
 
 
 def uniform(low: float, high: float) -> Initializer:
@@ -220,33 +220,6 @@ class Wide(PositionScheme):
     def bias(self, q: Array, k: Array, *, params: Any, xp: Namespace) -> Array:
         key = params.key
         return key["t"][0] if self.table else key["a"] + key["b"]
-
-
-@dataclass(frozen=True)
-class Selective(PositionScheme):
-    """Angles from hidden states, summed up to a token, as in Selective RoPE."""
-
-    cumulative: ClassVar[tuple[str, ...]] = ("angle",)
-    num_heads: int = HEADS
-    head_dim: int = HEAD_DIM
-
-    def param_specs(self) -> Mapping[str, ParamSpec]:
-        shape = (self.num_heads, self.head_dim // 2, HIDDEN_DIM)
-        return {"w": ParamSpec(shape, uniform(-0.5, 0.5))}
-
-    def hidden_features(
-        self, x: Array, *, role: Role, params: Any, xp: Namespace
-    ) -> Mapping[str, Array]:
-        if role == "query":
-            return {}
-        return {"angle": xp.matmul(x[:, None, :, :], xp.matrix_transpose(params["w"]))}
-
-    def transform(self, x: Array, pos: Array, *, role: Role, params: Any, xp: Namespace) -> Array:
-        angle = params.of(role)["angle"]
-        sin, cos = xp.sin(angle), xp.cos(angle)
-        wide = xp.astype(x, angle.dtype)
-        a, b = wide[..., : self.head_dim // 2], wide[..., self.head_dim // 2 :]
-        return xp.astype(xp.concat([a * cos - b * sin, b * cos + a * sin], axis=-1), x.dtype)
 
 
 @dataclass(frozen=True)

@@ -156,7 +156,7 @@ def test_a_bias_is_an_array():
         posenc.bias(Shaped(None), np.arange(3), np.arange(5))
 
 
-X, CARRY = np.ones((1, 5, 6), np.float32), np.zeros((1, 2), np.float32)
+X, CARRY = np.ones((1, 5, HIDDEN_DIM), np.float32), np.zeros((1, 2), np.float32)
 
 
 @pytest.mark.parametrize(

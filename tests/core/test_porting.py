@@ -82,9 +82,10 @@ def test_a_table_for_both_directions_under_a_causal_mask(backend):
 @pytest.mark.parametrize("scheme", CATALOGUE)
 def test_a_cache_of_transformed_keys_at_unknown_positions(scheme):
     params = posenc.init_params(scheme)
+    sides = posenc.features(scheme, params, **{"q": Q, "k": Q} | hidden(scheme))
     turned = {
-        role: posenc.transform(scheme, Q, POS, role=role, params=params)
-        for role in ("query", "key")
+        role: posenc.transform(scheme, Q, POS, role=role, params=params, features=features)
+        for role, features in zip(("query", "key"), sides, strict=True)
     }
     options = {"params": params, "k_transformed": True, "k": turned["key"]}
     if "regions" in scheme.hooks():

@@ -16,7 +16,7 @@ from posenc.evaluate import has_features
 from posenc.params import Features, Params
 from posenc.schemes import FoX
 from posenc.testing import assert_near
-from posenc.testing.examples import HEAD_DIM, HEADS, Fading, Fence
+from posenc.testing.examples import HEAD_DIM, HEADS, HIDDEN_DIM, Fading, Fence
 from posenc.testing.tolerances import ATTENTION_TOL, rounding_bound
 
 FLOAT64 = 2 * ATTENTION_TOL["float64"]  # either is rounded
@@ -121,7 +121,7 @@ def test_gates_are_summed_in_the_order_of_positions(subject, case):
 
 
 def test_a_carry_continues_the_sum():
-    scheme, x = SUBJECTS["fox"], normal((2, 9, 6), 0)
+    scheme, x = SUBJECTS["fox"], normal((2, 9, HIDDEN_DIM), 0)
     params = params_of(scheme)
     whole = posenc.features(scheme, params, x=x)[1]["c"]
     carry = {"c": whole[:, :, 4]}

@@ -29,7 +29,6 @@ from posenc.testing.examples import (
     HEAD_DIM,
     HEADS,
     HIDDEN_DIM,
-    Selective,
 )
 from posenc.testing.tolerances import ATTENTION_TOL, rounding_bound
 
@@ -102,7 +101,8 @@ def shaw(p):
 
 
 def transformer_xl(p):
-    angles = np.clip(-AHEAD, 0, 9)[..., None] * 10_000.0 ** (-np.arange(3) / 3)
+    half = HIDDEN_DIM // 2
+    angles = np.clip(-AHEAD, 0, 9)[..., None] * 10_000.0 ** (-np.arange(half) / half)
     r = np.concatenate([np.sin(angles), np.cos(angles)], axis=-1)
     other = np.einsum("bhid,hde,ije->bhij", Q + p["v"][:, None], p["w"], r)
     return products(Q + p["u"][:, None]) + other / ROOT
@@ -127,7 +127,13 @@ def inkling(p):
 
 
 def selective(p):
-    angle = np.cumsum(np.einsum("blc,hdc->bhld", X, p["w"]), axis=2)
+    unit = X.reshape(BATCH, LENGTH, HEADS, -1)
+    unit = unit / np.sqrt(np.sum(unit**2, axis=-1, keepdims=True) + 1e-6)
+    phi = np.einsum("hdr,hrc,blhc->bhld", p["w2"], p["w1"], unit)
+    taps = p["conv"].shape[-1]
+    late = np.pad(phi, ((0, 0), (0, 0), (taps - 1, 0), (0, 0)))
+    phi = sum(late[:, :, n : n + LENGTH] * p["conv"][:, None, :, n] for n in range(taps))
+    angle = np.cumsum(phi * 5e5 ** (-np.arange(HEAD_DIM // 2) / (HEAD_DIM // 2)), axis=2)
     turns = np.exp(1j * angle)
     q, k = ((a[..., : HEAD_DIM // 2] + 1j * a[..., HEAD_DIM // 2 :]) * turns for a in (Q, K))
     return np.einsum("bhid,bhjd->bhij", q, np.conj(k)).real / ROOT
@@ -493,7 +499,7 @@ def test_a_sum_answers_for_its_parts():
     assert list(gated.constants()) == ["1_slopes"]
     one_without = Sum(posenc.ALiBi(HEADS), posenc.T5Bias(HEADS))
     assert "key_bias" not in one_without.hooks()
-    assert Sum(posenc.ALiBi(HEADS), Selective()).relative
+    assert Sum(posenc.ALiBi(HEADS), PROOFS["selective"]).relative
     assert not Sum(posenc.ALiBi(HEADS), SUBJECTS["tide"]).relative
     assert Sum(posenc.NoPE(), posenc.T5Bias(HEADS, scaled=False)).scale(HEAD_DIM) == 1
 
@@ -550,9 +556,9 @@ def test_features_of_a_sink_around_regions_are_given_as_any():
 
 
 def test_what_a_cache_needs():
-    def needs(scheme, *more, transformed=False, features=False, carry=()):
+    def needs(scheme, *more, transformed=False, features=False, carry=(), x_before=0):
         assert posenc.cache_needs(scheme) == CacheNeeds(
-            ("k", "v", *more), transformed, features, carry
+            ("k", "v", *more), transformed, features, carry, x_before
         )
 
     needs(posenc.NoPE())
@@ -564,6 +570,7 @@ def test_what_a_cache_needs():
     needs(PROOFS["rope+key-side"], "k_features", transformed=True, features=True)
     needs(FoX(HEADS, HIDDEN_DIM), "k_features", features=True, carry=("c",))
     needs(PROOFS["fox+alibi"], "k_features", features=True, carry=("0_c",))
-    needs(Selective(), transformed=True, features=True, carry=("angle",))  # turned already
+    turned = {"transformed": True, "features": True}
+    needs(PROOFS["selective"], **turned, carry=("angle",), x_before=2)
     needs(RECTIFIED)
     needs(Sink(posenc.RoPE(HEAD_DIM), learned=False), transformed=True)

@@ -14,12 +14,13 @@ from posenc.schemes import ALiBi2D, AxialRoPE, CoPE, FoX, Sink, Sum
 from posenc.testing.examples import (
     HEAD_DIM,
     HEADS,
+    HIDDEN_DIM,
     Cooled,
-    Selective,
 )
 
 Q = normal((2, HEADS, 5, HEAD_DIM), 0, "float32")
 POS = np.arange(5)
+SELECTIVE = SUBJECTS["selective"]
 T5, FOX, SHAW = posenc.T5Bias(HEADS), SUBJECTS["fox"], SUBJECTS["shaw"]
 RECTIFIED = SUBJECTS["rerope"]
 TABLE = params_of(T5)
@@ -27,7 +28,7 @@ GATES = {"scheme": FOX, "params": params_of(FOX)}
 TURNED = {"k_transformed": True}
 INKLING = {
     "scheme": SUBJECTS["inkling"], "params": params_of(SUBJECTS["inkling"]),
-    "x": normal((2, 5, 6), 0, "float32"),
+    "x": normal((2, 5, HIDDEN_DIM), 0, "float32"),
 }  # fmt: skip
 THREE, PLANE = normal((3, HEADS, 5, HEAD_DIM), 1, "float32"), AxialRoPE(HEAD_DIM)
 VALID, PAIRS = np.ones((2, 5), bool), normal((1, HEADS, 5, 5), 2, "float32")
@@ -85,13 +86,13 @@ ATTENTION = {
     "window-bool": ({"window": True}, TypeError, "window"),
     "implementation": ({"implementation": "refrence"}, ValueError, "'reference'"),
     "gates-without-x": (GATES, ValueError, r"\bx\b"),
-    "x-length": (GATES | {"x": normal((2, 4, 6), 0, "float32")}, ValueError, r"\bx\b"),
+    "x-length": (GATES | {"x": normal((2, 4, HIDDEN_DIM), 0, "float32")}, ValueError, r"\bx\b"),
     "x-width": (GATES | {"x": normal((2, 5, 7), 0, "float32")}, ValueError, "x has .* width C=7"),
     "q-x-width": (
         INKLING | {"q_x": normal((2, 5, 7), 0, "float32")}, ValueError, "q_x has .* width C=7",
     ),
-    "x-axes": (GATES | {"x": normal((5, 6), 0, "float32")}, ValueError, r"\bx\b"),
-    "x-batch": (GATES | {"x": normal((3, 5, 6), 0, "float32")}, ValueError, r"\bx\b"),
+    "x-axes": (GATES | {"x": normal((5, HIDDEN_DIM), 0, "float32")}, ValueError, r"\bx\b"),
+    "x-batch": (GATES | {"x": normal((3, 5, HIDDEN_DIM), 0, "float32")}, ValueError, r"\bx\b"),
     "features-alone": (
         GATES | {"q_features": {"c": Q[..., 0]}}, ValueError, "q_features is given without k_fea",
     ),
@@ -122,7 +123,8 @@ ATTENTION = {
         INKLING | at(POS, POS[::-1].copy()), ValueError, "give q_x",
     ),
     "hidden-states-of-queries-length": (
-        INKLING | at(POS) | {"q_x": normal((2, 4, 6), 0, "float32")}, ValueError, "q_x must be",
+        INKLING | at(POS) | {"q_x": normal((2, 4, HIDDEN_DIM), 0, "float32")}, ValueError,
+        "q_x must be",
     ),
     "place-alone": ({"q_axes": POS}, ValueError, "q_axes is given without k_axes"),
     "place-width": (axes(np.zeros((5, 3), int)), ValueError, r"q_axes .* \(5, 1\).* got \(5, 3\)"),
@@ -166,7 +168,7 @@ ATTENTION = {
         {"scheme": Overlapping(windows=(4, 5))}, ValueError, r"must be \(left, right\), got 4",
     ),
     "sum-of-no-feature": (
-        GATES | {"scheme": Misnamed(HEADS, 6), "x": normal((2, 5, 6), 0, "float32")}, ValueError,
+        INKLING | {"scheme": Misnamed(HEADS, HIDDEN_DIM), "params": params_of(FOX)}, ValueError,
         "Misnamed.cumulative has 'gate', but keys have no such feature; they have: c",
     ),
     "softcap-zero": ({"softcap": 0.0}, ValueError, "softcap must be finite and greater than 0"),
@@ -234,7 +236,7 @@ def test_numpy_stands_for_torch_beside_queries_alone():
 
     import posenc_torch
 
-    q, x = torch.tensor(Q), normal((2, 5, 6), 0, "float32")
+    q, x = torch.tensor(Q), normal((2, 5, HIDDEN_DIM), 0, "float32")
     params = params_of(INKLING["scheme"])
     want = posenc_torch.attention(q, q, q, INKLING["scheme"], params, x=torch.tensor(x))
     got = posenc_torch.attention(q, q, q, INKLING["scheme"], params, x=x)
@@ -278,7 +280,7 @@ EVALUATED = {
     ),
     "transform-without-features": (
         lambda: posenc.transform(
-            Selective(), Q, POS, role="key", params=params_of(Selective())
+            SELECTIVE, Q, POS, role="key", params=params_of(SELECTIVE)
         ), KeyError, "the key has no feature 'angle'; it has: none",
     ),
     "transform-places": (

@@ -19,7 +19,7 @@ from posenc.attn.call import prepare
 from posenc.attn.implementations import Implementation
 from posenc.attn.reference import dense
 from posenc.schemes import Kerple
-from posenc.testing.examples import Leaning, Levelled, Wide
+from posenc.testing.examples import HIDDEN_DIM, Leaning, Levelled, Wide
 from posenc.testing.tolerances import (
     ATTENTION_TOL,
     REDUCTION_FACTOR,
@@ -188,7 +188,7 @@ def call_of(scheme, *, length=20, **options):
     """A call in the layout of the core."""
     q, k, v = (jnp.swapaxes(a, 1, 2) for a in tokens(length))
     params = {name: jnp.asarray(a) for name, a in params_of(scheme).items()}
-    x = jnp.asarray(normal((2, length, 6), 3), "float32")
+    x = jnp.asarray(normal((2, length, HIDDEN_DIM), 3), "float32")
     return prepare(q, k, v, scheme, params, x=x, xp=jnp, **options)
 
 
@@ -410,7 +410,7 @@ POSITIONS = {"q_pos": np.arange(20), "k_pos": np.arange(20)}
 )
 def test_a_bias_by_key_leaves_out_what_softmax_does_not_see(scheme, options, by_key):
     q, k, v = (jnp.moveaxis(a, 1, 2) for a in tokens(20))
-    x = jnp.asarray(normal((2, 20, 6), 3))
+    x = jnp.asarray(normal((2, 20, HIDDEN_DIM), 3))
     arrays = {name: jnp.asarray(a) for name, a in params_of(scheme).items()}
     call = prepare(q, k, v, scheme, arrays, x=x if scheme.cumulative else None, xp=jnp, **options)
     plan, operands, _ = implementation.plan_call(call, "elementwise", 8, reads_far=False)

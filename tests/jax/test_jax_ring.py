@@ -109,7 +109,7 @@ def test_summed_features_of_a_shard_are_those_of_the_call():
 
     x, scheme = jax.numpy.ones((1, 4, HIDDEN_DIM)), Sum(FoX(HEADS, HIDDEN_DIM), Shaw(HEAD_DIM))
     given = {"params": params_of(scheme), "x": x, "causal": True}
-    with pytest.raises(ValueError, match="k_valid without features: Sum sums"):
+    with pytest.raises(ValueError, match="k_valid without features: those of Sum"):
         attend(scheme, **given, k_valid=np.ones((1, 4), bool))
     unset = dict.fromkeys(("q_seg", "k_seg", "q_x"))  # None is the same as leaving it out
     out = attend(scheme, **given, **unset, scale=2.0)

@@ -8,7 +8,7 @@ from frameworks import ROUTES
 from subjects import normal
 
 import posenc
-from posenc.schemes import DAPE, CoPE, Kerple, Sum
+from posenc.schemes import DAPE, CoPE, Kerple, ReRoPE, Sum
 from posenc.testing import examples
 from posenc.testing.tolerances import ATTENTION_TOL, assert_near
 
@@ -86,7 +86,7 @@ def test_others_say_why_they_cannot(route):
     ("make", "message"),
     [
         (lambda: DAPE(CoPE(DIM), num_heads=HEADS), "adjusts scores"),
-        (lambda: DAPE(examples.ReRoPE(), num_heads=HEADS), "has regions"),
+        (lambda: DAPE(ReRoPE(DIM, window=4), num_heads=HEADS), "has regions"),
         (lambda: DAPE(posenc.RoPE(DIM)), "num_heads"),
         (lambda: DAPE(posenc.ALiBi(4), num_heads=8), "num_heads=8"),
         (lambda: DAPE(posenc.ALiBi(4), hidden=0), "hidden"),

@@ -60,6 +60,7 @@ _OF_OTHERS = "default-x", "default-x-scaled", "window-both-sides", "plain", "cau
 EVERY = [("alibi-learned", case, "contiguous") for case in CASES if case not in _OF_OTHERS]
 EVERY += [(name, "segments", "zigzag") for name in ("nope", "t5", "rope", "fading")]
 EVERY += [("sums-and-shaw", "default-x-scaled", "contiguous")]
+EVERY += [("selective", "default-x", "contiguous")]
 EVERY += [("fading", "default-x", "contiguous"), ("fence", "causal", "zigzag")]
 EVERY += [("parabola", "plain", "zigzag"), ("rope+key-side", "causal", "zigzag")]
 EVERY += [("sink", "window", "contiguous"), ("shaw", "segments", "zigzag")]

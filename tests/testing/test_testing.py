@@ -560,7 +560,7 @@ def test_a_law_says_where_it_is_broken():
         BrokenLawError, match=r"head 0: .* at query 41 differs between key -\d+ and"
     ):
         check_scheme(wrong_schemes.FarKeys(HEADS), frameworks=["numpy"])
-    with pytest.raises(BrokenLawError, match=r"alone: |\(5, 9, 6\), with another token"):
+    with pytest.raises(BrokenLawError, match=r"alone: |\(5, 9, 12\), with another token"):
         check_scheme(wrong_schemes.CrowdedGate(), frameworks=["numpy"])
 
 
@@ -584,8 +584,8 @@ def test_a_class_is_no_scheme(wrong):
 
 
 def test_the_width_of_hidden_states_is_found_or_asked_for():
-    assert SchemeCase(FoX(HEADS, HIDDEN_DIM)).hidden_dim == 6
-    assert SchemeCase(Sum(posenc.RoPE(HEAD_DIM), FoX(HEADS, HIDDEN_DIM))).hidden_dim == 6
+    assert SchemeCase(FoX(HEADS, HIDDEN_DIM)).hidden_dim == HIDDEN_DIM
+    assert SchemeCase(Sum(posenc.RoPE(HEAD_DIM), FoX(HEADS, HIDDEN_DIM))).hidden_dim == HIDDEN_DIM
 
     class Odd(FoX):
         def log_gates(self, x, *, params, xp):

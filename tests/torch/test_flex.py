@@ -26,7 +26,7 @@ from posenc.evaluate import has_bias, has_features, positions_as_places, reads_f
 from posenc.positions import packed, visible
 from posenc.schemes import FIRE, ALiBi, Sum
 from posenc.testing import AttentionCase, assert_near, frameworks
-from posenc.testing.examples import HEAD_DIM, HEADS, Checkered
+from posenc.testing.examples import HEAD_DIM, HEADS, HIDDEN_DIM, Checkered
 from posenc.testing.tolerances import ATTENTION_TOL, UNIT, attention_bound
 
 if not require("torch"):
@@ -74,7 +74,7 @@ def tensors(scheme, q_len, k_len=None, batch=2):
     count, k_len = heads(scheme), k_len or q_len
     shapes = [(batch, count, q_len, HEAD_DIM), *[(batch, count, k_len, HEAD_DIM)] * 2]
     result = [torch.tensor(normal(shape, n), dtype=torch.float32) for n, shape in enumerate(shapes)]
-    x = torch.tensor(normal((batch, k_len, 6), 3), dtype=torch.float32)
+    x = torch.tensor(normal((batch, k_len, HIDDEN_DIM), 3), dtype=torch.float32)
     return result, x, {name: torch.tensor(a) for name, a in params_of(scheme).items()}
 
 
@@ -1084,7 +1084,7 @@ def test_default_positions_are_floats_on_a_gpu():
     assert not floats("alibi")
     with as_on_a_gpu():
         assert floats("alibi")
-        assert floats("fox+alibi", x=torch.zeros(1, 20, 6), causal=True)
+        assert floats("fox+alibi", x=torch.zeros(1, 20, HIDDEN_DIM), causal=True)
         assert not floats("tide")
         for names in (("q_pos", "k_pos"), ("q_axes", "k_axes")):
             assert not floats("alibi", **dict.fromkeys(names, torch.arange(20)))

@@ -22,7 +22,7 @@ import posenc
 from posenc.attn.bias_forms import bias_by_key, has_bias
 from posenc.schemes import Sum
 from posenc.testing import assert_near
-from posenc.testing.examples import HEAD_DIM, HEADS
+from posenc.testing.examples import HEAD_DIM, HEADS, HIDDEN_DIM
 from posenc.testing.tolerances import ATTENTION_TOL, attention_bound, rounding_bound
 
 if not require("torch"):
@@ -69,7 +69,7 @@ def inputs(scheme, length, *, k_len=None, shared=None, dtype=torch.float32, lear
         "q": (2, count, length, HEAD_DIM),
         "k": (2, kv_heads, k_len, HEAD_DIM),
         "v": (2, kv_heads, k_len, HEAD_DIM),
-        "x": (2, k_len, 6),
+        "x": (2, k_len, HIDDEN_DIM),
     }
     arrays = {
         name: torch.tensor(normal(shape, seed + n)).to(dtype)

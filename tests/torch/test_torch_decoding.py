@@ -76,6 +76,12 @@ class Texts:
             return None
         given = {name: tokens[name] for name in "xqk"}
         carry = carry or None
+        if carry is not None and self.needs.x_before:
+            at = pos[:, :1] + torch.arange(-self.needs.x_before, 0)
+            x = self.arrays["x"]
+            given["x_before"] = torch.stack(
+                [x[row, own.clamp(min=0)] * (own >= 0)[:, None] for row, own in enumerate(at)]
+            )
         return posenc.features(self.scheme, self.params, **given, pos=pos, carry=carry)
 
     def cached_keys(self, k, pos, features):

@@ -76,9 +76,9 @@ def ring_attention(
     bias, mask
         ``bias`` is not accepted. ``mask`` must be a function of positions and segments.
     x, q_x
-        For a scheme with ``hidden_features``: of this shard's tokens. Cumulative features need the
-        default positions, no segments, no ``k_valid`` and ``Q = K``. In any other layout give
-        features.
+        For a scheme with ``hidden_features``: of this shard's tokens. Cumulative features, and a
+        ``lookback``, need the default positions, no segments, no ``k_valid`` and ``Q = K``. In any
+        other layout give features.
     q_features, k_features
         This shard's part ``(B, H, L)`` of the features of the whole sequence, which
         ``posenc.features`` computes outside of ``shard_map``.
@@ -141,14 +141,14 @@ def _with_defaults(
     """The options with this shard's positions, cumulative features and hidden states."""
     given: dict[str, Any] = dict(options)
     use_default_positions = check_pair("q_pos", given.get("q_pos"), "k_pos", given.get("k_pos"))
-    cumulative = _needs_sums(scheme, given)
-    if cumulative:
+    across_shards = _needs_other_shards(scheme, given)
+    if across_shards:
         _check_in_order(scheme, q, k, given)
     if use_default_positions and hasattr(q, "shape") and hasattr(k, "shape"):
         given["q_pos"], given["k_pos"] = consecutive_positions(
             q.shape[1], k.shape[1], axis_name, shards
         )
-    if cumulative:
+    if across_shards:
         given["q_features"], given["k_features"] = _features(scheme, q, k, params, given, axis_name)
         given["x"] = None
     needs_q_x = given.get("x") is not None and given.get("q_x") is None
@@ -157,9 +157,9 @@ def _with_defaults(
     return given
 
 
-def _needs_sums(scheme: PositionScheme, given: Mapping[str, Any]) -> bool:
-    """Whether cumulative features must be computed here: the caller gives none."""
-    if not scheme.cumulative or given.get("q_features") is not None:
+def _needs_other_shards(scheme: PositionScheme, given: Mapping[str, Any]) -> bool:
+    """Whether features of tokens of other shards must be computed here: the caller gives none."""
+    if not (scheme.cumulative or scheme.lookback()) or given.get("q_features") is not None:
         return False
     return given.get("x") is not None or "hidden_features" not in scheme.hooks()
 
@@ -172,7 +172,7 @@ def _check_in_order(scheme: PositionScheme, q: Array, k: Array, given: Mapping[s
         problem = f"q of length {q.shape[1]} and k of length {k.shape[1]}"
     if problem is not None:
         raise ValueError(
-            f"{problem} without features: {type(scheme).__name__} sums features over tokens of "
+            f"{problem} without features: those of {type(scheme).__name__} depend on tokens of "
             "other shards; give q_features and k_features, this shard's part of posenc.features "
             "of the whole sequence"
         )
@@ -197,7 +197,9 @@ def _features(
     options = {"pos": "k_pos", "axes": "k_axes", "scale": "scale"} if inputs else {}
     inputs |= {name: given.get(option) for name, option in options.items()}
     if given.get("x") is not None:
-        inputs["x"] = jnp.asarray(given["x"])
+        x = inputs["x"] = jnp.asarray(given["x"])
+        if count := scheme.lookback():
+            inputs["x_before"] = _last_of_shard_before(x, count, axis_name)
     arrays = {name: jnp.asarray(array) for name, array in as_mapping(params).items()}
     query, key = features(scheme, arrays, **inputs, xp=jnp)
     for name in scheme.cumulative:
@@ -208,6 +210,21 @@ def _features(
         before = jnp.sum(jnp.where(earlier, totals, 0), axis=0)[:, :, None]
         query[name], key[name] = query[name] + before, sums + before
     return query, key
+
+
+def _last_of_shard_before(x: Array, count: int, axis_name: str | tuple[str, ...]) -> Array:
+    """Hidden states of the last ``count`` tokens of the shard before; zeros before the first."""
+    if x.shape[1] < count:
+        raise ValueError(
+            f"x has {x.shape[1]} tokens on each shard, and features read {count} earlier ones; "
+            "give q_features and k_features"
+        )
+    shards = axis_size(axis_name)
+    to_next = [(i, i + 1) for i in range(shards - 1)]
+    received: Array = lax.ppermute(  # type: ignore[no-untyped-call] # untyped in JAX
+        make_varying(x[:, -count:], lax.axis_index(axis_name)), axis_name, to_next
+    )
+    return received
 
 
 def _with_batch_axis(side: Side) -> Side:

@@ -100,6 +100,7 @@ class _Cache:
         self._case, self._needs, self._length = case, needs, 0
         self._kept: dict[str, Host] = {}
         self._carry: dict[str, Host] | None = None
+        self._x_before: Host | None = None
         self._queries: dict[str, Host] = {}
 
     def add(self, tensors: Tensors) -> None:
@@ -109,8 +110,9 @@ class _Cache:
         self._length += pos.size
         wide = {name: a.astype(np.float64) for name, a in case.params.items()}
         of_queries, of_keys = posenc.features(
-            case.scheme, wide, x=tensors["x"], q=tensors["q"], k=k, pos=pos, carry=self._carry
-        )
+            case.scheme, wide, x=tensors["x"], q=tensors["q"], k=k, pos=pos, carry=self._carry,
+            x_before=self._x_before,
+        )  # fmt: skip
         if needs.transformed:
             k = posenc.transform(case.scheme, k, pos, role="key", params=wide, features=of_keys)
         new = {"k": k, "v": tensors["v"]}
@@ -121,6 +123,9 @@ class _Cache:
             self._kept[name] = np.concatenate([*before, array], axis=2)
         if needs.carry:
             self._carry = {name: of_keys[name][:, :, -1] for name in needs.carry}
+        if needs.x_before:
+            before = [] if self._x_before is None else [self._x_before]
+            self._x_before = np.concatenate([*before, tensors["x"]], axis=1)[:, -needs.x_before :]
         self._queries = {f"q_features:{name}": a for name, a in of_queries.items()}
 
     def step(self, start: int, tensors: Tensors) -> AttentionCase:

@@ -13,6 +13,7 @@ import array_api_compat.numpy as xp
 import numpy as np
 
 import posenc
+from posenc.attn.earlier import with_earlier
 from posenc.evaluate import as_column, as_row
 from posenc.params import Params, head_views, tile_views
 from posenc.positions import visible
@@ -195,10 +196,13 @@ def _names_read(case: SchemeCase) -> set[str]:
         own = _Recording(made, names)
         scheme.adjust_scores(scores, *at, visible=None, params=own, xp=xp)
     hidden = case.normal((1, 3, case.hidden_dim), 0).astype(np.float32)
+    seen = {"query": hidden, "key": hidden}
+    if count := scheme.lookback():
+        seen["key"] = with_earlier(hidden, count, xp=xp)
     recorded = _Recording(whole, names)
     for role in _ROLES:
         scheme.transform(vectors, where, role=role, params=views(q, k, rows=True), xp=xp)
-        scheme.hidden_features(hidden, role=role, params=recorded, xp=xp)
+        scheme.hidden_features(seen[role], role=role, params=recorded, xp=xp)
     scheme.query_features(vectors, where, scale=1.0, params=recorded, xp=xp)
     scheme.key_features(vectors, where, scale=1.0, params=recorded, xp=xp)
     scheme.embedding(where, params=recorded, xp=xp)

@@ -175,6 +175,8 @@ def _hooks(case: SchemeCase) -> dict[str, Hook]:
 
     def hidden(role: Role) -> Hook:
         def of(x: Host, length: int, some: slice = slice(None)) -> dict[str, Host]:
+            if scheme.lookback() and role == "key":  # a token with those before it
+                x = x.reshape(*x.shape[:2], -1, case.hidden_dim)
             features = scheme.hidden_features(x, role=role, params=params, xp=xp)
             return {n: np.asarray(a) for n, a in features.items()}
 
@@ -202,7 +204,8 @@ def _hooks(case: SchemeCase) -> dict[str, Hook]:
 def _hook_input(case: SchemeCase, name: str, batch: int, length: int) -> Host:
     """The input of a hook: hidden states or vectors."""
     if name.startswith("hidden"):
-        return readonly(case.normal((batch, length, case.hidden_dim), 2).astype(np.float32))
+        seen = 1 + case.scheme.lookback() if name.endswith("key") else 1
+        return readonly(case.normal((batch, length, seen * case.hidden_dim), 2).astype(np.float32))
     return _vectors(case, length, batch=batch)
 
 
