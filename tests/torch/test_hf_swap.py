@@ -19,18 +19,16 @@ from posenc import schemes  # noqa: E402
 from posenc_torch import Positions, hf  # noqa: E402
 
 HEADS, WIDTH = 4, 32
-SWAPPED = {
-    "alibi": posenc.ALiBi(HEADS, learned=True),
-    "cope": schemes.CoPE(8),
-    "fox": schemes.FoX(HEADS, WIDTH),
-    "sinusoidal": posenc.Sinusoidal(WIDTH),
-    "t5": posenc.T5Bias(HEADS),
-    "learned": posenc.Learned(64, WIDTH),
-}
+SIZES = {
+    "num_heads": HEADS, "head_dim": 8, "dim": WIDTH, "hidden_dim": WIDTH, "max_len": 64,
+    "train_len": 64,
+}  # fmt: skip
 
 
 def qwen():
-    return hf_models.tiny("Qwen3", head_dim=8, sliding_window=5, use_sliding_window=True)
+    """With as many heads of keys as of queries, because some schemes learn arrays for both."""
+    window = {"sliding_window": 5, "use_sliding_window": True, "max_window_layers": 1}
+    return hf_models.tiny("Qwen3", head_dim=8, num_key_value_heads=HEADS, **window)
 
 
 def with_rotation_off(model):
@@ -66,23 +64,22 @@ def test_an_embedding_is_added_once_to_the_embeddings_of_tokens():
         hf_models.close(ours(ids).logits, want)
 
 
-@pytest.mark.parametrize("name", some(SWAPPED, ("alibi", "fox"), long))
+@pytest.mark.parametrize("name", some(posenc.catalogue(), ("alibi", "fox"), long))
 def test_it_generates_and_learns(name):
-    scheme = SWAPPED[name]
-    implementation = "reference" if "adjust_scores" in scheme.hooks() else "auto"
-    ours = hf.apply(qwen(), scheme, implementation=implementation)
+    """Each scheme: tokens from the cache as without, padding that has no influence, gradients."""
+    scheme = posenc.make(name, **SIZES)
+    ours = hf.apply(qwen(), scheme)
     ids, mask = hf_models.padded(left=True)
-    out = ours.generate(
-        ids, attention_mask=mask, max_new_tokens=8, do_sample=False, output_logits=True,
-        return_dict_in_generate=True,
-    )  # fmt: skip
-    mask = torch.cat([mask, torch.ones(2, 8, dtype=mask.dtype)], 1)
-    positions = (mask.cumsum(-1) - 1).clamp(min=0)
-    with torch.no_grad():
-        whole = ours(
-            out.sequences, attention_mask=mask, position_ids=positions, use_cache=False
-        ).logits
-    hf_models.close(torch.stack(out.logits, 1), whole[:, -9:-1])
+    options = {
+        "max_new_tokens": 8, "do_sample": False, "output_logits": True,
+        "return_dict_in_generate": True,
+    }  # fmt: skip
+    out = ours.generate(ids, attention_mask=mask, **options)
+    for row, real in enumerate(mask.bool()):
+        alone = torch.cat([ids[row, real], out.sequences[row, hf_models.LENGTH :]])
+        with torch.no_grad():
+            whole = ours(alone[None], use_cache=False).logits[0, -9:-1]
+        hf_models.close(torch.stack(out.logits)[:, row], whole)
     ours.train()(ids, labels=ids).loss.backward()
     learned = {n: p for n, p in ours.named_parameters() if n.startswith("posenc.")}
     sets = 1 if scheme.shared or "embedding" in scheme.hooks() else 2
@@ -119,7 +116,7 @@ def test_scale_of_the_scheme_counts_beside_the_models():
 
 
 def test_a_copy_has_its_own_parameters():
-    ours, ids = hf.apply(qwen(), SWAPPED["fox"]), hf_models.tokens()
+    ours, ids = hf.apply(qwen(), schemes.FoX(HEADS, WIDTH)), hf_models.tokens()
     ours(ids)  # leaves nothing of its graph behind, which could not be copied
     other = copy.deepcopy(ours)
     with torch.no_grad():

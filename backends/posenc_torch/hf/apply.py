@@ -70,8 +70,7 @@ def apply(
         the model, ``model.posenc``; those of a ``shared`` scheme, as T5's, are one set for all
         layers. An embedding is added before the first layer. None: the positions of the family.
     implementation
-        That of ``posenc_torch.attention``. Schemes that act on whole rows (CoPE, DAPE, PaTH) need
-        ``"reference"``.
+        That of ``posenc_torch.attention``.
 
     Raises
     ------
