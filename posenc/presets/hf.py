@@ -190,10 +190,17 @@ def _ministral3(part: Config, rope: RoPE | None) -> PositionScheme:
     return Sum(_plain(part, rope), LogScale("ministral3", train_len=period, beta=beta))
 
 
-def _deepseek_v3(part: Config, rope: RoPE | None) -> PositionScheme:
+def _latent(part: Config, rope: RoPE | None) -> RoPE:
+    """Heads of latent attention: the channels that rotate, and others."""
     turning = part["qk_rope_head_dim"]
     assert rope is not None
-    return replace(rope, head_dim=turning + part["qk_nope_head_dim"], rotary_dim=turning)
+    layout = "half" if part.get("rope_interleave") is False else rope.layout
+    width = turning + part["qk_nope_head_dim"]
+    return replace(rope, head_dim=width, rotary_dim=turning, layout=layout)
+
+
+def _mistral4(part: Config, rope: RoPE | None) -> PositionScheme:
+    return _ministral3(part, _latent(part, rope))
 
 
 def _mrope(*usual: int) -> Callable[[Config, RoPE | None], PositionScheme]:
@@ -304,10 +311,10 @@ class _Family:
 _QWEN2_VL = _Family(_in_later_layers, scheme=_mrope(16, 24, 24))
 _QWEN3_VL = _Family(_never, scheme=_mrope(24, 20, 20))
 _FULL_AND_ROTATING = (
-    "apertus", "arcee", "bitnet", "cohere", "ernie4_5", "ernie4_5_moe", "flex_olmo", "gemma", "glm",
-    "glm4", "glm4_moe", "gpt_neox", "gptj", "granite", "granitemoe", "helium", "internlm3", "jais2",
-    "llama", "minimax_m2", "nemotron", "olmo", "olmo2", "olmoe", "persimmon", "phi", "seed_oss",
-    "solar_open", "stablelm",
+    "apertus", "arcee", "bitnet", "codegen", "cohere", "ernie4_5", "ernie4_5_moe", "flex_olmo",
+    "gemma", "glm", "glm4", "glm4_moe", "gpt_neox", "gptj", "granite", "granitemoe", "helium",
+    "internlm3", "jais2", "llama", "minimax_m2", "nemotron", "olmo", "olmo2", "olmoe",
+    "persimmon", "phi", "seed_oss", "solar_open", "stablelm",
 )  # fmt: skip
 """Models that rotate on every layer, all of which see every key."""
 
@@ -315,7 +322,8 @@ _FAMILIES = {
     **{kind: _Family(_never) for kind in _FULL_AND_ROTATING},
     "cohere2": _Family(_by_pattern(4), _near),
     "cohere2_moe": _Family(_by_pattern(4), _near),
-    "deepseek_v3": _Family(_never, scheme=_deepseek_v3),
+    "deepseek_v2": _Family(_never, scheme=_latent),
+    "deepseek_v3": _Family(_never, scheme=_latent),
     "ernie4_5_vl_moe_text": _Family(_never, scheme=_mrope(22, 22, 20)),
     "exaone4": _Family(_by_pattern(4), _near_if_any),
     "exaone_moe": _Family(_by_pattern(4), _near_if_any),
@@ -323,12 +331,16 @@ _FAMILIES = {
     "gemma3_text": _Family(_by_pattern(6)),
     "gemma4_text": _Family(_gemma4),
     "gemma4_unified_text": _Family(_gemma4),
+    "glm4_moe_lite": _Family(_never, scheme=_latent),
+    "glm4v_moe_text": _Family(_never, scheme=_mrope(8, 12, 12)),
     "glm4v_text": _Family(_never, scheme=_mrope(8, 12, 12)),
     "gpt_oss": _Family(_by_pattern(2), scheme=_with_sink),
     "kolibri1": _Family(_by_pattern(5), _near_if_any),
     "llama4_text": _Family(_where_rotating, _listed, _llama4),
     "ministral3": _Family(_all_alike, scheme=_ministral3),
+    "minicpm3": _Family(_never, scheme=_latent),
     "mistral": _Family(_all_alike),
+    "mistral4": _Family(_never, scheme=_mistral4),
     "mistral_large4_text": _Family(_never, _listed, _mistral_large4),
     "mixtral": _Family(_all_alike),
     "olmo3": _Family(_by_pattern(4)),
@@ -346,6 +358,7 @@ _FAMILIES = {
     "smollm3": _Family(_where_not_rotating, _listed),
     "starcoder2": _Family(_all_alike),
     "vaultgemma": _Family(_by_pattern(2)),
+    "youtu": _Family(_never, scheme=_latent),
 }
 
 _WITHOUT_ROTATION: Mapping[str, Callable[[Config], LayerPlan]] = {

@@ -247,6 +247,27 @@ def test_t5_has_an_encoder_and_a_decoder():
     assert presets.from_hf_config({**alone, "is_decoder": True}).schemes == (decoder, decoder)
 
 
+def test_latent_attention():
+    latent = {
+        "num_hidden_layers": 1, "qk_rope_head_dim": 8, "qk_nope_head_dim": 4, "hidden_size": 64,
+        "num_attention_heads": 4,
+    }  # fmt: skip
+    plain = {**latent, "rope_theta": 1e4}
+    rope = posenc.RoPE(12, 1e4, "interleaved", rotary_dim=8)
+    half = dataclasses.replace(rope, layout="half")
+    for kind, expected in (("deepseek_v2", rope), ("youtu", rope), ("minicpm3", half)):
+        assert presets.from_hf_config({**plain, "model_type": kind}).schemes == (expected,)
+    given = {**plain, "model_type": "youtu", "rope_interleave": False}
+    assert presets.from_hf_config(given).schemes == (half,)
+    yarn = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}
+    yarn |= {"original_max_position_embeddings": 64, "llama_4_scaling_beta": 0.2}
+    scaled = dataclasses.replace(rope, scaling=YaRN(4.0, 64))
+    given = {**latent, "model_type": "mistral4", "rope_parameters": yarn}
+    assert presets.from_hf_config(given).schemes == (
+        Sum(scaled, LogScale("ministral3", train_len=64, beta=0.2)),
+    )
+
+
 def test_inkling_by_lists_of_layers():
     text = {
         "model_type": "inkling_text", "num_hidden_layers": 3, "hidden_size": 64, "d_rel": 16,

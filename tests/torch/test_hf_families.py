@@ -27,6 +27,10 @@ LATENT = {
     "num_key_value_heads": 4, "q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 4,
     "qk_nope_head_dim": 8, "v_head_dim": 6, "first_k_dense_replace": 2,
 }  # fmt: skip
+EXPERTS = {
+    "n_routed_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16,
+    "n_shared_experts": 1,
+}  # fmt: skip
 YARN = {
     "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 1.0,
     "original_max_position_embeddings": 16,
@@ -34,6 +38,8 @@ YARN = {
 # name -> configuration and its options
 CASES = {
     "bloom": ("Bloom", {}),
+    "codegen": ("CodeGen", {"rotary_dim": 4}),
+    "deepseek_v2": ("DeepseekV2", {**LATENT, **EXPERTS, "rope_parameters": YARN}),
     "deepseek_v3": ("DeepseekV3", {**LATENT, "rope_parameters": YARN}),
     "deepseek_v3-half": ("DeepseekV3", {**LATENT, "rope_interleave": False, "q_lora_rank": None}),
     "falcon": ("Falcon", {"alibi": False, "multi_query": True}),
@@ -48,12 +54,20 @@ CASES = {
             "attn_implementation": "sdpa",
         },
     ),
+    "glm4_moe_lite": ("Glm4MoeLite", {**LATENT, **EXPERTS}),
     "gpt2": ("GPT2", {**NO_DROPOUT, "scale_attn_by_inverse_layer_idx": True}),
     "gptj": ("GPTJ", {"rotary_dim": 4}),
     "inkling": ("InklingText", {**INKLING, "log_scaling_n_floor": 4, "log_scaling_alpha": 0.5}),
     "inkling2": ("Inkling2Text", {**INKLING, "log_scaling_n_floor": 4}),
+    "minicpm3": ("MiniCPM3", LATENT),
+    "mistral4": (
+        "Mistral4",
+        {**LATENT, **EXPERTS, "rope_parameters": {**YARN, "llama_4_scaling_beta": 0.5},
+         "auto": "Mistral4ForCausalLM"},
+    ),
     "mpt": ("Mpt", {"attn_config": {"clip_qkv": 0.5, "softmax_scale": 0.3}}),
     "opt": ("OPT", {"ffn_dim": 32, "dropout": 0.0, "word_embed_proj_dim": 16}),
+    "youtu": ("Youtu", LATENT),
 }  # fmt: skip
 QUICK = ("bloom", "gptj", "opt")
 
@@ -122,6 +136,9 @@ AXES = {  # name -> configuration, options of its text, options of its image tow
         "Ernie4_5_VLMoe", {"mrope_section": [3, 3, 2]}, {"moe_num_experts": 2, "moe_k": 1},
     ),
     "glm4v": ("Glm4v", {"mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5}, {}),
+    "glm4v_moe": (
+        "Glm4vMoe", {"mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5}, EXPERTS,
+    ),
     "qwen2_5_vl": ("Qwen2_5_VL", {"mrope_section": [2, 3, 3]}, {}),
     "qwen2_vl": ("Qwen2VL", {"mrope_section": [2, 3, 3]}, {}),
     "qwen3_vl": ("Qwen3VL", {"mrope_section": [4, 2, 2]}, {}),

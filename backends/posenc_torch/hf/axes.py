@@ -17,6 +17,7 @@ def _axes_last(position_ids: Tensor) -> Tensor:
 _AXES = Family(places=_axes_last, rotary_positions=True)
 AXES = {
     "ernie4_5_vl_moe_text": _AXES,
+    "glm4v_moe_text": _AXES,
     "glm4v_text": _AXES,
     "qwen2_5_vl_text": _AXES,
     "qwen2_vl_text": _AXES,

@@ -1,4 +1,4 @@
-"""Models whose attention is code of their own: BLOOM, Falcon, GPT-J and MPT.
+"""Models whose attention is code of their own: BLOOM, CodeGen, Falcon, GPT-J, MPT.
 
 They do not call the attention function of their configuration. So ``forward`` of their attention
 modules is replaced by ``forward`` of this file. It projects hidden states with the weights of the
@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -80,6 +80,13 @@ def _gptj(module: Any, x: Tensor) -> Any:
     return (_heads(module, project(x)) for project in projections)
 
 
+def _codegen(module: Any, x: Tensor) -> Any:
+    """The weights are in four parts, each with queries, values and keys of a quarter of heads."""
+    parts = module.qkv_proj(x)
+    q, v, k = parts.view(*x.shape[:-1], 4, 3, -1).unbind(-2)
+    return (_heads(module, part.flatten(-2)) for part in (q, k, v))
+
+
 def _bloom(module: Any, x: Tensor) -> Any:
     """The weights have queries, keys and values of the first head, then those of the second."""
     every = module.query_key_value(x)
@@ -109,6 +116,7 @@ _GPTJ = OwnAttention(
     lambda module, out: module.resid_dropout(module.out_proj(out)),
     lambda module: module.attn_dropout.p,
 )
+_CODEGEN = replace(_GPTJ, split=_codegen)
 _MPT = OwnAttention(
     _mpt, lambda module, out: module.out_proj(out), lambda module: module.attn_dropout_p
 )
@@ -154,6 +162,7 @@ def _mpt_plan(config: Any) -> LayerPlan:
 
 OWN_ATTENTION = {
     "bloom": Family(attention="self_attention", rotary=None, prepare=_BLOOM.prepare),
+    "codegen": Family(attention="attn", rotary=None, prepare=_CODEGEN.prepare),
     "falcon": Family(attention="self_attention", rotary=None, prepare=_prepare_falcon),
     "gptj": Family(attention="attn", rotary=None, prepare=_GPTJ.prepare),
     "mpt": Family(attention="attn", rotary=None, plan=_mpt_plan, prepare=_prepare_mpt),

@@ -8,33 +8,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from posenc.backend import LayerPlan
-from posenc.presets import from_hf_config
-from posenc.schemes import Sum
 from posenc_torch.hf.family import Family
-from posenc_torch.hf.latent import rotating_first
+from posenc_torch.hf.latent import plan_of_halves, rotating_first
 from posenc_torch.hf.layer import LAYER
 
 _ROTARY, _ANGLES = "_posenc_rotary", "_posenc_angles"
-
-
-def _plan(config: Any) -> LayerPlan:
-    """The pairs of channels are halves: the model reorders neighbours before it rotates."""
-
-    def scheme(given: Any) -> Any:
-        if not isinstance(given, Sum):
-            return given
-        rope: Any = given.schemes[0]
-        return Sum(replace(rope, layout="half"), *given.schemes[1:])
-
-    plan = from_hf_config(config)
-    return LayerPlan(tuple(map(scheme, plan.schemes)), plan.windows)
 
 
 def _params(attention: Any) -> Mapping[str, Tensor]:
@@ -79,7 +62,7 @@ def _with_angles(attention: Any, indexer: Any, args: Any, kwargs: dict[str, Any]
 
 SPARSE = {
     "mistral_large4_text": Family(
-        rotary=None, plan=_plan, params=_params, channels=rotating_first, prepare=_prepare
+        rotary=None, plan=plan_of_halves, params=_params, channels=rotating_first, prepare=_prepare
     )
 }
 """The families of this file, by ``model_type``."""
