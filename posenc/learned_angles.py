@@ -1,7 +1,7 @@
 """Sines and cosines of ``position * frequency`` for frequencies that are learned.
 
 ``posenc.angles`` prepares its fixed frequencies in Python. Here the same fixed-point fractions of a
-turn are computed from float32 numbers within the program, and gradients pass.
+turn are computed from floats within the program, and gradients pass.
 """
 
 from __future__ import annotations
@@ -13,20 +13,23 @@ from typing import Any
 from posenc.angles import TURN, exact_arithmetic, sincos_of_phase
 from posenc.protocol import Array, Namespace
 
-_DIGIT, _DIGITS = 12, 5  # bits of a digit of a frequency; digits after its point
-_LIMB, _LIMBS = 16, 5  # bits of a limb of a fraction of a turn; limbs
+# A frequency is cut into its whole part and 5 digits, of 12 bits in float32 and 24 in float64. A
+# turn is cut into 5 limbs, of 16 and 32 bits: two for the word of a phase, and more beyond it.
+_DIGITS = _LIMBS = 5
 
 
-def _limbs_of_digits() -> tuple[tuple[int, ...], ...]:
-    """``2**-(12 n)`` radians in turns, ``n = 0 .. 5``, as limbs with the lowest first."""
+def _limbs_of_digits(word: int) -> tuple[tuple[int, ...], ...]:
+    """One unit of each digit, in turns, as limbs with the lowest first."""
+    digit, limb = 3 * word // 8, word // 2
     with exact_arithmetic():
-        bits = _LIMB * _LIMBS
-        turns = [int(Decimal(2) ** (bits - _DIGIT * n) / TURN) for n in range(_DIGITS + 1)]
-    mask = 2**_LIMB - 1
-    return tuple(tuple(t >> (_LIMB * k) & mask for k in range(_LIMBS)) for t in turns)
+        units = [
+            2 ** (limb * _LIMBS) / (Decimal(2) ** (digit * n) * TURN) for n in range(_DIGITS + 1)
+        ]
+    mask = 2**limb - 1
+    return tuple(tuple(int(u) >> (limb * k) & mask for k in range(_LIMBS)) for u in units)
 
 
-_TABLE = _limbs_of_digits()
+_NARROW, _WIDE = _limbs_of_digits(32), _limbs_of_digits(64)
 
 
 def sincos_of_sum(
@@ -34,39 +37,40 @@ def sincos_of_sum(
 ) -> tuple[Array, Array]:
     """Sine and cosine of the sum of ``pos * frequency`` over ``terms``, which broadcast.
 
-    Positions are integers, frequencies radians per position of ``dtype``. In float32, for
-    ``|frequency| < 2**11``, the absolute error is at most 1.5e-7 for ``|pos| <= 2**24``, and up to
-    ``2**30`` at most 1.4e-7 more per term. In float64, products are products of floats: they are
-    off by ``2**-53`` of their sizes.
+    Positions are integers, frequencies radians per position of ``dtype``, float32 or float64, and
+    taken as exact. For ``|frequency| < 2**11`` the absolute error is at most 1.5e-7 in float32 for
+    ``|pos| <= 2**24``, and up to ``2**30`` at most 1.4e-7 more per term. In float64 it is at most
+    4e-16 up to ``2**30``.
     """
-    if dtype == xp.float64:
-        angle = sum(xp.astype(pos, dtype) * frequency for pos, frequency in terms)
-        return xp.sin(angle), xp.cos(angle)
+    wide = dtype == xp.float64
+    word, integer = (64, xp.int64) if wide else (32, xp.int32)
     phase: Array = 0
     more: Array = 0.0
     for pos, frequency in terms:
-        high, low, rest = _turns(frequency, xp)
-        whole, real = xp.astype(pos, xp.int32), xp.astype(pos, dtype)
-        phase = phase + whole * high + xp.astype(xp.round(real * low), xp.int32)
+        high, low, rest = _turns(frequency, word, integer, xp)
+        whole, real = xp.astype(pos, integer), xp.astype(pos, dtype)
+        phase = phase + whole * high + xp.astype(xp.round(real * low), integer)
         # It is nearly 0, and has the derivative of the whole: digits are integers and have none.
         more = more + real * rest
-    return sincos_of_phase(phase, 32, more, dtype=dtype, xp=xp)
+    return sincos_of_phase(phase, word, more, dtype=dtype, xp=xp)
 
 
-def _turns(frequency: Array, xp: Namespace) -> tuple[Array, Array, Array]:
-    """A frequency in units of ``2**-32`` turns, ``high + low``, and the radians that are left."""
+def _turns(frequency: Array, word: int, integer: Any, xp: Namespace) -> tuple[Array, Array, Array]:
+    """A frequency in units of ``2**-word`` turns, ``high + low``, and the radians that are left."""
+    digit_bits, limb_bits = 3 * word // 8, word // 2
     limbs: list[Array] = [0] * _LIMBS
     rest = frequency
-    for n, row in enumerate(_TABLE):
-        rest = rest * 2.0**_DIGIT if n else rest
+    for n, row in enumerate(_WIDE if word == 64 else _NARROW):
+        rest = rest * 2.0**digit_bits if n else rest
         digit = xp.trunc(rest)
         rest = rest - digit  # exact, as it would not be with floor
         limbs = [
-            limb + xp.astype(digit, xp.int32) * part for limb, part in zip(limbs, row, strict=True)
+            limb + xp.astype(digit, integer) * part for limb, part in zip(limbs, row, strict=True)
         ]
     for n in range(_LIMBS - 1):
-        limbs[n + 1] = limbs[n + 1] + (limbs[n] >> _LIMB)
-    limbs = [limb & (2**_LIMB - 1) for limb in limbs]
-    high = (limbs[-1] << _LIMB) | limbs[-2]
-    low = xp.astype(limbs[-3], frequency.dtype) + xp.astype(limbs[-4], frequency.dtype) / 2**_LIMB
-    return high, low / 2**_LIMB, rest * 2.0 ** -(_DIGIT * _DIGITS)
+        limbs[n + 1] = limbs[n + 1] + (limbs[n] >> limb_bits)
+    limbs = [limb & (2**limb_bits - 1) for limb in limbs]
+    high = (limbs[-1] << limb_bits) | limbs[-2]
+    third, fourth = (xp.astype(limb, frequency.dtype) for limb in (limbs[-3], limbs[-4]))
+    low = (third + fourth / 2.0**limb_bits) / 2.0**limb_bits
+    return high, low, rest * 2.0 ** -(digit_bits * _DIGITS)

@@ -27,9 +27,9 @@ class MixedRoPE(PositionScheme):
     frequency ``base**(-k/n)`` along the head's axis ``a``. Text, with the same coordinate ``p`` on
     each axis, turns by ``p`` times the sum of a pair's frequencies.
 
-    A float32 frequency counts as exact: sines and cosines are within 1.5e-7 at coordinates up to
-    ``2**24``, for frequencies below ``2**11``; up to ``2**30``, within 1.4e-7 more per axis. In
-    float64 an angle is off by up to ``2**-52 sum_a |place[a] f[h, k, a]|`` besides.
+    A learned frequency counts as exact. For frequencies below ``2**11``, sines and cosines are
+    within 1.5e-7 in float32 at coordinates up to ``2**24``, and up to ``2**30`` within 1.4e-7 more
+    per axis. In float64 they are within 4e-16.
 
     Tokens without a place, such as a class token, are not rotated in the authors' models; their
     place is 0 on each axis.

@@ -33,7 +33,7 @@ def test_it_is_the_formula_of_rope_vit(layout):
     z = (x[..., first] + 1j * x[..., second]) * np.exp(1j * angle)
     expected = np.empty_like(found)
     expected[..., first], expected[..., second] = z.real, z.imag
-    # Angles up to 18, each of two products and a sum.
+    # The angles of the expectation, up to 18, are two products and a sum.
     bound = rounding_bound(4 + 3 * 18, 4, "float64")
     np.testing.assert_allclose(found, expected, rtol=0, atol=bound)
 
@@ -70,22 +70,27 @@ POSITIONS = [0, 1, -1, 400, 2**24, -(2**24) + 1]
 FREQUENCIES = [1.0, -0.1, 1e-5, -1e-7, 2047.5, 0.0]
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("name", some(FRAMEWORKS, ["numpy", "torch"], long))
-def test_learned_angles_are_exact(name):
-    def program(xp, arrays):
-        p, f = arrays["p"][:, None], arrays["f"]
-        return xp.stack(sincos_of_sum([(p, f), (3 - p, 0.7 * f)], dtype=xp.float32, xp=xp))
+def test_learned_angles_are_exact(name, dtype):
+    if dtype not in FRAMEWORKS[name].dtypes:
+        pytest.skip(f"{name} has no {dtype}")
 
-    f = np.asarray(FREQUENCIES, np.float32)
-    arrays = {"p": np.asarray(POSITIONS, np.int32), "f": f}
-    found = FRAMEWORKS[name].evaluate(program, arrays).values.astype(float)
+    def program(xp, arrays):
+        p, work = arrays["p"][:, None], getattr(xp, dtype)
+        return xp.stack(sincos_of_sum([(p, arrays["f"]), (3 - p, arrays["g"])], dtype=work, xp=xp))
+
+    f = np.asarray(FREQUENCIES, dtype)
+    arrays = {"p": np.asarray(POSITIONS, np.int32), "f": f, "g": (0.7 * f).astype(dtype)}
+    found = FRAMEWORKS[name].evaluate(program, arrays).values
+    tolerance = 1.5e-7 if dtype == "float32" else 4e-16
     with mpmath.workdps(40):
         for n, p in enumerate(POSITIONS):
-            for k, one in enumerate(f):
-                other = mpmath.mpf(float(np.float32(0.7) * one))
-                angle = p * mpmath.mpf(float(one)) + (3 - p) * other
-                assert abs(found[0, n, k] - mpmath.sin(angle)) <= 1.5e-7
-                assert abs(found[1, n, k] - mpmath.cos(angle)) <= 1.5e-7
+            for k in range(len(f)):
+                one, other = (mpmath.mpf(float(arrays[name][k])) for name in "fg")
+                angle = p * one + (3 - p) * other
+                assert abs(float(found[0, n, k]) - mpmath.sin(angle)) <= tolerance
+                assert abs(float(found[1, n, k]) - mpmath.cos(angle)) <= tolerance
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,20 @@ def test_equal_coordinates_are_rope(layout, scaling):
     assert scheme.scale(24) == rope.scale(24)
 
 
+@pytest.mark.parametrize("layout", OF_PAIRS)
+def test_each_axis_is_as_exact_as_rope(layout):
+    """Bitwise: the pairs of an axis are turned as RoPE turns them at that coordinate, near or far."""
+    sections, axis_of = OF_PAIRS[layout]
+    scheme, x = MRoPE(16, sections, layout), normal((1, len(FAR), 16), 3, "float32")
+    places = np.stack([FAR, np.roll(FAR, 1), np.roll(FAR, 2)], axis=-1)
+    found = turned(scheme, x, places)
+    for axis in range(3):
+        alone = posenc.transform(scheme.rope, x, places[:, axis], role="query")
+        pairs = np.flatnonzero(np.asarray(axis_of) == axis)
+        own = [2 * pairs, 2 * pairs + 1] if layout == "ernie" else [pairs, pairs + 8]
+        np.testing.assert_array_equal(found[..., own], alone[..., own])
+
+
 @pytest.mark.parametrize("pairs", [1, 2, 3, 5, 16, 32, 64, 100])
 def test_sections_have_the_proportions_of_the_models(pairs):
     released = {
