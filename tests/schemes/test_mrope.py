@@ -72,7 +72,7 @@ def test_equal_coordinates_are_rope(layout, scaling):
 
 @pytest.mark.parametrize("layout", OF_PAIRS)
 def test_each_axis_is_as_exact_as_rope(layout):
-    """Bitwise: the pairs of an axis are turned as RoPE turns them at that coordinate, near or far."""
+    """Bitwise: RoPE turns the pairs of an axis likewise at that coordinate, near or far."""
     sections, axis_of = OF_PAIRS[layout]
     scheme, x = MRoPE(16, sections, layout), normal((1, len(FAR), 16), 3, "float32")
     places = np.stack([FAR, np.roll(FAR, 1), np.roll(FAR, 2)], axis=-1)
