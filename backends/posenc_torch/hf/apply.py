@@ -113,7 +113,7 @@ def apply(
             source=modules[plan.sources[index]],
             own_params=None if learned is None else learned[index],
             embed=learned.embed if learned is not None and embeds else None,
-            sees_more=own is not None and _reach(own, index) > _reach(plan, index),
+            reads_more=own is not None and _reach(own, index) > _reach(plan, index),
         )
         applied.replace(attention, LAYER, layer)
         for name, value in family.off.items():
@@ -222,11 +222,11 @@ def _swapped(scheme: Any, plan: LayerPlan) -> LayerPlan:
 
 
 def _reach(plan: LayerPlan, index: int) -> float:
-    """How many keys before the query and with it a layer sees."""
+    """How many tokens before the query and with it a layer reads."""
     scheme, window = plan.schemes[index], plan.windows[index]
     parts = scheme.schemes if isinstance(scheme, Sum) else (scheme,)
     chunks = [part.size for part in parts if isinstance(part, Chunk)]
-    return min([math.inf if window is None else window, *chunks])
+    return min([math.inf if window is None else window, *chunks]) + scheme.lookback()
 
 
 def _with_sink(scheme: PositionScheme, of_family: PositionScheme) -> PositionScheme:

@@ -85,8 +85,8 @@ class Layer:
         family's own plan.
     embed
         Adds the embeddings of such schemes; None after the first layer.
-    sees_more
-        Whether it sees keys that the model's own layer does not, so that caches may drop them.
+    reads_more
+        Whether it reads keys that the model's own layer does not, so that caches may drop them.
     tokens
         The tokens of the present call.
     """
@@ -101,7 +101,7 @@ class Layer:
     source: nn.Module
     own_params: Any = None
     embed: Callable[..., Tensor] | None = None
-    sees_more: bool = False
+    reads_more: bool = False
     tokens: Tokens | None = field(default=None, init=False)
 
     @functools.cached_property
@@ -150,11 +150,11 @@ class Layer:
         places = self._places()
         seen = 0 if cache is None else cache.get_seq_length(self.index) + hidden.shape[1]
         tokens = tokens_of_call(hidden, places, cache, self.index, self.layers, reads_hidden)
-        if self.sees_more and tokens.k_pos is not None and tokens.k_pos.shape[1] < seen:
+        if self.reads_more and tokens.k_pos is not None and tokens.k_pos.shape[1] < seen:
             raise ValueError(
-                f"past_key_values dropped keys that layer {self.index} sees with the window "
-                f"{self.window}, which is wider than the model's; give "
-                "past_key_values=transformers.DynamicCache(), which keeps all"
+                f"past_key_values dropped keys that layer {self.index} reads with another scheme "
+                "or window than the model's; give past_key_values=transformers.DynamicCache(), "
+                "which keeps all"
             )
         if tokens.q_pos is None and self.positions.default:
             return tokens._replace(q_axes=None, k_axes=None)
@@ -201,15 +201,35 @@ class Layer:
         if mask is None or (mask.dtype == torch.bool and mask.shape[-2] == 1):
             options |= {"causal": causal, "window": self.window}
             if mask is not None:
-                options["k_valid"] = mask[:, 0, 0, :]
+                options |= self._existing(mask[:, 0, 0, :], q.shape[2])
         else:
             options["mask" if mask.dtype == torch.bool else "bias"] = mask
+            if tokens.q_pos is None and tokens.x is not None:
+                options |= self._documents()
         q, k = (self.family.channels(module, x) for x in (q, k))
         out: Tensor = attention(
             q, k, v, scheme, params, softcap=softcap, scale=self._scale(scaling, q.shape[-1]),
             implementation=self.implementation, **options,
         )  # fmt: skip
         return out
+
+    def _existing(self, keys: Tensor, queries: int) -> dict[str, Tensor]:
+        """Keywords that leave out keys of padding, ``(B, K)``.
+
+        As segments, where hidden states are read, so that no convolution reads padding either.
+        """
+        if "hidden_features" not in self.scheme.hooks():
+            return {"k_valid": keys}
+        k_seg = keys.to(torch.int32) - 1
+        return {"q_seg": k_seg.new_zeros(queries), "k_seg": k_seg}
+
+    def _documents(self) -> dict[str, Tensor]:
+        """Segments of packed documents: one begins where positions do not go up by 1."""
+        at = self.positions.ids
+        if at is None or at.ndim != 2:
+            return {}
+        seg = (at.diff(prepend=at[:, :1] - 1) != 1).cumsum(-1)
+        return {"q_seg": seg, "k_seg": seg}
 
     def _params(self, sink: Tensor | None) -> Mapping[str, Tensor]:
         own = self.family.params(self.source)
