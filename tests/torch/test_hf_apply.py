@@ -216,6 +216,17 @@ def test_dynamic_angles_are_those_without_a_cache():
     assert not torch.allclose(last[0], want, atol=1e-3)
 
 
+def test_far_positions_are_exact():
+    """Angles of transformers are float32, so that 131072 rounds a turn by a hundredth."""
+    model, ours = hf_models.pair("Llama", head_dim=64)
+    exact, ids = copy.deepcopy(ours).double(), hf_models.tokens()
+    positions = torch.arange(12)[None] + 131072
+    with torch.no_grad():
+        want = exact(ids, position_ids=positions).logits
+        hf_models.close(ours(ids, position_ids=positions).logits, want)
+        assert not torch.allclose(model(ids, position_ids=positions).logits.double(), want, 0, 1e-4)
+
+
 @long
 def test_llama4_does_not_count_padding():
     model, ours = pair("llama4")
