@@ -8,7 +8,7 @@ import pytest
 from sample import long, some
 
 torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers", minversion="5")
+pytest.importorskip("transformers", minversion="5")
 
 import hf_models  # noqa: E402
 
@@ -76,9 +76,38 @@ QUICK = ("bloom", "gptj", "opt")
 @pytest.mark.parametrize("name", some(CASES, QUICK, long))
 def test_a_model_keeps_its_logits(name, check):
     kind, options = CASES[name]
-    if not hasattr(transformers, f"{kind}Config"):
-        pytest.skip(f"transformers {transformers.__version__} has no {kind}")
     check(*hf_models.pair(kind, **options))
+
+
+@long
+@pytest.mark.parametrize("name", ["gptj", "inkling", "opt"])
+def test_tokens_are_taken_back(name):
+    """Assisted generation drops guesses that were wrong from the cache."""
+    kind, options = CASES[name]
+    ids = hf_models.tokens(rows=1)
+    ids = torch.cat([ids, ids[:, :6]], dim=1)
+    guesses = {"prompt_lookup_num_tokens": 2, "max_new_tokens": 8, "do_sample": False}
+    model, ours = hf_models.pair(kind, **options)
+    assert ours.generate(ids, **guesses).tolist() == model.generate(ids, **guesses).tolist()
+
+
+@pytest.mark.parametrize("name", some(("bloom", "gpt2", "opt", "t5"), ("opt",), long))
+def test_half_precision(name):
+    more = {}
+    if name == "t5":
+        model, _ = t5("T5", num_decoder_layers=2)
+        more = {"decoder_input_ids": hf_models.tokens()}
+    else:
+        kind, options = CASES[name]
+        model = hf_models.tiny(kind, **options)
+    ids = hf_models.tokens()
+    with torch.no_grad():
+        exact = model(ids, **more).logits
+        theirs = model.bfloat16()(ids, **more).logits
+        ours = hf.apply(model)(ids, **more).logits
+    assert ours.dtype == torch.bfloat16
+    wrong, usual = ((x - exact).abs().mean() for x in (ours, theirs))
+    assert wrong < 1.3 * usual
 
 
 SWAPPED = {  # a family and its own scheme, given as if it were another

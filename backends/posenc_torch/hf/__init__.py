@@ -26,9 +26,16 @@ configuration (of text, if it is multi-modal). ``Family()`` serves a model
 - that calls the attention function of its configuration, and
 - whose module ``rotary_emb`` makes its angles.
 
-The fields of ``Family`` are what may differ. A model with attention code of its own gives
-``prepare``, which may replace any attribute: ``applied.replace(module, "forward", function)``. Its
-forward calls ``layer_of(module).attend(module, q, k, v, mask, scaling=...)``.
+The fields of ``Family`` are what may differ. ``prepare`` may replace any attribute and add hooks:
+``applied.replace(module, "forward", function)``. These files show what it takes:
+
+- ``own_attention.py``: attention is code of the model.
+- ``embeddings.py``: positions are added to embeddings of tokens.
+- ``t5.py``: an encoder and a decoder, each a stack of layers with a plan of its own; layers share
+  learned arrays. Attention to tokens of the encoder has no ``Layer``, and no positions.
+- ``latent.py``, ``sparse.py``: channels in another order; keys that the model chooses.
+- ``axes.py``: several coordinates, which only the rotary module gets.
+- ``inkling.py``: learned arrays of the scheme among the model's weights.
 """
 
 from posenc_torch.hf.apply import apply, remove

@@ -40,7 +40,7 @@ def _embed(table: Any, layer: Layer, *given: Tensor, position_ids: Tensor | None
         return table.weight.new_zeros(())  # type: ignore[no-any-return]
     places = layer.family.places(given[0] if position_ids is None else position_ids)
     term: Any = posenc.embedding(layer.scheme, places, {"table": table.weight}, xp=xp)
-    return term  # type: ignore[no-any-return]
+    return term.to(table.weight.dtype)  # type: ignore[no-any-return]
 
 
 def _from_zero(position_ids: Tensor) -> Tensor:

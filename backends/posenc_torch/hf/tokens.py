@@ -84,10 +84,9 @@ def _further(cache: Any, layers: int, group: int) -> list[Any]:
     """A group of further layers of a cache, made when the first layer of the model needs it."""
     while len(cache.layers) < layers:  # a cache that adds layers when they are needed
         cache.layers.append(cache.layer_class_to_replicate())
+    # An encoder with more layers than its decoder gives the cache as many as it has itself.
     while len(cache.layers) > layers and not hasattr(cache.layers[layers], _OURS):
-        del cache.layers[
-            layers
-        ]  # one per layer of an encoder that has more layers than the decoder
+        del cache.layers[layers]
     first = (group + 1) * layers
     if len(cache.layers) == first:
         if cache.get_seq_length() != 0:
@@ -102,6 +101,11 @@ def _further(cache: Any, layers: int, group: int) -> list[Any]:
                     f"past_key_values has a {type(layer).__name__}, which would round positions"
                 )
             layer.is_initialized = False  # if it is, then with the width of keys
+            # Layers that hold states of convolutions too (Inkling) are here layers of keys alone.
+            layer.__class__ = next(
+                kind for kind in type(layer).__mro__
+                if hasattr(kind, "update") and not hasattr(kind, "update_conv_state")
+            )  # fmt: skip
             setattr(layer, _OURS, True)
         cache.layers.extend(new)
     return list(cache.layers[first : first + layers])
