@@ -80,6 +80,18 @@ def test_a_model_keeps_its_logits(name, check):
 
 
 @long
+@pytest.mark.parametrize("name", ["deepseek_v3", "falcon", "gpt2", "gptj", "inkling", "mpt"])
+def test_a_mask_of_the_caller(name):
+    kind, options = CASES[name]
+    model, ours = hf_models.pair(kind, **options)
+    mask = torch.full((2, 1, hf_models.LENGTH, hf_models.LENGTH), -1e30).triu(1)
+    mask[:, :, 7:, 2:4] = -1e30
+    with torch.no_grad():
+        got, want = (m(hf_models.tokens(), attention_mask=mask).logits for m in (ours, model))
+    hf_models.close(got, want)
+
+
+@long
 @pytest.mark.parametrize("name", ["gptj", "inkling", "opt"])
 def test_tokens_are_taken_back(name):
     """Assisted generation drops guesses that were wrong from the cache."""

@@ -139,15 +139,20 @@ def _prepare_mpt(model: nn.Module, applied: Any) -> None:
 
 
 def _with_mask(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Hook before an MPT model: a mask of tokens that all exist, if none is given."""
+    """Hook before an MPT model: a mask of tokens that all exist, if none is given.
+
+    The model makes booleans of a whole mask. True is then a term below 0, and here a visible pair.
+    """
     call = inspect.signature(module.forward).bind(*args, **kwargs)
     given = call.arguments
-    if given.get("attention_mask") is not None:
-        return None
-    tokens = given["inputs_embeds"] if given.get("input_ids") is None else given["input_ids"]
-    cache = given.get("past_key_values")
-    length = tokens.shape[1] + (0 if cache is None else cache.get_seq_length())
-    given["attention_mask"] = tokens.new_ones((len(tokens), length), dtype=torch.bool)
+    mask = given.get("attention_mask")
+    if mask is None:
+        tokens = given["inputs_embeds"] if given.get("input_ids") is None else given["input_ids"]
+        cache = given.get("past_key_values")
+        length = tokens.shape[1] + (0 if cache is None else cache.get_seq_length())
+        given["attention_mask"] = tokens.new_ones((len(tokens), length), dtype=torch.bool)
+    elif mask.ndim == 4 and mask.is_floating_point():
+        given["attention_mask"] = mask >= 0
     return call.args, call.kwargs
 
 
