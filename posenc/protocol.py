@@ -301,7 +301,8 @@ class PositionScheme:
         params
             As for ``bias``, for all heads at once. Of a per-head array with more axes,
             ``params[name][:]`` is ``(H, 1, ...)``; of a feature ``(B, H, L, M)``,
-            ``params.query[name][:]`` is the whole array.
+            ``params.query[name][:]`` is the whole array. If the call has segments,
+            ``params.query["segment"]`` and ``params.key["segment"]`` are shaped as ``q`` and ``k``.
         """
         return scores
 

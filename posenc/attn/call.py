@@ -45,6 +45,7 @@ from posenc.evaluate import (
     transform,
 )
 from posenc.params import (
+    Features,
     Params,
     ReadTable,
     as_mapping,
@@ -137,9 +138,17 @@ class Call:
         """The ``params`` of ``scheme.bias`` for all pairs; with ``rows``, of ``adjust_scores``."""
         return head_views(
             self.scheme, self.arrays, dtype=self.dtype, xp=self.xp, rows=rows,
-            query=tile_views(self.query.features, "query", xp=self.xp, rows=rows),
-            key=tile_views(self.key.features, "key", xp=self.xp, rows=rows),
+            query=self._tile_views(self.query, "query", rows),
+            key=self._tile_views(self.key, "key", rows),
         )  # fmt: skip
+
+    def _tile_views(self, side: Side, role: Role, rows: bool) -> Features:
+        """The features of a side; with ``rows``, its segments too, if it has any."""
+        own = side.features
+        if rows and side.seg is not None:
+            seg = side.seg if len(side.seg.shape) == 2 else side.seg[None, :]
+            own = {**own, _SEGMENT: seg[:, None, :]}
+        return tile_views(own, role, xp=self.xp, rows=rows)
 
     def bias_terms(self) -> tuple[Call, ...]:
         """One call for each scheme of ``scheme.bias_terms()``: their biases add up to the bias."""
@@ -454,7 +463,8 @@ _CACHE_WITHOUT_POSITIONS = (
     "if the cache dropped its first keys, give the positions"
 )
 
-_PLACES = "places"  # a feature that every part of a scheme reads
+_PLACES = "places"  # features that every part of a scheme reads
+_SEGMENT = "segment"
 
 _EMBEDS_ONLY = (
     "it acts on token embeddings only, so attention adds nothing; add "

@@ -34,6 +34,7 @@ from posenc.schemes.log_scale import LogScale
 from posenc.schemes.mixed_rope import MixedRoPE
 from posenc.schemes.mrope import MRoPE
 from posenc.schemes.nope import NoPE
+from posenc.schemes.path import PaTH
 from posenc.schemes.pope import PoPE
 from posenc.schemes.relative_table import RelativeTable
 from posenc.schemes.rerope import ReRoPE
@@ -69,9 +70,9 @@ __all__ = [
     "CABLE", "DAPE", "FIRE", "NTK", "PI", "ALiBi", "ALiBi2D", "AxialRoPE", "Chunk", "ClipHann",
     "ClipPeriod", "CoPE", "DeBERTa", "DualChunk", "DynamicNTK", "FoX", "Inkling", "Kerple",
     "Learned", "LearnedRoPE", "Llama3", "LogScale", "LongRoPE", "MRoPE", "MixedRoPE", "NTKMixed",
-    "NoPE", "PoPE", "Proportional", "ReRoPE", "RelativeTable", "RoPE", "Sandwich", "Scaling",
-    "SelectiveRoPE", "SelfExtend", "Shaw", "Sink", "Sinusoidal", "Sum", "T5Bias", "TransformerXL",
-    "XPos", "YaRN", "catalogue", "make",
+    "NoPE", "PaTH", "PoPE", "Proportional", "ReRoPE", "RelativeTable", "RoPE", "Sandwich",
+    "Scaling", "SelectiveRoPE", "SelfExtend", "Shaw", "Sink", "Sinusoidal", "Sum", "T5Bias",
+    "TransformerXL", "XPos", "YaRN", "catalogue", "make",
 ]  # fmt: skip
 
 Maker = Callable[..., PositionScheme]
@@ -99,6 +100,7 @@ _BUILT_IN: dict[str, Entry] = {
     "mrope": MRoPE,
     "nope": NoPE,
     "p_rope": (RoPE, {"scaling": Proportional}),
+    "path": PaTH,
     "pope": PoPE,
     "relative_table": RelativeTable,
     "rerope": ReRoPE,

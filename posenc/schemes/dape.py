@@ -9,8 +9,9 @@ from typing import ClassVar
 
 from posenc.checks import check_count, check_scheme
 from posenc.params import head_count
-from posenc.protocol import Array, Initializer, Namespace, ParamSpec, PositionScheme
+from posenc.protocol import Array, Namespace, ParamSpec, PositionScheme
 from posenc.schemes.alibi import ALiBi
+from posenc.schemes.gates import uniform_by_inputs
 from posenc.schemes.sum import Combination
 
 _LEAK = 0.01
@@ -80,7 +81,7 @@ class DAPE(Combination):
     def param_specs(self) -> Mapping[str, ParamSpec]:
         assert self.num_heads is not None
         inputs = self.num_heads * (2 if "bias" in self.scheme.hooks() else 1)
-        first, last = _uniform(inputs), _uniform(self.hidden)
+        first, last = uniform_by_inputs(inputs), uniform_by_inputs(self.hidden)
         return {
             **super().param_specs(),
             "w1": ParamSpec((self.hidden, inputs), first, per_head=False),
@@ -111,11 +112,6 @@ def _mix_heads(weights: Array, heads: Array, xp: Namespace) -> Array:
     """``weights (N, H)`` times ``heads (B, H, Q, K)``: ``(B, N, Q, K)``."""
     flat = xp.reshape(heads, (*heads.shape[:2], -1))
     return xp.reshape(xp.matmul(weights, flat), (heads.shape[0], -1, *heads.shape[2:]))
-
-
-def _uniform(inputs: int) -> Initializer:
-    most = 1 / math.sqrt(inputs)
-    return lambda rng, shape: rng.uniform(-most, most, shape)
 
 
 def dape_on_alibi(num_heads: int, *, hidden: int = 32) -> DAPE:

@@ -12,6 +12,7 @@ it is a hundredth of that. Segments start again from 0.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -19,7 +20,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from posenc.checks import check_count
-from posenc.protocol import Array, Namespace, ParamSpec, PositionScheme, Role
+from posenc.protocol import Array, Initializer, Namespace, ParamSpec, PositionScheme, Role
 
 
 @dataclass(frozen=True)
@@ -65,3 +66,9 @@ def logits(x: Array, params: Mapping[str, Array], xp: Namespace) -> Array:
 def log_sigmoid(z: Array, xp: Namespace) -> Array:
     """``ln(1 / (1 + exp(-z)))``, without overflow, and with its derivative at 0."""
     return -xp.logaddexp(xp.zeros_like(z), -z)
+
+
+def uniform_by_inputs(inputs: int) -> Initializer:
+    """First values of a linear layer: uniform up to ``1 / sqrt(inputs)``."""
+    most = 1 / math.sqrt(inputs)
+    return lambda rng, shape: rng.uniform(-most, most, shape)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -12,7 +11,8 @@ from array_api_compat import device
 
 from posenc.checks import check_count, check_flag, check_positive
 from posenc.constants import constant_array
-from posenc.protocol import Array, Initializer, Namespace, ParamSpec, PositionScheme, Role
+from posenc.protocol import Array, Namespace, ParamSpec, PositionScheme, Role
+from posenc.schemes.gates import uniform_by_inputs
 
 _EPS = 1e-6  # in the norm of a hidden state, as released
 
@@ -92,17 +92,17 @@ class SelectiveRoPE(PositionScheme):
         heads, pairs, width = self.num_heads, self.head_dim // 2, self.hidden_dim
         temperatures = self._temperatures()
         specs = {
-            "w1": ParamSpec((heads, self.rank, width // heads), _uniform(width // heads)),
-            "w2": ParamSpec((heads, pairs, self.rank), _uniform(self.rank)),
-            "conv": ParamSpec((heads, pairs, self.conv), _uniform(self.conv)),
+            "w1": ParamSpec((heads, self.rank, width // heads), uniform_by_inputs(width // heads)),
+            "w2": ParamSpec((heads, pairs, self.rank), uniform_by_inputs(self.rank)),
+            "conv": ParamSpec((heads, pairs, self.conv), uniform_by_inputs(self.conv)),
         }
         if self.temp_grad:
             specs["temperature"] = ParamSpec(
                 (pairs,), lambda rng, shape: np.asarray(temperatures), per_head=False
             )
         if self.use_gate:
-            specs["gate_w"] = ParamSpec((heads, width), _uniform(width))
-            specs["gate_b"] = ParamSpec((heads,), _uniform(width))
+            specs["gate_w"] = ParamSpec((heads, width), uniform_by_inputs(width))
+            specs["gate_b"] = ParamSpec((heads,), uniform_by_inputs(width))
         return specs
 
     def lookback(self) -> int:
@@ -150,8 +150,3 @@ class SelectiveRoPE(PositionScheme):
             return params["temperature"]
         fixed, here = self._temperatures(), device(like)
         return constant_array(fixed, dtype=like.dtype, device=here, xp=xp)
-
-
-def _uniform(inputs: int) -> Initializer:
-    most = 1 / math.sqrt(inputs)
-    return lambda rng, shape: rng.uniform(-most, most, shape)

@@ -18,7 +18,7 @@ _AT_MOST_ONE = {
     "sink": "has a sink",
     "regions": "has regions",
 }
-PLACES = "places"  # a feature that the library computes, the same for all parts
+_OF_ALL_PARTS = ("places", "segment")  # features that the library adds
 
 
 class Combination(PositionScheme):
@@ -303,14 +303,14 @@ class PartParams(Params):
 
 
 class PartFeatures(Features):
-    """Features of queries or of keys for one part, without their prefix; parts share places."""
+    """Features of queries or of keys for one part, without their prefix, and those of all."""
 
     def __init__(self, whole: Mapping[str, Array], prefix: str, role: str) -> None:
         super().__init__({}, role)
         self._whole, self._prefix = whole, prefix
 
     def __getitem__(self, name: str) -> Array:
-        return self._whole[name if name == PLACES else self._prefix + name]
+        return self._whole[name if name in _OF_ALL_PARTS else self._prefix + name]
 
     def __iter__(self) -> Iterator[str]:
         return (name[len(self._prefix) :] for name in self._whole if name.startswith(self._prefix))

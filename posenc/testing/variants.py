@@ -47,7 +47,7 @@ def _fits_together(scheme: PositionScheme) -> bool:
         head_count(scheme)
     except (TypeError, ValueError):
         return False
-    return len(set(sizes_of(scheme, "head_dim"))) < 2
+    return all(len(set(sizes_of(scheme, size))) < 2 for size in ("head_dim", "hidden_dim"))
 
 
 def _with_other_values(scheme: Any, name: str) -> Iterator[tuple[Any, Any]]:

@@ -3373,6 +3373,22 @@ _WHOLE_ROWS = (
         ("test_selective_rope.py parts_of_a_sum",),
     ),
     Fault(
+        "path-through-other-documents",
+        "a packed document is reflected by the tokens of others",
+        "posenc/attn/call.py",
+        "if rows and side.seg is not None:",
+        "if rows and side.seg is None:",
+        ("test_path.py formula",),
+    ),
+    Fault(
+        "path-without-the-key-itself",
+        "the token of the key reflects it too",
+        "posenc/schemes/path.py",
+        "later, up_to = transposed(rank) > rank, k <= q",
+        "later, up_to = transposed(rank) >= rank, k <= q",
+        ("test_path.py formula",),
+    ),
+    Fault(
         "whole-rows-without-a-reason",
         "an implementation does not say why it cannot serve a scheme of whole rows in a sum",
         "posenc/schemes/sum.py",

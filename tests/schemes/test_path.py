@@ -1,0 +1,123 @@
+"""PaTH against the product of its reflections, one after the other."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from frameworks import ROUTES
+from subjects import normal
+
+import posenc
+from posenc.schemes import FoX, PaTH, Sum
+from posenc.testing.tolerances import ATTENTION_TOL, assert_near
+
+HEADS, DIM, WIDTH, LENGTH = 2, 4, 3, 9
+SCHEME, CONVOLVED = PaTH(HEADS, DIM, WIDTH), PaTH(HEADS, DIM, WIDTH, conv=3)
+FLOAT64 = 16 * ATTENTION_TOL["float64"]  # a product of matrices for each pair
+Q, K, V = (normal((2, HEADS, LENGTH, DIM), seed) for seed in range(3))
+X, NO_BIAS = normal((2, LENGTH, WIDTH), 4), np.zeros((2, HEADS, LENGTH, LENGTH))
+AT, ONE = np.arange(LENGTH), np.zeros(LENGTH, int)
+
+
+def drawn(scheme):
+    shapes = {name: spec.shape for name, spec in scheme.param_specs().items()}
+    return {name: normal(shape, n) for n, (name, shape) in enumerate(shapes.items())}
+
+
+def by_loop(params, pos=AT, seg=ONE, k=K, v=V, bias=NO_BIAS):
+    """The formula, from the query's token backwards: ``q <- H_t q`` before each earlier key."""
+    out = np.zeros_like(Q)
+    for b, h, i in np.ndindex(Q.shape[:3]):
+        g = h // (HEADS // k.shape[1])
+        path = [t for t in np.argsort(pos) if pos[t] <= pos[i] and seg[t] == seg[i]]
+        q, s = Q[b, h, i], {}
+        for n, t in reversed(list(enumerate(path))):
+            s[t] = q @ k[b, g, t] / np.sqrt(DIM)
+            if "taps" in params:
+                near = path[max(0, n - 2) : n + 1]
+                w = sum(params["taps"][h, :, tap - len(near)] * (params["w"][h] @ X[b, near[tap]])
+                        for tap in range(len(near)))  # fmt: skip
+                w = w / (1 + np.exp(-w))
+            else:
+                w = params["w"][h] @ X[b, t]
+            w = w / np.sqrt(w @ w + 1e-6)
+            beta = 2 / (1 + np.exp(-(params["beta"][h] @ X[b, t] + params["b"][h])))
+            q = q - beta * w * (w @ q)
+        each = np.array([s[t] for t in path]) + bias[b, h, i, path]
+        weights = np.exp(each)
+        out[b, h, i] = weights / weights.sum() @ v[b, g, path]
+    return out
+
+
+@pytest.mark.parametrize("case", ["in order", "shuffled", "packed", "grouped", "convolved"])
+def test_it_is_the_formula(case):
+    scheme, k, v, pos, seg = SCHEME, K, V, AT, ONE
+    if case == "shuffled":
+        pos = np.random.default_rng(0).permutation(40)[:LENGTH] - 20
+    if case == "grouped":
+        k, v = k[:, :1], v[:, :1]
+    if case in ("packed", "convolved"):  # the documents interleaved
+        pos, seg = np.array([0, 0, 1, 1, 2, 2, 3, 4, 3]), np.array([0, 7, 7, 0, 0, 7, 7, 7, 0])
+        scheme = CONVOLVED if case == "convolved" else scheme
+    params = drawn(scheme)
+    where = {"q_pos": pos, "k_pos": pos, "q_seg": seg, "k_seg": seg}
+    where = {} if case in ("in order", "grouped") else where
+    found = posenc.attention(Q, k, v, scheme, params, causal=True, x=X, **where)
+    assert_near(found, by_loop(params, pos, seg, k, v), FLOAT64, case)
+
+
+def test_without_reflections_it_is_nope():
+    params = drawn(SCHEME) | {"beta": np.zeros((HEADS, WIDTH)), "b": np.full(HEADS, -800.0)}
+    np.testing.assert_array_equal(
+        posenc.attention(Q, K, V, SCHEME, params, causal=True, x=X),
+        posenc.attention(Q, K, V, posenc.NoPE(), causal=True),
+    )
+
+
+def test_a_forget_gate_beside_it():
+    fox, path = FoX(HEADS, WIDTH), drawn(SCHEME)
+    gates = drawn(fox)
+    params = {f"0_{n}": a for n, a in path.items()} | {f"1_{n}": a for n, a in gates.items()}
+    c = posenc.features(fox, gates, x=X)[0]["c"]
+    bias = c[..., :, None] - c[..., None, :]
+    seg = {"q_seg": ONE, "k_seg": ONE}
+    found = posenc.attention(Q, K, V, Sum(SCHEME, fox), params, causal=True, x=X, q_x=X, **seg)
+    assert_near(found, by_loop(path, bias=bias), FLOAT64)
+
+
+def test_several_hundred_tokens_stay_exact():
+    """The system is well conditioned: entries of its inverse are products of reflections."""
+    length = 300
+    q, k, v = (normal((1, 1, length, 8), seed) for seed in range(3))
+    scheme, x = PaTH(1, 8, WIDTH), normal((1, length, WIDTH), 4)
+    params = drawn(scheme)
+    wide = posenc.attention(q, k, v, scheme, params, causal=True, x=x)
+    given = {n: a.astype(np.float32) for n, a in {"q": q, "k": k, "v": v, "x": x}.items()}
+    narrow = {n: a.astype(np.float32) for n, a in params.items()}
+    found = posenc.attention(**given, scheme=scheme, params=narrow, causal=True)
+    assert_near(found, wide, 4 * ATTENTION_TOL["float32"])
+
+
+def test_padding_may_be_nan():
+    params, valid = drawn(SCHEME), AT > 2
+    junk = {n: np.where(valid[:, None], a, np.nan) for n, a in {"q": Q, "k": K, "v": V}.items()}
+    seg = {"q_seg": np.where(valid, 0, -1), "k_seg": np.where(valid, 0, -2)}
+    where = {"x": X, "q_x": X, "q_pos": AT, "k_pos": AT, **seg}
+    found = posenc.attention(**junk, scheme=SCHEME, params=params, causal=True, **where)
+    alone = (a[:, :, 3:] for a in (Q, K, V))
+    expected = posenc.attention(*alone, SCHEME, params, causal=True, x=X[:, 3:])
+    assert not np.any(found[:, :, :3])
+    assert_near(found[:, :, 3:], expected, FLOAT64)
+
+
+@pytest.mark.parametrize("route", [r for r in ROUTES if r.id in ("torch-sdpa", "jax-chunked")])
+def test_others_say_why_they_cannot(route):
+    tensors = {n: a.astype(np.float32) for n, a in {"q": Q, "k": K, "v": V, "x": X}.items()}
+    with pytest.raises(NotImplementedError, match="all tokens between its query and its key"):
+        route.attend(SCHEME, tensors, posenc.init_params(SCHEME))
+
+
+@pytest.mark.parametrize("name", ["num_heads", "head_dim", "hidden_dim", "conv"])
+def test_wrong_options(name):
+    with pytest.raises(ValueError, match=name):
+        PaTH(**{"num_heads": 2, "head_dim": 4, "hidden_dim": 3, name: 0})
