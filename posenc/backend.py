@@ -1,8 +1,9 @@
 """Everything in the core that a backend needs to implement attention.
 
 A backend is a package that computes attention in one framework. From posenc it imports only
-``posenc``, this module, ``posenc.testing`` (for its ``Framework``) and ``posenc.study`` (for its
-``Trainer``). Anything else in posenc may change without notice.
+``posenc``, this module, ``posenc.testing`` (for its ``Framework``), ``posenc.study`` (for its
+``Trainer``), and what every user may: ``posenc.schemes``, ``posenc.positions``, ``posenc.presets``.
+Anything else in posenc may change without notice.
 
 =====================  ===========================================================================
 a call                 ``prepare`` makes a ``Call`` with two ``Side``, from ``Options`` (keywords)

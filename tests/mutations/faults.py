@@ -3714,7 +3714,7 @@ _TRANSFORMERS = (
     Fault(
         "hf-table-of-the-encoder",
         "T5's decoder reads the encoder's table.",
-        "backends/posenc_torch/hf/apply.py",
+        "backends/posenc_torch/hf/model.py",
         "source=modules[plan.sources[index]],",
         "source=modules[0],",
         ("test_hf_families.py encoder_with_its_decoder[T5]",),
@@ -3770,7 +3770,7 @@ _TRANSFORMERS = (
     Fault(
         "hf-rotation-stays",
         "the rotary modules of the model turn queries and keys too",
-        "backends/posenc_torch/hf/apply.py",
+        "backends/posenc_torch/hf/model.py",
         "return torch.ones_like(cos), torch.zeros_like(sin)",
         "return output",
         ("test_hf_apply.py llama-check_full",),
@@ -3810,7 +3810,7 @@ _TRANSFORMERS = (
     Fault(
         "hf-embedding-left-out",
         "an embedding that replaces the model's positions is not added",
-        "backends/posenc_torch/hf/apply.py",
+        "backends/posenc_torch/hf/model.py",
         "embeds = place == 0 and",
         "embeds = place < 0 and",
         ("test_hf_swap.py embedding_is_added_once",),

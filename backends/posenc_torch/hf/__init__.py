@@ -3,7 +3,7 @@
 >>> model = posenc_torch.hf.apply(model)  # its own positions, computed here     # doctest: +SKIP
 >>> model = posenc_torch.hf.apply(model, posenc.ALiBi(num_heads))  # others      # doctest: +SKIP
 
-What happens to the model, in place (``apply.py``):
+What happens to the model, in place (``model.py``):
 
 1. Its rotary modules return no rotation, and what else its attention computes from positions is
    switched off. ``Family`` says where and how.
@@ -38,6 +38,6 @@ The fields of ``Family`` are what may differ. ``prepare`` may replace any attrib
 - ``inkling.py``: learned arrays of the scheme among the model's weights.
 """
 
-from posenc_torch.hf.apply import apply, remove
+from posenc_torch.hf.model import apply, remove
 
 __all__ = ["apply", "remove"]
