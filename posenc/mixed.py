@@ -120,6 +120,35 @@ def mixed(parts: Sequence[Part], *, following: Following = "max") -> tuple[Host,
     return places, int(places.max()) + 1 - len(places)
 
 
+def hunyuan_mixed(parts: Sequence[Part], *, axes: int = 4) -> Host:
+    """Places ``(L, axes)`` of one sequence for ``MRoPE`` with ``layout="hunyuan"``.
+
+    The coordinates of a token are its index in the sequence, but the last three of an image's token
+    are its column, its row and the number of the image. So decoding goes on at the index, with
+    ``text_places(pos, axes=axes)``. HunyuanOCR has a token after each row and one around the image
+    on both sides: ``[..., 1, Patches(height, width + 1), 1, ...]``.
+
+    >>> hunyuan_mixed([1, Patches(1, 2)]).tolist()
+    [[0, 0, 0, 0], [1, 0, 0, 0], [2, 1, 0, 0]]
+    """
+    check_count("axes", axes, least=3)
+    if not parts:
+        raise ValueError("parts is empty; give numbers of text tokens, and Patches")
+    sizes = [len(p) if isinstance(p, Patches) else check_count("parts", p) for p in parts]
+    places, at, image = text_places(np.arange(sum(sizes)), axes=axes), 0, 0
+    for part, size in zip(parts, sizes, strict=True):
+        if isinstance(part, Patches):
+            if part.frames > 1:
+                raise ValueError(f"frames must be 1, got {part.frames}: a frame is an image here")
+            own = part.places()
+            places[at : at + size, -3:] = np.column_stack(
+                [own[:, 2], own[:, 1], 0 * own[:, 0] + image]
+            )
+            image += 1
+        at += size
+    return places
+
+
 def text_places(pos: Host, delta: Any = 0, *, axes: int = 3) -> Host:
     """Places ``(..., L, axes)`` of text at positions ``pos (L,)`` or ``(B, L)``.
 

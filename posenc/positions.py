@@ -10,6 +10,7 @@ from array_api_compat import is_numpy_namespace
 
 from posenc.checks import check_count
 from posenc.mixed import Patches as Patches
+from posenc.mixed import hunyuan_mixed as hunyuan_mixed
 from posenc.mixed import left_padded_mixed as left_padded_mixed
 from posenc.mixed import mixed as mixed
 from posenc.mixed import packed_mixed as packed_mixed

@@ -25,8 +25,9 @@ class MRoPE(PositionScheme):
     """RoPE in which each channel pair turns by the coordinate of one axis.
 
     Pair ``k`` turns by ``place[axis(k)] * base**(-2k/R)``, ``k = 0 .. n - 1``, ``n = R/2``. A place
-    is ``(time, height, width)``; see ``posenc.positions.mixed``. Text has equal coordinates on all
-    axes, and is then rotated exactly as by ``RoPE``. Angles are as exact as those of ``RoPE``.
+    is ``(time, height, width)``: see ``posenc.positions.mixed``, or ``hunyuan_mixed`` for that
+    layout. Text has equal coordinates on all axes, and is then rotated exactly as by ``RoPE``.
+    Angles are as exact as those of ``RoPE``.
 
     Parameters
     ----------

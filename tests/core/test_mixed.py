@@ -16,6 +16,7 @@ from subjects import normal
 import posenc
 from posenc.positions import (
     Patches,
+    hunyuan_mixed,
     left_padded,
     left_padded_mixed,
     mixed,
@@ -101,6 +102,24 @@ def test_attention_of_a_packed_mix_is_that_of_its_documents():
         np.testing.assert_allclose(whole[:, :, own], alone, rtol=0, atol=1e-13)
 
 
+def test_decoding_with_a_cache_of_rotated_keys():
+    parts, more = [2, Patches(2, 3), 1], 3
+    scheme, (whole, _), (prompt, delta) = MRoPE(8, (2, 1, 1)), mixed([*parts, more]), mixed(parts)
+    length = len(whole)
+    q, k, v = (normal((1, 2, length, 8), n) for n in range(3))
+    expected = posenc.attention(q, k, v, scheme, causal=True, q_axes=whole, k_axes=whole)
+    places = np.concatenate([prompt, text_places(np.arange(len(prompt), length), delta)])
+    rotated = posenc.transform(scheme, k, np.arange(length), role="key", axes=places)
+    for at in range(len(prompt), length):
+        cached = slice(at + 1)
+        found = posenc.attention(
+            q[:, :, at : at + 1], rotated[:, :, cached], v[:, :, cached], scheme, causal=True,
+            k_transformed=True, q_pos=np.asarray([at]), k_pos=np.arange(at + 1),
+            q_axes=text_places(np.asarray([at]), delta), k_axes=places[cached],
+        )  # fmt: skip
+        np.testing.assert_allclose(found[:, :, 0], expected[:, :, at], rtol=0, atol=1e-13)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -111,6 +130,8 @@ def test_attention_of_a_packed_mix_is_that_of_its_documents():
         (lambda: Patches(1, 2, step=0), "step must be finite and greater than 0, got 0"),
         (lambda: Patches.of_grid((1, 3, 4)), r"multiples of \(1, 2, 2\), got \(1, 3, 4\)"),
         (lambda: Patches.of_grid((4, 4)), r"grid must be \(frames, height, width\), got \(4, 4\)"),
+        (lambda: hunyuan_mixed([Patches(2, 2, frames=2)]), "frames must be 1, got 2"),
+        (lambda: hunyuan_mixed([]), "parts is empty"),
         (lambda: packed_mixed([]), "documents is empty"),
         (lambda: left_padded_mixed([[3]], 2), "documents must have 1 .. total=2 tokens"),
     ],
@@ -195,3 +216,33 @@ def test_places_are_those_of_transformers(model, data):
     np.testing.assert_array_equal(deltas, found_deltas)
     if all(isinstance(p, int) or p.frames == 1 for parts in ours for p in parts):
         np.testing.assert_array_equal(left_padded_mixed(ours, found.shape[1])[0], found)
+
+
+@long
+@settings(max_examples=30)
+@given(st.lists(st.tuples(sizes, images), max_size=3), sizes, st.integers(3, 5))
+def test_hunyuan_places_are_those_of_transformers(pairs, last, axes):
+    if not (require("torch") and require("transformers")):
+        pytest.skip("not installed: torch or transformers")
+    import torch
+    from transformers.models.hunyuan_vl.modeling_hunyuan_vl import HunYuanVLModel
+
+    parts, types, grids = [], [], []
+    for text, image in pairs:
+        # A token before the image, one after each row, and one after the image.
+        parts += [text, 1, Patches(image.height, image.width + 1), 1]
+        types += [0] * text + [1] * (2 + len(parts[-2]))
+        grids.append([1, 2 * image.height, 2 * image.width])
+    parts, types = [*parts, last], [*types, *[0] * last]
+    config = SimpleNamespace(
+        text_config=SimpleNamespace(rope_parameters={"mrope_section": [1] * axes}),
+        vision_config=SimpleNamespace(spatial_merge_size=2),
+    )
+    stub = SimpleNamespace(config=config)
+    stub.get_vision_position_ids = MethodType(HunYuanVLModel.get_vision_position_ids, stub)
+    found, deltas = HunYuanVLModel.get_rope_index(
+        stub, torch.zeros(1, len(types), dtype=torch.long), torch.tensor([types]),
+        image_grid_thw=torch.tensor(grids) if grids else None,
+    )  # fmt: skip
+    np.testing.assert_array_equal(hunyuan_mixed(parts, axes=axes), found[:, 0].T.numpy())
+    assert deltas.tolist() == [[0]]
