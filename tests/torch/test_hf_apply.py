@@ -248,6 +248,25 @@ def test_other_caches(name, options):
     hf_models.check_generation(*pair(name), **options)
 
 
+@long
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"prompt_lookup_num_tokens": 3},  # crops the cache
+        {"prefill_chunk_size": 4},
+        {"do_sample": True, "num_return_sequences": 3},
+    ],
+    ids=["assisted", "chunks", "samples"],
+)
+@pytest.mark.parametrize("name", ["gemma3", "gemma4-shared-keys", "gpt_oss", "llama"])
+def test_other_ways_to_generate(name, options):
+    ids, out = torch.tensor([[5, 6, 7, 8] * 3 + [5, 6]]), []
+    for model in pair(name):
+        torch.manual_seed(0)
+        out.append(model.generate(ids, max_new_tokens=12, **{"do_sample": False, **options}))
+    assert out[0].tolist() == out[1].tolist()
+
+
 def test_a_cache_that_was_cropped():
     model, ours = pair("llama")
     ids, last = hf_models.tokens(), []
