@@ -11,9 +11,9 @@ from posenc.hf import from_hf, read
 from posenc.hf.mrope import mrope_of
 from posenc.layers import LayerPlan
 from posenc.presets import uniform
-from posenc.presets.plans import PerLayerLearnedRoPE, inkling_layer
+from posenc.presets.plans import PerLayerLearnedRoPE, PerLayerT5Bias, inkling_layer
 from posenc.protocol import PositionScheme
-from posenc.schemes import Chunk, Learned, LogScale, NoPE, RoPE, Sink, Sum
+from posenc.schemes import Chunk, Learned, LogScale, NoPE, RoPE, Sink, Sum, T5Bias
 
 Config = Mapping[str, Any]
 _NEAR, _CHUNKED, _FULL = "sliding_attention", "chunked_attention", "full_attention"
@@ -222,6 +222,14 @@ def _falcon(part: Config) -> LayerPlan:
     return LayerPlan.of(scheme, part["num_hidden_layers"])
 
 
+def _gpt_neo(part: Config) -> LayerPlan:
+    """The table; and a window on layers of the type ``local``."""
+    kinds = [kind for names, times in part["attention_types"] for kind in list(names) * times]
+    windows = tuple(part["window_size"] if kind == "local" else None for kind in kinds)
+    table = Learned(part["max_position_embeddings"], part["hidden_size"])
+    return LayerPlan((table,) * len(kinds), windows)
+
+
 def _mpt(part: Config) -> LayerPlan:
     """MPT as released: transformers adds ALiBi with a maximum of 8, whatever these keys say."""
     attention, layers = part.get("attn_config", {}), part["n_layers"]
@@ -239,14 +247,16 @@ def _t5(part: Config) -> LayerPlan:
     """The layers of the encoder, then those of the decoder; or those of the one stack there is."""
 
     def stack(layers: int, causal: bool) -> LayerPlan:
-        scheme = uniform.t5(
-            num_heads=part["num_heads"],
+        scheme = kind(
+            part["num_heads"],
+            part.get("relative_attention_num_buckets", 32),
+            part.get("relative_attention_max_distance", 128),
             causal=causal,
-            num_buckets=part.get("relative_attention_num_buckets", 32),
-            max_distance=part.get("relative_attention_max_distance", 128),
+            scaled=False,
         )
         return LayerPlan.of(scheme, layers)
 
+    kind = PerLayerT5Bias if part["model_type"] == "umt5" else T5Bias
     layers, later = part["num_layers"], part.get("num_decoder_layers")
     if not part.get("is_encoder_decoder", True):
         return stack(layers, bool(part.get("is_decoder")))
@@ -365,6 +375,7 @@ _WITHOUT_ROTATION: Mapping[str, Callable[[Config], LayerPlan]] = {
     "bloom": lambda c: LayerPlan.of(uniform.bloom(num_heads=c["n_head"]), c["n_layer"]),
     "falcon": _falcon,
     "gpt2": lambda c: LayerPlan.of(Learned(c["n_positions"], c["n_embd"]), c["n_layer"]),
+    "gpt_neo": _gpt_neo,
     "inkling2": lambda c: _inkling(c["text_config"]),
     "inkling2_text": _inkling,
     "inkling_mm_model": lambda c: _inkling(c["text_config"]),
@@ -375,5 +386,6 @@ _WITHOUT_ROTATION: Mapping[str, Callable[[Config], LayerPlan]] = {
         Learned(c["max_position_embeddings"], c["hidden_size"], offset=2), c["num_hidden_layers"]
     ),
     "t5": _t5,
+    "umt5": _t5,
 }
 """Models of which all or some add a bias or an embedding."""

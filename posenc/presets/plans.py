@@ -25,6 +25,7 @@ from posenc.schemes import (
     RoPE,
     Sink,
     Sum,
+    T5Bias,
     YaRN,
 )
 
@@ -155,6 +156,13 @@ class PerLayerLearnedRoPE(LearnedRoPE):
     A set of learned arrays belongs to one layer or to all. So in a ``Sum`` with ``LearnedRoPE``,
     other parts would be learned once for all layers.
     """
+
+    shared: ClassVar[bool] = False
+
+
+@dataclass(frozen=True)
+class PerLayerT5Bias(T5Bias):
+    """``T5Bias`` whose layers learn their own tables, as those of UMT5."""
 
     shared: ClassVar[bool] = False
 

@@ -8,6 +8,7 @@ import pytest
 
 import posenc
 from posenc import presets
+from posenc.presets.plans import PerLayerT5Bias
 from posenc.schemes import PI, Inkling, LogScale, MRoPE, Sink, Sum, YaRN
 
 SMALL = {"hidden_size": 64, "num_attention_heads": 4, "head_dim": 16, "rope_theta": 1e6}
@@ -242,9 +243,22 @@ def test_t5_has_an_encoder_and_a_decoder():
     wide = presets.t5(num_heads=8, num_buckets=8, max_distance=20)
     assert plan.schemes[:2] == (wide, wide)
     assert plan.schemes[2:] == (dataclasses.replace(wide, causal=True),)
+    own = presets.from_hf_config({**small, "model_type": "umt5"})
+    assert own.owners == (0, 1, 2, 3)
+    assert own.schemes[3] == PerLayerT5Bias(8, causal=True, scaled=False)
     alone = {**small, "model_type": "mt5", "is_encoder_decoder": False}
     assert presets.from_hf_config(alone).schemes == (encoder, encoder)
     assert presets.from_hf_config({**alone, "is_decoder": True}).schemes == (decoder, decoder)
+
+
+def test_gpt_neo_by_groups_of_layers():
+    config = {
+        "model_type": "gpt_neo", "max_position_embeddings": 9, "hidden_size": 8, "window_size": 3,
+        "attention_types": [[["global", "local"], 2], [["local"], 1]],
+    }  # fmt: skip
+    plan = presets.from_hf_config(config)
+    assert plan.schemes == (posenc.Learned(9, 8),) * 5
+    assert plan.windows == (None, 3, None, 3, 3)
 
 
 def test_latent_attention():

@@ -56,6 +56,13 @@ CASES = {
     ),
     "glm4_moe_lite": ("Glm4MoeLite", {**LATENT, **EXPERTS}),
     "gpt2": ("GPT2", {**NO_DROPOUT, "scale_attn_by_inverse_layer_idx": True}),
+    "gpt_neo": (
+        "GPTNeo",
+        {
+            "attention_types": [[["global", "local"], 1]], "window_size": 4, "num_layers": 2,
+            "hidden_size": 32, "num_heads": 4,
+        },
+    ),
     "gptj": ("GPTJ", {"rotary_dim": 4}),
     "inkling": ("InklingText", {**INKLING, "log_scaling_n_floor": 4, "log_scaling_alpha": 0.5}),
     "inkling2": ("Inkling2Text", {**INKLING, "log_scaling_n_floor": 4}),
@@ -159,7 +166,7 @@ def t5(name, **options):
     return hf_models.pair(name, auto="AutoModelForSeq2SeqLM", **{**T5, **options})
 
 
-@pytest.mark.parametrize("name", some(("T5", "MT5"), ("T5",), long))
+@pytest.mark.parametrize("name", some(("T5", "MT5", "UMT5"), ("T5",), long))
 def test_an_encoder_with_its_decoder(name):
     model, ours = t5(name, num_hidden_layers=3, num_decoder_layers=2)
     hf_models.check_training(model, ours)

@@ -1,4 +1,4 @@
-"""Models whose attention is code of their own: BLOOM, CodeGen, Falcon, GPT-J, MPT.
+"""Models whose attention is code of their own: BLOOM, CodeGen, Falcon, GPT-J, GPT-Neo, MPT.
 
 They do not call the attention function of their configuration. So ``forward`` of their attention
 modules is replaced by ``forward`` of this file. It projects hidden states with the weights of the
@@ -19,6 +19,7 @@ from torch.nn import functional
 
 from posenc.backend import LayerPlan, has_embedding
 from posenc.presets import from_hf_config
+from posenc_torch.hf.embeddings import PositionTable
 from posenc_torch.hf.family import Family
 from posenc_torch.hf.layer import LAYER, attention_function
 
@@ -138,6 +139,17 @@ def _prepare_mpt(model: nn.Module, applied: Any) -> None:
             applied.before(module, _with_mask)
 
 
+def _prepare_gpt_neo(model: nn.Module, applied: Any) -> None:
+    """Beside the modules: scores are not scaled, and positions are those of a table."""
+    PositionTable("wpe").prepare(model, applied)
+    _GPTJ.prepare(model, applied)
+    modules: list[Any] = list(model.modules())
+    for module in modules:
+        if hasattr(module, LAYER):
+            applied.replace(module, "softmax_scale", 1.0)
+            applied.replace(module, "layer_idx", module.layer_id)
+
+
 def _with_mask(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
     """Hook before an MPT model: a mask of tokens that all exist, if none is given.
 
@@ -169,6 +181,7 @@ OWN_ATTENTION = {
     "bloom": Family(attention="self_attention", rotary=None, prepare=_BLOOM.prepare),
     "codegen": Family(attention="attn", rotary=None, prepare=_CODEGEN.prepare),
     "falcon": Family(attention="self_attention", rotary=None, prepare=_prepare_falcon),
+    "gpt_neo": Family(attention="attention", rotary=None, prepare=_prepare_gpt_neo),
     "gptj": Family(attention="attn", rotary=None, prepare=_GPTJ.prepare),
     "mpt": Family(attention="attn", rotary=None, plan=_mpt_plan, prepare=_prepare_mpt),
 }

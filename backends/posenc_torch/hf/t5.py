@@ -1,4 +1,7 @@
-"""T5 and mT5: an encoder and a decoder with one learned table each, in their first layer."""
+"""T5: an encoder and a decoder with one learned table each, in their first layer.
+
+In UMT5 every layer has its own.
+"""
 
 from __future__ import annotations
 
@@ -34,5 +37,5 @@ _T5 = Family(
     plan=_stack,
     params=_table,
 )
-T5 = {"mt5": _T5, "t5": _T5}
+T5 = {"mt5": _T5, "t5": _T5, "umt5": _T5}
 """The families of this file, by ``model_type``."""
