@@ -240,6 +240,9 @@ def test_what_is_refused():
     model = hf.apply(hf_models.tiny("GPTJ", rotary_dim=4, attn_pdrop=0.5)).train()
     with pytest.raises(NotImplementedError, match=r"dropout=0\.5"):
         model(hf_models.tokens())
+    model = hf_models.tiny("HunYuanDenseV1", head_dim=8)
+    with pytest.raises(ValueError, match="'hunyuan_v1_dense' is not served: it norms"):
+        hf.apply(model)
 
 
 @long

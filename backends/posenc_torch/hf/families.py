@@ -35,3 +35,9 @@ FAMILIES = {
     "llama4_text": Family(off={"attn_temperature_tuning": False}),
     "ministral3": Family(hides_positions=True),  # likewise
 }
+
+REFUSED = dict.fromkeys(
+    ("hunyuan_v1_dense", "hunyuan_v1_moe", "hunyuan_vl_text"),
+    "it norms queries and keys after their rotation, and learned factors do not commute with one",
+)
+"""Models that cannot be served, and why."""

@@ -14,7 +14,7 @@ from torch import nn
 from posenc.backend import LayerPlan, PositionScheme, check_choice, has_embedding, nearest
 from posenc.schemes import Chunk, Sink, Sum
 from posenc_torch.api import IMPLEMENTATIONS
-from posenc_torch.hf.families import FAMILIES
+from posenc_torch.hf.families import FAMILIES, REFUSED
 from posenc_torch.hf.family import Family
 from posenc_torch.hf.layer import LAYER, ForwardPositions, Layer, attention_function, layer_of
 from posenc_torch.hf.masks import mask_function
@@ -152,6 +152,8 @@ def _parts(model: Any) -> tuple[str, Family, list[Any]]:
     if not isinstance(model, PreTrainedModel):
         raise TypeError(f"model must be one of transformers, got {type(model).__name__}")
     kind = model.config.get_text_config().model_type
+    if kind in REFUSED:
+        raise ValueError(f"model_type {kind!r} is not served: {REFUSED[kind]}")
     if kind not in FAMILIES:
         raise ValueError(
             f"model_type {kind!r} is not served{nearest(kind, FAMILIES)}; accepted: "
