@@ -208,6 +208,46 @@ def grid(*sizes: int) -> np.ndarray[Any, Any]:
     return np.indices(counts).reshape(len(counts), -1).T.copy()
 
 
+def fractional(advances: Any, denominator: int = 256) -> np.ndarray[Any, Any]:
+    """Places of tokens that advance by fractions of a position, in units of ``1 / denominator``.
+
+    For ``RoPE(head_dim, scaling=posenc.schemes.Fractional(denominator))``. The first token of a
+    sequence is at 0, and each other one its own advance after the one before. In V2PE (Ge et al.
+    2024, arXiv 2412.09616) a token of text advances by 1, and a token of an image by 1/256, say.
+
+    >>> fractional([1, 1, 1 / 256, 1 / 256, 1])
+    array([  0, 256, 257, 258, 514])
+
+    Parameters
+    ----------
+    advances
+        Multiples of ``1 / denominator``, ``(L,)`` or ``(B, L)``. Those of first tokens are not
+        read. For packed documents, call it for each.
+    denominator
+        The number of units in a position.
+
+    Raises
+    ------
+    TypeError, ValueError
+        An advance is no such multiple, or a place is beyond 2**30, with its value.
+    """
+    units = np.asarray(advances, np.float64) * check_count("denominator", denominator)
+    if units.ndim not in (1, 2):
+        raise ValueError(f"advances must be (L,) or (B, L), got shape {units.shape}")
+    units[..., :1] = 0
+    wrong = np.argwhere(units != np.round(units))
+    if wrong.size or not np.all(np.isfinite(units)):
+        at = tuple(
+            int(n) for n in (wrong[0] if wrong.size else np.argwhere(~np.isfinite(units))[0])
+        )
+        value = units[at] / denominator
+        raise ValueError(f"advances[{at}] = {value} must be a multiple of 1/{denominator}")
+    places = np.cumsum(units, axis=-1)
+    if places.size and np.abs(places).max() > MAX_POSITION:
+        raise ValueError(f"advances reach {np.abs(places).max()} units; at most 2**30 - 1")
+    return places.astype(np.int64)
+
+
 def randomised(
     rng: np.random.Generator, length: int, max_len: int, batch: int | None = None
 ) -> np.ndarray[Any, Any]:

@@ -46,6 +46,7 @@ from posenc.schemes.scalings import (
     ClipHann,
     ClipPeriod,
     DynamicNTK,
+    Fractional,
     Llama3,
     LongRoPE,
     NTKMixed,
@@ -68,11 +69,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CABLE", "DAPE", "FIRE", "NTK", "PI", "ALiBi", "ALiBi2D", "AxialRoPE", "Chunk", "ClipHann",
-    "ClipPeriod", "CoPE", "DeBERTa", "DualChunk", "DynamicNTK", "FoX", "Inkling", "Kerple",
-    "Learned", "LearnedRoPE", "Llama3", "LogScale", "LongRoPE", "MRoPE", "MixedRoPE", "NTKMixed",
-    "NoPE", "PaTH", "PoPE", "Proportional", "ReRoPE", "RelativeTable", "RoPE", "Sandwich",
-    "Scaling", "SelectiveRoPE", "SelfExtend", "Shaw", "Sink", "Sinusoidal", "Sum", "T5Bias",
-    "TransformerXL", "XPos", "YaRN", "catalogue", "make",
+    "ClipPeriod", "CoPE", "DeBERTa", "DualChunk", "DynamicNTK", "FoX", "Fractional", "Inkling",
+    "Kerple", "Learned", "LearnedRoPE", "Llama3", "LogScale", "LongRoPE", "MRoPE", "MixedRoPE",
+    "NTKMixed", "NoPE", "PaTH", "PoPE", "Proportional", "ReRoPE", "RelativeTable", "RoPE",
+    "Sandwich", "Scaling", "SelectiveRoPE", "SelfExtend", "Shaw", "Sink", "Sinusoidal", "Sum",
+    "T5Bias", "TransformerXL", "XPos", "YaRN", "catalogue", "make",
 ]  # fmt: skip
 
 Maker = Callable[..., PositionScheme]

@@ -3,6 +3,7 @@
 from posenc.schemes.scalings.clip_hann import ClipHann
 from posenc.schemes.scalings.clip_period import ClipPeriod
 from posenc.schemes.scalings.dynamic_ntk import DynamicNTK
+from posenc.schemes.scalings.fractional import Fractional
 from posenc.schemes.scalings.llama3 import Llama3
 from posenc.schemes.scalings.longrope import LongRoPE
 from posenc.schemes.scalings.ntk import NTK
@@ -13,6 +14,6 @@ from posenc.schemes.scalings.scaling import Scaling
 from posenc.schemes.scalings.yarn import YaRN
 
 __all__ = [
-    "NTK", "PI", "ClipHann", "ClipPeriod", "DynamicNTK", "Llama3", "LongRoPE", "NTKMixed",
-    "Proportional", "Scaling", "YaRN",
+    "NTK", "PI", "ClipHann", "ClipPeriod", "DynamicNTK", "Fractional", "Llama3", "LongRoPE",
+    "NTKMixed", "Proportional", "Scaling", "YaRN",
 ]  # fmt: skip
