@@ -239,7 +239,7 @@ class Sum(Combination):
     ----------
     schemes
         Two or more. All parts with a transform, an embedding, ``query_features`` or
-        ``key_features`` have the same number of ``axes``.
+        ``key_features``, and all with several ``axes``, have the same number of ``axes``.
 
     Raises
     ------
@@ -270,11 +270,12 @@ class Sum(Combination):
                 f"Sum takes schemes with the same number of heads, got {sorted(heads)}: {self}"
             )
         receives_places = {"transform", "embedding", "query_features", "key_features"}
-        axes = {s.axes for s in self.schemes if s.hooks() & receives_places}
-        if axes and axes != {self.axes}:  # these hooks receive places on all axes of the Sum
+        # These hooks, and a bias on several axes, receive places on all axes of the Sum.
+        axes = {s.axes for s in self.schemes if s.hooks() & receives_places or s.axes > 1}
+        if axes and axes != {self.axes}:
             axes = {s.axes for s in self.schemes}
             raise ValueError(
-                "Sum takes transforms and embeddings with the same number of axes, "
+                "Sum takes schemes that read places with the same number of axes, "
                 f"got {sorted(axes)}: {self.schemes}"
             )
 

@@ -10,7 +10,7 @@ from frameworks import HAS
 from subjects import SUBJECTS, normal, params_of
 
 import posenc
-from posenc.schemes import ALiBi2D, AxialRoPE, CoPE, FoX, Sink, Sum
+from posenc.schemes import ALiBi2D, AxialRoPE, CoPE, FoX, MRoPE, Sink, Sum
 from posenc.testing.examples import (
     HEAD_DIM,
     HEADS,
@@ -345,6 +345,9 @@ EVALUATED = {
         lambda: Sum(ALIBI, posenc.ALiBi(8)), ValueError, r"same number of heads, got \[2, 8\]",
     ),
     "sum-of-axes-of-a-bias": (lambda: Sum(ROPE, ALiBi2D(HEADS)), ValueError, "same number of axes"),
+    "sum-of-three-axes-and-two": (
+        lambda: Sum(MRoPE(HEAD_DIM), ALiBi2D(HEADS)), ValueError, r"number of axes, got \[2, 3\]",
+    ),
     "sum-of-axes": (lambda: Sum(ROPE, PLANE), ValueError, r"same number of axes, got \[1, 2\]"),
     "sum-of-scales": (
         lambda: Sum(Cooled(), Cooled(power=2.0)).scale(HEAD_DIM), ValueError, "scale: parts of Sum",
