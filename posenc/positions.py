@@ -235,11 +235,9 @@ def fractional(advances: Any, denominator: int = 256) -> np.ndarray[Any, Any]:
     if units.ndim not in (1, 2):
         raise ValueError(f"advances must be (L,) or (B, L), got shape {units.shape}")
     units[..., :1] = 0
-    wrong = np.argwhere(units != np.round(units))
-    if wrong.size or not np.all(np.isfinite(units)):
-        at = tuple(
-            int(n) for n in (wrong[0] if wrong.size else np.argwhere(~np.isfinite(units))[0])
-        )
+    wrong = np.argwhere(~np.isfinite(units) | (units != np.round(units)))
+    if wrong.size:
+        at = tuple(int(n) for n in wrong[0])
         value = units[at] / denominator
         raise ValueError(f"advances[{at}] = {value} must be a multiple of 1/{denominator}")
     places = np.cumsum(units, axis=-1)

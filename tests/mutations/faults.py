@@ -3389,6 +3389,14 @@ _WHOLE_ROWS = (
         ("test_path.py formula",),
     ),
     Fault(
+        "fractions-from-the-first-advance",
+        "a sequence begins at its first advance, and not at 0",
+        "posenc/positions.py",
+        "units[..., :1] = 0",
+        "units[..., :0] = 0",
+        ("test_fractional.py advance_by_fractions",),
+    ),
+    Fault(
         "whole-rows-without-a-reason",
         "an implementation does not say why it cannot serve a scheme of whole rows in a sum",
         "posenc/schemes/sum.py",

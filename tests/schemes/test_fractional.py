@@ -69,6 +69,8 @@ def test_text_alone_is_rope():
     [
         (lambda: fractional([1, 1, 0.3]), r"advances\[\(2,\)\] = 0\.3.* multiple of 1/256"),
         (lambda: fractional([[1, 1], [1, np.nan]]), r"advances\[\(1, 1\)\] = nan"),
+        (lambda: fractional([1, np.inf]), r"advances\[\(1,\)\] = inf"),
+        (lambda: posenc.RoPE(DIM, scaling=Fractional()).to_hf(), "Fractional"),
         (lambda: fractional(1.0), r"\(L,\) or \(B, L\)"),
         (lambda: fractional([1, 2.0**23]), "at most 2"),
         (lambda: fractional([1, 1], 0), "denominator"),
