@@ -187,5 +187,7 @@ def test_what_cannot_be_served_is_an_error():
     assert "before apply()" in message(ValueError, model, ids, past_key_values=cache)
     assert "output_attentions" in message(NotImplementedError, model, ids, output_attentions=True)
     assert "dropout=0.5" in message(NotImplementedError, model.train(), ids)
+    bloom = hf.apply(hf_models.tiny("Bloom"), posenc.Sinusoidal(WIDTH))
+    assert "layers of this model get no position_ids" in message(NotImplementedError, bloom, ids)
     model.eval().set_attn_implementation("sdpa")
     assert "attention is 'sdpa'" in message(RuntimeError, model, ids)

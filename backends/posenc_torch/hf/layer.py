@@ -116,6 +116,11 @@ class Layer:
             self.positions.read(ids, self.family)
         if self.embed is None:
             return None
+        if self.positions.ids is None:
+            raise NotImplementedError(
+                f"{type(self.scheme).__name__} adds an embedding of positions, but layers of this "
+                "model get no position_ids; give a scheme that acts on attention"
+            )
         hidden, *others = args or (kwargs.pop("hidden_states"),)
         return (self.embed(hidden, self.positions.places), *others), kwargs
 
