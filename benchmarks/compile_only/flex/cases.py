@@ -9,7 +9,7 @@ from typing import Any
 import posenc
 import posenc.positions
 from posenc.backend import prepare
-from posenc.schemes import FIRE, LogScale, PoPE, Shaw, Sink, Sum
+from posenc.schemes import FIRE, DualChunk, LogScale, PoPE, Shaw, Sink, Sum
 
 HEADS, LENGTH = 8, 1024
 
@@ -58,6 +58,7 @@ SCHEMES: dict[str, Callable[[int, int], Any]] = {
     "gated": lambda heads, dim: Gated(heads),
     "nope": lambda heads, dim: posenc.NoPE(),
     "rope": lambda heads, dim: posenc.RoPE(dim),
+    "dual-chunk": lambda heads, dim: DualChunk(dim, 128),
     "shaw": lambda heads, dim: Shaw(dim),
     "gated+alibi": lambda heads, dim: Sum(Gated(heads), posenc.ALiBi(heads)),
     "sink": lambda heads, dim: Sink(posenc.ALiBi(heads)),

@@ -34,6 +34,7 @@ from compile_only.flex.cases import (
 )
 from compile_only.flex.fake_cuda import fake_cuda
 from compile_only.flex.inductor import empty
+from posenc.attn.merge import merge_parts
 from posenc.backend import PartialAttention, add_sink
 from posenc_torch.flex import implementation as flex
 from posenc_torch.flex import near_far, target
@@ -150,7 +151,7 @@ def errors(case: Case, length: int) -> dict[str, float]:
         )
         call = prepare_call(*qkv, scheme, params, x if reads_x else None, options | packed)
         with flex.replace_kernel(lambda **given: run(**given | {"scale": float(given["scale"])})):
-            out = _apply_sink(call, flex.flex(call))
+            out = _attend(call)
         results = [out, *torch.autograd.grad(out, [*qkv, *learned], d_out)]
 
     wide = [a.detach().double().requires_grad_() for a in (*qkv, *learned)]
@@ -168,7 +169,8 @@ def errors(case: Case, length: int) -> dict[str, float]:
     }
 
 
-def _apply_sink(call: Any, result: Any) -> Any:
-    """The result, with the call's sink put in by the log-sum-exp."""
-    part = PartialAttention(*result)
+def _attend(call: Any) -> Any:
+    """The result, with regions merged and the call's sink put in by the log-sum-exp."""
+    parts = [PartialAttention(*flex.flex(part)) for part in call.regions or (call,)]
+    part = merge_parts(parts, call) if call.regions else parts[0]
     return part.out if call.sink is None else add_sink(part, call).out.to(part.out.dtype)
