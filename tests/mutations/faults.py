@@ -3752,6 +3752,22 @@ _TRANSFORMERS = (
         ("test_hf_families.py opt-check_training",),
     ),
     Fault(
+        "hf-channels-in-the-models-order",
+        "RoPE turns the first channels of DeepSeek's heads; in the model the last ones rotate.",
+        "backends/posenc_torch/hf/latent.py",
+        "    return torch.cat((x[..., fixed:], x[..., :fixed]), dim=-1)",
+        "    return torch.cat((x[..., :fixed], x[..., fixed:]), dim=-1)",
+        ("test_hf_families.py deepseek_v3-check_full",),
+    ),
+    Fault(
+        "hf-table-in-another-dtype",
+        "Positions of OPT in half precision come in float32, and its first norm fails.",
+        "backends/posenc_torch/hf/embeddings.py",
+        "    return term.to(table.weight.dtype)",
+        "    return term",
+        ("test_hf_families.py half_precision[opt]",),
+    ),
+    Fault(
         "hf-own-vectors-stay",
         "GPT-2 adds its own vectors of positions beside those of another scheme.",
         "backends/posenc_torch/hf/embeddings.py",

@@ -76,7 +76,7 @@ CASES = {
     "opt": ("OPT", {"ffn_dim": 32, "dropout": 0.0, "word_embed_proj_dim": 16}),
     "youtu": ("Youtu", LATENT),
 }  # fmt: skip
-QUICK = ("bloom", "gptj", "opt")
+QUICK = ("bloom", "deepseek_v3", "gptj", "opt")
 
 
 @pytest.mark.parametrize("check", hf_models.CHECKS)
