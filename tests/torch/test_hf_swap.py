@@ -163,12 +163,15 @@ def test_transformers_is_imported_on_use(monkeypatch):
 
 
 def test_layers_repeat_a_list_of_schemes():
-    schemes = [posenc.ALiBi(HEADS), posenc.NoPE()]
-    model, ids = hf_models.tiny("Llama", num_hidden_layers=4), hf_models.tokens()
-    ours = hf.apply(copy.deepcopy(model), schemes)
-    with torch.no_grad():
-        want = hf.apply(model, posenc.layers.LayerPlan.of(schemes, 4))(ids).logits
-        assert torch.equal(ours(ids).logits, want)
+    """Of which the second reads hidden states, so that caches hold them from its layer on."""
+    some = [posenc.ALiBi(HEADS), schemes.FoX(HEADS, WIDTH)]
+    ours = hf.apply(hf_models.tiny("Llama", num_hidden_layers=4), some)
+    assert list(ours.posenc.plan.schemes) == some * 2
+    ids, options = hf_models.tokens(), {"max_new_tokens": 8, "do_sample": False}
+    cached, whole = (ours.generate(ids, use_cache=c, **options) for c in (True, False))
+    assert cached.tolist() == whole.tolist()
+    ours(ids, labels=ids).loss.backward()
+    assert all(p.grad.any() for p in ours.posenc.parameters())
 
 
 def test_what_cannot_be_served_is_an_error():

@@ -63,8 +63,8 @@ def tokens_of_call(
     encoded = index if places is None else places
     columns = encoded if encoded.ndim == 3 else encoded[..., None]
     columns = torch.cat([t.expand(batch, -1, -1) for t in (index[..., None] + 1, columns)], -1)
-    record = _append(_further(cache, layers, 0)[layer], columns)
-    every_x = None if x is None else _append(_further(cache, layers, 1)[layer], x)
+    record = _append(_further(cache, layers, 0, layer), columns)
+    every_x = None if x is None else _append(_further(cache, layers, 1, layer), x)
     if isinstance(before, int) and before == 0 and record.shape[1] == length:
         return Tokens(q_axes=places, k_axes=places, x=x)
     # 0 is the end of a static cache, which holds no token yet: after every query, so not visible.
@@ -80,8 +80,8 @@ def _append(layer: Any, new: Tensor) -> Tensor:
     return whole[:, 0]
 
 
-def _further(cache: Any, layers: int, group: int) -> list[Any]:
-    """A group of further layers of a cache, made when the first layer of the model needs it."""
+def _further(cache: Any, layers: int, group: int, layer: int) -> Any:
+    """A layer of a group of further layers of a cache, which the first that needs it makes."""
     while len(cache.layers) < layers:  # a cache that adds layers when they are needed
         cache.layers.append(cache.layer_class_to_replicate())
     # An encoder with more layers than its decoder gives the cache as many as it has itself.
@@ -89,23 +89,26 @@ def _further(cache: Any, layers: int, group: int) -> list[Any]:
         del cache.layers[layers]
     first = (group + 1) * layers
     if len(cache.layers) == first:
-        if cache.get_seq_length() != 0:
+        if cache.get_seq_length(layer) != 0:
             raise ValueError(
                 "past_key_values holds tokens from before apply(): their positions are not known, "
                 "and their keys may be rotated; start with an empty cache"
             )
-        new = copy.deepcopy(cache.layers[:layers])
-        for layer in new:
-            if hasattr(layer, "_quantize"):
+        new = [copy.copy(each) for each in cache.layers[:layers]]
+        for each in new:
+            if hasattr(each, "_quantize"):
                 raise NotImplementedError(
-                    f"past_key_values has a {type(layer).__name__}, which would round positions"
+                    f"past_key_values has a {type(each).__name__}, which would round positions"
                 )
-            layer.is_initialized = False  # if it is, then with the width of keys
+            # A layer may hold keys: made early, or before the first that needs the group.
+            each.is_initialized, each.keys, each.values = False, None, None
+            for name in {"cumulative_length", "cumulative_length_int"} & vars(each).keys():
+                setattr(each, name, getattr(each, name) * 0)
             # Layers that hold states of convolutions too (Inkling) are here layers of keys alone.
-            layer.__class__ = next(
-                kind for kind in type(layer).__mro__
+            each.__class__ = next(
+                kind for kind in type(each).__mro__
                 if hasattr(kind, "update") and not hasattr(kind, "update_conv_state")
             )  # fmt: skip
-            setattr(layer, _OURS, True)
+            setattr(each, _OURS, True)
         cache.layers.extend(new)
-    return list(cache.layers[first : first + layers])
+    return cache.layers[first + layer]
