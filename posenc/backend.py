@@ -49,7 +49,13 @@ from posenc.attn.implementations import (
 )
 from posenc.attn.keywords import advise_unknown
 from posenc.attn.masks import FirstTokens, Mask
-from posenc.attn.merge import PartialAttention, add_sink, append_sink_key, public_lse
+from posenc.attn.merge import (
+    PartialAttention,
+    add_sink,
+    append_sink_key,
+    merge_parts,
+    public_lse,
+)
 from posenc.attn.negligible import may_have_negligible_blocks, negligible_blocks
 from posenc.attn.options import Options, float_arrays, map_arrays
 from posenc.attn.reference import dense
@@ -153,6 +159,7 @@ __all__ = [
     "may_be_fully_masked",
     "may_have_negligible_blocks",
     "merge_constants",
+    "merge_parts",
     "near_diagonals",
     "nearest",
     "negligible_blocks",

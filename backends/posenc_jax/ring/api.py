@@ -20,6 +20,7 @@ from posenc.backend import (
     as_mapping,
     check_pair,
     choose,
+    merge_parts,
     public_lse,
 )
 from posenc_jax.api import prepare_call
@@ -55,7 +56,8 @@ def ring_attention(
     Each half of a shard's queries attends to each half of the visiting keys. A pair of halves is
     skipped, forward and backward, where ranges of positions and segments show no visible key.
     Memory is that of a few shards. In the backward pass keys go round again, and attention is
-    computed once more. Gradients of keys travel home with them.
+    computed once more. Gradients of keys travel home with them. For each of a scheme's regions
+    (ReRoPE) keys go round once.
 
     Parameters
     ----------
@@ -98,13 +100,23 @@ def ring_attention(
     shards = axis_size(axis_name)
     given = _with_defaults(q, k, scheme, params, options, axis_name, shards)
     call = prepare_call(q, k, v, scheme, params, causal, implementation, **given)
-    if call.regions:
-        raise NotImplementedError(
-            f"ring_attention serves one region of distances, {type(scheme).__name__} has "
-            f"{len(call.regions)}"
-        )
+    chosen = choose(_IMPLEMENTATIONS, call, implementation)
+    parts = [_attend(part, chosen, axis_name, shards) for part in call.regions or (call,)]
+    result = merge_parts(parts, call) if call.regions else parts[0]
+    if call.sink is not None:
+        result = add_sink(result, call)
+    out = jnp.swapaxes(result.out, 1, 2).astype(q.dtype)
+    if not call.wants_lse:
+        return out
+    return out, jnp.swapaxes(public_lse(result.lse, call), 1, 2)
+
+
+def _attend(
+    call: Call, implementation: Implementation, axis_name: str | tuple[str, ...], shards: int
+) -> PartialAttention:
+    """Attention of this shard's queries to all keys, which go round the ring once."""
     ring = Ring(
-        choose(_IMPLEMENTATIONS, call, implementation),
+        implementation,
         without_arrays(call),
         call.causal or call.window is not None or call.query.seg is not None,
         axis_name,
@@ -120,13 +132,7 @@ def ring_attention(
     operands = forbid_forward_mode(
         make_varying(operands, lax.axis_index(axis_name)), "ring_attention"
     )
-    result = PartialAttention(*attend_ring(ring, *operands))
-    if call.sink is not None:
-        result = add_sink(result, call)
-    out = jnp.swapaxes(result.out, 1, 2).astype(q.dtype)
-    if not call.wants_lse:
-        return out
-    return out, jnp.swapaxes(public_lse(result.lse, call), 1, 2)
+    return PartialAttention(*attend_ring(ring, *operands))
 
 
 def _with_defaults(

@@ -34,8 +34,7 @@ from compile_only.flex.cases import (
 )
 from compile_only.flex.fake_cuda import fake_cuda
 from compile_only.flex.inductor import empty
-from posenc.attn.merge import merge_parts
-from posenc.backend import PartialAttention, add_sink
+from posenc.backend import PartialAttention, add_sink, merge_parts
 from posenc_torch.flex import implementation as flex
 from posenc_torch.flex import near_far, target
 
