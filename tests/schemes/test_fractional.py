@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from frameworks import ROUTES
-from sample import few_of_jax
+from sample import long
 from subjects import normal
 
 import posenc
@@ -19,6 +19,8 @@ POSITIONS = {
     1 / 4: np.array([0, 4, 8, 9, 10, 11, 12, 16, 20, 21, 22, 26]) / 4,
 }
 POSITIONS[1 / 256] = np.array([0, 256, 512, 513, 514, 515, 516, 772, 1028, 1029, 1030, 1286]) / 256
+QUICK = [r for r in ROUTES if r.id.startswith(("numpy", "torch")) and r.id != "torch-flex"]
+LATER = [r for r in ROUTES if r.id == "jax-chunked"]  # two seconds to compile
 Q, K, V = (normal((2, HEADS, LENGTH, DIM), seed) for seed in range(3))
 
 
@@ -32,7 +34,7 @@ def by_formula(at):
     return weights / weights.sum(axis=-1, keepdims=True) @ V
 
 
-@pytest.mark.parametrize("route", few_of_jax([r for r in ROUTES if r.id != "torch-flex"]))
+@pytest.mark.parametrize("route", QUICK + [pytest.param(*r.values, marks=long) for r in LATER])
 @pytest.mark.parametrize("step", POSITIONS)
 def test_images_advance_by_fractions(route, step):
     places = fractional(np.where(TEXT, 1, step))
