@@ -2694,6 +2694,14 @@ _FLEX_CALLS = (
         ("test_flex.py other_masks_are_whole",),
     ),
     Fault(
+        "flex-two-tables-as-one",
+        "tables of queries and of keys: a GPU's kernel spills, or does not fit",
+        "backends/posenc_torch/flex/kernel_options.py",
+        "_count_token_tables(call) > 1",
+        "_count_token_tables(call) > 2",
+        ("test_flex.py two_gathered_tiles",),
+    ),
+    Fault(
         "flex-keys-taken-for-whole-blocks",
         "a GPU's kernel checks no end of the keys, and reads beyond it",
         "backends/posenc_torch/flex/kernel_options.py",

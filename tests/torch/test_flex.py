@@ -846,6 +846,21 @@ def on_a_gpu(scheme, *, learns, length=4, **where):
     return replace(call, q=there, k=there, v=there)
 
 
+def test_two_gathered_tiles_are_smaller():
+    """As tables of queries and of keys: with the options for one, an H200 spills registers."""
+
+    def block(scheme, length):
+        q = torch.zeros(1, HEADS, length, HEAD_DIM)
+        params = {n: torch.tensor(a) for n, a in params_of(scheme).items()}
+        call = prepare(q, q, q, scheme, params)
+        with as_on_a_gpu():
+            half = replace(call, q=call.q.bfloat16())
+            return flex.arguments(half)["kernel_options"].get("fwd_BLOCK_M")
+
+    assert block(SUBJECTS["deberta"], 128) == 64
+    assert {block(SUBJECTS["deberta"], 32), block(SUBJECTS["shaw"], 128)} == {None}
+
+
 def test_a_gpu_s_kernels_know_when_lengths_are_whole_blocks():
     def divisible(q_len, k_len):
         q, k = (torch.zeros(1, HEADS, n, 16) for n in (q_len, k_len))

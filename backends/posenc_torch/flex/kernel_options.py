@@ -18,6 +18,13 @@ from posenc_torch.flex.ranges import takes_ranges
 # A gathered tile goes through shared memory. With torch's default options an H200 has too little.
 # Torch then compiles a kernel that spills 12 kB per thread.
 GATHER_OPTIONS = {"fwd_BLOCK_N": 64, "fwd_num_warps": 8, "bwd_num_stages": 2}
+# Two gathered tiles, as DeBERTa's tables of queries and of keys. With the options for one, a thread
+# spills 1 kB at a head_dim of 64, and 3 kB at 128, where a tile does not fit; with these nothing.
+TABLES_OPTIONS = {
+    "fwd_BLOCK_M": 64, "fwd_BLOCK_N": 64, "fwd_num_warps": 8,
+    "bwd_BLOCK_M1": 32, "bwd_BLOCK_N1": 64, "bwd_BLOCK_M2": 64, "bwd_BLOCK_N2": 32,
+    "bwd_num_warps": 8,
+}  # fmt: skip
 # A row of copies stays in registers: at a head_dim of 64, torch's 4 warps spill 1 kB per thread.
 COPY_OPTIONS = {"fwd_num_warps": 8}
 # A network keeps several numbers of each score. With torch's own tiles and FIRE's 8 units, a thread
@@ -56,6 +63,8 @@ def kernel_options(
     q_len, k_len = call.q.shape[2], call.k.shape[2]
     if call.q.dtype != torch.float32:
         options = GATHER_OPTIONS if gathers else COPY_OPTIONS if copied else {}
+        if q_len >= BLOCK and _count_token_tables(call) > 1:
+            options = TABLES_OPTIONS
     elif _multiplies_in_float32():
         options = dict(FLOAT32_OPTIONS)
         if q_len >= BLOCK:  # fewer queries have a kernel of their own
@@ -70,6 +79,12 @@ def kernel_options(
     if not torch.compiler.is_compiling() and q_len % BLOCK == 0 and k_len % BLOCK == 0:
         options = options | {"IS_DIVISIBLE": True}
     return options
+
+
+def _count_token_tables(call: Call) -> int:
+    """How many features are tables, which a score reads by index."""
+    sides = call.query.features, call.key.features
+    return sum(a.ndim == 4 and a.is_floating_point() for side in sides for a in side.values())
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # untyped in torch

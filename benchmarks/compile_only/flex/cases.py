@@ -9,7 +9,7 @@ from typing import Any
 import posenc
 import posenc.positions
 from posenc.backend import prepare
-from posenc.schemes import FIRE, DualChunk, LogScale, PoPE, Shaw, Sink, Sum
+from posenc.schemes import FIRE, DeBERTa, DualChunk, Inkling, LogScale, PoPE, Shaw, Sink, Sum
 
 HEADS, LENGTH = 8, 1024
 
@@ -59,7 +59,10 @@ SCHEMES: dict[str, Callable[[int, int], Any]] = {
     "nope": lambda heads, dim: posenc.NoPE(),
     "rope": lambda heads, dim: posenc.RoPE(dim),
     "dual-chunk": lambda heads, dim: DualChunk(dim, 128),
+    # Tables of tokens: 33 numbers of a query; 1025 of a query and of a key; 1024 of a query.
     "shaw": lambda heads, dim: Shaw(dim),
+    "deberta": lambda heads, dim: DeBERTa(heads, dim),
+    "inkling": lambda heads, dim: Inkling(heads, heads),
     "gated+alibi": lambda heads, dim: Sum(Gated(heads), posenc.ALiBi(heads)),
     "sink": lambda heads, dim: Sink(posenc.ALiBi(heads)),
     "pope": lambda heads, dim: PoPE(heads, dim),  # queries and keys wider than values
