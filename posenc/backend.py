@@ -16,6 +16,7 @@ the mask               of positions (``visible``), of a call or tile (``visible_
 fully masked rows      ``may_be_fully_masked``, ``zero_fully_masked``
 negligible blocks      ``negligible_blocks``: keys whose weights provably round to nothing
 params                 ``as_mapping``, ``merge_constants``, ``head_views``, ``tile_views``
+tables of tokens       ``ReadTable``: how a backend reads them; ``broadcast_index``
 constants              ``make_constants_with``: a backend may keep the arrays of constants
 layers of a model      ``LayerPlan``, ``add_embedding``, ``check_layer``
 arguments              ``check_*``, ``as_positions``, ``advise_unknown``
