@@ -1582,6 +1582,14 @@ _LOWERED = (
         ("test_torch_chunked.py bias_may_hide_all_keys",),
     ),
     Fault(
+        "parts-of-heads-across-groups",
+        "heads of a part do not share its keys evenly",
+        CUT,
+        "max(1, count // group * group)",
+        "max(1, count)",
+        ("test_torch_chunked.py few_heads",),
+    ),
+    Fault(
         "far-regions-taken-for-whole-rows",
         "a query that sees no key of a region has no log-sum-exp",
         PARTS,

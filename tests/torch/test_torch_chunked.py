@@ -93,8 +93,8 @@ def step(scheme, implementation, arrays, own, **options):
     return out.detach(), {n: g for n, g in zip(leaves, result, strict=True) if g is not None}
 
 
-def call_of(scheme, length, **options):
-    arrays, own = inputs(scheme, length, learns=False)
+def call_of(scheme, length, shared=None, **options):
+    arrays, own = inputs(scheme, length, shared=shared, learns=False)
     return prepare(**arrays, scheme=scheme, params=own, xp=xp, **options)
 
 
@@ -215,6 +215,21 @@ def test_skipping_blocks_where_heads_share_keys(shared):
     assert_near(result[0], expected[0], two(240))
     for leaf, gradient in expected[1].items():
         assert_near(result[1][leaf], gradient, two(240), leaf)
+
+
+@pytest.mark.parametrize(("shared", "step"), [(None, 3), (2, 2), (1, 1)])
+def test_a_part_with_a_bias_for_each_score_has_few_heads(shared, step):
+    """Of whole groups that share keys, or one; a bias by distance needs no such part."""
+    call = call_of(SUBJECTS["shaw"], 300, shared=shared)
+    token = parts._sizes.set(parts.BlockSizes(128, 256, 2 * 3 * 256 * 300))
+    try:
+        runs = [part.heads for part in parts.parts(call) if part.queries.start == 0]
+        assert [run.start for run in runs] == [*range(0, HEADS, step)]
+        assert [run.stop for run in runs] == [*range(step, HEADS, step), HEADS]
+        by_distance = call_of(SUBJECTS["t5"], 300, shared=shared)
+        assert len([*parts.parts(by_distance)]) == 2  # of queries
+    finally:
+        parts._sizes.reset(token)
 
 
 def test_default_block_sizes():

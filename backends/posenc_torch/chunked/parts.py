@@ -12,6 +12,8 @@ from torch import Tensor
 
 from posenc.backend import (
     Call,
+    has_bias,
+    has_bias_by_distance,
     negligible_blocks,
     visible_blocks,
 )
@@ -26,10 +28,14 @@ class BlockSizes(NamedTuple):
         Queries and keys per block of the block mask and of what is negligible.
     queries
         Queries per part: fewer waste less on the diagonal, more make fewer calls.
+    scores
+        Scores per part where it holds a bias for each: an array of more than 32 MB is new memory
+        each time, which takes a fifth of a training step.
     """
 
     mask: int = 128
     queries: int = 256
+    scores: int = 2**22
 
 
 _sizes: ContextVar[BlockSizes] = ContextVar("sizes", default=BlockSizes())  # noqa: B039
@@ -46,17 +52,31 @@ class Part(NamedTuple):
 @torch.no_grad()
 def parts(call: Call) -> Iterator[Part]:
     """Parts that together hold all visible pairs that are not negligible."""
-    size, rows = _sizes.get()
+    size, rows, scores = _sizes.get()
     heads, q_len, k_len = call.q.shape[1], call.q.shape[2], call.k.shape[2]
     any_visible, all_visible = visible_blocks(call, size)
     kept = any_visible[:, None]
     if call.skip_blocks:
         skipped = negligible_blocks(call, size, all_visible=all_visible)
         kept = kept if skipped is None else kept & ~skipped
+    group = heads // call.k.shape[1]
+    by_pair = has_bias(call.scheme) and not has_bias_by_distance(call)
     for n, chunk in enumerate(kept.any(dim=0).split(rows // size, dim=1)):
         queries = slice(n * rows, min(q_len, (n + 1) * rows))
-        for run, (first, last) in _runs(chunk.any(dim=1), heads, heads // call.k.shape[1]):
-            yield Part(run, queries, slice(first * size, min(k_len, last * size)))
+        for run, (first, last) in _runs(chunk.any(dim=1), heads, group):
+            keys = slice(first * size, min(k_len, last * size))
+            of_head = call.q.shape[0] * rows * (keys.stop - keys.start)
+            most = scores // of_head if by_pair else heads
+            for few in _at_most(most, run, group):
+                yield Part(few, queries, keys)
+
+
+def _at_most(count: int, heads: slice, group: int) -> Iterator[slice]:
+    """The heads in runs of about ``count``: of whole groups that share keys, or of one head."""
+    whole = count >= heads.stop - heads.start
+    step = heads.stop - heads.start if whole else max(1, count // group * group)
+    for start in range(heads.start, heads.stop, step):
+        yield slice(start, min(start + step, heads.stop))
 
 
 def _runs(kept: Tensor, heads: int, group: int) -> Iterator[tuple[slice, tuple[int, int]]]:
