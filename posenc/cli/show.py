@@ -121,6 +121,8 @@ def draw(
         notes.append("learned: drawn at initialisation" if params is None else "learned: as given")
     if "sink" in scheme.hooks():
         notes.append("with a sink, one more logit in every softmax, which is not drawn")
+    if "adjust_scores" in scheme.hooks():
+        notes.append("changes whole rows of scores by their content, which is not drawn")
     if drawing.length < length:
         notes.append(f"{drawing.length} positions, all that the scheme allows of {length}")
     lines = [textwrap.shorten(repr(scheme), 120, placeholder=" …"), *notes]
@@ -379,6 +381,8 @@ def _nothing_panel(drawing: _Drawing) -> Panel:
     mask = " and the causal mask" if drawing.causal else ""
     sink = "a sink, " if "sink" in drawing.scheme.hooks() else ""
     sentence = f"No positions enter: attention sees only {sink}the content of tokens{mask}."
+    if "adjust_scores" in drawing.scheme.hooks():
+        sentence = "Only whole rows of scores change, and by content: nothing to draw."
 
     def paint(figure: Figure) -> None:
         axes = figure.subplots()

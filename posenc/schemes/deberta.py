@@ -135,8 +135,11 @@ class DeBERTa(PositionScheme):
     def _of_distances(self, name: str, vectors: Array, table: Array, xp: Namespace) -> Array:
         """The rows of a table for distances ``-max_distance .. max_distance``, ``(H, D, M)``."""
         check_channels(name, vectors, self.head_dim)
-        rows = constant_array(self._rows, dtype=xp.int32, device=device(vectors), xp=xp)
-        return xp.matrix_transpose(xp.take(table, rows, axis=1))
+        index = xp.arange(1).dtype
+        rows = constant_array(self._rows, dtype=index, device=device(vectors), xp=xp)[:, None]
+        # Not take: its gradient in PyTorch is wrong where heads are split over processes.
+        rows = xp.broadcast_to(rows, (table.shape[0], rows.shape[0], table.shape[2]))
+        return xp.matrix_transpose(xp.take_along_axis(table, rows, axis=1))
 
 
 def _buckets(exact: int, max_distance: int) -> list[int]:

@@ -141,6 +141,13 @@ def test_a_sink_is_named_though_it_is_not_drawn(tmp_path, figures):
     assert "with a sink, one more logit" in words(figures[1])
 
 
+def test_whole_rows_are_named_though_they_are_not_drawn(tmp_path, figures):
+    draw(posenc.make("cope", head_dim=8), tmp_path / "a.png")
+    draw(posenc.make("dape", num_heads=2), tmp_path / "b.png")
+    assert "Only whole rows of scores change" in words(figures[0])
+    assert all("changes whole rows of scores" in words(figure) for figure in figures)
+
+
 def test_minus_infinity_is_shown_as_masked(tmp_path, figures):
     size(draw(Window(), tmp_path / "a.png", length=32))
     assert "masked by the bias (−∞)" in words(figures[0])
