@@ -79,8 +79,8 @@ class Row:
     learned
         Whether it has learned arrays.
     relative
-        Whether attention depends only on differences of positions. A bias declares it; a transform
-        is measured; embeddings, whole rows and features of hidden states are not relative.
+        Whether position enters only by differences of positions. A bias declares it; a transform is
+        measured; embeddings, whole rows, sums over tokens, and angles from hidden states are not.
     fusable
         How a fused kernel can apply it: ``"score_mod"`` and ``"key bias"``, ``"before attention"``,
         ``"merged parts"``, ``"log-sum-exp"`` for a sink alone, ``"reference only"``, or ``"as is"``
@@ -368,8 +368,10 @@ def _title(kind: type) -> str:
 
 
 def _is_relative(scheme: PositionScheme, enters: tuple[str, ...]) -> bool:
-    content = {"embedding", "whole rows"} & set(enters) or "hidden_features" in scheme.hooks()
-    if not {"transform", "bias", "regions"} & set(enters) or content:
+    if not {"transform", "bias", "regions"} & set(enters):
+        return False
+    angles = "transform" in enters and "hidden_features" in scheme.hooks()
+    if {"embedding", "whole rows"} & set(enters) or scheme.cumulative or angles:
         return False
     if "regions" in enters:
         parts = (part for part, _ in scheme.regions())
@@ -392,7 +394,8 @@ def _is_relative_transform(scheme: PositionScheme) -> bool:
         keys = evaluate.transform(scheme, k, at, role="key", params=params)
         return np.einsum("hqd,hkd->hqk", queries, keys)
 
-    shifts = (1, 17, _SIZES["max_len"] - len(pos))
+    # Some act only beyond the training length, as the log-position factor of ReRoPE.
+    shifts = (1, 17, _SIZES["max_len"] - len(pos), 4 * _SIZES["train_len"])
     return all(np.allclose(scores(s), scores(0), rtol=0, atol=1e-5) for s in shifts)
 
 

@@ -24,6 +24,7 @@ from posenc.params import head_count, init_params, key_head_count
 from posenc.positions import visible
 from posenc.presets import PLANS
 from posenc.protocol import Array, PositionScheme
+from posenc.schemes import maker_of
 from posenc.study.specs import parse
 
 _MOST_HEADS = 8
@@ -45,7 +46,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--train-len",
         type=int,
-        help="training length, for schemes that use it; a quarter of LENGTH for those that need it",
+        help="training length, for schemes that use it; a quarter of LENGTH for those that need it "
+        "or that extend trained models",
     )
     parser.add_argument("--out", help="ends in .png, .svg or .pdf (default: SCHEME.png)")
 
@@ -61,14 +63,19 @@ def run(options: dict[str, Any]) -> int:
     if label.partition(":")[0] in PLANS:
         raise ValueError(f"show draws one scheme; {label!r} is a plan of layers: use posenc list")
     sizes = {"num_heads": heads, "head_dim": head_dim, "dim": heads * head_dim, "max_len": length}
-    if options["train_len"] is not None:
-        sizes["train_len"] = options["train_len"]
+    train_len, quarter = options["train_len"], max(2, length // 4)
+    if train_len is None and any(
+        getattr(maker_of(p.name), "trained_as", None) for p in layer.parts
+    ):
+        train_len = quarter  # without one, Self-Extend's window could exceed the picture
+    if train_len is not None:
+        sizes["train_len"] = train_len
     try:
         scheme = layer.make(**sizes)
-    except TypeError:  # it may need a training length, as YaRN does
+    except TypeError:  # it may need a training length, as LogScale does
         if "train_len" in sizes:
             raise
-        scheme = layer.make(**sizes, train_len=max(2, length // 4))
+        scheme = layer.make(**sizes, train_len=quarter)
     path = options["out"] or f"{_file_name(label)}.png"
     print(draw(scheme, path, length=length, title=label))
     return 0

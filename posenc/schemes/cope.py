@@ -32,7 +32,7 @@ class CoPE(PositionScheme):
     Parameters
     ----------
     head_dim
-        Channels of a head ``D``.
+        Channels per head, ``D``.
     npos
         Number of positions: all from ``npos - 1`` on are one.
     init_std

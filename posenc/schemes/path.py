@@ -39,8 +39,12 @@ class PaTH(PositionScheme):
 
     Parameters
     ----------
-    num_heads, head_dim, hidden_dim
-        Number of heads ``H``; channels of a head ``D``; width of hidden states ``C``.
+    num_heads
+        Number of heads ``H``.
+    head_dim
+        Channels per head, ``D``.
+    hidden_dim
+        Width ``C`` of hidden states.
     conv
         Tokens that a convolution of ``w x`` over tokens reads, before a SiLU; the authors use 3.
         1: no convolution, and no SiLU.

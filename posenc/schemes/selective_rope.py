@@ -37,16 +37,20 @@ class SelectiveRoPE(PositionScheme):
 
     Parameters
     ----------
-    num_heads, head_dim
-        Number of heads ``H``; channels of a head ``D``, even.
+    num_heads
+        Number of heads ``H``.
+    head_dim
+        Channels per head, ``D``, even.
     hidden_dim
         Width ``C`` of hidden states, a multiple of ``H``. Default: ``H D``.
     rank
         Rank of the projection of a head.
     conv
         Tokens that the convolution reads; 1 for none but the token itself.
-    base, temp_max
-        The temperatures.
+    base
+        Base of the temperatures.
+    temp_max
+        The largest temperature, that of the first pair.
     temp_grad
         Whether temperatures are learned.
     use_gate

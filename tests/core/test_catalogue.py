@@ -77,9 +77,11 @@ def catalogue(monkeypatch):
     ("name", "enters", "learned", "relative", "fusable"),
     [
         ("alibi", ("bias",), False, True, "score_mod, key bias"),
+        ("fox", ("bias", "features"), True, False, "score_mod, key bias"),
         ("learned", ("embedding",), True, False, "before attention"),
         ("nope", (), False, False, "as is"),
         ("rope", ("transform",), False, True, "before attention"),
+        ("selective_rope", ("transform", "features"), True, False, "before attention"),
         ("sinusoidal", ("embedding",), False, False, "before attention"),
         ("t5", ("bias",), True, True, "score_mod"),
     ],
@@ -90,6 +92,14 @@ def test_a_row_is_what_the_scheme_is(name, enters, learned, relative, fusable):
     assert (row.fusable, row.error) == (fusable, None)
     assert "arXiv" in row.paper
     assert row.title
+
+
+def test_a_bias_of_distance_that_the_token_chooses_is_relative():
+    assert {row.name: row.relative for row in rows()}["inkling"]
+
+
+def test_a_factor_beyond_the_training_length_is_not_relative():
+    assert not {row.name: row.relative for row in rows()}["rerope"]
 
 
 def test_the_catalogue_has_a_row_each():

@@ -227,6 +227,9 @@ def test_show_takes_a_sum_and_a_training_length(tmp_path):
     done = run("show", "rope_yarn", "--length", "32", "--out", "y.svg", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert "YaRN(factor=4.0, train_len=8" in (tmp_path / "y.svg").read_text()
+    done = run("show", "self_extend", "--length", "32", "--out", "s.svg", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "SelfExtend(head_dim=64, group=8, window=2," in (tmp_path / "s.svg").read_text()
 
 
 def test_help_names_every_option_of_a_study():
