@@ -31,6 +31,19 @@ videos = st.builds(Patches, sizes, sizes, sizes, st.sampled_from([0.5, 1.0, 2.5]
 DOCUMENTS = st.lists(sizes | images | videos, min_size=1, max_size=5)
 
 
+def test_two_images_by_hand():
+    # Of four axes, the first is the index throughout; then the column, the row, and the image.
+    places = hunyuan_mixed([1, Patches(2, 2), Patches(1, 2), 1])
+    assert places.T.tolist() == [
+        list(range(8)),
+        [0, 0, 1, 0, 1, 0, 1, 7],
+        [0, 0, 0, 1, 1, 0, 0, 7],
+        [0, 0, 0, 0, 0, 1, 1, 7],
+    ]
+    merged = Patches.of_grid((4, 6, 9), merge=3, merge_frames=2, step=0.5)
+    assert merged == Patches(2, 3, frames=2, step=0.5)
+
+
 def test_a_video_and_text_by_hand():
     places, delta = mixed([Patches(3, 3, frames=2), 2])
     assert places[:9].T.tolist() == [[0] * 9, [0, 0, 0, 1, 1, 1, 2, 2, 2], [0, 1, 2] * 3]

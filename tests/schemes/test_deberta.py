@@ -55,20 +55,22 @@ def test_without_buckets_each_distance_has_a_row():
 
 @pytest.mark.parametrize(("terms", "count"), [("both", 3), ("c2p", 2), ("p2c", 2)])
 def test_the_score_is_that_of_the_formula(terms, count):
-    scheme = DeBERTa(HEADS, DIM, buckets=None, max_distance=3, terms=terms)
-    params = {name: normal((HEADS, 6, DIM), len(name) + ord(name[2])) for name in ("p_k", "p_q")}
+    heads = 4  # two read each key head
+    scheme = DeBERTa(heads, DIM, buckets=None, max_distance=3, terms=terms)
+    params = {name: normal((heads, 6, DIM), len(name) + ord(name[2])) for name in ("p_k", "p_q")}
     params = {name: params[name] for name in scheme.param_specs()}
-    q, k = normal((1, HEADS, 2, DIM), 1), normal((1, 1, 9, DIM), 2)  # both heads read one key head
-    v = np.eye(9)[None, None]
+    q, k = normal((1, heads, 2, DIM), 1), normal((1, 2, 9, DIM), 2)
+    v = np.broadcast_to(np.eye(9), (1, 2, 9, 9))
     found = posenc.attention(q, k, v, scheme, params, q_pos=np.asarray([0, 6]), k_pos=np.arange(9))
-    for head in range(HEADS):
+    for head in range(heads):
+        own = k[0, head // 2]
         for row, i in enumerate((0, 6)):
             at = [min(max(i - j + 3, 0), 5) for j in range(9)]
-            scores = k[0, 0] @ q[0, head, row]
+            scores = own @ q[0, head, row]
             if "p_k" in params:
                 scores = scores + params["p_k"][head, at] @ q[0, head, row]
             if "p_q" in params:
-                scores = scores + np.sum(params["p_q"][head, at] * k[0, 0], axis=-1)
+                scores = scores + np.sum(params["p_q"][head, at] * own, axis=-1)
             weights = np.exp(scores / math.sqrt(count * DIM))
             # Scores below 16, of three products of DIM channels, and a sum of 9 weights.
             bound = rounding_bound(6 * DIM + 9, 16, "float64")

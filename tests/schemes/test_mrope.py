@@ -56,7 +56,7 @@ def test_hunyuan_shares_out_channels():
     np.testing.assert_allclose(turned(scheme, x, places)[0], expected, rtol=1e-14)
 
 
-@pytest.mark.parametrize("scaling", [None, YaRN(4.0, 64)])
+@pytest.mark.parametrize("scaling", [None, YaRN(4.0, 64), YaRN(4.0, 64, apply_to="scale")])
 @pytest.mark.parametrize("layout", ["chunked", "interleaved", "ernie", "hunyuan"])
 def test_equal_coordinates_are_rope(layout, scaling):
     scheme = MRoPE(24, layout=layout, scaling=scaling)
@@ -113,6 +113,7 @@ def test_a_longer_context_changes_the_scaling_alone():
         ({"sections": (4.0, 4)}, "sections must be a number of pairs for each axis"),
         ({"sections": 8}, "sections must be a number of pairs for each axis, got 8"),
         ({"sections": (2, 4, 2), "layout": "interleaved"}, "at most a part 1/3 of all"),
+        ({"sections": (3, 2, 3), "layout": "interleaved"}, "at most a part 1/3 of all"),
         ({"sections": (2, 3, 3), "layout": "ernie"}, "as many pairs for height as for width"),
         ({"layout": "hunyuan", "pairing": "interleaved"}, "pairing must be 'half'"),
         ({"layout": "mixed"}, "layout"),

@@ -74,6 +74,13 @@ def test_without_reflections_it_is_nope():
     )
 
 
+def test_a_scale_of_the_caller():
+    params = drawn(SCHEME)
+    found = posenc.attention(Q, K, V, SCHEME, params, causal=True, x=X, scale=3 / np.sqrt(DIM))
+    expected = posenc.attention(3 * Q, K, V, SCHEME, params, causal=True, x=X)
+    assert_near(found, expected, 4 * FLOAT64)
+
+
 def test_a_forget_gate_beside_it():
     fox, path = FoX(HEADS, WIDTH), drawn(SCHEME)
     gates = drawn(fox)
