@@ -51,6 +51,14 @@ def check_count(name: str, value: Any, *, least: int = 1) -> int:
     return count
 
 
+def check_distance(name: str, value: Any) -> int:
+    """``value`` as a number of positions, ``1 .. 2**30``: a larger one would not fit 32 bits."""
+    count = check_count(name, value)
+    if count > 2**30:
+        raise ValueError(f"{name} must be at most 2**30 = {2**30}, got {value!r}")
+    return count
+
+
 def check_positive(name: str, value: Any) -> float:
     """``value`` as a finite float above zero."""
     if isinstance(value, bool) or not isinstance(value, Real):

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from posenc.checks import check_count
+from posenc.checks import check_distance
 from posenc.params import float_dtype
 from posenc.positions import visible
 from posenc.protocol import Array, Namespace, PositionScheme, Window
@@ -42,7 +42,7 @@ class Chunk(PositionScheme):
     window: Window = (0, 0)
 
     def __post_init__(self) -> None:
-        check_count("size", self.size)
+        check_distance("size", self.size)
         left, right = self.window
         if left is not None and right is not None and left + right < 0:
             raise ValueError(f"window must be (left, right) with -left <= right, got {self.window}")

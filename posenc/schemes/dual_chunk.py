@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from posenc.checks import check_count
+from posenc.checks import check_count, check_distance
 from posenc.protocol import Array, Namespace, PositionScheme, Role, Window
 from posenc.schemes.chunk import Chunk
 from posenc.schemes.rope import Layout, RoPE
@@ -61,9 +61,9 @@ class DualChunk(PositionScheme):
     )
 
     def __post_init__(self) -> None:
-        length = check_count("train_len", self.train_len)
+        length = check_distance("train_len", self.train_len)
         given, local = self.chunk_size, self.local_size
-        chunk = max(1, length * 3 // 4) if given is None else check_count("chunk_size", given)
+        chunk = max(1, length * 3 // 4) if given is None else check_distance("chunk_size", given)
         local = length // 8 if local is None else check_count("local_size", local, least=0)
         if local >= chunk:
             raise ValueError(f"local_size must be below chunk_size={chunk}, got {local}")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, ClassVar
 
-from posenc.checks import check_count, check_positive
+from posenc.checks import check_distance, check_positive
 from posenc.protocol import Array, Namespace, PositionScheme, Role, Window
 from posenc.schemes.log_scale import LogScale
 from posenc.schemes.rope import Layout, RoPE
@@ -62,7 +62,7 @@ class ReRoPE(PositionScheme):
 
     def __post_init__(self) -> None:
         near = RoPE(self.head_dim, self.base, self.layout)
-        w = check_count("window", self.window)
+        w = check_distance("window", self.window)
         if self.leak is not None:
             check_positive("leak", self.leak)
         parts: list[PositionScheme] = [near, self._far(1), self._far(-1)]

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from posenc.checks import check_count
+from posenc.checks import check_distance
 from posenc.protocol import Array, Namespace, PositionScheme, Role, Window
 from posenc.schemes.rope import Layout, RoPE
 
@@ -57,8 +57,8 @@ class SelfExtend(PositionScheme):
 
     def __post_init__(self) -> None:
         settings = self.head_dim, self.base, self.layout
-        near, w = RoPE(*settings), check_count("window", self.window)
-        ahead = w - w // check_count("group", self.group)
+        near, w = RoPE(*settings), check_distance("window", self.window)
+        ahead = w - w // check_distance("group", self.group)
         before, after = (_Grouped(*settings, group=self.group, ahead=n) for n in (ahead, -ahead))
         regions = (near, (w - 1, w - 1)), (before, (None, -w)), (after, (-w, None))
         object.__setattr__(self, "_regions", regions)

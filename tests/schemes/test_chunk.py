@@ -47,3 +47,5 @@ def test_chunks_around_the_own_one():
 def test_its_size_is_checked():
     with pytest.raises(ValueError, match="size must be at least 1, got 0"):
         Chunk(0)
+    with pytest.raises(ValueError, match=r"size must be at most 2\*\*30"):
+        Chunk(2**31)

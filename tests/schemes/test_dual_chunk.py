@@ -85,6 +85,8 @@ def test_a_causal_call_has_no_region_of_later_keys():
     ("options", "message"),
     [
         ({"train_len": 0}, "train_len must be"),
+        ({"train_len": 2**33}, "train_len must be at most"),
+        ({"chunk_size": 2**33}, "chunk_size must be at most"),
         ({"chunk_size": 0}, "chunk_size must be"),
         ({"local_size": -1}, "local_size must be at least 0"),
         ({"local_size": 6}, "local_size must be below chunk_size=6, got 6"),

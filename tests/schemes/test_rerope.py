@@ -101,6 +101,7 @@ def test_the_window_follows_from_the_length_of_training():
     ("options", "message"),
     [
         ({"window": 0}, "window must be"),
+        ({"window": 2**31}, r"window must be at most 2\*\*30"),
         ({"leak": 0.0}, "leak must be"),
         ({"train_len": 1}, "train_len must be"),
         ({"layout": "pairs"}, "unknown layout"),

@@ -64,7 +64,8 @@ def test_the_window_follows_from_the_length_of_training():
     assert posenc.make("self_extend", head_dim=DIM) == SelfExtend(DIM, 8, 1024)
 
 
+@pytest.mark.parametrize("value", [0, 2**31])
 @pytest.mark.parametrize("name", ["group", "window"])
-def test_wrong_options(name):
+def test_wrong_options(name, value):
     with pytest.raises(ValueError, match=f"{name} must be"):
-        SelfExtend(DIM, **{name: 0})
+        SelfExtend(DIM, **{name: value})
