@@ -103,6 +103,19 @@ def check_training(model, ours, **options):
             close(grads[name], want)
 
 
+def check_checkpointing(ours, *calls):
+    """Gradients of several passes: layers computed again have the positions of their own pass."""
+    grads, ids = [], tokens()
+    for repeats in (False, True):
+        each = copy.deepcopy(ours).train()
+        if repeats:
+            each.activation_checkpointing_enable()
+        sum(each(ids, labels=ids, **call).loss for call in calls).backward()
+        grads.append([p.grad for p in each.parameters() if p.grad is not None])
+    for got, want in zip(*grads, strict=True):
+        close(got, want)
+
+
 CHECKS = (check_full, check_left_padded, check_generation, check_training)
 
 

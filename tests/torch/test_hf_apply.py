@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 
 import pytest
-from sample import long
+from sample import long, some
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers", minversion="5.23")
@@ -310,13 +310,47 @@ def test_masks_of_the_caller():
     ids = hf_models.tokens()
     sees = torch.ones(12, 12, dtype=torch.bool).tril() | (torch.arange(12) < 4)
     term = torch.where(sees, torch.linspace(-1, 1, 12), torch.finfo(torch.float32).min)
-    for mask in (sees, term):
-        both = mask.expand(2, 1, 12, 12)
+    for mask in (sees, term, sees[8:9]):  # the last is the same for all queries
+        both = mask.expand(2, 1, -1, 12)
         as_term = both if both.dtype != torch.bool else torch.where(both, 0.0, term.min())
         with torch.no_grad():
             hf_models.close(
                 ours(ids, attention_mask=both).logits, model(ids, attention_mask=as_term).logits
             )
+
+
+def test_a_mask_of_the_caller_while_decoding():
+    """It is whole, whatever the windows of the model are."""
+    model, ours = pair("gemma3")
+    ids, last = hf_models.tokens(), []
+    term = torch.where(torch.arange(12) == 3, torch.finfo(torch.float32).min, 0.0)
+    for each, mask in ((model, term), (ours, term), (ours, term == 0)):
+        cache = transformers.DynamicCache()
+        call = {"attention_mask": mask.expand(2, 1, 1, 12), "position_ids": torch.full((2, 1), 11)}
+        with torch.no_grad():
+            each(ids[:, :11], past_key_values=cache)
+            last.append(each(ids[:, 11:], past_key_values=cache, **call).logits)
+    hf_models.close(last[1], last[0])
+    hf_models.close(last[2], last[0])
+
+
+@pytest.mark.parametrize("name", some(("llama", "llama4", "gemma3"), ("llama4",), long))
+def test_gradient_checkpointing_of_two_passes(name):
+    _, ours = pair(name)
+    at, mask = torch.arange(12)[None] + torch.tensor([[1], [3]]), torch.ones(2, 12)
+    calls = [{"position_ids": at * step, "attention_mask": mask} for step in (1, 2)]
+    hf_models.check_checkpointing(ours, *calls)
+
+
+def test_positions_that_are_changed_in_place():
+    """Dynamic NTK depends on the highest."""
+    _, ours = pair("llama-dynamic")
+    ids, positions = hf_models.tokens(), torch.arange(12)[None] + 0
+    with torch.no_grad():
+        ours(ids, position_ids=positions, use_cache=False)
+        positions += 30
+        got = ours(ids, position_ids=positions, use_cache=False).logits
+        hf_models.close(got, ours(ids, position_ids=positions + 0, use_cache=False).logits)
 
 
 @long
@@ -350,6 +384,31 @@ def test_tokens_of_an_image_see_each_other():
         hf_models.close(ours(ids, **options).logits, model(ids, **options).logits)
     options |= {"attention_mask": torch.ones_like(ids), "max_new_tokens": 6, "do_sample": False}
     assert ours.generate(ids, **options).tolist() == model.generate(ids, **options).tolist()
+
+
+def test_other_models_with_the_configuration():
+    """They stay as they are; one that is made from ours cannot attend by itself."""
+    model = hf_models.tiny("Llama")
+    other = type(model)(model.config).eval()
+    ids = hf_models.tokens()
+    with torch.no_grad():
+        before = other(ids).logits
+        hf.apply(model)
+        assert torch.equal(other(ids).logits, before)
+        with pytest.raises(RuntimeError, match="of no model that was given to"):
+            type(model)(model.config)(ids)
+
+
+def test_a_part_of_a_model():
+    model, ours = pair("llama")
+    ids = hf_models.tokens()
+    hf.apply(hf.remove(ours).model)
+    with torch.no_grad():
+        hf_models.close(hf.apply(ours)(ids).logits, model(ids).logits)
+        with pytest.raises(ValueError, match="model is part of one that was given to apply"):
+            hf.apply(ours.model)
+        hf.apply(hf.remove(ours).model)
+        assert torch.equal(hf.remove(ours)(ids).logits, model(ids).logits)
 
 
 def test_it_is_undone():

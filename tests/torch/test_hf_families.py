@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 
 import pytest
 from sample import long, some
@@ -87,7 +88,9 @@ def test_a_model_keeps_its_logits(name, check):
 
 
 @long
-@pytest.mark.parametrize("name", ["deepseek_v3", "falcon", "gpt2", "gptj", "inkling", "mpt"])
+@pytest.mark.parametrize(
+    "name", ["deepseek_v3", "falcon", "gpt2", "gpt_neo", "gptj", "inkling", "mpt"]
+)
 def test_a_mask_of_the_caller(name):
     kind, options = CASES[name]
     model, ours = hf_models.pair(kind, **options)
@@ -96,6 +99,13 @@ def test_a_mask_of_the_caller(name):
     with torch.no_grad():
         got, want = (m(hf_models.tokens(), attention_mask=mask).logits for m in (ours, model))
     hf_models.close(got, want)
+
+
+@pytest.mark.parametrize("name", some(("bloom", "falcon", "gptj", "mpt"), ("gptj",), long))
+def test_it_can_be_pickled(name):
+    kind, options = CASES[name]
+    model, ours = hf_models.pair(kind, **options)
+    hf_models.check_full(model, pickle.loads(pickle.dumps(ours)))
 
 
 @long
@@ -177,6 +187,16 @@ def test_an_encoder_with_its_decoder(name):
             call = {"attention_mask": mask, "decoder_input_ids": ids, **more}
             got, want = (m(ids, **call).logits for m in (ours, model))
             hf_models.close(got[mask.bool()], want[mask.bool()])
+        call = {"attention_mask": mask[:, :7], "decoder_input_ids": ids}  # longer than the source
+        hf_models.close(ours(ids[:, :7], **call).logits, model(ids[:, :7], **call).logits)
+
+
+def test_attention_to_an_encoder_in_gpt2():
+    model, ours = hf_models.pair("GPT2", **NO_DROPOUT, add_cross_attention=True)
+    ids, mask = hf_models.padded(left=False)
+    call = {"encoder_hidden_states": torch.randn(2, 7, 32), "encoder_attention_mask": mask[:, 5:]}
+    with torch.no_grad():
+        hf_models.close(ours(ids, **call).logits, model(ids, **call).logits)
 
 
 AXES = {  # name -> configuration, options of its text, options of its image tower
@@ -212,6 +232,7 @@ def test_a_model_of_text_and_images(name):
     image = {"image_grid_thw": torch.tensor([[1, 4, 4]] * 2), "mm_token_type_ids": kinds}
     hf_models.check_full(model, ours)
     hf_models.check_generation(model, ours, **image)
+    hf_models.check_checkpointing(ours, image, {})
     kinds = kinds.flip(1)  # padding is on the right
     hf_models.check_training(model, ours, **{**image, "mm_token_type_ids": kinds})
 

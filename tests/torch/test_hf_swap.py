@@ -115,6 +115,17 @@ def test_windows_and_sinks_of_the_model_stay():
         assert not torch.allclose(hf.apply(ours, without)(ids).logits, model(ids).logits, atol=1e-3)
 
 
+@pytest.mark.parametrize("name", ["Mpt", pytest.param("T5", marks=long)])
+def test_several_axes_where_layers_get_no_positions(name):
+    more = {"auto": "T5ForConditionalGeneration", "d_kv": 8, "num_decoder_layers": 2}
+    model = hf_models.tiny(name, **(more if name == "T5" else {}), decoder_start_token_id=0)
+    ours, ids = hf.apply(model, schemes.AxialRoPE(8)), hf_models.tokens()
+    cached, whole = (
+        ours.generate(ids, use_cache=c, max_new_tokens=4, do_sample=False) for c in (True, False)
+    )
+    assert cached.tolist() == whole.tolist()
+
+
 def test_scale_of_the_scheme_counts_beside_the_models():
     model = hf_models.tiny("Llama")
     alike = hf.apply(copy.deepcopy(model), posenc.T5Bias(HEADS, scaled=False))

@@ -49,7 +49,10 @@ def _from_zero(position_ids: Tensor) -> Tensor:
 
 
 EMBEDDINGS = {
-    "gpt2": Family(attention="attn", rotary=None, prepare=PositionTable("wpe").prepare),
+    "gpt2": Family(
+        attention="attn", cross="crossattention", rotary=None,
+        prepare=PositionTable("wpe").prepare,
+    ),
     "opt": Family(rotary=None, places=_from_zero, prepare=PositionTable("embed_positions").prepare),
-}
+}  # fmt: skip
 """The families of this file, by ``model_type``."""

@@ -36,6 +36,9 @@ class Family:
     ----------
     attention
         Name, in a layer, of the module that attends.
+    cross
+        Name, in a layer, of the module that attends to tokens of an encoder, which has no
+        positions. None: the family has none.
     rotary
         Name of the modules that make angles; ``apply`` makes them return no rotation. None: the
         family has none.
@@ -52,17 +55,19 @@ class Family:
     places
         What the scheme encodes, ``(B or 1, L)`` or ``(B or 1, L, axes)``, from ``position_ids``.
     rotary_positions
-        Whether they are the ``position_ids`` that the rotary module gets, instead of those that
-        layers get.
+        Whether they are the ``position_ids`` that the rotary module gets, even if layers get some.
     channels
         Queries or keys ``(B, H, L, D)`` of an attention module, their channels in the order of the
         plan's schemes.
+    always_causal
+        Whether the causal mask and windows hold beside a whole mask that the caller gives.
     prepare
         Does whatever else is needed, from the model and the ``Applied`` whose ``replace`` and
         ``undo`` make it reversible.
     """
 
     attention: str = "self_attn"
+    cross: str | None = None
     rotary: str | None = "rotary_emb"
     hides_positions: bool = False
     off: Mapping[str, Any] = field(default_factory=dict)
@@ -71,4 +76,5 @@ class Family:
     places: Callable[[Tensor], Tensor] = _as_they_are
     rotary_positions: bool = False
     channels: Callable[[nn.Module, Tensor], Tensor] = _in_order
+    always_causal: bool = False
     prepare: Callable[[nn.Module, Any], None] = _nothing_more

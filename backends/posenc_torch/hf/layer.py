@@ -16,9 +16,12 @@ from posenc.positions import MAX_POSITION
 from posenc.schemes import NoPE
 from posenc_torch.api import attention
 from posenc_torch.hf.family import Family
+from posenc_torch.hf.masks import EXISTENCE
 from posenc_torch.hf.tokens import Tokens, tokens_of_call
 
-LAYER = "_posenc_layer"  # name of the attribute of an attention module
+# Names of attributes of attention modules: of one with positions, and of one without.
+LAYER, CROSS = "_posenc_layer", "_posenc_cross"
+IDS = "_posenc_ids"  # of cosines: the positions from which the rotary module made them
 
 
 @dataclass
@@ -51,6 +54,10 @@ class ForwardPositions:
         if self.default:
             expected = torch.arange(ids.shape[-1], device=ids.device).expand_as(self.places)
             self.default = torch.equal(self.places, expected)
+
+    def forget(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        """Hook before a model: the same tensor may hold other positions now."""
+        self.ids = self.places = self.length = None
 
     def context(self, keys: int) -> int:
         """The length of the context: the highest position and 1, or the number of keys."""
@@ -111,9 +118,7 @@ class Layer:
 
     def before_layer(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
         """Hook before a layer: read positions, and before the first layer add embeddings."""
-        ids = kwargs.get("position_ids")
-        if ids is not None and not self.family.rotary_positions:
-            self.positions.read(ids, self.family)
+        self._read(kwargs)
         if self.embed is None:
             return None
         if self.positions.ids is None:
@@ -124,15 +129,24 @@ class Layer:
         hidden, *others = args or (kwargs.pop("hidden_states"),)
         return (self.embed(hidden, self.positions.places), *others), kwargs
 
-    def before_rotary(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        """Hook before the rotary module, of the first layer: read positions."""
-        ids = args[1] if len(args) > 1 else kwargs["position_ids"]
-        self.positions.read(ids, self.family)
+    def _read(self, kwargs: dict[str, Any]) -> None:
+        """Read the positions that a layer or its attention module is called with, if any."""
+        ids = None if self.family.rotary_positions else kwargs.get("position_ids")
+        if ids is None:
+            angles = kwargs.get("position_embeddings")
+            ids = getattr(angles[0] if isinstance(angles, tuple) else angles, IDS, None)
+        if ids is not None:
+            self.positions.read(ids, self.family)
 
     def before_attention(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Hook before an attention module: note its tokens."""
+        """Hook before an attention module: note its tokens.
+
+        It reads positions again: checkpointing of gradients repeats a layer without its hook, and
+        there may have been another forward pass in the meantime.
+        """
         from transformers.cache_utils import Cache
 
+        self._read(kwargs)
         hidden = args[0] if args else kwargs["hidden_states"]
         if getattr(module, "is_kv_shared_layer", False):  # keys are those of an earlier layer
             tokens = kwargs["shared_kv_states"].posenc_tokens[_kind(module)]
@@ -155,6 +169,13 @@ class Layer:
         places = self._places()
         seen = 0 if cache is None else cache.get_seq_length(self.index) + hidden.shape[1]
         tokens = tokens_of_call(hidden, places, cache, self.index, self.layers, reads_hidden)
+        if places is None and self.scheme.axes > 1 and tokens.q_axes is not None:
+            assert tokens.k_axes is not None
+            q_axes, k_axes = (
+                x[..., None].expand(-1, -1, self.scheme.axes)
+                for x in (tokens.q_axes, tokens.k_axes)
+            )
+            tokens = tokens._replace(q_axes=q_axes, k_axes=k_axes)
         if self.reads_more and tokens.k_pos is not None and tokens.k_pos.shape[1] < seen:
             raise ValueError(
                 f"past_key_values dropped keys that layer {self.index} reads with another scheme "
@@ -190,9 +211,9 @@ class Layer:
         Parameters
         ----------
         mask
-            None; booleans ``(B, 1, 1, K)`` that are True for keys that exist; or the whole mask
-            ``(B, 1 or H, Q, K)``, booleans or a term of the scores, instead of ``causal`` and the
-            window.
+            None; which keys exist, ``(B, 1, 1, K)`` of ``EXISTENCE``; or the whole mask
+            ``(B, 1 or H, Q or 1, K)``, booleans or a term of the scores, instead of ``causal`` and
+            the window, if the family is not ``always_causal``.
         scaling, softcap, sink
             The factor and the cap of the scores, and the logits ``(H,)`` of the model.
         """
@@ -203,11 +224,13 @@ class Layer:
         if self.grows:
             scheme = scheme.at_length(self.positions.context(k.shape[2]))
         options: dict[str, Any] = tokens._asdict()
-        if mask is None or (mask.dtype == torch.bool and mask.shape[-2] == 1):
+        plain = mask is None or mask.dtype == EXISTENCE
+        if plain or self.family.always_causal:
             options |= {"causal": causal, "window": self.window}
-            if mask is not None:
-                options |= self._existing(mask[:, 0, 0, :], q.shape[2])
-        else:
+        if mask is not None and plain:
+            options |= self._existing(mask[:, 0, 0, :].to(torch.bool), q.shape[2])
+        elif mask is not None:
+            mask = mask.expand(-1, -1, q.shape[2], -1)
             options["mask" if mask.dtype == torch.bool else "bias"] = mask
             if tokens.q_pos is None and tokens.x is not None:
                 options |= self._documents()
@@ -291,7 +314,23 @@ def attention_function(
             module, query, key, value, attention_mask, scaling=scaling, softcap=softcap, sink=s_aux,
             causal=getattr(module, "is_causal", True),
         )  # fmt: skip
-    else:  # attention to the tokens of an encoder, which has no positions
-        exist = None if attention_mask is None else attention_mask[:, 0, 0, :]
-        out = attention(query, key, value, NoPE(), scale=scaling, k_valid=exist)
+    elif not hasattr(module, CROSS):
+        raise RuntimeError(
+            f"{type(module).__name__} is of no model that was given to posenc_torch.hf.apply, but "
+            "has the configuration of one; give apply(model) this model too, or make it from a "
+            "configuration whose attn_implementation is not 'posenc'"
+        )
+    else:
+        given: dict[str, Any] = {  # either text may be longer; by default, their ends are aligned
+            f"{name}_pos": torch.arange(x.shape[2], device=x.device)
+            for name, x in (("q", query), ("k", key))
+        }
+        if attention_mask is None:
+            pass
+        elif attention_mask.dtype == EXISTENCE:
+            given["k_valid"] = attention_mask[:, 0, 0, :].to(torch.bool)
+        else:
+            whole = attention_mask.expand(-1, -1, query.shape[2], -1)
+            given["mask" if whole.dtype == torch.bool else "bias"] = whole
+        out = attention(query, key, value, NoPE(), scale=scaling, **given)
     return out.transpose(1, 2).contiguous(), None

@@ -8,6 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+EXISTENCE = torch.uint8
+"""The dtype of a mask that says which keys exist; a mask of the caller has another."""
+
 
 def mask_function(
     kv_length: int,
@@ -33,5 +36,5 @@ def mask_function(
     if attention_mask is None:
         return None
     missing = max(0, kv_offset + kv_length - attention_mask.shape[1])
-    exist = functional.pad(attention_mask.to(torch.bool), (0, missing))
+    exist = functional.pad(attention_mask.to(torch.bool).to(EXISTENCE), (0, missing))
     return exist[:, None, None, kv_offset : kv_offset + kv_length]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from posenc.schemes import Chunk, Sink, Sum
 from posenc_torch.api import IMPLEMENTATIONS
 from posenc_torch.hf.families import FAMILIES, REFUSED
 from posenc_torch.hf.family import Family
-from posenc_torch.hf.layer import LAYER, ForwardPositions, Layer, attention_function, layer_of
+from posenc_torch.hf.layer import CROSS, IDS, LAYER, ForwardPositions, Layer, attention_function
 from posenc_torch.hf.masks import mask_function
 from posenc_torch.position import Positions
 
@@ -44,8 +45,8 @@ class Applied:
         self.undo.append(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
 
     def after(self, module: nn.Module, hook: Any) -> None:
-        """Call ``hook(module, args, output)`` after a module."""
-        self.undo.append(module.register_forward_hook(hook).remove)
+        """Call ``hook(module, args, kwargs, output)`` after a module."""
+        self.undo.append(module.register_forward_hook(hook, with_kwargs=True).remove)
 
 
 def apply(
@@ -88,6 +89,8 @@ def apply(
     modules = [attention for _, layers in stacks for _, attention in layers]
     own = None if scheme is None else _swapped(scheme, plan)
     remove(model)
+    if any(hasattr(attention, LAYER) for attention in modules):
+        raise ValueError("model is part of one that was given to apply: give remove that one first")
     _register()
     applied = Applied()
     setattr(model, _APPLIED, applied)
@@ -120,12 +123,14 @@ def apply(
             applied.replace(attention, name, value)
         applied.before(block, layer.before_layer)
         applied.before(attention, layer.before_attention)
+    for module in _children(family.cross, parts):
+        applied.replace(module, CROSS, True)
     for module in _rotary(kind, family, parts):
-        if family.rotary_positions:
-            applied.before(module, layer_of(modules[0]).before_rotary)
         applied.after(module, _no_rotation)
     for part in parts:
         applied.before(part, _refuse)
+        applied.before(part, positions.forget)
+    _own_configs(model)
     text: Any = model.config
     for config in (text.get_text_config(), *(part.config for part in parts)):
         applied.replace(config, "_attn_implementation_internal", _NAME)
@@ -134,11 +139,23 @@ def apply(
 
 
 def remove(model: Model) -> Model:
-    """Undo ``apply``: the model computes its own positions and attention again; return it."""
-    applied = vars(model).pop(_APPLIED, None)
-    for undo in reversed(applied.undo if applied else ()):
-        undo()
+    """Undo ``apply``: the model computes its own positions and attention again; return it.
+
+    Also where ``apply`` was given a part of the model.
+    """
+    for module in list(model.modules()):
+        applied = vars(module).pop(_APPLIED, None)
+        for undo in reversed(applied.undo if applied else ()):
+            undo()
     return model
+
+
+def _own_configs(model: nn.Module) -> None:
+    """Give a model copies of its configurations, which other models may have too."""
+    copies: dict[int, Any] = {}
+    for module in model.modules():
+        if "config" in vars(module):
+            module.config = copy.deepcopy(module.config, copies)
 
 
 def _parts(model: Any) -> tuple[str, Family, list[Any]]:
@@ -199,15 +216,21 @@ def _plan(kind: str, family: Family, stacks: list[Stack]) -> LayerPlan:
 
 def _rotary(kind: str, family: Family, parts: list[Any]) -> list[nn.Module]:
     """The modules that make the angles of the model's text."""
+    found = [module for module in _children(family.rotary, parts) if _is_of(kind, module)]
+    if family.rotary is not None and not found:
+        raise ValueError(f"model of {kind!r} has no module {family.rotary!r}")
+    return found
+
+
+def _children(name: str | None, parts: list[Any]) -> list[nn.Module]:
+    """The modules of this name, each once."""
     found = {
         child: None
         for part in parts
         for module in part.modules()
-        for name, child in module.named_children()
-        if name == family.rotary and _is_of(kind, child)
+        for own, child in module.named_children()
+        if own == name
     }
-    if family.rotary is not None and not found:
-        raise ValueError(f"model of {kind!r} has no module {family.rotary!r}")
     return list(found)
 
 
@@ -236,12 +259,15 @@ def _with_sink(scheme: PositionScheme, of_family: PositionScheme) -> PositionSch
     return replace(of_family, scheme=scheme) if isinstance(of_family, Sink) else scheme
 
 
-def _no_rotation(module: nn.Module, args: Any, output: Any) -> Any:
-    """Hook after a rotary module: cosines of 1 and sines of 0, or complex numbers of 1."""
-    if isinstance(output, torch.Tensor):
-        return torch.ones_like(output)
-    cos, sin = output
-    return torch.ones_like(cos), torch.zeros_like(sin)
+def _no_rotation(module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
+    """Hook after a rotary module: cosines of 1 and sines of 0, or complex numbers of 1.
+
+    They carry the positions to the layers, also to one that gradient checkpointing repeats later.
+    """
+    alone = isinstance(output, torch.Tensor)
+    ones = torch.ones_like(output if alone else output[0])
+    setattr(ones, IDS, args[1] if len(args) > 1 else kwargs["position_ids"])
+    return ones if alone else (ones, torch.zeros_like(output[1]))
 
 
 def _refuse(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
@@ -250,6 +276,11 @@ def _refuse(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
         raise RuntimeError(
             f"attention is {module.config._attn_implementation!r}, but positions are posenc's; use "
             "posenc_torch.hf.remove(model) instead of set_attn_implementation"
+        )
+    if getattr(module, "_is_replica", False):
+        raise NotImplementedError(
+            "DataParallel: its threads would read each other's positions; use "
+            "DistributedDataParallel"
         )
     for given in (kwargs.get("output_attentions"), getattr(module.config, "output_attentions", 0)):
         if given:

@@ -11,6 +11,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from posenc.presets import from_hf_config
 from posenc_torch.hf.embeddings import PositionTable
 from posenc_torch.hf.family import Family
 from posenc_torch.hf.layer import LAYER, attention_function
+from posenc_torch.hf.masks import EXISTENCE
 
 
 @dataclass(frozen=True)
@@ -105,22 +107,33 @@ def _residual(module: Any, out: Tensor, residual: Tensor) -> Tensor:
     return residual + functional.dropout(module.dense(out), module.hidden_dropout, module.training)
 
 
-_BLOOM = OwnAttention(_bloom, _residual, lambda module: module.attention_dropout.p)
-_FALCON = OwnAttention(
-    lambda module, x: module._split_heads(module.query_key_value(x)),
-    lambda module, out: module.dense(out),
-    # Its eager code drops weights under ALiBi alone.
-    lambda module: module.attention_dropout.p if module.config.alibi else 0.0,
-)
-_GPTJ = OwnAttention(
-    _gptj,
-    lambda module, out: module.resid_dropout(module.out_proj(out)),
-    lambda module: module.attn_dropout.p,
-)
+def _falcon(module: Any, x: Tensor) -> Any:
+    return module._split_heads(module.query_key_value(x))
+
+
+def _falcon_dropout(module: Any) -> Any:
+    """Its eager code drops weights under ALiBi alone."""
+    return module.attention_dropout.p if module.config.alibi else 0.0
+
+
+def _dropped(module: Any, out: Tensor) -> Any:
+    return module.resid_dropout(module.out_proj(out))
+
+
+def _dense(module: Any, out: Tensor) -> Any:
+    return module.dense(out)
+
+
+def _out_proj(module: Any, out: Tensor) -> Any:
+    return module.out_proj(out)
+
+
+# Functions with names, so that a model can be pickled.
+_BLOOM = OwnAttention(_bloom, _residual, attrgetter("attention_dropout.p"))
+_FALCON = OwnAttention(_falcon, _dense, _falcon_dropout)
+_GPTJ = OwnAttention(_gptj, _dropped, attrgetter("attn_dropout.p"))
 _CODEGEN = replace(_GPTJ, split=_codegen)
-_MPT = OwnAttention(
-    _mpt, lambda module, out: module.out_proj(out), lambda module: module.attn_dropout_p
-)
+_MPT = OwnAttention(_mpt, _out_proj, attrgetter("attn_dropout_p"))
 
 
 def _prepare_falcon(model: nn.Module, applied: Any) -> None:
@@ -137,6 +150,8 @@ def _prepare_mpt(model: nn.Module, applied: Any) -> None:
     for module in model.modules():
         if hasattr(module, "build_mpt_alibi_tensor"):
             applied.before(module, _with_mask)
+        if hasattr(module, LAYER):
+            applied.before(module, _with_existence)
 
 
 def _prepare_gpt_neo(model: nn.Module, applied: Any) -> None:
@@ -158,14 +173,21 @@ def _with_mask(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
     call = inspect.signature(module.forward).bind(*args, **kwargs)
     given = call.arguments
     mask = given.get("attention_mask")
+    tokens = given["inputs_embeds"] if given.get("input_ids") is None else given["input_ids"]
     if mask is None:
-        tokens = given["inputs_embeds"] if given.get("input_ids") is None else given["input_ids"]
         cache = given.get("past_key_values")
         length = tokens.shape[1] + (0 if cache is None else cache.get_seq_length())
         given["attention_mask"] = tokens.new_ones((len(tokens), length), dtype=torch.bool)
-    elif mask.ndim == 4 and mask.is_floating_point():
-        given["attention_mask"] = mask >= 0
+    elif mask.ndim == 4:
+        seen = mask >= 0 if mask.is_floating_point() else mask
+        given["attention_mask"] = seen.expand(-1, -1, tokens.shape[1], -1)
     return call.args, call.kwargs
+
+
+def _with_existence(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Hook before attention of MPT: what the model made booleans says again which keys exist."""
+    mask = kwargs["attention_mask"]
+    return args, {**kwargs, "attention_mask": mask.to(EXISTENCE) if mask.shape[2] == 1 else mask}
 
 
 def _mpt_plan(config: Any) -> LayerPlan:
@@ -181,7 +203,9 @@ OWN_ATTENTION = {
     "bloom": Family(attention="self_attention", rotary=None, prepare=_BLOOM.prepare),
     "codegen": Family(attention="attn", rotary=None, prepare=_CODEGEN.prepare),
     "falcon": Family(attention="self_attention", rotary=None, prepare=_prepare_falcon),
-    "gpt_neo": Family(attention="attention", rotary=None, prepare=_prepare_gpt_neo),
+    "gpt_neo": Family(
+        attention="attention", rotary=None, always_causal=True, prepare=_prepare_gpt_neo
+    ),
     "gptj": Family(attention="attn", rotary=None, prepare=_GPTJ.prepare),
     "mpt": Family(attention="attn", rotary=None, plan=_mpt_plan, prepare=_prepare_mpt),
 }

@@ -32,6 +32,7 @@ def _no_bias(*given: Any, **options: Any) -> Tensor:
 
 _T5 = Family(
     attention="SelfAttention",
+    cross="EncDecAttention",
     rotary=None,
     off={"compute_bias": _no_bias},
     plan=_stack,
