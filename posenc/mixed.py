@@ -103,8 +103,7 @@ def mixed(parts: Sequence[Part], *, following: Following = "max") -> tuple[Host,
     -2
     """
     check_choice("following", following, get_args(Following))
-    if not parts:
-        raise ValueError("parts is empty; give numbers of text tokens, and Patches")
+    _check_list("parts", parts, "numbers of text tokens, and Patches")
     start, made = 0, list[Host]()
     for part in parts:
         if isinstance(part, Patches):
@@ -120,6 +119,14 @@ def mixed(parts: Sequence[Part], *, following: Following = "max") -> tuple[Host,
     return places, int(places.max()) + 1 - len(places)
 
 
+def _check_list(name: str, values: Any, accepted: str) -> None:
+    """Check that ``values`` is a sequence with at least one entry."""
+    if not isinstance(values, Sequence) or isinstance(values, str):
+        raise TypeError(f"{name} must be a list of {accepted}, got {values!r}")
+    if not values:
+        raise ValueError(f"{name} is empty; give {accepted}")
+
+
 def hunyuan_mixed(parts: Sequence[Part], *, axes: int = 4) -> Host:
     """Places ``(L, axes)`` of one sequence for ``MRoPE`` with ``layout="hunyuan"``.
 
@@ -132,8 +139,7 @@ def hunyuan_mixed(parts: Sequence[Part], *, axes: int = 4) -> Host:
     [[0, 0, 0, 0], [1, 0, 0, 0], [2, 1, 0, 0]]
     """
     check_count("axes", axes, least=3)
-    if not parts:
-        raise ValueError("parts is empty; give numbers of text tokens, and Patches")
+    _check_list("parts", parts, "numbers of text tokens, and Patches")
     sizes = [len(p) if isinstance(p, Patches) else check_count("parts", p) for p in parts]
     places, at, image = text_places(np.arange(sum(sizes)), axes=axes), 0, 0
     for part, size in zip(parts, sizes, strict=True):
@@ -162,6 +168,9 @@ def text_places(pos: Host, delta: Any = 0, *, axes: int = 3) -> Host:
         Number of axes.
     """
     pos, delta = np.asarray(pos), np.asarray(delta)
+    for name, array in (("pos", pos), ("delta", delta)):
+        if array.size and array.dtype.kind not in "iu":
+            raise TypeError(f"{name} must be integers, got {array.tolist()!r}")
     at = pos + (delta[:, None] if delta.ndim else delta)
     return np.broadcast_to(at[..., None], (*at.shape, check_count("axes", axes))).copy()
 
@@ -173,8 +182,7 @@ def packed_mixed(
 
     Each document is ``parts`` of ``mixed``, and begins at 0 as if it were alone.
     """
-    if not documents:
-        raise ValueError("documents is empty; give at least one list of parts")
+    _check_list("documents", documents, "lists of parts")
     places = [mixed(parts, following=following)[0] for parts in documents]
     lengths = [len(own) for own in places]
     pos = np.concatenate([np.arange(n) for n in lengths])
@@ -189,9 +197,10 @@ def left_padded_mixed(
     Padding has place 0. Positions and segments are those of ``left_padded``, which counts from the
     first real token; so does the position to which a delta is added.
     """
+    _check_list("documents", documents, "lists of parts")
     made = [mixed(parts, following=following) for parts in documents]
-    longest = max((len(own) for own, _ in made), default=0)
-    if not 0 < longest <= check_count("total", total):
+    longest = max(len(own) for own, _ in made)
+    if longest > check_count("total", total):
         raise ValueError(f"documents must have 1 .. total={total} tokens, the longest {longest}")
     places = np.zeros((len(made), total, 3), np.int64)
     for row, (own, _) in zip(places, made, strict=True):

@@ -232,14 +232,14 @@ class Sum(Combination):
     and half precision rounds once, after the last. A part with a ``bias_factor`` (``LogScale`` of
     Inkling) multiplies the bias; the sum is then neither ``relative`` nor has it a ``key_bias``.
     A learned array or feature ``name`` of part ``n`` is called ``"{n}_{name}"``. At most one part
-    may have ``adjust_scores``, one a sink, and one regions. If any part is ``shared`` between
-    layers, all parts are.
+    may have ``adjust_scores`` or regions, and one a sink. If any part is ``shared`` between layers,
+    all parts are.
 
     Parameters
     ----------
     schemes
-        Two or more. All parts with a transform, an embedding, ``query_features`` or
-        ``key_features``, and all with several ``axes``, have the same number of ``axes``.
+        Two or more. All parts with a transform, an embedding, ``query_features``, ``key_features``
+        or regions, and all with several ``axes``, have the same number of ``axes``.
 
     Raises
     ------
@@ -263,13 +263,18 @@ class Sum(Combination):
             names = [type(s).__name__ for s in self.schemes if hook in s.hooks()]
             if len(names) > 1:
                 raise ValueError(f"Sum takes one scheme that {does}, got {' and '.join(names)}")
+        if {"adjust_scores", "regions"} <= self.hooks():
+            raise ValueError(
+                "Sum takes no scheme that adjusts whole rows beside one that has regions, each of "
+                f"which is a part of a row: {self}"
+            )
         counts = (head_count(scheme) for scheme in self.schemes)
         heads = {count for count in counts if count is not None and count != 1}
         if len(heads) > 1:
             raise ValueError(
                 f"Sum takes schemes with the same number of heads, got {sorted(heads)}: {self}"
             )
-        receives_places = {"transform", "embedding", "query_features", "key_features"}
+        receives_places = {"transform", "embedding", "query_features", "key_features", "regions"}
         # These hooks, and a bias on several axes, receive places on all axes of the Sum.
         axes = {s.axes for s in self.schemes if s.hooks() & receives_places or s.axes > 1}
         if axes and axes != {self.axes}:

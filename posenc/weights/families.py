@@ -129,14 +129,14 @@ def gptj(weights: Weights, num_heads: int, rotary_dim: int = 64) -> dict[str, Ar
 
 
 def _slopes(config: Any, kind: str) -> dict[str, np.ndarray[Any, Any]]:
-    plan = from_hf_config(config)
     whole = config.to_dict() if hasattr(config, "to_dict") else config
-    scheme = plan.schemes[0]
-    if whole["model_type"] != kind or not isinstance(scheme, ALiBi):
+    if isinstance(whole, Mapping) and whole.get("model_type") != kind:
         raise ValueError(
-            f"config must be that of a {kind!r} with ALiBi, got model_type "
-            f"{whole['model_type']!r} with {scheme}"
+            f"config must be that of a {kind!r}, got model_type {whole.get('model_type')!r}"
         )
+    scheme = from_hf_config(whole).schemes[0]
+    if not isinstance(scheme, ALiBi):
+        raise ValueError(f"config must be that of a {kind!r} with ALiBi, got {scheme}")
     return {"slopes": np.asarray(scheme.head_slopes(), np.float32)}
 
 

@@ -137,6 +137,11 @@ def test_decoding_with_a_cache_of_rotated_keys():
     ("call", "message"),
     [
         (lambda: mixed([]), "parts is empty"),
+        (lambda: mixed(5), "parts must be a list of numbers of text tokens, and Patches, got 5"),
+        (lambda: packed_mixed([3]), "parts must be a list of .* got 3"),
+        (lambda: text_places([1.5]), r"pos must be integers, got \[1.5\]"),
+        (lambda: text_places([1], "2"), "delta must be integers, got '2'"),
+        (lambda: left_padded_mixed([], 4), "documents is empty"),
         (lambda: mixed([0]), "parts must be at least 1, got 0"),
         (lambda: mixed([1], following="end"), "following"),
         (lambda: Patches(0, 2), "height must be at least 1, got 0"),

@@ -341,6 +341,12 @@ EVALUATED = {
     "sum-of-regions": (
         lambda: Sum(RECTIFIED, RECTIFIED), ValueError, "one scheme that has regions",
     ),
+    "sum-of-rows-and-regions": (
+        lambda: Sum(RECTIFIED, CoPE(HEAD_DIM)), ValueError, "whole rows beside one that has region",
+    ),
+    "sum-of-axes-of-regions": (
+        lambda: Sum(RECTIFIED, ALiBi2D(HEADS)), ValueError, r"number of axes, got \[1, 2\]",
+    ),
     "sum-of-heads": (
         lambda: Sum(ALIBI, posenc.ALiBi(8)), ValueError, r"same number of heads, got \[2, 8\]",
     ),

@@ -179,7 +179,8 @@ WRONG = {
         lambda: gptj({"h.0.attn.q_proj.weight": np.zeros((9, 2))}, 4), ValueError,
         r"h.0.attn.q_proj.weight: .*num_heads=4 rows, got shape \(9, 2\)",
     ),
-    "another-model": (lambda: mpt(BLOOM), ValueError, "that of a 'mpt' with ALiBi, .*'bloom'"),
+    "another-model": (lambda: mpt(BLOOM), ValueError, "must be that of a 'mpt', got .*'bloom'"),
+    "no-model-type": (lambda: bloom({"n_head": 4}), ValueError, "'bloom', got model_type None"),
     "without-alibi": (
         lambda: mpt({"model_type": "mpt", "n_heads": 4, "n_layers": 1, "d_model": 8,
                      "max_seq_len": 8, "attn_config": {"alibi": False}}),
