@@ -214,6 +214,12 @@ def _mrope(*usual: int) -> Callable[[Config, RoPE | None], PositionScheme]:
     return scheme
 
 
+def _bloom(part: Config) -> LayerPlan:
+    """Released configurations have either name of the number of heads."""
+    heads = part["num_attention_heads" if "num_attention_heads" in part else "n_head"]
+    return LayerPlan.of(uniform.bloom(num_heads=heads), part["n_layer"])
+
+
 def _falcon(part: Config) -> LayerPlan:
     if not part.get("alibi"):
         return _plan(part, _Family(_never))
@@ -372,7 +378,7 @@ _FAMILIES = {
 }
 
 _WITHOUT_ROTATION: Mapping[str, Callable[[Config], LayerPlan]] = {
-    "bloom": lambda c: LayerPlan.of(uniform.bloom(num_heads=c["n_head"]), c["n_layer"]),
+    "bloom": _bloom,
     "falcon": _falcon,
     "gpt2": lambda c: LayerPlan.of(Learned(c["n_positions"], c["n_embd"]), c["n_layer"]),
     "gpt_neo": _gpt_neo,

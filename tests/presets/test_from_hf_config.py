@@ -121,6 +121,10 @@ def test_a_mask_of_images_alone_is_no_matter_of_a_plan():
     [
         ({"model_type": "bloom", "n_head": 12, "n_layer": 2}, presets.bloom(num_heads=12)),
         (
+            {"model_type": "bloom", "num_attention_heads": 16, "n_layer": 2},  # as of 560M
+            presets.bloom(num_heads=16),
+        ),
+        (
             {
                 "model_type": "mpt", "n_heads": 12, "n_layers": 2,
                 "attn_config": {"alibi": True, "alibi_bias_max": 6},
@@ -318,7 +322,7 @@ def test_inkling_by_lists_of_layers():
             "not known here .did you mean 'smollm3'",
         ),
         ({}, ValueError, "model_type 'None' is not known here"),
-        ({"model_type": "bloom", "n_layer": 2}, ValueError, "n_head is missing .* of 'bloom'"),
+        ({"model_type": "bloom"}, ValueError, "n_layer is missing .* of 'bloom'"),
         ({"model_type": "llama"}, ValueError, "num_hidden_layers is missing .* of 'llama'"),
         (
             {"model_type": "llama", "num_hidden_layers": 2, "layer_types": ["full_attention"]},

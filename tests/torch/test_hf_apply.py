@@ -397,6 +397,9 @@ def test_other_models_with_the_configuration():
         assert torch.equal(other(ids).logits, before)
         with pytest.raises(RuntimeError, match="of no model that was given to"):
             type(model)(model.config)(ids)
+    bloom = hf.apply(hf_models.tiny("Bloom"))  # attention of which is code of its own
+    with pytest.raises(ValueError, match="is not supported"):
+        type(bloom)(bloom.config)
 
 
 def test_a_part_of_a_model():

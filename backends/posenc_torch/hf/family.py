@@ -59,6 +59,8 @@ class Family:
     channels
         Queries or keys ``(B, H, L, D)`` of an attention module, their channels in the order of the
         plan's schemes.
+    own_attention
+        Whether attention is code of the model, which calls no function that a configuration names.
     always_causal
         Whether the causal mask and windows hold beside a whole mask that the caller gives.
     prepare
@@ -76,5 +78,6 @@ class Family:
     places: Callable[[Tensor], Tensor] = _as_they_are
     rotary_positions: bool = False
     channels: Callable[[nn.Module, Tensor], Tensor] = _in_order
+    own_attention: bool = False
     always_causal: bool = False
     prepare: Callable[[nn.Module, Any], None] = _nothing_more

@@ -23,6 +23,8 @@ from posenc_torch.position import Positions
 
 Model = TypeVar("Model", bound=nn.Module)
 _NAME = "posenc"  # of our functions in transformers, and of learned arrays in a model
+# Of our masks alone: transformers makes no model from a configuration that names it.
+_MASKS = "posenc_masks"
 _APPLIED = "_posenc_applied"
 
 
@@ -133,7 +135,8 @@ def apply(
     _own_configs(model)
     text: Any = model.config
     for config in (text.get_text_config(), *(part.config for part in parts)):
-        applied.replace(config, "_attn_implementation_internal", _NAME)
+        name = _MASKS if family.own_attention else _NAME
+        applied.replace(config, "_attn_implementation_internal", name)
     family.prepare(model, applied)
     return model
 
@@ -272,7 +275,7 @@ def _no_rotation(module: nn.Module, args: Any, kwargs: dict[str, Any], output: A
 
 def _refuse(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
     """Hook before a model: what no implementation of posenc returns is an error."""
-    if module.config._attn_implementation != _NAME:
+    if module.config._attn_implementation not in (_NAME, _MASKS):
         raise RuntimeError(
             f"attention is {module.config._attn_implementation!r}, but positions are posenc's; use "
             "posenc_torch.hf.remove(model) instead of set_attn_implementation"
@@ -295,4 +298,5 @@ def _register() -> None:
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(_NAME, attention_function)
-    AttentionMaskInterface.register(_NAME, mask_function)
+    for name in (_NAME, _MASKS):
+        AttentionMaskInterface.register(name, mask_function)

@@ -199,7 +199,7 @@ def _mpt_plan(config: Any) -> LayerPlan:
     return plan
 
 
-OWN_ATTENTION = {
+_OWN = {
     "bloom": Family(attention="self_attention", rotary=None, prepare=_BLOOM.prepare),
     "codegen": Family(attention="attn", rotary=None, prepare=_CODEGEN.prepare),
     "falcon": Family(attention="self_attention", rotary=None, prepare=_prepare_falcon),
@@ -209,4 +209,5 @@ OWN_ATTENTION = {
     "gptj": Family(attention="attn", rotary=None, prepare=_GPTJ.prepare),
     "mpt": Family(attention="attn", rotary=None, plan=_mpt_plan, prepare=_prepare_mpt),
 }
+OWN_ATTENTION = {kind: replace(family, own_attention=True) for kind, family in _OWN.items()}
 """The families of this file, by ``model_type``."""
