@@ -324,13 +324,17 @@ def check_params(
         if not hasattr(value, "shape") or not _is_float(value, xp):
             raise TypeError(
                 f"params[{key!r}] must be a floating-point array of {xp.__name__} or of NumPy, "
-                f"got {type(value).__name__}"
+                f"got {type(value).__name__}{_of_dtype(value)}"
             )
         shape, declared = tuple(value.shape), specs[key].shape
         if shape != declared:
             hint = "; transpose it" if shape == declared[::-1] else ""
             raise ValueError(f"params[{key!r}] has shape {shape}, {name} declares {declared}{hint}")
     return given
+
+
+def _of_dtype(value: Any) -> str:
+    return f" of {value.dtype}" if hasattr(value, "dtype") else ""
 
 
 def working_dtype(arrays: Sequence[Any], *, xp: Namespace) -> Any:

@@ -404,7 +404,9 @@ def hidden_width(scheme: PositionScheme, params: Mapping[str, Array]) -> int:
     whole, n = Params(arrays, work), scheme.lookback()
     shapes = [spec.shape for spec in scheme.param_specs().values()]
     # A head may read a part of the hidden state.
-    sizes = {n * size for shape in shapes for size in shape for n in (1, shape[0])}
+    sizes = {times * size for shape in shapes for size in shape for times in (1, shape[0])}
+    # One matrix may read those of several tokens.
+    sizes |= {size // (n + 1) for size in sizes if size % (n + 1) == 0}
     for width in sorted(sizes | {_DEFAULT_WIDTH}, reverse=True):
         x = np.zeros((1, 1, width), np.float32)
         seen = {"query": x, "key": with_earlier(x, n, xp=numpy_namespace) if n else x}

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from array_api_compat import device
 
-from posenc.checks import check_count, check_finite
+from posenc.checks import check_channels, check_count, check_finite
 from posenc.protocol import Array, Namespace, ParamSpec, PositionScheme
 from posenc.schemes.gates import log_sigmoid
 
@@ -74,6 +74,7 @@ class CoPE(PositionScheme):
         params: Mapping[str, Array],
         xp: Namespace,
     ) -> Mapping[str, Array]:
+        check_channels("q", q, self.head_dim)
         return {"e": xp.matmul(q, xp.matrix_transpose(params["e"]))}
 
     def adjust_scores(

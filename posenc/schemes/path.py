@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 from array_api_compat import device
 
-from posenc.checks import check_count
+from posenc.checks import check_channels, check_count
 from posenc.protocol import Array, Namespace, ParamSpec, PositionScheme, Role
 from posenc.schemes.gates import log_sigmoid, logits, uniform_by_inputs
 
@@ -99,6 +99,7 @@ class PaTH(PositionScheme):
     def query_features(
         self, q: Array, pos: Array, *, scale: float, params: Mapping[str, Array], xp: Namespace
     ) -> Mapping[str, Array]:
+        check_channels("q", q, self.head_dim)
         return {"q": scale * q}
 
     def key_features(

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 from array_api_compat import device
 
-from posenc.checks import check_count, check_flag, check_positive
+from posenc.checks import check_channels, check_count, check_flag, check_positive
 from posenc.constants import constant_array
 from posenc.protocol import Array, Namespace, ParamSpec, PositionScheme, Role
 from posenc.schemes.gates import uniform_by_inputs
@@ -133,6 +133,7 @@ class SelectiveRoPE(PositionScheme):
         return {"angle": angle}
 
     def transform(self, x: Array, pos: Array, *, role: Role, params: Any, xp: Namespace) -> Array:
+        check_channels("x", x, self.head_dim)
         angle = params.of(role)["angle"]
         if len(x.shape) < 3 or x.shape[-3] != angle.shape[1]:
             raise ValueError(

@@ -112,3 +112,9 @@ def test_others_say_why_they_cannot(route):
 def test_wrong_options(options, message):
     with pytest.raises(ValueError, match=message):
         CoPE(**{"head_dim": 4, **options})
+
+
+def test_vectors_of_another_width():
+    q, k, v = (a[..., :2] for a in vectors())
+    with pytest.raises(ValueError, match="q has 2 channels, the scheme head_dim=4"):
+        posenc.attention(q, k, v, SCHEME, PARAMS, causal=True)

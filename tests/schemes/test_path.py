@@ -128,3 +128,9 @@ def test_others_say_why_they_cannot(route):
 def test_wrong_options(name):
     with pytest.raises(ValueError, match=name):
         PaTH(**{"num_heads": 2, "head_dim": 4, "hidden_dim": 3, name: 0})
+
+
+def test_vectors_of_another_width():
+    q, k, v = (a[..., :2] for a in (Q, K, V))
+    with pytest.raises(ValueError, match="q has 2 channels, the scheme head_dim=4"):
+        posenc.attention(q, k, v, SCHEME, posenc.init_params(SCHEME), causal=True, x=X)

@@ -153,3 +153,9 @@ def test_one_angle_for_all_is_rope():
 def test_what_does_not_fit(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_vectors_of_another_width():
+    q, k, v = (a[..., :2] for a in (Q, K, V))
+    with pytest.raises(ValueError, match="x has 2 channels, the scheme head_dim=4"):
+        posenc.attention(q, k, v, SCHEME, PARAMS, causal=True, x=X)

@@ -15,6 +15,7 @@ from wrong_schemes import Decay
 import posenc
 import posenc.testing
 from posenc import ParamSpec, PositionScheme
+from posenc.attn.features import hidden_width
 from posenc.schemes import FIRE, Chunk, FoX, Sink, Sum
 from posenc.testing import (
     BrokenLawError,
@@ -595,6 +596,42 @@ def test_the_width_of_hidden_states_is_found_or_asked_for():
         ValueError, match=r"hidden_dim: the features of .* accept hidden states of none"
     ):
         SchemeCase(Odd(HEADS, HIDDEN_DIM))
+
+
+@dataclass(frozen=True)
+class OfThreeTokens(PositionScheme):
+    """One matrix reads the hidden states of three tokens side by side."""
+
+    hidden_dim: int = 10
+
+    def param_specs(self):
+        return {"w": ParamSpec((2, 3 * self.hidden_dim))}
+
+    def lookback(self):
+        return 2
+
+    def hidden_features(self, x, *, role, params, xp):
+        if role == "query":
+            return {}
+        wide = xp.reshape(x, (*x.shape[:2], -1))
+        return {"c": xp.matmul(wide, xp.matrix_transpose(params["w"]))}
+
+
+def test_hidden_states_of_several_tokens_may_be_side_by_side():
+    assert hidden_width(OfThreeTokens(), posenc.init_params(OfThreeTokens())) == 10
+
+
+@dataclass(frozen=True)
+class NearAndFar(PositionScheme):
+    """RoPE for near keys, and ALiBi, which has constants, for far ones."""
+
+    def regions(self):
+        far = posenc.ALiBi(HEADS)
+        return (posenc.RoPE(HEAD_DIM), (2, 2)), (far, (None, -3)), (far, (-3, None))
+
+
+def test_regions_may_have_constants():
+    check_scheme(NearAndFar(), frameworks=["numpy"])
 
 
 def test_sizes_are_those_of_the_parts():

@@ -143,13 +143,12 @@ def reads_what_it_declares(case: SchemeCase) -> None:
     scheme = case.scheme
     specs, constants = set(scheme.param_specs()), set(scheme.constants())
     require(not specs & constants, f"both a param and a constant: {specs & constants}")
-    read = _names_read(case)
+    read, declared = _names_read(case), specs | constants
     for part, _ in scheme.regions():
         own = {name: a for name, a in case.params.items() if name in part.param_specs()}
         read |= _names_read(replace(case, scheme=part, params=own, variants=()))
-    require(
-        read == specs | constants, f"declares {specs | constants or '{}'}, reads {read or '{}'}"
-    )
+        declared |= set(part.constants())
+    require(read == declared, f"declares {declared or '{}'}, reads {read or '{}'}")
 
 
 @law("scheme")
