@@ -64,7 +64,7 @@ EVERY += [("selective", "default-x", "contiguous")]
 EVERY += [("fading", "default-x", "contiguous"), ("fence", "causal", "zigzag")]
 EVERY += [("parabola", "plain", "zigzag"), ("rope+key-side", "causal", "zigzag")]
 EVERY += [("sink", "window", "contiguous"), ("shaw", "segments", "zigzag")]
-EVERY += [("rerope-leaky", "segments", "zigzag")]
+EVERY += [("rerope-leaky", "fully-masked", "zigzag")]
 WIDE = [("fading", "segments", "zigzag")]
 # Rows without a key, packed documents, gates, and a sink, which needs the log-sum-exp's gradient.
 QUICK = [

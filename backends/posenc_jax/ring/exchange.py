@@ -58,8 +58,8 @@ class RunningAttention(NamedTuple):
         return RunningAttention(self.out * own + part.out * added, highest, total)
 
     def lse(self) -> Array:
-        """The log-sum-exp over all parts, ``(B, H, Q)``."""
-        return self.highest + jnp.log(self.total)
+        """The log-sum-exp over all parts, ``(B, H, Q)``; low but finite without any part."""
+        return self.highest + jnp.log(jnp.where(self.total > 0, self.total, 1))
 
     def share_of(self, part: ShardAttention) -> Array:
         """The part's share of the weight of all keys, ``(B, H, Q)``."""
