@@ -1,8 +1,11 @@
-"""A static cache of keys and values: prompts of different lengths, one compiled step, any scheme.
+"""A static cache of keys and values: prompts of different lengths, one compiled step, most schemes.
 
 Slot ``p`` of the cache holds the token at position ``p``. Attention is causal, so a query at
 position ``p`` sees slots ``0 .. p``. Slots that were never written, or that hold the padding of a
 prompt, need no extra mask. Prefill and decoding are one function of tokens and positions.
+
+A scheme that reads hidden states (FoX), or has regions (ReRoPE), needs another cache than that of
+transformed keys: ``posenc.cache_needs`` names what it holds.
 """
 
 import warnings
