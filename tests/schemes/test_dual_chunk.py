@@ -34,7 +34,11 @@ def distance_of(chunk, local):
 
 
 @given(
-    st.integers(1, 40), st.integers(1, 9), st.integers(0, 8), st.booleans(), st.integers(0, 1000)
+    st.integers(1, 40),
+    st.integers(1, 9),
+    st.integers(0, 8),
+    st.booleans(),
+    st.integers(-1000, 1000),
 )
 def test_it_is_attention_by_distance(length, s, local, causal, start):
     q, k, v = tokens(length)

@@ -35,7 +35,7 @@ def distance_of(window, leak):
 
 @given(
     st.integers(1, 30), st.integers(1, 12), st.sampled_from([None, 0.5, 1.3, 16.0]),
-    st.booleans(), st.sampled_from(["half", "interleaved"]), st.integers(0, 1000),
+    st.booleans(), st.sampled_from(["half", "interleaved"]), st.integers(-1000, 1000),
 )  # fmt: skip
 def test_it_is_attention_by_distance(length, window, leak, causal, layout, start):
     q, k, v = tokens(length)

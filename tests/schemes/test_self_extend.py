@@ -30,7 +30,11 @@ def distance_of(group, window):
 
 
 @given(
-    st.integers(1, 30), st.integers(1, 5), st.integers(1, 12), st.booleans(), st.integers(0, 1000)
+    st.integers(1, 30),
+    st.integers(1, 5),
+    st.integers(1, 12),
+    st.booleans(),
+    st.integers(-1000, 1000),
 )
 def test_it_is_attention_by_distance(length, group, window, causal, start):
     q, k, v = tokens(length)
