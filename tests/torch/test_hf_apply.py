@@ -386,6 +386,17 @@ def test_tokens_of_an_image_see_each_other():
     assert ours.generate(ids, **options).tolist() == model.generate(ids, **options).tolist()
 
 
+@long
+def test_it_compiles_to_one_graph():
+    """Without a cache, which makes graph breaks where it gets further layers."""
+    model, ours = hf_models.pair("Llama", num_hidden_layers=1)
+    compiled, ids = torch.compile(ours, backend="eager", fullgraph=True), hf_models.tokens()
+    call = {"position_ids": torch.arange(12)[None] + torch.tensor([[0], [4]]), "use_cache": False}
+    call["attention_mask"] = torch.ones_like(ids)
+    with torch.no_grad():
+        hf_models.close(compiled(ids, **call).logits, model(ids, **call).logits)
+
+
 def test_other_models_with_the_configuration():
     """They stay as they are; one that is made from ours cannot attend by itself."""
     model = hf_models.tiny("Llama")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -96,6 +95,8 @@ class Layer:
         Whether it reads keys that the model's own layer does not, so that caches may drop them.
     tokens
         The tokens of the present call.
+    grows
+        Whether the scheme depends on the length of the context, which a GPU waits for.
     """
 
     index: int
@@ -110,11 +111,10 @@ class Layer:
     embed: Callable[..., Tensor] | None = None
     reads_more: bool = False
     tokens: Tokens | None = field(default=None, init=False)
+    grows: bool = field(init=False)
 
-    @functools.cached_property
-    def grows(self) -> bool:
-        """Whether the scheme depends on the length of the context, which a GPU waits for."""
-        return self.scheme.at_length(MAX_POSITION) != self.scheme
+    def __post_init__(self) -> None:
+        self.grows = self.scheme.at_length(MAX_POSITION) != self.scheme
 
     def before_layer(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
         """Hook before a layer: read positions, and before the first layer add embeddings."""
