@@ -44,6 +44,8 @@ class Chunk(PositionScheme):
     def __post_init__(self) -> None:
         check_distance("size", self.size)
         left, right = self.window
+        if max(abs(left or 0), abs(right or 0)) > 2**30:  # it would not fit 32 bits
+            raise ValueError(f"window must be at most 2**30 chunks or None, got {self.window}")
         if left is not None and right is not None and left + right < 0:
             raise ValueError(f"window must be (left, right) with -left <= right, got {self.window}")
 

@@ -42,6 +42,8 @@ def test_chunks_around_the_own_one():
         )
     with pytest.raises(ValueError, match=r"window must be .* -left <= right, got"):
         Chunk(2, (-2, 1))
+    with pytest.raises(ValueError, match=r"window must be at most 2\*\*30 chunks or None, got"):
+        Chunk(1, (2**31, 0))
 
 
 def test_its_size_is_checked():
