@@ -4,6 +4,9 @@ A scheme is written against the Python Array API. From that one definition, pose
 bias, rotation or embedding, runs attention with it, and compares it with other schemes.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from posenc.attn.caches import cache_needs
 from posenc.attn.features import features
 from posenc.attn.reference import attention
@@ -33,3 +36,11 @@ __all__ = [
     "transform",
 ]
 __version__ = "0.1.0"
+
+if not TYPE_CHECKING:  # a type checker would take every name for one of these
+
+    def __getattr__(name: str) -> Any:
+        """A public module, imported when it is asked for: ``posenc.presets.llama(...)``."""
+        if name in ("hf", "layers", "positions", "presets", "study", "testing", "weights"):
+            return import_module(f"posenc.{name}")
+        raise AttributeError(f"module 'posenc' has no attribute {name!r}")

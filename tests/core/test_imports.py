@@ -68,6 +68,13 @@ def test_public_names(package):
     assert all(getattr(root, name).__doc__ for name in root.__all__ if name != "IMPLEMENTATIONS")
 
 
+def test_public_modules_are_attributes():
+    code = "import posenc; posenc.presets.llama; posenc.weights.t5; posenc.positions.grid"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    with pytest.raises(AttributeError, match="module 'posenc' has no attribute 'preset'"):
+        _ = posenc.preset
+
+
 FOR_BACKENDS = {
     "posenc", "posenc.backend", "posenc.positions", "posenc.presets", "posenc.schemes",
     "posenc.study", "posenc.testing",
