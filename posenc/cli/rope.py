@@ -19,7 +19,9 @@ from posenc.cli import picture
 from posenc.cli.picture import Figure
 from posenc.hf import keys
 from posenc.hf.context import length_by_base, length_by_cosines
+from posenc.hf.mrope import AXIS_SECTIONS
 from posenc.protocol import Array
+from posenc.schemes.mrope import MRoPE
 from posenc.schemes.nope import NoPE
 from posenc.schemes.rope import RoPE
 
@@ -43,6 +45,9 @@ def run(options: dict[str, Any]) -> int:
     config = _load(path)
     reading = hf.read(config, head_dim=options["head_dim"])
     print(describe(reading, str(config.get("model_type", ""))))
+    sections = any(key.rpartition(".")[2] in AXIS_SECTIONS for key in reading.kept)
+    if sections and len(reading.ropes) == 1 and not reading.unknown:
+        print("\n".join(_axes_lines(hf.mrope_from_hf(config, head_dim=options["head_dim"]))))
     if options["out"]:
         if not any(isinstance(rope, RoPE) for rope in reading.ropes.values()):
             raise ValueError("no layer rotates: there is nothing to draw")
@@ -75,6 +80,12 @@ def describe(reading: hf.Reading, model: str = "") -> str:
                 text, _WIDTH, initial_indent="  ", subsequent_indent=" " * 6, break_on_hyphens=False
             )
     return "\n".join(lines)
+
+
+def _axes_lines(scheme: MRoPE) -> list[str]:
+    """Which axis turns which channel pairs, as ``MRoPE.from_hf`` reads it."""
+    sections = " + ".join(map(str, scheme.sections or ()))
+    return ["", "several axes", *_rows({"order": scheme.layout, "pairs": f"{sections}, by axis"})]
 
 
 def _scheme_lines(rope: RoPE | NoPE, max_len: int | None) -> list[str]:

@@ -11,7 +11,7 @@ from posenc.hf.config import from_hf, read
 from posenc.schemes.mrope import MRoPE, Order
 from posenc.schemes.rope import Layout, RoPE
 
-_NAMES = ("mrope_section", "xdrope_section")
+AXIS_SECTIONS = ("mrope_section", "xdrope_section")
 
 
 def mrope_from_hf(
@@ -41,7 +41,7 @@ def mrope_of(
 ) -> MRoPE:
     """``rope`` on several axes, as the part of a configuration that describes the text says."""
     given = part.get("rope_parameters") or part.get("rope_scaling") or part
-    sections = next((given[name] for name in _NAMES if given.get(name) is not None), None)
+    sections = next((given[name] for name in AXIS_SECTIONS if given.get(name) is not None), None)
     if sections is None:
         raise ValueError("mrope_section is missing; without it, use RoPE.from_hf")
     if layout is None:

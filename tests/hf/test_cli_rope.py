@@ -75,6 +75,23 @@ def test_each_layer_type_kept_and_unknown_keys(told):
     assert unknown.startswith("NOT UNDERSTOOD rope_parameters.other.fator (did you mean 'factor'?)")
 
 
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [({}, "order chunked"), ({"mrope_interleaved": True}, "order interleaved")],
+)
+def test_the_axes_of_channel_pairs(told, more, expected):
+    of_axes = {"type": "mrope", "mrope_section": [12, 10, 10], **more}
+    status, text = told(MODEL | {"rope_scaling": of_axes})
+    assert status == 0
+    assert f"several axes {expected} pairs 12 + 10 + 10, by axis" in " ".join(text.split())
+
+
+def test_sections_that_do_not_add_up_are_an_error(told):
+    status, text = told(MODEL | {"rope_scaling": {"type": "mrope", "mrope_section": [8, 12, 13]}})
+    assert status == 2
+    assert "sections" in text
+
+
 @long
 @pytest.mark.skipif(not require("matplotlib"), reason="matplotlib is not installed")
 def test_frequencies_are_drawn(told, tmp_path):
