@@ -12,7 +12,8 @@ from array_api_compat import device
 from posenc.checks import check_channels, check_count, check_flag, check_positive
 from posenc.constants import constant_array
 from posenc.protocol import Array, Namespace, ParamSpec, PositionScheme, Role
-from posenc.schemes.gates import uniform_by_inputs
+from posenc.schemes.gates import log_sigmoid, uniform_by_inputs
+from posenc.schemes.rope import rotate
 
 _EPS = 1e-6  # in the norm of a hidden state, as released
 
@@ -129,7 +130,7 @@ class SelectiveRoPE(PositionScheme):
         if self.use_gate:
             own = xp.reshape(unit[:, :, -1, :, :], (batch, -1, x.shape[-1]))
             z = xp.matmul(own, xp.matrix_transpose(params["gate_w"])) + params["gate_b"]
-            angle = angle * xp.matrix_transpose(1 / (1 + xp.exp(-z)))[..., None]
+            angle = angle * xp.matrix_transpose(xp.exp(log_sigmoid(z, xp)))[..., None]
         return {"angle": angle}
 
     def transform(self, x: Array, pos: Array, *, role: Role, params: Any, xp: Namespace) -> Array:
@@ -140,10 +141,7 @@ class SelectiveRoPE(PositionScheme):
                 f"x {tuple(x.shape)} must have the {angle.shape[1]} heads of the angles: "
                 "SelectiveRoPE turns the keys of each query head by its own; repeat k and v"
             )
-        sin, cos = xp.sin(angle), xp.cos(angle)
-        wide, half = xp.astype(x, angle.dtype), self.head_dim // 2
-        a, b = wide[..., :half], wide[..., half:]
-        return xp.astype(xp.concat([a * cos - b * sin, b * cos + a * sin], axis=-1), x.dtype)
+        return rotate(x, xp.sin(angle), xp.cos(angle), layout="half", xp=xp)
 
     def _temperatures(self) -> tuple[float, ...]:
         exponents = (2 * k / self.head_dim for k in range(self.head_dim // 2))
