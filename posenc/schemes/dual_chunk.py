@@ -22,11 +22,15 @@ from posenc.schemes.sum import Sum
 class DualChunk(PositionScheme):
     """RoPE at positions in chunks of ``s = chunk_size - local_size``, keys always at ``j mod s``.
 
-    The query at ``i`` is as if at ``i mod s`` for keys of its own chunk, at ``min(i mod s + s, c)``
-    for keys of the chunk before it, and at ``min(2s - 1, c)`` for keys of earlier ones, with ``c``
-    for ``chunk_size``. So the nearest ``local_size`` keys have RoPE's distance in any case, and no
-    distance is above ``c``. Keys in later chunks mirror those in earlier ones: their distance is
-    the negative of what it would be with query and key swapped.
+    The query at ``i`` has another position for keys of each part, with ``c`` for ``chunk_size``:
+
+    - in its own chunk: ``i mod s``;
+    - in the chunk before it: ``min(i mod s + s, c)``;
+    - in earlier ones: ``min(2s - 1, c)``.
+
+    So the nearest ``local_size`` keys have RoPE's distance in any case, and no distance is above
+    ``c``. Keys in later chunks mirror those in earlier ones: their distance is the negative of what
+    it would be with query and key swapped.
 
     Three calls of attention are merged by log-sum-exp; without a causal mask there are five. So
     cached keys are raw.
