@@ -1,0 +1,42 @@
+"""Repositories in temporary folders, with the library and its benchmarks."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def clone(folder, *left_out):
+    """A repository of one commit: the library, and the benchmarks but the files left out."""
+    ignore = shutil.ignore_patterns("__pycache__", "results", *left_out)
+    for name in ("posenc", "backends", "benchmarks"):
+        shutil.copytree(ROOT / name, folder / name, ignore=ignore)
+    git(folder, "init", "--quiet", "--initial-branch", "any")
+    commit(folder, "first")
+    (folder / "home").mkdir()
+    return folder
+
+
+def commit(folder, message):
+    git(folder, "add", ".")
+    git(folder, "commit", "--quiet", "--message", message)
+
+
+def git(folder, *words):
+    who = {
+        f"GIT_{role}_{what}": "a@b.c"
+        for role in ("AUTHOR", "COMMITTER")
+        for what in ("NAME", "EMAIL")
+    }
+    return subprocess.run(
+        ["git", *words],
+        cwd=folder,
+        env=os.environ | who,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.strip()
