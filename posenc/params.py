@@ -339,14 +339,15 @@ def _of_dtype(value: Any) -> str:
 
 def working_dtype(arrays: Sequence[Any], *, xp: Namespace) -> Any:
     """float64 if any array is float64, else float32."""
-    return xp.float64 if any(_is_double(a, xp) for a in arrays) else xp.float32
-
-
-def _is_double(array: Any, xp: Namespace) -> bool:
-    # NumPy arrays first: array_api_strict warns about NumPy dtypes, and None == np.float64.
-    if isinstance(array, np.ndarray):
-        return bool(array.dtype == np.float64)
-    return hasattr(array, "dtype") and bool(array.dtype == xp.float64)
+    double = xp.float64
+    for array in arrays:
+        # NumPy arrays first: array_api_strict warns about NumPy dtypes, and None == np.float64.
+        if isinstance(array, np.ndarray):
+            if array.dtype == np.float64:
+                return double
+        elif hasattr(array, "dtype") and array.dtype == double:
+            return double
+    return xp.float32
 
 
 def merge_constants(
@@ -361,7 +362,7 @@ def merge_constants(
     learned = {
         name: xp.asarray(a, dtype=dtype, device=device, copy=True)
         if isinstance(a, np.ndarray)
-        else xp.astype(a, dtype)
+        else xp.astype(a, dtype, copy=False)
         for name, a in check_params(scheme, params, xp=xp).items()
     }
     fixed = {

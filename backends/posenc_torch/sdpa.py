@@ -78,8 +78,11 @@ def is_small(call: Call) -> bool:
 
 def promoted(call: Call) -> tuple[Tensor, Tensor, Tensor]:
     """q, k and v in the widest dtype among them."""
-    dtype = torch.promote_types(call.q.dtype, torch.promote_types(call.k.dtype, call.v.dtype))
-    return call.q.to(dtype), call.k.to(dtype), call.v.to(dtype)
+    q, k, v = call.q, call.k, call.v
+    if q.dtype == k.dtype == v.dtype:
+        return q, k, v
+    dtype = torch.promote_types(q.dtype, torch.promote_types(k.dtype, v.dtype))
+    return q.to(dtype), k.to(dtype), v.to(dtype)
 
 
 def shares_keys(q: Tensor, k: Tensor) -> bool:

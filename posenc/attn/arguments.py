@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from array_api_compat import array_namespace, device
 
-from posenc.attn.options import Options
 from posenc.attn.side import Side
-from posenc.checks import check_flag
 from posenc.evaluate import positions_as_places
 from posenc.params import head_count, is_floating
 from posenc.positions import as_integers, as_places, as_positions, concrete_values, from_numpy
@@ -21,21 +19,28 @@ SWAPPED = (
 )
 
 
-class Arguments:
-    """The options as attributes, with their defaults."""
+class Arguments(NamedTuple):
+    """The ``Options`` as attributes, with their defaults."""
 
-    def __init__(self, options: Options) -> None:
-        get: Any = options.get
-        self.q_pos, self.k_pos = get("q_pos"), get("k_pos")
-        self.q_seg, self.k_seg = get("q_seg"), get("k_seg")
-        self.q_axes, self.k_axes = get("q_axes"), get("k_axes")
-        self.k_valid, self.bias, self.mask = get("k_valid"), get("bias"), get("mask")
-        self.window, self.sink_tokens = get("window"), get("sink_tokens", 0)
-        self.softcap, self.scale = get("softcap"), get("scale")
-        self.x, self.q_x = get("x"), get("q_x")
-        self.q_features, self.k_features = get("q_features"), get("k_features")
-        self.k_transformed = check_flag("k_transformed", get("k_transformed", False))
-        self.return_lse = get("return_lse", False)
+    q_pos: Array | None = None
+    k_pos: Array | None = None
+    q_seg: Array | None = None
+    k_seg: Array | None = None
+    q_axes: Array | None = None
+    k_axes: Array | None = None
+    k_valid: Array | None = None
+    window: Any = None
+    sink_tokens: int = 0
+    bias: Array | None = None
+    mask: Any = None
+    softcap: float | None = None
+    scale: float | None = None
+    k_transformed: bool = False
+    x: Array | None = None
+    q_x: Array | None = None
+    q_features: Mapping[str, Array] | None = None
+    k_features: Mapping[str, Array] | None = None
+    return_lse: bool = False
 
 
 def check_heads(scheme: PositionScheme, q: Array) -> None:
@@ -71,11 +76,12 @@ def complete_sides(
         places = [as_places(n, a, scheme.axes, size, device=here, xp=xp) for n, a, size in both]
     elif scheme.axes > 1:
         places = [positions_as_places(pos, scheme.axes, xp=xp) for pos in (q_pos, k_pos)]
-    arrays = {
-        "q_pos": q_pos, "k_pos": k_pos, "q_seg": q_seg, "k_seg": k_seg,
-        "q_axes": places[0], "k_axes": places[1],
-    }  # fmt: skip
-    _check_lengths(arrays, q, k, scheme.axes)
+    if not aligned or q_seg is not None or places[0] is not None:
+        arrays = {
+            "q_pos": q_pos, "k_pos": k_pos, "q_seg": q_seg, "k_seg": k_seg,
+            "q_axes": places[0], "k_axes": places[1],
+        }  # fmt: skip
+        _check_lengths(arrays, q, k, scheme.axes)
     return aligned, Side(q_pos, q_seg, places[0], {}), Side(k_pos, k_seg, places[1], {})
 
 
@@ -156,14 +162,19 @@ def check_shapes(q: Array, k: Array, v: Array, *, xp: Namespace) -> None:
                 f"{name} must be a floating-point array of {library}, got {kind.__module__}."
                 f"{kind.__name__} of {array.dtype}"
             )
-    sizes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)} as (B, H, L, D)"
-    if not q.shape[0] == k.shape[0] == v.shape[0]:
-        raise ValueError(f"q, k and v differ in batch size: {sizes}")
-    if k.shape[1] != v.shape[1] or k.shape[2] != v.shape[2]:
-        raise ValueError(f"k and v differ in heads or length: {sizes}")
-    if q.shape[1] % k.shape[1]:
-        hint = f"; {SWAPPED}" if q.shape[2] % k.shape[2] == 0 else ""
-        raise ValueError(f"the heads of q are not a multiple of those of k and v: {sizes}{hint}")
+    (q_batch, heads, q_len, _), (k_batch, k_heads, k_len, _) = q.shape, k.shape
+    if not q_batch == k_batch == v.shape[0]:
+        raise ValueError(f"q, k and v differ in batch size: {_sizes(q, k, v)}")
+    if k_heads != v.shape[1] or k_len != v.shape[2]:
+        raise ValueError(f"k and v differ in heads or length: {_sizes(q, k, v)}")
+    if heads % k_heads:
+        hint = f"; {SWAPPED}" if q_len % k_len == 0 else ""
+        wrong = "the heads of q are not a multiple of those of k and v"
+        raise ValueError(f"{wrong}: {_sizes(q, k, v)}{hint}")
+
+
+def _sizes(q: Array, k: Array, v: Array) -> str:
+    return f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)} as (B, H, L, D)"
 
 
 def check_head_dims(q: Array, k: Array, *, transformed: bool = False) -> None:

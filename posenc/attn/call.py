@@ -243,8 +243,8 @@ def prepare(
     check_scheme(scheme)
     check_shapes(q, k, v, xp=xp)
     check_heads(scheme, q)
-    given = Arguments(options)
-    if not given.k_transformed:
+    given = Arguments(**options)
+    if not check_flag("k_transformed", given.k_transformed):
         check_head_dims(q, k)
     work = working_dtype([q, k, v, *float_arrays(options), *as_mapping(params).values()], xp=xp)
     scheme, params = _scheme_in_attention(scheme, params, xp=xp)
@@ -283,10 +283,11 @@ def prepare(
     elif given.q_features is not None or given.k_features is not None:
         name = "k_features" if given.q_features is None else "q_features"
         raise ValueError(f"{type(scheme).__name__} has no features of tokens: leave out {name}")
-    if "sink" in scheme.hooks():
+    hooks = scheme.hooks()
+    if "sink" in hooks:
         sink = scheme.sink(as_column(call.query.encoded_pos), params=call.views(), xp=xp)
         call = replace(call, sink=None if sink is None else _squeeze_sink(sink, work, xp))
-    if "regions" in scheme.hooks():
+    if "regions" in hooks:
         return _with_regions(call, params, causal, skip_blocks, options)
     return _with_transform(call, params, given.k_transformed)
 
@@ -337,6 +338,9 @@ def _with_transform(call: Call, params: Mapping[str, Array] | None, k_transforme
             _warn(scheme, _CACHE_WITHOUT_POSITIONS, xp)
     check_head_dims(q, k, transformed=True)
     read_by_keys_only = of_keys(scheme)
+    unchanged = q is call.q and k is call.k and not query.features and not key.features
+    if unchanged and scheme.axes == 1 and not read_by_keys_only:
+        return call
     return replace(
         call,
         q=q,

@@ -66,9 +66,8 @@ def map_arrays(options: Options, function: Callable[[Any], Any]) -> Options:
 
 def float_arrays(options: Options) -> list[Any]:
     """The arrays among the options whose dtype may make the working dtype float64."""
-    given: dict[str, Any] = dict(options)
-    arrays = [given.get(name) for name in ("x", "q_x", "bias")]
-    for name in FEATURES:
-        if isinstance(given.get(name), Mapping):
-            arrays += given[name].values()
-    return arrays
+    arrays: list[Any] = [options.get("x"), options.get("q_x"), options.get("bias")]
+    for features in (options.get("q_features"), options.get("k_features")):
+        if isinstance(features, Mapping):
+            arrays += features.values()
+    return [array for array in arrays if array is not None]
