@@ -1,9 +1,8 @@
-"""Measure this commit with asv, publish, and make one page that opens from disk.
+"""Measure commits with asv, publish, and make one page that opens from disk.
 
 ``python benchmarks/dashboard.py`` takes a few minutes on two cores. Results go to ``.asv/results``
 in asv's format, one file per commit, so each run adds to the history. asv's own pages go to
-``.asv/html``; they load scripts from the network and need a server (``asv preview``).
-``.asv/html/dashboard.html`` shows the same results without either.
+``.asv/html/index.html``. ``.asv/html/dashboard.html`` shows the last commit, and its ratios.
 """
 
 from __future__ import annotations
@@ -15,25 +14,29 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from asv.config import Config
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 sys.path.insert(0, str(HERE))
 
+import history  # noqa: E402
 from dashboard_page import write_page  # noqa: E402
 
-_MEASURED = ("posenc", "backends", "benchmarks")
+_MEASURED = ("posenc", "backends", "benchmarks", ":!benchmarks/results")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code: 1 if a benchmark failed."""
+    """The exit code: 1 if a benchmark of the last commit failed."""
     options = _options(arguments)
-    measured = _git("rev-parse", "HEAD")
+    conf = _configuration()
     if not options.page_only:
-        _refuse_changes()
-        _machine()
-        _run(options, measured)
+        _measure(options, conf)
     _asv("publish", "--no-pull")
-    page, failed = write_page(HERE / "asv.conf.json", measured)
+    results = history.results_until(conf.results_dir, history.ancestors("HEAD"))
+    if options.keep:
+        history.keep(results[-(options.commits or 1) :], Path(conf.results_dir), options.keep)
+    page, failed = write_page(conf, results)
     for name in failed:
         print(f"failed: {name}")
     print(f"open {page.as_uri()}")
@@ -50,21 +53,53 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--quick", action="store_true", help="one warm call each instead of a median"
     )
     parser.add_argument(
+        "--commits",
+        metavar="N",
+        type=int,
+        help="measure the last N commits that touch the code, except those with results",
+    )
+    parser.add_argument(
+        "--keep",
+        metavar="MACHINE",
+        help="copy these results to benchmarks/results/asv, to be committed, under this name",
+    )
+    parser.add_argument(
         "--page-only", action="store_true", help="only make the page, from existing results"
     )
     return parser.parse_args(arguments)
 
 
+def _configuration() -> Config:
+    conf = Config.load(str(HERE / "asv.conf.json"))
+    conf.results_dir = str((HERE / conf.results_dir).resolve())
+    conf.html_dir = str((HERE / conf.html_dir).resolve())
+    return conf
+
+
+def _measure(options: argparse.Namespace, conf: Config) -> None:
+    _refuse_changes()
+    _machine()
+    if options.commits is None:
+        _run(options, history.git("rev-parse", "HEAD"), ROOT)
+        return
+    _describe()
+    for commit in history.last_commits(options.commits):
+        if not history.is_measured(conf, commit, options.bench):
+            with history.checkout(commit) as folder:
+                _run(options, commit, folder, allowed=(0, 1, 2))
+    _describe()  # an earlier commit may have had fewer schemes
+
+
+def _describe() -> None:
+    """Let asv note what the suite has now, without measuring."""
+    _asv("run", "--python=same", "--bench", "just-discover")
+
+
 def _refuse_changes() -> None:
     """Exit if files changed: asv would store the results under a commit without the changes."""
-    changed = _git("status", "--porcelain", "--", *_MEASURED)
+    changed = history.git("status", "--porcelain", "--", *_MEASURED)
     if changed:
         sys.exit(f"asv stores results by commit; commit these changes first:\n{changed}")
-
-
-def _git(*words: str) -> str:
-    done = subprocess.run(["git", *words], cwd=ROOT, check=True, capture_output=True, text=True)
-    return done.stdout.rstrip()
 
 
 def _machine() -> None:
@@ -73,25 +108,32 @@ def _machine() -> None:
         _asv("machine", "--yes", stdout=subprocess.DEVNULL)  # --yes still prints its questions
 
 
-def _run(options: argparse.Namespace, measured: str) -> None:
-    words = ["run", "--python=same", "--set-commit-hash", measured, "--show-stderr"]
+def _run(
+    options: argparse.Namespace, commit: str, folder: Path, allowed: Sequence[int] = (0, 2)
+) -> None:
+    """Measure the code in a folder, which is that of the commit, with the present suite."""
+    words = ["run", "--python=same", "--set-commit-hash", commit, "--show-stderr"]
     if sys.platform != "linux":  # forking is missing, or unsafe with these libraries
         words += ["--launch-method", "spawn"]
     words += ["--quick"] * options.quick
     words += ["--bench", options.bench] if options.bench else []
     grid = {"POSENC_GRID": "full"} if options.full else {}
-    if _asv(*words, allowed=(0, 2), grid=grid) == 2:
-        print("some benchmarks failed; the page names them")
+    code = _asv(*words, allowed=allowed, folder=folder, grid=grid)
+    if code == 1:
+        print(f"the suite does not serve {commit[:8]}")
+    if code == 2:
+        print(f"some benchmarks of {commit[:8]} failed; the page names those of the last commit")
 
 
 def _asv(
     *words: str,
     allowed: Sequence[int] = (0,),
+    folder: Path = ROOT,
     grid: Mapping[str, str] | None = None,
     stdout: int | None = None,
 ) -> int:
-    """Run asv on this clone, even if another posenc is installed."""
-    path = [str(ROOT), str(ROOT / "backends"), os.environ.get("ASV_PYTHONPATH", "")]
+    """Run asv on the code in a folder, even if another posenc is installed."""
+    path = [str(folder), str(folder / "backends"), os.environ.get("ASV_PYTHONPATH", "")]
     own = {"ASV_PYTHONPATH": os.pathsep.join(filter(None, path))}
     command = [sys.executable, "-m", "asv", *words]
     if words[0] != "machine":

@@ -15,7 +15,7 @@ from typing import Any
 
 from asv.benchmarks import Benchmarks
 from asv.config import Config
-from asv.results import Results, iter_results
+from asv.results import Results
 from asv.util import human_value
 
 _SUITE = Path(__file__).resolve().parent / "suite"
@@ -59,37 +59,17 @@ class Benchmark:
     figures: Mapping[tuple[str, ...], Figure]
 
 
-def write_page(config: Path, commit: str) -> tuple[Path, list[str]]:
-    """Write ``dashboard.html`` next to asv's own pages.
+def write_page(conf: Config, history: Sequence[Results]) -> tuple[Path, list[str]]:
+    """Write ``dashboard.html`` next to asv's own pages, from results whose last is shown.
 
     Returns
     -------
-    The page, and the name of each benchmark of this commit that failed.
+    The page, and the name of each benchmark of the last commit that failed.
     """
-    conf = Config.load(str(config))
-    conf.results_dir, conf.html_dir = (
-        str((config.parent / folder).resolve()) for folder in (conf.results_dir, conf.html_dir)
-    )
-    history = _history(conf.results_dir, commit)
     benchmarks = [_benchmark(one, history) for _, one in sorted(Benchmarks.load(conf).items())]
     page = Path(conf.html_dir) / "dashboard.html"
     page.write_text(_page(benchmarks, history[-1]), encoding="utf-8")
-    return page, [one.name for one in benchmarks if _failed(one, commit)]
-
-
-def _history(folder: str, commit: str) -> list[Results]:
-    """Results of one machine and environment, up to the commit."""
-    every = sorted(iter_results(folder), key=lambda one: one.date)
-    now = [one for one in every if one.commit_hash == commit]
-    if not now:
-        raise SystemExit(f"no results of commit {commit} in {folder}")
-    last = max(now, key=lambda one: max(filter(None, one.started_at.values()), default=0))
-    like = [one for one in every if _where(one) == _where(last) and one.date <= last.date]
-    return [one for one in like if one.commit_hash != commit] + [last]
-
-
-def _where(one: Results) -> tuple[str, str]:
-    return one.params["machine"], one.env_name
+    return page, [one.name for one in benchmarks if _failed(one, history[-1].commit_hash)]
 
 
 def _benchmark(described: Mapping[str, Any], history: Sequence[Results]) -> Benchmark:

@@ -10,10 +10,13 @@ import re
 import shutil
 import subprocess
 import sys
+from importlib.metadata import PackagePath
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from frameworks_installed import require
+from sample import long
 
 ROOT = Path(__file__).parents[2]
 CONFIG = Path("benchmarks", "asv.conf.json")
@@ -29,10 +32,14 @@ def clone(folder, *suite):
     for name in ("posenc", "backends", "benchmarks"):
         shutil.copytree(ROOT / name, folder / name, ignore=left_out)
     git(folder, "init", "--quiet", "--initial-branch", "any")
-    git(folder, "add", ".")
-    git(folder, "commit", "--quiet", "--message", "first")
+    commit(folder)
     (folder / "home").mkdir()
     return folder
+
+
+def commit(folder):
+    git(folder, "add", *("posenc", "backends", "benchmarks"))
+    git(folder, "commit", "--quiet", "--message", "any")
 
 
 def git(folder, *words):
@@ -78,9 +85,13 @@ def measured(tmp_path_factory):
 
 
 @pytest.fixture
-def page_module(monkeypatch):
+def benchmarks(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    return importlib.import_module("dashboard_page")
+    return importlib.import_module
+
+
+def read(file):
+    return file.read_text(encoding="utf-8")
 
 
 def test_the_page_shows_the_figures_of_this_commit(measured):
@@ -111,13 +122,11 @@ def test_asv_publishes_the_same_commit(measured):
     assert index["graph_param_list"]
 
 
-def test_a_commit_before_is_the_history(measured, tmp_path, page_module):
+def test_a_commit_before_is_the_history(measured, tmp_path, benchmarks):
     """A change is shown where the intervals of the samples do not meet, and only there."""
     folder, _ = measured
     copy = tmp_path / "copy"
     shutil.copytree(folder / ".asv", copy / ".asv")
-    (copy / "benchmarks").mkdir()
-    shutil.copy(folder / CONFIG, copy / CONFIG)
     file, now = results(copy)
     before = json.loads(file.read_text())
     columns, name = now["result_columns"], "core.Make.time_make"
@@ -130,7 +139,10 @@ def test_a_commit_before_is_the_history(measured, tmp_path, page_module):
     before |= {"commit_hash": "b" * 40, "date": now["date"] - 1}
     file.write_text(json.dumps(now))
     file.with_name(f"{'b' * 8}-{now['env_name']}.json").write_text(json.dumps(before))
-    page, failed = page_module.write_page(copy / CONFIG, now["commit_hash"])
+    conf = importlib.import_module("asv.config").Config.load(str(ROOT / CONFIG))
+    conf.results_dir, conf.html_dir = str(copy / ".asv" / "results"), str(copy / ".asv" / "html")
+    history = benchmarks("history").results_until(conf.results_dir, ["b" * 40, now["commit_hash"]])
+    page, failed = benchmarks("dashboard_page").write_page(conf, history)
     text = page.read_text()
     assert failed == []
     assert text.count("+50 %") == 1  # the second scheme's intervals meet
@@ -140,7 +152,97 @@ def test_a_commit_before_is_the_history(measured, tmp_path, page_module):
     assert table.count("</i>3.00\u00a0s") == 2
     assert "bbbbbbbb: 2.00" in table
     with pytest.raises(SystemExit, match="no results of commit cccc"):
-        page_module.write_page(copy / CONFIG, "cccc")
+        benchmarks("history").results_until(conf.results_dir, ["cccc"])
+
+
+def test_asv_opens_from_disk(measured, tmp_path, benchmarks, monkeypatch):
+    """Whatever asv's page loads lies beside it, and its data is in a script."""
+    pages = shutil.copytree(measured[0] / ".asv" / "html", tmp_path / "html")
+    names = ("jquery-3.6.1", "jquery.flot", "bootstrap")
+    plugins = [f"jquery.flot.{name}" for name in ("time", "selection", "categories")]
+    scripts = [tmp_path / f"{name}.min.js" for name in (*names, *plugins)]
+    for script in (*scripts, tmp_path / "bootstrap.min.css"):
+        script.write_text("")
+    published = benchmarks("published")
+    installed = [PackagePath(file.name) for file in tmp_path.iterdir()]
+    for path in installed:
+        path.dist = SimpleNamespace(locate_file=tmp_path.joinpath)
+    monkeypatch.setattr(published, "files", lambda _: installed)
+    published.from_disk(pages)
+    loaded = re.findall(
+        r'<(?:script|link|img)[^>]*?(?:src|href)="(.*?)"', read(pages / "index.html")
+    )
+    assert len(loaded) > 15
+    assert all((pages / name).is_file() for name in loaded)
+    data = json.loads(read(pages / "data.js").removeprefix("const asvFiles = ").rstrip(";\n"))
+    assert data["index.json"]["graph_param_list"]
+    assert sum(name.startswith("graphs/summary/") for name in data) == 5
+
+
+def test_the_files_of_an_earlier_commit(measured, monkeypatch, benchmarks):
+    folder, _ = measured
+    history = benchmarks("history")
+    monkeypatch.setattr(history, "ROOT", folder)
+    file = folder / "posenc" / "__init__.py"
+    before = read(file)
+    file.write_text("VALUE = 2")
+    commit(folder)
+    git(folder, "commit", "--quiet", "--allow-empty", "--message", "no code")
+    first, second = history.last_commits(10)
+    git(folder, "reset", "--quiet", "--hard", first)
+    assert history.ancestors(second) == [first, second]
+    for each, text in ((first, before), (second, "VALUE = 2")):
+        with history.checkout(each) as code:
+            assert read(code / "posenc" / "__init__.py") == text
+            assert (code / "backends").is_dir()
+
+
+def test_what_the_repository_keeps_names_no_machine_and_no_path(
+    measured, tmp_path, monkeypatch, benchmarks
+):
+    folder, _ = measured
+    history = benchmarks("history")
+    monkeypatch.setattr(history, "KEPT", tmp_path / "kept")
+    stored = folder / ".asv" / "results"
+    some = history.results_until(str(stored), git(folder, "rev-list", "HEAD").split())
+    history.keep(some, stored, "laptop")
+    machine = json.loads(read(folder / "home" / ".asv-machine.json"))
+    private = [str(folder), sys.prefix, *(name for name in machine if name != "version")]
+    kept = list((tmp_path / "kept").rglob("*.json"))
+    assert sorted(file.parent.name for file in kept) == ["kept", "laptop", "laptop"]
+    assert not [text for text in private for file in kept if text in read(file)]
+    (again,) = history.results_until(
+        str(tmp_path / "kept"), git(folder, "rev-list", "HEAD").split()
+    )
+    assert again.params["machine"] == "laptop"
+    assert again._results == some[0]._results
+
+
+@long
+def test_earlier_commits_are_measured_once_and_shown(tmp_path):
+    """By the present suite, each with its own code; a clone shows what the repository keeps."""
+    folder = clone(tmp_path / "clone", "suite")
+    suite = folder / "benchmarks" / "suite"
+    suite.mkdir()
+    (suite / "__init__.py").touch()
+    (suite / "values.py").write_text(
+        '"""Values."""\nimport posenc\ndef track_value():\n    return posenc.VALUE\n'
+    )
+    for value in (1, 2):
+        (folder / "posenc" / "__init__.py").write_text(f"VALUE = {value}")
+        commit(folder)
+    words = ("--commits", "2", "--keep", "laptop")
+    done = dashboard(folder, *words)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    kept = (folder / "benchmarks" / "results" / "asv" / "laptop").glob("*-existing.json")
+    found = {one["commit_hash"]: one for one in map(json.loads, map(read, kept))}
+    last = git(folder, "rev-list", "--max-count=2", "HEAD").split()
+    assert [found[each]["results"]["values.track_value"][0] for each in last] == [[2], [1]]
+    assert "For posenc commit" not in dashboard(folder, *words).stdout
+    shutil.rmtree(folder / ".asv")
+    done = dashboard(folder, "--page-only")
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    assert read(folder / ".asv" / "html" / "dashboard.html").count("<polyline") == 1
 
 
 def test_changes_that_no_commit_holds_are_not_measured(measured):
