@@ -6,57 +6,17 @@ import ast
 import html
 import itertools
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
-from asv.benchmarks import Benchmarks
+import charts
 from asv.config import Config
 from asv.results import Results
-from asv.util import human_value
+from comparisons import errors, exponents, ratios
+from figures import Benchmark, Figure, load
 
 _SUITE = Path(__file__).resolve().parent / "suite"
-
-
-@dataclass(frozen=True)
-class Figure:
-    """A benchmark at one choice of its params, in the commits where it was measured.
-
-    Attributes
-    ----------
-    values
-        Commit -> value, oldest first. None where it failed, NaN where it does not apply.
-    stats
-        Commit -> asv's statistics of the samples, or None.
-    unit
-        Unit of asv: ``seconds``, ``bytes``.
-    """
-
-    values: Mapping[str, float | None]
-    stats: Mapping[str, Mapping[str, float] | None]
-    unit: str
-
-    def applies(self, commit: str) -> bool:
-        value = self.values.get(commit, math.nan)
-        return value is None or not math.isnan(value)
-
-    def text(self, commit: str) -> str:
-        value = human_value(self.values.get(commit, math.nan), self.unit)
-        number, unit = re.fullmatch(r"([\d.]*)(.*)", value).groups()
-        unit = unit.strip() + "B" * (number != "" and self.unit == "bytes")
-        return "\u00a0".join(filter(None, (number, unit)))
-
-
-@dataclass(frozen=True)
-class Benchmark:
-    """A table: a figure for each combination of params, in asv's order."""
-
-    name: str
-    params: Mapping[str, Sequence[str]]
-    figures: Mapping[tuple[str, ...], Figure]
 
 
 def write_page(conf: Config, history: Sequence[Results]) -> tuple[Path, list[str]]:
@@ -66,36 +26,15 @@ def write_page(conf: Config, history: Sequence[Results]) -> tuple[Path, list[str
     -------
     The page, and the name of each benchmark of the last commit that failed.
     """
-    benchmarks = [_benchmark(one, history) for _, one in sorted(Benchmarks.load(conf).items())]
+    benchmarks, last = load(conf, history), history[-1]
     page = Path(conf.html_dir) / "dashboard.html"
-    page.write_text(_page(benchmarks, history[-1]), encoding="utf-8")
-    return page, [one.name for one in benchmarks if _failed(one, history[-1].commit_hash)]
-
-
-def _benchmark(described: Mapping[str, Any], history: Sequence[Results]) -> Benchmark:
-    """A benchmark with its history; results of other versions of its code are left out."""
-    name, params = described["name"], described["params"]
-    own = [one for one in history if name in one.get_result_keys({name: described})]
-    values = {one.commit_hash: one.get_result_value(name, params) for one in own}
-    stats = {one.commit_hash: one.get_result_stats(name, params) for one in own}
-    figures = {
-        choice: Figure(
-            {commit: row[index] for commit, row in values.items()},
-            {commit: row[index] for commit, row in stats.items()},
-            described["unit"],
-        )
-        for index, choice in enumerate(itertools.product(*params))
-    }
-    return Benchmark(name, dict(zip(described["param_names"], params, strict=True)), figures)
-
-
-def _failed(benchmark: Benchmark, commit: str) -> bool:
-    return any(one.values.get(commit, math.nan) is None for one in benchmark.figures.values())
+    page.write_text(_page(benchmarks, last), encoding="utf-8")
+    return page, [one.name for one in benchmarks if one.failed(last.commit_hash)]
 
 
 def _page(benchmarks: Sequence[Benchmark], last: Results) -> str:
     commit = last.commit_hash
-    shown = [one for one in benchmarks if any(f.applies(commit) for f in one.figures.values())]
+    shown = [one for one in benchmarks if one.applies(commit)]
     modules = itertools.groupby(shown, lambda one: one.name.split(".")[0])
     sections = "".join(
         f"<h2>{html.escape(module)}</h2><p>{html.escape(_docstring(module))}.</p>"
@@ -107,9 +46,24 @@ def _page(benchmarks: Sequence[Benchmark], last: Results) -> str:
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta name="color-scheme" content="light dark">'
-        f"<title>Benchmarks of posenc at {commit[:8]}</title><style>{_CSS}</style></head>"
-        f"<body><main><h1>Benchmarks of posenc</h1>{_summary(shown, last)}<nav>{links}</nav>"
-        f"{sections}</main></body></html>\n"
+        f"<title>Benchmarks of posenc at {commit[:8]}</title>"
+        f"<style>{_CSS}{charts.CSS}</style></head><body><main><h1>Benchmarks of posenc</h1>"
+        f"{_summary(shown, last)}{_drawn(shown, commit)}"
+        f"<h2>Figures</h2><p>{_READING}</p><nav>{links}</nav>{sections}</main></body></html>\n"
+    )
+
+
+def _drawn(shown: Sequence[Benchmark], commit: str) -> str:
+    """Sections of charts; those without figures are left out."""
+    sections = (
+        ("Ratios to attention without positions", _RATIOS, ratios(shown, commit)),
+        ("Growth with the length", _EXPONENTS, exponents(shown, commit)),
+        ("Errors", _ERRORS, errors(shown, commit)),
+    )
+    return "".join(
+        f"<h2>{title}</h2><p>{about}</p>{drawn}"
+        for title, about, some in sections
+        if (drawn := charts.section(some))
     )
 
 
@@ -126,7 +80,7 @@ def _summary(shown: Sequence[Benchmark], last: Results) -> str:
         f"{sum(filter(None, last.duration.values())):.0f} s",
     }
     rows = "".join(f"<dt>{k}</dt><dd>{html.escape(v)}</dd>" for k, v in facts.items())
-    return f"<dl>{rows}</dl><p>{_READING}</p>"
+    return f"<dl>{rows}</dl><p>{_PAGES}</p>"
 
 
 def _day(milliseconds: float) -> str:
@@ -136,17 +90,20 @@ def _day(milliseconds: float) -> str:
 def _table(benchmark: Benchmark, commit: str) -> str:
     """Rows are the first param, columns the others; params with one value go into the caption."""
     first, *others = (*benchmark.params, *[""] * (not benchmark.params))
-    rows = benchmark.params.get(first, [""])
+    every = benchmark.params.get(first, [""])
     columns = [
         choice
         for choice in itertools.product(*(benchmark.params[name] for name in others))
-        if any(_at(benchmark, row, choice).applies(commit) for row in rows)
+        if any(_at(benchmark, row, choice).applies(commit) for row in every)
+    ]
+    rows = [
+        row for row in every if any(_at(benchmark, row, one).applies(commit) for one in columns)
     ]
     varying = [index for index, name in enumerate(others) if len(benchmark.params[name]) > 1]
-    heads = [" ".join(_plain(choice[index]) for index in varying) for choice in columns]
+    heads = [" ".join(choice[index] for index in varying) for choice in columns]
     most = max(_numbers(benchmark, commit), default=0.0)
     body = "".join(
-        f"<tr><th>{html.escape(_plain(row))}</th>"
+        f"<tr><th>{html.escape(row)}</th>"
         + "".join(_cell(_at(benchmark, row, choice), commit, most) for choice in columns)
         + "</tr>"
         for row in rows
@@ -165,7 +122,7 @@ def _at(benchmark: Benchmark, row: str, choice: tuple[str, ...]) -> Figure:
 
 def _about(benchmark: Benchmark) -> str:
     """The docstring of the class, and the params with one value."""
-    fixed = [f"{name} {_plain(v[0])}" for name, v in benchmark.params.items() if len(v) == 1]
+    fixed = [f"{name} {v[0]}" for name, v in benchmark.params.items() if len(v) == 1]
     return "; ".join(filter(None, [_docstring(benchmark.name), ", ".join(fixed)]))
 
 
@@ -178,16 +135,9 @@ def _docstring(name: str) -> str:
     return " ".join(text.replace("``", "").split()).rstrip(".")
 
 
-def _plain(param: str) -> str:
-    """A param as text: asv stores its ``repr``."""
-    return param.strip("'")
-
-
 def _numbers(benchmark: Benchmark, commit: str) -> Iterator[float]:
-    for one in benchmark.figures.values():
-        value = one.values.get(commit)
-        if value is not None and not math.isnan(value):
-            yield value
+    every = (one.number(commit) for one in benchmark.figures.values())
+    return (value for value in every if math.isfinite(value))
 
 
 def _cell(figure: Figure, commit: str, most: float) -> str:
@@ -199,7 +149,7 @@ def _cell(figure: Figure, commit: str, most: float) -> str:
     title = "\n".join(f"{one[:8]}: {figure.text(one)}" for one in figure.values)
     return (
         f'<td data-value="{value!r}" title="{html.escape(title)}">'
-        f'<i style="width:{100 * value / most if most else 0:.1f}%"></i>'
+        f'<i style="width:{100 * min(value / most, 1) if most else 0:.1f}%"></i>'
         f"{html.escape(figure.text(commit))}{_change(figure, commit)}{_line(figure)}</td>"
     )
 
@@ -237,6 +187,20 @@ def _id(name: str) -> str:
     return html.escape(name.replace(".", "-"), quote=True)
 
 
+_PAGES = (
+    "Over the commits: <a href='index.html'>asv's own pages</a>. A figure holds for this machine "
+    "and its load at the time."
+)
+_RATIOS = (
+    "Time of causal attention with a scheme, over that of the framework's own attention without "
+    "positions at the same length: 1 is the line. Both were measured in one run, not in "
+    "alternating calls."
+)
+_EXPONENTS = "Exponents of time and memory: 1, the line, is linear; 2 is quadratic."
+_ERRORS = (
+    "The largest error of float32 against float64, in spacings of the largest value: 0.5, the "
+    "line, is correct rounding. An exact result has no dot."
+)
 _READING = (
     "Medians of warm calls; with --quick one call each. A bar compares the figures of one "
     "table. A percentage is the change against the previous commit, shown where the two 99 % "
@@ -272,6 +236,6 @@ td i{position:absolute;z-index:-1;left:0;bottom:0;height:100%;max-width:100%;bac
 .none{color:var(--muted)}
 .worse{color:var(--worse)}
 .better{color:var(--better)}
-svg{width:60px;height:17px;vertical-align:middle}
+td svg{width:60px;height:17px;vertical-align:middle}
 polyline{fill:none;stroke:currentColor;stroke-width:1.5}
 """

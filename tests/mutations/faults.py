@@ -2165,6 +2165,14 @@ _DASHBOARD = (
         ("test_dashboard.py opens_from_disk",),
     ),
     Fault(
+        "benchmarks-a-step-against-a-forward-pass",
+        "a ratio of a training step to a forward pass is three times too large",
+        "benchmarks/comparisons.py",
+        'get((framework, stage, at["length"]))',
+        'get((framework, "forward", at["length"]))',
+        ("test_dashboard.py a_ratio_compares",),
+    ),
+    Fault(
         "benchmarks-kept-with-paths",
         "the repository tells where somebody's Python lies",
         "benchmarks/history.py",

@@ -112,7 +112,8 @@ def test_the_page_shows_the_figures_of_this_commit(measured):
 def test_the_page_needs_nothing_from_elsewhere(measured):
     page = (measured[0] / ".asv" / "html" / "dashboard.html").read_text()
     assert not re.findall(r"<script|<link|<img|url\(|@import|https?:", page)
-    assert all(target.startswith("#") for target in re.findall(r'(?:href|src)="(.*?)"', page))
+    targets = set(re.findall(r"""(?:href|src)=["'](.*?)["']""", page))
+    assert all(target.startswith("#") for target in targets - {"index.html"})
 
 
 def test_asv_publishes_the_same_commit(measured):
@@ -243,6 +244,48 @@ def test_earlier_commits_are_measured_once_and_shown(tmp_path):
     done = dashboard(folder, "--page-only")
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     assert read(folder / ".asv" / "html" / "dashboard.html").count("<polyline") == 1
+
+
+def test_a_ratio_compares_the_same_framework_stage_and_length(benchmarks):
+    figures = benchmarks("figures")
+
+    def measured(name, params, values):
+        some = {choice: figures.Figure({"c": v}, {}, "seconds") for choice, v in values.items()}
+        return figures.Benchmark(f"any.{name}.time_it", dict.fromkeys(params, ()), some, "seconds")
+
+    stages = ("forward", "training step")
+    baseline = {
+        (framework, stage, length): 1.0 + i + 2 * j + 4 * k
+        for i, framework in enumerate(("a", "b"))
+        for j, stage in enumerate(stages)
+        for k, length in enumerate(("512", "1024"))
+    }
+    steps = {
+        ("rope", f"{framework} tiled", length): value * 3
+        for (framework, stage, length), value in baseline.items()
+        if stage == stages[1]
+    }
+    steps["rope", "a broken", "512"] = None
+    some = [
+        measured("TrainingStep", ("scheme", "implementation", "length"), steps),
+        measured("WithoutPositions", ("framework", "stage", "length"), baseline),
+    ]
+    charts = benchmarks("comparisons").ratios(some, "c")
+    assert len(charts) == 4
+    assert all(one.shown() == {"rope": {"tiled": 3.0}} for one in charts)
+
+
+def test_equal_factors_are_equally_far_apart(benchmarks):
+    charts = benchmarks("charts")
+    rows = {"first": {"one": 0.5, "two": 2.0}, "none": {"one": math.nan, "two": 0.0}}
+    drawn = charts.section([charts.Chart("any <title>", rows, line=1.0)])
+    low, high = sorted(map(float, re.findall(r"translate\(([\d.]+) ", drawn)))
+    (line,) = map(float, re.findall(r'class="line" d="M([\d.]+) ', drawn))
+    assert high - line == pytest.approx(line - low, abs=0.11)  # coordinates have one digit
+    assert high - low > 100
+    assert "none" not in drawn
+    assert "any &lt;title&gt;" in drawn
+    assert charts.section([charts.Chart("", {}, line=1.0)]) == ""
 
 
 def test_changes_that_no_commit_holds_are_not_measured(measured):
