@@ -17,6 +17,8 @@ _SHAPES = (
     '<path d="M-1.5-5H1.5V-1.5H5V1.5H1.5V5H-1.5V1.5H-5V-1.5H-1.5Z"/>',
 )
 
+_COLOURS = 5  # of CSS below; no divisor of the number of shapes
+
 
 @dataclass(frozen=True)
 class Chart:
@@ -60,7 +62,8 @@ def section(charts: Sequence[Chart]) -> str:
 
 
 def _look(index: int) -> str:
-    return f'<g class="s{index % len(_SHAPES)}">{_SHAPES[index % len(_SHAPES)]}</g>'
+    """A colour and a shape; both together repeat after their product."""
+    return f'<g class="s{index % _COLOURS}">{_SHAPES[index % len(_SHAPES)]}</g>'
 
 
 def _figure(chart: Chart, looks: Mapping[str, str]) -> str:
@@ -107,11 +110,11 @@ def _ticks(low: float, high: float, logarithmic: bool) -> list[float]:
 
 
 CSS = """
-:root{--s0:#0072b2;--s1:#c44e00;--s2:#00805a;--s3:#a8467e;--s4:#7a5c00;--s5:#444}
+:root{--s0:#0072b2;--s1:#c44e00;--s2:#00805a;--s3:#a8467e;--s4:#7a5c00}
 @media(prefers-color-scheme:dark){:root{--s0:#5ab4f0;--s1:#f08c46;--s2:#2bc49a;--s3:#e08cc0;
---s4:#d8b84a;--s5:#c8c8c8}}
+--s4:#d8b84a}}
 .s0{fill:var(--s0)}.s1{fill:var(--s1)}.s2{fill:var(--s2)}
-.s3{fill:var(--s3)}.s4{fill:var(--s4)}.s5{fill:var(--s5)}
+.s3{fill:var(--s3)}.s4{fill:var(--s4)}
 .legend{list-style:none;display:flex;flex-wrap:wrap;gap:.2rem 1.25rem;padding:0;font-size:.875rem}
 .key{width:14px;height:14px;vertical-align:-2px}
 figure{margin:1rem 0 0}

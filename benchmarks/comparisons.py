@@ -1,10 +1,12 @@
-"""What the page draws: ratios to attention without positions, exponents, errors."""
+"""What the page draws: ratios, exponents, errors."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from charts import Chart
 from figures import Benchmark
@@ -74,6 +76,18 @@ def _of_unit(
             Chart(", ".join((one.name, *panel)), rows, line, log) for panel, rows in panels.items()
         ]
     return charts
+
+
+def peers(result: Path) -> list[Chart]:
+    """Time of posenc over that of each library that ``peers.py`` measured, if it did."""
+    if not result.exists():
+        return []
+    panels: dict[tuple[str, ...], dict[str, dict[str, float]]] = defaultdict(_rows)
+    for row in json.loads(result.read_text(encoding="utf-8"))["rows"]:
+        if "ratio" in row:
+            panel = row["stage"], row["pass"], row["mode"]
+            panels[panel][row["scheme"]][row["library"]] = row["ratio"]["median"]
+    return [Chart(", ".join(panel), rows, 1.0) for panel, rows in panels.items()]
 
 
 def _rows() -> dict[str, dict[str, float]]:

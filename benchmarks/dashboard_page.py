@@ -13,10 +13,11 @@ from pathlib import Path
 import charts
 from asv.config import Config
 from asv.results import Results
-from comparisons import errors, exponents, ratios
+from comparisons import errors, exponents, peers, ratios
 from figures import Benchmark, Figure, load
 
-_SUITE = Path(__file__).resolve().parent / "suite"
+_HERE = Path(__file__).resolve().parent
+_PEERS_RESULT = _HERE / "results" / "peers-cpu.json"
 
 
 def write_page(conf: Config, history: Sequence[Results]) -> tuple[Path, list[str]]:
@@ -57,6 +58,7 @@ def _drawn(shown: Sequence[Benchmark], commit: str) -> str:
     """Sections of charts; those without figures are left out."""
     sections = (
         ("Ratios to attention without positions", _RATIOS, ratios(shown, commit)),
+        ("Ratios to other libraries", _PEERS, peers(_PEERS_RESULT)),
         ("Growth with the length", _EXPONENTS, exponents(shown, commit)),
         ("Errors", _ERRORS, errors(shown, commit)),
     )
@@ -129,7 +131,7 @@ def _about(benchmark: Benchmark) -> str:
 def _docstring(name: str) -> str:
     """Docstring of a module of the suite or of a class in it, without importing the suite."""
     module, *inside = name.split(".")
-    tree = ast.parse((_SUITE / f"{module}.py").read_text(encoding="utf-8"))
+    tree = ast.parse((_HERE / "suite" / f"{module}.py").read_text(encoding="utf-8"))
     owners = [one for one in tree.body if isinstance(one, ast.ClassDef) and one.name in inside]
     text = ast.get_docstring(owners[0] if owners else tree) or ""
     return " ".join(text.replace("``", "").split()).rstrip(".")
@@ -195,6 +197,10 @@ _RATIOS = (
     "Time of causal attention with a scheme, over that of the framework's own attention without "
     "positions at the same length: 1 is the line. Both were measured in one run, not in "
     "alternating calls."
+)
+_PEERS = (
+    "Time of posenc over that of a library that computes the same, from "
+    "<code>benchmarks/results/peers-cpu.json</code>: left of 1, the line, posenc is faster."
 )
 _EXPONENTS = "Exponents of time and memory: 1, the line, is linear; 2 is quadratic."
 _ERRORS = (

@@ -275,6 +275,19 @@ def test_a_ratio_compares_the_same_framework_stage_and_length(benchmarks):
     assert all(one.shown() == {"rope": {"tiled": 3.0}} for one in charts)
 
 
+def test_ratios_to_libraries_are_those_that_were_measured(benchmarks, tmp_path):
+    row = {"stage": "bias", "scheme": "t5", "pass": "forward", "mode": "eager"}
+    rows = [
+        row | {"library": "other", "status": "measured", "ratio": {"median": 0.5}},
+        row | {"library": "absent", "status": "missing", "reason": "not installed"},
+    ]
+    result = tmp_path / "peers.json"
+    assert benchmarks("comparisons").peers(result) == []
+    result.write_text(json.dumps({"rows": rows}))
+    (chart,) = benchmarks("comparisons").peers(result)
+    assert chart.rows == {"t5": {"other": 0.5}}
+
+
 def test_equal_factors_are_equally_far_apart(benchmarks):
     charts = benchmarks("charts")
     rows = {"first": {"one": 0.5, "two": 2.0}, "none": {"one": math.nan, "two": 0.0}}
