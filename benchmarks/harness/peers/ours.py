@@ -1,0 +1,63 @@
+"""posenc's side of any scheme of the catalogue."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import posenc
+from harness.peers.side import Inputs, Leaf, Side
+from posenc.protocol import PositionScheme
+
+_BHLD = (0, 2, 1, 3)  # swaps tokens and heads
+
+
+def ours(stage: str, framework: str, inputs: Inputs) -> Side:
+    """What a user of posenc calls for a stage."""
+    scheme = _at_length(inputs.scheme, inputs.sizes.length)
+    pos, names = inputs.positions, inputs.params
+    if stage == "attention":
+        return _attention(scheme, framework, inputs)
+    if stage == "transform":
+
+        def transform(q: Any, k: Any, *own: Any) -> tuple[Any, Any]:
+            params = dict(zip(names, own, strict=True))
+            return (
+                posenc.transform(scheme, q, pos, role="query", params=params),
+                posenc.transform(scheme, k, pos, role="key", params=params),
+            )
+
+        return Side(transform, _leaves(inputs, "q", "k"))
+    if stage == "bias":
+        return Side(
+            lambda *own: posenc.bias(scheme, pos, pos, dict(zip(names, own, strict=True))),
+            _leaves(inputs),
+        )
+    return Side(
+        lambda *own: posenc.embedding(scheme, pos, dict(zip(names, own, strict=True))),
+        _leaves(inputs),
+    )
+
+
+def _attention(scheme: PositionScheme, framework: str, inputs: Inputs) -> Side:
+    attention = importlib.import_module(f"posenc_{framework}").attention
+    names = inputs.params
+    axes = _BHLD if framework == "jax" else None
+    reads = ("x",) if "hidden_features" in scheme.hooks() else ()
+    leaves = {name: inputs.leaf(name, axes) for name in ("q", "k", "v")}
+
+    def call(q: Any, k: Any, v: Any, *rest: Any) -> Any:
+        options = {"x": rest[0]} if reads else {}
+        params = dict(zip(names, rest[len(reads) :], strict=True))
+        return attention(q, k, v, scheme, params, causal=True, **options)
+
+    return Side(call, leaves | _leaves(inputs, *reads), axes)
+
+
+def _leaves(inputs: Inputs, *tokens: str) -> dict[str, Leaf]:
+    return {name: inputs.leaf(name) for name in (*tokens, *inputs.params)}
+
+
+def _at_length(scheme: PositionScheme, length: int) -> PositionScheme:
+    """With the frequencies for this length, where a scheme has others for each."""
+    return scheme.at_length(length) if "at_length" in scheme.hooks() else scheme
