@@ -34,7 +34,7 @@ def table(change=lambda bias: bias, calls=None):
     """ALiBi's learned bias by its formula, in another layout, after a change."""
 
     def ready(inputs):
-        leaf, at = inputs.leaf("slopes"), inputs.positions
+        leaf, at = inputs.leaf("params.slopes"), inputs.positions
         distance = (at - at[:, None]).abs()
 
         def call(slopes):
@@ -42,7 +42,7 @@ def table(change=lambda bias: bias, calls=None):
                 calls.append(1)
             return change(-distance[:, None] * slopes[:, None])
 
-        return Side(call, {"slopes": leaf}, (1, 0, 2))
+        return Side(call, {"params.slopes": leaf}, (1, 0, 2))
 
     return ready
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from harness.peers.side import Inputs, Peer, Side
-from harness.peers.torch_peers import FLOAT32_ANGLES
+from harness.peers.torch_peers import FLOAT32_ANGLES, T5_BIAS
 
 _BLHD = (0, 2, 1, 3)
 _JIT = ("jit",)
@@ -46,14 +46,14 @@ def _sinusoidal_by_keras_hub(inputs: Inputs) -> Side:
 def _learned_by_keras_hub(inputs: Inputs) -> Side:
     from keras_hub.layers import PositionEmbedding
 
-    leaf, x = inputs.leaf("table"), inputs.constant(inputs.host["x"])
+    leaf, x = inputs.leaf("params.table"), inputs.constant(inputs.host["x"])
     embedding = PositionEmbedding(leaf.array.shape[0])
     embedding.build(x.shape)
 
     def call(table: Any) -> Any:
         return embedding.stateless_call([table], [], x)[0]
 
-    return Side(call, {"table": leaf})
+    return Side(call, {"params.table": leaf})
 
 
 def _learned_by_equinox(inputs: Inputs) -> Side:
@@ -61,8 +61,27 @@ def _learned_by_equinox(inputs: Inputs) -> Side:
 
     at = inputs.positions
     return Side(
-        lambda table: jax.vmap(eqx.nn.Embedding(weight=table))(at), {"table": inputs.leaf("table")}
+        lambda table: jax.vmap(eqx.nn.Embedding(weight=table))(at),
+        {"params.table": inputs.leaf("params.table")},
     )
+
+
+def _t5_by_keras_hub(inputs: Inputs) -> Side:
+    from keras_hub.src.models.t5.t5_multi_head_attention import T5MultiHeadAttention
+
+    scheme, length = inputs.scheme, inputs.sizes.length
+    layer = T5MultiHeadAttention(
+        is_decoder=scheme.causal, hidden_dim=scheme.num_heads, key_value_dim=inputs.sizes.dim,
+        num_heads=scheme.num_heads, dropout=0.0,
+    )  # fmt: skip
+    layer.relative_attention_buckets = scheme.num_buckets
+    layer.relative_attention_max_distance = scheme.max_distance
+
+    def call(table: Any) -> Any:
+        layer.relative_attention_bias = table
+        return layer.compute_bias(length, length)
+
+    return Side(call, {"params.table": inputs.leaf("params.table", (1, 0))})
 
 
 def _attention(make: Callable[[], Callable[..., Any]], **fixed: Any) -> Callable[[Inputs], Side]:
@@ -161,6 +180,8 @@ def peers() -> list[Peer]:
         Peer(keras, "learned", "embedding", "PositionEmbedding(L)(x)", _learned_by_keras_hub, _JIT),
         Peer("equinox", "learned", "embedding", "vmap(nn.Embedding(weight=table))(at)",
              _learned_by_equinox, _JIT),
+        Peer(keras, "t5", "bias", "T5MultiHeadAttention.compute_bias(L, L)", _t5_by_keras_hub,
+             _JIT, T5_BIAS),
         Peer("jax", "nope", "attention", "jax.nn.dot_product_attention(is_causal=True)",
              _attention(_jax_nn, **fixed[0]), _JIT),
         Peer("tokamax", "nope", "attention", "dot_product_attention(is_causal=True)",

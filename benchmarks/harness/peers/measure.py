@@ -251,7 +251,7 @@ def _rounding(name: str, inputs: Inputs) -> float:
     A result sums products over the channels or the keys. A gradient of a param sums over pairs.
     """
     length = inputs.sizes.length
-    terms = length * length if name in inputs.params else 4 * length
+    terms = length * length if name.startswith("params.") else 4 * length
     return 2 * rounding_bound(terms, 1.0)
 
 

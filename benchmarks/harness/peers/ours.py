@@ -55,7 +55,9 @@ def _attention(scheme: PositionScheme, framework: str, inputs: Inputs) -> Side:
 
 
 def _leaves(inputs: Inputs, *tokens: str) -> dict[str, Leaf]:
-    return {name: inputs.leaf(name) for name in (*tokens, *inputs.params)}
+    return {
+        name: inputs.leaf(name) for name in (*tokens, *(f"params.{name}" for name in inputs.params))
+    }
 
 
 def _at_length(scheme: PositionScheme, length: int) -> PositionScheme:

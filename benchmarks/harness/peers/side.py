@@ -122,7 +122,11 @@ class Leaf:
 
 
 class Inputs:
-    """The same numbers for every side: tokens ``(1, H, L, D)``, hidden states and params."""
+    """The same numbers for every side, by name.
+
+    ``q``, ``k`` and ``v`` are ``(1, H, L, D)``, hidden states ``x`` are ``(1, L, H D)``. Learned
+    arrays are ``params.NAME``.
+    """
 
     def __init__(
         self, name: str, options: Options, sizes: Sizes, arrays: Callable[[Host, bool], Any]
@@ -139,7 +143,9 @@ class Inputs:
         self.params = tuple(first)
         for param, value in first.items():
             # First values are often near 0, or the same for all heads.
-            self.host[param] = np.float32(value + 0.1 * rng.standard_normal(np.shape(value)))
+            self.host[f"params.{param}"] = np.float32(
+                value + 0.1 * rng.standard_normal(np.shape(value))
+            )
 
     @cached_property
     def positions(self) -> Any:

@@ -15,7 +15,7 @@ from harness.peers.side import Difference, Inputs, Leaf, Peer, Side, Sizes
 from posenc.schemes import catalogue
 from posenc.testing.tolerances import UNIT
 
-_BLHD = (0, 2, 1, 3)
+_BLHD, _LBHD = (0, 2, 1, 3), (2, 0, 1, 3)
 _BOTH = ("eager", "compile")
 _FORWARD = ("forward",)
 
@@ -143,13 +143,13 @@ def _pope_by_x_transformers(inputs: Inputs) -> Side:
     from x_transformers.x_transformers import PolarEmbedding, apply_polar_pos_emb
 
     polar = PolarEmbedding(inputs.sizes.dim, inputs.sizes.heads)
-    polar.learned_bias = torch.nn.Parameter(inputs.leaf("delta").array.detach()[:, None])
+    polar.learned_bias = torch.nn.Parameter(inputs.leaf("params.delta").array.detach()[:, None])
 
     def call(q: Any, k: Any, own: Any) -> Any:
         angles, phases = polar(inputs.positions)
         return apply_polar_pos_emb(q, angles), apply_polar_pos_emb(k, angles + phases)
 
-    return Side(call, {**_tokens(inputs), "delta": Leaf(polar.learned_bias, None)})
+    return Side(call, {**_tokens(inputs), "params.delta": Leaf(polar.learned_bias, None)})
 
 
 def _axial_by_rotary_embedding_torch(inputs: Inputs) -> Side:
@@ -162,6 +162,20 @@ def _axial_by_rotary_embedding_torch(inputs: Inputs) -> Side:
 
     def call(q: Any, k: Any) -> Any:
         return apply_rotary_emb(angles, q), apply_rotary_emb(angles, k)
+
+    return Side(call, _tokens(inputs))
+
+
+def _learned_frequencies_by_rotary_embedding_torch(inputs: Inputs) -> Side:
+    from rotary_embedding_torch import RotaryEmbedding
+
+    frequencies = inputs.scheme.frequencies() * np.exp(inputs.host["params.log_scale"])
+    rotary = RotaryEmbedding(
+        inputs.sizes.dim, custom_freqs=inputs.constant(np.float32(frequencies)), learned_freq=True
+    )
+
+    def call(q: Any, k: Any) -> Any:
+        return rotary.rotate_queries_or_keys(q), rotary.rotate_queries_or_keys(k)
 
     return Side(call, _tokens(inputs))
 
@@ -182,14 +196,14 @@ def _sinusoidal_by_x_transformers(inputs: Inputs) -> Side:
 def _learned_by_x_transformers(inputs: Inputs) -> Side:
     from x_transformers.x_transformers import AbsolutePositionalEmbedding
 
-    leaf, x = inputs.leaf("table"), inputs.constant(inputs.host["x"])
+    leaf, x = inputs.leaf("params.table"), inputs.constant(inputs.host["x"])
     embedding = AbsolutePositionalEmbedding(leaf.array.shape[1], leaf.array.shape[0])
     embedding.scale = 1.0
     return _with_table(embedding.emb, leaf, lambda: embedding(x))
 
 
 def _learned_by_torch(inputs: Inputs) -> Side:
-    leaf, at = inputs.leaf("table"), inputs.positions
+    leaf, at = inputs.leaf("params.table"), inputs.positions
     embedding = torch.nn.Embedding(*leaf.array.shape)
     return _with_table(embedding, leaf, lambda: embedding(at))
 
@@ -197,7 +211,7 @@ def _learned_by_torch(inputs: Inputs) -> Side:
 def _learned_by_transformers(inputs: Inputs) -> Side:
     from transformers.models.opt.modeling_opt import OPTLearnedPositionalEmbedding
 
-    leaf, at = inputs.leaf("table"), inputs.positions[None]
+    leaf, at = inputs.leaf("params.table"), inputs.positions[None]
     rows, dim = leaf.array.shape
     embedding = OPTLearnedPositionalEmbedding(rows - 2, dim)
     return _with_table(embedding, leaf, lambda: embedding(None, position_ids=at))
@@ -206,7 +220,7 @@ def _learned_by_transformers(inputs: Inputs) -> Side:
 def _with_table(module: Any, leaf: Any, call: Callable[[], Any], axes: Any = None) -> Side:
     """A module with this table as its weights."""
     module.weight = torch.nn.Parameter(leaf.array.detach())
-    return Side(lambda own: call(), {"table": Leaf(module.weight, leaf.axes)}, axes)
+    return Side(lambda own: call(), {"params.table": Leaf(module.weight, leaf.axes)}, axes)
 
 
 # The dense bias.
@@ -222,7 +236,7 @@ def _alibi_by_x_transformers(inputs: Inputs) -> Side:
 def _copy(inputs: Inputs) -> Side:
     """The least that a dense bias takes: to write it."""
     bias = posenc.bias(inputs.scheme, inputs.positions, inputs.positions, {
-        name: inputs.constant(inputs.host[name]) for name in inputs.params
+        name: inputs.constant(inputs.host[f"params.{name}"]) for name in inputs.params
     })  # fmt: skip
     return Side(lambda *own: bias.clone(), {})
 
@@ -238,7 +252,7 @@ def _t5_of_transformers(inputs: Inputs) -> tuple[Any, Any]:
         relative_attention_max_distance=scheme.max_distance,
     )  # fmt: skip
     attention = T5Attention(config, has_relative_attention_bias=True, layer_idx=0).eval()
-    leaf = inputs.leaf("table", (1, 0))
+    leaf = inputs.leaf("params.table", (1, 0))
     attention.relative_attention_bias.weight = torch.nn.Parameter(leaf.array.detach())
     return attention, Leaf(attention.relative_attention_bias.weight, leaf.axes)
 
@@ -246,7 +260,7 @@ def _t5_of_transformers(inputs: Inputs) -> tuple[Any, Any]:
 def _t5_by_transformers(inputs: Inputs) -> Side:
     attention, leaf = _t5_of_transformers(inputs)
     length = inputs.sizes.length
-    return Side(lambda own: attention.compute_bias(length, length), {"table": leaf})
+    return Side(lambda own: attention.compute_bias(length, length), {"params.table": leaf})
 
 
 def _t5_of_x_transformers(inputs: Inputs) -> tuple[Any, Any]:
@@ -256,7 +270,7 @@ def _t5_of_x_transformers(inputs: Inputs) -> tuple[Any, Any]:
     bias = RelativePositionBias(
         1.0, scheme.causal, scheme.num_buckets, scheme.max_distance, scheme.num_heads
     )
-    leaf = inputs.leaf("table", (1, 0))
+    leaf = inputs.leaf("params.table", (1, 0))
     bias.relative_attention_bias.weight = torch.nn.Parameter(leaf.array.detach())
     return bias, Leaf(bias.relative_attention_bias.weight, leaf.axes)
 
@@ -264,7 +278,7 @@ def _t5_of_x_transformers(inputs: Inputs) -> tuple[Any, Any]:
 def _t5_by_x_transformers(inputs: Inputs) -> Side:
     bias, leaf = _t5_of_x_transformers(inputs)
     length = inputs.sizes.length
-    return Side(lambda own: bias(length, length), {"table": leaf})
+    return Side(lambda own: bias(length, length), {"params.table": leaf})
 
 
 # Attention as a whole, causal.
@@ -307,7 +321,7 @@ def _t5_attention_by_x_transformers(inputs: Inputs) -> Side:
     def call(q: Any, k: Any, v: Any, own: Any) -> Any:
         return attend(q, k, v, attn_bias=bias(length, length)[None])[0]
 
-    return Side(call, {**_tokens(inputs, None, "v"), "table": leaf})
+    return Side(call, {**_tokens(inputs, None, "v"), "params.table": leaf})
 
 
 def _t5_attention_by_transformers(how: str) -> Callable[[Inputs], Side]:
@@ -317,18 +331,93 @@ def _t5_attention_by_transformers(how: str) -> Callable[[Inputs], Side]:
 
         attention, leaf = _t5_of_transformers(inputs)
         attend = {"sdpa": sdpa_attention_forward, "eager": eager_attention_forward}[how]
-        length, at = inputs.sizes.length, inputs.positions
-        lowest = torch.finfo(torch.float32).min
-        mask = torch.zeros(1, 1, length, length).masked_fill_(at > at[:, None], lowest)
+        length, mask = inputs.sizes.length, _causal_mask(inputs)
         scale = inputs.sizes.dim**-0.5
 
         def call(q: Any, k: Any, v: Any, own: Any) -> Any:
             bias = attention.compute_bias(length, length)
             return attend(attention, q, k, v, mask, scaling=scale, position_bias=bias)[0]
 
-        return Side(call, {**_tokens(inputs, None, "v"), "table": leaf}, _BLHD)
+        return Side(call, {**_tokens(inputs, None, "v"), "params.table": leaf}, _BLHD)
 
     return ready
+
+
+def _shaw_by_transformers(inputs: Inputs) -> Side:
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    from transformers.models.wav2vec2_bert import modeling_wav2vec2_bert as wav2vec
+
+    leaf, far = inputs.leaf("params.table"), inputs.scheme.max_distance
+    embedding, mask = torch.nn.Embedding(*leaf.array.shape), _causal_mask(inputs)
+    embedding.weight = torch.nn.Parameter(leaf.array.detach())
+    layer = SimpleNamespace(
+        distance_embedding=embedding, left_max_position_embeddings=far, training=False,
+        right_max_position_embeddings=far, scaling=inputs.sizes.dim**-0.5, is_causal=False,
+    )  # fmt: skip
+
+    def call(q: Any, k: Any, v: Any, own: Any) -> Any:
+        q, bias = wav2vec._apply_relative_key_position_encoding(layer, q, k)
+        scale = layer.scaling
+        return sdpa_attention_forward(layer, q, k, v, mask, scaling=scale, position_bias=bias)[0]
+
+    leaves = {**_tokens(inputs, None, "v"), "params.table": Leaf(embedding.weight, None)}
+    return Side(call, leaves, _BLHD)
+
+
+def _xl_by_transformers(inputs: Inputs) -> Side:
+    from transformers import XLNetConfig
+    from transformers.models.xlnet.modeling_xlnet import XLNetModel, XLNetRelativeAttention
+
+    length, heads, dim = inputs.sizes.length, inputs.sizes.heads, inputs.scheme.dim
+    config = XLNetConfig(d_model=dim, n_head=heads, dropout=0.0)
+    layer = XLNetRelativeAttention(config).eval()
+    model = SimpleNamespace(
+        d_model=dim, attn_type="uni", bi_data=False, clamp_len=-1,
+        positional_embedding=XLNetModel.positional_embedding,
+    )  # fmt: skip
+    places = XLNetModel.relative_positional_encoding(model, length, length, 1)
+    at = inputs.positions
+    masked = (at > at[:, None]).float()[:, :, None, None]
+    u, v = inputs.leaf("params.u"), inputs.leaf("params.v")
+    w = inputs.leaf("params.w", (2, 0, 1))
+    layer.r_w_bias, layer.r_r_bias = (torch.nn.Parameter(a.array.detach()) for a in (u, v))
+
+    def call(q: Any, k: Any, values: Any, u: Any, v: Any, w: Any) -> Any:
+        keys = torch.einsum("ibh,hnd->ibnd", places, w)
+        return layer.rel_attn_core(q, k, values, keys, attn_mask=masked)
+
+    tokens = _tokens(inputs, _LBHD, "v")
+    biases = {"params.u": Leaf(layer.r_w_bias, None), "params.v": Leaf(layer.r_r_bias, None)}
+    return Side(call, {**tokens, **biases, "params.w": w}, _LBHD)
+
+
+def _deberta_by_transformers(inputs: Inputs) -> Side:
+    from transformers import DebertaConfig
+    from transformers.models.deberta import modeling_deberta as deberta
+
+    sizes, scheme = inputs.sizes, inputs.scheme
+    width = sizes.heads * sizes.dim
+    config = DebertaConfig(
+        hidden_size=width, num_attention_heads=sizes.heads, relative_attention=True,
+        max_relative_positions=scheme.max_distance, pos_att_type=["c2p", "p2c"],
+    )  # fmt: skip
+    layer = deberta.DisentangledSelfAttention(config).eval()
+    own = {name: inputs.leaf(name, (1, 0, 2)) for name in ("params.p_k", "params.p_q")}
+    unused, at = torch.zeros(2 * scheme.max_distance, width), inputs.positions
+    later = at > at[:, None]
+
+    def call(q: Any, k: Any, v: Any, p_k: Any, p_q: Any) -> Any:
+        # The projections of the table, as leaves; a copy, because the layer scales it in place.
+        layer.__dict__["pos_proj"] = lambda table: p_k.reshape(1, -1, width)
+        layer.__dict__["pos_q_proj"] = lambda table: 1.0 * p_q.reshape(1, -1, width)
+        q = q / deberta.scaled_size_sqrt(q, 3)
+        pairs = deberta.build_relative_position(q, k)
+        scores = torch.matmul(q, k.transpose(-1, -2))
+        scores = scores + layer.disentangled_att_bias(q, k, pairs, unused, 3)
+        scores = scores.masked_fill(later, torch.finfo(torch.float32).min)
+        return torch.matmul(torch.softmax(scores, dim=-1), v)
+
+    return Side(call, {**_tokens(inputs, None, "v"), **own})
 
 
 def _flex_by_attn_gym(make: Callable[[Inputs, Any], Any]) -> Callable[[Inputs], Side]:
@@ -356,11 +445,11 @@ def _gates_by_x_transformers(inputs: Inputs) -> Side:
     from x_transformers.attend import Attend
     from x_transformers.x_transformers import DataDependentAlibi
 
-    x, w, b = (inputs.leaf(name) for name in ("x", "w", "b"))
+    x, w, b = (inputs.leaf(name) for name in ("x", "params.w", "params.b"))
     gates = DataDependentAlibi(x.array.shape[-1], inputs.sizes.heads)
     linear, attend = gates.to_forget_gates[0], Attend(causal=True, flash=True)
     linear.weight, linear.bias = (torch.nn.Parameter(a.array.detach()) for a in (w, b))
-    own = {"w": Leaf(linear.weight, None), "b": Leaf(linear.bias, None)}
+    own = {"params.w": Leaf(linear.weight, None), "params.b": Leaf(linear.bias, None)}
 
     def call(q: Any, k: Any, v: Any, x: Any, *rest: Any) -> Any:
         return attend(q, k, v, attn_bias=gates(x))[0]
@@ -373,7 +462,7 @@ def _inkling_by_x_transformers(inputs: Inputs) -> Side:
     from x_transformers.x_transformers import RelativeProjPositionalBias
 
     scheme = inputs.scheme
-    x, w, p = (inputs.leaf(name) for name in ("x", "w", "p"))
+    x, w, p = (inputs.leaf(name) for name in ("x", "params.w", "params.p"))
     bias = RelativeProjPositionalBias(
         scheme.hidden_dim, scheme.num_heads, scheme.rank, scheme.extent
     )
@@ -381,7 +470,7 @@ def _inkling_by_x_transformers(inputs: Inputs) -> Side:
     linear.weight = torch.nn.Parameter(w.array.detach().reshape(-1, scheme.hidden_dim))
     linear.bias = torch.nn.Parameter(torch.zeros_like(linear.bias), requires_grad=False)
     bias.distance_bank = torch.nn.Parameter(p.array.detach())
-    own = {"w": Leaf(linear.weight, None), "p": Leaf(bias.distance_bank, None)}
+    own = {"params.w": Leaf(linear.weight, None), "params.p": Leaf(bias.distance_bank, None)}
     attend = Attend(causal=True, flash=True, scale=scheme.scale(inputs.sizes.dim))
 
     def call(q: Any, k: Any, v: Any, x: Any, *rest: Any) -> Any:
@@ -394,37 +483,43 @@ def _cope_by_x_transformers(inputs: Inputs) -> Side:
     from x_transformers.attend import Attend
     from x_transformers.x_transformers import CoPE
 
-    scheme, e = inputs.scheme, inputs.leaf("e")
+    scheme, e = inputs.scheme, inputs.leaf("params.e")
     cope = CoPE(inputs.sizes.dim, inputs.sizes.heads, scheme.npos)
     cope.pos_emb = torch.nn.Parameter(e.array.detach())
     attend = Attend(causal=True, cope=cope)
-    leaves = {**_tokens(inputs, None, "v"), "e": Leaf(cope.pos_emb, None)}
+    leaves = {**_tokens(inputs, None, "v"), "params.e": Leaf(cope.pos_emb, None)}
     return Side(lambda q, k, v, own: attend(q, k, v)[0], leaves)
 
 
 def _sink_by_x_transformers(inputs: Inputs) -> Side:
     from x_transformers.attend import Attend
 
-    leaf = inputs.leaf("sink")
+    leaf = inputs.leaf("params.sink")
     attend = Attend(causal=True, heads=inputs.sizes.heads, head_learned_sink=True)
     attend.head_attn_sink = torch.nn.Parameter(leaf.array.detach())
-    leaves = {**_tokens(inputs, None, "v"), "sink": Leaf(attend.head_attn_sink, None)}
+    leaves = {**_tokens(inputs, None, "v"), "params.sink": Leaf(attend.head_attn_sink, None)}
     return Side(lambda q, k, v, own: attend(q, k, v)[0], leaves)
 
 
 def _sink_by_transformers(inputs: Inputs) -> Side:
     from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
 
-    length, at = inputs.sizes.length, inputs.positions
-    lowest = torch.finfo(torch.float32).min
-    mask = torch.zeros(1, 1, length, length).masked_fill_(at > at[:, None], lowest)
-    scale = inputs.sizes.dim**-0.5
+    mask, scale = _causal_mask(inputs), inputs.sizes.dim**-0.5
 
     def call(q: Any, k: Any, v: Any, sinks: Any) -> Any:
         layer = SimpleNamespace(num_key_value_groups=1, sinks=sinks, training=False)
         return eager_attention_forward(layer, q, k, v, mask, scale)[0]
 
-    return Side(call, {**_tokens(inputs, None, "v"), "sink": inputs.leaf("sink")}, _BLHD)
+    return Side(
+        call, {**_tokens(inputs, None, "v"), "params.sink": inputs.leaf("params.sink")}, _BLHD
+    )
+
+
+def _causal_mask(inputs: Inputs) -> Any:
+    """As transformers adds it to scores."""
+    at = inputs.positions
+    mask = torch.zeros(1, 1, *2 * at.shape)
+    return mask.masked_fill_(at > at[:, None], torch.finfo(torch.float32).min)
 
 
 def _tokens(inputs: Inputs, axes: Any = None, *more: str) -> dict[str, Any]:
@@ -487,6 +582,9 @@ def _rotations() -> list[Peer]:
                  _llama3_by_torchtune, options=inner, modes=eager),
         rotation("transformers", "mrope", "qwen2_vl.apply_rotary_pos_emb(q, k, *rotary(q, at))",
                  _mrope_by_transformers, options=_sections, modes=eager),
+        rotation(lucid, "learned_rope", "RotaryEmbedding(D, learned_freq=True)",
+                 _learned_frequencies_by_rotary_embedding_torch, options=inner, modes=eager,
+                 passes=_FORWARD),
         rotation(lucid, "axial_rope", "apply_rotary_emb(angles, q)",
                  _axial_by_rotary_embedding_torch, modes=eager),
         rotation(x, "pope", "apply_polar_pos_emb(q, PolarEmbedding(D, H)(at)[0])",
@@ -514,7 +612,7 @@ def _rotations() -> list[Peer]:
 
 
 _T5 = {"num_buckets": 32, "max_distance": 128}
-_T5_BIAS, _T5_CAUSAL = {**_T5, "causal": False}, {**_T5, "causal": True}
+T5_BIAS, _T5_CAUSAL = {**_T5, "causal": False}, {**_T5, "causal": True}
 
 
 def peers() -> list[Peer]:
@@ -526,12 +624,12 @@ def peers() -> list[Peer]:
         Peer(x, "alibi", "bias", "AlibiPositionalBias(H).forward_custom_pos(at)",
              _alibi_by_x_transformers, _BOTH),
         Peer("torch", "alibi", "bias", "bias.clone(), the floor", _copy, eager, passes=_FORWARD),
-        Peer("torch", "t5", "bias", "bias.clone(), the floor", _copy, eager, _T5_BIAS,
+        Peer("torch", "t5", "bias", "bias.clone(), the floor", _copy, eager, T5_BIAS,
              passes=_FORWARD),
         Peer("transformers", "t5", "bias", "T5Attention.compute_bias(L, L)", _t5_by_transformers,
-             _BOTH, _T5_BIAS),
+             _BOTH, T5_BIAS),
         Peer(x, "t5", "bias", "RelativePositionBias(1)(L, L)", _t5_by_x_transformers, _BOTH,
-             _T5_BIAS),
+             T5_BIAS),
         Peer(x, "sinusoidal", "embedding", "ScaledSinusoidalEmbedding(dim)(x)",
              _sinusoidal_by_x_transformers, _BOTH, {"layout": "concatenated"},
              differs=FLOAT32_ANGLES),
@@ -563,6 +661,13 @@ def peers() -> list[Peer]:
              _t5_attention_by_transformers("eager"), eager, _T5_CAUSAL),
         Peer(x, "t5", "attention", "Attend(flash=True)(q, k, v, attn_bias)",
              _t5_attention_by_x_transformers, eager, _T5_CAUSAL),
+        Peer("transformers", "shaw", "attention", "wav2vec2_bert, position_embeddings_type="
+             "'relative_key'", _shaw_by_transformers, eager, {"max_distance": 64}),
+        Peer("transformers", "transformer_xl", "attention", "XLNetRelativeAttention.rel_attn_core",
+             _xl_by_transformers, eager, lambda s: {"max_distance": s.length}),
+        Peer("transformers", "deberta", "attention",
+             "deberta: DisentangledSelfAttention.disentangled_att_bias", _deberta_by_transformers,
+             eager, lambda s: {"buckets": None, "max_distance": min(512, s.length)}),
         Peer(x, "fox", "attention", "Attend(flash=True)(q, k, v, attn_bias=DataDependentAlibi(x))",
              _gates_by_x_transformers, eager),
         Peer(x, "inkling", "attention",
