@@ -1,18 +1,28 @@
-"""asv benchmarks of posenc.
+"""asv benchmarks of posenc: one file, one question.
 
-``POSENC_SCHEMES`` names schemes. Without it, one scheme of each kind is measured, at one length.
-``POSENC_GRID=full`` measures the whole catalogue, at every length. asv forks each measurement from
-a process that has imported the suite (``launch_method`` in its configuration), so frameworks load
-once.
+Params come from the catalogue and from the backends' lists of implementations.
+``POSENC_SCHEMES`` names schemes. Without it, one scheme of each kind is timed, at one length, and
+the error of every scheme is tracked. ``POSENC_GRID=full`` takes the whole catalogue, and every
+length.
+
+A benchmark that a scheme or an implementation refuses is n/a. asv forks each measurement from a
+process that has imported the suite (``launch_method`` in its configuration), so frameworks load
+once. A name and its params say what is measured; a class whose work changes takes another
+``version``, and asv begins a new history.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 import os
 import warnings
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # with more threads, other load on the machine shows
+# Before NumPy, PyTorch and XLA read them. With more threads, other load on the machine shows, and
+# threads that wait for work take the time of those that have some.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # PyTorch's profiler, which counts memory
 
 import numpy as np
 
@@ -27,30 +37,55 @@ GRID = os.environ.get("POSENC_GRID") or GRIDS[0]
 if GRID not in GRIDS:
     raise ValueError(f"POSENC_GRID must be one of {GRIDS}, got {GRID!r}")
 
-NAMES = os.environ.get("POSENC_SCHEMES", "").split() or (
-    sorted(posenc.catalogue()) if GRID == "full" else one_of_each_kind()
-)
+_ASKED = os.environ.get("POSENC_SCHEMES", "").split()
+EVERY = _ASKED or sorted(posenc.catalogue())
+SOME = EVERY if _ASKED or GRID == "full" else one_of_each_kind()
 HEADS, DIM = 8, 64
+_LARGEST = 2**27  # numbers of a table
 
 
-def make(name, length):
-    """A scheme of a model with ``HEADS`` heads of ``DIM`` channels, and its first params."""
-    sizes = {"num_heads": HEADS, "head_dim": DIM, "max_len": length, "train_len": 64}
-    scheme = posenc.make(name, **sizes)
+def make(name, length, heads=HEADS):
+    """A scheme of a model with ``heads`` heads of ``DIM`` channels, and its first params."""
+    scheme = _scheme(name, length, heads)
+    largest = max((math.prod(s.shape) for s in scheme.param_specs().values()), default=0)
+    if largest > _LARGEST:
+        raise NotImplementedError(f"its table would hold {largest} numbers")
     return scheme, posenc.init_params(scheme)
+
+
+def _scheme(name, length, heads=HEADS):
+    sizes = {"num_heads": heads, "head_dim": DIM, "max_len": length, "train_len": 64}
+    return posenc.make(name, **sizes)
 
 
 def hidden_states(scheme, params, length):
     """``{"x": (1, L, C)}`` for a scheme that reads hidden states; ``{}`` for the others."""
     width = hidden_width(scheme, params)
-    if not width:
-        return {}
-    return {"x": np.random.default_rng(1).standard_normal((1, length, width), np.float32)}
+    return {"x": normal(1, length, width, seed=1)} if width else {}
+
+
+def normal(*shape, seed=0):
+    """Normal numbers in float32."""
+    return np.random.default_rng(seed).standard_normal(shape, np.float32)
 
 
 def lengths(*every):
     """All lengths in the full grid, the first one in the short grid."""
     return sorted(every) if GRID == "full" else [every[0]]
+
+
+def those(names, test):
+    """The names whose schemes pass ``test``; all names if none does, because asv needs one."""
+    return [name for name in names if test(_scheme(name, 64))] or names
+
+
+def has_plain_bias(scheme):
+    """Whether a scheme has a bias, and it depends on positions alone."""
+    return "bias" in scheme.hooks() and not scheme.reads_features()
+
+
+PLAIN = those(SOME, lambda scheme: has_plain_bias(scheme) and "adjust_scores" not in scheme.hooks())
+"""Those of ``SOME`` that nearly every implementation serves."""
 
 
 class Timed:
@@ -59,8 +94,10 @@ class Timed:
     One process each (``rounds``): another would import and compile everything again.
     """
 
+    version = "1"
     rounds = 1
     repeat = (3, 20, 0.5)
+    warmup_time = 0  # ``warm`` already made a call
     timeout = 600  # seconds; asv's default of 60 is too short to compile on a loaded machine
 
 

@@ -1,25 +1,60 @@
-"""Start-up time of whole processes, against a baseline."""
+"""Before the first call: schemes from the catalogue, and whole processes."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 
-from suite import Timed
+from suite import SOME, Timed, make, warm
+from suite.frameworks import FRAMEWORKS
+
+
+class Make(Timed):
+    """A scheme from the catalogue; RoPE computes its frequencies with 60 digits."""
+
+    param_names = ("scheme",)
+    params = (SOME,)
+
+    @warm
+    def setup(self, name):
+        pass
+
+    def time_make(self, name):
+        make(name, 1024)
+
+
+class Import(Timed):
+    """A new process that imports a package, beside one that imports what the package needs.
+
+    ``posenc`` takes at most 1.5 of ``numpy``.
+    """
+
+    param_names = ("package",)
+    params = (
+        ["numpy", "posenc", *(p for n in FRAMEWORKS if n != "numpy" for p in (n, f"posenc_{n}"))],
+    )
+
+    @warm
+    def setup(self, package):
+        pass
+
+    def time_import(self, package):
+        _python("-c", f"import {package}")
+
+
+class Command(Timed):
+    """``posenc`` on the command line, without a study; ``--help`` takes under 0.2 s."""
+
+    param_names = ("command",)
+    params = (["--help", "list", "show rope"],)
+
+    @warm
+    def setup(self, command):
+        pass
+
+    def time_command(self, command):
+        _python("-m", "posenc", *command.split())
 
 
 def _python(*arguments):
     subprocess.run([sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL)
-
-
-class Start(Timed):
-    """``import posenc``: within 1.5 of ``import numpy``. ``posenc --help``: under 0.2 s."""
-
-    def time_import_numpy(self):
-        _python("-c", "import numpy")
-
-    def time_import_posenc(self):
-        _python("-c", "import posenc")
-
-    def time_help(self):
-        _python("-m", "posenc", "--help")

@@ -1,0 +1,23 @@
+"""The most that a call holds beside its arguments, as the allocator or the compiler counts it."""
+
+from __future__ import annotations
+
+from suite import SOME, lengths, subjects
+from suite.frameworks import IMPLEMENTATIONS, framework_of
+
+
+class Attention:
+    """A training step of causal attention, ``B=1 H=8 D=64``, float32; NumPy's forward pass."""
+
+    version, timeout, unit = "1", 600, "bytes"
+    param_names = ("scheme", "implementation", "length")
+    params = (SOME, IMPLEMENTATIONS, lengths(512, 2048))
+
+    def setup(self, name, implementation, length):
+        framework, own = framework_of(implementation)
+        framework.begin(threads=1)
+        subject = subjects.attention(name, framework, length, own)
+        self.run = framework.ready(*subject, framework.stages[-1])
+
+    def track_peak_memory(self, *_):
+        return self.run.peak_memory()

@@ -1,0 +1,34 @@
+"""Training as ``posenc compare`` does it, in this process."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from posenc.study.decoder import VOCABULARY, Decoder
+from posenc.study.recipe import Recipe
+from posenc.study.specs import Plans
+from posenc.study.trainer import backends, load_trainer
+from suite import SOME, Timed, warm
+
+_STEPS = 4
+
+
+class Training(Timed):
+    """4 steps of 16 sequences of 64 tokens with the study's default decoder.
+
+    4096 divided by the seconds are the tokens per second that ``posenc compare`` prints.
+    """
+
+    param_names = ("scheme", "backend")
+    params = (SOME, [name for name, installed in backends().items() if installed])
+
+    @warm
+    def setup(self, name, backend):
+        recipe = Recipe()
+        decoder = Decoder.of(recipe, Plans.of(name, recipe).trained, seed=0)
+        shape = _STEPS, recipe.batch_size, recipe.train_len + 1
+        self.tokens = np.random.default_rng(0).integers(VOCABULARY, size=shape, dtype=np.uint8)
+        self.trainer = load_trainer(backend)(decoder, "cpu")
+
+    def time_4096_tokens(self, *_):
+        self.trainer.train(self.tokens, 0)

@@ -1,0 +1,41 @@
+"""Queries and keys that are transformed by their positions, and tokens' embeddings."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from posenc.evaluate import has_embedding, has_transform
+from suite import EVERY, Timed, lengths, subjects, those, warm
+from suite.frameworks import FRAMEWORKS, STAGES
+
+_LENGTHS = lengths(1024, 256, 4096, 16384)
+
+
+class Transform(Timed):
+    """Queries ``(1, H, L, D)`` with ``H=8 D=64``; a training step adds all gradients."""
+
+    param_names = ("scheme", "framework", "stage", "length")
+    params = (those(EVERY, has_transform), list(FRAMEWORKS), STAGES, _LENGTHS)
+
+    @warm
+    def setup(self, name, framework, stage, length):
+        own = FRAMEWORKS[framework].begin(threads=1)
+        self.run = own.ready(*subjects.transform(name, own, np.arange(length)), stage)
+
+    def time_transform(self, *_):
+        self.run()
+
+
+class Embedding(Timed):
+    """The term ``(L, H D)`` of the tokens' embeddings."""
+
+    param_names = ("scheme", "framework", "length")
+    params = (those(EVERY, has_embedding), list(FRAMEWORKS), _LENGTHS)
+
+    @warm
+    def setup(self, name, framework, length):
+        own = FRAMEWORKS[framework].begin(threads=1)
+        self.run = own.ready(*subjects.embedding(name, own, np.arange(length)), "forward")
+
+    def time_embedding(self, *_):
+        self.run()
