@@ -10,7 +10,7 @@ import numpy as np
 
 from posenc.evaluate import has_embedding, has_transform
 from suite import EVERY, has_plain_bias, lengths, subjects, those
-from suite.frameworks import FRAMEWORKS
+from suite.frameworks import FRAMEWORKS, NumPy
 
 _POSITIONS = sorted({2**24, *lengths(2**12, 2**7, 2**17, 2**20)})
 
@@ -89,7 +89,7 @@ def exact(subject, name, size, *dtype):
 
     ``dtype`` is for subjects that have no numbers but positions.
     """
-    function, arrays = subject(name, FRAMEWORKS["numpy"], size, *dtype)
+    function, arrays = subject(name, NumPy(), size, *dtype)
     wide = {n: a.astype(np.float64) if a.dtype == np.float32 else a for n, a in arrays.items()}
     return np.asarray(function(wide), np.float64)
 

@@ -256,17 +256,18 @@ def _like(out):
     return np.random.default_rng(2).standard_normal(tuple(out.shape), np.float32)
 
 
+_ASKED = os.environ.get("POSENC_FRAMEWORKS", "").split()
 FRAMEWORKS = {
     kind.name: kind()
     for kind in (NumPy, Torch, Jax)
-    if importlib.util.find_spec(kind.name) is not None
+    if kind.name in (_ASKED or [kind.name]) and importlib.util.find_spec(kind.name) is not None
 }
 IMPLEMENTATIONS = [
     f"{framework.name} {name}"
     for framework in FRAMEWORKS.values()
     for name in framework.implementations
 ]
-FAST = [name for name in IMPLEMENTATIONS if not name.endswith(" reference")]
+FAST = [name for name in IMPLEMENTATIONS if not name.endswith(" reference")] or IMPLEMENTATIONS
 """Without the references, which take seconds and gigabytes where sequences are long."""
 
 
