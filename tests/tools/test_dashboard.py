@@ -26,9 +26,9 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def clone(folder, *suite):
-    """A repository of one commit: the library, and these modules of the suite or all."""
-    left_out = shutil.ignore_patterns("__pycache__", "results", *suite)
+def clone(folder):
+    """A repository of one commit: the library and the benchmarks."""
+    left_out = shutil.ignore_patterns("__pycache__", "results")
     for name in ("posenc", "backends", "benchmarks"):
         shutil.copytree(ROOT / name, folder / name, ignore=left_out)
     git(folder, "init", "--quiet", "--initial-branch", "any")
@@ -79,8 +79,9 @@ def results(folder):
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
-    folder = clone(tmp_path_factory.mktemp("clone"), "backends.py", "torch_long.py")
-    done = dashboard(folder, "--quick", "--bench", "core", POSENC_SCHEMES="alibi nope")
+    folder = clone(tmp_path_factory.mktemp("clone"))
+    few = {"POSENC_SCHEMES": "alibi nope", "POSENC_FRAMEWORKS": "numpy"}
+    done = dashboard(folder, "--quick", "--bench", "Make|Forward|Step.time", **few)
     return folder, done
 
 
@@ -130,7 +131,7 @@ def test_a_commit_before_is_the_history(measured, tmp_path, benchmarks):
     shutil.copytree(folder / ".asv", copy / ".asv")
     file, now = results(copy)
     before = json.loads(file.read_text())
-    columns, name = now["result_columns"], "core.Make.time_make"
+    columns, name = now["result_columns"], "start.Make.time_make"
     for one, value, low, high in ((now, 3.0, [2.9, 1.0], 3.1), (before, 2.0, [1.9, 1.0], 2.1)):
         row = one["results"][name]
         row += [None] * (len(columns) - len(row))
@@ -306,7 +307,7 @@ def test_changes_that_no_commit_holds_are_not_measured(measured):
     file = folder / "posenc" / "mine.py"
     file.write_text("")
     try:
-        done = dashboard(folder, "--quick", "--bench", "core.Make")
+        done = dashboard(folder, "--quick", "--bench", "start.Make")
     finally:
         file.unlink()
     assert done.returncode == 1
