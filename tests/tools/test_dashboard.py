@@ -81,7 +81,7 @@ def results(folder):
 def measured(tmp_path_factory):
     folder = clone(tmp_path_factory.mktemp("clone"))
     few = {"POSENC_SCHEMES": "alibi nope", "POSENC_FRAMEWORKS": "numpy"}
-    done = dashboard(folder, "--quick", "--bench", "Make|Forward|Step.time", **few)
+    done = dashboard(folder, "--quick", "--bench", "Make|Bias|attention.Forward|decode", **few)
     return folder, done
 
 
