@@ -18,6 +18,7 @@ negligible blocks      ``negligible_blocks``: keys whose weights provably round 
 params                 ``as_mapping``, ``merge_constants``, ``head_views``, ``tile_views``
 tables of tokens       ``ReadTable``: how a backend reads them; ``broadcast_index``
 constants              ``make_constants_with``: a backend may keep the arrays of constants
+tables by distance     ``unfold_with``: a backend may read them at consecutive positions
 layers of a model      ``LayerPlan``, ``add_embedding``, ``check_layer``
 arguments              ``check_*``, ``as_positions``, ``advise_unknown``
 =====================  ===========================================================================
@@ -61,6 +62,7 @@ from posenc.attn.negligible import may_have_negligible_blocks, negligible_blocks
 from posenc.attn.options import Options, float_arrays, map_arrays
 from posenc.attn.reference import dense
 from posenc.attn.side import Side
+from posenc.by_distance import unfold_with
 from posenc.checks import (
     check_choice,
     check_count,
@@ -170,6 +172,7 @@ __all__ = [
     "reads_features",
     "scheme_bias",
     "tile_views",
+    "unfold_with",
     "visible",
     "visible_between",
     "visible_blocks",

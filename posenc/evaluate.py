@@ -7,6 +7,7 @@ from typing import Any
 
 from array_api_compat import array_namespace, device
 
+from posenc.by_distance import distances_of_pairs
 from posenc.checks import check_scheme
 from posenc.params import (
     Features,
@@ -75,13 +76,91 @@ def bias(
             "alone; posenc.attention computes them"
         )
     arrays, work = prepare_params(scheme, params, like=q_at, dtype=dtype, xp=xp)
-    batched = len(q_at.shape) == 2 or len(k_at.shape) == 2
-    value = bias_tile(scheme, as_column(q_at), as_row(k_at), arrays, dtype=work, xp=xp)
+    q, k = as_column(q_at), as_row(k_at)
+    shape = (batch, head_count(scheme) or 1, q.shape[-2], k.shape[-1])
+    if len(q_at.shape) == 2 or len(k_at.shape) == 2:
+        value = dense_bias(scheme, q, k, arrays, dtype=work, xp=xp)
+        return None if value is None else _cast(_broadcast(value, shape, xp), dtype, xp)
+    # First without the batch axis: JAX would copy the array to remove it.
+    value = _bias_from_table(scheme, q[0, ...], k[0, ...], arrays, dtype=work, xp=xp)
     if value is None:
+        value = bias_tile(scheme, q, k, arrays, dtype=work, xp=xp)
+        value = None if value is None else _broadcast(value, shape, xp)[0, ...]
+    return None if value is None else _cast(_broadcast(value, shape[1:], xp), dtype, xp)
+
+
+def _broadcast(value: Array, shape: tuple[int, ...], xp: Namespace) -> Array:
+    """``value`` in a shape; itself if it has that shape, because NumPy's views are read-only."""
+    return value if tuple(value.shape) == shape else xp.broadcast_to(value, shape)
+
+
+def dense_bias(
+    scheme: PositionScheme,
+    q: Array,
+    k: Array,
+    arrays: Mapping[str, Array],
+    *,
+    query: Mapping[str, Array] = _NONE,
+    key: Mapping[str, Array] = _NONE,
+    dtype: Any,
+    xp: Namespace,
+    read: ReadTable | None = None,
+    in_order: bool = False,
+) -> Array | None:
+    """``bias_tile`` of all pairs, through a table by distance where that is faster.
+
+    ``in_order``: the positions are ``K - Q .. K - 1`` and ``0 .. K - 1``.
+    """
+    value = _bias_from_table(scheme, q, k, arrays, dtype=dtype, xp=xp, in_order=in_order)
+    if value is not None:
+        return value
+    return bias_tile(
+        scheme, q, k, arrays, query=query, key=key, dtype=dtype, xp=xp, read=read,
+        consecutive=in_order,
+    )  # fmt: skip
+
+
+def _bias_from_table(
+    scheme: PositionScheme,
+    q: Array,
+    k: Array,
+    arrays: Mapping[str, Array],
+    *,
+    dtype: Any,
+    xp: Namespace,
+    in_order: bool = False,
+) -> Array | None:
+    """``(..., H or 1, Q, K)`` for ``q (..., 1, Q, 1)`` and ``k (..., 1, 1, K)``.
+
+    None if the bias does not depend on distance alone, or if a table of it is not faster.
+    """
+    if not depends_on_distance(scheme):
         return None
-    shape = (batch, head_count(scheme) or 1, q_at.shape[-1], k_at.shape[-1])
-    value = _cast(xp.broadcast_to(value, shape), dtype, xp)
-    return value if batched else value[0, ...]
+    linear = "key_bias" in scheme.hooks()
+    found = distances_of_pairs(q, k, in_order=in_order, linear=linear, xp=xp)
+    if found is None:
+        return None
+    at = xp.arange(found.size, dtype=q.dtype, device=device(q)) + found.lowest
+    table = bias_at_distances(scheme, at, arrays, dtype=dtype, xp=xp)
+    return None if table is None else found.at_pairs(table, q, k, xp=xp)
+
+
+def depends_on_distance(scheme: PositionScheme) -> bool:
+    """Whether a scheme has a bias that depends on distance alone."""
+    return scheme.relative and has_bias(scheme) and not reads_features(scheme)
+
+
+def bias_at_distances(
+    scheme: PositionScheme, at: Array, arrays: Mapping[str, Array], *, dtype: Any, xp: Namespace
+) -> Array | None:
+    """The bias at distances ``k - q``, ``(H or 1, N)`` for ``at (N,)``; None without a bias."""
+    at = at[None, None, :]
+    tile = bias_tile(scheme, xp.zeros_like(at), at, arrays, dtype=dtype, xp=xp)
+    if tile is None:
+        return None
+    heads = tile.shape[0] if len(tile.shape) == 3 else 1
+    # A constant bias may lack axes of the positions.
+    return xp.reshape(xp.broadcast_to(tile, (heads, *at.shape[1:])), (heads, at.shape[-1]))
 
 
 def bias_tile(

@@ -237,6 +237,9 @@ class HeadTable:
             return self._array[(slice(None), *indices)][:, None, None]
         xp, heads = self._xp, self._array.shape[0]
         like = next(i for i in indices if not isinstance(i, int))
+        axes = len(like.shape)
+        if len(indices) == 1 and axes <= 4 and (axes < 3 or like.shape[-3] == 1):
+            return self._of_all_heads(like)
         flat: Any = xp.reshape(
             xp.arange(heads, dtype=like.dtype, device=device(like)), (heads, 1, 1)
         )
@@ -244,6 +247,16 @@ class HeadTable:
             flat = flat * size + i
         values = xp.take(xp.reshape(self._array, (-1,)), xp.reshape(flat, (-1,)), axis=0)
         return xp.reshape(values, flat.shape)
+
+    def _of_all_heads(self, index: Array) -> Array:
+        """The numbers at an index that heads share, which is read once for all of them."""
+        xp, heads = self._xp, self._array.shape[0]
+        values = xp.take(self._array, xp.reshape(index, (-1,)), axis=1)
+        pairs = (1, 1, *index.shape)[-2:]
+        batch = index.shape[:-3]
+        if not batch or batch[0] == 1:
+            return xp.reshape(values, (*batch, heads, *pairs))
+        return xp.moveaxis(xp.reshape(values, (heads, *batch, *pairs)), 0, 1)
 
 
 def _raise_not_an_array(what: str) -> Callable[..., Any]:

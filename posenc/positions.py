@@ -27,13 +27,18 @@ def concrete_values(array: Array, xp: Namespace) -> np.ndarray[Any, Any] | None:
     That is so while a program is traced or compiled, on a device other than the host, and for
     arrays without data.
     """
-    compiler = getattr(xp, "compiler", None)
-    if compiler is not None and compiler.is_compiling():
+    if is_compiling(xp):
         return None
     try:
         return np.asarray(array)
     except (TypeError, RuntimeError, ValueError, NotImplementedError):
         return None
+
+
+def is_compiling(xp: Namespace) -> bool:
+    """Whether PyTorch compiles or exports a program."""
+    compiler = getattr(xp, "compiler", None)
+    return compiler is not None and bool(compiler.is_compiling())
 
 
 def as_positions(name: str, pos: Array, *, xp: Namespace, device: Any = None) -> Array:

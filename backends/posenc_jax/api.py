@@ -28,12 +28,16 @@ from posenc.backend import (
     map_arrays,
     may_be_fully_masked,
     prepare,
+    unfold_with,
     working_dtype,
     zero_fully_masked,
 )
 from posenc_jax import folded
 from posenc_jax.chunked import implementation as chunked
 from posenc_jax.fused import implementation as fused
+from posenc_jax.unfold import unfold
+
+unfold_with(unfold, xp=jnp)
 
 # Above both limits "auto" skips "xla", and "chunked" computes scores in tiles. TILED_SCORES counts
 # scores per head, for accelerators only, and is not measured on any yet. Decoding has few queries,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from array_api_compat import device
 
 from posenc.attn.call import Call
-from posenc.evaluate import as_row, bias_tile, has_bias, reads_features
+from posenc.evaluate import as_row, bias_at_distances, depends_on_distance
 from posenc.positions import visible
 from posenc.protocol import Array, Namespace
 
@@ -28,16 +28,12 @@ def bias_by_distance(call: Call, *, between: tuple[int, int] | None = None) -> A
     if not has_bias_by_distance(call):
         return None
     at = distances(call) if between is None else _distances_between(call, *between)
-    at = at[None, None, None, :]
-    tile = bias_tile(scheme, xp.zeros_like(at), at, call.arrays, dtype=call.dtype, xp=xp)
-    return None if tile is None else xp.reshape(_broadcast(tile, at, xp), (-1, at.shape[-1]))
+    return bias_at_distances(scheme, at, call.arrays, dtype=call.dtype, xp=xp)
 
 
 def has_bias_by_distance(call: Call) -> bool:
     """Whether ``bias_by_distance`` may return an array: the bias depends on distance only."""
-    scheme = call.scheme
-    declared = scheme.relative and has_bias(scheme) and not reads_features(scheme)
-    return declared and call.in_order and call.extra_bias is None
+    return depends_on_distance(call.scheme) and call.in_order and call.extra_bias is None
 
 
 def distances(call: Call) -> Array:

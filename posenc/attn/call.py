@@ -37,7 +37,7 @@ from posenc.evaluate import (
     as_column,
     as_row,
     attention_part,
-    bias_tile,
+    dense_bias,
     embeds_only,
     has_bias,
     has_features,
@@ -56,7 +56,7 @@ from posenc.params import (
     tile_views,
     working_dtype,
 )
-from posenc.positions import visible
+from posenc.positions import is_compiling, visible
 from posenc.protocol import Array, Namespace, PositionScheme, Role, SchemeWarning, Window
 
 
@@ -172,7 +172,7 @@ class Call:
 
         It includes the caller's bias. ``read`` reads tables of tokens.
         """
-        bias = bias_tile(
+        bias = dense_bias(
             self.scheme,
             as_column(self.query.encoded_pos),
             as_row(self.key.encoded_pos),
@@ -182,7 +182,7 @@ class Call:
             dtype=self.dtype,
             xp=self.xp,
             read=read,
-            consecutive=self.in_order,
+            in_order=self.in_order,
         )
         if bias is None or self.extra_bias is None:
             return self.extra_bias if bias is None else bias
@@ -490,8 +490,7 @@ def _scheme_in_attention(
 
 def _warn(scheme: PositionScheme, advice: str, xp: Namespace) -> None:
     """Issue a ``SchemeWarning`` at the caller's line, except while PyTorch compiles."""
-    compiler = getattr(xp, "compiler", None)
-    if compiler is not None and compiler.is_compiling():
+    if is_compiling(xp):
         return
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and _is_inside(frame):

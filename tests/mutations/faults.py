@@ -51,6 +51,7 @@ TOKENS, SUMS, SUM = (
     "posenc/schemes/sum.py",
 )
 EVALUATE, IMPLEMENTATIONS = "posenc/evaluate.py", "posenc/attn/implementations.py"
+BY_DISTANCE = "posenc/by_distance.py"
 MERGE = "posenc/attn/merge.py"
 TORCH, MODULE = "backends/posenc_torch/api.py", "backends/posenc_torch/position.py"
 JAX, JAX_INIT = "backends/posenc_jax/api.py", "backends/posenc_jax/params.py"
@@ -1454,10 +1455,34 @@ _LOWERED = (
     Fault(
         "distances-the-wrong-way-round",
         "a bias that tells before from after is mirrored",
-        LOWERINGS,
+        EVALUATE,
         "bias_tile(scheme, xp.zeros_like(at), at,",
         "bias_tile(scheme, at, xp.zeros_like(at),",
         ("test_bias_forms.py by_distance",),
+    ),
+    Fault(
+        "any-positions-rise-by-one",
+        "the dense bias at unordered positions is that of consecutive ones",
+        BY_DISTANCE,
+        "bool((np.diff(positions.reshape(-1)) == 1).all())",
+        "bool((np.diff(positions.reshape(-1)) != 0).all())",
+        ("test_dense_bias.py bias_of_pairs",),
+    ),
+    Fault(
+        "no-table-for-dense-biases",
+        "attention computes the bias of every pair, though few distances differ",
+        EVALUATE,
+        "found = distances_of_pairs(",
+        "found = None and distances_of_pairs(",
+        ("test_dense_bias.py as_many_numbers",),
+    ),
+    Fault(
+        "last-rows-of-a-table-shifted",
+        "the last rows of a table, fewer than a block, begin one distance late",
+        BY_DISTANCE,
+        "max(0, size - left) :, first",
+        "max(0, size - left - 1) :, first",
+        ("test_dense_bias.py all_pairs",),
     ),
     Fault(
         "key-bias-without-a-causal-mask",

@@ -19,7 +19,8 @@ from sample import long
 from subjects import SUBJECTS, heads, normal, params_of
 
 import posenc
-from posenc.attn.bias_forms import bias_by_key, has_bias
+from posenc.attn.bias_forms import bias_by_key
+from posenc.evaluate import has_bias
 from posenc.schemes import Sum
 from posenc.testing import assert_near
 from posenc.testing.examples import HEAD_DIM, HEADS, HIDDEN_DIM
