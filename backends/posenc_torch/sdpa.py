@@ -117,23 +117,31 @@ def masked_sdpa(
 
     Both are ``(B or 1, H or 1, Q, K)``. None is a bias of 0, and a mask that hides nothing.
     """
-    gqa, dtype = shares_keys(q, k), mask_dtype(q)
+    gqa = shares_keys(q, k)
+    term, fully_masked = as_attn_mask(bias, mask, mask_dtype(q))
+    out = _attend(q, k, v, attn_mask=term, scale=scale, enable_gqa=gqa)
+    return out if fully_masked is None else torch.where(fully_masked, 0.0, out)
+
+
+def as_attn_mask(
+    bias: Tensor | None, mask: Tensor | None, dtype: torch.dtype
+) -> tuple[Tensor | None, Tensor | None]:
+    """Bias and mask as one ``attn_mask``, and which rows ``(..., Q, 1)`` are fully masked.
+
+    A fully masked row attends to everything under the first, so its result has to be set to 0. The
+    second is None without a mask.
+    """
     if bias is not None and bias.dtype != dtype:
         bias = _minus_row_max(bias, mask)
     if mask is None:
-        term = None if bias is None else bias.to(dtype)
-        return _attend(q, k, v, attn_mask=term, scale=scale, enable_gqa=gqa)
-    # A fully masked row attends to everything here, and is set to 0 afterwards.
+        return None if bias is None else bias.to(dtype), None
     fully_masked = ~mask.any(dim=-1, keepdim=True)
     mask = mask | fully_masked
     if bias is None:
-        term = mask
-    else:
-        # 0 in fully masked rows too: an overflow there makes gradients of 0 times infinity.
-        visible = torch.where(mask, bias, -torch.inf)
-        term = torch.where(fully_masked, 0.0, visible).to(dtype)
-    out = _attend(q, k, v, attn_mask=term, scale=scale, enable_gqa=gqa)
-    return torch.where(fully_masked, 0.0, out)
+        return mask, fully_masked
+    # 0 in fully masked rows too: an overflow there makes gradients of 0 times infinity.
+    visible = torch.where(mask, bias, -torch.inf)
+    return torch.where(fully_masked, 0.0, visible).to(dtype), fully_masked
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
@@ -144,9 +152,14 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
     width = v.shape[3]
     if q.device.type != "cpu" or q.shape[3] == width:
         return scaled_dot_product_attention(q, k, v, **options)
-    widest = max(q.shape[3], width)
+    return scaled_dot_product_attention(*of_one_width(q, k, v), **options)[..., :width]
+
+
+def of_one_width(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v with zeros up to the widest of them."""
+    widest = max(q.shape[3], v.shape[3])
     q, k, v = (torch.nn.functional.pad(a, (0, widest - a.shape[3])) for a in (q, k, v))
-    return scaled_dot_product_attention(q, k, v, **options)[..., :width]
+    return q, k, v
 
 
 def _minus_row_max(bias: Tensor, mask: Tensor | None) -> Tensor:

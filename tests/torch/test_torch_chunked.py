@@ -247,6 +247,36 @@ def test_default_block_sizes():
             assert_near(result[1][leaf], gradient, size * two(k_len), leaf)
 
 
+@pytest.mark.parametrize("scheme", [STEEP, posenc.T5Bias(HEADS)], ids=["steep", "t5"])
+def test_a_backward_pass_on_a_cpu_computes_no_part_again(scheme):
+    arrays, own = inputs(scheme, 80)
+    with parts.small_blocks(16):
+        out = posenc_torch.attention(
+            **arrays, scheme=scheme, params=own, implementation="chunked", causal=True
+        )
+        with Operations() as operations:
+            out.sum().backward()
+    assert operations.count("aten._scaled_dot_product_flash_attention_for_cpu_backward.") >= 5
+    assert operations.count("aten._scaled_dot_product_flash_attention_for_cpu.") == 0
+    assert operations.count("softmax") == 0
+
+
+FLAT_FAR_AWAY = [n for n, s in SUBJECTS.items() if s.constant_beyond()[0] is not None]
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"causal": True, "window": 60}], ids=str)
+@pytest.mark.parametrize("name", FLAT_FAR_AWAY)
+def test_far_keys_learn(name, options):
+    """The number that they share gets what the others' gradients leave of a sum of 0."""
+    arrays, own = inputs(SUBJECTS[name], 100, k_len=130, dtype=torch.float64)
+    expected = step(SUBJECTS[name], "reference", arrays, own, **options)
+    with parts.small_blocks(16):
+        result = step(SUBJECTS[name], "chunked", arrays, own, **options)
+    assert result[1].keys() == expected[1].keys()
+    for leaf, gradient in expected[1].items():
+        assert_near(result[1][leaf], gradient, two(130) * 2.0**-29, leaf)
+
+
 def test_only_requested_gradients_are_computed():
     arrays, own = inputs(FADING["learned"], 100, learns=False)
     arrays["k"].requires_grad_()

@@ -119,7 +119,8 @@ def test_parts_in_half_precision_build_no_mask_on_a_cpu():
         half, _ = tensors(scheme, 300, 300, "bfloat16")
         params = {n: torch.tensor(a) for n, a in params_of(scheme).items()}
         call = prepare(**half, scheme=scheme, params=params, causal=True, xp=xp)
-        assert chunked._Job.of(call, chunked._tensors(call)).table_has_mask
+        job, _ = chunked._Job.of(call, chunked._tensors(call))
+        assert job.table_has_mask
 
 
 def test_a_user_lets_sdpa_add_in_half_precision():

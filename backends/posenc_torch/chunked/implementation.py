@@ -3,15 +3,15 @@
 A part has some heads, some queries, and the range of visible keys that are not negligible. It is
 one call of ``scaled_dot_product_attention`` (SDPA), with its slice of the bias as ``attn_mask``.
 SDPA has no softcap, and no log-sum-exp with a gradient. If a call needs either, each part computes
-all of its scores instead. The backward pass recomputes each part. Nothing is compiled, and training
-works on a CPU.
+all of its scores instead. The backward pass of SDPA's kernel for CPUs gets the log-sum-exp of the
+forward pass; elsewhere, each part is computed again. Nothing is compiled.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -30,9 +30,18 @@ from posenc.backend import (
     visible_by_distance,
     visible_pairs,
 )
+from posenc_torch.chunked import fused
 from posenc_torch.chunked.parts import Part, parts
+from posenc_torch.chunked.scores import Scores
 from posenc_torch.fully_masked import is_true, zero_fully_masked
-from posenc_torch.sdpa import has_native_mask, is_small, mask_dtype, masked_sdpa, promoted
+from posenc_torch.sdpa import (
+    as_attn_mask,
+    has_native_mask,
+    is_small,
+    mask_dtype,
+    masked_sdpa,
+    promoted,
+)
 from posenc_torch.tables import read_by_distance
 from posenc_torch.tracing import is_traced, is_transformed
 
@@ -44,10 +53,9 @@ WHY_NOT_COMPILED = (
 @torch.compiler.disable(reason=WHY_NOT_COMPILED)  # type: ignore[no-untyped-call,untyped-decorator]
 def chunked(call: Call) -> tuple[Tensor, Tensor | None]:
     """``(B, H, Q, Dv)``, part by part, and the log-sum-exp ``(B, H, Q)`` where it is needed."""
-    tensors = _tensors(call)
-    result = _Parts.apply(  # type: ignore[no-untyped-call]  # torch annotates no apply
-        _Job.of(call, tensors), *tensors.values()
-    )
+    job, tensors = _Job.of(call, _tensors(call))
+    way = _Fused if job.fused else _Recomputed
+    result = way.apply(job, *tensors.values())  # type: ignore[no-untyped-call]  # as torch has it
     return result if isinstance(result, tuple) else (result, None)
 
 
@@ -116,6 +124,11 @@ class _Job(NamedTuple):
         Whether it is known that no bias hides a key.
     whole_scores
         Whether a part computes all of its scores itself, without SDPA.
+    far
+        A distance to earlier keys from which on all have the same bias, some of them visible. None
+        if there is none, or if the table does not hold the whole mask.
+    fused
+        Whether a part calls SDPA's kernel for CPUs itself, which tells the log-sum-exp.
     parts
         The parts, in the order of queries.
     """
@@ -126,10 +139,13 @@ class _Job(NamedTuple):
     sees_itself: bool
     bias_is_finite: bool
     whole_scores: bool
+    fused: bool
+    far: int | None
     parts: Sequence[Part]
 
     @classmethod
-    def of(cls, call: Call, tensors: Mapping[str, Tensor]) -> _Job:
+    def of(cls, call: Call, tensors: dict[str, Tensor]) -> tuple[_Job, dict[str, Tensor]]:
+        """The job, and its tensors by name; a table may now hold the mask."""
         table, dtype = tensors.get("table"), mask_dtype(tensors["q"])
         whole_scores = call.needs_lse or call.softcap is not None
         mask_by_distance = call.query.seg is None and call.mask is None and call.sink_tokens == 0
@@ -139,6 +155,8 @@ class _Job(NamedTuple):
             and not whole_scores
             and _peaks_at_own_key(call, table, dtype)
         )
+        if table is not None and table_has_mask:
+            tensors = {**tensors, "table": _with_mask(call, table, dtype)}
         # Only autograd keeps tensors for a backward pass: it knows when to free them.
         bare = replace(
             call, q=_meta_like(call.q), k=_meta_like(call.k), v=_meta_like(call.v),
@@ -146,10 +164,13 @@ class _Job(NamedTuple):
             query=call.query._replace(features={}), key=call.key._replace(features={}),
             extra_bias=None, sink=None,
         )  # fmt: skip
-        return cls(
+        job = cls(
             bare, tuple(tensors), table_has_mask, _sees_itself(call),
-            bias_by_key(call) is not None, whole_scores, tuple(parts(call)),
+            bias_by_key(call) is not None, whole_scores,
+            not whole_scores and _is_fused(call, tensors),
+            _far(call) if table_has_mask else None, tuple(parts(call)),
         )  # fmt: skip
+        return job, tensors
 
     def slices(self, part: Part, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The tensors of a part, as views."""
@@ -180,54 +201,62 @@ class _Job(NamedTuple):
         count = part.queries.stop - part.queries.start + part.keys.stop - part.keys.start - 1
         return slice(first, first + count)
 
-    def own_key_bias(self, tensors: Mapping[str, Tensor]) -> Tensor | None:
-        """The bias of a query's own key, which is at distance 0, for every head."""
-        table = tensors.get("table")
-        return None if table is None else table.detach()[:, self.call.k.shape[2] - 1]
+    def far_keys(self, part: Part) -> int:
+        """How many keys, from the first one, have the same bias for all queries of a part."""
+        if self.far is None:
+            return 0
+        first_pos = part.queries.start + self.call.k.shape[2] - self.call.q.shape[2]
+        count: int = min(part.keys.stop, first_pos - self.far + 1) - part.keys.start
+        return max(0, count)
 
-    def attend(
-        self, part: Part, tensors: Mapping[str, Tensor], own_key_bias: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
+    def table_gradient(
+        self, part: Part, tensors: Mapping[str, Tensor], scores: Scores, out: Tensor
+    ) -> Tensor:
+        """The gradient of a part's columns of the table.
+
+        The gradients of a row's scores sum to 0, so that of all far keys is minus the rest.
+        """
+        table, far_keys = tensors["table"], self.far_keys(part)
+        near = scores.near(far_keys, out) if far_keys else scores
+        sums = near.sums_by_distance()
+        sums = sums.sum_to_size(len(table), sums.shape[1])
+        if not far_keys:
+            return sums
+        d_table = torch.zeros_like(table)
+        d_table[:, far_keys:] = sums
+        nearest_far = self.call.k.shape[2] - 1 - cast(int, self.far)
+        d_table[:, nearest_far - self._distances(part).start] -= sums.sum(1)
+        return d_table
+
+    def attend(self, part: Part, tensors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None]:
         """Attention of one part from its slices, and the log-sum-exp if the call needs it."""
-        q, k, v = tensors["q"], tensors["k"], tensors["v"]
+        one = self.masked(part, tensors)
+        if self.whole_scores:
+            out, lse = _attend_with_lse(self.call, *one)
+            return _turned(out, tensors), _turned(lse, tensors)
+        return _turned(masked_sdpa(*one, scale=self.call.scale), tensors), None
+
+    def masked(self, part: Part, tensors: Mapping[str, Tensor]) -> _Masked:
+        """One part's queries, keys and values, and the bias and mask between them.
+
+        With a table, queries are in reverse order: each row of the bias is then the previous one,
+        shifted by one.
+        """
+        q, k, v = _turned(tensors["q"], tensors), tensors["k"], tensors["v"]
         if "table" not in tensors:
             bias, mask = self._tile(part, tensors)
-            if mask is not None and may_be_fully_masked(self.call):
-                q, k, v = zero_fully_masked(q, k, v, mask)
-            return self._softmax(q, k, v, bias, mask)
-        # Queries are reversed: each row of the bias is then the previous one, shifted by one.
-        table = self._table(part, tensors["table"], own_key_bias, mask_dtype(q))
-        bias, mask = _toeplitz(table, q.shape[2]), None
-        if not self.table_has_mask:
-            finite = bias != -torch.inf
-            mask, bias = self._mask(part), torch.where(finite, bias, 0.0)
-            mask = finite if mask is None else finite & mask.flip(2)
-            if may_be_fully_masked(self.call):
-                q, k, v = zero_fully_masked(q.flip(2), k, v, mask)
-                q = q.flip(2)
-        out, lse = self._softmax(q.flip(2), k, v, bias, mask)
-        return out.flip(2), None if lse is None else lse.flip(2)
-
-    def _softmax(
-        self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
-        """Attention of one part under its bias and mask, and the log-sum-exp if needed."""
-        if not self.whole_scores:
-            return masked_sdpa(q, k, v, bias, mask, scale=self.call.scale), None
-        return _attend_with_lse(self.call, q, k, v, bias, mask)
-
-    def _table(
-        self, part: Part, table: Tensor, own_key_bias: Tensor | None, dtype: torch.dtype
-    ) -> Tensor:
-        """The bias of a part by distance, with the mask in it if ``table_has_mask``."""
-        if not self.table_has_mask:
-            return table
-        visible = visible_by_distance(self.call)[self._distances(part)]
-        table = torch.where(visible, table, -torch.inf)
-        if dtype == table.dtype or own_key_bias is None:
-            return table
-        # Softmax does not change, and half precision then holds the bias of near keys.
-        return (table - _head_rows(part, own_key_bias)[:, None]).to(dtype)
+        else:
+            table, mask = tensors["table"], None
+            if self.table_has_mask:
+                table = table.to(mask_dtype(q))
+            bias = _toeplitz(table, q.shape[2])
+            if not self.table_has_mask:
+                finite = bias != -torch.inf
+                mask, bias = self._mask(part), torch.where(finite, bias, 0.0)
+                mask = finite if mask is None else finite & mask.flip(2)
+        if mask is not None and may_be_fully_masked(self.call):
+            q, k, v = zero_fully_masked(q, k, v, mask)
+        return _Masked(q, k, v, bias, mask)
 
     def _tile(
         self, part: Part, tensors: Mapping[str, Tensor]
@@ -262,6 +291,21 @@ class _Job(NamedTuple):
         return visible_pairs(
             call, call.query.select(part.queries), call.key.select(part.keys), mask
         )
+
+
+class _Masked(NamedTuple):
+    """Queries, keys and values of a part; a bias and a mask, if any, for each of their pairs."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    bias: Tensor | None
+    mask: Tensor | None
+
+
+def _turned(rows: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
+    """Rows ``(B, H, Q, ...)`` in reverse order if there is a table."""
+    return rows.flip(2) if "table" in tensors else rows
 
 
 def _sees_itself(call: Call) -> bool:
@@ -308,20 +352,86 @@ def _attend_with_lse(
     return (weights / divisor) @ v, (row_max + divisor.log())[..., 0]
 
 
-class _Parts(torch.autograd.Function):
-    """Attention part by part; the backward pass recomputes each part."""
+class _Fused(torch.autograd.Function):
+    """Attention by SDPA's kernel for CPUs, which gives each part's log-sum-exp to its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, job: _Job, *tensors: Tensor) -> Tensor:
+        by_name = dict(zip(job.names, tensors, strict=True))
+        q = by_name["q"]
+        out = q.new_zeros((*q.shape[:3], by_name["v"].shape[3]))
+        kept: list[Tensor] = []
+        for part in job.parts:
+            slices = job.slices(part, by_name)
+            one = job.masked(part, slices)
+            term, fully_masked = as_attn_mask(one.bias, one.mask, mask_dtype(q))
+            result = fused.forward(one.q, one.k, one.v, term, job.call.scale)
+            part_out = result.out[..., : out.shape[3]]
+            if fully_masked is not None:
+                part_out = torch.where(fully_masked, 0.0, part_out)
+            out[:, part.heads, part.queries] = _turned(part_out, slices)
+            kept += result
+        ctx.job = job
+        ctx.save_for_backward(*tensors, *kept)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
+        _only_first_derivatives(d_out)
+        job: _Job = ctx.job
+        saved = iter(ctx.saved_tensors)
+        by_name = dict(zip(job.names, saved, strict=False))  # zip takes one more if strict
+        sums = _Sums(job, by_name, ctx.needs_input_grad[1:])
+        # A backward pass may be called inside autocast.
+        with torch.autocast(d_out.device.type, enabled=False):
+            for part, out, lse in zip(job.parts, saved, saved, strict=True):
+                tensors = {n: t.detach() for n, t in job.slices(part, by_name).items()}
+                leaves = [n for n in sums.names if n not in ("q", "k", "v", "table")]
+                learned = {n: tensors[n].requires_grad_() for n in leaves}
+                with torch.set_grad_enabled(bool(learned)):
+                    q, k, v, bias, mask = job.masked(part, tensors)
+                d_part = _turned(d_out[:, part.heads, part.queries], tensors)
+                detached = None if bias is None else bias.detach()
+                term, fully_masked = as_attn_mask(detached, mask, mask_dtype(q))
+                if fully_masked is not None:
+                    d_part = torch.where(fully_masked, 0.0, d_part)
+                result = fused.Result(out, lse)
+                d_q, d_k, d_v = fused.backward(d_part, q, k, v, result, term, job.call.scale)
+                sums.add(part, {"q": _turned(d_q, tensors), "k": d_k, "v": d_v})
+                if (
+                    bias is None
+                    or term is None
+                    or not (bias.requires_grad or "table" in sums.names)
+                ):
+                    continue
+                scores = Scores.of(
+                    d_part, q, k, v, term, lse, scale=job.call.scale, dtype=job.call.dtype
+                )
+                if "table" in sums.names:
+                    sums.add(part, {"table": job.table_gradient(part, tensors, scores, out)})
+                    continue
+                d_bias = scores.gradients().sum_to_size(bias.shape)
+                d_learned = torch.autograd.grad(
+                    bias, list(learned.values()), d_bias, allow_unused=True
+                )
+                sums.add(part, dict(zip(learned, d_learned, strict=True)))
+        return None, *sums.results()
+
+
+class _Recomputed(torch.autograd.Function):
+    """Attention part by part; the backward pass computes each part again, with autograd."""
 
     @staticmethod
     def forward(ctx: Any, job: _Job, *tensors: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         ctx.job = job
         ctx.save_for_backward(*tensors)
         by_name = dict(zip(job.names, tensors, strict=True))
-        q, own_key_bias = by_name["q"], job.own_key_bias(by_name)
+        q = by_name["q"]
         dtype = job.call.dtype if job.whole_scores else q.dtype
         out = q.new_zeros((*q.shape[:3], by_name["v"].shape[3]), dtype=dtype)
         lse = q.new_full(q.shape[:3], torch.finfo(job.call.dtype).min, dtype=job.call.dtype)
         for part in job.parts:
-            part_out, part_lse = job.attend(part, job.slices(part, by_name), own_key_bias)
+            part_out, part_lse = job.attend(part, job.slices(part, by_name))
             out[:, part.heads, part.queries] = part_out
             if part_lse is not None:
                 lse[:, part.heads, part.queries] = part_lse
@@ -329,28 +439,17 @@ class _Parts(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *d_results: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled() or torch._C._functorch.is_legacy_batchedtensor(d_results[0]):
-            raise NotImplementedError(
-                "implementation 'chunked' has first derivatives only, of one result at a time "
-                "(create_graph and is_grads_batched ask for more): use implementation='reference'"
-            )
+        _only_first_derivatives(d_results[0])
         job: _Job = ctx.job
         by_name = dict(zip(job.names, ctx.saved_tensors, strict=True))
-        needs_grad = dict(zip(job.names, ctx.needs_input_grad[1:], strict=True))
-        q, own_key_bias, used = by_name["q"], job.own_key_bias(by_name), set()
-        # Sums over hundreds of parts need float32.
-        sums = {
-            name: torch.zeros_like(t, dtype=torch.promote_types(t.dtype, torch.float32))
-            for name, t in by_name.items()
-            if needs_grad[name]
-        }
+        sums = _Sums(job, by_name, ctx.needs_input_grad[1:])
         # As in the forward pass; a backward pass may be called inside autocast.
-        with torch.autocast(q.device.type, enabled=False):
+        with torch.autocast(by_name["q"].device.type, enabled=False):
             for part in job.parts:
                 tensors = {n: t.detach() for n, t in job.slices(part, by_name).items()}
-                leaves = [tensors[name].requires_grad_() for name in sums]
+                leaves = [tensors[name].requires_grad_() for name in sums.names]
                 with torch.enable_grad():
-                    results = [r for r in job.attend(part, tensors, own_key_bias) if r is not None]
+                    results = [r for r in job.attend(part, tensors) if r is not None]
                 pairs = [
                     (result, d_result[:, part.heads, part.queries])
                     for result, d_result in zip(results, d_results, strict=True)
@@ -360,13 +459,61 @@ class _Parts(torch.autograd.Function):
                     continue
                 outputs, d_outputs = zip(*pairs, strict=True)
                 d_leaves = torch.autograd.grad(outputs, leaves, d_outputs, allow_unused=True)
-                for (name, total), d_leaf in zip(
-                    job.slices(part, sums).items(), d_leaves, strict=True
-                ):
-                    if d_leaf is not None:
-                        total += d_leaf
-                        used.add(name)
-        return None, *(sums[n].to(t.dtype) if n in used else None for n, t in by_name.items())
+                sums.add(part, dict(zip(sums.names, d_leaves, strict=True)))
+        return None, *sums.results()
+
+
+def _only_first_derivatives(d_result: Tensor) -> None:
+    """Refuse second derivatives, and several first ones at a time."""
+    if torch.is_grad_enabled() or torch._C._functorch.is_legacy_batchedtensor(d_result):
+        raise NotImplementedError(
+            "implementation 'chunked' has first derivatives only, of one result at a time "
+            "(create_graph and is_grads_batched ask for more): use implementation='reference'"
+        )
+
+
+class _Sums:
+    """Gradients of a job's tensors, to which parts add.
+
+    Sums over hundreds of parts need float32. Each query is in one part.
+    """
+
+    def __init__(
+        self, job: _Job, tensors: Mapping[str, Tensor], needs_grad: Sequence[bool]
+    ) -> None:
+        self._job, self._tensors = job, tensors
+        self._totals = {
+            name: torch.zeros_like(
+                t, dtype=t.dtype if name == "q" else torch.promote_types(t.dtype, torch.float32)
+            )
+            for (name, t), needed in zip(tensors.items(), needs_grad, strict=True)
+            if needed
+        }
+        self._used: set[str] = set()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the tensors that need a gradient."""
+        return tuple(self._totals)
+
+    def add(self, part: Part, gradients: Mapping[str, Tensor | None]) -> None:
+        """Add the gradients of a part; None is one of 0, others than ``names`` are ignored."""
+        for name, total in self._job.slices(part, self._totals).items():
+            gradient = gradients.get(name)
+            if gradient is None:
+                continue
+            self._used.add(name)
+            if name == "q":
+                total.copy_(gradient)
+            else:
+                total += gradient
+
+    def results(self) -> list[Tensor | None]:
+        """The gradient of each tensor in its dtype; None if no part uses it."""
+        return [
+            self._totals[name].to(t.dtype) if name in self._used else None
+            for name, t in self._tensors.items()
+        ]
 
 
 def _meta_like(tensor: Tensor) -> Tensor:
@@ -378,6 +525,34 @@ def _toeplitz(table: Tensor, count: int) -> Tensor:
     """``(1, H or 1, n, K)``: row ``i`` is ``table[:, i : i + K]``; a view."""
     keys, (step, one) = table.shape[1] - count + 1, table.stride()
     return table.as_strided((1, table.shape[0], count, keys), (0, step, one, one))
+
+
+def _is_fused(call: Call, tensors: Mapping[str, Tensor]) -> bool:
+    """Whether parts call SDPA's kernel for CPUs themselves.
+
+    Not for a bias that is learned in half precision: its gradient would have the rounding of the
+    result.
+    """
+    q, k, v, *others = tensors.values()
+    learned = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in others)
+    return (q.dtype == call.dtype or not learned) and fused.fused(q, k, v)
+
+
+def _far(call: Call) -> int | None:
+    """The nearest distance of far keys, if they are visible; see ``_Job``."""
+    left, k_len = call.scheme.constant_beyond()[0], call.k.shape[2]
+    if left is None or left >= k_len:
+        return None
+    return left if is_true(visible_by_distance(call)[k_len - 1 - left]) else None
+
+
+def _with_mask(call: Call, table: Tensor, dtype: torch.dtype) -> Tensor:
+    """The bias by distance with ``-inf`` at hidden distances, for a mask in ``dtype``."""
+    visible = torch.where(visible_by_distance(call), table, -torch.inf)
+    if dtype == table.dtype:
+        return visible
+    # Softmax does not change, and half precision then holds the bias of near keys.
+    return visible - table.detach()[:, call.k.shape[2] - 1, None]
 
 
 def _peaks_at_own_key(call: Call, table: Tensor, dtype: torch.dtype) -> bool:
