@@ -47,7 +47,7 @@ class Command(Timed):
     """``posenc`` on the command line, without a study; ``--help`` takes under 0.2 s."""
 
     param_names = ("command",)
-    params = (["--help", "list", "show rope"],)
+    params = (["--help", "list"],)
 
     @warm
     def setup(self, command):
