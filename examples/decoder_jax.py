@@ -1,8 +1,9 @@
 """A small decoder in JAX that takes any scheme, or a list of schemes by layer.
 
 ``Positions`` is a pytree among the params. It adds an embedding once and holds one T5 table for all
-layers. ``param_labels`` says which params are position params, so they can have their own learning
-rate. With Optax it is the second argument of ``multi_transform``.
+layers that have T5. ``positions.rotary`` computes the angles of RoPE once for all layers.
+``param_labels`` says which params are position params, so they can have their own learning rate.
+With Optax it is the second argument of ``multi_transform``.
 """
 
 from pathlib import Path
@@ -30,17 +31,21 @@ def first_params(scheme, key):
     return {"tokens": draw((256, DIM)), "blocks": blocks, "positions": positions}
 
 
-def block(w, x, position):
+def block(w, x, position, rotary):
     qkv = (jax.nn.standardize(x) @ w["qkv"]).reshape(*x.shape[:2], 3 * HEADS, -1)
-    out = position.attend(*jnp.split(qkv, 3, axis=2), causal=True)
+    qkv = jnp.split(qkv, 3, axis=2)
+    out = position.attend(*qkv, causal=True, q_rotary=rotary, k_rotary=rotary)
     x = x + out.reshape(x.shape) @ w["out"]
     return x + jax.nn.gelu(jax.nn.standardize(x) @ w["up"]) @ w["down"]
 
 
 def loss_of(params, tokens):
     x = params["positions"].embed(params["tokens"][tokens[:, :-1]])
-    for w, position in zip(params["blocks"], params["positions"], strict=True):
-        x = block(w, x, position)
+    positions = params["positions"]
+    # Sines and cosines, once for all layers; None where a layer has none.
+    rotaries = positions.rotary(jnp.arange(x.shape[1]))
+    for w, position, rotary in zip(params["blocks"], positions, rotaries, strict=True):
+        x = block(w, x, position, rotary)
     logp = jax.nn.log_softmax(jax.nn.standardize(x) @ params["tokens"].T)
     return -jnp.take_along_axis(logp, tokens[:, 1:, None], axis=-1).mean()
 
@@ -54,7 +59,10 @@ def step(params, tokens):
 
 def main():
     t5 = posenc.T5Bias(HEADS, causal=True, max_distance=LENGTH)  # training uses every bucket
-    params, rng = first_params(t5, jax.random.key(0)), np.random.default_rng(1)
+    params, rng = (
+        first_params([t5, posenc.RoPE(DIM // HEADS)], jax.random.key(0)),
+        np.random.default_rng(1),
+    )
     for n in range(STEPS):
         starts = rng.integers(0, len(TEXT) - LENGTH, (8, 1))
         params, loss = step(params, TEXT[starts + np.arange(LENGTH + 1)])

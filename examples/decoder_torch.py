@@ -1,7 +1,8 @@
 """A small decoder in PyTorch that takes any scheme, or a list of schemes by layer.
 
 ``Positions`` adds an embedding once and holds one T5 table for all layers. ``param_groups`` gives
-position params the learning rate that they need.
+position params the learning rate that they need. ``positions.rotary`` computes the angles of RoPE
+once for all layers.
 """
 
 from pathlib import Path
@@ -26,9 +27,9 @@ class Block(nn.Module):
         self.qkv, self.out = nn.Linear(DIM, 3 * DIM), nn.Linear(DIM, DIM)
         self.mlp = nn.Sequential(nn.Linear(DIM, 4 * DIM), nn.GELU(), nn.Linear(4 * DIM, DIM))
 
-    def forward(self, x, position):
+    def forward(self, x, position, rotary):
         q, k, v = self.qkv(self.norm1(x)).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
-        out = position.attend(q, k, v, causal=True)
+        out = position.attend(q, k, v, causal=True, q_rotary=rotary, k_rotary=rotary)
         x = x + self.out(out.transpose(1, 2).flatten(2))
         return x + self.mlp(self.norm2(x))
 
@@ -45,8 +46,10 @@ class Decoder(nn.Module):
 
     def forward(self, tokens):
         x = self.positions.embed(self.tokens(tokens))
-        for block, position in zip(self.blocks, self.positions, strict=True):
-            x = block(x, position)
+        # Sines and cosines, once for all layers; None where a layer has none.
+        rotaries = self.positions.rotary(torch.arange(tokens.shape[1], device=tokens.device))
+        for block, position, rotary in zip(self.blocks, self.positions, rotaries, strict=True):
+            x = block(x, position, rotary)
         return self.logits(x)
 
 

@@ -35,14 +35,17 @@ class Decoder(nn.Module):
         """Logits ``(B, L, 64)`` of tokens at positions ``pos``, both ``(B, L)``."""
         x = self.position.embed(self.tokens(tokens), pos)
         q, k, v = self.qkv(x).unflatten(-1, (3, HEADS, DIM)).permute(2, 0, 3, 1, 4)
-        positions = {"q_pos": pos, "k_pos": pos}
+        rotary = self.position.rotary(pos)  # for queries and keys; a larger model's layers share it
+        positions = {"q_pos": pos, "k_pos": pos, "q_rotary": rotary}
         if cache is not None:
             # Keys are transformed once, when they are written: their positions do not change.
             scheme, params = self.position.scheme, self.position.params
-            k = posenc.transform(scheme, k, pos, role="key", params=params)
+            k = posenc.transform(scheme, k, pos, role="key", params=params, rotary=rotary)
             k, v = write(cache, k, v, pos)
             slots = torch.arange(k.shape[2], device=pos.device)
-            positions = {"q_pos": pos, "k_pos": slots, "k_transformed": True}
+            positions |= {"k_pos": slots, "k_transformed": True}
+        else:
+            positions["k_rotary"] = rotary
         out = self.position.attend(
             q, k, v, causal=True, implementation=self.implementation, **positions
         )

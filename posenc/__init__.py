@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 from posenc.attn.caches import cache_needs
 from posenc.attn.features import features
 from posenc.attn.reference import attention
-from posenc.evaluate import bias, embedding, transform
+from posenc.evaluate import bias, embedding, rotary, transform
 from posenc.params import init_params
 from posenc.protocol import ParamSpec, PositionScheme, SchemeWarning
+from posenc.rotary_tables import Rotary
 from posenc.schemes import ALiBi, Learned, NoPE, RoPE, Sinusoidal, T5Bias, catalogue, make
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "ParamSpec",
     "PositionScheme",
     "RoPE",
+    "Rotary",
     "SchemeWarning",
     "Sinusoidal",
     "T5Bias",
@@ -33,6 +35,7 @@ __all__ = [
     "features",
     "init_params",
     "make",
+    "rotary",
     "transform",
 ]
 __version__ = "0.1.0"

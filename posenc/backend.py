@@ -19,6 +19,7 @@ params                 ``as_mapping``, ``merge_constants``, ``head_views``, ``ti
 tables of tokens       ``ReadTable``: how a backend reads them; ``broadcast_index``
 constants              ``make_constants_with``: a backend may keep the arrays of constants
 tables by distance     ``unfold_with``: a backend may read them at consecutive positions
+transforms             ``hold_with``, ``rotate_with``: what a framework does better
 layers of a model      ``LayerPlan``, ``add_embedding``, ``check_layer``
 arguments              ``check_*``, ``as_positions``, ``advise_unknown``
 =====================  ===========================================================================
@@ -97,6 +98,7 @@ from posenc.params import (
     working_dtype,
 )
 from posenc.positions import as_integers, as_positions, check_range, concrete_values, visible
+from posenc.primitives import hold_with, rotate_with
 from posenc.protocol import Namespace, PositionScheme, Role, SchemeWarning, Window
 
 __all__ = [
@@ -157,6 +159,7 @@ __all__ = [
     "has_bias_by_key",
     "has_embedding",
     "head_views",
+    "hold_with",
     "make_constants_with",
     "map_arrays",
     "may_be_fully_masked",
@@ -170,6 +173,7 @@ __all__ = [
     "prepare",
     "public_lse",
     "reads_features",
+    "rotate_with",
     "scheme_bias",
     "tile_views",
     "unfold_with",

@@ -20,11 +20,14 @@ from posenc.params import (
     head_count,
     head_views,
     merge_constants,
+    of_keys,
     tile_views,
     working_dtype,
 )
 from posenc.positions import as_places, as_positions
+from posenc.primitives import hold
 from posenc.protocol import HOOKS, Array, Namespace, PositionScheme, Role
+from posenc.rotary_tables import Rotary, check_rotary, rotary_tables
 from posenc.schemes.nope import NoPE
 
 _NONE: Mapping[str, Array] = {}
@@ -263,6 +266,7 @@ def transform(
     params: Mapping[str, Array] | None = None,
     axes: Array | None = None,
     features: Mapping[str, Array] | None = None,
+    rotary: Rotary | None = None,
     xp: Namespace | None = None,
 ) -> Array:
     """Transform queries or keys by their positions; ``x`` itself if the scheme has no transform.
@@ -282,6 +286,9 @@ def transform(
     features
         Features of these tokens that the transform reads, ``(B, H, L)`` or ``(B, H, L, M)``.
         ``posenc.features`` computes them.
+    rotary
+        ``posenc.rotary(scheme, pos)`` of these positions, or places, if a model made it for all
+        its layers. Default: made here.
 
     Returns
     -------
@@ -314,9 +321,13 @@ def transform(
         at = xp.reshape(at, (at.shape[0], *[1] * (len(x.shape) - 3), *at.shape[1:]))
     if not has_transform(scheme):
         check_params(scheme, params, xp=xp)
+        if rotary is not None:
+            check_rotary(rotary, scheme, role)
         return x
     arrays, work = prepare_params(scheme, params, like=x, dtype=x.dtype, xp=xp)
     views = head_views(scheme, arrays, dtype=work, xp=xp, rows=True)
+    if rotary is not None:
+        views.rotary = rotary_tables(rotary, scheme, x, role, xp)
     if role == "query":
         views.query = Features(features or {}, role)
     else:
@@ -327,6 +338,70 @@ def transform(
     if heads is not None and heads != 1 and x_heads != heads:
         views = GroupedKeyParams(views, scheme, heads=heads, key_heads=x_heads)
     return scheme.transform(x, at, role=role, params=views, xp=xp)
+
+
+def rotary(
+    scheme: PositionScheme,
+    pos: Array,
+    params: Mapping[str, Array] | None = None,
+    *,
+    axes: Array | None = None,
+    dtype: Any = None,
+    xp: Namespace | None = None,
+) -> Rotary | None:
+    """What a transform needs from positions alone, such as sines and cosines, for many calls.
+
+    A model makes it once for all layers with an equal scheme, and for queries and keys:
+    ``attention(q, k, v, scheme, q_rotary=rotary, k_rotary=rotary)``. Without it every call computes
+    the same numbers again. Results are the same.
+
+    Parameters
+    ----------
+    scheme
+        The scheme of the calls.
+    pos
+        Integer positions of the tokens, ``(L,)`` or ``(B, L)``.
+    params
+        Learned arrays by name. Learned frequencies get gradients through the result.
+    axes
+        Coordinates ("places") to encode instead of positions, ``(L, axes)`` or ``(B, L, axes)``.
+        Default: the position on every axis of the scheme.
+    dtype
+        Dtype of the queries and keys of the calls; half precision is transformed in float32.
+        Default: float64 if a param is float64, else float32.
+
+    Returns
+    -------
+    A ``Rotary``, which is a pytree in JAX; None if the scheme has none.
+    """
+    check_scheme(scheme)
+    xp = xp or array_namespace(pos)
+    at = as_positions("pos", pos, xp=xp)
+    if axes is not None:
+        at = as_places("axes", axes, scheme.axes, at.shape[-1], device=device(at), xp=xp)
+    regions = tuple(
+        rotary(part, pos, _params_of(part, params), axes=axes, dtype=dtype, xp=xp)
+        for part, _ in scheme.regions()
+    )
+    if "rotary" not in scheme.hooks():
+        return Rotary(scheme, {}, regions) if any(regions) else None
+    if scheme.axes > 1 and axes is None:
+        at = positions_as_places(at, scheme.axes, xp=xp)
+    if len(at.shape) == (3 if scheme.axes > 1 else 2):
+        at = at[:, None, ...]
+    arrays, work = prepare_params(scheme, params, like=at, dtype=dtype, xp=xp)
+    if dtype is not None:
+        work = xp.float64 if dtype == xp.float64 else xp.float32
+    read_by_keys_only = of_keys(scheme)
+    own = {name: array for name, array in arrays.items() if name not in read_by_keys_only}
+    views = head_views(scheme, own, dtype=work, xp=xp, rows=True)
+    return Rotary(scheme, hold(scheme.rotary(at, dtype=work, params=views, xp=xp), xp), regions)
+
+
+def _params_of(part: PositionScheme, params: Mapping[str, Array] | None) -> dict[str, Array]:
+    """The params that a region of a scheme declares."""
+    specs = part.param_specs()
+    return {name: array for name, array in as_mapping(params).items() if name in specs}
 
 
 def positions_as_places(pos: Array, axes: int, *, xp: Namespace) -> Array:

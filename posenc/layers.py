@@ -102,6 +102,11 @@ class LayerPlan:
         )
 
     @property
+    def rotary_layers(self) -> tuple[int, ...]:
+        """For each layer, the first layer that has the same ``posenc.rotary``."""
+        return rotary_layers(self.schemes, self.sources)
+
+    @property
     def first_layers(self) -> tuple[int, ...]:
         """The first layer of each set of learned arrays."""
         return tuple(dict.fromkeys(self.sources))
@@ -111,6 +116,18 @@ class LayerPlan:
         """For each layer, the index of its set of learned arrays."""
         first_layers = self.first_layers
         return tuple(first_layers.index(source) for source in self.sources)
+
+
+def rotary_layers(schemes: Sequence[PositionScheme], sources: Sequence[int]) -> tuple[int, ...]:
+    """For each layer, the first layer that has the same ``posenc.rotary`` at the same positions.
+
+    ``sources`` tells which set of learned arrays a layer has, by any number.
+    """
+    keys = [
+        (scheme, source if scheme.rotary_params() else None)
+        for scheme, source in zip(schemes, sources, strict=True)
+    ]
+    return tuple(keys.index(key) for key in keys)
 
 
 def check_layer(layer: int, layers: int) -> int:

@@ -35,8 +35,11 @@ class Features(Mapping[str, Array]):
 class Params(Mapping[str, Array]):
     """The ``params`` of a scheme's methods: arrays by name, and the working ``dtype``.
 
-    ``query`` and ``key`` are the features of queries and of keys, by name.
+    ``query`` and ``key`` are the features of queries and of keys, by name. ``rotary`` holds the
+    tables that the caller made for a transform; None if the transform makes its own.
     """
+
+    rotary: Mapping[str, Array] | None = None
 
     def __init__(
         self,
@@ -75,6 +78,7 @@ class GroupedKeyParams(Params):
         self, params: Params, scheme: PositionScheme, *, heads: int, key_heads: int
     ) -> None:
         super().__init__(params, params.dtype, params.query, params.key)
+        self.rotary = params.rotary
         self._heads, self._key_heads = heads, key_heads
         self._of_keys = of_keys(scheme)
 

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 import numpy as np
 
 from posenc.checks import python_fields, python_number
+from posenc.primitives import hold
 
 Array: TypeAlias = Any  # an array of any Array API library, a tracer, or a kernel's tile
 Namespace: TypeAlias = Any  # the Array API namespace that computes on it
@@ -57,7 +58,7 @@ class SchemeWarning(UserWarning):
 
 # The methods that change what a model computes; ``hooks()`` names those that a scheme overrides.
 HOOKS = (
-    "embedding", "transform", "hidden_features", "query_features", "key_features", "bias",
+    "embedding", "transform", "rotary", "hidden_features", "query_features", "key_features", "bias",
     "key_bias", "bias_factor", "adjust_scores", "sink", "regions", "scale", "at_length",
 )  # fmt: skip
 
@@ -162,7 +163,7 @@ class PositionScheme:
             For a per-head array with more axes, ``params[name][:]`` is ``(H, 1, ...)``, which
             broadcasts against ``x``. Grouped-query keys can use per-head params ``of_keys`` only.
             ``params.of(role)`` holds the features of these tokens, ``(B, H, L)`` or
-            ``(B, H, L, M)``.
+            ``(B, H, L, M)``. ``self.tables(x, pos, params=params, xp=xp)`` is their ``rotary``.
 
         Returns
         -------
@@ -170,6 +171,31 @@ class PositionScheme:
         keys: PoPE makes two channels of one. ``scale`` still gets ``D``.
         """
         return x
+
+    def rotary(
+        self, pos: Array, *, dtype: Any, params: Mapping[str, Array], xp: Namespace
+    ) -> Mapping[str, Array]:
+        """Compute what ``transform`` needs from positions alone, as RoPE its sines and cosines.
+
+        ``transform`` gets them by ``self.tables(x, pos, ...)``. A model computes them once for all
+        layers, queries and keys (``posenc.rotary``). So they depend neither on vectors nor on
+        arrays ``of_keys``.
+
+        Parameters
+        ----------
+        pos
+            Positions ``(..., L)``. With several ``axes``: places ``(..., L, axes)``.
+        dtype
+            float32 or float64.
+        params
+            As in ``transform``, without features.
+
+        Returns
+        -------
+        Name -> ``(..., L, n)`` of ``dtype``, which broadcasts against ``x (..., L, D)`` but for the
+        last axis.
+        """
+        return {}
 
     def bias(
         self, q: Array, k: Array, *, params: Mapping[str, Array], xp: Namespace
@@ -347,6 +373,19 @@ class PositionScheme:
         """
         return None
 
+    def tables(
+        self, x: Array, pos: Array, *, params: Mapping[str, Array], xp: Namespace
+    ) -> Mapping[str, Array]:
+        """Return the ``rotary`` of vectors ``x`` at ``pos``: the caller's, or else computed here.
+
+        ``transform`` calls it with its own arguments.
+        """
+        given: Mapping[str, Array] | None = getattr(params, "rotary", None)
+        if given is not None:
+            return given
+        work = xp.float64 if x.dtype == xp.float64 else xp.float32
+        return hold(self.rotary(pos, dtype=work, params=params, xp=xp), xp)
+
     # What the library asks of a scheme. A combination of schemes overrides these.
 
     def hooks(self) -> frozenset[str]:
@@ -368,6 +407,15 @@ class PositionScheme:
         """
         return (("", self),) if "bias" in self.hooks() else ()
 
+    def rotary_params(self) -> frozenset[str]:
+        """Return the names of the learned arrays that ``rotary`` may read."""
+        names: set[str] = set()
+        if "rotary" in self.hooks():
+            names.update(name for name, spec in self.param_specs().items() if not spec.of_keys)
+        for scheme, _ in self.regions():
+            names.update(scheme.rotary_params())
+        return frozenset(names)
+
     _hooks: ClassVar[frozenset[str]] = frozenset()
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -377,9 +425,12 @@ class PositionScheme:
                 f"{cls.__name__}.gate: a gate is a feature now; return {{name: (B, H, L)}} from "
                 "hidden_features, and list the name in cumulative"
             )
-        cls._hooks = frozenset(
-            name for name in HOOKS if getattr(cls, name) is not getattr(PositionScheme, name)
-        )
+        own = {n for n in HOOKS if getattr(cls, n) is not getattr(PositionScheme, n)}
+        # A class that inherits ``rotary`` and writes its own transform may change positions first.
+        writer = {n: next(c for c in cls.__mro__ if n in vars(c)) for n in ("rotary", "transform")}
+        if not issubclass(writer["rotary"], writer["transform"]):
+            own -= {"rotary"}
+        cls._hooks = frozenset(own)
         if "__post_init__" in cls.__dict__:
             cls.__post_init__ = _with_python_fields(cls.__post_init__)  # type: ignore[method-assign]
 

@@ -25,6 +25,7 @@ from posenc.backend import (
     dense,
     explain_choice,
     float_arrays,
+    hold_with,
     map_arrays,
     may_be_fully_masked,
     prepare,
@@ -35,6 +36,7 @@ from posenc.backend import (
 from posenc_jax import folded
 from posenc_jax.chunked import implementation as chunked
 from posenc_jax.fused import implementation as fused
+from posenc_jax.hold import hold
 from posenc_jax.unfold import unfold
 
 unfold_with(unfold, xp=jnp)
@@ -43,6 +45,8 @@ unfold_with(unfold, xp=jnp)
 # scores per head, for accelerators only, and is not measured on any yet. Decoding has few queries,
 # whose scores take less memory than the keys.
 TILED_SCORES, FEW_QUERIES = 2**18, 16
+
+hold_with(hold, xp=jnp)
 
 
 @advise_unknown

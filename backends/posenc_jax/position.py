@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from posenc import Rotary, rotary
 from posenc.backend import (
     LayerPlan,
     PositionScheme,
@@ -22,6 +23,8 @@ from posenc.backend import (
 from posenc_jax.api import attention
 from posenc_jax.params import init
 
+# Its tables are leaves; the scheme is static.
+jax.tree_util.register_dataclass(Rotary, data_fields=("tables", "regions"), meta_fields=("scheme",))
 _pytree = partial(jax.tree_util.register_dataclass, data_fields=("params",))
 
 
@@ -55,6 +58,10 @@ class Position:
             pos = jnp.arange(x.shape[-2])
         term = embedding(self.scheme, pos, self.params, xp=jnp)
         return x if term is None else add_embedding(x, term, xp=jnp)
+
+    def rotary(self, pos: Array, *, axes: Array | None = None, dtype: Any = None) -> Rotary | None:
+        """``posenc.rotary`` of this scheme, for ``q_rotary`` and ``k_rotary`` of ``attend``."""
+        return rotary(self.scheme, pos, self.params, axes=axes, dtype=dtype, xp=jnp)
 
     def attend(self, q: Array, k: Array, v: Array, **keywords: Any) -> Any:
         """``posenc_jax.attention`` with this scheme, these params and window, ``q (B, Q, H, D)``.
@@ -137,6 +144,19 @@ class Positions:
 
     def __iter__(self) -> Iterator[Position]:
         return iter([self[layer] for layer in range(len(self))])
+
+    def rotary(
+        self, pos: Array, *, axes: Array | None = None, dtype: Any = None
+    ) -> tuple[Rotary | None, ...]:
+        """``posenc.rotary`` for each layer, computed once for all layers that can share it.
+
+        Call it once in a forward pass: ``for position, rotary in zip(positions,
+        positions.rotary(pos))``, then ``position.attend(q, k, v, q_rotary=rotary,
+        k_rotary=rotary)``. None for a layer whose scheme has none.
+        """
+        layers = self.plan.rotary_layers
+        made = {n: self[n].rotary(pos, axes=axes, dtype=dtype) for n in dict.fromkeys(layers)}
+        return tuple(made[layer] for layer in layers)
 
     def embed(self, x: Array, pos: Array | None = None) -> Array:
         """Token embeddings ``x (B, L, dim)`` plus the embedding of each scheme, as in ``Position``.

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from posenc import Rotary, rotary
 from posenc.backend import (
     LayerPlan,
     attention_part,
@@ -148,9 +149,13 @@ def _losses(
         own = _own_params(layers, layer, params)
         term = embedding(layers.schemes[layer], at, own, xp=jnp)
         x = x if term is None else x + term
+    made = {
+        layer: rotary(layers.schemes[layer], at, _own_params(layers, layer, params), xp=jnp)
+        for layer in dict.fromkeys(layers.rotary)
+    }
     for layer in range(recipe.layers):
         own = _own_params(layers, layer, params)
-        x = _layer(x, w, layer, layers, own, recipe.heads, pos)
+        x = _layer(x, w, layer, layers, own, recipe.heads, pos, made[layers.rotary[layer]])
     logits = _linear(_norm(x, w["norm"]), w["embed"].T)
     of_target = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
     return jax.nn.logsumexp(logits, axis=-1) - of_target
@@ -163,14 +168,22 @@ def _own_params(layers: Layers, layer: int, params: Any) -> dict[str, Array]:
 
 
 def _layer(
-    x: Array, w: Any, layer: int, layers: Layers, params: Any, heads: int, pos: Array | None
+    x: Array,
+    w: Any,
+    layer: int,
+    layers: Layers,
+    params: Any,
+    heads: int,
+    pos: Array | None,
+    at: Rotary | None,
 ) -> Array:
     hidden = _norm(x, w[f"{layer}.norm1"])
     qkv = _linear(hidden, w[f"{layer}.qkv"]).reshape(*x.shape[:2], 3, heads, -1)
     q, k, v = (qkv[:, :, n] for n in range(3))
     part = attention_part(layers.schemes[layer], params)
     window = layers.windows[layer]
-    out = attention(q, k, v, *part, causal=True, window=window, x=hidden, q_pos=pos, k_pos=pos)
+    where: Any = {"q_pos": pos, "k_pos": pos, "q_rotary": at, "k_rotary": at}
+    out = attention(q, k, v, *part, causal=True, window=window, x=hidden, **where)
     x = x + _linear(out.reshape(x.shape), w[f"{layer}.out"])
     hidden = _norm(x, w[f"{layer}.norm2"])
     up = jax.nn.gelu(_linear(hidden, w[f"{layer}.up"]), approximate=True)

@@ -24,16 +24,21 @@ from posenc.backend import (
     dense,
     explain_choice,
     float_arrays,
+    hold_with,
     make_constants_with,
     prepare,
+    rotate_with,
     working_dtype,
 )
 from posenc_torch import folded, sdpa
 from posenc_torch.chunked import implementation as chunked
 from posenc_torch.constants import constant
 from posenc_torch.flex import implementation as flex
+from posenc_torch.rotation import hold, rotate
 
 make_constants_with(constant, xp=xp)
+hold_with(hold, xp=xp)
+rotate_with(rotate, xp=xp)
 
 
 @advise_unknown

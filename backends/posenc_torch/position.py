@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import posenc
+from posenc import Rotary
 from posenc.backend import (
     LayerPlan,
     PositionScheme,
@@ -96,6 +97,12 @@ class Position(nn.Module):
         term = posenc.embedding(self.scheme, pos, self.params, xp=xp)
         return x if term is None else add_embedding(x, term, xp=xp)
 
+    def rotary(
+        self, pos: Tensor, *, axes: Tensor | None = None, dtype: torch.dtype | None = None
+    ) -> Rotary | None:
+        """``posenc.rotary`` of this scheme, for ``q_rotary`` and ``k_rotary`` of ``attend``."""
+        return posenc.rotary(self.scheme, pos, self.params, axes=axes, dtype=dtype, xp=xp)
+
     def attend(self, q: Tensor, k: Tensor, v: Tensor, **keywords: Any) -> Any:
         """``posenc_torch.attention`` with this scheme, these params and the layer's window.
 
@@ -155,6 +162,10 @@ class OtherWindow:
         """``Position.embed``."""
         return self.position.embed(x, pos)
 
+    def rotary(self, pos: Tensor, **keywords: Any) -> Rotary | None:
+        """``Position.rotary``."""
+        return self.position.rotary(pos, **keywords)
+
     def attend(self, q: Tensor, k: Tensor, v: Tensor, **keywords: Any) -> Any:
         """``Position.attend`` with this window, unless ``window=`` is given."""
         return self.position.attend(q, k, v, **{"window": self.window, **keywords})
@@ -199,6 +210,7 @@ class Positions(nn.Module):
         self.plan = plan = LayerPlan.of(scheme, layers, windows)
         # Plain tuples, because torch's compiler can read them.
         self._names = tuple(str(layer) for layer in plan.sources)
+        self._rotary_layers = plan.rotary_layers
         self._windows = plan.windows
         self._differs = tuple(
             plan.windows[layer] != plan.windows[source] for layer, source in enumerate(plan.sources)
@@ -232,6 +244,21 @@ class Positions(nn.Module):
         for position in self.children():
             x = position.embed(x, pos)
         return x
+
+    def rotary(
+        self, pos: Tensor, *, axes: Tensor | None = None, dtype: torch.dtype | None = None
+    ) -> tuple[Rotary | None, ...]:
+        """``posenc.rotary`` for each layer, computed once for all layers that can share it.
+
+        Call it once in a forward pass: ``for position, rotary in zip(positions,
+        positions.rotary(pos))``, then ``position.attend(q, k, v, q_rotary=rotary,
+        k_rotary=rotary)``. None for a layer whose scheme has none.
+        """
+        made: dict[int, Rotary | None] = {}
+        for layer in self._rotary_layers:
+            if layer not in made:
+                made[layer] = self._at(layer).rotary(pos, axes=axes, dtype=dtype)
+        return tuple([made[layer] for layer in self._rotary_layers])
 
     def reset_parameters(self) -> None:
         """Draw all initial values again, with torch's default generator."""

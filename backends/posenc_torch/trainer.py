@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from posenc import Rotary, rotary
 from posenc.backend import (
     LayerPlan,
     PositionScheme,
@@ -89,8 +90,12 @@ class Trainer:
         for layer in layers.embedding:
             term = embedding(layers.schemes[layer], at, self._params(layers, layer), xp=xp)
             x = x if term is None else add_embedding(x, term, xp=xp)
+        made = {
+            layer: rotary(layers.schemes[layer], at, self._params(layers, layer), xp=xp)
+            for layer in dict.fromkeys(layers.rotary)
+        }
         for layer in range(self._recipe.layers):
-            x = self._layer(x, layer, layers, pos)
+            x = self._layer(x, layer, layers, pos, made[layers.rotary[layer]])
         logits = self._norm(x, "norm") @ w["embed"].T
         return functional.cross_entropy(
             logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="none"
@@ -101,7 +106,9 @@ class Trainer:
         params = self._position[layers.owners[layer]].params
         return {name: params[name] for name in layers.schemes[layer].param_specs()}
 
-    def _layer(self, x: Tensor, layer: int, layers: Layers, pos: Tensor | None) -> Tensor:
+    def _layer(
+        self, x: Tensor, layer: int, layers: Layers, pos: Tensor | None, at: Rotary | None
+    ) -> Tensor:
         def weight(name: str) -> Tensor:
             return self._weights[f"{layer}.{name}"]
 
@@ -111,7 +118,8 @@ class Trainer:
         q, k, v = heads.permute(2, 0, 3, 1, 4).unbind()
         part = attention_part(layers.schemes[layer], self._params(layers, layer))
         window = layers.windows[layer]
-        out = attention(q, k, v, *part, causal=True, window=window, x=hidden, q_pos=pos, k_pos=pos)
+        where: Any = {"q_pos": pos, "k_pos": pos, "q_rotary": at, "k_rotary": at}
+        out = attention(q, k, v, *part, causal=True, window=window, x=hidden, **where)
         x = x + out.transpose(1, 2).reshape(batch, length, dim) @ weight("out")
         hidden = self._norm(x, f"{layer}.norm2")
         return x + functional.gelu(hidden @ weight("up"), approximate="tanh") @ weight("down")

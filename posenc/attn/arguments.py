@@ -12,6 +12,7 @@ from posenc.evaluate import positions_as_places
 from posenc.params import head_count, is_floating
 from posenc.positions import as_integers, as_places, as_positions, concrete_values, from_numpy
 from posenc.protocol import Array, Namespace, PositionScheme
+from posenc.rotary_tables import Rotary
 
 SWAPPED = (
     "are the axes of heads and tokens swapped? NumPy and PyTorch take (B, H, L, D), "
@@ -40,6 +41,8 @@ class Arguments(NamedTuple):
     q_x: Array | None = None
     q_features: Mapping[str, Array] | None = None
     k_features: Mapping[str, Array] | None = None
+    q_rotary: Rotary | None = None
+    k_rotary: Rotary | None = None
     return_lse: bool = False
 
 

@@ -58,6 +58,7 @@ from posenc.params import (
 )
 from posenc.positions import is_compiling, visible
 from posenc.protocol import Array, Namespace, PositionScheme, Role, SchemeWarning, Window
+from posenc.rotary_tables import Rotary, check_rotary
 
 
 @dataclass(frozen=True)
@@ -288,8 +289,9 @@ def prepare(
         sink = scheme.sink(as_column(call.query.encoded_pos), params=call.views(), xp=xp)
         call = replace(call, sink=None if sink is None else _squeeze_sink(sink, work, xp))
     if "regions" in hooks:
-        return _with_regions(call, params, causal, skip_blocks, options)
-    return _with_transform(call, params, given.k_transformed)
+        _check_rotary(scheme, given)
+        return _with_regions(call, params, causal, skip_blocks, options, given)
+    return _with_transform(call, params, given)
 
 
 def _without_prefix(features: Mapping[str, Array], prefix: str) -> dict[str, Array]:
@@ -326,16 +328,20 @@ def _with_features(call: Call, given: Arguments) -> Call:
     )
 
 
-def _with_transform(call: Call, params: Mapping[str, Array] | None, k_transformed: bool) -> Call:
+def _with_transform(call: Call, params: Mapping[str, Array] | None, given: Arguments) -> Call:
     """The call with transformed queries and keys, and sides that hold what the bias reads."""
     scheme, xp = call.scheme, call.xp
     q, k, query, key = call.q, call.k, call.query, call.key
     if has_transform(scheme):
-        q = _transform_side(scheme, q, query, "query", params, xp)
-        if not k_transformed:
-            k = _transform_side(scheme, k, key, "key", params, xp)
+        q = _transform_side(scheme, q, query, "query", params, given.q_rotary, xp)
+        if not given.k_transformed:
+            k = _transform_side(scheme, k, key, "key", params, given.k_rotary, xp)
+        elif given.k_rotary is not None:
+            raise ValueError("k_rotary is given with k_transformed=True: leave out k_rotary")
         elif call.aligned:
             _warn(scheme, _CACHE_WITHOUT_POSITIONS, xp)
+    else:
+        _check_rotary(scheme, given)
     check_head_dims(q, k, transformed=True)
     read_by_keys_only = of_keys(scheme)
     unchanged = q is call.q and k is call.k and not query.features and not key.features
@@ -357,6 +363,7 @@ def _transform_side(
     side: Side,
     role: Role,
     params: Mapping[str, Array] | None,
+    rotary: Rotary | None,
     xp: Namespace,
 ) -> Array:
     return transform(
@@ -367,8 +374,17 @@ def _transform_side(
         params=params,
         axes=side.places,
         features=side.features,
+        rotary=rotary,
         xp=xp,
     )
+
+
+def _check_rotary(scheme: PositionScheme, given: Arguments) -> None:
+    """Check what the caller gives to a scheme that does not transform, or has regions that do."""
+    if given.q_rotary is not None:
+        check_rotary(given.q_rotary, scheme, "query")
+    if given.k_rotary is not None:
+        check_rotary(given.k_rotary, scheme, "key")
 
 
 def _side_for_bias(scheme: PositionScheme, side: Side) -> Side:
@@ -389,24 +405,29 @@ def _with_regions(
     causal: bool,
     skip_blocks: bool,
     options: Options,
+    given: Arguments,
 ) -> Call:
     """The call with one call for each region of distances."""
-    if options.get("k_transformed", False):
+    if given.k_transformed:
         raise ValueError(
             f"k_transformed=True: {type(call.scheme).__name__} transforms keys in several ways; "
             "cache raw keys"
         )
     parts, regions = [], call.scheme.regions()
     _check_no_overlap(type(call.scheme).__name__, regions)
+    numbered = list(enumerate(regions))
     if causal:  # keys after the query, at distances below 0, are not visible
-        regions = tuple(r for r in regions if r[1][0] is None or r[1][0] >= 0) or regions
-    for part, window in regions:
+        before = [(n, r) for n, r in numbered if r[1][0] is None or r[1][0] >= 0]
+        numbered = before or numbered
+    for n, (part, window) in numbered:
         part_params = {
             name: array for name, array in as_mapping(params).items() if name in part.param_specs()
         }
         part_options: Options = {
             **options, "window": None, "sink_tokens": 0, "return_lse": False, "scale": call.scale
         }  # fmt: skip
+        part_options["q_rotary"] = given.q_rotary and given.q_rotary.regions[n]
+        part_options["k_rotary"] = given.k_rotary and given.k_rotary.regions[n]
         if not has_features(part):  # given features may belong to a Sink around the regions
             part_options |= {"q_features": None, "k_features": None}
         part_call = prepare(

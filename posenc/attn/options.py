@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias, TypedDict
 
 from posenc.protocol import Array
+from posenc.rotary_tables import Rotary
 
 MaskFunction: TypeAlias = Callable[..., Array]
 
@@ -31,6 +32,8 @@ class Options(TypedDict, total=False):
     q_x: Array | None
     q_features: Mapping[str, Array] | None
     k_features: Mapping[str, Array] | None
+    q_rotary: Rotary | None
+    k_rotary: Rotary | None
     return_lse: bool
 
 

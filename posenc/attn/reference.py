@@ -17,6 +17,7 @@ from posenc.attn.options import MaskFunction, Options, float_arrays
 from posenc.evaluate import as_column, as_row
 from posenc.params import as_mapping, working_dtype
 from posenc.protocol import Array, Namespace, PositionScheme
+from posenc.rotary_tables import Rotary
 
 
 @advise_unknown
@@ -47,6 +48,8 @@ def attention(
     q_x: Array | None = None,
     q_features: Mapping[str, Array] | None = None,
     k_features: Mapping[str, Array] | None = None,
+    q_rotary: Rotary | None = None,
+    k_rotary: Rotary | None = None,
     return_lse: bool = False,
     xp: Namespace | None = None,
 ) -> Any:
@@ -103,6 +106,9 @@ def attention(
     q_features, k_features
         Features by name, ``(B, H, L)`` or ``(B, H, L, M)``, if they are known already, for example
         from a cache. ``posenc.features`` computes them.
+    q_rotary, k_rotary
+        ``posenc.rotary`` at the positions, or places, of the queries and of the keys, if a model
+        made it for all its layers. Default: made in every call.
     return_lse
         Whether to return the log-sum-exp too.
 
@@ -131,7 +137,8 @@ def attention(
         "k_axes": k_axes, "k_valid": k_valid, "window": window, "sink_tokens": sink_tokens,
         "bias": bias, "mask": mask, "softcap": softcap, "scale": scale,
         "k_transformed": k_transformed, "x": x, "q_x": q_x, "q_features": q_features,
-        "k_features": k_features, "return_lse": return_lse,
+        "k_features": k_features, "q_rotary": q_rotary, "k_rotary": k_rotary,
+        "return_lse": return_lse,
     }  # fmt: skip
     xp = xp or namespace(q=q, k=k, v=v)
     check_shapes(q, k, v, xp=xp)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, get_args
+from typing import Any, ClassVar, get_args
 
 from posenc.checks import check_channels, check_choice, check_count
 from posenc.protocol import Array, Namespace, PositionScheme, Role
@@ -63,13 +63,18 @@ class AxialRoPE(PositionScheme):
         self, x: Array, pos: Array, *, role: Role, params: Mapping[str, Array], xp: Namespace
     ) -> Array:
         check_channels("x", x, self.head_dim)
-        work = xp.float64 if x.dtype == xp.float64 else xp.float32
+        tables = self.tables(x, pos, params=params, xp=xp)
+        return rotate(x, tables["sin"], tables["cos"], layout=self.layout, xp=xp)
+
+    def rotary(
+        self, pos: Array, *, dtype: Any, params: Mapping[str, Array], xp: Namespace
+    ) -> Mapping[str, Array]:
         # With one axis, ``pos`` has no axis for it.
         lead = pos.shape if self.axes == 1 else pos.shape[:-1]
         # (..., A, D/2A): the pairs of one axis are neighbours.
-        angles = self._rope.sincos_each(pos[..., None], dtype=work, xp=xp)
+        angles = self._rope.sincos_each(pos[..., None], dtype=dtype, xp=xp)
         sin, cos = (xp.reshape(a, (*lead, self.head_dim // 2)) for a in angles)
-        return rotate(x, sin, cos, layout=self.layout, xp=xp)
+        return {"sin": sin, "cos": cos}
 
 
 def check_pairs(head_dim: int, axes: int) -> None:

@@ -7,14 +7,13 @@ ones. An et al. 2024, "Training-Free Long-Context Scaling of Large Language Mode
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 from posenc.checks import check_count, check_distance
 from posenc.protocol import Array, Namespace, PositionScheme, Role, Window
 from posenc.schemes.chunk import Chunk
-from posenc.schemes.rope import Layout, RoPE
+from posenc.schemes.rope import Layout, MovedRoPE
 from posenc.schemes.sum import Sum
 
 
@@ -92,7 +91,7 @@ class DualChunk(PositionScheme):
 
 
 @dataclass(frozen=True)
-class _InChunk(RoPE):
+class _InChunk(MovedRoPE):
     """RoPE at ``pos mod size``; the later of query and key is ahead by up to ``limit``."""
 
     size: int = 1
@@ -100,11 +99,9 @@ class _InChunk(RoPE):
     later: Role | None = None
     adjacent: bool = True
 
-    def transform(
-        self, x: Array, pos: Array, *, role: Role, params: Mapping[str, Array], xp: Namespace
-    ) -> Array:
+    def moved(self, pos: Array, role: Role, xp: Namespace) -> Array:
         at = pos % self.size
         if role == self.later:
             ahead = at + self.size if self.adjacent else 0 * at + 2 * self.size - 1
             at = xp.clip(ahead, max=self.limit)
-        return super().transform(x, at, role=role, params=params, xp=xp)
+        return at

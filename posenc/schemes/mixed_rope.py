@@ -83,12 +83,17 @@ class MixedRoPE(PositionScheme):
         self, x: Array, pos: Array, *, role: Role, params: Mapping[str, Array], xp: Namespace
     ) -> Array:
         check_channels("x", x, self.head_dim)
-        work = xp.float64 if x.dtype == xp.float64 else xp.float32
-        frequencies = xp.astype(params["frequencies"][:], work)  # (H, 1, D/2, A)
+        tables = self.tables(x, pos, params=params, xp=xp)
+        return rotate(x, tables["sin"], tables["cos"], layout=self.layout, xp=xp)
+
+    def rotary(
+        self, pos: Array, *, dtype: Any, params: Mapping[str, Array], xp: Namespace
+    ) -> Mapping[str, Array]:
+        frequencies = xp.astype(params["frequencies"][:], dtype)  # (H, 1, D/2, A)
         places = pos[..., None] if self.axes == 1 else pos
         terms = [(places[..., a, None], frequencies[..., a]) for a in range(self.axes)]
-        sin, cos = sincos_of_sum(terms, dtype=work, xp=xp)
-        return rotate(x, sin, cos, layout=self.layout, xp=xp)
+        sin, cos = sincos_of_sum(terms, dtype=dtype, xp=xp)
+        return {"sin": sin, "cos": cos}
 
 
 def _random_axes(rng: np.random.Generator, axes: int) -> np.ndarray[Any, Any]:

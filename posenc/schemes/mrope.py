@@ -148,20 +148,26 @@ class MRoPE(PositionScheme):
         self, x: Array, pos: Array, *, role: Role, params: Mapping[str, Array], xp: Namespace
     ) -> Array:
         check_channels("x", x, self.head_dim)
-        work = xp.float64 if x.dtype == xp.float64 else xp.float32
-        places = pos[..., None] if self.axes == 1 else pos
+        tables = self.tables(x, pos, params=params, xp=xp)
+        turned = [
+            rotate(x, tables[f"sin{n}"], tables[f"cos{n}"], layout=self._rope.layout, xp=xp)
+            for n in range(len(self._axis_of))
+        ]
+        if len(turned) == 1:
+            return turned[0]
+        half = len(self._axis_of[0])
+        return xp.concat([turned[0][..., :half], turned[1][..., half:]], axis=-1)
 
-        def turned(axis_of: tuple[int, ...]) -> Array:
+    def rotary(
+        self, pos: Array, *, dtype: Any, params: Mapping[str, Array], xp: Namespace
+    ) -> Mapping[str, Array]:
+        places = pos[..., None] if self.axes == 1 else pos
+        tables: dict[str, Array] = {}
+        for n, axis_of in enumerate(self._axis_of):
             index = constant_array(axis_of, dtype=xp.int32, device=device(pos), xp=xp)
             at = xp.take(places, index, axis=-1)
-            sin, cos = self._rope.sincos_each(at, dtype=work, xp=xp)
-            return rotate(x, sin, cos, layout=self._rope.layout, xp=xp)
-
-        if len(self._axis_of) == 1:
-            return turned(self._axis_of[0])
-        half = len(self._axis_of[0])
-        first, second = map(turned, self._axis_of)
-        return xp.concat([first[..., :half], second[..., half:]], axis=-1)
+            tables[f"sin{n}"], tables[f"cos{n}"] = self._rope.sincos_each(at, dtype=dtype, xp=xp)
+        return tables
 
 
 def _check_sections(given: Any, pairs: int, rope: RoPE) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 
@@ -84,8 +84,9 @@ class PoPE(PositionScheme):
         self, x: Array, pos: Array, *, role: Role, params: Mapping[str, Array], xp: Namespace
     ) -> Array:
         check_channels("x", x, self.head_dim)
-        work = xp.float64 if x.dtype == xp.float64 else xp.float32
-        sin, cos = self._turns.sincos(pos, dtype=work, xp=xp)
+        tables = self.tables(x, pos, params=params, xp=xp)
+        sin, cos = tables["sin"], tables["cos"]
+        work = sin.dtype
         if role == "key":
             # Not clip, whose gradient at a bound differs between libraries.
             delta = xp.astype(params["delta"][:], work)
@@ -100,3 +101,9 @@ class PoPE(PositionScheme):
             return xp.astype(xp.concat(both, axis=-1), x.dtype)
         pairs = xp.stack(both, axis=-1)
         return xp.astype(xp.reshape(pairs, (*x.shape[:-1], 2 * self.head_dim)), x.dtype)
+
+    def rotary(
+        self, pos: Array, *, dtype: Any, params: Mapping[str, Array], xp: Namespace
+    ) -> Mapping[str, Array]:
+        sin, cos = self._turns.sincos(pos, dtype=dtype, xp=xp)
+        return {"sin": sin, "cos": cos}

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from posenc.checks import check_distance, check_positive
 from posenc.protocol import Array, Namespace, PositionScheme, Role, Window
 from posenc.schemes.log_scale import LogScale
-from posenc.schemes.rope import Layout, RoPE
+from posenc.schemes.rope import Layout, MovedRoPE, RoPE
 from posenc.schemes.scalings import PI, Scaling
 from posenc.schemes.sum import Sum
 
@@ -102,14 +102,10 @@ class _Kept(Scaling):
 
 
 @dataclass(frozen=True)
-class _Ahead(RoPE):
+class _Ahead(MovedRoPE):
     """Queries turned by a fixed number of positions, keys as they are."""
 
     steps: int = 1
 
-    def transform(
-        self, x: Array, pos: Array, *, role: Role, params: Mapping[str, Array], xp: Namespace
-    ) -> Array:
-        if role == "key":
-            return x
-        return super().transform(x, 0 * pos + self.steps, role=role, params=params, xp=xp)
+    def moved(self, pos: Array, role: Role, xp: Namespace) -> Array | None:
+        return 0 * pos + self.steps if role == "query" else None

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from posenc.angles import Turns
 from posenc.checks import check_channels, check_choice, check_count, check_positive
+from posenc.primitives import rotated
 from posenc.protocol import Array, Namespace, PositionScheme, Role
 from posenc.schemes.scalings import Proportional, Scaling
 
@@ -157,10 +158,14 @@ class RoPE(PositionScheme):
         self, x: Array, pos: Array, *, role: Role, params: Mapping[str, Array], xp: Namespace
     ) -> Array:
         check_channels("x", x, self.head_dim)
-        # Rotated in float32 or better; the cast to a half-precision dtype is the last step.
-        work = xp.float64 if x.dtype == xp.float64 else xp.float32
-        sin, cos = self._sincos(pos, params, dtype=work, xp=xp)
-        return rotate(x, sin, cos, layout=self.layout, xp=xp)
+        tables = self.tables(x, pos, params=params, xp=xp)
+        return rotate(x, tables["sin"], tables["cos"], layout=self.layout, xp=xp)
+
+    def rotary(
+        self, pos: Array, *, dtype: Any, params: Mapping[str, Array], xp: Namespace
+    ) -> Mapping[str, Array]:
+        sin, cos = self._sincos(pos, params, dtype=dtype, xp=xp)
+        return {"sin": sin, "cos": cos}
 
     def _sincos(
         self, pos: Array, params: Mapping[str, Array], *, dtype: Any, xp: Namespace
@@ -175,15 +180,49 @@ class RoPE(PositionScheme):
         return (sin, cos) if factor == 1 else (factor * sin, factor * cos)
 
 
+@dataclass(frozen=True)
+class MovedRoPE(RoPE):
+    """RoPE that turns queries and keys at other positions than their own: a region's."""
+
+    def moved(self, pos: Array, role: Role, xp: Namespace) -> Array | None:
+        """The positions at which tokens are turned; None for no turn."""
+        raise NotImplementedError
+
+    def transform(
+        self, x: Array, pos: Array, *, role: Role, params: Mapping[str, Array], xp: Namespace
+    ) -> Array:
+        check_channels("x", x, self.head_dim)
+        tables = self.tables(x, pos, params=params, xp=xp)
+        if f"{role}_sin" not in tables:
+            return x
+        sin, cos = tables[f"{role}_sin"], tables[f"{role}_cos"]
+        return rotate(x, sin, cos, layout=self.layout, xp=xp)
+
+    def rotary(
+        self, pos: Array, *, dtype: Any, params: Mapping[str, Array], xp: Namespace
+    ) -> Mapping[str, Array]:
+        tables: dict[str, Array] = {}
+        for role in get_args(Role):
+            at = self.moved(pos, role, xp)
+            if at is not None:
+                own = super().rotary(at, dtype=dtype, params=params, xp=xp)
+                tables |= {f"{role}_{name}": table for name, table in own.items()}
+        return tables
+
+
 def rotate(x: Array, sin: Array, cos: Array, *, layout: Layout, xp: Namespace) -> Array:
     """Rotate the first ``2n`` channels of ``x (..., D)`` by angles with these sines ``(..., n)``.
 
     It is computed in the dtype of the sines; the cast to that of ``x`` is the last step.
     """
     width = 2 * sin.shape[-1]
-    rotary = xp.astype(x[..., :width], sin.dtype)
-    rotated = xp.astype(_LAYOUTS[layout](rotary, sin, cos, xp), x.dtype)
-    return rotated if width == x.shape[-1] else xp.concat([rotated, x[..., width:]], axis=-1)
+    part = x if width == x.shape[-1] else x[..., :width]
+    part = xp.astype(part, sin.dtype, copy=False)
+    turned = rotated(part, sin, cos, interleaved=layout == "interleaved", xp=xp)
+    if turned is None:
+        turned = _LAYOUTS[layout](part, sin, cos, xp)
+    turned = xp.astype(turned, x.dtype, copy=False)
+    return turned if width == x.shape[-1] else xp.concat([turned, x[..., width:]], axis=-1)
 
 
 def _half(x: Array, sin: Array, cos: Array, xp: Namespace) -> Array:
@@ -193,9 +232,11 @@ def _half(x: Array, sin: Array, cos: Array, xp: Namespace) -> Array:
 
 
 def _interleaved(x: Array, sin: Array, cos: Array, xp: Namespace) -> Array:
-    even, odd = x[..., 0::2], x[..., 1::2]
-    pairs = xp.stack([even * cos - odd * sin, odd * cos + even * sin], axis=-1)
-    return xp.reshape(pairs, x.shape)
+    # Compilers read pairs faster than every second channel.
+    pairs = xp.reshape(x, (*x.shape[:-1], x.shape[-1] // 2, 2))
+    even, odd = pairs[..., 0], pairs[..., 1]
+    turned = xp.stack([even * cos - odd * sin, odd * cos + even * sin], axis=-1)
+    return xp.reshape(turned, x.shape)
 
 
 _LAYOUTS = {"half": _half, "interleaved": _interleaved}

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from posenc.checks import check_distance
 from posenc.protocol import Array, Namespace, PositionScheme, Role, Window
-from posenc.schemes.rope import Layout, RoPE
+from posenc.schemes.rope import Layout, MovedRoPE, RoPE
 
 
 @dataclass(frozen=True)
@@ -73,14 +73,11 @@ class SelfExtend(PositionScheme):
 
 
 @dataclass(frozen=True)
-class _Grouped(RoPE):
+class _Grouped(MovedRoPE):
     """RoPE of groups of positions, with queries a number of groups ahead."""
 
     group: int = 1
     ahead: int = 0
 
-    def transform(
-        self, x: Array, pos: Array, *, role: Role, params: Mapping[str, Array], xp: Namespace
-    ) -> Array:
-        at = pos // self.group + (self.ahead if role == "query" else 0)
-        return super().transform(x, at, role=role, params=params, xp=xp)
+    def moved(self, pos: Array, role: Role, xp: Namespace) -> Array:
+        return pos // self.group + (self.ahead if role == "query" else 0)

@@ -149,6 +149,12 @@ class Sink(PositionScheme):
     ) -> Array:
         return self.scheme.transform(x, pos, role=role, params=params, xp=xp)
 
+    def rotary(self, pos: Array, **keywords: Any) -> Mapping[str, Array]:
+        return self.scheme.rotary(pos, **keywords)
+
+    def rotary_params(self) -> frozenset[str]:
+        return self.scheme.rotary_params()
+
     def hidden_features(
         self, x: Array, *, role: Role, params: Mapping[str, Array], xp: Namespace
     ) -> Mapping[str, Array]:

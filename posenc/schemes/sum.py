@@ -104,6 +104,15 @@ class Combination(PositionScheme):
             x = scheme.transform(x, pos, role=role, params=own, xp=xp)
         return x if x.dtype == dtype else xp.astype(x, dtype)
 
+    def rotary(
+        self, pos: Array, *, dtype: Any, params: Mapping[str, Array], xp: Namespace
+    ) -> Mapping[str, Array]:
+        return self._features("rotary", pos, dtype=dtype, params=params, xp=xp)
+
+    def rotary_params(self) -> frozenset[str]:
+        parts = enumerate(self.schemes)
+        return frozenset(f"{n}_{name}" for n, part in parts for name in part.rotary_params())
+
     def hidden_features(
         self, x: Array, *, role: Role, params: Mapping[str, Array], xp: Namespace
     ) -> Mapping[str, Array]:
@@ -216,7 +225,7 @@ class Combination(PositionScheme):
     def _features(
         self, hook: str, *tokens: Array, params: Mapping[str, Array], xp: Namespace, **keywords: Any
     ) -> dict[str, Array]:
-        """One mapping of all features that ``hook`` of each part returns, with prefixed names."""
+        """One mapping of all that ``hook`` of each part returns, with prefixed names."""
         features: dict[str, Array] = {}
         for scheme, own in self._parts(hook, params, xp):
             of_part = getattr(scheme, hook)(*tokens, params=own, xp=xp, **keywords)
@@ -297,6 +306,9 @@ class PartParams(Params):
             {}, dtype, PartFeatures(query, prefix, "query"), PartFeatures(key, prefix, "key")
         )
         self._whole, self.prefix = whole, prefix
+        tables: Mapping[str, Array] = getattr(whole, "rotary", None) or {}
+        own = {n.removeprefix(prefix): t for n, t in tables.items() if n.startswith(prefix)}
+        self.rotary = own or None
 
     def __getitem__(self, name: str) -> Array:
         return self._whole[self.prefix + name]

@@ -6,16 +6,16 @@ Sun et al. 2022, "A Length-Extrapolatable Transformer", arXiv 2212.10554, algori
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from array_api_compat import device
 
-from posenc.checks import check_count, check_positive
+from posenc.checks import check_channels, check_count, check_positive
 from posenc.constants import constant_array
 from posenc.protocol import Array, Namespace, PositionScheme, Role
-from posenc.schemes.rope import Layout, RoPE
+from posenc.schemes.rope import Layout, RoPE, rotate
 
 _LARGEST_EXPONENT = 40.0
 """A score of two tokens then stays finite in float32: ``exp(40) * exp(40) = 5.5e34``."""
@@ -77,29 +77,34 @@ class XPos(PositionScheme):
         limits = [min(2**31 - 1, int(_LARGEST_EXPONENT / -rate)) for rate in rates]
         high = [_rounded(rate, 24 - n.bit_length()) for rate, n in zip(rates, limits, strict=True)]
         low = [rate - rounded for rate, rounded in zip(rates, high, strict=True)]
-        by_channel = [self._of_channels(values) for values in (limits, high, low)]
-        object.__setattr__(self, "_limits", by_channel[0])
-        object.__setattr__(self, "_rates", (by_channel[1], by_channel[2]))
-
-    def _of_channels(self, values: Sequence[float]) -> tuple[float, ...]:
-        """One value per channel, from one per pair."""
-        if self.layout == "half":
-            return (*values, *values)
-        return tuple(value for value in values for _ in range(2))
+        object.__setattr__(self, "_limits", tuple(limits))
+        object.__setattr__(self, "_rates", (tuple(high), tuple(low)))
 
     def transform(
         self, x: Array, pos: Array, *, role: Role, params: Mapping[str, Array], xp: Namespace
     ) -> Array:
-        work = xp.float64 if x.dtype == xp.float64 else xp.float32
-        turned = self._rope.transform(xp.astype(x, work), pos, role=role, params=params, xp=xp)
-        limits = constant_array(self._limits, dtype=xp.int32, device=device(x), xp=xp)
+        check_channels("x", x, self.head_dim)
+        tables = self.tables(x, pos, params=params, xp=xp)
+        sin, cos = tables[f"{role}_sin"], tables[f"{role}_cos"]
+        return rotate(x, sin, cos, layout=self.layout, xp=xp)
+
+    def rotary(
+        self, pos: Array, *, dtype: Any, params: Mapping[str, Array], xp: Namespace
+    ) -> Mapping[str, Array]:
+        angles = self._rope.rotary(pos, dtype=dtype, params=params, xp=xp)
+        limits = constant_array(self._limits, dtype=xp.int32, device=device(pos), xp=xp)
         steps = xp.maximum(xp.minimum((pos - self.center)[..., None], limits), -limits)
-        steps = xp.astype(steps if role == "query" else -steps, work)
-        # The product with the first part is exact: one product would be off by 40 roundings.
-        for rates in self._rates:
-            rate = constant_array(rates, dtype=work, device=device(x), xp=xp)
-            turned = turned * xp.exp(steps * rate)
-        return xp.astype(turned, x.dtype)
+        steps = xp.astype(steps, dtype)
+        tables = dict[str, Array]()
+        for role, signed in (("query", steps), ("key", -steps)):
+            # The product with the first part is exact: one product would be off by 40 roundings.
+            first, second = (
+                xp.exp(signed * constant_array(rates, dtype=dtype, device=device(pos), xp=xp))
+                for rates in self._rates
+            )
+            for name, table in angles.items():
+                tables[f"{role}_{name}"] = table * first * second
+        return tables
 
 
 def _rounded(value: float, bits: int) -> float:

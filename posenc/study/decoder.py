@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from posenc.layers import LayerPlan
+from posenc.layers import LayerPlan, rotary_layers
 from posenc.params import init_params
 from posenc.protocol import PositionScheme
 from posenc.study.recipe import Recipe
@@ -128,6 +128,11 @@ class Layers:
     windows: tuple[int | None, ...]
     owners: tuple[int, ...]
     embedding: tuple[int, ...]
+
+    @property
+    def rotary(self) -> tuple[int, ...]:
+        """For each layer, the first layer whose ``posenc.rotary`` it can use."""
+        return rotary_layers(self.schemes, self.owners)
 
 
 def has_weight_decay(name: str) -> bool:

@@ -179,7 +179,13 @@ class SchemeCase:
         """Tokens at drawn positions."""
         return self.tokens(self.draw_positions(rng, length), role)
 
-    def transform(self, x: Host, tokens: Tokens, params: Mapping[str, Host] | None = None) -> Host:
+    def transform(
+        self,
+        x: Host,
+        tokens: Tokens,
+        params: Mapping[str, Host] | None = None,
+        rotary: posenc.Rotary | None = None,
+    ) -> Host:
         """Queries or keys ``x (B, H, L, D)``, transformed at the positions of ``tokens``."""
         given = self.params if params is None else params
         features = tokens.features if has_transform(self.scheme) else {}
@@ -187,6 +193,7 @@ class SchemeCase:
             posenc.transform(
                 self.scheme, x, tokens.pos, role=tokens.role, params=given, axes=tokens.places,
                 features={n: a.astype(_working_float(x)) for n, a in features.items()},
+                rotary=rotary,
             )
         )  # fmt: skip
 

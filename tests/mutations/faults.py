@@ -247,70 +247,90 @@ _SCHEMES = (
         "rope-turns-queries-alone",
         "keys pass as they are: the angle is that of the query's position",
         ROPE,
-        "sin, cos = self._sincos(pos, params, dtype=work, xp=xp)",
-        'sin, cos = self._sincos(pos if role == "query" else 0 * pos, params, dtype=work, xp=xp)',
+        'return rotate(x, tables["sin"], tables["cos"], layout=self.layout, xp=xp)',
+        'if role == "key":\n'
+        "            return x\n"
+        '        return rotate(x, tables["sin"], tables["cos"], layout=self.layout, xp=xp)',
         ("test_laws.py rotated_scores [rope]",),
     ),
     Fault(
         "rope-turns-keys-backwards",
         "scores depend on the sum of positions",
         ROPE,
-        "sin, cos = self._sincos(pos, params, dtype=work, xp=xp)",
-        'sin, cos = self._sincos(pos if role == "query" else -pos, params, dtype=work, xp=xp)',
+        'return rotate(x, tables["sin"], tables["cos"], layout=self.layout, xp=xp)',
+        'sin = tables["sin"] if role == "query" else -tables["sin"]\n'
+        '        return rotate(x, sin, tables["cos"], layout=self.layout, xp=xp)',
         ("test_laws.py rotated_scores [rope]",),
     ),
     Fault(
         "rope-sine-for-cosine-of-keys",
         "a swap in one of two calls",
         ROPE,
-        "sin, cos = self._sincos(pos, params, dtype=work, xp=xp)",
-        "sin, cos = self._sincos(pos, params, dtype=work, xp=xp)[:: 1 if role == 'query' else -1]",
+        'return rotate(x, tables["sin"], tables["cos"], layout=self.layout, xp=xp)',
+        'sin, cos = ("sin", "cos") if role == "query" else ("cos", "sin")\n'
+        "        return rotate(x, tables[sin], tables[cos], layout=self.layout, xp=xp)",
         ("test_laws.py rotated_scores [rope]",),
     ),
     Fault(
         "rope-by-index",
         "rows counted from 0, whatever positions are given: wrong in decoding and packing",
         ROPE,
-        "sin, cos = self._sincos(pos, params, dtype=work, xp=xp)",
-        "sin, cos = self._sincos(\n"
-        "            xp.arange(x.shape[-2]) + 0 * pos, params, dtype=work, xp=xp\n        )",
+        "sin, cos = self._sincos(pos, params, dtype=dtype, xp=xp)",
+        "at = xp.arange(pos.shape[-1]) + 0 * pos\n"
+        "        sin, cos = self._sincos(at, params, dtype=dtype, xp=xp)",
         ("test_laws.py transform_is_row_local-rope",),
     ),
     Fault(
         "rope-positions-in-half-precision",
         "positions in the dtype of x: 256 and 257 are one (huggingface/transformers 26602)",
         ROPE,
-        "sin, cos = self._sincos(pos, params, dtype=work, xp=xp)",
-        "sin, cos = self._sincos(\n"
-        "            xp.astype(xp.astype(pos, x.dtype), pos.dtype), params,"
-        " dtype=work, xp=xp\n        )",
+        "tables = self.tables(x, pos, params=params, xp=xp)\n"
+        '        return rotate(x, tables["sin"], tables["cos"], layout=self.layout, xp=xp)',
+        "at = xp.astype(xp.astype(pos, x.dtype), pos.dtype)\n"
+        "        tables = self.tables(x, at, params=params, xp=xp)\n"
+        '        return rotate(x, tables["sin"], tables["cos"], layout=self.layout, xp=xp)',
         ("test_laws.py half_precision_rounds_once-torch-rope",),
     ),
     Fault(
         "rope-in-half-precision",
         "rotated in the dtype of x, with rounded sines (huggingface/transformers 29285)",
         ROPE,
-        "rotary = xp.astype(x[..., :width], sin.dtype)",
-        "rotary, sin, cos = x[..., :width], xp.astype(sin, x.dtype), xp.astype(cos, x.dtype)",
+        "part = xp.astype(part, sin.dtype, copy=False)",
+        "sin, cos = xp.astype(sin, x.dtype), xp.astype(cos, x.dtype)",
         ("test_laws.py half_precision_rounds_once-torch-rope",),
     ),
     Fault(
         "rope-table-clamped",
         "positions beyond a table of 4096 rows take its last row",
         ROPE,
-        "sin, cos = self._sincos(pos, params, dtype=work, xp=xp)",
-        "sin, cos = self._sincos(\n"
-        "            xp.where(pos > 4095, 0 * pos + 4095, pos), params,"
-        " dtype=work, xp=xp\n        )",
+        "sin, cos = self._sincos(pos, params, dtype=dtype, xp=xp)",
+        "at = xp.where(pos > 4095, 0 * pos + 4095, pos)\n"
+        "        sin, cos = self._sincos(at, params, dtype=dtype, xp=xp)",
         ("test_laws.py rotated_scores [rope]",),
     ),
     Fault(
         "partial-rope-turns-the-last-channels",
         "rotary_dim counted from the wrong end",
         ROPE,
-        "rotary = xp.astype(x[..., :width], sin.dtype)",
-        "rotary = xp.astype(x[..., x.shape[-1] - width :], sin.dtype)",
+        "part = x if width == x.shape[-1] else x[..., :width]",
+        "part = x[..., x.shape[-1] - width :]",
         ("test_schemes_golden.py rope",),
+    ),
+    Fault(
+        "rotation-by-complex-numbers-backwards",
+        "interleaved pairs turn the other way in eager PyTorch, and nowhere else",
+        "backends/posenc_torch/rotation.py",
+        "torch.complex(cos, sin)",
+        "torch.complex(cos, -sin)",
+        ("test_torch_rotary.py strided",),
+    ),
+    Fault(
+        "gradient-of-halves-not-turned-back",
+        "the gradient of a rotation is rotated forward",
+        "backends/posenc_torch/rotation.py",
+        "_Halves.apply(d_out, -sin, cos)",
+        "_Halves.apply(d_out, sin, cos)",
+        ("test_torch_rotary.py every_derivative",),
     ),
     Fault(
         "partial-rope-with-frequencies-of-the-whole-head",
@@ -694,8 +714,8 @@ _CORE = (
         "keys-of-a-cache-turned-again",
         "k_transformed is ignored",
         CALL,
-        "        if not k_transformed:\n",
-        "        if k_transformed in (True, False):\n",
+        "        if not given.k_transformed:\n",
+        "        if given.k_transformed in (True, False):\n",
         ("test_laws.py cache_may_hold_transformed_keys-numpy-reference-rope",),
     ),
     Fault(
@@ -710,9 +730,25 @@ _CORE = (
         "keys-transformed-as-queries",
         "the role is not passed on",
         CALL,
-        'k = _transform_side(scheme, k, key, "key", params, xp)',
-        'k = _transform_side(scheme, k, key, "query", params, xp)',
+        'k = _transform_side(scheme, k, key, "key", params, given.k_rotary, xp)',
+        'k = _transform_side(scheme, k, key, "query", params, given.k_rotary, xp)',
         ("test_reference.py the_reference_is_its_definition sharpening causal",),
+    ),
+    Fault(
+        "rotary-of-another-scheme",
+        "a layer with another base is given the angles of its neighbour, in silence",
+        "posenc/rotary_tables.py",
+        "if rotary.scheme is not scheme and rotary.scheme != scheme:",
+        "if type(rotary.scheme) is not type(scheme):",
+        ("test_rotary.py wrong_rotary",),
+    ),
+    Fault(
+        "rotary-for-a-transform-of-its-own",
+        "a subclass that moves positions before it rotates gets the angles of those not moved",
+        "posenc/protocol.py",
+        'if not issubclass(writer["rotary"], writer["transform"]):',
+        'if not issubclass(writer["rotary"], PositionScheme):',
+        ("test_rotary.py transform_of_its_own",),
     ),
     Fault(
         "positions-of-the-first-row-for-all",
@@ -3331,9 +3367,17 @@ _FEATURES = (
         "later-keys-are-computed",
         "a causal call computes regions in which no key is visible: five calls in place of three",
         CALL,
-        "regions = tuple(r for r in regions if r[1][0] is None or r[1][0] >= 0) or regions",
-        "regions = tuple(r for r in regions)",
+        "numbered = before or numbered",
+        "numbered = numbered or before",
         ("test_dual_chunk.py causal_call", "test_rerope.py causal_call"),
+    ),
+    Fault(
+        "learned-rotary-of-the-first-layer",
+        "layers with their own frequencies rotate by those of the first",
+        "posenc/layers.py",
+        "(scheme, source if scheme.rotary_params() else None)",
+        "(scheme, None)",
+        ("test_rotary.py layers_share",),
     ),
     Fault(
         "groups-without-their-start",
@@ -3651,8 +3695,8 @@ _AROUND = (
         "xpos-decays-twice",
         "keys decay too: scores depend on the distance to the centre",
         "posenc/schemes/xpos.py",
-        'steps if role == "query" else -steps',
-        "steps",
+        '("key", -steps)',
+        '("key", steps)',
         ("test_xpos.py score_is_that_of_the_formula", "test_xpos.py centre"),
     ),
     Fault(

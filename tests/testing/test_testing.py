@@ -16,7 +16,7 @@ import posenc
 import posenc.testing
 from posenc import ParamSpec, PositionScheme
 from posenc.attn.features import hidden_width
-from posenc.schemes import FIRE, Chunk, FoX, Sink, Sum
+from posenc.schemes import FIRE, Chunk, FoX, LearnedRoPE, Sink, Sum
 from posenc.testing import (
     BrokenLawError,
     SchemeCase,
@@ -98,6 +98,25 @@ class ByIndex(posenc.RoPE):
     def transform(self, x, pos, *, role, params, xp):
         places = xp.arange(x.shape[-2], dtype=pos.dtype)
         return super().transform(x, 0 * pos + places, role=role, params=params, xp=xp)
+
+
+@dataclass(frozen=True)
+class Ahead(posenc.RoPE):
+    """Its rotary is not what its transform uses."""
+
+    def transform(self, x, pos, *, role, params, xp):
+        return super().transform(x, pos + 1, role=role, params=params, xp=xp)
+
+    def rotary(self, pos, *, dtype, params, xp):
+        return super().rotary(pos, dtype=dtype, params=params, xp=xp)
+
+
+@dataclass(frozen=True)
+class Secretive(LearnedRoPE):
+    """Its rotary reads a learned array that it does not name."""
+
+    def rotary_params(self):
+        return frozenset()
 
 
 @dataclass(frozen=True)
@@ -428,6 +447,8 @@ WRONG = {
     "key_bias_is_as_claimed": Backwards(HEADS),
     "key_bias_is_as_claimed (unsaid)": Silent(HEADS),
     "transform_is_row_local": ByIndex(HEAD_DIM),
+    "rotary_made_before_changes_nothing": Ahead(HEAD_DIM),
+    "rotary_made_before_changes_nothing (params)": Secretive(HEAD_DIM),
     "half_precision_rounds_once": Wide(HEAD_DIM),
     "half_precision_rounds_once (twice)": Narrow(HEAD_DIM),
     "embedding_is_one_row_per_position": Flowing(HEAD_DIM),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -68,6 +69,41 @@ def _require_independent_in_a_batch(case: SchemeCase, rng: np.random.Generator, 
     if role == "key" and case.shares_keys:
         alone = case.transform(x[:, :1], tokens)
         require_equal(alone, whole[:, :1], f"{role}, one head alone")
+
+
+@law("scheme")
+def rotary_made_before_changes_nothing(case: SchemeCase) -> None:
+    """With ``posenc.rotary`` of the same positions, results have the same bits as without.
+
+    It depends only on the learned arrays that ``rotary_params`` names.
+    """
+    rng = np.random.default_rng(23)
+    params = {name: a + 1 for name, a in case.params.items()}
+    params |= {name: case.params[name] for name in case.scheme.rotary_params()}
+    for size in (7, (_BATCH, 6)):
+        q, k = (case.draw_tokens(rng, role, size) for role in _ROLES)
+        for tokens, dtype in itertools.product((q, k), ("float16", "float32", "float64")):
+            made = _rotary(case, tokens, params, dtype)
+            if made is None:
+                require("rotary" not in case.scheme.hooks(), "posenc.rotary gives None")
+                return
+            x, what = _vectors(case, q.size, dtype, batch=_BATCH), f"{tokens.role} of {dtype}"
+            with np.errstate(over="ignore"):  # to infinity, as rounding to float16 does
+                whole = case.transform(x, tokens)
+                require_equal(case.transform(x, tokens, rotary=made), whole, what)
+    hidden = case.normal((_BATCH, q.size, case.hidden_dim), 3)
+    options: Any = {"q_pos": q.pos, "k_pos": k.pos, "q_axes": q.places, "k_axes": k.places}
+    options |= {"x": hidden, **case.query_hidden(hidden)}
+    options |= {"scheme": case.scheme, "params": case.params}
+    options |= dict.fromkeys("qkv", _vectors(case, q.size, "float64", batch=_BATCH))
+    both = {f"{t.role[0]}_rotary": _rotary(case, t, params, "float64") for t in (q, k)}
+    whole = posenc.attention(**options)
+    require_equal(posenc.attention(**options, **both), whole, "attention")
+
+
+def _rotary(case: SchemeCase, tokens: Tokens, params: Mapping[str, Host], dtype: str) -> Any:
+    """``posenc.rotary`` at the positions of tokens."""
+    return posenc.rotary(case.scheme, tokens.pos, params, axes=tokens.places, dtype=np.dtype(dtype))
 
 
 @law("scheme")
