@@ -1707,11 +1707,19 @@ _LOWERED = (
         ("test_torch_chunked.py computes_no_part_again",),
     ),
     Fault(
+        "a-thread-without-a-head",
+        "heads are cut where one thread of two computes the gradients of a part, the other waits",
+        CUT,
+        "-(-batch * heads // threads)",
+        "batch * heads / threads",
+        ("test_torch_chunked.py cost_least",),
+    ),
+    Fault(
         "parts-of-heads-that-share-no-keys",
         "a run of heads reads the keys of its first",
         CUT,
-        "if end > start and (wasteful or (group > 1 and end % group == 0)):",
-        "if end > start and wasteful:",
+        "if group == 1 or start // group == (end - 1) // group or end - start == heads:",
+        "if True:",
         ("test_torch_chunked.py every_query", "test_torch_chunked.py share_keys"),
     ),
     Fault(
