@@ -42,7 +42,7 @@ from posenc.evaluate import (
     has_bias,
     has_features,
     has_transform,
-    transform,
+    transform_at,
 )
 from posenc.params import (
     Features,
@@ -366,13 +366,12 @@ def _transform_side(
     rotary: Rotary | None,
     xp: Namespace,
 ) -> Array:
-    return transform(
+    return transform_at(
         scheme,
         x,
-        side.pos,
+        side.encoded_pos,
         role=role,
         params=params,
-        axes=side.places,
         features=side.features,
         rotary=rotary,
         xp=xp,
