@@ -935,6 +935,22 @@ _TORCH = (
         ("test_laws.py gradient_reaches_every_param-torch-sdpa-alibi-learned",),
     ),
     Fault(
+        "rows-by-distance-in-reverse",
+        "each row of the whole bias is the next one shifted, from the last query on",
+        "backends/posenc_torch/diagonals.py",
+        "table.unfold(1, k_len, 1).flip(1)",
+        "table.unfold(1, k_len, 1)",
+        ("test_torch_diagonals.py bias_and_mask_of_each_pair",),
+    ),
+    Fault(
+        "own-key-hidden-by-distance",
+        "a row without a key is NaN, or a mean, where nobody looks for such rows",
+        "backends/posenc_torch/diagonals.py",
+        "if not all(map(math.isfinite, own)):",
+        "if not own:",
+        ("test_torch_diagonals.py rows_without_a_key",),
+    ),
+    Fault(
         "sdpa-is-causal-from-the-first-key",
         "SDPA's own mask aligns the first query and key (pytorch/pytorch 108108)",
         SDPA,
