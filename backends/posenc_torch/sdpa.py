@@ -166,7 +166,7 @@ def as_attn_mask(
     if mask is None:
         return None if bias is None else bias.to(dtype), None
     sees = mask.any(dim=-1, keepdim=True)
-    if may_read(q) and sees.all().item():
+    if may_read(mask) and sees.all().item():
         return mask if bias is None else torch.where(mask, bias, -torch.inf).to(dtype), None
     fully_masked = ~sees
     mask = mask | fully_masked
