@@ -2360,6 +2360,25 @@ _GPU_CHECK = (
     ),
 )
 
+_PEERS = (
+    Fault(
+        "peers-with-other-results-are-timed",
+        "a peer that computes something else, and less, counts as faster",
+        f"{HARNESS}/peers/measure.py",
+        'if row["status"] == "equal":',
+        'if row["status"] != "failed":',
+        ("test_peers.py what_differs",),
+    ),
+    Fault(
+        "peers-measured-again-lose-the-others",
+        "a table of one row",
+        f"{HARNESS}/peers/report.py",
+        "kept = [own.pop(_identity(row), row) for row in before]",
+        "kept = []",
+        ("test_peers.py the_command",),
+    ),
+)
+
 WORKERS = "posenc/study/workers.py"
 
 RUNNER = "posenc/study/runner.py"
@@ -4041,6 +4060,7 @@ FAULTS = (
     *_NUMBERS,
     *_DASHBOARD,
     *_GPU_CHECK,
+    *_PEERS,
     *_RUNTIME,
     *_UI,
     *_MODEL,
