@@ -167,8 +167,11 @@ def peers() -> list[Peer]:
     linear = {"scaling_factor": lambda i: i.scheme.scaling.factor}
     fixed = {"implementation": "xla"}, {"implementation": "xla_chunked"}
     return [
-        Peer("equinox", "rope", "transform", "vmap(vmap(RotaryPositionalEmbedding(D)))(q)",
-             _half_by_equinox, _JIT, differs=FLOAT32_ANGLES),
+        *[
+            Peer("equinox", "rope", stage, "vmap(vmap(RotaryPositionalEmbedding(D)))(q)",
+                 _half_by_equinox, _JIT, differs=FLOAT32_ANGLES)
+            for stage in ("transform", "rotation")  # it has its angles as constants
+        ],
         Peer(keras, "rope", "transform", "RotaryEmbedding()(q)", _half_by_keras_hub(), _JIT,
              differs=FLOAT32_ANGLES),
         Peer(keras, "rope_pi", "transform", "RotaryEmbedding(scaling_factor=factor)(q)",

@@ -18,13 +18,15 @@ def ours(stage: str, framework: str, inputs: Inputs) -> Side:
     pos, names = inputs.positions, inputs.params
     if stage == "attention":
         return _attention(scheme, framework, inputs)
-    if stage == "transform":
+    if stage in ("transform", "rotation"):
+        # The second has its angles already, as the layers of a model.
+        held = {"rotary": posenc.rotary(scheme, pos)} if stage == "rotation" else {}
 
         def transform(q: Any, k: Any, *own: Any) -> tuple[Any, Any]:
             params = dict(zip(names, own, strict=True))
             return (
-                posenc.transform(scheme, q, pos, role="query", params=params),
-                posenc.transform(scheme, k, pos, role="key", params=params),
+                posenc.transform(scheme, q, pos, role="query", params=params, **held),
+                posenc.transform(scheme, k, pos, role="key", params=params, **held),
             )
 
         return Side(transform, _leaves(inputs, "q", "k"))

@@ -13,6 +13,7 @@ END = "<!-- peers: end -->"
 _TITLES = {
     "embedding": "Embeddings",
     "transform": "Rotations of queries and keys",
+    "rotation": "Rotations by angles that were made before, for all layers",
     "bias": "The dense bias of all heads",
     "attention": "Causal attention, as a whole",
 }

@@ -16,7 +16,7 @@ from posenc.testing import Host
 
 Axes = tuple[int, ...] | None  # order of posenc's axes in a peer's layout; None: the same
 Options = Mapping[str, Any]
-STAGES = ("embedding", "transform", "bias", "attention")
+STAGES = ("embedding", "transform", "rotation", "bias", "attention")
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,8 @@ class Peer:
     scheme, options
         Name in the catalogue and options; ``options`` may be a function of the sizes.
     stage
-        One of ``STAGES``: what is computed.
+        One of ``STAGES``: what is computed. A ``"transform"`` makes the angles in the call, where a
+        peer does; for a ``"rotation"`` they are made before, once for all layers.
     call
         The call, as its users write it.
     ready

@@ -34,24 +34,28 @@ FLOAT32_ANGLES = Difference("its angles are float32 products", _angles)
 # Rotations of queries and keys.
 
 
-def _half_by_transformers(inputs: Inputs) -> Side:
-    from transformers import LlamaConfig
-    from transformers.models.llama import modeling_llama as llama
+def _half_by_transformers(*, held: bool) -> Callable[[Inputs], Side]:
+    def ready(inputs: Inputs) -> Side:
+        from transformers import LlamaConfig
+        from transformers.models.llama import modeling_llama as llama
 
-    sizes, parameters = inputs.sizes, inputs.scheme.to_hf()
-    longest = sizes.length
-    if parameters["rope_type"] == "dynamic":  # takes the length in training from there
-        longest = parameters.pop("original_max_position_embeddings")
-    config = LlamaConfig(
-        hidden_size=sizes.heads * sizes.dim, num_attention_heads=sizes.heads, head_dim=sizes.dim,
-        max_position_embeddings=longest, rope_parameters=parameters,
-    )  # fmt: skip
-    rotary, at = llama.LlamaRotaryEmbedding(config), inputs.positions[None]
+        sizes, parameters = inputs.sizes, inputs.scheme.to_hf()
+        longest = sizes.length
+        if parameters["rope_type"] == "dynamic":  # takes the length in training from there
+            longest = parameters.pop("original_max_position_embeddings")
+        config = LlamaConfig(
+            hidden_size=sizes.heads * sizes.dim, num_attention_heads=sizes.heads,
+            head_dim=sizes.dim, max_position_embeddings=longest, rope_parameters=parameters,
+        )  # fmt: skip
+        rotary, at = llama.LlamaRotaryEmbedding(config), inputs.positions[None]
+        angles = rotary(inputs.constant(inputs.host["q"]), at)
 
-    def call(q: Any, k: Any) -> Any:
-        return llama.apply_rotary_pos_emb(q, k, *rotary(q, at))
+        def call(q: Any, k: Any) -> Any:
+            return llama.apply_rotary_pos_emb(q, k, *(angles if held else rotary(q, at)))
 
-    return Side(call, _tokens(inputs))
+        return Side(call, _tokens(inputs))
+
+    return ready
 
 
 def _gptj_by_transformers(inputs: Inputs) -> Side:
@@ -547,8 +551,8 @@ def _sections(sizes: Sizes) -> dict[str, Any]:
 
 def _rotations() -> list[Peer]:
     def rotation(library: str, scheme: str, call: str, ready: Any, **more: Any) -> Peer:
-        more = {"modes": _BOTH, "differs": FLOAT32_ANGLES, **more}
-        return Peer(library, scheme, "transform", call, ready, **more)
+        more = {"stage": "transform", "modes": _BOTH, "differs": FLOAT32_ANGLES, **more}
+        return Peer(library, scheme, call=call, ready=ready, **more)
 
     inner, eager = {"layout": "interleaved"}, ("eager",)
     x, lucid = "x-transformers", "rotary-embedding-torch"
@@ -565,15 +569,13 @@ def _rotations() -> list[Peer]:
     peers = [
         rotation(
             "transformers", name, "llama.apply_rotary_pos_emb(q, k, *rotary(q, at))",
-            _half_by_transformers, modes=_BOTH if name == "rope" else eager,
+            _half_by_transformers(held=False), modes=_BOTH if name == "rope" else eager,
         )
         for name in _written_by_transformers(Sizes(2, 64, 16))
     ]  # fmt: skip
     peers += [
-        rotation("transformers", "rope", "gptj.apply_rotary_pos_emb(q, sin, cos)",
-                 _gptj_by_transformers, options=inner),
-        rotation("torchtune", "rope", "RotaryPositionalEmbeddings(D, L)(q)",
-                 _rotation_by_torchtune, options=inner),
+        rotation("transformers", "rope", "llama.apply_rotary_pos_emb(q, k, cos, sin)",
+                 _half_by_transformers(held=True), stage="rotation"),
         rotation(lucid, "rope", "RotaryEmbedding(D).rotate_queries_or_keys(q)",
                  _by_rotary_embedding_torch(), options=inner),
         rotation(x, "rope", "apply_rotary_pos_emb(q, *RotaryEmbedding(D).forward_from_seq_len(L))",
@@ -590,6 +592,13 @@ def _rotations() -> list[Peer]:
         rotation(x, "pope", "apply_polar_pos_emb(q, PolarEmbedding(D, H)(at)[0])",
                  _pope_by_x_transformers, modes=eager),
     ]  # fmt: skip
+    for stage in ("transform", "rotation"):  # these always have their angles before
+        peers += [
+            rotation("transformers", "rope", "gptj.apply_rotary_pos_emb(q, sin, cos)",
+                     _gptj_by_transformers, options=inner, stage=stage),
+            rotation("torchtune", "rope", "RotaryPositionalEmbeddings(D, L)(q)",
+                     _rotation_by_torchtune, options=inner, stage=stage),
+        ]  # fmt: skip
     for name, (of_x, of_lucid) in scaled.items():
         peers += [
             rotation(x, name, f"RotaryEmbedding(D, {next(iter(of_x))}=factor)",
@@ -664,7 +673,8 @@ def peers() -> list[Peer]:
         Peer("transformers", "shaw", "attention", "wav2vec2_bert, position_embeddings_type="
              "'relative_key'", _shaw_by_transformers, eager, {"max_distance": 64}),
         Peer("transformers", "transformer_xl", "attention", "XLNetRelativeAttention.rel_attn_core",
-             _xl_by_transformers, eager, lambda s: {"max_distance": s.length}),
+             _xl_by_transformers, eager, lambda s: {"max_distance": s.length},
+             differs=FLOAT32_ANGLES),
         Peer("transformers", "deberta", "attention",
              "deberta: DisentangledSelfAttention.disentangled_att_bias", _deberta_by_transformers,
              eager, lambda s: {"buckets": None, "max_distance": min(512, s.length)}),
