@@ -176,7 +176,7 @@ def test_blocks_that_jax_leaves_out_hold_nothing_to_see(layout):
     where = {"window": check_window(o["window"]), "sink_tokens": o["sink_tokens"]}
     tiling = blocks.Tiling(
         layout.scheme, o["causal"], **where, scale=1.0, softcap=None, mask=None, dtype="float32",
-        aligned=True, has_bias_by_distance=False, skips=False, **sizes,
+        aligned=True, has_table=False, heads=1, skips=False, **sizes,
     )  # fmt: skip
     q, k = np.arange(layout.k_len - layout.q_len, layout.k_len), np.arange(layout.k_len)
     seen = visible(q[:, None], k, causal=o["causal"], **where)

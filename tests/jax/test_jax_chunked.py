@@ -18,7 +18,7 @@ jax = pytest.importorskip("jax")
 jnp = jax.numpy
 posenc_jax = pytest.importorskip("posenc_jax")
 from posenc_jax.chunked.blocks import block_size, make_tiling  # noqa: E402
-from posenc_jax.chunked.by_distance import with_table  # noqa: E402
+from posenc_jax.chunked.by_distance import make_table  # noqa: E402
 from posenc_jax.chunked.implementation import chunked  # noqa: E402
 from posenc_jax.chunked.ranges import needed_ranges  # noqa: E402
 
@@ -74,15 +74,15 @@ def test_memory_grows_linearly(scheme):
     assert whole < HEADS * 16384**2 * 4 / 30
 
 
-def test_a_bias_of_many_operations_is_computed_once_per_distance():
-    """And not for every pair: here it has 16 cosines."""
+def test_a_bias_that_costs_more_than_scores_is_computed_once_per_distance():
+    """And not for every pair: here it has 16 cosines, or a bucket and a look-up."""
     q, k, v = (jnp.swapaxes(a, 1, 2) for a in tensors(7, k_length=9))
-    call = prepare(q, k, v, posenc.schemes.Sandwich(HEADS, dim=32), xp=jnp)
-    tabled = with_table(call)
-    np.testing.assert_array_equal(tabled.bias(), call.bias())
-    assert tabled.arrays["table"].shape == (HEADS, 7 + 9 - 1)
-    few = prepare(q, k, v, posenc.ALiBi(HEADS), xp=jnp)
-    assert with_table(few) is few
+    at = np.arange(9) - np.arange(2, 9)[:, None] + 9 - 1
+    for scheme in posenc.schemes.Sandwich(HEADS, dim=32), posenc.T5Bias(HEADS):
+        params = posenc_jax.init(scheme, jax.random.key(0))
+        call = prepare(q, k, v, scheme, params, xp=jnp)
+        np.testing.assert_array_equal(make_table(call)[:, at], call.bias()[0])
+    assert make_table(prepare(q, k, v, posenc.ALiBi(HEADS), xp=jnp)) is None
 
 
 @long
@@ -396,9 +396,9 @@ def test_calls_of_a_vmap_share_their_ranges():
         low, high = map(ranges, q)
     assert np.any(low.keys != high.keys)
     for both, *own in zip(of_both, low, high, strict=True):
-        first, end = (np.stack([a[:, n] for a in own]) for n in (0, 1))
-        np.testing.assert_array_equal(both[:, 0], first.min(axis=0))
-        np.testing.assert_array_equal(both[:, 1], end.max(axis=0))
+        first, end = (np.stack([a[n] for a in own]) for n in (0, 1))
+        np.testing.assert_array_equal(both[0], first.min(axis=0))
+        np.testing.assert_array_equal(both[1], end.max(axis=0))
 
 
 @long

@@ -59,7 +59,11 @@ CHUNKED, TILE = (
     "backends/posenc_jax/chunked/implementation.py",
     "backends/posenc_jax/chunked/tile.py",
 )
-BLOCKS = "backends/posenc_jax/chunked/blocks.py"
+BLOCKS, LANES, TILE_TABLES = (
+    "backends/posenc_jax/chunked/blocks.py",
+    "backends/posenc_jax/chunked/lanes.py",
+    "backends/posenc_jax/chunked/by_distance.py",
+)
 PLAN, GRADIENTS = "backends/posenc_jax/fused/plan.py", "backends/posenc_jax/fused/gradients.py"
 FLOAT_POSITIONS = "backends/posenc_jax/fused/float_positions.py"
 ON_HOPPER = "backends/posenc_jax/fused/mosaic_gpu/tile.py"
@@ -935,22 +939,6 @@ _TORCH = (
         ("test_laws.py gradient_reaches_every_param-torch-sdpa-alibi-learned",),
     ),
     Fault(
-        "rows-by-distance-in-reverse",
-        "each row of the whole bias is the next one shifted, from the last query on",
-        "backends/posenc_torch/diagonals.py",
-        "table.unfold(1, k_len, 1).flip(1)",
-        "table.unfold(1, k_len, 1)",
-        ("test_torch_diagonals.py bias_and_mask_of_each_pair",),
-    ),
-    Fault(
-        "own-key-hidden-by-distance",
-        "a row without a key is NaN, or a mean, where nobody looks for such rows",
-        "backends/posenc_torch/diagonals.py",
-        "if not all(map(math.isfinite, own)):",
-        "if not own:",
-        ("test_torch_diagonals.py rows_without_a_key",),
-    ),
-    Fault(
         "sdpa-is-causal-from-the-first-key",
         "SDPA's own mask aligns the first query and key (pytorch/pytorch 108108)",
         SDPA,
@@ -1053,8 +1041,8 @@ _JAX = (
         "chunked-groups-by-modulo",
         "query head h takes key head h % Hk",
         CHUNKED,
-        "q = queries.q.reshape(count, batch, keys.k.shape[2], -1, rows, dim)",
-        "q = queries.q.reshape(count, batch, -1, keys.k.shape[2], rows, dim).swapaxes(2, 3)",
+        "-1, group, *queries.q.shape[4:])",
+        "group, -1, *queries.q.shape[4:]).swapaxes(3, 4)",
         ("test_laws.py implementation_equals_the_reference-jax-chunked-t5",),
     ),
     Fault(
@@ -1095,8 +1083,8 @@ _JAX = (
         "chunked-delta-forgotten",
         "the gradient of a softmax without the mean it has to lose",
         TILE,
-        "key.v) - delta[..., None])",
-        "key.v))",
+        "d_out, v) - delta[..., None])",
+        "d_out, v))",
         ("test_laws.py gradients_are_derivatives-jax-chunked-alibi-learned",),
     ),
     Fault(
@@ -1119,8 +1107,8 @@ _JAX = (
         "padded-keys-seen",
         "the zeros that fill the last tile take part in the softmax",
         BLOCKS,
-        "if padded == self.k_len:",
-        "if padded >= self.k_len:",
+        "if not self.padding[1]:",
+        "if self.padding[1] >= 0:",
         (
             "test_implementations.py jax-chunked-t5-window-both-sides-float32",
             "test_implementations.py jax-chunked-t5-everything-float32",
@@ -1152,27 +1140,11 @@ _JAX = (
     ),
     Fault(
         "distances-shifted-by-one",
-        "a tile made from its distances reads the bucket next to its own",
-        TILE,
-        "jnp.arange(1 - rows, columns)",
-        "jnp.arange(-rows, columns - 1)",
+        "a tile of a table by distance reads the bucket next to its own",
+        TILE_TABLES,
+        "+ tiling.k_len - 1",
+        "+ tiling.k_len - 2",
         ("test_laws.py implementation_equals_the_reference-jax-chunked-t5",),
-    ),
-    Fault(
-        "distances-for-any-positions",
-        "a tile is made from its distances where positions are not consecutive",
-        BLOCKS,
-        "return self.has_bias_by_distance and table",
-        "return self.scheme.relative and table",
-        ("test_laws.py implementation_equals_the_reference-jax-chunked-t5",),
-    ),
-    Fault(
-        "distances-for-any-table",
-        "a bias that is not relative is taken for one that is",
-        BLOCKS,
-        "return self.has_bias_by_distance and table",
-        "return self.aligned and table",
-        ("test_implementations.py jax-chunked-checkered-causal-float32",),
     ),
     Fault(
         "chunked-skips-nothing",
@@ -1194,9 +1166,33 @@ _JAX = (
         "chunked-skips-forward-alone",
         "the backward pass computes every block",
         CHUNKED,
-        "if query_range is None else",
-        "if True else",
+        "make_jobs(ranges.queries,",
+        "make_jobs(visible_ranges(tiling).queries,",
         ("test_jax_chunked.py each_head_skips",),
+    ),
+    Fault(
+        "lanes-go-on-after-their-range",
+        "a head with few blocks adds its last one again while a longer range goes on",
+        LANES,
+        "if self.needed.size == 1:",
+        "if self.needed.size >= 1:",
+        ("test_jax_chunked.py each_head_skips",),
+    ),
+    Fault(
+        "lanes-in-the-order-of-their-groups",
+        "results of blocks stay in the order in which lanes computed them",
+        LANES,
+        "array[self.order] if lanes > 1 else",
+        "",
+        ("test_jax_chunked.py each_head_skips",),
+    ),
+    Fault(
+        "tables-without-padding",
+        "the last block of queries reads a table by distance as if it were whole",
+        TILE_TABLES,
+        " + tiling.padding[0]",
+        "",
+        ("test_laws.py implementation_equals_the_reference-jax-chunked-t5",),
     ),
     Fault(
         "needed-blocks-begin-late",
@@ -1723,19 +1719,11 @@ _LOWERED = (
         ("test_torch_chunked.py computes_no_part_again",),
     ),
     Fault(
-        "a-thread-without-a-head",
-        "heads are cut where one thread of two computes the gradients of a part, the other waits",
-        CUT,
-        "-(-batch * heads // threads)",
-        "batch * heads / threads",
-        ("test_torch_chunked.py cost_least",),
-    ),
-    Fault(
         "parts-of-heads-that-share-no-keys",
         "a run of heads reads the keys of its first",
         CUT,
-        "if group == 1 or start // group == (end - 1) // group or end - start == heads:",
-        "if True:",
+        "if end > start and (wasteful or (group > 1 and end % group == 0)):",
+        "if end > start and wasteful:",
         ("test_torch_chunked.py every_query", "test_torch_chunked.py share_keys"),
     ),
     Fault(
@@ -2710,8 +2698,8 @@ _LARGE = (
         "chunked-weights-from-the-logsumexp-alone",
         "two keys of one large score have weight 1 each in the backward pass",
         CHUNKED,
-        "rows = (d_out * correction[..., None], lse, delta * correction)",
-        "rows = (d_out, lse, delta)",
+        "(d_out * correction[..., None], lse, delta * correction)",
+        "(d_out, lse, delta)",
         ("test_large_scores.py less_itself jax-chunked",),
     ),
     Fault(
@@ -3816,14 +3804,6 @@ _BIASES = (
         "number_name(name, index): whole[:, *index] for",
         "number_name(name, index): whole[:, *indices[0]] for",
         ("test_flex.py read_at_fixed_indices",),
-    ),
-    Fault(
-        "tables-of-many-operations-shifted",
-        "a bias that JAX reads by distance is that of the next distance",
-        "backends/posenc_jax/chunked/by_distance.py",
-        "call.k.shape[2] - 1",
-        "call.k.shape[2]",
-        ("test_jax_chunked.py many_operations",),
     ),
 )
 

@@ -17,17 +17,21 @@ from posenc.backend import (
     Mask,
     PositionScheme,
     Window,
-    has_bias_by_distance,
     may_have_negligible_blocks,
 )
 
-# On a CPU, B=1 H=8 D=64 L=4096, forward and backward: 256 is as fast as 512 and 128, and takes less
-# memory.
 _block_size = ContextVar("block_size", default=256)
 
 # With fewer blocks of keys there is little to skip: at L=1024, four of them, ALiBi's step gains an
 # eighth and compiles for three quarters longer.
 _FEWEST_BLOCKS = 8
+
+# A tile has one block of one side and as many of the other: some versions of XLA leave products of
+# 256 by 256 to one thread of a CPU.
+_WIDTH = 2
+
+# Tiles of one head and one sequence side by side.
+_LANES = 8
 
 Index: TypeAlias = int | Array
 
@@ -44,20 +48,25 @@ def block_size(size: int) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Tiling:
-    """The static part of a call. A tile is a block of queries against a block of keys.
+    """The static part of a call. A tile is a block of queries against ``k_width`` blocks of keys.
+
+    In the backward pass it is ``q_width`` blocks of queries against a block of keys. Blocks of
+    padding follow the last, so that a tile may begin at each block.
 
     Attributes
     ----------
     scheme, causal, window, sink_tokens, scale, softcap, mask, dtype, aligned
         As in ``posenc.attn.call.Call``; ``mask`` is a function or None. With aligned positions the
         index of a tile gives its positions.
-    has_bias_by_distance
-        Whether the bias is a function of the distance alone.
+    has_table
+        Whether the bias is a table by distance, the learned array ``TABLE``.
     q_len, k_len, q_block, k_block
         Lengths of q and k, and of their blocks; the last block may be padded.
+    heads
+        How many heads have tiles of their own; 1 where a tile has all heads.
     skips
-        Whether negligible blocks are skipped. Blocks of q and k then have one size, unless all of
-        q is shorter.
+        Whether negligible blocks are skipped. Then each head has its own tiles, and blocks of q and
+        k have one size, unless all of q is shorter.
     """
 
     scheme: PositionScheme
@@ -69,19 +78,17 @@ class Tiling:
     mask: Mask | None
     dtype: Any
     aligned: bool
-    has_bias_by_distance: bool
+    has_table: bool
     q_len: int
     k_len: int
     q_block: int
     k_block: int
+    heads: int
     skips: bool
 
-    @property
-    def bias_from_distances(self) -> bool:
-        """Whether to compute a tile's bias per distance: per pair, a table would be gathered."""
-        specs = self.scheme.param_specs().values()
-        table = any(spec.per_head and len(spec.shape) > 1 for spec in specs)
-        return self.has_bias_by_distance and table
+    def lanes(self, batch: int) -> int:
+        """How many tiles are computed side by side."""
+        return 1 if self.heads == 1 else max(1, _LANES // batch)
 
     @property
     def q_block_count(self) -> int:
@@ -93,12 +100,29 @@ class Tiling:
         """Number of blocks of keys."""
         return -(-self.k_len // self.k_block)
 
+    @property
+    def q_width(self) -> int:
+        """How many blocks of queries a tile has in the backward pass."""
+        return min(_WIDTH, self.q_block_count)
+
+    @property
+    def k_width(self) -> int:
+        """How many blocks of keys a tile has in the forward pass."""
+        return min(_WIDTH, self.k_block_count)
+
+    @property
+    def padding(self) -> tuple[int, int]:
+        """How many queries and how many keys are padding."""
+        q_blocks = self.q_block_count + self.q_width - 1
+        k_blocks = self.k_block_count + self.k_width - 1
+        return q_blocks * self.q_block - self.q_len, k_blocks * self.k_block - self.k_len
+
     def valid_keys(self) -> Array | None:
         """Which keys are not padding, ``(n, 1, 1, bk)``; None without padding."""
-        padded = self.k_block_count * self.k_block
-        if padded == self.k_len:
+        if not self.padding[1]:
             return None
-        return (jnp.arange(padded) < self.k_len).reshape(self.k_block_count, 1, 1, self.k_block)
+        valid = jnp.arange(self.k_len + self.padding[1]) < self.k_len
+        return valid.reshape(-1, 1, 1, self.k_block)
 
     def key_blocks(self, i: Index) -> tuple[Index, Index]:
         """Key blocks ``first .. end - 1`` hold all keys that query block ``i`` may see."""
@@ -131,12 +155,12 @@ class Tiling:
         return back, None if self.sink_tokens else ahead
 
 
-def make_tiling(call: Call) -> Tiling:
+def make_tiling(call: Call, *, has_table: bool = False) -> Tiling:
     """How a call is split into tiles."""
     q_len, k_len = call.q.shape[2], call.k.shape[2]
     q_block, k_block = _even_block_size(q_len), _even_block_size(k_len)
-    # Each head needs its own blocks, so heads come one after the other: right for a processor, but
-    # on a GPU or a TPU a tile of one head is little work.
+    # Each head needs its own blocks, so heads are separate: right for a processor, but on a GPU or
+    # a TPU a tile of one head is little work.
     skips = (
         call.skip_blocks
         and -(-k_len // k_block) >= _FEWEST_BLOCKS
@@ -156,44 +180,33 @@ def make_tiling(call: Call) -> Tiling:
         mask=call.mask if isinstance(call.mask, Mask) else None,
         dtype=call.dtype,
         aligned=call.aligned,
-        has_bias_by_distance=has_bias_by_distance(call),
+        has_table=has_table,
         q_len=q_len,
         k_len=k_len,
         q_block=q_block,
         k_block=k_block,
+        heads=call.q.shape[1] if skips else 1,
         skips=skips,
     )
 
 
-def split_blocks(array: Array, *, size: int, axis: int, mode: str = "constant") -> Array:
-    """An axis padded to whole blocks and split; the number of blocks becomes the first axis."""
-    length = array.shape[axis]
-    count = -(-length // size)
-    if count * size != length:
+def split_blocks(
+    array: Array, *, size: int, padding: int, axis: int, mode: str = "constant"
+) -> Array:
+    """An axis padded and split into blocks; the number of blocks becomes the first axis."""
+    if padding:
         widths = [(0, 0)] * array.ndim
-        widths[axis] = (0, count * size - length)
+        widths[axis] = (0, padding)
         array = jnp.pad(array, widths, mode=mode)
-    shape = (*array.shape[:axis], count, size, *array.shape[axis + 1 :])
+    shape = (*array.shape[:axis], -1, size, *array.shape[axis + 1 :])
     return jnp.moveaxis(array.reshape(shape), axis, 0)
 
 
 def join_blocks(array: Array, *, axis: int, length: int) -> Array:
-    """The inverse of ``split_blocks``."""
+    """Blocks joined to an axis of this length: the inverse of ``split_blocks``."""
     array = jnp.moveaxis(array, 0, axis)
     array = array.reshape(*array.shape[:axis], -1, *array.shape[axis + 2 :])
     return lax.slice_in_dim(array, 0, length, axis=axis)
-
-
-def get_block(arrays: Any, index: Index) -> Any:
-    """One block of every array."""
-    return jax.tree.map(lambda a: lax.dynamic_index_in_dim(a, index, keepdims=False), arrays)
-
-
-def set_block(arrays: Any, one: Any, index: Index) -> Any:
-    """The arrays, with one block of each replaced."""
-    return jax.tree.map(
-        lambda a, b: lax.dynamic_update_index_in_dim(a, b, index, axis=0), arrays, one
-    )
 
 
 def _block_bounds(

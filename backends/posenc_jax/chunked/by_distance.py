@@ -1,48 +1,39 @@
-"""A bias of many operations as a table by distance, where it depends on distance alone.
+"""A bias as a table by distance, where it depends on distance alone.
 
-A tile computes the bias of its pairs, which costs little beside its scores. A sum of 64 cosines
-does not. XLA would compute it for every pair even if it is written per distance, so the table is
-made before the loop over tiles.
+A tile computes the bias of its pairs, which costs little beside its scores if it is a product and
+a sum. A look-up by bucket or a sum of 64 cosines costs more than the scores. XLA would compute it
+for every pair even if it is written per distance, so the table is made before the loops over tiles.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import ClassVar
+import jax.numpy as jnp
+from jax import Array, lax
 
-from jax import Array
-
-from posenc import ParamSpec
-from posenc.backend import (
-    Call,
-    Namespace,
-    PositionScheme,
-    bias_by_distance,
-)
+from posenc.backend import Call, Side, bias_by_distance
+from posenc_jax.chunked.blocks import Tiling
 from posenc_jax.operations import is_cheaper_by_distance
+from posenc_jax.unfold import unfold
+
+TABLE = "by_distance"  # among a tile's learned arrays
 
 
-@dataclass(frozen=True)
-class _ByDistance(PositionScheme):
-    """``bias = table[h, k - q + ahead]``."""
-
-    relative: ClassVar[bool] = True
-    shape: tuple[int, int]
-    ahead: int
-
-    def param_specs(self) -> Mapping[str, ParamSpec]:
-        return {"table": ParamSpec(self.shape)}
-
-    def bias(self, q: Array, k: Array, *, params: Mapping[str, Array], xp: Namespace) -> Array:
-        return params["table"][k - q + self.ahead]
+def make_table(call: Call) -> Array | None:
+    """The bias at all distances, ``(H or 1, Q + K - 1)``; None if tiles compute it."""
+    specs = call.scheme.param_specs().values()
+    reads_table = any(spec.per_head and len(spec.shape) > 1 for spec in specs)
+    return bias_by_distance(call) if reads_table or is_cheaper_by_distance(call) else None
 
 
-def with_table(call: Call) -> Call:
-    """The call with a table by distance as its scheme, if its bias has many operations."""
-    if not is_cheaper_by_distance(call):
-        return call
-    table = bias_by_distance(call)
-    assert table is not None
-    scheme = _ByDistance(table.shape, call.k.shape[2] - 1)
-    return replace(call, scheme=scheme, arrays={"table": table})
+def pad_table(table: Array, tiling: Tiling) -> Array:
+    """The table with the distances of padding; its values are of no use."""
+    return jnp.pad(table, ((0, 0), tiling.padding), mode="edge")
+
+
+def tile_of_table(table: Array, tiling: Tiling, query: Side, key: Side) -> Array:
+    """The bias of a tile at default positions, ``(1, H or 1, bq, bk)``, from a padded table."""
+    rows, columns = query.pos.shape[-1], key.pos.shape[-1]
+    last_query = query.pos[0, 0, 0] + rows - 1
+    start = key.pos[0, 0, 0] - last_query + tiling.k_len - 1 + tiling.padding[0]
+    values = lax.dynamic_slice_in_dim(table, start, rows + columns - 1, axis=-1)
+    return unfold(values, rows)[None]

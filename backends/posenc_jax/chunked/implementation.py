@@ -3,8 +3,8 @@
 Scores are computed tile by tile under an online softmax (Milakov and Gimelshein 2018, arXiv
 1805.02867). The backward pass computes them once more from the saved log-sum-exp (Dao et al. 2022,
 arXiv 2205.14135, algorithms 1 and 4). The scheme itself computes a tile's bias, and JAX
-differentiates it. On a CPU, heads come one after the other where far keys may be negligible, and
-each skips its own.
+differentiates it. On a CPU, each head skips its own negligible blocks, and tiles of several heads
+are computed side by side.
 
 Letters in shapes: those of ``PositionScheme``, ``G`` query heads per head of keys, ``n`` blocks,
 and ``bq`` queries or ``bk`` keys per block.
@@ -17,7 +17,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
 from posenc.backend import (
     Call,
@@ -30,23 +30,35 @@ from posenc.backend import (
     zero_fully_masked,
 )
 from posenc_jax.chunked.blocks import (
+    Index,
     Tiling,
-    get_block,
     join_blocks,
     make_tiling,
-    set_block,
     split_blocks,
 )
-from posenc_jax.chunked.by_distance import with_table
-from posenc_jax.chunked.heads import map_heads
+from posenc_jax.chunked.by_distance import TABLE, make_table, pad_table
+from posenc_jax.chunked.lanes import (
+    Group,
+    add_arrays,
+    add_blocks,
+    get_arrays,
+    get_blocks,
+    join_heads,
+    make_jobs,
+    separate_heads,
+    separate_params,
+)
 from posenc_jax.chunked.loops import loop_blocks, map_blocks, scan_blocks
-from posenc_jax.chunked.ranges import Ranges, needed_ranges
-from posenc_jax.chunked.tile import Softmax, tile_gradients, tile_scores
+from posenc_jax.chunked.ranges import Ranges, needed_ranges, visible_ranges
+from posenc_jax.chunked.tile import Softmax, absorb_tile, tile_gradients, turn
 from posenc_jax.derivatives import forbid_forward_mode, forbid_reverse_over_reverse
 from posenc_jax.tokens import Keys, Queries
 from posenc_jax.trees import Arrays, gradients_as, make_varying, zero_gradients
 
 _NAME = "implementation 'chunked'"
+
+# The axis of tokens in blocks, after that of lanes
+_OF_QUERIES, _OF_KEYS = Queries._make((4, 3)), Keys._make((4, 3, 3, 3))
 
 
 def chunked(call: Call) -> tuple[Array, Array]:
@@ -55,8 +67,8 @@ def chunked(call: Call) -> tuple[Array, Array]:
     Both are in the working dtype ``call.dtype``; the call's namespace must be ``jax.numpy``. A
     fully masked row is 0, and its log-sum-exp is the lowest finite number.
     """
-    call = with_table(call)
-    tiling = make_tiling(call)
+    table = make_table(call)
+    tiling = make_tiling(call, has_table=table is not None)
     q, k, v = call.q, call.k, call.v
     if may_be_fully_masked(call):
         q, k, v = _zero_fully_masked(
@@ -65,7 +77,7 @@ def chunked(call: Call) -> tuple[Array, Array]:
     specs = call.scheme.param_specs()
     learned = {name: array for name, array in call.arrays.items() if name in specs}
     fixed = {name: array for name, array in call.arrays.items() if name not in specs}
-    out, lse = _attend_compiled(tiling, q, k, v, call.query, call.key, learned, fixed)
+    out, lse = _attend_compiled(tiling, q, k, v, call.query, call.key, learned, fixed, table)
     return out, lse
 
 
@@ -112,50 +124,46 @@ def _attend_compiled(
     key: Side,
     learned: Arrays,
     fixed: Arrays,
+    table: Array | None,
 ) -> tuple[Array, Array]:
     """Attention and its log-sum-exp, from whole arrays."""
-    ranges = None
     if tiling.skips:
         ranges = needed_ranges(tiling, q, k, v, query, key, {**learned, **fixed})
-    queries = Queries(
-        split_blocks(q, size=tiling.q_block, axis=2), _split_side(query, tiling.q_block)
+    else:
+        ranges = visible_ranges(tiling)
+    if table is not None:
+        learned, fixed = {TABLE: pad_table(table, tiling)}, {}
+    of_q, of_k = (
+        dict[str, Any](size=size, padding=padding)
+        for size, padding in zip((tiling.q_block, tiling.k_block), tiling.padding, strict=True)
     )
+    queries = Queries(split_blocks(q, axis=2, **of_q), _split_side(query, **of_q))
     keys = Keys(
-        split_blocks(k, size=tiling.k_block, axis=2),
-        split_blocks(v, size=tiling.k_block, axis=2),
-        _split_side(key, tiling.k_block),
+        split_blocks(jnp.swapaxes(k, 2, 3), axis=3, **of_k),
+        split_blocks(v, axis=2, **of_k),
+        _split_side(key, **of_k),
         tiling.valid_keys(),
     )
-    operands = make_varying((queries, keys, learned, fixed, ranges))
+    separate = tiling.heads > 1
+    queries, keys = separate_heads((queries, keys), separate=separate)
+    learned, fixed = (separate_params(arrays, tiling.heads) for arrays in (learned, fixed))
+    # Heads that share keys are an axis of a tile that has all heads.
+    group = 1 if separate else q.shape[1] // k.shape[1]
+    grouped = queries.q.reshape(*queries.q.shape[:3], -1, group, *queries.q.shape[4:])
+    operands = make_varying((queries._replace(q=grouped), keys, learned, fixed, ranges))
     operands = forbid_forward_mode(operands, _NAME)
-    attend = partial(_attend_heads, tiling)
-    results = map_heads(attend, operands, tiling.scheme) if tiling.skips else attend(*operands)
-    out, lse = (join_blocks(a, axis=2, length=q.shape[2]) for a in results)
+    results = _attend(tiling, *operands)
+    together = (join_heads(a.reshape(*a.shape[:3], -1, *a.shape[5:])) for a in results)
+    out, lse = (join_blocks(a, axis=2, length=q.shape[2]) for a in together)
     return out, lse
 
 
-def _attend_heads(
-    tiling: Tiling,
-    queries: Queries,
-    keys: Keys,
-    learned: Arrays,
-    fixed: Arrays,
-    ranges: Ranges | None,
-) -> tuple[Array, Array]:
-    """Attention ``(n, B, H, bq, Dv)`` of all heads, or of some of them, and its log-sum-exp."""
-    count, batch, heads, rows, dim = queries.q.shape
-    q = queries.q.reshape(count, batch, keys.k.shape[2], -1, rows, dim)
-    results = _attend(tiling, queries._replace(q=q), keys, learned, fixed, ranges)
-    out, lse = (a.reshape(count, batch, heads, *a.shape[4:]) for a in results)
-    return out, lse
-
-
-def _split_side(side: Side, size: int) -> Side:
+def _split_side(side: Side, size: int, padding: int) -> Side:
     """Integers ``(n, B or 1, 1, b)`` and features ``(n, B or 1, H or 1, b, ...)``, ``b`` per block.
 
     Padding repeats the last token, because a scheme may reject positions after it.
     """
-    split = partial(split_blocks, size=size, axis=2, mode="edge")
+    split = partial(split_blocks, size=size, padding=padding, axis=2, mode="edge")
     pos, seg, places = (
         None if a is None else split(jnp.atleast_2d(a)[:, None, :])
         for a in (side.pos, side.seg, side.places)
@@ -170,9 +178,12 @@ def _attend(
     keys: Keys,
     learned: Arrays,
     fixed: Arrays,
-    ranges: Ranges | None,
+    ranges: Ranges,
 ) -> tuple[Array, Array]:
-    """Attention ``(n, B, Hk, G, bq, Dv)`` and its log-sum-exp, in blocks and the working dtype."""
+    """Attention ``(heads, n, B, Hk, G, bq, Dv)`` and its log-sum-exp, in the working dtype.
+
+    ``heads`` are separate heads, or 1; all arrays have that axis, of as many or fewer.
+    """
     return _forward(tiling, queries, keys, learned, fixed, ranges)[0]
 
 
@@ -182,27 +193,31 @@ def _forward(
     keys: Keys,
     learned: Arrays,
     fixed: Arrays,
-    ranges: Ranges | None,
+    ranges: Ranges,
 ) -> tuple[tuple[Array, Array], Any]:
     """Attention and log-sum-exp, and the residuals of their gradients."""
+    heads, width = tiling.heads, tiling.k_width
+    jobs = make_jobs(ranges.keys, tiling.lanes(queries.q.shape[2]))
 
-    def attend_block(indexed: tuple[Array, Queries, Array | None]) -> tuple[Array, Array, Array]:
-        i, query, key_range = indexed
-        bounds = tiling.key_blocks(i) if key_range is None else tuple(key_range[:, 0])
+    def attend_group(group: Group) -> tuple[Array, Array, Array]:
+        query = get_blocks(queries, _OF_QUERIES, group.head, group.block, 1, heads=heads)
+        arrays = get_arrays((learned, fixed), group.head, heads=heads)
 
-        def absorb(j: Array, softmax: Softmax) -> Softmax:
-            key = get_block(keys, j)
-            scores, _, _ = tile_scores(tiling, query, key, learned, fixed)
-            return softmax.absorb(scores, key.v)
+        def absorb(n: Index, softmax: Softmax) -> Softmax:
+            at = group.head, group.next(n, width)
+            key = get_blocks(keys, _OF_KEYS, *at, width, heads=heads)
+            absorbed = jax.vmap(partial(absorb_tile, tiling))(softmax, query, key, *arrays)
+            kept: Softmax = group.keep(n, width, absorbed, softmax)
+            return kept
 
         rows, dim = query.q.shape[:-1], keys.v.shape[-1]
         start = make_varying(Softmax.empty(rows, dim, tiling.dtype), query)
+        bounds = group.bounds(tiling.k_block_count, width)
         softmax: Softmax = loop_blocks(bounds, absorb, start)
         return softmax.result()
 
-    blocks = jnp.arange(tiling.q_block_count), queries, None if ranges is None else ranges.keys
-    results = forbid_reverse_over_reverse(map_blocks(attend_block, blocks), _NAME)
-    out, lse, correction = results
+    results = jobs.join(map_blocks(attend_group, jobs.groups))
+    out, lse, correction = forbid_reverse_over_reverse(results, _NAME)
     return (out, lse), (queries, keys, learned, fixed, ranges, out, lse, correction)
 
 
@@ -212,34 +227,50 @@ def _backward(tiling: Tiling, residuals: Any, d_results: tuple[Array, Array]) ->
     d_out, d_lse = d_results
     # The derivative of the log-sum-exp with respect to a score is the weight of its key, so it is
     # enough to subtract d_lse from delta.
-    delta = jnp.sum(out * d_out, axis=-1) - d_lse
-    rows = (d_out * correction[..., None], lse, delta * correction)
+    delta = _sum_of_products(out, d_out) - d_lse
+    rows = _pad_blocks((d_out * correction[..., None], lse, delta * correction), tiling)
+    heads, width = tiling.heads, tiling.q_width
+    jobs = make_jobs(ranges.queries, tiling.lanes(queries.q.shape[2]))
 
-    def add_block(
-        sums: tuple[Queries, Arrays], indexed: tuple[Array, Keys, Array | None]
-    ) -> tuple[Any, Keys]:
-        j, key, query_range = indexed
-        bounds = tiling.query_blocks(j) if query_range is None else tuple(query_range[:, 0])
+    def add_group(sums: tuple[Queries, Keys, Arrays], group: Group) -> tuple[Any, None]:
+        key = get_blocks(keys, _OF_KEYS, group.head, group.block, 1, heads=heads)
+        own, own_fixed = get_arrays((learned, fixed), group.head, heads=heads)
+        turned = turn(key)
 
-        def add_tile(i: Array, sums: tuple[Queries, Keys, Arrays]) -> tuple[Queries, Keys, Arrays]:
-            d_queries, d_key, d_learned = sums
-            added = tile_gradients(
-                tiling, get_block(queries, i), key, learned, fixed, *get_block(rows, i)
-            )
-            so_far = get_block(d_queries, i), d_key, d_learned
-            d_query, d_key, d_learned = jax.tree.map(jnp.add, so_far, added)
-            return set_block(d_queries, d_query, i), d_key, d_learned
+        def add_tile(n: Index, sums: tuple[Queries, Any]) -> tuple[Queries, Any]:
+            d_queries, so_far = sums
+            at = group.head, group.next(n, width)
+            query, row = get_blocks((queries, rows), (_OF_QUERIES, 4), *at, width, heads=heads)
+            tile = jax.vmap(partial(tile_gradients, tiling))
+            added = tile(query, key, own, own_fixed, turned, row)
+            d_query, *added = group.keep(n, width, added)
+            d_queries = add_blocks(d_queries, d_query, _OF_QUERIES, *at, width, heads=heads)
+            return d_queries, jax.tree.map(jnp.add, so_far, tuple(added))
 
-        d_queries, d_learned = sums
-        start = d_queries, zero_gradients(key, tiling.dtype), d_learned
-        d_queries, d_key, d_learned = loop_blocks(bounds, add_tile, start)
-        return (d_queries, d_learned), d_key
+        d_queries, d_keys, d_learned = sums
+        start = d_queries, zero_gradients((key._replace(v=turned[1]), own), tiling.dtype)
+        bounds = group.bounds(tiling.q_block_count, width)
+        d_queries, (d_key, d_own) = loop_blocks(bounds, add_tile, start)
+        d_key = d_key._replace(v=jnp.swapaxes(d_key.v, -1, -2))
+        d_keys = add_blocks(d_keys, d_key, _OF_KEYS, group.head, group.block, 1, heads=heads)
+        return (d_queries, d_keys, add_arrays(d_learned, d_own, group.head, heads=heads)), None
 
-    start = zero_gradients((queries, learned), tiling.dtype)
-    blocks = jnp.arange(tiling.k_block_count), keys, None if ranges is None else ranges.queries
-    (d_queries, d_learned), d_keys = scan_blocks(add_block, start, blocks)
-    gradients = gradients_as((queries, keys, learned), (d_queries, d_keys, d_learned))
+    start = zero_gradients((queries, keys, learned), tiling.dtype)
+    sums, _ = scan_blocks(add_group, start, jobs.groups)
+    gradients = gradients_as((queries, keys, learned), sums)
     return *forbid_reverse_over_reverse(gradients, _NAME), None, None
+
+
+def _sum_of_products(left: Array, right: Array) -> Array:
+    """``sum(left * right, axis=-1)``, which takes XLA on a CPU forty times as long."""
+    return jnp.einsum("...d,...d->...", left, right, precision=lax.Precision.HIGHEST)
+
+
+def _pad_blocks(rows: Any, tiling: Tiling) -> Any:
+    """Numbers per query ``(heads, n, ...)``, with 0 for blocks of padding."""
+    return jax.tree.map(
+        lambda a: jnp.pad(a, ((0, 0), (0, tiling.q_width - 1), *[(0, 0)] * (a.ndim - 2))), rows
+    )
 
 
 _attend.defvjp(_forward, _backward)

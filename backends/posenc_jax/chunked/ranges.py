@@ -1,4 +1,4 @@
-"""Which blocks each head of a call needs, where far keys may be negligible."""
+"""Which blocks each block of a call needs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from posenc.backend import Call, Side
-from posenc_jax.chunked.blocks import Tiling
+from posenc_jax.chunked.blocks import Index, Tiling
 from posenc_jax.needed import first_and_end, needed_pairs
 from posenc_jax.trees import Arrays
 
@@ -17,26 +17,40 @@ from posenc_jax.trees import Arrays
 class Ranges(NamedTuple):
     """The first block that is needed, and one past the last: of keys, and of queries.
 
-    ``keys`` is ``(nq, 2, H or 1)``, for each block of queries; ``queries`` is ``(nk, 2, H or 1)``,
-    for each block of keys.
+    ``keys`` is ``(2, heads, nq)``, for each block of queries; ``queries`` is ``(2, heads, nk)``,
+    for each block of keys. Heads are separate ones, as in ``Tiling``.
     """
 
     keys: Array
     queries: Array
 
 
+def visible_ranges(tiling: Tiling) -> Ranges:
+    """The ranges that hold all visible pairs; separate heads have the same."""
+
+    def stacked(bounds: tuple[Index, Index], blocks: int) -> Array:
+        shape = tiling.heads, blocks
+        return jnp.stack([jnp.broadcast_to(jnp.asarray(bound), shape) for bound in bounds])
+
+    nq, nk = tiling.q_block_count, tiling.k_block_count
+    return Ranges(
+        stacked(tiling.key_blocks(jnp.arange(nq)), nq),
+        stacked(tiling.query_blocks(jnp.arange(nk)), nk),
+    )
+
+
 def needed_ranges(
     tiling: Tiling, q: Array, k: Array, v: Array, query: Side, key: Side, arrays: Arrays
 ) -> Ranges:
-    """The ranges of a call, over its whole batch."""
+    """The ranges that hold all pairs that are not negligible, over the whole batch."""
     call = Call(
         scheme=tiling.scheme, xp=jnp, dtype=tiling.dtype, q=q, k=k, v=v, arrays=arrays,
         query=query, key=key, aligned=tiling.aligned, causal=tiling.causal, window=tiling.window,
         sink_tokens=tiling.sink_tokens, scale=tiling.scale,
     )  # fmt: skip
     needed = _any_of_batch(needed_pairs(call, tiling.k_block))
-    by_key_block = jnp.swapaxes(needed, 1, 2)
-    return Ranges(*(first_and_end(pairs).transpose(2, 0, 1) for pairs in (needed, by_key_block)))
+    needed = jnp.broadcast_to(needed, (tiling.heads, *needed.shape[1:]))
+    return Ranges(*(first_and_end(pairs) for pairs in (needed, jnp.swapaxes(needed, 1, 2))))
 
 
 @jax.custom_batching.custom_vmap

@@ -11,12 +11,12 @@ import numpy as np
 from jax import Array
 
 from posenc.backend import (
-    PositionScheme,
     Side,
     bias_tile,
     visible,
 )
 from posenc_jax.chunked.blocks import Tiling
+from posenc_jax.chunked.by_distance import TABLE, tile_of_table
 from posenc_jax.tokens import Keys, Queries
 from posenc_jax.trees import Arrays, is_float
 
@@ -71,11 +71,20 @@ class Softmax(NamedTuple):
         return self.values / total[..., None], lse, jnp.exp(lse - self.highest) / total
 
 
+def absorb_tile(
+    tiling: Tiling, softmax: Softmax, query: Queries, key: Keys, learned: Arrays, fixed: Arrays
+) -> Softmax:
+    """The softmax of a block of queries over one more block of keys."""
+    scores, _, _ = tile_scores(tiling, query, key, learned, fixed)
+    return softmax.absorb(scores, key.v)
+
+
 def tile_scores(
     tiling: Tiling, query: Queries, key: Keys, learned: Arrays, fixed: Arrays
 ) -> tuple[Array, Array | None, Any]:
     """Scores of a tile, the derivative of their cap or None, and the VJP function of the bias.
 
+    Keys are ``(B, Hk, D, bk)`` here, because XLA would transpose them in each step of a loop.
     Scores are ``(B, Hk, G, bq, bk)``, and ``-inf`` where masked. The VJP function takes gradients
     of scores to gradients of learned arrays and of features.
 
@@ -85,7 +94,7 @@ def tile_scores(
     ``maximum`` that changes no finite score prevents this. ``where`` does not: XLA moves the
     difference inside of it. Scaling the queries instead would also prevent it, but is slower.
     """
-    scores = _product("bhgqd,bhkd->bhgqk", query.q, key.k, tiling.dtype)
+    scores = _product("bhgqd,bhdk->bhgqk", query.q, key.k, tiling.dtype)
     mask = _visible(tiling, query, key)
     scores = jnp.maximum(scores * tiling.scale, np.finfo(scores.dtype).min)
     d_cap = None
@@ -97,8 +106,8 @@ def tile_scores(
         at = query.side.encoded_pos[..., :, None], key.side.encoded_pos[..., None, :]
         arrays, dtype = {**learned, **fixed}, tiling.dtype
         bias: Array | None
-        if tiling.bias_from_distances:
-            bias = _bias_from_distances(tiling.scheme, *at, arrays, dtype=dtype, xp=jnp)
+        if tiling.has_table:
+            bias = tile_of_table(arrays[TABLE], tiling, query.side, key.side)
         else:
             bias = bias_tile(
                 tiling.scheme,
@@ -132,9 +141,13 @@ def tile_gradients(
     key: Keys,
     learned: Arrays,
     fixed: Arrays,
-    *rows: Array,
+    turned: tuple[Array, Array],
+    rows: tuple[Array, Array, Array],
 ) -> tuple[Queries, Keys, Arrays]:
     """A tile's part of the gradients of its queries, its keys and the learned arrays.
+
+    ``turned`` are ``turn(key)``. The gradients of k and v are ``(B, Hk, D, bk)``: a CPU takes two
+    to three times as long for a product with the transpose of a tile.
 
     ``rows``, per query: ``d_out``, the log-sum-exp, and ``delta = sum(out * d_out) - d_lse``. The
     correction of ``Softmax.result`` is already a factor of ``d_out`` and of ``delta``.
@@ -143,19 +156,25 @@ def tile_gradients(
     product = partial(_product, dtype=tiling.dtype)
     scores, d_cap, bias_vjp = tile_scores(tiling, query, key, learned, fixed)
     weights = jnp.exp(scores - lse[..., None])
-    d_out = d_out.astype(key.v.dtype)
-    d_scores = weights * (product("bhgqd,bhkd->bhgqk", d_out, key.v) - delta[..., None])
+    k, v = turned
+    d_out = d_out.astype(v.dtype)
+    d_scores = weights * (product("bhgqd,bhdk->bhgqk", d_out, v) - delta[..., None])
     d_learned, d_query_features, d_key_features = bias_vjp(d_scores)
     d_scores = d_scores if d_cap is None else d_scores * d_cap
-    d_scores = (d_scores * tiling.scale).astype(key.k.dtype)
-    d_q = product("bhgqk,bhkd->bhgqd", d_scores, key.k)
-    d_k = product("bhgqk,bhgqd->bhkd", d_scores, query.q)
-    d_v = product("bhgqk,bhgqd->bhkd", weights.astype(d_out.dtype), d_out)
+    d_scores = (d_scores * tiling.scale).astype(k.dtype)
+    d_q = product("bhgqk,bhkd->bhgqd", d_scores, k)
+    d_k = product("bhgqd,bhgqk->bhdk", query.q, d_scores)
+    d_v = product("bhgqd,bhgqk->bhdk", d_out, weights.astype(d_out.dtype))
     return (
         Queries(d_q, _side_gradients(query.side, d_query_features)),
         Keys(d_k, d_v, _side_gradients(key.side, d_key_features)),
         d_learned,
     )
+
+
+def turn(key: Keys) -> tuple[Array, Array]:
+    """Keys ``(..., bk, D)`` and values ``(..., Dv, bk)`` of a block, for ``tile_gradients``."""
+    return jnp.swapaxes(key.k, -1, -2), jnp.swapaxes(key.v, -1, -2)
 
 
 def _side_gradients(side: Side, d_features: Arrays) -> Side:
@@ -180,24 +199,6 @@ def _visible(tiling: Tiling, query: Queries, key: Keys) -> Array | None:
         valid = key.valid[..., None, :]
         mask = valid if mask is None else mask & valid
     return None if mask is None else mask[:, :, None]
-
-
-def _bias_from_distances(
-    scheme: PositionScheme, q: Array, k: Array, arrays: Arrays, *, dtype: Any, xp: Any
-) -> Array:
-    """``bias_tile`` of a relative scheme at consecutive positions, from ``bq + bk - 1`` distances.
-
-    The tile is Toeplitz. Repeating a vector of length ``n + 1`` in rows of length ``n`` shifts each
-    row by one. So nothing is gathered, and the gradient scatters nothing.
-    """
-    rows, columns = q.shape[-2], k.shape[-1]
-    count = rows + columns - 1
-    distances = k[..., :1] - q[..., :1, :] + jnp.arange(1 - rows, columns)
-    values = bias_tile(scheme, jnp.zeros_like(distances), distances, arrays, dtype=dtype, xp=xp)
-    assert values is not None
-    padded = jnp.pad(values[..., 0, :], ((0, 0), (0, 0), (0, 1)))
-    shifted = jnp.tile(padded, rows)[..., : rows * count]
-    return shifted.reshape(*padded.shape[:2], rows, count)[..., rows - 1 :]
 
 
 def _split_heads(bias: Array, shape: tuple[int, ...]) -> Array:
