@@ -36,4 +36,5 @@ def tile_of_table(table: Array, tiling: Tiling, query: Side, key: Side) -> Array
     last_query = query.pos[0, 0, 0] + rows - 1
     start = key.pos[0, 0, 0] - last_query + tiling.k_len - 1 + tiling.padding[0]
     values = lax.dynamic_slice_in_dim(table, start, rows + columns - 1, axis=-1)
-    return unfold(values, rows)[None]
+    tile: Array = unfold(values, rows)[None]
+    return tile
