@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-_LABEL, _PLOT, _ROW, _HEAD, _FOOT = 116, 300, 19, 8, 24  # pixels
+_LETTER, _PLOT, _ROW, _HEAD, _FOOT = 7.25, 300, 19, 8, 24  # pixels
 _SHAPES = (
     '<circle r="4.5"/>',
     '<path d="M-4-4H4V4H-4Z"/>',
@@ -57,7 +57,8 @@ def section(charts: Sequence[Chart]) -> str:
         f'<li><svg viewBox="-7 -7 14 14" class="key">{looks[name]}</svg> {html.escape(name)}</li>'
         for name in names
     )
-    drawn = "".join(_figure(one, looks) for one in charts)
+    label = 14 + _LETTER * max((len(row) for one in charts for row in one.shown()), default=0)
+    drawn = "".join(_figure(one, looks, label) for one in charts)
     return f'<ul class="legend">{legend}</ul><section>{drawn}</section>' if charts else ""
 
 
@@ -66,7 +67,7 @@ def _look(index: int) -> str:
     return f'<g class="s{index % _COLOURS}">{_SHAPES[index % len(_SHAPES)]}</g>'
 
 
-def _figure(chart: Chart, looks: Mapping[str, str]) -> str:
+def _figure(chart: Chart, looks: Mapping[str, str], label: float) -> str:
     rows = chart.shown()
     values = [value for own in rows.values() for value in own.values()]
     ticks = _ticks(min(*values, chart.line), max(*values, chart.line), chart.logarithmic)
@@ -74,7 +75,7 @@ def _figure(chart: Chart, looks: Mapping[str, str]) -> str:
     first, last = scale(ticks[0]), scale(ticks[-1])
 
     def x(value: float) -> float:
-        return _LABEL + _PLOT * (scale(value) - first) / (last - first)
+        return label + _PLOT * (scale(value) - first) / (last - first)
 
     bottom = _HEAD + _ROW * len(rows)
     grid = "".join(
@@ -91,8 +92,10 @@ def _figure(chart: Chart, looks: Mapping[str, str]) -> str:
             f"{value:.3g}</title>{looks[name]}</g>"
             for name, value in own.items()
         )
-        body += f'<text class="row" x="{_LABEL - 10}" y="{y + 4}">{html.escape(row)}</text>{dots}'
-    width, height = _LABEL + _PLOT + 16, bottom + _FOOT
+        body += (
+            f'<text class="row" x="{label - 10:.1f}" y="{y + 4}">{html.escape(row)}</text>{dots}'
+        )
+    width, height = round(label + _PLOT + 16), bottom + _FOOT
     return (
         f"<figure><figcaption>{html.escape(chart.title)}</figcaption>"
         f'<svg class="chart" role="img" viewBox="0 0 {width} {height}" width="{width}">'
@@ -121,7 +124,7 @@ figure{margin:1rem 0 0}
 figcaption{font-size:.875rem;font-weight:600}
 .chart{max-width:100%;height:auto;display:block;font-size:12px}
 .chart text{fill:var(--ink)}
-.chart .row{text-anchor:end}
+.chart .row{text-anchor:end;font-family:ui-monospace,monospace}
 .chart .tick{text-anchor:middle;fill:var(--muted)}
 .grid{stroke:var(--grid)}
 .line{stroke:var(--ink);stroke-width:1.5}

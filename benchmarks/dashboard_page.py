@@ -177,7 +177,7 @@ def _interval(stats: Mapping[str, float] | None) -> tuple[float, float]:
 
 def _line(figure: Figure) -> str:
     """A line of the value over all commits."""
-    values = [v for v in figure.values.values() if v is not None and not math.isnan(v)]
+    values = [v for v in map(figure.number, figure.values) if math.isfinite(v)]
     if len(values) < 2 or max(values) <= 0:
         return ""
     step, most = 56 / (len(values) - 1), max(values)
@@ -208,10 +208,11 @@ _ERRORS = (
     "line, is correct rounding. An exact result has no dot."
 )
 _READING = (
-    "Medians of warm calls; with --quick one call each. A bar compares the figures of one "
-    "table. A percentage is the change against the previous commit, shown where the two 99 % "
-    "intervals do not overlap. A line shows all commits measured on this machine, from zero. "
-    "A dash: not supported here."
+    "Medians of warm calls; with --quick one call each. Calls on one thread are timed in processor "
+    "time, the others and whole processes in wall time. A bar compares the figures of one table. A "
+    "percentage is the change against the previous commit, shown where the two 99 % intervals do "
+    "not overlap. A line shows all commits measured on this machine, from zero. A dash: not "
+    "supported here."
 )
 _CSS = """
 :root{--ink:#1a1a1a;--muted:#666;--grid:#e2e2e2;--paper:#fff;--bar:#0072b233;--worse:#b34a00;

@@ -313,25 +313,44 @@ def transform(
     several = scheme.axes > 1
     if several and axes is None:
         at = positions_as_places(at, scheme.axes, xp=xp)
-    if len(at.shape) == 2 + several:
-        if len(x.shape) < 3 or (at.shape[0] != 1 and at.shape[0] != x.shape[0]):
-            raise ValueError(
-                f"pos {tuple(at.shape)} needs x (B, ..., L, D) of the same B, got {tuple(x.shape)}"
-            )
-        at = xp.reshape(at, (at.shape[0], *[1] * (len(x.shape) - 3), *at.shape[1:]))
+    if len(at.shape) == 2 + several and (
+        len(x.shape) < 3 or (at.shape[0] != 1 and at.shape[0] != x.shape[0])
+    ):
+        raise ValueError(
+            f"pos {tuple(at.shape)} needs x (B, ..., L, D) of the same B, got {tuple(x.shape)}"
+        )
     if not has_transform(scheme):
         check_params(scheme, params, xp=xp)
         if rotary is not None:
             check_rotary(rotary, scheme, role)
         return x
+    return transform_at(
+        scheme, x, at, role=role, params=params, features=features or {}, rotary=rotary, xp=xp
+    )
+
+
+def transform_at(
+    scheme: PositionScheme,
+    x: Array,
+    at: Array,
+    *,
+    role: Role,
+    params: Mapping[str, Array] | None,
+    features: Mapping[str, Array],
+    rotary: Rotary | None,
+    xp: Namespace,
+) -> Array:
+    """``transform`` at checked positions, or places, of vectors ``x`` that fit them."""
+    if len(at.shape) == (3 if scheme.axes > 1 else 2):
+        at = xp.reshape(at, (at.shape[0], *[1] * (len(x.shape) - 3), *at.shape[1:]))
     arrays, work = prepare_params(scheme, params, like=x, dtype=x.dtype, xp=xp)
     views = head_views(scheme, arrays, dtype=work, xp=xp, rows=True)
     if rotary is not None:
         views.rotary = rotary_tables(rotary, scheme, x, role, xp)
     if role == "query":
-        views.query = Features(features or {}, role)
+        views.query = Features(features, role)
     else:
-        views.key = Features(features or {}, role)
+        views.key = Features(features, role)
     heads, x_heads = head_count(scheme), x.shape[-3] if len(x.shape) > 2 else 1
     if role == "key":
         check_key_heads(scheme, x_heads)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from array_api_compat import device
 
 from posenc.positions import from_numpy
@@ -57,12 +58,13 @@ def rotary_tables(
     """
     tables = check_rotary(rotary, scheme, role).tables
     work = xp.float64 if x.dtype == xp.float64 else xp.float32
-    arrays = {name: from_numpy(a, xp=xp, device=device(x)) for name, a in tables.items()}
-    return {name: _fit(array, x, work, role, xp) for name, array in arrays.items()}
+    return {name: _fit(table, x, work, role, xp) for name, table in tables.items()}
 
 
 def _fit(table: Array, x: Array, work: Any, role: Role, xp: Namespace) -> Array:
     """A table ``(L, n)``, ``(H, L, n)`` or ``(B, H or 1, L, n)`` that broadcasts to ``x``."""
+    if isinstance(table, np.ndarray):
+        table = from_numpy(table, xp=xp, device=device(x))
     if table.dtype != work:
         raise ValueError(
             f"{_name(role)} holds {table.dtype}, but {x.dtype} is transformed in {work}; give "

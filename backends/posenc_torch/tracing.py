@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 from torch.autograd import forward_ad
+from torch.nn import Parameter
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 
@@ -21,3 +23,10 @@ def is_transformed() -> bool:
     """Whether ``torch.func`` or forward-mode differentiation transforms the program."""
     inside = torch._C._functorch.peek_interpreter_stack() is not None
     return inside or forward_ad._current_level >= 0
+
+
+def may_read(tensor: Tensor) -> bool:
+    """Whether Python may read values: those of a plain tensor on a CPU, which nobody traces."""
+    if torch.compiler.is_compiling() or type(tensor) not in (Tensor, Parameter):
+        return False
+    return tensor.device.type == "cpu" and not is_traced() and not is_transformed()

@@ -17,6 +17,7 @@ from __future__ import annotations
 import functools
 import math
 import os
+import time
 import warnings
 
 # Before NumPy, PyTorch and XLA read them. With more threads, other load on the machine shows, and
@@ -102,6 +103,12 @@ class Timed:
     repeat = (3, 20, 0.5)
     warmup_time = 0  # ``warm`` already made a call
     timeout = 600  # seconds; asv's default of 60 is too short to compile on a loaded machine
+
+
+class OneThread(Timed):
+    """In processor time of this process: other load on the machine shows less than in wall time."""
+
+    timer = time.process_time
 
 
 def warm(setup):

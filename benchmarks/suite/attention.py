@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 
-from suite import SOME, Timed, lengths, subjects, warm
+from suite import SOME, OneThread, lengths, subjects, warm
 from suite.frameworks import FRAMEWORKS, IMPLEMENTATIONS, STAGES, framework_of
 
 MOST = 4 * 2**30  # bytes of a call
 _LENGTHS = lengths(512, 256, 2048)
 
 
-class Forward(Timed):
+class Forward(OneThread):
     """Without gradients, one thread."""
 
     param_names = ("scheme", "implementation", "length")
@@ -35,7 +35,7 @@ class TrainingStep(Forward):
     stage = STAGES[1]
 
 
-class WithoutPositions(Timed):
+class WithoutPositions(OneThread):
     """The framework's own attention, as the ratios' baseline; one thread.
 
     ``scaled_dot_product_attention(is_causal=True)``, ``dot_product_attention(is_causal=True)``.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from suite import EVERY, Timed, has_plain_bias, lengths, subjects, those, warm
+from suite import EVERY, OneThread, has_plain_bias, lengths, subjects, those, warm
 from suite.frameworks import FRAMEWORKS, STAGES
 
 
-class Bias(Timed):
+class Bias(OneThread):
     """``(H, L, L)`` with ``H=8``, from positions; a training step adds its params' gradients."""
 
     param_names = ("scheme", "framework", "stage", "length")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from suite import SOME, Timed, lengths, subjects, warm
+from suite import SOME, OneThread, lengths, subjects, warm
 from suite.frameworks import FRAMEWORKS
 
 
-class Step(Timed):
+class Step(OneThread):
     """``B=1 H=8 D=64``, ``implementation="auto"``, the cache as ``cache_needs`` asks for it."""
 
     param_names = ("scheme", "framework", "positions", "keys")

@@ -6,11 +6,11 @@ import subprocess
 import sys
 
 import posenc
-from suite import DIM, HEADS, SOME, Timed, warm
+from suite import DIM, HEADS, SOME, OneThread, Timed, warm
 from suite.frameworks import FRAMEWORKS
 
 
-class Make(Timed):
+class Make(OneThread):
     """A scheme from the catalogue; RoPE computes its frequencies with 60 digits."""
 
     param_names = ("scheme",)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from posenc.evaluate import has_embedding, has_transform
-from suite import EVERY, Timed, lengths, subjects, those, warm
+from suite import EVERY, OneThread, lengths, subjects, those, warm
 from suite.frameworks import FRAMEWORKS, STAGES
 
 _LENGTHS = lengths(1024, 256, 4096, 16384)
 
 
-class Transform(Timed):
+class Transform(OneThread):
     """Queries ``(1, H, L, D)`` with ``H=8 D=64``; a training step adds all gradients."""
 
     param_names = ("scheme", "framework", "stage", "length")
@@ -26,7 +26,7 @@ class Transform(Timed):
         self.run()
 
 
-class Embedding(Timed):
+class Embedding(OneThread):
     """The term ``(L, H D)`` of the tokens' embeddings."""
 
     param_names = ("scheme", "framework", "length")

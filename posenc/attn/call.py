@@ -42,7 +42,7 @@ from posenc.evaluate import (
     has_bias,
     has_features,
     has_transform,
-    transform,
+    transform_at,
 )
 from posenc.params import (
     Features,
@@ -196,8 +196,10 @@ class Call:
     def bias_and_visible(self, read: ReadTable | None = None) -> tuple[Array | None, Array | None]:
         """The dense bias and the visible pairs; a bias of ``-inf`` becomes 0 and "not visible"."""
         bias, mask = self.bias(read), self.visible()
-        if bias is None:
-            return None, mask
+        return (None, mask) if bias is None else self.split_bias(bias, mask)
+
+    def split_bias(self, bias: Array, mask: Array | None) -> tuple[Array, Array]:
+        """The bias with 0 for ``-inf``, and ``mask`` without the pairs that it hides."""
         finite = bias != -math.inf
         mask = finite if mask is None else mask & finite
         return self.xp.where(finite, bias, 0.0), mask
@@ -366,13 +368,12 @@ def _transform_side(
     rotary: Rotary | None,
     xp: Namespace,
 ) -> Array:
-    return transform(
+    return transform_at(
         scheme,
         x,
-        side.pos,
+        side.encoded_pos,
         role=role,
         params=params,
-        axes=side.places,
         features=side.features,
         rotary=rotary,
         xp=xp,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import subprocess
 import sys
@@ -115,6 +116,40 @@ def test_every_query_of_every_head_is_in_one_part(shared, options):
             own = {h // group for h in range(part.heads.start, part.heads.stop)}
             assert len(own) == 1 or group == 1 or part.heads == slice(0, HEADS)
     assert (times == 1).all()
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("shared", [6, 2, 1])
+def test_runs_of_heads_cost_least(monkeypatch, shared, threads):
+    """Of all ways to cut them; each thread computes the gradients of some heads of a part."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    q, k = (torch.zeros(1, n, 4, HEAD_DIM) for n in (6, shared))
+    cost, group = parts._cost(prepare(q, k, k, posenc.ALiBi(6), xp=xp)), 6 // shared
+    every_cut = [
+        [0, *(n for n in range(1, 6) if cuts >> n & 1), 6]
+        for cuts in range(0, 64, 2)
+        if group == 1 or cuts == 0 or all(cuts >> n & 1 for n in range(group, 6, group))
+    ]
+
+    def total(runs):
+        slots = [-(-(run.stop - run.start) // threads) for run, _ in runs]
+        blocks = [last - first for _, (first, last) in runs]
+        return threads * sum(1 + n * m for n, m in zip(slots, blocks, strict=True))
+
+    def run_of(spans, start, stop):
+        few = spans[start:stop]
+        return slice(start, stop), (min(s[0] for s in few), max(s[1] for s in few))
+
+    for seed in range(8):
+        draw = np.random.default_rng(seed)
+        spans = [(int(first), int(first + n)) for first, n in draw.integers(1, 9, (6, 2))]
+        kept = torch.tensor([[a <= n < b for n in range(20)] for a, b in spans])
+        least = min(
+            total([run_of(spans, *ends) for ends in itertools.pairwise(cuts)]) for cuts in every_cut
+        )
+        runs = list(parts._runs(kept, 6, group, cost))
+        assert [n for run, _ in runs for n in range(run.start, run.stop)] == list(range(6))
+        assert total(runs) == least
 
 
 def pairs(call):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import NamedTuple
@@ -60,10 +60,11 @@ def parts(call: Call) -> Iterator[Part]:
         skipped = negligible_blocks(call, size, all_visible=all_visible)
         kept = kept if skipped is None else kept & ~skipped
     group = heads // call.k.shape[1]
+    cost = _cost(call)
     by_pair = has_bias(call.scheme) and not has_bias_by_distance(call)
     for n, chunk in enumerate(kept.any(dim=0).split(rows // size, dim=1)):
         queries = slice(n * rows, min(q_len, (n + 1) * rows))
-        for run, (first, last) in _runs(chunk.any(dim=1), heads, group):
+        for run, (first, last) in _runs(chunk.any(dim=1), heads, group, cost):
             keys = slice(first * size, min(k_len, last * size))
             of_head = call.q.shape[0] * rows * (keys.stop - keys.start)
             most = scores // of_head if by_pair else heads
@@ -79,33 +80,68 @@ def _at_most(count: int, heads: slice, group: int) -> Iterator[slice]:
         yield slice(start, min(start + step, heads.stop))
 
 
-def _runs(kept: Tensor, heads: int, group: int) -> Iterator[tuple[slice, tuple[int, int]]]:
-    """Neighbouring heads with similar ranges of key blocks, from blocks kept ``(H or 1, nk)``.
+def _runs(
+    kept: Tensor, heads: int, group: int, cost: Callable[[int, int], float]
+) -> Iterator[tuple[slice, tuple[int, int]]]:
+    """Runs of heads, and their ranges of key blocks, that cost least; blocks kept ``(H or 1, nk)``.
 
-    Heads that share keys make a run only with each other, unless all of them do.
+    ``cost(count, blocks)`` is that of a part of so many heads. Heads that share keys make a run
+    only with each other, unless all of them do.
     """
     count = kept.shape[1]
     first = kept.int().argmax(dim=1).tolist()
     last = (count - kept.flip(1).int().argmax(dim=1)).tolist()
-    nonempty = kept.any(dim=1).tolist()
-    if len(nonempty) == 1:
-        if nonempty[0]:
-            yield slice(0, heads), (first[0], last[0])
+    spans = [
+        span if nonempty else None
+        for span, nonempty in zip(
+            zip(first, last, strict=True), kept.any(dim=1).tolist(), strict=True
+        )
+    ]
+    if len(set(spans)) == 1:
+        if spans[0] is not None:
+            yield slice(0, heads), spans[0]
         return
-    start = 0
-    while start < heads:
-        low, high, work, end = first[start], last[start], 0, start
-        while end < heads and nonempty[end] == nonempty[start]:
-            together = min(low, first[end]), max(high, last[end])
-            separate = work + last[end] - first[end]
-            # One call costs about as much as a fifth of its work.
-            wasteful = (end + 1 - start) * (together[1] - together[0]) > 1.2 * separate
-            if end > start and (wasteful or (group > 1 and end % group == 0)):
+    # The least cost of the heads before each one, and the run that ends there.
+    least: list[float] = [0.0]
+    ends: list[tuple[int, tuple[int, int] | None]] = []
+    for end in range(1, heads + 1):
+        options = []
+        together = spans[end - 1]
+        for start in range(end - 1, -1, -1):
+            span = spans[start]
+            if (span is None) != (together is None):
                 break
-            (low, high), work, end = together, separate, end + 1
-        if nonempty[start]:
-            yield slice(start, end), (low, high)
-        start = end
+            if span is not None and together is not None:
+                together = min(span[0], together[0]), max(span[1], together[1])
+            if group == 1 or start // group == (end - 1) // group or end - start == heads:
+                blocks = 0 if together is None else together[1] - together[0]
+                own = cost(end - start, blocks) if together is not None else 0.0
+                options.append((least[start] + own, start, together))
+        total, start, together = min(options, key=lambda option: option[0])
+        least.append(total)
+        ends.append((start, together))
+    runs, end = [], heads
+    while end > 0:
+        start, together = ends[end - 1]
+        if together is not None:
+            runs.append((slice(start, end), together))
+        end = start
+    yield from reversed(runs)
+
+
+def _cost(call: Call) -> Callable[[int, int], float]:
+    """What a part of some heads and blocks of keys takes, in blocks of one head.
+
+    On a CPU the backward pass gives each head of a part to one thread. Another call takes about as
+    long as a block.
+    """
+    batch: int = call.q.shape[0]
+    threads = torch.get_num_threads() if call.q.device.type == "cpu" else 1
+
+    def cost(heads: int, blocks: int) -> float:
+        return threads * (1 + -(-batch * heads // threads) * blocks)
+
+    return cost
 
 
 @contextmanager

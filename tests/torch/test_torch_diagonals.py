@@ -1,0 +1,94 @@
+"""Bias and mask by distance, in one array, against bias and mask of each pair."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from frameworks import HAS
+from subjects import SUBJECTS, heads, normal, params_of
+
+from posenc.testing.examples import HEAD_DIM
+
+if not HAS["torch"]:
+    pytest.skip("torch is not installed", allow_module_level=True)
+
+import array_api_compat.torch as xp
+import torch
+
+import posenc
+import posenc_torch
+from posenc.attn.call import prepare
+from posenc.evaluate import has_bias, reads_features
+from posenc_torch.diagonals import mask_by_distance
+
+RELATIVE = {
+    name: scheme
+    for name, scheme in SUBJECTS.items()
+    if scheme.relative and has_bias(scheme) and not reads_features(scheme)
+} | {"nope": posenc.NoPE()}
+CALLS = [  # queries, keys, and options
+    (7, 7, {"causal": True}),
+    (7, 7, {}),
+    (3, 9, {"causal": True}),
+    (1, 9, {"causal": True}),
+    (1, 9, {"window": (4, None)}),
+    (6, 9, {"window": (2, 1)}),
+    (6, 9, {"causal": True, "window": 4}),
+    (5, 5, {"window": (None, 20)}),
+]
+
+
+def prepared(scheme, q_len, k_len, params=None, **options):
+    q, k = (
+        torch.tensor(normal((1, heads(scheme), n, HEAD_DIM), n), dtype=torch.float32)
+        for n in (q_len, k_len)
+    )
+    params = params or {n: torch.tensor(a) for n, a in params_of(scheme).items()}
+    return prepare(q, k, k, scheme, params, xp=xp, **options)
+
+
+@pytest.mark.parametrize("name", RELATIVE)
+def test_the_array_is_bias_and_mask_of_each_pair(name):
+    for q_len, k_len, options in CALLS:
+        call = prepared(RELATIVE[name], q_len, k_len, **options)
+        shape = (1, heads(call.scheme), q_len, k_len)
+        array, bias, visible = mask_by_distance(call), call.bias(), call.visible()
+        wanted = torch.zeros(shape) if bias is None else bias.expand(shape)
+        wanted = wanted if visible is None else torch.where(visible, wanted, -math.inf)
+        assert torch.equal(array.expand(shape), wanted)
+
+
+def test_rows_without_a_key_are_left_to_pairs():
+    scheme = posenc.T5Bias(3, causal=True)
+    table = torch.zeros(3, 32)
+    table[1, 0] = -math.inf  # distance 0: of head 1, the first query sees no key
+    assert mask_by_distance(prepared(scheme, 5, 5, {"table": table}, causal=True)) is None
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"q_pos": range(5), "k_pos": range(5)},
+        {"window": 2, "sink_tokens": 1},
+        {"q_seg": [0] * 5, "k_seg": [0] * 5},
+        {"mask": lambda q, k: k <= q},
+        {"bias": 0.0},
+        {"softcap": 30.0},
+    ],
+    ids=lambda options: ",".join(options),
+)
+def test_what_depends_on_more_than_the_distance_is_left_to_pairs(options):
+    arrays = {n: torch.tensor(a) for n, a in options.items() if isinstance(a, range | list)}
+    if "bias" in options:
+        arrays["bias"] = torch.zeros(1, 1, 5, 5)
+    assert mask_by_distance(prepared(posenc.ALiBi(3), 5, 5, **options | arrays)) is None
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # SDPA under vmap
+def test_values_are_not_read_under_vmap():
+    scheme = SUBJECTS["alibi-asymmetric"]
+    q = torch.tensor(normal((2, 1, heads(scheme), 5, HEAD_DIM), 0))
+    attend = lambda q: posenc_torch.attention(q, q, q, scheme, implementation="sdpa")  # noqa: E731
+    wanted = torch.stack([attend(one) for one in q])
+    torch.testing.assert_close(torch.func.vmap(attend)(q), wanted)
