@@ -1711,6 +1711,22 @@ _LOWERED = (
         ("test_laws.py implementation_equals_the_reference-torch-chunked-t5",),
     ),
     Fault(
+        "masks-without-a-bias-built-pair-by-pair",
+        "a window costs more without a bias than with one",
+        PARTS,
+        "    if not (hides and _mask_is_by_distance(call) and _sees_itself(call)):",
+        "    if True:",
+        ("test_torch_masks.py without_a_bias",),
+    ),
+    Fault(
+        "large-parts-under-a-short-window",
+        "most pairs of a part are hidden, and computed",
+        CUT,
+        "return sizes._replace(mask=sizes.mask // 2, queries=sizes.queries // 2)",
+        "return sizes",
+        ("test_torch_chunked.py short_window",),
+    ),
+    Fault(
         "far-keys-learn-nothing",
         "the number of all far keys gets no gradient, as if none of them were there",
         PARTS,

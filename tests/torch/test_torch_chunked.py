@@ -175,6 +175,13 @@ def test_parts_leave_out_masked_and_negligible_keys():
     assert pairs(call_of(flat, 320, causal=True, window=32)) <= total * 3 / 20
 
 
+def test_parts_under_a_short_window_are_small():
+    """A window of 64 keys: parts of 128 queries see 192 keys."""
+    call = call_of(posenc.NoPE(), 1024, causal=True, window=64)
+    assert {p.queries.stop - p.queries.start for p in parts.parts(call)} == {128}
+    assert max(p.keys.stop - p.keys.start for p in parts.parts(call)) == 192
+
+
 FADED = 240  # tokens
 
 

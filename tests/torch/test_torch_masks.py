@@ -123,6 +123,14 @@ def test_parts_in_half_precision_build_no_mask_on_a_cpu():
         assert job.table_has_mask
 
 
+@pytest.mark.parametrize("options", [{"causal": True}, {"window": (5, 2)}], ids=str)
+def test_parts_of_a_scheme_without_a_bias_build_no_mask(options):
+    half, _ = tensors(posenc.NoPE(), 300, 300, "bfloat16")
+    call = prepare(**half, scheme=posenc.NoPE(), xp=xp, **options)
+    job, _ = chunked._Job.of(call, chunked._tensors(call))
+    assert job.table_has_mask
+
+
 def test_a_user_lets_sdpa_add_in_half_precision():
     """It then has no product of float32 weights and half-precision values (pytorch 161936)."""
     scheme = posenc.T5Bias(HEADS)

@@ -63,19 +63,41 @@ def _tensors(call: Call) -> dict[str, Tensor]:
     """The tensors that parts slice, by name: q, k, v, and those that the bias is computed from.
 
     The caller's bias is ``extra_bias``. For the scheme's bias there is a ``table`` by distance, or
-    else the scheme's arrays and features.
+    else the scheme's arrays and features. A mask by distance without a bias has a table of 0.
     """
     q, k, v = promoted(call)
     tensors = {"q": q, "k": k, "v": v}
     if call.extra_bias is not None:
         tensors["extra_bias"] = call.extra_bias
-    if (table := bias_by_distance(call)) is not None:
+    if (table := _table(call)) is not None:
         tensors["table"] = table
     elif has_bias(call.scheme):
         tensors |= {f"query.{name}": array for name, array in call.query.features.items()}
         tensors |= {f"key.{name}": array for name, array in call.key.features.items()}
         tensors |= {f"params.{name}": array for name, array in call.arrays.items()}
     return tensors
+
+
+def _table(call: Call) -> Tensor | None:
+    """The bias by distance, ``(H or 1, Q + K - 1)``; see ``_tensors``."""
+    if has_bias(call.scheme) or call.extra_bias is not None or not call.in_order:
+        return bias_by_distance(call)
+    hides = call.causal or call.window is not None
+    if not (hides and _mask_is_by_distance(call) and _sees_itself(call)):
+        return None
+    distances = call.q.shape[2] + call.k.shape[2] - 1
+    return torch.zeros((1, distances), dtype=call.dtype, device=call.q.device)
+
+
+def _whole_scores(call: Call) -> bool:
+    """Whether a part has to compute all of its scores itself, without SDPA."""
+    return call.needs_lse or call.softcap is not None
+
+
+def _mask_is_by_distance(call: Call) -> bool:
+    """Whether distances decide which keys are visible, and SDPA can add the mask."""
+    plain = call.query.seg is None and call.mask is None and call.sink_tokens == 0
+    return plain and not _whole_scores(call)
 
 
 def unsupported(call: Call) -> str | None:
@@ -147,12 +169,10 @@ class _Job(NamedTuple):
     def of(cls, call: Call, tensors: dict[str, Tensor]) -> tuple[_Job, dict[str, Tensor]]:
         """The job, and its tensors by name; a table may now hold the mask."""
         table, dtype = tensors.get("table"), mask_dtype(tensors["q"])
-        whole_scores = call.needs_lse or call.softcap is not None
-        mask_by_distance = call.query.seg is None and call.mask is None and call.sink_tokens == 0
+        whole_scores = _whole_scores(call)
         table_has_mask = (
             table is not None
-            and mask_by_distance
-            and not whole_scores
+            and _mask_is_by_distance(call)
             and _peaks_at_own_key(call, table, dtype)
         )
         if table is not None and table_has_mask:

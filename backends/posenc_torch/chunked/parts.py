@@ -38,6 +38,8 @@ class BlockSizes(NamedTuple):
     scores: int = 2**22
 
 
+_FEW_BLOCKS = 3  # of keys: to look which are negligible takes longer than to compute them
+
 _sizes: ContextVar[BlockSizes] = ContextVar("sizes", default=BlockSizes())  # noqa: B039
 
 
@@ -52,11 +54,11 @@ class Part(NamedTuple):
 @torch.no_grad()
 def parts(call: Call) -> Iterator[Part]:
     """Parts that together hold all visible pairs that are not negligible."""
-    size, rows, scores = _sizes.get()
+    size, rows, scores = _sizes_for(call)
     heads, q_len, k_len = call.q.shape[1], call.q.shape[2], call.k.shape[2]
     any_visible, all_visible = visible_blocks(call, size)
     kept = any_visible[:, None]
-    if call.skip_blocks:
+    if call.skip_blocks and bool((any_visible.sum(-1) > _FEW_BLOCKS).any()):
         skipped = negligible_blocks(call, size, all_visible=all_visible)
         kept = kept if skipped is None else kept & ~skipped
     group = heads // call.k.shape[1]
@@ -70,6 +72,16 @@ def parts(call: Call) -> Iterator[Part]:
             most = scores // of_head if by_pair else heads
             for few in _at_most(most, run, group):
                 yield Part(few, queries, keys)
+
+
+def _sizes_for(call: Call) -> BlockSizes:
+    """Half as many queries where a window is so short that it hides most pairs of a part."""
+    sizes = _sizes.get()
+    left, right = call.window or (None, None)
+    right = 0 if call.causal else right
+    if left is None or right is None or 2 * (left + right) > sizes.queries or sizes.mask < 2:
+        return sizes
+    return sizes._replace(mask=sizes.mask // 2, queries=sizes.queries // 2)
 
 
 def _at_most(count: int, heads: slice, group: int) -> Iterator[slice]:
