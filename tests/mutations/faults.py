@@ -2251,6 +2251,7 @@ _NUMBERS = (
 )
 
 DASHBOARD, DASHBOARD_PAGE = "benchmarks/dashboard.py", "benchmarks/dashboard_page.py"
+SUITE = "benchmarks/suite"
 
 _DASHBOARD = (
     Fault(
@@ -2272,7 +2273,7 @@ _DASHBOARD = (
     Fault(
         "benchmarks-timed-cold",
         "--quick times compilation and first imports",
-        "benchmarks/suite/__init__.py",
+        f"{SUITE}/__init__.py",
         'if name.startswith("time_"):',
         'if name == "time_":',
         ("test_dashboard.py built_once_and_warm",),
@@ -2280,10 +2281,34 @@ _DASHBOARD = (
     Fault(
         "benchmarks-built-for-every-sample",
         "asv calls setup before each, and compiles 20 times: half an hour",
-        "benchmarks/suite/__init__.py",
+        f"{SUITE}/__init__.py",
         '"_warm_for", None) == params',
         '"_warm_for", None) is params',
         ("test_dashboard.py built_once_and_warm",),
+    ),
+    Fault(
+        "benchmarks-without-new-schemes",
+        "errors of a new scheme are not in the history until someone lists it",
+        f"{SUITE}/__init__.py",
+        "EVERY = _ASKED or sorted(_MAKERS)",
+        "EVERY = _ASKED or one_of_each_kind()",
+        ("test_suite.py errors_of_a_new_scheme",),
+    ),
+    Fault(
+        "benchmarks-error-against-float32",
+        "a wrong result is compared with itself, and its error is 0",
+        f"{SUITE}/error.py",
+        "function(wide)",
+        "function(arrays)",
+        ("test_suite.py wrong_result",),
+    ),
+    Fault(
+        "benchmarks-memory-after-the-call",
+        "memory that a call has freed again does not count",
+        f"{SUITE}/frameworks.py",
+        "_, peak = tracemalloc",
+        "peak, _ = tracemalloc",
+        ("test_suite.py peak_memory",),
     ),
     Fault(
         "benchmarks-of-another-commit-on-the-page",
