@@ -223,8 +223,9 @@ def test_what_the_repository_keeps_names_no_machine_and_no_path(
 @long
 def test_earlier_commits_are_measured_once_and_shown(tmp_path):
     """By the present suite, each with its own code; a clone shows what the repository keeps."""
-    folder = clone(tmp_path / "clone", "suite")
+    folder = clone(tmp_path / "clone")
     suite = folder / "benchmarks" / "suite"
+    shutil.rmtree(suite)
     suite.mkdir()
     (suite / "__init__.py").touch()
     (suite / "values.py").write_text(
