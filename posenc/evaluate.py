@@ -157,7 +157,7 @@ def bias_at_distances(
     scheme: PositionScheme, at: Array, arrays: Mapping[str, Array], *, dtype: Any, xp: Namespace
 ) -> Array | None:
     """The bias at distances ``k - q``, ``(H or 1, N)`` for ``at (N,)``; None without a bias."""
-    at = at[None, None, :]
+    at = xp.reshape(at, (1, 1, -1))
     tile = bias_tile(scheme, xp.zeros_like(at), at, arrays, dtype=dtype, xp=xp)
     if tile is None:
         return None
@@ -199,9 +199,9 @@ def bias_tile(
     )  # fmt: skip
     # Read from the arrays: a tile may hold only some of the scheme's heads.
     sizes = [a.shape[0] for n, a in arrays.items() if n not in specs or specs[n].per_head]
-    sizes += [a.shape[1] for side in (query, key) for a in side.values() if a.shape[1] != 1]
+    sizes += [a.shape[1] for a in both if a.shape[1] != 1]
     heads = sizes[0] if sizes else head_count(scheme) or 1
-    batch = max([1, *(a.shape[0] for side in (query, key) for a in side.values())])
+    batch = max([1, *(a.shape[0] for a in both)])
     return scheme_bias(scheme, q, k, views, heads=heads, batch=batch, xp=xp)
 
 

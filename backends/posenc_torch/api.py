@@ -96,7 +96,8 @@ def attention(
     with nullcontext() if half is None else torch.autocast(q.device.type, enabled=False):
         call = _call(q, k, v, scheme, params, causal, half, skip_blocks, options)
         out, lse = attend(_IMPLEMENTATIONS, call, implementation)
-        return (out.to(q.dtype), lse) if call.wants_lse else out.to(q.dtype)
+        out = out if out.dtype == q.dtype else out.to(q.dtype)
+        return (out, lse) if call.wants_lse else out
 
 
 @advise_unknown

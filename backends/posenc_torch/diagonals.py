@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from posenc.backend import Call, bias_tile, has_bias, has_bias_by_distance
+from posenc.backend import Call, bias_at_distances, has_bias, has_bias_by_distance
 from posenc_torch.tracing import may_read
 
 
@@ -53,15 +53,8 @@ def _by_distance(call: Call) -> bool:
 
 def _bias_between(call: Call, first: int, last: int) -> Tensor:
     """The bias at the distances ``first .. last``, ``(H or 1, n)``; 0 without one."""
-    tile = None
+    table: Tensor | None = None
     if has_bias(call.scheme):
-        at = torch.arange(first, last + 1, dtype=torch.int32).view(1, 1, -1)
-        own = at.new_zeros((1, 1, 1))
-        tile = bias_tile(call.scheme, own, at, call.arrays, dtype=call.dtype, xp=call.xp)
-    size = last - first + 1
-    if tile is None:
-        return torch.zeros((1, size), dtype=call.dtype)
-    if tile.shape[-2:] != (1, size):  # a constant bias may lack axes of the positions
-        tile = tile.expand((tile.shape[0] if tile.ndim == 3 else 1, 1, size))
-    rows: Tensor = tile.reshape(-1, size)
-    return rows
+        at = torch.arange(first, last + 1, dtype=torch.int32)
+        table = bias_at_distances(call.scheme, at, call.arrays, dtype=call.dtype, xp=call.xp)
+    return torch.zeros((1, last - first + 1), dtype=call.dtype) if table is None else table

@@ -164,7 +164,7 @@ def as_attn_mask(
     if bias is not None and bias.dtype != dtype:
         bias = _minus_row_max(bias, mask)
     if mask is None:
-        return None if bias is None else bias.to(dtype), None
+        return bias if bias is None or bias.dtype == dtype else bias.to(dtype), None
     sees = mask.any(dim=-1, keepdim=True)
     if may_read(mask) and sees.all().item():
         return mask if bias is None else torch.where(mask, bias, -torch.inf).to(dtype), None

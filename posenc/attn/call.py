@@ -42,6 +42,7 @@ from posenc.evaluate import (
     has_bias,
     has_features,
     has_transform,
+    rotary,
     transform_at,
 )
 from posenc.params import (
@@ -335,9 +336,12 @@ def _with_transform(call: Call, params: Mapping[str, Array] | None, given: Argum
     scheme, xp = call.scheme, call.xp
     q, k, query, key = call.q, call.k, call.query, call.key
     if has_transform(scheme):
-        q = _transform_side(scheme, q, query, "query", params, given.q_rotary, xp)
+        q_rotary, k_rotary = given.q_rotary, given.k_rotary
+        if q_rotary is None and k_rotary is None and _share_rotary(call, given):
+            q_rotary = k_rotary = rotary(scheme, key.pos, params, dtype=q.dtype, xp=xp)
+        q = _transform_side(scheme, q, query, "query", params, q_rotary, xp)
         if not given.k_transformed:
-            k = _transform_side(scheme, k, key, "key", params, given.k_rotary, xp)
+            k = _transform_side(scheme, k, key, "key", params, k_rotary, xp)
         elif given.k_rotary is not None:
             raise ValueError("k_rotary is given with k_transformed=True: leave out k_rotary")
         elif call.aligned:
@@ -357,6 +361,18 @@ def _with_transform(call: Call, params: Mapping[str, Array] | None, given: Argum
         query=_side_for_bias(scheme, query),
         key=_side_for_bias(scheme, key),
     )
+
+
+def _share_rotary(call: Call, given: Arguments) -> bool:
+    """Whether queries and keys have the same positions, and arrays of heads do not differ."""
+    scheme, q, k = call.scheme, call.q, call.k
+    if not call.aligned or given.q_axes is not None or given.k_transformed:
+        return False
+    of_heads = scheme.param_specs() or scheme.constants()
+    if "rotary" not in scheme.hooks() or of_heads or q.dtype != k.dtype:
+        return False
+    # Last, because an exported program keeps every condition on lengths that it evaluates.
+    return bool(q.shape[2] == k.shape[2])
 
 
 def _transform_side(

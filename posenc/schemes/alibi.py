@@ -71,6 +71,7 @@ class ALiBi(PositionScheme):
     interpolate_from: int | None = None
     length: int | None = None
     _slopes: tuple[float, ...] = field(init=False, repr=False, compare=False)
+    _own_hooks: frozenset[str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_count("num_heads", self.num_heads)
@@ -103,6 +104,10 @@ class ALiBi(PositionScheme):
                 check_count(name, getattr(self, name))
         if self.length is not None and self.interpolate_from is None:
             raise ValueError(f"length={self.length} needs interpolate_from, the length of slopes")
+        absent = {"key_bias": self.noncausal == "asymmetric"}
+        absent["at_length"] = self.interpolate_from is None
+        own = super().hooks() - {hook for hook, is_absent in absent.items() if is_absent}
+        object.__setattr__(self, "_own_hooks", own)
 
     def _slopes_by_rule(self, rule: Callable[[int, float], tuple[float, ...]]) -> tuple[float, ...]:
         if self.noncausal == "asymmetric":
@@ -114,9 +119,7 @@ class ALiBi(PositionScheme):
         return self._slopes
 
     def hooks(self) -> frozenset[str]:
-        absent = {"key_bias": self.noncausal == "asymmetric"}
-        absent["at_length"] = self.interpolate_from is None
-        return super().hooks() - {hook for hook, is_absent in absent.items() if is_absent}
+        return self._own_hooks
 
     def _arrays(self) -> dict[str, tuple[tuple[float, ...], bool]]:
         """The numbers per head that the bias reads, by name, and whether each is learned."""

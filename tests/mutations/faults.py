@@ -982,8 +982,8 @@ _TORCH = (
         "torch-result-in-the-working-float",
         "float32 comes back for half precision",
         TORCH,
-        "return (out.to(q.dtype), lse) if call.wants_lse else out.to(q.dtype)",
-        "return (out, lse) if call.wants_lse else out",
+        "out = out if out.dtype == q.dtype else out.to(q.dtype)\n",
+        "pass\n",
         ("test_laws.py implementation_equals_the_reference_in_other_floats-torch-reference-nope",),
     ),
     Fault(
