@@ -734,8 +734,8 @@ _CORE = (
         "keys-transformed-as-queries",
         "the role is not passed on",
         CALL,
-        'k = _transform_side(scheme, k, key, "key", params, given.k_rotary, xp)',
-        'k = _transform_side(scheme, k, key, "query", params, given.k_rotary, xp)',
+        'k = _transform_side(scheme, k, key, "key", params, k_rotary, xp)',
+        'k = _transform_side(scheme, k, key, "query", params, k_rotary, xp)',
         ("test_reference.py the_reference_is_its_definition sharpening causal",),
     ),
     Fault(
