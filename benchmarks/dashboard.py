@@ -30,12 +30,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code: 1 if a benchmark of the last commit failed."""
     options = _options(arguments)
     conf = _configuration()
+    asked = history.last_commits(options.commits) if options.commits else []
     if not options.page_only:
-        _measure(options, conf)
+        _measure(options, conf, asked)
     _asv("publish", "--no-pull")
-    results = history.results_until(conf.results_dir, history.ancestors("HEAD"))
+    results = history.results_until(conf.results_dir, asked or history.ancestors("HEAD"))
     if options.keep:
-        history.keep(results[-(options.commits or 1) :], Path(conf.results_dir), options.keep)
+        history.keep(results, Path(conf.results_dir), options.keep)
     page, failed = write_page(conf, results)
     for name in failed:
         print(f"failed: {name}")
@@ -76,14 +77,15 @@ def _configuration() -> Config:
     return conf
 
 
-def _measure(options: argparse.Namespace, conf: Config) -> None:
+def _measure(options: argparse.Namespace, conf: Config, commits: Sequence[str]) -> None:
+    """The commits without results; without any, this one."""
     _refuse_changes()
     _machine()
-    if options.commits is None:
+    if not commits:
         _run(options, history.git("rev-parse", "HEAD"), ROOT)
         return
     _describe()
-    for commit in history.last_commits(options.commits):
+    for commit in commits:
         if not history.is_measured(conf, commit, options.bench):
             with history.checkout(commit) as folder:
                 _run(options, commit, folder, allowed=(0, 1, 2))
