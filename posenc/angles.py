@@ -71,8 +71,9 @@ class Turns:
     def sincos(self, pos: Array, *, dtype: Any, xp: Namespace) -> tuple[Array, Array]:
         """Sine and cosine of every frequency at integer positions ``pos (...)``.
 
-        Returns two arrays ``(..., n)`` of ``dtype``, float32 or float64. For ``|pos| <= 2**30``
-        the absolute error is at most 1.5e-7 in float32 and 4e-16 in float64.
+        Returns two arrays ``(..., n)`` of ``dtype``, float32 or float64. In float32 the absolute
+        error is at most 1.5e-7 for ``|pos| <= 2**28``, and 2e-7 up to ``2**30``. In float64 it is
+        at most 4e-16.
         """
         return self.sincos_each(pos[..., None], dtype=dtype, xp=xp)
 

@@ -271,6 +271,8 @@ def transform(
 ) -> Array:
     """Transform queries or keys by their positions; ``x`` itself if the scheme has no transform.
 
+    It is faster in PyTorch or JAX if ``posenc_torch`` or ``posenc_jax`` is imported.
+
     Parameters
     ----------
     x

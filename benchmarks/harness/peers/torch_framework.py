@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import posenc_torch  # noqa: F401  # rotates in the way of PyTorch, once it is imported
 from harness.peers.measure import Framework, Shape
 from harness.peers.side import Side
 from posenc.testing import Host
