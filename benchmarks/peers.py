@@ -90,9 +90,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for group in groups(every, sizes, options.only.search):
         for row in rows(group, frameworks[group.framework], plan, MODULES):
             print(report.line(row), flush=True)
-            found.append({**row, "date": record.now()})
+            found.append({**row, "date": record.now(), "commit": result["versions"]["commit"]})
+        # After each comparison, so that a run that is stopped keeps what it has.
+        record.write(out, result | {"rows": report.merged(earlier, found)})
+    if not found:
+        raise SystemExit(f"no row matches --only {options.only.pattern}")
     result["rows"] = report.merged(earlier, found)
-    record.write(out, result)
     print(f"\n{report.terminal(found)}\n\nno peer: {', '.join(result['no peer'])}\n\n{out}")
     if options.write_docs:
         text = _DOCUMENT.read_text(encoding="utf-8")

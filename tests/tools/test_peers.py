@@ -161,6 +161,9 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     after = json.loads(out.read_text())["rows"]
     assert len(after) == len(before)
     assert [a == b for a, b in zip(after, before, strict=True)].count(False) <= 1
+    with pytest.raises(SystemExit, match="no row matches --only nothing"):
+        run("--only", "nothing")
+    assert json.loads(out.read_text())["rows"] == after
     out.write_text(out.read_text().replace('"length": 64', '"length": 65'))
     with pytest.raises(ValueError, match=r"arguments are .* run all"):
         run("--only", "step")
