@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 
-from suite import SOME, OneThread, lengths, subjects, warm
-from suite.frameworks import FRAMEWORKS, IMPLEMENTATIONS, STAGES, framework_of
+from suite import GRID, SOME, OneThread, lengths, subjects, warm
+from suite.frameworks import FAST, FRAMEWORKS, IMPLEMENTATIONS, STAGES, framework_of
 
 MOST = 4 * 2**30  # bytes of a call
 _LENGTHS = lengths(512, 256, 2048)
@@ -32,6 +32,7 @@ class Forward(OneThread):
 class TrainingStep(Forward):
     """Forward, and the gradients of q, k, v, params and hidden states; one thread."""
 
+    params = (SOME, IMPLEMENTATIONS if GRID == "full" else FAST, _LENGTHS)
     stage = STAGES[1]
 
 

@@ -267,8 +267,13 @@ IMPLEMENTATIONS = [
     for framework in FRAMEWORKS.values()
     for name in framework.implementations
 ]
-FAST = [name for name in IMPLEMENTATIONS if not name.endswith(" reference")] or IMPLEMENTATIONS
-"""Without the references, which take seconds and gigabytes where sequences are long."""
+FAST = [
+    f"{framework.name} {name}"
+    for framework in FRAMEWORKS.values()
+    for name in framework.implementations
+    if name != "reference" or len(framework.implementations) == 1
+]
+"""Without the references of frameworks that have more than these."""
 
 
 def framework_of(implementation):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from suite import SOME, lengths, subjects
-from suite.frameworks import IMPLEMENTATIONS, framework_of
+from suite import GRID, SOME, lengths, subjects
+from suite.frameworks import FAST, IMPLEMENTATIONS, framework_of
 
 
 class Attention:
@@ -11,7 +11,7 @@ class Attention:
 
     version, timeout, unit = "1", 600, "bytes"
     param_names = ("scheme", "implementation", "length")
-    params = (SOME, IMPLEMENTATIONS, lengths(512, 2048))
+    params = (SOME, IMPLEMENTATIONS if GRID == "full" else FAST, lengths(512, 2048))
 
     def setup(self, name, implementation, length):
         framework, own = framework_of(implementation)

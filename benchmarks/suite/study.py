@@ -8,7 +8,7 @@ from posenc.study.decoder import VOCABULARY, Decoder
 from posenc.study.recipe import Recipe
 from posenc.study.specs import Plans
 from posenc.study.trainer import backends, load_trainer
-from suite import SOME, Timed, warm
+from suite import GRID, PLAIN, SOME, Timed, warm
 
 _STEPS = 4
 
@@ -20,7 +20,10 @@ class Training(Timed):
     """
 
     param_names = ("scheme", "backend")
-    params = (SOME, [name for name, installed in backends().items() if installed])
+    params = (
+        SOME if GRID == "full" else PLAIN,
+        [name for name, installed in backends().items() if installed],
+    )
 
     @warm
     def setup(self, name, backend):
