@@ -126,6 +126,10 @@ class Speed(Timing):
         entry.work[kind] = stages
 
     def _sample(self, entry: Entry, kind: str) -> Sample:
+        if self._settings.device == "cpu":
+            # Caches and memory are then those of the same call, as in a loop of them. A GPU's
+            # caches are flushed.
+            self._clock.run(entry.work[kind])
         ahead = min(50.0, 1.5 * entry.first[kind]["host"])
         sample = self._clock.run(entry.work[kind], ahead)
         return of_forward(sample) if kind == "forward" else in_training(sample)
