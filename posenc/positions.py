@@ -81,15 +81,19 @@ def as_places(
     raise ValueError(f"{name} must have shape {accepted}, got {shape}")
 
 
-def check_range(name: str, pos: Array, xp: Namespace) -> None:
-    """Check that 32-bit differences of positions cannot overflow, if values are concrete."""
+def check_range(name: str, pos: Array, xp: Namespace) -> tuple[int, int] | None:
+    """Check that 32-bit differences of positions cannot overflow, if values are concrete.
+
+    Returns the lowest and the highest position; None if they are not known.
+    """
     values = concrete_values(pos, xp)
     if values is None or not np.issubdtype(values.dtype, np.integer) or not values.size:
-        return
+        return None
     low, high = int(values.min()), int(values.max())
     if low < MIN_POSITION or high > MAX_POSITION:
         wrong = low if low < MIN_POSITION else high
         raise ValueError(f"{name} holds {wrong}, accepted: -2**30 .. 2**30 - 1")
+    return low, high
 
 
 def as_integers(name: str, values: Array, *, xp: Namespace, device: Any = None) -> Array:

@@ -96,7 +96,7 @@ def has_native_visible(call: Call) -> bool:
     # Last, because an exported program keeps every condition on lengths that it evaluates.
     q_len, k_len = call.q.shape[2], call.k.shape[2]
     native: bool = not call.causal or (call.aligned and (q_len == k_len or q_len == 1))
-    return native
+    return native or (call.in_the_past and q_len == 1)
 
 
 def is_small(call: Call) -> bool:

@@ -10,7 +10,7 @@ from array_api_compat import array_namespace, device
 from posenc.attn.side import Side
 from posenc.evaluate import positions_as_places
 from posenc.params import head_count, is_floating
-from posenc.positions import as_integers, as_places, as_positions, concrete_values, from_numpy
+from posenc.positions import as_integers, as_places, check_range, concrete_values, from_numpy
 from posenc.protocol import Array, Namespace, PositionScheme
 from posenc.rotary_tables import Rotary
 
@@ -56,17 +56,34 @@ def check_heads(scheme: PositionScheme, q: Array) -> None:
         raise ValueError(f"q has {heads} heads, the scheme num_heads={declared}: {scheme}{hint}")
 
 
+class Sides(NamedTuple):
+    """Queries and keys with positions, segments and places.
+
+    ``aligned``: positions are the default. ``in_the_past``: it is known from given positions that
+    no key is after a query.
+    """
+
+    query: Side
+    key: Side
+    aligned: bool
+    in_the_past: bool
+
+
 def complete_sides(
     q: Array, k: Array, given: Arguments, scheme: PositionScheme, xp: Namespace
-) -> tuple[bool, Side, Side]:
-    """Whether positions are the default, and both sides with positions, segments and places."""
+) -> Sides:
+    """Both sides, with default positions if none are given."""
     q_len, k_len, here = q.shape[2], k.shape[2], device(q)
-    aligned = check_pair("q_pos", given.q_pos, "k_pos", given.k_pos)
+    aligned, in_the_past = check_pair("q_pos", given.q_pos, "k_pos", given.k_pos), False
     if aligned:
-        q_pos, k_pos = _default_positions(q_len, k_len, q, xp)
+        q_pos, k_pos = _default_positions(q_len, k_len, here, xp)
     else:
-        q_pos = as_positions("q_pos", given.q_pos, device=here, xp=xp)
-        k_pos = as_positions("k_pos", given.k_pos, device=here, xp=xp)
+        q_range, k_range = (
+            check_range(n, a, xp) for n, a in (("q_pos", given.q_pos), ("k_pos", given.k_pos))
+        )
+        q_pos = as_integers("q_pos", given.q_pos, device=here, xp=xp)
+        k_pos = as_integers("k_pos", given.k_pos, device=here, xp=xp)
+        in_the_past = q_range is not None and k_range is not None and k_range[1] <= q_range[0]
     q_seg = k_seg = None
     if not check_pair("q_seg", given.q_seg, "k_seg", given.k_seg):
         q_seg = as_integers("q_seg", given.q_seg, device=here, xp=xp)
@@ -85,7 +102,8 @@ def complete_sides(
             "q_axes": places[0], "k_axes": places[1],
         }  # fmt: skip
         _check_lengths(arrays, q, k, scheme.axes)
-    return aligned, Side(q_pos, q_seg, places[0], {}), Side(k_pos, k_seg, places[1], {})
+    query, key = Side(q_pos, q_seg, places[0], {}), Side(k_pos, k_seg, places[1], {})
+    return Sides(query, key, aligned, in_the_past)
 
 
 _INVALID = -(2**31)  # a segment that no query has
@@ -191,12 +209,12 @@ def check_head_dims(q: Array, k: Array, *, transformed: bool = False) -> None:
     raise ValueError(f"q and k differ in head_dim: q {tuple(q.shape)}, k {tuple(k.shape)}")
 
 
-def _default_positions(q_len: int, k_len: int, like: Array, xp: Namespace) -> tuple[Array, Array]:
+def _default_positions(q_len: int, k_len: int, device: Any, xp: Namespace) -> tuple[Array, Array]:
     if q_len > k_len:
         raise ValueError(
             f"q has length {q_len}, k only {k_len}: give q_pos and k_pos, the default aligns ends"
         )
-    k_pos = xp.arange(k_len, dtype=xp.int32, device=device(like))
+    k_pos = xp.arange(k_len, dtype=xp.int32, device=device)
     return k_pos[k_len - q_len :], k_pos
 
 

@@ -80,6 +80,9 @@ class Call:
         Positions, segments, places and features of the queries and of the keys.
     aligned
         Whether positions are the default: in order, with the ends of q and k aligned.
+    in_the_past
+        Whether it is known from given positions that no key is after a query. Then a causal mask
+        hides nothing.
     causal, window, sink_tokens
         As in ``attention``; the window is ``(left, right)`` or None.
     scale, softcap
@@ -117,6 +120,7 @@ class Call:
     extra_bias: Array | None = None
     mask: Array | Mask | None = None
     sink: Array | None = None
+    in_the_past: bool = False
     wants_lse: bool = False
     skip_blocks: bool = True
     regions: tuple[Call, ...] = ()
@@ -192,6 +196,9 @@ class Call:
 
     def visible(self) -> Array | None:
         """Visible pairs, booleans ``(B or 1, H or 1, Q, K)``; None if all pairs are visible."""
+        causal_only = self.window is None and self.query.seg is None and self.mask is None
+        if causal_only and self.in_the_past:
+            return None
         return visible_pairs(self, self.query, self.key, self.mask)
 
     def bias_and_visible(self, read: ReadTable | None = None) -> tuple[Array | None, Array | None]:
@@ -252,7 +259,7 @@ def prepare(
         check_head_dims(q, k)
     work = working_dtype([q, k, v, *float_arrays(options), *as_mapping(params).values()], xp=xp)
     scheme, params = _scheme_in_attention(scheme, params, xp=xp)
-    aligned, query, key = complete_sides(q, k, given, scheme, xp)
+    query, key, aligned, in_the_past = complete_sides(q, k, given, scheme, xp)
     mask = as_mask(given.mask, q, k, xp)
     if isinstance(mask, Mask):
         check_mask_result(mask, query, key, xp)
@@ -267,6 +274,7 @@ def prepare(
         query=query,
         key=key,
         aligned=aligned,
+        in_the_past=in_the_past,
         causal=check_flag("causal", causal),
         window=check_window(given.window),
         # Positions are below 2**30, and a larger number may not fit 32 bits.

@@ -158,6 +158,24 @@ def test_the_ends_of_queries_and_keys_align():
     np.testing.assert_array_equal(found, posenc.attention(q, k, k, scheme, causal=True, **pos))
 
 
+@pytest.mark.parametrize("hides", [{}, {"window": 4}, {"k_valid": True}], ids=str)
+def test_queries_after_all_keys_need_no_causal_mask(hides):
+    q, k = normal((1, 2, 2, 4), 0), normal((1, 2, 6, 4), 1)
+    pos, hides = (
+        np.arange(6),
+        {n: np.ones((1, 6), bool) if v is True else v for n, v in hides.items()},
+    )
+    for q_pos in ([5, 7], [4, 7]):  # a key is after the query at 4
+        call = prepare(
+            q, k, k, posenc.NoPE(), None, True, q_pos=np.array(q_pos), k_pos=pos, **hides
+        )
+        visible, wanted = call.visible(), pos <= np.array(q_pos)[:, None]
+        if "window" in hides:
+            wanted = wanted & (np.array(q_pos)[:, None] - pos < hides["window"])
+        assert (visible is None) == (not hides and q_pos[0] == 5)
+        assert visible is None or np.array_equal(visible[0, 0], wanted)
+
+
 def test_more_queries_than_keys_need_positions():
     q, k = normal((1, HEADS, 5, HEAD_DIM), 0), normal((1, HEADS, 2, HEAD_DIM), 1)
     with pytest.raises(ValueError, match="give q_pos and k_pos"):

@@ -731,6 +731,14 @@ _CORE = (
         ("test_reference.py the_reference_is_its_definition rope causal",),
     ),
     Fault(
+        "some-keys-in-the-past-are-all",
+        "one key before all queries, and no causal mask: queries see later keys",
+        ARGUMENTS,
+        "k_range[1] <= q_range[0]",
+        "k_range[0] <= q_range[0]",
+        ("test_reference.py after_all_keys",),
+    ),
+    Fault(
         "keys-transformed-as-queries",
         "the role is not passed on",
         CALL,
