@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
+import array_api_compat.numpy as numpy_namespace
 import mpmath
 import numpy as np
 import pytest
@@ -80,6 +81,15 @@ def test_angles_at_far_positions(name, compiler, dtype, base, dim):
     found = framework.evaluate(angles, arrays, compiler=compiler)
     assert found.dtype == dtype
     check(found.values, positions, base, dim, FLOAT64 if wide else FLOAT32)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_bound_holds_to_the_ends_of_the_range(sign):
+    pos, turns = sign * (2**30 - 1 - np.arange(4096)), posenc.RoPE(128)._turns
+    exact, found = (
+        turns.sincos(pos, dtype=d, xp=numpy_namespace) for d in (np.float64, np.float32)
+    )
+    assert np.abs(np.asarray(exact) - found).max() <= 1.5e-7
 
 
 @pytest.mark.skipif(not HAS["jax"], reason="jax is not installed")
