@@ -8,6 +8,11 @@ attention without positions: 1 is as fast, 2 takes twice as long. The baseline i
 
 In PyTorch each timed call follows one of the same kind that is not timed, as in a loop of training
 steps. After another variant caches are cold, and at 64 tokens the baseline takes twice as long.
+
+Keep other work off the cores. PyTorch's threads spin while they wait for each other. If one of them
+has to share its core, a call of many operations waits at each, and its ratio doubles or more.
+``OMP_WAIT_POLICY=PASSIVE`` makes them sleep, so that ratios hold on a busy machine; on a quiet one
+it may cost a call in parts up to a quarter.
 """
 
 from __future__ import annotations
