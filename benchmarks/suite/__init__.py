@@ -6,9 +6,12 @@ attention is timed with one scheme of each kind, at one length. What a scheme ad
 timed, and its errors are tracked, for the whole catalogue. ``POSENC_GRID=full`` takes the whole
 catalogue for all, and every length.
 
+``benchmarks/dashboard.py`` measures in the environment that runs it. ``asv run`` and ``asv
+continuous BASE HEAD`` with ``--config benchmarks/asv.conf.json`` make one of their own, in some two
+minutes, and install each commit in it.
+
 A benchmark that a scheme or an implementation refuses is n/a. asv forks each measurement from a
-process that has imported the suite (``launch_method`` in its configuration), so frameworks load
-once. A name and its params say what is measured; a class whose work changes takes another
+process that has imported the suite (``launch_method`` in its configuration), so frameworks load once. A name and its params say what is measured; a class whose work changes takes another
 ``version``, and asv begins a new history.
 """
 
