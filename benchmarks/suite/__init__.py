@@ -11,7 +11,8 @@ continuous BASE HEAD`` with ``--config benchmarks/asv.conf.json`` make one of th
 minutes, and install each commit in it.
 
 A benchmark that a scheme or an implementation refuses is n/a. asv forks each measurement from a
-process that has imported the suite (``launch_method`` in its configuration), so frameworks load once. A name and its params say what is measured; a class whose work changes takes another
+process that has imported the suite (``launch_method`` in its configuration), so frameworks load
+once. A name and its params say what is measured; a class whose work changes takes another
 ``version``, and asv begins a new history.
 """
 
