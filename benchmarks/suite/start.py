@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 
 import posenc
 from suite import DIM, HEADS, SOME, OneThread, Timed, warm
@@ -31,7 +30,6 @@ class Import(Timed):
     ``posenc`` takes at most 1.5 of ``numpy``.
     """
 
-    timer = time.perf_counter  # processor time would leave out that of other processes
     param_names = ("package",)
     params = (
         ["numpy", "posenc", *(p for n in FRAMEWORKS if n != "numpy" for p in (n, f"posenc_{n}"))],
@@ -48,7 +46,6 @@ class Import(Timed):
 class Command(Timed):
     """``posenc`` on the command line, without a study; ``--help`` takes under 0.2 s."""
 
-    timer = time.perf_counter
     param_names = ("command",)
     params = (["--help", "list"],)
 
