@@ -95,7 +95,7 @@ class XPos(PositionScheme):
         limits = constant_array(self._limits, dtype=xp.int32, device=device(pos), xp=xp)
         steps = xp.maximum(xp.minimum((pos - self.center)[..., None], limits), -limits)
         steps = xp.astype(steps, dtype)
-        tables = dict[str, Array]()
+        tables: dict[str, Array] = {}
         for role, signed in (("query", steps), ("key", -steps)):
             # The product with the first part is exact: one product would be off by 40 roundings.
             first, second = (
