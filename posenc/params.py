@@ -242,7 +242,9 @@ class HeadTable:
         xp, heads = self._xp, self._array.shape[0]
         like = next(i for i in indices if not isinstance(i, int))
         axes = len(like.shape)
-        if len(indices) == 1 and axes <= 4 and (axes < 3 or like.shape[-3] == 1):
+        shared = len(indices) == 1 and axes <= 4 and (axes < 3 or like.shape[-3] == 1)
+        # Of a DTensor that is split by heads, PyTorch 2.13 gets the gradient of this wrong.
+        if shared and not hasattr(self._array, "device_mesh"):
             return self._of_all_heads(like)
         flat: Any = xp.reshape(
             xp.arange(heads, dtype=like.dtype, device=device(like)), (heads, 1, 1)
