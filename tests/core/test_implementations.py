@@ -97,7 +97,7 @@ def compare(route, subject, case, dtype):
     assert_near(out, values, ATTENTION_TOL[dtype])
     assert found.keys() == gradients.keys()
     for name, gradient in gradients.items():
-        summed = dtype == "float32" and (name in params or name == "x")
+        summed = name in params or name == "x"
         tolerance = ATTENTION_TOL[dtype] * (REDUCTION_FACTOR if summed else 1)
         assert_near(found[name], gradient, tolerance, f"gradient of {name}")
 
