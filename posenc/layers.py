@@ -123,11 +123,17 @@ def rotary_layers(schemes: Sequence[PositionScheme], sources: Sequence[int]) -> 
 
     ``sources`` tells which set of learned arrays a layer has, by any number.
     """
-    keys = [
-        (scheme, source if scheme.rotary_params() else None)
-        for scheme, source in zip(schemes, sources, strict=True)
-    ]
-    return tuple(keys.index(key) for key in keys)
+
+    def shares(layer: int, other: int) -> bool:
+        # Schemes without tables are not compared: arrays among their fields may not compare.
+        one = schemes[layer]
+        if layer == other or not one.hooks() & {"rotary", "regions"}:
+            return layer == other
+        same_arrays = sources[layer] == sources[other] or not one.rotary_params()
+        return one == schemes[other] and same_arrays
+
+    layers = range(len(schemes))
+    return tuple(next(o for o in layers if shares(layer, o)) for layer in layers)
 
 
 def check_layer(layer: int, layers: int) -> int:

@@ -381,7 +381,7 @@ class PositionScheme:
         ``transform`` calls it with its own arguments.
         """
         given: Mapping[str, Array] | None = getattr(params, "rotary", None)
-        if given is not None:
+        if given:
             return given
         work = xp.float64 if x.dtype == xp.float64 else xp.float32
         return hold(self.rotary(pos, dtype=work, params=params, xp=xp), xp)

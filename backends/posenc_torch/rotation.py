@@ -15,8 +15,8 @@ def hold(table: Tensor) -> Tensor:
 
     ``as_strided`` reads memory, so the compiler must write the table to it first.
     """
-    # Not in an exported program: runtimes other than PyTorch may lack the operation.
-    if not torch.compiler.is_compiling() or _exporting():
+    # Not in an exported program: runtimes other than PyTorch may lack the operation. DTensor does.
+    if not torch.compiler.is_compiling() or _exporting() or type(table) is not Tensor:
         return table
     return torch.as_strided(table, table.shape, table.stride())
 
@@ -38,7 +38,7 @@ def rotate(x: Tensor, sin: Tensor, cos: Tensor, *, interleaved: bool) -> Tensor 
         return _rotate_halves(x, sin, cos)
     if x.stride(-1) != 1 or any(n % 2 for n in (*x.stride()[:-1], x.storage_offset())):
         return None
-    pairs = torch.view_as_complex(x.view(*x.shape[:-1], -1, 2))
+    pairs = torch.view_as_complex(x.view(*x.shape[:-1], x.shape[-1] // 2, 2))
     return torch.view_as_real(pairs * torch.complex(cos, sin)).flatten(-2)
 
 
@@ -61,6 +61,10 @@ class _Halves(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, d_out: Tensor) -> Any:
         sin, cos = ctx.saved_tensors
+        if is_transformed():  # torch.func has no rules for this class and for addcmul_
+            first, second = d_out.chunk(2, dim=-1)
+            back = torch.cat([first * cos + second * sin, second * cos - first * sin], dim=-1)
+            return back, None, None
         return _Halves.apply(d_out, -sin, cos), None, None  # type: ignore[no-untyped-call]
 
 

@@ -58,7 +58,8 @@ def _by_pair(call: Call) -> tuple[Tensor | None, Tensor | None]:
         mask = None
     if bias is None:
         return None, mask
-    if not bias.detach().amin().item() > -torch.inf:  # NaN is not
+    lowest, highest = bias.detach().aminmax()
+    if not (lowest.item() > -torch.inf and highest.item() < torch.inf):  # NaN is neither
         return call.split_bias(bias, mask)
     if mask is None or not sees_itself(call):
         return bias, mask
@@ -150,7 +151,10 @@ def masked_sdpa(
     gqa = shares_keys(q, k)
     term, fully_masked = as_attn_mask(bias, mask, mask_dtype(q))
     out = _attend(q, k, v, attn_mask=term, scale=scale, enable_gqa=gqa)
-    return out if fully_masked is None else torch.where(fully_masked, 0.0, out)
+    if fully_masked is not None:
+        return torch.where(fully_masked, 0.0, out)
+    # SDPA keeps its result for its backward pass, and a caller may change this one in place.
+    return out.clone() if out.requires_grad else out
 
 
 def as_attn_mask(

@@ -443,3 +443,38 @@ def test_skipping_blocks_changes_at_most_a_rounding(name):
         pulled(scheme, skip_blocks=False, **options)(arrays, d_out),
         case.get("dtype", "float32"),
     )
+
+
+def step(scheme, params, heads, *, batch=1, **options):
+    """Gradients of q and params, of a call whose blocks are skipped."""
+    q = jax.random.normal(jax.random.key(0), (batch, 9 * 256, heads, 8))
+
+    def total(q, params):
+        out = posenc_jax.attention(
+            q, q, q, scheme, params, True, implementation="chunked", **options
+        )
+        return (out * q).sum()
+
+    return jax.jit(jax.grad(total, (0, 1)))(q, params)
+
+
+@long
+def test_padding_has_no_gradient_however_large_a_bias_is():
+    """The exponential of 95 is infinite."""
+    scheme = posenc.T5Bias(2, causal=True)
+    for gradient in jax.tree.leaves(step(scheme, {"table": jnp.full((2, 32), 95.0)}, 2)):
+        assert np.all(np.isfinite(gradient))
+
+
+@long
+def test_as_many_shared_numbers_as_heads_are_not_one_for_each_head():
+    scheme, params = SUBJECTS["parabola"], {"c": jnp.array([0.2, 0.3])}
+    skipping, whole = (step(scheme, params, 2, skip_blocks=skip)[1]["c"] for skip in (True, False))
+    np.testing.assert_allclose(skipping, whole, rtol=1e-4)  # 2.6 million scores of both signs
+
+
+@long
+def test_one_lane_serves_programs_with_long_integers():
+    with jax.experimental.enable_x64():
+        gradient, _ = step(posenc.ALiBi(2), {}, 2, batch=5)
+    assert np.all(np.isfinite(gradient))

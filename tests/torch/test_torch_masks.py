@@ -143,3 +143,25 @@ def test_a_user_lets_sdpa_add_in_half_precision():
             assert attend(scheme, arrays, "sdpa", params, causal=True).dtype == torch.bfloat16
     finally:
         torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(before)
+
+
+@pytest.mark.parametrize("name", ["alibi", "t5"])
+def test_a_result_may_be_changed_in_place(name):
+    scheme = posenc.make(name, num_heads=2)
+    params = {n: torch.tensor(a) for n, a in posenc.init_params(scheme).items()}
+    q, k, v = (torch.tensor(normal((1, 2, 6, 4), n)).requires_grad_() for n in range(3))
+    out = posenc_torch.attention(q, k, v, scheme, params, True)
+    out.mul_(2).sum().backward()
+    doubled = posenc_torch.attention(q, k, v, scheme, params, True) * 2
+    expected = torch.autograd.grad(doubled.sum(), [q, k, v])
+    for array, gradient in zip((q, k, v), expected, strict=True):
+        assert torch.equal(array.grad, gradient)
+
+
+def test_an_infinite_bias_of_hidden_pairs_changes_nothing():
+    q, k, v = (torch.tensor(normal((1, 2, 6, 4), n)) for n in range(3))
+    bias = torch.full((6, 6), torch.inf).triu(1)[None, None].expand(1, 2, 6, 6)
+    bias = torch.where(bias.isnan(), 0.0, bias)
+    call = (q, k, v, posenc.NoPE(), None, True)
+    found = posenc_torch.attention(*call, bias=bias, implementation="sdpa")
+    assert_near(found.numpy(), posenc_torch.attention(*call).numpy(), ATTENTION_TOL["float32"])

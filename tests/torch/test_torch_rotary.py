@@ -2,11 +2,11 @@
 
 import pytest
 import torch
+from sample import long
 
 import posenc
 import posenc_torch
 from posenc.schemes import LearnedRoPE, MixedRoPE
-from tests.support.sample import long
 
 LAYOUTS = ("half", "interleaved")
 AT = torch.arange(6)
@@ -79,3 +79,18 @@ def test_a_model_shares_its_rotaries():
 def test_a_compiled_model_shares_its_rotaries(layout):
     model, q = Model([posenc.RoPE(8, layout=layout), posenc.NoPE()]), torch.randn(2, 2, 6, 8)
     torch.testing.assert_close(torch.compile(model, fullgraph=True)(q), model(q))
+
+
+def test_rotation_of_nothing_and_of_many_gradients_at_once():
+    empty = posenc.transform(
+        posenc.RoPE(8, layout="interleaved"), torch.ones(0, 2, 5, 8), torch.arange(5), role="query"
+    )
+    assert empty.shape == (0, 2, 5, 8)
+    x, d_outs = torch.randn(2, 4, 8, requires_grad=True), torch.randn(3, 2, 4, 8)
+    out = posenc.transform(posenc.RoPE(8), x, torch.arange(4), role="query")
+
+    def gradient(d_out):
+        return torch.autograd.grad(out, x, d_out, retain_graph=True)[0]
+
+    together = torch.func.vmap(gradient)(d_outs)
+    torch.testing.assert_close(together, torch.stack([gradient(d_out) for d_out in d_outs]))

@@ -146,7 +146,9 @@ def _attend_compiled(
     )
     separate = tiling.heads > 1
     queries, keys = separate_heads((queries, keys), separate=separate)
-    learned, fixed = (separate_params(arrays, tiling.heads) for arrays in (learned, fixed))
+    specs = tiling.scheme.param_specs()
+    shared = frozenset(name for name, spec in specs.items() if not spec.per_head)
+    learned, fixed = (separate_params(a, shared, tiling.heads) for a in (learned, fixed))
     # Heads that share keys are an axis of a tile that has all heads.
     group = 1 if separate else q.shape[1] // k.shape[1]
     grouped = queries.q.reshape(*queries.q.shape[:3], -1, group, *queries.q.shape[4:])
@@ -267,9 +269,15 @@ def _sum_of_products(left: Array, right: Array) -> Array:
 
 
 def _pad_blocks(rows: Any, tiling: Tiling) -> Any:
-    """Numbers per query ``(heads, n, ...)``, with 0 for blocks of padding."""
-    return jax.tree.map(
-        lambda a: jnp.pad(a, ((0, 0), (0, tiling.q_width - 1), *[(0, 0)] * (a.ndim - 2))), rows
+    """``d_out``, log-sum-exp and delta ``(heads, n, ...)``, with blocks of padding.
+
+    Their log-sum-exp is infinite, so that their weights are 0, however large a bias is.
+    """
+    return tuple(
+        jnp.pad(
+            a, ((0, 0), (0, tiling.q_width - 1), *[(0, 0)] * (a.ndim - 2)), constant_values=value
+        )
+        for a, value in zip(rows, (0, jnp.inf, 0), strict=True)
     )
 
 

@@ -94,6 +94,7 @@ def make_jobs(ranges: Array, lanes: int) -> Jobs:
     jobs = jnp.arange(first.size)
     if lanes > 1:
         jobs = jnp.argsort(first - end, stable=True)  # the longest first
+    jobs = jobs.astype(first.dtype)  # an index in several axes has one dtype
     groups = [  # the last one is filled with jobs that need nothing
         jnp.pad(a, (0, -first.size % lanes)).reshape(-1, lanes)
         for a in (jobs // blocks, jobs % blocks, first[jobs], (end - first)[jobs])
@@ -116,10 +117,13 @@ def join_heads(array: Array) -> Array:
     return jnp.moveaxis(array, 0, 2).reshape(n, batch, heads * together, *rest)
 
 
-def separate_params(arrays: Arrays, heads: int) -> Arrays:
-    """``(H, ...)`` as ``(H, 1, ...)`` if ``heads > 1`` are separate; all others ``(1, ...)``."""
+def separate_params(arrays: Arrays, shared: frozenset[str], heads: int) -> Arrays:
+    """``(H, ...)`` as ``(H, 1, ...)`` if ``heads > 1`` are separate; all others ``(1, ...)``.
+
+    ``shared`` are the names of arrays that have no axis of heads.
+    """
     return {
-        name: a[:, None] if heads > 1 and a.shape[:1] == (heads,) else a[None]
+        name: a[:, None] if heads > 1 and len(a) == heads and name not in shared else a[None]
         for name, a in arrays.items()
     }
 
@@ -178,6 +182,7 @@ def _get(array: Array, index: tuple[Array, ...]) -> Array:
 def _add(array: Array, added: Array, index: tuple[Array, ...]) -> Array:
     if index[0].size > 1:
         return array.at[index].add(added)
-    start = [n[0] for n in index] + [0] * (array.ndim - len(index))
+    start = [n[0] for n in index]
+    start += [jnp.zeros_like(start[0])] * (array.ndim - len(index))
     before = lax.dynamic_slice(array, start, (*[1] * len(index), *array.shape[len(index) :]))
     return lax.dynamic_update_slice(array, before + added.reshape(before.shape), start)

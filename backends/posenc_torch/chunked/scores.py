@@ -60,9 +60,15 @@ class Scores(NamedTuple):
         """``w * (d_out @ v.T - mean)`` of the weights ``w``, ``(B, H, Q, K)``."""
         weights = self.q @ self.k.mT
         weights.add_(self.term).sub_(self.lse[..., None]).exp_()
-        d_weights, mean = self.d_out @ self.v.mT, self.mean
-        if mean is None:
-            mean = torch.linalg.vecdot(weights, d_weights)[..., None]
+        d_out, mean = self.d_out, self.mean
+        if mean is not None:
+            return (d_out @ self.v.mT).sub_(mean).mul_(weights)
+        # The scores of the forward pass were rounded in another way. With weights that do not add
+        # up to 1, the gradients of a row would not add up to 0, which sums over rows make worse.
+        total = weights.sum(-1, keepdim=True)
+        total = torch.where(total > 0, total, 1.0)
+        d_weights = (d_out / total) @ self.v.mT
+        mean = torch.linalg.vecdot(weights, d_weights)[..., None] / total
         return d_weights.sub_(mean).mul_(weights)
 
     def sums_by_distance(self) -> Tensor:
