@@ -475,6 +475,6 @@ def test_as_many_shared_numbers_as_heads_are_not_one_for_each_head():
 
 @long
 def test_one_lane_serves_programs_with_long_integers():
-    with jax.experimental.enable_x64():
+    with jax.enable_x64(True):
         gradient, _ = step(posenc.ALiBi(2), {}, 2, batch=5)
     assert np.all(np.isfinite(gradient))
