@@ -823,10 +823,10 @@ _CORE = (
     ),
     Fault(
         "one-table-for-all-heads",
-        "the offset of a head in the flat table is 0",
+        "each head reads the row of the first",
         PARAMS,
-        "xp.arange(heads, dtype=like.dtype",
-        "xp.zeros(heads, dtype=like.dtype",
+        "values = xp.take(self._array,",
+        "values = xp.take(xp.broadcast_to(self._array[:1], self._array.shape),",
         ("test_laws.py gradient_reaches_every_param-torch-sdpa-t5",),
     ),
     Fault(
@@ -885,7 +885,7 @@ _TORCH = (
         "bfloat16 holds 8 bits of a bias near 1000: near keys cannot be told apart",
         SDPA,
         "bias = _minus_row_max(bias, mask)",
-        "bias = _minus_row_max(bias.to(q.dtype), mask)",
+        "bias = _minus_row_max(bias.to(dtype), mask)",
         ("test_torch_masks.py far_away on_a_gpu",),
     ),
     Fault(
@@ -932,8 +932,8 @@ _TORCH = (
         "torch-bias-scaled-with-the-scores",
         "bias times 1/sqrt(D) in one of two implementations",
         SDPA,
-        "visible = torch.where(mask, bias, -torch.inf)",
-        "visible = torch.where(mask, bias * scale, -torch.inf)",
+        "term, fully_masked = as_attn_mask(bias, mask,",
+        "term, fully_masked = as_attn_mask(bias if bias is None else bias * scale, mask,",
         ("test_laws.py implementation_equals_the_reference-torch-sdpa-alibi",),
     ),
     Fault(
@@ -3374,9 +3374,9 @@ _FEATURES = (
         "axes-swapped",
         "queries are turned by their columns where keys are by their rows",
         EVALUATE,
-        'at = as_places("axes", axes, scheme.axes, x.shape[-2], device=device(x), xp=xp)\n',
-        'at = as_places("axes", axes, scheme.axes, x.shape[-2], device=device(x), xp=xp)\n'
-        '        at = xp.flip(at, axis=-1) if role == "query" else at\n',
+        "    heads, x_heads = head_count(scheme)",
+        '    at = xp.flip(at, axis=-1) if role == "query" and scheme.axes > 1 else at\n'
+        "    heads, x_heads = head_count(scheme)",
         ("test_what_schemes_can_say.py is_its_formula numpy axial",),
     ),
     Fault(
