@@ -1697,7 +1697,7 @@ _LOWERED = (
     Fault(
         "far-regions-taken-for-whole-rows",
         "a query that sees no key of a region has no log-sum-exp",
-        PARTS,
+        SDPA,
         "    return in_window and not may_be_fully_masked(call)",
         "    return not may_be_fully_masked(call)",
         ("test_torch_chunked.py region_of_far_keys",),
@@ -1730,7 +1730,7 @@ _LOWERED = (
         "masks-without-a-bias-built-pair-by-pair",
         "a window costs more without a bias than with one",
         PARTS,
-        "    if not (hides and _mask_is_by_distance(call) and _sees_itself(call)):",
+        "    if not (hides and _mask_is_by_distance(call) and sees_itself(call)):",
         "    if True:",
         ("test_torch_masks.py without_a_bias",),
     ),

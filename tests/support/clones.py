@@ -10,20 +10,20 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
-def clone(folder, *left_out):
-    """A repository of one commit: the library, and the benchmarks but the files left out."""
-    ignore = shutil.ignore_patterns("__pycache__", "results", *left_out)
+def clone(folder):
+    """A repository of one commit: the library and the benchmarks."""
+    ignore = shutil.ignore_patterns("__pycache__", "results")
     for name in ("posenc", "backends", "benchmarks"):
         shutil.copytree(ROOT / name, folder / name, ignore=ignore)
     git(folder, "init", "--quiet", "--initial-branch", "any")
-    commit(folder, "first")
+    commit(folder)
     (folder / "home").mkdir()
     return folder
 
 
-def commit(folder, message):
-    git(folder, "add", ".")
-    git(folder, "commit", "--quiet", "--message", message)
+def commit(folder):
+    git(folder, "add", *("posenc", "backends", "benchmarks"))
+    git(folder, "commit", "--quiet", "--message", "any")
 
 
 def git(folder, *words):

@@ -15,47 +15,15 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from clones import ROOT, clone, commit, git
 from frameworks_installed import require
 from sample import long
 
-ROOT = Path(__file__).parents[2]
 CONFIG = Path("benchmarks", "asv.conf.json")
 
 pytestmark = pytest.mark.skipif(
     not (require("asv") and shutil.which("git")), reason="asv or git is not installed"
 )
-
-
-def clone(folder):
-    """A repository of one commit: the library and the benchmarks."""
-    left_out = shutil.ignore_patterns("__pycache__", "results")
-    for name in ("posenc", "backends", "benchmarks"):
-        shutil.copytree(ROOT / name, folder / name, ignore=left_out)
-    git(folder, "init", "--quiet", "--initial-branch", "any")
-    commit(folder)
-    (folder / "home").mkdir()
-    return folder
-
-
-def commit(folder):
-    git(folder, "add", *("posenc", "backends", "benchmarks"))
-    git(folder, "commit", "--quiet", "--message", "any")
-
-
-def git(folder, *words):
-    who = {
-        f"GIT_{role}_{what}": "a@b.c"
-        for role in ("AUTHOR", "COMMITTER")
-        for what in ("NAME", "EMAIL")
-    }
-    return subprocess.run(
-        ["git", *words],
-        cwd=folder,
-        env=os.environ | who,
-        check=True,
-        capture_output=True,
-        text=True,
-    ).stdout.strip()
 
 
 def dashboard(folder, *words, **variables):

@@ -98,7 +98,7 @@ def slower(tmp_path_factory):
         "install_command": [f'in-dir={{env_dir}} python -c "{link}" {sources} {own}'],
     }
     config.write_text(json.dumps(described))
-    commit(folder, "the bias is computed five times")
+    commit(folder)
     return folder
 
 

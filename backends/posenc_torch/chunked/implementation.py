@@ -41,6 +41,7 @@ from posenc_torch.sdpa import (
     mask_dtype,
     masked_sdpa,
     promoted,
+    sees_itself,
 )
 from posenc_torch.tables import read_by_distance
 from posenc_torch.tracing import is_traced, is_transformed
@@ -83,7 +84,7 @@ def _table(call: Call) -> Tensor | None:
     if has_bias(call.scheme) or call.extra_bias is not None or not call.in_order:
         return bias_by_distance(call)
     hides = call.causal or call.window is not None
-    if not (hides and _mask_is_by_distance(call) and _sees_itself(call)):
+    if not (hides and _mask_is_by_distance(call) and sees_itself(call)):
         return None
     distances = call.q.shape[2] + call.k.shape[2] - 1
     return torch.zeros((1, distances), dtype=call.dtype, device=call.q.device)
@@ -185,7 +186,7 @@ class _Job(NamedTuple):
             extra_bias=None, sink=None,
         )  # fmt: skip
         job = cls(
-            bare, tuple(tensors), table_has_mask, _sees_itself(call),
+            bare, tuple(tensors), table_has_mask, sees_itself(call),
             bias_by_key(call) is not None, whole_scores,
             not whole_scores and _is_fused(call, tensors),
             _far(call) if table_has_mask else None, tuple(parts(call)),
@@ -326,12 +327,6 @@ class _Masked(NamedTuple):
 def _turned(rows: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
     """Rows ``(B, H, Q, ...)`` in reverse order if there is a table."""
     return rows.flip(2) if "table" in tensors else rows
-
-
-def _sees_itself(call: Call) -> bool:
-    """Whether every query sees its own key, if no bias hides it."""
-    in_window = all(side is None or side >= 0 for side in call.window or ())
-    return in_window and not may_be_fully_masked(call)
 
 
 def _head_rows(part: Part, array: Tensor) -> Tensor:
