@@ -352,7 +352,8 @@ class PositionScheme:
         mask a pair by a bias of ``-inf`` (dual chunk attention). A negative ``right`` leaves out
         near keys. A negative ``left`` leaves out keys up to the query and near ones after it;
         under a causal mask such a region is not computed. Each scheme receives the params that it
-        declares.
+        declares. It may have regions itself, and its own ``scale``, unless this scheme or the
+        caller sets one for all. It may have no ``sink``: that belongs to the whole row.
 
         Make the schemes in ``__post_init__``, because torch's compiler cannot construct a RoPE.
         """

@@ -438,8 +438,11 @@ def _with_regions(
             f"k_transformed=True: {type(call.scheme).__name__} transforms keys in several ways; "
             "cache raw keys"
         )
-    parts, regions = [], call.scheme.regions()
+    parts: list[Call] = []
+    regions = call.scheme.regions()
     _check_no_overlap(type(call.scheme).__name__, regions)
+    _check_sinks(call.scheme, regions)
+    of_all = given.scale is not None or "scale" in call.scheme.hooks()
     numbered = list(enumerate(regions))
     if causal:  # keys after the query, at distances below 0, are not visible
         before = [(n, r) for n, r in numbered if r[1][0] is None or r[1][0] >= 0]
@@ -449,7 +452,8 @@ def _with_regions(
             name: array for name, array in as_mapping(params).items() if name in part.param_specs()
         }
         part_options: Options = {
-            **options, "window": None, "sink_tokens": 0, "return_lse": False, "scale": call.scale
+            **options, "window": None, "sink_tokens": 0, "return_lse": False,
+            "scale": call.scale if of_all else None,
         }  # fmt: skip
         part_options["q_rotary"] = given.q_rotary and given.q_rotary.regions[n]
         part_options["k_rotary"] = given.k_rotary and given.k_rotary.regions[n]
@@ -459,9 +463,25 @@ def _with_regions(
             call.q, call.k, call.v, part, part_params, causal,
             skip_blocks=skip_blocks, xp=call.xp, **part_options,
         )  # fmt: skip
-        # Regions are merged by their log-sum-exp.
-        parts.append(replace(_restrict(call, part_call, window), wants_lse=True))
+        for inner in part_call.regions or (part_call,):
+            inner_window = _intersect(inner.window, window)
+            if not _is_empty(inner_window):
+                # Regions are merged by their log-sum-exp.
+                parts.append(replace(_restrict(call, inner, inner_window), wants_lse=True))
     return replace(call, regions=tuple(parts))
+
+
+def _check_sinks(
+    scheme: PositionScheme, regions: tuple[tuple[PositionScheme, Window], ...]
+) -> None:
+    """Check that no region has a sink of its own: a row has one denominator."""
+    for part, window in regions:
+        if "sink" in part.hooks() and "sink" not in scheme.hooks():
+            name = type(scheme).__name__
+            raise ValueError(
+                f"{name}: the scheme of a region must have no sink, got {type(part).__name__} in "
+                f"the region {window}; put the sink around the whole: Sink({name}(...))"
+            )
 
 
 def _check_no_overlap(name: str, regions: tuple[tuple[PositionScheme, Window], ...]) -> None:
@@ -496,6 +516,12 @@ def _restrict(call: Call, part: Call, window: Window) -> Call:
     at = as_column(call.query.pos), as_row(call.key.pos)
     pairs = visible(*at, window=call.window, sink_tokens=call.sink_tokens)
     return replace(part, window=window, mask=mask if pairs is None else mask & pairs)
+
+
+def _is_empty(window: Window) -> bool:
+    """Whether no distance is in a window."""
+    left, right = window
+    return left is not None and right is not None and left + right < 0
 
 
 def _intersect(outer: Window | None, inner: Window) -> Window:

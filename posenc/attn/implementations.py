@@ -53,10 +53,11 @@ class Implementation:
     def why_not(self, call: Call) -> str | None:
         """Why it cannot serve a call; None if it can."""
         name = type(call.scheme).__name__
-        if not self.whole_rows and "adjust_scores" in call.scheme.hooks():
-            because = call.scheme.whole_rows and f": {call.scheme.whole_rows}"
-            return f"{name} adjusts whole rows of scores, which only 'reference' has{because}"
         for part in call.regions or (call,):
+            if not self.whole_rows and "adjust_scores" in part.scheme.hooks():
+                why = part.scheme.whole_rows and f": {part.scheme.whole_rows}"
+                who = type(part.scheme).__name__
+                return f"{who} adjusts whole rows of scores, which only 'reference' has{why}"
             if (why := self.unsupported(part)) is not None:
                 return why
         purpose = "return_lse=True" if call.wants_lse else None

@@ -58,6 +58,9 @@ class Sink(PositionScheme):
         check_finite("value", self.value)
         if "sink" in self.scheme.hooks():
             raise ValueError(f"scheme has a sink already: {self.scheme}")
+        for part, window in self.scheme.regions():
+            if "sink" in part.hooks():
+                raise ValueError(f"scheme has a sink already, in the region {window}: {part}")
         param = "sink_w" if self.per_query else "sink"
         if (self.learned or self.per_query) and param in self.scheme.param_specs():
             name = type(self.scheme).__name__
