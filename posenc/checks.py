@@ -110,6 +110,36 @@ def check_finite(name: str, value: Any) -> float:
     return _as_float(name, number)
 
 
+# The exponent of the smallest number that is not subnormal, the one above the largest, and digits.
+# Subnormal numbers are 0 for some processors and compilers.
+_EXPONENTS = {32: (-126, 128, 22), 64: (-1022, 1024, 51)}
+
+
+def check_scale(value: Any, bits: int) -> float:
+    """A factor of scores as a float: 0, or a number that ``bits`` hold with all digits."""
+    scale, (low, high, _) = check_finite("scale", value), _EXPONENTS[bits]
+    if scale != 0 and not 2.0**low <= abs(scale) < 2.0 ** (high - 1):
+        raise ValueError(
+            f"scale must be 0 or of a size from {2.0**low:.3g} to {2.0 ** (high - 1):.3g}, which "
+            f"float{bits} holds, got {value!r}"
+        )
+    return scale
+
+
+def check_softcap(value: Any, bits: int) -> float:
+    """A cap of scores as a float; a score divided by it must keep digits in ``bits``.
+
+    A score of ``2**-22`` (float64: ``2**-51``) over the highest cap is not subnormal yet.
+    """
+    softcap, (low, _, digits) = check_positive("softcap", value), _EXPONENTS[bits]
+    if not 2.0**low <= softcap <= 2.0 ** (-low - digits):
+        raise ValueError(
+            f"softcap must be from {2.0**low:.3g} to {2.0 ** (-low - digits):.3g} in float{bits}, "
+            f"got {value!r}; leave it out for no cap"
+        )
+    return softcap
+
+
 def _as_float(name: str, number: Any) -> float:
     try:
         return float(number)

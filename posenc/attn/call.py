@@ -17,6 +17,7 @@ from posenc.attn.arguments import (
     as_pairs,
     check_head_dims,
     check_heads,
+    check_no_infinity,
     check_shapes,
     complete_sides,
     namespace,
@@ -24,13 +25,14 @@ from posenc.attn.arguments import (
 from posenc.attn.features import side_features
 from posenc.attn.masks import FirstTokens, Mask, as_mask, check_mask_result
 from posenc.attn.options import Options, float_arrays
+from posenc.attn.padding import zero_padding
 from posenc.attn.side import Side
 from posenc.checks import (
     check_count,
-    check_finite,
     check_flag,
-    check_positive,
+    check_scale,
     check_scheme,
+    check_softcap,
     check_window,
 )
 from posenc.evaluate import (
@@ -260,9 +262,11 @@ def prepare(
     work = working_dtype([q, k, v, *float_arrays(options), *as_mapping(params).values()], xp=xp)
     scheme, params = _scheme_in_attention(scheme, params, xp=xp)
     query, key, aligned, in_the_past = complete_sides(q, k, given, scheme, xp)
+    q, k = zero_padding(q, k, query, key, scheme, xp)
     mask = as_mask(given.mask, q, k, xp)
     if isinstance(mask, Mask):
         check_mask_result(mask, query, key, xp)
+    bits = 64 if work == xp.float64 else 32
     call = Call(
         scheme=scheme,
         xp=xp,
@@ -279,11 +283,9 @@ def prepare(
         window=check_window(given.window),
         # Positions are below 2**30, and a larger number may not fit 32 bits.
         sink_tokens=min(check_count("sink_tokens", given.sink_tokens, least=0), 2**30),
-        scale=check_finite(
-            "scale", scheme.scale(q.shape[3]) if given.scale is None else given.scale
-        ),
-        softcap=None if given.softcap is None else check_positive("softcap", given.softcap),
-        extra_bias=as_pairs("bias", given.bias, q, k, work, xp),
+        scale=check_scale(scheme.scale(q.shape[3]) if given.scale is None else given.scale, bits),
+        softcap=None if given.softcap is None else check_softcap(given.softcap, bits),
+        extra_bias=check_no_infinity("bias", as_pairs("bias", given.bias, q, k, work, xp), xp),
         mask=mask,
         wants_lse=check_flag("return_lse", given.return_lse),
         skip_blocks=check_flag("skip_blocks", skip_blocks),

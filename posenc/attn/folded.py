@@ -20,6 +20,7 @@ from posenc.attn.call import Call
 from posenc.evaluate import has_bias
 from posenc.protocol import Array, Namespace
 
+_LEAST_SCALE = 2.0**-40  # a bias of a slope of 1 at the last position, 2**30, is then 2**70
 _MULTIPLE = 8  # kernels need head dimensions that are multiples of this
 
 
@@ -32,6 +33,8 @@ def why_not_foldable(call: Call) -> str | None:
         return "places are given, and a key_bias holds for positions only"
     if not call.causal:
         return "a bias splits into u(q) + w(k) only under a causal mask"
+    if abs(call.scale) < _LEAST_SCALE:
+        return f"the bias is divided by scale={call.scale:.3g}, and would overflow"
     if call.extra_bias is None and bias_by_key(call) is None:
         return f"{name} declares no key_bias"
     return None

@@ -55,9 +55,9 @@ class Implementation:
         name = type(call.scheme).__name__
         for part in call.regions or (call,):
             if not self.whole_rows and "adjust_scores" in part.scheme.hooks():
-                why = part.scheme.whole_rows and f": {part.scheme.whole_rows}"
+                because = part.scheme.whole_rows and f": {part.scheme.whole_rows}"
                 who = type(part.scheme).__name__
-                return f"{who} adjusts whole rows of scores, which only 'reference' has{why}"
+                return f"{who} adjusts whole rows of scores, which only 'reference' has{because}"
             if (why := self.unsupported(part)) is not None:
                 return why
         purpose = "return_lse=True" if call.wants_lse else None

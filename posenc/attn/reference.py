@@ -121,9 +121,10 @@ def attention(
 
     NaN or infinity in padding does no harm if positions, segments, ``k_valid`` or a mask are given.
     In a query that sees no key, and in a key that no query sees, it reaches neither results nor
-    gradients. In a key that any query sees, it may reach all results. Hidden states must be finite,
-    and so must padding under a transform with learned arrays: their gradients are sums over all
-    tokens, and 0 times NaN is NaN.
+    gradients. In a key that any query sees, it may reach all results. Hidden states must be finite.
+    So must tokens that only a mask or positions hide, not segments or ``k_valid``, if a transform
+    or features with learned arrays read them: gradients of these are sums over all tokens, and 0
+    times NaN is NaN.
 
     Raises
     ------

@@ -17,12 +17,13 @@ from posenc_torch.chunked.parts import queries_per_part
 
 def has_far_first_tokens(call: Call) -> bool:
     """Whether most queries see first tokens far outside of their window."""
-    if call.window is None or call.window[0] is None or not call.sink_tokens or not call.aligned:
+    left, right = call.window or (None, None)
+    if left is None or not call.sink_tokens or not call.aligned:
         return False
-    left, right = call.window
-    ahead = 0 if call.causal else call.k.shape[2] if right is None else max(0, right)
+    keys = int(call.k.shape[2])
+    ahead = 0 if call.causal else keys if right is None else max(0, right)
     near = max(0, left) + ahead + queries_per_part(call) + call.sink_tokens
-    return bool(call.k.shape[2] > 2 * near)
+    return keys > 2 * near
 
 
 def beside_first_tokens(
@@ -40,13 +41,14 @@ def _first_outside(call: Call, count: int) -> Call:
     assert call.window is not None
     mask, bias, first = call.mask, call.extra_bias, slice(count)
     function = mask if isinstance(mask, Mask) else None
-    outside = Mask(_Outside(call.window, function), function is not None and function.with_segments)
+    with_segments = function is not None and function.with_segments
+    outside = Mask(_Outside(call.window, function), with_segments)
     part = replace(
         call, k=call.k[:, :, first], v=call.v[:, :, first], key=call.key.select(first),
         window=None, mask=outside, aligned=False,
         extra_bias=None if bias is None else bias[..., first],
     )  # fmt: skip
-    if mask is None or function is not None:
+    if mask is None or isinstance(mask, Mask):
         return part
     at = part.query.pos[..., :, None], part.key.pos[..., None, :]
     return replace(part, mask=mask[..., first] & outside(*at, None, None))
@@ -60,7 +62,9 @@ class _Outside:
     mask: Mask | None
 
     def __call__(self, q_pos: Tensor, k_pos: Tensor, *segments: Tensor | None) -> Tensor:
-        pairs: Tensor = ~visible(q_pos, k_pos, window=self.window)  # the window has a bound
-        if self.mask is None:
-            return pairs
-        return pairs & self.mask(q_pos, k_pos, *(segments or (None, None)))
+        inside: Tensor | None = visible(q_pos, k_pos, window=self.window)
+        assert inside is not None  # the window has a bound
+        pairs = ~inside
+        if self.mask is not None:
+            pairs = pairs & self.mask(q_pos, k_pos, *(segments or (None, None)))
+        return pairs

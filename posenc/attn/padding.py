@@ -1,0 +1,54 @@
+"""Tokens that no segment lets anybody see are set to 0 before learned arrays read them.
+
+The gradient of a learned array is a sum over tokens. That of padding is 0 times what the padding
+holds, and 0 times NaN is NaN.
+"""
+
+from __future__ import annotations
+
+from posenc.attn.side import Side
+from posenc.protocol import Array, Namespace, PositionScheme
+
+_READ_VECTORS = frozenset({"transform", "query_features", "key_features"})
+
+
+def zero_padding(
+    q: Array, k: Array, query: Side, key: Side, scheme: PositionScheme, xp: Namespace
+) -> tuple[Array, Array]:
+    """Q and k ``(B, H, L, D)`` with 0 for tokens in a segment that the other side does not have.
+
+    Unchanged if the scheme has no learned arrays, or reads no vectors.
+    """
+    if query.seg is None or not scheme.param_specs() or not scheme.hooks() & _READ_VECTORS:
+        return q, k
+    assert key.seg is not None
+    q_seg, k_seg = _rows(query.seg), _rows(key.seg)
+    if q_seg.shape[0] != k_seg.shape[0]:  # one of them is the same for the whole batch
+        batch = max(q_seg.shape[0], k_seg.shape[0])
+        q_seg, k_seg = (xp.broadcast_to(s, (batch, s.shape[1])) for s in (q_seg, k_seg))
+    of_queries, of_keys = occurs_in(q_seg, k_seg, xp), occurs_in(k_seg, q_seg, xp)
+    return (
+        xp.where(of_queries[:, None, :, None], q, 0.0),
+        xp.where(of_keys[:, None, :, None], k, 0.0),
+    )
+
+
+def occurs_in(numbers: Array, others: Array, xp: Namespace) -> Array:
+    """Which of ``numbers (B, n)`` are among ``others (B, m)`` of the same row; ``O(L log L)``."""
+    count = others.shape[1]
+    if count == 0:
+        return xp.zeros_like(numbers, dtype=xp.bool)
+    # In the order of numbers, and others first among equals: if a number is among them, it equals
+    # the last one before it.
+    both = xp.concat([others, numbers], axis=1)
+    order = xp.argsort(both, axis=1, stable=True)
+    before = xp.cumulative_sum(xp.astype(order < count, order.dtype), axis=1)
+    last = xp.take_along_axis(xp.sort(others, axis=1), xp.clip(before - 1, 0), axis=1)
+    found = (before > 0) & (last == xp.take_along_axis(both, order, axis=1))
+    back = xp.argsort(order, axis=1)
+    return xp.take_along_axis(found, back, axis=1)[:, count:]
+
+
+def _rows(seg: Array) -> Array:
+    """Segments with a batch axis."""
+    return seg if len(seg.shape) == 2 else seg[None, :]

@@ -1,0 +1,75 @@
+"""What padding holds reaches no learned array, and how padding is found."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from array_api_compat import array_namespace
+from frameworks import ROUTES
+from hypothesis import given
+from hypothesis import strategies as st
+from subjects import HEAD_DIM, HIDDEN_DIM, SUBJECTS, heads, normal, params_of
+
+import posenc
+from posenc.attn.padding import occurs_in
+
+# The reference stands for all: tokens are set to 0 before an implementation gets them.
+REFERENCES = [
+    route
+    for route in ROUTES
+    if route.values[0] is None
+    or (route.values[0].framework.differentiable and route.values[0].implementation == "reference")
+]
+READ = {"transform", "query_features", "key_features"}
+LEARNS = {n: s for n, s in SUBJECTS.items() if s.param_specs() and s.hooks() & READ}
+LENGTH = 7
+# Where each call waits for a compiler, a few schemes stand for all.
+CASES = [
+    pytest.param(route.values[0], name, id=f"{route.id}-{name}", marks=route.marks)
+    for route in REFERENCES
+    for n, name in enumerate(LEARNS)
+    if not str(route.id).startswith("jax") or n % 4 == 0
+]
+
+
+@pytest.mark.parametrize("padded", ["both", "keys"])
+@pytest.mark.parametrize(("route", "name"), CASES)
+def test_nan_in_padding_reaches_no_learned_array(route, name, padded):
+    scheme = LEARNS[name]
+    shape = (2, heads(scheme), LENGTH, HEAD_DIM)
+    tensors = {n: normal(shape, seed) for seed, n in enumerate("qkv")}
+    hidden = np.arange(LENGTH) < np.array([[0], [3]])
+    if padded == "both":
+        pos, q_seg, k_seg = posenc.positions.left_padded([LENGTH, LENGTH - 3], LENGTH)
+        options = {"q_pos": pos, "k_pos": pos, "q_seg": q_seg, "k_seg": k_seg}
+    else:
+        options = {"k_valid": ~hidden}
+    if "hidden_features" in scheme.hooks():
+        options["x"] = normal((2, LENGTH, HIDDEN_DIM), 5)
+    d_out = normal(shape, 6)
+    if padded == "keys":  # the first queries of the second row see no key
+        options["causal"] = True
+    results = []
+    for fill in (0.0, np.nan):
+        own = {
+            n: np.where(hidden[:, None, :, None], fill, a)
+            if n in ("qkv"[padded == "keys" :])
+            else a
+            for n, a in tensors.items()
+        }
+        results.append(route.gradients(scheme, own, params_of(scheme), d_out, **options))
+    (out, gradients), (found, others) = results
+    np.testing.assert_array_equal(found, out)
+    for leaf, gradient in gradients.items():
+        assert np.isfinite(gradient).all(), leaf
+        np.testing.assert_array_equal(others[leaf], gradient, leaf)
+
+
+segments = st.lists(st.integers(-3, 3) | st.sampled_from([-(2**31), 2**31 - 1]), max_size=9)
+
+
+@given(segments, segments)
+def test_which_numbers_occur_in_others(numbers, others):
+    a, b = (np.array([x, x[::-1]], dtype=np.int32).reshape(2, -1) for x in (numbers, others))
+    found = occurs_in(a, b, array_namespace(a))
+    np.testing.assert_array_equal(found, [np.isin(*rows) for rows in zip(a, b, strict=True)])
