@@ -9,7 +9,7 @@ forward pass; elsewhere, each part is computed again. Nothing is compiled.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
@@ -31,7 +31,6 @@ from posenc.backend import (
     visible_pairs,
 )
 from posenc_torch.chunked import fused
-from posenc_torch.chunked.first_tokens import beside_first_tokens, has_far_first_tokens
 from posenc_torch.chunked.parts import Part, parts
 from posenc_torch.chunked.scores import Scores
 from posenc_torch.fully_masked import is_true, zero_fully_masked
@@ -55,12 +54,6 @@ WHY_NOT_COMPILED = (
 @torch.compiler.disable(reason=WHY_NOT_COMPILED)  # type: ignore[no-untyped-call,untyped-decorator]
 def chunked(call: Call) -> tuple[Tensor, Tensor | None]:
     """``(B, H, Q, Dv)``, part by part, and the log-sum-exp ``(B, H, Q)`` where it is needed."""
-    if has_far_first_tokens(call):
-        return beside_first_tokens(call, _in_parts)
-    return _in_parts(call)
-
-
-def _in_parts(call: Call) -> tuple[Tensor, Tensor | None]:
     job, tensors = _Job.of(call, _tensors(call))
     way = _Fused if job.fused else _Recomputed
     result = way.apply(job, *tensors.values())  # type: ignore[no-untyped-call]  # as torch has it
@@ -196,7 +189,7 @@ class _Job(NamedTuple):
             bare, tuple(tensors), table_has_mask, sees_itself(call),
             bias_by_key(call) is not None, whole_scores,
             not whole_scores and _is_fused(call, tensors),
-            _far(call) if table_has_mask else None, _largest_first(parts(call)),
+            _far(call) if table_has_mask else None, tuple(parts(call)),
         )  # fmt: skip
         return job, tensors
 
@@ -587,12 +580,3 @@ def _peaks_at_own_key(call: Call, table: Tensor, dtype: torch.dtype) -> bool:
     if dtype == table.dtype:
         return bool(torch.isfinite(own).all())
     return bool((torch.isfinite(own) & ((table <= own) | ~visible_by_distance(call))).all())
-
-
-def _largest_first(some: Iterable[Part]) -> tuple[Part, ...]:
-    """Parts in the order of their numbers of keys.
-
-    The arrays of a part then fit where those of an earlier one were. In the order of queries each
-    part of a causal call is larger than all before it, and an allocator keeps every one of them.
-    """
-    return tuple(sorted(some, key=lambda part: part.keys.start - part.keys.stop))

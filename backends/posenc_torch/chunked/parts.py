@@ -74,11 +74,6 @@ def parts(call: Call) -> Iterator[Part]:
                 yield Part(few, queries, keys)
 
 
-def queries_per_part(call: Call) -> int:
-    """How many queries a part has."""
-    return _sizes_for(call).queries
-
-
 def _sizes_for(call: Call) -> BlockSizes:
     """Half as many queries where a window is so short that it hides most pairs of a part."""
     sizes = _sizes.get()
