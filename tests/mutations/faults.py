@@ -1711,6 +1711,14 @@ _LOWERED = (
         ("test_laws.py implementation_equals_the_reference-torch-chunked-alibi",),
     ),
     Fault(
+        "channels-apart-in-memory",
+        "the kernel reads values of channels that are not side by side as if they were",
+        "backends/posenc_torch/chunked/fused.py",
+        "(a if a.stride(3) == 1 else a.contiguous() for a in (q, k, v))",
+        "(q, k, v)",
+        ("test_torch_chunked.py layout_in_memory",),
+    ),
+    Fault(
         "parts-overwrite-gradients-of-keys",
         "keys that several parts see learn from the last of them",
         PARTS,

@@ -95,6 +95,39 @@ def step(scheme, implementation, arrays, own, **options):
     return out.detach(), {n: g for n, g in zip(leaves, result, strict=True) if g is not None}
 
 
+LAYOUTS = {
+    "rows": lambda a: a,
+    "columns": lambda a: a.mT.contiguous().mT,
+    "channels last": lambda a: a.contiguous(memory_format=torch.channels_last),
+    "every second": lambda a: a.repeat_interleave(2, dim=3)[..., ::2],
+    "one head for all": lambda a: a[:, :1].expand(a.shape),
+    "one channel for all": lambda a: a[..., :1].expand(a.shape),
+}
+
+
+@pytest.mark.parametrize("width", [HEAD_DIM // 2, HEAD_DIM, 2 * HEAD_DIM])
+@pytest.mark.parametrize("name", "qkv")
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_layout_in_memory_does_not_matter(layout, name, width):
+    """Nor does that of the gradient of the result, where values are narrower or wider than keys."""
+    arrays, own = inputs(STEEP, 70)
+    del arrays["x"]
+    arrays["v"] = torch.tensor(normal((2, HEADS, 70, width), 3)).float()
+    wide = torch.tensor(normal((2, HEADS, 70, width), 4)).float()
+    answers = []
+    for lay in (LAYOUTS[layout], lambda a: LAYOUTS[layout](a).contiguous()):
+        given = {n: a.detach() for n, a in arrays.items()}
+        given[name] = lay(given[name])
+        leaves = [a.requires_grad_() for a in given.values()]
+        with parts.small_blocks(16):
+            out = posenc_torch.attention(
+                **given, scheme=STEEP, params=own, causal=True, implementation="chunked"
+            )
+            answers.append((out, *torch.autograd.grad(out, leaves, lay(wide))))
+    for found, expected in zip(*answers, strict=True):
+        assert_near(found.detach(), expected.detach(), two(70))
+
+
 def call_of(scheme, length, shared=None, **options):
     arrays, own = inputs(scheme, length, shared=shared, learns=False)
     return prepare(**arrays, scheme=scheme, params=own, xp=xp, **options)

@@ -356,12 +356,13 @@ def _attend_with_lse(
     scores = call.cap_scores((q * call.scale) @ k.mT)
     if bias is not None:
         scores = scores + bias
-    if mask is None:
-        lse = scores.logsumexp(dim=-1)
-        return torch.exp(scores - lse[..., None]) @ v, lse
-    scores = torch.where(mask, scores, torch.finfo(dtype).min)
+    if mask is not None:
+        scores = torch.where(mask, scores, torch.finfo(dtype).min)
+    # Not the log-sum-exp: where scores are large, it has few digits left for the sum.
     row_max = scores.amax(dim=-1, keepdim=True).detach()
-    weights = torch.where(mask, torch.exp(scores - row_max), 0.0)
+    weights = torch.exp(scores - row_max)
+    if mask is not None:
+        weights = torch.where(mask, weights, 0.0)
     row_sum = weights.sum(dim=-1, keepdim=True)
     divisor = torch.where(row_sum == 0, 1.0, row_sum)  # 0 in a fully masked row
     return (weights / divisor) @ v, (row_max + divisor.log())[..., 0]
