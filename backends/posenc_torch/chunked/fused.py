@@ -45,6 +45,12 @@ def fused(q: Tensor, k: Tensor, v: Tensor) -> bool:
     return choice == SDPBackend.FLASH_ATTENTION.value
 
 
+def kept(q: Tensor, v: Tensor) -> Result:
+    """Room for the results of all parts of a call."""
+    width, lse = max(q.shape[3], v.shape[3]), torch.promote_types(q.dtype, torch.float32)
+    return Result(q.new_empty((*q.shape[:3], width)), q.new_empty(q.shape[:3], dtype=lse))
+
+
 def forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Result:
     """Attention and its log-sum-exp; ``mask`` is what SDPA calls ``attn_mask``."""
     q, k, v = _operands(q, k, v)

@@ -376,7 +376,9 @@ class _Fused(torch.autograd.Function):
         by_name = dict(zip(job.names, tensors, strict=True))
         q = by_name["q"]
         out = q.new_zeros((*q.shape[:3], by_name["v"].shape[3]))
-        kept: list[Tensor] = []
+        # Arrays of their own for each part would lie between those that the next parts need, and
+        # leave gaps too small for them: memory that grows with the square of the length.
+        kept = fused.kept(q, by_name["v"]) if any(ctx.needs_input_grad) else None
         for part in job.parts:
             slices = job.slices(part, by_name)
             one = job.masked(part, slices)
@@ -386,21 +388,23 @@ class _Fused(torch.autograd.Function):
             if fully_masked is not None:
                 part_out = torch.where(fully_masked, 0.0, part_out)
             out[:, part.heads, part.queries] = _turned(part_out, slices)
-            kept += result
+            for whole, own in zip(kept or (), result, strict=False):
+                whole[:, part.heads, part.queries] = own
         ctx.job = job
-        ctx.save_for_backward(*tensors, *kept)
+        ctx.save_for_backward(*tensors, *(kept or ()))
         return out
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
         _only_first_derivatives(d_out)
         job: _Job = ctx.job
-        saved = iter(ctx.saved_tensors)
-        by_name = dict(zip(job.names, saved, strict=False))  # zip takes one more if strict
+        *given, outs, lses = ctx.saved_tensors
+        by_name = dict(zip(job.names, given, strict=True))
         sums = _Sums(job, by_name, ctx.needs_input_grad[1:])
         # A backward pass may be called inside autocast.
         with torch.autocast(d_out.device.type, enabled=False):
-            for part, out, lse in zip(job.parts, saved, saved, strict=True):
+            for part in job.parts:
+                out, lse = (a[:, part.heads, part.queries] for a in (outs, lses))
                 tensors = {n: t.detach() for n, t in job.slices(part, by_name).items()}
                 leaves = [n for n in sums.names if n not in ("q", "k", "v", "table")]
                 learned = {n: tensors[n].requires_grad_() for n in leaves}
