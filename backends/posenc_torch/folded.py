@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from posenc.backend import Call, bias_by_key, fold_key_bias, why_not_foldable
-from posenc_torch.sdpa import has_native_visible, promoted
+from posenc_torch.sdpa import has_native_visible, promoted, refuse_second_derivatives
 
 
 def folded(call: Call) -> tuple[Tensor, None]:
@@ -33,7 +33,7 @@ def folded(call: Call) -> tuple[Tensor, None]:
     if width == dim:  # some kernels require values as wide as keys
         v = torch.nn.functional.pad(v, (0, q.shape[3] - width))
     out = scaled_dot_product_attention(q, k, v, is_causal=q_len > 1, scale=call.scale)
-    return out[..., :width], None
+    return refuse_second_derivatives(out)[..., :width], None
 
 
 def unsupported(call: Call) -> str | None:

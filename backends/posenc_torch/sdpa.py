@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -188,8 +189,50 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
     """
     width = v.shape[3]
     if q.device.type != "cpu" or q.shape[3] == width:
-        return scaled_dot_product_attention(q, k, v, **options)
-    return scaled_dot_product_attention(*of_one_width(q, k, v), **options)[..., :width]
+        return refuse_second_derivatives(scaled_dot_product_attention(q, k, v, **options))
+    q, k, v = of_one_width(q, k, v)
+    return refuse_second_derivatives(scaled_dot_product_attention(q, k, v, **options))[..., :width]
+
+
+def refuse_second_derivatives(out: Tensor) -> Tensor:
+    """A result of SDPA whose second derivatives say what has them, if its kernel has none.
+
+    Only SDPA's own definition has them, which it takes where no kernel serves.
+    """
+    if not out.requires_grad or torch.compiler.is_compiling() or is_traced():
+        return out
+    kernel = out.grad_fn
+    if kernel is not None and kernel.name().startswith("ScaledDotProduct"):
+        kernel.register_hook(_refuse_more)
+    return out
+
+
+def _refuse_more(gradients: Sequence[Tensor | None], _: Any) -> tuple[Tensor | None, ...] | None:
+    """First derivatives that cannot be differentiated; None where nobody asks for that."""
+    if not torch.is_grad_enabled():
+        return None
+    return tuple(None if g is None else _FirstDerivative.apply(g) for g in gradients)  # type: ignore[no-untyped-call]  # as torch has it
+
+
+class _FirstDerivative(torch.autograd.Function):
+    """The same numbers, with an error of ours for a derivative."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(gradient: Tensor) -> Tensor:
+        return gradient.view_as(gradient)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, _: Tensor) -> Tensor:
+        raise NotImplementedError(
+            "the kernels of scaled_dot_product_attention have first derivatives only: use "
+            "implementation='reference', which has second derivatives too"
+        )
 
 
 def of_one_width(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -8,6 +8,7 @@ from frameworks import PARTIAL
 from sample import few_of_jax
 
 import posenc
+from posenc.schemes import Sink
 from posenc.testing.attention_case import AttentionCase
 from posenc.testing.framework import frameworks
 from posenc.testing.tolerances import ATTENTION_TOL, assert_near
@@ -63,6 +64,26 @@ def test_the_highest_score_less_itself_is_nothing(framework, implementation, hig
     for name, gradient in wanted.items():
         size = max(10.0, float(np.abs(gradient).max()))  # of the terms that cancel for q
         assert_near(found[name] / size, gradient / size, ATTENTION_TOL["float32"], name)
+
+
+BESIDE = {
+    "softcap": lambda highest: (posenc.NoPE(), {"softcap": 4 * highest}),
+    "sink": lambda _: (Sink(posenc.NoPE(), learned=False, value=-3e38), {}),
+}
+
+
+@pytest.mark.parametrize("highest", [1e6, 1e30])
+@pytest.mark.parametrize("beside", BESIDE)
+@pytest.mark.parametrize(("framework", "implementation"), few_of_jax(ROUTES))
+def test_nor_beside_a_cap_or_a_sink(framework, implementation, beside, highest):
+    """Neither changes which two keys score highest, and a sink far below takes nothing."""
+    tensors, weights = decided(highest, "float32")
+    scheme, options = BESIDE[beside](highest)
+    try:
+        found = AttentionCase(scheme, tensors, options=options).attend(framework, implementation)
+    except NotImplementedError as reason:
+        pytest.skip(f"refused: {reason}")
+    assert_near(found, weights @ tensors["v"], ATTENTION_TOL["float32"])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -22,10 +22,15 @@ from subjects import SUBJECTS, heads, normal, params_of
 import posenc
 from posenc.attn.bias_forms import bias_by_key
 from posenc.evaluate import has_bias
-from posenc.schemes import Sum
+from posenc.schemes import Shaw, Sum
 from posenc.testing import assert_near
 from posenc.testing.examples import HEAD_DIM, HEADS, HIDDEN_DIM
-from posenc.testing.tolerances import ATTENTION_TOL, attention_bound, rounding_bound
+from posenc.testing.tolerances import (
+    ATTENTION_TOL,
+    REDUCTION_FACTOR,
+    attention_bound,
+    rounding_bound,
+)
 
 if not require("torch"):
     pytest.skip("torch is not installed", allow_module_level=True)
@@ -95,6 +100,39 @@ def step(scheme, implementation, arrays, own, **options):
     return out.detach(), {n: g for n, g in zip(leaves, result, strict=True) if g is not None}
 
 
+LAYOUTS = {
+    "rows": lambda a: a,
+    "columns": lambda a: a.mT.contiguous().mT,
+    "channels last": lambda a: a.contiguous(memory_format=torch.channels_last),
+    "every second": lambda a: a.repeat_interleave(2, dim=3)[..., ::2],
+    "one head for all": lambda a: a[:, :1].expand(a.shape),
+    "one channel for all": lambda a: a[..., :1].expand(a.shape),
+}
+
+
+@pytest.mark.parametrize("width", [HEAD_DIM // 2, HEAD_DIM, 2 * HEAD_DIM])
+@pytest.mark.parametrize("name", "qkv")
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_layout_in_memory_does_not_matter(layout, name, width):
+    """Nor does that of the gradient of the result, where values are narrower or wider than keys."""
+    arrays, own = inputs(STEEP, 70)
+    del arrays["x"]
+    arrays["v"] = torch.tensor(normal((2, HEADS, 70, width), 3)).float()
+    wide = torch.tensor(normal((2, HEADS, 70, width), 4)).float()
+    answers = []
+    for lay in (LAYOUTS[layout], lambda a: LAYOUTS[layout](a).contiguous()):
+        given = {n: a.detach() for n, a in arrays.items()}
+        given[name] = lay(given[name])
+        leaves = [a.requires_grad_() for a in given.values()]
+        with parts.small_blocks(16):
+            out = posenc_torch.attention(
+                **given, scheme=STEEP, params=own, causal=True, implementation="chunked"
+            )
+            answers.append((out, *torch.autograd.grad(out, leaves, lay(wide))))
+    for found, expected in zip(*answers, strict=True):
+        assert_near(found.detach(), expected.detach(), two(70))
+
+
 def call_of(scheme, length, shared=None, **options):
     arrays, own = inputs(scheme, length, shared=shared, learns=False)
     return prepare(**arrays, scheme=scheme, params=own, xp=xp, **options)
@@ -156,9 +194,7 @@ def pairs(call):
     """How many pairs of a query and a key the parts hold."""
     with parts.small_blocks(16):
         return sum(
-            (p.heads.stop - p.heads.start)
-            * (p.queries.stop - p.queries.start)
-            * (p.keys.stop - p.keys.start)
+            (p.heads.stop - p.heads.start) * (p.queries.stop - p.queries.start) * sum(p.key_counts)
             for p in parts.parts(call)
         )
 
@@ -180,6 +216,54 @@ def test_parts_under_a_short_window_are_small():
     call = call_of(posenc.NoPE(), 1024, causal=True, window=64)
     assert {p.queries.stop - p.queries.start for p in parts.parts(call)} == {128}
     assert max(p.keys.stop - p.keys.start for p in parts.parts(call)) == 192
+
+
+def test_first_tokens_beside_a_window_do_not_stretch_it():
+    """Four first tokens cost one block of keys more for each query, at any length."""
+    for length in (320, 640):
+        call = call_of(posenc.NoPE(), length, causal=True, window=32)
+        of_window = pairs(call)
+        first = call.q.shape[1] * length * 16
+        assert pairs(replace(call, sink_tokens=4)) <= of_window + first
+
+
+FIRST = {  # each reads keys in its own way
+    "none": posenc.NoPE(),
+    "table": posenc.T5Bias(HEADS),
+    "slopes": posenc.ALiBi(HEADS, learned=True),
+    "tokens": Shaw(HEAD_DIM, max_distance=64),
+    "gates": SUBJECTS["fox"],
+}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"bias": normal((2, HEADS, 150, 150), 5)},
+        {"mask": normal((2, 1, 150, 150), 6) > -1},
+        {"softcap": 3.0},
+        {"q_seg": np.arange(150) // 90, "k_seg": np.arange(150) // 90},
+        {"q_pos": np.arange(150) * 2 + 9, "k_pos": np.arange(150) * 2},
+    ],
+    ids=lambda options: next(iter(options), "plain"),
+)
+@pytest.mark.parametrize("name", FIRST)
+def test_first_tokens_beside_a_window(name, options):
+    scheme = FIRST[name]
+    arrays, own = inputs(scheme, 150, shared=2 if heads(scheme) == HEADS else None)
+    options = {
+        n: torch.tensor(o, dtype=torch.float32 if n == "bias" else None)
+        if isinstance(o, np.ndarray) else o for n, o in options.items()
+    }  # fmt: skip
+    options |= {"causal": True, "window": 20, "sink_tokens": 3}
+    with parts.small_blocks(16):
+        out, gradients = step(scheme, "chunked", arrays, own, **options)
+    expected, others = step(scheme, "reference", arrays, own, **options)
+    assert_near(out, expected, two(150))
+    assert gradients.keys() == others.keys()
+    for n, gradient in gradients.items():
+        assert_near(gradient, others[n], REDUCTION_FACTOR * two(150), n)
 
 
 FADED = 240  # tokens
@@ -417,6 +501,26 @@ def test_unsupported_derivatives():
         attend(forward_ad.make_dual(q.detach(), q.detach()))
 
 
+@pytest.mark.parametrize("implementation", ["auto", "sdpa", "folded"])
+@pytest.mark.parametrize("width", [HEAD_DIM, 2 * HEAD_DIM])
+def test_second_derivatives_of_a_kernel_say_what_has_them(implementation, width):
+    """A first derivative may still be asked for with a graph of its own."""
+    arrays, _ = inputs(STEEP, 20)
+    q, k, v = arrays["q"], arrays["k"], torch.tensor(normal((2, HEADS, 20, width), 3)).float()
+
+    def gradient(name, **graph):
+        out = posenc_torch.attention(q, k, v, STEEP, causal=True, implementation=name)
+        return torch.autograd.grad(out.square().sum(), [q, k], **graph)
+
+    firsts = gradient(implementation, create_graph=True)
+    for first, plain in zip(firsts, gradient(implementation), strict=True):
+        assert torch.equal(first, plain)
+        with pytest.raises(NotImplementedError, match="implementation='reference'"):
+            torch.autograd.grad(first.sum(), [q], retain_graph=True)
+    seconds = torch.autograd.grad(gradient("reference", create_graph=True)[0].sum(), [q])
+    assert torch.isfinite(seconds[0]).all()
+
+
 def test_auto_is_traced_whatever_the_length():
     q = torch.tensor(normal((1, HEADS, 1100, HEAD_DIM), 0), dtype=torch.float32)
 
@@ -613,6 +717,31 @@ def test_the_memory_of_training_is_linear():
     # One score for each pair would be 1.2 GB, and a backward pass holds several. What is held: 12
     # MB for each of q, k, v and their gradients, and T5's parts of 8 * 256 * 6144 scores, 50 MB.
     assert int(done.stdout) < 700
+
+
+FORWARD_MEMORY = """
+    import resource, torch, posenc, posenc_torch
+
+    def attend(length):
+        q, k, v = torch.randn(3, 1, 2, length, 16).unbind()
+        at = torch.arange(length)[:, None]
+        options = {"q_axes": at, "k_axes": at, "implementation": "chunked"}
+        posenc_torch.attention(q, k, v, posenc.ALiBi(2), causal=True, **options)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+
+    before = attend(1100)
+    print(attend(12288) - before)
+"""
+
+
+def test_parts_that_grow_fit_where_earlier_ones_were():
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(FORWARD_MEMORY)],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    # The largest part has 2 * 256 * 12288 scores, 24 MB, and about six arrays of them at a time.
+    # Room for each of the 48 parts would be 560 MB.
+    assert int(done.stdout) < 300
 
 
 # Folded

@@ -36,21 +36,24 @@ class Result(NamedTuple):
 
 
 def fused(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Whether SDPA computes attention of these arrays by the kernel."""
+    """Whether SDPA computes attention of these arrays by the kernel, laid out as it reads them."""
     if q.device.type != "cpu" or not all(hasattr(torch.ops.aten, n) for n in (_FORWARD, _BACKWARD)):
         return False
-    if q.shape[3] != v.shape[3]:
-        v = k  # the narrower one gets zeros
-    choice = torch._fused_sdp_choice(
-        q.detach(), k.detach(), v.detach(), enable_gqa=shares_keys(q, k)
-    )
+    # Shapes and dtypes decide: the narrower one gets zeros, and other layouts are copied.
+    q, k = (a.detach().new_empty(a.shape[3]).expand(a.shape) for a in (q, k))
+    choice = torch._fused_sdp_choice(q, k, k, enable_gqa=shares_keys(q, k))
     return choice == SDPBackend.FLASH_ATTENTION.value
+
+
+def kept(q: Tensor, v: Tensor) -> Result:
+    """Room for the results of all parts of a call."""
+    width, lse = max(q.shape[3], v.shape[3]), torch.promote_types(q.dtype, torch.float32)
+    return Result(q.new_empty((*q.shape[:3], width)), q.new_empty(q.shape[:3], dtype=lse))
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Result:
     """Attention and its log-sum-exp; ``mask`` is what SDPA calls ``attn_mask``."""
-    if q.shape[3] != v.shape[3]:
-        q, k, v = of_one_width(q, k, v)
+    q, k, v = _operands(q, k, v)
     out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         q, k, v, attn_mask=_floats(mask, q), scale=scale
     )
@@ -68,13 +71,24 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of q, k and v."""
     dim, width = q.shape[3], v.shape[3]
-    if dim != width:
-        q, k, v = of_one_width(q, k, v)
+    q, k, v = _operands(q, k, v)
+    if v.shape[3] != width:
         d_out = torch.nn.functional.pad(d_out, (0, v.shape[3] - width))
     d_q, d_k, d_v = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
         d_out, q, k, v, *result, 0.0, False, attn_mask=_floats(mask, q), scale=scale
     )
     return d_q[..., :dim], d_k[..., :dim], d_v[..., :width]
+
+
+def _operands(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v of one width, with neighbouring channels side by side in memory.
+
+    The kernel reads them so and looks at no last stride. Padding and reversing keep strides.
+    """
+    if q.shape[3] != v.shape[3]:
+        q, k, v = of_one_width(q, k, v)
+    q, k, v = (a if a.stride(3) == 1 else a.contiguous() for a in (q, k, v))
+    return q, k, v
 
 
 def _floats(mask: Tensor | None, q: Tensor) -> Tensor | None:

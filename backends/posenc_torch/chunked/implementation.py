@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from posenc.backend import (
     Call,
+    Side,
     as_column,
     as_row,
     bias_by_distance,
@@ -198,29 +199,40 @@ class _Job(NamedTuple):
         return {name: self._slice(name, part, tensor) for name, tensor in tensors.items()}
 
     def _slice(self, name: str, part: Part, tensor: Tensor) -> Tensor:
-        """The view of one tensor that a part reads; its name says which axes it has."""
+        """What a part reads of one tensor: a view, or a copy where its keys are two ranges."""
+        views, axis = self.views(name, part, tensor)
+        return views[0] if len(views) == 1 else torch.cat(views, dim=axis)
+
+    def views(self, name: str, part: Part, tensor: Tensor) -> tuple[list[Tensor], int]:
+        """The views of one tensor that a part reads, and the axis along which they follow.
+
+        The name says which axes it has. There are several views where the part's keys are two
+        ranges.
+        """
         kind, _, param = name.partition(".")
         if kind == "q":
-            return tensor[:, part.heads, part.queries]
+            return [tensor[:, part.heads, part.queries]], 2
         if kind in ("k", "v"):
             group = self.call.q.shape[1] // self.call.k.shape[1]
             first, last = part.heads.start // group, -(-part.heads.stop // group)
-            return tensor[:, first:last, part.keys]
-        if kind in ("query", "key"):
-            tokens = part.queries if kind == "query" else part.keys
-            return _head_slice(part, tensor)[:, :, tokens]
+            return [tensor[:, first:last, keys] for keys in part.ranges], 2
+        if kind == "query":
+            return [_head_slice(part, tensor)[:, :, part.queries]], 2
+        if kind == "key":
+            return [_head_slice(part, tensor)[:, :, keys] for keys in part.ranges], 2
         if kind in ("extra_bias", "mask"):
-            return _head_slice(part, tensor)[:, :, part.queries, part.keys]
+            rows = _head_slice(part, tensor)[:, :, part.queries]
+            return [rows[..., keys] for keys in part.ranges], 3
         if kind == "table":
-            return _head_rows(part, tensor)[:, self._distances(part)]
+            rows = _head_rows(part, tensor)
+            return [rows[:, self._distances(part.queries, keys)] for keys in part.ranges], 1
         spec = self.call.scheme.param_specs().get(param)
-        return _head_rows(part, tensor) if spec is None or spec.per_head else tensor
+        return [_head_rows(part, tensor) if spec is None or spec.per_head else tensor], 0
 
-    def _distances(self, part: Part) -> slice:
-        """The columns of the table that hold the distances of a part."""
-        first = part.keys.start - part.queries.stop + self.call.q.shape[2]
-        count = part.queries.stop - part.queries.start + part.keys.stop - part.keys.start - 1
-        return slice(first, first + count)
+    def _distances(self, queries: slice, keys: slice) -> slice:
+        """The columns of the table that hold the distances of some queries and keys."""
+        first = keys.start - queries.stop + self.call.q.shape[2]
+        return slice(first, first + queries.stop - queries.start + keys.stop - keys.start - 1)
 
     def far_keys(self, part: Part) -> int:
         """How many keys, from the first one, have the same bias for all queries of a part."""
@@ -239,14 +251,15 @@ class _Job(NamedTuple):
         """
         table, far_keys = tensors["table"], self.far_keys(part)
         near = scores.near(far_keys, out) if far_keys else scores
-        sums = near.sums_by_distance()
+        counts = (near.k.shape[2],) if far_keys else part.key_counts
+        sums = near.sums_by_distance(counts)
         sums = sums.sum_to_size(len(table), sums.shape[1])
         if not far_keys:
             return sums
         d_table = torch.zeros_like(table)
         d_table[:, far_keys:] = sums
         nearest_far = self.call.k.shape[2] - 1 - cast(int, self.far)
-        d_table[:, nearest_far - self._distances(part).start] -= sums.sum(1)
+        d_table[:, nearest_far - self._distances(part.queries, part.keys).start] -= sums.sum(1)
         return d_table
 
     def attend(self, part: Part, tensors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None]:
@@ -270,7 +283,7 @@ class _Job(NamedTuple):
             table, mask = tensors["table"], None
             if self.table_has_mask:
                 table = table.to(mask_dtype(q))
-            bias = _toeplitz(table, q.shape[2])
+            bias = _toeplitz(table, q.shape[2], part.key_counts)
             if not self.table_has_mask:
                 finite = bias != -torch.inf
                 mask, bias = self._mask(part), torch.where(finite, bias, 0.0)
@@ -285,12 +298,13 @@ class _Job(NamedTuple):
         """Bias and mask of a part, pair by pair."""
         call, mask, bias = self.call, self._mask(part), tensors.get("extra_bias")
         if has_bias(call.scheme):
-            query, key = call.query.select(part.queries), call.key.select(part.keys)
+            query, key = call.query.select(part.queries), _keys_of(part, call.key)
             term = bias_tile(
                 call.scheme, as_column(query.encoded_pos), as_row(key.encoded_pos),
                 {name: tensors[f"params.{name}"] for name in call.arrays},
                 query=_with_prefix(tensors, "query"), key=_with_prefix(tensors, "key"),
-                dtype=call.dtype, xp=call.xp, read=read_by_distance, consecutive=call.in_order,
+                dtype=call.dtype, xp=call.xp, read=read_by_distance,
+                consecutive=call.in_order and part.first is None,
             )  # fmt: skip
             bias = term if bias is None or term is None else bias + term
             bias = tensors.get("extra_bias") if bias is None else bias
@@ -309,9 +323,7 @@ class _Job(NamedTuple):
         call, mask = self.call, self.call.mask
         if isinstance(mask, Tensor):
             mask = self._slice("mask", part, mask)
-        return visible_pairs(
-            call, call.query.select(part.queries), call.key.select(part.keys), mask
-        )
+        return visible_pairs(call, call.query.select(part.queries), _keys_of(part, call.key), mask)
 
 
 class _Masked(NamedTuple):
@@ -327,6 +339,17 @@ class _Masked(NamedTuple):
 def _turned(rows: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
     """Rows ``(B, H, Q, ...)`` in reverse order if there is a table."""
     return rows.flip(2) if "table" in tensors else rows
+
+
+def _keys_of(part: Part, side: Side) -> Side:
+    """Positions and segments of a part's keys, whose features are elsewhere."""
+    if part.first is None:
+        return side.select(part.keys)
+    pos, seg, places = (
+        None if a is None else torch.cat([a[..., keys] for keys in part.ranges], dim=-1)
+        for a in (side.pos, side.seg, side.places)
+    )
+    return Side(pos, seg, places, {})
 
 
 def _head_rows(part: Part, array: Tensor) -> Tensor:
@@ -356,12 +379,13 @@ def _attend_with_lse(
     scores = call.cap_scores((q * call.scale) @ k.mT)
     if bias is not None:
         scores = scores + bias
-    if mask is None:
-        lse = scores.logsumexp(dim=-1)
-        return torch.exp(scores - lse[..., None]) @ v, lse
-    scores = torch.where(mask, scores, torch.finfo(dtype).min)
+    if mask is not None:
+        scores = torch.where(mask, scores, torch.finfo(dtype).min)
+    # Not the log-sum-exp: where scores are large, it has few digits left for the sum.
     row_max = scores.amax(dim=-1, keepdim=True).detach()
-    weights = torch.where(mask, torch.exp(scores - row_max), 0.0)
+    weights = torch.exp(scores - row_max)
+    if mask is not None:
+        weights = torch.where(mask, weights, 0.0)
     row_sum = weights.sum(dim=-1, keepdim=True)
     divisor = torch.where(row_sum == 0, 1.0, row_sum)  # 0 in a fully masked row
     return (weights / divisor) @ v, (row_max + divisor.log())[..., 0]
@@ -375,7 +399,9 @@ class _Fused(torch.autograd.Function):
         by_name = dict(zip(job.names, tensors, strict=True))
         q = by_name["q"]
         out = q.new_zeros((*q.shape[:3], by_name["v"].shape[3]))
-        kept: list[Tensor] = []
+        # Arrays of their own for each part would lie between those that the next parts need, and
+        # leave gaps too small for them: memory that grows with the square of the length.
+        kept = fused.kept(q, by_name["v"]) if any(ctx.needs_input_grad) else None
         for part in job.parts:
             slices = job.slices(part, by_name)
             one = job.masked(part, slices)
@@ -385,21 +411,23 @@ class _Fused(torch.autograd.Function):
             if fully_masked is not None:
                 part_out = torch.where(fully_masked, 0.0, part_out)
             out[:, part.heads, part.queries] = _turned(part_out, slices)
-            kept += result
+            for whole, own in zip(kept or (), result, strict=False):
+                whole[:, part.heads, part.queries] = own
         ctx.job = job
-        ctx.save_for_backward(*tensors, *kept)
+        ctx.save_for_backward(*tensors, *(kept or ()))
         return out
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
         _only_first_derivatives(d_out)
         job: _Job = ctx.job
-        saved = iter(ctx.saved_tensors)
-        by_name = dict(zip(job.names, saved, strict=False))  # zip takes one more if strict
+        *given, outs, lses = ctx.saved_tensors
+        by_name = dict(zip(job.names, given, strict=True))
         sums = _Sums(job, by_name, ctx.needs_input_grad[1:])
         # A backward pass may be called inside autocast.
         with torch.autocast(d_out.device.type, enabled=False):
-            for part, out, lse in zip(job.parts, saved, saved, strict=True):
+            for part in job.parts:
+                out, lse = (a[:, part.heads, part.queries] for a in (outs, lses))
                 tensors = {n: t.detach() for n, t in job.slices(part, by_name).items()}
                 leaves = [n for n in sums.names if n not in ("q", "k", "v", "table")]
                 learned = {n: tensors[n].requires_grad_() for n in leaves}
@@ -513,15 +541,20 @@ class _Sums:
 
     def add(self, part: Part, gradients: Mapping[str, Tensor | None]) -> None:
         """Add the gradients of a part; None is one of 0, others than ``names`` are ignored."""
-        for name, total in self._job.slices(part, self._totals).items():
+        for name, whole in self._totals.items():
             gradient = gradients.get(name)
             if gradient is None:
                 continue
             self._used.add(name)
-            if name == "q":
-                total.copy_(gradient)
-            else:
-                total += gradient
+            totals, axis = self._job.views(name, part, whole)
+            pieces: Sequence[Tensor] = (gradient,)
+            if len(totals) > 1:
+                pieces = gradient.split([total.shape[axis] for total in totals], dim=axis)
+            for total, own in zip(totals, pieces, strict=True):
+                if name == "q":
+                    total.copy_(own)
+                else:
+                    total += own
 
     def results(self) -> list[Tensor | None]:
         """The gradient of each tensor in its dtype; None if no part uses it."""
@@ -536,10 +569,18 @@ def _meta_like(tensor: Tensor) -> Tensor:
     return torch.empty_like(tensor, device="meta", requires_grad=False)
 
 
-def _toeplitz(table: Tensor, count: int) -> Tensor:
-    """``(1, H or 1, n, K)``: row ``i`` is ``table[:, i : i + K]``; a view."""
-    keys, (step, one) = table.shape[1] - count + 1, table.stride()
-    return table.as_strided((1, table.shape[0], count, keys), (0, step, one, one))
+def _toeplitz(table: Tensor, count: int, key_counts: Sequence[int]) -> Tensor:
+    """``(1, H or 1, n, K)``: row ``i`` is ``table[:, i : i + K]``; a view.
+
+    Of two ranges of keys each has its own columns, and the result is a copy.
+    """
+    step, one = table.stride()
+    columns = table.split([count + keys - 1 for keys in key_counts], dim=1)
+    views = [
+        own.as_strided((1, table.shape[0], count, keys), (0, step, one, one))
+        for own, keys in zip(columns, key_counts, strict=True)
+    ]
+    return views[0] if len(views) == 1 else torch.cat(views, dim=3)
 
 
 def _is_fused(call: Call, tensors: Mapping[str, Tensor]) -> bool:

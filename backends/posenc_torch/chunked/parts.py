@@ -44,11 +44,30 @@ _sizes: ContextVar[BlockSizes] = ContextVar("sizes", default=BlockSizes())  # no
 
 
 class Part(NamedTuple):
-    """Heads, queries and keys of one call of ``scaled_dot_product_attention``."""
+    """Heads, queries and keys of one call of ``scaled_dot_product_attention``.
+
+    Attributes
+    ----------
+    heads, queries, keys
+        Ranges of each.
+    first
+        An earlier range of keys: the first tokens, where a window is far from them. Or None.
+    """
 
     heads: slice
     queries: slice
     keys: slice
+    first: slice | None = None
+
+    @property
+    def ranges(self) -> tuple[slice, ...]:
+        """The ranges of keys, in order."""
+        return (self.keys,) if self.first is None else (self.first, self.keys)
+
+    @property
+    def key_counts(self) -> tuple[int, ...]:
+        """How many keys each range has."""
+        return tuple(keys.stop - keys.start for keys in self.ranges)
 
 
 @torch.no_grad()
@@ -67,11 +86,26 @@ def parts(call: Call) -> Iterator[Part]:
     for n, chunk in enumerate(kept.any(dim=0).split(rows // size, dim=1)):
         queries = slice(n * rows, min(q_len, (n + 1) * rows))
         for run, (first, last) in _runs(chunk.any(dim=1), heads, group, cost):
-            keys = slice(first * size, min(k_len, last * size))
-            of_head = call.q.shape[0] * rows * (keys.stop - keys.start)
+            # Only the first tokens of a window lie apart; their heads see the same blocks.
+            gap = _gap(chunk.any(dim=(0, 1)), first, last) if call.sink_tokens else None
+            end, start = gap or (first, first)
+            part = Part(
+                run, queries, slice(start * size, min(k_len, last * size)),
+                slice(first * size, end * size) if gap else None,
+            )  # fmt: skip
+            of_head = call.q.shape[0] * rows * sum(part.key_counts)
             most = scores // of_head if by_pair else heads
             for few in _at_most(most, run, group):
-                yield Part(few, queries, keys)
+                yield part._replace(heads=few)
+
+
+def _gap(seen: Tensor, first: int, last: int) -> tuple[int, int] | None:
+    """The first run of unseen blocks in ``first .. last - 1``, whose ends are seen; or None."""
+    hidden = (~seen[first:last]).nonzero()
+    if len(hidden) == 0:
+        return None
+    start = first + int(hidden[0])
+    return start, start + int(seen[start:last].int().argmax())
 
 
 def _sizes_for(call: Call) -> BlockSizes:

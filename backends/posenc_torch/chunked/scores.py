@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -71,9 +71,15 @@ class Scores(NamedTuple):
         mean = torch.linalg.vecdot(weights, d_weights)[..., None] / total
         return d_weights.sub_(mean).mul_(weights)
 
-    def sums_by_distance(self) -> Tensor:
-        """Gradients summed to ``(H, Q + K - 1)`` distances; queries are in reverse order."""
-        return torch.cat([_sum_by_distance(few.gradients().sum(0)) for few in self._by_heads()])
+    def sums_by_distance(self, key_counts: Sequence[int]) -> Tensor:
+        """Gradients summed to ``(H, Q + K - 1)`` distances; queries are in reverse order.
+
+        The distances of several ranges of keys follow each other.
+        """
+        return torch.cat([
+            torch.cat([_sum_by_distance(a) for a in gradients.split(key_counts, dim=-1)], dim=-1)
+            for gradients in (few.gradients().sum(0) for few in self._by_heads())
+        ])  # fmt: skip
 
     def _by_heads(self) -> Iterator[Scores]:
         batch, heads, queries, _ = self.q.shape
