@@ -9,7 +9,7 @@ forward pass; elsewhere, each part is computed again. Nothing is compiled.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
@@ -154,7 +154,7 @@ class _Job(NamedTuple):
     fused
         Whether a part calls SDPA's kernel for CPUs itself, which tells the log-sum-exp.
     parts
-        The parts, in the order of queries.
+        The parts, the largest first.
     """
 
     call: Call
@@ -190,7 +190,7 @@ class _Job(NamedTuple):
             bare, tuple(tensors), table_has_mask, sees_itself(call),
             bias_by_key(call) is not None, whole_scores,
             not whole_scores and _is_fused(call, tensors),
-            _far(call) if table_has_mask else None, tuple(parts(call)),
+            _far(call) if table_has_mask else None, _largest_first(parts(call)),
         )  # fmt: skip
         return job, tensors
 
@@ -592,6 +592,14 @@ def _is_fused(call: Call, tensors: Mapping[str, Tensor]) -> bool:
     q, k, v, *others = tensors.values()
     learned = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in others)
     return (q.dtype == call.dtype or not learned) and fused.fused(q, k, v)
+
+
+def _largest_first(some: Iterable[Part]) -> tuple[Part, ...]:
+    """Parts in the order of their numbers of keys, so that each fits into the memory of the last.
+
+    Under a causal mask, in the order of queries, each is larger than all before it.
+    """
+    return tuple(sorted(some, key=lambda part: -sum(part.key_counts)))
 
 
 def _far(call: Call) -> int | None:
