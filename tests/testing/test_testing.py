@@ -8,8 +8,9 @@ from typing import ClassVar, Literal
 
 import numpy as np
 import pytest
+import wrong_rows
 import wrong_schemes
-from subjects import SUBJECTS
+from subjects import SUBJECTS, normal
 from wrong_schemes import Decay
 
 import posenc
@@ -33,6 +34,7 @@ from posenc.testing.examples import (
     Sharpening,
     uniform,
 )
+from posenc.testing.tolerances import ATTENTION_TOL
 
 NETWORK = FIRE(HEADS, hidden=8, init_len=12.5, offset=True)
 DIFFERENTIABLE = [name for name, found in frameworks().items() if found.differentiable]
@@ -475,6 +477,7 @@ WRONG = {
     "causal_hides_the_future": Mixing(),
     "relative_scheme_may_begin_anywhere": Absolute(HEADS),
     **wrong_schemes.WRONG,
+    **wrong_rows.WRONG,
 }
 
 
@@ -514,6 +517,7 @@ def test_every_law_can_be_broken():
         "implementation_equals_the_reference_in_other_floats",
         "implementation_takes_all_options",
         "batch_rows_are_independent",
+        "regions_are_merged",
     }
     assert {law.name for law in laws()} == of_paths | {case.split(" ")[0] for case in WRONG}
 
@@ -546,6 +550,31 @@ def test_a_failure_may_be_expected_in_one_scope():
         "decoding_equals_prefill-numpy-reference",
         "causal_hides_the_future-numpy-reference",
     ]
+
+
+@pytest.mark.parametrize("kind", wrong_rows.NESTED)
+def test_what_a_region_does_is_served_or_refused_or_breaks_a_law(kind):
+    scheme, expected = wrong_rows.NESTED[kind]
+    (law,) = (law for law in laws(["numpy"]) if law.name == "regions_are_merged")
+    vectors = normal((3, 1, HEADS, 90, HEAD_DIM), 5)
+    given = {"params": posenc.init_params(scheme), "causal": True}
+    try:
+        found = posenc.attention(*vectors, scheme, **given)
+    except (ValueError, NotImplementedError) as reason:
+        assert type(scheme).__name__ in str(reason)
+        served = False
+    else:
+        served = np.allclose(found, expected(*vectors), rtol=0, atol=ATTENTION_TOL["float64"])
+    if served:
+        law(scheme)
+    else:
+        with pytest.raises(BrokenLawError, match="regions_are_merged"):
+            law(scheme)
+
+
+@pytest.mark.parametrize("kind", wrong_rows.RIGHT)
+def test_what_wrong_ones_began_with_is_right(kind):
+    check_scheme(wrong_rows.RIGHT[kind], frameworks=["numpy"])
 
 
 @pytest.mark.parametrize("scheme", [NETWORK, FIRE(3, hidden=4, offset=True), Fading()])

@@ -18,6 +18,8 @@ from posenc.testing.attention_case import AttentionCase
 from posenc.testing.framework import Framework, Host
 from posenc.testing.law import law, require
 from posenc.testing.lawbook.attention import reference
+from posenc.testing.lawbook.queries import sink_moves
+from posenc.testing.places import of_tokens
 from posenc.testing.scheme_case import SchemeCase
 from posenc.testing.tolerances import ATTENTION_TOL, assert_near
 
@@ -59,6 +61,40 @@ def decoding_equals_prefill(case: SchemeCase, framework: Framework, implementati
         part = _rows(tensors, slice(start, None), slice(None))
         out = case.call(part, causal=True).attend(framework, implementation)
         assert_near(out, whole[:, :, start:], _FLOAT32, f"tokens from {start}")
+
+
+@law("implementation")
+def one_token_per_sequence_equals_prefill(
+    case: SchemeCase, framework: Framework, implementation: str
+) -> None:
+    """A step of decoding equals prefill where each sequence of a batch is at its own position."""
+    offsets = [min(offset, case.positions[1] + 1 - _LENGTH) for offset in _OFFSETS]
+    batch = len(offsets)
+    tensors, first = case.tensors(_LENGTH, batch=batch), np.asarray(offsets)[:, None]
+    last = _rows(tensors, slice(-1, None), slice(None))
+    last |= case.query_hidden(tensors["x"][:, -1:])
+    # Caches of one length at other positions, and of several lengths from position 0 on.
+    sizes = [_LENGTH - 5 * row for row in range(batch)]
+    pos, q_seg, k_seg = left_padded(sizes, _LENGTH)
+    everywhere = np.arange(_LENGTH) + first
+    calls: dict[str, tuple[Host, dict[str, Host]]] = {
+        "other positions": (everywhere, {}),
+        "other lengths": (pos, {"q_seg": q_seg[:, -1:], "k_seg": k_seg}),
+    }
+    for name, (at, segments) in calls.items():
+        where = {"q_pos": at[:, -1:], "k_pos": at, **segments}
+        out = case.call(last, causal=True, **where).attend(framework, implementation)
+        for row in range(batch):
+            own = slice(_LENGTH - sizes[row], None) if segments else slice(None)
+            alone = {n: a[row : row + 1] for n, a in _rows(tensors, own, own).items()}
+            there = at[row : row + 1, own]
+            whole = reference(_call_at(case, alone, there, np.zeros_like(there)))[0, :, -1:]
+            rows = of_tokens("query", there[:, -1:])
+            what = f"{name}, sequence {row} of {batch}, at position {at[row, -1]}"
+            assert_near(out[row : row + 1], whole[None], _FLOAT32, what, where=rows)
+
+
+_OFFSETS = (120, 0, 99_989)  # the last tokens are at 131, 11 and 100 000
 
 
 @law("implementation")
@@ -277,9 +313,10 @@ def relative_scheme_may_begin_anywhere(
     case: SchemeCase, framework: Framework, implementation: str
 ) -> None:
     """A scheme with only a relative bias gives the same result from any first position."""
-    if not case.scheme.relative or has_transform(case.scheme):
-        return
     tensors, by = case.tensors(_LENGTH), min(1000, case.positions[1] + 1 - _LENGTH)
+    absolute = has_transform(case.scheme) or sink_moves(case, np.arange(_LENGTH), by)
+    if not case.scheme.relative or absolute:
+        return
     pos, seg = np.arange(_LENGTH) + by, np.zeros(_LENGTH, int)
     out = _call_at(case, tensors, pos, seg).attend(framework, implementation)
     assert_near(out, _reference_of(case, tensors), _FLOAT32)
