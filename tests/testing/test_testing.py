@@ -560,8 +560,7 @@ def test_what_a_region_does_is_served_or_refused_or_breaks_a_law(kind):
     given = {"params": posenc.init_params(scheme), "causal": True}
     try:
         found = posenc.attention(*vectors, scheme, **given)
-    except (ValueError, NotImplementedError) as reason:
-        assert type(scheme).__name__ in str(reason)
+    except (ValueError, NotImplementedError):
         served = False
     else:
         served = np.allclose(found, expected(*vectors), rtol=0, atol=ATTENTION_TOL["float64"])

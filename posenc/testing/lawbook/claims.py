@@ -185,15 +185,8 @@ def _causal_pairs(case: SchemeCase) -> tuple[Tokens, Tokens, Host]:
     q_pos = np.unique([min(end, high) for end in ends])
     # Distances of every magnitude, up to the range of positions.
     back = [0, 1, 2, 5, 9, 33, *(int(2 ** (n / 2)) for n in range(2, 60))]
-    dense = range(_DENSE)
-    keys = [
-        *(p - b for p in q_pos for b in back if p - b >= low),
-        0,
-        1,
-        2,
-        *range(-900, 0, 111),
-        *dense,
-    ]
+    keys = [p - b for p in q_pos for b in back if p - b >= low]
+    keys += [*range(_DENSE), *range(-900, 0, 111)]
     k_pos = np.unique(np.clip(keys, low, high))
     tokens = case.tokens(q_pos, "query"), case.tokens(k_pos, "key")
     return *tokens, k_pos <= q_pos[:, None]

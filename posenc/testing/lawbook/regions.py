@@ -13,7 +13,7 @@ from posenc.params import head_count
 from posenc.positions import visible
 from posenc.protocol import PositionScheme
 from posenc.testing.framework import Host
-from posenc.testing.law import law, require
+from posenc.testing.law import law
 from posenc.testing.places import first_index, of_pairs, of_tokens
 from posenc.testing.scheme_case import SchemeCase
 from posenc.testing.tolerances import ATTENTION_TOL, assert_near
@@ -44,14 +44,12 @@ def each_pair_is_in_one_region(case: SchemeCase) -> None:
         if np.any(count > 1):
             where = of_pairs(q_pos, k_pos)(first_index(count > 1))
             raise AssertionError(f"in {np.max(count)} regions: {where}")
-        if np.any(count == 0):
-            bias = case.bias(q_pos, k_pos)
-            left_out = (count == 0) & (True if bias is None else ~np.isneginf(bias))
-            where = of_pairs(q_pos, k_pos)
-            require(
-                not np.any(left_out),
-                f"in no region, and not masked by the bias: {np.any(left_out) and where(first_index(left_out))}",
-            )
+        left_out = count == 0
+        if np.any(left_out) and (bias := case.bias(q_pos, k_pos)) is not None:
+            left_out = left_out & ~np.isneginf(bias)
+        if np.any(left_out):
+            where = of_pairs(q_pos, k_pos)(first_index(left_out))
+            raise AssertionError(f"in no region, and not masked by the bias: {where}")
 
 
 def _distances(scheme: PositionScheme, rng: np.random.Generator) -> Host:

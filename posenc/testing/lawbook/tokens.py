@@ -185,13 +185,13 @@ def embedding_is_one_row_per_position(case: SchemeCase) -> None:
 def features_are_row_local(case: SchemeCase) -> None:
     """A feature depends only on its own token's hidden state or vector, and is finite."""
     sizes = [(case, _BATCH, 9), (case, 1, _LONG)]
-    for case, batch, length in (*sizes, *((w, 1, 9) for w in case.with_wider_heads())):
-        for name, of in _hooks(case).items():
-            given = _hook_input(case, name, batch, length)
+    for each, batch, length in (*sizes, *((wide, 1, 9) for wide in case.with_wider_heads())):
+        for name, of in _hooks(each).items():
+            given = _hook_input(each, name, batch, length)
             whole, large = of(given, length), of(readonly(100 * given), length)
             for feature, array in whole.items():
                 what = f"{feature} of {name}"
-                shape, accepted = array.shape, (batch, case.heads, length)
+                shape, accepted = array.shape, (batch, each.heads, length)
                 fits = array.ndim in (3, 4) and all(
                     have in (1, want) if axis < 2 else have == want
                     for axis, (have, want) in enumerate(zip(shape[:3], accepted, strict=True))
@@ -201,7 +201,7 @@ def features_are_row_local(case: SchemeCase) -> None:
                 require(
                     np.all(np.isfinite(large[feature])), f"{what}, of large numbers, is not finite"
                 )
-            _require_token_local(case, name, of, given, whole)
+            _require_token_local(each, name, of, given, whole)
 
 
 Hook = Callable[..., "dict[str, Host]"]
