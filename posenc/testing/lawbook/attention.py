@@ -314,12 +314,11 @@ def gradient_reaches_every_param(
         if name in embedded:
             zero = [head for head in zero if head in _heads_without(embedded[name], heads)]
         zero = [head for head in zero if not _cancels_in_softmax(call, name, head)]
-        if zero:  # some arrays are of later keys only
-            both = case.call(tensors)
-            with suppress(NotImplementedError):
-                found = both.gradients(framework, implementation, d_out)[1]
-                without = _heads_without(found[call.name_in_floats(name)], heads)
-                zero = [head for head in zero if head in without]
+        later = [head for head in zero if _is_of_later_keys(case.call(tensors), name, head)]
+        if later:
+            found = _gradient_without_a_mask(case.call(tensors), framework, implementation, name)
+            still = [] if found is None else _heads_without(found, heads)
+            zero = [head for head in zero if head not in later or head in still]
         where = f" of heads {zero}" if spec.per_head else ""
         require(not zero, f"no gradient reaches {name}{where}")
 
@@ -335,16 +334,49 @@ def _cancels_in_softmax(call: AttentionCase, name: str, head: int) -> bool:
 
     The last offset of FIRE's network does, and that of DAPE's.
     """
+    before, after = _with_another(call, name, head)
+    if _same_scores(before, after):
+        return False
+    tolerance = ATTENTION_TOL["float64"]
+    return bool(np.allclose(reference(after), reference(before), rtol=0, atol=tolerance))
+
+
+def _is_of_later_keys(call: AttentionCase, name: str, head: int) -> bool:
+    """Whether a learned array changes scores without a causal mask, and none with it."""
+    masked = replace(call, options={**call.options, "causal": True})
+    return _same_scores(*_with_another(masked, name, head)) and not _same_scores(
+        *_with_another(call, name, head)
+    )
+
+
+def _gradient_without_a_mask(
+    call: AttentionCase, framework: Framework, implementation: str, name: str
+) -> Host | None:
+    """The gradient of an array; None if the call is refused, or softmax does not see the array."""
+    specs = call.scheme.param_specs()
+    heads = specs[name].shape[0] if specs[name].per_head else 1
+    if all(_cancels_in_softmax(call, name, head) for head in range(heads)):
+        return None
+    d_out = np.random.default_rng(9).standard_normal(call.tensors["q"].shape)
+    try:
+        gradients = call.gradients(framework, implementation, d_out)[1]
+    except NotImplementedError:  # reported by the laws of the implementation
+        return None
+    return gradients[call.name_in_floats(name)]
+
+
+def _with_another(call: AttentionCase, name: str, head: int) -> tuple[AttentionCase, AttentionCase]:
+    """The call in float64, and with another value of one head's part of a learned array."""
     wide = {each: array.astype(np.float64) for each, array in call.params.items()}
     shifted, per_head = np.array(wide[name]), call.scheme.param_specs()[name].per_head
     shifted[head if per_head else ...] += 0.25
-    other = replace(call, params={**wide, name: shifted})
-    scores, other_scores = (all_scores(each.prepared()) for each in (call, other))
-    if all(np.array_equal(a, b) for a, b in zip(scores, other_scores, strict=True)):
-        return False
-    return bool(
-        np.allclose(reference(other), reference(call), rtol=0, atol=ATTENTION_TOL["float64"])
-    )
+    return replace(call, params=wide), replace(call, params={**wide, name: shifted})
+
+
+def _same_scores(call: AttentionCase, other: AttentionCase) -> bool:
+    """Whether two calls have the same scores, to the bit."""
+    pairs = zip(all_scores(call.prepared()), all_scores(other.prepared()), strict=True)
+    return all(np.array_equal(a, b) for a, b in pairs)
 
 
 @law("compiler")
