@@ -13,9 +13,9 @@ import numpy as np
 from wrong_schemes import Decay, Ours, length
 
 import posenc
-from posenc import PositionScheme
+from posenc import ParamSpec, PositionScheme
 from posenc.schemes import Chunk, DualChunk, LogScale, ReRoPE, Shaw, Sink, Sum
-from posenc.testing.examples import HEAD_DIM, HEADS, Fading, Level
+from posenc.testing.examples import HEAD_DIM, HEADS, Fading, Level, Tide, uniform
 
 # Wrong regions.
 
@@ -467,6 +467,23 @@ NESTED: dict[str, Any] = {
     ),
 }
 
+# Biases that are large against the unit of float32.
+
+
+@dataclass(frozen=True)
+class Steps(PositionScheme):
+    """``-m (|i - j| // 4)``: keys of a step share a bias of some thousands, and its rounding."""
+
+    relative: ClassVar[bool] = True
+
+    def param_specs(self):
+        return {"m": ParamSpec((HEADS,), uniform(0.9e4, 1e4))}
+
+    def bias(self, q, k, *, params, xp):
+        m = params["m"]
+        return -m * xp.astype(xp.abs(q - k) // 4, m.dtype)
+
+
 # What these began with, and others of the same kinds that are right.
 RIGHT: dict[str, PositionScheme] = {
     "regions that meet": Meeting(),
@@ -475,5 +492,12 @@ RIGHT: dict[str, PositionScheme] = {
     "adjusted scores": Adjusting(),
     "a sink of positions": Sinking(HEADS),
     "a sink around regions": Sink(DualChunk(HEAD_DIM, 256), HEADS, value=0.5),
+    "steps of 1e4": Steps(),
+    "tides of 1e4": Tide(strengths=(1e4, -1e4, 1.0, 2e4)),
+    "slopes of 1e4": posenc.ALiBi(HEADS, slopes=[1e4, 5e3, 1.0, 2e4]),
+    "slopes of 1e4 upwards": posenc.ALiBi(HEADS, slopes=[-1e4] * HEADS),
+    "learned slopes of 1e4": posenc.ALiBi(
+        HEADS, slopes=[1e4] * HEADS, learned=True, noncausal="two_sided"
+    ),
     "a factor": Sum(Factor("inkling", 4), posenc.ALiBi(HEADS)),
 }

@@ -45,13 +45,18 @@ def bias_is_elementwise(case: SchemeCase) -> None:
 
             where, every = of_pairs(q.pos, k.pos), slice(None)
             for i, j in {(0, 0), (q.size - 1, 0), (0, k.size - 1), (q.size - 1, k.size - 1)}:
-                pair = where((head, i, j))
-                assert_near(of(i, j), dense[head, i, j], SCALAR_VS_ARRAY_TOL, pair)
+                pair = partial(_in_place, where, (head, i, j))
+                expected = dense[head, i, j]
+                assert_near(of(i, j), expected, SCALAR_VS_ARRAY_TOL, "a pair alone", where=pair)
                 line = np.broadcast_to(of(i, every), k.pos.shape)
                 pairs = partial(_in_row, where, head, i)
                 require_equal(line, dense[head, i], "a row alone", pairs)
             block = np.broadcast_to(of((every, None), (None, every)), dense[head].shape)
             require_equal(block, dense[head], "a head alone", partial(_in_head, where, head))
+
+
+def _in_place(where: Where, place: Index, index: Index) -> str:
+    return where(place)
 
 
 def _in_row(where: Where, head: int, i: int, index: Index) -> str:
