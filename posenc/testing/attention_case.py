@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from posenc.attn.call import Call, prepare
 from posenc.protocol import Array, Namespace, PositionScheme
 from posenc.testing.framework import Answer, Framework, Function, Host
 
@@ -100,6 +101,23 @@ class AttentionCase:
             for name, a in gradients.items()
         }
         return _values(out, dtype), wide
+
+    def prepared(self) -> Call:
+        """The call in float64, from which scores can be computed."""
+        params = {name: a.astype(np.float64) for name, a in self.params.items()}
+        given: dict[str, Any] = dict(self.options)
+        for name, array in self.tensors.items():
+            kind, _, own = name.partition(":")
+            if own:
+                given[kind] = {**given.get(kind, {}), own: array}
+            else:
+                given[name] = array
+        return prepare(**given, scheme=self.scheme, params=params)
+
+    def query_positions(self) -> Host:
+        """Positions of the queries, ``(Q,)`` or ``(B, Q)``."""
+        q_len, k_len = self.tensors["q"].shape[2], self.tensors["k"].shape[2]
+        return np.asarray(self.options.get("q_pos", np.arange(k_len - q_len, k_len)))
 
     def floats(self) -> dict[str, Host]:
         """Tensors and params by name; a param with the name of a tensor is ``"param:v"``."""

@@ -14,6 +14,7 @@ import numpy as np
 
 from posenc.protocol import SchemeWarning
 from posenc.testing.framework import Framework
+from posenc.testing.places import Where, first_index
 from posenc.testing.scheme_case import SchemeCase
 
 Scope = Literal["scheme", "framework", "implementation", "gradient", "compiler"]
@@ -152,12 +153,16 @@ def require(holds: bool | Any, message: str) -> None:
         raise AssertionError(message)
 
 
-def require_equal(actual: Any, expected: Any, what: str) -> None:
-    """Raise unless two arrays are equal bit by bit; -0 equals 0, and NaN equals NaN."""
+def require_equal(actual: Any, expected: Any, what: str, where: Where = str) -> None:
+    """Raise unless two arrays are equal bit by bit; -0 equals 0, and NaN equals NaN.
+
+    ``where`` names the place of an index, for the first number that differs.
+    """
     actual, expected = np.asarray(actual), np.asarray(expected)
     require(actual.shape == expected.shape, f"{what}: shape {actual.shape}, not {expected.shape}")
     wrong = ~((actual == expected) | (np.isnan(actual) & np.isnan(expected)))
     if np.any(wrong):
-        at = tuple(int(i) for i in np.argwhere(wrong)[0])
+        at = first_index(wrong)
         count = f"{np.sum(wrong)} of {wrong.size} differ"
-        raise AssertionError(f"{what}: {actual[at]!r} at {at}, not {expected[at]!r}; {count}")
+        found = f"{actual[at]}, expected {expected[at]}"
+        raise AssertionError(f"{what}: {found} at {where(at)}; {count}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
 from itertools import islice
 from typing import Any
@@ -33,6 +33,7 @@ from posenc.testing.variants import field_variants, sizes_of
 _HEADS, _HEAD_DIM, _HIDDEN_DIM = 4, 8, 16
 _MIN_POSITIONS = 20  # laws use up to so many
 _BATCH = 2
+_WIDE_HEAD_DIM = 136  # above 128, and no power of two
 _ROLES: tuple[Role, Role] = ("query", "key")
 
 
@@ -266,6 +267,25 @@ class SchemeCase:
         """A call of attention with this scheme and these params."""
         return AttentionCase(self.scheme, tensors, self.params, options)
 
+    def with_wider_heads(self) -> Iterator[SchemeCase]:
+        """The case with more channels per head, if the scheme, or its class, takes more."""
+        try:
+            if "head_dim" not in _field_names(self.scheme):
+                if sizes_of(self.scheme, "head_dim"):
+                    return
+                wide = replace(self, head_dim=_WIDE_HEAD_DIM)
+                for role in _ROLES:
+                    wide.transform(
+                        wide.normal((1, wide.heads, 1, _WIDE_HEAD_DIM), 0),
+                        wide.tokens(np.zeros(1, int), role),
+                    )
+            else:
+                own: Any = self.scheme
+                wide = SchemeCase(replace(own, head_dim=_WIDE_HEAD_DIM))
+        except (TypeError, ValueError, IndexError):
+            return  # its number of channels is fixed
+        yield wide
+
     def query_hidden(self, x: Host) -> dict[str, Host]:
         """``{"q_x": x}`` if the scheme reads hidden states; calls with positions need it."""
         return {"q_x": x} if self.reads_hidden else {}
@@ -284,6 +304,11 @@ class SchemeCase:
         """Schemes with one field changed that ``==`` does not compare."""
         for group in field_variants(self.scheme, compared=False):
             yield from islice(group, 1)
+
+
+def _field_names(scheme: Any) -> set[str]:
+    """Names of the fields of a scheme that its class takes."""
+    return {each.name for each in fields(scheme) if each.init} if is_dataclass(scheme) else set()
 
 
 def _working_float(x: Host) -> Any:

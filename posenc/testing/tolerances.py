@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from posenc.testing.places import Where, first_index
+
 UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 """The unit roundoff: one rounding changes a number by at most this fraction of it."""
 
@@ -85,10 +87,19 @@ KEY_BIAS_TOL = 2.0**-30
 roundings in float64 of terms up to 2**20 times as large as their difference."""
 
 
-def assert_near(actual: Any, expected: Any, tolerance: float, what: str = "values") -> None:
-    """Raise unless the largest difference is at most ``tolerance * max(1, largest expected)``.
+def assert_near(
+    actual: Any,
+    expected: Any,
+    tolerance: float,
+    what: str = "values",
+    *,
+    where: Where = str,
+    more: Any = 0.0,
+) -> None:
+    """Raise unless each difference is at most ``tolerance * max(1, largest expected)``.
 
-    Infinities and NaNs must be at the same places.
+    Infinities and NaNs must be at the same places. The message has the first wrong number, whose
+    index ``where`` names. ``more`` is allowed on top, one number or one for each.
     """
     actual, expected = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
     if actual.shape != expected.shape:
@@ -100,10 +111,10 @@ def assert_near(actual: Any, expected: Any, tolerance: float, what: str = "value
         raise AssertionError(f"{what}: {np.sum(~np.isfinite(actual[finite]))} are not finite")
     scale = max(1.0, np.max(np.abs(expected[finite]), initial=0))
     difference = np.abs(np.subtract(actual, expected, where=finite, out=np.zeros_like(actual)))
-    error = np.max(difference, initial=0) / scale
-    if not error <= tolerance:
-        at = tuple(int(i) for i in np.unravel_index(np.argmax(difference), difference.shape))
+    wrong = ~(difference <= tolerance * scale + more)
+    if np.any(wrong):
+        at, error = first_index(wrong), np.max(difference) / scale
         raise AssertionError(
-            f"{what}: {actual[at]:.9g} at {at}, not {expected[at]:.9g}; "
-            f"off by {error:.2e}, tolerance {tolerance:.0e}"
+            f"{what}: {actual[at]:.9g}, expected {expected[at]:.9g} at {where(at)}; "
+            f"{np.sum(wrong)} of {wrong.size} off, by up to {error:.2e}, tolerance {tolerance:.0e}"
         )

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import ClassVar, Literal
 
 import numpy as np
 import pytest
+import wrong_rows
 import wrong_schemes
-from subjects import SUBJECTS
+from subjects import SUBJECTS, normal
 from wrong_schemes import Decay
 
 import posenc
@@ -33,6 +36,9 @@ from posenc.testing.examples import (
     Sharpening,
     uniform,
 )
+from posenc.testing.large_biases import rounding_of_biases
+from posenc.testing.lawbook.attention import _hard_call, assert_attention_near, reference
+from posenc.testing.tolerances import ATTENTION_TOL, UNIT
 
 NETWORK = FIRE(HEADS, hidden=8, init_len=12.5, offset=True)
 DIFFERENTIABLE = [name for name, found in frameworks().items() if found.differentiable]
@@ -475,6 +481,7 @@ WRONG = {
     "causal_hides_the_future": Mixing(),
     "relative_scheme_may_begin_anywhere": Absolute(HEADS),
     **wrong_schemes.WRONG,
+    **wrong_rows.WRONG,
 }
 
 
@@ -514,6 +521,7 @@ def test_every_law_can_be_broken():
         "implementation_equals_the_reference_in_other_floats",
         "implementation_takes_all_options",
         "batch_rows_are_independent",
+        "regions_are_merged",
     }
     assert {law.name for law in laws()} == of_paths | {case.split(" ")[0] for case in WRONG}
 
@@ -546,6 +554,75 @@ def test_a_failure_may_be_expected_in_one_scope():
         "decoding_equals_prefill-numpy-reference",
         "causal_hides_the_future-numpy-reference",
     ]
+
+
+@pytest.mark.parametrize("kind", wrong_rows.NESTED)
+def test_what_a_region_does_is_served_or_refused_or_breaks_a_law(kind):
+    scheme, expected = wrong_rows.NESTED[kind]
+    (law,) = (law for law in laws(["numpy"]) if law.name == "regions_are_merged")
+    vectors = normal((3, 1, HEADS, 90, HEAD_DIM), 5)
+    given = {"params": posenc.init_params(scheme), "causal": True}
+    try:
+        found = posenc.attention(*vectors, scheme, **given)
+    except (ValueError, NotImplementedError):
+        served = False
+    else:
+        served = np.allclose(found, expected(*vectors), rtol=0, atol=ATTENTION_TOL["float64"])
+    if served:
+        law(scheme)
+    else:
+        with pytest.raises(BrokenLawError, match="regions_are_merged"):
+            law(scheme)
+
+
+@pytest.mark.parametrize("kind", wrong_rows.RIGHT)
+def test_what_wrong_ones_began_with_is_right(kind):
+    check_scheme(wrong_rows.RIGHT[kind], frameworks=["numpy"])
+
+
+GRADIENTS = ("gradients_are_derivatives", "gradient_reaches_every_param")
+
+
+@pytest.mark.parametrize("name", DIFFERENTIABLE[-1:])
+@pytest.mark.parametrize("kind", ["steps of 1e4", "slopes of 1e4", "learned slopes of 1e4"])
+def test_gradients_of_large_biases_are_right(kind, name):
+    for law in laws([name]):
+        if law.name in GRADIENTS and law.implementation in ("chunked", "folded", "reference"):
+            with suppress(NotImplementedError):
+                law(wrong_rows.RIGHT[kind])
+
+
+def test_tolerances_grow_with_large_biases_alone():
+    def bound(scheme):
+        call = _hard_call(SchemeCase(scheme))
+        return rounding_of_biases(call), np.max(np.abs(call.prepared().bias()))
+
+    none, size = bound(posenc.T5Bias(HEADS))
+    assert size <= 8
+    assert none.of_weight == 0
+    assert not np.any(none.of_result)
+    large, size = bound(wrong_rows.Steps())
+    assert size > 1e5
+    call = _hard_call(SchemeCase(wrong_rows.Steps()))
+    numpy = frameworks()["numpy"]
+    error = np.abs(call.attend(numpy, "reference", dtype="float32") - reference(call))
+    assert np.all(error <= large.of_result + ATTENTION_TOL["float32"])
+    # Four roundings of the largest bias move two weights by half of them each, at most.
+    assert np.max(error) < np.max(large.of_result) < 4 * size * UNIT["float32"] * 4
+    wide = rounding_of_biases(call, "float64")
+    np.testing.assert_allclose(wide.of_result * 2**29, large.of_result, rtol=0.1)
+    # Keys that have no weight may have any bias.
+    steep, _ = bound(posenc.ALiBi(HEADS, slopes=[1e4] * HEADS))
+    assert np.max(steep.of_result) < ATTENTION_TOL["float32"]
+
+
+def test_a_large_bias_hides_no_fault():
+    call = _hard_call(SchemeCase(wrong_rows.Steps()))
+    right = reference(call)
+    assert_attention_near(right, right, call)
+    off = 40 * np.max(rounding_of_biases(call).of_result)
+    with pytest.raises(AssertionError, match="off, by up to"):
+        assert_attention_near(right + off, right, call)
 
 
 @pytest.mark.parametrize("scheme", [NETWORK, FIRE(3, hidden=4, offset=True), Fading()])
@@ -584,6 +661,39 @@ def test_a_law_says_where_it_is_broken():
         check_scheme(wrong_schemes.FarKeys(HEADS), frameworks=["numpy"])
     with pytest.raises(BrokenLawError, match=r"alone: |\(5, 9, 12\), with another token"):
         check_scheme(wrong_schemes.CrowdedGate(), frameworks=["numpy"])
+
+
+NUMBER = r"-?[\d.e+-]+"
+PAIR = r"batch \d, head \d, query position -?\d+, key position -?\d+"
+TOKEN = r"batch \d, head \d, (query|key) position -?\d+, channel \d+"
+
+
+@pytest.mark.parametrize(
+    ("law", "scheme", "place"),
+    [
+        ("tile_is_slice", wrong_rows.Row5000(), f"{NUMBER}, expected {NUMBER} at {PAIR}"),
+        ("tile_is_slice", wrong_schemes.Crowded(), f"{NUMBER}, expected {NUMBER} at {PAIR}"),
+        ("bias_is_elementwise", Shared(HEADS), f"{NUMBER}, expected {NUMBER} at {PAIR}"),
+        ("bias_is_finite_or_masks", wrong_rows.OnceNaN(), f"nan, expected a finite .* at {PAIR}"),
+        ("relative_is_as_claimed", Absolute(HEADS), f"the bias at {PAIR} is {NUMBER}, and"),
+        ("each_pair_is_in_one_region", wrong_rows.Meeting(far=64), f"in 2 regions: {PAIR}"),
+        ("transform_is_row_local", ByIndex(HEAD_DIM), f"{NUMBER}, expected {NUMBER} at {TOKEN}"),
+        ("adjusted_rows_may_be_long", wrong_rows.LongAdjusting(), f"expected {NUMBER} at {TOKEN}"),
+        ("decoding_equals_prefill", ByIndex(HEAD_DIM), f"{NUMBER}, expected {NUMBER} at {TOKEN}"),
+    ],
+)
+def test_a_law_names_the_first_failing_pair(law, scheme, place):
+    own = next(each for each in laws(["numpy"]) if each.name == law)
+    with pytest.raises(BrokenLawError, match=place):
+        own(scheme)
+
+
+def test_the_failing_pair_is_the_one_that_differs():
+    own = next(each for each in laws(["numpy"]) if each.name == "bias_is_finite_or_masks")
+    with pytest.raises(BrokenLawError) as broken:
+        own(wrong_rows.OnceNaN())
+    query, key = (int(n) for n in re.findall(r"position (-?\d+)", str(broken.value)))
+    assert abs(query - key) == 3001
 
 
 @pytest.mark.skipif(not DIFFERENTIABLE, reason="neither torch nor jax is installed")

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import array_api_compat.numpy as xp
 import numpy as np
 
+from posenc.evaluate import reads_features
 from posenc.testing.framework import Host
 from posenc.testing.law import law, require, require_equal
+from posenc.testing.places import Index, Where, first_index, of_pairs
 from posenc.testing.scheme_case import SchemeCase
 from posenc.testing.tokens import Tokens
 from posenc.testing.tolerances import SCALAR_VS_ARRAY_TOL, assert_near
 
 _TRIALS = 8
 _BATCH = 5  # more than in any other law
-# Numbers of queries and keys: a decoding step, a single key, and a rectangle. 4099 is longer than
-# many training contexts, and no multiple of a block.
-_LONG = ((1, 4099), (4099, 1), (70, 130))
+# Numbers of queries and keys: a decoding step, a single key, and a rectangle. 20011 is longer than
+# most training contexts, and no multiple of a block.
+_LONG = ((1, 4099), (4099, 1), (70, 130), (2, 20_011), (20_011, 2))
+_LONGEST = (1, 131_101)  # where no feature has to be drawn for each token
+_DENSE = 5000  # all distances up to here, which a band or every hundredth one is among
 
 
 @law("scheme")
@@ -38,14 +43,28 @@ def bias_is_elementwise(case: SchemeCase) -> None:
                 at = np.asarray(q.pos[i]), np.asarray(k.pos[j])
                 return np.asarray(case.scheme.bias(*at, params=params, xp=xp))
 
+            where, every = of_pairs(q.pos, k.pos), slice(None)
             for i, j in {(0, 0), (q.size - 1, 0), (0, k.size - 1), (q.size - 1, k.size - 1)}:
-                pair = f"head {head}, q {q.pos[i]}, k {k.pos[j]}"
-                assert_near(of(i, j), dense[head, i, j], SCALAR_VS_ARRAY_TOL, pair)
-                line = np.broadcast_to(of(i, slice(None)), k.pos.shape)
-                require_equal(line, dense[head, i], f"row of {pair}")
-            every = slice(None)
+                pair = partial(_in_place, where, (head, i, j))
+                expected = dense[head, i, j]
+                assert_near(of(i, j), expected, SCALAR_VS_ARRAY_TOL, "a pair alone", where=pair)
+                line = np.broadcast_to(of(i, every), k.pos.shape)
+                pairs = partial(_in_row, where, head, i)
+                require_equal(line, dense[head, i], "a row alone", pairs)
             block = np.broadcast_to(of((every, None), (None, every)), dense[head].shape)
-            require_equal(block, dense[head], f"head {head} alone, q {q.pos}, k {k.pos}")
+            require_equal(block, dense[head], "a head alone", partial(_in_head, where, head))
+
+
+def _in_place(where: Where, place: Index, index: Index) -> str:
+    return where(place)
+
+
+def _in_row(where: Where, head: int, i: int, index: Index) -> str:
+    return where((head, i, *index))
+
+
+def _in_head(where: Where, head: int, index: Index) -> str:
+    return where((head, *index))
 
 
 @law("scheme")
@@ -53,7 +72,8 @@ def tile_is_slice(case: SchemeCase) -> None:
     """The bias of some queries and keys equals that slice of the whole, bit by bit."""
     rng = np.random.default_rng(1)
     lengths = [tuple(rng.integers(1, 7, 2)) for _ in range(_TRIALS)]
-    for q_len, k_len in (*lengths, *_LONG):
+    longest = () if reads_features(case.scheme) else (_LONGEST,)
+    for q_len, k_len in (*lengths, *_LONG, *longest):
         q, k = case.draw_tokens(rng, "query", q_len), case.draw_tokens(rng, "key", k_len)
         dense = case.bias(q, k)
         if dense is None:
@@ -63,8 +83,9 @@ def tile_is_slice(case: SchemeCase) -> None:
             slice(int(rng.integers(k_len)), None, 1 + k_len // 6),
         )
         part = case.bias(q.take(some), k.take(other))
-        what = f"q {q.pos[some]} of {q_len}, k {k.pos[other]} of {k_len}"
-        require_equal(part, dense[:, some, other], what)
+        what = f"{len(some)} of {q_len} queries, {np.size(k.pos[other])} of {k_len} keys"
+        pairs = of_pairs(q.pos[some], k.pos[other])
+        require_equal(part, dense[:, some, other], what, pairs)
     _require_independent_sequences(case, rng)
     _require_slice_of_key_bias(case, rng)
 
@@ -75,8 +96,8 @@ def _require_independent_sequences(case: SchemeCase, rng: np.random.Generator) -
     dense = case.bias(q, k)
     assert dense is not None
     for own in (0, _BATCH - 1):
-        what = f"sequence {own} of {_BATCH}, q {q.pos[own]}, k {k.pos[own]}"
-        require_equal(case.bias(q.row(own), k.row(own)), dense[own], what)
+        what, pairs = f"sequence {own} of {_BATCH} alone", of_pairs(q.pos[own], k.pos[own])
+        require_equal(case.bias(q.row(own), k.row(own)), dense[own], what, pairs)
 
 
 def _require_slice_of_key_bias(case: SchemeCase, rng: np.random.Generator) -> None:
@@ -101,26 +122,32 @@ def key_bias(case: SchemeCase, k: Tokens, head: int, dtype: str = "float32") -> 
 @law("scheme")
 def bias_is_finite_or_masks(case: SchemeCase) -> None:
     """The bias at any pair of positions is finite, or -inf, which masks the key."""
-    low, high = case.positions
-    ends = [low, low + 1, -1, 0, 1, 2, 7, 8, high - 1, high]
-    sizes = [sign * (2**n + by) for n in range(2, 30) for by in (-1, 0, 1) for sign in (1, -1)]
-    few, many = (
-        [case.tokens(at, role) for role in ("query", "key")]
-        for at in (np.unique([p for p in pos if low <= p <= high]) for pos in (ends, ends + sizes))
-    )
+    sides = _probed(case)
     for dtype in ("float32", "float64"):
-        for q, k in ((few[0], many[1]), (many[0], few[1])):
+        for q, k in sides:
             dense = case.bias(q, k, dtype)
             if dense is None:
                 return
             require(dense.dtype == dtype, f"params of {dtype} give a bias of {dense.dtype}")
-            wrong = np.argwhere(~(np.isfinite(dense) | (dense == -np.inf)))
-            if wrong.size:
-                head, i, j = wrong[0]
-                where = f"head {head}, q {q.pos[i]}, k {k.pos[j]}"
-                raise AssertionError(f"{dense[head, i, j]} for {where}")
-        keys = key_bias(case, many[1], 0, dtype)
-        if keys is not None:
-            at = many[1].pos[~np.isfinite(keys)]
-            require(keys.dtype == dtype, f"params of {dtype} give a key_bias of {keys.dtype}")
-            require(np.all(np.isfinite(keys)), f"key_bias: not finite at {at}")
+            wrong = ~(np.isfinite(dense) | (dense == -np.inf))
+            if np.any(wrong):
+                at = first_index(wrong)
+                where = of_pairs(q.pos, k.pos)(at)
+                raise AssertionError(f"{dense[at]}, expected a finite number or -inf at {where}")
+            keys = key_bias(case, k, 0, dtype)
+            if keys is not None:
+                at = k.pos[~np.isfinite(keys)][:1]
+                require(keys.dtype == dtype, f"params of {dtype} give a key_bias of {keys.dtype}")
+                require(np.all(np.isfinite(keys)), f"key_bias: not finite at {at}")
+
+
+def _probed(case: SchemeCase) -> list[tuple[Tokens, Tokens]]:
+    """Queries and keys at all sizes of distance, and at every distance up to some thousands."""
+    low, high = case.positions
+    ends = [low, low + 1, -1, 0, 1, 2, 7, 8, high - 1, high]
+    sizes = [sign * (2**n + by) for n in range(2, 30) for by in (-1, 0, 1) for sign in (1, -1)]
+    few, many = (np.unique([p for p in pos if low <= p <= high]) for pos in (ends, ends + sizes))
+    one = np.asarray([min(7, high)])
+    near = np.unique(np.clip(one + np.arange(-_DENSE, _DENSE + 1), low, high))
+    pairs = (few, many), (many, few), (one, near), (near, one)
+    return [(case.tokens(q, "query"), case.tokens(k, "key")) for q, k in pairs]

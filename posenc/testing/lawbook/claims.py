@@ -15,6 +15,7 @@ from posenc.evaluate import reads_features
 from posenc.testing.framework import Host
 from posenc.testing.law import law, require
 from posenc.testing.lawbook.bias import key_bias
+from posenc.testing.places import first_index, of_pairs
 from posenc.testing.scheme_case import SchemeCase
 from posenc.testing.tokens import Tokens
 from posenc.testing.tolerances import KEY_BIAS_TOL, VALUE_TOL, assert_near
@@ -22,7 +23,10 @@ from posenc.testing.tolerances import KEY_BIAS_TOL, VALUE_TOL, assert_near
 _TRIALS, _EACH = 3, 20
 # Near, across any context, and where float32 no longer represents every integer.
 _SHIFTS = (1, 7, 64, 2**10, 2**20, 2**24 + 1, 2**29 - 1)
+_SHIFTS_OF_ALL = (7, 2**20)  # by which every near distance is moved
 _NEAR = 41
+_DENSE = 5000  # all distances up to here, which a band or every hundredth one is among
+_DRAWN = 2000  # further distances, as many from 10,000 to 20,000 as from a to two million
 _FAR = 2**20  # beyond any context: a bias that is constant from here on is constant far away
 
 
@@ -37,22 +41,31 @@ def relative_is_as_claimed(case: SchemeCase) -> None:
     for by in _SHIFTS:
         if high - low <= 2 * by:
             break
-        for _ in range(_TRIALS):
-            at = [case.draw_positions(rng, _EACH).clip(low, high - by) for _ in range(2)]
+        drawn = [
+            [case.draw_positions(rng, _EACH).clip(low, high - by) for _ in range(2)]
+            for _ in range(_TRIALS)
+        ]
+        near = [_all_near(low, high - by)] if by in _SHIFTS_OF_ALL else []
+        for at in (*drawn, *near):
             q, k = case.tokens(at[0], "query"), case.tokens(at[1], "key")
             before, after = (np.asarray(case.bias(q.shift(to), k.shift(to))) for to in (0, by))
             changed = before != after
             moved |= bool(np.any(changed))
             if claimed and np.any(changed):
-                head, i, j = np.argwhere(changed)[0]
-                was, becomes = before[head, i, j], after[head, i, j]
+                first = first_index(changed)
                 raise AssertionError(
-                    f"claimed, but the bias of head {head} at q {at[0][i]}, k {at[1][j]} is "
-                    f"{was:.9g}, and {becomes:.9g} where both are moved by {by}"
+                    f"claimed, but the bias at {of_pairs(*at)(first)} is {before[first]:.9g}, "
+                    f"and {after[first]:.9g} where both are moved by {by}"
                 )
     # A bias that reads features cannot become a table of distances: nothing is lost undeclared.
     exempt = reads_features(case.scheme)
     require(claimed or moved or exempt, "not claimed, though nothing moved the bias")
+
+
+def _all_near(low: int, high: int) -> list[Host]:
+    """One query, and keys at every distance up to some thousands."""
+    q = min(_NEAR, high)
+    return [np.asarray([q]), np.arange(max(low, q - _DENSE), min(high, q + _DENSE) + 1)]
 
 
 @law("scheme")
@@ -62,10 +75,12 @@ def constant_beyond_is_as_claimed(case: SchemeCase) -> None:
     if not (case.has_bias and case.scheme.relative) or reads_features(case.scheme):
         require(ends == (None, None), "claimed, though the bias is no function of distance alone")
         return
-    low, high = case.positions
+    (low, high), rng = case.positions, np.random.default_rng(24)
+    drawn = np.exp2(rng.uniform(np.log2(_DENSE), 30, _DRAWN)).astype(np.int64)
+    powers = [2**n for n in range(7, 31)]
     for side, end in zip(("left", "right"), ends, strict=True):
         start = min(_FAR, high - low) if end is None else end
-        further = np.asarray([0, 1, 2, 3, 5, 17, *(2**n for n in range(7, 31)), high - low - start])
+        further = np.asarray([*range(_DENSE), *powers, *drawn, high - low - start])
         at = start + np.unique(further[(further >= 0) & (start + further <= high - low)])
         # From one end of the positions, so that a key may be as far as any.
         q, k = (high, high - at) if side == "left" else (low, low + at)
@@ -172,7 +187,8 @@ def _causal_pairs(case: SchemeCase) -> tuple[Tokens, Tokens, Host]:
     q_pos = np.unique([min(end, high) for end in ends])
     # Distances of every magnitude, up to the range of positions.
     back = [0, 1, 2, 5, 9, 33, *(int(2 ** (n / 2)) for n in range(2, 60))]
-    keys = [*(p - b for p in q_pos for b in back if p - b >= low), 0, 1, 2, *range(-900, 0, 111)]
+    keys = [p - b for p in q_pos for b in back if p - b >= low]
+    keys += [*range(_DENSE), *range(-900, 0, 111)]
     k_pos = np.unique(np.clip(keys, low, high))
     tokens = case.tokens(q_pos, "query"), case.tokens(k_pos, "key")
     return *tokens, k_pos <= q_pos[:, None]

@@ -17,7 +17,9 @@ from posenc.positions import left_padded, packed
 from posenc.testing.attention_case import AttentionCase
 from posenc.testing.framework import Framework, Host
 from posenc.testing.law import law, require
-from posenc.testing.lawbook.attention import reference
+from posenc.testing.lawbook.attention import all_scores, assert_attention_near, reference
+from posenc.testing.lawbook.queries import sink_moves
+from posenc.testing.places import of_tokens
 from posenc.testing.scheme_case import SchemeCase
 from posenc.testing.tolerances import ATTENTION_TOL, assert_near
 
@@ -57,8 +59,43 @@ def decoding_equals_prefill(case: SchemeCase, framework: Framework, implementati
     whole = _reference_of(case, tensors)
     for start in (_LENGTH - 1, _LENGTH - 4):
         part = _rows(tensors, slice(start, None), slice(None))
-        out = case.call(part, causal=True).attend(framework, implementation)
-        assert_near(out, whole[:, :, start:], _FLOAT32, f"tokens from {start}")
+        call = case.call(part, causal=True)
+        out = call.attend(framework, implementation)
+        assert_attention_near(out, whole[:, :, start:], call, f"tokens from {start}")
+
+
+@law("implementation")
+def one_token_per_sequence_equals_prefill(
+    case: SchemeCase, framework: Framework, implementation: str
+) -> None:
+    """A step of decoding equals prefill where each sequence of a batch is at its own position."""
+    offsets = [min(offset, case.positions[1] + 1 - _LENGTH) for offset in _OFFSETS]
+    batch = len(offsets)
+    tensors, first = case.tensors(_LENGTH, batch=batch), np.asarray(offsets)[:, None]
+    last = _rows(tensors, slice(-1, None), slice(None))
+    last |= case.query_hidden(tensors["x"][:, -1:])
+    # Caches of one length at other positions, and of several lengths from position 0 on.
+    sizes = [_LENGTH - 5 * row for row in range(batch)]
+    pos, q_seg, k_seg = left_padded(sizes, _LENGTH)
+    everywhere = np.arange(_LENGTH) + first
+    calls: dict[str, tuple[Host, dict[str, Host]]] = {
+        "other positions": (everywhere, {}),
+        "other lengths": (pos, {"q_seg": q_seg[:, -1:], "k_seg": k_seg}),
+    }
+    for name, (at, segments) in calls.items():
+        where = {"q_pos": at[:, -1:], "k_pos": at, **segments}
+        call = case.call(last, causal=True, **where)
+        out = call.attend(framework, implementation)
+        for row in range(batch):
+            own = slice(_LENGTH - sizes[row], None) if segments else slice(None)
+            alone = {n: a[row : row + 1] for n, a in _rows(tensors, own, own).items()}
+            there = at[row : row + 1, own]
+            whole = reference(_call_at(case, alone, there, np.zeros_like(there)))[0, :, -1:]
+            what, rows = f"{name}, sequence {row} of {batch}", slice(row, row + 1)
+            assert_attention_near(out[rows], whole[None], call, what, rows=rows)
+
+
+_OFFSETS = (120, 0, 99_989)  # the last tokens are at 131, 11 and 100 000
 
 
 @law("implementation")
@@ -73,7 +110,7 @@ def cache_may_hold_transformed_keys(
     whole, cache = _reference_of(case, tensors), _Cache(case, needs)
     cache.add(_rows(tensors, slice(None), slice(None)))
     step = cache.step(_LENGTH - 1, tensors)
-    assert_near(step.attend(framework, implementation), whole[:, :, -1:], _FLOAT32)
+    assert_attention_near(step.attend(framework, implementation), whole[:, :, -1:], step)
 
 
 @law("implementation")
@@ -85,8 +122,8 @@ def cache_holds_what_is_needed(case: SchemeCase, framework: Framework, implement
     for size in _CHUNKS:
         rows = slice(start, start + size)
         cache.add(_rows(tensors, rows, rows))
-        out = cache.step(start, tensors).attend(framework, implementation)
-        assert_near(out, whole[:, :, rows], _FLOAT32, f"tokens {start} to {rows.stop - 1}")
+        step, what = cache.step(start, tensors), f"tokens {start} to {rows.stop - 1}"
+        assert_attention_near(step.attend(framework, implementation), whole[:, :, rows], step, what)
         start = rows.stop
 
 
@@ -154,16 +191,16 @@ def places_default_to_positions(
     whole, at = _reference_of(case, tensors), np.arange(_LENGTH)
     places = at if axes == 1 else np.stack([at] * axes, axis=-1)
     given = case.call(tensors, causal=True, q_axes=places, k_axes=places)
-    assert_near(
-        given.attend(framework, implementation), whole, _FLOAT32, "places equal to positions"
-    )
+    out, what = given.attend(framework, implementation), "places equal to positions"
+    assert_attention_near(out, whole, given, what)
     order = np.random.default_rng(12).permutation(_LENGTH)
     shuffled = _rows(tensors, order, order)
     # A traced call cannot match tokens by position, so it needs q_x.
     shuffled |= case.query_hidden(shuffled["x"])
     there = {"q_pos": order, "k_pos": order, "q_axes": places[order], "k_axes": places[order]}
-    out = case.call(shuffled, causal=True, **there).attend(framework, implementation)
-    assert_near(out, whole[:, :, order], _FLOAT32, "likewise, in another order")
+    call = case.call(shuffled, causal=True, **there)
+    out = call.attend(framework, implementation)
+    assert_attention_near(out, whole[:, :, order], call, "likewise, in another order")
 
 
 @law("implementation")
@@ -179,7 +216,8 @@ def heads_are_independent(case: SchemeCase, framework: Framework, implementation
         case.call(arrays, causal=True).attend(framework, implementation)
         for arrays in (tensors, other)
     )
-    assert_near(after[:, :own], before[:, :own], _FLOAT32)
+    where = of_tokens("query", np.arange(_LENGTH))
+    assert_near(after[:, :own], before[:, :own], _FLOAT32, where=where)
     require(
         not np.array_equal(after[:, own], before[:, own]),
         "a head did not change, though its vectors did",
@@ -192,11 +230,12 @@ def packed_equals_separate(case: SchemeCase, framework: Framework, implementatio
     sizes = [3, 5, 4]
     tensors = case.tensors(_LENGTH)
     pos, seg = packed(sizes)
-    out = _call_at(case, tensors, pos, seg).attend(framework, implementation)
+    call = _call_at(case, tensors, pos, seg)
+    out = call.attend(framework, implementation)
     for document in range(len(sizes)):
         rows = np.flatnonzero(seg == document)
-        alone = _reference_of(case, _rows(tensors, rows, rows))
-        assert_near(out[:, :, rows], alone, _FLOAT32, f"document {document}")
+        alone, what = _reference_of(case, _rows(tensors, rows, rows)), f"document {document}"
+        assert_attention_near(out[:, :, rows], alone, call, what, queries=rows)
 
 
 @law("implementation")
@@ -206,10 +245,12 @@ def left_padding_changes_nothing(
     """A left-padded sequence gives the same result as alone, and 0 at the padding."""
     tensors, pad = case.tensors(_LENGTH), 4
     pos, q_seg, k_seg = left_padded([_LENGTH, _LENGTH - pad], _LENGTH)
-    out = _call_at(case, tensors, pos, q_seg, k_seg).attend(framework, implementation)
+    call = _call_at(case, tensors, pos, q_seg, k_seg)
+    out = call.attend(framework, implementation)
     rows = slice(pad, None)
     second = {name: a[1:] for name, a in _rows(tensors, rows, rows).items()}
-    assert_near(out[1:, :, rows], _reference_of(case, second), _FLOAT32)
+    expected, row = _reference_of(case, second), slice(1, None)
+    assert_attention_near(out[1:, :, rows], expected, call, rows=row, queries=rows)
     require(not np.any(out[1, :, :pad]), "a padded query is not 0")
 
 
@@ -221,11 +262,13 @@ def batch_rows_are_independent(case: SchemeCase, framework: Framework, implement
     pos = np.stack([rng.permutation(2 * _LENGTH)[:_LENGTH] for _ in range(2)])
     seg = np.zeros_like(pos)
     flipped = {name: a[::-1] for name, a in tensors.items()}
-    out = _call_at(case, flipped, pos[::-1], seg).attend(framework, implementation)
+    call = _call_at(case, flipped, pos[::-1], seg)
+    out = call.attend(framework, implementation)
     for row in range(2):
         alone = {name: a[row : row + 1] for name, a in tensors.items()}
         expected = reference(_call_at(case, alone, pos[row : row + 1], seg[:1]))
-        assert_near(out[1 - row], expected[0], _FLOAT32, f"row {row}")
+        own = slice(1 - row, 2 - row)
+        assert_attention_near(out[own], expected, call, f"sequence {row}", rows=own)
 
 
 @law("implementation")
@@ -241,7 +284,7 @@ def order_in_memory_does_not_matter(
     # Without segments here: cumulative features must follow positions in this case too.
     call = case.call(shuffled, causal=True, q_pos=order, k_pos=order)
     out = call.attend(framework, implementation)
-    assert_near(out, _reference_of(case, tensors)[:, :, order], _FLOAT32)
+    assert_attention_near(out, _reference_of(case, tensors)[:, :, order], call)
 
 
 @law("implementation")
@@ -258,18 +301,24 @@ def causal_hides_the_future(case: SchemeCase, framework: Framework, implementati
             for arrays in (tensors, later)
         )
         if causal:
-            assert_near(after, before, _FLOAT32)
-        elif not _bias_masks_later(case, now):
+            assert_near(after, before, _FLOAT32, where=of_tokens("query", np.arange(now)))
+        elif not _bias_hides_later(case, tensors, now):
             require(
                 not np.array_equal(after, before),
                 "later tokens change nothing without a mask either",
             )
 
 
-def _bias_masks_later(case: SchemeCase, now: int) -> bool:
-    """Whether the bias itself masks all later tokens."""
-    dense = case.bias(np.arange(now), np.arange(now, _LENGTH))
-    return dense is not None and bool(np.all(dense == -np.inf))
+def _bias_hides_later(case: SchemeCase, tensors: Tensors, now: int) -> bool:
+    """Whether the bias itself masks all later tokens, or leaves them weights that round to 0."""
+    call = case.call(tensors).prepared()
+    scores = np.concatenate(all_scores(call), axis=-1)[:, :, :now]
+    below = scores - np.max(scores, axis=-1, keepdims=True)
+    later = np.arange(scores.shape[-1]) % _LENGTH >= now  # of every region
+    return bool(np.all(below[..., later] < _NO_WEIGHT))
+
+
+_NO_WEIGHT = -104.0  # exp of it is 0 in float32
 
 
 @law("implementation")
@@ -277,9 +326,12 @@ def relative_scheme_may_begin_anywhere(
     case: SchemeCase, framework: Framework, implementation: str
 ) -> None:
     """A scheme with only a relative bias gives the same result from any first position."""
-    if not case.scheme.relative or has_transform(case.scheme):
-        return
     tensors, by = case.tensors(_LENGTH), min(1000, case.positions[1] + 1 - _LENGTH)
+    absolute = has_transform(case.scheme) or sink_moves(case, np.arange(_LENGTH), by)
+    if not case.scheme.relative or absolute:
+        return
     pos, seg = np.arange(_LENGTH) + by, np.zeros(_LENGTH, int)
     out = _call_at(case, tensors, pos, seg).attend(framework, implementation)
-    assert_near(out, _reference_of(case, tensors), _FLOAT32)
+    # No more roundings than of a call at the first positions: an implementation may subtract them.
+    near = _call_at(case, tensors, pos - by, seg)
+    assert_attention_near(out, _reference_of(case, tensors), near)

@@ -16,7 +16,6 @@ import posenc
 from posenc.attn.earlier import with_earlier
 from posenc.evaluate import as_column, as_row
 from posenc.params import Params, head_views, tile_views
-from posenc.positions import visible
 from posenc.protocol import PositionScheme, Role
 from posenc.testing.framework import Host, readonly
 from posenc.testing.law import law, require, require_equal
@@ -151,24 +150,6 @@ def reads_what_it_declares(case: SchemeCase) -> None:
     require(read == declared, f"declares {declared or '{}'}, reads {read or '{}'}")
 
 
-@law("scheme")
-def each_pair_is_in_one_region(case: SchemeCase) -> None:
-    """No pair of positions is visible in two regions, where its key would count twice."""
-    pos, params = np.arange(24), {name: np.asarray(a) for name, a in case.params.items()}
-    q, k = pos[:, None], pos[None, :]
-    count = np.zeros((len(pos), len(pos)), int)
-    for part, window in case.scheme.regions():
-        inside = visible(q, k, window=window)
-        seen = np.ones_like(count, bool) if inside is None else np.asarray(inside)
-        if not part.reads_features():
-            own = {name: a for name, a in params.items() if name in part.param_specs()}
-            bias = posenc.bias(part, pos, pos, own)
-            seen = seen if bias is None else seen & ~np.all(np.isneginf(bias), axis=0)
-        count += seen
-    twice = np.argwhere(count > 1)
-    require(not len(twice), f"in two regions: query and key at {twice[:1].tolist()}")
-
-
 def _names_read(case: SchemeCase) -> set[str]:
     """Names of the arrays that any method of a scheme reads."""
     scheme, pos = case.scheme, np.arange(3)
@@ -284,12 +265,28 @@ def _answers(case: SchemeCase) -> Answers:
         answers["attention"] = posenc.attention(
             **tensors, scheme=scheme, params=params, causal=True, implementation="reference"
         )
+    if "regions" in scheme.hooks():
+        answers["attention far away"] = _across_distances(case)
     for length in _LENGTHS:
         longer = scheme.at_length(length)
         own = replace(case, scheme=longer)
         there = answers if longer is scheme else _answers_at_length(own, q, k, x)
         answers |= {f"{name} at length {length}": there[name] for name in _AT_LENGTH}
     return answers
+
+
+def _across_distances(case: SchemeCase) -> Host:
+    """Attention of few tokens at distances of every size, as regions have them."""
+    high = case.positions[1]
+    pos = readonly([p for p in (0, 1, 3, 9, 33, 70, 150, 1000, 2**14, 2**18, 2**21) if p <= high])
+    tensors: Any = {n: a.astype(np.float32) for n, a in case.tensors(pos.size, batch=1).items()}
+    tensors |= case.query_hidden(tensors["x"])
+    return np.asarray(
+        posenc.attention(
+            **tensors, scheme=case.scheme, params=case.params, q_pos=pos, k_pos=pos,
+            implementation="reference",
+        )
+    )  # fmt: skip
 
 
 _AT_LENGTH = ("bias", "transform of queries")

@@ -15,14 +15,17 @@ from posenc.evaluate import has_features, has_transform
 from posenc.protocol import Role
 from posenc.testing.framework import Host, readonly
 from posenc.testing.law import law, require, require_equal
+from posenc.testing.places import of_tokens
 from posenc.testing.scheme_case import SchemeCase
 from posenc.testing.tokens import Tokens
 from posenc.testing.tolerances import FLOAT32_TOL, VALUE_TOL, assert_near
 
 _TRIALS = 4
 _BATCH = 5
-_LONG = 4099  # longer than many training contexts, and no multiple of a block
+_LONG = 20_011  # longer than most training contexts, and no multiple of a block
+_LONG_OF_WIDE = 130
 _CONTEXT = 2**17
+_DENSE = 1000
 _NUDGE = 2.0**-40
 _ROLES: tuple[Role, Role] = ("query", "key")
 
@@ -40,17 +43,24 @@ def transform_is_row_local(case: SchemeCase) -> None:
     """
     if not has_transform(case.scheme):
         return
+    for each in (case, *case.with_wider_heads()):
+        _require_row_local(each, (_LONG if each is case else _LONG_OF_WIDE,))
+
+
+def _require_row_local(case: SchemeCase, long: tuple[int, ...]) -> None:
+    """Raise unless every token is transformed alone, in sequences of a few tokens and ``long``."""
     rng, channels = np.random.default_rng(3), set[int]()
     for role in _ROLES:
-        for length in (*rng.integers(1, 12, _TRIALS), _LONG):
+        for length in (*rng.integers(1, 12, _TRIALS), *long):
             tokens = case.draw_tokens(rng, role, int(length))
             x, order = _vectors(case, tokens.size, batch=1), rng.permutation(tokens.size)[:4]
             whole = case.transform(x, tokens)
             kept = whole.shape[:-1] == x.shape[:-1] and whole.shape[-1] >= x.shape[-1]
             require(kept, f"{role}: {x.shape} becomes {whole.shape}")
             channels.add(whole.shape[-1])
-            part, what = tokens.take(order), f"{role}, pos {tokens.pos[order]} of {length}"
-            require_equal(case.transform(x[:, :, order], part), whole[:, :, order], what)
+            part, where = tokens.take(order), of_tokens(role, tokens.pos[order])
+            what = f"{order.size} of {length} tokens, head_dim {case.head_dim}"
+            require_equal(case.transform(x[:, :, order], part), whole[:, :, order], what, where)
         _require_independent_in_a_batch(case, rng, role)
     require(len(channels) == 1, f"queries and keys have different channels: {sorted(channels)}")
 
@@ -61,14 +71,15 @@ def _require_independent_in_a_batch(case: SchemeCase, rng: np.random.Generator, 
     whole, other = case.transform(x, tokens), np.array(x)
     for own in (0, _BATCH - 1):
         alone = case.transform(x[own : own + 1], tokens.row(own))
-        what = f"{role}, pos {tokens.pos[own]} of sequence {own} of {_BATCH}"
-        require_equal(whole[own : own + 1], alone, what)
+        what, where = f"sequence {own} of {_BATCH} alone", of_tokens(role, tokens.pos[own])
+        require_equal(whole[own : own + 1], alone, what, where)
     other[:, 0] += 1
     changed = case.transform(other, tokens)
-    require_equal(changed[:, 1:], whole[:, 1:], f"{role}, other heads than the changed one")
+    where = of_tokens(role, tokens.pos)
+    require_equal(changed[:, 1:], whole[:, 1:], "other heads than the changed one", where)
     if role == "key" and case.shares_keys:
         alone = case.transform(x[:, :1], tokens)
-        require_equal(alone, whole[:, :1], f"{role}, one head alone")
+        require_equal(alone, whole[:, :1], "one head alone", where)
 
 
 @law("scheme")
@@ -109,6 +120,17 @@ def _rotary(case: SchemeCase, tokens: Tokens, params: Mapping[str, Host], dtype:
 @law("scheme")
 def half_precision_rounds_once(case: SchemeCase) -> None:
     """A transform or embedding in half precision equals the one in float32, rounded once."""
+    for each in case.with_wider_heads():
+        _require_one_rounding(each)
+    pos = _require_one_rounding(case)
+    wide = posenc.embedding(case.scheme, pos, case.params)
+    if wide is not None:
+        narrow = posenc.embedding(case.scheme, pos, case.params, dtype=np.float16)
+        require_equal(narrow, wide.astype(np.float16), f"embedding, pos {pos}")
+
+
+def _require_one_rounding(case: SchemeCase) -> Host:
+    """Raise unless a transform in half precision rounds once; returns the positions tried."""
     pos = case.draw_positions(np.random.default_rng(4), 8)
     half = _vectors(case, 8, "float16")
     for role in _ROLES:
@@ -117,25 +139,27 @@ def half_precision_rounds_once(case: SchemeCase) -> None:
         with np.errstate(over="ignore"):  # to infinity, as rounding does
             actual, expected = case.transform(half, tokens), expected.astype(np.float16)
         require(actual.dtype == np.float16, f"{role} of float16 becomes {actual.dtype}")
-        require_equal(actual, expected, f"{role}, pos {pos}")
-    wide = posenc.embedding(case.scheme, pos, case.params)
-    if wide is not None:
-        narrow = posenc.embedding(case.scheme, pos, case.params, dtype=np.float16)
-        require_equal(narrow, wide.astype(np.float16), f"embedding, pos {pos}")
+        require_equal(actual, expected, f"head_dim {case.head_dim}", of_tokens(role, pos))
+    return pos
 
 
 @law("scheme")
 def tokens_far_away_are_finite(case: SchemeCase) -> None:
     """A transform and an embedding are finite at every position that the scheme accepts."""
-    pos = np.asarray([*case.positions, 0])
-    for role in _ROLES:
-        turned = case.transform(_vectors(case, 3, batch=1), case.tokens(pos, role))
-        wrong = pos[~np.isfinite(turned).all(axis=(0, 1, 3))]
-        require(not wrong.size, f"{role} is not finite at pos {wrong}")
+    low, high = case.positions
+    near = np.arange(max(low, -_DENSE), min(high, _DENSE) + 1)
+    pos = np.asarray([low, high, 0, *near])
+    for each in (case, *case.with_wider_heads()):
+        at = pos if each is case else pos[:3]
+        for role in _ROLES:
+            x = _vectors(each, at.size, batch=1)
+            turned = each.transform(x, each.tokens(at, role))
+            wrong = at[~np.isfinite(turned).all(axis=(0, 1, 3))]
+            require(not wrong.size, f"{role} is not finite at pos {wrong[:3]}")
     rows = posenc.embedding(case.scheme, pos, case.params)
     if rows is not None:
         wrong = pos[~np.isfinite(rows).all(axis=-1)]
-        require(not wrong.size, f"embedding is not finite at pos {wrong}")
+        require(not wrong.size, f"embedding is not finite at pos {wrong[:3]}")
 
 
 @law("scheme")
@@ -160,13 +184,14 @@ def embedding_is_one_row_per_position(case: SchemeCase) -> None:
 @law("scheme")
 def features_are_row_local(case: SchemeCase) -> None:
     """A feature depends only on its own token's hidden state or vector, and is finite."""
-    for batch, length in ((_BATCH, 9), (1, _LONG)):
-        for name, of in _hooks(case).items():
-            given = _hook_input(case, name, batch, length)
+    sizes = [(case, _BATCH, 9), (case, 1, _LONG)]
+    for each, batch, length in (*sizes, *((wide, 1, 9) for wide in case.with_wider_heads())):
+        for name, of in _hooks(each).items():
+            given = _hook_input(each, name, batch, length)
             whole, large = of(given, length), of(readonly(100 * given), length)
             for feature, array in whole.items():
                 what = f"{feature} of {name}"
-                shape, accepted = array.shape, (batch, case.heads, length)
+                shape, accepted = array.shape, (batch, each.heads, length)
                 fits = array.ndim in (3, 4) and all(
                     have in (1, want) if axis < 2 else have == want
                     for axis, (have, want) in enumerate(zip(shape[:3], accepted, strict=True))
@@ -176,7 +201,7 @@ def features_are_row_local(case: SchemeCase) -> None:
                 require(
                     np.all(np.isfinite(large[feature])), f"{what}, of large numbers, is not finite"
                 )
-            _require_token_local(case, name, of, given, whole)
+            _require_token_local(each, name, of, given, whole)
 
 
 Hook = Callable[..., "dict[str, Host]"]

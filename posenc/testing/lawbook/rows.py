@@ -1,0 +1,89 @@
+"""Laws of ``adjust_scores``: a row of scores belongs to one query and the keys that it sees."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import posenc
+from posenc.testing.framework import Host
+from posenc.testing.law import law
+from posenc.testing.places import of_tokens
+from posenc.testing.scheme_case import SchemeCase
+from posenc.testing.tolerances import ATTENTION_TOL, assert_near
+
+_LENGTH, _CHANGED = 16, 3
+# Sequences, and keys of a row: a batch larger than most, a row longer than a block.
+_SIZES = ((3, 40), (5, 24), (1, 600))
+_OWN = 12  # keys of the queries' own document
+# Scores up to 10 in float64; a scheme may solve for rows of 600.
+_TOLERANCE = ATTENTION_TOL["float32"]
+
+
+@law("scheme")
+def adjusted_rows_read_what_they_see(case: SchemeCase) -> None:
+    """Changed keys that a query does not see, and other queries, leave its row as it is."""
+    if "adjust_scores" not in case.scheme.hooks():
+        return
+    pos, tensors = np.arange(_LENGTH), case.tensors(_LENGTH)
+    ahead = pos[None, :] - pos[:, None]
+    some, valid = ahead % 3 == 0, np.ones((2, _LENGTH), bool)
+    valid[:, _CHANGED] = False
+    own = case.query_hidden(tensors["x"])
+    seg = pos // 5
+    masks: dict[str, tuple[dict[str, Any], Host]] = {
+        "causal": ({"causal": True}, ahead <= 0),
+        "a window": ({"window": (4, 2)}, (ahead >= -4) & (ahead <= 2)),
+        "a causal window": ({"causal": True, "window": 5}, (ahead > -5) & (ahead <= 0)),
+        "a mask": ({"mask": some[None, None]}, some),
+        "segments": ({"q_seg": seg, "k_seg": seg, **own}, seg[:, None] == seg[None, :]),
+        "k_valid": ({"k_valid": valid, **own}, np.broadcast_to(valid[0], some.shape)),
+    }
+    for name, (options, seen) in masks.items():
+        before = _attend(case, tensors, options)
+        for changed, unseen in (
+            (("k", "v"), np.flatnonzero(~seen[:, _CHANGED])),
+            (("q",), np.flatnonzero(pos != _CHANGED)),
+        ):
+            other = {n: np.array(a) for n, a in tensors.items()}
+            for array in changed:
+                other[array][:, :, _CHANGED] += 2
+            after = _attend(case, other, options)
+            side = "key" if "k" in changed else "query"
+            what = f"{name}, with another {side} at position {_CHANGED}"
+            rows = of_tokens("query", unseen)
+            assert_near(after[:, :, unseen], before[:, :, unseen], _TOLERANCE, what, where=rows)
+
+
+@law("scheme")
+def adjusted_rows_may_be_long(case: SchemeCase) -> None:
+    """Scores among many keys of other documents, in a batch, are those of the document alone."""
+    if "adjust_scores" not in case.scheme.hooks():
+        return
+    rng = np.random.default_rng(27)
+    for batch, length in _SIZES:
+        tensors = case.tensors(3, length, batch=batch)
+        own = np.sort(rng.permutation(length)[:_OWN])
+        pos, seg = rng.integers(0, _LENGTH, (batch, length)), np.zeros((batch, length), int)
+        first = np.arange(batch)[:, None] % 5  # each sequence begins elsewhere
+        pos[:, own], seg[:, own] = first + np.arange(_OWN), 1
+        asked = own[-3:]
+        where = {"q_pos": pos[:, asked], "k_pos": pos, "q_seg": seg[:, asked], "k_seg": seg}
+        where |= case.query_hidden(tensors["x"][:, asked])
+        whole = _attend(case, tensors, {"causal": True, **where})
+        for row in {0, batch - 1}:
+            alone = {n: a[row : row + 1] for n, a in tensors.items()}
+            alone |= {n: alone[n][:, :, own] for n in "kv"} | {"x": alone["x"][:, own]}
+            there = {"q_pos": pos[row, asked], "k_pos": pos[row, own]}
+            there |= case.query_hidden(tensors["x"][row : row + 1, asked])
+            expected = _attend(case, alone, {"causal": True, **there})
+            what = f"sequence {row} of {batch}, {_OWN} of {length} keys"
+            at = of_tokens("query", pos[row, asked])
+            assert_near(whole[row : row + 1], expected, _TOLERANCE, what, where=at)
+
+
+def _attend(case: SchemeCase, tensors: Any, options: dict[str, Any]) -> Host:
+    """Attention of the reference in float64."""
+    given = {**tensors, **options, "implementation": "reference"}
+    return np.asarray(posenc.attention(**given, scheme=case.scheme, params=case.params))
