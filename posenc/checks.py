@@ -168,12 +168,20 @@ def check_choice(name: str, value: Any, accepted: Iterable[str]) -> None:
         raise ValueError(f"unknown {name} {value!r}{nearest(value, choices)}")
 
 
-def nearest(value: Any, choices: Iterable[str]) -> str:
-    """The end of an error about an unknown name: the nearest name, and all accepted names."""
+_MANY = 20  # names; more than that are not read
+
+
+def nearest(value: Any, choices: Iterable[str], *, listing: str | None = None) -> str:
+    """The end of an error about an unknown name: the nearest name, and all accepted names.
+
+    ``listing`` says what prints them, and stands in their place where they are many.
+    """
     import difflib  # only errors need it
 
     known = list(choices)
     close = difflib.get_close_matches(str(value).lower(), [c.lower() for c in known], n=1)
     hint = [c for c in known if c.lower() in close]
     guess = f" (did you mean {hint[0]!r}?)" if hint else ""
+    if listing is not None and len(known) > _MANY:
+        return f"{guess}; {listing} prints the {len(known)} accepted names"
     return f"{guess}; accepted: {', '.join(known) or 'none'}"

@@ -36,11 +36,21 @@ def _add_option(parser: argparse.ArgumentParser, item: Field[Any], kind: Any) ->
     parser.add_argument(
         f"--{item.name.replace('_', '-')}",
         type=_integers if (many, element) == (True, int) else element,
+        action=_Together if many else None,
         nargs=("*" if usual else "+") if many else None,  # --windowed without a name: no scheme
         default=usual,
         metavar={int: "N", float: "X", str: "NAME"}[element],
         help=f"{item.metadata['help']}{shown}",
     )
+
+
+class _Together(argparse.Action):
+    """The values of an option that is given several times are those of all of them."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
+        before = getattr(namespace, self.dest)
+        given = [] if before is self.default else list(before)
+        setattr(namespace, self.dest, [*given, *values])
 
 
 def _integers(text: str) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib
 import io
 import sys
@@ -29,8 +30,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.append(here)  # so that module.Class is found in the current folder
-    parser = _parser(next((w for w in words if not w.startswith("-")), None))
-    options = vars(parser.parse_args(words))
+    parser, own = _parsers(next((w for w in words if not w.startswith("-")), None))
+    known, unknown = parser.parse_known_args(words)
+    if unknown:
+        own.error(f"unrecognized arguments: {' '.join(unknown)}{_meant(unknown[0], own)}")
+    options = vars(known)
     command = options.pop("command")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # for "±" on a plain terminal
@@ -47,19 +51,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
 
 
-def _parser(command: str | None) -> argparse.ArgumentParser:
-    """The parser; only the given command gets its options."""
+def _parsers(
+    command: str | None,
+) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
+    """The parser, and that of the given command, which alone gets its options."""
     parser = argparse.ArgumentParser(
         prog="posenc",
         description="Compare positional encodings. `posenc compare` is the main command.",
     )
     parser.add_argument("--version", action="version", version=f"posenc {posenc.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+    own = parser
     for name, help in _COMMANDS.items():
         sub = commands.add_parser(name, help=help, description=help)
         if name == command:
+            own = sub
             _module(name).add_options(sub)
-    return parser
+    return parser, own
+
+
+def _meant(word: str, parser: argparse.ArgumentParser) -> str:
+    """A guess at the option that an unknown one stands for, also by its initials: ``--lr``."""
+    options = [o for action in parser._actions for o in action.option_strings]
+    name = word.partition("=")[0]
+    close = [o for o in options if "".join(w[:1] for w in o.split("-")) == name.lstrip("-")]
+    close += difflib.get_close_matches(name, options, n=1)
+    return f" (did you mean {close[0]}?)" if close and name.startswith("-") else ""
 
 
 def _module(command: str) -> Any:

@@ -238,8 +238,8 @@ def _unknown(name: Any, names: Iterable[str]) -> str:
 
     if isinstance(name, str) and name in PLANS:
         return f"{name!r} is a plan of all layers of a model, no scheme: posenc.presets.{name}()"
-    hint = nearest(name, [*names, *PLANS])
-    return f"unknown scheme {name!r}{hint}, or a dotted name module.Class"
+    hint = nearest(name, [*names, *PLANS], listing="`posenc list`")
+    return f"unknown scheme {name!r}{hint}; your own is a dotted name, module.Class"
 
 
 def _import(name: str) -> Any:

@@ -70,9 +70,10 @@ class RoPE(PositionScheme):
             raise ValueError(f"rotary_dim must be at most head_dim={self.head_dim}, got {dim}")
         scaling = Scaling() if self.scaling is None else self.scaling
         if not isinstance(scaling, Scaling):
+            named = f"; by name it is a scheme, as rope_{scaling}" if type(scaling) is str else ""
             raise TypeError(
                 "scaling must be a Scaling of posenc.schemes, such as PI(factor=4), or None, "
-                f"got {scaling!r}"
+                f"got {scaling!r}{named}"
             )
         if isinstance(scaling, Proportional) and dim < self.head_dim:
             raise ValueError(

@@ -109,23 +109,29 @@ def from_files(paths: Iterable[str | os.PathLike[str]]) -> Corpus:
     """
     files = [_regular_file(path) for path in paths]
     if not files:
-        raise ValueError("paths must name at least one file, got none")
+        raise ValueError("text must name at least one file, got none")
     twice = sorted({str(file) for file in files if files.count(file) > 1})
     if twice:
-        raise ValueError(f"paths must name each file once, got {', '.join(twice)} more than once")
+        raise ValueError(f"text must name each file once, got {', '.join(twice)} more than once")
     # With relative names the split does not depend on the place of the folder.
     folder = Path(os.path.commonpath([file.parent for file in files]))
     texts = {file.relative_to(folder).as_posix(): file.read_bytes() for file in files}
     if not any(texts.values()):
-        raise ValueError(f"paths must name files with bytes in them, got {len(files)} empty ones")
+        raise ValueError(f"text must name files with bytes in them, got {_listed(files)}: empty")
     name = files[0].name if len(files) == 1 else f"{len(files)} files of {folder.name or folder}"
     split = _whole_files if len(files) >= _WHOLE_FILES else _last_tenths
     return _corpus(printable(name), *split(texts))
 
 
 def printable(name: str) -> str:
-    """The name of a file, with backslash escapes for bytes that are not valid UTF-8."""
-    return os.fsencode(name).decode(errors="backslashreplace")
+    """The name of a file, with escapes for bytes that are not UTF-8 and for control characters."""
+    text = os.fsencode(name).decode(errors="backslashreplace")
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def _listed(files: Sequence[Path]) -> str:
+    names = [repr(str(file)) for file in files[:3]]
+    return ", ".join(names) + (f" and {len(files) - 3} more" if len(files) > 3 else "")
 
 
 def check_size(corpus: Corpus, *, train_len: int, longest: int, windows: int) -> None:
@@ -174,9 +180,9 @@ def _read_with_lf(path: Path) -> bytes:
 def _regular_file(path: str | os.PathLike[str]) -> Path:
     file = Path(path)
     if file.is_dir():
-        raise IsADirectoryError(f"paths must name files, got the directory {str(file)!r}")
+        raise IsADirectoryError(f"text must name files, got the directory {str(file)!r}")
     if not file.is_file():
-        raise FileNotFoundError(f"paths must name files, got {str(file)!r}, which is not a file")
+        raise FileNotFoundError(f"text must name files, got {str(file)!r}, which is not a file")
     return file.resolve()
 
 

@@ -50,6 +50,8 @@ class Study(Recipe):
         if len(set(labels)) < len(labels):
             raise ValueError(f"schemes must name each scheme once, got {labels}")
         for label in self.schemes:
+            if not label.isprintable():  # no figure could show it
+                raise ValueError(f"schemes names {label!r}, with characters that are not printable")
             if label != ALL:
                 _check_scheme(label, self)
         for label in self.windowed if self.windowed != _AUTO else ():

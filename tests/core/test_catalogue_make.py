@@ -278,7 +278,7 @@ def test_a_dotted_name_is_imported():
             ValueError,
             r"did you mean 'Fading'\?\); accepted: .*Fence",
         ),
-        ("kerpel", ValueError, "or a dotted name module.Class"),
+        ("kerpel", ValueError, "a dotted name, module.Class"),
     ],
 )
 def test_dotted_names_of_nothing(name, error, message):

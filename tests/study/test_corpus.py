@@ -152,7 +152,7 @@ def test_wrong_paths_are_named(tmp_path):
     path.touch()
     with pytest.raises(IsADirectoryError, match=r"directory '.*test_wrong_paths"):
         from_files([path, tmp_path])
-    with pytest.raises(FileNotFoundError, match=r"paths .*'.*nowhere\.txt'"):
+    with pytest.raises(FileNotFoundError, match=r"text .*'.*nowhere\.txt'"):
         from_files([tmp_path / "nowhere.txt"])
     with pytest.raises(ValueError, match="at least one file"):
         from_files([])
