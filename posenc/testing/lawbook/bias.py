@@ -136,9 +136,9 @@ def bias_is_finite_or_masks(case: SchemeCase) -> None:
                 raise AssertionError(f"{dense[at]}, expected a finite number or -inf at {where}")
             keys = key_bias(case, k, 0, dtype)
             if keys is not None:
-                at = k.pos[~np.isfinite(keys)][:1]
+                nowhere = k.pos[~np.isfinite(keys)][:1]
                 require(keys.dtype == dtype, f"params of {dtype} give a key_bias of {keys.dtype}")
-                require(np.all(np.isfinite(keys)), f"key_bias: not finite at {at}")
+                require(np.all(np.isfinite(keys)), f"key_bias: not finite at {nowhere}")
 
 
 def _probed(case: SchemeCase) -> list[tuple[Tokens, Tokens]]:
