@@ -103,7 +103,8 @@ def _require_independent_sequences(case: SchemeCase, rng: np.random.Generator) -
 def _require_slice_of_key_bias(case: SchemeCase, rng: np.random.Generator) -> None:
     """Raise unless the key bias of some keys equals that slice of the whole."""
     head = case.heads - 1
-    for length in (6, max(_LONG)[0]):
+    longest = () if reads_features(case.scheme) else (_LONGEST[1],)
+    for length in (6, max(_LONG)[0], *longest):
         k = case.draw_tokens(rng, "key", length)
         whole, some = key_bias(case, k, head), rng.permutation(length)[:4]
         if whole is None:
