@@ -75,7 +75,7 @@ def adjusted_rows_may_be_long(case: SchemeCase) -> None:
         where = {"q_pos": pos[:, asked], "k_pos": pos, "q_seg": seg[:, asked], "k_seg": seg}
         where |= case.query_hidden(tensors["x"][:, asked])
         whole = _attend(case, tensors, {"causal": True, **where})
-        for row in {0, batch - 1}:
+        for row in range(batch):
             alone = {n: a[row : row + 1] for n, a in tensors.items()}
             alone |= {n: alone[n][:, :, own] for n in "kv"} | {"x": alone["x"][:, own]}
             there = {"q_pos": pos[row, asked], "k_pos": pos[row, own]}
