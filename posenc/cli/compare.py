@@ -36,7 +36,7 @@ def _add_option(parser: argparse.ArgumentParser, item: Field[Any], kind: Any) ->
     parser.add_argument(
         f"--{item.name.replace('_', '-')}",
         type=_integers if (many, element) == (True, int) else element,
-        action=_Together if many else None,
+        action=_Together if many else "store",
         nargs=("*" if usual else "+") if many else None,  # --windowed without a name: no scheme
         default=usual,
         metavar={int: "N", float: "X", str: "NAME"}[element],

@@ -72,7 +72,8 @@ def _error(call: Call, unit: str) -> Host:
         keys = call.scheme.key_bias(as_row(call.key.encoded_pos), params=call.views(), xp=call.xp)
         size = size if keys is None else np.maximum(size, np.abs(keys))
     large = np.maximum(size - _LARGE, 0)
-    return np.minimum(_MOST, np.asarray(rounding_bound(_ROUNDINGS, 1, unit) * large))
+    error: Host = np.minimum(_MOST, rounding_bound(_ROUNDINGS, 1, unit) * large)
+    return error
 
 
 def visible_scores(call: Call) -> Host:

@@ -133,6 +133,24 @@ class LongerAdjusting(LongAdjusting):
 
 
 @dataclass(frozen=True)
+class ManyAdjusting(Adjusting):
+    """Another strength for more than 64 queries."""
+
+    def adjust_scores(self, scores, q, k, *, visible, params, xp):
+        own = self if scores.shape[-2] <= 64 else replace(self, strength=1.0)
+        return Adjusting.adjust_scores(own, scores, q, k, visible=visible, params=params, xp=xp)
+
+
+@dataclass(frozen=True)
+class FarAdjusting(Adjusting):
+    """NaN from position 4096 on."""
+
+    def means(self, scores, q, k, visible, xp):
+        found = super().means(scores, q, k, visible, xp)
+        return xp.where(q < 4096, found, xp.nan * found)
+
+
+@dataclass(frozen=True)
 class CrowdedAdjusting(Adjusting):
     """The mean of a batch, from three sequences on."""
 
@@ -274,6 +292,15 @@ class KeysOften(Ours):
 
 
 @dataclass(frozen=True)
+class KeysOfMany(Ours):
+    """Another key bias for more than 100 000 keys."""
+
+    def key_bias(self, k, *, params, xp):
+        found = super().key_bias(k, params=params, xp=xp)
+        return found if length(k) <= 100_000 else 1.5 * found
+
+
+@dataclass(frozen=True)
 class AbsoluteOften(Decay):
     """Not relative at every hundredth distance."""
 
@@ -411,6 +438,8 @@ WRONG: dict[str, PositionScheme] = {
     "adjusted_rows_read_what_they_see (queries)": AcrossQueries(),
     "adjusted_rows_may_be_long (64 keys)": LongAdjusting(),
     "adjusted_rows_may_be_long (512 keys)": LongerAdjusting(),
+    "adjusted_rows_may_be_long (64 queries)": ManyAdjusting(),
+    "adjusted_rows_may_be_long (NaN far)": FarAdjusting(),
     "adjusted_rows_may_be_long (batch)": CrowdedAdjusting(),
     "sink_and_bias_factor_are_query_local (other queries)": SinkOfOthers(HEADS),
     "sink_and_bias_factor_are_query_local (64 queries)": SinkOfMany(HEADS),
@@ -430,6 +459,7 @@ WRONG: dict[str, PositionScheme] = {
     "tile_is_slice (5000 keys)": Row5000(),
     "tile_is_slice (100 000 keys)": Row100000(),
     "tile_is_slice (5000 queries)": Column5000(),
+    "tile_is_slice (100 000 keys of a key_bias)": KeysOfMany(HEADS),
     "transform_is_row_local (5000 tokens)": Turn5000(HEAD_DIM),
     "embedding_is_one_row_per_position (5000 tokens)": Embedding5000(HEAD_DIM),
     "features_are_row_local (5000 tokens)": Gate5000(),

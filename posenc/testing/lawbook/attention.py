@@ -357,7 +357,7 @@ def _gradient_without_a_mask(
     heads = specs[name].shape[0] if specs[name].per_head else 1
     if all(_cancels_in_softmax(call, name, head) for head in range(heads)):
         return None
-    d_out = np.random.default_rng(9).standard_normal(call.tensors["q"].shape)
+    d_out = np.asarray(np.random.default_rng(9).standard_normal(call.tensors["q"].shape))
     try:
         gradients = call.gradients(framework, implementation, d_out)[1]
     except NotImplementedError:  # reported by the laws of the implementation

@@ -103,7 +103,8 @@ def _require_independent_sequences(case: SchemeCase, rng: np.random.Generator) -
 def _require_slice_of_key_bias(case: SchemeCase, rng: np.random.Generator) -> None:
     """Raise unless the key bias of some keys equals that slice of the whole."""
     head = case.heads - 1
-    for length in (6, max(_LONG)[0]):
+    longest = () if reads_features(case.scheme) else (_LONGEST[1],)
+    for length in (6, max(_LONG)[0], *longest):
         k = case.draw_tokens(rng, "key", length)
         whole, some = key_bias(case, k, head), rng.permutation(length)[:4]
         if whole is None:
@@ -136,9 +137,9 @@ def bias_is_finite_or_masks(case: SchemeCase) -> None:
                 raise AssertionError(f"{dense[at]}, expected a finite number or -inf at {where}")
             keys = key_bias(case, k, 0, dtype)
             if keys is not None:
-                at = k.pos[~np.isfinite(keys)][:1]
+                nowhere = k.pos[~np.isfinite(keys)][:1]
                 require(keys.dtype == dtype, f"params of {dtype} give a key_bias of {keys.dtype}")
-                require(np.all(np.isfinite(keys)), f"key_bias: not finite at {at}")
+                require(np.all(np.isfinite(keys)), f"key_bias: not finite at {nowhere}")
 
 
 def _probed(case: SchemeCase) -> list[tuple[Tokens, Tokens]]:

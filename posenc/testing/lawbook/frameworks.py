@@ -22,6 +22,7 @@ from posenc.params import head_views, tile_views
 from posenc.protocol import Array, Namespace, PositionScheme, Role
 from posenc.testing.framework import Framework, Function, Host, NumPy
 from posenc.testing.law import law, require, require_equal
+from posenc.testing.places import Where, of_pairs, of_tokens
 from posenc.testing.scheme_case import SchemeCase
 from posenc.testing.tolerances import DERIVATIVE_TOL, REDUCTION_FACTOR, VALUE_TOL, assert_near
 
@@ -116,12 +117,12 @@ def _part(scheme: Any, part: str) -> Function:
     return apply
 
 
-def _arrays(case: SchemeCase, dtype: str) -> dict[str, Host]:
+def _arrays(case: SchemeCase, dtype: str, length: int = _LENGTH) -> dict[str, Host]:
     """Arrays with positions near 0 and at the ends of the range, in dtypes of every framework."""
     rng = np.random.default_rng(6)
-    pos = np.stack([case.draw_positions(rng, _LENGTH) for _ in range(2)])
+    pos = np.stack([case.draw_positions(rng, length) for _ in range(2)])
     pos[:, 0] = case.positions
-    shape = (2, case.heads, _LENGTH, case.head_dim)
+    shape = (2, case.heads, length, case.head_dim)
     own = {_PARAM + name: value.astype(dtype) for name, value in case.params.items()}
     for role in _ROLES:
         tokens = case.tokens(pos, role)
@@ -132,7 +133,7 @@ def _arrays(case: SchemeCase, dtype: str) -> dict[str, Host]:
         "pos": pos.astype(np.int32),
         "seg": (pos % 2).astype(np.int32),
         "x": case.normal(shape, 0).astype(dtype),
-        "hidden": case.normal((2, _LENGTH, case.hidden_dim), 1).astype(dtype),
+        "hidden": case.normal((2, length, case.hidden_dim), 1).astype(dtype),
         **own,
     }
 
@@ -143,18 +144,38 @@ def answers_as_numpy_does(case: SchemeCase, framework: Framework) -> None:
     for dtype in [name for name in ("float32", "float64") if name in framework.dtypes]:
         arrays = _arrays(case, dtype)
         for part in _PARTS:
-            function = _function(case, part)
-            # NumPy gets 64-bit positions, so that an overflow in 32 bits shows.
-            full = {n: a.astype(np.int64) if n in ("pos", "axes") else a for n, a in arrays.items()}
-            expected = NumPy().evaluate(function, full)
-            actual = framework.evaluate(function, arrays, compiler=framework.default_compiler)
-            what = f"{part} in {dtype}"
-            if expected is None or actual is None:
-                require(actual is expected, f"{what}: None on one of two frameworks only")
-                continue
-            require(actual.dtype == expected.dtype, f"{what}: {actual.dtype}, not {expected.dtype}")
-            require(not actual.device_changed, f"{what}: on another device than its arguments")
-            assert_near(actual.values, expected.values, VALUE_TOL[expected.dtype], what)
+            _require_values_of_numpy(case, framework, part, arrays, f"{part} in {dtype}")
+    if has_transform(case.scheme):  # a decoded token per sequence, each at its own position
+        single = _arrays(case, "float32", length=1)
+        what = "transform of one token per sequence"
+        _require_values_of_numpy(case, framework, "transform", single, what)
+
+
+def _require_values_of_numpy(
+    case: SchemeCase, framework: Framework, part: str, arrays: dict[str, Host], what: str
+) -> None:
+    """Raise unless a part of the scheme has NumPy's values, dtype and device."""
+    function = _function(case, part)
+    # NumPy gets 64-bit positions, so that an overflow in 32 bits shows.
+    full = {n: a.astype(np.int64) if n in ("pos", "axes") else a for n, a in arrays.items()}
+    expected = NumPy().evaluate(function, full)
+    actual = framework.evaluate(function, arrays, compiler=framework.default_compiler)
+    if expected is None or actual is None:
+        require(actual is expected, f"{what}: None on one of two frameworks only")
+        return
+    require(actual.dtype == expected.dtype, f"{what}: {actual.dtype}, not {expected.dtype}")
+    require(not actual.device_changed, f"{what}: on another device than its arguments")
+    tolerance, where = VALUE_TOL[expected.dtype], _place(part, arrays["pos"])
+    assert_near(actual.values, expected.values, tolerance, what, where=where)
+
+
+def _place(part: str, pos: Host) -> Where:
+    """Names places in the result of a part."""
+    if part == "bias":
+        return of_pairs(pos, pos)
+    if part == "transform":  # queries come first, then keys
+        return of_tokens("query or key", np.concatenate([pos, pos]))
+    return str
 
 
 @law("framework")

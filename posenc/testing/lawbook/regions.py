@@ -11,7 +11,7 @@ import posenc
 from posenc.attn.call import prepare
 from posenc.params import head_count
 from posenc.positions import visible
-from posenc.protocol import PositionScheme
+from posenc.protocol import PositionScheme, Window
 from posenc.testing.framework import Host
 from posenc.testing.law import law
 from posenc.testing.places import first_index, of_pairs, of_tokens
@@ -93,29 +93,38 @@ def regions_are_merged(case: SchemeCase) -> None:
     if not regions:
         return
     pos = _across(case)
-    tensors = case.tensors(pos.size)
-    given: Any = {**tensors, **case.query_hidden(tensors["x"]), "q_pos": pos, "k_pos": pos}
-    scale = case.scheme.scale(case.head_dim)
     for causal in (True, False):
-        logs, outs = [], []
-        for part, window in regions:
-            own = _part_of(case, part)
-            hidden = own.query_hidden(tensors["x"])
-            seen = visible(pos[:, None], pos[None, :], window=window)
-            mask = None if seen is None else np.asarray(seen)[None, None]
-            out, log = posenc.attention(
-                **tensors, **hidden, scheme=part, params=own.params, causal=causal, scale=scale,
-                q_pos=pos, k_pos=pos, mask=mask, return_lse=True,
-            )  # fmt: skip
-            outs.append(out)
-            logs.append(log)
-        sink = prepare(**given, scheme=case.scheme, params=case.params, causal=causal).sink
-        sinks = [] if sink is None else [np.broadcast_to(sink, logs[0].shape)]
-        shares = np.exp(np.stack(logs) - np.logaddexp.reduce([*logs, *sinks]))
-        merged = np.sum(shares[..., None] * np.stack(outs), axis=0)
-        whole = posenc.attention(**given, scheme=case.scheme, params=case.params, causal=causal)
-        what = "causal" if causal else "without a mask"
-        assert_near(whole, merged, ATTENTION_TOL["float32"], what, where=of_tokens("query", pos))
+        options: Any = {"causal": causal, "q_pos": pos, "k_pos": pos}
+        given: Any = _tensors(case, pos.size) | options
+        alone = [_alone(case, part, window, options) for part, window in regions]
+        sink = prepare(**given, scheme=case.scheme, params=case.params).sink
+        logs = [log for _, log in alone]
+        logs += [] if sink is None else [np.broadcast_to(sink, logs[0].shape)]
+        total = np.logaddexp.reduce(logs)
+        merged = sum(np.exp(log - total)[..., None] * out for out, log in alone)
+        whole = posenc.attention(**given, scheme=case.scheme, params=case.params)
+        what, where = "causal" if causal else "without a mask", of_tokens("query", pos)
+        assert_near(whole, merged, ATTENTION_TOL["float32"], what, where=where)
+
+
+def _tensors(case: SchemeCase, length: int) -> dict[str, Host]:
+    """Vectors, hidden states, and those of the queries if the scheme reads them."""
+    tensors = case.tensors(length)
+    return tensors | case.query_hidden(tensors["x"])
+
+
+def _alone(
+    case: SchemeCase, part: PositionScheme, window: Window, options: dict[str, Any]
+) -> tuple[Host, Host]:
+    """Attention and log-sum-exp of the scheme of a region, with its window as a mask."""
+    pos, own = options["q_pos"], _part_of(case, part)
+    given: Any = _tensors(own, pos.size) | options
+    seen = visible(pos[:, None], pos[None, :], window=window)
+    result: tuple[Host, Host] = posenc.attention(
+        **given, scheme=part, params=own.params, scale=case.scheme.scale(case.head_dim),
+        mask=None if seen is None else np.asarray(seen)[None, None], return_lse=True,
+    )  # fmt: skip
+    return result
 
 
 def _across(case: SchemeCase) -> Host:

@@ -8,7 +8,7 @@ import numpy as np
 
 import posenc
 from posenc.testing.framework import Host
-from posenc.testing.law import law
+from posenc.testing.law import law, require
 from posenc.testing.places import of_tokens
 from posenc.testing.scheme_case import SchemeCase
 from posenc.testing.tolerances import ATTENTION_TOL, assert_near
@@ -17,6 +17,8 @@ _LENGTH, _CHANGED = 16, 3
 # Sequences, and keys of a row: a batch larger than most, a row longer than a block.
 _SIZES = ((3, 40), (5, 24), (1, 600))
 _OWN = 12  # keys of the queries' own document
+_OFFSETS = (0, 4099, 1, 70_001, 3)  # where the document of each sequence begins
+_QUERIES = 90  # more than a block
 # Scores up to 10 in float64; a scheme may solve for rows of 600.
 _TOLERANCE = ATTENTION_TOL["float32"]
 
@@ -58,7 +60,7 @@ def adjusted_rows_read_what_they_see(case: SchemeCase) -> None:
 
 @law("scheme")
 def adjusted_rows_may_be_long(case: SchemeCase) -> None:
-    """Scores among many keys of other documents, in a batch, are those of the document alone."""
+    """Scores among many queries, keys and sequences are those of the query's document alone."""
     if "adjust_scores" not in case.scheme.hooks():
         return
     rng = np.random.default_rng(27)
@@ -66,21 +68,29 @@ def adjusted_rows_may_be_long(case: SchemeCase) -> None:
         tensors = case.tensors(3, length, batch=batch)
         own = np.sort(rng.permutation(length)[:_OWN])
         pos, seg = rng.integers(0, _LENGTH, (batch, length)), np.zeros((batch, length), int)
-        first = np.arange(batch)[:, None] % 5  # each sequence begins elsewhere
+        furthest = case.positions[1] + 1 - _OWN
+        first = np.minimum(_OFFSETS[:batch], furthest)[:, None]
         pos[:, own], seg[:, own] = first + np.arange(_OWN), 1
         asked = own[-3:]
         where = {"q_pos": pos[:, asked], "k_pos": pos, "q_seg": seg[:, asked], "k_seg": seg}
         where |= case.query_hidden(tensors["x"][:, asked])
         whole = _attend(case, tensors, {"causal": True, **where})
-        for row in {0, batch - 1}:
+        for row in range(batch):
             alone = {n: a[row : row + 1] for n, a in tensors.items()}
             alone |= {n: alone[n][:, :, own] for n in "kv"} | {"x": alone["x"][:, own]}
             there = {"q_pos": pos[row, asked], "k_pos": pos[row, own]}
             there |= case.query_hidden(tensors["x"][row : row + 1, asked])
             expected = _attend(case, alone, {"causal": True, **there})
             what = f"sequence {row} of {batch}, {_OWN} of {length} keys"
-            at = of_tokens("query", pos[row, asked])
+            at = of_tokens("query", pos[row : row + 1, asked])
+            require(np.all(np.isfinite(expected)), f"not finite at positions {pos[row, asked]}")
             assert_near(whole[row : row + 1], expected, _TOLERANCE, what, where=at)
+    tensors = case.tensors(_QUERIES, batch=1)
+    whole = _attend(case, tensors, {"causal": True})
+    last = {**tensors, "q": tensors["q"][:, :, -2:]}
+    what, at = f"2 of {_QUERIES} queries", of_tokens("query", np.arange(_QUERIES)[-2:])
+    alone = _attend(case, last, {"causal": True})
+    assert_near(alone, whole[:, :, -2:], _TOLERANCE, what, where=at)
 
 
 def _attend(case: SchemeCase, tensors: Any, options: dict[str, Any]) -> Host:
