@@ -549,7 +549,7 @@ class _Sums:
             totals, axis = self._job.views(name, part, whole)
             pieces: Sequence[Tensor] = (gradient,)
             if len(totals) > 1:
-                pieces = gradient.split([total.shape[axis] for total in totals], dim=axis)
+                pieces = torch.split(gradient, [total.shape[axis] for total in totals], dim=axis)
             for total, own in zip(totals, pieces, strict=True):
                 if name == "q":
                     total.copy_(own)
@@ -575,7 +575,7 @@ def _toeplitz(table: Tensor, count: int, key_counts: Sequence[int]) -> Tensor:
     Of two ranges of keys each has its own columns, and the result is a copy.
     """
     step, one = table.stride()
-    columns = table.split([count + keys - 1 for keys in key_counts], dim=1)
+    columns = torch.split(table, [count + keys - 1 for keys in key_counts], dim=1)
     views = [
         own.as_strided((1, table.shape[0], count, keys), (0, step, one, one))
         for own, keys in zip(columns, key_counts, strict=True)

@@ -76,10 +76,11 @@ class Scores(NamedTuple):
 
         The distances of several ranges of keys follow each other.
         """
-        return torch.cat([
-            torch.cat([_sum_by_distance(a) for a in gradients.split(key_counts, dim=-1)], dim=-1)
-            for gradients in (few.gradients().sum(0) for few in self._by_heads())
-        ])  # fmt: skip
+        sums = []
+        for few in self._by_heads():
+            ranges = torch.split(few.gradients().sum(0), list(key_counts), dim=-1)
+            sums.append(torch.cat([_sum_by_distance(keys) for keys in ranges], dim=-1))
+        return torch.cat(sums)
 
     def _by_heads(self) -> Iterator[Scores]:
         batch, heads, queries, _ = self.q.shape
