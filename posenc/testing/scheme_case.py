@@ -281,7 +281,11 @@ class SchemeCase:
                     )
             else:
                 own: Any = self.scheme
-                wide = SchemeCase(replace(own, head_dim=_WIDE_HEAD_DIM))
+                wide = SchemeCase(
+                    replace(own, head_dim=_WIDE_HEAD_DIM),
+                    hidden_dim=self.hidden_dim,
+                    positions=self.positions,
+                )
         except (TypeError, ValueError, IndexError):
             return  # its number of channels is fixed
         yield wide

@@ -222,6 +222,7 @@ class SinkOnce(Sinking):
         return super().of(at, xp) * xp.where(at == 3001, xp.nan * at, xp.ones_like(at))
 
 
+@dataclass(frozen=True)
 class Factor(LogScale):
     """A factor of the bias, right to begin with."""
 
@@ -232,6 +233,7 @@ class Factor(LogScale):
         return found
 
 
+@dataclass(frozen=True)
 class FactorOfOthers(Factor):
     """Relative to the factor of the first query."""
 
@@ -239,6 +241,7 @@ class FactorOfOthers(Factor):
         return found + (found[..., -1:, :] - found[..., :1, :]) if length(q, -2) > 1 else found
 
 
+@dataclass(frozen=True)
 class FactorOfMany(Factor):
     """Another factor for more than 64 queries."""
 
@@ -246,6 +249,7 @@ class FactorOfMany(Factor):
         return found if length(q, -2) <= 64 else 2 * found
 
 
+@dataclass(frozen=True)
 class FactorBelowZero(Factor):
     """Negative from 5000 on."""
 
@@ -268,6 +272,7 @@ class Ends(posenc.T5Bias):
         return (distance > 5000) & (distance < 8000)
 
 
+@dataclass(frozen=True)
 class EndsOften(Ends):
     """Another bias at every hundredth distance."""
 
@@ -275,6 +280,7 @@ class EndsOften(Ends):
         return (distance % 100 == 37) & (distance > 128)
 
 
+@dataclass(frozen=True)
 class EndsFar(Ends):
     """Another bias between 300 000 and 400 000."""
 

@@ -815,6 +815,19 @@ def test_an_index_outside_is_no_claim_to_fewer_positions():
     check_scheme(Unclipped(), frameworks=["numpy"], positions=(0, 63))
 
 
+@dataclass(frozen=True)
+class NearTurn(posenc.RoPE):
+    """Not a number from position 64 on."""
+
+    def transform(self, x, pos, *, role, params, xp):
+        found = super().transform(x, pos, role=role, params=params, xp=xp)
+        return xp.where((pos < 64)[..., None], found, xp.nan * found)
+
+
+def test_wider_heads_have_the_positions_of_the_case():
+    check_scheme(NearTurn(HEAD_DIM), frameworks=["numpy"], positions=(0, 63))
+
+
 class Kind(Enum):
     LOG, SQUARE = "log", "square"
 
