@@ -7,14 +7,19 @@ bias, rotation or embedding, runs attention with it, and compares it with other 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from posenc import schemes
 from posenc.attn.caches import cache_needs
 from posenc.attn.features import features
 from posenc.attn.reference import attention
+from posenc.checks import nearest
 from posenc.evaluate import bias, embedding, rotary, transform
 from posenc.params import init_params
 from posenc.protocol import ParamSpec, PositionScheme, SchemeWarning
 from posenc.rotary_tables import Rotary
-from posenc.schemes import ALiBi, Learned, NoPE, RoPE, Sinusoidal, T5Bias, catalogue, make
+from posenc.schemes import catalogue, make
+
+if TYPE_CHECKING:
+    from posenc.schemes import ALiBi, Learned, NoPE, RoPE, Sinusoidal, T5Bias
 
 __all__ = [
     "ALiBi",
@@ -40,10 +45,28 @@ __all__ = [
 ]
 __version__ = "0.1.0"
 
+_MODULES = ("hf", "layers", "positions", "presets", "study", "testing", "weights")
+
 if not TYPE_CHECKING:  # a type checker would take every name for one of these
 
     def __getattr__(name: str) -> Any:
-        """A public module, imported when it is asked for: ``posenc.presets.llama(...)``."""
-        if name in ("hf", "layers", "positions", "presets", "study", "testing", "weights"):
+        """A scheme or a public module, imported when it is asked for: ``posenc.RoPE``."""
+        if name in _MODULES:
             return import_module(f"posenc.{name}")
-        raise AttributeError(f"module 'posenc' has no attribute {name!r}")
+        if name in __all__:
+            found = globals()[name] = getattr(schemes, name)
+            return found
+        raise AttributeError(f"module 'posenc' has no attribute {name!r}{_place(name)}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_MODULES})
+
+
+def _place(name: str) -> str:
+    """Where a name that is not here is, for an error."""
+    if name.startswith("_"):  # asked by tools of every module
+        return ""
+    if name in schemes.__all__:
+        return f"; it is posenc.schemes.{name}"
+    return nearest(name, [*__all__, *_MODULES])

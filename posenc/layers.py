@@ -68,6 +68,8 @@ class LayerPlan:
         if isinstance(scheme, LayerPlan):
             scheme._check_alone(layers, windows)
             return scheme
+        if not isinstance(scheme, list | tuple):  # before layers, which a wrong scheme may lack too
+            check_scheme(scheme)
         if layers is None:
             raise TypeError("layers is missing; only a LayerPlan has its own number of layers")
         count = check_count("layers", layers)

@@ -30,6 +30,7 @@ def init(scheme: PositionScheme, key: Array) -> dict[str, Array]:
     TypeError, ValueError
         ``key`` is not a key, or is several keys.
     """
+    check_key(key)
     data = jax.random.key_data(key)
     if data.ndim != 1:
         raise ValueError(f"key must be one key, got {data.shape[:-1]} of them")
@@ -45,6 +46,14 @@ def init(scheme: PositionScheme, key: Array) -> dict[str, Array]:
         lambda seed: _draw(scheme, seed), shapes, data, vmap_method="sequential"
     )
     return arrays
+
+
+def check_key(key: Any) -> None:
+    """Check that ``key`` is an array, as keys are, and not a seed."""
+    if key is None:
+        raise TypeError("key is missing; give a jax.random.key(seed)")
+    if not hasattr(key, "dtype") or not hasattr(key, "shape"):
+        raise TypeError(f"key must be a JAX key, got {key!r}; give a jax.random.key(seed)")
 
 
 def _draw(scheme: PositionScheme, seed: Array) -> dict[str, Any]:

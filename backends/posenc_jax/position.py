@@ -21,7 +21,7 @@ from posenc.backend import (
     embedding,
 )
 from posenc_jax.api import attention
-from posenc_jax.params import init
+from posenc_jax.params import check_key, init
 
 # Its tables are leaves; the scheme is static.
 jax.tree_util.register_dataclass(Rotary, data_fields=("tables", "regions"), meta_fields=("scheme",))
@@ -83,8 +83,13 @@ class Positions:
     ``shared`` (T5) or has an embedding read the same arrays, which are leaves once.
 
     It may be part of any tree of params: an argument of ``jit`` and ``grad``, a field of an Equinox
-    module, a param of Flax. ``plan`` is static and hashable. Libraries that take dicts only can
-    have ``params``, which are dicts of arrays; ``Positions(plan, params)`` makes a model of them.
+    module, a param of Flax Linen. ``plan`` is static and hashable. Libraries that take dicts only
+    can have ``params``, dicts of arrays; ``Positions(plan, params)`` makes a model of them.
+
+    A module of Flax NNX trains only what is an ``nnx.Param``. ``nnx.data(positions)`` is kept as it
+    is: its arrays never move, and nothing says so. Keep ``positions.plan`` in the module and
+    ``nnx.data(jax.tree.map(nnx.Param, dict(positions.params)))``, and make ``Positions`` of both,
+    the latter by ``nnx.as_pure``, in each call.
 
     Attributes
     ----------
@@ -121,8 +126,7 @@ class Positions:
             None, one window for every layer, or a list or tuple of windows and Nones, repeated over
             the layers. Layers that share arrays may have different windows. A plan has its own.
         """
-        if key is None:
-            raise TypeError("key is missing; give a jax.random.key(seed)")
+        check_key(key)
         plan = LayerPlan.of(scheme, layers, windows)
         with_params = [layer for layer in plan.first_layers if plan.schemes[layer].param_specs()]
         return cls(
@@ -144,6 +148,13 @@ class Positions:
 
     def __iter__(self) -> Iterator[Position]:
         return iter([self[layer] for layer in range(len(self))])
+
+    @property
+    def attend(self) -> Any:
+        """Not defined: each layer has its own."""
+        raise AttributeError(
+            "Positions are of all layers, and attend is of one: positions[layer].attend(q, k, v)"
+        )
 
     def rotary(
         self, pos: Array, *, axes: Array | None = None, dtype: Any = None

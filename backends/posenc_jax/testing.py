@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from functools import lru_cache, partial
@@ -38,7 +39,7 @@ class Jax(Framework):
 
     def precision_scope(self, dtypes: Sequence[str]) -> AbstractContextManager[Any]:
         stack = ExitStack()
-        stack.enter_context(jax.enable_x64("float64" in dtypes))
+        stack.enter_context(_enable_x64()("float64" in dtypes))
         stack.enter_context(block_size(_BLOCK_SIZE))
         return stack
 
@@ -61,6 +62,13 @@ class Jax(Framework):
         both = _pullback(function, tuple(names), compiler or self.default_compiler)
         out, gradients = both(arrays, jnp.asarray(d_out))
         return out, gradients
+
+
+def _enable_x64() -> Any:
+    """``jax.enable_x64``, which had another place before JAX 0.8."""
+    if hasattr(jax, "enable_x64"):
+        return jax.enable_x64
+    return importlib.import_module("jax.experimental").enable_x64
 
 
 def _swap(array: Array) -> Array:

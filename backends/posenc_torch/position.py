@@ -26,6 +26,11 @@ from posenc.backend import (
 )
 from posenc_torch.api import attention
 
+_USE = (
+    "call x = positions.embed(x) once, before the first layer, and "
+    "positions[layer].attend(q, k, v) in each"
+)
+
 
 class Position(nn.Module):
     """The positional encoding of one layer as a module, which holds only the learned params.
@@ -234,6 +239,14 @@ class Positions(nn.Module):
         # Looked up each time, because a wrapper may replace a module.
         module: Any = self._modules[self._names[layer]]
         return OtherWindow(module, self._windows[layer]) if self._differs[layer] else module
+
+    def forward(self, *_: Any, **__: Any) -> None:
+        """Not defined: ``embed`` and ``positions[layer].attend`` are called by name."""
+        raise TypeError(f"Positions are not called; {_USE}")
+
+    def attend(self, *_: Any, **__: Any) -> None:
+        """Not defined: each layer has its own."""
+        raise TypeError(f"Positions are of all layers, and attend is of one; {_USE}")
 
     def embed(self, x: Tensor, pos: Tensor | None = None) -> Tensor:
         """Token embeddings ``x (B, L, dim)`` plus the embedding of each scheme, as in ``Position``.

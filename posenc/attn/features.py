@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import array_api_compat.numpy as numpy_namespace
 import numpy as np
 from array_api_compat import array_namespace, device, is_numpy_namespace
 
@@ -400,7 +399,9 @@ def hidden_width(scheme: PositionScheme, params: Mapping[str, Array]) -> int:
     """
     if "hidden_features" not in scheme.hooks():
         return 0
-    arrays, work = prepare_params(scheme, params, like=np.zeros(1), dtype=None, xp=numpy_namespace)
+    like = np.zeros(1)
+    xp = array_namespace(like)  # imported here: it brings parts of NumPy that are slow to import
+    arrays, work = prepare_params(scheme, params, like=like, dtype=None, xp=xp)
     whole, n = Params(arrays, work), scheme.lookback()
     shapes = [spec.shape for spec in scheme.param_specs().values()]
     # A head may read a part of the hidden state.
@@ -409,10 +410,10 @@ def hidden_width(scheme: PositionScheme, params: Mapping[str, Array]) -> int:
     sizes |= {size // (n + 1) for size in sizes if size % (n + 1) == 0}
     for width in sorted(sizes | {_DEFAULT_WIDTH}, reverse=True):
         x = np.zeros((1, 1, width), np.float32)
-        seen = {"query": x, "key": with_earlier(x, n, xp=numpy_namespace) if n else x}
+        seen = {"query": x, "key": with_earlier(x, n, xp=xp) if n else x}
         try:
             for role in _ROLES:
-                scheme.hidden_features(seen[role], role=role, params=whole, xp=numpy_namespace)
+                scheme.hidden_features(seen[role], role=role, params=whole, xp=xp)
         except (TypeError, ValueError, IndexError):
             continue
         return width

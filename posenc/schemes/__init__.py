@@ -5,67 +5,68 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import os
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, fields
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
 from posenc.checks import check_count, nearest
 from posenc.protocol import PositionScheme
-from posenc.schemes.alibi import ALiBi
-from posenc.schemes.alibi_2d import ALiBi2D
-from posenc.schemes.axial_rope import AxialRoPE
-from posenc.schemes.cable import CABLE
-from posenc.schemes.chunk import Chunk
-from posenc.schemes.cope import CoPE
-from posenc.schemes.dape import DAPE, dape_on_alibi
-from posenc.schemes.deberta import DeBERTa
-from posenc.schemes.dual_chunk import DualChunk
-from posenc.schemes.fire import FIRE
-from posenc.schemes.fox import FoX
-from posenc.schemes.inkling import Inkling
-from posenc.schemes.kerple import Kerple
-from posenc.schemes.learned import Learned
-from posenc.schemes.learned_rope import LearnedRoPE
-from posenc.schemes.log_scale import LogScale
-from posenc.schemes.mixed_rope import MixedRoPE
-from posenc.schemes.mrope import MRoPE
-from posenc.schemes.nope import NoPE
-from posenc.schemes.path import PaTH
-from posenc.schemes.pope import PoPE
-from posenc.schemes.relative_table import RelativeTable
-from posenc.schemes.rerope import ReRoPE
-from posenc.schemes.rope import RoPE
-from posenc.schemes.sandwich import Sandwich
-from posenc.schemes.scalings import (
-    NTK,
-    PI,
-    ClipHann,
-    ClipPeriod,
-    DynamicNTK,
-    Fractional,
-    Llama3,
-    LongRoPE,
-    NTKMixed,
-    Proportional,
-    Scaling,
-    YaRN,
-)
-from posenc.schemes.selective_rope import SelectiveRoPE
-from posenc.schemes.self_extend import SelfExtend
-from posenc.schemes.shaw import Shaw
-from posenc.schemes.sink import Sink, sink_alone
-from posenc.schemes.sinusoidal import Sinusoidal
-from posenc.schemes.sum import Sum
-from posenc.schemes.t5 import T5Bias
-from posenc.schemes.transformer_xl import TransformerXL
-from posenc.schemes.xpos import XPos
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
+
+    from posenc.schemes.alibi import ALiBi
+    from posenc.schemes.alibi_2d import ALiBi2D
+    from posenc.schemes.axial_rope import AxialRoPE
+    from posenc.schemes.cable import CABLE
+    from posenc.schemes.chunk import Chunk
+    from posenc.schemes.cope import CoPE
+    from posenc.schemes.dape import DAPE
+    from posenc.schemes.deberta import DeBERTa
+    from posenc.schemes.dual_chunk import DualChunk
+    from posenc.schemes.fire import FIRE
+    from posenc.schemes.fox import FoX
+    from posenc.schemes.inkling import Inkling
+    from posenc.schemes.kerple import Kerple
+    from posenc.schemes.learned import Learned
+    from posenc.schemes.learned_rope import LearnedRoPE
+    from posenc.schemes.log_scale import LogScale
+    from posenc.schemes.mixed_rope import MixedRoPE
+    from posenc.schemes.mrope import MRoPE
+    from posenc.schemes.nope import NoPE
+    from posenc.schemes.path import PaTH
+    from posenc.schemes.pope import PoPE
+    from posenc.schemes.relative_table import RelativeTable
+    from posenc.schemes.rerope import ReRoPE
+    from posenc.schemes.rope import RoPE
+    from posenc.schemes.sandwich import Sandwich
+    from posenc.schemes.scalings import (
+        NTK,
+        PI,
+        ClipHann,
+        ClipPeriod,
+        DynamicNTK,
+        Fractional,
+        Llama3,
+        LongRoPE,
+        NTKMixed,
+        Proportional,
+        Scaling,
+        YaRN,
+    )
+    from posenc.schemes.selective_rope import SelectiveRoPE
+    from posenc.schemes.self_extend import SelfExtend
+    from posenc.schemes.shaw import Shaw
+    from posenc.schemes.sink import Sink
+    from posenc.schemes.sinusoidal import Sinusoidal
+    from posenc.schemes.sum import Sum
+    from posenc.schemes.t5 import T5Bias
+    from posenc.schemes.transformer_xl import TransformerXL
+    from posenc.schemes.xpos import XPos
 
 __all__ = [
     "CABLE", "DAPE", "FIRE", "NTK", "PI", "ALiBi", "ALiBi2D", "AxialRoPE", "Chunk", "ClipHann",
@@ -77,57 +78,128 @@ __all__ = [
 ]  # fmt: skip
 
 Maker = Callable[..., PositionScheme]
-# A class, a class with options that the name sets, or a function.
-Entry = type[PositionScheme] | tuple[type[PositionScheme], Mapping[str, Any]] | Maker
+# The module of each scheme, imported when the scheme is asked for.
+_MODULES = {
+    "ALiBi": "alibi",
+    "ALiBi2D": "alibi_2d",
+    "AxialRoPE": "axial_rope",
+    "CABLE": "cable",
+    "Chunk": "chunk",
+    "CoPE": "cope",
+    "DAPE": "dape",
+    "dape_on_alibi": "dape",
+    "DeBERTa": "deberta",
+    "DualChunk": "dual_chunk",
+    "FIRE": "fire",
+    "FoX": "fox",
+    "Inkling": "inkling",
+    "Kerple": "kerple",
+    "Learned": "learned",
+    "LearnedRoPE": "learned_rope",
+    "LogScale": "log_scale",
+    "MixedRoPE": "mixed_rope",
+    "MRoPE": "mrope",
+    "NoPE": "nope",
+    "PaTH": "path",
+    "PoPE": "pope",
+    "RelativeTable": "relative_table",
+    "ReRoPE": "rerope",
+    "RoPE": "rope",
+    "Sandwich": "sandwich",
+    "NTK": "scalings",
+    "PI": "scalings",
+    "ClipHann": "scalings",
+    "ClipPeriod": "scalings",
+    "DynamicNTK": "scalings",
+    "Fractional": "scalings",
+    "Llama3": "scalings",
+    "LongRoPE": "scalings",
+    "NTKMixed": "scalings",
+    "Proportional": "scalings",
+    "Scaling": "scalings",
+    "YaRN": "scalings",
+    "SelectiveRoPE": "selective_rope",
+    "SelfExtend": "self_extend",
+    "Shaw": "shaw",
+    "Sink": "sink",
+    "sink_alone": "sink",
+    "Sinusoidal": "sinusoidal",
+    "Sum": "sum",
+    "T5Bias": "t5",
+    "TransformerXL": "transformer_xl",
+    "XPos": "xpos",
+}
+# A class, a class with options that the name sets, or a function; a string names one in _MODULES.
+Entry = str | type[PositionScheme] | Maker | tuple[str | type[PositionScheme], Mapping[str, Any]]
 
 _BUILT_IN: dict[str, Entry] = {
-    "alibi": ALiBi,
-    "alibi_2d": ALiBi2D,
-    "axial_rope": AxialRoPE,
-    "cable": CABLE,
-    "cope": CoPE,
-    "dape": dape_on_alibi,
-    "deberta": DeBERTa,
-    "dual_chunk": DualChunk,
-    "fire": FIRE,
-    "fox": FoX,
-    "inkling": Inkling,
-    "kerple_log": (Kerple, {"kind": "log"}),
-    "kerple_power": (Kerple, {"kind": "power"}),
-    "learned": Learned,
-    "learned_rope": LearnedRoPE,
-    "log_scale": LogScale,
-    "mixed_rope": MixedRoPE,
-    "mrope": MRoPE,
-    "nope": NoPE,
-    "p_rope": (RoPE, {"scaling": Proportional}),
-    "path": PaTH,
-    "pope": PoPE,
-    "relative_table": RelativeTable,
-    "rerope": ReRoPE,
-    "rope": RoPE,
-    "rope_clip_hann": (RoPE, {"scaling": ClipHann}),
-    "rope_clip_period": (RoPE, {"scaling": ClipPeriod}),
-    "rope_dynamic": (RoPE, {"scaling": DynamicNTK}),
-    "rope_llama3": (RoPE, {"scaling": Llama3}),
-    "rope_longrope": (RoPE, {"scaling": LongRoPE}),
-    "rope_ntk": (RoPE, {"scaling": NTK}),
-    "rope_ntk_mixed": (RoPE, {"scaling": NTKMixed}),
-    "rope_pi": (RoPE, {"scaling": PI}),
-    "rope_yarn": (RoPE, {"scaling": YaRN}),
-    "sandwich": (Sandwich, {"dim": 128}),  # not the dim of the model
-    "self_extend": SelfExtend,
-    "selective_rope": SelectiveRoPE,
-    "shaw": Shaw,
-    "sink": sink_alone,
-    "sinusoidal": Sinusoidal,
-    "t5": T5Bias,
-    "transformer_xl": TransformerXL,
-    "xpos": XPos,
+    "alibi": "ALiBi",
+    "alibi_2d": "ALiBi2D",
+    "axial_rope": "AxialRoPE",
+    "cable": "CABLE",
+    "cope": "CoPE",
+    "dape": "dape_on_alibi",
+    "deberta": "DeBERTa",
+    "dual_chunk": "DualChunk",
+    "fire": "FIRE",
+    "fox": "FoX",
+    "inkling": "Inkling",
+    "kerple_log": ("Kerple", {"kind": "log"}),
+    "kerple_power": ("Kerple", {"kind": "power"}),
+    "learned": "Learned",
+    "learned_rope": "LearnedRoPE",
+    "log_scale": "LogScale",
+    "mixed_rope": "MixedRoPE",
+    "mrope": "MRoPE",
+    "nope": "NoPE",
+    "p_rope": ("RoPE", {"scaling": "Proportional"}),
+    "path": "PaTH",
+    "pope": "PoPE",
+    "relative_table": "RelativeTable",
+    "rerope": "ReRoPE",
+    "rope": "RoPE",
+    "rope_clip_hann": ("RoPE", {"scaling": "ClipHann"}),
+    "rope_clip_period": ("RoPE", {"scaling": "ClipPeriod"}),
+    "rope_dynamic": ("RoPE", {"scaling": "DynamicNTK"}),
+    "rope_llama3": ("RoPE", {"scaling": "Llama3"}),
+    "rope_longrope": ("RoPE", {"scaling": "LongRoPE"}),
+    "rope_ntk": ("RoPE", {"scaling": "NTK"}),
+    "rope_ntk_mixed": ("RoPE", {"scaling": "NTKMixed"}),
+    "rope_pi": ("RoPE", {"scaling": "PI"}),
+    "rope_yarn": ("RoPE", {"scaling": "YaRN"}),
+    "sandwich": ("Sandwich", {"dim": 128}),  # not the dim of the model
+    "self_extend": "SelfExtend",
+    "selective_rope": "SelectiveRoPE",
+    "shaw": "Shaw",
+    "sink": "sink_alone",
+    "sinusoidal": "Sinusoidal",
+    "t5": "T5Bias",
+    "transformer_xl": "TransformerXL",
+    "xpos": "XPos",
 }
 _GROUP = "posenc.schemes"
 _NONE: Mapping[str, Any] = MappingProxyType({})
 SIZES = ("num_heads", "head_dim", "max_len", "train_len", "dim", "hidden_dim")
+
+
+if not TYPE_CHECKING:  # a type checker would take every name for one of these
+
+    def __getattr__(name: str) -> Any:
+        """A scheme, whose file is imported when it is asked for."""
+        if name not in __all__:
+            advice = "" if name.startswith("_") else nearest(name, __all__)
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}{advice}")
+        found = globals()[name] = _here(name)
+        return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def _here(name: str) -> Any:
+    """A class or function of this package; its file is imported."""
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
 
 
 def catalogue() -> dict[str, Maker]:
@@ -224,6 +296,8 @@ def fitted_options(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 def maker_of(name: str) -> Maker:
     """The maker of a name in the catalogue, or of a dotted name."""
+    if isinstance(name, str) and name.lower() in _BUILT_IN:
+        return _maker(_BUILT_IN[name.lower()])  # without importing the others
     names = catalogue()
     if isinstance(name, str) and name.lower() in names:
         return names[name.lower()]
@@ -262,8 +336,8 @@ def _import(name: str) -> Any:
 
 
 def _search_hint() -> str:
-    here = Path.cwd()
-    return f"; the folder {here} was searched" if {str(here), ""} & set(sys.path) else ""
+    here = os.getcwd()  # noqa: PTH109 # pathlib is slow to import
+    return f"; the folder {here} was searched" if {here, ""} & set(sys.path) else ""
 
 
 def _line(error: Exception) -> str:
@@ -298,8 +372,15 @@ def _inherits(value: Any) -> bool:
 def _maker(entry: Entry) -> Maker:
     """The maker of an entry of the built-in catalogue."""
     if isinstance(entry, tuple):
-        return _class_maker(*entry)
+        kind, preset = entry
+        return _class_maker(_made(kind), {key: _made(value) for key, value in preset.items()})
+    entry = _made(entry)
     return _class_maker(entry) if isinstance(entry, type) else _function_maker(entry)
+
+
+def _made(value: Any) -> Any:
+    """What a string names in ``_MODULES``; any other value is itself."""
+    return _here(value) if isinstance(value, str) and value in _MODULES else value
 
 
 def _class_maker(kind: type[PositionScheme], preset: Mapping[str, Any] = _NONE) -> Maker:
@@ -351,7 +432,13 @@ def _trained_as(kind: type[PositionScheme], parts: Mapping[str, type]) -> str | 
         return kind.trained_as
     if all(getattr(part, "trained", True) for part in parts.values()):
         return None
-    return next((name for name, entry in _BUILT_IN.items() if entry is kind), None)
+    return next((name for name, entry in _BUILT_IN.items() if _is(entry, kind)), None)
+
+
+def _is(entry: Entry, kind: type) -> bool:
+    """Whether an entry of the catalogue is this class; imports none for the answer."""
+    home = f"{__name__}.{_MODULES.get(kind.__name__)}"
+    return entry is kind or (entry == kind.__name__ and kind.__module__ == home)
 
 
 def _function_maker(function: Maker) -> Maker:

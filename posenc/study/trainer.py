@@ -80,8 +80,18 @@ def choose_backend(name: str) -> str:
     if name not in known:
         raise ValueError(f"unknown backend {name!r}{nearest(name, ['auto', *known])}")
     if not known[name]:
-        raise RuntimeError(f"backend {name!r} is not installed: pip install 'posenc[{name}]'")
+        raise RuntimeError(f"backend {name!r} is not installed: {_install(name)}")
     return name
+
+
+def _install(name: str) -> str:
+    """How to install a backend."""
+    advice = f"pip install 'posenc[{name}]'"
+    if name == "torch":
+        advice += (
+            "; without a GPU, first torch from PyTorch's CPU index, or pip downloads gigabytes"
+        )
+    return advice
 
 
 def load_trainer(backend: str) -> type[Trainer]:

@@ -14,6 +14,7 @@ from frameworks import HAS
 
 import posenc
 
+CHECKING = "TYPE_CHECKING"
 PACKAGES = ["posenc", *(f"posenc_{name}" for name, here in HAS.items() if here)]
 NEVER = {  # package -> what importing it must not bring
     "posenc": ["torch", "jax", "matplotlib", "jaxtyping", "rich", "posenc_torch", "posenc_jax"],
@@ -35,6 +36,41 @@ def test_laws_on_numpy_import_no_other_framework():
     code += "print(*{'torch', 'jax', 'array_api_strict'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
+
+
+def test_an_import_brings_what_is_slow_only_when_asked():
+    """``import posenc`` takes little longer than that of NumPy. NoPE is attention's own default."""
+    code = "import sys, numpy; before = set(sys.modules); import posenc; "
+    code += "print(*set(sys.modules) - before); posenc.RoPE; posenc.make('alibi', num_heads=2); "
+    code += "print(*[m for m in sys.modules if m.startswith('posenc.schemes.')])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    first, asked = (set(line.split()) for line in done.stdout.splitlines())
+    assert not {"numpy.testing", "numpy.f2py", "array_api_compat.numpy", "pathlib"} & first
+    assert {m for m in first if m.startswith("posenc.schemes.")} == {"posenc.schemes.nope"}
+    others = {m for m in asked if "scalings" not in m}
+    assert others == {f"posenc.schemes.{name}" for name in ("nope", "rope", "alibi")}
+
+
+def test_what_a_type_checker_sees_is_what_is_imported():
+    """Schemes are imported when they are asked for, so each is named in two places."""
+    tree = ast.parse(Path(posenc.schemes.__file__).read_text())
+    (block,) = (n for n in tree.body if isinstance(n, ast.If) and ast.unparse(n.test) == CHECKING)
+    seen = [(n.module, alias.name) for n in block.body for alias in n.names]
+    ours = {(module, name) for module, name in seen if module.startswith("posenc.schemes.")}
+    public = set(posenc.schemes.__all__) - {"catalogue", "make"}
+    modules = posenc.schemes._MODULES
+    assert ours == {(f"posenc.schemes.{modules[name]}", name) for name in public}
+    assert public <= set(dir(posenc.schemes))
+    assert set(posenc.__all__) <= set(dir(posenc))
+
+
+def test_a_scheme_that_is_not_on_top_is_told_where_it_is():
+    with pytest.raises(AttributeError, match=r"'FoX'; it is posenc\.schemes\.FoX"):
+        _ = posenc.FoX
+    with pytest.raises(AttributeError, match=r"'RoPe' \(did you mean 'RoPE'\?\)"):
+        _ = posenc.RoPe
+    with pytest.raises(AttributeError, match=r"'Fox' \(did you mean 'FoX'\?\)"):
+        _ = posenc.schemes.Fox
 
 
 def modules():

@@ -141,6 +141,18 @@ def test_a_plan_is_taken_as_it_is():
         Positions.init(plan)
 
 
+def test_wrong_first_calls_say_what_is_right():
+    with pytest.raises(TypeError, match=r"key must be a JAX key, got 0; give a jax\.random\.key"):
+        Positions.init(posenc.NoPE(), 2, key=0)
+    with pytest.raises(TypeError, match=r"key must be a JAX key, got 0; give a jax\.random\.key"):
+        posenc_jax.init(posenc.T5Bias(HEADS), 0)
+    with pytest.raises(TypeError, match="scheme must be an instance of a PositionScheme"):
+        Positions.init("alibi", key=KEY)
+    positions = Positions.init(posenc.NoPE(), 2, KEY)
+    with pytest.raises(AttributeError, match=r"positions\[layer\]\.attend\(q, k, v\)"):
+        _ = positions.attend
+
+
 @pytest.mark.parametrize("subject", some(["learned", "rope", "t5"], ["t5"], long))
 def test_each_layer_has_its_window(subject):
     scheme, windows = SUBJECTS[subject], [3, None, 1]

@@ -987,6 +987,15 @@ def test_unknown_backend():
     assert choose_backend("auto") in BACKENDS
 
 
+def test_a_missing_backend_is_told_how_to_install_it(monkeypatch):
+    known = {"jax": False, "torch": False}
+    monkeypatch.setattr("posenc.study.trainer.backends", lambda: known)
+    with pytest.raises(RuntimeError, match=r"pip install 'posenc\[jax\]'$"):
+        choose_backend("jax")
+    with pytest.raises(RuntimeError, match=r"'posenc\[torch\]'; without a GPU, .* CPU index"):
+        choose_backend("torch")
+
+
 def test_the_two_sides_of_a_label():
     assert sides("rope") == ("rope", "rope")
     assert sides("rope : base = 5 ~ t5@8 / nope") == ("rope:base=5", "t5@8/nope")

@@ -608,3 +608,13 @@ def test_wrong_groups(change, message):
     given = {"model": Tied(posenc.NoPE()), "lr": 1e-3, **change}
     with pytest.raises(ValueError, match=message):
         posenc_torch.param_groups(given.pop("model"), **given)
+
+
+def test_wrong_first_calls_say_what_is_right():
+    with pytest.raises(TypeError, match="scheme must be an instance of a PositionScheme"):
+        posenc_torch.Positions("alibi")
+    positions = posenc_torch.Positions(posenc.NoPE(), 2)
+    q = torch.zeros(1, 2, 3, 4)
+    for call in (positions, positions.attend):
+        with pytest.raises(TypeError, match=r"positions\[layer\]\.attend\(q, k, v\)"):
+            call(q, q, q)
