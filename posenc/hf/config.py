@@ -277,11 +277,13 @@ class _Reader:
         config = self.config
         interleaved = self.model in families.INTERLEAVED
         interleaved = check_flag("rope_interleave", config.get("rope_interleave", interleaved))
+        # transformers reads no length outside, where each layer type has a dictionary of its own.
+        by_type = any(isinstance(value, Mapping) for value in self.parameters.values())
         around = Surroundings(
             where=where,
             head_dim=self.head_dim or self._own_head_dim(kind),
             max_len=self.max_len,
-            original_len=config.get("original_max_position_embeddings"),
+            original_len=None if by_type else config.get("original_max_position_embeddings"),
             layout="interleaved" if interleaved else "half",
             softmax=self.model in families.SCALED_SOFTMAX,
             long=self.model in families.SHORT_AND_LONG,

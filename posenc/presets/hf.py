@@ -68,7 +68,8 @@ def from_hf_config(config: Any) -> LayerPlan:
 def _plan(part: Config, family: _Family) -> LayerPlan:
     count = part["n_layer" if "n_layer" in part else "num_hidden_layers"]  # GPT-J's name
     layers = range(check_count("num_hidden_layers", count))
-    kinds = part.get("layer_types") or [family.kind(part, layer) for layer in layers]
+    usual = [family.kind(part, layer) for layer in layers] if not family.typed else None
+    kinds = part.get("layer_types") or usual or [family.kind(part, layer) for layer in layers]
     if len(kinds) != len(layers):
         raise ValueError(f"layer_types must be num_hidden_layers={len(layers)}, got {len(kinds)}")
     listed = part.get("no_rope_layers")
@@ -78,6 +79,7 @@ def _plan(part: Config, family: _Family) -> LayerPlan:
         )
     for kind in kinds:
         check_choice("type in layer_types", kind, _TYPES)
+    kinds = usual or kinds
     ropes = from_hf({**part, "layer_types": kinds})
     schemes: list[PositionScheme] = []
     for layer in layers:
@@ -322,6 +324,11 @@ class _Family:
     kind: Callable[[Config, int], str]
     rotates: Callable[[Config, int, bool], bool] = _always
     scheme: Callable[[Config, RoPE | None], PositionScheme] = _plain
+
+    @property
+    def typed(self) -> bool:
+        """Whether the class of transformers reads ``layer_types``; else all layers are alike."""
+        return self.kind not in (_all_alike, _all_if_used, _never)
 
 
 _QWEN2_VL = _Family(_in_later_layers, scheme=_mrope(16, 24, 24))

@@ -31,16 +31,32 @@ class PositionTable:
         for module in modules:
             table = getattr(module, self.name, None)
             if isinstance(table, nn.Module):
-                applied.replace(table, "forward", functools.partial(_embed, table, layer))
+                applied.replace(table, "forward", functools.partial(_embed, module, table, layer))
 
 
-def _embed(table: Any, layer: Layer, *given: Tensor, position_ids: Tensor | None = None) -> Tensor:
+def _embed(
+    model: Any, table: Any, layer: Layer, *given: Tensor, position_ids: Tensor | None = None
+) -> Tensor:
     """GPT-2 gives positions first, OPT by name."""
+    ids = given[0] if position_ids is None else position_ids
     if layer.own_params is not None:
+        if layer.family.table_positions:
+            _read(model, layer, ids)
         return table.weight.new_zeros(())  # type: ignore[no-any-return]
-    places = layer.family.places(given[0] if position_ids is None else position_ids)
+    places = layer.family.places(ids)
     term: Any = posenc.embedding(layer.scheme, places, {"table": table.weight}, xp=xp)
     return term.to(table.weight.dtype)  # type: ignore[no-any-return]
+
+
+def _read(model: Any, layer: Layer, ids: Tensor) -> None:
+    """The positions of layers that get none, which a layer computed again would not find."""
+    layer.positions.read(ids, layer.family)
+    repeats = model.training and getattr(model, "gradient_checkpointing", False)
+    if repeats and not layer.positions.default:
+        raise NotImplementedError(
+            "position_ids with gradient checkpointing: layers of this model get no position_ids, "
+            "so one that is computed again may read those of another pass; leave one of them out"
+        )
 
 
 def _from_zero(position_ids: Tensor) -> Tensor:

@@ -56,6 +56,8 @@ class Family:
         What the scheme encodes, ``(B or 1, L)`` or ``(B or 1, L, axes)``, from ``position_ids``.
     rotary_positions
         Whether they are the ``position_ids`` that the rotary module gets, even if layers get some.
+    table_positions
+        Whether they are those that its table gets, because layers get none.
     channels
         Queries or keys ``(B, H, L, D)`` of an attention module, their channels in the order of the
         plan's schemes.
@@ -77,6 +79,7 @@ class Family:
     params: Callable[[nn.Module], Mapping[str, Tensor]] = _no_params
     places: Callable[[Tensor], Tensor] = _as_they_are
     rotary_positions: bool = False
+    table_positions: bool = False
     channels: Callable[[nn.Module, Tensor], Tensor] = _in_order
     own_attention: bool = False
     always_causal: bool = False

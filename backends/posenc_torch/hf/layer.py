@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from posenc.backend import PositionScheme, attention_part
 from posenc.positions import MAX_POSITION
-from posenc.schemes import NoPE
+from posenc.schemes import Chunk, NoPE, Sink, Sum
 from posenc_torch.api import attention
 from posenc_torch.hf.family import Family
 from posenc_torch.hf.masks import EXISTENCE
@@ -37,12 +37,15 @@ class ForwardPositions:
         Whether they are 0, 1, 2, ... in every row.
     length
         Their highest and 1, when it was asked for.
+    text
+        ``position_ids`` of text, ``(B or 1, L)``, beside ``ids`` of several axes; None: none.
     """
 
     ids: Tensor | None = None
     places: Tensor | None = None
     default: bool = False
     length: int | None = None
+    text: Tensor | None = None
 
     def read(self, ids: Tensor, family: Family) -> None:
         """Take the positions of a forward pass, unless they are those already taken."""
@@ -56,7 +59,13 @@ class ForwardPositions:
 
     def forget(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         """Hook before a model: the same tensor may hold other positions now."""
-        self.ids = self.places = self.length = None
+        self.ids = self.places = self.length = self.text = None
+
+    def on_one_axis(self) -> Tensor | None:
+        """Places ``(B or 1, L)``: those of text, or the largest of the coordinates, as in text."""
+        if self.places is None or self.places.ndim == 2:
+            return self.places
+        return self.places.amax(-1) if self.text is None else self.text
 
     def context(self, keys: int) -> int:
         """The length of the context: the highest position and 1, or the number of keys."""
@@ -97,6 +106,8 @@ class Layer:
         The tokens of the present call.
     grows
         Whether the scheme depends on the length of the context, which a GPU waits for.
+    unchunked
+        The scheme beside a whole mask, which has the chunks of the model.
     """
 
     index: int
@@ -112,9 +123,11 @@ class Layer:
     reads_more: bool = False
     tokens: Tokens | None = field(default=None, init=False)
     grows: bool = field(init=False)
+    unchunked: PositionScheme = field(init=False)
 
     def __post_init__(self) -> None:
         self.grows = self.scheme.at_length(MAX_POSITION) != self.scheme
+        self.unchunked = _without_chunks(self.scheme)
 
     def before_layer(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
         """Hook before a layer: read positions, and before the first layer add embeddings."""
@@ -131,6 +144,8 @@ class Layer:
 
     def _read(self, kwargs: dict[str, Any]) -> None:
         """Read the positions that a layer or its attention module is called with, if any."""
+        if self.family.rotary_positions:
+            self.positions.text = kwargs.get("position_ids")
         ids = None if self.family.rotary_positions else kwargs.get("position_ids")
         if ids is None:
             angles = kwargs.get("position_embeddings")
@@ -187,9 +202,11 @@ class Layer:
         return tokens
 
     def _places(self) -> Tensor | None:
-        """What the scheme encodes, on as many axes as it has; the index if the model has more."""
+        """What the scheme encodes, on as many axes as it has; the index if the model has others."""
         places, axes = self.positions.places, self.scheme.axes
-        if places is None or axes == (1 if places.ndim == 2 else places.shape[-1]):
+        if axes == 1:
+            return self.positions.on_one_axis()
+        if places is None or (places.ndim == 3 and axes == places.shape[-1]):
             return places
         return places[..., None].expand(-1, -1, axes) if places.ndim == 2 else None
 
@@ -213,18 +230,19 @@ class Layer:
         mask
             None; which keys exist, ``(B, 1, 1, K)`` of ``EXISTENCE``; or the whole mask
             ``(B, 1 or H, Q or 1, K)``, booleans or a term of the scores, instead of ``causal`` and
-            the window, if the family is not ``always_causal``.
+            the window and chunks, if the family is not ``always_causal``.
         scaling, softcap, sink
             The factor and the cap of the scores, and the logits ``(H,)`` of the model.
         """
         tokens, self.tokens = self.tokens, None  # hidden states, which are not kept longer
         if tokens is None:
             raise RuntimeError(f"{type(module).__name__} was called without its hooks")
-        scheme, params = attention_part(self.scheme, self._params(sink))
+        plain = mask is None or mask.dtype == EXISTENCE
+        given = self.scheme if plain else self.unchunked
+        scheme, params = attention_part(given, self._params(sink))
         if self.grows:
             scheme = scheme.at_length(self.positions.context(k.shape[2]))
         options: dict[str, Any] = tokens._asdict()
-        plain = mask is None or mask.dtype == EXISTENCE
         if plain or self.family.always_causal:
             options |= {"causal": causal, "window": self.window}
         if mask is not None and plain:
@@ -271,6 +289,15 @@ class Layer:
         if scaling is None or self.own_params is None or "scale" not in self.scheme.hooks():
             return scaling
         return scaling * self.scheme.scale(head_dim) * math.sqrt(head_dim)
+
+
+def _without_chunks(scheme: PositionScheme) -> PositionScheme:
+    """``scheme`` without a ``Chunk``, and with the names that its learned arrays have."""
+    if isinstance(scheme, Sink):
+        return replace(scheme, scheme=_without_chunks(scheme.scheme))
+    if isinstance(scheme, Sum) and any(isinstance(part, Chunk) for part in scheme.schemes):
+        return Sum(*map(_without_chunks, scheme.schemes))
+    return NoPE() if isinstance(scheme, Chunk) else scheme
 
 
 def _kind(module: Any) -> Any:

@@ -17,6 +17,7 @@ from posenc.schemes import Chunk, Sink, Sum
 from posenc_torch.api import IMPLEMENTATIONS
 from posenc_torch.hf.families import FAMILIES, REFUSED
 from posenc_torch.hf.family import Family
+from posenc_torch.hf.frequencies import plan_as_built
 from posenc_torch.hf.layer import CROSS, IDS, LAYER, ForwardPositions, Layer, attention_function
 from posenc_torch.hf.masks import mask_function
 from posenc_torch.position import Positions
@@ -204,7 +205,10 @@ def _stacks(kind: str, family: Family, parts: list[Any]) -> list[Stack]:
 
 def _plan(kind: str, family: Family, stacks: list[Stack]) -> LayerPlan:
     """The plans of all stacks, one after another."""
-    plans = [family.plan(part.config) for part, _ in stacks]
+    plans = [
+        plan_as_built(family.plan, part.config, [attention for _, attention in layers], part)
+        for part, layers in stacks
+    ]
     for plan, (_, layers) in zip(plans, stacks, strict=True):
         if len(layers) != len(plan):
             raise ValueError(

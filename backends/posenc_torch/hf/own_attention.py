@@ -20,9 +20,10 @@ from torch.nn import functional
 
 from posenc.backend import LayerPlan, has_embedding
 from posenc.presets import from_hf_config
+from posenc.schemes import ALiBi
 from posenc_torch.hf.embeddings import PositionTable
 from posenc_torch.hf.family import Family
-from posenc_torch.hf.layer import LAYER, attention_function
+from posenc_torch.hf.layer import LAYER, attention_function, layer_of
 from posenc_torch.hf.masks import EXISTENCE
 
 
@@ -47,9 +48,14 @@ class OwnAttention:
 
     def prepare(self, model: nn.Module, applied: Any) -> None:
         """Replace ``forward`` of every attention module, as ``Family.prepare``."""
+        config = model.config.get_text_config()  # type: ignore[operator, union-attr]
         for module in list(model.modules()):
-            if hasattr(module, LAYER):
-                applied.replace(module, "forward", functools.partial(forward, module, self))
+            if not hasattr(module, LAYER):
+                continue
+            applied.replace(module, "forward", functools.partial(forward, module, self))
+            layer = layer_of(module)
+            if layer.own_params is None and isinstance(layer.scheme, ALiBi):
+                applied.before(module, functools.partial(_one_way, config))
 
 
 def forward(
@@ -72,6 +78,15 @@ def forward(
         dropout=own.dropout(module) if module.training else 0.0,
     )  # fmt: skip
     return own.out(module, out.flatten(2), *given), None
+
+
+def _one_way(config: Any, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+    """Hook before attention with ALiBi: transformers' bias grows with keys after the query."""
+    if not getattr(config, "is_causal", True):
+        raise NotImplementedError(
+            "is_causal=False: after the query, ALiBi of transformers grows and that of posenc "
+            "falls; give apply a scheme, as posenc.ALiBi(num_heads)"
+        )
 
 
 def _heads(module: Any, x: Tensor) -> Tensor:
@@ -204,7 +219,11 @@ _OWN = {
     "codegen": Family(attention="attn", rotary=None, prepare=_CODEGEN.prepare),
     "falcon": Family(attention="self_attention", rotary=None, prepare=_prepare_falcon),
     "gpt_neo": Family(
-        attention="attention", rotary=None, always_causal=True, prepare=_prepare_gpt_neo
+        attention="attention",
+        rotary=None,
+        always_causal=True,
+        table_positions=True,
+        prepare=_prepare_gpt_neo,
     ),
     "gptj": Family(attention="attn", rotary=None, prepare=_GPTJ.prepare),
     "mpt": Family(attention="attn", rotary=None, plan=_mpt_plan, prepare=_prepare_mpt),

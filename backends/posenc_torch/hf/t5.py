@@ -18,7 +18,8 @@ from posenc_torch.hf.family import Family
 
 def _stack(config: Any) -> LayerPlan:
     """The plan of the encoder or the decoder; its configuration is that of the whole model."""
-    return from_hf_config({**config.to_dict(), "is_encoder_decoder": False})
+    given = config.to_dict() if hasattr(config, "to_dict") else config
+    return from_hf_config({**given, "is_encoder_decoder": False})
 
 
 def _table(attention: Any) -> Mapping[str, Tensor]:
