@@ -2574,6 +2574,22 @@ _RUNTIME = (
         ("test_study.py unless_the_study_wrote_it",),
     ),
     Fault(
+        "seeds-needed-of-one-test",
+        "the seeds that the report asks for are too few where there are several schemes",
+        "posenc/study/statistics.py",
+        "t_quantile(1 - (1 - level) / tests, n - 1)",
+        "t_quantile(level, n - 1)",
+        ("test_report.py fewest_for_a_verdict 3",),
+    ),
+    Fault(
+        "picture-of-a-sum-over-channels",
+        "PoPE's channels look alike, because each row holds all of them",
+        "posenc/cli/show.py",
+        "scores[0] - nothing[0] for scores",
+        "scores[0] for scores",
+        ("test_draw.py one_channel_in_each_row",),
+    ),
+    Fault(
         "study-sweeps-what-looks-old",
         "thesis.partial, a folder of the user's, is removed after a day",
         RESULTS,
