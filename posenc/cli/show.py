@@ -6,7 +6,7 @@ import argparse
 import re
 import textwrap
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -32,6 +32,7 @@ _STEEP = 10.0  # a larger bias gets a logarithmic scale
 _AFTER_QUERY = "0.88"  # grey of keys that the causal mask hides
 _CELLS = {"aspect": "equal", "interpolation": "nearest"}
 _ADDED = "added to the scaled scores"
+_MOST_ROWS = 64  # channels of an embedding; more would blur into one another
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -126,6 +127,12 @@ def draw(
     notes = []
     if drawing.params:
         notes.append("learned: drawn at initialisation" if params is None else "learned: as given")
+    if params is None and _starts_at_random(scheme):
+        notes[-1] += ", which is random: only equal values have a meaning"
+    notes += _scale_notes(drawing)
+    if len(drawing.sampled) < drawing.length:
+        step = drawing.length / len(drawing.sampled)
+        notes.append(f"maps show one of {step:.3g} positions: periods below {2 * step:.3g} alias")
     if "sink" in scheme.hooks():
         notes.append("with a sink, one more logit in every softmax, which is not drawn")
     if "adjust_scores" in scheme.hooks():
@@ -222,9 +229,20 @@ class _Drawing:
 
         None if the scheme transforms neither. If it has regions, each score is that of its region.
         """
-        width = getattr(self.scheme, "head_dim", 64)
-        x = np.zeros((1, self._heads, len(pos), width))
+        x = np.zeros((1, self._heads, len(pos), getattr(self.scheme, "head_dim", 64)))
         x[..., channel] = 1.0
+        return self._through_regions(x, pos, lambda query, key: (query * key).sum(axis=-1))
+
+    def scale(self, channel: int, pos: Array) -> Array | None:
+        """Products of lengths ``(H, L)`` where ``scores`` has dot products."""
+        x = np.zeros((1, self._heads, len(pos), getattr(self.scheme, "head_dim", 64)))
+        x[..., channel] = 1.0
+        norm = partial(np.linalg.norm, axis=-1)
+        return self._through_regions(x, pos, lambda query, key: norm(query) * norm(key))
+
+    def _through_regions(
+        self, x: Array, pos: Array, product: Callable[[Array, Array], Array]
+    ) -> Array | None:
         of_queries, of_key = self._features(pos)
         regions = self.scheme.regions() or ((self.scheme, (None, None)),)
         total, transformed = np.zeros(x.shape[1:3]), False
@@ -238,9 +256,31 @@ class _Drawing:
             if len(regions) > 1 and not evaluate.reads_features(scheme):
                 bias = evaluate.bias(scheme, pos, np.asarray([0]), params)
                 inside = inside if bias is None else inside & ~np.isneginf(bias[0, :, 0])
-            total = np.where(inside, (query * key).sum(axis=-1)[0], total)
+            total = np.where(inside, product(query, key)[0], total)
             transformed |= evaluate.has_transform(scheme)
         return total if transformed else None
+
+
+def _starts_at_random(scheme: PositionScheme) -> bool:
+    one, other = (init_params(scheme, seed) for seed in range(2))
+    return any((one[name] != other[name]).any() for name in one)
+
+
+def _scale_notes(drawing: _Drawing) -> list[str]:
+    """What the transform does to all scores of a query alike, which no distance explains."""
+    width, nothing = getattr(drawing.scheme, "head_dim", 64), drawing.scale(slice(0), np.arange(1))
+    if nothing is None or nothing.any():  # zeros do not stay zeros: no factor alone
+        return []
+    each = [drawing.scale(channel, drawing.sampled) for channel in range(width)]
+    factors = np.asarray([one for one in each if one is not None])
+    if not factors.size or not np.allclose(factors, factors[:1, :1], rtol=1e-6, atol=0):
+        return []
+    low, high = float(factors.min()), float(factors.max())
+    if high > low * (1 + 1e-6):
+        return [
+            f"besides distance, the query's position multiplies its scores: {low:.3g} to {high:.3g}"
+        ]
+    return [f"all scores are multiplied by {high:.3g}"] if abs(high - 1) > 1e-6 else []
 
 
 def _file_name(label: str) -> str:
@@ -340,10 +380,14 @@ def _embedding_panel(drawing: _Drawing) -> list[Panel]:
     def paint(figure: Figure) -> None:
         picture.heading(figure, "Embedding: added to the tokens")
         left, right = figure.subplots(1, 2, width_ratios=(3, 2))
+        channels = vectors.shape[-1]
+        # An even step keeps to sines, or to cosines, where these alternate.
+        step = 1 if channels <= _MOST_ROWS else 2 * -(-channels // (2 * _MOST_ROWS))
         image = picture.heat_map(
-            left, vectors[drawing.sampled].T, (drawing.length, vectors.shape[-1])
+            left, vectors[drawing.sampled, ::step].T, (drawing.length, channels)
         )
-        picture.label(left, "Value", "position (tokens)", "channel")
+        title = "Value" if step == 1 else f"Value of channels 0, {step}, {2 * step}, …"
+        picture.label(left, title, "position (tokens)", "channel")
         picture.colourbar(figure, image, left, "embedding")
         picture.lines(right, positions - middle, {"": similarity})
         title = f"Similarity of position {middle} to the others"
@@ -360,18 +404,24 @@ def _transform_panel(drawing: _Drawing) -> list[Panel]:
     if total is None:
         return []
     width = getattr(drawing.scheme, "head_dim", 64)
+    nothing = drawing.scores(slice(0), drawing.sampled)
+    assert nothing is not None
     rows = [drawing.scores(channel, drawing.sampled) for channel in range(width)]
-    channels = np.asarray([scores[0] for scores in rows if scores is not None])
+    # Where zeros do not stay zeros, every score holds those of all channels.
+    channels = np.asarray([scores[0] - nothing[0] for scores in rows if scores is not None])
     _, kept = np.unique(channels.round(6), axis=0, return_index=True)
     heads_equal = bool((total == total[:1]).all())
     tokens = " of random tokens" if "hidden_features" in drawing.scheme.hooks() else ""
+    axes = "; here for text, with the position on every axis" if drawing.scheme.axes > 1 else ""
 
     def paint(figure: Figure) -> None:
-        picture.heading(figure, f"Transform: effect of positions{tokens} on queries and keys")
+        picture.heading(figure, f"Transform: effect of positions{tokens} on queries and keys{axes}")
         left, right = figure.subplots(1, 2, width_ratios=(3, 2))
         image = picture.heat_map(left, channels[np.sort(kept)], (drawing.length, len(kept)))
         up = "pair of channels" if 2 * len(kept) == width else "channels without duplicates"
         title = "Unit vectors e of channels: ⟨T(p) e, T(0) e⟩, the cosine if T rotates"
+        if nothing.any():
+            title = "Unit vectors e of channels: ⟨T(p) e, T(0) e⟩ − ⟨T(p) 0, T(0) 0⟩"
         picture.label(left, title, "query position p (tokens), key at 0", up)
         picture.colourbar(
             figure, image, left, "dot product" if heads_equal else "dot product, head 1"

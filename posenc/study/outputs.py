@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -11,11 +13,22 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from posenc.cli.picture import FORMATS
 from posenc.study.results import Record, partial_path, sweep
 from posenc.study.stopping import delay_signals
 
 STUDY = "study.json"  # names the study that made the other files
-_WITHOUT_STUDY = ("results.csv", "results.jsonl", "table.md", "loss.png", "report.html")
+# Every name that a study writes. No other file is ever moved, replaced or removed.
+NAMES = (
+    "differences.csv",
+    *(f"loss.{form}" for form in FORMATS),
+    "report.html",
+    "results.csv",
+    "results.jsonl",
+    "table.md",
+)
+_NO_JSON = (ValueError, ArithmeticError, RecursionError)  # also of numbers, and of nesting
+_STAGED, _STAGED_EARLIER = "results", r"[0-9a-f]{12}(-\d+)?"  # folders that are being filled
 
 
 def study_digest(runs: Iterable[str]) -> str:
@@ -37,7 +50,8 @@ def publish(
 ) -> tuple[list[str], Path | None]:
     """Move the files that ``render(folder)`` writes into ``out``: all, or none if anything fails.
 
-    Files of another study, or of more successful runs, go to ``earlier/`` first.
+    Files of another study, or of more successful runs, go to ``earlier/`` first. So do files that
+    no study wrote, or that were edited since.
 
     Returns
     -------
@@ -49,55 +63,94 @@ def publish(
         "runs": sum(record["status"] == "ok" for record in records),
         **summary,
     }
-    sweep(out)
-    with _staging(out / "results") as folder:
+    check_folder(out)
+    sweep(out, _STAGED)
+    with _staging(out / _STAGED) as folder:
         render(folder)
         names = sorted(path.name for path in folder.iterdir())
-        text = json.dumps({**about, "files": names}, indent=1, sort_keys=True)
+        if strange := set(names) - {*NAMES}:
+            raise ValueError(f"a study writes {', '.join(NAMES)}, got {', '.join(sorted(strange))}")
+        sealed = {name: _sha256(folder / name) for name in names}
+        text = json.dumps({**about, "files": names, "sha256": sealed}, indent=1, sort_keys=True)
         (folder / STUDY).write_text(text + "\n", encoding="utf-8")
         before = _read_study(out)
         superseded = before.get("study") == about["study"] and before["runs"] <= about["runs"]
-        earlier = None if superseded or not before.get("runs") else _keep(out, before)
+        other = bool(before.get("runs")) and not superseded
+        present = [name for name in NAMES if _is_file(out / name)]
+        kept = [n for n in present if other or (n in names and n not in before["files"])]
+        earlier = _keep(out, before, [*kept, STUDY] if other else kept) if other or kept else None
         with delay_signals():
-            for name in set(before.get("files", ())) - {*names}:
+            for name in set(before["files"]) - {*names}:
                 (out / name).unlink(missing_ok=True)
             for name in (*names, STUDY):
                 (folder / name).replace(out / name)
     return names, earlier
 
 
+def check_folder(out: Path) -> None:
+    """``IsADirectoryError`` if a folder, which is not ours to replace, has the name of a file."""
+    for name in (*NAMES, STUDY):
+        if (out / name).is_dir():
+            raise IsADirectoryError(f"out: cannot write {name!r} into {str(out)!r}: it is a folder")
+
+
 def _read_study(out: Path) -> dict[str, Any]:
-    """The study, runs and files that ``study.json`` names; guessed where there is no such file."""
+    """The study and runs that ``study.json`` names, and its files that nobody edited since.
+
+    The file may have come from anywhere: it is no reason to remove a file of another name or
+    content. Without it, a table is that of an earlier study.
+    """
     try:
         about = json.loads((out / STUDY).read_text(encoding="utf-8"))
-        # Only names in the folder itself: the file may have come from anywhere.
-        files = [n for n in about["files"] if Path(n).name == n and (out / n).is_file()]
+        sealed = about.get("sha256", {})
+        files = [n for n in NAMES if n in sealed and _is_file(out / n)]
+        files = [n for n in files if sealed[n] == _sha256(out / n)]
         return {"study": _digest(about["study"]), "runs": int(about["runs"]), "files": files}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, LookupError, TypeError, AttributeError, *_NO_JSON):
         pass
-    files = [name for name in _WITHOUT_STUDY if (out / name).is_file()]
-    if "table.md" not in files:  # every run failed
-        return {"files": files}
-    digest = hashlib.sha256((out / "table.md").read_bytes()).hexdigest()
-    return {"study": digest, "runs": 1, "files": files}
+    if not _is_file(out / "table.md"):
+        return {"files": []}
+    return {"study": _sha256(out / "table.md"), "runs": 1, "files": []}
+
+
+def _is_file(path: Path) -> bool:
+    return path.is_file() or path.is_symlink()
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _digest(text: str) -> str:
     return text if re.fullmatch("[0-9a-f]{64}", text) else hashlib.sha256(text.encode()).hexdigest()
 
 
-def _keep(out: Path, before: dict[str, Any]) -> Path:
-    """Copy the files under ``earlier/``, all or none, in place of an older copy of that study."""
-    target = out / "earlier" / str(before["study"])[:12]
+def _keep(out: Path, before: dict[str, Any], names: Sequence[str]) -> Path:
+    """Copy the files under ``earlier/``, all or none, in place of an older copy of that study.
+
+    An older copy that holds anything else stays, and the new one gets another name.
+    """
+    digest = before.get("study") or study_digest(_sha256(out / name) for name in names)
+    first = out / "earlier" / str(digest)[:12]
+    further = (first.with_name(f"{first.name}-{number}") for number in itertools.count(2))
+    target = next(filter(_is_free, itertools.chain([first], further)))
     target.parent.mkdir(exist_ok=True)
-    sweep(target.parent)
+    sweep(target.parent, _STAGED_EARLIER)
     with _staging(target) as folder:
-        for name in (*before["files"], STUDY):
+        for name in names:
             if (out / name).is_file():
                 shutil.copy2(out / name, folder / name)
-        shutil.rmtree(target, ignore_errors=True)
+        if target.exists():
+            shutil.rmtree(target)
         folder.rename(target)
     return target
+
+
+def _is_free(target: Path) -> bool:
+    """Whether nothing is lost if this folder is replaced: it is a copy that nobody edited."""
+    if target.is_symlink() or not target.is_dir():
+        return not os.path.lexists(target)
+    return {path.name for path in target.iterdir()} <= {*_read_study(target)["files"], STUDY}
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from typing import Any
 
 from posenc.study.panels import GRID, INK, MUTED, PALETTE
 from posenc.study.plots import curve_svg, loss_svgs, note, position_svg
-from posenc.study.statistics import Difference, Records, Summary
+from posenc.study.statistics import Difference, Records, Summary, seeds_needed
 from posenc.study.tables import (
     caption,
     cost_table,
@@ -36,6 +36,7 @@ _VERDICTS = (
     "two are equal. The intervals are 95 % each, not corrected. differences.csv has every length."
 )
 _MOST_NAMES = 6  # in a sentence
+_FEW_SEEDS = 5  # fewer find only differences far larger than their spread
 _CAVEATS = (
     "The results hold for one configuration: this model, text, number of steps and seeds. "
     "Published comparisons with other models contradict one another, and may contradict this one.",
@@ -112,10 +113,26 @@ def headline(summary: Summary, records: Records) -> str:
     sentences = [f"{start}{'; '.join(filter(None, some))}." for start, some in parts if any(some)]
     if not sentences:
         return "No scheme has enough runs to be compared."
+    sentences += _more_seeds(against, len({record["seed"] for record in records}))
     lost = (
         ["Runs that failed or diverged are not in these means."] if has_lost_runs(records) else []
     )
     return " ".join(sentences + lost)
+
+
+def _more_seeds(against: Mapping[str, Difference], seeds: int) -> list[str]:
+    """How many seeds would tell the schemes apart that a few seeds do not."""
+    ties = {name: one for name, one in against.items() if one.verdict == "tie"}
+    if not ties or seeds >= _FEW_SEEDS:
+        return []
+    tests = sum(one.p == one.p for one in against.values())
+    needed = {name: seeds_needed(one, tests) for name, one in ties.items()}
+    shown = [f"{name} {f'about {n}' if n else 'more than 99'}" for name, n in needed.items()]
+    more = ", and others" * (len(shown) > _MOST_NAMES)
+    return [
+        f"{seeds} seeds decide little. If more differ as these do, a verdict needs so many: "
+        f"{', '.join(shown[:_MOST_NAMES])}{more} (--seeds)."
+    ]
 
 
 def _list_names(differences: Mapping[str, Difference], verdict: str, form: str) -> str:

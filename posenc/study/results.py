@@ -46,8 +46,12 @@ COLUMNS = (
 # Held while a record is written, so that a worker finishes it before it leaves.
 WRITING = threading.Lock()
 _HOST = f"{zlib.crc32(platform.node().encode()):08x}"
-_PARTIAL = re.compile(r"\.([0-9a-f]{8})-(\d+)-[0-9a-f]{8}\.partial$")
+# The names of ``partial_path`` and of progress files, and no others.
+_PARTIAL = re.compile(r"\.(.+)\.([0-9a-f]{8})-(\d{1,10})-[0-9a-f]{8}\.partial", re.ASCII)
+_PROGRESS = re.compile(r"[a-z0-9-]*-\d+-[0-9a-f]{16}\.json\.progress", re.ASCII)
+RECORDS = r"probe|[a-z0-9-]*-\d+-[0-9a-f]{16}\.json(\.progress)?"  # written into ``runs/``
 _DAY = 86400.0
+_CAN_ASK = os.name == "posix"  # on Windows, os.kill(process, 0) would send Ctrl-C
 
 
 def partial_path(path: Path) -> Path:
@@ -55,27 +59,38 @@ def partial_path(path: Path) -> Path:
     return path.with_name(f".{path.name}.{_HOST}-{os.getpid()}-{secrets.token_hex(4)}.partial")
 
 
-def sweep(folder: Path) -> None:
-    """Remove files that dead processes left half written."""
-    for path in (*folder.glob("*.partial"), *folder.glob("*.progress")):
+def sweep(folder: Path, written: str) -> None:
+    """Remove what dead processes left half written, and nothing that a user may have made.
+
+    ``written`` is a pattern of the names that this package writes into the folder.
+    """
+    for path in folder.iterdir() if folder.is_dir() else ():
         with suppress(OSError):
-            if _is_leftover(path):
+            if _is_leftover(path, written):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-def _is_leftover(path: Path) -> bool:
-    match = _PARTIAL.search(path.name)
-    if match is not None and match[1] == _HOST and os.name == "posix":
-        return not _is_alive(int(match[2]))
+def _is_leftover(path: Path, written: str) -> bool:
+    match = _PARTIAL.fullmatch(path.name)
+    own = match is not None and re.fullmatch(written, match[1])
+    if path.is_symlink() or not (own or _is_progress(path.name, written)):
+        return False
+    if match is not None and match[2] == _HOST and _CAN_ASK:
+        return not _is_alive(int(match[3]))
     return time.time() - path.stat().st_mtime > _DAY  # of another machine
 
 
+def _is_progress(name: str, written: str) -> bool:
+    return bool(_PROGRESS.fullmatch(name) and re.fullmatch(written, name))
+
+
 def _is_alive(process: int) -> bool:
+    """Whether there is such a process; also where that cannot be known."""
     try:
         os.kill(process, 0)
     except ProcessLookupError:
         return False
-    except OSError:
+    except (OSError, OverflowError):
         return True
     return True
 

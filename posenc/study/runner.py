@@ -18,7 +18,15 @@ from pathlib import Path
 
 from posenc.study import run as runs
 from posenc.study.corpus import Corpus
-from posenc.study.results import Record, load, partial_path, save, sweep, write_whole
+from posenc.study.results import (
+    RECORDS,
+    Record,
+    load,
+    partial_path,
+    save,
+    sweep,
+    write_whole,
+)
 from posenc.study.run import Run
 from posenc.study.study import Study, read_corpus
 from posenc.study.trainer import choose_backend
@@ -116,7 +124,7 @@ def runs_folder(study: Study) -> Path:
     except OSError as error:
         reason = error.strerror or error
         raise OSError(f"out: cannot write results into {study.out!r}: {reason}") from error
-    sweep(folder)
+    sweep(folder, RECORDS)
     return folder
 
 

@@ -182,6 +182,21 @@ def judge(differences: Mapping[str, Sequence[float]], level: float = 0.95) -> di
     return results
 
 
+def seeds_needed(difference: Difference, tests: int, level: float = 0.95) -> int | None:
+    """Seeds for a verdict if the mean and the spread stay as they are; None above 99, or if equal.
+
+    ``tests`` is the size of the family: the smallest p of a family is multiplied by it.
+    """
+    interval = difference.interval
+    if interval.n < 2 or not interval.mean:
+        return None
+    spread = interval.half_width * math.sqrt(interval.n) / t_quantile(level, interval.n - 1)
+    for n in range(interval.n + 1, 100):
+        if abs(interval.mean) * math.sqrt(n) > spread * t_quantile(1 - (1 - level) / tests, n - 1):
+            return n
+    return None
+
+
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:
     """Holm's step-down correction; NaN does not count as a test, and stays NaN."""
     tested = sorted((name for name, p in p_values.items() if p == p), key=lambda n: p_values[n])

@@ -18,7 +18,7 @@ from posenc.study.columns import shorten
 from posenc.study.comparisons import comparisons_csv
 from posenc.study.corpus import Corpus, printable
 from posenc.study.origin import command, commit, cores, processor
-from posenc.study.outputs import holds_results, publish
+from posenc.study.outputs import check_folder, holds_results, publish
 from posenc.study.plots import loss_against_length
 from posenc.study.report import write_report
 from posenc.study.results import Record, seconds, write_tables, write_whole
@@ -40,6 +40,7 @@ def compare(study: Study) -> int:
     Returns the exit status: 0, 1 if a run failed, 130 after Ctrl-C and 143 after SIGTERM. Finished
     runs are always kept.
     """
+    check_folder(Path(study.out))
     backend, corpus = choose_backend(study.backend), study.corpus()
     records, missing = plan(study, corpus)
     runs = [record["run"] for record in records] + [run.digest() for run in missing]

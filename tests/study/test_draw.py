@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 import sys
 import zlib
@@ -282,3 +283,54 @@ def test_an_index_error_at_every_position_is_raised(tmp_path):
 
     with pytest.raises(IndexError, match="never any position"):
         draw(Broken(), tmp_path / "a.png")
+
+
+NOTES = {
+    "position multiplies its scores: 1 to 1.4": ("rerope", {"train_len": 32, "window": 8}),
+    "all scores are multiplied by 1.3": ("rope_yarn", {"train_len": 32, "factor": 4.0}),
+    "which is random: only equal values": ("t5", {}),
+    "with the position on every axis": ("axial_rope", {}),
+    "⟨T(p) e, T(0) e⟩ − ⟨T(p) 0, T(0) 0⟩": ("pope", {}),
+    "Value of channels 0, 4, 8, …": ("sinusoidal", {}),
+}
+PLAIN = [("rope", {}), ("alibi", {}), ("xpos", {}), ("pope", {})]
+FACTOR = re.compile("multipl|which is random")
+
+
+@pytest.mark.parametrize("note", NOTES)
+def test_what_distance_does_not_explain_is_said(tmp_path, figures, note):
+    name, options = NOTES[note]
+    scheme = posenc.make(name, num_heads=4, head_dim=64, max_len=128, **options)
+    draw(scheme, tmp_path / "x.svg", length=128)
+    assert note in words(figures[0])
+
+
+@pytest.mark.parametrize(("name", "options"), PLAIN)
+def test_no_factor_is_claimed_where_there_is_none(tmp_path, figures, name, options):
+    scheme = posenc.make(name, num_heads=4, head_dim=16, max_len=32, **options)
+    draw(scheme, tmp_path / "x.svg", length=32)
+    assert not FACTOR.search(words(figures[0]))
+
+
+def test_a_map_of_a_rotation_shows_one_channel_in_each_row(tmp_path, figures):
+    """Also where a transform does not keep zeros: PoPE's rows are cosines times one number."""
+    scheme = posenc.make("pope", num_heads=1, head_dim=8)
+    draw(scheme, tmp_path / "x.svg", length=24)
+    rows = np.asarray(figures[0].axes[0].images[0].get_array())
+    expected = np.cos(np.arange(24) * 10000.0 ** -(np.arange(8)[:, None] / 8))
+    shown = rows / rows[:, :1]
+    # float64 throughout; rows differ by rounding in softplus and in the sines alone.
+    assert np.abs(np.sort(shown, axis=0) - np.sort(expected, axis=0)).max() < 1e-5
+
+
+def test_channels_of_an_embedding_are_of_one_kind(tmp_path, figures):
+    """Sines and cosines that alternate in neighbouring rows would blur into one colour."""
+    draw(posenc.schemes.Sinusoidal(192), tmp_path / "x.svg", length=40)
+    rows = np.asarray(figures[0].axes[0].images[0].get_array())
+    assert len(rows) <= 64
+    assert not rows[:, 0].any()  # sines alone
+
+
+def test_aliasing_is_said(tmp_path, figures):
+    draw(posenc.make("rope", head_dim=8), tmp_path / "x.svg", length=2048)
+    assert "maps show one of 4 positions: periods below 8 alias" in words(figures[0])

@@ -14,6 +14,7 @@ from posenc.study.comparisons import COLUMNS, comparisons_csv
 from posenc.study.panels import spread
 from posenc.study.plots import curve_svg, loss_against_length, loss_svgs, note, position_svg
 from posenc.study.report import headline, write_report
+from posenc.study.statistics import judge, seeds_needed
 from posenc.study.tables import (
     Table,
     cost_table,
@@ -582,3 +583,35 @@ def test_a_figure_of_many_lines_is_higher(tmp_path, many):
     assert width == 1600
     assert 1000 < height < 1400
     assert note(many) == "Means over 3 seeds; the tables have the intervals."
+
+
+def test_few_seeds_say_how_many_a_verdict_needs(records):
+    """A shift of 1 with a spread of 0.2 over two seeds is no verdict, and over a few more is."""
+    assert "decide little" not in headline(study(), [r for r in records if r["scheme"] != "twin"])
+    few = [dict(record) for record in records if record["seed"] < 2]
+    for record in (r for r in few if r["scheme"] == "twin" and r["status"] == "ok"):
+        shift = 0.8 if record["seed"] else 1.2
+        for protocol in ("loss", "loss_same_targets"):
+            record[protocol] = {n: loss + shift for n, loss in record[protocol].items()}
+    text = headline(study(), few)
+    assert re.search(r"no significant difference for .*twin \(\+(1\.0|0\.9)", text)
+    needed = re.search(r"2 seeds decide little\. .* so many: .*twin about (\d) \(--seeds\)", text)
+    assert needed
+    assert 3 <= int(needed[1]) <= 5
+
+
+@pytest.mark.parametrize("tests", [1, 3])
+@pytest.mark.parametrize("spread", [0.1, 0.5, 2.0])
+def test_seeds_needed_are_the_fewest_for_a_verdict(spread, tests):
+    """The same mean and spread over so many seeds are significant, over one fewer they are not."""
+
+    def at(n):
+        # Halves above and below the mean, scaled to the standard deviation of the sample.
+        signs = np.where(np.arange(n) % 2, 1.0, -1.0)
+        signs -= signs.mean()
+        values = 1 + spread * signs / signs.std(ddof=1)
+        return judge({"one": list(values)})["one"]
+
+    needed = seeds_needed(at(2), tests)
+    assert at(needed).uncorrected * tests < 0.05
+    assert needed == 3 or at(needed - 1).uncorrected * tests >= 0.05

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import importlib
 import json
 import math
@@ -28,6 +29,7 @@ from posenc.layers import LayerPlan
 from posenc.presets import PLANS
 from posenc.schemes import Sum
 from posenc.study import identity, windows
+from posenc.study import results as results_module
 from posenc.study import run as runs
 from posenc.study.corpus import Corpus
 from posenc.study.decoder import NORM_EPSILON, Decoder
@@ -739,15 +741,92 @@ def test_only_leftovers_of_dead_processes_are_swept(tmp_path):
     own = partial_path(tmp_path / "own")
     left, far, old = (
         own.with_name(own.name.replace(str(os.getpid()), str(dead.pid))),
-        tmp_path / f".far.0f0f0f0f-{dead.pid}-0f0f0f0f.partial",
-        tmp_path / "results.csv.partial",
+        tmp_path / f".own.0f0f0f0f-{dead.pid}-0f0f0f0f.partial",
+        tmp_path / f".own.1f0f0f0f-{dead.pid}-0f0f0f0f.partial",
     )
     for path in (own, far, old, tmp_path / "results.csv"):
         path.touch()
     left.mkdir()
     os.utime(old, (0, 0))
-    sweep(tmp_path)
+    sweep(tmp_path, "own")
     assert {path.name for path in tmp_path.iterdir()} == {own.name, far.name, "results.csv"}
+
+
+RECORD = f"rope-0-{'0f' * 8}.json"
+STRANGE = [
+    "thesis.partial",
+    "thesis.progress",
+    ".thesis.partial",
+    f".thesis.0f0f0f0f-1-{'0f' * 4}.partial",
+    f".{RECORD}.0f0f0f0f-{'9' * 30}-{'0f' * 4}.partial",
+    f".{RECORD}.0f0f0f0f-1-{'0f' * 4}.partial.txt",
+    f"{RECORD}.partial",
+    f"thesis-{RECORD}.progress.txt",
+]
+
+
+@pytest.mark.parametrize("kind", ["file", "folder", "link"])
+def test_nothing_of_the_users_is_swept(tmp_path, kind):
+    """Whatever its age: only names that a study writes are leftovers of one."""
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    (kept / "chapter.txt").write_text("years of work")
+    out = tmp_path / "out"
+    for folder in (out, out / "runs", out / "earlier"):
+        folder.mkdir()
+        for name in STRANGE:
+            if kind == "link":
+                (folder / name).symlink_to(kept)
+            elif kind == "folder":
+                shutil.copytree(kept, folder / name)
+            else:
+                (folder / name).write_text("years of work")
+            if kind != "link":
+                os.utime(folder / name, (0, 0))
+    before = sorted(out.rglob("*"))
+    runs_folder(Study(out=str(out)))
+    publish_text(out, ["a"], "first")
+    publish_text(out, ["b"], "second")
+    assert set(before) <= {*out.rglob("*")}
+    assert (kept / "chapter.txt").read_text() == "years of work"
+
+
+def test_leftovers_of_a_study_are_swept_from_its_folders(tmp_path):
+    runs = tmp_path / "runs"
+    (tmp_path / ".results.0f0f0f0f-1-0f0f0f0f.partial").mkdir()
+    (tmp_path / "earlier" / ".0f0f0f0f0f0f.0f0f0f0f-1-0f0f0f0f.partial").mkdir(parents=True)
+    runs.mkdir()
+    for name in (f".{RECORD}", f".{RECORD}.progress", ".probe"):
+        (runs / f"{name}.0f0f0f0f-1-0f0f0f0f.partial").touch()
+    (runs / f"{RECORD}.progress").touch()
+    for path in tmp_path.rglob("*"):
+        os.utime(path, (0, 0))
+    runs_folder(Study(out=str(tmp_path)))
+    publish_text(tmp_path, ["a"], "first")
+    publish_text(tmp_path, ["b"], "second")
+    assert not list(runs.iterdir())
+    assert not list(tmp_path.rglob(".*"))
+
+
+def test_a_number_that_is_no_process_stops_no_study(tmp_path):
+    own = partial_path(tmp_path / "probe")
+    own.with_name(own.name.replace(str(os.getpid()), "9" * 10)).touch()
+    sweep(tmp_path, "probe")
+    own.with_name(own.name.replace(str(os.getpid()), "9" * 30)).touch()
+    sweep(tmp_path, "probe")
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_no_signal_is_sent_where_it_would_stop_a_process(tmp_path, monkeypatch):
+    """On Windows ``os.kill(process, 0)`` is Ctrl-C; there, age alone tells a leftover."""
+    monkeypatch.setattr(results_module, "_CAN_ASK", False)
+    monkeypatch.setattr(os, "kill", lambda *arguments: pytest.fail("a signal was sent"))
+    new, old = (partial_path(tmp_path / "probe") for _ in range(2))
+    new.touch()
+    old.touch()
+    os.utime(old, (0, 0))
+    sweep(tmp_path, "probe")
+    assert list(tmp_path.iterdir()) == [new]
 
 
 def test_seconds_of_a_study_are_those_of_its_runs():
@@ -816,8 +895,74 @@ def test_a_study_file_from_elsewhere_touches_nothing_outside(tmp_path):
     (out / STUDY).write_text(json.dumps(about))
     earlier = publish_text(out, ["b"], "ours")[1]
     assert earlier.parent == out / "earlier"
-    assert texts(earlier).keys() == {STUDY}
+    assert texts(earlier).keys() == {STUDY, "results.csv", "report.html"}
     assert outside.read_text() == "mine"
+
+
+NAMED = ["notes.txt", "../mine.txt", ".", "..", "runs", "folder", "link", "table.md", "loss.svg"]
+
+
+@pytest.mark.parametrize("same", [True, False], ids=["same study", "another study"])
+@pytest.mark.parametrize("sealed", [True, False], ids=["sealed", "not sealed"])
+def test_a_study_removes_no_file_that_it_did_not_write(tmp_path, sealed, same):
+    """Even if ``study.json`` names it; what a new file replaces is kept."""
+    out = tmp_path / "out"
+    publish_text(out, ["a"], "first")
+    mine = [tmp_path / "mine.txt", out / "notes.txt", out / "runs" / "a.json"]
+    mine += [out / "folder" / "a.txt", out / "table.md"]
+    for path in mine:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("mine")
+    (out / "link").symlink_to(tmp_path / "mine.txt")
+    (out / "loss.svg").symlink_to(tmp_path / "mine.txt")
+    about = json.loads((out / STUDY).read_text())
+    about["files"] += [*NAMED, str(tmp_path / "mine.txt")]
+    if sealed:
+        about["sha256"] |= dict.fromkeys(NAMED, hashlib.sha256(b"mine").hexdigest())
+        del about["sha256"]["table.md"], about["sha256"]["loss.svg"]
+    else:
+        del about["sha256"]
+    (out / STUDY).write_text(json.dumps(about))
+    publish_text(out, ["a" if same else "b"], "second")
+    assert all(path.read_text() == "mine" for path in mine)
+    assert (out / "link").is_symlink()
+    assert (out / "loss.svg").is_symlink()
+    assert texts(out)["results.csv"] == "second"
+
+
+def test_a_file_that_a_new_one_replaces_is_kept_unless_the_study_wrote_it(tmp_path):
+    (tmp_path / "report.html").write_text("of the user")
+    first = publish_text(tmp_path, ["a"], "first")[1]
+    assert texts(first) == {"report.html": "of the user"}
+    assert publish_text(tmp_path, ["a"], "again")[1] is None
+    (tmp_path / "report.html").write_text("edited")
+    second = publish_text(tmp_path, ["a"], "more")[1]
+    assert texts(second) == {"report.html": "edited"}
+    (second / "notes.txt").write_text("years of work")
+    third = publish_text(tmp_path, ["b"], "other")[1]
+    assert texts(third)["report.html"] == "more"
+    assert texts(first) == {"report.html": "of the user"}
+    assert texts(second) == {"report.html": "edited", "notes.txt": "years of work"}
+
+
+def test_a_folder_in_the_place_of_a_file_is_refused_before_anything_is_moved(tmp_path):
+    publish_text(tmp_path, ["a"], "first")
+    (tmp_path / "report.html").unlink()
+    (tmp_path / "report.html").mkdir()
+    with pytest.raises(IsADirectoryError, match=r"cannot write 'report\.html'"):
+        publish_text(tmp_path, ["a"], "again")
+    assert texts(tmp_path)["results.csv"] == "first"
+
+
+@pytest.mark.parametrize(
+    "text", ["{}", "[]", '{"files": [[]], "study": 1, "runs": 1}', "[" * 100_000, "\\udc00"]
+    + [f'{{"files": [], "study": "a", "runs": {n}}}' for n in ("Infinity", "NaN", '"x"', "null")],
+    ids=range(9),
+)  # fmt: skip
+def test_a_broken_study_file_stops_no_study(tmp_path, text):
+    (tmp_path / STUDY).write_text(text)
+    assert publish_text(tmp_path, ["a"], "first")[1] is None
+    assert texts(tmp_path)["results.csv"] == "first"
 
 
 def test_a_study_of_failures_replaces_no_good_one(tmp_path, capsys):
