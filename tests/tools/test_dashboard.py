@@ -76,6 +76,7 @@ def test_the_page_shows_the_figures_of_this_commit(measured):
     assert len(shown) > 5
     assert sorted(shown) == sorted(value for value in values if not math.isnan(value))
     assert "failed</td>" not in page
+    assert "nothing measured before on this machine" in page
 
 
 def test_the_page_needs_nothing_from_elsewhere(measured):
@@ -121,6 +122,12 @@ def test_a_commit_before_is_the_history(measured, tmp_path, benchmarks):
     assert re.findall(r'data-value="(.*?)"', table) == ["3.0", "3.0"]
     assert table.count("</i>3.00\u00a0s") == 2
     assert "bbbbbbbb: 2.00" in table
+    assert "1 earlier measured on this machine" in text
+    before["params"]["cpu"] = "another processor"
+    file.with_name(f"{'b' * 8}-{now['env_name']}.json").write_text(json.dumps(before))
+    known = ["b" * 40, now["commit_hash"]]
+    (alone,) = benchmarks("history").results_until(conf.results_dir, known)
+    assert alone.commit_hash == now["commit_hash"]
     with pytest.raises(SystemExit, match="no results of commit cccc"):
         benchmarks("history").results_until(conf.results_dir, ["cccc"])
 
