@@ -320,3 +320,20 @@ def test_every_benchmark_of_the_suite_runs(tmp_path):
     done = dashboard(clone(tmp_path / "clone"), "--quick")
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     assert "failed" not in done.stdout
+
+
+def test_the_kept_history_is_not_drawn_beside_that_of_another_machine(
+    tmp_path, benchmarks, monkeypatch
+):
+    """asv's grid joins the results of all machines to one line."""
+    published, kept, results = benchmarks("published"), tmp_path / "kept", tmp_path / "results"
+    monkeypatch.setattr(published, "KEPT", kept)
+    for file in ("laptop/machine.json", "laptop/aaaaaaaa-existing.json"):
+        (kept / file).parent.mkdir(parents=True, exist_ok=True)
+        (kept / file).write_text("{}")
+    published.add_kept(results)
+    assert len(list(results.glob("laptop/*.json"))) == 2
+    (results / "own").mkdir()
+    (results / "own" / "machine.json").write_text("{}")
+    published.add_kept(results)
+    assert [file.parent.name for file in results.rglob("*.json")] == ["own"]
