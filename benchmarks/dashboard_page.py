@@ -29,12 +29,12 @@ def write_page(conf: Config, history: Sequence[Results]) -> tuple[Path, list[str
     """
     benchmarks, last = load(conf, history), history[-1]
     page = Path(conf.html_dir) / "dashboard.html"
-    page.write_text(_page(benchmarks, last), encoding="utf-8")
+    page.write_text(_page(benchmarks, history), encoding="utf-8")
     return page, [one.name for one in benchmarks if one.failed(last.commit_hash)]
 
 
-def _page(benchmarks: Sequence[Benchmark], last: Results) -> str:
-    commit = last.commit_hash
+def _page(benchmarks: Sequence[Benchmark], history: Sequence[Results]) -> str:
+    commit = history[-1].commit_hash
     shown = [one for one in benchmarks if one.applies(commit)]
     modules = itertools.groupby(shown, lambda one: one.name.split(".")[0])
     sections = "".join(
@@ -49,7 +49,7 @@ def _page(benchmarks: Sequence[Benchmark], last: Results) -> str:
         '<meta name="color-scheme" content="light dark">'
         f"<title>Benchmarks of posenc at {commit[:8]}</title>"
         f"<style>{_CSS}{charts.CSS}</style></head><body><main><h1>Benchmarks of posenc</h1>"
-        f"{_summary(shown, last)}{_drawn(shown, commit)}"
+        f"{_summary(shown, history)}{_drawn(shown, commit)}"
         f"<h2>Figures</h2><p>{_READING}</p><nav>{links}</nav>{sections}</main></body></html>\n"
     )
 
@@ -69,7 +69,9 @@ def _drawn(shown: Sequence[Benchmark], commit: str) -> str:
     )
 
 
-def _summary(shown: Sequence[Benchmark], last: Results) -> str:
+def _summary(shown: Sequence[Benchmark], history: Sequence[Results]) -> str:
+    last, earlier = history[-1], {one.commit_hash for one in history[:-1]}
+    before = len(earlier - {last.commit_hash})
     figures = [one for benchmark in shown for one in benchmark.figures.values()]
     there = [one.values.get(last.commit_hash, math.nan) for one in figures]
     failed = sum(value is None for value in there)
@@ -80,6 +82,9 @@ def _summary(shown: Sequence[Benchmark], last: Results) -> str:
         "Python": last.params["python"],
         "Measured": f"{served} figures of {len(shown)} benchmarks, {failed} failed; took "
         f"{sum(filter(None, last.duration.values())):.0f} s",
+        "History": f"{before} earlier measured on this machine and processor"
+        if before
+        else "nothing measured before on this machine, so no change is shown",
     }
     rows = "".join(f"<dt>{k}</dt><dd>{html.escape(v)}</dd>" for k, v in facts.items())
     return f"<dl>{rows}</dl><p>{_PAGES}</p>"

@@ -52,7 +52,7 @@ def ancestors(commit: str) -> list[str]:
 
 
 def results_until(folder: str, commits: Sequence[str]) -> list[Results]:
-    """Results in the order of the commits, of the machine and environment of the last."""
+    """Results in the order of the commits, of one machine, processor and environment."""
     place = {commit: index for index, commit in enumerate(commits)}
     every = [one for one in iter_results(folder) if one.commit_hash in place]
     if not every:
@@ -65,8 +65,9 @@ def _started(one: Results) -> float:
     return max(filter(None, one.started_at.values()), default=0)
 
 
-def _where(one: Results) -> tuple[str, str]:
-    return one.params["machine"], one.env_name
+def _where(one: Results) -> tuple[str, ...]:
+    """A name may pass to another processor, whose times are others."""
+    return one.params["machine"], one.params["cpu"], one.params["num_cpu"], one.env_name
 
 
 def is_measured(conf: Config, commit: str, bench: str | None) -> bool:

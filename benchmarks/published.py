@@ -1,4 +1,4 @@
-"""asv plugin: what ``asv publish`` writes opens from disk and shows the kept history too.
+"""asv plugin: what ``asv publish`` writes opens from disk; without other results, the kept history.
 
 asv's pages load scripts from the network; these come from Python packages (extra ``bench``). They
 ask for JSON by XMLHttpRequest, which browsers refuse to a page on disk; ``data.js`` holds it, and
@@ -40,9 +40,25 @@ def setup() -> None:
 
 
 def add_kept(results: Path) -> None:
-    """Copy the history that the repository keeps to where asv looks for results."""
-    if KEPT.exists():
+    """Copy the history that the repository keeps to where asv looks for results.
+
+    Not beside results of another machine: asv's grid would join both to one line, and the
+    difference of the machines would look like a change.
+    """
+    kept = {file.parent.name for file in KEPT.glob("*/machine.json")}
+    own = {file.parent.name for file in results.glob("*/machine.json")} - kept
+    if own:
+        _remove_copies(results)
+    elif KEPT.exists():
         shutil.copytree(KEPT, results, dirs_exist_ok=True, copy_function=_copy)
+
+
+def _remove_copies(results: Path) -> None:
+    """Remove what an earlier call copied: files that are those of the repository, to the byte."""
+    for source in KEPT.glob("*/*.json"):
+        copy = results / source.relative_to(KEPT)
+        if copy.exists() and copy.read_bytes() == source.read_bytes():
+            copy.unlink()
 
 
 def _copy(source: str, target: str) -> None:

@@ -127,6 +127,7 @@ class Positions:
             the layers. Layers that share arrays may have different windows. A plan has its own.
         """
         check_key(key)
+        assert key is not None  # check_key refuses it
         plan = LayerPlan.of(scheme, layers, windows)
         with_params = [layer for layer in plan.first_layers if plan.schemes[layer].param_specs()]
         return cls(

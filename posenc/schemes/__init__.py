@@ -374,8 +374,8 @@ def _maker(entry: Entry) -> Maker:
     if isinstance(entry, tuple):
         kind, preset = entry
         return _class_maker(_made(kind), {key: _made(value) for key, value in preset.items()})
-    entry = _made(entry)
-    return _class_maker(entry) if isinstance(entry, type) else _function_maker(entry)
+    found: Any = _made(entry)
+    return _class_maker(found) if isinstance(found, type) else _function_maker(found)
 
 
 def _made(value: Any) -> Any:

@@ -2383,6 +2383,14 @@ _DASHBOARD = (
         ("test_dashboard.py names_no_machine",),
     ),
     Fault(
+        "benchmarks-history-of-another-processor",
+        "another processor's times are shown as a change of the code",
+        "benchmarks/history.py",
+        'one.params["machine"], one.params["cpu"], one.params["num_cpu"], one.env_name',
+        'one.params["machine"], one.env_name',
+        ("test_dashboard.py a_commit_before_is_the_history",),
+    ),
+    Fault(
         "benchmarks-noise-shown-as-a-change",
         "every run says that something got slower",
         DASHBOARD_PAGE,

@@ -76,6 +76,7 @@ def test_the_page_shows_the_figures_of_this_commit(measured):
     assert len(shown) > 5
     assert sorted(shown) == sorted(value for value in values if not math.isnan(value))
     assert "failed</td>" not in page
+    assert "nothing measured before on this machine" in page
 
 
 def test_the_page_needs_nothing_from_elsewhere(measured):
@@ -121,6 +122,12 @@ def test_a_commit_before_is_the_history(measured, tmp_path, benchmarks):
     assert re.findall(r'data-value="(.*?)"', table) == ["3.0", "3.0"]
     assert table.count("</i>3.00\u00a0s") == 2
     assert "bbbbbbbb: 2.00" in table
+    assert "1 earlier measured on this machine" in text
+    before["params"]["cpu"] = "another processor"
+    file.with_name(f"{'b' * 8}-{now['env_name']}.json").write_text(json.dumps(before))
+    known = ["b" * 40, now["commit_hash"]]
+    (alone,) = benchmarks("history").results_until(conf.results_dir, known)
+    assert alone.commit_hash == now["commit_hash"]
     with pytest.raises(SystemExit, match="no results of commit cccc"):
         benchmarks("history").results_until(conf.results_dir, ["cccc"])
 
@@ -313,3 +320,20 @@ def test_every_benchmark_of_the_suite_runs(tmp_path):
     done = dashboard(clone(tmp_path / "clone"), "--quick")
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     assert "failed" not in done.stdout
+
+
+def test_the_kept_history_is_not_drawn_beside_that_of_another_machine(
+    tmp_path, benchmarks, monkeypatch
+):
+    """asv's grid joins the results of all machines to one line."""
+    published, kept, results = benchmarks("published"), tmp_path / "kept", tmp_path / "results"
+    monkeypatch.setattr(published, "KEPT", kept)
+    for file in ("laptop/machine.json", "laptop/aaaaaaaa-existing.json"):
+        (kept / file).parent.mkdir(parents=True, exist_ok=True)
+        (kept / file).write_text("{}")
+    published.add_kept(results)
+    assert len(list(results.glob("laptop/*.json"))) == 2
+    (results / "own").mkdir()
+    (results / "own" / "machine.json").write_text("{}")
+    published.add_kept(results)
+    assert [file.parent.name for file in results.rglob("*.json")] == ["own"]
