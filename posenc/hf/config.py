@@ -383,7 +383,12 @@ def _attention_part(config: Config) -> dict[str, Any]:
 
 def _with_defaults(config: Config) -> dict[str, Any]:
     """With what released configurations of this ``model_type`` leave out."""
-    defaults = dict(families.DEFAULTS.get(str(config.get("model_type")), {}))
+    model = str(config.get("model_type"))
+    defaults = dict(families.DEFAULTS.get(model, {}))
+    if model in families.PARTS:
+        defaults.setdefault("partial_rotary_factor", families.PARTS[model])
+    if model in families.HEAD_DIMS and not set(keys.HEAD_DIM) & config.keys():
+        defaults.setdefault("head_dim", families.HEAD_DIMS[model])
     inside = config.get("rope_parameters") or config.get("rope_scaling") or {}
     given = {key for key, value in {**inside, **config}.items() if value is not None}
     if any(isinstance(value, Mapping) for value in inside.values()):
@@ -391,7 +396,7 @@ def _with_defaults(config: Config) -> dict[str, Any]:
     if given & {"rope_theta", "rotary_emb_base"} and "rope_local_base_freq" not in defaults:
         given |= {"rope_theta", "rotary_emb_base"}
     if given & {"partial_rotary_factor", "rotary_pct", "rotary_dim"}:
-        given |= {"rotary_pct", "rotary_dim"}
+        given |= {"partial_rotary_factor", "rotary_pct", "rotary_dim"}
     return {**config, **{key: value for key, value in defaults.items() if key not in given}}
 
 
