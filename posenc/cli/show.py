@@ -233,7 +233,7 @@ class _Drawing:
         x[..., channel] = 1.0
         return self._through_regions(x, pos, lambda query, key: (query * key).sum(axis=-1))
 
-    def scale(self, channel: int, pos: Array) -> Array | None:
+    def scale(self, channel: int | slice, pos: Array) -> Array | None:
         """Products of lengths ``(H, L)`` where ``scores`` has dot products."""
         x = np.zeros((1, self._heads, len(pos), getattr(self.scheme, "head_dim", 64)))
         x[..., channel] = 1.0

@@ -131,7 +131,7 @@ def _more_seeds(against: Mapping[str, Difference], seeds: int) -> list[str]:
     more = ", and others" * (len(shown) > _MOST_NAMES)
     return [
         f"{seeds} seeds decide little. If more differ as these do, a verdict needs so many: "
-        f"{', '.join(shown[:_MOST_NAMES])}{more} (--seeds)."
+        f"{', '.join(shown[:_MOST_NAMES])}{more}; set by --seeds."
     ]
 
 

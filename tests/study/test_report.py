@@ -595,7 +595,9 @@ def test_few_seeds_say_how_many_a_verdict_needs(records):
             record[protocol] = {n: loss + shift for n, loss in record[protocol].items()}
     text = headline(study(), few)
     assert re.search(r"no significant difference for .*twin \(\+(1\.0|0\.9)", text)
-    needed = re.search(r"2 seeds decide little\. .* so many: .*twin about (\d) \(--seeds\)", text)
+    needed = re.search(
+        r"2 seeds decide little\. .* so many: .*twin about (\d); set by --seeds", text
+    )
     assert needed
     assert 3 <= int(needed[1]) <= 5
 

@@ -937,6 +937,7 @@ def test_a_file_that_a_new_one_replaces_is_kept_unless_the_study_wrote_it(tmp_pa
     assert publish_text(tmp_path, ["a"], "again")[1] is None
     (tmp_path / "report.html").write_text("edited")
     second = publish_text(tmp_path, ["a"], "more")[1]
+    assert second is not None
     assert texts(second) == {"report.html": "edited"}
     (second / "notes.txt").write_text("years of work")
     third = publish_text(tmp_path, ["b"], "other")[1]
