@@ -4173,6 +4173,22 @@ _TRANSFORMERS = (
         ("test_hf_apply.py llama-check_left_padded",),
     ),
     Fault(
+        "hf-always-causal",
+        "is_causal=False is not obeyed",
+        "backends/posenc_torch/hf/masks.py",
+        "    if both_ways or not skips:",
+        "    if not skips:",
+        ("test_hf_masks.py is_causal_is_obeyed[llama-argument]",),
+    ),
+    Fault(
+        "hf-unread-keys-obeyed",
+        "a plan has frequencies that the model does not turn by",
+        "backends/posenc_torch/hf/frequencies.py",
+        "    if not scale or own.shape != want.shape:\n        return False",
+        "    if not scale or own.shape != want.shape:\n        return True",
+        ("test_hf_drawn.py class_does_not_read[Llama-rotary_dim]",),
+    ),
+    Fault(
         "hf-one-query-existence",
         "a mask of the caller for one query counts as which keys exist",
         "backends/posenc_torch/hf/layer.py",

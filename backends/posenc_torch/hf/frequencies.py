@@ -116,6 +116,9 @@ def _held(attention: Any, model: nn.Module) -> Iterator[tuple[Tensor, float | No
             # A longer text may have changed the frequencies, as dynamic NTK does.
             held = getattr(module, f"{start}original_inv_freq", None)
             factor = getattr(module, f"{start}attention_scaling", None)
+            given = getattr(getattr(module, "config", None), "rope_parameters", None) or {}
+            if "short_mscale" in given:  # PhiMoE multiplies by it instead
+                factor = None
             yield getattr(module, name) if held is None else held, factor
 
 

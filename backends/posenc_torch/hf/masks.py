@@ -19,7 +19,7 @@ def mask_function(
     attention_mask: Tensor | None = None,
     allow_is_causal_skip: bool = True,
     allow_is_bidirectional_skip: bool = False,
-    mask_function: Callable[..., Any] | None = None,
+    mask_function: Any = None,
     config: Any = None,
     **others: Any,
 ) -> Tensor | None:
