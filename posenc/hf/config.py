@@ -50,7 +50,7 @@ class Reading:
 
 
 def read(
-    config: Config | None,
+    config: Any,
     *,
     head_dim: int | None = None,
     max_position_embeddings: int | None = None,
@@ -60,8 +60,9 @@ def read(
     Parameters
     ----------
     config
-        A whole configuration, its ``{"rope_theta": ..., "rope_scaling": ...}``, the dictionary
-        ``rope_parameters``, or None for a model that does not rotate.
+        A whole configuration, of transformers or as a dictionary; its
+        ``{"rope_theta": ..., "rope_scaling": ...}``; the dictionary ``rope_parameters``; or None
+        for a model that does not rotate.
     head_dim, max_position_embeddings
         Instead of what the configuration says.
 
@@ -71,10 +72,9 @@ def read(
         A value is wrong, a key is missing, or the configuration has no rotary key at all. An
         unknown key is no error here: see ``Reading.unknown``.
     """
+    config = as_dictionary(config)
     if config is None:
         return Reading({"": NoPE()})
-    if not isinstance(config, Mapping):
-        raise TypeError(f"a configuration must be a dictionary or None, got {config!r}")
     if head_dim is not None:
         check_count("head_dim", head_dim)
     part, own = _text_part(config)
@@ -97,8 +97,19 @@ def read(
     return Reading(ropes, reader.kept, reader.unknown, tuple(notes), part, max_len)
 
 
+def as_dictionary(config: Any) -> Config | None:
+    """A configuration of transformers as a dictionary; a dictionary and None as they are."""
+    given = config.to_dict() if hasattr(config, "to_dict") else config
+    if given is not None and not isinstance(given, Mapping):
+        raise TypeError(
+            "a configuration must be one of transformers, a dictionary or None, got "
+            f"{type(config).__name__}"
+        )
+    return given
+
+
 def from_hf(
-    config: Config | None,
+    config: Any,
     *,
     head_dim: int | None = None,
     max_position_embeddings: int | None = None,
@@ -387,7 +398,8 @@ def _with_defaults(config: Config) -> dict[str, Any]:
     defaults = dict(families.DEFAULTS.get(model, {}))
     if model in families.PARTS:
         defaults.setdefault("partial_rotary_factor", families.PARTS[model])
-    if model in families.HEAD_DIMS and not set(keys.HEAD_DIM) & config.keys():
+    named = set(keys.HEAD_DIM) - {"qk_rope_head_dim"}
+    if model in families.HEAD_DIMS and not named & config.keys():  # null is a width, too
         defaults.setdefault("head_dim", families.HEAD_DIMS[model])
     inside = config.get("rope_parameters") or config.get("rope_scaling") or {}
     given = {key for key, value in {**inside, **config}.items() if value is not None}

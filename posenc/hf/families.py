@@ -29,7 +29,8 @@ INTERLEAVED = {
 
 MROPE_INTERLEAVED = {
     "cosmos3_edge_text", "cosmos3_omni", "qwen3_5_moe_text", "qwen3_5_text",
-    "qwen3_omni_moe_talker_text", "qwen3_omni_moe_text", "qwen3_vl_moe_text", "qwen3_vl_text", "qwen4_exp_text",
+    "qwen3_omni_moe_talker_text", "qwen3_omni_moe_text", "qwen3_vl_moe_text", "qwen3_vl_text",
+    "qwen4_exp_text",
 }  # fmt: skip
 MROPE_LAYOUTS = {
     **dict.fromkeys(MROPE_INTERLEAVED, "interleaved"),
@@ -65,36 +66,32 @@ HEAD_DIMS: Mapping[str, int] = {
         "gemma4_vision", "gpt_oss", "muse_spark_text", "neomme", "neucodec",
         "openai_privacy_filter", "qwen2_5_omni_dit", "voxtral_realtime_encoder", "xcodec2",
     ), 64),
-    **dict.fromkeys((
-        "timesfm2_5",
-    ), 80),
+    "timesfm2_5": 80,
     **dict.fromkeys((
         "afmoe", "beam", "cohere2_moe", "cosmos3_edge_text", "cwm", "dia_decoder",
         "dia_encoder", "ernie4_5", "flint", "glm", "glm4", "helium", "higgs_audio_v2",
-        "hrm_text", "hy_v3", "internlm3", "iquestcoder", "kolibri1", "laguna", "lfm3",
+        "hrm_text", "hy_v3", "internlm3", "iquestcoder", "jetmoe", "kolibri1", "laguna", "lfm3",
         "llama4_text", "mellum", "minimax_m2", "minimax_m3_vl_text", "ministral3",
-        "molmo2_text", "muse_glimmer_assistant", "muse_glimmer_text", "paddleocr_vl_text",
-        "pe_audio_encoder", "pe_audio_video_encoder", "pe_video_encoder",
+        "mistral4", "molmo2_text", "muse_glimmer_assistant", "muse_glimmer_text",
+        "paddleocr_vl_text", "pe_audio_encoder", "pe_audio_video_encoder", "pe_video_encoder",
         "qwen2_5_omni_talker", "qwen3", "qwen3_omni_moe_talker_code_predictor",
         "qwen3_vl_text", "seed_oss", "solar_open", "step3p5", "zaya",
     ), 128),
+    "mimo_v2_flash": 192,
     **dict.fromkeys((
-        "mimo_v2_flash",
-    ), 192),
-    **dict.fromkeys((
-        "diffusion_gemma_text", "embedding_gemma2_text", "gemma", "gemma2", "gemma3_text",
+        "diffusion_gemma_text", "dots3_note_text", "embedding_gemma2_text", "gemma", "gemma2",
+        "gemma3_text",
         "gemma3n_text", "gemma4_text", "gemma4_unified_text", "qwen3_5_moe_text",
         "qwen3_5_text", "qwen3_next", "qwen4_exp_text", "t5_gemma_module",
         "t5gemma2_decoder", "t5gemma2_text", "vaultgemma",
     ), 256),
+    "deepseek_v4": 512,
 }  # fmt: skip
 """Channels per head where a configuration does not have ``head_dim``, whatever its width; by the
 classes of transformers 5.23. For all others they follow from the width and the heads."""
 
 PARTS: Mapping[str, float] = {
-    **dict.fromkeys((
-        "musicflamingo",
-    ), 0.2),
+    "musicflamingo": 0.2,
     **dict.fromkeys((
         "gpt_neox", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "stablelm",
     ), 0.25),
@@ -102,9 +99,7 @@ PARTS: Mapping[str, float] = {
         "bamba", "dots3_note_audio_encoder", "glm", "glm4", "glm4_moe", "glm4v_moe_text",
         "glmasr_encoder", "nemotron", "persimmon", "phi", "recurrent_gemma",
     ), 0.5),
-    **dict.fromkeys((
-        "moonshine",
-    ), 0.9),
+    "moonshine": 0.9,
 }  # fmt: skip
 """The part of the channels that rotates, where a configuration does not say it; likewise."""
 
@@ -121,6 +116,7 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "gpt_neox": {"rotary_emb_base": 10_000.0},
     "gptj": {"rope_theta": 10_000.0, "rotary_dim": 64},
     "llama": {"rope_theta": 10_000.0, "max_position_embeddings": 2048},
+    "minimax_m3_vl_text": {"rotary_dim": 64},
     "phi3": {"rope_theta": 10_000.0},
 }  # fmt: skip
 """What released configurations leave out, from the defaults of transformers' classes."""

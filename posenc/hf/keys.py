@@ -59,7 +59,9 @@ WIDTH = ("hidden_size", "n_embd", "d_model")
 HEADS = (
     "num_attention_heads", "n_head", "n_heads", "num_heads", "decoder_num_attention_heads",
 )  # fmt: skip
-LENGTH = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+LENGTH = (
+    "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length",
+)  # fmt: skip
 
 ROTARY = (
     "rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor", "rotary_dim",

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from posenc.checks import check_count
 from posenc.hf import families
-from posenc.hf.config import from_hf, read
+from posenc.hf.config import as_dictionary, from_hf, read
 from posenc.schemes.mrope import MRoPE, Order
 from posenc.schemes.rope import Layout, RoPE
 
@@ -15,7 +15,7 @@ AXIS_SECTIONS = ("mrope_section", "xdrope_section")
 
 
 def mrope_from_hf(
-    config: Mapping[str, Any],
+    config: Any,
     *,
     head_dim: int | None = None,
     max_position_embeddings: int | None = None,
@@ -23,6 +23,7 @@ def mrope_from_hf(
     pairing: Layout | None = None,
 ) -> MRoPE:
     """The scheme that ``MRoPE.from_hf`` describes."""
+    config = as_dictionary(config)
     rope = from_hf(config, head_dim=head_dim, max_position_embeddings=max_position_embeddings)
     if not isinstance(rope, RoPE):
         raise ValueError(f"M-RoPE is one RoPE for all layers, got {rope!r}")

@@ -93,7 +93,7 @@ class MRoPE(PositionScheme):
 
     @staticmethod
     def from_hf(
-        rope_parameters: Mapping[str, Any],
+        rope_parameters: Any,
         *,
         head_dim: int | None = None,
         max_position_embeddings: int | None = None,

@@ -88,7 +88,7 @@ class RoPE(PositionScheme):
 
     @staticmethod
     def from_hf(
-        rope_parameters: Mapping[str, Any] | None,
+        rope_parameters: Any,
         *,
         head_dim: int | None = None,
         max_position_embeddings: int | None = None,
@@ -99,7 +99,8 @@ class RoPE(PositionScheme):
         ----------
         rope_parameters
             The dictionary ``rope_parameters``; ``{"rope_theta": ..., "rope_scaling": {...}}``; a
-            whole ``config.json`` as a dictionary; or None for a model that does not rotate.
+            whole ``config.json`` as a dictionary; a configuration of transformers
+            (``model.config``); or None for a model that does not rotate.
         head_dim
             Channels per head, ``D``. A whole configuration says it.
         max_position_embeddings

@@ -48,35 +48,55 @@ def interleaved_to_half(weight: Array, num_heads: int, rotary_dim: int | None = 
 
 
 def split_qkv(
-    weight: Array, num_heads: int, order: Literal["by_head", "by_role"] = "by_head"
+    weight: Array,
+    num_heads: int,
+    order: Literal["by_head", "by_role"] = "by_head",
+    *,
+    num_kv_heads: int | None = None,
 ) -> tuple[Array, Array, Array]:
-    """Rows of one projection for queries, keys and values, apart: three arrays ``(H * D, ...)``.
+    """Rows of one projection for queries, keys and values, apart.
+
+    ``(H * D, ...)`` of queries, and ``(Hk * D, ...)`` each of keys and values.
 
     Parameters
     ----------
     weight
-        A weight ``(3 * H * D, inputs)`` or a bias ``(3 * H * D,)``, with as many heads of keys and
-        values as of queries.
+        A weight ``((H + 2 Hk) D, inputs)``, or a bias ``((H + 2 Hk) D,)``.
     num_heads
         Heads ``H``.
     order
-        ``"by_head"``: each head has its ``3 D`` rows, for its query, its key and its value (BLOOM,
-        GPT-NeoX, Falcon-RW). ``"by_role"``: all queries, then all keys, then all values (MPT).
+        ``"by_head"``: each head of keys has its rows, for its queries, its key and its value
+        (BLOOM, GPT-NeoX, Falcon). ``"by_role"``: all queries, then all keys, then all values (MPT,
+        Phi-3, GLM-4).
+    num_kv_heads
+        Heads ``Hk`` of keys and values. Needed where a weight does not have ``3 * inputs`` rows,
+        which is so where query heads share keys (Falcon-40B, Phi-3-medium, GLM-4). Default: ``H``.
 
     Raises
     ------
     TypeError, ValueError
-        The rows are no multiple of ``3 * num_heads``.
+        The rows are no multiple of ``H + 2 Hk``, ``Hk`` does not divide ``H``, or it is needed.
     """
     check_choice("order", order, ("by_head", "by_role"))
     xp, shape = array_namespace(weight), tuple(weight.shape)
     heads = check_count("num_heads", num_heads)
-    if not shape or shape[0] % (3 * heads):
-        raise ValueError(f"weight must have a multiple of {3 * heads} rows, got shape {shape}")
-    sizes = (heads, 3) if order == "by_head" else (3, heads)
-    parts = xp.reshape(weight, (*sizes, shape[0] // (3 * heads), *shape[1:]))
-    own = (parts[:, n, ...] if order == "by_head" else parts[n, ...] for n in range(3))
-    q, k, v = (xp.reshape(part, (shape[0] // 3, *shape[1:])) for part in own)
+    if num_kv_heads is None and len(shape) == 2 and shape[0] != 3 * shape[1]:
+        raise ValueError(
+            f"num_kv_heads is missing: weight has {shape[0]} rows, not 3 * {shape[1]} inputs, so "
+            "query heads may share keys"
+        )
+    kv_heads = heads if num_kv_heads is None else check_count("num_kv_heads", num_kv_heads)
+    if heads % kv_heads:
+        raise ValueError(f"num_kv_heads must divide num_heads={heads}, got {kv_heads}")
+    if not shape or shape[0] % (heads + 2 * kv_heads):
+        rows = heads + 2 * kv_heads
+        raise ValueError(f"weight must have a multiple of {rows} rows, got shape {shape}")
+    groups = kv_heads if order == "by_head" else 1
+    ends = heads // groups, (heads + kv_heads) // groups
+    dim = shape[0] // (heads + 2 * kv_heads)
+    parts = xp.reshape(weight, (groups, -1, dim, *shape[1:]))
+    own = parts[:, : ends[0], ...], parts[:, ends[0] : ends[1], ...], parts[:, ends[1] :, ...]
+    q, k, v = (xp.reshape(part, (-1, *shape[1:])) for part in own)
     return q, k, v
 
 

@@ -7,6 +7,7 @@ not compared is listed below by its reason; a module in neither list fails the t
 
 from __future__ import annotations
 
+import ast
 import importlib
 import json
 import re
@@ -137,10 +138,9 @@ def test_modules_that_hold_something_else_do():
 
 # What a configuration says by its model_type alone.
 
-PAIRS = {  # modules that rotate without one of these functions, by reading
-    "deepseek_v2": "complex numbers of neighbours", "llama4_text": "complex numbers of neighbours",
-}  # fmt: skip
-NEIGHBOURS = re.compile(r"def (rotate_half\w*|rotate_every_two|apply_rotary_pos_emb_interleave)\(")
+# Any function about rotation that tells even channels from odd ones, whatever its name.
+ABOUT_ROTATION = re.compile("rot|freqs|interleave")
+NEIGHBOURS = re.compile(r"::2|view_as_complex|1, 2\)|2, 2\)|unbind\(-1\)|unbind\(dim=-1\)")
 
 
 def rotations():
@@ -149,12 +149,23 @@ def rotations():
 
     for module in {module: None for module, _ in modules()}:
         source, family = Path(module.__file__).read_text("utf-8"), module.__name__.split(".")[2]
-        for name in NEIGHBOURS.findall(source):
-            if name.startswith("rotate"):
-                turned = getattr(module, name)(torch.arange(8.0)[None, None, None])
+        for function in ast.walk(ast.parse(source)):
+            if not isinstance(function, ast.FunctionDef):
+                continue
+            turns = function.name.startswith(("rotate_half", "rotate_every_two"))
+            if turns and hasattr(module, function.name):
+                turned = getattr(module, function.name)(torch.arange(8.0)[None, None, None])
                 yield family, turned.flatten().tolist()
-            else:
+            elif ABOUT_ROTATION.search(function.name) and NEIGHBOURS.search(ast.unparse(function)):
                 yield family, QUARTERS["neighbours"]
+
+
+def folder_of(model):
+    """The folder of a model type among those of transformers: the longest that it begins with."""
+    import transformers.models
+
+    folders = [path.name for path in Path(transformers.models.__path__[0]).iterdir()]
+    return max((f for f in folders if model.startswith(f)), key=len)
 
 
 QUARTERS = {
@@ -165,16 +176,18 @@ QUARTERS = {
 
 
 def test_the_models_whose_pairs_are_neighbours():
-    families_of_images = {"edgetam_video", "efficientloftr", "inkling2", "lightglue", "sam2_video",
-                          "sam3", "sam3_tracker_video", "musicflamingo"}  # fmt: skip
+    elsewhere = {  # they rotate by places in images, or in time
+        "edgetam_video", "efficientloftr", "inkling2", "lightglue", "musicflamingo", "roformer",
+        "sam2_video", "sam3", "sam3_tracker_video", "vjepa2",
+    }  # fmt: skip
     found = list(rotations())
     assert all(turned in QUARTERS.values() for _, turned in found)
-    listed = {model.split("_text")[0] for model in families.INTERLEAVED - PAIRS.keys()}
-    listed -= families.DEEPSEEK_V3
-    listed -= {"gptj", "codegen"}  # they make sines themselves, without inv_freq
-    listed -= {model for model in listed if model.startswith("blt_")}  # parts of blt
+    ours = families.INTERLEAVED - families.RELEASED_INTERLEAVED - families.DEEPSEEK_V3
+    listed = {folder_of(model) for model in ours} - {"gptj", "codegen"}  # without inv_freq
     neighbours = {family for family, turned in found if turned == QUARTERS["neighbours"]}
-    assert neighbours - families_of_images == listed
+    assert neighbours - elsewhere == listed
+    # Wrong for their released weights, and so no evidence for them.
+    assert not neighbours & {folder_of(model) for model in families.RELEASED_INTERLEAVED}
     other_way = {family for family, turned in found if turned == QUARTERS["halves, the other way"]}
     assert other_way == families.REVERSED
 

@@ -150,6 +150,42 @@ def test_rows_by_hand():
     assert [part.tolist() for part in split_qkv(rows, 2, "by_role")] == rows.reshape(3, 4).tolist()
 
 
+@HF
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_falcon_with_heads_that_share_keys(kv_heads):
+    import torch
+
+    model, _ = tiny(
+        "Falcon", hidden_size=HEADS * DIM, num_hidden_layers=1, num_attention_heads=HEADS,
+        new_decoder_architecture=True, num_kv_heads=kv_heads,
+    )  # fmt: skip
+    own, x = model.h[0].self_attention, torch.randn(1, 5, HEADS * DIM)
+    expected = own._split_heads(own.query_key_value(x))
+    parts = split_qkv(own.query_key_value.weight, HEADS, num_kv_heads=kv_heads)
+    for weight, want in zip(parts, expected, strict=True):
+        found = (x @ weight.T).unflatten(-1, (-1, DIM))
+        # The module repeats each head of keys for its queries.
+        torch.testing.assert_close(
+            found.repeat_interleave(want.shape[2] // found.shape[2], 2), want
+        )
+
+
+@HF
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_phi3_with_heads_that_share_keys(kv_heads):
+    import torch
+
+    model, _ = tiny(
+        "Phi3", hidden_size=HEADS * DIM, num_hidden_layers=1, num_attention_heads=HEADS,
+        num_key_value_heads=kv_heads, intermediate_size=8, pad_token_id=0,
+    )  # fmt: skip
+    fused = model.layers[0].self_attn.qkv_proj
+    sizes = [HEADS * DIM, kv_heads * DIM, kv_heads * DIM]
+    parts = split_qkv(fused.weight, HEADS, "by_role", num_kv_heads=kv_heads)
+    for part, want in zip(parts, fused.weight.split(sizes), strict=True):
+        torch.testing.assert_close(part, want)
+
+
 def test_names_may_have_a_prefix_and_layers_tables_of_their_own():
     table = np.arange(6.0).reshape(2, 3)
     weights = {f"transformer.encoder.{KEY}": table}
@@ -188,7 +224,15 @@ WRONG = {
     ),
     "no-config": (lambda: bloom("bloom"), TypeError, "config must be"),
     "fused-rows": (
-        lambda: split_qkv(np.zeros((8, 2)), 2), ValueError, r"multiple of 6 rows, got .*\(8, 2\)",
+        lambda: split_qkv(np.zeros(8), 2), ValueError, r"multiple of 6 rows, got .*\(8,\)",
+    ),
+    "fused-groups": (
+        lambda: split_qkv(np.zeros((12, 2)), 2), ValueError,
+        r"num_kv_heads is missing: weight has 12 rows, not 3 \* 2 inputs",
+    ),
+    "fused-kv-heads": (
+        lambda: split_qkv(np.zeros((12, 4)), 4, num_kv_heads=3), ValueError,
+        "num_kv_heads must divide num_heads=4, got 3",
     ),
     "order": (lambda: split_qkv(np.zeros(6), 2, "roles"), ValueError, "unknown order 'roles'"),
 }  # fmt: skip

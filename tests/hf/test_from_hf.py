@@ -16,6 +16,7 @@ from posenc.schemes import (
     LearnedRoPE,
     Llama3,
     LongRoPE,
+    MRoPE,
     NoPE,
     NTKMixed,
     Proportional,
@@ -453,7 +454,7 @@ REFUSED = {
               original_max_position_embeddings=64, short_mscale=1.1, long_mscale=1.2),
         "short_mscale and long_mscale differ",
     ),
-    "a list": ([], "must be a dictionary or None"),
+    "a list": ([], "must be one of transformers, a dictionary or None, got list"),
     "ALiBi": ({**MODEL, "alibi": True}, "alibi is true"),
     "BERT": ({**MODEL, "position_embedding_type": "absolute"}, "'absolute': the model does not"),
     "no rotary key": ({**MODEL, "rope_scaling": None}, "no rotary key.*layer_rope_theta$"),
@@ -530,3 +531,24 @@ def test_frequencies_are_exact_to_the_last_bit():
     # Decimal, from the formula: transformers' float32 is off by 1e-7 here.
     rope = RoPE.from_hf({"rope_theta": 1e4}, head_dim=64)
     assert rope.frequencies()[3] == float(Decimal(10000) ** (Decimal(-6) / 64))
+
+
+def test_a_configuration_of_transformers_is_one_object():
+    """As it is, whatever else it prints."""
+
+    class Config:
+        def to_dict(self):
+            return {**MODEL, "rope_theta": 5e5, "model_max_length": 777}
+
+        def __repr__(self):
+            return "everything " * 1000
+
+    assert RoPE.from_hf(Config()) == PLAIN
+    assert hf.read(Config()).max_len == 777
+    sections = {"mrope_section": [8, 12, 12], "rope_type": "default", "rope_theta": 5e5}
+    config = type(
+        "Sections", (Config,), {"to_dict": lambda self: {**MODEL, "rope_parameters": sections}}
+    )
+    assert MRoPE.from_hf(config()) == MRoPE.from_hf(config().to_dict())
+    with pytest.raises(TypeError, match=r"dictionary or None, got object$"):
+        RoPE.from_hf(object())
