@@ -124,6 +124,7 @@ def _frequency_rows(rope: RoPE, max_len: int | None) -> dict[str, str]:
 
 
 def _context(rope: RoPE) -> str:
+    """Two bounds on rotated channels, which are no limit of a model: others do not fade."""
     by_base, found = length_by_base(rope.base), length_by_cosines(rope.frequencies(), _FAR)
     if 0 < by_base < math.inf:
         table = f"about {_thousands(by_base)} tokens by the base (interpolated)"
@@ -132,7 +133,11 @@ def _context(rope: RoPE) -> str:
             "less than 1k tokens by the base" if not by_base else "more than 1M tokens by the base"
         )
     end = f"up to {_thousands(found)}" if found < _FAR else f"to {_thousands(_FAR)} and beyond"
-    return f"{table}; by these frequencies {end} (arXiv 2405.14591)"
+    others = "" if rope.head_dim == 128 else ", for heads of 128 channels"
+    return (
+        f"a bound on the rotated channels, no limit of the model (arXiv 2405.14591): {table}"
+        f"{others}; by these frequencies {end}"
+    )
 
 
 def _scaling(rope: RoPE) -> str:
