@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
 from array_api_compat import array_namespace, device
 
 from posenc.attn.side import Side
@@ -156,20 +154,6 @@ def as_pairs(
         accepted = f"(B or 1, H or 1, Q, K) = ({batch} or 1, {heads} or 1, {q_len}, {k_len})"
         raise ValueError(f"{name} must be {accepted}, got {tuple(given.shape)}")
     return xp.astype(given, dtype, copy=False)
-
-
-def check_no_infinity(name: str, array: Array | None, xp: Namespace) -> Array | None:
-    """``array``; an error if it holds ``inf``, where its values are known on the host."""
-    if array is None or "cpu" not in str(device(array)).lower():
-        return array
-    values = concrete_values(array, xp)
-    if values is not None and values.size and values.max() == math.inf:
-        at = tuple(int(n) for n in np.unravel_index(values.argmax(), values.shape))
-        raise ValueError(
-            f"{name} must be finite or -inf (which masks a pair), got inf at {at}; in "
-            f"{array.dtype}, numbers above {float(xp.finfo(array.dtype).max):.3g} are inf"
-        )
-    return array
 
 
 def namespace(**arrays: Array) -> Namespace:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any, Unpack
 
+import numpy as np
 from array_api_compat import device
 
 from posenc.attn.arguments import (
@@ -17,7 +18,6 @@ from posenc.attn.arguments import (
     as_pairs,
     check_head_dims,
     check_heads,
-    check_no_infinity,
     check_shapes,
     complete_sides,
     namespace,
@@ -59,7 +59,7 @@ from posenc.params import (
     tile_views,
     working_dtype,
 )
-from posenc.positions import is_compiling, visible
+from posenc.positions import concrete_values, is_compiling, visible
 from posenc.protocol import Array, Namespace, PositionScheme, Role, SchemeWarning, Window
 from posenc.rotary_tables import Rotary, check_rotary
 
@@ -285,11 +285,12 @@ def prepare(
         sink_tokens=min(check_count("sink_tokens", given.sink_tokens, least=0), 2**30),
         scale=check_scale(scheme.scale(q.shape[3]) if given.scale is None else given.scale, bits),
         softcap=None if given.softcap is None else check_softcap(given.softcap, bits),
-        extra_bias=check_no_infinity("bias", as_pairs("bias", given.bias, q, k, work, xp), xp),
+        extra_bias=as_pairs("bias", given.bias, q, k, work, xp),
         mask=mask,
         wants_lse=check_flag("return_lse", given.return_lse),
         skip_blocks=check_flag("skip_blocks", skip_blocks),
     )
+    _check_bias(call)
     if (advice := scheme.caution(causal=call.causal)) is not None:
         _warn(scheme, advice, xp)
     if has_features(scheme):
@@ -305,6 +306,25 @@ def prepare(
         _check_rotary(scheme, given)
         return _with_regions(call, params, causal, skip_blocks, options, given)
     return _with_transform(call, params, given)
+
+
+def _check_bias(call: Call) -> None:
+    """Check that no visible pair has a bias of ``inf``, where values are known on the host."""
+    bias, xp = call.extra_bias, call.xp
+    if bias is None or "cpu" not in str(device(bias)).lower():
+        return
+    values = concrete_values(bias, xp)
+    if values is None or not values.size or values.max() < math.inf:
+        return
+    visible = call.visible()
+    seen = True if visible is None else concrete_values(visible, xp)
+    found = np.argwhere((values == math.inf) & seen) if seen is not None else []
+    if len(found):
+        raise ValueError(
+            f"bias must be finite or -inf (which masks a pair), got inf at "
+            f"{tuple(int(n) for n in found[0])}; in {bias.dtype}, numbers above "
+            f"{float(xp.finfo(bias.dtype).max):.3g} are inf"
+        )
 
 
 def _without_prefix(features: Mapping[str, Array], prefix: str) -> dict[str, Array]:

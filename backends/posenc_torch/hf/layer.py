@@ -96,7 +96,7 @@ class Layer:
         The attention module whose weights hold the learned arrays of the family's plan: another
         layer's, if layers share them.
     own_params
-        The learned arrays of a scheme that the caller gave: a ``Position``, or None for the
+        Returns the learned arrays of a scheme that the caller gave; None for the
         family's own plan.
     embed
         Adds the embeddings of such schemes; None after the first layer.
@@ -118,7 +118,7 @@ class Layer:
     implementation: str
     positions: ForwardPositions
     source: nn.Module
-    own_params: Any = None
+    own_params: Callable[[], Mapping[str, Tensor]] | None = None
     embed: Callable[..., Tensor] | None = None
     reads_more: bool = False
     tokens: Tokens | None = field(default=None, init=False)
@@ -140,7 +140,7 @@ class Layer:
                 "model get no position_ids; give a scheme that acts on attention"
             )
         hidden, *others = args or (kwargs.pop("hidden_states"),)
-        return (self.embed(hidden, self.positions.places), *others), kwargs
+        return (self.embed(hidden, self.positions.on_one_axis()), *others), kwargs
 
     def _read(self, kwargs: dict[str, Any]) -> None:
         """Read the positions that a layer or its attention module is called with, if any."""
@@ -281,7 +281,7 @@ class Layer:
         own = self.family.params(self.source)
         if self.own_params is not None:  # the sinks are those of the model
             sinks = {name: array for name, array in own.items() if name.startswith("sink")}
-            own = {**sinks, **self.own_params.params}
+            own = {**sinks, **self.own_params()}
         return own if sink is None else {**own, "sink": sink}
 
     def _scale(self, scaling: float | None, head_dim: int) -> float | None:
@@ -298,6 +298,13 @@ def _without_chunks(scheme: PositionScheme) -> PositionScheme:
     if isinstance(scheme, Sum) and any(isinstance(part, Chunk) for part in scheme.schemes):
         return Sum(*map(_without_chunks, scheme.schemes))
     return NoPE() if isinstance(scheme, Chunk) else scheme
+
+
+def _dropout_name(module: Any) -> str:
+    """What the configuration of a module calls the dropout of attention weights."""
+    names = "attention_dropout", "attn_pdrop", "dropout_rate"
+    config = getattr(module, "config", None)
+    return next((name for name in names if getattr(config, name, None)), names[0])
 
 
 def _kind(module: Any) -> Any:
@@ -333,8 +340,8 @@ def attention_function(
         attention_mask = attention_mask & chosen
     if dropout:
         raise NotImplementedError(
-            f"dropout={dropout}: posenc drops no attention weights; set attention_dropout of the "
-            "configuration to 0 before the model is made, or call model.eval()"
+            f"dropout={dropout}: posenc drops no attention weights; set {_dropout_name(module)} of "
+            "the configuration to 0 before the model is made, or call model.eval()"
         )
     if hasattr(module, LAYER):
         out = layer_of(module).attend(

@@ -12,18 +12,26 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from posenc.backend import LayerPlan, PositionScheme, check_choice, has_embedding, nearest
+from posenc.backend import (
+    LayerPlan,
+    PositionScheme,
+    check_choice,
+    check_flag,
+    has_embedding,
+    nearest,
+)
 from posenc.schemes import Chunk, Sink, Sum
 from posenc_torch.api import IMPLEMENTATIONS
 from posenc_torch.hf.families import FAMILIES, REFUSED
 from posenc_torch.hf.family import Family
+from posenc_torch.hf.fit import check_fit
 from posenc_torch.hf.frequencies import plan_as_built
 from posenc_torch.hf.layer import CROSS, IDS, LAYER, ForwardPositions, Layer, attention_function
+from posenc_torch.hf.learned import NAME as _NAME
+from posenc_torch.hf.learned import Learned, embed_of, params_of, take_saved
 from posenc_torch.hf.masks import mask_function
-from posenc_torch.position import Positions
 
 Model = TypeVar("Model", bound=nn.Module)
-_NAME = "posenc"  # of our functions in transformers, and of learned arrays in a model
 # Of our masks alone: transformers makes no model from a configuration that names it.
 _MASKS = "posenc_masks"
 _APPLIED = "_posenc_applied"
@@ -57,6 +65,7 @@ def apply(
     scheme: PositionScheme | Sequence[PositionScheme] | LayerPlan | None = None,
     *,
     implementation: str = "auto",
+    fresh: bool = False,
 ) -> Model:
     """Let a model of transformers compute positions and attention with posenc; return the model.
 
@@ -75,6 +84,10 @@ def apply(
         layers. An embedding is added before the first layer. None: the positions of the family.
     implementation
         That of ``posenc_torch.attention``.
+    fresh
+        Whether learned arrays of the scheme have first values in any case. By default they are
+        those that ``save_pretrained`` stored with the model, if ``from_pretrained`` read it from a
+        folder that has them.
 
     Raises
     ------
@@ -83,7 +96,8 @@ def apply(
     NotImplementedError
         In a call: ``output_attentions``, or dropout of attention weights.
     TypeError, ValueError
-        The family is not known, or the model is not built as its family is.
+        The family is not known, or the model is not built as its family is; the scheme does not
+        fit the heads of the model, or the arrays that are stored with it.
     """
     kind, family, parts = _parts(model)
     check_choice("implementation", implementation, ("auto", *IMPLEMENTATIONS))
@@ -91,16 +105,16 @@ def apply(
     plan = _plan(kind, family, stacks)
     modules = [attention for _, layers in stacks for _, attention in layers]
     own = None if scheme is None else _swapped(scheme, plan)
+    learned = None if own is None else _learned(own, modules, model, fresh)
     remove(model)
     if any(hasattr(attention, LAYER) for attention in modules):
         raise ValueError("model is part of one that was given to apply: give remove that one first")
     _register()
     applied = Applied()
     setattr(model, _APPLIED, applied)
-    positions, learned = ForwardPositions(), None
-    if own is not None:
-        learned = Positions(own).to(next(model.parameters()).device)
-        model.add_module(_NAME, learned)
+    positions = ForwardPositions()
+    if learned is not None:
+        model.add_module(_NAME, learned.to(next(model.parameters()).device))
         applied.undo.append(functools.partial(delattr, model, _NAME))
     places = [
         (place, len(layers), *each) for _, layers in stacks for place, each in enumerate(layers)
@@ -117,8 +131,8 @@ def apply(
             implementation=implementation,
             positions=positions,
             source=modules[plan.sources[index]],
-            own_params=None if learned is None else learned[index],
-            embed=learned.embed if learned is not None and embeds else None,
+            own_params=None if learned is None else params_of(model, index),
+            embed=embed_of(model) if learned is not None and embeds else None,
             reads_more=own is not None and _reach(own, index) > _reach(plan, index),
         )
         applied.replace(attention, LAYER, layer)
@@ -140,6 +154,15 @@ def apply(
         applied.replace(config, "_attn_implementation_internal", name)
     family.prepare(model, applied)
     return model
+
+
+def _learned(own: LayerPlan, modules: list[Any], model: Any, fresh: bool) -> Learned:
+    """The arrays of a caller's plan, whose schemes fit the model: stored ones, or first values."""
+    learned = Learned(own)
+    check_fit(own, learned, modules, model.config.get_text_config())
+    if not check_flag("fresh", fresh):
+        take_saved(learned, model)
+    return learned
 
 
 def remove(model: Model) -> Model:
@@ -288,6 +311,11 @@ def _refuse(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
         raise NotImplementedError(
             "DataParallel: its threads would read each other's positions; use "
             "DistributedDataParallel"
+        )
+    if kwargs.get("return_shared_kv_states"):
+        raise NotImplementedError(
+            "return_shared_kv_states=True: the model's keys are rotated, and posenc's are not yet; "
+            "use posenc_torch.hf.remove(model)"
         )
     for given in (kwargs.get("output_attentions"), getattr(module.config, "output_attentions", 0)):
         if given:

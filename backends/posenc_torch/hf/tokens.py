@@ -82,6 +82,17 @@ def _append(layer: Any, new: Tensor) -> Tensor:
 
 def _further(cache: Any, layers: int, group: int, layer: int) -> Any:
     """A layer of a group of further layers of a cache, which the first that needs it makes."""
+    if getattr(cache, "offloading", False):
+        raise NotImplementedError(
+            "past_key_values offloads its layers, and would fetch the next one as that of keys; "
+            "give a cache without offloading=True"
+        )
+    if len(cache.layers) < layers and cache.layer_class_to_replicate is None:
+        raise NotImplementedError(
+            f"past_key_values has {len(cache.layers)} layers, and the model {layers} "
+            "(assistant_early_exit?); give one for all layers, such as "
+            "transformers.DynamicCache()"
+        )
     while len(cache.layers) < layers:  # a cache that adds layers when they are needed
         cache.layers.append(cache.layer_class_to_replicate())
     # An encoder with more layers than its decoder gives the cache as many as it has itself.
