@@ -318,7 +318,7 @@ def _check_bias(call: Call) -> None:
         return
     visible = call.visible()
     seen = True if visible is None else concrete_values(visible, xp)
-    found = np.argwhere((values == math.inf) & seen) if seen is not None else []
+    found: Any = np.argwhere((values == math.inf) & seen) if seen is not None else ()
     if len(found):
         raise ValueError(
             f"bias must be finite or -inf (which masks a pair), got inf at "

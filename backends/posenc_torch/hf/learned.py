@@ -23,9 +23,7 @@ class Learned(Positions):
     PEFT's ``modules_to_save=["posenc"]`` puts such a wrapper in its place.
     """
 
-    def forward(  # type: ignore[override]  # Positions are not called
-        self, layer: int | None, hidden: Any = None, places: Any = None
-    ) -> Any:
+    def forward(self, layer: int | None, hidden: Any = None, places: Any = None) -> Any:
         """The arrays of a layer; for None, ``hidden`` with the embeddings of ``places``."""
         if any(array.is_meta for array in self.parameters()):
             raise NotImplementedError(
