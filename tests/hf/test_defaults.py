@@ -8,7 +8,6 @@ import importlib.util
 import pytest
 
 from posenc import hf
-from posenc.hf import families
 
 pytestmark = [
     pytest.mark.long,
@@ -106,13 +105,3 @@ def test_older_files_rotate_the_part_that_the_class_does():
             different.append((given["model_type"], found, wanted))
     assert not different
     assert tried > 100
-
-
-@pytest.mark.parametrize("model", sorted(families.RELEASED_INTERLEAVED))
-def test_released_weights_decide(model):
-    assert (
-        hf.from_hf(
-            {"model_type": model, "hidden_size": 512, "num_attention_heads": 8, "rope_theta": 1e4}
-        ).layout
-        == "interleaved"
-    )

@@ -8,6 +8,7 @@ from decimal import Decimal
 import pytest
 
 from posenc import hf
+from posenc.hf import families
 from posenc.schemes import (
     NTK,
     PI,
@@ -552,3 +553,26 @@ def test_a_configuration_of_transformers_is_one_object():
     assert MRoPE.from_hf(config()) == MRoPE.from_hf(config().to_dict())
     with pytest.raises(TypeError, match=r"dictionary or None, got object$"):
         RoPE.from_hf(object())
+
+
+@pytest.mark.parametrize("model", sorted(families.RELEASED_INTERLEAVED))
+def test_released_weights_decide(model):
+    config = {"model_type": model, "hidden_size": 512, "num_attention_heads": 8, "rope_theta": 1e4}
+    assert hf.from_hf(config).layout == "interleaved"
+
+
+@pytest.mark.parametrize(
+    ("model", "head_dim", "rotary_dim"),
+    [
+        ("qwen3", 128, None), ("minimax_m2", 128, None), ("phi", 64, 32), ("persimmon", 64, 32),
+        ("nemotron", 64, 32), ("stablelm", 64, 16), ("glm4_moe", 64, 32), ("llama", 64, None),
+    ],
+)  # fmt: skip
+def test_what_a_file_leaves_out_is_the_default_of_its_class(model, head_dim, rotary_dim):
+    config = {"model_type": model, "hidden_size": 512, "num_attention_heads": 8, "rope_theta": 1e4}
+    rope = RoPE.from_hf(config)
+    assert (rope.head_dim, rope.rotary_dim) == (head_dim, rotary_dim)
+    # What a file says has priority; null is the width over the heads.
+    assert (
+        RoPE.from_hf({**config, "head_dim": None, "partial_rotary_factor": 0.75}).rotary_dim == 48
+    )
