@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -28,6 +29,22 @@ def ratios(benchmarks: Sequence[Benchmark], commit: str) -> list[Chart]:
         if baseline and one is not baseline:
             charts += _ratios(one, baseline, commit)
     return charts
+
+
+def drift(benchmarks: Sequence[Benchmark], commit: str) -> dict[str, float]:
+    """How much longer than at each other commit the frameworks' own attention took: the machine.
+
+    The median over ``WithoutPositions``; 1 where it was not measured.
+    """
+    figures = [
+        figure for one in benchmarks if _class(one) == _BASELINE for figure in one.figures.values()
+    ]
+    found = {}
+    for other in {other for figure in figures for other in figure.values}:
+        both = [(figure.number(commit), figure.number(other)) for figure in figures]
+        known = [now / then for now, then in both if now > 0 and then > 0]  # NaN is not
+        found[other] = statistics.median(known) if known else 1.0
+    return found
 
 
 def _ratios(one: Benchmark, baseline: Benchmark, commit: str) -> Iterator[Chart]:

@@ -13,7 +13,7 @@ from pathlib import Path
 import charts
 from asv.config import Config
 from asv.results import Results
-from comparisons import errors, exponents, peers, ratios
+from comparisons import drift, errors, exponents, peers, ratios
 from figures import Benchmark, Figure, load
 
 _HERE = Path(__file__).resolve().parent
@@ -36,10 +36,11 @@ def write_page(conf: Config, history: Sequence[Results]) -> tuple[Path, list[str
 def _page(benchmarks: Sequence[Benchmark], history: Sequence[Results]) -> str:
     commit = history[-1].commit_hash
     shown = [one for one in benchmarks if one.applies(commit)]
+    machine = drift(shown, commit)
     modules = itertools.groupby(shown, lambda one: one.name.split(".")[0])
     sections = "".join(
         f"<h2>{html.escape(module)}</h2><p>{html.escape(_docstring(module))}.</p>"
-        f"<section>{''.join(_table(one, commit) for one in some)}</section>"
+        f"<section>{''.join(_table(one, commit, machine) for one in some)}</section>"
         for module, some in modules
     )
     links = " ".join(f'<a href="#{_id(one.name)}">{html.escape(one.name)}</a>' for one in shown)
@@ -94,7 +95,7 @@ def _day(milliseconds: float) -> str:
     return f"{datetime.fromtimestamp(milliseconds / 1000, UTC):%Y-%m-%d}"
 
 
-def _table(benchmark: Benchmark, commit: str) -> str:
+def _table(benchmark: Benchmark, commit: str, machine: Mapping[str, float]) -> str:
     """Rows are the first param, columns the others; params with one value go into the caption."""
     first, *others = (*benchmark.params, *[""] * (not benchmark.params))
     every = benchmark.params.get(first, [""])
@@ -111,7 +112,7 @@ def _table(benchmark: Benchmark, commit: str) -> str:
     most = max(_numbers(benchmark, commit), default=0.0)
     body = "".join(
         f"<tr><th>{html.escape(row)}</th>"
-        + "".join(_cell(_at(benchmark, row, choice), commit, most) for choice in columns)
+        + "".join(_cell(_at(benchmark, row, choice), commit, most, machine) for choice in columns)
         + "</tr>"
         for row in rows
     )
@@ -147,7 +148,7 @@ def _numbers(benchmark: Benchmark, commit: str) -> Iterator[float]:
     return (value for value in every if math.isfinite(value))
 
 
-def _cell(figure: Figure, commit: str, most: float) -> str:
+def _cell(figure: Figure, commit: str, most: float, machine: Mapping[str, float]) -> str:
     if not figure.applies(commit):
         return '<td class="none">–</td>'
     value = figure.values[commit]
@@ -157,19 +158,24 @@ def _cell(figure: Figure, commit: str, most: float) -> str:
     return (
         f'<td data-value="{value!r}" title="{html.escape(title)}">'
         f'<i style="width:{100 * min(value / most, 1) if most else 0:.1f}%"></i>'
-        f"{html.escape(figure.text(commit))}{_change(figure, commit)}{_line(figure)}</td>"
+        f"{html.escape(figure.text(commit))}{_change(figure, commit, machine)}{_line(figure)}</td>"
     )
 
 
-def _change(figure: Figure, commit: str) -> str:
-    """Change against the previous commit, if the two 99 % intervals do not overlap."""
+def _change(figure: Figure, commit: str, machine: Mapping[str, float]) -> str:
+    """Change against the previous commit, if the two 99 % intervals do not overlap.
+
+    A time counts over that of the frameworks' own attention in the same run.
+    """
     before = [one for one in figure.values if one != commit][-1:]
     if not before or not (figure.values[before[0]] or 0) > 0:
         return ""
     then, now = (_interval(figure.stats[one]) for one in (before[0], commit))
+    slower = machine.get(before[0], 1.0) if figure.unit == "seconds" else 1.0
+    now = now[0] / slower, now[1] / slower
     if then[0] <= now[1] and now[0] <= then[1]:
         return ""
-    ratio = figure.values[commit] / figure.values[before[0]]
+    ratio = figure.values[commit] / figure.values[before[0]] / slower
     percent = f"{100 * (ratio - 1):+.0f} %".replace("-", "−")
     return f' <b class="{"worse" if ratio > 1 else "better"}">{percent}</b>'
 
@@ -216,8 +222,9 @@ _READING = (
     "Medians of warm calls; with --quick one call each. Calls on one thread are timed in processor "
     "time, the others and whole processes in wall time. A bar compares the figures of one table. A "
     "percentage is the change against the previous commit, shown where the two 99 % intervals do "
-    "not overlap. A line shows all commits measured on this machine, from zero. A dash: not "
-    "supported here."
+    "not overlap; of a time, relative to the frameworks' own attention in the same two runs, which "
+    "is what the machine did. A line shows all commits measured on this machine, from zero. A dash: "
+    "not supported here."
 )
 _CSS = """
 :root{--ink:#1a1a1a;--muted:#666;--grid:#e2e2e2;--paper:#fff;--bar:#0072b233;--worse:#b34a00;

@@ -93,6 +93,30 @@ def test_asv_publishes_the_same_commit(measured):
     assert index["graph_param_list"]
 
 
+def test_what_the_machine_did_is_no_change(benchmarks):
+    """A time that grew as the framework's own attention did has not changed."""
+    figures, page = benchmarks("figures"), benchmarks("dashboard_page")
+
+    def figure(then, now, unit="seconds"):
+        stats = [{"ci_99_a": 0.99 * value, "ci_99_b": 1.01 * value} for value in (then, now)]
+        return figures.Figure({"a": then, "b": now}, dict(zip("ab", stats, strict=True)), unit)
+
+    own = {
+        ("torch",): figure(1.0, 1.5), ("jax",): figure(2.0, 3.0),
+        ("numpy",): figures.Figure({"a": None, "b": math.nan}, {}, "seconds"),
+    }  # fmt: skip
+    baseline = figures.Benchmark(
+        "attention.WithoutPositions.time", {"framework": []}, own, "seconds"
+    )
+    machine = benchmarks("comparisons").drift([baseline], "b")
+    assert machine == {"a": 1.5, "b": 1.0}
+    assert page._change(figure(1.0, 1.5), "b", machine) == ""
+    assert "+100 %" in page._change(figure(1.0, 3.0), "b", machine)
+    assert "−20 %" in page._change(figure(1.0, 1.2), "b", machine)
+    assert "+50 %" in page._change(figure(1.0, 1.5, "bytes"), "b", machine)
+    assert "+50 %" in page._change(figure(1.0, 1.5), "b", {})
+
+
 def test_a_commit_before_is_the_history(measured, tmp_path, benchmarks):
     """A change is shown where the intervals of the samples do not meet, and only there."""
     folder, _ = measured
