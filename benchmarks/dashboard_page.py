@@ -223,8 +223,8 @@ _READING = (
     "time, the others and whole processes in wall time. A bar compares the figures of one table. A "
     "percentage is the change against the previous commit, shown where the two 99 % intervals do "
     "not overlap; of a time, relative to the frameworks' own attention in the same two runs, which "
-    "is what the machine did. A line shows all commits measured on this machine, from zero. A dash: "
-    "not supported here."
+    "is what the machine did. A line shows all commits measured on this machine, from zero. A "
+    "dash: not supported here."
 )
 _CSS = """
 :root{--ink:#1a1a1a;--muted:#666;--grid:#e2e2e2;--paper:#fff;--bar:#0072b233;--worse:#b34a00;
