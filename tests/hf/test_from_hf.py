@@ -576,3 +576,23 @@ def test_what_a_file_leaves_out_is_the_default_of_its_class(model, head_dim, rot
     assert (
         RoPE.from_hf({**config, "head_dim": None, "partial_rotary_factor": 0.75}).rotary_dim == 48
     )
+
+
+@pytest.mark.parametrize("model", sorted(families.MROPE_INTERLEAVED))
+def test_models_whose_axes_take_turns(model):
+    sections = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [12, 10, 10]}
+    config = {
+        "model_type": model, "hidden_size": 512, "num_attention_heads": 8, "head_dim": 64,
+        "partial_rotary_factor": 1.0, "rope_parameters": sections,
+    }  # fmt: skip
+    assert MRoPE.from_hf(config).layout == "interleaved"
+
+
+def test_the_talker_of_qwen3_omni_turns_its_axes_as_its_thinker():
+    """By transformers, whose class of the talker's angles inherits that of the thinker's."""
+    module = pytest.importorskip("transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe")
+    talker, thinker = (
+        getattr(module, f"Qwen3OmniMoe{name}RotaryEmbedding") for name in ("Talker", "ThinkerText")
+    )
+    assert issubclass(talker, thinker)
+    assert {"qwen3_omni_moe_talker_text", "qwen3_omni_moe_text"} <= families.MROPE_INTERLEAVED
