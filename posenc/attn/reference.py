@@ -179,6 +179,9 @@ def dense(call: Call) -> tuple[Array, Array]:
         # No finite score is lower, so the highest score of a row is that of a visible key.
         scores = xp.where(visible, scores, xp.finfo(scores.dtype).min)
     highest = xp.max(scores, axis=-1, keepdims=True)
+    if call.softcap is not None:  # likewise for "softcap * tanh - highest"
+        # Not a minimum, which would share the gradients of equal scores.
+        scores = xp.where(scores > highest, highest, scores)
     weights = xp.exp(scores - highest)
     if visible is not None:
         weights = xp.where(visible, weights, 0.0)

@@ -30,7 +30,9 @@ def mask_function(
     ``is_causal=False``, comes whole, as booleans ``(B, 1, Q, K)``.
     """
     both_ways = allow_is_bidirectional_skip and not getattr(config, "is_causal", True)
-    skips = allow_is_causal_skip or allow_is_bidirectional_skip or _is_plain(mask_function)
+    indexed = getattr(config, "index_topk", None) is not None  # the indexer reads the whole mask
+    skips = allow_is_causal_skip or allow_is_bidirectional_skip
+    skips = skips or (not indexed and _is_plain(mask_function))
     if both_ways or not skips:
         from transformers.masking_utils import sdpa_mask
 
