@@ -12,6 +12,7 @@ import contextlib
 import importlib
 import multiprocessing
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -137,7 +138,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     seconds = time.monotonic() - started
     print(f"{caught} of {len(faults)} faults caught, {len(bad)} failures, in {seconds:.0f} s")
     if options.write and not bad:
-        PAGE.write_text(_page(outcomes), encoding="utf-8")
+        before = PAGE.read_text(encoding="utf-8") if PAGE.exists() else ""
+        PAGE.write_text(_page(outcomes, before), encoding="utf-8")
     listed = PAGE.read_text(encoding="utf-8")
     if missing := [fault.name for fault in FAULTS if f"| {fault.name} |" not in listed]:
         print(f"{PAGE.name} lacks {', '.join(missing)}: run with --write")
@@ -152,13 +154,13 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="every N-th fault, from the K-th: runs that count K up try all in turn",
     )  # fmt: skip
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="runs at once")
-    parser.add_argument("--write", action="store_true", help=f"write {PAGE.relative_to(ROOT)}")
+    parser.add_argument(
+        "--write", action="store_true", help=f"write these rows of {PAGE.relative_to(ROOT)}"
+    )
     parser.add_argument("--verbose", action="store_true", help="with the error of each test")
     options = parser.parse_args(arguments)
     if unknown := set(options.only) - {fault.name for fault in FAULTS}:
         parser.error(f"no such fault: {', '.join(sorted(unknown))}")
-    if options.write and (options.only or options.share[1] > 1):
-        parser.error("--write needs all faults, not --only or --share")
     if options.only and options.share[1] > 1:
         parser.error("give --only or --share, not both")
     if options.jobs < 1:
@@ -282,12 +284,16 @@ def _line(outcome: Outcome, verbose: bool) -> str:
     return f"{line}\n{outcome.error}\n" if outcome.error and (verbose or not outcome.good) else line
 
 
-def _page(outcomes: Sequence[Outcome]) -> str:
-    by_fault = {o.task.fault: o.detail for o in outcomes}
+def _page(outcomes: Sequence[Outcome], before: str) -> str:
+    """The page: rows of this run, and those of other faults as they were in ``before``."""
+    caught = dict(re.findall(r"^\| (\S+) \| .* \| `([^`]*)` \|$", before, re.MULTILINE))
+    caught |= {o.task.fault.name: o.detail for o in outcomes if o.task.fault}
     rows = [
-        f"| {fault.name} | {fault.why} | `{fault.file}` | `{by_fault[fault]}` |" for fault in FAULTS
+        f"| {fault.name} | {fault.why} | `{fault.file}` | `{caught[fault.name]}` |"
+        for fault in FAULTS
+        if fault.name in caught
     ]
-    return "\n".join([*_HEAD.format(count=len(FAULTS)).splitlines(), *rows, ""])
+    return "\n".join([*_HEAD.format(count=len(rows)).splitlines(), *rows, ""])
 
 
 _HEAD = """\
