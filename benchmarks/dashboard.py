@@ -11,7 +11,7 @@ import argparse
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from asv.config import Config
@@ -141,11 +141,43 @@ def _asv(
     if words[0] != "machine":
         command += ["--config", str(HERE / "asv.conf.json")]
     env = os.environ | own | (grid or {})
-    code = subprocess.run(command, cwd=HERE, env=env, stdout=stdout).returncode
+    if words[0] == "run":
+        with subprocess.Popen(
+            command, cwd=HERE, env=env, stdout=subprocess.PIPE, text=True, errors="replace"
+        ) as running:
+            assert running.stdout is not None
+            for line in without_skipped(running.stdout):
+                print(line, end="", flush=True)
+        code = running.returncode
+    else:
+        code = subprocess.run(command, cwd=HERE, env=env, stdout=stdout).returncode
     if code not in allowed:
         sys.exit(f"asv {words[0]} ended with {code}")
     return code
 
+
+def without_skipped(lines: Iterable[str]) -> Iterator[str]:
+    """What asv prints, with one line at the end for all figures that do not apply.
+
+    asv has two lines and an empty one for each: its params, and why the suite skips it.
+    """
+    held, skipped, blank = "", 0, False
+    for line in lines:
+        if _SKIPPED in line:
+            held, skipped, blank = "", skipped + 1, True
+            continue
+        if blank and not line.strip():
+            blank = False
+            continue
+        yield held
+        held, blank = (line, False) if "For parameters:" in line else ("", False)
+        yield "" if held else line
+    yield held
+    if skipped:
+        yield f"{skipped} figures do not apply, such as gradients in NumPy: n/a in the tables\n"
+
+
+_SKIPPED = "asv: skipped:"
 
 if __name__ == "__main__":
     sys.exit(main())

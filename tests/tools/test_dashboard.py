@@ -117,6 +117,26 @@ def test_what_the_machine_did_is_no_change(benchmarks):
     assert "+50 %" in page._change(figure(1.0, 1.5), "b", {})
 
 
+def test_what_does_not_apply_is_one_line(benchmarks):
+    printed = """\
+[50.00%] ··· transform.Embedding.time_embedding                              ok
+[50.00%] ···· For parameters: 'alibi', 'numpy', 1024
+              asv: skipped: NotImplementedError('no embedding')
+
+              For parameters: 'rope', 'numpy', 1024
+              asv: skipped: NotImplementedError('no embedding')
+
+[60.00%] ···· For parameters: 'rope', 'torch', 1024
+              Traceback (most recent call last):
+
+[100.00%] ··· transform.Transform.time_transform                              ok
+"""
+    shown = "".join(benchmarks("dashboard").without_skipped(printed.splitlines(keepends=True)))
+    kept = [line for n, line in enumerate(printed.splitlines()) if n not in range(1, 7)]
+    assert shown.splitlines()[:-1] == kept
+    assert shown.splitlines()[-1].startswith("2 figures do not apply")
+
+
 def test_a_commit_before_is_the_history(measured, tmp_path, benchmarks):
     """A change is shown where the intervals of the samples do not meet, and only there."""
     folder, _ = measured
