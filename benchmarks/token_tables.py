@@ -87,8 +87,8 @@ def initial(scheme: PositionScheme) -> dict[str, Any]:
 
 
 def hidden(scheme: PositionScheme, x: Any) -> dict[str, Any]:
-    """Hidden states, if the scheme reads them."""
-    return {"x": x} if "hidden_features" in scheme.hooks() else {}
+    """Hidden states as the tokens of a call, if the scheme reads them."""
+    return {"tokens": posenc.Tokens(x=x)} if "hidden_features" in scheme.hooks() else {}
 
 
 def main() -> None:

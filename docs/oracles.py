@@ -383,7 +383,8 @@ class Case:
             return posenc.transform(*given, role="query", params=params, xp=xp)
         if self.place == "gates":
             learned = {name: own[name] for name in ("w", "b")}
-            sums = posenc.features(self.scheme, learned, x=own["x"], xp=xp)[1]["c"]
+            tokens = posenc.Tokens(x=own["x"])
+            sums = posenc.features(self.scheme, learned, tokens, xp=xp)[1].features["c"]
             return xp.astype(sums, dtype)
         if self.place == "bias":
             pair = arrays["pos"], arrays["k_pos"]

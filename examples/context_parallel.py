@@ -57,12 +57,15 @@ def attend(position, q, k, v, pos, seg=None, x=None, **keywords):
     ``pos`` and ``seg (L,)`` are positions and documents of this process's tokens. ``x (B, L, C)``
     are their hidden states, for a scheme that reads them.
     """
-    tokens = {"q_pos": pos, "k_pos": gather(pos, 0)}
-    if seg is not None:
-        tokens |= {"q_seg": seg, "k_seg": gather(seg, 0)}
-    if x is not None:
-        tokens |= {"x": gather(x, 1), "q_x": x}
-    return position.attend(q, gather(k, 2), gather(v, 2), **tokens, **keywords)
+    queries = posenc.Tokens(pos, seg, x=x)
+    tokens = posenc.Tokens(
+        gather(pos, 0),
+        None if seg is None else gather(seg, 0),
+        x=None if x is None else gather(x, 1),
+    )
+    return position.attend(
+        q, gather(k, 2), gather(v, 2), tokens=tokens, queries=queries, **keywords
+    )
 
 
 def join(rank, folder):

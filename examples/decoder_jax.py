@@ -1,7 +1,8 @@
 """A small decoder in JAX that takes any scheme, or a list of schemes by layer.
 
 ``Positions`` is a pytree among the params. It adds an embedding once and holds one T5 table for all
-layers that have T5. ``positions.rotary`` computes the angles of RoPE once for all layers.
+layers that have T5. ``positions.bind`` makes what positions alone decide, such as the angles of
+RoPE or the bias of T5, once for all layers.
 ``param_labels`` says which params are position params, so they can have their own learning rate.
 With Optax it is the second argument of ``multi_transform``.
 """
@@ -31,21 +32,19 @@ def first_params(scheme, key):
     return {"tokens": draw((256, DIM)), "blocks": blocks, "positions": positions}
 
 
-def block(w, x, position, rotary):
+def block(w, x, attend):
     qkv = (jax.nn.standardize(x) @ w["qkv"]).reshape(*x.shape[:2], 3 * HEADS, -1)
     qkv = jnp.split(qkv, 3, axis=2)
-    out = position.attend(*qkv, causal=True, q_rotary=rotary, k_rotary=rotary)
+    out = attend(*qkv)
     x = x + out.reshape(x.shape) @ w["out"]
     return x + jax.nn.gelu(jax.nn.standardize(x) @ w["up"]) @ w["down"]
 
 
 def loss_of(params, tokens):
-    x = params["positions"].embed(params["tokens"][tokens[:, :-1]])
-    positions = params["positions"]
-    # Sines and cosines, once for all layers; None where a layer has none.
-    rotaries = positions.rotary(jnp.arange(x.shape[1]))
-    for w, position, rotary in zip(params["blocks"], positions, rotaries, strict=True):
-        x = block(w, x, position, rotary)
+    bound = params["positions"].bind(causal=True)  # one forward pass
+    x = bound.embed(params["tokens"][tokens[:, :-1]])
+    for w, attend in zip(params["blocks"], bound, strict=True):
+        x = block(w, x, attend)
     logp = jax.nn.log_softmax(jax.nn.standardize(x) @ params["tokens"].T)
     return -jnp.take_along_axis(logp, tokens[:, 1:, None], axis=-1).mean()
 

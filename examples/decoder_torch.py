@@ -1,8 +1,8 @@
 """A small decoder in PyTorch that takes any scheme, or a list of schemes by layer.
 
 ``Positions`` adds an embedding once and holds one T5 table for all layers. ``param_groups`` gives
-position params the learning rate that they need. ``positions.rotary`` computes the angles of RoPE
-once for all layers.
+position params the learning rate that they need. ``positions.bind`` makes what positions alone
+decide, such as the angles of RoPE or the bias of T5, once for all layers.
 """
 
 from pathlib import Path
@@ -19,7 +19,7 @@ TEXT = torch.frombuffer(bytearray(Path(__file__).read_bytes()), dtype=torch.uint
 
 
 class Block(nn.Module):
-    """Pre-norm attention and MLP; ``forward`` receives the layer's ``Position``."""
+    """Pre-norm attention and MLP; ``forward`` receives the layer's attention."""
 
     def __init__(self):
         super().__init__()
@@ -27,10 +27,9 @@ class Block(nn.Module):
         self.qkv, self.out = nn.Linear(DIM, 3 * DIM), nn.Linear(DIM, DIM)
         self.mlp = nn.Sequential(nn.Linear(DIM, 4 * DIM), nn.GELU(), nn.Linear(4 * DIM, DIM))
 
-    def forward(self, x, position, rotary):
+    def forward(self, x, attend):
         q, k, v = self.qkv(self.norm1(x)).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
-        out = position.attend(q, k, v, causal=True, q_rotary=rotary, k_rotary=rotary)
-        x = x + self.out(out.transpose(1, 2).flatten(2))
+        x = x + self.out(attend(q, k, v).transpose(1, 2).flatten(2))
         return x + self.mlp(self.norm2(x))
 
 
@@ -45,11 +44,10 @@ class Decoder(nn.Module):
         self.logits = nn.Sequential(nn.LayerNorm(DIM), nn.Linear(DIM, 256))
 
     def forward(self, tokens):
-        x = self.positions.embed(self.tokens(tokens))
-        # Sines and cosines, once for all layers; None where a layer has none.
-        rotaries = self.positions.rotary(torch.arange(tokens.shape[1], device=tokens.device))
-        for block, position, rotary in zip(self.blocks, self.positions, rotaries, strict=True):
-            x = block(x, position, rotary)
+        bound = self.positions.bind(causal=True)  # one forward pass
+        x = bound.embed(self.tokens(tokens))
+        for block, attend in zip(self.blocks, bound, strict=True):
+            x = block(x, attend)
         return self.logits(x)
 
 

@@ -29,26 +29,20 @@ class Decoder(nn.Module):
         self.tokens = nn.Embedding(64, HEADS * DIM)
         self.qkv = nn.Linear(HEADS * DIM, 3 * HEADS * DIM)
         self.logits = nn.Linear(HEADS * DIM, 64)
-        self.position = posenc_torch.Position(scheme)
+        self.positions = posenc_torch.Positions(scheme, layers=1)
 
     def forward(self, tokens, pos, cache=None):
         """Logits ``(B, L, 64)`` of tokens at positions ``pos``, both ``(B, L)``."""
-        x = self.position.embed(self.tokens(tokens), pos)
+        queries = keys = posenc.Tokens(pos)
+        if cache is not None:
+            keys = posenc.Tokens(torch.arange(cache.shape[3], device=pos.device))
+        bound = self.positions.bind(keys, queries, True, implementation=self.implementation)
+        x = bound.embed(self.tokens(tokens))
         q, k, v = self.qkv(x).unflatten(-1, (3, HEADS, DIM)).permute(2, 0, 3, 1, 4)
-        rotary = self.position.rotary(pos)  # for queries and keys; a larger model's layers share it
-        positions = {"q_pos": pos, "k_pos": pos, "q_rotary": rotary}
         if cache is not None:
             # Keys are transformed once, when they are written: their positions do not change.
-            scheme, params = self.position.scheme, self.position.params
-            k = posenc.transform(scheme, k, pos, role="key", params=params, rotary=rotary)
-            k, v = write(cache, k, v, pos)
-            slots = torch.arange(k.shape[2], device=pos.device)
-            positions |= {"k_pos": slots, "k_transformed": True}
-        else:
-            positions["k_rotary"] = rotary
-        out = self.position.attend(
-            q, k, v, causal=True, implementation=self.implementation, **positions
-        )
+            k, v = write(cache, bound[0].transform_keys(k), v, pos)
+        out = bound[0](q, k, v, k_transformed=cache is not None)
         return self.logits(x + out.transpose(1, 2).flatten(2))
 
 

@@ -11,15 +11,11 @@ def main():
     rope = posenc.RoPE(head_dim=8)
     q, k, v = rng.standard_normal((3, 1, 2, 7, 8))
 
-    pos, seg = packed([3, 4])
-    both = posenc.attention(q, k, v, rope, causal=True, q_pos=pos, k_pos=pos, q_seg=seg, k_seg=seg)
+    both = posenc.attention(q, k, v, rope, causal=True, tokens=packed([3, 4]))
     second = posenc.attention(*(x[:, :, 3:] for x in (q, k, v)), rope, causal=True)
     print("second document, packed and alone:", np.allclose(both[:, :, 3:], second))
 
-    pos, q_seg, k_seg = left_padded([4], total=7)
-    padded = posenc.attention(
-        q, k, v, rope, causal=True, q_pos=pos, k_pos=pos, q_seg=q_seg, k_seg=k_seg
-    )
+    padded = posenc.attention(q, k, v, rope, causal=True, tokens=left_padded([4], total=7))
     print("left-padded and alone:", np.allclose(padded[:, :, 3:], second))
     print("rows of padding are 0:", not padded[:, :, :3].any())
 

@@ -47,17 +47,18 @@ class Pool:
             self.free.append(page)
         del self.length[owner]
 
-    def tokens(self, owners):
-        """Positions and segments of the pool, and of one query per sequence, its last token."""
+    def sides(self, owners):
+        """The tokens of the pool, and those of the queries: the last one of each sequence."""
         last = torch.tensor([[self.length[owner] - 1] for owner in owners])
         own = torch.tensor(owners)[:, None]
-        return {"q_pos": last, "k_pos": self.pos, "q_seg": own, "k_seg": self.seg}
+        tokens, queries = posenc.Tokens(self.pos, self.seg), posenc.Tokens(last, own)
+        return {"tokens": tokens, "queries": queries}
 
-    def attend(self, q, tokens):
+    def attend(self, q, sides):
         """Attention of one query per sequence, ``(B, H, 1, D)``, in one call."""
         k, v = (a.expand(len(q), -1, -1, -1) for a in (self.k, self.v))  # a view, not a copy
         options = {"causal": True, "k_transformed": True}
-        return posenc_torch.attention(q, k, v, self.scheme, **options, **tokens)
+        return posenc_torch.attention(q, k, v, self.scheme, **options, **sides)
 
 
 def slots_of(page):
@@ -71,12 +72,12 @@ def extend(pool, texts, owner, length):
     texts[owner] = torch.cat([texts[owner], new], dim=2) if owner in texts else new
 
 
-def show(pool, texts, tokens=None):
+def show(pool, texts, sides=None):
     """Compare attention of every sequence's last token in the pool and on its own."""
-    tokens = tokens or pool.tokens(list(texts))
+    sides = sides or pool.sides(list(texts))
     q = torch.randn(len(texts), HEADS, 1, DIM)
-    out = pool.attend(q, tokens)
-    blocks = posenc_torch.block_mask(1, PAGES * PAGE, causal=True, **tokens).kv_num_blocks
+    out = pool.attend(q, sides)
+    blocks = posenc_torch.block_mask(1, PAGES * PAGE, causal=True, **sides).kv_num_blocks
     for row, (owner, (k, v)) in enumerate(texts.items()):
         one = q[row : row + 1], k[None], v[None]
         alone = posenc_torch.attention(*one, pool.scheme, causal=True)
@@ -111,10 +112,11 @@ def main():
     extend(pool, texts, 0, 50)
     extend(pool, texts, 1, 20)
     # Slots with two owners: segments per sequence, (B, pool) instead of (pool,).
-    tokens = pool.tokens([0, 1])
-    tokens["k_seg"] = pool.seg.repeat(2, 1)
-    tokens["k_seg"][1, slots_of(pool.pages[1][0])] = 1
-    show(pool, texts, tokens)
+    sides = pool.sides([0, 1])
+    seg = pool.seg.repeat(2, 1)
+    seg[1, slots_of(pool.pages[1][0])] = 1
+    sides["tokens"] = posenc.Tokens(pool.pos, seg)
+    show(pool, texts, sides)
 
 
 if __name__ == "__main__":

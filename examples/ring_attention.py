@@ -47,7 +47,8 @@ def loss_of_one(weights, x, y):
 
 def loss_of_shards(weights, x, y, pos):
     """Loss on each device, from its shard of x, y and pos; weights are replicated."""
-    attend = partial(posenc_jax.ring_attention, axis_name="context", q_pos=pos, k_pos=pos)
+    tokens = posenc.Tokens(pos)
+    attend = partial(posenc_jax.ring_attention, axis_name="context", tokens=tokens)
     loss = jnp.mean((layer(weights, x, attend) - y) ** 2)
     return jax.lax.pmean(loss, ("data", "context"))
 

@@ -27,9 +27,10 @@ def attend(scheme, q, cache, step):
     """Attention of the token at ``step`` to the cache, whose slots are not in order of age."""
     slots = np.arange(min(step + 1, SLOTS))
     oldest = max(step + 1 - SLOTS, 0) % WINDOW  # of the slots after the first tokens
-    k_pos = np.where(slots < SINKS, slots, SINKS + (slots - SINKS - oldest) % WINDOW)
+    pos = np.where(slots < SINKS, slots, SINKS + (slots - SINKS - oldest) % WINDOW)
     k, v = cache[:, :, :, slots]
-    return posenc.attention(q, k, v, scheme, causal=True, q_pos=slots[-1:], k_pos=k_pos)
+    tokens, queries = posenc.Tokens(pos), posenc.Tokens(slots[-1:])
+    return posenc.attention(q, k, v, scheme, causal=True, tokens=tokens, queries=queries)
 
 
 def by_definition(scheme, history):

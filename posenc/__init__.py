@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 from posenc import schemes
 from posenc.attn.caches import cache_needs
 from posenc.attn.features import features
+from posenc.attn.masks import Mask, causal, window
 from posenc.attn.reference import attention
 from posenc.checks import nearest
 from posenc.evaluate import bias, embedding, rotary, transform
 from posenc.params import init_params
 from posenc.protocol import ParamSpec, PositionScheme, SchemeWarning
-from posenc.rotary_tables import Rotary
 from posenc.schemes import catalogue, make
+from posenc.tokens import Rotary, Tokens
 
 if TYPE_CHECKING:
     from posenc.schemes import ALiBi, Learned, NoPE, RoPE, Sinusoidal, T5Bias
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ALiBi",
     "Learned",
+    "Mask",
     "NoPE",
     "ParamSpec",
     "PositionScheme",
@@ -32,16 +34,19 @@ __all__ = [
     "SchemeWarning",
     "Sinusoidal",
     "T5Bias",
+    "Tokens",
     "attention",
     "bias",
     "cache_needs",
     "catalogue",
+    "causal",
     "embedding",
     "features",
     "init_params",
     "make",
     "rotary",
     "transform",
+    "window",
 ]
 __version__ = "0.1.0"
 

@@ -6,7 +6,7 @@ A backend is a package that computes attention in one framework. From posenc it 
 Anything else in posenc may change without notice.
 
 =====================  ===========================================================================
-a call                 ``prepare`` makes a ``Call`` with two ``Side``, from ``Options`` (keywords)
+a call                 ``prepare`` makes a ``Call`` with two ``Tokens`` and a ``Mask``
 implementations        ``Implementation``, ``choose``, ``explain_choice`` and ``attend``
 the bias               dense (``Call.bias``), on a tile (``bias_tile``), or in a cheaper form:
                        ``bias_by_distance``, ``bias_by_key``; ``fold_key_bias`` widens q and k;
@@ -25,7 +25,7 @@ arguments              ``check_*``, ``as_positions``, ``advise_unknown``
 =====================  ===========================================================================
 """
 
-from posenc.attn.arguments import check_pair, check_shapes
+from posenc.attn.arguments import Arguments, check_pair, check_shapes, complete_sides
 from posenc.attn.bias_forms import (
     bias_by_distance,
     bias_by_key,
@@ -35,7 +35,8 @@ from posenc.attn.bias_forms import (
     visible_by_distance,
 )
 from posenc.attn.blocks import Range, block_ranges, visible_between, visible_blocks
-from posenc.attn.call import Call, prepare, visible_pairs
+from posenc.attn.bound import LayerFacts, PassState, arguments_of_pass, tokens_to_embed
+from posenc.attn.call import Call, prepare, visible_pairs, visible_tokens
 from posenc.attn.folded import fold_key_bias, folded_width, why_not_foldable
 from posenc.attn.fully_masked import (
     may_be_fully_masked,
@@ -49,9 +50,10 @@ from posenc.attn.implementations import (
     attend,
     choose,
     explain_choice,
+    run_chosen,
 )
 from posenc.attn.keywords import advise_unknown
-from posenc.attn.masks import FirstTokens, Mask
+from posenc.attn.masks import Blocks, Mask, complete_mask, is_function
 from posenc.attn.merge import (
     PartialAttention,
     add_sink,
@@ -60,9 +62,8 @@ from posenc.attn.merge import (
     public_lse,
 )
 from posenc.attn.negligible import may_have_negligible_blocks, negligible_blocks
-from posenc.attn.options import Options, float_arrays, map_arrays
 from posenc.attn.reference import dense
-from posenc.attn.side import Side
+from posenc.attn.shared import Made, Shared
 from posenc.by_distance import unfold_with
 from posenc.checks import (
     check_choice,
@@ -101,30 +102,36 @@ from posenc.params import (
 from posenc.positions import as_integers, as_positions, check_range, concrete_values, visible
 from posenc.primitives import hold_with, rotate_with
 from posenc.protocol import Namespace, PositionScheme, Role, SchemeWarning, Window
+from posenc.tokens import Tokens
 
 __all__ = [
+    "Arguments",
+    "Blocks",
     "Call",
     "Explanation",
     "Features",
-    "FirstTokens",
     "Implementation",
+    "LayerFacts",
     "LayerPlan",
+    "Made",
     "Mask",
     "Namespace",
-    "Options",
     "Params",
     "PartialAttention",
+    "PassState",
     "PositionScheme",
     "Range",
     "ReadTable",
     "Role",
     "SchemeWarning",
-    "Side",
+    "Shared",
+    "Tokens",
     "Window",
     "add_embedding",
     "add_sink",
     "advise_unknown",
     "append_sink_key",
+    "arguments_of_pass",
     "as_column",
     "as_integers",
     "as_mapping",
@@ -149,11 +156,12 @@ __all__ = [
     "check_shapes",
     "check_window",
     "choose",
+    "complete_mask",
+    "complete_sides",
     "concrete_values",
     "dense",
     "embedding",
     "explain_choice",
-    "float_arrays",
     "fold_key_bias",
     "folded_width",
     "has_bias",
@@ -162,8 +170,8 @@ __all__ = [
     "has_embedding",
     "head_views",
     "hold_with",
+    "is_function",
     "make_constants_with",
-    "map_arrays",
     "may_be_fully_masked",
     "may_have_negligible_blocks",
     "merge_constants",
@@ -176,14 +184,17 @@ __all__ = [
     "public_lse",
     "reads_features",
     "rotate_with",
+    "run_chosen",
     "scheme_bias",
     "tile_views",
+    "tokens_to_embed",
     "unfold_with",
     "visible",
     "visible_between",
     "visible_blocks",
     "visible_by_distance",
     "visible_pairs",
+    "visible_tokens",
     "why_not_foldable",
     "working_dtype",
     "zero_fully_masked",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from array_api_compat import array_namespace, device
@@ -27,8 +27,9 @@ from posenc.params import (
 from posenc.positions import as_places, as_positions
 from posenc.primitives import hold
 from posenc.protocol import HOOKS, Array, Namespace, PositionScheme, Role
-from posenc.rotary_tables import Rotary, check_rotary, rotary_tables
+from posenc.rotary_tables import check_rotary, rotary_tables
 from posenc.schemes.nope import NoPE
+from posenc.tokens import Rotary, Tokens
 
 _NONE: Mapping[str, Array] = {}
 
@@ -264,7 +265,7 @@ def transform(
     *,
     role: Role,
     params: Mapping[str, Array] | None = None,
-    axes: Array | None = None,
+    places: Array | None = None,
     features: Mapping[str, Array] | None = None,
     rotary: Rotary | None = None,
     xp: Namespace | None = None,
@@ -282,8 +283,8 @@ def transform(
         Integer positions ``(L,)``, or ``(B, L)`` with ``B`` the first axis of ``x``.
     role
         ``"query"`` or ``"key"``.
-    axes
-        Coordinates ("places") to encode instead of positions, ``(L, axes)`` or ``(B, L, axes)``.
+    places
+        Coordinates to encode instead of positions, ``(L, axes)`` or ``(B, L, axes)``.
         Default: the position on every axis of the scheme.
     features
         Features of these tokens that the transform reads, ``(B, H, L)`` or ``(B, H, L, M)``.
@@ -310,10 +311,10 @@ def transform(
             f"pos has {at.shape[-1]} positions, x (..., L, D) = {tuple(x.shape)} has "
             f"L = {x.shape[-2]}{hint}"
         )
-    if axes is not None:
-        at = as_places("axes", axes, scheme.axes, x.shape[-2], device=device(x), xp=xp)
+    if places is not None:
+        at = as_places("places", places, scheme.axes, x.shape[-2], device=device(x), xp=xp)
     several = scheme.axes > 1
-    if several and axes is None:
+    if several and places is None:
         at = positions_as_places(at, scheme.axes, xp=xp)
     if len(at.shape) == 2 + several and (
         len(x.shape) < 3 or (at.shape[0] != 1 and at.shape[0] != x.shape[0])
@@ -343,6 +344,24 @@ def transform_at(
     xp: Namespace,
 ) -> Array:
     """``transform`` at checked positions, or places, of vectors ``x`` that fit them."""
+    return transformation(
+        scheme, x, at, role=role, params=params, features=features, rotary=rotary, xp=xp
+    )(x)
+
+
+def transformation(
+    scheme: PositionScheme,
+    like: Array,
+    at: Array,
+    *,
+    role: Role,
+    params: Mapping[str, Array] | None,
+    features: Mapping[str, Array],
+    rotary: Rotary | None,
+    xp: Namespace,
+) -> Callable[[Array], Array]:
+    """``transform_at`` as a function of vectors of the shape and the dtype of ``like``."""
+    x = like
     if len(at.shape) == (3 if scheme.axes > 1 else 2):
         at = xp.reshape(at, (at.shape[0], *[1] * (len(x.shape) - 3), *at.shape[1:]))
     arrays, work = prepare_params(scheme, params, like=x, dtype=x.dtype, xp=xp)
@@ -358,35 +377,35 @@ def transform_at(
         check_key_heads(scheme, x_heads)
     if heads is not None and heads != 1 and x_heads != heads:
         views = GroupedKeyParams(views, scheme, heads=heads, key_heads=x_heads)
-    return scheme.transform(x, at, role=role, params=views, xp=xp)
+
+    def turn(vectors: Array) -> Array:
+        return scheme.transform(vectors, at, role=role, params=views, xp=xp)
+
+    return turn
 
 
 def rotary(
     scheme: PositionScheme,
-    pos: Array,
+    tokens: Tokens | Array,
     params: Mapping[str, Array] | None = None,
     *,
-    axes: Array | None = None,
     dtype: Any = None,
     xp: Namespace | None = None,
 ) -> Rotary | None:
     """What a transform needs from positions alone, such as sines and cosines, for many calls.
 
-    A model makes it once for all layers with an equal scheme, and for queries and keys:
-    ``attention(q, k, v, scheme, q_rotary=rotary, k_rotary=rotary)``. Without it every call computes
-    the same numbers again. Results are the same.
+    For queries and keys of many calls with an equal scheme: ``attention(q, k, v, scheme,
+    tokens=Tokens(rotary=made))``. Without it every call computes the same numbers again. Results
+    are the same. ``Positions.bind`` of an adapter does it for all layers of a model.
 
     Parameters
     ----------
     scheme
         The scheme of the calls.
-    pos
-        Integer positions of the tokens, ``(L,)`` or ``(B, L)``.
+    tokens
+        ``Tokens`` with positions or places, or positions ``(L,)`` or ``(B, L)`` alone.
     params
         Learned arrays by name. Learned frequencies get gradients through the result.
-    axes
-        Coordinates ("places") to encode instead of positions, ``(L, axes)`` or ``(B, L, axes)``.
-        Default: the position on every axis of the scheme.
     dtype
         Dtype of the queries and keys of the calls; half precision is transformed in float32.
         Default: float64 if a param is float64, else float32.
@@ -396,17 +415,25 @@ def rotary(
     A ``Rotary``, which is a pytree in JAX; None if the scheme has none.
     """
     check_scheme(scheme)
-    xp = xp or array_namespace(pos)
-    at = as_positions("pos", pos, xp=xp)
-    if axes is not None:
-        at = as_places("axes", axes, scheme.axes, at.shape[-1], device=device(at), xp=xp)
+    if not isinstance(tokens, Tokens):
+        tokens = Tokens(tokens)
+    given = tokens.places if tokens.pos is None else tokens.pos
+    if given is None:
+        raise ValueError("tokens must have pos or places, got neither")
+    xp = xp or array_namespace(given)
+    places, at = tokens.places, given
+    if tokens.pos is not None:
+        at = as_positions("tokens.pos", tokens.pos, xp=xp)
+    if places is not None:
+        length = at.shape[-1] if tokens.pos is not None else _length_of_places(places, scheme.axes)
+        at = as_places("tokens.places", places, scheme.axes, length, device=device(at), xp=xp)
     regions = tuple(
-        rotary(part, pos, _params_of(part, params), axes=axes, dtype=dtype, xp=xp)
+        rotary(part, tokens, _params_of(part, params), dtype=dtype, xp=xp)
         for part, _ in scheme.regions()
     )
     if "rotary" not in scheme.hooks():
         return Rotary(scheme, {}, regions) if any(regions) else None
-    if scheme.axes > 1 and axes is None:
+    if scheme.axes > 1 and places is None:
         at = positions_as_places(at, scheme.axes, xp=xp)
     if len(at.shape) == (3 if scheme.axes > 1 else 2):
         at = at[:, None, ...]
@@ -417,6 +444,13 @@ def rotary(
     own = {name: array for name, array in arrays.items() if name not in read_by_keys_only}
     views = head_views(scheme, own, dtype=work, xp=xp, rows=True)
     return Rotary(scheme, hold(scheme.rotary(at, dtype=work, params=views, xp=xp), xp), regions)
+
+
+def _length_of_places(places: Array, axes: int) -> int:
+    """The number of tokens in ``(L, axes)`` or ``(B, L, axes)``, or without the last axis."""
+    shape = tuple(places.shape)
+    length: int = shape[-2] if len(shape) > 1 and shape[-1] == axes else shape[-1]
+    return length
 
 
 def _params_of(part: PositionScheme, params: Mapping[str, Array] | None) -> dict[str, Array]:
@@ -435,7 +469,7 @@ def embedding(
     pos: Array,
     params: Mapping[str, Array] | None = None,
     *,
-    axes: Array | None = None,
+    places: Array | None = None,
     dtype: Any = None,
     xp: Namespace | None = None,
 ) -> Array | None:
@@ -445,8 +479,8 @@ def embedding(
     ----------
     pos
         Integer positions, ``(L,)`` or ``(B, L)``.
-    axes
-        Coordinates ("places") to encode instead of positions, ``(L, axes)`` or ``(B, L, axes)``.
+    places
+        Coordinates to encode instead of positions, ``(L, axes)`` or ``(B, L, axes)``.
     dtype
         Dtype of the result. Default: float64 if a param is float64, else float32.
 
@@ -457,8 +491,8 @@ def embedding(
     check_scheme(scheme)
     xp = xp or array_namespace(pos)
     at = as_positions("pos", pos, xp=xp)
-    if axes is not None:
-        at = as_places("axes", axes, scheme.axes, at.shape[-1], device=device(at), xp=xp)
+    if places is not None:
+        at = as_places("places", places, scheme.axes, at.shape[-1], device=device(at), xp=xp)
     elif scheme.axes > 1:
         at = positions_as_places(at, scheme.axes, xp=xp)
     arrays, work = prepare_params(scheme, params, like=at, dtype=dtype, xp=xp)

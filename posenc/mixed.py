@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import numpy as np
 
 from posenc.checks import check_choice, check_count, check_positive
+from posenc.tokens import Tokens
 
 Host: TypeAlias = np.ndarray[Any, Any]
 Following = Literal["max", "side"]
@@ -175,10 +176,8 @@ def text_places(pos: Host, delta: Any = 0, *, axes: int = 3) -> Host:
     return np.broadcast_to(at[..., None], (*at.shape, check_count("axes", axes))).copy()
 
 
-def packed_mixed(
-    documents: Sequence[Sequence[Part]], *, following: Following = "max"
-) -> tuple[Host, Host, Host]:
-    """Places ``(L, 3)``, positions and segments of documents packed one after another.
+def packed_mixed(documents: Sequence[Sequence[Part]], *, following: Following = "max") -> Tokens:
+    """The tokens of documents packed one after another: positions, segments, places ``(L, 3)``.
 
     Each document is ``parts`` of ``mixed``, and begins at 0 as if it were alone.
     """
@@ -186,16 +185,18 @@ def packed_mixed(
     places = [mixed(parts, following=following)[0] for parts in documents]
     lengths = [len(own) for own in places]
     pos = np.concatenate([np.arange(n) for n in lengths])
-    return np.concatenate(places), pos, np.repeat(np.arange(len(lengths)), lengths)
+    seg = np.repeat(np.arange(len(lengths)), lengths)
+    return Tokens(pos, seg, np.concatenate(places))
 
 
 def left_padded_mixed(
     documents: Sequence[Sequence[Part]], total: int, *, following: Following = "max"
-) -> tuple[Host, Host]:
-    """Places ``(B, total, 3)`` of left-padded documents, and the delta ``(B,)`` of each.
+) -> tuple[Tokens, Host]:
+    """The tokens of left-padded documents, and the delta ``(B,)`` of each.
 
-    Padding has place 0. Positions and segments are those of ``left_padded``, which counts from the
-    first real token; so does the position to which a delta is added.
+    Positions and which tokens exist are as in ``left_padded``, which counts from the first real
+    token; so does the position to which a delta is added. Places are ``(B, total, 3)``, 0 in
+    padding.
     """
     _check_list("documents", documents, "lists of parts")
     made = [mixed(parts, following=following) for parts in documents]
@@ -205,4 +206,6 @@ def left_padded_mixed(
     places = np.zeros((len(made), total, 3), np.int64)
     for row, (own, _) in zip(places, made, strict=True):
         row[total - len(own) :] = own
-    return places, np.asarray([delta for _, delta in made])
+    pos = np.arange(total)[None, :] - (total - np.asarray([len(own) for own, _ in made]))[:, None]
+    tokens = Tokens(np.maximum(pos, 0), places=places, exists=pos >= 0)
+    return tokens, np.asarray([delta for _, delta in made])

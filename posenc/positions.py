@@ -16,6 +16,7 @@ from posenc.mixed import mixed as mixed
 from posenc.mixed import packed_mixed as packed_mixed
 from posenc.mixed import text_places as text_places
 from posenc.protocol import Array, Namespace, Window
+from posenc.tokens import Tokens
 
 # Within these bounds every difference of positions fits 32 bits.
 MIN_POSITION, MAX_POSITION = -(2**30), 2**30 - 1
@@ -135,19 +136,19 @@ def visible(
     *,
     causal: bool = False,
     window: Window | None = None,
-    sink_tokens: int = 0,
+    first_tokens: int = 0,
 ) -> Array | None:
     """Whether a key is visible to a query, elementwise over broadcast positions; None if all are.
 
     ``causal``: ``k_pos <= q_pos``. ``window=(left, right)``: ``-left <= k_pos - q_pos <= right``,
-    None for no bound; keys at positions ``0 .. sink_tokens - 1`` are inside every window. Segments:
-    ``q_seg == k_seg``.
+    None for no bound; keys at positions ``0 .. first_tokens - 1`` are inside every window.
+    Segments: ``q_seg == k_seg``.
     """
     terms = []
     if causal:
         terms.append(k_pos <= q_pos)
     if window is not None and (near := _inside(q_pos - k_pos, window, causal)) is not None:
-        terms.append(near | ((k_pos >= 0) & (k_pos < sink_tokens)) if sink_tokens else near)
+        terms.append(near | ((k_pos >= 0) & (k_pos < first_tokens)) if first_tokens else near)
     if q_seg is not None:
         terms.append(q_seg == k_seg)
     mask = None
@@ -169,38 +170,43 @@ def _inside(distance: Array, window: Window, causal: bool) -> Array | None:
     return ahead if near is None else near & ahead
 
 
-def packed(lengths: Sequence[int]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Positions and segments ``(sum(lengths),)`` of documents packed one after another.
+def packed(lengths: Sequence[int]) -> Tokens:
+    """The tokens of documents packed one after another: positions and segments.
 
-    >>> packed([2, 3])
+    ``attention(q, k, v, scheme, causal=True, tokens=packed([2, 3]))``. Both are
+    ``(sum(lengths),)``.
+
+    >>> tokens = packed([2, 3])
+    >>> tokens.pos, tokens.seg
     (array([0, 1, 0, 1, 2]), array([0, 0, 1, 1, 1]))
     """
     sizes = [check_count("lengths", n) for n in lengths]
     if not sizes:
         raise ValueError("lengths is empty; give the length of at least one document")
     pos = np.concatenate([np.arange(n) for n in sizes])
-    return pos, np.repeat(np.arange(len(sizes)), sizes)
+    return Tokens(pos, np.repeat(np.arange(len(sizes)), sizes))
 
 
-def left_padded(
-    lengths: Sequence[int], total: int
-) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Positions, query segments and key segments ``(B, total)`` of left-padded sequences.
+def left_padded(lengths: Sequence[int], total: int) -> Tokens:
+    """The tokens of left-padded sequences: positions, and which exist, both ``(B, total)``.
 
-    The first real token has position 0. Padding has position 0 too, which every scheme accepts.
-    Padded keys have a segment that no query has, so they are not visible. Padded queries have a
-    segment that no key has, so their outputs are 0.
+    The first real token has position 0. Padding has position 0 too, which every scheme accepts. No
+    query sees it, and its own result is 0.
 
-    >>> left_padded([1, 3], 3)[0]
+    >>> tokens = left_padded([1, 3], 3)
+    >>> tokens.pos
     array([[0, 0, 0],
            [0, 1, 2]])
+    >>> tokens.exists
+    array([[False, False,  True],
+           [ True,  True,  True]])
     """
     total = check_count("total", total)
     sizes = np.asarray([check_count("lengths", n) for n in lengths])
     if sizes.size == 0 or sizes.max() > total:
         raise ValueError(f"lengths must be 1 .. total={total}, got {list(lengths)}")
     pos = np.arange(total)[None, :] - (total - sizes)[:, None]
-    return np.maximum(pos, 0), np.where(pos < 0, -1, 0), np.where(pos < 0, -2, 0)
+    return Tokens(np.maximum(pos, 0), exists=pos >= 0)
 
 
 def grid(*sizes: int) -> np.ndarray[Any, Any]:

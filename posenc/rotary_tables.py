@@ -1,9 +1,7 @@
-"""``Rotary``: what a transform needs from positions alone, made once and handed on."""
+"""The tables of a ``Rotary``, checked against the vectors that they turn."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,28 +9,7 @@ from array_api_compat import device
 
 from posenc.positions import from_numpy
 from posenc.protocol import Array, Namespace, PositionScheme, Role
-
-
-@dataclass(frozen=True, eq=False)
-class Rotary:
-    """Sines and cosines at some positions, or what else a scheme's ``rotary`` returns.
-
-    ``posenc.rotary`` makes it. It serves the queries and the keys at these positions in every layer
-    with an equal scheme and, if the frequencies are learned, the same arrays.
-
-    Attributes
-    ----------
-    scheme
-        The scheme that it was made for.
-    tables
-        Name -> ``(L, n)``, ``(H, L, n)`` or ``(B, H or 1, L, n)``, float32 or float64.
-    regions
-        One for each of the scheme's ``regions``, None where a region needs none.
-    """
-
-    scheme: PositionScheme
-    tables: Mapping[str, Array]
-    regions: tuple[Rotary | None, ...] = ()
+from posenc.tokens import Rotary
 
 
 def check_rotary(rotary: Any, scheme: PositionScheme, role: Role) -> Rotary:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Unpack
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,23 +13,27 @@ from jax import Array
 
 from posenc import PositionScheme
 from posenc.backend import (
+    Arguments,
     Call,
     Explanation,
     Implementation,
-    Options,
+    Mask,
+    Shared,
+    Tokens,
+    Window,
     advise_unknown,
     append_sink_key,
     as_mapping,
     attend,
     check_range,
+    choose,
     concrete_values,
     dense,
     explain_choice,
-    float_arrays,
     hold_with,
-    map_arrays,
     may_be_fully_masked,
     prepare,
+    run_chosen,
     unfold_with,
     working_dtype,
     zero_fully_masked,
@@ -58,9 +63,17 @@ def attention(
     params: Mapping[str, Array] | None = None,
     causal: bool = False,
     *,
+    window: int | Window | None = None,
+    mask: Mask | Array | Callable[..., Array] | None = None,
+    tokens: Tokens | None = None,
+    queries: Tokens | None = None,
+    bias: Array | None = None,
+    softcap: float | None = None,
+    scale: float | None = None,
+    k_transformed: bool = False,
     implementation: str = "auto",
     skip_blocks: bool = True,
-    **options: Unpack[Options],
+    return_lse: bool = False,
 ) -> Any:
     """``softmax(scale * transform(q) @ transform(k).T + bias) @ v`` in the layout of ``jax.nn``.
 
@@ -76,12 +89,10 @@ def attention(
         The positional encoding and its learned arrays by name; ``init`` draws initial values.
     causal
         A query sees keys at ``k_pos <= q_pos`` only.
-    options
-        As in ``posenc.attention``: positions, segments, places, ``k_valid``, ``window``,
-        ``sink_tokens``, ``bias``, ``mask``, ``softcap``, ``scale``, ``k_transformed``, hidden
-        states ``x`` and ``q_x``, features, ``return_lse``. Bias, mask and features keep the core's
-        order of axes: ``(B, H, Q, K)`` and ``(B, H, L)``. A mask that is a function is static: a
-        new function object compiles again, even if its code is the same.
+    window, mask, tokens, queries, bias, softcap, scale, k_transformed, return_lse
+        As in ``posenc.attention``. Bias, mask and features keep the core's order of axes:
+        ``(B, H, Q, K)`` and ``(B, H, L)``. A mask that is a function is static: a new function
+        object compiles again, even if its code is the same. ``Tokens`` are pytrees.
     implementation
         One of ``IMPLEMENTATIONS``, or ``"auto"``: the first of them that serves the call well.
 
@@ -118,8 +129,11 @@ def attention(
     NotImplementedError
         The named implementation cannot serve the call; says why.
     """
+    given = Arguments(
+        window, mask, tokens, queries, bias, softcap, scale, k_transformed, return_lse
+    )
     call = prepare_call(
-        q, k, v, scheme, params, causal, implementation, skip_blocks=skip_blocks, **options
+        q, k, v, scheme, params, causal, implementation, given, skip_blocks=skip_blocks
     )
     out, lse = attend(_IMPLEMENTATIONS, call, implementation)
     out = jnp.swapaxes(out, 1, 2).astype(_as_jax(q).dtype)
@@ -135,9 +149,17 @@ def explain(
     params: Mapping[str, Array] | None = None,
     causal: bool = False,
     *,
+    window: int | Window | None = None,
+    mask: Mask | Array | Callable[..., Array] | None = None,
+    tokens: Tokens | None = None,
+    queries: Tokens | None = None,
+    bias: Array | None = None,
+    softcap: float | None = None,
+    scale: float | None = None,
+    k_transformed: bool = False,
     implementation: str = "auto",
     skip_blocks: bool = True,
-    **options: Unpack[Options],
+    return_lse: bool = False,
 ) -> Explanation:
     """Which implementation serves a call of ``attention``, and why the others do not.
 
@@ -149,10 +171,57 @@ def explain(
     ------
     As ``attention`` does.
     """
+    given = Arguments(
+        window, mask, tokens, queries, bias, softcap, scale, k_transformed, return_lse
+    )
     call = prepare_call(
-        q, k, v, scheme, params, causal, implementation, skip_blocks=skip_blocks, **options
+        q, k, v, scheme, params, causal, implementation, given, skip_blocks=skip_blocks
     )
     return explain_choice(_IMPLEMENTATIONS, call, implementation)
+
+
+def attend_in_pass(
+    q: Array,
+    k: Array,
+    v: Array,
+    scheme: PositionScheme,
+    params: Mapping[str, Array] | None,
+    causal: bool,
+    given: Arguments,
+    implementation: str,
+    skip_blocks: bool,
+    shared: Shared,
+) -> tuple[Any, Callable[[Array, Array, Array], Array] | None]:
+    """``attention`` of a layer, and the same as a function of vectors alone, for other layers.
+
+    The second is None unless calls of other layers differ in vectors alone.
+    """
+    call = prepare_call(
+        q, k, v, scheme, params, causal, implementation, given,
+        skip_blocks=skip_blocks, shared=shared,
+    )  # fmt: skip
+    kept = shared.keep(call)
+    chosen, dtype = choose(_IMPLEMENTATIONS, call, implementation), _as_jax(q).dtype
+    out, lse = run_chosen(chosen, call)
+    out = jnp.swapaxes(out, 1, 2).astype(dtype)
+    if lse is not None:
+        return (out, jnp.swapaxes(lse, 1, 2)), None
+    # "reference" computes in a wider dtype from the start.
+    if not kept or implementation == "reference" or call.dtype == jnp.float64:
+        return out, None
+    turn_q, turn_k = (shared.made.find(("turn", role)) for role in ("query", "key"))
+    like = shared.made.find("call")
+    if like is None:
+        return out, None
+
+    def run(q: Array, k: Array, v: Array) -> Array:
+        q, k, v = (jnp.swapaxes(a, 1, 2) for a in (q, k, v))
+        q = q if turn_q is None else turn_q(q)
+        k = k if turn_k is None else turn_k(k)
+        result = run_chosen(chosen, replace(like, q=q, k=k, v=v))[0]
+        return jnp.swapaxes(result, 1, 2).astype(dtype)
+
+    return out, run
 
 
 def prepare_call(
@@ -163,24 +232,27 @@ def prepare_call(
     params: Mapping[str, Array] | None,
     causal: bool,
     implementation: str,
+    given: Arguments,
     *,
     skip_blocks: bool = True,
-    **options: Unpack[Options],
+    shared: Shared | None = None,
 ) -> Call:
     """The checked call, in the core's layout ``(B, H, L, D)``."""
     q, k, v = (_heads_first(name, a) for name, a in (("q", q), ("k", k), ("v", v)))
     params = {name: _as_jax(array) for name, array in as_mapping(params).items()}
-    given: dict[str, Any] = dict(options)
-    for name in ("q_pos", "k_pos", "q_axes", "k_axes"):  # before JAX narrows them to 32 bits
-        if hasattr(given.get(name), "dtype"):
-            check_range(name, given[name], jnp)
-    for name in ("q_seg", "k_seg"):
-        _check_32_bits(name, given.get(name))
-    options = map_arrays(options, _as_jax)
-    work = working_dtype([q, k, v, *float_arrays(options), *params.values()], xp=jnp)
+    given = given.check()
+    for side, own in (("tokens", given.of_keys), ("queries", given.of_queries)):
+        for name in ("pos", "places"):  # before JAX narrows them to 32 bits
+            if hasattr(values := getattr(own, name), "dtype"):
+                check_range(f"{side}.{name}", values, jnp)
+        _check_32_bits(f"{side}.seg", own.seg)
+    given = given.map(_as_jax)
+    work = working_dtype([q, k, v, *given.floats(), *params.values()], xp=jnp)
     if implementation == "reference" or work == jnp.float64:
         q, k, v = (a.astype(work) for a in (q, k, v))
-    return prepare(q, k, v, scheme, params, causal, skip_blocks=skip_blocks, xp=jnp, **options)
+    return prepare(
+        q, k, v, scheme, params, causal, given, skip_blocks=skip_blocks, shared=shared, xp=jnp
+    )
 
 
 def _check_32_bits(name: str, values: Any) -> None:

@@ -38,5 +38,5 @@ def _stop_gradient(call: Call) -> Call:
     stop = lax.stop_gradient
     return replace(
         call, q=stop(call.q), k=stop(call.k), v=stop(call.v), arrays=stop(dict(call.arrays)),
-        query=call.query.map_features(stop), key=call.key.map_features(stop),
+        query=call.query.map(stop), key=call.key.map(stop),
     )  # fmt: skip

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import EllipsisType
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from posenc import Rotary, rotary
+from posenc import Mask, Rotary, Tokens, rotary
 from posenc.backend import (
     LayerPlan,
     PositionScheme,
+    Window,
     add_embedding,
+    arguments_of_pass,
     attention_part,
     check_layer,
     embedding,
 )
 from posenc_jax.api import attention
+from posenc_jax.bound import Bound
 from posenc_jax.params import check_key, init
 
 # Its tables are leaves; the scheme is static.
@@ -59,18 +63,42 @@ class Position:
         term = embedding(self.scheme, pos, self.params, xp=jnp)
         return x if term is None else add_embedding(x, term, xp=jnp)
 
-    def rotary(self, pos: Array, *, axes: Array | None = None, dtype: Any = None) -> Rotary | None:
-        """``posenc.rotary`` of this scheme, for ``q_rotary`` and ``k_rotary`` of ``attend``."""
-        return rotary(self.scheme, pos, self.params, axes=axes, dtype=dtype, xp=jnp)
+    def rotary(self, tokens: Tokens | Array, *, dtype: Any = None) -> Rotary | None:
+        """``posenc.rotary`` of this scheme, for ``Tokens(rotary=...)``."""
+        return rotary(self.scheme, tokens, self.params, dtype=dtype, xp=jnp)
 
-    def attend(self, q: Array, k: Array, v: Array, **keywords: Any) -> Any:
+    def attend(
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        causal: bool = False,
+        *,
+        window: int | Window | EllipsisType | None = ...,
+        mask: Mask | Array | Callable[..., Array] | None = None,
+        tokens: Tokens | None = None,
+        queries: Tokens | None = None,
+        bias: Array | None = None,
+        softcap: float | None = None,
+        scale: float | None = None,
+        k_transformed: bool = False,
+        implementation: str = "auto",
+        skip_blocks: bool = True,
+        return_lse: bool = False,
+    ) -> Any:
         """``posenc_jax.attention`` with this scheme, these params and window, ``q (B, Q, H, D)``.
 
         ``window=`` in a call replaces the layer's; ``window=None`` is no window. This does not add
         an embedding: call ``embed`` once, before the first layer.
         """
-        keywords = {"window": self.window, **keywords}
-        return attention(q, k, v, *attention_part(self.scheme, self.params), **keywords)
+        scheme, params = attention_part(self.scheme, self.params)
+        return attention(
+            q, k, v, scheme, params, causal,
+            window=self.window if window is ... else window, mask=mask, tokens=tokens,
+            queries=queries, bias=bias, softcap=softcap, scale=scale,
+            k_transformed=k_transformed, implementation=implementation, skip_blocks=skip_blocks,
+            return_lse=return_lse,
+        )  # fmt: skip
 
 
 @partial(_pytree, meta_fields=("plan",))
@@ -78,9 +106,10 @@ class Position:
 class Positions:
     """The positional encodings of a model: a pytree whose leaves are the learned arrays.
 
-    ``positions.embed(x)`` once, before the first layer; then ``positions[layer].attend(q, k, v)``,
-    or ``for block, position in zip(blocks, positions)``. Layers with an equal scheme that is
-    ``shared`` (T5) or has an embedding read the same arrays, which are leaves once.
+    ``bound = positions.bind(causal=True)`` once in a forward pass; then ``bound.embed(x)``, and
+    ``attend(q, k, v)`` in each block of ``for block, attend in zip(blocks, bound)``. Single calls
+    are ``positions.embed(x)`` and ``positions[layer].attend(q, k, v)``. Layers with an equal scheme
+    that is ``shared`` (T5) or has an embedding read the same arrays, which are leaves once.
 
     It may be part of any tree of params: an argument of ``jit`` and ``grad``, a field of an Equinox
     module, a param of Flax Linen. ``plan`` is static and hashable. Libraries that take dicts only
@@ -157,17 +186,46 @@ class Positions:
             "Positions are of all layers, and attend is of one: positions[layer].attend(q, k, v)"
         )
 
-    def rotary(
-        self, pos: Array, *, axes: Array | None = None, dtype: Any = None
-    ) -> tuple[Rotary | None, ...]:
+    def bind(
+        self,
+        tokens: Tokens | None = None,
+        queries: Tokens | None = None,
+        causal: bool = False,
+        *,
+        window: int | Window | EllipsisType | None = ...,
+        mask: Mask | Array | Callable[..., Array] | None = None,
+        implementation: str = "auto",
+        skip_blocks: bool = True,
+    ) -> Bound:
+        """One forward pass over the layers: what tokens and mask alone decide is made once.
+
+        ``bound = positions.bind(causal=True)``, ``x = bound.embed(x)``, then ``for block, attend in
+        zip(blocks, bound)``: in a block ``out = attend(q, k, v)``, or ``attend(q, k, v, x=hidden)``
+        for a scheme that reads hidden states.
+
+        Parameters
+        ----------
+        tokens, queries, causal, mask, implementation, skip_blocks
+            As in ``posenc_jax.attention``, for every layer.
+        window
+            Likewise, in place of the layers' own; None for no window.
+
+        Raises
+        ------
+        TypeError, ValueError
+            ``tokens`` or ``queries`` is no ``Tokens``. A layer raises for everything else.
+        """
+        given = arguments_of_pass(tokens, queries, window, mask)
+        return Bound(self, given, causal, implementation, skip_blocks)
+
+    def rotary(self, tokens: Tokens | Array, *, dtype: Any = None) -> tuple[Rotary | None, ...]:
         """``posenc.rotary`` for each layer, computed once for all layers that can share it.
 
-        Call it once in a forward pass: ``for position, rotary in zip(positions,
-        positions.rotary(pos))``, then ``position.attend(q, k, v, q_rotary=rotary,
-        k_rotary=rotary)``. None for a layer whose scheme has none.
+        For ``Tokens(rotary=...)`` of calls outside a pass; ``bind`` does it for a pass. None for a
+        layer whose scheme has none.
         """
         layers = self.plan.rotary_layers
-        made = {n: self[n].rotary(pos, axes=axes, dtype=dtype) for n in dict.fromkeys(layers)}
+        made = {n: self[n].rotary(tokens, dtype=dtype) for n in dict.fromkeys(layers)}
         return tuple(made[layer] for layer in layers)
 
     def embed(self, x: Array, pos: Array | None = None) -> Array:

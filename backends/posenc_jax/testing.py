@@ -13,9 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from posenc.backend import Arguments, LayerPlan
 from posenc.testing import Framework, Function, Host
 from posenc_jax.api import IMPLEMENTATIONS, attention
+from posenc_jax.bound import Bound
 from posenc_jax.chunked.blocks import block_size
+from posenc_jax.position import Positions
 
 _BLOCK_SIZE = 8  # so that short sequences have several tiles, with padding in the last
 
@@ -50,6 +53,21 @@ class Jax(Framework):
         own: dict[str, Any] = {n: _swap(a) if a.ndim == 4 else a for n, a in tensors.items()}
         out = attention(**own, implementation=implementation, **options)
         return tuple(map(_swap, out)) if isinstance(out, tuple) else _swap(out)
+
+    def attend_in_pass(
+        self, implementation: str, tensors: Mapping[str, Array], layers: int, **options: Any
+    ) -> Any:
+        given = dict(options)
+        plan, params = LayerPlan.of(given.pop("scheme"), layers), given.pop("params")
+        own = {str(layer): params for layer in plan.first_layers}
+        named = ("k_transformed", "scale", "softcap")
+        of_call: dict[str, Any] = {name: given.pop(name) for name in named if name in given}
+        of_call |= {n: a for n, a in tensors.items() if n == "bias"}
+        causal = given.pop("causal", False)
+        bound = Bound(Positions(plan, own), Arguments(**given), causal, implementation)
+        q, k, v = (_swap(tensors[name]) for name in "qkv")
+        outs = [attend(q, k, v, **of_call) for attend in bound]
+        return _swap(outs[-1])
 
     def pullback(
         self,

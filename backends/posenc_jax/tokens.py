@@ -6,18 +6,24 @@ structure, with None in place of integers.
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import NamedTuple
 
+import jax
 from jax import Array
 
-from posenc.backend import Side
+from posenc.backend import Tokens
+
+jax.tree_util.register_dataclass(
+    Tokens, data_fields=[each.name for each in fields(Tokens)], meta_fields=()
+)
 
 
 class Queries(NamedTuple):
     """Queries ``q (..., Q, D)`` and the side of their tokens."""
 
     q: Array
-    side: Side
+    side: Tokens
 
 
 class Keys(NamedTuple):
@@ -28,5 +34,5 @@ class Keys(NamedTuple):
 
     k: Array
     v: Array
-    side: Side
+    side: Tokens
     valid: Array | None = None

@@ -12,10 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from posenc import Rotary, rotary
+from posenc import Tokens
 from posenc.backend import (
     LayerPlan,
-    attention_part,
     embedding,
 )
 from posenc.study import (
@@ -27,7 +26,8 @@ from posenc.study import (
     has_weight_decay,
     learning_rate,
 )
-from posenc_jax.api import attention
+from posenc_jax.bound import Attend
+from posenc_jax.position import Positions
 
 _TOKENS = 2048  # in one evaluation batch
 
@@ -149,13 +149,8 @@ def _losses(
         own = _own_params(layers, layer, params)
         term = embedding(layers.schemes[layer], at, own, xp=jnp)
         x = x if term is None else x + term
-    made = {
-        layer: rotary(layers.schemes[layer], at, _own_params(layers, layer, params), xp=jnp)
-        for layer in dict.fromkeys(layers.rotary)
-    }
-    for layer in range(recipe.layers):
-        own = _own_params(layers, layer, params)
-        x = _layer(x, w, layer, layers, own, recipe.heads, pos, made[layers.rotary[layer]])
+    for layer, attend in enumerate(_positions(layers, params).bind(Tokens(pos), causal=True)):
+        x = _layer(x, w, layer, recipe.heads, attend)
     logits = _linear(_norm(x, w["norm"]), w["embed"].T)
     of_target = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
     return jax.nn.logsumexp(logits, axis=-1) - of_target
@@ -167,23 +162,18 @@ def _own_params(layers: Layers, layer: int, params: Any) -> dict[str, Array]:
     return {name: own[name] for name in layers.schemes[layer].param_specs()}
 
 
-def _layer(
-    x: Array,
-    w: Any,
-    layer: int,
-    layers: Layers,
-    params: Any,
-    heads: int,
-    pos: Array | None,
-    at: Rotary | None,
-) -> Array:
+def _positions(layers: Layers, params: Any) -> Positions:
+    """The schemes, windows and learned arrays of the layers, as a model has them."""
+    plan = LayerPlan(tuple(layers.schemes), tuple(layers.windows))
+    own = {str(layer): _own_params(layers, layer, params) for layer in plan.first_layers}
+    return Positions(plan, own)
+
+
+def _layer(x: Array, w: Any, layer: int, heads: int, attend: Attend) -> Array:
     hidden = _norm(x, w[f"{layer}.norm1"])
     qkv = _linear(hidden, w[f"{layer}.qkv"]).reshape(*x.shape[:2], 3, heads, -1)
     q, k, v = (qkv[:, :, n] for n in range(3))
-    part = attention_part(layers.schemes[layer], params)
-    window = layers.windows[layer]
-    where: Any = {"q_pos": pos, "k_pos": pos, "q_rotary": at, "k_rotary": at}
-    out = attention(q, k, v, *part, causal=True, window=window, x=hidden, **where)
+    out = attend(q, k, v, x=hidden)
     x = x + _linear(out.reshape(x.shape), w[f"{layer}.out"])
     hidden = _norm(x, w[f"{layer}.norm2"])
     up = jax.nn.gelu(_linear(hidden, w[f"{layer}.up"]), approximate=True)

@@ -2,32 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any, Unpack
+from typing import Any
 
 import array_api_compat.torch as xp
 import torch
 from torch import Tensor
 
 from posenc.backend import (
+    Arguments,
     Call,
     Explanation,
     Implementation,
-    Options,
+    Mask,
     PositionScheme,
+    Shared,
+    Tokens,
+    Window,
     advise_unknown,
     as_mapping,
     attend,
     check_shapes,
+    choose,
     dense,
     explain_choice,
-    float_arrays,
     hold_with,
     make_constants_with,
     prepare,
     rotate_with,
+    run_chosen,
     working_dtype,
 )
 from posenc_torch import folded, sdpa
@@ -50,9 +55,17 @@ def attention(
     params: Mapping[str, Any] | None = None,
     causal: bool = False,
     *,
+    window: int | Window | None = None,
+    mask: Mask | Tensor | Callable[..., Tensor] | None = None,
+    tokens: Tokens | None = None,
+    queries: Tokens | None = None,
+    bias: Tensor | None = None,
+    softcap: float | None = None,
+    scale: float | None = None,
+    k_transformed: bool = False,
     implementation: str = "auto",
     skip_blocks: bool = True,
-    **options: Unpack[Options],
+    return_lse: bool = False,
 ) -> Any:
     """``softmax(scale * transform(q) @ transform(k).T + bias) @ v`` in the layout of torch.
 
@@ -74,16 +87,15 @@ def attention(
         Whether ``"flex"`` and ``"chunked"`` skip key blocks that are provably negligible under a
         bias that decays (``posenc.attn.negligible``). If all values are finite, results then change
         by less than half a rounding of the largest value.
-    scheme, params, causal, options
-        As in ``posenc.attention``: positions, segments, places, ``k_valid``, ``window``,
-        ``sink_tokens``, ``bias``, ``mask``, ``softcap``, ``scale``, ``k_transformed``, hidden
-        states ``x`` and ``q_x``, features, ``return_lse``.
+    scheme, params, causal, window, mask, tokens, queries, bias, softcap, scale
+        As in ``posenc.attention``; so are ``k_transformed`` and ``return_lse``.
 
     Returns
     -------
-    ``(B, H, Q, Dv)`` in q's dtype, differentiable in q, k, v, x, bias, features and params. A
-    fully masked row is 0, with zero gradients. NaN in fully masked queries and keys does not
-    spread, as in ``posenc.attention``, except with ``"flex"``. ``return_lse`` adds the log-sum-exp.
+    ``(B, H, Q, Dv)`` in q's dtype, differentiable in q, k, v, bias, params, hidden states and
+    features. A fully masked row is 0, with zero gradients. NaN in fully masked queries and keys
+    does not spread, as in ``posenc.attention``, except with ``"flex"``. ``return_lse`` adds the
+    log-sum-exp.
 
     Raises
     ------
@@ -92,9 +104,12 @@ def attention(
     TypeError, ValueError
         A wrong argument; the message has its name, its value and what is accepted.
     """
-    half = _autocast(q)
+    given = Arguments(
+        window, mask, tokens, queries, bias, softcap, scale, k_transformed, return_lse
+    )
+    half = autocast_dtype(q)
     with nullcontext() if half is None else torch.autocast(q.device.type, enabled=False):
-        call = _call(q, k, v, scheme, params, causal, half, skip_blocks, options)
+        call = _call(q, k, v, scheme, params, causal, half, skip_blocks, given)
         out, lse = attend(_IMPLEMENTATIONS, call, implementation)
         out = out if out.dtype == q.dtype else out.to(q.dtype)
         return (out, lse) if call.wants_lse else out
@@ -109,21 +124,32 @@ def explain(
     params: Mapping[str, Any] | None = None,
     causal: bool = False,
     *,
+    window: int | Window | None = None,
+    mask: Mask | Tensor | Callable[..., Tensor] | None = None,
+    tokens: Tokens | None = None,
+    queries: Tokens | None = None,
+    bias: Tensor | None = None,
+    softcap: float | None = None,
+    scale: float | None = None,
+    k_transformed: bool = False,
     implementation: str = "auto",
     skip_blocks: bool = True,
-    **options: Unpack[Options],
+    return_lse: bool = False,
 ) -> Explanation:
     """Which implementation ``attention`` takes for the same arguments, and why not the others.
 
     A dict that prints as text: ``implementation`` is the name, ``others`` maps names to reasons.
     """
-    half = _autocast(q)
+    given = Arguments(
+        window, mask, tokens, queries, bias, softcap, scale, k_transformed, return_lse
+    )
+    half = autocast_dtype(q)
     with nullcontext() if half is None else torch.autocast(q.device.type, enabled=False):
-        call = _call(q, k, v, scheme, params, causal, half, skip_blocks, options)
+        call = _call(q, k, v, scheme, params, causal, half, skip_blocks, given)
         return explain_choice(_IMPLEMENTATIONS, call, implementation)
 
 
-def _autocast(q: Tensor) -> torch.dtype | None:
+def autocast_dtype(q: Tensor) -> torch.dtype | None:
     """The dtype to which autocast rounds q, k and v; None if autocast is off.
 
     ``attention`` computes with autocast switched off. Otherwise autocast would also round biases,
@@ -132,6 +158,67 @@ def _autocast(q: Tensor) -> torch.dtype | None:
     kind = q.device.type if isinstance(q, Tensor) else "none"
     enabled = kind in ("cpu", "cuda") and torch.is_autocast_enabled(kind)
     return torch.get_autocast_dtype(kind) if enabled else None
+
+
+def attend_in_pass(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scheme: PositionScheme,
+    params: Mapping[str, Any] | None,
+    causal: bool,
+    given: Arguments,
+    implementation: str,
+    skip_blocks: bool,
+    shared: Shared | None,
+    *,
+    wants_run: bool,
+) -> tuple[Any, Callable[[Tensor, Tensor, Tensor], Tensor] | None]:
+    """``attention`` of a layer, and the same as a function of vectors alone, for other layers.
+
+    The second is None unless it is asked for, and calls of other layers differ in vectors alone.
+    """
+    half = autocast_dtype(q)
+    with nullcontext() if half is None else torch.autocast(q.device.type, enabled=False):
+        call = _call(q, k, v, scheme, params, causal, half, skip_blocks, given, shared)
+        kept = shared is not None and shared.keep(call)
+        chosen = choose(_IMPLEMENTATIONS, call, implementation)
+        run = None
+        if kept and wants_run and call.dtype == working_dtype([q, k, v], xp=xp):
+            assert shared is not None
+            run = _of_vectors(call, chosen, half, shared)
+        out, lse = run_chosen(chosen, call)
+        out = out if out.dtype == q.dtype else out.to(q.dtype)
+        return ((out, lse) if call.wants_lse else out), run
+
+
+def _of_vectors(
+    call: Call, chosen: Implementation, half: torch.dtype | None, shared: Shared
+) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """Attention as a function of queries, keys and values, for calls equal to this one."""
+    turn_q, turn_k = (shared.made.find(("turn", role)) for role in ("query", "key"))
+    direct, like = chosen.fixed(call), shared.made.find("call")
+
+    def compute(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        dtype = q.dtype
+        q = q if turn_q is None else turn_q(q)
+        k = k if turn_k is None else turn_k(k)
+        if half is not None and call.dtype != torch.float64:
+            q, k, v = q.to(half), k.to(half), v.to(half)
+        if direct is None:
+            out: Tensor = run_chosen(chosen, replace(like, q=q, k=k, v=v))[0]
+        else:
+            out = direct(q, k, v)
+        return out if out.dtype == dtype else out.to(dtype)
+
+    if half is None:
+        return compute
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        with torch.autocast(q.device.type, enabled=False):
+            return compute(q, k, v)
+
+    return run
 
 
 def _call(
@@ -143,12 +230,15 @@ def _call(
     causal: bool,
     half: torch.dtype | None,
     skip_blocks: bool,
-    options: Options,
+    given: Arguments,
+    shared: Shared | None = None,
 ) -> Call:
     """The checked call; under autocast its transformed q, k and v are rounded to ``half``."""
-    _check_not_nested({"q": q, "k": k, "v": v, **options})
-    tensors = _promote_float64(q, k, v, [*float_arrays(options), *as_mapping(params).values()])
-    call = prepare(*tensors, scheme, params, causal, skip_blocks=skip_blocks, xp=xp, **options)
+    _check_not_nested({"q": q, "k": k, "v": v, **given._asdict()})
+    tensors = _promote_float64(q, k, v, [*given.floats(), *as_mapping(params).values()])
+    call = prepare(
+        *tensors, scheme, params, causal, given, skip_blocks=skip_blocks, shared=shared, xp=xp
+    )
     if half is None or call.dtype == torch.float64:
         return call
     return replace(_round(call, half), regions=tuple(_round(r, half) for r in call.regions))
@@ -164,8 +254,7 @@ def _check_not_nested(arguments: Mapping[str, Any]) -> None:
         if isinstance(array, Tensor) and array.is_nested:
             raise TypeError(
                 f"{name} is a nested tensor, only tensors of one length are accepted: concatenate "
-                "the sequences, with q_pos, k_pos, q_seg and k_seg of "
-                "posenc.positions.packed(lengths), or pad them"
+                "the sequences, with tokens=posenc.positions.packed(lengths), or pad them"
             )
 
 
@@ -212,6 +301,7 @@ _IMPLEMENTATIONS = (
         unsupported=sdpa.unsupported,
         without_lse=sdpa.without_lse,
         takes_sink=True,
+        fixed=sdpa.fixed,
     ),
     Implementation("reference", _reference, whole_rows=True),
 )

@@ -26,11 +26,10 @@ def mask_by_distance(call: Call) -> Tensor | None:
     if not may_read(call.q) or not _by_distance(call):
         return None
     q_len, k_len = call.q.shape[2], call.k.shape[2]
-    left, right = call.window or (None, None)
+    left, right = call.mask.offsets()
     nearest, farthest = q_len - 1, k_len - 1  # the largest distances after and before a query
     first = -farthest if left is None else max(-farthest, -left)
     last = nearest if right is None else min(nearest, right)
-    last = min(last, 0) if call.causal else last
     if not first <= 0 <= last:
         return None
     table = _bias_between(call, first, last)
@@ -46,7 +45,7 @@ def mask_by_distance(call: Call) -> Tensor | None:
 
 def _by_distance(call: Call) -> bool:
     """Whether bias and mask depend on the distance alone."""
-    if not call.plain or call.query.seg is not None or (call.window and call.sink_tokens):
+    if not call.plain or call.query.seg is not None or (call.window and call.mask.first_tokens):
         return False
     return has_bias_by_distance(call) if has_bias(call.scheme) else call.aligned
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import EllipsisType
 from typing import Any
 
 import array_api_compat.torch as xp
@@ -12,12 +13,15 @@ import torch
 from torch import Tensor, nn
 
 import posenc
-from posenc import Rotary
+from posenc import Mask, Rotary, Tokens
 from posenc.backend import (
+    LayerFacts,
     LayerPlan,
     PositionScheme,
     SchemeWarning,
+    Window,
     add_embedding,
+    arguments_of_pass,
     attention_part,
     check_count,
     check_layer,
@@ -25,6 +29,7 @@ from posenc.backend import (
     has_embedding,
 )
 from posenc_torch.api import attention
+from posenc_torch.bound import Bound
 
 _USE = (
     "call x = positions.embed(x) once, before the first layer, and "
@@ -102,13 +107,29 @@ class Position(nn.Module):
         term = posenc.embedding(self.scheme, pos, self.params, xp=xp)
         return x if term is None else add_embedding(x, term, xp=xp)
 
-    def rotary(
-        self, pos: Tensor, *, axes: Tensor | None = None, dtype: torch.dtype | None = None
-    ) -> Rotary | None:
-        """``posenc.rotary`` of this scheme, for ``q_rotary`` and ``k_rotary`` of ``attend``."""
-        return posenc.rotary(self.scheme, pos, self.params, axes=axes, dtype=dtype, xp=xp)
+    def rotary(self, tokens: Tokens | Tensor, *, dtype: torch.dtype | None = None) -> Rotary | None:
+        """``posenc.rotary`` of this scheme, for ``Tokens(rotary=...)``."""
+        return posenc.rotary(self.scheme, tokens, self.params, dtype=dtype, xp=xp)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, **keywords: Any) -> Any:
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        causal: bool = False,
+        *,
+        window: int | Window | EllipsisType | None = ...,
+        mask: Mask | Tensor | Callable[..., Tensor] | None = None,
+        tokens: Tokens | None = None,
+        queries: Tokens | None = None,
+        bias: Tensor | None = None,
+        softcap: float | None = None,
+        scale: float | None = None,
+        k_transformed: bool = False,
+        implementation: str = "auto",
+        skip_blocks: bool = True,
+        return_lse: bool = False,
+    ) -> Any:
         """``posenc_torch.attention`` with this scheme, these params and the layer's window.
 
         ``window=`` in a call replaces that of the layer; ``window=None`` is no window. A scheme
@@ -117,9 +138,17 @@ class Position(nn.Module):
         positions: the queries were then embedded as if they were the first tokens. Compiled
         programs do not check this.
         """
-        keywords = {"window": self.window, **keywords}
-        out = attention(q, k, v, *attention_part(self.scheme, self.params), **keywords)
-        self._check_embedded(k, keywords)
+        return self._attend(
+            q, k, v, causal, window=self.window if window is ... else window, mask=mask,
+            tokens=tokens, queries=queries, bias=bias, softcap=softcap, scale=scale,
+            k_transformed=k_transformed, implementation=implementation, skip_blocks=skip_blocks,
+            return_lse=return_lse,
+        )  # fmt: skip
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, **keywords: Any) -> Any:
+        scheme, params = attention_part(self.scheme, self.params)
+        out = attention(q, k, v, scheme, params, causal, **keywords)
+        self.check_embedded(k, causal, keywords["tokens"])
         return out
 
     def _record_embed(self, length: int | None) -> None:
@@ -129,14 +158,16 @@ class Position(nn.Module):
             known = not torch.compiler.is_compiling() and type(length) is int
             self._embedded_len = length if known else None
 
-    def _check_embedded(self, k: Tensor, keywords: dict[str, Any]) -> None:
+    def check_embedded(self, k: Tensor, causal: bool, tokens: Tokens | None) -> None:
+        """Check that ``embed`` was called, and with as many tokens, if the scheme has one."""
         if not has_embedding(self.scheme) or _exporting():
             return
         if self._unembedded:
             self._unembedded = False
             _warn_unembedded(type(self.scheme).__name__)
         elif not torch.compiler.is_compiling():
-            _check_embedded_len(self._embedded_len, k, **keywords)
+            default = tokens is None or tokens.pos is None
+            _check_embedded_len(self._embedded_len, k, causal and default)
 
     def extra_repr(self) -> str:
         window = "" if self.window is None else f", window={self.window}"
@@ -167,20 +198,50 @@ class OtherWindow:
         """``Position.embed``."""
         return self.position.embed(x, pos)
 
-    def rotary(self, pos: Tensor, **keywords: Any) -> Rotary | None:
+    def rotary(self, tokens: Tokens | Tensor, *, dtype: torch.dtype | None = None) -> Rotary | None:
         """``Position.rotary``."""
-        return self.position.rotary(pos, **keywords)
+        return self.position.rotary(tokens, dtype=dtype)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, **keywords: Any) -> Any:
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        causal: bool = False,
+        *,
+        window: int | Window | EllipsisType | None = ...,
+        mask: Mask | Tensor | Callable[..., Tensor] | None = None,
+        tokens: Tokens | None = None,
+        queries: Tokens | None = None,
+        bias: Tensor | None = None,
+        softcap: float | None = None,
+        scale: float | None = None,
+        k_transformed: bool = False,
+        implementation: str = "auto",
+        skip_blocks: bool = True,
+        return_lse: bool = False,
+    ) -> Any:
         """``Position.attend`` with this window, unless ``window=`` is given."""
-        return self.position.attend(q, k, v, **{"window": self.window, **keywords})
+        return self.position.attend(
+            q, k, v, causal, window=self.window if window is ... else window, mask=mask,
+            tokens=tokens, queries=queries, bias=bias, softcap=softcap, scale=scale,
+            k_transformed=k_transformed, implementation=implementation, skip_blocks=skip_blocks,
+            return_lse=return_lse,
+        )  # fmt: skip
+
+    def check_embedded(self, k: Tensor, causal: bool, tokens: Tokens | None) -> None:
+        """``Position.check_embedded``."""
+        self.position.check_embedded(k, causal, tokens)
 
 
 class Positions(nn.Module):
     """The positional encodings of a model, one ``Position`` per layer.
 
-    Call ``positions.embed(x)`` once, before the first layer; then
-    ``positions[layer].attend(q, k, v)``, or ``for block, position in zip(blocks, positions)``.
+    Call ``bound = positions.bind(causal=True)`` once in a forward pass. Then ``bound.embed(x)``
+    before the first layer, and ``for block, attend in zip(blocks, bound)``: a block calls
+    ``attend(q, k, v)``. Single calls are ``positions.embed(x)`` and
+    ``positions[layer].attend(q, k, v)``.
+
     Layers with an equal scheme that is ``shared`` (T5) or has an embedding use the same module. If
     their windows differ, they get views of it, ``OtherWindow``, with the same methods. Each learned
     array is in the ``state_dict`` once, under the first layer that uses it: ``"0.table"``.
@@ -217,6 +278,7 @@ class Positions(nn.Module):
         self._names = tuple(str(layer) for layer in plan.sources)
         self._rotary_layers = plan.rotary_layers
         self._windows = plan.windows
+        self._facts = LayerFacts.of_plan(plan)
         self._differs = tuple(
             plan.windows[layer] != plan.windows[source] for layer, source in enumerate(plan.sources)
         )
@@ -258,19 +320,52 @@ class Positions(nn.Module):
             x = position.embed(x, pos)
         return x
 
+    def bind(
+        self,
+        tokens: Tokens | None = None,
+        queries: Tokens | None = None,
+        causal: bool = False,
+        *,
+        window: int | Window | EllipsisType | None = ...,
+        mask: Mask | Tensor | Callable[..., Tensor] | None = None,
+        implementation: str = "auto",
+        skip_blocks: bool = True,
+    ) -> Bound:
+        """One forward pass over the layers: what tokens and mask alone decide is made once.
+
+        ``bound = positions.bind(causal=True)``, ``x = bound.embed(x)``, then ``for block, attend in
+        zip(blocks, bound)``: in a block ``out = attend(q, k, v)``, or ``attend(q, k, v, x=hidden)``
+        for a scheme that reads hidden states.
+
+        Parameters
+        ----------
+        tokens, queries, causal, mask, implementation, skip_blocks
+            As in ``posenc_torch.attention``, for every layer.
+        window
+            Likewise, in place of the layers' own; None for no window.
+
+        Raises
+        ------
+        TypeError, ValueError
+            ``tokens`` or ``queries`` is no ``Tokens``. A layer raises for everything else.
+        """
+        given = arguments_of_pass(tokens, queries, window, mask)
+        return Bound(
+            list(self), self._facts, self.embed, given, causal, implementation, skip_blocks
+        )
+
     def rotary(
-        self, pos: Tensor, *, axes: Tensor | None = None, dtype: torch.dtype | None = None
+        self, tokens: Tokens | Tensor, *, dtype: torch.dtype | None = None
     ) -> tuple[Rotary | None, ...]:
         """``posenc.rotary`` for each layer, computed once for all layers that can share it.
 
-        Call it once in a forward pass: ``for position, rotary in zip(positions,
-        positions.rotary(pos))``, then ``position.attend(q, k, v, q_rotary=rotary,
-        k_rotary=rotary)``. None for a layer whose scheme has none.
+        For ``Tokens(rotary=...)`` of calls outside a pass; ``bind`` does it for a pass. None for a
+        layer whose scheme has none.
         """
         made: dict[int, Rotary | None] = {}
         for layer in self._rotary_layers:
             if layer not in made:
-                made[layer] = self._at(layer).rotary(pos, axes=axes, dtype=dtype)
+                made[layer] = self._at(layer).rotary(tokens, dtype=dtype)
         return tuple([made[layer] for layer in self._rotary_layers])
 
     def reset_parameters(self) -> None:
@@ -294,11 +389,9 @@ def _warn_unembedded(name: str) -> None:
     )
 
 
-def _check_embedded_len(
-    length: int | None, k: Tensor, causal: bool = False, q_pos: Tensor | None = None, **_: Any
-) -> None:
+def _check_embedded_len(length: int | None, k: Tensor, in_order: bool) -> None:
     """The last ``embed`` at default positions had all tokens of k."""
-    if causal and q_pos is None and length is not None and length < k.shape[2]:
+    if in_order and length is not None and length < k.shape[2]:
         raise ValueError(
             f"the last embed put {length} tokens at the default positions 0 .. {length - 1}, but k "
             f"has {k.shape[2]} tokens, and attend puts the last query at the last key by default; "

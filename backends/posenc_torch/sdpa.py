@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -31,19 +31,48 @@ def sdpa(call: Call) -> tuple[Tensor, None]:
         causal = True if call.causal and q.shape[2] > 1 else False  # noqa: SIM210
         out = _attend(q, k, v, is_causal=causal, scale=call.scale, enable_gqa=shares_keys(q, k))
         return out, None
-    bias, mask = mask_by_distance(call), None
-    if bias is None:
-        bias, mask = _by_pair(call)
-        if mask is not None and may_be_fully_masked(call):
-            q, k, v = zero_fully_masked(q, k, v, mask)
-    if call.sink is not None:
-        # Asked first, because Dynamo cannot trace is_traced, and fixes no length.
-        dynamo = torch.compiler.is_dynamo_compiling()
-        if not dynamo and is_traced() and shares_keys(q, k):
-            # SDPA would repeat them after the sink, and compare strides, which fixes the length.
-            k, v = (a.repeat_interleave(q.shape[1] // a.shape[1], dim=1) for a in (k, v))
-        k, v, bias, mask = append_sink_key(call, k, v, bias, mask)
+    bias, mask = call.once("bias and mask", lambda: _bias_and_mask(call))
+    if mask is not None and may_be_fully_masked(call):
+        q, k, v = zero_fully_masked(q, k, v, mask)
+    if call.sink is None:
+        term, fully_masked = call.once("attn_mask", lambda: as_attn_mask(bias, mask, mask_dtype(q)))
+        return _under(q, k, v, term, fully_masked, call.scale), None
+    # Asked first, because Dynamo cannot trace is_traced, and fixes no length.
+    dynamo = torch.compiler.is_dynamo_compiling()
+    if not dynamo and is_traced() and shares_keys(q, k):
+        # SDPA would repeat them after the sink, and compare strides, which fixes the length.
+        k, v = (a.repeat_interleave(q.shape[1] // a.shape[1], dim=1) for a in (k, v))
+    k, v, bias, mask = append_sink_key(call, k, v, bias, mask)
     return masked_sdpa(q, k, v, bias, mask, scale=call.scale), None
+
+
+def fixed(call: Call) -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:
+    """``sdpa`` as a function of transformed vectors alone, for calls that differ in them.
+
+    None for a sink, for padding, and for vectors of several dtypes.
+    """
+    if call.sink is not None or not call.q.dtype == call.k.dtype == call.v.dtype:
+        return None
+    scale = call.scale
+    if has_native_mask(call):
+        native = {
+            "is_causal": bool(call.causal and call.q.shape[2] > 1), "scale": scale,
+            "enable_gqa": shares_keys(call.q, call.k),
+        }  # fmt: skip
+        return lambda q, k, v: _attend(q, k, v, **native)
+    bias, mask = call.once("bias and mask", lambda: _bias_and_mask(call))
+    if mask is not None and may_be_fully_masked(call):
+        return None
+    term, fully_masked = call.once(
+        "attn_mask", lambda: as_attn_mask(bias, mask, mask_dtype(call.q))
+    )
+    return lambda q, k, v: _under(q, k, v, term, fully_masked, scale)
+
+
+def _bias_and_mask(call: Call) -> tuple[Tensor | None, Tensor | None]:
+    """The bias and the visible pairs, or both in the first."""
+    bias = mask_by_distance(call)
+    return _by_pair(call) if bias is None else (bias, None)
 
 
 def _by_pair(call: Call) -> tuple[Tensor | None, Tensor | None]:
@@ -149,9 +178,14 @@ def masked_sdpa(
 
     Both are ``(B or 1, H or 1, Q, K)``. None is a bias of 0, and a mask that hides nothing.
     """
-    gqa = shares_keys(q, k)
-    term, fully_masked = as_attn_mask(bias, mask, mask_dtype(q))
-    out = _attend(q, k, v, attn_mask=term, scale=scale, enable_gqa=gqa)
+    return _under(q, k, v, *as_attn_mask(bias, mask, mask_dtype(q)), scale)
+
+
+def _under(
+    q: Tensor, k: Tensor, v: Tensor, term: Tensor | None, fully_masked: Tensor | None, scale: float
+) -> Tensor:
+    """Attention under an ``attn_mask``, with 0 in fully masked rows."""
+    out = _attend(q, k, v, attn_mask=term, scale=scale, enable_gqa=shares_keys(q, k))
     if fully_masked is not None:
         return torch.where(fully_masked, 0.0, out)
     # SDPA keeps its result for its backward pass, and a caller may change this one in place.

@@ -13,8 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from posenc.backend import Arguments, LayerFacts, LayerPlan
 from posenc.testing import Framework, Function, Host
 from posenc_torch.api import IMPLEMENTATIONS, attention
+from posenc_torch.bound import Bound, PlainLayer
 from posenc_torch.chunked.implementation import WHY_NOT_COMPILED
 from posenc_torch.chunked.parts import small_blocks
 from posenc_torch.flex.implementation import uncompiled
@@ -62,6 +64,24 @@ class Torch(Framework):
     def attend(self, implementation: str, tensors: Mapping[str, Tensor], **options: Any) -> Any:
         arguments: dict[str, Any] = dict(tensors)
         return attention(**arguments, implementation=implementation, **options)
+
+    def attend_in_pass(
+        self, implementation: str, tensors: Mapping[str, Tensor], layers: int, **options: Any
+    ) -> Tensor:
+        given = dict(options)
+        plan, params = LayerPlan.of(given.pop("scheme"), layers), given.pop("params")
+        q, k, v = (tensors[name] for name in "qkv")
+        own = [PlainLayer(scheme, params, None) for scheme in plan.schemes]
+        named = ("k_transformed", "scale", "softcap")
+        of_call: dict[str, Any] = {name: given.pop(name) for name in named if name in given}
+        of_call |= {n: a for n, a in tensors.items() if n == "bias"}
+        causal = given.pop("causal", False)
+        bound = Bound(
+            own, LayerFacts.of_plan(plan), lambda x, _: x, Arguments(**given), causal,
+            implementation,
+        )  # fmt: skip
+        outs: list[Tensor] = [attend(q, k, v, **of_call) for attend in bound]
+        return outs[-1]
 
     def pullback(
         self,

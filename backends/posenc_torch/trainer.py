@@ -12,12 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from posenc import Rotary, rotary
+from posenc import Tokens
 from posenc.backend import (
+    LayerFacts,
     LayerPlan,
     PositionScheme,
     add_embedding,
-    attention_part,
+    arguments_of_pass,
     embedding,
 )
 from posenc.study import (
@@ -28,7 +29,7 @@ from posenc.study import (
     has_weight_decay,
     learning_rate,
 )
-from posenc_torch.api import attention
+from posenc_torch.bound import Attend, Bound, PlainLayer
 from posenc_torch.position import Position
 
 _TOKENS = 32768  # in one evaluation batch
@@ -90,12 +91,8 @@ class Trainer:
         for layer in layers.embedding:
             term = embedding(layers.schemes[layer], at, self._params(layers, layer), xp=xp)
             x = x if term is None else add_embedding(x, term, xp=xp)
-        made = {
-            layer: rotary(layers.schemes[layer], at, self._params(layers, layer), xp=xp)
-            for layer in dict.fromkeys(layers.rotary)
-        }
-        for layer in range(self._recipe.layers):
-            x = self._layer(x, layer, layers, pos, made[layers.rotary[layer]])
+        for layer, attend in enumerate(self._bound(layers, pos)):
+            x = self._layer(x, layer, attend)
         logits = self._norm(x, "norm") @ w["embed"].T
         return functional.cross_entropy(
             logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="none"
@@ -106,9 +103,17 @@ class Trainer:
         params = self._position[layers.owners[layer]].params
         return {name: params[name] for name in layers.schemes[layer].param_specs()}
 
-    def _layer(
-        self, x: Tensor, layer: int, layers: Layers, pos: Tensor | None, at: Rotary | None
-    ) -> Tensor:
+    def _bound(self, layers: Layers, pos: Tensor | None) -> Bound:
+        """A pass over the layers, at positions 0, 1, ... or others."""
+        own = [
+            PlainLayer(scheme, self._params(layers, layer), layers.windows[layer])
+            for layer, scheme in enumerate(layers.schemes)
+        ]
+        facts = LayerFacts.of(layers.schemes, layers.windows, layers.owners, layers.rotary)
+        given = arguments_of_pass(Tokens(pos), None, ..., None)
+        return Bound(own, facts, lambda x, _: x, given, causal=True)
+
+    def _layer(self, x: Tensor, layer: int, attend: Attend) -> Tensor:
         def weight(name: str) -> Tensor:
             return self._weights[f"{layer}.{name}"]
 
@@ -116,10 +121,7 @@ class Trainer:
         hidden = self._norm(x, f"{layer}.norm1")
         heads = (hidden @ weight("qkv")).view(batch, length, 3, self._recipe.heads, -1)
         q, k, v = heads.permute(2, 0, 3, 1, 4).unbind()
-        part = attention_part(layers.schemes[layer], self._params(layers, layer))
-        window = layers.windows[layer]
-        where: Any = {"q_pos": pos, "k_pos": pos, "q_rotary": at, "k_rotary": at}
-        out = attention(q, k, v, *part, causal=True, window=window, x=hidden, **where)
+        out = attend(q, k, v, x=hidden)
         x = x + out.transpose(1, 2).reshape(batch, length, dim) @ weight("out")
         hidden = self._norm(x, f"{layer}.norm2")
         return x + functional.gelu(hidden @ weight("up"), approximate="tanh") @ weight("down")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -82,25 +82,29 @@ def _window(rng: np.random.Generator, queries: int, keys: int) -> Options:
 
 
 def _packed(rng: np.random.Generator, queries: int, keys: int) -> Options:
-    pos, seg = packed([keys // 2 + 7, keys // 3, keys - keys // 2 - 7 - keys // 3])
-    return {"causal": True, "q_pos": pos, "k_pos": pos, "q_seg": seg, "k_seg": seg}
+    lengths = keys // 2 + 7, keys // 3, keys - keys // 2 - 7 - keys // 3
+    return {"causal": True, "tokens": packed(lengths)}
 
 
 def _shuffled(rng: np.random.Generator, queries: int, keys: int) -> Options:
     pos = np.stack([rng.permutation(keys) - int(rng.integers(keys)) for _ in range(BATCH)])
-    return {"causal": True, "q_pos": pos, "k_pos": pos}
+    return {"causal": True, "tokens": posenc.Tokens(pos)}
 
 
 def _far(rng: np.random.Generator, queries: int, keys: int) -> Options:
     pos = np.arange(keys) + int(rng.integers(10**6, 2 * 10**6))
-    return {"causal": True, "q_pos": pos[keys - queries :], "k_pos": pos}
+    return {"causal": True, "tokens": posenc.Tokens(pos)}
 
 
 def _fully_masked(rng: np.random.Generator, queries: int, keys: int) -> Options:
     """Some queries belong to a segment without keys."""
-    k_seg = np.arange(keys) * 2 // keys
-    q_seg = np.where(rng.random(queries) < 0.3, 7, k_seg)
-    return {"causal": True, "q_seg": q_seg, "k_seg": k_seg}
+    seg = np.arange(keys) * 2 // keys
+    of_queries = np.where(rng.random(queries) < 0.3, 7, seg)
+    return {
+        "causal": True,
+        "tokens": posenc.Tokens(seg=seg),
+        "queries": posenc.Tokens(seg=of_queries),
+    }
 
 
 LAYOUTS = {
@@ -136,9 +140,11 @@ def random_call(
         "k": layout.size * _normal(rng, layout.batch, HEADS // shared, keys, own),
         "v": _normal(rng, layout.batch, HEADS // shared, keys, wide),
     }
-    if case.reads_hidden:
-        tensors["x"] = _normal(rng, layout.batch, keys, case.hidden_dim)
+    x = _normal(rng, layout.batch, keys, case.hidden_dim) if case.reads_hidden else None
     options = layout.options(rng, queries, keys)
+    if x is not None:
+        tokens = options.get("tokens", posenc.Tokens())
+        options["tokens"] = replace(tokens, x=readonly(x))
     d_out = _normal(rng, layout.batch, HEADS, queries, wide)
     fixed = {name: readonly(a) for name, a in tensors.items()}
     return AttentionCase(scheme, fixed, case.params, options), readonly(d_out)

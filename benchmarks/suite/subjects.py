@@ -13,6 +13,7 @@ from posenc.evaluate import embeds_only, has_embedding, has_transform
 from suite import DIM, HEADS, has_plain_bias, hidden_states, make, normal
 
 _PARAM = "params."  # before the names of a scheme's arrays
+_OF_QUERY, _OF_KEYS = "queries.features.", "tokens.features."
 
 
 def bias(name, framework, pos, dtype=None):
@@ -38,9 +39,10 @@ def transform(name, framework, pos):
 
     def function(arrays):
         own, q, at = _params(arrays), arrays["q"], arrays["pos"]
-        features = {}
+        features = None
         if hidden:
-            features, _ = posenc.features(scheme, own, x=arrays["x"], q=q, k=q, pos=at, xp=xp)
+            tokens = posenc.Tokens(at, x=arrays["x"])
+            features = posenc.features(scheme, own, tokens, q=q, k=q, xp=xp)[0].features
         return posenc.transform(scheme, q, at, role="query", params=own, features=features, xp=xp)
 
     return function, {"pos": pos, "q": normal(1, HEADS, pos.size, DIM)} | hidden | _named(params)
@@ -66,14 +68,14 @@ def attention(name, framework, length, implementation="auto", heads=HEADS):
         raise NotImplementedError("acts on embeddings only")
 
     def function(arrays):
-        hidden = {"x": arrays["x"]} if "x" in arrays else {}
+        hidden = {"tokens": posenc.Tokens(x=arrays["x"])} if "x" in arrays else {}
         return framework.attention(
             arrays["q"], arrays["k"], arrays["v"], scheme, _params(arrays), True,
             implementation=implementation, **hidden,
         )  # fmt: skip
 
     hidden = hidden_states(scheme, params, length)
-    return function, _tokens(framework, length, heads) | hidden | _named(params)
+    return function, _vectors(framework, length, heads) | hidden | _named(params)
 
 
 def without_positions(framework, length):
@@ -82,7 +84,7 @@ def without_positions(framework, length):
     def function(arrays):
         return framework.without_positions(arrays["q"], arrays["k"], arrays["v"])
 
-    return function, _tokens(framework, length, HEADS)
+    return function, _vectors(framework, length, HEADS)
 
 
 def decoding(name, framework, keys, given):
@@ -94,38 +96,41 @@ def decoding(name, framework, keys, given):
     if embeds_only(scheme):
         raise NotImplementedError("acts on embeddings only")
     needs = posenc.cache_needs(scheme)
-    tokens = {n: normal(1, HEADS, keys, DIM, seed=i) for i, n in enumerate("qkv")}
+    vectors = {n: normal(1, HEADS, keys, DIM, seed=i) for i, n in enumerate("qkv")}
     pos = np.arange(keys)
-    of_query, of_keys = posenc.features(
-        scheme, params, q=tokens["q"], k=tokens["k"], pos=pos,
-        **hidden_states(scheme, params, keys),
+    of_queries, of_keys = posenc.features(
+        scheme, params, posenc.Tokens(pos, **hidden_states(scheme, params, keys)),
+        q=vectors["q"], k=vectors["k"],
     )  # fmt: skip
     if needs.transformed:
-        tokens["k"] = posenc.transform(
-            scheme, tokens["k"], pos, role="key", params=params, features=of_keys
+        vectors["k"] = posenc.transform(
+            scheme, vectors["k"], pos, role="key", params=params, features=of_keys.features
         )
-    arrays = {n: framework.layout(a) for n, a in tokens.items()}
-    arrays["q"] = framework.layout(tokens["q"][:, :, -1:])
-    arrays |= _named({n: a[:, :, -1:] for n, a in of_query.items()}, "q_features.")
-    arrays |= _named(of_keys, "k_features.") if "k_features" in needs.keep else {}
+    arrays = {n: framework.layout(a) for n, a in vectors.items()}
+    arrays["q"] = framework.layout(vectors["q"][:, :, -1:])
+    if needs.features:
+        arrays |= _named(of_queries[-1:].features, _OF_QUERY)
+    if "features" in needs.keep:
+        arrays |= _named(of_keys.features, _OF_KEYS)
     if given or needs.transformed:
-        arrays |= {"q_pos": pos[-1:], "k_pos": pos}
+        arrays["pos"] = pos
 
     def function(arrays):
-        options = {n: arrays[n] for n in ("q_pos", "k_pos") if n in arrays}
-        if needs.transformed:
-            options["k_transformed"] = True
+        tokens = posenc.Tokens(arrays.get("pos"))
+        options = {"k_transformed": True} if needs.transformed else {}
         if needs.features:
-            options["q_features"] = _params(arrays, "q_features.")
-            options["k_features"] = _params(arrays, "k_features.")
+            last = tokens if tokens.pos is None else tokens[-1:]
+            options["queries"] = last.with_features(_params(arrays, _OF_QUERY))
+            tokens = tokens.with_features(_params(arrays, _OF_KEYS))
         return framework.attention(
-            arrays["q"], arrays["k"], arrays["v"], scheme, _params(arrays), True, **options
-        )
+            arrays["q"], arrays["k"], arrays["v"], scheme, _params(arrays), True,
+            tokens=tokens, **options,
+        )  # fmt: skip
 
     return function, arrays | _named(params)
 
 
-def _tokens(framework, length, heads):
+def _vectors(framework, length, heads):
     """q, k and v in the framework's layout."""
     return {n: framework.layout(normal(1, heads, length, DIM, seed=i)) for i, n in enumerate("qkv")}
 

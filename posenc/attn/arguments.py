@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import EllipsisType
 from typing import Any, NamedTuple
 
 from array_api_compat import array_namespace, device
 
-from posenc.attn.side import Side
+from posenc.attn.masks import Mask
 from posenc.evaluate import positions_as_places
 from posenc.params import head_count, is_floating
 from posenc.positions import as_integers, as_places, check_range, concrete_values, from_numpy
-from posenc.protocol import Array, Namespace, PositionScheme
-from posenc.rotary_tables import Rotary
+from posenc.protocol import Array, Namespace, PositionScheme, Window
+from posenc.tokens import Tokens
 
 SWAPPED = (
     "are the axes of heads and tokens swapped? NumPy and PyTorch take (B, H, L, D), "
@@ -21,29 +23,65 @@ SWAPPED = (
 
 
 class Arguments(NamedTuple):
-    """The ``Options`` as attributes, with their defaults."""
+    """The arguments of ``attention`` after ``causal``, which its docstring explains.
 
-    q_pos: Array | None = None
-    k_pos: Array | None = None
-    q_seg: Array | None = None
-    k_seg: Array | None = None
-    q_axes: Array | None = None
-    k_axes: Array | None = None
-    k_valid: Array | None = None
-    window: Any = None
-    sink_tokens: int = 0
-    bias: Array | None = None
+    A window ``...`` is that of the layer, which a pass of several layers fills in.
+    """
+
+    window: int | Window | EllipsisType | None = None
     mask: Any = None
+    tokens: Tokens | None = None
+    queries: Tokens | None = None
+    bias: Array | None = None
     softcap: float | None = None
     scale: float | None = None
     k_transformed: bool = False
-    x: Array | None = None
-    q_x: Array | None = None
-    q_features: Mapping[str, Array] | None = None
-    k_features: Mapping[str, Array] | None = None
-    q_rotary: Rotary | None = None
-    k_rotary: Rotary | None = None
     return_lse: bool = False
+
+    @property
+    def of_keys(self) -> Tokens:
+        """What is known of the keys."""
+        return _UNKNOWN if self.tokens is None else self.tokens
+
+    @property
+    def of_queries(self) -> Tokens:
+        """What is known of the queries; nothing if they are the last of the keys' tokens."""
+        return _UNKNOWN if self.queries is None else self.queries
+
+    def map(self, function: Callable[[Any], Any]) -> Arguments:
+        """The same with ``function`` applied to every array."""
+        tokens, queries = (
+            t.map(function) if isinstance(t, Tokens) else t for t in (self.tokens, self.queries)
+        )
+        mask = self.mask
+        if isinstance(mask, Mask) and mask.array is not None:
+            mask = replace(mask, array=function(mask.array))
+        elif hasattr(mask, "dtype"):
+            mask = function(mask)
+        bias = None if self.bias is None else function(self.bias)
+        return self._replace(tokens=tokens, queries=queries, mask=mask, bias=bias)
+
+    def floats(self) -> list[Any]:
+        """The arrays whose dtype may make the working dtype float64."""
+        arrays: list[Any] = [self.bias]
+        for side in (self.tokens, self.queries):
+            if isinstance(side, Tokens):
+                features = side.features if isinstance(side.features, Mapping) else {}
+                arrays += [side.x, *features.values()]
+        return [array for array in arrays if array is not None]
+
+    def check(self) -> Arguments:
+        """The same, if both records of tokens are ones."""
+        for name, side in (("tokens", self.tokens), ("queries", self.queries)):
+            if side is not None and not isinstance(side, Tokens):
+                raise TypeError(
+                    f"{name} must be posenc.Tokens, got {type(side).__name__}; "
+                    "Tokens(pos=..., seg=..., places=..., exists=..., x=...)"
+                )
+        return self
+
+
+_UNKNOWN = Tokens()
 
 
 def check_heads(scheme: PositionScheme, q: Array) -> None:
@@ -63,8 +101,8 @@ class Sides(NamedTuple):
     no key is after a query.
     """
 
-    query: Side
-    key: Side
+    query: Tokens
+    key: Tokens
     aligned: bool
     in_the_past: bool
 
@@ -72,61 +110,119 @@ class Sides(NamedTuple):
 def complete_sides(
     q: Array, k: Array, given: Arguments, scheme: PositionScheme, xp: Namespace
 ) -> Sides:
-    """Both sides, with default positions if none are given."""
+    """Both sides, with default positions if none are given.
+
+    Queries are the last of the keys' tokens, unless they are given.
+    """
     q_len, k_len, here = q.shape[2], k.shape[2], device(q)
-    aligned, in_the_past = check_pair("q_pos", given.q_pos, "k_pos", given.k_pos), False
+    keys, queries = given.of_keys, given.queries
+    same = queries is None
+    if queries is None:
+        if q_len > k_len and any(
+            a is not None for a in (keys.pos, keys.seg, keys.places, keys.exists)
+        ):
+            raise ValueError(
+                f"q has length {q_len}, k only {k_len}: give queries, the tokens of the queries"
+            )
+        queries = keys
+    else:
+        for name in ("pos", "seg", "places"):
+            check_pair(
+                f"queries.{name}", getattr(queries, name), f"tokens.{name}", getattr(keys, name)
+            )
+
+    def both(name: str, read: Callable[[str, Array, int], Array]) -> tuple[Array | None, ...]:
+        """A field of the queries and of the keys."""
+        of_keys, of_queries = getattr(keys, name), getattr(queries, name)
+        key = None if of_keys is None else read(f"tokens.{name}", of_keys, k_len)
+        if same:
+            return key, key  # cut below
+        return None if of_queries is None else read(f"queries.{name}", of_queries, q_len), key
+
+    def integers(name: str, values: Array, length: int) -> Array:
+        return as_integers(name, values, device=here, xp=xp)
+
+    aligned, in_the_past = keys.pos is None, False
     if aligned:
         q_pos, k_pos = _default_positions(q_len, k_len, here, xp)
     else:
-        q_range, k_range = (
-            check_range(n, a, xp) for n, a in (("q_pos", given.q_pos), ("k_pos", given.k_pos))
-        )
-        q_pos = as_integers("q_pos", given.q_pos, device=here, xp=xp)
-        k_pos = as_integers("k_pos", given.k_pos, device=here, xp=xp)
+        k_range = q_range = check_range("tokens.pos", keys.pos, xp)
+        q_pos, k_pos = both("pos", integers)
+        if not same:
+            q_range = check_range("queries.pos", queries.pos, xp)
+        elif q_len < k_len and k_range is not None:
+            q_range = check_range("tokens.pos", keys.pos[..., k_len - q_len :], xp)
         in_the_past = q_range is not None and k_range is not None and k_range[1] <= q_range[0]
-    q_seg = k_seg = None
-    if not check_pair("q_seg", given.q_seg, "k_seg", given.k_seg):
-        q_seg = as_integers("q_seg", given.q_seg, device=here, xp=xp)
-        k_seg = as_integers("k_seg", given.k_seg, device=here, xp=xp)
-    if given.k_valid is not None:
-        q_seg, k_seg = _hide_invalid_keys(given.k_valid, q_seg, k_seg, q, k, xp)
-    places: list[Array | None] = [None, None]
-    if not check_pair("q_axes", given.q_axes, "k_axes", given.k_axes):
-        both = ("q_axes", given.q_axes, q_len), ("k_axes", given.k_axes, k_len)
-        places = [as_places(n, a, scheme.axes, size, device=here, xp=xp) for n, a, size in both]
-    elif scheme.axes > 1:
-        places = [positions_as_places(pos, scheme.axes, xp=xp) for pos in (q_pos, k_pos)]
-    if not aligned or q_seg is not None or places[0] is not None:
+    q_seg, k_seg = both("seg", integers)
+    q_exists, k_exists = both(
+        "exists", lambda n, a, size: as_booleans(n, a, size, q.shape[0], here, xp)
+    )
+    q_places, k_places = both(
+        "places", lambda n, a, size: as_places(n, a, scheme.axes, size, device=here, xp=xp)
+    )
+    if not aligned or q_seg is not None or k_places is not None:
         arrays = {
-            "q_pos": q_pos, "k_pos": k_pos, "q_seg": q_seg, "k_seg": k_seg,
-            "q_axes": places[0], "k_axes": places[1],
+            "queries.pos": (q_pos, q_len), "tokens.pos": (k_pos, k_len),
+            "queries.seg": (q_seg, q_len), "tokens.seg": (k_seg, k_len),
+            "queries.places": (q_places, q_len), "tokens.places": (k_places, k_len),
         }  # fmt: skip
-        _check_lengths(arrays, q, k, scheme.axes)
-    query, key = Side(q_pos, q_seg, places[0], {}), Side(k_pos, k_seg, places[1], {})
+        _check_lengths(arrays, q, k, scheme.axes, same)
+    if same and q_len < k_len:  # the last tokens
+        last = slice(k_len - q_len, None)
+        q_pos = q_pos if aligned else k_pos[..., last]
+        q_seg, q_exists = (None if a is None else a[..., last] for a in (q_seg, q_exists))
+        if q_places is not None:
+            q_places = q_places[..., last, :] if scheme.axes > 1 else q_places[..., last]
+    if k_places is None and scheme.axes > 1:
+        q_places, k_places = (positions_as_places(p, scheme.axes, xp=xp) for p in (q_pos, k_pos))
+    if q_exists is not None or k_exists is not None:
+        q_seg, k_seg = without_padding(
+            (q_seg, k_seg), (q_exists, k_exists), (q_len, k_len), here, xp
+        )
+    query = Tokens(q_pos, q_seg, q_places, features={})
+    key = Tokens(k_pos, k_seg, k_places, features={})
     return Sides(query, key, aligned, in_the_past)
 
 
-_INVALID = -(2**31)  # a segment that no query has
+# Segments that no token of the other side has.
+_NO_QUERY, _NO_KEY = -(2**31), -(2**31) + 1
 
 
-def _hide_invalid_keys(
-    valid: Array, q_seg: Array | None, k_seg: Array | None, q: Array, k: Array, xp: Namespace
-) -> tuple[Array, Array]:
-    """Segments in which no query sees a key that is not valid."""
-    batch, q_len, k_len = q.shape[0], q.shape[2], k.shape[2]
-    valid = from_numpy(valid, xp=xp, device=device(q))
-    if not hasattr(valid, "dtype") or not xp.isdtype(valid.dtype, "bool"):
-        kind = getattr(valid, "dtype", type(valid).__name__)
-        raise TypeError(f"k_valid must be an array of booleans, got {kind}")
-    fits = len(valid.shape) == 2 and valid.shape[1] == k_len
-    if not fits or (valid.shape[0] != 1 and valid.shape[0] != batch):
-        raise ValueError(f"k_valid must be (B, K) = {(batch, k_len)}, got {tuple(valid.shape)}")
-    if q_seg is None or k_seg is None:
-        q_seg = xp.zeros((q_len,), dtype=xp.int32, device=device(q))
-        k_seg = xp.zeros((k_len,), dtype=xp.int32, device=device(q))
-    elif (values := concrete_values(q_seg, xp)) is not None and (values == _INVALID).any():
-        raise ValueError(f"q_seg holds {_INVALID}, which is reserved for keys that k_valid hides")
-    return q_seg, xp.where(valid, k_seg, xp.full_like(k_seg, _INVALID))
+def without_padding(
+    segments: tuple[Array | None, Array | None],
+    exists: tuple[Array | None, Array | None],
+    lengths: tuple[int, int],
+    here: Any,
+    xp: Namespace,
+) -> tuple[Array, ...]:
+    """Segments of queries and keys, in which padding sees no token and is seen by none."""
+    hidden: list[Array] = []
+    for name, seg, own, length, reserved in zip(
+        ("queries", "tokens"), segments, exists, lengths, (_NO_KEY, _NO_QUERY), strict=True
+    ):
+        if seg is None:
+            seg = xp.zeros((length,), dtype=xp.int32, device=here)
+        elif (values := concrete_values(seg, xp)) is not None:
+            for wrong in (_NO_QUERY, _NO_KEY):
+                if (values == wrong).any():
+                    raise ValueError(f"{name}.seg holds {wrong}, which is reserved for padding")
+        hidden.append(seg if own is None else xp.where(own, seg, xp.full_like(seg, reserved)))
+    return tuple(hidden)
+
+
+def as_booleans(
+    name: str, given: Array, length: int, batch: int, here: Any, xp: Namespace
+) -> Array:
+    """Booleans ``(L,)`` or ``(B, L)``, one per token."""
+    given = from_numpy(given, xp=xp, device=here)
+    if not hasattr(given, "dtype") or not xp.isdtype(given.dtype, "bool"):
+        kind = getattr(given, "dtype", type(given).__name__)
+        raise TypeError(f"{name} must be an array of booleans, got {kind}")
+    shape = tuple(given.shape)
+    fits = len(shape) in (1, 2) and shape[-1] == length
+    if not fits or (len(shape) == 2 and shape[0] != 1 and shape[0] != batch):
+        raise ValueError(f"{name} must be ({length},) or {(batch, length)}, got {shape}")
+    return given
 
 
 def as_pairs(
@@ -212,7 +308,8 @@ def check_head_dims(q: Array, k: Array, *, transformed: bool = False) -> None:
 def _default_positions(q_len: int, k_len: int, device: Any, xp: Namespace) -> tuple[Array, Array]:
     if q_len > k_len:
         raise ValueError(
-            f"q has length {q_len}, k only {k_len}: give q_pos and k_pos, the default aligns ends"
+            f"q has length {q_len}, k only {k_len}: give pos of tokens and of queries, the default "
+            "aligns ends"
         )
     k_pos = xp.arange(k_len, dtype=xp.int32, device=device)
     return k_pos[k_len - q_len :], k_pos
@@ -226,17 +323,20 @@ def check_pair(q_name: str, q: Array | None, k_name: str, k: Array | None) -> bo
     return q is None
 
 
-def _check_lengths(arrays: Mapping[str, Array | None], q: Array, k: Array, axes: int) -> None:
+def _check_lengths(
+    arrays: Mapping[str, tuple[Array | None, int]], q: Array, k: Array, axes: int, same: bool
+) -> None:
     """Check that positions, segments and places fit q and k."""
-    sizes = {"q": (q.shape[1], q.shape[2]), "k": (k.shape[1], k.shape[2])}
-    for name, array in arrays.items():
-        if array is None:
+    for name, (array, length) in arrays.items():
+        side = name[0]
+        if array is None or (same and side == "q"):
             continue
-        heads, length = sizes[name[0]]
-        several = axes > 1 and name.endswith("_axes")
+        heads = (q if side == "q" else k).shape[1]
+        several = axes > 1 and name.endswith("places")
         shape = tuple(array.shape[:-1] if several else array.shape)
+        vectors = "q" if side == "q" else "k"
         if shape[-1] != length:
             hint = f"; {SWAPPED}" if shape[-1] == heads else ""
-            raise ValueError(f"{name} has length {shape[-1]}, {name[0]} has {length}{hint}")
+            raise ValueError(f"{name} has length {shape[-1]}, {vectors} has {length}{hint}")
         if len(shape) == 2 and shape[0] != 1 and shape[0] != q.shape[0]:
-            raise ValueError(f"{name} has batch {shape[0]}, {name[0]} has {q.shape[0]}")
+            raise ValueError(f"{name} has batch {shape[0]}, {vectors} has {q.shape[0]}")

@@ -89,7 +89,7 @@ def bias_by_key(call: Call) -> Array | None:
     """``w(k)`` of every key, ``(B or 1, H or 1, K)``, if the bias is ``u(q) + w(k)``.
 
     None unless the call is causal and the scheme has a ``key_bias``. None too if the caller gives
-    places (``q_axes``): then a visible key may have a later place than the query.
+    places: then a visible key may have a later place than the query.
     """
     if not has_bias_by_key(call):
         return None

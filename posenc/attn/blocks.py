@@ -11,7 +11,8 @@ from typing import TypeAlias
 from array_api_compat import device
 
 from posenc.attn.call import Call
-from posenc.protocol import Array, Namespace, Window
+from posenc.attn.masks import Blocks, Mask
+from posenc.protocol import Array, Namespace
 
 Range: TypeAlias = tuple[Array, Array]
 """Minimum and maximum of every block, each ``(B or 1, n)`` for ``n`` blocks."""
@@ -24,57 +25,26 @@ def visible_blocks(call: Call, block: int) -> tuple[Array, Array]:
     ``all_visible`` is True only if all of their pairs are visible.
     """
     query, key = call.query, call.key
-    q_pos, k_pos = (block_ranges(side.pos, block, call.xp) for side in (query, key))
-    q_seg, k_seg = (
+    pos = [block_ranges(side.pos, block, call.xp) for side in (query, key)]
+    seg = [
         None if side.seg is None else block_ranges(side.seg, block, call.xp)
         for side in (query, key)
-    )
-    any_visible, all_visible = visible_between(
-        q_pos, k_pos, q_seg, k_seg,
-        causal=call.causal, window=call.window, sink_tokens=call.sink_tokens, xp=call.xp,
-    )  # fmt: skip
-    return any_visible, all_visible if call.mask is None else all_visible & False
+    ]
+    return visible_between(call.mask, *pos, *seg)
 
 
 def visible_between(
-    q_pos: Range,
-    k_pos: Range,
-    q_seg: Range | None,
-    k_seg: Range | None,
-    *,
-    causal: bool,
-    window: Window | None,
-    sink_tokens: int = 0,
-    xp: Namespace,
+    mask: Mask, q_pos: Range, k_pos: Range, q_seg: Range | None, k_seg: Range | None
 ) -> tuple[Array, Array]:
     """``any_visible`` and ``all_visible`` as in ``visible_blocks``, from ranges of the blocks."""
-    (q_low, q_high), (k_low, k_high) = _broadcast_ranges(q_pos, k_pos)
-    any_visible = xp.ones_like(q_low - k_low, dtype=xp.bool)
-    all_visible = any_visible
-    if causal:
-        any_visible, all_visible = any_visible & (k_low <= q_high), all_visible & (k_high <= q_low)
-    if window is not None:
-        any_inside, all_inside = _inside(q_low - k_high, q_high - k_low, window, any_visible)
-        if sink_tokens:
-            any_inside = any_inside | ((k_high >= 0) & (k_low < sink_tokens))
-            all_inside = all_inside | ((k_low >= 0) & (k_high < sink_tokens))
-        any_visible, all_visible = any_visible & any_inside, all_visible & all_inside
+    any_visible, all_visible = mask.blocks(*_broadcast_ranges(q_pos, k_pos))
+    assert any_visible is not None  # of a mask in normal form
+    assert all_visible is not None
     if q_seg is not None and k_seg is not None:
-        (q_low, q_high), (k_low, k_high) = _broadcast_ranges(q_seg, k_seg)
-        any_visible = any_visible & (q_low <= k_high) & (k_low <= q_high)
-        all_visible = all_visible & (q_low == k_high) & (k_low == q_high)
+        q, k = _broadcast_ranges(q_seg, k_seg)
+        any_visible = any_visible & (q.low <= k.high) & (k.low <= q.high)
+        all_visible = all_visible & (q.low == k.high) & (k.low == q.high)
     return any_visible, all_visible
-
-
-def _inside(low: Array, high: Array, window: Window, like: Array) -> tuple[Array, Array]:
-    """Whether any, and whether all of ``q_pos - k_pos`` in ``low .. high`` are inside a window."""
-    left, right = window
-    any_inside = all_inside = like | True
-    if left is not None:
-        any_inside, all_inside = any_inside & (low <= left), all_inside & (high <= left)
-    if right is not None:
-        any_inside, all_inside = any_inside & (high >= -right), all_inside & (low >= -right)
-    return any_inside, all_inside
 
 
 def block_ranges(values: Array, block: int, xp: Namespace) -> Range:
@@ -105,7 +75,6 @@ def pad_neg_inf(values: Array, before: int, after: int, xp: Namespace) -> Array:
     return xp.concat([first, values, last], axis=-1)
 
 
-def _broadcast_ranges(q: Range, k: Range) -> tuple[Range, Range]:
+def _broadcast_ranges(q: Range, k: Range) -> tuple[Blocks, Blocks]:
     """Ranges of queries and of keys that broadcast to ``(B or 1, nq, nk)``."""
-    low, high = (a[:, :, None] for a in q)
-    return (low, high), (k[0][:, None, :], k[1][:, None, :])
+    return Blocks(*(a[:, :, None] for a in q)), Blocks(*(a[:, None, :] for a in k))

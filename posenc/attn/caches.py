@@ -18,15 +18,15 @@ class CacheNeeds:
     Attributes
     ----------
     keep
-        Names of arguments of ``attention`` that grow with each token: ``("k", "v")``, or
-        ``("k", "v", "k_features")``.
+        What grows with each token: ``("k", "v")``, or ``("k", "v", "features")``, of which the last
+        is a field of ``Tokens``.
     transformed
         Whether the cache holds transformed keys, which ``k_transformed=True`` announces. If not, it
         holds raw keys. Transformed keys may have more channels than raw ones, as those of PoPE;
         a cache may hold raw keys instead, which are then transformed in every call.
     features
-        Whether ``posenc.features`` must compute the features of new tokens. Pass them as
-        ``q_features``, with the cached ``k_features`` or ``{}``.
+        Whether ``posenc.features`` must compute the features of new tokens. Its first result is
+        ``queries``; ``tokens`` are the cached ones and its second result, or have ``features={}``.
     carry
         Names of cumulative sums whose last values the cache keeps, for ``carry`` of
         ``posenc.features``.
@@ -57,7 +57,7 @@ def cache_needs(scheme: PositionScheme) -> CacheNeeds:
     has_key_features = features or ("key_features" in hooks and transformed)
     # A feature that only transform reads is not needed for keys that are transformed.
     read = bool(hooks & _READ_KEY_FEATURES)
-    keep = ("k", "v", "k_features") if has_key_features and read else ("k", "v")
+    keep = ("k", "v", "features") if has_key_features and read else ("k", "v")
     return CacheNeeds(
         keep,
         transformed,

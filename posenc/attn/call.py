@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from types import FrameType
-from typing import Any, Unpack
+from typing import Any, TypeVar
 
 import numpy as np
 from array_api_compat import device
@@ -23,17 +24,15 @@ from posenc.attn.arguments import (
     namespace,
 )
 from posenc.attn.features import side_features
-from posenc.attn.masks import FirstTokens, Mask, as_mask, check_mask_result
-from posenc.attn.options import Options, float_arrays
+from posenc.attn.masks import Mask, as_columns, as_rows, check_parts, complete_mask
 from posenc.attn.padding import zero_padding
-from posenc.attn.side import Side
+from posenc.attn.regions import with_regions
+from posenc.attn.shared import Shared, nothing_kept
 from posenc.checks import (
-    check_count,
     check_flag,
     check_scale,
     check_scheme,
     check_softcap,
-    check_window,
 )
 from posenc.evaluate import (
     as_column,
@@ -45,7 +44,7 @@ from posenc.evaluate import (
     has_features,
     has_transform,
     rotary,
-    transform_at,
+    transformation,
 )
 from posenc.params import (
     Features,
@@ -59,9 +58,13 @@ from posenc.params import (
     tile_views,
     working_dtype,
 )
-from posenc.positions import concrete_values, is_compiling, visible
+from posenc.positions import concrete_values, is_compiling
 from posenc.protocol import Array, Namespace, PositionScheme, Role, SchemeWarning, Window
-from posenc.rotary_tables import Rotary, check_rotary
+from posenc.rotary_tables import check_rotary
+from posenc.tokens import Rotary, Tokens
+
+T = TypeVar("T")
+_NOTHING = Arguments()
 
 
 @dataclass(frozen=True)
@@ -85,15 +88,13 @@ class Call:
     in_the_past
         Whether it is known from given positions that no key is after a query. Then a causal mask
         hides nothing.
-    causal, window, sink_tokens
-        As in ``attention``; the window is ``(left, right)`` or None.
+    mask
+        Which keys a query sees, beside segments: ``causal=``, ``window=`` and ``mask=`` in one, in
+        normal form (``posenc.attn.masks.normal``).
     scale, softcap
         Factor of the scores, and their cap or None.
     extra_bias
         The caller's bias, ``(B or 1, H or 1, Q, K)``, or None.
-    mask
-        The caller's mask: booleans ``(B or 1, H or 1, Q, K)``, a function of positions and
-        segments, or None.
     sink
         A logit in each query's softmax denominator, ``(B or 1, H or 1, Q or 1)``, or None.
     wants_lse
@@ -102,6 +103,8 @@ class Call:
         Whether an implementation may skip ``negligible_blocks``.
     regions
         One call for each of the scheme's ``regions``; empty if it has none.
+    shared
+        What other layers of a forward pass have made already; None outside of a pass.
     """
 
     scheme: PositionScheme
@@ -111,21 +114,29 @@ class Call:
     k: Array
     v: Array
     arrays: Mapping[str, Array]
-    query: Side
-    key: Side
+    query: Tokens
+    key: Tokens
     aligned: bool
-    causal: bool
-    window: Window | None
-    sink_tokens: int
+    mask: Mask
     scale: float
     softcap: float | None = None
     extra_bias: Array | None = None
-    mask: Array | Mask | None = None
     sink: Array | None = None
     in_the_past: bool = False
     wants_lse: bool = False
     skip_blocks: bool = True
     regions: tuple[Call, ...] = ()
+    shared: Shared | None = None
+
+    @property
+    def causal(self) -> bool:
+        """Whether the mask is causal, or something and causal."""
+        return self.mask.causal
+
+    @property
+    def window(self) -> Window | None:
+        """The window ``(left, right)``, or None."""
+        return self.mask.window
 
     @property
     def in_order(self) -> bool:
@@ -135,12 +146,16 @@ class Call:
     @property
     def plain(self) -> bool:
         """Whether the caller gives no bias, no mask and no cap of scores."""
-        return self.extra_bias is None and self.mask is None and self.softcap is None
+        return self.extra_bias is None and self.mask.plain and self.softcap is None
 
     @property
     def needs_lse(self) -> bool:
         """Whether the caller asks for the log-sum-exp, or a sink needs it."""
         return self.wants_lse or self.sink is not None
+
+    def once(self, name: str, make: Callable[[], T]) -> T:
+        """``make()``, or in a pass what a layer with an equal call made; not of vectors."""
+        return make() if self.shared is None else self.shared.once(self, name, make)
 
     def views(self, *, rows: bool = False) -> Params:
         """The ``params`` of ``scheme.bias`` for all pairs; with ``rows``, of ``adjust_scores``."""
@@ -150,7 +165,7 @@ class Call:
             key=self._tile_views(self.key, "key", rows),
         )  # fmt: skip
 
-    def _tile_views(self, side: Side, role: Role, rows: bool) -> Features:
+    def _tile_views(self, side: Tokens, role: Role, rows: bool) -> Features:
         """The features of a side; with ``rows``, its segments too, if it has any."""
         own = side.features
         if rows and side.seg is not None:
@@ -169,7 +184,7 @@ class Call:
         """The same call with a part of the scheme, whose arrays and features have a prefix."""
         names, absent = (*scheme.param_specs(), *scheme.constants()), of_keys(scheme)
         query, key = (
-            side._replace(features=_without_prefix(side.features, prefix))
+            side.with_features(_without_prefix(side.features, prefix))
             for side in (self.query, self.key)
         )
         arrays = {name: self.arrays[prefix + name] for name in names if name not in absent}
@@ -180,7 +195,13 @@ class Call:
 
         It includes the caller's bias. ``read`` reads tables of tokens.
         """
-        bias = dense_bias(
+        bias = self.once("bias", lambda: self._scheme_bias(read))
+        if bias is None or self.extra_bias is None:
+            return self.extra_bias if bias is None else bias
+        return bias + self.extra_bias
+
+    def _scheme_bias(self, read: ReadTable | None) -> Array | None:
+        return dense_bias(
             self.scheme,
             as_column(self.query.encoded_pos),
             as_row(self.key.encoded_pos),
@@ -192,21 +213,27 @@ class Call:
             read=read,
             in_order=self.in_order,
         )
-        if bias is None or self.extra_bias is None:
-            return self.extra_bias if bias is None else bias
-        return bias + self.extra_bias
 
     def visible(self) -> Array | None:
         """Visible pairs, booleans ``(B or 1, H or 1, Q, K)``; None if all pairs are visible."""
-        causal_only = self.window is None and self.query.seg is None and self.mask is None
+        causal_only = self.window is None and self.query.seg is None and self.mask.plain
         if causal_only and self.in_the_past:
             return None
-        return visible_pairs(self, self.query, self.key, self.mask)
+        if self.shared is None:
+            return self._visible()
+        return self.shared.once_of_tokens(self, "visible", self._visible)
+
+    def _visible(self) -> Array | None:
+        return visible_pairs(self.mask, self.query, self.key, self.xp)
 
     def bias_and_visible(self, read: ReadTable | None = None) -> tuple[Array | None, Array | None]:
         """The dense bias and the visible pairs; a bias of ``-inf`` becomes 0 and "not visible"."""
-        bias, mask = self.bias(read), self.visible()
-        return (None, mask) if bias is None else self.split_bias(bias, mask)
+
+        def both() -> tuple[Array | None, Array | None]:
+            bias, mask = self.bias(read), self.visible()
+            return (None, mask) if bias is None else self.split_bias(bias, mask)
+
+        return self.once("bias and visible", both)
 
     def split_bias(self, bias: Array, mask: Array | None) -> tuple[Array, Array]:
         """The bias with 0 for ``-inf``, and ``mask`` without the pairs that it hides."""
@@ -221,22 +248,21 @@ class Call:
         return self.softcap * self.xp.tanh(scores / self.softcap)
 
 
-def visible_pairs(call: Call, query: Side, key: Side, mask: Array | Mask | None) -> Array | None:
-    """Visible pairs of some queries and keys of a call, ``(B or 1, H or 1, Q, K)``; None for all.
+def visible_pairs(mask: Mask, query: Tokens, key: Tokens, xp: Namespace) -> Array | None:
+    """Visible pairs of some queries and keys, ``(B or 1, H or 1, Q, K)``; None for all.
 
-    ``mask`` is the caller's mask. If it is an array, it holds these queries and keys only.
+    If the mask has booleans, they are of these queries and keys only.
     """
-    at = as_column(query.pos), as_row(key.pos)
-    segments: tuple[Array | None, Array | None] = None, None
-    if query.seg is not None and key.seg is not None:
-        segments = as_column(query.seg), as_row(key.seg)
-    pairs = visible(
-        *at, *segments, causal=call.causal, window=call.window, sink_tokens=call.sink_tokens
-    )
-    if mask is None:
+    return visible_tokens(mask, as_columns(query), as_rows(key), xp)
+
+
+def visible_tokens(mask: Mask, q: Tokens, k: Tokens, xp: Namespace) -> Array | None:
+    """Whether a key is visible to a query, from positions and segments that broadcast."""
+    pairs = mask.pairs(q, k, xp)
+    if q.seg is None or k.seg is None:
         return pairs
-    allowed = mask(*at, *segments) if isinstance(mask, Mask) else mask
-    return allowed if pairs is None else pairs & allowed
+    same: Array = q.seg == k.seg
+    return same if pairs is None else pairs & same
 
 
 def prepare(
@@ -246,26 +272,28 @@ def prepare(
     scheme: PositionScheme,
     params: Mapping[str, Array] | None = None,
     causal: bool = False,
+    given: Arguments = _NOTHING,
     *,
     skip_blocks: bool = True,
+    shared: Shared | None = None,
     xp: Namespace | None = None,
-    **options: Unpack[Options],
 ) -> Call:
     """Check the arguments of ``attention``, fill in defaults, and transform queries and keys."""
     xp = xp or namespace(q=q, k=k, v=v)
     check_scheme(scheme)
     check_shapes(q, k, v, xp=xp)
     check_heads(scheme, q)
-    given = Arguments(**options)
+    given = given.check()
     if not check_flag("k_transformed", given.k_transformed):
         check_head_dims(q, k)
-    work = working_dtype([q, k, v, *float_arrays(options), *as_mapping(params).values()], xp=xp)
+    work = working_dtype([q, k, v, *given.floats(), *as_mapping(params).values()], xp=xp)
     scheme, params = _scheme_in_attention(scheme, params, xp=xp)
-    query, key, aligned, in_the_past = complete_sides(q, k, given, scheme, xp)
+    once = nothing_kept if shared is None else shared.made.once
+    query, key, aligned, in_the_past = once(
+        "sides", lambda: complete_sides(q, k, given, scheme, xp)
+    )
+    mask = once("mask", lambda: _mask(q, k, causal, given, query, key, xp))
     q, k = zero_padding(q, k, query, key, scheme, xp)
-    mask = as_mask(given.mask, q, k, xp)
-    if isinstance(mask, Mask):
-        check_mask_result(mask, query, key, xp)
     bits = 64 if work == xp.float64 else 32
     call = Call(
         scheme=scheme,
@@ -279,33 +307,53 @@ def prepare(
         key=key,
         aligned=aligned,
         in_the_past=in_the_past,
-        causal=check_flag("causal", causal),
-        window=check_window(given.window),
-        # Positions are below 2**30, and a larger number may not fit 32 bits.
-        sink_tokens=min(check_count("sink_tokens", given.sink_tokens, least=0), 2**30),
+        mask=mask,
         scale=check_scale(scheme.scale(q.shape[3]) if given.scale is None else given.scale, bits),
         softcap=None if given.softcap is None else check_softcap(given.softcap, bits),
         extra_bias=as_pairs("bias", given.bias, q, k, work, xp),
-        mask=mask,
         wants_lse=check_flag("return_lse", given.return_lse),
         skip_blocks=check_flag("skip_blocks", skip_blocks),
+        shared=shared,
     )
     _check_bias(call)
     if (advice := scheme.caution(causal=call.causal)) is not None:
         _warn(scheme, advice, xp)
     if has_features(scheme):
         call = _with_features(call, given)
-    elif given.q_features is not None or given.k_features is not None:
-        name = "k_features" if given.q_features is None else "q_features"
-        raise ValueError(f"{type(scheme).__name__} has no features of tokens: leave out {name}")
+    elif given.of_queries.features is not None or given.of_keys.features is not None:
+        name = "tokens" if given.of_queries.features is None else "queries"
+        raise ValueError(
+            f"{type(scheme).__name__} has no features of tokens: leave out {name}.features"
+        )
     hooks = scheme.hooks()
     if "sink" in hooks:
-        sink = scheme.sink(as_column(call.query.encoded_pos), params=call.views(), xp=xp)
-        call = replace(call, sink=None if sink is None else _squeeze_sink(sink, work, xp))
+        own = nothing_kept if has_features(scheme) else once
+        call = replace(call, sink=own("sink", partial(_sink, call)))
     if "regions" in hooks:
         _check_rotary(scheme, given)
-        return _with_regions(call, params, causal, skip_blocks, options, given)
+        if shared is not None and given.of_keys.rotary is None:
+            angles = _rotary_of_pass(call, params, given)[1]
+            given = given._replace(tokens=replace(given.of_keys, rotary=angles))
+        return with_regions(call, params, given, prepare)
     return _with_transform(call, params, given)
+
+
+def _mask(
+    q: Array,
+    k: Array,
+    causal: bool,
+    given: Arguments,
+    query: Tokens,
+    key: Tokens,
+    xp: Namespace,
+) -> Mask:
+    """The checked mask of a call, in normal form."""
+    mask = complete_mask(causal, given.window, given.mask)
+    if mask.array is not None:
+        mask = replace(mask, array=as_pairs("mask", mask.array, q, k, xp.bool, xp))
+    if mask.parts:
+        check_parts(mask, query, key, xp)
+    return mask
 
 
 def _check_bias(call: Call) -> None:
@@ -333,6 +381,13 @@ def _without_prefix(features: Mapping[str, Array], prefix: str) -> dict[str, Arr
     return own | {n: a for n, a in features.items() if n == _PLACES}
 
 
+def _sink(call: Call) -> Array | None:
+    """The logit of the scheme's sink, or None."""
+    at = as_column(call.query.encoded_pos)
+    sink = call.scheme.sink(at, params=call.views(), xp=call.xp)
+    return None if sink is None else _squeeze_sink(sink, call.dtype, call.xp)
+
+
 def _squeeze_sink(sink: Array, dtype: Any, xp: Namespace) -> Array:
     """A sink ``(B or 1, H or 1, Q or 1)``, from an array that broadcasts to ``(B, H, Q, 1)``."""
     missing = (1,) * (4 - len(sink.shape))
@@ -341,14 +396,17 @@ def _squeeze_sink(sink: Array, dtype: Any, xp: Namespace) -> Array:
 
 def _with_features(call: Call, given: Arguments) -> Call:
     """The call with the features of queries and keys, computed unless the caller gives them."""
+    x, q_x = given.of_keys.x, given.of_queries.x
+    if x is not None and given.queries is None and hasattr(x, "shape") and len(x.shape) == 3:
+        q_x = x[:, call.k.shape[2] - call.q.shape[2] :, :]
     query, key = side_features(
         call.scheme,
         Params(call.arrays, call.dtype),
         (call.q, call.k),
         (call.query, call.key),
-        given=(given.q_features, given.k_features),
-        x=given.x,
-        q_x=given.q_x,
+        given=(given.of_queries.features, given.of_keys.features),
+        x=x,
+        q_x=q_x,
         aligned=call.aligned,
         k_transformed=given.k_transformed,
         scale=call.scale,
@@ -356,8 +414,8 @@ def _with_features(call: Call, given: Arguments) -> Call:
     )
     return replace(
         call,
-        query=call.query._replace(features=query),
-        key=call.key._replace(features=key),
+        query=call.query.with_features(query),
+        key=call.key.with_features(key),
     )
 
 
@@ -366,14 +424,14 @@ def _with_transform(call: Call, params: Mapping[str, Array] | None, given: Argum
     scheme, xp = call.scheme, call.xp
     q, k, query, key = call.q, call.k, call.query, call.key
     if has_transform(scheme):
-        q_rotary, k_rotary = given.q_rotary, given.k_rotary
-        if q_rotary is None and k_rotary is None and _share_rotary(call, given):
+        q_rotary, k_rotary = _given_rotary(call, given)
+        if call.shared is not None and q_rotary is None and k_rotary is None:
+            q_rotary, k_rotary = _rotary_of_pass(call, params, given)
+        elif q_rotary is None and k_rotary is None and _share_rotary(call, given):
             q_rotary = k_rotary = rotary(scheme, key.pos, params, dtype=q.dtype, xp=xp)
-        q = _transform_side(scheme, q, query, "query", params, q_rotary, xp)
+        q = _transform_side(scheme, q, query, "query", params, q_rotary, call.shared, xp)
         if not given.k_transformed:
-            k = _transform_side(scheme, k, key, "key", params, k_rotary, xp)
-        elif given.k_rotary is not None:
-            raise ValueError("k_rotary is given with k_transformed=True: leave out k_rotary")
+            k = _transform_side(scheme, k, key, "key", params, k_rotary, call.shared, xp)
         elif call.aligned:
             _warn(scheme, _CACHE_WITHOUT_POSITIONS, xp)
     else:
@@ -393,10 +451,49 @@ def _with_transform(call: Call, params: Mapping[str, Array] | None, given: Argum
     )
 
 
+def _rotary_of_pass(
+    call: Call, params: Mapping[str, Array] | None, given: Arguments
+) -> tuple[Rotary | None, Rotary | None]:
+    """Angles at the positions of the queries, and of the keys unless these are transformed."""
+    shared, scheme, xp = call.shared, call.scheme, call.xp
+    assert shared is not None
+    if not scheme.hooks() & {"rotary", "regions"}:
+        return None, None
+    # Learned angles are made for each, so that their gradients add up as in a call alone.
+    same = not scheme.param_specs() and given.queries is None
+    same = same and bool(call.q.shape[2] == call.k.shape[2])
+
+    def made(side: Tokens, role: str, dtype: Any) -> Rotary | None:
+        tokens = Tokens(side.pos, places=side.places)
+        return shared.of_pass.once(
+            ("rotary", shared.rotary_key, role, str(dtype)),
+            lambda: rotary(scheme, tokens, params, dtype=dtype, xp=xp),
+        )
+
+    of_keys = None
+    if not given.k_transformed:
+        of_keys = made(call.key, "key", call.k.dtype)
+    if same and of_keys is not None and call.q.dtype == call.k.dtype:
+        return of_keys, of_keys
+    return made(call.query, "query", call.q.dtype), of_keys
+
+
+def _given_rotary(call: Call, given: Arguments) -> tuple[Rotary | None, Rotary | None]:
+    """What the caller made for the positions of the queries, and of the keys."""
+    of_keys = given.of_keys.rotary
+    if given.queries is not None or of_keys is None:
+        return given.of_queries.rotary, of_keys
+    q_len, k_len = call.q.shape[2], call.k.shape[2]
+    if q_len == k_len or not isinstance(of_keys, Rotary):
+        return of_keys, of_keys
+    last = slice(k_len - q_len, None)
+    return of_keys.map(lambda table: table[..., last, :]), of_keys
+
+
 def _share_rotary(call: Call, given: Arguments) -> bool:
     """Whether queries and keys have the same positions, and arrays of heads do not differ."""
     scheme, q, k = call.scheme, call.q, call.k
-    if not call.aligned or given.q_axes is not None or given.k_transformed:
+    if not call.aligned or given.of_keys.places is not None or given.k_transformed:
         return False
     of_heads = scheme.param_specs() or scheme.constants()
     if "rotary" not in scheme.hooks() or of_heads or q.dtype != k.dtype:
@@ -408,13 +505,14 @@ def _share_rotary(call: Call, given: Arguments) -> bool:
 def _transform_side(
     scheme: PositionScheme,
     x: Array,
-    side: Side,
+    side: Tokens,
     role: Role,
     params: Mapping[str, Array] | None,
     rotary: Rotary | None,
+    shared: Shared | None,
     xp: Namespace,
 ) -> Array:
-    return transform_at(
+    turn = transformation(
         scheme,
         x,
         side.encoded_pos,
@@ -424,140 +522,33 @@ def _transform_side(
         rotary=rotary,
         xp=xp,
     )
+    if shared is not None:
+        shared.made.keep(("turn", role), turn)
+    return turn(x)
 
 
 def _check_rotary(scheme: PositionScheme, given: Arguments) -> None:
     """Check what the caller gives to a scheme that does not transform, or has regions that do."""
-    if given.q_rotary is not None:
-        check_rotary(given.q_rotary, scheme, "query")
-    if given.k_rotary is not None:
-        check_rotary(given.k_rotary, scheme, "key")
+    if given.of_queries.rotary is not None:
+        check_rotary(given.of_queries.rotary, scheme, "query")
+    if given.of_keys.rotary is not None:
+        check_rotary(given.of_keys.rotary, scheme, "key")
 
 
-def _side_for_bias(scheme: PositionScheme, side: Side) -> Side:
+def _side_for_bias(scheme: PositionScheme, side: Tokens) -> Tokens:
     """The side with the features that the bias reads, and places on several axes as a feature."""
     read = scheme.reads_features() or "adjust_scores" in scheme.hooks()
     features = side.features if read else {}
     if scheme.axes == 1:
-        return side._replace(features=features)
+        return side.with_features(features)
     if side.places is not None and features is side.features and has_bias(scheme):
         places = side.places[None, ...] if len(side.places.shape) == 2 else side.places
         features = {**features, _PLACES: places[:, None, :, :]}
-    return side._replace(places=None, features=features)
-
-
-def _with_regions(
-    call: Call,
-    params: Mapping[str, Array] | None,
-    causal: bool,
-    skip_blocks: bool,
-    options: Options,
-    given: Arguments,
-) -> Call:
-    """The call with one call for each region of distances."""
-    if given.k_transformed:
-        raise ValueError(
-            f"k_transformed=True: {type(call.scheme).__name__} transforms keys in several ways; "
-            "cache raw keys"
-        )
-    parts: list[Call] = []
-    regions = call.scheme.regions()
-    _check_no_overlap(type(call.scheme).__name__, regions)
-    _check_sinks(call.scheme, regions)
-    of_all = given.scale is not None or "scale" in call.scheme.hooks()
-    numbered = list(enumerate(regions))
-    if causal:  # keys after the query, at distances below 0, are not visible
-        before = [(n, r) for n, r in numbered if r[1][0] is None or r[1][0] >= 0]
-        numbered = before or numbered
-    for n, (part, window) in numbered:
-        part_params = {
-            name: array for name, array in as_mapping(params).items() if name in part.param_specs()
-        }
-        part_options: Options = {
-            **options, "window": None, "sink_tokens": 0, "return_lse": False,
-            "scale": call.scale if of_all else None,
-        }  # fmt: skip
-        part_options["q_rotary"] = given.q_rotary and given.q_rotary.regions[n]
-        part_options["k_rotary"] = given.k_rotary and given.k_rotary.regions[n]
-        if not has_features(part):  # given features may belong to a Sink around the regions
-            part_options |= {"q_features": None, "k_features": None}
-        part_call = prepare(
-            call.q, call.k, call.v, part, part_params, causal,
-            skip_blocks=skip_blocks, xp=call.xp, **part_options,
-        )  # fmt: skip
-        for inner in part_call.regions or (part_call,):
-            inner_window = _intersect(inner.window, window)
-            if not _is_empty(inner_window):
-                # Regions are merged by their log-sum-exp.
-                parts.append(replace(_restrict(call, inner, inner_window), wants_lse=True))
-    return replace(call, regions=tuple(parts))
-
-
-def _check_sinks(
-    scheme: PositionScheme, regions: tuple[tuple[PositionScheme, Window], ...]
-) -> None:
-    """Check that no region has a sink of its own: a row has one denominator."""
-    for part, window in regions:
-        if "sink" in part.hooks() and "sink" not in scheme.hooks():
-            name = type(scheme).__name__
-            raise ValueError(
-                f"{name}: the scheme of a region must have no sink, got {type(part).__name__} in "
-                f"the region {window}; put the sink around the whole: Sink({name}(...))"
-            )
-
-
-def _check_no_overlap(name: str, regions: tuple[tuple[PositionScheme, Window], ...]) -> None:
-    """Check that no distance is in two regions, where its keys would count twice.
-
-    Where a region has a bias, which may mask keys that another region has, a law checks it.
-    """
-    ends = []
-    for _, window in regions:
-        if not isinstance(window, tuple) or len(window) != 2:
-            raise ValueError(f"{name}: the window of a region must be (left, right), got {window}")
-        left, right = window
-        ends.append((-math.inf if right is None else -right, math.inf if left is None else left))
-    for n, (low, high) in enumerate(ends):
-        for other, (low_too, high_too) in enumerate(ends[:n]):
-            masks = has_bias(regions[n][0]) or has_bias(regions[other][0])
-            if max(low, low_too) <= min(high, high_too) and not masks:
-                both = f"{regions[other][1]} and {regions[n][1]}"
-                raise ValueError(f"{name}: windows of regions must not overlap, got {both}")
-
-
-def _restrict(call: Call, part: Call, window: Window) -> Call:
-    """The call of a region with its ``window``, restricted to the caller's window."""
-    if call.window is None or not call.sink_tokens:
-        return replace(part, window=_intersect(call.window, window))
-    # sink_tokens extend the caller's window, but not the region's: each pair is in one region only.
-    mask = call.mask
-    if mask is None or isinstance(mask, Mask):
-        first = FirstTokens(call.window, call.sink_tokens, mask)
-        with_segments = mask is not None and mask.with_segments
-        return replace(part, window=window, mask=Mask(first, with_segments))
-    at = as_column(call.query.pos), as_row(call.key.pos)
-    pairs = visible(*at, window=call.window, sink_tokens=call.sink_tokens)
-    return replace(part, window=window, mask=mask if pairs is None else mask & pairs)
-
-
-def _is_empty(window: Window) -> bool:
-    """Whether no distance is in a window."""
-    left, right = window
-    return left is not None and right is not None and left + right < 0
-
-
-def _intersect(outer: Window | None, inner: Window) -> Window:
-    """The intersection of two windows."""
-    if outer is None:
-        return inner
-    left, right = (
-        a if b is None else b if a is None else min(a, b) for a, b in zip(outer, inner, strict=True)
-    )
-    return left, right
+    return Tokens(side.pos, side.seg, features=features)
 
 
 _CACHE_WITHOUT_POSITIONS = (
-    "k_transformed=True without q_pos and k_pos assumes that k holds all keys from position 0 on; "
+    "k_transformed=True without tokens.pos assumes that k holds all keys from position 0 on; "
     "if the cache dropped its first keys, give the positions"
 )
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from array_api_compat import device
 
-from posenc.attn.segment_sums import Tokens, in_order_of_positions
+from posenc.attn.segment_sums import in_order_of_positions
 from posenc.protocol import Array, Namespace
+from posenc.tokens import Tokens
 
 
 def with_earlier(

@@ -13,14 +13,15 @@ from typing import Any
 import numpy as np
 from array_api_compat import array_namespace, device, is_numpy_namespace
 
+from posenc.attn.arguments import Arguments, as_booleans, without_padding
 from posenc.attn.earlier import with_earlier
-from posenc.attn.segment_sums import Tokens, segment_sums
-from posenc.attn.side import Side
+from posenc.attn.segment_sums import segment_sums
 from posenc.checks import check_scheme
 from posenc.evaluate import has_features, positions_as_places, prepare_params
 from posenc.params import Params, as_mapping, is_floating, working_dtype
 from posenc.positions import as_integers, as_places, as_positions, concrete_values, from_numpy
 from posenc.protocol import Array, Namespace, PositionScheme, Role
+from posenc.tokens import Tokens
 
 FeatureArrays = dict[str, Array]
 _DEFAULT_WIDTH = 16  # for a scheme that accepts hidden states of any width
@@ -30,39 +31,32 @@ _ROLES: tuple[Role, Role] = ("query", "key")
 def features(
     scheme: PositionScheme,
     params: Mapping[str, Array] | None = None,
+    tokens: Tokens | None = None,
     *,
-    x: Array | None = None,
     q: Array | None = None,
     k: Array | None = None,
-    pos: Array | None = None,
-    seg: Array | None = None,
-    axes: Array | None = None,
     carry: Mapping[str, Array] | None = None,
     x_before: Array | None = None,
     scale: float | None = None,
     xp: Namespace | None = None,
-) -> tuple[FeatureArrays, FeatureArrays]:
-    """Features of tokens as queries and as keys, for ``q_features`` and ``k_features``.
+) -> tuple[Tokens, Tokens]:
+    """The same tokens with their features: as queries, and as keys.
 
-    Use it with a cache, which keeps the features of keys, or to cut a sequence into parts
-    afterwards.
+    ``queries, keys = features(scheme, params, Tokens(pos=pos, x=x))``, then
+    ``attention(..., tokens=keys, queries=queries)``. A cache keeps the keys:
+    ``cache.concat(keys)``.
 
     Parameters
     ----------
-    x
-        Hidden states ``(B, L, C)``, for a scheme with ``hidden_features``.
+    tokens
+        Hidden states ``x`` for a scheme with ``hidden_features``; positions and segments, within
+        which a cumulative sum runs up to each position (default: in order, one segment); places.
     q, k
         Queries ``(B, H, L, D)`` and keys ``(B, Hk, L, D)`` of the same tokens, before
         ``transform``, for a scheme with ``query_features`` or ``key_features``.
-    pos, seg
-        Integer positions and segments of the tokens, ``(L,)`` or ``(B, L)``. A cumulative sum runs
-        over the tokens of a segment up to each position. Default: in order, one segment.
-    axes
-        Coordinates ("places") ``(L, axes)`` or ``(B, L, axes)``. Default: the position on every
-        axis.
     carry
         Name -> cumulative sum over all earlier tokens, ``(B, H)`` or ``(B, H, M)``: the last values
-        of the cached ``k_features``. Not with segments.
+        of the cached ``features``. Not with segments.
     x_before
         Hidden states ``(B, n, C)`` of the last tokens before these, for a scheme with a
         ``lookback``. Not with segments. Default: there are none.
@@ -71,8 +65,8 @@ def features(
 
     Returns
     -------
-    Two mappings, name -> ``(B, H, L)`` or ``(B, H, L, M)``, in float32, or in float64 if an
-    argument is float64. ``({}, {})`` for a scheme without features.
+    Two ``Tokens``, whose ``features`` are name -> ``(B, H, L)`` or ``(B, H, L, M)``, in float32, or
+    in float64 if an argument is float64; ``tokens`` itself for a scheme without features.
 
     Raises
     ------
@@ -80,36 +74,23 @@ def features(
         An argument is wrong or missing; the message has its name, its value, and what is accepted.
     """
     check_scheme(scheme)
-    given = [a for a in (x, q, k) if a is not None]
+    given = Arguments(tokens=tokens).check().of_keys
+    x = given.x
+    floating = [a for a in (x, q, k) if a is not None]
     if not has_features(scheme):
-        return {}, {}
-    xp = xp or array_namespace(*given, *as_mapping(params).values())
-    if not given:
-        raise ValueError(f"{type(scheme).__name__} has features: give x, or q and k")
-    tokens = x if x is not None else given[0]
-    length = tokens.shape[1] if x is not None else tokens.shape[2]
-    work = working_dtype([*given, *as_mapping(params).values()], xp=xp)
-    arrays, work = prepare_params(scheme, params, like=tokens, dtype=work, xp=xp)
-    here = device(tokens)
-    at = xp.arange(length, dtype=xp.int32, device=here) if pos is None else pos
-    at = as_positions("pos", at, device=here, xp=xp)
-    segments = None if seg is None else as_integers("seg", seg, device=here, xp=xp)
-    for name, array in (("pos", at), ("seg", segments)):
-        if array is None:
-            continue
-        batched = len(array.shape) == 2 and array.shape[0] != 1
-        if array.shape[-1] != length or (batched and array.shape[0] != tokens.shape[0]):
-            shapes = f"{tuple(array.shape)} does not fit tokens {tuple(tokens.shape)}"
-            raise ValueError(f"{name} {shapes}")
-    places = None
-    if axes is not None:
-        places = as_places("axes", axes, scheme.axes, length, device=here, xp=xp)
-    elif scheme.axes > 1:
-        places = positions_as_places(at, scheme.axes, xp=xp)
+        return given, given
+    xp = xp or array_namespace(*floating, *as_mapping(params).values())
+    if not floating:
+        raise ValueError(f"{type(scheme).__name__} has features: give tokens with x, or q and k")
+    vectors = x if x is not None else floating[0]
+    length = vectors.shape[1] if x is not None else vectors.shape[2]
+    work = working_dtype([*floating, *as_mapping(params).values()], xp=xp)
+    arrays, work = prepare_params(scheme, params, like=vectors, dtype=work, xp=xp)
+    side = _complete(given, scheme, vectors, length, xp)
     for name, given_before in (("carry", carry), ("x_before", x_before)):
-        if given_before is not None and seg is not None:
+        if given_before is not None and side.seg is not None:
             raise ValueError(
-                f"{name} is given with seg, but it continues one segment; leave out seg"
+                f"{name} is given with segments, but it continues one; leave out tokens.seg"
             )
     if carry is not None and x_before is None and scheme.lookback():
         raise ValueError(
@@ -118,22 +99,50 @@ def features(
         )
     if x_before is not None:
         x_before = _check_before(x_before, x, scheme, xp)
-    side = Side(at, segments, places, {})
     if scale is None:
-        vectors = q if q is not None else k
-        scale = 1.0 if vectors is None else scheme.scale(vectors.shape[3])
+        of_scale = q if q is not None else k
+        scale = 1.0 if of_scale is None else scheme.scale(of_scale.shape[3])
     both = side_features(
         scheme, Params(arrays, work), (q, k), (side, side), given=(None, None), x=x, q_x=x,
-        x_before=x_before, aligned=pos is None, k_transformed=False, scale=scale, xp=xp,
+        x_before=x_before, aligned=given.pos is None, k_transformed=False, scale=scale, xp=xp,
     )  # fmt: skip
-    return both if carry is None else _add_carry(scheme, both, carry, work, xp)
+    query, key = both if carry is None else _add_carry(scheme, both, carry, work, xp)
+    return given.with_features(query), given.with_features(key)
+
+
+def _complete(
+    tokens: Tokens, scheme: PositionScheme, vectors: Array, length: int, xp: Namespace
+) -> Tokens:
+    """Checked positions, segments and places of tokens; those of padding are no segment."""
+    here, batch = device(vectors), vectors.shape[0]
+    pos = xp.arange(length, dtype=xp.int32, device=here) if tokens.pos is None else tokens.pos
+    pos = as_positions("tokens.pos", pos, device=here, xp=xp)
+    seg = tokens.seg
+    if seg is not None:
+        seg = as_integers("tokens.seg", seg, device=here, xp=xp)
+    for name, array in (("tokens.pos", pos), ("tokens.seg", seg)):
+        if array is None:
+            continue
+        batched = len(array.shape) == 2 and array.shape[0] != 1
+        if array.shape[-1] != length or (batched and array.shape[0] != batch):
+            shapes = f"{tuple(array.shape)} does not fit tokens {tuple(vectors.shape)}"
+            raise ValueError(f"{name} {shapes}")
+    places = tokens.places
+    if places is not None:
+        places = as_places("tokens.places", places, scheme.axes, length, device=here, xp=xp)
+    elif scheme.axes > 1:
+        places = positions_as_places(pos, scheme.axes, xp=xp)
+    if tokens.exists is not None:
+        exists = as_booleans("tokens.exists", tokens.exists, length, batch, here, xp)
+        _, seg = without_padding((None, seg), (None, exists), (length, length), here, xp)
+    return Tokens(pos, seg, places, features={})
 
 
 def side_features(
     scheme: PositionScheme,
     params: Params,
     vectors: tuple[Array | None, Array | None],
-    sides: tuple[Side, Side],
+    sides: tuple[Tokens, Tokens],
     *,
     given: tuple[Mapping[str, Array] | None, Mapping[str, Array] | None],
     x: Array | None,
@@ -152,24 +161,23 @@ def side_features(
     hooks, name = scheme.hooks(), type(scheme).__name__
     (q, k), (q_side, k_side), (q_given, k_given) = vectors, sides, given
     if (q_given is None) != (k_given is None) and "hidden_features" in hooks:
-        has, lacks = ("k", "q") if q_given is None else ("q", "k")
-        raise ValueError(f"{has}_features is given without {lacks}_features; give both or neither")
+        has, lacks = ("tokens", "queries") if q_given is None else ("queries", "tokens")
+        raise ValueError(f"{has}.features is given without {lacks}.features; give both or neither")
     key: FeatureArrays = {}
     if k_given is None and "hidden_features" in hooks:
-        x = _check_hidden("x", x, k, k_side, name, "K", xp)
+        x = _check_hidden("tokens.x", x, k, k_side, name, "K", xp)
         wide = x
         if count := scheme.lookback():
-            where = Tokens(k_side.pos, k_side.seg)
             in_order = aligned and k_side.seg is None
-            wide = with_earlier(x, count, None if in_order else where, before=x_before, xp=xp)
-        key |= _hidden_features("x", scheme, wide, "key", params, xp)
+            wide = with_earlier(x, count, None if in_order else k_side, before=x_before, xp=xp)
+        key |= _hidden_features("tokens.x", scheme, wide, "key", params, xp)
     if "key_features" in hooks and not (k_given is not None and k_transformed):
         if k is None:
             raise ValueError(f"{name} has features of keys: give k")
         if k_transformed and "transform" in hooks:
             raise ValueError(
                 f"k_transformed=True: {name} has features of keys, which need keys before the "
-                "transform; cache these features and give k_features"
+                "transform; cache these features and give tokens.features"
             )
         pos = _broadcast_pos(k_side, scheme.axes)
         wide = xp.astype(k, params.dtype)
@@ -193,8 +201,8 @@ def side_features(
         pos = _broadcast_pos(q_side, scheme.axes)
         wide = xp.astype(q, params.dtype)
         query |= scheme.query_features(wide, pos, scale=scale, params=params, xp=xp)
-    query |= dict(as_mapping(q_given, "q_features"))
-    key |= dict(as_mapping(k_given, "k_features"))
+    query |= dict(as_mapping(q_given, "queries.features"))
+    key |= dict(as_mapping(k_given, "tokens.features"))
     return (
         _check_features(query, "query", q_side, q, q, params.dtype, xp),
         _check_features(key, "key", k_side, q, k, params.dtype, xp),
@@ -205,7 +213,7 @@ def _check_hidden(
     name: str,
     x: Array | None,
     tokens: Array | None,
-    side: Side,
+    side: Tokens,
     scheme: str,
     size: str,
     xp: Namespace,
@@ -214,8 +222,8 @@ def _check_hidden(
     length = side.pos.shape[-1]
     if x is None:
         raise ValueError(
-            f"{scheme} reads hidden states: give x (B, K, C) of the keys' tokens, or q_features "
-            "and k_features"
+            f"{scheme} reads hidden states: give tokens with x (B, K, C), or tokens and queries "
+            "with features"
         )
     x = from_numpy(x, xp=xp, device=device(side.pos))
     if not hasattr(x, "shape") or len(x.shape) != 3 or not is_floating(x, xp):
@@ -237,7 +245,7 @@ def _check_before(before: Array, x: Array | None, scheme: PositionScheme, xp: Na
         )
     shape = tuple(getattr(before, "shape", ()))
     if x is None or len(shape) != 3 or (shape[0], shape[2]) != (x.shape[0], x.shape[2]):
-        expected = "with x" if x is None else f"({x.shape[0]}, n, {x.shape[2]})"
+        expected = "with tokens.x" if x is None else f"({x.shape[0]}, n, {x.shape[2]})"
         raise ValueError(f"x_before must be (B, n, C) = {expected}, got {shape}")
     return from_numpy(before, xp=xp, device=device(x))
 
@@ -268,8 +276,8 @@ def _hidden_features(
 def _hidden_query_features(
     scheme: PositionScheme,
     params: Params,
-    query: Side,
-    key: Side,
+    query: Tokens,
+    key: Tokens,
     x: Array,
     q_x: Array | None,
     aligned: bool,
@@ -278,11 +286,11 @@ def _hidden_query_features(
 ) -> FeatureArrays:
     """``hidden_features`` of queries, from ``q_x`` or from the tokens of ``x`` that they are."""
 
-    def compute(hidden: Array, what: str = "x") -> FeatureArrays:
+    def compute(hidden: Array, what: str = "tokens.x") -> FeatureArrays:
         return _hidden_features(what, scheme, hidden, "query", params, xp)
 
     if q_x is not None:
-        return compute(_check_hidden("q_x", q_x, x, query, name, "Q", xp), "q_x")
+        return compute(_check_hidden("queries.x", q_x, x, query, name, "Q", xp), "queries.x")
     q_len, k_len = query.pos.shape[-1], key.pos.shape[-1]
     if aligned:
         return compute(x[:, k_len - q_len :, :])
@@ -291,12 +299,12 @@ def _hidden_query_features(
     if q_len == k_len and _same_tokens(query, key, xp):
         return compute(x)
     raise ValueError(
-        f"{name} reads hidden states of the queries' tokens: give q_x (B, Q, C) in addition to x, "
-        "because positions do not tell which tokens the queries are"
+        f"{name} reads hidden states of the queries' tokens: give queries with x (B, Q, C), "
+        "because positions do not tell which of the tokens they are"
     )
 
 
-def _same_tokens(query: Side, key: Side, xp: Namespace) -> bool:
+def _same_tokens(query: Tokens, key: Tokens, xp: Namespace) -> bool:
     """Whether queries and keys are known to be the same tokens in the same order."""
     if query.pos is not key.pos:
         q_pos, k_pos = concrete_values(query.pos, xp), concrete_values(key.pos, xp)
@@ -314,11 +322,11 @@ def _same_tokens(query: Side, key: Side, xp: Namespace) -> bool:
 
 
 def _cumulative_sums(
-    values: Array, query: Side, key: Side, aligned: bool, xp: Namespace
+    values: Array, query: Tokens, key: Tokens, aligned: bool, xp: Namespace
 ) -> tuple[Array, Array]:
     """Cumulative sums of a feature of keys, at the keys and at the queries."""
     if not aligned or key.seg is not None:
-        return segment_sums(values, Tokens(key.pos, key.seg), Tokens(query.pos, query.seg), xp=xp)
+        return segment_sums(values, key, query, xp=xp)
     # NumPy adds one token after the other: 65536 gates of FoX would be off by 0.3 in float32. Other
     # libraries add in a tree or in float64.
     exact = {"dtype": xp.float64} if is_numpy_namespace(xp) else {}
@@ -330,7 +338,7 @@ def _cumulative_sums(
 def _check_features(
     features: Mapping[str, Array],
     role: Role,
-    side: Side,
+    side: Tokens,
     q: Array | None,
     tokens: Array | None,
     dtype: Any,
@@ -362,7 +370,7 @@ def _check_features(
     return checked
 
 
-def _broadcast_pos(side: Side, axes: int) -> Array:
+def _broadcast_pos(side: Tokens, axes: int) -> Array:
     """Positions broadcastable to ``(B, H, L)``, or places broadcastable to ``(B, H, L, axes)``."""
     pos, unbatched = side.encoded_pos, 1 if axes == 1 else 2
     return pos if len(pos.shape) == unbatched else pos[:, None, ...]

@@ -15,7 +15,7 @@ def may_be_fully_masked(call: Call) -> bool:
 
     It may if positions, segments or a mask are given.
     """
-    return call.query.seg is not None or not call.aligned or call.mask is not None
+    return call.query.seg is not None or not call.aligned or not call.mask.plain
 
 
 def zero_fully_masked(

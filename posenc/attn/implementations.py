@@ -19,6 +19,10 @@ def _no_reason(call: Call) -> None:
     return None
 
 
+def _nothing(call: Call) -> None:
+    return None
+
+
 @dataclass(frozen=True)
 class Implementation:
     """One way to compute attention, and the calls that it supports.
@@ -38,6 +42,9 @@ class Implementation:
         Returns why it has no log-sum-exp for a call; None if it has one.
     takes_sink
         Whether ``run`` adds the call's sink itself.
+    fixed
+        Returns ``run`` as a function of transformed queries, keys and values alone, without a
+        log-sum-exp, for the layers of a pass; None if it has none for a call.
     whole_rows
         Whether it holds whole rows of scores, which ``adjust_scores`` needs.
     """
@@ -48,6 +55,7 @@ class Implementation:
     not_preferred: Callable[[Call], str | None] = _no_reason
     without_lse: Callable[[Call], str | None] = _no_reason
     takes_sink: bool = False
+    fixed: Callable[[Call], Callable[[Array, Array, Array], Array] | None] = _nothing
     whole_rows: bool = False
 
     def why_not(self, call: Call) -> str | None:
@@ -137,7 +145,11 @@ def attend(
     The log-sum-exp is ``(B, H, Q)`` in the working dtype, ``-inf`` for a query without a visible
     key.
     """
-    implementation = choose(implementations, call, name)
+    return run_chosen(choose(implementations, call, name), call)
+
+
+def run_chosen(implementation: Implementation, call: Call) -> tuple[Array, Array | None]:
+    """``attend`` with an implementation that serves the call."""
     if call.regions:
         parts = [PartialAttention(*implementation.run(part)) for part in call.regions]
         result = merge_parts(parts, call)

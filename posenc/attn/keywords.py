@@ -7,7 +7,6 @@ import inspect
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
-from posenc.attn.options import Options
 from posenc.checks import nearest
 
 P = ParamSpec("P")
@@ -15,25 +14,26 @@ R = TypeVar("R")
 
 _MASK = (
     "say mask=, booleans (B or 1, H or 1, Q, K) that are True where a query sees a key, or a "
-    "function of positions; causal=, window= and segments (q_seg=, k_seg=) are faster"
+    "function of positions; causal=, window= and segments (tokens=Tokens(seg=...)) are faster"
 )
-_PADDING = "say k_valid=, booleans (B, K) that are True for keys that exist"
+_PADDING = "say tokens=posenc.Tokens(exists=...), booleans (B, K): True for tokens that exist"
 _DROPOUT = "there is no dropout of weights; apply dropout to the result, or to hidden states"
 _WEIGHTS = "weights are not returned: they are L x L, and no fast implementation holds them"
 _BIAS = "say bias=, (B or 1, H or 1, Q, K); a bias that depends on positions is part of a scheme"
 _GROUPED = "leave it out: keys and values may have fewer heads than queries"
 _POSITIONS = (
-    "say q_pos= and k_pos=; positions that repeat, as those of image tokens, are places: q_axes= "
-    "and k_axes="
+    "say tokens=posenc.Tokens(pos=...), and queries= if the queries are others; positions that "
+    "repeat, as those of image tokens, are places: Tokens(places=...)"
 )
-_LENGTHS = "say q_seg= and k_seg=, segments (posenc.positions.packed makes them from lengths)"
+_LENGTHS = "say tokens=posenc.positions.packed(lengths), tokens with segments"
 _WINDOW = "say window=(left, right), or a width W for |q_pos - k_pos| < W"
+_FIRST = "say mask=posenc.window(size, first=...)"
 _CAP = "say softcap="
 _SINK = (
     "a sink is part of the scheme: posenc.schemes.Sink(scheme) has the learned array "
     "params['sink'], (H,)"
 )
-_FEATURES = "gates are features now: say q_features= and k_features= (posenc.features)"
+_FEATURES = "gates are features: say tokens= and queries=, which posenc.features returns"
 _FLEX = "for flex_attention itself, use posenc_torch.score_mod and posenc_torch.block_mask"
 _ADVICE = {
     "attn_mask": _MASK,
@@ -68,6 +68,23 @@ _ADVICE = {
     "s_aux": _SINK,
     "q_coords": _FEATURES,
     "k_coords": _FEATURES,
+    "q_features": "say queries=posenc.Tokens(features=...)",
+    "k_features": "say tokens=posenc.Tokens(features=...)",
+    "q_pos": "say queries=posenc.Tokens(pos=...), unless the queries are the last of tokens=",
+    "k_pos": "say tokens=posenc.Tokens(pos=...)",
+    "q_seg": "say queries=posenc.Tokens(seg=...), unless the queries are the last of tokens=",
+    "k_seg": "say tokens=posenc.Tokens(seg=...)",
+    "seg": "say tokens=posenc.Tokens(seg=...)",
+    "q_axes": "say queries=posenc.Tokens(places=...), unless the queries are the last of tokens=",
+    "k_axes": "say tokens=posenc.Tokens(places=...)",
+    "axes": "say tokens=posenc.Tokens(places=...), or places= where there are no tokens",
+    "k_valid": _PADDING,
+    "x": "say tokens=posenc.Tokens(x=...)",
+    "q_x": "say queries=posenc.Tokens(x=...), unless the queries are the last of tokens=",
+    "q_rotary": "say tokens=posenc.Tokens(rotary=...), and queries= if their positions differ",
+    "k_rotary": "say tokens=posenc.Tokens(rotary=...)",
+    "sink_tokens": _FIRST,
+    "first_tokens": _FIRST,
     "softmax_scale": "say scale=",
     "path": "say implementation=",
     "attn_implementation": "say implementation=",
@@ -78,8 +95,7 @@ _ADVICE = {
 
 def advise_unknown(function: Callable[P, R]) -> Callable[P, R]:
     """Decorate ``function``: the error for an unknown keyword says what to write instead."""
-    names = [*inspect.signature(function).parameters, *Options.__annotations__]
-    accepted = frozenset(names) - {"options"}
+    accepted = frozenset(inspect.signature(function).parameters)
 
     @functools.wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:

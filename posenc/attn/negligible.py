@@ -83,7 +83,7 @@ def negligible_blocks(call: Call, block: int, *, all_visible: Array | None = Non
 def may_have_negligible_blocks(call: Call) -> bool:
     """Whether ``negligible_blocks`` can return an array for this call, whatever its values."""
     # A mask or cap of the caller may change the term of a query's own key in its sum.
-    if not call.plain or call.sink_tokens != 0:
+    if not call.plain or call.mask.first_tokens != 0:
         return False
     terms = call.bias_terms()
     if all(_has_table(term.scheme) for term in terms):

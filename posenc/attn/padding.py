@@ -6,14 +6,14 @@ holds, and 0 times NaN is NaN.
 
 from __future__ import annotations
 
-from posenc.attn.side import Side
 from posenc.protocol import Array, Namespace, PositionScheme
+from posenc.tokens import Tokens
 
 _READ_VECTORS = frozenset({"transform", "query_features", "key_features"})
 
 
 def zero_padding(
-    q: Array, k: Array, query: Side, key: Side, scheme: PositionScheme, xp: Namespace
+    q: Array, k: Array, query: Tokens, key: Tokens, scheme: PositionScheme, xp: Namespace
 ) -> tuple[Array, Array]:
     """Q and k ``(B, H, L, D)`` with 0 for tokens in a segment that the other side does not have.
 

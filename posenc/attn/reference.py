@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from posenc.attn.arguments import check_shapes, namespace
+from posenc.attn.arguments import Arguments, check_shapes, namespace
 from posenc.attn.call import Call, prepare
 from posenc.attn.fully_masked import may_be_fully_masked, zero_fully_masked
 from posenc.attn.implementations import Implementation, attend
 from posenc.attn.keywords import advise_unknown
-from posenc.attn.options import MaskFunction, Options, float_arrays
+from posenc.attn.masks import Mask, MaskFunction
 from posenc.evaluate import as_column, as_row
 from posenc.params import as_mapping, working_dtype
-from posenc.protocol import Array, Namespace, PositionScheme
-from posenc.rotary_tables import Rotary
+from posenc.protocol import Array, Namespace, PositionScheme, Window
+from posenc.tokens import Tokens
 
 
 @advise_unknown
@@ -29,27 +29,15 @@ def attention(
     params: Mapping[str, Array] | None = None,
     causal: bool = False,
     *,
-    q_pos: Array | None = None,
-    k_pos: Array | None = None,
-    q_seg: Array | None = None,
-    k_seg: Array | None = None,
-    q_axes: Array | None = None,
-    k_axes: Array | None = None,
-    k_valid: Array | None = None,
-    window: int | tuple[int | None, int | None] | None = None,
-    sink_tokens: int = 0,
+    window: int | Window | None = None,
+    mask: Mask | Array | MaskFunction | None = None,
+    tokens: Tokens | None = None,
+    queries: Tokens | None = None,
     bias: Array | None = None,
-    mask: Array | MaskFunction | None = None,
     softcap: float | None = None,
     scale: float | None = None,
-    implementation: str = "auto",
     k_transformed: bool = False,
-    x: Array | None = None,
-    q_x: Array | None = None,
-    q_features: Mapping[str, Array] | None = None,
-    k_features: Mapping[str, Array] | None = None,
-    q_rotary: Rotary | None = None,
-    k_rotary: Rotary | None = None,
+    implementation: str = "auto",
     return_lse: bool = False,
     xp: Namespace | None = None,
 ) -> Any:
@@ -66,49 +54,32 @@ def attention(
     scheme, params
         The positional encoding, and its learned arrays by name.
     causal
-        A query sees only keys at ``k_pos <= q_pos``.
-    q_pos, k_pos
-        Integer positions, ``(L,)`` or ``(B, L)``, in any order; both or neither. They decide order:
-        tokens with the same position see each other under a causal mask. Default: the ends of q and
-        k align, ``q_pos = K - Q .. K - 1``.
-    q_seg, k_seg
-        Integer segments, ``(L,)`` or ``(B, L)``; both or neither. A query sees only its segment.
-    q_axes, k_axes
-        Coordinates ("places") that the scheme encodes instead of positions, ``(L, axes)`` or
-        ``(B, L, axes)``; both or neither. Order, masks and sums still follow positions. If a model
-        repeats ``position_ids`` (image tokens, tree decoding), give them as places. Default: the
-        position on every axis.
-    k_valid
-        Booleans ``(B, K)``, False for keys that no query may see, such as padding.
+        A query sees only keys at ``k_pos <= q_pos``: short for ``mask=posenc.causal``.
     window
         A width: a query sees only keys at ``|q_pos - k_pos| < window``. Or ``(left, right)``: only
-        keys at ``-left <= k_pos - q_pos <= right``, None for no bound.
-    sink_tokens
-        Keys at positions ``0 .. sink_tokens - 1`` of the query's segment are inside the window,
-        wherever the query is (StreamingLLM). It has no effect without a window.
+        keys at ``-left <= k_pos - q_pos <= right``, None for no bound. Short for
+        ``mask=posenc.window(...)``.
+    mask
+        A further ``Mask``, several of them combined by ``&``: ``posenc.causal & posenc.window(512,
+        first=4)``. Or booleans ``(B or 1, H or 1, Q, K)``, True where a query sees a key. Or an
+        elementwise function of ``(q_pos, k_pos)`` or of ``(q_pos, k_pos, q_seg, k_seg)``.
+    tokens
+        What is known of the keys' tokens: positions, segments, places, padding, hidden states,
+        features (``Tokens``). They are the queries' too, of which there may be fewer: the last
+        ones. ``posenc.positions.packed`` and ``left_padded`` make them.
+    queries
+        The tokens of the queries, if they are others: in cross-attention, or to decode in another
+        order. Positions, segments and places are in both or in neither.
     bias
         Added to the scores after the scheme's bias, ``(B or 1, H or 1, Q, K)``; ``-inf`` masks.
-    mask
-        A further mask: booleans ``(B or 1, H or 1, Q, K)``, True where a query sees a key. Or an
-        elementwise function of ``(q_pos, k_pos)`` or of ``(q_pos, k_pos, q_seg, k_seg)``.
     softcap
         Scaled scores become ``softcap * tanh(score / softcap)``, before bias and mask (Gemma 2).
     scale
         Factor of the scores; default ``scheme.scale(D)``.
-    implementation
-        ``"auto"`` or ``"reference"``, the only one in the core.
     k_transformed
         Whether ``k`` is already transformed, as it may be in a cache.
-    x, q_x
-        For a scheme with ``hidden_features``: hidden states ``(B, K, C)`` of the keys' tokens, and
-        ``(B, Q, C)`` of the queries' tokens. Default of ``q_x``: the last ``Q`` tokens of ``x``,
-        or all if queries and keys have the same positions. Other schemes ignore both.
-    q_features, k_features
-        Features by name, ``(B, H, L)`` or ``(B, H, L, M)``, if they are known already, for example
-        from a cache. ``posenc.features`` computes them.
-    q_rotary, k_rotary
-        ``posenc.rotary`` at the positions, or places, of the queries and of the keys, if a model
-        made it for all its layers. Default: made in every call.
+    implementation
+        ``"auto"`` or ``"reference"``, the only one in the core.
     return_lse
         Whether to return the log-sum-exp too.
 
@@ -119,10 +90,10 @@ def attention(
     With ``return_lse`` also ``log(sum(exp(score)))`` of each row, including a sink: ``(B, H, Q)``
     in the working dtype, float32 or float64, and ``-inf`` for a fully masked row.
 
-    NaN or infinity in padding does no harm if positions, segments, ``k_valid`` or a mask are given.
+    NaN or infinity in padding does no harm if ``tokens`` or a mask tell that it is padding.
     In a query that sees no key, and in a key that no query sees, it reaches neither results nor
     gradients. In a key that any query sees, it may reach all results. Hidden states must be finite.
-    So must tokens that only a mask or positions hide, not segments or ``k_valid``, if a transform
+    So must tokens that only a mask or positions hide, not segments or ``exists``, if a transform
     or features with learned arrays read them: gradients of these are sums over all tokens, and 0
     times NaN is NaN.
 
@@ -133,19 +104,14 @@ def attention(
     NotImplementedError
         The named implementation cannot serve the call; the message says why.
     """
-    options: Options = {
-        "q_pos": q_pos, "k_pos": k_pos, "q_seg": q_seg, "k_seg": k_seg, "q_axes": q_axes,
-        "k_axes": k_axes, "k_valid": k_valid, "window": window, "sink_tokens": sink_tokens,
-        "bias": bias, "mask": mask, "softcap": softcap, "scale": scale,
-        "k_transformed": k_transformed, "x": x, "q_x": q_x, "q_features": q_features,
-        "k_features": k_features, "q_rotary": q_rotary, "k_rotary": k_rotary,
-        "return_lse": return_lse,
-    }  # fmt: skip
+    given = Arguments(
+        window, mask, tokens, queries, bias, softcap, scale, k_transformed, return_lse
+    )
     xp = xp or namespace(q=q, k=k, v=v)
     check_shapes(q, k, v, xp=xp)
-    work = working_dtype([q, k, v, *float_arrays(options), *as_mapping(params).values()], xp=xp)
+    work = working_dtype([q, k, v, *given.floats(), *as_mapping(params).values()], xp=xp)
     q_wide, k_wide, v_wide = (xp.astype(a, work) for a in (q, k, v))
-    call = prepare(q_wide, k_wide, v_wide, scheme, params, causal, xp=xp, **options)
+    call = prepare(q_wide, k_wide, v_wide, scheme, params, causal, given, xp=xp)
     out, lse = attend(_IMPLEMENTATIONS, call, implementation)
     out = xp.astype(out, q.dtype)
     return (out, lse) if return_lse else out

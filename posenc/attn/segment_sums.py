@@ -7,19 +7,11 @@ of two larger ones, so float32 keeps its precision in long packed rows.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from array_api_compat import device
 
 from posenc.evaluate import as_column, as_row
 from posenc.protocol import Array, Namespace
-
-
-class Tokens(NamedTuple):
-    """Positions ``(L,)`` or ``(B, L)`` of tokens, and their segments or None."""
-
-    pos: Array
-    seg: Array | None
+from posenc.tokens import Tokens
 
 
 def segment_sums(
@@ -32,7 +24,7 @@ def segment_sums(
     values
         One value per key, ``(B, H, K)`` or ``(B, H, K, M)``.
     key, query
-        Positions and segments of the ``K`` keys and of the ``Q`` queries.
+        The ``K`` keys and the ``Q`` queries, of which positions and segments are read.
 
     Returns
     -------
@@ -42,7 +34,8 @@ def segment_sums(
     if _is_exporting(xp):
         return tuple(_sums_by_matmul(values, key, readers, xp) for readers in (key, query))
     batch, k_len = values.shape[0], values.shape[2]
-    pos, seg = (_concat_integers(k, q, batch, xp) for k, q in zip(key, query, strict=True))
+    pos = _concat_integers(key.pos, query.pos, batch, xp)
+    seg = _concat_integers(key.seg, query.seg, batch, xp)
     assert pos is not None
     order = in_order_of_positions(Tokens(pos, seg), batch, xp)
     q_len = pos.shape[-1] - k_len

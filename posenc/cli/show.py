@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from posenc import evaluate
+from posenc.attn.arguments import Arguments
 from posenc.attn.call import Call, prepare
 from posenc.attn.features import features, hidden_width
 from posenc.checks import check_count, check_scheme
@@ -26,6 +27,7 @@ from posenc.presets import PLANS
 from posenc.protocol import Array, PositionScheme
 from posenc.schemes import maker_of
 from posenc.study.specs import parse
+from posenc.tokens import Tokens
 
 _MOST_HEADS = 8
 _STEEP = 10.0  # a larger bias gets a logarithmic scale
@@ -200,7 +202,7 @@ class _Drawing:
     def _call_of_random_tokens(self, length: int) -> Call:
         """A call of attention with normal vectors and hidden states, the same each time."""
         q, k, x = self._random_tokens(length)
-        return prepare(q, k, k, self.scheme, self.params, x=x)
+        return prepare(q, k, k, self.scheme, self.params, given=Arguments(tokens=Tokens(x=x)))
 
     def _random_tokens(self, length: int) -> tuple[Array, Array, Array | None]:
         """Queries, keys and hidden states, or None for a scheme that reads none."""
@@ -217,8 +219,9 @@ class _Drawing:
         if not evaluate.has_features(self.scheme):
             return {}, {}
         q, k, x = self._random_tokens(1 + int(pos.max()))
-        query, key = features(self.scheme, self.params, x=x, q=q, k=k)
-        return {n: a[:, :, pos] for n, a in query.items()}, {n: a[:, :, :1] for n, a in key.items()}
+        query, key = features(self.scheme, self.params, Tokens(x=x), q=q, k=k)
+        of_queries = {n: a[:, :, pos] for n, a in query.features.items()}
+        return of_queries, {n: a[:, :, :1] for n, a in key.features.items()}
 
     def embedding(self, pos: Array) -> Array | None:
         """``(L, dim)`` or None."""

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
+from posenc.attn.arguments import Arguments
 from posenc.attn.call import Call, prepare
 from posenc.protocol import Array, Namespace, PositionScheme
 from posenc.testing.framework import Answer, Framework, Function, Host
+from posenc.tokens import Tokens
 
 _PARAM = "param:"
-_VECTORS = ("q", "k", "v", "x", "q_x")
-_WIDE = ("q_features:", "k_features:", "bias")  # stay at least float32
+_VECTORS = ("q", "k", "v")
+_WIDE = ("tokens.features.", "queries.features.", "bias")  # stay at least float32
 _KEPT = 64  # functions whose compiled programs are kept
 
 
@@ -28,14 +30,13 @@ class AttentionCase:
     scheme
         Any scheme.
     tensors
-        ``q (B, H, Q, D)``, ``k (B, Hk, K, D)`` and ``v (B, Hk, K, Dv)``. For a scheme with
-        features: hidden states ``x (B, K, C)`` and ``q_x (B, Q, C)``, or features by name, as
-        ``"q_features:c"`` and ``"k_features:c"``. Also the argument ``bias`` of attention.
+        ``q (B, H, Q, D)``, ``k (B, Hk, K, D)`` and ``v (B, Hk, K, Dv)``. Also the argument ``bias``
+        of attention.
     params
         Learned arrays by name.
     options
-        Other keywords of attention: numbers, flags, functions, and arrays of positions, segments,
-        coordinates and booleans. ``{}`` as features means none.
+        Other keywords of attention: numbers, flags, a mask, and ``Tokens`` of NumPy arrays. Their
+        hidden states and features are cast like ``tensors``.
     """
 
     scheme: PositionScheme
@@ -88,14 +89,19 @@ class AttentionCase:
         *,
         dtype: str = "float32",
         compiler: str | None = None,
+        layers: int = 0,
     ) -> tuple[Host, dict[str, Host]]:
-        """The result, and gradients of ``sum(d_out * result)`` by the names of ``floats``."""
-        function, cast = self._function(framework, implementation), self._cast(dtype)
+        """The result, and gradients of ``sum(d_out * result)`` by the names of ``floats``.
+
+        With ``layers``, those of the last of so many equal layers in one forward pass.
+        """
+        function = self._function(framework, implementation, layers=layers)
+        cast = self._cast(dtype)
         out, gradients = framework.gradients(
             function, self._arrays(), d_out, cast=cast, compiler=compiler
         )
         wide = {
-            name if name in self.tensors else self.name_in_floats(self.param_name(name)): a.astype(
+            name if name in self._given() else self.name_in_floats(self.param_name(name)): a.astype(
                 np.float64
             )
             for name, a in gradients.items()
@@ -105,24 +111,40 @@ class AttentionCase:
     def prepared(self) -> Call:
         """The call in float64, from which scores can be computed."""
         params = {name: a.astype(np.float64) for name, a in self.params.items()}
-        given: dict[str, Any] = dict(self.options)
-        for name, array in self.tensors.items():
-            kind, _, own = name.partition(":")
-            if own:
-                given[kind] = {**given.get(kind, {}), own: array}
-            else:
-                given[name] = array
-        return prepare(**given, scheme=self.scheme, params=params)
+        given: dict[str, Any] = {**self.options, **self.tensors}
+        q, k, v = (given.pop(name) for name in _VECTORS)
+        causal = given.pop("causal", False)
+        return prepare(q, k, v, self.scheme, params, causal, Arguments(**given))
 
     def query_positions(self) -> Host:
         """Positions of the queries, ``(Q,)`` or ``(B, Q)``."""
         q_len, k_len = self.tensors["q"].shape[2], self.tensors["k"].shape[2]
-        return np.asarray(self.options.get("q_pos", np.arange(k_len - q_len, k_len)))
+        keys, queries = self.options.get("tokens"), self.options.get("queries")
+        pos = None if queries is None else queries.pos
+        if queries is None and keys is not None and keys.pos is not None:
+            pos = keys.pos[..., k_len - q_len :]
+        return np.arange(k_len - q_len, k_len) if pos is None else np.asarray(pos)
 
     def floats(self) -> dict[str, Host]:
-        """Tensors and params by name; a param with the name of a tensor is ``"param:v"``."""
+        """Tensors, hidden states and features (``"tokens.x"``), and params by name.
+
+        A param with the name of a tensor is ``"param:v"``.
+        """
         own = {self.name_in_floats(name): array for name, array in self.params.items()}
-        return {**self.tensors, **own}
+        given = {n: a for n, a in self._given().items() if np.issubdtype(a.dtype, np.floating)}
+        return {**given, **own}
+
+    def with_float(self, name: str, array: Host) -> AttentionCase:
+        """The same call with another array in place of one of ``floats``."""
+        if name in self.tensors:
+            return replace(self, tensors={**self.tensors, name: array})
+        side, _, what = name.partition(".")
+        tokens = self.options.get(side)
+        if not isinstance(tokens, Tokens):
+            return replace(self, params={**self.params, self.param_name(name): array})
+        field_name, _, of = what.partition(".")
+        changed: Any = {field_name: {**getattr(tokens, field_name), of: array} if of else array}
+        return replace(self, options={**self.options, side: replace(tokens, **changed)})
 
     def name_in_floats(self, param: str) -> str:
         """The name of a param in ``floats``."""
@@ -133,25 +155,46 @@ class AttentionCase:
         """The inverse of ``name_in_floats``."""
         return name.removeprefix(_PARAM)
 
+    def _given(self) -> dict[str, Host]:
+        """Every array but params: tensors, those of ``Tokens`` by names with dots, a mask."""
+        given = dict(self.tensors)
+        for name, value in self.options.items():
+            if isinstance(value, Tokens):
+                given |= {f"{name}.{of}": array for of, array in _leaves(value)}
+            elif isinstance(value, np.ndarray):
+                given[name] = value
+        return given
+
     def _arrays(self) -> dict[str, Host]:
-        places = {name: o for name, o in self.options.items() if isinstance(o, np.ndarray)}
         own = {_PARAM + name: array for name, array in self.params.items()}
-        return {**self.tensors, **places, **own}
+        return {**self._given(), **own}
 
     def _cast(self, dtype: str) -> dict[str, str]:
         wide = "float64" if dtype == "float64" else "float32"
         own = {_PARAM + name: wide for name in self.params}
-        given = {n: wide if n.startswith(_WIDE) else dtype for n in self.tensors}
-        return {**given, **own}
+        floats = (n for n, a in self._given().items() if np.issubdtype(a.dtype, np.floating))
+        return {**{n: wide if n.startswith(_WIDE) else dtype for n in floats}, **own}
 
     def _function(
-        self, framework: Framework, implementation: str, *, lse: bool = False
+        self, framework: Framework, implementation: str, *, lse: bool = False, layers: int = 0
     ) -> Function:
-        fixed = {n: o for n, o in self.options.items() if not isinstance(o, np.ndarray)}
-        none = tuple(sorted(name for name, value in fixed.items() if value == {}))
-        kept = tuple(sorted((n, o) for n, o in fixed.items() if n not in none))
+        fixed = {n: o for n, o in self.options.items() if not isinstance(o, np.ndarray | Tokens)}
+        sides = {n: o for n, o in self.options.items() if isinstance(o, Tokens)}
+        # Records without arrays, and features that are none.
+        none = [n for n, o in sides.items()]
+        none += [f"{n}.features" for n, o in sides.items() if o.features == {}]
+        kept = tuple(sorted(fixed.items(), key=lambda item: item[0]))
         scheme: Any = self.scheme  # hashable, which PositionScheme does not declare
-        return _attention(framework, implementation, scheme, kept, none, lse)
+        return _attention(framework, implementation, scheme, kept, tuple(none), lse, layers)
+
+
+def _leaves(tokens: Tokens) -> Iterator[tuple[str, Host]]:
+    """The arrays of a record, each with its name; those of a mapping have two names."""
+    for name, value in vars(tokens).items():
+        if isinstance(value, Mapping):
+            yield from ((f"{name}.{own}", np.asarray(array)) for own, array in value.items())
+        elif value is not None:
+            yield name, np.asarray(value)
 
 
 def _values(answer: Answer | None, dtype: str) -> Host:
@@ -169,22 +212,35 @@ def _attention(
     fixed: tuple[tuple[str, Any], ...],
     none: tuple[str, ...],
     lse: bool,
+    layers: int,
 ) -> Function:
     """The same function object for the same arguments, so that it is compiled once."""
 
     def attend(xp: Namespace, arrays: dict[str, Array]) -> Array:
         vectors: dict[str, Array] = {}
         params: dict[str, Array] = {}
-        options: dict[str, Any] = {**dict(fixed), **{name: {} for name in none}}
+        sides: dict[str, dict[str, Any]] = {n: {} for n in none if "." not in n}
+        for name in none:
+            side, _, what = name.partition(".")
+            if what:
+                sides[side][what] = {}
+        options: dict[str, Any] = dict(fixed)
         for name, array in arrays.items():
-            kind, _, own = name.partition(":")
-            if kind + ":" == _PARAM:
-                params[own] = array
-            elif own:
-                options.setdefault(kind, {})[own] = array
+            side, _, what = name.partition(".")
+            if name.startswith(_PARAM):
+                params[name.removeprefix(_PARAM)] = array
+            elif side in sides:
+                field_name, _, of = what.partition(".")
+                if of:
+                    sides[side].setdefault(field_name, {})[of] = array
+                else:
+                    sides[side][field_name] = array
             else:
                 (vectors if name in _VECTORS else options)[name] = array
+        options |= {side: Tokens(**facts) for side, facts in sides.items()}
         options |= {"scheme": scheme, "params": params}
+        if layers:
+            return framework.attend_in_pass(implementation, vectors, layers, **options)
         if not lse:
             return framework.attend(implementation, vectors, **options)
         return framework.attend(implementation, vectors, return_lse=True, **options)[1]

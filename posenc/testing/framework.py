@@ -94,6 +94,12 @@ class Framework(ABC):
         """
         return attention(**tensors, implementation=implementation, **options)
 
+    def attend_in_pass(
+        self, implementation: str, tensors: Mapping[str, Array], layers: int, **options: Any
+    ) -> Array:
+        """``attend`` of the last of several equal layers, in one forward pass over all of them."""
+        raise NotImplementedError(f"{self.name} has no layers")
+
     def pullback(
         self,
         function: Function,

@@ -27,8 +27,9 @@ from posenc.positions import MAX_POSITION, MIN_POSITION
 from posenc.protocol import PositionScheme, Role
 from posenc.testing.attention_case import AttentionCase
 from posenc.testing.framework import Host, readonly
-from posenc.testing.tokens import Tokens
+from posenc.testing.tokens import RoleTokens
 from posenc.testing.variants import field_variants, sizes_of
+from posenc.tokens import Tokens
 
 _HEADS, _HEAD_DIM, _HIDDEN_DIM = 4, 8, 16
 _MIN_POSITIONS = 20  # laws use up to so many
@@ -148,7 +149,7 @@ class SchemeCase:
         sized = np.where(rng.random(length) < 0.5, sized, np.maximum(low, -sized))
         return np.choose(rng.integers(3, size=length), [spread, close, sized])
 
-    def tokens(self, pos: Host, role: Role, seed: int = 0) -> Tokens:
+    def tokens(self, pos: Host, role: Role, seed: int = 0) -> RoleTokens:
         """Tokens at positions; ``seed`` draws hidden states and vectors for their features.
 
         A scheme of several axes gets different coordinates per axis: rotations of the positions.
@@ -159,31 +160,29 @@ class SchemeCase:
         else:
             places = np.stack([np.roll(pos, n, axis=-1) for n in range(self.scheme.axes)], axis=-1)
         if not has_features(self.scheme):
-            return Tokens(role, pos, {}, places)
+            return RoleTokens(role, Tokens(pos, places=places, features={}))
         batch, length = len(pos) if pos.ndim == 2 else 1, pos.shape[-1]
         vectors = (batch, self.heads, length, self.head_dim)
         features = posenc.features(
             self.scheme,
             {name: a.astype(np.float64) for name, a in self.params.items()},
-            x=self.normal((batch, length, self.hidden_dim), seed + 21),
+            Tokens(pos, places=places, x=self.normal((batch, length, self.hidden_dim), seed + 21)),
             q=self.normal(vectors, seed + 22),
             k=self.normal(vectors, seed + 23),
-            pos=pos,
-            axes=places,
-        )[_ROLES.index(role)]
+        )[_ROLES.index(role)].features
         own = {name: readonly(a.astype(np.float32)) for name, a in features.items()}
-        return Tokens(role, pos, own, places)
+        return RoleTokens(role, Tokens(pos, places=places, features=own))
 
     def draw_tokens(
         self, rng: np.random.Generator, role: Role, length: int | tuple[int, ...] = 0
-    ) -> Tokens:
+    ) -> RoleTokens:
         """Tokens at drawn positions."""
         return self.tokens(self.draw_positions(rng, length), role)
 
     def transform(
         self,
         x: Host,
-        tokens: Tokens,
+        tokens: RoleTokens,
         params: Mapping[str, Host] | None = None,
         rotary: posenc.Rotary | None = None,
     ) -> Host:
@@ -192,7 +191,7 @@ class SchemeCase:
         features = tokens.features if has_transform(self.scheme) else {}
         return np.asarray(
             posenc.transform(
-                self.scheme, x, tokens.pos, role=tokens.role, params=given, axes=tokens.places,
+                self.scheme, x, tokens.pos, role=tokens.role, params=given, places=tokens.places,
                 features={n: a.astype(_working_float(x)) for n, a in features.items()},
                 rotary=rotary,
             )
@@ -220,13 +219,15 @@ class SchemeCase:
         }
         return Params(own, arrays.dtype, query or Features({}, "query"), key or Features({}, "key"))
 
-    def bias(self, q: Tokens | Host, k: Tokens | Host, dtype: str = "float32") -> Host | None:
+    def bias(
+        self, q: RoleTokens | Host, k: RoleTokens | Host, dtype: str = "float32"
+    ) -> Host | None:
         """Bias of every head ``(H, Q, K)``, or ``(B, H, Q, K)`` for positions ``(B, L)``.
 
         Given positions become tokens by ``tokens``. None if the scheme has no bias.
         """
-        q = q if isinstance(q, Tokens) else self.tokens(q, "query")
-        k = k if isinstance(k, Tokens) else self.tokens(k, "key")
+        q = q if isinstance(q, RoleTokens) else self.tokens(q, "query")
+        k = k if isinstance(k, RoleTokens) else self.tokens(k, "key")
         arrays, at = self.whole_params(dtype), (as_column(readonly(q.pos)), as_row(readonly(k.pos)))
         query, key = q.bias_reads(arrays.dtype), k.bias_reads(arrays.dtype)
         tile = bias_tile(self.scheme, *at, arrays, query=query, key=key, dtype=arrays.dtype, xp=xp)
@@ -264,8 +265,12 @@ class SchemeCase:
         return vectors | {"x": self.normal((batch, k_len, self.hidden_dim), 3)}
 
     def call(self, tensors: Mapping[str, Host], **options: Any) -> AttentionCase:
-        """A call of attention with this scheme and these params."""
-        return AttentionCase(self.scheme, tensors, self.params, options)
+        """A call of attention with this scheme and these params; ``x`` is that of the tokens."""
+        given = dict(tensors)
+        x = given.pop("x", None)
+        if x is not None and self.reads_hidden:
+            options["tokens"] = replace(options.get("tokens") or Tokens(), x=x)
+        return AttentionCase(self.scheme, given, self.params, options)
 
     def with_wider_heads(self) -> Iterator[SchemeCase]:
         """The case with more channels per head, if the scheme, or its class, takes more."""
@@ -289,10 +294,6 @@ class SchemeCase:
         except (TypeError, ValueError, IndexError):
             return  # its number of channels is fixed
         yield wide
-
-    def query_hidden(self, x: Host) -> dict[str, Host]:
-        """``{"q_x": x}`` if the scheme reads hidden states; calls with positions need it."""
-        return {"q_x": x} if self.reads_hidden else {}
 
     def named_variants(self) -> Iterator[Iterator[tuple[str, PositionScheme]]]:
         """Groups of variants, each with a name; one of a group must compute something else.

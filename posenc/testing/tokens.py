@@ -1,9 +1,9 @@
-"""Tokens of one side for the laws: positions, coordinates on axes, and features."""
+"""Tokens of one side for the laws, and what a bias reads of them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from types import EllipsisType
 from typing import Any, TypeAlias
 
@@ -12,43 +12,46 @@ import numpy as np
 from posenc.params import Features
 from posenc.protocol import Role
 from posenc.testing.framework import Host, readonly
+from posenc.tokens import Tokens
 
 Index: TypeAlias = "int | slice | Host | tuple[Any, ...] | EllipsisType"
 
 
 @dataclass(frozen=True, eq=False)
-class Tokens:
-    """Queries or keys.
-
-    Parameters
-    ----------
-    role
-        ``"query"`` or ``"key"``.
-    pos
-        Positions ``(L,)`` or ``(B, L)``.
-    features
-        By name, ``(B or 1, H or 1, L)`` or ``(B or 1, H or 1, L, M)``.
-    places
-        ``(L, axes)`` or ``(B, L, axes)``, for a scheme of several axes.
-    """
+class RoleTokens:
+    """Tokens, and whether they are queries or keys."""
 
     role: Role
-    pos: Host
-    features: Mapping[str, Host] = field(default_factory=dict)
-    places: Host | None = None
+    tokens: Tokens
+
+    @property
+    def pos(self) -> Host:
+        """Positions ``(L,)`` or ``(B, L)``."""
+        return np.asarray(self.tokens.pos)
+
+    @property
+    def features(self) -> Mapping[str, Host]:
+        """By name, ``(B or 1, H or 1, L)`` or ``(B or 1, H or 1, L, M)``."""
+        return self.tokens.features or {}
+
+    @property
+    def places(self) -> Host | None:
+        """``(L, axes)`` or ``(B, L, axes)``, for a scheme of several axes."""
+        places: Host | None = self.tokens.places
+        return places
 
     @property
     def size(self) -> int:
         """Number of tokens."""
         return int(self.pos.shape[-1])
 
-    def take(self, index: Any) -> Tokens:
+    def take(self, index: Any) -> RoleTokens:
         """The tokens at ``index``."""
         features = {name: readonly(a[:, :, index]) for name, a in self.features.items()}
         places = None if self.places is None else self.places[..., index, :]
-        return replace(self, pos=self.pos[..., index], features=features, places=places)
+        return self._with(pos=self.pos[..., index], features=features, places=places)
 
-    def row(self, row: int) -> Tokens:
+    def row(self, row: int) -> RoleTokens:
         """The tokens of one sequence of a batch."""
         features = {
             name: a[row : row + 1] if len(a) > 1 else a for name, a in self.features.items()
@@ -57,12 +60,15 @@ class Tokens:
         if places is not None and places.ndim == 3:
             places = places[row]
         pos = self.pos[row] if self.pos.ndim == 2 else self.pos
-        return replace(self, pos=pos, features=features, places=places)
+        return self._with(pos=pos, features=features, places=places)
 
-    def shift(self, by: int) -> Tokens:
+    def shift(self, by: int) -> RoleTokens:
         """The same features, with ``by`` added to positions and places."""
         places = None if self.places is None else self.places + by
-        return replace(self, pos=self.pos + by, places=places)
+        return self._with(pos=self.pos + by, places=places)
+
+    def _with(self, **facts: Any) -> RoleTokens:
+        return replace(self, tokens=replace(self.tokens, **facts))
 
     def bias_reads(self, dtype: Any) -> dict[str, Host]:
         """The arrays that a bias reads: features in ``dtype``, and integer places."""

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from subjects import SUBJECTS, heads, normal, params_of
 
 import posenc
+from posenc import Tokens
+from posenc.attn.arguments import Arguments
 from posenc.attn.bias_forms import bias_by_distance, bias_by_key, near_diagonals
 from posenc.attn.blocks import visible_blocks
 from posenc.attn.call import prepare
@@ -28,10 +30,14 @@ FADING = {
     "alibi-steep": posenc.ALiBi(HEADS, slopes=[8.0, 4.0, -3.0, 1.0]),
     "alibi-learned-steep": posenc.ALiBi(HEADS, learned=True, slopes=[4.0, 2.0, 1.0, 0.5]),
 }
+_NO_TOKENS = Tokens()
 BIASED = [name for name, s in FADING.items() if has_bias(s) and name != "silent"]
 
 
-def call_of(scheme, q_len, k_len, *, seed=0, size=1.0, dtype="float64", grouped=False, **options):
+def call_of(
+    scheme, q_len, k_len, *, seed=0, size=1.0, dtype="float64", grouped=False, causal=False,
+    tokens=_NO_TOKENS, queries=None, **options,
+):  # fmt: skip
     """A call on NumPy, of two sequences."""
     count, d = heads(scheme), "float64"
     shared = 1 if grouped and count > 1 else count
@@ -40,7 +46,10 @@ def call_of(scheme, q_len, k_len, *, seed=0, size=1.0, dtype="float64", grouped=
     x, q_x = (normal((2, n, HIDDEN_DIM), seed + 3, d) for n in (k_len, q_len))
     own = params_of(scheme, dtype=dtype)
     q, k, v, x, q_x = (a.astype(dtype) for a in (q, k, v, x, q_x))
-    return prepare(q, k, v, scheme, own, x=x, q_x=q_x, xp=xp, **options)
+    tokens = replace(tokens, x=x)
+    queries = None if queries is None else replace(queries, x=q_x)
+    given = Arguments(tokens=tokens, queries=queries, **options)
+    return prepare(q, k, v, scheme, own, causal, given, xp=xp)
 
 
 def weights(call):
@@ -55,6 +64,11 @@ def weights(call):
     found = np.exp(scores - np.where(np.isfinite(highest), highest, 0))
     total = found.sum(axis=-1, keepdims=True)
     return found / np.where(total == 0, 1, total)
+
+
+def unmasked(call):
+    """The call without its causal mask."""
+    return replace(call, mask=replace(call.mask, causal=False))
 
 
 def spread_out(blocks, block, like):
@@ -77,7 +91,7 @@ def test_a_bias_by_distance_is_the_bias(name, lengths):
     # The same operations on the same differences: the same bits.
     np.testing.assert_array_equal(np.broadcast_to(table[None, :, at], call.bias().shape),
                                   call.bias())  # fmt: skip
-    elsewhere = {"q_pos": np.arange(q_len), "k_pos": np.arange(k_len)}
+    elsewhere = {"tokens": Tokens(pos=np.arange(k_len)), "queries": Tokens(pos=np.arange(q_len))}
     assert bias_by_distance(call_of(scheme, *lengths, **elsewhere)) is None
 
 
@@ -129,7 +143,7 @@ def test_a_bias_by_key_gives_the_same_weights(name):
     # Differences of numbers of up to a hundred, of a few roundings each.
     bound = rounding_bound(8, 100, "float64")
     assert np.nanmax(np.abs(apart - np.nanmax(apart, axis=-1, keepdims=True))) < bound
-    assert bias_by_key(replace(call, causal=False)) is None
+    assert bias_by_key(unmasked(call)) is None
 
 
 def test_a_term_of_a_bias_may_have_arrays_of_keys():
@@ -158,14 +172,16 @@ def fading_calls(draw):
         "dtype": draw(st.sampled_from(["float32", "float64"])),
         "grouped": draw(st.booleans()),
     }
+    keys, queries = {}, {}
     if q_len > k_len or draw(st.booleans()):
         step, rng = draw(st.sampled_from([1, 30])), np.random.default_rng(options["seed"])
-        for which, length in (("q_pos", q_len), ("k_pos", k_len)):
-            options[which] = step * rng.permutation(40)[:length]
+        for side, length in ((queries, q_len), (keys, k_len)):
+            side["pos"] = step * rng.permutation(40)[:length]
             if draw(st.booleans()):
-                options[which] = np.sort(options[which])
+                side["pos"] = np.sort(side["pos"])
     if draw(st.booleans()):
-        options |= {"q_seg": np.arange(q_len) % 3, "k_seg": np.arange(k_len) % 2}
+        keys["seg"], queries["seg"] = np.arange(k_len) % 2, np.arange(q_len) % 3
+    options |= {"tokens": Tokens(**keys), "queries": Tokens(**queries) if queries else None}
     return call_of(FADING[name], q_len, k_len, **options), draw(st.integers(1, 9))
 
 
@@ -238,12 +254,13 @@ def test_what_fades_is_found():
     assert skipped(STEEP, causal=True) > 0.8
     assert skipped(STEEP) > 0.8  # behind and ahead, by distance
     # Positions of one's own, apart by 3: by key, from the own key of every query.
-    at = {"q_pos": 3 * np.arange(600), "k_pos": 3 * np.arange(600)}
+    at = {"tokens": Tokens(pos=3 * np.arange(600))}
     assert skipped(STEEP, causal=True, **at) > 0.8
     # Queries that do not see their own key: what is wholly visible bounds them.
-    turned = {"q_pos": at["q_pos"] + 1, "k_pos": np.roll(at["k_pos"], 300)}
+    pos = at["tokens"].pos
+    turned = {"tokens": Tokens(pos=np.roll(pos, 300)), "queries": Tokens(pos=pos + 1)}
     assert skipped(STEEP, causal=True, **turned) > 0.7
-    packed = {"q_seg": np.repeat([0, 1], 300), "k_seg": np.repeat([0, 1], 300)}
+    packed = {"tokens": Tokens(seg=np.repeat([0, 1], 300))}
     assert skipped(STEEP, causal=True, **packed) > 0.6
     assert skipped(posenc.ALiBi(HEADS, learned=True, slopes=[1.0] * HEADS), causal=True) > 0.8
     assert skipped(FoX(HEADS, HIDDEN_DIM), causal=True) > 0.3  # gates of about 1/2 a token
@@ -267,7 +284,7 @@ def test_gates_and_distances_are_bounded_together():
     left = np.where(spread_out(nothing, 20, exact), exact, 0).sum(axis=-1)
     assert left.max() <= np.finfo("float32").eps / 4
     assert nothing[..., -1, 0].all()
-    assert negligible_blocks(replace(call, causal=False), 20) is None
+    assert negligible_blocks(unmasked(call), 20) is None
 
 
 def test_what_does_not_fade_is_kept():
@@ -293,14 +310,14 @@ def test_one_long_key_far_away_is_kept():
 def test_a_query_that_does_not_see_itself_keeps_what_is_far():
     call = call_of(STEEP, 200, 200, dtype="float32", causal=True)
     tokens = np.arange(200)  # the second half sees the first twenty keys alone
-    query = call.query._replace(seg=1 * (tokens >= 100))
-    apart = replace(call, query=query, key=call.key._replace(seg=1 * (tokens < 20)))
+    query = replace(call.query, seg=1 * (tokens >= 100))
+    apart = replace(call, query=query, key=replace(call.key, seg=1 * (tokens < 20)))
     _, every = visible_blocks(apart, 10)
     for whole in (None, every):
         nothing, exact = negligible_blocks(apart, 10, all_visible=whole), weights(apart)
         left = np.where(spread_out(nothing, 10, exact), exact, 0).sum(axis=-1)
         assert left.max() <= np.finfo("float32").eps / 4
-    at = {"q_pos": np.arange(200), "k_pos": np.arange(200)[::-1].copy()}
+    at = {"tokens": Tokens(pos=tokens[::-1].copy()), "queries": Tokens(pos=tokens)}
     turned = call_of(STEEP, 200, 200, dtype="float32", causal=True, **at)
     left = np.where(spread_out(negligible_blocks(turned, 10), 10, exact), weights(turned), 0)
     assert left.sum(axis=-1).max() <= np.finfo("float32").eps / 4
@@ -327,7 +344,7 @@ def test_it_needs_nothing_but_the_standard():
     own = array_api_strict
     q = own.asarray(normal((1, HEADS, 60, HEAD_DIM), 0, "float32"))
     pos = own.arange(60)
-    for where in ({}, {"q_pos": pos, "k_pos": pos}):
-        call = prepare(q, q, q, STEEP, None, True, xp=own, **where)
+    for tokens in (None, Tokens(pos=pos)):
+        call = prepare(q, q, q, STEEP, None, True, Arguments(tokens=tokens), xp=own)
         some, every = visible_blocks(call, 8)
         assert own.any(negligible_blocks(call, 8, all_visible=every) & some[:, None, ...])

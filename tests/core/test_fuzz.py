@@ -9,20 +9,18 @@ from __future__ import annotations
 
 import importlib
 import sys
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from frameworks import PARTIAL
-from fuzzing import Mixed, fill, fillings, layouts, loops
+from fuzzing import Mixed, Side, fill, fillings, layouts, loops, sees
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from roundings import SMALLEST, UNIT, bounds
 from sample import long
 from subjects import normal
 
-from posenc.checks import check_window
-from posenc.positions import visible
+from posenc.attn.masks import complete_mask
 from posenc.testing.attention_case import AttentionCase
 from posenc.testing.framework import NumPy, frameworks
 
@@ -79,7 +77,8 @@ def check(problem: AttentionCase, framework, implementation: str, dtype: str, dt
     values = plain.attend(NUMPY, "reference", dtype="float64")
     d_out = normal(values.shape, 9)
     wide = "float64" if dtype == "float64" else "float32"  # of params, in a problem
-    dtypes = dict.fromkeys(problem.params, wide) | (dtypes or dict.fromkeys(problem.tensors, dtype))
+    own = dict.fromkeys(plain.floats(), dtype) if dtypes is None else dtypes
+    dtypes = own | dict.fromkeys(problem.params, wide)
     bound = bounds(plain, d_out, dtypes)
     try:
         if (
@@ -110,18 +109,15 @@ def rounded(bound, expected, dtype):
 
 def check_differences(problem: AttentionCase, d_out, found, bound):
     """Gradients along one direction each, beside central differences of the reference."""
+    given = problem.floats()
     for name in found:
-        own = problem.params if name in problem.params else problem.tensors
-        direction = np.sign(normal(own[name].shape, 10) + 1e-3)
+        direction = np.sign(normal(given[name].shape, 10) + 1e-3)
         size = np.max(np.abs(found[name]), initial=1)
         step = 1e-4 / size  # a change of the loss of about 1e-4
 
-        def loss(move, name=name, own=own, direction=direction):
-            moved = {**own, name: own[name].astype(np.float64) + move * direction}
-            at = {"params" if own is problem.params else "tensors": moved}
-            return np.sum(
-                d_out * replace(problem, **at).attend(NUMPY, "reference", dtype="float64")
-            )
+        def loss(move, name=name, direction=direction):
+            moved = problem.with_float(name, given[name].astype(np.float64) + move * direction)
+            return np.sum(d_out * moved.attend(NUMPY, "reference", dtype="float64"))
 
         slope = (loss(step) - loss(-step)) / (2 * step)
         # The square of the step times a third derivative; the loss is rounded at 1e-15 of its size.
@@ -134,7 +130,7 @@ def check_differences(problem: AttentionCase, d_out, found, bound):
 def test_the_reference_is_its_definition(layout, filling):
     problem = fill(layout, filling)
     found = problem.attend(NUMPY, "reference", dtype="float64")
-    dtypes = dict.fromkeys({**problem.tensors, **problem.params}, "float64")
+    dtypes = dict.fromkeys(problem.floats(), "float64")
     bound = bounds(problem, np.zeros_like(found), dtypes)
     assert_within(found, loops(problem), bound.values)
 
@@ -173,14 +169,13 @@ def test_blocks_that_jax_leaves_out_hold_nothing_to_see(layout):
     blocks = importlib.import_module("posenc_jax.chunked.blocks")
     o = dict(layout.options)
     sizes = {"q_len": layout.q_len, "k_len": layout.k_len, "q_block": 8, "k_block": 8}
-    where = {"window": check_window(o["window"]), "sink_tokens": o["sink_tokens"]}
+    mask = complete_mask(o["causal"], o["window"], o["mask"])
     tiling = blocks.Tiling(
-        layout.scheme, o["causal"], **where, scale=1.0, softcap=None, mask=None, dtype="float32",
+        layout.scheme, scale=1.0, softcap=None, mask=mask, dtype="float32",
         aligned=True, has_table=False, heads=1, skips=False, **sizes,
     )  # fmt: skip
     q, k = np.arange(layout.k_len - layout.q_len, layout.k_len), np.arange(layout.k_len)
-    seen = visible(q[:, None], k, causal=o["causal"], **where)
-    seen = np.ones((layout.q_len, layout.k_len), bool) if seen is None else seen
+    seen = np.asarray([[sees(Side(i, 0, 1), Side(j, 0, 1), o) for j in k] for i in q])
     for i, j in {(int(i), int(j)) for i, j in np.argwhere(seen) // 8}:
         for (first, end), at in ((tiling.key_blocks(i), j), (tiling.query_blocks(j), i)):
             assert first <= at < end
@@ -203,6 +198,7 @@ def test_tensors_of_several_dtypes_compiled(framework, implementation, data):
 
 def check_mixed(data, framework, implementation, layout):
     problem = fill(layout, data.draw(fillings))
-    dtypes = {n: data.draw(st.sampled_from(framework.dtypes)) for n in problem.tensors}
+    names = [n for n in problem.floats() if n not in problem.params]
+    dtypes = {n: data.draw(st.sampled_from(framework.dtypes)) for n in names}
     mixed = Mixed(problem.scheme, problem.tensors, problem.params, problem.options, dtypes)
     check(mixed, framework, implementation, dtypes["q"], dtypes)

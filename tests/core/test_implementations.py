@@ -12,6 +12,7 @@ from cases import (
     compiles,
     expected,
     longer,
+    options_of,
     quick,
     tensors_of,
     widens,
@@ -21,6 +22,7 @@ from frameworks import route as named
 from sample import exhaustive, long
 from subjects import SUBJECTS, normal, params_of
 
+from posenc import Tokens
 from posenc.testing.examples import HEAD_DIM, HEADS
 from posenc.testing.tolerances import ATTENTION_TOL, REDUCTION_FACTOR, assert_near
 
@@ -79,13 +81,14 @@ def compare(route, subject, case, dtype):
         pytest.skip("gradients are compared with torch's autograd, torch is not installed")
     scheme, where = SUBJECTS[subject], CASES[case]
     tensors, params = tensors_of(scheme, where), params_of(scheme)
+    options = {"dtype": dtype, **options_of(scheme, where)}
     values, gradients = expected(subject, case)
     d_out = normal(values.shape, 9)
     try:
-        out, found = route.gradients(scheme, tensors, params, d_out, dtype=dtype, **where.options)
+        out, found = route.gradients(scheme, tensors, params, d_out, **options)
     except NotImplementedError as reason:
         if "no backward pass on a CPU" in str(reason):
-            out = route.attend(scheme, tensors, params, dtype=dtype, **where.options)
+            out = route.attend(scheme, tensors, params, **options)
             assert_near(out, values, ATTENTION_TOL[dtype])
             return
         # Whole rows, regions, and queries wider than values are refused in any float; what
@@ -97,7 +100,7 @@ def compare(route, subject, case, dtype):
     assert_near(out, values, ATTENTION_TOL[dtype])
     assert found.keys() == gradients.keys()
     for name, gradient in gradients.items():
-        summed = name in params or name == "x"
+        summed = name in params or name == "tokens.x"
         tolerance = ATTENTION_TOL[dtype] * (REDUCTION_FACTOR if summed else 1)
         assert_near(found[name], gradient, tolerance, f"gradient of {name}")
 
@@ -114,7 +117,11 @@ def test_a_bias_far_away_keeps_its_differences(route, hidden, dtype):
     scheme, case = SUBJECTS["alibi-far"], Case(q_len=4, k_len=6)
     tensors, k_pos = tensors_of(scheme, case), np.arange(6)
     k_pos[-1] = 2000 if hidden else 5
-    where = {"q_pos": np.arange(1000, 1004), "k_pos": k_pos, "causal": hidden}
+    where = {
+        "tokens": Tokens(pos=k_pos),
+        "queries": Tokens(pos=np.arange(1000, 1004)),
+        "causal": hidden,
+    }
     values = named("numpy", "reference").attend(scheme, tensors, {}, dtype="float64", **where)
     try:
         found = route.attend(scheme, tensors, {}, dtype=dtype, **where)
@@ -127,7 +134,7 @@ def test_a_bias_far_away_keeps_its_differences(route, hidden, dtype):
 def test_a_bias_beyond_float16_masks_nothing(route):
     scheme, case = SUBJECTS["alibi-far"], Case(q_len=4, k_len=6)
     tensors = tensors_of(scheme, case)
-    where = {"q_pos": np.arange(10**6, 10**6 + 4), "k_pos": np.arange(6)}
+    where = {"tokens": Tokens(pos=np.arange(6)), "queries": Tokens(pos=np.arange(10**6, 10**6 + 4))}
     values = named("numpy", "reference").attend(scheme, tensors, {}, dtype="float64", **where)
     try:
         found = route.attend(scheme, tensors, {}, dtype="float16", **where)
@@ -157,7 +164,10 @@ def test_large_scores_do_not_overflow(route, grouped, dtype):
 def test_a_bias_that_hides_every_key(route):
     scheme, case = SUBJECTS["fence"], Case(q_len=4, k_len=6)
     tensors, params = tensors_of(scheme, case), params_of(scheme)
-    where = {"q_pos": np.asarray([0, 1, 1000, 1001]), "k_pos": np.arange(6)}
+    where = {
+        "tokens": Tokens(pos=np.arange(6)),
+        "queries": Tokens(pos=np.asarray([0, 1, 1000, 1001])),
+    }
     d_out = normal((2, HEADS, 4, HEAD_DIM), 9)
     try:
         out, gradients = route.gradients(scheme, tensors, params, d_out, **where)

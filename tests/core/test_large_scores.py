@@ -117,12 +117,15 @@ def test_nan_in_what_nobody_sees_reaches_nothing(framework, implementation, hidd
     rng, size = np.random.default_rng(0), 7
     tensors = {n: rng.standard_normal((1, 2, size, 4)) for n in "qkv"}
     if hidden == "pads":
-        pos, q_seg, k_seg = posenc.positions.left_padded([size - 3], size)
-        options = {"q_pos": pos, "k_pos": pos, "q_seg": q_seg, "k_seg": k_seg}
+        options = {"tokens": posenc.positions.left_padded([size - 3], size)}
         unseen = dict.fromkeys("qkv", slice(0, 3))
     else:
         tensors["q"] = tensors["q"][:, :, :2]
-        options = {"q_pos": np.asarray([2, 3]), "k_pos": np.arange(size), "causal": True}
+        options = {
+            "tokens": posenc.Tokens(pos=np.arange(size)),
+            "queries": posenc.Tokens(pos=np.asarray([2, 3])),
+            "causal": True,
+        }
         unseen = dict.fromkeys("kv", slice(4, None))
     spoilt = {n: np.array(a) for n, a in tensors.items()}
     for name, rows in unseen.items():

@@ -86,32 +86,33 @@ def test_decoding_goes_on_as_more_text_would(parts, more):
 @given(st.lists(DOCUMENTS, min_size=1, max_size=3))
 def test_packed_and_padded_documents_are_as_alone(documents):
     alone = [mixed(parts) for parts in documents]
-    places, pos, seg = packed_mixed(documents)
+    packed = packed_mixed(documents)
     for n, (own, _) in enumerate(alone):
-        assert np.array_equal(places[seg == n], own)
-        assert np.array_equal(pos[seg == n], np.arange(len(own)))
+        assert np.array_equal(packed.places[packed.seg == n], own)
+        assert np.array_equal(packed.pos[packed.seg == n], np.arange(len(own)))
     lengths = [len(own) for own, _ in alone]
     total = max(lengths) + 2
     padded, deltas = left_padded_mixed(documents, total)
-    at, real, _ = left_padded(lengths, total)
+    text = left_padded(lengths, total)
+    assert np.array_equal(padded.pos, text.pos)
+    assert np.array_equal(padded.exists, text.exists)
     for n, (own, delta) in enumerate(alone):
-        assert np.array_equal(padded[n, real[n] == 0], own)
-        assert not padded[n, real[n] != 0].any()
-        following = text_places(at[:, -1:] + 1, deltas)[n]
+        assert np.array_equal(padded.places[n, text.exists[n]], own)
+        assert not padded.places[n, ~text.exists[n]].any()
+        following = text_places(text.pos[:, -1:] + 1, deltas)[n]
         assert following.tolist() == [[len(own) + delta] * 3]
 
 
 def test_attention_of_a_packed_mix_is_that_of_its_documents():
     documents = [[2, Patches(2, 3), 1], [Patches(2, 2), 3]]
     scheme = MRoPE(8, (2, 1, 1))
-    places, pos, seg = packed_mixed(documents)
-    q, k, v = (normal((1, 2, len(pos), 8), n) for n in range(3))
-    where = {"q_axes": places, "k_axes": places, "q_pos": pos, "k_pos": pos}
-    whole = posenc.attention(q, k, v, scheme, causal=True, q_seg=seg, k_seg=seg, **where)
+    tokens = packed_mixed(documents)
+    q, k, v = (normal((1, 2, len(tokens.pos), 8), n) for n in range(3))
+    whole = posenc.attention(q, k, v, scheme, causal=True, tokens=tokens)
     for n, parts in enumerate(documents):
-        own, at = np.flatnonzero(seg == n), mixed(parts)[0]
+        own, at = np.flatnonzero(tokens.seg == n), mixed(parts)[0]
         tensors = (a[:, :, own] for a in (q, k, v))
-        alone = posenc.attention(*tensors, scheme, causal=True, q_axes=at, k_axes=at)
+        alone = posenc.attention(*tensors, scheme, causal=True, tokens=posenc.Tokens(places=at))
         np.testing.assert_allclose(whole[:, :, own], alone, rtol=0, atol=1e-13)
 
 
@@ -120,15 +121,16 @@ def test_decoding_with_a_cache_of_rotated_keys():
     scheme, (whole, _), (prompt, delta) = MRoPE(8, (2, 1, 1)), mixed([*parts, more]), mixed(parts)
     length = len(whole)
     q, k, v = (normal((1, 2, length, 8), n) for n in range(3))
-    expected = posenc.attention(q, k, v, scheme, causal=True, q_axes=whole, k_axes=whole)
+    expected = posenc.attention(q, k, v, scheme, causal=True, tokens=posenc.Tokens(places=whole))
     places = np.concatenate([prompt, text_places(np.arange(len(prompt), length), delta)])
-    rotated = posenc.transform(scheme, k, np.arange(length), role="key", axes=places)
+    rotated = posenc.transform(scheme, k, np.arange(length), role="key", places=places)
     for at in range(len(prompt), length):
-        cached = slice(at + 1)
+        cached, now = slice(at + 1), np.asarray([at])
+        tokens = posenc.Tokens(pos=np.arange(at + 1), places=places[cached])
+        queries = posenc.Tokens(pos=now, places=text_places(now, delta))
         found = posenc.attention(
             q[:, :, at : at + 1], rotated[:, :, cached], v[:, :, cached], scheme, causal=True,
-            k_transformed=True, q_pos=np.asarray([at]), k_pos=np.arange(at + 1),
-            q_axes=text_places(np.asarray([at]), delta), k_axes=places[cached],
+            k_transformed=True, tokens=tokens, queries=queries,
         )  # fmt: skip
         np.testing.assert_allclose(found[:, :, 0], expected[:, :, at], rtol=0, atol=1e-13)
 
@@ -229,11 +231,11 @@ def test_places_are_those_of_transformers(model, data):
     ]
     found, found_deltas = theirs(model, documents, seconds)
     ours = [[p if isinstance(p, int) else p[1] for p in parts] for parts in documents]
-    places, deltas = left_padded_mixed(ours, found.shape[1], following="side")
-    np.testing.assert_array_equal(places, found)
+    tokens, deltas = left_padded_mixed(ours, found.shape[1], following="side")
+    np.testing.assert_array_equal(tokens.places, found)
     np.testing.assert_array_equal(deltas, found_deltas)
     if all(isinstance(p, int) or p.frames == 1 for parts in ours for p in parts):
-        np.testing.assert_array_equal(left_padded_mixed(ours, found.shape[1])[0], found)
+        np.testing.assert_array_equal(left_padded_mixed(ours, found.shape[1])[0].places, found)
 
 
 @long

@@ -16,15 +16,18 @@ from posenc.testing.tolerances import FLOAT32_TOL
 POS = np.asarray([[0, 1, 2, 3, 40, 5], [9, 0, 7, 7, 3, 63]])
 
 
+def tokens_of(a):
+    return posenc.Tokens(pos=a["pos"], seg=a["seg"], x=a["x"])
+
+
 def of_bias(scheme, a, params):
     return None if reads_features(scheme) else posenc.bias(scheme, a["pos"], a["pos"], params)
 
 
 def of_transform(scheme, a, params):
-    q, where = a["q"], {"pos": a["pos"], "seg": a["seg"]}
-    found = {}
+    q, found = a["q"], {}
     if has_transform(scheme):
-        found = posenc.features(scheme, params, x=a["x"], q=q, k=q, **where)[0]
+        found = posenc.features(scheme, params, tokens_of(a), q=q, k=q)[0].features
     return posenc.transform(scheme, q, a["pos"], role="query", params=params, features=found)
 
 
@@ -33,16 +36,15 @@ def of_embedding(scheme, a, params):
 
 
 def of_features(scheme, a, params):
-    where = {"pos": a["pos"], "seg": a["seg"]}
-    sides = posenc.features(scheme, params, x=a["x"], q=a["q"], k=a["k"], **where)
-    return next((found for side in sides for found in side.values()), None)
+    sides = posenc.features(scheme, params, tokens_of(a), q=a["q"], k=a["k"])
+    return next((found for side in sides for found in (side.features or {}).values()), None)
 
 
 def of_attention(scheme, a, params):
-    names = ("q", "k", "v", "x", "q_x")
-    options = {"q_pos": a["pos"], "k_pos": a["pos"], "q_seg": a["seg"], "k_seg": a["seg"]}
-    tensors = {name: a[name.removeprefix("q_") if name == "q_x" else name] for name in names}
-    return posenc.attention(**tensors, scheme=scheme, params=params, causal=True, **options)
+    vectors = {name: a[name] for name in "qkv"}
+    return posenc.attention(
+        **vectors, scheme=scheme, params=params, causal=True, tokens=tokens_of(a)
+    )
 
 
 FUNCTIONS = [of_attention, of_bias, of_embedding, of_features, of_transform]

@@ -98,9 +98,11 @@ def test_a_window_and_a_scale_of_any_number(route, integer):
 
 def test_positions_of_documents_of_any_integer():
     lengths = [np.uint8(200), np.uint8(100)]
-    pos, seg = packed(lengths)
-    assert pos.size == seg.size == 300
-    assert left_padded(lengths, np.uint8(250))[0].max() == 199
+    tokens = packed(lengths)
+    assert tokens.pos.size == tokens.seg.size == 300
+    padded = left_padded(lengths, np.uint8(250))
+    assert padded.pos.max() == 199
+    assert padded.exists.sum() == 300
 
 
 @pytest.mark.parametrize("integer", ["int8", "uint8", "uint16", "uint64"])
@@ -109,12 +111,12 @@ def test_positions_of_any_integer(route, integer):
     tensors = {n: normal((1, 2, 20, 8), i, "float32") for i, n in enumerate("qkv")}
     pos = np.random.default_rng(0).permutation(20)
     options = {"scheme": posenc.ALiBi(2), "causal": True}
-    expected = posenc.attention(**tensors, **options, q_pos=pos, k_pos=pos)
+    expected = posenc.attention(**tensors, **options, tokens=posenc.Tokens(pos=pos))
     arrays = {name: route.framework.array(a, "float32") for name, a in tensors.items()}
     narrow = route.framework.array(pos.astype(integer), integer)
     with route.framework.precision_scope(["float32"]):
         found = route.framework.attend(
-            route.implementation, arrays, **options, q_pos=narrow, k_pos=narrow
+            route.implementation, arrays, **options, tokens=posenc.Tokens(pos=narrow)
         )
     assert_near(np.asarray(found), expected, ATTENTION_TOL["float32"])
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from array_api_compat import array_namespace
@@ -40,12 +42,12 @@ def test_nan_in_padding_reaches_no_learned_array(route, name, padded):
     tensors = {n: normal(shape, seed) for seed, n in enumerate("qkv")}
     hidden = np.arange(LENGTH) < np.array([[0], [3]])
     if padded == "both":
-        pos, q_seg, k_seg = posenc.positions.left_padded([LENGTH, LENGTH - 3], LENGTH)
-        options = {"q_pos": pos, "k_pos": pos, "q_seg": q_seg, "k_seg": k_seg}
+        options = {"tokens": posenc.positions.left_padded([LENGTH, LENGTH - 3], LENGTH)}
     else:
-        options = {"k_valid": ~hidden}
+        options = {"tokens": posenc.Tokens(exists=~hidden), "queries": posenc.Tokens()}
     if "hidden_features" in scheme.hooks():
-        options["x"] = normal((2, LENGTH, HIDDEN_DIM), 5)
+        x = normal((2, LENGTH, HIDDEN_DIM), 5)
+        options["tokens"] = replace(options["tokens"], x=x)
     d_out = normal(shape, 6)
     if padded == "keys":  # the first queries of the second row see no key
         options["causal"] = True

@@ -11,7 +11,7 @@ import pytest
 from subjects import SUBJECTS
 
 import posenc
-from posenc import ParamSpec, PositionScheme
+from posenc import ParamSpec, PositionScheme, Tokens
 from posenc.params import HeadTable
 from posenc.schemes import FoX
 from posenc.testing.examples import HIDDEN_DIM
@@ -162,24 +162,28 @@ X, CARRY = np.ones((1, 5, HIDDEN_DIM), np.float32), np.zeros((1, 2), np.float32)
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"x": None}, "FoX has features: give x, or q and k"),
-        ({"pos": np.arange(4)}, "pos .* does not fit tokens"),
-        ({"pos": np.zeros((3, 5), int)}, "pos .* does not fit tokens"),
-        ({"seg": np.zeros((3, 5), int)}, "seg .* does not fit tokens"),
+        ({"x": None}, "FoX has features: give tokens with x, or q and k"),
+        ({"pos": np.arange(4)}, r"tokens\.pos .* does not fit tokens"),
+        ({"pos": np.zeros((3, 5), int)}, r"tokens\.pos .* does not fit tokens"),
+        ({"seg": np.zeros((3, 5), int)}, r"tokens\.seg .* does not fit tokens"),
+        ({"exists": np.ones(4, bool)}, r"tokens\.exists must be \(5,\) or \(1, 5\)"),
         ({"carry": {"c": np.zeros((3, 2), np.float32)}}, r"carry\['c'\] must be \(1, 2\)"),
         ({"carry": {}}, "carry lacks 'c', which is summed"),
         ({"carry": {"c": CARRY, "d": CARRY}}, "carry has 'd', which is not summed; accepted: c"),
-        ({"carry": {"c": CARRY}, "seg": np.zeros(5, int)}, "carry is given with seg"),
+        ({"carry": {"c": CARRY}, "seg": np.zeros(5, int)}, "carry is given with segments"),
         ({"carry": CARRY}, "carry must map names to arrays"),
-        ({"axes": np.zeros((5, 2), int)}, r"axes must have shape \(L, axes\) = \(5, 1\)"),
+        ({"places": np.zeros((5, 2), int)}, r"tokens\.places must have shape .* = \(5, 1\)"),
     ],
 )
 def test_features_of_what_does_not_fit(changes, message):
     scheme = FoX(2, HIDDEN_DIM)
-    given = {"x": X, **changes}
+    carry = {n: changes[n] for n in changes if n == "carry"}
+    tokens = Tokens(**{"x": X, **{n: a for n, a in changes.items() if n != "carry"}})
     with pytest.raises((TypeError, ValueError), match=message):
-        posenc.features(scheme, posenc.init_params(scheme), **given)
+        posenc.features(scheme, posenc.init_params(scheme), tokens, **carry)
 
 
 def test_a_scheme_without_features_has_none():
-    assert posenc.features(posenc.ALiBi(2), x=X) == ({}, {})
+    tokens = Tokens(x=X)
+    assert posenc.features(posenc.ALiBi(2), tokens=tokens) == (tokens, tokens)
+    assert tokens.features is None

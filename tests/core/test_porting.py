@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from frameworks import FRAMEWORKS, HAS, ROUTES
 from subjects import normal
 
 import posenc
+from posenc import Tokens
 from posenc.cli.list import one_of_each_kind
 from posenc.positions import left_padded
 
@@ -41,8 +43,10 @@ def hidden(scheme, batch=1):
 def attend(backend, scheme, *, k=Q, **options):
     """Eagerly, as the framework's own function, in whatever its layout is."""
     framework = FRAMEWORKS[backend]
-    arrays = {"q": Q, "k": k, "v": Q} | hidden(scheme)
+    arrays = {"q": Q, "k": k, "v": Q}
     tensors = {name: framework.array(array, "float32") for name, array in arrays.items()}
+    if own := {name: framework.array(array, "float32") for name, array in hidden(scheme).items()}:
+        options["tokens"] = replace(options.get("tokens", Tokens()), **own)
     return np.asarray(framework.attend("auto", tensors, scheme=scheme, **options))
 
 
@@ -82,10 +86,10 @@ def test_a_table_for_both_directions_under_a_causal_mask(backend):
 @pytest.mark.parametrize("scheme", CATALOGUE)
 def test_a_cache_of_transformed_keys_at_unknown_positions(scheme):
     params = posenc.init_params(scheme)
-    sides = posenc.features(scheme, params, **{"q": Q, "k": Q} | hidden(scheme))
+    sides = posenc.features(scheme, params, Tokens(**hidden(scheme)), q=Q, k=Q)
     turned = {
-        role: posenc.transform(scheme, Q, POS, role=role, params=params, features=features)
-        for role, features in zip(("query", "key"), sides, strict=True)
+        role: posenc.transform(scheme, Q, POS, role=role, params=params, features=side.features)
+        for role, side in zip(("query", "key"), sides, strict=True)
     }
     options = {"params": params, "k_transformed": True, "k": turned["key"]}
     if "regions" in scheme.hooks():
@@ -94,10 +98,10 @@ def test_a_cache_of_transformed_keys_at_unknown_positions(scheme):
         return
     found = warned(lambda: attend("numpy", scheme, **options))
     changed = not all(np.array_equal(array, Q) for array in turned.values())
-    assert any("q_pos and k_pos" in str(w.message) for w in found) == changed
-    options |= {"q_pos": POS, "k_pos": POS}
+    assert any("without tokens.pos" in str(w.message) for w in found) == changed
+    options |= {"tokens": Tokens(pos=POS)}
     assert not any(
-        "q_pos" in str(w.message) for w in warned(lambda: attend("numpy", scheme, **options))
+        "tokens.pos" in str(w.message) for w in warned(lambda: attend("numpy", scheme, **options))
     )
 
 
@@ -116,13 +120,13 @@ def test_a_compiled_call_does_not_stop_at_a_warning():
 
 @pytest.mark.parametrize("scheme", CATALOGUE)
 def test_every_scheme_takes_the_positions_of_a_left_padded_batch(scheme):
-    pos, q_seg, k_seg = left_padded([LENGTH, 2], LENGTH)
+    tokens = left_padded([LENGTH, 2], LENGTH)
     params = posenc.init_params(scheme)
-    term = posenc.embedding(scheme, pos, params)
+    term = posenc.embedding(scheme, tokens.pos, params)
     assert term is None or np.all(np.isfinite(term))
     two = np.concatenate([Q, Q])
-    where = {"q_pos": pos, "k_pos": pos, "q_seg": q_seg, "k_seg": k_seg, **hidden(scheme, 2)}
-    out = posenc.attention(two, two, two, scheme, params, causal=True, **where)
+    tokens = replace(tokens, **hidden(scheme, 2))
+    out = posenc.attention(two, two, two, scheme, params, causal=True, tokens=tokens)
     assert np.all(np.isfinite(out))
     assert not np.any(out[1, :, : LENGTH - 2])
 
@@ -134,7 +138,7 @@ LAYOUTS = {
         SWAPPED, SWAPPED[:, :3], SWAPPED[:, :3], posenc.NoPE()
     ),
     "positions": lambda: posenc.attention(
-        SWAPPED, SWAPPED, SWAPPED, posenc.NoPE(), q_pos=POS, k_pos=POS
+        SWAPPED, SWAPPED, SWAPPED, posenc.NoPE(), tokens=Tokens(pos=POS)
     ),
     "transform": lambda: posenc.transform(posenc.RoPE(DIM), SWAPPED, POS, role="key"),
 }
@@ -153,7 +157,10 @@ def test_a_table_in_the_layout_of_another_library():
 
 
 KEYWORDS = {
-    "attn_mask": "q_seg",
+    "attn_mask": r"Tokens\(seg=",
+    "k_valid": r"Tokens\(exists=",
+    "q_pos": r"queries=posenc.Tokens\(pos=",
+    "sink_tokens": r"mask=posenc.window\(size, first=",
     "dropout_p": "hidden states",
     "is_causal": "causal=",
     "windwo": "'window'",

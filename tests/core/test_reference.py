@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from cases import CASES, STEERING, tensors_of
+from cases import CASES, STEERING, options_of, tensors_of
 from frameworks import HAS
 from subjects import SUBJECTS, normal, params_of
 
 import posenc
+from posenc import Tokens
+from posenc.attn.arguments import Arguments
 from posenc.attn.call import prepare
 from posenc.evaluate import has_features
 from posenc.params import Features, Params
@@ -31,12 +34,19 @@ def sees(i, j, o):
     return qs == ks and near and not (o.get("causal") and kp > qp)
 
 
-def loops(scheme, q, k, v, params, bias, scale, **o):
+def whereabouts(length, k_len, batch, own, *, last=False):
+    """Positions and segments ``(B, L)``; ``last``: of the last of the keys' tokens."""
+    start = k_len - length
+    pos = np.arange(start, k_len) if own.pos is None else own.pos[..., start if last else 0 :]
+    seg = 0 if own.seg is None else own.seg[..., start if last else 0 :]
+    return np.broadcast_to(pos, (batch, length)), np.broadcast_to(seg, (batch, length))
+
+
+def loops(scheme, q, k, v, params, bias, scale, tokens, queries=None, **o):
     """Softmax attention, one query at a time; ``bias(b, h)`` is (Q, K)."""
     (B, H, Q, _), K = q.shape, k.shape[2]
-    side = lambda name, n, default: np.broadcast_to(o.get(name, default), (B, n))  # noqa: E731
-    qp, kp = side("q_pos", Q, np.arange(K - Q, K)), side("k_pos", K, np.arange(K))
-    qs, ks = side("q_seg", Q, 0), side("k_seg", K, 0)
+    kp, ks = whereabouts(K, K, B, tokens)
+    qp, qs = whereabouts(Q, K, B, queries or tokens, last=queries is None)
     out = np.zeros((B, H, Q, v.shape[3]))
     for b, h in np.ndindex(B, H):
         g, at = h // (H // k.shape[1]), {"params": params}
@@ -67,7 +77,8 @@ SUMMED = [name for name in STEERING if isinstance(SUBJECTS[name], (FoX, Fading))
 def test_the_reference_is_its_definition(subject, case):
     scheme, where = SUBJECTS[subject], CASES[case]
     tensors, params = tensors_of(scheme, where), params_of(scheme, dtype="float64")
-    found = posenc.attention(**tensors, scheme=scheme, params=params, **where.options)
+    options = options_of(scheme, where)
+    found = posenc.attention(**tensors, scheme=scheme, params=params, **options)
     low, high = -70, 70
     pos = np.arange(low, high)
     table = posenc.bias(scheme, pos, pos, params, dtype=np.float64)
@@ -75,9 +86,7 @@ def test_the_reference_is_its_definition(subject, case):
     def bias(b, h, i, j):
         return 0.0 if table is None else table[h % table.shape[0], i - low, j - low]
 
-    scale = where.options.get("scale", scheme.scale(HEAD_DIM))
-    del tensors["x"]
-    options = {name: o for name, o in where.options.items() if name != "scale"}
+    scale = options.pop("scale", scheme.scale(HEAD_DIM))
     expected = loops(scheme, **tensors, params=params, bias=bias, scale=scale, **options)
     assert_near(found, expected, FLOAT64)
 
@@ -90,22 +99,23 @@ def log_sigmoid(z):
 @pytest.mark.parametrize("subject", SUMMED)
 def test_gates_are_summed_in_the_order_of_positions(subject, case):
     scheme, where = SUBJECTS[subject], CASES[case]
-    o, tensors = where.options, tensors_of(scheme, where)
+    o, tensors = options_of(scheme, where), tensors_of(scheme, where)
     params, (q, k) = params_of(scheme, dtype="float64"), (tensors["q"], tensors["k"])
     found = posenc.attention(**tensors, scheme=scheme, params=params, **o)
-    (B, _, Q, _), K = q.shape, k.shape[2]
-    pos = np.broadcast_to(o.get("k_pos", np.arange(K)), (B, K))
-    seg = np.broadcast_to(o.get("k_seg", np.zeros(K, int)), (B, K))
-    x, sums = tensors.pop("x"), np.zeros((B, HEADS, K))
+    (B, _, Q, _), K, tokens = q.shape, k.shape[2], o["tokens"]
+    pos, seg = whereabouts(K, K, B, tokens)
+    x, sums = tokens.x, np.zeros((B, HEADS, K))
     for b, h, i in np.ndindex(sums.shape):
         for j in range(K):
             if pos[b, j] <= pos[b, i] and seg[b, j] == seg[b, i]:
                 sums[b, h, i] += log_sigmoid(x[b, j] @ params["w"][h] + params["b"][h])
-    where_given = {"pos": pos, "seg": seg} if "k_pos" in o else {}
-    for side in posenc.features(scheme, params, x=x, **where_given):
-        assert_near(side["c"], sums, FLOAT64)
-    ready = {"q_features": {"c": sums[:, :, K - Q :]}, "k_features": {"c": sums}}
-    again = posenc.attention(**tensors, scheme=scheme, params=params, **ready, **o)
+    for side in posenc.features(scheme, params, tokens):
+        assert_near(side.features["c"], sums, FLOAT64)
+        assert side.pos is tokens.pos
+        assert side.x is tokens.x
+    ready = Tokens(pos=tokens.pos, seg=tokens.seg, features={"c": sums})
+    both = o | {"tokens": ready, "queries": ready[K - Q :]}
+    again = posenc.attention(**tensors, scheme=scheme, params=params, **both)
     assert_near(found, again, FLOAT64)
     where_is = [{int(p): i for i, p in enumerate(row)} for row in pos]
 
@@ -116,25 +126,28 @@ def test_gates_are_summed_in_the_order_of_positions(subject, case):
 
     if case != "segments":  # there a position names no token
         scale = HEAD_DIM**-0.5
-        expected = loops(scheme, **tensors, params=params, bias=bias, scale=scale, **o)
+        expected = loops(
+            scheme, **tensors, params=params, bias=bias, scale=scale, tokens=tokens, **o
+        )
         assert_near(found, expected, FLOAT64)
 
 
 def test_a_carry_continues_the_sum():
     scheme, x = SUBJECTS["fox"], normal((2, 9, HIDDEN_DIM), 0)
     params = params_of(scheme)
-    whole = posenc.features(scheme, params, x=x)[1]["c"]
+    whole = posenc.features(scheme, params, Tokens(x=x))[1].features["c"]
     carry = {"c": whole[:, :, 4]}
-    for side in posenc.features(scheme, params, x=x[:, 5:], carry=carry):
-        assert_near(side["c"], whole[:, :, 5:], FLOAT64)
+    for side in posenc.features(scheme, params, Tokens(x=x[:, 5:]), carry=carry):
+        assert_near(side.features["c"], whole[:, :, 5:], FLOAT64)
 
 
 def test_rows_that_see_nothing_are_zero():
     scheme = posenc.ALiBi(HEADS)
     q = normal((1, HEADS, 3, HEAD_DIM), 0)
     out = posenc.attention(
-        q, q, q, scheme, causal=True, q_pos=np.asarray([5, 1, 3]), k_pos=np.asarray([2, 9, 4])
-    )
+        q, q, q, scheme, causal=True,
+        tokens=Tokens(pos=np.asarray([2, 9, 4])), queries=Tokens(pos=np.asarray([5, 1, 3])),
+    )  # fmt: skip
     assert not np.any(out[:, :, 1])
     np.testing.assert_array_equal(out[:, :, 2], q[:, :, 0])
 
@@ -142,45 +155,44 @@ def test_rows_that_see_nothing_are_zero():
 def test_a_bias_of_minus_infinity_masks():
     pos, q = np.asarray([0, 3, 100]), normal((1, HEADS, 3, HEAD_DIM), 0)
     scheme, params = Fence(reach=4), {"slope": np.zeros(HEADS)}
-    out = posenc.attention(q, q, q, scheme, params, q_pos=pos, k_pos=pos)
+    out = posenc.attention(q, q, q, scheme, params, tokens=Tokens(pos=pos))
     np.testing.assert_array_equal(out[:, :, 2], q[:, :, 2])
     pair = posenc.attention(*[q[:, :, :2]] * 3, posenc.NoPE())
     assert_near(out[:, :, :2], pair, FLOAT64)
-    far = posenc.attention(q, q, q, scheme, params, q_pos=pos + 1000, k_pos=pos)
+    at = {"tokens": Tokens(pos=pos), "queries": Tokens(pos=pos + 1000)}
+    far = posenc.attention(q, q, q, scheme, params, **at)
     assert not np.any(far)
 
 
 def test_the_ends_of_queries_and_keys_align():
     q, k = normal((1, HEADS, 2, HEAD_DIM), 0), normal((1, HEADS, 5, HEAD_DIM), 1)
-    pos = {"q_pos": np.asarray([3, 4]), "k_pos": np.arange(5)}
+    pos = {"tokens": Tokens(pos=np.arange(5)), "queries": Tokens(pos=np.asarray([3, 4]))}
     scheme = posenc.RoPE(HEAD_DIM)
     found = posenc.attention(q, k, k, scheme, causal=True)
     np.testing.assert_array_equal(found, posenc.attention(q, k, k, scheme, causal=True, **pos))
 
 
-@pytest.mark.parametrize("hides", [{}, {"window": 4}, {"k_valid": True}], ids=str)
+@pytest.mark.parametrize("hides", ["", "window", "exists"])
 def test_queries_after_all_keys_need_no_causal_mask(hides):
     q, k = normal((1, 2, 2, 4), 0), normal((1, 2, 6, 4), 1)
-    pos, hides = (
-        np.arange(6),
-        {n: np.ones((1, 6), bool) if v is True else v for n, v in hides.items()},
-    )
+    tokens = Tokens(pos=np.arange(6), exists=np.ones((1, 6), bool) if hides == "exists" else None)
     for q_pos in ([5, 7], [4, 7]):  # a key is after the query at 4
-        call = prepare(
-            q, k, k, posenc.NoPE(), None, True, q_pos=np.array(q_pos), k_pos=pos, **hides
-        )
-        visible, wanted = call.visible(), pos <= np.array(q_pos)[:, None]
-        if "window" in hides:
-            wanted = wanted & (np.array(q_pos)[:, None] - pos < hides["window"])
+        queries = Tokens(pos=np.array(q_pos))
+        window = 4 if hides == "window" else None
+        given = Arguments(tokens=tokens, queries=queries, window=window)
+        call = prepare(q, k, k, posenc.NoPE(), None, True, given)
+        visible, wanted = call.visible(), tokens.pos <= queries.pos[:, None]
+        if window:
+            wanted = wanted & (queries.pos[:, None] - tokens.pos < window)
         assert (visible is None) == (not hides and q_pos[0] == 5)
         assert visible is None or np.array_equal(visible[0, 0], wanted)
 
 
 def test_more_queries_than_keys_need_positions():
     q, k = normal((1, HEADS, 5, HEAD_DIM), 0), normal((1, HEADS, 2, HEAD_DIM), 1)
-    with pytest.raises(ValueError, match="give q_pos and k_pos"):
+    with pytest.raises(ValueError, match="give pos of tokens and of queries"):
         posenc.attention(q, k, k, posenc.NoPE())
-    pos = {"q_pos": np.arange(5), "k_pos": np.arange(2)}
+    pos = {"tokens": Tokens(pos=np.arange(2)), "queries": Tokens(pos=np.arange(5))}
     assert posenc.attention(q, k, k, posenc.NoPE(), **pos).shape == q.shape
 
 
@@ -233,14 +245,18 @@ def test_gradients_of_the_reference_equal_differences(subject):
 
     scheme, where = SUBJECTS[subject], CASES["everything"]
     tensors, given = tensors_of(scheme, where), params_of(scheme, dtype="float64")
-    named = tensors | {f"param:{name}": a for name, a in given.items()}
+    options = options_of(scheme, where)
+    sides = {n: options.pop(n) for n in ("tokens", "queries")}
+    hidden = {f"{n}.x": side.x for n, side in sides.items() if side.x is not None}
+    sides = {n: replace(side, x=None).map(torch.tensor) for n, side in sides.items()}
+    named = tensors | hidden | {f"param:{name}": a for name, a in given.items()}
     leaves = {name: torch.tensor(a, requires_grad=True) for name, a in named.items()}
-    options = {n: torch.tensor(o) if hasattr(o, "shape") else o for n, o in where.options.items()}
 
     def run(*values, **other):
         values = dict(zip(named, values, strict=True))
         params = {name: values.pop(f"param:{name}") for name in scheme.param_specs()}
-        return posenc.attention(**values, scheme=scheme, params=params, **options | other)
+        of = {n: replace(side, x=values.pop(f"{n}.x", None)) for n, side in sides.items()}
+        return posenc.attention(**values, scheme=scheme, params=params, **of, **options | other)
 
     used = tuple(leaves.values())
     assert torch.autograd.gradcheck(run, used, fast_mode=True)

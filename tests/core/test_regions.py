@@ -85,7 +85,7 @@ def found(route: Any, scheme: PositionScheme, params: Any = None, **options: Any
         return str(reason)
 
 
-@pytest.mark.parametrize("options", [{}, {"window": 12, "sink_tokens": 2}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"mask": posenc.window(12, first=2)}], ids=str)
 @pytest.mark.parametrize("route", few_of_jax(ROUTES))
 def test_a_region_may_have_regions(route, options):
     away = distance()

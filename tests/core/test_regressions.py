@@ -11,6 +11,7 @@ from sample import few_of_jax
 from subjects import normal
 
 import posenc
+from posenc import Tokens
 from posenc.testing.attention_case import AttentionCase
 from posenc.testing.framework import NumPy, frameworks, readonly
 from posenc.testing.tolerances import ATTENTION_TOL, assert_near
@@ -47,8 +48,11 @@ def test_a_row_that_sees_nothing_has_finite_gradients_whatever_its_bias(
     framework, implementation, dtype
 ):
     scheme = posenc.ALiBi(2, slopes=[-0.5, -0.5])  # biases of 2**19, more than float16 holds
-    places = {"q_pos": [2**20, 2**20], "k_pos": [0], "q_seg": [0, 1], "k_seg": [0]}
-    call = problem(scheme, 2, 1, **{n: np.asarray(a) for n, a in places.items()})
+    places = {
+        "tokens": Tokens(pos=np.asarray([0]), seg=np.asarray([0])),
+        "queries": Tokens(pos=np.asarray([2**20, 2**20]), seg=np.asarray([0, 1])),
+    }
+    call = problem(scheme, 2, 1, **places)
     try:
         out, gradients = call.gradients(
             framework, implementation, np.ones((1, 2, 2, 4)), dtype=dtype
@@ -64,7 +68,10 @@ def test_a_row_that_sees_nothing_has_finite_gradients_whatever_its_bias(
 def test_the_farthest_positions_that_are_accepted_are_far(framework, implementation):
     scheme = posenc.ALiBi(2, slopes=[1.0, 1.0])
     low, high = -FAR, FAR - 1
-    places = {"q_pos": np.asarray([high], "int32"), "k_pos": np.asarray([high, low], "int32")}
+    places = {
+        "tokens": Tokens(pos=np.asarray([high, low], "int32")),
+        "queries": Tokens(pos=np.asarray([high], "int32")),
+    }
     call = problem(scheme, 1, 2, **places)
     assert_near(
         call.attend_eagerly(framework, implementation),
@@ -73,10 +80,10 @@ def test_the_farthest_positions_that_are_accepted_are_far(framework, implementat
     )
     if framework.name.startswith("strict"):  # on a device whose values cannot be seen
         return
+    at = places["queries"]
+    beyond = problem(scheme, 1, 1, tokens=at, queries=Tokens(pos=at.pos + 1))
     with pytest.raises(ValueError, match=r"accepted: -2\*\*30"):
-        problem(scheme, 1, 1, q_pos=places["q_pos"] + 1, k_pos=places["q_pos"]).attend_eagerly(
-            framework, implementation
-        )
+        beyond.attend_eagerly(framework, implementation)
 
 
 @pytest.mark.parametrize("backend", ["numpy", *(n for n in ("torch", "jax") if n in FOUND)])
@@ -85,12 +92,15 @@ def test_segments_that_are_far_apart_are_not_the_same(backend):
     q = np.ones((1, 1, 1, 2), "float32")
     kv = np.asarray([[[[1.0, 1.0]], [[2.0, 2.0]]]], "float32")
     own = np.swapaxes(kv, 1, 2)
-    seg = {"q_seg": np.asarray([0]), "k_seg": np.asarray([0, 2**32])}
+    seg = {
+        "tokens": Tokens(seg=np.asarray([0, 2**32])),
+        "queries": Tokens(seg=np.asarray([0])),
+    }
     if backend == "jax":  # (B, L, H, D); it may refuse what does not fit its integers
         try:
             found = attention(q, kv, kv, posenc.NoPE(), **seg)
         except ValueError as error:
-            assert "k_seg" in str(error)  # noqa: PT017
+            assert "tokens.seg" in str(error)  # noqa: PT017
             return
     else:
         array = FOUND[backend].array
@@ -111,7 +121,7 @@ def test_numpy_arrays_that_nobody_may_write_to(framework, implementation):
     tensors = {n: framework.array(normal((2, 2, 3, 4), i), "float32") for i, n in enumerate("qkv")}
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # torch warns of a view on such an array
-        options = {"scheme": scheme, "params": params, "q_pos": pos, "k_pos": pos}
+        options = {"scheme": scheme, "params": params, "tokens": Tokens(pos=pos)}
         with framework.precision_scope(["float32"]):
             out = framework.attend(implementation, tensors, **options)
     assert tuple(out.shape) == (2, 2, 3, 4)

@@ -1,5 +1,7 @@
 """``posenc.rotary``: wrong ones are errors, and ``Positions`` make as few as layers allow."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
@@ -28,16 +30,27 @@ def test_a_wrong_rotary_is_an_error(wrong, error, message):
         posenc.transform(ROPE, X, AT, role="key", rotary=wrong)
     if "float64" not in message:  # the reference computes in float64 if an argument is
         with pytest.raises(error, match="rotary of queries.*" + message):
-            posenc.attention(X, X, X, ROPE, q_rotary=wrong)
+            posenc.attention(X, X, X, ROPE, queries=posenc.Tokens(rotary=wrong))
 
 
 def test_schemes_and_calls_without_a_transform_take_no_rotary():
     assert posenc.rotary(posenc.NoPE(), AT) is None
     for other in (posenc.NoPE(), ReRoPE(8, window=2)):
         with pytest.raises(ValueError, match="rotary of keys was made for RoPE"):
-            posenc.attention(X, X, X, other, k_rotary=MADE)
-    with pytest.raises(ValueError, match="leave out k_rotary"):
-        posenc.attention(X, X, X, ROPE, k_transformed=True, k_rotary=MADE)
+            posenc.attention(X, X, X, other, tokens=posenc.Tokens(rotary=MADE))
+
+
+def test_transformed_keys_read_no_rotary():
+    """That of the tokens is the queries' alone, or nobody's if these have their own."""
+    keys = posenc.transform(ROPE, X, AT, role="key")
+    tokens, queries = posenc.Tokens(pos=AT, rotary=MADE), posenc.Tokens(pos=AT, rotary=MADE)
+    whole = posenc.attention(X, X, X, ROPE, tokens=posenc.Tokens(pos=AT))
+    elsewhere = replace(tokens, rotary=posenc.rotary(ROPE, np.arange(9)))
+    for given in ({"tokens": tokens}, {"tokens": elsewhere, "queries": queries}):
+        found = posenc.attention(X, keys, X, ROPE, k_transformed=True, **given)
+        assert_array_equal(found, whole)
+    with pytest.raises(ValueError, match=r"rotary of queries .*tables \(9, 4\)"):
+        posenc.attention(X, keys, X, ROPE, k_transformed=True, tokens=elsewhere)
 
 
 @pytest.mark.parametrize("shape", [(5, 8), (4, 5, 8), (2, 4, 5, 8), (2, 3, 4, 5, 8)])

@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 import pytest
-from cases import CASES, STEERING, tensors_of
+from cases import CASES, STEERING, case_of
 from roundings import products_of, softmax
-from subjects import SUBJECTS, params_of
+from subjects import SUBJECTS
 
 from posenc.testing.attention_case import AttentionCase
 from posenc.testing.tolerances import ATTENTION_TOL, UNIT, attention_bound, rounding_bound
@@ -79,8 +79,7 @@ def effects(problem: AttentionCase, half: bool):
 def test_tolerances_have_room_for_all_roundings_of_the_calls_that_are_compared(case):
     largest = {"float32": 0.0, "bfloat16": 0.0}
     for subject in STEERING:
-        scheme, where = SUBJECTS[subject], CASES[case]
-        problem = AttentionCase(scheme, tensors_of(scheme, where), params_of(scheme), where.options)
+        problem = case_of(SUBJECTS[subject], CASES[case])
         for dtype in largest:
             found = 4 * effects(problem, half=dtype == "bfloat16") * UNIT[dtype]
             largest[dtype] = max(largest[dtype], found)

@@ -10,6 +10,7 @@ import math
 import pickle
 import re
 import tracemalloc
+from dataclasses import replace
 
 import array_api_compat.numpy as xp
 import numpy as np
@@ -21,8 +22,9 @@ from sample import few_of_jax, long
 from subjects import PROOFS, SUBJECTS, normal, params_of
 
 import posenc
+from posenc import Tokens
 from posenc.attn.caches import CacheNeeds
-from posenc.attn.segment_sums import Tokens, segment_sums
+from posenc.attn.segment_sums import segment_sums
 from posenc.schemes import FoX, ReRoPE, Sink, Sum
 from posenc.testing import AttentionCase, assert_near
 from posenc.testing.examples import (
@@ -42,9 +44,9 @@ TENSORS = {
     "q": normal((BATCH, HEADS, LENGTH, HEAD_DIM), 0),
     "k": normal((BATCH, HEADS, LENGTH, HEAD_DIM), 1),
     "v": normal((BATCH, HEADS, LENGTH, HEAD_DIM), 2),
-    "x": normal((BATCH, LENGTH, HIDDEN_DIM), 3),
 }
-Q, K, V, X = TENSORS.values()
+Q, K, V = TENSORS.values()
+X = normal((BATCH, LENGTH, HIDDEN_DIM), 3)
 PLACES = np.random.default_rng(4).integers(-5, 9, (LENGTH, 2))
 ROOT = math.sqrt(HEAD_DIM)
 
@@ -194,7 +196,7 @@ SINKS = {
     "sink-of-queries": lambda p: np.einsum("blc,hc->bhl", X, p["sink_w"]),
     "sink-off-by-one": lambda p: np.zeros(()),
 }
-OPTIONS = {name: {"q_axes": PLACES, "k_axes": PLACES} for name in ("axial", "streets")}
+OF_TOKENS = {name: Tokens(places=PLACES, x=X) for name in ("axial", "streets")}
 # What an implementation may say instead of serving a scheme.
 REASONS = (
     r"^(implementation '\w+' cannot serve this call: )?"
@@ -209,9 +211,8 @@ def problem_of(name, **options):
     params = params_of(scheme)
     if name == "sink":
         params = {"sink": np.asarray([0.3, -1, 2, 0], np.float32)}
-    return AttentionCase(
-        scheme, TENSORS, params, {"causal": True, **OPTIONS.get(name, {}), **options}
-    )
+    own = {"causal": True, "tokens": OF_TOKENS.get(name, Tokens(x=X))}
+    return AttentionCase(scheme, TENSORS, params, {**own, **options})
 
 
 def expected(name, problem):
@@ -325,16 +326,25 @@ def test_a_sink_of_nothing_seen_takes_all():
 ADDED = normal((1, HEADS, LENGTH, LENGTH), 5)
 VALID = np.ones((BATCH, LENGTH), bool)
 VALID[0, :3] = VALID[1, 5] = False
+BOTH_EXIST = VALID[:, None, None, :] & VALID[:, None, :, None]
 TREE = AT[:, None] >= AT // 2 * 2
 ROW, COL = AT[:, None], AT[None, :]
 BROUGHT = {
     "window and first tokens": (
-        {"causal": True, "window": 3, "sink_tokens": 2},
+        {"causal": True, "mask": posenc.window(3, first=2)},
         products(), (COL <= ROW) & ((ROW - COL < 3) | (COL < 2)),
     ),
     "first tokens are not seen before they come": (
-        {"causal": True, "window": (0, 0), "sink_tokens": 4}, products(),
+        {"causal": True, "mask": posenc.window((0, 0), first=4)}, products(),
         (COL <= ROW) & ((ROW == COL) | (COL < 4)),
+    ),
+    "first tokens of one window are not of another": (
+        {"window": (5, 5), "mask": posenc.window((1, 1), first=2)}, products(),
+        (abs(ROW - COL) <= 5) & ((abs(ROW - COL) <= 1) | (COL < 2)),
+    ),
+    "two windows with first tokens": (
+        {"mask": posenc.window((1, 1), first=4) & posenc.window((4, None), first=1)}, products(),
+        ((abs(ROW - COL) <= 1) | (COL < 4)) & ((ROW - COL <= 4) | (COL < 1)),
     ),
     "sides of a window": ({"window": (3, 1)}, products(), (ROW - COL <= 3) & (COL - ROW <= 1)),
     "one side of a window": ({"window": (None, 2)}, products(), COL - ROW <= 2),
@@ -352,17 +362,27 @@ BROUGHT = {
     "mask of a segment": (
         {
             "mask": lambda q, k, q_seg, k_seg: (k <= q) | (k_seg == 1),
-            "q_seg": AT // 6, "k_seg": AT // 6,
+            "tokens": Tokens(seg=AT // 6),
         },
         products(), (ROW // 6 == COL // 6) & ((COL <= ROW) | (COL // 6 == 1)),
     ),
     "mask as booleans": (
         {"mask": TREE[None, None], "causal": True}, products(), TREE & (COL <= ROW),
     ),
-    "keys that are there": ({"k_valid": VALID}, products(), VALID[:, None, None, :]),
-    "keys that are there, in segments": (
-        {"k_valid": VALID, "q_seg": AT // 6, "k_seg": AT // 6},
-        products(), VALID[:, None, None, :] & (ROW // 6 == COL // 6),
+    "tokens that exist": ({"tokens": Tokens(exists=VALID)}, products(), BOTH_EXIST),
+    "tokens that exist, in segments": (
+        {"tokens": Tokens(seg=AT // 6, exists=VALID)}, products(),
+        BOTH_EXIST & (ROW // 6 == COL // 6),
+    ),
+    "keys that exist": (
+        {"tokens": Tokens(exists=VALID), "queries": Tokens()}, products(), VALID[:, None, None, :],
+    ),
+    "keys that exist, in segments": (
+        {"tokens": Tokens(seg=AT // 6, exists=VALID), "queries": Tokens(seg=AT // 6)}, products(),
+        VALID[:, None, None, :] & (ROW // 6 == COL // 6),
+    ),
+    "queries that exist": (
+        {"tokens": Tokens(), "queries": Tokens(exists=VALID)}, products(), VALID[:, None, :, None],
     ),
 }  # fmt: skip
 
@@ -389,7 +409,7 @@ def test_a_sink_goes_with_all_of_it(case):
 def test_places_stand_for_positions_in_a_bias_and_not_in_order():
     """Repeated places, as of image tokens: who sees whom is what positions say."""
     places = AT // 3
-    given = {"q_axes": places, "k_axes": places, "causal": True}
+    given = {"tokens": Tokens(places=places), "causal": True}
     slopes = np.asarray([2.0 ** (-8 * (h + 1) / HEADS) for h in range(HEADS)])
     away = np.abs(places[:, None] - places[None, :])
     want, _ = attended(products() - slopes[:, None, None] * away)
@@ -507,7 +527,7 @@ def test_a_sum_answers_for_its_parts():
 def test_a_sum_of_two_of_a_kind_keeps_their_arrays_apart():
     twice = Sum(FoX(HEADS, HIDDEN_DIM), FoX(HEADS, HIDDEN_DIM))
     params = params_of(twice, dtype="float64")
-    found = posenc.attention(**TENSORS, scheme=twice, params=params, causal=True)
+    found = posenc.attention(Q, K, V, twice, params, causal=True, tokens=Tokens(x=X))
     scores = fox(part(params, 0)) + fox(part(params, 1)) - products()
     assert_near(found, attended(scores)[0], FLOAT64)
     assert not np.array_equal(params["0_w"], params["1_w"])
@@ -525,20 +545,14 @@ def test_regions_of_a_sum_are_summed():
 @pytest.mark.parametrize("window", [None, 6, (5, 2)])
 def test_first_tokens_are_in_one_region_alone(window, mask):
     """The first tokens are inside of the caller's window; which region has them, distance says."""
-    seen, own = (
-        COL <= ROW,
-        {"none": None, "function": _not_thirds, "booleans": _not_thirds(ROW, COL)},
-    )
+    seen, given = COL <= ROW, posenc.window(window, first=2)
     if window is not None:
         seen = seen & ((ROW - COL <= 5) | (COL < 2))
-    if (given := own[mask]) is not None:
+    if mask != "none":
         seen = seen & _not_thirds(ROW, COL)
-    if mask == "booleans":
-        given = given[None, None]
+        given &= _not_thirds if mask == "function" else _not_thirds(ROW, COL)[None, None]
     want, total = attended(rerope({}), seen)
-    out, lse = posenc.attention(
-        Q, K, V, RECTIFIED, causal=True, window=window, sink_tokens=2, mask=given, return_lse=True
-    )
+    out, lse = posenc.attention(Q, K, V, RECTIFIED, causal=True, mask=given, return_lse=True)
     assert_near(out, want, FLOAT64)
     assert_near(lse, total, FLOAT64)
 
@@ -550,9 +564,11 @@ def _not_thirds(q, k):
 def test_features_of_a_sink_around_regions_are_given_as_any():
     scheme = Sink(RECTIFIED, HEADS, per_query=True, hidden_dim=HIDDEN_DIM)
     params, x = params_of(scheme), normal((Q.shape[0], Q.shape[2], HIDDEN_DIM), 7)
-    query, key = posenc.features(scheme, params, x=x)
-    given = posenc.attention(Q, K, V, scheme, params, q_features=query, k_features=key)
-    assert_near(given, posenc.attention(Q, K, V, scheme, params, x=x), FLOAT64)
+    query, key = posenc.features(scheme, params, Tokens(x=x))
+    bare = {"tokens": replace(key, x=None), "queries": replace(query, x=None)}
+    given = posenc.attention(Q, K, V, scheme, params, **bare)
+    whole = posenc.attention(Q, K, V, scheme, params, tokens=Tokens(x=x))
+    assert_near(given, whole, FLOAT64)
 
 
 def test_what_a_cache_needs():
@@ -567,9 +583,9 @@ def test_what_a_cache_needs():
     needs(PROOFS["shaw"])  # features of a query need no cache
     needs(PROOFS["cope"])
     needs(PROOFS["deberta"])  # features of keys come back from keys that are as they were
-    needs(PROOFS["rope+key-side"], "k_features", transformed=True, features=True)
-    needs(FoX(HEADS, HIDDEN_DIM), "k_features", features=True, carry=("c",))
-    needs(PROOFS["fox+alibi"], "k_features", features=True, carry=("0_c",))
+    needs(PROOFS["rope+key-side"], "features", transformed=True, features=True)
+    needs(FoX(HEADS, HIDDEN_DIM), "features", features=True, carry=("c",))
+    needs(PROOFS["fox+alibi"], "features", features=True, carry=("0_c",))
     turned = {"transformed": True, "features": True}
     needs(PROOFS["selective"], **turned, carry=("angle",), x_before=2)
     needs(RECTIFIED)

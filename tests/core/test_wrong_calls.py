@@ -10,6 +10,7 @@ from frameworks import HAS
 from subjects import SUBJECTS, normal, params_of
 
 import posenc
+from posenc import Mask, Tokens
 from posenc.schemes import ALiBi2D, AxialRoPE, CoPE, FoX, MRoPE, Sink, Sum
 from posenc.testing.examples import (
     HEAD_DIM,
@@ -26,15 +27,36 @@ RECTIFIED = SUBJECTS["rerope"]
 TABLE = params_of(T5)
 GATES = {"scheme": FOX, "params": params_of(FOX)}
 TURNED = {"k_transformed": True}
-INKLING = {
-    "scheme": SUBJECTS["inkling"], "params": params_of(SUBJECTS["inkling"]),
-    "x": normal((2, 5, HIDDEN_DIM), 0, "float32"),
-}  # fmt: skip
+INKLING = {"scheme": SUBJECTS["inkling"], "params": params_of(SUBJECTS["inkling"])}
 THREE, PLANE = normal((3, HEADS, 5, HEAD_DIM), 1, "float32"), AxialRoPE(HEAD_DIM)
 VALID, PAIRS = np.ones((2, 5), bool), normal((1, HEADS, 5, 5), 2, "float32")
-axes = lambda q, k=None: {"q_axes": q, "k_axes": q if k is None else k}  # noqa: E731
-at = lambda q, k=POS: {"q_pos": q, "k_pos": k}  # noqa: E731
-segments = lambda q, k=POS: {"q_seg": q, "k_seg": k}  # noqa: E731
+SUMS, LEAST = Q[..., 0], -(2**31)
+
+
+def hidden(*shape):
+    return normal(shape, 0, "float32")
+
+
+def places(q, k=POS):
+    return {"tokens": Tokens(places=k), "queries": Tokens(places=q)}
+
+
+def at(q, k=POS):
+    return {"tokens": Tokens(pos=k), "queries": Tokens(pos=q)}
+
+
+def segments(q, k=POS):
+    return {"tokens": Tokens(seg=k), "queries": Tokens(seg=q)}
+
+
+def of_tokens(**facts):
+    return {"tokens": Tokens(**facts)}
+
+
+def features(k, q=None):
+    """Of keys and of queries, by the name that FoX has for them."""
+    q = {"c": SUMS} if q is None else q
+    return {"tokens": Tokens(features=k), "queries": Tokens(features=q)}
 
 
 @dataclass(frozen=True)
@@ -69,78 +91,138 @@ ATTENTION = {
     "param-shape": ({"scheme": T5, "params": {"table": POS * 1.0}}, ValueError, "table"),
     "param-integers": ({"scheme": T5, "params": {"table": POS}}, TypeError, "table"),
     "param-list": ({"scheme": T5, "params": {"table": [1.0]}}, TypeError, "table"),
-    "pos-floats": (at(POS * 1.0), TypeError, "q_pos"),
-    "pos-half": (at(POS, POS.astype(np.float16)), TypeError, "k_pos"),
-    "pos-bool": (at(POS > 2), TypeError, "q_pos"),
-    "pos-list": (at([0, 1, 2, 3, 4]), TypeError, "q_pos"),
-    "pos-axes": (at(POS[None, None]), ValueError, "q_pos"),
-    "pos-length": (at(POS[:4]), ValueError, "q_pos"),
-    "pos-batch": (at(np.stack([POS] * 3)), ValueError, "q_pos"),
-    "pos-alone": ({"q_pos": POS}, ValueError, "k_pos"),
-    "k-pos-alone": ({"k_pos": POS}, ValueError, "q_pos"),
-    "seg-floats": (segments(POS * 1.0), TypeError, "q_seg"),
-    "seg-length": (segments(POS, POS[:4]), ValueError, "k_seg"),
-    "seg-alone": ({"k_seg": POS}, ValueError, "q_seg"),
+    "tokens-array": ({"tokens": POS}, TypeError, r"tokens must be posenc\.Tokens, got"),
+    "queries-mapping": (
+        of_tokens(pos=POS) | {"queries": {"pos": POS}}, TypeError,
+        r"queries must be posenc\.Tokens, got dict",
+    ),
+    "fewer-tokens-than-queries": (
+        {"k": Q[:, :, :4], "v": Q[:, :, :4]} | of_tokens(exists=VALID[:, :4]), ValueError,
+        "q has length 5, k only 4: give queries",
+    ),
+    "pos-floats": (at(POS * 1.0), TypeError, r"queries\.pos"),
+    "pos-half": (at(POS, POS.astype(np.float16)), TypeError, r"tokens\.pos"),
+    "pos-bool": (at(POS > 2), TypeError, r"queries\.pos"),
+    "pos-list": (at([0, 1, 2, 3, 4]), TypeError, r"queries\.pos"),
+    "pos-axes": (at(POS[None, None]), ValueError, r"queries\.pos"),
+    "pos-length": (at(POS[:4]), ValueError, r"queries\.pos has length 4, q has 5"),
+    "k-pos-length": (of_tokens(pos=POS[:4]), ValueError, r"tokens\.pos has length 4, k has 5"),
+    "pos-batch": (at(np.stack([POS] * 3)), ValueError, r"queries\.pos has batch 3"),
+    "pos-alone": (
+        {"queries": Tokens(pos=POS)}, ValueError, r"queries\.pos is given without tokens\.pos",
+    ),
+    "k-pos-alone": (
+        of_tokens(pos=POS) | {"queries": Tokens()}, ValueError,
+        r"tokens\.pos is given without queries\.pos",
+    ),
+    "seg-floats": (segments(POS * 1.0), TypeError, r"queries\.seg"),
+    "seg-length": (segments(POS, POS[:4]), ValueError, r"tokens\.seg has length 4, k has 5"),
+    "seg-alone": (
+        of_tokens(seg=POS) | {"queries": Tokens()}, ValueError,
+        r"tokens\.seg is given without queries\.seg",
+    ),
+    "seg-of-padding": (
+        of_tokens(seg=np.where(POS == 3, LEAST, POS).astype(np.int32), exists=VALID), ValueError,
+        r"\.seg holds -2147483648, which is reserved for padding",
+    ),
     "window-none": ({"window": 0}, ValueError, "window"),
     "window-float": ({"window": 2.5}, TypeError, "window"),
     "window-bool": ({"window": True}, TypeError, "window"),
     "implementation": ({"implementation": "refrence"}, ValueError, "'reference'"),
-    "gates-without-x": (GATES, ValueError, r"\bx\b"),
-    "x-length": (GATES | {"x": normal((2, 4, HIDDEN_DIM), 0, "float32")}, ValueError, r"\bx\b"),
-    "x-width": (GATES | {"x": normal((2, 5, 7), 0, "float32")}, ValueError, "x has .* width C=7"),
-    "q-x-width": (
-        INKLING | {"q_x": normal((2, 5, 7), 0, "float32")}, ValueError, "q_x has .* width C=7",
+    "gates-without-x": (GATES, ValueError, r"FoX reads hidden states: give tokens with x"),
+    "x-length": (GATES | of_tokens(x=hidden(2, 4, HIDDEN_DIM)), ValueError, r"tokens\.x must be"),
+    "x-width": (
+        GATES | of_tokens(x=hidden(2, 5, 7)), ValueError, r"tokens\.x has .* width C=7",
     ),
-    "x-axes": (GATES | {"x": normal((5, HIDDEN_DIM), 0, "float32")}, ValueError, r"\bx\b"),
-    "x-batch": (GATES | {"x": normal((3, 5, HIDDEN_DIM), 0, "float32")}, ValueError, r"\bx\b"),
+    "q-x-width": (
+        INKLING | of_tokens(x=hidden(2, 5, HIDDEN_DIM)) | {"queries": Tokens(x=hidden(2, 5, 7))},
+        ValueError, r"queries\.x has .* width C=7",
+    ),
+    "x-axes": (GATES | of_tokens(x=hidden(5, HIDDEN_DIM)), ValueError, r"tokens\.x must be"),
+    "x-batch": (GATES | of_tokens(x=hidden(3, 5, HIDDEN_DIM)), ValueError, r"tokens\.x must be"),
     "features-alone": (
-        GATES | {"q_features": {"c": Q[..., 0]}}, ValueError, "q_features is given without k_fea",
+        GATES | {"queries": Tokens(features={"c": SUMS})}, ValueError,
+        r"queries\.features is given without tokens\.features",
+    ),
+    "k-features-alone": (
+        GATES | of_tokens(features={"c": SUMS}), ValueError,
+        r"tokens\.features is given without queries\.features",
     ),
     "features-shape": (
-        GATES | {"q_features": {"c": Q[..., 0]}, "k_features": {"c": Q[:, :2, :, 0]}}, ValueError,
+        GATES | features({"c": SUMS[:, :2]}), ValueError,
         "feature 'c' of the key must have 4 heads",
     ),
     "features-length": (
-        GATES | {"q_features": {"c": Q[..., 0]}, "k_features": {"c": Q[:, :, :4, 0]}}, ValueError,
+        GATES | features({"c": SUMS[:, :, :4]}), ValueError,
         r"feature 'c' of the key must be \(B, H, 5\)",
     ),
     "features-batch": (
-        GATES | {"q_features": {"c": Q[..., 0]}, "k_features": {"c": THREE[..., 0]}}, ValueError,
+        GATES | features({"c": THREE[..., 0]}), ValueError,
         "feature 'c' of the key must have batch 2",
     ),
     "features-of-a-scheme-without": (
-        {"q_features": {"c": Q[..., 0]}, "k_features": {"c": Q[..., 0]}}, ValueError,
-        "ALiBi has no features of tokens: leave out q_features",
+        features({"c": SUMS}), ValueError,
+        r"ALiBi has no features of tokens: leave out queries\.features",
+    ),
+    "k-features-of-a-scheme-without": (
+        of_tokens(features={"c": SUMS}), ValueError,
+        r"ALiBi has no features of tokens: leave out tokens\.features",
     ),
     "features-list": (
-        GATES | {"q_features": {"c": Q[..., 0]}, "k_features": {"c": [[[0.0]]]}},
-        (TypeError, ValueError), "feature 'c' of the key|k_features",
+        GATES | features({"c": [[[0.0]]]}), (TypeError, ValueError),
+        r"feature 'c' of the key|tokens\.features",
     ),
     "features-without-names": (
-        GATES | {"q_features": Q, "k_features": Q}, TypeError, "q_features must map names",
+        GATES | features(Q, Q), TypeError, r"queries\.features must map names",
     ),
     "hidden-states-of-queries": (
-        INKLING | at(POS, POS[::-1].copy()), ValueError, "give q_x",
+        INKLING | at(POS) | of_tokens(pos=POS[::-1].copy(), x=hidden(2, 5, HIDDEN_DIM)),
+        ValueError, "give queries with x",
     ),
     "hidden-states-of-queries-length": (
-        INKLING | at(POS) | {"q_x": normal((2, 4, HIDDEN_DIM), 0, "float32")}, ValueError,
-        "q_x must be",
+        INKLING | of_tokens(pos=POS, x=hidden(2, 5, HIDDEN_DIM))
+        | {"queries": Tokens(pos=POS, x=hidden(2, 4, HIDDEN_DIM))},
+        ValueError, r"queries\.x must be",
     ),
-    "place-alone": ({"q_axes": POS}, ValueError, "q_axes is given without k_axes"),
-    "place-width": (axes(np.zeros((5, 3), int)), ValueError, r"q_axes .* \(5, 1\).* got \(5, 3\)"),
+    "place-alone": (
+        {"queries": Tokens(places=POS)}, ValueError,
+        r"queries\.places is given without tokens\.places",
+    ),
+    "place-width": (
+        places(np.zeros((5, 3), int)), ValueError, r"queries\.places .* \(5, 1\).* got \(5, 3\)",
+    ),
     "place-width-of-two": (
-        {"scheme": PLANE} | axes(POS), ValueError, r"q_axes .* \(5, 2\).* got \(5,\)",
+        {"scheme": PLANE} | places(POS, np.zeros((5, 2), int)), ValueError,
+        r"queries\.places .* \(5, 2\).* got \(5,\)",
     ),
-    "place-floats": (axes(POS * 1.0), TypeError, "q_axes"),
-    "place-far": (axes(POS + 2**30), ValueError, "q_axes holds"),
-    "place-batch": (axes(np.stack([POS] * 3)), ValueError, "q_axes has batch 3"),
-    "valid-integers": ({"k_valid": np.ones((2, 5), int)}, TypeError, "k_valid must be .* booleans"),
-    "valid-shape": ({"k_valid": VALID[:, :4]}, ValueError, r"k_valid must be \(B, K\) = \(2, 5\)"),
-    "valid-of-a-row": ({"k_valid": VALID[0]}, ValueError, "k_valid must be"),
+    "place-floats": (places(POS * 1.0), TypeError, r"queries\.places"),
+    "place-far": (places(POS + 2**30), ValueError, r"queries\.places holds"),
+    "place-batch": (
+        places(np.stack([POS] * 3)), ValueError, r"queries\.places has batch 3",
+    ),
+    "exists-integers": (
+        of_tokens(exists=np.ones((2, 5), int)), TypeError,
+        r"tokens\.exists must be an array of booleans",
+    ),
+    "exists-shape": (
+        of_tokens(exists=VALID[:, :4]), ValueError,
+        r"tokens\.exists must be \(5,\) or \(2, 5\), got \(2, 4\)",
+    ),
+    "exists-batch": (
+        {"queries": Tokens(exists=np.ones((3, 5), bool))}, ValueError,
+        r"queries\.exists must be \(5,\) or \(2, 5\), got \(3, 5\)",
+    ),
+    "exists-list": (of_tokens(exists=[True] * 5), TypeError, r"tokens\.exists must be"),
     "window-three": ({"window": (1, 2, 3)}, ValueError, "window must be a width or"),
     "window-negative": ({"window": (-1, 2)}, ValueError, "window must be at least 0"),
-    "first-tokens-negative": ({"sink_tokens": -1}, ValueError, "sink_tokens must be at least 0"),
-    "first-tokens-float": ({"sink_tokens": 1.5}, TypeError, "sink_tokens"),
+    "first-tokens-negative": (
+        {"mask": Mask(first_tokens=-1)}, ValueError, r"mask\.first_tokens must be at least 0",
+    ),
+    "first-tokens-float": (
+        {"mask": Mask(first_tokens=1.5)}, TypeError, r"mask\.first_tokens must be",
+    ),
+    "mask-causal-text": ({"mask": Mask(causal="no")}, TypeError, r"mask\.causal must be True or"),
+    "mask-window-negative": ({"mask": Mask(left=-2)}, ValueError, "window must be at least 0"),
     "bias-integers": ({"bias": np.ones((1, 1, 5, 5), int)}, TypeError, "bias must be floating"),
     "bias-shape": ({"bias": PAIRS[:, :, :4]}, ValueError, r"bias must be \(B or 1, H or 1, Q, K\)"),
     "bias-axes": ({"bias": PAIRS[0]}, ValueError, "bias must be"),
@@ -155,7 +237,7 @@ ATTENTION = {
         {"mask": lambda b, h, q, k: q >= k}, ValueError, "leave out batch and head of FlexAtt",
     ),
     "mask-of-segments-without": (
-        {"mask": lambda q, k, s, t: s == t}, ValueError, "there are no segments: give q_seg and",
+        {"mask": lambda q, k, s, t: s == t}, ValueError, "there are no segments: give tokens with",
     ),
     "mask-answers-nothing": ({"mask": lambda q, k: None}, TypeError, "mask .* got NoneType"),
     "mask-of-all-pairs": (
@@ -168,7 +250,8 @@ ATTENTION = {
         {"scheme": Overlapping(windows=(4, 5))}, ValueError, r"must be \(left, right\), got 4",
     ),
     "sum-of-no-feature": (
-        INKLING | {"scheme": Misnamed(HEADS, HIDDEN_DIM), "params": params_of(FOX)}, ValueError,
+        GATES | of_tokens(x=hidden(2, 5, HIDDEN_DIM)) | {"scheme": Misnamed(HEADS, HIDDEN_DIM)},
+        ValueError,
         "Misnamed.cumulative has 'gate', but keys have no such feature; they have: c",
     ),
     "softcap-zero": ({"softcap": 0.0}, ValueError, "softcap must be finite and greater than 0"),
@@ -182,7 +265,7 @@ ATTENTION = {
         r"bias must be finite or -inf .*, got inf at \(0, 0, 0, 0\)",
     ),
     "lse-text": ({"return_lse": "yes"}, TypeError, "return_lse must be True or False"),
-    "coords": ({"q_coords": Q[..., 0]}, TypeError, "has no keyword 'q_coords'.*q_features"),
+    "coords": ({"q_coords": Q[..., 0]}, TypeError, "has no keyword 'q_coords'.*features"),
     "scale-text": ({"scale": "large"}, TypeError, "scale"),
     "scale-nan": ({"scale": float("nan")}, ValueError, "scale"),
     "causal-text": ({"causal": "False"}, TypeError, "causal"),
@@ -223,6 +306,8 @@ def call(backend, arguments):
 def converted(value, array):
     if isinstance(value, dict):
         return {name: converted(v, array) for name, v in value.items()}
+    if isinstance(value, Tokens):
+        return value.map(lambda own: converted(own, array))
     return array(value) if isinstance(value, np.ndarray) else value
 
 
@@ -246,11 +331,14 @@ def test_numpy_stands_for_torch_beside_queries_alone():
 
     q, x = torch.tensor(Q), normal((2, 5, HIDDEN_DIM), 0, "float32")
     params = params_of(INKLING["scheme"])
-    want = posenc_torch.attention(q, q, q, INKLING["scheme"], params, x=torch.tensor(x))
-    got = posenc_torch.attention(q, q, q, INKLING["scheme"], params, x=x)
+    want = posenc_torch.attention(
+        q, q, q, INKLING["scheme"], params, tokens=Tokens(x=torch.tensor(x))
+    )
+    got = posenc_torch.attention(q, q, q, INKLING["scheme"], params, tokens=Tokens(x=x))
     assert torch.equal(got, want)
-    own, _ = posenc.features(INKLING["scheme"], params, x=x)
-    got = posenc_torch.attention(q, q, q, INKLING["scheme"], params, q_features=own, k_features={})
+    own = posenc.features(INKLING["scheme"], params, Tokens(x=x))[0].features
+    sides = {"tokens": Tokens(features={}), "queries": Tokens(features=own)}
+    got = posenc_torch.attention(q, q, q, INKLING["scheme"], params, **sides)
     assert torch.allclose(got, want, atol=1e-6)
     with pytest.raises(TypeError, match=r"q must be .* of torch, got numpy\.ndarray of float32"):
         posenc_torch.attention(Q, q, q, posenc.NoPE())
@@ -266,7 +354,7 @@ def test_torch_positions_are_integers(dtype):
     pos = torch.arange(5).to(getattr(torch, dtype))
     with pytest.raises(TypeError, match="q_pos"):
         posenc.bias(posenc.ALiBi(HEADS), pos, pos)
-    with pytest.raises(TypeError, match="q_pos"):
+    with pytest.raises(TypeError, match=r"tokens\.pos"):
         call("torch", GOOD | at(pos, pos))
     with pytest.raises(TypeError, match="pos"):
         posenc_torch.Position(posenc.Sinusoidal(8)).embed(torch.zeros(1, 5, 8), pos)
@@ -292,7 +380,7 @@ EVALUATED = {
         ), KeyError, "the key has no feature 'angle'; it has: none",
     ),
     "transform-places": (
-        lambda: posenc.transform(PLANE, Q, POS, role="key", axes=POS), ValueError, "axes",
+        lambda: posenc.transform(PLANE, Q, POS, role="key", places=POS), ValueError, "places",
     ),
     "cache-of-a-name": (lambda: posenc.cache_needs("rope"), TypeError, "scheme must be"),
     "cache-of-regions-transformed": (
@@ -328,7 +416,21 @@ EVALUATED = {
     "embedding-beyond": (lambda: posenc.embedding(LEARNED, POS, ROWS), IndexError, "4"),
     "embedding-negative": (lambda: posenc.embedding(LEARNED, -POS, ROWS), IndexError, "-4"),
     "features-axes": (
-        lambda: posenc.features(FOX, GATES["params"], x=Q), ValueError, r"\bx\b",
+        lambda: posenc.features(FOX, GATES["params"], Tokens(x=Q)), ValueError, r"tokens\.x must",
+    ),
+    "features-tokens": (
+        lambda: posenc.features(FOX, GATES["params"], POS), TypeError, r"tokens must be posenc\.",
+    ),
+    "window-first-negative": (
+        lambda: posenc.window(None, first=-1), ValueError, "first must be at least 0",
+    ),
+    "window-first-float": (lambda: posenc.window(4, first=1.5), TypeError, "first must be"),
+    "window-of-a-mask": (lambda: posenc.window(0), ValueError, "window must be"),
+    "mask-and-text": (lambda: posenc.causal & "window", TypeError, "unsupported operand"),
+    "tokens-index": (lambda: Tokens(pos=POS)[0], TypeError, "tokens must be indexed by a slice"),
+    "tokens-concat": (
+        lambda: Tokens(pos=POS).concat(Tokens(pos=POS, seg=POS)), ValueError,
+        "seg is given for some of the tokens only",
     ),
     "features-of-queries-without": (
         lambda: posenc.features(SHAW, params_of(SHAW), k=Q), ValueError,

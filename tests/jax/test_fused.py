@@ -9,12 +9,13 @@ from dataclasses import dataclass, replace
 import fused_by_definition
 import numpy as np
 import pytest
-from cases import CASES, STEERING, Case, expected, shuffled, tensors_of
+from cases import CASES, STEERING, Case, expected, options_of, shuffled, tensors_of
 from frameworks import HAS, route
 from sample import long, some
 from subjects import SUBJECTS, fox_alibi, normal, params_of, sunk
 
 import posenc
+from posenc.attn.arguments import Arguments
 from posenc.attn.call import prepare
 from posenc.attn.implementations import Implementation
 from posenc.attn.reference import dense
@@ -104,11 +105,11 @@ def assert_near_definition(scheme, where, values, gradients):
     tensors, params = tensors_of(scheme, where), params_of(scheme)
     d_out = normal(values.shape, 9)
     out, d_tensors = route("jax", "pallas").gradients(
-        scheme, tensors, params, d_out, **where.options
+        scheme, tensors, params, d_out, **options_of(scheme, where)
     )
     assert_near(out, values, ATTENTION_TOL["float32"])
     for name, gradient in gradients.items():
-        summed = name in params or name == "x"
+        summed = name in params or name == "tokens.x"
         tolerance = ATTENTION_TOL["float32"] * (REDUCTION_FACTOR if summed else 1)
         assert_near(d_tensors[name], gradient, tolerance, f"gradient of {name}")
 
@@ -116,14 +117,17 @@ def assert_near_definition(scheme, where, values, gradients):
 STEEP = posenc.ALiBi(4, slopes=[8.0, 4.0, 2.0, 1.0])
 
 
-def tokens(length, *, q_len=None, dtype="float32", kv_heads=4):
+def vectors(length, *, q_len=None, dtype="float32", kv_heads=4):
     """q, k, v in the layout of JAX."""
     sizes = [(q_len or length, 4), *[(length, kv_heads)] * 2]
     return [jnp.asarray(normal((2, size, own, 8), n), dtype) for n, (size, own) in enumerate(sizes)]
 
 
-# Shuffled, some negative, so that sinks are anywhere and tokens before position 0 are none.
-ANYWHERE = {"q_pos": shuffled(20, 5), "k_pos": shuffled(20, 6)}
+# Shuffled, some negative: first tokens are anywhere, and tokens before position 0 are none.
+ANYWHERE = {
+    "tokens": posenc.Tokens(pos=shuffled(20, 6)),
+    "queries": posenc.Tokens(pos=shuffled(20, 5)),
+}
 NEW = {
     "fox-alibi": (fox_alibi(), Case({"causal": True}, grouped=True)),
     "fox-alibi-anywhere": (fox_alibi(), Case({"causal": True, **ANYWHERE})),
@@ -131,17 +135,23 @@ NEW = {
     "feature-of-queries": (Leaning("query"), Case({"causal": True})),
     "window-of-two-sides": (SUBJECTS["nope"], Case({"window": (6, 2)}, q_len=13)),
     "window-open-behind": (SUBJECTS["alibi-learned"], Case({"window": (None, 3)})),
-    "sink-tokens": (SUBJECTS["alibi"], Case({"causal": True, "window": (3, 0), "sink_tokens": 2})),
-    "sink-tokens-anywhere": (
-        SUBJECTS["nope"],
-        Case({"window": (9, 4), "sink_tokens": 12, **ANYWHERE}),
+    "first-tokens": (
+        SUBJECTS["alibi"],
+        Case({"causal": True, "mask": posenc.window((3, 0), first=2)}),
     ),
-    "sink-tokens-and-a-table": (
+    "first-tokens-anywhere": (
+        SUBJECTS["nope"],
+        Case({"mask": posenc.window((9, 4), first=12), **ANYWHERE}),
+    ),
+    "first-tokens-and-a-table": (
         SUBJECTS["t5"],
-        Case({"causal": True, "window": 4, "sink_tokens": 3}, grouped=True),
+        Case({"causal": True, "mask": posenc.window(4, first=3)}, grouped=True),
     ),
     "regions": (Levelled(), Case({"causal": True})),
-    "regions-and-sink-tokens": (Levelled(), Case({"causal": True, "sink_tokens": 2})),
+    "regions-and-first-tokens": (
+        Levelled(),
+        Case({"causal": True, "mask": posenc.window(None, first=2)}),
+    ),
     "regions-in-a-window": (Levelled(), Case({"causal": True, "window": 9})),
 }
 
@@ -150,7 +160,7 @@ NEW = {
     "name",
     some(
         NEW,
-        ("fox-alibi-anywhere", "a-number-of-keys", "sink-tokens-anywhere"),
+        ("fox-alibi-anywhere", "a-number-of-keys", "first-tokens-anywhere"),
         long,
     ),
 )
@@ -158,7 +168,7 @@ def test_features_windows_and_regions_equal_the_definition(name, defined):
     scheme, where = NEW[name]
     tensors, params = tensors_of(scheme, where), params_of(scheme)
     given = scheme, tensors, params, normal(tensors["q"].shape, 9)
-    options = {"dtype": "float64", **where.options}
+    options = {"dtype": "float64", **options_of(scheme, where)}
     assert_near_definition(scheme, where, *route("jax", "reference").gradients(*given, **options))
 
 
@@ -174,26 +184,36 @@ def test_a_learned_sink_has_its_gradient(inner, defined):
     """The weight of the sink reaches every gradient through that of the log-sum-exp."""
     scheme = sunk(inner)
     # In some rows only the sink is visible.
-    where = Case({"causal": True, "q_seg": np.arange(20) % 3, "k_seg": np.arange(20) % 2})
+    where = Case(
+        {
+            "causal": True,
+            "tokens": posenc.Tokens(seg=np.arange(20) % 2),
+            "queries": posenc.Tokens(seg=np.arange(20) % 3),
+        }
+    )
     tensors, params = tensors_of(scheme, where), params_of(scheme)
     given = scheme, tensors, params, normal(tensors["q"].shape, 9)
     values, gradients = route("jax", "reference").gradients(
-        *given, dtype="float64", **where.options
+        *given, dtype="float64", **options_of(scheme, where)
     )
     assert np.all(np.abs(gradients["sink"]) > 0.01)
     assert_near_definition(scheme, where, values, gradients)
 
 
-def call_of(scheme, *, length=20, **options):
+def call_of(scheme, *, length=20, causal=False, tokens=None, **options):
     """A call in the layout of the core."""
-    q, k, v = (jnp.swapaxes(a, 1, 2) for a in tokens(length))
+    q, k, v = (jnp.swapaxes(a, 1, 2) for a in vectors(length))
     params = {name: jnp.asarray(a) for name, a in params_of(scheme).items()}
     x = jnp.asarray(normal((2, length, HIDDEN_DIM), 3), "float32")
-    return prepare(q, k, v, scheme, params, x=x, xp=jnp, **options)
+    given = Arguments(tokens=replace(tokens or posenc.Tokens(), x=x), **options)
+    return prepare(q, k, v, scheme, params, causal, given, xp=jnp)
 
 
 def test_the_logsumexp_is_that_of_the_definition(defined):
-    seg = {"q_seg": jnp.arange(20) % 3, "k_seg": jnp.arange(20) % 2}
+    seg = {
+        "tokens": posenc.Tokens(seg=jnp.arange(20) % 2),
+        "queries": posenc.Tokens(seg=jnp.arange(20) % 3),
+    }
     call = call_of(fox_alibi(), causal=True, **seg)
     # Compiled whole: JAX takes longer to compile each operation by itself.
     both = jax.jit(lambda: [attended(call)[1] for attended in (implementation.fused, dense)])
@@ -242,7 +262,7 @@ def test_a_key_bias_of_a_feature_that_queries_lack(case, large, does_not_lower):
     scheme, where = OfKeys(large), CASES[case]
     tensors = tensors_of(scheme, where)
     given = scheme, tensors, {}, normal(tensors["q"].shape, 9)
-    options = {"dtype": "float64", **where.options}
+    options = {"dtype": "float64", **options_of(scheme, where)}
     assert_near_definition(scheme, where, *route("jax", "reference").gradients(*given, **options))
 
 
@@ -254,19 +274,19 @@ def test_a_key_bias_of_a_feature_that_queries_lack(case, large, does_not_lower):
         (STEEP, {"mask": lambda q, k: q != k}, "windows only, mask is given"),
         (
             STEEP,
-            dict.fromkeys(("q_axes", "k_axes"), jnp.arange(20)),
-            "the bias of ALiBi reads the places given as q_axes and k_axes",
+            {"tokens": posenc.Tokens(places=jnp.arange(20))},
+            "the bias of ALiBi reads the places of tokens",
         ),
         (SUBJECTS["streets"], {}, "reads a table per query, 'places'; kernels take one number"),
         (
             Levelled(),
-            {"window": 9, "sink_tokens": 2},
-            "a region with sink_tokens and a window needs two",
+            {"mask": posenc.window(9, first=2)},
+            "a mask of first tokens in a region needs two",
         ),
         (Wide(), {}, "reads a table per key, 't'; kernels take one number"),
         (Wide(table=False), {}, "reads 2 numbers per key, a, b; kernels take one"),
     ],
-    ids=["softcap", "bias", "mask", "places", "axes", "sink-tokens-of-regions", "table", "two"],
+    ids=["softcap", "bias", "mask", "places", "axes", "first-tokens-of-regions", "table", "two"],
 )
 def test_arguments_that_kernels_do_not_read_are_refused(scheme, options, reason, defined):
     call = call_of(scheme, **options)
@@ -274,14 +294,14 @@ def test_arguments_that_kernels_do_not_read_are_refused(scheme, options, reason,
 
 
 def test_places_without_a_bias_are_served(defined):
-    places = dict.fromkeys(("q_axes", "k_axes"), jnp.arange(20) // 2)
-    assert implementation.unsupported(call_of(posenc.RoPE(8), **places)) is None
+    places = posenc.Tokens(places=jnp.arange(20) // 2)
+    assert implementation.unsupported(call_of(posenc.RoPE(8), tokens=places)) is None
 
 
 def test_negligible_blocks_are_skipped(plans):
     out = [
         posenc_jax.attention(
-            *tokens(80), STEEP, causal=True, implementation="pallas", skip_blocks=skip
+            *vectors(80), STEEP, causal=True, implementation="pallas", skip_blocks=skip
         )
         for skip in (True, False)
     ]
@@ -293,7 +313,7 @@ def test_negligible_blocks_are_skipped(plans):
 
 
 def test_ranges_of_keys_and_of_queries_hold_the_same_pairs(plans):
-    posenc_jax.attention(*tokens(80), STEEP, causal=True, window=20, implementation="pallas")
+    posenc_jax.attention(*vectors(80), STEEP, causal=True, window=20, implementation="pallas")
     ((plan, _, integers),) = plans
     index = np.arange(plan.q_blocks)
     by_query = (integers.key_ranges[0][..., None] <= index) & (
@@ -308,7 +328,7 @@ def test_ranges_of_keys_and_of_queries_hold_the_same_pairs(plans):
 def test_the_logsumexp_has_a_gradient(defined):
     """Combining two parts of one softmax needs it."""
     scheme, length = posenc.ALiBi(4, learned=True), 19
-    q, k, v = (jnp.swapaxes(a, 1, 2) for a in tokens(length))
+    q, k, v = (jnp.swapaxes(a, 1, 2) for a in vectors(length))
     params = {"slopes": jnp.asarray([0.5, 0.25, 0.1, 0.01])}
 
     def call(q, k, params):
@@ -343,13 +363,13 @@ def test_a_key_bias_replaces_a_bias_that_does_not_lower(subject, does_not_lower)
 @pytest.mark.parametrize(
     ("scheme", "options", "reason"),
     [
-        (SUBJECTS["t5"], {"q_pos": np.arange(20), "k_pos": np.arange(20)}, "the default positions"),
+        (SUBJECTS["t5"], {"tokens": posenc.Tokens(pos=np.arange(20))}, "the default positions"),
         (SUBJECTS["checkered"], {}, "is not relative, .*; a key bias needs a causal mask"),
     ],
     ids=["t5-shuffled", "checkered"],
 )
 def test_a_bias_without_a_form_is_refused(scheme, options, reason, defined):
-    tensors = tokens(20)
+    tensors = vectors(20)
     arguments = *tensors, scheme, params_of(scheme)
     with pytest.raises(NotImplementedError, match=reason):
         posenc_jax.attention(*arguments, implementation="pallas", **options)
@@ -359,21 +379,21 @@ def test_a_bias_without_a_form_is_refused(scheme, options, reason, defined):
 
 def test_segments_of_64_bits_are_refused(defined):
     with jax.enable_x64(True):
-        where = dict.fromkeys(("q_seg", "k_seg"), jnp.arange(20, dtype="int64"))
-        with pytest.raises(NotImplementedError, match="q_seg has 64"):
-            posenc_jax.attention(*tokens(20), STEEP, implementation="pallas", **where)
+        where = posenc.Tokens(seg=jnp.arange(20, dtype="int64"))
+        with pytest.raises(NotImplementedError, match=r"tokens\.seg has 64"):
+            posenc_jax.attention(*vectors(20), STEEP, implementation="pallas", tokens=where)
 
 
 def test_a_cpu_has_no_kernels():
     with pytest.raises(NotImplementedError, match="for gpu and tpu, the device is a cpu"):
-        posenc_jax.attention(*tokens(20), STEEP, implementation="pallas")
+        posenc_jax.attention(*vectors(20), STEEP, implementation="pallas")
 
 
 def test_auto_skips_kernels_and_says_why(defined):
-    many = posenc_jax.explain(*tokens(300), STEEP, causal=True)
+    many = posenc_jax.explain(*vectors(300), STEEP, causal=True)
     assert many["implementation"] != "pallas"
     assert "no device has run them yet" in many["others"]["pallas"]
-    few = posenc_jax.explain(*tokens(300, q_len=3), STEEP, causal=True)
+    few = posenc_jax.explain(*vectors(300, q_len=3), STEEP, causal=True)
     assert "3 queries are few" in few["others"]["pallas"]
 
 
@@ -394,7 +414,7 @@ def test_a_tile_is_masked_where_a_pair_is(window, causal):
         assert bool(plan.needs_mask(q, q_count, k, k_count, has_segments=False)) == masked
 
 
-POSITIONS = {"q_pos": np.arange(20), "k_pos": np.arange(20)}
+POSITIONS = {"tokens": posenc.Tokens(pos=np.arange(20))}
 
 
 @pytest.mark.parametrize(
@@ -409,10 +429,7 @@ POSITIONS = {"q_pos": np.arange(20), "k_pos": np.arange(20)}
     ],
 )
 def test_a_bias_by_key_leaves_out_what_softmax_does_not_see(scheme, options, by_key):
-    q, k, v = (jnp.moveaxis(a, 1, 2) for a in tokens(20))
-    x = jnp.asarray(normal((2, 20, HIDDEN_DIM), 3))
-    arrays = {name: jnp.asarray(a) for name, a in params_of(scheme).items()}
-    call = prepare(q, k, v, scheme, arrays, x=x if scheme.cumulative else None, xp=jnp, **options)
+    call = call_of(scheme, **options)
     plan, operands, _ = implementation.plan_call(call, "elementwise", 8, reads_far=False)
     assert plan.by_key == by_key
     if not by_key:

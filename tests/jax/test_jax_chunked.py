@@ -151,7 +151,7 @@ def test_traced_positions_equal_the_default(implementation):
     @jax.jit
     def traced(q_pos, k_pos):
         return jax.value_and_grad(partial(loss, scheme, implementation))(
-            q, k, v, q_pos=q_pos, k_pos=k_pos
+            q, k, v, tokens=posenc.Tokens(pos=k_pos), queries=posenc.Tokens(pos=q_pos)
         )
 
     assert_alike(
@@ -170,7 +170,7 @@ def test_vmap_of_the_whole_call(implementation):
 
     def one(q, k, v, params, pos):
         gradient = jax.value_and_grad(partial(loss, scheme, implementation), argnums=(0, 1, 2, 3))
-        return gradient(q, k, v, params, q_pos=pos, k_pos=pos)
+        return gradient(q, k, v, params, tokens=posenc.Tokens(pos=pos))
 
     arrays = (*stacked, slopes, pos)
     separate = [jax.jit(one)(*jax.tree.map(lambda a, i=i: a[i], arrays)) for i in range(2)]
@@ -184,7 +184,10 @@ def test_vmap_of_the_whole_call(implementation):
 def test_fully_masked_rows(implementation):
     scheme, (q, k, v) = posenc.ALiBi(HEADS, learned=True), tensors(300)
     params = posenc_jax.init(scheme, jax.random.key(0))
-    where = {"q_seg": jnp.where(jnp.arange(300) % 3 == 0, 1, 0), "k_seg": jnp.zeros(300, int)}
+    where = {
+        "tokens": posenc.Tokens(seg=jnp.zeros(300, int)),
+        "queries": posenc.Tokens(seg=jnp.where(jnp.arange(300) % 3 == 0, 1, 0)),
+    }
 
     @jax.jit
     def both(*arrays):
@@ -235,7 +238,7 @@ def test_xla_refuses_values_of_another_width():
 def test_positions_of_any_integer_dtype(dtype):
     q, k, v = tensors(20)
     pos = np.arange(20).astype(dtype)
-    out = posenc_jax.attention(q, k, v, posenc.ALiBi(HEADS), q_pos=pos, k_pos=pos)
+    out = posenc_jax.attention(q, k, v, posenc.ALiBi(HEADS), tokens=posenc.Tokens(pos=pos))
     np.testing.assert_array_equal(out, posenc_jax.attention(q, k, v, posenc.ALiBi(HEADS)))
 
 
@@ -292,17 +295,17 @@ FADED = 72  # tokens: nine blocks, one more than skipping needs
 STEEP = posenc.ALiBi(HEADS, learned=True, slopes=[8.0, 4.0, 2.0, 1e-3])
 
 
-def pulled(scheme, *, implementation="chunked", **options):
+def pulled(scheme, *, implementation="chunked", tokens=None, **options):
     """A compiled function: the result, and the gradients of all arrays."""
 
     @partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
     def run(arrays, d_out):
         def attend(arrays):
             q, k, v = (arrays[name] for name in "qkv")
-            own = {"x": arrays["x"]} if "x" in arrays else {}
+            own = tokens if "x" not in arrays else posenc.Tokens(x=arrays["x"])
             return posenc_jax.attention(
                 q, k, v, scheme, arrays["params"], causal=True,
-                implementation=implementation, **own, **options,
+                implementation=implementation, tokens=own, **options,
             )  # fmt: skip
 
         with block_size(8):
@@ -423,8 +426,8 @@ SKIPPING = {
     "gates-and-slopes": (fox_alibi(), {"kv_heads": 2}),
     "gates-and-table": (Sum(SUBJECTS["fox"], posenc.T5Bias(HEADS)), {"kv_heads": 2}),
     "window": (STEEP, {"window": 30}),
-    "segments": (STEEP, {"q_seg": PACKED, "k_seg": PACKED}),
-    "positions": (STEEP, {"q_pos": ROLLED, "k_pos": ROLLED}),
+    "segments": (STEEP, {"tokens": posenc.Tokens(seg=PACKED)}),
+    "positions": (STEEP, {"tokens": posenc.Tokens(pos=ROLLED)}),
     "few-queries": (STEEP, {"q_length": 5}),
     "fewer-queries": (STEEP, {"q_length": 37, "kv_heads": 2}),
     "bfloat16": (STEEP, {"dtype": "bfloat16", "kv_heads": 2}),

@@ -43,14 +43,14 @@ def arrays(scheme, length, dtype, *, dim=16, shared=False, q_len=None):
         name: jnp.asarray(normal((2, size, own_heads, dim), n), dtype)
         for n, (name, (size, own_heads)) in enumerate(sizes.items())
     }
-    return tensors, {"x": jnp.asarray(normal((2, length, HIDDEN_DIM), 5), jnp.float32)}
+    return tensors, jnp.asarray(normal((2, length, HIDDEN_DIM), 5), jnp.float32)
 
 
-def in_float64(tensors, scheme, params, **options):
+def in_float64(tensors, scheme, params, x=None):
     wide = {name: np.asarray(a, np.float64).swapaxes(1, 2) for name, a in tensors.items()}
-    options = {name: np.asarray(a, np.float64) for name, a in options.items()}
+    tokens = None if x is None else posenc.Tokens(x=np.asarray(x, np.float64))
     params = {name: a.astype(np.float64) for name, a in params.items()}
-    return posenc.attention(**wide, scheme=scheme, params=params, causal=True, **options)
+    return posenc.attention(**wide, scheme=scheme, params=params, causal=True, tokens=tokens)
 
 
 # Products of half precision are exact in float32, and three numbers hold the bias. There remain the
@@ -63,12 +63,13 @@ ROUNDED = {dtype: rounding_bound(2, 1, dtype) for dtype in ("bfloat16", "float16
 @pytest.mark.parametrize("name", FOLDABLE)
 def test_a_folded_bias_is_the_bias(name, shared, q_len, dtype, calls):
     scheme = SUBJECTS[name]
-    tensors, states = arrays(scheme, 40, dtype, shared=shared, q_len=q_len)
+    tensors, x = arrays(scheme, 40, dtype, shared=shared, q_len=q_len)
     params = params_of(scheme)
     out = posenc_jax.attention(
-        **tensors, scheme=scheme, params=params, causal=True, implementation="folded", **states
-    )
-    expected = in_float64(tensors, scheme, params, **states).swapaxes(1, 2)
+        **tensors, scheme=scheme, params=params, causal=True, implementation="folded",
+        tokens=posenc.Tokens(x=x),
+    )  # fmt: skip
+    expected = in_float64(tensors, scheme, params, x).swapaxes(1, 2)
     assert_near(np.asarray(out, np.float64), expected, ROUNDED[dtype])
     assert calls == [
         {

@@ -43,7 +43,8 @@ def hidden(scheme, length=6):
 def self_attention(attend, x, **keywords):
     """Self-attention of hidden states (B, L, heads * HEAD_DIM)."""
     h = x.reshape(*x.shape[:2], -1, HEAD_DIM)
-    return attend(h, h, h, x=x[..., :HIDDEN_DIM], causal=True, **keywords).reshape(x.shape)
+    tokens = posenc.Tokens(x=x[..., :HIDDEN_DIM])
+    return attend(h, h, h, tokens=tokens, causal=True, **keywords).reshape(x.shape)
 
 
 @jax.jit

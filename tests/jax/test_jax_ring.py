@@ -78,10 +78,19 @@ def attend(scheme, length=4, k_length=4, axis="context", **options):
         ({"axis": "ring"}, ValueError, "axis_name='ring'"),
         ({"implementation": "pallas"}, NotImplementedError, "kernels are for"),
         ({"implementation": "xla"}, ValueError, "unknown implementation 'xla'"),
-        ({"length": 5}, ValueError, "give q_pos and k_pos"),
-        ({"q_pos": np.arange(4)}, ValueError, "q_pos is given without k_pos"),
+        ({"length": 5}, ValueError, "give pos of tokens and of queries"),
+        (
+            {"queries": posenc.Tokens(pos=np.arange(4))},
+            ValueError,
+            r"queries\.pos is given without tokens\.pos",
+        ),
+        (
+            {"length": 2, "tokens": posenc.Tokens(seg=np.zeros(4, int))},
+            ValueError,
+            "tokens are given without queries, but q and k differ in length",
+        ),
     ],
-    ids=["axis", "refused", "unknown", "longer", "half"],
+    ids=["axis", "refused", "unknown", "longer", "half", "shorter"],
 )
 def test_wrong_calls(options, error, message):
     with pytest.raises(error, match=message):
@@ -96,25 +105,29 @@ def test_hidden_states_of_a_shard_are_not_enough_at_given_positions():
 
     pos, scheme = np.arange(4), FoX(HEADS, HIDDEN_DIM)
     x = np.ones((1, 4, HIDDEN_DIM), np.float32)
-    with pytest.raises(ValueError, match="give q_features and k_features"):
-        attend(scheme, params=params_of(scheme), x=x, q_pos=pos, k_pos=pos)
+    with pytest.raises(
+        ValueError, match=r"positions without features.*give tokens and queries with features"
+    ):
+        attend(scheme, params=params_of(scheme), tokens=posenc.Tokens(pos=pos, x=x))
 
 
 def test_summed_features_of_a_shard_are_those_of_the_call():
-    """``k_valid`` is refused by name; the caller's scale reaches features of vectors too."""
+    """Padding is refused by name; the caller's scale reaches features of vectors too."""
     from subjects import params_of
 
     from posenc.schemes import FoX, Shaw, Sum
     from posenc.testing.examples import HEAD_DIM, HEADS, HIDDEN_DIM
 
     x, scheme = jax.numpy.ones((1, 4, HIDDEN_DIM)), Sum(FoX(HEADS, HIDDEN_DIM), Shaw(HEAD_DIM))
-    given = {"params": params_of(scheme), "x": x, "causal": True}
-    with pytest.raises(ValueError, match="k_valid without features: those of Sum"):
-        attend(scheme, **given, k_valid=np.ones((1, 4), bool))
-    unset = dict.fromkeys(("q_seg", "k_seg", "q_x"))  # None is the same as leaving it out
-    out = attend(scheme, **given, **unset, scale=2.0)
+    given = {"params": params_of(scheme), "causal": True}
+    with pytest.raises(ValueError, match="padding without features: those of Sum"):
+        attend(scheme, **given, tokens=posenc.Tokens(exists=np.ones((1, 4), bool), x=x))
+    given |= {"tokens": posenc.Tokens(x=x), "scale": 2.0}
     q = np.ones((1, 4, 4, 8), np.float32)
-    assert np.allclose(out, posenc_jax.attention(q, q, q, scheme, **given, scale=2.0), atol=1e-6)
+    expected = posenc_jax.attention(q, q, q, scheme, **given)
+    # An empty record of queries is the same as none.
+    for queries in (None, posenc.Tokens()):
+        assert np.allclose(attend(scheme, **given, queries=queries), expected, atol=1e-6)
 
 
 @pytest.mark.parametrize(("length", "shards"), [(8, 2), (6, 1), (48, 8)])

@@ -1,4 +1,7 @@
-"""``posenc.rotary`` in JAX: a pytree, through every transformation."""
+"""``posenc.rotary`` and ``Tokens`` in JAX: pytrees, through every transformation."""
+
+from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -56,6 +59,31 @@ def test_layers_share_a_rotary():
     rotaries, q = positions.rotary(AT), X.swapaxes(1, 2)
     assert rotaries[0] is rotaries[2]
     assert rotaries[1] is None
-    shared = positions[2].attend(q, q, q, implementation="reference", q_rotary=rotaries[2])
-    own = positions[2].attend(q, q, q, implementation="reference")
-    np.testing.assert_array_equal(shared, own)
+    attend = partial(positions[2].attend, q, q, q, implementation="reference")
+    rotary = posenc.Tokens(rotary=rotaries[2])
+    for given in ({"tokens": rotary}, {"queries": rotary}, {"tokens": rotary, "queries": rotary}):
+        np.testing.assert_array_equal(attend(**given), attend())
+
+
+def test_tokens_are_a_pytree():
+    """With all that they hold, as arguments of compiled and mapped functions."""
+    rope, q = posenc.RoPE(8), X.swapaxes(1, 2)
+    at = jnp.stack([AT, AT + 3, 2 * AT])
+    tokens = posenc.Tokens(
+        pos=at, seg=at // 4, exists=at > 0, x=X[:, 0], rotary=posenc.rotary(rope, at)
+    )
+    leaves, tree = jax.tree.flatten(replace(tokens, features={"c": X[..., 0]}))
+    assert len(leaves) == 7
+    again = jax.tree.unflatten(tree, leaves)
+    assert again.pos is at
+    assert again.rotary.scheme == rope
+
+    def attend(q, tokens):
+        return posenc_jax.attention(q, q, q, rope, causal=True, tokens=tokens)
+
+    expected = attend(q, tokens)
+    np.testing.assert_allclose(jax.jit(attend)(q, tokens), expected, atol=1e-6)
+    one = jax.vmap(lambda q, tokens: attend(q[None], tokens)[0])
+    np.testing.assert_allclose(one(q, replace(tokens, x=None)), expected, atol=1e-6)
+    _, last = jax.lax.scan(lambda kept, q: (kept, attend(q, kept[-2:])), tokens, q[None, :, -2:])
+    np.testing.assert_allclose(last[0], attend(q[:, -2:], tokens[-2:]), atol=1e-6)

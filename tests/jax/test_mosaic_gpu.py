@@ -10,6 +10,8 @@ from frameworks import route
 from subjects import fox_alibi, normal, params_of, sunk
 
 import posenc
+from posenc import Tokens
+from posenc.attn.arguments import Arguments
 from posenc.attn.call import prepare
 from posenc.schemes import FoX, Kerple
 from posenc.testing.examples import HIDDEN_DIM, Fence, Levelled
@@ -56,14 +58,18 @@ class Case:
     options: dict = field(default_factory=dict)
 
     def tensors(self):
-        """q, k, v and hidden states."""
+        """q, k and v."""
         keys = (self.batch, self.kv, self.k_len, self.dim)
         return {
             "q": normal((self.batch, self.heads, self.q_len, self.dim), 0),
             "k": normal(keys, 1),
             "v": normal(keys, 2),
-            "x": normal((self.batch, self.k_len, HIDDEN_DIM), 3),
         }
+
+    def given(self):
+        """Keywords of attention, with hidden states of the keys' tokens."""
+        x = normal((self.batch, self.k_len, HIDDEN_DIM), 3)
+        return {**self.options, "tokens": replace(self.options.get("tokens", Tokens()), x=x)}
 
 
 # Each is compiled and interpreted for seconds, so what can be combined is.
@@ -85,11 +91,10 @@ CASES = {
         kv=1,
         options={
             "causal": True,
-            "q_pos": positions(140, 1),
-            "k_pos": positions(60, 2),
-            "q_seg": np.arange(140) % 4,  # segment 3 has no key: fully masked rows
-            "k_seg": np.arange(60) % 3,
             "scale": -0.1,
+            "tokens": Tokens(pos=positions(60, 2), seg=np.arange(60) % 3),
+            # Segment 3 has no key: fully masked rows.
+            "queries": Tokens(pos=positions(140, 1), seg=np.arange(140) % 4),
         },
     ),
     "alibi-asymmetric": Case(
@@ -100,9 +105,9 @@ CASES = {
         "float16",
         options={
             "causal": True,
-            "q_seg": np.arange(150) // 40,
             # The last block of queries sees no key, and no query sees the last block of keys.
-            "k_seg": np.where(np.arange(150) < 120, np.arange(150) // 40, 9),
+            "tokens": Tokens(seg=np.where(np.arange(150) < 120, np.arange(150) // 40, 9)),
+            "queries": Tokens(seg=np.arange(150) // 40),
         },
     ),
     "table": Case(posenc.T5Bias(HEADS), q_len=150, k_len=200, options={"causal": True}),
@@ -123,8 +128,10 @@ CASES = {
         options={"window": 50},
     ),
     "fox": Case(FoX(HEADS, HIDDEN_DIM), kv=1, options={"causal": True}),
-    "fox-alibi-sink-tokens": Case(
-        fox_alibi(HEADS), kv=1, options={"causal": True, "window": (70, None), "sink_tokens": 5}
+    "fox-alibi-first-tokens": Case(
+        fox_alibi(HEADS),
+        kv=1,
+        options={"causal": True, "mask": posenc.window((70, None), first=5)},
     ),
     "regions-and-a-sink": Case(sunk(Levelled(HEADS, 30)), options={"causal": True}),
     "nothing-far": Case(Fence(reach=20), "float16", q_len=40, k_len=40, heads=4, kv=4),
@@ -135,16 +142,16 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_interpreted_kernels_equal_the_reference(name):
     case = CASES[name]
-    tensors, params = case.tensors(), params_of(case.scheme)
+    tensors, params, options = case.tensors(), params_of(case.scheme), case.given()
     d_out = normal(tensors["q"].shape, 4)
     at = case.scheme, tensors, params, d_out
-    values, gradients = route("jax", "reference").gradients(*at, dtype="float64", **case.options)
+    values, gradients = route("jax", "reference").gradients(*at, dtype="float64", **options)
     with targeting(INTERPRETED):
-        out, d_tensors = route("jax", "pallas").gradients(*at, dtype=case.dtype, **case.options)
+        out, d_tensors = route("jax", "pallas").gradients(*at, dtype=case.dtype, **options)
     tolerance = ATTENTION_TOL[case.dtype]
     assert_near(out, values, tolerance)
     for which, gradient in gradients.items():
-        summed = which in params or which == "x"
+        summed = which in params or which == "tokens.x"
         wide = tolerance * (REDUCTION_FACTOR if summed else 1)
         assert_near(d_tensors[which], gradient, wide, f"gradient of {which}")
 
@@ -164,7 +171,8 @@ def test_masked_values_do_not_matter():
     q, k, v = (jnp.asarray(rng.normal(size=(1, 1, 20, 64)), jnp.bfloat16) for _ in range(3))
     seg = jnp.asarray([0] * 10 + [1] * 10)
     v = v.at[:, :, 10:].set(1e30)
-    call = prepare(q, k, v, NOPE, q_seg=seg.at[:5].set(2), k_seg=seg, xp=jnp)
+    given = Arguments(tokens=Tokens(seg=seg), queries=Tokens(seg=seg.at[:5].set(2)))
+    call = prepare(q, k, v, NOPE, given=given, xp=jnp)
     with targeting(INTERPRETED):
         out, logsumexp = fused(call)
     assert np.all(np.asarray(out[:, :, :5], np.float32) == 0)
@@ -179,12 +187,13 @@ def test_kernels_lower_for_a_gpu_that_is_not_here(name):
     case = replace(CASES[name], dim=128)  # needs most resources
     tensors = {n: jnp.asarray(a, case.dtype) for n, a in case.tensors().items()}
     params = {n: jnp.asarray(a) for n, a in params_of(case.scheme).items()}
+    options = case.given()
+    tensors["x"] = jnp.asarray(options["tokens"].x, case.dtype)
 
     def loss(tensors, params):
         q, k, v = (jnp.swapaxes(tensors[name], 1, 2) for name in "qkv")
-        out = posenc_jax.attention(
-            q, k, v, case.scheme, params, implementation="pallas", x=tensors["x"], **case.options
-        )
+        given = {**options, "tokens": replace(options["tokens"], x=tensors["x"])}
+        out = posenc_jax.attention(q, k, v, case.scheme, params, implementation="pallas", **given)
         return jnp.sum(out.astype(jnp.float32))
 
     with targeting(HOPPER):
@@ -269,7 +278,7 @@ class WavyKeys(posenc.ALiBi):
 @recent
 @pytest.mark.parametrize("scheme", [Wave(), WavyKeys(HEADS)])
 def test_a_bias_that_no_kernel_computes_is_named(scheme):
-    why = mosaic_gpu.DEVICE.unsupported_bias(replace(call_of(scheme), causal=True))
+    why = mosaic_gpu.DEVICE.unsupported_bias(replace(call_of(scheme), mask=posenc.causal))
     assert type(scheme).__name__ in why
     assert "sin" in why
 

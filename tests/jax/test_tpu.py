@@ -16,6 +16,8 @@ from subjects import SUBJECTS as COMMON
 from subjects import fox_alibi, normal, params_of, sunk
 
 import posenc
+from posenc import Tokens
+from posenc.attn.arguments import Arguments
 from posenc.attn.call import prepare
 from posenc.schemes import LogScale, PoPE, Sum
 from posenc.testing.examples import HEADS, HIDDEN_DIM, Levelled
@@ -48,26 +50,29 @@ OWN_CASES = {
         {
             "causal": True,
             "scale": -0.25,
-            "q_seg": np.arange(13) % 3,
-            "k_seg": np.arange(LENGTH) % 2,
+            "tokens": Tokens(seg=np.arange(LENGTH) % 2),
+            "queries": Tokens(seg=np.arange(13) % 3),
         },
         q_len=13,
         grouped=True,
     ),
-    # Sink tokens are anywhere; tokens before position 0 are not sink tokens.
-    "sinks": Case(
+    # First tokens are anywhere; tokens before position 0 are none.
+    "first-tokens": Case(
         {
             "causal": True,
-            "window": (9, None),
-            "sink_tokens": 12,
-            "q_pos": shuffled(LENGTH, 5),
-            "k_pos": shuffled(LENGTH, 6),
+            "mask": posenc.window((9, None), first=12),
+            "tokens": Tokens(pos=shuffled(LENGTH, 6)),
+            "queries": Tokens(pos=shuffled(LENGTH, 5)),
         },
         grouped=True,
     ),
     # Far tiles on both sides, some of them padded.
     "many-keys-in-order": Case({}, q_len=30, k_len=37),
-    "many-keys": Case({"q_pos": np.arange(5) * 7, "k_pos": shuffled(37, 2)}, q_len=5, k_len=37),
+    "many-keys": Case(
+        {"tokens": Tokens(pos=shuffled(37, 2)), "queries": Tokens(pos=np.arange(5) * 7)},
+        q_len=5,
+        k_len=37,
+    ),
 }
 FORMS = {
     "nope": "none",
@@ -112,9 +117,10 @@ def pulled(scheme, options, arrays, params, d_out):
     """The result of the kernels and the gradients of ``sum(result * d_out)``."""
 
     def attend(arrays, params):
-        return posenc_jax.attention(
-            scheme=scheme, params=params, implementation="pallas", **arrays, **options
-        )
+        vectors = {name: arrays[name] for name in "qkv"}
+        tokens = replace(options.get("tokens", Tokens()), x=arrays["x"])
+        given = {**options, **vectors, "tokens": tokens}
+        return posenc_jax.attention(scheme=scheme, params=params, implementation="pallas", **given)
 
     out, pull = jax.vjp(attend, arrays, params)
     return out, *pull(d_out.astype(out.dtype))
@@ -124,10 +130,13 @@ def assert_as_the_reference(scheme, case, tensors, dtype):
     """Values and all gradients of the kernels are those of the definition in float64."""
     params, options = params_of(scheme), case.options
     d_out = normal(tensors["q"].shape, 9)
-    swapped = {n: np.swapaxes(a, 1, 2) if a.ndim == 4 else a for n, a in tensors.items()}
+    swapped = {name: np.swapaxes(tensors[name], 1, 2) for name in "qkv"}
+    tokens = replace(options.get("tokens", Tokens()), x=tensors["x"])
     values, expected = route("jax", "reference").gradients(
-        scheme, swapped, params, np.swapaxes(d_out, 1, 2), dtype="float64", **options
-    )
+        scheme, swapped, params, np.swapaxes(d_out, 1, 2), dtype="float64",
+        **{**options, "tokens": tokens},
+    )  # fmt: skip
+    expected["x"] = expected.pop("tokens.x")
     arrays = {name: jnp.asarray(a, dtype) for name, a in tensors.items()}
     learned = {name: jnp.asarray(a) for name, a in params.items()}
     # Quick to compile: most of the time goes there.
@@ -149,7 +158,7 @@ def _host(array):
 QUICK = [
     ("kerple_log", "shuffled", "float32"),
     ("t5-near", "aligned", "float32"),
-    ("fox-alibi", "sinks", "bfloat16"),
+    ("fox-alibi", "first-tokens", "bfloat16"),
 ]
 MORE = [
     ("nope", "window-both-sides", "float32"),
@@ -291,8 +300,8 @@ def lowered(scheme, tensors, **options):
     def both(arrays, places, params, d_out):
         return pulled(scheme, {**options, **places}, arrays, params, d_out)
 
-    arrays = {name: a for name, a in tensors.items() if a.ndim > 2}
-    places = {name: a for name, a in tensors.items() if a.ndim == 2}
+    places = {name: a for name, a in tensors.items() if isinstance(a, Tokens)}
+    arrays = {name: a for name, a in tensors.items() if name not in places}
     with targeting(Target("tpu")), tpu.abstract_tpu():
         traced = jax.jit(both).trace(arrays, places, params, d_out)
         return traced.lower(lowering_platforms=("tpu",)).as_text()
@@ -311,11 +320,12 @@ def shapes(dtype, dims, *, heads=HEADS, q_len=1000, k_len=1500, positions=False,
         "v": vectors(k_len, heads // 2, dims[1]),
         "x": jax.ShapeDtypeStruct((2, k_len, HIDDEN_DIM), dtype),
     }
-    if positions:
-        arrays |= {"q_pos": integers(q_len), "k_pos": integers(k_len)}
-    if segments:
-        arrays |= {"q_seg": integers(q_len), "k_seg": integers(k_len)}
-    return arrays
+    given = {"pos": positions, "seg": segments}
+    sides = {
+        side: Tokens(**{name: integers(length) for name, here in given.items() if here})
+        for side, length in (("tokens", k_len), ("queries", q_len))
+    }
+    return arrays | sides
 
 
 @pytest.mark.parametrize(
@@ -345,7 +355,8 @@ def call_of(scheme, dtype="float32", dim=DIM, v_dim=DIM, batch=1, length=LENGTH,
     q, v = jnp.zeros((*size, dim), dtype), jnp.zeros((*size, v_dim), dtype)
     params = {name: jnp.asarray(a) for name, a in params_of(scheme).items()}
     x = jnp.zeros((batch, length, HIDDEN_DIM), dtype)
-    return prepare(q, q, v, scheme, params, x=x, **options, xp=jnp)
+    given = Arguments(tokens=Tokens(x=x))
+    return prepare(q, q, v, scheme, params, given=given, **options, xp=jnp)
 
 
 @pytest.mark.parametrize("subject", list(FORMS))

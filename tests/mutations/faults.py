@@ -560,10 +560,8 @@ _CORE = (
         "mask-by-index",
         "who sees whom decided by the place in memory: wrong for explicit positions",
         CALL,
-        "    at = as_column(query.pos), as_row(key.pos)\n    segments",
-        "    at = [call.xp.arange(s.pos.shape[-1]) for s in (query, key)]\n"
-        "    at = as_column(at[0] + key.pos.shape[-1] - query.pos.shape[-1]), as_row(at[1])\n"
-        "    segments",
+        "    return visible_tokens(mask, as_columns(query), as_rows(key), xp)\n",
+        "    at = xp.arange(key.pos.shape[-1])\n    last = at[at.shape[0] - query.pos.shape[-1] :]\n    query, key = replace(query, pos=last), replace(key, pos=at)\n    return visible_tokens(mask, as_columns(query), as_rows(key), xp)\n",
         ("test_laws.py order_in_memory_does_not_matter-numpy-reference-nope",),
     ),
     Fault(
@@ -694,7 +692,7 @@ _CORE = (
         "half-precision-throughout",
         "scores in the dtype of q overflow float16",
         REFERENCE,
-        "work = working_dtype([q, k, v, *float_arrays(options), *as_mapping(params).values()], xp=xp)",  # noqa: E501
+        "work = working_dtype([q, k, v, *given.floats(), *as_mapping(params).values()], xp=xp)",
         "work = q.dtype",
         ("test_reference.py float16",),
     ),
@@ -750,8 +748,8 @@ _CORE = (
         "keys-transformed-as-queries",
         "the role is not passed on",
         CALL,
-        'k = _transform_side(scheme, k, key, "key", params, k_rotary, xp)',
-        'k = _transform_side(scheme, k, key, "query", params, k_rotary, xp)',
+        'k = _transform_side(scheme, k, key, "key", params, k_rotary, call.shared, xp)',
+        'k = _transform_side(scheme, k, key, "query", params, k_rotary, call.shared, xp)',
         ("test_reference.py the_reference_is_its_definition sharpening causal",),
     ),
     Fault(
@@ -932,17 +930,19 @@ _TORCH = (
         "torch-bias-scaled-with-the-scores",
         "bias times 1/sqrt(D) in one of two implementations",
         SDPA,
-        "term, fully_masked = as_attn_mask(bias, mask,",
-        "term, fully_masked = as_attn_mask(bias if bias is None else bias * scale, mask,",
+        "    bias = mask_by_distance(call)\n",
+        "    bias = mask_by_distance(call)\n    bias = bias if bias is None else bias * "
+        "call.scale\n",
         ("test_laws.py implementation_equals_the_reference-torch-sdpa-alibi",),
     ),
     Fault(
         "torch-groups-by-modulo",
         "keys repeated as a whole: query head h takes key head h % Hk",
         SDPA,
-        "    gqa = shares_keys(q, k)\n",
-        "    times, gqa = q.shape[1] // k.shape[1], False\n"
-        "    k, v = k.repeat(1, times, 1, 1), v.repeat(1, times, 1, 1)\n",
+        "    out = _attend(q, k, v, attn_mask=term, scale=scale, enable_gqa=shares_keys(q, k))\n",
+        "    times = q.shape[1] // k.shape[1]\n    k, v = k.repeat(1, times, 1, 1), "
+        "v.repeat(1, times, 1, 1)\n    out = _attend(q, k, v, attn_mask=term, "
+        "scale=scale)\n",
         ("test_laws.py implementation_equals_the_reference-torch-sdpa-nope",),
     ),
     Fault(
@@ -998,8 +998,9 @@ _TORCH = (
         "torch-result-in-the-working-float",
         "float32 comes back for half precision",
         TORCH,
-        "out = out if out.dtype == q.dtype else out.to(q.dtype)\n",
-        "pass\n",
+        "        out = out if out.dtype == q.dtype else out.to(q.dtype)\n        return "
+        "(out, lse) if call.wants_lse else out\n",
+        "        return (out, lse) if call.wants_lse else out\n",
         ("test_laws.py implementation_equals_the_reference_in_other_floats-torch-reference-nope",),
     ),
     Fault(
@@ -1254,7 +1255,7 @@ _JAX = (
         "jax-queries-rounded-to-float32",
         "x64 is lost before the transform",
         JAX,
-        "work = working_dtype([q, k, v, *float_arrays(options), *params.values()], xp=jnp)",
+        "work = working_dtype([q, k, v, *given.floats(), *params.values()], xp=jnp)",
         "work = jnp.float32\n    q, k, v = (a.astype(work) for a in (q, k, v))",
         ("test_jax_chunked.py float64",),
     ),
@@ -1278,8 +1279,8 @@ _JAX = (
         "jax-narrows-positions-unseen",
         "64-bit positions lose their upper half on the way into JAX",
         JAX,
-        'if hasattr(given.get(name), "dtype"):',
-        "if False:",
+        'if hasattr(values := getattr(own, name), "dtype"):',
+        "if getattr(own, name) is None:\n                values = own.pos",
         ("test_positions_far.py refused jax",),
     ),
 )
@@ -1433,15 +1434,15 @@ _FLEX = (
     Fault(
         "flex-causal-block-by-its-first-query",
         "a block whose later queries see something is left out",
-        MEETING,
-        "any_visible & (k_low <= q_high)",
-        "any_visible & (k_low <= q_low)",
+        "posenc/attn/masks.py",
+        "some & (k.low <= q.high)",
+        "some & (k.low <= q.low)",
         ("test_flex.py blocks_hold",),
     ),
     Fault(
         "flex-window-of-blocks-too-short",
         "the reach of a window is one key less where blocks are left out by it",
-        MEETING,
+        "posenc/attn/masks.py",
         "any_inside & (low <= left)",
         "any_inside & (low <= left - 1)",
         ("test_flex.py edge_of_a_window",),
@@ -1450,8 +1451,8 @@ _FLEX = (
         "flex-segments-by-their-lowest",
         "a block of two documents is taken for one",
         MEETING,
-        "all_visible = all_visible & (q_low == k_high) & (k_low == q_high)",
-        "all_visible = all_visible & (q_low == k_low)",
+        "all_visible = all_visible & (q.low == k.high) & (k.low == q.high)",
+        "all_visible = all_visible & (q.low == k.low)",
         ("test_flex.py blocks_hold",),
     ),
     Fault(
@@ -1493,8 +1494,8 @@ _FLEX = (
         "flex-mask-of-a-caller-ignored",
         "a function that hides keys is asked, and its answer dropped",
         SIGHT,
-        "mask = _both(mask, function(q, k, q_seg, k_seg))",
-        "mask = _both(mask, function(q, k, q_seg, k_seg) | (q == q))",
+        "mask = mask if seen is None else _both(mask, seen)",
+        "mask = mask if seen is None else _both(mask, seen | (q == q))",
         ("test_flex.py same_code_and_numbers",),
     ),
     Fault(
@@ -1722,7 +1723,7 @@ _LOWERED = (
         "first-tokens-stretch-a-window",
         "a part reads every key between the first tokens and its window",
         CUT,
-        "if call.sink_tokens else None",
+        "if _apart(call) else None",
         "if False else None",
         ("test_torch_chunked.py do_not_stretch",),
     ),
@@ -1933,8 +1934,8 @@ _LOWERED = (
         "flex-block-mask-of-another-window",
         "one mask is kept for every window",
         FLEX,
-        "window = call.window, call.sink_tokens",
-        "window = None, call.sink_tokens",
+        "_plain_mask(*lengths, call.mask, ",
+        "_plain_mask(*lengths, Mask(causal=call.mask.causal), ",
         ("test_laws.py implementation_equals_the_reference-torch-flex-t5",),
     ),
     Fault(
@@ -2120,8 +2121,8 @@ _FUSED = (
         "fused-mask-without-sink-tokens",
         "the first tokens are hidden by the window that they are exempt from",
         PLAN,
-        "sink_tokens=self.sink_tokens,",
-        "sink_tokens=0,",
+        "first_tokens=self.first_tokens,",
+        "first_tokens=0,",
         ("test_fused.py equal_the_definition sink-tokens-anywhere",),
     ),
     Fault(
@@ -2268,8 +2269,8 @@ _NUMBERS = (
         "pads-before-position-0",
         "a learned table has no row for them: NaN under torch.compile",
         POSITIONS,
-        "return np.maximum(pos, 0), ",
-        "return pos, ",
+        "return Tokens(np.maximum(pos, 0), exists",
+        "return Tokens(pos, exists",
         ("test_porting.py left_padded_batch learned",),
     ),
     Fault(
@@ -2982,8 +2983,8 @@ _FLEX_CALLS = (
         "flex-ranges-under-a-window",
         "the keys before a window are computed as if they were visible",
         "backends/posenc_torch/flex/ranges.py",
-        "call.causal and call.window is None and call.mask is None",
-        "call.causal and call.mask is None",
+        "call.causal and call.window is None and call.mask.plain",
+        "call.causal and call.mask.plain",
         ("test_flex.py other_masks_are_whole",),
     ),
     Fault(
@@ -3046,8 +3047,8 @@ _FLEX_CALLS = (
         "torch-nested-tensors-without-advice",
         "they are refused, and nobody hears what to do instead",
         TORCH,
-        '"posenc.positions.packed(lengths), or pad them"',
-        '"posenc"',
+        'with tokens=posenc.positions.packed(lengths), or pad them"',
+        'with posenc"',
         ("test_flex.py nested_tensors",),
     ),
     Fault(
@@ -3226,8 +3227,9 @@ _PLANS = (
         "a-window-that-no-call-changes",
         "attend(window=None) still attends in the layer's window",
         MODULE,
-        'keywords = {"window": self.window, **keywords}',
-        'keywords = {**keywords, "window": self.window}',
+        "        return self._attend(\n            q, k, v, causal, window=self.window if "
+        "window is ... else window, mask",
+        "        return self._attend(\n            q, k, v, causal, window=self.window, mask",
         ("test_torch_position.py window_in_the_call",),
     ),
     Fault(
@@ -3598,7 +3600,7 @@ _FEATURES = (
     Fault(
         "later-keys-are-computed",
         "a causal call computes regions in which no key is visible: five calls in place of three",
-        CALL,
+        "posenc/attn/regions.py",
         "numbered = before or numbered",
         "numbered = numbered or before",
         ("test_dual_chunk.py causal_call", "test_rerope.py causal_call"),
@@ -3623,8 +3625,8 @@ _FEATURES = (
         "keys-that-are-not-valid-are-seen",
         "k_valid is checked and forgotten: padding is attended to",
         ARGUMENTS,
-        "return q_seg, xp.where(valid, k_seg, xp.full_like(k_seg, _INVALID))",
-        "return q_seg, k_seg",
+        "hidden.append(seg if own is None else xp.where(own, seg, xp.full_like(seg, reserved)))",
+        "hidden.append(seg)",
         ("test_what_schemes_can_say.py callers_bring keys",),
     ),
     Fault(
@@ -3679,9 +3681,9 @@ _FEATURES = (
     Fault(
         "places-decide-order",
         "image tokens that share a place see each other",
-        CALL,
-        "at = as_column(query.pos), as_row(key.pos)\n    segments",
-        "at = as_column(query.encoded_pos), as_row(key.encoded_pos)\n    segments",
+        "posenc/attn/masks.py",
+        "return Tokens(as_column(tokens.pos), None",
+        "return Tokens(as_column(tokens.encoded_pos), None",
         ("test_what_schemes_can_say.py places_stand_for_positions",),
     ),
 )
@@ -4144,8 +4146,8 @@ _TRANSFORMERS = (
         "hf-windows-lost",
         "layers of a model of transformers see every key",
         "backends/posenc_torch/hf/layer.py",
-        '"window": self.window}',
-        '"window": None}',
+        'options["window"] = self.window',
+        'options["window"] = None',
         ("test_hf_apply.py gemma3-check_full",),
     ),
     Fault(
@@ -4227,8 +4229,9 @@ _TRANSFORMERS = (
         "hf-hidden-states-of-earlier-tokens-lost",
         "features of cached keys are computed from the hidden states of the new token",
         "backends/posenc_torch/hf/tokens.py",
-        "k_axes, every_x, x)",
-        "k_axes, x.expand(-1, record.shape[1], -1) if length == 1 else every_x, x)",
+        "keys = Tokens(k_pos, places=k_places, x=every_x)",
+        "keys = Tokens(k_pos, places=k_places, x=x if x is None else x.expand(-1, "
+        "record.shape[1], -1) if length == 1 else every_x)",
         ("test_hf_swap.py generates_and_learns[fox]",),
     ),
     Fault(
@@ -4254,7 +4257,7 @@ _OUTSIDE = (
     Fault(
         "regions-in-a-region-dropped",
         "the regions of a region's scheme are computed as NoPE",
-        "posenc/attn/call.py",
+        "posenc/attn/regions.py",
         "for inner in part_call.regions or (part_call,):",
         "for inner in (part_call,):",
         ("test_regions.py a_region_may_have_regions numpy",),
@@ -4262,7 +4265,7 @@ _OUTSIDE = (
     Fault(
         "sink-of-a-region-ignored",
         "a region's own sink is dropped without a word",
-        "posenc/attn/call.py",
+        "posenc/attn/regions.py",
         'if "sink" in part.hooks() and "sink" not in scheme.hooks():',
         "if False:",
         ("test_regions.py no_sink_of_its_own",),
@@ -4358,6 +4361,97 @@ _OUTSIDE = (
     ),
 )
 
+_PASS = (
+    Fault(
+        "pass-of-another-window",
+        "Layers whose windows differ share one mask.",
+        "posenc/attn/bound.py",
+        "if n == layer or windows[n] != windows[layer]:",
+        "if n == layer:",
+        ("test_torch_bound.py other_windows",),
+    ),
+    Fault(
+        "pass-without-gradients-for-all",
+        "What a layer made without gradients serves one that learns: its table gets none.",
+        "backends/posenc_torch/bound.py",
+        "return torch.is_grad_enabled(), torch.is_inference_mode_enabled()",
+        "return True",
+        ("test_torch_bound.py without_gradients",),
+    ),
+    Fault(
+        "pass-counted-by-a-checkpoint",
+        "A checkpoint counts what the first layer made for all, and fails in the backward pass.",
+        "backends/posenc_torch/bound.py",
+        "return torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is)",
+        "return nullcontext()",
+        ("test_torch_bound.py gradients_pass t5 checkpoint",),
+    ),
+    Fault(
+        "pass-kept-while-computing-again",
+        "A layer that is computed again in the backward pass reads a graph that is gone.",
+        "backends/posenc_torch/bound.py",
+        "if torch._C._current_graph_task_id() != -1:",
+        "if False:",
+        ("test_torch_bound.py gradients_pass t5 reentrant",),
+    ),
+    Fault(
+        "pass-of-any-shape",
+        "A pass made for other lengths is used in silence, or fails deep in a kernel.",
+        "posenc/attn/bound.py",
+        "elif self._of != of:",
+        "elif False:",
+        ("test_torch_bound.py of_one_shape",),
+    ),
+    Fault(
+        "pass-made-anew-in-each-layer",
+        "Every layer makes its own angles and biases again.",
+        "posenc/attn/shared.py",
+        "        if kept is not None and kept[0] == mode:\n            found: T = kept[1]\n",
+        "        if kept is not None and kept[0] is not mode:\n            found: T = make()\n",
+        ("test_torch_bound.py decide_is_made_once",),
+    ),
+    Fault(
+        "pass-that-leaks-tracers",
+        "Values of a traced layer are read outside of it.",
+        "backends/posenc_jax/bound.py",
+        'return NotImplemented if state is None else state(convention="flax")',
+        "return True",
+        ("test_jax_bound.py values_and_gradients t5",),
+    ),
+    Fault(
+        "queries-are-the-first-tokens",
+        "Decoding with tokens alone takes the first positions for the new queries.",
+        "posenc/attn/arguments.py",
+        "        last = slice(k_len - q_len, None)\n        q_pos = q_pos",
+        "        last = slice(0, q_len)\n        q_pos = q_pos",
+        ("test_laws.py one_token_per_sequence_equals_prefill-numpy-reference-alibi",),
+    ),
+    Fault(
+        "mask-of-ones-own-skips-nothing",
+        "Blocks that a mask of the caller hides are computed.",
+        "backends/posenc_jax/chunked/ranges.py",
+        "if tiling.mask.parts and max",
+        "if False and max",
+        ("test_mask_blocks.py with_blocks_skips jax_chunked",),
+    ),
+    Fault(
+        "window-of-first-tokens-lost",
+        "Of two windows, one with first tokens, only one is kept.",
+        "posenc/attn/masks.py",
+        "parts = (*parts, Mask(left=b.left, right=b.right, first_tokens=b.first_tokens))",
+        "parts = parts",
+        ("test_masks.py combined_masks first window numpy",),
+    ),
+    Fault(
+        "tokens-sliced-by-heads",
+        "A slice of tokens cuts another axis of their features.",
+        "posenc/tokens.py",
+        'features: Any = field(default=None, metadata={"axis": 2})',
+        'features: Any = field(default=None, metadata={"axis": 1})',
+        ("test_tokens.py slices_and_concatenates",),
+    ),
+)
+
 FAULTS = (
     *_SCHEMES,
     *_BIASES,
@@ -4389,4 +4483,5 @@ FAULTS = (
     *_TRANSFORMERS,
     *_QUERY_TABLES,
     *_OUTSIDE,
+    *_PASS,
 )

@@ -21,8 +21,8 @@ def bias_of(scheme, places):
         np.broadcast_to(np.eye(length), (1, heads, length, length)),
     )
     weights = posenc.attention(
-        zeros, zeros, values, scheme, posenc.init_params(scheme), q_axes=places, k_axes=places,
-        q_pos=np.arange(length), k_pos=np.arange(length),
+        zeros, zeros, values, scheme, posenc.init_params(scheme),
+        tokens=posenc.Tokens(pos=np.arange(length), places=places),
     )[0]  # fmt: skip
     log = np.log(weights)
     return log - np.diagonal(log, axis1=1, axis2=2)[..., None]  # a place is at distance 0 of itself

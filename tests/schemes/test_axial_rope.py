@@ -17,7 +17,7 @@ PLACES = grid(3, 5)
 
 
 def turned(scheme, x, places, role="query"):
-    return posenc.transform(scheme, x, np.zeros(len(places), int), role=role, axes=places)
+    return posenc.transform(scheme, x, np.zeros(len(places), int), role=role, places=places)
 
 
 def test_it_is_the_formula_of_rope_vit():

@@ -18,12 +18,13 @@ def test_a_bias_sums_softplus():
     x = np.asarray([[[0.5, 0.25], [-1, 2], [3, 0]]], np.float32)
     # -ln(1 + exp(z)) of 0.5, -4.5 and 3.5.
     gates = -0.97407698418010668, -0.011047744848593816, -3.5297504182726206
-    _, key = posenc.features(CABLE(1, 2), params, x=x)
-    assert_near(key["c"][0, 0], np.cumsum(gates), FLOAT32_TOL)
+    _, key = posenc.features(CABLE(1, 2), params, posenc.Tokens(x=x))
+    assert_near(key.features["c"][0, 0], np.cumsum(gates), FLOAT32_TOL)
     # Weights of equal products and unit vectors: of the first key, exp of the gates after it.
     zero, v = np.zeros((1, 1, 3, 8), np.float32), np.eye(3, dtype=np.float32)[None, None]
     row = np.exp([gates[1] + gates[2], gates[2], 0])
-    found = posenc.attention(zero, zero, v, CABLE(1, 2), params, True, x=x)[0, 0, 2]
+    tokens = posenc.Tokens(x=x)
+    found = posenc.attention(zero, zero, v, CABLE(1, 2), params, True, tokens=tokens)[0, 0, 2]
     assert_near(found, row / row.sum(), FLOAT32_TOL)
 
 
@@ -34,8 +35,8 @@ def test_it_is_fox_with_the_opposite_weights():
     opposite = {"w": -params["w"], "b": -params["b"]}
     q, k, v = (normal((2, 4, 12, 8), n, "float32") for n in (1, 2, 3))
     x = normal((2, 12, 6), 4, "float32")
-    found = posenc.attention(q, k, v, CABLE(4, 6), params, True, x=x)
-    expected = posenc.attention(q, k, v, FoX(4, 6), opposite, True, x=x)
+    found = posenc.attention(q, k, v, CABLE(4, 6), params, True, tokens=posenc.Tokens(x=x))
+    expected = posenc.attention(q, k, v, FoX(4, 6), opposite, True, tokens=posenc.Tokens(x=x))
     np.testing.assert_array_equal(found, expected)
 
 
@@ -44,8 +45,8 @@ def test_as_released_scores_have_no_scale():
     assert (scaled.scale(64), released.scale(64)) == (1 / 8, 1)
     params, x = posenc.init_params(scaled), normal((2, 12, 6), 4)
     q, k, v = (normal((2, 4, 12, 16), n) for n in (1, 2, 3))
-    found = posenc.attention(q, k, v, released, params, True, x=x)
-    expected = posenc.attention(4 * q, k, v, scaled, params, True, x=x)
+    found = posenc.attention(q, k, v, released, params, True, tokens=posenc.Tokens(x=x))
+    expected = posenc.attention(4 * q, k, v, scaled, params, True, tokens=posenc.Tokens(x=x))
     assert_near(found, expected, ATTENTION_TOL["float64"])
 
 

@@ -25,7 +25,9 @@ def test_chunks_are_segments_and_no_window():
     q, k, v = rng.standard_normal((3, 1, 2, 10, 4))
     chunks = np.arange(10) // 4
     by_scheme = posenc.attention(q, k, v, Sum(posenc.RoPE(4), Chunk(4)), causal=True)
-    by_segments = posenc.attention(q, k, v, posenc.RoPE(4), causal=True, q_seg=chunks, k_seg=chunks)
+    by_segments = posenc.attention(
+        q, k, v, posenc.RoPE(4), causal=True, tokens=posenc.Tokens(seg=chunks)
+    )
     np.testing.assert_array_equal(by_scheme, by_segments)
     np.testing.assert_array_equal(by_scheme[:, :, ::4], v[:, :, ::4])  # the first of a chunk
 

@@ -48,12 +48,13 @@ def test_it_is_the_formula(case):
     if case == "shuffled":
         pos = np.random.default_rng(0).permutation(40)[:LENGTH] - 20
     if case == "packed":
-        pos, seg = posenc.positions.packed([3, 5, 1])
+        packed = posenc.positions.packed([3, 5, 1])
+        pos, seg = packed.pos, packed.seg
     if case == "grouped":
         k, v = k[:, :1], v[:, :1]
     if case == "ties":
         pos = np.array([3, 1, 1, 0, 2, 3, 3, 0, 4])
-    where = {} if case == "in order" else {"q_pos": pos, "k_pos": pos, "q_seg": seg, "k_seg": seg}
+    where = {} if case == "in order" else {"tokens": posenc.Tokens(pos=pos, seg=seg)}
     found = posenc.attention(q, k, v, SCHEME, PARAMS, causal=True, **where)
     assert_near(found, by_loop(q, k, v, pos, seg), FLOAT64, case)
 

@@ -25,7 +25,9 @@ def rows(scheme):
     }
     one = np.ones((1, scheme.num_heads, 1, scheme.head_dim)) / scheme.head_dim
     found = posenc.features(scheme, numbers, q=one, k=one, scale=1.0)
-    return [np.rint(array[0, 0, 0]).astype(int) for side in found for array in side.values()]
+    return [
+        np.rint(array[0, 0, 0]).astype(int) for side in found for array in side.features.values()
+    ]
 
 
 def test_rows_are_those_of_the_formula():
@@ -61,7 +63,10 @@ def test_the_score_is_that_of_the_formula(terms, count):
     params = {name: params[name] for name in scheme.param_specs()}
     q, k = normal((1, heads, 2, DIM), 1), normal((1, 2, 9, DIM), 2)
     v = np.broadcast_to(np.eye(9), (1, 2, 9, 9))
-    found = posenc.attention(q, k, v, scheme, params, q_pos=np.asarray([0, 6]), k_pos=np.arange(9))
+    found = posenc.attention(
+        q, k, v, scheme, params,
+        tokens=posenc.Tokens(pos=np.arange(9)), queries=posenc.Tokens(pos=np.asarray([0, 6])),
+    )  # fmt: skip
     for head in range(heads):
         own = k[0, head // 2]
         for row, i in enumerate((0, 6)):

@@ -44,7 +44,7 @@ def test_it_is_attention_by_distance(length, s, local, causal, start):
     q, k, v = tokens(length)
     pos = start + np.arange(length)
     scheme = DualChunk(DIM, 64, s + local, local, base=100.0, layout="interleaved")
-    found = posenc.attention(q, k, v, scheme, causal=causal, q_pos=pos, k_pos=pos)
+    found = posenc.attention(q, k, v, scheme, causal=causal, tokens=posenc.Tokens(pos=pos))
     i, j = pos[:, None], pos[None, :]
     want = attention_by_distance(
         q, k, v, distance_of(s + local, local)(i, j), base=100.0, layout="interleaved",

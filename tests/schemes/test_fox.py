@@ -22,7 +22,7 @@ def weights(scheme, params, x):
     heads, length = scheme.num_heads, x.shape[1]
     zero = np.zeros((1, heads, length, 8), np.float32)
     v = np.broadcast_to(np.eye(length, dtype=np.float32), (1, heads, length, length))
-    return posenc.attention(zero, zero, v, scheme, params, True, x=x)
+    return posenc.attention(zero, zero, v, scheme, params, True, tokens=posenc.Tokens(x=x))
 
 
 def test_a_weight_is_the_product_of_the_gates_after_the_key():
@@ -40,15 +40,16 @@ def test_the_first_gates_remember_so_many_tokens(bias_init, memory):
     scheme = FoX(3, 4, bias_init=bias_init)
     params = posenc.init_params(scheme)
     assert {name: a.shape for name, a in params.items()} == {"w": (3, 4), "b": (3,)}
-    _, key = posenc.features(scheme, params, x=np.zeros((1, 1, 4), np.float32))
-    np.testing.assert_allclose(-1 / key["c"], memory, rtol=8 * UNIT["float32"] * memory)
+    _, key = posenc.features(scheme, params, posenc.Tokens(x=np.zeros((1, 1, 4), np.float32)))
+    np.testing.assert_allclose(-1 / key.features["c"], memory, rtol=8 * UNIT["float32"] * memory)
 
 
 def test_a_gate_of_a_large_logit_is_finite():
     params = {"w": np.zeros((3, 4), np.float32), "b": np.asarray([-1000, 0, 1000], np.float32)}
-    _, key = posenc.features(FoX(3, 4), params, x=np.zeros((1, 1, 4), np.float32))
+    x = np.zeros((1, 1, 4), np.float32)
+    _, key = posenc.features(FoX(3, 4), params, posenc.Tokens(x=x))
     np.testing.assert_allclose(
-        key["c"][0, :, 0], [-1000, -math.log(2), 0], rtol=4 * UNIT["float32"]
+        key.features["c"][0, :, 0], [-1000, -math.log(2), 0], rtol=4 * UNIT["float32"]
     )
 
 
@@ -68,7 +69,7 @@ def test_the_fixed_form_is_alibi():
     alibi = posenc.ALiBi(4, slopes=[1 / t for t in TIMES])
     q, k, v = (normal((2, 4, 20, 8), n) for n in (1, 2, 3))
     expected = posenc.attention(q, k, v, alibi, causal=True)
-    found = posenc.attention(q, k, v, scheme, causal=True, x=x)
+    found = posenc.attention(q, k, v, scheme, causal=True, tokens=posenc.Tokens(x=x))
     assert_near(found, expected, 1e3 * UNIT["float64"])  # sums of 20 gates, of up to 10
 
 
@@ -77,9 +78,9 @@ def test_one_gate_a_head_is_learned():
     params = posenc.init_params(scheme)
     assert list(params) == ["b"]
     x = normal((1, 9, 6), 0, "float32")
-    _, key = posenc.features(scheme, params, x=x)
+    _, key = posenc.features(scheme, params, posenc.Tokens(x=x))
     steps = np.arange(1, 10) / np.asarray(TIMES)[:, None]
-    assert_near(key["c"][0], -steps, FLOAT32_TOL)
+    assert_near(key.features["c"][0], -steps, FLOAT32_TOL)
     assert posenc.init_params(FoX(2, 6, 3.0, "bias_only"))["b"].tolist() == [3, 3]
     short = FoX(1, 6, fgate_type="bias_only", decay_time=(1e-3, 1e-3))  # exp(1000) overflows
     np.testing.assert_allclose(posenc.init_params(short)["b"], -1000)
@@ -91,7 +92,8 @@ def test_a_logit_of_zero_has_its_derivative(name):
     framework = FRAMEWORKS[name]
 
     def sums(xp, arrays):
-        return posenc.features(FoX(1, 2), arrays, x=xp.zeros((1, 5, 2)), xp=xp)[1]["c"]
+        x = posenc.Tokens(x=xp.zeros((1, 5, 2)))
+        return posenc.features(FoX(1, 2), arrays, x, xp=xp)[1].features["c"]
 
     given = {"w": np.ones((1, 2), np.float32), "b": np.zeros(1, np.float32)}
     _, found = framework.gradients(sums, given, np.ones((1, 1, 5)))
@@ -119,15 +121,18 @@ def test_wrong_options(options, error, message):
 
 
 def test_hidden_states_of_another_width():
+    tokens = posenc.Tokens(x=np.zeros((1, 3, 5)))
     with pytest.raises(ValueError, match=r"x has hidden states of width C=5, but FoX with params"):
-        posenc.features(FoX(2, 4), posenc.init_params(FoX(2, 4)), x=np.zeros((1, 3, 5)))
+        posenc.features(FoX(2, 4), posenc.init_params(FoX(2, 4)), tokens)
 
 
 def test_long_sums_of_numpy_are_rounded_once():
     scheme, x = FoX(2, 2), normal((1, 20000, 2), 0, "float32")
     params = posenc.init_params(scheme)
     wide = {name: a.astype(np.float64) for name, a in params.items()}
-    (_, found), (_, exact) = (posenc.features(scheme, p, x=x) for p in (params, wide))
+    (_, found), (_, exact) = (
+        posenc.features(scheme, p, posenc.Tokens(x=x)) for p in (params, wide)
+    )
     # A gate of 0.7 has ten roundings of 1, of both signs: 4 sqrt(10 L) together, and the sum one.
     bound = 4 * math.sqrt(10 * 20000) * UNIT["float32"] + 14000 * UNIT["float32"]
-    assert np.abs(found["c"] - exact["c"]).max() < bound
+    assert np.abs(found.features["c"] - exact.features["c"]).max() < bound

@@ -39,7 +39,7 @@ def by_formula(at):
 def test_images_advance_by_fractions(route, step):
     places = fractional(np.where(TEXT, 1, step))
     np.testing.assert_array_equal(places / 256, POSITIONS[step])
-    scheme, where = posenc.RoPE(DIM, scaling=Fractional()), {"q_axes": places, "k_axes": places}
+    scheme, where = posenc.RoPE(DIM, scaling=Fractional()), {"tokens": posenc.Tokens(places=places)}
     tensors = {name: a.astype(np.float32) for name, a in zip("qkv", (Q, K, V), strict=True)}
     out = route.attend(scheme, tensors, {}, causal=True, **where)
     assert_near(out, by_formula(POSITIONS[step]), ATTENTION_TOL["float32"], str(route))

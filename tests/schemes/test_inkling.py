@@ -21,14 +21,16 @@ X = np.asarray([[[2.0, 1.0], [0.0, -1.0], [3.0, 0.5], [1.0, 1.0], [-2.0, 4.0]]])
 
 def table(scheme, x=X):
     """The bias of the last query, at 5, toward keys at 0 .. 7."""
-    query, _ = posenc.features(scheme, {"w": W, "p": P}, x=x)
-    last = {name: array[:, :, -1:] for name, array in query.items()}
-    own = {"q_features": last, "k_features": {}}
+    params = {"w": W, "p": P}
+    query, _ = posenc.features(scheme, params, posenc.Tokens(x=x))
+    last = query[-1:].features
     q, k, v = (np.zeros((1, 2, n, 4)) for n in (1, 8, 8))
     v = np.broadcast_to(np.eye(8), (1, 2, 8, 8))
     weights = posenc.attention(
-        q, k, v, scheme, {"w": W, "p": P}, q_pos=np.asarray([5]), k_pos=np.arange(8), **own
-    )
+        q, k, v, scheme, params,
+        tokens=posenc.Tokens(pos=np.arange(8), features={}),
+        queries=posenc.Tokens(pos=np.asarray([5]), features=last),
+    )  # fmt: skip
     return weights[0, :, 0]
 
 
@@ -105,8 +107,8 @@ class TestModels:
             scheme = Sink(scheme, HEADS, per_query=True, hidden_dim=WIDTH)
             params["sink_w"] = given["sink_proj"]
         ours = posenc.attention(
-            query, given["key"], given["value"], scheme, params, causal=True, x=hidden,
-            window=6 if near else None,
+            query, given["key"], given["value"], scheme, params, causal=True,
+            window=6 if near else None, tokens=posenc.Tokens(x=hidden),
         )  # fmt: skip
         # The module rounds weights to float32, and some of what comes before.
         assert_near(ours, found, 2 * ATTENTION_TOL["float32"])

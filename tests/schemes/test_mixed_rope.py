@@ -25,7 +25,7 @@ def test_it_is_the_formula_of_rope_vit(layout):
     f = normal((HEADS, DIM // 2, 2), 0, "float32")
     x, places = normal((2, HEADS, 15, DIM), 1), grid(3, 5)[:, ::-1]
     found = posenc.transform(
-        scheme, x, np.zeros(15, int), params={"frequencies": f}, role="key", axes=places
+        scheme, x, np.zeros(15, int), params={"frequencies": f}, role="key", places=places
     )
     angle = places[:, 0, None] * f[:, None, :, 0] + places[:, 1, None] * f[:, None, :, 1]
     first = slice(DIM // 2) if layout == "half" else slice(0, DIM, 2)

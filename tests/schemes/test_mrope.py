@@ -22,7 +22,7 @@ FAR = np.asarray([0, 1, 7, 2**24, -5, 2**30 - 1])
 
 
 def turned(scheme, x, places, role="query"):
-    return posenc.transform(scheme, x, np.zeros(len(places), int), role=role, axes=places)
+    return posenc.transform(scheme, x, np.zeros(len(places), int), role=role, places=places)
 
 
 @pytest.mark.parametrize("layout", OF_PAIRS)
@@ -213,11 +213,11 @@ def test_it_is_the_rotation_of_transformers(model):
     x = normal((2, 2, 9, 32), 1, "float32")
     cos, sin = rotary(torch.tensor(x), torch.tensor(places).permute(2, 0, 1))
     theirs = home.apply_rotary_pos_emb(torch.tensor(x), torch.tensor(x), cos, sin)
-    ours = posenc.transform(scheme, x, np.zeros((2, 9), int), role="query", axes=places)
+    ours = posenc.transform(scheme, x, np.zeros((2, 9), int), role="query", places=places)
     # Angles up to 40 are products of float32 there, of frequencies with four roundings.
     bound = rounding_bound(4 + 40 * 5, 4)
     for of_theirs in theirs:
         np.testing.assert_allclose(ours, of_theirs, rtol=0, atol=bound)
     other = np.roll(places, 1, axis=-1)
-    swapped = posenc.transform(scheme, x, np.zeros((2, 9), int), role="query", axes=other)
+    swapped = posenc.transform(scheme, x, np.zeros((2, 9), int), role="query", places=other)
     assert np.abs(swapped - ours).max() > 0.1

@@ -16,6 +16,7 @@ SCHEME, CONVOLVED = PaTH(HEADS, DIM, WIDTH), PaTH(HEADS, DIM, WIDTH, conv=3)
 FLOAT64 = 16 * ATTENTION_TOL["float64"]  # a product of matrices for each pair
 Q, K, V = (normal((2, HEADS, LENGTH, DIM), seed) for seed in range(3))
 X, NO_BIAS = normal((2, LENGTH, WIDTH), 4), np.zeros((2, HEADS, LENGTH, LENGTH))
+TOKENS = posenc.Tokens(x=X)
 AT, ONE = np.arange(LENGTH), np.zeros(LENGTH, int)
 
 
@@ -60,24 +61,26 @@ def test_it_is_the_formula(case):
         pos, seg = np.array([0, 0, 1, 1, 2, 2, 3, 4, 3]), np.array([0, 7, 7, 0, 0, 7, 7, 7, 0])
         scheme = CONVOLVED if case == "convolved" else scheme
     params = drawn(scheme)
-    where = {"q_pos": pos, "k_pos": pos, "q_seg": seg, "k_seg": seg}
-    where = {} if case in ("in order", "grouped") else where
-    found = posenc.attention(Q, k, v, scheme, params, causal=True, x=X, **where)
+    where = {} if case in ("in order", "grouped") else {"pos": pos, "seg": seg}
+    tokens = posenc.Tokens(x=X, **where)
+    found = posenc.attention(Q, k, v, scheme, params, causal=True, tokens=tokens)
     assert_near(found, by_loop(params, pos, seg, k, v), FLOAT64, case)
 
 
 def test_without_reflections_it_is_nope():
     params = drawn(SCHEME) | {"beta": np.zeros((HEADS, WIDTH)), "b": np.full(HEADS, -800.0)}
     np.testing.assert_array_equal(
-        posenc.attention(Q, K, V, SCHEME, params, causal=True, x=X),
+        posenc.attention(Q, K, V, SCHEME, params, causal=True, tokens=TOKENS),
         posenc.attention(Q, K, V, posenc.NoPE(), causal=True),
     )
 
 
 def test_a_scale_of_the_caller():
     params = drawn(SCHEME)
-    found = posenc.attention(Q, K, V, SCHEME, params, causal=True, x=X, scale=3 / np.sqrt(DIM))
-    expected = posenc.attention(3 * Q, K, V, SCHEME, params, causal=True, x=X)
+    found = posenc.attention(
+        Q, K, V, SCHEME, params, causal=True, tokens=TOKENS, scale=3 / np.sqrt(DIM)
+    )
+    expected = posenc.attention(3 * Q, K, V, SCHEME, params, causal=True, tokens=TOKENS)
     assert_near(found, expected, 4 * FLOAT64)
 
 
@@ -85,10 +88,12 @@ def test_a_forget_gate_beside_it():
     fox, path = FoX(HEADS, WIDTH), drawn(SCHEME)
     gates = drawn(fox)
     params = {f"0_{n}": a for n, a in path.items()} | {f"1_{n}": a for n, a in gates.items()}
-    c = posenc.features(fox, gates, x=X)[0]["c"]
+    c = posenc.features(fox, gates, TOKENS)[0].features["c"]
     bias = c[..., :, None] - c[..., None, :]
-    seg = {"q_seg": ONE, "k_seg": ONE}
-    found = posenc.attention(Q, K, V, Sum(SCHEME, fox), params, causal=True, x=X, q_x=X, **seg)
+    tokens = posenc.Tokens(seg=ONE, x=X)
+    found = posenc.attention(
+        Q, K, V, Sum(SCHEME, fox), params, causal=True, tokens=tokens, queries=tokens
+    )
     assert_near(found, by_loop(path, bias=bias), FLOAT64)
 
 
@@ -98,30 +103,35 @@ def test_several_hundred_tokens_stay_exact():
     q, k, v = (normal((1, 1, length, 8), seed) for seed in range(3))
     scheme, x = PaTH(1, 8, WIDTH), normal((1, length, WIDTH), 4)
     params = drawn(scheme)
-    wide = posenc.attention(q, k, v, scheme, params, causal=True, x=x)
-    given = {n: a.astype(np.float32) for n, a in {"q": q, "k": k, "v": v, "x": x}.items()}
+    wide = posenc.attention(q, k, v, scheme, params, causal=True, tokens=posenc.Tokens(x=x))
+    q, k, v, x = (a.astype(np.float32) for a in (q, k, v, x))
     narrow = {n: a.astype(np.float32) for n, a in params.items()}
-    found = posenc.attention(**given, scheme=scheme, params=narrow, causal=True)
+    found = posenc.attention(q, k, v, scheme, narrow, causal=True, tokens=posenc.Tokens(x=x))
     assert_near(found, wide, 4 * ATTENTION_TOL["float32"])
 
 
-def test_padding_may_be_nan():
+@pytest.mark.parametrize("by", ["exists", "segments"])
+def test_padding_may_be_nan(by):
     params, valid = drawn(SCHEME), AT > 2
     junk = {n: np.where(valid[:, None], a, np.nan) for n, a in {"q": Q, "k": K, "v": V}.items()}
-    seg = {"q_seg": np.where(valid, 0, -1), "k_seg": np.where(valid, 0, -2)}
-    where = {"x": X, "q_x": X, "q_pos": AT, "k_pos": AT, **seg}
+    where = {"tokens": posenc.Tokens(pos=AT, exists=valid, x=X)}
+    if by == "segments":
+        where = {
+            "tokens": posenc.Tokens(pos=AT, seg=np.where(valid, 0, -2), x=X),
+            "queries": posenc.Tokens(pos=AT, seg=np.where(valid, 0, -1), x=X),
+        }
     found = posenc.attention(**junk, scheme=SCHEME, params=params, causal=True, **where)
     alone = (a[:, :, 3:] for a in (Q, K, V))
-    expected = posenc.attention(*alone, SCHEME, params, causal=True, x=X[:, 3:])
+    expected = posenc.attention(*alone, SCHEME, params, causal=True, tokens=TOKENS[3:])
     assert not np.any(found[:, :, :3])
     assert_near(found[:, :, 3:], expected, FLOAT64)
 
 
 @pytest.mark.parametrize("route", [r for r in ROUTES if r.id in ("torch-sdpa", "jax-chunked")])
 def test_others_say_why_they_cannot(route):
-    tensors = {n: a.astype(np.float32) for n, a in {"q": Q, "k": K, "v": V, "x": X}.items()}
+    tensors = {n: a.astype(np.float32) for n, a in {"q": Q, "k": K, "v": V}.items()}
     with pytest.raises(NotImplementedError, match="all tokens between its query and its key"):
-        route.attend(SCHEME, tensors, posenc.init_params(SCHEME))
+        route.attend(SCHEME, tensors, posenc.init_params(SCHEME), tokens=TOKENS)
 
 
 @pytest.mark.parametrize("name", ["num_heads", "head_dim", "hidden_dim", "conv"])
@@ -133,4 +143,4 @@ def test_wrong_options(name):
 def test_vectors_of_another_width():
     q, k, v = (a[..., :2] for a in (Q, K, V))
     with pytest.raises(ValueError, match="q has 2 channels, the scheme head_dim=4"):
-        posenc.attention(q, k, v, SCHEME, posenc.init_params(SCHEME), causal=True, x=X)
+        posenc.attention(q, k, v, SCHEME, posenc.init_params(SCHEME), causal=True, tokens=TOKENS)

@@ -175,7 +175,7 @@ def test_a_cache_of_wide_or_of_raw_keys(raw):
     step = {"q": tensors["q"][:, :, -1:], "k": tensors["k"] if raw else wide, "v": tensors["v"]}
     out = posenc.attention(
         **step, scheme=GROUPED, params=params, causal=True, k_transformed=not raw,
-        q_pos=pos[-1:], k_pos=pos,
+        tokens=posenc.Tokens(pos=pos), queries=posenc.Tokens(pos=pos[-1:]),
     )  # fmt: skip
     assert_near(out, expected, ATTENTION_TOL["float64"])
 
@@ -211,7 +211,7 @@ def test_errors():
     with pytest.raises(ValueError, match="queries have 16 channels, transformed keys 8"):
         posenc.attention(
             **tensors, scheme=GROUPED, params={"delta": DELTA}, k_transformed=True,
-            q_pos=np.arange(LENGTH), k_pos=np.arange(LENGTH),
+            tokens=posenc.Tokens(pos=np.arange(LENGTH)),
         )  # fmt: skip
     with pytest.raises(ValueError, match=r"unknown init 'zeros'.*zero, uniform"):
         PoPE(2, 4, init="zeros")

@@ -41,7 +41,7 @@ def test_it_is_attention_by_distance(length, window, leak, causal, layout, start
     q, k, v = tokens(length)
     pos = start + np.arange(length)
     scheme = ReRoPE(DIM, window, leak, base=100.0, layout=layout)
-    found = posenc.attention(q, k, v, scheme, causal=causal, q_pos=pos, k_pos=pos)
+    found = posenc.attention(q, k, v, scheme, causal=causal, tokens=posenc.Tokens(pos=pos))
     i, j = pos[:, None], pos[None, :]
     seen = j <= i if causal else None
     want = attention_by_distance(
@@ -56,8 +56,8 @@ def test_a_score_by_hand():
     q = np.reshape([1.0, 0.0], (1, 1, 1, 2))
     for leak, distance in ((None, 4), (2.0, 5.5), (1.0, 7)):
         _, lse = posenc.attention(
-            q, q, q, ReRoPE(2, 4, leak), q_pos=np.asarray([9]), k_pos=np.asarray([2]),
-            return_lse=True,
+            q, q, q, ReRoPE(2, 4, leak), return_lse=True,
+            tokens=posenc.Tokens(pos=np.asarray([2])), queries=posenc.Tokens(pos=np.asarray([9])),
         )  # fmt: skip
         assert lse.item() == pytest.approx(math.cos(distance) / math.sqrt(2), abs=1e-15)
 
@@ -76,7 +76,7 @@ def test_angles_are_exact_far_away():
     """``n / leak`` is no float32 number; only integers of positions and fixed turns are used."""
     q, k, v = (a.astype("float32") for a in tokens(6))
     pos = 2**24 + np.asarray([0, 1, 2, 3, 1000, 1001])
-    out = posenc.attention(q, k, v, ReRoPE(DIM, 3, 3.7), causal=True, q_pos=pos, k_pos=pos)
+    out = posenc.attention(q, k, v, ReRoPE(DIM, 3, 3.7), causal=True, tokens=posenc.Tokens(pos=pos))
     i, j = pos[:, None], pos[None, :]
     wide = (a.astype("float64") for a in (q, k, v))
     want = attention_by_distance(*wide, distance_of(3, 3.7)(i, j), seen=j <= i)

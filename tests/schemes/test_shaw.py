@@ -21,8 +21,9 @@ def test_the_score_is_that_of_the_formula():
     scheme, q = Shaw(2, max_distance=2), np.stack([Q, 2 * Q])[None]
     k, v, at = np.zeros((1, 2, 8, 2)), np.broadcast_to(np.eye(8), (1, 2, 8, 8)), [4, 5, 9]
     weights = posenc.attention(
-        q, k, v, scheme, {"table": TABLE}, q_pos=np.asarray(at), k_pos=np.arange(1, 9)
-    )
+        q, k, v, scheme, {"table": TABLE},
+        tokens=posenc.Tokens(pos=np.arange(1, 9)), queries=posenc.Tokens(pos=np.asarray(at)),
+    )  # fmt: skip
     rows = [  # clip(j - i, -2, 2) + 2, for keys 1 .. 8
         [0, 0, 1, 2, 3, 4, 4, 4],
         [0, 0, 0, 1, 2, 3, 4, 4],
@@ -39,8 +40,8 @@ def test_the_score_is_that_of_the_formula():
 def test_the_features_of_a_query_are_one_number_per_distance():
     scheme = Shaw(2, max_distance=2)
     query, key = posenc.features(scheme, {"table": TABLE}, q=Q[None, None], scale=3.0)
-    assert key == {}
-    assert_near(query["r"][0, 0], 3 * Q @ TABLE.T, rounding_bound(4, 64, "float64"))
+    assert key.features == {}
+    assert_near(query.features["r"][0, 0], 3 * Q @ TABLE.T, rounding_bound(4, 64, "float64"))
 
 
 def test_sizes_and_first_values():

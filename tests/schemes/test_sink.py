@@ -93,7 +93,7 @@ def test_a_learned_sink_is_that_of_gpt_oss(route, mask):
     expected, slopes = released(torch, tensors, SINKS, window, sink_tokens, d_out)
     out, gradients = route.gradients(
         Sink(NoPE(), HEADS), tensors, {"sink": SINKS}, d_out,
-        causal=True, window=window, sink_tokens=sink_tokens,
+        causal=True, mask=posenc.window(window, first=sink_tokens),
     )  # fmt: skip
     assert_near(out, expected, ATTENTION_TOL["float32"])
     for name, slope in slopes.items():
@@ -108,7 +108,7 @@ def test_constant_and_per_query_sinks_are_its_formula_too(mask):
     torch = pytest.importorskip("torch")
     window, sink_tokens = MASKS[mask]
     tensors, d_out = vectors(), normal((2, HEADS, LENGTH, DIM), 7)
-    options = {"causal": True, "window": window, "sink_tokens": sink_tokens}
+    options = {"causal": True, "mask": posenc.window(window, first=sink_tokens)}
     constant = Sink(NoPE(), learned=False, value=0.75)
     sinks = np.full(HEADS, 0.75)
     expected, _ = released(torch, tensors, sinks, window, sink_tokens, d_out)
@@ -119,7 +119,9 @@ def test_constant_and_per_query_sinks_are_its_formula_too(mask):
     w = normal((HEADS, HIDDEN_DIM), 9)
     expected, _ = released(torch, tensors, w @ x[0, 0], window, sink_tokens, d_out)
     per_query = Sink(NoPE(), HEADS, per_query=True, hidden_dim=HIDDEN_DIM)
-    out = posenc.attention(**tensors, scheme=per_query, params={"sink_w": w}, x=x, **options)
+    out = posenc.attention(
+        **tensors, scheme=per_query, params={"sink_w": w}, tokens=posenc.Tokens(x=x), **options
+    )
     assert_near(out, expected, ATTENTION_TOL["float64"])
 
 

@@ -23,14 +23,15 @@ EVERYTHING = Sum(
 )
 
 
-def tokens():
+def inputs():
     vectors = {n: normal((2, HEADS, LENGTH, DIM), seed) for seed, n in enumerate("qkv")}
-    return vectors | {"x": normal((2, LENGTH, HIDDEN_DIM), 3)}
+    return vectors, normal((2, LENGTH, HIDDEN_DIM), 3)
 
 
-def by_hand(params, q, k, v, x):
+def by_hand(params):
     """Every part by its own function, put together as the definition says."""
-    pos = np.arange(LENGTH)
+    vectors, x = inputs()
+    (q, k, v), pos = vectors.values(), np.arange(LENGTH)
     of = [
         {name[2:]: a for name, a in params.items() if name[0] == str(n)}
         for n in range(len(EVERYTHING.schemes))
@@ -39,7 +40,7 @@ def by_hand(params, q, k, v, x):
     q = posenc.transform(rope, q, pos, role="query")
     q = posenc.transform(scale, q, pos, role="query", params=of[3])
     k = posenc.transform(rope, k, pos, role="key")
-    gates = posenc.features(fox, of[0], x=x)[1]["c"]
+    gates = posenc.features(fox, of[0], posenc.Tokens(x=x))[1].features["c"]
     scores = q @ np.swapaxes(k, -1, -2) / np.sqrt(DIM) + posenc.bias(t5, pos, pos, of[1])
     scores = scores + gates[..., :, None] - gates[..., None, :]
     weights = np.where(pos <= pos[:, None], np.exp(scores), 0.0)
@@ -61,22 +62,23 @@ def drawn():
     ],
 )
 def test_everything_at_once(route):
-    params = drawn()
-    out = route.attend(EVERYTHING, tokens(), params, causal=True)
-    assert_near(out, by_hand(params, **tokens()), ATTENTION_TOL["float32"], str(route))
+    params, (vectors, x) = drawn(), inputs()
+    out = route.attend(EVERYTHING, vectors, params, causal=True, tokens=posenc.Tokens(x=x))
+    assert_near(out, by_hand(params), ATTENTION_TOL["float32"], str(route))
 
 
 @long
 @pytest.mark.parametrize("route", [p for p in FUSED if p.id != "torch-flex"])
 def test_every_part_learns(route):
-    params, d_out = drawn(), normal((2, HEADS, LENGTH, DIM), 9)
-    _, gradients = route.gradients(EVERYTHING, tokens(), params, d_out, causal=True)
+    params, d_out, (vectors, x) = drawn(), normal((2, HEADS, LENGTH, DIM), 9), inputs()
+    _, gradients = route.gradients(
+        EVERYTHING, vectors, params, d_out, causal=True, tokens=posenc.Tokens(x=x)
+    )
     rng, step = np.random.default_rng(1), 1e-5
     for name, array in params.items():
         direction = rng.standard_normal(array.shape)
         ends = [
-            np.vdot(d_out, by_hand({**params, name: array + s * direction}, **tokens()))
-            for s in (step, -step)
+            np.vdot(d_out, by_hand({**params, name: array + s * direction})) for s in (step, -step)
         ]
         found, expected = np.vdot(gradients[name], direction), (ends[0] - ends[1]) / (2 * step)
         size = np.linalg.norm(gradients[name]) * np.linalg.norm(direction)
@@ -88,10 +90,10 @@ def test_labels_of_sums_are_made_from_sizes():
     sizes = {"num_heads": HEADS, "head_dim": DIM, "train_len": 16}
     for label in ("rope+alibi", "rope+log_scale", "fox+t5", "rope+sink", "xpos+sink", "pope+fox"):
         scheme = Sum(*(posenc.make(name, **sizes) for name in label.split("+")))
-        hidden = {"x": normal((1, LENGTH, HEADS * DIM), 3)}
+        hidden = posenc.Tokens(x=normal((1, LENGTH, HEADS * DIM), 3))
         q = normal((1, HEADS, LENGTH, DIM), 0)
         params = posenc.init_params(scheme)
-        out = posenc.attention(q, q, q, scheme, params, causal=True, **hidden)
+        out = posenc.attention(q, q, q, scheme, params, causal=True, tokens=hidden)
         assert np.all(np.isfinite(out)), label
 
 

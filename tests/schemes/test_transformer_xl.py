@@ -35,8 +35,9 @@ def test_the_score_is_that_of_the_formula(bidirectional, scale):
     q, k = normal((1, HEADS, 3, DIM), 7), normal((1, HEADS, 8, DIM), 8)
     v = np.broadcast_to(np.eye(8), (1, HEADS, 8, 8))
     found = posenc.attention(
-        q, k, v, scheme, PARAMS, q_pos=np.asarray(AT), k_pos=np.asarray(KEYS), scale=scale
-    )
+        q, k, v, scheme, PARAMS, scale=scale,
+        tokens=posenc.Tokens(pos=np.asarray(KEYS)), queries=posenc.Tokens(pos=np.asarray(AT)),
+    )  # fmt: skip
     for head in range(HEADS):
         u, bias, w = (PARAMS[name][head] for name in "uvw")
         for row, i in enumerate(AT):

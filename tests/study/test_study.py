@@ -287,7 +287,7 @@ def losses_by_hand(decoder, tokens, windows, schemes=None, pos=None):
         q, k, v = np.transpose(heads, (2, 0, 3, 1, 4))
         arrays = decoder.position[decoder.owners[layer]]
         params = {name: arrays[name] for name in schemes[layer].param_specs()}
-        at = {"causal": True, "window": window, "q_pos": pos, "k_pos": pos}
+        at = {"causal": True, "window": window, "tokens": posenc.Tokens(pos=pos)}
         out = posenc.attention(q, k, v, schemes[layer], params, **at)
         x = x + np.swapaxes(out, 1, 2).reshape(x.shape) @ w[f"{layer}.out"]
         up = norm(x, w[f"{layer}.norm2"]) @ w[f"{layer}.up"]

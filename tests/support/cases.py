@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 import numpy as np
 from subjects import SUBJECTS, heads, normal, params_of, steers_attention
 
+from posenc import Tokens
 from posenc.positions import packed
-from posenc.testing import SchemeCase
+from posenc.testing import AttentionCase, SchemeCase
 from posenc.testing.examples import HEAD_DIM, HIDDEN_DIM
 
 BATCH, LENGTH = 2, 20
@@ -31,15 +32,14 @@ class Case:
     grouped: bool = False
 
 
-_POS, _SEG = packed([8, 12])
 _SHUFFLED = shuffled(LENGTH, 0)
 CASES = {
     "plain": Case(),
     "causal": Case({"causal": True}),
     "window": Case({"causal": True, "window": 5}),
     "window-both-sides": Case({"window": 5}),
-    "segments": Case({"causal": True, "q_pos": _POS, "k_pos": _POS, "q_seg": _SEG, "k_seg": _SEG}),
-    "shuffled": Case({"causal": True, "q_pos": _SHUFFLED, "k_pos": _SHUFFLED}),
+    "segments": Case({"causal": True, "tokens": packed([8, 12])}),
+    "shuffled": Case({"causal": True, "tokens": Tokens(pos=_SHUFFLED)}),
     "grouped": Case({"causal": True}, grouped=True),
     "fewer-queries": Case({"causal": True}, q_len=3),
     "fewer-queries-plain": Case(q_len=3, grouped=True),
@@ -48,10 +48,11 @@ CASES = {
             "causal": True,
             "window": 30,
             "scale": 0.5,
-            "q_pos": shuffled(27, 1),
-            "k_pos": _SHUFFLED,
-            "q_seg": np.arange(27) % 4,  # segment 3 has no key: rows that see nothing
-            "k_seg": np.stack([np.arange(LENGTH) % 3, np.zeros(LENGTH, int)]),
+            "tokens": Tokens(
+                pos=_SHUFFLED, seg=np.stack([np.arange(LENGTH) % 3, np.zeros(LENGTH, int)])
+            ),
+            # Segment 3 has no key: rows that see nothing.
+            "queries": Tokens(pos=shuffled(27, 1), seg=np.arange(27) % 4),
         },
         q_len=27,
         grouped=True,
@@ -134,22 +135,34 @@ def longer(route):
 
 
 def tensors_of(scheme, case, seed=0):
-    """q, k, v and hidden states, float64, in values that half precision holds exactly.
-
-    Those of queries too, where positions may not tell which tokens they are.
-    """
+    """q, k and v, float64, in values that half precision holds exactly."""
     count = heads(scheme)
     kv = count // 2 if case.grouped and count % 2 == 0 else 1 if case.grouped else count
     kv = kv if kv == count or SchemeCase(scheme).shares_keys else count
-    hidden = {"x": normal((BATCH, case.k_len, HIDDEN_DIM), seed + 3)}
-    if "q_pos" in case.options and "hidden_features" in scheme.hooks():
-        hidden["q_x"] = normal((BATCH, case.q_len, HIDDEN_DIM), seed + 4)
     return {
         "q": normal((BATCH, count, case.q_len, HEAD_DIM), seed),
         "k": normal((BATCH, kv, case.k_len, HEAD_DIM), seed + 1),
         "v": normal((BATCH, kv, case.k_len, HEAD_DIM), seed + 2),
-        **hidden,
     }
+
+
+def options_of(scheme, case, seed=0):
+    """The keywords of a case, in which tokens have hidden states, for any scheme.
+
+    Queries that are other tokens have their own, if the scheme reads them.
+    """
+    x = normal((BATCH, case.k_len, HIDDEN_DIM), seed + 3)
+    options = {**case.options, "tokens": replace(case.options.get("tokens", Tokens()), x=x)}
+    if "queries" in options and "hidden_features" in scheme.hooks():
+        x = normal((BATCH, case.q_len, HIDDEN_DIM), seed + 4)
+        options["queries"] = replace(options["queries"], x=x)
+    return options
+
+
+def case_of(scheme, case):
+    """The call of a case with a scheme and its first params."""
+    given = tensors_of(scheme, case), params_of(scheme), options_of(scheme, case)
+    return AttentionCase(scheme, *given)
 
 
 def widens(scheme):
@@ -165,7 +178,7 @@ def expected(subject: str, case: str):
 
     scheme, where = SUBJECTS[subject], CASES[case]
     tensors, params = tensors_of(scheme, where), params_of(scheme)
-    wide = {"dtype": "float64", **where.options}
+    wide = {"dtype": "float64", **options_of(scheme, where)}
     values = route("numpy", "reference").attend(scheme, tensors, params, **wide)
     if not HAS["torch"]:
         return values, None

@@ -15,6 +15,7 @@ from fuzzing import FOUR_HEADS, KINDS, Filling, Layout, fill
 from roundings import SMALLEST, UNIT, bounds
 
 import posenc_torch
+from posenc import Tokens, window
 from posenc.testing.framework import NumPy
 
 NUMPY = NumPy()
@@ -34,8 +35,10 @@ def drawn(rng, kinds=tuple(KINDS), longest=400) -> tuple[Layout, Filling]:
     width = int(rng.integers(1, 300))
     options = {
         "causal": bool(rng.integers(2)),
-        "window": one_of(None, width, (width, None), (2 * width, width // 3)),
-        "sink_tokens": one_of(0, int(rng.integers(1, 30))),
+        "mask": window(
+            one_of(None, width, (width, None), (2 * width, width // 3)),
+            first=one_of(0, int(rng.integers(1, 30))),
+        ),
         "softcap": one_of(None, float(rng.uniform(1, 4))),
         "scale": one_of(None, float(rng.uniform(0.1, 0.6))),
         "k_transformed": False,
@@ -53,6 +56,8 @@ def drawn(rng, kinds=tuple(KINDS), longest=400) -> tuple[Layout, Filling]:
         pos=one_of(*given) if q_len > k_len else one_of("", "", "", *given),
         pos_dtypes=(dtype, dtype),
         seg=one_of("", "", "", *given),
+        exists=one_of(("", ""), ("", ""), (one_of("", *given), one_of("", *given))),
+        shared=q_len <= k_len and bool(rng.integers(2)),
         options=tuple(sorted(options.items())),
     )
     filling = Filling(
@@ -74,11 +79,14 @@ def kind_of(layout: Layout) -> object:
     """
     options = dict(layout.options)
     indexed = not layout.pos and layout.q_len == layout.k_len
-    each = layout.batch > 1 and "BL" in (layout.pos, layout.seg)  # a block mask a sequence
+    padding = layout.exists[1:] if layout.shared else layout.exists
+    # A block mask a sequence.
+    each = layout.batch > 1 and "BL" in (layout.pos, layout.seg, *padding)
     heads = layout.heads, layout.kv_heads, layout.dim, layout.v_dim
     ones = layout.batch == 1, layout.q_len == 1, layout.k_len == 1
     numbers = options["scale"] is None, options["softcap"] is None
-    return layout.kind, heads, ones, indexed, each, bool(layout.seg), layout.batch > 4, numbers
+    segments = bool(layout.seg or any(padding))  # padding is hidden by segments
+    return layout.kind, heads, ones, indexed, each, segments, layout.batch > 4, numbers
 
 
 def same(layout: Layout, **changes: object) -> Layout:
@@ -92,21 +100,20 @@ def same(layout: Layout, **changes: object) -> Layout:
 def check(layout: Layout, filling: Filling, attend=posenc_torch.attention) -> None:
     """The call in float32, beside the reference in float64."""
     problem = fill(layout, filling)
-    tensors: dict[str, object] = {}
-    for name, array in problem.tensors.items():
-        kind, _, own = name.partition(":")  # of features by name
-        given = torch.tensor(array, dtype=torch.float32)
-        tensors[kind] = {**tensors.get(kind, {}), own: given} if own else given
+
+    def given(array):
+        floating = np.issubdtype(array.dtype, np.floating)
+        return torch.tensor(array, dtype=torch.float32 if floating else None)
+
+    tensors = {n: given(a) for n, a in problem.tensors.items()}
     params = {n: torch.tensor(a) for n, a in problem.params.items()}
-    options = {
-        n: torch.tensor(o) if isinstance(o, np.ndarray) else o for n, o in problem.options.items()
-    }
+    options = {n: o.map(given) if isinstance(o, Tokens) else o for n, o in problem.options.items()}
     with torch.no_grad():
         found = attend(
             **tensors, scheme=problem.scheme, params=params, implementation="flex", **options
         )
     expected = problem.attend(NUMPY, "reference", dtype="float64")
-    dtypes = dict.fromkeys({**problem.tensors, **problem.params}, "float32")
+    dtypes = dict.fromkeys(problem.floats(), "float32")
     allowed = bounds(problem, np.zeros_like(expected), dtypes).values
     allowed = allowed + UNIT["float32"] * np.abs(expected) + SMALLEST["float32"]
     assert np.all(np.abs(found.numpy() - expected) <= allowed), layout

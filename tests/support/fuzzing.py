@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import array_api_compat.numpy as xp
 import numpy as np
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from subjects import normal
 
 import posenc
+from posenc import Tokens
 from posenc.params import Features, Params
 from posenc.schemes import FIRE, FoX, Kerple
 from posenc.testing.attention_case import AttentionCase
@@ -77,8 +78,9 @@ BASES = (0, 0, 0, 7, -20, 200, 2**15, 2**20, -(2**20), 2**24 + 1, 2**30 - 20, 2*
 class Layout:
     """What is static in a call: JAX compiles once for all that ``fill`` makes of one layout.
 
-    ``pos`` and ``seg`` are the axes of the arrays, ``""`` for none; ``pos_dtypes`` and
-    ``seg_dtypes`` those of queries and of keys.
+    ``pos`` and ``seg`` are the axes of the arrays, ``""`` for none; ``exists``, ``pos_dtypes`` and
+    ``seg_dtypes`` are of queries and of keys. With ``shared`` the queries are the last of the keys'
+    tokens.
     """
 
     kind: str
@@ -93,6 +95,8 @@ class Layout:
     pos_dtypes: tuple[str, str] = ("int64", "int64")
     seg: str = ""
     seg_dtypes: tuple[str, str] = ("int64", "int64")
+    exists: tuple[str, str] = ("", "")
+    shared: bool = False
     ready: bool = False  # features are given
     options: tuple[tuple[str, Any], ...] = ()
 
@@ -143,29 +147,35 @@ def layouts(draw, sizes=None, kinds=tuple(KINDS), longest=40):
         names = ("batch", "heads", "kv_heads", "q_len", "k_len", "dim", "v_dim")
         size = dict(zip(names, draw(st.sampled_from(sizes)), strict=True))
     longer = max(size["q_len"], size["k_len"])
+    windows = (
+        st.none()
+        | st.sampled_from([1, 2, 4, (1, 0), (0, 3)])  # narrow enough to hide something
+        | st.integers(1, longer + 5)
+        | st.sampled_from([2**31 - 1, 2**40])
+        | st.tuples(*[st.none() | st.integers(0, longer + 5)] * 2)
+    )
+    with_first = st.builds(posenc.window, windows, first=st.sampled_from([0, 2, 9]))
     options = {
         "causal": draw(st.booleans()),
-        "window": draw(
-            st.none()
-            | st.integers(1, longer + 5)
-            | st.sampled_from([2**31 - 1, 2**40])
-            | st.tuples(*[st.none() | st.integers(0, longer + 5)] * 2)
-        ),
-        "sink_tokens": draw(st.sampled_from([0, 0, 0, 2, 9])),
+        "window": draw(st.none() | windows),
+        "mask": draw(st.none() | with_first),
         "scale": draw(st.sampled_from([None, None, 0.5, 1, 0.0, -0.25])),
         "k_transformed": draw(st.sampled_from([False, False, True])),
     }
     given = ("L", "1L", "BL")  # the default aligns ends, which needs as many keys as queries
     pos = draw(st.sampled_from(given if size["q_len"] > size["k_len"] else ("", "", *given)))
-    integers = st.sampled_from(POSITIONS)
+    integers, maybe = st.sampled_from(POSITIONS), st.sampled_from(("", "", *given))
+    ready = bool(KINDS[kind](HEADS, HEAD_DIM).cumulative) and draw(st.booleans())
     return Layout(
         kind=kind,
         **size,
         pos=pos,
         pos_dtypes=(draw(integers), draw(integers)) if pos else ("int64", "int64"),
-        seg=(seg := draw(st.sampled_from(("", "", *given)))),
+        seg=(seg := draw(maybe)),
         seg_dtypes=(draw(integers), draw(integers)) if seg else ("int64", "int64"),
-        ready=bool(KINDS[kind](HEADS, HEAD_DIM).cumulative) and draw(st.booleans()),
+        exists=(draw(maybe), draw(maybe)) if draw(st.booleans()) else ("", ""),
+        shared=not ready and size["q_len"] <= size["k_len"] and draw(st.booleans()),
+        ready=ready,
         options=tuple(sorted(options.items())),
     )
 
@@ -190,14 +200,15 @@ def fill(layout: Layout, filling: Filling) -> AttentionCase:
         "k": normal((B, layout.kv_heads, K, layout.dim), seed + 1),
         "v": normal((B, layout.kv_heads, K, layout.v_dim), seed + 2),
     }
+    keys, queries = {}, {}
     if layout.ready:
-        tensors["q_features:c"] = normal((B, layout.heads, Q), seed + 3)
+        queries["features"] = {"c": normal((B, layout.heads, Q), seed + 3)}
         # Between those of queries: at equal ones a bias of their distance has no derivative, and
         # libraries choose differently.
         between = np.clip(normal((B, layout.heads, K), seed + 4), -3, 3) + 1 / 64
-        tensors["k_features:c"] = readonly(between)
+        keys["features"] = {"c": readonly(between)}
     elif scheme.cumulative:
-        tensors["x"] = normal((B, K, HIDDEN_DIM), seed + 3)
+        keys["x"] = normal((B, K, HIDDEN_DIM), seed + 3)
     params = {
         name: readonly((filling.factor * a).astype("float32"))
         for name, a in posenc.init_params(scheme, seed).items()
@@ -205,10 +216,16 @@ def fill(layout: Layout, filling: Filling) -> AttentionCase:
     options = {n: o for n, o in layout.options if o is not None}
     rng = np.random.default_rng(seed + 5)
     if layout.pos:
-        at = _positions(layout, filling, rng)
-        options |= dict(zip(("q_pos", "k_pos"), at, strict=True))
+        queries["pos"], keys["pos"] = _positions(layout, filling, rng)
     if layout.seg:
-        options |= dict(zip(("q_seg", "k_seg"), _segments(layout, filling, rng), strict=True))
+        queries["seg"], keys["seg"] = _segments(layout, filling, rng)
+    for side, axes, length in zip((queries, keys), layout.exists, (Q, K), strict=True):
+        if axes:
+            side["exists"] = readonly(rng.random(_shape(layout, axes, length)) < 0.75)
+    if keys:
+        options["tokens"] = Tokens(**keys)
+    if not layout.shared and (keys or queries):
+        options["queries"] = Tokens(**queries)
     return AttentionCase(scheme, tensors, params, options)
 
 
@@ -230,6 +247,7 @@ def _segments(layout: Layout, filling: Filling, rng):
     """Of queries four and of keys three, so that some queries see nothing."""
     limits = [np.iinfo(dtype) for dtype in layout.seg_dtypes]
     low, high = max(i.min for i in limits), min(i.max for i in limits)
+    low = max(low, -(2**31) + 2) if any(layout.exists) else low  # two numbers are of padding
     base = min(max(filling.seg_base, low), high - 3)
     for count, length, dtype in zip(
         (4, 3), (layout.q_len, layout.k_len), layout.seg_dtypes, strict=True
@@ -242,28 +260,19 @@ def loops(problem: AttentionCase) -> np.ndarray:
     """The definition, one query of one head at a time, from the scheme's own methods."""
     scheme, o, t = problem.scheme, dict(problem.options), problem.tensors
     (B, H, Q, D), (_, Hk, K, _) = t["q"].shape, t["k"].shape
-
-    def side(name, length, default):
-        return np.broadcast_to(np.asarray(o.get(name, default)).astype(int), (B, length))
-
-    q_pos, k_pos = side("q_pos", Q, np.arange(K - Q, K)), side("k_pos", K, np.arange(K))
-    q_seg, k_seg = side("q_seg", Q, 0), side("k_seg", K, 0)
+    query, key = _sides(problem)
     scale = o.get("scale", scheme.scale(D))
     out = np.zeros((B, H, Q, t["v"].shape[3]))
     for b, h in np.ndindex(B, H):
         params, g = _of_head(problem, h), h // (H // Hk)
         places = {"params": params, "xp": xp}
         at = [np.asarray(t["q"][b, h]), np.asarray(t["k"][b, g])]
-        q = scheme.transform(at[0], q_pos[b], role="query", **places)
+        q = scheme.transform(at[0], query.pos[b], role="query", **places)
         transformed = o.get("k_transformed", False)
-        k = at[1] if transformed else scheme.transform(at[1], k_pos[b], role="key", **places)
-        bias = _bias(problem, b, h, (q_pos, k_pos), (q_seg, k_seg))
+        k = at[1] if transformed else scheme.transform(at[1], key.pos[b], role="key", **places)
+        bias = _bias(problem, b, h, query, key)
         for i in range(Q):
-            seen = [
-                j
-                for j in range(K)
-                if q_seg[b, i] == k_seg[b, j] and _sees(int(q_pos[b, i]), int(k_pos[b, j]), o)
-            ]
+            seen = [j for j in range(K) if sees(query.at(b, i), key.at(b, j), o)]
             scores = [q[i] @ k[j] * scale + bias(i, j) for j in seen]
             if max(scores, default=-np.inf) > -np.inf:
                 weights = np.exp(np.asarray(scores) - max(scores))
@@ -271,30 +280,68 @@ def loops(problem: AttentionCase) -> np.ndarray:
     return out
 
 
-def _sees(q_pos: int, k_pos: int, o: Mapping[str, Any]) -> bool:
-    """Whether the causal mask and the window let a query see a key."""
-    if o.get("causal", False) and k_pos > q_pos:
+class Side(NamedTuple):
+    """Positions, segments and which tokens exist, ``(B, L)``; or those of one token."""
+
+    pos: Any
+    seg: Any
+    exists: Any
+
+    def at(self, b: int, n: int) -> Side:
+        return Side(*(int(each[b, n]) for each in self))
+
+
+def _sides(problem: AttentionCase) -> tuple[Side, Side]:
+    """Of queries and of keys."""
+    (B, _, Q, _), K = problem.tensors["q"].shape, problem.tensors["k"].shape[2]
+
+    def side(tokens, pos):
+        given = (tokens.pos, tokens.seg, tokens.exists)
+        each = (d if a is None else a for a, d in zip(given, (pos, 0, True), strict=True))
+        return Side(*(np.broadcast_to(np.asarray(a).astype(int), (B, len(pos))) for a in each))
+
+    key = side(problem.options.get("tokens", Tokens()), np.arange(K))
+    if "queries" not in problem.options:  # they are the last of these tokens
+        return Side(*(each[:, K - Q :] for each in key)), key
+    return side(problem.options["queries"], np.arange(K - Q, K)), key
+
+
+def sees(query: Side, key: Side, o: Mapping[str, Any]) -> bool:
+    """Whether a query sees a key: both exist in a segment, in its past, and inside both windows."""
+    if not query.exists or not key.exists or query.seg != key.seg:
         return False
+    if o.get("causal", False) and key.pos > query.pos:
+        return False
+    mask = o.get("mask") or posenc.Mask()
     window = o.get("window")
-    if window is None or 0 <= k_pos < o.get("sink_tokens", 0):
+    if isinstance(window, int):
+        window = (window - 1, window - 1)
+    return _inside(query.pos, key.pos, window, 0) and _inside(
+        query.pos, key.pos, (mask.left, mask.right), mask.first_tokens
+    )
+
+
+def _inside(q_pos: int, k_pos: int, window: tuple[int | None, int | None] | None, first: int):
+    """Whether a key is in a query's window, or among its first tokens."""
+    left, right = window or (None, None)
+    if 0 <= k_pos < first:
         return True
-    left, right = window if isinstance(window, tuple) else (window - 1, window - 1)
     ahead = k_pos - q_pos
     return (left is None or ahead >= -left) and (right is None or ahead <= right)
 
 
-def _bias(problem: AttentionCase, b, h, pos, seg):
+def _bias(problem: AttentionCase, b, h, query: Side, key: Side):
     """The bias of one head as a function of a query's and a key's number in memory."""
-    scheme, own, (q_pos, k_pos) = problem.scheme, _of_head(problem, h), pos
+    scheme, own = problem.scheme, _of_head(problem, h)
     if not scheme.cumulative:
         places = {"params": own, "xp": xp}
-        return lambda i, j: scheme.bias(q_pos[b][i], k_pos[b][j], **places) or 0.0
-    q, k = _sums(problem, b, h, *(side[b] for side in (*pos, *seg)))
+        return lambda i, j: scheme.bias(query.pos[b][i], key.pos[b][j], **places) or 0.0
+    q, k = _sums(problem, b, h, *(Side(*(each[b] for each in side)) for side in (query, key)))
 
     def bias(i, j):
         sides = Features({"c": q[i]}, "query"), Features({"c": k[j]}, "key")
         read = Params(dict(own), xp.float64, *sides)
-        return scheme.bias(q_pos[b][i], k_pos[b][j], params=read, xp=xp)
+        return scheme.bias(query.pos[b][i], key.pos[b][j], params=read, xp=xp)
 
     return bias
 
@@ -309,20 +356,24 @@ def _of_head(problem: AttentionCase, head: int) -> Params:
     return Params({n: np.asarray(a) for n, a in own.items()} | fixed, xp.float64)
 
 
-def _sums(problem: AttentionCase, b, h, q_pos, k_pos, q_seg, k_seg):
+def _sums(problem: AttentionCase, b, h, query: Side, key: Side):
     """Of queries and keys of one head: gates of all keys of one's segment up to one's position."""
-    t = problem.tensors
-    if "q_features:c" in t:
-        return t["q_features:c"][b, h], t["k_features:c"][b, h]
+    tokens = problem.options["tokens"]
+    if tokens.features is not None:
+        return problem.options["queries"].features["c"][b, h], tokens.features["c"][b, h]
     w, bias = (problem.params[n].astype("float64")[h] for n in "wb")
-    gates = [-np.log1p(np.exp(-(x @ w + bias))) for x in t["x"][b]]
+    gates = [-np.log1p(np.exp(-(x @ w + bias))) for x in tokens.x[b]]
 
-    def summed(pos, seg):
+    def summed(side):
         return np.asarray(
             [
-                sum(gates[j] for j in range(len(gates)) if k_pos[j] <= p and k_seg[j] == s)
-                for p, s in zip(pos, seg, strict=True)
+                sum(
+                    gate
+                    for gate, at, own, exists in zip(gates, *key, strict=True)
+                    if exists and at <= p and own == s
+                )
+                for p, s, _ in zip(*side, strict=True)
             ]
         )
 
-    return summed(q_pos, q_seg), summed(k_pos, k_seg)
+    return summed(query), summed(key)

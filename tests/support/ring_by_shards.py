@@ -9,6 +9,7 @@ import json
 import os
 import sys
 import traceback
+from dataclasses import replace
 from functools import partial
 
 if __name__ == "__main__":
@@ -26,20 +27,25 @@ from subjects import SUBJECTS, normal, params_of
 
 import posenc
 import posenc_jax
+from posenc import Tokens
 from posenc.positions import packed
 from posenc.schemes import Sum
 from posenc.testing.examples import HEAD_DIM, HEADS, HIDDEN_DIM
 
 SHARDS, BATCH, LENGTH = 4, 2, 32
-POS, SEG = packed([5, 14, 13])  # documents cross shards
+PACKED = packed([5, 14, 13])  # documents cross shards
 CASES = {
     "plain": {},
     "causal": {"causal": True},
     "window": {"causal": True, "window": 6},
     "window-both-sides": {"window": 6},
-    "segments": {"causal": True, "q_pos": POS, "k_pos": POS, "q_seg": SEG, "k_seg": SEG},
+    "segments": {"causal": True, "tokens": PACKED},
     # Document 7 has no key anywhere, so its rows are fully masked.
-    "fully-masked": {"q_seg": np.where(SEG == 1, 7, SEG), "k_seg": SEG},
+    "fully-masked": {
+        "tokens": Tokens(seg=PACKED.seg),
+        "queries": Tokens(seg=np.where(PACKED.seg == 1, 7, PACKED.seg)),
+    },
+    "padding": {"causal": True, "tokens": Tokens(exists=np.arange(LENGTH) % 13 > 4)},
     "grouped": {"causal": True},
     "bfloat16": {"causal": True},
     "unsorted": {"causal": True},
@@ -77,15 +83,23 @@ PARTS = {"quick": (QUICK, []), "rest": ([at for at in EVERY if at not in QUICK],
 
 
 def arguments(subject, case, layout, dtype):
-    """Scheme, shards, arrays with gradients, params, keywords and order of a whole sequence."""
+    """Scheme, shards, arrays with gradients, params, and order of a whole sequence.
+
+    Also the integers of its tokens, and the other keywords.
+    """
     scheme = (SUBJECTS | OWN)[subject]
     shards = {"alone": 1, "two-axes": 2, "jointly": 4}.get(case, SHARDS)
     k_len = shards if case == "short" else LENGTH
     q_len = k_len // 2 if case == "uneven" else k_len
     kv = 2 if case == "grouped" else HEADS
     options = dict(CASES[case])
-    options.setdefault("k_pos", np.arange(k_len))
-    options.setdefault("q_pos", np.arange(k_len - q_len, k_len))
+    where = {n: options.pop(n) for n in ("tokens", "queries") if n in options}
+    keys = where.get("tokens", Tokens())
+    where["tokens"] = keys = replace(keys, pos=np.arange(k_len)) if keys.pos is None else keys
+    sums = scheme.cumulative and not case.startswith("default-x")
+    if "queries" in where or q_len != k_len or sums:  # otherwise they are the same tokens
+        queries = where.get("queries", keys[k_len - q_len :])
+        where["queries"] = replace(queries, pos=keys.pos[k_len - q_len :])
     order = np.arange(k_len) if layout == "contiguous" else posenc_jax.zigzag(k_len, shards)
     if case == "unsorted":
         order = np.random.default_rng(0).permutation(k_len)
@@ -94,56 +108,65 @@ def arguments(subject, case, layout, dtype):
         "k": normal((BATCH, k_len, kv, HEAD_DIM), 1),
         "v": normal((BATCH, k_len, kv, 12), 2),
     }
+    arrays = {n: jnp.asarray(a, dtype) for n, a in arrays.items()} | {n: Tokens() for n in where}
     x = normal((BATCH, k_len, HIDDEN_DIM), 3)
     if case.startswith("default-x"):
-        arrays |= {"x": x}
-    elif scheme.cumulative:
-        where = {"pos": options["k_pos"], "seg": options.get("k_seg")}
-        (sums,) = posenc.features(scheme, params_of(scheme), x=x, **where)[1].values()
-        sums = np.asarray(sums)
-        arrays |= {"q_features": sums, "k_features": sums}
-    arrays = {n: jnp.asarray(a, "float32" if "features" in n else dtype) for n, a in arrays.items()}
+        arrays["tokens"] = Tokens(x=jnp.asarray(x, dtype))
+    elif sums:
+        both = posenc.features(scheme, params_of(scheme), replace(keys, x=x))
+        for name, side in zip(("queries", "tokens"), both, strict=True):
+            features = {n: jnp.asarray(a, "float32") for n, a in side.features.items()}
+            arrays[name] = Tokens(features=features)
     params = {n: jnp.asarray(a) for n, a in params_of(scheme).items()}
-    return scheme, shards, arrays, params, options, order
+    return scheme, shards, arrays, params, where, options, order
+
+
+def in_order(value, order):
+    """An array ``(B, L, ...)``, or every array of tokens, with its tokens in another order."""
+    if not isinstance(value, Tokens):
+        return jnp.take(value, order, axis=1)
+    axes = {"x": 1, "features": 2}
+    return Tokens(
+        **{
+            name: jax.tree.map(partial(jnp.take, indices=order, axis=axes.get(name, 0)), own)
+            for name, own in vars(value).items()
+        }
+    )
+
+
+def whole(arrays, where):
+    """Arrays with gradients and integers of tokens as arguments of attention."""
+    sides = {
+        n: replace(side, x=arrays[n].x, features=arrays[n].features) for n, side in where.items()
+    }
+    return {n: a for n, a in arrays.items() if not isinstance(a, Tokens)} | sides
 
 
 def errors(subject, case, layout, dtype="float32"):
     """Largest error of the output and of each gradient, relative to its largest number."""
     dtype = "bfloat16" if case == "bfloat16" else dtype
-    scheme, shards, arrays, params, options, order = arguments(subject, case, layout, dtype)
-    token_axis = {name: 2 if "features" in name else 1 for name, a in arrays.items()}
+    scheme, shards, arrays, params, where, options, order = arguments(subject, case, layout, dtype)
     q_order = order if len(order) == arrays["q"].shape[1] else np.arange(arrays["q"].shape[1])
-    orders = {name: q_order if name[0] == "q" else order for name in arrays}
-    where = {n: options.pop(n) for n in list(options) if n[:2] in ("q_", "k_")}
-
-    def by_name(arrays):
-        names = scheme.cumulative
-        return {
-            name: dict.fromkeys(names, a) if "features" in name else a for name, a in arrays.items()
-        }
+    orders = {name: q_order if name in ("q", "queries") else order for name in arrays}
 
     def on_one_device(arrays, params):
-        tokens = {name: a.astype("float32") if a.dtype == "bfloat16" else a for name, a in
-                  arrays.items()}  # fmt: skip
-        tokens = by_name(tokens)
+        wide = jax.tree.map(lambda a: a.astype(jnp.promote_types(a.dtype, "float32")), arrays)
         return posenc_jax.attention(
-            **tokens, scheme=scheme, params=params, implementation="reference", **where, **options
-        )
+            **whole(wide, where), scheme=scheme, params=params, implementation="reference",
+            **options,
+        )  # fmt: skip
 
     axes = {"two-axes": ("data", "context"), "jointly": ("data", "context")}.get(case, ("context",))
     sizes = (2, 2) if case == "jointly" else (2, shards) if len(axes) == 2 else (shards,)
     mesh = jax.make_mesh(sizes, axes, axis_types=(jax.sharding.AxisType.Auto,) * len(axes))
     axis_name = axes if case == "jointly" else "context"
     data = "data" if case == "two-axes" else None
+    of_tokens = Tokens(x=P(data, axis_name), features=P(data, None, axis_name))
     specs = {
-        name: P(
-            data, *[axis_name if axis == token_axis[name] else None for axis in range(1, a.ndim)]
-        )
+        name: of_tokens if isinstance(a, Tokens) else P(data, axis_name)
         for name, a in arrays.items()
     }
-    local_positions = {} if "default" in case else {
-        n: jnp.asarray(a)[q_order if n[0] == "q" else order] for n, a in where.items()
-    }  # fmt: skip
+    local = {n: Tokens() if "default" in case else in_order(where[n], orders[n]) for n in where}
 
     @partial(
         jax.shard_map,
@@ -154,12 +177,12 @@ def errors(subject, case, layout, dtype="float32"):
     )
     def ring(arrays, params, where):
         return posenc_jax.ring_attention(
-            **by_name(arrays), scheme=scheme, params=params, axis_name=axis_name, **where, **options
+            **whole(arrays, where), scheme=scheme, params=params, axis_name=axis_name, **options
         )
 
     def on_shards(arrays, params):
-        in_order = {n: jnp.take(a, orders[n], axis=token_axis[n]) for n, a in arrays.items()}
-        return jnp.take(ring(in_order, params, local_positions), np.argsort(q_order), axis=1)
+        own = {n: in_order(a, orders[n]) for n, a in arrays.items()}
+        return jnp.take(ring(own, params, local), np.argsort(q_order), axis=1)
 
     d_out = jnp.asarray(normal((*arrays["q"].shape[:3], 12), 4), "float32")
 
@@ -170,8 +193,8 @@ def errors(subject, case, layout, dtype="float32"):
     result, expected = (
         jax.jit(partial(both, function))() for function in (on_shards, on_one_device)
     )
-    if case == "fully-masked":
-        masked = np.asarray(SEG == 1)
+    if case in ("fully-masked", "padding"):
+        masked = PACKED.seg == 1 if case == "fully-masked" else ~where["tokens"].exists
         assert not np.any(np.asarray(result[0])[:, masked])
         assert not np.any(np.asarray(result[1][0]["q"])[:, masked])
 

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from posenc.attn.call import prepare
 from posenc.testing.attention_case import AttentionCase
 from posenc.testing.tolerances import UNIT, rounding_bound
 
@@ -24,6 +23,7 @@ SMALLEST = {"float64": 0.0, "float32": 1e-37, "float16": 2.0**-24, "bfloat16": 1
 # are turned, of the score, the weight, the value and the result.
 STEPS = {dtype: rounding_bound(4 + 2 + 16 + 40, 1, dtype) for dtype in ("float64", "float32")}
 CASTS = {dtype: rounding_bound(8, 1, dtype) for dtype in ("float16", "bfloat16")}
+_SUMS = ("queries.features.c", "tokens.features.c")  # given sums of gates
 
 
 class Bounds(NamedTuple):
@@ -35,7 +35,7 @@ class Bounds(NamedTuple):
 
 def bounds(problem: AttentionCase, d_out: Any, dtypes: Mapping[str, str]) -> Bounds:
     """For ``dtypes`` of tensors and params by name, and gradients of ``sum(d_out * result)``."""
-    used = {dtype for name, dtype in dtypes.items() if "features:" not in name}
+    used = {dtype for name, dtype in dtypes.items() if ".features." not in name}
     work = "float64" if "float64" in used else "float32"
     unit = max(STEPS[work], *(CASTS.get(dtype, 0.0) for dtype in used if work == "float32"), 0.0)
     tiny = max(SMALLEST[dtype] for dtype in used)
@@ -93,12 +93,7 @@ def _spread(call: Any) -> tuple[Any, Any, Any, Any]:
 
 
 def _prepared(problem: AttentionCase, params: Mapping[str, Any]) -> Any:
-    wide = {name: np.asarray(a, np.float64) for name, a in params.items()}
-    given: dict[str, Any] = {}
-    for name, array in problem.tensors.items():
-        kind, _, own = name.partition(":")
-        given |= {kind: {**given.get(kind, {}), own: array}} if own else {name: array}
-    return prepare(**given, scheme=problem.scheme, params=wide, **problem.options, xp=None)
+    return AttentionCase(problem.scheme, problem.tensors, params, problem.options).prepared()
 
 
 def _size(call: Any, keys: Any, bias: Any, seen: Any) -> Any:
@@ -116,11 +111,11 @@ def _bias_size(problem: AttentionCase, bias: Any) -> Any:
     """Of what the working dtype rounds in a bias: itself, or the gates in its two sums."""
     if not problem.scheme.cumulative:
         return np.abs(bias)
-    t, params = problem.tensors, problem.params
-    if "q_features:c" in t:
-        q, k = np.abs(t["q_features:c"]), np.abs(t["k_features:c"])
+    given, params = problem.floats(), problem.params
+    if _SUMS[0] in given:
+        q, k = (np.abs(given[name]) for name in _SUMS)
         return 2 * (q[..., :, None] + k[..., None, :]) + np.abs(bias)
-    each = np.abs(t["x"]) @ np.abs(params["w"]).T + np.abs(params["b"]) + 1
+    each = np.abs(given["tokens.x"]) @ np.abs(params["w"]).T + np.abs(params["b"]) + 1
     return 2 * np.sum(each, axis=1)[:, :, None, None] + np.abs(bias)
 
 
@@ -163,18 +158,19 @@ def _through_gates(problem: AttentionCase, slope: Any) -> dict[str, Any]:
     A bias changes by at most 2 a sum, a sum by at most 1 a gate, a gate by at most 1 a unit of what
     its sigmoid takes.
     """
-    t, params = problem.tensors, problem.params
-    if "q_features:c" in t:
+    given, params = problem.floats(), problem.params
+    if _SUMS[0] in given:
         zero = {name: np.zeros(a.shape) for name, a in params.items()}
-        sides = {"q_features:c": -1, "k_features:c": -2}
-        return zero | {name: 2 * np.sum(slope, axis=axis) for name, axis in sides.items()}
+        sides = zip(_SUMS, (-1, -2), strict=True)
+        return zero | {name: 2 * np.sum(slope, axis=axis) for name, axis in sides}
+    x = given["tokens.x"]
     gates = 4 * np.sum(slope, axis=(-1, -2))  # (B, H)
-    tokens = np.sum(np.abs(t["x"]), axis=1)  # (B, C)
+    tokens = np.sum(np.abs(x), axis=1)  # (B, C)
     one = np.abs(params["w"])
     return {
         "w": np.einsum("bh,bc->hc", gates, tokens),
-        "b": np.sum(gates, axis=0) * t["x"].shape[1],
-        "x": np.broadcast_to((gates @ one)[:, None, :], t["x"].shape),
+        "b": np.sum(gates, axis=0) * x.shape[1],
+        "tokens.x": np.broadcast_to((gates @ one)[:, None, :], x.shape),
     }
 
 

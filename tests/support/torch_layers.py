@@ -20,10 +20,16 @@ class Layer(nn.Module):
         self.position = posenc_torch.Position(scheme, device=device, dtype=dtype)
         self.options = options
 
-    def forward(self, q, k, v, x, q_pos=None, k_pos=None, q_seg=None, k_seg=None):
-        at = {"q_pos": q_pos, "k_pos": k_pos, "q_seg": q_seg, "k_seg": k_seg}
-        embedded = self.position.embed(x, k_pos)
-        return self.position.attend(q, k, v, x=x, causal=True, **at, **self.options), embedded
+    def forward(self, q, k, v, x, pos=None, seg=None, q_pos=None, q_seg=None):
+        """Positions and segments of the keys, and of the queries if they are other tokens."""
+        tokens = posenc.Tokens(pos=pos, seg=seg, x=x)
+        same = q_pos is None and q_seg is None
+        queries = None if same else posenc.Tokens(pos=q_pos, seg=q_seg)
+        embedded = self.position.embed(x, pos)
+        out = self.position.attend(
+            q, k, v, causal=True, tokens=tokens, queries=queries, **self.options
+        )
+        return out, embedded
 
 
 def tensors(scheme, q_len, k_len, batch=2, dtype=torch.float32):

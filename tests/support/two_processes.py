@@ -147,8 +147,8 @@ def where(documents):
     """Positions of the whole sequence, and segments if it is documents one after another."""
     if not documents:
         return torch.arange(LENGTH), None
-    pos, seg = packed([7, LENGTH - 7])
-    return torch.tensor(pos), torch.tensor(seg)
+    tokens = packed([7, LENGTH - 7]).map(torch.tensor)
+    return tokens.pos, tokens.seg
 
 
 KINDS = {"wrapped": wrapped, "laid_out": laid_out, "context": context}

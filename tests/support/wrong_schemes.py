@@ -526,6 +526,19 @@ class Recounting(posenc.RoPE):
 
 
 @dataclass(frozen=True)
+class Wandering(posenc.RoPE):
+    """Keys are turned further in each layer."""
+
+    calls: list = field(default_factory=list, compare=False, repr=False)
+
+    def transform(self, x, pos, *, role, params, xp):
+        if role == "key":
+            self.calls.append(0)
+            pos = pos + len(self.calls)
+        return super().transform(x, pos, role=role, params=params, xp=xp)
+
+
+@dataclass(frozen=True)
 class Sideways(posenc.RoPE):
     """The second coordinate of a token is not where it is."""
 
@@ -610,6 +623,7 @@ WRONG: dict[str, PositionScheme] = {
     "float32_is_float64_rounded (bias)": SingleBias(),
     "float32_is_float64_rounded (transform)": SingleTurn(HEAD_DIM),
     "half_precision_rounds_once (keys)": NarrowKeys(HEAD_DIM),
+    "a_pass_changes_nothing": Wandering(HEAD_DIM),
     "arguments_stay_as_they_were (keys)": WritingKeys(HEAD_DIM),
     "answers_as_numpy_does (key_bias)": OtherKeys(HEADS),
     "gradients_of_parts_are_derivatives (bias)": FarFromRight(),

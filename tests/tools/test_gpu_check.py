@@ -130,7 +130,7 @@ def test_a_scheme_with_gates_is_right():
     framework = torch_checks.Checked("cpu", compiles=False)
     row = correctness.run_check(Check("sdpa", "fox", "grouped", "float32"), framework, 0)
     assert row["status"] == "right", row
-    assert set(row["errors"]) == {"out", "q", "k", "v", "x", "w", "b"}
+    assert set(row["errors"]) == {"out", "q", "k", "v", "tokens.x", "w", "b"}
 
 
 @pytest.mark.parametrize("name", ["k", "table"])

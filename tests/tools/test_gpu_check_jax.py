@@ -142,7 +142,9 @@ def test_gradients_of_gates_and_params_are_checked(scheme):
     framework = jax_checks.Checked(quickly=True)
     row = correctness.run_check(Check("chunked", scheme, "grouped", "float32"), framework, 0, 0.1)
     assert row["status"] == "right", row
-    own = {"x", "w", "b"} if scheme == "fox" else set(cases.schemes(64)[scheme].param_specs())
+    own = (
+        {"tokens.x", "w", "b"} if scheme == "fox" else set(cases.schemes(64)[scheme].param_specs())
+    )
     assert set(row["errors"]) == {"out", "q", "k", "v"} | own
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 
 import pytest
 from frameworks_installed import require
@@ -54,7 +55,7 @@ def pairs_of(monkeypatch, **options):
 
 def test_first_tokens_do_not_make_parts_longer(monkeypatch):
     alone, _ = pairs_of(monkeypatch, window=20, skip_blocks=False)
-    with_first, _ = pairs_of(monkeypatch, window=20, sink_tokens=4, skip_blocks=False)
+    with_first, _ = pairs_of(monkeypatch, mask=posenc.window(20, first=4), skip_blocks=False)
     assert with_first <= alone + 400 * 16  # one block of keys
 
 
@@ -83,18 +84,20 @@ def test_first_tokens_beside_a_window(name, options):
     scheme = SUBJECTS[name]
     params = {n: torch.tensor(a) for n, a in posenc.init_params(scheme, seed=0).items()}
     q, k, v = (tensor(2, HEADS, 150, HEAD_DIM, seed=n) for n in range(3))
-    given = {"causal": True, "window": 10, "sink_tokens": 3, **options}
+    given, tokens = {"causal": True, **options}, posenc.Tokens()
+    mask = posenc.window(given.pop("window", 10), first=3)
     if given.get("mask") == "function":
-        given["mask"] = lambda i, j: (i + j) % 3 != 0
-    if isinstance(given.get("mask"), str):
-        given["mask"] = tensor(2, 1, 150, 150, seed=5) > -1
+        mask &= lambda i, j: (i + j) % 3 != 0
+    if given.get("mask") == "array":
+        mask &= tensor(2, 1, 150, 150, seed=5) > -1
+    given["mask"] = mask
     if given.pop("segments", False):
-        seg = torch.arange(150).repeat(2, 1) // 60
-        given |= {"q_seg": seg, "k_seg": seg}
+        tokens = replace(tokens, seg=torch.arange(150).repeat(2, 1) // 60)
     if given.get("bias"):
         given["bias"] = tensor(1, HEADS, 150, 150, seed=6)
     if "hidden_features" in scheme.hooks():
-        given["x"] = tensor(2, 150, HIDDEN_DIM, seed=7)
+        tokens = replace(tokens, x=tensor(2, 150, HIDDEN_DIM, seed=7))
+    given["tokens"] = tokens
     results = []
     for implementation in ("chunked", "reference"):
         leaves = [a.requires_grad_() for a in (q.clone(), k.clone(), v.clone())]
@@ -122,7 +125,7 @@ def test_memory_of_a_bias_by_pair_is_linear():
             return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         before = peak()
         posenc_torch.attention(q, q, q, scheme, causal=True, implementation="chunked",
-                               q_axes=pos[:, None], k_axes=pos[:, None])
+                               tokens=posenc.Tokens(places=pos[:, None]))
         print(peak() - before)
     """
     run = [sys.executable, "-c", textwrap.dedent(program)]

@@ -19,8 +19,10 @@ from sample import long, some
 from subjects import SUBJECTS, heads, normal, params_of
 
 import posenc
+from posenc import Mask, Tokens
+from posenc.attn.arguments import Arguments
 from posenc.attn.call import prepare
-from posenc.attn.masks import Mask
+from posenc.attn.masks import normal as normal_form
 from posenc.attn.negligible import negligible_blocks
 from posenc.evaluate import has_bias, has_features, positions_as_places, reads_features
 from posenc.positions import packed, visible
@@ -42,7 +44,7 @@ from torch.nn.attention.flex_attention import flex_attention
 import posenc_torch
 from posenc_torch.flex import implementation as flex
 from posenc_torch.flex import target
-from posenc_torch.flex.block_mask import BLOCK, BlockMaskInputs, TokenIntegers, mask_key
+from posenc_torch.flex.block_mask import BLOCK, BlockMaskInputs, TokenIntegers, mask_keys
 from posenc_torch.flex.float_positions import is_same_in_float32
 from posenc_torch.flex.near_far import near_and_far
 from posenc_torch.flex.params import repeatedly_read_arrays
@@ -78,12 +80,17 @@ def tensors(scheme, q_len, k_len=None, batch=2):
     return result, x, {name: torch.tensor(a) for name, a in params_of(scheme).items()}
 
 
-def attend(scheme, implementation, arrays, **options):
+def attend(scheme, implementation, arrays, tokens=None, **options):
     (q, k, v), x, params = arrays
+    tokens = replace(tokens or Tokens(), x=x)
     with torch.no_grad():
         return posenc_torch.attention(
-            q, k, v, scheme, params, implementation=implementation, x=x, **options
+            q, k, v, scheme, params, implementation=implementation, tokens=tokens, **options
         )
+
+
+def prepared(q, k, v, scheme, params=None, causal=False, **options):
+    return prepare(q, k, v, scheme, params, causal, Arguments(**options))
 
 
 # Compiled
@@ -95,11 +102,8 @@ def attend(scheme, implementation, arrays, **options):
 def test_the_compiled_kernel_equals_the_reference(name, call):
     scheme = SUBJECTS[name]
     torch._dynamo.reset()
-    pos, seg = map(torch.tensor, packed([200, 100]))
-    options = {
-        "packed": {"q_pos": pos, "k_pos": pos, "q_seg": seg, "k_seg": seg},
-        "window": {"window": 150},
-    }[call]
+    tokens = packed([200, 100]).map(torch.tensor)
+    options = {"packed": {"tokens": tokens}, "window": {"window": 150}}[call]
     arrays = tensors(scheme, 300)
     result = attend(scheme, "flex", arrays, causal=True, **options)
     expected = attend(scheme, "reference", arrays, causal=True, **options)
@@ -110,7 +114,7 @@ def test_the_compiled_kernel_equals_the_reference(name, call):
 
 
 def drawn_options(seed, q_len, k_len, scheme):
-    """Masks, caps, biases and windows, some of each, as NumPy arrays."""
+    """Masks, caps, biases, windows, padding and places, some of each, as NumPy arrays."""
     rng = np.random.default_rng(seed)
 
     def pairs(values):
@@ -127,45 +131,52 @@ def drawn_options(seed, q_len, k_len, scheme):
         "mask": lambda: pairs(lambda shape: rng.random(shape) < 0.4),
         "softcap": lambda: float(rng.uniform(0.5, 3)),
         "scale": lambda: float(rng.uniform(0.2, 0.6)),
-        "sink_tokens": lambda: int(rng.integers(0, 6)),
         "window": lambda: [(7, 2), (None, 3), (5, None), 6][int(rng.integers(4))],
-        "k_valid": lambda: rng.random((2, k_len)) < 0.7,
     }
     options = {name: make() for name, make in every.items() if rng.random() < 0.5}
     if "mask" in options and rng.random() < 0.5:
         options["mask"] = lambda q, k: (k <= q) | (k < edge)
+    if "window" in options and rng.random() < 0.5:
+        window = posenc.window(options.pop("window"), first=int(rng.integers(0, 6)))
+        options["mask"] = window & options["mask"] if "mask" in options else window
     options["causal"] = bool(rng.integers(2))
-    shift = 5 * np.arange(2)[:, None]
-    for names, low in ((("q_pos", "k_pos"), -3), (("q_axes", "k_axes"), 0)):
+    shift, sides = 5 * np.arange(2)[:, None], {"tokens": {}, "queries": {}}
+    lengths = {"tokens": k_len, "queries": q_len}
+    for name, low, axes in (("pos", -3, 1), ("places", 0, scheme.axes)):
         if rng.random() < 0.4:
-            scale = scheme.axes if names[0] == "q_axes" else 1
-            shapes = [(2, n) if scale == 1 else (2, n, scale) for n in (q_len, k_len)]
-            own = [
-                rng.integers(low, 40, shape) + shift.reshape(2, *[1] * (len(shape) - 1))
-                for shape in shapes
-            ]
-            options |= dict(zip(names, own, strict=True))
-    return options
+            for side, n in lengths.items():
+                shape = (2, n) if axes == 1 else (2, n, axes)
+                own = rng.integers(low, 40, shape)
+                sides[side][name] = own + shift.reshape(2, *[1] * (len(shape) - 1))
+    for side, n in lengths.items():
+        if rng.random() < 0.5:
+            sides[side]["exists"] = rng.random((2, n)) < 0.7
+    if rng.random() < 0.3:  # the queries are the last of the tokens
+        del sides["queries"]
+    return options | {side: Tokens(**own) for side, own in sides.items()}
 
 
 def both_ways(scheme, arrays, options):
     """Result and log-sum-exp, through FlexAttention's definition and by ours in float64."""
     (q, k, v), x, params = arrays
-    extra = {"x": x}
-    if scheme.hooks() & {"hidden_features"} and q.shape[2] != k.shape[2]:
-        extra["q_x"] = x[:, k.shape[2] - q.shape[2] :]
-    elif "q_pos" in options and "hidden_features" in scheme.hooks():
-        extra["q_x"] = x
-    given = {n: torch.tensor(o) if isinstance(o, np.ndarray) else o for n, o in options.items()}
+    options = dict(options)
+    if "hidden_features" in scheme.hooks():
+        hidden = {"tokens": x.numpy(), "queries": x.numpy()[:, k.shape[2] - q.shape[2] :]}
+        options.setdefault("tokens", Tokens())
+        for side in hidden.keys() & options.keys():
+            options[side] = replace(options[side], x=hidden[side])
+    given = Arguments(**{n: o for n, o in options.items() if n != "causal"})
+    causal = options["causal"]
     with torch.no_grad(), flex.uncompiled(), eagerly():
+        own = given.map(torch.tensor)._replace(return_lse=True)._asdict()
         result = posenc_torch.attention(
-            q, k, v, scheme, params, implementation="flex", return_lse=True, **given, **extra
+            q, k, v, scheme, params, causal, implementation="flex", **own
         )
-    wide = {n: a.double().numpy() for n, a in extra.items()}
-    options = {n: o.astype("float64") if n == "bias" else o for n, o in options.items()}
-    own = {n: a.double().numpy() for n, a in params.items()}
+    wide = given.map(lambda a: a.astype("float64") if a.dtype == "float32" else a)
+    own = wide._replace(return_lse=True)._asdict()
+    params = {n: a.double().numpy() for n, a in params.items()}
     exact = (a.double().numpy() for a in (q, k, v))
-    return result, posenc.attention(*exact, scheme, own, return_lse=True, **options, **wide)
+    return result, posenc.attention(*exact, scheme, params, causal, **own)
 
 
 NEW = [
@@ -188,8 +199,10 @@ def test_options_of_callers_equal_the_reference(name, seed):
     options = drawn_options(100 * seed + NEW.index(name), q_len, k_len, scheme)
     if scheme.hooks() & {"regions"}:  # it has places and windows of its own
         options = {n: o for n, o in options.items() if n in ("causal", "mask", "bias", "softcap")}
-    if "q_axes" in options and "q_pos" not in options and "transform" in scheme.hooks():
-        options = {n: o for n, o in options.items() if not n.endswith("_axes")}
+    sides = {n: options[n] for n in ("tokens", "queries") if n in options}
+    alone = any(side.pos is None and side.places is not None for side in sides.values())
+    if alone and "transform" in scheme.hooks():
+        options |= {n: replace(side, places=None) for n, side in sides.items()}
     result, expected = both_ways(scheme, arrays, options)
     masked = np.isinf(expected[1])
     assert (np.isinf(result[1].numpy()) == masked).all()
@@ -219,9 +232,10 @@ def test_a_feature_of_one_row_or_one_head_serves_all():
     for shape in ((1, HEADS), (2, 1), (1, 1)):
         own = torch.tensor(rng.standard_normal((*shape, 20, 7)), dtype=torch.float32)
         with torch.no_grad(), flex.uncompiled(), eagerly():
+            queries = Tokens(features={"r": own})
             result, expected = (
                 posenc_torch.attention(
-                    q, k, v, scheme, params, implementation=implementation, q_features={"r": own}
+                    q, k, v, scheme, params, implementation=implementation, queries=queries
                 )
                 for implementation in ("flex", "reference")
             )
@@ -231,7 +245,7 @@ def test_a_feature_of_one_row_or_one_head_serves_all():
 def test_a_bias_reads_places_and_a_mask_reads_positions():
     scheme, arrays = SUBJECTS["alibi"], tensors(SUBJECTS["alibi"], 20)
     at = torch.arange(20) // 4
-    options = {"causal": True, "window": 9, "q_axes": at, "k_axes": at}
+    options = {"causal": True, "window": 9, "tokens": Tokens(places=at)}
     with flex.uncompiled(), eagerly():
         result = attend(scheme, "flex", arrays, **options)
     assert_near(result.numpy(), attend(scheme, "reference", arrays, **options).numpy(), FLOAT32)
@@ -239,8 +253,11 @@ def test_a_bias_reads_places_and_a_mask_reads_positions():
 
 def test_a_fully_masked_row_has_the_lowest_log_sum_exp():
     (q, k, v), *_ = tensors(posenc.NoPE(), 6)
-    seg = torch.tensor([0, 0, 0, 1, 1, 2]), torch.tensor([0, 0, 0, 1, 1, 1])
-    call = prepare(q, k, v, posenc.NoPE(), q_seg=seg[0], k_seg=seg[1], return_lse=True)
+    where = {
+        "tokens": Tokens(seg=torch.tensor([0, 0, 0, 1, 1, 1])),
+        "queries": Tokens(seg=torch.tensor([0, 0, 0, 1, 1, 2])),
+    }
+    call = prepared(q, k, v, posenc.NoPE(), return_lse=True, **where)
     with torch.no_grad(), flex.uncompiled(), eagerly():
         out, lse = flex.flex(call)
     assert lse is not None
@@ -266,7 +283,7 @@ def test_a_score_is_scaled_and_capped_before_a_bias_and_in_float32():
     scheme = posenc.ALiBi(HEADS, slopes=[5.0, 1.0, 1.0, 1.0])
     (q, k, v), *_ = tensors(scheme, 4)
     added = torch.full((1, 1, 4, 4), 7.0)
-    call = prepare(q, k, v, scheme, scale=0.25, softcap=2.0, bias=added)
+    call = prepared(q, k, v, scheme, scale=0.25, softcap=2.0, bias=added)
     mod = flex.arguments(call)["score_mod"]
     at = map(torch.tensor, (0, 0, 3, 0))
     result = mod(torch.tensor(8.0, dtype=torch.bfloat16), *at)
@@ -307,8 +324,8 @@ def test_steep_heads_compute_few_blocks():
     whole = unskipped.kv_num_blocks + unskipped.full_kv_num_blocks
     assert (whole[0, 0] == torch.arange(1, 33)).all()
     # Given positions: by key.
-    where = {"q_pos": torch.arange(4096), "k_pos": torch.arange(4096)}
-    given = flex._block_mask(prepare(q, k, v, STEEP, causal=True, **where))
+    at = Tokens(pos=torch.arange(4096))
+    given = flex._block_mask(prepared(q, k, v, STEEP, causal=True, tokens=at))
     assert (given.kv_num_blocks + given.full_kv_num_blocks == computed).all()
 
 
@@ -322,8 +339,8 @@ def test_one_compiled_program_finds_negligible_blocks(name):
     run = torch.compile(negligible_blocks, backend=counter, **flex.COMPILER)
     for length in (1300, 1500, 1700):
         (q, k, v), x, _ = tensors(scheme, length)
-        hidden = {"x": x} if scheme.reads_features() else {}
-        call = prepare(q, k, v, scheme, params_of(scheme), causal=True, **hidden)
+        tokens = Tokens(x=x) if scheme.reads_features() else None
+        call = prepared(q, k, v, scheme, params_of(scheme), causal=True, tokens=tokens)
         count = -(-length // BLOCK)  # a CPU's mask has empty blocks beyond the end
         all_visible = flex._mask_inputs(call).visible_blocks()[1][:, :count, :count]
         result = run(call, BLOCK, all_visible=all_visible)
@@ -341,7 +358,7 @@ def test_a_cached_block_mask_serves_every_mode():
         with torch.inference_mode():
             posenc_torch.attention(q, k, v, posenc.ALiBi(HEADS), causal=True, implementation="flex")
         attend(SUBJECTS["t5"], "flex", arrays, causal=True)
-    mask = flex._plain_mask(300, 300, True, None, 0, q.device, False, None)
+    mask = flex._plain_mask(300, 300, posenc.causal, q.device, False, None)
     assert not any(a.is_inference() for a in mask.as_tuple() if isinstance(a, torch.Tensor))
 
 
@@ -349,7 +366,7 @@ def test_the_block_mask_of_plain_calls_is_made_once():
     (q, k, v), *_ = tensors(SUBJECTS["t5"], 1300)
     call = prepare(q, k, v, SUBJECTS["t5"], params_of(SUBJECTS["t5"]), causal=True)
     assert flex._block_mask(call) is flex._block_mask(replace(call, q=2 * q))
-    assert flex._block_mask(call) is not flex._block_mask(replace(call, causal=False))
+    assert flex._block_mask(call) is not flex._block_mask(replace(call, mask=Mask()))
 
 
 @long
@@ -359,7 +376,8 @@ def test_the_compiled_kernel_keeps_differences_of_a_bias_far_away(dtype):
     torch._dynamo.reset()
     tensors_there, x, params = tensors(scheme, 4, 6)
     arrays = [a.to(dtype) for a in tensors_there], x, params
-    where = {"q_pos": torch.arange(1000, 1004), "k_pos": torch.arange(6)}
+    queries = Tokens(pos=torch.arange(1000, 1004))
+    where = {"tokens": Tokens(pos=torch.arange(6)), "queries": queries}
     result = attend(scheme, "flex", arrays, **where)
     expected = attend(scheme, "reference", arrays, **where)
     # Weights and results of either are rounded once; what a score rounds to is the same.
@@ -400,11 +418,11 @@ def test_a_new_length_compiles_nothing_once_lengths_differ():
     assert counter.graphs <= 4
 
 
-def test_new_caps_windows_and_sink_tokens_compile_nothing():
+def test_new_caps_windows_and_first_tokens_compile_nothing():
     counter, arrays = CompileCounter(), tensors(SUBJECTS["alibi"], 200)
     with counter.in_use():
         for n in range(2, 6):
-            options = {"softcap": n / 2, "window": (10 * n, n), "sink_tokens": n - 2}
+            options = {"softcap": n / 2, "mask": posenc.window((10 * n, n), first=n - 2)}
             attend(SUBJECTS["alibi"], "flex", arrays, causal=n % 2 == 0, **options)
             attend(SUBJECTS["alibi"], "flex", arrays, causal=n % 2 == 1, softcap=n + 1.0)
     assert counter.graphs == 1
@@ -420,13 +438,13 @@ def test_a_mask_of_the_same_code_and_numbers_compiles_once():
             assert_near(result.numpy(), expected.numpy(), FLOAT32)
     assert counter.graphs == 2
     # One cell of which the number changes: what was compiled for the first stays that.
-    edge, cell = 5, {}
-    cell["mask"] = lambda q, k: k < edge
-    first = mask_key(Mask(cell["mask"], with_segments=False))
-    edge = 9
-    second = mask_key(Mask(cell["mask"], with_segments=False))
     edge = 5
-    assert first == mask_key(Mask(cell["mask"], with_segments=False)) != second
+    mask = normal_form(Mask(function=lambda q, k: k < edge))
+    first = mask_keys(mask)
+    edge = 9
+    second = mask_keys(mask)
+    edge = 5
+    assert first == mask_keys(mask) != second
 
 
 def test_more_schemes_than_a_compiler_usually_allows():
@@ -473,15 +491,17 @@ def test_blocks_hold_what_is_visible(seed, data):
         segments = [places(rng, n, batch, 2).sort().values for n in lengths]
     causal = data.draw(st.booleans())
     window = data.draw(st.sampled_from([None, (0, 0), (6, 6), (99, None), (20, 3), (None, -5)]))
-    sinks = data.draw(st.sampled_from([0, 1, 150]))
+    first = data.draw(st.sampled_from([0, 1, 150]))
     tokens = [None if a is None else TokenIntegers.of(a) for a in (q_pos, k_pos, *segments)]
-    any_visible, all_visible = BlockMaskInputs(*tokens, causal, window, sinks).visible_blocks()
+    left, right = window or (None, None)
+    whole = Mask(causal=causal, left=left, right=right, first_tokens=first)
+    any_visible, all_visible = BlockMaskInputs(*tokens, whole).visible_blocks()
     pairs = [a if a is None else torch.atleast_2d(a) for a in (q_pos, k_pos, *segments)]
     q, k, q_seg, k_seg = (
         a if a is None else a[:, :, None] if n % 2 == 0 else a[:, None, :]
         for n, a in enumerate(pairs)
     )
-    mask = visible(q, k, q_seg, k_seg, causal=causal, window=window, sink_tokens=sinks)
+    mask = visible(q, k, q_seg, k_seg, causal=causal, window=window, first_tokens=first)
     mask = torch.ones_like(q - k, dtype=torch.bool) if mask is None else mask
     any_pairs, all_pairs = (to_pairs(blocks, mask.shape) for blocks in (any_visible, all_visible))
     assert torch.equal(mask, mask & any_pairs)
@@ -504,13 +524,14 @@ def test_a_block_at_the_edge_of_a_window_is_kept():
     near, far = torch.arange(BLOCK) + 99, torch.arange(BLOCK) - (BLOCK - 1)  # 99 apart at least
     for left, held in ((99, True), (98, False)):
         tokens = TokenIntegers.of(near), TokenIntegers.of(far), None, None
-        any_visible, _ = BlockMaskInputs(*tokens, False, (left, left)).visible_blocks()
+        mask = Mask(left=left, right=left)
+        any_visible, _ = BlockMaskInputs(*tokens, mask).visible_blocks()
         assert bool(any_visible[0, 0, 0]) == held
 
 
 def test_positions_of_one_row_serve_every_sequence():
     pos = 3 * torch.arange(6)[None]
-    mod = posenc_torch.score_mod(posenc.ALiBi(HEADS), q_pos=pos, k_pos=pos)
+    mod = posenc_torch.score_mod(posenc.ALiBi(HEADS), tokens=Tokens(pos=pos))
     first, sixth = (mod(torch.zeros(()), *map(torch.tensor, (b, 1, 4, 2))) for b in (0, 5))
     assert first == sixth != 0
 
@@ -532,9 +553,21 @@ def test_default_positions_leave_out_half_of_the_blocks():
     assert int(mask.kv_num_blocks.sum()) == 8
     assert int(mask.full_kv_num_blocks.sum()) == 8 * 7 // 2
     packed_two = torch.repeat_interleave(torch.arange(2), 4 * BLOCK)
-    mask = posenc_torch.block_mask(8 * BLOCK, 8 * BLOCK, q_seg=packed_two, k_seg=packed_two)
+    mask = posenc_torch.block_mask(8 * BLOCK, 8 * BLOCK, tokens=Tokens(seg=packed_two))
     assert int(mask.full_kv_num_blocks.sum()) == 2 * 4 * 4
     assert not mask.kv_num_blocks.any()
+
+
+def test_padding_is_left_out_and_places_are_not_read():
+    exists, places = torch.arange(4 * BLOCK) < 2 * BLOCK, torch.zeros(4 * BLOCK, 2).long()
+    for tokens, queries, computed in (
+        (Tokens(exists=exists), None, [1, 2, 0, 0]),
+        (Tokens(exists=exists), Tokens(), [1, 2, 2, 2]),
+        (Tokens(places=places), None, [1, 2, 3, 4]),
+    ):
+        given = {"causal": True, "tokens": tokens, "queries": queries}
+        mask = posenc_torch.block_mask(4 * BLOCK, 4 * BLOCK, **given)
+        assert (mask.kv_num_blocks + mask.full_kv_num_blocks).flatten().tolist() == computed
 
 
 def test_a_window_wider_than_any_distance_hides_nothing():
@@ -557,8 +590,11 @@ def features_of(scheme, length, params, batch=1):
     if not has_features(scheme) and scheme.axes == 1:
         return {}, {}
     (q, k, _), x, _ = tensors(scheme, length, batch=batch)
-    sides = posenc.features(scheme, params, x=x, q=q, k=k)
-    result = [{n: a.detach().clone().requires_grad_() for n, a in side.items()} for side in sides]
+    sides = posenc.features(scheme, params, Tokens(x=x), q=q, k=k)
+    result = [
+        {n: a.detach().clone().requires_grad_() for n, a in (side.features or {}).items()}
+        for side in sides
+    ]
     if scheme.axes > 1:
         places = positions_as_places(torch.arange(length), scheme.axes, xp=torch)[None, None]
         result = [{**side, "places": places} for side in result]
@@ -569,7 +605,8 @@ def learning(scheme, seed=0):
     """The scheme's ``score_mod``; params and features require gradients."""
     params = {n: torch.tensor(a).requires_grad_() for n, a in params_of(scheme, seed).items()}
     query, key = features_of(scheme, 64, params)
-    mod = posenc_torch.score_mod(scheme, params, q_features=query, k_features=key)
+    sides = {"tokens": Tokens(features=key), "queries": Tokens(features=query)}
+    mod = posenc_torch.score_mod(scheme, params, **sides)
     return mod, params, (query, key)
 
 
@@ -603,7 +640,7 @@ def test_a_gpu_takes_a_bias_by_distance(name, options):
     params = {n: torch.tensor(a).requires_grad_() for n, a in params_of(scheme).items()}
     for q_len in (64, 40):
         q, k = (torch.zeros(1, heads(scheme), n, flex_lint.HEAD_DIM) for n in (q_len, 64))
-        bias = flex._bias(prepare(q, k, k, scheme, params, **options))
+        bias = flex._bias(prepared(q, k, k, scheme, params, **options))
         assert isinstance(bias, DistanceBias)
         assert flex_lint.forward(bias.score_mod, heads(scheme)) is None
         assert flex_lint.backward(bias.score_mod, heads(scheme)) is None
@@ -615,9 +652,9 @@ COPIED = ["alibi-learned", "kerple_log", "t5", "checkered"]
 
 def bias_in_the_kernel(scheme, params, length):
     """The bias of a call with given positions, where no table by distance serves."""
-    pos = torch.arange(length)
+    at = Tokens(pos=torch.arange(length))
     q = torch.zeros(1, heads(scheme), length, flex_lint.HEAD_DIM)
-    return flex._bias(prepare(q, q, q, scheme, params, q_pos=pos, k_pos=pos))
+    return flex._bias(prepared(q, q, q, scheme, params, tokens=at))
 
 
 @long
@@ -744,7 +781,7 @@ def test_a_gpu_takes_caps_and_biases_of_callers():
     q = torch.zeros(1, HEADS, 64, flex_lint.HEAD_DIM)
     for shape in ((1, HEADS), (1, 1)):
         added = torch.zeros(*shape, 64, 64, requires_grad=True)
-        call = prepare(q, q, q, SUBJECTS["alibi"], bias=added, softcap=2.0, scale=0.3)
+        call = prepared(q, q, q, SUBJECTS["alibi"], bias=added, softcap=2.0, scale=0.3)
         mod = flex.arguments(call)["score_mod"]
         assert flex_lint.forward(mod, HEADS) is None
         assert flex_lint.backward(mod, HEADS) is None
@@ -827,7 +864,7 @@ def test_a_network_learns_on_a_gpu_where_it_is_asked_for():
 
 @pytest.mark.parametrize("scheme", [Twice(), Alternating(), Summed()])
 def test_a_bias_that_the_lint_rejects_is_unsupported_on_a_gpu(scheme):
-    where = dict.fromkeys(("q_pos", "k_pos"), torch.arange(4))
+    where = {"tokens": Tokens(pos=torch.arange(4))}
     call = on_a_gpu(scheme, learns=True, **where)
     assert "one read of each learned array or feature" in flex.unsupported(call)
     assert flex.unsupported(on_a_gpu(scheme, learns=False, **where)) is None
@@ -840,7 +877,7 @@ def on_a_gpu(scheme, *, learns, length=4, **where):
     """A call as from a GPU: q, k and v claim to be there, and have no values."""
     q = torch.zeros(1, HEADS, length, flex_lint.HEAD_DIM)
     params = {n: torch.tensor(a).requires_grad_(learns) for n, a in params_of(scheme).items()}
-    call = prepare(q, q, q, scheme, params, **where)
+    call = prepared(q, q, q, scheme, params, **where)
     with FakeTensorMode():
         there = torch.empty(q.shape, device="cuda")
     return replace(call, q=there, k=there, v=there)
@@ -1032,15 +1069,15 @@ def test_near_and_far_blocks_are_contiguous():
         ((300, 300), {"causal": False}),
         ((300, 300), {"window": 20}),
         ((300, 300), {"mask": lambda q, k: k < 5}),
-        ((300, 300), dict.fromkeys(("q_pos", "k_pos"), torch.arange(300))),
-        ((300, 300), dict.fromkeys(("q_seg", "k_seg"), torch.arange(300))),
+        ((300, 300), {"tokens": Tokens(pos=torch.arange(300))}),
+        ((300, 300), {"tokens": Tokens(seg=torch.arange(300))}),
         ((150, 300), {}),
         ((100, 100), {}),
     ],
 )
 def test_other_masks_are_whole_lists(lengths, options):
     q, k = (torch.zeros(1, HEADS, n, 16) for n in lengths)
-    call = prepare(q, k, k, SUBJECTS["alibi"], **{"causal": True, **options})
+    call = prepared(q, k, k, SUBJECTS["alibi"], **{"causal": True, **options})
     with as_on_a_gpu():
         keywords = flex.arguments(call)
     mask = keywords["block_mask"]
@@ -1093,16 +1130,17 @@ def test_default_positions_are_floats_on_a_gpu():
 
     def floats(name, **options):
         params = {n: torch.tensor(a) for n, a in params_of(SUBJECTS[name]).items()}
-        call = prepare(q, q, q, SUBJECTS[name], params, **options)
+        call = prepared(q, q, q, SUBJECTS[name], params, **options)
         return flex._bias(call).float_positions
 
     assert not floats("alibi")
     with as_on_a_gpu():
         assert floats("alibi")
-        assert floats("fox+alibi", x=torch.zeros(1, 20, HIDDEN_DIM), causal=True)
+        hidden = Tokens(x=torch.zeros(1, 20, HIDDEN_DIM))
+        assert floats("fox+alibi", tokens=hidden, causal=True)
         assert not floats("tide")
-        for names in (("q_pos", "k_pos"), ("q_axes", "k_axes")):
-            assert not floats("alibi", **dict.fromkeys(names, torch.arange(20)))
+        for given in (Tokens(pos=torch.arange(20)), Tokens(places=torch.arange(20))):
+            assert not floats("alibi", tokens=given)
         with FakeTensorMode():
             assert floats("alibi-far")
 
@@ -1160,21 +1198,23 @@ def test_a_score_mod_and_a_block_mask_are_attention(name):
     scheme = SUBJECTS[name]
     (q, k, v), x, params = arrays = tensors(scheme, 40)
     pos = torch.tensor(np.random.default_rng(0).permutation(40) - 7)
-    where = {"q_pos": pos, "k_pos": pos}
-    query, key = posenc.features(scheme, params, x=x, q=q, k=k, pos=pos)
+    queries, tokens = posenc.features(scheme, params, Tokens(pos=pos, x=x), q=q, k=k)
     q_at, k_at = (
-        posenc.transform(scheme, a, pos, role=role, params=params, features=own)
-        for a, role, own in ((q, "query", query), (k, "key", key))
+        posenc.transform(scheme, a, pos, role=role, params=params, features=side.features)
+        for a, role, side in ((q, "query", queries), (k, "key", tokens))
     )
     if scheme.axes > 1:
         places = positions_as_places(pos, scheme.axes, xp=torch)[None, None]
-        query, key = {**query, "places": places}, {**key, "places": places}
-    mod = posenc_torch.score_mod(scheme, params, **where, q_features=query, k_features=key)
-    mask = posenc_torch.block_mask(40, 40, causal=True, window=(19, 5), sink_tokens=3, **where)
+        queries, tokens = (
+            side.with_features({**(side.features or {}), "places": places})
+            for side in (queries, tokens)
+        )
+    options = {"causal": True, "mask": posenc.window((19, 5), first=3), "tokens": Tokens(pos=pos)}
+    mod = posenc_torch.score_mod(scheme, params, tokens=tokens, queries=queries)
+    mask = posenc_torch.block_mask(40, 40, **options)
     with eagerly():
         result = flex_attention(q_at, k_at, v, mod, mask, scale=scheme.scale(HEAD_DIM))
-    options = {"causal": True, "window": (19, 5), "sink_tokens": 3}
-    expected = attend(scheme, "reference", arrays, **options, **where)
+    expected = attend(scheme, "reference", arrays, **options)
     assert_near(result.numpy(), expected.numpy(), FLOAT32)
 
 
@@ -1199,47 +1239,67 @@ def test_indices_are_positions_by_default():
         (lambda: posenc_torch.score_mod(posenc.ALiBi), TypeError, "scheme must be an instance"),
         (lambda: posenc_torch.score_mod(posenc.T5Bias(2)), ValueError, "params lacks 'table'"),
         (
-            lambda: posenc_torch.score_mod(posenc.ALiBi(2), q_pos=torch.arange(3)),
+            lambda: posenc_torch.score_mod(posenc.ALiBi(2), queries=Tokens(pos=torch.arange(3))),
             ValueError,
-            "q_pos is given without k_pos",
+            "queries.pos is given without tokens.pos",
+        ),
+        (
+            lambda: posenc_torch.score_mod(posenc.ALiBi(2), tokens=torch.arange(3)),
+            TypeError,
+            "tokens must be posenc.Tokens, got Tensor",
         ),
         (
             lambda: posenc_torch.score_mod(SUBJECTS["fox"], posenc.init_params(SUBJECTS["fox"])),
             ValueError,
-            "the query has no feature 'c'; .* give q_features and k_features",
+            "the query has no feature 'c'; .* give tokens and queries with features",
         ),
         (
-            lambda: posenc_torch.score_mod(posenc.ALiBi(2), q_features={"c": torch.zeros(1, 2, 3)}),
+            lambda: posenc_torch.score_mod(
+                posenc.ALiBi(2), queries=Tokens(features={"c": torch.zeros(1, 2, 3)})
+            ),
             ValueError,
-            "the bias of ALiBi reads no features of tokens: leave out q_features",
+            "the bias of ALiBi reads no features of tokens: leave out queries.features",
         ),
         (
             lambda: posenc_torch.score_mod(
                 SUBJECTS["fox"],
                 posenc.init_params(SUBJECTS["fox"]),
-                q_features={"c": torch.zeros(2, 3)},
+                queries=Tokens(features={"c": torch.zeros(2, 3)}),
             ),
             ValueError,
-            r"q_features\['c'\] must be floating, \(B or 1, H or 1, L\) .*, got \(2, 3\)",
+            r"queries.features\['c'\] must be floating, \(B or 1, H or 1, L\) .*, got \(2, 3\)",
         ),
-        (lambda: posenc_torch.block_mask(4, 4, sink_tokens=-1), ValueError, "sink_tokens must be"),
-        (lambda: posenc_torch.block_mask(5, 4), ValueError, "give q_pos and k_pos"),
+        (
+            lambda: posenc_torch.block_mask(4, 4, mask=Mask(first_tokens=-1)),
+            ValueError,
+            "mask.first_tokens must be",
+        ),
+        (
+            lambda: posenc_torch.block_mask(4, 4, mask=torch.ones(1, 1, 4, 4, dtype=bool)),
+            ValueError,
+            "mask must not be an array here",
+        ),
+        (lambda: posenc_torch.block_mask(5, 4), ValueError, "give pos of tokens and of queries"),
         (lambda: posenc_torch.block_mask(0, 4), ValueError, "q_len must be at least 1"),
         (lambda: posenc_torch.block_mask(4, 4, window=0), ValueError, "window must be at least 1"),
         (
-            lambda: posenc_torch.block_mask(4, 4, q_seg=torch.arange(4)),
+            lambda: posenc_torch.block_mask(4, 4, queries=Tokens(seg=torch.arange(4))),
             ValueError,
-            "q_seg is given without k_seg",
+            "queries.seg is given without tokens.seg",
         ),
         (
-            lambda: posenc_torch.block_mask(4, 4, q_seg=torch.arange(3), k_seg=torch.arange(4)),
+            lambda: posenc_torch.block_mask(
+                4, 4, tokens=Tokens(seg=torch.arange(4)), queries=Tokens(seg=torch.arange(3))
+            ),
             ValueError,
-            "q_seg has length 3, q_len is 4",
+            "queries.seg has length 3, q has 4",
         ),
         (
-            lambda: posenc_torch.block_mask(4, 4, q_pos=torch.arange(3), k_pos=torch.arange(4)),
+            lambda: posenc_torch.block_mask(
+                4, 4, tokens=Tokens(pos=torch.arange(4)), queries=Tokens(pos=torch.arange(3))
+            ),
             ValueError,
-            "q_pos has length 3, q_len is 4",
+            "queries.pos has length 3, q has 4",
         ),
     ],
 )
@@ -1276,11 +1336,11 @@ def test_auto_says_why_it_skips_flex():
 def test_fully_masked_rows_are_zero_in_the_kernel(name):
     scheme, case = SUBJECTS[name], CASES["everything"]
     problem = AttentionCase(scheme, tensors_of(scheme, case), params_of(scheme), case.options)
-    fully_masked = np.asarray(case.options["q_seg"]) == 3
+    fully_masked = case.options["queries"].seg == 3
     torch._dynamo.reset()
     arrays = {n: torch.tensor(a, dtype=torch.float32) for n, a in problem.tensors.items()}
     options = {
-        n: torch.tensor(o) if isinstance(o, np.ndarray) else o for n, o in case.options.items()
+        n: o.map(torch.tensor) if isinstance(o, Tokens) else o for n, o in case.options.items()
     }
     params = {n: torch.tensor(a) for n, a in problem.params.items()}
     result = posenc_torch.attention(
@@ -1354,6 +1414,7 @@ def test_kernels_capture_arrays_of_known_size_whatever_the_calls(count):
             layout, filling = drawn(rng, few)
             if count == 16:  # kinds come again
                 layout = same(layout, heads=4, kv_heads=4, dim=8, v_dim=8, pos="L", seg="")
+                layout = same(layout, exists=("", ""))
                 layout = same(layout, batch=2 + layout.batch % 3, q_len=layout.q_len + 1)
                 layout = same(layout, k_len=layout.k_len + 1)
             check(layout, filling)
@@ -1365,9 +1426,8 @@ def test_a_larger_padded_size_compiles_again():
     scheme = SUBJECTS["alibi"]
     with watched() as compiler:
         for length in (20, 1100):
-            pos = torch.arange(length)
-            arrays = tensors(scheme, length)
-            attend(scheme, "flex", arrays, causal=True, q_pos=pos, k_pos=pos)
+            at = Tokens(pos=torch.arange(length))
+            attend(scheme, "flex", tensors(scheme, length), causal=True, tokens=at)
     assert compiler.graphs == 2
 
 
@@ -1386,10 +1446,11 @@ def test_a_program_of_the_user_takes_changing_calls(kind, whole, dynamic):
     for n in range(6):
         layout, filling = drawn(rng, (kind,))
         layout = same(layout, heads=4, kv_heads=2, dim=8, v_dim=8, pos="", seg="", causal=True)
+        layout = same(layout, exists=("", ""), shared=True)
         q_len = 2 + layout.q_len
         layout = same(layout, batch=2 + n % 3, q_len=q_len, k_len=q_len + layout.k_len)
-        layout = same(layout, window=10 + 20 * n, scale=0.2 + n / 10)
-        layout = same(layout, softcap=1.5 + n, sink_tokens=1 + n)
+        layout = same(layout, mask=posenc.window(10 + 20 * n, first=1 + n))
+        layout = same(layout, softcap=1.5 + n, scale=0.2 + n / 10)
         check(layout, filling, attend)
     # As it is, and with symbols; for a table of distances once more if it outgrows its padded size.
     assert compiler.graphs <= 3
@@ -1397,14 +1458,14 @@ def test_a_program_of_the_user_takes_changing_calls(kind, whole, dynamic):
 
 def test_a_program_of_the_user_takes_schemes_that_differ_in_a_number():
     torch._dynamo.reset()
-    compiler, pos = Watched(), torch.arange(20)
+    compiler, at = Watched(), Tokens(pos=torch.arange(20))
     whole = torch.compile(posenc_torch.attention, backend=compiler, fullgraph=True)
     for name in ("t5", "t5-few"):
         scheme = SUBJECTS[name]
         arrays = tensors(scheme, 20)
         (q, k, v), _, params = arrays
         with torch.no_grad():
-            result = whole(q, k, v, scheme, params, q_pos=pos, k_pos=pos, implementation="flex")
+            result = whole(q, k, v, scheme, params, tokens=at, implementation="flex")
         assert_near(result.numpy(), attend(scheme, "reference", arrays).numpy(), FLOAT32)
     assert compiler.graphs == 2
 

@@ -19,6 +19,7 @@ import torch
 from torch.nn.attention import flex_attention as public
 
 import posenc_torch
+from posenc.attn.arguments import Arguments
 from posenc.attn.call import prepare
 from posenc_torch.flex import implementation as flex
 from posenc_torch.flex import near_far, target
@@ -32,7 +33,7 @@ CASES = {
     "both-sides": (T5, (460, 460), {}),
     "fewer-queries": (T5, (130, 460), {"causal": True}),
     "window": (T5, (460, 460), {"causal": True, "window": 300}),
-    "segments": (T5, (460, 460), {"q_seg": np.arange(460) // 150, "k_seg": np.arange(460) // 150}),
+    "segments": (T5, (460, 460), {"tokens": posenc.Tokens(seg=np.arange(460) // 150)}),
     "sink": (Sink(T5, HEADS), (460, 460), {"causal": True}),
     "sum": (Sum(T5, posenc.T5Bias(HEADS, 4, 3)), (460, 460), {"causal": True}),
 }
@@ -63,7 +64,7 @@ def results(scheme, lengths, options, implementation, dtype):
     qkv = [torch.tensor(normal((1, HEADS, n, DIM), seed), dtype=dtype) for n, seed in sizes]
     params = {n: torch.tensor(a).to(dtype) for n, a in posenc.init_params(scheme).items()}
     arrays = [a.requires_grad_() for a in (*qkv, *params.values())]
-    given = {n: torch.tensor(o) if isinstance(o, np.ndarray) else o for n, o in options.items()}
+    given = {n: o.map(torch.tensor) if n == "tokens" else o for n, o in options.items()}
     out, lse = posenc_torch.attention(
         *qkv, scheme, params, implementation=implementation, return_lse=True, **given
     )
@@ -104,17 +105,18 @@ def test_far_keys_are_read_without_a_table(parts):
 
 
 def test_a_call_is_divided_only_where_it_saves(parts):
-    def divided(scheme, length=6 * BLOCK, **options):
+    def divided(scheme, length=6 * BLOCK, causal=False, **options):
         q = torch.zeros(1, HEADS, length, DIM)
         params = {n: torch.tensor(a) for n, a in posenc.init_params(scheme).items()}
-        return len(near_far.near_and_far(prepare(q, q, q, scheme, params, **options)))
+        call = prepare(q, q, q, scheme, params, causal, Arguments(**options))
+        return len(near_far.near_and_far(call))
 
-    pos = torch.arange(6 * BLOCK)
+    at = posenc.Tokens(pos=torch.arange(6 * BLOCK))
     assert divided(T5) == 3
     assert divided(T5, causal=True) == 2
     assert divided(T5, BLOCK) == 0
     assert divided(T5, 2 * BLOCK, causal=True) == 0  # all of them near
-    assert divided(T5, q_pos=pos, k_pos=pos) == 0  # there is no table
+    assert divided(T5, tokens=at) == 0  # there is no table
     assert divided(T5, softcap=3.0) == 0
     assert divided(T5, window=BLOCK) == 0  # a window of few blocks has few far keys
     assert divided(T5, window=BLOCK + 1) == 3

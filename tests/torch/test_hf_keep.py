@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import pickle
+import subprocess
+import sys
 
 import pytest
 
@@ -13,7 +15,6 @@ transformers = pytest.importorskip("transformers", minversion="5.23")
 import hf_models  # noqa: E402
 
 import posenc  # noqa: E402
-import posenc_torch  # noqa: E402
 from posenc_torch import hf  # noqa: E402
 
 T5 = posenc.T5Bias(4, causal=True)
@@ -141,5 +142,30 @@ def test_dropout_is_named_as_the_configuration_does():
             hf.apply(model, T5).train()(hf_models.tokens(), use_cache=False)
 
 
-def test_hf_is_an_attribute():
-    assert posenc_torch.hf is hf
+def test_hf_is_an_attribute_that_imports_no_transformers():
+    code = "import sys, posenc_torch; posenc_torch.hf.apply; print('transformers' in sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "False"
+
+
+def test_arrays_that_are_not_found_are_no_new_ones(tmp_path):
+    model = hf.apply(whole("llama"), T5)
+    with torch.no_grad():
+        model.posenc[0].table.fill_(3.0)
+    model.save_pretrained(tmp_path / "saved")
+    loaded = type(model).from_pretrained(tmp_path / "saved")
+    (tmp_path / "saved").rename(tmp_path / "moved")
+    with pytest.raises(ValueError, match=r"saved with learned arrays \['0.table'\].*fresh=True"):
+        hf.apply(loaded, T5)
+    found = hf.apply(type(model).from_pretrained(tmp_path / "moved"), T5)
+    assert torch.equal(found.posenc[0].table, model.posenc[0].table)
+    assert not torch.equal(hf.apply(loaded, T5, fresh=True).posenc[0].table, found.posenc[0].table)
+
+
+def test_apply_again_keeps_what_was_trained():
+    model = hf.apply(whole("llama"), T5)
+    with torch.no_grad():
+        model.posenc[0].table.fill_(3.0)
+    assert torch.all(hf.apply(model, T5).posenc[0].table == 3.0)
+    assert not torch.all(hf.apply(model, T5, fresh=True).posenc[0].table == 3.0)
+    assert not hasattr(hf.remove(model).config, "posenc_arrays")

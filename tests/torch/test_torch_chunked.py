@@ -20,6 +20,8 @@ from sample import long
 from subjects import SUBJECTS, heads, normal, params_of
 
 import posenc
+from posenc import Tokens
+from posenc.attn.arguments import Arguments
 from posenc.attn.bias_forms import bias_by_key
 from posenc.evaluate import has_bias
 from posenc.schemes import Shaw, Sum
@@ -89,11 +91,16 @@ def inputs(scheme, length, *, k_len=None, shared=None, dtype=torch.float32, lear
     return arrays, own
 
 
+def attention(arrays, **options):
+    """Attention with arrays of ``inputs``, of which x is a field of the tokens."""
+    vectors = {n: a for n, a in arrays.items() if n != "x"}
+    options["tokens"] = replace(options.get("tokens") or Tokens(), x=arrays.get("x"))
+    return posenc_torch.attention(**vectors, **options)
+
+
 def step(scheme, implementation, arrays, own, **options):
     """The result, and gradients of a weighted sum of it by name."""
-    out = posenc_torch.attention(
-        **arrays, scheme=scheme, params=own, implementation=implementation, **options
-    )
+    out = attention(arrays, scheme=scheme, params=own, implementation=implementation, **options)
     leaves = {n: a for n, a in {**arrays, **own}.items() if a.requires_grad}
     d_out = torch.tensor(normal(out.shape, 9)).to(out.dtype)
     result = torch.autograd.grad(out, list(leaves.values()), d_out, allow_unused=True)
@@ -125,17 +132,17 @@ def test_the_layout_in_memory_does_not_matter(layout, name, width):
         given[name] = lay(given[name])
         leaves = [a.requires_grad_() for a in given.values()]
         with parts.small_blocks(16):
-            out = posenc_torch.attention(
-                **given, scheme=STEEP, params=own, causal=True, implementation="chunked"
-            )
+            out = attention(given, scheme=STEEP, params=own, causal=True, implementation="chunked")
             answers.append((out, *torch.autograd.grad(out, leaves, lay(wide))))
     for found, expected in zip(*answers, strict=True):
         assert_near(found.detach(), expected.detach(), two(70))
 
 
-def call_of(scheme, length, shared=None, **options):
+def call_of(scheme, length, shared=None, causal=False, skip_blocks=True, window=None):
     arrays, own = inputs(scheme, length, shared=shared, learns=False)
-    return prepare(**arrays, scheme=scheme, params=own, xp=xp, **options)
+    q, k, v, x = arrays.values()
+    given = Arguments(window=window, tokens=Tokens(x=x))
+    return prepare(q, k, v, scheme, own, causal, given, skip_blocks=skip_blocks, xp=xp)
 
 
 # Parts
@@ -144,8 +151,7 @@ def call_of(scheme, length, shared=None, **options):
 @pytest.mark.parametrize("options", [{}, {"causal": True}, {"causal": True, "window": 40}], ids=str)
 @pytest.mark.parametrize("shared", [HEADS, 2, 1])
 def test_every_query_of_every_head_is_in_one_part(shared, options):
-    arrays, own = inputs(STEEP, 200, shared=shared, learns=False)
-    call = prepare(**arrays, scheme=STEEP, params=own, xp=xp, **options)
+    call = call_of(STEEP, 200, shared, **options)
     times = torch.zeros(HEADS, 200)
     with parts.small_blocks(16):
         for part in parts.parts(call):
@@ -224,7 +230,8 @@ def test_first_tokens_beside_a_window_do_not_stretch_it():
         call = call_of(posenc.NoPE(), length, causal=True, window=32)
         of_window = pairs(call)
         first = call.q.shape[1] * length * 16
-        assert pairs(replace(call, sink_tokens=4)) <= of_window + first
+        with_first = replace(call, mask=replace(call.mask, first_tokens=4))
+        assert pairs(with_first) <= of_window + first
 
 
 FIRST = {  # each reads keys in its own way
@@ -240,11 +247,11 @@ FIRST = {  # each reads keys in its own way
     "options",
     [
         {},
-        {"bias": normal((2, HEADS, 150, 150), 5)},
+        {"bias": normal((2, HEADS, 150, 150), 5, "float32")},
         {"mask": normal((2, 1, 150, 150), 6) > -1},
         {"softcap": 3.0},
-        {"q_seg": np.arange(150) // 90, "k_seg": np.arange(150) // 90},
-        {"q_pos": np.arange(150) * 2 + 9, "k_pos": np.arange(150) * 2},
+        {"tokens": Tokens(seg=np.arange(150) // 90)},
+        {"queries": Tokens(np.arange(150) * 2 + 9), "tokens": Tokens(np.arange(150) * 2)},
     ],
     ids=lambda options: next(iter(options), "plain"),
 )
@@ -252,11 +259,9 @@ FIRST = {  # each reads keys in its own way
 def test_first_tokens_beside_a_window(name, options):
     scheme = FIRST[name]
     arrays, own = inputs(scheme, 150, shared=2 if heads(scheme) == HEADS else None)
-    options = {
-        n: torch.tensor(o, dtype=torch.float32 if n == "bias" else None)
-        if isinstance(o, np.ndarray) else o for n, o in options.items()
-    }  # fmt: skip
-    options |= {"causal": True, "window": 20, "sink_tokens": 3}
+    given, mask = Arguments(**options).map(torch.tensor), posenc.window(20, first=3)
+    mask = mask if given.mask is None else mask & given.mask
+    options = {"causal": True, **given._replace(mask=mask)._asdict()}
     with parts.small_blocks(16):
         out, gradients = step(scheme, "chunked", arrays, own, **options)
     expected, others = step(scheme, "reference", arrays, own, **options)
@@ -377,9 +382,7 @@ def test_default_block_sizes():
 def test_a_backward_pass_on_a_cpu_computes_no_part_again(scheme):
     arrays, own = inputs(scheme, 80)
     with parts.small_blocks(16):
-        out = posenc_torch.attention(
-            **arrays, scheme=scheme, params=own, implementation="chunked", causal=True
-        )
+        out = attention(arrays, scheme=scheme, params=own, implementation="chunked", causal=True)
         with Operations() as operations:
             out.sum().backward()
     assert operations.count("aten._scaled_dot_product_flash_attention_for_cpu_backward.") >= 5
@@ -407,8 +410,8 @@ def test_only_requested_gradients_are_computed():
     arrays, own = inputs(FADING["learned"], 100, learns=False)
     arrays["k"].requires_grad_()
     with parts.small_blocks(16):
-        out = posenc_torch.attention(
-            **arrays, scheme=FADING["learned"], params=own, implementation="chunked", causal=True
+        out = attention(
+            arrays, scheme=FADING["learned"], params=own, implementation="chunked", causal=True
         )
         out.sum().backward()
         assert arrays["k"].grad is not None
@@ -452,7 +455,7 @@ def test_a_backward_pass_under_autocast_is_one_without(options):
     for backward_too in (True, False):
         with torch.autocast("cpu", torch.bfloat16):
             call = {"scheme": AUTOCAST["growing"], "implementation": "chunked", "causal": True}
-            out = posenc_torch.attention(**arrays, params=own, **call, **options)
+            out = attention(arrays, params=own, **call, **options)
             leaves, d_out = [arrays[n] for n in "qkv"], torch.ones_like(out)
             if backward_too:
                 gradients += torch.autograd.grad(out, leaves, d_out)
@@ -564,7 +567,7 @@ def test_sums_over_many_parts_keep_growing():
     """Of 1024 equal terms bfloat16 adds no more than 256."""
     q, k, v = (torch.zeros(1, 1, n, HEAD_DIM, dtype=torch.bfloat16) for n in (4096, 4, 4))
     options = {"scheme": posenc.ALiBi(1, slopes=[1e-6]), "implementation": "chunked"}
-    where = {"q_pos": torch.arange(4096), "k_pos": torch.arange(4)}
+    where = {"tokens": Tokens(pos=torch.arange(4)), "queries": Tokens(pos=torch.arange(4096))}
     with parts.small_blocks(4):
         posenc_torch.attention(q, k, v.requires_grad_(), **options, **where).sum().backward()
     assert_near(v.grad.double(), np.full(v.shape, 1024.0), ATTENTION_TOL["bfloat16"])
@@ -587,7 +590,7 @@ def test_an_unused_param_has_no_gradient():
     for learns in (False, True):
         arrays["q"].requires_grad_(learns)
         options = {"scheme": Elsewhere(), "params": own, "causal": True}
-        posenc_torch.attention(**arrays, implementation="chunked", **options).sum().backward()
+        attention(arrays, implementation="chunked", **options).sum().backward()
         assert own["table"].grad is None
         assert (arrays["q"].grad is not None) == learns
 
@@ -612,15 +615,15 @@ class Level(posenc.PositionScheme):
 def test_a_bias_without_axes_and_one_slope_for_all_heads(scheme):
     """A bias without axes, and one head's slope for every head."""
     arrays, _ = inputs(STEEP, 40, learns=False)
-    for where in ({}, {"q_pos": torch.arange(40), "k_pos": torch.arange(40)}):
-        expected = posenc_torch.attention(
-            **arrays, scheme=scheme, causal=True, implementation="reference", **where
+    for where in ({}, {"tokens": Tokens(pos=torch.arange(40))}):
+        expected = attention(
+            arrays, scheme=scheme, causal=True, implementation="reference", **where
         )
         for implementation in ("flex", "chunked", "sdpa", *([] if where else ["folded"])):
             with flex.uncompiled(), warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message="flex_attention called without")
-                result = posenc_torch.attention(
-                    **arrays, scheme=scheme, causal=True, implementation=implementation, **where
+                result = attention(
+                    arrays, scheme=scheme, causal=True, implementation=implementation, **where
                 )
             assert_near(result, expected, two(40), implementation)
 
@@ -725,7 +728,7 @@ FORWARD_MEMORY = """
     def attend(length):
         q, k, v = torch.randn(3, 1, 2, length, 16).unbind()
         at = torch.arange(length)[:, None]
-        options = {"q_axes": at, "k_axes": at, "implementation": "chunked"}
+        options = {"tokens": posenc.Tokens(places=at), "implementation": "chunked"}
         posenc_torch.attention(q, k, v, posenc.ALiBi(2), causal=True, **options)
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 
@@ -796,8 +799,8 @@ def test_a_folded_bias_does_not_learn_in_half_precision(name):
         step(FADING[name], "folded", arrays, own, causal=True)
     with torch.no_grad():
         options = {"scheme": FADING[name], "params": own, "causal": True}
-        result = posenc_torch.attention(**arrays, implementation="folded", **options)
-        expected = posenc_torch.attention(**arrays, implementation="reference", **options)
+        result = attention(arrays, implementation="folded", **options)
+        expected = attention(arrays, implementation="reference", **options)
     assert_near(result.double(), expected.double(), ATTENTION_TOL["bfloat16"])
 
 
@@ -826,10 +829,8 @@ def test_a_folded_bias_beyond_float16():
     scheme, (q_len, k_len) = posenc.ALiBi(HEADS, slopes=[256.0, 8.0, 1.0, 0.1]), (1, 2000)
     arrays, _ = inputs(scheme, q_len, k_len=k_len, dtype=torch.float16, learns=False)
     exact = {name: a.double() for name, a in arrays.items()}
-    expected = posenc_torch.attention(
-        **exact, scheme=scheme, causal=True, implementation="reference"
-    )
-    result = posenc_torch.attention(**arrays, scheme=scheme, causal=True, implementation="folded")
+    expected = attention(exact, scheme=scheme, causal=True, implementation="reference")
+    result = attention(arrays, scheme=scheme, causal=True, implementation="folded")
     assert_near(result.double(), expected, ATTENTION_TOL["float16"])
 
 
@@ -844,7 +845,7 @@ def test_a_folded_bias_calls_a_kernel_without_a_mask(monkeypatch):
     monkeypatch.setattr(folded, "scaled_dot_product_attention", spy)
     for dtype, width in ((torch.float32, HEAD_DIM + 8), (torch.bfloat16, HEAD_DIM + 8)):
         arrays, _ = inputs(STEEP, 20, dtype=dtype, learns=False)
-        posenc_torch.attention(**arrays, scheme=STEEP, causal=True, implementation="folded")
+        attention(arrays, scheme=STEEP, causal=True, implementation="folded")
         (q_shape, v_shape, options) = calls.pop()
         assert q_shape[3] == v_shape[3] == width
         assert options == {"is_causal": True, "scale": STEEP.scale(HEAD_DIM)}

@@ -32,7 +32,8 @@ COPY = "lift_fresh"  # of Python numbers to a device
 def tensors(case, length):
     q, k, v = (torch.randn(1, case.heads, length, case.head_dim) for _ in range(3))
     params = {name: torch.tensor(value) for name, value in case.params.items()}
-    return (q, k, v, case.scheme, params), {"x": torch.randn(1, length, case.hidden_dim)}
+    tokens = posenc.Tokens(x=torch.randn(1, length, case.hidden_dim))
+    return (q, k, v, case.scheme, params), {"tokens": tokens}
 
 
 def fresh(monkeypatch):

@@ -74,15 +74,16 @@ class Texts:
         """Features of tokens as queries and as keys; None if a cache needs none."""
         if not self.needs.features:
             return None
-        given = {name: tokens[name] for name in "xqk"}
-        carry = carry or None
+        given, carry = {name: tokens[name] for name in "qk"}, carry or None
         if carry is not None and self.needs.x_before:
             at = pos[:, :1] + torch.arange(-self.needs.x_before, 0)
             x = self.arrays["x"]
             given["x_before"] = torch.stack(
                 [x[row, own.clamp(min=0)] * (own >= 0)[:, None] for row, own in enumerate(at)]
             )
-        return posenc.features(self.scheme, self.params, **given, pos=pos, carry=carry)
+        where = posenc.Tokens(pos=pos, x=tokens["x"])
+        both = posenc.features(self.scheme, self.params, where, **given, carry=carry)
+        return tuple(side.features for side in both)
 
     def cached_keys(self, k, pos, features):
         """Keys as a cache holds them: transformed, maybe with more channels, or raw."""
@@ -101,9 +102,10 @@ class Texts:
     @cache  # noqa: B019 as long as the texts themselves
     def alone(self, row, window=None):
         """The reference of a whole sequence in float64: ``(H, L, D)``."""
-        own = {name: a[row : row + 1] for name, a in self.wide.items()}
+        q, k, v, x = (self.wide[name][row : row + 1] for name in "qkvx")
         given = self.scheme, self.subject.params, True
-        return posenc.attention(own["q"], own["k"], own["v"], *given, x=own["x"], window=window)[0]
+        tokens = posenc.Tokens(x=x)
+        return posenc.attention(q, k, v, *given, tokens=tokens, window=window)[0]
 
     def check(self, result, row, pos, window=None):
         expected = self.alone(row, window)[:, np.asarray(pos)]
@@ -137,7 +139,7 @@ class Memory:
             torch.full((batch, a.shape[1], slots, a.shape[3]), JUNK) for a in (k, first["v"])
         )
         self.features = {}
-        if "k_features" in own.needs.keep:
+        if "features" in own.needs.keep:
             for name, one in features[1].items():
                 shape = (batch, own.subject.heads, slots, *one.shape[3:])
                 self.features[name] = torch.full(shape, JUNK)
@@ -152,24 +154,18 @@ class Memory:
         for name, kept in self.features.items():
             kept[rows, :, slots] = of_keys[name].transpose(1, 2)
 
-    def read(self, implementation, q, features, **where):
+    def read(self, implementation, q, features, tokens, queries, window=None):
         """Attention of queries to the memory; one memory may serve a batch, without a copy."""
         k, v = (a.expand(len(q), *a.shape[1:]) for a in (self.k, self.v))
         if features is not None:
             kept = {n: a.expand(len(q), *a.shape[1:]) for n, a in self.features.items()}
-            where |= {"q_features": features[0], "k_features": kept}
-        where["k_transformed"] = self.own.needs.transformed
+            tokens, queries = tokens.with_features(kept), queries.with_features(features[0])
+        given = {"k_transformed": self.own.needs.transformed, "window": window}
         try:
             return posenc_torch.attention(
-                q,
-                k,
-                v,
-                self.own.scheme,
-                self.own.params,
-                True,
-                implementation=implementation,
-                **where,
-            )
+                q, k, v, self.own.scheme, self.own.params, True,
+                tokens=tokens, queries=queries, implementation=implementation, **given,
+            )  # fmt: skip
         except NotImplementedError as reason:
             pytest.skip(f"refused: {reason}")
 
@@ -209,8 +205,8 @@ def prefilled(own, slots):
 def test_a_static_cache(name, implementation):
     own = texts(name)
     memory, q, pos, features, carry = prefilled(own, SLOTS)
-    slots = torch.arange(SLOTS)
-    result = memory.read(implementation, q, features, q_pos=pos, k_pos=slots)
+    slots = posenc.Tokens(pos=torch.arange(SLOTS))
+    result = memory.read(implementation, q, features, slots, posenc.Tokens(pos=pos))
     for row, length in enumerate(PROMPTS):
         own.check(result[row, :, :length], row, range(length))
     for step in range(STEPS):
@@ -218,7 +214,7 @@ def test_a_static_cache(name, implementation):
         tokens = own.step(pos)
         features = own.features(tokens, pos, carry)
         memory.write(tokens, pos, pos, features)
-        result = memory.read(implementation, tokens["q"], features, q_pos=pos, k_pos=slots)
+        result = memory.read(implementation, tokens["q"], features, slots, posenc.Tokens(pos=pos))
         for row in range(BATCH):
             own.check(result[row], row, pos[row])
         carry = own.last_sums(features, torch.zeros(BATCH, dtype=torch.int64))
@@ -246,8 +242,9 @@ def test_a_window_needs_as_many_slots_as_it_is_wide(name, implementation):
         q, features = write(pos)
         if step < 0:
             continue
-        where = {"q_pos": pos, "k_pos": at, "q_seg": torch.zeros_like(pos), "k_seg": seg}
-        result = memory.read(implementation, q, features, window=window, **where)
+        tokens = posenc.Tokens(pos=at, seg=seg)
+        queries = posenc.Tokens(pos=pos, seg=torch.zeros_like(pos))
+        result = memory.read(implementation, q, features, tokens, queries, window)
         for row in range(BATCH):
             own.check(result[row], row, pos[row], window)
     assert (seg == NOBODY).any()  # the shortest sequence has not filled its slots
@@ -314,10 +311,9 @@ def a_paged_pool(own, implementation):
     assert set(pool.pages[1]) <= {5, 2, 7, 0}  # what is in them now is another's
     ends = (12, 6, 12)
     q, pos, features = last(own, ends)
-    seg = torch.arange(BATCH)[:, None]
-    result = pool.read(
-        implementation, q, features, q_pos=pos, k_pos=pool.pos, q_seg=seg, k_seg=pool.seg
-    )
+    tokens = posenc.Tokens(pos=pool.pos, seg=pool.seg)
+    queries = posenc.Tokens(pos=pos, seg=torch.arange(BATCH)[:, None])
+    result = pool.read(implementation, q, features, tokens, queries)
     for row in range(BATCH):
         own.check(result[row], row, pos[row])
 
@@ -335,10 +331,9 @@ def test_a_page_of_several_sequences(name, implementation):
     k_seg = pool.seg.repeat(BATCH, 1)  # each sequence gets its own segments
     k_seg[:, pool.slots(first)] = torch.arange(BATCH)[:, None]
     q, pos, features = last(own, ends)
-    seg = torch.arange(BATCH)[:, None]
-    result = pool.read(
-        implementation, q, features, q_pos=pos, k_pos=pool.pos, q_seg=seg, k_seg=k_seg
-    )
+    tokens = posenc.Tokens(pos=pool.pos, seg=k_seg)
+    queries = posenc.Tokens(pos=pos, seg=torch.arange(BATCH)[:, None])
+    result = pool.read(implementation, q, features, tokens, queries)
     for row in range(BATCH):
         own.check(result[row], row, pos[row])
 
@@ -346,9 +341,9 @@ def test_a_page_of_several_sequences(name, implementation):
 @on_every_implementation(SOME)
 @pytest.mark.usefixtures("_eagerly")
 def test_a_ragged_batch_in_one_row(name, implementation):
-    own, ends, queries = texts(name), (9, 3, 6), (1, 3, 4)
+    own, ends, counts = texts(name), (9, 3, 6), (1, 3, 4)
     keys = [torch.arange(end) for end in ends]
-    late = [pos[-count:] for pos, count in zip(keys, queries, strict=True)]
+    late = [pos[-count:] for pos, count in zip(keys, counts, strict=True)]
     memory = Memory(own, 1, sum(ends))
     tokens = [own.tokens(row, pos) for row, pos in enumerate(keys)]
     whole = {name: torch.cat([t[name] for t in tokens], dim=-2) for name in tokens[0]}
@@ -365,12 +360,11 @@ def test_a_ragged_batch_in_one_row(name, implementation):
     memory.write(whole, torch.arange(sum(ends))[None], k_pos, features)
     q = torch.cat([own.tokens(row, pos)["q"] for row, pos in enumerate(late)], dim=2)
     q_seg, k_seg = (
-        torch.arange(BATCH).repeat_interleave(torch.tensor(sizes)) for sizes in (queries, ends)
+        torch.arange(BATCH).repeat_interleave(torch.tensor(sizes)) for sizes in (counts, ends)
     )
-    result = memory.read(
-        implementation, q, features, q_pos=q_pos, k_pos=k_pos, q_seg=q_seg, k_seg=k_seg
-    )
-    for row, part in enumerate(result[0].split(queries, dim=1)):
+    keys, queries = posenc.Tokens(pos=k_pos, seg=k_seg), posenc.Tokens(pos=q_pos, seg=q_seg)
+    result = memory.read(implementation, q, features, keys, queries)
+    for row, part in enumerate(result[0].split(counts, dim=1)):
         own.check(part, row, late[row])
 
 
@@ -397,12 +391,12 @@ def test_the_pages_of_torch(name):
     q, q_pos, features = last(own, ends.tolist())
     q = posenc.transform(own.scheme, q, q_pos, role="query", params=own.params)
     # Positions as far as pages reach: of a page of another's, torch asks and forgets the answer.
-    where = {"q_pos": q_pos, "k_pos": torch.arange(8 * size)}
-    given = {}
+    tokens, queries = posenc.Tokens(pos=torch.arange(8 * size)), posenc.Tokens(pos=q_pos)
+    mask = posenc_torch.block_mask(1, 8 * size, causal=True, tokens=tokens, queries=queries)
     if features is not None:
-        given = {"q_features": features[0], "k_features": own.features(own.arrays)[1]}
-    mod = posenc_torch.score_mod(own.scheme, own.params, **where, **given)
-    mask = posenc_torch.block_mask(1, 8 * size, causal=True, **where)
+        tokens = tokens.with_features(own.features(own.arrays)[1])
+        queries = queries.with_features(features[0])
+    mod = posenc_torch.score_mod(own.scheme, own.params, tokens=tokens, queries=queries)
     result = flex_attention(
         q, k, v, pages.get_score_mod(mod), pages.convert_logical_block_mask(mask),
         scale=own.scheme.scale(q.shape[3]), enable_gqa=q.shape[1] != k.shape[1],
@@ -414,15 +408,17 @@ def test_the_pages_of_torch(name):
 # What is read
 
 
-def read_blocks(k_len, **where):
-    mask = posenc_torch.block_mask(1, k_len, causal=True, **where)
+def read_blocks(tokens, queries, window=None):
+    given = {"tokens": tokens, "queries": queries, "window": window}
+    mask = posenc_torch.block_mask(1, len(tokens.pos), causal=True, **given)
     return (mask.kv_num_blocks + mask.full_kv_num_blocks).flatten().tolist()
 
 
 def test_blocks_of_a_static_cache_that_are_not_written_are_not_read():
-    slots, pos = torch.arange(8 * 128), torch.tensor([[0], [127], [128], [900]])
-    assert read_blocks(8 * 128, q_pos=pos, k_pos=slots) == [1, 1, 2, 8]
-    assert read_blocks(8 * 128, q_pos=pos, k_pos=slots, window=129) == [1, 1, 2, 2]
+    slots = posenc.Tokens(pos=torch.arange(8 * 128))
+    queries = posenc.Tokens(pos=torch.tensor([[0], [127], [128], [900]]))
+    assert read_blocks(slots, queries) == [1, 1, 2, 8]
+    assert read_blocks(slots, queries, window=129) == [1, 1, 2, 2]
 
 
 def test_blocks_of_a_pool_that_are_pages_of_others_are_not_read():
@@ -431,12 +427,15 @@ def test_blocks_of_a_pool_that_are_pages_of_others_are_not_read():
     for owner, own in pages.items():
         seg[own] = owner
         pos[own] = torch.arange(len(own) * 128).view(-1, 128)
-    where = {"k_pos": pos.flatten(), "k_seg": seg.flatten(), "q_seg": torch.arange(3)[:, None]}
-    ends = torch.tensor([[300], [100], [200]])
-    assert read_blocks(8 * 128, q_pos=ends, **where) == [3, 1, 2]
+    tokens = posenc.Tokens(pos=pos.flatten(), seg=seg.flatten())
+
+    def at(*ends):
+        return posenc.Tokens(pos=torch.tensor(ends)[:, None], seg=torch.arange(3)[:, None])
+
+    assert read_blocks(tokens, at(300, 100, 200)) == [3, 1, 2]
     # A page that is given out and still to be written is not read, nor what a window leaves behind.
-    assert read_blocks(8 * 128, q_pos=torch.tensor([[100], [100], [127]]), **where) == [1, 1, 1]
-    assert read_blocks(8 * 128, q_pos=ends, window=60, **where) == [2, 1, 1]
+    assert read_blocks(tokens, at(100, 100, 127)) == [1, 1, 1]
+    assert read_blocks(tokens, at(300, 100, 200), window=60) == [2, 1, 1]
 
 
 # Compiled once
@@ -458,8 +457,8 @@ def decoder(own, memory, implementation):
     def step(tokens, pos, carry):
         features = own.features(tokens, pos, carry)
         memory.write(tokens, pos, pos, features)
-        slots = torch.arange(memory.k.shape[2])
-        return memory.read(implementation, tokens["q"], features, q_pos=pos, k_pos=slots), features
+        slots, queries = posenc.Tokens(pos=torch.arange(memory.k.shape[2])), posenc.Tokens(pos=pos)
+        return memory.read(implementation, tokens["q"], features, slots, queries), features
 
     return step
 
@@ -522,7 +521,8 @@ def test_the_kernel_between_layers(before):
     def layer(x, pos, implementation="flex"):
         q = linear(x) if before else x
         q = q.unflatten(-1, (heads, dim)).transpose(1, 2)
-        out = memory.read(implementation, q, None, q_pos=pos, k_pos=torch.arange(LONGEST))
+        slots, queries = posenc.Tokens(pos=torch.arange(LONGEST)), posenc.Tokens(pos=pos)
+        out = memory.read(implementation, q, None, slots, queries)
         return out if before else 1 + out
 
     x, pos = torch.ones(BATCH, 1, heads * dim), torch.tensor(PROMPTS)[:, None] - 1

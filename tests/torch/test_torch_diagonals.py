@@ -18,6 +18,7 @@ import torch
 
 import posenc
 import posenc_torch
+from posenc.attn.arguments import Arguments
 from posenc.attn.call import prepare
 from posenc.evaluate import has_bias, reads_features
 from posenc_torch.diagonals import mask_by_distance
@@ -45,7 +46,8 @@ def prepared(scheme, q_len, k_len, params=None, **options):
         for n in (q_len, k_len)
     )
     params = params or {n: torch.tensor(a) for n, a in params_of(scheme).items()}
-    return prepare(q, k, k, scheme, params, xp=xp, **options)
+    causal = options.pop("causal", False)
+    return prepare(q, k, k, scheme, params, causal, Arguments(**options), xp=xp)
 
 
 @pytest.mark.parametrize("name", RELATIVE)
@@ -69,20 +71,20 @@ def test_rows_without_a_key_are_left_to_pairs():
 @pytest.mark.parametrize(
     "options",
     [
-        {"q_pos": range(5), "k_pos": range(5)},
-        {"window": 2, "sink_tokens": 1},
-        {"q_seg": [0] * 5, "k_seg": [0] * 5},
+        {"tokens": posenc.Tokens(pos=torch.arange(5))},
+        {"mask": posenc.window(2, first=1)},
+        {"tokens": posenc.Tokens(seg=torch.zeros(5, dtype=torch.int64))},
+        {"tokens": posenc.Tokens(exists=torch.ones(5, dtype=torch.bool))},
+        {"tokens": posenc.Tokens(places=torch.arange(5))},
         {"mask": lambda q, k: k <= q},
-        {"bias": 0.0},
+        {"mask": torch.ones(1, 1, 5, 5, dtype=torch.bool)},
+        {"bias": torch.zeros(1, 1, 5, 5)},
         {"softcap": 30.0},
     ],
-    ids=lambda options: ",".join(options),
+    ids=["pos", "first", "seg", "exists", "places", "function", "booleans", "bias", "softcap"],
 )
 def test_what_depends_on_more_than_the_distance_is_left_to_pairs(options):
-    arrays = {n: torch.tensor(a) for n, a in options.items() if isinstance(a, range | list)}
-    if "bias" in options:
-        arrays["bias"] = torch.zeros(1, 1, 5, 5)
-    assert mask_by_distance(prepared(posenc.ALiBi(3), 5, 5, **options | arrays)) is None
+    assert mask_by_distance(prepared(posenc.ALiBi(3), 5, 5, **options)) is None
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # SDPA under vmap

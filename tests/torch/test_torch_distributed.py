@@ -63,7 +63,7 @@ def alone(subject, documents=False):
     layer, tokens = two_processes.layer_and_tokens(subject)
     pos, seg = two_processes.where(documents)
     leaves = {name: x.requires_grad_() for name, x in tokens.items()}
-    at = {"q_pos": pos, "k_pos": pos, "q_seg": seg, "k_seg": seg} if documents else {}
+    at = {"pos": pos, "seg": seg} if documents else {}
     outputs = layer(**leaves, **at)
     two_processes.objective(outputs).backward()
     gradients = {name: p.grad for name, p in layer.position.params.items()}

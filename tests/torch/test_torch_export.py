@@ -33,12 +33,7 @@ def documents(q_len, k_len):
     """Positions and segments of documents of five tokens; queries are the last, back to front."""
     pos, seg = torch.arange(k_len) % 5 + 7, torch.arange(k_len) // 5
     last = slice(k_len - q_len, None)
-    return {
-        "q_pos": pos[last].flip(0),
-        "k_pos": pos,
-        "q_seg": seg[last].flip(0),
-        "k_seg": seg,
-    }
+    return {"pos": pos, "seg": seg, "q_pos": pos[last].flip(0), "q_seg": seg[last].flip(0)}
 
 
 def arguments(form, scheme, q_len, k_len, batch):
@@ -60,8 +55,8 @@ def axes(form):
     result = {"q": {0: BATCH} | at_queries, "k": {0: BATCH, 2: KEYS}, "v": {0: BATCH, 2: KEYS}}
     result |= {"x": {0: BATCH, 1: KEYS}}
     if form == "documents":
-        result |= {"q_pos": {0: queries}, "k_pos": {0: keys}}
-        result |= {"q_seg": {0: queries}, "k_seg": {0: keys}}
+        result |= {"pos": {0: keys}, "seg": {0: keys}}
+        result |= {"q_pos": {0: queries}, "q_seg": {0: queries}}
     return result
 
 

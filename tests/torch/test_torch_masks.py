@@ -22,6 +22,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import posenc_torch
+from posenc.attn.arguments import Arguments
 from posenc.attn.call import prepare
 from posenc_torch import sdpa
 from posenc_torch.chunked import implementation as chunked
@@ -64,7 +65,8 @@ def test_a_bias_far_away_keeps_its_differences(implementation, hidden, dtype):
     scheme = SUBJECTS["alibi-far"]
     half, wide = tensors(scheme, 4, 6, dtype)
     k_pos = np.asarray([*range(5), 2000 if hidden else 5])
-    where = {"q_pos": np.arange(1000, 1004), "k_pos": k_pos, "causal": hidden}
+    queries = posenc.Tokens(pos=np.arange(1000, 1004))
+    where = {"tokens": posenc.Tokens(pos=k_pos), "queries": queries, "causal": hidden}
     expected = attend(scheme, wide, "reference", **where)
     found = attend(scheme, half, implementation, **where)
     assert_near(found.detach().double(), expected.detach(), 4 * ATTENTION_TOL[dtype])
@@ -76,8 +78,9 @@ def test_a_bias_far_away_keeps_its_differences(implementation, hidden, dtype):
 def test_a_row_that_sees_nothing_has_finite_gradients(implementation, dtype):
     scheme = posenc.ALiBi(HEADS, slopes=[-0.5] * HEADS)  # biases of 2**19: float16 holds none
     half, _ = tensors(scheme, 2, 1, dtype)
-    where = {"q_pos": [2**20, 2**20], "k_pos": [0], "q_seg": [0, 1], "k_seg": [0]}
-    out = attend(scheme, half, implementation, **{n: np.asarray(a) for n, a in where.items()})
+    tokens = posenc.Tokens(pos=np.asarray([0]), seg=np.asarray([0]))
+    queries = posenc.Tokens(pos=np.asarray([2**20, 2**20]), seg=np.asarray([0, 1]))
+    out = attend(scheme, half, implementation, tokens=tokens, queries=queries)
     out.sum().backward()
     assert not out[:, :, 1].any()
     assert all(a.grad.isfinite().all() for a in half.values())
@@ -123,10 +126,11 @@ def test_parts_in_half_precision_build_no_mask_on_a_cpu():
         assert job.table_has_mask
 
 
-@pytest.mark.parametrize("options", [{"causal": True}, {"window": (5, 2)}], ids=str)
-def test_parts_of_a_scheme_without_a_bias_build_no_mask(options):
+@pytest.mark.parametrize(("causal", "window"), [(True, None), (False, (5, 2))], ids=str)
+def test_parts_of_a_scheme_without_a_bias_build_no_mask(causal, window):
     half, _ = tensors(posenc.NoPE(), 300, 300, "bfloat16")
-    call = prepare(**half, scheme=posenc.NoPE(), xp=xp, **options)
+    given = Arguments(window=window)
+    call = prepare(**half, scheme=posenc.NoPE(), causal=causal, given=given, xp=xp)
     job, _ = chunked._Job.of(call, chunked._tensors(call))
     assert job.table_has_mask
 

@@ -42,7 +42,7 @@ def inputs(scheme, length=6, dtype=torch.float32):
 def attend(module, *, causal=True, dtype=torch.float32):
     *tensors, x = inputs(module.scheme, dtype=dtype)
     module.embed(torch.zeros(1, 6, width(module.scheme) or 4))  # else it warns
-    return module.attend(*tensors, x=x, causal=causal)
+    return module.attend(*tensors, tokens=posenc.Tokens(x=x), causal=causal)
 
 
 def sees_all(scheme):
@@ -118,7 +118,9 @@ def test_copies_answer_alike(subject):
 def test_attending_is_attention_with_its_params(subject):
     module = posenc_torch.Position(SUBJECTS[subject])
     q, k, v, x = inputs(module.scheme)
-    result = posenc_torch.attention(q, k, v, module.scheme, module.params, causal=True, x=x)
+    result = posenc_torch.attention(
+        q, k, v, module.scheme, module.params, causal=True, tokens=posenc.Tokens(x=x)
+    )
     assert torch.equal(attend(module), result)
 
 
@@ -176,7 +178,8 @@ def test_it_compiles_whole(subject):
     def both(*tensors):
         q, k, v, hidden = tensors
         embedded = module.embed(x)
-        return module.attend(q, k, v, x=hidden, causal=True, window=4), embedded
+        tokens = posenc.Tokens(x=hidden)
+        return module.attend(q, k, v, tokens=tokens, causal=True, window=4), embedded
 
     expected = both(*inputs(module.scheme))
     torch._dynamo.reset()
@@ -235,7 +238,7 @@ def test_one_program_serves_every_length(subject):
 
     def gradients(run, length):
         q, k, v, x = (each.requires_grad_() for each in inputs(module.scheme, length))
-        out = run(q, k, v, x=x, causal=True)
+        out = run(q, k, v, tokens=posenc.Tokens(x=x), causal=True)
         leaves = [q, k, v, *module.params.values()]
         return out, *torch.autograd.grad(out.square().sum(), leaves)
 
@@ -283,7 +286,8 @@ class Stack(nn.Module):
 def mixed(attend, scheme, x, **keywords):
     """Attention of hidden states (B, L, heads * HEAD_DIM) to themselves."""
     h = x.unflatten(-1, (-1, HEAD_DIM)).transpose(1, 2)
-    return attend(h, h, h, x=x[..., :HIDDEN_DIM], **keywords).transpose(1, 2).flatten(2)
+    tokens = posenc.Tokens(x=x[..., :HIDDEN_DIM])
+    return attend(h, h, h, tokens=tokens, **keywords).transpose(1, 2).flatten(2)
 
 
 def hidden(scheme, length=6, seed=0):
@@ -460,7 +464,8 @@ def test_an_array_learns_from_every_layer_it_serves(subject):
     causal = sees_all(scheme)
 
     def gradients(layers):
-        total = sum(p.attend(q, k, v, x=x, causal=causal).square().sum() for p in layers)
+        tokens = posenc.Tokens(x=x)
+        total = sum(p.attend(q, k, v, tokens=tokens, causal=causal).square().sum() for p in layers)
         leaves = list(model.parameters())
         return torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True)
 
@@ -501,7 +506,8 @@ def count_warnings(run):
 def warned(module, run):
     """How often each of three calls of attention says so."""
     *tensors, x = inputs(module.scheme)
-    return [count_warnings(lambda: run(*tensors, x=x, causal=True)) for _ in range(3)]
+    at = {"tokens": posenc.Tokens(x=x), "causal": True}
+    return [count_warnings(lambda: run(*tensors, **at)) for _ in range(3)]
 
 
 @everywhere
@@ -554,7 +560,10 @@ def test_decoding_with_an_embedding_needs_positions(subject):
     module.embed(x[:, -1:])
     with pytest.raises(ValueError, match=r"embed put 1 tokens .* 0 .. 0, but k has 6.* pos="):
         module[1].attend(last, k, v, causal=True)
-    at = {"q_pos": torch.tensor([5]), "k_pos": torch.arange(6)}
+    at = {
+        "tokens": posenc.Tokens(pos=torch.arange(6)),
+        "queries": posenc.Tokens(pos=torch.tensor([5])),
+    }
     torch.testing.assert_close(module[1].attend(last, k, v, causal=True, **at), expected)
     module[1].attend(last, k, v)  # as to an encoder's tokens
     module.embed(x[:, -1:], torch.tensor([5]))

@@ -66,7 +66,7 @@ class Model(torch.nn.Module):
     def forward(self, q, shared=True):
         rotaries = self.positions.rotary(AT) if shared else [None] * 4
         for position, rotary in zip(self.positions, rotaries, strict=True):
-            q = q + position.attend(q, q, q, causal=True, q_rotary=rotary, k_rotary=rotary)
+            q = q + position.attend(q, q, q, causal=True, tokens=posenc.Tokens(rotary=rotary))
         return q
 
 

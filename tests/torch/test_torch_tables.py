@@ -73,7 +73,7 @@ def test_chunked_gathers_no_pairs():
     scheme = Sum(Shaw(HEAD_DIM, 5), Shaw(HEAD_DIM, 3))
     assert gathers(scheme, causal=True) == 0
     assert gathers(scheme, window=9, softcap=5.0) == 0
-    assert gathers(scheme, q_pos=torch.arange(40), k_pos=torch.arange(40)) > 0
+    assert gathers(scheme, tokens=posenc.Tokens(pos=torch.arange(40))) > 0
 
 
 def largest(scheme, length):

@@ -16,7 +16,6 @@ from posenc.backend import (
     Call,
     Mask,
     PositionScheme,
-    Window,
     may_have_negligible_blocks,
 )
 
@@ -55,8 +54,8 @@ class Tiling:
 
     Attributes
     ----------
-    scheme, causal, window, sink_tokens, scale, softcap, mask, dtype, aligned
-        As in ``posenc.attn.call.Call``; ``mask`` is a function or None. With aligned positions the
+    scheme, scale, softcap, mask, dtype, aligned
+        As in ``posenc.attn.call.Call``; ``mask`` has no array. With aligned positions the
         index of a tile gives its positions.
     has_table
         Whether the bias is a table by distance, the learned array ``TABLE``.
@@ -70,12 +69,9 @@ class Tiling:
     """
 
     scheme: PositionScheme
-    causal: bool
-    window: Window | None
-    sink_tokens: int
     scale: float
     softcap: float | None
-    mask: Mask | None
+    mask: Mask
     dtype: Any
     aligned: bool
     has_table: bool
@@ -144,15 +140,10 @@ class Tiling:
         """How far back and how far ahead a query sees; None for no limit."""
         if not self.aligned:
             return None, None
-        left, right = self.window or (None, None)
         # A wider window has no effect, and its sum with an index may not fit 32 bits.
         longest = max(self.q_len, self.k_len)
-        back, ahead = (None if side is None else min(side, longest) for side in (left, right))
-        if self.sink_tokens:  # every query sees the first keys
-            back = None
-        if self.causal:
-            return back, 0 if ahead is None else min(ahead, 0)
-        return back, None if self.sink_tokens else ahead
+        back, ahead = (None if side is None else min(side, longest) for side in self.mask.offsets())
+        return back, ahead
 
 
 def make_tiling(call: Call, *, has_table: bool = False) -> Tiling:
@@ -172,12 +163,9 @@ def make_tiling(call: Call, *, has_table: bool = False) -> Tiling:
         q_block, k_block = min(q_len, size), size
     return Tiling(
         scheme=call.scheme,
-        causal=call.causal,
-        window=call.window,
-        sink_tokens=call.sink_tokens,
         scale=call.scale,
         softcap=call.softcap,
-        mask=call.mask if isinstance(call.mask, Mask) else None,
+        mask=call.mask,
         dtype=call.dtype,
         aligned=call.aligned,
         has_table=has_table,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jax import Array, lax
 
-from posenc.backend import Call, Side, bias_by_distance
+from posenc.backend import Call, Tokens, bias_by_distance
 from posenc_jax.chunked.blocks import Tiling
 from posenc_jax.operations import is_cheaper_by_distance
 from posenc_jax.unfold import unfold
@@ -30,7 +30,7 @@ def pad_table(table: Array, tiling: Tiling) -> Array:
     return jnp.pad(table, ((0, 0), tiling.padding), mode="edge")
 
 
-def tile_of_table(table: Array, tiling: Tiling, query: Side, key: Side) -> Array:
+def tile_of_table(table: Array, tiling: Tiling, query: Tokens, key: Tokens) -> Array:
     """The bias of a tile at default positions, ``(1, H or 1, bq, bk)``, from a padded table."""
     rows, columns = query.pos.shape[-1], key.pos.shape[-1]
     last_query = query.pos[0, 0, 0] + rows - 1

@@ -21,12 +21,9 @@ from jax import Array, lax
 
 from posenc.backend import (
     Call,
-    Mask,
-    Side,
-    as_column,
-    as_row,
+    Tokens,
     may_be_fully_masked,
-    visible,
+    visible_pairs,
     zero_fully_masked,
 )
 from posenc_jax.chunked.blocks import (
@@ -72,7 +69,10 @@ def chunked(call: Call) -> tuple[Array, Array]:
     q, k, v = call.q, call.k, call.v
     if may_be_fully_masked(call):
         q, k, v = _zero_fully_masked(
-            (q, k, v), (call.query.pos, call.query.seg), (call.key.pos, call.key.seg), tiling
+            (q, k, v),
+            Tokens(call.query.pos, call.query.seg),
+            Tokens(call.key.pos, call.key.seg),
+            tiling,
         )
     specs = call.scheme.param_specs()
     learned = {name: array for name, array in call.arrays.items() if name in specs}
@@ -84,7 +84,7 @@ def chunked(call: Call) -> tuple[Array, Array]:
 def unsupported(call: Call) -> str | None:
     """Why a call cannot be split into tiles; None if it can."""
     what = "bias" if call.extra_bias is not None else "mask"
-    if call.extra_bias is not None or (call.mask is not None and not isinstance(call.mask, Mask)):
+    if call.extra_bias is not None or call.mask.array is not None:
         instead = "" if what == "bias" else "; give a mask as a function of positions"
         return f"the caller's {what} is a whole Q x K array, which is not split into tiles{instead}"
     return None
@@ -93,21 +93,12 @@ def unsupported(call: Call) -> str | None:
 @partial(jax.jit, static_argnums=3)
 def _zero_fully_masked(
     tensors: tuple[Array, Array, Array],
-    query: tuple[Array, Array | None],
-    key: tuple[Array, Array | None],
+    query: Tokens,
+    key: Tokens,
     tiling: Tiling,
 ) -> tuple[Array, Array, Array]:
     """Zero fully masked tokens in q, k, v; compiled, so that XLA never holds the whole mask."""
-    (q_pos, q_seg), (k_pos, k_seg) = query, key
-    at = as_column(q_pos), as_row(k_pos)
-    segments = (None, None) if q_seg is None or k_seg is None else (as_column(q_seg), as_row(k_seg))
-    mask = visible(
-        *at, *segments,
-        causal=tiling.causal, window=tiling.window, sink_tokens=tiling.sink_tokens,
-    )  # fmt: skip
-    if tiling.mask is not None:
-        custom = tiling.mask(*at, *segments)
-        mask = custom if mask is None else mask & custom
+    mask = visible_pairs(tiling.mask, query, key, jnp)
     if mask is None:
         return tensors
     q, k, v = zero_fully_masked(*tensors, mask, xp=jnp)
@@ -120,8 +111,8 @@ def _attend_compiled(
     q: Array,
     k: Array,
     v: Array,
-    query: Side,
-    key: Side,
+    query: Tokens,
+    key: Tokens,
     learned: Arrays,
     fixed: Arrays,
     table: Array | None,
@@ -130,7 +121,7 @@ def _attend_compiled(
     if tiling.skips:
         ranges = needed_ranges(tiling, q, k, v, query, key, {**learned, **fixed})
     else:
-        ranges = visible_ranges(tiling)
+        ranges = visible_ranges(tiling, query, key)
     if table is not None:
         learned, fixed = {TABLE: pad_table(table, tiling)}, {}
     of_q, of_k = (
@@ -160,7 +151,7 @@ def _attend_compiled(
     return out, lse
 
 
-def _split_side(side: Side, size: int, padding: int) -> Side:
+def _split_side(side: Tokens, size: int, padding: int) -> Tokens:
     """Integers ``(n, B or 1, 1, b)`` and features ``(n, B or 1, H or 1, b, ...)``, ``b`` per block.
 
     Padding repeats the last token, because a scheme may reject positions after it.
@@ -170,7 +161,8 @@ def _split_side(side: Side, size: int, padding: int) -> Side:
         None if a is None else split(jnp.atleast_2d(a)[:, None, :])
         for a in (side.pos, side.seg, side.places)
     )
-    return Side(pos, seg, places, {name: split(a) for name, a in side.features.items()})
+    features = {name: split(a) for name, a in (side.features or {}).items()}
+    return Tokens(pos, seg, places, features=features)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from posenc.backend import Call, Side
+from posenc.backend import Call, Tokens, block_ranges, visible_between
 from posenc_jax.chunked.blocks import Index, Tiling
 from posenc_jax.needed import first_and_end, needed_pairs
 from posenc_jax.trees import Arrays
@@ -25,8 +25,10 @@ class Ranges(NamedTuple):
     queries: Array
 
 
-def visible_ranges(tiling: Tiling) -> Ranges:
+def visible_ranges(tiling: Tiling, query: Tokens, key: Tokens) -> Ranges:
     """The ranges that hold all visible pairs; separate heads have the same."""
+    if tiling.mask.parts and max(tiling.q_block_count, tiling.k_block_count) > 1:
+        return _ranges_of_blocks(tiling, query, key)
 
     def stacked(bounds: tuple[Index, Index], blocks: int) -> Array:
         shape = tiling.heads, blocks
@@ -39,14 +41,27 @@ def visible_ranges(tiling: Tiling) -> Ranges:
     )
 
 
+def _ranges_of_blocks(tiling: Tiling, query: Tokens, key: Tokens) -> Ranges:
+    """``visible_ranges`` where a further mask tells which blocks it shows."""
+
+    def ranges(values: Array | None, size: int) -> Any:
+        return None if values is None else block_ranges(values, size, jnp)
+
+    seen, _ = visible_between(
+        tiling.mask, ranges(query.pos, tiling.q_block), ranges(key.pos, tiling.k_block),
+        ranges(query.seg, tiling.q_block), ranges(key.seg, tiling.k_block),
+    )  # fmt: skip
+    seen = jnp.broadcast_to(_any_of_batch(seen[:, None]), (tiling.heads, *seen.shape[1:]))
+    return Ranges(*(first_and_end(pairs) for pairs in (seen, jnp.swapaxes(seen, 1, 2))))
+
+
 def needed_ranges(
-    tiling: Tiling, q: Array, k: Array, v: Array, query: Side, key: Side, arrays: Arrays
+    tiling: Tiling, q: Array, k: Array, v: Array, query: Tokens, key: Tokens, arrays: Arrays
 ) -> Ranges:
     """The ranges that hold all pairs that are not negligible, over the whole batch."""
     call = Call(
         scheme=tiling.scheme, xp=jnp, dtype=tiling.dtype, q=q, k=k, v=v, arrays=arrays,
-        query=query, key=key, aligned=tiling.aligned, causal=tiling.causal, window=tiling.window,
-        sink_tokens=tiling.sink_tokens, scale=tiling.scale,
+        query=query, key=key, aligned=tiling.aligned, mask=tiling.mask, scale=tiling.scale,
     )  # fmt: skip
     needed = _any_of_batch(needed_pairs(call, tiling.k_block))
     needed = jnp.broadcast_to(needed, (tiling.heads, *needed.shape[1:]))

@@ -11,9 +11,9 @@ import numpy as np
 from jax import Array
 
 from posenc.backend import (
-    Side,
+    Tokens,
     bias_tile,
-    visible,
+    visible_tokens,
 )
 from posenc_jax.chunked.blocks import Tiling
 from posenc_jax.chunked.by_distance import TABLE, tile_of_table
@@ -130,7 +130,7 @@ def tile_scores(
     return scores, d_cap, bias_vjp
 
 
-def _float_features(side: Side) -> Arrays:
+def _float_features(side: Tokens) -> Arrays:
     """Features that have gradients: all but places, which are integers."""
     return {name: a for name, a in side.features.items() if is_float(a)}
 
@@ -177,24 +177,20 @@ def turn(key: Keys) -> tuple[Array, Array]:
     return jnp.swapaxes(key.k, -1, -2), jnp.swapaxes(key.v, -1, -2)
 
 
-def _side_gradients(side: Side, d_features: Arrays) -> Side:
+def _side_gradients(side: Tokens, d_features: Arrays) -> Tokens:
     """Gradients of features, in the structure of a side; None for integers."""
-    return Side(None, None, None, {name: d_features.get(name) for name in side.features})
+    return Tokens(features={name: d_features.get(name) for name in side.features})
 
 
 def _visible(tiling: Tiling, query: Queries, key: Keys) -> Array | None:
     """The mask of a tile, ``(B or 1, 1, 1, bq, bk)``; None if every query sees every key."""
-    q_seg = k_seg = None
-    if query.side.seg is not None and key.side.seg is not None:
-        q_seg, k_seg = query.side.seg[..., :, None], key.side.seg[..., None, :]
-    at = query.side.pos[..., :, None], key.side.pos[..., None, :]
-    mask: Array | None = visible(
-        *at, q_seg, k_seg,
-        causal=tiling.causal, window=tiling.window, sink_tokens=tiling.sink_tokens,
-    )  # fmt: skip
-    if tiling.mask is not None:
-        custom = tiling.mask(*at, q_seg, k_seg)
-        mask = custom if mask is None else mask & custom
+    q_seg, k_seg = query.side.seg, key.side.seg
+    mask: Array | None = visible_tokens(
+        tiling.mask,
+        Tokens(query.side.pos[..., :, None], None if q_seg is None else q_seg[..., :, None]),
+        Tokens(key.side.pos[..., None, :], None if k_seg is None else k_seg[..., None, :]),
+        jnp,
+    )
     if key.valid is not None:
         valid = key.valid[..., None, :]
         mask = valid if mask is None else mask & valid

@@ -13,12 +13,11 @@ from jax import Array
 
 from posenc.backend import (
     Call,
-    FirstTokens,
     Mask,
     Namespace,
     PositionScheme,
     Role,
-    Side,
+    Tokens,
     bias_by_key,
     has_bias,
     has_bias_by_distance,
@@ -129,10 +128,9 @@ def _unsupported_argument(call: Call) -> str | None:
         return f"kernels do not cap scores, softcap is {call.softcap}"
     if call.extra_bias is not None:
         return "kernels compute only the scheme's bias, bias is given"
-    if call.mask is not None:
-        function = call.mask.function if isinstance(call.mask, Mask) else None
-        if isinstance(function, FirstTokens):
-            return "kernels have one window, a region with sink_tokens and a window needs two"
+    if not call.mask.plain:
+        if call.mask.array is None and all(type(part) is Mask for part in call.mask.parts):
+            return "kernels have one window, and a mask of first tokens in a region needs two"
         return "kernels mask by positions, segments and windows only, mask is given"
     if wide := _wide_segments(call):
         return f"kernels compare segments of 32 bits, {wide} has 64: cast it, if its values fit"
@@ -141,7 +139,7 @@ def _unsupported_argument(call: Call) -> str | None:
 
 def _wide_segments(call: Call) -> str | None:
     """The name of segments with more than 32 bits, or None."""
-    sides = {"q_seg": call.query.seg, "k_seg": call.key.seg}
+    sides = {"tokens.seg": call.key.seg, "queries.seg": call.query.seg}
     wide = (name for name, seg in sides.items() if seg is not None and seg.dtype.itemsize > 4)
     return next(wide, None)
 
@@ -161,7 +159,7 @@ def choose_form(call: Call, device: Device) -> tuple[Call, Form]:
     if call.query.places is not None:
         name = type(call.scheme).__name__
         raise NotImplementedError(
-            f"the bias of {name} reads the places given as q_axes and k_axes, kernels take none"
+            f"the bias of {name} reads the places of tokens, kernels take none"
         )
     if is_cheaper_by_distance(call):
         return call, "by distance"
@@ -202,8 +200,8 @@ def _with_key_bias(call: Call) -> Call | None:
     at_queries = _key_bias_at_queries(call, at_keys)
     batch, heads = call.q.shape[:2]
 
-    def with_feature(side: Side, w: Array) -> Side:
-        return side._replace(features={"w": jnp.broadcast_to(w, (batch, heads, w.shape[-1]))})
+    def with_feature(side: Tokens, w: Array) -> Tokens:
+        return side.with_features({"w": jnp.broadcast_to(w, (batch, heads, w.shape[-1]))})
 
     query, key = with_feature(call.query, at_queries), with_feature(call.key, at_keys)
     return replace(call, scheme=_KeyBias(), arrays={}, query=query, key=key)
@@ -214,7 +212,7 @@ def _key_bias_at_queries(call: Call, at_keys: Array) -> Array:
     if call.aligned:
         return at_keys[..., call.k.shape[2] - call.q.shape[2] :]
     # Cumulative features exist on both sides; other features of keys may not exist for queries.
-    queries_as_keys = Side(call.query.pos, None, None, call.query.features)
+    queries_as_keys = Tokens(call.query.pos, features=call.query.features)
     try:
         bias: Array | None = bias_by_key(replace(call, key=queries_as_keys))
     except KeyError:

@@ -72,7 +72,7 @@ class Plan:
 
     Attributes
     ----------
-    scheme, causal, window, sink_tokens, scale
+    scheme, causal, window, first_tokens, scale
         As in ``posenc.attn.call.Call``.
     form
         The form of the bias.
@@ -110,7 +110,7 @@ class Plan:
     by_key: bool
     causal: bool
     window: Window | None
-    sink_tokens: int
+    first_tokens: int
     scale: float
     aligned: bool
     q_len: int
@@ -125,7 +125,7 @@ class Plan:
             scheme=scheme, form="elementwise", trainable=reads.trainable, fixed=reads.fixed,
             q_feature=_first(reads.query), k_feature=_first(reads.key),
             float_positions=reads.float_positions, by_key=reads.by_key, causal=False, window=None,
-            sink_tokens=0, scale=1.0, aligned=True, q_len=size, k_len=size, block=size,
+            first_tokens=0, scale=1.0, aligned=True, q_len=size, k_len=size, block=size,
         )  # fmt: skip
 
     @property
@@ -215,7 +215,7 @@ class Plan:
         """Which pairs of a tile are visible; None if all are."""
         mask: Array | None = visible(
             q_pos, k_pos, q_seg, k_seg,
-            causal=self.causal, window=self.window, sink_tokens=self.sink_tokens,
+            causal=self.causal, window=self.window, first_tokens=self.first_tokens,
         )  # fmt: skip
         if not self.masks_padding:
             return mask
@@ -323,7 +323,7 @@ def plan_call(
         by_key=reads.by_key,
         causal=call.causal,
         window=call.window,
-        sink_tokens=call.sink_tokens,
+        first_tokens=call.mask.first_tokens,
         scale=call.scale,
         aligned=call.aligned,
         q_len=call.q.shape[2],

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Unpack
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
 
 import jax.numpy as jnp
 from jax import Array, lax
 
 from posenc import PositionScheme, features
 from posenc.backend import (
+    Arguments,
     Call,
     Implementation,
-    Options,
+    Mask,
     PartialAttention,
-    Side,
+    Tokens,
+    Window,
     add_sink,
     advise_unknown,
     as_mapping,
@@ -43,8 +46,16 @@ def ring_attention(
     causal: bool = False,
     *,
     axis_name: str | tuple[str, ...],
+    window: int | Window | None = None,
+    mask: Mask | Callable[..., Array] | None = None,
+    tokens: Tokens | None = None,
+    queries: Tokens | None = None,
+    softcap: float | None = None,
+    scale: float | None = None,
+    k_transformed: bool = False,
     implementation: str = "auto",
-    **options: Unpack[Options],
+    skip_blocks: bool = True,
+    return_lse: bool = False,
 ) -> Any:
     """``attention`` over a sequence whose tokens are spread over a mesh axis, in ``shard_map``.
 
@@ -61,29 +72,26 @@ def ring_attention(
 
     Parameters
     ----------
-    q, k, v, scheme, params, causal, options
+    q, k, v, scheme, params, causal, window, softcap, scale, k_transformed, return_lse
         As in ``attention``, of this shard: ``(B, Q, H, D)``, ``(B, K, Hk, D)``, ``(B, K, Hk, Dv)``.
         All shards have the same ``Q`` and the same ``K``.
     axis_name
         The axis of the mesh, or axes, over which tokens are spread.
-    q_pos, k_pos
-        Positions of this shard's tokens in the whole sequence, ``(L,)`` or ``(B, L)``, in any
-        layout (see ``zigzag``); both or neither. Default: shards hold consecutive tokens, in the
-        order of the axis, and the ends of the whole q and k align.
-    q_seg, k_seg
-        Segments of this shard's tokens; a number means the same segment on every shard.
+    mask
+        As in ``attention``, but no array: a ``Mask`` or a function of positions and segments.
+    tokens, queries
+        Those of this shard. Positions are those in the whole sequence, in any layout (see
+        ``zigzag``); by default shards hold consecutive tokens, in the order of the axis, and the
+        ends of the whole q and k align. A number of a segment means the same segment on every
+        shard. ``queries`` may be left out if a shard has as many as keys. Features are this
+        shard's part of those of the whole sequence, which ``posenc.features`` computes outside of
+        ``shard_map``; cumulative ones, and a ``lookback``, are computed here from hidden states if
+        positions are the default, without segments or padding, and ``Q = K``.
     implementation
         Computes attention to the keys of one shard: ``"pallas"``, ``"chunked"``, or ``"auto"``, the
         first of them that serves the call well. First derivatives in reverse mode only.
-    bias, mask
-        ``bias`` is not accepted. ``mask`` must be a function of positions and segments.
-    x, q_x
-        For a scheme with ``hidden_features``: of this shard's tokens. Cumulative features, and a
-        ``lookback``, need the default positions, no segments, no ``k_valid`` and ``Q = K``. In any
-        other layout give features.
-    q_features, k_features
-        This shard's part ``(B, H, L)`` of the features of the whole sequence, which
-        ``posenc.features`` computes outside of ``shard_map``.
+    skip_blocks
+        As in ``attention``.
 
     Returns
     -------
@@ -98,8 +106,13 @@ def ring_attention(
         The named implementation cannot serve the call; says why.
     """
     shards = axis_size(axis_name)
-    given = _with_defaults(q, k, scheme, params, options, axis_name, shards)
-    call = prepare_call(q, k, v, scheme, params, causal, implementation, **given)
+    given = Arguments(
+        window, mask, tokens, queries, None, softcap, scale, k_transformed, return_lse
+    ).check()
+    given = _with_defaults(q, k, scheme, params, given, axis_name, shards)
+    call = prepare_call(
+        q, k, v, scheme, params, causal, implementation, given, skip_blocks=skip_blocks
+    )
     chosen = choose(_IMPLEMENTATIONS, call, implementation)
     parts = [_attend(part, chosen, axis_name, shards) for part in call.regions or (call,)]
     result = merge_parts(parts, call) if call.regions else parts[0]
@@ -118,7 +131,7 @@ def _attend(
     ring = Ring(
         implementation,
         without_arrays(call),
-        call.causal or call.window is not None or call.query.seg is not None,
+        call.mask != Mask() or call.query.seg is not None,
         axis_name,
         shards,
     )
@@ -140,47 +153,56 @@ def _with_defaults(
     k: Array,
     scheme: PositionScheme,
     params: Mapping[str, Array] | None,
-    options: Options,
+    given: Arguments,
     axis_name: str | tuple[str, ...],
     shards: int,
-) -> Any:
-    """The options with this shard's positions, cumulative features and hidden states."""
-    given: dict[str, Any] = dict(options)
-    use_default_positions = check_pair("q_pos", given.get("q_pos"), "k_pos", given.get("k_pos"))
+) -> Arguments:
+    """The arguments with this shard's positions, cumulative features and hidden states."""
+    keys, same = given.of_keys, given.queries is None
+    queries = keys if same else given.of_queries
+    default = check_pair("queries.pos", queries.pos, "tokens.pos", keys.pos)
     across_shards = _needs_other_shards(scheme, given)
     if across_shards:
         _check_in_order(scheme, q, k, given)
-    if use_default_positions and hasattr(q, "shape") and hasattr(k, "shape"):
-        given["q_pos"], given["k_pos"] = consecutive_positions(
-            q.shape[1], k.shape[1], axis_name, shards
-        )
+    if default and hasattr(q, "shape") and hasattr(k, "shape"):
+        q_pos, k_pos = consecutive_positions(q.shape[1], k.shape[1], axis_name, shards)
+        if same and q.shape[1] != k.shape[1]:
+            if any(a is not None for a in (keys.seg, keys.places, keys.exists)):
+                raise ValueError("tokens are given without queries, but q and k differ in length")
+            queries = Tokens()
+        queries, keys = replace(queries, pos=q_pos), replace(keys, pos=k_pos)
+    if same:  # features of queries are others than those of keys
+        queries = replace(queries, features=None)
     if across_shards:
-        given["q_features"], given["k_features"] = _features(scheme, q, k, params, given, axis_name)
-        given["x"] = None
-    needs_q_x = given.get("x") is not None and given.get("q_x") is None
-    if use_default_positions and needs_q_x and q.shape[1] == k.shape[1]:
-        given["q_x"] = given["x"]  # the same tokens; traced positions cannot prove it
-    return given
+        query, key = _features(
+            scheme, q, k, params, replace(given.of_keys, pos=keys.pos), given.scale, axis_name
+        )
+        queries, keys = replace(queries, features=query), replace(keys, features=key, x=None)
+    if default and keys.x is not None and queries.x is None and q.shape[1] == k.shape[1]:
+        queries = replace(queries, x=keys.x)  # the same tokens; traced positions cannot prove it
+    return given._replace(tokens=keys, queries=queries)
 
 
-def _needs_other_shards(scheme: PositionScheme, given: Mapping[str, Any]) -> bool:
+def _needs_other_shards(scheme: PositionScheme, given: Arguments) -> bool:
     """Whether features of tokens of other shards must be computed here: the caller gives none."""
-    if not (scheme.cumulative or scheme.lookback()) or given.get("q_features") is not None:
+    if not (scheme.cumulative or scheme.lookback()) or given.of_queries.features is not None:
         return False
-    return given.get("x") is not None or "hidden_features" not in scheme.hooks()
+    return given.of_keys.x is not None or "hidden_features" not in scheme.hooks()
 
 
-def _check_in_order(scheme: PositionScheme, q: Array, k: Array, given: Mapping[str, Any]) -> None:
+def _check_in_order(scheme: PositionScheme, q: Array, k: Array, given: Arguments) -> None:
     """Refuse other layouts: sums need tokens in order, and keys of the same tokens as queries."""
-    pairs = {"q_pos": "q_pos and k_pos", "q_seg": "q_seg and k_seg", "k_valid": "k_valid"}
-    problem = next((words for name, words in pairs.items() if given.get(name) is not None), None)
+    named = {"pos": "positions", "seg": "segments", "exists": "padding"}
+    problem = next(
+        (words for name, words in named.items() if getattr(given.of_keys, name) is not None), None
+    )
     if problem is None and q.shape[1] != k.shape[1]:
         problem = f"q of length {q.shape[1]} and k of length {k.shape[1]}"
     if problem is not None:
         raise ValueError(
             f"{problem} without features: those of {type(scheme).__name__} depend on tokens of "
-            "other shards; give q_features and k_features, this shard's part of posenc.features "
-            "of the whole sequence"
+            "other shards; give tokens and queries with features, this shard's part of "
+            "posenc.features of the whole sequence"
         )
 
 
@@ -189,7 +211,8 @@ def _features(
     q: Array,
     k: Array,
     params: Mapping[str, Array] | None,
-    given: Mapping[str, Any],
+    tokens: Tokens,
+    scale: float | None,
     axis_name: str | tuple[str, ...],
 ) -> tuple[Arrays, Arrays]:
     """Features of this shard's tokens, summed over them and over all shards before it."""
@@ -199,15 +222,17 @@ def _features(
         for name, a, hook in (("q", q, "query_features"), ("k", k, "key_features"))
         if hook in hooks
     }
-    # Positions do not change sums here: all tokens are in order.
-    options = {"pos": "k_pos", "axes": "k_axes", "scale": "scale"} if inputs else {}
-    inputs |= {name: given.get(option) for name, option in options.items()}
-    if given.get("x") is not None:
-        x = inputs["x"] = jnp.asarray(given["x"])
+    if inputs:
+        inputs["scale"] = scale
+    else:  # positions do not change sums here: all tokens are in order
+        tokens = Tokens(x=tokens.x)
+    if tokens.x is not None:
+        tokens = replace(tokens, x=jnp.asarray(tokens.x))
         if count := scheme.lookback():
-            inputs["x_before"] = _last_of_shard_before(x, count, axis_name)
+            inputs["x_before"] = _last_of_shard_before(tokens.x, count, axis_name)
     arrays = {name: jnp.asarray(array) for name, array in as_mapping(params).items()}
-    query, key = features(scheme, arrays, **inputs, xp=jnp)
+    both = features(scheme, arrays, tokens, **inputs, xp=jnp)
+    query, key = (dict[str, Any](as_mapping(side.features)) for side in both)
     for name in scheme.cumulative:
         sums = key[name]
         totals = lax.all_gather(make_varying(sums[:, :, -1], shard), axis_name)
@@ -223,7 +248,7 @@ def _last_of_shard_before(x: Array, count: int, axis_name: str | tuple[str, ...]
     if x.shape[1] < count:
         raise ValueError(
             f"x has {x.shape[1]} tokens on each shard, and features read {count} earlier ones; "
-            "give q_features and k_features"
+            "give tokens and queries with features"
         )
     shards = axis_size(axis_name)
     to_next = [(i, i + 1) for i in range(shards - 1)]
@@ -233,10 +258,12 @@ def _last_of_shard_before(x: Array, count: int, axis_name: str | tuple[str, ...]
     return received
 
 
-def _with_batch_axis(side: Side) -> Side:
+def _with_batch_axis(side: Tokens) -> Tokens:
     """Integers as ``(B or 1, L)``."""
-    pos, seg, places = (None if a is None else jnp.atleast_2d(a) for a in side[:3])
-    return Side(pos, seg, places, side.features)
+    pos, seg, places = (
+        None if a is None else jnp.atleast_2d(a) for a in (side.pos, side.seg, side.places)
+    )
+    return replace(side, pos=pos, seg=seg, places=places)
 
 
 def _fused_unsupported(call: Call) -> str | None:

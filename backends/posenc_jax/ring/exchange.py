@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from posenc.backend import Call, Implementation, Range, Side, visible_between
+from posenc.backend import Call, Implementation, Range, Tokens, visible_between
 from posenc_jax.tokens import Keys, Queries
 from posenc_jax.trees import Arrays, gradients_as, is_float, make_varying, zero_gradients
 
@@ -108,7 +108,7 @@ class Ring:
         run: Any = self.implementation.run
         return ShardAttention(*(a.astype(call.dtype) for a in run(call)))
 
-    def block_pairs(self, query: Side, key: Side) -> list[tuple[slice, slice, Array | bool]]:
+    def block_pairs(self, query: Tokens, key: Tokens) -> list[tuple[slice, slice, Array | bool]]:
         """Pairs of halves, of queries and of keys, and whether any query may see any key."""
         if not self.has_mask:
             return [(slice(None), slice(None), True)]
@@ -118,14 +118,12 @@ class Ring:
             for rows, columns in product(*halves)
         ]
 
-    def _any_visible(self, query: Side, key: Side) -> Array:
+    def _any_visible(self, query: Tokens, key: Tokens) -> Array:
         """Whether ranges of positions and segments, over the whole batch, allow a visible pair."""
-        call = self.call
         segments = (None if side.seg is None else _range(side.seg) for side in (query, key))
         any_visible, _ = visible_between(
-            _range(query.pos), _range(key.pos), *segments,
-            causal=call.causal, window=call.window, sink_tokens=call.sink_tokens, xp=jnp,
-        )  # fmt: skip
+            self.call.mask, _range(query.pos), _range(key.pos), *segments
+        )
         return jnp.all(any_visible)
 
 

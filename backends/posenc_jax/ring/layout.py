@@ -40,8 +40,8 @@ def consecutive_positions(
     """Default positions of this shard's queries and keys; the ends of the whole q and k align."""
     if q_len > k_len:
         raise ValueError(
-            f"q has length {q_len} per shard, k only {k_len}: give q_pos and k_pos, the default "
-            "aligns ends"
+            f"q has length {q_len} per shard, k only {k_len}: give pos of tokens and "
+            "of queries, the default aligns ends"
         )
     shard = lax.axis_index(axis_name)
     first = shards * (k_len - q_len)

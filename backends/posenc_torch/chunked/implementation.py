@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from posenc.backend import (
     Call,
-    Side,
+    Tokens,
     as_column,
     as_row,
     bias_by_distance,
@@ -98,7 +98,7 @@ def _whole_scores(call: Call) -> bool:
 
 def _mask_is_by_distance(call: Call) -> bool:
     """Whether distances decide which keys are visible, and SDPA can add the mask."""
-    plain = call.query.seg is None and call.mask is None and call.sink_tokens == 0
+    plain = call.query.seg is None and call.mask.plain and call.mask.first_tokens == 0
     return plain and not _whole_scores(call)
 
 
@@ -183,7 +183,7 @@ class _Job(NamedTuple):
         bare = replace(
             call, q=_meta_like(call.q), k=_meta_like(call.k), v=_meta_like(call.v),
             arrays={name: _meta_like(array) for name, array in call.arrays.items()},
-            query=call.query._replace(features={}), key=call.key._replace(features={}),
+            query=call.query.with_features({}), key=call.key.with_features({}),
             extra_bias=None, sink=None,
         )  # fmt: skip
         job = cls(
@@ -321,9 +321,10 @@ class _Job(NamedTuple):
     def _mask(self, part: Part) -> Tensor | None:
         """The visible pairs of a part; None if all pairs are visible."""
         call, mask = self.call, self.call.mask
-        if isinstance(mask, Tensor):
-            mask = self._slice("mask", part, mask)
-        return visible_pairs(call, call.query.select(part.queries), _keys_of(part, call.key), mask)
+        if mask.array is not None:
+            mask = replace(mask, array=self._slice("mask", part, mask.array))
+        query, key = call.query.select(part.queries), _keys_of(part, call.key)
+        return visible_pairs(mask, query, key, call.xp)
 
 
 class _Masked(NamedTuple):
@@ -341,7 +342,7 @@ def _turned(rows: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
     return rows.flip(2) if "table" in tensors else rows
 
 
-def _keys_of(part: Part, side: Side) -> Side:
+def _keys_of(part: Part, side: Tokens) -> Tokens:
     """Positions and segments of a part's keys, whose features are elsewhere."""
     if part.first is None:
         return side.select(part.keys)
@@ -349,7 +350,7 @@ def _keys_of(part: Part, side: Side) -> Side:
         None if a is None else torch.cat([a[..., keys] for keys in part.ranges], dim=-1)
         for a in (side.pos, side.seg, side.places)
     )
-    return Side(pos, seg, places, {})
+    return Tokens(pos, seg, places, features={})
 
 
 def _head_rows(part: Part, array: Tensor) -> Tensor:

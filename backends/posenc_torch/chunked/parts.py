@@ -86,8 +86,8 @@ def parts(call: Call) -> Iterator[Part]:
     for n, chunk in enumerate(kept.any(dim=0).split(rows // size, dim=1)):
         queries = slice(n * rows, min(q_len, (n + 1) * rows))
         for run, (first, last) in _runs(chunk.any(dim=1), heads, group, cost):
-            # Only the first tokens of a window lie apart; their heads see the same blocks.
-            gap = _gap(chunk.any(dim=(0, 1)), first, last) if call.sink_tokens else None
+            # What lies apart is the same for all heads.
+            gap = _gap(chunk.any(dim=(0, 1)), first, last) if _apart(call) else None
             end, start = gap or (first, first)
             part = Part(
                 run, queries, slice(start * size, min(k_len, last * size)),
@@ -97,6 +97,11 @@ def parts(call: Call) -> Iterator[Part]:
             most = scores // of_head if by_pair else heads
             for few in _at_most(most, run, group):
                 yield part._replace(heads=few)
+
+
+def _apart(call: Call) -> bool:
+    """Whether a query may see the first keys and near ones, and none between."""
+    return bool(call.mask.first_tokens or call.mask.parts)
 
 
 def _gap(seen: Tensor, first: int, last: int) -> tuple[int, int] | None:
@@ -111,8 +116,7 @@ def _gap(seen: Tensor, first: int, last: int) -> tuple[int, int] | None:
 def _sizes_for(call: Call) -> BlockSizes:
     """Half as many queries where a window is so short that it hides most pairs of a part."""
     sizes = _sizes.get()
-    left, right = call.window or (None, None)
-    right = 0 if call.causal else right
+    left, right = call.mask.offsets()
     if left is None or right is None or 2 * (left + right) > sizes.queries or sizes.mask < 2:
         return sizes
     return sizes._replace(mask=sizes.mask // 2, queries=sizes.queries // 2)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import array_api_compat.torch as xp
@@ -10,17 +10,20 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
+from posenc import NoPE
 from posenc.backend import (
+    Arguments,
+    Mask,
     PositionScheme,
+    Tokens,
     Window,
-    as_integers,
     as_mapping,
     as_positions,
     check_count,
-    check_flag,
     check_pair,
     check_scheme,
-    check_window,
+    complete_mask,
+    complete_sides,
     merge_constants,
     reads_features,
     working_dtype,
@@ -33,10 +36,8 @@ def score_mod(
     scheme: PositionScheme,
     params: Mapping[str, Any] | None = None,
     *,
-    q_pos: Tensor | None = None,
-    k_pos: Tensor | None = None,
-    q_features: Mapping[str, Tensor] | None = None,
-    k_features: Mapping[str, Tensor] | None = None,
+    tokens: Tokens | None = None,
+    queries: Tokens | None = None,
     device: torch.device | str | None = None,
 ) -> ScoreMod:
     """The bias of a scheme, for users who call ``flex_attention`` themselves.
@@ -48,13 +49,12 @@ def score_mod(
     ----------
     scheme, params
         The positional encoding and its learned arrays by name.
-    q_pos, k_pos
-        Integer positions, ``(L,)`` or ``(B, L)``, both or neither. Default: the indices, which is
-        right if queries and keys are the same tokens.
-    q_features, k_features
-        Features of tokens that the bias reads, by name, ``(B or 1, H or 1, L)`` or
-        ``(B or 1, H or 1, L, M)``; ``posenc.features`` computes them. A scheme of several axes
-        reads its places as ``"places"``, integers ``(B or 1, 1, L, axes)``.
+    tokens, queries
+        As in ``posenc_torch.attention``, of which positions and features are read; ``queries`` only
+        if they are not the tokens of the keys. Default positions: the indices. Features are
+        ``(B or 1, H or 1, L)`` or ``(B or 1, H or 1, L, M)``; ``posenc.features`` computes them. A
+        scheme of several axes reads its places as the feature ``"places"``, integers
+        ``(B or 1, 1, L, axes)``.
     device
         Device of the constants. Default: that of the given tensors, or torch's default.
 
@@ -64,24 +64,28 @@ def score_mod(
         A wrong argument; the message has its name, its value and what is accepted.
     """
     check_scheme(scheme)
-    check_pair("q_pos", q_pos, "k_pos", k_pos)
+    given = Arguments(tokens=tokens, queries=queries).check()
+    key = given.of_keys
+    query = key if queries is None else queries
+    check_pair("queries.pos", query.pos, "tokens.pos", key.pos)
     sides = (
-        _check_features(scheme, "q_features", q_features),
-        _check_features(scheme, "k_features", k_features),
+        _check_features(scheme, "queries.features", query.features),
+        _check_features(scheme, "tokens.features", key.features),
     )
     tensors = [*as_mapping(params).values(), *sides[0].values(), *sides[1].values()]
-    given = [a for a in (q_pos, *tensors) if isinstance(a, Tensor)]
-    here = device or (given[0].device if given else torch.get_default_device())
+    here = _device_of([key.pos, *tensors], device)
     dtype = working_dtype(tensors, xp=xp)
     arrays = merge_constants(scheme, params, dtype=dtype, device=here, xp=xp)
     positions = _INDICES, _INDICES
-    if q_pos is not None and k_pos is not None:
-        positions = _positions("q_pos", q_pos, here), _positions("k_pos", k_pos, here)
-    query, key = (
+    if query.pos is not None and key.pos is not None:
+        positions = (
+            _positions("queries.pos", query.pos, here), _positions("tokens.pos", key.pos, here)
+        )  # fmt: skip
+    query_features, key_features = (
         {name: a.to(dtype) if a.is_floating_point() else a for name, a in side.items()}
         for side in sides
     )
-    mod = SchemeBias.of(scheme, arrays, dtype, positions, (query, key)).score_mod
+    mod = SchemeBias.of(scheme, arrays, dtype, positions, (query_features, key_features)).score_mod
     if reads_features(scheme):
         _check_bias_reads(scheme, mod, here)
     return mod
@@ -116,8 +120,8 @@ def _check_bias_reads(scheme: PositionScheme, mod: ScoreMod, device: Any) -> Non
             mod(torch.zeros((), device=device), at, at, at, at)
     except KeyError as error:
         raise ValueError(
-            f"{type(scheme).__name__}: {error.args[0]}; give q_features and k_features, which "
-            "posenc.features computes"
+            f"{type(scheme).__name__}: {error.args[0]}; give tokens and queries with "
+            "features, which posenc.features computes"
         ) from None
 
 
@@ -127,11 +131,9 @@ def block_mask(
     *,
     causal: bool = False,
     window: int | Window | None = None,
-    sink_tokens: int = 0,
-    q_pos: Tensor | None = None,
-    k_pos: Tensor | None = None,
-    q_seg: Tensor | None = None,
-    k_seg: Tensor | None = None,
+    mask: Mask | Callable[..., Tensor] | None = None,
+    tokens: Tokens | None = None,
+    queries: Tokens | None = None,
     device: torch.device | str | None = None,
 ) -> BlockMask:
     """The block mask for ``flex_attention``, with ``O((L / 128)**2)`` work and memory.
@@ -140,8 +142,9 @@ def block_mask(
     ----------
     q_len, k_len
         Lengths of queries and keys. By default the last query is at the last key.
-    causal, window, sink_tokens, q_pos, k_pos, q_seg, k_seg
-        As in ``posenc_torch.attention``.
+    causal, window, mask, tokens, queries
+        As in ``posenc_torch.attention``; positions, segments and padding are read. A mask must not
+        be an array.
     device
         Default: that of the given tensors, or torch's default.
 
@@ -151,9 +154,11 @@ def block_mask(
         A wrong argument; the message has its name, its value and what is accepted.
     """
     q_len, k_len = check_count("q_len", q_len), check_count("k_len", k_len)
+    whole = complete_mask(causal, window, mask)
+    if whole.array is not None:
+        raise ValueError("mask must not be an array here: take create_block_mask, or attention")
     inputs = block_mask_inputs(
-        q_len, k_len, causal=causal, window=check_window(window), sink_tokens=sink_tokens,
-        q_pos=q_pos, k_pos=k_pos, q_seg=q_seg, k_seg=k_seg, device=device,
+        q_len, k_len, whole, tokens=tokens, queries=queries, device=device
     )  # fmt: skip
     # Without padding: callers read the number of blocks. One mask serves all heads.
     q_blocks, k_blocks = -(-q_len // BLOCK), -(-k_len // BLOCK)
@@ -164,48 +169,48 @@ def block_mask(
 def block_mask_inputs(
     q_len: int,
     k_len: int,
+    mask: Mask,
     *,
-    causal: bool,
-    window: Window | None,
-    sink_tokens: int = 0,
-    q_pos: Tensor | None = None,
-    k_pos: Tensor | None = None,
-    q_seg: Tensor | None = None,
-    k_seg: Tensor | None = None,
+    tokens: Tokens | None = None,
+    queries: Tokens | None = None,
     device: torch.device | str | None = None,
 ) -> BlockMaskInputs:
-    """The arguments of ``block_mask``, checked and completed; ``window`` is already checked."""
-    check_pair("q_pos", q_pos, "k_pos", k_pos)
-    check_pair("q_seg", q_seg, "k_seg", k_seg)
-    given = [a for a in (q_pos, q_seg) if isinstance(a, Tensor)]
-    here = device or (given[0].device if given else torch.get_default_device())
-    if q_pos is None or k_pos is None:
-        if q_len > k_len:
-            raise ValueError(f"q_len is {q_len}, k_len only {k_len}: give q_pos and k_pos")
-        k_index = torch.arange(k_len, dtype=torch.int32, device=here)
+    """The arguments of ``block_mask``, checked and completed; ``mask`` is in normal form."""
+    given = Arguments(tokens=tokens, queries=queries).check()
+    given = Arguments(
+        tokens=_masked_by(given.of_keys),
+        queries=None if queries is None else _masked_by(given.of_queries),
+    )
+    facts = [a for side in (given.of_keys, given.of_queries) for a in vars(side).values()]
+    here = _device_of(facts, device)
+    batch = max([1, *[a.shape[0] for a in facts if getattr(a, "ndim", 1) == 2]])
+    q, k = (torch.zeros(batch, 1, length, 1, device=here) for length in (q_len, k_len))
+    query, key, aligned, _ = complete_sides(q, k, given, _NONE, xp)
+    if aligned:
         positions = (
-            TokenIntegers.of(k_index[k_len - q_len :], is_index=q_len == k_len),
-            TokenIntegers.of(k_index, is_index=True),
+            TokenIntegers.of(query.pos, is_index=q_len == k_len),
+            TokenIntegers.of(key.pos, is_index=True),
         )
     else:
-        positions = _positions("q_pos", q_pos, here), _positions("k_pos", k_pos, here)
-    segments = (
-        None if seg is None else TokenIntegers.of(as_integers(name, seg, device=here, xp=xp))
-        for name, seg in (("q_seg", q_seg), ("k_seg", k_seg))
+        positions = TokenIntegers.of(query.pos), TokenIntegers.of(key.pos)
+    q_seg, k_seg = (
+        None if side.seg is None else TokenIntegers.of(side.seg) for side in (query, key)
     )
-    tokens = dict(zip(("q_pos", "k_pos", "q_seg", "k_seg"), (*positions, *segments), strict=True))
-    for name, integers in tokens.items():
-        length = q_len if name[0] == "q" else k_len
-        if integers is not None and integers.length != length:
-            raise ValueError(f"{name} has length {integers.length}, {name[0]}_len is {length}")
-    return BlockMaskInputs(
-        *positions,
-        tokens["q_seg"],
-        tokens["k_seg"],
-        check_flag("causal", causal),
-        window,
-        check_count("sink_tokens", sink_tokens, least=0),
-    )
+    return BlockMaskInputs(*positions, q_seg, k_seg, mask)
+
+
+_NONE = NoPE()
+
+
+def _masked_by(tokens: Tokens) -> Tokens:
+    """What a mask reads of tokens."""
+    return Tokens(tokens.pos, tokens.seg, exists=tokens.exists)
+
+
+def _device_of(given: Sequence[Any], device: torch.device | str | None) -> Any:
+    """``device``, or that of the first tensor, or torch's default."""
+    tensors = [array for array in given if isinstance(array, Tensor)]
+    return device or (tensors[0].device if tensors else torch.get_default_device())
 
 
 _INDICES = TokenIntegers.of(torch.zeros(0, dtype=torch.int32), is_index=True)

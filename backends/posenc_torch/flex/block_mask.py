@@ -8,6 +8,7 @@ other blocks the kernel asks ``mask_mod`` pair by pair.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
+from dataclasses import replace
 from threading import Lock
 from types import CellType, FunctionType, NoneType
 from typing import Any, NamedTuple, TypeAlias
@@ -18,11 +19,11 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
 from posenc.backend import (
-    FirstTokens,
     Mask,
     Range,
-    Window,
+    Tokens,
     block_ranges,
+    is_function,
     visible,
     visible_between,
 )
@@ -35,8 +36,8 @@ them if ``first <= b - a < end``."""
 _MIN_LENGTH = 8 * BLOCK  # of arrays that a kernel for a CPU captures
 _MAX_DISTANCE = 2**31 - 1  # no difference of positions is larger
 
-# Masks of callers by key, like the schemes in posenc_torch.flex.score_mod. Torch's compiler treats
-# what it reaches from a global as constant, including the values that a function closes over.
+# Parts of callers' masks by key, like the schemes in posenc_torch.flex.score_mod. Torch's compiler
+# treats what it reaches from a global as constant, also the values that a function closes over.
 _MASKS: dict[str, Mask] = {}
 _KEYS: dict[Hashable, str] = {}
 _LOCK = Lock()  # a new key counts those there are
@@ -110,10 +111,10 @@ class KernelMask(NamedTuple):
         The lowest and the highest ``q_pos - k_pos`` inside the window, the number of sink tokens,
         and the lowest ``q_pos - k_pos`` of all. Or None. They are a tensor, because torch makes a
         Python number a symbol (SymInt) at its second value. Kernels for a CPU take no symbols.
-    has_sink_tokens
+    has_first_tokens
         Whether there may be sink tokens.
-    function
-        The caller's mask function, or its key, or None.
+    parts
+        Further masks of positions and segments, or their keys.
     booleans
         The caller's ``(B or 1, H or 1, Q, K)`` after ``capture_pairs``, or None.
     diagonals
@@ -126,8 +127,8 @@ class KernelMask(NamedTuple):
     k_seg: TokenIntegers | None
     causal: bool | None
     limits: Tensor | None
-    has_sink_tokens: bool
-    function: Mask | str | None
+    has_first_tokens: bool
+    parts: tuple[Mask | str, ...]
     booleans: Tensor | None
     diagonals: Diagonals | None = None
 
@@ -140,9 +141,10 @@ class KernelMask(NamedTuple):
         mask = visible(q, k, q_seg, k_seg, causal=bool(self.causal))
         if self.limits is not None:
             mask = _both(mask, self._inside(self.limits, q, k, torch.zeros_like(h)))
-        if self.function is not None:
-            function = _MASKS[self.function] if isinstance(self.function, str) else self.function
-            mask = _both(mask, function(q, k, q_seg, k_seg))
+        for each in self.parts:
+            part = _MASKS[each] if isinstance(each, str) else each
+            seen = part.pairs(Tokens(q, q_seg), Tokens(k, k_seg), xp)
+            mask = mask if seen is None else _both(mask, seen)
         if self.booleans is not None:
             row, head = row_index(self.booleans, 0, b), row_index(self.booleans, 1, h)
             mask = _both(mask, self.booleans[row, head, i, j])
@@ -155,7 +157,7 @@ class KernelMask(NamedTuple):
         """Whether a key is inside the limits; ``first`` is 0, as an index inside a kernel."""
         back = q - k
         inside = (back >= limits[first]) & (back <= limits[first + 1])
-        if self.has_sink_tokens:
+        if self.has_first_tokens:
             inside = inside | ((k >= 0) & (k < limits[first + 2]))
         return inside & (back >= limits[first + 3]) if self.causal is None else inside
 
@@ -178,31 +180,26 @@ class BlockMaskInputs(NamedTuple):
     k_pos: TokenIntegers
     q_seg: TokenIntegers | None
     k_seg: TokenIntegers | None
-    causal: bool
-    window: Window | None
-    sink_tokens: int = 0
-    mask: Mask | Tensor | None = None
+    mask: Mask
     diagonals: Diagonals | None = None
 
     def kernel_mask(self) -> KernelMask:
         """The mask inside a kernel; on a CPU one kernel serves all windows, causal or not."""
         device, on_cpu = self.q_pos.values.device, target.is_cpu(self.q_pos.values)
-        function = mask_key(self.mask) if isinstance(self.mask, Mask) else None
-        booleans = capture_pairs(self.mask) if isinstance(self.mask, Tensor) else None
-        tokens = self[:4]
-        if not on_cpu and self.window is None:
-            return KernelMask(*tokens, self.causal, None, False, function, booleans, self.diagonals)
-        left, right = (None, None) if self.window is None else self.window
+        mask, tokens, parts = self.mask, self[:4], mask_keys(self.mask)
+        booleans = None if mask.array is None else capture_pairs(mask.array)
+        if not on_cpu and mask.window is None:
+            return KernelMask(*tokens, mask.causal, None, False, parts, booleans, self.diagonals)
         limits = capture_scalars(
-            -_MAX_DISTANCE if right is None else _clamp(-right),
-            _MAX_DISTANCE if left is None else _clamp(left),
-            _clamp(self.sink_tokens),
-            0 if self.causal else -_MAX_DISTANCE,
+            -_MAX_DISTANCE if mask.right is None else _clamp(-mask.right),
+            _MAX_DISTANCE if mask.left is None else _clamp(mask.left),
+            _clamp(mask.first_tokens),
+            0 if mask.causal else -_MAX_DISTANCE,
             dtype=torch.int32, device=device,
         )  # fmt: skip
-        causal, has_sink_tokens = None if on_cpu else self.causal, on_cpu or self.sink_tokens > 0
+        causal, has_first_tokens = None if on_cpu else mask.causal, on_cpu or mask.first_tokens > 0
         return KernelMask(
-            *tokens, causal, limits, has_sink_tokens, function, booleans, self.diagonals
+            *tokens, causal, limits, has_first_tokens, parts, booleans, self.diagonals
         )
 
     def visible_blocks(self) -> tuple[Tensor, Tensor]:
@@ -213,11 +210,8 @@ class BlockMaskInputs(NamedTuple):
         """
         segments = [None if seg is None else seg.ranges() for seg in (self.q_seg, self.k_seg)]
         any_visible, all_visible = visible_between(
-            self.q_pos.ranges(), self.k_pos.ranges(), *segments,
-            causal=self.causal, window=self.window, sink_tokens=self.sink_tokens, xp=xp,
-        )  # fmt: skip
-        if self.mask is not None:  # it may hide any pair
-            all_visible = all_visible & False
+            self.mask, self.q_pos.ranges(), self.k_pos.ranges(), *segments
+        )
         if target.is_cpu(self.q_pos.values):
             any_visible = (
                 any_visible & _nonempty_blocks(self.q_pos)[:, None] & _nonempty_blocks(self.k_pos)
@@ -298,25 +292,45 @@ def capture_pairs(values: Tensor) -> Tensor:
     return capture(capture(values, axis=2), rows=values.shape[0] != 1, axis=3)
 
 
-def mask_key(mask: Mask) -> Mask | str:
-    """The key by which a kernel finds a caller's mask; inside a larger graph, the mask itself."""
+def mask_keys(mask: Mask) -> tuple[Mask | str, ...]:
+    """The keys by which a kernel finds the parts of a mask; inside a larger graph, the parts."""
     if torch.compiler.is_compiling():
-        return mask
-    function, closed = mask.function, _closed_over(mask.function)
-    identity: Hashable = function if isinstance(function, FirstTokens) else id(function)
-    if closed is not None:
-        # Functions with the same code and equal values are one mask: a lambda written where
-        # attention is called compiles once. A cell may change, so the copy has its own cells.
-        assert isinstance(function, FunctionType)
-        code, around = function.__code__, function.__globals__
-        defaults = function.__defaults__ or ()
-        identity = code, id(around), tuple((type(v), v) for v in (*closed, *defaults))
-        cells = tuple(CellType(value) for value in closed)
-        function = FunctionType(code, around, function.__name__, defaults, cells)
+        return mask.parts
+    return tuple(_key(part) for part in mask.parts)
+
+
+def _key(part: Mask) -> str:
+    """The key of a part; of a function with equal code and values, the same one."""
+    identity: Hashable
+    if is_function(part):
+        part, identity = _function_and_identity(part)
+    else:
+        try:
+            hash(part)
+        except TypeError:  # it holds a tensor, say
+            identity = id(part)
+        else:
+            identity = part
     with _LOCK:
-        key = _KEYS.setdefault((identity, mask.with_segments), str(len(_KEYS)))
-        _MASKS.setdefault(key, Mask(function, mask.with_segments))
+        key = _KEYS.setdefault(identity, str(len(_KEYS)))
+        _MASKS.setdefault(key, part)
     return key
+
+
+def _function_and_identity(part: Any) -> tuple[Mask, Hashable]:
+    """A mask of a function, and what tells whether another is the same mask."""
+    function, closed = part.of, _closed_over(part.of)
+    if closed is None:
+        return part, (id(function), part.with_segments)
+    # Functions with the same code and equal values are one mask: a lambda written where attention
+    # is called compiles once. A cell may change, so the copy has its own cells.
+    assert isinstance(function, FunctionType)
+    code, around = function.__code__, function.__globals__
+    defaults = function.__defaults__ or ()
+    values = tuple((type(v), v) for v in (*closed, *defaults))
+    cells = tuple(CellType(value) for value in closed)
+    own = FunctionType(code, around, function.__name__, defaults, cells)
+    return replace(part, of=own), (code, id(around), values, part.with_segments)
 
 
 def _closed_over(function: object) -> tuple[object, ...] | None:

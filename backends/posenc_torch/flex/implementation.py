@@ -28,7 +28,6 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as _mo
 from posenc.backend import (
     Call,
     Mask,
-    Window,
     bias_by_distance,
     has_bias,
     has_bias_by_distance,
@@ -42,7 +41,7 @@ from posenc_torch.flex.block_mask import (
     BlockMaskInputs,
     Diagonals,
     TokenIntegers,
-    mask_key,
+    mask_keys,
 )
 from posenc_torch.flex.float_positions import LARGEST
 from posenc_torch.flex.kernel_options import kernel_options
@@ -299,8 +298,7 @@ def _compiled(kind: Hashable) -> Callable[..., Any]:
 def _kind(call: Call) -> Hashable:
     """The key of a compiled kernel, which is compiled again for a few lengths, such as 1 query."""
     shapes = (call.q.shape[1], call.k.shape[1], call.q.shape[3], call.v.shape[3])
-    mask = mask_key(call.mask) if isinstance(call.mask, Mask) else None
-    return scheme_key(call.scheme), call.q.dtype, call.q.device, shapes, mask
+    return scheme_key(call.scheme), call.q.dtype, call.q.device, shapes, mask_keys(call.mask)
 
 
 def _compile(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -396,7 +394,7 @@ def _cpu_integers(
 
 def _block_mask(call: Call, diagonals: Diagonals | None = None) -> BlockMask | None:
     """The mask of a call, without its negligible blocks; None for no mask, on a GPU."""
-    hides = call.causal or call.window is not None or call.mask is not None or diagonals is not None
+    hides = call.causal or call.window or not call.mask.plain or diagonals is not None
     unmasked = not hides and call.query.seg is None
     as_ranges = takes_ranges(call)
     if (
@@ -420,12 +418,9 @@ def _block_mask(call: Call, diagonals: Diagonals | None = None) -> BlockMask | N
         return None
     # A cached mask must hold values, which traced tensors do not have.
     traced = torch.compiler.is_compiling() or bool(_modes())
-    if call.aligned and call.query.seg is None and call.mask is None and not traced:
+    if call.aligned and call.query.seg is None and call.mask.plain and not traced:
         lengths = call.q.shape[2], call.k.shape[2]
-        window = call.window, call.sink_tokens
-        return _plain_mask(
-            *lengths, call.causal, *window, call.query.pos.device, as_ranges, diagonals
-        )
+        return _plain_mask(*lengths, call.mask, call.query.pos.device, as_ranges, diagonals)
     inputs = _mask_inputs(call)._replace(diagonals=diagonals)
     return _whole_mask(inputs, as_ranges=as_ranges)
 
@@ -470,26 +465,21 @@ def _mask_inputs(call: Call) -> BlockMaskInputs:
             q_seg, k_seg = (TokenIntegers.of(seg) for seg in segments)
         else:
             q_seg, k_seg = (TokenIntegers.of(seg.long(), batch=batch) for seg in segments)
-    options = call.causal, call.window, call.sink_tokens, call.mask
-    return BlockMaskInputs(q_pos, k_pos, q_seg, k_seg, *options)
+    return BlockMaskInputs(q_pos, k_pos, q_seg, k_seg, call.mask)
 
 
 @lru_cache(8)
 def _plain_mask(
     q_len: int,
     k_len: int,
-    causal: bool,
-    window: Window | None,
-    sink_tokens: int,
+    mask: Mask,
     device: torch.device,
     as_ranges: bool,
     diagonals: Diagonals | None = None,
 ) -> BlockMask:
     """The mask of default positions, cached because layers and steps ask for the same one."""
     with torch.inference_mode(False):  # a training step cannot use inference tensors
-        inputs = block_mask_inputs(
-            q_len, k_len, causal=causal, window=window, sink_tokens=sink_tokens, device=device
-        )._replace(diagonals=diagonals)
+        inputs = block_mask_inputs(q_len, k_len, mask, device=device)._replace(diagonals=diagonals)
         return _whole_mask(inputs, as_ranges=as_ranges)
 
 

@@ -87,8 +87,7 @@ def near_and_far(call: Call, bias_at: Callable[[Call, int], Tensor | None] = bia
 
 def _window_keys(call: Call) -> float:
     """How many keys the window of a query has; infinity for no end."""
-    left, right = call.window or (None, None)
-    right = 0 if call.causal else right
+    left, right = call.mask.offsets()
     return math.inf if left is None or right is None else left + right + 1
 
 

@@ -24,7 +24,7 @@ def takes_ranges(call: Call) -> bool:
 
     The kernel for a CPU, and that for few queries, read whole lists.
     """
-    plain = call.causal and call.window is None and call.mask is None and call.query.seg is None
+    plain = call.causal and call.window is None and call.mask.plain and call.query.seg is None
     q_len, k_len = call.q.shape[2], call.k.shape[2]
     return plain and call.aligned and BLOCK <= q_len == k_len and not target.is_cpu(call.q)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from posenc.backend import LayerPlan, attention_part
+from posenc.backend import LayerPlan, Tokens, attention_part
 from posenc_torch.api import attention
 
 
@@ -24,11 +24,12 @@ def check_fit(plan: LayerPlan, learned: Any, modules: list[Any], config: Any) ->
         if sizes is None or scheme in plan.schemes[:layer]:
             continue
         heads, kv_heads, dim = sizes
+        tokens = Tokens(x=torch.zeros(1, 1, config.hidden_size))
         q, k = torch.zeros(1, heads, 1, dim), torch.zeros(1, kv_heads, 1, dim)
         part, params = attention_part(scheme, learned[layer].params)
         try:
             with torch.no_grad():
-                attention(q, k, k, part, params, True, x=torch.zeros(1, 1, config.hidden_size))
+                attention(q, k, k, part, params, True, tokens=tokens)
         except (TypeError, ValueError, NotImplementedError) as error:
             raise ValueError(
                 f"scheme {scheme} does not fit layer {layer} of the model, which has {heads} heads "

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from posenc.backend import PositionScheme, attention_part
+from posenc import Tokens
+from posenc.backend import Arguments, PositionScheme, Shared, attention_part
 from posenc.positions import MAX_POSITION
 from posenc.schemes import Chunk, NoPE, Sink, Sum
 from posenc_torch.api import attention
+from posenc_torch.bound import AfterVectors, attend_shared, is_alone, new_shared
 from posenc_torch.hf.family import Family
 from posenc_torch.hf.masks import EXISTENCE
-from posenc_torch.hf.tokens import Tokens, tokens_of_call
+from posenc_torch.hf.tokens import Sides, tokens_of_call
 
 # Names of attributes of attention modules: of one with positions, and of one without.
 LAYER, CROSS = "_posenc_layer", "_posenc_cross"
@@ -39,6 +41,8 @@ class ForwardPositions:
         Their highest and 1, when it was asked for.
     text
         ``position_ids`` of text, ``(B or 1, L)``, beside ``ids`` of several axes; None: none.
+    made
+        What layers have in common in this forward pass, and of which objects it was made.
     """
 
     ids: Tensor | None = None
@@ -46,6 +50,7 @@ class ForwardPositions:
     default: bool = False
     length: int | None = None
     text: Tensor | None = None
+    made: dict[Hashable, tuple[Shared, tuple[Any, ...]]] = field(default_factory=dict)
 
     def read(self, ids: Tensor, family: Family) -> None:
         """Take the positions of a forward pass, unless they are those already taken."""
@@ -60,6 +65,19 @@ class ForwardPositions:
     def forget(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         """Hook before a model: the same tensor may hold other positions now."""
         self.ids = self.places = self.length = self.text = None
+        self.made = {}
+
+    def end(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        """Hook after a model: what its layers shared is not kept."""
+        self.made = {}
+
+    def shared(self, key: Hashable, *same: Any) -> Shared:
+        """What layers with an equal key share, if they are called with the same objects too."""
+        found, of = self.made.get(key, (None, ()))
+        if found is None or any(a is not b for a, b in zip(of, same, strict=True)):
+            found = new_shared()
+            self.made[key] = found, same
+        return found
 
     def on_one_axis(self) -> Tensor | None:
         """Places ``(B or 1, L)``: those of text, or the largest of the coordinates, as in text."""
@@ -95,6 +113,8 @@ class Layer:
     source
         The attention module whose weights hold the learned arrays of the family's plan: another
         layer's, if layers share them.
+    first
+        The first layer of the model with the same learned arrays.
     own_params
         Returns the learned arrays of a scheme that the caller gave; None for the
         family's own plan.
@@ -118,10 +138,11 @@ class Layer:
     implementation: str
     positions: ForwardPositions
     source: nn.Module
+    first: int = 0
     own_params: Callable[[], Mapping[str, Tensor]] | None = None
     embed: Callable[..., Tensor] | None = None
     reads_more: bool = False
-    tokens: Tokens | None = field(default=None, init=False)
+    tokens: Sides | None = field(default=None, init=False)
     grows: bool = field(init=False)
     unchunked: PositionScheme = field(init=False)
 
@@ -178,28 +199,29 @@ class Layer:
             kwargs["position_ids"] = torch.zeros_like(kwargs["position_ids"])
         return args, kwargs
 
-    def tokens_of(self, hidden: Tensor, cache: Any) -> Tokens:
+    def tokens_of(self, hidden: Tensor, cache: Any) -> Sides:
         """The tokens of a call with these hidden states and this cache or None."""
         reads_hidden = "hidden_features" in self.scheme.hooks()
         places = self._places()
         seen = 0 if cache is None else cache.get_seq_length(self.index) + hidden.shape[1]
         tokens = tokens_of_call(hidden, places, cache, self.index, self.layers, reads_hidden)
-        if places is None and self.scheme.axes > 1 and tokens.q_axes is not None:
-            assert tokens.k_axes is not None
-            q_axes, k_axes = (
-                x[..., None].expand(-1, -1, self.scheme.axes)
-                for x in (tokens.q_axes, tokens.k_axes)
-            )
-            tokens = tokens._replace(q_axes=q_axes, k_axes=k_axes)
-        if self.reads_more and tokens.k_pos is not None and tokens.k_pos.shape[1] < seen:
+        keys, queries = tokens
+        if places is None and self.scheme.axes > 1 and queries is not None:
+            keys, queries = (self._on_every_axis(side) for side in (keys, queries))
+        if self.reads_more and keys.pos is not None and keys.pos.shape[1] < seen:
             raise ValueError(
                 f"past_key_values dropped keys that layer {self.index} reads with another scheme "
                 "or window than the model's; give past_key_values=transformers.DynamicCache(), "
                 "which keeps all"
             )
-        if tokens.q_pos is None and self.positions.default:
-            return tokens._replace(q_axes=None, k_axes=None)
-        return tokens
+        if queries is None and self.positions.default:
+            keys = replace(keys, places=None)
+        return Sides(keys, queries)
+
+    def _on_every_axis(self, side: Tokens) -> Tokens:
+        """The same tokens, whose places ``(B or 1, L)`` are on as many axes as the scheme has."""
+        assert side.places is not None
+        return replace(side, places=side.places[..., None].expand(-1, -1, self.scheme.axes))
 
     def _places(self) -> Tensor | None:
         """What the scheme encodes, on as many axes as it has; the index if the model has others."""
@@ -237,45 +259,78 @@ class Layer:
         tokens, self.tokens = self.tokens, None  # hidden states, which are not kept longer
         if tokens is None:
             raise RuntimeError(f"{type(module).__name__} was called without its hooks")
+        shared = None
+        if tokens.queries is None and tokens.keys.pos is None and not is_alone():
+            # Without earlier tokens in a cache, of which each layer has its own record.
+            key = self.scheme, self._arrays(sink), self.window, self.family.always_causal, causal
+            shared = self.positions.shared(key, mask, tokens.keys.places)
+        also = (scaling, softcap) if tokens.keys.x is None else ...
+
+        def arguments() -> AfterVectors:
+            return self._arguments(tokens, q, k, mask, scaling, softcap, sink, causal)
+
+        q, k = (self.family.channels(module, x) for x in (q, k))
+        out: Tensor = attend_shared(shared, q, k, v, also, arguments)
+        return out
+
+    def _arguments(
+        self,
+        tokens: Sides,
+        q: Tensor,
+        k: Tensor,
+        mask: Tensor | None,
+        scaling: float | None,
+        softcap: float | None,
+        sink: Tensor | None,
+        causal: bool,
+    ) -> AfterVectors:
+        """The arguments of attention after the vectors, as ``attend`` is called with them."""
         plain = mask is None or mask.dtype == EXISTENCE
         given = self.scheme if plain else self.unchunked
         scheme, params = attention_part(given, self._params(sink))
         if self.grows:
             scheme = scheme.at_length(self.positions.context(k.shape[2]))
-        options: dict[str, Any] = tokens._asdict()
+        options: dict[str, Any] = {}
+        keys, queries = tokens
+        causal = causal and (plain or self.family.always_causal)
         if plain or self.family.always_causal:
-            options |= {"causal": causal, "window": self.window}
+            options["window"] = self.window
         if mask is not None and plain:
-            options |= self._existing(mask[:, 0, 0, :].to(torch.bool), q.shape[2])
+            queries = self._queries(tokens, q.shape[2])
+            keys = replace(keys, exists=mask[:, 0, 0, :].to(torch.bool))
         elif mask is not None:
             mask = mask.expand(-1, -1, q.shape[2], -1)
             options["mask" if mask.dtype == torch.bool else "bias"] = mask
-            if tokens.q_pos is None and tokens.x is not None:
-                options |= self._documents()
-        q, k = (self.family.channels(module, x) for x in (q, k))
-        out: Tensor = attention(
-            q, k, v, scheme, params, softcap=softcap, scale=self._scale(scaling, q.shape[-1]),
-            implementation=self.implementation, **options,
+            if queries is None and keys.x is not None:
+                keys = replace(keys, seg=self._documents())
+        whole = Arguments(
+            tokens=keys, queries=queries, softcap=softcap, scale=self._scale(scaling, q.shape[-1]),
+            **options,
         )  # fmt: skip
-        return out
+        return scheme, params, causal, whole, self.implementation, True
 
-    def _existing(self, keys: Tensor, queries: int) -> dict[str, Tensor]:
-        """Keywords that leave out keys of padding, ``(B, K)``.
+    def _queries(self, tokens: Sides, length: int) -> Tokens:
+        """The queries, also those of padding, which the model computes like any other."""
+        keys, queries = tokens
+        if queries is not None:
+            return queries
+        cut = slice(-length, None)
+        pos, places = (None if a is None else a[:, cut] for a in (keys.pos, keys.places))
+        return Tokens(pos, places=places, x=None if keys.x is None else keys.x[:, cut])
 
-        As segments, where hidden states are read, so that no convolution reads padding either.
-        """
-        if "hidden_features" not in self.scheme.hooks():
-            return {"k_valid": keys}
-        k_seg = keys.to(torch.int32) - 1
-        return {"q_seg": k_seg.new_zeros(queries), "k_seg": k_seg}
-
-    def _documents(self) -> dict[str, Tensor]:
+    def _documents(self) -> Tensor | None:
         """Segments of packed documents: one begins where positions do not go up by 1."""
         at = self.positions.ids
         if at is None or at.ndim != 2:
-            return {}
-        seg = (at.diff(prepend=at[:, :1] - 1) != 1).cumsum(-1)
-        return {"q_seg": seg, "k_seg": seg}
+            return None
+        return (at.diff(prepend=at[:, :1] - 1) != 1).cumsum(-1)
+
+    def _arrays(self, sink: Tensor | None) -> Hashable:
+        """What tells learned arrays of one layer from those of another; None without any."""
+        if not self.scheme.param_specs() and sink is None:
+            return None
+        of_model = self.own_params is None or "sink" in self.scheme.hooks()
+        return id(self.source) if of_model else -1 - self.first
 
     def _params(self, sink: Tensor | None) -> Mapping[str, Tensor]:
         own = self.family.params(self.source)
@@ -355,16 +410,16 @@ def attention_function(
             "configuration whose attn_implementation is not 'posenc'"
         )
     else:
-        given: dict[str, Any] = {  # either text may be longer; by default, their ends are aligned
-            f"{name}_pos": torch.arange(x.shape[2], device=x.device)
-            for name, x in (("q", query), ("k", key))
-        }
+        # Either text may be longer; by default, their ends are aligned.
+        queries, keys = (Tokens(torch.arange(x.shape[2], device=x.device)) for x in (query, key))
+        given: dict[str, Any] = {}
         if attention_mask is None:
             pass
         elif attention_mask.dtype == EXISTENCE:
-            given["k_valid"] = attention_mask[:, 0, 0, :].to(torch.bool)
+            keys = replace(keys, exists=attention_mask[:, 0, 0, :].to(torch.bool))
         else:
             whole = attention_mask.expand(-1, -1, query.shape[2], -1)
             given["mask" if whole.dtype == torch.bool else "bias"] = whole
+        given |= {"tokens": keys, "queries": queries}
         out = attention(query, key, value, NoPE(), scale=scaling, **given)
     return out.transpose(1, 2).contiguous(), None

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from posenc_torch.position import Positions
 
 NAME = "posenc"  # of the module, and so the first word of its arrays in a checkpoint
+RECORD = "posenc_arrays"  # of the configuration: which arrays a model was saved with
 _WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
@@ -79,17 +80,34 @@ def _opened(path: Path) -> Any:
 def take_saved(learned: Positions, model: Any) -> None:
     """Copy the arrays that were saved with a model, if the scheme has arrays and it has any.
 
+    A model to which a scheme with the same arrays was applied before keeps their present values.
+
     Raises
     ------
     ValueError
-        They are of another scheme: other names or shapes.
+        They are of another scheme: other names or shapes. Or the configuration says that there are
+        arrays, and no folder has them.
     """
     own = dict(learned.named_parameters())
+    need = {name: tuple(array.shape) for name, array in own.items()}
+    earlier = dict(model.posenc.named_parameters()) if hasattr(model, NAME) else None
+    if earlier is not None:
+        if {name: tuple(array.shape) for name, array in earlier.items()} == need:
+            for name, array in earlier.items():
+                own[name].copy_(array)
+        return
     saved = saved_arrays(model) if own else None
     if saved is None:
+        recorded = getattr(model.config, RECORD, None)
+        if own and recorded:
+            raise ValueError(
+                f"model was saved with learned arrays {sorted(recorded)}, and they are not in a "
+                f"local folder {str(getattr(model, 'name_or_path', '') or '')!r} with "
+                f"{_WHOLE}: load the model from such a folder, or give fresh=True for first values"
+            )
         return
     folder, arrays = saved
-    have, need = ({n: tuple(a.shape) for n, a in group.items()} for group in (arrays, own))
+    have = {name: tuple(array.shape) for name, array in arrays.items()}
     if have != need:
         raise ValueError(
             f"scheme has the learned arrays {need}, and the folder of the model, {str(folder)!r}, "

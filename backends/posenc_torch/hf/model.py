@@ -28,7 +28,7 @@ from posenc_torch.hf.fit import check_fit
 from posenc_torch.hf.frequencies import plan_as_built
 from posenc_torch.hf.layer import CROSS, IDS, LAYER, ForwardPositions, Layer, attention_function
 from posenc_torch.hf.learned import NAME as _NAME
-from posenc_torch.hf.learned import Learned, embed_of, params_of, take_saved
+from posenc_torch.hf.learned import RECORD, Learned, embed_of, params_of, take_saved
 from posenc_torch.hf.masks import mask_function
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -86,8 +86,8 @@ def apply(
         That of ``posenc_torch.attention``.
     fresh
         Whether learned arrays of the scheme have first values in any case. By default they are
-        those that ``save_pretrained`` stored with the model, if ``from_pretrained`` read it from a
-        folder that has them.
+        the present ones of an earlier ``apply``, or those that ``save_pretrained`` stored with the
+        model, if ``from_pretrained`` read it from a folder that has them.
 
     Raises
     ------
@@ -97,7 +97,8 @@ def apply(
         In a call: ``output_attentions``, or dropout of attention weights.
     TypeError, ValueError
         The family is not known, or the model is not built as its family is; the scheme does not
-        fit the heads of the model, or the arrays that are stored with it.
+        fit the heads of the model, or the arrays that are stored with it; the model was saved with
+        arrays that are not found.
     """
     kind, family, parts = _parts(model)
     check_choice("implementation", implementation, ("auto", *IMPLEMENTATIONS))
@@ -131,6 +132,7 @@ def apply(
             implementation=implementation,
             positions=positions,
             source=modules[plan.sources[index]],
+            first=(own or plan).sources[index],
             own_params=None if learned is None else params_of(model, index),
             embed=embed_of(model) if learned is not None and embeds else None,
             reads_more=own is not None and _reach(own, index) > _reach(plan, index),
@@ -147,7 +149,11 @@ def apply(
     for part in parts:
         applied.before(part, _refuse)
         applied.before(part, positions.forget)
+        applied.after(part, positions.end)
     _own_configs(model)
+    if learned is not None:
+        shapes = {name: list(array.shape) for name, array in learned.named_parameters()}
+        applied.replace(model.config, RECORD, shapes or None)
     text: Any = model.config
     for config in (text.get_text_config(), *(part.config for part in parts)):
         name = _MASKS if family.own_attention else _NAME

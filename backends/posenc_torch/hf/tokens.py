@@ -14,50 +14,44 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from posenc import Tokens
 from posenc.positions import MAX_POSITION
 
 _OURS = "_posenc"  # marks further layers of a cache
 
 
-class Tokens(NamedTuple):
-    """Keywords of attention that say which tokens the queries and the keys are.
+class Sides(NamedTuple):
+    """The tokens of a call: of the keys, and of the queries, or None if they are the same ones.
 
-    Attributes
-    ----------
-    q_pos, k_pos
-        Index in the row, ``(1, Q)`` and ``(B, K)``; None if queries and keys are the same tokens.
-    q_axes, k_axes
-        What the scheme encodes, ``(B or 1, L)`` or ``(B or 1, L, axes)``; None for the index.
-    x, q_x
-        Hidden states of keys and of queries; None if no scheme reads them, ``q_x`` also if queries
-        and keys are the same tokens.
+    ``pos`` is the index in the row. ``places`` is what the scheme encodes; None for the index. Both
+    are ``(B or 1, L)``, places of several axes ``(B or 1, L, axes)``. ``x`` are hidden states, if
+    the scheme reads them.
     """
 
-    q_pos: Tensor | None = None
-    k_pos: Tensor | None = None
-    q_axes: Tensor | None = None
-    k_axes: Tensor | None = None
-    x: Tensor | None = None
-    q_x: Tensor | None = None
+    keys: Tokens
+    queries: Tokens | None = None
 
-    def of_last_queries(self, hidden: Tensor) -> Tokens:
+    def of_last_queries(self, hidden: Tensor) -> Sides:
         """The same keys, and the last queries, whose hidden states are others, ``(B, Q, C)``."""
-        q_pos, q_axes = (
-            None if at is None else at[:, -hidden.shape[1] :] for at in (self.q_pos, self.q_axes)
+        queries = self.keys if self.queries is None else self.queries
+        pos, places = (
+            None if at is None else at[:, -hidden.shape[1] :]
+            for at in (queries.pos, queries.places)
         )
-        return self._replace(q_pos=q_pos, q_axes=q_axes, q_x=None if self.x is None else hidden)
+        x = None if self.keys.x is None else hidden
+        return Sides(self.keys, Tokens(pos, places=places, x=x))
 
 
 def tokens_of_call(
     hidden: Tensor, places: Tensor | None, cache: Any, layer: int, layers: int, reads_hidden: bool
-) -> Tokens:
+) -> Sides:
     """The tokens of a call with hidden states ``(B, Q, C)``; a cache keeps what they need later.
 
     ``layer`` of ``layers`` is the layer of the cache that holds the keys.
     """
     x = hidden if reads_hidden else None
     if cache is None:
-        return Tokens(q_axes=places, k_axes=places, x=x)
+        return Sides(Tokens(places=places, x=x))
     (batch, length), before = hidden.shape[:2], cache.get_seq_length(layer)
     index = torch.arange(length, device=hidden.device)[None] + before
     encoded = index if places is None else places
@@ -66,11 +60,12 @@ def tokens_of_call(
     record = _append(_further(cache, layers, 0, layer), columns)
     every_x = None if x is None else _append(_further(cache, layers, 1, layer), x)
     if isinstance(before, int) and before == 0 and record.shape[1] == length:
-        return Tokens(q_axes=places, k_axes=places, x=x)
+        return Sides(Tokens(places=places, x=x))
     # 0 is the end of a static cache, which holds no token yet: after every query, so not visible.
     k_pos = torch.where(record[..., 0] == 0, MAX_POSITION, record[..., 0] - 1)
-    k_axes = record[..., 1:] if encoded.ndim == 3 else record[..., 1]
-    return Tokens(index, k_pos, encoded, k_axes, every_x, x)
+    k_places = record[..., 1:] if encoded.ndim == 3 else record[..., 1]
+    keys = Tokens(k_pos, places=k_places, x=every_x)
+    return Sides(keys, Tokens(index, places=encoded, x=x))
 
 
 def _append(layer: Any, new: Tensor) -> Tensor:

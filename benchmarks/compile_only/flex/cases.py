@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import posenc
 import posenc.positions
-from posenc.backend import prepare
+from posenc.backend import Arguments, prepare
 from posenc.schemes import FIRE, DeBERTa, DualChunk, Inkling, LogScale, PoPE, Shaw, Sink, Sum
 
 HEADS, LENGTH = 8, 1024
@@ -86,12 +86,15 @@ def caller_options(case: Case, make_bias: Callable[[], Any]) -> dict[str, Any]:
     return {"bias": make_bias(), "softcap": 3.0, "mask": _prefix_mask}
 
 
-def packed_tokens(case: Case, length: int, make: Callable[[Any], Any]) -> dict[str, Any]:
-    """Positions and segments of two documents, if the case has them; ``make`` makes tensors."""
+def tokens_of(case: Case, length: int, x: Any, make: Callable[[Any], Any]) -> posenc.Tokens:
+    """Hidden states, if there are any, and two documents, if the case has them.
+
+    ``make`` makes tensors of positions and of segments.
+    """
     if not case.packed:
-        return {}
-    pos, seg = map(make, posenc.positions.packed([length // 3, length - length // 3]))
-    return {"q_pos": pos, "k_pos": pos, "q_seg": seg, "k_seg": seg}
+        return posenc.Tokens(x=x)
+    documents = posenc.positions.packed([length // 3, length - length // 3])
+    return replace(documents.map(make), x=x)
 
 
 def _prefix_mask(q: Any, k: Any) -> Any:
@@ -103,8 +106,8 @@ def reads_hidden_states(scheme: Any) -> bool:
     return "hidden_features" in scheme.hooks()
 
 
-def prepare_call(q: Any, k: Any, v: Any, scheme: Any, params: Any, x: Any, options: Any) -> Any:
+def prepare_call(q: Any, k: Any, v: Any, scheme: Any, params: Any, options: Any) -> Any:
     """The ``Call`` of a case: causal, unless the caller brings a mask."""
     import array_api_compat.torch as xp  # imports torch
 
-    return prepare(q, k, v, scheme, params, "mask" not in options, x=x, xp=xp, **options)
+    return prepare(q, k, v, scheme, params, "mask" not in options, Arguments(**options), xp=xp)

@@ -30,9 +30,9 @@ from compile_only.flex.cases import (
     Case,
     caller_options,
     make_scheme,
-    packed_tokens,
     prepare_call,
     reads_hidden_states,
+    tokens_of,
 )
 from compile_only.flex.fake_cuda import SHARED, fake_cuda
 from posenc_torch.flex import implementation as flex
@@ -86,20 +86,22 @@ def _call_on_fake_tensors(case: Case, length: int, attend: Callable[..., Any]) -
     x = fake(2, length, HEADS) if reads_hidden_states(scheme) else None
     params = {name: fake(*a.shape) for name, a in posenc.init_params(scheme).items()}
     options = caller_options(case, lambda: fake(1, HEADS, lengths[0], length))
-    options |= packed_tokens(case, length, lambda a: empty(a.shape, (1,), torch.int32, "cuda"))
-    out = attend(q, k, v, scheme, params, x, dict(case.kernel_options), options)
+    options["tokens"] = tokens_of(
+        case, length, x, lambda a: empty(a.shape, (1,), torch.int32, "cuda")
+    )
+    out = attend(q, k, v, scheme, params, dict(case.kernel_options), options)
     if not case.decoding:
         out.backward(torch.empty_like(out))
 
 
 def _attend(
-    q: Any, k: Any, v: Any, scheme: Any, params: Any, x: Any, kernel_options: Any, options: Any
+    q: Any, k: Any, v: Any, scheme: Any, params: Any, kernel_options: Any, options: Any
 ) -> Any:
     """The call of a user, or one with kernel options, which posenc does not have."""
     if not kernel_options:
-        options = {"causal": "mask" not in options, "x": x, **options}
+        options = {"causal": "mask" not in options, **options}
         return posenc_torch.attention(q, k, v, scheme, params, implementation="flex", **options)
-    call = prepare_call(q, k, v, scheme, params, x, options)
+    call = prepare_call(q, k, v, scheme, params, options)
     arguments = flex.arguments(call) | {"kernel_options": kernel_options}
     return flex.split_lse(torch.compile(flex_attention)(**arguments))[0]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -28,9 +29,9 @@ from compile_only.flex.cases import (
     Case,
     caller_options,
     make_scheme,
-    packed_tokens,
     prepare_call,
     reads_hidden_states,
+    tokens_of,
 )
 from compile_only.flex.fake_cuda import fake_cuda
 from compile_only.flex.inductor import empty
@@ -132,7 +133,7 @@ def errors(case: Case, length: int) -> dict[str, float]:
     bias = normal(1, HEADS, length, length).requires_grad_()
     options = caller_options(case, lambda: bias)
     learned = [*params.values(), *([x] if reads_x else []), *([bias] if options else [])]
-    packed = packed_tokens(case, length, torch.as_tensor)
+    tokens = tokens_of(case, length, x if reads_x else None, torch.as_tensor)
 
     with (
         fake_cuda(InterpretedKernel),
@@ -148,7 +149,7 @@ def errors(case: Case, length: int) -> dict[str, float]:
         run = torch.compile(
             public.flex_attention, backend=gpu_backend, fullgraph=True, dynamic=False
         )
-        call = prepare_call(*qkv, scheme, params, x if reads_x else None, options | packed)
+        call = prepare_call(*qkv, scheme, params, options | {"tokens": tokens})
         with flex.replace_kernel(lambda **given: run(**given | {"scale": float(given["scale"])})):
             out = _attend(call)
         results = [out, *torch.autograd.grad(out, [*qkv, *learned], d_out)]
@@ -158,7 +159,7 @@ def errors(case: Case, length: int) -> dict[str, float]:
     options |= {"bias": wide[-1]} if options else {}
     reference = posenc_torch.attention(
         *wide[:3], scheme, wide_params, not options, implementation="reference",
-        x=wide[-1] if reads_x else None, **options, **packed,
+        tokens=replace(tokens, x=wide[-1]) if reads_x else tokens, **options,
     )  # fmt: skip
     expected = [reference, *torch.autograd.grad(reference, wide, d_out.double())]
     names = ["forward", "q", "k", "v", *params, *(["x"] if reads_x else []), "bias"]

@@ -216,6 +216,8 @@ def arguments(case: Case, length: int) -> dict[str, Any]:
     import jax
     import jax.numpy as jnp
 
+    import posenc
+
     scheme = scheme_of(case.form)
     vectors = jax.ShapeDtypeStruct((BATCH, length, HEADS, case.dim), jnp.bfloat16)
     given: dict[str, Any] = dict.fromkeys(("q", "k", "v", "d_out"), vectors)
@@ -225,10 +227,10 @@ def arguments(case: Case, length: int) -> dict[str, Any]:
     }
     if names := scheme.cumulative:
         sums = {names[0]: jax.ShapeDtypeStruct((BATCH, HEADS, length), jnp.float32)}
-        given |= {"q_features": sums, "k_features": sums}
+        given |= dict.fromkeys(("queries", "tokens"), posenc.Tokens(features=sums))
     if case.form == POSITIONS:
         integers = jax.ShapeDtypeStruct((BATCH, length), jnp.int32)
-        given |= dict.fromkeys(("q_pos", "k_pos", "q_seg", "k_seg"), integers)
+        given |= dict.fromkeys(("queries", "tokens"), posenc.Tokens(integers, integers))
     return given
 
 
@@ -240,7 +242,9 @@ def training_step(case: Case, given: dict[str, Any]) -> Any:
 
     given = dict(given)
     d_out, scheme = given.pop("d_out"), scheme_of(case.form)
-    names = ("q", "k", "v", "params", "q_features", "k_features")
+    names = ["q", "k", "v", "params"]
+    if case.form != POSITIONS:  # the tokens have features
+        names += ["queries", "tokens"]
     floats = {name: given.pop(name) for name in names if name in given}
 
     def attend(floats: dict[str, Any]) -> Any:
@@ -256,7 +260,7 @@ def one_kernel(case: Case, name: str, given: dict[str, Any]) -> Any:
     """One of the kernels that the implementation calls, with the same inputs."""
     import jax.numpy as jnp
 
-    from posenc.backend import prepare
+    from posenc.backend import Arguments, prepare
     from posenc_jax.fused.devices import device_for
     from posenc_jax.fused.gradients import Residuals
     from posenc_jax.fused.implementation import choose_form
@@ -266,7 +270,7 @@ def one_kernel(case: Case, name: str, given: dict[str, Any]) -> Any:
     given = dict(given)
     q, k, v, d_out = (jnp.swapaxes(given.pop(n), 1, 2) for n in ("q", "k", "v", "d_out"))
     params = given.pop("params")
-    call = prepare(q, k, v, scheme_of(case.form), params, True, **given, xp=jnp)
+    call = prepare(q, k, v, scheme_of(case.form), params, True, Arguments(**given), xp=jnp)
     here = target()
     device = device_for(here)
     call, form = choose_form(call, device)

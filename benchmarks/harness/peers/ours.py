@@ -49,7 +49,7 @@ def _attention(scheme: PositionScheme, framework: str, inputs: Inputs) -> Side:
     leaves = {name: inputs.leaf(name, axes) for name in ("q", "k", "v")}
 
     def call(q: Any, k: Any, v: Any, *rest: Any) -> Any:
-        options = {"x": rest[0]} if reads else {}
+        options = {"tokens": posenc.Tokens(x=rest[0])} if reads else {}
         params = dict(zip(names, rest[len(reads) :], strict=True))
         return attention(q, k, v, scheme, params, causal=True, **options)
 

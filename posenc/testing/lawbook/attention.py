@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from posenc.attn.call import Call
+from posenc.attn.masks import window
 from posenc.protocol import Array
 from posenc.testing.attention_case import AttentionCase
 from posenc.testing.framework import Framework, Host, NumPy
@@ -18,6 +19,7 @@ from posenc.testing.lawbook.frameworks import gradients_of_embedding
 from posenc.testing.places import of_tokens
 from posenc.testing.scheme_case import SchemeCase
 from posenc.testing.tolerances import ATTENTION_TOL, DERIVATIVE_TOL, REDUCTION_FACTOR, assert_near
+from posenc.tokens import Tokens
 
 _QUERIES, _KEYS = 9, 12
 _LONG, _WINDOW = 20, 10  # several tiles of 8, and a window that crosses tiles
@@ -35,23 +37,19 @@ def _hard_call(case: SchemeCase) -> AttentionCase:
             [rng.choice(np.arange(low, high + 1), length, replace=False) for _ in range(2)]
         )
 
-    options = {
-        "causal": True,
-        "window": 30,
-        "scale": 0.5,
-        "q_pos": draw_positions(_QUERIES),
-        "k_pos": draw_positions(_KEYS),
-        "q_seg": np.arange(_QUERIES) % 4,  # segment 3 has no key
-        "k_seg": np.stack([np.arange(_KEYS) % 3, np.zeros(_KEYS, int)]),
-    }
+    pos = draw_positions(_QUERIES), draw_positions(_KEYS)
+    places: list[Host | None] = [None, None]
     if (axes := case.scheme.axes) > 1:
-        options["q_axes"], options["k_axes"] = (
+        places = [
             np.stack([draw_positions(length) for _ in range(axes)], axis=-1)
             for length in (_QUERIES, _KEYS)
-        )
+        ]
+    hidden = case.normal((2, _QUERIES, case.hidden_dim), 4) if case.reads_hidden else None
+    seg = np.arange(_QUERIES) % 4  # segment 3 has no key
+    queries = Tokens(pos[0], seg, places[0], x=hidden)
+    tokens = Tokens(pos[1], np.stack([np.arange(_KEYS) % 3, np.zeros(_KEYS, int)]), places[1])
     tensors = case.tensors(_QUERIES, _KEYS, grouped=True)
-    own = case.query_hidden(case.normal((2, _QUERIES, case.hidden_dim), 4))
-    return case.call({**tensors, **own}, **options)
+    return case.call(tensors, causal=True, window=30, scale=0.5, tokens=tokens, queries=queries)
 
 
 def _calls_with_options(case: SchemeCase) -> dict[str, AttentionCase]:
@@ -66,26 +64,21 @@ def _calls_with_options(case: SchemeCase) -> dict[str, AttentionCase]:
     def call(extra: dict[str, Host], **options: object) -> AttentionCase:
         return case.call({**tensors, **extra}, **options)
 
-    # With k_valid, q_x is needed: positions alone do not identify tokens.
-    own = case.query_hidden(tensors["x"])
-    window = (4, 2)
     most = {
         "softcap": 2.0,
-        "mask": _block_diffusion,
-        "k_valid": valid,
-        "sink_tokens": 2,
-        "window": window,
+        "mask": window((4, 2), first=2) & _block_diffusion,
+        "tokens": Tokens(exists=valid),
     }
     return {
-        "all options": call({"bias": added, **own}, **most),
-        "all but a bias": call(own, **most),
+        "all options": call({"bias": added}, **most),
+        "all but a bias": call({}, **most),
         "bias": call({"bias": added}, causal=True),
         "softcap": call({}, causal=True, softcap=1.5),
         "mask": call({}, mask=visible[None, None]),
         "mask function": call({}, mask=_block_diffusion),
-        "k_valid": call(own, causal=True, k_valid=valid),
-        "window and sink tokens": call({}, causal=True, window=4, sink_tokens=2),
-        "two-sided window": call({}, window=window),
+        "exists": call({}, causal=True, tokens=Tokens(exists=valid)),
+        "window and first tokens": call({}, causal=True, mask=window(4, first=2)),
+        "two-sided window": call({}, window=(4, 2)),
     }
 
 
@@ -147,7 +140,7 @@ def implementation_equals_the_reference(
     calls = {
         "causal": case.call(case.tensors(_KEYS), causal=True),
         "window": case.call(long, causal=True, window=_WINDOW),
-        "segments": case.call({**long, **case.query_hidden(long["x"])}, q_seg=seg, k_seg=seg),
+        "segments": case.call(long, tokens=Tokens(seg=seg)),
         "everything": _hard_call(case),
     }
     _require_equal_or_refused(calls, framework, implementation)
@@ -157,7 +150,7 @@ def implementation_equals_the_reference(
 def implementation_takes_all_options(
     case: SchemeCase, framework: Framework, implementation: str
 ) -> None:
-    """A bias, a softcap, a mask, invalid keys, sink tokens and a two-sided window."""
+    """A bias, a softcap, a mask, padding, first tokens and a two-sided window."""
     # Compiling takes a second per call, so compilers get only the call with the most options.
     most = ("all options", "all but a bias") if framework.default_compiler is not None else ()
     _require_equal_or_refused(_calls_with_options(case), framework, implementation, most)
@@ -285,12 +278,9 @@ def _assert_gradient_near(
 
 def _finite_difference(call: AttentionCase, name: str, direction: Any, d_out: Host) -> float:
     """The derivative of ``sum(d_out * attention)`` along a direction, by a central difference."""
-    values = []
-    field, key = ("tensors", name) if name in call.tensors else ("params", call.param_name(name))
-    arrays = getattr(call, field)
+    values, array = [], call.floats()[name]
     for step in (_STEP, -_STEP):
-        changed: Any = {field: {**arrays, key: arrays[key] + step * direction}}
-        varied = replace(call, **changed)
+        varied = call.with_float(name, array + step * direction)
         values.append(float(np.sum(d_out * reference(varied))))
     return (values[0] - values[1]) / (2 * _STEP)
 

@@ -13,7 +13,7 @@ from posenc.testing.framework import Host
 from posenc.testing.law import law, require, require_equal
 from posenc.testing.places import Index, Where, first_index, of_pairs
 from posenc.testing.scheme_case import SchemeCase
-from posenc.testing.tokens import Tokens
+from posenc.testing.tokens import RoleTokens
 from posenc.testing.tolerances import SCALAR_VS_ARRAY_TOL, assert_near
 
 _TRIALS = 8
@@ -36,7 +36,7 @@ def bias_is_elementwise(case: SchemeCase) -> None:
             return
         for head in {trial % case.heads, case.heads - 1}:
 
-            def of(i: Any, j: Any, head: int = head, q: Tokens = q, k: Tokens = k) -> Host:
+            def of(i: Any, j: Any, head: int = head, q: RoleTokens = q, k: RoleTokens = k) -> Host:
                 """The bias of one head for queries ``i`` and keys ``j``."""
                 sides = (q.of_head(head, i, np.float32), k.of_head(head, j, np.float32))
                 params = case.head_params(head, "float32", *sides)
@@ -113,7 +113,7 @@ def _require_slice_of_key_bias(case: SchemeCase, rng: np.random.Generator) -> No
         require_equal(key_bias(case, k.take(some), head), whole[some], what)
 
 
-def key_bias(case: SchemeCase, k: Tokens, head: int, dtype: str = "float32") -> Host | None:
+def key_bias(case: SchemeCase, k: RoleTokens, head: int, dtype: str = "float32") -> Host | None:
     """The key bias of one head, ``(K,)``; None without one."""
     params = case.head_params(head, dtype, key=k.of_head(head, ..., np.dtype(dtype)))
     bias: Any = case.scheme.key_bias(k.pos, params=params, xp=xp)
@@ -142,7 +142,7 @@ def bias_is_finite_or_masks(case: SchemeCase) -> None:
                 require(np.all(np.isfinite(keys)), f"key_bias: not finite at {nowhere}")
 
 
-def _probed(case: SchemeCase) -> list[tuple[Tokens, Tokens]]:
+def _probed(case: SchemeCase) -> list[tuple[RoleTokens, RoleTokens]]:
     """Queries and keys at all sizes of distance, and at every distance up to some thousands."""
     low, high = case.positions
     ends = [low, low + 1, -1, 0, 1, 2, 7, 8, high - 1, high]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from posenc.attn.arguments import Arguments
 from posenc.attn.call import prepare
 from posenc.evaluate import reads_features
 from posenc.testing.framework import Host
@@ -17,8 +18,9 @@ from posenc.testing.law import law, require
 from posenc.testing.lawbook.bias import key_bias
 from posenc.testing.places import first_index, of_pairs
 from posenc.testing.scheme_case import SchemeCase
-from posenc.testing.tokens import Tokens
+from posenc.testing.tokens import RoleTokens
 from posenc.testing.tolerances import KEY_BIAS_TOL, VALUE_TOL, assert_near
+from posenc.tokens import Tokens
 
 _TRIALS, _EACH = 3, 20
 # Near, across any context, and where float32 no longer represents every integer.
@@ -127,7 +129,7 @@ def bias_terms_add_up(case: SchemeCase) -> None:
     if not case.has_bias or case.scheme.bias_terms() == (("", case.scheme),):
         return
     q, k, v, x = (case.tensors(_EACH)[name] for name in "qkvx")
-    call = prepare(q, k, v, case.scheme, case.params, x=x if case.reads_hidden else None)
+    call = prepare(q, k, v, case.scheme, case.params, given=Arguments(tokens=Tokens(x=x)))
     biases = [bias for term in call.bias_terms() if (bias := term.bias()) is not None]
     whole = np.asarray(call.bias())
     total = np.broadcast_to(sum(biases), whole.shape)
@@ -162,7 +164,7 @@ def _find_mismatch(
     return None
 
 
-def _describe(q: Tokens, k: Tokens, mismatch: tuple[int, int, int, float] | None) -> str:
+def _describe(q: RoleTokens, k: RoleTokens, mismatch: tuple[int, int, int, float] | None) -> str:
     """A mismatch as the message of an error."""
     if mismatch is None:
         return "true"
@@ -173,7 +175,7 @@ def _describe(q: Tokens, k: Tokens, mismatch: tuple[int, int, int, float] | None
     )
 
 
-def _causal_pairs(case: SchemeCase) -> tuple[Tokens, Tokens, Host]:
+def _causal_pairs(case: SchemeCase) -> tuple[RoleTokens, RoleTokens, Host]:
     """Queries, keys, and a mask ``(Q, K)`` of keys not after the query.
 
     For a bias that reads features, both are tokens of one sequence in order.

@@ -6,6 +6,7 @@ Each compares a part computed by the implementation with the whole computed by t
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from posenc.testing.lawbook.queries import sink_moves
 from posenc.testing.places import of_tokens
 from posenc.testing.scheme_case import SchemeCase
 from posenc.testing.tolerances import ATTENTION_TOL, assert_near
+from posenc.tokens import Tokens
 
 _LENGTH = 12
 _FLOAT32 = ATTENTION_TOL["float32"]
@@ -35,16 +37,13 @@ def _rows(tensors: Tensors, q_rows: Any, k_rows: Any) -> dict[str, Host]:
 
 
 def _call_at(
-    case: SchemeCase, tensors: Tensors, pos: Host, seg: Host, k_seg: Any = None
+    case: SchemeCase, tensors: Tensors, pos: Host, seg: Host, exists: Host | None = None
 ) -> AttentionCase:
     """A causal call at positions and segments, which have one shape for all laws."""
-    batch = len(tensors["q"])
-    q_pos, q_seg, k_seg = (
-        np.broadcast_to(a, (batch, pos.shape[-1]))
-        for a in (pos, seg, seg if k_seg is None else k_seg)
-    )
-    where = {"q_pos": q_pos, "k_pos": q_pos, "q_seg": q_seg, "k_seg": k_seg}
-    return case.call({**tensors, **case.query_hidden(tensors["x"])}, causal=True, **where)
+    batch, real = len(tensors["q"]), np.ones(pos.shape[-1:], bool) if exists is None else exists
+    own = (np.broadcast_to(a, (batch, pos.shape[-1])) for a in (pos, seg, real))
+    at, segments, given = own
+    return case.call(tensors, causal=True, tokens=Tokens(at, segments, exists=given))
 
 
 def _reference_of(case: SchemeCase, tensors: Tensors) -> Host:
@@ -73,21 +72,19 @@ def one_token_per_sequence_equals_prefill(
     batch = len(offsets)
     tensors, first = case.tensors(_LENGTH, batch=batch), np.asarray(offsets)[:, None]
     last = _rows(tensors, slice(-1, None), slice(None))
-    last |= case.query_hidden(tensors["x"][:, -1:])
     # Caches of one length at other positions, and of several lengths from position 0 on.
     sizes = [_LENGTH - 5 * row for row in range(batch)]
-    pos, q_seg, k_seg = left_padded(sizes, _LENGTH)
     everywhere = np.arange(_LENGTH) + first
-    calls: dict[str, tuple[Host, dict[str, Host]]] = {
-        "other positions": (everywhere, {}),
-        "other lengths": (pos, {"q_seg": q_seg[:, -1:], "k_seg": k_seg}),
-    }
-    for name, (at, segments) in calls.items():
-        where = {"q_pos": at[:, -1:], "k_pos": at, **segments}
-        call = case.call(last, causal=True, **where)
+    calls = {
+        "other positions": Tokens(everywhere), "other lengths": left_padded(sizes, _LENGTH)
+    }  # fmt: skip
+    for name, tokens in calls.items():
+        at = tokens.pos
+        call = case.call(last, causal=True, tokens=tokens)
         out = call.attend(framework, implementation)
         for row in range(batch):
-            own = slice(_LENGTH - sizes[row], None) if segments else slice(None)
+            padded = tokens.exists is not None
+            own = slice(_LENGTH - sizes[row], None) if padded else slice(None)
             alone = {n: a[row : row + 1] for n, a in _rows(tensors, own, own).items()}
             there = at[row : row + 1, own]
             whole = reference(_call_at(case, alone, there, np.zeros_like(there)))[0, :, -1:]
@@ -138,7 +135,7 @@ class _Cache:
         self._kept: dict[str, Host] = {}
         self._carry: dict[str, Host] | None = None
         self._x_before: Host | None = None
-        self._queries: dict[str, Host] = {}
+        self._keys = self._queries = Tokens()
 
     def add(self, tensors: Tensors) -> None:
         """Append the next tokens."""
@@ -146,15 +143,18 @@ class _Cache:
         k, pos = tensors["k"], np.arange(self._length, self._length + tensors["k"].shape[2])
         self._length += pos.size
         wide = {name: a.astype(np.float64) for name, a in case.params.items()}
-        of_queries, of_keys = posenc.features(
-            case.scheme, wide, x=tensors["x"], q=tensors["q"], k=k, pos=pos, carry=self._carry,
-            x_before=self._x_before,
+        queries, keys = posenc.features(
+            case.scheme, wide, Tokens(pos, x=tensors["x"]), q=tensors["q"], k=k,
+            carry=self._carry, x_before=self._x_before,
         )  # fmt: skip
+        of_keys = keys.features or {}
         if needs.transformed:
             k = posenc.transform(case.scheme, k, pos, role="key", params=wide, features=of_keys)
         new = {"k": k, "v": tensors["v"]}
-        if "k_features" in needs.keep:
-            new |= {f"k_features:{name}": a for name, a in of_keys.items()}
+        kept = of_keys if "features" in needs.keep else {}
+        now = Tokens(pos, features=kept if needs.features else None)
+        self._keys = now if self._keys.pos is None else self._keys.concat(now)
+        self._queries = replace(queries, x=None)
         for name, array in new.items():
             before = [self._kept[name]] if name in self._kept else []
             self._kept[name] = np.concatenate([*before, array], axis=2)
@@ -163,22 +163,17 @@ class _Cache:
         if needs.x_before:
             before = [] if self._x_before is None else [self._x_before]
             self._x_before = np.concatenate([*before, tensors["x"]], axis=1)[:, -needs.x_before :]
-        self._queries = {f"q_features:{name}": a for name, a in of_queries.items()}
 
     def step(self, start: int, tensors: Tensors) -> AttentionCase:
         """Attention of the queries from ``start`` on to all cached keys."""
         now = slice(start, self._length)
         given = {"q": tensors["q"][:, :, now], **self._kept}
-        where: dict[str, Any] = {"q_pos": np.arange(start, self._length)}
-        where["k_pos"] = np.arange(self._length)
+        where: dict[str, Any] = {"tokens": self._keys}
+        where["queries"] = self._queries[start - self._length :]
+        if not self._needs.features:
+            where["queries"] = replace(where["queries"], features=None)
         if self._needs.transformed:
             where["k_transformed"] = True
-        if self._needs.features:
-            latest = {n: a[:, :, start - self._length :] for n, a in self._queries.items()}
-            given |= latest
-            for side in ("q_features", "k_features"):
-                if not any(name.startswith(f"{side}:") for name in given):
-                    where[side] = {}
         return self._case.call(given, causal=True, **where)
 
 
@@ -190,15 +185,12 @@ def places_default_to_positions(
     tensors, axes = case.tensors(_LENGTH), case.scheme.axes
     whole, at = _reference_of(case, tensors), np.arange(_LENGTH)
     places = at if axes == 1 else np.stack([at] * axes, axis=-1)
-    given = case.call(tensors, causal=True, q_axes=places, k_axes=places)
+    given = case.call(tensors, causal=True, tokens=Tokens(places=places))
     out, what = given.attend(framework, implementation), "places equal to positions"
     assert_attention_near(out, whole, given, what)
     order = np.random.default_rng(12).permutation(_LENGTH)
     shuffled = _rows(tensors, order, order)
-    # A traced call cannot match tokens by position, so it needs q_x.
-    shuffled |= case.query_hidden(shuffled["x"])
-    there = {"q_pos": order, "k_pos": order, "q_axes": places[order], "k_axes": places[order]}
-    call = case.call(shuffled, causal=True, **there)
+    call = case.call(shuffled, causal=True, tokens=Tokens(order, places=places[order]))
     out = call.attend(framework, implementation)
     assert_attention_near(out, whole[:, :, order], call, "likewise, in another order")
 
@@ -229,8 +221,9 @@ def packed_equals_separate(case: SchemeCase, framework: Framework, implementatio
     """Documents packed into one sequence, each from position 0, equal separate documents."""
     sizes = [3, 5, 4]
     tensors = case.tensors(_LENGTH)
-    pos, seg = packed(sizes)
-    call = _call_at(case, tensors, pos, seg)
+    tokens = packed(sizes)
+    seg = np.asarray(tokens.seg)
+    call = _call_at(case, tensors, tokens.pos, seg)
     out = call.attend(framework, implementation)
     for document in range(len(sizes)):
         rows = np.flatnonzero(seg == document)
@@ -244,8 +237,8 @@ def left_padding_changes_nothing(
 ) -> None:
     """A left-padded sequence gives the same result as alone, and 0 at the padding."""
     tensors, pad = case.tensors(_LENGTH), 4
-    pos, q_seg, k_seg = left_padded([_LENGTH, _LENGTH - pad], _LENGTH)
-    call = _call_at(case, tensors, pos, q_seg, k_seg)
+    tokens = left_padded([_LENGTH, _LENGTH - pad], _LENGTH)
+    call = _call_at(case, tensors, tokens.pos, np.zeros_like(tokens.pos), tokens.exists)
     out = call.attend(framework, implementation)
     rows = slice(pad, None)
     second = {name: a[1:] for name, a in _rows(tensors, rows, rows).items()}
@@ -279,10 +272,8 @@ def order_in_memory_does_not_matter(
     tensors = case.tensors(_LENGTH)
     order = np.random.default_rng(11).permutation(_LENGTH)
     shuffled = _rows(tensors, order, order)
-    # A traced call cannot match tokens by position, so it needs q_x.
-    shuffled |= case.query_hidden(shuffled["x"])
     # Without segments here: cumulative features must follow positions in this case too.
-    call = case.call(shuffled, causal=True, q_pos=order, k_pos=order)
+    call = case.call(shuffled, causal=True, tokens=Tokens(order))
     out = call.attend(framework, implementation)
     assert_attention_near(out, _reference_of(case, tensors)[:, :, order], call)
 

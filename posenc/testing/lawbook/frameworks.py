@@ -25,10 +25,12 @@ from posenc.testing.law import law, require, require_equal
 from posenc.testing.places import Where, of_pairs, of_tokens
 from posenc.testing.scheme_case import SchemeCase
 from posenc.testing.tolerances import DERIVATIVE_TOL, REDUCTION_FACTOR, VALUE_TOL, assert_near
+from posenc.tokens import Tokens
 
 _PARAM = "param:"
 _KEPT = 64  # functions whose compiled programs are kept
 _LENGTH = 6
+_LAYERS = 3
 _STEP = 1e-6  # short, to seldom cross a kink; the rounding 1e-16 / 1e-6 is below the tolerance
 Arrays = dict[str, Array]
 
@@ -37,8 +39,8 @@ def _side(a: Arrays, role: Role) -> dict[str, Array]:
     """Features of one side, and places, as a bias reads them."""
     prefix = f"{role}:"
     features = {n.removeprefix(prefix): v for n, v in a.items() if n.startswith(prefix)}
-    if "axes" in a:
-        features["places"] = a["axes"][:, None, :, :]
+    if "places" in a:
+        features["places"] = a["places"][:, None, :, :]
     return features
 
 
@@ -70,7 +72,7 @@ def _transform(scheme: PositionScheme, a: Arrays, params: Arrays, xp: Namespace)
     return xp.concat(
         [
             posenc.transform(
-                scheme, a["x"], a["pos"], role=role, params=params, axes=a.get("axes"), xp=xp,
+                scheme, a["x"], a["pos"], role=role, params=params, places=a.get("places"), xp=xp,
                 features=of(role),
             )
             for role in _ROLES
@@ -79,15 +81,15 @@ def _transform(scheme: PositionScheme, a: Arrays, params: Arrays, xp: Namespace)
 
 
 def _embedding(scheme: PositionScheme, a: Arrays, params: Arrays, xp: Namespace) -> Array | None:
-    return posenc.embedding(scheme, a["pos"], params, axes=a.get("axes"), xp=xp)
+    return posenc.embedding(scheme, a["pos"], params, places=a.get("places"), xp=xp)
 
 
 def _features(scheme: PositionScheme, a: Arrays, params: Arrays, xp: Namespace) -> Array | None:
     """All features of both sides, flattened into one array."""
-    where = {"pos": a["pos"], "seg": a["seg"], "axes": a.get("axes")}
-    given = {"x": a["hidden"], "q": a["x"], "k": a["x"]}
-    sides = posenc.features(scheme, params, **given, **where, xp=xp)
-    flat = [xp.reshape(side[name], (-1,)) for side in sides for name in sorted(side)]
+    tokens = Tokens(a["pos"], a["seg"], a.get("places"), x=a["hidden"])
+    sides = posenc.features(scheme, params, tokens, q=a["x"], k=a["x"], xp=xp)
+    both = [side.features or {} for side in sides]
+    flat = [xp.reshape(own[name], (-1,)) for own in both for name in sorted(own)]
     return xp.concat(flat) if flat else None
 
 
@@ -128,7 +130,7 @@ def _arrays(case: SchemeCase, dtype: str, length: int = _LENGTH) -> dict[str, Ho
         tokens = case.tokens(pos, role)
         own |= {f"{role}:{name}": a.astype(dtype) for name, a in tokens.features.items()}
         if tokens.places is not None:
-            own["axes"] = tokens.places.astype(np.int32)
+            own["places"] = tokens.places.astype(np.int32)
     return {
         "pos": pos.astype(np.int32),
         "seg": (pos % 2).astype(np.int32),
@@ -157,7 +159,7 @@ def _require_values_of_numpy(
     """Raise unless a part of the scheme has NumPy's values, dtype and device."""
     function = _function(case, part)
     # NumPy gets 64-bit positions, so that an overflow in 32 bits shows.
-    full = {n: a.astype(np.int64) if n in ("pos", "axes") else a for n, a in arrays.items()}
+    full = {n: a.astype(np.int64) if n in ("pos", "places") else a for n, a in arrays.items()}
     expected = NumPy().evaluate(function, full)
     actual = framework.evaluate(function, arrays, compiler=framework.default_compiler)
     if expected is None or actual is None:
@@ -176,6 +178,24 @@ def _place(part: str, pos: Host) -> Where:
     if part == "transform":  # queries come first, then keys
         return of_tokens("query or key", np.concatenate([pos, pos]))
     return str
+
+
+@law("framework")
+def a_pass_changes_nothing(case: SchemeCase, framework: Framework) -> None:
+    """In a pass over several layers, values and gradients are those of calls alone, to the bit."""
+    if not framework.differentiable:
+        return
+    seg = np.repeat([0, 1], [_LENGTH - 2, 2])
+    packed = Tokens(np.arange(_LENGTH) - (_LENGTH - 2) * seg, seg)
+    for what, tokens in {"causal": Tokens(), "packed": packed}.items():
+        call = case.call(case.tensors(_LENGTH), causal=True, tokens=tokens)
+        shape = (*call.tensors["q"].shape[:3], call.tensors["v"].shape[3])
+        d_out = case.normal(shape, 11)
+        alone, own = call.gradients(framework, "auto", d_out)
+        together, shared = call.gradients(framework, "auto", d_out, layers=_LAYERS)
+        require_equal(together, alone, f"{what}: values of layer {_LAYERS}")
+        for name, gradient in own.items():
+            require_equal(shared[name], gradient, f"{what}: gradient of {name}")
 
 
 @law("framework")

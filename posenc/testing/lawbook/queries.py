@@ -13,7 +13,7 @@ from posenc.testing.framework import Host
 from posenc.testing.law import law, require_equal
 from posenc.testing.places import first_index, of_tokens
 from posenc.testing.scheme_case import SchemeCase
-from posenc.testing.tokens import Tokens
+from posenc.testing.tokens import RoleTokens
 
 _HOOKS = ("sink", "bias_factor")
 _LENGTHS = (1, 6, 70, 20_011)  # the last: longer than most training contexts
@@ -47,7 +47,7 @@ def sink_and_bias_factor_are_query_local(case: SchemeCase) -> None:
                 _require_legal(hook, _numbers(case, hook, every, dtype), every)
 
 
-def _require_independent_sequences(case: SchemeCase, hook: str, q: Tokens) -> None:
+def _require_independent_sequences(case: SchemeCase, hook: str, q: RoleTokens) -> None:
     """Raise unless each sequence of a batch has its own numbers."""
     whole: Any = _numbers(case, hook, q)
     for own in (0, _BATCH - 1):
@@ -56,7 +56,7 @@ def _require_independent_sequences(case: SchemeCase, hook: str, q: Tokens) -> No
         require_equal(alone, whole[own : own + 1], what, where)
 
 
-def _require_legal(hook: str, numbers: Any, q: Tokens) -> None:
+def _require_legal(hook: str, numbers: Any, q: RoleTokens) -> None:
     """Raise unless all numbers are finite, and those of a factor positive."""
     legal = np.isfinite(numbers) & ((numbers > 0) | (hook == "sink"))
     if not np.all(legal):
@@ -84,7 +84,7 @@ def sink_moves(case: SchemeCase, pos: Host, by: int) -> bool:
     return here is not None and not np.array_equal(here, np.asarray(there))
 
 
-def _numbers(case: SchemeCase, hook: str, q: Tokens, dtype: str = "float32") -> Host | None:
+def _numbers(case: SchemeCase, hook: str, q: RoleTokens, dtype: str = "float32") -> Host | None:
     """What a hook returns for queries, ``(B, H, Q)``; None if it returns None."""
     arrays = case.whole_params(dtype)
     query = tile_views(q.bias_reads(arrays.dtype), "query", xp=xp)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 import posenc
+from posenc.attn.arguments import Arguments
 from posenc.attn.call import prepare
 from posenc.params import head_count
 from posenc.positions import visible
@@ -17,6 +18,7 @@ from posenc.testing.law import law
 from posenc.testing.places import first_index, of_pairs, of_tokens
 from posenc.testing.scheme_case import SchemeCase
 from posenc.testing.tolerances import ATTENTION_TOL, assert_near
+from posenc.tokens import Tokens
 
 _DENSE = 4200  # all distances up to here
 _DRAWN = 500  # further distances, of every size
@@ -94,10 +96,12 @@ def regions_are_merged(case: SchemeCase) -> None:
         return
     pos = _across(case)
     for causal in (True, False):
-        options: Any = {"causal": causal, "q_pos": pos, "k_pos": pos}
-        given: Any = _tensors(case, pos.size) | options
-        alone = [_alone(case, part, window, options) for part, window in regions]
-        sink = prepare(**given, scheme=case.scheme, params=case.params).sink
+        given: Any = {**_tensors(case, pos), "causal": causal}
+        alone = [_alone(case, part, window, pos, causal) for part, window in regions]
+        sink = prepare(
+            given["q"], given["k"], given["v"], case.scheme, case.params, causal,
+            Arguments(tokens=given["tokens"]),
+        ).sink  # fmt: skip
         logs = [log for _, log in alone]
         logs += [] if sink is None else [np.broadcast_to(sink, logs[0].shape)]
         total = np.logaddexp.reduce(logs)
@@ -107,18 +111,19 @@ def regions_are_merged(case: SchemeCase) -> None:
         assert_near(whole, merged, ATTENTION_TOL["float32"], what, where=where)
 
 
-def _tensors(case: SchemeCase, length: int) -> dict[str, Host]:
-    """Vectors, hidden states, and those of the queries if the scheme reads them."""
-    tensors = case.tensors(length)
-    return tensors | case.query_hidden(tensors["x"])
+def _tensors(case: SchemeCase, pos: Host) -> dict[str, Any]:
+    """Vectors, and the tokens at some positions with their hidden states."""
+    tensors: dict[str, Any] = case.tensors(pos.size)
+    tokens = Tokens(pos, x=tensors.pop("x"))
+    return {**tensors, "tokens": tokens}
 
 
 def _alone(
-    case: SchemeCase, part: PositionScheme, window: Window, options: dict[str, Any]
+    case: SchemeCase, part: PositionScheme, window: Window, pos: Host, causal: bool
 ) -> tuple[Host, Host]:
     """Attention and log-sum-exp of the scheme of a region, with its window as a mask."""
-    pos, own = options["q_pos"], _part_of(case, part)
-    given: Any = _tensors(own, pos.size) | options
+    own = _part_of(case, part)
+    given: Any = {**_tensors(own, pos), "causal": causal}
     seen = visible(pos[:, None], pos[None, :], window=window)
     result: tuple[Host, Host] = posenc.attention(
         **given, scheme=part, params=own.params, scale=case.scheme.scale(case.head_dim),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from posenc.testing.law import law, require
 from posenc.testing.places import of_tokens
 from posenc.testing.scheme_case import SchemeCase
 from posenc.testing.tolerances import ATTENTION_TOL, assert_near
+from posenc.tokens import Tokens
 
 _LENGTH, _CHANGED = 16, 3
 # Sequences, and keys of a row: a batch larger than most, a row longer than a block.
@@ -32,15 +34,17 @@ def adjusted_rows_read_what_they_see(case: SchemeCase) -> None:
     ahead = pos[None, :] - pos[:, None]
     some, valid = ahead % 3 == 0, np.ones((2, _LENGTH), bool)
     valid[:, _CHANGED] = False
-    own = case.query_hidden(tensors["x"])
     seg = pos // 5
     masks: dict[str, tuple[dict[str, Any], Host]] = {
         "causal": ({"causal": True}, ahead <= 0),
         "a window": ({"window": (4, 2)}, (ahead >= -4) & (ahead <= 2)),
         "a causal window": ({"causal": True, "window": 5}, (ahead > -5) & (ahead <= 0)),
         "a mask": ({"mask": some[None, None]}, some),
-        "segments": ({"q_seg": seg, "k_seg": seg, **own}, seg[:, None] == seg[None, :]),
-        "k_valid": ({"k_valid": valid, **own}, np.broadcast_to(valid[0], some.shape)),
+        "segments": ({"tokens": Tokens(seg=seg)}, seg[:, None] == seg[None, :]),
+        "padding": (
+            {"tokens": Tokens(exists=valid), "queries": Tokens()},
+            np.broadcast_to(valid[0], some.shape),
+        ),
     }
     for name, (options, seen) in masks.items():
         before = _attend(case, tensors, options)
@@ -72,14 +76,17 @@ def adjusted_rows_may_be_long(case: SchemeCase) -> None:
         first = np.minimum(_OFFSETS[:batch], furthest)[:, None]
         pos[:, own], seg[:, own] = first + np.arange(_OWN), 1
         asked = own[-3:]
-        where = {"q_pos": pos[:, asked], "k_pos": pos, "q_seg": seg[:, asked], "k_seg": seg}
-        where |= case.query_hidden(tensors["x"][:, asked])
+        tokens = Tokens(pos, seg)
+        queries = Tokens(pos[:, asked], seg[:, asked], x=tensors["x"][:, asked])
+        where = {"tokens": tokens, "queries": queries}
         whole = _attend(case, tensors, {"causal": True, **where})
         for row in range(batch):
             alone = {n: a[row : row + 1] for n, a in tensors.items()}
             alone |= {n: alone[n][:, :, own] for n in "kv"} | {"x": alone["x"][:, own]}
-            there = {"q_pos": pos[row, asked], "k_pos": pos[row, own]}
-            there |= case.query_hidden(tensors["x"][row : row + 1, asked])
+            there = {
+                "tokens": Tokens(pos[row, own]),
+                "queries": Tokens(pos[row, asked], x=queries.x[row : row + 1]),
+            }
             expected = _attend(case, alone, {"causal": True, **there})
             what = f"sequence {row} of {batch}, {_OWN} of {length} keys"
             at = of_tokens("query", pos[row : row + 1, asked])
@@ -95,4 +102,5 @@ def adjusted_rows_may_be_long(case: SchemeCase) -> None:
 def _attend(case: SchemeCase, tensors: Any, options: dict[str, Any]) -> Host:
     """Attention of the reference in float64."""
     given = {**tensors, **options, "implementation": "reference"}
+    given["tokens"] = replace(given.get("tokens") or Tokens(), x=given.pop("x"))
     return np.asarray(posenc.attention(**given, scheme=case.scheme, params=case.params))

@@ -20,7 +20,8 @@ from posenc.protocol import PositionScheme, Role
 from posenc.testing.framework import Host, readonly
 from posenc.testing.law import law, require, require_equal
 from posenc.testing.scheme_case import SchemeCase
-from posenc.testing.tokens import Tokens
+from posenc.testing.tokens import RoleTokens
+from posenc.tokens import Tokens
 
 _LENGTHS = (1, 96, 4096, 2**20)
 Answers: TypeAlias = "dict[str, Host | None]"
@@ -156,7 +157,7 @@ def _names_read(case: SchemeCase) -> set[str]:
     q, k = (case.tokens(pos, role) for role in _ROLES)
     whole, names = case.whole_params(), set[str]()
 
-    def views(q: Tokens, k: Tokens, *, rows: bool = False) -> Params:
+    def views(q: RoleTokens, k: RoleTokens, *, rows: bool = False) -> Params:
         """Params as the per-head methods receive them, for all heads at once."""
         sides = {t.role: t.features if rows else _tile_features(t) for t in (q, k)}
         made = head_views(scheme, dict(whole), dtype=whole.dtype, xp=xp, rows=rows, **sides)
@@ -192,7 +193,7 @@ def _names_read(case: SchemeCase) -> set[str]:
 _ROLES: tuple[Role, Role] = ("query", "key")
 
 
-def _tile_features(tokens: Tokens, *, rows: bool = False) -> Any:
+def _tile_features(tokens: RoleTokens, *, rows: bool = False) -> Any:
     return tile_views(tokens.bias_reads(np.float32), tokens.role, xp=xp, rows=rows)
 
 
@@ -245,7 +246,7 @@ def _answers(case: SchemeCase) -> Answers:
     scheme, params = case.scheme, case.params
     q, k = (case.tokens(pos, role) for role in _ROLES)
 
-    def transformed(scheme: PositionScheme, tokens: Tokens) -> Host:
+    def transformed(scheme: PositionScheme, tokens: RoleTokens) -> Host:
         return replace(case, scheme=scheme).transform(x, tokens, params)
 
     answers = {
@@ -262,9 +263,11 @@ def _answers(case: SchemeCase) -> Answers:
         answers["bias_factor"] = scheme.bias_factor(as_column(pos), params=views, xp=xp)
     if scheme.hooks() & {"adjust_scores", "sink", "regions"}:
         tensors: Any = {n: a.astype(np.float32) for n, a in case.tensors(12).items()}
+        hidden = Tokens(x=tensors.pop("x"))
         answers["attention"] = posenc.attention(
-            **tensors, scheme=scheme, params=params, causal=True, implementation="reference"
-        )
+            **tensors, scheme=scheme, params=params, causal=True, tokens=hidden,
+            implementation="reference",
+        )  # fmt: skip
     if "regions" in scheme.hooks():
         answers["attention far away"] = _across_distances(case)
     for length in _LENGTHS:
@@ -280,10 +283,10 @@ def _across_distances(case: SchemeCase) -> Host:
     high = case.positions[1]
     pos = readonly([p for p in (0, 1, 3, 9, 33, 70, 150, 1000, 2**14, 2**18, 2**21) if p <= high])
     tensors: Any = {n: a.astype(np.float32) for n, a in case.tensors(pos.size, batch=1).items()}
-    tensors |= case.query_hidden(tensors["x"])
+    tokens = Tokens(pos, x=tensors.pop("x"))
     return np.asarray(
         posenc.attention(
-            **tensors, scheme=case.scheme, params=case.params, q_pos=pos, k_pos=pos,
+            **tensors, scheme=case.scheme, params=case.params, tokens=tokens,
             implementation="reference",
         )
     )  # fmt: skip
@@ -292,7 +295,7 @@ def _across_distances(case: SchemeCase) -> Host:
 _AT_LENGTH = ("bias", "transform of queries")
 
 
-def _answers_at_length(case: SchemeCase, q: Tokens, k: Tokens, x: Host) -> Answers:
+def _answers_at_length(case: SchemeCase, q: RoleTokens, k: RoleTokens, x: Host) -> Answers:
     """What ``at_length`` may change, by name."""
     return dict(zip(_AT_LENGTH, (case.bias(q, k), case.transform(x, q)), strict=True))
 

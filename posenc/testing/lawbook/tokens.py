@@ -17,8 +17,9 @@ from posenc.testing.framework import Host, readonly
 from posenc.testing.law import law, require, require_equal
 from posenc.testing.places import of_tokens
 from posenc.testing.scheme_case import SchemeCase
-from posenc.testing.tokens import Tokens
+from posenc.testing.tokens import RoleTokens
 from posenc.testing.tolerances import FLOAT32_TOL, VALUE_TOL, assert_near
+from posenc.tokens import Tokens
 
 _TRIALS = 4
 _BATCH = 5
@@ -103,18 +104,25 @@ def rotary_made_before_changes_nothing(case: SchemeCase) -> None:
                 whole = case.transform(x, tokens)
                 require_equal(case.transform(x, tokens, rotary=made), whole, what)
     hidden = case.normal((_BATCH, q.size, case.hidden_dim), 3)
-    options: Any = {"q_pos": q.pos, "k_pos": k.pos, "q_axes": q.places, "k_axes": k.places}
-    options |= {"x": hidden, **case.query_hidden(hidden)}
-    options |= {"scheme": case.scheme, "params": case.params}
+    hidden_states = hidden if case.reads_hidden else None
+    sides = {
+        name: Tokens(side.pos, places=side.places, x=hidden_states)
+        for name, side in (("queries", q), ("tokens", k))
+    }
+    options: Any = {"scheme": case.scheme, "params": case.params, **sides}
     options |= dict.fromkeys("qkv", _vectors(case, q.size, "float64", batch=_BATCH))
-    both = {f"{t.role[0]}_rotary": _rotary(case, t, params, "float64") for t in (q, k)}
+    both = {
+        name: replace(sides[name], rotary=_rotary(case, side, params, "float64"))
+        for name, side in (("queries", q), ("tokens", k))
+    }
     whole = posenc.attention(**options)
-    require_equal(posenc.attention(**options, **both), whole, "attention")
+    require_equal(posenc.attention(**{**options, **both}), whole, "attention")
 
 
-def _rotary(case: SchemeCase, tokens: Tokens, params: Mapping[str, Host], dtype: str) -> Any:
+def _rotary(case: SchemeCase, tokens: RoleTokens, params: Mapping[str, Host], dtype: str) -> Any:
     """``posenc.rotary`` at the positions of tokens."""
-    return posenc.rotary(case.scheme, tokens.pos, params, axes=tokens.places, dtype=np.dtype(dtype))
+    own = replace(tokens.tokens, features=None)
+    return posenc.rotary(case.scheme, own, params, dtype=np.dtype(dtype))
 
 
 @law("scheme")
@@ -281,21 +289,24 @@ def features_follow_their_tokens(case: SchemeCase) -> None:
     seg = np.broadcast_to(np.arange(length) % 3, pos.shape)
     order, batch = rng.permutation(length), 2
     given: Any = {
-        "x": case.normal((batch, length, case.hidden_dim), 16),
         "q": case.normal((batch, case.heads, length, case.head_dim), 17),
         "k": case.normal((batch, case.heads, length, case.head_dim), 18),
     }
     shuffled: Any = {name: a[..., order, :] for name, a in given.items()}
     scheme, params = case.scheme, case.params
-    wheres: tuple[Any, ...] = {"pos": pos}, {"pos": pos, "seg": seg}
-    for where in wheres:
-        there: Any = {name: a[:, order] for name, a in where.items()}
-        whole = posenc.features(scheme, params, **given, **where)
-        again = posenc.features(scheme, params, **shuffled, **there)
+    x = case.normal((batch, length, case.hidden_dim), 16)
+    wheres = {"pos": Tokens(pos, x=x), "pos and seg": Tokens(pos, seg, x=x)}
+    for where, tokens in wheres.items():
+        there = tokens.map(lambda a: a[:, order])
+        both = (
+            posenc.features(scheme, params, tokens, **given),
+            posenc.features(scheme, params, there, **shuffled),
+        )
+        whole, again = ([side.features or {} for side in sides] for sides in both)
         for role, one, other in zip(_ROLES, whole, again, strict=True):
             require(one.keys() == other.keys(), f"{role}: {list(one)}, then {list(other)}")
             for name, array in one.items():
-                what = f"{name} of the {role}, {' and '.join(where)}"
+                what = f"{name} of the {role}, {where}"
                 assert_near(other[name], array[:, :, order], VALUE_TOL["float64"], what)
 
 
@@ -310,7 +321,7 @@ def float32_is_float64_rounded(case: SchemeCase) -> None:
     for role in _ROLES:
         tokens = case.tokens(pos, role)
 
-        def turned(times: float, tokens: Tokens = tokens) -> Host:
+        def turned(times: float, tokens: RoleTokens = tokens) -> Host:
             return wide.transform(times * vectors, tokens)
 
         narrow = case.transform(readonly(vectors.astype(np.float32)), tokens)

@@ -1,0 +1,273 @@
+"""One forward pass: what its layers have in common is made once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+import posenc
+from posenc import Tokens
+from posenc.backend import (
+    Arguments,
+    LayerFacts,
+    Made,
+    PassState,
+    PositionScheme,
+    Shared,
+    attention_part,
+    tokens_to_embed,
+)
+from posenc_torch.api import attend_in_pass, autocast_dtype
+from posenc_torch.tracing import is_traced, is_transformed
+
+if TYPE_CHECKING:
+    from posenc_torch.position import OtherWindow, Position
+
+
+@dataclass(frozen=True)
+class PlainLayer:
+    """A layer whose learned arrays are held elsewhere."""
+
+    scheme: PositionScheme
+    params: Mapping[str, Tensor]
+    window: int | None
+
+    def check_embedded(self, k: Tensor, causal: bool, tokens: Tokens | None) -> None:
+        """Nothing: who holds the arrays adds embeddings too."""
+
+
+AfterVectors: TypeAlias = tuple[
+    PositionScheme, Mapping[str, Any] | None, bool, Arguments, str, bool
+]
+"""Scheme, params, causal, the rest, implementation, skip_blocks."""
+BoundLayer: TypeAlias = "Position | OtherWindow | PlainLayer"
+
+
+class Bound:
+    """The positional encodings of a model in one forward pass, which ``Positions.bind`` returns.
+
+    One callable per layer: ``out = attend(q, k, v)`` for ``attend`` in ``bound``, or
+    ``bound[layer](q, k, v)``. What tokens and mask alone decide, such as angles, biases by distance
+    and dense masks of short calls, is made when the first layer needs it; layers with an equal
+    scheme and the same params share it, and gradients of learned arrays go through it. Results are
+    those of ``positions[layer].attend``, bit for bit. Only where layers share learned arrays, their
+    gradients add up in another order.
+
+    All layers must have the batch, lengths, dtype and device of the first. Make a new one for each
+    forward pass: learned arrays change, and nothing is kept beyond the object. Inside
+    ``torch.compile``, ``torch.func`` and where a backward pass computes layers again, every layer
+    makes its own; a compiler finds what they have in common.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[BoundLayer],
+        facts: LayerFacts,
+        embed: Callable[[Tensor, Tensor | None], Tensor],
+        given: Arguments,
+        causal: bool,
+        implementation: str = "auto",
+        skip_blocks: bool = True,
+    ) -> None:
+        self._layers = [Attend(self, each, n) for n, each in enumerate(layers)]
+        self._embed = embed
+        self.given, self.causal = given, causal
+        self.implementation, self.skip_blocks = implementation, skip_blocks
+        self.state = PassState(facts, _mode, _making)
+
+    def __len__(self) -> int:
+        return len(self._layers)
+
+    def __iter__(self) -> Iterator[Attend]:
+        return iter(self._layers)
+
+    def __getitem__(self, layer: int) -> Attend:
+        """The attention of a layer."""
+        return self._layers[layer]
+
+    def embed(self, x: Tensor) -> Tensor:
+        """Token embeddings ``x (B, L, dim)`` plus the embedding of each scheme that has one.
+
+        At the positions of the queries, or of the last ``L`` of ``tokens``.
+        """
+        return self._embed(x, tokens_to_embed(self.given, x.shape[-2]).pos)
+
+
+class Attend:
+    """Attention of one layer in a forward pass."""
+
+    def __init__(self, bound: Bound, position: BoundLayer, layer: int) -> None:
+        self._bound, self._position, self._layer = bound, position, layer
+        self._shared: Shared | None = None
+        self._reads_hidden = "hidden_features" in position.scheme.hooks()
+        self._embedded = False
+
+    def __call__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        x: Tensor | None = None,
+        bias: Tensor | None = None,
+        softcap: float | None = None,
+        scale: float | None = None,
+        k_transformed: bool = False,
+        return_lse: bool = False,
+    ) -> Any:
+        """``posenc_torch.attention`` with the layer's scheme, params and window, in this pass.
+
+        Parameters
+        ----------
+        q, k, v
+            ``(B, H, Q, D)``, ``(B, Hk, K, D)``, ``(B, Hk, K, Dv)``.
+        x
+            Hidden states ``(B, K, C)`` of the keys' tokens, of which the queries' are the last;
+            only a scheme with ``hidden_features`` reads them.
+        bias, softcap, scale, k_transformed, return_lse
+            As in ``posenc_torch.attention``.
+        """
+        bound = self._bound
+        shared = None if is_alone() else self._of_layer()
+        shaped = all(len(getattr(a, "shape", ())) == 4 for a in (q, k))
+        if shared is not None and shaped:  # else attention says what is wrong
+            bound.state.check(q.shape[0], q.shape[2], k.shape[2], q.dtype, q.device)
+
+        def arguments() -> AfterVectors:
+            return self._arguments(q, k, x, bias, softcap, scale, k_transformed, return_lse)
+
+        plain = bias is None and softcap is None and scale is None and not return_lse
+        of_vectors = plain and (x is None or not self._reads_hidden)
+        return attend_shared(shared, q, k, v, k_transformed if of_vectors else ..., arguments)
+
+    def transform_keys(self, k: Tensor) -> Tensor:
+        """Keys ``(B, Hk, L, D)`` of the queries' tokens, transformed, for a cache.
+
+        Then call with ``k_transformed=True``.
+        """
+        scheme, params = attention_part(self._position.scheme, self._position.params)
+        given, length = self._bound.given, k.shape[2]
+        side = given.of_keys if given.queries is None else given.queries
+        pos = side.pos
+        if pos is None:
+            name = "tokens" if given.queries is None else "queries"
+            raise ValueError(f"{name}.pos is missing: a pass that fills a cache needs positions")
+        if "regions" in scheme.hooks():
+            raise ValueError(
+                f"{type(scheme).__name__} transforms keys in several ways; cache raw keys"
+            )
+        places = side.places
+        if given.queries is None and pos.shape[-1] != length:
+            own = Tokens(pos, places=places)[-length:]
+            pos, places = own.pos, own.places
+        rotary = None
+        if "rotary" in scheme.hooks() and not is_alone():
+            shared = self._of_layer()
+            rotary = shared.of_pass.once(
+                ("rotary", shared.rotary_key, "query", str(k.dtype)),
+                lambda: posenc.rotary(scheme, Tokens(pos, places=places), params, dtype=k.dtype),
+            )
+        turned: Tensor = posenc.transform(
+            scheme, k, pos, role="key", params=params, places=places, rotary=rotary
+        )
+        return turned
+
+    def _of_layer(self) -> Shared:
+        if self._shared is None:
+            self._shared = self._bound.state.shared(self._layer)
+        return self._shared
+
+    def _arguments(
+        self,
+        q: Tensor,
+        k: Tensor,
+        x: Tensor | None,
+        bias: Tensor | None,
+        softcap: float | None,
+        scale: float | None,
+        k_transformed: bool,
+        return_lse: bool,
+    ) -> AfterVectors:
+        """The arguments of attention after the vectors."""
+        bound, position, given = self._bound, self._position, self._bound.given
+        if x is not None and self._reads_hidden:
+            given = given._replace(tokens=replace(given.of_keys, x=x))
+            if given.queries is not None and given.queries.x is None:
+                newest = x[:, x.shape[1] - q.shape[2] :]
+                given = given._replace(queries=replace(given.queries, x=newest))
+        window = position.window if given.window is ... else given.window
+        given = given._replace(
+            window=window, bias=bias, softcap=softcap, scale=scale, k_transformed=k_transformed,
+            return_lse=return_lse,
+        )  # fmt: skip
+        if not self._embedded:
+            position.check_embedded(k, bound.causal, given.tokens)
+            self._embedded = not torch.compiler.is_compiling()
+        scheme, params = attention_part(position.scheme, position.params)
+        return scheme, params, bound.causal, given, bound.implementation, bound.skip_blocks
+
+
+def is_alone() -> bool:
+    """Whether each layer makes everything itself: a program is traced or transformed."""
+    return torch.compiler.is_compiling() or is_traced() or is_transformed()
+
+
+def attend_shared(
+    shared: Shared | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    also: Any,
+    arguments: Callable[[], AfterVectors],
+) -> Any:
+    """Attention with what layers share, from arguments that are read if no equal call was made.
+
+    ``also`` is what differs between calls beside vectors; ``...`` if this call is like no other.
+    """
+    mode = NotImplemented if shared is None or also is ... else _mode()
+    if mode is NotImplemented or type(q) is not Tensor or shared is None:
+        return attend_in_pass(q, k, v, *arguments(), shared, wants_run=False)[0]
+    at = (
+        q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device,
+        q.requires_grad or k.requires_grad or v.requires_grad, autocast_dtype(q), mode, also,
+    )  # fmt: skip
+    run = shared.runs.get(at)
+    if run is not None:
+        return run(q, k, v)
+    out, made = attend_in_pass(q, k, v, *arguments(), shared, wants_run=True)
+    if made is not None:
+        shared.runs[at] = made
+    return out
+
+
+def new_shared() -> Shared:
+    """What layers share of a pass that has made nothing yet."""
+    made = Made(_mode, _making)
+    return Shared(made, made)
+
+
+def _mode() -> Any:
+    """Gradients, inference; and in a backward pass, where checkpoints compute again: nothing."""
+    if torch._C._current_graph_task_id() != -1:
+        return NotImplemented
+    return torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+
+
+def _making() -> AbstractContextManager[Any]:
+    """Tensors that are kept for gradients of what layers share belong to none of them.
+
+    A checkpoint counts what its layer keeps, and another layer may make what is shared when it
+    computes again.
+    """
+    if torch.compiler.is_compiling() or is_traced() or is_transformed():
+        return nullcontext()
+    return torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is)
+
+
+def _as_it_is(tensor: Tensor) -> Tensor:
+    return tensor

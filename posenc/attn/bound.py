@@ -1,0 +1,117 @@
+"""What passes of every framework have in common: which layers share, and what a pass is of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+
+from posenc.attn.arguments import Arguments
+from posenc.attn.shared import Made, Shared
+from posenc.layers import LayerPlan
+from posenc.protocol import PositionScheme
+from posenc.tokens import Tokens
+
+
+class LayerFacts(NamedTuple):
+    """Which layers of a model are equal.
+
+    Attributes
+    ----------
+    first
+        For each layer, the first one with an equal scheme, the same params and the same window.
+    rotary
+        For each layer, the first one with the same angles.
+    """
+
+    first: tuple[int, ...]
+    rotary: tuple[int, ...]
+
+    @classmethod
+    def of_plan(cls, plan: LayerPlan) -> LayerFacts:
+        """The layers of a plan."""
+        return cls.of(plan.schemes, plan.windows, plan.sources, plan.rotary_layers)
+
+    @classmethod
+    def of(
+        cls,
+        schemes: Sequence[PositionScheme],
+        windows: Sequence[int | None],
+        sources: Sequence[int],
+        rotary: Sequence[int],
+    ) -> LayerFacts:
+        """From schemes, windows, and which set of learned arrays and angles each layer has."""
+
+        def equal(n: int, layer: int) -> bool:
+            scheme = schemes[layer]
+            if n == layer or windows[n] != windows[layer]:
+                return n == layer
+            same_params = sources[n] == sources[layer] or not scheme.param_specs()
+            return same_params and schemes[n] == scheme
+
+        layers = range(len(schemes))
+        first = tuple(next(n for n in layers if equal(n, layer)) for layer in layers)
+        return cls(first, tuple(rotary))
+
+
+class PassState:
+    """What a forward pass has made, and the lengths, dtype and device that it is of.
+
+    Parameters
+    ----------
+    layers
+        What each layer is.
+    mode, making
+        As in ``Made``.
+    """
+
+    def __init__(
+        self,
+        layers: LayerFacts,
+        mode: Callable[[], Any],
+        making: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    ) -> None:
+        self._layers, self._mode, self._making = layers, mode, making
+        self._of_pass = Made(mode, making)
+        self._groups: dict[int, Shared] = {}
+        self._of: tuple[Any, ...] | None = None
+
+    def shared(self, layer: int) -> Shared:
+        """What a layer shares with others: those with an equal scheme, params and window."""
+        first = self._layers.first[layer]
+        if first not in self._groups:
+            made = Made(self._mode, self._making)
+            self._groups[first] = Shared(made, self._of_pass, self._layers.rotary[layer])
+        return self._groups[first]
+
+    def check(self, batch: int, q_len: int, k_len: int, dtype: Any, device: Any) -> None:
+        """Check that a layer is called with the lengths, dtype and device of the others."""
+        of = batch, q_len, k_len, dtype, device
+        if self._of is None:
+            self._of = of
+        elif self._of != of:
+            names = "batch", "queries", "keys", "dtype", "device"
+            before, now = (
+                ", ".join(f"{name} {value}" for name, value in zip(names, each, strict=True))
+                for each in (self._of, of)
+            )
+            raise ValueError(
+                f"a pass is of one shape: an earlier layer had {before}, this one has {now}; call "
+                "bind again for other tokens"
+            )
+
+
+def arguments_of_pass(
+    tokens: Tokens | None, queries: Tokens | None, window: Any, mask: Any
+) -> Arguments:
+    """The arguments of every layer, with both records of tokens checked."""
+    return Arguments(window=window, mask=mask, tokens=tokens, queries=queries).check()
+
+
+def tokens_to_embed(given: Arguments, length: int) -> Tokens:
+    """The tokens whose embeddings a pass begins with: the queries, or the last of all tokens."""
+    side = given.of_keys if given.queries is None else given.queries
+    pos = side.pos
+    if pos is not None and pos.shape[-1] != length and given.queries is None:
+        pos = pos[..., -length:]
+    return Tokens(pos)

@@ -1,0 +1,281 @@
+"""One forward pass in PyTorch: results, what is made once, what is kept, what is refused."""
+
+import gc
+import weakref
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+import posenc
+from posenc import Tokens
+from posenc.schemes import FoX, LearnedRoPE, Sink, Sum
+
+torch = pytest.importorskip("torch")
+import posenc_torch  # noqa: E402
+
+HEADS, DIM, LAYERS, LENGTH = 2, 8, 4, 12
+EACH = {
+    "alibi": posenc.ALiBi(HEADS),
+    "t5": posenc.T5Bias(HEADS, causal=True),
+    "rope": posenc.RoPE(DIM),
+    "learned-rope": LearnedRoPE(DIM),
+    "sink": Sink(posenc.RoPE(DIM), HEADS),
+    "fox": FoX(HEADS, 16),
+    "rope+t5": Sum(posenc.RoPE(DIM), posenc.T5Bias(HEADS, causal=True)),
+    "rerope": posenc.schemes.ReRoPE(DIM, window=3),
+}
+
+
+def vectors(count=LAYERS, q_len=LENGTH, k_len=LENGTH, **options):
+    """Queries, keys, values and hidden states of each layer."""
+    torch.manual_seed(0)
+    sizes = [(2, HEADS, q_len, DIM), (2, HEADS, k_len, DIM), (2, HEADS, k_len, DIM), (2, k_len, 16)]
+    return [[torch.randn(size, **options) for size in sizes] for _ in range(count)]
+
+
+def alone(positions, each, **options):
+    """The layers one by one."""
+    outs = []
+    for position, (q, k, v, x) in zip(positions, each, strict=True):
+        tokens = Tokens(x=x) if "hidden_features" in position.scheme.hooks() else None
+        outs.append(position.attend(q, k, v, causal=True, tokens=tokens, **options))
+    return outs
+
+
+def together(bound, each):
+    return [attend(q, k, v, x=x) for attend, (q, k, v, x) in zip(bound, each, strict=True)]
+
+
+@pytest.mark.parametrize("name", EACH)
+@pytest.mark.parametrize("context", ["eager", "bfloat16", "autocast", "no_grad", "float64"])
+def test_a_pass_gives_the_results_of_calls(name, context):
+    dtype = {"bfloat16": torch.bfloat16, "float64": torch.float64}.get(context)
+    positions = posenc_torch.Positions(EACH[name], LAYERS)
+    each = vectors(dtype=dtype or torch.float32)
+    with (
+        torch.autocast("cpu", torch.bfloat16, enabled=context == "autocast"),
+        torch.set_grad_enabled(context != "no_grad"),
+    ):
+        expected, found = alone(positions, each), together(positions.bind(causal=True), each)
+    for one, other in zip(expected, found, strict=True):
+        assert torch.equal(one, other)
+        assert one.dtype == other.dtype
+
+
+def gradients(outs, positions, each):
+    loss = sum((out * (n + 1)).sum() for n, out in enumerate(outs))
+    leaves = [*positions.parameters(), *[a for layer in each for a in layer[:3]]]
+    loss.backward()
+    found = [None if leaf.grad is None else leaf.grad.clone() for leaf in leaves]
+    for leaf in leaves:
+        leaf.grad = None
+    return found
+
+
+@pytest.mark.parametrize("reentrant", [None, False, True], ids=["plain", "checkpoint", "reentrant"])
+@pytest.mark.parametrize("name", EACH)
+def test_gradients_pass_through_what_is_shared(name, reentrant):
+    """Also where a backward pass computes layers again, one after the other."""
+    from torch.utils.checkpoint import checkpoint
+
+    positions = posenc_torch.Positions(EACH[name], LAYERS)
+    each = vectors(requires_grad=True)
+    expected = gradients(alone(positions, each), positions, each)
+    bound = positions.bind(causal=True)
+
+    def run(attend, q, k, v, x):
+        if reentrant is None:
+            return attend(q, k, v, x=x)
+        return checkpoint(lambda *a: attend(*a[:3], x=a[3]), q, k, v, x, use_reentrant=reentrant)
+
+    outs = [run(attend, *layer) for attend, layer in zip(bound, each, strict=True)]
+    found = gradients(outs, positions, each)
+    for one, other in zip(expected, found, strict=True):
+        # Sums over layers that share an array, in another order: a few roundings of the terms.
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+def test_what_was_made_without_gradients_serves_no_other_call():
+    positions, each = posenc_torch.Positions(EACH["t5"], LAYERS), vectors()
+    bound = positions.bind(causal=True)
+    with torch.no_grad():
+        together(bound, each)
+    expected = gradients(together(positions.bind(causal=True), each), positions, each)
+    found = gradients(together(bound, each), positions, each)
+    torch.testing.assert_close(found[0], expected[0])
+
+
+@dataclass(frozen=True)
+class Counted(posenc.ALiBi):
+    """ALiBi that counts how often its bias is computed."""
+
+    calls = 0
+
+    def bias(self, q_pos, k_pos, *, params, xp):
+        type(self).calls += 1
+        return super().bias(q_pos, k_pos, params=params, xp=xp)
+
+
+@dataclass(frozen=True)
+class Turning(posenc.RoPE):
+    """RoPE that counts how often its angles are computed."""
+
+    calls = 0
+
+    def rotary(self, pos, *, dtype, params, xp):
+        type(self).calls += 1
+        return super().rotary(pos, dtype=dtype, params=params, xp=xp)
+
+
+@pytest.mark.parametrize("scheme", [Counted(HEADS), Turning(DIM)], ids=["bias", "angles"])
+def test_what_positions_decide_is_made_once(scheme):
+    positions, each = posenc_torch.Positions(scheme, LAYERS), vectors()
+    kind = type(scheme)
+    kind.calls = 0
+    alone(positions, each)
+    by_calls, kind.calls = kind.calls, 0
+    bound = positions.bind(causal=True)
+    assert kind.calls == 0  # nothing before a layer needs it
+    together(bound, each)
+    assert (kind.calls, by_calls) == (by_calls // LAYERS, by_calls)
+
+
+def test_layers_of_other_windows_share_angles_alone():
+    positions = posenc_torch.Positions(Turning(DIM), LAYERS, windows=[3, None])
+    each = vectors()
+    expected = alone(positions, each)
+    Turning.calls = 0
+    found = together(positions.bind(causal=True), each)
+    assert Turning.calls == 1
+    assert all(map(torch.equal, expected, found))
+    assert not torch.equal(*[a(*each[0][:3]) for a in list(positions.bind(causal=True))[:2]])
+
+
+def test_padding_and_packed_documents():
+    positions = posenc_torch.Positions([EACH["rope"], EACH["t5"]], LAYERS)
+    for tokens in (posenc.positions.packed([5, 7]), posenc.positions.left_padded([12, 7], LENGTH)):
+        each = vectors()
+        expected = [
+            p.attend(*a[:3], causal=True, tokens=tokens)
+            for p, a in zip(positions, each, strict=True)
+        ]
+        found = together(positions.bind(tokens, causal=True), each)
+        assert all(map(torch.equal, expected, found))
+
+
+@pytest.mark.parametrize("name", ["alibi", "t5", "rope"])
+def test_decoding_with_keys_that_a_cache_holds_transformed(name):
+    positions = posenc_torch.Positions(EACH[name], LAYERS)
+    each = vectors()
+    whole = together(positions.bind(causal=True), each)
+    cached = []
+    for end in (7, 8, LENGTH):
+        start = cached[0].shape[2] if cached else 0
+        now = Tokens(torch.arange(start, end))
+        bound = positions.bind(Tokens(torch.arange(end)), now, causal=True)
+        for layer, (attend, (q, k, v, _)) in enumerate(zip(bound, each, strict=True)):
+            new = attend.transform_keys(k[:, :, start:end])
+            if start == 0:
+                cached.append(new)
+            else:
+                cached[layer] = torch.cat([cached[layer], new], dim=2)
+            out = attend(q[:, :, start:end], cached[layer], v[:, :, :end], k_transformed=True)
+            torch.testing.assert_close(out, whole[layer][:, :, start:end])
+
+
+def test_embeddings_are_added_at_the_positions_of_the_queries():
+    positions = posenc_torch.Positions(posenc.Sinusoidal(16), 1)
+    x, tokens = torch.zeros(1, 3, 16), Tokens(torch.arange(9))
+    expected = positions.embed(x, torch.tensor([6, 7, 8]))
+    assert torch.equal(positions.bind(tokens, causal=True).embed(x), expected)
+    assert torch.equal(positions.bind(tokens, Tokens(torch.tensor([6, 7, 8]))).embed(x), expected)
+    assert torch.equal(positions.bind().embed(x), positions.embed(x))
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_nothing_is_kept_when_a_pass_ends(name):
+    positions = posenc_torch.Positions(EACH[name], LAYERS)
+    bound = positions.bind(causal=True)
+    outs = together(bound, vectors())
+    made = [weakref.ref(bound), weakref.ref(bound.state), weakref.ref(bound.state.shared(0))]
+    made += [
+        weakref.ref(value) for _, value in bound.state.shared(0).made._kept.values()
+        if isinstance(value, torch.Tensor)
+    ]  # fmt: skip
+    del bound, outs
+    gc.collect()
+    assert [ref() for ref in made] == [None] * len(made)
+
+
+def test_nothing_grows_over_thousands_of_passes():
+    """Tensors that are alive after 5 000 passes of 50 lengths: those after the first 50."""
+    positions = posenc_torch.Positions([EACH["t5"], EACH["rope"]], 2)
+    by_length = {n: vectors(2, n, n) for n in range(1, 51)}
+
+    def run(passes):
+        with torch.no_grad():
+            for n in range(passes):
+                together(positions.bind(causal=True), by_length[1 + n % 50])
+        gc.collect()
+        return sum(issubclass(type(each), torch.Tensor) for each in gc.get_objects())
+
+    before = run(100)
+    assert run(5000) <= before
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda q, k, v: (q[:, :, 1:], k[:, :, 1:], v[:, :, 1:]),
+            "had batch 2, queries 12, .*queries 11",
+        ),
+        (
+            lambda q, k, v: (q.double(), k.double(), v.double()),
+            "dtype torch.float32.* dtype torch.float64",
+        ),
+        (lambda *a: [x[:1] for x in a], "batch 2.*batch 1"),
+        (lambda *a: [x.to("meta") for x in a], "device cpu.*device meta"),
+    ],
+)
+def test_a_pass_is_of_one_shape(change, message):
+    bound = posenc_torch.Positions(EACH["alibi"], LAYERS).bind(causal=True)
+    (q, k, v, _), *_ = vectors()
+    bound[0](q, k, v)
+    with pytest.raises(ValueError, match=message + ".*bind again"):
+        bound[1](*change(q, k, v))
+
+
+def test_tokens_must_be_a_record():
+    with pytest.raises(TypeError, match=r"tokens must be posenc\.Tokens, got Tensor"):
+        posenc_torch.Positions(EACH["alibi"], 1).bind(torch.arange(3))
+
+
+def test_compiled_and_transformed_programs_make_their_own():
+    positions, each = posenc_torch.Positions(EACH["t5"], LAYERS), vectors()
+    expected = alone(positions, each)
+
+    def run(*flat):
+        layers = [flat[n : n + 4] for n in range(0, len(flat), 4)]
+        return together(positions.bind(causal=True), layers)
+
+    flat = [a for layer in each for a in layer]
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")(*flat)
+    mapped = torch.func.vmap(run)(*[a[None] for a in flat])
+    for one, two, three in zip(expected, compiled, mapped, strict=True):
+        torch.testing.assert_close(one, two)
+        torch.testing.assert_close(one, three[0])
+
+
+def test_numbers_of_a_call_are_its_own():
+    """A scale, a cap or a bias of one layer reaches no other."""
+    positions, each = posenc_torch.Positions(EACH["t5"], LAYERS), vectors()
+    bias = torch.tensor(np.random.default_rng(0).standard_normal((1, 1, LENGTH, LENGTH))).float()
+    options = [{}, {"scale": 0.5}, {"softcap": 2.0}, {"bias": bias}]
+    bound = positions.bind(causal=True)
+    for attend, position, (q, k, v, _), own in zip(bound, positions, each, options, strict=True):
+        assert torch.equal(attend(q, k, v, **own), position.attend(q, k, v, causal=True, **own))
+    both = bound[0](*each[0][:3], return_lse=True)
+    expected = positions[0].attend(*each[0][:3], causal=True, return_lse=True)
+    assert all(map(torch.equal, both, expected))
