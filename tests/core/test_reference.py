@@ -126,9 +126,7 @@ def test_gates_are_summed_in_the_order_of_positions(subject, case):
 
     if case != "segments":  # there a position names no token
         scale = HEAD_DIM**-0.5
-        expected = loops(
-            scheme, **tensors, params=params, bias=bias, scale=scale, tokens=tokens, **o
-        )
+        expected = loops(scheme, **tensors, params=params, bias=bias, scale=scale, **o)
         assert_near(found, expected, FLOAT64)
 
 

@@ -561,7 +561,10 @@ _CORE = (
         "who sees whom decided by the place in memory: wrong for explicit positions",
         CALL,
         "    return visible_tokens(mask, as_columns(query), as_rows(key), xp)\n",
-        "    at = xp.arange(key.pos.shape[-1])\n    last = at[at.shape[0] - query.pos.shape[-1] :]\n    query, key = replace(query, pos=last), replace(key, pos=at)\n    return visible_tokens(mask, as_columns(query), as_rows(key), xp)\n",
+        "    at = xp.arange(key.pos.shape[-1])\n"
+        "    last = at[at.shape[0] - query.pos.shape[-1] :]\n"
+        "    query, key = replace(query, pos=last), replace(key, pos=at)\n"
+        "    return visible_tokens(mask, as_columns(query), as_rows(key), xp)\n",
         ("test_laws.py order_in_memory_does_not_matter-numpy-reference-nope",),
     ),
     Fault(
