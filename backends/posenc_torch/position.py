@@ -37,7 +37,50 @@ _USE = (
 )
 
 
-class Position(nn.Module):
+class _SingleCalls:
+    """Attention of one layer alone."""
+
+    window: int | None
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, **keywords: Any) -> Any:
+        raise NotImplementedError
+
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        causal: bool = False,
+        *,
+        window: int | Window | EllipsisType | None = ...,
+        mask: Mask | Tensor | Callable[..., Tensor] | None = None,
+        tokens: Tokens | None = None,
+        queries: Tokens | None = None,
+        bias: Tensor | None = None,
+        softcap: float | None = None,
+        scale: float | None = None,
+        k_transformed: bool = False,
+        implementation: str = "auto",
+        skip_blocks: bool = True,
+        return_lse: bool = False,
+    ) -> Any:
+        """``posenc_torch.attention`` with this scheme, these params and the layer's window.
+
+        ``window=`` in a call replaces that of the layer; ``window=None`` is no window. A scheme
+        with an embedding warns once if ``embed`` was never called. ``causal=True`` at default
+        positions is a ``ValueError`` if k is longer than the input of the last ``embed`` at default
+        positions: the queries were then embedded as if they were the first tokens. Compiled
+        programs do not check this.
+        """
+        return self._attend(
+            q, k, v, causal, window=self.window if window is ... else window, mask=mask,
+            tokens=tokens, queries=queries, bias=bias, softcap=softcap, scale=scale,
+            k_transformed=k_transformed, implementation=implementation, skip_blocks=skip_blocks,
+            return_lse=return_lse,
+        )  # fmt: skip
+
+
+class Position(_SingleCalls, nn.Module):
     """The positional encoding of one layer as a module, which holds only the learned params.
 
     For a model of several layers use ``Positions``: it adds an embedding once, and layers share the
@@ -111,40 +154,6 @@ class Position(nn.Module):
         """``posenc.rotary`` of this scheme, for ``Tokens(rotary=...)``."""
         return posenc.rotary(self.scheme, tokens, self.params, dtype=dtype, xp=xp)
 
-    def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        causal: bool = False,
-        *,
-        window: int | Window | EllipsisType | None = ...,
-        mask: Mask | Tensor | Callable[..., Tensor] | None = None,
-        tokens: Tokens | None = None,
-        queries: Tokens | None = None,
-        bias: Tensor | None = None,
-        softcap: float | None = None,
-        scale: float | None = None,
-        k_transformed: bool = False,
-        implementation: str = "auto",
-        skip_blocks: bool = True,
-        return_lse: bool = False,
-    ) -> Any:
-        """``posenc_torch.attention`` with this scheme, these params and the layer's window.
-
-        ``window=`` in a call replaces that of the layer; ``window=None`` is no window. A scheme
-        with an embedding warns once if ``embed`` was never called. ``causal=True`` at default
-        positions is a ``ValueError`` if k is longer than the input of the last ``embed`` at default
-        positions: the queries were then embedded as if they were the first tokens. Compiled
-        programs do not check this.
-        """
-        return self._attend(
-            q, k, v, causal, window=self.window if window is ... else window, mask=mask,
-            tokens=tokens, queries=queries, bias=bias, softcap=softcap, scale=scale,
-            k_transformed=k_transformed, implementation=implementation, skip_blocks=skip_blocks,
-            return_lse=return_lse,
-        )  # fmt: skip
-
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, **keywords: Any) -> Any:
         scheme, params = attention_part(self.scheme, self.params)
         out = attention(q, k, v, scheme, params, causal, **keywords)
@@ -175,7 +184,7 @@ class Position(nn.Module):
 
 
 @dataclass(frozen=True)
-class OtherWindow:
+class OtherWindow(_SingleCalls):
     """A ``Position`` that layers share, for a layer with another window.
 
     It is no module: its params are in the ``state_dict`` of the shared ``Position``.
@@ -202,32 +211,8 @@ class OtherWindow:
         """``Position.rotary``."""
         return self.position.rotary(tokens, dtype=dtype)
 
-    def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        causal: bool = False,
-        *,
-        window: int | Window | EllipsisType | None = ...,
-        mask: Mask | Tensor | Callable[..., Tensor] | None = None,
-        tokens: Tokens | None = None,
-        queries: Tokens | None = None,
-        bias: Tensor | None = None,
-        softcap: float | None = None,
-        scale: float | None = None,
-        k_transformed: bool = False,
-        implementation: str = "auto",
-        skip_blocks: bool = True,
-        return_lse: bool = False,
-    ) -> Any:
-        """``Position.attend`` with this window, unless ``window=`` is given."""
-        return self.position.attend(
-            q, k, v, causal, window=self.window if window is ... else window, mask=mask,
-            tokens=tokens, queries=queries, bias=bias, softcap=softcap, scale=scale,
-            k_transformed=k_transformed, implementation=implementation, skip_blocks=skip_blocks,
-            return_lse=return_lse,
-        )  # fmt: skip
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, **keywords: Any) -> Any:
+        return self.position._attend(q, k, v, causal, **keywords)
 
     def check_embedded(self, k: Tensor, causal: bool, tokens: Tokens | None) -> None:
         """``Position.check_embedded``."""
@@ -335,7 +320,8 @@ class Positions(nn.Module):
 
         ``bound = positions.bind(causal=True)``, ``x = bound.embed(x)``, then ``for block, attend in
         zip(blocks, bound)``: in a block ``out = attend(q, k, v)``, or ``attend(q, k, v, x=hidden)``
-        for a scheme that reads hidden states.
+        for a scheme that reads hidden states. A ``Position`` that is itself sharded has single
+        calls alone: a pass reads its params without the hooks that gather them.
 
         Parameters
         ----------

@@ -167,7 +167,9 @@ def complete_sides(
             "queries.places": (q_places, q_len), "tokens.places": (k_places, k_len),
         }  # fmt: skip
         _check_lengths(arrays, q, k, scheme.axes, same)
-    if same and q_len < k_len:  # the last tokens
+    known = not aligned or any(a is not None for a in (q_seg, q_exists, q_places))
+    # Lengths last, because an exported program keeps every condition on them that it evaluates.
+    if same and known and q_len < k_len:  # the last tokens
         last = slice(k_len - q_len, None)
         q_pos = q_pos if aligned else k_pos[..., last]
         q_seg, q_exists = (None if a is None else a[..., last] for a in (q_seg, q_exists))

@@ -262,8 +262,10 @@ class Layer:
         shared = None
         if tokens.queries is None and tokens.keys.pos is None and not is_alone():
             # Without earlier tokens in a cache, of which each layer has its own record.
-            key = self.scheme, self._arrays(sink), self.window, self.family.always_causal, causal
-            shared = self.positions.shared(key, mask, tokens.keys.places)
+            always = self.family.always_causal
+            of_layer = self.scheme, self._arrays(sink), self.window, always, causal
+            of_call = q.shape[0], q.shape[2], k.shape[2], q.dtype, q.device
+            shared = self.positions.shared((of_layer, of_call), mask, tokens.keys.places)
         also = (scaling, softcap) if tokens.keys.x is None else ...
 
         def arguments() -> AfterVectors:
