@@ -2126,7 +2126,7 @@ _FUSED = (
         PLAN,
         "first_tokens=self.first_tokens,",
         "first_tokens=0,",
-        ("test_fused.py equal_the_definition sink-tokens-anywhere",),
+        ("test_fused.py equal_the_definition first-tokens-anywhere",),
     ),
     Fault(
         "fused-second-feature-left-out",
