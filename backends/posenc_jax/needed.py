@@ -27,11 +27,10 @@ def needed_pairs(call: Call, block: int) -> Array:
 def first_and_end(needed: Array) -> Array:
     """First True, and one past the last, along the last axis: ``(2, ...)``; 0 and 0 if none."""
     count = needed.shape[-1]
-    any_needed = jnp.any(needed, axis=-1)
-    first = jnp.argmax(needed, axis=-1)
-    end = count - jnp.argmax(needed[..., ::-1], axis=-1)
-    ranges = jnp.stack([jnp.where(any_needed, first, 0), jnp.where(any_needed, end, 0)])
-    return ranges.astype(jnp.int32)
+    index = jnp.arange(count, dtype=jnp.int32)
+    end = jnp.max(jnp.where(needed, index + 1, 0), axis=-1)
+    first = jnp.min(jnp.where(needed, index, count), axis=-1)
+    return jnp.stack([jnp.minimum(first, end), end])
 
 
 def _stop_gradient(call: Call) -> Call:

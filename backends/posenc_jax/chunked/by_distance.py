@@ -33,8 +33,10 @@ def pad_table(table: Array, tiling: Tiling) -> Array:
 def tile_of_table(table: Array, tiling: Tiling, query: Tokens, key: Tokens) -> Array:
     """The bias of a tile at default positions, ``(1, H or 1, bq, bk)``, from a padded table."""
     rows, columns = query.pos.shape[-1], key.pos.shape[-1]
-    last_query = query.pos[0, 0, 0] + rows - 1
-    start = key.pos[0, 0, 0] - last_query + tiling.k_len - 1 + tiling.padding[0]
+    # The first position is the lowest. XLA computes a minimum first, but would read the position
+    # again for every pair.
+    first_query, first_key = query.pos.min(), key.pos.min()
+    start = first_key - (first_query + rows - 1) + tiling.k_len - 1 + tiling.padding[0]
     values = lax.dynamic_slice_in_dim(table, start, rows + columns - 1, axis=-1)
     tile: Array = unfold(values, rows)[None]
     return tile

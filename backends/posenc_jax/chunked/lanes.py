@@ -45,7 +45,7 @@ class Group(NamedTuple):
     def next(self, n: Index, width: int) -> Array:
         """The first block of step ``n`` in each range; one that is read again after its end."""
         last = jnp.maximum(self.first + self.needed - 1, 0)
-        return jnp.clip(self.first + n * width, 0, last)
+        return jnp.minimum(self.first + n * width, last)
 
     def keep(self, n: Index, width: int, arrays: Any, otherwise: Any = None) -> Any:
         """The arrays in lanes whose range has a step ``n``; ``otherwise``, or 0, in the others."""
@@ -91,15 +91,14 @@ def make_jobs(ranges: Array, lanes: int) -> Jobs:
     heads, blocks = ranges.shape[1:]
     first, end = ranges.reshape(2, -1)
     lanes = min(lanes, first.size)
-    jobs = jnp.arange(first.size)
-    if lanes > 1:
-        jobs = jnp.argsort(first - end, stable=True)  # the longest first
-    jobs = jobs.astype(first.dtype)  # an index in several axes has one dtype
-    groups = [  # the last one is filled with jobs that need nothing
-        jnp.pad(a, (0, -first.size % lanes)).reshape(-1, lanes)
-        for a in (jobs // blocks, jobs % blocks, first[jobs], (end - first)[jobs])
-    ]
-    return Jobs(Group(*groups), jnp.argsort(jobs).reshape(heads, blocks))
+    jobs = jnp.arange(first.size, dtype=first.dtype)
+    table = jnp.stack([jobs // blocks, jobs % blocks, first, end - first], axis=1)
+    if lanes > 1:  # the longest first
+        jobs = jnp.argsort(first - end, stable=True)
+        table = _get(table, jobs)
+    # The last group is filled with jobs that need nothing.
+    table = jnp.pad(table, ((0, -first.size % lanes), (0, 0))).reshape(-1, lanes, 4)
+    return Jobs(Group(*jnp.moveaxis(table, -1, 0)), jnp.argsort(jobs).reshape(heads, blocks))
 
 
 def separate_heads(tree: Any, *, separate: bool) -> Any:
@@ -134,22 +133,22 @@ def get_arrays(arrays: Any, head: Array, *, heads: int) -> Any:
     ``heads`` is the number of separate heads. An array of fewer heads serves equally many of them
     with each.
     """
-    return jax.tree.map(lambda a: _get(a, (head * a.shape[0] // heads,)), arrays)
+    return jax.tree.map(lambda a: _get(a, _head_of(a, head, heads)), arrays)
 
 
 def get_blocks(tree: Any, axes: Any, head: Array, block: Array, width: int, *, heads: int) -> Any:
     """Blocks ``block .. block + width - 1`` of the head in each lane, joined along ``axes``."""
 
     def get(axis: int, array: Array) -> Array:
-        at = head * array.shape[0] // heads
-        return jnp.concatenate([_get(array, (at, block + n)) for n in range(width)], axis)
+        blocks = jnp.moveaxis(_get(array, _head_of(array, head, heads), block, width), 1, axis)
+        return blocks.reshape(*blocks.shape[:axis], -1, *blocks.shape[axis + 2 :])
 
     return _map_axes(get, axes, tree)
 
 
 def add_arrays(sums: Any, added: Any, head: Array, *, heads: int) -> Any:
     """``sums``, with what each lane adds to the arrays of its head."""
-    return jax.tree.map(lambda a, b: _add(a, b, (head * a.shape[0] // heads,)), sums, added)
+    return jax.tree.map(lambda a, b: _add(a, b, _head_of(a, head, heads)), sums, added)
 
 
 def add_blocks(
@@ -158,10 +157,8 @@ def add_blocks(
     """``sums``, with what each lane adds to blocks ``block .. block + width - 1`` of its head."""
 
     def add(axis: int, array: Array, added: Array) -> Array:
-        at = head * array.shape[0] // heads
-        for n, part in enumerate(jnp.split(added, width, axis)):
-            array = _add(array, part, (at, block + n))
-        return array
+        blocks = added.reshape(*added.shape[:axis], width, -1, *added.shape[axis + 1 :])
+        return _add(array, jnp.moveaxis(blocks, axis, 1), _head_of(array, head, heads), block)
 
     return _map_axes(add, axes, sums, added)
 
@@ -173,16 +170,51 @@ def _map_axes(function: Callable[..., Array], axes: Any, *trees: Any) -> Any:
     )
 
 
-def _get(array: Array, index: tuple[Array, ...]) -> Array:
-    if index[0].size > 1:
-        return array.at[index].get(mode="clip")
-    return array[tuple(n[0] for n in index)][None]
+def _head_of(array: Array, head: Array, heads: int) -> Array:
+    """Where the array of each lane's head is, of ``heads`` that share the first axis."""
+    if array.shape[0] == heads:
+        return head
+    if array.shape[0] == 1:
+        return jnp.zeros_like(head)
+    return lax.div(head, jnp.full_like(head, heads // array.shape[0]))
 
 
-def _add(array: Array, added: Array, index: tuple[Array, ...]) -> Array:
-    if index[0].size > 1:
-        return array.at[index].add(added)
-    start = [n[0] for n in index]
-    start += [jnp.zeros_like(start[0])] * (array.ndim - len(index))
-    before = lax.dynamic_slice(array, start, (*[1] * len(index), *array.shape[len(index) :]))
-    return lax.dynamic_update_slice(array, before + added.reshape(before.shape), start)
+# XLA's operations, not NumPy's indices: those also serve indices that are negative or too large,
+# which there are none of. A model compiles these for every layer, and it takes twice as long.
+
+
+def _get(array: Array, head: Array, block: Array | None = None, width: int = 1) -> Array:
+    """``(lanes, ...)`` of each head; with ``block``, that many blocks ``(lanes, width, ...)``."""
+    index = [head] if block is None else [head, block]
+    sizes = (1, *array.shape[1:]) if block is None else (1, width, *array.shape[2:])
+    if head.size == 1:
+        return lax.dynamic_slice(array, _start(array, index), sizes, allow_negative_indices=False)
+    numbers = lax.GatherDimensionNumbers(
+        offset_dims=tuple(range(1, array.ndim)),
+        collapsed_slice_dims=(0,),
+        start_index_map=tuple(range(len(index))),
+    )
+    in_bounds = lax.GatherScatterMode.PROMISE_IN_BOUNDS
+    return lax.gather(array, jnp.stack(index, -1), numbers, sizes, mode=in_bounds)
+
+
+def _add(array: Array, added: Array, head: Array, block: Array | None = None) -> Array:
+    """``array``, with ``added`` where ``_get`` reads; lanes may add to the same place."""
+    index = [head] if block is None else [head, block]
+    if head.size == 1:
+        start = _start(array, index)
+        before = lax.dynamic_slice(array, start, added.shape, allow_negative_indices=False)
+        return lax.dynamic_update_slice(array, before + added, start, allow_negative_indices=False)
+    numbers = lax.ScatterDimensionNumbers(
+        update_window_dims=tuple(range(1, array.ndim)),
+        inserted_window_dims=(0,),
+        scatter_dims_to_operand_dims=tuple(range(len(index))),
+    )
+    in_bounds = lax.GatherScatterMode.PROMISE_IN_BOUNDS
+    return lax.scatter_add(array, jnp.stack(index, -1), added, numbers, mode=in_bounds)
+
+
+def _start(array: Array, index: list[Array]) -> list[Array]:
+    """The index of the only lane, for slices that hold all of the other axes."""
+    first = [n[0] for n in index]
+    return first + [jnp.zeros_like(first[0])] * (array.ndim - len(index))
