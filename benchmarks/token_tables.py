@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import posenc
+from posenc.feature_needs import reads_hidden
 from posenc.protocol import PositionScheme
 from posenc.schemes import DeBERTa, Inkling, Shaw, TransformerXL
 
@@ -88,7 +89,7 @@ def initial(scheme: PositionScheme) -> dict[str, Any]:
 
 def hidden(scheme: PositionScheme, x: Any) -> dict[str, Any]:
     """Hidden states as the tokens of a call, if the scheme reads them."""
-    return {"tokens": posenc.Tokens(x=x)} if "hidden_features" in scheme.hooks() else {}
+    return {"tokens": posenc.Tokens(x=x)} if reads_hidden(scheme) else {}
 
 
 def main() -> None:

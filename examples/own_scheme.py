@@ -5,7 +5,6 @@
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -13,11 +12,8 @@ import posenc
 
 
 @dataclass(frozen=True)
-class KerpleLog(posenc.PositionScheme):
+class KerpleLog(posenc.PositionScheme, relative=True, paper="Chi et al. 2022, arXiv 2205.09921"):
     """``-p log(1 + a |i - j|)``. Params are logarithms, so p and a stay positive."""
-
-    relative: ClassVar[bool] = True
-    paper: ClassVar[str] = "Chi et al. 2022, arXiv 2205.09921"
 
     num_heads: int
 

@@ -15,7 +15,7 @@ from posenc.attn.reference import attention
 from posenc.checks import nearest
 from posenc.evaluate import bias, embedding, rotary, transform
 from posenc.params import init_params
-from posenc.protocol import ParamSpec, PositionScheme, SchemeWarning
+from posenc.protocol import FeatureSpec, ParamSpec, PositionScheme, SchemeWarning
 from posenc.schemes import catalogue, make
 from posenc.tokens import Rotary, Tokens
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ALiBi",
+    "FeatureSpec",
     "Learned",
     "Mask",
     "NoPE",

@@ -84,8 +84,15 @@ from posenc.evaluate import (
     embedding,
     has_bias,
     has_embedding,
-    reads_features,
     scheme_bias,
+)
+from posenc.feature_needs import (
+    has_features,
+    lookback,
+    reads_features,
+    reads_hidden,
+    reads_vectors,
+    summed_features,
 )
 from posenc.layers import LayerPlan, add_embedding, check_layer
 from posenc.params import (
@@ -101,7 +108,15 @@ from posenc.params import (
 )
 from posenc.positions import as_integers, as_positions, check_range, concrete_values, visible
 from posenc.primitives import hold_with, rotate_with
-from posenc.protocol import Namespace, PositionScheme, Role, SchemeWarning, Window
+from posenc.protocol import (
+    FeatureSpec,
+    Hook,
+    Namespace,
+    PositionScheme,
+    Role,
+    SchemeWarning,
+    Window,
+)
 from posenc.tokens import Tokens
 
 __all__ = [
@@ -109,7 +124,9 @@ __all__ = [
     "Blocks",
     "Call",
     "Explanation",
+    "FeatureSpec",
     "Features",
+    "Hook",
     "Implementation",
     "LayerFacts",
     "LayerPlan",
@@ -168,9 +185,11 @@ __all__ = [
     "has_bias_by_distance",
     "has_bias_by_key",
     "has_embedding",
+    "has_features",
     "head_views",
     "hold_with",
     "is_function",
+    "lookback",
     "make_constants_with",
     "may_be_fully_masked",
     "may_have_negligible_blocks",
@@ -183,9 +202,12 @@ __all__ = [
     "prepare",
     "public_lse",
     "reads_features",
+    "reads_hidden",
+    "reads_vectors",
     "rotate_with",
     "run_chosen",
     "scheme_bias",
+    "summed_features",
     "tile_views",
     "tokens_to_embed",
     "unfold_with",

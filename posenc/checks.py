@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterable
-from dataclasses import fields, is_dataclass
 from numbers import Real
 from typing import Any
 
@@ -27,14 +26,6 @@ def python_number(value: Any) -> Any:
         return operator.index(value)
     except TypeError:  # an array of floats, or of more than one number
         return value
-
-
-def python_fields(instance: Any) -> None:
-    """Convert the numbers in the fields of a dataclass to Python numbers, also if it is frozen."""
-    # NumPy integers overflow in thresholds and table sizes, yet hash like Python's in caches.
-    for field in fields(instance) if is_dataclass(instance) else ():
-        if field.init:
-            object.__setattr__(instance, field.name, python_number(getattr(instance, field.name)))
 
 
 def check_count(name: str, value: Any, *, least: int = 1) -> int:
@@ -108,6 +99,21 @@ def check_finite(name: str, value: Any) -> float:
     if not -math.inf < number < math.inf:  # torch's compiler has no isfinite for symbols
         raise ValueError(f"{name} must be finite, got {value!r}")
     return _as_float(name, number)
+
+
+def check_per_head(name: str, values: Iterable[Any], num_heads: int) -> tuple[float, ...]:
+    """``values`` as finite floats, one per head."""
+    try:
+        numbers = tuple(float(m) for m in values)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} must be one number per head, got {values!r}") from None
+    if len(numbers) != num_heads:
+        raise ValueError(
+            f"{name} has {len(numbers)} values for num_heads={num_heads}; give one each"
+        )
+    if not all(map(math.isfinite, numbers)):
+        raise ValueError(f"{name} must be finite numbers, got {numbers}")
+    return numbers
 
 
 # The exponent of the smallest number that is not subnormal, the one above the largest, and digits.

@@ -9,6 +9,7 @@ from array_api_compat import array_namespace, device
 
 from posenc.by_distance import distances_of_pairs
 from posenc.checks import check_scheme
+from posenc.feature_needs import reads_features
 from posenc.params import (
     Features,
     GroupedKeyParams,
@@ -26,7 +27,7 @@ from posenc.params import (
 )
 from posenc.positions import as_places, as_positions
 from posenc.primitives import hold
-from posenc.protocol import HOOKS, Array, Namespace, PositionScheme, Role
+from posenc.protocol import Array, Hook, Namespace, PositionScheme, Role
 from posenc.rotary_tables import check_rotary, rotary_tables
 from posenc.schemes.nope import NoPE
 from posenc.tokens import Rotary, Tokens
@@ -140,7 +141,7 @@ def _bias_from_table(
     """
     if not depends_on_distance(scheme):
         return None
-    linear = "key_bias" in scheme.hooks()
+    linear = Hook.KEY_BIAS in scheme.hooks()
     found = distances_of_pairs(q, k, in_order=in_order, linear=linear, xp=xp)
     if found is None:
         return None
@@ -431,7 +432,7 @@ def rotary(
         rotary(part, tokens, _params_of(part, params), dtype=dtype, xp=xp)
         for part, _ in scheme.regions()
     )
-    if "rotary" not in scheme.hooks():
+    if Hook.ROTARY not in scheme.hooks():
         return Rotary(scheme, {}, regions) if any(regions) else None
     if scheme.axes > 1 and places is None:
         at = positions_as_places(at, scheme.axes, xp=xp)
@@ -502,15 +503,15 @@ def embedding(
 
 def has_embedding(scheme: PositionScheme) -> bool:
     """Whether a scheme acts on token embeddings."""
-    return "embedding" in scheme.hooks()
+    return Hook.EMBEDDING in scheme.hooks()
 
 
 def embeds_only(scheme: PositionScheme) -> bool:
     """Whether a scheme acts on token embeddings only, and not in attention."""
-    return "embedding" in scheme.hooks() and not scheme.hooks() & ATTENTION_HOOKS
+    return Hook.EMBEDDING in scheme.hooks() and not scheme.hooks() & ATTENTION_HOOKS
 
 
-ATTENTION_HOOKS = frozenset(HOOKS) - {"embedding", "at_length"}
+ATTENTION_HOOKS = frozenset(Hook) - {Hook.EMBEDDING, Hook.AT_LENGTH}
 
 
 def attention_part(
@@ -525,22 +526,12 @@ def attention_part(
 
 def has_transform(scheme: PositionScheme) -> bool:
     """Whether a scheme transforms queries and keys."""
-    return "transform" in scheme.hooks()
+    return Hook.TRANSFORM in scheme.hooks()
 
 
 def has_bias(scheme: PositionScheme) -> bool:
     """Whether a scheme has a bias."""
-    return "bias" in scheme.hooks()
-
-
-def has_features(scheme: PositionScheme) -> bool:
-    """Whether a scheme has features of tokens."""
-    return bool(scheme.hooks() & {"hidden_features", "query_features", "key_features"})
-
-
-def reads_features(scheme: PositionScheme) -> bool:
-    """Whether the bias may read features of tokens, or places on several axes."""
-    return scheme.reads_features()
+    return Hook.BIAS in scheme.hooks()
 
 
 def check_batches(**positions: Array) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 from posenc.checks import check_count, check_scheme
 from posenc.evaluate import has_embedding
 from posenc.params import is_floating
-from posenc.protocol import Array, Namespace, PositionScheme
+from posenc.protocol import Array, Hook, Namespace, PositionScheme
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def rotary_layers(schemes: Sequence[PositionScheme], sources: Sequence[int]) -> 
     def shares(layer: int, other: int) -> bool:
         # Schemes without tables are not compared: arrays among their fields may not compare.
         one = schemes[layer]
-        if layer == other or not one.hooks() & {"rotary", "regions"}:
+        if layer == other or not one.hooks() & {Hook.ROTARY, Hook.REGIONS}:
             return layer == other
         same_arrays = sources[layer] == sources[other] or not one.rotary_params()
         return one == schemes[other] and same_arrays

@@ -1,69 +1,44 @@
-"""The interface of a positional encoding: ``PositionScheme`` and ``ParamSpec``."""
+"""The interface of a positional encoding: ``PositionScheme``."""
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, TypeAlias
+from collections.abc import Mapping
+from enum import StrEnum, auto
+from typing import Any, ClassVar
 
-import numpy as np
-
-from posenc.checks import python_fields, python_number
+from posenc.checks import check_scheme
+from posenc.declared import Declared
 from posenc.primitives import hold
+from posenc.specs import Array, FeatureSpec, Initializer, Namespace, ParamSpec, Role, Window
 
-Array: TypeAlias = Any  # an array of any Array API library, a tracer, or a kernel's tile
-Namespace: TypeAlias = Any  # the Array API namespace that computes on it
-Role = Literal["query", "key"]
-Window: TypeAlias = "tuple[int | None, int | None]"  # (left, right), None for no bound
-Initializer: TypeAlias = "Callable[[np.random.Generator, tuple[int, ...]], np.ndarray[Any, Any]]"
-
-
-@dataclass(frozen=True)
-class ParamSpec:
-    """Declaration of one learned array of a scheme.
-
-    Parameters
-    ----------
-    shape
-        Its shape. The first axis of a per-head array is that of heads.
-    init
-        Draws its initial value: ``init(rng, shape)`` with a ``numpy.random.Generator``. Default:
-        independent normal values, mean 0, standard deviation 0.02.
-    per_head
-        Whether the first axis is that of heads. Then ``bias``, ``key_bias`` and ``transform``
-        receive the array in the form for per-head arrays that each describes. Otherwise they
-        receive the whole array.
-    of_keys
-        Whether the heads of a per-head array are those of keys and values, which may be fewer than
-        those of queries. Only ``transform`` of keys, ``hidden_features`` and ``key_features`` may
-        read it.
-    """
-
-    shape: tuple[int, ...]
-    init: Initializer | None = None
-    per_head: bool = True
-    of_keys: bool = False
-
-    def __post_init__(self) -> None:
-        if self.of_keys and not self.per_head:
-            raise ValueError("of_keys=True, per_head=False: an array of keys has an axis of heads")
-        object.__setattr__(self, "shape", tuple(python_number(size) for size in self.shape))
+__all__ = [
+    "Array", "FeatureSpec", "Hook", "Initializer", "Namespace", "ParamSpec", "PositionScheme",
+    "Role", "SchemeWarning", "Window",
+]  # fmt: skip
 
 
 class SchemeWarning(UserWarning):
     """A call is allowed, but it probably does not do what its author wants."""
 
 
-# The methods that change what a model computes; ``hooks()`` names those that a scheme overrides.
-HOOKS = (
-    "embedding", "transform", "rotary", "hidden_features", "query_features", "key_features", "bias",
-    "key_bias", "bias_factor", "adjust_scores", "sink", "regions", "scale", "at_length",
-)  # fmt: skip
+class Hook(StrEnum):
+    """The methods that change what a model computes; ``hooks()`` says which a scheme has."""
+
+    EMBEDDING = auto()
+    TRANSFORM = auto()
+    ROTARY = auto()
+    BIAS = auto()
+    KEY_BIAS = auto()
+    BIAS_FACTOR = auto()
+    ADJUST_SCORES = auto()
+    SINK = auto()
+    REGIONS = auto()
+    SCALE = auto()
+    AT_LENGTH = auto()
 
 
-class PositionScheme:
+class PositionScheme(Declared):
     """Base class of positional encodings.
 
     A scheme may act on token embeddings (``embedding``), on queries and keys (``transform``), and
@@ -81,50 +56,58 @@ class PositionScheme:
     ``xp``
         The Array API namespace of the arrays: that of NumPy, PyTorch or JAX.
 
-    Hyperparameters are fields of the dataclass. NumPy numbers in them become Python numbers before
-    ``__post_init__`` runs.
+    Hyperparameters are fields of the dataclass, checked as they are annotated
+    (``posenc.fields``). NumPy numbers in them become Python numbers before ``__post_init__`` runs.
 
-    If a bias depends on more than positions, the scheme computes *features*: named arrays, computed
-    once per token. ``hidden_features`` computes them from hidden states, ``query_features`` and
-    ``key_features`` from query and key vectors. ``bias`` and ``key_bias`` read them as
-    ``params.query[name]`` and ``params.key[name]``. ``transform`` reads those of its own tokens as
-    ``params.of(role)[name]``.
+    If a bias depends on more than positions, ``feature_specs`` declares *features*: named arrays,
+    computed once per token from its hidden state, query or key. ``bias`` and ``key_bias`` read them
+    as ``params.query[name]`` and ``params.key[name]``. ``transform`` reads those of its own tokens
+    as ``params.of(role)[name]``.
 
     Letters in shapes: ``B`` batch, ``H`` heads, ``Hk`` heads of keys and values, ``L`` tokens,
     ``Q`` queries, ``K`` keys, ``D`` head_dim, ``C`` width of hidden states, ``M`` size of a table.
     """
 
-    # What a scheme declares about itself.
+    # Facts, given as class keywords: ``class ALiBi(PositionScheme, relative=True)``.
 
-    relative: ClassVar[bool] = False
+    relative: bool = False
     """Whether ``bias`` depends on positions only through ``k_pos - q_pos``. It may read features
     too."""
 
-    axes: ClassVar[int] = 1
+    axes: int = 1
     """Number of coordinates of a token: 1 for text, 2 for an image. With more than one,
     ``transform`` and ``embedding`` receive coordinates ("places") ``(..., L, axes)`` instead of
     positions. ``bias`` reads them as ``params.query["places"][axis]`` and
     ``params.key["places"][axis]``. Every token still has one integer position, which alone decides
-    order, masks, cumulative sums and caches. If it depends on options, it is a field or a property
-    of the scheme."""
+    order, masks, cumulative sums and caches. If it depends on options, it is a field."""
 
-    cumulative: ClassVar[tuple[str, ...]] = ()
-    """Names of key features that the library sums in the order of positions, within a segment.
-    ``params.query`` and ``params.key`` then hold the sum up to each token's own position."""
-
-    shared: ClassVar[bool] = False
+    shared: bool = False
     """Whether the layers of a model share one set of learned params, as T5 does."""
 
-    whole_rows: ClassVar[str] = ""
+    whole_rows: str = ""
     """Why ``adjust_scores`` needs whole rows of scores, for the error of implementations that have
     only tiles of them."""
 
-    paper: ClassVar[str] = ""
-    """Authors, year and arXiv number, for the catalogue."""
+    paper: str = ""
+    """Authors, year and arXiv number, for the catalogue and the end of the docstring."""
 
-    trained_as: ClassVar[str | None] = None
+    trained_as: str | None = None
     """Name in the catalogue of the scheme that models are trained with, if this one extends them
     without training. A study of the whole catalogue then trains that one and tests this one."""
+
+    _FACTS: ClassVar[Mapping[str, type]] = {
+        "relative": bool, "axes": int, "shared": bool, "whole_rows": str, "paper": str,
+        "trained_as": str,
+    }  # fmt: skip
+
+    @classmethod
+    def fitted(cls, sizes: Mapping[str, int]) -> Mapping[str, Any]:
+        """Return defaults of options that follow from sizes of a model, for ``posenc.make``.
+
+        ``sizes`` has those that are known, as ``{"train_len": 512}``. Options of the caller, and
+        fields named like a size, need no entry.
+        """
+        return {}
 
     def param_specs(self) -> Mapping[str, ParamSpec]:
         """Learned arrays, by name."""
@@ -132,6 +115,10 @@ class PositionScheme:
 
     def constants(self) -> Mapping[str, tuple[float, ...]]:
         """Fixed numbers, one per head, by name. Methods read them from ``params``."""
+        return {}
+
+    def feature_specs(self) -> Mapping[str, FeatureSpec]:
+        """Features of tokens that ``bias``, ``key_bias`` and ``transform`` read, by name."""
         return {}
 
     # Where a scheme acts: embeddings, queries and keys, scores.
@@ -249,55 +236,6 @@ class PositionScheme:
         """
         return None
 
-    # Features of tokens, which ``bias``, ``key_bias`` and ``transform`` read.
-
-    def hidden_features(
-        self, x: Array, *, role: Role, params: Mapping[str, Array], xp: Namespace
-    ) -> Mapping[str, Array]:
-        """Compute features from hidden states ``x (B, L, C)``, for each token independently.
-
-        A feature is a number per head and token, ``(B, H, L)``, or a table per head and token,
-        ``(B, H, L, M)``. Per-head arrays in ``params`` keep their head axis here.
-
-        If ``lookback()`` is ``n > 0`` and ``role="key"``, ``x`` is ``(B, L, n + 1, C)``: the hidden
-        states of the ``n`` tokens before each token in its segment, and its own last. Zeros stand
-        for tokens before the first.
-
-        The library asks for keys and for queries separately. With ``role="key"``, return the
-        features for ``params.key`` and all that ``cumulative`` names. With ``role="query"``, return
-        the features for ``params.query``, except those that ``cumulative`` names.
-        """
-        return {}
-
-    def lookback(self) -> int:
-        """Return how many earlier tokens ``hidden_features`` of keys sees with each token.
-
-        For a short causal convolution over tokens (Selective RoPE, PaTH). "Earlier" is in the order
-        of positions, within a segment.
-        """
-        return 0
-
-    def query_features(
-        self, q: Array, pos: Array, *, scale: float, params: Mapping[str, Array], xp: Namespace
-    ) -> Mapping[str, Array]:
-        """Compute features from query vectors ``q (B, H, Q, D)``, before ``transform``.
-
-        Shapes of features and of ``params`` are those of ``hidden_features``. ``pos`` broadcasts to
-        ``(B, H, Q)``; with several ``axes`` it holds places, ``(..., Q, axes)``. ``scale`` is the
-        factor of the scores.
-        """
-        return {}
-
-    def key_features(
-        self, k: Array, pos: Array, *, scale: float, params: Mapping[str, Array], xp: Namespace
-    ) -> Mapping[str, Array]:
-        """Compute features from key vectors ``k (B, Hk, K, D)``, before ``transform``.
-
-        As ``query_features``. With grouped queries ``Hk`` is less than ``H``; a feature may have
-        either number of heads.
-        """
-        return {}
-
     # Rarer ways to act on attention.
 
     def adjust_scores(
@@ -389,62 +327,52 @@ class PositionScheme:
 
     # What the library asks of a scheme. A combination of schemes overrides these.
 
-    def hooks(self) -> frozenset[str]:
-        """Return the names of the methods in ``HOOKS`` that this scheme overrides."""
+    def hooks(self) -> frozenset[Hook]:
+        """Return the methods of ``Hook`` that this scheme overrides."""
         return self._hooks
-
-    def reads_features(self) -> bool:
-        """Return whether ``bias`` may read features, or places on several axes.
-
-        If it does not and the scheme is ``relative``, its bias is a table over distances.
-        """
-        features = {"hidden_features", "query_features", "key_features"}
-        return "bias" in self.hooks() and (self.axes > 1 or bool(features & self.hooks()))
 
     def bias_terms(self) -> tuple[tuple[str, PositionScheme], ...]:
         """Return schemes whose biases add up to ``bias``, each with the prefix of its names.
 
         The prefix is that of its params and features among those of this scheme.
         """
-        return (("", self),) if "bias" in self.hooks() else ()
+        return (("", self),) if Hook.BIAS in self.hooks() else ()
 
     def rotary_params(self) -> frozenset[str]:
         """Return the names of the learned arrays that ``rotary`` may read."""
         names: set[str] = set()
-        if "rotary" in self.hooks():
+        if Hook.ROTARY in self.hooks():
             names.update(name for name, spec in self.param_specs().items() if not spec.of_keys)
         for scheme, _ in self.regions():
             names.update(scheme.rotary_params())
         return frozenset(names)
 
-    _hooks: ClassVar[frozenset[str]] = frozenset()
+    _hooks: ClassVar[frozenset[Hook]] = frozenset()
 
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        if hasattr(cls, "gate"):
-            raise TypeError(
-                f"{cls.__name__}.gate: a gate is a feature now; return {{name: (B, H, L)}} from "
-                "hidden_features, and list the name in cumulative"
-            )
-        own = {n for n in HOOKS if getattr(cls, n) is not getattr(PositionScheme, n)}
+    def __init_subclass__(cls, **facts: Any) -> None:
+        super().__init_subclass__(**facts)
+        for name, advice in _GONE.items():
+            if callable(value := getattr(cls, name, None)) or type(value) is tuple:
+                raise TypeError(f"{cls.__name__}.{name}: {advice}")
+        own = {hook for hook in Hook if getattr(cls, hook) is not getattr(PositionScheme, hook)}
         # A class that inherits ``rotary`` and writes its own transform may change positions first.
         writer = {n: next(c for c in cls.__mro__ if n in vars(c)) for n in ("rotary", "transform")}
         if not issubclass(writer["rotary"], writer["transform"]):
-            own -= {"rotary"}
+            own -= {Hook.ROTARY}
         cls._hooks = frozenset(own)
-        if "__post_init__" in cls.__dict__:
-            cls.__post_init__ = _with_python_fields(cls.__post_init__)  # type: ignore[method-assign]
 
-    def __post_init__(self) -> None:
-        python_fields(self)
+    @staticmethod
+    def _check_field(name: str, value: Any) -> None:
+        check_scheme(value)
 
 
-def _with_python_fields(post_init: Callable[..., None]) -> Callable[..., None]:
-    """``post_init``, called after the scheme's fields have become Python numbers."""
-
-    @functools.wraps(post_init)
-    def convert_then_init(self: Any, *args: Any) -> None:
-        python_fields(self)
-        post_init(self, *args)
-
-    return convert_then_init
+_SPEC = "declare features by name in feature_specs(), as "
+_GONE = {
+    "gate": "a gate is a feature now: " + _SPEC + "{'c': FeatureSpec(self.gate, of='key', cumulative=True)}",
+    "cumulative": _SPEC + "{'c': FeatureSpec(self.gate, of='key', cumulative=True)}",
+    "hidden_features": _SPEC + "{'c': FeatureSpec(self.gate, of='key')}",
+    "query_features": _SPEC + "{'a': FeatureSpec(self.of_query, of='query', reads='vectors')}",
+    "key_features": _SPEC + "{'a': FeatureSpec(self.of_key, of='key', reads='vectors')}",
+    "lookback": _SPEC + "{'c': FeatureSpec(self.taps, of='key', lookback=3)}",
+    "reads_features": _SPEC + "{'c': FeatureSpec(self.gate, of='key')}; the library reads them",
+}

@@ -74,7 +74,7 @@ class Tokens:
         Booleans, ``(L,)`` or ``(B, L)``: False for padding, which no token sees and which sees no
         token. Its result is 0.
     x
-        Hidden states ``(B, L, C)``, for a scheme with ``hidden_features``.
+        Hidden states ``(B, L, C)``, for a scheme whose features read them.
     features
         Features by name, ``(B, H, L)`` or ``(B, H, L, M)``, if they are known already;
         ``posenc.features`` computes them.

@@ -12,7 +12,16 @@ import jax.numpy as jnp
 from jax import Array
 
 from posenc import Tokens, rotary, transform
-from posenc.backend import Arguments, LayerFacts, PassState, Shared, attention_part, tokens_to_embed
+from posenc.backend import (
+    Arguments,
+    Hook,
+    LayerFacts,
+    PassState,
+    Shared,
+    attention_part,
+    reads_hidden,
+    tokens_to_embed,
+)
 from posenc_jax.api import attend_in_pass
 
 if TYPE_CHECKING:
@@ -113,12 +122,12 @@ class Attend:
             ``(B, Q, H, D)``, ``(B, K, Hk, D)``, ``(B, K, Hk, Dv)``.
         x
             Hidden states ``(B, K, C)`` of the keys' tokens, of which the queries' are the last;
-            only a scheme with ``hidden_features`` reads them.
+            only a scheme whose features read them has a use for them.
         bias, softcap, scale, k_transformed, return_lse
             As in ``posenc_jax.attention``.
         """
         bound, shared, position = self._bound, self._shared, self._position
-        x = x if "hidden_features" in position.scheme.hooks() else None
+        x = x if reads_hidden(position.scheme) else None
         of_arrays = all(hasattr(a, "shape") and len(a.shape) == 4 for a in (q, k))
         if of_arrays:
             bound.state.check(q.shape[0], q.shape[1], k.shape[1], q.dtype, None)
@@ -159,7 +168,7 @@ class Attend:
         if side.pos is None:
             name = "tokens" if given.queries is None else "queries"
             raise ValueError(f"{name}.pos is missing: a pass that fills a cache needs positions")
-        if "regions" in scheme.hooks():
+        if Hook.REGIONS in scheme.hooks():
             raise ValueError(
                 f"{type(scheme).__name__} transforms keys in several ways; cache raw keys"
             )
@@ -167,7 +176,7 @@ class Attend:
         if given.queries is None and own.pos.shape[-1] != k.shape[1]:
             own = own[-k.shape[1] :]
         shared, made = self._shared, None
-        if "rotary" in scheme.hooks():
+        if Hook.ROTARY in scheme.hooks():
             made = shared.of_pass.once(
                 ("rotary", shared.rotary_key, "query", str(k.dtype)),
                 lambda: rotary(scheme, own, params, dtype=k.dtype, xp=jnp),

@@ -14,12 +14,14 @@ import posenc
 from posenc import Tokens
 from posenc.backend import (
     Arguments,
+    Hook,
     LayerFacts,
     Made,
     PassState,
     PositionScheme,
     Shared,
     attention_part,
+    reads_hidden,
     tokens_to_embed,
 )
 from posenc_torch.api import attend_in_pass, autocast_dtype
@@ -104,7 +106,7 @@ class Attend:
     def __init__(self, bound: Bound, position: BoundLayer, layer: int) -> None:
         self._bound, self._position, self._layer = bound, position, layer
         self._shared: Shared | None = None
-        self._reads_hidden = "hidden_features" in position.scheme.hooks()
+        self._reads_hidden = reads_hidden(position.scheme)
         self._embedded = False
 
     def __call__(
@@ -128,7 +130,7 @@ class Attend:
             ``(B, H, Q, D)``, ``(B, Hk, K, D)``, ``(B, Hk, K, Dv)``.
         x
             Hidden states ``(B, K, C)`` of the keys' tokens, of which the queries' are the last;
-            only a scheme with ``hidden_features`` reads them.
+            only a scheme whose features read them has a use for them.
         bias, softcap, scale, k_transformed, return_lse
             As in ``posenc_torch.attention``.
         """
@@ -157,7 +159,7 @@ class Attend:
         if pos is None:
             name = "tokens" if given.queries is None else "queries"
             raise ValueError(f"{name}.pos is missing: a pass that fills a cache needs positions")
-        if "regions" in scheme.hooks():
+        if Hook.REGIONS in scheme.hooks():
             raise ValueError(
                 f"{type(scheme).__name__} transforms keys in several ways; cache raw keys"
             )
@@ -166,7 +168,7 @@ class Attend:
             own = Tokens(pos, places=places)[-length:]
             pos, places = own.pos, own.places
         rotary = None
-        if "rotary" in scheme.hooks() and not is_alone():
+        if Hook.ROTARY in scheme.hooks() and not is_alone():
             shared = self._of_layer()
             rotary = shared.of_pass.once(
                 ("rotary", shared.rotary_key, "query", str(k.dtype)),

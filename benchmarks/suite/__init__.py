@@ -24,6 +24,9 @@ import os
 import time
 import warnings
 
+from posenc.feature_needs import reads_features
+from posenc.protocol import Hook
+
 # Before NumPy, PyTorch and XLA read them. With more threads, other load on the machine shows, and
 # threads that wait for work take the time of those that have some.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -89,10 +92,14 @@ def those(names, test):
 
 def has_plain_bias(scheme):
     """Whether a scheme has a bias, and it depends on positions alone."""
-    return "bias" in scheme.hooks() and not scheme.reads_features()
+    return Hook.BIAS in scheme.hooks() and not reads_features(scheme)
 
 
-PLAIN = those(SOME, lambda scheme: has_plain_bias(scheme) and "adjust_scores" not in scheme.hooks())
+def _is_plain(scheme):
+    return has_plain_bias(scheme) and Hook.ADJUST_SCORES not in scheme.hooks()
+
+
+PLAIN = those(SOME, _is_plain)
 """Those of ``SOME`` that nearly every implementation serves."""
 
 

@@ -13,7 +13,7 @@ from array_api_compat import device
 from posenc.attn.call import Call
 from posenc.evaluate import as_row, bias_at_distances, depends_on_distance
 from posenc.positions import visible
-from posenc.protocol import Array, Namespace
+from posenc.protocol import Array, Hook, Namespace
 
 
 def bias_by_distance(call: Call, *, between: tuple[int, int] | None = None) -> Array | None:
@@ -100,7 +100,7 @@ def bias_by_key(call: Call) -> Array | None:
 
 def has_bias_by_key(call: Call) -> bool:
     """Whether ``bias_by_key`` may return an array."""
-    declared = {"bias", "key_bias"} <= call.scheme.hooks()
+    declared = {Hook.BIAS, Hook.KEY_BIAS} <= call.scheme.hooks()
     return declared and call.causal and call.query.places is None and call.extra_bias is None
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from posenc.checks import check_scheme
-from posenc.protocol import PositionScheme
+from posenc.feature_needs import lookback, reads_hidden, reads_vectors, summed_features
+from posenc.protocol import Hook, PositionScheme
 
 
 @dataclass(frozen=True)
@@ -51,20 +52,15 @@ def cache_needs(scheme: PositionScheme) -> CacheNeeds:
     """
     check_scheme(scheme)
     hooks = scheme.hooks()
-    transformed = "transform" in hooks and "regions" not in hooks
-    features = "hidden_features" in hooks or bool(scheme.cumulative)
+    transformed = Hook.TRANSFORM in hooks and Hook.REGIONS not in hooks
+    summed = summed_features(scheme)
+    features = reads_hidden(scheme) or bool(summed)
     # Features of key vectors can be computed again, unless the cached keys are transformed.
-    has_key_features = features or ("key_features" in hooks and transformed)
+    has_key_features = features or (reads_vectors(scheme, "key") and transformed)
     # A feature that only transform reads is not needed for keys that are transformed.
     read = bool(hooks & _READ_KEY_FEATURES)
     keep = ("k", "v", "features") if has_key_features and read else ("k", "v")
-    return CacheNeeds(
-        keep,
-        transformed,
-        features or has_key_features,
-        tuple(scheme.cumulative),
-        scheme.lookback(),
-    )
+    return CacheNeeds(keep, transformed, features or has_key_features, summed, lookback(scheme))
 
 
-_READ_KEY_FEATURES = frozenset({"bias", "key_bias", "adjust_scores", "regions"})
+_READ_KEY_FEATURES = frozenset({Hook.BIAS, Hook.KEY_BIAS, Hook.ADJUST_SCORES, Hook.REGIONS})

@@ -41,11 +41,11 @@ from posenc.evaluate import (
     dense_bias,
     embeds_only,
     has_bias,
-    has_features,
     has_transform,
     rotary,
     transformation,
 )
+from posenc.feature_needs import has_features, reads_features
 from posenc.params import (
     Features,
     Params,
@@ -59,7 +59,7 @@ from posenc.params import (
     working_dtype,
 )
 from posenc.positions import concrete_values, is_compiling
-from posenc.protocol import Array, Namespace, PositionScheme, Role, SchemeWarning, Window
+from posenc.protocol import Array, Hook, Namespace, PositionScheme, Role, SchemeWarning, Window
 from posenc.rotary_tables import check_rotary
 from posenc.tokens import Rotary, Tokens
 
@@ -326,10 +326,10 @@ def prepare(
             f"{type(scheme).__name__} has no features of tokens: leave out {name}.features"
         )
     hooks = scheme.hooks()
-    if "sink" in hooks:
+    if Hook.SINK in hooks:
         own = nothing_kept if has_features(scheme) else once
         call = replace(call, sink=own("sink", partial(_sink, call)))
-    if "regions" in hooks:
+    if Hook.REGIONS in hooks:
         _check_rotary(scheme, given)
         if shared is not None and given.of_keys.rotary is None:
             angles = _rotary_of_pass(call, params, given)[1]
@@ -457,7 +457,7 @@ def _rotary_of_pass(
     """Angles at the positions of the queries, and of the keys unless these are transformed."""
     shared, scheme, xp = call.shared, call.scheme, call.xp
     assert shared is not None
-    if not scheme.hooks() & {"rotary", "regions"}:
+    if not scheme.hooks() & {Hook.ROTARY, Hook.REGIONS}:
         return None, None
     # Learned angles are made for each, so that their gradients add up as in a call alone.
     same = not scheme.param_specs() and given.queries is None
@@ -496,7 +496,7 @@ def _share_rotary(call: Call, given: Arguments) -> bool:
     if not call.aligned or given.of_keys.places is not None or given.k_transformed:
         return False
     of_heads = scheme.param_specs() or scheme.constants()
-    if "rotary" not in scheme.hooks() or of_heads or q.dtype != k.dtype:
+    if Hook.ROTARY not in scheme.hooks() or of_heads or q.dtype != k.dtype:
         return False
     # Last, because an exported program keeps every condition on lengths that it evaluates.
     return bool(q.shape[2] == k.shape[2])
@@ -537,7 +537,7 @@ def _check_rotary(scheme: PositionScheme, given: Arguments) -> None:
 
 def _side_for_bias(scheme: PositionScheme, side: Tokens) -> Tokens:
     """The side with the features that the bias reads, and places on several axes as a feature."""
-    read = scheme.reads_features() or "adjust_scores" in scheme.hooks()
+    read = reads_features(scheme) or Hook.ADJUST_SCORES in scheme.hooks()
     features = side.features if read else {}
     if scheme.axes == 1:
         return side.with_features(features)

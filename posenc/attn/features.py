@@ -1,8 +1,8 @@
 """Features of tokens: named arrays that a bias or transform reads besides positions.
 
-A feature is computed once per token, from its hidden state or from its query or key vector. If a
-scheme names it in ``cumulative``, it is summed in the order of positions, within a segment. FoX
-(arXiv 2503.02130) and CABLE (arXiv 2503.08067) bias a score by the difference of such sums.
+A feature is computed once per token, from its hidden state or from its query or key vector. A
+``cumulative`` one is summed in the order of positions, within a segment. FoX (arXiv 2503.02130) and
+CABLE (arXiv 2503.08067) bias a score by the difference of such sums.
 """
 
 from __future__ import annotations
@@ -17,10 +17,19 @@ from posenc.attn.arguments import Arguments, as_booleans, without_padding
 from posenc.attn.earlier import with_earlier
 from posenc.attn.segment_sums import segment_sums
 from posenc.checks import check_scheme
-from posenc.evaluate import has_features, positions_as_places, prepare_params
+from posenc.evaluate import positions_as_places, prepare_params
+from posenc.feature_needs import (
+    has_features,
+    lookback,
+    own_tokens,
+    reads_hidden,
+    reads_vectors,
+    specs_of,
+    summed_features,
+)
 from posenc.params import Params, as_mapping, is_floating, working_dtype
 from posenc.positions import as_integers, as_places, as_positions, concrete_values, from_numpy
-from posenc.protocol import Array, Namespace, PositionScheme, Role
+from posenc.protocol import Array, Hook, Namespace, PositionScheme, Role
 from posenc.tokens import Tokens
 
 FeatureArrays = dict[str, Array]
@@ -49,11 +58,11 @@ def features(
     Parameters
     ----------
     tokens
-        Hidden states ``x`` for a scheme with ``hidden_features``; positions and segments, within
+        Hidden states ``x`` for a scheme whose features read them; positions and segments, within
         which a cumulative sum runs up to each position (default: in order, one segment); places.
     q, k
         Queries ``(B, H, L, D)`` and keys ``(B, Hk, L, D)`` of the same tokens, before
-        ``transform``, for a scheme with ``query_features`` or ``key_features``.
+        ``transform``, for a scheme whose features read them.
     carry
         Name -> cumulative sum over all earlier tokens, ``(B, H)`` or ``(B, H, M)``: the last values
         of the cached ``features``. Not with segments.
@@ -92,10 +101,10 @@ def features(
             raise ValueError(
                 f"{name} is given with segments, but it continues one; leave out tokens.seg"
             )
-    if carry is not None and x_before is None and scheme.lookback():
+    if carry is not None and x_before is None and lookback(scheme):
         raise ValueError(
             f"carry is given without x_before, but {type(scheme).__name__} reads hidden states of "
-            f"{scheme.lookback()} earlier tokens"
+            f"{lookback(scheme)} earlier tokens"
         )
     if x_before is not None:
         x_before = _check_before(x_before, x, scheme, xp)
@@ -158,49 +167,40 @@ def side_features(
     ``vectors``, ``sides`` and ``given`` are pairs: for queries and for keys. ``aligned``: positions
     are the default.
     """
-    hooks, name = scheme.hooks(), type(scheme).__name__
+    name, hidden = type(scheme).__name__, reads_hidden(scheme)
     (q, k), (q_side, k_side), (q_given, k_given) = vectors, sides, given
-    if (q_given is None) != (k_given is None) and "hidden_features" in hooks:
+    if (q_given is None) != (k_given is None) and hidden:
         has, lacks = ("tokens", "queries") if q_given is None else ("queries", "tokens")
         raise ValueError(f"{has}.features is given without {lacks}.features; give both or neither")
     key: FeatureArrays = {}
-    if k_given is None and "hidden_features" in hooks:
+    if k_given is None and hidden:
         x = _check_hidden("tokens.x", x, k, k_side, name, "K", xp)
         wide = x
-        if count := scheme.lookback():
+        if count := lookback(scheme):
             in_order = aligned and k_side.seg is None
             wide = with_earlier(x, count, None if in_order else k_side, before=x_before, xp=xp)
         key |= _hidden_features("tokens.x", scheme, wide, "key", params, xp)
-    if "key_features" in hooks and not (k_given is not None and k_transformed):
+    if reads_vectors(scheme, "key") and not (k_given is not None and k_transformed):
         if k is None:
             raise ValueError(f"{name} has features of keys: give k")
-        if k_transformed and "transform" in hooks:
+        if k_transformed and Hook.TRANSFORM in scheme.hooks():
             raise ValueError(
                 f"k_transformed=True: {name} has features of keys, which need keys before the "
                 "transform; cache these features and give tokens.features"
             )
-        pos = _broadcast_pos(k_side, scheme.axes)
-        wide = xp.astype(k, params.dtype)
-        key |= scheme.key_features(wide, pos, scale=scale, params=params, xp=xp)
+        key |= _vector_features(scheme, k, k_side, "key", scale, params, xp)
     key = _check_features(key, "key", k_side, q, k, params.dtype, xp)
     sums: FeatureArrays = {}
-    for each in scheme.cumulative:
+    for each in summed_features(scheme):
         if each in key:
             key[each], sums[each] = _cumulative_sums(key[each], q_side, k_side, aligned, xp)
-        elif k_given is None:
-            known = ", ".join(key) or "none"
-            raise ValueError(
-                f"{name}.cumulative has {each!r}, but keys have no such feature; they have: {known}"
-            )
     query: FeatureArrays = dict(sums)
-    if q_given is None and "hidden_features" in hooks and x is not None:
+    if q_given is None and x is not None and specs_of(scheme, "query", "hidden"):
         query |= _hidden_query_features(scheme, params, q_side, k_side, x, q_x, aligned, name, xp)
-    if "query_features" in hooks:
+    if reads_vectors(scheme, "query"):
         if q is None:
             raise ValueError(f"{name} has features of queries: give q")
-        pos = _broadcast_pos(q_side, scheme.axes)
-        wide = xp.astype(q, params.dtype)
-        query |= scheme.query_features(wide, pos, scale=scale, params=params, xp=xp)
+        query |= _vector_features(scheme, q, q_side, "query", scale, params, xp)
     query |= dict(as_mapping(q_given, "queries.features"))
     key |= dict(as_mapping(k_given, "tokens.features"))
     return (
@@ -238,7 +238,7 @@ def _check_hidden(
 
 def _check_before(before: Array, x: Array | None, scheme: PositionScheme, xp: Namespace) -> Array:
     """``x_before`` as hidden states of tokens before those of ``x``."""
-    if not scheme.lookback():
+    if not lookback(scheme):
         raise ValueError(
             f"x_before: {type(scheme).__name__} reads hidden states of no earlier tokens; leave it "
             "out"
@@ -253,10 +253,16 @@ def _check_before(before: Array, x: Array | None, scheme: PositionScheme, xp: Na
 def _hidden_features(
     what: str, scheme: PositionScheme, x: Array, role: Role, params: Params, xp: Namespace
 ) -> FeatureArrays:
-    """``scheme.hidden_features``; an error that names the width if it does not fit the scheme."""
-    wide = xp.astype(x, params.dtype)
+    """Features of hidden states; an error that names the width if it does not fit the scheme.
+
+    Those of keys have the axis of a ``lookback``, if a feature of the scheme has one.
+    """
+    wide, most = xp.astype(x, params.dtype), lookback(scheme) if role == "key" else 0
     try:
-        return dict(scheme.hidden_features(wide, role=role, params=params, xp=xp))
+        return {
+            name: spec.compute(own_tokens(wide, most, spec.lookback), params=params, xp=xp)
+            for name, spec in specs_of(scheme, role, "hidden").items()
+        }
     except (TypeError, ValueError, RuntimeError) as error:
         if type(error) not in (
             TypeError,
@@ -273,6 +279,23 @@ def _hidden_features(
         ) from error
 
 
+def _vector_features(
+    scheme: PositionScheme,
+    vectors: Array,
+    side: Tokens,
+    role: Role,
+    scale: float,
+    params: Params,
+    xp: Namespace,
+) -> FeatureArrays:
+    """Features of queries or of keys before the transform."""
+    pos, wide = _broadcast_pos(side, scheme.axes), xp.astype(vectors, params.dtype)
+    return {
+        name: spec.compute(wide, pos, scale=scale, params=params, xp=xp)
+        for name, spec in specs_of(scheme, role, "vectors").items()
+    }
+
+
 def _hidden_query_features(
     scheme: PositionScheme,
     params: Params,
@@ -284,7 +307,7 @@ def _hidden_query_features(
     name: str,
     xp: Namespace,
 ) -> FeatureArrays:
-    """``hidden_features`` of queries, from ``q_x`` or from the tokens of ``x`` that they are."""
+    """Features of queries, from ``q_x`` or from the tokens of ``x`` that they are."""
 
     def compute(hidden: Array, what: str = "tokens.x") -> FeatureArrays:
         return _hidden_features(what, scheme, hidden, "query", params, xp)
@@ -294,8 +317,6 @@ def _hidden_query_features(
     q_len, k_len = query.pos.shape[-1], key.pos.shape[-1]
     if aligned:
         return compute(x[:, k_len - q_len :, :])
-    if not compute(x[:, :1, :]):  # before comparing lengths, which an exported program would keep
-        return {}
     if q_len == k_len and _same_tokens(query, key, xp):
         return compute(x)
     raise ValueError(
@@ -385,16 +406,17 @@ def _add_carry(
 ) -> tuple[FeatureArrays, FeatureArrays]:
     """Features whose cumulative sums continue those of earlier tokens."""
     query, key = features
+    summed = summed_features(scheme)
     for name, before in as_mapping(carry, "carry").items():
-        if name not in scheme.cumulative:
-            known = ", ".join(scheme.cumulative) or "none"
+        if name not in summed:
+            known = ", ".join(summed) or "none"
             raise ValueError(f"carry has {name!r}, which is not summed; accepted: {known}")
         expected = tuple(size for axis, size in enumerate(key[name].shape) if axis != 2)
         if tuple(before.shape) != expected:
             raise ValueError(f"carry[{name!r}] must be {expected}, got {tuple(before.shape)}")
         more = xp.expand_dims(xp.astype(before, dtype), axis=2)
         query[name], key[name] = query[name] + more, key[name] + more
-    for name in scheme.cumulative:
+    for name in summed:
         if name not in carry:
             raise ValueError(f"carry lacks {name!r}, which is summed")
     return query, key
@@ -405,12 +427,12 @@ def hidden_width(scheme: PositionScheme, params: Mapping[str, Array]) -> int:
 
     Tries the sizes of its params, which must be NumPy arrays.
     """
-    if "hidden_features" not in scheme.hooks():
+    if not reads_hidden(scheme):
         return 0
     like = np.zeros(1)
     xp = array_namespace(like)  # imported here: it brings parts of NumPy that are slow to import
     arrays, work = prepare_params(scheme, params, like=like, dtype=None, xp=xp)
-    whole, n = Params(arrays, work), scheme.lookback()
+    whole, n = Params(arrays, work), lookback(scheme)
     shapes = [spec.shape for spec in scheme.param_specs().values()]
     # A head may read a part of the hidden state.
     sizes = {times * size for shape in shapes for size in shape for times in (1, shape[0])}
@@ -421,7 +443,10 @@ def hidden_width(scheme: PositionScheme, params: Mapping[str, Array]) -> int:
         seen = {"query": x, "key": with_earlier(x, n, xp=xp) if n else x}
         try:
             for role in _ROLES:
-                scheme.hidden_features(seen[role], role=role, params=whole, xp=xp)
+                for spec in specs_of(scheme, role, "hidden").values():
+                    most = n if role == "key" else 0
+                    own = own_tokens(seen[role], most, spec.lookback)
+                    spec.compute(own, params=whole, xp=xp)
         except (TypeError, ValueError, IndexError):
             continue
         return width

@@ -12,7 +12,7 @@ from typing import Any
 from posenc.attn.call import Call
 from posenc.attn.merge import PartialAttention, add_sink, merge_parts, public_lse
 from posenc.checks import nearest
-from posenc.protocol import Array
+from posenc.protocol import Array, Hook
 
 
 def _no_reason(call: Call) -> None:
@@ -62,7 +62,7 @@ class Implementation:
         """Why it cannot serve a call; None if it can."""
         name = type(call.scheme).__name__
         for part in call.regions or (call,):
-            if not self.whole_rows and "adjust_scores" in part.scheme.hooks():
+            if not self.whole_rows and Hook.ADJUST_SCORES in part.scheme.hooks():
                 because = part.scheme.whole_rows and f": {part.scheme.whole_rows}"
                 who = type(part.scheme).__name__
                 return f"{who} adjusts whole rows of scores, which only 'reference' has{because}"

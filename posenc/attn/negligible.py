@@ -26,7 +26,7 @@ from posenc.attn.bias_forms import (
 )
 from posenc.attn.blocks import block_max, pad_neg_inf
 from posenc.attn.call import Call
-from posenc.evaluate import reads_features
+from posenc.feature_needs import reads_features
 from posenc.positions import visible
 from posenc.protocol import Array, Namespace, PositionScheme
 

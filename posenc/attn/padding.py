@@ -6,10 +6,15 @@ holds, and 0 times NaN is NaN.
 
 from __future__ import annotations
 
-from posenc.protocol import Array, Namespace, PositionScheme
+from posenc.feature_needs import reads_vectors
+from posenc.protocol import Array, Hook, Namespace, PositionScheme
 from posenc.tokens import Tokens
 
-_READ_VECTORS = frozenset({"transform", "query_features", "key_features"})
+
+def _reads_vectors(scheme: PositionScheme) -> bool:
+    """Whether learned arrays of a scheme may meet vectors of queries or keys."""
+    learned = Hook.TRANSFORM in scheme.hooks() or reads_vectors(scheme, "query")
+    return learned or reads_vectors(scheme, "key")
 
 
 def zero_padding(
@@ -19,7 +24,7 @@ def zero_padding(
 
     Unchanged if the scheme has no learned arrays, or reads no vectors.
     """
-    if query.seg is None or not scheme.param_specs() or not scheme.hooks() & _READ_VECTORS:
+    if query.seg is None or not scheme.param_specs() or not _reads_vectors(scheme):
         return q, k
     assert key.seg is not None
     q_seg, k_seg = _rows(query.seg), _rows(key.seg)

@@ -16,7 +16,7 @@ from posenc.attn.keywords import advise_unknown
 from posenc.attn.masks import Mask, MaskFunction
 from posenc.evaluate import as_column, as_row
 from posenc.params import as_mapping, working_dtype
-from posenc.protocol import Array, Namespace, PositionScheme, Window
+from posenc.protocol import Array, Hook, Namespace, PositionScheme, Window
 from posenc.tokens import Tokens
 
 
@@ -135,7 +135,7 @@ def dense(call: Call) -> tuple[Array, Array]:
     grouped = xp.reshape(q * call.scale, (batch, kv_heads, -1, q_len, dim))
     scores = xp.matmul(grouped, xp.matrix_transpose(k)[:, :, None, :, :])
     scores = call.cap_scores(xp.reshape(scores, (batch, heads, q_len, -1)))
-    if "adjust_scores" in call.scheme.hooks():
+    if Hook.ADJUST_SCORES in call.scheme.hooks():
         at = as_column(call.query.encoded_pos), as_row(call.key.encoded_pos)
         params = call.views(rows=True)
         scores = call.scheme.adjust_scores(scores, *at, visible=visible, params=params, xp=xp)

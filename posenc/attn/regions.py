@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 from posenc.attn.arguments import Arguments
 from posenc.attn.masks import Mask
-from posenc.evaluate import has_bias, has_features
+from posenc.evaluate import has_bias
+from posenc.feature_needs import has_features
 from posenc.params import as_mapping
-from posenc.protocol import Array, PositionScheme, Window
+from posenc.protocol import Array, Hook, PositionScheme, Window
 from posenc.tokens import Tokens
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def with_regions(
     regions = call.scheme.regions()
     _check_no_overlap(type(call.scheme).__name__, regions)
     _check_sinks(call.scheme, regions)
-    of_all = given.scale is not None or "scale" in call.scheme.hooks()
+    of_all = given.scale is not None or Hook.SCALE in call.scheme.hooks()
     numbered = list(enumerate(regions))
     if call.causal:  # keys after the query, at distances below 0, are not visible
         before = [(n, r) for n, r in numbered if r[1][0] is None or r[1][0] >= 0]
@@ -61,7 +62,7 @@ def _check_sinks(
 ) -> None:
     """Check that no region has a sink of its own: a row has one denominator."""
     for part, window in regions:
-        if "sink" in part.hooks() and "sink" not in scheme.hooks():
+        if Hook.SINK in part.hooks() and Hook.SINK not in scheme.hooks():
             name = type(scheme).__name__
             raise ValueError(
                 f"{name}: the scheme of a region must have no sink, got {type(part).__name__} in "

@@ -17,10 +17,11 @@ import numpy as np
 
 from posenc import evaluate
 from posenc.checks import check_scheme
+from posenc.feature_needs import has_features, reads_hidden, summed_features
 from posenc.layers import LayerPlan
 from posenc.params import init_params
 from posenc.presets import PLANS
-from posenc.protocol import Array, PositionScheme
+from posenc.protocol import Array, Hook, PositionScheme
 from posenc.schemes import SIZES, catalogue, maker_of
 
 _SIZES = {"num_heads": 4, "head_dim": 16, "max_len": 64, "train_len": 64}
@@ -356,8 +357,8 @@ def _row(name: str, maker: Callable[..., PositionScheme]) -> Row:
 def _enters(scheme: PositionScheme) -> tuple[str, ...]:
     hooks = scheme.hooks()
     places = {place for place in _PLACES if place in hooks}
-    places |= {"features"} if evaluate.has_features(scheme) else set()
-    places |= {"whole rows"} if "adjust_scores" in hooks else set()
+    places |= {"features"} if has_features(scheme) else set()
+    places |= {"whole rows"} if Hook.ADJUST_SCORES in hooks else set()
     return tuple(place for place in _PLACES if place in places)
 
 
@@ -370,8 +371,8 @@ def _title(kind: type) -> str:
 def _is_relative(scheme: PositionScheme, enters: tuple[str, ...]) -> bool:
     if not {"transform", "bias", "regions"} & set(enters):
         return False
-    angles = "transform" in enters and "hidden_features" in scheme.hooks()
-    if {"embedding", "whole rows"} & set(enters) or scheme.cumulative or angles:
+    angles = "transform" in enters and reads_hidden(scheme)
+    if {"embedding", "whole rows"} & set(enters) or summed_features(scheme) or angles:
         return False
     if "regions" in enters:
         parts = (part for part, _ in scheme.regions())
@@ -405,7 +406,7 @@ def _fusable(scheme: PositionScheme, enters: tuple[str, ...]) -> str:
     if "regions" in enters:
         return "merged parts"
     if "bias" in enters:
-        return "score_mod, key bias" if "key_bias" in scheme.hooks() else "score_mod"
+        return "score_mod, key bias" if Hook.KEY_BIAS in scheme.hooks() else "score_mod"
     if "transform" in enters or "embedding" in enters:
         return "before attention"
     return "log-sum-exp" if "sink" in enters else "as is"

@@ -21,10 +21,11 @@ from posenc.attn.features import features, hidden_width
 from posenc.checks import check_count, check_scheme
 from posenc.cli import picture
 from posenc.cli.picture import Figure, Panel
+from posenc.feature_needs import has_features, reads_features, reads_hidden
 from posenc.params import head_count, init_params, key_head_count
 from posenc.positions import visible
 from posenc.presets import PLANS
-from posenc.protocol import Array, PositionScheme
+from posenc.protocol import Array, Hook, PositionScheme
 from posenc.schemes import maker_of
 from posenc.study.specs import parse
 from posenc.tokens import Tokens
@@ -135,9 +136,9 @@ def draw(
     if len(drawing.sampled) < drawing.length:
         step = drawing.length / len(drawing.sampled)
         notes.append(f"maps show one of {step:.3g} positions: periods below {2 * step:.3g} alias")
-    if "sink" in scheme.hooks():
+    if Hook.SINK in scheme.hooks():
         notes.append("with a sink, one more logit in every softmax, which is not drawn")
-    if "adjust_scores" in scheme.hooks():
+    if Hook.ADJUST_SCORES in scheme.hooks():
         notes.append("changes whole rows of scores by their content, which is not drawn")
     if drawing.length < length:
         notes.append(f"{drawing.length} positions, all that the scheme allows of {length}")
@@ -184,7 +185,7 @@ class _Drawing:
 
     def bias(self, q: Array, k: Array) -> Array | None:
         """``(H, Q, K)`` or None; for random tokens if the bias reads features."""
-        if not evaluate.reads_features(self.scheme):
+        if not reads_features(self.scheme):
             return evaluate.bias(self.scheme, q, k, self.params, dtype=np.float64)
         call = self._call_of_random_tokens(1 + int(max(q.max(), k.max())))
         query, key = call.query.select(q), call.key.select(k)
@@ -216,7 +217,7 @@ class _Drawing:
 
     def _features(self, pos: Array) -> tuple[dict[str, Array], dict[str, Array]]:
         """Features of random tokens: of queries at ``pos``, and of a key at 0."""
-        if not evaluate.has_features(self.scheme):
+        if not has_features(self.scheme):
             return {}, {}
         q, k, x = self._random_tokens(1 + int(pos.max()))
         query, key = features(self.scheme, self.params, Tokens(x=x), q=q, k=k)
@@ -256,7 +257,7 @@ class _Drawing:
             key = transform(x[:, :, :1], np.asarray([0]), role="key", features=of_key)
             inside = visible(pos, np.zeros_like(pos), window=window)
             inside = np.ones(len(pos), bool) if inside is None else inside
-            if len(regions) > 1 and not evaluate.reads_features(scheme):
+            if len(regions) > 1 and not reads_features(scheme):
                 bias = evaluate.bias(scheme, pos, np.asarray([0]), params)
                 inside = inside if bias is None else inside & ~np.isneginf(bias[0, :, 0])
             total = np.where(inside, product(query, key)[0], total)
@@ -291,9 +292,9 @@ def _file_name(label: str) -> str:
 
 
 def _what_it_depends_on(scheme: PositionScheme) -> str:
-    if not evaluate.reads_features(scheme):
+    if not reads_features(scheme):
         return _ADDED
-    if evaluate.has_features(scheme):
+    if has_features(scheme):
         return "depends on content; here for random tokens"
     return "depends on places; here for text, with the position on every axis"
 
@@ -414,7 +415,7 @@ def _transform_panel(drawing: _Drawing) -> list[Panel]:
     channels = np.asarray([scores[0] - nothing[0] for scores in rows if scores is not None])
     _, kept = np.unique(channels.round(6), axis=0, return_index=True)
     heads_equal = bool((total == total[:1]).all())
-    tokens = " of random tokens" if "hidden_features" in drawing.scheme.hooks() else ""
+    tokens = " of random tokens" if reads_hidden(drawing.scheme) else ""
     axes = "; here for text, with the position on every axis" if drawing.scheme.axes > 1 else ""
 
     def paint(figure: Figure) -> None:
@@ -439,9 +440,9 @@ def _transform_panel(drawing: _Drawing) -> list[Panel]:
 
 def _nothing_panel(drawing: _Drawing) -> Panel:
     mask = " and the causal mask" if drawing.causal else ""
-    sink = "a sink, " if "sink" in drawing.scheme.hooks() else ""
+    sink = "a sink, " if Hook.SINK in drawing.scheme.hooks() else ""
     sentence = f"No positions enter: attention sees only {sink}the content of tokens{mask}."
-    if "adjust_scores" in drawing.scheme.hooks():
+    if Hook.ADJUST_SCORES in drawing.scheme.hooks():
         sentence = "Only whole rows of scores change, and by content: nothing to draw."
 
     def paint(figure: Figure) -> None:

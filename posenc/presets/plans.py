@@ -9,7 +9,6 @@ window of transformers.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from posenc.checks import check_count
 from posenc.layers import LayerPlan
@@ -150,21 +149,17 @@ llama4 = PLANS["llama4"] = irope
 
 
 @dataclass(frozen=True)
-class PerLayerLearnedRoPE(LearnedRoPE):
+class PerLayerLearnedRoPE(LearnedRoPE, shared=False):
     """``LearnedRoPE`` whose layers learn their own frequencies, so that a ``Sum`` with it has too.
 
     A set of learned arrays belongs to one layer or to all. So in a ``Sum`` with ``LearnedRoPE``,
     other parts would be learned once for all layers.
     """
 
-    shared: ClassVar[bool] = False
-
 
 @dataclass(frozen=True)
-class PerLayerT5Bias(T5Bias):
+class PerLayerT5Bias(T5Bias, shared=False):
     """``T5Bias`` whose layers learn their own tables, as those of UMT5."""
-
-    shared: ClassVar[bool] = False
 
 
 @named_plan

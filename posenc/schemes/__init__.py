@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from posenc.schemes.sum import Sum
     from posenc.schemes.t5 import T5Bias
     from posenc.schemes.transformer_xl import TransformerXL
+    from posenc.schemes.wrapper import Wrapper
     from posenc.schemes.xpos import XPos
 
 __all__ = [
@@ -74,7 +75,7 @@ __all__ = [
     "Kerple", "Learned", "LearnedRoPE", "Llama3", "LogScale", "LongRoPE", "MRoPE", "MixedRoPE",
     "NTKMixed", "NoPE", "PaTH", "PoPE", "Proportional", "ReRoPE", "RelativeTable", "RoPE",
     "Sandwich", "Scaling", "SelectiveRoPE", "SelfExtend", "Shaw", "Sink", "Sinusoidal", "Sum",
-    "T5Bias", "TransformerXL", "XPos", "YaRN", "catalogue", "make",
+    "T5Bias", "TransformerXL", "Wrapper", "XPos", "YaRN", "catalogue", "make",
 ]  # fmt: skip
 
 Maker = Callable[..., PositionScheme]
@@ -127,6 +128,7 @@ _MODULES = {
     "Sum": "sum",
     "T5Bias": "t5",
     "TransformerXL": "transformer_xl",
+    "Wrapper": "wrapper",
     "XPos": "xpos",
 }
 # A class, a class with options that the name sets, or a function; a string names one in _MODULES.
@@ -478,11 +480,8 @@ def _fit_all(kind: Any, preset: Mapping[str, Any], given: Mapping[str, Any]) -> 
 
 
 def _fit_options(kind: Any, sizes: Mapping[str, int]) -> dict[str, Any]:
-    """The options that ``kind.fitted`` returns for these sizes; ``{}`` if it has no ``fitted``."""
-    fit = getattr(kind, "fitted", None)
-    if not callable(fit):  # not there, or a field of that name
-        return {}
-    options = fit(sizes)
+    """The options that ``kind.fitted`` returns for these sizes."""
+    options = kind.fitted(sizes)
     if not isinstance(options, Mapping):
         raise TypeError(f"{kind.__name__}.fitted must return options by name, got {options!r}")
     known = sorted({field.name for field in fields(kind) if field.init} - set(SIZES))

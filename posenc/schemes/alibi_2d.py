@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, Literal, get_args
 
 from posenc.checks import check_choice
 from posenc.protocol import Array, Namespace, ParamSpec, PositionScheme
@@ -17,7 +17,12 @@ Metric = Literal["euclidean", "city_block"]
 
 
 @dataclass(frozen=True)
-class ALiBi2D(PositionScheme):
+class ALiBi2D(
+    PositionScheme,
+    axes=2,
+    relative=True,
+    paper="Fuller, Millard, Green 2023, arXiv 2311.00566",
+):
     """``bias = -m_h * distance(place_i, place_j)`` on two axes, with the slopes of ``ALiBi``.
 
     Text, with the same coordinate on each axis, has the bias of ``ALiBi`` times ``sqrt(2)``
@@ -37,10 +42,6 @@ class ALiBi2D(PositionScheme):
 
     Fuller et al. 2023, arXiv 2311.00566. The city block is not in the paper.
     """
-
-    axes: ClassVar[int] = 2
-    relative: ClassVar[bool] = True
-    paper: ClassVar[str] = "Fuller, Millard, Green 2023, arXiv 2311.00566"
 
     num_heads: int
     metric: Metric = "euclidean"

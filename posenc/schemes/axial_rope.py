@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, get_args
+from typing import Any, get_args
 
 from posenc.checks import check_channels, check_choice, check_count
 from posenc.protocol import Array, Namespace, PositionScheme, Role
@@ -15,7 +15,7 @@ from posenc.schemes.rope import Layout, RoPE, rotate
 
 
 @dataclass(frozen=True)
-class AxialRoPE(PositionScheme):
+class AxialRoPE(PositionScheme, paper="Heo et al. 2024, arXiv 2403.13298"):
     """RoPE on several axes: of ``D/2`` channel pairs, the first ``D/2A`` turn by the first axis.
 
     With ``A`` axes and ``n = D/2A``, pair ``a n + k`` turns by ``place[a] * base**(-k/n)``,
@@ -41,8 +41,6 @@ class AxialRoPE(PositionScheme):
 
     Heo et al. 2024, arXiv 2403.13298.
     """
-
-    paper: ClassVar[str] = "Heo et al. 2024, arXiv 2403.13298"
 
     head_dim: int
     axes: int = 2  # type: ignore[misc]

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 from posenc.checks import check_flag
 from posenc.protocol import Array, Namespace
@@ -18,7 +17,7 @@ from posenc.schemes.gates import SummedGates, log_sigmoid, logits
 
 
 @dataclass(frozen=True)
-class CABLE(SummedGates):
+class CABLE(SummedGates, paper="Veisi, Amirzadeh, Mansourian 2025, arXiv 2503.08067"):
     """``bias = -(s_{j+1} + ... + s_i)``, with ``s_t = softplus(w_h . x_t + b_h)`` of each token.
 
     Because ``-softplus(z) = log sigmoid(-z)``, this is ``FoX`` with the opposite ``w`` and ``b``.
@@ -42,8 +41,6 @@ class CABLE(SummedGates):
 
     Veisi, Amirzadeh and Mansourian 2025, arXiv 2503.08067.
     """
-
-    paper: ClassVar[str] = "Veisi, Amirzadeh, Mansourian 2025, arXiv 2503.08067"
 
     scaled: bool = True
 

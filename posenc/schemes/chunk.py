@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 from posenc.checks import check_distance
 from posenc.params import float_dtype
@@ -18,7 +17,7 @@ from posenc.protocol import Array, Namespace, PositionScheme, Window
 
 
 @dataclass(frozen=True)
-class Chunk(PositionScheme):
+class Chunk(PositionScheme, paper="Liu et al. 2018, arXiv 1801.10198"):
     """0 where ``q // size == k // size``, else ``-inf``: ``Sum(RoPE(128), Chunk(8192))``.
 
     Segments give the same result faster, because implementations skip blocks without visible keys:
@@ -35,8 +34,6 @@ class Chunk(PositionScheme):
 
     Liu et al. 2018, arXiv 1801.10198.
     """
-
-    paper: ClassVar[str] = "Liu et al. 2018, arXiv 1801.10198"
 
     size: int = 8192
     window: Window = (0, 0)

@@ -7,17 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from array_api_compat import device
 
 from posenc.checks import check_channels, check_count, check_finite
-from posenc.protocol import Array, Namespace, ParamSpec, PositionScheme
+from posenc.protocol import Array, FeatureSpec, Namespace, ParamSpec, PositionScheme
 from posenc.schemes.gates import log_sigmoid
 
 
 @dataclass(frozen=True)
-class CoPE(PositionScheme):
+class CoPE(
+    PositionScheme,
+    whole_rows="the position of a key counts gates of all later keys",
+    paper="Golovneva et al. 2024, arXiv 2405.18719",
+):
     """``s_ij + q_i . e[p_ij]``, where ``p_ij`` counts the gates of the keys from ``j`` on.
 
     ``g_it = sigmoid(s_it)`` of the scaled score of each visible key, 0 of a masked one. ``p_ij``
@@ -42,9 +46,6 @@ class CoPE(PositionScheme):
     from scaled scores, and ``q_i . e`` is not scaled.
     """
 
-    whole_rows: ClassVar[str] = "the position of a key counts gates of all later keys"
-    paper: ClassVar[str] = "Golovneva et al. 2024, arXiv 2405.18719"
-
     head_dim: int
     npos: int = 64
     init_std: float = 0.0
@@ -65,17 +66,14 @@ class CoPE(PositionScheme):
             )
         }
 
-    def query_features(
-        self,
-        q: Array,
-        pos: Array,
-        *,
-        scale: float,
-        params: Mapping[str, Array],
-        xp: Namespace,
-    ) -> Mapping[str, Array]:
+    def feature_specs(self) -> Mapping[str, FeatureSpec]:
+        return {"e": FeatureSpec(self._of_positions, of="query", reads="vectors")}
+
+    def _of_positions(
+        self, q: Array, pos: Array, *, scale: float, params: Mapping[str, Array], xp: Namespace
+    ) -> Array:
         check_channels("q", q, self.head_dim)
-        return {"e": xp.matmul(q, xp.matrix_transpose(params["e"]))}
+        return xp.matmul(q, xp.matrix_transpose(params["e"]))
 
     def adjust_scores(
         self, scores: Array, q: Array, k: Array, *, visible: Array | None, params: Any,

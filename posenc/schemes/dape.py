@@ -5,20 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
-from posenc.checks import check_count, check_scheme
-from posenc.params import head_count
-from posenc.protocol import Array, Namespace, ParamSpec, PositionScheme
+from posenc.fields import Count
+from posenc.protocol import Array, Hook, Namespace, ParamSpec, PositionScheme
 from posenc.schemes.alibi import ALiBi
 from posenc.schemes.gates import uniform_by_inputs
 from posenc.schemes.sum import Combination
+from posenc.schemes.wrapper import heads_around
 
 _LEAK = 0.01
+_NOT_TAKEN = {Hook.ADJUST_SCORES: "adjusts scores", Hook.REGIONS: "has regions"}
 
 
 @dataclass(frozen=True)
-class DAPE(Combination):
+class DAPE(
+    Combination,
+    whole_rows="the score of a head depends on those of all heads",
+    paper="Zheng et al. 2024, arXiv 2405.14722",
+):
     """``s + b + f([s; b])`` with the scaled scores ``s`` and the bias ``b`` of a scheme.
 
     ``f`` is computed for each query and key, from the numbers of all heads:
@@ -41,46 +45,29 @@ class DAPE(Combination):
     num_heads
         Number of heads ``H``. Default: that of the scheme.
 
-    Zheng et al. 2024, arXiv 2405.14722, equations 3 and 4.
+    Equations 3 and 4.
     """
 
-    whole_rows: ClassVar[str] = "the score of a head depends on those of all heads"
-
     scheme: PositionScheme
-    hidden: int = 32
-    num_heads: int | None = None
+    hidden: Count = 32
+    num_heads: Count | None = None
 
     def __post_init__(self) -> None:
-        check_scheme(self.scheme)
-        check_count("hidden", self.hidden)
-        name, own = type(self.scheme).__name__, head_count(self.scheme)
-        for hook, does in {"adjust_scores": "adjusts scores", "regions": "has regions"}.items():
+        for hook, does in _NOT_TAKEN.items():
             if hook in self.scheme.hooks():
+                name = type(self.scheme).__name__
                 raise ValueError(f"DAPE takes a scheme that only adds a bias, and {name} {does}")
-        heads = own if self.num_heads is None else self.num_heads
-        if heads is None:
-            raise ValueError(f"num_heads: {name} does not have it; give it")
-        check_count("num_heads", heads)
-        if own is not None and own != heads:
-            raise ValueError(f"num_heads={heads}: the scheme has {own}: {self.scheme}")
+        heads = heads_around(self.scheme, self.num_heads, advice="give it")
         object.__setattr__(self, "num_heads", heads)
+        object.__setattr__(self, "schemes", (self.scheme,))
+        super().__post_init__()
 
-    @property
-    def schemes(self) -> tuple[PositionScheme, ...]:  # type: ignore[override]
-        """The scheme alone, whose arrays have the prefix ``"0_"``."""
-        return (self.scheme,)
-
-    @property
-    def paper(self) -> str:  # type: ignore[override]
-        """That of DAPE."""
-        return "Zheng et al. 2024, arXiv 2405.14722"
-
-    def hooks(self) -> frozenset[str]:
-        return super().hooks() | {"adjust_scores"}
+    def hooks(self) -> frozenset[Hook]:
+        return super().hooks() | {Hook.ADJUST_SCORES}
 
     def param_specs(self) -> Mapping[str, ParamSpec]:
         assert self.num_heads is not None
-        inputs = self.num_heads * (2 if "bias" in self.scheme.hooks() else 1)
+        inputs = self.num_heads * (2 if Hook.BIAS in self.scheme.hooks() else 1)
         first, last = uniform_by_inputs(inputs), uniform_by_inputs(self.hidden)
         return {
             **super().param_specs(),
@@ -95,7 +82,7 @@ class DAPE(Combination):
         params: Mapping[str, Array], xp: Namespace,
     ) -> Array:  # fmt: skip
         inputs = scores
-        if "bias" in self.scheme.hooks():
+        if Hook.BIAS in self.scheme.hooks():
             bias = self.bias(q, k, params=params, xp=xp)
             bias = xp.zeros_like(scores) if bias is None else bias
             finite = xp.broadcast_to(xp.where(bias == -math.inf, 0.0, bias), scores.shape)

@@ -11,19 +11,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, Literal, get_args
 
 from array_api_compat import device
 
 from posenc.checks import check_channels, check_choice, check_count
 from posenc.constants import constant_array
-from posenc.protocol import Array, Namespace, ParamSpec, PositionScheme
+from posenc.protocol import Array, FeatureSpec, Namespace, ParamSpec, PositionScheme
 
 Terms = Literal["both", "c2p", "p2c"]
 
 
 @dataclass(frozen=True)
-class DeBERTa(PositionScheme):
+class DeBERTa(PositionScheme, relative=True, paper="He et al. 2020, arXiv 2006.03654"):
     """``(q_i . k_j + q_i . p_k[r] + k_j . p_q[r]) / sqrt(3 D)`` with ``r = row(i - j)``.
 
     ``row(n) = clip(b(n) + B, 0, 2B - 1)`` with ``B`` buckets per direction. ``b(n) = n`` up to
@@ -60,9 +60,6 @@ class DeBERTa(PositionScheme):
     He et al. 2020, arXiv 2006.03654, equations 3 and 4.
     """
 
-    relative: ClassVar[bool] = True
-    paper: ClassVar[str] = "He et al. 2020, arXiv 2006.03654"
-
     num_heads: int
     head_dim: int
     buckets: int | None = 256
@@ -98,10 +95,6 @@ class DeBERTa(PositionScheme):
         longest = max(4, min(512, sizes["train_len"]))
         return {"max_distance": longest, "buckets": longest // 4 * 2}
 
-    def hooks(self) -> frozenset[str]:
-        absent = {"c2p": "key_features", "p2c": "query_features"}
-        return super().hooks() - {absent.get(self.terms, "")}
-
     def param_specs(self) -> Mapping[str, ParamSpec]:
         size = self.max_distance if self.buckets is None else self.buckets
         spec = ParamSpec((self.num_heads, 2 * size, self.head_dim))
@@ -111,18 +104,25 @@ class DeBERTa(PositionScheme):
     def scale(self, head_dim: int) -> float:
         return 1 / math.sqrt((3 if self.terms == "both" else 2) * head_dim)
 
-    def query_features(
-        self, q: Array, pos: Array, *, scale: float, params: Mapping[str, Array], xp: Namespace
-    ) -> Mapping[str, Array]:
-        return {"c2p": scale * xp.matmul(q, self._of_distances("q", q, params["p_k"], xp))}
+    def feature_specs(self) -> Mapping[str, FeatureSpec]:
+        specs = {
+            "c2p": FeatureSpec(self._c2p, of="query", reads="vectors"),
+            "p2c": FeatureSpec(self._p2c, of="key", reads="vectors"),
+        }
+        return specs if self.terms == "both" else {self.terms: specs[self.terms]}
 
-    def key_features(
+    def _c2p(
+        self, q: Array, pos: Array, *, scale: float, params: Mapping[str, Array], xp: Namespace
+    ) -> Array:
+        return scale * xp.matmul(q, self._of_distances("q", q, params["p_k"], xp))
+
+    def _p2c(
         self, k: Array, pos: Array, *, scale: float, params: Mapping[str, Array], xp: Namespace
-    ) -> Mapping[str, Array]:
+    ) -> Array:
         positions = self._of_distances("k", k, params["p_q"], xp)
         if k.shape[1] != self.num_heads:
             k = xp.repeat(k, self.num_heads // k.shape[1], axis=1)
-        return {"p2c": scale * xp.matmul(k, positions)}
+        return scale * xp.matmul(k, positions)
 
     def bias(self, q: Array, k: Array, *, params: Any, xp: Namespace) -> Array:
         at = xp.clip(q - k, -self.max_distance, self.max_distance) + self.max_distance

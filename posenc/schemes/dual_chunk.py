@@ -8,7 +8,6 @@ ones. An et al. 2024, "Training-Free Long-Context Scaling of Large Language Mode
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 from posenc.checks import check_count, check_distance
 from posenc.protocol import Array, Namespace, PositionScheme, Role, Window
@@ -18,7 +17,7 @@ from posenc.schemes.sum import Sum
 
 
 @dataclass(frozen=True)
-class DualChunk(PositionScheme):
+class DualChunk(PositionScheme, paper="An et al. 2024, arXiv 2402.17463", trained_as="rope"):
     """RoPE at positions in chunks of ``s = chunk_size - local_size``, keys always at ``j mod s``.
 
     The query at ``i`` has another position for keys of each part, with ``c`` for ``chunk_size``:
@@ -49,9 +48,6 @@ class DualChunk(PositionScheme):
 
     An et al. 2024, arXiv 2402.17463.
     """
-
-    paper: ClassVar[str] = "An et al. 2024, arXiv 2402.17463"
-    trained_as: ClassVar[str] = "rope"
 
     head_dim: int
     train_len: int

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +23,7 @@ _EPS = 1e-6  # the authors' code adds it to the divisor
 
 
 @dataclass(frozen=True)
-class FIRE(PositionScheme):
+class FIRE(PositionScheme, paper="Li et al. 2023, arXiv 2310.04418"):
     """``MLP(psi(|i - j|) / (psi(max(i, L)) + 1e-6))`` with ``psi(x) = ln(1 + |c| x)``.
 
     ``L = |len_scale * init_len|``: all queries before ``L`` have one divisor. The network is
@@ -58,8 +58,6 @@ class FIRE(PositionScheme):
 
     Li et al. 2023, arXiv 2310.04418.
     """
-
-    paper: ClassVar[str] = "Li et al. 2023, arXiv 2310.04418"
 
     num_heads: int
     hidden: int = 32

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -23,7 +23,7 @@ _TYPES = ("full", "bias_only", "fixed")
 
 
 @dataclass(frozen=True)
-class FoX(SummedGates):
+class FoX(SummedGates, paper="Lin, Nikishin, He, Courville 2025, arXiv 2503.02130"):
     """``bias = log f_{j+1} + ... + log f_i``, with forget gates ``f_t = sigmoid(w_h . x_t + b_h)``.
 
     Hidden states ``x (B, L, C)`` of the attention layer are given as ``x=``. Learned arrays are
@@ -56,8 +56,6 @@ class FoX(SummedGates):
 
     Lin, Nikishin, He and Courville 2025, arXiv 2503.02130.
     """
-
-    paper: ClassVar[str] = "Lin, Nikishin, He, Courville 2025, arXiv 2503.02130"
 
     bias_init: float = 0.0
     fgate_type: Literal["full", "bias_only", "fixed"] = "full"

@@ -15,26 +15,27 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
-from posenc.checks import check_count
-from posenc.protocol import Array, Initializer, Namespace, ParamSpec, PositionScheme, Role
+from posenc.fields import Count
+from posenc.protocol import (
+    Array,
+    FeatureSpec,
+    Initializer,
+    Namespace,
+    ParamSpec,
+    PositionScheme,
+)
 
 
 @dataclass(frozen=True)
 class SummedGates(PositionScheme):
     """``bias = c_i - c_j``, where ``c`` sums ``log_gates``, which a subclass computes."""
 
-    cumulative: ClassVar[tuple[str, ...]] = ("c",)
-
-    num_heads: int
-    hidden_dim: int
-
-    def __post_init__(self) -> None:
-        check_count("num_heads", self.num_heads)
-        check_count("hidden_dim", self.hidden_dim)
+    num_heads: Count
+    hidden_dim: Count
 
     def param_specs(self) -> Mapping[str, ParamSpec]:
         w = ParamSpec((self.num_heads, self.hidden_dim))
@@ -44,12 +45,11 @@ class SummedGates(PositionScheme):
         """The gates ``(B, L, H)`` of tokens with hidden states ``x (B, L, C)``."""
         raise NotImplementedError
 
-    def hidden_features(
-        self, x: Array, *, role: Role, params: Mapping[str, Array], xp: Namespace
-    ) -> Mapping[str, Array]:
-        if role == "query":  # the library gives queries the sums
-            return {}
-        return {"c": xp.matrix_transpose(self.log_gates(x, params=params, xp=xp))}
+    def feature_specs(self) -> Mapping[str, FeatureSpec]:
+        return {"c": FeatureSpec(self._gates_by_head, of="key", cumulative=True)}
+
+    def _gates_by_head(self, x: Array, *, params: Mapping[str, Array], xp: Namespace) -> Array:
+        return xp.matrix_transpose(self.log_gates(x, params=params, xp=xp))
 
     def bias(self, q: Array, k: Array, *, params: Any, xp: Namespace) -> Array:
         return params.query["c"] - params.key["c"]

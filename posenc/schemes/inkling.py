@@ -12,16 +12,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from posenc.checks import check_count, check_positive
-from posenc.protocol import Array, Namespace, ParamSpec, PositionScheme, Role
+from posenc.protocol import Array, FeatureSpec, Namespace, ParamSpec, PositionScheme
 
 
 @dataclass(frozen=True)
-class Inkling(PositionScheme):
+class Inkling(
+    PositionScheme,
+    relative=True,
+    paper="Thinking Machines Lab 2026, a model with no paper",
+):
     """``b_ij = r_i . p[:, i - j]`` for ``0 <= i - j < extent``, else 0; ``r_i = w x_i``.
 
     ``x_i (C,)`` is the hidden state of query ``i``, before the model's projections and short
@@ -58,9 +62,6 @@ class Inkling(PositionScheme):
     Thinking Machines Lab 2026.
     """
 
-    relative: ClassVar[bool] = True
-    paper: ClassVar[str] = "Thinking Machines Lab 2026, a model with no paper"
-
     num_heads: int
     hidden_dim: int
     rank: int = 16
@@ -93,17 +94,16 @@ class Inkling(PositionScheme):
     def scale(self, head_dim: int) -> float:
         return 1 / head_dim if self.version == 1 else super().scale(head_dim)
 
-    def hidden_features(
-        self, x: Array, *, role: Role, params: Mapping[str, Array], xp: Namespace
-    ) -> Mapping[str, Array]:
-        if role == "key":
-            return {}
+    def feature_specs(self) -> Mapping[str, FeatureSpec]:
+        return {"b": FeatureSpec(self._of_distances, of="query")}
+
+    def _of_distances(self, x: Array, *, params: Mapping[str, Array], xp: Namespace) -> Array:
         r = xp.matmul(x[:, None, :, :], xp.matrix_transpose(params["w"]))
         if self.clip is not None:
             squares = xp.sum(r * r, axis=-1, keepdims=True)
             # The maximum comes before the root, whose derivative at 0 is not finite.
             r = r * (self.clip / xp.sqrt(xp.maximum(squares, xp.full_like(squares, self.clip**2))))
-        return {"b": xp.matmul(r, params["p"])}
+        return xp.matmul(r, params["p"])
 
     def bias(self, q: Array, k: Array, *, params: Any, xp: Namespace) -> Array:
         value = params.query["b"][xp.clip(q - k, 0, self.extent - 1)]

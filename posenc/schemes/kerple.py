@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 from posenc.checks import check_choice, check_count
 from posenc.protocol import Array, Initializer, Namespace, ParamSpec, PositionScheme
@@ -20,7 +20,7 @@ _LEAST, _LARGEST_POWER = 0.01, 2.0  # the authors' code
 
 
 @dataclass(frozen=True)
-class Kerple(PositionScheme):
+class Kerple(PositionScheme, relative=True, paper="Chi et al. 2022, arXiv 2205.09921"):
     """A learned penalty: ``-p ln(1 + a |i - j|)``, or ``-a |i - j|**p``.
 
     Learned arrays: ``p (H,)``, which starts uniform in [0.01, 2), and ``a (H,)``, uniform in
@@ -38,9 +38,6 @@ class Kerple(PositionScheme):
 
     Chi et al. 2022, arXiv 2205.09921.
     """
-
-    relative: ClassVar[bool] = True
-    paper: ClassVar[str] = "Chi et al. 2022, arXiv 2205.09921"
 
     num_heads: int
     kind: Literal["log", "power"] = "log"

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 from posenc.checks import check_count
 from posenc.positions import concrete_values
@@ -19,7 +18,7 @@ class OutsideTableError(ValueError, IndexError):
 
 
 @dataclass(frozen=True)
-class Learned(PositionScheme):
+class Learned(PositionScheme, paper="Gehring et al. 2017, arXiv 1705.03122"):
     """Row ``pos + offset`` of a table ``(max_len + offset, dim)``.
 
     A position outside ``0 .. max_len - 1`` raises ``OutsideTableError``, a ``ValueError``. Under
@@ -36,8 +35,6 @@ class Learned(PositionScheme):
 
     Gehring et al. 2017, arXiv 1705.03122.
     """
-
-    paper: ClassVar[str] = "Gehring et al. 2017, arXiv 1705.03122"
 
     max_len: int
     dim: int

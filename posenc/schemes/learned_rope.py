@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from array_api_compat import device
@@ -18,7 +18,7 @@ from posenc.schemes.rope import RoPE
 
 
 @dataclass(frozen=True)
-class LearnedRoPE(RoPE):
+class LearnedRoPE(RoPE, shared=True, paper="Karypis et al. 2026, arXiv 2607.10134"):
     """Rotation by ``pos * f_k * exp(log_scale[k])``, with ``f_k`` the frequencies of ``RoPE``.
 
     ``log_scale`` is ``(R/2,)`` and 0 at first. All heads and layers share it, as in the paper and
@@ -31,9 +31,6 @@ class LearnedRoPE(RoPE):
 
     Karypis et al. 2026, arXiv 2607.10134.
     """
-
-    shared: ClassVar[bool] = True
-    paper: ClassVar[str] = "Karypis et al. 2026, arXiv 2607.10134"
 
     def param_specs(self) -> Mapping[str, ParamSpec]:
         shape = (len(self.frequencies()),)

@@ -12,12 +12,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from posenc.checks import check_choice, check_count, check_flag, check_positive
-from posenc.protocol import Array, Initializer, Namespace, ParamSpec, PositionScheme, Role
+from posenc.protocol import Array, Hook, Initializer, Namespace, ParamSpec, PositionScheme, Role
 
 Kind = Literal["llama4", "ministral3", "inkling", "mistral_large4", "ssmax", "rerope"]
 _LEARNED: dict[str, dict[str, float]] = {
@@ -28,7 +28,7 @@ _WITH_BETA = ("llama4", "ministral3", "inkling")
 
 
 @dataclass(frozen=True)
-class LogScale(PositionScheme):
+class LogScale(PositionScheme, paper="Nakanishi 2025, arXiv 2501.19399"):
     """Multiply the query at position ``p`` by a function of ``ln(p + 1)``; keys stay as they are.
 
     With ``L`` for ``train_len``:
@@ -64,8 +64,6 @@ class LogScale(PositionScheme):
         Whether the factor multiplies the bias of all parts of a ``Sum`` too. Default: in
         ``inkling`` only. Learned kinds cannot.
     """
-
-    paper: ClassVar[str] = "Nakanishi 2025, arXiv 2501.19399"
 
     kind: Kind = "llama4"
     train_len: int | None = None
@@ -104,7 +102,7 @@ class LogScale(PositionScheme):
         for name, value in fields.items():
             object.__setattr__(self, name, value)
 
-    def hooks(self) -> frozenset[str]:
+    def hooks(self) -> frozenset[Hook]:
         return super().hooks() if self.scales_bias else super().hooks() - {"bias_factor"}
 
     def param_specs(self) -> Mapping[str, ParamSpec]:

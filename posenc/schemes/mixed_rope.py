@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, get_args
+from typing import Any, get_args
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from posenc.schemes.rope import Layout, rotate
 
 
 @dataclass(frozen=True)
-class MixedRoPE(PositionScheme):
+class MixedRoPE(PositionScheme, paper="Heo et al. 2024, arXiv 2403.13298"):
     """RoPE by learned frequencies: pair ``k`` of head ``h`` turns by ``sum_a place[a] f[h, k, a]``.
 
     ``frequencies (H, D/2, A)`` are learned. At first they are those of ``AxialRoPE`` with ``A``
@@ -50,8 +50,6 @@ class MixedRoPE(PositionScheme):
 
     Heo et al. 2024, arXiv 2403.13298.
     """
-
-    paper: ClassVar[str] = "Heo et al. 2024, arXiv 2403.13298"
 
     num_heads: int
     head_dim: int

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, Literal, get_args
 
 from array_api_compat import device
 
@@ -21,7 +21,7 @@ Order = Literal["chunked", "interleaved", "ernie", "hunyuan"]
 
 
 @dataclass(frozen=True)
-class MRoPE(PositionScheme):
+class MRoPE(PositionScheme, paper="Wang et al. 2024, arXiv 2409.12191"):
     """RoPE in which each channel pair turns by the coordinate of one axis.
 
     Pair ``k`` turns by ``place[axis(k)] * base**(-2k/R)``, ``k = 0 .. n - 1``, ``n = R/2``. A place
@@ -63,8 +63,6 @@ class MRoPE(PositionScheme):
     Wang et al. 2024, arXiv 2409.12191, section 2.1. The other layouts are those of the models'
     released code.
     """
-
-    paper: ClassVar[str] = "Wang et al. 2024, arXiv 2409.12191"
 
     head_dim: int
     sections: Sequence[int] | None = None

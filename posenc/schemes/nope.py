@@ -7,16 +7,13 @@ Transformers", arXiv 2305.19466.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from posenc.protocol import PositionScheme
 
 
 @dataclass(frozen=True)
-class NoPE(PositionScheme):
+class NoPE(PositionScheme, paper="Kazemnejad et al. 2023, arXiv 2305.19466"):
     """No positional encoding: attention depends on content and the mask only.
 
     Kazemnejad et al. 2023, arXiv 2305.19466.
     """
-
-    paper: ClassVar[str] = "Kazemnejad et al. 2023, arXiv 2305.19466"

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from array_api_compat import device
 
 from posenc.checks import check_channels, check_count
-from posenc.protocol import Array, Namespace, ParamSpec, PositionScheme, Role
+from posenc.protocol import Array, FeatureSpec, Namespace, ParamSpec, PositionScheme
 from posenc.schemes.gates import log_sigmoid, logits, uniform_by_inputs
 
 _EPS = 1e-6  # in the norm of a direction, as released
 
 
 @dataclass(frozen=True)
-class PaTH(PositionScheme):
+class PaTH(
+    PositionScheme,
+    whole_rows="a score depends on all tokens between its query and its key",
+    paper="Yang et al. 2025, arXiv 2505.16381",
+):
     """``q_i^T H_i H_{i-1} .. H_{j+1} k_j / sqrt(D)`` with ``H_t = I - beta_t w_t w_t^T``.
 
     ``w_t`` is the direction ``w x_t``, divided by its length, and ``beta_t = 2 sigmoid(beta . x_t +
@@ -52,9 +56,6 @@ class PaTH(PositionScheme):
     Yang et al. 2025, arXiv 2505.16381, sections 2 and 3.
     """
 
-    whole_rows: ClassVar[str] = "a score depends on all tokens between its query and its key"
-    paper: ClassVar[str] = "Yang et al. 2025, arXiv 2505.16381"
-
     num_heads: int
     head_dim: int
     hidden_dim: int
@@ -75,37 +76,35 @@ class PaTH(PositionScheme):
             specs["taps"] = ParamSpec((heads, dim, self.conv), uniform_by_inputs(self.conv))
         return specs
 
-    def lookback(self) -> int:
-        return self.conv - 1
+    def feature_specs(self) -> Mapping[str, FeatureSpec]:
+        return {
+            "w": FeatureSpec(self._direction, of="key", lookback=self.conv - 1),
+            "beta": FeatureSpec(self._beta, of="key"),
+            "q": FeatureSpec(self._query, of="query", reads="vectors"),
+            "k": FeatureSpec(self._key, of="key", reads="vectors"),
+        }
 
-    def hidden_features(
-        self, x: Array, *, role: Role, params: Mapping[str, Array], xp: Namespace
-    ) -> Mapping[str, Array]:
-        if role == "query":
-            return {}
-        own, w = x, xp.matrix_transpose(params["w"])
+    def _direction(self, x: Array, *, params: Mapping[str, Array], xp: Namespace) -> Array:
+        w = xp.matrix_transpose(params["w"])
         if self.conv == 1:
             w = xp.matmul(x[:, None, :, :], w)
         else:
-            own = x[:, :, -1, :]
             each = xp.matmul(xp.permute_dims(x, (2, 0, 1, 3))[:, :, None, :, :], w)
             taps = xp.permute_dims(params["taps"], (2, 0, 1))[:, None, :, None, :]
             w = xp.sum(each * taps, axis=0)
             w = w * xp.exp(log_sigmoid(w, xp))
-        w = w / xp.sqrt(xp.sum(w * w, axis=-1, keepdims=True) + _EPS)
-        z = logits(own, {"w": params["beta"], "b": params["b"]}, xp)
-        return {"w": w, "beta": xp.matrix_transpose(2 * xp.exp(log_sigmoid(z, xp)))}
+        return w / xp.sqrt(xp.sum(w * w, axis=-1, keepdims=True) + _EPS)
 
-    def query_features(
-        self, q: Array, pos: Array, *, scale: float, params: Mapping[str, Array], xp: Namespace
-    ) -> Mapping[str, Array]:
+    def _beta(self, x: Array, *, params: Mapping[str, Array], xp: Namespace) -> Array:
+        z = logits(x, {"w": params["beta"], "b": params["b"]}, xp)
+        return xp.matrix_transpose(2 * xp.exp(log_sigmoid(z, xp)))
+
+    def _query(self, q: Array, pos: Array, *, scale: float, **_: Any) -> Array:
         check_channels("q", q, self.head_dim)
-        return {"q": scale * q}
+        return scale * q
 
-    def key_features(
-        self, k: Array, pos: Array, *, scale: float, params: Mapping[str, Array], xp: Namespace
-    ) -> Mapping[str, Array]:
-        return {"k": k}
+    def _key(self, k: Array, pos: Array, **_: Any) -> Array:
+        return k
 
     def adjust_scores(
         self, scores: Array, q: Array, k: Array, *, visible: Array | None, params: Any,

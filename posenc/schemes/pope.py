@@ -14,7 +14,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -31,7 +31,7 @@ _INIT: dict[str, Initializer] = {
 
 
 @dataclass(frozen=True)
-class PoPE(PositionScheme):
+class PoPE(PositionScheme, paper="Gopalakrishnan et al. 2025, arXiv 2509.10534"):
     """Length of a channel by content, direction by position: ``2D`` channels of ``D``.
 
     The score is ``sum_c softplus(q_c) softplus(k_c) cos((j - i) theta_c + delta_c) / sqrt(D)``,
@@ -57,8 +57,6 @@ class PoPE(PositionScheme):
 
     Gopalakrishnan et al. 2025, arXiv 2509.10534, equation 6.
     """
-
-    paper: ClassVar[str] = "Gopalakrishnan et al. 2025, arXiv 2509.10534"
 
     num_heads: int
     head_dim: int

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from posenc.checks import check_count, check_flag
 from posenc.protocol import Array, Namespace, ParamSpec, PositionScheme, Window
 
 
 @dataclass(frozen=True)
-class RelativeTable(PositionScheme):
+class RelativeTable(PositionScheme, relative=True, paper="Shaw et al. 2018, arXiv 1803.02155"):
     """``bias = table[h, clip(j - i, -K, K) + K]`` with ``K = max_distance``.
 
     Learned array: ``table (H, 2K + 1)``, normal at first, with standard deviation 0.02. With
@@ -39,9 +39,6 @@ class RelativeTable(PositionScheme):
 
     Liu et al. 2021, arXiv 2103.14030; Shaw et al. 2018, arXiv 1803.02155.
     """
-
-    relative: ClassVar[bool] = True
-    paper: ClassVar[str] = "Shaw et al. 2018, arXiv 1803.02155"
 
     num_heads: int
     max_distance: int = 128

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import Any, ClassVar
+from typing import Any
 
 from posenc.checks import check_distance, check_positive
 from posenc.protocol import Array, Namespace, PositionScheme, Role, Window
@@ -20,7 +20,11 @@ from posenc.schemes.sum import Sum
 
 
 @dataclass(frozen=True)
-class ReRoPE(PositionScheme):
+class ReRoPE(
+    PositionScheme,
+    paper="Su 2023, github.com/bojone/rerope (no paper)",
+    trained_as="rope",
+):
     """RoPE in which keys at distance ``n >= window`` are as if at ``window + (n - window) / leak``.
 
     Without ``leak`` they are all as if at ``window``. Keys after the query mirror those before it:
@@ -46,9 +50,6 @@ class ReRoPE(PositionScheme):
 
     Su 2023, github.com/bojone/rerope.
     """
-
-    paper: ClassVar[str] = "Su 2023, github.com/bojone/rerope (no paper)"
-    trained_as: ClassVar[str] = "rope"
 
     head_dim: int
     window: int

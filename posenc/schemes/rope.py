@@ -1,32 +1,27 @@
-"""RoPE: rotary position embedding.
-
-Channel pairs of queries and keys rotate by the angle ``pos * base**(-2k/D)``. Their dot product
-then depends on positions only through the difference.
-
-Su et al. 2021, "RoFormer", arXiv 2104.09864, equation 34.
-"""
+"""RoPE: rotary position embedding."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import Any, Literal, get_args
 
 from posenc.angles import Turns
-from posenc.checks import check_channels, check_choice, check_count, check_positive
+from posenc.checks import check_channels
+from posenc.fields import Count, Positive
 from posenc.primitives import rotated
 from posenc.protocol import Array, Namespace, PositionScheme, Role
+from posenc.schemes.rope_of_hf import OfHuggingFace
 from posenc.schemes.scalings import Proportional, Scaling
-
-if TYPE_CHECKING:
-    from posenc.schemes.nope import NoPE
 
 Layout = Literal["half", "interleaved"]
 
 
 @dataclass(frozen=True)
-class RoPE(PositionScheme):
+class RoPE(OfHuggingFace, PositionScheme, paper="Su et al. 2021, arXiv 2104.09864"):
     """Rotation of channel pairs by ``pos * base**(-2k/R)``, ``k = 0 .. R/2 - 1``.
+
+    The dot product of a query and a key then depends on positions only through the difference.
 
     Parameters
     ----------
@@ -43,27 +38,22 @@ class RoPE(PositionScheme):
         What changes the frequencies, as ``posenc.schemes.YaRN(factor=4, train_len=4096)``. Default:
         nothing.
 
-    Su et al. 2021, arXiv 2104.09864.
+    Equation 34.
     """
 
-    paper: ClassVar[str] = "Su et al. 2021, arXiv 2104.09864"
-
-    head_dim: int
-    base: float = 10_000.0
+    head_dim: Count
+    base: Positive = 10_000.0
     layout: Layout = "half"
-    rotary_dim: int | None = None
+    rotary_dim: Count | None = None
     scaling: Scaling | None = None
     _turns: Turns = field(init=False, repr=False, compare=False)
     _frequencies: tuple[float, ...] = field(init=False, repr=False, compare=False)
     _factors: tuple[float, float] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        check_count("head_dim", self.head_dim)
-        check_positive("base", self.base)
-        check_choice("layout", self.layout, get_args(Layout))
-        name, dim = ("head_dim", self.head_dim)
+        name, dim = "head_dim", self.head_dim
         if self.rotary_dim is not None:
-            name, dim = "rotary_dim", check_count("rotary_dim", self.rotary_dim)
+            name, dim = "rotary_dim", self.rotary_dim
         if dim % 2:
             raise ValueError(f"{name} must be even, got {dim}: rotation acts on pairs of channels")
         if dim > self.head_dim:
@@ -85,58 +75,6 @@ class RoPE(PositionScheme):
         object.__setattr__(self, "_turns", Turns(exact))
         object.__setattr__(self, "_frequencies", tuple(map(float, exact)))
         object.__setattr__(self, "_factors", (scaling.amplitude, scaling.score_factor))
-
-    @staticmethod
-    def from_hf(
-        rope_parameters: Any,
-        *,
-        head_dim: int | None = None,
-        max_position_embeddings: int | None = None,
-    ) -> RoPE | NoPE | dict[str, RoPE | NoPE]:
-        """The scheme that a configuration of Hugging Face transformers, 4 or 5, describes.
-
-        Parameters
-        ----------
-        rope_parameters
-            The dictionary ``rope_parameters``; ``{"rope_theta": ..., "rope_scaling": {...}}``; a
-            whole ``config.json`` as a dictionary; a configuration of transformers
-            (``model.config``); or None for a model that does not rotate.
-        head_dim
-            Channels per head, ``D``. A whole configuration says it.
-        max_position_embeddings
-            The length in the configuration, which some types need. A whole configuration says it.
-
-        Returns
-        -------
-        A ``RoPE``; ``NoPE`` for None; a dictionary of them, if the configuration has one per layer
-        type.
-
-        Raises
-        ------
-        TypeError, ValueError
-            A key is unknown or missing, or its value is wrong. The error names it.
-            ``posenc.hf.read`` accepts unknown keys and lists them.
-        """
-        from posenc import hf
-
-        return hf.from_hf(
-            rope_parameters, head_dim=head_dim, max_position_embeddings=max_position_embeddings
-        )
-
-    def to_hf(self) -> dict[str, Any]:
-        """The dictionary ``rope_parameters`` of transformers 5. ``from_hf`` gives the scheme back.
-
-        The layout is not in it: in transformers it belongs to the model. Nor is the length that
-        ``at_length`` has set.
-
-        Raises
-        ------
-        ValueError
-            transformers has no ``rope_type`` for this scaling, or the frequencies are learned.
-        """
-        from posenc import hf
-
-        return hf.to_hf(self)
 
     @property
     def attention_factor(self) -> float:

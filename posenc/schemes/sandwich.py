@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import ClassVar
 
 from posenc.angles import Turns, frequencies
 from posenc.checks import check_count, check_positive
@@ -20,7 +19,7 @@ from posenc.protocol import Array, Namespace, PositionScheme
 
 
 @dataclass(frozen=True)
-class Sandwich(PositionScheme):
+class Sandwich(PositionScheme, relative=True, paper="Chi et al. 2023, arXiv 2212.10356"):
     """``bias = H / (8 h) * sum_k cos((i - j) / base**(2k / dim))``, ``k = 0 .. dim/2 - 1``.
 
     Heads count from ``h = 1``, and ``8 h / H`` is the paper's compression ratio. The bias of a
@@ -38,9 +37,6 @@ class Sandwich(PositionScheme):
 
     Chi et al. 2023, arXiv 2212.10356.
     """
-
-    relative: ClassVar[bool] = True
-    paper: ClassVar[str] = "Chi et al. 2023, arXiv 2212.10356"
 
     num_heads: int
     dim: int = 128

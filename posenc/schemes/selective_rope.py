@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from array_api_compat import device
 
 from posenc.checks import check_channels, check_count, check_flag, check_positive
 from posenc.constants import constant_array
-from posenc.protocol import Array, Namespace, ParamSpec, PositionScheme, Role
+from posenc.protocol import Array, FeatureSpec, Namespace, ParamSpec, PositionScheme, Role
 from posenc.schemes.gates import log_sigmoid, uniform_by_inputs
 from posenc.schemes.rope import rotate
 
@@ -19,7 +19,7 @@ _EPS = 1e-6  # in the norm of a hidden state, as released
 
 
 @dataclass(frozen=True)
-class SelectiveRoPE(PositionScheme):
+class SelectiveRoPE(PositionScheme, paper="Movahedi et al. 2025, arXiv 2511.17388"):
     """Rotation of pair ``(k, k + D/2)`` by ``t_k sum_{s <= i} a_sk`` with learned angles ``a``.
 
     A hidden state is cut into ``H`` heads, each divided by its length: ``x``. Then
@@ -60,9 +60,6 @@ class SelectiveRoPE(PositionScheme):
     Movahedi et al. 2025, arXiv 2511.17388. Defaults are those of the authors' code, which has one
     projection of all heads where this has one of each.
     """
-
-    cumulative: ClassVar[tuple[str, ...]] = ("angle",)
-    paper: ClassVar[str] = "Movahedi et al. 2025, arXiv 2511.17388"
 
     num_heads: int
     head_dim: int
@@ -110,16 +107,13 @@ class SelectiveRoPE(PositionScheme):
             specs["gate_b"] = ParamSpec((heads,), uniform_by_inputs(width))
         return specs
 
-    def lookback(self) -> int:
-        return self.conv - 1
+    def feature_specs(self) -> Mapping[str, FeatureSpec]:
+        of_keys = FeatureSpec(self._angles, of="key", lookback=self.conv - 1, cumulative=True)
+        return {"angle": of_keys}
 
-    def hidden_features(
-        self, x: Array, *, role: Role, params: Mapping[str, Array], xp: Namespace
-    ) -> Mapping[str, Array]:
-        if role == "query":  # the library gives queries the sums
-            return {}
+    def _angles(self, x: Array, *, params: Mapping[str, Array], xp: Namespace) -> Array:
         batch, heads = x.shape[0], self.num_heads
-        x = x if self.lookback() else x[:, :, None, :]
+        x = x if self.conv > 1 else x[:, :, None, :]
         unit = xp.reshape(x, (batch, -1, self.conv, heads, x.shape[-1] // heads))
         unit = unit / xp.sqrt(xp.sum(unit * unit, axis=-1, keepdims=True) + _EPS)
         of_heads = xp.permute_dims(unit, (2, 0, 3, 1, 4))  # (conv, B, H, L, C/H)
@@ -131,7 +125,7 @@ class SelectiveRoPE(PositionScheme):
             own = xp.reshape(unit[:, :, -1, :, :], (batch, -1, x.shape[-1]))
             z = xp.matmul(own, xp.matrix_transpose(params["gate_w"])) + params["gate_b"]
             angle = angle * xp.matrix_transpose(xp.exp(log_sigmoid(z, xp)))[..., None]
-        return {"angle": angle}
+        return angle
 
     def transform(self, x: Array, pos: Array, *, role: Role, params: Any, xp: Namespace) -> Array:
         check_channels("x", x, self.head_dim)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 from posenc.checks import check_distance
 from posenc.protocol import Array, Namespace, PositionScheme, Role, Window
@@ -17,7 +17,7 @@ from posenc.schemes.rope import Layout, MovedRoPE, RoPE
 
 
 @dataclass(frozen=True)
-class SelfExtend(PositionScheme):
+class SelfExtend(PositionScheme, paper="Jin et al. 2024, arXiv 2401.01325", trained_as="rope"):
     """RoPE in which far keys have the distance of groups of ``G`` positions.
 
     From distance ``w`` on, the query at ``i`` is as if at ``i // G + w - w // G``, the key at ``j``
@@ -42,9 +42,6 @@ class SelfExtend(PositionScheme):
 
     Jin et al. 2024, arXiv 2401.01325.
     """
-
-    paper: ClassVar[str] = "Jin et al. 2024, arXiv 2401.01325"
-    trained_as: ClassVar[str] = "rope"
 
     head_dim: int
     group: int = 8

@@ -11,16 +11,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from posenc.checks import check_channels, check_count
-from posenc.protocol import Array, Namespace, ParamSpec, PositionScheme
+from posenc.protocol import Array, FeatureSpec, Namespace, ParamSpec, PositionScheme
 
 
 @dataclass(frozen=True)
-class Shaw(PositionScheme):
+class Shaw(PositionScheme, relative=True, paper="Shaw et al. 2018, arXiv 1803.02155"):
     """``q_i . (k_j + a_n) / sqrt(D)`` with ``a_n = table[clip(j - i, -K, K) + K]``.
 
     ``K`` is ``max_distance``. Learned array: ``table (2K + 1, D)``, which all heads share. Its
@@ -41,9 +41,6 @@ class Shaw(PositionScheme):
     Shaw et al. 2018, arXiv 1803.02155, equations 2 and 4.
     """
 
-    relative: ClassVar[bool] = True
-    paper: ClassVar[str] = "Shaw et al. 2018, arXiv 1803.02155"
-
     head_dim: int
     max_distance: int = 16
 
@@ -55,11 +52,14 @@ class Shaw(PositionScheme):
         shape = (2 * self.max_distance + 1, self.head_dim)
         return {"table": ParamSpec(shape, _xavier, per_head=False)}
 
-    def query_features(
+    def feature_specs(self) -> Mapping[str, FeatureSpec]:
+        return {"r": FeatureSpec(self._of_distances, of="query", reads="vectors")}
+
+    def _of_distances(
         self, q: Array, pos: Array, *, scale: float, params: Mapping[str, Array], xp: Namespace
-    ) -> Mapping[str, Array]:
+    ) -> Array:
         check_channels("q", q, self.head_dim)
-        return {"r": scale * xp.matmul(q, xp.matrix_transpose(params["table"]))}
+        return scale * xp.matmul(q, xp.matrix_transpose(params["table"]))
 
     def bias(self, q: Array, k: Array, *, params: Any, xp: Namespace) -> Array:
         at = xp.clip(k - q, -self.max_distance, self.max_distance) + self.max_distance

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import ClassVar, Literal, get_args
+from typing import Literal, get_args
 
 from posenc.angles import Turns, frequencies
 from posenc.checks import check_choice, check_count, check_positive
@@ -21,7 +21,7 @@ Layout = Literal["interleaved", "concatenated", "tensor2tensor"]
 
 
 @dataclass(frozen=True)
-class Sinusoidal(PositionScheme):
+class Sinusoidal(PositionScheme, paper="Vaswani et al. 2017, arXiv 1706.03762"):
     """Sines and cosines of ``pos * base**(-2k/d)``, ``k = 0 .. d/2 - 1``, as an embedding.
 
     Parameters
@@ -37,8 +37,6 @@ class Sinusoidal(PositionScheme):
 
     Vaswani et al. 2017, arXiv 1706.03762.
     """
-
-    paper: ClassVar[str] = "Vaswani et al. 2017, arXiv 1706.03762"
 
     dim: int
     base: float = 10_000.0

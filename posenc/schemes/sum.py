@@ -5,18 +5,28 @@ Embeddings and biases are added, and transforms are applied one after another.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, get_args
 
-from posenc.checks import check_scheme, python_fields
+from posenc.checks import check_scheme
+from posenc.feature_needs import reads_features, reads_vectors
 from posenc.params import Features, Params, float_dtype, head_count
-from posenc.protocol import Array, Namespace, ParamSpec, PositionScheme, Role, Window
+from posenc.protocol import (
+    Array,
+    FeatureSpec,
+    Hook,
+    Namespace,
+    ParamSpec,
+    PositionScheme,
+    Role,
+    Window,
+)
 
 _AT_MOST_ONE = {
-    "adjust_scores": "adjusts whole rows",
-    "sink": "has a sink",
-    "regions": "has regions",
+    Hook.ADJUST_SCORES: "adjusts whole rows",
+    Hook.SINK: "has a sink",
+    Hook.REGIONS: "has regions",
 }
 _OF_ALL_PARTS = ("places", "segment")  # features that the library adds
 
@@ -29,55 +39,34 @@ class Combination(PositionScheme):
 
     schemes: tuple[PositionScheme, ...]
 
-    @property
-    def relative(self) -> bool:  # type: ignore[override]
-        """Whether every part with a bias is relative, and no part multiplies the bias."""
-        biased = self._with_hook("bias")
+    def __post_init__(self) -> None:
+        """Declare the facts of all parts together; ``schemes`` is set."""
+        biased, own = self._with_hook(Hook.BIAS), type(self)
         relative = bool(biased) and all(scheme.relative for _, scheme in biased)
-        return relative and not self._with_hook("bias_factor")
+        adjusting = (scheme for _, scheme in self._with_hook(Hook.ADJUST_SCORES))
+        papers = (scheme.paper for scheme in self.schemes if scheme.paper)
+        self._declare(
+            relative=relative and not self._with_hook(Hook.BIAS_FACTOR),
+            shared=any(scheme.shared for scheme in self.schemes),
+            axes=max(scheme.axes for scheme in self.schemes),
+            whole_rows=own.whole_rows or "".join(scheme.whole_rows for scheme in adjusting),
+            paper=own.paper or "; ".join(papers),
+        )
 
-    @property
-    def shared(self) -> bool:  # type: ignore[override]
-        """Whether any part is shared between layers."""
-        return any(scheme.shared for scheme in self.schemes)
-
-    @property
-    def axes(self) -> int:  # type: ignore[override]
-        """The largest number of axes of a part."""
-        return max(scheme.axes for scheme in self.schemes)
-
-    @property
-    def whole_rows(self) -> str:  # type: ignore[override]
-        """As the part that adjusts scores."""
-        return "".join(scheme.whole_rows for _, scheme in self._with_hook("adjust_scores"))
-
-    @property
-    def paper(self) -> str:  # type: ignore[override]
-        """The papers of all parts."""
-        return "; ".join(scheme.paper for scheme in self.schemes if scheme.paper)
-
-    @property
-    def cumulative(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Names of the cumulative features of all parts, with prefixes."""
-        return tuple(f"{n}_{name}" for n, s in enumerate(self.schemes) for name in s.cumulative)
-
-    def hooks(self) -> frozenset[str]:
+    def hooks(self) -> frozenset[Hook]:
         # torch's compiler cannot call frozenset[str]().
-        hooks: frozenset[str] = frozenset().union(*(scheme.hooks() for scheme in self.schemes))
-        splits = all("key_bias" in scheme.hooks() for _, scheme in self._with_hook("bias"))
-        if splits and "bias_factor" not in hooks:
+        hooks: frozenset[Hook] = frozenset().union(*(scheme.hooks() for scheme in self.schemes))
+        splits = all(Hook.KEY_BIAS in scheme.hooks() for _, scheme in self._with_hook(Hook.BIAS))
+        if splits and Hook.BIAS_FACTOR not in hooks:
             return hooks
-        return hooks - {"key_bias", "bias_factor"}
-
-    def reads_features(self) -> bool:
-        return any(scheme.reads_features() for scheme in self.schemes)
+        return hooks - {Hook.KEY_BIAS, Hook.BIAS_FACTOR}
 
     def bias_terms(self) -> tuple[tuple[str, PositionScheme], ...]:
-        if self._with_hook("bias_factor"):
+        if self._with_hook(Hook.BIAS_FACTOR):
             return super().bias_terms()
         return tuple(
             (f"{n}_{prefix}", term)
-            for n, scheme in self._with_hook("bias")
+            for n, scheme in self._with_hook(Hook.BIAS)
             for prefix, term in scheme.bias_terms()
         )
 
@@ -90,7 +79,7 @@ class Combination(PositionScheme):
     def embedding(self, pos: Array, *, params: Mapping[str, Array], xp: Namespace) -> Array | None:
         return _add(
             scheme.embedding(pos, params=own, xp=xp)
-            for scheme, own in self._parts("embedding", params, xp)
+            for scheme, own in self._parts(Hook.EMBEDDING, params, xp)
         )
 
     def transform(
@@ -98,63 +87,53 @@ class Combination(PositionScheme):
     ) -> Array:
         # Half precision rounds once, after the last transform.
         dtype = x.dtype
-        if len(self._with_hook("transform")) > 1 and xp.finfo(dtype).bits < 32:
+        if len(self._with_hook(Hook.TRANSFORM)) > 1 and xp.finfo(dtype).bits < 32:
             x = xp.astype(x, xp.float32)
-        for scheme, own in self._parts("transform", params, xp):
+        for scheme, own in self._parts(Hook.TRANSFORM, params, xp):
             x = scheme.transform(x, pos, role=role, params=own, xp=xp)
         return x if x.dtype == dtype else xp.astype(x, dtype)
 
     def rotary(
         self, pos: Array, *, dtype: Any, params: Mapping[str, Array], xp: Namespace
     ) -> Mapping[str, Array]:
-        return self._features("rotary", pos, dtype=dtype, params=params, xp=xp)
+        tables: dict[str, Array] = {}
+        for scheme, own in self._parts(Hook.ROTARY, params, xp):
+            of_part = scheme.rotary(pos, dtype=dtype, params=own, xp=xp)
+            tables |= {own.prefix + name: table for name, table in of_part.items()}
+        return tables
 
     def rotary_params(self) -> frozenset[str]:
         parts = enumerate(self.schemes)
         return frozenset(f"{n}_{name}" for n, part in parts for name in part.rotary_params())
 
-    def hidden_features(
-        self, x: Array, *, role: Role, params: Mapping[str, Array], xp: Namespace
-    ) -> Mapping[str, Array]:
-        features: dict[str, Array] = {}
-        for scheme, own in self._parts("hidden_features", params, xp):
-            seen = _last_tokens(x, scheme.lookback()) if role == "key" and self.lookback() else x
-            of_part = scheme.hidden_features(seen, role=role, params=own, xp=xp)
-            features |= {own.prefix + name: array for name, array in of_part.items()}
-        return features
-
-    def lookback(self) -> int:
-        return max(scheme.lookback() for scheme in self.schemes)
-
-    def query_features(self, q: Array, pos: Array, **keywords: Any) -> Mapping[str, Array]:
-        return self._features("query_features", q, pos, **keywords)
-
-    def key_features(self, k: Array, pos: Array, **keywords: Any) -> Mapping[str, Array]:
-        return self._features("key_features", k, pos, **keywords)
+    def feature_specs(self) -> Mapping[str, FeatureSpec]:
+        specs: dict[str, FeatureSpec] = {}
+        for n, scheme in enumerate(self.schemes):
+            for name, spec in scheme.feature_specs().items():
+                specs[f"{n}_{name}"] = replace(spec, compute=_of_part(spec.compute, f"{n}_"))
+        return specs
 
     def bias(
         self, q: Array, k: Array, *, params: Mapping[str, Array], xp: Namespace
     ) -> Array | None:
-        bias = _add(
-            scheme.bias(q, k, params=own, xp=xp) for scheme, own in self._parts("bias", params, xp)
-        )
-        for scheme, own in self._parts("bias_factor", params, xp):
+        biased = self._parts(Hook.BIAS, params, xp)
+        bias = _add(scheme.bias(q, k, params=own, xp=xp) for scheme, own in biased)
+        for scheme, own in self._parts(Hook.BIAS_FACTOR, params, xp):
             factor = scheme.bias_factor(q, params=own, xp=xp)
             if bias is not None and factor is not None:
                 bias = bias * factor
         return bias
 
     def key_bias(self, k: Array, *, params: Mapping[str, Array], xp: Namespace) -> Array | None:
-        if self._with_hook("bias_factor"):
+        if self._with_hook(Hook.BIAS_FACTOR):
             return None
-        terms = [
-            scheme.key_bias(k, params=own, xp=xp) for scheme, own in self._parts("bias", params, xp)
-        ]
+        biased = self._parts(Hook.BIAS, params, xp)
+        terms = [scheme.key_bias(k, params=own, xp=xp) for scheme, own in biased]
         return None if any(term is None for term in terms) else _add(iter(terms))
 
     def constant_beyond(self) -> Window:
-        ends = [scheme.constant_beyond() for _, scheme in self._with_hook("bias")]
-        if not ends or self.reads_features() or self._with_hook("bias_factor"):
+        ends = [scheme.constant_beyond() for _, scheme in self._with_hook(Hook.BIAS)]
+        if not ends or reads_features(self) or self._with_hook(Hook.BIAS_FACTOR):
             return None, None
         lefts, rights = zip(*ends, strict=True)
         return _furthest(lefts), _furthest(rights)
@@ -169,17 +148,17 @@ class Combination(PositionScheme):
         params: Mapping[str, Array],
         xp: Namespace,
     ) -> Array:
-        for scheme, own in self._parts("adjust_scores", params, xp):
+        for scheme, own in self._parts(Hook.ADJUST_SCORES, params, xp):
             scores = scheme.adjust_scores(scores, q, k, visible=visible, params=own, xp=xp)
         return scores
 
     def sink(self, q: Array, *, params: Mapping[str, Array], xp: Namespace) -> Array | None:
         return _add(
-            scheme.sink(q, params=own, xp=xp) for scheme, own in self._parts("sink", params, xp)
+            scheme.sink(q, params=own, xp=xp) for scheme, own in self._parts(Hook.SINK, params, xp)
         )
 
     def regions(self) -> tuple[tuple[PositionScheme, Window], ...]:
-        for n, scheme in self._with_hook("regions"):
+        for n, scheme in self._with_hook(Hook.REGIONS):
             before, after = self.schemes[:n], self.schemes[n + 1 :]
             return tuple((Sum(*before, part, *after), window) for part, window in scheme.regions())
         return ()
@@ -204,12 +183,12 @@ class Combination(PositionScheme):
         """The same combination of other schemes."""
         return Sum(*schemes)
 
-    def _with_hook(self, hook: str) -> list[tuple[int, PositionScheme]]:
+    def _with_hook(self, hook: Hook) -> list[tuple[int, PositionScheme]]:
         """Index and scheme of each part that has a hook."""
         return [(n, s) for n, s in enumerate(self.schemes) if hook in s.hooks()]
 
     def _parts(
-        self, hook: str, params: Mapping[str, Array], xp: Namespace
+        self, hook: Hook, params: Mapping[str, Array], xp: Namespace
     ) -> Iterator[tuple[PositionScheme, PartParams]]:
         """Each part that has a hook, with its own params."""
         for n, scheme in self._with_hook(hook):
@@ -221,16 +200,6 @@ class Combination(PositionScheme):
         for n, scheme in enumerate(self.schemes):
             merged |= {f"{n}_{name}": value for name, value in getattr(scheme, method)().items()}
         return merged
-
-    def _features(
-        self, hook: str, *tokens: Array, params: Mapping[str, Array], xp: Namespace, **keywords: Any
-    ) -> dict[str, Array]:
-        """One mapping of all that ``hook`` of each part returns, with prefixed names."""
-        features: dict[str, Array] = {}
-        for scheme, own in self._parts(hook, params, xp):
-            of_part = getattr(scheme, hook)(*tokens, params=own, xp=xp, **keywords)
-            features |= {own.prefix + name: array for name, array in of_part.items()}
-        return features
 
 
 @dataclass(frozen=True, init=False, repr=False)
@@ -263,7 +232,6 @@ class Sum(Combination):
         self.__post_init__()
 
     def __post_init__(self) -> None:
-        python_fields(self)
         for scheme in self.schemes:
             check_scheme(scheme)
         if len(self.schemes) < 2:
@@ -272,7 +240,8 @@ class Sum(Combination):
             names = [type(s).__name__ for s in self.schemes if hook in s.hooks()]
             if len(names) > 1:
                 raise ValueError(f"Sum takes one scheme that {does}, got {' and '.join(names)}")
-        if {"adjust_scores", "regions"} <= self.hooks():
+        super().__post_init__()
+        if {Hook.ADJUST_SCORES, Hook.REGIONS} <= self.hooks():
             raise ValueError(
                 "Sum takes no scheme that adjusts whole rows beside one that has regions, each of "
                 f"which is a part of a row: {self}"
@@ -283,9 +252,8 @@ class Sum(Combination):
             raise ValueError(
                 f"Sum takes schemes with the same number of heads, got {sorted(heads)}: {self}"
             )
-        receives_places = {"transform", "embedding", "query_features", "key_features", "regions"}
-        # These hooks, and a bias on several axes, receive places on all axes of the Sum.
-        axes = {s.axes for s in self.schemes if s.hooks() & receives_places or s.axes > 1}
+        # These read places on all axes of the Sum.
+        axes = {s.axes for s in self.schemes if _reads_places(s)}
         if axes and axes != {self.axes}:
             axes = {s.axes for s in self.schemes}
             raise ValueError(
@@ -337,9 +305,22 @@ class PartFeatures(Features):
         return sum(1 for _ in self)
 
 
-def _last_tokens(x: Array, count: int) -> Array:
-    """Of hidden states ``(B, L, n + 1, C)``, those of a part with a lookback of ``count``."""
-    return x[:, :, -count - 1 :, :] if count else x[:, :, -1, :]
+def _of_part(compute: Callable[..., Array], prefix: str) -> Callable[..., Array]:
+    """``compute`` of a feature with the params of its part."""
+
+    def of_part(*tokens: Array, params: Mapping[str, Array], xp: Namespace, **scale: Any) -> Array:
+        own = PartParams(params, prefix, float_dtype(params, xp))
+        return compute(*tokens, params=own, xp=xp, **scale)
+
+    return of_part
+
+
+_RECEIVE_PLACES = frozenset({Hook.TRANSFORM, Hook.EMBEDDING, Hook.REGIONS})
+
+
+def _reads_places(scheme: PositionScheme) -> bool:
+    of_vectors = any(reads_vectors(scheme, role) for role in get_args(Role))
+    return bool(scheme.hooks() & _RECEIVE_PLACES) or of_vectors or scheme.axes > 1
 
 
 def _furthest(distances: tuple[int | None, ...]) -> int | None:

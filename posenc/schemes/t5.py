@@ -11,14 +11,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 from posenc.checks import check_count
 from posenc.protocol import Array, Namespace, ParamSpec, PositionScheme, Window
 
 
 @dataclass(frozen=True)
-class T5Bias(PositionScheme):
+class T5Bias(
+    PositionScheme,
+    relative=True,
+    shared=True,
+    paper="Raffel et al. 2020, arXiv 1910.10683",
+):
     """``bias = table[h, bucket(j - i)]``, ``table`` of shape ``(num_heads, num_buckets)``.
 
     HF and fairseq store the table as ``(num_buckets, num_heads)``: transpose it. If both numbers
@@ -50,10 +55,6 @@ class T5Bias(PositionScheme):
 
     Raffel et al. 2020, arXiv 1910.10683.
     """
-
-    relative: ClassVar[bool] = True
-    shared: ClassVar[bool] = True
-    paper: ClassVar[str] = "Raffel et al. 2020, arXiv 1910.10683"
 
     num_heads: int
     num_buckets: int = 32

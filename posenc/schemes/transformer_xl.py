@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 from array_api_compat import device
 
 from posenc.checks import check_channels, check_count, check_flag
-from posenc.protocol import Array, Namespace, ParamSpec, PositionScheme, Role
+from posenc.protocol import Array, FeatureSpec, Namespace, ParamSpec, PositionScheme, Role
 from posenc.schemes.sinusoidal import Sinusoidal
 
 
 @dataclass(frozen=True)
-class TransformerXL(PositionScheme):
+class TransformerXL(PositionScheme, relative=True, paper="Dai et al. 2019, arXiv 1901.02860"):
     """``[(q_i + u) . k_j + (q_i + v) . w R(i - j)] / sqrt(D)``, with sinusoids ``R``.
 
     ``R(n)`` is ``[sin(n f), cos(n f)]`` with the ``dim / 2`` frequencies ``10000**(-2c/dim)``, all
@@ -54,9 +54,6 @@ class TransformerXL(PositionScheme):
     Dai et al. 2019, arXiv 1901.02860, section 3.3; Yang et al. 2019, arXiv 1906.08237.
     """
 
-    relative: ClassVar[bool] = True
-    paper: ClassVar[str] = "Dai et al. 2019, arXiv 1901.02860"
-
     num_heads: int
     head_dim: int
     dim: int
@@ -90,16 +87,19 @@ class TransformerXL(PositionScheme):
         u = params["u"][:]
         return xp.astype(xp.astype(x, u.dtype) + u, x.dtype)
 
-    def query_features(
+    def feature_specs(self) -> Mapping[str, FeatureSpec]:
+        return {"r": FeatureSpec(self._of_distances, of="query", reads="vectors")}
+
+    def _of_distances(
         self, q: Array, pos: Array, *, scale: float, params: Mapping[str, Array], xp: Namespace
-    ) -> Mapping[str, Array]:
+    ) -> Array:
         check_channels("q", q, self.head_dim)
         first = -self.max_distance if self.bidirectional else 0
         distances = xp.arange(first, self.max_distance + 1, dtype=xp.int32, device=device(q))
         sinusoids = self._sinusoids.embedding(distances, params=params, xp=xp)
         # Projected first: a number per head and channel, instead of one per query and frequency.
         keys = xp.matmul(params["w"], xp.matrix_transpose(sinusoids))
-        return {"r": scale * xp.matmul(q + params["v"][:, None, :], keys)}
+        return scale * xp.matmul(q + params["v"][:, None, :], keys)
 
     def bias(self, q: Array, k: Array, *, params: Any, xp: Namespace) -> Array:
         first = -self.max_distance if self.bidirectional else 0

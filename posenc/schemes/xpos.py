@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 from array_api_compat import device
 
@@ -22,7 +22,7 @@ _LARGEST_EXPONENT = 40.0
 
 
 @dataclass(frozen=True)
-class XPos(PositionScheme):
+class XPos(PositionScheme, paper="Sun et al. 2022, arXiv 2212.10554"):
     """RoPE whose channel pairs decay with distance, as ``zeta_k**((i - j) / scale_base)``.
 
     Pair ``k`` of a query is multiplied by ``zeta_k**((pos - center) / scale_base)``, that of a key
@@ -53,8 +53,6 @@ class XPos(PositionScheme):
 
     Sun et al. 2022, arXiv 2212.10554.
     """
-
-    paper: ClassVar[str] = "Sun et al. 2022, arXiv 2212.10554"
 
     head_dim: int
     base: float = 10_000.0

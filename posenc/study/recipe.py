@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from posenc.checks import check_count, check_positive, python_fields
+from posenc.checks import check_count, check_positive
+from posenc.declared import Declared
 
 
 def option(default: Any, help: str) -> Any:
@@ -14,7 +15,7 @@ def option(default: Any, help: str) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
+class Recipe(Declared):
     """Sizes, training and evaluation of one model: everything that all schemes share."""
 
     train_len: int = option(64, "tokens (bytes) of a training sequence")
@@ -35,7 +36,6 @@ class Recipe:
     )
 
     def __post_init__(self) -> None:
-        python_fields(self)
         for name in ("train_len", "steps", "batch_size", "layers", "dim", "heads", "eval_windows"):
             check_count(name, getattr(self, name), least=2 if name == "train_len" else 1)
         for name in ("learning_rate", "position_lr_scale", "clip"):

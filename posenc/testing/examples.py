@@ -7,14 +7,13 @@ with the catalogue, so that a passing check also covers schemes that nobody has 
   ``Silent`` (the hook, without a bias); with ``key_bias``: ``Both``.
 - ``transform``: ``Sharpening``, ``Both``.
 - ``scale``: ``Cooled``; ``at_length``: ``Stretching``; ``constants``: ``Tide``.
-- ``hidden_features``: ``Leaning``; summed (``cumulative``): ``Fading``.
-- ``key_features``: ``Wide``.
+- ``feature_specs``, of hidden states: ``Leaning``; summed: ``Fading``; of keys: ``Wide``.
 - ``regions``: ``Levelled``.
 
 ``embedding`` is in ``posenc.Sinusoidal`` and ``posenc.Learned``, ``axes`` in
 ``posenc.schemes.AxialRoPE`` and ``posenc.schemes.ALiBi2D``, ``sink`` in
-``posenc.schemes.Sink``, ``query_features`` in ``posenc.schemes.Shaw``, ``adjust_scores`` in
-``posenc.schemes.CoPE``, ``lookback`` in ``posenc.schemes.SelectiveRoPE``. Without arguments the
+``posenc.schemes.Sink``, features of queries in ``posenc.schemes.Shaw``, ``adjust_scores`` in
+``posenc.schemes.CoPE``, a ``lookback`` in ``posenc.schemes.SelectiveRoPE``. Without arguments the
 schemes are small: ``HEADS`` heads of ``HEAD_DIM`` channels, and hidden states of ``HIDDEN_DIM``
 channels.
 """
@@ -23,10 +22,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import posenc
-from posenc.protocol import Array, Initializer, Namespace, ParamSpec, PositionScheme, Role, Window
+from posenc.protocol import (
+    Array,
+    FeatureSpec,
+    Initializer,
+    Namespace,
+    ParamSpec,
+    PositionScheme,
+    Role,
+    Window,
+)
 from posenc.schemes.gates import SummedGates, log_sigmoid, logits
 
 HEADS, HEAD_DIM, HIDDEN_DIM = 4, 8, 12
@@ -38,10 +46,9 @@ def uniform(low: float, high: float) -> Initializer:
 
 
 @dataclass(frozen=True)
-class Fence(PositionScheme):
+class Fence(PositionScheme, relative=True):
     """A bias that masks: keys ``reach`` tokens away or more are hidden; a learned slope before."""
 
-    relative: ClassVar[bool] = True
     reach: int = 4
 
     def param_specs(self) -> Mapping[str, ParamSpec]:
@@ -89,11 +96,8 @@ class Sharpening(PositionScheme):
 
 
 @dataclass(frozen=True)
-class Parabola(PositionScheme):
+class Parabola(PositionScheme, relative=True, shared=True):
     """Two learned coefficients that all heads share, and all layers."""
-
-    relative: ClassVar[bool] = True
-    shared: ClassVar[bool] = True
 
     def param_specs(self) -> Mapping[str, ParamSpec]:
         return {"c": ParamSpec((2,), init=uniform(0.1, 0.3), per_head=False)}
@@ -138,10 +142,8 @@ class Silent(PositionScheme):
 
 
 @dataclass(frozen=True)
-class Both(posenc.RoPE):
+class Both(posenc.RoPE, relative=True):
     """A rotation and a bias together."""
-
-    relative: ClassVar[bool] = True
 
     def constants(self) -> Mapping[str, tuple[float, ...]]:
         return {"strength": (0.1, 0.2, 0.4, 0.8)}
@@ -194,12 +196,11 @@ class Leaning(PositionScheme):
             "m": ParamSpec((self.num_heads,), init=uniform(0.1, 0.3)),
         }
 
-    def hidden_features(
-        self, x: Array, *, role: Role, params: Any, xp: Namespace
-    ) -> Mapping[str, Array]:
-        if role != self.side:
-            return {}
-        return {"lean": xp.matrix_transpose(xp.matmul(x, xp.matrix_transpose(params["w"])))}
+    def feature_specs(self) -> Mapping[str, FeatureSpec]:
+        return {"lean": FeatureSpec(self._lean, of=self.side)}
+
+    def _lean(self, x: Array, *, params: Any, xp: Namespace) -> Array:
+        return xp.matrix_transpose(xp.matmul(x, xp.matrix_transpose(params["w"])))
 
     def bias(self, q: Array, k: Array, *, params: Any, xp: Namespace) -> Array:
         m, lean = params["m"], params.of(self.side)["lean"]
@@ -212,14 +213,25 @@ class Wide(PositionScheme):
 
     table: bool = True
 
-    def key_features(
-        self, k: Array, pos: Array, *, scale: float, params: Any, xp: Namespace
-    ) -> Mapping[str, Array]:
-        return {"t": k} if self.table else {"a": k[..., 0], "b": k[..., 1]}
+    def feature_specs(self) -> Mapping[str, FeatureSpec]:
+        computed = {"t": _whole} if self.table else {"a": _first, "b": _second}
+        return {n: FeatureSpec(of_k, of="key", reads="vectors") for n, of_k in computed.items()}
 
     def bias(self, q: Array, k: Array, *, params: Any, xp: Namespace) -> Array:
         key = params.key
         return key["t"][0] if self.table else key["a"] + key["b"]
+
+
+def _whole(k: Array, pos: Array, **_: Any) -> Array:
+    return k
+
+
+def _first(k: Array, pos: Array, **_: Any) -> Array:
+    return k[..., 0]
+
+
+def _second(k: Array, pos: Array, **_: Any) -> Array:
+    return k[..., 1]
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import numpy as np
 
 from posenc.attn.call import Call
 from posenc.evaluate import as_column, as_row
+from posenc.protocol import Hook
 from posenc.testing.attention_case import AttentionCase
 from posenc.testing.framework import Host
 from posenc.testing.tolerances import UNIT, rounding_bound
@@ -68,7 +69,7 @@ def _error(call: Call, unit: str) -> Host:
     """A bound on the rounding of each bias above 8, or of the key bias that stands for it."""
     bias, _ = call.bias_and_visible()
     size = np.zeros((1, 1, 1, 1)) if bias is None else np.abs(bias)
-    if call.causal and "key_bias" in call.scheme.hooks():
+    if call.causal and Hook.KEY_BIAS in call.scheme.hooks():
         keys = call.scheme.key_bias(as_row(call.key.encoded_pos), params=call.views(), xp=call.xp)
         size = size if keys is None else np.maximum(size, np.abs(keys))
     large = np.maximum(size - _LARGE, 0)
@@ -81,7 +82,7 @@ def visible_scores(call: Call) -> Host:
     k = np.repeat(call.k, call.q.shape[1] // call.k.shape[1], axis=1)
     scores = call.cap_scores(call.scale * call.q @ np.swapaxes(k, -1, -2))
     bias, visible = call.bias_and_visible()
-    if "adjust_scores" in call.scheme.hooks():
+    if Hook.ADJUST_SCORES in call.scheme.hooks():
         at = as_column(call.query.encoded_pos), as_row(call.key.encoded_pos)
         scores = call.scheme.adjust_scores(
             scores, *at, visible=visible, params=call.views(rows=True), xp=call.xp

@@ -14,7 +14,8 @@ import numpy as np
 import posenc
 from posenc.attn.features import hidden_width
 from posenc.checks import check_count, check_scheme
-from posenc.evaluate import as_column, as_row, bias_tile, has_features, has_transform
+from posenc.evaluate import as_column, as_row, bias_tile, has_transform
+from posenc.feature_needs import has_features, reads_hidden
 from posenc.params import (
     Features,
     Params,
@@ -50,7 +51,7 @@ class SchemeCase:
         Channels per head. Default: the field ``head_dim`` of the scheme, or of a part of it, or 8.
     hidden_dim
         Channels of the hidden states that its features read. Default: the sizes of its params are
-        tried; the largest that ``hidden_features`` accepts is taken.
+        tried; the largest that features accept is taken.
     params
         Learned arrays. Default: ``posenc.init_params``. Give others where initial values hide
         mistakes, as zeros do.
@@ -95,7 +96,7 @@ class SchemeCase:
     @property
     def reads_hidden(self) -> bool:
         """Whether the scheme computes features from hidden states."""
-        return "hidden_features" in self.scheme.hooks()
+        return reads_hidden(self.scheme)
 
     @cached_property
     def shares_keys(self) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import array_api_compat.numpy as xp
 import array_api_strict
@@ -20,7 +19,8 @@ from posenc.attn.bias_forms import bias_by_distance, bias_by_key, near_diagonals
 from posenc.attn.blocks import visible_blocks
 from posenc.attn.call import prepare
 from posenc.attn.negligible import negligible_blocks
-from posenc.evaluate import has_bias, reads_features
+from posenc.evaluate import has_bias
+from posenc.feature_needs import reads_features
 from posenc.schemes import FoX, LogScale, PoPE, Sink, Sum
 from posenc.testing.examples import HEAD_DIM, HEADS, HIDDEN_DIM
 from posenc.testing.tolerances import rounding_bound
@@ -227,10 +227,9 @@ def test_scores_of_millions_do_not_round_to_negligible():
 
 
 @dataclass(frozen=True)
-class Pit(posenc.PositionScheme):
+class Pit(posenc.PositionScheme, relative=True):
     """0 at a token itself, ``-depth`` everywhere else."""
 
-    relative: ClassVar[bool] = True
     depth: float = 1.0
 
     def bias(self, q, k, *, params, xp):

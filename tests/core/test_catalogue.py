@@ -6,25 +6,25 @@ import inspect
 import re
 import sys
 from dataclasses import MISSING, FrozenInstanceError, dataclass, fields
-from typing import ClassVar, Literal, get_args, get_origin, get_type_hints
+from typing import Literal, get_args, get_origin, get_type_hints
 
 import pytest
 
 import posenc
 from posenc.cli.list import Row, one_of_each_kind, page, rows, table
-from posenc.protocol import PositionScheme
+from posenc.protocol import FeatureSpec, PositionScheme
 from posenc.schemes import fitted_options
 
 SIZES = {"num_heads": 2, "head_dim": 8, "max_len": 32, "train_len": 16}
 
 
 @dataclass(frozen=True)
-class Gated(PositionScheme):
-    relative: ClassVar[bool] = True  # says nothing of features
-    cumulative: ClassVar[tuple[str, ...]] = ("c",)
+class Gated(PositionScheme, relative=True):  # which says nothing of features
+    def feature_specs(self):
+        return {"c": FeatureSpec(self.gates, of="key", cumulative=True)}
 
-    def hidden_features(self, x, *, role, params, xp):
-        return {"c": -xp.matrix_transpose(x[..., :4])} if role == "key" else {}
+    def gates(self, x, *, params, xp):
+        return -xp.matrix_transpose(x[..., :4])
 
     def bias(self, q, k, *, params, xp):
         return params.query["c"] - params.key["c"]
@@ -41,20 +41,18 @@ class Turned(PositionScheme):
         return x * xp.astype(1 + pos, x.dtype)[..., None]
 
 
-class BiasAndTurn(Turned):
+class BiasAndTurn(Turned, relative=True):
     """Both, of which one is relative."""
 
-    relative: ClassVar[bool] = True
     bias = posenc.ALiBi.bias
 
     def constants(self):
         return {"slopes": (1.0, 2.0, 3.0, 4.0)}
 
 
-class BiasAndRope(posenc.RoPE):
+class BiasAndRope(posenc.RoPE, relative=True):
     """Both relative."""
 
-    relative: ClassVar[bool] = True
     bias, constants = posenc.ALiBi.bias, BiasAndTurn.constants
 
 
@@ -225,7 +223,8 @@ def test_a_page_has_every_field_with_its_default_and_words(name):
         parts = (hint,) if get_origin(hint) is Literal else get_args(hint)
         choices = [repr(v) for part in parts if get_origin(part) is Literal for v in get_args(part)]
         choices += ["None"] * bool(choices and type(None) in parts)
-        kind_of = " or ".join(choices) or field.type
+        kind_of = " or ".join(choices) or re.sub("Count|Distance", "int", field.type)
+        kind_of = re.sub("Positive|Finite", "float", kind_of)
         facts = f"{kind_of}, needed" if needed else f"{kind_of}, default {field.default!r}"
         words = " ".join(" ".join(entries[field.name]).split())
         assert words.startswith(f"{facts} "), "and its docstring says something of every field"

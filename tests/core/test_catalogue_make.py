@@ -319,7 +319,7 @@ class Mine(PositionScheme):
         ("top = 1\nrate = top / 0\n", r"ZeroDivisionError: division by zero, at .*mine\.py:4$"),
         ("import helper\n", r"ModuleNotFoundError: No module named 'helper', at .*mine\.py:3$"),
         ("import os\nos.nothing\n", "AttributeError: .*nothing.*py:4$"),
-        (FIELD_FIRST, r"TypeError: non-default argument 'num_heads'.*mine\.py:3$"),
+        (FIELD_FIRST, r"TypeError: class Mine: relative is written as a field.*mine\.py:4$"),
     ],
 )
 def test_a_module_that_fails_is_an_import_error(written, text, cause):

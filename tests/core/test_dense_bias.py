@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import array_api_compat.numpy as xp
 import numpy as np
@@ -95,10 +95,9 @@ def test_the_bias_is_an_array_of_its_own():
 
 
 @dataclass(frozen=True)
-class Counted(posenc.PositionScheme):
+class Counted(posenc.PositionScheme, relative=True):
     """``-|q - k|``, which notes how many numbers each call computes."""
 
-    relative: ClassVar[bool] = True
     sizes: list[int] = field(default_factory=list, compare=False, hash=False)
 
     def param_specs(self) -> Mapping[str, Any]:

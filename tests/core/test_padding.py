@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from subjects import HEAD_DIM, HIDDEN_DIM, SUBJECTS, heads, normal, params_of
 
 import posenc
+from posenc.attn.padding import _reads_vectors as reads
 from posenc.attn.padding import occurs_in
+from posenc.feature_needs import reads_hidden
 
 # The reference stands for all: tokens are set to 0 before an implementation gets them.
 REFERENCES = [
@@ -22,8 +24,7 @@ REFERENCES = [
     if route.values[0] is None
     or (route.values[0].framework.differentiable and route.values[0].implementation == "reference")
 ]
-READ = {"transform", "query_features", "key_features"}
-LEARNS = {n: s for n, s in SUBJECTS.items() if s.param_specs() and s.hooks() & READ}
+LEARNS = {n: s for n, s in SUBJECTS.items() if s.param_specs() and reads(s)}
 LENGTH = 7
 # Where each call waits for a compiler, a few schemes stand for all.
 CASES = [
@@ -45,7 +46,7 @@ def test_nan_in_padding_reaches_no_learned_array(route, name, padded):
         options = {"tokens": posenc.positions.left_padded([LENGTH, LENGTH - 3], LENGTH)}
     else:
         options = {"tokens": posenc.Tokens(exists=~hidden), "queries": posenc.Tokens()}
-    if "hidden_features" in scheme.hooks():
+    if reads_hidden(scheme):
         x = normal((2, LENGTH, HIDDEN_DIM), 5)
         options["tokens"] = replace(options["tokens"], x=x)
     d_out = normal(shape, 6)

@@ -13,7 +13,9 @@ from subjects import normal
 import posenc
 from posenc import Tokens
 from posenc.cli.list import one_of_each_kind
+from posenc.feature_needs import reads_hidden
 from posenc.positions import left_padded
+from posenc.protocol import Hook
 
 HEADS, LENGTH, DIM = 2, 8, 8
 Q = normal((1, HEADS, LENGTH, DIM), 0, "float32")
@@ -36,7 +38,7 @@ MAYBE = [
 
 def hidden(scheme, batch=1):
     """Hidden states for a scheme that reads them."""
-    reads = "hidden_features" in scheme.hooks()
+    reads = reads_hidden(scheme)
     return {"x": normal((batch, LENGTH, HEADS * DIM), 1, "float32")} if reads else {}
 
 
@@ -92,7 +94,7 @@ def test_a_cache_of_transformed_keys_at_unknown_positions(scheme):
         for role, side in zip(("query", "key"), sides, strict=True)
     }
     options = {"params": params, "k_transformed": True, "k": turned["key"]}
-    if "regions" in scheme.hooks():
+    if Hook.REGIONS in scheme.hooks():
         with pytest.raises(ValueError, match="cache raw keys"):
             attend("numpy", scheme, **options)
         return

@@ -15,7 +15,7 @@ import posenc
 from posenc import Tokens
 from posenc.attn.arguments import Arguments
 from posenc.attn.call import prepare
-from posenc.evaluate import has_features
+from posenc.feature_needs import has_features
 from posenc.params import Features, Params
 from posenc.schemes import FoX
 from posenc.testing import assert_near

@@ -25,6 +25,8 @@ import posenc
 from posenc import Tokens
 from posenc.attn.caches import CacheNeeds
 from posenc.attn.segment_sums import segment_sums
+from posenc.feature_needs import summed_features
+from posenc.protocol import Hook
 from posenc.schemes import FoX, ReRoPE, Sink, Sum
 from posenc.testing import AttentionCase, assert_near
 from posenc.testing.examples import (
@@ -514,11 +516,11 @@ def test_a_sum_answers_for_its_parts():
     both, gated = PROOFS["rope+alibi"], PROOFS["fox+alibi"]
     assert both.relative
     assert both.hooks() >= {"transform", "bias", "key_bias"}
-    assert gated.cumulative == ("0_c",)
+    assert summed_features(gated) == ("0_c",)
     assert set(gated.param_specs()) == {"0_w", "0_b"}
     assert list(gated.constants()) == ["1_slopes"]
     one_without = Sum(posenc.ALiBi(HEADS), posenc.T5Bias(HEADS))
-    assert "key_bias" not in one_without.hooks()
+    assert Hook.KEY_BIAS not in one_without.hooks()
     assert Sum(posenc.ALiBi(HEADS), PROOFS["selective"]).relative
     assert not Sum(posenc.ALiBi(HEADS), SUBJECTS["tide"]).relative
     assert Sum(posenc.NoPE(), posenc.T5Bias(HEADS, scaled=False)).scale(HEAD_DIM) == 1

@@ -11,7 +11,7 @@ from subjects import SUBJECTS, normal, params_of
 
 import posenc
 from posenc import Mask, Tokens
-from posenc.schemes import ALiBi2D, AxialRoPE, CoPE, FoX, MRoPE, Sink, Sum
+from posenc.schemes import ALiBi2D, AxialRoPE, CoPE, MRoPE, Sink, Sum
 from posenc.testing.examples import (
     HEAD_DIM,
     HEADS,
@@ -65,10 +65,6 @@ class Overlapping(posenc.PositionScheme):
 
     def regions(self):
         return tuple((posenc.NoPE(), window) for window in self.windows)
-
-
-class Misnamed(FoX):
-    cumulative = ("gate",)
 
 
 # What differs from a good call, the error, and what its message must name.
@@ -248,11 +244,6 @@ ATTENTION = {
     ),
     "region-of-a-width": (
         {"scheme": Overlapping(windows=(4, 5))}, ValueError, r"must be \(left, right\), got 4",
-    ),
-    "sum-of-no-feature": (
-        GATES | of_tokens(x=hidden(2, 5, HIDDEN_DIM)) | {"scheme": Misnamed(HEADS, HIDDEN_DIM)},
-        ValueError,
-        "Misnamed.cumulative has 'gate', but keys have no such feature; they have: c",
     ),
     "softcap-zero": ({"softcap": 0.0}, ValueError, "softcap must be finite and greater than 0"),
     "softcap-text": ({"softcap": "tanh"}, TypeError, "softcap must be a number"),

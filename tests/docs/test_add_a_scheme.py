@@ -68,7 +68,7 @@ def test_a_step_of_the_page(step, folder):
 
 
 def test_the_error_that_the_page_shows(folder):
-    text = (folder / "kerple.py").read_text().replace("relative: ClassVar[bool] = True", "")
+    text = (folder / "kerple.py").read_text().replace("relative=True, ", "")
     code = f"{text}\nfrom posenc.testing import check_scheme\n"
     code += "check_scheme(KerpleLog(num_heads=4), frameworks=['numpy'])"
     found = run(("python", code), folder).stderr
@@ -87,12 +87,13 @@ def test_a_benchmark_without_a_clone_says_what_is_missing(folder):
     assert done.stderr.strip().endswith("POSENC: the folder of a clone")
 
 
-def test_relative_without_its_classvar_is_an_error_that_names_the_file(folder):
-    text = (folder / "kerple.py").read_text().replace("relative: ClassVar[bool]", "relative: bool")
+def test_a_fact_in_place_of_a_field_is_an_error_that_names_the_file(folder):
+    text = (folder / "kerple.py").read_text().replace("relative=True, ", "")
+    text = text.replace("    num_heads", "    relative: bool = True\n    num_heads")
     (folder / "field.py").write_text(text)
     done = run(("sh", "posenc show field.KerpleLog"), folder)
     assert done.returncode == 2
-    assert "cannot import 'field': TypeError: non-default argument 'num_heads'" in done.stderr
+    assert "cannot import 'field': TypeError: class KerpleLog: relative is written as" in done.stderr
 
 
 def test_an_edited_scheme_is_another_one(folder, monkeypatch):

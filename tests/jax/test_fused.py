@@ -246,8 +246,11 @@ class OfKeys(posenc.PositionScheme):
 
     large: float = 0.0
 
-    def key_features(self, k, pos, *, scale, params, xp):
-        return {"w": self.large + 3 * k[..., 0]}
+    def feature_specs(self):
+        return {"w": posenc.FeatureSpec(self.first, of="key", reads="vectors")}
+
+    def first(self, k, pos, *, scale, params, xp):
+        return self.large + 3 * k[..., 0]
 
     def bias(self, q, k, *, params, xp):
         return params.key["w"]

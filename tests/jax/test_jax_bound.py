@@ -7,6 +7,7 @@ import pytest
 
 import posenc
 from posenc import Tokens
+from posenc.feature_needs import reads_hidden
 from posenc.schemes import FoX, LearnedRoPE
 
 jax = pytest.importorskip("jax")
@@ -39,7 +40,7 @@ def of(scheme):
 def alone(positions, each):
     outs = []
     for position, (q, k, v, x) in zip(positions, each, strict=True):
-        tokens = Tokens(x=x) if "hidden_features" in position.scheme.hooks() else None
+        tokens = Tokens(x=x) if reads_hidden(position.scheme) else None
         outs.append(position.attend(q, k, v, causal=True, tokens=tokens))
     return outs
 

@@ -10,6 +10,7 @@ from subjects import SUBJECTS, fox_alibi, params_of
 
 import posenc
 from posenc.attn.call import prepare
+from posenc.feature_needs import reads_hidden
 from posenc.schemes import Sum
 from posenc.testing.examples import HIDDEN_DIM
 from posenc.testing.tolerances import UNIT, assert_near, attention_bound, rounding_bound
@@ -326,7 +327,7 @@ def faded(scheme, *, q_length=FADED, dtype="float32", kv_heads=None, **_):
     arrays = {n: rng.standard_normal((2, *size, DIM)) for n, size in sizes.items()}
     d_out = rng.standard_normal((2, q_length, heads, DIM))
     arrays, d_out = jax.tree.map(lambda a: jnp.asarray(a, dtype), (arrays, d_out))
-    if "hidden_features" in scheme.hooks():
+    if reads_hidden(scheme):
         arrays["x"] = jnp.asarray(8 * rng.standard_normal((2, FADED, HIDDEN_DIM)), "float32")
     params = {name: jnp.asarray(array) for name, array in params_of(scheme).items()}
     return arrays | {"params": params}, d_out

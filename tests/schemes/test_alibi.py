@@ -7,6 +7,7 @@ import pytest
 
 import posenc
 from posenc import ALiBi, SchemeWarning
+from posenc.protocol import Hook
 
 INF = np.inf
 Q, K = np.asarray([2]), np.arange(5)  # distances 2, 1, 0, and 1, 2 to later keys
@@ -95,7 +96,7 @@ def test_slopes_at_another_length(learned):
 def test_what_each_form_claims():
     hooks = {form: ALiBi(2, noncausal=form).hooks() for form in ("symmetric", "asymmetric")}
     assert hooks["symmetric"] - hooks["asymmetric"] == {"key_bias"}
-    assert "at_length" not in hooks["symmetric"]
+    assert Hook.AT_LENGTH not in hooks["symmetric"]
     assert "at_length" in ALiBi(2, interpolate_from=9).hooks()
 
 

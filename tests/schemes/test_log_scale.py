@@ -11,6 +11,7 @@ from sample import few_of_jax, long
 from subjects import normal
 
 import posenc
+from posenc.protocol import Hook
 from posenc.schemes import LogScale, Sink, Sum
 from posenc.testing import check_scheme
 from posenc.testing.tolerances import ATTENTION_TOL, assert_near
@@ -101,7 +102,7 @@ def test_inkling_multiplies_the_bias_of_a_sum():
         np.testing.assert_allclose(found, plain * (factor if rerope else TAU), rtol=1e-14)
         # What held for the bias alone holds no more.
         assert not scheme.relative
-        assert "key_bias" not in scheme.hooks()
+        assert Hook.KEY_BIAS not in scheme.hooks()
     for scheme in (
         Sum(alibi, LogScale("llama4", train_len=4)),
         Sum(alibi, LogScale("inkling", train_len=4, scales_bias=False)),
@@ -109,7 +110,7 @@ def test_inkling_multiplies_the_bias_of_a_sum():
     ):
         np.testing.assert_array_equal(posenc.bias(scheme, pos, pos, dtype=np.float64), plain)
         assert scheme.relative
-        assert "key_bias" in scheme.hooks()
+        assert Hook.KEY_BIAS in scheme.hooks()
     t5 = posenc.T5Bias(HEADS, causal=True)
     assert Sum(t5, INKLING).constant_beyond() == (None, None) != t5.constant_beyond()
 

@@ -7,7 +7,6 @@ import struct
 import sys
 import zlib
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ from sample import long, some
 import posenc
 from posenc.cli import show as drawing
 from posenc.cli.show import draw
-from posenc.protocol import ParamSpec, PositionScheme
+from posenc.protocol import FeatureSpec, ParamSpec, PositionScheme
 from posenc.schemes import ReRoPE
 
 Text = pytest.importorskip("matplotlib.text").Text
@@ -24,10 +23,9 @@ Figure = pytest.importorskip("matplotlib.figure").Figure
 
 
 @dataclass(frozen=True)
-class Window(PositionScheme):
+class Window(PositionScheme, relative=True):
     """A bias that masks."""
 
-    relative: ClassVar[bool] = True
     wide: tuple[float, ...] = (4.0, 9.0)
 
     def constants(self):
@@ -43,11 +41,12 @@ class Forgetting(PositionScheme):
     """A bias of gates, here the same for every token."""
 
     num_heads: int = 3
-    cumulative = ("c",)
 
-    def hidden_features(self, x, *, role, params, xp):
-        gates = xp.matrix_transpose(x[..., : self.num_heads])
-        return {"c": 0 * gates - 0.1} if role == "key" else {}
+    def feature_specs(self):
+        return {"c": FeatureSpec(self.gates, of="key", cumulative=True)}
+
+    def gates(self, x, *, params, xp):
+        return 0 * xp.matrix_transpose(x[..., : self.num_heads]) - 0.1
 
     def bias(self, q, k, *, params, xp):
         assert xp.isdtype(q.dtype, "integral")

@@ -27,6 +27,7 @@ import posenc
 from posenc.cli.list import one_of_each_kind
 from posenc.layers import LayerPlan
 from posenc.presets import PLANS
+from posenc.protocol import Hook
 from posenc.schemes import Sum
 from posenc.study import identity, windows
 from posenc.study import results as results_module
@@ -92,7 +93,7 @@ class Growing(posenc.PositionScheme):
 
 @dataclass(frozen=True)
 class Gated(posenc.PositionScheme):
-    """Uses ``hidden_features``: a learned gate per token and head, summed over positions."""
+    """A feature of hidden states: a learned gate per token and head, summed over positions."""
 
     num_heads: int
     dim: int
@@ -100,11 +101,12 @@ class Gated(posenc.PositionScheme):
     def param_specs(self):
         return {"w": posenc.ParamSpec((self.num_heads, self.dim))}
 
-    cumulative = ("gates",)
+    def feature_specs(self):
+        return {"gates": posenc.FeatureSpec(self.gates, of="key", cumulative=True)}
 
-    def hidden_features(self, x, *, role, params, xp):
+    def gates(self, x, *, params, xp):
         gates = -xp.log1p(xp.exp(xp.matmul(x, xp.matrix_transpose(params["w"]))))
-        return {"gates": xp.matrix_transpose(gates)} if role == "key" else {}
+        return xp.matrix_transpose(gates)
 
     def bias(self, q, k, *, params, xp):
         return params.query["gates"] - params.key["gates"]
@@ -173,7 +175,7 @@ def test_exactly_the_params_of_one_scheme_are_there(name):
     decoder = Decoder.of(recipe(), layers(name, recipe()), seed=0)
     scheme = decoder.schemes[0]
     declared = sum(math.prod(spec.shape) for spec in scheme.param_specs().values())
-    once = scheme.shared or "embedding" in scheme.hooks()
+    once = scheme.shared or Hook.EMBEDDING in scheme.hooks()
     assert decoder.sizes()["position"] == declared * (1 if once else 2)
 
 

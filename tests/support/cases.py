@@ -9,6 +9,7 @@ import numpy as np
 from subjects import SUBJECTS, heads, normal, params_of, steers_attention
 
 from posenc import Tokens
+from posenc.feature_needs import reads_hidden
 from posenc.positions import packed
 from posenc.testing import AttentionCase, SchemeCase
 from posenc.testing.examples import HEAD_DIM, HIDDEN_DIM
@@ -153,7 +154,7 @@ def options_of(scheme, case, seed=0):
     """
     x = normal((BATCH, case.k_len, HIDDEN_DIM), seed + 3)
     options = {**case.options, "tokens": replace(case.options.get("tokens", Tokens()), x=x)}
-    if "queries" in options and "hidden_features" in scheme.hooks():
+    if "queries" in options and reads_hidden(scheme):
         x = normal((BATCH, case.q_len, HIDDEN_DIM), seed + 4)
         options["queries"] = replace(options["queries"], x=x)
     return options

@@ -13,6 +13,7 @@ from subjects import normal
 
 import posenc
 from posenc import Tokens
+from posenc.feature_needs import summed_features
 from posenc.params import Features, Params
 from posenc.schemes import FIRE, FoX, Kerple
 from posenc.testing.attention_case import AttentionCase
@@ -165,7 +166,7 @@ def layouts(draw, sizes=None, kinds=tuple(KINDS), longest=40):
     given = ("L", "1L", "BL")  # the default aligns ends, which needs as many keys as queries
     pos = draw(st.sampled_from(given if size["q_len"] > size["k_len"] else ("", "", *given)))
     integers, maybe = st.sampled_from(POSITIONS), st.sampled_from(("", "", *given))
-    ready = bool(KINDS[kind](HEADS, HEAD_DIM).cumulative) and draw(st.booleans())
+    ready = bool(summed_features(KINDS[kind](HEADS, HEAD_DIM))) and draw(st.booleans())
     return Layout(
         kind=kind,
         **size,
@@ -207,7 +208,7 @@ def fill(layout: Layout, filling: Filling) -> AttentionCase:
         # libraries choose differently.
         between = np.clip(normal((B, layout.heads, K), seed + 4), -3, 3) + 1 / 64
         keys["features"] = {"c": readonly(between)}
-    elif scheme.cumulative:
+    elif summed_features(scheme):
         keys["x"] = normal((B, K, HIDDEN_DIM), seed + 3)
     params = {
         name: readonly((filling.factor * a).astype("float32"))
@@ -333,7 +334,7 @@ def _inside(q_pos: int, k_pos: int, window: tuple[int | None, int | None] | None
 def _bias(problem: AttentionCase, b, h, query: Side, key: Side):
     """The bias of one head as a function of a query's and a key's number in memory."""
     scheme, own = problem.scheme, _of_head(problem, h)
-    if not scheme.cumulative:
+    if not summed_features(scheme):
         places = {"params": own, "xp": xp}
         return lambda i, j: scheme.bias(query.pos[b][i], key.pos[b][j], **places) or 0.0
     q, k = _sums(problem, b, h, *(Side(*(each[b] for each in side)) for side in (query, key)))

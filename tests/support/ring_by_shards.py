@@ -28,6 +28,7 @@ from subjects import SUBJECTS, normal, params_of
 import posenc
 import posenc_jax
 from posenc import Tokens
+from posenc.feature_needs import summed_features
 from posenc.positions import packed
 from posenc.schemes import Sum
 from posenc.testing.examples import HEAD_DIM, HEADS, HIDDEN_DIM
@@ -96,7 +97,7 @@ def arguments(subject, case, layout, dtype):
     where = {n: options.pop(n) for n in ("tokens", "queries") if n in options}
     keys = where.get("tokens", Tokens())
     where["tokens"] = keys = replace(keys, pos=np.arange(k_len)) if keys.pos is None else keys
-    sums = scheme.cumulative and not case.startswith("default-x")
+    sums = summed_features(scheme) and not case.startswith("default-x")
     if "queries" in where or q_len != k_len or sums:  # otherwise they are the same tokens
         queries = where.get("queries", keys[k_len - q_len :])
         where["queries"] = replace(queries, pos=keys.pos[k_len - q_len :])

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from posenc.feature_needs import summed_features
 from posenc.testing.attention_case import AttentionCase
 from posenc.testing.tolerances import UNIT, rounding_bound
 
@@ -62,7 +63,7 @@ def bounds(problem: AttentionCase, d_out: Any, dtypes: Mapping[str, str]) -> Bou
         "k": _per_key_head(toward_k, group) * _gain(call.k, problem.tensors["k"]),
         "v": _per_key_head((moved + unit * most).mT @ np.abs(d_out), group) + tiny,
     }
-    if problem.scheme.cumulative:
+    if summed_features(problem.scheme):
         # Sums of queries and of keys each bring a gradient, rounded before they are added.
         cast = max(UNIT[dtype] for name, dtype in dtypes.items() if name not in "qkv")
         gradients |= _through_gates(problem, slope + cast * most * (reach + mean))
@@ -109,7 +110,7 @@ def _size(call: Any, keys: Any, bias: Any, seen: Any) -> Any:
 
 def _bias_size(problem: AttentionCase, bias: Any) -> Any:
     """Of what the working dtype rounds in a bias: itself, or the gates in its two sums."""
-    if not problem.scheme.cumulative:
+    if not summed_features(problem.scheme):
         return np.abs(bias)
     given, params = problem.floats(), problem.params
     if _SUMS[0] in given:

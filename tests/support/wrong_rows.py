@@ -415,10 +415,10 @@ class WideMean(PositionScheme):
 class WideNeighbours(Shaw):
     """A feature of the query that stands before, in heads of more than 64 channels."""
 
-    def query_features(self, q, pos, *, scale, params, xp):
+    def _of_distances(self, q, pos, *, scale, params, xp):
         if q.shape[-1] > 64:
             q = xp.concat([q[:, :, :1, :], q[:, :, :-1, :]], axis=2)
-        return super().query_features(q, pos, scale=scale, params=params, xp=xp)
+        return super()._of_distances(q, pos, scale=scale, params=params, xp=xp)
 
 
 @dataclass(frozen=True)
@@ -507,10 +507,8 @@ NESTED: dict[str, Any] = {
 
 
 @dataclass(frozen=True)
-class Steps(PositionScheme):
+class Steps(PositionScheme, relative=True):
     """``-m (|i - j| // 4)``: keys of a step share a bias of some thousands, and its rounding."""
-
-    relative: ClassVar[bool] = True
 
     def param_specs(self):
         return {"m": ParamSpec((HEADS,), uniform(0.9e4, 1e4))}

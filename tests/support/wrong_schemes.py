@@ -13,7 +13,7 @@ import numpy as np
 from subjects import MAX_LEN
 
 import posenc
-from posenc import ParamSpec, PositionScheme
+from posenc import FeatureSpec, ParamSpec, PositionScheme
 from posenc.params import Params
 from posenc.schemes import FoX, Shaw, Sum
 from posenc.testing.examples import HEAD_DIM, HEADS, HIDDEN_DIM, Fading, uniform
@@ -29,10 +29,9 @@ def length(array, axis=-1):
 
 
 @dataclass(frozen=True)
-class Decay(PositionScheme):
+class Decay(PositionScheme, relative=True):
     """What many of these begin with, and right: ``-p ln(1 + a|i-j|)``, and no option but heads."""
 
-    relative: ClassVar[bool] = True
     num_heads: int = HEADS
 
     def param_specs(self):
@@ -498,20 +497,24 @@ class Forward(Decay):
 class Neighbours(Shaw):
     """A feature of the query that stands before."""
 
-    def query_features(self, q, pos, *, scale, params, xp):
+    def _of_distances(self, q, pos, *, scale, params, xp):
         before = xp.concat([q[:, :, :1, :], q[:, :, :-1, :]], axis=2)
-        return super().query_features(before, pos, scale=scale, params=params, xp=xp)
+        return super()._of_distances(before, pos, scale=scale, params=params, xp=xp)
 
 
 @dataclass(frozen=True)
 class Waiting(FoX):
     """Gates that are summed in the order of memory, by the scheme itself."""
 
-    cumulative: ClassVar[tuple[str, ...]] = ()
+    def feature_specs(self):
+        return {"c": FeatureSpec(self.sums, of="key"), "own": FeatureSpec(self.sums, of="query")}
 
-    def hidden_features(self, x, *, role, params, xp):
-        found = super().hidden_features(x, role="key", params=params, xp=xp)
-        return {"c": xp.cumulative_sum(found["c"], axis=2)}
+    def sums(self, x, *, params, xp):
+        gates = self.log_gates(x, params=params, xp=xp)
+        return xp.cumulative_sum(xp.matrix_transpose(gates), axis=2)
+
+    def bias(self, q, k, *, params, xp):
+        return params.query["own"] - params.key["c"]
 
 
 @dataclass(frozen=True)
@@ -539,10 +542,8 @@ class Wandering(posenc.RoPE):
 
 
 @dataclass(frozen=True)
-class Sideways(posenc.RoPE):
+class Sideways(posenc.RoPE, axes=2):
     """The second coordinate of a token is not where it is."""
-
-    axes: ClassVar[int] = 2
 
     def transform(self, x, pos, *, role, params, xp):
         at = xp.arange(x.shape[-2], dtype=pos.dtype) + 0 * pos[..., 1]
@@ -553,9 +554,9 @@ class Sideways(posenc.RoPE):
 class Meddling(Shaw):
     """A feature of all heads' queries together."""
 
-    def query_features(self, q, pos, *, scale, params, xp):
+    def _of_distances(self, q, pos, *, scale, params, xp):
         mean = xp.mean(q, axis=1, keepdims=True) + 0 * q
-        return super().query_features(mean, pos, scale=scale, params=params, xp=xp)
+        return super()._of_distances(mean, pos, scale=scale, params=params, xp=xp)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import re
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ from wrong_schemes import Decay
 
 import posenc
 import posenc.testing
-from posenc import ParamSpec, PositionScheme
+from posenc import FeatureSpec, ParamSpec, PositionScheme
 from posenc.attn.features import hidden_width
 from posenc.schemes import FIRE, Chunk, FoX, LearnedRoPE, Sink, Sum
 from posenc.testing import (
@@ -75,10 +75,8 @@ class Absolute(Ours):
 
 
 @dataclass(frozen=True)
-class Modest(Decay):
+class Modest(Decay, relative=False):
     """Does not say that it is relative."""
-
-    relative: ClassVar[bool] = False
 
 
 @dataclass(frozen=True)
@@ -349,10 +347,8 @@ class Diagonal(Ours):
 
 
 @dataclass(frozen=True)
-class Growing2(Ours):
+class Growing2(Ours, relative=False):
     """Slopes that grow with the query, from 512 on."""
-
-    relative: ClassVar[bool] = False
 
     def bias(self, q, k, *, params, xp):
         m = params["slopes"]
@@ -738,14 +734,12 @@ class OfThreeTokens(PositionScheme):
     def param_specs(self):
         return {"w": ParamSpec((2, 3 * self.hidden_dim))}
 
-    def lookback(self):
-        return 2
+    def feature_specs(self):
+        return {"c": FeatureSpec(self.side_by_side, of="key", lookback=2)}
 
-    def hidden_features(self, x, *, role, params, xp):
-        if role == "query":
-            return {}
+    def side_by_side(self, x, *, params, xp):
         wide = xp.reshape(x, (*x.shape[:2], -1))
-        return {"c": xp.matmul(wide, xp.matrix_transpose(params["w"]))}
+        return xp.matmul(wide, xp.matrix_transpose(params["w"]))
 
 
 def test_hidden_states_of_several_tokens_may_be_side_by_side():
@@ -774,10 +768,9 @@ def test_sizes_are_those_of_the_parts():
 
 
 @dataclass(frozen=True)
-class Bounded(PositionScheme):
+class Bounded(PositionScheme, relative=True):
     """A table of distances that ends."""
 
-    relative: ClassVar[bool] = True
     max_len: int = 64
 
     def param_specs(self):
@@ -797,10 +790,8 @@ def test_positions_are_those_that_the_scheme_takes():
 
 
 @dataclass(frozen=True)
-class Unclipped(PositionScheme):
+class Unclipped(PositionScheme, relative=True):
     """A table of 64 distances, and no word of it."""
-
-    relative: ClassVar[bool] = True
 
     def param_specs(self):
         return {"table": ParamSpec((HEADS, 64))}

@@ -12,6 +12,7 @@ from frameworks_installed import require
 from subjects import SUBJECTS, normal
 
 import posenc
+from posenc.feature_needs import reads_hidden
 from posenc.testing import assert_near
 from posenc.testing.examples import HEAD_DIM, HEADS, HIDDEN_DIM
 from posenc.testing.tolerances import attention_bound
@@ -95,7 +96,7 @@ def test_first_tokens_beside_a_window(name, options):
         tokens = replace(tokens, seg=torch.arange(150).repeat(2, 1) // 60)
     if given.get("bias"):
         given["bias"] = tensor(1, HEADS, 150, 150, seed=6)
-    if "hidden_features" in scheme.hooks():
+    if reads_hidden(scheme):
         tokens = replace(tokens, x=tensor(2, 150, HIDDEN_DIM, seed=7))
     given["tokens"] = tokens
     results = []

@@ -24,8 +24,10 @@ from posenc.attn.arguments import Arguments
 from posenc.attn.call import prepare
 from posenc.attn.masks import normal as normal_form
 from posenc.attn.negligible import negligible_blocks
-from posenc.evaluate import has_bias, has_features, positions_as_places, reads_features
+from posenc.evaluate import has_bias, positions_as_places
+from posenc.feature_needs import has_features, reads_features, reads_hidden
 from posenc.positions import packed, visible
+from posenc.protocol import Hook
 from posenc.schemes import FIRE, ALiBi, Sum
 from posenc.testing import AttentionCase, assert_near, frameworks
 from posenc.testing.examples import HEAD_DIM, HEADS, HIDDEN_DIM, Checkered
@@ -60,7 +62,7 @@ BIASED = [
 RELATIVE = [
     name for name in BIASED
     if SUBJECTS[name].relative and SUBJECTS[name].param_specs()
-    and not reads_features(SUBJECTS[name]) and "key_bias" not in SUBJECTS[name].hooks()
+    and not reads_features(SUBJECTS[name]) and Hook.KEY_BIAS not in SUBJECTS[name].hooks()
 ]  # fmt: skip
 ONE_OF_EACH = [*{type(SUBJECTS[name]): name for name in BIASED}.values()]
 # Compiled in earnest, for ten seconds each.
@@ -160,7 +162,7 @@ def both_ways(scheme, arrays, options):
     """Result and log-sum-exp, through FlexAttention's definition and by ours in float64."""
     (q, k, v), x, params = arrays
     options = dict(options)
-    if "hidden_features" in scheme.hooks():
+    if reads_hidden(scheme):
         hidden = {"tokens": x.numpy(), "queries": x.numpy()[:, k.shape[2] - q.shape[2] :]}
         options.setdefault("tokens", Tokens())
         for side in hidden.keys() & options.keys():
@@ -201,7 +203,7 @@ def test_options_of_callers_equal_the_reference(name, seed):
         options = {n: o for n, o in options.items() if n in ("causal", "mask", "bias", "softcap")}
     sides = {n: options[n] for n in ("tokens", "queries") if n in options}
     alone = any(side.pos is None and side.places is not None for side in sides.values())
-    if alone and "transform" in scheme.hooks():
+    if alone and Hook.TRANSFORM in scheme.hooks():
         options |= {n: replace(side, places=None) for n, side in sides.items()}
     result, expected = both_ways(scheme, arrays, options)
     masked = np.isinf(expected[1])
@@ -339,7 +341,7 @@ def test_one_compiled_program_finds_negligible_blocks(name):
     run = torch.compile(negligible_blocks, backend=counter, **flex.COMPILER)
     for length in (1300, 1500, 1700):
         (q, k, v), x, _ = tensors(scheme, length)
-        tokens = Tokens(x=x) if scheme.reads_features() else None
+        tokens = Tokens(x=x) if reads_features(scheme) else None
         call = prepared(q, k, v, scheme, params_of(scheme), causal=True, tokens=tokens)
         count = -(-length // BLOCK)  # a CPU's mask has empty blocks beyond the end
         all_visible = flex._mask_inputs(call).visible_blocks()[1][:, :count, :count]
@@ -1189,7 +1191,7 @@ def test_auto_on_a_gpu_takes_it_where_scores_are_many():
 @pytest.mark.parametrize(
     "name",
     some(
-        [name for name in BIASED if "sink" not in SUBJECTS[name].hooks()],
+        [name for name in BIASED if Hook.SINK not in SUBJECTS[name].hooks()],
         ["alibi", "checkered", "fox+alibi", "streets"],
         long,
     ),

@@ -8,6 +8,9 @@ import sys
 import pytest
 from sample import some
 
+from posenc.feature_needs import lookback
+from posenc.protocol import Hook
+
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers", minversion="5.23")
 
@@ -74,7 +77,7 @@ def test_it_generates_and_learns(name):
         "max_new_tokens": 8, "do_sample": False, "output_logits": True,
         "return_dict_in_generate": True,
     }  # fmt: skip
-    if scheme.lookback():  # beyond the window of the model, which its own cache keeps
+    if lookback(scheme):  # beyond the window of the model, which its own cache keeps
         options["past_key_values"] = transformers.DynamicCache()
     out = ours.generate(ids, attention_mask=mask, **options)
     for row, real in enumerate(mask.bool()):
@@ -84,7 +87,7 @@ def test_it_generates_and_learns(name):
         hf_models.close(torch.stack(out.logits)[:, row], whole)
     ours.train()(ids, labels=ids).loss.backward()
     learned = {n: p for n, p in ours.named_parameters() if n.startswith("posenc.")}
-    sets = 1 if scheme.shared or "embedding" in scheme.hooks() else 2
+    sets = 1 if scheme.shared or Hook.EMBEDDING in scheme.hooks() else 2
     assert len(learned) == len(scheme.param_specs()) * sets
     assert learned.keys() <= ours.state_dict().keys()
     assert all(p.grad is not None and p.grad.any() for p in learned.values())

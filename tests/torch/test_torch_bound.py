@@ -9,6 +9,7 @@ import pytest
 
 import posenc
 from posenc import Tokens
+from posenc.feature_needs import reads_hidden
 from posenc.schemes import FoX, LearnedRoPE, Sink, Sum
 
 torch = pytest.importorskip("torch")
@@ -38,7 +39,7 @@ def alone(positions, each, **options):
     """The layers one by one."""
     outs = []
     for position, (q, k, v, x) in zip(positions, each, strict=True):
-        tokens = Tokens(x=x) if "hidden_features" in position.scheme.hooks() else None
+        tokens = Tokens(x=x) if reads_hidden(position.scheme) else None
         outs.append(position.attend(q, k, v, causal=True, tokens=tokens, **options))
     return outs
 

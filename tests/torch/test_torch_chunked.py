@@ -11,7 +11,6 @@ import textwrap
 import warnings
 import weakref
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -596,10 +595,8 @@ def test_an_unused_param_has_no_gradient():
 
 
 @dataclass(frozen=True)
-class Level(posenc.PositionScheme):
+class Level(posenc.PositionScheme, relative=True):
     """One value per head for all pairs: a bias without axes of queries and keys."""
-
-    relative: ClassVar[bool] = True
 
     def constants(self):
         return {"level": (0.5, 1.0, -1.0, 0.0)}

@@ -20,7 +20,8 @@ import posenc
 import posenc_torch
 from posenc.attn.arguments import Arguments
 from posenc.attn.call import prepare
-from posenc.evaluate import has_bias, reads_features
+from posenc.evaluate import has_bias
+from posenc.feature_needs import reads_features
 from posenc_torch.diagonals import mask_by_distance
 
 RELATIVE = {

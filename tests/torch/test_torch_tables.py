@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
 from frameworks_installed import require
 from subjects import normal
 
-from posenc.protocol import Array, Namespace, PositionScheme
+from posenc.protocol import Array, FeatureSpec, Namespace, PositionScheme
 from posenc.schemes import DeBERTa, Shaw, Sum
 from posenc.testing.examples import HEAD_DIM, HEADS
 
@@ -105,16 +105,20 @@ def test_no_array_grows_with_the_square_of_the_length(scheme):
 
 
 @dataclass(frozen=True)
-class Chosen(PositionScheme):
+class Chosen(PositionScheme, relative=True):
     """A bias whose index depends on a number of the key, and on the distance."""
 
-    relative: ClassVar[bool] = True
+    def feature_specs(self) -> Mapping[str, FeatureSpec]:
+        return {
+            "r": FeatureSpec(self.query, of="query", reads="vectors"),
+            "at": FeatureSpec(self.first, of="key", reads="vectors"),
+        }
 
-    def query_features(self, q: Array, pos: Array, **_: Any) -> Mapping[str, Array]:
-        return {"r": q}
+    def query(self, q: Array, pos: Array, **_: Any) -> Array:
+        return q
 
-    def key_features(self, k: Array, pos: Array, *, xp: Namespace, **_: Any) -> Mapping[str, Array]:
-        return {"at": k[..., 0]}
+    def first(self, k: Array, pos: Array, **_: Any) -> Array:
+        return k[..., 0]
 
     def bias(self, q: Array, k: Array, *, params: Any, xp: Namespace) -> Array:
         at = xp.astype(xp.abs(3 * params.key["at"]), xp.int32)

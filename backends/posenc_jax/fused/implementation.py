@@ -13,10 +13,10 @@ from jax import Array
 
 from posenc.backend import (
     Call,
+    FeatureSpec,
     Mask,
     Namespace,
     PositionScheme,
-    Role,
     Tokens,
     bias_by_key,
     has_bias,
@@ -42,10 +42,8 @@ class _KeyBias(PositionScheme):
     def __hash__(self) -> int:
         return hash(_KeyBias)
 
-    def hidden_features(
-        self, x: Array, *, role: Role, params: Mapping[str, Array], xp: Namespace
-    ) -> Mapping[str, Array]:
-        raise AssertionError("features are given")
+    def feature_specs(self) -> Mapping[str, FeatureSpec]:
+        return {"w": FeatureSpec(_given, of="key", cumulative=True)}
 
     def bias(self, q: Array, k: Array, *, params: Any, xp: Namespace) -> Array:
         bias: Array = params.key["w"] - params.query["w"]
@@ -54,6 +52,10 @@ class _KeyBias(PositionScheme):
     def key_bias(self, k: Array, *, params: Any, xp: Namespace) -> Array:
         bias: Array = params.key["w"]
         return bias
+
+
+def _given(x: Array, *, params: Any, xp: Namespace) -> Array:
+    raise AssertionError("the feature is given")
 
 
 def fused(call: Call) -> tuple[Array, Array | None]:

@@ -23,8 +23,12 @@ from posenc.backend import (
     as_mapping,
     check_pair,
     choose,
+    lookback,
     merge_parts,
     public_lse,
+    reads_hidden,
+    reads_vectors,
+    summed_features,
 )
 from posenc_jax.api import prepare_call
 from posenc_jax.chunked import implementation as chunked
@@ -185,9 +189,9 @@ def _with_defaults(
 
 def _needs_other_shards(scheme: PositionScheme, given: Arguments) -> bool:
     """Whether features of tokens of other shards must be computed here: the caller gives none."""
-    if not (scheme.cumulative or scheme.lookback()) or given.of_queries.features is not None:
+    if not (summed_features(scheme) or lookback(scheme)) or given.of_queries.features is not None:
         return False
-    return given.of_keys.x is not None or "hidden_features" not in scheme.hooks()
+    return given.of_keys.x is not None or not reads_hidden(scheme)
 
 
 def _check_in_order(scheme: PositionScheme, q: Array, k: Array, given: Arguments) -> None:
@@ -216,24 +220,24 @@ def _features(
     axis_name: str | tuple[str, ...],
 ) -> tuple[Arrays, Arrays]:
     """Features of this shard's tokens, summed over them and over all shards before it."""
-    hooks, shard = scheme.hooks(), lax.axis_index(axis_name)
-    inputs: dict[str, Any] = {
-        name: jnp.swapaxes(a, 1, 2)
-        for name, a, hook in (("q", q, "query_features"), ("k", k, "key_features"))
-        if hook in hooks
-    }
+    shard = lax.axis_index(axis_name)
+    inputs: dict[str, Any] = {}
+    if reads_vectors(scheme, "query"):
+        inputs["q"] = jnp.swapaxes(q, 1, 2)
+    if reads_vectors(scheme, "key"):
+        inputs["k"] = jnp.swapaxes(k, 1, 2)
     if inputs:
         inputs["scale"] = scale
     else:  # positions do not change sums here: all tokens are in order
         tokens = Tokens(x=tokens.x)
     if tokens.x is not None:
         tokens = replace(tokens, x=jnp.asarray(tokens.x))
-        if count := scheme.lookback():
+        if count := lookback(scheme):
             inputs["x_before"] = _last_of_shard_before(tokens.x, count, axis_name)
     arrays = {name: jnp.asarray(array) for name, array in as_mapping(params).items()}
     both = features(scheme, arrays, tokens, **inputs, xp=jnp)
     query, key = (dict[str, Any](as_mapping(side.features)) for side in both)
-    for name in scheme.cumulative:
+    for name in summed_features(scheme):
         sums = key[name]
         totals = lax.all_gather(make_varying(sums[:, :, -1], shard), axis_name)
         earlier = jnp.arange(len(totals)) < shard

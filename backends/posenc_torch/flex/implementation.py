@@ -27,6 +27,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as _mo
 
 from posenc.backend import (
     Call,
+    Hook,
     Mask,
     bias_by_distance,
     has_bias,
@@ -357,7 +358,7 @@ def _reads_by_distance(call: Call) -> bool:
     A bias with a key bias, such as ALiBi's, is computed: if it depends on distance alone, it is
     linear in distance, and a multiplication or two is cheaper than a load.
     """
-    linear = "key_bias" in call.scheme.hooks()
+    linear = Hook.KEY_BIAS in call.scheme.hooks()
     return not linear and has_bias_by_distance(replace(call, extra_bias=None))
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc import Tokens
-from posenc.backend import Arguments, PositionScheme, Shared, attention_part
+from posenc.backend import Arguments, Hook, PositionScheme, Shared, attention_part, reads_hidden
 from posenc.positions import MAX_POSITION
 from posenc.schemes import Chunk, NoPE, Sink, Sum
 from posenc_torch.api import attention
@@ -201,10 +201,10 @@ class Layer:
 
     def tokens_of(self, hidden: Tensor, cache: Any) -> Sides:
         """The tokens of a call with these hidden states and this cache or None."""
-        reads_hidden = "hidden_features" in self.scheme.hooks()
+        of_hidden = reads_hidden(self.scheme)
         places = self._places()
         seen = 0 if cache is None else cache.get_seq_length(self.index) + hidden.shape[1]
-        tokens = tokens_of_call(hidden, places, cache, self.index, self.layers, reads_hidden)
+        tokens = tokens_of_call(hidden, places, cache, self.index, self.layers, of_hidden)
         keys, queries = tokens
         if places is None and self.scheme.axes > 1 and queries is not None:
             keys, queries = (self._on_every_axis(side) for side in (keys, queries))
@@ -331,7 +331,7 @@ class Layer:
         """What tells learned arrays of one layer from those of another; None without any."""
         if not self.scheme.param_specs() and sink is None:
             return None
-        of_model = self.own_params is None or "sink" in self.scheme.hooks()
+        of_model = self.own_params is None or Hook.SINK in self.scheme.hooks()
         return id(self.source) if of_model else -1 - self.first
 
     def _params(self, sink: Tensor | None) -> Mapping[str, Tensor]:
@@ -343,7 +343,7 @@ class Layer:
 
     def _scale(self, scaling: float | None, head_dim: int) -> float | None:
         """The model's factor; times what a scheme that the caller gave has beside ``D**-0.5``."""
-        if scaling is None or self.own_params is None or "scale" not in self.scheme.hooks():
+        if scaling is None or self.own_params is None or Hook.SCALE not in self.scheme.hooks():
             return scaling
         return scaling * self.scheme.scale(head_dim) * math.sqrt(head_dim)
 

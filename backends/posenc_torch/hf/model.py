@@ -18,6 +18,7 @@ from posenc.backend import (
     check_choice,
     check_flag,
     has_embedding,
+    lookback,
     nearest,
 )
 from posenc.schemes import Chunk, Sink, Sum
@@ -287,7 +288,7 @@ def _reach(plan: LayerPlan, index: int) -> float:
     scheme, window = plan.schemes[index], plan.windows[index]
     parts = scheme.schemes if isinstance(scheme, Sum) else (scheme,)
     chunks = [part.size for part in parts if isinstance(part, Chunk)]
-    return min([math.inf if window is None else window, *chunks]) + scheme.lookback()
+    return min([math.inf if window is None else window, *chunks]) + lookback(scheme)
 
 
 def _with_sink(scheme: PositionScheme, of_family: PositionScheme) -> PositionScheme:

@@ -9,6 +9,7 @@ from typing import Any
 import posenc
 import posenc.positions
 from posenc.backend import Arguments, prepare
+from posenc.feature_needs import reads_hidden
 from posenc.schemes import FIRE, DeBERTa, DualChunk, Inkling, LogScale, PoPE, Shaw, Sink, Sum
 
 HEADS, LENGTH = 8, 1024
@@ -36,14 +37,14 @@ class Case:
 class Gated(posenc.PositionScheme):
     """Forget gates, read from hidden states as they are."""
 
-    cumulative = ("c",)
-
     def __init__(self, num_heads: int) -> None:
         object.__setattr__(self, "num_heads", num_heads)
 
-    def hidden_features(self, x: Any, *, role: str, params: Any, xp: Any) -> dict[str, Any]:
-        gates = xp.matrix_transpose(x[..., : self.num_heads])
-        return {"c": gates} if role == "key" else {}
+    def feature_specs(self) -> dict[str, posenc.FeatureSpec]:
+        return {"c": posenc.FeatureSpec(self.gates, of="key", cumulative=True)}
+
+    def gates(self, x: Any, *, params: Any, xp: Any) -> Any:
+        return xp.matrix_transpose(x[..., : self.num_heads])
 
     def bias(self, q: Any, k: Any, *, params: Any, xp: Any) -> Any:
         return params.query["c"] - params.key["c"]
@@ -103,7 +104,7 @@ def _prefix_mask(q: Any, k: Any) -> Any:
 
 def reads_hidden_states(scheme: Any) -> bool:
     """Whether a scheme has features of hidden states."""
-    return "hidden_features" in scheme.hooks()
+    return reads_hidden(scheme)
 
 
 def prepare_call(q: Any, k: Any, v: Any, scheme: Any, params: Any, options: Any) -> Any:

@@ -217,6 +217,7 @@ def arguments(case: Case, length: int) -> dict[str, Any]:
     import jax.numpy as jnp
 
     import posenc
+    from posenc.feature_needs import summed_features
 
     scheme = scheme_of(case.form)
     vectors = jax.ShapeDtypeStruct((BATCH, length, HEADS, case.dim), jnp.bfloat16)
@@ -225,7 +226,7 @@ def arguments(case: Case, length: int) -> dict[str, Any]:
         name: jax.ShapeDtypeStruct(spec.shape, jnp.float32)
         for name, spec in scheme.param_specs().items()
     }
-    if names := scheme.cumulative:
+    if names := summed_features(scheme):
         sums = {names[0]: jax.ShapeDtypeStruct((BATCH, HEADS, length), jnp.float32)}
         given |= dict.fromkeys(("queries", "tokens"), posenc.Tokens(features=sums))
     if case.form == POSITIONS:

@@ -7,7 +7,8 @@ from typing import Any
 
 import posenc
 from harness.peers.side import Inputs, Leaf, Side
-from posenc.protocol import PositionScheme
+from posenc.feature_needs import reads_hidden
+from posenc.protocol import Hook, PositionScheme
 
 _BHLD = (0, 2, 1, 3)  # swaps tokens and heads
 
@@ -45,7 +46,7 @@ def _attention(scheme: PositionScheme, framework: str, inputs: Inputs) -> Side:
     attention = importlib.import_module(f"posenc_{framework}").attention
     names = inputs.params
     axes = _BHLD if framework == "jax" else None
-    reads = ("x",) if "hidden_features" in scheme.hooks() else ()
+    reads = ("x",) if reads_hidden(scheme) else ()
     leaves = {name: inputs.leaf(name, axes) for name in ("q", "k", "v")}
 
     def call(q: Any, k: Any, v: Any, *rest: Any) -> Any:
@@ -64,4 +65,4 @@ def _leaves(inputs: Inputs, *tokens: str) -> dict[str, Leaf]:
 
 def _at_length(scheme: PositionScheme, length: int) -> PositionScheme:
     """With the frequencies for this length, where a scheme has others for each."""
-    return scheme.at_length(length) if "at_length" in scheme.hooks() else scheme
+    return scheme.at_length(length) if Hook.AT_LENGTH in scheme.hooks() else scheme

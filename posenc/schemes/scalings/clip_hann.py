@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import ClassVar
 
 from posenc.angles import TURN, cosine
 from posenc.checks import check_count
@@ -13,7 +12,7 @@ from posenc.schemes.scalings.scaling import Scaling
 
 
 @dataclass(frozen=True)
-class ClipHann(Scaling):
+class ClipHann(Scaling, paper="CoPE 2026, arXiv 2602.05258", trained=True):
     """``f_k (1 + cos(pi (k - k_c) / (n - 1 - k_c))) / 2`` from ``k_c`` on, for ``n`` frequencies.
 
     ``k_c`` is the first frequency whose period ``2 pi / f`` exceeds ``L0``. It stays, and the
@@ -27,9 +26,6 @@ class ClipHann(Scaling):
     CoPE, clipped RoPE, 2026, arXiv 2602.05258. The authors' code for Llama 3 tapers its last 20
     frequencies, where this rule tapers 29 at length 8192.
     """
-
-    paper: ClassVar[str] = "CoPE 2026, arXiv 2602.05258"
-    trained: ClassVar[bool] = True
 
     train_len: int
 

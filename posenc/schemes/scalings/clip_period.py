@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import ClassVar
 
 from posenc.angles import TURN
 from posenc.checks import check_count
@@ -13,7 +12,7 @@ from posenc.schemes.scalings.scaling import Scaling
 
 
 @dataclass(frozen=True)
-class ClipPeriod(Scaling):
+class ClipPeriod(Scaling, paper="Hua et al. 2024, arXiv 2412.17739", trained=True):
     """Frequencies whose period ``2 pi / f`` exceeds ``L0`` become 0.
 
     Parameters
@@ -23,9 +22,6 @@ class ClipPeriod(Scaling):
 
     Hua et al. 2024, arXiv 2412.17739: the clipping of FoPE, without its Fourier series.
     """
-
-    paper: ClassVar[str] = "Hua et al. 2024, arXiv 2412.17739"
-    trained: ClassVar[bool] = True
 
     train_len: int
 

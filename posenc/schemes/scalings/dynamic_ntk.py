@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from typing import ClassVar
 
 from posenc.checks import check_count, check_positive
 from posenc.schemes.scalings.ntk import with_larger_base
@@ -13,7 +12,7 @@ from posenc.schemes.scalings.scaling import Scaling
 
 
 @dataclass(frozen=True)
-class DynamicNTK(Scaling):
+class DynamicNTK(Scaling, paper="emozilla 2023; Peng et al. 2023, arXiv 2309.00071"):
     """Dynamic NTK: the base becomes ``base * (s L/L0 - (s-1))**(D/(D-2))``, ``D`` channels rotated.
 
     ``L`` is the length of the context, at least ``L0``. Frequencies are those of plain RoPE until
@@ -34,8 +33,6 @@ class DynamicNTK(Scaling):
     emozilla 2023; Peng et al. 2023, arXiv 2309.00071, section 3.3. The formula is HF's,
     ``rope_type="dynamic"``.
     """
-
-    paper: ClassVar[str] = "emozilla 2023; Peng et al. 2023, arXiv 2309.00071"
 
     factor: float
     train_len: int

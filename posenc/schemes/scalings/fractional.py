@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import ClassVar
 
 from posenc.checks import check_count
 from posenc.schemes.scalings.scaling import Scaling
 
 
 @dataclass(frozen=True)
-class Fractional(Scaling):
+class Fractional(Scaling, trained=True, paper="Ge et al. 2024, arXiv 2412.09616"):
     """Positions are multiples of ``1 / n``: a token at the integer ``p`` turns as at ``p / n``.
 
     In V2PE, a token of text advances the position by 1, and a token of an image by ``d``, one of
@@ -28,9 +27,6 @@ class Fractional(Scaling):
 
     Ge et al. 2024, arXiv 2412.09616, section 3.
     """
-
-    trained: ClassVar[bool] = True
-    paper: ClassVar[str] = "Ge et al. 2024, arXiv 2412.09616"
 
     denominator: int = 256
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import ClassVar
 
 from posenc.angles import TURN
 from posenc.checks import check_count, check_positive
@@ -13,7 +12,7 @@ from posenc.schemes.scalings.scaling import Scaling
 
 
 @dataclass(frozen=True)
-class Llama3(Scaling):
+class Llama3(Scaling, paper="Grattafiori et al. 2024, arXiv 2407.21783"):
     """Llama 3.1: ``(1 - t) f / s + t f``, ``t = (L0/w - low) / (high - low)`` limited to [0, 1].
 
     ``w = 2 pi / f`` is the wavelength. So frequencies with more than ``high_freq_factor`` turns
@@ -32,8 +31,6 @@ class Llama3(Scaling):
 
     Grattafiori et al. 2024, arXiv 2407.21783; the formula is in Meta's code.
     """
-
-    paper: ClassVar[str] = "Grattafiori et al. 2024, arXiv 2407.21783"
 
     factor: float = 8
     low_freq_factor: float = 1

@@ -6,14 +6,14 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from typing import Any, ClassVar
+from typing import Any
 
 from posenc.checks import check_count, check_positive
 from posenc.schemes.scalings.scaling import Scaling
 
 
 @dataclass(frozen=True)
-class LongRoPE(Scaling):
+class LongRoPE(Scaling, paper="Ding et al. 2024, arXiv 2402.13753"):
     """LongRoPE: ``f_k / short_factor[k]`` up to length ``L0``, ``f_k / long_factor[k]`` beyond.
 
     Cosines and sines are multiplied by ``sqrt(1 + ln(s) / ln(L0))``, at every length. The short
@@ -37,8 +37,6 @@ class LongRoPE(Scaling):
 
     Ding et al. 2024, arXiv 2402.13753; the factor is in the code of Phi-3.
     """
-
-    paper: ClassVar[str] = "Ding et al. 2024, arXiv 2402.13753"
 
     short_factor: Sequence[float]
     long_factor: Sequence[float]

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import ClassVar
 
 from posenc.checks import check_positive
 from posenc.schemes.scalings.scaling import Scaling
 
 
 @dataclass(frozen=True)
-class NTK(Scaling):
+class NTK(Scaling, paper="bloc97 2023; Peng et al. 2023, arXiv 2309.00071"):
     """NTK-aware scaling: the base becomes ``base * s**(D/(D-2))``, for ``D`` rotated channels.
 
     The highest frequency stays 1, and the lowest is divided by ``s``.
@@ -25,8 +24,6 @@ class NTK(Scaling):
 
     bloc97 2023; Peng et al. 2023, arXiv 2309.00071, definition 1.
     """
-
-    paper: ClassVar[str] = "bloc97 2023; Peng et al. 2023, arXiv 2309.00071"
 
     factor: float
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import ClassVar
 
 from posenc.checks import check_positive
 from posenc.schemes.scalings.scaling import Scaling
 
 
 @dataclass(frozen=True)
-class NTKMixed(Scaling):
+class NTKMixed(Scaling, paper="Su 2023, kexue.fm/archives/9706"):
     """NTK-mixed: ``f_k exp(-a k**0.75)``, ``k = 1 .. D/2``, with ``a = ln(s) / (D/2)**0.75``.
 
     ``f_1`` is the highest frequency, and ``D`` the number of rotated channels. The lowest frequency
@@ -27,8 +26,6 @@ class NTKMixed(Scaling):
     Su 2023, https://kexue.fm/archives/9706, with the exponent 0.75 of the author's code, which also
     multiplies queries: ``LogScale("rerope", train_len=...)``.
     """
-
-    paper: ClassVar[str] = "Su 2023, kexue.fm/archives/9706"
 
     factor: float
 

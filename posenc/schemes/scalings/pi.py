@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import ClassVar
 
 from posenc.checks import check_positive
 from posenc.schemes.scalings.scaling import Scaling
 
 
 @dataclass(frozen=True)
-class PI(Scaling):
+class PI(Scaling, paper="Chen et al. 2023, arXiv 2306.15595"):
     """Position interpolation: ``f / s``, so that ``s`` times as many positions fit.
 
     Parameters
@@ -23,8 +22,6 @@ class PI(Scaling):
 
     Chen et al. 2023, arXiv 2306.15595, equation 4. HF: ``rope_type="linear"``.
     """
-
-    paper: ClassVar[str] = "Chen et al. 2023, arXiv 2306.15595"
 
     factor: float
 

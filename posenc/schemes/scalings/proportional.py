@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import ClassVar
 
 from posenc.checks import check_finite, check_positive
 from posenc.schemes.scalings.scaling import Scaling
 
 
 @dataclass(frozen=True)
-class Proportional(Scaling):
+class Proportional(Scaling, paper="Barbero et al. 2024, arXiv 2410.06205", trained=True):
     """p-RoPE: the first ``int(p D // 2)`` frequencies are divided by ``s``, the others are 0.
 
     Frequencies and pairs of channels are those of the whole head, ``D`` channels. That is not
@@ -28,9 +27,6 @@ class Proportional(Scaling):
 
     Barbero et al. 2024, arXiv 2410.06205, section 6. HF: ``rope_type="proportional"``.
     """
-
-    paper: ClassVar[str] = "Barbero et al. 2024, arXiv 2410.06205"
-    trained: ClassVar[bool] = True
 
     p: float = 0.75
     factor: float = 1

@@ -9,24 +9,26 @@ from fractions import Fraction
 from typing import Any, ClassVar
 
 from posenc.angles import exact_arithmetic, frequencies
-from posenc.checks import python_fields
+from posenc.declared import Declared
 
 
 @dataclass(frozen=True)
-class Scaling:
+class Scaling(Declared):
     """Base class of RoPE's scalings, and the scaling that changes nothing.
 
     A scaling is a frozen dataclass. It overrides ``scaled``, and perhaps ``amplitude``,
     ``score_factor`` and ``at_length``.
     """
 
+    # Facts, given as class keywords: ``class PI(Scaling, paper="Chen et al. 2023")``.
+
     paper: ClassVar[str] = "Su et al. 2021, arXiv 2104.09864"
+    """Authors, year and arXiv number."""
 
     trained: ClassVar[bool] = False
     """Whether models are trained with it. Otherwise it extends a model trained with plain RoPE."""
 
-    def __post_init__(self) -> None:
-        python_fields(self)
+    _FACTS: ClassVar[Mapping[str, type]] = {"paper": str, "trained": bool}
 
     @classmethod
     def fitted(cls, given: Mapping[str, Any]) -> Mapping[str, Any]:

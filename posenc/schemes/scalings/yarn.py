@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
-from typing import ClassVar, Literal, get_args
+from typing import Literal, get_args
 
 from posenc.angles import TURN
 from posenc.checks import check_choice, check_count, check_finite, check_flag, check_positive
@@ -17,7 +17,7 @@ AppliedTo = Literal["angles", "scale"]
 
 
 @dataclass(frozen=True)
-class YaRN(Scaling):
+class YaRN(Scaling, paper="Peng et al. 2023, arXiv 2309.00071"):
     """YaRN: ``(1 - g) f / s + g f``, where ``g`` falls from 1 at high frequencies to 0 at low ones.
 
     A frequency makes ``r = L0 f / 2 pi`` turns within the training length. ``g`` is 1 above
@@ -53,8 +53,6 @@ class YaRN(Scaling):
 
     Peng et al. 2023, arXiv 2309.00071, equations 13 to 15.
     """
-
-    paper: ClassVar[str] = "Peng et al. 2023, arXiv 2309.00071"
 
     factor: float
     train_len: int

@@ -12,7 +12,7 @@ import numpy as np
 
 from posenc.attn.arguments import Arguments
 from posenc.attn.call import prepare
-from posenc.evaluate import reads_features
+from posenc.feature_needs import reads_features
 from posenc.testing.framework import Host
 from posenc.testing.law import law, require
 from posenc.testing.lawbook.bias import key_bias

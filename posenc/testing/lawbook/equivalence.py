@@ -15,6 +15,7 @@ import posenc
 from posenc.attn.caches import CacheNeeds
 from posenc.evaluate import has_transform
 from posenc.positions import left_padded, packed
+from posenc.protocol import Hook
 from posenc.testing.attention_case import AttentionCase
 from posenc.testing.framework import Framework, Host
 from posenc.testing.law import law, require
@@ -198,7 +199,7 @@ def places_default_to_positions(
 @law("implementation")
 def heads_are_independent(case: SchemeCase, framework: Framework, implementation: str) -> None:
     """A change to one head's vectors changes no other head, unless the scheme adjusts scores."""
-    if case.heads == 1 or "adjust_scores" in case.scheme.hooks():
+    if case.heads == 1 or Hook.ADJUST_SCORES in case.scheme.hooks():
         return
     tensors, own = case.tensors(_LENGTH), case.heads - 1
     other = {name: np.array(array) for name, array in tensors.items()}

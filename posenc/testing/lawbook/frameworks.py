@@ -10,16 +10,10 @@ import numpy as np
 from array_api_compat import device
 
 import posenc
-from posenc.evaluate import (
-    as_column,
-    as_row,
-    bias_tile,
-    has_features,
-    has_transform,
-    prepare_params,
-)
+from posenc.evaluate import as_column, as_row, bias_tile, has_transform, prepare_params
+from posenc.feature_needs import has_features
 from posenc.params import head_views, tile_views
-from posenc.protocol import Array, Namespace, PositionScheme, Role
+from posenc.protocol import Array, Hook, Namespace, PositionScheme, Role
 from posenc.testing.framework import Framework, Function, Host, NumPy
 from posenc.testing.law import law, require, require_equal
 from posenc.testing.places import Where, of_pairs, of_tokens
@@ -56,7 +50,7 @@ def _bias(scheme: PositionScheme, a: Arrays, params: Arrays, xp: Namespace) -> A
 
 
 def _key_bias(scheme: PositionScheme, a: Arrays, params: Arrays, xp: Namespace) -> Array | None:
-    if "key_bias" not in scheme.hooks():
+    if Hook.KEY_BIAS not in scheme.hooks():
         return None
     own, work = prepare_params(scheme, params, like=a["pos"], dtype=None, xp=xp)
     key = tile_views(_side(a, "key"), "key", xp=xp)

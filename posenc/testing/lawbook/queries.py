@@ -9,13 +9,14 @@ import numpy as np
 
 from posenc.evaluate import as_column
 from posenc.params import head_views, tile_views
+from posenc.protocol import Hook
 from posenc.testing.framework import Host
 from posenc.testing.law import law, require_equal
 from posenc.testing.places import first_index, of_tokens
 from posenc.testing.scheme_case import SchemeCase
 from posenc.testing.tokens import RoleTokens
 
-_HOOKS = ("sink", "bias_factor")
+_HOOKS = (Hook.SINK, Hook.BIAS_FACTOR)
 _LENGTHS = (1, 6, 70, 20_011)  # the last: longer than most training contexts
 _BATCH = 5
 _DENSE = 5000
@@ -47,7 +48,7 @@ def sink_and_bias_factor_are_query_local(case: SchemeCase) -> None:
                 _require_legal(hook, _numbers(case, hook, every, dtype), every)
 
 
-def _require_independent_sequences(case: SchemeCase, hook: str, q: RoleTokens) -> None:
+def _require_independent_sequences(case: SchemeCase, hook: Hook, q: RoleTokens) -> None:
     """Raise unless each sequence of a batch has its own numbers."""
     whole: Any = _numbers(case, hook, q)
     for own in (0, _BATCH - 1):
@@ -56,12 +57,12 @@ def _require_independent_sequences(case: SchemeCase, hook: str, q: RoleTokens) -
         require_equal(alone, whole[own : own + 1], what, where)
 
 
-def _require_legal(hook: str, numbers: Any, q: RoleTokens) -> None:
+def _require_legal(hook: Hook, numbers: Any, q: RoleTokens) -> None:
     """Raise unless all numbers are finite, and those of a factor positive."""
-    legal = np.isfinite(numbers) & ((numbers > 0) | (hook == "sink"))
+    legal = np.isfinite(numbers) & ((numbers > 0) | (hook == Hook.SINK))
     if not np.all(legal):
         at = first_index(~legal)
-        kind = "finite" if hook == "sink" else "positive and finite"
+        kind = "finite" if hook == Hook.SINK else "positive and finite"
         where = of_tokens("query", q.pos)(at)
         raise AssertionError(f"{hook}: {numbers[at]}, expected a {kind} number at {where}")
 
@@ -77,14 +78,14 @@ def _every_size(case: SchemeCase) -> Host:
 
 def sink_moves(case: SchemeCase, pos: Host, by: int) -> bool:
     """Whether a sink is another where all positions are moved."""
-    if "sink" not in case.scheme.hooks():
+    if Hook.SINK not in case.scheme.hooks():
         return False
     q = case.tokens(pos, "query")
-    here, there = _numbers(case, "sink", q), _numbers(case, "sink", q.shift(by))
+    here, there = _numbers(case, Hook.SINK, q), _numbers(case, Hook.SINK, q.shift(by))
     return here is not None and not np.array_equal(here, np.asarray(there))
 
 
-def _numbers(case: SchemeCase, hook: str, q: RoleTokens, dtype: str = "float32") -> Host | None:
+def _numbers(case: SchemeCase, hook: Hook, q: RoleTokens, dtype: str = "float32") -> Host | None:
     """What a hook returns for queries, ``(B, H, Q)``; None if it returns None."""
     arrays = case.whole_params(dtype)
     query = tile_views(q.bias_reads(arrays.dtype), "query", xp=xp)

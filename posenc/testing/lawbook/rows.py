@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 import posenc
+from posenc.protocol import Hook
 from posenc.testing.framework import Host
 from posenc.testing.law import law, require
 from posenc.testing.places import of_tokens
@@ -28,7 +29,7 @@ _TOLERANCE = ATTENTION_TOL["float32"]
 @law("scheme")
 def adjusted_rows_read_what_they_see(case: SchemeCase) -> None:
     """Changed keys that a query does not see, and other queries, leave its row as it is."""
-    if "adjust_scores" not in case.scheme.hooks():
+    if Hook.ADJUST_SCORES not in case.scheme.hooks():
         return
     pos, tensors = np.arange(_LENGTH), case.tensors(_LENGTH)
     ahead = pos[None, :] - pos[:, None]
@@ -65,7 +66,7 @@ def adjusted_rows_read_what_they_see(case: SchemeCase) -> None:
 @law("scheme")
 def adjusted_rows_may_be_long(case: SchemeCase) -> None:
     """Scores among many queries, keys and sequences are those of the query's document alone."""
-    if "adjust_scores" not in case.scheme.hooks():
+    if Hook.ADJUST_SCORES not in case.scheme.hooks():
         return
     rng = np.random.default_rng(27)
     for batch, length in _SIZES:

@@ -16,7 +16,7 @@ import posenc
 from posenc.attn.earlier import with_earlier
 from posenc.evaluate import as_column, as_row
 from posenc.params import Params, head_views, tile_views
-from posenc.protocol import PositionScheme, Role
+from posenc.protocol import Hook, PositionScheme, Role
 from posenc.testing.framework import Host, readonly
 from posenc.testing.law import law, require, require_equal
 from posenc.testing.scheme_case import SchemeCase
@@ -170,22 +170,22 @@ def _names_read(case: SchemeCase) -> set[str]:
     scheme.key_bias(at[1], params=views(q, k), xp=xp)
     scheme.bias_factor(at[0], params=views(q, k), xp=xp)
     scheme.sink(at[0], params=views(q, k), xp=xp)
-    if "adjust_scores" in scheme.hooks():
+    if Hook.ADJUST_SCORES in scheme.hooks():
         scores = vectors @ np.swapaxes(vectors, -1, -2)
         sides = {t.role: _tile_features(t, rows=True) for t in (q, k)}
         made = head_views(scheme, dict(whole), dtype=whole.dtype, xp=xp, rows=True, **sides)
         own = _Recording(made, names)
         scheme.adjust_scores(scores, *at, visible=None, params=own, xp=xp)
     hidden = case.normal((1, 3, case.hidden_dim), 0).astype(np.float32)
-    seen = {"query": hidden, "key": hidden}
-    if count := scheme.lookback():
-        seen["key"] = with_earlier(hidden, count, xp=xp)
     recorded = _Recording(whole, names)
     for role in _ROLES:
         scheme.transform(vectors, where, role=role, params=views(q, k, rows=True), xp=xp)
-        scheme.hidden_features(seen[role], role=role, params=recorded, xp=xp)
-    scheme.query_features(vectors, where, scale=1.0, params=recorded, xp=xp)
-    scheme.key_features(vectors, where, scale=1.0, params=recorded, xp=xp)
+    for spec in scheme.feature_specs().values():
+        if spec.reads == "vectors":
+            spec.compute(vectors, where, scale=1.0, params=recorded, xp=xp)
+        else:
+            seen = with_earlier(hidden, spec.lookback, xp=xp) if spec.lookback else hidden
+            spec.compute(seen, params=recorded, xp=xp)
     scheme.embedding(where, params=recorded, xp=xp)
     return names
 
@@ -215,7 +215,7 @@ def first_values_are_declared(case: SchemeCase) -> None:
 def at_length_is_a_scheme_of_its_kind(case: SchemeCase) -> None:
     """``at_length`` returns the scheme itself, or one of its class with the same params."""
     scheme = case.scheme
-    own, has_hook = _shapes(scheme), "at_length" in scheme.hooks()
+    own, has_hook = _shapes(scheme), Hook.AT_LENGTH in scheme.hooks()
     for length in _LENGTHS:
         longer = scheme.at_length(length)
         require(isinstance(longer, type(scheme)), f"at {length}: a {type(longer).__name__}")
@@ -258,17 +258,17 @@ def _answers(case: SchemeCase) -> Answers:
     }
     for tokens in (q, k):
         answers |= {f"{name} of the {tokens.role}": a for name, a in tokens.features.items()}
-    if "bias_factor" in scheme.hooks():
+    if Hook.BIAS_FACTOR in scheme.hooks():
         views = head_views(scheme, case.whole_params(), dtype=np.dtype("float32"), xp=xp)
         answers["bias_factor"] = scheme.bias_factor(as_column(pos), params=views, xp=xp)
-    if scheme.hooks() & {"adjust_scores", "sink", "regions"}:
+    if scheme.hooks() & {Hook.ADJUST_SCORES, Hook.SINK, Hook.REGIONS}:
         tensors: Any = {n: a.astype(np.float32) for n, a in case.tensors(12).items()}
         hidden = Tokens(x=tensors.pop("x"))
         answers["attention"] = posenc.attention(
             **tensors, scheme=scheme, params=params, causal=True, tokens=hidden,
             implementation="reference",
         )  # fmt: skip
-    if "regions" in scheme.hooks():
+    if Hook.REGIONS in scheme.hooks():
         answers["attention far away"] = _across_distances(case)
     for length in _LENGTHS:
         longer = scheme.at_length(length)

@@ -11,8 +11,9 @@ import array_api_compat.numpy as xp
 import numpy as np
 
 import posenc
-from posenc.evaluate import has_features, has_transform
-from posenc.protocol import Role
+from posenc.evaluate import has_transform
+from posenc.feature_needs import has_features
+from posenc.protocol import Hook, Role
 from posenc.testing.framework import Host, readonly
 from posenc.testing.law import law, require, require_equal
 from posenc.testing.places import of_tokens
@@ -97,7 +98,7 @@ def rotary_made_before_changes_nothing(case: SchemeCase) -> None:
         for tokens, dtype in itertools.product((q, k), ("float16", "float32", "float64")):
             made = _rotary(case, tokens, params, dtype)
             if made is None:
-                require("rotary" not in case.scheme.hooks(), "posenc.rotary gives None")
+                require(Hook.ROTARY not in case.scheme.hooks(), "posenc.rotary gives None")
                 return
             x, what = _vectors(case, q.size, dtype, batch=_BATCH), f"{tokens.role} of {dtype}"
             with np.errstate(over="ignore"):  # to infinity, as rounding to float16 does
@@ -194,88 +195,61 @@ def features_are_row_local(case: SchemeCase) -> None:
     """A feature depends only on its own token's hidden state or vector, and is finite."""
     sizes = [(case, _BATCH, 9), (case, 1, _LONG)]
     for each, batch, length in (*sizes, *((wide, 1, 9) for wide in case.with_wider_heads())):
-        for name, of in _hooks(each).items():
-            given = _hook_input(each, name, batch, length)
-            whole, large = of(given, length), of(readonly(100 * given), length)
-            for feature, array in whole.items():
-                what = f"{feature} of {name}"
-                shape, accepted = array.shape, (batch, each.heads, length)
-                fits = array.ndim in (3, 4) and all(
-                    have in (1, want) if axis < 2 else have == want
-                    for axis, (have, want) in enumerate(zip(shape[:3], accepted, strict=True))
-                )
-                require(fits, f"{what} has shape {shape}, not (B, H, L) = {accepted} or one more")
-                require(np.all(np.isfinite(array)), f"{what} is not finite")
-                require(
-                    np.all(np.isfinite(large[feature])), f"{what}, of large numbers, is not finite"
-                )
-            _require_token_local(each, name, of, given, whole)
+        for name in each.scheme.feature_specs():
+            given = _feature_input(each, name, batch, length)
+            whole = _feature(each, name, given, length)
+            large = _feature(each, name, readonly(100 * given), length)
+            what, shape = f"feature {name!r}", whole.shape
+            accepted = (batch, each.heads, length)
+            fits = whole.ndim in (3, 4) and all(
+                have in (1, want) if axis < 2 else have == want
+                for axis, (have, want) in enumerate(zip(shape[:3], accepted, strict=True))
+            )
+            require(fits, f"{what} has shape {shape}, not (B, H, L) = {accepted} or one more")
+            require(np.all(np.isfinite(whole)), f"{what} is not finite")
+            require(np.all(np.isfinite(large)), f"{what}, of large numbers, is not finite")
+            _require_token_local(each, name, given, whole)
 
 
-Hook = Callable[..., "dict[str, Host]"]
-
-
-def _require_token_local(
-    case: SchemeCase, name: str, of: Hook, given: Host, whole: dict[str, Host]
-) -> None:
+def _require_token_local(case: SchemeCase, name: str, given: Host, whole: Host) -> None:
     """Raise if a changed token changes features of others, or a slice has other features."""
-    length = given.shape[-2]
+    length, what = given.shape[-2], f"feature {name!r}"
     row, at = len(given) - 1, length // 2
     changed = np.array(given)
     changed[row, ..., at, :] += 1
-    again = of(changed, length)
+    own, others = np.array(_feature(case, name, changed, length)), np.array(whole)
+    own[row % len(own), :, at] = others[row % len(own), :, at] = 0
+    require_equal(own, others, f"{what}, of {given.shape}, with another token changed")
     # Not bit by bit: matrices of other shapes may be multiplied in another order.
     some = slice(at - 1, at + 3)
-    alone = of(readonly(given[row:, ..., some, :]), length, some)
-    for feature, array in whole.items():
-        what = f"{feature} of {name}"
-        own, others = np.array(again[feature]), np.array(array)
-        own[row % len(own), :, at] = others[row % len(own), :, at] = 0
-        require_equal(own, others, f"{what}, of {given.shape}, with another token changed")
-        where = f"tokens {some.start} to {some.stop - 1} of {length}, alone"
-        expected = array[row:, :, some] if len(array) > 1 else array[:, :, some]
-        assert_near(alone[feature], expected, VALUE_TOL["float32"], f"{what}, {where}")
+    alone = _feature(case, name, readonly(given[row:, ..., some, :]), length, some)
+    where = f"tokens {some.start} to {some.stop - 1} of {length}, alone"
+    expected = whole[row:, :, some] if len(whole) > 1 else whole[:, :, some]
+    assert_near(alone, expected, VALUE_TOL["float32"], f"{what}, {where}")
 
 
-def _hooks(case: SchemeCase) -> dict[str, Hook]:
-    """The feature hooks of a scheme, as functions of hidden states or vectors."""
-    scheme, params = case.scheme, case.whole_params()
-    low = max(case.positions[0], -8)
-
-    def hidden(role: Role) -> Hook:
-        def of(x: Host, length: int, some: slice = slice(None)) -> dict[str, Host]:
-            if scheme.lookback() and role == "key":  # a token with those before it
-                x = x.reshape(*x.shape[:2], -1, case.hidden_dim)
-            features = scheme.hidden_features(x, role=role, params=params, xp=xp)
-            return {n: np.asarray(a) for n, a in features.items()}
-
-        return of
-
-    def of_vectors(method: Any) -> Hook:
-        def of(x: Host, length: int, some: slice = slice(None)) -> dict[str, Host]:
-            at = low + np.arange(length) % 20
-            if scheme.axes > 1:
-                at = np.stack([np.roll(at, n) for n in range(scheme.axes)], axis=-1)
-            features = method(x, at[some], scale=0.5, params=params, xp=xp)
-            return {n: np.asarray(a) for n, a in features.items()}
-
-        return of
-
-    every: dict[str, Hook] = {}
-    if "hidden_features" in scheme.hooks():
-        every |= {f"hidden_features of the {role}": hidden(role) for role in _ROLES}
-    for name in ("query_features", "key_features"):
-        if name in scheme.hooks():
-            every[name] = of_vectors(getattr(scheme, name))
-    return every
+def _feature(
+    case: SchemeCase, name: str, given: Host, length: int, some: slice = slice(None)
+) -> Host:
+    """A feature of ``some`` of ``length`` tokens with these hidden states or vectors."""
+    spec, params = case.scheme.feature_specs()[name], case.whole_params()
+    if spec.reads == "hidden":
+        if spec.lookback:  # a token with those before it
+            given = given.reshape(*given.shape[:2], -1, case.hidden_dim)
+        return np.asarray(spec.compute(given, params=params, xp=xp))
+    at = max(case.positions[0], -8) + np.arange(length) % 20
+    if case.scheme.axes > 1:
+        at = np.stack([np.roll(at, n) for n in range(case.scheme.axes)], axis=-1)
+    return np.asarray(spec.compute(given, at[some], scale=0.5, params=params, xp=xp))
 
 
-def _hook_input(case: SchemeCase, name: str, batch: int, length: int) -> Host:
-    """The input of a hook: hidden states or vectors."""
-    if name.startswith("hidden"):
-        seen = 1 + case.scheme.lookback() if name.endswith("key") else 1
-        return readonly(case.normal((batch, length, seen * case.hidden_dim), 2).astype(np.float32))
-    return _vectors(case, length, batch=batch)
+def _feature_input(case: SchemeCase, name: str, batch: int, length: int) -> Host:
+    """The input of a feature: hidden states or vectors."""
+    spec = case.scheme.feature_specs()[name]
+    if spec.reads == "vectors":
+        return _vectors(case, length, batch=batch)
+    width = (1 + spec.lookback) * case.hidden_dim
+    return readonly(case.normal((batch, length, width), 2).astype(np.float32))
 
 
 @law("scheme")
