@@ -48,7 +48,7 @@ Finite = Annotated[float, check_finite]
 
 def checks_of(kind: type) -> dict[str, Check | None]:
     """The checks of the fields that a class annotates itself, by name; None for no check."""
-    scope = vars(sys.modules[kind.__module__])
+    scope = getattr(sys.modules.get(kind.__module__), "__dict__", {})  # none if typed in
     return {name: _check_of(_read(a, scope)) for name, a in inspect.get_annotations(kind).items()}
 
 

@@ -10,11 +10,11 @@ from typing import Any, ClassVar
 from posenc.checks import check_scheme
 from posenc.declared import Declared
 from posenc.primitives import hold
-from posenc.specs import Array, FeatureSpec, Initializer, Namespace, ParamSpec, Role, Window
+from posenc.specs import Array, Arrays, FeatureSpec, Initializer, Namespace, ParamSpec, Role, Window
 
 __all__ = [
-    "Array", "FeatureSpec", "Hook", "Initializer", "Namespace", "ParamSpec", "PositionScheme",
-    "Role", "SchemeWarning", "Window",
+    "Array", "Arrays", "FeatureSpec", "Hook", "Initializer", "Namespace", "ParamSpec",
+    "PositionScheme", "Role", "SchemeWarning", "Window",
 ]  # fmt: skip
 
 
@@ -123,7 +123,7 @@ class PositionScheme(Declared):
 
     # Where a scheme acts: embeddings, queries and keys, scores.
 
-    def embedding(self, pos: Array, *, params: Mapping[str, Array], xp: Namespace) -> Array | None:
+    def embedding(self, pos: Array, *, params: Arrays, xp: Namespace) -> Array | None:
         """Return the term to add to token embeddings, ``pos.shape + (dim,)``; None for no term.
 
         With several ``axes``, ``pos`` holds places ``(..., L, axes)``, and the result is
@@ -132,7 +132,7 @@ class PositionScheme(Declared):
         return None
 
     def transform(
-        self, x: Array, pos: Array, *, role: Role, params: Mapping[str, Array], xp: Namespace
+        self, x: Array, pos: Array, *, role: Role, params: Arrays, xp: Namespace
     ) -> Array:
         """Transform queries or keys ``x (..., L, D)`` by their positions, as RoPE rotates them.
 
@@ -159,9 +159,7 @@ class PositionScheme(Declared):
         """
         return x
 
-    def rotary(
-        self, pos: Array, *, dtype: Any, params: Mapping[str, Array], xp: Namespace
-    ) -> Mapping[str, Array]:
+    def rotary(self, pos: Array, *, dtype: Any, params: Arrays, xp: Namespace) -> Arrays:
         """Compute what ``transform`` needs from positions alone, as RoPE its sines and cosines.
 
         ``transform`` gets them by ``self.tables(x, pos, ...)``. A model computes them once for all
@@ -184,9 +182,7 @@ class PositionScheme(Declared):
         """
         return {}
 
-    def bias(
-        self, q: Array, k: Array, *, params: Mapping[str, Array], xp: Namespace
-    ) -> Array | None:
+    def bias(self, q: Array, k: Array, *, params: Arrays, xp: Namespace) -> Array | None:
         """Return the term to add to the scaled score of each query and key; None for no bias.
 
         Write it for one head and for one pair. The library calls it with positions ``q`` and ``k``
@@ -210,7 +206,7 @@ class PositionScheme(Declared):
         """
         return None
 
-    def key_bias(self, k: Array, *, params: Mapping[str, Array], xp: Namespace) -> Array | None:
+    def key_bias(self, k: Array, *, params: Arrays, xp: Namespace) -> Array | None:
         """Return ``w(k)`` if ``bias(q, k) = u(q) + w(k)`` for all ``k <= q``; else None.
 
         Under a causal mask an implementation may then use ``w`` instead of ``bias``: softmax
@@ -228,7 +224,7 @@ class PositionScheme(Declared):
         """
         return None, None
 
-    def bias_factor(self, q: Array, *, params: Mapping[str, Array], xp: Namespace) -> Array | None:
+    def bias_factor(self, q: Array, *, params: Arrays, xp: Namespace) -> Array | None:
         """Return the factor of the bias of all parts of a ``Sum`` with this part; None for 1.
 
         Only ``Sum`` calls it, as it calls ``bias`` (Inkling's log-position scaling multiplies
@@ -245,7 +241,7 @@ class PositionScheme(Declared):
         k: Array,
         *,
         visible: Array | None,
-        params: Mapping[str, Array],
+        params: Arrays,
         xp: Namespace,
     ) -> Array:
         """Change whole rows of scaled scores ``(B, H, Q, K)``, before the bias is added.
@@ -270,7 +266,7 @@ class PositionScheme(Declared):
         """
         return scores
 
-    def sink(self, q: Array, *, params: Mapping[str, Array], xp: Namespace) -> Array | None:
+    def sink(self, q: Array, *, params: Arrays, xp: Namespace) -> Array | None:
         """Return a logit to add to each query's softmax denominator; None for no sink.
 
         It belongs to no key and has no value, so a head can attend to nothing. gpt-oss learns one
@@ -312,14 +308,12 @@ class PositionScheme(Declared):
         """
         return None
 
-    def tables(
-        self, x: Array, pos: Array, *, params: Mapping[str, Array], xp: Namespace
-    ) -> Mapping[str, Array]:
+    def tables(self, x: Array, pos: Array, *, params: Arrays, xp: Namespace) -> Arrays:
         """Return the ``rotary`` of vectors ``x`` at ``pos``: the caller's, or else computed here.
 
         ``transform`` calls it with its own arguments.
         """
-        given: Mapping[str, Array] | None = getattr(params, "rotary", None)
+        given: Arrays | None = getattr(params, "rotary", None)
         if given:
             return given
         work = xp.float64 if x.dtype == xp.float64 else xp.float32
@@ -351,9 +345,13 @@ class PositionScheme(Declared):
 
     def __init_subclass__(cls, **facts: Any) -> None:
         super().__init_subclass__(**facts)
-        for name, advice in _GONE.items():
+        for name in _GONE:
             if callable(value := getattr(cls, name, None)) or type(value) is tuple:
-                raise TypeError(f"{cls.__name__}.{name}: {advice}")
+                what = "a gate is a feature now" if name == "gate" else "it is of a feature now"
+                raise TypeError(
+                    f"{cls.__name__}.{name}: {what}; declare features by name in feature_specs(), "
+                    "as {'c': FeatureSpec(self.gates, of='key', cumulative=True)}"
+                )
         own = {hook for hook in Hook if getattr(cls, hook) is not getattr(PositionScheme, hook)}
         # A class that inherits ``rotary`` and writes its own transform may change positions first.
         writer = {n: next(c for c in cls.__mro__ if n in vars(c)) for n in ("rotary", "transform")}
@@ -366,13 +364,7 @@ class PositionScheme(Declared):
         check_scheme(value)
 
 
-_SPEC = "declare features by name in feature_specs(), as "
-_GONE = {
-    "gate": "a gate is a feature now: " + _SPEC + "{'c': FeatureSpec(self.gate, of='key', cumulative=True)}",
-    "cumulative": _SPEC + "{'c': FeatureSpec(self.gate, of='key', cumulative=True)}",
-    "hidden_features": _SPEC + "{'c': FeatureSpec(self.gate, of='key')}",
-    "query_features": _SPEC + "{'a': FeatureSpec(self.of_query, of='query', reads='vectors')}",
-    "key_features": _SPEC + "{'a': FeatureSpec(self.of_key, of='key', reads='vectors')}",
-    "lookback": _SPEC + "{'c': FeatureSpec(self.taps, of='key', lookback=3)}",
-    "reads_features": _SPEC + "{'c': FeatureSpec(self.gate, of='key')}; the library reads them",
-}
+_GONE = (
+    "gate", "cumulative", "hidden_features", "query_features", "key_features", "lookback",
+    "reads_features",
+)  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -12,6 +12,7 @@ from posenc.checks import check_choice, check_count, python_number
 
 Array: TypeAlias = Any  # an array of any Array API library, a tracer, or a kernel's tile
 Namespace: TypeAlias = Any  # the Array API namespace that computes on it
+Arrays: TypeAlias = "Mapping[str, Array]"  # by name
 Role = Literal["query", "key"]
 Window: TypeAlias = "tuple[int | None, int | None]"  # (left, right), None for no bound
 Initializer: TypeAlias = "Callable[[np.random.Generator, tuple[int, ...]], np.ndarray[Any, Any]]"

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
 from posenc.angles import frequencies
 from posenc.checks import check_choice, check_per_head
 from posenc.fields import Count, Positive
-from posenc.protocol import Array, Namespace
+from posenc.protocol import Array, Arrays, Namespace
 from posenc.schemes.alibi_encoder import EncoderALiBi, Noncausal
 from posenc.schemes.alibi_interpolated import InterpolatedALiBi
 
@@ -54,12 +54,12 @@ class ALiBi(
     length: Count | None = None
     _slopes: tuple[float, ...] = field(init=False, repr=False, compare=False)
 
-    def bias(self, q: Array, k: Array, *, params: Mapping[str, Array], xp: Namespace) -> Array:
+    def bias(self, q: Array, k: Array, *, params: Arrays, xp: Namespace) -> Array:
         m = self.interpolate(params["slopes"])
         before = -m * xp.astype(xp.abs(q - k), m.dtype)
         return self.with_later_keys(before, m, q, k, params=params, xp=xp)
 
-    def key_bias(self, k: Array, *, params: Mapping[str, Array], xp: Namespace) -> Array | None:
+    def key_bias(self, k: Array, *, params: Arrays, xp: Namespace) -> Array | None:
         if self.noncausal == "asymmetric":
             return None
         m = self.interpolate(params["slopes"])

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from posenc.checks import check_per_head
-from posenc.protocol import Array, Hook, Namespace, ParamSpec, PositionScheme
+from posenc.protocol import Array, Arrays, Hook, Namespace, ParamSpec, PositionScheme
 
 Noncausal = Literal["symmetric", "asymmetric", "two_sided", "offset"]
 Slopes = tuple[float, ...]
@@ -58,7 +58,7 @@ class EncoderALiBi(PositionScheme):
             object.__setattr__(self, "later_slopes", later)
 
     def with_later_keys(
-        self, before: Array, m: Array, q: Array, k: Array, *, params: Mapping[str, Array],
+        self, before: Array, m: Array, q: Array, k: Array, *, params: Arrays,
         xp: Namespace,
     ) -> Array:  # fmt: skip
         """The bias of all keys; ``before`` is that of keys up to the query, of slopes ``m``."""

@@ -1,16 +1,13 @@
-"""Axial RoPE: each axis of an image rotates its own share of the channel pairs.
-
-Heo et al. 2024, "Rotary Position Embedding for Vision Transformer", arXiv 2403.13298, section 3.2.
-"""
+"""Axial RoPE: each axis of an image rotates its own share of the channel pairs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, get_args
+from typing import Any
 
-from posenc.checks import check_channels, check_choice, check_count
-from posenc.protocol import Array, Namespace, PositionScheme, Role
+from posenc.checks import check_channels
+from posenc.fields import Count, Positive
+from posenc.protocol import Array, Arrays, Namespace, PositionScheme, Role
 from posenc.schemes.rope import Layout, RoPE, rotate
 
 
@@ -39,18 +36,17 @@ class AxialRoPE(PositionScheme, paper="Heo et al. 2024, arXiv 2403.13298"):
         ``(k, k + D/2)`` (image parts of Qwen2-VL and others, with ``base=10_000`` and places
         ``(row, column)``).
 
-    Heo et al. 2024, arXiv 2403.13298.
+    Section 3.2.
     """
 
-    head_dim: int
-    axes: int = 2  # type: ignore[misc]
-    base: float = 100.0
+    head_dim: Count
+    axes: Count = 2
+    base: Positive = 100.0
     layout: Layout = "interleaved"
     _rope: RoPE = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_pairs(self.head_dim, self.axes)
-        check_choice("layout", self.layout, get_args(Layout))
         object.__setattr__(self, "_rope", RoPE(self.head_dim // self.axes, self.base))
 
     def frequencies(self) -> tuple[float, ...]:
@@ -58,27 +54,24 @@ class AxialRoPE(PositionScheme, paper="Heo et al. 2024, arXiv 2403.13298"):
         return self._rope.frequencies()
 
     def transform(
-        self, x: Array, pos: Array, *, role: Role, params: Mapping[str, Array], xp: Namespace
+        self, x: Array, pos: Array, *, role: Role, params: Arrays, xp: Namespace
     ) -> Array:
         check_channels("x", x, self.head_dim)
         tables = self.tables(x, pos, params=params, xp=xp)
         return rotate(x, tables["sin"], tables["cos"], layout=self.layout, xp=xp)
 
-    def rotary(
-        self, pos: Array, *, dtype: Any, params: Mapping[str, Array], xp: Namespace
-    ) -> Mapping[str, Array]:
+    def rotary(self, pos: Array, *, dtype: Any, params: Arrays, xp: Namespace) -> Arrays:
         # With one axis, ``pos`` has no axis for it.
         lead = pos.shape if self.axes == 1 else pos.shape[:-1]
         # (..., A, D/2A): the pairs of one axis are neighbours.
-        angles = self._rope.sincos_each(pos[..., None], dtype=dtype, xp=xp)
+        angles = self._rope.sincos(pos[..., None], params, dtype=dtype, xp=xp)
         sin, cos = (xp.reshape(a, (*lead, self.head_dim // 2)) for a in angles)
         return {"sin": sin, "cos": cos}
 
 
 def check_pairs(head_dim: int, axes: int) -> None:
     """Check that each axis gets the same number of channel pairs."""
-    check_count("head_dim", head_dim)
-    if head_dim % (2 * check_count("axes", axes)):
+    if head_dim % (2 * axes):
         raise ValueError(
             f"head_dim must be a multiple of {2 * axes}, got {head_dim}: each of axes={axes} "
             "rotates as many pairs of channels"

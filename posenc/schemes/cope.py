@@ -1,4 +1,4 @@
-"""CoPE: positions that count gates computed from the scores (Golovneva et al. 2024, 2405.18719).
+"""CoPE: positions that count gates computed from the scores.
 
 Not the clipped RoPE of the same name, which is ``rope_clip_hann``.
 """
@@ -12,7 +12,8 @@ from typing import Any
 from array_api_compat import device
 
 from posenc.checks import check_channels, check_count, check_finite
-from posenc.protocol import Array, FeatureSpec, Namespace, ParamSpec, PositionScheme
+from posenc.fields import Count
+from posenc.protocol import Array, Arrays, FeatureSpec, Namespace, ParamSpec, PositionScheme
 from posenc.schemes.gates import log_sigmoid
 
 
@@ -42,16 +43,15 @@ class CoPE(
     init_std
         Standard deviation of the first values of ``e``.
 
-    Golovneva et al. 2024, arXiv 2405.18719, equations 3 to 6. As in the paper's listing, gates come
-    from scaled scores, and ``q_i . e`` is not scaled.
+    Equations 3 to 6. As in the paper's listing, gates come from scaled scores, and ``q_i . e`` is
+    not scaled.
     """
 
-    head_dim: int
+    head_dim: Count
     npos: int = 64
     init_std: float = 0.0
 
     def __post_init__(self) -> None:
-        check_count("head_dim", self.head_dim)
         check_count("npos", self.npos, least=2)
         if check_finite("init_std", self.init_std) < 0:
             raise ValueError(f"init_std must be 0 or more, got {self.init_std}")
@@ -70,7 +70,7 @@ class CoPE(
         return {"e": FeatureSpec(self._of_positions, of="query", reads="vectors")}
 
     def _of_positions(
-        self, q: Array, pos: Array, *, scale: float, params: Mapping[str, Array], xp: Namespace
+        self, q: Array, pos: Array, *, scale: float, params: Arrays, xp: Namespace
     ) -> Array:
         check_channels("q", q, self.head_dim)
         return xp.matmul(q, xp.matrix_transpose(params["e"]))

@@ -1,4 +1,4 @@
-"""DAPE: a network of the scores and biases of all heads adapts the bias (arXiv 2405.14722)."""
+"""DAPE: a network of the scores and biases of all heads adapts the bias."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from posenc.fields import Count
-from posenc.protocol import Array, Hook, Namespace, ParamSpec, PositionScheme
+from posenc.protocol import Array, Arrays, Hook, Namespace, ParamSpec, PositionScheme
 from posenc.schemes.alibi import ALiBi
 from posenc.schemes.gates import uniform_by_inputs
 from posenc.schemes.sum import Combination
@@ -79,7 +79,7 @@ class DAPE(
 
     def adjust_scores(
         self, scores: Array, q: Array, k: Array, *, visible: Array | None,
-        params: Mapping[str, Array], xp: Namespace,
+        params: Arrays, xp: Namespace,
     ) -> Array:  # fmt: skip
         inputs = scores
         if Hook.BIAS in self.scheme.hooks():

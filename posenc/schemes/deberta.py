@@ -1,23 +1,18 @@
-"""DeBERTa's disentangled attention: content scores relative position, from both sides.
-
-Near distances have a vector each, farther ones share vectors in buckets of growing width.
-
-He et al. 2020, "DeBERTa: Decoding-enhanced BERT with Disentangled Attention", arXiv 2006.03654,
-section 3.1; buckets: the authors' code of DeBERTa v2 and v3 (arXiv 2111.09543).
-"""
+"""DeBERTa's disentangled attention: content scores relative position, from both sides."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from array_api_compat import device
 
-from posenc.checks import check_channels, check_choice, check_count
+from posenc.checks import check_channels, check_count
 from posenc.constants import constant_array
-from posenc.protocol import Array, FeatureSpec, Namespace, ParamSpec, PositionScheme
+from posenc.fields import Count
+from posenc.protocol import Array, Arrays, FeatureSpec, Namespace, ParamSpec, PositionScheme
 
 Terms = Literal["both", "c2p", "p2c"]
 
@@ -57,21 +52,18 @@ class DeBERTa(PositionScheme, relative=True, paper="He et al. 2020, arXiv 2006.0
         ``"c2p"``: queries score positions. ``"p2c"``: keys score positions. ``"both"``. Scores are
         divided by ``sqrt(3 D)`` with both, by ``sqrt(2 D)`` with one.
 
-    He et al. 2020, arXiv 2006.03654, equations 3 and 4.
+    Equations 3 and 4. The buckets are those of the authors' code of DeBERTa v2 and v3 (arXiv
+    2111.09543).
     """
 
-    num_heads: int
-    head_dim: int
+    num_heads: Count
+    head_dim: Count
     buckets: int | None = 256
-    max_distance: int = 512
+    max_distance: Count = 512
     terms: Terms = "both"
     _rows: tuple[int, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        check_count("num_heads", self.num_heads)
-        check_count("head_dim", self.head_dim)
-        check_count("max_distance", self.max_distance)
-        check_choice("terms", self.terms, get_args(Terms))
         size, far = self.max_distance, list(range(self.max_distance + 1))
         if self.buckets is not None:
             size = check_count("buckets", self.buckets, least=2)
@@ -111,14 +103,10 @@ class DeBERTa(PositionScheme, relative=True, paper="He et al. 2020, arXiv 2006.0
         }
         return specs if self.terms == "both" else {self.terms: specs[self.terms]}
 
-    def _c2p(
-        self, q: Array, pos: Array, *, scale: float, params: Mapping[str, Array], xp: Namespace
-    ) -> Array:
+    def _c2p(self, q: Array, pos: Array, *, scale: float, params: Arrays, xp: Namespace) -> Array:
         return scale * xp.matmul(q, self._of_distances("q", q, params["p_k"], xp))
 
-    def _p2c(
-        self, k: Array, pos: Array, *, scale: float, params: Mapping[str, Array], xp: Namespace
-    ) -> Array:
+    def _p2c(self, k: Array, pos: Array, *, scale: float, params: Arrays, xp: Namespace) -> Array:
         positions = self._of_distances("k", k, params["p_q"], xp)
         if k.shape[1] != self.num_heads:
             k = xp.repeat(k, self.num_heads // k.shape[1], axis=1)

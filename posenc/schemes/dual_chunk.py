@@ -1,18 +1,15 @@
-"""Dual chunk attention: RoPE inside of chunks, and distances that training has seen between them.
-
-Three parts are merged: keys of the query's own chunk, of the chunk before it, and of all earlier
-ones. An et al. 2024, "Training-Free Long-Context Scaling of Large Language Models", arXiv
-2402.17463, section 3.
-"""
+"""Dual chunk attention: RoPE inside of chunks, and distances seen in training between them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from posenc.checks import check_count, check_distance
+from posenc.checks import check_count
+from posenc.fields import Count, Distance, Positive
 from posenc.protocol import Array, Namespace, PositionScheme, Role, Window
 from posenc.schemes.chunk import Chunk
-from posenc.schemes.rope import Layout, MovedRoPE
+from posenc.schemes.moved_rope import MovedRoPE
+from posenc.schemes.rope import Layout
 from posenc.schemes.sum import Sum
 
 
@@ -46,25 +43,23 @@ class DualChunk(PositionScheme, paper="An et al. 2024, arXiv 2402.17463", traine
     base, layout
         As in ``RoPE``.
 
-    An et al. 2024, arXiv 2402.17463.
+    Section 3.
     """
 
-    head_dim: int
-    train_len: int
-    chunk_size: int | None = None
+    head_dim: Count
+    train_len: Distance
+    chunk_size: Distance | None = None
     local_size: int | None = None
-    base: float = 10_000.0
+    base: Positive = 10_000.0
     layout: Layout = "half"
     _regions: tuple[tuple[PositionScheme, Window], ...] = field(
         init=False, repr=False, compare=False
     )
 
     def __post_init__(self) -> None:
-        length = check_distance("train_len", self.train_len)
-        given, local = self.chunk_size, self.local_size
-        chunk = max(1, length * 3 // 4) if given is None else check_distance("chunk_size", given)
-        local = length // 8 if local is None else check_count("local_size", local, least=0)
-        if local >= chunk:
+        chunk = max(1, self.train_len * 3 // 4) if self.chunk_size is None else self.chunk_size
+        local = self.train_len // 8 if self.local_size is None else self.local_size
+        if check_count("local_size", local, least=0) >= chunk:
             raise ValueError(f"local_size must be below chunk_size={chunk}, got {local}")
         s = chunk - local
         regions = (

@@ -1,11 +1,4 @@
-"""FIRE: a small network of the distance, divided by the position of the query.
-
-The quotient lies between 0 and 1 at every context length, so a longer context asks the network
-nothing new.
-
-Li et al. 2023, "Functional Interpolation for Relative Positions Improves Long Context
-Transformers", arXiv 2310.04418, section 3.
-"""
+"""FIRE: a small network of the distance, divided by the position of the query."""
 
 from __future__ import annotations
 
@@ -16,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from posenc.checks import check_count, check_flag, check_positive
-from posenc.protocol import Array, Initializer, Namespace, ParamSpec, PositionScheme
+from posenc.fields import Count, Positive
+from posenc.protocol import Array, Arrays, Initializer, Namespace, ParamSpec, PositionScheme
 
 _EPS = 1e-6  # the authors' code adds it to the divisor
 
@@ -25,6 +18,9 @@ _EPS = 1e-6  # the authors' code adds it to the divisor
 @dataclass(frozen=True)
 class FIRE(PositionScheme, paper="Li et al. 2023, arXiv 2310.04418"):
     """``MLP(psi(|i - j|) / (psi(max(i, L)) + 1e-6))`` with ``psi(x) = ln(1 + |c| x)``.
+
+    The quotient lies between 0 and 1 at every context length, so a longer context asks the network
+    nothing new.
 
     ``L = |len_scale * init_len|``: all queries before ``L`` have one divisor. The network is
     ``w2 relu(w1 x + b1)``, with one hidden layer that all heads share.
@@ -56,21 +52,14 @@ class FIRE(PositionScheme, paper="Li et al. 2023, arXiv 2310.04418"):
         Whether the network has its last offset ``b2``. The authors' has. Softmax does not see it,
         and its gradient is 0 or a rounding, unless there is a sink.
 
-    Li et al. 2023, arXiv 2310.04418.
+    Section 3.
     """
 
-    num_heads: int
-    hidden: int = 32
-    init_c: float = 0.1
-    init_len: float = 512.0
+    num_heads: Count
+    hidden: Count = 32
+    init_c: Positive = 0.1
+    init_len: Positive = 512.0
     offset: bool = False
-
-    def __post_init__(self) -> None:
-        check_count("num_heads", self.num_heads)
-        check_count("hidden", self.hidden)
-        check_positive("init_c", self.init_c)
-        check_positive("init_len", self.init_len)
-        check_flag("offset", self.offset)
 
     @classmethod
     def fitted(cls, sizes: Mapping[str, int]) -> Mapping[str, Any]:
@@ -91,7 +80,7 @@ class FIRE(PositionScheme, paper="Li et al. 2023, arXiv 2310.04418"):
         }
         return {**specs, "b2": ParamSpec((self.num_heads,), last)} if self.offset else specs
 
-    def bias(self, q: Array, k: Array, *, params: Mapping[str, Array], xp: Namespace) -> Array:
+    def bias(self, q: Array, k: Array, *, params: Arrays, xp: Namespace) -> Array:
         c, w1, b1, w2 = (params[name] for name in ("c", "w1", "b1", "w2"))
 
         def psi(x: Array) -> Array:

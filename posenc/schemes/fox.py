@@ -1,10 +1,4 @@
-"""FoX, the Forgetting Transformer: each token forgets part of all that came before it.
-
-``bias = c_i - c_j``, ``c_t = sum_{s <= t} log f_s``, ``f_t = sigmoid(w_h . x_t + b_h)``.
-
-Lin, Nikishin, He and Courville 2025, "Forgetting Transformer: Softmax Attention with a Forget
-Gate", arXiv 2503.02130, section 3.
-"""
+"""FoX, the Forgetting Transformer: each token forgets part of all that came before it."""
 
 from __future__ import annotations
 
@@ -13,13 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
-
-from posenc.checks import check_choice, check_finite, check_positive
-from posenc.protocol import Array, Namespace, ParamSpec
+from posenc.checks import check_positive
+from posenc.fields import Finite
+from posenc.protocol import Array, Arrays, Namespace, ParamSpec
 from posenc.schemes.gates import SummedGates, log_sigmoid, logits
-
-_TYPES = ("full", "bias_only", "fixed")
 
 
 @dataclass(frozen=True)
@@ -49,44 +40,35 @@ class FoX(SummedGates, paper="Lin, Nikishin, He, Courville 2025, arXiv 2503.0213
         logarithm. ``b_h = -ln(expm1(1 / T_h))`` replaces ``bias_init``. The fixed form is ALiBi
         with slopes ``1 / T_h``.
 
-    Raises
-    ------
-    TypeError, ValueError
-        An argument is not as described; the message has its name, its value and what is accepted.
-
-    Lin, Nikishin, He and Courville 2025, arXiv 2503.02130.
+    Section 3.
     """
 
-    bias_init: float = 0.0
+    bias_init: Finite = 0.0
     fgate_type: Literal["full", "bias_only", "fixed"] = "full"
     decay_time: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        check_finite("bias_init", self.bias_init)
-        check_choice("fgate_type", self.fgate_type, _TYPES)
         if self.decay_time is None:
             if self.fgate_type == "fixed":
                 raise ValueError("fgate_type='fixed' needs decay_time=(T_min, T_max), got None")
-            return
-        if self.fgate_type == "full":
+        elif self.fgate_type == "full":
             raise ValueError(
                 f"decay_time={self.decay_time} is for fgate_type='bias_only' or 'fixed', "
                 "got 'full', whose gates start from bias_init"
             )
-        object.__setattr__(self, "decay_time", _check_decay_time(self.decay_time))
+        else:
+            object.__setattr__(self, "decay_time", _check_decay_time(self.decay_time))
 
     def param_specs(self) -> Mapping[str, ParamSpec]:
         if self.fgate_type == "fixed":
             return {}
-        first = self._first_b()
-        b = ParamSpec((self.num_heads,), init=lambda rng, shape: np.asarray(first))
+        b = ParamSpec.of_values(self._first_b())
         return {"b": b} if self.fgate_type == "bias_only" else {**super().param_specs(), "b": b}
 
     def constants(self) -> Mapping[str, tuple[float, ...]]:
         return {"b": self._first_b()} if self.fgate_type == "fixed" else {}
 
-    def log_gates(self, x: Array, *, params: Mapping[str, Array], xp: Namespace) -> Array:
+    def log_gates(self, x: Array, *, params: Arrays, xp: Namespace) -> Array:
         if self.fgate_type == "full":
             return log_sigmoid(logits(x, params, xp), xp)
         return log_sigmoid(xp.zeros_like(x[..., :1]) + params["b"], xp)

@@ -20,14 +20,8 @@ from typing import Any
 import numpy as np
 
 from posenc.fields import Count
-from posenc.protocol import (
-    Array,
-    FeatureSpec,
-    Initializer,
-    Namespace,
-    ParamSpec,
-    PositionScheme,
-)
+from posenc.protocol import PositionScheme
+from posenc.specs import Array, Arrays, FeatureSpec, Initializer, Namespace, ParamSpec
 
 
 @dataclass(frozen=True)
@@ -41,14 +35,14 @@ class SummedGates(PositionScheme):
         w = ParamSpec((self.num_heads, self.hidden_dim))
         return {"w": w, "b": ParamSpec((self.num_heads,), lambda rng, shape: np.zeros(shape))}
 
-    def log_gates(self, x: Array, *, params: Mapping[str, Array], xp: Namespace) -> Array:
+    def log_gates(self, x: Array, *, params: Arrays, xp: Namespace) -> Array:
         """The gates ``(B, L, H)`` of tokens with hidden states ``x (B, L, C)``."""
         raise NotImplementedError
 
     def feature_specs(self) -> Mapping[str, FeatureSpec]:
         return {"c": FeatureSpec(self._gates_by_head, of="key", cumulative=True)}
 
-    def _gates_by_head(self, x: Array, *, params: Mapping[str, Array], xp: Namespace) -> Array:
+    def _gates_by_head(self, x: Array, *, params: Arrays, xp: Namespace) -> Array:
         return xp.matrix_transpose(self.log_gates(x, params=params, xp=xp))
 
     def bias(self, q: Array, k: Array, *, params: Any, xp: Namespace) -> Array:
@@ -58,7 +52,7 @@ class SummedGates(PositionScheme):
         return -params.key["c"]
 
 
-def logits(x: Array, params: Mapping[str, Array], xp: Namespace) -> Array:
+def logits(x: Array, params: Arrays, xp: Namespace) -> Array:
     """``w_h . x_t + b_h``, ``(B, L, H)``."""
     return xp.matmul(x, xp.matrix_transpose(params["w"])) + params["b"]
 

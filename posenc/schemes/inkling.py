@@ -1,11 +1,4 @@
-"""Inkling's relative bias: a learned mixture of curves over distance, chosen by the query's token.
-
-Each query mixes the rows of one table, which all heads share, by ``rank`` weights per head that are
-linear in its hidden state. The models have no rotation.
-
-Thinking Machines Lab 2026, Inkling and Inkling 2; code: transformers, ``modeling_inkling.py`` and
-``modeling_inkling2.py``.
-"""
+"""Inkling's relative bias: learned curves over distance, mixed by the query's token."""
 
 from __future__ import annotations
 
@@ -16,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from posenc.checks import check_count, check_positive
-from posenc.protocol import Array, FeatureSpec, Namespace, ParamSpec, PositionScheme
+from posenc.checks import check_positive
+from posenc.fields import Count
+from posenc.protocol import Array, Arrays, FeatureSpec, Namespace, ParamSpec, PositionScheme
 
 
 @dataclass(frozen=True)
@@ -59,19 +53,18 @@ class Inkling(
     clip
         The largest length of ``r_i``; longer ones are scaled to it. Version 2 only, default 8.
 
-    Thinking Machines Lab 2026.
+    As in ``modeling_inkling.py`` and ``modeling_inkling2.py`` of transformers. The models have no
+    rotation.
     """
 
-    num_heads: int
-    hidden_dim: int
-    rank: int = 16
-    extent: int = 1024
+    num_heads: Count
+    hidden_dim: Count
+    rank: Count = 16
+    extent: Count = 1024
     version: int = 1
     clip: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("num_heads", "hidden_dim", "rank", "extent"):
-            check_count(name, getattr(self, name))
         if self.version not in (1, 2):
             raise ValueError(f"version must be 1 or 2, got {self.version!r}")
         if self.version == 2:
@@ -97,7 +90,7 @@ class Inkling(
     def feature_specs(self) -> Mapping[str, FeatureSpec]:
         return {"b": FeatureSpec(self._of_distances, of="query")}
 
-    def _of_distances(self, x: Array, *, params: Mapping[str, Array], xp: Namespace) -> Array:
+    def _of_distances(self, x: Array, *, params: Arrays, xp: Namespace) -> Array:
         r = xp.matmul(x[:, None, :, :], xp.matrix_transpose(params["w"]))
         if self.clip is not None:
             squares = xp.sum(r * r, axis=-1, keepdims=True)

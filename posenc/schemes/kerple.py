@@ -1,11 +1,4 @@
-"""KERPLE: a penalty that grows with the logarithm, or with a power, of distance.
-
-Two learned numbers per head decide how fast. Both forms are conditionally positive definite
-kernels.
-
-Chi et al. 2022, "KERPLE: Kernelized Relative Positional Embedding for Length Extrapolation",
-arXiv 2205.09921, equation 8 (logarithmic).
-"""
+"""KERPLE: a penalty that grows with the logarithm, or with a power, of distance."""
 
 from __future__ import annotations
 
@@ -13,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from posenc.checks import check_choice, check_count
-from posenc.protocol import Array, Initializer, Namespace, ParamSpec, PositionScheme
+from posenc.fields import Count
+from posenc.protocol import Array, Arrays, Initializer, Namespace, ParamSpec, PositionScheme
 
 _LEAST, _LARGEST_POWER = 0.01, 2.0  # the authors' code
 
@@ -22,6 +15,8 @@ _LEAST, _LARGEST_POWER = 0.01, 2.0  # the authors' code
 @dataclass(frozen=True)
 class Kerple(PositionScheme, relative=True, paper="Chi et al. 2022, arXiv 2205.09921"):
     """A learned penalty: ``-p ln(1 + a |i - j|)``, or ``-a |i - j|**p``.
+
+    Both forms are conditionally positive definite kernels.
 
     Learned arrays: ``p (H,)``, which starts uniform in [0.01, 2), and ``a (H,)``, uniform in
     [0.01, 1). As in the authors' code, a value below 0.01 counts as 0.01, and with
@@ -36,21 +31,17 @@ class Kerple(PositionScheme, relative=True, paper="Chi et al. 2022, arXiv 2205.0
         ``"log"``: ``-p ln(1 + a |i - j|)``, which the paper found better. ``"power"``:
         ``-a |i - j|**p``; with ``p = 1`` it is ALiBi.
 
-    Chi et al. 2022, arXiv 2205.09921.
+    Equation 8 is the logarithmic form.
     """
 
-    num_heads: int
+    num_heads: Count
     kind: Literal["log", "power"] = "log"
-
-    def __post_init__(self) -> None:
-        check_count("num_heads", self.num_heads)
-        check_choice("kind", self.kind, ("log", "power"))
 
     def param_specs(self) -> Mapping[str, ParamSpec]:
         heads = (self.num_heads,)
         return {"p": ParamSpec(heads, _uniform_to(2)), "a": ParamSpec(heads, _uniform_to(1))}
 
-    def bias(self, q: Array, k: Array, *, params: Mapping[str, Array], xp: Namespace) -> Array:
+    def bias(self, q: Array, k: Array, *, params: Arrays, xp: Namespace) -> Array:
         p, a = (xp.clip(params[name], _LEAST) for name in ("p", "a"))
         distance = xp.astype(xp.abs(q - k), a.dtype)
         if self.kind == "log":

@@ -1,7 +1,4 @@
-"""Learned absolute positions: one trained vector per position, added to token embeddings.
-
-Gehring et al. 2017, "Convolutional Sequence to Sequence Learning", arXiv 1705.03122, section 3.1.
-"""
+"""Learned absolute positions: one trained vector per position, added to token embeddings."""
 
 from __future__ import annotations
 
@@ -9,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from posenc.checks import check_count
+from posenc.fields import Count
 from posenc.positions import concrete_values
-from posenc.protocol import Array, Namespace, ParamSpec, PositionScheme
+from posenc.protocol import Array, Arrays, Namespace, ParamSpec, PositionScheme
 
 
 class OutsideTableError(ValueError, IndexError):
@@ -33,22 +31,20 @@ class Learned(PositionScheme, paper="Gehring et al. 2017, arXiv 1705.03122"):
     offset
         Rows before the first position: 2 in OPT, ``padding_idx + 1`` in the RoBERTa family.
 
-    Gehring et al. 2017, arXiv 1705.03122.
+    Section 3.1.
     """
 
-    max_len: int
-    dim: int
+    max_len: Count
+    dim: Count
     offset: int = 0
 
     def __post_init__(self) -> None:
-        check_count("max_len", self.max_len)
-        check_count("dim", self.dim)
         check_count("offset", self.offset, least=0)
 
     def param_specs(self) -> Mapping[str, ParamSpec]:
         return {"table": ParamSpec((self.max_len + self.offset, self.dim), per_head=False)}
 
-    def embedding(self, pos: Array, *, params: Mapping[str, Array], xp: Namespace) -> Array:
+    def embedding(self, pos: Array, *, params: Arrays, xp: Namespace) -> Array:
         values = concrete_values(pos, xp)
         low, high = (values.min(), values.max()) if values is not None and values.size else (0, 0)
         if low < 0 or high >= self.max_len:

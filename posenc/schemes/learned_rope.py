@@ -1,7 +1,4 @@
-"""RoPE with learned frequencies: each is multiplied by a learned factor.
-
-Karypis et al. 2026, "LeRoPE", arXiv 2607.10134; Mistral Large 4 has it over YaRN.
-"""
+"""RoPE with learned frequencies: each is multiplied by a learned factor."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ import numpy as np
 from array_api_compat import device
 
 from posenc.constants import constant_array
-from posenc.protocol import Array, Namespace, ParamSpec
+from posenc.protocol import Array, Arrays, Namespace, ParamSpec
 from posenc.schemes.rope import RoPE
 
 
@@ -22,26 +19,24 @@ class LearnedRoPE(RoPE, shared=True, paper="Karypis et al. 2026, arXiv 2607.1013
     """Rotation by ``pos * f_k * exp(log_scale[k])``, with ``f_k`` the frequencies of ``RoPE``.
 
     ``log_scale`` is ``(R/2,)`` and 0 at first. All heads and layers share it, as in the paper and
-    in Mistral Large 4. A frequency of 0 stays 0.
+    in Mistral Large 4, which has it over YaRN. A frequency of 0 stays 0.
 
     Angles are as exact as RoPE's while ``log_scale`` is 0. A learned frequency has only the digits
     of its dtype, so an angle is off by up to ``2**-21 |pos f_k expm1(log_scale[k])|`` in float32
     (``2**-50`` in float64) besides: a frequency learned to be 1 % higher is off by 5e-4 rad at
     position 10**5 for ``f_k = 1``. The product of RoPE's frequency with ``pos`` stays exact.
-
-    Karypis et al. 2026, arXiv 2607.10134.
     """
 
     def param_specs(self) -> Mapping[str, ParamSpec]:
         shape = (len(self.frequencies()),)
         return {"log_scale": ParamSpec(shape, lambda rng, shape: np.zeros(shape), per_head=False)}
 
-    def _sincos(
-        self, pos: Array, params: Mapping[str, Array], *, dtype: Any, xp: Namespace
+    def sincos(
+        self, pos: Array, params: Arrays, *, dtype: Any, xp: Namespace
     ) -> tuple[Array, Array]:
-        sin, cos = super()._sincos(pos, params, dtype=dtype, xp=xp)
+        sin, cos = super().sincos(pos, params, dtype=dtype, xp=xp)
         f = constant_array(self.frequencies(), dtype=dtype, device=device(pos), xp=xp)
         more = f * xp.expm1(xp.astype(params["log_scale"], dtype))
-        angle = xp.astype(pos, dtype)[..., None] * more
+        angle = xp.astype(pos, dtype) * more
         sin_more, cos_more = xp.sin(angle), xp.cos(angle)
         return sin * cos_more + cos * sin_more, cos * cos_more - sin * sin_more

@@ -1,19 +1,17 @@
-"""Mixed RoPE: each channel pair turns by a learned mixture of the coordinates.
-
-Heo et al. 2024, "Rotary Position Embedding for Vision Transformer", arXiv 2403.13298, section 3.2.
-"""
+"""Mixed RoPE: each channel pair turns by a learned mixture of the coordinates."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 
-from posenc.checks import check_channels, check_choice, check_count, check_positive
+from posenc.checks import check_channels
+from posenc.fields import Count, Positive
 from posenc.learned_angles import sincos_of_sum
-from posenc.protocol import Array, Namespace, ParamSpec, PositionScheme, Role
+from posenc.protocol import Array, Arrays, Namespace, ParamSpec, PositionScheme, Role
 from posenc.schemes.axial_rope import check_pairs
 from posenc.schemes.rope import Layout, rotate
 
@@ -48,25 +46,21 @@ class MixedRoPE(PositionScheme, paper="Heo et al. 2024, arXiv 2403.13298"):
         Which channels pair up: ``"half"``, ``(k, k + D/2)``; ``"interleaved"``, ``(2k, 2k + 1)``
         (rope-vit).
 
-    Heo et al. 2024, arXiv 2403.13298.
+    Section 3.2.
     """
 
-    num_heads: int
-    head_dim: int
-    axes: int = 2  # type: ignore[misc]
-    base: float = 10.0
+    num_heads: Count
+    head_dim: Count
+    axes: Count = 2
+    base: Positive = 10.0
     layout: Layout = "half"
 
     def __post_init__(self) -> None:
-        check_count("num_heads", self.num_heads)
         check_pairs(self.head_dim, self.axes)
-        check_positive("base", self.base)
-        check_choice("layout", self.layout, get_args(Layout))
 
     def param_specs(self) -> Mapping[str, ParamSpec]:
-        return {
-            "frequencies": ParamSpec((self.num_heads, self.head_dim // 2, self.axes), self._init)
-        }
+        shape = (self.num_heads, self.head_dim // 2, self.axes)
+        return {"frequencies": ParamSpec(shape, self._init)}
 
     def _init(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
         heads, pairs, axes = shape
@@ -74,19 +68,16 @@ class MixedRoPE(PositionScheme, paper="Heo et al. 2024, arXiv 2403.13298"):
         sizes = self.base ** (-np.arange(each) / each)
         frames = np.stack([_random_axes(rng, axes) for _ in range(heads)])
         # (H, A, n, A): along axis a of the head, n sizes.
-        drawn: np.ndarray[Any, Any] = (frames[:, :, None, :] * sizes[:, None]).reshape(shape)
-        return drawn
+        return np.reshape(frames[:, :, None, :] * sizes[:, None], shape)
 
     def transform(
-        self, x: Array, pos: Array, *, role: Role, params: Mapping[str, Array], xp: Namespace
+        self, x: Array, pos: Array, *, role: Role, params: Arrays, xp: Namespace
     ) -> Array:
         check_channels("x", x, self.head_dim)
         tables = self.tables(x, pos, params=params, xp=xp)
         return rotate(x, tables["sin"], tables["cos"], layout=self.layout, xp=xp)
 
-    def rotary(
-        self, pos: Array, *, dtype: Any, params: Mapping[str, Array], xp: Namespace
-    ) -> Mapping[str, Array]:
+    def rotary(self, pos: Array, *, dtype: Any, params: Arrays, xp: Namespace) -> Arrays:
         frequencies = xp.astype(params["frequencies"][:], dtype)  # (H, 1, D/2, A)
         places = pos[..., None] if self.axes == 1 else pos
         terms = [(places[..., a, None], frequencies[..., a]) for a in range(self.axes)]

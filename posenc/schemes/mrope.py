@@ -1,19 +1,16 @@
-"""M-RoPE: the channel pairs of one RoPE, shared out among time, height and width.
-
-Wang et al. 2024, "Qwen2-VL", arXiv 2409.12191, section 2.1.
-"""
+"""M-RoPE: the channel pairs of one RoPE, shared out among time, height and width."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from array_api_compat import device
 
-from posenc.checks import check_channels, check_choice, check_count
+from posenc.checks import check_channels, check_count
 from posenc.constants import constant_array
-from posenc.protocol import Array, Namespace, PositionScheme, Role
+from posenc.protocol import Array, Arrays, Namespace, PositionScheme, Role
 from posenc.schemes.rope import Layout, RoPE, rotate
 from posenc.schemes.scalings import Scaling
 
@@ -60,8 +57,7 @@ class MRoPE(PositionScheme, paper="Wang et al. 2024, arXiv 2409.12191"):
         (GLM-4V). It is ``layout`` of ``RoPE``. Default: ``"interleaved"`` for ``"ernie"``, else
         ``"half"``.
 
-    Wang et al. 2024, arXiv 2409.12191, section 2.1. The other layouts are those of the models'
-    released code.
+    Section 2.1. The other layouts are those of the models' released code.
     """
 
     head_dim: int
@@ -75,9 +71,6 @@ class MRoPE(PositionScheme, paper="Wang et al. 2024, arXiv 2409.12191"):
     _axis_of: tuple[tuple[int, ...], ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        check_choice("layout", self.layout, get_args(Order))
-        if self.pairing is not None:
-            check_choice("pairing", self.pairing, get_args(Layout))
         usual: Layout = "interleaved" if self.layout == "ernie" else "half"
         rope = RoPE(self.head_dim, self.base, self.pairing or usual, self.rotary_dim, self.scaling)
         if self.layout == "hunyuan" and rope.layout != "half":
@@ -88,6 +81,7 @@ class MRoPE(PositionScheme, paper="Wang et al. 2024, arXiv 2409.12191"):
         object.__setattr__(self, "sections", sections)
         object.__setattr__(self, "_rope", rope)
         object.__setattr__(self, "_axis_of", _AXES[self.layout](sections))
+        self._declare(axes=len(sections))
 
     @staticmethod
     def from_hf(
@@ -125,12 +119,6 @@ class MRoPE(PositionScheme, paper="Wang et al. 2024, arXiv 2409.12191"):
         )
 
     @property
-    def axes(self) -> int:  # type: ignore[override]
-        """As many as sections."""
-        assert self.sections is not None
-        return len(self.sections)
-
-    @property
     def rope(self) -> RoPE:
         """The ``RoPE`` that rotates a token with equal coordinates, such as one of text."""
         return self._rope
@@ -143,7 +131,7 @@ class MRoPE(PositionScheme, paper="Wang et al. 2024, arXiv 2409.12191"):
         return self if rope is self._rope else replace(self, scaling=rope.scaling)
 
     def transform(
-        self, x: Array, pos: Array, *, role: Role, params: Mapping[str, Array], xp: Namespace
+        self, x: Array, pos: Array, *, role: Role, params: Arrays, xp: Namespace
     ) -> Array:
         check_channels("x", x, self.head_dim)
         tables = self.tables(x, pos, params=params, xp=xp)
@@ -156,15 +144,13 @@ class MRoPE(PositionScheme, paper="Wang et al. 2024, arXiv 2409.12191"):
         half = len(self._axis_of[0])
         return xp.concat([turned[0][..., :half], turned[1][..., half:]], axis=-1)
 
-    def rotary(
-        self, pos: Array, *, dtype: Any, params: Mapping[str, Array], xp: Namespace
-    ) -> Mapping[str, Array]:
+    def rotary(self, pos: Array, *, dtype: Any, params: Arrays, xp: Namespace) -> Arrays:
         places = pos[..., None] if self.axes == 1 else pos
         tables: dict[str, Array] = {}
         for n, axis_of in enumerate(self._axis_of):
             index = constant_array(axis_of, dtype=xp.int32, device=device(pos), xp=xp)
             at = xp.take(places, index, axis=-1)
-            tables[f"sin{n}"], tables[f"cos{n}"] = self._rope.sincos_each(at, dtype=dtype, xp=xp)
+            tables[f"sin{n}"], tables[f"cos{n}"] = self._rope.sincos(at, params, dtype=dtype, xp=xp)
         return tables
 
 

@@ -1,8 +1,4 @@
-"""NoPE: no positional encoding. A decoder can infer order from its causal mask.
-
-Kazemnejad et al. 2023, "The Impact of Positional Encoding on Length Generalization in
-Transformers", arXiv 2305.19466.
-"""
+"""NoPE: no positional encoding. A decoder can infer order from its causal mask."""
 
 from __future__ import annotations
 
@@ -13,7 +9,4 @@ from posenc.protocol import PositionScheme
 
 @dataclass(frozen=True)
 class NoPE(PositionScheme, paper="Kazemnejad et al. 2023, arXiv 2305.19466"):
-    """No positional encoding: attention depends on content and the mask only.
-
-    Kazemnejad et al. 2023, arXiv 2305.19466.
-    """
+    """No positional encoding: attention depends on content and the mask only."""

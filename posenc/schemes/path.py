@@ -1,4 +1,4 @@
-"""PaTH: reflections of every token between a query and a key (Yang et al. 2025, 2505.16381)."""
+"""PaTH: reflections of every token between a query and a key."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from array_api_compat import device
 
-from posenc.checks import check_channels, check_count
-from posenc.protocol import Array, FeatureSpec, Namespace, ParamSpec, PositionScheme
+from posenc.checks import check_channels
+from posenc.fields import Count
+from posenc.protocol import Array, Arrays, FeatureSpec, Namespace, ParamSpec, PositionScheme
 from posenc.schemes.gates import log_sigmoid, logits, uniform_by_inputs
 
 _EPS = 1e-6  # in the norm of a direction, as released
@@ -53,17 +54,13 @@ class PaTH(
         Tokens that a convolution of ``w x`` over tokens reads, before a SiLU; the authors use 3.
         1: no convolution, and no SiLU.
 
-    Yang et al. 2025, arXiv 2505.16381, sections 2 and 3.
+    Sections 2 and 3.
     """
 
-    num_heads: int
-    head_dim: int
-    hidden_dim: int
-    conv: int = 1
-
-    def __post_init__(self) -> None:
-        for name in ("num_heads", "head_dim", "hidden_dim", "conv"):
-            check_count(name, getattr(self, name))
+    num_heads: Count
+    head_dim: Count
+    hidden_dim: Count
+    conv: Count = 1
 
     def param_specs(self) -> Mapping[str, ParamSpec]:
         heads, dim, width = self.num_heads, self.head_dim, self.hidden_dim
@@ -84,7 +81,7 @@ class PaTH(
             "k": FeatureSpec(self._key, of="key", reads="vectors"),
         }
 
-    def _direction(self, x: Array, *, params: Mapping[str, Array], xp: Namespace) -> Array:
+    def _direction(self, x: Array, *, params: Arrays, xp: Namespace) -> Array:
         w = xp.matrix_transpose(params["w"])
         if self.conv == 1:
             w = xp.matmul(x[:, None, :, :], w)
@@ -95,7 +92,7 @@ class PaTH(
             w = w * xp.exp(log_sigmoid(w, xp))
         return w / xp.sqrt(xp.sum(w * w, axis=-1, keepdims=True) + _EPS)
 
-    def _beta(self, x: Array, *, params: Mapping[str, Array], xp: Namespace) -> Array:
+    def _beta(self, x: Array, *, params: Arrays, xp: Namespace) -> Array:
         z = logits(x, {"w": params["beta"], "b": params["b"]}, xp)
         return xp.matrix_transpose(2 * xp.exp(log_sigmoid(z, xp)))
 

@@ -1,12 +1,4 @@
-"""PoPE: polar coordinate position embedding.
-
-RoPE reads a channel pair as a vector: its length and its direction both come from content. PoPE
-takes only the length from content, and the direction from position. Every channel has a frequency
-of its own, so queries and keys become twice as wide.
-
-Gopalakrishnan et al. 2025, "Decoupling the 'What' and 'Where' With Polar Coordinate Positional
-Embeddings", arXiv 2509.10534, equation 6.
-"""
+"""PoPE: polar coordinate position embedding."""
 
 from __future__ import annotations
 
@@ -14,13 +6,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 
 from posenc.angles import Turns, frequencies
-from posenc.checks import check_channels, check_choice, check_count, check_positive
-from posenc.protocol import Array, Initializer, Namespace, ParamSpec, PositionScheme, Role
+from posenc.checks import check_channels
+from posenc.fields import Count, Positive
+from posenc.protocol import Array, Arrays, Initializer, Namespace, ParamSpec, PositionScheme, Role
 from posenc.schemes.rope import Layout
 
 FirstPhase = Literal["zero", "uniform"]
@@ -34,10 +27,13 @@ _INIT: dict[str, Initializer] = {
 class PoPE(PositionScheme, paper="Gopalakrishnan et al. 2025, arXiv 2509.10534"):
     """Length of a channel by content, direction by position: ``2D`` channels of ``D``.
 
+    RoPE reads a channel pair as a vector: its length and its direction both come from content. PoPE
+    takes only the length from content, and the direction from position.
+
     The score is ``sum_c softplus(q_c) softplus(k_c) cos((j - i) theta_c + delta_c) / sqrt(D)``,
     with ``theta_c = base**(-c/D)``, ``c = 0 .. D - 1``. Query and key become ``2D`` wide, a cosine
-    and a sine of each channel. So a cache of transformed keys takes twice the memory;
-    it may hold raw keys instead.
+    and a sine of each channel. So a cache of transformed keys takes twice the memory; it may hold
+    raw keys instead.
 
     Parameters
     ----------
@@ -55,31 +51,26 @@ class PoPE(PositionScheme, paper="Gopalakrishnan et al. 2025, arXiv 2509.10534")
         Order of the ``2D`` channels: ``"half"``, all cosines, then all sines; ``"interleaved"``,
         cosine and sine of each channel in turn. Scores are the same.
 
-    Gopalakrishnan et al. 2025, arXiv 2509.10534, equation 6.
+    Equation 6.
     """
 
-    num_heads: int
-    head_dim: int
-    base: float = 10_000.0
+    num_heads: Count
+    head_dim: Count
+    base: Positive = 10_000.0
     init: FirstPhase = "zero"
     layout: Layout = "half"
     _turns: Turns = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        check_count("num_heads", self.num_heads)
-        dim = check_count("head_dim", self.head_dim)
-        check_positive("base", self.base)
-        check_choice("init", self.init, get_args(FirstPhase))
-        check_choice("layout", self.layout, get_args(Layout))
-        turns = Turns(frequencies(self.base, (Fraction(c, dim) for c in range(dim))))
-        object.__setattr__(self, "_turns", turns)
+        exponents = (Fraction(c, self.head_dim) for c in range(self.head_dim))
+        object.__setattr__(self, "_turns", Turns(frequencies(self.base, exponents)))
 
     def param_specs(self) -> Mapping[str, ParamSpec]:
         shape = (self.num_heads, self.head_dim)
         return {"delta": ParamSpec(shape, _INIT[self.init], of_keys=True)}
 
     def transform(
-        self, x: Array, pos: Array, *, role: Role, params: Mapping[str, Array], xp: Namespace
+        self, x: Array, pos: Array, *, role: Role, params: Arrays, xp: Namespace
     ) -> Array:
         check_channels("x", x, self.head_dim)
         tables = self.tables(x, pos, params=params, xp=xp)
@@ -100,8 +91,6 @@ class PoPE(PositionScheme, paper="Gopalakrishnan et al. 2025, arXiv 2509.10534")
         pairs = xp.stack(both, axis=-1)
         return xp.astype(xp.reshape(pairs, (*x.shape[:-1], 2 * self.head_dim)), x.dtype)
 
-    def rotary(
-        self, pos: Array, *, dtype: Any, params: Mapping[str, Array], xp: Namespace
-    ) -> Mapping[str, Array]:
+    def rotary(self, pos: Array, *, dtype: Any, params: Arrays, xp: Namespace) -> Arrays:
         sin, cos = self._turns.sincos(pos, dtype=dtype, xp=xp)
         return {"sin": sin, "cos": cos}

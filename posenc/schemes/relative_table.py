@@ -1,10 +1,4 @@
-"""A learned number per head and distance, clipped at the largest distance of the table.
-
-The simplest learned relative bias. Vision models use it without clipping, because distances in a
-window are few (Liu et al. 2021, "Swin Transformer", arXiv 2103.14030, equation 4); T5 shares
-numbers between far distances. Clipping is that of Shaw et al. 2018, arXiv 1803.02155, section 3.2,
-who learn a vector instead of a number.
-"""
+"""A learned number per head and distance, clipped at the largest distance of the table."""
 
 from __future__ import annotations
 
@@ -12,13 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from posenc.checks import check_count, check_flag
-from posenc.protocol import Array, Namespace, ParamSpec, PositionScheme, Window
+from posenc.fields import Count
+from posenc.protocol import Array, Arrays, Namespace, ParamSpec, PositionScheme, Window
 
 
 @dataclass(frozen=True)
 class RelativeTable(PositionScheme, relative=True, paper="Shaw et al. 2018, arXiv 1803.02155"):
     """``bias = table[h, clip(j - i, -K, K) + K]`` with ``K = max_distance``.
+
+    The simplest learned relative bias. Vision models use it without clipping, because distances in
+    a window are few (Swin: Liu et al. 2021, arXiv 2103.14030, equation 4); T5 shares numbers
+    between far distances.
 
     Learned array: ``table (H, 2K + 1)``, normal at first, with standard deviation 0.02. With
     ``bidirectional=False``: ``table[h, clip(i - j, 0, K)]``, ``(H, K + 1)``.
@@ -37,21 +35,15 @@ class RelativeTable(PositionScheme, relative=True, paper="Shaw et al. 2018, arXi
         Whether keys after the query have numbers of their own. If not, they count as distance 0.
         It does not mask.
 
-    Liu et al. 2021, arXiv 2103.14030; Shaw et al. 2018, arXiv 1803.02155.
+    Section 3.2 has the clipping, and learns a vector instead of a number.
     """
 
-    num_heads: int
-    max_distance: int = 128
+    num_heads: Count
+    max_distance: Count = 128
     bidirectional: bool = True
-
-    def __post_init__(self) -> None:
-        check_count("num_heads", self.num_heads)
-        check_count("max_distance", self.max_distance)
-        check_flag("bidirectional", self.bidirectional)
 
     @classmethod
     def fitted(cls, sizes: Mapping[str, int]) -> Mapping[str, Any]:
-        """Default options for the sizes of a model: with ``train_len``, those of a decoder."""
         if "train_len" not in sizes:
             return {}
         longest = max(1, sizes["train_len"] - 1)
@@ -72,7 +64,7 @@ class RelativeTable(PositionScheme, relative=True, paper="Shaw et al. 2018, arXi
             "RelativeTable(bidirectional=False) has numbers for earlier keys only"
         )
 
-    def bias(self, q: Array, k: Array, *, params: Mapping[str, Array], xp: Namespace) -> Array:
+    def bias(self, q: Array, k: Array, *, params: Arrays, xp: Namespace) -> Array:
         if self.bidirectional:
             at = xp.clip(k - q, -self.max_distance, self.max_distance) + self.max_distance
         else:

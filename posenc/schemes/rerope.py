@@ -1,8 +1,4 @@
-"""ReRoPE: RoPE whose distances stop growing, or grow more slowly, from a window on.
-
-A model then never meets a distance that is much longer than those it was trained with. Near keys
-keep RoPE's distance. Su 2023, "Rectified Rotary Position Embeddings", github.com/bojone/rerope.
-"""
+"""ReRoPE: RoPE whose distances stop growing, or grow more slowly, from a window on."""
 
 from __future__ import annotations
 
@@ -11,10 +7,11 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
 
-from posenc.checks import check_distance, check_positive
+from posenc.fields import Distance, Positive
 from posenc.protocol import Array, Namespace, PositionScheme, Role, Window
 from posenc.schemes.log_scale import LogScale
-from posenc.schemes.rope import Layout, MovedRoPE, RoPE
+from posenc.schemes.moved_rope import MovedRoPE
+from posenc.schemes.rope import Layout, RoPE
 from posenc.schemes.scalings import PI, Scaling
 from posenc.schemes.sum import Sum
 
@@ -27,11 +24,18 @@ class ReRoPE(
 ):
     """RoPE in which keys at distance ``n >= window`` are as if at ``window + (n - window) / leak``.
 
-    Without ``leak`` they are all as if at ``window``. Keys after the query mirror those before it:
-    their distance is the negative of what it would be with query and key swapped.
+    With ``n = i - j`` of query ``i`` and key ``j``, ``w`` for ``window`` and ``c`` for ``leak``::
 
-    Near keys and far keys are two calls of attention, merged by log-sum-exp; without a causal mask
-    there are three. So cached keys are raw. Angles are as exact as RoPE's.
+        key     before ...        -w         query          +w        ... after
+                ---- far before ---|---------- near ---------|---- far after ----
+        turned   w + (n - w) / c               n                -w + (n + w) / c
+        as by
+        by      RoPE scaled by c,      RoPE as it is      RoPE scaled by c, queries
+                queries w - w/c ahead                     w - w/c behind
+
+    Without ``leak``, far keys are all as if at ``w`` or ``-w``. Keys after the query mirror those
+    before it. Near and far keys are two calls of attention, merged by log-sum-exp; without a causal
+    mask there are three. So cached keys are raw. Angles are as exact as RoPE's.
 
     Parameters
     ----------
@@ -47,13 +51,11 @@ class ReRoPE(
         is multiplied by ``max(1, ln(p + 1) / ln L)``, as in released code.
     base, layout
         As in ``RoPE``.
-
-    Su 2023, github.com/bojone/rerope.
     """
 
     head_dim: int
-    window: int
-    leak: float | None = None
+    window: Distance
+    leak: Positive | None = None
     train_len: int | None = None
     base: float = 10_000.0
     layout: Layout = "half"
@@ -62,10 +64,7 @@ class ReRoPE(
     )
 
     def __post_init__(self) -> None:
-        near = RoPE(self.head_dim, self.base, self.layout)
-        w = check_distance("window", self.window)
-        if self.leak is not None:
-            check_positive("leak", self.leak)
+        near, w = RoPE(self.head_dim, self.base, self.layout), self.window
         parts: list[PositionScheme] = [near, self._far(1), self._far(-1)]
         if self.train_len is not None:
             factor = LogScale("rerope", self.train_len)

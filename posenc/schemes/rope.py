@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from posenc.angles import Turns
 from posenc.checks import check_channels
 from posenc.fields import Count, Positive
 from posenc.primitives import rotated
-from posenc.protocol import Array, Namespace, PositionScheme, Role
+from posenc.protocol import Array, Arrays, Namespace, PositionScheme, Role
 from posenc.schemes.rope_of_hf import OfHuggingFace
 from posenc.schemes.scalings import Proportional, Scaling
 
@@ -95,59 +94,26 @@ class RoPE(OfHuggingFace, PositionScheme, paper="Su et al. 2021, arXiv 2104.0986
         return self if scaling is self.scaling else replace(self, scaling=scaling)
 
     def transform(
-        self, x: Array, pos: Array, *, role: Role, params: Mapping[str, Array], xp: Namespace
+        self, x: Array, pos: Array, *, role: Role, params: Arrays, xp: Namespace
     ) -> Array:
         check_channels("x", x, self.head_dim)
         tables = self.tables(x, pos, params=params, xp=xp)
         return rotate(x, tables["sin"], tables["cos"], layout=self.layout, xp=xp)
 
-    def rotary(
-        self, pos: Array, *, dtype: Any, params: Mapping[str, Array], xp: Namespace
-    ) -> Mapping[str, Array]:
-        sin, cos = self._sincos(pos, params, dtype=dtype, xp=xp)
+    def rotary(self, pos: Array, *, dtype: Any, params: Arrays, xp: Namespace) -> Arrays:
+        sin, cos = self.sincos(pos[..., None], params, dtype=dtype, xp=xp)
         return {"sin": sin, "cos": cos}
 
-    def _sincos(
-        self, pos: Array, params: Mapping[str, Array], *, dtype: Any, xp: Namespace
+    def sincos(
+        self, pos: Array, params: Arrays, *, dtype: Any, xp: Namespace
     ) -> tuple[Array, Array]:
-        """Sines and cosines ``(..., R/2)``, times the factor of the scaling."""
-        return self.sincos_each(pos[..., None], dtype=dtype, xp=xp)
+        """Sines and cosines ``(..., R/2)`` at ``pos (..., 1)``, or at ``(..., R/2)``, one a pair.
 
-    def sincos_each(self, pos: Array, *, dtype: Any, xp: Namespace) -> tuple[Array, Array]:
-        """Sines and cosines ``(..., R/2)`` at a position of each pair, ``pos (..., R/2)``."""
+        They are times the factor of the scaling.
+        """
         sin, cos = self._turns.sincos_each(pos, dtype=dtype, xp=xp)
         factor = self.attention_factor
         return (sin, cos) if factor == 1 else (factor * sin, factor * cos)
-
-
-@dataclass(frozen=True)
-class MovedRoPE(RoPE):
-    """RoPE that turns queries and keys at other positions than their own: a region's."""
-
-    def moved(self, pos: Array, role: Role, xp: Namespace) -> Array | None:
-        """The positions at which tokens are turned; None for no turn."""
-        raise NotImplementedError
-
-    def transform(
-        self, x: Array, pos: Array, *, role: Role, params: Mapping[str, Array], xp: Namespace
-    ) -> Array:
-        check_channels("x", x, self.head_dim)
-        tables = self.tables(x, pos, params=params, xp=xp)
-        if f"{role}_sin" not in tables:
-            return x
-        sin, cos = tables[f"{role}_sin"], tables[f"{role}_cos"]
-        return rotate(x, sin, cos, layout=self.layout, xp=xp)
-
-    def rotary(
-        self, pos: Array, *, dtype: Any, params: Mapping[str, Array], xp: Namespace
-    ) -> Mapping[str, Array]:
-        tables: dict[str, Array] = {}
-        for role in get_args(Role):
-            at = self.moved(pos, role, xp)
-            if at is not None:
-                own = super().rotary(at, dtype=dtype, params=params, xp=xp)
-                tables |= {f"{role}_{name}": table for name, table in own.items()}
-        return tables
 
 
 def rotate(x: Array, sin: Array, cos: Array, *, layout: Layout, xp: Namespace) -> Array:

@@ -1,11 +1,4 @@
-"""Sandwich: what is left of sinusoidal embeddings in the scores, the product of two positions.
-
-``sin(i f) sin(j f) + cos(i f) cos(j f) = cos((i - j) f)``, summed over frequencies ``f``. It falls
-about as the logarithm of distance, and nothing is learned.
-
-Chi et al. 2023, "Dissecting Transformer Length Extrapolation via the Lens of Receptive Field
-Analysis", arXiv 2212.10356, section 5 and appendix E.
-"""
+"""Sandwich: what is left of sinusoidal embeddings in the scores, the product of two positions."""
 
 from __future__ import annotations
 
@@ -14,13 +7,16 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 
 from posenc.angles import Turns, frequencies
-from posenc.checks import check_count, check_positive
-from posenc.protocol import Array, Namespace, PositionScheme
+from posenc.fields import Count, Positive
+from posenc.protocol import Array, Arrays, Namespace, PositionScheme
 
 
 @dataclass(frozen=True)
 class Sandwich(PositionScheme, relative=True, paper="Chi et al. 2023, arXiv 2212.10356"):
     """``bias = H / (8 h) * sum_k cos((i - j) / base**(2k / dim))``, ``k = 0 .. dim/2 - 1``.
+
+    ``sin(i f) sin(j f) + cos(i f) cos(j f) = cos((i - j) f)``, summed over frequencies ``f``. It
+    falls about as the logarithm of distance, and nothing is learned.
 
     Heads count from ``h = 1``, and ``8 h / H`` is the paper's compression ratio. The bias of a
     query's own key is the highest, ``H dim / (16 h)``; float32 is exact to about 1e-7 of that.
@@ -35,18 +31,15 @@ class Sandwich(PositionScheme, relative=True, paper="Chi et al. 2023, arXiv 2212
     base
         Base of the frequencies.
 
-    Chi et al. 2023, arXiv 2212.10356.
+    Section 5 and appendix E.
     """
 
-    num_heads: int
-    dim: int = 128
-    base: float = 10000.0
+    num_heads: Count
+    dim: Count = 128
+    base: Positive = 10000.0
     _turns: Turns = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        check_count("num_heads", self.num_heads)
-        check_count("dim", self.dim)
-        check_positive("base", self.base)
         if self.dim % 2:
             raise ValueError(f"dim must be even, got {self.dim}: sines and cosines come in pairs")
         n = self.dim // 2
@@ -57,7 +50,7 @@ class Sandwich(PositionScheme, relative=True, paper="Chi et al. 2023, arXiv 2212
         heads = self.num_heads
         return {"strength": tuple(heads / (8 * h) for h in range(1, heads + 1))}
 
-    def bias(self, q: Array, k: Array, *, params: Mapping[str, Array], xp: Namespace) -> Array:
+    def bias(self, q: Array, k: Array, *, params: Arrays, xp: Namespace) -> Array:
         strength = params["strength"]
         return strength * _sum(list(self._turns.cosines(q - k, dtype=strength.dtype, xp=xp)))
 

@@ -1,4 +1,4 @@
-"""Selective RoPE: angles computed from hidden states, summed up to each token (2511.17388)."""
+"""Selective RoPE: angles computed from hidden states, summed up to each token."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 from array_api_compat import device
 
-from posenc.checks import check_channels, check_count, check_flag, check_positive
+from posenc.checks import check_channels, check_count
 from posenc.constants import constant_array
-from posenc.protocol import Array, FeatureSpec, Namespace, ParamSpec, PositionScheme, Role
+from posenc.fields import Count, Positive
+from posenc.protocol import Array, Arrays, FeatureSpec, Namespace, ParamSpec, PositionScheme, Role
 from posenc.schemes.gates import log_sigmoid, uniform_by_inputs
 from posenc.schemes.rope import rotate
 
@@ -57,29 +58,23 @@ class SelectiveRoPE(PositionScheme, paper="Movahedi et al. 2025, arXiv 2511.1738
     use_gate
         Whether angles are multiplied by ``sigmoid(gate_w x + gate_b)``, one number per head.
 
-    Movahedi et al. 2025, arXiv 2511.17388. Defaults are those of the authors' code, which has one
-    projection of all heads where this has one of each.
+    Defaults are those of the authors' code, which has one projection of all heads; this has one of
+    each.
     """
 
-    num_heads: int
-    head_dim: int
+    num_heads: Count
+    head_dim: Count
     hidden_dim: int | None = None
-    rank: int = 16
-    conv: int = 4
-    base: float = 500_000.0
-    temp_max: float = 1.0
+    rank: Count = 16
+    conv: Count = 4
+    base: Positive = 500_000.0
+    temp_max: Positive = 1.0
     temp_grad: bool = False
     use_gate: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("num_heads", "head_dim", "rank", "conv"):
-            check_count(name, getattr(self, name))
         if self.head_dim % 2:
             raise ValueError(f"head_dim must be even, got {self.head_dim}")
-        for name in ("base", "temp_max"):
-            check_positive(name, getattr(self, name))
-        check_flag("temp_grad", self.temp_grad)
-        check_flag("use_gate", self.use_gate)
         default = self.num_heads * self.head_dim
         width = default if self.hidden_dim is None else check_count("hidden_dim", self.hidden_dim)
         if width % self.num_heads:
@@ -111,7 +106,7 @@ class SelectiveRoPE(PositionScheme, paper="Movahedi et al. 2025, arXiv 2511.1738
         of_keys = FeatureSpec(self._angles, of="key", lookback=self.conv - 1, cumulative=True)
         return {"angle": of_keys}
 
-    def _angles(self, x: Array, *, params: Mapping[str, Array], xp: Namespace) -> Array:
+    def _angles(self, x: Array, *, params: Arrays, xp: Namespace) -> Array:
         batch, heads = x.shape[0], self.num_heads
         x = x if self.conv > 1 else x[:, :, None, :]
         unit = xp.reshape(x, (batch, -1, self.conv, heads, x.shape[-1] // heads))
@@ -141,7 +136,7 @@ class SelectiveRoPE(PositionScheme, paper="Movahedi et al. 2025, arXiv 2511.1738
         exponents = (2 * k / self.head_dim for k in range(self.head_dim // 2))
         return tuple(self.temp_max * self.base**-exponent for exponent in exponents)
 
-    def _temperature(self, params: Mapping[str, Array], *, like: Array, xp: Namespace) -> Array:
+    def _temperature(self, params: Arrays, *, like: Array, xp: Namespace) -> Array:
         """The temperatures ``(D/2,)``, learned or fixed."""
         if self.temp_grad:
             return params["temperature"]

@@ -1,9 +1,4 @@
-"""Self-Extend: RoPE for near keys, and RoPE on groups of positions for far ones.
-
-A model then meets distances up to ``window + (L - window) / group`` only in a context of ``L``
-tokens. Jin et al. 2024, "LLM Maybe LongLM: Self-Extend LLM Context Window Without Tuning", arXiv
-2401.01325, section 3.
-"""
+"""Self-Extend: RoPE for near keys, and RoPE on groups of positions for far ones."""
 
 from __future__ import annotations
 
@@ -11,14 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from posenc.checks import check_distance
+from posenc.fields import Count, Distance, Positive
 from posenc.protocol import Array, Namespace, PositionScheme, Role, Window
-from posenc.schemes.rope import Layout, MovedRoPE, RoPE
+from posenc.schemes.moved_rope import MovedRoPE
+from posenc.schemes.rope import Layout, RoPE
 
 
 @dataclass(frozen=True)
 class SelfExtend(PositionScheme, paper="Jin et al. 2024, arXiv 2401.01325", trained_as="rope"):
     """RoPE in which far keys have the distance of groups of ``G`` positions.
+
+    A model then meets distances up to ``window + (L - window) / group`` only in a context of ``L``
+    tokens.
 
     From distance ``w`` on, the query at ``i`` is as if at ``i // G + w - w // G``, the key at ``j``
     as if at ``j // G``. Keys after the query mirror those before it: their distance is the negative
@@ -40,13 +39,13 @@ class SelfExtend(PositionScheme, paper="Jin et al. 2024, arXiv 2401.01325", trai
     base, layout
         As in ``RoPE``.
 
-    Jin et al. 2024, arXiv 2401.01325.
+    Section 3.
     """
 
-    head_dim: int
-    group: int = 8
-    window: int = 1024
-    base: float = 10_000.0
+    head_dim: Count
+    group: Distance = 8
+    window: Distance = 1024
+    base: Positive = 10_000.0
     layout: Layout = "half"
     _regions: tuple[tuple[PositionScheme, Window], ...] = field(
         init=False, repr=False, compare=False
@@ -54,15 +53,13 @@ class SelfExtend(PositionScheme, paper="Jin et al. 2024, arXiv 2401.01325", trai
 
     def __post_init__(self) -> None:
         settings = self.head_dim, self.base, self.layout
-        near, w = RoPE(*settings), check_distance("window", self.window)
-        ahead = w - w // check_distance("group", self.group)
-        before, after = (_Grouped(*settings, group=self.group, ahead=n) for n in (ahead, -ahead))
+        near, w, g = RoPE(*settings), self.window, self.group
+        before, after = (_Grouped(*settings, group=g, ahead=n) for n in (w - w // g, w // g - w))
         regions = (near, (w - 1, w - 1)), (before, (None, -w)), (after, (-w, None))
         object.__setattr__(self, "_regions", regions)
 
     @classmethod
     def fitted(cls, sizes: Mapping[str, int]) -> Mapping[str, Any]:
-        """A window of a quarter of the training length."""
         return {"window": max(1, sizes["train_len"] // 4)} if "train_len" in sizes else {}
 
     def regions(self) -> tuple[tuple[PositionScheme, Window], ...]:

@@ -1,10 +1,4 @@
-"""Shaw's relative positions: a learned vector per distance, added to the key.
-
-Far keys share the vector of the largest distance.
-
-Shaw, Uszkoreit and Vaswani 2018, "Self-Attention with Relative Position Representations", arXiv
-1803.02155, section 3.
-"""
+"""Shaw's relative positions: a learned vector per distance, added to the key."""
 
 from __future__ import annotations
 
@@ -15,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from posenc.checks import check_channels, check_count
-from posenc.protocol import Array, FeatureSpec, Namespace, ParamSpec, PositionScheme
+from posenc.checks import check_channels
+from posenc.fields import Count
+from posenc.protocol import Array, Arrays, FeatureSpec, Namespace, ParamSpec, PositionScheme
 
 
 @dataclass(frozen=True)
@@ -38,15 +33,11 @@ class Shaw(PositionScheme, relative=True, paper="Shaw et al. 2018, arXiv 1803.02
     max_distance
         The largest distance ``K`` with a vector of its own; farther keys share it.
 
-    Shaw et al. 2018, arXiv 1803.02155, equations 2 and 4.
+    Equations 2 and 4.
     """
 
-    head_dim: int
-    max_distance: int = 16
-
-    def __post_init__(self) -> None:
-        check_count("head_dim", self.head_dim)
-        check_count("max_distance", self.max_distance)
+    head_dim: Count
+    max_distance: Count = 16
 
     def param_specs(self) -> Mapping[str, ParamSpec]:
         shape = (2 * self.max_distance + 1, self.head_dim)
@@ -56,7 +47,7 @@ class Shaw(PositionScheme, relative=True, paper="Shaw et al. 2018, arXiv 1803.02
         return {"r": FeatureSpec(self._of_distances, of="query", reads="vectors")}
 
     def _of_distances(
-        self, q: Array, pos: Array, *, scale: float, params: Mapping[str, Array], xp: Namespace
+        self, q: Array, pos: Array, *, scale: float, params: Arrays, xp: Namespace
     ) -> Array:
         check_channels("q", q, self.head_dim)
         return scale * xp.matmul(q, xp.matrix_transpose(params["table"]))

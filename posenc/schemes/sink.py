@@ -9,7 +9,7 @@ import numpy as np
 
 from posenc.fields import Count, Finite
 from posenc.params import float_dtype
-from posenc.protocol import Array, FeatureSpec, Hook, Namespace, ParamSpec, PositionScheme
+from posenc.protocol import Array, Arrays, FeatureSpec, Hook, Namespace, ParamSpec, PositionScheme
 from posenc.schemes.nope import NoPE
 from posenc.schemes.wrapper import Wrapper, heads_around
 
@@ -83,11 +83,11 @@ class Sink(Wrapper, paper="OpenAI 2025, arXiv 2508.10925"):
         own = {"sink": FeatureSpec(self._logits, of="query")} if self.per_query else {}
         return {**features, **own}
 
-    def _logits(self, x: Array, *, params: Mapping[str, Array], xp: Namespace) -> Array:
+    def _logits(self, x: Array, *, params: Arrays, xp: Namespace) -> Array:
         w = xp.matrix_transpose(params["sink_w"])
         return xp.matrix_transpose(xp.matmul(x, w))
 
-    def sink(self, q: Array, *, params: Mapping[str, Array], xp: Namespace) -> Array:
+    def sink(self, q: Array, *, params: Arrays, xp: Namespace) -> Array:
         if self.per_query:
             return params.query["sink"]  # type: ignore[attr-defined]
         if self.learned:

@@ -1,21 +1,15 @@
-"""Sinusoidal absolute positions, added to token embeddings.
-
-``PE(pos, 2k) = sin(pos * base**(-2k/d))`` and ``PE(pos, 2k + 1) = cos(pos * base**(-2k/d))``.
-
-Vaswani et al. 2017, "Attention Is All You Need", arXiv 1706.03762, section 3.5.
-"""
+"""Sinusoidal absolute positions, added to token embeddings."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Literal, get_args
+from typing import Literal
 
 from posenc.angles import Turns, frequencies
-from posenc.checks import check_choice, check_count, check_positive
+from posenc.fields import Count, Positive
 from posenc.params import float_dtype
-from posenc.protocol import Array, Namespace, PositionScheme
+from posenc.protocol import Array, Arrays, Namespace, PositionScheme
 
 Layout = Literal["interleaved", "concatenated", "tensor2tensor"]
 
@@ -35,18 +29,15 @@ class Sinusoidal(PositionScheme, paper="Vaswani et al. 2017, arXiv 1706.03762"):
         then all cosines. ``"tensor2tensor"``: concatenated, with frequencies
         ``base**(-k/(d/2 - 1))``, for ``d`` of at least 4.
 
-    Vaswani et al. 2017, arXiv 1706.03762.
+    Section 3.5.
     """
 
-    dim: int
-    base: float = 10_000.0
+    dim: Count
+    base: Positive = 10_000.0
     layout: Layout = "interleaved"
     _turns: Turns = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        check_count("dim", self.dim)
-        check_positive("base", self.base)
-        check_choice("layout", self.layout, get_args(Layout))
         tensor2tensor = self.layout == "tensor2tensor"
         if self.dim % 2:
             raise ValueError(f"dim must be even, got {self.dim}: sines and cosines come in pairs")
@@ -56,7 +47,7 @@ class Sinusoidal(PositionScheme, paper="Vaswani et al. 2017, arXiv 1706.03762"):
         turns = Turns(frequencies(self.base, (Fraction(k, n - tensor2tensor) for k in range(n))))
         object.__setattr__(self, "_turns", turns)
 
-    def embedding(self, pos: Array, *, params: Mapping[str, Array], xp: Namespace) -> Array:
+    def embedding(self, pos: Array, *, params: Arrays, xp: Namespace) -> Array:
         sin, cos = self._turns.sincos(pos, dtype=float_dtype(params, xp), xp=xp)
         if self.layout == "interleaved":
             return xp.reshape(xp.stack([sin, cos], axis=-1), (*pos.shape, self.dim))

@@ -12,16 +12,8 @@ from typing import Any, get_args
 from posenc.checks import check_scheme
 from posenc.feature_needs import reads_features, reads_vectors
 from posenc.params import Features, Params, float_dtype, head_count
-from posenc.protocol import (
-    Array,
-    FeatureSpec,
-    Hook,
-    Namespace,
-    ParamSpec,
-    PositionScheme,
-    Role,
-    Window,
-)
+from posenc.protocol import Hook, PositionScheme
+from posenc.specs import Array, Arrays, FeatureSpec, Namespace, ParamSpec, Role, Window
 
 _AT_MOST_ONE = {
     Hook.ADJUST_SCORES: "adjusts whole rows",
@@ -76,14 +68,14 @@ class Combination(PositionScheme):
     def constants(self) -> Mapping[str, tuple[float, ...]]:
         return self._prefixed("constants")
 
-    def embedding(self, pos: Array, *, params: Mapping[str, Array], xp: Namespace) -> Array | None:
+    def embedding(self, pos: Array, *, params: Arrays, xp: Namespace) -> Array | None:
         return _add(
             scheme.embedding(pos, params=own, xp=xp)
             for scheme, own in self._parts(Hook.EMBEDDING, params, xp)
         )
 
     def transform(
-        self, x: Array, pos: Array, *, role: Role, params: Mapping[str, Array], xp: Namespace
+        self, x: Array, pos: Array, *, role: Role, params: Arrays, xp: Namespace
     ) -> Array:
         # Half precision rounds once, after the last transform.
         dtype = x.dtype
@@ -93,9 +85,7 @@ class Combination(PositionScheme):
             x = scheme.transform(x, pos, role=role, params=own, xp=xp)
         return x if x.dtype == dtype else xp.astype(x, dtype)
 
-    def rotary(
-        self, pos: Array, *, dtype: Any, params: Mapping[str, Array], xp: Namespace
-    ) -> Mapping[str, Array]:
+    def rotary(self, pos: Array, *, dtype: Any, params: Arrays, xp: Namespace) -> Arrays:
         tables: dict[str, Array] = {}
         for scheme, own in self._parts(Hook.ROTARY, params, xp):
             of_part = scheme.rotary(pos, dtype=dtype, params=own, xp=xp)
@@ -113,9 +103,7 @@ class Combination(PositionScheme):
                 specs[f"{n}_{name}"] = replace(spec, compute=_of_part(spec.compute, f"{n}_"))
         return specs
 
-    def bias(
-        self, q: Array, k: Array, *, params: Mapping[str, Array], xp: Namespace
-    ) -> Array | None:
+    def bias(self, q: Array, k: Array, *, params: Arrays, xp: Namespace) -> Array | None:
         biased = self._parts(Hook.BIAS, params, xp)
         bias = _add(scheme.bias(q, k, params=own, xp=xp) for scheme, own in biased)
         for scheme, own in self._parts(Hook.BIAS_FACTOR, params, xp):
@@ -124,7 +112,7 @@ class Combination(PositionScheme):
                 bias = bias * factor
         return bias
 
-    def key_bias(self, k: Array, *, params: Mapping[str, Array], xp: Namespace) -> Array | None:
+    def key_bias(self, k: Array, *, params: Arrays, xp: Namespace) -> Array | None:
         if self._with_hook(Hook.BIAS_FACTOR):
             return None
         biased = self._parts(Hook.BIAS, params, xp)
@@ -145,14 +133,14 @@ class Combination(PositionScheme):
         k: Array,
         *,
         visible: Array | None,
-        params: Mapping[str, Array],
+        params: Arrays,
         xp: Namespace,
     ) -> Array:
         for scheme, own in self._parts(Hook.ADJUST_SCORES, params, xp):
             scores = scheme.adjust_scores(scores, q, k, visible=visible, params=own, xp=xp)
         return scores
 
-    def sink(self, q: Array, *, params: Mapping[str, Array], xp: Namespace) -> Array | None:
+    def sink(self, q: Array, *, params: Arrays, xp: Namespace) -> Array | None:
         return _add(
             scheme.sink(q, params=own, xp=xp) for scheme, own in self._parts(Hook.SINK, params, xp)
         )
@@ -188,7 +176,7 @@ class Combination(PositionScheme):
         return [(n, s) for n, s in enumerate(self.schemes) if hook in s.hooks()]
 
     def _parts(
-        self, hook: Hook, params: Mapping[str, Array], xp: Namespace
+        self, hook: Hook, params: Arrays, xp: Namespace
     ) -> Iterator[tuple[PositionScheme, PartParams]]:
         """Each part that has a hook, with its own params."""
         for n, scheme in self._with_hook(hook):
@@ -268,13 +256,13 @@ class Sum(Combination):
 class PartParams(Params):
     """The params and features of one part of a ``Sum``, without their prefix."""
 
-    def __init__(self, whole: Mapping[str, Array], prefix: str, dtype: Any) -> None:
+    def __init__(self, whole: Arrays, prefix: str, dtype: Any) -> None:
         query, key = (getattr(whole, side, {}) for side in ("query", "key"))
         super().__init__(
             {}, dtype, PartFeatures(query, prefix, "query"), PartFeatures(key, prefix, "key")
         )
         self._whole, self.prefix = whole, prefix
-        tables: Mapping[str, Array] = getattr(whole, "rotary", None) or {}
+        tables: Arrays = getattr(whole, "rotary", None) or {}
         own = {n.removeprefix(prefix): t for n, t in tables.items() if n.startswith(prefix)}
         self.rotary = own or None
 
@@ -291,7 +279,7 @@ class PartParams(Params):
 class PartFeatures(Features):
     """Features of queries or of keys for one part, without their prefix, and those of all."""
 
-    def __init__(self, whole: Mapping[str, Array], prefix: str, role: str) -> None:
+    def __init__(self, whole: Arrays, prefix: str, role: str) -> None:
         super().__init__({}, role)
         self._whole, self._prefix = whole, prefix
 
@@ -308,7 +296,7 @@ class PartFeatures(Features):
 def _of_part(compute: Callable[..., Array], prefix: str) -> Callable[..., Array]:
     """``compute`` of a feature with the params of its part."""
 
-    def of_part(*tokens: Array, params: Mapping[str, Array], xp: Namespace, **scale: Any) -> Array:
+    def of_part(*tokens: Array, params: Arrays, xp: Namespace, **scale: Any) -> Array:
         own = PartParams(params, prefix, float_dtype(params, xp))
         return compute(*tokens, params=own, xp=xp, **scale)
 

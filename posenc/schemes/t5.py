@@ -1,11 +1,4 @@
-"""T5 relative bias: a learned number per head and bucket of relative position.
-
-Near positions have one bucket each. Farther ones share buckets, which get wider with distance: the
-number of a bucket is linear in the logarithm of distance. All positions beyond ``max_distance``
-share the last bucket.
-
-Raffel et al. 2020, "Exploring the Limits of Transfer Learning", arXiv 1910.10683, section 2.1.
-"""
+"""T5 relative bias: a learned number per head and bucket of relative position."""
 
 from __future__ import annotations
 
@@ -14,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from posenc.checks import check_count
-from posenc.protocol import Array, Namespace, ParamSpec, PositionScheme, Window
+from posenc.fields import Count
+from posenc.protocol import Array, Arrays, Namespace, ParamSpec, PositionScheme, Window
 
 
 @dataclass(frozen=True)
@@ -53,20 +47,18 @@ class T5Bias(
     scaled
         Whether scores are multiplied by ``1/sqrt(D)``. T5 checkpoints need False.
 
-    Raffel et al. 2020, arXiv 1910.10683.
+    Section 2.1.
     """
 
-    num_heads: int
+    num_heads: Count
     num_buckets: int = 32
-    max_distance: int = 128
+    max_distance: Count = 128
     causal: bool = False
     scaled: bool = True
     _thresholds: tuple[int, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        check_count("num_heads", self.num_heads)
         check_count("num_buckets", self.num_buckets, least=2 if self.causal else 4)
-        check_count("max_distance", self.max_distance)
         if not self.causal and self.num_buckets % 2:
             raise ValueError(f"num_buckets must be even unless causal, got {self.num_buckets}")
         exact = self._per_direction // 2
@@ -125,7 +117,7 @@ class T5Bias(
             return bucket
         return bucket + xp.where(later, zero + self._per_direction, zero)
 
-    def bias(self, q: Array, k: Array, *, params: Mapping[str, Array], xp: Namespace) -> Array:
+    def bias(self, q: Array, k: Array, *, params: Arrays, xp: Namespace) -> Array:
         return params["table"][self.bucket(k - q, xp=xp)]
 
 

@@ -1,8 +1,4 @@
-"""Transformer-XL's relative positions: a query scores the projected sinusoid of each distance.
-
-Dai et al. 2019, "Transformer-XL: Attentive Language Models beyond a Fixed-Length Context", arXiv
-1901.02860, section 3.3. Yang et al. 2019, "XLNet", arXiv 1906.08237, uses it in both directions.
-"""
+"""Transformer-XL's relative positions: a query scores the projected sinusoid of each distance."""
 
 from __future__ import annotations
 
@@ -12,8 +8,9 @@ from typing import Any
 
 from array_api_compat import device
 
-from posenc.checks import check_channels, check_count, check_flag
-from posenc.protocol import Array, FeatureSpec, Namespace, ParamSpec, PositionScheme, Role
+from posenc.checks import check_channels
+from posenc.fields import Count
+from posenc.protocol import Array, Arrays, FeatureSpec, Namespace, ParamSpec, PositionScheme, Role
 from posenc.schemes.sinusoidal import Sinusoidal
 
 
@@ -24,17 +21,12 @@ class TransformerXL(PositionScheme, relative=True, paper="Dai et al. 2019, arXiv
     ``R(n)`` is ``[sin(n f), cos(n f)]`` with the ``dim / 2`` frequencies ``10000**(-2c/dim)``, all
     sines first. Learned arrays: ``u (H, D)``, ``v (H, D)`` and ``w (H, D, dim)``, at first normal
     with standard deviation 0.02. Distances above ``max_distance`` count as ``max_distance``, as
-    ``clamp_len`` in the authors' code.
-
-    A query needs ``max_distance + 1`` numbers per head, so memory is linear in the number of
-    queries.
+    ``clamp_len`` in the authors' code. A query needs ``max_distance + 1`` numbers per head, so
+    memory is linear in the number of queries.
 
     The authors' code stores ``w`` as ``r_net.weight``, ``(H * D, dim)``, ``u`` as ``r_w_bias`` and
     ``v`` as ``r_r_bias``. XLNet's ``r (dim, H, D)`` is transposed. XLNet's term for two sentences
     is left out: it does not depend on positions, and segments of posenc do not see each other.
-
-    ``posenc.make("transformer_xl", max_len=L)`` changes the default of ``max_distance`` to
-    ``min(1024, L - 1)``.
 
     Parameters
     ----------
@@ -45,31 +37,28 @@ class TransformerXL(PositionScheme, relative=True, paper="Dai et al. 2019, arXiv
     dim
         Width of the sinusoids, even; in the paper the width of the model.
     max_distance
-        The largest distance with a sinusoid of its own.
+        The largest distance with a sinusoid of its own. With ``max_len=L``, the default of
+        ``posenc.make("transformer_xl")`` is ``min(1024, L - 1)``.
     bidirectional
         Whether keys after the query have sinusoids of negative distances, as in XLNet; a query then
         needs ``2 max_distance + 1`` numbers. If not, such keys count as distance 0. It does not
         mask.
 
-    Dai et al. 2019, arXiv 1901.02860, section 3.3; Yang et al. 2019, arXiv 1906.08237.
+    Section 3.3. XLNet (Yang et al. 2019, arXiv 1906.08237) uses it in both directions.
     """
 
-    num_heads: int
-    head_dim: int
-    dim: int
-    max_distance: int = 1024
+    num_heads: Count
+    head_dim: Count
+    dim: Count
+    max_distance: Count = 1024
     bidirectional: bool = False
     _sinusoids: Sinusoidal = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for name in ("num_heads", "head_dim", "max_distance"):
-            check_count(name, getattr(self, name))
-        check_flag("bidirectional", self.bidirectional)
         object.__setattr__(self, "_sinusoids", Sinusoidal(self.dim, layout="concatenated"))
 
     @classmethod
     def fitted(cls, sizes: Mapping[str, int]) -> Mapping[str, Any]:
-        """Default options for the sizes of a model: no distance that its context does not have."""
         if "max_len" not in sizes:
             return {}
         return {"max_distance": min(1024, max(1, sizes["max_len"] - 1))}
@@ -79,7 +68,7 @@ class TransformerXL(PositionScheme, relative=True, paper="Dai et al. 2019, arXiv
         return {"u": ParamSpec(rows), "v": ParamSpec(rows), "w": ParamSpec((*rows, self.dim))}
 
     def transform(
-        self, x: Array, pos: Array, *, role: Role, params: Mapping[str, Array], xp: Namespace
+        self, x: Array, pos: Array, *, role: Role, params: Arrays, xp: Namespace
     ) -> Array:
         check_channels("x", x, self.head_dim)
         if role == "key":
@@ -91,7 +80,7 @@ class TransformerXL(PositionScheme, relative=True, paper="Dai et al. 2019, arXiv
         return {"r": FeatureSpec(self._of_distances, of="query", reads="vectors")}
 
     def _of_distances(
-        self, q: Array, pos: Array, *, scale: float, params: Mapping[str, Array], xp: Namespace
+        self, q: Array, pos: Array, *, scale: float, params: Arrays, xp: Namespace
     ) -> Array:
         check_channels("q", q, self.head_dim)
         first = -self.max_distance if self.bidirectional else 0

@@ -1,20 +1,17 @@
-"""xPos: rotation, and a decay with distance as a factor of the query times one of the key.
-
-Sun et al. 2022, "A Length-Extrapolatable Transformer", arXiv 2212.10554, algorithm 1.
-"""
+"""xPos: rotation, and a decay with distance as a factor of the query times one of the key."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from array_api_compat import device
 
-from posenc.checks import check_channels, check_count, check_positive
+from posenc.checks import check_channels, check_count
 from posenc.constants import constant_array
-from posenc.protocol import Array, Namespace, PositionScheme, Role
+from posenc.fields import Positive
+from posenc.protocol import Array, Arrays, Namespace, PositionScheme, Role
 from posenc.schemes.rope import Layout, RoPE, rotate
 
 _LARGEST_EXPONENT = 40.0
@@ -51,12 +48,12 @@ class XPos(PositionScheme, paper="Sun et al. 2022, arXiv 2212.10554"):
     layout
         Which channels pair up, as in ``RoPE``.
 
-    Sun et al. 2022, arXiv 2212.10554.
+    Algorithm 1.
     """
 
     head_dim: int
     base: float = 10_000.0
-    scale_base: float = 512.0
+    scale_base: Positive = 512.0
     center: int = 0
     layout: Layout = "half"
     _rope: RoPE = field(init=False, repr=False, compare=False)
@@ -67,7 +64,6 @@ class XPos(PositionScheme, paper="Sun et al. 2022, arXiv 2212.10554"):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_rope", RoPE(self.head_dim, self.base, self.layout))
-        check_positive("scale_base", self.scale_base)
         if not -(2**30) <= check_count("center", self.center, least=-(2**30)) < 2**30:
             raise ValueError(f"center must be a position below 2**30, got {self.center}")
         zetas = [(2 * k / self.head_dim + 0.4) / 1.4 for k in range(self.head_dim // 2)]
@@ -79,16 +75,14 @@ class XPos(PositionScheme, paper="Sun et al. 2022, arXiv 2212.10554"):
         object.__setattr__(self, "_rates", (tuple(high), tuple(low)))
 
     def transform(
-        self, x: Array, pos: Array, *, role: Role, params: Mapping[str, Array], xp: Namespace
+        self, x: Array, pos: Array, *, role: Role, params: Arrays, xp: Namespace
     ) -> Array:
         check_channels("x", x, self.head_dim)
         tables = self.tables(x, pos, params=params, xp=xp)
         sin, cos = tables[f"{role}_sin"], tables[f"{role}_cos"]
         return rotate(x, sin, cos, layout=self.layout, xp=xp)
 
-    def rotary(
-        self, pos: Array, *, dtype: Any, params: Mapping[str, Array], xp: Namespace
-    ) -> Mapping[str, Array]:
+    def rotary(self, pos: Array, *, dtype: Any, params: Arrays, xp: Namespace) -> Arrays:
         angles = self._rope.rotary(pos, dtype=dtype, params=params, xp=xp)
         limits = constant_array(self._limits, dtype=xp.int32, device=device(pos), xp=xp)
         steps = xp.maximum(xp.minimum((pos - self.center)[..., None], limits), -limits)

@@ -25,17 +25,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import posenc
-from posenc.protocol import (
-    Array,
-    FeatureSpec,
-    Initializer,
-    Namespace,
-    ParamSpec,
-    PositionScheme,
-    Role,
-    Window,
-)
+from posenc.protocol import PositionScheme
 from posenc.schemes.gates import SummedGates, log_sigmoid, logits
+from posenc.specs import Array, FeatureSpec, Initializer, Namespace, ParamSpec, Role, Window
 
 HEADS, HEAD_DIM, HIDDEN_DIM = 4, 8, 12
 

@@ -67,9 +67,11 @@ def test_a_fact_is_no_field():
 
 @pytest.mark.parametrize("name", ["hidden_features", "query_features", "key_features", "lookback"])
 def test_a_member_that_is_gone_says_what_to_write(name):
-    with pytest.raises(TypeError, match=rf"^X\.{name}: declare features .*FeatureSpec\("):
+    with pytest.raises(TypeError, match=rf"^X\.{name}: it is of a feature now; .*FeatureSpec\("):
         type("X", (PositionScheme,), {name: lambda self: None})
-    with pytest.raises(TypeError, match=r"^X\.cumulative: declare features"):
+    with pytest.raises(
+        TypeError, match=r"^X\.cumulative: it is of a feature now; declare features"
+    ):
         type("X", (PositionScheme,), {"cumulative": ("c",)})
 
 
@@ -109,6 +111,16 @@ def test_a_field_that_fits_is_kept():
     made = Fields(heads=np.int64(3), base=2, sizes=(np.int32(4),), free=None)
     assert (made.heads, made.reach, made.base, made.sizes, made.free) == (3, None, 2, (4,), None)
     assert [type(n) for n in (made.heads, made.base, made.sizes[0])] == [int, int, int]
+
+
+def test_a_subclass_may_take_more():
+    @dataclass(frozen=True)
+    class More(Fields):
+        heads: int | None = None
+
+    assert More().heads is None
+    with pytest.raises(TypeError, match="learned must be True or False"):
+        More(learned=2)
 
 
 def test_annotations_of_a_function_are_seen_where_its_module_has_them():

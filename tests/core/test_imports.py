@@ -48,7 +48,8 @@ def test_an_import_brings_what_is_slow_only_when_asked():
     assert not {"numpy.testing", "numpy.f2py", "array_api_compat.numpy", "pathlib"} & first
     assert {m for m in first if m.startswith("posenc.schemes.")} == {"posenc.schemes.nope"}
     others = {m for m in asked if "scalings" not in m}
-    assert others == {f"posenc.schemes.{name}" for name in ("nope", "rope", "alibi")}
+    names = ("nope", "rope", "rope_of_hf", "alibi", "alibi_encoder", "alibi_interpolated")
+    assert others == {f"posenc.schemes.{name}" for name in names}
 
 
 def test_what_a_type_checker_sees_is_what_is_imported():

@@ -93,7 +93,7 @@ def test_a_fact_in_place_of_a_field_is_an_error_that_names_the_file(folder):
     (folder / "field.py").write_text(text)
     done = run(("sh", "posenc show field.KerpleLog"), folder)
     assert done.returncode == 2
-    assert "cannot import 'field': TypeError: class KerpleLog: relative is written as" in done.stderr
+    assert "cannot import 'field': TypeError: class KerpleLog: relative is written" in done.stderr
 
 
 def test_an_edited_scheme_is_another_one(folder, monkeypatch):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from posenc.angles import TURN, cosine
-from posenc.checks import check_count
+from posenc.fields import Count
 from posenc.schemes.scalings.scaling import Scaling
 
 
@@ -23,15 +23,11 @@ class ClipHann(Scaling, paper="CoPE 2026, arXiv 2602.05258", trained=True):
     train_len
         The length ``L0`` that the model is trained at.
 
-    CoPE, clipped RoPE, 2026, arXiv 2602.05258. The authors' code for Llama 3 tapers its last 20
-    frequencies, where this rule tapers 29 at length 8192.
+    The authors' code for Llama 3 tapers its last 20 frequencies; this rule tapers 29 at length
+    8192.
     """
 
-    train_len: int
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_count("train_len", self.train_len)
+    train_len: Count
 
     def scaled(
         self, frequencies: Sequence[Decimal], *, base: Decimal, dim: int

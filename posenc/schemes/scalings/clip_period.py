@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from posenc.angles import TURN
-from posenc.checks import check_count
+from posenc.fields import Count
 from posenc.schemes.scalings.scaling import Scaling
 
 
@@ -20,14 +20,10 @@ class ClipPeriod(Scaling, paper="Hua et al. 2024, arXiv 2412.17739", trained=Tru
     train_len
         The length ``L0`` that the model is trained at.
 
-    Hua et al. 2024, arXiv 2412.17739: the clipping of FoPE, without its Fourier series.
+    The clipping of FoPE, without its Fourier series.
     """
 
-    train_len: int
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_count("train_len", self.train_len)
+    train_len: Count
 
     def scaled(
         self, frequencies: Sequence[Decimal], *, base: Decimal, dim: int

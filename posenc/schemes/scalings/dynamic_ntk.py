@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 
-from posenc.checks import check_count, check_positive
+from posenc.fields import Count, Positive
 from posenc.schemes.scalings.ntk import with_larger_base
 from posenc.schemes.scalings.scaling import Scaling
 
@@ -30,20 +30,12 @@ class DynamicNTK(Scaling, paper="emozilla 2023; Peng et al. 2023, arXiv 2309.000
     length
         The length ``L``, as ``at_length`` sets it. Default: at most ``train_len``.
 
-    emozilla 2023; Peng et al. 2023, arXiv 2309.00071, section 3.3. The formula is HF's,
-    ``rope_type="dynamic"``.
+    The idea is emozilla's, 2023. Section 3.3; the formula is HF's, ``rope_type="dynamic"``.
     """
 
-    factor: float
-    train_len: int
-    length: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive("factor", self.factor)
-        check_count("train_len", self.train_len)
-        if self.length is not None:
-            check_count("length", self.length)
+    factor: Positive
+    train_len: Count
+    length: Count | None = None
 
     def scaled(
         self, frequencies: Sequence[Decimal], *, base: Decimal, dim: int

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
-from posenc.checks import check_count
+from posenc.fields import Count
 from posenc.schemes.scalings.scaling import Scaling
 
 
@@ -25,14 +25,10 @@ class Fractional(Scaling, trained=True, paper="Ge et al. 2024, arXiv 2412.09616"
     denominator
         The number ``n`` of steps in a position.
 
-    Ge et al. 2024, arXiv 2412.09616, section 3.
+    Section 3.
     """
 
-    denominator: int = 256
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_count("denominator", self.denominator)
+    denominator: Count = 256
 
     def scaled(
         self, frequencies: Sequence[Decimal], *, base: Decimal, dim: int

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from posenc.angles import TURN
-from posenc.checks import check_count, check_positive
+from posenc.fields import Count, Positive
 from posenc.schemes.scalings.scaling import Scaling
 
 
@@ -29,20 +29,16 @@ class Llama3(Scaling, paper="Grattafiori et al. 2024, arXiv 2407.21783"):
     train_len
         The length ``L0`` that the model was trained at before.
 
-    Grattafiori et al. 2024, arXiv 2407.21783; the formula is in Meta's code.
+    The formula is in Meta's code.
     """
 
-    factor: float = 8
-    low_freq_factor: float = 1
-    high_freq_factor: float = 4
-    train_len: int = 8192
+    factor: Positive = 8
+    low_freq_factor: Positive = 1
+    high_freq_factor: Positive = 4
+    train_len: Count = 8192
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive("factor", self.factor)
-        check_positive("low_freq_factor", self.low_freq_factor)
-        check_positive("high_freq_factor", self.high_freq_factor)
-        check_count("train_len", self.train_len)
         if self.low_freq_factor > self.high_freq_factor:
             raise ValueError(
                 f"high_freq_factor must be at least low_freq_factor={self.low_freq_factor}, "

@@ -9,6 +9,7 @@ from decimal import Decimal
 from typing import Any
 
 from posenc.checks import check_count, check_positive
+from posenc.fields import Count, Positive
 from posenc.schemes.scalings.scaling import Scaling
 
 
@@ -35,15 +36,15 @@ class LongRoPE(Scaling, paper="Ding et al. 2024, arXiv 2402.13753"):
     length
         The length of the context, as ``at_length`` sets it. Default: at most ``train_len``.
 
-    Ding et al. 2024, arXiv 2402.13753; the factor is in the code of Phi-3.
+    The factor is in the code of Phi-3.
     """
 
     short_factor: Sequence[float]
     long_factor: Sequence[float]
     train_len: int
-    factor: float | None = None
-    attention_factor: float | None = None
-    length: int | None = None
+    factor: Positive | None = None
+    attention_factor: Positive | None = None
+    length: Count | None = None
 
     def __post_init__(self) -> None:
         for name in ("short_factor", "long_factor"):
@@ -56,12 +57,6 @@ class LongRoPE(Scaling, paper="Ding et al. 2024, arXiv 2402.13753"):
             for divisor in getattr(self, name):
                 check_positive(name, divisor)
         check_count("train_len", self.train_len, least=2)  # its logarithm divides
-        if self.factor is not None:
-            check_positive("factor", self.factor)
-        if self.attention_factor is not None:
-            check_positive("attention_factor", self.attention_factor)
-        if self.length is not None:
-            check_count("length", self.length)
 
     @classmethod
     def fitted(cls, given: Mapping[str, Any]) -> Mapping[str, Any]:

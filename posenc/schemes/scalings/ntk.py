@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
-from posenc.checks import check_positive
+from posenc.fields import Positive
 from posenc.schemes.scalings.scaling import Scaling
 
 
@@ -22,14 +22,10 @@ class NTK(Scaling, paper="bloc97 2023; Peng et al. 2023, arXiv 2309.00071"):
         The factor ``s`` of the context's length. Left out in ``posenc.make``, it is
         ``max_len / train_len``, at least 1.
 
-    bloc97 2023; Peng et al. 2023, arXiv 2309.00071, definition 1.
+    The idea is bloc97's, 2023. Definition 1.
     """
 
-    factor: float
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive("factor", self.factor)
+    factor: Positive
 
     def scaled(
         self, frequencies: Sequence[Decimal], *, base: Decimal, dim: int

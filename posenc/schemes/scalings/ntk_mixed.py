@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
-from posenc.checks import check_positive
+from posenc.fields import Positive
 from posenc.schemes.scalings.scaling import Scaling
 
 
@@ -23,15 +23,11 @@ class NTKMixed(Scaling, paper="Su 2023, kexue.fm/archives/9706"):
         The factor ``s`` of the context's length. Left out in ``posenc.make``, it is
         ``max_len / train_len``, at least 1.
 
-    Su 2023, https://kexue.fm/archives/9706, with the exponent 0.75 of the author's code, which also
-    multiplies queries: ``LogScale("rerope", train_len=...)``.
+    The exponent 0.75 is that of the author's code, which also multiplies queries:
+    ``LogScale("rerope", train_len=...)``.
     """
 
-    factor: float
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive("factor", self.factor)
+    factor: Positive
 
     def scaled(
         self, frequencies: Sequence[Decimal], *, base: Decimal, dim: int

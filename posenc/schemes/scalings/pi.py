@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
-from posenc.checks import check_positive
+from posenc.fields import Positive
 from posenc.schemes.scalings.scaling import Scaling
 
 
@@ -20,14 +20,10 @@ class PI(Scaling, paper="Chen et al. 2023, arXiv 2306.15595"):
         The factor ``s`` of the context's length. Left out in ``posenc.make``, it is
         ``max_len / train_len``, at least 1.
 
-    Chen et al. 2023, arXiv 2306.15595, equation 4. HF: ``rope_type="linear"``.
+    Equation 4. HF: ``rope_type="linear"``.
     """
 
-    factor: float
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive("factor", self.factor)
+    factor: Positive
 
     def scaled(
         self, frequencies: Sequence[Decimal], *, base: Decimal, dim: int

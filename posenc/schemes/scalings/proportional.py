@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
-from posenc.checks import check_finite, check_positive
+from posenc.checks import check_finite
+from posenc.fields import Positive
 from posenc.schemes.scalings.scaling import Scaling
 
 
@@ -25,17 +26,16 @@ class Proportional(Scaling, paper="Barbero et al. 2024, arXiv 2410.06205", train
     factor
         The factor ``s``.
 
-    Barbero et al. 2024, arXiv 2410.06205, section 6. HF: ``rope_type="proportional"``.
+    Section 6. HF: ``rope_type="proportional"``.
     """
 
     p: float = 0.75
-    factor: float = 1
+    factor: Positive = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= check_finite("p", self.p) <= 1:
             raise ValueError(f"p must be from 0 to 1, got {self.p!r}")
-        check_positive("factor", self.factor)
 
     def scaled(
         self, frequencies: Sequence[Decimal], *, base: Decimal, dim: int

@@ -6,10 +6,11 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
-from typing import Literal, get_args
+from typing import Literal
 
 from posenc.angles import TURN
-from posenc.checks import check_choice, check_count, check_finite, check_flag, check_positive
+from posenc.checks import check_finite
+from posenc.fields import Count, Positive
 from posenc.schemes.scalings.scaling import Scaling
 
 Ramp = Literal["index", "turns"]
@@ -51,14 +52,14 @@ class YaRN(Scaling, paper="Peng et al. 2023, arXiv 2309.00071"):
         ``m(s, mscale_all_dim)**2`` besides (DeepSeek). Without ``mscale_all_dim`` the softmax scale
         gets the square of the factor, and cosines and sines get none.
 
-    Peng et al. 2023, arXiv 2309.00071, equations 13 to 15.
+    Equations 13 to 15.
     """
 
-    factor: float
-    train_len: int
-    beta_fast: float = 32
-    beta_slow: float = 1
-    attention_factor: float | None = None
+    factor: Positive
+    train_len: Count
+    beta_fast: Positive = 32
+    beta_slow: Positive = 1
+    attention_factor: Positive | None = None
     mscale: float | None = None
     mscale_all_dim: float | None = None
     truncate: bool = True
@@ -67,22 +68,13 @@ class YaRN(Scaling, paper="Peng et al. 2023, arXiv 2309.00071"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive("factor", self.factor)
-        check_count("train_len", self.train_len)
-        check_positive("beta_fast", self.beta_fast)
-        check_positive("beta_slow", self.beta_slow)
         if self.beta_slow > self.beta_fast:
             raise ValueError(
                 f"beta_fast must be at least beta_slow={self.beta_slow}, got {self.beta_fast}"
             )
-        if self.attention_factor is not None:
-            check_positive("attention_factor", self.attention_factor)
         for name in ("mscale", "mscale_all_dim"):
             if getattr(self, name) is not None and check_finite(name, getattr(self, name)) < 0:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)!r}")
-        check_flag("truncate", self.truncate)
-        check_choice("ramp", self.ramp, get_args(Ramp))
-        check_choice("apply_to", self.apply_to, get_args(AppliedTo))
 
     def scaled(
         self, frequencies: Sequence[Decimal], *, base: Decimal, dim: int
