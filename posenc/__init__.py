@@ -7,20 +7,25 @@ bias, rotation or embedding, runs attention with it, and compares it with other 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from posenc import schemes
-from posenc.attn.caches import cache_needs
-from posenc.attn.features import features
-from posenc.attn.masks import Mask, causal, window
-from posenc.attn.reference import attention
-from posenc.checks import nearest
-from posenc.evaluate import bias, embedding, rotary, transform
-from posenc.params import init_params
-from posenc.protocol import FeatureSpec, ParamSpec, PositionScheme, SchemeWarning
-from posenc.schemes import catalogue, make
-from posenc.tokens import Rotary, Tokens
-
-if TYPE_CHECKING:
-    from posenc.schemes import ALiBi, Learned, NoPE, RoPE, Sinusoidal, T5Bias
+if TYPE_CHECKING:  # what ``_HOMES`` says, for a type checker
+    from posenc.attn.caches import cache_needs
+    from posenc.attn.features import features
+    from posenc.attn.masks import Mask, causal, window
+    from posenc.attn.reference import attention
+    from posenc.evaluate import bias, embedding, rotary, transform
+    from posenc.params import init_params
+    from posenc.protocol import FeatureSpec, ParamSpec, PositionScheme, SchemeWarning
+    from posenc.schemes import (
+        ALiBi,
+        Learned,
+        NoPE,
+        RoPE,
+        Sinusoidal,
+        T5Bias,
+        catalogue,
+        make,
+    )  # fmt: skip
+    from posenc.tokens import Rotary, Tokens
 
 __all__ = [
     "ALiBi",
@@ -51,17 +56,35 @@ __all__ = [
 ]
 __version__ = "0.1.0"
 
-_MODULES = ("hf", "layers", "positions", "presets", "study", "testing", "weights")
+_HOMES = {
+    "attn.caches": ("cache_needs",),
+    "attn.features": ("features",),
+    "attn.masks": ("Mask", "causal", "window"),
+    "attn.reference": ("attention",),
+    "evaluate": ("bias", "embedding", "rotary", "transform"),
+    "params": ("init_params",),
+    "protocol": ("FeatureSpec", "ParamSpec", "PositionScheme", "SchemeWarning"),
+    "schemes": (
+        "ALiBi", "Learned", "NoPE", "RoPE", "Sinusoidal", "T5Bias", "catalogue", "make",
+    ),
+    "tokens": ("Rotary", "Tokens"),
+}  # fmt: skip
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+_MODULES = ("hf", "layers", "positions", "presets", "schemes", "study", "testing", "weights")
 
 if not TYPE_CHECKING:  # a type checker would take every name for one of these
 
     def __getattr__(name: str) -> Any:
-        """A scheme or a public module, imported when it is asked for: ``posenc.RoPE``."""
-        if name in _MODULES:
-            return import_module(f"posenc.{name}")
-        if name in __all__:
-            found = globals()[name] = getattr(schemes, name)
+        """A public name, or a module, imported when it is asked for: ``posenc.RoPE``."""
+        if name in _HOME_OF:
+            found = globals()[name] = getattr(_import(_HOME_OF[name]), name)
             return found
+        if not name.startswith("_"):
+            try:
+                return _import(name)
+            except ModuleNotFoundError as error:
+                if error.name != f"posenc.{name}":
+                    raise
         raise AttributeError(f"module 'posenc' has no attribute {name!r}{_place(name)}")
 
 
@@ -69,10 +92,15 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__, *_MODULES})
 
 
+def _import(module: str) -> Any:
+    return import_module(f"posenc.{module}")
+
+
 def _place(name: str) -> str:
     """Where a name that is not here is, for an error."""
     if name.startswith("_"):  # asked by tools of every module
         return ""
-    if name in schemes.__all__:
+    if name in _import("schemes").__all__:
         return f"; it is posenc.schemes.{name}"
-    return nearest(name, [*__all__, *_MODULES])
+    hint: str = _import("checks").nearest(name, [*__all__, *_MODULES])
+    return hint

@@ -15,12 +15,7 @@ from posenc.schemes.alibi_interpolated import InterpolatedALiBi
 
 
 @dataclass(frozen=True)
-class ALiBi(
-    InterpolatedALiBi,
-    EncoderALiBi,
-    relative=True,
-    paper="Press, Smith, Lewis 2022, arXiv 2108.12409",
-):
+class ALiBi(InterpolatedALiBi, EncoderALiBi, paper="Press, Smith, Lewis 2022, arXiv 2108.12409"):
     """A penalty linear in distance: ``bias = -m_h * |i - j|``, with a slope ``m_h`` per head.
 
     Parameters

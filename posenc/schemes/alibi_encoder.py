@@ -26,7 +26,7 @@ Noncausal = Literal["symmetric", "asymmetric", "two_sided", "offset"]
 Slopes = tuple[float, ...]
 
 
-class EncoderALiBi(PositionScheme):
+class EncoderALiBi(PositionScheme, relative=True):
     """Base of ``ALiBi``, with the forms of its bias for keys after the query."""
 
     num_heads: int

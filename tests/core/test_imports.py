@@ -39,17 +39,27 @@ def test_laws_on_numpy_import_no_other_framework():
 
 
 def test_an_import_brings_what_is_slow_only_when_asked():
-    """``import posenc`` takes little longer than that of NumPy. NoPE is attention's own default."""
-    code = "import sys, numpy; before = set(sys.modules); import posenc; "
-    code += "print(*set(sys.modules) - before); posenc.RoPE; posenc.make('alibi', num_heads=2); "
+    """``import posenc`` imports nothing; NumPy and a scheme's file come when they are needed."""
+    code = "import sys; import posenc; print(*sys.modules); posenc.attention; "
+    code += "print(*sys.modules); posenc.RoPE; posenc.make('alibi', num_heads=2); "
     code += "print(*[m for m in sys.modules if m.startswith('posenc.schemes.')])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    first, asked = (set(line.split()) for line in done.stdout.splitlines())
-    assert not {"numpy.testing", "numpy.f2py", "array_api_compat.numpy", "pathlib"} & first
-    assert {m for m in first if m.startswith("posenc.schemes.")} == {"posenc.schemes.nope"}
+    first, used, asked = (set(line.split()) for line in done.stdout.splitlines())
+    assert {m for m in first if m.startswith(("posenc", "numpy"))} == {"posenc"}
+    assert not {"numpy.testing", "numpy.f2py", "array_api_compat.numpy", "pathlib"} & used
+    assert {m for m in used if m.startswith("posenc.schemes.")} == {"posenc.schemes.nope"}
     others = {m for m in asked if "scalings" not in m}
     names = ("nope", "rope", "rope_of_hf", "alibi", "alibi_encoder", "alibi_interpolated")
     assert others == {f"posenc.schemes.{name}" for name in names}
+
+
+def test_a_type_checker_sees_the_names_of_posenc():
+    """They are imported when they are asked for, so each is named in two places."""
+    tree = ast.parse(Path(posenc.__file__).read_text())
+    block = next(n for n in tree.body if isinstance(n, ast.If) and ast.unparse(n.test) == CHECKING)
+    seen = {alias.name: n.module for n in block.body for alias in n.names}
+    assert seen == {name: f"posenc.{home}" for name, home in posenc._HOME_OF.items()}
+    assert sorted(seen) == posenc.__all__
 
 
 def test_what_a_type_checker_sees_is_what_is_imported():

@@ -177,7 +177,7 @@ _SCHEMES = (
     Fault(
         "alibi-does-not-say-that-it-is-relative",
         "a property not claimed where it holds: tiles give up their distances",
-        ALIBI,
+        "posenc/schemes/alibi_encoder.py",
         "relative=True",
         "relative=False",
         ("test_laws.py relative_is_as_claimed-alibi",),
