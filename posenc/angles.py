@@ -16,7 +16,7 @@ from typing import Any
 
 from array_api_compat import device
 
-from posenc.constants import constant_array
+from posenc.frameworks import constant_array
 from posenc.protocol import Array, Namespace
 
 _DIGITS = 60  # decimal digits; a 128-bit fraction needs fewer

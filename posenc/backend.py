@@ -17,9 +17,7 @@ fully masked rows      ``may_be_fully_masked``, ``zero_fully_masked``
 negligible blocks      ``negligible_blocks``: keys whose weights provably round to nothing
 params                 ``as_mapping``, ``merge_constants``, ``head_views``, ``tile_views``
 tables of tokens       ``ReadTable``: how a backend reads them; ``broadcast_index``
-constants              ``make_constants_with``: a backend may keep the arrays of constants
-tables by distance     ``unfold_with``: a backend may read them at consecutive positions
-transforms             ``hold_with``, ``rotate_with``: what a framework does better
+operations             ``provide``, ``Operations``: what a framework does better than the Array API
 layers of a model      ``LayerPlan``, ``add_embedding``, ``check_layer``
 arguments              ``check_*``, ``as_positions``, ``advise_unknown``
 =====================  ===========================================================================
@@ -64,7 +62,6 @@ from posenc.attn.merge import (
 from posenc.attn.negligible import may_have_negligible_blocks, negligible_blocks
 from posenc.attn.reference import dense
 from posenc.attn.shared import Made, Shared
-from posenc.by_distance import unfold_with
 from posenc.checks import (
     check_choice,
     check_count,
@@ -74,7 +71,6 @@ from posenc.checks import (
     check_window,
     nearest,
 )
-from posenc.constants import make_constants_with
 from posenc.evaluate import (
     as_column,
     as_row,
@@ -94,6 +90,7 @@ from posenc.feature_needs import (
     reads_vectors,
     summed_features,
 )
+from posenc.frameworks import Operations, provide
 from posenc.layers import LayerPlan, add_embedding, check_layer
 from posenc.params import (
     Features,
@@ -107,7 +104,6 @@ from posenc.params import (
     working_dtype,
 )
 from posenc.positions import as_integers, as_positions, check_range, concrete_values, visible
-from posenc.primitives import hold_with, rotate_with
 from posenc.protocol import (
     FeatureSpec,
     Hook,
@@ -133,6 +129,7 @@ __all__ = [
     "Made",
     "Mask",
     "Namespace",
+    "Operations",
     "Params",
     "PartialAttention",
     "PassState",
@@ -187,10 +184,8 @@ __all__ = [
     "has_embedding",
     "has_features",
     "head_views",
-    "hold_with",
     "is_function",
     "lookback",
-    "make_constants_with",
     "may_be_fully_masked",
     "may_have_negligible_blocks",
     "merge_constants",
@@ -200,17 +195,16 @@ __all__ = [
     "negligible_blocks",
     "not_fully_masked",
     "prepare",
+    "provide",
     "public_lse",
     "reads_features",
     "reads_hidden",
     "reads_vectors",
-    "rotate_with",
     "run_chosen",
     "scheme_bias",
     "summed_features",
     "tile_views",
     "tokens_to_embed",
-    "unfold_with",
     "visible",
     "visible_between",
     "visible_blocks",

@@ -7,23 +7,20 @@ computed or gathered per pair. At other positions the table is read by index.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 from array_api_compat import is_jax_namespace
 
+from posenc.frameworks import is_compiling, operations_of
 from posenc.params import HeadTable
-from posenc.positions import concrete_values, is_compiling
+from posenc.positions import concrete_values
 from posenc.protocol import Array, Namespace
 
 # With fewer pairs, other parts of a call take longer. With fewer pairs per distance, a table saves
 # little.
 _MANY, _PER_DISTANCE = 2**14, 4
 _BLOCK = 16  # rows
-
-# A function of a backend by the name of its namespace, instead of ``_unfold``.
-_UNFOLDS: dict[str, Callable[[Array, int], Array]] = {}
 
 
 class Distances(NamedTuple):
@@ -47,7 +44,7 @@ class Distances(NamedTuple):
         if not self.consecutive:
             return HeadTable(table, xp)[k - q - self.lowest]
         table = xp.reshape(table, (*q.shape[:-3], *table.shape))
-        unfold = _UNFOLDS.get(xp.__name__)
+        unfold = operations_of(xp).unfold
         return _unfold(table, q.shape[-2], xp) if unfold is None else unfold(table, q.shape[-2])
 
 
@@ -74,7 +71,7 @@ def distances_of_pairs(
     pairs, fewest = rows * columns, rows + columns - 1
     if pairs < _MANY or pairs < _PER_DISTANCE * fewest:
         return None
-    own = xp.__name__ in _UNFOLDS
+    own = operations_of(xp).unfold is not None
     q_values, k_values = concrete_values(q, xp), concrete_values(k, xp)
     if q_values is None or k_values is None:
         known = in_order and own and not linear
@@ -112,13 +109,3 @@ def _unfold(table: Array, rows: int, xp: Namespace) -> Array:
         first = max(0, left - size)
         slices.append(block[..., max(0, size - left) :, first : first + columns])
     return xp.concat(slices, axis=-2)
-
-
-def unfold_with(unfold: Callable[[Array, int], Array], *, xp: Namespace) -> None:
-    """From now on ``unfold(table, rows)`` reads tables of consecutive positions in a namespace.
-
-    From ``(..., N)`` it makes ``(..., rows, N - rows + 1)``: each row is the row before, shifted by
-    one, and the last row begins with the first number of the table. It may be called in a program
-    that the framework traces, and it has all derivatives that the framework has.
-    """
-    _UNFOLDS[xp.__name__] = unfold

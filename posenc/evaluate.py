@@ -10,6 +10,7 @@ from array_api_compat import array_namespace, device
 from posenc.by_distance import distances_of_pairs
 from posenc.checks import check_scheme
 from posenc.feature_needs import reads_features
+from posenc.frameworks import hold
 from posenc.params import (
     Features,
     GroupedKeyParams,
@@ -26,7 +27,6 @@ from posenc.params import (
     working_dtype,
 )
 from posenc.positions import as_places, as_positions
-from posenc.primitives import hold
 from posenc.protocol import Array, Hook, Namespace, PositionScheme, Role
 from posenc.rotary_tables import check_rotary, rotary_tables
 from posenc.schemes.nope import NoPE

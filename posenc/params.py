@@ -9,7 +9,7 @@ import numpy as np
 from array_api_compat import device, is_numpy_namespace
 
 from posenc.checks import check_scheme, nearest
-from posenc.constants import constant_array
+from posenc.frameworks import constant_array
 from posenc.protocol import Array, Namespace, ParamSpec, PositionScheme, Role
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from array_api_compat import is_numpy_namespace
 
 from posenc.checks import check_count
+from posenc.frameworks import is_compiling
 from posenc.mixed import Patches as Patches
 from posenc.mixed import hunyuan_mixed as hunyuan_mixed
 from posenc.mixed import left_padded_mixed as left_padded_mixed
@@ -34,12 +35,6 @@ def concrete_values(array: Array, xp: Namespace) -> np.ndarray[Any, Any] | None:
         return np.asarray(array)
     except (TypeError, RuntimeError, ValueError, NotImplementedError):
         return None
-
-
-def is_compiling(xp: Namespace) -> bool:
-    """Whether PyTorch compiles or exports a program."""
-    compiler = getattr(xp, "compiler", None)
-    return compiler is not None and bool(compiler.is_compiling())
 
 
 def as_positions(name: str, pos: Array, *, xp: Namespace, device: Any = None) -> Array:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from posenc.checks import check_scheme
 from posenc.declared import Declared
-from posenc.primitives import hold
+from posenc.frameworks import hold
 from posenc.specs import Array, Arrays, FeatureSpec, Initializer, Namespace, ParamSpec, Role, Window
 
 __all__ = [

@@ -18,6 +18,7 @@ from posenc.backend import (
     Explanation,
     Implementation,
     Mask,
+    Operations,
     Shared,
     Tokens,
     Window,
@@ -30,11 +31,10 @@ from posenc.backend import (
     concrete_values,
     dense,
     explain_choice,
-    hold_with,
     may_be_fully_masked,
     prepare,
+    provide,
     run_chosen,
-    unfold_with,
     working_dtype,
     zero_fully_masked,
 )
@@ -44,14 +44,12 @@ from posenc_jax.fused import implementation as fused
 from posenc_jax.hold import hold
 from posenc_jax.unfold import unfold
 
-unfold_with(unfold, xp=jnp)
+provide(Operations(hold=hold, unfold=unfold), xp=jnp)
 
 # Above both limits "auto" skips "xla", and "chunked" computes scores in tiles. TILED_SCORES counts
 # scores per head, for accelerators only, and is not measured on any yet. Decoding has few queries,
 # whose scores take less memory than the keys.
 TILED_SCORES, FEW_QUERIES = 2**18, 16
-
-hold_with(hold, xp=jnp)
 
 
 @advise_unknown

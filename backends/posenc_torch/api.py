@@ -17,6 +17,7 @@ from posenc.backend import (
     Explanation,
     Implementation,
     Mask,
+    Operations,
     PositionScheme,
     Shared,
     Tokens,
@@ -28,10 +29,8 @@ from posenc.backend import (
     choose,
     dense,
     explain_choice,
-    hold_with,
-    make_constants_with,
     prepare,
-    rotate_with,
+    provide,
     run_chosen,
     working_dtype,
 )
@@ -41,9 +40,7 @@ from posenc_torch.constants import constant
 from posenc_torch.flex import implementation as flex
 from posenc_torch.rotation import hold, rotate
 
-make_constants_with(constant, xp=xp)
-hold_with(hold, xp=xp)
-rotate_with(rotate, xp=xp)
+provide(Operations(constant=constant, hold=hold, rotate=rotate), xp=xp)
 
 
 @advise_unknown

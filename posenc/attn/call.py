@@ -46,6 +46,7 @@ from posenc.evaluate import (
     transformation,
 )
 from posenc.feature_needs import has_features, reads_features
+from posenc.frameworks import is_compiling
 from posenc.params import (
     Features,
     Params,
@@ -58,7 +59,7 @@ from posenc.params import (
     tile_views,
     working_dtype,
 )
-from posenc.positions import concrete_values, is_compiling
+from posenc.positions import concrete_values
 from posenc.protocol import Array, Hook, Namespace, PositionScheme, Role, SchemeWarning, Window
 from posenc.rotary_tables import check_rotary
 from posenc.tokens import Rotary, Tokens

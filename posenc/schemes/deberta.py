@@ -10,8 +10,8 @@ from typing import Any, Literal
 from array_api_compat import device
 
 from posenc.checks import check_channels, check_count
-from posenc.constants import constant_array
 from posenc.fields import Count
+from posenc.frameworks import constant_array
 from posenc.protocol import Array, Arrays, FeatureSpec, Namespace, ParamSpec, PositionScheme
 
 Terms = Literal["both", "c2p", "p2c"]

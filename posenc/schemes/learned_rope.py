@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from array_api_compat import device
 
-from posenc.constants import constant_array
+from posenc.frameworks import constant_array
 from posenc.protocol import Array, Arrays, Namespace, ParamSpec
 from posenc.schemes.rope import RoPE
 

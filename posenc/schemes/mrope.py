@@ -9,7 +9,7 @@ from typing import Any, Literal
 from array_api_compat import device
 
 from posenc.checks import check_channels, check_count
-from posenc.constants import constant_array
+from posenc.frameworks import constant_array
 from posenc.protocol import Array, Arrays, Namespace, PositionScheme, Role
 from posenc.schemes.rope import Layout, RoPE, rotate
 from posenc.schemes.scalings import Scaling

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from posenc.angles import Turns
 from posenc.checks import check_channels
 from posenc.fields import Count, Positive
-from posenc.primitives import rotated
+from posenc.frameworks import rotated
 from posenc.protocol import Array, Arrays, Namespace, PositionScheme, Role
 from posenc.schemes.rope_of_hf import OfHuggingFace
 from posenc.schemes.scalings import Proportional, Scaling

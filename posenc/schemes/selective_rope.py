@@ -10,8 +10,8 @@ import numpy as np
 from array_api_compat import device
 
 from posenc.checks import check_channels, check_count
-from posenc.constants import constant_array
 from posenc.fields import Count, Positive
+from posenc.frameworks import constant_array
 from posenc.protocol import Array, Arrays, FeatureSpec, Namespace, ParamSpec, PositionScheme, Role
 from posenc.schemes.gates import log_sigmoid, uniform_by_inputs
 from posenc.schemes.rope import rotate

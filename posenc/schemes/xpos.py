@@ -9,8 +9,8 @@ from typing import Any
 from array_api_compat import device
 
 from posenc.checks import check_channels, check_count
-from posenc.constants import constant_array
 from posenc.fields import Positive
+from posenc.frameworks import constant_array
 from posenc.protocol import Array, Arrays, Namespace, PositionScheme, Role
 from posenc.schemes.rope import Layout, RoPE, rotate
 

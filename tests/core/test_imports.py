@@ -144,3 +144,17 @@ def test_schemes_are_public():
     for maker in posenc.catalogue().values():
         if hasattr(posenc, maker.__name__):
             assert maker.__name__ in posenc.__all__
+
+
+@pytest.mark.parametrize(
+    ("framework", "array"),
+    [("posenc_torch", "torch.zeros(1, 2, 5, 8)"), ("posenc_jax", "jax.numpy.zeros((1, 2, 5, 8))")],
+)
+def test_a_framework_has_its_operations_without_an_import_of_its_backend(framework, array):
+    """So no speed depends on what else a program imports."""
+    module = framework.replace("posenc_", "")
+    code = f"import sys, {module}, posenc; q = {array}; posenc.attention(q, q, q, posenc.RoPE(8)); "
+    code += f"assert '{framework}' in sys.modules; from posenc.frameworks import operations_of; "
+    code += "from array_api_compat import array_namespace; "
+    code += "assert operations_of(array_namespace(q)).hold is not None"
+    subprocess.run([sys.executable, "-c", code], check=True)

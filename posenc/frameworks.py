@@ -1,0 +1,95 @@
+"""What a framework does better than code for the Array API: one record for each.
+
+Its backend provides the record when it is imported, and is imported when its arrays are first seen.
+So what is computed does not depend on what else a program imports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from posenc.specs import Array, Arrays, Namespace
+
+
+@dataclass(frozen=True)
+class Operations:
+    """Functions of a backend, in place of those written for the Array API; None for none.
+
+    Attributes
+    ----------
+    constant
+        ``constant(values, dtype=, device=)`` makes an array of numbers, which calls may share. A
+        backend keeps arrays if copying numbers to a device takes long. The running program must be
+        able to use it, whether that is traced, compiled or eager.
+    hold
+        ``hold(array)``: the same array, which a compiler writes to memory and does not compute anew
+        in each use. It has derivatives.
+    rotate
+        ``rotate(x, sin, cos, interleaved=)``: ``x (..., 2n)`` with its pairs rotated, which are
+        ``(2k, 2k + 1)`` if interleaved, else ``(k, k + n)``. None for arrays that it does not
+        serve.
+    unfold
+        ``unfold(table, rows)`` reads a table by distance at consecutive positions. From
+        ``(..., N)`` it makes ``(..., rows, N - rows + 1)``. Each row is the row before, shifted by
+        one, and the last one begins with the first number of the table. It may be traced, and has
+        derivatives.
+    """
+
+    constant: Callable[..., Array] | None = None
+    hold: Callable[[Array], Array] | None = None
+    rotate: Callable[..., Array | None] | None = None
+    unfold: Callable[[Array, int], Array] | None = None
+
+
+_BACKENDS = {"array_api_compat.torch": "posenc_torch", "jax.numpy": "posenc_jax"}
+_PROVIDED: dict[str, Operations] = {}  # by the name of a namespace
+
+
+def provide(operations: Operations, *, xp: Namespace) -> None:
+    """From now on these functions serve the arrays of a namespace."""
+    _PROVIDED[xp.__name__] = operations
+
+
+def operations_of(xp: Namespace) -> Operations:
+    """The functions that serve the arrays of a namespace."""
+    name = xp.__name__
+    if name not in _PROVIDED:
+        if is_compiling(xp):  # PyTorch's compiler traces no import
+            return Operations()
+        _PROVIDED[name] = Operations()  # also while the backend is imported
+        if name in _BACKENDS:
+            import_module(_BACKENDS[name])
+    return _PROVIDED[name]
+
+
+def is_compiling(xp: Namespace) -> bool:
+    """Whether PyTorch compiles or exports a program."""
+    compiler = getattr(xp, "compiler", None)
+    return compiler is not None and bool(compiler.is_compiling())
+
+
+def constant_array(values: tuple[float, ...], *, dtype: Any, device: Any, xp: Namespace) -> Array:
+    """``values`` as an array ``(n,)``. Never write to it: calls may share it."""
+    make = operations_of(xp).constant or xp.asarray
+    return make(values, dtype=dtype, device=device)
+
+
+def hold(arrays: Mapping[str, Array], xp: Namespace) -> Arrays:
+    """The same arrays, which a compiler writes to memory and does not compute anew in each use.
+
+    A compiler that fuses a table ``(L, n)`` into a loop over ``(B, H, L, D)`` would take each sine
+    once per head.
+    """
+    of_framework = operations_of(xp).hold
+    if of_framework is None:
+        return dict(arrays)
+    return {name: of_framework(array) for name, array in arrays.items()}
+
+
+def rotated(x: Array, sin: Array, cos: Array, *, interleaved: bool, xp: Namespace) -> Array | None:
+    """``x (..., 2n)`` with its pairs rotated by a backend; None if it has nothing better."""
+    of_framework = operations_of(xp).rotate
+    return None if of_framework is None else of_framework(x, sin, cos, interleaved=interleaved)
