@@ -15,8 +15,8 @@ from collections.abc import Callable
 from typing import Any
 
 import posenc
-from posenc.feature_needs import reads_hidden
-from posenc.protocol import PositionScheme
+from posenc.apply.feature_needs import reads_hidden
+from posenc.contract.protocol import PositionScheme
 from posenc.schemes import DeBERTa, Inkling, Shaw, TransformerXL
 
 HEADS, DIM = 8, 64

@@ -8,13 +8,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # what ``_HOMES`` says, for a type checker
+    from posenc.apply.evaluate import bias, embedding, rotary, transform
     from posenc.attn.caches import cache_needs
     from posenc.attn.features import features
     from posenc.attn.masks import Mask, causal, window
     from posenc.attn.reference import attention
-    from posenc.evaluate import bias, embedding, rotary, transform
-    from posenc.params import init_params
-    from posenc.protocol import FeatureSpec, ParamSpec, PositionScheme, SchemeWarning
+    from posenc.contract.fields import Count, Distance, Finite, Positive
+    from posenc.contract.params import init_params
+    from posenc.contract.protocol import FeatureSpec, ParamSpec, PositionScheme, SchemeWarning
+    from posenc.contract.tokens import Rotary, Tokens
     from posenc.schemes import (
         ALiBi,
         Learned,
@@ -25,16 +27,19 @@ if TYPE_CHECKING:  # what ``_HOMES`` says, for a type checker
         catalogue,
         make,
     )  # fmt: skip
-    from posenc.tokens import Rotary, Tokens
 
 __all__ = [
     "ALiBi",
+    "Count",
+    "Distance",
     "FeatureSpec",
+    "Finite",
     "Learned",
     "Mask",
     "NoPE",
     "ParamSpec",
     "PositionScheme",
+    "Positive",
     "RoPE",
     "Rotary",
     "SchemeWarning",
@@ -61,16 +66,27 @@ _HOMES = {
     "attn.features": ("features",),
     "attn.masks": ("Mask", "causal", "window"),
     "attn.reference": ("attention",),
-    "evaluate": ("bias", "embedding", "rotary", "transform"),
-    "params": ("init_params",),
-    "protocol": ("FeatureSpec", "ParamSpec", "PositionScheme", "SchemeWarning"),
+    "apply.evaluate": ("bias", "embedding", "rotary", "transform"),
+    "contract.params": ("init_params",),
+    "contract.fields": ("Count", "Distance", "Finite", "Positive"),
+    "contract.protocol": ("FeatureSpec", "ParamSpec", "PositionScheme", "SchemeWarning"),
     "schemes": (
         "ALiBi", "Learned", "NoPE", "RoPE", "Sinusoidal", "T5Bias", "catalogue", "make",
     ),
-    "tokens": ("Rotary", "Tokens"),
+    "contract.tokens": ("Rotary", "Tokens"),
 }  # fmt: skip
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-_MODULES = ("hf", "layers", "positions", "presets", "schemes", "study", "testing", "weights")
+_MODULES = (
+    "angles",
+    "hf",
+    "layers",
+    "positions",
+    "presets",
+    "schemes",
+    "study",
+    "testing",
+    "weights",
+)
 
 if not TYPE_CHECKING:  # a type checker would take every name for one of these
 
@@ -102,5 +118,5 @@ def _place(name: str) -> str:
         return ""
     if name in _import("schemes").__all__:
         return f"; it is posenc.schemes.{name}"
-    hint: str = _import("checks").nearest(name, [*__all__, *_MODULES])
+    hint: str = _import("contract.checks").nearest(name, [*__all__, *_MODULES])
     return hint

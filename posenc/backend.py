@@ -23,6 +23,24 @@ arguments              ``check_*``, ``as_positions``, ``advise_unknown``
 =====================  ===========================================================================
 """
 
+from posenc.apply.evaluate import (
+    as_column,
+    as_row,
+    bias_at_distances,
+    bias_tile,
+    embedding,
+    has_bias,
+    has_embedding,
+    scheme_bias,
+)
+from posenc.apply.feature_needs import (
+    has_features,
+    lookback,
+    reads_features,
+    reads_hidden,
+    reads_vectors,
+    summed_features,
+)
 from posenc.attn.arguments import Arguments, check_pair, check_shapes, complete_sides
 from posenc.attn.bias_forms import (
     bias_by_distance,
@@ -35,6 +53,7 @@ from posenc.attn.bias_forms import (
 from posenc.attn.blocks import Range, block_ranges, visible_between, visible_blocks
 from posenc.attn.bound import LayerFacts, PassState, arguments_of_pass, tokens_to_embed
 from posenc.attn.call import Call, prepare, visible_pairs, visible_tokens
+from posenc.attn.embedding_only import attention_part
 from posenc.attn.folded import fold_key_bias, folded_width, why_not_foldable
 from posenc.attn.fully_masked import (
     may_be_fully_masked,
@@ -62,7 +81,7 @@ from posenc.attn.merge import (
 from posenc.attn.negligible import may_have_negligible_blocks, negligible_blocks
 from posenc.attn.reference import dense
 from posenc.attn.shared import Made, Shared
-from posenc.checks import (
+from posenc.contract.checks import (
     check_choice,
     check_count,
     check_flag,
@@ -71,28 +90,8 @@ from posenc.checks import (
     check_window,
     nearest,
 )
-from posenc.evaluate import (
-    as_column,
-    as_row,
-    attention_part,
-    bias_at_distances,
-    bias_tile,
-    embedding,
-    has_bias,
-    has_embedding,
-    scheme_bias,
-)
-from posenc.feature_needs import (
-    has_features,
-    lookback,
-    reads_features,
-    reads_hidden,
-    reads_vectors,
-    summed_features,
-)
-from posenc.frameworks import Operations, provide
-from posenc.layers import LayerPlan, add_embedding, check_layer
-from posenc.params import (
+from posenc.contract.operations import Operations, provide
+from posenc.contract.params import (
     Features,
     Params,
     ReadTable,
@@ -103,8 +102,7 @@ from posenc.params import (
     tile_views,
     working_dtype,
 )
-from posenc.positions import as_integers, as_positions, check_range, concrete_values, visible
-from posenc.protocol import (
+from posenc.contract.protocol import (
     FeatureSpec,
     Hook,
     Namespace,
@@ -113,7 +111,15 @@ from posenc.protocol import (
     SchemeWarning,
     Window,
 )
-from posenc.tokens import Tokens
+from posenc.contract.tokens import Tokens
+from posenc.layers import LayerPlan, add_embedding, check_layer
+from posenc.positions.integers import (
+    as_integers,
+    as_positions,
+    check_range,
+    concrete_values,
+    visible,
+)
 
 __all__ = [
     "Arguments",

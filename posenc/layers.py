@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from posenc.checks import check_count, check_scheme
-from posenc.evaluate import has_embedding
-from posenc.params import is_floating
-from posenc.protocol import Array, Hook, Namespace, PositionScheme
+from posenc.apply.evaluate import has_embedding
+from posenc.contract.checks import check_count, check_scheme
+from posenc.contract.params import is_floating
+from posenc.contract.protocol import Array, Hook, Namespace, PositionScheme
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ import numpy as np
 
 import posenc
 from posenc.cli.list import one_of_each_kind
+from posenc.contract.protocol import PositionScheme
 from posenc.positions import packed
-from posenc.protocol import PositionScheme
 from posenc.schemes import FoX, Kerple
 from posenc.testing import AttentionCase, Host, SchemeCase
 from posenc.testing.examples import HEADS, HIDDEN_DIM, Both, Fence

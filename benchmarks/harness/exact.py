@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 import posenc
-from posenc.protocol import Array, Namespace, PositionScheme
+from posenc.contract.protocol import Array, Namespace, PositionScheme
 
 _PAIRS = 2**33  # pairs of tokens per scheme and length: about a second on a data-center GPU
 _BLOCK_PAIRS = 2**26  # pairs at a time, 512 MiB per array

@@ -15,7 +15,7 @@ import posenc
 from harness.clock import Budget, Sample, interleave, summary
 from harness.correctness import Row
 from harness.record import fault, finite, first_line
-from posenc.protocol import PositionScheme
+from posenc.contract.protocol import PositionScheme
 from posenc.testing import Host
 from posenc.testing.tolerances import ATTENTION_TOL, REDUCTION_FACTOR
 

@@ -24,8 +24,8 @@ import os
 import time
 import warnings
 
-from posenc.feature_needs import reads_features
-from posenc.protocol import Hook
+from posenc.apply.feature_needs import reads_features
+from posenc.contract.protocol import Hook
 
 # Before NumPy, PyTorch and XLA read them. With more threads, other load on the machine shows, and
 # threads that wait for work take the time of those that have some.

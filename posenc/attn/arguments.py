@@ -9,12 +9,18 @@ from typing import Any, NamedTuple
 
 from array_api_compat import array_namespace, device
 
+from posenc.apply.evaluate import positions_as_places
 from posenc.attn.masks import Mask
-from posenc.evaluate import positions_as_places
-from posenc.params import head_count, is_floating
-from posenc.positions import as_integers, as_places, check_range, concrete_values, from_numpy
-from posenc.protocol import Array, Namespace, PositionScheme, Window
-from posenc.tokens import Tokens
+from posenc.contract.params import head_count, is_floating
+from posenc.contract.protocol import Array, Namespace, PositionScheme, Window
+from posenc.contract.tokens import Tokens
+from posenc.positions.integers import (
+    as_integers,
+    as_places,
+    check_range,
+    concrete_values,
+    from_numpy,
+)
 
 SWAPPED = (
     "are the axes of heads and tokens swapped? NumPy and PyTorch take (B, H, L, D), "

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from array_api_compat import device
 
+from posenc.apply.evaluate import as_row, bias_at_distances, depends_on_distance
 from posenc.attn.call import Call
-from posenc.evaluate import as_row, bias_at_distances, depends_on_distance
-from posenc.positions import visible
-from posenc.protocol import Array, Hook, Namespace
+from posenc.contract.protocol import Array, Hook, Namespace
+from posenc.positions.integers import visible
 
 
 def bias_by_distance(call: Call, *, between: tuple[int, int] | None = None) -> Array | None:

@@ -12,7 +12,7 @@ from array_api_compat import device
 
 from posenc.attn.call import Call
 from posenc.attn.masks import Blocks, Mask
-from posenc.protocol import Array, Namespace
+from posenc.contract.protocol import Array, Namespace
 
 Range: TypeAlias = tuple[Array, Array]
 """Minimum and maximum of every block, each ``(B or 1, n)`` for ``n`` blocks."""

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 from posenc.attn.arguments import Arguments
 from posenc.attn.shared import Made, Shared
+from posenc.contract.protocol import PositionScheme
+from posenc.contract.tokens import Tokens
 from posenc.layers import LayerPlan
-from posenc.protocol import PositionScheme
-from posenc.tokens import Tokens
 
 
 class LayerFacts(NamedTuple):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from posenc.checks import check_scheme
-from posenc.feature_needs import lookback, reads_hidden, reads_vectors, summed_features
-from posenc.protocol import Hook, PositionScheme
+from posenc.apply.feature_needs import lookback, reads_hidden, reads_vectors, summed_features
+from posenc.contract.checks import check_scheme
+from posenc.contract.protocol import Hook, PositionScheme
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,17 @@ from typing import Any, TypeVar
 import numpy as np
 from array_api_compat import device
 
+from posenc.angles.rotary import check_rotary
+from posenc.apply.evaluate import (
+    as_column,
+    as_row,
+    dense_bias,
+    has_bias,
+    has_transform,
+    rotary,
+    transformation,
+)
+from posenc.apply.feature_needs import has_features, reads_features
 from posenc.attn.arguments import (
     Arguments,
     as_pairs,
@@ -23,31 +34,20 @@ from posenc.attn.arguments import (
     complete_sides,
     namespace,
 )
+from posenc.attn.embedding_only import attention_part, embeds_only
 from posenc.attn.features import side_features
 from posenc.attn.masks import Mask, as_columns, as_rows, check_parts, complete_mask
 from posenc.attn.padding import zero_padding
 from posenc.attn.regions import with_regions
 from posenc.attn.shared import Shared, nothing_kept
-from posenc.checks import (
+from posenc.contract.checks import (
     check_flag,
     check_scale,
     check_scheme,
     check_softcap,
 )
-from posenc.evaluate import (
-    as_column,
-    as_row,
-    attention_part,
-    dense_bias,
-    embeds_only,
-    has_bias,
-    has_transform,
-    rotary,
-    transformation,
-)
-from posenc.feature_needs import has_features, reads_features
-from posenc.frameworks import is_compiling
-from posenc.params import (
+from posenc.contract.operations import is_compiling
+from posenc.contract.params import (
     Features,
     Params,
     ReadTable,
@@ -59,10 +59,17 @@ from posenc.params import (
     tile_views,
     working_dtype,
 )
-from posenc.positions import concrete_values
-from posenc.protocol import Array, Hook, Namespace, PositionScheme, Role, SchemeWarning, Window
-from posenc.rotary_tables import check_rotary
-from posenc.tokens import Rotary, Tokens
+from posenc.contract.protocol import (
+    Array,
+    Hook,
+    Namespace,
+    PositionScheme,
+    Role,
+    SchemeWarning,
+    Window,
+)
+from posenc.contract.tokens import Rotary, Tokens
+from posenc.positions.integers import concrete_values
 
 T = TypeVar("T")
 _NOTHING = Arguments()

@@ -9,8 +9,8 @@ from __future__ import annotations
 from array_api_compat import device
 
 from posenc.attn.segment_sums import in_order_of_positions
-from posenc.protocol import Array, Namespace
-from posenc.tokens import Tokens
+from posenc.contract.protocol import Array, Namespace
+from posenc.contract.tokens import Tokens
 
 
 def with_earlier(

@@ -13,12 +13,8 @@ from typing import Any
 import numpy as np
 from array_api_compat import array_namespace, device, is_numpy_namespace
 
-from posenc.attn.arguments import Arguments, as_booleans, without_padding
-from posenc.attn.earlier import with_earlier
-from posenc.attn.segment_sums import segment_sums
-from posenc.checks import check_scheme
-from posenc.evaluate import positions_as_places, prepare_params
-from posenc.feature_needs import (
+from posenc.apply.evaluate import positions_as_places, prepare_params
+from posenc.apply.feature_needs import (
     has_features,
     lookback,
     own_tokens,
@@ -27,10 +23,20 @@ from posenc.feature_needs import (
     specs_of,
     summed_features,
 )
-from posenc.params import Params, as_mapping, is_floating, working_dtype
-from posenc.positions import as_integers, as_places, as_positions, concrete_values, from_numpy
-from posenc.protocol import Array, Hook, Namespace, PositionScheme, Role
-from posenc.tokens import Tokens
+from posenc.attn.arguments import Arguments, as_booleans, without_padding
+from posenc.attn.earlier import with_earlier
+from posenc.attn.segment_sums import segment_sums
+from posenc.contract.checks import check_scheme
+from posenc.contract.params import Params, as_mapping, is_floating, working_dtype
+from posenc.contract.protocol import Array, Hook, Namespace, PositionScheme, Role
+from posenc.contract.tokens import Tokens
+from posenc.positions.integers import (
+    as_integers,
+    as_places,
+    as_positions,
+    concrete_values,
+    from_numpy,
+)
 
 FeatureArrays = dict[str, Array]
 _DEFAULT_WIDTH = 16  # for a scheme that accepts hidden states of any width

@@ -15,10 +15,10 @@ from typing import Any
 
 from array_api_compat import device
 
+from posenc.apply.evaluate import has_bias
 from posenc.attn.bias_forms import bias_by_key
 from posenc.attn.call import Call
-from posenc.evaluate import has_bias
-from posenc.protocol import Array, Namespace
+from posenc.contract.protocol import Array, Namespace
 
 _LEAST_SCALE = 2.0**-40  # a bias of a slope of 1 at the last position, 2**30, is then 2**70
 _MULTIPLE = 8  # kernels need head dimensions that are multiples of this

@@ -7,7 +7,7 @@ results and, through scores, in gradients.
 from __future__ import annotations
 
 from posenc.attn.call import Call
-from posenc.protocol import Array, Namespace
+from posenc.contract.protocol import Array, Namespace
 
 
 def may_be_fully_masked(call: Call) -> bool:

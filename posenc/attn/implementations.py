@@ -11,8 +11,8 @@ from typing import Any
 
 from posenc.attn.call import Call
 from posenc.attn.merge import PartialAttention, add_sink, merge_parts, public_lse
-from posenc.checks import nearest
-from posenc.protocol import Array, Hook
+from posenc.contract.checks import nearest
+from posenc.contract.protocol import Array, Hook
 
 
 def _no_reason(call: Call) -> None:

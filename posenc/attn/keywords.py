@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
-from posenc.checks import nearest
+from posenc.contract.checks import nearest
 
 P = ParamSpec("P")
 R = TypeVar("R")

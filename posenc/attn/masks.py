@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
-from posenc.checks import check_count, check_flag, check_window
-from posenc.evaluate import as_column, as_row
-from posenc.positions import visible
-from posenc.protocol import Array, Namespace, Window
-from posenc.tokens import Tokens
+from posenc.apply.evaluate import as_column, as_row
+from posenc.contract.checks import check_count, check_flag, check_window
+from posenc.contract.protocol import Array, Namespace, Window
+from posenc.contract.tokens import Tokens
+from posenc.positions.integers import visible
 
 MaskFunction: TypeAlias = Callable[..., Array]
 

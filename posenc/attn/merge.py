@@ -13,7 +13,7 @@ from typing import NamedTuple
 from array_api_compat import device
 
 from posenc.attn.call import Call
-from posenc.protocol import Array
+from posenc.contract.protocol import Array
 
 _FAR_BELOW = 80.0  # exp(80) is finite in float32, and its inverse below any rounding
 

@@ -17,6 +17,7 @@ import math
 
 from array_api_compat import device
 
+from posenc.apply.feature_needs import reads_features
 from posenc.attn.bias_forms import (
     bias_by_distance,
     bias_by_key,
@@ -26,9 +27,8 @@ from posenc.attn.bias_forms import (
 )
 from posenc.attn.blocks import block_max, pad_neg_inf
 from posenc.attn.call import Call
-from posenc.feature_needs import reads_features
-from posenc.positions import visible
-from posenc.protocol import Array, Namespace, PositionScheme
+from posenc.contract.protocol import Array, Namespace, PositionScheme
+from posenc.positions.integers import visible
 
 
 def negligible_blocks(call: Call, block: int, *, all_visible: Array | None = None) -> Array | None:

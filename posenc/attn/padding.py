@@ -6,9 +6,9 @@ holds, and 0 times NaN is NaN.
 
 from __future__ import annotations
 
-from posenc.feature_needs import reads_vectors
-from posenc.protocol import Array, Hook, Namespace, PositionScheme
-from posenc.tokens import Tokens
+from posenc.apply.feature_needs import reads_vectors
+from posenc.contract.protocol import Array, Hook, Namespace, PositionScheme
+from posenc.contract.tokens import Tokens
 
 
 def _reads_vectors(scheme: PositionScheme) -> bool:

@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from posenc.apply.evaluate import has_bias
+from posenc.apply.feature_needs import has_features
 from posenc.attn.arguments import Arguments
 from posenc.attn.masks import Mask
-from posenc.evaluate import has_bias
-from posenc.feature_needs import has_features
-from posenc.params import as_mapping
-from posenc.protocol import Array, Hook, PositionScheme, Window
-from posenc.tokens import Tokens
+from posenc.contract.params import as_mapping
+from posenc.contract.protocol import Array, Hook, PositionScheme, Window
+from posenc.contract.tokens import Tokens
 
 if TYPE_CHECKING:
     from posenc.attn.call import Call

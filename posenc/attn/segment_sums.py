@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from array_api_compat import device
 
-from posenc.evaluate import as_column, as_row
-from posenc.protocol import Array, Namespace
-from posenc.tokens import Tokens
+from posenc.apply.evaluate import as_column, as_row
+from posenc.contract.protocol import Array, Namespace
+from posenc.contract.tokens import Tokens
 
 
 def segment_sums(

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from posenc.feature_needs import has_features
+from posenc.apply.feature_needs import has_features
 
 if TYPE_CHECKING:
     from posenc.attn.arguments import Sides

@@ -15,13 +15,13 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from posenc import evaluate
-from posenc.checks import check_scheme
-from posenc.feature_needs import has_features, reads_hidden, summed_features
+from posenc.apply import evaluate
+from posenc.apply.feature_needs import has_features, reads_hidden, summed_features
+from posenc.contract.checks import check_scheme
+from posenc.contract.params import init_params
+from posenc.contract.protocol import Array, Hook, PositionScheme
 from posenc.layers import LayerPlan
-from posenc.params import init_params
 from posenc.presets import PLANS
-from posenc.protocol import Array, Hook, PositionScheme
 from posenc.schemes import SIZES, catalogue, maker_of
 
 _SIZES = {"num_heads": 4, "head_dim": 16, "max_len": 64, "train_len": 64}

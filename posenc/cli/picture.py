@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from posenc.protocol import Array
+from posenc.contract.protocol import Array
 
 Axes: TypeAlias = Any  # matplotlib is imported only to draw
 Figure: TypeAlias = Any

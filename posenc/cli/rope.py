@@ -17,10 +17,10 @@ import numpy as np
 from posenc import hf
 from posenc.cli import picture
 from posenc.cli.picture import Figure
+from posenc.contract.protocol import Array
 from posenc.hf import keys
 from posenc.hf.context import length_by_base, length_by_cosines
 from posenc.hf.mrope import AXIS_SECTIONS
-from posenc.protocol import Array
 from posenc.schemes.mrope import MRoPE
 from posenc.schemes.nope import NoPE
 from posenc.schemes.rope import RoPE

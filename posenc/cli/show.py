@@ -14,21 +14,21 @@ from typing import Any
 
 import numpy as np
 
-from posenc import evaluate
+from posenc.apply import evaluate
+from posenc.apply.feature_needs import has_features, reads_features, reads_hidden
 from posenc.attn.arguments import Arguments
 from posenc.attn.call import Call, prepare
 from posenc.attn.features import features, hidden_width
-from posenc.checks import check_count, check_scheme
 from posenc.cli import picture
 from posenc.cli.picture import Figure, Panel
-from posenc.feature_needs import has_features, reads_features, reads_hidden
-from posenc.params import head_count, init_params, key_head_count
-from posenc.positions import visible
+from posenc.contract.checks import check_count, check_scheme
+from posenc.contract.params import head_count, init_params, key_head_count
+from posenc.contract.protocol import Array, Hook, PositionScheme
+from posenc.contract.tokens import Tokens
+from posenc.positions.integers import visible
 from posenc.presets import PLANS
-from posenc.protocol import Array, Hook, PositionScheme
 from posenc.schemes import maker_of
 from posenc.study.specs import parse
-from posenc.tokens import Tokens
 
 _MOST_HEADS = 8
 _STEEP = 10.0  # a larger bias gets a logarithmic scale

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
-from posenc.checks import check_count, check_finite, check_flag, nearest
+from posenc.contract.checks import check_count, check_finite, check_flag, nearest
 from posenc.hf import families, keys
 from posenc.hf.parameters import Entry, Surroundings, read_parameters
 from posenc.schemes.nope import NoPE

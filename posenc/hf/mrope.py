@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-from posenc.checks import check_count
+from posenc.contract.checks import check_count
 from posenc.hf import families
 from posenc.hf.config import as_dictionary, from_hf, read
 from posenc.schemes.mrope import MRoPE, Order

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from posenc.checks import check_count, check_positive, nearest
+from posenc.contract.checks import check_count, check_positive, nearest
 from posenc.hf import keys
 from posenc.schemes.rope import Layout, RoPE
 from posenc.schemes.scalings import (

@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from posenc.checks import check_choice, check_count, nearest
+from posenc.contract.checks import check_choice, check_count, nearest
+from posenc.contract.protocol import PositionScheme
 from posenc.hf import from_hf, read
 from posenc.hf.mrope import mrope_of
 from posenc.layers import LayerPlan
 from posenc.presets import uniform
 from posenc.presets.plans import PerLayerLearnedRoPE, PerLayerT5Bias, inkling_layer
-from posenc.protocol import PositionScheme
 from posenc.schemes import Chunk, Learned, LogScale, NoPE, RoPE, Sink, Sum, T5Bias
 
 Config = Mapping[str, Any]

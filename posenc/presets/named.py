@@ -7,9 +7,9 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from posenc.checks import check_count, nearest
+from posenc.contract.checks import check_count, nearest
+from posenc.contract.protocol import PositionScheme
 from posenc.layers import LayerPlan
-from posenc.protocol import PositionScheme
 from posenc.schemes import SIZES, with_widths
 
 T = TypeVar("T")

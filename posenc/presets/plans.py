@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from posenc.checks import check_count
+from posenc.contract.checks import check_count
+from posenc.contract.protocol import PositionScheme
 from posenc.layers import LayerPlan
 from posenc.presets.named import PLANS, groups, ignoring_sizes, named_plan
-from posenc.protocol import PositionScheme
 from posenc.schemes import (
     Chunk,
     Inkling,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from posenc.checks import check_count
+from posenc.contract.checks import check_count
 from posenc.presets.named import ignoring_sizes
 from posenc.schemes import ALiBi, Learned, Llama3, MRoPE, RoPE, T5Bias, YaRN
 

@@ -13,8 +13,8 @@ from dataclasses import MISSING, Field, fields
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
-from posenc.checks import check_count, nearest
-from posenc.protocol import PositionScheme
+from posenc.contract.checks import check_count, nearest
+from posenc.contract.protocol import PositionScheme
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint

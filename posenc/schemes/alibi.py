@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from posenc.angles import frequencies
-from posenc.checks import check_choice, check_per_head
-from posenc.fields import Count, Positive
-from posenc.protocol import Array, Arrays, Namespace
+from posenc.angles.fixed import frequencies
+from posenc.contract.checks import check_choice, check_per_head
+from posenc.contract.fields import Count, Positive
+from posenc.contract.protocol import Array, Arrays, Namespace
 from posenc.schemes.alibi_encoder import EncoderALiBi, Noncausal
 from posenc.schemes.alibi_interpolated import InterpolatedALiBi
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from posenc.protocol import Array, Namespace, ParamSpec, PositionScheme
+from posenc.contract.protocol import Array, Namespace, ParamSpec, PositionScheme
 from posenc.schemes.alibi import ALiBi
 
 Metric = Literal["euclidean", "city_block"]

@@ -19,8 +19,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from posenc.checks import check_per_head
-from posenc.protocol import Array, Arrays, Hook, Namespace, ParamSpec, PositionScheme
+from posenc.contract.checks import check_per_head
+from posenc.contract.protocol import Array, Arrays, Hook, Namespace, ParamSpec, PositionScheme
 
 Noncausal = Literal["symmetric", "asymmetric", "two_sided", "offset"]
 Slopes = tuple[float, ...]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from posenc.protocol import Array, Hook, PositionScheme
+from posenc.contract.protocol import Array, Hook, PositionScheme
 
 
 class InterpolatedALiBi(PositionScheme):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from posenc.checks import check_channels
-from posenc.fields import Count, Positive
-from posenc.protocol import Array, Arrays, Namespace, PositionScheme, Role
+from posenc.contract.checks import check_channels
+from posenc.contract.fields import Count, Positive
+from posenc.contract.protocol import Array, Arrays, Namespace, PositionScheme, Role
 from posenc.schemes.rope import Layout, RoPE, rotate
 
 

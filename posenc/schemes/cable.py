@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from posenc.protocol import Array, Arrays, Namespace
+from posenc.contract.protocol import Array, Arrays, Namespace
 from posenc.schemes.gates import SummedGates, log_sigmoid, logits
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from posenc.fields import Distance
-from posenc.params import float_dtype
-from posenc.positions import visible
-from posenc.protocol import Array, Arrays, Namespace, PositionScheme, Window
+from posenc.contract.fields import Distance
+from posenc.contract.params import float_dtype
+from posenc.contract.protocol import Array, Arrays, Namespace, PositionScheme, Window
+from posenc.positions.integers import visible
 
 
 @dataclass(frozen=True)

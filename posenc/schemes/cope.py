@@ -11,9 +11,16 @@ from typing import Any
 
 from array_api_compat import device
 
-from posenc.checks import check_channels, check_count, check_finite
-from posenc.fields import Count
-from posenc.protocol import Array, Arrays, FeatureSpec, Namespace, ParamSpec, PositionScheme
+from posenc.contract.checks import check_channels, check_count, check_finite
+from posenc.contract.fields import Count
+from posenc.contract.protocol import (
+    Array,
+    Arrays,
+    FeatureSpec,
+    Namespace,
+    ParamSpec,
+    PositionScheme,
+)
 from posenc.schemes.gates import log_sigmoid
 
 

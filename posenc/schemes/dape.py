@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from posenc.fields import Count
-from posenc.protocol import Array, Arrays, Hook, Namespace, ParamSpec, PositionScheme
+from posenc.contract.fields import Count
+from posenc.contract.protocol import Array, Arrays, Hook, Namespace, ParamSpec, PositionScheme
 from posenc.schemes.alibi import ALiBi
 from posenc.schemes.gates import uniform_by_inputs
 from posenc.schemes.sum import Combination

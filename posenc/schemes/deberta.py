@@ -9,10 +9,17 @@ from typing import Any, Literal
 
 from array_api_compat import device
 
-from posenc.checks import check_channels, check_count
-from posenc.fields import Count
-from posenc.frameworks import constant_array
-from posenc.protocol import Array, Arrays, FeatureSpec, Namespace, ParamSpec, PositionScheme
+from posenc.contract.checks import check_channels, check_count
+from posenc.contract.fields import Count
+from posenc.contract.operations import constant_array
+from posenc.contract.protocol import (
+    Array,
+    Arrays,
+    FeatureSpec,
+    Namespace,
+    ParamSpec,
+    PositionScheme,
+)
 
 Terms = Literal["both", "c2p", "p2c"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from posenc.checks import check_count
-from posenc.fields import Count, Distance, Positive
-from posenc.protocol import Array, Namespace, PositionScheme, Role, Window
+from posenc.contract.checks import check_count
+from posenc.contract.fields import Count, Distance, Positive
+from posenc.contract.protocol import Array, Namespace, PositionScheme, Role, Window
 from posenc.schemes.chunk import Chunk
 from posenc.schemes.moved_rope import MovedRoPE
 from posenc.schemes.rope import Layout

@@ -9,8 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from posenc.fields import Count, Positive
-from posenc.protocol import Array, Arrays, Initializer, Namespace, ParamSpec, PositionScheme
+from posenc.contract.fields import Count, Positive
+from posenc.contract.protocol import (
+    Array,
+    Arrays,
+    Initializer,
+    Namespace,
+    ParamSpec,
+    PositionScheme,
+)
 
 _EPS = 1e-6  # the authors' code adds it to the divisor
 

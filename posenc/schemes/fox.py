@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from posenc.checks import check_positive
-from posenc.fields import Finite
-from posenc.protocol import Array, Arrays, Namespace, ParamSpec
+from posenc.contract.checks import check_positive
+from posenc.contract.fields import Finite
+from posenc.contract.protocol import Array, Arrays, Namespace, ParamSpec
 from posenc.schemes.gates import SummedGates, log_sigmoid, logits
 
 

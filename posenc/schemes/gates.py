@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from posenc.fields import Count
-from posenc.protocol import PositionScheme
-from posenc.specs import Array, Arrays, FeatureSpec, Initializer, Namespace, ParamSpec
+from posenc.contract.fields import Count
+from posenc.contract.protocol import PositionScheme
+from posenc.contract.specs import Array, Arrays, FeatureSpec, Initializer, Namespace, ParamSpec
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from posenc.checks import check_positive
-from posenc.fields import Count
-from posenc.protocol import Array, Arrays, FeatureSpec, Namespace, ParamSpec, PositionScheme
+from posenc.contract.checks import check_positive
+from posenc.contract.fields import Count
+from posenc.contract.protocol import (
+    Array,
+    Arrays,
+    FeatureSpec,
+    Namespace,
+    ParamSpec,
+    PositionScheme,
+)
 
 
 @dataclass(frozen=True)

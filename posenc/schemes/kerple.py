@@ -6,8 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from posenc.fields import Count
-from posenc.protocol import Array, Arrays, Initializer, Namespace, ParamSpec, PositionScheme
+from posenc.contract.fields import Count
+from posenc.contract.protocol import (
+    Array,
+    Arrays,
+    Initializer,
+    Namespace,
+    ParamSpec,
+    PositionScheme,
+)
 
 _LEAST, _LARGEST_POWER = 0.01, 2.0  # the authors' code
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from posenc.checks import check_count
-from posenc.fields import Count
-from posenc.positions import concrete_values
-from posenc.protocol import Array, Arrays, Namespace, ParamSpec, PositionScheme
+from posenc.contract.checks import check_count
+from posenc.contract.fields import Count
+from posenc.contract.protocol import Array, Arrays, Namespace, ParamSpec, PositionScheme
+from posenc.positions.integers import concrete_values
 
 
 class OutsideTableError(ValueError, IndexError):

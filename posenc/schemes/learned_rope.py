@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from array_api_compat import device
 
-from posenc.frameworks import constant_array
-from posenc.protocol import Array, Arrays, Namespace, ParamSpec
+from posenc.contract.operations import constant_array
+from posenc.contract.protocol import Array, Arrays, Namespace, ParamSpec
 from posenc.schemes.rope import RoPE
 
 

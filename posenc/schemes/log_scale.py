@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from posenc.checks import check_count, check_flag, check_positive
-from posenc.protocol import Hook, PositionScheme
-from posenc.specs import Array, Arrays, Initializer, Namespace, ParamSpec, Role
+from posenc.contract.checks import check_count, check_flag, check_positive
+from posenc.contract.protocol import Hook, PositionScheme
+from posenc.contract.specs import Array, Arrays, Initializer, Namespace, ParamSpec, Role
 
 Kind = Literal["llama4", "ministral3", "inkling", "mistral_large4", "ssmax", "rerope"]
 _LEARNED: dict[str, dict[str, float]] = {

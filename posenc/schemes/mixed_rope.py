@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from posenc.checks import check_channels
-from posenc.fields import Count, Positive
-from posenc.learned_angles import sincos_of_sum
-from posenc.protocol import Array, Arrays, Namespace, ParamSpec, PositionScheme, Role
+from posenc.angles.learned import sincos_of_sum
+from posenc.contract.checks import check_channels
+from posenc.contract.fields import Count, Positive
+from posenc.contract.protocol import Array, Arrays, Namespace, ParamSpec, PositionScheme, Role
 from posenc.schemes.axial_rope import check_pairs
 from posenc.schemes.rope import Layout, rotate
 

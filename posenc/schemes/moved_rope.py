@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from posenc.checks import check_channels
-from posenc.protocol import Array, Arrays, Namespace, Role
+from posenc.contract.checks import check_channels
+from posenc.contract.protocol import Array, Arrays, Namespace, Role
 from posenc.schemes.rope import RoPE, rotate
 
 

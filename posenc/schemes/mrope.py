@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 from array_api_compat import device
 
-from posenc.checks import check_channels, check_count
-from posenc.frameworks import constant_array
-from posenc.protocol import Array, Arrays, Namespace, PositionScheme, Role
+from posenc.contract.checks import check_channels, check_count
+from posenc.contract.operations import constant_array
+from posenc.contract.protocol import Array, Arrays, Namespace, PositionScheme, Role
 from posenc.schemes.rope import Layout, RoPE, rotate
 from posenc.schemes.scalings import Scaling
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from posenc.protocol import PositionScheme
+from posenc.contract.protocol import PositionScheme
 
 
 @dataclass(frozen=True)

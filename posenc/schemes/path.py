@@ -9,9 +9,16 @@ from typing import Any
 import numpy as np
 from array_api_compat import device
 
-from posenc.checks import check_channels
-from posenc.fields import Count
-from posenc.protocol import Array, Arrays, FeatureSpec, Namespace, ParamSpec, PositionScheme
+from posenc.contract.checks import check_channels
+from posenc.contract.fields import Count
+from posenc.contract.protocol import (
+    Array,
+    Arrays,
+    FeatureSpec,
+    Namespace,
+    ParamSpec,
+    PositionScheme,
+)
 from posenc.schemes.gates import log_sigmoid, logits, uniform_by_inputs
 
 _EPS = 1e-6  # in the norm of a direction, as released

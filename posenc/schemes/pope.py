@@ -10,10 +10,18 @@ from typing import Any, Literal
 
 import numpy as np
 
-from posenc.angles import Turns, frequencies
-from posenc.checks import check_channels
-from posenc.fields import Count, Positive
-from posenc.protocol import Array, Arrays, Initializer, Namespace, ParamSpec, PositionScheme, Role
+from posenc.angles.fixed import Turns, frequencies
+from posenc.contract.checks import check_channels
+from posenc.contract.fields import Count, Positive
+from posenc.contract.protocol import (
+    Array,
+    Arrays,
+    Initializer,
+    Namespace,
+    ParamSpec,
+    PositionScheme,
+    Role,
+)
 from posenc.schemes.rope import Layout
 
 FirstPhase = Literal["zero", "uniform"]

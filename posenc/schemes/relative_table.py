@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from posenc.fields import Count
-from posenc.protocol import Array, Arrays, Namespace, ParamSpec, PositionScheme, Window
+from posenc.contract.fields import Count
+from posenc.contract.protocol import Array, Arrays, Namespace, ParamSpec, PositionScheme, Window
 
 
 @dataclass(frozen=True)

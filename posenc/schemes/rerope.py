@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
 
-from posenc.fields import Distance, Positive
-from posenc.protocol import Array, Namespace, PositionScheme, Role, Window
+from posenc.contract.fields import Distance, Positive
+from posenc.contract.protocol import Array, Namespace, PositionScheme, Role, Window
 from posenc.schemes.log_scale import LogScale
 from posenc.schemes.moved_rope import MovedRoPE
 from posenc.schemes.rope import Layout, RoPE

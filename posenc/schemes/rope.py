@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from posenc.angles import Turns
-from posenc.checks import check_channels
-from posenc.fields import Count, Positive
-from posenc.frameworks import rotated
-from posenc.protocol import Array, Arrays, Namespace, PositionScheme, Role
+from posenc.angles.fixed import Turns
+from posenc.contract.checks import check_channels
+from posenc.contract.fields import Count, Positive
+from posenc.contract.operations import rotated
+from posenc.contract.protocol import Array, Arrays, Namespace, PositionScheme, Role
 from posenc.schemes.rope_of_hf import OfHuggingFace
 from posenc.schemes.scalings import Proportional, Scaling
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from posenc.angles import Turns, frequencies
-from posenc.fields import Count, Positive
-from posenc.protocol import Array, Arrays, Namespace, PositionScheme
+from posenc.angles.fixed import Turns, frequencies
+from posenc.contract.fields import Count, Positive
+from posenc.contract.protocol import Array, Arrays, Namespace, PositionScheme
 
 
 @dataclass(frozen=True)

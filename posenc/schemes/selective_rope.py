@@ -9,10 +9,18 @@ from typing import Any
 import numpy as np
 from array_api_compat import device
 
-from posenc.checks import check_channels, check_count
-from posenc.fields import Count, Positive
-from posenc.frameworks import constant_array
-from posenc.protocol import Array, Arrays, FeatureSpec, Namespace, ParamSpec, PositionScheme, Role
+from posenc.contract.checks import check_channels, check_count
+from posenc.contract.fields import Count, Positive
+from posenc.contract.operations import constant_array
+from posenc.contract.protocol import (
+    Array,
+    Arrays,
+    FeatureSpec,
+    Namespace,
+    ParamSpec,
+    PositionScheme,
+    Role,
+)
 from posenc.schemes.gates import log_sigmoid, uniform_by_inputs
 from posenc.schemes.rope import rotate
 

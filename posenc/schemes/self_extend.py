@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from posenc.fields import Count, Distance, Positive
-from posenc.protocol import Array, Namespace, PositionScheme, Role, Window
+from posenc.contract.fields import Count, Distance, Positive
+from posenc.contract.protocol import Array, Namespace, PositionScheme, Role, Window
 from posenc.schemes.moved_rope import MovedRoPE
 from posenc.schemes.rope import Layout, RoPE
 

@@ -7,9 +7,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from posenc.fields import Count, Finite
-from posenc.params import float_dtype
-from posenc.protocol import Array, Arrays, FeatureSpec, Hook, Namespace, ParamSpec, PositionScheme
+from posenc.contract.fields import Count, Finite
+from posenc.contract.params import float_dtype
+from posenc.contract.protocol import (
+    Array,
+    Arrays,
+    FeatureSpec,
+    Hook,
+    Namespace,
+    ParamSpec,
+    PositionScheme,
+)
 from posenc.schemes.nope import NoPE
 from posenc.schemes.wrapper import Wrapper, heads_around
 

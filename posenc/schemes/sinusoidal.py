@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Literal
 
-from posenc.angles import Turns, frequencies
-from posenc.fields import Count, Positive
-from posenc.params import float_dtype
-from posenc.protocol import Array, Arrays, Namespace, PositionScheme
+from posenc.angles.fixed import Turns, frequencies
+from posenc.contract.fields import Count, Positive
+from posenc.contract.params import float_dtype
+from posenc.contract.protocol import Array, Arrays, Namespace, PositionScheme
 
 Layout = Literal["interleaved", "concatenated", "tensor2tensor"]
 

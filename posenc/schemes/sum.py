@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
-from posenc.checks import check_scheme
-from posenc.feature_needs import reads_features, reads_vectors
-from posenc.params import Features, Params, float_dtype, head_count
-from posenc.protocol import Hook, PositionScheme
-from posenc.specs import Array, Arrays, FeatureSpec, Namespace, ParamSpec, Role, Window
+from posenc.apply.feature_needs import reads_features, reads_vectors
+from posenc.contract.checks import check_scheme
+from posenc.contract.params import Features, Params, float_dtype, head_count
+from posenc.contract.protocol import Hook, PositionScheme
+from posenc.contract.specs import Array, Arrays, FeatureSpec, Namespace, ParamSpec, Role, Window
 
 _AT_MOST_ONE = {
     Hook.ADJUST_SCORES: "adjusts whole rows",

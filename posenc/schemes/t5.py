@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from posenc.checks import check_count
-from posenc.fields import Count
-from posenc.protocol import Array, Arrays, Namespace, ParamSpec, PositionScheme, Window
+from posenc.contract.checks import check_count
+from posenc.contract.fields import Count
+from posenc.contract.protocol import Array, Arrays, Namespace, ParamSpec, PositionScheme, Window
 
 
 @dataclass(frozen=True)

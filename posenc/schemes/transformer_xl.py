@@ -8,9 +8,17 @@ from typing import Any
 
 from array_api_compat import device
 
-from posenc.checks import check_channels
-from posenc.fields import Count
-from posenc.protocol import Array, Arrays, FeatureSpec, Namespace, ParamSpec, PositionScheme, Role
+from posenc.contract.checks import check_channels
+from posenc.contract.fields import Count
+from posenc.contract.protocol import (
+    Array,
+    Arrays,
+    FeatureSpec,
+    Namespace,
+    ParamSpec,
+    PositionScheme,
+    Role,
+)
 from posenc.schemes.sinusoidal import Sinusoidal
 
 

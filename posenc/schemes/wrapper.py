@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from posenc.params import head_count
-from posenc.protocol import Hook, PositionScheme
+from posenc.contract.params import head_count
+from posenc.contract.protocol import Hook, PositionScheme
 
 
 class Wrapper(PositionScheme):

@@ -8,10 +8,10 @@ from typing import Any
 
 from array_api_compat import device
 
-from posenc.checks import check_channels, check_count
-from posenc.fields import Positive
-from posenc.frameworks import constant_array
-from posenc.protocol import Array, Arrays, Namespace, PositionScheme, Role
+from posenc.contract.checks import check_channels, check_count
+from posenc.contract.fields import Positive
+from posenc.contract.operations import constant_array
+from posenc.contract.protocol import Array, Arrays, Namespace, PositionScheme, Role
 from posenc.schemes.rope import Layout, RoPE, rotate
 
 _LARGEST_EXPONENT = 40.0

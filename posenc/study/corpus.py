@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from posenc.checks import check_count
+from posenc.contract.checks import check_count
 
 # Packages that some distributions strip, that are tests, or that hold tables instead of prose.
 _EXCLUDED = frozenset(

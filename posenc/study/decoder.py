@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from posenc.contract.params import init_params
+from posenc.contract.protocol import PositionScheme
 from posenc.layers import LayerPlan, rotary_layers
-from posenc.params import init_params
-from posenc.protocol import PositionScheme
 from posenc.study.recipe import Recipe
 
 VOCABULARY = 256

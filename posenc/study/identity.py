@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from posenc.contract.protocol import PositionScheme
 from posenc.layers import LayerPlan
-from posenc.protocol import PositionScheme
 from posenc.study.source import OWN, source_digest
 from posenc.study.specs import Plans
 

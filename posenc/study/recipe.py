@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from posenc.checks import check_count, check_positive
-from posenc.declared import Declared
+from posenc.contract.checks import check_count, check_positive
+from posenc.contract.declared import Declared
 
 
 def option(default: Any, help: str) -> Any:

@@ -16,7 +16,7 @@ from importlib.util import find_spec, resolve_name
 from pathlib import Path
 from typing import Any
 
-from posenc.protocol import PositionScheme
+from posenc.contract.protocol import PositionScheme
 
 OWN = frozenset(("posenc", "posenc_jax", "posenc_torch"))  # covered by posenc_digest
 _INSTALLED = {"site-packages", "dist-packages"}

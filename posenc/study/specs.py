@@ -14,9 +14,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from posenc.contract.protocol import PositionScheme
 from posenc.layers import LayerPlan
 from posenc.presets import PLANS, named
-from posenc.protocol import PositionScheme
 from posenc.schemes import Sum, catalogue, fitted_options, make
 
 # A "+" starts the next name, unless it is the sign of a number: 1e+5.

@@ -6,7 +6,7 @@ import functools
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from posenc.checks import check_count, nearest
+from posenc.contract.checks import check_count, nearest
 from posenc.study.corpus import Corpus, check_size, from_files, standard_library
 from posenc.study.identity import fingerprint
 from posenc.study.recipe import Recipe, option

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from posenc.checks import nearest
+from posenc.contract.checks import nearest
 from posenc.layers import LayerPlan
 from posenc.study.decoder import Decoder
 from posenc.study.identity import TRAINERS

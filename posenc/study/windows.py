@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from posenc.positions import randomised
+from posenc.positions.integers import randomised
 
 Tokens = np.ndarray[Any, Any]
 

@@ -11,9 +11,9 @@ import numpy as np
 
 from posenc.attn.arguments import Arguments
 from posenc.attn.call import Call, prepare
-from posenc.protocol import Array, Namespace, PositionScheme
+from posenc.contract.protocol import Array, Namespace, PositionScheme
+from posenc.contract.tokens import Tokens
 from posenc.testing.framework import Answer, Framework, Function, Host
-from posenc.tokens import Tokens
 
 _PARAM = "param:"
 _VECTORS = ("q", "k", "v")

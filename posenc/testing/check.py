@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from posenc.checks import nearest
-from posenc.protocol import PositionScheme
+from posenc.contract.checks import nearest
+from posenc.contract.protocol import PositionScheme
 from posenc.testing.framework import Framework, select_frameworks
 from posenc.testing.law import BrokenLawError, Law, registered_laws
 from posenc.testing.scheme_case import SchemeCase

@@ -25,9 +25,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import posenc
-from posenc.protocol import PositionScheme
+from posenc.contract.protocol import PositionScheme
+from posenc.contract.specs import (
+    Array,
+    FeatureSpec,
+    Initializer,
+    Namespace,
+    ParamSpec,
+    Role,
+    Window,
+)
 from posenc.schemes.gates import SummedGates, log_sigmoid, logits
-from posenc.specs import Array, FeatureSpec, Initializer, Namespace, ParamSpec, Role, Window
 
 HEADS, HEAD_DIM, HIDDEN_DIM = 4, 8, 12
 

@@ -15,7 +15,7 @@ import array_api_compat.numpy
 import numpy as np
 
 from posenc.attn.reference import attention
-from posenc.protocol import Array, Namespace
+from posenc.contract.protocol import Array, Namespace
 
 Host: TypeAlias = "np.ndarray[Any, Any]"
 Function: TypeAlias = Callable[[Namespace, dict[str, Array]], Array | None]

@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from posenc.apply.evaluate import as_column, as_row
 from posenc.attn.call import Call
-from posenc.evaluate import as_column, as_row
-from posenc.protocol import Hook
+from posenc.contract.protocol import Hook
 from posenc.testing.attention_case import AttentionCase
 from posenc.testing.framework import Host
 from posenc.testing.tolerances import UNIT, rounding_bound

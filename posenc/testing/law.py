@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from posenc.protocol import SchemeWarning
+from posenc.contract.protocol import SchemeWarning
 from posenc.testing.framework import Framework
 from posenc.testing.places import Where, first_index
 from posenc.testing.scheme_case import SchemeCase

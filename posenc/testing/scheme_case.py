@@ -12,11 +12,11 @@ import array_api_compat.numpy as xp
 import numpy as np
 
 import posenc
+from posenc.apply.evaluate import as_column, as_row, bias_tile, has_transform
+from posenc.apply.feature_needs import has_features, reads_hidden
 from posenc.attn.features import hidden_width
-from posenc.checks import check_count, check_scheme
-from posenc.evaluate import as_column, as_row, bias_tile, has_transform
-from posenc.feature_needs import has_features, reads_hidden
-from posenc.params import (
+from posenc.contract.checks import check_count, check_scheme
+from posenc.contract.params import (
     Features,
     Params,
     check_params,
@@ -24,13 +24,13 @@ from posenc.params import (
     key_head_count,
     merge_constants,
 )
-from posenc.positions import MAX_POSITION, MIN_POSITION
-from posenc.protocol import PositionScheme, Role
+from posenc.contract.protocol import PositionScheme, Role
+from posenc.contract.tokens import Tokens
+from posenc.positions.integers import MAX_POSITION, MIN_POSITION
 from posenc.testing.attention_case import AttentionCase
 from posenc.testing.framework import Host, readonly
 from posenc.testing.tokens import RoleTokens
 from posenc.testing.variants import field_variants, sizes_of
-from posenc.tokens import Tokens
 
 _HEADS, _HEAD_DIM, _HIDDEN_DIM = 4, 8, 16
 _MIN_POSITIONS = 20  # laws use up to so many

@@ -9,10 +9,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from posenc.params import Features
-from posenc.protocol import Role
+from posenc.contract.params import Features
+from posenc.contract.protocol import Role
+from posenc.contract.tokens import Tokens
 from posenc.testing.framework import Host, readonly
-from posenc.tokens import Tokens
 
 Index: TypeAlias = "int | slice | Host | tuple[Any, ...] | EllipsisType"
 

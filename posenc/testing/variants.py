@@ -11,8 +11,8 @@ from dataclasses import fields, is_dataclass, replace
 from enum import Enum
 from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
 
-from posenc.params import head_count
-from posenc.protocol import PositionScheme
+from posenc.contract.params import head_count
+from posenc.contract.protocol import PositionScheme
 
 
 def field_variants(

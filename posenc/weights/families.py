@@ -8,9 +8,9 @@ from typing import Any, Literal, Protocol, TypeAlias, get_args
 import numpy as np
 from array_api_compat import array_namespace
 
-from posenc.checks import check_choice, check_count
+from posenc.contract.checks import check_choice, check_count
+from posenc.contract.protocol import Array
 from posenc.presets import from_hf_config
-from posenc.protocol import Array
 from posenc.schemes import ALiBi
 from posenc.weights.layouts import interleaved_to_half
 

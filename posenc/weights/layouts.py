@@ -11,8 +11,8 @@ from typing import Literal
 
 from array_api_compat import array_namespace
 
-from posenc.checks import check_choice, check_count
-from posenc.protocol import Array
+from posenc.contract.checks import check_choice, check_count
+from posenc.contract.protocol import Array
 
 
 def half_to_interleaved(weight: Array, num_heads: int, rotary_dim: int | None = None) -> Array:

@@ -12,7 +12,7 @@ import pytest
 
 import posenc
 from posenc.cli.list import Row, one_of_each_kind, page, rows, table
-from posenc.protocol import FeatureSpec, PositionScheme
+from posenc.contract.protocol import FeatureSpec, PositionScheme
 from posenc.schemes import fitted_options
 
 SIZES = {"num_heads": 2, "head_dim": 8, "max_len": 32, "train_len": 16}

@@ -11,9 +11,9 @@ import pytest
 
 import posenc
 from posenc import FeatureSpec, PositionScheme
-from posenc.feature_needs import lookback, reads_features, reads_hidden, summed_features
-from posenc.fields import Count, Distance, Finite, Positive
-from posenc.protocol import Hook
+from posenc.apply.feature_needs import lookback, reads_features, reads_hidden, summed_features
+from posenc.contract.fields import Count, Distance, Finite, Positive
+from posenc.contract.protocol import Hook
 from posenc.schemes import DAPE, FoX, Inkling, LogScale, ReRoPE, Scaling, Sum, Wrapper
 
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from subjects import HEAD_DIM, HIDDEN_DIM, SUBJECTS, heads, normal, params_of
 
 import posenc
+from posenc.apply.feature_needs import reads_hidden
 from posenc.attn.padding import _reads_vectors as reads
 from posenc.attn.padding import occurs_in
-from posenc.feature_needs import reads_hidden
 
 # The reference stands for all: tokens are set to 0 before an implementation gets them.
 REFERENCES = [

@@ -12,10 +12,10 @@ from subjects import normal
 
 import posenc
 from posenc import Tokens
+from posenc.apply.feature_needs import reads_hidden
 from posenc.cli.list import one_of_each_kind
-from posenc.feature_needs import reads_hidden
+from posenc.contract.protocol import Hook
 from posenc.positions import left_padded
-from posenc.protocol import Hook
 
 HEADS, LENGTH, DIM = 2, 8, 8
 Q = normal((1, HEADS, LENGTH, DIM), 0, "float32")

@@ -13,10 +13,10 @@ from subjects import SUBJECTS, normal, params_of
 
 import posenc
 from posenc import Tokens
+from posenc.apply.feature_needs import has_features
 from posenc.attn.arguments import Arguments
 from posenc.attn.call import prepare
-from posenc.feature_needs import has_features
-from posenc.params import Features, Params
+from posenc.contract.params import Features, Params
 from posenc.schemes import FoX
 from posenc.testing import assert_near
 from posenc.testing.examples import HEAD_DIM, HEADS, HIDDEN_DIM, Fading, Fence

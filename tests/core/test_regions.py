@@ -13,7 +13,7 @@ from sample import few_of_jax
 from subjects import normal
 
 import posenc
-from posenc.protocol import ParamSpec, PositionScheme, Window
+from posenc.contract.protocol import ParamSpec, PositionScheme, Window
 from posenc.schemes import DAPE, ReRoPE, Sink, Sum
 from posenc.testing import assert_near
 from posenc.testing.examples import HEAD_DIM, HEADS

@@ -23,10 +23,10 @@ from subjects import PROOFS, SUBJECTS, normal, params_of
 
 import posenc
 from posenc import Tokens
+from posenc.apply.feature_needs import summed_features
 from posenc.attn.caches import CacheNeeds
 from posenc.attn.segment_sums import segment_sums
-from posenc.feature_needs import summed_features
-from posenc.protocol import Hook
+from posenc.contract.protocol import Hook
 from posenc.schemes import FoX, ReRoPE, Sink, Sum
 from posenc.testing import AttentionCase, assert_near
 from posenc.testing.examples import (

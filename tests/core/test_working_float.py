@@ -5,7 +5,7 @@ import pytest
 
 import posenc
 from posenc.attn.call import prepare
-from posenc.params import working_dtype
+from posenc.contract.params import working_dtype
 
 
 @pytest.mark.parametrize("absent", [None, [1.0], "x"])

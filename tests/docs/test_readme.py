@@ -53,7 +53,13 @@ def test_examples_run(path, capsys):
 
 @pytest.mark.parametrize(
     "name",
-    ["posenc.positions", "posenc.mixed", "posenc.schemes", "posenc.angles", "posenc.presets"],
+    [
+        "posenc.positions",
+        "posenc.positions.images",
+        "posenc.schemes",
+        "posenc.angles",
+        "posenc.presets",
+    ],
 )
 def test_examples_in_docstrings_hold(name):
     assert doctest.testmod(importlib.import_module(name)).failed == 0

@@ -11,7 +11,7 @@ from float32_frequencies import relative_error
 from frameworks import FRAMEWORKS
 
 import posenc
-from posenc import evaluate
+from posenc.apply import evaluate
 from posenc.schemes import RoPE
 from posenc.testing.tolerances import ATTENTION_TOL, rounding_bound
 from posenc.weights import half_to_interleaved, interleaved_to_half

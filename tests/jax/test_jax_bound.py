@@ -7,7 +7,7 @@ import pytest
 
 import posenc
 from posenc import Tokens
-from posenc.feature_needs import reads_hidden
+from posenc.apply.feature_needs import reads_hidden
 from posenc.schemes import FoX, LearnedRoPE
 
 jax = pytest.importorskip("jax")

@@ -9,8 +9,8 @@ from sample import long, some
 from subjects import SUBJECTS, fox_alibi, params_of
 
 import posenc
+from posenc.apply.feature_needs import reads_hidden
 from posenc.attn.call import prepare
-from posenc.feature_needs import reads_hidden
 from posenc.schemes import Sum
 from posenc.testing.examples import HIDDEN_DIM
 from posenc.testing.tolerances import UNIT, assert_near, attention_bound, rounding_bound
@@ -318,7 +318,7 @@ def pulled(scheme, *, implementation="chunked", tokens=None, **options):
 
 def faded(scheme, *, q_length=FADED, dtype="float32", kv_heads=None, **_):
     """Arrays of attention to ``FADED`` keys, and a gradient of its result."""
-    rng, heads = np.random.default_rng(0), posenc.params.head_count(scheme)
+    rng, heads = np.random.default_rng(0), posenc.contract.params.head_count(scheme)
     sizes = {
         "q": (q_length, heads),
         "k": (FADED, kv_heads or heads),

@@ -39,19 +39,19 @@ ALIBI, LEARNED = "posenc/schemes/alibi.py", "posenc/schemes/learned.py"
 ROPE, SINUSOIDAL = "posenc/schemes/rope.py", "posenc/schemes/sinusoidal.py"
 SCALINGS = "posenc/schemes/scalings"
 SCALING = f"{SCALINGS}/scaling.py"
-T5, ANGLES = "posenc/schemes/t5.py", "posenc/angles.py"
-CHECKS = "posenc/checks.py"
+T5, ANGLES = "posenc/schemes/t5.py", "posenc/angles/fixed.py"
+CHECKS = "posenc/contract/checks.py"
 REFERENCE, CALL = "posenc/attn/reference.py", "posenc/attn/call.py"
 ARGUMENTS = "posenc/attn/arguments.py"
 PRESETS, PRESETS_HF = "posenc/presets/named.py", "posenc/presets/hf.py"
-POSITIONS, PARAMS = "posenc/positions.py", "posenc/params.py"
+POSITIONS, PARAMS = "posenc/positions/integers.py", "posenc/contract/params.py"
 TOKENS, SUMS, SUM = (
     "posenc/attn/features.py",
     "posenc/attn/segment_sums.py",
     "posenc/schemes/sum.py",
 )
-EVALUATE, IMPLEMENTATIONS = "posenc/evaluate.py", "posenc/attn/implementations.py"
-BY_DISTANCE = "posenc/by_distance.py"
+EVALUATE, IMPLEMENTATIONS = "posenc/apply/evaluate.py", "posenc/attn/implementations.py"
+BY_DISTANCE = "posenc/apply/by_distance.py"
 MERGE = "posenc/attn/merge.py"
 TORCH, MODULE = "backends/posenc_torch/api.py", "backends/posenc_torch/position.py"
 JAX, JAX_INIT = "backends/posenc_jax/api.py", "backends/posenc_jax/params.py"
@@ -193,7 +193,7 @@ _SCHEMES = (
     Fault(
         "learned-slopes-start-equal",
         "all heads begin as one",
-        "posenc/specs.py",
+        "posenc/contract/specs.py",
         "lambda rng, shape: np.asarray(values)",
         "lambda rng, shape: np.full(shape, values[0])",
         ("test_schemes_golden.py alibi_learned",),
@@ -758,7 +758,7 @@ _CORE = (
     Fault(
         "rotary-of-another-scheme",
         "a layer with another base is given the angles of its neighbour, in silence",
-        "posenc/rotary_tables.py",
+        "posenc/angles/rotary.py",
         "if rotary.scheme is not scheme and rotary.scheme != scheme:",
         "if type(rotary.scheme) is not type(scheme):",
         ("test_rotary.py wrong_rotary",),
@@ -766,7 +766,7 @@ _CORE = (
     Fault(
         "rotary-for-a-transform-of-its-own",
         "a subclass that moves positions before it rotates gets the angles of those not moved",
-        "posenc/protocol.py",
+        "posenc/contract/protocol.py",
         'if not issubclass(writer["rotary"], writer["transform"]):',
         'if not issubclass(writer["rotary"], PositionScheme):',
         ("test_rotary.py transform_of_its_own",),
@@ -1669,7 +1669,7 @@ _LOWERED = (
     Fault(
         "an-index-of-features-taken-for-distances",
         "an index that depends on a feature is read as if all tokens had that of the first",
-        "posenc/evaluate.py",
+        "posenc/apply/evaluate.py",
         "consecutive and scheme.relative and all(_has_heads_or_batch(a) for a in both)",
         "consecutive and scheme.relative",
         ("test_torch_tables.py index_that_depends_on_a_feature",),
@@ -2255,7 +2255,7 @@ _NUMBERS = (
     Fault(
         "fields-stay-numpys",
         "NumPy's integers overflow in T5's thresholds and in the size of a table",
-        "posenc/fields.py",
+        "posenc/contract/fields.py",
         "object.__setattr__(instance, field.name, value)",
         "pass",
         ("test_numbers.py any_integer_make_the_same_scheme",),
@@ -3523,7 +3523,7 @@ _FEATURES = (
     Fault(
         "learned-angles-of-negative-frequencies",
         "digits are rounded down, so that what is left of a small negative frequency is rounded",
-        "posenc/learned_angles.py",
+        "posenc/angles/learned.py",
         "digit = xp.trunc(rest)",
         "digit = xp.floor(rest)",
         ("test_mixed_rope.py angles_are_exact",),
@@ -3531,7 +3531,7 @@ _FEATURES = (
     Fault(
         "learned-angles-without-a-gradient",
         "a phase of integers alone, which no frequency learns from",
-        "posenc/learned_angles.py",
+        "posenc/angles/learned.py",
         "more = more + real * rest",
         "more = more + 0 * rest",
         ("test_mixed_rope.py frequencies_learn torch",),
@@ -3539,7 +3539,7 @@ _FEATURES = (
     Fault(
         "text-after-an-image-overlaps",
         "text goes on after the rows of an image, however wide it is",
-        "posenc/mixed.py",
+        "posenc/positions/images.py",
         "1 + int(own.max())",
         "1 + int(own[:, :2].max())",
         ("test_mixed.py",),
@@ -3547,7 +3547,7 @@ _FEATURES = (
     Fault(
         "delta-of-the-last-token",
         "decoding goes on after the last token's coordinate, not after the largest",
-        "posenc/mixed.py",
+        "posenc/positions/images.py",
         "int(places.max()) + 1 - len(places)",
         "int(places[-1].max()) + 1 - len(places)",
         ("test_mixed.py",),
@@ -3737,7 +3737,7 @@ _WHOLE_ROWS = (
     Fault(
         "parts-of-a-sum-see-the-first-tap",
         "FoX beside Selective RoPE reads gates of an earlier token",
-        "posenc/feature_needs.py",
+        "posenc/apply/feature_needs.py",
         "else x[:, :, -1, :]",
         "else x[:, :, 0, :]",
         ("test_selective_rope.py parts_of_a_sum",),
@@ -3761,7 +3761,7 @@ _WHOLE_ROWS = (
     Fault(
         "fractions-from-the-first-advance",
         "a sequence begins at its first advance, and not at 0",
-        "posenc/positions.py",
+        "posenc/positions/integers.py",
         "units[..., :1] = 0",
         "units[..., :0] = 0",
         ("test_fractional.py advance_by_fractions",),
@@ -4284,7 +4284,7 @@ _OUTSIDE = (
     Fault(
         "cap-that-no-score-reaches",
         "softcap=3e38: JAX flushes every score to 0",
-        "posenc/checks.py",
+        "posenc/contract/checks.py",
         "<= 2.0 ** (-low - digits):\n",
         "< math.inf:\n",
         ("test_wrong_calls.py softcap-large",),
@@ -4448,7 +4448,7 @@ _PASS = (
     Fault(
         "tokens-sliced-by-heads",
         "A slice of tokens cuts another axis of their features.",
-        "posenc/tokens.py",
+        "posenc/contract/tokens.py",
         'features: Any = field(default=None, metadata={"axis": 2})',
         'features: Any = field(default=None, metadata={"axis": 1})',
         ("test_tokens.py slices_and_concatenates",),
@@ -4459,7 +4459,7 @@ _DECLARED = (
     Fault(
         "misspelt-facts-are-taken",
         "class X(PositionScheme, relatve=True) is not relative, and nobody says so",
-        "posenc/declared.py",
+        "posenc/contract/declared.py",
         "            if name not in cls._FACTS:",
         "            if False:",
         ("test_declared.py wrong_fact_is_a_type_error",),
@@ -4467,7 +4467,7 @@ _DECLARED = (
     Fault(
         "facts-as-fields",
         "relative: bool = True in the body is the first argument of the constructor",
-        "posenc/declared.py",
+        "posenc/contract/declared.py",
         'if name in cls._FACTS and name != "axes" and',
         "if False and",
         ("test_declared.py a_fact_is_no_field",),
@@ -4475,7 +4475,7 @@ _DECLARED = (
     Fault(
         "fields-that-may-be-none-are-not-checked",
         "window=0 where a width or None is asked for",
-        "posenc/fields.py",
+        "posenc/contract/fields.py",
         "return None if check is None else partial(_check_given, check)",
         "return None",
         ("test_declared.py checked_as_it_is_annotated",),
@@ -4483,7 +4483,7 @@ _DECLARED = (
     Fault(
         "checks-of-a-base-stay",
         "a subclass that takes more in a field is refused",
-        "posenc/declared.py",
+        "posenc/contract/declared.py",
         "{**cls._checks, **checks_of(cls)}",
         "{**checks_of(cls), **cls._checks}",
         ("test_declared.py subclass_may_take_more",),
@@ -4507,7 +4507,7 @@ _DECLARED = (
     Fault(
         "features-of-other-parts-hide-a-table",
         "ALiBi beside Selective RoPE is not computed by distance",
-        "posenc/feature_needs.py",
+        "posenc/apply/feature_needs.py",
         "term.axes > 1 or has_features(term)",
         "term.axes > 1 or has_features(scheme)",
         ("test_declared.py known_before_a_call",),
@@ -4515,7 +4515,7 @@ _DECLARED = (
     Fault(
         "lookback-of-the-last-feature",
         "a cache keeps too few hidden states for PaTH",
-        "posenc/feature_needs.py",
+        "posenc/apply/feature_needs.py",
         "return max(counts) if counts else 0",
         "return counts[-1] if counts else 0",
         ("test_declared.py known_before_a_call",),
@@ -4523,7 +4523,7 @@ _DECLARED = (
     Fault(
         "papers-not-in-docstrings",
         "help(ALiBi) names no source",
-        "posenc/declared.py",
+        "posenc/contract/declared.py",
         'if "paper" in facts and cls.__doc__:',
         "if False:",
         ("test_declared.py facts_are_attributes",),

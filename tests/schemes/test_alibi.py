@@ -7,7 +7,7 @@ import pytest
 
 import posenc
 from posenc import ALiBi, SchemeWarning
-from posenc.protocol import Hook
+from posenc.contract.protocol import Hook
 
 INF = np.inf
 Q, K = np.asarray([2]), np.arange(5)  # distances 2, 1, 0, and 1, 2 to later keys

@@ -11,7 +11,7 @@ from sample import few_of_jax, long
 from subjects import normal
 
 import posenc
-from posenc.protocol import Hook
+from posenc.contract.protocol import Hook
 from posenc.schemes import LogScale, Sink, Sum
 from posenc.testing import check_scheme
 from posenc.testing.tolerances import ATTENTION_TOL, assert_near

@@ -10,7 +10,7 @@ from sample import long, some
 from subjects import normal
 
 import posenc
-from posenc.learned_angles import sincos_of_sum
+from posenc.angles.learned import sincos_of_sum
 from posenc.positions import grid
 from posenc.schemes import MixedRoPE
 from posenc.testing.tolerances import rounding_bound

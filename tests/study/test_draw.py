@@ -15,7 +15,7 @@ from sample import long, some
 import posenc
 from posenc.cli import show as drawing
 from posenc.cli.show import draw
-from posenc.protocol import FeatureSpec, ParamSpec, PositionScheme
+from posenc.contract.protocol import FeatureSpec, ParamSpec, PositionScheme
 from posenc.schemes import ReRoPE
 
 Text = pytest.importorskip("matplotlib.text").Text

@@ -25,9 +25,9 @@ from sample import long, some
 
 import posenc
 from posenc.cli.list import one_of_each_kind
+from posenc.contract.protocol import Hook
 from posenc.layers import LayerPlan
 from posenc.presets import PLANS
-from posenc.protocol import Hook
 from posenc.schemes import Sum
 from posenc.study import identity, windows
 from posenc.study import results as results_module

@@ -9,7 +9,7 @@ import numpy as np
 from subjects import SUBJECTS, heads, normal, params_of, steers_attention
 
 from posenc import Tokens
-from posenc.feature_needs import reads_hidden
+from posenc.apply.feature_needs import reads_hidden
 from posenc.positions import packed
 from posenc.testing import AttentionCase, SchemeCase
 from posenc.testing.examples import HEAD_DIM, HIDDEN_DIM

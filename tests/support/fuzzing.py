@@ -13,8 +13,8 @@ from subjects import normal
 
 import posenc
 from posenc import Tokens
-from posenc.feature_needs import summed_features
-from posenc.params import Features, Params
+from posenc.apply.feature_needs import summed_features
+from posenc.contract.params import Features, Params
 from posenc.schemes import FIRE, FoX, Kerple
 from posenc.testing.attention_case import AttentionCase
 from posenc.testing.examples import (

@@ -28,7 +28,7 @@ from subjects import SUBJECTS, normal, params_of
 import posenc
 import posenc_jax
 from posenc import Tokens
-from posenc.feature_needs import summed_features
+from posenc.apply.feature_needs import summed_features
 from posenc.positions import packed
 from posenc.schemes import Sum
 from posenc.testing.examples import HEAD_DIM, HEADS, HIDDEN_DIM

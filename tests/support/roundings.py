@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from posenc.feature_needs import summed_features
+from posenc.apply.feature_needs import summed_features
 from posenc.testing.attention_case import AttentionCase
 from posenc.testing.tolerances import UNIT, rounding_bound
 

@@ -12,8 +12,8 @@ import numpy as np
 
 import posenc
 from posenc import PositionScheme
-from posenc.evaluate import ATTENTION_HOOKS
-from posenc.params import head_count
+from posenc.attn.embedding_only import ATTENTION_HOOKS
+from posenc.contract.params import head_count
 from posenc.schemes import (
     FIRE,
     ALiBi2D,

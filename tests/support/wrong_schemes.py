@@ -14,7 +14,7 @@ from subjects import MAX_LEN
 
 import posenc
 from posenc import FeatureSpec, ParamSpec, PositionScheme
-from posenc.params import Params
+from posenc.contract.params import Params
 from posenc.schemes import FoX, Shaw, Sum
 from posenc.testing.examples import HEAD_DIM, HEADS, HIDDEN_DIM, Fading, uniform
 

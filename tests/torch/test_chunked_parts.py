@@ -12,7 +12,7 @@ from frameworks_installed import require
 from subjects import SUBJECTS, normal
 
 import posenc
-from posenc.feature_needs import reads_hidden
+from posenc.apply.feature_needs import reads_hidden
 from posenc.testing import assert_near
 from posenc.testing.examples import HEAD_DIM, HEADS, HIDDEN_DIM
 from posenc.testing.tolerances import attention_bound

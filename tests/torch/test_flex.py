@@ -20,14 +20,14 @@ from subjects import SUBJECTS, heads, normal, params_of
 
 import posenc
 from posenc import Mask, Tokens
+from posenc.apply.evaluate import has_bias, positions_as_places
+from posenc.apply.feature_needs import has_features, reads_features, reads_hidden
 from posenc.attn.arguments import Arguments
 from posenc.attn.call import prepare
 from posenc.attn.masks import normal as normal_form
 from posenc.attn.negligible import negligible_blocks
-from posenc.evaluate import has_bias, positions_as_places
-from posenc.feature_needs import has_features, reads_features, reads_hidden
+from posenc.contract.protocol import Hook
 from posenc.positions import packed, visible
-from posenc.protocol import Hook
 from posenc.schemes import FIRE, ALiBi, Sum
 from posenc.testing import AttentionCase, assert_near, frameworks
 from posenc.testing.examples import HEAD_DIM, HEADS, HIDDEN_DIM, Checkered
@@ -984,7 +984,7 @@ def test_a_table_by_amount_is_the_bias_of_visible_pairs(lengths, causal):
     b, h, i, j = torch.meshgrid(*map(torch.arange, (1, HEADS, *lengths)), indexing="ij")
     values = bias.score_mod(torch.zeros(i.shape), b, h, i, j)
     at = call.query.pos[:, None] - call.key.pos
-    expected = posenc.evaluate.bias_tile(
+    expected = posenc.apply.evaluate.bias_tile(
         scheme, call.query.pos[None, None, :, None], call.key.pos[None, None, None, :],
         call.arrays, dtype=torch.float32, xp=call.xp,
     )  # fmt: skip

@@ -8,8 +8,8 @@ import sys
 import pytest
 from sample import some
 
-from posenc.feature_needs import lookback
-from posenc.protocol import Hook
+from posenc.apply.feature_needs import lookback
+from posenc.contract.protocol import Hook
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers", minversion="5.23")

@@ -20,9 +20,9 @@ from subjects import SUBJECTS, heads, normal, params_of
 
 import posenc
 from posenc import Tokens
+from posenc.apply.evaluate import has_bias
 from posenc.attn.arguments import Arguments
 from posenc.attn.bias_forms import bias_by_key
-from posenc.evaluate import has_bias
 from posenc.schemes import Shaw, Sum
 from posenc.testing import assert_near
 from posenc.testing.examples import HEAD_DIM, HEADS, HIDDEN_DIM

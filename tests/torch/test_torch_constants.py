@@ -9,7 +9,7 @@ from frameworks import HAS
 from subjects import HEAD_DIM, SUBJECTS
 
 import posenc
-from posenc.frameworks import constant_array
+from posenc.contract.operations import constant_array
 from posenc.schemes import Sum
 from posenc.testing import SchemeCase
 

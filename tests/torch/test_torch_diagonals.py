@@ -18,10 +18,10 @@ import torch
 
 import posenc
 import posenc_torch
+from posenc.apply.evaluate import has_bias
+from posenc.apply.feature_needs import reads_features
 from posenc.attn.arguments import Arguments
 from posenc.attn.call import prepare
-from posenc.evaluate import has_bias
-from posenc.feature_needs import reads_features
 from posenc_torch.diagonals import mask_by_distance
 
 RELATIVE = {

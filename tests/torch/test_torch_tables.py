@@ -11,7 +11,7 @@ import pytest
 from frameworks_installed import require
 from subjects import normal
 
-from posenc.protocol import Array, FeatureSpec, Namespace, PositionScheme
+from posenc.contract.protocol import Array, FeatureSpec, Namespace, PositionScheme
 from posenc.schemes import DeBERTa, Shaw, Sum
 from posenc.testing.examples import HEAD_DIM, HEADS
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import posenc
 import posenc.positions
+from posenc.apply.feature_needs import reads_hidden
 from posenc.backend import Arguments, prepare
-from posenc.feature_needs import reads_hidden
 from posenc.schemes import FIRE, DeBERTa, DualChunk, Inkling, LogScale, PoPE, Shaw, Sink, Sum
 
 HEADS, LENGTH = 8, 1024

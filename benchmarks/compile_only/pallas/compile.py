@@ -217,7 +217,7 @@ def arguments(case: Case, length: int) -> dict[str, Any]:
     import jax.numpy as jnp
 
     import posenc
-    from posenc.feature_needs import summed_features
+    from posenc.apply.feature_needs import summed_features
 
     scheme = scheme_of(case.form)
     vectors = jax.ShapeDtypeStruct((BATCH, length, HEADS, case.dim), jnp.bfloat16)

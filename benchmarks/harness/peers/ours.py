@@ -7,8 +7,8 @@ from typing import Any
 
 import posenc
 from harness.peers.side import Inputs, Leaf, Side
-from posenc.feature_needs import reads_hidden
-from posenc.protocol import Hook, PositionScheme
+from posenc.apply.feature_needs import reads_hidden
+from posenc.contract.protocol import Hook, PositionScheme
 
 _BHLD = (0, 2, 1, 3)  # swaps tokens and heads
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 import posenc
-from posenc.protocol import PositionScheme
+from posenc.contract.protocol import PositionScheme
 from posenc.testing import Host
 
 Axes = tuple[int, ...] | None  # order of posenc's axes in a peer's layout; None: the same

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
-from posenc.angles import TURN, cosine
-from posenc.fields import Count
+from posenc.angles.fixed import TURN, cosine
+from posenc.contract.fields import Count
 from posenc.schemes.scalings.scaling import Scaling
 
 

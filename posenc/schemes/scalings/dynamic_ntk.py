@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 
-from posenc.fields import Count, Positive
+from posenc.contract.fields import Count, Positive
 from posenc.schemes.scalings.ntk import with_larger_base
 from posenc.schemes.scalings.scaling import Scaling
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
-from posenc.fields import Count
+from posenc.contract.fields import Count
 from posenc.schemes.scalings.scaling import Scaling
 
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
-from posenc.angles import TURN
-from posenc.fields import Count, Positive
+from posenc.angles.fixed import TURN
+from posenc.contract.fields import Count, Positive
 from posenc.schemes.scalings.scaling import Scaling
 
 

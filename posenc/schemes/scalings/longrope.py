@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
 
-from posenc.checks import check_count, check_positive
-from posenc.fields import Count, Positive
+from posenc.contract.checks import check_count, check_positive
+from posenc.contract.fields import Count, Positive
 from posenc.schemes.scalings.scaling import Scaling
 
 

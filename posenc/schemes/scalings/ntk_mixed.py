@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
-from posenc.fields import Positive
+from posenc.contract.fields import Positive
 from posenc.schemes.scalings.scaling import Scaling
 
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
-from posenc.checks import check_finite
-from posenc.fields import Positive
+from posenc.contract.checks import check_finite
+from posenc.contract.fields import Positive
 from posenc.schemes.scalings.scaling import Scaling
 
 

@@ -8,8 +8,8 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any, ClassVar
 
-from posenc.angles import exact_arithmetic, frequencies
-from posenc.declared import Declared
+from posenc.angles.fixed import exact_arithmetic, frequencies
+from posenc.contract.declared import Declared
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from typing import Literal
 
-from posenc.angles import TURN
-from posenc.checks import check_finite
-from posenc.fields import Count, Positive
+from posenc.angles.fixed import TURN
+from posenc.contract.checks import check_finite
+from posenc.contract.fields import Count, Positive
 from posenc.schemes.scalings.scaling import Scaling
 
 Ramp = Literal["index", "turns"]

@@ -10,7 +10,8 @@ import numpy as np
 
 from posenc.attn.call import Call
 from posenc.attn.masks import window
-from posenc.protocol import Array
+from posenc.contract.protocol import Array
+from posenc.contract.tokens import Tokens
 from posenc.testing.attention_case import AttentionCase
 from posenc.testing.framework import Framework, Host, NumPy
 from posenc.testing.large_biases import rounding_of_biases, visible_scores
@@ -19,7 +20,6 @@ from posenc.testing.lawbook.frameworks import gradients_of_embedding
 from posenc.testing.places import of_tokens
 from posenc.testing.scheme_case import SchemeCase
 from posenc.testing.tolerances import ATTENTION_TOL, DERIVATIVE_TOL, REDUCTION_FACTOR, assert_near
-from posenc.tokens import Tokens
 
 _QUERIES, _KEYS = 9, 12
 _LONG, _WINDOW = 20, 10  # several tiles of 8, and a window that crosses tiles

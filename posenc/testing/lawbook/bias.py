@@ -8,7 +8,7 @@ from typing import Any
 import array_api_compat.numpy as xp
 import numpy as np
 
-from posenc.feature_needs import reads_features
+from posenc.apply.feature_needs import reads_features
 from posenc.testing.framework import Host
 from posenc.testing.law import law, require, require_equal
 from posenc.testing.places import Index, Where, first_index, of_pairs

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from posenc.apply.feature_needs import reads_features
 from posenc.attn.arguments import Arguments
 from posenc.attn.call import prepare
-from posenc.feature_needs import reads_features
+from posenc.contract.tokens import Tokens
 from posenc.testing.framework import Host
 from posenc.testing.law import law, require
 from posenc.testing.lawbook.bias import key_bias
@@ -20,7 +21,6 @@ from posenc.testing.places import first_index, of_pairs
 from posenc.testing.scheme_case import SchemeCase
 from posenc.testing.tokens import RoleTokens
 from posenc.testing.tolerances import KEY_BIAS_TOL, VALUE_TOL, assert_near
-from posenc.tokens import Tokens
 
 _TRIALS, _EACH = 3, 20
 # Near, across any context, and where float32 no longer represents every integer.

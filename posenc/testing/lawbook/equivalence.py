@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 
 import posenc
+from posenc.apply.evaluate import has_transform
 from posenc.attn.caches import CacheNeeds
-from posenc.evaluate import has_transform
-from posenc.positions import left_padded, packed
-from posenc.protocol import Hook
+from posenc.contract.protocol import Hook
+from posenc.contract.tokens import Tokens
+from posenc.positions.integers import left_padded, packed
 from posenc.testing.attention_case import AttentionCase
 from posenc.testing.framework import Framework, Host
 from posenc.testing.law import law, require
@@ -24,7 +25,6 @@ from posenc.testing.lawbook.queries import sink_moves
 from posenc.testing.places import of_tokens
 from posenc.testing.scheme_case import SchemeCase
 from posenc.testing.tolerances import ATTENTION_TOL, assert_near
-from posenc.tokens import Tokens
 
 _LENGTH = 12
 _FLOAT32 = ATTENTION_TOL["float32"]

@@ -10,16 +10,16 @@ import numpy as np
 from array_api_compat import device
 
 import posenc
-from posenc.evaluate import as_column, as_row, bias_tile, has_transform, prepare_params
-from posenc.feature_needs import has_features
-from posenc.params import head_views, tile_views
-from posenc.protocol import Array, Hook, Namespace, PositionScheme, Role
+from posenc.apply.evaluate import as_column, as_row, bias_tile, has_transform, prepare_params
+from posenc.apply.feature_needs import has_features
+from posenc.contract.params import head_views, tile_views
+from posenc.contract.protocol import Array, Hook, Namespace, PositionScheme, Role
+from posenc.contract.tokens import Tokens
 from posenc.testing.framework import Framework, Function, Host, NumPy
 from posenc.testing.law import law, require, require_equal
 from posenc.testing.places import Where, of_pairs, of_tokens
 from posenc.testing.scheme_case import SchemeCase
 from posenc.testing.tolerances import DERIVATIVE_TOL, REDUCTION_FACTOR, VALUE_TOL, assert_near
-from posenc.tokens import Tokens
 
 _PARAM = "param:"
 _KEPT = 64  # functions whose compiled programs are kept

@@ -7,9 +7,9 @@ from typing import Any
 import array_api_compat.numpy as xp
 import numpy as np
 
-from posenc.evaluate import as_column
-from posenc.params import head_views, tile_views
-from posenc.protocol import Hook
+from posenc.apply.evaluate import as_column
+from posenc.contract.params import head_views, tile_views
+from posenc.contract.protocol import Hook
 from posenc.testing.framework import Host
 from posenc.testing.law import law, require_equal
 from posenc.testing.places import first_index, of_tokens

@@ -10,15 +10,15 @@ import numpy as np
 import posenc
 from posenc.attn.arguments import Arguments
 from posenc.attn.call import prepare
-from posenc.params import head_count
-from posenc.positions import visible
-from posenc.protocol import PositionScheme, Window
+from posenc.contract.params import head_count
+from posenc.contract.protocol import PositionScheme, Window
+from posenc.contract.tokens import Tokens
+from posenc.positions.integers import visible
 from posenc.testing.framework import Host
 from posenc.testing.law import law
 from posenc.testing.places import first_index, of_pairs, of_tokens
 from posenc.testing.scheme_case import SchemeCase
 from posenc.testing.tolerances import ATTENTION_TOL, assert_near
-from posenc.tokens import Tokens
 
 _DENSE = 4200  # all distances up to here
 _DRAWN = 500  # further distances, of every size

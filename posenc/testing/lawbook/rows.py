@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 import posenc
-from posenc.protocol import Hook
+from posenc.contract.protocol import Hook
+from posenc.contract.tokens import Tokens
 from posenc.testing.framework import Host
 from posenc.testing.law import law, require
 from posenc.testing.places import of_tokens
 from posenc.testing.scheme_case import SchemeCase
 from posenc.testing.tolerances import ATTENTION_TOL, assert_near
-from posenc.tokens import Tokens
 
 _LENGTH, _CHANGED = 16, 3
 # Sequences, and keys of a row: a batch larger than most, a row longer than a block.

@@ -13,15 +13,15 @@ import array_api_compat.numpy as xp
 import numpy as np
 
 import posenc
+from posenc.apply.evaluate import as_column, as_row
 from posenc.attn.earlier import with_earlier
-from posenc.evaluate import as_column, as_row
-from posenc.params import Params, head_views, tile_views
-from posenc.protocol import Hook, PositionScheme, Role
+from posenc.contract.params import Params, head_views, tile_views
+from posenc.contract.protocol import Hook, PositionScheme, Role
+from posenc.contract.tokens import Tokens
 from posenc.testing.framework import Host, readonly
 from posenc.testing.law import law, require, require_equal
 from posenc.testing.scheme_case import SchemeCase
 from posenc.testing.tokens import RoleTokens
-from posenc.tokens import Tokens
 
 _LENGTHS = (1, 96, 4096, 2**20)
 Answers: TypeAlias = "dict[str, Host | None]"

@@ -11,16 +11,16 @@ import array_api_compat.numpy as xp
 import numpy as np
 
 import posenc
-from posenc.evaluate import has_transform
-from posenc.feature_needs import has_features
-from posenc.protocol import Hook, Role
+from posenc.apply.evaluate import has_transform
+from posenc.apply.feature_needs import has_features
+from posenc.contract.protocol import Hook, Role
+from posenc.contract.tokens import Tokens
 from posenc.testing.framework import Host, readonly
 from posenc.testing.law import law, require, require_equal
 from posenc.testing.places import of_tokens
 from posenc.testing.scheme_case import SchemeCase
 from posenc.testing.tokens import RoleTokens
 from posenc.testing.tolerances import FLOAT32_TOL, VALUE_TOL, assert_near
-from posenc.tokens import Tokens
 
 _TRIALS = 4
 _BATCH = 5

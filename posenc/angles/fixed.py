@@ -16,8 +16,8 @@ from typing import Any
 
 from array_api_compat import device
 
-from posenc.frameworks import constant_array
-from posenc.protocol import Array, Namespace
+from posenc.contract.operations import constant_array
+from posenc.contract.protocol import Array, Namespace
 
 _DIGITS = 60  # decimal digits; a 128-bit fraction needs fewer
 TURN = Decimal("6.283185307179586476925286766559005768394338798750211641949889184616")  # 2 pi

@@ -8,7 +8,7 @@ from typing import Any
 
 from array_api_compat import array_namespace
 
-from posenc.protocol import Array, PositionScheme
+from posenc.contract.protocol import Array, PositionScheme
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,4 @@
-"""Integer positions of tokens: checks, the visibility of keys, packing, padding, places."""
+"""Integer positions of tokens: checks, the visibility of keys, packing, padding, grids."""
 
 from __future__ import annotations
 
@@ -8,16 +8,10 @@ from typing import Any
 import numpy as np
 from array_api_compat import is_numpy_namespace
 
-from posenc.checks import check_count
-from posenc.frameworks import is_compiling
-from posenc.mixed import Patches as Patches
-from posenc.mixed import hunyuan_mixed as hunyuan_mixed
-from posenc.mixed import left_padded_mixed as left_padded_mixed
-from posenc.mixed import mixed as mixed
-from posenc.mixed import packed_mixed as packed_mixed
-from posenc.mixed import text_places as text_places
-from posenc.protocol import Array, Namespace, Window
-from posenc.tokens import Tokens
+from posenc.contract.checks import check_count
+from posenc.contract.operations import is_compiling
+from posenc.contract.protocol import Array, Namespace, Window
+from posenc.contract.tokens import Tokens
 
 # Within these bounds every difference of positions fits 32 bits.
 MIN_POSITION, MAX_POSITION = -(2**30), 2**30 - 1

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from decimal import Decimal
 from typing import Any
 
-from posenc.angles import TURN, exact_arithmetic, sincos_of_phase
-from posenc.protocol import Array, Namespace
+from posenc.angles.fixed import TURN, exact_arithmetic, sincos_of_phase
+from posenc.contract.protocol import Array, Namespace
 
 # A frequency is cut into its whole part and 5 digits, of 12 bits in float32 and 24 in float64. A
 # turn is cut into 5 limbs, of 16 and 32 bits: two for the word of a phase, and more beyond it.

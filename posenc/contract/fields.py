@@ -28,7 +28,7 @@ from dataclasses import fields, is_dataclass
 from functools import partial
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from posenc.checks import (
+from posenc.contract.checks import (
     check_choice,
     check_count,
     check_distance,

@@ -8,9 +8,9 @@ from typing import Any, Protocol
 import numpy as np
 from array_api_compat import device, is_numpy_namespace
 
-from posenc.checks import check_scheme, nearest
-from posenc.frameworks import constant_array
-from posenc.protocol import Array, Namespace, ParamSpec, PositionScheme, Role
+from posenc.contract.checks import check_scheme, nearest
+from posenc.contract.operations import constant_array
+from posenc.contract.protocol import Array, Namespace, ParamSpec, PositionScheme, Role
 
 
 class Features(Mapping[str, Array]):

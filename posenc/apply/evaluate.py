@@ -7,11 +7,12 @@ from typing import Any
 
 from array_api_compat import array_namespace, device
 
-from posenc.by_distance import distances_of_pairs
-from posenc.checks import check_scheme
-from posenc.feature_needs import reads_features
-from posenc.frameworks import hold
-from posenc.params import (
+from posenc.angles.rotary import check_rotary, rotary_tables
+from posenc.apply.by_distance import distances_of_pairs
+from posenc.apply.feature_needs import reads_features
+from posenc.contract.checks import check_scheme
+from posenc.contract.operations import hold
+from posenc.contract.params import (
     Features,
     GroupedKeyParams,
     Params,
@@ -26,11 +27,9 @@ from posenc.params import (
     tile_views,
     working_dtype,
 )
-from posenc.positions import as_places, as_positions
-from posenc.protocol import Array, Hook, Namespace, PositionScheme, Role
-from posenc.rotary_tables import check_rotary, rotary_tables
-from posenc.schemes.nope import NoPE
-from posenc.tokens import Rotary, Tokens
+from posenc.contract.protocol import Array, Hook, Namespace, PositionScheme, Role
+from posenc.contract.tokens import Rotary, Tokens
+from posenc.positions.integers import as_places, as_positions
 
 _NONE: Mapping[str, Array] = {}
 
@@ -504,24 +503,6 @@ def embedding(
 def has_embedding(scheme: PositionScheme) -> bool:
     """Whether a scheme acts on token embeddings."""
     return Hook.EMBEDDING in scheme.hooks()
-
-
-def embeds_only(scheme: PositionScheme) -> bool:
-    """Whether a scheme acts on token embeddings only, and not in attention."""
-    return Hook.EMBEDDING in scheme.hooks() and not scheme.hooks() & ATTENTION_HOOKS
-
-
-ATTENTION_HOOKS = frozenset(Hook) - {Hook.EMBEDDING, Hook.AT_LENGTH}
-
-
-def attention_part(
-    scheme: PositionScheme, params: Mapping[str, Array] | None
-) -> tuple[PositionScheme, Mapping[str, Array] | None]:
-    """Scheme and params for attention, if the embedding is already added to the tokens.
-
-    ``NoPE()`` without params if the scheme acts on embeddings only.
-    """
-    return (NoPE(), None) if embeds_only(scheme) else (scheme, params)
 
 
 def has_transform(scheme: PositionScheme) -> bool:

@@ -10,15 +10,16 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, get_origin
 
-from posenc.checks import nearest
-from posenc.fields import Check, check_fields, checks_of
+from posenc.contract.checks import nearest
+from posenc.contract.fields import Check, check_fields, checks_of
 
 
 class Declared:
     """Base of classes that take facts as class keywords; subclasses are frozen dataclasses.
 
     A fact becomes an attribute of the class, and its subclasses inherit it. A ``paper`` ends the
-    docstring too. Fields are checked as annotated (``posenc.fields``) before ``__post_init__``.
+    docstring too. Fields are checked as annotated (``posenc.contract.fields``)
+    before ``__post_init__``.
     """
 
     _FACTS: ClassVar[Mapping[str, type]] = {}

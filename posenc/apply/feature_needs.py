@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from posenc.protocol import Array, FeatureSpec, Hook, PositionScheme, Role
-from posenc.specs import Source
+from posenc.contract.protocol import Array, FeatureSpec, Hook, PositionScheme, Role
+from posenc.contract.specs import Source
 
 
 def specs_of(

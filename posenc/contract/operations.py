@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from posenc.specs import Array, Arrays, Namespace
+from posenc.contract.specs import Array, Arrays, Namespace
 
 
 @dataclass(frozen=True)

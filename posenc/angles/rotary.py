@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from array_api_compat import device
 
-from posenc.positions import from_numpy
-from posenc.protocol import Array, Namespace, PositionScheme, Role
-from posenc.tokens import Rotary
+from posenc.contract.protocol import Array, Namespace, PositionScheme, Role
+from posenc.contract.tokens import Rotary
+from posenc.positions.integers import from_numpy
 
 
 def check_rotary(rotary: Any, scheme: PositionScheme, role: Role) -> Rotary:

@@ -11,8 +11,8 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from posenc.checks import check_choice, check_count, check_positive
-from posenc.tokens import Tokens
+from posenc.contract.checks import check_choice, check_count, check_positive
+from posenc.contract.tokens import Tokens
 
 Host: TypeAlias = np.ndarray[Any, Any]
 Following = Literal["max", "side"]

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from posenc.checks import check_choice, check_count, python_number
+from posenc.contract.checks import check_choice, check_count, python_number
 
 Array: TypeAlias = Any  # an array of any Array API library, a tracer, or a kernel's tile
 Namespace: TypeAlias = Any  # the Array API namespace that computes on it

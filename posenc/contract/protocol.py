@@ -7,10 +7,19 @@ from collections.abc import Mapping
 from enum import StrEnum, auto
 from typing import Any, ClassVar
 
-from posenc.checks import check_scheme
-from posenc.declared import Declared
-from posenc.frameworks import hold
-from posenc.specs import Array, Arrays, FeatureSpec, Initializer, Namespace, ParamSpec, Role, Window
+from posenc.contract.checks import check_scheme
+from posenc.contract.declared import Declared
+from posenc.contract.operations import hold
+from posenc.contract.specs import (
+    Array,
+    Arrays,
+    FeatureSpec,
+    Initializer,
+    Namespace,
+    ParamSpec,
+    Role,
+    Window,
+)
 
 __all__ = [
     "Array", "Arrays", "FeatureSpec", "Hook", "Initializer", "Namespace", "ParamSpec",
@@ -57,7 +66,8 @@ class PositionScheme(Declared):
         The Array API namespace of the arrays: that of NumPy, PyTorch or JAX.
 
     Hyperparameters are fields of the dataclass, checked as they are annotated
-    (``posenc.fields``). NumPy numbers in them become Python numbers before ``__post_init__`` runs.
+    (``posenc.contract.fields``). NumPy numbers in them become Python numbers before
+    ``__post_init__`` runs.
 
     If a bias depends on more than positions, ``feature_specs`` declares *features*: named arrays,
     computed once per token from its hidden state, query or key. ``bias`` and ``key_bias`` read them

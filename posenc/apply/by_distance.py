@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from array_api_compat import is_jax_namespace
 
-from posenc.frameworks import is_compiling, operations_of
-from posenc.params import HeadTable
-from posenc.positions import concrete_values
-from posenc.protocol import Array, Namespace
+from posenc.contract.operations import is_compiling, operations_of
+from posenc.contract.params import HeadTable
+from posenc.contract.protocol import Array, Namespace
+from posenc.positions.integers import concrete_values
 
 # With fewer pairs, other parts of a call take longer. With fewer pairs per distance, a table saves
 # little.
