@@ -17,16 +17,8 @@ if TYPE_CHECKING:  # what ``_HOMES`` says, for a type checker
     from posenc.contract.params import init_params
     from posenc.contract.protocol import FeatureSpec, ParamSpec, PositionScheme, SchemeWarning
     from posenc.contract.tokens import Rotary, Tokens
-    from posenc.schemes import (
-        ALiBi,
-        Learned,
-        NoPE,
-        RoPE,
-        Sinusoidal,
-        T5Bias,
-        catalogue,
-        make,
-    )  # fmt: skip
+    from posenc.makers import catalogue, make
+    from posenc.schemes import ALiBi, Learned, NoPE, RoPE, Sinusoidal, T5Bias
 
 __all__ = [
     "ALiBi",
@@ -70,9 +62,8 @@ _HOMES = {
     "contract.params": ("init_params",),
     "contract.fields": ("Count", "Distance", "Finite", "Positive"),
     "contract.protocol": ("FeatureSpec", "ParamSpec", "PositionScheme", "SchemeWarning"),
-    "schemes": (
-        "ALiBi", "Learned", "NoPE", "RoPE", "Sinusoidal", "T5Bias", "catalogue", "make",
-    ),
+    "makers": ("catalogue", "make"),
+    "schemes": ("ALiBi", "Learned", "NoPE", "RoPE", "Sinusoidal", "T5Bias"),
     "contract.tokens": ("Rotary", "Tokens"),
 }  # fmt: skip
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

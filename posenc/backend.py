@@ -52,7 +52,7 @@ from posenc.attn.bias_forms import (
 )
 from posenc.attn.blocks import Range, block_ranges, visible_between, visible_blocks
 from posenc.attn.bound import LayerFacts, PassState, arguments_of_pass, tokens_to_embed
-from posenc.attn.call import Call, prepare, visible_pairs, visible_tokens
+from posenc.attn.call import Call, visible_pairs, visible_tokens
 from posenc.attn.embedding_only import attention_part
 from posenc.attn.folded import fold_key_bias, folded_width, why_not_foldable
 from posenc.attn.fully_masked import (
@@ -79,6 +79,7 @@ from posenc.attn.merge import (
     public_lse,
 )
 from posenc.attn.negligible import may_have_negligible_blocks, negligible_blocks
+from posenc.attn.prepare import prepare
 from posenc.attn.reference import dense
 from posenc.attn.shared import Made, Shared
 from posenc.contract.checks import (

@@ -10,11 +10,12 @@ from typing import Any
 
 from posenc.apply.evaluate import as_column, as_row
 from posenc.attn.arguments import Arguments, check_shapes, namespace
-from posenc.attn.call import Call, prepare
+from posenc.attn.call import Call
 from posenc.attn.fully_masked import may_be_fully_masked, zero_fully_masked
 from posenc.attn.implementations import Implementation, attend
 from posenc.attn.keywords import advise_unknown
 from posenc.attn.masks import Mask, MaskFunction
+from posenc.attn.prepare import prepare
 from posenc.contract.params import as_mapping, working_dtype
 from posenc.contract.protocol import Array, Hook, Namespace, PositionScheme, Window
 from posenc.contract.tokens import Tokens

@@ -21,8 +21,9 @@ from posenc.contract.checks import check_scheme
 from posenc.contract.params import init_params
 from posenc.contract.protocol import Array, Hook, PositionScheme
 from posenc.layers import LayerPlan
+from posenc.makers import catalogue, maker_of
 from posenc.presets import PLANS
-from posenc.schemes import SIZES, catalogue, maker_of
+from posenc.schemes.sizes import SIZES
 
 _SIZES = {"num_heads": 4, "head_dim": 16, "max_len": 64, "train_len": 64}
 _SIZES |= {"dim": 64, "hidden_dim": 64}

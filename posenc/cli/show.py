@@ -17,17 +17,18 @@ import numpy as np
 from posenc.apply import evaluate
 from posenc.apply.feature_needs import has_features, reads_features, reads_hidden
 from posenc.attn.arguments import Arguments
-from posenc.attn.call import Call, prepare
+from posenc.attn.call import Call
 from posenc.attn.features import features, hidden_width
+from posenc.attn.prepare import prepare
 from posenc.cli import picture
 from posenc.cli.picture import Figure, Panel
 from posenc.contract.checks import check_count, check_scheme
 from posenc.contract.params import head_count, init_params, key_head_count
 from posenc.contract.protocol import Array, Hook, PositionScheme
 from posenc.contract.tokens import Tokens
+from posenc.makers import maker_of
 from posenc.positions.integers import visible
 from posenc.presets import PLANS
-from posenc.schemes import maker_of
 from posenc.study.specs import parse
 
 _MOST_HEADS = 8

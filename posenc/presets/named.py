@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from posenc.contract.checks import check_count, nearest
 from posenc.contract.protocol import PositionScheme
 from posenc.layers import LayerPlan
-from posenc.schemes import SIZES, with_widths
+from posenc.schemes.sizes import SIZES, with_widths
 
 T = TypeVar("T")
 PLANS: dict[str, Callable[..., LayerPlan]] = {}

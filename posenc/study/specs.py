@@ -16,8 +16,9 @@ from typing import Any, Protocol
 
 from posenc.contract.protocol import PositionScheme
 from posenc.layers import LayerPlan
+from posenc.makers import catalogue, fitted_options, make
 from posenc.presets import PLANS, named
-from posenc.schemes import Sum, catalogue, fitted_options, make
+from posenc.schemes import Sum
 
 # A "+" starts the next name, unless it is the sign of a number: 1e+5.
 _PLUS = r"\+(?![\d.])"

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from posenc.attn.arguments import Arguments
-from posenc.attn.call import Call, prepare
+from posenc.attn.call import Call
+from posenc.attn.prepare import prepare
 from posenc.contract.protocol import Array, Namespace, PositionScheme
 from posenc.contract.tokens import Tokens
 from posenc.testing.framework import Answer, Framework, Function, Host

@@ -19,8 +19,8 @@ from posenc.apply.feature_needs import reads_features
 from posenc.attn.arguments import Arguments
 from posenc.attn.bias_forms import bias_by_distance, bias_by_key, near_diagonals
 from posenc.attn.blocks import visible_blocks
-from posenc.attn.call import prepare
 from posenc.attn.negligible import negligible_blocks
+from posenc.attn.prepare import prepare
 from posenc.schemes import FoX, LogScale, PoPE, Sink, Sum
 from posenc.testing.examples import HEAD_DIM, HEADS, HIDDEN_DIM
 from posenc.testing.tolerances import rounding_bound

@@ -13,7 +13,7 @@ import pytest
 import posenc
 from posenc.cli.list import Row, one_of_each_kind, page, rows, table
 from posenc.contract.protocol import FeatureSpec, PositionScheme
-from posenc.schemes import fitted_options
+from posenc.makers import fitted_options
 
 SIZES = {"num_heads": 2, "head_dim": 8, "max_len": 32, "train_len": 16}
 
@@ -253,7 +253,7 @@ def plain(num_heads, slope=2.0, **sizes):
 
 def test_a_page_of_a_function_and_of_a_broken_scheme(monkeypatch):
     makers = posenc.catalogue() | {"plain": plain, "broken": refuses}
-    monkeypatch.setattr(sys.modules["posenc.schemes"], "catalogue", lambda: makers)
+    monkeypatch.setattr(sys.modules["posenc.makers"], "catalogue", lambda: makers)
     text = page("plain", 60)
     assert "  num_heads  needed\n" in text
     assert "  slope  default 2.0\n      How steep it is.\n" in text

@@ -14,7 +14,7 @@ import pytest
 
 import posenc
 from posenc.cli.list import page as list_page
-from posenc.schemes import fitted_options
+from posenc.makers import fitted_options
 
 SIZES = {"num_heads": 2, "head_dim": 8, "max_len": 32}
 EVERY_SIZE = {**SIZES, "train_len": 16, "dim": 16, "hidden_dim": 16}
@@ -100,7 +100,7 @@ def test_hidden_states_are_as_wide_as_the_model_unless_given():
 
 def test_a_name_may_set_options_of_its_class(monkeypatch):
     entry = (Gated, {"kind": "power"})
-    monkeypatch.setitem(sys.modules["posenc.schemes"]._BUILT_IN, "gated_power", entry)
+    monkeypatch.setitem(sys.modules["posenc.makers"]._BUILT_IN, "gated_power", entry)
     assert posenc.make("gated_power", **SIZES) == Gated(2, 16, "power")
     with pytest.raises(ValueError, match="Gated has no option 'kind'; accepted: none"):
         posenc.make("gated_power", **SIZES, kind="log")
@@ -112,7 +112,7 @@ def test_a_name_may_set_options_of_its_class(monkeypatch):
 def test_a_maker_that_is_a_function_gets_the_sizes_that_were_given(monkeypatch):
     asked = []
     makers = {"mine": lambda **given: asked.append(given) or posenc.NoPE()}
-    monkeypatch.setattr(sys.modules["posenc.schemes"], "catalogue", lambda: makers)
+    monkeypatch.setattr(sys.modules["posenc.makers"], "catalogue", lambda: makers)
     posenc.make("mine", max_len=5, slope=2)
     posenc.make("mine", num_heads=2, head_dim=8)
     widths = {"dim": 16, "hidden_dim": 16}

@@ -49,7 +49,7 @@ def test_an_import_brings_what_is_slow_only_when_asked():
     assert not {"numpy.testing", "numpy.f2py", "array_api_compat.numpy", "pathlib"} & used
     assert {m for m in used if m.startswith("posenc.schemes.")} == {"posenc.schemes.nope"}
     others = {m for m in asked if "scalings" not in m}
-    names = ("nope", "rope", "rope_of_hf", "alibi", "alibi_encoder", "alibi_interpolated")
+    names = ["nope", "rope", "rope_of_hf", "alibi", "alibi_encoder", "alibi_interpolated", "sizes"]
     assert others == {f"posenc.schemes.{name}" for name in names}
 
 
@@ -69,7 +69,7 @@ def test_what_a_type_checker_sees_is_what_is_imported():
     seen = [(n.module, alias.name) for n in block.body for alias in n.names]
     ours = {(module, name) for module, name in seen if module.startswith("posenc.schemes.")}
     public = set(posenc.schemes.__all__) - {"catalogue", "make"}
-    modules = posenc.schemes._MODULES
+    modules = posenc.schemes.MODULES
     assert ours == {(f"posenc.schemes.{modules[name]}", name) for name in public}
     assert public <= set(dir(posenc.schemes))
     assert set(posenc.__all__) <= set(dir(posenc))

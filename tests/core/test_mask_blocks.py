@@ -8,7 +8,7 @@ import pytest
 import posenc
 from posenc import Mask
 from posenc.attn.arguments import Arguments
-from posenc.attn.call import prepare
+from posenc.attn.prepare import prepare
 
 torch, jax = (pytest.importorskip(name) for name in ("torch", "jax"))
 LENGTH, SIZE, DOCUMENT = 64, 8, 16

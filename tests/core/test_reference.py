@@ -15,7 +15,7 @@ import posenc
 from posenc import Tokens
 from posenc.apply.feature_needs import has_features
 from posenc.attn.arguments import Arguments
-from posenc.attn.call import prepare
+from posenc.attn.prepare import prepare
 from posenc.contract.params import Features, Params
 from posenc.schemes import FoX
 from posenc.testing import assert_near

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import posenc
-from posenc.attn.call import prepare
+from posenc.attn.prepare import prepare
 from posenc.contract.params import working_dtype
 
 

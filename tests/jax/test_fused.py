@@ -16,8 +16,8 @@ from subjects import SUBJECTS, fox_alibi, normal, params_of, sunk
 
 import posenc
 from posenc.attn.arguments import Arguments
-from posenc.attn.call import prepare
 from posenc.attn.implementations import Implementation
+from posenc.attn.prepare import prepare
 from posenc.attn.reference import dense
 from posenc.schemes import Kerple
 from posenc.testing.examples import HIDDEN_DIM, Leaning, Levelled, Wide

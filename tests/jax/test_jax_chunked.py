@@ -10,7 +10,7 @@ from subjects import SUBJECTS, fox_alibi, params_of
 
 import posenc
 from posenc.apply.feature_needs import reads_hidden
-from posenc.attn.call import prepare
+from posenc.attn.prepare import prepare
 from posenc.schemes import Sum
 from posenc.testing.examples import HIDDEN_DIM
 from posenc.testing.tolerances import UNIT, assert_near, attention_bound, rounding_bound

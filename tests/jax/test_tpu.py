@@ -18,7 +18,7 @@ from subjects import fox_alibi, normal, params_of, sunk
 import posenc
 from posenc import Tokens
 from posenc.attn.arguments import Arguments
-from posenc.attn.call import prepare
+from posenc.attn.prepare import prepare
 from posenc.schemes import LogScale, PoPE, Sum
 from posenc.testing.examples import HEADS, HIDDEN_DIM, Levelled
 from posenc.testing.tolerances import ATTENTION_TOL, REDUCTION_FACTOR, assert_near, attention_bound

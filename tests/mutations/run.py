@@ -1,6 +1,6 @@
 """Shows that the tests bite: known faults are planted one at a time, and each must be noticed.
 
-``python tests/mutations/run.py``, from anywhere. Each fault of ``faults.py`` goes into a copy of
+``python tests/mutations/run.py``, from anywhere. Each fault of ``faults/`` goes into a copy of
 the sources, and the tests it names run there. It is caught if a test fails; a test that breaks
 because the planted code does is no catch. The same tests must pass on a copy without a fault.
 """
@@ -12,7 +12,6 @@ import contextlib
 import importlib
 import multiprocessing
 import os
-import re
 import shutil
 import sys
 import tempfile
@@ -29,10 +28,8 @@ for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
 os.environ.pop("PYTEST_ADDOPTS", None)
 
 import pytest  # noqa: E402
-from faults import FAULTS, Fault  # noqa: E402
+from faults import FAULTS, ROOT, Fault  # noqa: E402
 
-ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "mutations.md"
 COPIED = ("posenc", "backends", "benchmarks", "docs", "tests", "pyproject.toml")
 PACKAGES = ("posenc", "posenc_torch", "posenc_jax")
 # Imported before the first fork, so that no run waits for them; nothing of posenc, which differs.
@@ -137,13 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     caught = sum(o.task.fault is not None and o.good for o in outcomes)
     seconds = time.monotonic() - started
     print(f"{caught} of {len(faults)} faults caught, {len(bad)} failures, in {seconds:.0f} s")
-    if options.write and not bad:
-        before = PAGE.read_text(encoding="utf-8") if PAGE.exists() else ""
-        PAGE.write_text(_page(outcomes, before), encoding="utf-8")
-    listed = PAGE.read_text(encoding="utf-8")
-    if missing := [fault.name for fault in FAULTS if f"| {fault.name} |" not in listed]:
-        print(f"{PAGE.name} lacks {', '.join(missing)}: run with --write")
-    return 1 if bad or missing else 0
+    return 1 if bad else 0
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -154,9 +145,6 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="every N-th fault, from the K-th: runs that count K up try all in turn",
     )  # fmt: skip
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="runs at once")
-    parser.add_argument(
-        "--write", action="store_true", help=f"write these rows of {PAGE.relative_to(ROOT)}"
-    )
     parser.add_argument("--verbose", action="store_true", help="with the error of each test")
     options = parser.parse_args(arguments)
     if unknown := set(options.only) - {fault.name for fault in FAULTS}:
@@ -282,34 +270,6 @@ def _line(outcome: Outcome, verbose: bool) -> str:
         word = "SURVIVED"
     line = f"{outcome.seconds:6.1f} s  {word:8}  {outcome.task.name}  {outcome.detail}".rstrip()
     return f"{line}\n{outcome.error}\n" if outcome.error and (verbose or not outcome.good) else line
-
-
-def _page(outcomes: Sequence[Outcome], before: str) -> str:
-    """The page: rows of this run, and those of other faults as they were in ``before``."""
-    caught = dict(re.findall(r"^\| (\S+) \| .* \| `([^`]*)` \|$", before, re.MULTILINE))
-    caught |= {o.task.fault.name: o.detail for o in outcomes if o.task.fault}
-    rows = [
-        f"| {fault.name} | {fault.why} | `{fault.file}` | `{caught[fault.name]}` |"
-        for fault in FAULTS
-        if fault.name in caught
-    ]
-    return "\n".join([*_HEAD.format(count=len(rows)).splitlines(), *rows, ""])
-
-
-_HEAD = """\
-# Faults that the tests notice
-
-Each of these {count} faults was planted in a copy of the sources, one at a time, and the test in
-the last column failed. A repository with a number is an issue or pull request of another library
-about the same mistake. The run fails if a fault goes unnoticed, or the tests fail without one.
-
-    python tests/mutations/run.py
-
-This page is written by the same command with `--write`.
-
-| fault | what it stands for | file | caught by |
-| --- | --- | --- | --- |
-"""
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from subjects import normal
 
 import posenc
-from posenc.attn.call import prepare
+from posenc.attn.prepare import prepare
 from posenc.schemes import DualChunk
 from posenc.testing.tolerances import ATTENTION_TOL
 

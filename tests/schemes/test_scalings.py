@@ -13,6 +13,7 @@ from frameworks import HAS
 from sample import long
 
 import posenc
+from posenc.makers import fitted_options
 from posenc.schemes import (
     NTK,
     PI,
@@ -26,7 +27,6 @@ from posenc.schemes import (
     RoPE,
     Scaling,
     YaRN,
-    fitted_options,
 )
 
 # With 8 channels and base 10**4 the frequencies are 1, 0.1, 0.01 and 0.001.

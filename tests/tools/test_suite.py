@@ -72,7 +72,7 @@ def benchmarks(kind):
 
 
 def test_a_new_scheme_is_in_every_benchmark_of_schemes(load, monkeypatch):
-    monkeypatch.setitem(posenc.schemes._BUILT_IN, "newcomer", Newcomer)
+    monkeypatch.setitem(sys.modules["posenc.makers"]._BUILT_IN, "newcomer", Newcomer)
     found = classes(load(POSENC_FRAMEWORKS="numpy", POSENC_GRID="full"))
     of_schemes = {n: k for n, k in found.items() if "scheme" in getattr(k, "param_names", ())}
     assert len(of_schemes) > 10
@@ -83,7 +83,7 @@ def test_a_new_scheme_is_in_every_benchmark_of_schemes(load, monkeypatch):
 def test_errors_of_a_new_scheme_are_in_the_short_grid(load, monkeypatch):
     """Of any scheme: attention is timed with one of each kind, of which "newcomer" is the first."""
     for name in ("newcomer", "newcomer_again"):
-        monkeypatch.setitem(posenc.schemes._BUILT_IN, name, Newcomer)
+        monkeypatch.setitem(sys.modules["posenc.makers"]._BUILT_IN, name, Newcomer)
     found = classes(load(POSENC_FRAMEWORKS="numpy"))
     errors = [kind for name, kind in found.items() if name.startswith("error.")]
     assert len(errors) == 4

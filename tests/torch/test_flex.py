@@ -23,9 +23,9 @@ from posenc import Mask, Tokens
 from posenc.apply.evaluate import has_bias, positions_as_places
 from posenc.apply.feature_needs import has_features, reads_features, reads_hidden
 from posenc.attn.arguments import Arguments
-from posenc.attn.call import prepare
 from posenc.attn.masks import normal as normal_form
 from posenc.attn.negligible import negligible_blocks
+from posenc.attn.prepare import prepare
 from posenc.contract.protocol import Hook
 from posenc.positions import packed, visible
 from posenc.schemes import FIRE, ALiBi, Sum

@@ -20,7 +20,7 @@ from torch.nn.attention import flex_attention as public
 
 import posenc_torch
 from posenc.attn.arguments import Arguments
-from posenc.attn.call import prepare
+from posenc.attn.prepare import prepare
 from posenc_torch.flex import implementation as flex
 from posenc_torch.flex import near_far, target
 from posenc_torch.flex.block_mask import BLOCK

@@ -46,8 +46,8 @@ from torch.testing._internal.two_tensor import TwoTensor
 from torch_operations import Operations
 
 import posenc_torch
-from posenc.attn.call import prepare
 from posenc.attn.negligible import negligible_blocks
+from posenc.attn.prepare import prepare
 from posenc_torch import folded
 from posenc_torch.chunked import implementation as chunked
 from posenc_torch.chunked import parts

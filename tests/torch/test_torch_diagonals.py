@@ -21,7 +21,7 @@ import posenc_torch
 from posenc.apply.evaluate import has_bias
 from posenc.apply.feature_needs import reads_features
 from posenc.attn.arguments import Arguments
-from posenc.attn.call import prepare
+from posenc.attn.prepare import prepare
 from posenc_torch.diagonals import mask_by_distance
 
 RELATIVE = {

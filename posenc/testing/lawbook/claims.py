@@ -12,7 +12,7 @@ import numpy as np
 
 from posenc.apply.feature_needs import reads_features
 from posenc.attn.arguments import Arguments
-from posenc.attn.call import prepare
+from posenc.attn.prepare import prepare
 from posenc.contract.tokens import Tokens
 from posenc.testing.framework import Host
 from posenc.testing.law import law, require

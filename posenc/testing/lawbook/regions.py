@@ -9,7 +9,7 @@ import numpy as np
 
 import posenc
 from posenc.attn.arguments import Arguments
-from posenc.attn.call import prepare
+from posenc.attn.prepare import prepare
 from posenc.contract.params import head_count
 from posenc.contract.protocol import PositionScheme, Window
 from posenc.contract.tokens import Tokens
