@@ -15,8 +15,6 @@ from typing import Any
 import numpy as np
 
 from posenc import hf
-from posenc.cli import picture
-from posenc.cli.picture import Figure
 from posenc.contract.protocol import Array
 from posenc.hf import keys
 from posenc.hf.context import length_by_base, length_by_cosines
@@ -24,6 +22,8 @@ from posenc.hf.mrope import AXIS_SECTIONS
 from posenc.schemes.mrope import MRoPE
 from posenc.schemes.nope import NoPE
 from posenc.schemes.rope import RoPE
+from posenc.study import picture
+from posenc.study.picture import Figure
 
 _WIDTH = 100
 _MOST_NUMBERS = 6  # of a list that is printed

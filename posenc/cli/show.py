@@ -20,8 +20,6 @@ from posenc.attn.arguments import Arguments
 from posenc.attn.call import Call
 from posenc.attn.features import features, hidden_width
 from posenc.attn.prepare import prepare
-from posenc.cli import picture
-from posenc.cli.picture import Figure, Panel
 from posenc.contract.checks import check_count, check_scheme
 from posenc.contract.params import head_count, init_params, key_head_count
 from posenc.contract.protocol import Array, Hook, PositionScheme
@@ -29,6 +27,8 @@ from posenc.contract.tokens import Tokens
 from posenc.makers import maker_of
 from posenc.positions.integers import visible
 from posenc.presets import PLANS
+from posenc.study import picture
+from posenc.study.picture import Figure, Panel
 from posenc.study.specs import parse
 
 _MOST_HEADS = 8

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from posenc.cli.picture import FORMATS
+from posenc.study.picture import FORMATS
 from posenc.study.results import Record, partial_path, sweep
 from posenc.study.stopping import delay_signals
 

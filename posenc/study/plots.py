@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from posenc.cli.picture import encode
 from posenc.study.panels import (
     FONT,
     GRID,
@@ -26,6 +25,7 @@ from posenc.study.panels import (
     limits_of,
     log_axis,
 )
+from posenc.study.picture import encode
 from posenc.study.statistics import (
     SORTED_FROM,
     Records,

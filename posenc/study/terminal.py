@@ -13,12 +13,12 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from posenc.cli.picture import FORMATS
 from posenc.study.columns import shorten
 from posenc.study.comparisons import comparisons_csv
 from posenc.study.corpus import Corpus, printable
 from posenc.study.origin import command, commit, cores, processor
 from posenc.study.outputs import check_folder, holds_results, publish
+from posenc.study.picture import FORMATS
 from posenc.study.plots import loss_against_length
 from posenc.study.report import write_report
 from posenc.study.results import Record, seconds, write_tables, write_whole
