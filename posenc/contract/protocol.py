@@ -335,6 +335,10 @@ class PositionScheme(Declared):
         """Return the methods of ``Hook`` that this scheme overrides."""
         return self._hooks
 
+    def _leave_out(self, hook: Hook) -> None:
+        """Have no such hook, as the fields of this instance say; for ``__post_init__``."""
+        object.__setattr__(self, "_hooks", self._hooks - {hook})
+
     def bias_terms(self) -> tuple[tuple[str, PositionScheme], ...]:
         """Return schemes whose biases add up to ``bias``, each with the prefix of its names.
 
@@ -351,7 +355,7 @@ class PositionScheme(Declared):
             names.update(scheme.rotary_params())
         return frozenset(names)
 
-    _hooks: ClassVar[frozenset[Hook]] = frozenset()
+    _hooks: frozenset[Hook] = frozenset()
 
     def __init_subclass__(cls, **facts: Any) -> None:
         super().__init_subclass__(**facts)

@@ -33,22 +33,21 @@ class EncoderALiBi(PositionScheme, relative=True):
     noncausal: Noncausal
     learned: bool
     later_slopes: Sequence[float] | None
-
-    def head_slopes(self) -> Slopes:
-        """The slope of each head."""
-        raise NotImplementedError
+    _slopes: Slopes
 
     def interpolate(self, slopes: Array) -> Array:
         """Slopes at the length of the context."""
         raise NotImplementedError
 
     def check_forms(self) -> None:
-        """Check ``noncausal`` and ``later_slopes`` against each other and the heads."""
+        """Check ``noncausal`` and ``later_slopes``; leave out a hook that one of them excludes."""
         if self.noncausal == "asymmetric" and self.num_heads % 2:
             raise ValueError(
                 f"noncausal='asymmetric' needs an even num_heads, got {self.num_heads}: "
                 "half of the heads see earlier keys, half see later ones"
             )
+        if self.noncausal == "asymmetric":
+            self._leave_out(Hook.KEY_BIAS)
         if self.later_slopes is not None:
             if self.noncausal != "two_sided":
                 raise ValueError(
@@ -80,18 +79,14 @@ class EncoderALiBi(PositionScheme, relative=True):
 
     def _arrays(self) -> dict[str, tuple[Slopes, bool]]:
         """The numbers per head that the bias reads, by name, and whether each is learned."""
-        arrays = {"slopes": (self.head_slopes(), self.learned)}
+        arrays = {"slopes": (self._slopes, self.learned)}
         half, given = self.num_heads // 2, self.later_slopes
         if self.noncausal == "asymmetric":
             arrays["side"] = ((1.0,) * half + (-1.0,) * half, False)
         if self.noncausal == "two_sided":
-            later = self.head_slopes() if given is None else tuple(given)
+            later = self._slopes if given is None else tuple(given)
             arrays["later_slopes"] = (later, self.learned or given is None)
         return arrays
-
-    def hooks(self) -> frozenset[Hook]:
-        hooks = super().hooks()
-        return hooks - {Hook.KEY_BIAS} if self.noncausal == "asymmetric" else hooks
 
     def caution(self, *, causal: bool) -> str | None:
         if causal and self.noncausal == "asymmetric":

@@ -20,9 +20,11 @@ class InterpolatedALiBi(PositionScheme):
     length: int | None
 
     def check_length(self) -> None:
-        """Check that a length comes with the length that slopes are meant for."""
+        """Check that a length comes with the length that slopes are meant for, if there is one."""
         if self.length is not None and self.interpolate_from is None:
             raise ValueError(f"length={self.length} needs interpolate_from, the length of slopes")
+        if self.interpolate_from is None:
+            self._leave_out(Hook.AT_LENGTH)
 
     def at_length(self, length: int) -> PositionScheme:
         own: Any = self  # its subclasses are dataclasses
@@ -30,10 +32,6 @@ class InterpolatedALiBi(PositionScheme):
             own if self.interpolate_from is None else replace(own, length=length)
         )
         return longer
-
-    def hooks(self) -> frozenset[Hook]:
-        hooks = super().hooks()
-        return hooks - {Hook.AT_LENGTH} if self.interpolate_from is None else hooks
 
     def interpolate(self, slopes: Array) -> Array:
         """Slopes at the length of the context."""

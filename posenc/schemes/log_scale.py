@@ -93,13 +93,12 @@ class LogScale(PositionScheme, paper="Nakanishi 2025, arXiv 2501.19399"):
                 f"scales_bias=True: the learned factor of kind={self.kind!r} may be 0 or negative, "
                 "which a bias cannot be multiplied by"
             )
+        if not self.scales_bias:
+            self._leave_out(Hook.BIAS_FACTOR)
 
     def _set(self, **fields: Any) -> None:
         for name, value in fields.items():
             object.__setattr__(self, name, value)
-
-    def hooks(self) -> frozenset[Hook]:
-        return super().hooks() if self.scales_bias else super().hooks() - {"bias_factor"}
 
     def param_specs(self) -> Mapping[str, ParamSpec]:
         assert self.num_heads is not None or self.kind not in _LEARNED
