@@ -103,15 +103,8 @@ from posenc.contract.params import (
     tile_views,
     working_dtype,
 )
-from posenc.contract.protocol import (
-    FeatureSpec,
-    Hook,
-    Namespace,
-    PositionScheme,
-    Role,
-    SchemeWarning,
-    Window,
-)
+from posenc.contract.protocol import Hook, PositionScheme, SchemeWarning
+from posenc.contract.specs import FeatureSpec, Namespace, Role, Window
 from posenc.contract.tokens import Tokens
 from posenc.layers import LayerPlan, add_embedding, check_layer
 from posenc.positions.integers import (

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import get_args
+
 from posenc.contract.protocol import Array, FeatureSpec, Hook, PositionScheme, Role
 from posenc.contract.specs import Source
 
+Specs = Mapping[str, FeatureSpec]
+_ROLES: tuple[Role, ...] = get_args(Role)
 
-def specs_of(
-    scheme: PositionScheme, role: Role, reads: Source | None = None
-) -> dict[str, FeatureSpec]:
-    """The features of queries or of keys, by name; of one source if ``reads`` is given."""
+
+def by_role(specs: Specs, reads: Source) -> dict[Role, Specs]:
+    """The features of queries and of keys that are computed from one source."""
     return {
-        name: spec
-        for name, spec in scheme.feature_specs().items()
-        if spec.of == role and reads in (None, spec.reads)
+        role: {n: s for n, s in specs.items() if s.of == role and s.reads == reads}
+        for role in _ROLES
     }
 
 
@@ -29,7 +32,7 @@ def reads_hidden(scheme: PositionScheme) -> bool:
 
 def reads_vectors(scheme: PositionScheme, role: Role) -> bool:
     """Whether a scheme computes features from queries, or from keys."""
-    return bool(specs_of(scheme, role, "vectors"))
+    return bool(by_role(scheme.feature_specs(), "vectors")[role])
 
 
 def summed_features(scheme: PositionScheme) -> tuple[str, ...]:
@@ -39,7 +42,12 @@ def summed_features(scheme: PositionScheme) -> tuple[str, ...]:
 
 def lookback(scheme: PositionScheme) -> int:
     """How many earlier tokens a feature sees with each token."""
-    counts = [spec.lookback for spec in scheme.feature_specs().values()]
+    return lookback_of(scheme.feature_specs())
+
+
+def lookback_of(specs: Specs) -> int:
+    """The largest ``lookback`` of features."""
+    counts = [spec.lookback for spec in specs.values()]
     return max(counts) if counts else 0  # torch's compiler has no max(default=)
 
 

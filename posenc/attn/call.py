@@ -22,13 +22,8 @@ from posenc.contract.params import (
     of_keys,
     tile_views,
 )
-from posenc.contract.protocol import (
-    Array,
-    Namespace,
-    PositionScheme,
-    Role,
-    Window,
-)
+from posenc.contract.protocol import PositionScheme
+from posenc.contract.specs import Array, Namespace, Role, Window
 from posenc.contract.tokens import Tokens
 
 T = TypeVar("T")

@@ -15,12 +15,13 @@ from array_api_compat import array_namespace, device, is_numpy_namespace
 
 from posenc.apply.evaluate import positions_as_places, prepare_params
 from posenc.apply.feature_needs import (
+    Specs,
+    by_role,
     has_features,
     lookback,
+    lookback_of,
     own_tokens,
     reads_hidden,
-    reads_vectors,
-    specs_of,
     summed_features,
 )
 from posenc.attn.arguments import Arguments, as_booleans, without_padding
@@ -173,7 +174,9 @@ def side_features(
     ``vectors``, ``sides`` and ``given`` are pairs: for queries and for keys. ``aligned``: positions
     are the default.
     """
-    name, hidden = type(scheme).__name__, reads_hidden(scheme)
+    name, specs = type(scheme).__name__, scheme.feature_specs()
+    of_hidden, of_vectors = (by_role(specs, reads) for reads in ("hidden", "vectors"))
+    hidden = bool(of_hidden["query"] or of_hidden["key"])
     (q, k), (q_side, k_side), (q_given, k_given) = vectors, sides, given
     if (q_given is None) != (k_given is None) and hidden:
         has, lacks = ("tokens", "queries") if q_given is None else ("queries", "tokens")
@@ -182,11 +185,12 @@ def side_features(
     if k_given is None and hidden:
         x = _check_hidden("tokens.x", x, k, k_side, name, "K", xp)
         wide = x
-        if count := lookback(scheme):
+        count = lookback_of(specs)
+        if count:
             in_order = aligned and k_side.seg is None
             wide = with_earlier(x, count, None if in_order else k_side, before=x_before, xp=xp)
-        key |= _hidden_features("tokens.x", scheme, wide, "key", params, xp)
-    if reads_vectors(scheme, "key") and not (k_given is not None and k_transformed):
+        key |= _hidden_features("tokens.x", scheme, of_hidden["key"], wide, count, params, xp)
+    if of_vectors["key"] and not (k_given is not None and k_transformed):
         if k is None:
             raise ValueError(f"{name} has features of keys: give k")
         if k_transformed and Hook.TRANSFORM in scheme.hooks():
@@ -194,19 +198,21 @@ def side_features(
                 f"k_transformed=True: {name} has features of keys, which need keys before the "
                 "transform; cache these features and give tokens.features"
             )
-        key |= _vector_features(scheme, k, k_side, "key", scale, params, xp)
+        key |= _vector_features(of_vectors["key"], scheme, k, k_side, scale, params, xp)
     key = _check_features(key, "key", k_side, q, k, params.dtype, xp)
     sums: FeatureArrays = {}
-    for each in summed_features(scheme):
-        if each in key:
+    for each, spec in specs.items():
+        if spec.cumulative and each in key:
             key[each], sums[each] = _cumulative_sums(key[each], q_side, k_side, aligned, xp)
     query: FeatureArrays = dict(sums)
-    if q_given is None and x is not None and specs_of(scheme, "query", "hidden"):
-        query |= _hidden_query_features(scheme, params, q_side, k_side, x, q_x, aligned, name, xp)
-    if reads_vectors(scheme, "query"):
+    if q_given is None and x is not None and of_hidden["query"]:
+        query |= _hidden_query_features(
+            scheme, of_hidden["query"], params, q_side, k_side, x, q_x, aligned, name, xp
+        )
+    if of_vectors["query"]:
         if q is None:
             raise ValueError(f"{name} has features of queries: give q")
-        query |= _vector_features(scheme, q, q_side, "query", scale, params, xp)
+        query |= _vector_features(of_vectors["query"], scheme, q, q_side, scale, params, xp)
     query |= dict(as_mapping(q_given, "queries.features"))
     key |= dict(as_mapping(k_given, "tokens.features"))
     return (
@@ -257,17 +263,23 @@ def _check_before(before: Array, x: Array | None, scheme: PositionScheme, xp: Na
 
 
 def _hidden_features(
-    what: str, scheme: PositionScheme, x: Array, role: Role, params: Params, xp: Namespace
+    what: str,
+    scheme: PositionScheme,
+    specs: Specs,
+    x: Array,
+    most: int,
+    params: Params,
+    xp: Namespace,
 ) -> FeatureArrays:
     """Features of hidden states; an error that names the width if it does not fit the scheme.
 
-    Those of keys have the axis of a ``lookback``, if a feature of the scheme has one.
+    If a feature of keys looks back, ``x`` has the ``most`` tokens before each one.
     """
-    wide, most = xp.astype(x, params.dtype), lookback(scheme) if role == "key" else 0
+    wide = xp.astype(x, params.dtype)
     try:
         return {
             name: spec.compute(own_tokens(wide, most, spec.lookback), params=params, xp=xp)
-            for name, spec in specs_of(scheme, role, "hidden").items()
+            for name, spec in specs.items()
         }
     except (TypeError, ValueError, RuntimeError) as error:
         if type(error) not in (
@@ -286,10 +298,10 @@ def _hidden_features(
 
 
 def _vector_features(
+    specs: Specs,
     scheme: PositionScheme,
     vectors: Array,
     side: Tokens,
-    role: Role,
     scale: float,
     params: Params,
     xp: Namespace,
@@ -298,12 +310,13 @@ def _vector_features(
     pos, wide = _broadcast_pos(side, scheme.axes), xp.astype(vectors, params.dtype)
     return {
         name: spec.compute(wide, pos, scale=scale, params=params, xp=xp)
-        for name, spec in specs_of(scheme, role, "vectors").items()
+        for name, spec in specs.items()
     }
 
 
 def _hidden_query_features(
     scheme: PositionScheme,
+    specs: Specs,
     params: Params,
     query: Tokens,
     key: Tokens,
@@ -316,7 +329,7 @@ def _hidden_query_features(
     """Features of queries, from ``q_x`` or from the tokens of ``x`` that they are."""
 
     def compute(hidden: Array, what: str = "tokens.x") -> FeatureArrays:
-        return _hidden_features(what, scheme, hidden, "query", params, xp)
+        return _hidden_features(what, scheme, specs, hidden, 0, params, xp)
 
     if q_x is not None:
         return compute(_check_hidden("queries.x", q_x, x, query, name, "Q", xp), "queries.x")
@@ -449,7 +462,7 @@ def hidden_width(scheme: PositionScheme, params: Mapping[str, Array]) -> int:
         seen = {"query": x, "key": with_earlier(x, n, xp=xp) if n else x}
         try:
             for role in _ROLES:
-                for spec in specs_of(scheme, role, "hidden").values():
+                for spec in by_role(scheme.feature_specs(), "hidden")[role].values():
                     most = n if role == "key" else 0
                     own = own_tokens(seen[role], most, spec.lookback)
                     spec.compute(own, params=whole, xp=xp)

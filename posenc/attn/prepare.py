@@ -54,14 +54,8 @@ from posenc.contract.params import (
     of_keys,
     working_dtype,
 )
-from posenc.contract.protocol import (
-    Array,
-    Hook,
-    Namespace,
-    PositionScheme,
-    Role,
-    SchemeWarning,
-)
+from posenc.contract.protocol import Hook, PositionScheme, SchemeWarning
+from posenc.contract.specs import Array, Namespace, Role
 from posenc.contract.tokens import Rotary, Tokens
 from posenc.positions.integers import concrete_values
 

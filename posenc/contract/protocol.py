@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from enum import StrEnum, auto
 from typing import Any, ClassVar
 
 from posenc.contract.checks import check_scheme
@@ -14,12 +13,13 @@ from posenc.contract.specs import (
     Array,
     Arrays,
     FeatureSpec,
+    Hook,
     Initializer,
     Namespace,
     ParamSpec,
     Role,
     Window,
-)
+)  # fmt: skip
 
 __all__ = [
     "Array", "Arrays", "FeatureSpec", "Hook", "Initializer", "Namespace", "ParamSpec",
@@ -29,22 +29,6 @@ __all__ = [
 
 class SchemeWarning(UserWarning):
     """A call is allowed, but it probably does not do what its author wants."""
-
-
-class Hook(StrEnum):
-    """The methods that change what a model computes; ``hooks()`` says which a scheme has."""
-
-    EMBEDDING = auto()
-    TRANSFORM = auto()
-    ROTARY = auto()
-    BIAS = auto()
-    KEY_BIAS = auto()
-    BIAS_FACTOR = auto()
-    ADJUST_SCORES = auto()
-    SINK = auto()
-    REGIONS = auto()
-    SCALE = auto()
-    AT_LENGTH = auto()
 
 
 class PositionScheme(Declared):
@@ -245,15 +229,9 @@ class PositionScheme(Declared):
     # Rarer ways to act on attention.
 
     def adjust_scores(
-        self,
-        scores: Array,
-        q: Array,
-        k: Array,
-        *,
-        visible: Array | None,
-        params: Arrays,
+        self, scores: Array, q: Array, k: Array, *, visible: Array | None, params: Arrays,
         xp: Namespace,
-    ) -> Array:
+    ) -> Array:  # fmt: skip
         """Change whole rows of scaled scores ``(B, H, Q, K)``, before the bias is added.
 
         For schemes that cannot be computed tile by tile (CoPE, DAPE). Only

@@ -1,9 +1,10 @@
-"""What a scheme declares about its arrays: ``ParamSpec`` and ``FeatureSpec``."""
+"""What a scheme declares: arrays (``ParamSpec``, ``FeatureSpec``) and methods (``Hook``)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum, auto
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -55,6 +56,7 @@ class ParamSpec:
 
 
 Source = Literal["hidden", "vectors"]
+_ROLES, _SOURCES = get_args(Role), get_args(Source)
 
 
 @dataclass(frozen=True)
@@ -100,11 +102,32 @@ class FeatureSpec:
     cumulative: bool = False
 
     def __post_init__(self) -> None:
-        check_choice("of", self.of, get_args(Role))
-        check_choice("reads", self.reads, get_args(Source))
+        # Made in every call of attention, so the usual ones are not checked one by one.
+        if self.of not in _ROLES or self.reads not in _SOURCES or self.lookback or self.cumulative:
+            self._check()
+
+    def _check(self) -> None:
+        check_choice("of", self.of, _ROLES)
+        check_choice("reads", self.reads, _SOURCES)
         check_count("lookback", self.lookback, least=0)
         if self.of == "query" and (self.cumulative or self.lookback):
             what = "cumulative=True" if self.cumulative else f"lookback={self.lookback}"
             raise ValueError(f"{what} needs of='key', got 'query'")
         if self.reads == "vectors" and self.lookback:
             raise ValueError(f"lookback={self.lookback} needs reads='hidden', got 'vectors'")
+
+
+class Hook(StrEnum):
+    """The methods that change what a model computes; ``hooks()`` says which a scheme has."""
+
+    EMBEDDING = auto()
+    TRANSFORM = auto()
+    ROTARY = auto()
+    BIAS = auto()
+    KEY_BIAS = auto()
+    BIAS_FACTOR = auto()
+    ADJUST_SCORES = auto()
+    SINK = auto()
+    REGIONS = auto()
+    SCALE = auto()
+    AT_LENGTH = auto()

@@ -13,14 +13,8 @@ from array_api_compat import device
 
 from posenc.contract.checks import check_channels, check_count, check_finite
 from posenc.contract.fields import Count
-from posenc.contract.protocol import (
-    Array,
-    Arrays,
-    FeatureSpec,
-    Namespace,
-    ParamSpec,
-    PositionScheme,
-)
+from posenc.contract.protocol import PositionScheme
+from posenc.contract.specs import Array, Arrays, FeatureSpec, Namespace, ParamSpec
 from posenc.schemes.gates import log_sigmoid
 
 

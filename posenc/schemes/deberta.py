@@ -12,14 +12,8 @@ from array_api_compat import device
 from posenc.contract.checks import check_channels, check_count
 from posenc.contract.fields import Count
 from posenc.contract.operations import constant_array
-from posenc.contract.protocol import (
-    Array,
-    Arrays,
-    FeatureSpec,
-    Namespace,
-    ParamSpec,
-    PositionScheme,
-)
+from posenc.contract.protocol import PositionScheme
+from posenc.contract.specs import Array, Arrays, FeatureSpec, Namespace, ParamSpec
 
 Terms = Literal["both", "c2p", "p2c"]
 

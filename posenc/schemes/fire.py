@@ -10,14 +10,8 @@ from typing import Any
 import numpy as np
 
 from posenc.contract.fields import Count, Positive
-from posenc.contract.protocol import (
-    Array,
-    Arrays,
-    Initializer,
-    Namespace,
-    ParamSpec,
-    PositionScheme,
-)
+from posenc.contract.protocol import PositionScheme
+from posenc.contract.specs import Array, Arrays, Initializer, Namespace, ParamSpec
 
 _EPS = 1e-6  # the authors' code adds it to the divisor
 

@@ -11,14 +11,8 @@ import numpy as np
 
 from posenc.contract.checks import check_positive
 from posenc.contract.fields import Count
-from posenc.contract.protocol import (
-    Array,
-    Arrays,
-    FeatureSpec,
-    Namespace,
-    ParamSpec,
-    PositionScheme,
-)
+from posenc.contract.protocol import PositionScheme
+from posenc.contract.specs import Array, Arrays, FeatureSpec, Namespace, ParamSpec
 
 
 @dataclass(frozen=True)

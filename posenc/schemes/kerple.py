@@ -7,14 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from posenc.contract.fields import Count
-from posenc.contract.protocol import (
-    Array,
-    Arrays,
-    Initializer,
-    Namespace,
-    ParamSpec,
-    PositionScheme,
-)
+from posenc.contract.protocol import PositionScheme
+from posenc.contract.specs import Array, Arrays, Initializer, Namespace, ParamSpec
 
 _LEAST, _LARGEST_POWER = 0.01, 2.0  # the authors' code
 

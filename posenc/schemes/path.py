@@ -11,14 +11,8 @@ from array_api_compat import device
 
 from posenc.contract.checks import check_channels
 from posenc.contract.fields import Count
-from posenc.contract.protocol import (
-    Array,
-    Arrays,
-    FeatureSpec,
-    Namespace,
-    ParamSpec,
-    PositionScheme,
-)
+from posenc.contract.protocol import PositionScheme
+from posenc.contract.specs import Array, Arrays, FeatureSpec, Namespace, ParamSpec
 from posenc.schemes.gates import log_sigmoid, logits, uniform_by_inputs
 
 _EPS = 1e-6  # in the norm of a direction, as released

@@ -13,15 +13,8 @@ import numpy as np
 from posenc.angles.fixed import Turns, frequencies
 from posenc.contract.checks import check_channels
 from posenc.contract.fields import Count, Positive
-from posenc.contract.protocol import (
-    Array,
-    Arrays,
-    Initializer,
-    Namespace,
-    ParamSpec,
-    PositionScheme,
-    Role,
-)
+from posenc.contract.protocol import PositionScheme
+from posenc.contract.specs import Array, Arrays, Initializer, Namespace, ParamSpec, Role
 from posenc.schemes.rope import Layout
 
 FirstPhase = Literal["zero", "uniform"]

@@ -12,15 +12,8 @@ from array_api_compat import device
 from posenc.contract.checks import check_channels, check_count
 from posenc.contract.fields import Count, Positive
 from posenc.contract.operations import constant_array
-from posenc.contract.protocol import (
-    Array,
-    Arrays,
-    FeatureSpec,
-    Namespace,
-    ParamSpec,
-    PositionScheme,
-    Role,
-)
+from posenc.contract.protocol import PositionScheme
+from posenc.contract.specs import Array, Arrays, FeatureSpec, Namespace, ParamSpec, Role
 from posenc.schemes.gates import log_sigmoid, uniform_by_inputs
 from posenc.schemes.rope import rotate
 

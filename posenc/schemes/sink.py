@@ -9,15 +9,8 @@ import numpy as np
 
 from posenc.contract.fields import Count, Finite
 from posenc.contract.params import float_dtype
-from posenc.contract.protocol import (
-    Array,
-    Arrays,
-    FeatureSpec,
-    Hook,
-    Namespace,
-    ParamSpec,
-    PositionScheme,
-)
+from posenc.contract.protocol import Hook, PositionScheme
+from posenc.contract.specs import Array, Arrays, FeatureSpec, Namespace, ParamSpec
 from posenc.schemes.nope import NoPE
 from posenc.schemes.wrapper import Wrapper, heads_around
 

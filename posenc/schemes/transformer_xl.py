@@ -10,15 +10,8 @@ from array_api_compat import device
 
 from posenc.contract.checks import check_channels
 from posenc.contract.fields import Count
-from posenc.contract.protocol import (
-    Array,
-    Arrays,
-    FeatureSpec,
-    Namespace,
-    ParamSpec,
-    PositionScheme,
-    Role,
-)
+from posenc.contract.protocol import PositionScheme
+from posenc.contract.specs import Array, Arrays, FeatureSpec, Namespace, ParamSpec, Role
 from posenc.schemes.sinusoidal import Sinusoidal
 
 
