@@ -1237,7 +1237,7 @@ def test_all_is_the_catalogue_and_what_cannot_be_made_is_a_row(
     makers = {name: maker for name, maker in posenc.catalogue().items() if name in ("nope", "rope")}
     makers |= {"odd": needs_more, "rope_scaled": scaled}
     monkeypatch.setattr("posenc.study.specs.catalogue", lambda: makers)
-    monkeypatch.setattr("posenc.schemes.catalogue", lambda: makers)
+    monkeypatch.setattr("posenc.makers.catalogue", lambda: makers)
     one = study(tmp_path, schemes=("rope", "all", "rope@3"))
     assert one.labels == ("rope", "nope", "odd", "rope~rope_scaled", "rope@3")
     ended = {r["scheme"]: r for r in records(one)}
