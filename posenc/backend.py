@@ -2,8 +2,8 @@
 
 A backend is a package that computes attention in one framework. From posenc it imports only
 ``posenc``, this module, ``posenc.testing`` (for its ``Framework``), ``posenc.study`` (for its
-``Trainer``), and what every user may: ``posenc.schemes``, ``posenc.positions``, ``posenc.presets``.
-Anything else in posenc may change without notice.
+``Trainer``), and what every user may: ``posenc.schemes``, ``posenc.positions``, ``posenc.presets``,
+``posenc.hf``. Anything else in posenc may change without notice.
 
 =====================  ===========================================================================
 a call                 ``prepare`` makes a ``Call`` with two ``Tokens`` and a ``Mask``

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from posenc.contract.checks import check_count, check_finite, check_flag, nearest
-from posenc.hf import families, keys
+from posenc.hf import keys
+from posenc.hf.families import family_of
 from posenc.hf.parameters import Entry, Surroundings, read_parameters
 from posenc.schemes.nope import NoPE
 from posenc.schemes.rope import RoPE
@@ -77,7 +78,7 @@ def read(
         return Reading({"": NoPE()})
     if head_dim is not None:
         check_count("head_dim", head_dim)
-    part, own = _text_part(config)
+    part, own = text_part(config)
     own = {**_attention_part(own), **own}
     for name in ("rope_parameters", "rope_scaling"):
         if not isinstance(own.get(name) or {}, Mapping):
@@ -128,7 +129,7 @@ class _Reader:
     def __init__(self, config: Config, head_dim: int | None) -> None:
         self.config, self.head_dim = config, head_dim
         self.kept, self.unknown, self.notes = dict[str, Any](), dict[str, str](), list[str]()
-        self.model = str(config.get("model_type", ""))
+        self.model, self.family = str(config.get("model_type", "")), family_of(config)
         self.where, self.parameters = self._parameters()
 
     def _parameters(self) -> tuple[str, Config]:
@@ -162,8 +163,8 @@ class _Reader:
         if self.config.get("alibi"):
             raise ValueError("alibi is true: the model adds ALiBi and does not rotate")
         kind = self.config.get("position_embedding_type")
-        unrotated = self.model in families.ROTATING_IF_ROPE and kind != "rope"
-        unread = self.model in families.POSITION_TYPE_UNREAD
+        unrotated = self.family.rotates_if_rope and kind != "rope"
+        unread = self.family.ignores_position_type
         if unrotated or kind == "nope" or self.config.get("use_mem_rope") is False:
             return {"": NoPE()}
         if kind is not None and not unread and not str(kind).startswith(("rope", "rotary")):
@@ -224,7 +225,7 @@ class _Reader:
         """Two bases for two layer types, as before transformers 5; empty for one base."""
         config, outer, own = self.config, self._outer(), _without_null(self.parameters)
         local = _first(config, ("rope_local_base_freq", "local_rope_theta", "swa_rope_theta"))
-        if local is None and self.model not in families.FULL_LAYERS_ONLY:
+        if local is None and not self.family.scales_full_layers:
             return {}
         base = config.get("global_rope_theta", outer.get("rope_theta"))
         sliding = {"rope_theta": base if local is None else local}
@@ -286,8 +287,8 @@ class _Reader:
 
     def _entry(self, given: Config, where: str, kind: str) -> Entry:
         config = self.config
-        interleaved = self.model in families.INTERLEAVED
-        interleaved = check_flag("rope_interleave", config.get("rope_interleave", interleaved))
+        given_layout = config.get("rope_interleave", self.family.interleaved)
+        interleaved = check_flag("rope_interleave", given_layout)
         # transformers reads no length outside, where each layer type has a dictionary of its own.
         by_type = any(isinstance(value, Mapping) for value in self.parameters.values())
         around = Surroundings(
@@ -296,8 +297,8 @@ class _Reader:
             max_len=self.max_len,
             original_len=None if by_type else config.get("original_max_position_embeddings"),
             layout="interleaved" if interleaved else "half",
-            softmax=self.model in families.SCALED_SOFTMAX,
-            long=self.model in families.SHORT_AND_LONG,
+            softmax=self.family.scaled_softmax,
+            long=self.family.yarn_is_longrope,
         )
         rotary = config.get("qk_rope_head_dim")
         if self.head_dim is None and rotary is not None:
@@ -350,7 +351,7 @@ _LOOKS_ROTARY = re.compile(r"(^|_)(rope|rotary|rotates?|yarn|ntk|mrope|theta)(_|
 _ROTARY_NAMES = ", ".join(keys.ROTARY)
 
 
-def _text_part(config: Config) -> tuple[str, Config]:
+def text_part(config: Config) -> tuple[str, Config]:
     """The part of a multi-modal configuration that describes the language model, and its name."""
     path: list[str] = []
     while inner := next((n for n in _TEXT if isinstance(config.get(n), Mapping)), None):
@@ -376,7 +377,7 @@ def _notes(config: Config, part: str, own: Config, filled: Config) -> list[str]:
         for key, value in filled.items()
         if value is not own.get(key)
     ]
-    if model in families.REVERSED:
+    if family_of(filled).turns_back:
         notes.append(
             f"{model} rotates the other way: swap the halves of each head's rows in the weights of "
             "its query and key projections"
@@ -394,13 +395,13 @@ def _attention_part(config: Config) -> dict[str, Any]:
 
 def _with_defaults(config: Config) -> dict[str, Any]:
     """With what released configurations of this ``model_type`` leave out."""
-    model = str(config.get("model_type"))
-    defaults = dict(families.DEFAULTS.get(model, {}))
-    if model in families.PARTS:
-        defaults.setdefault("partial_rotary_factor", families.PARTS[model])
+    family = family_of(config)
+    defaults = dict(family.defaults)
+    if family.part is not None:
+        defaults["partial_rotary_factor"] = family.part
     named = set(keys.HEAD_DIM) - {"qk_rope_head_dim"}
-    if model in families.HEAD_DIMS and not named & config.keys():  # null is a width, too
-        defaults.setdefault("head_dim", families.HEAD_DIMS[model])
+    if family.head_dim is not None and not named & config.keys():  # null is a width, too
+        defaults["head_dim"] = family.head_dim
     inside = config.get("rope_parameters") or config.get("rope_scaling") or {}
     given = {key for key, value in {**inside, **config}.items() if value is not None}
     if any(isinstance(value, Mapping) for value in inside.values()):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 from posenc.contract.checks import check_count
-from posenc.hf import families
 from posenc.hf.config import as_dictionary, from_hf, read
+from posenc.hf.families import family_of
 from posenc.schemes.mrope import MRoPE, Order
 from posenc.schemes.rope import Layout, RoPE
 
@@ -46,9 +46,7 @@ def mrope_of(
     if sections is None:
         raise ValueError("mrope_section is missing; without it, use RoPE.from_hf")
     if layout is None:
-        layout = cast(
-            Order, families.MROPE_LAYOUTS.get(str(part.get("model_type"))) or _by_keys(given)
-        )
+        layout = family_of(part).mrope or _by_keys(given)
     if pairing is None and rope.layout == "interleaved":
         pairing = "interleaved"
     return MRoPE(
@@ -57,7 +55,7 @@ def mrope_of(
     )  # fmt: skip
 
 
-def _by_keys(given: Mapping[str, Any]) -> str:
+def _by_keys(given: Mapping[str, Any]) -> Order:
     if given.get("xdrope_section") is not None:
         return "hunyuan"
     turns = given.get("mrope_interleaved") or given.get("interleaved")

@@ -10,8 +10,8 @@ it. ``PLANS`` maps names to these functions. Where all layers of a model are ali
 ['RoPE', 'RoPE', 'RoPE', 'NoPE']
 """
 
+from posenc.hf import from_hf_config
 from posenc.layers import LayerPlan
-from posenc.presets.hf import from_hf_config
 from posenc.presets.named import PLANS
 from posenc.presets.plans import (
     cohere2,

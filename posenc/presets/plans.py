@@ -8,23 +8,19 @@ window of transformers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from posenc.contract.checks import check_count
 from posenc.contract.protocol import PositionScheme
+from posenc.hf.layer_schemes import PerLayerLearnedRoPE, inkling_layer
 from posenc.layers import LayerPlan
 from posenc.presets.named import PLANS, groups, ignoring_sizes, named_plan
 from posenc.schemes import (
     Chunk,
-    Inkling,
-    LearnedRoPE,
     LogScale,
     NoPE,
     Proportional,
     RoPE,
     Sink,
     Sum,
-    T5Bias,
     YaRN,
 )
 
@@ -148,20 +144,6 @@ def irope(
 llama4 = PLANS["llama4"] = irope
 
 
-@dataclass(frozen=True)
-class PerLayerLearnedRoPE(LearnedRoPE, shared=False):
-    """``LearnedRoPE`` whose layers learn their own frequencies, so that a ``Sum`` with it has too.
-
-    A set of learned arrays belongs to one layer or to all. So in a ``Sum`` with ``LearnedRoPE``,
-    other parts would be learned once for all layers.
-    """
-
-
-@dataclass(frozen=True)
-class PerLayerT5Bias(T5Bias, shared=False):
-    """``T5Bias`` whose layers learn their own tables, as those of UMT5."""
-
-
 @named_plan
 def mistral_large4(
     *,
@@ -245,26 +227,6 @@ def gpt_oss(
     rope = RoPE(head_dim, base, scaling=YaRN(factor, train_len, truncate=False))
     sink = Sink(rope, num_heads)
     return groups(layers, every, sink, sink, window=window)
-
-
-def inkling_layer(
-    num_heads: int,
-    hidden_dim: int,
-    rank: int,
-    extent: int,
-    *,
-    clip: float | None = None,
-    length: int | None = None,
-    beta: float = 0.1,
-) -> PositionScheme:
-    """A layer of Inkling, or with ``clip`` of Inkling 2; queries and bias grow from ``length``."""
-    version = 1 if clip is None else 2
-    scheme: PositionScheme = Inkling(num_heads, hidden_dim, rank, extent, version, clip)
-    if length is not None:
-        scheme = Sum(scheme, LogScale("inkling", train_len=length, beta=beta))
-    if clip is not None:
-        scheme = Sink(scheme, num_heads, per_query=True, hidden_dim=hidden_dim)
-    return scheme
 
 
 @ignoring_sizes

@@ -6,9 +6,8 @@ options are those of the released configurations. ``LayerPlan.of(scheme, layers)
 
 from __future__ import annotations
 
-import math
-
 from posenc.contract.checks import check_count
+from posenc.hf.whole_plans import falcon_alibi
 from posenc.presets.named import ignoring_sizes
 from posenc.schemes import ALiBi, Learned, Llama3, MRoPE, RoPE, T5Bias, YaRN
 
@@ -93,8 +92,7 @@ def falcon_rw(*, num_heads: int, head_dim: int) -> ALiBi:
 
     The released code rounds slopes and biases to bfloat16; these are exact.
     """
-    root = math.sqrt(check_count("head_dim", head_dim))
-    return ALiBi(num_heads, slopes=[slope / root for slope in ALiBi(num_heads).head_slopes()])
+    return falcon_alibi(num_heads, head_dim)
 
 
 @ignoring_sizes

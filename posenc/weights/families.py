@@ -10,7 +10,7 @@ from array_api_compat import array_namespace
 
 from posenc.contract.checks import check_choice, check_count
 from posenc.contract.protocol import Array
-from posenc.presets import from_hf_config
+from posenc.hf import from_hf_config
 from posenc.schemes import ALiBi
 from posenc.weights.layouts import interleaved_to_half
 

@@ -168,6 +168,15 @@ def folder_of(model):
     return max((f for f in folders if model.startswith(f)), key=len)
 
 
+def listed_as(fact):
+    return {model for model, family in families.FAMILIES.items() if getattr(family, fact)}
+
+
+def test_each_model_type_has_one_entry():
+    names = [name for names, _ in families._PLANNED + families._READ for name in names.split()]
+    assert sorted(names) == sorted(families.FAMILIES)
+
+
 QUARTERS = {
     "halves": [-4, -5, -6, -7, 0, 1, 2, 3],
     "neighbours": [-1, 0, -3, 2, -5, 4, -7, 6],
@@ -182,14 +191,14 @@ def test_the_models_whose_pairs_are_neighbours():
     }  # fmt: skip
     found = list(rotations())
     assert all(turned in QUARTERS.values() for _, turned in found)
-    ours = families.INTERLEAVED - families.RELEASED_INTERLEAVED - families.DEEPSEEK_V3
+    ours = listed_as("interleaved") - families.TURNED_BY_HALVES - families.AS_DEEPSEEK_V3
     listed = {folder_of(model) for model in ours} - {"gptj", "codegen"}  # without inv_freq
     neighbours = {family for family, turned in found if turned == QUARTERS["neighbours"]}
     assert neighbours - elsewhere == listed
     # Wrong for their released weights, and so no evidence for them.
-    assert not neighbours & {folder_of(model) for model in families.RELEASED_INTERLEAVED}
+    assert not neighbours & {folder_of(model) for model in families.TURNED_BY_HALVES}
     other_way = {family for family, turned in found if turned == QUARTERS["halves, the other way"]}
-    assert other_way == families.REVERSED
+    assert other_way == listed_as("turns_back")
 
 
 @pytest.mark.parametrize("model", ["gptj", "codegen"])
@@ -212,13 +221,15 @@ def test_defaults_are_those_of_transformers():
     from transformers import CONFIG_MAPPING
 
     inside = {"rotary_pct": "partial_rotary_factor", "rotary_emb_base": "rope_theta"}
-    for model, defaults in families.DEFAULTS.items():
+    for model, family in families.FAMILIES.items():
+        if not family.defaults:
+            continue
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             config = CONFIG_MAPPING[model]().to_dict()
         parameters = config.get("rope_parameters") or {}
         full = parameters.get("full_attention", parameters)
-        for key, value in defaults.items():
+        for key, value in family.defaults.items():
             if key == "rope_local_base_freq":
                 assert parameters["sliding_attention"]["rope_theta"] == value
             elif key == "rope_theta" and not full and key not in config:
@@ -237,5 +248,5 @@ def test_models_that_scale_the_softmax_by_yarn():
         for file in root.glob("*/modeling_*.py")
         if "self.scaling = yarn_apply_mscale(" in file.read_text(encoding="utf-8")
     }
-    listed = families.SCALED_SOFTMAX - families.DEEPSEEK_V3
+    listed = listed_as("scaled_softmax") - families.AS_DEEPSEEK_V3
     assert found == {model.removesuffix("_text") for model in listed}

@@ -555,7 +555,7 @@ def test_a_configuration_of_transformers_is_one_object():
         RoPE.from_hf(object())
 
 
-@pytest.mark.parametrize("model", sorted(families.RELEASED_INTERLEAVED))
+@pytest.mark.parametrize("model", sorted(families.TURNED_BY_HALVES))
 def test_released_weights_decide(model):
     config = {"model_type": model, "hidden_size": 512, "num_attention_heads": 8, "rope_theta": 1e4}
     assert hf.from_hf(config).layout == "interleaved"
@@ -578,7 +578,10 @@ def test_what_a_file_leaves_out_is_the_default_of_its_class(model, head_dim, rot
     )
 
 
-@pytest.mark.parametrize("model", sorted(families.MROPE_INTERLEAVED))
+TURNS = sorted(k for k, family in families.FAMILIES.items() if family.mrope == "interleaved")
+
+
+@pytest.mark.parametrize("model", TURNS)
 def test_models_whose_axes_take_turns(model):
     sections = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [12, 10, 10]}
     config = {
@@ -595,4 +598,4 @@ def test_the_talker_of_qwen3_omni_turns_its_axes_as_its_thinker():
         getattr(module, f"Qwen3OmniMoe{name}RotaryEmbedding") for name in ("Talker", "ThinkerText")
     )
     assert issubclass(talker, thinker)
-    assert {"qwen3_omni_moe_talker_text", "qwen3_omni_moe_text"} <= families.MROPE_INTERLEAVED
+    assert {"qwen3_omni_moe_talker_text", "qwen3_omni_moe_text"} <= set(TURNS)

@@ -8,7 +8,7 @@ import pytest
 
 import posenc
 from posenc import presets
-from posenc.presets.plans import PerLayerT5Bias
+from posenc.hf.layer_schemes import PerLayerT5Bias
 from posenc.schemes import PI, Inkling, LogScale, MRoPE, Sink, Sum, YaRN
 
 SMALL = {"hidden_size": 64, "num_attention_heads": 4, "head_dim": 16, "rope_theta": 1e6}
@@ -284,6 +284,15 @@ def test_latent_attention():
     assert presets.from_hf_config(given).schemes == (
         Sum(scaled, LogScale("ministral3", train_len=64, beta=0.2)),
     )
+
+
+def test_a_text_model_without_rotation_in_a_model_of_images():
+    text = {
+        "model_type": "opt", "max_position_embeddings": 64, "hidden_size": 32,
+        "num_hidden_layers": 2,
+    }  # fmt: skip
+    expected = presets.from_hf_config(text)
+    assert presets.from_hf_config({"model_type": "blip-2", "text_config": text}) == expected
 
 
 def test_inkling_by_lists_of_layers():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from posenc.hf import FAMILIES
 from posenc_torch.hf.family import Family
 
 
@@ -15,13 +16,5 @@ def _axes_last(position_ids: Tensor) -> Tensor:
 
 
 _AXES = Family(places=_axes_last, rotary_positions=True)
-AXES = {
-    "ernie4_5_vl_moe_text": _AXES,
-    "glm4v_moe_text": _AXES,
-    "glm4v_text": _AXES,
-    "qwen2_5_vl_text": _AXES,
-    "qwen2_vl_text": _AXES,
-    "qwen3_vl_moe_text": _AXES,
-    "qwen3_vl_text": _AXES,
-}
+AXES = {kind: _AXES for kind, known in FAMILIES.items() if known.sections is not None}
 """The families of this file, by ``model_type``."""
