@@ -7,7 +7,8 @@ A backend is a package that computes attention in one framework. From posenc it 
 
 =====================  ===========================================================================
 a call                 ``prepare`` makes a ``Call`` with two ``Tokens`` and a ``Mask``
-implementations        ``Implementation``, ``choose``, ``explain_choice`` and ``attend``
+implementations        ``Implementation``, which makes a ``Planned`` or a ``Refusal`` of a call;
+                       ``choose``, ``explain_choice``
 the bias               dense (``Call.bias``), on a tile (``bias_tile``), or in a cheaper form:
                        ``bias_by_distance``, ``bias_by_key``; ``fold_key_bias`` widens q and k;
                        ``near_diagonals``: tiles on which a bias by distance is not constant
@@ -64,10 +65,11 @@ from posenc.attn.fully_masked import (
 from posenc.attn.implementations import (
     Explanation,
     Implementation,
-    attend,
+    Planned,
+    Refusal,
     choose,
     explain_choice,
-    run_chosen,
+    plan_unless,
 )
 from posenc.attn.keywords import advise_unknown
 from posenc.attn.masks import Blocks, Mask, complete_mask, is_function
@@ -133,9 +135,11 @@ __all__ = [
     "Params",
     "PartialAttention",
     "PassState",
+    "Planned",
     "PositionScheme",
     "Range",
     "ReadTable",
+    "Refusal",
     "Role",
     "SchemeWarning",
     "Shared",
@@ -151,7 +155,6 @@ __all__ = [
     "as_mapping",
     "as_positions",
     "as_row",
-    "attend",
     "attention_part",
     "bias_at_distances",
     "bias_by_distance",
@@ -194,13 +197,13 @@ __all__ = [
     "nearest",
     "negligible_blocks",
     "not_fully_masked",
+    "plan_unless",
     "prepare",
     "provide",
     "public_lse",
     "reads_features",
     "reads_hidden",
     "reads_vectors",
-    "run_chosen",
     "scheme_bias",
     "summed_features",
     "tile_views",

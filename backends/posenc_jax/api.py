@@ -19,22 +19,23 @@ from posenc.backend import (
     Implementation,
     Mask,
     Operations,
+    Planned,
+    Refusal,
     Shared,
     Tokens,
     Window,
     advise_unknown,
     append_sink_key,
     as_mapping,
-    attend,
     check_range,
     choose,
     concrete_values,
     dense,
     explain_choice,
     may_be_fully_masked,
+    plan_unless,
     prepare,
     provide,
-    run_chosen,
     working_dtype,
     zero_fully_masked,
 )
@@ -133,7 +134,8 @@ def attention(
     call = prepare_call(
         q, k, v, scheme, params, causal, implementation, given, skip_blocks=skip_blocks
     )
-    out, lse = attend(_IMPLEMENTATIONS, call, implementation)
+    _, planned = choose(_IMPLEMENTATIONS, call, implementation)
+    out, lse = planned.run(call)
     out = jnp.swapaxes(out, 1, 2).astype(_as_jax(q).dtype)
     return out if lse is None else (out, jnp.swapaxes(lse, 1, 2))
 
@@ -199,8 +201,8 @@ def attend_in_pass(
         skip_blocks=skip_blocks, shared=shared,
     )  # fmt: skip
     kept = shared.keep(call)
-    chosen, dtype = choose(_IMPLEMENTATIONS, call, implementation), _as_jax(q).dtype
-    out, lse = run_chosen(chosen, call)
+    (_, planned), dtype = choose(_IMPLEMENTATIONS, call, implementation), _as_jax(q).dtype
+    out, lse = planned.run(call)
     out = jnp.swapaxes(out, 1, 2).astype(dtype)
     if lse is not None:
         return (out, jnp.swapaxes(lse, 1, 2)), None
@@ -216,7 +218,7 @@ def attend_in_pass(
         q, k, v = (jnp.swapaxes(a, 1, 2) for a in (q, k, v))
         q = q if turn_q is None else turn_q(q)
         k = k if turn_k is None else turn_k(k)
-        result = run_chosen(chosen, replace(like, q=q, k=k, v=v))[0]
+        result = planned.run(replace(like, q=q, k=k, v=v))[0]
         return jnp.swapaxes(result, 1, 2).astype(dtype)
 
     return out, run
@@ -304,11 +306,12 @@ def _xla(call: Call) -> tuple[Array, None]:
     return out, None
 
 
-def _xla_without_lse(call: Call) -> str:
-    return "that of jax.nn.dot_product_attention has no gradient"
+def _plan_xla(call: Call) -> Planned | Refusal:
+    without_lse = "that of jax.nn.dot_product_attention has no gradient"
+    return plan_unless(_why_not_xla(call), Planned(_xla, without_lse, takes_sink=True))
 
 
-def _xla_unsupported(call: Call) -> str | None:
+def _why_not_xla(call: Call) -> str | None:
     q, k, v = call.q, call.k, call.v
     if call.dtype == jnp.float64:
         return "jax.nn.dot_product_attention takes its softmax in float32, the call is in float64"
@@ -325,7 +328,7 @@ def _xla_unsupported(call: Call) -> str | None:
 
 def _xla_not_preferred(call: Call) -> str | None:
     q_len, k_len = call.q.shape[2], call.k.shape[2]
-    if q_len <= FEW_QUERIES or chunked.unsupported(call) is not None:
+    if q_len <= FEW_QUERIES or isinstance(chunked.plan(call), Refusal):
         return None
     if jax.default_backend() == "cpu":
         return "on a CPU 'chunked' is faster, with one block or with many"
@@ -340,22 +343,10 @@ def _reference(call: Call) -> tuple[Array, Array]:
 
 
 _IMPLEMENTATIONS = (
-    Implementation(
-        "pallas", fused.fused,
-        unsupported=fused.unsupported, not_preferred=fused.not_preferred,
-        without_lse=fused.without_lse,
-    ),
-    Implementation(
-        "xla", _xla,
-        unsupported=_xla_unsupported, not_preferred=_xla_not_preferred,
-        without_lse=_xla_without_lse, takes_sink=True,
-    ),
-    Implementation("chunked", chunked.chunked, unsupported=chunked.unsupported),
-    Implementation(
-        "folded", folded.folded,
-        unsupported=folded.unsupported, not_preferred=folded.not_preferred,
-        without_lse=folded.without_lse,
-    ),
-    Implementation("reference", _reference, whole_rows=True),
-)  # fmt: skip
+    Implementation("pallas", fused.plan, fused.not_preferred),
+    Implementation("xla", _plan_xla, _xla_not_preferred),
+    Implementation("chunked", chunked.plan),
+    Implementation("folded", folded.plan, folded.not_preferred),
+    Implementation("reference", lambda call: Planned(_reference), whole_rows=True),
+)
 IMPLEMENTATIONS = tuple(implementation.name for implementation in _IMPLEMENTATIONS)

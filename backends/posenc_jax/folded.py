@@ -10,7 +10,16 @@ import jax.numpy as jnp
 from jax import Array
 from jax.nn import dot_product_attention
 
-from posenc.backend import Call, bias_by_key, fold_key_bias, folded_width, why_not_foldable
+from posenc.backend import (
+    Call,
+    Planned,
+    Refusal,
+    bias_by_key,
+    fold_key_bias,
+    folded_width,
+    plan_unless,
+    why_not_foldable,
+)
 from posenc_jax.fused.target import target
 
 _WIDEST = {True: 256, False: 128}  # the largest head_dim of cuDNN: from Hopper on, and before
@@ -35,7 +44,12 @@ def folded(call: Call) -> tuple[Array, None]:
     return jnp.swapaxes(out, 1, 2)[..., :width], None
 
 
-def unsupported(call: Call) -> str | None:
+def plan(call: Call) -> Planned | Refusal:
+    """How cuDNN serves a call, or why it cannot."""
+    return plan_unless(_why_not(call), Planned(folded, "posenc does not ask cuDNN for one"))
+
+
+def _why_not(call: Call) -> str | None:
     """Why a call has no bias that can be folded in, or cuDNN does not take it."""
     device = target()
     if device.platform != "gpu":
@@ -62,11 +76,6 @@ def unsupported(call: Call) -> str | None:
     if width > widest or v_dim > folded_width(dim, dtypes[0], xp=jnp):
         return f"cuDNN takes head_dim up to {widest}, the bias makes {width} of it"
     return None
-
-
-def without_lse(call: Call) -> str:
-    """Why there is no log-sum-exp."""
-    return "posenc does not ask cuDNN for one"
 
 
 def not_preferred(call: Call) -> str:

@@ -18,20 +18,19 @@ from posenc.backend import (
     Implementation,
     Mask,
     Operations,
+    Planned,
     PositionScheme,
     Shared,
     Tokens,
     Window,
     advise_unknown,
     as_mapping,
-    attend,
     check_shapes,
     choose,
     dense,
     explain_choice,
     prepare,
     provide,
-    run_chosen,
     working_dtype,
 )
 from posenc_torch import folded, sdpa
@@ -107,7 +106,8 @@ def attention(
     half = autocast_dtype(q)
     with nullcontext() if half is None else torch.autocast(q.device.type, enabled=False):
         call = _call(q, k, v, scheme, params, causal, half, skip_blocks, given)
-        out, lse = attend(_IMPLEMENTATIONS, call, implementation)
+        _, planned = choose(_IMPLEMENTATIONS, call, implementation)
+        out, lse = planned.run(call)
         out = out if out.dtype == q.dtype else out.to(q.dtype)
         return (out, lse) if call.wants_lse else out
 
@@ -179,22 +179,22 @@ def attend_in_pass(
     with nullcontext() if half is None else torch.autocast(q.device.type, enabled=False):
         call = _call(q, k, v, scheme, params, causal, half, skip_blocks, given, shared)
         kept = shared is not None and shared.keep(call)
-        chosen = choose(_IMPLEMENTATIONS, call, implementation)
+        _, planned = choose(_IMPLEMENTATIONS, call, implementation)
         run = None
         if kept and wants_run and call.dtype == working_dtype([q, k, v], xp=xp):
             assert shared is not None
-            run = _of_vectors(call, chosen, half, shared)
-        out, lse = run_chosen(chosen, call)
+            run = _of_vectors(call, planned, half, shared)
+        out, lse = planned.run(call)
         out = out if out.dtype == q.dtype else out.to(q.dtype)
         return ((out, lse) if call.wants_lse else out), run
 
 
 def _of_vectors(
-    call: Call, chosen: Implementation, half: torch.dtype | None, shared: Shared
+    call: Call, planned: Planned, half: torch.dtype | None, shared: Shared
 ) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     """Attention as a function of queries, keys and values, for calls equal to this one."""
     turn_q, turn_k = (shared.made.find(("turn", role)) for role in ("query", "key"))
-    direct, like = chosen.fixed(call), shared.made.find("call")
+    direct, like = planned.fixed(call), shared.made.find("call")
 
     def compute(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         dtype = q.dtype
@@ -203,7 +203,7 @@ def _of_vectors(
         if half is not None and call.dtype != torch.float64:
             q, k, v = q.to(half), k.to(half), v.to(half)
         if direct is None:
-            out: Tensor = run_chosen(chosen, replace(like, q=q, k=k, v=v))[0]
+            out: Tensor = planned.run(replace(like, q=q, k=k, v=v))[0]
         else:
             out = direct(q, k, v)
         return out if out.dtype == dtype else out.to(dtype)
@@ -272,34 +272,10 @@ def _reference(call: Call) -> tuple[Tensor, Tensor]:
 
 
 _IMPLEMENTATIONS = (
-    Implementation(
-        "flex",
-        flex.flex,
-        unsupported=flex.unsupported,
-        not_preferred=flex.not_preferred,
-        without_lse=flex.without_lse,
-    ),
-    Implementation(
-        "chunked",
-        chunked.chunked,
-        unsupported=chunked.unsupported,
-        not_preferred=chunked.not_preferred,
-    ),
-    Implementation(
-        "folded",
-        folded.folded,
-        unsupported=folded.unsupported,
-        not_preferred=folded.not_preferred,
-        without_lse=sdpa.without_lse,
-    ),
-    Implementation(
-        "sdpa",
-        sdpa.sdpa,
-        unsupported=sdpa.unsupported,
-        without_lse=sdpa.without_lse,
-        takes_sink=True,
-        fixed=sdpa.fixed,
-    ),
-    Implementation("reference", _reference, whole_rows=True),
+    Implementation("flex", flex.plan, flex.not_preferred),
+    Implementation("chunked", chunked.plan, chunked.not_preferred),
+    Implementation("folded", folded.plan, folded.not_preferred),
+    Implementation("sdpa", sdpa.plan),
+    Implementation("reference", lambda call: Planned(_reference), whole_rows=True),
 )
 IMPLEMENTATIONS = tuple(implementation.name for implementation in _IMPLEMENTATIONS)

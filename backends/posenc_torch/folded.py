@@ -12,8 +12,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from posenc.backend import Call, bias_by_key, fold_key_bias, why_not_foldable
-from posenc_torch.sdpa import has_native_visible, promoted, refuse_second_derivatives
+from posenc.backend import (
+    Call,
+    Planned,
+    Refusal,
+    bias_by_key,
+    fold_key_bias,
+    plan_unless,
+    why_not_foldable,
+)
+from posenc_torch.sdpa import WITHOUT_LSE, has_native_visible, promoted, refuse_second_derivatives
 
 
 def folded(call: Call) -> tuple[Tensor, None]:
@@ -36,7 +44,12 @@ def folded(call: Call) -> tuple[Tensor, None]:
     return refuse_second_derivatives(out)[..., :width], None
 
 
-def unsupported(call: Call) -> str | None:
+def plan(call: Call) -> Planned | Refusal:
+    """How SDPA serves a call without a mask, or why it cannot."""
+    return plan_unless(_why_not(call), Planned(folded, without_lse=WITHOUT_LSE))
+
+
+def _why_not(call: Call) -> str | None:
     """Why a call has no bias to fold in, or why SDPA cannot serve it without a mask."""
     if (why := why_not_foldable(call)) is not None:
         return why

@@ -11,6 +11,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from posenc.backend import (
     Call,
+    Planned,
+    Refusal,
     append_sink_key,
     has_bias,
     may_be_fully_masked,
@@ -20,6 +22,7 @@ from posenc_torch.fully_masked import zero_fully_masked
 from posenc_torch.tables import gather_pairs
 from posenc_torch.tracing import is_traced, may_read
 
+WITHOUT_LSE = "scaled_dot_product_attention returns none"
 _SMALL_SCORES, _SMALL_QUERIES = 2**19, 256  # per head
 
 
@@ -103,14 +106,11 @@ def sees_itself(call: Call) -> bool:
     return in_window and not may_be_fully_masked(call)
 
 
-def unsupported(call: Call) -> str | None:
-    """Why SDPA cannot serve a call."""
-    return "scaled_dot_product_attention has no softcap" if call.softcap is not None else None
-
-
-def without_lse(call: Call) -> str:
-    """Why there is no log-sum-exp."""
-    return "scaled_dot_product_attention returns none"
+def plan(call: Call) -> Planned | Refusal:
+    """How SDPA serves a call, or why it cannot."""
+    if call.softcap is not None:
+        return Refusal("scaled_dot_product_attention has no softcap")
+    return Planned(sdpa, without_lse=WITHOUT_LSE, takes_sink=True, fixed=fixed)
 
 
 def has_native_mask(call: Call) -> bool:

@@ -1,12 +1,14 @@
-"""Choose the implementation that serves a call, explain the choice, and run it.
+"""Choose the implementation that serves a call, and explain the choice.
 
-Every backend uses this one mechanism. ``posenc.attn.merge`` adds sinks and merges regions.
+Every backend uses this one mechanism. An implementation *plans* a call: it refuses, or returns what
+runs it. ``posenc.attn.merge`` adds sinks and merges regions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from posenc.attn.call import Call
@@ -24,58 +26,113 @@ def _nothing(call: Call) -> None:
 
 
 @dataclass(frozen=True)
-class Implementation:
-    """One way to compute attention, and the calls that it supports.
+class Refusal:
+    """Why an implementation cannot serve a call."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A call that an implementation serves, with all that it had to find out to say so.
 
     Attributes
     ----------
-    name
-        The name in ``implementation=name``.
     run
-        Computes ``(B, H, Q, Dv)`` and the log-sum-exp ``(B, H, Q)`` from a call; None instead of
-        the log-sum-exp if it has none.
-    unsupported
-        Returns why it cannot serve a call; None if it can.
-    not_preferred
-        Returns why ``"auto"`` skips it, even for a call that it supports; None if it does not.
+        Computes ``(B, H, Q, Dv)`` and the log-sum-exp ``(B, H, Q)`` of the call that was planned,
+        or of one that differs from it in vectors alone; None instead of the log-sum-exp if it has
+        none.
     without_lse
-        Returns why it has no log-sum-exp for a call; None if it has one.
+        Why there is no log-sum-exp; None if there is one.
     takes_sink
         Whether ``run`` adds the call's sink itself.
     fixed
         Returns ``run`` as a function of transformed queries, keys and values alone, without a
         log-sum-exp, for the layers of a pass; None if it has none for a call.
+    """
+
+    run: Callable[[Call], tuple[Array, Array | None]]
+    without_lse: str | None = None
+    takes_sink: bool = False
+    fixed: Callable[[Call], Callable[[Array, Array, Array], Array] | None] = _nothing
+
+
+def plan_unless(why: str | None, planned: Planned) -> Planned | Refusal:
+    """``planned``, or the refusal if there is a reason for one."""
+    return planned if why is None else Refusal(why)
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """One way to compute attention, and the calls that it serves.
+
+    Attributes
+    ----------
+    name
+        The name in ``implementation=name``.
+    plan
+        How it serves a call without regions, and without a sink unless it takes one; or why not.
+    not_preferred
+        Returns why ``"auto"`` skips it, even for a call that it serves; None if it does not.
     whole_rows
         Whether it holds whole rows of scores, which ``adjust_scores`` needs.
     """
 
     name: str
-    run: Callable[[Call], tuple[Array, Array | None]]
-    unsupported: Callable[[Call], str | None] = _no_reason
+    plan: Callable[[Call], Planned | Refusal]
     not_preferred: Callable[[Call], str | None] = _no_reason
-    without_lse: Callable[[Call], str | None] = _no_reason
-    takes_sink: bool = False
-    fixed: Callable[[Call], Callable[[Array, Array, Array], Array] | None] = _nothing
     whole_rows: bool = False
 
-    def why_not(self, call: Call) -> str | None:
-        """Why it cannot serve a call; None if it can."""
-        name = type(call.scheme).__name__
+    def plan_all(self, call: Call) -> Planned | Refusal:
+        """How it serves a whole call, whose regions are merged and whose sink is added; or why not.
+
+        The log-sum-exp is None unless the call wants it; that of a query without a visible key is
+        ``-inf``.
+        """
+        plans: list[Planned] = []
         for part in call.regions or (call,):
-            if not self.whole_rows and Hook.ADJUST_SCORES in part.scheme.hooks():
-                because = part.scheme.whole_rows and f": {part.scheme.whole_rows}"
-                who = type(part.scheme).__name__
-                return f"{who} adjusts whole rows of scores, which only 'reference' has{because}"
-            if (why := self.unsupported(part)) is not None:
-                return why
-        purpose = "return_lse=True" if call.wants_lse else None
-        if call.regions:
-            purpose = f"merging the regions of {name}"
-        elif call.sink is not None and not self.takes_sink:
-            purpose = f"the sink of {name}"
-        if purpose is None or (why := self.without_lse(call)) is None:
-            return None
-        return f"{purpose} needs a log-sum-exp, and {why}"
+            refused = None if self.whole_rows else _refuse_rows(part)
+            planned = self.plan(part) if refused is None else refused
+            if isinstance(planned, Refusal):
+                return planned
+            plans.append(planned)
+        if (why := _why_no_lse(call, plans)) is not None:
+            return Refusal(why)
+        first = plans[0]
+        return Planned(partial(_run_all, tuple(plans)), fixed=first.fixed)
+
+
+def _refuse_rows(part: Call) -> Refusal | None:
+    if Hook.ADJUST_SCORES not in part.scheme.hooks():
+        return None
+    because = part.scheme.whole_rows and f": {part.scheme.whole_rows}"
+    who = type(part.scheme).__name__
+    return Refusal(f"{who} adjusts whole rows of scores, which only 'reference' has{because}")
+
+
+def _why_no_lse(call: Call, plans: Sequence[Planned]) -> str | None:
+    """Why a log-sum-exp that a call needs is missing; None if it is not."""
+    name = type(call.scheme).__name__
+    purpose = "return_lse=True" if call.wants_lse else None
+    if call.regions:
+        purpose = f"merging the regions of {name}"
+    elif call.sink is not None and not plans[0].takes_sink:
+        purpose = f"the sink of {name}"
+    reasons = (planned.without_lse for planned in plans if planned.without_lse is not None)
+    if purpose is None or (why := next(reasons, None)) is None:
+        return None
+    return f"{purpose} needs a log-sum-exp, and {why}"
+
+
+def _run_all(plans: Sequence[Planned], call: Call) -> tuple[Array, Array | None]:
+    if call.regions:
+        pairs = zip(plans, call.regions, strict=True)
+        result = merge_parts([PartialAttention(*plan.run(part)) for plan, part in pairs], call)
+    else:
+        result = PartialAttention(*plans[0].run(call))
+    if call.sink is not None and not plans[0].takes_sink:
+        result = add_sink(result, call)
+    return result.out, public_lse(result.lse, call) if call.wants_lse else None
 
 
 class Explanation(dict[str, Any]):
@@ -86,10 +143,10 @@ class Explanation(dict[str, Any]):
         return "\n".join(lines + [f"  not {name}: {why}" for name, why in self["others"].items()])
 
 
-def choose(implementations: Sequence[Implementation], call: Call, name: str) -> Implementation:
-    """The implementation called ``name``, or the first suitable one for ``"auto"``.
+def choose(implementations: Sequence[Implementation], call: Call, name: str) -> tuple[str, Planned]:
+    """The implementation ``name``, or the first suitable one for ``"auto"``: its name and its plan.
 
-    ``"auto"`` skips those that do not support the call, and those that are not preferred for it.
+    ``"auto"`` skips those that do not serve the call, and those that are not preferred for it.
     Later implementations are not asked, because their questions about lengths would become
     conditions of an exported program.
 
@@ -105,15 +162,15 @@ def choose(implementations: Sequence[Implementation], call: Call, name: str) -> 
         raise ValueError(f"unknown implementation {name!r}{nearest(name, ['auto', *names])}")
     reasons = {}
     for implementation in implementations:
-        if name == "auto":
-            # not_preferred first: it is cheaper.
-            why = implementation.not_preferred(call) or implementation.why_not(call)
-        elif name == implementation.name:
-            why = implementation.why_not(call)
-        else:
+        if name not in ("auto", implementation.name):
             continue
+        # not_preferred first: it is cheaper.
+        why = implementation.not_preferred(call) if name == "auto" else None
         if why is None:
-            return implementation
+            planned = implementation.plan_all(call)
+            if isinstance(planned, Planned):
+                return implementation.name, planned
+            why = planned.why
         reasons[implementation.name] = why
     if name != "auto":
         why = f"implementation {name!r} cannot serve this call: {reasons[name]}"
@@ -123,38 +180,17 @@ def choose(implementations: Sequence[Implementation], call: Call, name: str) -> 
 
 def explain_choice(implementations: Sequence[Implementation], call: Call, name: str) -> Explanation:
     """Which implementation ``choose`` takes, and why not each of the others."""
-    chosen = choose(implementations, call, name)
-    default_reason = f"{chosen.name!r} was asked for"
+    chosen, _ = choose(implementations, call, name)
+    default_reason = f"{chosen!r} was asked for"
     if name == "auto":
-        default_reason = f"supported, but {chosen.name!r} is preferred"
-    others = {
-        implementation.name: implementation.why_not(call)
-        or (implementation.not_preferred(call) if name == "auto" else None)
-        or default_reason
-        for implementation in implementations
-        if implementation is not chosen
-    }
-    return Explanation(implementation=chosen.name, others=others)
-
-
-def attend(
-    implementations: Sequence[Implementation], call: Call, name: str
-) -> tuple[Array, Array | None]:
-    """Compute attention, and the log-sum-exp if the call wants it, with the chosen implementation.
-
-    The log-sum-exp is ``(B, H, Q)`` in the working dtype, ``-inf`` for a query without a visible
-    key.
-    """
-    return run_chosen(choose(implementations, call, name), call)
-
-
-def run_chosen(implementation: Implementation, call: Call) -> tuple[Array, Array | None]:
-    """``attend`` with an implementation that serves the call."""
-    if call.regions:
-        parts = [PartialAttention(*implementation.run(part)) for part in call.regions]
-        result = merge_parts(parts, call)
-    else:
-        result = PartialAttention(*implementation.run(call))
-    if call.sink is not None and not implementation.takes_sink:
-        result = add_sink(result, call)
-    return result.out, public_lse(result.lse, call) if call.wants_lse else None
+        default_reason = f"supported, but {chosen!r} is preferred"
+    others = {}
+    for implementation in implementations:
+        if implementation.name == chosen:
+            continue
+        planned = implementation.plan_all(call)
+        why = planned.why if isinstance(planned, Refusal) else None
+        if why is None and name == "auto":
+            why = implementation.not_preferred(call)
+        others[implementation.name] = why or default_reason
+    return Explanation(implementation=chosen, others=others)

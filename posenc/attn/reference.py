@@ -12,7 +12,7 @@ from posenc.apply.evaluate import as_column, as_row
 from posenc.attn.arguments import Arguments, check_shapes, namespace
 from posenc.attn.call import Call
 from posenc.attn.fully_masked import may_be_fully_masked, zero_fully_masked
-from posenc.attn.implementations import Implementation, attend
+from posenc.attn.implementations import Implementation, Planned, choose
 from posenc.attn.keywords import advise_unknown
 from posenc.attn.masks import Mask, MaskFunction
 from posenc.attn.prepare import prepare
@@ -113,7 +113,8 @@ def attention(
     work = working_dtype([q, k, v, *given.floats(), *as_mapping(params).values()], xp=xp)
     q_wide, k_wide, v_wide = (xp.astype(a, work) for a in (q, k, v))
     call = prepare(q_wide, k_wide, v_wide, scheme, params, causal, given, xp=xp)
-    out, lse = attend(_IMPLEMENTATIONS, call, implementation)
+    _, planned = choose(_IMPLEMENTATIONS, call, implementation)
+    out, lse = planned.run(call)
     out = xp.astype(out, q.dtype)
     return (out, lse) if return_lse else out
 
@@ -160,4 +161,4 @@ def dense(call: Call) -> tuple[Array, Array]:
     return out, (highest + xp.log(total))[..., 0]
 
 
-_IMPLEMENTATIONS = (Implementation("reference", dense, whole_rows=True),)
+_IMPLEMENTATIONS = (Implementation("reference", lambda call: Planned(dense), whole_rows=True),)

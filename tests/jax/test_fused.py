@@ -16,7 +16,7 @@ from subjects import SUBJECTS, fox_alibi, normal, params_of, sunk
 
 import posenc
 from posenc.attn.arguments import Arguments
-from posenc.attn.implementations import Implementation
+from posenc.attn.implementations import Implementation, Planned
 from posenc.attn.prepare import prepare
 from posenc.attn.reference import dense
 from posenc.schemes import Kerple
@@ -34,7 +34,8 @@ jnp = jax.numpy
 posenc_jax = pytest.importorskip("posenc_jax")
 
 from posenc_jax.fused import implementation  # noqa: E402
-from posenc_jax.fused.plan import BiasReads, Plan, Tokens  # noqa: E402
+from posenc_jax.fused.plan import Plan, Tokens  # noqa: E402
+from posenc_jax.fused.reads import BiasReads, trace_bias_reads  # noqa: E402
 from posenc_jax.fused.target import Target, targeting  # noqa: E402
 
 FORMS = ["nope", "alibi-learned", "t5", "t5-few", "fading"]
@@ -66,13 +67,13 @@ def defined(monkeypatch):
 def plans(defined, monkeypatch):
     """What kernels computed from, call by call."""
     calls = []
-    plan_call = implementation.plan_call
+    inputs_of = implementation.inputs_of
 
     def recorded(*arguments, **options):
-        calls.append(plan_call(*arguments, **options))
+        calls.append(inputs_of(*arguments, **options))
         return calls[-1]
 
-    monkeypatch.setattr(implementation, "plan_call", recorded)
+    monkeypatch.setattr(implementation, "inputs_of", recorded)
     return calls
 
 
@@ -216,7 +217,8 @@ def test_the_logsumexp_is_that_of_the_definition(defined):
     }
     call = call_of(fox_alibi(), causal=True, **seg)
     # Compiled whole: JAX takes longer to compile each operation by itself.
-    both = jax.jit(lambda: [attended(call)[1] for attended in (implementation.fused, dense)])
+    kernels = implementation.plan(call).run
+    both = jax.jit(lambda: [attended(call)[1] for attended in (kernels, dense)])
     lse, expected = map(np.asarray, both())
     lowest = np.finfo(np.float32).min
     assert np.all(lse[:, :, 2::3] == lowest)  # fully masked rows
@@ -227,17 +229,13 @@ def test_the_logsumexp_is_that_of_the_definition(defined):
 
 def test_a_key_bias_has_no_logsumexp(does_not_lower):
     call = call_of(SUBJECTS["fox"], causal=True)
-    assert jax.eval_shape(lambda: implementation.fused(call))[1] is None
-    assert "replace the bias of FoX by its key bias" in implementation.without_lse(call)
-    asked = Implementation(
-        "pallas",
-        implementation.fused,
-        unsupported=implementation.unsupported,
-        without_lse=implementation.without_lse,
-    )
-    why = asked.why_not(call_of(sunk(SUBJECTS["fox"]), causal=True))
-    assert "the sink of Sink needs a log-sum-exp, and kernels replace the bias of" in str(why)
-    assert asked.why_not(call) is None
+    planned = implementation.plan(call)
+    assert jax.eval_shape(lambda: planned.run(call))[1] is None
+    assert "replace the bias of FoX by its key bias" in planned.without_lse
+    asked = Implementation("pallas", implementation.plan)
+    refused = asked.plan_all(call_of(sunk(SUBJECTS["fox"]), causal=True))
+    assert "the sink of Sink needs a log-sum-exp, and kernels replace the bias of" in refused.why
+    assert isinstance(asked.plan_all(call), Planned)
 
 
 @dataclass(frozen=True)
@@ -293,12 +291,12 @@ def test_a_key_bias_of_a_feature_that_queries_lack(case, large, does_not_lower):
 )
 def test_arguments_that_kernels_do_not_read_are_refused(scheme, options, reason, defined):
     call = call_of(scheme, **options)
-    assert reason in str(implementation.unsupported((call.regions or (call,))[0]))
+    assert reason in implementation.plan((call.regions or (call,))[0]).why
 
 
 def test_places_without_a_bias_are_served(defined):
     places = posenc.Tokens(places=jnp.arange(20) // 2)
-    assert implementation.unsupported(call_of(posenc.RoPE(8), tokens=places)) is None
+    assert isinstance(implementation.plan(call_of(posenc.RoPE(8), tokens=places)), Planned)
 
 
 def test_negligible_blocks_are_skipped(plans):
@@ -338,7 +336,8 @@ def test_the_logsumexp_has_a_gradient(defined):
         return prepare(q, k, v, scheme, params, causal=True, xp=jnp)
 
     def ours(*leaves):
-        return jnp.sum(jnp.sin(implementation.fused(call(*leaves))[1]))
+        asked = call(*leaves)
+        return jnp.sum(jnp.sin(implementation.plan(asked).run(asked)[1]))
 
     def expected(*leaves):
         at = call(*leaves)
@@ -433,8 +432,9 @@ POSITIONS = {"tokens": posenc.Tokens(pos=np.arange(20))}
 )
 def test_a_bias_by_key_leaves_out_what_softmax_does_not_see(scheme, options, by_key):
     call = call_of(scheme, **options)
-    plan, operands, _ = implementation.plan_call(call, "elementwise", 8, reads_far=False)
-    assert plan.by_key == by_key
+    reads = trace_bias_reads(call)
+    plan, operands, _ = implementation.inputs_of(call, "elementwise", reads, 8, reads_far=False)
+    assert plan.reads.by_key == by_key
     if not by_key:
         return
     scalars, first = list(operands.head_scalars[1]), 11

@@ -29,7 +29,9 @@ posenc_jax = pytest.importorskip("posenc_jax")
 
 from posenc_jax.fused import implementation, tpu  # noqa: E402
 from posenc_jax.fused.gradients import Residuals  # noqa: E402
-from posenc_jax.fused.plan import BiasReads, Integers, Plan, _ranges, plan_call  # noqa: E402
+from posenc_jax.fused.inputs import _ranges, inputs_of  # noqa: E402
+from posenc_jax.fused.plan import Integers, Plan  # noqa: E402
+from posenc_jax.fused.reads import BiasReads, trace_bias_reads  # noqa: E402
 from posenc_jax.fused.target import Target, targeting  # noqa: E402
 from posenc_jax.fused.tpu import tile as tpu_tile  # noqa: E402
 from posenc_jax.fused.tpu.grid import Diagonal, KeyMajor, QueryMajor, Step  # noqa: E402
@@ -249,7 +251,7 @@ def test_a_grid_visits_needed_tiles_once_and_few_others(order_of):
 def test_only_blocks_in_range_are_computed(monkeypatch):
     monkeypatch.setattr(tpu, "BLOCKS", (BLOCK,))
     call = call_of(SUBJECTS["t5-near"], length=27)
-    plan, operands, integers = plan_call(call, "by distance", BLOCK, reads_far=True)
+    plan, operands, integers = inputs_of(call, "by distance", BiasReads(), BLOCK, reads_far=True)
     assert plan.has_far
     rng = np.random.default_rng(0)
     operands = jax.tree.map(
@@ -363,7 +365,12 @@ def call_of(scheme, dtype="float32", dim=DIM, v_dim=DIM, batch=1, length=LENGTH,
 def test_which_form_a_bias_has(subject):
     # Also under a causal mask, where a key bias would serve: the bias itself comes first.
     call = call_of(SUBJECTS[subject], causal=True)
-    assert implementation.choose_form(call, tpu.DEVICE) == (call, FORMS[subject])
+    served = implementation.choose_form(call, tpu.DEVICE)
+    assert (served.form, served.key_bias) == (FORMS[subject], None)
+
+
+def unlowered(call):
+    return tpu.DEVICE.unsupported_bias(call.scheme, trace_bias_reads(call))
 
 
 def test_a_bias_that_does_not_lower_says_why():
@@ -371,12 +378,12 @@ def test_a_bias_that_does_not_lower_says_why():
         def bias(self, q, k, *, params, xp):
             return super().bias(q, k, params=params, xp=xp) + xp.sort(q - k, axis=-1)
 
-    reason = tpu.DEVICE.unsupported_bias(call_of(Sorting()))
+    reason = unlowered(call_of(Sorting()))
     assert reason is not None
     assert "the bias of Sorting does not lower for a TPU: " in reason
     # Also while a program is traced.
     traced = []
-    jax.eval_shape(lambda: traced.append(tpu.DEVICE.unsupported_bias(call_of(Sorting()))))
+    jax.eval_shape(lambda: traced.append(unlowered(call_of(Sorting()))))
     assert traced == [reason]
 
 

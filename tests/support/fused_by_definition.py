@@ -32,7 +32,7 @@ def scores_and_mask(plan, operands, integers, head_scalars, table, q_feature, k_
     if plan.form == "elementwise":
         query = None if q_feature is None else q_feature[..., :, None]
         key = None if k_feature is None else k_feature[..., None, :]
-        columns = [head_scalars[:, n, None, None] for n in range(len(plan.scalars_read))]
+        columns = [head_scalars[:, n, None, None] for n in range(len(plan.reads.scalars))]
         scores = scores + plan.bias(columns, Tokens(q_pos, query), Tokens(k_pos, key))
     if plan.form == "by distance":
         flat = table.reshape(heads, -1)
@@ -106,8 +106,8 @@ def d_queries(plan, operands, integers, residuals):
     if plan.form != "elementwise":
         return d_q.astype(operands.q.dtype), None, None, d_far
     d_scalars = None
-    if plan.trainable:
-        d_scalars = jnp.stack([per_query(n) for n in range(len(plan.trainable))], axis=2)
+    if plan.reads.trainable:
+        d_scalars = jnp.stack([per_query(n) for n in range(len(plan.reads.trainable))], axis=2)
     d_feature = None
     if operands.q_feature is not None:
         pull = jax.vjp(lambda feature: scores(operands.head_scalars, feature), operands.q_feature)
@@ -155,7 +155,7 @@ class Definition(Device):
     def unsupported_call(self, call):
         return None
 
-    def unsupported_bias(self, call):
+    def unsupported_bias(self, scheme, reads):
         return None
 
     def block(self, call):

@@ -23,6 +23,7 @@ from posenc import Mask, Tokens
 from posenc.apply.evaluate import has_bias, positions_as_places
 from posenc.apply.feature_needs import has_features, reads_features, reads_hidden
 from posenc.attn.arguments import Arguments
+from posenc.attn.implementations import Planned
 from posenc.attn.masks import normal as normal_form
 from posenc.attn.negligible import negligible_blocks
 from posenc.attn.prepare import prepare
@@ -275,7 +276,7 @@ def test_a_log_sum_exp_is_requested_where_it_is_needed():
         attend(scheme, "flex", arrays)
     with pytest.raises(NotImplementedError, match="return_lse=True needs a log-sum-exp, and "):
         attend(SUBJECTS["alibi"], "flex", tensors(SUBJECTS["alibi"], 8), return_lse=True)
-    assert flex.without_lse(on_a_gpu(SUBJECTS["alibi"], learns=True)) is None
+    assert flex.plan(on_a_gpu(SUBJECTS["alibi"], learns=True)).without_lse is None
     call = prepare(*arrays[0], SUBJECTS["alibi"])
     assert flex.arguments(call)["return_aux"] is None
     assert flex.arguments(replace(call, wants_lse=True))["return_aux"].lse
@@ -772,9 +773,9 @@ def test_a_table_of_features_read_twice_is_reported():
     assert SEVERAL in flex_lint.backward(mod, HEADS)
     assert repeatedly_read_arrays(scheme, params, *sides) == ["feature r of the query"]
     wide = replace(scheme, head_dim=flex_lint.HEAD_DIM)
-    assert "feature r of the query" in flex.unsupported(on_a_gpu(wide, learns=True))
+    assert "feature r of the query" in flex.plan(on_a_gpu(wide, learns=True)).why
     wide = replace(SUBJECTS["shaw"], head_dim=flex_lint.HEAD_DIM)
-    assert flex.unsupported(on_a_gpu(wide, learns=True)) is None
+    assert isinstance(flex.plan(on_a_gpu(wide, learns=True)), Planned)
 
 
 @long
@@ -856,7 +857,7 @@ def test_a_network_learns_on_a_gpu_where_it_is_asked_for():
     small, large = NETWORKS["fire"], FIRE(HEADS)
     for scheme, learns in ((small, True), (large, True), (large, False)):
         call = on_a_gpu(scheme, learns=learns, length=4096)
-        assert flex.unsupported(call) is None
+        assert isinstance(flex.plan(call), Planned)
         why = flex.not_preferred(call)
         if scheme is large and learns:
             assert "98 learned numbers" in why
@@ -868,11 +869,11 @@ def test_a_network_learns_on_a_gpu_where_it_is_asked_for():
 def test_a_bias_that_the_lint_rejects_is_unsupported_on_a_gpu(scheme):
     where = {"tokens": Tokens(pos=torch.arange(4))}
     call = on_a_gpu(scheme, learns=True, **where)
-    assert "one read of each learned array or feature" in flex.unsupported(call)
-    assert flex.unsupported(on_a_gpu(scheme, learns=False, **where)) is None
-    assert flex.unsupported(on_a_gpu(SUBJECTS["t5"], learns=True, **where)) is None
+    assert "one read of each learned array or feature" in flex.plan(call).why
+    assert isinstance(flex.plan(on_a_gpu(scheme, learns=False, **where)), Planned)
+    assert isinstance(flex.plan(on_a_gpu(SUBJECTS["t5"], learns=True, **where)), Planned)
     # By distance every array is read once, and summed by autograd.
-    assert flex.unsupported(on_a_gpu(SUBJECTS["parabola"], learns=True)) is None
+    assert isinstance(flex.plan(on_a_gpu(SUBJECTS["parabola"], learns=True)), Planned)
 
 
 def on_a_gpu(scheme, *, learns, length=4, **where):

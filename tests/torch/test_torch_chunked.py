@@ -23,6 +23,7 @@ from posenc import Tokens
 from posenc.apply.evaluate import has_bias
 from posenc.attn.arguments import Arguments
 from posenc.attn.bias_forms import bias_by_key
+from posenc.attn.implementations import Planned
 from posenc.schemes import Shaw, Sum
 from posenc.testing import assert_near
 from posenc.testing.examples import HEAD_DIM, HEADS, HIDDEN_DIM
@@ -661,8 +662,8 @@ def test_tensors_without_values():
 def test_tensor_subclasses_are_not_cut():
     """Such as DTensor: every slice of one is communication."""
     call = call_of(STEEP, 1024, causal=True)
-    assert chunked.unsupported(call) is None
-    assert "q is a TwoTensor" in chunked.unsupported(replace(call, q=TwoTensor(call.q, call.q)))
+    assert isinstance(chunked.plan(call), Planned)
+    assert "q is a TwoTensor" in chunked.plan(replace(call, q=TwoTensor(call.q, call.q))).why
 
 
 def test_auto_takes_chunked_where_scores_are_many():

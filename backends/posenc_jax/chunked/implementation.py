@@ -21,6 +21,8 @@ from jax import Array, lax
 
 from posenc.backend import (
     Call,
+    Planned,
+    Refusal,
     Tokens,
     may_be_fully_masked,
     visible_pairs,
@@ -81,13 +83,15 @@ def chunked(call: Call) -> tuple[Array, Array]:
     return out, lse
 
 
-def unsupported(call: Call) -> str | None:
-    """Why a call cannot be split into tiles; None if it can."""
+def plan(call: Call) -> Planned | Refusal:
+    """How a call is split into tiles, or why it cannot be."""
     what = "bias" if call.extra_bias is not None else "mask"
     if call.extra_bias is not None or call.mask.array is not None:
         instead = "" if what == "bias" else "; give a mask as a function of positions"
-        return f"the caller's {what} is a whole Q x K array, which is not split into tiles{instead}"
-    return None
+        return Refusal(
+            f"the caller's {what} is a whole Q x K array, which is not split into tiles{instead}"
+        )
+    return Planned(chunked)
 
 
 @partial(jax.jit, static_argnums=3)

@@ -6,8 +6,9 @@ import importlib
 from abc import ABC, abstractmethod
 from typing import ClassVar
 
-from posenc.backend import Call
+from posenc.backend import Call, PositionScheme
 from posenc_jax.fused.gradients import Kernels
+from posenc_jax.fused.reads import BiasReads
 from posenc_jax.fused.target import Target
 
 # Imported on first use: each needs its own version of JAX. Each has an instance, ``DEVICE``.
@@ -30,8 +31,8 @@ class Device(ABC):
         """Why no kernel takes the shapes or dtypes of a call."""
 
     @abstractmethod
-    def unsupported_bias(self, call: Call) -> str | None:
-        """Why no kernel can compute the scheme's elementwise bias."""
+    def unsupported_bias(self, scheme: PositionScheme, reads: BiasReads) -> str | None:
+        """Why no kernel can compute a scheme's elementwise bias, which reads that."""
 
     @abstractmethod
     def block(self, call: Call) -> int:

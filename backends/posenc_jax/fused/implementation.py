@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,9 @@ from posenc.backend import (
     FeatureSpec,
     Mask,
     Namespace,
+    Planned,
     PositionScheme,
+    Refusal,
     Tokens,
     bias_by_key,
     has_bias,
@@ -24,8 +27,10 @@ from posenc.backend import (
 )
 from posenc_jax.derivatives import forbid_forward_mode
 from posenc_jax.fused.devices import PLATFORMS, Device, device_for
-from posenc_jax.fused.gradients import NAME, attend
-from posenc_jax.fused.plan import MIN_SCORE, Form, plan_call, why_not_elementwise
+from posenc_jax.fused.gradients import NAME, Kernels, attend
+from posenc_jax.fused.inputs import inputs_of
+from posenc_jax.fused.plan import MIN_SCORE, Form
+from posenc_jax.fused.reads import BiasReads, trace_bias_reads, why_not_elementwise
 from posenc_jax.fused.target import target
 from posenc_jax.operations import is_cheaper_by_distance
 from posenc_jax.trees import varying_axes
@@ -58,58 +63,75 @@ def _given(x: Array, *, params: Any, xp: Namespace) -> Array:
     raise AssertionError("the feature is given")
 
 
-def fused(call: Call) -> tuple[Array, Array | None]:
-    """Output ``(B, H, Q, Dv)`` in q's dtype, and the log-sum-exp ``(B, H, Q)`` of the scores.
+class Served(NamedTuple):
+    """How kernels serve the bias of a call.
 
-    The log-sum-exp of a fully masked row is the lowest finite float32. If ``without_lse`` gives a
-    reason, it is None.
+    Attributes
+    ----------
+    form
+        The form of the bias.
+    reads
+        What it reads, if it is elementwise.
+    key_bias
+        The key bias at the queries and at the keys, if it replaces the bias; or None.
     """
-    here = target()
-    device = device_for(here)
-    call, form = choose_form(call, device)
-    plan, operands, integers = plan_call(call, form, device.block(call), reads_far=device.reads_far)
-    kernels = device.kernels(interpreted=here.interpreted)
-    out, lse = attend(kernels, plan, forbid_forward_mode(operands, NAME), integers)
-    out, lse = out[:, :, : plan.q_len], lse[:, :, : plan.q_len]
-    if isinstance(call.scheme, _KeyBias):
-        return out, None
-    return out, jnp.where(lse <= MIN_SCORE, float(np.finfo(np.float32).min), lse)
+
+    form: Form
+    reads: BiasReads = BiasReads()
+    key_bias: tuple[Array, Array] | None = None
+
+    def call(self, call: Call) -> Call:
+        """The call that kernels compute."""
+        return call if self.key_bias is None else _of_key_bias(call, *self.key_bias)
 
 
-def without_lse(call: Call) -> str | None:
-    """Why a kernel has no log-sum-exp of a call that it serves; None if it has one."""
-    device = device_for(target())
-    for part in call.regions or (call,):
-        served, _ = choose_form(part, device)
-        if isinstance(served.scheme, _KeyBias):
-            return (
-                f"kernels replace the bias of {type(part.scheme).__name__} by its key bias, which "
-                "changes the sum of each row"
-            )
-    return None
-
-
-def unsupported(call: Call) -> str | None:
-    """Why no kernel serves a call on this device; None if one does."""
+def plan(call: Call) -> Planned | Refusal:
+    """The kernels that serve a call on this device, or why none does."""
     here = target()
     if here.platform not in PLATFORMS:
-        return f"kernels are for {' and '.join(PLATFORMS)}, the device is a {here.platform}"
+        accepted = " and ".join(PLATFORMS)
+        return Refusal(f"kernels are for {accepted}, the device is a {here.platform}")
     if axes := varying_axes(call.q):
-        return (
+        return Refusal(
             f"a kernel cannot declare that its results vary over {sorted(map(str, axes))}: give "
             "jax.shard_map check_vma=False"
         )
     if (why := _unsupported_argument(call)) is not None:
-        return why
+        return Refusal(why)
     device = device_for(here)
     why = device.unsupported(here) or device.unsupported_call(call)
     if why is not None:
-        return why
-    try:
-        choose_form(call, device)
-    except NotImplementedError as error:
-        return str(error)
-    return None
+        return Refusal(why)
+    served = choose_form(call, device)
+    if isinstance(served, Refusal):
+        return served
+    without_lse = None
+    if served.key_bias is not None:
+        without_lse = (
+            f"kernels replace the bias of {type(call.scheme).__name__} by its key bias, which "
+            "changes the sum of each row"
+        )
+    kernels = device.kernels(interpreted=here.interpreted)
+    return Planned(partial(_run, served, device, kernels), without_lse)
+
+
+def _run(
+    served: Served, device: Device, kernels: Kernels, call: Call
+) -> tuple[Array, Array | None]:
+    """Output ``(B, H, Q, Dv)`` in q's dtype, and the log-sum-exp ``(B, H, Q)`` of the scores.
+
+    The log-sum-exp of a fully masked row is the lowest finite float32. With a key bias instead of
+    the bias it is None.
+    """
+    plan, operands, integers = inputs_of(
+        served.call(call), served.form, served.reads, device.block(call),
+        reads_far=device.reads_far,
+    )  # fmt: skip
+    out, lse = attend(kernels, plan, forbid_forward_mode(operands, NAME), integers)
+    out, lse = out[:, :, : plan.q_len], lse[:, :, : plan.q_len]
+    if served.key_bias is not None:
+        return out, None
+    return out, jnp.where(lse <= MIN_SCORE, float(np.finfo(np.float32).min), lse)
 
 
 def not_preferred(call: Call) -> str | None:
@@ -146,35 +168,27 @@ def _wide_segments(call: Call) -> str | None:
     return next(wide, None)
 
 
-def choose_form(call: Call, device: Device) -> tuple[Call, Form]:
-    """A call that kernels serve, and the form of its bias.
-
-    It is the same call, or one whose key bias replaces the bias.
-
-    Raises
-    ------
-    NotImplementedError
-        The bias has no form that kernels take; gives all reasons.
-    """
+def choose_form(call: Call, device: Device) -> Served | Refusal:
+    """The form of a bias for kernels, or all reasons why it has none."""
     if not _has_bias(call):
-        return call, "none"
+        return Served("none")
     if call.query.places is not None:
         name = type(call.scheme).__name__
-        raise NotImplementedError(
-            f"the bias of {name} reads the places of tokens, kernels take none"
-        )
+        return Refusal(f"the bias of {name} reads the places of tokens, kernels take none")
     if is_cheaper_by_distance(call):
-        return call, "by distance"
-    why_not = why_not_elementwise(call) or device.unsupported_bias(call)
+        return Served("by distance")
+    reads = trace_bias_reads(call)
+    why_not = why_not_elementwise(call, reads) or device.unsupported_bias(call.scheme, reads)
     if why_not is None:
-        return call, "elementwise"
+        return Served("elementwise", reads)
     if has_bias_by_distance(call):
-        return call, "by distance"
-    by_key_bias = _with_key_bias(call)
-    if by_key_bias is not None:
-        return by_key_bias, "elementwise"
+        return Served("by distance")
+    at_keys: Array | None = bias_by_key(call)
+    if at_keys is not None:
+        key_bias = _key_bias_at_queries(call, at_keys), at_keys
+        return Served("elementwise", trace_bias_reads(_of_key_bias(call, *key_bias)), key_bias)
     no_key_bias = "there is no key bias" if call.causal else "a key bias needs a causal mask"
-    raise NotImplementedError("; ".join((why_not, _why_not_by_distance(call), no_key_bias)))
+    return Refusal("; ".join((why_not, _why_not_by_distance(call), no_key_bias)))
 
 
 def _why_not_by_distance(call: Call) -> str:
@@ -190,16 +204,12 @@ def _has_bias(call: Call) -> bool:
     return has_bias(call.scheme) and jax.eval_shape(call.bias) is not None
 
 
-def _with_key_bias(call: Call) -> Call | None:
-    """The call with its key bias as features of another scheme; None without a key bias.
+def _of_key_bias(call: Call, at_queries: Array, at_keys: Array) -> Call:
+    """The call with a key bias as features of another scheme.
 
     Softmax does not change when a number is subtracted from a whole row. Subtracting the key bias
     at the query's own position cancels large numbers before scores are added to them.
     """
-    at_keys: Array | None = bias_by_key(call)
-    if at_keys is None:
-        return None
-    at_queries = _key_bias_at_queries(call, at_keys)
     batch, heads = call.q.shape[:2]
 
     def with_feature(side: Tokens, w: Array) -> Tokens:

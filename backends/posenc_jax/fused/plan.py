@@ -11,32 +11,15 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 
-from posenc.backend import (
-    Call,
-    Features,
-    Namespace,
-    Params,
-    PositionScheme,
-    Role,
-    Window,
-    bias_by_distance,
-    has_bias_by_key,
-    head_views,
-    near_diagonals,
-    tile_views,
-    visible,
-)
-from posenc_jax.fused.float_positions import exact_in_float32
-from posenc_jax.fused.shapes import array_type
-from posenc_jax.needed import first_and_end, needed_pairs
+from posenc.backend import Features, Namespace, Params, PositionScheme, Window, visible
+from posenc_jax.fused.reads import BiasReads
 
 Form: TypeAlias = Literal["none", "elementwise", "by distance"]
 
@@ -51,21 +34,6 @@ class Tokens(NamedTuple):
     feature: Array | None = None
 
 
-class BiasReads(NamedTuple):
-    """What a bias reads, by name: trainable params, constants, and features of each side.
-
-    ``float_positions`` says whether it may read positions as float32, and ``by_key`` whether its
-    key bias may replace it; both as in ``Plan``.
-    """
-
-    trainable: tuple[str, ...] = ()
-    fixed: tuple[str, ...] = ()
-    query: tuple[str, ...] = ()
-    key: tuple[str, ...] = ()
-    float_positions: bool = False
-    by_key: bool = False
-
-
 @dataclass(frozen=True)
 class Plan:
     """The static part of a call.
@@ -76,18 +44,8 @@ class Plan:
         As in ``posenc.attn.call.Call``.
     form
         The form of the bias.
-    trainable, fixed
-        Names of the per-head scalars that the bias reads, in the order of the columns of
-        ``Operands.head_scalars``.
-    q_feature, k_feature
-        Name of the feature that the bias reads per query, and per key, or None.
-    float_positions
-        Whether kernels give the bias its positions as float32, which is as exact here and needs no
-        conversion for every pair. A mask compares integers all the same.
-    by_key
-        Whether kernels may add ``w(k - q0)`` instead of the bias, one number per key of a tile
-        whose first query is at ``q0``. For a relative ``bias(q, k) = u(q) + w(k)`` that leaves out
-        ``u(q - q0)``, a number per query that softmax does not see. Small, because ``q0`` is near.
+    reads
+        What an elementwise bias reads.
     aligned
         Query ``i`` is at position ``k_len - q_len + i``, key ``j`` at ``j``; no positions are
         given.
@@ -102,12 +60,7 @@ class Plan:
 
     scheme: PositionScheme
     form: Form
-    trainable: tuple[str, ...]
-    fixed: tuple[str, ...]
-    q_feature: str | None
-    k_feature: str | None
-    float_positions: bool
-    by_key: bool
+    reads: BiasReads
     causal: bool
     window: Window | None
     first_tokens: int
@@ -122,21 +75,9 @@ class Plan:
     def of_one_block(cls, scheme: PositionScheme, reads: BiasReads, size: int) -> Plan:
         """One block with an elementwise bias, to check whether a kernel with it lowers."""
         return cls(
-            scheme=scheme, form="elementwise", trainable=reads.trainable, fixed=reads.fixed,
-            q_feature=_first(reads.query), k_feature=_first(reads.key),
-            float_positions=reads.float_positions, by_key=reads.by_key, causal=False, window=None,
+            scheme=scheme, form="elementwise", reads=reads, causal=False, window=None,
             first_tokens=0, scale=1.0, aligned=True, q_len=size, k_len=size, block=size,
         )  # fmt: skip
-
-    @property
-    def scalars_read(self) -> tuple[str, ...]:
-        """Names of the per-head scalars that the bias reads, trainable ones first."""
-        return self.trainable + self.fixed
-
-    @property
-    def has_feature(self) -> bool:
-        """Whether the bias reads a feature of either side."""
-        return self.q_feature is not None or self.k_feature is not None
 
     @property
     def q_blocks(self) -> int:
@@ -198,10 +139,10 @@ class Plan:
         self, head_scalars: Sequence[Array], query: Array | None, key: Array | None
     ) -> Params:
         return Params(
-            dict(zip(self.scalars_read, head_scalars, strict=True)),
+            dict(zip(self.reads.scalars, head_scalars, strict=True)),
             jnp.float32,
-            Features({} if self.q_feature is None else {self.q_feature: query}, "query"),
-            Features({} if self.k_feature is None else {self.k_feature: key}, "key"),
+            Features(dict.fromkeys(self.reads.query, query), "query"),
+            Features(dict.fromkeys(self.reads.key, key), "key"),
         )
 
     def mask(
@@ -300,226 +241,3 @@ class Integers(NamedTuple):
     k_seg: Array | None
     key_ranges: Array
     query_ranges: Array
-
-
-def plan_call(
-    call: Call, form: Form, block: int, *, reads_far: bool
-) -> tuple[Plan, Operands, Integers]:
-    """The static part and the arrays of a call whose bias has the given form.
-
-    ``reads_far`` is whether kernels read ``Operands.far``; if not, no tile is far.
-    """
-    reads = trace_bias_reads(call) if form == "elementwise" else BiasReads()
-    every = 1 - -(-call.q.shape[2] // block), -(-call.k.shape[2] // block)
-    near = near_diagonals(call, block) if reads_far and form == "by distance" else every
-    plan = Plan(
-        scheme=call.scheme,
-        form=form,
-        trainable=reads.trainable,
-        fixed=reads.fixed,
-        q_feature=_first(reads.query),
-        k_feature=_first(reads.key),
-        float_positions=reads.float_positions,
-        by_key=reads.by_key,
-        causal=call.causal,
-        window=call.window,
-        first_tokens=call.mask.first_tokens,
-        scale=call.scale,
-        aligned=call.aligned,
-        q_len=call.q.shape[2],
-        k_len=call.k.shape[2],
-        block=block,
-        near=near,
-    )
-    operands = Operands(
-        q=_pad(call.q, block, axis=2),
-        k=_pad(call.k, block, axis=2),
-        v=_pad(call.v, block, axis=2),
-        head_scalars=_stack_scalars(call, plan),
-        table=_table(call, plan) if form == "by distance" else None,
-        far=_far(call) if plan.has_far else None,
-        q_feature=_feature(call, call.query.features, plan.q_feature, block),
-        k_feature=_feature(call, call.key.features, plan.k_feature, block),
-    )
-    key_ranges, query_ranges = needed_blocks(call, block)
-    # Padding repeats the last position, which exists, as the ranges of blocks assume.
-    integers = Integers(
-        q_pos=None if call.aligned else _as_rows(call, call.query.pos, block),
-        k_pos=None if call.aligned else _as_rows(call, call.key.pos, block),
-        q_seg=None if call.query.seg is None else _as_rows(call, call.query.seg, block),
-        k_seg=None if call.key.seg is None else _as_rows(call, call.key.seg, block),
-        key_ranges=key_ranges,
-        query_ranges=query_ranges,
-    )
-    return plan, operands, integers
-
-
-def trace_bias_reads(call: Call) -> BiasReads:
-    """What the bias of a call reads, recorded while tracing it at one pair."""
-    params: list[str] = []
-    recorded: dict[str, list[str]] = {"query": [], "key": []}
-    roles: tuple[Role, Role] = ("query", "key")
-
-    class RecordingParams(Params):
-        def __getitem__(self, name: str) -> Array:
-            params.append(name)
-            value: Array = super().__getitem__(name)
-            return value
-
-    class RecordingFeatures(Features):
-        def __getitem__(self, name: str) -> Array:
-            value: Array = super().__getitem__(name)
-            recorded[self._role].append(name)
-            return value
-
-    def bias(
-        q: Array,
-        k: Array,
-        arrays: Mapping[str, Array],
-        *features: Mapping[str, Array],
-    ) -> Array | None:
-        views = head_views(call.scheme, arrays, dtype=call.dtype, xp=jnp)
-        sides = (
-            RecordingFeatures(tile_views(own, role, xp=jnp), role)
-            for own, role in zip(features, roles, strict=True)
-        )
-        return call.scheme.bias(q, k, params=RecordingParams(views, call.dtype, *sides), xp=jnp)
-
-    def at_one_token(side: Mapping[str, Array]) -> dict[str, jax.ShapeDtypeStruct]:
-        return {name: array_type((1, 1, 1, *a.shape[3:]), a.dtype) for name, a in side.items()}
-
-    pos = array_type((1, 1, 1, 1), call.key.pos.dtype)
-    sides = (at_one_token(side.features) for side in (call.query, call.key))
-    traced = jax.make_jaxpr(bias)(pos, pos, dict(call.arrays), *sides)
-    furthest = max(call.q.shape[2], call.k.shape[2])  # of default positions
-    bounds = [furthest] * 2 + [None] * (len(traced.jaxpr.invars) - 2)
-    specs, names = call.scheme.param_specs(), tuple(dict.fromkeys(params))
-    float_positions = call.aligned and exact_in_float32(traced, bounds)
-    return BiasReads(
-        trainable=tuple(name for name in names if name in specs),
-        fixed=tuple(name for name in names if name not in specs),
-        query=tuple(dict.fromkeys(recorded["query"])),
-        key=tuple(dict.fromkeys(recorded["key"])),
-        float_positions=float_positions,
-        by_key=float_positions and _has_key_bias(call, names, furthest),
-    )
-
-
-def _has_key_bias(call: Call, names: Sequence[str], furthest: int) -> bool:
-    """Whether a key bias of differences of positions may replace the bias that reads ``names``."""
-    if not (has_bias_by_key(call) and call.scheme.relative):
-        return False
-
-    def key_bias(k: Array, arrays: Mapping[str, Array]) -> Array | None:
-        views = head_views(call.scheme, arrays, dtype=call.dtype, xp=jnp)
-        only = Params({name: views[name] for name in names}, call.dtype)
-        value: Array | None = call.scheme.key_bias(k, params=only, xp=jnp)
-        return value
-
-    pos = array_type((1, 1, 1, 1), call.key.pos.dtype)
-    try:
-        traced = jax.make_jaxpr(key_bias)(pos, dict(call.arrays))
-    except KeyError:  # it reads features, whose sums may be large, or more params than the bias
-        return False
-    exact = exact_in_float32(traced, [furthest] + [None] * (len(traced.jaxpr.invars) - 1))
-    return exact and len(traced.jaxpr.outvars) == 1
-
-
-def why_not_elementwise(call: Call) -> str | None:
-    """Why a bias needs more than per-head scalars and one scalar per token; None if it does not."""
-    name, reads = f"the bias of {type(call.scheme).__name__}", trace_bias_reads(call)
-    specs = call.scheme.param_specs()
-    if any(len(specs[n].shape) > (1 if specs[n].per_head else 0) for n in reads.trainable):
-        return f"{name} reads params of more than one number per head"
-    sides: tuple[tuple[Role, Mapping[str, Array], tuple[str, ...]], ...] = (
-        ("query", call.query.features, reads.query),
-        ("key", call.key.features, reads.key),
-    )
-    for role, features, names in sides:
-        for each in names:
-            if features[each].ndim != 3:
-                return f"{name} reads a table per {role}, {each!r}; kernels take one number"
-        if len(names) > 1:
-            several = f"{len(names)} numbers per {role}, {', '.join(names)}"
-            return f"{name} reads {several}; kernels take one"
-    return None
-
-
-def _first(names: tuple[str, ...]) -> str | None:
-    return names[0] if names else None
-
-
-def needed_blocks(call: Call, block: int) -> tuple[Array, Array]:
-    """Ranges of key blocks per block of queries, and of query blocks per block of keys.
-
-    As in ``Integers``. All visible pairs that are not negligible lie in these ranges. With sink
-    tokens and a window, so do the blocks between the two, which are computed and masked.
-    """
-    needed = needed_pairs(call, block)
-    batch, heads = call.q.shape[:2]
-    q_blocks, k_blocks = needed.shape[2:]
-    key_ranges = _ranges(needed, (batch, heads, q_blocks))
-    query_ranges = _ranges(jnp.swapaxes(needed, 2, 3), (batch, heads, k_blocks))
-    return key_ranges, query_ranges
-
-
-def _ranges(needed: Array, shape: tuple[int, ...]) -> Array:
-    """``first_and_end`` with all axes: ``(2, *shape)``."""
-    return jnp.broadcast_to(first_and_end(needed), (2, *shape))
-
-
-def _stack_scalars(call: Call, plan: Plan) -> Array | None:
-    """``(H, P)`` float32; see ``Operands.head_scalars``."""
-    heads = call.q.shape[1]
-    if plan.form != "elementwise":
-        return None
-    columns = [jnp.broadcast_to(call.arrays[name], (heads,)) for name in plan.scalars_read]
-    return jnp.stack(columns or [jnp.zeros(heads)], axis=-1).astype(jnp.float32)
-
-
-def _feature(
-    call: Call, features: Mapping[str, Array], name: str | None, block: int
-) -> Array | None:
-    """``(B, H, L)`` float32, padded."""
-    if name is None:
-        return None
-    feature = features[name].astype(jnp.float32)
-    feature = jnp.broadcast_to(feature, (*call.q.shape[:2], feature.shape[2]))
-    return _pad(feature, block, axis=2, mode="edge")
-
-
-def _table(call: Call, plan: Plan) -> Array:
-    """The bias on near diagonals; see ``Operands.table``."""
-    (first, end), block, heads = plan.near, plan.block, call.q.shape[1]
-    ahead = plan.k_len - plan.q_len
-    between = (first - 1) * block + 1 - ahead, end * block - ahead
-    values: Array | None = bias_by_distance(call, between=between)
-    assert values is not None
-    return jnp.broadcast_to(values, (heads, values.shape[1])).reshape(heads, -1, block)
-
-
-def _far(call: Call) -> Array:
-    """The bias of far tiles; see ``Operands.far``."""
-    columns = []
-    for end, sign in zip(call.scheme.constant_beyond(), (-1, 1), strict=True):
-        at = 0 if end is None else sign * end  # without an end, no tile reads the number
-        value: Array | None = bias_by_distance(call, between=(at, at))
-        assert value is not None
-        columns.append(jnp.broadcast_to(value, (call.q.shape[1], 1)))
-    return jnp.concatenate(columns, axis=1)
-
-
-def _pad(array: Array, block: int, *, axis: int, mode: str = "constant") -> Array:
-    """The array with a multiple of ``block`` entries along an axis."""
-    missing = -array.shape[axis] % block
-    if not missing:
-        return array
-    widths = [(0, missing if n == axis else 0) for n in range(array.ndim)]
-    return jnp.pad(array, widths, mode=mode)
-
-
-def _as_rows(call: Call, values: Array, block: int) -> Array:
-    """Integers ``(L,)`` or ``(B, L)`` as ``(B, L)`` of 32 bits, padded."""
-    values = jnp.atleast_2d(values).astype(jnp.int32)
-    values = jnp.broadcast_to(values, (call.q.shape[0], values.shape[1]))
-    return _pad(values, block, axis=1, mode="edge")

@@ -16,6 +16,8 @@ from posenc.backend import (
     Implementation,
     Mask,
     PartialAttention,
+    Planned,
+    Refusal,
     Tokens,
     Window,
     add_sink,
@@ -117,8 +119,9 @@ def ring_attention(
     call = prepare_call(
         q, k, v, scheme, params, causal, implementation, given, skip_blocks=skip_blocks
     )
-    chosen = choose(_IMPLEMENTATIONS, call, implementation)
-    parts = [_attend(part, chosen, axis_name, shards) for part in call.regions or (call,)]
+    chosen, _ = choose(tuple(_IMPLEMENTATIONS.values()), call, implementation)
+    own = _IMPLEMENTATIONS[chosen]
+    parts = [_attend(part, own, axis_name, shards) for part in call.regions or (call,)]
     result = merge_parts(parts, call) if call.regions else parts[0]
     if call.sink is not None:
         result = add_sink(result, call)
@@ -270,14 +273,17 @@ def _with_batch_axis(side: Tokens) -> Tokens:
     return replace(side, pos=pos, seg=seg, places=places)
 
 
-def _fused_unsupported(call: Call) -> str | None:
-    """Why no kernel serves a shard. Merging needs a log-sum-exp, which some calls lack."""
-    return fused.unsupported(call) or fused.without_lse(call)
+def _plan_fused(call: Call) -> Planned | Refusal:
+    """A kernel for the keys of a shard. Merging needs a log-sum-exp, which some calls lack."""
+    planned = fused.plan(call)
+    why = planned.without_lse if isinstance(planned, Planned) else None
+    return planned if why is None else Refusal(why)
 
 
-_IMPLEMENTATIONS = (
-    Implementation(
-        "pallas", fused.fused, unsupported=_fused_unsupported, not_preferred=fused.not_preferred
-    ),
-    Implementation("chunked", chunked.chunked, unsupported=chunked.unsupported),
-)
+_IMPLEMENTATIONS = {
+    each.name: each
+    for each in (
+        Implementation("pallas", _plan_fused, fused.not_preferred),
+        Implementation("chunked", chunked.plan),
+    )
+}

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from posenc.backend import Call, Implementation, Range, Tokens, visible_between
+from posenc.backend import Call, Implementation, Range, Refusal, Tokens, visible_between
 from posenc_jax.tokens import Keys, Queries
 from posenc_jax.trees import Arrays, gradients_as, is_float, make_varying, zero_gradients
 
@@ -105,8 +105,11 @@ class Ring:
             self.call,
             q=queries.q, query=queries.side, k=keys.k, v=keys.v, key=keys.side, arrays=arrays,
         )  # fmt: skip
-        run: Any = self.implementation.run
-        return ShardAttention(*(a.astype(call.dtype) for a in run(call)))
+        planned = self.implementation.plan(call)
+        if isinstance(planned, Refusal):
+            raise NotImplementedError(planned.why)
+        results: Any = planned.run(call)
+        return ShardAttention(*(a.astype(call.dtype) for a in results))
 
     def block_pairs(self, query: Tokens, key: Tokens) -> list[tuple[slice, slice, Array | bool]]:
         """Pairs of halves, of queries and of keys, and whether any query may see any key."""

@@ -20,6 +20,8 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from posenc.backend import (
     Call,
+    Planned,
+    Refusal,
     Tokens,
     as_column,
     as_row,
@@ -28,6 +30,7 @@ from posenc.backend import (
     bias_tile,
     has_bias,
     may_be_fully_masked,
+    plan_unless,
     visible_by_distance,
     visible_pairs,
 )
@@ -102,8 +105,12 @@ def _mask_is_by_distance(call: Call) -> bool:
     return plain and not _whole_scores(call)
 
 
-def unsupported(call: Call) -> str | None:
-    """Why a call cannot be cut into parts."""
+def plan(call: Call) -> Planned | Refusal:
+    """How a call is cut into parts, or why it cannot be."""
+    return plan_unless(_why_not(call), Planned(chunked))
+
+
+def _why_not(call: Call) -> str | None:
     if torch.compiler.is_compiling():
         return None  # the disabled function raises, or breaks the graph where that is allowed
     if is_traceable_wrapper_subclass(call.q):

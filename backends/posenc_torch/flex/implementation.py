@@ -29,11 +29,14 @@ from posenc.backend import (
     Call,
     Hook,
     Mask,
+    Planned,
+    Refusal,
     bias_by_distance,
     has_bias,
     has_bias_by_distance,
     may_have_negligible_blocks,
     negligible_blocks,
+    plan_unless,
 )
 from posenc_torch.flex import target
 from posenc_torch.flex.api import block_mask_inputs
@@ -179,8 +182,12 @@ def _without_gradients(call: Call) -> Call:
     )
 
 
-def unsupported(call: Call) -> str | None:
-    """Why FlexAttention cannot serve a call."""
+def plan(call: Call) -> Planned | Refusal:
+    """How FlexAttention serves a call, or why it cannot."""
+    return plan_unless(_why_not(call), Planned(flex, without_lse=_without_lse(call)))
+
+
+def _why_not(call: Call) -> str | None:
     if torch.__version__ < _OLDEST:  # type: ignore[operator]  # a TorchVersion takes tuples too
         return f"it needs PyTorch 2.11 or newer, this is {torch.__version__}"
     if (
@@ -213,7 +220,7 @@ def unsupported(call: Call) -> str | None:
     return _multiple_reads(call) if needs_grad else None
 
 
-def without_lse(call: Call) -> str | None:
+def _without_lse(call: Call) -> str | None:
     """Why there is no log-sum-exp."""
     # Compiled for a CPU, PyTorch 2.13 raises NotImplementedError; the eager definition has one.
     if target.is_cpu(call.q) and not _is_replaced():

@@ -264,8 +264,8 @@ def one_kernel(case: Case, name: str, given: dict[str, Any]) -> Any:
     from posenc.backend import Arguments, prepare
     from posenc_jax.fused.devices import device_for
     from posenc_jax.fused.gradients import Residuals
-    from posenc_jax.fused.implementation import choose_form
-    from posenc_jax.fused.plan import plan_call
+    from posenc_jax.fused.implementation import Served, choose_form
+    from posenc_jax.fused.inputs import inputs_of
     from posenc_jax.fused.target import target
 
     given = dict(given)
@@ -274,8 +274,12 @@ def one_kernel(case: Case, name: str, given: dict[str, Any]) -> Any:
     call = prepare(q, k, v, scheme_of(case.form), params, True, Arguments(**given), xp=jnp)
     here = target()
     device = device_for(here)
-    call, form = choose_form(call, device)
-    inputs = plan_call(call, form, device.block(call), reads_far=device.reads_far)
+    served = choose_form(call, device)
+    assert isinstance(served, Served), served
+    inputs = inputs_of(
+        served.call(call), served.form, served.reads, device.block(call),
+        reads_far=device.reads_far,
+    )  # fmt: skip
     kernel = getattr(device.kernels(interpreted=here.interpreted), name)
     if name == "forward":
         return kernel(*inputs)

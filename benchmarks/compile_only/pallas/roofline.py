@@ -6,7 +6,7 @@
 - Arrays are moved once, at the bandwidth of the device.
 - One warpgroup may multiply while another does the rest: ``best`` takes the larger of the two
   times, ``worst`` their sum.
-- The needed blocks of ALiBi are counted by ``posenc_jax.fused.plan.needed_blocks``, on normal
+- The needed blocks of ALiBi are counted by ``posenc_jax.fused.inputs.needed_blocks``, on normal
   queries and keys.
 - All tiles of T5 count as far, except for the gradient of its table, which near tiles alone have.
 - ``speed`` is relative to cuDNN 9.19 without a bias, as published for an H200 (``CUDNN``).
@@ -46,7 +46,7 @@ def needed_share(form: str, length: int, block: int) -> dict[str, float]:
 
     import posenc
     from posenc.backend import prepare
-    from posenc_jax.fused.plan import needed_blocks
+    from posenc_jax.fused.inputs import needed_blocks
 
     _, heads, dim = SHAPE
     scheme = posenc.ALiBi(heads) if form == "alibi" else posenc.NoPE()

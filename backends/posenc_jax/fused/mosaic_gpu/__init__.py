@@ -9,11 +9,12 @@ from functools import cache, partial
 
 import jax
 
-from posenc.backend import Call
+from posenc.backend import Call, PositionScheme
 from posenc_jax.fused.devices import Device
 from posenc_jax.fused.gradients import Kernels
 from posenc_jax.fused.mosaic_gpu.jax_version import OLDEST, cuda_runtime
-from posenc_jax.fused.plan import Plan, trace_bias_reads
+from posenc_jax.fused.plan import Plan
+from posenc_jax.fused.reads import BiasReads
 from posenc_jax.fused.target import Target
 
 HEAD_DIMS = (64, 128)
@@ -63,8 +64,8 @@ class Hopper(Device):
             return f"q has shape {q.shape} and k {k.shape}; kernels take no empty arrays"
         return None
 
-    def unsupported_bias(self, call: Call) -> str | None:
-        return _why_not_lowered(Plan.of_one_block(call.scheme, trace_bias_reads(call), BLOCK))
+    def unsupported_bias(self, scheme: PositionScheme, reads: BiasReads) -> str | None:
+        return _why_not_lowered(Plan.of_one_block(scheme, reads, BLOCK))
 
     def block(self, call: Call) -> int:
         return BLOCK

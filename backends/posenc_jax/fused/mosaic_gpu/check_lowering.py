@@ -24,7 +24,7 @@ def lower(plan: Plan) -> None:
     Exception
         Any that the scheme or Mosaic GPU raises.
     """
-    count = len(plan.scalars_read)
+    count = len(plan.reads.scalars)
 
     def kernel(scalars_ref: Any, out: Any, shared: Any) -> None:
         head_scalars = [scalars_ref[n] for n in range(count)]
@@ -35,16 +35,16 @@ def lower(plan: Plan) -> None:
                 bias_positions(plan, pos),
                 None if feature is None else pos.astype(jnp.float32),
             )
-            for pos, feature in zip(iota, (plan.q_feature, plan.k_feature), strict=True)
+            for pos, feature in zip(iota, (plan.reads.q_feature, plan.reads.k_feature), strict=True)
         )
         total = plan.bias(head_scalars, q, k, namespace)
-        if plan.by_key:
+        if plan.reads.by_key:
             total = total + plan.key_bias(head_scalars, k.pos, namespace)
-        for n in range(len(plan.trainable)):
+        for n in range(len(plan.reads.trainable)):
             total = total + d_by_scalar(plan, head_scalars, n, q, k)
-        if plan.q_feature is not None:
+        if plan.reads.q_feature is not None:
             total = total + d_by_feature(plan, head_scalars, q, k, "query")
-        if plan.k_feature is not None:
+        if plan.reads.k_feature is not None:
             total = total + d_by_feature(plan, head_scalars, q, k, "key")
         shared[...] = (plgpu.layout_cast(jnp.zeros(shape, jnp.float32), WGMMA) + total).sum(axis=1)
         plgpu.commit_smem()

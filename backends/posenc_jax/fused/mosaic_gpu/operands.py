@@ -125,7 +125,7 @@ class Program(NamedTuple):
         """The scalars of the bias for this head."""
         if plan.form != "elementwise":
             return []
-        return [self.refs["head_scalars"][self.head, n] for n in range(len(plan.scalars_read))]
+        return [self.refs["head_scalars"][self.head, n] for n in range(len(plan.reads.scalars))]
 
 
 def load_side(axis: int, start: Any, names: Sequence[str], loaded: Mapping[str, Any]) -> TileSide:

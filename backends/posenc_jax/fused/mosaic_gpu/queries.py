@@ -50,7 +50,7 @@ def d_queries(
 ) -> tuple[Array, Array | None, Array | None, Array | None]:
     """As ``Kernels.d_queries``."""
     batch, heads, q_size, dim = operands.q.shape
-    dtype, scalars = operands.q.dtype, len(plan.trainable)
+    dtype, scalars = operands.q.dtype, len(plan.reads.trainable)
     has_feature = operands.q_feature is not None
     # Sums per row, each of a result with that many.
     sums_of = {"d_scalars": scalars, "d_feature": int(has_feature), "d_far": 2 * plan.has_far}
@@ -140,7 +140,7 @@ def _bias_derivatives(loop: Loop, query: TileSide, key: TileSide, shape: Shape) 
     """Derivatives of the bias: per trainable per-head scalar, then for the queries' feature."""
     plan, scalars = loop.arrangement.plan, loop.head_scalars
     tokens = bias_tokens(plan, recompute(query), recompute(key), shape)
-    derivatives = [d_by_scalar(plan, scalars, n, *tokens) for n in range(len(plan.trainable))]
-    if plan.q_feature is not None:
+    derivatives = [d_by_scalar(plan, scalars, n, *tokens) for n in range(len(plan.reads.trainable))]
+    if plan.reads.q_feature is not None:
         derivatives.append(d_by_feature(plan, scalars, *tokens, "query"))
     return derivatives

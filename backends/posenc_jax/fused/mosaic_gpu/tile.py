@@ -199,7 +199,7 @@ def bias_positions(plan: Plan, positions: Array) -> Array:
     Those as float32 are converted once per row and column, which stay in registers. Features do
     too, and beside them there are too few registers for positions.
     """
-    as_floats = plan.float_positions and not plan.has_feature
+    as_floats = plan.reads.float_positions and not (plan.reads.query or plan.reads.key)
     return positions.astype(jnp.float32) if as_floats else positions
 
 
@@ -211,7 +211,7 @@ def bias_function(
         return None
 
     def bias(query: TileSide, key: TileSide, shape: Shape) -> Array:
-        if not plan.by_key:
+        if not plan.reads.by_key:
             return plan.bias(head_scalars, *bias_tokens(plan, query, key, shape), namespace)
         ahead = _indices(key._replace(start=key.start - query.start), shape)
         return plan.key_bias(head_scalars, bias_positions(plan, ahead), namespace)
@@ -225,7 +225,7 @@ def row_term(plan: Plan, head_scalars: Sequence[Array], axis: int, count: int) -
     One number for each of the ``count`` queries of a tile, along an axis. None if it leaves out
     nothing.
     """
-    if not plan.by_key:
+    if not plan.reads.by_key:
         return None
     layout = COLUMN_LAYOUT if axis else ROW_LAYOUT
     at = bias_positions(plan, plgpu.layout_cast(lax.iota(jnp.int32, count), layout))

@@ -18,7 +18,8 @@ from jax.experimental.pallas import tpu as pltpu
 from posenc.backend import Call, PositionScheme
 from posenc_jax.fused.devices import Device
 from posenc_jax.fused.gradients import Kernels, Residuals
-from posenc_jax.fused.plan import BiasReads, Integers, Operands, Plan, trace_bias_reads
+from posenc_jax.fused.plan import Integers, Operands, Plan
+from posenc_jax.fused.reads import BiasReads
 from posenc_jax.fused.shapes import array_type
 from posenc_jax.fused.target import Target
 from posenc_jax.fused.tpu.forward import forward as forward_kernel
@@ -66,8 +67,8 @@ class Tpu(Device):
             )
         return None
 
-    def unsupported_bias(self, call: Call) -> str | None:
-        return _why_not_lowered(call.scheme, trace_bias_reads(call))
+    def unsupported_bias(self, scheme: PositionScheme, reads: BiasReads) -> str | None:
+        return _why_not_lowered(scheme, reads)
 
     def block(self, call: Call) -> int:
         """The largest block that queries fill."""
@@ -108,7 +109,7 @@ def _why_not_lowered(scheme: PositionScheme, reads: BiasReads) -> str | None:
         q=vectors,
         k=vectors,
         v=vectors,
-        head_scalars=real(1, max(1, len(plan.scalars_read))),
+        head_scalars=real(1, max(1, len(plan.reads.scalars))),
         table=None,
         far=None,
         q_feature=per_row if reads.query else None,

@@ -159,7 +159,7 @@ def head_scalars(order: GridOrder, step: Step, ins: Refs) -> list[Any]:
     if scalars is None:
         return []
     per_head = scalars.shape[1] // order.heads
-    return [scalars[0, step.head * per_head + n] for n in range(len(order.plan.scalars_read))]
+    return [scalars[0, step.head * per_head + n] for n in range(len(order.plan.reads.scalars))]
 
 
 def table_tile(ins: Refs, kind: TileKind, *, shift: int) -> Array | None:

@@ -34,7 +34,7 @@ def d_queries(
     plan: Plan, operands: Operands, integers: Integers, residuals: Residuals, *, interpreted: bool
 ) -> tuple[Array, Array | None, Array | None, Array | None]:
     """As ``Kernels.d_queries``."""
-    q, block, scalars = operands.q, plan.block, len(plan.trainable)
+    q, block, scalars = operands.q, plan.block, len(plan.reads.trainable)
     has_feature, has_far = operands.q_feature is not None, operands.far is not None
     named = named_operands(operands, integers, residuals)
     outputs = run_grid(
@@ -85,6 +85,6 @@ def _d_queries(order: GridOrder, step: Step, ins: Refs, outs: Refs, scratch: Ref
     @pl.when(step.is_last)
     def _() -> None:
         outs["d_q"][...] = (d_q[...] * plan.scale).astype(outs["d_q"].dtype)
-        write_rows(outs["d_scalars"], sums[: len(plan.trainable)])
-        write_rows(outs["d_q_feature"], sums[len(plan.trainable) :])
+        write_rows(outs["d_scalars"], sums[: len(plan.reads.trainable)])
+        write_rows(outs["d_q_feature"], sums[len(plan.reads.trainable) :])
         write_rows(outs["d_far"], far)

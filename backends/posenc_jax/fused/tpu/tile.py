@@ -68,7 +68,7 @@ class TileTokens(NamedTuple):
 
 def _bias_positions(plan: Plan, positions: Array) -> Array:
     """A row or column of positions as a bias reads them."""
-    return positions.astype(jnp.float32) if plan.float_positions else positions
+    return positions.astype(jnp.float32) if plan.reads.float_positions else positions
 
 
 def to_column(row: Array) -> Array:
@@ -167,7 +167,7 @@ def bias_derivatives(
     q, k = tokens.query(plan), tokens.key(plan)
     derivatives = []
     if side == "query":
-        for n in range(len(plan.trainable)):
+        for n in range(len(plan.reads.trainable)):
 
             def by_scalar(x: Array, n: int = n) -> Array:
                 return plan.bias([*head_scalars[:n], x, *head_scalars[n + 1 :]], q, k)
