@@ -23,7 +23,7 @@ if not require("torch"):
 import torch
 
 import posenc_torch
-from posenc_torch.chunked import implementation as chunked
+from posenc_torch.chunked import job
 from posenc_torch.chunked.parts import small_blocks
 
 ALIBI = posenc.ALiBi(HEADS)
@@ -39,7 +39,7 @@ def pairs_of(monkeypatch, **options):
     """How many pairs of tokens the parts of a call hold for each head, and the keys of each."""
     counts = []
 
-    def counted(parts, largest_first=chunked._largest_first):
+    def counted(parts, largest_first=job._largest_first):
         ordered = largest_first(parts)
         for part in ordered:
             heads, rows = (s.stop - s.start for s in part[:2])
@@ -47,7 +47,7 @@ def pairs_of(monkeypatch, **options):
             counts.append((heads * rows * keys, keys))
         return ordered
 
-    monkeypatch.setattr(chunked, "_largest_first", counted)
+    monkeypatch.setattr(job, "_largest_first", counted)
     q = tensor(1, HEADS, 400, 8)
     with small_blocks(16):
         posenc_torch.attention(q, q, q, ALIBI, causal=True, implementation="chunked", **options)

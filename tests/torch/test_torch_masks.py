@@ -25,7 +25,9 @@ import posenc_torch
 from posenc.attn.arguments import Arguments
 from posenc.attn.prepare import prepare
 from posenc_torch import sdpa
-from posenc_torch.chunked import implementation as chunked
+from posenc_torch.chunked import job, passes
+from posenc_torch.chunked.job import Job, table_of
+from posenc_torch.chunked.tensors import tensors_of
 
 HALF = ("float16", "bfloat16")
 MASKED = ("sdpa", "chunked")  # implementations whose masks are SDPA's
@@ -35,7 +37,7 @@ MASKED = ("sdpa", "chunked")  # implementations whose masks are SDPA's
 def masks(request, monkeypatch):
     """Masks as on either device; the rest runs on a CPU."""
     if request.param == "on_a_gpu":
-        for module in (sdpa, chunked):
+        for module in (sdpa, job, passes):
             monkeypatch.setattr(module, "mask_dtype", lambda q: q.dtype)
 
 
@@ -122,8 +124,8 @@ def test_parts_in_half_precision_build_no_mask_on_a_cpu():
         half, _ = tensors(scheme, 300, 300, "bfloat16")
         params = {n: torch.tensor(a) for n, a in params_of(scheme).items()}
         call = prepare(**half, scheme=scheme, params=params, causal=True, xp=xp)
-        job, _ = chunked._Job.of(call, chunked._tensors(call))
-        assert job.table_has_mask
+        own, _ = Job.of(call, tensors_of(call, table_of(call)))
+        assert own.table_has_mask
 
 
 @pytest.mark.parametrize(("causal", "window"), [(True, None), (False, (5, 2))], ids=str)
@@ -131,8 +133,8 @@ def test_parts_of_a_scheme_without_a_bias_build_no_mask(causal, window):
     half, _ = tensors(posenc.NoPE(), 300, 300, "bfloat16")
     given = Arguments(window=window)
     call = prepare(**half, scheme=posenc.NoPE(), causal=causal, given=given, xp=xp)
-    job, _ = chunked._Job.of(call, chunked._tensors(call))
-    assert job.table_has_mask
+    own, _ = Job.of(call, tensors_of(call, table_of(call)))
+    assert own.table_has_mask
 
 
 def test_a_user_lets_sdpa_add_in_half_precision():

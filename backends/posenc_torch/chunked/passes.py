@@ -1,0 +1,183 @@
+"""The forward and the backward pass over the parts of a call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posenc_torch.chunked import fused
+from posenc_torch.chunked.job import Job, turned
+from posenc_torch.chunked.parts import Part
+from posenc_torch.chunked.scores import Scores
+from posenc_torch.chunked.tensors import TABLE, K, Q, Slot, Tensors, V
+from posenc_torch.sdpa import as_attn_mask, mask_dtype
+
+
+class Fused(torch.autograd.Function):
+    """Attention by SDPA's kernel for CPUs, which gives each part's log-sum-exp to its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, job: Job, *tensors: Tensor) -> Tensor:
+        given = dict(zip(job.slots, tensors, strict=True))
+        q = given[Q]
+        out = q.new_zeros((*q.shape[:3], given[V].shape[3]))
+        # Arrays of their own for each part would lie between those that the next parts need, and
+        # leave gaps too small for them: memory that grows with the square of the length.
+        kept = fused.kept(q, given[V]) if any(ctx.needs_input_grad) else None
+        for part in job.parts:
+            slices = job.slices(part, given)
+            one = job.masked(part, slices)
+            term, fully_masked = as_attn_mask(one.bias, one.mask, mask_dtype(q))
+            result = fused.forward(one.q, one.k, one.v, term, job.call.scale)
+            part_out = result.out[..., : out.shape[3]]
+            if fully_masked is not None:
+                part_out = torch.where(fully_masked, 0.0, part_out)
+            out[:, part.heads, part.queries] = turned(part_out, slices)
+            for whole, own in zip(kept or (), result, strict=False):
+                whole[:, part.heads, part.queries] = own
+        ctx.job = job
+        ctx.save_for_backward(*tensors, *(kept or ()))
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
+        _only_first_derivatives(d_out)
+        job: Job = ctx.job
+        *saved, outs, lses = ctx.saved_tensors
+        given = dict(zip(job.slots, saved, strict=True))
+        sums = _Sums(job, given, ctx.needs_input_grad[1:])
+        # A backward pass may be called inside autocast.
+        with torch.autocast(d_out.device.type, enabled=False):
+            for part in job.parts:
+                out, lse = (a[:, part.heads, part.queries] for a in (outs, lses))
+                tensors = {n: t.detach() for n, t in job.slices(part, given).items()}
+                leaves = [n for n in sums.slots if n not in (Q, K, V, TABLE)]
+                learned = {n: tensors[n].requires_grad_() for n in leaves}
+                with torch.set_grad_enabled(bool(learned)):
+                    q, k, v, bias, mask = job.masked(part, tensors)
+                d_part = turned(d_out[:, part.heads, part.queries], tensors)
+                detached = None if bias is None else bias.detach()
+                term, fully_masked = as_attn_mask(detached, mask, mask_dtype(q))
+                if fully_masked is not None:
+                    d_part = torch.where(fully_masked, 0.0, d_part)
+                result = fused.Result(out, lse)
+                d_q, d_k, d_v = fused.backward(d_part, q, k, v, result, term, job.call.scale)
+                sums.add(part, {Q: turned(d_q, tensors), K: d_k, V: d_v})
+                if bias is None or term is None or not (bias.requires_grad or TABLE in sums.slots):
+                    continue
+                scores = Scores.of(
+                    d_part, q, k, v, term, lse, scale=job.call.scale, dtype=job.call.dtype
+                )
+                if TABLE in sums.slots:
+                    sums.add(part, {TABLE: job.table_gradient(part, tensors, scores, out)})
+                    continue
+                d_bias = scores.gradients().sum_to_size(bias.shape)
+                d_learned = torch.autograd.grad(
+                    bias, list(learned.values()), d_bias, allow_unused=True
+                )
+                sums.add(part, dict(zip(learned, d_learned, strict=True)))
+        return None, *sums.results()
+
+
+class Recomputed(torch.autograd.Function):
+    """Attention part by part; the backward pass computes each part again, with autograd."""
+
+    @staticmethod
+    def forward(ctx: Any, job: Job, *tensors: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        ctx.job = job
+        ctx.save_for_backward(*tensors)
+        given = dict(zip(job.slots, tensors, strict=True))
+        q = given[Q]
+        dtype = job.call.dtype if job.whole_scores else q.dtype
+        out = q.new_zeros((*q.shape[:3], given[V].shape[3]), dtype=dtype)
+        lse = q.new_full(q.shape[:3], torch.finfo(job.call.dtype).min, dtype=job.call.dtype)
+        for part in job.parts:
+            part_out, part_lse = job.attend(part, job.slices(part, given))
+            out[:, part.heads, part.queries] = part_out
+            if part_lse is not None:
+                lse[:, part.heads, part.queries] = part_lse
+        return (out, lse) if job.whole_scores else out
+
+    @staticmethod
+    def backward(ctx: Any, *d_results: Tensor) -> tuple[Tensor | None, ...]:
+        _only_first_derivatives(d_results[0])
+        job: Job = ctx.job
+        given = dict(zip(job.slots, ctx.saved_tensors, strict=True))
+        sums = _Sums(job, given, ctx.needs_input_grad[1:])
+        # As in the forward pass; a backward pass may be called inside autocast.
+        with torch.autocast(given[Q].device.type, enabled=False):
+            for part in job.parts:
+                tensors = {n: t.detach() for n, t in job.slices(part, given).items()}
+                leaves = [tensors[slot].requires_grad_() for slot in sums.slots]
+                with torch.enable_grad():
+                    results = [r for r in job.attend(part, tensors) if r is not None]
+                pairs = [
+                    (result, d_result[:, part.heads, part.queries])
+                    for result, d_result in zip(results, d_results, strict=True)
+                    if result.requires_grad  # False if no leaf takes part
+                ]
+                if not pairs:
+                    continue
+                outputs, d_outputs = zip(*pairs, strict=True)
+                d_leaves = torch.autograd.grad(outputs, leaves, d_outputs, allow_unused=True)
+                sums.add(part, dict(zip(sums.slots, d_leaves, strict=True)))
+        return None, *sums.results()
+
+
+def _only_first_derivatives(d_result: Tensor) -> None:
+    """Refuse second derivatives, and several first ones at a time."""
+    if torch.is_grad_enabled() or torch._C._functorch.is_legacy_batchedtensor(d_result):
+        raise NotImplementedError(
+            "implementation 'chunked' has first derivatives only, of one result at a time "
+            "(create_graph and is_grads_batched ask for more): use implementation='reference'"
+        )
+
+
+class _Sums:
+    """Gradients of a job's tensors, to which parts add.
+
+    Sums over hundreds of parts need float32. Each query is in one part.
+    """
+
+    def __init__(self, job: Job, tensors: Tensors, needs_grad: Sequence[bool]) -> None:
+        self._job, self._tensors = job, tensors
+        self._totals = {
+            slot: torch.zeros_like(
+                t, dtype=t.dtype if slot == Q else torch.promote_types(t.dtype, torch.float32)
+            )
+            for (slot, t), needed in zip(tensors.items(), needs_grad, strict=True)
+            if needed
+        }
+        self._used: set[Slot] = set()
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        """Which tensors need a gradient."""
+        return tuple(self._totals)
+
+    def add(self, part: Part, gradients: Mapping[Slot, Tensor | None]) -> None:
+        """Add the gradients of a part; None is one of 0, others than ``slots`` are ignored."""
+        for slot, whole in self._totals.items():
+            gradient = gradients.get(slot)
+            if gradient is None:
+                continue
+            self._used.add(slot)
+            totals, axis = self._job.views(slot.axes, part, whole)
+            pieces: Sequence[Tensor] = (gradient,)
+            if len(totals) > 1:
+                pieces = torch.split(gradient, [total.shape[axis] for total in totals], dim=axis)
+            for total, own in zip(totals, pieces, strict=True):
+                if slot == Q:
+                    total.copy_(own)
+                else:
+                    total += own
+
+    def results(self) -> list[Tensor | None]:
+        """The gradient of each tensor in its dtype; None if no part uses it."""
+        return [
+            self._totals[slot].to(t.dtype) if slot in self._used else None
+            for slot, t in self._tensors.items()
+        ]
