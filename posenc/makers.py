@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 from posenc.contract.checks import check_count, nearest
 from posenc.contract.protocol import PositionScheme
 from posenc.schemes import MODULES
-from posenc.schemes.sizes import SIZES, with_widths
+from posenc.schemes.sizes import SIZES, given_sizes, join_names, taking_sizes, with_widths
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -217,7 +217,7 @@ def _as_maker(value: Any, name: str) -> Maker:
     if not isinstance(value, type):
         if not callable(value):
             raise TypeError(f"scheme {name!r} is neither a PositionScheme nor a maker: {value!r}")
-        return _function_maker(cast(Maker, value))
+        return taking_sizes(cast(Maker, value))
     kind = value.__name__
     if not _inherits(value):
         advice = f"inherit from posenc.PositionScheme: class {kind}(PositionScheme)"
@@ -238,7 +238,7 @@ def _maker(entry: Entry) -> Maker:
         kind, preset = entry
         return _class_maker(_made(kind), {key: _made(value) for key, value in preset.items()})
     found: Any = _made(entry)
-    return _class_maker(found) if isinstance(found, type) else _function_maker(found)
+    return _class_maker(found) if isinstance(found, type) else taking_sizes(found)
 
 
 def _made(value: Any) -> Any:
@@ -267,7 +267,7 @@ def _class_maker(kind: type[PositionScheme], preset: Mapping[str, Any] = _NONE) 
         made = {**_fit_all(kind, preset, {**given, **sizes}), **given, **sizes}
         missing = [name for name in needed if name not in made]
         if missing:
-            raise TypeError(f"{kind.__name__} needs {_join_names(missing)}{_given_sizes(given)}")
+            raise TypeError(f"{kind.__name__} needs {join_names(missing)}{given_sizes(given)}")
 
         def own(owner: Any) -> dict[str, Any]:
             names = [field.name for field in _init_fields(owner, preset)]
@@ -306,30 +306,6 @@ def _is(entry: Entry, kind: type) -> bool:
     return entry is kind or (entry == kind.__name__ and kind.__module__ == home)
 
 
-def _function_maker(function: Maker) -> Maker:
-    """A maker that passes a function only the sizes that it names, or all if it takes ``**``."""
-    try:
-        parameters = inspect.signature(function).parameters
-    except (TypeError, ValueError):  # a function written in C may have no signature
-        return function
-    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        return function
-    required = (p for p in parameters.values() if p.default is p.empty)
-    needed = [p.name for p in required if p.kind is not p.VAR_POSITIONAL]
-    own = getattr(function, "__name__", repr(function))
-
-    def maker(**given: Any) -> PositionScheme:
-        wanted = {n: value for n, value in given.items() if n in parameters}
-        for option in given.keys() - wanted.keys() - set(SIZES):
-            known = sorted(parameters.keys() - set(SIZES))
-            raise ValueError(f"{own} has no option {option!r}{nearest(option, known)}")
-        if missing := [name for name in needed if name not in wanted]:
-            raise TypeError(f"{own} needs {_join_names(missing)}{_given_sizes(given)}")
-        return function(**wanted)
-
-    return functools.update_wrapper(maker, function)
-
-
 def _fit_all(kind: Any, preset: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """The options that fit the sizes, of a class and of the classes that its name sets.
 
@@ -351,23 +327,6 @@ def _fit_options(kind: Any, sizes: Mapping[str, int]) -> dict[str, Any]:
     for option in options.keys() - set(known):
         raise ValueError(f"{kind.__name__}.fitted has no option {option!r}{nearest(option, known)}")
     return dict(options)
-
-
-def _join_names(missing: list[str]) -> str:
-    """For example ``max_len and dim (or num_heads and head_dim)``."""
-    derived = {
-        "dim": "num_heads and head_dim",
-        "hidden_dim": "dim, or num_heads and head_dim",
-        "factor": "max_len and train_len",
-        "long_factor": "factor, or max_len and train_len",
-        "window": "train_len",
-    }
-    return " and ".join(f"{n} (or {derived[n]})" if n in derived else n for n in missing)
-
-
-def _given_sizes(given: dict[str, Any]) -> str:
-    names = ", ".join(name for name in given if name in SIZES)
-    return f"; sizes that were given: {names or 'none'}"
 
 
 def _load(entry: EntryPoint) -> Maker | None:

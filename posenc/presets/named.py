@@ -7,10 +7,10 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from posenc.contract.checks import check_count, nearest
+from posenc.contract.checks import check_count
 from posenc.contract.protocol import PositionScheme
 from posenc.layers import LayerPlan
-from posenc.schemes.sizes import SIZES, with_widths
+from posenc.schemes.sizes import taking_sizes
 
 T = TypeVar("T")
 PLANS: dict[str, Callable[..., LayerPlan]] = {}
@@ -30,21 +30,8 @@ def named_plan(function: Callable[..., LayerPlan]) -> Callable[..., LayerPlan]:
 
 
 def ignoring_sizes(function: Callable[..., T]) -> Callable[..., T]:
-    """``function``, which ignores sizes of a model that it does not name, and no other keyword.
-
-    As in ``posenc.make``, ``dim`` is ``num_heads * head_dim`` if it is not given.
-    """
-    accepted = inspect.signature(function).parameters
-
-    @functools.wraps(function)
-    def maker(**given: Any) -> T:
-        for name in given.keys() - accepted.keys() - {*SIZES, "layers"}:
-            hint = nearest(name, accepted)
-            raise ValueError(f"{function.__name__} has no option {name!r}{hint}")
-        wide = with_widths(given)
-        return function(**{name: value for name, value in wide.items() if name in accepted})
-
-    return maker
+    """``function``, which ignores sizes of a model that it does not name, as makers of schemes."""
+    return taking_sizes(function, also=("layers",))
 
 
 def fitted_options(name: str, sizes: Mapping[str, Any]) -> dict[str, int]:

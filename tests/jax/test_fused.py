@@ -16,7 +16,7 @@ from subjects import SUBJECTS, fox_alibi, normal, params_of, sunk
 
 import posenc
 from posenc.attn.arguments import Arguments
-from posenc.attn.implementations import Implementation, Planned
+from posenc.attn.implementations import Implementation, Planned, Refusal
 from posenc.attn.prepare import prepare
 from posenc.attn.reference import dense
 from posenc.schemes import Kerple
@@ -291,7 +291,9 @@ def test_a_key_bias_of_a_feature_that_queries_lack(case, large, does_not_lower):
 )
 def test_arguments_that_kernels_do_not_read_are_refused(scheme, options, reason, defined):
     call = call_of(scheme, **options)
-    assert reason in implementation.plan((call.regions or (call,))[0]).why
+    refused = implementation.plan((call.regions or (call,))[0])
+    assert isinstance(refused, Refusal)
+    assert reason in refused.why
 
 
 def test_places_without_a_bias_are_served(defined):
