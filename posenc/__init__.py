@@ -8,7 +8,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # what ``_HOMES`` says, for a type checker
-    from posenc.apply.evaluate import bias, embedding, rotary, transform
+    from posenc.apply.bias import bias
+    from posenc.apply.embed import embedding
+    from posenc.apply.transform import rotary, transform
     from posenc.attn.caches import cache_needs
     from posenc.attn.features import features
     from posenc.attn.masks import Mask, causal, window
@@ -58,7 +60,9 @@ _HOMES = {
     "attn.features": ("features",),
     "attn.masks": ("Mask", "causal", "window"),
     "attn.reference": ("attention",),
-    "apply.evaluate": ("bias", "embedding", "rotary", "transform"),
+    "apply.bias": ("bias",),
+    "apply.embed": ("embedding",),
+    "apply.transform": ("rotary", "transform"),
     "contract.params": ("init_params",),
     "contract.fields": ("Count", "Distance", "Finite", "Positive"),
     "contract.protocol": ("FeatureSpec", "ParamSpec", "PositionScheme", "SchemeWarning"),

@@ -24,16 +24,8 @@ arguments              ``check_*``, ``as_positions``, ``advise_unknown``
 =====================  ===========================================================================
 """
 
-from posenc.apply.evaluate import (
-    as_column,
-    as_row,
-    bias_at_distances,
-    bias_tile,
-    embedding,
-    has_bias,
-    has_embedding,
-    scheme_bias,
-)
+from posenc.apply.bias import bias_at_distances, bias_tile, has_bias, scheme_bias
+from posenc.apply.embed import embedding, has_embedding
 from posenc.apply.feature_needs import (
     has_features,
     lookback,
@@ -42,6 +34,7 @@ from posenc.apply.feature_needs import (
     reads_vectors,
     summed_features,
 )
+from posenc.apply.shapes import as_column, as_row
 from posenc.attn.arguments import Arguments, check_pair, check_shapes, complete_sides
 from posenc.attn.bias_forms import (
     bias_by_distance,
@@ -97,9 +90,7 @@ from posenc.contract.operations import Operations, provide
 from posenc.contract.params import (
     Features,
     Params,
-    ReadTable,
     as_mapping,
-    broadcast_index,
     head_views,
     merge_constants,
     tile_views,
@@ -107,6 +98,7 @@ from posenc.contract.params import (
 )
 from posenc.contract.protocol import Hook, PositionScheme, SchemeWarning
 from posenc.contract.specs import FeatureSpec, Namespace, Role, Window
+from posenc.contract.tables import ReadTable, broadcast_index
 from posenc.contract.tokens import Tokens
 from posenc.layers import LayerPlan, add_embedding, check_layer
 from posenc.positions.integers import (

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from posenc.apply.evaluate import has_embedding
+from posenc.apply.embed import has_embedding
 from posenc.contract.checks import check_count, check_scheme
 from posenc.contract.params import is_floating
 from posenc.contract.protocol import Array, Hook, Namespace, PositionScheme

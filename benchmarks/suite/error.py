@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from posenc.apply.evaluate import has_embedding, has_transform
+from posenc.apply.embed import has_embedding
+from posenc.apply.transform import has_transform
 from suite import EVERY, has_plain_bias, lengths, subjects, those
 from suite.frameworks import FRAMEWORKS, NumPy
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 import posenc
-from posenc.apply.evaluate import has_embedding, has_transform
+from posenc.apply.embed import has_embedding
+from posenc.apply.transform import has_transform
 from posenc.attn.embedding_only import embeds_only
 from suite import DIM, HEADS, has_plain_bias, hidden_states, make, normal
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from posenc.apply.evaluate import has_embedding, has_transform
+from posenc.apply.embed import has_embedding
+from posenc.apply.transform import has_transform
 from suite import EVERY, OneThread, lengths, subjects, those, warm
 from suite.frameworks import FRAMEWORKS, STAGES
 

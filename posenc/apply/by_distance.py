@@ -13,8 +13,8 @@ import numpy as np
 from array_api_compat import is_jax_namespace
 
 from posenc.contract.operations import is_compiling, operations_of
-from posenc.contract.params import HeadTable
 from posenc.contract.protocol import Array, Namespace
+from posenc.contract.tables import HeadTable
 from posenc.positions.integers import concrete_values
 
 # With fewer pairs, other parts of a call take longer. With fewer pairs per distance, a table saves

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from array_api_compat import array_namespace, device
 
-from posenc.apply.evaluate import positions_as_places
+from posenc.apply.shapes import positions_as_places
 from posenc.attn.masks import Mask
 from posenc.contract.params import head_count, is_floating
 from posenc.contract.protocol import Array, Namespace, PositionScheme, Window

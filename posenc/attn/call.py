@@ -7,23 +7,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from posenc.apply.evaluate import (
-    as_column,
-    as_row,
-    dense_bias,
-)
+from posenc.apply.bias import dense_bias
+from posenc.apply.shapes import as_column, as_row
 from posenc.attn.masks import Mask, as_columns, as_rows
 from posenc.attn.shared import Shared
-from posenc.contract.params import (
-    Features,
-    Params,
-    ReadTable,
-    head_views,
-    of_keys,
-    tile_views,
-)
+from posenc.contract.params import Features, Params, head_views, of_keys, tile_views
 from posenc.contract.protocol import PositionScheme
 from posenc.contract.specs import Array, Namespace, Role, Window
+from posenc.contract.tables import ReadTable
 from posenc.contract.tokens import Tokens
 
 T = TypeVar("T")

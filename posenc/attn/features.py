@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from array_api_compat import array_namespace, device, is_numpy_namespace
 
-from posenc.apply.evaluate import positions_as_places, prepare_params
 from posenc.apply.feature_needs import (
     Specs,
     by_role,
@@ -24,6 +23,7 @@ from posenc.apply.feature_needs import (
     reads_hidden,
     summed_features,
 )
+from posenc.apply.shapes import positions_as_places, prepare_params
 from posenc.attn.arguments import Arguments, as_booleans, without_padding
 from posenc.attn.earlier import with_earlier
 from posenc.attn.segment_sums import segment_sums

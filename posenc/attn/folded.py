@@ -15,7 +15,7 @@ from typing import Any
 
 from array_api_compat import device
 
-from posenc.apply.evaluate import has_bias
+from posenc.apply.bias import has_bias
 from posenc.attn.bias_forms import bias_by_key
 from posenc.attn.call import Call
 from posenc.contract.protocol import Array, Namespace

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
-from posenc.apply.evaluate import as_column, as_row
+from posenc.apply.shapes import as_column, as_row
 from posenc.contract.checks import check_count, check_flag, check_window
 from posenc.contract.protocol import Array, Namespace, Window
 from posenc.contract.tokens import Tokens

@@ -15,14 +15,10 @@ import numpy as np
 from array_api_compat import device
 
 from posenc.angles.rotary import check_rotary
-from posenc.apply.evaluate import (
-    as_column,
-    has_bias,
-    has_transform,
-    rotary,
-    transformation,
-)
+from posenc.apply.bias import has_bias
 from posenc.apply.feature_needs import has_features, reads_features
+from posenc.apply.shapes import as_column
+from posenc.apply.transform import has_transform, rotary, transformation
 from posenc.attn.arguments import (
     Arguments,
     as_pairs,

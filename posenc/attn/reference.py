@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from posenc.apply.evaluate import as_column, as_row
+from posenc.apply.shapes import as_column, as_row
 from posenc.attn.arguments import Arguments, check_shapes, namespace
 from posenc.attn.call import Call
 from posenc.attn.fully_masked import may_be_fully_masked, zero_fully_masked

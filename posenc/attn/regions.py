@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from posenc.apply.evaluate import has_bias
+from posenc.apply.bias import has_bias
 from posenc.apply.feature_needs import has_features
 from posenc.attn.arguments import Arguments
 from posenc.attn.masks import Mask

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array_api_compat import device
 
-from posenc.apply.evaluate import as_column, as_row
+from posenc.apply.shapes import as_column, as_row
 from posenc.contract.protocol import Array, Namespace
 from posenc.contract.tokens import Tokens
 

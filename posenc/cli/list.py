@@ -15,7 +15,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from posenc.apply import evaluate
+import posenc
 from posenc.apply.feature_needs import has_features, reads_hidden, summed_features
 from posenc.contract.checks import check_scheme
 from posenc.contract.params import init_params
@@ -392,8 +392,8 @@ def _is_relative_transform(scheme: PositionScheme) -> bool:
 
     def scores(shift: int) -> Array:
         at = pos + shift
-        queries = evaluate.transform(scheme, q, at, role="query", params=params)
-        keys = evaluate.transform(scheme, k, at, role="key", params=params)
+        queries = posenc.transform(scheme, q, at, role="query", params=params)
+        keys = posenc.transform(scheme, k, at, role="key", params=params)
         return np.einsum("hqd,hkd->hqk", queries, keys)
 
     # Some act only beyond the training length, as the log-position factor of ReRoPE.

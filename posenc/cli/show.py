@@ -14,8 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from posenc.apply import evaluate
+import posenc
+from posenc.apply.bias import bias_tile
 from posenc.apply.feature_needs import has_features, reads_features, reads_hidden
+from posenc.apply.shapes import as_column, as_row
+from posenc.apply.transform import has_transform
 from posenc.attn.arguments import Arguments
 from posenc.attn.call import Call
 from posenc.attn.features import features, hidden_width
@@ -187,11 +190,11 @@ class _Drawing:
     def bias(self, q: Array, k: Array) -> Array | None:
         """``(H, Q, K)`` or None; for random tokens if the bias reads features."""
         if not reads_features(self.scheme):
-            return evaluate.bias(self.scheme, q, k, self.params, dtype=np.float64)
+            return posenc.bias(self.scheme, q, k, self.params, dtype=np.float64)
         call = self._call_of_random_tokens(1 + int(max(q.max(), k.max())))
         query, key = call.query.select(q), call.key.select(k)
-        value = evaluate.bias_tile(
-            self.scheme, evaluate.as_column(query.encoded_pos), evaluate.as_row(key.encoded_pos),
+        value = bias_tile(
+            self.scheme, as_column(query.encoded_pos), as_row(key.encoded_pos),
             call.arrays, query=query.features, key=key.features, dtype=call.dtype, xp=call.xp,
         )  # fmt: skip
         shape = 1, call.q.shape[1], len(q), len(k)
@@ -227,7 +230,7 @@ class _Drawing:
 
     def embedding(self, pos: Array) -> Array | None:
         """``(L, dim)`` or None."""
-        return evaluate.embedding(self.scheme, pos, self.params, dtype=np.float64)
+        return posenc.embedding(self.scheme, pos, self.params, dtype=np.float64)
 
     def scores(self, channel: int | slice, pos: Array) -> Array | None:
         """Scores ``(H, L)`` of queries at ``pos`` and a key at 0, both 1 in these channels, else 0.
@@ -253,16 +256,16 @@ class _Drawing:
         total, transformed = np.zeros(x.shape[1:3]), False
         for scheme, window in regions:
             params = {name: a for name, a in self.params.items() if name in scheme.param_specs()}
-            transform = partial(evaluate.transform, scheme, params=params)
+            transform = partial(posenc.transform, scheme, params=params)
             query = transform(x, pos, role="query", features=of_queries)
             key = transform(x[:, :, :1], np.asarray([0]), role="key", features=of_key)
             inside = visible(pos, np.zeros_like(pos), window=window)
             inside = np.ones(len(pos), bool) if inside is None else inside
             if len(regions) > 1 and not reads_features(scheme):
-                bias = evaluate.bias(scheme, pos, np.asarray([0]), params)
+                bias = posenc.bias(scheme, pos, np.asarray([0]), params)
                 inside = inside if bias is None else inside & ~np.isneginf(bias[0, :, 0])
             total = np.where(inside, product(query, key)[0], total)
-            transformed |= evaluate.has_transform(scheme)
+            transformed |= has_transform(scheme)
         return total if transformed else None
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from posenc.apply.evaluate import as_column, as_row
+from posenc.apply.shapes import as_column, as_row
 from posenc.attn.call import Call
 from posenc.contract.protocol import Hook
 from posenc.testing.attention_case import AttentionCase

@@ -14,8 +14,9 @@ from sample import few_of_jax, long
 from subjects import SUBJECTS, normal, params_of
 
 import posenc
+from posenc.apply.bias import bias_tile, depends_on_distance
 from posenc.apply.by_distance import Distances
-from posenc.apply.evaluate import as_column, as_row, bias_tile, depends_on_distance, prepare_params
+from posenc.apply.shapes import as_column, as_row, prepare_params
 from posenc.testing import assert_near
 from posenc.testing.tolerances import attention_bound, rounding_bound
 

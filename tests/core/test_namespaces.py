@@ -8,8 +8,8 @@ from frameworks import HAS
 from subjects import SUBJECTS, heads, normal, params_of
 
 import posenc
-from posenc.apply.evaluate import has_transform
 from posenc.apply.feature_needs import reads_features
+from posenc.apply.transform import has_transform
 from posenc.testing import SchemeCase, assert_near
 from posenc.testing.examples import HEAD_DIM, HIDDEN_DIM
 from posenc.testing.tolerances import FLOAT32_TOL

@@ -12,7 +12,7 @@ from subjects import SUBJECTS
 
 import posenc
 from posenc import ParamSpec, PositionScheme, Tokens
-from posenc.contract.params import HeadTable
+from posenc.contract.tables import HeadTable
 from posenc.schemes import FoX
 from posenc.testing.examples import HIDDEN_DIM
 

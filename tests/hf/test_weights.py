@@ -11,7 +11,6 @@ from float32_frequencies import relative_error
 from frameworks import FRAMEWORKS
 
 import posenc
-from posenc.apply import evaluate
 from posenc.schemes import RoPE
 from posenc.testing.tolerances import ATTENTION_TOL, rounding_bound
 from posenc.weights import half_to_interleaved, interleaved_to_half
@@ -48,7 +47,7 @@ def test_scores_of_the_other_layout_are_the_same(rotary_dim):
 
     def scores(rope, convert):
         q, k = (
-            evaluate.transform(
+            posenc.transform(
                 rope, (x @ convert(w).T + convert(b)).reshape(length, heads, dim).swapaxes(0, 1),
                 np.arange(length), role=role,
             )

@@ -82,7 +82,7 @@ def test_an_unknown_commit_and_a_name_that_is_not_guarded_are_errors():
 def slower(tmp_path_factory):
     """Two commits; after the second one the dense bias takes five times as long."""
     folder = clone(tmp_path_factory.mktemp("slower"))
-    source = folder / "posenc" / "apply" / "evaluate.py"
+    source = folder / "posenc" / "apply" / "bias.py"
     source.write_text(source.read_text() + FIVE_TIMES)
     config = folder / "benchmarks" / "asv.conf.json"
     # asv's environment takes everything but posenc from the one in which this test runs.

@@ -20,8 +20,9 @@ from subjects import SUBJECTS, heads, normal, params_of
 
 import posenc
 from posenc import Mask, Tokens
-from posenc.apply.evaluate import has_bias, positions_as_places
+from posenc.apply.bias import has_bias
 from posenc.apply.feature_needs import has_features, reads_features, reads_hidden
+from posenc.apply.shapes import positions_as_places
 from posenc.attn.arguments import Arguments
 from posenc.attn.implementations import Planned
 from posenc.attn.masks import normal as normal_form
@@ -985,7 +986,7 @@ def test_a_table_by_amount_is_the_bias_of_visible_pairs(lengths, causal):
     b, h, i, j = torch.meshgrid(*map(torch.arange, (1, HEADS, *lengths)), indexing="ij")
     values = bias.score_mod(torch.zeros(i.shape), b, h, i, j)
     at = call.query.pos[:, None] - call.key.pos
-    expected = posenc.apply.evaluate.bias_tile(
+    expected = posenc.apply.bias.bias_tile(
         scheme, call.query.pos[None, None, :, None], call.key.pos[None, None, None, :],
         call.arrays, dtype=torch.float32, xp=call.xp,
     )  # fmt: skip

@@ -20,7 +20,7 @@ from subjects import SUBJECTS, heads, normal, params_of
 
 import posenc
 from posenc import Tokens
-from posenc.apply.evaluate import has_bias
+from posenc.apply.bias import has_bias
 from posenc.attn.arguments import Arguments
 from posenc.attn.bias_forms import bias_by_key
 from posenc.attn.implementations import Planned

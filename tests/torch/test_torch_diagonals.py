@@ -18,7 +18,7 @@ import torch
 
 import posenc
 import posenc_torch
-from posenc.apply.evaluate import has_bias
+from posenc.apply.bias import has_bias
 from posenc.apply.feature_needs import reads_features
 from posenc.attn.arguments import Arguments
 from posenc.attn.prepare import prepare

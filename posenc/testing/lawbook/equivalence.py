@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 import posenc
-from posenc.apply.evaluate import has_transform
+from posenc.apply.transform import has_transform
 from posenc.attn.caches import CacheNeeds
 from posenc.contract.protocol import Hook
 from posenc.contract.tokens import Tokens

@@ -7,7 +7,7 @@ from typing import Any
 import array_api_compat.numpy as xp
 import numpy as np
 
-from posenc.apply.evaluate import as_column
+from posenc.apply.shapes import as_column
 from posenc.contract.params import head_views, tile_views
 from posenc.contract.protocol import Hook
 from posenc.testing.framework import Host

@@ -13,7 +13,7 @@ import array_api_compat.numpy as xp
 import numpy as np
 
 import posenc
-from posenc.apply.evaluate import as_column, as_row
+from posenc.apply.shapes import as_column, as_row
 from posenc.attn.earlier import with_earlier
 from posenc.contract.params import Params, head_views, tile_views
 from posenc.contract.protocol import Hook, PositionScheme, Role

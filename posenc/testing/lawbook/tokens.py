@@ -11,8 +11,8 @@ import array_api_compat.numpy as xp
 import numpy as np
 
 import posenc
-from posenc.apply.evaluate import has_transform
 from posenc.apply.feature_needs import has_features
+from posenc.apply.transform import has_transform
 from posenc.contract.protocol import Hook, Role
 from posenc.contract.tokens import Tokens
 from posenc.testing.framework import Host, readonly
