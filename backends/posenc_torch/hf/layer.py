@@ -17,7 +17,7 @@ from posenc.schemes import Chunk, NoPE, Sink, Sum
 from posenc_torch.api import attention
 from posenc_torch.bound import AfterVectors, attend_shared, is_alone, new_shared
 from posenc_torch.hf.family import Family
-from posenc_torch.hf.masks import EXISTENCE
+from posenc_torch.hf.masks import given_mask
 from posenc_torch.hf.tokens import Sides, tokens_of_call
 
 # Names of attributes of attention modules: of one with positions, and of one without.
@@ -250,9 +250,8 @@ class Layer:
         Parameters
         ----------
         mask
-            None; which keys exist, ``(B, 1, 1, K)`` of ``EXISTENCE``; or the whole mask
-            ``(B, 1 or H, Q or 1, K)``, booleans or a term of the scores, instead of ``causal`` and
-            the window and chunks, if the family is not ``always_causal``.
+            As transformers passed it on. A whole mask stands instead of ``causal`` and the window
+            and chunks, if the family is not ``always_causal``.
         scaling, softcap, sink
             The factor and the cap of the scores, and the logits ``(H,)`` of the model.
         """
@@ -287,9 +286,11 @@ class Layer:
         causal: bool,
     ) -> AfterVectors:
         """The arguments of attention after the vectors, as ``attend`` is called with them."""
-        plain = mask is None or mask.dtype == EXISTENCE
-        given = self.scheme if plain else self.unchunked
-        scheme, params = attention_part(given, self._params(sink))
+        exists, whole = given_mask(mask)
+        plain = whole is None
+        scheme, params = attention_part(
+            self.scheme if plain else self.unchunked, self._params(sink)
+        )
         if self.grows:
             scheme = scheme.at_length(self.positions.context(k.shape[2]))
         options: dict[str, Any] = {}
@@ -297,19 +298,19 @@ class Layer:
         causal = causal and (plain or self.family.always_causal)
         if plain or self.family.always_causal:
             options["window"] = self.window
-        if mask is not None and plain:
+        if exists is not None:
             queries = self._queries(tokens, q.shape[2])
-            keys = replace(keys, exists=mask[:, 0, 0, :].to(torch.bool))
-        elif mask is not None:
-            mask = mask.expand(-1, -1, q.shape[2], -1)
-            options["mask" if mask.dtype == torch.bool else "bias"] = mask
+            keys = replace(keys, exists=exists)
+        elif whole is not None:
+            whole = whole.expand(-1, -1, q.shape[2], -1)
+            options["mask" if whole.dtype == torch.bool else "bias"] = whole
             if queries is None and keys.x is not None:
                 keys = replace(keys, seg=self._documents())
-        whole = Arguments(
+        arguments = Arguments(
             tokens=keys, queries=queries, softcap=softcap, scale=self._scale(scaling, q.shape[-1]),
             **options,
         )  # fmt: skip
-        return scheme, params, causal, whole, self.implementation, True
+        return scheme, params, causal, arguments, self.implementation, True
 
     def _queries(self, tokens: Sides, length: int) -> Tokens:
         """The queries, also those of padding, which the model computes like any other."""
@@ -414,14 +415,13 @@ def attention_function(
     else:
         # Either text may be longer; by default, their ends are aligned.
         queries, keys = (Tokens(torch.arange(x.shape[2], device=x.device)) for x in (query, key))
-        given: dict[str, Any] = {}
-        if attention_mask is None:
-            pass
-        elif attention_mask.dtype == EXISTENCE:
-            keys = replace(keys, exists=attention_mask[:, 0, 0, :].to(torch.bool))
-        else:
-            whole = attention_mask.expand(-1, -1, query.shape[2], -1)
-            given["mask" if whole.dtype == torch.bool else "bias"] = whole
-        given |= {"tokens": keys, "queries": queries}
-        out = attention(query, key, value, NoPE(), scale=scaling, **given)
+        options: dict[str, Any] = {}
+        exists, whole = given_mask(attention_mask)
+        if exists is not None:
+            keys = replace(keys, exists=exists)
+        elif whole is not None:
+            whole = whole.expand(-1, -1, query.shape[2], -1)
+            options["mask" if whole.dtype == torch.bool else "bias"] = whole
+        options |= {"tokens": keys, "queries": queries}
+        out = attention(query, key, value, NoPE(), scale=scaling, **options)
     return out.transpose(1, 2).contiguous(), None

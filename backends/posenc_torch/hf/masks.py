@@ -3,14 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-EXISTENCE = torch.uint8
-"""The dtype of a mask that says which keys exist; a mask of the caller has another."""
+_EXISTENCE = torch.uint8  # a mask of the caller has another dtype
+
+
+class GivenMask(NamedTuple):
+    """The mask that a layer is given: which keys exist, the whole mask, or neither.
+
+    Through the code of transformers it travels as one tensor, which only this file reads.
+    """
+
+    exists: Tensor | None = None
+    """Booleans ``(B, K)``, beside the layer's own mask."""
+    whole: Tensor | None = None
+    """``(B, 1 or H, Q or 1, K)``, booleans or a term of the scores, instead of the layer's own."""
+
+
+def as_existence(mask: Tensor) -> Tensor:
+    """``mask``, which is other than 0 where a key exists, as ``given_mask`` reads it."""
+    return mask.to(torch.bool).to(_EXISTENCE)
+
+
+def given_mask(mask: Tensor | None) -> GivenMask:
+    """What the tensor says that transformers passed on, ``(B, 1 or H, Q or 1, K)``."""
+    if mask is None:
+        return GivenMask()
+    if mask.dtype == _EXISTENCE:
+        return GivenMask(exists=mask[:, 0, 0, :].to(torch.bool))
+    return GivenMask(whole=mask)
 
 
 def mask_function(
@@ -43,7 +68,7 @@ def mask_function(
     if attention_mask is None:
         return None
     missing = max(0, kv_offset + kv_length - attention_mask.shape[1])
-    exist = functional.pad(attention_mask.to(torch.bool).to(EXISTENCE), (0, missing))
+    exist = functional.pad(as_existence(attention_mask), (0, missing))
     return exist[:, None, None, kv_offset : kv_offset + kv_length]
 
 

@@ -24,7 +24,7 @@ from posenc.schemes import ALiBi
 from posenc_torch.hf.embeddings import PositionTable
 from posenc_torch.hf.family import Family
 from posenc_torch.hf.layer import LAYER, attention_function, layer_of
-from posenc_torch.hf.masks import EXISTENCE
+from posenc_torch.hf.masks import as_existence
 
 
 @dataclass(frozen=True)
@@ -202,7 +202,7 @@ def _with_mask(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
 def _with_existence(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
     """Hook before attention of MPT: what the model made booleans says again which keys exist."""
     mask = kwargs["attention_mask"]
-    return args, {**kwargs, "attention_mask": mask.to(EXISTENCE) if mask.shape[2] == 1 else mask}
+    return args, {**kwargs, "attention_mask": as_existence(mask) if mask.shape[2] == 1 else mask}
 
 
 def _mpt_plan(config: Any) -> LayerPlan:
