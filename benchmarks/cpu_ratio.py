@@ -29,6 +29,11 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
+from harness import record  # noqa: E402
+from harness.clock import Budget  # noqa: E402
+from harness.run import load, use_threads  # noqa: E402
+from harness.speed import Settings, Timing  # noqa: E402
+
 _STAGES = ("forward", "step")
 _BASE = {"torch": "none torch sdpa", "jax": "none jax xla"}  # no positions
 _NO_END = 10**9  # seconds
@@ -37,19 +42,11 @@ _NO_END = 10**9  # seconds
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print, write."""
     options = _options(arguments)
-    # Before PyTorch and XLA read them.
-    os.environ["OMP_NUM_THREADS"] = os.environ["NPROC"] = str(options.threads)
-
-    from harness import record
-    from harness.clock import Budget
-    from harness.speed import Settings
-
-    speed = importlib.import_module(f"harness.{options.framework}_speed")
+    use_threads(options.threads)
     variants = importlib.import_module(f"harness.{options.framework}_variants")
-    if options.framework == "torch":
-        speed.torch.set_num_threads(options.threads)
+    runner = load(options.framework, "cpu").begin(options.threads)
     settings = Settings(
-        "cpu", options.dtype, heads=8, dim=64, lengths=tuple(options.lengths),
+        options.dtype, heads=8, dim=64, lengths=tuple(options.lengths),
         rounds=(options.rounds, options.rounds), slowest=1e3 * options.slowest,
     )  # fmt: skip
     name = _BASE[options.framework]
@@ -59,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ours.append(variants.ours("alibi", "chunked", skip=False))
     base = [v for v in variants.baselines() if v.name == name]
     timings = []
-    for row in speed.Speed(settings, [*base, *ours], Budget(_NO_END)).rows():
+    for row in Timing(runner, settings, [*base, *ours], Budget(_NO_END)).rows():
         times = [f"{s} {row[s]['median']:.4g} ms" for s in _STAGES if s in row]
         print(
             f"{row['length']:>6} {row['variant']}: {', '.join(times) or row['reason']}", flush=True
@@ -113,8 +110,6 @@ def processor() -> str:
 
 
 def _table(ratios: Sequence[dict[str, Any]], lengths: Sequence[int]) -> str:
-    from harness import record
-
     values = {(r["variant"], r["stage"], r["length"]): r["ratio"] for r in ratios}
     rows = [
         [variant, stage, *[values.get((variant, stage, length)) for length in lengths]]

@@ -1,24 +1,81 @@
 """Attention of some heads and all its gradients in float64, by the formula.
 
-PyTorch and JAX call it with their own namespaces. It computes a block of queries at a time,
-so memory is linear in the length.
+``torch_exact`` and ``jax_exact`` call it with their namespaces. It computes a block of queries at a
+time, so memory is linear in the length.
 """
 
 from __future__ import annotations
 
+import importlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 
 import posenc
+from harness.record import finite
+from harness.variants import Inputs
 from posenc.contract.protocol import Array, Namespace, PositionScheme
+from posenc.testing.tolerances import ATTENTION_TOL, REDUCTION_FACTOR
 
 _PAIRS = 2**33  # pairs of tokens per scheme and length: about a second on a data-center GPU
 _BLOCK_PAIRS = 2**26  # pairs at a time, 512 MiB per array
 _TOKENS = 128  # tokens whose errors count together
 _MIN_RMS = 1e-3  # expected numbers count as at least this large, by root mean square
+_OF_TOKENS = ("out", "out of step", "q", "k", "v")  # arrays with a row per token
+
+
+class Expected:
+    """Results and gradients of some heads in float64, computed once for each scheme.
+
+    What is compiled for it is compiled in the pool, for all schemes at the same time.
+    """
+
+    def __init__(self, inputs: Inputs, schemes: Iterable[str], pool: ThreadPoolExecutor) -> None:
+        runner = inputs.runner
+        heads = runner.array(np.array(chosen_heads(inputs.heads, inputs.length)))
+        begin = importlib.import_module(f"harness.{runner.name}_exact").begin
+        self._compute = {name: begin(inputs, name, heads, pool) for name in schemes}
+        self._expected: dict[str, Mapping[str, Array]] = {}
+        self._dtype, xp = inputs.dtype, runner.xp()
+
+        def errors(answers: Mapping[str, Array], expected: Mapping[str, Array]) -> dict[str, Array]:
+            own = {
+                name: some_heads(xp, runner.axes, a, heads) if a.ndim == 4 else a[heads]
+                for name, a in answers.items()
+            }
+            return {
+                name: relative_error(xp, xp.astype(a, xp.float32), expected[name])
+                for name, a in own.items()
+            }
+
+        self._errors = runner.jitted(errors)
+
+    def errors(
+        self, scheme: str, answers: Mapping[str, Array]
+    ) -> dict[str, dict[str, float | None]]:
+        """Errors of a variant's arrays as they are recorded, and the largest that are right.
+
+        Half precision rounds params' gradients as often as others, but many more numbers are
+        summed.
+        """
+        if scheme not in self._expected:
+            self._expected[scheme] = self._compute[scheme]()
+        known = self._expected[scheme]
+        found = {}
+        for name, error in self._errors(answers, {n: known[n] for n in answers}).items():
+            factor = 1 if name in _OF_TOKENS else REDUCTION_FACTOR
+            allowed = float(f"{factor * ATTENTION_TOL[self._dtype]:.3g}")
+            found[name] = {"relative": finite(float(error)), "allowed": allowed}
+        return found
+
+
+def some_heads(xp: Namespace, axes: Any, tokens: Array, heads: Array) -> Array:
+    """Some heads of the first sequence, ``(h, L, D)``, from a framework's order of axes."""
+    first = tokens[0] if axes is None else xp.permute_dims(tokens[0], (1, 0, 2))
+    return first[heads]
 
 
 def chosen_heads(heads: int, length: int) -> list[int]:

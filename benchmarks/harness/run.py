@@ -127,6 +127,10 @@ class Runner(ABC):
     def host(self, array: Any) -> np.ndarray[Any, Any]:
         """A NumPy array."""
 
+    def leaf(self, array: Any) -> Any:
+        """The array as one that gradients are asked of."""
+        return array
+
     def normal(self, seed: int, shape: Shape, dtype: str) -> Any:
         """Normal numbers, drawn on the device."""
         raise NotImplementedError

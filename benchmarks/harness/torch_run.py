@@ -57,6 +57,10 @@ class FrameworkRunner(Runner):
     def host(self, array: Any) -> np.ndarray[Any, Any]:
         return array.detach().cpu().numpy()
 
+    def leaf(self, array: Tensor) -> Tensor:
+        # That of a module asks for gradients already.
+        return array if array.requires_grad else array.detach().requires_grad_()
+
     def normal(self, seed: int, shape: Shape, dtype: str) -> Tensor:
         generator = torch.Generator(self.device).manual_seed(seed)
         kind = getattr(torch, dtype)
@@ -77,10 +81,7 @@ class FrameworkRunner(Runner):
             return _Ready(self, function, {n: a.detach() for n, a in own.items()}, ())
         if learned is None:
             learned = [name for name, a in own.items() if a.is_floating_point()]
-        # Those of a module ask for gradients already.
-        leaves = {
-            n: own[n] if own[n].requires_grad else own[n].detach().requires_grad_() for n in learned
-        }
+        leaves = {name: self.leaf(own[name]) for name in learned}
         return _Step(self, function, own | leaves, learned, d_out)
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -203,7 +204,7 @@ class _Step(_Ready):
 
     def answers(self) -> tuple[list[Any], dict[str, Any]]:
         out, gradients = self()
-        return several(out), dict(zip(self._names, gradients, strict=True))
+        return [a.detach() for a in several(out)], dict(zip(self._names, gradients, strict=True))
 
     def sample(self) -> Sample:
         sample = super().sample()
