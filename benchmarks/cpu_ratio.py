@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "what": "posenc cpu_ratio",
         "date": record.now(),
         "arguments": {name: value for name, value in vars(options).items() if name != "out"},
-        "device": {"machine": platform.machine(), "processor": processor()},
+        "device": {"machine": platform.machine(), "processor": record.processor()},
         # With PASSIVE, threads sleep between operations, and waking them takes longer.
         "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY"),
         "versions": record.versions(),
@@ -99,14 +99,6 @@ def against(timings: Sequence[dict[str, Any]], name: str) -> list[dict[str, Any]
         for stage in _STAGES
         if stage in row and (row["length"], stage) in base and row["variant"] != name
     ]
-
-
-def processor() -> str:
-    """Name of the processor, where the system has it."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
 
 
 def _table(ratios: Sequence[dict[str, Any]], lengths: Sequence[int]) -> str:

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 import posenc
 from harness.peers.side import Inputs, Leaf, Side
+from harness.run import Runner
 from posenc.apply.feature_needs import reads_hidden
 from posenc.contract.protocol import Hook, PositionScheme
 
-_BHLD = (0, 2, 1, 3)  # swaps tokens and heads
 
-
-def ours(stage: str, framework: str, inputs: Inputs) -> Side:
+def ours(stage: str, runner: Runner, inputs: Inputs) -> Side:
     """What a user of posenc calls for a stage."""
     scheme = _at_length(inputs.scheme, inputs.sizes.length)
     pos, names = inputs.positions, inputs.params
     if stage == "attention":
-        return _attention(scheme, framework, inputs)
+        return _attention(scheme, runner, inputs)
     if stage in ("transform", "rotation"):
         # The second has its angles already, as the layers of a model.
         held = {"rotary": posenc.rotary(scheme, pos)} if stage == "rotation" else {}
@@ -42,17 +40,15 @@ def ours(stage: str, framework: str, inputs: Inputs) -> Side:
     )
 
 
-def _attention(scheme: PositionScheme, framework: str, inputs: Inputs) -> Side:
-    attention = importlib.import_module(f"posenc_{framework}").attention
-    names = inputs.params
-    axes = _BHLD if framework == "jax" else None
+def _attention(scheme: PositionScheme, runner: Runner, inputs: Inputs) -> Side:
+    names, axes = inputs.params, runner.axes
     reads = ("x",) if reads_hidden(scheme) else ()
-    leaves = {name: inputs.leaf(name, axes) for name in ("q", "k", "v")}
+    leaves = inputs.tokens(axes, "v")
 
     def call(q: Any, k: Any, v: Any, *rest: Any) -> Any:
         options = {"tokens": posenc.Tokens(x=rest[0])} if reads else {}
         params = dict(zip(names, rest[len(reads) :], strict=True))
-        return attention(q, k, v, scheme, params, causal=True, **options)
+        return runner.attention(q, k, v, scheme, params, causal=True, **options)
 
     return Side(call, leaves | _leaves(inputs, *reads), axes)
 
