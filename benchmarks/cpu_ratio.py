@@ -30,13 +30,12 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
 from harness import record  # noqa: E402
-from harness.clock import Budget  # noqa: E402
+from harness.clock import NO_END, Budget  # noqa: E402
 from harness.run import load, use_threads  # noqa: E402
 from harness.speed import Settings, Timing  # noqa: E402
 
 _STAGES = ("forward", "step")
 _BASE = {"torch": "none torch sdpa", "jax": "none jax xla"}  # no positions
-_NO_END = 10**9  # seconds
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -56,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ours.append(variants.ours("alibi", "chunked", skip=False))
     base = [v for v in variants.baselines() if v.name == name]
     timings = []
-    for row in Timing(runner, settings, [*base, *ours], Budget(_NO_END)).rows():
+    for row in Timing(runner, settings, [*base, *ours], Budget(NO_END)).rows():
         times = [f"{s} {row[s]['median']:.4g} ms" for s in _STAGES if s in row]
         print(
             f"{row['length']:>6} {row['variant']}: {', '.join(times) or row['reason']}", flush=True

@@ -16,13 +16,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from harness.clock import take_turns  # noqa: E402
-from harness.run import KINDS, Arrays, Ready, Runner, load, named, params_of, use_threads  # noqa: E402
+from harness.clock import take_turns
+from harness.run import KINDS, Arrays, Ready, Runner, load, named, params_of, use_threads
 
-import posenc  # noqa: E402
-from posenc.apply.feature_needs import reads_hidden  # noqa: E402
-from posenc.contract.protocol import PositionScheme  # noqa: E402
-from posenc.schemes import DeBERTa, Inkling, Shaw, TransformerXL  # noqa: E402
+import posenc
+from posenc.apply.feature_needs import reads_hidden
+from posenc.contract.protocol import PositionScheme
+from posenc.schemes import DeBERTa, Inkling, Shaw, TransformerXL
 
 HEADS, DIM = 8, 64
 SCHEMES: dict[str, PositionScheme] = {
@@ -36,8 +36,8 @@ SCHEMES: dict[str, PositionScheme] = {
 
 def ready(runner: Runner, scheme: PositionScheme, length: int, kind: str) -> Ready:
     """A forward pass or a training step of a scheme, called once."""
-    shape = runner.layout(runner_shape(length))
-    arrays = {n: runner.normal(seed, shape, "float32") for seed, n in enumerate("qkv")}
+    shape = 1, HEADS, length, DIM
+    arrays = {name: runner.tokens(seed, shape) for seed, name in enumerate("qkv")}
     if reads_hidden(scheme):
         arrays["x"] = runner.normal(3, (1, length, HEADS * DIM), "float32")
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 Sample = dict[str, float]  # milliseconds of one run, by stage
-_NO_END = 1e9  # seconds
+NO_END = 1e9  # seconds
 
 
 class Budget:
@@ -98,7 +98,7 @@ def take_turns(
     taken = interleave(
         {name: sampler(name) for name in calls},
         min(most, max(least, int(seconds / total))),
-        Budget(_NO_END),
+        Budget(NO_END),
     )
     return {name: [sample["ms"] for sample in samples] for name, samples in taken.items()}
 

@@ -40,8 +40,8 @@ class FrameworkRunner(Runner):
     def xp(self) -> Any:
         return jnp
 
-    def without_positions(self, q: Any, k: Any, v: Any) -> Any:
-        return jax.nn.dot_product_attention(q, k, v, is_causal=True)
+    def without_positions(self, q: Any, k: Any, v: Any, causal: bool = True) -> Any:
+        return jax.nn.dot_product_attention(q, k, v, is_causal=causal)
 
     def begin(self, threads: int) -> Runner:
         os.environ["NPROC"] = str(threads)  # XLA reads it when the first array is made
@@ -55,7 +55,7 @@ class FrameworkRunner(Runner):
 
     def normal(self, seed: int, shape: Shape, dtype: str) -> Array:
         draw = jax.jit(jax.random.normal, static_argnums=(1, 2))
-        return draw(jax.random.key(seed), shape, jnp.dtype(dtype))
+        return draw(self.key(seed), shape, jnp.dtype(dtype))
 
     def ready(
         self,
@@ -83,6 +83,10 @@ class FrameworkRunner(Runner):
 
         gradients = jax.device_put(list((d_out or like)(shapes)))
         return _Ready(self, kind, step, (leaves, fixed, gradients))
+
+    def key(self, seed: int) -> Array:
+        """A key of random numbers."""
+        return jax.random.key(seed)
 
     def jitted(self, function: Callable[..., Any]) -> Callable[..., Any]:
         return jax.jit(function)

@@ -25,7 +25,7 @@ class FrameworkRunner(Runner):
     def xp(self) -> Any:
         return array_api_compat.numpy
 
-    def without_positions(self, q: Any, k: Any, v: Any) -> Any:
+    def without_positions(self, q: Any, k: Any, v: Any, causal: bool = True) -> Any:
         raise NotImplementedError("NumPy has no attention")
 
     def array(self, value: np.ndarray[Any, Any]) -> Any:

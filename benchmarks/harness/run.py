@@ -108,8 +108,8 @@ class Runner(ABC):
         return self.backend.attention(*arguments, **options)
 
     @abstractmethod
-    def without_positions(self, q: Any, k: Any, v: Any) -> Any:
-        """The framework's own causal attention."""
+    def without_positions(self, q: Any, k: Any, v: Any, causal: bool = True) -> Any:
+        """The framework's own attention."""
 
     def begin(self, threads: int) -> Runner:
         """Use so many threads in this process; returns itself."""
@@ -134,6 +134,11 @@ class Runner(ABC):
     def normal(self, seed: int, shape: Shape, dtype: str) -> Any:
         """Normal numbers, drawn on the device."""
         raise NotImplementedError
+
+    def tokens(self, seed: int, shape: Shape, dtype: str = "float32") -> Any:
+        """Normal tokens ``(B, H, L, D)`` in this framework's order of axes."""
+        own = shape if self.axes is None else tuple(shape[axis] for axis in self.axes)
+        return self.normal(seed, own, dtype)
 
     @abstractmethod
     def ready(

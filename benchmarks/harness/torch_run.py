@@ -44,8 +44,8 @@ class FrameworkRunner(Runner):
     def xp(self) -> Any:
         return importlib.import_module("array_api_compat.torch")
 
-    def without_positions(self, q: Any, k: Any, v: Any) -> Any:
-        return sdpa(q, k, v, is_causal=True)
+    def without_positions(self, q: Any, k: Any, v: Any, causal: bool = True) -> Any:
+        return sdpa(q, k, v, is_causal=causal)
 
     def begin(self, threads: int) -> Runner:
         torch.set_num_threads(threads)

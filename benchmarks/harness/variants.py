@@ -67,9 +67,8 @@ class Inputs:
         self, runner: Runner, heads: int, length: int, dim: int, dtype: str, seed: int = 0
     ) -> None:
         self.runner, self.dtype, self.heads, self.length = runner, dtype, heads, length
-        whole = 1, heads, length, dim
-        shape = whole if runner.axes is None else tuple(whole[axis] for axis in runner.axes)
-        q, k, v, self.d_out = (runner.normal(4 * seed + n, shape, dtype) for n in range(4))
+        shape = 1, heads, length, dim
+        q, k, v, self.d_out = (runner.tokens(4 * seed + n, shape, dtype) for n in range(4))
         self.tokens = {"q": q, "k": k, "v": v}
         self.schemes = schemes(heads)
 
