@@ -87,13 +87,13 @@ def take_turns(
     """
     numbers, total = {}, 0.0
     for name, call in calls.items():  # each has run once, for its check
-        once = max(1e-3 * _mean(call, 1, now), 1e-7)
+        once = max(1e-3 * mean(call, 1, now), 1e-7)
         numbers[name] = max(1, round(shortest / once))
         total += numbers[name] * once
     least, most = rounds
 
     def sampler(name: Any) -> Callable[[], Sample]:
-        return lambda: {"ms": _mean(calls[name], numbers[name], now)}
+        return lambda: {"ms": mean(calls[name], numbers[name], now)}
 
     taken = interleave(
         {name: sampler(name) for name in calls},
@@ -103,7 +103,8 @@ def take_turns(
     return {name: [sample["ms"] for sample in samples] for name, samples in taken.items()}
 
 
-def _mean(call: Callable[[], Any], number: int, now: Callable[[], float]) -> float:
+def mean(call: Callable[[], Any], number: int, now: Callable[[], float]) -> float:
+    """Milliseconds of a call, as the mean of some."""
     begun = now()
     for _ in range(number):
         call()

@@ -168,6 +168,9 @@ class _Ready(Ready):
             return None
         return int(memory.temp_size_in_bytes + memory.output_size_in_bytes)
 
+    def counts(self) -> dict[str, int]:
+        return {"XLA instructions": self.program().as_text().count(" = ")}
+
     def first(self) -> tuple[float, dict[str, Any]]:
         ms = self.sample()[self.kind]
         if self._runner.on_gpu:  # a CPU would run several at a time

@@ -55,6 +55,10 @@ class Ready(ABC):
     def compile(self) -> None:  # noqa: B027
         """Compile it, if that was not done; other threads may do the same for others."""
 
+    def counts(self) -> dict[str, int]:
+        """What its program counts, which does not vary; empty without a program."""
+        return {}
+
     def first(self) -> tuple[float, dict[str, Any]]:
         """Milliseconds of a first sample, and what a record says of the call."""
         raise NotImplementedError
