@@ -17,7 +17,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from harness.clock import NO_END, Budget, Sample, Speed, interleave
-from harness.run import STEP, Arrays, Runner, load
+from harness.run import STEP, Arrays, Runner, load, tokens_of
 
 import posenc
 
@@ -31,7 +31,7 @@ def compilation(runner: Runner, length: int, layers: int, in_pass: bool) -> Samp
     positions = runner.backend.Positions.init(scheme, layers=layers, key=runner.key(0))
 
     def loss(arrays: Arrays) -> Any:
-        q, k, v = arrays["q"], arrays["k"], arrays["v"]
+        q, k, v = tokens_of(arrays)
         if in_pass:
             calls = list(positions.bind(causal=True))
         else:

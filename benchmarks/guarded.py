@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from harness.run import FORWARD, STEP, Arrays, Ready, load, named, params_of
+from harness.run import FORWARD, STEP, Arrays, Ready, load, named
 
 Run = Callable[[], Any]
 Make = Callable[[Any], Any]  # a scheme, from the package posenc
@@ -110,13 +110,10 @@ def _attention(
     q, k, v = _values(keys)
     vectors = {"q": q[:, :, keys - (queries or keys) :], "k": k, "v": v}
 
-    def function(arrays: Arrays) -> Any:
-        return runner.attention(
-            arrays["q"], arrays["k"], arrays["v"], own, params_of(arrays), causal=True, **options
-        )
-
     arrays = {name: runner.layout(a) for name, a in vectors.items()}
-    return runner.ready(function, arrays | named(posenc.init_params(own)), kind)
+    return runner.ready(
+        runner.attend(own, **options), arrays | named(posenc.init_params(own)), kind
+    )
 
 
 def _values(length: int) -> np.ndarray[Any, Any]:

@@ -17,7 +17,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from harness.clock import Speed, take_turns
-from harness.run import FORWARD, Arrays, Runner, load
+from harness.run import FORWARD, Arrays, Runner, load, tokens_of
 
 import posenc
 
@@ -48,13 +48,13 @@ def measure(runner: Runner, scheme: posenc.PositionScheme, queries: int, keys: i
     alone = {"causal": True, "tokens": tokens, **given}
 
     def sdpa(a: Arrays) -> Any:
-        return runner.without_positions(a["q"], a["k"], a["v"], causal=not decodes)
+        return runner.without_positions(*tokens_of(a), causal=not decodes)
 
     def call(a: Arrays) -> Any:
-        return positions[1].attend(a["q"], a["k"], a["v"], **alone)
+        return positions[1].attend(*tokens_of(a), **alone)
 
     def layer(a: Arrays, number: int = 2) -> Any:
-        return bound[number](a["q"], a["k"], a["v"], **given)
+        return bound[number](*tokens_of(a), **given)
 
     ready = {f.__name__: runner.ready(f, arrays, FORWARD) for f in (sdpa, call, layer)}
     expected = ready["call"]()

@@ -12,12 +12,11 @@ import argparse
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from harness.clock import take_turns
-from harness.run import KINDS, Arrays, Ready, Runner, load, named, params_of, use_threads
+from harness.run import KINDS, Ready, Runner, load, named, use_threads
 
 import posenc
 from posenc.apply.feature_needs import reads_hidden
@@ -41,13 +40,7 @@ def ready(runner: Runner, scheme: PositionScheme, length: int, kind: str) -> Rea
     if reads_hidden(scheme):
         arrays["x"] = runner.normal(3, (1, length, HEADS * DIM), "float32")
 
-    def attend(arrays: Arrays) -> Any:
-        hidden = {"tokens": posenc.Tokens(x=arrays["x"])} if "x" in arrays else {}
-        return runner.attention(
-            arrays["q"], arrays["k"], arrays["v"], scheme, params_of(arrays), causal=True,
-            implementation="chunked", **hidden,
-        )  # fmt: skip
-
+    attend = runner.attend(scheme, implementation="chunked")
     call = runner.ready(attend, {**arrays, **named(posenc.init_params(scheme))}, kind)
     call()
     return call

@@ -1,21 +1,20 @@
 """Attention of some heads and all its gradients in float64, by the formula.
 
-``torch_exact`` and ``jax_exact`` call it with their namespaces. It computes a block of queries at a
-time, so memory is linear in the length.
+It computes a block of queries at a time, so memory is linear in the length.
 """
 
 from __future__ import annotations
 
-import importlib
 import math
-from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 import posenc
 from harness.record import finite
+from harness.run import FORWARD, STEP, Arrays, params_of
 from harness.variants import Inputs
 from posenc.contract.protocol import Array, Namespace, PositionScheme
 from posenc.testing.tolerances import ATTENTION_TOL, REDUCTION_FACTOR
@@ -28,30 +27,16 @@ _OF_TOKENS = ("out", "out of step", "q", "k", "v")  # arrays with a row per toke
 
 
 class Expected:
-    """Results and gradients of some heads in float64, computed once for each scheme.
+    """Results and gradients of some heads in float64, computed once for each scheme."""
 
-    What is compiled for it is compiled in the pool, for all schemes at the same time.
-    """
-
-    def __init__(self, inputs: Inputs, schemes: Iterable[str], pool: ThreadPoolExecutor) -> None:
-        runner = inputs.runner
-        heads = runner.array(np.array(chosen_heads(inputs.heads, inputs.length)))
-        begin = importlib.import_module(f"harness.{runner.name}_exact").begin
-        self._compute = {name: begin(inputs, name, heads, pool) for name in schemes}
-        self._expected: dict[str, Mapping[str, Array]] = {}
-        self._dtype, xp = inputs.dtype, runner.xp()
-
-        def errors(answers: Mapping[str, Array], expected: Mapping[str, Array]) -> dict[str, Array]:
-            own = {
-                name: some_heads(xp, runner.axes, a, heads) if a.ndim == 4 else a[heads]
-                for name, a in answers.items()
-            }
-            return {
-                name: relative_error(xp, xp.astype(a, xp.float32), expected[name])
-                for name, a in own.items()
-            }
-
-        self._errors = runner.jitted(errors)
+    def __init__(self, inputs: Inputs) -> None:
+        runner, xp = inputs.runner, inputs.runner.xp()
+        chosen = chosen_heads(inputs.heads, inputs.length)
+        self._inputs, self._heads = inputs, runner.array(np.array(chosen, np.int32))
+        self._rows = block_length(len(chosen), inputs.length)
+        self._block = runner.jitted(partial(block, xp, self._rows))
+        self._errors = runner.jitted(self._relative)
+        self._known: dict[str, Mapping[str, Array]] = {}
 
     def errors(
         self, scheme: str, answers: Mapping[str, Array]
@@ -61,21 +46,89 @@ class Expected:
         Half precision rounds params' gradients as often as others, but many more numbers are
         summed.
         """
-        if scheme not in self._expected:
-            self._expected[scheme] = self._compute[scheme]()
-        known = self._expected[scheme]
-        found = {}
+        if scheme not in self._known:
+            with self._inputs.runner.wide():
+                self._known[scheme] = self._compute(scheme)
+            self._inputs.runner.release()  # blocks of memory that calls may need
+        known, found = self._known[scheme], {}
         for name, error in self._errors(answers, {n: known[n] for n in answers}).items():
             factor = 1 if name in _OF_TOKENS else REDUCTION_FACTOR
-            allowed = float(f"{factor * ATTENTION_TOL[self._dtype]:.3g}")
+            allowed = float(f"{factor * ATTENTION_TOL[self._inputs.dtype]:.3g}")
             found[name] = {"relative": finite(float(error)), "allowed": allowed}
         return found
 
+    def _relative(
+        self, answers: Mapping[str, Array], expected: Mapping[str, Array]
+    ) -> dict[str, Array]:
+        xp = self._inputs.runner.xp()
+        own = {n: self._some(a) if a.ndim == 4 else a[self._heads] for n, a in answers.items()}
+        return {
+            name: relative_error(xp, xp.astype(a, xp.float32), expected[name])
+            for name, a in own.items()
+        }
 
-def some_heads(xp: Namespace, axes: Any, tokens: Array, heads: Array) -> Array:
-    """Some heads of the first sequence, ``(h, L, D)``, from a framework's order of axes."""
-    first = tokens[0] if axes is None else xp.permute_dims(tokens[0], (1, 0, 2))
-    return first[heads]
+    def _some(self, tokens: Array) -> Array:
+        """Chosen heads of the first sequence, ``(h, L, D)``, from the framework's layout."""
+        runner, first = self._inputs.runner, tokens[0]
+        if runner.axes is not None:
+            first = runner.xp().permute_dims(first, (1, 0, 2))
+        return first[self._heads]
+
+    def _compute(self, name: str) -> dict[str, Array]:
+        inputs, runner, xp = self._inputs, self._inputs.runner, self._inputs.runner.xp()
+        tokens = *inputs.tokens.values(), inputs.d_out
+        q, k, v, d_out = (xp.astype(self._some(a), xp.float64) for a in tokens)
+        at = runner.array(np.arange(inputs.length, dtype=np.int32))
+        params = {n: xp.astype(a, xp.float64) for n, a in inputs.params(name).items()}
+        scheme, no_bias = inputs.schemes[name], xp.zeros_like(q[:, :, 0])
+
+        def by_distance(arrays: Arrays) -> Array:
+            own = params_of(arrays)
+            bias = bias_by_distance(xp, scheme, own, arrays["at"], xp.float64)
+            return no_bias if bias is None else bias[self._heads]
+
+        given = {"at": at, **params}
+        (bias,), _ = runner.ready(by_distance, given, FORWARD).answers()
+        outs, d_qs, sums = [], [], (xp.zeros_like(k), xp.zeros_like(v), no_bias)
+        for first in range(0, inputs.length, self._rows):
+            out, d_q, sums = self._block(first, at, q, k, v, d_out, bias, sums)
+            outs.append(out)
+            d_qs.append(d_q)
+        out, d_q = (xp.concat(parts, axis=1) for parts in (outs, d_qs))
+        found = {"out": out, "out of step": out, "q": d_q, "k": sums[0], "v": sums[1]}
+        if params:
+            step = runner.ready(
+                by_distance, given, STEP, learned=list(params), d_out=lambda _: [sums[2]]
+            )
+            gradients = params_of(step.answers()[1])
+            found |= {n: a[self._heads] for n, a in gradients.items()}
+        return {n: xp.astype(a, xp.float32) for n, a in found.items()}
+
+
+def block(
+    xp: Namespace,
+    rows: int,
+    first: int,
+    at: Array,
+    q: Array,
+    k: Array,
+    v: Array,
+    d_out: Array,
+    bias: Array,
+    sums: tuple[Array, Array, Array],
+) -> tuple[Array, Array, tuple[Array, Array, Array]]:
+    """Result and gradient of ``rows`` queries from ``first`` on, and sums with their part.
+
+    Sums are gradients of keys, of values, and of the bias by distance.
+    """
+    here = at[:rows] + first
+    out, d_q, d_k, d_v, diagonals = attend(
+        xp, q[:, here], k, v, d_out[:, here], bias, here[:, None] - at
+    )
+    # Distances of the last query, of which none is larger than its position.
+    wide = xp.concat([xp.flip(diagonals, axis=-1), xp.zeros_like(bias)], axis=-1)
+    d_bias = wide[:, at + (len(at) - 1 - first)]
+    return out, d_q, (sums[0] + d_k, sums[1] + d_v, sums[2] + d_bias)
 
 
 def chosen_heads(heads: int, length: int) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # before JAX is imported
@@ -16,7 +17,7 @@ from jax import Array
 
 import posenc_jax
 from harness.clock import Sample
-from harness.run import STEP, Arrays, Function, Gradients, Ready, Runner, Shape, like, several
+from harness.run import FORWARD, STEP, Arrays, Function, Gradients, Ready, Runner, Shape, several
 
 _SAMPLE, _CALLS = 20.0, 50  # milliseconds per sample, and at most so many calls
 
@@ -57,39 +58,33 @@ class FrameworkRunner(Runner):
         draw = jax.jit(jax.random.normal, static_argnums=(1, 2))
         return draw(self.key(seed), shape, jnp.dtype(dtype))
 
-    def ready(
-        self,
-        function: Function,
-        arrays: Arrays,
-        kind: str,
-        *,
-        learned: Sequence[str] | None = None,
-        d_out: Gradients | None = None,
+    def forward(self, function: Function, arrays: Arrays) -> Ready:
+        return _Ready(self, FORWARD, lambda own: several(function(own)), (arrays,))
+
+    def step(
+        self, function: Function, arrays: Arrays, learned: Sequence[str], d_out: Gradients
     ) -> Ready:
-        own = jax.device_put(dict(arrays))
-        if kind != STEP:
-            return _Ready(self, kind, lambda own: several(function(own)), (own,))
-        if learned is None:
-            learned = [n for n, a in own.items() if jnp.issubdtype(a.dtype, jnp.floating)]
-        if not learned:
-            raise NotImplementedError("the result does not depend on floating arrays")
-        shapes = [a.shape for a in several(jax.eval_shape(function, own))]
-        leaves = {name: own[name] for name in learned}
-        fixed = {name: a for name, a in own.items() if name not in leaves}
+        shapes = [a.shape for a in several(jax.eval_shape(function, arrays))]
+        leaves = {name: arrays[name] for name in learned}
+        fixed = {name: a for name, a in arrays.items() if name not in leaves}
 
         def step(leaves: Arrays, fixed: Arrays, d_out: list[Array]) -> tuple[list[Array], Any]:
             out, pull = jax.vjp(lambda own: several(function({**fixed, **own})), leaves)
             return out, pull(d_out)[0]
 
-        gradients = jax.device_put(list((d_out or like)(shapes)))
-        return _Ready(self, kind, step, (leaves, fixed, gradients))
+        gradients = list(map(self.converted, d_out(shapes)))
+        return _Ready(self, STEP, step, (leaves, fixed, gradients))
 
     def key(self, seed: int) -> Array:
         """A key of random numbers."""
         return jax.random.key(seed)
 
     def jitted(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        return jax.jit(function)
+        # Without the search for the fastest products, which takes longer than one call.
+        return jax.jit(function, compiler_options={"xla_gpu_autotune_level": 0})
+
+    def wide(self) -> AbstractContextManager[Any]:
+        return jax.enable_x64(True)
 
     def reset(self) -> None:
         jax.clear_caches()

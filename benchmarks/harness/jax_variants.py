@@ -11,8 +11,8 @@ from jax import Array
 
 import posenc_jax
 from harness import variants
-from harness.run import Arrays, Function
-from harness.variants import DENSE, Inputs, Variant, of_tokens
+from harness.run import Arrays, Function, tokens_of
+from harness.variants import DENSE, Inputs, Variant
 
 Given = tuple[Function, Arrays]
 
@@ -90,7 +90,7 @@ def peers() -> list[Variant]:
 def _jax(implementation: Any, inputs: Inputs) -> Given:
     _check_cudnn(implementation)
     attend = partial(jax.nn.dot_product_attention, is_causal=True, implementation=implementation)
-    return lambda a: attend(*of_tokens(a)), {}
+    return lambda a: attend(*tokens_of(a)), {}
 
 
 def _check_cudnn(implementation: str) -> None:
@@ -113,7 +113,7 @@ def _biased(inputs: Inputs) -> Given:
         return (slopes[:, None, None] * (at - at[:, None])).astype(inputs.dtype)[None]
 
     attend = partial(jax.nn.dot_product_attention, is_causal=True, implementation="cudnn")
-    return lambda a: attend(*of_tokens(a), bias=a["bias"]), {"bias": held(inputs.slopes)}
+    return lambda a: attend(*tokens_of(a), bias=a["bias"]), {"bias": held(inputs.slopes)}
 
 
 def _tokamax(inputs: Inputs, biased: bool = False) -> Given:
@@ -127,7 +127,7 @@ def _tokamax(inputs: Inputs, biased: bool = False) -> Given:
 
     def call(arrays: Arrays) -> Array:
         out: Array = tokamax.dot_product_attention(
-            *of_tokens(arrays), bias=arrays.get("bias"), is_causal=True
+            *tokens_of(arrays), bias=arrays.get("bias"), is_causal=True
         )
         return out
 

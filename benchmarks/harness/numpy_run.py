@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tracemalloc
-from collections.abc import Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -11,7 +10,7 @@ import array_api_compat.numpy
 import numpy as np
 
 import posenc
-from harness.run import FORWARD, Arrays, Function, Gradients, Ready, Runner, several
+from harness.run import FORWARD, Arrays, Function, Ready, Runner, several
 
 
 class FrameworkRunner(Runner):
@@ -34,17 +33,7 @@ class FrameworkRunner(Runner):
     def host(self, array: Any) -> np.ndarray[Any, Any]:
         return np.asarray(array)
 
-    def ready(
-        self,
-        function: Function,
-        arrays: Arrays,
-        kind: str,
-        *,
-        learned: Sequence[str] | None = None,
-        d_out: Gradients | None = None,
-    ) -> Ready:
-        if kind not in self.kinds:
-            raise NotImplementedError("NumPy has no gradients")
+    def forward(self, function: Function, arrays: Arrays) -> Ready:
         return _Ready(function, arrays)
 
 

@@ -11,10 +11,12 @@ import importlib
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
 import numpy as np
 
+import posenc
 from harness.clock import Sample
 
 Arrays = Mapping[str, Any]
@@ -127,6 +129,10 @@ class Runner(ABC):
     def array(self, value: np.ndarray[Any, Any]) -> Any:
         """An array of the framework."""
 
+    def converted(self, array: Any) -> Any:
+        """An array of the framework, if it is not one yet."""
+        return self.array(array) if isinstance(array, np.ndarray) else array
+
     @abstractmethod
     def host(self, array: Any) -> np.ndarray[Any, Any]:
         """A NumPy array."""
@@ -144,7 +150,6 @@ class Runner(ABC):
         own = shape if self.axes is None else tuple(shape[axis] for axis in self.axes)
         return self.normal(seed, own, dtype)
 
-    @abstractmethod
     def ready(
         self,
         function: Function,
@@ -159,10 +164,46 @@ class Runner(ABC):
         ``learned`` names those with gradients; None: all of floating numbers. ``d_out`` makes
         gradients of the results from their shapes; None: normal numbers.
         """
+        if kind not in self.kinds:
+            raise NotImplementedError(f"{self.name} has no gradients")
+        own = {name: self.converted(a) for name, a in arrays.items()}
+        if kind != STEP:
+            return self.forward(function, own)
+        if learned is None:
+            isdtype = self.xp().isdtype
+            learned = [name for name, a in own.items() if isdtype(a.dtype, "real floating")]
+        if not learned:
+            raise NotImplementedError("the result does not depend on floating arrays")
+        return self.step(function, own, learned, d_out or like)
+
+    @abstractmethod
+    def forward(self, function: Function, arrays: Arrays) -> Ready:
+        """A forward pass on arrays of the framework."""
+
+    def step(
+        self, function: Function, arrays: Arrays, learned: Sequence[str], d_out: Gradients
+    ) -> Ready:
+        """A step on arrays of the framework."""
+        raise NotImplementedError
+
+    def attend(self, scheme: Any, **options: Any) -> Function:
+        """Posenc's causal attention of ``q``, ``k``, ``v``, params and hidden states ``x``."""
+
+        def call(arrays: Arrays) -> Any:
+            hidden = {"tokens": posenc.Tokens(x=arrays["x"])} if "x" in arrays else {}
+            return self.attention(
+                *tokens_of(arrays), scheme, params_of(arrays), causal=True, **hidden, **options
+            )
+
+        return call
 
     def jitted(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function as one program, where that is how the framework runs fast."""
         return function
+
+    def wide(self) -> AbstractContextManager[Any]:
+        """Inside, numbers may have 64 bits."""
+        return nullcontext()
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function as ``ready`` takes it, to be compiled by the framework."""
@@ -218,6 +259,11 @@ def several(value: Any) -> list[Any]:
 def named(arrays: Mapping[str, Any], prefix: str = PARAM) -> dict[str, Any]:
     """Learned arrays of NumPy as a function gets them."""
     return {f"{prefix}{name}": np.asarray(a, np.float32) for name, a in arrays.items()}
+
+
+def tokens_of(arrays: Arrays) -> tuple[Any, Any, Any]:
+    """Queries, keys and values."""
+    return arrays["q"], arrays["k"], arrays["v"]
 
 
 def params_of(arrays: Arrays, prefix: str = PARAM) -> dict[str, Any]:

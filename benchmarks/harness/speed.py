@@ -146,10 +146,8 @@ class Timing:
         self, entries: Sequence[Entry], inputs: Inputs, end: float, on_first: Callable[[], None]
     ) -> None:
         """Compile, make the first calls and check their results; ``on_first()`` after each."""
-        runner = self._runner
+        runner, expected = self._runner, Expected(inputs)
         with ThreadPoolExecutor(runner.workers) as pool:
-            possible = [e.variant.scheme for e in entries if e.row["reason"] is None]
-            expected = Expected(inputs, dict.fromkeys(possible), pool)
             for at in range(0, len(entries), runner.workers):
                 begun = []
                 for entry in entries[at : at + runner.workers]:

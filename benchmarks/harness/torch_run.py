@@ -15,7 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import posenc_torch
 from harness.clock import Sample
-from harness.run import STEP, Arrays, Function, Gradients, Ready, Runner, Shape, like, several
+from harness.run import STEP, Arrays, Function, Gradients, Ready, Runner, Shape, several
 from harness.torch_clock import Clock, Stage
 
 _AHEAD = 50.0  # milliseconds, at most, that a device waits until all work is queued
@@ -66,23 +66,15 @@ class FrameworkRunner(Runner):
         kind = getattr(torch, dtype)
         return torch.randn(shape, generator=generator, device=self.device, dtype=kind)
 
-    def ready(
-        self,
-        function: Function,
-        arrays: Arrays,
-        kind: str,
-        *,
-        learned: Sequence[str] | None = None,
-        d_out: Gradients | None = None,
+    def forward(self, function: Function, arrays: Arrays) -> Ready:
+        # On a CPU FlexAttention refuses tensors that ask for gradients, recorded or not.
+        return _Ready(self, function, {name: a.detach() for name, a in arrays.items()})
+
+    def step(
+        self, function: Function, arrays: Arrays, learned: Sequence[str], d_out: Gradients
     ) -> Ready:
-        own = {n: a if isinstance(a, Tensor) else self.array(a) for n, a in arrays.items()}
-        if kind != STEP:
-            # On a CPU FlexAttention refuses tensors that ask for gradients, recorded or not.
-            return _Ready(self, function, {n: a.detach() for n, a in own.items()}, ())
-        if learned is None:
-            learned = [name for name, a in own.items() if a.is_floating_point()]
-        leaves = {name: self.leaf(own[name]) for name in learned}
-        return _Step(self, function, own | leaves, learned, d_out)
+        leaves = {name: self.leaf(arrays[name]) for name in learned}
+        return _Step(self, function, {**arrays, **leaves}, learned, d_out)
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
         return torch.compile(function, dynamic=False)
@@ -130,10 +122,9 @@ class _Ready(Ready):
         runner: FrameworkRunner,
         function: Function,
         arrays: dict[str, Tensor],
-        learned: Sequence[str],
     ) -> None:
         self._runner, self._function, self._arrays = runner, function, arrays
-        self._names, self._ahead = list(learned), 0.0
+        self._ahead = 0.0
 
     def __call__(self) -> Any:
         with torch.no_grad():
@@ -189,10 +180,10 @@ class _Step(_Ready):
         function: Function,
         arrays: dict[str, Tensor],
         learned: Sequence[str],
-        d_out: Gradients | None,
+        d_out: Gradients,
     ) -> None:
-        super().__init__(runner, function, arrays, learned)
-        self._leaves = [arrays[name] for name in learned]
+        super().__init__(runner, function, arrays)
+        self._names, self._leaves = list(learned), [arrays[name] for name in learned]
         self._make, self._d_out = d_out, None
 
     def __call__(self) -> Any:
@@ -221,7 +212,4 @@ class _Step(_Ready):
         """Gradients of the results, made at the first call."""
         if not any(a.requires_grad for a in out):
             raise NotImplementedError("the result does not depend on floating arrays")
-        shapes = [tuple(a.shape) for a in out]
-        if self._make is not None:
-            return list(self._make(shapes))
-        return [self._runner.array(a) for a in like(shapes)]
+        return list(map(self._runner.converted, self._make([tuple(a.shape) for a in out])))

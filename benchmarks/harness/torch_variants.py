@@ -17,9 +17,9 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import posenc_torch
 from harness import variants
-from harness.run import Arrays, Function
+from harness.run import Arrays, Function, tokens_of
 from harness.torch_checks import COMPILED
-from harness.variants import DENSE, Inputs, Variant, of_tokens
+from harness.variants import DENSE, Inputs, Variant
 from posenc_torch.flex.block_mask import BLOCK
 
 Given = tuple[Function, Arrays]
@@ -105,7 +105,7 @@ def peers() -> list[Variant]:
 
 def _sdpa(inputs: Inputs) -> Given:
     """The kernel that PyTorch chooses."""
-    return lambda a: sdpa(*of_tokens(a), is_causal=True), {}
+    return lambda a: sdpa(*tokens_of(a), is_causal=True), {}
 
 
 def _kernel(name: str, inputs: Inputs) -> Given:
@@ -114,7 +114,7 @@ def _kernel(name: str, inputs: Inputs) -> Given:
     def call(arrays: Arrays) -> Tensor:
         try:
             with sdpa_kernel(backend):
-                return sdpa(*of_tokens(arrays), is_causal=True)
+                return sdpa(*tokens_of(arrays), is_causal=True)
         except RuntimeError as error:
             if any(words in str(error) for words in _NO_KERNEL):
                 raise NotImplementedError(f"this device has no kernel {name}") from error
@@ -128,7 +128,7 @@ def _masked(inputs: Inputs) -> Given:
     at = torch.arange(inputs.length, device=inputs.runner.device)
     bias = inputs.slopes[:, None, None] * (at - at[:, None])
     mask = bias.masked_fill_(at > at[:, None], -torch.inf)[None].to(inputs.d_out.dtype)
-    return lambda a: sdpa(*of_tokens(a), attn_mask=a["mask"]), {"mask": mask}
+    return lambda a: sdpa(*tokens_of(a), attn_mask=a["mask"]), {"mask": mask}
 
 
 def _flex(inputs: Inputs) -> Given:
@@ -154,7 +154,7 @@ def _flex_call(inputs: Inputs, name: str, mod: Any, options: dict[str, Any]) -> 
     def call(arrays: Arrays) -> Tensor:
         if torch.is_grad_enabled() and inputs.runner.device == "cpu":
             raise NotImplementedError("FlexAttention has no backward pass on a CPU")
-        return run(*of_tokens(arrays), mod, mask, own)
+        return run(*tokens_of(arrays), mod, mask, own)
 
     return call, {}
 
@@ -213,7 +213,7 @@ def _causal(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
 
 def _swap(arrays: Arrays) -> list[Tensor]:
     """``(B, L, H, D)``, a view."""
-    return [a.transpose(1, 2) for a in of_tokens(arrays)]
+    return [a.transpose(1, 2) for a in tokens_of(arrays)]
 
 
 def _flash_attn(inputs: Inputs, biased: bool = False) -> Given:

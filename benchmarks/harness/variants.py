@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 import posenc
-from harness.run import Arrays, Function, Runner, named, params_of
+from harness.run import Arrays, Function, Runner, named
 from posenc.contract.protocol import PositionScheme
 from posenc.testing import Host
 
@@ -113,15 +113,10 @@ def ours(
     options = {} if skip is None else {"skip_blocks": skip}
 
     def ready(inputs: Inputs) -> tuple[Function, Arrays]:
-        kind = inputs.schemes[scheme]
-
-        def call(arrays: Arrays) -> Any:
-            return inputs.runner.attention(
-                *of_tokens(arrays), kind, params_of(arrays), causal=True,
-                implementation=implementation, **options,
-            )  # fmt: skip
-
-        return call, {}
+        attend = inputs.runner.attend(
+            inputs.schemes[scheme], implementation=implementation, **options
+        )
+        return attend, {}
 
     every = ", all blocks" if skip is False else ""
     name = f"{scheme} {implementation}{every}"
@@ -131,8 +126,3 @@ def ours(
     return Variant(
         name, ready, role="ours", dense=dense, compiles=compiles, learns=learns, lengths=lengths
     )
-
-
-def of_tokens(arrays: Arrays) -> tuple[Any, Any, Any]:
-    """Queries, keys and values."""
-    return arrays["q"], arrays["k"], arrays["v"]

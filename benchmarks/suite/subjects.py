@@ -7,7 +7,7 @@ compute.
 from __future__ import annotations
 
 import numpy as np
-from harness.run import named, params_of
+from harness.run import named, params_of, tokens_of
 
 import posenc
 from posenc.apply.embed import has_embedding
@@ -69,22 +69,16 @@ def attention(name, framework, length, implementation="auto", heads=HEADS):
     if embeds_only(scheme):
         raise NotImplementedError("acts on embeddings only")
 
-    def function(arrays):
-        hidden = {"tokens": posenc.Tokens(x=arrays["x"])} if "x" in arrays else {}
-        return framework.attention(
-            arrays["q"], arrays["k"], arrays["v"], scheme, params_of(arrays), True,
-            implementation=implementation, **hidden,
-        )  # fmt: skip
-
     hidden = hidden_states(scheme, params, length)
-    return function, _vectors(framework, length, heads) | hidden | named(params)
+    attend = framework.attend(scheme, implementation=implementation)
+    return attend, _vectors(framework, length, heads) | hidden | named(params)
 
 
 def without_positions(framework, length):
     """The framework's own causal attention, with which the above is compared."""
 
     def function(arrays):
-        return framework.without_positions(arrays["q"], arrays["k"], arrays["v"])
+        return framework.without_positions(*tokens_of(arrays))
 
     return function, _vectors(framework, length, HEADS)
 
@@ -125,7 +119,7 @@ def decoding(name, framework, keys, given):
             options["queries"] = last.with_features(params_of(arrays, _OF_QUERY))
             tokens = tokens.with_features(params_of(arrays, _OF_KEYS))
         return framework.attention(
-            arrays["q"], arrays["k"], arrays["v"], scheme, params_of(arrays), True,
+            *tokens_of(arrays), scheme, params_of(arrays), True,
             tokens=tokens, **options,
         )  # fmt: skip
 
