@@ -172,10 +172,11 @@ class Timing:
             learned = [*inputs.tokens, *(params if variant.learns else ())]
             arrays = {**inputs.tokens, **params, **held}
             for kind in _kinds(variant):
-                self._budget.compiles -= int(self._runner.compiles)
-                yield self._runner.ready(
+                ready = self._runner.ready(
                     function, arrays, kind, learned=learned, d_out=lambda _: [inputs.d_out]
                 )
+                self._budget.compiles -= int(self._runner.compiles)  # what is refused costs none
+                yield ready
         except Exception as error:
             self._fault(entry, error)
 
