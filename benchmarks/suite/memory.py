@@ -18,6 +18,7 @@ class Attention:
         framework.begin(threads=1)
         subject = subjects.attention(name, framework, length, own)
         self.run = framework.ready(*subject, framework.kinds[-1])
+        self.run()  # what is refused is n/a only from here
 
     def track_peak_memory(self, *_):
         return self.run.peak_memory()
