@@ -89,9 +89,16 @@ class Expected:
 
         given = {"at": at, **params}
         (bias,), _ = runner.ready(by_distance, given, FORWARD).answers()
-        outs, d_qs, sums = [], [], (xp.zeros_like(k), xp.zeros_like(v), no_bias)
+        outs, d_qs, sums = [], [], [xp.zeros_like(k), xp.zeros_like(v), no_bias]
         for first in range(0, inputs.length, self._rows):
-            out, d_q, sums = self._block(first, at, q, k, v, d_out, bias, sums)
+            # Keys after the last query are not visible; a program is compiled for one length.
+            upto = inputs.length if runner.compiles else first + self._rows
+            seen = [a[:, :upto] for a in (k, v, bias)]
+            out, d_q, *parts = self._block(first, at[:upto], q, d_out, *seen)
+            sums = [
+                xp.concat([a[:, :upto] + part, a[:, upto:]], axis=1)
+                for a, part in zip(sums, parts, strict=True)
+            ]
             outs.append(out)
             d_qs.append(d_q)
         out, d_q = (xp.concat(parts, axis=1) for parts in (outs, d_qs))
@@ -111,15 +118,15 @@ def block(
     first: int,
     at: Array,
     q: Array,
+    d_out: Array,
     k: Array,
     v: Array,
-    d_out: Array,
     bias: Array,
-    sums: tuple[Array, Array, Array],
-) -> tuple[Array, Array, tuple[Array, Array, Array]]:
-    """Result and gradient of ``rows`` queries from ``first`` on, and sums with their part.
+) -> tuple[Array, Array, Array, Array, Array]:
+    """Result and gradient of ``rows`` queries from ``first`` on, and what they add to others.
 
-    Sums are gradients of keys, of values, and of the bias by distance.
+    Others are the gradients of keys, of values, and of the bias by distance. ``at`` are the keys'
+    positions.
     """
     here = at[:rows] + first
     out, d_q, d_k, d_v, diagonals = attend(
@@ -128,7 +135,7 @@ def block(
     # Distances of the last query, of which none is larger than its position.
     wide = xp.concat([xp.flip(diagonals, axis=-1), xp.zeros_like(bias)], axis=-1)
     d_bias = wide[:, at + (len(at) - 1 - first)]
-    return out, d_q, (sums[0] + d_k, sums[1] + d_v, sums[2] + d_bias)
+    return out, d_q, d_k, d_v, d_bias
 
 
 def chosen_heads(heads: int, length: int) -> list[int]:
