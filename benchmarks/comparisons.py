@@ -11,6 +11,7 @@ from pathlib import Path
 
 from charts import Chart
 from figures import Benchmark
+from harness.clock import Speed
 
 # The class that a module's other classes are compared with, if it has one.
 _BASELINE = "WithoutPositions"
@@ -106,7 +107,7 @@ def peers(result: Path) -> list[Chart]:
     for row in json.loads(result.read_text(encoding="utf-8"))["rows"]:
         if "ratio" in row:
             panel = row["stage"], row["pass"], row["mode"]
-            of_scheme, ratio = panels[panel][row["scheme"]], row["ratio"]["median"]
+            of_scheme, ratio = panels[panel][row["scheme"]], Speed.read(row["ratio"]).median
             of_scheme[row["library"]] = max(ratio, of_scheme.get(row["library"], ratio))
     return [Chart(", ".join(panel), rows, 1.0) for panel, rows in panels.items()]
 

@@ -9,38 +9,43 @@ turns. Prints medians in seconds.
 from __future__ import annotations
 
 import argparse
-import time
+import sys
 from functools import partial
-from statistics import median
+from pathlib import Path
+from typing import Any
 
-import jax
-import jax.numpy as jnp
-from jax import Array
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from harness.clock import NO_END, Budget, Sample, Speed, interleave
+from harness.run import STEP, Arrays, Runner, load, tokens_of
 
 import posenc
-import posenc_jax
 
-_WAYS = {"calls": False, "a pass": True}
+HEADS, DIM = 8, 64
+WAYS = {"calls": False, "a pass": True}
 
 
-def seconds(scheme: posenc.ALiBi, length: int, layers: int, in_pass: bool) -> float:
+def compilation(runner: Runner, length: int, layers: int, in_pass: bool) -> Sample:
     """The seconds that a step takes from its first trace to its program."""
-    tokens = jax.ShapeDtypeStruct((1, length, scheme.num_heads, 64), jnp.float32)
-    positions = posenc_jax.Positions.init(scheme, layers=layers, key=jax.random.key(0))
+    scheme = posenc.ALiBi(HEADS)
+    positions = runner.backend.Positions.init(scheme, layers=layers, key=runner.key(0))
 
-    def loss(q: Array, k: Array, v: Array) -> Array:
+    def loss(arrays: Arrays) -> Any:
+        q, k, v = tokens_of(arrays)
         if in_pass:
             calls = list(positions.bind(causal=True))
         else:
-            calls = [partial(posenc_jax.attention, scheme=scheme, causal=True)] * layers
+            calls = [partial(runner.attention, scheme=scheme, causal=True)] * layers
         for attend in calls:
             q = q + attend(q, k, v)
-        return jnp.sum(q)
+        return q.sum()
 
-    jax.clear_caches()
-    start = time.perf_counter()
-    jax.jit(jax.grad(loss, (0, 1, 2))).lower(tokens, tokens, tokens).compile()
-    return time.perf_counter() - start
+    shape = 1, HEADS, length, DIM
+    tokens = {name: runner.tokens(seed, shape) for seed, name in enumerate("qkv")}
+    runner.reset()
+    ready = runner.ready(loss, tokens, STEP)
+    ready.compile()
+    return {"seconds": sum(ready.seconds.values())}
 
 
 def main() -> None:
@@ -50,15 +55,16 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=24)
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
-    scheme = posenc.ALiBi(num_heads=8)
-    print(f"| tokens | {' | '.join(_WAYS)} |")
+    runner = load("jax")
+    print(f"| tokens | {' | '.join(WAYS)} |")
     for length in options.lengths:
-        turns = [
-            [seconds(scheme, length, options.layers, in_pass) for in_pass in _WAYS.values()]
-            for _ in range(options.repeats)
-        ]
-        medians = " | ".join(f"{median(way):.1f}" for way in zip(*turns, strict=True))
-        print(f"| {length} | {medians} |", flush=True)
+        runs = {
+            name: partial(compilation, runner, length, options.layers, in_pass)
+            for name, in_pass in WAYS.items()
+        }
+        taken = interleave(runs, options.repeats, Budget(NO_END))
+        speeds = [Speed.of([s["seconds"] for s in samples]) for samples in taken.values()]
+        print(f"| {length} | {' | '.join(f'{one.median:.1f}' for one in speeds)} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -29,27 +29,23 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
+from harness import record  # noqa: E402
+from harness.clock import NO_END, Budget  # noqa: E402
+from harness.run import load, use_threads  # noqa: E402
+from harness.speed import Settings, Timing  # noqa: E402
+
 _STAGES = ("forward", "step")
 _BASE = {"torch": "none torch sdpa", "jax": "none jax xla"}  # no positions
-_NO_END = 10**9  # seconds
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print, write."""
     options = _options(arguments)
-    # Before PyTorch and XLA read them.
-    os.environ["OMP_NUM_THREADS"] = os.environ["NPROC"] = str(options.threads)
-
-    from harness import record
-    from harness.clock import Budget
-    from harness.speed import Settings
-
-    speed = importlib.import_module(f"harness.{options.framework}_speed")
+    use_threads(options.threads)
     variants = importlib.import_module(f"harness.{options.framework}_variants")
-    if options.framework == "torch":
-        speed.torch.set_num_threads(options.threads)
+    runner = load(options.framework, "cpu").begin(options.threads)
     settings = Settings(
-        "cpu", options.dtype, heads=8, dim=64, lengths=tuple(options.lengths),
+        options.dtype, heads=8, dim=64, lengths=tuple(options.lengths),
         rounds=(options.rounds, options.rounds), slowest=1e3 * options.slowest,
     )  # fmt: skip
     name = _BASE[options.framework]
@@ -59,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ours.append(variants.ours("alibi", "chunked", skip=False))
     base = [v for v in variants.baselines() if v.name == name]
     timings = []
-    for row in speed.Speed(settings, [*base, *ours], Budget(_NO_END)).rows():
+    for row in Timing(runner, settings, [*base, *ours], Budget(NO_END)).rows():
         times = [f"{s} {row[s]['median']:.4g} ms" for s in _STAGES if s in row]
         print(
             f"{row['length']:>6} {row['variant']}: {', '.join(times) or row['reason']}", flush=True
@@ -70,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "what": "posenc cpu_ratio",
         "date": record.now(),
         "arguments": {name: value for name, value in vars(options).items() if name != "out"},
-        "device": {"machine": platform.machine(), "processor": processor()},
+        "device": {"machine": platform.machine(), "processor": record.processor()},
         # With PASSIVE, threads sleep between operations, and waking them takes longer.
         "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY"),
         "versions": record.versions(),
@@ -104,17 +100,7 @@ def against(timings: Sequence[dict[str, Any]], name: str) -> list[dict[str, Any]
     ]
 
 
-def processor() -> str:
-    """Name of the processor, where the system has it."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
-
-
 def _table(ratios: Sequence[dict[str, Any]], lengths: Sequence[int]) -> str:
-    from harness import record
-
     values = {(r["variant"], r["stage"], r["length"]): r["ratio"] for r in ratios}
     rows = [
         [variant, stage, *[values.get((variant, stage, length)) for length in lengths]]

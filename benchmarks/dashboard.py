@@ -17,11 +17,11 @@ from pathlib import Path
 from asv.config import Config
 
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent
 sys.path.insert(0, str(HERE))
 
 import history  # noqa: E402
 from dashboard_page import write_page  # noqa: E402
+from harness.sources import ROOT, checkout, git  # noqa: E402
 
 _MEASURED = ("posenc", "backends", "benchmarks", ":!benchmarks/results")
 
@@ -82,12 +82,12 @@ def _measure(options: argparse.Namespace, conf: Config, commits: Sequence[str]) 
     _refuse_changes()
     _machine()
     if not commits:
-        _run(options, history.git("rev-parse", "HEAD"), ROOT)
+        _run(options, git("rev-parse", "HEAD"), ROOT)
         return
     _describe()
     for commit in commits:
         if not history.is_measured(conf, commit, options.bench):
-            with history.checkout(commit) as folder:
+            with checkout(commit) as folder:
                 _run(options, commit, folder, allowed=(0, 1, 2))
     _describe()  # an earlier commit may have had fewer schemes
 
@@ -99,7 +99,7 @@ def _describe() -> None:
 
 def _refuse_changes() -> None:
     """Exit if files changed: asv would store the results under a commit without the changes."""
-    changed = history.git("status", "--porcelain", "--", *_MEASURED)
+    changed = git("status", "--porcelain", "--", *_MEASURED)
     if changed:
         sys.exit(f"asv stores results by commit; commit these changes first:\n{changed}")
 

@@ -23,7 +23,6 @@ import re
 import statistics
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -31,11 +30,11 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent
 sys.path.insert(0, str(HERE))
 
 from guarded import GUARDED  # noqa: E402
 from harness import record  # noqa: E402
+from harness.sources import ROOT, checkout, git  # noqa: E402
 
 _TURN = 0.03  # seconds of a turn, if a call is shorter
 _ONE_THREAD = {
@@ -212,17 +211,12 @@ def _table(found: Mapping[str, Guarded], options: argparse.Namespace) -> str:
 @contextmanager
 def _sources(revision: str) -> Iterator[Path]:
     """A folder with the library as it is in a commit."""
-    known = _git("rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}")
-    if known.returncode:
+    try:
+        commit = git("rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}")
+    except subprocess.CalledProcessError:
         sys.exit(f"BASE and --head must be commits or branches of this clone, got {revision!r}")
-    with tempfile.TemporaryDirectory() as folder:
-        packed = _git("archive", known.stdout.decode().strip(), "posenc", "backends")
-        subprocess.run(["tar", "-x", "-C", folder], input=packed.stdout, check=True)
-        yield Path(folder)
-
-
-def _git(*words: str) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, check=False)
+    with checkout(commit) as folder:
+        yield folder
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import collections
-import importlib
 import math
 import os
 import platform
@@ -36,6 +35,7 @@ sys.path.insert(0, str(HERE))
 
 from harness import correctness, ratios, record  # noqa: E402
 from harness.clock import Budget  # noqa: E402
+from harness.device import Device  # noqa: E402
 
 _STAGES = ("forward", "backward", "step")
 _ERRORS = ("relative", "largest")
@@ -51,10 +51,10 @@ _JUDGED = ("ours", "baseline")  # variants that must not fail
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code: 1 if an implementation of this library, or a baseline, is wrong or fails."""
     options = _options(arguments)
-    runner = importlib.import_module(f"harness.{options.framework}_runner").FrameworkRunner(
-        options.device, quick=options.quick, compiles=options.compiles
-    )
     seed = secrets.randbits(30) if options.seed is None else options.seed
+    device = Device(
+        options.framework, options.device, quick=options.quick, compiles=options.compiles, seed=seed
+    )
     asked = {name: value for name, value in vars(options).items() if name != "out"}
     result: dict[str, Any] = {
         "what": "posenc gpu_check",
@@ -63,20 +63,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "ended by": {"reason": "a stop from outside, or it is not done"},
         "report": [],
         "arguments": asked | {"seed": seed},
-        "device": {"machine": platform.machine()} | runner.device() | runner.ceilings(),
-        "versions": record.versions() | runner.versions(),
-        "auto": runner.auto(),
-        "absent": runner.absent(),
+        "device": {"machine": platform.machine()} | device.describe(),
+        "versions": record.versions() | device.runner.versions(),
+        "auto": device.auto(),
+        "absent": device.absent(),
         "counts": {},
         "ratios": [],
         "timings": [],
         "checks": [],
     }
     folder = Path(os.environ.get("OUT") or HERE / "results")
-    out = options.out or folder / f"{options.framework}-{runner.name}.json"
-    writer = Writer(result, out, runner, options)
+    out = options.out or folder / f"{options.framework}-{device.name}.json"
+    writer = Writer(result, out, device, options)
     try:
-        _measure(result, runner, options, seed, writer.write)
+        _measure(result, device, options, seed, writer.write)
         result["ended by"] = None
     except BaseException as error:  # such as a device that computes nothing any more
         result["ended by"] = record.fault(error)
@@ -91,11 +91,11 @@ class Writer:
     """Completes the result with its summary and writes it, in at most a twentieth of the time."""
 
     def __init__(
-        self, result: dict[str, Any], out: Path, runner: Any, options: argparse.Namespace
+        self, result: dict[str, Any], out: Path, device: Device, options: argparse.Namespace
     ) -> None:
         self._result, self._out = result, out
-        self._goals = () if options.only == "correctness" else runner.goals
-        self._lengths = runner.settings.lengths
+        self._goals = () if options.only == "correctness" else device.goals
+        self._lengths = device.settings.lengths
         self._begun, self._next = time.monotonic(), 0.0
 
     def write(self, *, now: bool = False) -> None:
@@ -123,7 +123,7 @@ def _keep_first_traces(rows: Sequence[dict[str, Any]]) -> None:
 
 def _measure(
     result: dict[str, Any],
-    runner: Any,
+    device: Device,
     options: argparse.Namespace,
     seed: int,
     write: Callable[[], None],
@@ -132,8 +132,8 @@ def _measure(
     whole, both = Budget(60 * options.minutes), options.only is None
     write()
     if options.only != "speed":
-        budget = Budget(whole.left() * (_CORRECTNESS_SHARE if both else 1.0), runner.compiles)
-        for row in _run_checks(runner, runner.plan(), budget, seed):
+        budget = Budget(whole.left() * (_CORRECTNESS_SHARE if both else 1.0), device.compiles)
+        for row in _run_checks(device, device.plan(), budget, seed):
             result["checks"].append(row)
             write()
     if options.only != "correctness":
@@ -143,7 +143,7 @@ def _measure(
             result["timings"] = finished + rows
             write()
 
-        speed = runner.speed(Budget(whole.left() * (0.95 if both else 1.0), runner.compiles))
+        speed = device.speed(Budget(whole.left() * (0.95 if both else 1.0), device.compiles))
         for row in speed.rows(on_part):
             _print(_timing(row))
             finished.append(row)
@@ -151,21 +151,21 @@ def _measure(
     missing = [n for n, row in enumerate(result["checks"]) if row["status"] == "not run"]
     if both and missing and not options.quick and whole.refuses() is None:
         # The remaining time goes to the checks that did not run.
-        again = [runner.plan()[n] for n in missing]
-        budget = Budget(whole.left(), runner.compiles)
-        for n, row in zip(missing, _run_checks(runner, again, budget, seed), strict=True):
+        again = [device.plan()[n] for n in missing]
+        budget = Budget(whole.left(), device.compiles)
+        for n, row in zip(missing, _run_checks(device, again, budget, seed), strict=True):
             result["checks"][n] = row
             write()
 
 
 def _run_checks(
-    runner: Any, checks: Sequence[correctness.Check], budget: Budget, seed: int
+    device: Device, checks: Sequence[correctness.Check], budget: Budget, seed: int
 ) -> Iterator[dict[str, Any]]:
     rows = correctness.run(
-        checks, runner.framework, budget, seed, scale=runner.scale, compiled=runner.compiled
+        checks, device.framework, budget, seed, scale=device.scale, compiled=device.compiled
     )
     for row in rows:
-        compiled = row["implementation"] in runner.compiled and row["status"] != "not run"
+        compiled = row["implementation"] in device.compiled and row["status"] != "not run"
         if row["status"] in _BAD or compiled:
             _print(_check(row))
         yield row

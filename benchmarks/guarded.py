@@ -13,26 +13,10 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from harness.run import FORWARD, STEP, Arrays, Ready, load, named
 
 Run = Callable[[], Any]
-
-
-class Compiled:
-    """A call of a program of JAX, which counts its own instructions."""
-
-    def __init__(self, program: Any, arrays: Any) -> None:
-        self._program, self._arrays = program, arrays
-
-    def __call__(self) -> None:
-        import jax
-
-        jax.block_until_ready(self._program(*self._arrays))
-
-    def counts(self) -> dict[str, int]:
-        """Instructions of the compiled program."""
-        return {"XLA instructions": self._program.as_text().count(" = ")}
-
-
+Make = Callable[[Any], Any]  # a scheme, from the package posenc
 HEADS, DIM, LENGTH = 4, 64, 1024
 
 
@@ -52,112 +36,88 @@ def bias() -> Run:
 
 def transform() -> Run:
     """RoPE of queries in NumPy."""
-    import posenc
-
-    rope, pos = posenc.RoPE(DIM), np.arange(LENGTH)
-    x = _values(HEADS, LENGTH)[0]
-    return lambda: posenc.transform(rope, x, pos, role="query")
+    return _transform("numpy")
 
 
 def torch_small() -> Run:
     """ALiBi with 64 tokens in PyTorch: mostly the cost of a call."""
-    import posenc
-
-    return _torch_forward(posenc.ALiBi(HEADS), 64, 64)
+    return _attention("torch", _alibi, FORWARD, 64)
 
 
 def torch_decode() -> Run:
     """One query against 1024 keys in PyTorch, with ALiBi."""
-    import posenc
-
-    return _torch_forward(posenc.ALiBi(HEADS), 1, LENGTH)
+    return _attention("torch", _alibi, FORWARD, LENGTH, queries=1)
 
 
 def torch_forward() -> Run:
     """``chunked`` with ALiBi in PyTorch."""
-    import posenc
-
-    return _torch_forward(posenc.ALiBi(HEADS), LENGTH, LENGTH, implementation="chunked")
+    return _attention("torch", _alibi, FORWARD, LENGTH, implementation="chunked")
 
 
 def torch_step() -> Run:
     """A training step of ``chunked`` with a learned T5 table in PyTorch."""
-    import torch
-
-    import posenc
-    import posenc_torch
-
-    torch.set_num_threads(1)
-    t5 = posenc.T5Bias(num_heads=HEADS, causal=True)
-    leaves = [torch.tensor(a, requires_grad=True) for a in _values(HEADS, LENGTH)]
-    table = torch.tensor(posenc.init_params(t5)["table"], requires_grad=True)
-
-    def step() -> None:
-        out = posenc_torch.attention(
-            *leaves, t5, {"table": table}, causal=True, implementation="chunked"
-        )
-        torch.autograd.grad(out.sum(), [*leaves, table])
-
-    return step
+    return _attention("torch", _t5, STEP, LENGTH, implementation="chunked")
 
 
 def torch_transform() -> Run:
     """RoPE of queries in PyTorch."""
-    import array_api_compat.torch as xp
-    import torch
-
-    import posenc
-
-    torch.set_num_threads(1)
-    rope, pos, x = posenc.RoPE(DIM), torch.arange(LENGTH), torch.tensor(_values(HEADS, LENGTH)[0])
-    return lambda: posenc.transform(rope, x, pos, role="query", xp=xp)
+    return _transform("torch")
 
 
 def jax_forward() -> Run:
     """``chunked`` with ALiBi in JAX, compiled."""
-    import posenc
-
-    return _jax_forward(posenc.ALiBi(HEADS))
+    return _attention("jax", _alibi, FORWARD, LENGTH, implementation="chunked")
 
 
 def jax_rope() -> Run:
     """``chunked`` with RoPE in JAX, compiled."""
+    return _attention("jax", _rope, FORWARD, LENGTH, implementation="chunked")
+
+
+def _alibi(posenc: Any) -> Any:
+    return posenc.ALiBi(HEADS)
+
+
+def _t5(posenc: Any) -> Any:
+    return posenc.T5Bias(num_heads=HEADS, causal=True)
+
+
+def _rope(posenc: Any) -> Any:
+    return posenc.RoPE(DIM)
+
+
+def _transform(framework: str) -> Ready:
     import posenc
 
-    return _jax_forward(posenc.RoPE(DIM))
+    runner = load(framework).begin(threads=1)
+    rope, xp = _rope(posenc), runner.xp()
+
+    def function(arrays: Arrays) -> Any:
+        return posenc.transform(rope, arrays["q"], arrays["pos"], role="query", xp=xp)
+
+    q, _, _ = _values(LENGTH)
+    return runner.ready(function, {"q": q, "pos": np.arange(LENGTH)}, FORWARD)
 
 
-def _torch_forward(scheme: Any, queries: int, keys: int, **options: Any) -> Run:
-    import torch
+def _attention(
+    framework: str, make: Make, kind: str, keys: int, queries: int | None = None, **options: Any
+) -> Ready:
+    """Causal attention of the last queries."""
+    import posenc
 
-    import posenc_torch
+    runner = load(framework).begin(threads=1)
+    own = make(posenc)
+    q, k, v = _values(keys)
+    vectors = {"q": q[:, :, keys - (queries or keys) :], "k": k, "v": v}
 
-    torch.set_num_threads(1)
-    q, k, v = (torch.tensor(a) for a in _values(HEADS, keys))
-    q = q[:, :, keys - queries :]
-
-    @torch.no_grad()
-    def forward() -> None:
-        posenc_torch.attention(q, k, v, scheme, causal=True, **options)
-
-    return forward
-
-
-def _jax_forward(scheme: Any) -> Run:
-    import jax
-
-    import posenc_jax
-
-    arrays = jax.device_put([a.swapaxes(1, 2) for a in _values(HEADS, LENGTH)])
-
-    def attend(q: Any, k: Any, v: Any) -> Any:
-        return posenc_jax.attention(q, k, v, scheme, causal=True, implementation="chunked")
-
-    return Compiled(jax.jit(attend).lower(*arrays).compile(), arrays)
+    arrays = {name: runner.layout(a) for name, a in vectors.items()}
+    return runner.ready(
+        runner.attend(own, **options), arrays | named(posenc.init_params(own)), kind
+    )
 
 
-def _values(heads: int, length: int) -> np.ndarray[Any, Any]:
-    return np.random.default_rng(0).standard_normal((3, 1, heads, length, DIM), np.float32)
+def _values(length: int) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(0).standard_normal((3, 1, HEADS, length, DIM), np.float32)
 
 
 GUARDED: dict[str, Callable[[], Run]] = {

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import platform
 import shutil
-import subprocess
-import tarfile
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 from asv.benchmarks import Benchmarks
@@ -17,33 +12,14 @@ from asv.config import Config
 from asv.machine import Machine
 from asv.results import Results, get_filename, iter_results, iter_results_for_machine
 from asv.util import load_json, write_json
+from harness.sources import CODE, ROOT, git
 
-ROOT = Path(__file__).resolve().parents[1]
 KEPT = ROOT / "benchmarks" / "results" / "asv"
-_CODE = ("posenc", "backends")
-
-
-def git(*words: str) -> str:
-    return _git(*words).decode().rstrip()
-
-
-def _git(*words: str) -> bytes:
-    return subprocess.run(["git", *words], cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout
 
 
 def last_commits(number: int) -> list[str]:
     """The last commits that touch measured code, oldest first."""
-    return git("rev-list", "--reverse", f"--max-count={number}", "HEAD", "--", *_CODE).split()
-
-
-@contextmanager
-def checkout(commit: str) -> Iterator[Path]:
-    """The measured code of a commit, in a folder of its own."""
-    with tempfile.TemporaryDirectory() as folder:
-        files = io.BytesIO(_git("archive", commit, "--", *_CODE))
-        with tarfile.open(fileobj=files) as archive:
-            archive.extractall(folder, filter="data")
-        yield Path(folder)
+    return git("rev-list", "--reverse", f"--max-count={number}", "HEAD", "--", *CODE).split()
 
 
 def ancestors(commit: str) -> list[str]:

@@ -10,16 +10,16 @@ posenc above SDPA's own.
 from __future__ import annotations
 
 import argparse
-import statistics
-import time
-from collections.abc import Callable, Sequence
+import sys
+from pathlib import Path
 from typing import Any
 
-import torch
-from torch.nn.functional import scaled_dot_product_attention
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from harness.clock import Speed, take_turns
+from harness.run import FORWARD, Arrays, Runner, load, tokens_of
 
 import posenc
-import posenc_torch
 
 HEADS, DIM, LAYERS = 8, 64, 3
 SCHEMES = {
@@ -28,56 +28,58 @@ SCHEMES = {
     "T5": posenc.T5Bias(HEADS, causal=True),
     "RoPE": posenc.RoPE(DIM),
 }
-CALLS, TURNS = 100, 15
+SAMPLE, TURNS, WARM = 0.02, 15, 100  # seconds; number; calls before
 
 
-def medians(functions: Sequence[Callable[[], Any]]) -> list[float]:
-    """Microseconds of each function, in turns."""
-    for function in functions:
-        for _ in range(CALLS):
-            function()
-    taken: list[list[float]] = [[] for _ in functions]
-    for _ in range(TURNS):
-        for function, own in zip(functions, taken, strict=True):
-            start = time.perf_counter()
-            for _ in range(CALLS):
-                function()
-            own.append((time.perf_counter() - start) / CALLS * 1e6)
-    return [statistics.median(own) for own in taken]
+def measure(runner: Runner, scheme: posenc.PositionScheme, queries: int, keys: int) -> list[float]:
+    """Median µs of SDPA, a call alone and a later layer of a pass.
 
-
-def measure(scheme: posenc.PositionScheme, queries: int, keys: int) -> list[float]:
-    """SDPA, a call alone and a later layer of a pass; in decoding the cache holds rotated keys."""
-    q = torch.randn(1, HEADS, queries, DIM)
-    k, v = torch.randn(2, 1, HEADS, keys, DIM).unbind()
-    positions, decodes = posenc_torch.Positions(scheme, LAYERS), queries < keys
-    tokens = posenc.Tokens(torch.arange(keys)) if decodes else None
+    In decoding the cache holds rotated keys.
+    """
+    lengths = {"q": queries, "k": keys, "v": keys}
+    arrays = {
+        name: runner.tokens(seed, (1, HEADS, length, DIM))
+        for seed, (name, length) in enumerate(lengths.items())
+    }
+    positions, decodes = runner.backend.Positions(scheme, LAYERS), queries < keys
+    tokens = posenc.Tokens(runner.xp().arange(keys)) if decodes else None
     bound = positions.bind(tokens, causal=True)
     given: dict[str, Any] = {"k_transformed": decodes}
-    expected = positions[1].attend(q, k, v, causal=True, tokens=tokens, **given)
-    for attend in bound:
-        if not torch.equal(attend(q, k, v, **given), expected):
+    alone = {"causal": True, "tokens": tokens, **given}
+
+    def sdpa(a: Arrays) -> Any:
+        return runner.without_positions(*tokens_of(a), causal=not decodes)
+
+    def call(a: Arrays) -> Any:
+        return positions[1].attend(*tokens_of(a), **alone)
+
+    def layer(a: Arrays, number: int = 2) -> Any:
+        return bound[number](*tokens_of(a), **given)
+
+    ready = {f.__name__: runner.ready(f, arrays, FORWARD) for f in (sdpa, call, layer)}
+    expected = ready["call"]()
+    for number in range(LAYERS):
+        (own,), _ = runner.ready(lambda a, n=number: layer(a, n), arrays, FORWARD).answers()
+        if not bool((own == expected).all()):
             raise SystemExit(f"{scheme}: a pass differs from a call")
-    return medians(
-        [
-            lambda: scaled_dot_product_attention(q, k, v, is_causal=not decodes),
-            lambda: positions[1].attend(q, k, v, causal=True, tokens=tokens, **given),
-            lambda: bound[2](q, k, v, **given),
-        ]
-    )
+    for _ in range(WARM):
+        for one in ready.values():
+            one()
+    taken = take_turns(ready, (TURNS, TURNS), shortest=SAMPLE)
+    return [1e3 * Speed.of(samples).median for samples in taken.values()]
 
 
 def main() -> None:
+    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--threads", type=int, default=2)
-    torch.set_num_threads(parser.parse_args().threads)
+    runner = load("torch").begin(parser.parse_args().threads)
     print("| | SDPA, µs | call alone, above it | in a pass, above it |\n| :-- | --: | --: | --: |")
-    with torch.no_grad():
-        for what, sizes in {"64 tokens": (64, 64), "decoding, 2048 keys": (1, 2048)}.items():
-            for name, scheme in SCHEMES.items():
-                own, alone, together = measure(scheme, *sizes)
-                row = f"{own:.0f} | {alone - own:.0f} | {together - own:.0f}"
-                print(f"| {what}, {name} | {row} |")
+    for what, sizes in {"64 tokens": (64, 64), "decoding, 2048 keys": (1, 2048)}.items():
+        for name, scheme in SCHEMES.items():
+            own, alone, together = measure(runner, scheme, *sizes)
+            row = f"{own:.0f} | {alone - own:.0f} | {together - own:.0f}"
+            print(f"| {what}, {name} | {row} |")
 
 
 if __name__ == "__main__":

@@ -25,6 +25,8 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
+from harness.run import load, use_threads  # noqa: E402
+
 _RESULT = Path("results", "peers-cpu.json")
 _DOCUMENT = HERE.parent / "docs" / "performance.md"
 # Distributions and what they are imported as.
@@ -45,23 +47,18 @@ MODULES = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Check, measure, print, write."""
     options = _options(arguments)
-    # Before PyTorch, XLA and Keras read them.
-    os.environ["OMP_NUM_THREADS"] = os.environ["NPROC"] = str(options.threads)
-    os.environ["KERAS_BACKEND"] = "jax"
+    use_threads(options.threads)
+    os.environ["KERAS_BACKEND"] = "jax"  # before Keras reads it
 
-    from cpu_ratio import processor
     from harness import record
     from harness.peers import jax_peers, report, torch_peers
-    from harness.peers.jax_framework import Jax
     from harness.peers.measure import Plan, groups, rows
     from harness.peers.side import Sizes
-    from harness.peers.torch_framework import Torch, set_threads
 
     from posenc.schemes import catalogue
 
-    set_threads(options.threads)
     sizes = Sizes(2, 64, 16) if options.quick else Sizes(options.heads, options.length, options.dim)
-    frameworks = {"torch": Torch(), "jax": Jax()}
+    runners = {name: load(name).begin(options.threads) for name in ("torch", "jax")}
     every = [*torch_peers.peers(), *jax_peers.peers()]
     plan = Plan(
         sizes,
@@ -76,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "clock": "processor time of one thread"
         if options.threads == 1
         else f"wall time, {options.threads} threads",
-        "device": {"processor": processor()},
+        "device": {"processor": record.processor()},
         "versions": record.versions(),
         "libraries": _libraries(),
         "no peer": report.without_peer(catalogue(), (peer.scheme for peer in every)),
@@ -88,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         earlier = before["rows"]
     found = []
     for group in groups(every, sizes, options.only.search):
-        for row in rows(group, frameworks[group.framework], plan, MODULES):
+        for row in rows(group, runners[group.framework], plan, MODULES):
             print(report.line(row), flush=True)
             found.append({**row, "date": record.now(), "commit": result["versions"]["commit"]})
         # After each comparison, so that a run that is stopped keeps what it has.

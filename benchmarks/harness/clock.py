@@ -1,15 +1,17 @@
-"""A budget of time, interleaved runs, and medians."""
+"""The clock: a budget of time, calls that take turns, and the record of a speed."""
 
 from __future__ import annotations
 
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
 Sample = dict[str, float]  # milliseconds of one run, by stage
+NO_END = 1e9  # seconds
 
 
 class Budget:
@@ -62,13 +64,79 @@ def interleave(
     return samples
 
 
-def summary(samples: Sequence[Sample]) -> dict[str, dict[str, float]]:
-    """Median, quartiles and count of every stage."""
-    stages = {}
-    for stage in samples[0] if samples else ():
-        low, middle, high = np.percentile([s[stage] for s in samples], [25, 50, 75])
-        stages[stage] = {"median": middle, "q1": low, "q3": high, "n": len(samples)}
-    return {
-        stage: {name: float(f"{number:.6g}") for name, number in numbers.items()}
-        for stage, numbers in stages.items()
-    }
+def take_turns(
+    calls: Mapping[Any, Callable[[], Any]],
+    rounds: tuple[int, int],
+    *,
+    seconds: float = 0.0,
+    shortest: float = 2e-3,
+    now: Callable[[], float] = time.perf_counter,
+) -> dict[Any, list[float]]:
+    """Milliseconds of every call, in rounds in which each has one sample.
+
+    Parameters
+    ----------
+    rounds
+        At least and at most.
+    seconds
+        What allows more rounds than the least.
+    shortest
+        Seconds of a sample; shorter calls are repeated in it.
+    now
+        The clock, in seconds.
+    """
+    numbers, total = {}, 0.0
+    for name, call in calls.items():  # each has run once, for its check
+        once = max(1e-3 * mean(call, 1, now), 1e-7)
+        numbers[name] = max(1, round(shortest / once))
+        total += numbers[name] * once
+    least, most = rounds
+
+    def sampler(name: Any) -> Callable[[], Sample]:
+        return lambda: {"ms": mean(calls[name], numbers[name], now)}
+
+    taken = interleave(
+        {name: sampler(name) for name in calls},
+        min(most, max(least, int(seconds / total))),
+        Budget(NO_END),
+    )
+    return {name: [sample["ms"] for sample in samples] for name, samples in taken.items()}
+
+
+def mean(call: Callable[[], Any], number: int, now: Callable[[], float]) -> float:
+    """Milliseconds of a call, as the mean of some."""
+    begun = now()
+    for _ in range(number):
+        call()
+    return 1e3 * (now() - begun) / number
+
+
+@dataclass(frozen=True)
+class Speed:
+    """A time, or a ratio of times, as it was measured: the one record of it in all results."""
+
+    median: float
+    q1: float
+    q3: float
+    n: int
+
+    @classmethod
+    def of(cls, samples: Sequence[float]) -> Speed:
+        """Median, quartiles and count."""
+        low, middle, high = (float(f"{n:.6g}") for n in np.percentile(samples, [25, 50, 75]))
+        return cls(middle, low, high, len(samples))
+
+    @classmethod
+    def read(cls, written: Mapping[str, Any]) -> Speed:
+        """From JSON."""
+        return cls(**written)
+
+    def json(self) -> dict[str, Any]:
+        """As JSON."""
+        return asdict(self)
+
+
+def summary(samples: Sequence[Sample]) -> dict[str, dict[str, Any]]:
+    """The speed of every stage, as JSON."""
+    stages = samples[0] if samples else ()
+    return {stage: Speed.of([s[stage] for s in samples]).json() for stage in stages}

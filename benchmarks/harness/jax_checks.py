@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 
+import posenc
+import posenc_jax
+from harness.record import first_line
 from posenc_jax.testing import Jax
 
+FIRST = ("pallas",)  # the only implementation that runs kernels of this library
 _NAN_BYTES = 2**28  # bytes
 
 
@@ -45,6 +50,34 @@ class Checked(Jax):
             yield
         finally:
             self._precision = "highest"
+
+
+def compilations(device: str, *, quick: bool) -> int:
+    """How many compilations each part may use."""
+    return 12 if quick else 1000 if device == "cuda" else 100
+
+
+def checked(device: str, *, compiles: bool) -> tuple[Checked, tuple[str, ...]]:
+    """The framework of the checks, and its implementations that compile: all."""
+    return Checked(quickly=device == "cpu"), posenc_jax.IMPLEMENTATIONS
+
+
+def absent() -> dict[str, str]:
+    """Implementations that refuse plain attention on this device, and why."""
+    reasons = {}
+    plain = [jax.ShapeDtypeStruct((2, 512, 4, 64), jnp.bfloat16)] * 3
+    for implementation in posenc_jax.IMPLEMENTATIONS:
+        call = partial(
+            posenc_jax.attention,
+            scheme=posenc.ALiBi(4),
+            causal=True,
+            implementation=implementation,
+        )
+        try:
+            jax.eval_shape(call, *plain)
+        except NotImplementedError as refused:
+            reasons[implementation] = first_line(refused)
+    return reasons
 
 
 def fill_with_nan() -> None:

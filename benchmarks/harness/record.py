@@ -35,6 +35,14 @@ def versions() -> dict[str, str | None]:
     return installed | {"driver": _output(*driver), "commit": _commit()}
 
 
+def processor() -> str:
+    """Name of the processor, where the system has it."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
 def now() -> str:
     """The time in UTC, to the second."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

@@ -2,91 +2,18 @@
 
 from __future__ import annotations
 
-import os
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import numpy as np
-
-import posenc
 from harness.clock import Budget, Sample, interleave, summary
 from harness.correctness import Row
-from harness.record import fault, finite, first_line
-from posenc.contract.protocol import PositionScheme
-from posenc.testing import Host
-from posenc.testing.tolerances import ATTENTION_TOL, REDUCTION_FACTOR
-
-_OF_TOKENS = ("out", "out of step", "q", "k", "v")  # arrays with a row per token
-DENSE = ("sdpa", "xla", "reference")  # implementations that hold the whole bias
-
-
-def schemes(heads: int) -> dict[str, PositionScheme]:
-    """Schemes that are measured; ``none`` is attention without positions."""
-    return {
-        "none": posenc.NoPE(),
-        "alibi": posenc.ALiBi(heads),
-        "slopes": posenc.ALiBi(heads, learned=True),
-        "t5": posenc.T5Bias(heads, causal=True),
-    }
-
-
-def first_params(name: str, scheme: PositionScheme) -> dict[str, Host]:
-    """Initial params; those of T5 are scaled to the size of trained ones."""
-    larger = 25 if name == "t5" else 1
-    return {n: np.float32(a * larger) for n, a in posenc.init_params(scheme, 0).items()}
-
-
-def name_of(
-    scheme: str, implementation: str, learns: bool = False, skip: bool | None = None
-) -> str:
-    """Name of a variant of this library."""
-    every = ", all blocks" if skip is False else ""
-    return f"{scheme} {implementation}{every}{', learned' if learns and scheme != 'slopes' else ''}"
-
-
-@dataclass(frozen=True)
-class Variant:
-    """One way to compute attention.
-
-    Attributes
-    ----------
-    name
-        Begins with the scheme.
-    ready
-        Makes the call from the framework's inputs; does everything that a user does only once.
-    role
-        ``"ours"``: of this library. ``"baseline"``: what goals compare with. ``"peer"``: of another
-        library. ``"trial"``: only for comparison with another trial.
-    dense, compiles
-        Whether it holds a number per pair, compiles on the first call.
-    bytes_per_pair
-        Memory per pair, if it is dense.
-    learns
-        Whether it has gradients of params. Then only a step is measured: the forward pass is the
-        same as without them.
-    exact
-        Whether its results must be right; otherwise it is a yardstick of speed.
-    lengths
-        Sequence lengths at which it is measured; empty: all.
-    """
-
-    name: str
-    ready: Callable[..., Any] = field(repr=False)
-    role: str = "baseline"
-    dense: bool = False
-    bytes_per_pair: int = 20
-    compiles: bool = False
-    learns: bool = False
-    exact: bool = True
-    lengths: tuple[int, ...] = ()
-
-    @property
-    def scheme(self) -> str:
-        """Its key in ``schemes``."""
-        return self.name.split()[0]
+from harness.exact import Expected
+from harness.record import fault, first_line
+from harness.run import KINDS, PARAM, STEP, Ready, Runner
+from harness.variants import Inputs, Variant
 
 
 @dataclass(frozen=True)
@@ -99,62 +26,39 @@ class Settings:
         Minimum and maximum.
     slowest
         Milliseconds; variants that would take longer are not run.
+    seed
+        Of the inputs.
     """
 
-    device: str
     dtype: str
     heads: int
     dim: int
     lengths: tuple[int, ...]
     rounds: tuple[int, int] = (3, 30)
     slowest: float = 4000.0
+    seed: int = 0
 
 
 @dataclass
 class Entry:
-    """A variant at one length: its work by kind of pass, its record and its first samples."""
+    """A variant at one length: its work by kind of pass, its record, milliseconds of samples."""
 
     variant: Variant
     row: Row
-    work: dict[str, Any] = field(default_factory=dict)
-    first: dict[str, Sample] = field(default_factory=dict)
+    work: dict[str, Ready] = field(default_factory=dict)
+    first: dict[str, float] = field(default_factory=dict)
 
 
-class Timing(ABC):
-    """Times all variants at all lengths; subclasses make, start and run them in a framework."""
+class Timing:
+    """Times all variants at all lengths on one framework."""
 
-    def __init__(self, settings: Settings, variants: Sequence[Variant], budget: Budget) -> None:
-        self._settings, self._variants, self._budget = settings, variants, budget
-        self._slow: dict[str, tuple[int, float]] = {}  # longest length so far, and its milliseconds
-
-    @abstractmethod
-    def _inputs(self, length: int) -> Any:
-        """Random inputs of this length."""
-
-    @abstractmethod
-    def _begin(
-        self, entries: Sequence[Entry], inputs: Any, end: float, on_first: Callable[[], None]
+    def __init__(
+        self, runner: Runner, settings: Settings, variants: Sequence[Variant], budget: Budget
     ) -> None:
-        """First calls of the entries that can run; they fill ``work`` and ``first``.
-
-        ``on_first()`` after each of them.
-        """
-
-    @abstractmethod
-    def _sample(self, entry: Entry, kind: str) -> Sample:
-        """Milliseconds of one run, by stage."""
-
-    @abstractmethod
-    def _expects(self, error: Exception) -> bool:
-        """Whether an error means that a variant cannot serve the call; others are faults."""
-
-    @abstractmethod
-    def _check_device(self) -> None:
-        """Raise if the device computes nothing any more, as after an illegal address."""
-
-    @abstractmethod
-    def _free(self) -> float:
-        """Bytes of free memory."""
+        self._runner, self._settings, self._variants = runner, settings, variants
+        self._budget = budget
+        self._slow: dict[str, tuple[int, float]] = {}  # longest length so far, and its milliseconds
+        self._uncompiled: dict[str, str] = {}  # name of a variant -> reason
 
     def rows(self, on_part: Callable[[list[Row]], None] = lambda rows: None) -> Iterator[Row]:
         """One record per variant and length.
@@ -162,6 +66,7 @@ class Timing(ABC):
         ``on_part`` gets the unfinished records of a length at its beginning, after each first call
         and after each round.
         """
+        self._warm()
         lengths = self._settings.lengths
         work = [
             sum(not v.lengths or length in v.lengths for v in self._variants) for length in lengths
@@ -193,7 +98,7 @@ class Timing(ABC):
             for n, entry in enumerate(entries)
             for kind in entry.work
         }
-        a_round = 1e-3 * sum(sum(e.first[kind].values()) for e in entries for kind in e.work)
+        a_round = 1e-3 * sum(e.first[kind] for e in entries for kind in e.work)
         left, (least, most) = self._budget.left() - end, settings.rounds
         rounds = min(most, max(least, int(left / (a_round or 1.0))))
 
@@ -204,7 +109,108 @@ class Timing(ABC):
 
         # Overrun by half, rather than run fewer rounds than needed.
         interleave(runs, rounds, Budget(1.5 * left), seed=length, on_round=on_round)
+        self._runner.release()
         return rows
+
+    def _inputs(self, length: int) -> Inputs:
+        at = self._settings
+        return Inputs(self._runner, at.heads, length, at.dim, at.dtype, at.seed + length)
+
+    def _warm(self) -> None:
+        """Compile what is compiled for any length, in half of the time."""
+        until, longest = self._budget.left() / 2, 0.0
+        for variant in self._variants if self._runner.warm_lengths else ():
+            if not variant.compiles:
+                continue
+            before = self._budget.left()
+            reason = self._budget.refuses(until + longest, compiles=1)
+            if reason is not None:
+                self._uncompiled[variant.name] = reason
+                continue
+            self._budget.compiles -= 1
+            for length in self._runner.warm_lengths:
+                entry = Entry(variant, {"status": ""})
+                for ready in self._begun(entry, self._inputs(length)):
+                    self._attempt(entry, ready)
+                if entry.row["status"]:  # it fails again when measured, and is reported there
+                    break
+            longest = max(longest, before - self._budget.left())
+
+    def _attempt(self, entry: Entry, ready: Ready) -> None:
+        try:
+            ready()
+        except Exception as error:
+            self._fault(entry, error)
+
+    def _begin(
+        self, entries: Sequence[Entry], inputs: Inputs, end: float, on_first: Callable[[], None]
+    ) -> None:
+        """Compile, make the first calls and check their results; ``on_first()`` after each."""
+        runner, expected = self._runner, Expected(inputs)
+        with ThreadPoolExecutor(runner.workers) as pool:
+            for at in range(0, len(entries), runner.workers):
+                begun = []
+                for entry in entries[at : at + runner.workers]:
+                    programs = len(_kinds(entry.variant)) if runner.compiles else 0
+                    why = self._uncompiled.get(entry.variant.name) or self._refusal(end, programs)
+                    entry.row["reason"] = why or entry.row["reason"]
+                    if entry.row["reason"] is None:
+                        begun += [
+                            (entry, ready, pool.submit(ready.compile))
+                            for ready in self._begun(entry, inputs)
+                        ]
+                while begun:  # pop: a program frees its memory before the next one runs
+                    self._first(*begun.pop(0), expected)
+                    on_first()
+
+    def _begun(self, entry: Entry, inputs: Inputs) -> Iterator[Ready]:
+        """The passes of a variant, still to be compiled; none after a fault."""
+        variant = entry.variant
+        try:
+            function, held = variant.ready(inputs)
+            params = inputs.params(variant.scheme)
+            learned = [*inputs.tokens, *(params if variant.learns else ())]
+            arrays = {**inputs.tokens, **params, **held}
+            for kind in _kinds(variant):
+                ready = self._runner.ready(
+                    function, arrays, kind, learned=learned, d_out=lambda _: [inputs.d_out]
+                )
+                self._budget.compiles -= int(self._runner.compiles)  # what is refused costs none
+                yield ready
+        except Exception as error:
+            self._fault(entry, error)
+
+    def _first(
+        self, entry: Entry, ready: Ready, compiling: Future[None], expected: Expected
+    ) -> None:
+        """First calls of a pass, checked."""
+        row, kind, runner = entry.row, ready.kind, self._runner
+        try:
+            compiling.result()
+            row |= {f"seconds to {what} {kind}": s for what, s in ready.seconds.items()}
+            if runner.compiles:
+                used = row[f"bytes of {kind}"] = ready.peak_memory()
+                if used is not None and used > 0.95 * runner.free():
+                    raise NotImplementedError(
+                        f"it takes {used / 2**30:.1f} GiB, {runner.free() / 2**30:.1f} are free"
+                    )
+            answers, again = _answers(ready), _answers(ready)
+            row[f"{kind} repeats"] = all(
+                bool(runner.xp().all(again[name] == a)) for name, a in answers.items()
+            )
+            del again
+            errors = expected.errors(entry.variant.scheme, answers)
+            row["errors"] = row.get("errors", {}) | errors
+            del answers
+            entry.first[kind], notes = ready.first()
+            row |= notes
+            entry.work[kind] = ready
+        except Exception as error:
+            self._fault(entry, error)
+
+    def _sample(self, entry: Entry, kind: str) -> Sample:
+        """Milliseconds of one run, by stage."""
+        return entry.work[kind].sample()
 
     def _impossible(self, variant: Variant, length: int) -> str | None:
         """Why a variant does not run at a length, such as too slow; None if it does."""
@@ -215,7 +221,7 @@ class Timing(ABC):
             if ms * (length / before) ** 2 > self._settings.slowest:
                 return f"it took {ms:.0f} ms at length {before}"
         needs = variant.bytes_per_pair * self._settings.heads * length**2
-        if variant.dense and needs > 0.7 * self._free():
+        if variant.dense and needs > 0.7 * self._runner.free():
             return f"a dense bias takes about {needs / 2**30:.0f} GiB"
         return None
 
@@ -228,16 +234,16 @@ class Timing(ABC):
         if isinstance(error, NotImplementedError):
             entry.row |= {"status": "refused", "reason": first_line(error)}
         else:
-            status = "refused" if self._expects(error) else "failed"
+            status = "refused" if self._runner.out_of_memory(error) else "failed"
             entry.row |= {"status": status, **fault(error)}
-            self._check_device()
+            self._runner.check()
 
     def _run(self, entry: Entry, kind: str) -> Sample:
         try:
             return self._sample(entry, kind)
         except Exception as error:  # such as memory that other variants now hold
             entry.row |= {"status": "failed", **fault(error)}
-            self._check_device()
+            self._runner.check()
             return {}
 
     def _judge(self, entry: Entry, length: int) -> None:
@@ -259,30 +265,18 @@ class Timing(ABC):
         self._slow[entry.variant.name] = length, slowest
 
 
-def error_of(name: str, relative: float, dtype: str) -> dict[str, float | None]:
-    """An error as it is recorded, and the largest that is right.
+def _kinds(variant: Variant) -> tuple[str, ...]:
+    return (STEP,) if variant.learns else KINDS
 
-    Half precision rounds params' gradients as often as others, but many more numbers are summed.
-    """
-    factor = 1 if name in _OF_TOKENS else REDUCTION_FACTOR
-    allowed = float(f"{factor * ATTENTION_TOL[dtype]:.3g}")
-    return {"relative": finite(relative), "allowed": allowed}
+
+def _answers(ready: Ready) -> dict[str, Any]:
+    """The result of a forward pass; the result and all gradients of a step."""
+    (out,), gradients = ready.answers()
+    if ready.kind != STEP:
+        return {"out": out}
+    return {"out of step": out, **{n.removeprefix(PARAM): a for n, a in gradients.items()}}
 
 
 def _is_right(error: dict[str, float | None]) -> bool:
     relative, allowed = error["relative"], error["allowed"]
     return relative is not None and allowed is not None and relative <= allowed
-
-
-def rates(size: int, product: float, copied: int, copy: float) -> dict[str, float]:
-    """Rates from milliseconds: of a product of square matrices, and of a copy of so many bytes."""
-    tera, giga = 2e-9 * size**3 / product, 2e-6 * copied / copy
-    return {
-        "product, TFLOP/s": float(f"{tera:.3g}"),
-        "copy, GB/s read and written": float(f"{giga:.3g}"),
-    }
-
-
-def free_memory() -> int:
-    """Free bytes of the system."""
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -12,6 +12,7 @@ from posenc_torch.flex.implementation import uncompiled
 from posenc_torch.testing import Torch
 
 COMPILED = ("flex",)
+FIRST: tuple[str, ...] = ()  # compiled implementations that are checked before the others
 _NAN_BYTES = 2**28  # bytes
 
 
@@ -50,6 +51,21 @@ class Checked(Torch):
             yield
         finally:
             self._precision = "highest"
+
+
+def compilations(device: str, *, quick: bool) -> int:
+    """How many compilations each part may use."""
+    return 30 if device == "cuda" and not quick else 2
+
+
+def checked(device: str, *, compiles: bool) -> tuple[Checked, tuple[str, ...]]:
+    """The framework of the checks, and its implementations that compile."""
+    return Checked(device, compiles), COMPILED if compiles else ()
+
+
+def absent() -> dict[str, str]:
+    """Implementations that refuse plain attention on this device, and why: none."""
+    return {}
 
 
 def fill_with_nan(device: torch.device) -> None:

@@ -10,7 +10,6 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from harness.clock import Sample
 
@@ -62,14 +61,21 @@ class Clock:
         """
         if not self._gpu:
             return self.run(stages), None, None
+        samples: list[Sample] = []
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            used = self.peak(lambda: samples.append(self.run(stages, watched=True)))
+        waits = any("synchronizing CUDA operation" in str(w.message) for w in caught)
+        return samples[0], used, waits
+
+    def peak(self, call: Callable[[], Any]) -> int:
+        """Most bytes that a call allocates on the GPU."""
         self._wait()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            sample = self.run(stages, watched=True)
-        waits = any("synchronizing CUDA operation" in str(w.message) for w in caught)
-        return sample, torch.cuda.max_memory_allocated() - before, waits
+        call()
+        self._wait()
+        return torch.cuda.max_memory_allocated() - before
 
     def wall(self, stages: Sequence[Stage], ms: float) -> float | None:
         """Milliseconds per call, up to 20 of them queued one after another and waited for once.
@@ -110,38 +116,3 @@ class Clock:
 
     def _between(self, first: Any, last: Any) -> float:
         return first.elapsed_time(last) if self._gpu else 1e3 * (last - first)
-
-
-def forward_stages(call: Callable[[], Tensor]) -> list[Stage]:
-    """A forward pass that saves nothing for gradients."""
-
-    def forward(_: None) -> Tensor:
-        with torch.no_grad():
-            return call()
-
-    return [("forward", forward)]
-
-
-def training_stages(
-    call: Callable[[], Tensor], leaves: Sequence[Tensor], d_out: Tensor
-) -> list[Stage]:
-    """A forward pass that saves what gradients need, and the backward pass."""
-
-    def forward(_: None) -> Tensor:
-        return call()
-
-    def backward(out: Tensor) -> Sequence[Tensor]:
-        return torch.autograd.grad(out, leaves, d_out)
-
-    return [("forward", forward), ("backward", backward)]
-
-
-def in_training(sample: Sample) -> Sample:
-    """Backward pass, whole step and host time of a training step."""
-    step = sample["forward"] + sample["backward"]
-    return {"backward": sample["backward"], "step": step, "host of step": sample["host"]}
-
-
-def of_forward(sample: Sample) -> Sample:
-    """Forward pass and host time of a forward pass."""
-    return {"forward": sample["forward"], "host of forward": sample["host"]}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache, partial
 from types import FunctionType
 from typing import Any
@@ -16,59 +16,23 @@ from torch.nn.attention.flex_attention import BlockMask, FlexKernelOptions, flex
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import posenc_torch
-from harness.speed import DENSE, Variant, first_params, name_of, schemes
+from harness import variants
+from harness.run import Arrays, Function, tokens_of
 from harness.torch_checks import COMPILED
+from harness.variants import DENSE, Inputs, Variant
 from posenc_torch.flex.block_mask import BLOCK
 
-Call = Callable[[], Tensor]
+Given = tuple[Function, Arrays]
 SKIPPING = ("flex", "chunked")  # implementations that can skip blocks
 _NO_KERNEL = ("No available kernel", "No viable backend")  # what SDPA says
 _RECOMPILE_LIMIT = 64
 _ISOLATES = "isolate_recompiles" in inspect.signature(torch.compile).parameters  # since 2.13
 
 
-class Inputs:
-    """Normal q, k and v that ask for gradients, a gradient of the result, and params."""
-
-    def __init__(self, heads: int, length: int, dim: int, dtype: torch.dtype, device: str) -> None:
-        shape = (1, heads, length, dim)
-        drawn = [torch.randn(shape, device=device, dtype=dtype) for _ in range(4)]
-        self.q, self.k, self.v = (a.requires_grad_() for a in drawn[:3])
-        self.d_out = drawn[3]
-        self.schemes = schemes(heads)
-
-    @property
-    def tokens(self) -> list[Tensor]:
-        """What attention gets; it asks for gradients where they are recorded.
-
-        On a CPU FlexAttention refuses tensors that ask for them, recorded or not.
-        """
-        tokens = [self.q, self.k, self.v]
-        return tokens if torch.is_grad_enabled() else [a.detach() for a in tokens]
-
-    def params(self, scheme: str, learns: bool) -> dict[str, Tensor]:
-        """Learned arrays; they ask for gradients if asked."""
-        return {
-            name: torch.tensor(value, device=self.q.device).requires_grad_(learns)
-            for name, value in first_params(scheme, self.schemes[scheme]).items()
-        }
-
-
-def ours(
-    scheme: str, implementation: str, *, learns: bool = False, skip: bool | None = None
-) -> Variant:
-    """Attention of posenc by name; ``skip=False`` also computes negligible blocks."""
-    options = {} if skip is None else {"skip_blocks": skip}
-
-    def ready(inputs: Inputs, params: dict[str, Tensor]) -> Call:
-        kind = inputs.schemes[scheme]
-        return lambda: posenc_torch.attention(
-            *inputs.tokens, kind, params, causal=True, implementation=implementation, **options
-        )
-
-    name = name_of(scheme, implementation, learns, skip)
-    dense, compiles = implementation in DENSE and scheme != "none", implementation in COMPILED
-    return Variant(name, ready, role="ours", dense=dense, compiles=compiles, learns=learns)
+def ours(scheme: str, implementation: str, **options: Any) -> Variant:
+    """Attention of posenc by name, with options of ``variants.ours``."""
+    compiles = implementation in COMPILED
+    return variants.ours(scheme, implementation, compiles=compiles, **options)
 
 
 def baselines() -> list[Variant]:
@@ -86,20 +50,20 @@ def baselines() -> list[Variant]:
     ]
 
 
-def of_this_library() -> list[Variant]:
-    """Every implementation, those with goals first."""
-    variants = [
+def of_this_library(few: tuple[int, ...] = ()) -> list[Variant]:
+    """Every implementation, those with goals first, at every length."""
+    found = [
         ours("alibi", implementation, skip=skip)
         for implementation in sorted(posenc_torch.IMPLEMENTATIONS, key=_last)
         for skip in ((True, False) if implementation in SKIPPING else (None,))
     ]
     for implementation in sorted(posenc_torch.IMPLEMENTATIONS, key=_last):
-        variants += [
+        found += [
             ours("t5", implementation),
             ours("t5", implementation, learns=True),
             ours("slopes", implementation, learns=True),
         ]
-    return variants + [
+    return found + [
         ours("none", implementation)
         for implementation in posenc_torch.IMPLEMENTATIONS
         if implementation != "reference"
@@ -125,74 +89,74 @@ def trials(lengths: tuple[int, ...] = ()) -> list[Variant]:
 
 def peers() -> list[Variant]:
     """Attention of other libraries, where they are installed."""
-    variants = []
+    found = []
     if importlib.util.find_spec("flash_attn") is not None:
         biased = partial(_flash_attn, biased=True)
-        variants += [
+        found += [
             Variant("none flash_attn", _flash_attn, role="peer"),
             Variant("alibi flash_attn", biased, role="peer"),
         ]
     if importlib.util.find_spec("flash_attn_interface") is not None:
-        variants += [Variant("none flash_attn_interface", _flash_attn_3, role="peer")]
+        found += [Variant("none flash_attn_interface", _flash_attn_3, role="peer")]
     if importlib.util.find_spec("xformers") is not None:
-        variants += [Variant("none xformers", _xformers, role="peer")]
-    return variants
+        found += [Variant("none xformers", _xformers, role="peer")]
+    return found
 
 
-def _sdpa(inputs: Inputs, params: dict[str, Tensor]) -> Call:
+def _sdpa(inputs: Inputs) -> Given:
     """The kernel that PyTorch chooses."""
-    return lambda: sdpa(*inputs.tokens, is_causal=True)
+    return lambda a: sdpa(*tokens_of(a), is_causal=True), {}
 
 
-def _kernel(name: str, inputs: Inputs, params: dict[str, Tensor]) -> Call:
+def _kernel(name: str, inputs: Inputs) -> Given:
     backend = getattr(SDPBackend, name)
 
-    def call() -> Tensor:
+    def call(arrays: Arrays) -> Tensor:
         try:
             with sdpa_kernel(backend):
-                return sdpa(*inputs.tokens, is_causal=True)
+                return sdpa(*tokens_of(arrays), is_causal=True)
         except RuntimeError as error:
             if any(words in str(error) for words in _NO_KERNEL):
                 raise NotImplementedError(f"this device has no kernel {name}") from error
             raise
 
-    return call
+    return call, {}
 
 
-def _masked(inputs: Inputs, params: dict[str, Tensor]) -> Call:
+def _masked(inputs: Inputs) -> Given:
     """As before FlexAttention: the whole bias, in q's dtype."""
-    at = torch.arange(inputs.q.shape[2], device=inputs.q.device)
-    bias = _slopes(inputs)[:, None, None] * (at - at[:, None])
-    mask = bias.masked_fill_(at > at[:, None], -torch.inf)[None].to(inputs.q.dtype)
-    return lambda: sdpa(*inputs.tokens, attn_mask=mask)
+    at = torch.arange(inputs.length, device=inputs.runner.device)
+    bias = inputs.slopes[:, None, None] * (at - at[:, None])
+    mask = bias.masked_fill_(at > at[:, None], -torch.inf)[None].to(inputs.d_out.dtype)
+    return lambda a: sdpa(*tokens_of(a), attn_mask=a["mask"]), {"mask": mask}
 
 
-def _flex(inputs: Inputs, params: dict[str, Tensor]) -> Call:
+def _flex(inputs: Inputs) -> Given:
     return _flex_call(inputs, "none torch flex", None, {})
 
 
-def _score_mod(options: dict[str, Any], inputs: Inputs, params: dict[str, Tensor]) -> Call:
+def _score_mod(options: dict[str, Any], inputs: Inputs) -> Given:
     missing = options.keys() - FlexKernelOptions.__annotations__.keys()
     if missing:
         raise NotImplementedError(f"torch {torch.__version__} has no option {', '.join(missing)}")
     if options.get("BACKEND") == "FLASH" and not _has_flash_kernels():
         raise NotImplementedError("flash_attn.cute is not installed")
-    mod = posenc_torch.score_mod(inputs.schemes["alibi"], device=inputs.q.device)
+    mod = posenc_torch.score_mod(inputs.schemes["alibi"], device=inputs.d_out.device)
     return _flex_call(inputs, f"alibi {options}", mod, options)
 
 
-def _flex_call(inputs: Inputs, name: str, mod: Any, options: dict[str, Any]) -> Call:
-    mask = causal_blocks(inputs.q.shape[2], inputs.q.device)
+def _flex_call(inputs: Inputs, name: str, mod: Any, options: dict[str, Any]) -> Given:
+    mask = causal_blocks(inputs.length, inputs.d_out.device)
     # Lengths are whole blocks; a kernel for any length would check each of them.
     own = {"IS_DIVISIBLE": True, **options}
     run = own_program(name)
 
-    def call() -> Tensor:
-        if torch.is_grad_enabled() and inputs.q.device.type == "cpu":
+    def call(arrays: Arrays) -> Tensor:
+        if torch.is_grad_enabled() and inputs.runner.device == "cpu":
             raise NotImplementedError("FlexAttention has no backward pass on a CPU")
-        return run(*inputs.tokens, mod, mask, own)
+        return run(*tokens_of(arrays), mod, mask, own)
 
-    return call
+    return call, {}
 
 
 def _attend(
@@ -247,35 +211,30 @@ def _causal(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
     return i >= j
 
 
-def _swap(inputs: Inputs) -> Sequence[Tensor]:
+def _swap(arrays: Arrays) -> list[Tensor]:
     """``(B, L, H, D)``, a view."""
-    return [a.transpose(1, 2) for a in inputs.tokens]
+    return [a.transpose(1, 2) for a in tokens_of(arrays)]
 
 
-def _slopes(inputs: Inputs) -> Tensor:
-    slopes = inputs.schemes["alibi"].head_slopes()
-    return torch.tensor(slopes, dtype=torch.float32, device=inputs.q.device)
-
-
-def _flash_attn(inputs: Inputs, params: dict[str, Tensor], biased: bool = False) -> Call:
+def _flash_attn(inputs: Inputs, biased: bool = False) -> Given:
     from flash_attn import flash_attn_func
 
-    options: dict[str, Any] = {"alibi_slopes": _slopes(inputs)} if biased else {}
-    return lambda: flash_attn_func(*_swap(inputs), causal=True, **options).transpose(1, 2)
+    options: dict[str, Any] = {"alibi_slopes": inputs.slopes} if biased else {}
+    return lambda a: flash_attn_func(*_swap(a), causal=True, **options).transpose(1, 2), {}
 
 
-def _flash_attn_3(inputs: Inputs, params: dict[str, Tensor]) -> Call:
+def _flash_attn_3(inputs: Inputs) -> Given:
     from flash_attn_interface import flash_attn_func
 
-    def call() -> Tensor:
-        out = flash_attn_func(*_swap(inputs), causal=True)
+    def call(arrays: Arrays) -> Tensor:
+        out = flash_attn_func(*_swap(arrays), causal=True)
         return (out[0] if isinstance(out, tuple) else out).transpose(1, 2)
 
-    return call
+    return call, {}
 
 
-def _xformers(inputs: Inputs, params: dict[str, Tensor]) -> Call:
+def _xformers(inputs: Inputs) -> Given:
     from xformers import ops
 
     mask = ops.LowerTriangularMask()
-    return lambda: ops.memory_efficient_attention(*_swap(inputs), mask).transpose(1, 2)
+    return lambda a: ops.memory_efficient_attention(*_swap(a), mask).transpose(1, 2), {}

@@ -21,11 +21,15 @@ from __future__ import annotations
 import functools
 import math
 import os
+import sys
 import time
 import warnings
+from pathlib import Path
 
 from posenc.apply.feature_needs import reads_features
 from posenc.contract.protocol import Hook
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # asv adds no path to ``harness``
 
 # Before NumPy, PyTorch and XLA read them. With more threads, other load on the machine shows, and
 # threads that wait for work take the time of those that have some.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 
 from suite import GRID, SOME, OneThread, lengths, subjects, warm
-from suite.frameworks import FAST, FRAMEWORKS, IMPLEMENTATIONS, STAGES, framework_of
+from suite.frameworks import FAST, FRAMEWORKS, IMPLEMENTATIONS, STAGES, framework_of, ready_within
 
 MOST = 4 * 2**30  # bytes of a call
 _LENGTHS = lengths(512, 256, 2048)
@@ -23,7 +23,7 @@ class Forward(OneThread):
         framework, own = framework_of(implementation)
         framework.begin(self.threads)
         subject = functools.partial(subjects.attention, name, framework, implementation=own)
-        self.run = framework.ready_within(self.most, subject, length, self.stage)
+        self.run = ready_within(self.most, framework, subject, length, self.stage)
 
     def time_attention(self, *_):
         self.run()
@@ -50,7 +50,7 @@ class WithoutPositions(OneThread):
     def setup(self, framework, stage, length):
         own = FRAMEWORKS[framework].begin(self.threads)
         subject = functools.partial(subjects.without_positions, own)
-        self.run = own.ready_within(MOST, subject, length, stage)
+        self.run = ready_within(MOST, own, subject, length, stage)
 
     def time_attention(self, *_):
         self.run()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from suite import EVERY, OneThread, has_plain_bias, lengths, subjects, those, warm
-from suite.frameworks import FRAMEWORKS, STAGES
+from suite.frameworks import FRAMEWORKS, STAGES, ready
 
 
 class Bias(OneThread):
@@ -17,7 +17,7 @@ class Bias(OneThread):
     @warm
     def setup(self, name, framework, stage, length):
         own = FRAMEWORKS[framework].begin(threads=1)
-        self.run = own.ready(*subjects.bias(name, own, np.arange(length)), stage)
+        self.run = ready(own, subjects.bias(name, own, np.arange(length)), stage)
 
     def time_bias(self, *_):
         self.run()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from suite import SOME, OneThread, lengths, subjects, warm
-from suite.frameworks import FRAMEWORKS
+from suite.frameworks import FRAMEWORKS, ready
 
 
 class Step(OneThread):
@@ -16,7 +16,7 @@ class Step(OneThread):
     def setup(self, name, framework, positions, keys):
         own = FRAMEWORKS[framework].begin(threads=1)
         subject = subjects.decoding(name, own, keys, given=positions == "given")
-        self.run = own.ready(*subject, "forward")
+        self.run = ready(own, subject)
 
     def time_step(self, *_):
         self.run()

@@ -7,56 +7,54 @@ of the params, the same numbers in both.
 from __future__ import annotations
 
 import numpy as np
+from harness.run import load
 
 from posenc.apply.embed import has_embedding
 from posenc.apply.transform import has_transform
 from suite import EVERY, has_plain_bias, lengths, subjects, those
-from suite.frameworks import FRAMEWORKS, NumPy
+from suite.frameworks import FRAMEWORKS, ready
 
 _POSITIONS = sorted({2**24, *lengths(2**12, 2**7, 2**17, 2**20)})
 
 
 class _Tracked:
     version, timeout, unit = "1", 600, "spacings"
+    param_names = ("scheme", "framework", "positions up to")
+    wide = (np.float64,)  # for subjects that have no numbers but positions
+
+    def setup(self, name, framework, upto):
+        self.begin(name, framework, positions(upto), *self.wide)
+
+    def begin(self, name, framework, size, *dtype):
+        """Make the call in float32, and compute what it should give."""
+        own = self.framework = FRAMEWORKS[framework].begin(threads=1)
+        self.run = ready(own, self.subject(name, own, size))
+        self.exact = exact(self.subject, name, size, *dtype)
 
     def track_max_error(self, *_):
-        return max_error(self.run(), self.exact)
+        (result,), _ = self.run.answers()
+        return max_error(self.framework.host(result), self.exact)
 
 
 class Bias(_Tracked):
     """The dense bias."""
 
-    param_names = ("scheme", "framework", "positions up to")
     params = (those(EVERY, has_plain_bias), list(FRAMEWORKS), _POSITIONS)
-
-    def setup(self, name, framework, upto):
-        pos = positions(upto)
-        self.run = ready(FRAMEWORKS[framework], subjects.bias, name, pos)
-        self.exact = exact(subjects.bias, name, pos, np.float64)
+    subject = staticmethod(subjects.bias)
 
 
 class Transform(_Tracked):
     """Transformed queries."""
 
-    param_names = ("scheme", "framework", "positions up to")
     params = (those(EVERY, has_transform), list(FRAMEWORKS), _POSITIONS)
-
-    def setup(self, name, framework, upto):
-        pos = positions(upto)
-        self.run = ready(FRAMEWORKS[framework], subjects.transform, name, pos)
-        self.exact = exact(subjects.transform, name, pos)
+    subject, wide = staticmethod(subjects.transform), ()
 
 
 class Embedding(_Tracked):
     """The term of the tokens' embeddings."""
 
-    param_names = ("scheme", "framework", "positions up to")
     params = (those(EVERY, has_embedding), list(FRAMEWORKS), _POSITIONS)
-
-    def setup(self, name, framework, upto):
-        pos = positions(upto)
-        self.run = ready(FRAMEWORKS[framework], subjects.embedding, name, pos)
-        self.exact = exact(subjects.embedding, name, pos, np.float64)
+    subject = staticmethod(subjects.embedding)
 
 
 class Attention(_Tracked):
@@ -64,17 +62,11 @@ class Attention(_Tracked):
 
     param_names = ("scheme", "framework")
     params = (EVERY, list(FRAMEWORKS))
+    subject = staticmethod(subjects.attention)
 
     def setup(self, name, framework):
-        own = FRAMEWORKS[framework]
-        self.run = ready(own, subjects.attention, name, 64)
-        self.exact = own.layout(exact(subjects.attention, name, 64))
-
-
-def ready(framework, subject, name, size):
-    """The float32 result's call."""
-    framework.begin(threads=1)
-    return framework.ready(*subject(name, framework, size), "forward")
+        self.begin(name, framework, 64)
+        self.exact = self.framework.layout(self.exact)
 
 
 def positions(upto):
@@ -86,11 +78,8 @@ def positions(upto):
 
 
 def exact(subject, name, size, *dtype):
-    """What NumPy computes in float64 from the same numbers.
-
-    ``dtype`` is for subjects that have no numbers but positions.
-    """
-    function, arrays = subject(name, NumPy(), size, *dtype)
+    """What NumPy computes in float64 from the same numbers."""
+    function, arrays = subject(name, load("numpy"), size, *dtype)
     wide = {n: a.astype(np.float64) if a.dtype == np.float32 else a for n, a in arrays.items()}
     return np.asarray(function(wide), np.float64)
 

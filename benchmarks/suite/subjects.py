@@ -7,6 +7,7 @@ compute.
 from __future__ import annotations
 
 import numpy as np
+from harness.run import named, params_of, tokens_of
 
 import posenc
 from posenc.apply.embed import has_embedding
@@ -14,7 +15,6 @@ from posenc.apply.transform import has_transform
 from posenc.attn.embedding_only import embeds_only
 from suite import DIM, HEADS, has_plain_bias, hidden_states, make, normal
 
-_PARAM = "params."  # before the names of a scheme's arrays
 _OF_QUERY, _OF_KEYS = "queries.features.", "tokens.features."
 
 
@@ -27,9 +27,9 @@ def bias(name, framework, pos, dtype=None):
 
     def function(arrays):
         at = arrays["pos"]
-        return posenc.bias(scheme, at, at, _params(arrays), dtype=dtype, xp=xp)
+        return posenc.bias(scheme, at, at, params_of(arrays), dtype=dtype, xp=xp)
 
-    return function, {"pos": pos} | _named(params)
+    return function, {"pos": pos} | named(params)
 
 
 def transform(name, framework, pos):
@@ -40,14 +40,14 @@ def transform(name, framework, pos):
     xp, hidden = framework.xp(), hidden_states(scheme, params, pos.size)
 
     def function(arrays):
-        own, q, at = _params(arrays), arrays["q"], arrays["pos"]
+        own, q, at = params_of(arrays), arrays["q"], arrays["pos"]
         features = None
         if hidden:
             tokens = posenc.Tokens(at, x=arrays["x"])
             features = posenc.features(scheme, own, tokens, q=q, k=q, xp=xp)[0].features
         return posenc.transform(scheme, q, at, role="query", params=own, features=features, xp=xp)
 
-    return function, {"pos": pos, "q": normal(1, HEADS, pos.size, DIM)} | hidden | _named(params)
+    return function, {"pos": pos, "q": normal(1, HEADS, pos.size, DIM)} | hidden | named(params)
 
 
 def embedding(name, framework, pos, dtype=None):
@@ -58,9 +58,9 @@ def embedding(name, framework, pos, dtype=None):
     xp = framework.xp()
 
     def function(arrays):
-        return posenc.embedding(scheme, arrays["pos"], _params(arrays), dtype=dtype, xp=xp)
+        return posenc.embedding(scheme, arrays["pos"], params_of(arrays), dtype=dtype, xp=xp)
 
-    return function, {"pos": pos} | _named(params)
+    return function, {"pos": pos} | named(params)
 
 
 def attention(name, framework, length, implementation="auto", heads=HEADS):
@@ -69,22 +69,16 @@ def attention(name, framework, length, implementation="auto", heads=HEADS):
     if embeds_only(scheme):
         raise NotImplementedError("acts on embeddings only")
 
-    def function(arrays):
-        hidden = {"tokens": posenc.Tokens(x=arrays["x"])} if "x" in arrays else {}
-        return framework.attention(
-            arrays["q"], arrays["k"], arrays["v"], scheme, _params(arrays), True,
-            implementation=implementation, **hidden,
-        )  # fmt: skip
-
     hidden = hidden_states(scheme, params, length)
-    return function, _vectors(framework, length, heads) | hidden | _named(params)
+    attend = framework.attend(scheme, implementation=implementation)
+    return attend, _vectors(framework, length, heads) | hidden | named(params)
 
 
 def without_positions(framework, length):
     """The framework's own causal attention, with which the above is compared."""
 
     def function(arrays):
-        return framework.without_positions(arrays["q"], arrays["k"], arrays["v"])
+        return framework.without_positions(*tokens_of(arrays))
 
     return function, _vectors(framework, length, HEADS)
 
@@ -111,9 +105,9 @@ def decoding(name, framework, keys, given):
     arrays = {n: framework.layout(a) for n, a in vectors.items()}
     arrays["q"] = framework.layout(vectors["q"][:, :, -1:])
     if needs.features:
-        arrays |= _named(of_queries[-1:].features, _OF_QUERY)
+        arrays |= named(of_queries[-1:].features, _OF_QUERY)
     if "features" in needs.keep:
-        arrays |= _named(of_keys.features, _OF_KEYS)
+        arrays |= named(of_keys.features, _OF_KEYS)
     if given or needs.transformed:
         arrays["pos"] = pos
 
@@ -122,24 +116,16 @@ def decoding(name, framework, keys, given):
         options = {"k_transformed": True} if needs.transformed else {}
         if needs.features:
             last = tokens if tokens.pos is None else tokens[-1:]
-            options["queries"] = last.with_features(_params(arrays, _OF_QUERY))
-            tokens = tokens.with_features(_params(arrays, _OF_KEYS))
+            options["queries"] = last.with_features(params_of(arrays, _OF_QUERY))
+            tokens = tokens.with_features(params_of(arrays, _OF_KEYS))
         return framework.attention(
-            arrays["q"], arrays["k"], arrays["v"], scheme, _params(arrays), True,
+            *tokens_of(arrays), scheme, params_of(arrays), True,
             tokens=tokens, **options,
         )  # fmt: skip
 
-    return function, arrays | _named(params)
+    return function, arrays | named(params)
 
 
 def _vectors(framework, length, heads):
     """q, k and v in the framework's layout."""
     return {n: framework.layout(normal(1, heads, length, DIM, seed=i)) for i, n in enumerate("qkv")}
-
-
-def _named(arrays, prefix=_PARAM):
-    return {f"{prefix}{name}": np.asarray(a, np.float32) for name, a in arrays.items()}
-
-
-def _params(arrays, prefix=_PARAM):
-    return {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}

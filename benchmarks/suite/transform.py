@@ -7,7 +7,7 @@ import numpy as np
 from posenc.apply.embed import has_embedding
 from posenc.apply.transform import has_transform
 from suite import EVERY, OneThread, lengths, subjects, those, warm
-from suite.frameworks import FRAMEWORKS, STAGES
+from suite.frameworks import FRAMEWORKS, STAGES, ready
 
 _LENGTHS = lengths(1024, 256, 4096, 16384)
 
@@ -21,7 +21,7 @@ class Transform(OneThread):
     @warm
     def setup(self, name, framework, stage, length):
         own = FRAMEWORKS[framework].begin(threads=1)
-        self.run = own.ready(*subjects.transform(name, own, np.arange(length)), stage)
+        self.run = ready(own, subjects.transform(name, own, np.arange(length)), stage)
 
     def time_transform(self, *_):
         self.run()
@@ -36,7 +36,7 @@ class Embedding(OneThread):
     @warm
     def setup(self, name, framework, length):
         own = FRAMEWORKS[framework].begin(threads=1)
-        self.run = own.ready(*subjects.embedding(name, own, np.arange(length)), "forward")
+        self.run = ready(own, subjects.embedding(name, own, np.arange(length)))
 
     def time_embedding(self, *_):
         self.run()

@@ -202,8 +202,8 @@ def test_asv_opens_from_disk(measured, tmp_path, benchmarks, monkeypatch):
 
 def test_the_files_of_an_earlier_commit(measured, monkeypatch, benchmarks):
     folder, _ = measured
-    history = benchmarks("history")
-    monkeypatch.setattr(history, "ROOT", folder)
+    history, sources = benchmarks("history"), benchmarks("harness.sources")
+    monkeypatch.setattr(sources, "ROOT", folder)
     file = folder / "posenc" / "__init__.py"
     before = read(file)
     file.write_text("VALUE = 2")
@@ -213,7 +213,7 @@ def test_the_files_of_an_earlier_commit(measured, monkeypatch, benchmarks):
     git(folder, "reset", "--quiet", "--hard", first)
     assert history.ancestors(second) == [first, second]
     for each, text in ((first, before), (second, "VALUE = 2")):
-        with history.checkout(each) as code:
+        with sources.checkout(each) as code:
             assert read(code / "posenc" / "__init__.py") == text
             assert (code / "backends").is_dir()
 
@@ -298,8 +298,9 @@ def test_a_ratio_compares_the_same_framework_stage_and_length(benchmarks):
 
 def test_ratios_to_libraries_are_those_that_were_measured(benchmarks, tmp_path):
     row = {"stage": "bias", "scheme": "t5", "pass": "forward", "mode": "eager"}
+    ratio = benchmarks("harness.clock").Speed.of([0.5]).json()
     rows = [
-        row | {"library": "other", "status": "measured", "ratio": {"median": 0.5}},
+        row | {"library": "other", "status": "measured", "ratio": ratio},
         row | {"library": "absent", "status": "missing", "reason": "not installed"},
     ]
     result = tmp_path / "peers.json"

@@ -30,14 +30,16 @@ from harness import (  # noqa: E402
     speed,
     torch_checks,
     torch_clock,
-    torch_runner,
-    torch_speed,
+    torch_run,
     torch_variants,
+    variants,
 )
 from harness.correctness import Check  # noqa: E402
+from harness.run import params_of  # noqa: E402
 
 import posenc_torch  # noqa: E402
 
+BASELINES = torch_variants.baselines()
 QUICK = ["--device", "cpu", "--quick", "--compiles", "0", "--seed", "3"]
 
 
@@ -49,12 +51,14 @@ def few(monkeypatch):
     monkeypatch.setattr(correctness, "schemes", lambda dim: {n: schemes(dim)[n] for n in names})
     layouts = {name: cases.LAYOUTS[name] for name in ("causal", "fully-masked")}
     monkeypatch.setattr(correctness, "LAYOUTS", layouts)
-    monkeypatch.setattr(torch_runner, "baselines", lambda: torch_variants.baselines()[:3])
-    monkeypatch.setattr(
-        torch_runner,
-        "of_this_library",
-        lambda: [torch_variants.ours("alibi", "sdpa"), torch_variants.ours("t5", "flex")],
-    )
+    own = [torch_variants.ours("alibi", "sdpa"), torch_variants.ours("t5", "flex")]
+    measure(monkeypatch, BASELINES[:3], own)
+
+
+def measure(monkeypatch, baselines, own):
+    """Time only these variants of this library and of the baselines."""
+    monkeypatch.setattr(torch_variants, "baselines", lambda: baselines)
+    monkeypatch.setattr(torch_variants, "of_this_library", lambda few: own)
 
 
 def run(tmp_path, *more):
@@ -308,9 +312,10 @@ def test_the_causal_blocks_of_the_baseline_are_those_of_the_library():
 SMALL = {"heads": 1, "dim": 16, "lengths": (2304,), "rounds": (1, 1)}
 
 
-def speed_rows(*variants, **sizes):
-    settings = speed.Settings("cpu", "bfloat16", **{**SMALL, **sizes})
-    return list(torch_speed.Speed(settings, variants, clock.Budget(60)).rows())
+def speed_rows(*timed, **sizes):
+    settings = speed.Settings("bfloat16", **{**SMALL, **sizes})
+    runner = torch_run.FrameworkRunner("cpu")
+    return list(speed.Timing(runner, settings, timed, clock.Budget(60)).rows())
 
 
 def test_a_wrong_gradient_of_far_keys_is_noticed(monkeypatch):
@@ -333,19 +338,21 @@ def test_a_wrong_gradient_of_far_keys_is_noticed(monkeypatch):
 @pytest.mark.parametrize("scheme", ["alibi", "t5", "slopes"])
 def test_what_timings_are_compared_with_is_the_reference(scheme, monkeypatch):
     monkeypatch.setattr(exact, "_BLOCK_PAIRS", 3 * 40 * 10)
-    inputs = torch_variants.Inputs(3, 40, 8, torch.float64, "cpu")
-    params = inputs.params(scheme, learns=True)
-    leaves = [*inputs.tokens, *params.values()]
+    inputs = variants.Inputs(torch_run.FrameworkRunner("cpu"), 3, 40, 8, "float64")
+    params = params_of(inputs.params(scheme))
+    q, k, v, *learned = leaves = [
+        a.clone().requires_grad_() for a in (*inputs.tokens.values(), *params.values())
+    ]
+    wide = {n: p.double() for n, p in zip(params, learned, strict=True)}
     out = posenc_torch.attention(
-        *inputs.tokens, inputs.schemes[scheme], {n: p.double() for n, p in params.items()},
-        causal=True, implementation="reference",
-    )  # fmt: skip
+        q, k, v, inputs.schemes[scheme], wide, causal=True, implementation="reference"
+    )
     gradients = torch.autograd.grad(out, leaves, inputs.d_out)
-    answers = dict(zip(["out", "q", "k", "v", *params], [out, *gradients], strict=True))
-    expected = torch_speed.Expected(inputs)
-    assert max(e["relative"] for e in expected.errors(scheme, params, answers).values()) < 1e-5
+    answers = dict(zip(["out", "q", "k", "v", *params], [out.detach(), *gradients], strict=True))
+    expected = exact.Expected(inputs)
+    assert max(e["relative"] for e in expected.errors(scheme, answers).values()) < 1e-5
     for name, array in answers.items():
-        errors = expected.errors(scheme, params, {name: array * 1.001})
+        errors = expected.errors(scheme, {name: array * 1.001})
         assert errors[name]["relative"] == pytest.approx(1e-3, rel=0.1)
 
 
@@ -356,12 +363,10 @@ def test_the_first_and_the_last_head_are_always_compared():
 
 
 def test_a_baseline_that_fails_is_an_error(few, tmp_path, monkeypatch, capsys):
-    def broken(inputs, params):
+    def broken(inputs):
         raise ValueError("nothing works")
 
-    base = [speed.Variant("none torch sdpa", broken)]
-    monkeypatch.setattr(torch_runner, "baselines", lambda: base)
-    monkeypatch.setattr(torch_runner, "of_this_library", lambda: [])
+    measure(monkeypatch, [variants.Variant("none torch sdpa", broken)], [])
     code, result = run(tmp_path, "--only", "speed")
     assert code == 1
     assert result["counts"]["bad"] == 2
@@ -370,11 +375,9 @@ def test_a_baseline_that_fails_is_an_error(few, tmp_path, monkeypatch, capsys):
 
 
 def test_a_host_that_waits_is_reported(few, tmp_path, monkeypatch):
-    monkeypatch.setattr(torch_runner, "baselines", lambda: torch_variants.baselines()[:1])
+    measure(monkeypatch, BASELINES[:1], [torch_variants.ours("alibi", "sdpa")])
     first = torch_clock.Clock.first
     monkeypatch.setattr(torch_clock.Clock, "first", lambda *a: (first(*a)[0], 0, True))
-    own = [torch_variants.ours("alibi", "sdpa")]
-    monkeypatch.setattr(torch_runner, "of_this_library", lambda: own)
     code, result = run(tmp_path, "--only", "speed")
     assert code == 0
     assert not any("ratio" in row for row in result["ratios"])
@@ -384,7 +387,7 @@ def test_a_host_that_waits_is_reported(few, tmp_path, monkeypatch):
 
 def test_a_run_that_is_stopped_leaves_what_it_has(few, tmp_path, monkeypatch):
     monkeypatch.setattr(gpu_check, "_WRITING_SHARE", 1e9)
-    monkeypatch.setattr(torch_runner, "baselines", lambda: torch_variants.baselines()[:1])
+    measure(monkeypatch, BASELINES[:1], [torch_variants.ours("alibi", "sdpa")])
     sampled = []
 
     def stopped(self, entry, kind):
@@ -393,9 +396,7 @@ def test_a_run_that_is_stopped_leaves_what_it_has(few, tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return {"forward": 1.0} if kind == "forward" else {"step": 1.0}
 
-    monkeypatch.setattr(torch_speed.Speed, "_sample", stopped)
-    own = [torch_variants.ours("alibi", "sdpa")]
-    monkeypatch.setattr(torch_runner, "of_this_library", lambda: own)
+    monkeypatch.setattr(speed.Timing, "_sample", stopped)
     code, result = run(tmp_path, "--only", "speed")
     assert code == 1
     assert result["ended by"]["reason"] == "KeyboardInterrupt: KeyboardInterrupt"
@@ -505,12 +506,12 @@ def test_a_baseline_has_its_own_limit_of_compilations(isolates, monkeypatch):
 
 
 def test_an_option_that_torch_lacks_is_refused():
-    inputs = torch_variants.Inputs(2, 256, 16, torch.bfloat16, "cpu")
+    inputs = variants.Inputs(torch_run.FrameworkRunner("cpu"), 2, 256, 16, "bfloat16")
     with pytest.raises(NotImplementedError, match="has no option NEWER"):
-        torch_variants._score_mod({"NEWER": True}, inputs, {})
+        torch_variants._score_mod({"NEWER": True}, inputs)
     if not torch_variants._has_flash_kernels():
         with pytest.raises(NotImplementedError, match=r"flash_attn\.cute is not installed"):
-            torch_variants._score_mod({"BACKEND": "FLASH"}, inputs, {})
+            torch_variants._score_mod({"BACKEND": "FLASH"}, inputs)
 
 
 def test_other_arguments_are_refused(capsys):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -29,19 +28,21 @@ from harness import (  # noqa: E402
     correctness,
     exact,
     jax_checks,
-    jax_runner,
-    jax_speed,
+    jax_run,
     jax_variants,
     ratios,
     speed,
+    variants,
 )
 from harness.correctness import Check  # noqa: E402
+from harness.device import Device  # noqa: E402
+from harness.run import params_of  # noqa: E402
 
 import posenc_jax  # noqa: E402
 from posenc_jax.chunked.blocks import make_tiling  # noqa: E402
 
 QUICK = ["--framework", "jax", "--device", "cpu", "--quick", "--seed", "3"]
-ABSENT = jax_runner.FrameworkRunner("cpu", quick=True, compiles=None).absent()
+ABSENT = Device("jax", "cpu", quick=True, compiles=None).absent()
 ON_CPU = tuple(
     implementation for implementation in posenc_jax.IMPLEMENTATIONS if implementation not in ABSENT
 )
@@ -56,13 +57,13 @@ def few(monkeypatch):
     )
     monkeypatch.setattr(correctness, "LAYOUTS", {"causal": cases.LAYOUTS["causal"]})
     others = [v for v in jax_variants.baselines() if v.name != "alibi jax cudnn bias"]
-    monkeypatch.setattr(jax_runner, "baselines", lambda: others)
+    monkeypatch.setattr(jax_variants, "baselines", lambda: others)
     own = [
         jax_variants.ours("alibi", "pallas"),
         jax_variants.ours("alibi", "chunked"),
         jax_variants.ours("t5", "chunked", learns=True),
     ]
-    monkeypatch.setattr(jax_runner, "of_this_library", lambda few: own)
+    monkeypatch.setattr(jax_variants, "of_this_library", lambda few: own)
 
 
 def run(tmp_path, *more):
@@ -157,7 +158,7 @@ def test_blocks_are_as_large_as_they_are():
 
 
 def test_every_scheme_and_layout_of_the_implementations_that_are_there_is_planned():
-    side = jax_runner.FrameworkRunner("cpu", quick=False, compiles=None)
+    side = Device("jax", "cpu", quick=False, compiles=None)
     plan = side.plan()
     tried = {(c.implementation, c.scheme, c.layout, c.dtype) for c in plan}
     assert len(plan) == len(tried) + len(ON_CPU) * len(cases.CORE)
@@ -165,8 +166,8 @@ def test_every_scheme_and_layout_of_the_implementations_that_are_there_is_planne
 
 
 def test_the_kernels_of_this_library_are_checked_first(monkeypatch):
-    monkeypatch.setattr(jax_runner.FrameworkRunner, "absent", lambda self: {})
-    plan = jax_runner.FrameworkRunner("cpu", quick=False, compiles=None).plan()
+    monkeypatch.setattr(jax_checks, "absent", dict)
+    plan = Device("jax", "cpu", quick=False, compiles=None).plan()
     first = [check for check in plan[:60] if check.dtype == "bfloat16"]
     assert {c.implementation for c in first[:4]} == {"pallas"}
     assert {c.layout for c in first[:4]} > {"causal"}
@@ -178,36 +179,40 @@ def test_the_kernels_of_this_library_are_checked_first(monkeypatch):
 def test_a_sample_is_of_several_calls():
     seen = []
 
-    def function(x):
-        seen.append(x)
-        return jax.numpy.zeros(2)
+    def program(arrays):
+        seen.append(arrays)
+        return [arrays["x"]]
 
-    ms, host = jax_speed.Program(function, (1,), calls=4).sample()
-    assert seen == [1] * 4
-    assert 0 < host <= ms
+    ready = jax_run.FrameworkRunner().ready(lambda a: a["x"], {"x": np.zeros(2)}, "forward")
+    ready._program, ready.calls = program, 4
+    sample = ready.sample()
+    assert len(seen) == 4
+    assert 0 < sample["host of forward"] <= sample["forward"]
 
 
 def test_what_is_too_large_is_not_run(monkeypatch):
-    settings = speed.Settings("cpu", "bfloat16", heads=2, dim=64, lengths=(64,))
-    variants = [jax_variants.ours("alibi", "chunked")]
-    timing = jax_speed.Speed(settings, variants, clock.Budget(60))
-    monkeypatch.setattr(timing, "_free", lambda: 1000.0)
-    (row,) = timing.rows()
+    settings = speed.Settings("bfloat16", heads=2, dim=64, lengths=(64,))
+    runner = jax_run.FrameworkRunner("cpu")
+
+    def row_of(implementation, budget):
+        own = [jax_variants.ours("alibi", implementation)]
+        (row,) = speed.Timing(runner, settings, own, budget).rows()
+        return row
+
+    row = row_of("chunked", clock.Budget(60, compiles=1))
+    assert (row["status"], row["reason"]) == ("not run", "no compilations left")
+    monkeypatch.setattr(runner, "free", lambda: 1000.0)
+    row = row_of("chunked", clock.Budget(60))
     assert row["status"] == "refused"
     assert "0.0 are free" in row["reason"]
-    dense = jax_speed.Speed(settings, [jax_variants.ours("alibi", "xla")], clock.Budget(60))
-    monkeypatch.setattr(dense, "_free", lambda: 1000.0)
-    (row,) = dense.rows()
-    assert row["reason"] == "a dense bias takes about 0 GiB"
-    (row,) = jax_speed.Speed(settings, variants, clock.Budget(60, compiles=1)).rows()
-    assert (row["status"], row["reason"]) == ("not run", "no compilations left")
+    assert row_of("xla", clock.Budget(60))["reason"] == "a dense bias takes about 0 GiB"
 
 
 @long
 @pytest.mark.parametrize("scheme", ["alibi", "t5"])
 def test_what_timings_are_compared_with_is_the_reference(scheme, monkeypatch):
     monkeypatch.setattr(exact, "_BLOCK_PAIRS", 2 * 40 * 10)
-    inputs = jax_variants.Inputs(2, 40, 8, "float32")
+    inputs = variants.Inputs(jax_run.FrameworkRunner("cpu"), 2, 40, 8, "float32")
 
     @jax.jit
     def attend(tokens, params):
@@ -215,12 +220,11 @@ def test_what_timings_are_compared_with_is_the_reference(scheme, monkeypatch):
             *tokens, inputs.schemes[scheme], params, causal=True, implementation="reference"
         )
 
-    params = inputs.params(scheme)
-    out, pull = jax.vjp(attend, inputs.tokens, params)
+    params = params_of(inputs.params(scheme))
+    out, pull = jax.vjp(attend, list(inputs.tokens.values()), params)
     (d_q, d_k, d_v), d_params = jax.jit(pull)(inputs.d_out)
     answers = {"out": out, "q": d_q, "k": d_k, "v": d_v, **d_params}
-    with ThreadPoolExecutor(1) as pool:
-        expected = jax_speed.Expected(inputs, [scheme], pool)
+    expected = exact.Expected(inputs)
     errors = expected.errors(scheme, answers)
     assert max(e["relative"] for e in errors.values()) < 1e-4
     errors = expected.errors(scheme, {name: array * 1.01 for name, array in answers.items()})
@@ -271,9 +275,10 @@ def test_a_gpu_that_is_not_there_is_told():
     if jax.default_backend() == "gpu":
         pytest.skip("there is one")
     with pytest.raises(SystemExit, match="JAX sees no GPU"):
-        jax_runner.FrameworkRunner("cuda", quick=True, compiles=None)
+        Device("jax", "cuda", quick=True, compiles=None)
 
 
 def test_bytes_are_those_of_temporaries_and_results():
-    compiled = jax.jit(lambda x: x + 1).lower(np.zeros(1000, np.float32)).compile()
-    assert jax_speed._bytes(compiled) >= 4000
+    given = {"x": np.zeros(1000, np.float32)}
+    ready = jax_run.FrameworkRunner().ready(lambda a: a["x"] + 1, given, "forward")
+    assert ready.peak_memory() >= 4000

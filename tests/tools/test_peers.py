@@ -21,7 +21,7 @@ import peers as command  # noqa: E402
 import torch  # noqa: E402
 from harness.peers import jax_peers, measure, report, torch_peers  # noqa: E402
 from harness.peers.side import Difference, Peer, Side, Sizes, from_peer, to_peer  # noqa: E402
-from harness.peers.torch_framework import Torch  # noqa: E402
+from harness.run import load  # noqa: E402
 
 import posenc  # noqa: E402
 from posenc.schemes import catalogue  # noqa: E402
@@ -57,7 +57,7 @@ def measured(*peers, only="forward", rounds=3):
     return [
         row
         for group in measure.groups(peers, SMALL, lambda name: f" {only} " in name)
-        for row in measure.rows(group, Torch(), plan, MODULES)
+        for row in measure.rows(group, load("torch"), plan, MODULES)
     ]
 
 

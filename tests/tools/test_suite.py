@@ -16,6 +16,7 @@ from frameworks_installed import require
 from sample import long
 
 import posenc
+import posenc.makers
 
 SUITE = Path(__file__).parents[2] / "benchmarks" / "suite"
 
@@ -72,7 +73,7 @@ def benchmarks(kind):
 
 
 def test_a_new_scheme_is_in_every_benchmark_of_schemes(load, monkeypatch):
-    monkeypatch.setitem(sys.modules["posenc.makers"]._BUILT_IN, "newcomer", Newcomer)
+    monkeypatch.setitem(posenc.makers._BUILT_IN, "newcomer", Newcomer)
     found = classes(load(POSENC_FRAMEWORKS="numpy", POSENC_GRID="full"))
     of_schemes = {n: k for n, k in found.items() if "scheme" in getattr(k, "param_names", ())}
     assert len(of_schemes) > 10
@@ -83,7 +84,7 @@ def test_a_new_scheme_is_in_every_benchmark_of_schemes(load, monkeypatch):
 def test_errors_of_a_new_scheme_are_in_the_short_grid(load, monkeypatch):
     """Of any scheme: attention is timed with one of each kind, of which "newcomer" is the first."""
     for name in ("newcomer", "newcomer_again"):
-        monkeypatch.setitem(sys.modules["posenc.makers"]._BUILT_IN, name, Newcomer)
+        monkeypatch.setitem(posenc.makers._BUILT_IN, name, Newcomer)
     found = classes(load(POSENC_FRAMEWORKS="numpy"))
     errors = [kind for name, kind in found.items() if name.startswith("error.")]
     assert len(errors) == 4
@@ -162,10 +163,10 @@ def test_exponents_of_known_costs(load):
 
 
 def test_peak_memory_counts_what_is_freed_before_the_end(load):
-    frameworks = load(POSENC_FRAMEWORKS="numpy", POSENC_SCHEMES="alibi")["frameworks"]
+    own = load(POSENC_FRAMEWORKS="numpy", POSENC_SCHEMES="alibi")["frameworks"].FRAMEWORKS["numpy"]
 
     def function(arrays):
         return np.zeros(2**20, np.uint8).sum()
 
-    peak = frameworks.NumPy().ready(function, {}, "forward").peak_memory()
+    peak = own.ready(function, {}, "forward").peak_memory()
     assert 2**20 <= peak < 2**20 + 2**18  # Python's own objects

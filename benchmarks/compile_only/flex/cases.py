@@ -8,7 +8,6 @@ from typing import Any
 
 import posenc
 import posenc.positions
-from posenc.apply.feature_needs import reads_hidden
 from posenc.backend import Arguments, prepare
 from posenc.schemes import FIRE, DeBERTa, DualChunk, Inkling, LogScale, PoPE, Shaw, Sink, Sum
 
@@ -100,11 +99,6 @@ def tokens_of(case: Case, length: int, x: Any, make: Callable[[Any], Any]) -> po
 
 def _prefix_mask(q: Any, k: Any) -> Any:
     return (k <= q) | (k < 40)
-
-
-def reads_hidden_states(scheme: Any) -> bool:
-    """Whether a scheme has features of hidden states."""
-    return reads_hidden(scheme)
 
 
 def prepare_call(q: Any, k: Any, v: Any, scheme: Any, params: Any, options: Any) -> Any:

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
+from harness.record import fault
 
 from compile_only.flex.cases import LENGTH, SCHEMES, Case
 from compile_only.flex.fake_cuda import SHARED, load_hooks, version_mismatch
@@ -141,7 +142,7 @@ def _compile_passes(case: Case, keep: Path | None) -> dict[str, dict[str, Any] |
     try:
         sources = kernel_sources(case)
     except Exception as error:
-        return dict.fromkeys(passes, _first_line(error))
+        return dict.fromkeys(passes, fault(error)["reason"])
     folder = None
     if keep is not None:
         folder = keep / "-".join(map(str, (case.scheme, case.dtype, case.dim, *passes[:1])))
@@ -164,11 +165,7 @@ def _try(compile_kernel: Callable[..., dict[str, Any]], *arguments: Any) -> dict
     try:
         return compile_kernel(*arguments)
     except Exception as error:
-        return _first_line(error)
-
-
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+        return fault(error)["reason"]
 
 
 def _interpret(case: Case) -> dict[str, float]:

@@ -31,10 +31,10 @@ from compile_only.flex.cases import (
     caller_options,
     make_scheme,
     prepare_call,
-    reads_hidden_states,
     tokens_of,
 )
 from compile_only.flex.fake_cuda import SHARED, fake_cuda
+from posenc.apply.feature_needs import reads_hidden
 from posenc_torch.flex import implementation as flex
 
 
@@ -83,7 +83,7 @@ def _call_on_fake_tensors(case: Case, length: int, attend: Callable[..., Any]) -
     lengths = 1 if case.decoding else length, length, length
     dtype = getattr(torch, case.dtype)
     q, k, v = (fake(2, HEADS, n, case.dim, dtype=dtype) for n in lengths)
-    x = fake(2, length, HEADS) if reads_hidden_states(scheme) else None
+    x = fake(2, length, HEADS) if reads_hidden(scheme) else None
     params = {name: fake(*a.shape) for name, a in posenc.init_params(scheme).items()}
     options = caller_options(case, lambda: fake(1, HEADS, lengths[0], length))
     options["tokens"] = tokens_of(

@@ -30,11 +30,11 @@ from compile_only.flex.cases import (
     caller_options,
     make_scheme,
     prepare_call,
-    reads_hidden_states,
     tokens_of,
 )
 from compile_only.flex.fake_cuda import fake_cuda
 from compile_only.flex.inductor import empty
+from posenc.apply.feature_needs import reads_hidden
 from posenc.backend import PartialAttention, add_sink, merge_parts
 from posenc_torch.flex import implementation as flex
 from posenc_torch.flex import near_far, target
@@ -129,7 +129,7 @@ def errors(case: Case, length: int) -> dict[str, float]:
     d_out = normal(1, HEADS, length, case.dim).to(dtype)
     x = -normal(1, length, HEADS).abs().requires_grad_()
     params = {n: torch.tensor(a).requires_grad_() for n, a in posenc.init_params(scheme).items()}
-    reads_x = reads_hidden_states(scheme)
+    reads_x = reads_hidden(scheme)
     bias = normal(1, HEADS, length, length).requires_grad_()
     options = caller_options(case, lambda: bias)
     learned = [*params.values(), *([x] if reads_x else []), *([bias] if options else [])]

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from harness.record import fault
+
 from compile_only.pallas.loops import count_loop
 
 DEVICES = {"h200": "NVIDIA H200", "v5e": "TPU v5e", "v6e": "TPU v6e"}
@@ -91,7 +93,7 @@ def compile_case(case: Case) -> dict[str, Any]:
         try:
             result["kernels"][name] = _compile_kernel(case, name)
         except Exception as error:
-            result["errors"][name] = _first_line(error)
+            result["errors"][name] = fault(error)["reason"]
     for length in LENGTHS:
         try:
             program, _ = _compile(case, partial(training_step, case), length)
@@ -99,7 +101,7 @@ def compile_case(case: Case) -> dict[str, Any]:
             if case.gpu:  # kernels for TPUs read (B, H, L, D)
                 result["transposes"][str(length)] = count_transposes(program.as_text())
         except Exception as error:
-            result["errors"][f"step of {length}"] = _first_line(error)
+            result["errors"][f"step of {length}"] = fault(error)["reason"]
     return result
 
 
@@ -285,7 +287,3 @@ def one_kernel(case: Case, name: str, given: dict[str, Any]) -> Any:
         return kernel(*inputs)
     per_query = jnp.sum(d_out.astype(jnp.float32), axis=-1)
     return kernel(*inputs, Residuals(d_out, per_query, per_query))
-
-
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {(str(error).strip() or 'no reason').splitlines()[0][:300]}"

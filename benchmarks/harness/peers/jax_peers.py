@@ -9,10 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from harness.peers.side import Inputs, Peer, Side
-from harness.peers.torch_peers import FLOAT32_ANGLES, T5_BIAS
+from harness.peers.side import BLHD, FLOAT32_ANGLES, T5_BIAS, Inputs, Peer, Side
 
-_BLHD = (0, 2, 1, 3)
 _JIT = ("jit",)
 
 
@@ -20,7 +18,7 @@ def _half_by_equinox(inputs: Inputs) -> Side:
     import equinox as eqx
 
     rope = jax.vmap(jax.vmap(eqx.nn.RotaryPositionalEmbedding(inputs.sizes.dim)))
-    return Side(lambda q, k: (rope(q), rope(k)), _tokens(inputs))
+    return Side(lambda q, k: (rope(q), rope(k)), inputs.tokens())
 
 
 def _half_by_keras_hub(**options: Callable[[Inputs], Any]) -> Callable[[Inputs], Side]:
@@ -31,7 +29,7 @@ def _half_by_keras_hub(**options: Callable[[Inputs], Any]) -> Callable[[Inputs],
             max_wavelength=inputs.scheme.base,
             **{name: value(inputs) for name, value in options.items()},
         )
-        return Side(lambda q, k: (rope(q), rope(k)), _tokens(inputs, _BLHD), _BLHD)
+        return Side(lambda q, k: (rope(q), rope(k)), inputs.tokens(BLHD), BLHD)
 
     return ready
 
@@ -91,8 +89,8 @@ def _attention(make: Callable[[], Callable[..., Any]], **fixed: Any) -> Callable
         attend = make()
         return Side(
             lambda q, k, v: attend(q, k, v, is_causal=True, **fixed),
-            _tokens(inputs, _BLHD, "v"),
-            _BLHD,
+            inputs.tokens(BLHD, "v"),
+            BLHD,
         )
 
     return ready
@@ -111,7 +109,7 @@ def _alibi_attention(
         def call(q: Any, k: Any, v: Any) -> Any:
             return attend(q, k, v, bias=bias, is_causal=True, **fixed)
 
-        return Side(call, _tokens(inputs, _BLHD, "v"), _BLHD)
+        return Side(call, inputs.tokens(BLHD, "v"), BLHD)
 
     return ready
 
@@ -121,7 +119,7 @@ def _nope_by_equinox(inputs: Inputs) -> Side:
 
     mask = jnp.tril(jnp.ones((inputs.sizes.length,) * 2, bool))
     heads = jax.vmap(jax.vmap(lambda q, k, v: dot_product_attention(q, k, v, mask)))
-    return Side(heads, _tokens(inputs, None, "v"))
+    return Side(heads, inputs.tokens(None, "v"))
 
 
 def _alibi_by_keras_hub(inputs: Inputs) -> Side:
@@ -136,7 +134,7 @@ def _alibi_by_keras_hub(inputs: Inputs) -> Side:
         weights = ops.softmax(ops.where(later, jnp.finfo(jnp.float32).min, scores))
         return ops.matmul(weights, v)
 
-    return Side(call, _tokens(inputs, None, "v"))
+    return Side(call, inputs.tokens(None, "v"))
 
 
 def _jax_nn() -> Callable[..., Any]:
@@ -150,10 +148,6 @@ def _tokamax() -> Callable[..., Any]:
     if not flags.FLAGS.is_parsed():  # it would read the options of this command as its own
         flags.FLAGS.mark_as_parsed()
     return tokamax.dot_product_attention
-
-
-def _tokens(inputs: Inputs, axes: Any = None, *more: str) -> dict[str, Any]:
-    return {name: inputs.leaf(name, axes) for name in ("q", "k", *more)}
 
 
 def peers() -> list[Peer]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from harness.clock import Budget, Sample, interleave, summary
+from harness.clock import Speed, take_turns
 from harness.peers.ours import ours
 from harness.peers.side import (
     Difference,
@@ -24,41 +23,12 @@ from harness.peers.side import (
     to_peer,
 )
 from harness.record import fault, finite
+from harness.run import STEP, Arrays, Runner, Shape
 from posenc.testing import Host
 from posenc.testing.tolerances import rounding_bound
 
 Row = dict[str, Any]
-Shape = tuple[int, ...]
-_SHORTEST = 2e-3  # seconds of one sample; shorter calls are repeated
 _OURS = "posenc"
-
-
-class Framework(ABC):
-    """How an array library runs a side."""
-
-    name: str
-
-    @abstractmethod
-    def array(self, value: Host, learns: bool) -> Any:
-        """An array, with a gradient if it is learned."""
-
-    @abstractmethod
-    def host(self, array: Any) -> Host:
-        """A NumPy array."""
-
-    @abstractmethod
-    def forward(self, side: Side, mode: str) -> Callable[[], Sequence[Any]]:
-        """Results of a call, without gradients."""
-
-    @abstractmethod
-    def step(
-        self, side: Side, mode: str, d_out: Callable[[Sequence[Shape]], Sequence[Any]]
-    ) -> Callable[[], Sequence[Any]]:
-        """Results and gradients of the leaves; ``d_out`` makes gradients of results by shape."""
-
-    @abstractmethod
-    def reset(self) -> None:
-        """Forget what was compiled, which has no more use."""
 
 
 @dataclass(frozen=True)
@@ -114,16 +84,17 @@ def groups(
 
 def rows(
     group: Group,
-    framework: Framework,
+    runner: Runner,
     plan: Plan,
     modules: Mapping[str, str],
 ) -> Iterator[Row]:
     """One record per peer of a comparison, also for those that were not measured."""
-    inputs = Inputs(group.scheme, dict(group.options), plan.sizes, framework.array)
-    framework.reset()
-    run = Prepared(framework, group, inputs, ours(group.stage, framework.name, inputs))
-    if group.kind == "step" and not run.learns:
+    inputs = Inputs(group.scheme, dict(group.options), plan.sizes, runner.array)
+    runner.reset()
+    own = ours(group.stage, runner, inputs)
+    if group.kind == STEP and not own.leaves:
         return
+    run = Prepared(runner, group, inputs, own)
     expected = run.values()
     shapes = [a.shape for a in expected[0]]
     runs: dict[Any, Callable[[], Any]] = {_OURS: run.call}
@@ -134,7 +105,7 @@ def rows(
             "scheme": label(group.scheme, dict(group.options)),
             "name": group.scheme,
             "pass": group.kind,
-            "framework": framework.name,
+            "framework": runner.name,
             "mode": group.mode,
             "library": peer.library,
             "call": peer.call,
@@ -145,13 +116,13 @@ def rows(
             row |= {"status": "missing", "reason": reason}
             continue
         try:
-            own = Prepared(framework, group, inputs, peer.ready(inputs), shapes)
-            row |= verdict(own.values(), expected, peer.differs, inputs)
+            other = Prepared(runner, group, inputs, peer.ready(inputs), shapes)
+            row |= verdict(other.values(), expected, peer.differs, inputs)
         except Exception as error:  # a peer may fail in any way, and that is a result
             row |= {"status": "failed", **fault(error)}
             continue
         if row["status"] == "equal":
-            runs[number] = own.call
+            runs[number] = other.call
     if len(runs) > 1:
         _time(runs, records, plan)
     yield from records
@@ -165,40 +136,43 @@ class Prepared:
 
     def __init__(
         self,
-        framework: Framework,
+        runner: Runner,
         group: Group,
         inputs: Inputs,
         side: Side,
         shapes: Sequence[Shape] | None = None,
     ) -> None:
-        self._framework, self._side, self._inputs, self._shapes = framework, side, inputs, shapes
-        self._learned = dict(side.leaves) if group.kind == "step" else {}
-        self.learns = bool(side.leaves)
-        self.call: Callable[[], Sequence[Any]] = (
-            framework.step(side, group.mode, self._d_out)
-            if group.kind == "step"
-            else framework.forward(side, group.mode)
-        )
+        self._runner, self._side, self._inputs, self._shapes = runner, side, inputs, shapes
+        names, call = list(side.leaves), side.call
+        if group.mode == "compile":
+            call = runner.compiled(call)
+
+        def function(arrays: Arrays) -> Any:
+            return call(*(arrays[name] for name in names))
+
+        arrays = {name: leaf.array for name, leaf in side.leaves.items()}
+        self.call = runner.ready(function, arrays, group.kind, learned=names, d_out=self._d_out)
 
     def values(self) -> tuple[list[Host], dict[str, Host]]:
         """Results, and gradients by name."""
-        arrays = [self._framework.host(a) for a in self.call()]
-        count = len(arrays) - len(self._learned)
-        results, axes = arrays[:count], self._side.axes
+        found, gradients = self.call.answers()
+        results, axes = [self._runner.host(a) for a in found], self._side.axes
         shapes = self._whole([a.shape for a in results])
-        gradients = {
-            name: from_peer(array, leaf.axes, self._inputs.host[name].shape)
-            for (name, leaf), array in zip(self._learned.items(), arrays[count:], strict=True)
+        own = {
+            name: from_peer(
+                self._runner.host(array),
+                self._side.leaves[name].axes,
+                self._inputs.host[name].shape,
+            )
+            for name, array in gradients.items()
         }
-        return [from_peer(a, axes, s) for a, s in zip(results, shapes, strict=True)], gradients
+        return [from_peer(a, axes, s) for a, s in zip(results, shapes, strict=True)], own
 
     def _d_out(self, shapes: Sequence[Shape]) -> list[Any]:
         """The same gradients of the results for every side, in its layout."""
         pairs = zip(self._whole(shapes), shapes, strict=True)
         return [
-            self._framework.array(
-                to_peer(self._inputs.gradient_of(whole), self._side.axes, own), False
-            )
+            self._runner.array(to_peer(self._inputs.gradient_of(whole), self._side.axes, own))
             for whole, own in pairs
         ]
 
@@ -256,36 +230,15 @@ def _rounding(name: str, inputs: Inputs) -> float:
 
 
 def _time(runs: Mapping[Any, Callable[[], Any]], records: Sequence[Row], plan: Plan) -> None:
-    numbers = {}
-    total = 0.0
-    for name, run in runs.items():  # each has run once, for the check
-        start = plan.clock()
-        run()
-        once = max(plan.clock() - start, 1e-7)
-        numbers[name] = max(1, round(_SHORTEST / once))
-        total += numbers[name] * once
-    least, most = plan.rounds
-    rounds = min(most, max(least, int(plan.seconds / total)))
-
-    def sampled(name: Any) -> Callable[[], Sample]:
-        def sample() -> Sample:
-            run, number = runs[name], numbers[name]
-            start = plan.clock()
-            for _ in range(number):
-                run()
-            return {"ms": 1e3 * (plan.clock() - start) / number}
-
-        return sample
-
-    samples = interleave({name: sampled(name) for name in runs}, rounds, Budget(1e9))
-    base = samples[_OURS]
-    for name in runs:
+    taken = take_turns(runs, plan.rounds, seconds=plan.seconds, now=plan.clock)
+    base = taken[_OURS]
+    for name, samples in taken.items():
         if name == _OURS:
             continue
-        pairs = [{"ratio": a["ms"] / b["ms"]} for a, b in zip(base, samples[name], strict=True)]
+        ratios = [ours / peer for ours, peer in zip(base, samples, strict=True)]
         records[name] |= {
             "status": "measured",
-            "ours, ms": summary(base)["ms"],
-            "peer, ms": summary(samples[name])["ms"],
-            "ratio": summary(pairs)["ratio"],
+            "ours, ms": Speed.of(base).json(),
+            "peer, ms": Speed.of(samples).json(),
+            "ratio": Speed.of(ratios).json(),
         }

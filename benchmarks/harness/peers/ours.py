@@ -2,65 +2,44 @@
 
 from __future__ import annotations
 
-import importlib
+from collections.abc import Mapping
 from typing import Any
 
 import posenc
-from harness.peers.side import Inputs, Leaf, Side
+from harness.peers.side import Axes, Inputs, Leaf, Side
+from harness.run import Arrays, Function, Runner, params_of
 from posenc.apply.feature_needs import reads_hidden
 from posenc.contract.protocol import Hook, PositionScheme
 
-_BHLD = (0, 2, 1, 3)  # swaps tokens and heads
 
-
-def ours(stage: str, framework: str, inputs: Inputs) -> Side:
+def ours(stage: str, runner: Runner, inputs: Inputs) -> Side:
     """What a user of posenc calls for a stage."""
-    scheme = _at_length(inputs.scheme, inputs.sizes.length)
-    pos, names = inputs.positions, inputs.params
+    scheme, pos = _at_length(inputs.scheme, inputs.sizes.length), inputs.positions
+    own = {f"params.{name}": inputs.leaf(f"params.{name}") for name in inputs.params}
     if stage == "attention":
-        return _attention(scheme, framework, inputs)
+        hidden = {"x": inputs.leaf("x")} if reads_hidden(scheme) else {}
+        leaves = inputs.tokens(runner.axes, "v") | hidden | own
+        return _side(runner.attend(scheme), leaves, runner.axes)
     if stage in ("transform", "rotation"):
         # The second has its angles already, as the layers of a model.
         held = {"rotary": posenc.rotary(scheme, pos)} if stage == "rotation" else {}
 
-        def transform(q: Any, k: Any, *own: Any) -> tuple[Any, Any]:
-            params = dict(zip(names, own, strict=True))
-            return (
-                posenc.transform(scheme, q, pos, role="query", params=params, **held),
-                posenc.transform(scheme, k, pos, role="key", params=params, **held),
+        def transform(arrays: Arrays) -> tuple[Any, ...]:
+            params = params_of(arrays)
+            return tuple(
+                posenc.transform(scheme, arrays[name], pos, role=role, params=params, **held)
+                for name, role in (("q", "query"), ("k", "key"))
             )
 
-        return Side(transform, _leaves(inputs, "q", "k"))
+        return _side(transform, inputs.tokens() | own)
     if stage == "bias":
-        return Side(
-            lambda *own: posenc.bias(scheme, pos, pos, dict(zip(names, own, strict=True))),
-            _leaves(inputs),
-        )
-    return Side(
-        lambda *own: posenc.embedding(scheme, pos, dict(zip(names, own, strict=True))),
-        _leaves(inputs),
-    )
+        return _side(lambda arrays: posenc.bias(scheme, pos, pos, params_of(arrays)), own)
+    return _side(lambda arrays: posenc.embedding(scheme, pos, params_of(arrays)), own)
 
 
-def _attention(scheme: PositionScheme, framework: str, inputs: Inputs) -> Side:
-    attention = importlib.import_module(f"posenc_{framework}").attention
-    names = inputs.params
-    axes = _BHLD if framework == "jax" else None
-    reads = ("x",) if reads_hidden(scheme) else ()
-    leaves = {name: inputs.leaf(name, axes) for name in ("q", "k", "v")}
-
-    def call(q: Any, k: Any, v: Any, *rest: Any) -> Any:
-        options = {"tokens": posenc.Tokens(x=rest[0])} if reads else {}
-        params = dict(zip(names, rest[len(reads) :], strict=True))
-        return attention(q, k, v, scheme, params, causal=True, **options)
-
-    return Side(call, leaves | _leaves(inputs, *reads), axes)
-
-
-def _leaves(inputs: Inputs, *tokens: str) -> dict[str, Leaf]:
-    return {
-        name: inputs.leaf(name) for name in (*tokens, *(f"params.{name}" for name in inputs.params))
-    }
+def _side(function: Function, leaves: Mapping[str, Leaf], axes: Axes = None) -> Side:
+    """A side from a function of arrays by name."""
+    return Side(lambda *own: function(dict(zip(leaves, own, strict=True))), leaves, axes)
 
 
 def _at_length(scheme: PositionScheme, length: int) -> PositionScheme:

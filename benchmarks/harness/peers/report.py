@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from harness import record
+from harness.clock import Speed
 
 Row = dict[str, Any]
 BEGIN = "<!-- peers: written by benchmarks/peers.py --write-docs -->"
@@ -30,10 +31,10 @@ def line(row: Row) -> str:
     name = f"{what}: {row['library']} {row['call']}"
     if row["status"] != "measured":
         return f"{name}: {row['status']}: {row['reason']}"
-    ratio = row["ratio"]
+    ours, peer, ratio = _speeds(row)
     return (
-        f"{name}: {row['ours, ms']['median']:.3g} / {row['peer, ms']['median']:.3g} ms = "
-        f"{ratio['median']:.3g} ({ratio['q1']:.3g} to {ratio['q3']:.3g}), "
+        f"{name}: {ours.median:.3g} / {peer.median:.3g} ms = "
+        f"{ratio.median:.3g} ({ratio.q1:.3g} to {ratio.q3:.3g}), "
         f"difference {row['difference']:.1g} of {row['bound']:.1g} allowed ({row['why']})"
     )
 
@@ -146,12 +147,14 @@ def _table(rows: Sequence[Row]) -> list[str]:
 def _times(row: Row, reason: str | None) -> tuple[str, str, str]:
     if row["status"] != "measured":
         return "", "", f"{row['status']}: {reason}" if reason else row["status"]
-    ratio = row["ratio"]
-    return (
-        f"{row['ours, ms']['median']:.3g}",
-        f"{row['peer, ms']['median']:.3g}",
-        f"{ratio['median']:.3g} ({ratio['q1']:.3g}–{ratio['q3']:.3g})",
-    )
+    ours, peer, ratio = _speeds(row)
+    interval = f"({ratio.q1:.3g}–{ratio.q3:.3g})"
+    return f"{ours.median:.3g}", f"{peer.median:.3g}", f"{ratio.median:.3g} {interval}"
+
+
+def _speeds(row: Row) -> list[Speed]:
+    """Times of posenc and of the peer, and their ratio."""
+    return [Speed.read(row[name]) for name in ("ours, ms", "peer, ms", "ratio")]
 
 
 def _dates(rows: Sequence[Row]) -> str:

@@ -13,9 +13,14 @@ import numpy as np
 import posenc
 from posenc.contract.protocol import PositionScheme
 from posenc.testing import Host
+from posenc.testing.tolerances import UNIT
 
 Axes = tuple[int, ...] | None  # order of posenc's axes in a peer's layout; None: the same
 Options = Mapping[str, Any]
+BLHD = (0, 2, 1, 3)  # swaps tokens and heads
+T5_BIAS, T5_CAUSAL = (
+    {"num_buckets": 32, "max_distance": 128, "causal": causal} for causal in (False, True)
+)
 STAGES = ("embedding", "transform", "rotation", "bias", "attention")
 
 
@@ -48,6 +53,21 @@ class Difference:
 
     why: str
     bound: Callable[[Inputs], float]
+
+
+def _angles(inputs: Inputs) -> float:
+    """An angle ``pos * frequency`` has two roundings more than posenc's, and turns the channels.
+
+    Powers and divisions of the frequency round four times more. All are relative to the position.
+    """
+    return 6 * UNIT["float32"] * inputs.sizes.length
+
+
+FLOAT32_ANGLES = Difference("its angles are float32 products", _angles)
+FLOAT32_SUMS = Difference(
+    "sums of gates over all tokens are float32, in another order",
+    lambda inputs: 4 * UNIT["float32"] * inputs.sizes.length,
+)
 
 
 @dataclass(frozen=True)
@@ -127,14 +147,19 @@ class Inputs:
 
     ``q``, ``k`` and ``v`` are ``(1, H, L, D)``, hidden states ``x`` are ``(1, L, H D)``. Learned
     arrays are ``params.NAME``.
+
+    Attributes
+    ----------
+    constant
+        Makes an array of the framework, without a gradient.
     """
 
     def __init__(
-        self, name: str, options: Options, sizes: Sizes, arrays: Callable[[Host, bool], Any]
+        self, name: str, options: Options, sizes: Sizes, array: Callable[[Host], Any]
     ) -> None:
         self.sizes = sizes
         self.scheme: PositionScheme = posenc.make(name, **sizes.of_model, **options)
-        self._arrays = arrays
+        self.constant = array
         rng = np.random.default_rng(0)
         tokens = 1, sizes.heads, sizes.length, sizes.dim
         hidden = 1, sizes.length, sizes.heads * sizes.dim
@@ -153,14 +178,14 @@ class Inputs:
         """``0 .. L - 1``."""
         return self.constant(np.arange(self.sizes.length))
 
-    def constant(self, value: Host) -> Any:
-        """An array of the framework without a gradient."""
-        return self._arrays(value, False)
-
     def leaf(self, name: str, axes: Axes = None) -> Leaf:
         """A named input in a peer's layout."""
         value = self.host[name]
-        return Leaf(self._arrays(value if axes is None else value.transpose(axes), True), axes)
+        return Leaf(self.constant(value if axes is None else value.transpose(axes)), axes)
+
+    def tokens(self, axes: Axes = None, *more: str) -> dict[str, Leaf]:
+        """Queries and keys, and what else is asked for, in a peer's layout."""
+        return {name: self.leaf(name, axes) for name in ("q", "k", *more)}
 
     def gradient_of(self, shape: tuple[int, ...]) -> Host:
         """A gradient of a result of this shape, the same for every side."""
