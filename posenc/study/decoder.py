@@ -1,9 +1,9 @@
 """The decoder that every scheme trains: its shape and initial weights, the same in any backend.
 
-Pre-norm, byte vocabulary, tied embedding, no biases:
+Pre-norm, no biases:
 ``h = sqrt(d) * E[tokens] + embedding``; a layer adds ``attention(norm(h)) @ out`` and then
-``gelu(norm(h) @ up) @ down``; ``logits = norm(h) @ E.T``. GELU is the tanh form, norms are layer
-norms with a gain and ``eps = 1e-5``.
+``gelu(norm(h) @ up) @ down``; ``logits = norm(h) @ head``, or ``norm(h) @ E.T`` if the task ties
+them, as text does. GELU is the tanh form, norms are layer norms with a gain and ``eps = 1e-5``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from posenc.contract.protocol import PositionScheme
 from posenc.layers import LayerPlan, rotary_layers
 from posenc.study.recipe import Recipe
 
-VOCABULARY = 256
 NORM_EPSILON = 1e-5
 
 Weights = dict[str, np.ndarray[Any, Any]]
@@ -37,8 +36,9 @@ class Decoder:
     plan
         Scheme and window of each layer, and which layers share position params.
     weights
-        By name: ``embed (256, d)``, and per layer ``qkv (d, 3d)``, ``out (d, d)``, ``up (d, 4d)``,
-        ``down (4d, d)``, gains ``norm1``, ``norm2 (d,)``; ``norm (d,)`` at the end.
+        By name: ``embed (V, d)``, for ``V`` tokens, and ``head (d, V)`` if it is not tied; per
+        layer ``qkv (d, 3d)``, ``out (d, d)``, ``up (d, 4d)``, ``down (4d, d)``, gains ``norm1``,
+        ``norm2 (d,)``; ``norm (d,)`` at the end.
     position
         Learned arrays of the schemes, one mapping per set of params.
     """
@@ -149,7 +149,9 @@ def _weights(recipe: Recipe, seed: int) -> Weights:
         std = factor / math.sqrt(rows)
         return np.asarray(std * rng.standard_normal((rows, columns)), dtype=np.float32)
 
-    weights = {"embed": normal(VOCABULARY, d, (VOCABULARY / d) ** 0.5)}
+    task = recipe.of_task
+    vocabulary = task.vocabulary
+    weights = {"embed": normal(vocabulary, d, (vocabulary / d) ** 0.5)}
     for layer in range(recipe.layers):
         initial = {
             "qkv": normal(d, 3 * d),
@@ -160,4 +162,5 @@ def _weights(recipe: Recipe, seed: int) -> Weights:
             "norm2": np.ones(d, np.float32),
         }
         weights |= {f"{layer}.{name}": value for name, value in initial.items()}
-    return weights | {"norm": np.ones(d, np.float32)}
+    head = {} if task.tied else {"head": normal(d, vocabulary)}
+    return weights | {"norm": np.ones(d, np.float32)} | head
