@@ -16,9 +16,9 @@ from posenc.study.stopping import exit_status, sigterm_like_ctrl_c
 
 _COMMANDS = {
     "compare": "train one small decoder per scheme on short text, score it on longer text",
-    "show": "draw what a scheme does, as PNG, SVG or PDF",
+    "show": "draw what a scheme does, as PNG, SVG or PDF; print examples of a task",
     "rope": "what the RoPE of a checkpoint's config.json really is",
-    "list": "the catalogue of schemes; with a name: that scheme's options and defaults",
+    "list": "schemes and tasks; with a name: the options of that one, and their defaults",
 }
 
 

@@ -11,17 +11,21 @@ from posenc.study.run import Run
 from posenc.study.runner import run_study
 from posenc.study.schedule import ADAM_EPSILON, BETAS, learning_rate
 from posenc.study.study import Study
+from posenc.study.tasks.task import NO_ANSWER, Examples, Task
 from posenc.study.trainer import Trainer
 
 __all__ = [
     "ADAM_EPSILON",
     "BETAS",
     "NORM_EPSILON",
+    "NO_ANSWER",
     "Decoder",
+    "Examples",
     "Layers",
     "Recipe",
     "Run",
     "Study",
+    "Task",
     "Trainer",
     "has_weight_decay",
     "learning_rate",

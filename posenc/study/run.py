@@ -51,7 +51,7 @@ _MEANING = {
 
 @dataclass(frozen=True, kw_only=True)
 class Run(Recipe):
-    """One task, scheme and seed of a study: JSON-able, and named by the digest of all its fields."""
+    """One task, scheme and seed of a study: JSON-able, named by the digest of all its fields."""
 
     scheme: str
     seed: int

@@ -37,6 +37,7 @@ class Study(Recipe):
         "tests as b; all is the whole catalogue",
     )
     seeds: int = option(3, "number of seeds, 0 .. N - 1")
+    baseline: str = option("", "scheme that the others are compared with; default: the first")
     text: tuple[str, ...] = option((), "files to train on; default: Python's standard library")
     windowed: tuple[str, ...] = option(
         _AUTO,
@@ -49,8 +50,10 @@ class Study(Recipe):
     out: str = option("posenc-compare", "folder of the results")
 
     def __post_init__(self) -> None:
-        if not self.task or isinstance(self.task, str):
-            raise ValueError(f"task must name at least one of `posenc list`, got {self.task!r}")
+        if isinstance(self.task, str):
+            object.__setattr__(self, "task", (self.task,))
+        if not self.task:
+            raise ValueError("task is empty; name at least one of `posenc list`")
         if len(set(self.task)) < len(self.task):
             raise ValueError(f"task must name each task once, got {list(self.task)}")
         if len(self.recipes) == 1:  # its values are those of the study
@@ -70,6 +73,9 @@ class Study(Recipe):
             if label != ALL:
                 for recipe in self.recipes.values():
                     _check_scheme(label, recipe)
+        if self.baseline and self.baseline not in self.labels:
+            name = f"{self.baseline!r}{nearest(self.baseline, self.labels)}"
+            raise ValueError(f"baseline names {name}; it takes a scheme of the study")
         for label in self.windowed if self.windowed != _AUTO else ():
             if label not in self.labels:
                 name = f"{label!r}{nearest(label, self.labels)}"

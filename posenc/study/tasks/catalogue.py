@@ -6,7 +6,6 @@ import functools
 import importlib
 import warnings
 from collections.abc import Iterable
-from dataclasses import fields
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -75,7 +74,7 @@ def make_task(label: str) -> Task:
     """
     part = _part(label)
     kind = task_class(part.name)
-    known = sorted(field.name for field in fields(kind) if field.init and field.metadata == {})
+    known = kind.options()
     for option, _ in part.options:
         if option not in known:
             raise ValueError(f"task {part.name!r} has no option {option!r}{nearest(option, known)}")
@@ -92,15 +91,19 @@ def task_class(name: str) -> type[Task]:
     if "." not in name or not all(name.split(".")):
         hint = nearest(name, [*names, ALL], listing="`posenc list`")
         raise ValueError(f"unknown task {name!r}{hint}; your own is a dotted name, module.Class")
+    return _checked(imported(name), name)
+
+
+def imported(name: str) -> Any:
+    """What a dotted name, ``module.Class``, stands for, be it a task or not."""
     module, _, attribute = name.rpartition(".")
     try:
-        found = getattr(importlib.import_module(module), attribute)
+        return getattr(importlib.import_module(module), attribute)
     except (ModuleNotFoundError, AttributeError) as error:
         raise ValueError(f"unknown task {name!r}: {error}") from error
     except Exception as error:
         cause = f"{type(error).__name__}: {error}"
         raise ImportError(f"task {name!r}: cannot import {module!r}: {cause}") from error
-    return _checked(found, name)
 
 
 def _part(label: str) -> Part:
@@ -123,7 +126,8 @@ def _checked(value: Any, name: str) -> type[Task]:
     """The class, if it is one of a task."""
     if not isinstance(value, type) or not issubclass(value, Task):
         raise TypeError(f"task {name!r} is no class that inherits posenc.study.Task: {value!r}")
-    if not getattr(getattr(value, "__dataclass_params__", None), "frozen", False):
+    # Its own: without the decorator, fields of the class would be no options.
+    if not getattr(vars(value).get("__dataclass_params__"), "frozen", False):
         advice = f"write @dataclass(frozen=True) above class {value.__name__}"
         raise TypeError(f"task {name!r}: class {value.__name__} is no frozen dataclass; {advice}")
     if value.kind not in KINDS:

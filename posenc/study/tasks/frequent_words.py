@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from posenc.contract.fields import Count
-from posenc.study.tasks.task import NO_ANSWER, Examples, Task
+from posenc.study.tasks.task import NO_ANSWER, Examples, Integers, Task
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class FrequentWords(
     """Words at random; every eighth token asks for the word that came most often before it.
 
     No word is planted, so a model has to count exactly. Where two words are first, there is no
-    answer.
+    answer; only before the last question, another word follows and is then first alone.
 
     Parameters
     ----------
@@ -28,6 +28,10 @@ class FrequentWords(
     """
 
     words: Count = 16
+
+    def __post_init__(self) -> None:
+        if self.words < 2:
+            raise ValueError(f"words must be at least 2, got {self.words}")
 
     @property
     def vocabulary(self) -> int:
@@ -50,13 +54,25 @@ class FrequentWords(
         asked = np.arange(size) % 8 == 7
         seen = np.zeros((count, self.words), np.int64)
         labels, rows = np.full((count, size), NO_ANSWER), np.arange(count)
+        last = size // 8 * 8 - 1
         for t in range(size):
             if not asked[t]:
                 seen[rows, words[:, t]] += 1
                 continue
-            first, second = -np.sort(-seen, axis=1)[:, :2].T if self.words > 1 else (seen, 0 * seen)
-            labels[:, t] = np.where(first > second, seen.argmax(axis=1), NO_ANSWER)
+            tied = _tied(seen)
+            if t == last:  # each example has an answer
+                seen[tied, words[tied, t - 1]] -= 1
+                words[tied, t - 1] = seen[tied].argmax(axis=1)
+                seen[tied, words[tied, t - 1]] += 1
+                tied = _tied(seen)
+            labels[:, t] = np.where(tied, NO_ANSWER, seen.argmax(axis=1))
         return Examples(np.where(asked, self.words, words), labels)
 
     def word(self, token: int) -> str:
         return "most?" if token == self.words else f"w{token}"
+
+
+def _tied(seen: Integers) -> Integers:
+    """Whether two words are first, of counts ``(N, words)``."""
+    second, first = np.sort(seen, axis=1)[:, -2:].T
+    return first == second

@@ -17,7 +17,7 @@ class MQAR(
     paper="Arora et al. 2024, arXiv 2312.04927",
     settings={"train_len": 64, "steps": 300, "learning_rate": 4e-3, "batch_size": 32},
 ):  # fmt: skip
-    """``pairs`` of key and value in noise; 40 % of later tokens ask for the value of a key.
+    """Pairs of key and value in noise; 40 % of later tokens ask for the value of a key.
 
     Parameters
     ----------
@@ -79,6 +79,7 @@ class MQAR(
             return f"v{token}"
         kind, number = divmod(token - self.values, self.keys)
         if kind < 2:
-            return f"k{number}?" if kind == 0 else "."
+            # As published, the key of a pair is also the question.
+            return "." if kind else f"k{number}{'?' * (self.tokens_per_pair == 1)}"
         key, value = divmod(token - self.values - 2 * self.keys, self.values)
         return f"k{key}=v{value}"

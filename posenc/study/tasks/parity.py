@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from posenc.apply.feature_needs import has_features
-from posenc.contract.protocol import PositionScheme
+from posenc.contract.protocol import Hook, PositionScheme
 from posenc.study.tasks.task import NO_ANSWER, Examples, Task
 
 
@@ -43,7 +43,7 @@ class Parity(
         return Examples(np.hstack([ends + 2, bits, ends + 3]), labels)
 
     def must_fail(self, scheme: PositionScheme) -> bool:
-        return not has_features(scheme)
+        return not has_features(scheme) and Hook.ADJUST_SCORES not in scheme.hooks()
 
     def word(self, token: int) -> str:
         return ("0", "1", "#", "?")[token]

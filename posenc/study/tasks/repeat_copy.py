@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from posenc.contract.fields import Count
+from posenc.contract.protocol import PositionScheme
 from posenc.study.tasks.prompts import Prompt
 from posenc.study.tasks.task import Integers
 
@@ -37,3 +38,6 @@ class RepeatCopy(
 
     def answer(self, x: Integers) -> Integers:
         return x
+
+    def must_fail(self, scheme: PositionScheme) -> bool:
+        return self.symbols <= 2

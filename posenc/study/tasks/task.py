@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -69,7 +69,7 @@ class Task(Declared):
     @property
     def vocabulary(self) -> int:
         """Number of tokens, which are also the answers."""
-        raise NotImplementedError
+        raise NotImplementedError(f"class {type(self).__name__} has no property vocabulary")
 
     @property
     def least_size(self) -> int:
@@ -83,7 +83,7 @@ class Task(Declared):
 
     def draw(self, rng: np.random.Generator, size: int, count: int) -> Examples:
         """Draw ``count`` examples of a size, all of equally many tokens."""
-        raise NotImplementedError
+        raise NotImplementedError(f"class {type(self).__name__} has no method draw")
 
     def tokens(self, size: int) -> int:
         """Number of tokens of an example."""
@@ -114,6 +114,12 @@ class Task(Declared):
         return str(token)
 
     # What a study asks of a task. Text overrides these.
+
+    @classmethod
+    def options(cls) -> tuple[str, ...]:
+        """Names of the fields that a label may set."""
+        own = (item for item in fields(cls) if item.init and item.metadata.get("option", True))
+        return tuple(sorted(item.name for item in own))
 
     @classmethod
     def defaults(cls) -> dict[str, Any]:

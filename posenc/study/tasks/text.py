@@ -30,7 +30,7 @@ class Text(
 ):  # fmt: skip
     """The next byte of a text, at every byte: the loss is the score.
 
-    Text of one's own is given to the study, ``--text FILE...``.
+    Text of one's own is given to the study, ``--text FILE``.
     """
 
     corpus: Corpus | None = field(default=None, metadata={"option": False})
@@ -54,6 +54,16 @@ class Text(
         if self.corpus is None:
             raise ValueError("corpus is None; a study's text is given by with_text(corpus)")
         return self.corpus
+
+    def draw(self, rng: np.random.Generator, size: int, count: int) -> Examples:
+        """Windows of the training text; a study has its own, see ``training``."""
+        starts = rng.integers(0, len(self._text.train) - size, count)
+        cut = windows.cut(self._text.train, starts, size)
+        return Examples(cut[:, :-1], cut[:, 1:])
+
+    def word(self, token: int) -> str:
+        letter = chr(token)
+        return letter if 32 < token < 127 else {" ": "␣"}.get(letter, repr(letter)[1:-1])
 
     def training(self, recipe: Recipe, seed: int, first: int, steps: int) -> Examples:
         starts = windows.training_starts(

@@ -19,8 +19,9 @@ class VariableTracking(
 ):  # fmt: skip
     """``x = 3`` or ``y = x``, one token each, in noise; a question asks for a variable's constant.
 
-    Three of four assignments after the first copy an earlier variable. Groups are the links from a
-    variable to its constant, at most ``links``; each is as hard as an attention layer.
+    After the first, three of four assignments pick an earlier variable, and copy it unless its
+    chain is full. Groups are the links from a variable to its constant, at most ``links``; each is
+    as hard as an attention layer.
 
     Parameters
     ----------
