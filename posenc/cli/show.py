@@ -72,8 +72,8 @@ def run(options: dict[str, Any]) -> int:
     given = {name: value for name, value in options.items() if value is not None}
     label = given.pop("scheme")
     if tasks.is_task(label):
-        if others := sorted(given.keys() - {"length"}):
-            name = f"--{others[0].replace('_', '-')}"
+        if of_pictures := sorted(given.keys() - {"length"}):
+            name = f"--{of_pictures[0].replace('_', '-')}"
             raise ValueError(f"{name} is for pictures of schemes; {label!r} is a task")
         width = min(100, shutil.get_terminal_size().columns)
         print(tasks.examples(label, given.get("length"), width))

@@ -14,10 +14,10 @@ from posenc.study.statistics import Difference, Records, Summary, lengths
 from posenc.study.tables import (
     GROWTH,
     PROTOCOLS,
+    baseline,
     differences,
     end_lengths,
     growth,
-    baseline,
 )
 
 COLUMNS = (

@@ -143,6 +143,14 @@ def wilson(k: int, n: int, z: float = 1.959964) -> tuple[float, float]:
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
+def top_schemes(found: Sequence[Outcome], length: int) -> list[str]:
+    """The schemes with the highest mean at a length, as it is shown; none if there is only one."""
+    shown = {one.scheme: round(one.score(length), 3) for one in found if one.scores(length)}
+    if len(shown) < 2:
+        return []
+    return [scheme for scheme, score in shown.items() if score == max(shown.values())]
+
+
 def best(found: Sequence[Outcome], length: int) -> list[str]:
     """The best schemes at a length: the best mean, and those whose seeds overlap with its seeds."""
     ranked = sorted(found, key=lambda one: _last(one.score(length)))

@@ -12,8 +12,16 @@ from typing import Any
 from posenc.study.outcomes import has_text, of_task, outcomes, tasks, text_only
 from posenc.study.panels import GRID, INK, MUTED, PALETTE
 from posenc.study.plots import curve_svg, loss_svgs, note, position_svg
-from posenc.study.statistics import Difference, Records, Summary, seeds_needed
+from posenc.study.statistics import (
+    Difference,
+    Records,
+    Summary,
+    row_order,
+    seeds_needed,
+    series,
+)
 from posenc.study.tables import (
+    baseline,
     caption,
     cost_table,
     difference_tables,
@@ -24,9 +32,9 @@ from posenc.study.tables import (
     growth,
     growth_table,
     has_lost_runs,
+    holds_table,
     loss_tables,
     main_protocol,
-    baseline,
     schemes_as_built,
     settings,
     table_markdown,
@@ -44,9 +52,9 @@ _VERDICTS = (
 )
 _TASK_NOTE = (
     "Thin lines are single seeds, thick lines their medians; small dots are single seeds too. "
-    "Seeds that solved a task in training and seeds that did not are never averaged: where some did, the "
-    "others are left out of scores. All schemes of a seed have the same first weights, examples "
-    "and order. tasks.csv has every seed, test and length."
+    "Seeds that solved a task in training and seeds that did not are never averaged: where some "
+    "did, the others are left out of scores. All schemes of a seed have the same first weights, "
+    "examples and order. tasks.csv has every seed, test and length."
 )
 _MOST_NAMES = 6  # in a sentence
 _FEW_SEEDS = 5  # fewer find only differences far larger than their spread
@@ -160,11 +168,33 @@ def headline(summary: Summary, records: Records) -> str:
     sentences = [f"{start}{'; '.join(filter(None, some))}." for start, some in parts if any(some)]
     if not sentences:
         return "No scheme has enough runs to be compared."
+    sentences = [*_lowest(summary, records, protocol, longest, where), *sentences]
     sentences += _more_seeds(against, len({record["seed"] for record in records}))
     lost = (
         ["Runs that failed or diverged are not in these means."] if has_lost_runs(records) else []
     )
     return " ".join(sentences + lost)
+
+
+def _lowest(
+    summary: Summary, records: Records, protocol: str, length: int, where: str
+) -> list[str]:
+    """The scheme with the lowest loss, if its interval is apart from all others."""
+    lines = series(records, protocol, row_order(records, summary))
+    points = {line.label: line.points[length] for line in lines if length in line.points}
+    points = {label: point for label, point in points.items() if point.n > 1}
+    if len(points) < 2:
+        return []
+    first, *others = sorted(points, key=lambda label: points[label].mean)
+    end = points[first].mean + points[first].half_width
+    near = [label for label in others if points[label].mean - points[label].half_width <= end]
+    if not near:
+        return [f"{first} has the lowest loss at {where}, {points[first].text()}."]
+    more = f" and {len(near) - 3} others" if len(near) > 3 else ""
+    return [
+        f"{first} has the lowest mean loss at {where}, {points[first].text()}; the intervals of "
+        f"{', '.join(near[:3])}{more} overlap with its own."
+    ]
 
 
 def _more_seeds(against: Mapping[str, Difference], seeds: int) -> list[str]:
@@ -255,7 +285,8 @@ def _tasks(summary: Summary, records: Records) -> str:
 
 def _losses(summary: Summary, records: Records) -> str:
     figures = "".join(f"<figure>{svg}</figure>" for svg in loss_svgs(summary, records))
-    tables = "".join(table.html() for table in loss_tables(summary, records))
+    every = [*loss_tables(summary, records), holds_table(summary, records)]
+    tables = "".join(table.html() for table in every if table)
     return (
         f'<h2>Loss against length</h2><div class="pair">{figures}</div>'
         f'<p class="note">{html.escape(note(records))}</p>'

@@ -147,6 +147,8 @@ def write_tables(folder: Path, records: Sequence[Record]) -> None:
     """Write ``results.jsonl``, one record per line, and of text ``results.csv``, one per length."""
     lines = [json.dumps(record, sort_keys=True) + "\n" for record in records]
     write_whole(folder / "results.jsonl", "".join(lines))
+    if all(record.get("task", TEXT) != TEXT for record in records):
+        return
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, COLUMNS)
     writer.writeheader()

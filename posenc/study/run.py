@@ -256,7 +256,7 @@ def _train(run: Run, task: Task, model: Trainer, report: Report) -> Record:
         report(*curve[-1])
         if sample is not None and solved is None:
             _, right = model.answers(sample.tokens, sample.labels, None)
-            score = summarise(sample.labels, np.asarray(right))[task.solved_by]
+            score = summarise(sample.labels, np.asarray(right))[task.solved_by] or 0.0
             checks = checks + 1 if score >= task.solved_at else 0
             if checks == _CHECKS:
                 solved, end = first, min(run.steps, first + _COOL)

@@ -10,7 +10,10 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+import numpy as np
+
 from posenc.study.columns import align
+from posenc.study.effective import NOLIMA, effective_length
 from posenc.study.statistics import (
     SORTED_FROM,
     Difference,
@@ -21,6 +24,7 @@ from posenc.study.statistics import (
     judge,
     lengths,
     losses_by_seed,
+    mean_interval,
     paired_differences,
     row_order,
     series,
@@ -95,7 +99,7 @@ class Table:
 
 def table_text(summary: Summary, records: Records, width: int | None = None) -> str:
     """For a terminal: the losses of both protocols, the study's settings, the failures."""
-    tables = [table.text(width) for table in loss_tables(summary, records)]
+    tables = [table.text(width) for table in _all_tables(summary, records)]
     notes = [*settings(summary, records), *failures(records)]
     parts = [wrap(caption(records), width), *tables, *(wrap(line, width) for line in notes)]
     return "\n\n".join(parts)
@@ -103,9 +107,14 @@ def table_text(summary: Summary, records: Records, width: int | None = None) -> 
 
 def table_markdown(summary: Summary, records: Records) -> str:
     """The content of ``table_text`` in Markdown."""
-    tables = [table.markdown() for table in loss_tables(summary, records)]
+    tables = [table.markdown() for table in _all_tables(summary, records)]
     notes = [*settings(summary, records), *failures(records)]
     return "\n\n".join([caption(records), *tables, *map(escape_markdown, notes)])
+
+
+def _all_tables(summary: Summary, records: Records) -> list[Table]:
+    holds = holds_table(summary, records)
+    return [*loss_tables(summary, records), *([holds] if holds else ())]
 
 
 def settings(summary: Summary, records: Records) -> list[str]:
@@ -249,6 +258,33 @@ def lowest(lines: Sequence[Series], at: Sequence[int]) -> frozenset[tuple[int, i
         if len(means) > 1:
             found.add((min(means, key=means.__getitem__), column))
     return frozenset(found)
+
+
+def holds_table(summary: Summary, records: Records) -> Table | None:
+    """To which length the loss of non-overlapping windows holds, by two definitions."""
+    name, trained = baseline(summary), summary["config"]["train_len"]
+    own = losses_by_seed(records, "loss", trained).get(name, {})
+    least = mean_interval(own.values()).mean
+    rows = []
+    for scheme in row_order(records, summary):
+        runs = [r["loss_by_stretch"] for r in records if _has_stretches(r, scheme)]
+        if not runs or least != least:
+            continue
+        by_length = {
+            int(n): [np.array(run[n]) for run in runs] for n in runs[0] if int(n) >= trained
+        }
+        found = [effective_length(by_length, least=at, lower=True) for at in (least, None)]
+        rows.append((scheme, *(one.text() if one else "–" for one in found)))
+    caption = (
+        f"To which length the loss holds: RULER, at most {least:.3f}, the loss of {name} at the "
+        f"training length; NoLiMa, at most the scheme's own loss there divided by {NOLIMA}. "
+        "Intervals are over seeds and stretches of text."
+    )
+    return Table(caption, ["scheme", "RULER", "NoLiMa"], rows) if rows else None
+
+
+def _has_stretches(record: Mapping[str, Any], scheme: str) -> bool:
+    return record["scheme"] == scheme and bool(record.get("loss_by_stretch"))
 
 
 def difference_tables(summary: Summary, records: Records) -> list[Table]:

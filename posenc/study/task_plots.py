@@ -28,7 +28,7 @@ from posenc.study.statistics import SORTED_FROM, Interval
 
 _SCORES = {"token_accuracy": "token accuracy", "exact_match": "exact match"}
 _LIMITS = (-0.03, 1.1)  # room for the mark of the training length
-_ACROSS = 4  # heat maps in a row
+_ACROSS = 3  # heat maps in a row
 
 
 def task_svg(
@@ -74,8 +74,8 @@ def group_svg(label: str, about: Mapping[str, Any], found: Sequence[Outcome]) ->
 
     across = min(_ACROSS, len(maps))
     down = -(-len(maps) // across)
-    each = 0.16 * len(names) + 0.9
-    figure = Figure(figsize=(7.2, down * each + 0.3), layout="constrained")
+    each = 0.2 * len(names) + 0.6
+    figure = Figure(figsize=(5.8, down * each + 0.3), layout="constrained")
     grid: Any = figure.subplots(down, across, squeeze=False)
     for n, (scheme, rows) in enumerate(maps.items()):
         axes = grid[n // across][n % across]
@@ -87,11 +87,11 @@ def group_svg(label: str, about: Mapping[str, Any], found: Sequence[Outcome]) ->
                     colour = "white" if value > 0.75 else "black"
                     text = f"{value:.2f}".lstrip("0") if value < 1 else "1"
                     centre = {"ha": "center", "va": "center"}
-                    axes.text(column, row, text, fontsize=6, color=colour, **centre)
+                    axes.text(column, row, text, fontsize=7, color=colour, **centre)
         axes.set_xticks(range(len(lengths)), lengths)
         axes.set_yticks(range(len(names)), names if n % across == 0 else [""] * len(names))
         axes.set_title(scheme, fontsize=FONT - 1, color=INK, parse_math=False)
-        axes.tick_params(colors=MUTED, length=0, labelsize=7)
+        axes.tick_params(colors=MUTED, length=0, labelsize=8)
         axes.spines[:].set_visible(False)
     for axes in grid.flat[len(maps) :]:
         axes.set_visible(False)

@@ -7,7 +7,15 @@ import io
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from posenc.study.outcomes import Outcome, best, of_task, outcomes, tasks, wilson
+from posenc.study.outcomes import (
+    Outcome,
+    best,
+    of_task,
+    outcomes,
+    tasks,
+    top_schemes,
+    wilson,
+)
 from posenc.study.statistics import Records, Summary, mean_interval
 from posenc.study.tables import Table, length_label
 
@@ -52,7 +60,7 @@ def overview(summary: Summary, records: Records) -> Iterator[Table]:
                 cells.append(_short(one, about["eval_lens"][-1]))
                 if one is not None and one.leaks:
                     wrong.add((row, column))
-                if one is not None and scheme in best(found[label], about["eval_lens"][-1])[:1]:
+                if scheme in top_schemes(found[label], about["eval_lens"][-1]):
                     top.add((row, column))
             rows.append((scheme, *cells))
         heads = [f"{label} ({a['kind']}), {_times(a)}" for label, a in part]
@@ -82,7 +90,7 @@ def task_table(label: str, about: Mapping[str, Any], records: Records) -> Table:
                 holds = [one.effective(own) for own in (False, True)]
                 facts = [_solved(one), *(h.text() if h else "–" for h in holds)]
                 for column, length in enumerate(lengths, 2):
-                    if one.scheme in best(found, length)[:1] and len(found) > 1:
+                    if one.scheme in top_schemes(found, length):
                         top.add((len(rows), column))
                     if one.leaks and length > about["train_len"]:
                         wrong.add((len(rows), column))
@@ -121,6 +129,9 @@ def _sentence(label: str, about: Mapping[str, Any], found: Sequence[Outcome]) ->
         return f"{label}: no run has finished."
     first = next(one for one in found if one.scheme == names[0])
     score = f"{first.score(longest):.3f} at {length_label(longest, about['train_len'])}"
+    if not any(one.solved for one in found):
+        steps = about["recipe"]["steps"]
+        return f"{label}: no run solved it in {steps} steps; {names[0]} scores most, {score}."
     holds = first.effective(own=True)
     held = f"; it holds to {holds.text()} (NoLiMa)" if holds else ""
     if len(names) == 1 and len(first.scores(longest)) > 1:

@@ -346,7 +346,9 @@ def test_windows_are_shown_with_the_schemes_as_built(records, windows, shown):
 def test_the_first_sentence_names_its_protocol(records, protocol, words):
     for r in records:
         r["loss_same_targets"] = r["loss_same_targets"] if protocol != "loss" else {}
-    assert headline(study(), records).startswith(f"{words}")
+    best, rest = headline(study(), records).split(". ", 1)
+    assert best.startswith("better has the lowest loss at 4 times the training length, 2.10")
+    assert rest.startswith(f"{words}")
 
 
 def comparison_rows(records, **config):

@@ -17,7 +17,7 @@ _WRITE, _IGNORE, _READ, _BITS = 0, 1, 2, 3
 class FlipFlop(
     Task, kind="separating", solved_by="token_accuracy", running=True,
     paper="Liu et al. 2023, arXiv 2306.00946",
-    settings={"train_len": 128, "steps": 400, "batch_size": 16, "eval_windows": 1024},
+    settings={"train_len": 128, "steps": 400, "batch_size": 16, "eval_windows": 512},
 ):  # fmt: skip
     """Instruction and bit in turn: write a bit, ignore one, or read the bit written last.
 

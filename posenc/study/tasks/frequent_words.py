@@ -75,4 +75,4 @@ class FrequentWords(
 def _tied(seen: Integers) -> Integers:
     """Whether two words are first, of counts ``(N, words)``."""
     second, first = np.sort(seen, axis=1)[:, -2:].T
-    return first == second
+    return np.asarray(first == second)

@@ -13,7 +13,7 @@ from posenc.study.tasks.task import Integers
 
 @dataclass(frozen=True)
 class Sort(
-    Prompt, kind="separating", varied=True,
+    Prompt, kind="separating", varied=True, solved_at=0.95,
     paper="Kazemnejad et al. 2023, arXiv 2305.19466",
     settings={"train_len": 16, "steps": 800},
 ):  # fmt: skip

@@ -98,11 +98,14 @@ def _losses(
     windowed: bool,
 ) -> dict[str, Any]:
     separate, same, inside, key, by_position = {}, {}, {}, {}, np.zeros(0)
+    by_stretch = {}
     last = max(1, min(recipe.eval_lens) // 2)
     for length in recipe.eval_lens:
         pieces = windows.non_overlapping(stretches, length)
         losses = ends = bits(pieces, None)
         separate[str(length)] = float(losses.mean())
+        of_stretch = losses.reshape(len(stretches), -1).mean(axis=1)
+        by_stretch[str(length)] = [round(float(loss), 5) for loss in of_stretch]
         by_position = losses.mean(axis=0)
         if length < recipe.longest:  # at the longest, both protocols score the same windows
             ends = bits(windows.same_targets(stretches, length), None)
@@ -119,6 +122,7 @@ def _losses(
         "loss_same_targets": same,
         "loss_key_bytes": key,
         "loss_windowed": inside or None,
+        "loss_by_stretch": by_stretch,
         "loss_by_position": {
             "length": recipe.longest,
             "bucket": bucket,
