@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from posenc.study import (
     NORM_EPSILON,
     Decoder,
     Layers,
+    embedding_scale,
     has_weight_decay,
 )
 from posenc.study.tasks import NO_ANSWER
@@ -147,7 +147,7 @@ def _losses(
 ) -> tuple[Array, Array]:  # fmt: skip
     """Losses ``(N, T)`` of the answers, 0 for none, and the logits; by default at 0, 1, ..."""
     w, recipe = params["weights"], decoder.recipe
-    x = w["embed"][tokens] * math.sqrt(recipe.dim)
+    x = w["embed"][tokens] * embedding_scale(recipe)
     at = jnp.arange(tokens.shape[1]) if pos is None else pos
     for layer in layers.embedding:
         own = _own_params(layers, layer, params)

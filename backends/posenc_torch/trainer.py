@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from posenc.study import (
     NORM_EPSILON,
     Decoder,
     Layers,
+    embedding_scale,
     has_weight_decay,
 )
 from posenc.study.tasks import NO_ANSWER
@@ -89,9 +89,9 @@ class Trainer:
         self, tokens: Any, labels: Any, layers: Layers, pos: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Losses ``(N, T)`` of the answers, 0 for none; which there are; and the logits."""
-        w, dim = self._weights, self._recipe.dim
+        w = self._weights
         inputs, targets = self._tensor(tokens), self._tensor(labels)
-        x = functional.embedding(inputs, w["embed"]) * math.sqrt(dim)
+        x = functional.embedding(inputs, w["embed"]) * embedding_scale(self._recipe)
         at = torch.arange(x.shape[1], device=x.device) if pos is None else pos
         for layer in layers.embedding:
             term = embedding(layers.schemes[layer], at, self._params(layers, layer), xp=xp)

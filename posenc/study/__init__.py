@@ -5,7 +5,7 @@ one seed. A backend brings a ``Trainer``. It trains the ``Decoder`` that it is g
 the ``learning_rate`` of each step.
 """
 
-from posenc.study.decoder import NORM_EPSILON, Decoder, Layers, has_weight_decay
+from posenc.study.decoder import NORM_EPSILON, Decoder, Layers, embedding_scale, has_weight_decay
 from posenc.study.recipe import Recipe
 from posenc.study.run import Run
 from posenc.study.runner import run_study
@@ -27,6 +27,7 @@ __all__ = [
     "Study",
     "Task",
     "Trainer",
+    "embedding_scale",
     "has_weight_decay",
     "learning_rate",
     "run_study",

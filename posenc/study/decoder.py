@@ -1,9 +1,10 @@
 """The decoder that every scheme trains: its shape and initial weights, the same in any backend.
 
 Pre-norm, no biases:
-``h = sqrt(d) * E[tokens] + embedding``; a layer adds ``attention(norm(h)) @ out`` and then
-``gelu(norm(h) @ up) @ down``; ``logits = norm(h) @ head``, or ``norm(h) @ E.T`` if the task ties
-them, as text does. GELU is the tanh form, norms are layer norms with a gain and ``eps = 1e-5``.
+``h = s * E[tokens] + embedding``; a layer adds ``attention(norm(h)) @ out`` and then
+``gelu(norm(h) @ up) @ down``; ``logits = norm(h) @ head``, with ``s = 1``, or ``norm(h) @ E.T``,
+with ``s = sqrt(d)``, if the task ties them, as text does. GELU is the tanh form, norms are layer
+norms with a gain and ``eps = 1e-5``.
 """
 
 from __future__ import annotations
@@ -135,6 +136,14 @@ class Layers:
         return rotary_layers(self.schemes, self.owners)
 
 
+def embedding_scale(recipe: Recipe) -> float:
+    """The factor of token embeddings: ``sqrt(d)`` where they are the matrix of logits too, else 1.
+
+    The embeddings of tokens then have a variance of 1 either way.
+    """
+    return math.sqrt(recipe.dim) if recipe.of_task.tied else 1.0
+
+
 def has_weight_decay(name: str) -> bool:
     """Whether weight decay applies: to matrices, not to gains."""
     return "norm" not in name
@@ -151,7 +160,8 @@ def _weights(recipe: Recipe, seed: int) -> Weights:
 
     task = recipe.of_task
     vocabulary = task.vocabulary
-    weights = {"embed": normal(vocabulary, d, (vocabulary / d) ** 0.5)}
+    std = embedding_scale(recipe) ** -1.0
+    weights = {"embed": normal(vocabulary, d, std * vocabulary**0.5)}
     for layer in range(recipe.layers):
         initial = {
             "qkv": normal(d, 3 * d),

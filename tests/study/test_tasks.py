@@ -107,8 +107,8 @@ def state_tracking(words, task):
 def variable_tracking(words, task):
     given = dict(word.split("=") for word in words if "=" in word)
     found = words[-1].rstrip("?")
-    while found in given:
-        found = given[found]
+    for _ in range(task.links + 1):
+        found = given.get(found, found)
     return found
 
 

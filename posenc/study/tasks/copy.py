@@ -12,7 +12,7 @@ from posenc.study.tasks.task import Integers
 class Copy(
     Prompt, kind="separating", varied=True,
     paper="Zhou et al. 2023, arXiv 2310.16028",
-    settings={"train_len": 16, "steps": 1200},
+    settings={"train_len": 16, "steps": 1500},
 ):  # fmt: skip
     """Answer with the symbols of the prompt, in their order; no symbol occurs twice.
 

@@ -15,7 +15,7 @@ from posenc.study.tasks.task import NO_ANSWER, Examples, Task
 class IndirectIndexing(
     Task, kind="separating", solved_by="token_accuracy",
     paper="Gopalakrishnan et al. 2025, arXiv 2509.10534",
-    settings={"train_len": 12, "steps": 2000, "learning_rate": 6e-3, "batch_size": 32},
+    settings={"train_len": 8, "multiples": (1, 2), "steps": 1500},
 ):  # fmt: skip
     """A text of different characters, then questions: what stands ``s`` places after ``c``.
 
@@ -30,7 +30,7 @@ class IndirectIndexing(
         The largest distance ``|s|``.
     """
 
-    characters: Count = 48
+    characters: Count = 16
     shift: Count = 2
 
     @property

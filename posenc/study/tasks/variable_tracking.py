@@ -70,7 +70,7 @@ class VariableTracking(
         for n in range(1, self.variables):
             old = rng.integers(0, n, count)
             copies = (rng.random(count) < 0.75) & (chain[at, old] < self.links)
-            right[:, n] = np.where(copies, self.values + name[at, n], constant[:, n])
+            right[:, n] = np.where(copies, self.values + name[at, old], constant[:, n])
             constant[:, n] = np.where(copies, constant[at, old], constant[:, n])
             chain[:, n] = np.where(copies, chain[at, old] + 1, 0)
         questions, noise = self.values, self.values + self.names
