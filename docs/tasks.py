@@ -55,7 +55,9 @@ def section(label: str, about: Any, summary: Any, records: Any) -> str:
     seconds = sum(record["seconds"] for record in ok) / max(1, len(ok))
     versions = {**summary["versions"], **ok[0]["versions"]}
     named = ", ".join(
-        f"{name} {versions[name]}" for name in ("posenc", "numpy", "jax", "torch") if name in versions
+        f"{name} {versions[name]}"
+        for name in ("posenc", "numpy", "jax", "torch")
+        if name in versions
     )
     schemes = " ".join(dict.fromkeys(record["scheme"] for record in own))
     table = task_table(label, about, records).markdown().partition("\n\n")[2]
