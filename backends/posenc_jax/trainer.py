@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,9 +22,10 @@ from posenc.study import (
     NORM_EPSILON,
     Decoder,
     Layers,
+    embedding_scale,
     has_weight_decay,
-    learning_rate,
 )
+from posenc.study.tasks import NO_ANSWER
 from posenc_jax.bound import Attend
 from posenc_jax.position import Positions
 
@@ -45,30 +45,30 @@ class Trainer:
         self._params = jax.device_put(params, self._device)
         zeros = jax.tree.map(jnp.zeros_like, self._params)
         self._moments = (zeros, jax.tree.map(jnp.copy, zeros))
+        self._steps = 0
 
-    def train(self, batches: Any, first_step: int, positions: Any = None) -> Any:
-        steps = range(first_step, first_step + len(batches))
-        rates = np.asarray(
-            [learning_rate(self._decoder.recipe, step) for step in steps], np.float32
-        )
-        counts = np.arange(first_step + 1, first_step + 1 + len(batches), dtype=np.float32)
+    def train(self, tokens: Any, labels: Any, rates: Any, positions: Any = None) -> Any:
+        counts = np.arange(self._steps + 1, self._steps + 1 + len(rates), dtype=np.float32)
+        self._steps += len(rates)
         if positions is not None:
             positions = positions.astype(np.int32)
-        inputs = (batches.astype(np.int32), positions, rates, counts)
-        inputs = jax.device_put(inputs, self._device)
+        batches = tokens.astype(np.int32), labels.astype(np.int32), positions
+        inputs = jax.device_put((*batches, rates.astype(np.float32), counts), self._device)
         state = (self._params, *self._moments)
         (self._params, *self._moments), losses = _train(_Static(self._decoder), state, inputs)
         return np.asarray(losses)
 
-    def token_losses(self, tokens: Any, window: int | None, plan: LayerPlan | None = None) -> Any:
-        length = tokens.shape[1] - 1
+    def answers(self, tokens: Any, labels: Any, window: int | None, plan: Any = None) -> Any:
+        length = tokens.shape[1]
         layers = self._decoder.layers(plan, length=length, window=window)
         # Batches of one shape, so that every protocol and seed runs the same compiled program.
         rows = max(1, _TOKENS // length)
-        filled = np.pad(tokens, ((0, -len(tokens) % rows), (0, 0))).astype(np.int32)
-        static, parts = _Static(self._decoder), np.split(filled, len(filled) // rows)
-        losses = [_score(static, layers, self._params, part) for part in parts]
-        return np.concatenate(losses)[: len(tokens)]
+        static, missing = _Static(self._decoder), -len(tokens) % rows
+        filled = (np.pad(a, ((0, missing), (0, 0))).astype(np.int32) for a in (tokens, labels))
+        parts = zip(*(np.split(a, len(a) // rows) for a in filled), strict=True)
+        found = [_score(static, layers, self._params, *part) for part in parts]
+        losses, hits = (np.concatenate(each)[: len(tokens)] for each in zip(*found, strict=True))
+        return losses, hits
 
     def versions(self) -> dict[str, str]:
         return {"jax": jax.__version__, "device": self._device.device_kind}
@@ -105,13 +105,14 @@ def _train(static: _Static, state: Any, inputs: Any) -> Any:
     decoder, recipe = static.decoder, static.decoder.recipe
     b1, b2 = BETAS
 
-    def mean_loss(params: Any, tokens: Array, pos: Array | None) -> Array:
-        return _losses(decoder, decoder.layers(), params, tokens, pos).mean()
+    def mean_loss(params: Any, tokens: Array, labels: Array, pos: Array | None) -> Array:
+        losses, _ = _losses(decoder, decoder.layers(), params, tokens, labels, pos)
+        return losses.sum() / (labels != NO_ANSWER).sum()
 
     def step(state: Any, inputs: Any) -> Any:
         params, first, second = state
-        tokens, pos, step_rate, count = inputs
-        loss, gradient = jax.value_and_grad(mean_loss)(params, tokens, pos)
+        tokens, labels, pos, step_rate, count = inputs
+        loss, gradient = jax.value_and_grad(mean_loss)(params, tokens, labels, pos)
         norm = jnp.sqrt(sum(jnp.sum(g * g) for g in jax.tree.leaves(gradient)))
         gradient = jax.tree.map(lambda g: g * jnp.minimum(1.0, recipe.clip / norm), gradient)
         first = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, first, gradient)
@@ -132,28 +133,33 @@ def _train(static: _Static, state: Any, inputs: Any) -> Any:
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _score(static: _Static, layers: Layers, params: Any, tokens: Array) -> Array:
-    """Losses of one batch ``(rows, length + 1)``."""
-    return _losses(static.decoder, layers, params, tokens)
+def _score(
+    static: _Static, layers: Layers, params: Any, tokens: Array, labels: Array
+) -> tuple[Array, Array]:
+    """Losses of one batch ``(rows, length)``, and whether the likeliest token is the label."""
+    losses, logits = _losses(static.decoder, layers, params, tokens, labels)
+    return losses, jnp.argmax(logits, axis=-1) == labels
 
 
 def _losses(
-    decoder: Decoder, layers: Layers, params: Any, tokens: Array, pos: Array | None = None
-) -> Array:
-    """Losses ``(N, L)`` of the next bytes of ``tokens (N, L + 1)``, by default at 0, 1, ..."""
+    decoder: Decoder, layers: Layers, params: Any, tokens: Array, labels: Array,
+    pos: Array | None = None,
+) -> tuple[Array, Array]:  # fmt: skip
+    """Losses ``(N, T)`` of the answers, 0 for none, and the logits; by default at 0, 1, ..."""
     w, recipe = params["weights"], decoder.recipe
-    inputs, targets = tokens[:, :-1], tokens[:, 1:]
-    x = w["embed"][inputs] * math.sqrt(recipe.dim)
-    at = jnp.arange(inputs.shape[1]) if pos is None else pos
+    x = w["embed"][tokens] * embedding_scale(recipe)
+    at = jnp.arange(tokens.shape[1]) if pos is None else pos
     for layer in layers.embedding:
         own = _own_params(layers, layer, params)
         term = embedding(layers.schemes[layer], at, own, xp=jnp)
         x = x if term is None else x + term
     for layer, attend in enumerate(_positions(layers, params).bind(Tokens(pos), causal=True)):
         x = _layer(x, w, layer, recipe.heads, attend)
-    logits = _linear(_norm(x, w["norm"]), w["embed"].T)
-    of_target = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
-    return jax.nn.logsumexp(logits, axis=-1) - of_target
+    head = w["head"] if "head" in w else w["embed"].T
+    logits = _linear(_norm(x, w["norm"]), head)
+    of_label = jnp.take_along_axis(logits, jnp.maximum(labels, 0)[..., None], axis=-1)[..., 0]
+    losses = jax.nn.logsumexp(logits, axis=-1) - of_label
+    return jnp.where(labels == NO_ANSWER, 0, losses), logits
 
 
 def _own_params(layers: Layers, layer: int, params: Any) -> dict[str, Array]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from torch.nn import functional
 from posenc import Tokens
 from posenc.backend import (
     LayerFacts,
-    LayerPlan,
     PositionScheme,
     add_embedding,
     arguments_of_pass,
@@ -26,9 +24,10 @@ from posenc.study import (
     NORM_EPSILON,
     Decoder,
     Layers,
+    embedding_scale,
     has_weight_decay,
-    learning_rate,
 )
+from posenc.study.tasks import NO_ANSWER
 from posenc_torch.bound import Attend, Bound, PlainLayer
 from posenc_torch.position import Position
 
@@ -53,50 +52,58 @@ class Trainer:
         ]
         self._optimizer = torch.optim.AdamW(self._groups(), betas=BETAS, fused=True)
 
-    def train(self, batches: Any, first_step: int, positions: Any = None) -> Any:
+    def train(self, tokens: Any, labels: Any, rates: Any, positions: Any = None) -> Any:
         losses, layers = [], self._decoder.layers()
-        for index, tokens in enumerate(batches):
+        for index, rate in enumerate(rates):
             for group in self._optimizer.param_groups:
-                rate = learning_rate(self._recipe, first_step + index)
-                group["lr"] = rate * group["factor"]
+                group["lr"] = float(rate) * group["factor"]
             pos = None if positions is None else self._tensor(positions[index])
-            loss = self._losses(self._tensor(tokens), layers, pos).mean()
+            loss, asked, _ = self._losses(tokens[index], labels[index], layers, pos)
+            mean = loss.sum() / asked.sum()
             self._optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]  # untyped in PyTorch
+            mean.backward()  # type: ignore[no-untyped-call]  # untyped in PyTorch
             nn.utils.clip_grad_norm_(self._parameters(), self._recipe.clip)
             self._optimizer.step()
-            losses.append(loss.detach())
+            losses.append(mean.detach())
         return torch.stack(losses).cpu().numpy()
 
     @torch.no_grad()
-    def token_losses(self, tokens: Any, window: int | None, plan: LayerPlan | None = None) -> Any:
-        length = tokens.shape[1] - 1
+    def answers(self, tokens: Any, labels: Any, window: int | None, plan: Any = None) -> Any:
+        length = tokens.shape[1]
         layers = self._decoder.layers(plan, length=length, window=window)
-        parts = [
-            self._losses(self._tensor(part), layers).cpu().numpy()
-            for part in np.split(tokens, range(0, len(tokens), max(1, _TOKENS // length))[1:])
-        ]
-        return np.concatenate(parts)
+        cuts = range(0, len(tokens), max(1, _TOKENS // length))[1:]
+        losses, hits = [], []
+        for part in zip(np.split(tokens, cuts), np.split(labels, cuts), strict=True):
+            loss, _, logits = self._losses(*part, layers)
+            hit = logits.argmax(-1) == self._tensor(part[1])
+            losses.append(loss.cpu().numpy())
+            hits.append(hit.cpu().numpy())
+        return np.concatenate(losses), np.concatenate(hits)
 
     def versions(self) -> dict[str, str]:
         on_cpu = self._device.type == "cpu"
         name = "cpu" if on_cpu else torch.cuda.get_device_name(self._device)
         return {"torch": torch.__version__, "device": name}
 
-    def _losses(self, tokens: Tensor, layers: Layers, pos: Tensor | None = None) -> Tensor:
-        """Losses ``(N, L)`` of the next bytes of ``tokens (N, L + 1)``, by default at 0, 1, ..."""
-        w, dim = self._weights, self._recipe.dim
-        x = functional.embedding(tokens[:, :-1], w["embed"]) * math.sqrt(dim)
+    def _losses(
+        self, tokens: Any, labels: Any, layers: Layers, pos: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Losses ``(N, T)`` of the answers, 0 for none; which there are; and the logits."""
+        w = self._weights
+        inputs, targets = self._tensor(tokens), self._tensor(labels)
+        x = functional.embedding(inputs, w["embed"]) * embedding_scale(self._recipe)
         at = torch.arange(x.shape[1], device=x.device) if pos is None else pos
         for layer in layers.embedding:
             term = embedding(layers.schemes[layer], at, self._params(layers, layer), xp=xp)
             x = x if term is None else add_embedding(x, term, xp=xp)
         for layer, attend in enumerate(self._bound(layers, pos)):
             x = self._layer(x, layer, attend)
-        logits = self._norm(x, "norm") @ w["embed"].T
-        return functional.cross_entropy(
-            logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="none"
-        ).view(len(tokens), -1)
+        head = w["head"] if "head" in w else w["embed"].T
+        logits = self._norm(x, "norm") @ head
+        loss = functional.cross_entropy(
+            logits.flatten(0, 1), targets.flatten(), reduction="none", ignore_index=NO_ANSWER
+        )
+        return loss.view(targets.shape), targets != NO_ANSWER, logits
 
     def _params(self, layers: Layers, layer: int) -> dict[str, Tensor]:
         """The learned arrays of the layer that its scheme needs."""

@@ -9,6 +9,9 @@ from typing import Any
 
 from posenc.study import Study, terminal
 from posenc.study.specs import split
+from posenc.study.tasks.text import Text
+
+TEXT_DEFAULTS = Text.defaults()
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -20,9 +23,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: dict[str, Any]) -> int:
     """Run the study and return its exit status."""
-    for name in ("schemes", "windowed"):
+    for name in ("schemes", "windowed", "task"):
         options[name] = split(options[name]) if options[name] else ()
-    options["eval_lens"] = tuple(n for some in options["eval_lens"] for n in some)
+    if options["eval_lens"] is not None:
+        options["eval_lens"] = tuple(n for some in options["eval_lens"] for n in some)
     tuples = {name: tuple(value) for name, value in options.items() if isinstance(value, list)}
     return terminal.compare(Study(**{**options, **tuples}))
 
@@ -31,8 +35,10 @@ def _add_option(parser: argparse.ArgumentParser, item: Field[Any], kind: Any) ->
     many = typing.get_origin(kind) is tuple
     element = typing.get_args(kind)[0] if many else kind
     usual: Any = item.default
-    default = " ".join(map(str, usual)) if many else usual
-    shown = f" (default: {default})" if default not in ("", 0) else ""
+    default = " ".join(map(str, usual)) if many and usual else usual
+    if usual is None and item.name in TEXT_DEFAULTS:
+        default = f"{TEXT_DEFAULTS[item.name]} for text" if TEXT_DEFAULTS[item.name] else ""
+    shown = f" (default: {default})" if default not in ("", 0, None, ()) else ""
     parser.add_argument(
         f"--{item.name.replace('_', '-')}",
         type=_integers if (many, element) == (True, int) else element,

@@ -1,22 +1,22 @@
-"""``posenc list``: one row per scheme of the catalogue, measured on a small instance."""
+"""``posenc list``: one row per scheme of the catalogue, measured on a small instance; tasks."""
 
 from __future__ import annotations
 
 import argparse
 import inspect
-import re
 import shutil
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any
 
 import numpy as np
 
 import posenc
 from posenc.apply.feature_needs import has_features, reads_hidden, summed_features
+from posenc.cli import tasks
+from posenc.cli.pages import docstring_texts, example_of, list_parameters, signature_of, title_of
 from posenc.contract.checks import check_scheme
 from posenc.contract.params import init_params
 from posenc.contract.protocol import Array, Hook, PositionScheme
@@ -29,24 +29,30 @@ _SIZES = {"num_heads": 4, "head_dim": 16, "max_len": 64, "train_len": 64}
 _SIZES |= {"dim": 64, "hidden_dim": 64}
 _PLACES = ("embedding", "transform", "bias", "features", "sink", "whole rows", "regions")
 _HEAD, _PAPER = ("scheme", "enters as", "learned", "relative", "fused as"), "paper (arXiv)"
+_END = (
+    "`posenc list NAME` shows the options of one scheme, plan or task; `posenc show NAME` draws a "
+    "scheme, or prints examples of a task."
+)
 _WIDTH, _LONGEST_NAME, _LONGEST_ENTERS = 100, 20, 33
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``posenc list``."""
     parser.add_argument(
-        "scheme", nargs="*", help="a name of the catalogue, a plan, or module.Class"
+        "name", nargs="*", help="of a scheme, a plan of layers or a task, or module.Class"
     )
 
 
 def run(options: dict[str, Any]) -> int:
-    """Print the catalogue, or one page per named scheme, and return the exit status 0."""
+    """Print schemes and tasks, or one page per name, and return the exit status 0."""
     width = min(100, shutil.get_terminal_size().columns)  # 80 without a terminal
-    if options["scheme"]:
-        print("\n\n".join(page(name, width) for name in options["scheme"]))
+    if options["name"]:
+        print("\n\n".join(page(name, width) for name in options["name"]))
     else:
         print(f"{table(rows(), width)}\n")
         print("\n".join(line for note in _notes() for line in textwrap.wrap(note, width)))
+        print(f"\n{tasks.table(width)}\n")
+        print("\n".join(textwrap.wrap(_END, width)))
     return 0
 
 
@@ -62,7 +68,6 @@ def _notes() -> Iterator[str]:
             f"In posenc compare: {trained_as}~{names[0]}."
         )
     yield f"Plans of layers, as labels of posenc compare: {', '.join(sorted(PLANS))}."
-    yield "`posenc list NAME` shows the options of one scheme or plan."
 
 
 @dataclass(frozen=True)
@@ -124,20 +129,22 @@ def page(name: str, width: int = _WIDTH) -> str:
     """One scheme as text: its facts, the sizes it needs and its options, from its docstring.
 
     ``name`` is as in ``posenc.make``: of the catalogue, or dotted. A plan of ``posenc.presets``
-    has a page too.
+    and a task have a page too.
     """
     if name in PLANS:
         return _plan_page(name, width)
+    if tasks.is_task(name):
+        return tasks.page(name, width)
     maker = maker_of(name)
     source, row = inspect.unwrap(maker), _row(name, maker)
     preset, sources = getattr(maker, "preset", {}), (source, *_parts(maker))
     named = [
         p
         for each in sources
-        for p in _signature(each).parameters.values()
+        for p in signature_of(each).parameters.values()
         if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p.name not in preset
     ]
-    texts = {n: text for each in sources for n, text in _docstring_texts(each).items()}
+    texts = {n: text for each in sources for n, text in docstring_texts(each).items()}
     parts = [
         " = ".join(
             dict.fromkeys((name, f"{source.__module__}.{source.__qualname__}{_call(preset)}"))
@@ -146,11 +153,9 @@ def page(name: str, width: int = _WIDTH) -> str:
         "",
         *_facts(row, width),
         *_trained_as(name, maker),
-        *_list_parameters(
-            "sizes of the model", [p for p in named if p.name in SIZES], texts, width
-        ),
-        *_list_parameters("options", [p for p in named if p.name not in SIZES], texts, width),
-        *_example(name, [p for p in named if p.name not in SIZES], width),
+        *list_parameters("sizes of the model", [p for p in named if p.name in SIZES], texts, width),
+        *list_parameters("options", [p for p in named if p.name not in SIZES], texts, width),
+        *example_of(name, [p for p in named if p.name not in SIZES], width),
     ]
     return "\n".join(parts)
 
@@ -158,7 +163,7 @@ def page(name: str, width: int = _WIDTH) -> str:
 def _plan_page(name: str, width: int) -> str:
     """One plan as text: its docstring, its options, and its layers as released."""
     maker = PLANS[name]
-    parameters = _signature(inspect.unwrap(maker)).parameters.values()
+    parameters = signature_of(inspect.unwrap(maker)).parameters.values()
     of_model = {*SIZES, "layers"}
     paragraphs = inspect.cleandoc(maker.__doc__ or "").replace("`", "").split("\n\n")
     options = [p for p in parameters if p.name not in of_model]
@@ -168,9 +173,9 @@ def _plan_page(name: str, width: int) -> str:
             *(line for text in paragraphs for line in (*textwrap.wrap(text, width), "")),
             "layers, as released:",
             *_layers(maker(), width),
-            *_list_parameters("sizes", [p for p in parameters if p.name in of_model], {}, width),
-            *_list_parameters("options", options, {}, width),
-            *_example(name, options, width),
+            *list_parameters("sizes", [p for p in parameters if p.name in of_model], {}, width),
+            *list_parameters("options", options, {}, width),
+            *example_of(name, options, width),
         ]
     )
 
@@ -255,86 +260,6 @@ def _trained_as(name: str, maker: Callable[..., PositionScheme]) -> list[str]:
     return [f"trained as {other}; in posenc compare {other}~{name}"] if other else []
 
 
-def _list_parameters(
-    title: str, parameters: Sequence[inspect.Parameter], texts: Mapping[str, str], width: int
-) -> list[str]:
-    """Name, type and default of each parameter, and its text from the docstring below."""
-    lines = ["", f"{title}:" if parameters else f"{title}: none"]
-    for p in parameters:
-        kind = "" if p.annotation is p.empty else f"  {_type(p.annotation)}"
-        default = "needed" if p.default is p.empty else f"default {p.default!r}"
-        head = f"  {p.name}{kind}, {default}" if kind else f"  {p.name}  {default}"
-        lines += textwrap.wrap(head, width, subsequent_indent=" " * 6)
-        text = texts.get(p.name, "").replace("`", "")
-        lines += textwrap.wrap(text, width, initial_indent=" " * 6, subsequent_indent=" " * 6)
-    return lines
-
-
-def _example(name: str, options: Sequence[inspect.Parameter], width: int) -> list[str]:
-    """How to write the first option on the command line."""
-    plain = [p for p in options if isinstance(p.default, str | int | float)]
-    labels = [f"{name}:{p.name}={p.default}" for p in plain[:1]]
-    texts = [f"On the command line, options follow a colon: {label}" for label in labels]
-    return [line for text in texts for line in ("", *textwrap.wrap(text, width))]
-
-
-def _signature(source: Any) -> inspect.Signature:
-    """With types instead of their names, if all names can be looked up."""
-    signature = inspect.signature(source)
-    try:
-        hints = get_type_hints(source)  # those of inherited fields by the names of their own module
-    except (NameError, AttributeError, TypeError):  # imported for type checkers alone; no function
-        return signature
-    parameters = signature.parameters.values()
-    return signature.replace(
-        parameters=[p.replace(annotation=hints.get(p.name, p.annotation)) for p in parameters]
-    )
-
-
-def _type(annotation: Any) -> str:
-    """A type as text: the accepted values of a ``Literal``, the name of a class."""
-    if get_origin(annotation) is Literal:
-        return " or ".join(repr(value) for value in get_args(annotation))
-    if isinstance(annotation, str):
-        return annotation
-    if get_origin(annotation) in (Union, UnionType):  # Union, if a part is a Literal
-        parts = get_args(annotation)
-        either = " or " if any(get_origin(part) is Literal for part in parts) else " | "
-        return either.join(map(_type, parts))
-    if annotation is NoneType:
-        return "None"
-    if get_origin(annotation) is not None:
-        return str(annotation).replace("collections.abc.", "").replace("typing.", "")
-    return getattr(annotation, "__name__", None) or str(annotation)
-
-
-def _docstring_texts(source: Any) -> dict[str, str]:
-    """Texts of numpydoc's ``Parameters`` sections by name; a class inherits those of its bases."""
-    texts: dict[str, str] = {}
-    for kind in reversed(getattr(source, "__mro__", (source,))):
-        lines = inspect.cleandoc(kind.__doc__ or "").splitlines()
-        heads = [n for n in range(1, len(lines)) if re.fullmatch("-{3,}", lines[n])]
-        starts = [n + 1 for n in heads if lines[n - 1] == "Parameters"]
-        for start in starts:
-            end = min([n - 1 for n in heads if n > start], default=len(lines))
-            texts |= _section_texts(lines[start:end])
-    return texts
-
-
-def _section_texts(lines: Sequence[str]) -> dict[str, str]:
-    """Texts by name: ``name`` or ``name, other : type`` at the margin, then indented text."""
-    texts: dict[str, str] = {}
-    names: list[str] = []
-    for number, line in enumerate(lines):
-        if line.startswith(" "):
-            texts |= {name: f"{texts.get(name, '')} {line.strip()}".strip() for name in names}
-        elif line:
-            if not "".join(lines[number + 1 : number + 2]).startswith(" "):
-                break  # a paragraph after the last entry
-            names = [name.strip() for name in line.partition(":")[0].split(",")]
-    return texts
-
-
 def _row(name: str, maker: Callable[..., PositionScheme]) -> Row:
     try:
         scheme = maker(**_SIZES)
@@ -344,7 +269,7 @@ def _row(name: str, maker: Callable[..., PositionScheme]) -> Row:
         described: Any = parts[-1] if parts else scheme
         return Row(
             name=name,
-            title=_title(parts[-1] if parts else type(scheme)),
+            title=title_of(parts[-1] if parts else type(scheme)),
             enters=enters,
             learned=bool(scheme.param_specs()),
             relative=_is_relative(scheme, enters),
@@ -361,12 +286,6 @@ def _enters(scheme: PositionScheme) -> tuple[str, ...]:
     places |= {"features"} if has_features(scheme) else set()
     places |= {"whole rows"} if Hook.ADJUST_SCORES in hooks else set()
     return tuple(place for place in _PLACES if place in places)
-
-
-def _title(kind: type) -> str:
-    """First line of the docstring; empty for the signature that ``dataclass`` writes."""
-    first, *_ = inspect.cleandoc(kind.__doc__ or "").splitlines() or [""]
-    return "" if first.startswith(f"{kind.__name__}(") else first
 
 
 def _is_relative(scheme: PositionScheme, enters: tuple[str, ...]) -> bool:

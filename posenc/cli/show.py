@@ -1,9 +1,10 @@
-"""``posenc show``: a scheme as one picture of its bias, embedding and transform."""
+"""``posenc show``: a scheme as one picture of its bias, embedding and transform; a task."""
 
 from __future__ import annotations
 
 import argparse
 import re
+import shutil
 import textwrap
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
@@ -23,6 +24,7 @@ from posenc.attn.arguments import Arguments
 from posenc.attn.call import Call
 from posenc.attn.features import features, hidden_width
 from posenc.attn.prepare import prepare
+from posenc.cli import tasks
 from posenc.contract.checks import check_count, check_scheme
 from posenc.contract.params import head_count, init_params, key_head_count
 from posenc.contract.protocol import Array, Hook, PositionScheme
@@ -34,6 +36,7 @@ from posenc.study import picture
 from posenc.study.picture import Figure, Panel
 from posenc.study.specs import parse
 
+_DEFAULTS = {"length": 128, "heads": 8, "head_dim": 64}
 _MOST_HEADS = 8
 _STEEP = 10.0  # a larger bias gets a logarithmic scale
 _AFTER_QUERY = "0.88"  # grey of keys that the causal mask hides
@@ -46,11 +49,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``posenc show``."""
     parser.add_argument(
         "scheme",
-        help="a name of `posenc list`, with options as rope:base=500000, or a sum as rope+alibi",
+        metavar="name",
+        help="a name of `posenc list`, with options as rope:base=500000, or a sum as rope+alibi; "
+        "of a task, show prints examples",
     )
-    parser.add_argument("--length", type=int, default=128, help="positions (default: 128)")
-    parser.add_argument("--heads", type=int, default=8, help="heads (default: 8)")
-    parser.add_argument("--head-dim", type=int, default=64, help="channels per head (default: 64)")
+    parser.add_argument(
+        "--length", type=int, help="positions (default: 128); for a task, the size of its examples"
+    )
+    parser.add_argument("--heads", type=int, help="heads (default: 8)")
+    parser.add_argument("--head-dim", type=int, help="channels per head (default: 64)")
     parser.add_argument(
         "--train-len",
         type=int,
@@ -61,9 +68,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: dict[str, Any]) -> int:
-    """Draw the scheme, print the path of the picture, and return the exit status 0."""
-    label, length = options["scheme"], check_count("length", options["length"])
-    heads, head_dim = options["heads"], options["head_dim"]
+    """Draw a scheme and print the picture's path, or print a task's examples; return 0."""
+    given = {name: value for name, value in options.items() if value is not None}
+    label = given.pop("scheme")
+    if tasks.is_task(label):
+        if of_pictures := sorted(given.keys() - {"length"}):
+            name = f"--{of_pictures[0].replace('_', '-')}"
+            raise ValueError(f"{name} is for pictures of schemes; {label!r} is a task")
+        width = min(100, shutil.get_terminal_size().columns)
+        print(tasks.examples(label, given.get("length"), width))
+        return 0
+    given = {**_DEFAULTS, **given}
+    length = check_count("length", given["length"])
+    heads, head_dim = given["heads"], given["head_dim"]
     layer, *others = parse(label)
     if others or layer.window is not None:
         what = "layers in turn" if others else "a window"
@@ -71,7 +88,7 @@ def run(options: dict[str, Any]) -> int:
     if label.partition(":")[0] in PLANS:
         raise ValueError(f"show draws one scheme; {label!r} is a plan of layers: use posenc list")
     sizes = {"num_heads": heads, "head_dim": head_dim, "dim": heads * head_dim, "max_len": length}
-    train_len, quarter = options["train_len"], max(2, length // 4)
+    train_len, quarter = given.get("train_len"), max(2, length // 4)
     if train_len is None and any(
         getattr(maker_of(p.name), "trained_as", None) for p in layer.parts
     ):
@@ -84,7 +101,7 @@ def run(options: dict[str, Any]) -> int:
         if "train_len" in sizes:
             raise
         scheme = layer.make(**sizes, train_len=quarter)
-    path = options["out"] or f"{_file_name(label)}.png"
+    path = given.get("out") or f"{_file_name(label)}.png"
     print(draw(scheme, path, length=length, title=label))
     return 0
 

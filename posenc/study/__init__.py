@@ -5,24 +5,29 @@ one seed. A backend brings a ``Trainer``. It trains the ``Decoder`` that it is g
 the ``learning_rate`` of each step.
 """
 
-from posenc.study.decoder import NORM_EPSILON, Decoder, Layers, has_weight_decay
+from posenc.study.decoder import NORM_EPSILON, Decoder, Layers, embedding_scale, has_weight_decay
 from posenc.study.recipe import Recipe
 from posenc.study.run import Run
 from posenc.study.runner import run_study
 from posenc.study.schedule import ADAM_EPSILON, BETAS, learning_rate
 from posenc.study.study import Study
+from posenc.study.tasks.task import NO_ANSWER, Examples, Task
 from posenc.study.trainer import Trainer
 
 __all__ = [
     "ADAM_EPSILON",
     "BETAS",
     "NORM_EPSILON",
+    "NO_ANSWER",
     "Decoder",
+    "Examples",
     "Layers",
     "Recipe",
     "Run",
     "Study",
+    "Task",
     "Trainer",
+    "embedding_scale",
     "has_weight_decay",
     "learning_rate",
     "run_study",

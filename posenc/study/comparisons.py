@@ -1,6 +1,6 @@
 """Differences and p values of a study as a CSV, for other programs; the report has them in words.
 
-A row compares a scheme with the reference at one length, or with itself at the training length.
+A row compares a scheme with the baseline at one length, or with itself at the training length.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from posenc.study.statistics import Difference, Records, Summary, lengths
 from posenc.study.tables import (
     GROWTH,
     PROTOCOLS,
+    baseline,
     differences,
     end_lengths,
     growth,
-    reference,
 )
 
 COLUMNS = (
@@ -46,8 +46,8 @@ def comparisons_csv(summary: Summary, records: Records) -> str:
 
 
 def rows(summary: Summary, records: Records) -> Iterator[dict[str, Any]]:
-    """Rows by ``COLUMNS``: first against the reference, length by length, then growth."""
-    name = reference(summary)
+    """Rows by ``COLUMNS``: first against the baseline, length by length, then growth."""
+    name = baseline(summary)
     for protocol in PROTOCOLS:
         for length in lengths(records, protocol):
             results = differences(summary, records, protocol, length)

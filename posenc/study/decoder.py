@@ -1,8 +1,9 @@
 """The decoder that every scheme trains: its shape and initial weights, the same in any backend.
 
-Pre-norm, byte vocabulary, tied embedding, no biases:
-``h = sqrt(d) * E[tokens] + embedding``; a layer adds ``attention(norm(h)) @ out`` and then
-``gelu(norm(h) @ up) @ down``; ``logits = norm(h) @ E.T``. GELU is the tanh form, norms are layer
+Pre-norm, no biases:
+``h = s * E[tokens] + embedding``; a layer adds ``attention(norm(h)) @ out`` and then
+``gelu(norm(h) @ up) @ down``; ``logits = norm(h) @ head``, with ``s = 1``, or ``norm(h) @ E.T``,
+with ``s = sqrt(d)``, if the task ties them, as text does. GELU is the tanh form, norms are layer
 norms with a gain and ``eps = 1e-5``.
 """
 
@@ -20,7 +21,6 @@ from posenc.contract.protocol import PositionScheme
 from posenc.layers import LayerPlan, rotary_layers
 from posenc.study.recipe import Recipe
 
-VOCABULARY = 256
 NORM_EPSILON = 1e-5
 
 Weights = dict[str, np.ndarray[Any, Any]]
@@ -37,8 +37,9 @@ class Decoder:
     plan
         Scheme and window of each layer, and which layers share position params.
     weights
-        By name: ``embed (256, d)``, and per layer ``qkv (d, 3d)``, ``out (d, d)``, ``up (d, 4d)``,
-        ``down (4d, d)``, gains ``norm1``, ``norm2 (d,)``; ``norm (d,)`` at the end.
+        By name: ``embed (V, d)``, for ``V`` tokens, and ``head (d, V)`` if it is not tied; per
+        layer ``qkv (d, 3d)``, ``out (d, d)``, ``up (d, 4d)``, ``down (4d, d)``, gains ``norm1``,
+        ``norm2 (d,)``; ``norm (d,)`` at the end.
     position
         Learned arrays of the schemes, one mapping per set of params.
     """
@@ -135,6 +136,14 @@ class Layers:
         return rotary_layers(self.schemes, self.owners)
 
 
+def embedding_scale(recipe: Recipe) -> float:
+    """The factor of token embeddings: ``sqrt(d)`` where they are the matrix of logits too, else 1.
+
+    The embeddings of tokens then have a variance of 1 either way.
+    """
+    return math.sqrt(recipe.dim) if recipe.of_task.tied else 1.0
+
+
 def has_weight_decay(name: str) -> bool:
     """Whether weight decay applies: to matrices, not to gains."""
     return "norm" not in name
@@ -149,7 +158,10 @@ def _weights(recipe: Recipe, seed: int) -> Weights:
         std = factor / math.sqrt(rows)
         return np.asarray(std * rng.standard_normal((rows, columns)), dtype=np.float32)
 
-    weights = {"embed": normal(VOCABULARY, d, (VOCABULARY / d) ** 0.5)}
+    task = recipe.of_task
+    vocabulary = task.vocabulary
+    std = embedding_scale(recipe) ** -1.0
+    weights = {"embed": normal(vocabulary, d, std * vocabulary**0.5)}
     for layer in range(recipe.layers):
         initial = {
             "qkv": normal(d, 3 * d),
@@ -160,4 +172,5 @@ def _weights(recipe: Recipe, seed: int) -> Weights:
             "norm2": np.ones(d, np.float32),
         }
         weights |= {f"{layer}.{name}": value for name, value in initial.items()}
-    return weights | {"norm": np.ones(d, np.float32)}
+    head = {} if task.tied else {"head": normal(d, vocabulary)}
+    return weights | {"norm": np.ones(d, np.float32)} | head

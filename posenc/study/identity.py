@@ -20,6 +20,7 @@ from posenc.contract.protocol import PositionScheme
 from posenc.layers import LayerPlan
 from posenc.study.source import OWN, source_digest
 from posenc.study.specs import Plans
+from posenc.study.tasks.task import Task
 
 TRAINERS = "posenc.trainers"  # the entry-point group
 _DISTRIBUTIONS = {"jax": ("jax", "jaxlib")}  # where the framework is more than its own package
@@ -29,7 +30,10 @@ _NO_EFFECT = (
     "posenc/cli/",
     "posenc/study/columns.py",
     "posenc/study/comparisons.py",
+    "posenc/study/effective.py",
+    "posenc/study/estimate.py",
     "posenc/study/origin.py",
+    "posenc/study/outcomes.py",
     "posenc/study/outputs.py",
     "posenc/study/panels.py",
     "posenc/study/plots.py",
@@ -37,6 +41,8 @@ _NO_EFFECT = (
     "posenc/study/statistics.py",
     "posenc/study/stopping.py",
     "posenc/study/tables.py",
+    "posenc/study/task_plots.py",
+    "posenc/study/task_tables.py",
     "posenc/study/terminal.py",
     "posenc/testing/",
     "posenc_jax/testing.py",
@@ -44,29 +50,33 @@ _NO_EFFECT = (
 )
 
 
-def fingerprint(plans: Plans | None, backend: str) -> dict[str, Any]:
-    """Fields of a ``Run`` that change if a scheme, its maker, posenc or the framework is edited.
+def fingerprint(plans: Plans | None, backend: str, task: Task) -> dict[str, Any]:
+    """Fields of a ``Run`` that change if its scheme, task, posenc or the framework is edited.
 
     ``plans`` is None for a label whose schemes cannot be made.
     """
-    common = {"posenc_digest": posenc_digest(backend), "versions": versions(backend)}
+    common = {
+        "posenc_digest": posenc_digest(backend),
+        "versions": versions(backend),
+        "described": description(task),
+    }
     if plans is None:
         return {"descriptions": (), "windows": (), "source_digest": "", "tested": "", **common}
-    trained, tested = (_of_plan(plan, backend) for plan in (plans.trained, plans.tested))
+    trained, tested = (_of_plan(plan, backend, task) for plan in (plans.trained, plans.tested))
     other = json.dumps(tested, sort_keys=True).encode() if tested != trained else b""
     return {**trained, "tested": hashlib.sha256(other).hexdigest() if other else "", **common}
 
 
-def _of_plan(plan: LayerPlan, backend: str) -> dict[str, Any]:
+def _of_plan(plan: LayerPlan, backend: str, task: Task) -> dict[str, Any]:
     return {
         "descriptions": tuple(description(scheme) for scheme in plan.schemes),
         "windows": plan.windows,
-        "source_digest": source_digest(plan.schemes, (_trainer_module(backend),)),
+        "source_digest": source_digest((*plan.schemes, task), (_trainer_module(backend),)),
     }
 
 
-def description(scheme: PositionScheme) -> str:
-    """A scheme as text, the same in every process: its class and all fields, with whole arrays."""
+def description(scheme: PositionScheme | Task) -> str:
+    """A scheme or task as text, the same in every process: its class and all fields."""
     kind = type(scheme)
     state = _fields(scheme) if is_dataclass(scheme) else vars(scheme)
     return json.dumps([_dotted_name(kind), _describe(state)], sort_keys=True)

@@ -13,18 +13,28 @@ from pathlib import Path
 from typing import Any
 
 import posenc
+from posenc.study.recipe import Recipe
 from posenc.study.study import Study
 
 
 def command(study: Study) -> str:
     """The command that repeats this study: every option that differs from its default."""
     defaults = {item.name: item.default for item in fields(Study)}
-    defaults["eval_lens"] = Study(train_len=study.train_len).eval_lens
+    if len(study.recipes) == 1:  # else the study has what was given, and each task its own
+        defaults |= _of_task(study)
     words = ["posenc", "compare"]
     for name, default in defaults.items():
         if (value := getattr(study, name)) != default:
             words += _option(name, value)
     return shlex.join(words)
+
+
+def _of_task(study: Study) -> dict[str, Any]:
+    """The settings of the only task, and of them the lengths that follow from ``train_len``."""
+    plain = Study(task=study.task)
+    names = [item.name for item in fields(Recipe) if item.name != "task"]
+    lengths = Study(task=study.task, train_len=study.train_len).eval_lens
+    return {name: getattr(plain, name) for name in names} | {"eval_lens": lengths}
 
 
 def _option(name: str, value: Any) -> list[str]:

@@ -26,7 +26,9 @@ NAMES = (
     "results.csv",
     "results.jsonl",
     "table.md",
+    "tasks.csv",
 )
+_OF_A_TASK = re.compile(rf"task-[a-z0-9-]+\.({'|'.join(FORMATS)})")
 _NO_JSON = (ValueError, ArithmeticError, RecursionError)  # also of numbers, and of nesting
 _STAGED, _STAGED_EARLIER = "results", r"[0-9a-f]{12}(-\d+)?"  # folders that are being filled
 
@@ -68,7 +70,7 @@ def publish(
     with _staging(out / _STAGED) as folder:
         render(folder)
         names = sorted(path.name for path in folder.iterdir())
-        if strange := set(names) - {*NAMES}:
+        if strange := [name for name in names if not _is_name(name)]:
             raise ValueError(f"a study writes {', '.join(NAMES)}, got {', '.join(sorted(strange))}")
         sealed = {name: _sha256(folder / name) for name in names}
         text = json.dumps({**about, "files": names, "sha256": sealed}, indent=1, sort_keys=True)
@@ -76,7 +78,7 @@ def publish(
         before = _read_study(out)
         superseded = before.get("study") == about["study"] and before["runs"] <= about["runs"]
         other = bool(before.get("runs")) and not superseded
-        present = [name for name in NAMES if _is_file(out / name)]
+        present = _present(out)
         kept = [n for n in present if other or (n in names and n not in before["files"])]
         earlier = _keep(out, before, [*kept, STUDY] if other else kept) if other or kept else None
         with delay_signals():
@@ -87,9 +89,25 @@ def publish(
     return names, earlier
 
 
+def task_file(label: str, form: str) -> str:
+    """The name of a task's figure."""
+    return f"task-{re.sub(r'[^a-z0-9]+', '-', label.lower()).strip('-')}.{form}"
+
+
+def _is_name(name: str) -> bool:
+    return name in NAMES or bool(_OF_A_TASK.fullmatch(name))
+
+
+def _present(out: Path) -> list[str]:
+    """The files in the folder that have a name of ours."""
+    found = out.iterdir() if out.is_dir() else ()
+    return sorted(path.name for path in found if _is_name(path.name) and _is_file(path))
+
+
 def check_folder(out: Path) -> None:
     """``IsADirectoryError`` if a folder, which is not ours to replace, has the name of a file."""
-    for name in (*NAMES, STUDY):
+    named = [p.name for p in out.iterdir() if _is_name(p.name)] if out.is_dir() else []
+    for name in (*named, STUDY):
         if (out / name).is_dir():
             raise IsADirectoryError(f"out: cannot write {name!r} into {str(out)!r}: it is a folder")
 
@@ -103,7 +121,7 @@ def _read_study(out: Path) -> dict[str, Any]:
     try:
         about = json.loads((out / STUDY).read_text(encoding="utf-8"))
         sealed = about.get("sha256", {})
-        files = [n for n in NAMES if n in sealed and _is_file(out / n)]
+        files = [n for n in _present(out) if n in sealed]
         files = [n for n in files if sealed[n] == _sha256(out / n)]
         return {"study": _digest(about["study"]), "runs": int(about["runs"]), "files": files}
     except (OSError, LookupError, TypeError, AttributeError, *_NO_JSON):

@@ -18,13 +18,14 @@ _LABEL = 1.2 * (FONT - 1)  # points between two labels
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a panel; ``colour`` counts schemes."""
+    """One line of a panel; ``colour`` counts schemes, ``seeds`` are the lines of single seeds."""
 
     label: str
     x: Sequence[float]
     intervals: Sequence[Interval]
     colour: int
     dashed: bool = False
+    seeds: Sequence[Sequence[float]] = ()
 
 
 def draw(axes: Any, lines: Sequence[Line], limits: tuple[float, float], *, marker: bool) -> None:
@@ -37,7 +38,9 @@ def draw(axes: Any, lines: Sequence[Line], limits: tuple[float, float], *, marke
         shape = _MARKERS[turn % len(_MARKERS)] if marker else None
         low = [i.mean - (i.half_width if i.n > 1 else 0) for i in line.intervals]
         high = [i.mean + (i.half_width if i.n > 1 else 0) for i in line.intervals]
-        if bands:
+        for seed in line.seeds:
+            axes.plot(line.x, seed, color=colour, linewidth=0.6, alpha=0.7)
+        if bands and not line.seeds:
             axes.fill_between(line.x, low, high, color=colour, alpha=0.18, linewidth=0)
         axes.plot(
             line.x,
@@ -50,6 +53,40 @@ def draw(axes: Any, lines: Sequence[Line], limits: tuple[float, float], *, marke
         )
     axes.set_ylim(*limits)
     axes.grid(axis="y", color=GRID, linewidth=0.8)
+    _quiet(axes)
+
+
+def draw_dots(axes: Any, lines: Sequence[Line], limits: tuple[float, float]) -> None:
+    """Many schemes as rows in the order of ``lines``: one mark per length; small ones are seeds."""
+    lengths = sorted({x for line in lines for x in line.x})
+    for row, line in enumerate(lines):
+        axes.axhline(row, color=GRID, linewidth=0.6, zorder=0.5)
+        for x, interval, *seeds in zip(line.x, line.intervals, *line.seeds, strict=True):
+            at = lengths.index(x)
+            shape = _MARKERS[at % len(_MARKERS)]
+            style = {"color": PALETTE[at % len(PALETTE)], "linestyle": "none"}
+            axes.plot(seeds, [row] * len(seeds), marker=".", markersize=2.5, alpha=0.7, **style)
+            if interval.n:
+                axes.plot([interval.mean], [row], marker=shape, markersize=5, **style)
+    for at, length in enumerate(lengths):
+        shape, colour = _MARKERS[at % len(_MARKERS)], PALETTE[at % len(PALETTE)]
+        axes.plot([], [], shape, color=colour, markersize=5, label=f"{length:g}")
+    axes.set_yticks(range(len(lines)), [_short(line.label) for line in lines], parse_math=False)
+    axes.set_ylim(len(lines) - 0.4, -0.6)
+    axes.set_xlim(*limits)
+    _quiet(axes)
+    axes.legend(
+        loc="lower left", bbox_to_anchor=(0, 1.0), ncols=len(lengths), frameon=False,
+        fontsize=FONT - 2, handletextpad=0.1, columnspacing=0.8,
+    )  # fmt: skip
+
+
+def dots_height(rows: int) -> float:
+    """Height in inches of a panel of dots."""
+    return 0.19 * rows + 0.2
+
+
+def _quiet(axes: Any) -> None:
     axes.set_axisbelow(True)
     axes.tick_params(colors=MUTED, length=3, labelsize=FONT - 1)
     axes.spines[["top", "right"]].set_visible(False)

@@ -18,7 +18,9 @@ from posenc.study.panels import (
     MUTED,
     PALETTE,
     Line,
+    dots_height,
     draw,
+    draw_dots,
     label_ends,
     label_height,
     label_room,
@@ -47,13 +49,17 @@ def loss_against_length(
     """Plot both protocols side by side, one line per scheme: a PNG of 1600 by 1000, an SVG or PDF.
 
     Bands are 95 % intervals over seeds. A dashed line is a scheme inside a window of the training
-    length at test time. A figure of many schemes has no bands, and is higher, so that labels fit.
+    length at test time. Many schemes are rows of dots instead, sorted by the loss at the longest
+    length of non-overlapping windows, and the picture is as high as they need.
     ``summary`` gives the title and the order of schemes. ``form`` is ``"png"``, ``"svg"`` or
     ``"pdf"``; the path's suffix does not matter.
     """
     from matplotlib.figure import Figure
 
     panels = [_loss_lines(records, key, summary) for key in _TITLES]
+    if _are_many(panels[0]):
+        Path(path).write_bytes(encode(_dots_figure(panels, records, summary), form))
+        return
     height = max(6.25, label_height(max(panels, key=len)) / 0.72)
     figure = Figure(figsize=(10, height), dpi=160)
     limits = limits_of([line for lines in panels for line in lines])
@@ -66,29 +72,62 @@ def loss_against_length(
     Path(path).write_bytes(encode(figure, form))
 
 
+def _are_many(lines: Sequence[Line]) -> bool:
+    return len({line.colour for line in lines}) >= SORTED_FROM
+
+
+def _dots_figure(
+    panels: Sequence[Sequence[Line]], records: Records, summary: Summary | None
+) -> Any:
+    from matplotlib.figure import Figure
+
+    together = [line for lines in panels for line in lines]
+    rows = dots_height(max(map(len, panels)))
+    height, left = rows + 1.7, label_room(together) / 10
+    figure = Figure(figsize=(10, height), dpi=160)
+    width = 0.98 / 2 - left - 0.01
+    for index, (title, lines) in enumerate(zip(_TITLES.values(), panels, strict=True)):
+        place = (left + 0.49 * index, 0.75 / height, width, rows / height)
+        axes = figure.add_axes(place)
+        _dots_panel(axes, lines, limits_of(together), title)
+    up = 1 - 0.3 / height
+    figure.text(0.015, up, _title(records, summary), fontsize=13, color=INK, parse_math=False)
+    figure.text(0.015, 0.12 / height, note(records), fontsize=8, color=MUTED)
+    return figure
+
+
+def _dots_panel(axes: Any, lines: Sequence[Line], limits: tuple[float, float], title: str) -> None:
+    draw_dots(axes, lines, limits)
+    axes.set_title(title, loc="left", fontsize=FONT, color=MUTED, pad=20)
+    axes.set_xlabel("bits per byte (lower is better)", color=MUTED)
+
+
 def loss_svgs(summary: Summary, records: Records) -> list[str]:
     """The two panels of ``loss_against_length``, each as a separate ``<svg>``."""
     panels = {title: _loss_lines(records, key, summary) for key, title in _TITLES.items()}
     together = [line for lines in panels.values() for line in lines]
     figures = []
     for title, lines in panels.items():
-        panel = functools.partial(
-            _loss_panel, records=records, limits=limits_of(together), title=title
-        )
-        figures.append(_svg(title, lines, panel, room=label_room(together)))
+        limits = limits_of(together)
+        if _are_many(lines):
+            panel = functools.partial(_dots_panel, limits=limits, title=title)
+            figures.append(dots_svg(title, lines, panel))
+            continue
+        panel = functools.partial(_loss_panel, records=records, limits=limits, title=title)
+        figures.append(line_svg(title, lines, panel, room=label_room(together)))
     return [figure for figure in figures if figure]
 
 
-def position_svg(summary: Summary, records: Records, reference: str) -> str:
-    """Loss by position minus that of the reference, as an ``<svg>``; empty if there is none."""
-    lines = _position_lines(records, summary, reference)
-    title = "Loss by position, minus that of the reference"
-    return _svg(title, lines, functools.partial(_position_panel, records=records))
+def position_svg(summary: Summary, records: Records, baseline: str) -> str:
+    """Loss by position minus that of the baseline, as an ``<svg>``; empty if there is none."""
+    lines = _position_lines(records, summary, baseline)
+    title = "Loss by position, minus that of the baseline"
+    return line_svg(title, lines, functools.partial(_position_panel, records=records))
 
 
 def curve_svg(summary: Summary, records: Records) -> str:
     """Training curves as an ``<svg>``; empty if there are none."""
-    return _svg("Training loss", _curve_lines(records, summary), _curve_panel)
+    return line_svg("Training loss", _curve_lines(records, summary), _curve_panel)
 
 
 def note(records: Records) -> str:
@@ -97,7 +136,7 @@ def note(records: Records) -> str:
     drawn = {record["scheme"] for record in records if record["status"] == "ok"}
     bands = "Bands: 95 % intervals over {} seeds."
     if len(drawn) >= SORTED_FROM:
-        bands = "Means over {} seeds; the tables have the intervals."
+        bands = "Means over {} seeds, by length; the tables have the intervals."
     bands = bands.format(seeds) if seeds > 1 else "One seed: no intervals."
     if not any(record.get("loss_windowed") for record in records):
         return bands
@@ -126,8 +165,8 @@ def _loss_lines(records: Records, key: str, summary: Summary | None) -> list[Lin
     ]
 
 
-def _position_lines(records: Records, summary: Summary, reference: str) -> list[Line]:
-    """Differences to the reference, paired by seed: both read the same text in each bucket."""
+def _position_lines(records: Records, summary: Summary, baseline: str) -> list[Line]:
+    """Differences to the baseline, paired by seed: both read the same text in each bucket."""
     curves = {
         (r["scheme"], r["seed"]): r["loss_by_position"]
         for r in records
@@ -136,9 +175,9 @@ def _position_lines(records: Records, summary: Summary, reference: str) -> list[
     lines = []
     for colour, scheme in enumerate(row_order(records, summary)):
         pairs = [
-            (curve, curves[reference, seed])
+            (curve, curves[baseline, seed])
             for (name, seed), curve in curves.items()
-            if name == scheme != reference and (reference, seed) in curves
+            if name == scheme != baseline and (baseline, seed) in curves
         ]
         if pairs:
             bucket = pairs[0][0]["bucket"]
@@ -211,15 +250,15 @@ def _curve_panel(axes: Any, lines: Sequence[Line]) -> None:
     axes.set_ylabel("training loss, bits per byte", color=MUTED)
 
 
-def _svg(
+def line_svg(
     title: str,
     lines: Sequence[Line],
     panel: Callable[[Any, Sequence[Line]], None],
     room: float | None = None,
 ) -> str:
+    """A panel of lines as an ``<svg>``; empty if there are none."""
     if not lines:
         return ""
-    import matplotlib as mpl
     from matplotlib.figure import Figure
 
     width, height, left = 5.8, max(4.2, label_height(lines) / 0.77), 0.65
@@ -227,6 +266,27 @@ def _svg(
     room = label_room(lines) if room is None else room
     axes = figure.add_axes((left / width, 0.15, (width - left - room) / width, 0.77))
     panel(axes, lines)
+    return figure_svg(title, figure)
+
+
+def dots_svg(
+    title: str, lines: Sequence[Line], panel: Callable[[Any, Sequence[Line]], None]
+) -> str:
+    """A panel of dots as an ``<svg>``: as high as its rows need."""
+    from matplotlib.figure import Figure
+
+    width, left, rows = 5.8, label_room(lines), dots_height(len(lines))
+    height = rows + 1.2
+    figure = Figure(figsize=(width, height))
+    axes = figure.add_axes((left / width, 0.6 / height, 0.97 - left / width, rows / height))
+    panel(axes, lines)
+    return figure_svg(title, figure)
+
+
+def figure_svg(title: str, figure: Any) -> str:
+    """A figure as an ``<svg>`` of a page, in its colours."""
+    import matplotlib as mpl
+
     buffer = io.StringIO()
     # The salt makes ids differ between the figures of a page, and equal in every run.
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": title}):

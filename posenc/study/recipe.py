@@ -7,6 +7,8 @@ from typing import Any
 
 from posenc.contract.checks import check_count, check_positive
 from posenc.contract.declared import Declared
+from posenc.study.tasks.catalogue import make_task
+from posenc.study.tasks.task import Task
 
 
 def option(default: Any, help: str) -> Any:
@@ -14,43 +16,76 @@ def option(default: Any, help: str) -> Any:
     return field(default=default, metadata={"help": help})
 
 
+def setting(help: str) -> Any:
+    """An option whose default is that of the task."""
+    return option(None, help)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Recipe(Declared):
     """Sizes, training and evaluation of one model: everything that all schemes share."""
 
-    train_len: int = option(64, "tokens (bytes) of a training sequence")
-    eval_lens: tuple[int, ...] = option((), "lengths to evaluate at; default 1, 2, 4, 8, 16 times")
-    steps: int = option(900, "training steps")
-    batch_size: int = option(16, "sequences per step")
-    layers: int = option(2, "layers of the decoder")
-    dim: int = option(64, "width of the decoder")
-    heads: int = option(8, "attention heads")
-    learning_rate: float = option(1.2e-2, "peak of AdamW's learning rate")
-    position_lr_scale: float = option(10.0, "its factor for learned position params")
-    warmup: int = option(50, "steps of linear warm-up; linear decay follows")
-    weight_decay: float = option(0.1, "of matrices, never of position params")
-    clip: float = option(1.0, "largest norm of a gradient")
-    eval_windows: int = option(32, "held-out windows of the longest length")
-    random_positions: int = option(
-        0, "train at positions drawn from 0 .. N - 1, anew at every step; default: at 0, 1, 2, ..."
+    task: str = option("text", "")
+    train_len: int = setting("tokens (bytes) of a training sequence; the size of a task's examples")
+    eval_lens: tuple[int, ...] = setting(
+        "lengths to evaluate at; default 1, 2, 4, 8, 16 times, of other tasks 1, 2, 4 times"
+    )
+    steps: int = setting("training steps")
+    batch_size: int = setting("sequences per step")
+    layers: int = setting("layers of the decoder")
+    dim: int = setting("width of the decoder")
+    heads: int = setting("attention heads")
+    learning_rate: float = setting("peak of AdamW's learning rate")
+    position_lr_scale: float = setting("its factor for learned position params")
+    warmup: int = setting("steps of linear warm-up; linear decay follows")
+    weight_decay: float = setting("of matrices, never of position params")
+    clip: float = setting("largest norm of a gradient")
+    eval_windows: int = setting(
+        "held-out windows of the longest length; of other tasks, examples of each length"
+    )
+    random_positions: int = setting(
+        "train at positions drawn from 0 .. N - 1, anew at every step; default: at 0, 1, 2, ..."
     )
 
     def __post_init__(self) -> None:
+        task = self.of_task
+        settings = task.defaults()
+        multiples = settings.pop("multiples")
+        for name, value in settings.items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, value)
         for name in ("train_len", "steps", "batch_size", "layers", "dim", "heads", "eval_windows"):
             check_count(name, getattr(self, name), least=2 if name == "train_len" else 1)
         for name in ("learning_rate", "position_lr_scale", "clip"):
             check_positive(name, getattr(self, name))
         check_count("warmup", self.warmup, least=0)
+        lengths = self.eval_lens or tuple(self.train_len * n for n in multiples)
+        for length in lengths:
+            check_count("eval_lens", length)
+        object.__setattr__(self, "eval_lens", tuple(sorted(set(lengths))))
+        for length in (self.train_len, *self.eval_lens):
+            _check_size(task, self.task, length)
         if check_count("random_positions", self.random_positions, least=0):
-            check_count("random_positions", self.random_positions, least=self.train_len)
+            check_count("random_positions", self.random_positions, least=self.train_tokens)
         if not self.weight_decay >= 0:
             raise ValueError(f"weight_decay must be at least 0, got {self.weight_decay}")
         if self.dim % self.heads:
             raise ValueError(f"heads must divide dim={self.dim}, got {self.heads}")
-        lengths = self.eval_lens or tuple(self.train_len * 2**n for n in range(5))
-        for length in lengths:
-            check_count("eval_lens", length)
-        object.__setattr__(self, "eval_lens", tuple(sorted(set(lengths))))
+
+    @property
+    def of_task(self) -> Task:
+        """The task; that of text has no text yet."""
+        return make_task(self.task)
+
+    @property
+    def train_tokens(self) -> int:
+        """Tokens of a training sequence."""
+        return self.of_task.tokens(self.train_len)
+
+    @property
+    def longest_tokens(self) -> int:
+        """Tokens of the longest sequence of evaluation."""
+        return self.of_task.tokens(self.longest)
 
     def training(self) -> Recipe:
         """The recipe alone: what all runs of a study share."""
@@ -65,3 +100,11 @@ class Recipe(Declared):
     def longest(self) -> int:
         """The longest evaluation length."""
         return max(self.eval_lens)
+
+
+def _check_size(task: Task, label: str, size: int) -> None:
+    try:
+        task.check_size(size)
+        task.tokens(size)
+    except ValueError as error:
+        raise ValueError(f"task {label!r}, length {size}: {error}") from None

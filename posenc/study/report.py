@@ -9,31 +9,52 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from posenc.study.outcomes import has_text, of_task, outcomes, tasks, text_only
 from posenc.study.panels import GRID, INK, MUTED, PALETTE
 from posenc.study.plots import curve_svg, loss_svgs, note, position_svg
-from posenc.study.statistics import Difference, Records, Summary, seeds_needed
+from posenc.study.statistics import (
+    Difference,
+    Records,
+    Summary,
+    row_order,
+    seeds_needed,
+    series,
+)
 from posenc.study.tables import (
+    baseline,
     caption,
     cost_table,
     difference_tables,
     differences,
     end_lengths,
+    escape_markdown,
     failures,
     growth,
     growth_table,
     has_lost_runs,
+    holds_table,
     loss_tables,
     main_protocol,
-    reference,
     schemes_as_built,
     settings,
+    table_markdown,
+    table_text,
+    wrap,
 )
+from posenc.study.task_plots import group_svg, task_svg
+from posenc.study.task_tables import notes, sentences, task_tables
 
 _DARK = ("#4aa8e0", "#f08246", "#2bc49a", "#dd9abb", "#efb73e", "#8fd0f5", "#a8a8a8")
 _VERDICTS = (
     "Verdicts come from two-sided t tests, paired by seed, with Holm's correction within each "
     "column. A tie means that these seeds show no significant difference (p ≥ .05), not that the "
     "two are equal. The intervals are 95 % each, not corrected. differences.csv has every length."
+)
+_TASK_NOTE = (
+    "Thin lines are single seeds, thick lines their medians; small dots are single seeds too. "
+    "Seeds that solved a task in training and seeds that did not are never averaged: where some "
+    "did, the others are left out of scores. All schemes of a seed have the same first weights, "
+    "examples and order. tasks.csv has every seed, test and length."
 )
 _MOST_NAMES = 6  # in a sentence
 _FEW_SEEDS = 5  # fewer find only differences far larger than their spread
@@ -61,17 +82,51 @@ _CONDITION = {
 }
 
 
+def study_text(summary: Summary, records: Records, width: int | None = None) -> str:
+    """For a terminal: all tables of the study."""
+    parts = [table_text(*text_only(summary, records), width)] if has_text(summary) else []
+    parts += [table.text(width) for table in task_tables(summary, records)]
+    lines = [*_task_lines(summary, records), *_task_failures(summary, records)]
+    return "\n\n".join([*parts, *(wrap(line, width) for line in lines)])
+
+
+def study_markdown(summary: Summary, records: Records) -> str:
+    """The content of ``study_text`` in Markdown."""
+    parts = [table_markdown(*text_only(summary, records))] if has_text(summary) else []
+    parts += [table.markdown() for table in task_tables(summary, records)]
+    lines = [*_task_lines(summary, records), *_task_failures(summary, records)]
+    return "\n\n".join([*parts, *map(escape_markdown, lines)])
+
+
+def _task_lines(summary: Summary, records: Records) -> list[str]:
+    return [*sentences(summary, records), *notes(summary, records)]
+
+
+def _task_failures(summary: Summary, records: Records) -> list[str]:
+    return [
+        f"{label}: {line}" for label in tasks(summary) for line in failures(of_task(records, label))
+    ]
+
+
 def write_report(summary: Summary, records: Records, path: str | os.PathLike[str]) -> None:
     """Write the report: no scripts, nothing from the network, all text of the study escaped."""
-    name = html.escape(str(summary["corpus"]["name"]))
+    every = records
+    about = ", ".join(tasks(summary)) or str(summary["corpus"]["name"])
+    name = html.escape(about)
+    text = ""
+    own, of_text = text_only(summary, records)
+    if has_text(summary):
+        text = (
+            f"{_losses(own, of_text)}{_comparisons(own, of_text)}{_positions(own, of_text)}"
+            f"{_training(own, of_text)}{_caveats()}"
+        )
     page = (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta name="color-scheme" content="light dark">'
         f"<title>Positional encodings on {name}</title><style>{_style()}</style></head><body><main>"
         f"<h1>Positional encodings compared</h1>{_overview(summary, records)}"
-        f"{_losses(summary, records)}{_comparisons(summary, records)}{_positions(summary, records)}"
-        f"{_training(summary, records)}{_caveats()}{_conditions(summary, records)}"
+        f"{_tasks(summary, every)}{text}{_conditions(summary, every)}"
         "</main></body></html>\n"
     )
     Path(path).write_text(page, encoding="utf-8")
@@ -91,7 +146,7 @@ def headline(summary: Summary, records: Records) -> str:
         differences(summary, records, protocol, longest),
         growth(summary, records, protocol),
     )
-    name = reference(summary)
+    name = baseline(summary)
     compared = [
         _list_names(against, "better", "lower for {}"),
         _list_names(against, "worse", "higher for {}"),
@@ -113,11 +168,33 @@ def headline(summary: Summary, records: Records) -> str:
     sentences = [f"{start}{'; '.join(filter(None, some))}." for start, some in parts if any(some)]
     if not sentences:
         return "No scheme has enough runs to be compared."
+    sentences = [*_lowest(summary, records, protocol, longest, where), *sentences]
     sentences += _more_seeds(against, len({record["seed"] for record in records}))
     lost = (
         ["Runs that failed or diverged are not in these means."] if has_lost_runs(records) else []
     )
     return " ".join(sentences + lost)
+
+
+def _lowest(
+    summary: Summary, records: Records, protocol: str, length: int, where: str
+) -> list[str]:
+    """The scheme with the lowest loss, if its interval is apart from all others."""
+    lines = series(records, protocol, row_order(records, summary))
+    points = {line.label: line.points[length] for line in lines if length in line.points}
+    points = {label: point for label, point in points.items() if point.n > 1}
+    if len(points) < 2:
+        return []
+    first, *others = sorted(points, key=lambda label: points[label].mean)
+    end = points[first].mean + points[first].half_width
+    near = [label for label in others if points[label].mean - points[label].half_width <= end]
+    if not near:
+        return [f"{first} has the lowest loss at {where}, {points[first].text()}."]
+    more = f" and {len(near) - 3} others" if len(near) > 3 else ""
+    return [
+        f"{first} has the lowest mean loss at {where}, {points[first].text()}; the intervals of "
+        f"{', '.join(near[:3])}{more} overlap with its own."
+    ]
 
 
 def _more_seeds(against: Mapping[str, Difference], seeds: int) -> list[str]:
@@ -151,16 +228,27 @@ def _list_names(differences: Mapping[str, Difference], verdict: str, form: str) 
 
 
 def _overview(summary: Summary, records: Records) -> str:
-    config, corpus = summary["config"], summary["corpus"]
+    config, of = summary["config"], list(tasks(summary))
     seeds = len({record["seed"] for record in records})
+    where, lines, lost = [], [], []
+    if has_text(summary):
+        own, of_text = text_only(summary, records)
+        where.append(f"at length {own['config']['train_len']} on {summary['corpus']['name']}")
+        lines.append(headline(own, of_text))
+        lost += failures(of_text)
+    if of:
+        where.append(f"on {len(of)} task{'s' * (len(of) > 1)}")
+        lines += _task_lines(summary, records)
+        lost += _task_failures(summary, records)
     line = (
-        f"{len(config['schemes'])} schemes, {seeds} seed{'s' * (seeds != 1)}, trained at length "
-        f"{config['train_len']} on {corpus['name']}; took {summary['wall_seconds']:.0f} s"
+        f"{len(config['schemes'])} schemes, {seeds} seed{'s' * (seeds != 1)}, trained "
+        f"{' and '.join(where)}; took {summary['wall_seconds']:.0f} s"
     )
-    failed = "".join(f"<li>{html.escape(text)}</li>" for text in failures(records))
+    failed = "".join(f"<li>{html.escape(text)}</li>" for text in lost)
+    said = "".join(f'<p class="headline">{_prose(text)}</p>' for text in lines)
     return (
-        f'<p class="headline">{_prose(headline(summary, records))}</p>'
-        f'<p class="note">{html.escape(line)}</p>{_command(summary)}'
+        said
+        + f'<p class="note">{html.escape(line)}</p>{_command(summary)}'
         + (
             f'<section class="failed"><h2>Failures</h2><ul>{failed}</ul></section>'
             if failed
@@ -174,9 +262,31 @@ def _command(summary: Summary) -> str:
     return f"<pre>{html.escape(line)}</pre>" if line else ""
 
 
+def _tasks(summary: Summary, records: Records) -> str:
+    """The tables of all tasks, and the panel of each with its table."""
+    every, order = tasks(summary), list(summary["config"]["schemes"])
+    if not every:
+        return ""
+    tables = task_tables(summary, records)
+    first, each = tables[: -len(every)], tables[-len(every) :]
+    parts = ["<h2>Tasks</h2>", *(table.html() for table in first)]
+    for (label, about), table in zip(every.items(), each, strict=True):
+        found = outcomes(about, label, records)
+        svgs = task_svg(label, about, found, order), group_svg(label, about, found)
+        figures = "".join(f"<figure>{svg}</figure>" for svg in svgs if svg)
+        source = f" {about['paper']}." if about["paper"] else ""
+        parts.append(
+            f"<h2>{html.escape(label)}</h2><p>{html.escape(about['title'].replace('`', ''))}"
+            f'{html.escape(source)}</p><div class="pair">{figures}</div>{table.html()}'
+        )
+    parts.append(f'<p class="note">{_TASK_NOTE}</p>')
+    return "".join(parts)
+
+
 def _losses(summary: Summary, records: Records) -> str:
     figures = "".join(f"<figure>{svg}</figure>" for svg in loss_svgs(summary, records))
-    tables = "".join(table.html() for table in loss_tables(summary, records))
+    every = [*loss_tables(summary, records), holds_table(summary, records)]
+    tables = "".join(table.html() for table in every if table)
     return (
         f'<h2>Loss against length</h2><div class="pair">{figures}</div>'
         f'<p class="note">{html.escape(note(records))}</p>'
@@ -200,12 +310,12 @@ def _comparisons(summary: Summary, records: Records) -> str:
         tables.append(grown.html())
     if not tables:
         return ""
-    name = html.escape(reference(summary))
+    name = html.escape(baseline(summary))
     return f"<h2>Differences from {name}</h2><p>{_VERDICTS}</p>{''.join(tables)}"
 
 
 def _positions(summary: Summary, records: Records) -> str:
-    name = reference(summary)
+    name = baseline(summary)
     svg = position_svg(summary, records, name)
     if not svg:
         return ""
@@ -295,5 +405,6 @@ dd{margin:0;overflow-wrap:anywhere}
 .better,.falls{color:var(--line-2)}
 .worse,.rises{color:var(--line-1)}
 .tie{color:var(--muted)}
+.wrong{color:#fff;background:#c00;font-weight:700}
 @media print{.scroll{overflow:visible}}
 """

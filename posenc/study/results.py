@@ -20,6 +20,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from posenc.study.tasks.catalogue import TEXT
+
 Record = dict[str, Any]
 
 COLUMNS = (
@@ -30,6 +32,7 @@ COLUMNS = (
     "loss",
     "tokens_per_second",
     "loss_same_targets",
+    "loss_key_bytes",
     "loss_windowed",
     "status",
     "error",
@@ -141,9 +144,11 @@ def seconds(records: Iterable[Record]) -> Record:
 
 
 def write_tables(folder: Path, records: Sequence[Record]) -> None:
-    """Write ``results.jsonl``, one record per line, and ``results.csv``, one row per length."""
+    """Write ``results.jsonl``, one record per line, and of text ``results.csv``, one per length."""
     lines = [json.dumps(record, sort_keys=True) + "\n" for record in records]
     write_whole(folder / "results.jsonl", "".join(lines))
+    if all(record.get("task", TEXT) != TEXT for record in records):
+        return
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, COLUMNS)
     writer.writeheader()
@@ -152,8 +157,10 @@ def write_tables(folder: Path, records: Sequence[Record]) -> None:
 
 
 def rows(records: Iterable[Record]) -> Iterable[Record]:
-    """Tidy rows, one per run and length; a failed run has one row without losses."""
+    """Tidy rows of text, one per run and length; a failed run has one row without losses."""
     for record in records:
+        if record.get("task", TEXT) != TEXT:
+            continue
         common = {name: record.get(name) for name in COLUMNS}
         if record["status"] != "ok":
             yield common
@@ -165,6 +172,7 @@ def rows(records: Iterable[Record]) -> Iterable[Record]:
                 "eval_len": int(length),
                 "loss": record["loss"][length],
                 "loss_same_targets": record["loss_same_targets"][length],
+                "loss_key_bytes": (record.get("loss_key_bytes") or {}).get(length),
                 "loss_windowed": (record["loss_windowed"] or {}).get(length),
             }
             yield common | by_length

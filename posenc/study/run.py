@@ -1,4 +1,4 @@
-"""Runs of a study: a scheme and a seed, trained and scored. Runs may share one training."""
+"""Runs of a study: a task, a scheme and a seed. Runs may share one training."""
 
 from __future__ import annotations
 
@@ -25,17 +25,24 @@ from posenc.study.decoder import Decoder
 from posenc.study.identity import fingerprint, posenc_digest, versions
 from posenc.study.recipe import Recipe
 from posenc.study.results import Record
+from posenc.study.schedule import learning_rate
 from posenc.study.specs import Plans, sides
+from posenc.study.tasks.catalogue import TEXT
+from posenc.study.tasks.drawing import summarise
+from posenc.study.tasks.examples import Integers
+from posenc.study.tasks.task import Task
 from posenc.study.trainer import Trainer, load_trainer
-from posenc.study.windows import Tokens
 
 Report = Callable[[int, float], None]
 _CHUNK = 50  # steps between two reports
+_CHECKS = 2  # in a row above the score at which a task is solved
+_COOL = 100  # steps after that
 _READABLE = 60  # characters of a label in the name of a file
 _MEANING = {
     "descriptions": "the scheme's fields",
     "windows": "the layers' windows",
-    "source_digest": "the scheme's files",
+    "source_digest": "the files of the scheme or the task",
+    "described": "the task's options",
     "tested": "the scheme at test time",
     "posenc_digest": "posenc's files",
     "versions": "packages",
@@ -44,18 +51,19 @@ _MEANING = {
 
 @dataclass(frozen=True, kw_only=True)
 class Run(Recipe):
-    """One scheme and one seed of a study: JSON-able, and named by the digest of all its fields."""
+    """One task, scheme and seed of a study: JSON-able, named by the digest of all its fields."""
 
     scheme: str
     seed: int
     text: tuple[str, ...]
-    corpus: str
+    data: str  # names the data of the task: of text, its digest
+    described: str  # the task, with all its options
     windowed: bool
     backend: str
     device: str
     descriptions: tuple[str, ...]  # the layers' schemes, with all their fields
     windows: tuple[int | None, ...]  # of the layers
-    source_digest: str  # of the files of other packages' schemes, and of what these import
+    source_digest: str  # of files of other packages' schemes and tasks, and of their imports
     tested: str  # digest of the last three for the layers at test time; empty: as in training
     posenc_digest: str  # of posenc's own files
     versions: tuple[str, ...]
@@ -80,26 +88,29 @@ class Run(Recipe):
 
     def file_name(self) -> str:
         """Unique to this configuration, readable, and short enough for every file system."""
-        readable = re.sub(r"[^a-z0-9]+", "-", self.scheme.lower())[:_READABLE]
+        label = self.scheme if self.task == TEXT else f"{self.task} {self.scheme}"
+        readable = re.sub(r"[^a-z0-9]+", "-", label.lower())[:_READABLE]
         return f"{readable}-{self.seed}-{self.digest()[:16]}.json"
 
 
 def carry_out(
     job: Sequence[Run],
-    corpus: Corpus,
+    corpus: Corpus | None,
     report: Report = lambda step, loss: None,
     scratch: Path | None = None,
 ) -> Iterator[Record]:
     """Records of runs that share a training: it happens once, and then each run is scored.
 
-    ``report(step, bits per byte)`` is called after every 50 steps. A training that fails raises its
+    ``corpus`` is for the task ``text``. ``report(step, loss in bits)`` is called after every 50
+    steps. A training that fails raises its
     error; a run that cannot be scored becomes a record with ``status`` ``"failed"``.
     """
     began, clock = time.time(), time.perf_counter()
-    trained = _trained(job[0], corpus, report, scratch)
+    task = _task(job[0], corpus)
+    trained = _trained(job[0], task, report, scratch)
     for run in job:
         try:
-            record = _scored(run, trained, corpus)
+            record = _scored(run, trained, task)
         except Exception as error:
             yield failure_record(run, error)
             continue
@@ -110,13 +121,21 @@ def carry_out(
 def failure_record(run: Run, error: BaseException) -> Record:
     """The record of a run that did not finish."""
     return {
+        **_named(run),
+        "status": "failed",
+        "error": f"{type(error).__name__}: {error}",
+    }
+
+
+def _named(run: Run) -> Record:
+    """What names a record."""
+    return {
         "run": run.digest(),
+        "task": run.task,
         "scheme": run.scheme,
         "seed": run.seed,
         "backend": run.backend,
         "train_len": run.train_len,
-        "status": "failed",
-        "error": f"{type(error).__name__}: {error}",
     }
 
 
@@ -128,21 +147,24 @@ class _Trained:
     facts: Record
 
 
-def _trained(run: Run, corpus: Corpus, report: Report, scratch: Path | None) -> _Trained:
-    if corpus.sha256 != run.corpus:
-        raise ValueError(f"the text changed: sha256 {corpus.sha256[:12]}, not {run.corpus[:12]}")
+def _task(run: Run, corpus: Corpus | None) -> Task:
+    """The task with its data, which must be that of the plan."""
+    task = run.of_task if corpus is None else run.of_task.with_text(corpus)
+    if task.digest != run.data:
+        raise ValueError(f"the text changed: sha256 {task.digest[:12]}, not {run.data[:12]}")
+    return task
+
+
+def _trained(run: Run, task: Task, report: Report, scratch: Path | None) -> _Trained:
     plans = Plans.of(run.scheme, run)
-    _check_planned(run, **fingerprint(plans, run.backend))
+    _check_planned(run, **fingerprint(plans, run.backend, run.of_task))
     decoder = Decoder.of(run, plans.trained, run.seed)
     model = make_trainer(run, decoder, scratch)
-    curve, seconds, speed = _train(run, corpus, model, report)
     facts = {
+        **_train(run, task, model, report),
         "trained_as": run.trained_as,
         "training": secrets.token_hex(8),
-        "curve": curve,
         "params": decoder.sizes(),
-        "tokens_per_second": speed,
-        "train_seconds": seconds,
         "weights_sha256": decoder.digest(),
         "schemes": [repr(scheme) for scheme in decoder.schemes],
         "windows": list(plans.trained.windows),
@@ -151,21 +173,17 @@ def _trained(run: Run, corpus: Corpus, report: Report, scratch: Path | None) -> 
     return _Trained(model, facts)
 
 
-def _scored(run: Run, trained: _Trained, corpus: Corpus) -> Record:
+def _scored(run: Run, trained: _Trained, task: Task) -> Record:
     begin = time.perf_counter()
     plans = Plans.of(run.scheme, run)
-    _check_planned(run, **fingerprint(plans, run.backend))
+    _check_planned(run, **fingerprint(plans, run.backend, run.of_task))
     same = not run.tested
-    scores = _score(run, corpus, trained.model, None if same else plans.tested)
+    answer = partial(_answer, trained.model, None if same else plans.tested)
+    scores = task.scores(run, run.seed, answer, run.windowed)
     return {
-        "run": run.digest(),
-        "scheme": run.scheme,
-        "seed": run.seed,
-        "backend": run.backend,
+        **_named(run),
         "status": "ok",
         "error": None,
-        "train_len": run.train_len,
-        "steps": run.steps,
         **scores,
         **trained.facts,
         "eval_seconds": time.perf_counter() - begin,
@@ -210,81 +228,51 @@ def _short(value: str | tuple[object, ...]) -> str:
     return value[:12] if isinstance(value, str) else ", ".join(map(str, value))
 
 
-def _batches(run: Run, corpus: Corpus) -> Iterator[tuple[int, Tokens, Tokens | None]]:
-    """First step, tokens ``(n, batch_size, T + 1)`` and positions of each chunk of steps."""
-    starts = windows.training_starts(
-        corpus.train,
-        seed=run.seed,
-        steps=run.steps,
-        batch_size=run.batch_size,
-        length=run.train_len,
-    )
+def _train(run: Run, task: Task, model: Trainer, report: Report) -> Record:
+    """Train to the last step, or until the task is solved in domain.
+
+    Solved is what two checks in a row say. The rate then falls to 0 over ``_COOL`` further steps.
+    """
     positions = windows.training_positions(
-        run.random_positions, seed=run.seed, steps=run.steps, length=run.train_len
+        run.random_positions, seed=run.seed, steps=run.steps, length=run.train_tokens
     )
-    for first in range(0, run.steps, _CHUNK):
-        chunk = slice(first, first + _CHUNK)
-        tokens = windows.cut(corpus.train, starts[chunk], run.train_len)
-        yield first, tokens, None if positions is None else positions[chunk]
-
-
-def _train(
-    run: Run, corpus: Corpus, model: Trainer, report: Report
-) -> tuple[list[tuple[int, float]], float, float]:
-    """The curve, its seconds, and tokens per second after the first chunk, which compiles."""
-    curve, times = [], [time.perf_counter()]
-    for first, tokens, positions in _batches(run, corpus):
+    sample, checks, solved, end = task.in_domain(run, run.seed), 0, None, run.steps
+    curve, times, first = [], [time.perf_counter()], 0
+    while first < end:
+        steps = range(first, min(first + _CHUNK, end))
+        batch = task.training(run, run.seed, first, len(steps))
+        rates = np.array([learning_rate(run, step) for step in steps])
+        if solved is not None:
+            rates *= np.array([1 - (step - solved) / _COOL for step in steps])
         # Trainers that know of no positions still train at the plain ones.
-        at = {} if positions is None else {"positions": positions}
-        losses = np.asarray(model.train(tokens, first, **at)) / math.log(2)
+        at = {} if positions is None else {"positions": positions[steps.start : steps.stop]}
+        losses = np.asarray(model.train(batch.tokens, batch.labels, rates, **at)) / math.log(2)
         if not np.isfinite(losses).all():
             wrong = first + int(np.argmin(np.isfinite(losses)))
             raise FloatingPointError(f"training diverged: the loss of step {wrong} is not finite")
-        curve.append((first + len(losses), float(losses.mean())))
+        first = steps.stop
+        curve.append((first, float(losses.mean())))
         times.append(time.perf_counter())
         report(*curve[-1])
+        if sample is not None and solved is None:
+            _, right = model.answers(sample.tokens, sample.labels, None)
+            score = summarise(sample.labels, np.asarray(right))[task.solved_by] or 0.0
+            checks = checks + 1 if score >= task.solved_at else 0
+            if checks == _CHECKS:
+                solved, end = first, min(run.steps, first + _COOL)
     warm = min(1, len(times) - 2)  # a study of a single chunk counts it all
-    tokens_seen = (run.steps - warm * _CHUNK) * run.batch_size * run.train_len
-    return curve, times[-1] - times[0], tokens_seen / (times[-1] - times[warm])
-
-
-def _score(run: Run, corpus: Corpus, model: Trainer, plan: LayerPlan | None) -> Record:
-    """Bits per byte at every length, under both protocols, and by position."""
-    bits = partial(_bits, model, plan)
-    stretches = windows.held_out_stretches(
-        corpus.validation, count=run.eval_windows, longest=run.longest
-    )
-    separate, same, windowed = {}, {}, {}
-    by_position = np.zeros(0)
-    last = max(1, min(run.eval_lens) // 2)
-    for length in run.eval_lens:
-        pieces = windows.non_overlapping(stretches, length)
-        losses = ends = bits(pieces, None)
-        separate[str(length)] = float(losses.mean())
-        by_position = losses.mean(axis=0)
-        if length < run.longest:  # at the longest, both protocols score the same windows
-            ends = bits(windows.same_targets(stretches, length), None)
-        same[str(length)] = float(ends[:, -last:].mean())
-        if run.windowed:
-            windowed[str(length)] = float(bits(pieces, run.train_len).mean())
-    bucket = max(1, run.train_len // 4)
-    whole = len(by_position) // bucket * bucket
+    seen = (first - warm * _CHUNK) * run.batch_size * run.train_tokens
     return {
-        "loss": separate,
-        "loss_same_targets": same,
-        "loss_windowed": windowed or None,
-        "loss_by_position": {
-            "length": run.longest,
-            "bucket": bucket,
-            "loss": by_position[:whole].reshape(-1, bucket).mean(axis=1).tolist(),
-        },
+        "steps": first,
+        "solved": solved,
+        "curve": curve,
+        "train_seconds": times[-1] - times[0],
+        "tokens_per_second": seen / (times[-1] - times[warm]),
     }
 
 
-def _bits(
-    model: Trainer, plan: LayerPlan | None, tokens: Tokens, window: int | None
-) -> np.ndarray[Any, Any]:
-    """Losses in bits per byte."""
+def _answer(
+    model: Trainer, plan: LayerPlan | None, tokens: Integers, labels: Integers, window: int | None
+) -> tuple[Integers, Integers]:
     other = {} if plan is None else {"plan": plan}
-    losses = model.token_losses(tokens, window, **other)
-    return np.asarray(losses, dtype=np.float64) / math.log(2)
+    return model.answers(tokens, labels, window, **other)

@@ -29,6 +29,7 @@ from posenc.study.results import (
 )
 from posenc.study.run import Run
 from posenc.study.study import Study, read_corpus
+from posenc.study.tasks.catalogue import TEXT
 from posenc.study.trainer import choose_backend
 from posenc.study.workers import compile_cache, worker_pool
 
@@ -38,7 +39,7 @@ _POLL = 0.2  # seconds between two looks at the workers
 
 def run_study(
     study: Study,
-    corpus: Corpus,
+    corpus: Corpus | None,
     *,
     executor: Executor | None = None,
     on_progress: OnProgress = lambda run, step, loss: None,
@@ -51,7 +52,7 @@ def run_study(
         Anything with ``submit(function, *args) -> Future``: processes of this machine by default,
         ``dask.distributed.Client().get_executor()`` for many.
     on_progress
-        Called with ``(run, step, bits per byte)`` during training.
+        Called with ``(run, step, loss in bits)`` during training.
 
     A run that fails is a record with ``status`` ``"failed"``, and is tried again the next time.
     Workers import the main module anew, so a script guards its own by ``__name__ == "__main__"``.
@@ -61,7 +62,7 @@ def run_study(
     yield from compute(study, missing, executor=executor, on_progress=on_progress)
 
 
-def plan(study: Study, corpus: Corpus) -> tuple[list[Record], list[Run]]:
+def plan(study: Study, corpus: Corpus | None) -> tuple[list[Record], list[Run]]:
     """The records that are already on disk, and the runs that are missing."""
     folder = runs_folder(study)
     kept, missing = [], []
@@ -154,7 +155,8 @@ def work(
 
     records: list[Record] = []
     try:
-        for record in runs.carry_out(job, read_corpus(tuple(text)), report, scratch):
+        corpus = read_corpus(tuple(text)) if job[0].task == TEXT else None
+        for record in runs.carry_out(job, corpus, report, scratch):
             if record["status"] == "ok":
                 with suppress(OSError):  # then the study's process writes the returned record
                     save(home / job[len(records)].file_name(), record)

@@ -23,8 +23,8 @@ _INSTALLED = {"site-packages", "dist-packages"}
 _STDLIB = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib"))
 
 
-def source_digest(schemes: Iterable[PositionScheme], modules: Iterable[str] = ()) -> str:
-    """A digest of the files that define schemes of other packages, and of ``modules``.
+def source_digest(schemes: Iterable[Any], modules: Iterable[str] = ()) -> str:
+    """A digest of the files that define schemes or tasks of other packages, and of ``modules``.
 
     Empty where there are none: posenc's own files have their own digest.
 

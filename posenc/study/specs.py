@@ -37,9 +37,9 @@ class Sizes(Protocol):
     """The sizes of a model that a scheme can depend on."""
 
     @property
-    def train_len(self) -> int: ...
+    def train_tokens(self) -> int: ...
     @property
-    def longest(self) -> int: ...
+    def longest_tokens(self) -> int: ...
     @property
     def layers(self) -> int: ...
     @property
@@ -170,8 +170,8 @@ def _sizes(sizes: Sizes) -> dict[str, int]:
         "head_dim": sizes.dim // sizes.heads,
         "dim": sizes.dim,
         "hidden_dim": sizes.dim,
-        "max_len": max(sizes.longest, sizes.random_positions),
-        "train_len": max(sizes.train_len, sizes.random_positions),
+        "max_len": max(sizes.longest_tokens, sizes.random_positions),
+        "train_len": max(sizes.train_tokens, sizes.random_positions),
     }
 
 

@@ -141,9 +141,9 @@ def mean_interval(values: Iterable[float], level: float = 0.95) -> Interval:
 
 
 def paired_differences(
-    table: Mapping[str, BySeed], reference: str, level: float = 0.95
+    table: Mapping[str, BySeed], baseline: str, level: float = 0.95
 ) -> dict[str, Difference]:
-    """Each scheme minus ``reference``, seed by seed.
+    """Each scheme minus ``baseline``, seed by seed.
 
     Parameters
     ----------
@@ -152,20 +152,20 @@ def paired_differences(
 
     Returns
     -------
-    A ``Difference`` by scheme, without the reference. The p values are two-sided, with Holm's
+    A ``Difference`` by scheme, without the baseline. The p values are two-sided, with Holm's
     correction over all schemes. The verdict is ``"better"`` (lower), ``"worse"``, ``"tie"`` (p at
     or above ``1 - level``), ``"one seed"`` or ``"no pair"``.
     """
-    if reference not in table:
-        raise ValueError(f"reference must be in the table, got {reference!r}; has {list(table)}")
-    against = table[reference]
+    if baseline not in table:
+        raise ValueError(f"baseline must be in the table, got {baseline!r}; has {list(table)}")
+    against = table[baseline]
     pairs = {
         scheme: [
             losses.get(seed, math.nan) - against.get(seed, math.nan)
             for seed in sorted(losses.keys() | against.keys())
         ]
         for scheme, losses in table.items()
-        if scheme != reference
+        if scheme != baseline
     }
     return judge(pairs, level)
 

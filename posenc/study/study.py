@@ -1,8 +1,9 @@
-"""A study: which schemes, on what text, how trained, how evaluated. Its fields are the options."""
+"""A study: which schemes on which tasks, how trained, how evaluated. Its fields are the options."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from posenc.study.identity import fingerprint
 from posenc.study.recipe import Recipe, option
 from posenc.study.run import Run
 from posenc.study.specs import ALL, Plans, expand
+from posenc.study.tasks.catalogue import TEXT
+from posenc.study.tasks.catalogue import expand as expand_tasks
 
 _AUTO = ("auto",)
 _WINDOWED = ("rope",)  # a label of the default study, not an ability of a scheme
@@ -22,6 +25,11 @@ _DEFAULT = ("alibi", "t5", "rope", "sinusoidal", "learned", "nope")
 class Study(Recipe):
     """A comparison: the same training once for every scheme and seed."""
 
+    task: tuple[str, ...] = option(  # type: ignore[assignment]  # one for each model, several here
+        (TEXT,),
+        "tasks of `posenc list`, with options as passkey:shared=True; text is the loss of text, "
+        "all is every task",
+    )
     schemes: tuple[str, ...] = option(
         _DEFAULT,
         "names of `posenc list`, with options as rope:base=500000; a+b is their sum on one layer, "
@@ -29,6 +37,7 @@ class Study(Recipe):
         "tests as b; all is the whole catalogue",
     )
     seeds: int = option(3, "number of seeds, 0 .. N - 1")
+    baseline: str = option("", "scheme that the others are compared with; default: the first")
     text: tuple[str, ...] = option((), "files to train on; default: Python's standard library")
     windowed: tuple[str, ...] = option(
         _AUTO,
@@ -41,7 +50,16 @@ class Study(Recipe):
     out: str = option("posenc-compare", "folder of the results")
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        if isinstance(self.task, str):
+            object.__setattr__(self, "task", (self.task,))
+        if not self.task:
+            raise ValueError("task is empty; name at least one of `posenc list`")
+        if len(set(self.task)) < len(self.task):
+            raise ValueError(f"task must name each task once, got {list(self.task)}")
+        if len(self.recipes) == 1:  # its values are those of the study
+            for name, value in vars(next(iter(self.recipes.values()))).items():
+                if name != "task":
+                    object.__setattr__(self, name, value)
         check_count("seeds", self.seeds)
         check_count("workers", self.workers, least=0)
         if not self.schemes:
@@ -53,7 +71,11 @@ class Study(Recipe):
             if not label.isprintable():  # no figure could show it
                 raise ValueError(f"schemes names {label!r}, with characters that are not printable")
             if label != ALL:
-                _check_scheme(label, self)
+                for recipe in self.recipes.values():
+                    _check_scheme(label, recipe)
+        if self.baseline and self.baseline not in self.labels:
+            name = f"{self.baseline!r}{nearest(self.baseline, self.labels)}"
+            raise ValueError(f"baseline names {name}; it takes a scheme of the study")
         for label in self.windowed if self.windowed != _AUTO else ():
             if label not in self.labels:
                 name = f"{label!r}{nearest(label, self.labels)}"
@@ -64,10 +86,17 @@ class Study(Recipe):
         """The labels of ``schemes``, with ``all`` replaced by the labels of the catalogue."""
         return expand(self.schemes)
 
-    def plans(self, label: str) -> Plans | None:
+    @functools.cached_property
+    def recipes(self) -> Mapping[str, Recipe]:
+        """The recipe of each task: what the study sets, and else the task's own settings."""
+        names = [name for name in Recipe.__dataclass_fields__ if name != "task"]
+        given = {name: getattr(self, name) for name in names}
+        return {label: Recipe(task=label, **given) for label in expand_tasks(self.task)}
+
+    def plans(self, label: str, recipe: Recipe) -> Plans | None:
         """The layers of a label; None if they cannot be made, which only labels of ``all`` may."""
         try:
-            return Plans.of(label, self)
+            return Plans.of(label, recipe)
         except Exception:
             return None  # its run fails with this error, and so becomes a row
 
@@ -75,25 +104,40 @@ class Study(Recipe):
         """Whether a scheme is evaluated inside a window too."""
         return label in (_WINDOWED if self.windowed == _AUTO else self.windowed)
 
-    def corpus(self) -> Corpus:
-        """The text, checked to be large enough."""
+    def corpus(self) -> Corpus | None:
+        """The text, checked to be large enough; None if no task reads it."""
+        recipe = self.recipes.get(TEXT)
+        if recipe is None:
+            return None
         corpus = read_corpus(self.text)
         check_size(
-            corpus, train_len=self.train_len, longest=self.longest, windows=self.eval_windows
+            corpus, train_len=recipe.train_len, longest=recipe.longest, windows=recipe.eval_windows
         )
         return corpus
 
-    def runs(self, corpus: Corpus, backend: str) -> list[Run]:
-        """One run per seed and scheme, seeds outermost: an early stop leaves whole comparisons."""
-        made = {label: fingerprint(self.plans(label), backend) for label in self.labels}
+    def runs(self, corpus: Corpus | None, backend: str) -> list[Run]:
+        """One run per task, seed and scheme, the last innermost: early stops leave comparisons."""
+        return [
+            run
+            for recipe in self.recipes.values()
+            for run in self._runs_of(recipe, corpus if recipe.task == TEXT else None, backend)
+        ]
+
+    def _runs_of(self, recipe: Recipe, corpus: Corpus | None, backend: str) -> list[Run]:
+        task = recipe.of_task if corpus is None else recipe.of_task.with_text(corpus)
+        made = {
+            label: fingerprint(self.plans(label, recipe), backend, recipe.of_task)
+            for label in self.labels
+        }
+        text = tuple(str(Path(p).resolve()) for p in self.text) if corpus else ()
         return [
             Run(
-                **asdict(self.training()),
+                **asdict(recipe),
                 scheme=label,
                 seed=seed,
-                text=tuple(str(Path(p).resolve()) for p in self.text),
-                corpus=corpus.sha256,
-                windowed=self.is_windowed(label),
+                text=text,
+                data=task.digest,
+                windowed=recipe.task == TEXT and self.is_windowed(label),
                 backend=backend,
                 device=self.device,
                 **made[label],
@@ -109,12 +153,12 @@ def read_corpus(text: tuple[str, ...]) -> Corpus:
     return from_files([Path(p) for p in text]) if text else standard_library()
 
 
-def _check_scheme(label: str, study: Study) -> None:
+def _check_scheme(label: str, recipe: Recipe) -> None:
     """``ValueError`` before any training if a scheme fails at an evaluation length."""
-    for scheme in Plans.of(label, study).tested.schemes:
-        for length in study.eval_lens:
+    for scheme in Plans.of(label, recipe).tested.schemes:
+        for length in recipe.eval_lens:
             try:
-                scheme.at_length(length).param_specs()
+                scheme.at_length(recipe.of_task.tokens(length)).param_specs()
             except Exception as error:
                 cause = f"{type(error).__name__}: {error}"
                 raise ValueError(f"scheme {label!r} fails at length {length}: {cause}") from error

@@ -10,16 +10,21 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+import numpy as np
+
 from posenc.study.columns import align
+from posenc.study.effective import NOLIMA, effective_length
 from posenc.study.statistics import (
     SORTED_FROM,
     Difference,
     Interval,
     Records,
+    Series,
     Summary,
     judge,
     lengths,
     losses_by_seed,
+    mean_interval,
     paired_differences,
     row_order,
     series,
@@ -28,6 +33,8 @@ from posenc.study.statistics import (
 PROTOCOLS = {
     "loss": "Non-overlapping windows: the same bytes, cut again for each length",
     "loss_same_targets": "Same targets: the same last bytes of each window, after a longer context",
+    "loss_key_bytes": "Key bytes: those of non-overlapping windows that only a repeat further back "
+    "than the training length predicts",
 }
 GROWTH = {"better": "falls", "worse": "rises"}
 _COST = (
@@ -38,52 +45,76 @@ _COST = (
 
 @dataclass(frozen=True)
 class Table:
-    """A caption, a header and rows of text. ``minor`` rows belong to the row above them."""
+    """A caption, a header and rows of text.
+
+    ``minor`` rows belong to the row above them; ``best`` cells, row and column, are bold; ``wrong``
+    ones are red.
+    """
 
     caption: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     minor: frozenset[int] = frozenset()
+    best: frozenset[tuple[int, int]] = frozenset()
+    wrong: frozenset[tuple[int, int]] = frozenset()
 
     def text(self, width: int | None = None) -> str:
         """Aligned columns under the caption, in lines of at most ``width`` where possible."""
-        return f"{_wrap(self.caption, width)}\n\n{align([self.columns, *self.rows], width)}"
+        return f"{wrap(self.caption, width)}\n\n{align([self.columns, *self.rows], width)}"
 
     def markdown(self) -> str:
         """A pipe table under the caption."""
         rule = [":--", *["--:"] * (len(self.columns) - 1)]
         lines = [
-            map(_escape_markdown, self.columns),
+            map(escape_markdown, self.columns),
             rule,
-            *(map(_escape_markdown, row) for row in self.rows),
+            *([self._marked(r, c) for c in range(len(row))] for r, row in enumerate(self.rows)),
         ]
         return "\n".join(
-            [f"{_escape_markdown(self.caption)}", "", *(f"| {' | '.join(ln)} |" for ln in lines)]
+            [f"{escape_markdown(self.caption)}", "", *(f"| {' | '.join(ln)} |" for ln in lines)]
         )
 
     def html(self) -> str:
         """A ``<table>`` with all text escaped."""
         head = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in self.columns)
-        body = "".join(_html_row(row, index in self.minor) for index, row in enumerate(self.rows))
+        marks = [
+            [
+                (place in self.best, place in self.wrong)
+                for place in ((r, c) for c in range(len(row)))
+            ]
+            for r, row in enumerate(self.rows)
+        ]
+        body = "".join(
+            _html_row(row, index in self.minor, marks[index]) for index, row in enumerate(self.rows)
+        )
         return (
             f'<div class="scroll"><table><caption>{html.escape(self.caption)}</caption>'
             f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
         )
 
+    def _marked(self, row: int, column: int) -> str:
+        text = escape_markdown(self.rows[row][column])
+        return f"**{text}**" if (row, column) in self.best | self.wrong else text
+
 
 def table_text(summary: Summary, records: Records, width: int | None = None) -> str:
     """For a terminal: the losses of both protocols, the study's settings, the failures."""
-    tables = [table.text(width) for table in loss_tables(summary, records)]
+    tables = [table.text(width) for table in _all_tables(summary, records)]
     notes = [*settings(summary, records), *failures(records)]
-    parts = [_wrap(caption(records), width), *tables, *(_wrap(line, width) for line in notes)]
+    parts = [wrap(caption(records), width), *tables, *(wrap(line, width) for line in notes)]
     return "\n\n".join(parts)
 
 
 def table_markdown(summary: Summary, records: Records) -> str:
     """The content of ``table_text`` in Markdown."""
-    tables = [table.markdown() for table in loss_tables(summary, records)]
+    tables = [table.markdown() for table in _all_tables(summary, records)]
     notes = [*settings(summary, records), *failures(records)]
-    return "\n\n".join([caption(records), *tables, *map(_escape_markdown, notes)])
+    return "\n\n".join([caption(records), *tables, *map(escape_markdown, notes)])
+
+
+def _all_tables(summary: Summary, records: Records) -> list[Table]:
+    holds = holds_table(summary, records)
+    return [*loss_tables(summary, records), *([holds] if holds else ())]
 
 
 def settings(summary: Summary, records: Records) -> list[str]:
@@ -211,11 +242,53 @@ def _loss_table(summary: Summary, records: Records, protocol: str) -> Table | No
             minor.add(len(rows))
         rows.append((line.label, *cells))
     heads = [length_label(length, summary["config"]["train_len"]) for length in at]
-    return Table(PROTOCOLS[protocol], ["scheme", *heads], rows, frozenset(minor))
+    lines = series(records, protocol, row_order(records, summary))
+    return Table(PROTOCOLS[protocol], ["scheme", *heads], rows, frozenset(minor), lowest(lines, at))
+
+
+def lowest(lines: Sequence[Series], at: Sequence[int]) -> frozenset[tuple[int, int]]:
+    """Row and column of the lowest mean of each column; none in a table of one row."""
+    found = set()
+    for column, length in enumerate(at, 1):
+        means = {
+            row: line.points[length].mean
+            for row, line in enumerate(lines)
+            if length in line.points and line.points[length].n
+        }
+        if len(means) > 1:
+            found.add((min(means, key=means.__getitem__), column))
+    return frozenset(found)
+
+
+def holds_table(summary: Summary, records: Records) -> Table | None:
+    """To which length the loss of non-overlapping windows holds, by two definitions."""
+    name, trained = baseline(summary), summary["config"]["train_len"]
+    own = losses_by_seed(records, "loss", trained).get(name, {})
+    least = mean_interval(own.values()).mean
+    rows = []
+    for scheme in row_order(records, summary):
+        runs = [r["loss_by_stretch"] for r in records if _has_stretches(r, scheme)]
+        if not runs or least != least:
+            continue
+        by_length = {
+            int(n): [np.array(run[n]) for run in runs] for n in runs[0] if int(n) >= trained
+        }
+        found = [effective_length(by_length, least=at, lower=True) for at in (least, None)]
+        rows.append((scheme, *(one.text() if one else "–" for one in found)))
+    caption = (
+        f"To which length the loss holds: RULER, at most {least:.3f}, the loss of {name} at the "
+        f"training length; NoLiMa, at most the scheme's own loss there divided by {NOLIMA}. "
+        "Intervals are over seeds and stretches of text."
+    )
+    return Table(caption, ["scheme", "RULER", "NoLiMa"], rows) if rows else None
+
+
+def _has_stretches(record: Mapping[str, Any], scheme: str) -> bool:
+    return record["scheme"] == scheme and bool(record.get("loss_by_stretch"))
 
 
 def difference_tables(summary: Summary, records: Records) -> list[Table]:
-    """Each scheme against the reference at the training length and at the longest."""
+    """Each scheme against the baseline at the training length and at the longest."""
     tables = []
     for protocol, title in PROTOCOLS.items():
         ends = end_lengths(summary, records, protocol)
@@ -235,7 +308,7 @@ def difference_tables(summary: Summary, records: Records) -> list[Table]:
 def differences(
     summary: Summary, records: Records, protocol: str, length: int
 ) -> dict[str, Difference]:
-    """Verdicts against the reference; beyond the training length they include windowed rows."""
+    """Verdicts against the baseline; beyond the training length they include windowed rows."""
     losses = losses_by_seed(records, protocol, length)
     windowed = losses_by_seed(records, "loss_windowed", length)
     table = {}
@@ -244,7 +317,7 @@ def differences(
         own = (windowed if line.windowed else losses).get(line.scheme)
         if own and (beyond or not line.windowed):
             table[line.label] = own
-    name = reference(summary)
+    name = baseline(summary)
     return paired_differences(table, name) if name in table else {}
 
 
@@ -290,9 +363,9 @@ def cost_table(summary: Summary, records: Records) -> Table:
     return Table(_COST, [*columns, "training, s", "evaluation, s"], rows)
 
 
-def reference(summary: Summary) -> str:
+def baseline(summary: Summary) -> str:
     """The scheme that the others are compared with."""
-    return str(summary["config"].get("reference") or summary["config"]["schemes"][0])
+    return str(summary["config"].get("baseline") or summary["config"]["schemes"][0])
 
 
 def main_protocol(summary: Summary, records: Records) -> str:
@@ -334,27 +407,26 @@ def _over_runs(runs: Records, key: str, of: Callable[[list[float]], float], form
     return f"{of(values):{form}}" if values else "–"
 
 
-def _wrap(text: str, width: int | None) -> str:
+def wrap(text: str, width: int | None) -> str:
     """The text in lines of ``width``; longer words, such as paths, stay whole."""
     if width is None:
         return text
     return textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)
 
 
-def _escape_markdown(cell: str) -> str:
+def escape_markdown(cell: str) -> str:
     """Text that neither ends its column nor becomes HTML."""
     return html.escape(cell, quote=False).replace("|", r"\|").replace("\n", " ")
 
 
-def _html_row(row: Sequence[str], minor: bool) -> str:
+def _html_row(row: Sequence[str], minor: bool, marks: Sequence[tuple[bool, bool]]) -> str:
     cells = []
-    for cell in row[1:]:
+    for cell, (is_best, is_wrong) in zip(row[1:], marks[1:], strict=True):
         shown = html.escape(cell)
-        css_class = (
-            f' class="{shown}"' if cell in {"better", "worse", "tie", "rises", "falls"} else ""
-        )
-        cells.append(
-            f"<td{css_class}>{shown.replace('-', '−', 1) if cell[:1] == '-' else shown}</td>"
-        )
+        named = cell if cell in {"better", "worse", "tie", "rises", "falls"} else ""
+        named = "wrong" if is_wrong else named
+        css_class = f' class="{named}"' if named else ""
+        shown = shown.replace("-", "−", 1) if cell[:1] == "-" else shown
+        cells.append(f"<td{css_class}>{f'<b>{shown}</b>' if is_best else shown}</td>")
     kind = ' class="minor"' if minor else ""
     return f'<tr{kind}><th scope="row">{html.escape(row[0])}</th>{"".join(cells)}</tr>'

@@ -7,27 +7,35 @@ import shutil
 import sys
 import textwrap
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from posenc.study.columns import shorten
 from posenc.study.comparisons import comparisons_csv
 from posenc.study.corpus import Corpus, printable
+from posenc.study.estimate import estimate
 from posenc.study.origin import command, commit, cores, processor
-from posenc.study.outputs import check_folder, holds_results, publish
+from posenc.study.outcomes import has_text, outcomes, tasks, text_only
+from posenc.study.outputs import check_folder, holds_results, publish, task_file
 from posenc.study.picture import FORMATS
 from posenc.study.plots import loss_against_length
-from posenc.study.report import write_report
+from posenc.study.recipe import Recipe
+from posenc.study.report import study_markdown, study_text, write_report
 from posenc.study.results import Record, seconds, write_tables, write_whole
 from posenc.study.run import Run
 from posenc.study.runner import compute, jobs, plan
 from posenc.study.specs import fitted_settings
+from posenc.study.statistics import Records, Summary
 from posenc.study.stopping import exit_status
 from posenc.study.study import Study
-from posenc.study.tables import table_markdown, table_text
+from posenc.study.task_plots import task_picture
+from posenc.study.task_tables import tasks_csv
+from posenc.study.tasks.catalogue import TEXT
 from posenc.study.trainer import choose_backend
 
 _EVERY, _SHARE = 5.0, 0.02  # least seconds between progress lines, also as a share of all
@@ -45,7 +53,7 @@ def compare(study: Study) -> int:
     records, missing = plan(study, corpus)
     runs = [record["run"] for record in records] + [run.digest() for run in missing]
     progress = Progress(study, len(records), print, trainings=len(jobs(missing)))
-    progress.header(corpus, backend)
+    progress.header(corpus, backend, _estimate(study, missing))
     status = 0
     try:
         for record in compute(study, missing, on_progress=progress.step):
@@ -61,21 +69,24 @@ def compare(study: Study) -> int:
     return status or int(failed)
 
 
-def describe(study: Study, corpus: Corpus, backend: str, wall: float) -> dict[str, Any]:
+def _estimate(study: Study, missing: Sequence[Run]) -> float | None:
+    """Seconds that the missing runs take; None where they train on no processor of this machine."""
+    if study.device not in ("auto", "cpu") or not missing:
+        return None
+    trainings = Counter(job[0].task for job in jobs(missing))
+    each = [(study.recipes[task], count) for task, count in trainings.items()]
+    return estimate(each, study.workers or min(cores(), len(jobs(missing))))
+
+
+def describe(study: Study, corpus: Corpus | None, backend: str, wall: float) -> dict[str, Any]:
     """Everything that a reader needs to judge or repeat a study."""
     origin = {"posenc commit": commit()}
     return {
         "command": command(study),
-        "fitted": fitted_settings([n for n in study.labels if study.plans(n)], study),
+        "fitted": _fitted(study),
         "config": {**asdict(study), "schemes": study.labels, "backend": backend},
-        "corpus": {
-            "name": corpus.name,
-            "sha256": corpus.sha256,
-            "train_bytes": len(corpus.train),
-            "validation_bytes": len(corpus.validation),
-            "train_files": corpus.train_files,
-            "validation_files": corpus.validation_files,
-        },
+        "tasks": {label: _about(study, recipe) for label, recipe in study.recipes.items()},
+        "corpus": {} if corpus is None else _about_text(corpus),
         "versions": {
             "posenc": _version("posenc"),
             **{name: value for name, value in origin.items() if value},
@@ -87,6 +98,48 @@ def describe(study: Study, corpus: Corpus, backend: str, wall: float) -> dict[st
             "cores": str(cores()),
         },
         "wall_seconds": wall,
+    }
+
+
+def _about_text(corpus: Corpus) -> dict[str, Any]:
+    return {
+        "name": corpus.name,
+        "sha256": corpus.sha256,
+        "train_bytes": len(corpus.train),
+        "validation_bytes": len(corpus.validation),
+        "train_files": corpus.train_files,
+        "validation_files": corpus.validation_files,
+    }
+
+
+def _fitted(study: Study) -> dict[str, str]:
+    """Options that follow from the sizes of a model; those of several tasks are not one set."""
+    if len(study.recipes) > 1:
+        return {}
+    (recipe,) = study.recipes.values()
+    return fitted_settings([n for n in study.labels if study.plans(n, recipe)], recipe)
+
+
+def _about(study: Study, recipe: Recipe) -> dict[str, Any]:
+    """What tables and figures say of a task."""
+    task = recipe.of_task
+    plans = {label: study.plans(label, recipe) for label in study.labels}
+    return {
+        "kind": task.kind,
+        "paper": task.paper,
+        "title": (task.__doc__ or "").strip().partition("\n")[0],
+        "score": task.score,
+        "chance": task.chance,
+        "groups": task.groups,
+        "group_names": task.group_names(),
+        "tests": tuple(task.tests()),
+        "train_len": recipe.train_len,
+        "eval_lens": recipe.eval_lens,
+        "must_fail": {
+            label: plan is not None and all(map(task.must_fail, plan.trained.schemes))
+            for label, plan in plans.items()
+        },
+        "recipe": asdict(recipe),
     }
 
 
@@ -105,30 +158,36 @@ class Progress:
         trainings: int | None = None,
     ) -> None:
         self._study, self._print = study, write
-        self._total = len(study.labels) * study.seeds
+        self._total = len(study.recipes) * len(study.labels) * study.seeds
+        self._steps_each = mean(recipe.steps for recipe in study.recipes.values())
         self._kept = self._done = kept
         self._trainings = self._total - kept if trainings is None else trainings
         self._begin = time.perf_counter()
         self._last_line: float | None = None
         self._first: tuple[float, int] | None = None  # time and steps of the first report
-        self._steps: dict[tuple[str, int], int] = {}
+        self._steps: dict[tuple[str, str, int], int] = {}
         self._trained: dict[str, float] = {}  # seconds by training
         self._scored: list[float] = []  # seconds of runs
         self._failed = 0
 
-    def header(self, corpus: Corpus, backend: str) -> None:
-        """Print what the study will do."""
+    def header(self, corpus: Corpus | None, backend: str, seconds: float | None = None) -> None:
+        """Print what the study will do, and an estimate of how long that takes here."""
         study = self._study
-        lengths = ", ".join(map(str, study.eval_lens))
-        self._print_wrapped(
-            f"{corpus.name}: {len(corpus.train) / 1e6:.1f} MB to train, "
-            f"{len(corpus.validation) / 1e6:.1f} MB held out (sha256 {corpus.sha256[:12]})"
-        )
-        self._print_wrapped(
-            f"{len(study.labels)} schemes x {study.seeds} seeds with {backend}: {study.layers} "
-            f"layers, width {study.dim}, {study.heads} heads; {study.steps} steps of "
-            f"{study.batch_size} x {study.train_len} bytes; scored at {lengths}"
-        )
+        if corpus is not None:
+            self._print_wrapped(
+                f"{corpus.name}: {len(corpus.train) / 1e6:.1f} MB to train, "
+                f"{len(corpus.validation) / 1e6:.1f} MB held out (sha256 {corpus.sha256[:12]})"
+            )
+        start = f"{len(study.labels)} schemes x {study.seeds} seeds with {backend}"
+        parts = {label: _sizes(recipe) for label, recipe in study.recipes.items()}
+        if len(parts) == 1:
+            self._print_wrapped(f"{start}: {next(iter(parts.values()))}")
+        else:
+            self._print_wrapped(f"{len(parts)} tasks x {start}")
+            for label, sizes in parts.items():
+                self._print_wrapped(f"{label}: {sizes}")
+        if seconds is not None:
+            self._print(f"at most about {_duration(seconds)} on this machine, by estimate")
         if self._trainings < self._total - self._kept:
             self._print(f"{self._total - self._kept} runs share {self._trainings} trainings")
         if self._kept:
@@ -138,7 +197,7 @@ class Progress:
     def step(self, run: Run, step: int, loss: float) -> None:
         """Print the progress of a run, less often the longer the study takes."""
         now = time.perf_counter()
-        self._steps[run.scheme, run.seed] = step
+        self._steps[run.task, run.scheme, run.seed] = step
         if self._first is None:
             self._first = now, sum(self._steps.values())
         pause = max(_EVERY, _SHARE * (now - self._begin))
@@ -146,27 +205,39 @@ class Progress:
             self._last_line = now
             at = f"step {step} of {run.steps}" if step < run.steps else "trained, now scored"
             seed, left = f" seed {run.seed}: ", self._time_left(now)
-            forms = [f"{at}, {loss:.2f} bits/byte{left}", f"{at}{left}", at]
-            self._print(_line(_INDENT, run.scheme, [f"{seed}{form}" for form in forms]))
+            unit = "bits/byte" if run.task == TEXT else "bits"
+            forms = [f"{at}, {loss:.2f} {unit}{left}", f"{at}{left}", at]
+            name = self._name(run.task, run.scheme)
+            self._print(_line(_INDENT, name, [f"{seed}{form}" for form in forms]))
             sys.stdout.flush()
 
     def result(self, record: Record) -> None:
         """Print the result of a run."""
         self._done += 1
-        self._steps.pop((record["scheme"], record["seed"]), None)
+        task, scheme = record.get("task", TEXT), record["scheme"]
+        self._steps.pop((task, scheme, record["seed"]), None)
         count = f"[{self._done:{len(str(self._total))}}/{self._total}] "
-        name, seed = record["scheme"], f" seed {record['seed']}"
+        name, seed = self._name(task, scheme), f" seed {record['seed']}"
         if record["status"] != "ok":
             self._failed += 1
             self._print_wrapped(f"{count}{name}{seed}: failed: {record['error']}")
         else:
             self._trained[record["training"]] = record["train_seconds"]
             self._scored.append(record["eval_seconds"])
-            at = sorted(record["loss"], key=int)  # JSON sorts them as strings
-            losses = [f"{length}: {record['loss'][length]:.3f}" for length in at]
+            found = record["loss"] if task == TEXT else self._scores(task, record)
+            at = sorted(found, key=int)  # JSON sorts them as strings
+            losses = [f"{length}: {found[length]:.3f}" for length in at]
             self._print(_line(count, name, [f"{seed}  {some}" for some in _shorter_forms(losses)]))
         self._last_line = time.perf_counter()
         sys.stdout.flush()
+
+    def _name(self, task: str, scheme: str) -> str:
+        """The scheme, after the task if there are several."""
+        return scheme if len(self._study.recipes) == 1 else f"{task} {scheme}"
+
+    def _scores(self, task: str, record: Record) -> dict[str, float]:
+        score = self._study.recipes[task].of_task.score
+        return {n: cell[score] for n, cell in record["scores"][""].items() if cell["examples"]}
 
     def _print_wrapped(self, text: str) -> None:
         wrapper = textwrap.TextWrapper(break_long_words=False, break_on_hyphens=False)
@@ -180,7 +251,7 @@ class Progress:
             train = sum(self._trained.values()) / len(self._trained)
             score = sum(self._scored) / len(self._scored)
             # A failed run counts as a training that ended, though it may have shared one.
-            trained = len(self._trained) + self._failed + stepped / self._study.steps
+            trained = len(self._trained) + self._failed + stepped / self._steps_each
             done = trained * train + (len(self._scored) + self._failed) * score
             whole = self._trainings * train + (self._total - self._kept) * score
             seconds = (now - self._begin) * max(0.0, whole - done) / done
@@ -189,8 +260,17 @@ class Progress:
         then, before = self._first or (now, stepped)
         if stepped <= before:
             return ""
-        steps = self._trainings * self._study.steps - stepped
+        steps = self._trainings * self._steps_each - stepped
         return f", more than {_duration(steps * (now - then) / (stepped - before))} left"
+
+
+def _sizes(recipe: Recipe) -> str:
+    """The model, training and lengths of a task."""
+    lengths = ", ".join(map(str, recipe.eval_lens))
+    what = "bytes" if recipe.task == TEXT else "tokens"
+    steps = f"{recipe.steps} steps of {recipe.batch_size} x {recipe.train_tokens} {what}"
+    model = f"{recipe.layers} layers, width {recipe.dim}, {recipe.heads} heads"
+    return f"{model}; {steps}; scored at {lengths}"
 
 
 def _line(start: str, name: str, forms: Sequence[str]) -> str:
@@ -233,25 +313,43 @@ def _write(out: Path, summary: dict[str, Any], records: list[Record], runs: list
     def render(folder: Path) -> None:
         write_tables(folder, records)
         if succeeded:
-            write_whole(folder / "differences.csv", comparisons_csv(summary, records))
-            write_whole(folder / "table.md", table_markdown(summary, records))
-            for form in FORMATS:
-                loss_against_length(records, folder / f"loss.{form}", summary, form)
+            write_whole(folder / "table.md", study_markdown(summary, records))
+            if has_text(summary):
+                _write_text(folder, *text_only(summary, records))
+            if tasks(summary):
+                _write_tasks(folder, summary, records)
             write_report(summary, records, folder / "report.html")
 
     names, earlier = publish(out, summary, records, runs, render)
     if earlier is not None:
         print(f"the files of an earlier study are now in {earlier}")
     if succeeded:
-        print(f"\n{table_text(summary, records, _width())}")
+        print(f"\n{study_text(summary, records, _width())}")
     print(f"\n{summary['wall_seconds']:.0f} s; wrote")
     for name in names:
         print(f"  {out / name}")
 
 
+def _write_text(folder: Path, summary: Summary, records: Records) -> None:
+    write_whole(folder / "differences.csv", comparisons_csv(summary, records))
+    for form in FORMATS:
+        loss_against_length(records, folder / f"loss.{form}", summary, form)
+
+
+def _write_tasks(folder: Path, summary: Summary, records: Records) -> None:
+    write_whole(folder / "tasks.csv", tasks_csv(summary, records))
+    order = list(summary["config"]["schemes"])
+    for label, about in tasks(summary).items():
+        found = outcomes(about, label, records)
+        for form in FORMATS:
+            picture = task_picture(label, about, found, order, form)
+            (folder / task_file(label, form)).write_bytes(picture)
+
+
 def _sort(study: Study, records: list[Record]) -> list[Record]:
+    task = {label: n for n, label in enumerate(study.recipes)}
     place = {label: n for n, label in enumerate(study.labels)}
-    return sorted(records, key=lambda record: (place[record["scheme"]], record["seed"]))
+    return sorted(records, key=lambda r: (task[r["task"]], place[r["scheme"]], r["seed"]))
 
 
 def _escape_bytes(value: Any) -> Any:

@@ -5,15 +5,13 @@ from __future__ import annotations
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
-
-import numpy as np
+from typing import Protocol
 
 from posenc.contract.checks import nearest
 from posenc.layers import LayerPlan
 from posenc.study.decoder import Decoder
 from posenc.study.identity import TRAINERS
-from posenc.study.windows import Tokens
+from posenc.study.tasks.examples import Integers
 
 
 class Trainer(Protocol):
@@ -28,23 +26,25 @@ class Trainer(Protocol):
         ...
 
     def train(
-        self, batches: Tokens, first_step: int, positions: Tokens | None = None
-    ) -> np.ndarray[Any, Any]:
-        """Take one step per batch of ``batches (n, batch_size, T + 1)``.
+        self, tokens: Integers, labels: Integers, rates: Integers, positions: Integers | None = None
+    ) -> Integers:
+        """Take one step per batch of ``tokens (n, batch_size, T)`` with its learning rate.
 
-        Returns mean losses ``(n,)`` in nats. Schemes and windows are those of ``decoder.layers()``.
-        ``positions (n, T)`` are those of the tokens, for all sequences of a step; None, or left
-        out, for 0, 1, 2, ...
+        Returns the mean losses ``(n,)`` in nats of the answers: of ``labels``, shaped as
+        ``tokens``, those that are not ``NO_ANSWER``. Schemes and windows are those of
+        ``decoder.layers()``. ``positions (n, T)`` are those of the tokens, for all sequences of a
+        step; None, or left out, for 0, 1, 2, ...
         """
         ...
 
-    def token_losses(
-        self, tokens: Tokens, window: int | None, plan: LayerPlan | None = None
-    ) -> np.ndarray[Any, Any]:
-        """Losses ``(N, L)`` in nats of the next bytes of ``tokens (N, L + 1)``.
+    def answers(
+        self, tokens: Integers, labels: Integers, window: int | None, plan: LayerPlan | None = None
+    ) -> tuple[Integers, Integers]:
+        """Losses in nats of ``labels (N, T)``, and whether the likeliest token is the label.
 
-        Schemes and windows are those of ``decoder.layers(plan, length=L, window=window)``; ``plan``
-        is left out where the model is tested as it is trained.
+        Both are ``(N, T)``, with any value where there is no answer. Schemes and windows are those
+        of ``decoder.layers(plan, length=T, window=window)``; ``plan`` is left out where the model
+        is tested as it is trained.
         """
         ...
 

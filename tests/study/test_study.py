@@ -146,6 +146,17 @@ def batches(corpus, steps=4):
     return windows.cut(corpus.train, starts, 16)
 
 
+def train(model, tokens, made, *positions):
+    """Losses of steps on windows of text, at the rates of a recipe."""
+    rates = np.array([learning_rate(made, step) for step in range(len(tokens))])
+    return model.train(tokens[..., :-1], tokens[..., 1:], rates, *positions)
+
+
+def token_losses(model, tokens, window, *plan):
+    """Losses of the next bytes of ``tokens``."""
+    return model.answers(tokens[:, :-1], tokens[:, 1:], window, *plan)[0]
+
+
 def study(tmp_path, **changes):
     small = {**SMALL, "schemes": ("alibi", "rope"), "seeds": 1, "backend": BACKENDS[-1]}
     return Study(**{**small, "out": str(tmp_path / "out"), **changes})
@@ -222,9 +233,9 @@ def test_both_trainers_follow_the_same_trajectory(name, corpus):
     losses, scores = [], []
     for backend in BACKENDS:
         model, _ = trainer(backend, layers(name, recipe()))
-        losses.append(model.train(batches(corpus), 0))
+        losses.append(train(model, batches(corpus), recipe()))
         stretches = windows.held_out_stretches(corpus.validation, count=3, longest=32)
-        scores.append(np.stack([model.token_losses(stretches, window) for window in (None, 7)]))
+        scores.append(np.stack([token_losses(model, stretches, window) for window in (None, 7)]))
     np.testing.assert_allclose(*losses, rtol=TRAJECTORY)
     np.testing.assert_allclose(*scores, rtol=1e-3, atol=1e-3)
     assert losses[0][-1] < losses[0][0]
@@ -234,10 +245,10 @@ def test_both_trainers_follow_the_same_trajectory(name, corpus):
 @pytest.mark.parametrize("scheme", [Growing(), Gated(2, 16)], ids=["at_length", "gate"])
 def test_a_scheme_from_outside_trains(backend, scheme, corpus):
     model, decoder = trainer(backend, (scheme,) * 2)
-    before = model.token_losses(batches(corpus)[0], None)
-    assert np.isfinite(model.train(batches(corpus), 0)).all()
+    before = token_losses(model, batches(corpus)[0], None)
+    assert np.isfinite(train(model, batches(corpus), recipe())).all()
     assert decoder.sizes()["position"] == 2 * 2 * 16 * isinstance(scheme, Gated)
-    assert np.abs(model.token_losses(batches(corpus)[0], None) - before).max() > 0
+    assert np.abs(token_losses(model, batches(corpus)[0], None) - before).max() > 0
 
 
 @several_backends
@@ -246,9 +257,9 @@ def test_evaluation_takes_the_scheme_for_its_length(backend, corpus):
     (growing, _), (fixed, _) = (
         trainer(backend, (scheme,) * 2) for scheme in (Growing(), Growing(slope=0.25))
     )
-    at_64, same = growing.token_losses(tokens, None), fixed.token_losses(tokens, None)
+    at_64, same = token_losses(growing, tokens, None), token_losses(fixed, tokens, None)
     assert np.abs(at_64 - same).max() > 1e-3  # slope 1/4 is then divided by 4 once more
-    short, other = (model.token_losses(tokens[:, :17], None) for model in (growing, fixed))
+    short, other = (token_losses(model, tokens[:, :17], None) for model in (growing, fixed))
     assert np.abs(short - other).max() > 1e-3
 
 
@@ -259,7 +270,7 @@ def test_no_byte_is_predicted_from_later_ones(backend, name, corpus):
     tokens = windows.held_out_stretches(corpus.validation, count=2, longest=32)
     changed = tokens.copy()
     changed[:, 20:] ^= 1
-    one, other = (model.token_losses(t, None) for t in (tokens, changed))
+    one, other = (token_losses(model, t, None) for t in (tokens, changed))
     np.testing.assert_allclose(one[:, :19], other[:, :19], atol=1e-5)
     assert np.abs(one[:, 19:] - other[:, 19:]).max() > 1e-2
 
@@ -268,7 +279,7 @@ def test_no_byte_is_predicted_from_later_ones(backend, name, corpus):
 def test_a_window_of_the_whole_length_changes_nothing(backend, corpus):
     model, _ = trainer(backend, layers("rope", recipe()))
     tokens = windows.held_out_stretches(corpus.validation, count=2, longest=32)
-    plain, whole, narrow = (model.token_losses(tokens, window) for window in (None, 32, 4))
+    plain, whole, narrow = (token_losses(model, tokens, window) for window in (None, 32, 4))
     np.testing.assert_allclose(plain, whole, atol=1e-5)
     assert np.abs(plain - narrow).max() > 1e-3
 
@@ -310,17 +321,17 @@ def test_each_layer_attends_in_its_window(backend, label, corpus):
     tokens = windows.held_out_stretches(corpus.validation, count=2, longest=32)
     own = decoder.plan.windows
     assert own != (None, None)
-    losses = model.token_losses(tokens, None)
+    losses = token_losses(model, tokens, None)
     np.testing.assert_allclose(losses, losses_by_hand(decoder, tokens, own), atol=1e-4)
     assert np.abs(losses - losses_by_hand(decoder, tokens, (None, None))).max() > 1e-2
     # A window of the evaluation narrows the layers' windows and widens none.
     narrower = [min(window or 7, 7) for window in own]
-    losses = model.token_losses(tokens, 7)
+    losses = token_losses(model, tokens, 7)
     np.testing.assert_allclose(losses, losses_by_hand(decoder, tokens, narrower), atol=1e-4)
     # Training uses the same windows: its first loss is that of the initial weights.
     (batch,) = batches(corpus, 1)
     expected = losses_by_hand(decoder, batch, own).mean()
-    assert model.train(batch[None], 0)[0] == pytest.approx(expected, abs=1e-5)
+    assert train(model, batch[None], recipe())[0] == pytest.approx(expected, abs=1e-5)
     assert abs(losses_by_hand(decoder, batch, (None, None)).mean() - expected) > 1e-4
 
 
@@ -1175,10 +1186,10 @@ def test_a_model_is_tested_as_another(backend, label, corpus):
     plans = Plans.of(label, recipe())
     model, decoder = trainer(backend, plans.trained)
     tokens = windows.held_out_stretches(corpus.validation, count=2, longest=32)
-    losses = model.token_losses(tokens, None, plans.tested)
+    losses = token_losses(model, tokens, None, plans.tested)
     by_hand = losses_by_hand(decoder, tokens, (None, 3), schemes=plans.tested.schemes)
     np.testing.assert_allclose(losses, by_hand, atol=1e-4)
-    assert np.abs(losses - model.token_losses(tokens, None)).max() > 1e-2
+    assert np.abs(losses - token_losses(model, tokens, None)).max() > 1e-2
 
 
 def test_labels_that_train_alike_share_one_training(tmp_path, corpus, records, monkeypatch):
@@ -1209,14 +1220,14 @@ def test_labels_that_train_alike_share_one_training(tmp_path, corpus, records, m
 
 
 def test_a_label_that_cannot_be_scored_fails_alone(tmp_path, corpus, records, monkeypatch):
-    score = runs._score
+    score = runs._scored
 
     def broken(run, *rest):
         if run.scheme == "rope":
             raise MemoryError("no room")
         return score(run, *rest)
 
-    monkeypatch.setattr(runs, "_score", broken)
+    monkeypatch.setattr(runs, "_scored", broken)
     one = study(tmp_path, schemes=("rope", "rope~nope"))
     failed, fine = records(one)
     assert (failed["status"], failed["error"]) == ("failed", "MemoryError: no room")
@@ -1262,7 +1273,7 @@ def test_training_at_random_positions(backend, label, corpus):
     assert not np.array_equal(*drawn)
     other = windows.training_positions(40, seed=1, steps=2, length=16)
     assert not np.array_equal(drawn, other)
-    losses = model.train(batches(corpus, 2), 0, drawn)
+    losses = train(model, batches(corpus, 2), recipe(**changed), drawn)
     own = decoder.plan.windows
     by_hand = losses_by_hand(decoder, batches(corpus, 2)[0], own, pos=drawn[0]).mean()
     assert losses[0] == pytest.approx(by_hand, abs=1e-5)

@@ -1,0 +1,159 @@
+"""What the records of a task say of each scheme: how many seeds solved it, and what they score."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import mean
+from typing import Any
+
+import numpy as np
+
+from posenc.study.effective import RULER, Effective, effective_length
+from posenc.study.statistics import Records, Summary
+
+TEXT = "text"
+_PASSED = 0.9  # beyond the training length, a score that a task that must fail does not allow
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One scheme on one task, over its seeds.
+
+    ``about`` is what the summary says of the task. Seeds that solved the task in training and seeds
+    that did not are never averaged: ``counted`` are the former, or all where none solved it.
+    """
+
+    scheme: str
+    about: Mapping[str, Any]
+    records: Records
+    failed: int
+
+    @property
+    def solved(self) -> int:
+        """Seeds that solved the task."""
+        return sum(record["solved"] is not None for record in self.records)
+
+    @property
+    def counted(self) -> Records:
+        """The seeds whose scores are shown."""
+        return [r for r in self.records if r["solved"] is not None] or self.records
+
+    def scores(self, length: int, test: str = "", score: str | None = None) -> list[float]:
+        """The scores of the counted seeds at a length."""
+        cells = (r["scores"].get(test, {}).get(str(length), {}) for r in self.counted)
+        found = (cell.get(score or self.about["score"]) for cell in cells)
+        return [value for value in found if value is not None]
+
+    def score(self, length: int, test: str = "") -> float:
+        """Their mean; NaN for none."""
+        found = self.scores(length, test)
+        return mean(found) if found else math.nan
+
+    def groups(self, length: int, test: str = "") -> list[float]:
+        """Token accuracy of each group over the counted seeds; NaN for groups without answers."""
+        cells = [r["scores"].get(test, {}).get(str(length), {}) for r in self.counted]
+        pairs = np.array([cell["groups"] for cell in cells if "groups" in cell])
+        if not pairs.size:
+            return []
+        right, asked = pairs.sum(axis=0).T
+        return [float(a / b) if b else math.nan for a, b in zip(right, asked, strict=True)]
+
+    def effective(self, own: bool) -> Effective | None:
+        """The effective length: NoLiMa's, relative to its own score, or RULER's."""
+        trained = self.about["train_len"]
+        by_length = {}
+        for length in self.about["eval_lens"]:
+            cells = [r["scores"][""].get(str(length)) for r in self.counted]
+            if length >= trained and all(cells):
+                by_length[length] = [self._by_sequence(cell) for cell in cells if cell]
+        by_length = {n: seeds for n, seeds in by_length.items() if all(s.size for s in seeds)}
+        return effective_length(by_length, least=None if own else RULER)
+
+    def _by_sequence(self, cell: Mapping[str, Any]) -> np.ndarray[Any, Any]:
+        right, asked = np.array(cell["right"]), np.array(cell["asked"])
+        exact = self.about["score"] == "exact_match"
+        return np.asarray(right == asked if exact else right / asked, dtype=np.float64)
+
+    @property
+    def leaks(self) -> bool:
+        """Whether it passes where no model can: then the harness gives the answer away."""
+        beyond = [n for n in self.about["eval_lens"] if n >= 2 * self.about["train_len"]]
+        return self.must_fail and any(
+            record["scores"][""].get(str(n), {}).get("exact_match", 0) >= _PASSED
+            for record in self.records
+            for n in beyond
+        )
+
+    @property
+    def must_fail(self) -> bool:
+        """Whether theory says that it fails beyond the training length."""
+        return bool(self.about["must_fail"].get(self.scheme))
+
+
+def tasks(summary: Summary) -> dict[str, Mapping[str, Any]]:
+    """The tasks of a study without text, by label, and what the summary says of them."""
+    every: Mapping[str, Mapping[str, Any]] = summary.get("tasks", {})
+    return {label: about for label, about in every.items() if label != TEXT}
+
+
+def has_text(summary: Summary) -> bool:
+    """Whether a study trains on text."""
+    return TEXT in summary.get("tasks", {TEXT: {}})
+
+
+def of_task(records: Records, label: str) -> Records:
+    """The records of a task."""
+    return [record for record in records if record.get("task", TEXT) == label]
+
+
+def text_only(summary: Summary, records: Records) -> tuple[Summary, Records]:
+    """A study as if text were its only task."""
+    about = summary.get("tasks", {}).get(TEXT)
+    if about is None:
+        return summary, of_task(records, TEXT)
+    own = {**summary, "config": {**summary["config"], **about["recipe"]}}
+    return own, of_task(records, TEXT)
+
+
+def outcomes(about: Mapping[str, Any], label: str, records: Records) -> list[Outcome]:
+    """One per scheme that has a record, the best at the longest length first."""
+    own = of_task(records, label)
+    found = []
+    for scheme in dict.fromkeys(record["scheme"] for record in own):
+        of_scheme = [record for record in own if record["scheme"] == scheme]
+        ok = [record for record in of_scheme if record["status"] == "ok"]
+        found.append(Outcome(scheme, about, ok, len(of_scheme) - len(ok)))
+    lengths = list(reversed(about["eval_lens"]))
+    return sorted(found, key=lambda one: [_last(one.score(n)) for n in lengths])
+
+
+def _last(score: float) -> float:
+    return -score if score == score else math.inf
+
+
+def wilson(k: int, n: int, z: float = 1.959964) -> tuple[float, float]:
+    """Wilson's interval of 95 % for ``k`` of ``n``; Wilson 1927, JASA 22."""
+    if not n:
+        return 0.0, 1.0
+    share, square = k / n, z * z
+    middle = (share + square / (2 * n)) / (1 + square / n)
+    half = z / (1 + square / n) * math.sqrt(share * (1 - share) / n + square / (4 * n * n))
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def top_schemes(found: Sequence[Outcome], length: int) -> list[str]:
+    """The schemes with the highest mean at a length, as it is shown; none if there is only one."""
+    shown = {one.scheme: round(one.score(length), 3) for one in found if one.scores(length)}
+    if len(shown) < 2:
+        return []
+    return [scheme for scheme, score in shown.items() if score == max(shown.values())]
+
+
+def best(found: Sequence[Outcome], length: int) -> list[str]:
+    """The best schemes at a length: the best mean, and those whose seeds overlap with its seeds."""
+    ranked = sorted(found, key=lambda one: _last(one.score(length)))
+    if not ranked or not (first := ranked[0].scores(length)):
+        return []
+    return [one.scheme for one in ranked if max(one.scores(length), default=-1) >= min(first)]
