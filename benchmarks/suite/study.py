@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from posenc.study.decoder import VOCABULARY, Decoder
+from posenc.study.decoder import Decoder
 from posenc.study.recipe import Recipe
+from posenc.study.schedule import learning_rate
 from posenc.study.specs import Plans
 from posenc.study.trainer import backends, load_trainer
 from suite import GRID, PLAIN, SOME, Timed, warm
@@ -30,8 +31,10 @@ class Training(Timed):
         recipe = Recipe()
         decoder = Decoder.of(recipe, Plans.of(name, recipe).trained, seed=0)
         shape = _STEPS, recipe.batch_size, recipe.train_len + 1
-        self.tokens = np.random.default_rng(0).integers(VOCABULARY, size=shape, dtype=np.uint8)
+        tokens = np.random.default_rng(0).integers(recipe.of_task.vocabulary, size=shape)
+        self.batch = tokens[..., :-1], tokens[..., 1:]
+        self.rates = np.array([learning_rate(recipe, step) for step in range(_STEPS)])
         self.trainer = load_trainer(backend)(decoder, "cpu")
 
     def time_4096_tokens(self, *_):
-        self.trainer.train(self.tokens, 0)
+        self.trainer.train(*self.batch, self.rates)

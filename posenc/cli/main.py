@@ -15,7 +15,7 @@ import posenc
 from posenc.study.stopping import exit_status, sigterm_like_ctrl_c
 
 _COMMANDS = {
-    "compare": "train one small decoder per scheme on short text or a task, score it on longer ones",
+    "compare": "train a small decoder per scheme on short text or a task, score it on longer ones",
     "show": "draw what a scheme does, as PNG, SVG or PDF; print examples of a task",
     "rope": "what the RoPE of a checkpoint's config.json really is",
     "list": "schemes and tasks; with a name: the options of that one, and their defaults",
