@@ -19,13 +19,13 @@ from posenc.backend import (
 from posenc.study import (
     ADAM_EPSILON,
     BETAS,
+    NO_ANSWER,
     NORM_EPSILON,
     Decoder,
     Layers,
     embedding_scale,
     has_weight_decay,
 )
-from posenc.study.tasks import NO_ANSWER
 from posenc_jax.bound import Attend
 from posenc_jax.position import Positions
 

@@ -21,13 +21,13 @@ from posenc.backend import (
 )
 from posenc.study import (
     BETAS,
+    NO_ANSWER,
     NORM_EPSILON,
     Decoder,
     Layers,
     embedding_scale,
     has_weight_decay,
 )
-from posenc.study.tasks import NO_ANSWER
 from posenc_torch.bound import Attend, Bound, PlainLayer
 from posenc_torch.position import Position
 
