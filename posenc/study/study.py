@@ -60,6 +60,10 @@ class Study(Recipe):
             for name, value in vars(next(iter(self.recipes.values()))).items():
                 if name != "task":
                     object.__setattr__(self, name, value)
+        for name in ("text", "windowed"):
+            if getattr(self, name) not in ((), _AUTO) and TEXT not in self.recipes:
+                tasks = ", ".join(self.recipes)
+                raise ValueError(f"{name} is for the task text, which is none of: {tasks}")
         check_count("seeds", self.seeds)
         check_count("workers", self.workers, least=0)
         if not self.schemes:

@@ -151,9 +151,10 @@ def notes(summary: Summary, records: Records) -> list[str]:
     if not tasks(summary) or len(seeds) >= 5:
         return []
     low, high = wilson(len(seeds), len(seeds))
+    few = "1 seed decides" if len(seeds) == 1 else f"{len(seeds)} seeds decide"
     return [
-        f"{len(seeds)} seed{'s' * (len(seeds) > 1)} decide little: if all solve a task, the "
-        f"interval of the share that does is {low:.0%} to {high:.0%}; with 10 it is "
+        f"{few} little: if all solve a task, the interval of the share that does is "
+        f"{low:.0%} to {high:.0%}; with 10 it is "
         f"{wilson(10, 10)[0]:.0%} to 100%. Set by --seeds."
     ]
 

@@ -103,6 +103,8 @@ def test_the_study_sets_what_a_task_leaves_open(tmp_path):
         ({"task": ()}, "task is empty"),
         ({"task": ("copy+sort",)}, r"task 'copy\+sort': accepted: name"),
         ({"task": ("flip_flop",), "train_len": 7}, "length 7: sizes must be even.* got 7"),
+        ({"text": ("a.txt",)}, "text is for the task text, which is none of: copy"),
+        ({"windowed": ("alibi",)}, "windowed is for the task text"),
         ({"baseline": "t5"}, "baseline names 't5'.*scheme of the study"),
     ],
 )
