@@ -23,7 +23,7 @@ from posenc import Tokens
 from posenc.apply.bias import has_bias
 from posenc.attn.arguments import Arguments
 from posenc.attn.bias_forms import bias_by_key
-from posenc.attn.implementations import Planned
+from posenc.attn.implementations import Planned, Refusal
 from posenc.schemes import Shaw, Sum
 from posenc.testing import assert_near
 from posenc.testing.examples import HEAD_DIM, HEADS, HIDDEN_DIM
@@ -663,7 +663,9 @@ def test_tensor_subclasses_are_not_cut():
     """Such as DTensor: every slice of one is communication."""
     call = call_of(STEEP, 1024, causal=True)
     assert isinstance(chunked.plan(call), Planned)
-    assert "q is a TwoTensor" in chunked.plan(replace(call, q=TwoTensor(call.q, call.q))).why
+    refused = chunked.plan(replace(call, q=TwoTensor(call.q, call.q)))
+    assert isinstance(refused, Refusal)
+    assert "q is a TwoTensor" in refused.why
 
 
 def test_auto_takes_chunked_where_scores_are_many():
