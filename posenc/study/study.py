@@ -15,6 +15,7 @@ from posenc.study.run import Run
 from posenc.study.specs import ALL, Plans, expand
 from posenc.study.tasks.catalogue import TEXT
 from posenc.study.tasks.catalogue import expand as expand_tasks
+from posenc.study.tasks.task import Task
 
 _AUTO = ("auto",)
 _WINDOWED = ("rope",)  # a label of the default study, not an ability of a scheme
@@ -96,6 +97,13 @@ class Study(Recipe):
         names = [name for name in Recipe.__dataclass_fields__ if name != "task"]
         given = {name: getattr(self, name) for name in names}
         return {label: Recipe(task=label, **given) for label in expand_tasks(self.task)}
+
+    @property
+    def of_task(self) -> Task:
+        """The only task; ``ValueError`` if there are several, each with its own recipe."""
+        if len(self.recipes) > 1:
+            raise ValueError(f"the study has {len(self.recipes)} tasks; each has one of recipes")
+        return next(iter(self.recipes.values())).of_task
 
     def plans(self, label: str, recipe: Recipe) -> Plans | None:
         """The layers of a label; None if they cannot be made, which only labels of ``all`` may."""

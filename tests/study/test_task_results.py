@@ -91,6 +91,9 @@ def test_the_study_sets_what_a_task_leaves_open(tmp_path):
     ]
     assert {r.batch_size for r in one.recipes.values()} == {3}
     assert study(tmp_path).steps == 4  # of a single task, they are the study's
+    assert study(tmp_path).longest_tokens == 2 * 64 + 2
+    with pytest.raises(ValueError, match="has 2 tasks"):
+        _ = one.longest_tokens
 
 
 @pytest.mark.parametrize(
