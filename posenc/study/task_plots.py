@@ -120,9 +120,10 @@ def _panel(axes: Any, lines: Sequence[Line], about: Mapping[str, Any], title: st
     log_axis(axes, about["eval_lens"], [about["train_len"]])
     if about["chance"]:
         axes.axhline(about["chance"], color=MUTED, linewidth=1, linestyle=(0, (1, 2)))
-        style = {"fontsize": 8, "color": MUTED, "va": "bottom", "ha": "right"}
-        end = axes.get_xlim()[1]
-        axes.text(end, about["chance"], "chance", **style)
+        # Where lines are high: at the training length.
+        place = {"xytext": (3, -1), "textcoords": "offset points", "va": "top"}
+        at = (about["train_len"], about["chance"])
+        axes.annotate("chance", at, fontsize=8, color=MUTED, **place)
     label_ends(axes, lines)
     axes.set_title(title, loc="left", fontsize=FONT, color=MUTED, parse_math=False)
     axes.set_xlabel("length", color=MUTED)

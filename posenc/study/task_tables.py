@@ -138,7 +138,8 @@ def _sentence(label: str, about: Mapping[str, Any], found: Sequence[Outcome]) ->
         return f"{label}: {names[0]} is best, {score}, above every seed of the others{held}."
     if len(first.scores(longest)) == 1:
         return f"{label}: {names[0]} scores most, {score}, but one seed is no verdict{held}."
-    return f"{label}: {names[0]} scores most, {score}, and {_others(names[1:])} overlap{held}."
+    others = _others(names[1:])
+    return f"{label}: {names[0]} scores most, {score}; its seeds overlap those of {others}{held}."
 
 
 def _others(names: Sequence[str]) -> str:
