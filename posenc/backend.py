@@ -15,7 +15,7 @@ the bias               dense (``Call.bias``), on a tile (``bias_tile``), or in a
 the mask               of positions (``visible``), of a call or tile (``visible_pairs``), of blocks
                        (``visible_blocks``)
 fully masked rows      ``may_be_fully_masked``, ``zero_fully_masked``
-negligible blocks      ``negligible_blocks``: keys whose weights provably round to nothing
+negligible blocks      ``negligible_blocks``, ``Bounds``: keys whose weights round to nothing
 params                 ``as_mapping``, ``merge_constants``, ``head_views``, ``tile_views``
 tables of tokens       ``ReadTable``: how a backend reads them; ``broadcast_index``
 operations             ``provide``, ``Operations``: what a framework does better than the Array API
@@ -73,7 +73,7 @@ from posenc.attn.merge import (
     merge_parts,
     public_lse,
 )
-from posenc.attn.negligible import may_have_negligible_blocks, negligible_blocks
+from posenc.attn.negligible import Bounds, may_have_negligible_blocks, negligible_blocks
 from posenc.attn.prepare import prepare
 from posenc.attn.reference import dense
 from posenc.attn.shared import Made, Shared
@@ -112,6 +112,7 @@ from posenc.positions.integers import (
 __all__ = [
     "Arguments",
     "Blocks",
+    "Bounds",
     "Call",
     "Explanation",
     "FeatureSpec",

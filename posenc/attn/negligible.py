@@ -1,4 +1,4 @@
-"""Negligible blocks of keys: under a bias that decays, weights of far keys round to nothing.
+"""Negligible keys: under a bias that decays, weights of far keys round to nothing.
 
 A row of attention is a mean of values with the weights ``exp(score) / sum(exp(score))``. The
 query's own key bounds the sum from below. The norms of queries and keys and the bias bound every
@@ -9,11 +9,16 @@ other score from above. A key is negligible if::
 Then all negligible keys of a row together have at most ``eps / 4`` of its weight, with the ``eps``
 of q's dtype. Results change by less than half a rounding of the largest value. Gradients change by
 less than half a rounding of the largest term that each sum could hold. The bound is proven.
+
+Blocks of negligible keys need not be computed. In the other blocks, entries of a bias by distance
+that are negligible for all queries may be ``-inf``. Without that, a weight may be a subnormal
+number, with which some processors calculate a hundred times more slowly.
 """
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 from array_api_compat import device
 
@@ -50,34 +55,105 @@ def negligible_blocks(call: Call, block: int, *, all_visible: Array | None = Non
     by key. None too if all terms are learned tables, whose values rarely span the margin: 13 in
     bfloat16 and 24 in float32 at 1024 keys.
     """
-    xp, (q_len, k_len) = call.xp, (call.q.shape[2], call.k.shape[2])
-    if not may_have_negligible_blocks(call):
-        return None
-    keys, table = _parts_of_bias(call)
-    min_bias = own_bias = max_bias = None
-    if keys is not None:
-        own_bias = keys[..., max(0, k_len - q_len) :]
-        max_bias = block_max(keys, block, xp)[..., None, :]
-        if all_visible is not None and table is None:
-            min_bias = -block_max(-keys, block, xp)[..., None, :]
-    if table is not None:
-        own_bias = _add(own_bias, table[None, :, k_len - 1 : k_len])  # at distance 0
-        max_bias = _add(max_bias, _max_bias_between_blocks(call, table, block)[None, ...])
-    if own_bias is None or max_bias is None:
-        return None
-    max_score, own_score = _score_bounds(call, own_bias)
-    # For each block of queries, the least of (a score in the sum) - (the largest possible score).
-    lowest = -block_max(max_score - own_score, block, xp)
-    if all_visible is not None and min_bias is not None:
-        seen_bias = xp.where(all_visible[:, None, :, :], min_bias, -math.inf)
-        # The score of a visible key is at least its bias less the largest score.
-        gap = xp.max(seen_bias, axis=-1) - 2 * block_max(max_score, block, xp)
-        lowest = xp.maximum(lowest, gap)
-    # ln(K) from an array: a compiler would fold that of a Python number and fix the length.
-    log_keys = xp.log(xp.full_like(max_score[:1, :1, :1], k_len))
-    margin = log_keys + math.log(4 / float(xp.finfo(call.q.dtype).eps))
-    size = sum(_largest(part, xp) for part in (keys, table) if part is not None)
-    return max_bias <= (lowest - margin - _rounding(call, size, max_score))[..., None]
+    bounds = Bounds.of(call)
+    return None if bounds is None else bounds.blocks(block, all_visible=all_visible)
+
+
+class Bounds(NamedTuple):
+    """What decides which keys of a call are negligible.
+
+    Attributes
+    ----------
+    call
+        The call.
+    keys, table
+        The bias as a part by key, ``(B or 1, H or 1, K)``, plus a part by distance,
+        ``(H or 1, Q + K - 1)``; None for a part that it has not.
+    max_score
+        The largest possible score of each query without bias, ``(B, H, Q)``.
+    own_score
+        The score of its own key without bias; ``-inf`` if the query does not see that.
+    own_bias
+        The bias of its own key, of a shape that broadcasts.
+    """
+
+    call: Call
+    keys: Array | None
+    table: Array | None
+    max_score: Array
+    own_score: Array
+    own_bias: Array
+
+    @classmethod
+    def of(cls, call: Call) -> Bounds | None:
+        """Those of a call; None where ``negligible_blocks`` is."""
+        if not may_have_negligible_blocks(call):
+            return None
+        q_len, k_len = call.q.shape[2], call.k.shape[2]
+        keys, table = _parts_of_bias(call)
+        own_bias = None
+        if keys is not None:
+            own_bias = keys[..., max(0, k_len - q_len) :]
+        if table is not None:
+            own_bias = _add(own_bias, table[None, :, k_len - 1 : k_len])  # at distance 0
+        if own_bias is None:
+            return None
+        if q_len > k_len:  # then no own score is finite
+            own_bias = own_bias[..., :1]
+        return cls(call, keys, table, *_score_bounds(call), own_bias)
+
+    def blocks(self, block: int, *, all_visible: Array | None = None) -> Array:
+        """``negligible_blocks``."""
+        call, xp, max_bias, min_bias = self.call, self.call.xp, None, None
+        if self.keys is not None:
+            max_bias = block_max(self.keys, block, xp)[..., None, :]
+            if all_visible is not None and self.table is None:
+                min_bias = -block_max(-self.keys, block, xp)[..., None, :]
+        if self.table is not None:
+            by_distance = _max_bias_between_blocks(call, self.table, block)[None, ...]
+            max_bias = _add(max_bias, by_distance)
+        assert max_bias is not None  # a bias has a part
+        # For each block of queries, the least of (a score in the sum) - (the largest possible one).
+        lowest = -block_max(self.max_score - (self.own_score + self.own_bias), block, xp)
+        if all_visible is not None and min_bias is not None:
+            seen_bias = xp.where(all_visible[:, None, :, :], min_bias, -math.inf)
+            # The score of a visible key is at least its bias less the largest score.
+            gap = xp.max(seen_bias, axis=-1) - 2 * block_max(self.max_score, block, xp)
+            lowest = xp.maximum(lowest, gap)
+        size = sum(_largest(part, xp) for part in (self.keys, self.table) if part is not None)
+        return max_bias <= (lowest - self._margin() - self._rounding(size))[..., None]
+
+    def distances(self, table: Array) -> Array:
+        """Which entries of the bias by distance are negligible for every query, ``(H, Q + K - 1)``.
+
+        Without ``skip_blocks``: those with weights below the square root of the smallest normal
+        number, 2**-63 of the largest weight in float32.
+        """
+        call, xp = self.call, self.call.xp
+        lowest = -xp.max(self.max_score - self.own_score, axis=(0, 2))[:, None]
+        own_bias = table[:, call.k.shape[2] - 1, None]
+        unseen = -math.log(float(xp.finfo(call.dtype).smallest_normal)) / 2
+        margin = self._margin()[0] if call.skip_blocks else unseen
+        return table <= own_bias + lowest - margin - self._rounding(_largest(table, xp))
+
+    def _margin(self) -> Array:
+        """``ln(K) + ln(4 / eps)``."""
+        call, xp = self.call, self.call.xp
+        # ln(K) from an array: a compiler would fold that of a Python number and fix the length.
+        log_keys = xp.log(xp.full_like(self.max_score[:1, :1, :1], call.k.shape[2]))
+        return log_keys + math.log(4 / float(xp.finfo(call.q.dtype).eps))
+
+    def _rounding(self, size: Array) -> Array:
+        """A bound on rounding errors of the comparison; ``size`` bounds the bias.
+
+        A rounding is ``eps / 2``, relative. Norms and own scores of ``D`` channels take at most
+        ``2 D + 20`` in units of the largest score. In units of the bias, all sums take at most 16,
+        and 4 more for each further term: two of bounds, and two of biases.
+        """
+        call, xp = self.call, self.call.xp
+        eps, terms = float(xp.finfo(call.dtype).eps), len(call.scheme.bias_terms())
+        largest = xp.max(self.max_score)
+        return eps * ((6 + 2 * terms) * size + (call.q.shape[3] + 10) * largest)
 
 
 def may_have_negligible_blocks(call: Call) -> bool:
@@ -119,11 +195,10 @@ def _has_table(scheme: PositionScheme) -> bool:
     return tables and not reads_features(scheme)
 
 
-def _score_bounds(call: Call, own_bias: Array) -> tuple[Array, Array]:
-    """The largest possible score of each query without bias, and the score of its own key.
+def _score_bounds(call: Call) -> tuple[Array, Array]:
+    """The largest possible score of each query, and the score of its own key, without bias.
 
-    Both are ``(B, H, Q)``. ``own_bias`` is the bias of the own key. If the query does not see its
-    own key, the second is ``-inf``.
+    Both are ``(B, H, Q)``. If the query does not see its own key, the second is ``-inf``.
     """
     xp, (batch, heads, q_len, dim) = call.xp, call.q.shape
     kv_heads, k_len = call.k.shape[1], call.k.shape[2]
@@ -139,7 +214,7 @@ def _score_bounds(call: Call, own_bias: Array) -> tuple[Array, Array]:
     first = k_len - q_len
     # Not vecdot: a GPU may multiply matrices in TF32, and the bound would be none.
     own_score = call.scale * xp.sum(q * k[:, :, None, first:, :], axis=-1)
-    own_score = xp.reshape(own_score, (batch, heads, q_len)) + own_bias
+    own_score = xp.reshape(own_score, (batch, heads, q_len))
     segments: tuple[Array, ...] = ()
     query, key = call.query, call.key.select(slice(first, None))
     if query.seg is not None and key.seg is not None:
@@ -154,17 +229,6 @@ def _score_bounds(call: Call, own_bias: Array) -> tuple[Array, Array]:
 def _largest(bias: Array, xp: Namespace) -> Array:
     """The largest absolute value of a bias that is finite."""
     return xp.max(xp.where(xp.isfinite(bias), xp.abs(bias), 0.0))
-
-
-def _rounding(call: Call, size: Array, max_score: Array) -> Array:
-    """A bound on rounding errors of the comparison; ``size`` bounds the bias.
-
-    A rounding is ``eps / 2``, relative. Norms and own scores of ``D`` channels take at most
-    ``2 D + 20`` in units of the largest score. In units of the bias, all sums take at most 16, and
-    4 more for each further term: two of bounds, and two of biases.
-    """
-    eps, terms = float(call.xp.finfo(call.dtype).eps), len(call.scheme.bias_terms())
-    return eps * ((6 + 2 * terms) * size + (call.q.shape[3] + 10) * call.xp.max(max_score))
 
 
 def _max_bias_between_blocks(call: Call, table: Array, block: int) -> Array:

@@ -52,6 +52,8 @@ from posenc.attn.prepare import prepare
 from posenc_torch import folded
 from posenc_torch.chunked import implementation as chunked
 from posenc_torch.chunked import parts
+from posenc_torch.chunked.job import Job, table_of
+from posenc_torch.chunked.tensors import TABLE, tensors_of
 from posenc_torch.flex import implementation as flex
 
 
@@ -215,6 +217,30 @@ def test_parts_leave_out_masked_and_negligible_keys():
     assert pairs(call_of(STEEP, 320, causal=True)) < 0.5 * half
     # A window of 32 reaches over three blocks of 16, of at most 20.
     assert pairs(call_of(flat, 320, causal=True, window=32)) <= total * 3 / 20
+
+
+@pytest.mark.parametrize("skip_blocks", [True, False])
+@pytest.mark.parametrize("scheme", [STEEP, Sum(STEEP, posenc.T5Bias(HEADS))], ids=["one", "sum"])
+def test_no_weight_is_subnormal(scheme, skip_blocks):
+    """Some processors calculate a hundred times more slowly with subnormal numbers."""
+    call = call_of(scheme, 160, causal=True, skip_blocks=skip_blocks)
+    tensors = tensors_of(call, table_of(call))
+    visible = posenc.causal.pairs(Tokens(pos=torch.arange(160)[:, None]), call.key, xp)
+
+    def subnormal(table):
+        """Of how many weights, relative to the largest of their row."""
+        bias = table.unfold(1, 160, 1).flip(1)
+        scores = call.scale * call.q.detach() @ call.k.detach().mT + bias
+        scores = torch.where(visible, scores, -torch.inf)
+        weights = torch.exp(scores - scores.amax(-1, keepdim=True))
+        return int(((weights > 0) & (weights < torch.finfo(weights.dtype).smallest_normal)).sum())
+
+    assert subnormal(tensors[TABLE]) > 0
+    table = Job.of(call, tensors)[1][TABLE]
+    assert subnormal(table) == 0
+    # What could have a normal weight stays.
+    kept = torch.isfinite(table[:, :160]).sum(1)
+    assert (kept >= torch.tensor([4, 8, 16, 64])).all()
 
 
 def test_parts_under_a_short_window_are_small():

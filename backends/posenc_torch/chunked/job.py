@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from posenc.backend import (
+    Bounds,
     Call,
     Tokens,
     as_column,
@@ -82,7 +85,7 @@ class Job(NamedTuple):
 
     @classmethod
     def of(cls, call: Call, tensors: dict[Slot, Tensor]) -> tuple[Job, dict[Slot, Tensor]]:
-        """The job, and its tensors by name; a table may now hold the mask."""
+        """The job, and its tensors by name; a table may now hold the mask, and less bias."""
         table, dtype = tensors.get(TABLE), mask_dtype(tensors[Q])
         whole_scores = _whole_scores(call)
         table_has_mask = (
@@ -92,6 +95,12 @@ class Job(NamedTuple):
         )
         if table is not None and table_has_mask:
             tensors = {**tensors, TABLE: _with_mask(call, table, dtype)}
+        bounds = cache(lambda: Bounds.of(call))  # for the table and the parts
+        if table is not None and _may_underflow(call, table):
+            negligible = _negligible(table, bounds())
+            if negligible is not None:  # a weight of 0, where it may else be subnormal
+                cut = torch.where(negligible, -torch.inf, tensors[TABLE])
+                tensors = {**tensors, TABLE: cut}
         # Only autograd keeps tensors for a backward pass: it knows when to free them.
         bare = replace(
             call, q=_meta_like(call.q), k=_meta_like(call.k), v=_meta_like(call.v),
@@ -103,7 +112,7 @@ class Job(NamedTuple):
             bare, tuple(tensors), table_has_mask, sees_itself(call),
             bias_by_key(call) is not None, whole_scores,
             not whole_scores and _is_fused(call, tensors),
-            _far(call) if table_has_mask else None, _largest_first(parts(call)),
+            _far(call) if table_has_mask else None, _largest_first(parts(call, bounds)),
         )  # fmt: skip
         return job, tensors
 
@@ -334,6 +343,25 @@ def _with_mask(call: Call, table: Tensor, dtype: torch.dtype) -> Tensor:
         return visible
     # Softmax does not change, and half precision then holds the bias of near keys.
     return visible - table.detach()[:, call.k.shape[2] - 1, None]
+
+
+@torch.no_grad()
+def _may_underflow(call: Call, table: Tensor) -> bool:
+    """Whether visible entries are so low that weights may be subnormal numbers.
+
+    In float32 these are weights whose score is 87 to 104 below the highest one of its row. Scores
+    without a bias seldom differ by a third of that.
+    """
+    span = -math.log(torch.finfo(table.dtype).smallest_normal) * 2 / 3
+    own = table[:, call.k.shape[2] - 1 : call.k.shape[2]]
+    low = visible_by_distance(call) & (table < own - span) & (table > -torch.inf)
+    return is_true(low.any())
+
+
+@torch.no_grad()
+def _negligible(table: Tensor, bounds: Bounds | None) -> Tensor | None:
+    """Which entries of the bias by distance every query can do without."""
+    return None if bounds is None else bounds.distances(table)
 
 
 def _peaks_at_own_key(call: Call, table: Tensor, dtype: torch.dtype) -> bool:

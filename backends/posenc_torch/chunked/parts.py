@@ -10,13 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from posenc.backend import (
-    Call,
-    has_bias,
-    has_bias_by_distance,
-    negligible_blocks,
-    visible_blocks,
-)
+from posenc.backend import Bounds, Call, has_bias, has_bias_by_distance, visible_blocks
 
 
 class BlockSizes(NamedTuple):
@@ -71,15 +65,18 @@ class Part(NamedTuple):
 
 
 @torch.no_grad()
-def parts(call: Call) -> Iterator[Part]:
-    """Parts that together hold all visible pairs that are not negligible."""
+def parts(call: Call, bounds: Callable[[], Bounds | None] | None = None) -> Iterator[Part]:
+    """Parts that together hold all visible pairs that are not negligible.
+
+    ``bounds`` gives those of the call; default: they are computed here.
+    """
     size, rows, scores = _sizes_for(call)
     heads, q_len, k_len = call.q.shape[1], call.q.shape[2], call.k.shape[2]
     any_visible, all_visible = visible_blocks(call, size)
     kept = any_visible[:, None]
     if call.skip_blocks and bool((any_visible.sum(-1) > _FEW_BLOCKS).any()):
-        skipped = negligible_blocks(call, size, all_visible=all_visible)
-        kept = kept if skipped is None else kept & ~skipped
+        known = Bounds.of(call) if bounds is None else bounds()
+        kept = kept if known is None else kept & ~known.blocks(size, all_visible=all_visible)
     group = heads // call.k.shape[1]
     cost = _cost(call)
     by_pair = has_bias(call.scheme) and not has_bias_by_distance(call)
