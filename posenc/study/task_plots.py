@@ -120,8 +120,10 @@ def _panel(axes: Any, lines: Sequence[Line], about: Mapping[str, Any], title: st
     log_axis(axes, about["eval_lens"], [about["train_len"]])
     if about["chance"]:
         axes.axhline(about["chance"], color=MUTED, linewidth=1, linestyle=(0, (1, 2)))
-        # Where lines are high: at the training length.
-        place = {"xytext": (3, -1), "textcoords": "offset points", "va": "top"}
+        # Where lines are high, at the training length; below the mark, if there is room.
+        below = about["chance"] > 0.08
+        place = {"xytext": (3, -1 if below else 1), "textcoords": "offset points"}
+        place["va"] = "top" if below else "bottom"
         at = (about["train_len"], about["chance"])
         axes.annotate("chance", at, fontsize=8, color=MUTED, **place)
     label_ends(axes, lines)
