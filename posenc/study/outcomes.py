@@ -14,6 +14,7 @@ from posenc.study.effective import RULER, Effective, effective_length
 from posenc.study.statistics import Records, Summary
 
 TEXT = "text"
+ABOVE_CHANCE = 0.1  # less at the training length is no score that a longer one could hold
 _PASSED = 0.9  # beyond the training length, a score that a task that must fail does not allow
 
 
@@ -61,8 +62,14 @@ class Outcome:
         return [float(a / b) if b else math.nan for a, b in zip(right, asked, strict=True)]
 
     def effective(self, own: bool) -> Effective | None:
-        """The effective length: NoLiMa's, relative to its own score, or RULER's."""
+        """The effective length: NoLiMa's, relative to its own score, or RULER's.
+
+        None without scores, and for NoLiMa's where the own score is hardly above chance: every
+        length would do.
+        """
         trained = self.about["train_len"]
+        if own and not self.score(trained) >= self.about["chance"] + ABOVE_CHANCE:
+            return None
         by_length = {}
         for length in self.about["eval_lens"]:
             cells = [r["scores"][""].get(str(length)) for r in self.counted]

@@ -391,7 +391,7 @@ svg{width:100%;height:auto;display:block;font-family:system-ui,sans-serif}
 svg *{stroke-linejoin:round}
 .scroll{overflow-x:auto;margin:1.25rem 0}
 table{border-collapse:collapse;font-size:.9rem;font-variant-numeric:tabular-nums}
-caption{text-align:left;color:var(--muted);padding-bottom:.4rem;max-width:calc(100vw - 2rem)}
+caption{text-align:left;color:var(--muted);padding-bottom:.4rem;max-width:calc(100vw - 3.5rem)}
 th,td{padding:.25rem .75rem;text-align:right;white-space:nowrap}
 th:first-child{text-align:left;padding-left:0;position:sticky;left:0;background:var(--paper)}
 thead th{border-bottom:1px solid var(--muted);font-weight:600}

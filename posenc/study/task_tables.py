@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from posenc.study.outcomes import (
+    ABOVE_CHANCE,
     Outcome,
     best,
     of_task,
@@ -100,7 +101,8 @@ def task_table(label: str, about: Mapping[str, Any], records: Records) -> Table:
         f"{label} ({about['kind']}): {_SCORES[about['score']]}, higher is better; chance is "
         f"{about['chance']:.2g}. Solved: seeds that solved it in training, with Wilson's interval. "
         "RULER, NoLiMa: the length to which the score holds, with the interval over seeds and "
-        "sequences."
+        "sequences; – where the score at the training length is less than "
+        f"{ABOVE_CHANCE} above chance."
     )
     columns = ["scheme", "solved", *heads, "RULER", "NoLiMa"]
     return Table(caption, columns, rows, frozenset(minor), frozenset(top - wrong), frozenset(wrong))

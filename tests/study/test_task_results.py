@@ -224,6 +224,13 @@ def test_seeds_that_did_not_solve_it_are_not_averaged(made):
     assert "holds to 32" in text
 
 
+def test_a_score_of_chance_holds_to_no_length(made):
+    summary, _ = made
+    guessing = [record("alibi", seed, (0.1, 0.1, 0.1), solved=None) for seed in range(3)]
+    table = task_table("copy", tasks(summary)["copy"], guessing)
+    assert cells(table, "alibi")[5:] == ("< 16", "–")
+
+
 def test_schemes_whose_seeds_overlap_are_told_together(made):
     summary, records = made
     close = [record("nope", seed, (1, 0.9, 0.81)) for seed in range(3)]
