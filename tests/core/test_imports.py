@@ -123,7 +123,7 @@ def test_public_modules_are_attributes():
 
 
 FOR_BACKENDS = {
-    "posenc", "posenc.backend", "posenc.hf", "posenc.positions", "posenc.presets",
+    "posenc", "posenc.audit", "posenc.backend", "posenc.hf", "posenc.positions", "posenc.presets",
     "posenc.schemes", "posenc.study", "posenc.testing",
 }  # fmt: skip
 
