@@ -129,7 +129,7 @@ def _factors(fact: str, one: float, other: float, rope: RoPE | None) -> Finding:
         told, scores = explain_factor(rope, other) if rope is not None else "", (other / one) ** 2
         what = f"cosines and sines are multiplied by {other:.6g}, not {one:.6g}"
     else:
-        told, scores = explain_softmax(one, other), other / one
+        told, scores = explain_softmax(rope, one, other), other / one
         what = f"the softmax scale is multiplied by {other:.6g}, not {one:.6g}"
     scores_text = (
         f"rotated scores are {scores:.4g} times as large as they should be, at every distance; a "

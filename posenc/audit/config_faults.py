@@ -47,6 +47,8 @@ def _rotations(rope: RoPE, length: int, longest: int) -> Iterator[_Fault]:
         if scaling.at_length(length) is not scaling:
             short = rope.frequencies()
             yield f"{name} does not change with the length of the text", lambda: short
+    doubled = [2 * f for f in rope.at_length(length).frequencies()]
+    yield "queries and keys are rotated twice: every frequency is doubled", lambda: doubled
     if rope.base != 10_000:
         unread = "rope_theta is not read: the base is 10000"
         yield f"{unread}, not {rope.base:.15g}", of(base=10_000.0)
@@ -91,8 +93,9 @@ def _scalings(
     factor = getattr(scaling, "factor", None)
     if factor and not isinstance(scaling, PI):
         name = type(scaling).__name__
-        yield f"{name} is read as linear: all positions are divided by {factor:g}", of(
-            scaling=PI(factor)
+        yield (
+            f"{name} is read as linear: all positions are divided by {factor:g}",
+            of(scaling=PI(factor)),
         )
     if "train_len" in given and scaling.train_len != longest:
         yield (
@@ -102,14 +105,17 @@ def _scalings(
         )
     if isinstance(scaling, YaRN):
         other = not scaling.truncate
-        yield f"truncate={scaling.truncate} is read as {other}", of(
-            scaling=replace(scaling, truncate=other)
+        yield (
+            f"truncate={scaling.truncate} is read as {other}",
+            of(scaling=replace(scaling, truncate=other)),
         )
-        yield "YaRN's ramp is linear in turns, as in its paper, not in the index", of(
-            scaling=replace(scaling, ramp="turns")
+        yield (
+            "YaRN's ramp is linear in turns, as in its paper, not in the index",
+            of(scaling=replace(scaling, ramp="turns")),
         )
-        yield "beta_fast and beta_slow are not read: they are 32 and 1", of(
-            scaling=replace(scaling, beta_fast=32, beta_slow=1)
+        yield (
+            "beta_fast and beta_slow are not read: they are 32 and 1",
+            of(scaling=replace(scaling, beta_fast=32, beta_slow=1)),
         )
 
 
@@ -148,8 +154,13 @@ def _derived(scaling: Any) -> float | None:
         return None
 
 
-def explain_softmax(own: float, found: float) -> str:
+def explain_softmax(rope: RoPE | None, own: float, found: float) -> str:
     """The mistake by which a reader would multiply the softmax scale by ``found``."""
+    scaling = None if rope is None else rope.scaling
+    if isinstance(scaling, YaRN) and scaling.mscale and not _same(found, 1):
+        m = 0.1 * scaling.mscale * math.log(max(scaling.factor, 1)) + 1
+        if _same(found, m**2):
+            return f"mscale={scaling.mscale:g} is read for mscale_all_dim={scaling.mscale_all_dim}"
     if _same(found, 1):
         return f"the square of mscale, {own:.6g}, is missing from the softmax scale"
     if _same(found, math.sqrt(own)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -64,17 +65,18 @@ def definition(config: Mapping[str, Any]) -> Definition:
     TypeError, ValueError
         As in ``posenc.hf.read``: the configuration is wrong, or says nothing about positions.
     """
-    plan, without = None, ""
-    try:
-        plan = hf.from_hf_config(config)
-    except (TypeError, ValueError) as error:
-        without = f"no plan of the layers: {str(error).partition('; accepted')[0]}"
+    reading, refused = hf.Reading({"": NoPE()}), None  # ALiBi, a bias, a table: nothing rotates
     try:
         reading = hf.read(config)
-    except (TypeError, ValueError):
-        if plan is None:
-            raise
-        reading = hf.Reading({"": NoPE()})  # ALiBi, T5's bias or a table: nothing rotates
+    except (TypeError, ValueError) as error:
+        refused = error
+    plan, without = None, ""
+    try:
+        plan = hf.from_hf_config(_understood(config, reading))
+    except (TypeError, ValueError) as error:
+        without = f"no plan of the layers: {str(error).partition('; accepted')[0]}"
+        if refused is not None:
+            raise refused from None
     longest = reading.max_len or FAR
     lengths = (1, longest, 2 * longest)
     part = _part(config, reading.part)
@@ -91,6 +93,20 @@ def definition(config: Mapping[str, Any]) -> Definition:
     return Definition(
         tuple(facts), tuple(ropes), lengths, reading.notes, reading.unknown, reading.part, without
     )
+
+
+def _understood(config: Mapping[str, Any], reading: hf.Reading) -> Mapping[str, Any]:
+    """A configuration without the keys that are not understood, which a plan would refuse."""
+    if not reading.unknown:
+        return config
+    whole = copy.deepcopy(dict(config))
+    for place in reading.unknown:
+        inner: Any = whole
+        *path, key = [*filter(None, reading.part.split(".")), *place.split(".")]
+        for name in path:
+            inner = inner.get(name, {})
+        inner.pop(key, None)
+    return whole
 
 
 def _part(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
