@@ -24,7 +24,7 @@ from posenc.audit.readers import (
     Unsaid,
     installed_readers,
 )
-from posenc.audit.record import Record
+from posenc.audit.record import Record, Status
 from posenc.audit.released import released
 
 PATH = "configuration"
@@ -85,7 +85,7 @@ def _files(place: Path) -> list[Path]:
 
 
 def _missing(one: Missing, subject: str) -> Record:
-    status = "cannot express" if one.installed else "not installed"
+    status: Status = "cannot express" if one.installed else "not installed"
     return Record(
         one.name, subject, "", "configuration", status, one.version, PATH, message=one.reason
     )  # fmt: skip

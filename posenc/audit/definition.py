@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import array_api_compat.numpy as xp
+import numpy as xp
 
 from posenc import hf
 from posenc.audit.readers import Facts, Said, Unsaid

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from importlib.metadata import entry_points, version
 from importlib.util import find_spec
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from posenc.contract.checks import check_choice
 
@@ -32,7 +33,7 @@ class Unsaid:
 
 
 T = TypeVar("T")
-Said = T | Unsaid
+Said: TypeAlias = T | Unsaid
 _NOT_ASKED = Unsaid("the reader does not say it")
 
 
@@ -119,7 +120,7 @@ def installed_readers(names: Sequence[str] | None = None) -> Iterator[Reader | M
     """The readers of installed libraries, and what is missing; ``names``: of these alone."""
     makers: dict[str, Callable[[], Any]] = {}
     for name, place in READERS.items():
-        makers[name] = lambda place=place: _imported(place)
+        makers[name] = partial(_imported, place)
     for entry in entry_points(group=GROUP):
         makers[entry.name] = entry.load
     for name in names or ():

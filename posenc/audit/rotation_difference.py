@@ -1,4 +1,4 @@
-"""How far two rotations are apart: where scores of unit vectors begin to differ, and by how much."""
+"""How far two rotations are apart: where scores of unit vectors begin to differ, by how much."""
 
 from __future__ import annotations
 

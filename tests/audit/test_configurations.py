@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 
 import pytest
-from released_configurations import LLAMA3, LONG, RELEASED, sizes, yarn
+from released_configurations import LLAMA3, RELEASED, sizes, yarn
 
 from posenc.audit import Record, exit_status
 from posenc.audit import configs as audited
@@ -475,10 +475,10 @@ def test_a_folder_is_searched(tmp_path):
     assert list(dict.fromkeys(record.subject for record in records)) == [
         "a/deep/config.json", "b/config.json",
     ]  # fmt: skip
+    (tmp_path / "deep" / "none").mkdir(parents=True)
     with pytest.raises(FileNotFoundError, match=r"no config\.json in .*deep/none"):
-        (tmp_path / "deep" / "none").mkdir(parents=True)
         audited.audit_config(tmp_path / "deep" / "none")
-    with pytest.raises(FileNotFoundError, match="must be a file or a folder, got '.*nowhere'"):
+    with pytest.raises(FileNotFoundError, match=r"must be a file or a folder, got '.*nowhere'"):
         audited.audit_config(tmp_path / "nowhere")
 
 

@@ -107,7 +107,7 @@ def _depends(attention: Any, test: ast.expr) -> bool:
 
 def _value(attention: Any, expression: ast.expr) -> Any:
     code = compile(ast.Expression(expression), "<forward>", "eval")
-    return eval(code, {**_names(attention), "self": attention})  # noqa: S307
+    return eval(code, {**_names(attention), "self": attention})
 
 
 def _names(attention: Any) -> dict[str, Any]:
