@@ -171,7 +171,7 @@ PLANTED = {
     ),
     "partial factor ignored (transformers#48241)": (
         MINIMAX, Fake(without("rotary_dim")),
-        {"frequencies": ("partial factor is ignored: 128 channels rotate, not 64; 64 freq", None, 1),
+        {"frequencies": ("partial factor is ignored: 128 channels rotate, not 64; 64", None, 1),
          "rotary width": ("differs from released weights: 128 channels rotate, not 64", None, 1)},
     ),
     "partial factor ignored under M-RoPE (maxtext#4616)": (
