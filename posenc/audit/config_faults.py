@@ -90,8 +90,8 @@ def _scalings(
             yield words, of(scaling=PI(factor))
         return
     given = {each.name for each in fields(scaling)}
-    factor = getattr(scaling, "factor", None)
-    if factor and not isinstance(scaling, PI):
+    by: Any = getattr(scaling, "factor", None)
+    if by and not isinstance(scaling, PI):
         name = type(scaling).__name__
         yield (
             f"{name} is read as linear: all positions are divided by {factor:g}",

@@ -86,7 +86,7 @@ def _quiet() -> Iterator[None]:
 def _built(config: Mapping[str, Any], version: str) -> _Built:
     from transformers import CONFIG_MAPPING
 
-    kind = config.get("model_type")
+    kind = str(config.get("model_type"))
     if kind not in CONFIG_MAPPING:
         raise NotReadError(f"transformers {version} has no model_type {kind!r}")
     text = CONFIG_MAPPING[kind].from_dict(copy.deepcopy(dict(config))).get_text_config()
@@ -263,7 +263,8 @@ def _window(attention: Any, config: Any) -> Said[int | None]:
         found = getattr(attention, "sliding_window", Unsaid(str(error)))
     if isinstance(found, Unsaid) and not getattr(config, "sliding_window", None):
         return None
-    return found
+    window: int | Unsaid | None = found
+    return window
 
 
 def _key(facts: Facts) -> Any:

@@ -73,7 +73,8 @@ class _Run:
         buffers = dict(self.rotary.named_buffers())
         for name in (f"{self.kind}_inv_freq", "inv_freq"):
             if name in buffers:
-                return buffers[name].detach().double()
+                held: Tensor = buffers[name].detach().double()
+                return held
         raise Unclear(f"{type(self.rotary).__name__} holds no inv_freq")
 
     def tables(self, place: Sequence[int]) -> Any:
@@ -104,7 +105,8 @@ class _Run:
                 raise Unclear(f"{self.rotate.__name__} needs {name} too")
         out = self.rotate(**given)
         found = out[0] if isinstance(out, tuple) else out
-        return found[0, :, 0].double()
+        heads: Tensor = found[0, :, 0].double()
+        return heads
 
     def axes(self, order: Tensor) -> tuple[int, ...] | None:
         """The axis of each pair; of each channel, first ones before second ones, if they differ."""
