@@ -94,8 +94,8 @@ def _scalings(
     if by and not isinstance(scaling, PI):
         name = type(scaling).__name__
         yield (
-            f"{name} is read as linear: all positions are divided by {factor:g}",
-            of(scaling=PI(factor)),
+            f"{name} is read as linear: all positions are divided by {by:g}",
+            of(scaling=PI(by)),
         )
     if "train_len" in given and scaling.train_len != longest:
         yield (
