@@ -30,8 +30,14 @@ FAMILIES = {
     "ministral3": Family(hides_positions=True),  # likewise
 }
 
-REFUSED = dict.fromkeys(
-    ("hunyuan_v1_dense", "hunyuan_v1_moe", "hunyuan_vl_text"),
-    "it norms queries and keys after their rotation, and learned factors do not commute with one",
-)
+REFUSED = {
+    **dict.fromkeys(
+        ("hunyuan_v1_dense", "hunyuan_v1_moe", "hunyuan_vl_text"),
+        "it norms queries and keys after their rotation, and learned factors do not commute with "
+        "one",
+    ),
+    # Whether to equal the model or its weights would be a guess: see posenc.audit.released.
+    "hy_v4": "transformers turns halves, and its released weights pair neighbours "
+    "(vllm-project/vllm#54160), so no result would equal both",
+}
 """Models that cannot be served, and why."""
