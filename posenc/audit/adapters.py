@@ -59,23 +59,36 @@ def causal_alibi(sizes: Sizes, **options: Any) -> PositionScheme:
     return ALiBi(sizes.num_heads, noncausal="two_sided", later_slopes=later, **options)
 
 
-def run_of(pos: Any) -> tuple[int, int]:
-    """The start and the length of positions that are one run, the same in every row.
+def bias_of_keys(build: Callable[[int, int], Any]) -> Callable[[int, Any, Any], Host]:
+    """``f(num_heads, q_pos, k_pos)`` of a bias of keys alone, ``build(H, K) -> (H, K)``.
 
-    Raises
-    ------
-    CannotExpressError
-        They are not.
+    The softmax of a row does not see what is subtracted from the whole row; so this is each number
+    less that at the query.
     """
-    row = row_of(pos)
-    start, length = int(row[0]), len(row)
-    if not np.array_equal(row, np.arange(start, start + length)):
-        raise CannotExpressError("its positions are one run; it takes no others")
-    return start, length
+
+    def f(num_heads: int, q_pos: Any, k_pos: Any) -> Host:
+        q, k = np.asarray(q_pos), np.asarray(k_pos)
+        length = max(2, int(max(q.max(), k.max())) + 1)
+        table = _unrounded(np.asarray(build(num_heads, length), np.float64))
+        return np.float32(table[:, None, k] - table[:, q, None])
+
+    return f
 
 
-def row_of(pos: Any) -> Host:
-    """Positions ``(B, L)`` that every row shares, as ``(L,)``, if they increase.
+def _unrounded(table: Host) -> Host:
+    """Lines ``(H, K)`` without float32's rounding of the product.
+
+    Scores have this rounding at the size of a key's position, and the difference of two keys would
+    show it at the size of a distance. What is further from the line than that stays as it is.
+    """
+    origin = 0 if np.all(table[:, 0] == 0) else table.shape[1] - 1
+    slopes = table[:, 1] - table[:, 0] if origin == 0 else table[:, -1] - table[:, -2]
+    line = slopes[:, None] * (np.arange(table.shape[1]) - origin)
+    return np.where(np.abs(table - line) <= 2.0**-23 * np.abs(line), line, table)
+
+
+def row_of(pos: Any, *, in_order: bool = True) -> Host:
+    """Positions ``(B, L)`` that every row shares, as ``(L,)``; ``in_order``: they increase.
 
     Raises
     ------
@@ -85,7 +98,7 @@ def row_of(pos: Any) -> Host:
     rows = np.atleast_2d(np.asarray(pos))
     if np.any(rows != rows[0]):
         raise CannotExpressError("it has no positions per row")
-    if np.any(np.diff(rows[0]) <= 0):
+    if in_order and np.any(np.diff(rows[0]) <= 0):
         raise CannotExpressError("its positions count from the first token; it takes no others")
     return np.asarray(rows[0])
 

@@ -133,7 +133,11 @@ def _candidate(candidate: Candidate, grid: str) -> list[Record]:
         made = f"from posenc.audit.libraries import function; f = function(*{own!r}, {sizes})"
         candidate = replace(candidate, reproducer=made)
     try:
-        return audit(replace(candidate, make=_guarded(candidate.make)), grid)
+        records = audit(replace(candidate, make=_guarded(candidate.make)), grid)
+        lacks = {record.message for record in records if record.status == "cannot express"}
+        if len(lacks) == 1 and all(record.status == "cannot express" for record in records):
+            return [replace(records[0], check="every check", dtype="")]
+        return records
     except Exception as error:
         return [
             Record(

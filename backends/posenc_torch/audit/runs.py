@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.audit import adapters
-from posenc.audit.adapters import row_of, run_of
+from posenc.audit import CannotExpressError, adapters
+from posenc.audit.adapters import row_of
 
 HALF = ("float32", "bfloat16", "float16")
 
@@ -38,11 +38,14 @@ def in_a_prefill(rotate: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor
     return f
 
 
-def at_an_offset(rotate: Callable[[Tensor, int], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
-    """``f(x, pos)`` of ``rotate(x, offset)``, whose positions are one run."""
+def in_decoding(rotate: Callable[[Tensor, int], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+    """``f(x, pos)`` of ``rotate(x, offset)``, token by token, as a decoder with a cache does."""
 
     def f(x: Tensor, pos: Tensor) -> Tensor:
-        return rotate(x, run_of(pos)[0])
+        row = row_of(pos, in_order=False)
+        tokens = x.split(1, dim=2)
+        turned = [rotate(token, int(at)) for token, at in zip(tokens, row, strict=True)]
+        return torch.cat(turned, dim=2)
 
     return f
 

@@ -15,7 +15,7 @@ from transformers.models.mpt import modeling_mpt as mpt
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from posenc.audit import Candidate, Sizes
-from posenc.audit.adapters import causal_alibi, square_of
+from posenc.audit.adapters import bias_of_keys, causal_alibi, square_of
 from posenc_torch.audit.runs import candidate
 
 NAME = "transformers"
@@ -53,30 +53,8 @@ def candidates() -> Iterator[Candidate]:
 
 
 def _of_keys(build: Callable[[int, int], Tensor]) -> Bias:
-    """A bias of keys alone, ``build(H, K) -> (H, 1, K)``, less its value at the query.
-
-    The softmax of a row does not see what is subtracted from the whole row.
-    """
-
-    def f(num_heads: int, q_pos: Tensor, k_pos: Tensor) -> Tensor:
-        length = max(2, int(torch.cat([q_pos, k_pos]).max()) + 1)
-        table = unrounded(build(num_heads, length)[:, 0])
-        return (table[:, None, k_pos] - table[:, q_pos, None]).to(torch.float32)
-
-    return f
-
-
-def unrounded(table: Tensor) -> Tensor:
-    """Lines ``(H, K)`` in float64, without float32's rounding of the product.
-
-    Scores have this rounding at the size of a key's position, and the difference of two keys would
-    show it at the size of a distance. What is further from the line than that stays as it is.
-    """
-    table = table.to(torch.float64)
-    origin = 0 if bool((table[:, 0] == 0).all()) else table.shape[1] - 1
-    slopes = (table[:, 1] - table[:, 0]) if origin == 0 else (table[:, -1] - table[:, -2])
-    line = slopes[:, None] * (torch.arange(table.shape[1]) - origin)
-    return torch.where((table - line).abs() <= 2.0**-23 * line.abs(), line, table)
+    f = bias_of_keys(lambda heads, length: build(heads, length)[:, 0])
+    return lambda num_heads, q_pos, k_pos: torch.as_tensor(f(num_heads, q_pos, k_pos))
 
 
 def _by_mask(module: Any, num_heads: int, length: int) -> Tensor:
