@@ -210,8 +210,8 @@ def verdict(records: Sequence[Record]) -> str:
         parts.append(f"**not called** in {len(of['not called'])}: {of['not called'][0].message}")
     if of["cannot express"]:
         why = "; ".join(dict.fromkeys(r.message for r in of["cannot express"]))
-        whole = len(of["cannot express"]) == len(records)
-        parts.append(f"cannot express{'' if whole else f' {len(of['cannot express'])}'}: {why}")
+        count = len(of["cannot express"])
+        parts.append(f"cannot express{f' {count}' if count < len(records) else ''}: {why}")
     return "; ".join(parts)
 
 

@@ -73,6 +73,7 @@ def _alibi(sizes: Sizes) -> Callable[..., Host]:
     def f(num_heads: int, q_pos: Host, k_pos: Host) -> Host:
         queries, keys = square_of(q_pos, k_pos)
         scores = mx.zeros((1, num_heads, queries, keys))
-        return np.array(nn.ALiBi()(scores, offset=keys - queries))[0]
+        found: Host = np.array(nn.ALiBi()(scores, offset=keys - queries))[0]
+        return found
 
     return f

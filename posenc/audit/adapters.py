@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from posenc.audit.candidate import Candidate, CannotExpressError, Kind, Sizes
+from posenc.audit.candidate import Candidate, CannotExpressError, Sizes
+from posenc.audit.candidate import Kind as Kind  # for adapters
 from posenc.contract.protocol import PositionScheme
 from posenc.schemes import ALiBi
 from posenc.testing.framework import Host
@@ -29,9 +30,11 @@ def candidate(
 
     ``scheme`` is by default what the label defines; ``more`` are other fields of the candidate.
     """
+    from posenc.audit.labels import window_of
+
     return Candidate(
         make, kind, scheme or (lambda sizes: scheme_of(label, sizes)), label, framework,
-        library=library, version=version(library), subject=subject, **more,
+        library=library, version=version(library), subject=subject, window=window_of(label), **more,
     )  # fmt: skip
 
 
@@ -70,7 +73,7 @@ def bias_of_keys(build: Callable[[int, int], Any]) -> Callable[[int, Any, Any], 
         q, k = np.asarray(q_pos), np.asarray(k_pos)
         length = max(2, int(max(q.max(), k.max())) + 1)
         table = _unrounded(np.asarray(build(num_heads, length), np.float64))
-        return np.float32(table[:, None, k] - table[:, q, None])
+        return np.asarray(table[:, None, k] - table[:, q, None], np.float32)
 
     return f
 

@@ -134,10 +134,7 @@ def _candidate(candidate: Candidate, grid: str) -> list[Record]:
         candidate = replace(candidate, reproducer=made)
     try:
         records = audit(replace(candidate, make=_guarded(candidate.make)), grid)
-        lacks = {record.message for record in records if record.status == "cannot express"}
-        if len(lacks) == 1 and all(record.status == "cannot express" for record in records):
-            return [replace(records[0], check="every check", dtype="")]
-        return records
+        return _every_check(records)
     except Exception as error:
         return [
             Record(
@@ -146,6 +143,15 @@ def _candidate(candidate: Candidate, grid: str) -> list[Record]:
                 message=f"it raised {_said(error)}",
             )
         ]  # fmt: skip
+
+
+def _every_check(records: list[Record]) -> list[Record]:
+    """One record of what cannot be expressed in any check, for the same reason."""
+    lacking = [record for record in records if record.status == "cannot express"]
+    others = [r for r in records if r not in lacking and r.check != "the call"]
+    if others or len({record.message for record in lacking}) != 1:
+        return records
+    return [replace(lacking[0], check="every check", dtype="")]
 
 
 def _guarded(make: Callable[[Sizes], Callable[..., Any]]) -> Callable[[Sizes], Callable[..., Any]]:

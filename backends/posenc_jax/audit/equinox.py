@@ -40,7 +40,8 @@ def _rotation(theta: float, after: bool, sizes: Sizes) -> Callable[..., Array]:
         if after:
             eqx.nn.RotaryPositionalEmbedding(sizes.head_dim, dtype=x.dtype)(jnp.zeros(x.shape[2:]))
         rope = eqx.nn.RotaryPositionalEmbedding(sizes.head_dim, theta=theta, dtype=x.dtype)
-        return jax.vmap(jax.vmap(rope))(x)
+        found: Array = jax.vmap(jax.vmap(rope))(x)
+        return found
 
     return runs.in_a_prefill(rotate)
 

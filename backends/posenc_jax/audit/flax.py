@@ -9,10 +9,11 @@ from typing import Any
 from flax import linen, nnx
 
 from posenc.audit import Candidate, CannotExpressError, Sizes
+from posenc.audit.adapters import Kind
 from posenc_jax.audit import runs
 
 _WORDS = {"rope": ("rope", "rotary"), "alibi": ("alibi",), "t5": ("relativeposition", "t5")}
-_KINDS = {"rope": "rotation", "alibi": "bias", "t5": "bias"}
+_KINDS: dict[str, Kind] = {"rope": "rotation", "alibi": "bias", "t5": "bias"}
 
 
 def candidates(grid: str) -> Iterator[Candidate]:
@@ -20,7 +21,7 @@ def candidates(grid: str) -> Iterator[Candidate]:
     for label, words in _WORDS.items():
         yield runs.candidate(
             "flax", "flax.linen and flax.nnx", label, _KINDS[label], partial(_look, words),
-        )  # type: ignore[arg-type]  # fmt: skip
+        )  # fmt: skip
 
 
 def _look(words: tuple[str, ...], sizes: Sizes) -> Callable[..., Any]:

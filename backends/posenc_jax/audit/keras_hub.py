@@ -16,10 +16,10 @@ from posenc.audit.adapters import bias_of_keys, causal_alibi, row_of, square_of
 if "keras" not in sys.modules:
     os.environ.setdefault("KERAS_BACKEND", "jax")
 
-import keras  # noqa: E402
-from keras import ops  # noqa: E402
-from keras_hub.layers import AlibiBias, RotaryEmbedding  # noqa: E402
-from keras_hub.src.models.t5.t5_multi_head_attention import T5MultiHeadAttention  # noqa: E402
+import keras
+from keras import ops
+from keras_hub.layers import AlibiBias, RotaryEmbedding
+from keras_hub.src.models.t5.t5_multi_head_attention import T5MultiHeadAttention
 
 _HALF = ("float32", "bfloat16", "float16")
 _FACTOR = {"scaling_factor": 4.0}

@@ -57,9 +57,7 @@ def _sandwich(sizes: Sizes) -> Callable[..., Tensor]:
     return _bias(mods.generate_sandwich_bias(sizes.num_heads, sizes.max_len))
 
 
-def _windowed(
-    q: Tensor, k: Tensor, v: Tensor, q_pos: Tensor, k_pos: Tensor, window: int
-) -> Tensor:
+def _windowed(q: Tensor, k: Tensor, v: Tensor, q_pos: Tensor, k_pos: Tensor, window: int) -> Tensor:
     """The library says how far back a query sees; that is one less than the number of keys."""
     queries, keys = q_pos.shape[1], k_pos.shape[1]
     offset = keys - queries

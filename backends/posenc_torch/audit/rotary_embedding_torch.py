@@ -10,7 +10,7 @@ import torch
 from rotary_embedding_torch import RotaryEmbedding, apply_rotary_emb
 from torch import Tensor
 
-from posenc.audit import Candidate, Sizes
+from posenc.audit import Candidate, CannotExpressError, Sizes
 from posenc_torch.audit import runs
 
 _candidate = partial(runs.candidate, "rotary-embedding-torch", kind="rotation")
@@ -68,4 +68,4 @@ def _at_positions(sizes: Sizes) -> Callable[..., Tensor]:
 
 
 def _half(sizes: Sizes) -> Callable[..., Tensor]:
-    raise runs.CannotExpressError("it pairs adjacent channels, and has no option for halves")
+    raise CannotExpressError("it pairs adjacent channels, and has no option for halves")

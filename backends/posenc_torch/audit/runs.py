@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.audit import CannotExpressError, adapters
+from posenc.audit import adapters
 from posenc.audit.adapters import row_of
 
 HALF = ("float32", "bfloat16", "float16")
@@ -30,7 +30,7 @@ def in_a_prefill(rotate: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor
         if length == x.shape[2]:
             return rotate(x)
         heads = []
-        for head in x.split(1, dim=1):
+        for head in torch.split(x, 1, dim=1):
             whole = x.new_zeros(*head.shape[:2], length, x.shape[-1]).index_copy(2, row, head)
             heads.append(rotate(whole)[:, :, row])
         return torch.cat(heads, dim=1)
@@ -43,7 +43,7 @@ def in_decoding(rotate: Callable[[Tensor, int], Tensor]) -> Callable[[Tensor, Te
 
     def f(x: Tensor, pos: Tensor) -> Tensor:
         row = row_of(pos, in_order=False)
-        tokens = x.split(1, dim=2)
+        tokens = torch.split(x, 1, dim=2)
         turned = [rotate(token, int(at)) for token, at in zip(tokens, row, strict=True)]
         return torch.cat(turned, dim=2)
 

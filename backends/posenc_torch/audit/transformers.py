@@ -14,8 +14,8 @@ from transformers.models.cohere import modeling_cohere as cohere
 from transformers.models.gpt_neox import modeling_gpt_neox as gpt_neox
 from transformers.models.gptj import modeling_gptj as gptj
 from transformers.models.llama import modeling_llama as llama
-from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen
-from transformers.utils import logging
+from transformers.models.qwen2_vl import modeling_qwen2_vl
+from transformers.utils import logging as bars
 
 from posenc.audit import Candidate, Sizes
 from posenc.audit.adapters import scheme_of
@@ -33,6 +33,8 @@ SCALED = (
 """One label for each ``rope_type``; ``default`` is ``rope``."""
 
 Made = Callable[[Sizes], Callable[..., Any]]
+qwen: Any = modeling_qwen2_vl  # half of these functions have no types
+logging: Any = bars
 _LLAMA = "llama: apply_rotary_pos_emb(x, x, *LlamaRotaryEmbedding(config)(x, pos))"
 
 
@@ -43,14 +45,14 @@ def candidates(grid: str) -> Iterator[Candidate]:
         yield _rotation(_LLAMA, label, made)
         yield _rotation(_LLAMA, label, _from_disk(label), path="from_pretrained")
         if label == "rope" and grid == "full":
-            yield _rotation(_LLAMA, label, runs.compiled(made), path="compiled", dtypes=("float32",))
+            yield _rotation(
+                _LLAMA, label, runs.compiled(made), path="compiled", dtypes=("float32",)
+            )
     yield _rotation(
         _LLAMA, "rope", _from_disk("rope", dtype=torch.bfloat16), dtypes=("bfloat16",),
         path="from_pretrained(dtype=bfloat16)",
     )  # fmt: skip
-    yield _rotation(
-        _LLAMA, "rope", _cast("rope"), dtypes=("bfloat16",), path="model.to(bfloat16)"
-    )
+    yield _rotation(_LLAMA, "rope", _cast("rope"), dtypes=("bfloat16",), path="model.to(bfloat16)")
     partial = "rope:rotary_dim=32"
     yield _rotation(
         "gpt_neox: apply_rotary_pos_emb(x, x, *GPTNeoXRotaryEmbedding(config)(x, pos))", partial,
@@ -111,7 +113,7 @@ def _by_class(module: Any, rotary: Any, kind: Any, label: str) -> Made:
     return make
 
 
-def _model(label: str, sizes: Sizes) -> LlamaModel:
+def _model(label: str, sizes: Sizes) -> Any:
     return LlamaModel(_config(LlamaConfig, label, sizes, heads=1))
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import MptConfig, T5Config
 from transformers.models.bloom import modeling_bloom as bloom
 from transformers.models.falcon import modeling_falcon as falcon
-from transformers.models.mpt import modeling_mpt as mpt
+from transformers.models.mpt import modeling_mpt
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from posenc.audit import Candidate, Sizes
@@ -19,6 +19,7 @@ from posenc.audit.adapters import bias_of_keys, causal_alibi, square_of
 from posenc_torch.audit.runs import candidate
 
 NAME = "transformers"
+mpt: Any = modeling_mpt  # half of its functions have no types
 Bias = Callable[[int, Tensor, Tensor], Tensor]
 
 
@@ -26,18 +27,18 @@ def candidates() -> Iterator[Candidate]:
     """Every bias."""
     for module in (bloom, falcon):
         name = module.__name__.rpartition("_")[2]
+        build = partial(_by_mask, module)
         yield candidate(
             NAME, f"{name}: build_alibi_tensor(mask, H, dtype)", "alibi", "bias",
-            lambda sizes, module=module: _of_keys(partial(_by_mask, module)),
-            causal_alibi, differentiable=False,
+            partial(_keys_of, build), causal_alibi, differentiable=False,
         )  # fmt: skip
     yield candidate(
         NAME, "mpt: build_mpt_alibi_tensor(H, L)", "alibi", "bias",
-        lambda sizes: _of_keys(_mpt_tensor), causal_alibi, differentiable=False,
+        partial(_keys_of, _mpt_tensor), causal_alibi, differentiable=False,
     )  # fmt: skip
     yield candidate(
         NAME, "mpt: MptModel with alibi_bias_max=4", "alibi:max_bias=4", "bias",
-        lambda sizes: _of_keys(_mpt_model), partial(causal_alibi, max_bias=4.0),
+        partial(_keys_of, _mpt_model), partial(causal_alibi, max_bias=4.0),
         differentiable=False,
     )  # fmt: skip
     for causal in (False, True):
@@ -52,7 +53,7 @@ def candidates() -> Iterator[Candidate]:
         )  # fmt: skip
 
 
-def _of_keys(build: Callable[[int, int], Tensor]) -> Bias:
+def _keys_of(build: Callable[[int, int], Tensor], sizes: Sizes) -> Bias:
     f = bias_of_keys(lambda heads, length: build(heads, length)[:, 0])
     return lambda num_heads, q_pos, k_pos: torch.as_tensor(f(num_heads, q_pos, k_pos))
 
@@ -94,12 +95,13 @@ class _SeenError(Exception):
     """The model has made its bias."""
 
 
-def _attention(causal: bool, sizes: Sizes) -> T5Attention:
+def _attention(causal: bool, sizes: Sizes) -> Any:
     config = T5Config(
         d_model=sizes.num_heads, num_heads=sizes.num_heads, d_kv=1, is_decoder=causal,
         relative_attention_num_buckets=32, relative_attention_max_distance=128,
     )  # fmt: skip
-    return T5Attention(config, has_relative_attention_bias=True, layer_idx=0).eval()
+    layer: Any = T5Attention(config, has_relative_attention_bias=True, layer_idx=0)
+    return layer.eval()
 
 
 def _t5(causal: bool, sizes: Sizes) -> Callable[..., Tensor]:

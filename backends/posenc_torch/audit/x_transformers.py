@@ -15,7 +15,7 @@ from x_transformers.x_transformers import (
     apply_rotary_pos_emb,
 )
 
-from posenc.audit import Candidate, Sizes
+from posenc.audit import Candidate, CannotExpressError, Sizes
 from posenc.audit.adapters import square_of
 from posenc_torch.audit import runs
 
@@ -63,7 +63,7 @@ def _rotary(options: dict[str, Any], sizes: Sizes) -> Callable[..., Tensor]:
 
 
 def _half(sizes: Sizes) -> Callable[..., Tensor]:
-    raise runs.CannotExpressError("it pairs adjacent channels, and has no option for halves")
+    raise CannotExpressError("it pairs adjacent channels, and has no option for halves")
 
 
 def _alibi(sizes: Sizes) -> Callable[..., Tensor]:
