@@ -151,10 +151,11 @@ def test_every_adapter_of_pyproject_exists():
     entries = project["entry-points"][libraries.GROUP]
     assert "transformers" in entries
     for name, target in entries.items():
-        module = target.removesuffix(":candidates").split(".")
-        files = [Path(folder, *module).with_suffix(".py") for folder in (ROOT, ROOT / "backends")]
+        module, _, function = target.partition(":")
+        place = Path(*module.split(".")).with_suffix(".py")
+        files = [folder / place for folder in (ROOT, ROOT / "backends")]
         (source,) = (file.read_text() for file in files if file.exists())
-        assert "def candidates(grid: str)" in source, name
+        assert f"def {function}(grid: str)" in source, name
 
 
 def test_positions_that_a_library_cannot_take():

@@ -21,6 +21,7 @@ from posenc_torch.audit import runs
 
 _NAME = "x-transformers"
 _candidate = partial(runs.candidate, _NAME)
+_PLAIN = "apply_rotary_pos_emb(x, *RotaryEmbedding(D)(pos))"
 _INNER = "layout=interleaved"
 _ROPE: dict[str, dict[str, Any]] = {
     f"rope:{_INNER}": {},
@@ -39,7 +40,10 @@ def candidates(grid: str) -> Iterator[Candidate]:
         yield _candidate(
             subject, label, "rotation", partial(_rotary, options), dtypes=runs.HALF,
         )  # fmt: skip
-    yield _candidate("apply_rotary_pos_emb(x, *RotaryEmbedding(D)(pos))", "rope", "rotation", _half)
+    if grid == "full":
+        quick = runs.compiled(partial(_rotary, {}))
+        yield _candidate(_PLAIN, f"rope:{_INNER}", "rotation", quick, path="compiled")
+    yield _candidate(_PLAIN, "rope", "rotation", _half)
     alibi = "AlibiPositionalBias(H).forward_custom_pos(q_pos, k_pos)"
     yield _candidate(alibi, "alibi", "bias", _alibi, differentiable=False)
     yield _candidate(
