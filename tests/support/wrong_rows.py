@@ -15,6 +15,7 @@ from wrong_schemes import Decay, Ours, length
 import posenc
 from posenc import ParamSpec, PositionScheme
 from posenc.schemes import Chunk, DualChunk, LogScale, ReRoPE, Shaw, Sink, Sum
+from posenc.schemes.rope import rotate
 from posenc.testing.examples import HEAD_DIM, HEADS, Fading, Level, Tide, uniform
 
 # Wrong regions.
@@ -432,7 +433,20 @@ class OneByOne(posenc.RoPE):
 
 
 # Case -> scheme, by the name of the law that tells.
+@dataclass(frozen=True)
+class FirstRow(posenc.RoPE):
+    """A fast path for one token per sequence, which takes the position of the first sequence."""
+
+    def transform(self, x, pos, *, role, params, xp):
+        if x.shape[-2] == 1 and role == "query":
+            pos = xp.broadcast_to(pos[:1, ...], pos.shape)
+            sin, cos = self.sincos(pos[..., None], params, dtype=xp.float32, xp=xp)
+            return rotate(x, sin, cos, layout=self.layout, xp=xp)
+        return super().transform(x, pos, role=role, params=params, xp=xp)
+
+
 WRONG: dict[str, PositionScheme] = {
+    "rows_of_one_token_have_positions_of_their_own": FirstRow(HEAD_DIM),
     "each_pair_is_in_one_region (overlap at 64)": Meeting(far=64),
     "each_pair_is_in_one_region (gap at 64)": Meeting(near=63),
     "each_pair_is_in_one_region (overlap far)": Meeting(near=2**20 + 700, far=2**20 + 700),

@@ -79,16 +79,16 @@ def _masks(question: Question) -> Iterator[Guess]:
             "Documents, or padding, are not kept apart: a query sees keys of other segments.",
             question.change(seg=None),
         )
-        if question.q_pos.shape == _keys(question).shape:
-            index = np.arange(question.q_pos.shape[-1])
-            seen = index[None, :] <= index[:, None]
-            yield (
-                "Documents, or padding, are not kept apart: a query sees all keys before it in "
-                "memory.",
-                _attend(
-                    question.change(seg=None, causal=False), _now(question), mask=seen[None, None]
-                ),
-            )
+    order = np.arange(question.q_pos.shape[-1])
+    if question.causal and question.q_pos.shape == _keys(question).shape:
+        what = "Documents, or padding, are not kept apart" if question.seg is not None else ""
+        sentence = "a query sees all keys before it in memory, whatever their positions."
+        seen = order[None, :] <= order[:, None]
+        free = question.change(seg=None, causal=False)
+        yield (
+            f"{what}: {sentence}" if what else sentence.capitalize(),
+            _attend(free, _now(question), mask=seen[None, None]),
+        )
 
 
 def _keys(question: Question) -> Host:

@@ -64,8 +64,9 @@ def _replaced(rope: RoPE, **other: Any) -> RoPE:
 def turn_of(question: Question) -> Turn | None:
     """The plain rotation of a question, if its scheme is a RoPE."""
     scheme = question.scheme
-    plain = question.kind == "rotation" and isinstance(scheme, RoPE)
-    return Turn.of(scheme, question.q_pos) if plain else None
+    if question.kind != "rotation" or not isinstance(scheme, RoPE):
+        return None
+    return Turn.of(scheme, question.q_pos)
 
 
 def _layout(question: Question) -> Iterator[Guess]:

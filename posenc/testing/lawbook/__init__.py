@@ -6,6 +6,7 @@ from posenc.testing.lawbook import (
     claims,
     equivalence,
     frameworks,
+    offsets,
     queries,
     regions,
     rows,
@@ -14,6 +15,6 @@ from posenc.testing.lawbook import (
 )
 
 __all__ = [
-    "attention", "bias", "claims", "equivalence", "frameworks", "queries", "regions", "rows",
-    "scheme", "tokens",
+    "attention", "bias", "claims", "equivalence", "frameworks", "offsets", "queries", "regions",
+    "rows", "scheme", "tokens",
 ]  # fmt: skip
