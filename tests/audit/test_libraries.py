@@ -11,9 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from audit_libraries import page
 
 import posenc
-from posenc.audit import CannotExpressError, exit_status, libraries
+from posenc.audit import CannotExpressError, Record, exit_status, libraries
 from posenc.audit.adapters import bias_of_keys, candidate, causal_alibi, row_of, square_of
 from posenc.audit.libraries import audit_libraries
 
@@ -226,3 +227,28 @@ def test_biases_and_sinks_of_transformers(part):
     """Of a release that has no such function there is a record, and no exception."""
     found = Counter(r.status for r in found_of_transformers(part))
     assert found["agrees"] > 5 or found["not called"]
+
+
+def record(library, subject, scheme, status, **more):
+    return Record(library, subject, scheme, "far positions", status, version="9.1", **more)
+
+
+def test_the_page_explains_what_differs_and_says_what_was_mended():
+    gym = record(
+        "attn-gym", "generate_alibi_bias(H)", "alibi", "differs", where={"position": 33},
+        error=3.0, message="Its slopes are geometric.", reproducer="f = 1",
+    )  # fmt: skip
+    new = record("mlx", "nn.RoPE", "rope", "differs", message="It turns back.", error=2.0)
+    fine = record("equinox", "RotaryPositionalEmbedding", "rope", "agrees")
+    absent = Record("tokamax", "tokamax", "", "library", "not installed", message="tokamax is not")
+    text = page([gym, new, fine, absent], "ci")
+    row = next(line for line in text.splitlines() if line.startswith("| attn-gym 9.1"))
+    assert row.endswith("**differs** in 1 of 1 checks, from position 33, by up to 3 |")
+    assert "Not in equinox 9.1: it was mended." in text
+    assert "KerasHub" not in text  # it was not audited
+    known, _, rest = text.partition("### Not explained yet")
+    assert "45 times less" in known
+    assert "f = 1" in known
+    assert "It turns back." in rest
+    assert "## Not installed\n\ntokamax is not." in rest
+    assert max(map(len, (line for line in text.splitlines() if not line.startswith("|")))) <= 100
