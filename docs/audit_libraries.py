@@ -57,7 +57,7 @@ EXPLANATIONS = (
         "infinity from 65520 on, whose sine is NaN. `rotary(pos.float())` and `apply_rotary_emb` "
         "have no such rounding, and agree.",
         "RotaryEmbedding(64).get_seq_pos(4, dtype=torch.bfloat16, offset=300)"
-        "  # 300, 302, 302, 304 in place of 300, 301, 302, 303",
+        "\n# 300, 300, 302, 304: these are 300, 301, 302 and 303",
         scheme="rope", subject="rotate_queries_or_keys",
     ),
     Explanation(
@@ -66,7 +66,7 @@ EXPLANATIONS = (
         "`theta`: a layer whose tokens are no longer than an earlier one's gets the table of that "
         "one. In a new program the same call agrees.",
         "R = eqx.nn.RotaryPositionalEmbedding; x = jnp.ones((9, 64)); R(64)(x); "
-        "(R(64, theta=5e5)(x) == R(64)(x)).all()  # True",
+        "\n(R(64, theta=5e5)(x) == R(64)(x)).all()  # True",
         path="after a layer",
     ),
     Explanation(
@@ -75,9 +75,9 @@ EXPLANATIONS = (
         "(and `rope_ntk` does at every length), which keeps the highest frequency. The layer "
         "divides every *frequency* by this number: position interpolation by 4.18 for "
         "`scaling_factor=4` and 64 channels, at every length. Against the label "
-        "`rope_pi:factor=4.1829366` it agrees.",
+        "`rope_pi:factor=4.182936592888948` it agrees.",
         "RotaryEmbedding(scaling_factor=4., rope_type='dynamic')._get_inverse_freq(64)[0]"
-        "  # 0.239, 1.0 in dynamic NTK",
+        "\n# 0.239; 1.0 in dynamic NTK",
         subject="dynamic",
     ),
     Explanation(
@@ -86,15 +86,17 @@ EXPLANATIONS = (
         "largest power of two up to `H`, then every second of twice as many. With 12 heads, head 9 "
         "has 0.0156 in place of 0.7071, 45 times less. Against `alibi:slopes=geometric` it agrees.",
         "generate_alibi_bias(12)(torch.zeros(()), 0, torch.tensor(8), 1, 0)"
-        "  # -0.0156, -0.7071 in the paper",
+        "\n# -0.0156; -0.7071 in the paper",
         scheme="alibi",
     ),
     Explanation(
         "attention-gym: Sandwich far away", "attn-gym",
         "Angles are float32 products of a distance and a frequency, as in most libraries: at "
-        "100 000 they are off by up to 0.004 each, and the bias sums 64 cosines. This is rounding; "
+        "100 000 they are off by up to 0.006 each, and the bias sums 64 cosines. This is rounding; "
         "the audit's tolerance for a bias counts no angles.",
-        "generate_sandwich_bias(8, 131072)",
+        "at = torch.tensor([0, 100_000])\n"
+        "generate_sandwich_bias(8, 131072)(torch.zeros(()), 0, at[0], at[1], at[0])"
+        "\n# 3.588; 3.592 in float64",
         scheme="sandwich",
     ),
     Explanation(
@@ -112,7 +114,7 @@ EXPLANATIONS = (
         "others are rounded from the first key on. Models that were trained with these numbers "
         "need them.",
         "falcon.build_alibi_tensor(torch.ones(1, 300).long(), 8, torch.float32)[0, 0, 257:260]"
-        "  # two of three are equal",
+        "\n# 128., 129., 130.: keys 257 to 259 times one half are 128.5, 129. and 129.5",
         subject="falcon",
     ),
     Explanation(

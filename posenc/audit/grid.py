@@ -156,15 +156,17 @@ def _rotations() -> list[Case]:
 
 def _biases() -> list[Case]:
     near, far = np.arange(131), np.array(FAR)
+    some = np.array([0, 1, 2, 31, 32, 33, 64, 127, 128, 129, 130])  # queries of all these keys
     order = np.random.default_rng(6).permutation(40)
     slopes = ("mlx#3071", "aprender#2143", "TensorRT-LLM#1611", "flashinfer#1606")
     made = [
-        Case(f"{heads} heads", "bias", slopes, near, near, heads, region="before")
+        Case(f"{heads} heads", "bias", slopes, some, near, heads, region="before")
         for heads in (8, 6, 12, 20)
     ]
     return [
         *made,
-        Case("far positions", "bias", ("T5",), far, far, region="before"),
+        Case("all pairs", "bias", (), near[:66], near[:66], region="before"),
+        Case("far positions", "bias", (), far, far, region="before"),
         Case(
             "one query, as in decoding", "bias", ("TensorRT-LLM#13870", "keras-hub#2932"),
             near[-1:], near, region="before",

@@ -77,11 +77,22 @@ def _mask(
         see = masks.sliding_window_bidirectional_mask_function(window - 1)
     if seg is not None:
         see = masks.and_masks(see, masks.packed_sequence_mask_function(seg))
+        see = masks.or_masks(see, _padding(seg, k_pos))
     found: Tensor = masks.eager_mask(
         q.shape[0], q_pos.shape[1], k_pos.shape[1], q_offset=offset, mask_function=see,
         dtype=q.dtype,
     )  # fmt: skip
     return found
+
+
+def _padding(seg: Tensor, k_pos: Tensor) -> Callable[..., Tensor]:
+    """Padding sees padding. Nobody reads its results, but the audit compares them too."""
+    absent = (seg == 0) & (k_pos == 0)
+
+    def see(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return absent[b, q] & absent[b, k]
+
+    return see
 
 
 def _check_order(q_pos: Tensor, k_pos: Tensor, seg: Tensor | None, offset: int) -> None:

@@ -1,0 +1,277 @@
+"""The audit of a function: right ones agree, and of each wrong one it says what is wrong."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import audit as page  # docs/audit.py
+import numpy as np
+import pytest
+from frameworks import HAS
+from sample import long
+
+import posenc
+from posenc.audit import Candidate, CannotExpressError, exit_status
+from posenc.audit.audit import audit, audit_path, candidate_of
+from posenc.audit.conventions import NotCalledError
+from posenc.audit.gold import Question, answer, drawn, rotation_gradient
+from posenc.testing import FunctionError, check_function, parametrize_checks
+
+PLANTED = page.planted()
+import candidates as code  # noqa: E402  # docs/audit.py says where it is
+
+HERE = Path(__file__).parent
+NEEDS_TORCH = pytest.mark.skipif(not HAS["torch"], reason="torch is not installed")
+
+
+@cache
+def named(one):
+    """The record that names the fault of a planted candidate, some of which have a state."""
+    return page.named(one)
+
+
+def needs(framework):
+    return [NEEDS_TORCH] if framework == "torch" else []
+
+
+def right_half(x, pos):
+    return code.turn_half(x, *code.tables(pos, code.inv_freq(x.shape[-1])))
+
+
+def right_neighbours(x, pos):
+    return code.turn_neighbours(x, *code.tables(pos, code.inv_freq(x.shape[-1])))
+
+
+def right_partial(x, pos):
+    return code.turn_half(x, *code.tables(pos, code.inv_freq(16)))
+
+
+def right_yarn(x, pos):
+    cos, sin = code.tables(pos, code.yarn(x.shape[-1]))
+    factor = 0.1 * np.log(4) + 1
+    return code.turn_half(x, factor * cos, factor * sin)
+
+
+def right_alibi(num_heads, q_pos, k_pos):
+    return -code.paper_slopes(num_heads)[:, None, None] * np.abs(q_pos[:, None] - k_pos)
+
+
+def right_t5(num_heads, q_pos, k_pos, table):
+    return table[:, code.t5_bucket(k_pos - q_pos[:, None], 32, 128)]
+
+
+def right_sink(q, k, v, q_pos, k_pos, sinks, seg=None):
+    seen = code.distance(q_pos, k_pos) >= 0
+    if seg is not None:
+        queries = seg[:, -q.shape[2] :]
+        seen = seen & (queries[:, None, :, None] == seg[:, None, None, :])
+    return code.attend(q, k, v, seen, sink=sinks)
+
+
+def right_window(q, k, v, mask):
+    return code.attend(q, k, v, mask)
+
+
+def right_torch(x, pos):
+    import torch
+
+    dim = x.shape[-1]
+    angle = pos[:, None, :, None].float() * 10_000.0 ** (-torch.arange(0, dim, 2) / dim)
+    pairs = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2).contiguous())
+    turned = pairs * torch.polar(torch.ones_like(angle), angle)
+    return torch.view_as_real(turned).flatten(-2).to(x.dtype)
+
+
+def right_jax(x, pos):
+    import jax.numpy as jnp
+
+    dim = x.shape[-1]
+    angle = pos[:, None, :, None] * 10_000.0 ** (-jnp.arange(0, dim, 2) / dim)
+    a, b = x[..., ::2], x[..., 1::2]
+    cos, sin = jnp.cos(angle), jnp.sin(angle)
+    out = jnp.stack([a * cos - b * sin, b * cos + a * sin], -1)
+    return out.reshape(x.shape).astype(x.dtype)
+
+
+RIGHT = [
+    (right_half, "rope", "numpy"),
+    (right_neighbours, "rope:layout=interleaved", "numpy"),
+    (right_partial, "rope:rotary_dim=16", "numpy"),
+    (right_yarn, code.YARN, "numpy"),
+    (right_alibi, "alibi", "numpy"),
+    (right_t5, "t5:causal=True", "numpy"),
+    (right_sink, "sink", "numpy"),
+    (right_window, "nope@16", "numpy"),
+    pytest.param(right_torch, "rope:layout=interleaved", "torch", marks=NEEDS_TORCH),
+    pytest.param(
+        right_jax, "rope:layout=interleaved", "jax",
+        marks=[long, pytest.mark.skipif(not HAS["jax"], reason="jax is not installed")],
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("f", "label", "framework"), RIGHT)
+def test_a_right_function_agrees(f, label, framework):
+    records = audit(candidate_of(f, label), "ci")
+    assert candidate_of(f, label).framework == framework
+    wrong = [r for r in records if r.status in ("differs", "not called")]
+    assert not wrong, wrong[0].message
+    assert exit_status(records) == 0
+    if framework == "torch":
+        assert {r.dtype for r in records} == {"float32", "bfloat16"}
+        assert any(r.check == "gradients" for r in records)
+
+
+@pytest.mark.parametrize(
+    "one", [pytest.param(p, id=p.name, marks=needs(p.framework)) for p in PLANTED]
+)
+def test_a_planted_fault_is_named(one):
+    record = named(one)
+    assert record.error > record.tolerance
+    assert record.where
+    assert record.reproducer
+
+
+@NEEDS_TORCH
+def test_the_page_says_what_the_audit_prints():
+    text = page.PAGE.read_text(encoding="utf-8")
+    assert text.startswith(page.about())
+    for one in PLANTED:
+        record = named(one)
+        sentence = record.message.partition(" First at ")[0]
+        assert f"**`{one.name}`** as" in text
+        assert f"> *{record.check}:* {sentence}" in text
+    assert text.count("\n> *") == len(PLANTED)
+
+
+def test_a_reproducer_runs():
+    one = next(p for p in PLANTED if p.name == "row_0_for_all_rows")
+    line = named(one).reproducer
+    assert "\n" not in line
+    path = f"import sys; sys.path.append({str(HERE)!r}); "
+    done = subprocess.run(
+        [sys.executable, "-c", path + line], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("differs: Rows after the first take the positions of row 0")
+
+
+def test_a_function_is_found_by_its_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own_kernel.py").write_text(
+        "from candidates import geometric_slopes\n"
+        "def scalar(x, pos): return 3\n"
+        "def raises(x, pos): raise RuntimeError('no such kernel')\n"
+        "def swapped(x, pos): return x.swapaxes(1, 2)\n"
+    )
+    records = audit_path("own_kernel:geometric_slopes", "alibi", grid="ci")
+    assert exit_status(records) == 1
+    assert exit_status(audit_path("own_kernel:geometric_slopes", "alibi:slopes=geometric")) == 0
+    for path, said in (
+        ("own_kernel:none", "was not found"),
+        ("no_such_module:f", "was not found"),
+        ("own_kernel:scalar", "returned builtins.int where one array is expected"),
+        ("own_kernel:raises", "it raised RuntimeError: no such kernel"),
+        ("own_kernel:swapped", "the same sizes in another order"),
+    ):
+        records = audit_path(path, "rope", framework="numpy", grid="ci")
+        assert exit_status(records) == 2
+        assert said in records[0].message
+
+
+def test_what_was_tried_is_told():
+    def raises(x, pos):
+        raise RuntimeError("no such kernel")
+
+    with pytest.raises(NotCalledError, match="with any arrays.*numpy: it raised.*no such kernel"):
+        candidate_of(raises, "rope")
+
+
+def test_what_is_asked_wrongly_is_told():
+    for options, said in (
+        ({"label": "rope/alibi"}, "one layer"),
+        ({"kind": "kernel"}, "rotation, bias, attention"),
+        ({"framework": "mlx"}, "numpy, torch, jax"),
+        ({"grid": "half"}, "full, ci"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            audit_path(**{"path": "candidates:rotated_twice", "label": "rope", **options})
+    (record,) = audit_path("candidates:rotated_twice", "alibi")
+    assert record.status == "not called"
+    assert "defines no rotation" in record.message
+    (record,) = audit_path("candidates:geometric_slopes", "t5")
+    assert "learns table (8, 32): give the function a parameter" in record.message
+
+
+def test_a_candidate_says_what_it_cannot_express():
+    def make(sizes):
+        if sizes.num_heads & (sizes.num_heads - 1):
+            raise CannotExpressError("only powers of two of heads")
+        return right_alibi
+
+    own = Candidate(make, "bias", lambda sizes: posenc.ALiBi(sizes.num_heads), "alibi")
+    records = audit(own, "ci")
+    statuses = {record.check: record.status for record in records}
+    assert statuses["8 heads"] == "agrees"
+    assert statuses["12 heads"] == "cannot express"
+    assert exit_status(records) == 0
+
+
+def test_an_audit_that_asks_nothing_is_no_success():
+    def make(sizes):
+        raise CannotExpressError("needs a GPU")
+
+    own = Candidate(make, "bias", lambda sizes: posenc.ALiBi(sizes.num_heads), "alibi")
+    assert exit_status(audit(own, "ci")) == 2
+
+
+def test_a_function_that_writes_to_its_argument_is_told():
+    def writes(x, pos):
+        x[...] = right_half(x, pos)
+        return x
+
+    records = audit(candidate_of(writes, "rope"), "ci")
+    assert any("changes its argument x in place" in record.message for record in records)
+
+
+def test_sizes_of_a_scheme_are_the_only_ones():
+    scheme = posenc.RoPE(head_dim=16)
+    records = check_function(right_half, scheme, grid="ci")
+    assert {record.status for record in records} == {"agrees"}
+
+
+def test_check_function_raises_and_records():
+    seen = []
+    with pytest.raises(FunctionError, match="geometric, 2") as raised:
+        check_function(code.geometric_slopes, "alibi", grid="ci", callback=seen.append)
+    assert raised.value.records == seen
+    wrong = {r.check: "as in the first release" for r in seen if r.status == "differs"}
+    check_function(code.geometric_slopes, "alibi", grid="ci", expected_failures=wrong)
+    with pytest.raises(FunctionError, match="it agrees, though expected_failures says"):
+        check_function(right_alibi, "alibi", grid="ci", expected_failures=wrong)
+    check_function(right_alibi, "alibi", grid="ci", expected_failures=wrong, strict=False)
+    with pytest.raises(ValueError, match="no check '12 head'"):
+        check_function(right_alibi, "alibi", grid="ci", expected_failures={"12 head": ""})
+    records = check_function(code.geometric_slopes, "alibi", grid="ci", on_fail="return")
+    assert exit_status(records) == 1
+
+
+@parametrize_checks(
+    {"alibi": (right_alibi, "alibi"), "window": (right_window, "nope@16")}, grid="ci"
+)
+def test_functions(check):
+    check()
+
+
+def test_a_gradient_of_a_rotation_is_its_transpose():
+    """By finite differences, which know nothing of rotations."""
+    pos, x = np.array([[3, 100]]), drawn((1, 2, 2, 8), 1)
+    scaling = posenc.schemes.YaRN(factor=4, train_len=64)
+    scheme = posenc.RoPE(8, rotary_dim=4, scaling=scaling)
+    question, d_out = Question("rotation", scheme, pos, vectors={"x": x}), drawn(x.shape, 2)
+    gradient = rotation_gradient(question, d_out)
+    step = 1e-3 * drawn(x.shape, 3)
+    ends = [np.sum(d_out * answer(question.change(vectors={"x": x + s}))) for s in (step, -step)]
+    np.testing.assert_allclose(np.sum(gradient * 2 * step), ends[0] - ends[1], atol=1e-10)
