@@ -65,7 +65,7 @@ EXPLANATIONS = (
         "Cosines are held for all layers of a program by `(embedding_size, dtype)`, without "
         "`theta`: a layer whose tokens are no longer than an earlier one's gets the table of that "
         "one. In a new program the same call agrees.",
-        "R = eqx.nn.RotaryPositionalEmbedding; x = jnp.ones((9, 64)); R(64)(x); "
+        "R = eqx.nn.RotaryPositionalEmbedding; x = jnp.ones((9, 64)); R(64)(x)"
         "\n(R(64, theta=5e5)(x) == R(64)(x)).all()  # True",
         path="after a layer",
     ),
