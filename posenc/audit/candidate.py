@@ -48,9 +48,12 @@ class Candidate:
     library, version, subject, path
         See ``Record``.
     params
-        Learned arrays of the definition, by name, if it has some.
+        Learned arrays of the definition, by name, or a function from sizes to these. Default:
+        ``posenc.audit.gold.drawn_params(scheme)``, which an adapter loads into its module. A
+        function that has a parameter of such a name is given the array.
     reproducer
-        Python that makes ``f``; the audit appends a call.
+        Python that makes ``f``, in which ``{num_heads}``, ``{head_dim}`` and ``{max_len}`` stand
+        for sizes; the audit appends a call.
     dtypes
         Dtypes of its arrays.
     differentiable
@@ -66,7 +69,7 @@ class Candidate:
     version: str = ""
     subject: str = ""
     path: str = "eager"
-    params: Mapping[str, Any] = field(default_factory=dict)
+    params: Mapping[str, Any] | Callable[[Sizes], Mapping[str, Any]] = field(default_factory=dict)
     reproducer: str = ""
     dtypes: tuple[str, ...] = ("float32",)
     differentiable: bool = True

@@ -1,0 +1,106 @@
+"""What is wrong with a result: known wrong definitions, tried one after the other.
+
+A ``Hypothesis`` is one known fault, with the values that it would give. ``explain`` returns the
+sentence of the first whose values the candidate returned, and else what it can measure.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from posenc.audit.gold import Question, answer
+from posenc.testing.framework import Host
+
+Guess: TypeAlias = "tuple[str, Question | Host]"
+NEARLY = 0.05
+"""A fault also explains a result if it leaves this part of the difference: half precision rounds
+angles in more than one way."""
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """One known fault.
+
+    Attributes
+    ----------
+    name
+        What it is called in the documentation.
+    kinds
+        Which kinds of functions can have it.
+    guesses
+        Gives, for a question, a sentence and what the fault would answer: its values, or another
+        question whose right answer these are. None where the fault cannot be.
+    """
+
+    name: str
+    kinds: tuple[str, ...]
+    guesses: Callable[[Question], Iterable[Guess]]
+
+
+def hypotheses() -> list[Hypothesis]:
+    """Every known fault, the most common ones first."""
+    from posenc.audit.hypotheses import EVERY  # it needs ``Hypothesis``
+
+    return list(EVERY)
+
+
+def guessed(question: Question) -> Iterator[tuple[str, Host]]:
+    """The sentence and the values of every guess at a question."""
+    for hypothesis in hypotheses():
+        if question.kind in hypothesis.kinds:
+            for sentence, guess in hypothesis.guesses(question):
+                try:
+                    values = answer(guess) if isinstance(guess, Question) else guess
+                except (ValueError, TypeError, NotImplementedError):
+                    continue  # the fault needs sizes that the scheme does not have
+                yield sentence, values
+
+
+def explain(question: Question, found: Host, gold: Host, tolerance: Host, compared: Host) -> str:
+    """In a sentence, what is wrong with ``found``."""
+    if not np.all(np.isfinite(found[compared & np.isfinite(gold)])):
+        return _not_finite(question, found, gold, compared)
+    nearest: tuple[float, str] = (NEARLY, "")
+    off = _size((found - gold)[compared & np.isfinite(gold)])
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        for sentence, values in guessed(question):
+            if values.shape != gold.shape:
+                continue
+            compare = compared & np.isfinite(values)
+            if not np.any((np.abs(values - gold) > tolerance) & compared):
+                continue  # here the fault changes nothing
+            rest = np.abs(found - values)
+            if np.all(rest[compare] <= tolerance[compare]):
+                return sentence
+            part = _size(rest[compare]) / off
+            if part < nearest[0]:
+                nearest = (part, sentence)
+    return nearest[1] or measured(question, found, gold, tolerance, compared)
+
+
+def measured(question: Question, found: Host, gold: Host, tolerance: Host, compared: Host) -> str:
+    """What can be said of a result that no known fault explains."""
+    from posenc.audit.hypotheses import measures
+
+    for measure in measures():
+        sentence = measure(question, found, gold, tolerance, compared)
+        if sentence:
+            return sentence
+    return "No known fault explains it."
+
+
+def _size(difference: Host) -> float:
+    return float(np.sqrt(np.mean(np.square(difference)))) if difference.size else 0.0
+
+
+def _not_finite(question: Question, found: Host, gold: Host, compared: Host) -> str:
+    bad = ~np.isfinite(found) & np.isfinite(gold) & compared
+    kind = "NaN" if np.any(np.isnan(found[bad])) else "infinite"
+    where: Any = np.argwhere(bad)
+    return f"{len(where)} numbers are {kind}, where the definition is finite."

@@ -1,0 +1,238 @@
+"""The grid of an audit, as data: which sizes and positions each check asks for.
+
+The bugs of other libraries are invisible at position 0, with one sequence, full rotation, short
+prompts, and powers of two of heads. So the grid has none of these alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from posenc.audit.candidate import Sizes
+from posenc.positions.integers import left_padded, packed
+from posenc.testing.framework import Host
+
+GRIDS = ("full", "ci")
+MAX_LEN = 131_072
+FAR = (0, 1, 31, 33, 127, 129, 100_000)
+LENGTHS = (1, 31, 33, 127, 129)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One check of the grid.
+
+    Attributes
+    ----------
+    name
+        The check, in words.
+    kind
+        What it is for: ``rotation``, ``bias`` or ``attention``.
+    why
+        Bugs that it sees, as ``owner/repository#number``.
+    heads, head_dim
+        Sizes of the vectors.
+    q_pos, k_pos, seg
+        Positions and segments, as ``Question`` has them.
+    causal, region
+        As in ``Question``.
+    what
+        ``values``; ``gradients``; or ``values again``, after a call with other positions.
+    half
+        Whether it is asked in half precision too.
+    ci
+        Whether it belongs to the short grid.
+    """
+
+    name: str
+    kind: str
+    why: tuple[str, ...]
+    q_pos: Host
+    k_pos: Host | None = None
+    heads: int = 8
+    head_dim: int = 64
+    seg: Host | None = None
+    causal: bool = True
+    region: str = "all"
+    what: str = "values"
+    half: bool = False
+    ci: bool = True
+
+    @property
+    def sizes(self) -> Sizes:
+        """Sizes that the candidate is made for."""
+        return Sizes(self.heads, self.head_dim, MAX_LEN)
+
+
+def cases(kind: str, grid: str = "full", *, axes: int = 1, window: int | None = None) -> list[Case]:
+    """The cases of a kind in a grid.
+
+    Raises
+    ------
+    ValueError
+        There is no such grid.
+    """
+    if grid not in GRIDS:
+        raise ValueError(f"grid must be one of {', '.join(GRIDS)}, got {grid!r}")
+    found = _KINDS[kind]()
+    if axes > 1:
+        found = [_on_axes(case, axes) for case in found] + _images(axes)
+    if kind == "attention" and window is not None:
+        found += _window_rows(window)
+    return [case for case in found if grid == "full" or case.ci]
+
+
+def _rows(*rows: Sequence[int]) -> Host:
+    return np.array(rows, np.int64)
+
+
+def _packed(*lengths: int) -> tuple[Host, Host]:
+    tokens = packed(lengths)
+    return np.asarray(tokens.pos)[None], np.asarray(tokens.seg)[None]
+
+
+def _rotations() -> list[Case]:
+    order = np.random.default_rng(5).permutation(40)
+    padded = np.asarray(left_padded([9, 33], 33).pos)
+    made = [
+        Case("position 0", "rotation", (), _rows([0])),
+        Case(
+            "positions 0 to 32", "rotation", ("vllm#49290", "transformers#47328"),
+            _rows(range(33)), half=True,
+        ),
+        Case(
+            "far positions", "rotation", ("mlx-vlm#1710", "unsloth#6197", "mobius#548"),
+            _rows(FAR), half=True,
+        ),
+        Case(
+            "one token per row, rows at other offsets", "rotation", ("mlx#3494", "mlx#3496"),
+            _rows([33], [129], [1]),
+        ),
+        Case(
+            "an offset", "rotation", ("nanochat#520", "flash-linear-attention#967"),
+            _rows(range(29, 60)),
+        ),
+        Case(
+            "left padding", "rotation", ("unsloth#3699", "flash-linear-attention#967"), padded,
+        ),
+        Case(
+            "packed documents", "rotation", ("torchtitan#2559", "LlamaFactory#10283"),
+            _packed(7, 12, 20)[0],
+        ),
+        Case("any order", "rotation", ("Automodel#1439", "TransformerEngine#1930"), order[None]),
+        Case(
+            "12 heads, a slice of positions", "rotation", ("sglang#20559",),
+            _rows(range(3, 40, 4), range(64, 74)), heads=12,
+        ),
+        Case(
+            "a second call, after far positions", "rotation",
+            ("llama.cpp#24875", "transformers#25306"), _rows(range(31)), what="values again",
+        ),
+        Case(
+            "gradients", "rotation", ("NeMo-RL#2981", "vllm#51049"),
+            _rows([0, 1, 5, 31, 40], [7, 8, 9, 129, 2]), what="gradients",
+        ),
+    ]  # fmt: skip
+    made += [
+        Case(f"{n} tokens", "rotation", ("RL-Kernel#228",), _rows(range(n)), ci=False)
+        for n in LENGTHS
+    ]
+    return [*made, Case("6 heads", "rotation", (), _rows(range(31)), heads=6, ci=False)]
+
+
+def _biases() -> list[Case]:
+    near, far = np.arange(131), np.array(FAR)
+    order = np.random.default_rng(6).permutation(40)
+    slopes = ("mlx#3071", "aprender#2143", "TensorRT-LLM#1611", "flashinfer#1606")
+    made = [
+        Case(f"{heads} heads", "bias", slopes, near, near, heads, region="before")
+        for heads in (8, 6, 12, 20)
+    ]
+    return [
+        *made,
+        Case("far positions", "bias", ("T5",), far, far, region="before"),
+        Case(
+            "one query, as in decoding", "bias", ("TensorRT-LLM#13870", "keras-hub#2932"),
+            near[-1:], near, region="before",
+        ),
+        Case("an offset", "bias", ("nanochat#520",), near[:31] + 29, near[:60], region="before"),
+        Case("any order", "bias", ("TransformerEngine#1930",), order, order[::-1], region="before"),
+        Case("12 heads, one key", "bias", slopes, near[3:9], near[:1], 12, region="before"),
+        Case("a gradient of learned arrays", "bias", (), near[:40], near[:40], what="gradients"),
+        Case("keys after the query", "bias", (), near[:40], near[:40], region="after"),
+    ]  # fmt: skip
+
+
+def _attentions() -> list[Case]:
+    pos, seg = _packed(7, 12, 14)
+    padding = left_padded([9, 33], 33)
+    order = np.random.default_rng(8).permutation(33)[None]
+    wide = {"head_dim": 32}
+    base = Case("", "attention", (), _rows(range(33)), **wide)  # type: ignore[arg-type]
+
+    def case(name: str, why: tuple[str, ...], q_pos: Host, **other: object) -> Case:
+        return replace(base, name=name, why=why, q_pos=q_pos, **other)  # type: ignore[arg-type]
+
+    return [
+        case("one token", ("vllm#52156",), _rows([0])),
+        case("positions 0 to 32", ("mobius#548",), _rows(range(33)), half=True),
+        case("two rows", ("mlx#3494",), _rows(range(31), range(31))),
+        case("far positions", ("mlx-vlm#1710",), _rows(FAR)),
+        case("an offset", ("nanochat#520",), _rows(range(29, 60))),
+        case(
+            "one token per row, rows at other offsets", ("mlx#3494",),
+            _rows([32], [40]), k_pos=_rows(range(33), range(8, 41)),
+        ),
+        case(
+            "one query, as in decoding", ("TensorRT-LLM#13870", "llama.cpp#24875"),
+            _rows([129]), k_pos=_rows(range(130)),
+        ),
+        case("packed documents", ("torchtitan#2559",), pos, seg=seg),
+        case(
+            "left padding", ("unsloth#3699",), np.asarray(padding.pos),
+            seg=np.asarray(padding.exists).astype(np.int64),
+        ),
+        case("any order", ("Automodel#1439",), order),
+        case("12 heads", ("mlx#3071",), _rows(range(31)), heads=12),
+        case("6 heads", ("mlx#3071",), _rows(range(31)), heads=6, ci=False),
+        case("no causal mask", (), _rows(range(33)), causal=False),
+        case("gradients", ("NeMo-RL#2981",), _rows(range(17), range(17)), what="gradients"),
+        *(
+            case(f"{n} tokens", ("RL-Kernel#228",), _rows(range(n)), ci=False)
+            for n in (31, 127, 129)
+        ),
+    ]  # fmt: skip
+
+
+def _window_rows(window: int) -> list[Case]:
+    """Queries at ``w - 1``, ``w`` and ``w + 1``, the first that lose a key."""
+    ends = np.array([[window - 1, window, window + 1]])
+    keys = np.arange(window + 2)[None]
+    why = ("Megatron-Bridge#2656", "transformers#39408", "sglang#26147")
+    name = f"rows at the edge of the window, {window - 1} to {window + 1}"
+    return [Case(name, "attention", why, ends, keys, head_dim=32)]
+
+
+def _on_axes(case: Case, axes: int) -> Case:
+    """The same case with the position on every axis."""
+    places = np.repeat(case.q_pos[..., None], axes, axis=-1)
+    return replace(case, name=f"text, {case.name}", q_pos=places)
+
+
+def _images(axes: int) -> list[Case]:
+    """Tokens of an image, whose axes differ."""
+    rng = np.random.default_rng(9)
+    places = np.stack([np.full(35, 5), *(np.arange(35) // 7 + 5, np.arange(35) % 7 + 5)][:axes], -1)
+    if places.shape[-1] < axes:
+        places = rng.integers(0, 40, (35, axes))
+    why = ("vllm-gaudi#1437", "mlx-lm#1768", "ncnn#6833")
+    return [
+        Case("an image after text", "rotation", why, places[None]),
+        Case("any places", "rotation", why, rng.integers(0, 129, (2, 33, axes))),
+    ]
+
+
+_KINDS = {"rotation": _rotations, "bias": _biases, "attention": _attentions}

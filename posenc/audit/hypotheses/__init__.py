@@ -1,0 +1,16 @@
+"""Known faults, one file per subject: positions, rotations, biases, attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from posenc.audit.hypotheses import attentions, biases, measures_of, positions, rotations
+
+__all__ = ["EVERY", "measures"]
+
+EVERY = (*rotations.FAULTS, *biases.FAULTS, *attentions.FAULTS, *positions.FAULTS)
+
+
+def measures() -> tuple[Callable[..., str], ...]:
+    """What is measured where no fault explains a result, in order."""
+    return measures_of.MEASURES
