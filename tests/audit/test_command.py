@@ -283,9 +283,10 @@ def test_the_summary_is_legible():
     assert "first at position 40, row 1, error infinite, tolerance 0.004" in text
     assert "it raised TypeError: no" in text
     assert re.search(r"^lib 1.2 lib.Rotary +2 differ, 1 agrees, 1 cannot express$", text, re.M)
+    assert re.search(r"^other +1 not installed$", text, re.M)
     assert text.endswith(
-        "Lines must leave the file of expected failures. 2 differ, 1 not called, 1 agrees,\n"
-        "1 cannot express, 1 not installed.\n"
+        "Lines must leave the file of expected failures. 2 differ, 1 not called, 1\n"
+        "agrees, 1 cannot express, 1 not installed.\n"
     )
     assert "\x1b[31m" in terminal.write([BAD], judged(), RUN, colour=True)
 

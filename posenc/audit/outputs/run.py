@@ -122,7 +122,8 @@ def verdict(records: Sequence[Record], judged: Judged) -> str:
 
 def title(record: Record) -> str:
     """Whose code it is: ``library version subject``."""
-    return one_line(" ".join((record.library, record.version, record.subject)))
+    subject = record.subject if record.subject != record.library else ""
+    return one_line(f"{record.library} {record.version} {subject}")
 
 
 def conditions(record: Record) -> str:
