@@ -58,6 +58,10 @@ class Candidate:
         Dtypes of its arrays.
     differentiable
         Whether gradients are audited, too.
+    window
+        The window of an attention; its label ends with it, as ``alibi@512``.
+    pinned
+        Sizes that it has alone, as ``{"head_dim": 128}``; the grid is asked at these.
     """
 
     make: Callable[[Sizes], Callable[..., Any]]
@@ -73,6 +77,8 @@ class Candidate:
     reproducer: str = ""
     dtypes: tuple[str, ...] = ("float32",)
     differentiable: bool = True
+    window: int | None = None
+    pinned: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:

@@ -171,11 +171,12 @@ def pulled(
         except (NotCalledError, CannotExpressError):
             raise
         except Exception as error:
-            raise NotCalledError(f"its gradient raised {_said(error)}") from error
+            raise NotCalledError(f"its gradient raised {said(error)}") from error
         return {name: np.asarray(arrays.host(a), np.float64) for name, a in found.items()}
 
 
 def leaves_of(question: Question) -> dict[str, Host]:
+    """The floating-point arrays of a question, by name."""
     return {**question.vectors, **question.params}
 
 
@@ -201,10 +202,11 @@ def _call(
     except CannotExpressError:
         raise
     except Exception as error:
-        raise NotCalledError(f"it raised {_said(error)}") from error
+        raise NotCalledError(f"it raised {said(error)}") from error
 
 
-def _said(error: BaseException) -> str:
+def said(error: BaseException) -> str:
+    """An exception in one line."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text[:300]}"
 
@@ -254,11 +256,17 @@ def _attention_arguments(
     in_order = np.array_equal(keys, np.broadcast_to(np.arange(length), keys.shape))
     at_end = np.array_equal(question.q_pos, keys[:, length - queries :])
     if not in_order or not at_end:
-        has = own["q_pos"] and own["k_pos"] or (at_end and own["pos"])
+        has = (own["q_pos"] and own["k_pos"]) or (at_end and own["pos"])
         _need(bool(has), "q_pos and k_pos", "positions of its tokens")
+    if queries != length and own["pos"] and not own["q_pos"]:
+        _need(False, "q_pos and k_pos", "positions of fewer queries than keys")
     if question.seg is not None:
         _need(bool(own["seg"] or own["mask"]), "seg or mask", "documents, or padding")
-    _need(question.causal or bool(own["causal"] or own["mask"]), "causal or mask", "no causal mask")
+    _need(
+        question.causal or bool(own["causal"] or own["mask"]),
+        "causal or mask",
+        "a call without causal mask",
+    )
     plain = question.seg is None and (question.window is None or own["window"] is not None)
     by_flag = bool(own["causal"]) and plain
     seen = None if by_flag else integers_of_mask(question, keys)
@@ -296,7 +304,7 @@ def _booleans(arrays: Framework, value: Host) -> Any:
 
 def _need(has: bool, parameter: str, what: str) -> None:
     if not has:
-        raise CannotExpressError(f"it has no parameter for {what}; the audit knows {parameter}")
+        raise CannotExpressError(f"it has no parameter for {what}: {parameter}")
 
 
 def _checked(found: Any, question: Question, arrays: Framework) -> tuple[Host, str]:

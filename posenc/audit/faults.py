@@ -53,12 +53,21 @@ def guessed(question: Question) -> Iterator[tuple[str, Host]]:
     """The sentence and the values of every guess at a question."""
     for hypothesis in hypotheses():
         if question.kind in hypothesis.kinds:
-            for sentence, guess in hypothesis.guesses(question):
-                try:
-                    values = answer(guess) if isinstance(guess, Question) else guess
-                except (ValueError, TypeError, NotImplementedError):
-                    continue  # the fault needs sizes that the scheme does not have
-                yield sentence, values
+            try:
+                for sentence, guess in hypothesis.guesses(question):
+                    values = _values(guess)
+                    if values is not None:
+                        yield sentence, values
+            except ValueError:  # the fault needs sizes that the scheme does not have
+                continue
+
+
+def _values(guess: Question | Host) -> Host | None:
+    """What a guess answers; None if the scheme cannot have the fault at its sizes."""
+    try:
+        return answer(guess) if isinstance(guess, Question) else guess
+    except (ValueError, TypeError, NotImplementedError):
+        return None
 
 
 def explain(question: Question, found: Host, gold: Host, tolerance: Host, compared: Host) -> str:

@@ -25,9 +25,9 @@ precision cosines and sines may be rounded to it, so the number is the same."""
 
 ANGLE_ROUNDINGS = 4
 """Roundings of a float32 angle ``pos * base**(-e)``, relative to ``pos``: the power and its
-reciprocal 1 each, the product 1, and the exponent ``e * ln(base) * base**-e``, at most 0.4. Positions
-of 100 000 thus have errors of 0.02 in every correct float32 function; half precision of *vectors*
-does not change that, since angles are float32 in all of them."""
+reciprocal 1 each, the product 1, and the exponent ``e * ln(base) * base**-e``, at most 0.4. At
+position 100 000 a correct float32 function may thus be off by 0.02 of a vector's length. Half
+precision of vectors changes nothing in that: angles are float32 there too."""
 
 BIAS_ROUNDINGS = 16
 """Roundings of a bias, relative to it or to 1: slope, distance, product, or a logarithm of it."""
@@ -139,7 +139,7 @@ def _bias(question: Question) -> Host:
 def _attention(question: Question) -> Host:
     keys = _keys(question)
     scheme = at_length(question.scheme, keys)
-    given = {name: question.vectors[name] for name in "qkv"}
+    given: dict[str, Any] = {name: question.vectors[name] for name in "qkv"}
     found: Host = posenc.attention(
         **given,
         scheme=scheme,

@@ -17,6 +17,7 @@ from posenc.testing.framework import Host
 
 GRIDS = ("full", "ci")
 MAX_LEN = 131_072
+HEADS = 8  # of a case that is not about heads
 FAR = (0, 1, 31, 33, 127, 129, 100_000)
 LENGTHS = (1, 31, 33, 127, 129)
 
@@ -52,7 +53,7 @@ class Case:
     why: tuple[str, ...]
     q_pos: Host
     k_pos: Host | None = None
-    heads: int = 8
+    heads: int = HEADS
     head_dim: int = 64
     seg: Host | None = None
     causal: bool = True
@@ -79,10 +80,20 @@ def cases(kind: str, grid: str = "full", *, axes: int = 1, window: int | None = 
         raise ValueError(f"grid must be one of {', '.join(GRIDS)}, got {grid!r}")
     found = _KINDS[kind]()
     if axes > 1:
-        found = [_on_axes(case, axes) for case in found] + _images(axes)
+        found = [on_axes(case, axes) for case in found] + _images(axes)
     if kind == "attention" and window is not None:
         found += _window_rows(window)
     return [case for case in found if grid == "full" or case.ci]
+
+
+def named(kind: str, name: str) -> Case:
+    """The case of a name."""
+    return next(case for case in _KINDS[kind]() if case.name == name)
+
+
+def near(kind: str) -> Case:
+    """A plain case of a kind, with which a function is tried."""
+    return named(kind, {"bias": "8 heads"}.get(kind, "positions 0 to 32"))
 
 
 def _rows(*rows: Sequence[int]) -> Host:
@@ -98,6 +109,10 @@ def _rotations() -> list[Case]:
     order = np.random.default_rng(5).permutation(40)
     padded = np.asarray(left_padded([9, 33], 33).pos)
     made = [
+        Case(
+            "a second call, after far positions", "rotation",
+            ("llama.cpp#24875", "transformers#25306"), _rows(range(31)), what="values again",
+        ),
         Case("position 0", "rotation", (), _rows([0])),
         Case(
             "positions 0 to 32", "rotation", ("vllm#49290", "transformers#47328"),
@@ -126,10 +141,6 @@ def _rotations() -> list[Case]:
         Case(
             "12 heads, a slice of positions", "rotation", ("sglang#20559",),
             _rows(range(3, 40, 4), range(64, 74)), heads=12,
-        ),
-        Case(
-            "a second call, after far positions", "rotation",
-            ("llama.cpp#24875", "transformers#25306"), _rows(range(31)), what="values again",
         ),
         Case(
             "gradients", "rotation", ("NeMo-RL#2981", "vllm#51049"),
@@ -216,7 +227,7 @@ def _window_rows(window: int) -> list[Case]:
     return [Case(name, "attention", why, ends, keys, head_dim=32)]
 
 
-def _on_axes(case: Case, axes: int) -> Case:
+def on_axes(case: Case, axes: int) -> Case:
     """The same case with the position on every axis."""
     places = np.repeat(case.q_pos[..., None], axes, axis=-1)
     return replace(case, name=f"text, {case.name}", q_pos=places)

@@ -75,3 +75,22 @@ def definition(label: str) -> Definition:
         pinned |= {name: options.pop(name) for name in _SIZES if name in options}
         parts.append((part.name, options))
     return Definition(label, layers[0].window, pinned, tuple(parts))
+
+
+def window_of(label: str) -> int | None:
+    """The window that ends a label; None without one."""
+    last = label.rpartition("@")[2]
+    return int(last) if "@" in label and last.isdigit() else None
+
+
+def sizes_of(scheme: PositionScheme) -> dict[str, int]:
+    """Sizes that a scheme is made for."""
+    parts = scheme.schemes if isinstance(scheme, Sum) else (scheme,)
+    found: dict[str, int] = {}
+    for part in parts:
+        inside = getattr(part, "scheme", None)
+        if isinstance(inside, PositionScheme):
+            found |= sizes_of(inside)
+        own = ((name, getattr(part, name, None)) for name in ("num_heads", "head_dim"))
+        found |= {name: size for name, size in own if isinstance(size, int)}
+    return found

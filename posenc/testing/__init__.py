@@ -14,10 +14,13 @@ In a test file, one test per law, framework and implementation::
 
 Laws of the scheme itself are checked on NumPy. Laws of attention are checked on every
 implementation of every installed framework, eager and compiled. ``laws()`` lists them.
+
+``check_function`` holds any function, of NumPy, torch or JAX, against a scheme.
 """
 
 from posenc.testing.attention_case import AttentionCase
 from posenc.testing.check import check_scheme, laws, parametrize_laws
+from posenc.testing.check_function import FunctionError, check_function, parametrize_checks
 from posenc.testing.framework import Framework, Function, Host, frameworks
 from posenc.testing.law import BrokenLawError, Law
 from posenc.testing.scheme_case import SchemeCase
@@ -28,12 +31,15 @@ __all__ = [
     "BrokenLawError",
     "Framework",
     "Function",
+    "FunctionError",
     "Host",
     "Law",
     "SchemeCase",
     "assert_near",
+    "check_function",
     "check_scheme",
     "frameworks",
     "laws",
+    "parametrize_checks",
     "parametrize_laws",
 ]

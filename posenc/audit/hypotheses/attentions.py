@@ -79,6 +79,24 @@ def _masks(question: Question) -> Iterator[Guess]:
             "Documents, or padding, are not kept apart: a query sees keys of other segments.",
             question.change(seg=None),
         )
+        if question.q_pos.shape == _keys(question).shape:
+            index = np.arange(question.q_pos.shape[-1])
+            seen = index[None, :] <= index[:, None]
+            yield (
+                "Documents, or padding, are not kept apart: a query sees all keys before it in "
+                "memory.",
+                _attend(
+                    question.change(seg=None, causal=False), _now(question), mask=seen[None, None]
+                ),
+            )
+
+
+def _keys(question: Question) -> Host:
+    return question.q_pos if question.k_pos is None else question.k_pos
+
+
+def _now(question: Question) -> PositionScheme:
+    return at_length(question.scheme, _keys(question))
 
 
 def _sinks(question: Question) -> Iterator[Guess]:
@@ -142,7 +160,7 @@ def _scaled_bias(question: Question) -> Iterator[Guess]:
 
 
 def _attend_with_bias(question: Question, factor: float) -> Host:
-    keys = question.q_pos if question.k_pos is None else question.k_pos
+    keys = _keys(question)
     wide = {n: np.asarray(a, np.float64) for n, a in question.params.items()}
     bias = posenc.bias(question.scheme, question.q_pos, keys, wide, dtype=np.float64)
     return _attend(question, question.scheme, bias=(factor - 1) * np.asarray(bias))
@@ -150,8 +168,7 @@ def _attend_with_bias(question: Question, factor: float) -> Host:
 
 def _attend(question: Question, scheme: PositionScheme, k: Host | None = None, **more: Any) -> Host:
     """Attention with another scheme, or with keys that are rotated already."""
-    keys = question.q_pos if question.k_pos is None else question.k_pos
-    vectors = question.vectors
+    keys, vectors = _keys(question), question.vectors
     found: Host = posenc.attention(
         vectors["q"], vectors["k"] if k is None else k, vectors["v"], scheme,
         {n: np.asarray(a, np.float64) for n, a in question.params.items()}, question.causal,
@@ -162,8 +179,8 @@ def _attend(question: Question, scheme: PositionScheme, k: Host | None = None, *
 
 
 def _old_keys(question: Question) -> Iterator[Guess]:
-    keys = question.q_pos if question.k_pos is None else question.k_pos
-    now = at_length(question.scheme, keys)
+    keys = _keys(question)
+    now = _now(question)
     short = question.scheme.at_length(1)
     if rope_in(question.scheme) is None:
         return

@@ -19,12 +19,15 @@ BOTH = ("bias", "attention")
 def _with(scheme: PositionScheme, kind: type, **other: Any) -> PositionScheme:
     """The scheme with other fields of its part of a kind."""
     if isinstance(scheme, kind):
-        return replace(scheme, **other)  # type: ignore[return-value]
+        own: Any = scheme
+        made: PositionScheme = replace(own, **other)
+        return made
     if isinstance(scheme, Sum):
         return Sum(*(_with(part, kind, **other) for part in scheme.schemes))
     if isinstance(scheme, Wrapper):
-        inside: dict[str, Any] = {"scheme": _with(scheme.scheme, kind, **other)}
-        return replace(scheme, **inside)
+        around: Any = scheme
+        whole: PositionScheme = replace(around, scheme=_with(around.scheme, kind, **other))
+        return whole
     return scheme
 
 
@@ -116,16 +119,16 @@ def _buckets(question: Question) -> Iterator[Guess]:
     if scheme is None:
         return
     words = "both directions" if scheme.causal else "one direction"
-    for sentence, other in (
+    least, most = scheme.max_distance - 1, scheme.max_distance + 1
+    wrong: list[tuple[str, dict[str, Any]]] = [
         (f"Its buckets are those of {words}, where causal={scheme.causal}.",
          {"causal": not scheme.causal}),
         *((f"Its max_distance is {n}, not {scheme.max_distance}.", {"max_distance": n})
           for n in (32, 64, 128, 256, 512, 1024, 2048) if n != scheme.max_distance),
-        (f"Its max_distance is {scheme.max_distance + 1}, one more than it should be.",
-         {"max_distance": scheme.max_distance + 1}),
-        (f"Its max_distance is {scheme.max_distance - 1}, one less than it should be.",
-         {"max_distance": scheme.max_distance - 1}),
-    ):  # fmt: skip
+        (f"Its max_distance is {most}, one more than it should be.", {"max_distance": most}),
+        (f"Its max_distance is {least}, one less than it should be.", {"max_distance": least}),
+    ]  # fmt: skip
+    for sentence, other in wrong:
         try:
             made = _with(question.scheme, T5Bias, **other)
         except ValueError:

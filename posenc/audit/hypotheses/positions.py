@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 
@@ -25,7 +26,7 @@ def round_to(values: Host, dtype: str) -> Host:
     """Numbers rounded to ``bfloat16`` or ``float16``."""
     if dtype == "float16":
         return np.asarray(values, np.float64).astype(np.float16).astype(np.float64)
-    bits = np.ascontiguousarray(values, np.float32).view(np.uint32).astype(np.uint64)
+    bits: Host = np.ascontiguousarray(values, np.float32).view(np.uint32).astype(np.uint64)
     bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
     return bits.astype(np.uint32).view(np.float32).astype(np.float64).reshape(np.shape(values))
 
@@ -80,8 +81,8 @@ def _bias_ignored(question: Question) -> Iterator[Guess]:
     by_index = question.change(q_pos=index_q, k_pos=index_k)
     yield (
         (
-            "It takes indices for positions: query i and key j count from 0, so a query of a cached "
-            "step has position 0."
+            "It takes indices for positions: query i and key j count from 0, so a query of a "
+            "cached step has position 0."
         ),
         by_index,
     )
@@ -97,7 +98,7 @@ def _bias_ignored(question: Question) -> Iterator[Guess]:
 
 def _shifted(question: Question) -> Iterator[Guess]:
     for step, way in ((1, "from 1 instead of 0"), (-1, "one too low")):
-        yield f"Positions are one off: it counts {way}.", moved(question, lambda p, s=step: p + s)
+        yield f"Positions are one off: it counts {way}.", moved(question, partial(np.add, step))
     if question.k_pos is not None and question.kind != "bias":
         for step in (1, -1):
             way = "after" if step > 0 else "before"
@@ -105,13 +106,21 @@ def _shifted(question: Question) -> Iterator[Guess]:
             yield sentence, question.change(q_pos=question.q_pos + step)
 
 
+def _modulo(size: int, pos: Host) -> Host:
+    return pos % size
+
+
+def _rounded_to(dtype: str, pos: Host) -> Host:
+    return round_to(pos, dtype).astype(np.int64)
+
+
 def _clipped(question: Question) -> Iterator[Guess]:
     most = int(np.max(question.q_pos))
     for size in (n for n in _TABLES if n <= most):
         clipped = f"Positions from {size} on are taken as {size - 1}: its table has {size} entries."
-        yield clipped, moved(question, lambda pos, n=size: np.minimum(pos, n - 1))
+        yield clipped, moved(question, partial(np.minimum, size - 1))
         around = f"Positions from {size} on begin again at 0: its table has {size} entries."
-        yield around, moved(question, lambda pos, n=size: pos % n)
+        yield around, moved(question, partial(_modulo, size))
 
 
 def _rounded(question: Question) -> Iterator[Guess]:
@@ -122,7 +131,7 @@ def _rounded(question: Question) -> Iterator[Guess]:
         )
         if dtype == "float16" and np.max(np.abs(question.q_pos)) > 65504:
             continue
-        yield sentence, moved(question, lambda pos, d=dtype: round_to(pos, d).astype(np.int64))
+        yield sentence, moved(question, partial(_rounded_to, dtype))
 
 
 def _reversed(question: Question) -> Iterator[Guess]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
+from functools import partial
 from itertools import permutations
 from typing import Any, TypeAlias
 
@@ -11,7 +12,7 @@ import numpy as np
 
 from posenc.audit.faults import Guess, Hypothesis
 from posenc.audit.gold import Question
-from posenc.audit.hypotheses.turns import Turn
+from posenc.audit.hypotheses.turns import Turn, joined, pairs_of
 from posenc.contract.protocol import PositionScheme
 from posenc.schemes import NTK, PI, MRoPE, NoPE, RoPE, Sum, Wrapper, YaRN
 
@@ -45,8 +46,9 @@ def with_rope(scheme: PositionScheme, change: Change) -> PositionScheme:
     if isinstance(scheme, Sum):
         return Sum(*(with_rope(part, change) for part in scheme.schemes))
     if isinstance(scheme, Wrapper):
-        given: dict[str, Any] = {"scheme": with_rope(scheme.scheme, change)}
-        return replace(scheme, **given)
+        around: Any = scheme
+        made: PositionScheme = replace(around, scheme=with_rope(around.scheme, change))
+        return made
     return scheme
 
 
@@ -55,10 +57,15 @@ def changed(question: Question, change: Change) -> Question:
     return question.change(scheme=with_rope(question.scheme, change))
 
 
+def _replaced(rope: RoPE, **other: Any) -> RoPE:
+    return replace(rope, **other)
+
+
 def turn_of(question: Question) -> Turn | None:
     """The plain rotation of a question, if its scheme is a RoPE."""
     scheme = question.scheme
-    return Turn.of(scheme, question.q_pos) if isinstance(scheme, RoPE) else None
+    plain = question.kind == "rotation" and isinstance(scheme, RoPE)
+    return Turn.of(scheme, question.q_pos) if plain else None
 
 
 def _layout(question: Question) -> Iterator[Guess]:
@@ -80,15 +87,15 @@ def _mixed_layouts(question: Question) -> Iterator[Guess]:
     right, wrong = turn.pairs, other(turn.pairs)
     yield (
         (
-            f"Its cosines and sines are laid out for {wrong!r} pairs, its rotation is for {right!r} "
-            "pairs: scores no longer depend on the difference of positions."
+            f"Its cosines and sines are laid out for {wrong!r} pairs, its rotation is for "
+            f"{right!r} pairs: scores no longer depend on the difference of positions."
         ),
         turn.change(table=wrong).values(question),
     )
     yield (
         (
-            f"Its cosines and sines are laid out for {right!r} pairs, its rotation is for {wrong!r} "
-            "pairs: scores no longer depend on the difference of positions."
+            f"Its cosines and sines are laid out for {right!r} pairs, its rotation is for "
+            f"{wrong!r} pairs: scores no longer depend on the difference of positions."
         ),
         turn.change(pairs=wrong, stored=wrong).values(question),
     )
@@ -110,8 +117,6 @@ def _direction(question: Question) -> Iterator[Guess]:
 
 
 def _swapped(question: Question, turn: Turn) -> Any:
-    from posenc.audit.hypotheses.turns import joined, pairs_of
-
     x, width = question.vectors["x"], 2 * len(turn.frequencies)
     angle = turn.angles(question.q_pos)[:, None]
     first, second = pairs_of(x[..., :width], turn.pairs)
@@ -140,8 +145,9 @@ def _factor(question: Question) -> Iterator[Guess]:
     if rope is None or rope.scaling is None:
         return
     own, scaling = rope.attention_factor, rope.scaling
+    numbers: Any = scaling
     names = {field.name for field in fields(scaling)}
-    if "attention_factor" in names and getattr(scaling, "attention_factor") is not None:  # noqa: B009
+    if "attention_factor" in names and numbers.attention_factor is not None:
         derived = replace(scaling, **_given(attention_factor=None))
         yield (
             f"The given attention_factor={own:g} is ignored: cosines and sines have the factor "
@@ -157,7 +163,7 @@ def _factor(question: Question) -> Iterator[Guess]:
         (own**0.5, f"Cosines and sines have the root of the attention factor {own:.6g}."),
     ):
         wrong = replace(scaling, **_given(attention_factor=value))
-        yield words, changed(question, lambda r, s=wrong: replace(r, scaling=s))
+        yield words, changed(question, partial(_replaced, scaling=wrong))
 
 
 def _given(**given: Any) -> Any:
@@ -171,7 +177,7 @@ def _scaling(question: Question) -> Iterator[Guess]:
     scaling, name = rope.scaling, type(rope.scaling).__name__
     keep = _scale(question) if question.kind == "attention" else None
     for scale, more in ((keep, ""), (None, ", and neither does the softmax scale")):
-        if scale is None and question.kind == "attention" or not more:
+        if (scale is None and question.kind == "attention") or not more:
             yield (
                 f"{name} is not applied: it is plain RoPE with base {rope.base:g}{more}.",
                 changed(question, lambda r: replace(r, scaling=None)).change(scale=scale),
@@ -181,10 +187,12 @@ def _scaling(question: Question) -> Iterator[Guess]:
         plain = np.array(replace(rope, scaling=None).frequencies())
         yield (
             (
-                f"The frequencies are those of plain RoPE; of {name} it has the attention factor alone."
+                f"The frequencies are those of plain RoPE; of {name} it has the attention factor "
+                "alone."
             ),
             turn.change(frequencies=plain).values(question),
         )
+    numbers: Any = scaling
     lists = ("short_factor", "long_factor")
     if all(hasattr(scaling, each) for each in lists):
         short, long = (getattr(scaling, each) for each in lists)
@@ -194,13 +202,11 @@ def _scaling(question: Question) -> Iterator[Guess]:
         ):
             made = replace(scaling, **_given(**wrong))
             yield (
-                f"{words} than train_len={getattr(scaling, 'train_len')}.",
-                changed(  # noqa: B009
-                    question, lambda r, s=made: replace(r, scaling=s)
-                ),
+                f"{words} than train_len={numbers.train_len}.",
+                changed(question, partial(_replaced, scaling=made)),
             )
     for wrong_scaling, words in _neighbours(scaling):
-        yield words, changed(question, lambda r, s=wrong_scaling: replace(r, scaling=s))
+        yield words, changed(question, partial(_replaced, scaling=wrong_scaling))
 
 
 def _neighbours(scaling: Any) -> Iterator[tuple[Any, str]]:
@@ -262,7 +268,7 @@ def _base(question: Question) -> Iterator[Guess]:
         if rope is not None and base != rope.base:
             yield (
                 f"Its base is {base:g}, not {rope.base:g}.",
-                changed(question, lambda r, b=base: replace(r, base=b)),
+                changed(question, partial(_replaced, base=base)),
             )
 
 
