@@ -1,0 +1,1 @@
+"""Adapters of JAX libraries for ``posenc audit``, one file each."""

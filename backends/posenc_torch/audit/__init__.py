@@ -1,0 +1,1 @@
+"""Adapters of PyTorch libraries for ``posenc audit``, one file each."""
