@@ -1,1 +1,1 @@
-"""The command line: ``posenc compare``, ``show``, ``rope`` and ``list``, one module per command."""
+"""The command line: ``posenc compare``, ``audit``, ``show`` and others, one module a command."""

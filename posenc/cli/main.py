@@ -16,6 +16,8 @@ from posenc.study.stopping import exit_status, sigterm_like_ctrl_c
 
 _COMMANDS = {
     "compare": "train a small decoder per scheme on short text or a task, score it on longer ones",
+    "audit": "what libraries, functions and configurations compute, against the definition",
+    "vectors": "golden vectors of each scheme as safetensors and JSON, for other languages",
     "show": "draw what a scheme does, as PNG, SVG or PDF; print examples of a task",
     "rope": "what the RoPE of a checkpoint's config.json really is",
     "list": "schemes and tasks; with a name: the options of that one, and their defaults",
@@ -25,7 +27,8 @@ _COMMANDS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status.
 
-    0, 1 if runs failed, 2 for bad input, 130 after Ctrl-C and 143 after SIGTERM.
+    0, 1 if runs failed or an audit found a difference, 2 for bad input, 130 after Ctrl-C and 143
+    after SIGTERM.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     if (here := str(Path.cwd())) not in sys.path:
