@@ -11,6 +11,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -140,8 +141,16 @@ def _records(options: dict[str, Any], grid: str) -> Iterator[list[Record]]:
     if options["config"]:
         from posenc.audit.configs import audit_config
 
+        absent: set[str] = set()  # each of them once, not once a path
         for path in options["config"]:
-            yield audit_config(path)
+            records = audit_config(path)
+            missing = {r.library for r in records if r.status == "not installed"}
+            yield [
+                _in_path(path, record)
+                for record in records
+                if record.status != "not installed" or record.library not in absent
+            ]
+            absent |= missing
     elif any(":" in name for name in options["subjects"]):
         from posenc.audit.audit import audit_path
 
@@ -157,6 +166,14 @@ def _records(options: dict[str, Any], grid: str) -> Iterator[list[Record]]:
         from posenc.audit.libraries import audit_libraries
 
         yield audit_libraries(options["subjects"] or None, grid=grid)
+
+
+def _in_path(path: str, record: Record) -> Record:
+    """The record of a configuration, whose subject is its path, as that was given."""
+    if record.status == "not installed":
+        return replace(record, subject=record.library)
+    place = Path(path) / record.subject if Path(path).is_dir() else Path(path)
+    return replace(record, subject=place.as_posix())
 
 
 def _write(files: dict[str, str], records: Sequence[Record], judged: Judged, about: Run) -> None:

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from posenc.vectors.write import FORMAT, write
+from posenc.vectors.files import FORMAT, write
 
 __all__ = ["FORMAT", "write"]

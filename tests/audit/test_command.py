@@ -118,6 +118,18 @@ def test_exit_status(audits, records, status):
     assert main(["audit"]) == status
 
 
+def test_configurations_are_named_by_their_paths(audits, capsys, tmp_path):
+    """Two folders have the same names within them; what is not installed is there once."""
+    for name in ("a é", "b"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "c.json").write_text("{}")
+    audits.records = [replace(GOOD, subject="m/config.json"), ABSENT]
+    assert main(["audit", "--config", "a é", "b", "c.json", "--json", "-"]) == 0
+    records = json.loads(capsys.readouterr().out)["records"]
+    subjects = ["a é/m/config.json", "other", "b/m/config.json", "c.json"]
+    assert [record["subject"] for record in records] == subjects
+
+
 def test_expected_failures_are_strict(audits, capsys, tmp_path):
     file = tmp_path / "known.txt"
     file.write_text(f"# issue 7\n{BAD.name}\n\n{BROKEN.name}  # never called\n")
@@ -283,7 +295,7 @@ def test_the_summary_is_legible():
     assert "first at position 40, row 1, error infinite, tolerance 0.004" in text
     assert "it raised TypeError: no" in text
     assert re.search(r"^lib 1.2 lib.Rotary +2 differ, 1 agrees, 1 cannot express$", text, re.M)
-    assert re.search(r"^other +1 not installed$", text, re.M)
+    assert re.search(r"^not installed: other$", text, re.M)
     assert text.endswith(
         "Lines must leave the file of expected failures. 2 differ, 1 not called, 1\n"
         "agrees, 1 cannot express, 1 not installed.\n"
@@ -311,6 +323,44 @@ def test_reports_are_written_and_one_goes_to_standard_output(audits, capsys, tmp
     assert "a function that prints" in err
     assert "Something differs" in err
     assert all(file.stat().st_size > 300 for file in files.values())
+
+
+def test_a_function_is_audited_from_the_current_folder(tmp_path, capsys):
+    """The whole way, with nothing stood in for."""
+    (tmp_path / "turning.py").write_text(
+        "import numpy as np\n"
+        "def turn(x, pos):\n"
+        "    print('a line that is no report')\n"
+        "    angle = pos[:, None, :, None] * 1e4 ** (-np.arange(0, 1, 2 / x.shape[-1]))\n"
+        "    out, cos, sin = x.copy(), np.cos(angle), np.sin(angle)\n"
+        "    a, b = x[..., ::2], x[..., 1::2]\n"
+        "    out[..., ::2], out[..., 1::2] = a * cos - b * sin, b * cos + a * sin\n"
+        "    return out\n"
+    )
+    words = ["audit", "turning:turn", "--grid", "ci", "--framework", "numpy", "--json", "-"]
+    assert main([*words, "--as", "rope"]) == 1
+    page = json.loads(capsys.readouterr().out)
+    known = [record["name"] for record in page["records"] if record["status"] == "differs"]
+    assert len(known) > 5
+    (tmp_path / "known.txt").write_text("\n".join(known))
+    words += ["--expected-failures", "known.txt"]
+    assert main([*words, "--as", "rope:layout=interleaved"]) == 0  # lines about something else
+    agree = json.loads(capsys.readouterr().out)
+    assert {record["status"] for record in agree["records"]} == {"agrees"}
+    assert len(agree["expected_failures"]["notes"]) == len(known)
+    assert main(["audit", "turning:none", "--as", "rope"]) == 2
+
+
+@pytest.mark.long
+def test_configurations_are_audited(tmp_path, capsys):
+    """With nothing stood in for."""
+    config = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert main(["audit", "--config", "."]) == 0
+    assert "config.json" in capsys.readouterr().out
+    (tmp_path / "empty").mkdir()
+    assert main(["audit", "--config", "empty"]) == 2
+    assert "no config.json in 'empty'" in capsys.readouterr().err
 
 
 def _raise(error):

@@ -16,8 +16,8 @@ from posenc.cli.main import main
 from posenc.vectors import safetensors, write
 from posenc.vectors.answers import answer, tolerances
 from posenc.vectors.cases import Case, cases
+from posenc.vectors.files import contents
 from posenc.vectors.inputs import hashed
-from posenc.vectors.write import contents
 
 HERE = Path(__file__).parent
 DOCS = HERE.parents[1] / "docs" / "vectors.md"

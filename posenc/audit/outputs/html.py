@@ -11,14 +11,16 @@ from posenc.audit.outputs.run import (
     ORDER,
     Group,
     Run,
+    absent,
     conditions,
     counted,
     failures,
-    groups,
     in_words,
+    measured,
     number,
     one_line,
     place,
+    ran_groups,
     title,
     verdict,
 )
@@ -66,9 +68,10 @@ def _subjects(records: Sequence[Record], judged: Judged) -> str:
     rows = "".join(
         f'<tr><th scope="row"><a href="#s{i}">{_text(group.title)}</a></th>'
         f"<td>{_counts(counted(group.records, judged))}</td></tr>"
-        for i, group in enumerate(groups(records))
+        for i, group in enumerate(ran_groups(records))
     )
-    return f'<h2>Subjects</h2><div class="scroll"><table class="subjects">{rows}</table></div>'
+    table = f'<div class="scroll"><table class="subjects">{rows}</table></div>' if rows else ""
+    return f'<h2>Subjects</h2>{table}<p class="note">{_text(absent(records))}</p>'
 
 
 def _differences(records: Sequence[Record], judged: Judged) -> Iterator[str]:
@@ -77,12 +80,7 @@ def _differences(records: Sequence[Record], judged: Judged) -> Iterator[str]:
         return
     yield "<h2>What differs, or could not be called</h2>"
     for record in wrong:
-        measured = {
-            "first at": place(record),
-            "error": number(record.error),
-            "tolerance": number(record.tolerance),
-        }
-        facts = "; ".join(f"{name} {value}" for name, value in measured.items() if value)
+        facts = measured(record)
         yield (
             f'<section class="difference"><h3>{_text(title(record))}: '
             f'<span class="bad">{escape(record.status)}</span></h3>'
@@ -103,8 +101,9 @@ def _expected(records: Sequence[Record], judged: Judged) -> Iterator[str]:
 
 
 def _all_checks(records: Sequence[Record], judged: Judged) -> Iterator[str]:
-    yield "<h2>All checks</h2>"
-    for i, group in enumerate(groups(records)):
+    if ran_groups(records):
+        yield "<h2>All checks</h2>"
+    for i, group in enumerate(ran_groups(records)):
         counts = counted(group.records, judged)
         yield (
             f'<details id="s{i}"><summary>{_text(group.title)}: {_counts(counts)}</summary>'

@@ -8,14 +8,15 @@ from collections.abc import Sequence
 from posenc.audit.expected import Judged
 from posenc.audit.outputs.run import (
     Run,
+    absent,
     conditions,
     counted,
     failures,
-    groups,
     in_words,
+    measured,
     number,
     one_line,
-    place,
+    ran_groups,
     title,
     verdict,
 )
@@ -47,28 +48,23 @@ def _table(records: Sequence[Record], judged: Judged) -> str:
             in_words(counted(group.records, judged)),
             number(max(errors, default=None)),
         ]
-        for group in groups(records)
+        for group in ran_groups(records)
         for errors in [[r.error for r in group.records if r.error is not None]]
     ]
     if not rows:
-        return ""
+        return _escape(absent(records))
     head = ["library", "subject", "checks", "largest error"]
     lines = [head, [":--", ":--", ":--", "--:"], *([_escape(cell) for cell in row] for row in rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return "\n\n".join(filter(None, (table, _escape(absent(records)))))
 
 
 def _section(record: Record) -> str:
-    facts = {
-        "status": record.status,
-        "first at": place(record),
-        "error": number(record.error),
-        "tolerance": number(record.tolerance),
-    }
-    listed = "; ".join(f"{name}: {_escape(value)}" for name, value in facts.items() if value)
+    facts = ", ".join(filter(None, (record.status, measured(record))))
     parts = [
         f"### {_escape(title(record))}",
         f"{_escape(conditions(record))}: {_escape(one_line(record.message))}",
-        listed,
+        _escape(facts),
         _code(one_line(record.reproducer), "python") if record.reproducer else "",
         f"Name in a file of expected failures:\n\n{_code(one_line(record.name), 'text')}",
     ]

@@ -84,6 +84,17 @@ def groups(records: Iterable[Record]) -> list[Group]:
     return [Group(*key, of) for key, of in found.items()]
 
 
+def ran_groups(records: Iterable[Record]) -> list[Group]:
+    """The groups of what is installed."""
+    return groups(record for record in records if record.status != "not installed")
+
+
+def absent(records: Iterable[Record]) -> str:
+    """``not installed: a, b``; ``""`` if all are."""
+    found = dict.fromkeys(r.library or r.subject for r in records if r.status == "not installed")
+    return f"not installed: {', '.join(found)}" if found else ""
+
+
 def counted(records: Iterable[Record], judged: Judged) -> dict[str, int]:
     """How many records have each status, worst first; expected failures are a status here."""
     count = Counter(EXPECTED if judged.expects(r) else r.status for r in records)
@@ -142,6 +153,17 @@ def number(value: float | None) -> str:
 def place(record: Record) -> str:
     """The first place that differs: ``position 32, row 1``."""
     return one_line(", ".join(f"{name} {value}" for name, value in record.where.items()))
+
+
+def measured(record: Record) -> str:
+    """``first at …, error …, tolerance …``; the place only if the message does not have it."""
+    at = place(record)
+    facts = {
+        "first at": "" if at in one_line(record.message) else at,
+        "error": number(record.error),
+        "tolerance": number(record.tolerance),
+    }
+    return ", ".join(f"{name} {value}" for name, value in facts.items() if value)
 
 
 def one_line(text: str) -> str:

@@ -11,14 +11,16 @@ from posenc.audit.expected import Judged
 from posenc.audit.outputs.run import (
     EXPECTED,
     Run,
+    absent,
     conditions,
     counted,
     failures,
     groups,
     in_words,
+    measured,
     number,
     one_line,
-    place,
+    ran_groups,
     title,
     verdict,
 )
@@ -64,8 +66,11 @@ def write(
 
 
 def _subjects(records: Sequence[Record], judged: Judged, width: int, colour: bool) -> Iterator[str]:
-    """One line per subject: its name, and how many checks have each status."""
-    rows = [(group.title, counted(group.records, judged)) for group in groups(records)]
+    """One line per subject: its name, and how many checks have each status.
+
+    What is not installed is named in one line.
+    """
+    rows = [(group.title, counted(group.records, judged)) for group in ran_groups(records)]
     room = max(20, width - 2 - max((len(in_words(c)) for _, c in rows), default=0))
     longest = min(room, max((len(name) for name, _ in rows), default=0))
     for name, counts in rows:
@@ -77,6 +82,7 @@ def _subjects(records: Sequence[Record], judged: Judged, width: int, colour: boo
         else:
             yield name
             yield f"  {painted}"
+    yield from _wrap("", absent(records), width)
 
 
 def _difference(record: Record, width: int, colour: bool) -> list[str]:
@@ -84,12 +90,7 @@ def _difference(record: Record, width: int, colour: bool) -> list[str]:
     lines = [_paint(line, record.status, colour) for line in lines]
     lines += _wrap("  ", conditions(record), width)
     lines += _wrap("  ", one_line(record.message), width)
-    measured = {
-        "first at": place(record),
-        "error": number(record.error),
-        "tolerance": number(record.tolerance),
-    }
-    lines += _wrap("  ", ", ".join(f"{n} {value}" for n, value in measured.items() if value), width)
+    lines += _wrap("  ", measured(record), width)
     if record.reproducer:
         lines.append(f"  {one_line(record.reproducer)}")
     return [*lines, f"  name: {one_line(record.name)}"]
