@@ -93,7 +93,9 @@ def test_a_parity_of_states_needs_content(times):
 @pytest.mark.parametrize("task", ["parity", "repeat_copy"])
 def test_what_must_fail_fails(task):
     for times in (2, 4):
-        assert max(scores(task, times, "exact_match").values()) < 0.9
+        found = scores(task, times, "exact_match")
+        found.pop("selective_rope", None)  # it reads content
+        assert max(found.values()) < 0.9
 
 
 def test_indirect_indexing_disagrees_and_the_page_says_so():
