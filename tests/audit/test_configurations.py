@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 
+import audit_configurations as page  # docs/audit_configurations.py
 import pytest
 from released_configurations import LLAMA3, RELEASED, sizes, yarn
 
@@ -646,3 +647,7 @@ def test_every_family_with_a_plan_by_the_defaults_of_its_class(tmp_path):
         compared += agreeing > 0
     assert different <= KNOWN
     assert compared > 70
+
+
+def test_the_page_has_what_released_weights_need():
+    assert f"\n{page.weights()}\n" in page.PAGE.read_text(encoding="utf-8")

@@ -264,6 +264,10 @@ def test_what_is_refused():
     model = hf_models.tiny("HunYuanDenseV1", head_dim=8)
     with pytest.raises(ValueError, match="'hunyuan_v1_dense' is not served: it norms"):
         hf.apply(model)
+    with torch.device("meta"):
+        model = hf_models.tiny("HYV4", **LATENT, n_routed_experts=2, num_experts_per_tok=1)
+    with pytest.raises(ValueError, match="'hy_v4' is not served: transformers turns halves"):
+        hf.apply(model)
 
 
 @long

@@ -1,0 +1,93 @@
+"""Fills docs/audit_configurations.md: ``python docs/audit_configurations.py``.
+
+The table of released weights is ``posenc/audit/released.py``. The other one is what the installed
+transformers makes of the configurations of ``tests/support/released_configurations.py`` and of
+that table.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from posenc.audit import Record
+from posenc.audit.configs import audit_config
+from posenc.audit.released import RELEASED
+
+HERE = Path(__file__).parent
+PAGE = HERE / "audit_configurations.md"
+SUPPORT = HERE.parent / "tests" / "support"
+
+
+def main() -> None:
+    """Write both tables."""
+    page = between(PAGE.read_text(encoding="utf-8"), "released weights", weights())
+    lines = [
+        f"transformers {version('transformers')}, posenc {version('posenc')}.",
+        "",
+        "| configuration | facts that agree | what differs, or cannot be compared |",
+        "| :-- | --: | :-- |",
+        *(row(name, records) for name, records in audited()),
+    ]
+    PAGE.write_text(between(page, "transformers", "\n".join(lines)), encoding="utf-8")
+
+
+def between(page: str, name: str, text: str) -> str:
+    """The page with ``text`` between the marks of a name."""
+    start, end = f"<!-- {name} -->\n", f"\n<!-- end of {name} -->"
+    before, found, rest = page.partition(start)
+    _, also, after = rest.partition(end)
+    if not (found and also):
+        raise ValueError(f"{PAGE.name} must have {start!r} and {end!r}")
+    return f"{before}{start}{text}{end}{after}"
+
+
+def weights() -> str:
+    """What released weights need, and who read it otherwise."""
+    lines = [
+        "| `model_type` | the weights | read otherwise | source |",
+        "| :-- | :-- | :-- | :-- |",
+    ]
+    for one in RELEASED:
+        of = f" ({one.kind})" if one.kind else ""
+        sources = ", ".join(one.sources)
+        lines.append(f"| `{one.model}`{of} | {one.words} | {one.misread} | {sources} |")
+    return "\n".join(lines)
+
+
+def audited() -> Iterator[tuple[str, list[Record]]]:
+    """The records of each configuration, by its name."""
+    sys.path.append(str(SUPPORT))
+    from released_configurations import RELEASED as FILES
+
+    given: dict[str, Mapping[str, Any]] = dict(FILES)
+    for one in RELEASED:
+        if one.model in ("hy_v4", "minimax_m3_vl_text"):
+            given[one.model] = {"model_type": one.model, **one.config}
+    with tempfile.TemporaryDirectory() as folder:
+        for name, config in given.items():
+            file = Path(folder) / "config.json"
+            file.write_text(json.dumps({"num_hidden_layers": 4, **config}))
+            yield name, audit_config(file)
+
+
+def row(name: str, records: Sequence[Record]) -> str:
+    """One line of the table."""
+    own = [one for one in records if one.library == "transformers"]
+    count = Counter(one.status for one in own)
+    said = [
+        f"{one.check}: {one.message}".replace("|", "\\|").replace("\n", " ")
+        for one in own
+        if one.status in ("differs", "not called", "cannot express")
+    ]
+    return f"| {name} | {count['agrees']} | {' '.join(said)} |"
+
+
+if __name__ == "__main__":
+    main()
