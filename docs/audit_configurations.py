@@ -1,8 +1,8 @@
 """Fills docs/audit_configurations.md: ``python docs/audit_configurations.py``.
 
-The table of released weights is ``posenc/audit/released.py``. The other one is what the installed
-transformers makes of the configurations of ``tests/support/released_configurations.py`` and of
-that table.
+The table of released weights is ``posenc/audit/released.py``. The second part is what the audit
+prints of readers with a fault each, ``tests/support/planted_configurations.py``. The last table is
+what the installed transformers makes of released configurations.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ def main() -> None:
         "| :-- | --: | :-- |",
         *(row(name, records) for name, records in audited()),
     ]
+    page = between(page, "planted faults", planted())
     PAGE.write_text(between(page, "transformers", "\n".join(lines)), encoding="utf-8")
 
 
@@ -61,9 +62,31 @@ def weights() -> str:
     return "\n".join(lines)
 
 
+def planted() -> str:
+    """What the audit prints of each planted fault."""
+    support()
+    from planted_configurations import PLANTED
+
+    said = []
+    with tempfile.TemporaryDirectory() as folder:
+        for name, (config, reader, expected) in PLANTED.items():
+            file = Path(folder) / "config.json"
+            file.write_text(json.dumps(config))
+            found = {one.check: one for one in audit_config(file, readers=[reader])}
+            check = next(iter(expected))
+            said.append(f"**{name}**\n\n> *{check}:* {found[check].message}")
+    return "\n\n".join(said)
+
+
+def support() -> None:
+    """Make ``tests/support`` importable."""
+    if str(SUPPORT) not in sys.path:
+        sys.path.append(str(SUPPORT))
+
+
 def audited() -> Iterator[tuple[str, list[Record]]]:
     """The records of each configuration, by its name."""
-    sys.path.append(str(SUPPORT))
+    support()
     from released_configurations import RELEASED as FILES
 
     given: dict[str, Mapping[str, Any]] = dict(FILES)
