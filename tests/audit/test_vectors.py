@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -14,7 +15,7 @@ import pytest
 import posenc
 from posenc.cli.main import main
 from posenc.vectors import safetensors, write
-from posenc.vectors.answers import answer, tolerances
+from posenc.vectors.answers import answer, context_length, tolerances
 from posenc.vectors.cases import Case, cases
 from posenc.vectors.files import contents
 from posenc.vectors.inputs import hashed
@@ -114,6 +115,24 @@ def test_float32_is_within_the_tolerances(name):
 @pytest.mark.parametrize("name", SLOW)
 def test_float32_is_within_the_tolerances_of_every_scheme(name):
     check_tolerances(name)
+
+
+@pytest.mark.parametrize("name", ["rope_dynamic", "rope_longrope"])
+def test_scalings_are_told_the_length_of_the_context(name):
+    """Beyond the training length angles are those of the frequencies there, not of the first."""
+    far = next(case for case in cases(name) if case.name.endswith("far"))
+    x, pos = far.inputs["x"].astype(np.float64), far.inputs["pos"]
+    long, short = (far.scheme.at_length(length) for length in (context_length(far), 5))
+    assert long.frequencies() != short.frequencies()
+    angle = pos[:, None, :, None] * np.array(long.frequencies())
+    a, b = np.split(x, 2, axis=-1)
+    turned = np.concatenate([a * np.cos(angle), b * np.cos(angle)], -1)
+    turned += np.concatenate([-b * np.sin(angle), a * np.sin(angle)], -1)
+    np.testing.assert_allclose(answer(far)["query"], long.attention_factor * turned, atol=1e-9)
+    (file, about) = sorted(contents(name).items())[0]
+    first = next(c for c in json.loads(about)["cases"] if c["name"] == far.name)
+    assert file == f"{name}.json"
+    assert first["frequencies"] == list(long.frequencies())
 
 
 def test_every_kind_place_and_head_count_is_there():
