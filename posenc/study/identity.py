@@ -27,6 +27,7 @@ _DISTRIBUTIONS = {"jax": ("jax", "jaxlib")}  # where the framework is more than 
 # Files that show results, or that a study never calls. All other files of the packages count.
 _NO_EFFECT = (
     "posenc/__main__.py",
+    "posenc/audit/",
     "posenc/cli/",
     "posenc/study/columns.py",
     "posenc/study/comparisons.py",
@@ -45,7 +46,10 @@ _NO_EFFECT = (
     "posenc/study/task_tables.py",
     "posenc/study/terminal.py",
     "posenc/testing/",
+    "posenc/vectors/",
+    "posenc_jax/audit/",
     "posenc_jax/testing.py",
+    "posenc_torch/audit/",
     "posenc_torch/testing.py",
 )
 
