@@ -28,7 +28,8 @@ PAGE = "audit_libraries.md"
 class Explanation:
     """Why a library differs, and what shows it with nothing but the library.
 
-    ``scheme``, ``path`` and ``subject`` are parts of the texts of the records.
+    ``scheme``, ``path`` and ``subject`` are parts of the texts of the records. ``shown`` is the
+    check whose message the page has; default: the first.
     """
 
     title: str
@@ -38,6 +39,7 @@ class Explanation:
     scheme: str = ""
     subject: str = ""
     path: str = ""
+    shown: str = ""
 
     def explains(self, record: Record) -> bool:
         """Whether it is about a record."""
@@ -78,7 +80,7 @@ EXPLANATIONS = (
         "`rope_pi:factor=4.182936592888948` it agrees.",
         "RotaryEmbedding(scaling_factor=4., rope_type='dynamic')._get_inverse_freq(64)[0]"
         "\n# 0.239; 1.0 in dynamic NTK",
-        subject="dynamic",
+        subject="dynamic", shown="packed documents",
     ),
     Explanation(
         "attention-gym: slopes of ALiBi for head counts that are no power of two", "attn-gym",
@@ -105,7 +107,7 @@ EXPLANATIONS = (
         "`attn_config.alibi_bias_max`, so it is 8. The function itself has the argument, and "
         "agrees at its default.",
         "MptModel(MptConfig(attn_config={'alibi_bias_max': 4}))  # slopes of 8",
-        subject="alibi_bias_max=4",
+        subject="alibi_bias_max=4", shown="12 heads",
     ),
     Explanation(
         "transformers: Falcon's ALiBi is bfloat16", "transformers",
@@ -237,7 +239,7 @@ def differences(records: Sequence[Record]) -> Iterator[str]:
             continue
         yield from wrapped(known.text)
         yield from ("", "```python", *known.code.split("\n"), "```", "")
-        shown = about[0]
+        shown = next((record for record in about if record.check == known.shown), about[0])
         yield from wrapped(f"The audit says of `{shown.scheme}`, {_check(shown)}: {shown.message}")
         yield from ("", "```python", shown.reproducer, "```", "")
     if left:
