@@ -104,7 +104,7 @@ def about() -> str:
             short = "yes" if case.ci else ""
             rows.append(f"| {kind} | {case.name} | {short} | {why} |")
     names = "\n".join(f"| {role} | {', '.join(own)} |" for role, own in NAMES.items())
-    text = (HERE / "audit_about.md").read_text(encoding="utf-8")
+    text = (HERE / "audit_about.txt").read_text(encoding="utf-8")
     for name, value in {
         "CHECKS": "\n".join(rows), "NAMES": names, "FAR": far, "BIAS": bias,
         "F32": values["float32"], "BF16": values["bfloat16"], "F16": values["float16"],

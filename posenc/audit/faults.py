@@ -18,8 +18,8 @@ from posenc.testing.framework import Host
 
 Guess: TypeAlias = "tuple[str, Question | Host]"
 NEARLY = 0.05
-"""A fault also explains a result if it leaves this part of the difference: half precision rounds
-angles in more than one way."""
+"""A fault of half precision also explains a result if it leaves this part of the difference: angles
+are rounded in more than one way."""
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,14 @@ class Hypothesis:
     guesses
         Gives, for a question, a sentence and what the fault would answer: its values, or another
         question whose right answer these are. None where the fault cannot be.
+    rounds
+        Whether it is a rounding, which may be done in more than one way.
     """
 
     name: str
     kinds: tuple[str, ...]
     guesses: Callable[[Question], Iterable[Guess]]
+    rounds: bool = False
 
 
 def hypotheses() -> list[Hypothesis]:
@@ -49,15 +52,15 @@ def hypotheses() -> list[Hypothesis]:
     return list(EVERY)
 
 
-def guessed(question: Question) -> Iterator[tuple[str, Host]]:
-    """The sentence and the values of every guess at a question."""
+def guessed(question: Question) -> Iterator[tuple[str, Host, bool]]:
+    """The sentence and the values of every guess at a question, and whether it is a rounding."""
     for hypothesis in hypotheses():
         if question.kind in hypothesis.kinds:
             try:
                 for sentence, guess in hypothesis.guesses(question):
                     values = _values(guess)
                     if values is not None:
-                        yield sentence, values
+                        yield sentence, values, hypothesis.rounds
             except ValueError:  # the fault needs sizes that the scheme does not have
                 continue
 
@@ -78,7 +81,7 @@ def explain(question: Question, found: Host, gold: Host, tolerance: Host, compar
     off = _size((found - gold)[compared & np.isfinite(gold)])
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
-        for sentence, values in guessed(question):
+        for sentence, values, rounds in guessed(question):
             if values.shape != gold.shape:
                 continue
             compare = compared & np.isfinite(values)
@@ -88,7 +91,7 @@ def explain(question: Question, found: Host, gold: Host, tolerance: Host, compar
             if np.all(rest[compare] <= tolerance[compare]):
                 return sentence
             part = _size(rest[compare]) / off
-            if part < nearest[0]:
+            if rounds and part < nearest[0]:
                 nearest = (part, sentence)
     return nearest[1] or measured(question, found, gold, tolerance, compared)
 

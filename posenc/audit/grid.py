@@ -18,7 +18,7 @@ from posenc.testing.framework import Host
 GRIDS = ("full", "ci")
 MAX_LEN = 131_072
 HEADS = 8  # of a case that is not about heads
-FAR = (0, 1, 31, 33, 127, 129, 100_000)
+FAR = (0, 1, 31, 33, 127, 129, 4_097, 70_001, 100_000)  # not as many as heads
 LENGTHS = (1, 31, 33, 127, 129)
 
 
@@ -109,14 +109,14 @@ def _rotations() -> list[Case]:
     order = np.random.default_rng(5).permutation(40)
     padded = np.asarray(left_padded([9, 33], 33).pos)
     made = [
-        Case(
-            "a second call, after far positions", "rotation",
-            ("llama.cpp#24875", "transformers#25306"), _rows(range(31)), what="values again",
-        ),
         Case("position 0", "rotation", (), _rows([0])),
         Case(
             "positions 0 to 32", "rotation", ("vllm#49290", "transformers#47328"),
             _rows(range(33)), half=True,
+        ),
+        Case(
+            "a second call, after far positions", "rotation",
+            ("llama.cpp#24875", "transformers#25306"), _rows(range(31)), what="values again",
         ),
         Case(
             "far positions", "rotation", ("mlx-vlm#1710", "unsloth#6197", "mobius#548"),

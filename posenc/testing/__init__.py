@@ -20,8 +20,8 @@ implementation of every installed framework, eager and compiled. ``laws()`` list
 
 from posenc.testing.attention_case import AttentionCase
 from posenc.testing.check import check_scheme, laws, parametrize_laws
-from posenc.testing.check_function import FunctionError, check_function, parametrize_checks
 from posenc.testing.framework import Framework, Function, Host, frameworks
+from posenc.testing.functions import FunctionError, check_function, parametrize_checks
 from posenc.testing.law import BrokenLawError, Law
 from posenc.testing.scheme_case import SchemeCase
 from posenc.testing.tolerances import assert_near

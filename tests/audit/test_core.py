@@ -185,7 +185,7 @@ def test_what_was_tried_is_told():
     def raises(x, pos):
         raise RuntimeError("no such kernel")
 
-    with pytest.raises(NotCalledError, match="with any arrays.*numpy: it raised.*no such kernel"):
+    with pytest.raises(NotCalledError, match=r"with any arrays.*numpy: it raised.*no such kernel"):
         candidate_of(raises, "rope")
 
 
@@ -256,6 +256,40 @@ def test_check_function_raises_and_records():
         check_function(right_alibi, "alibi", grid="ci", expected_failures={"12 head": ""})
     records = check_function(code.geometric_slopes, "alibi", grid="ci", on_fail="return")
     assert exit_status(records) == 1
+
+
+def test_what_no_fault_explains_is_measured():
+    """Small faults of no known kind: no sentence may claim one."""
+
+    def last_head(x, pos):
+        out = right_half(x, pos)
+        out[:, -1] = x[:, -1]
+        return out
+
+    def one_frequency(x, pos):
+        own = code.inv_freq(x.shape[-1])
+        own[7] *= 1.001
+        return code.turn_half(x, *code.tables(pos, own))
+
+    def clipped(num_heads, q_pos, k_pos):
+        return np.maximum(right_alibi(num_heads, q_pos, k_pos), -1000)
+
+    def far_ones_stay(x, pos):
+        return np.where((pos > 99_999)[:, None, :, None], x, right_half(x, pos))
+
+    def too_large(x, pos):
+        return (1.0005 * right_half(x, pos)).astype(x.dtype)
+
+    for f, label, said in (
+        (last_head, "rope", "only head 7 of 8 differs"),
+        (one_frequency, "rope", "1 of 32 pairs turn by other angles: pair 7"),
+        (clipped, "alibi", "No known fault explains it"),
+        (far_ones_stay, "rope", "only token 8 of 9 differs"),
+        (too_large, "rope", "1.0005 times"),
+    ):
+        records = audit(candidate_of(f, label, framework="numpy"), "ci")
+        wrong = [r for r in records if r.status == "differs"]
+        assert said in wrong[-1 if f is clipped else 0].message
 
 
 @parametrize_checks(

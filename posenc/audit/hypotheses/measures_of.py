@@ -45,28 +45,46 @@ def _frequencies(
         pair = int(bad[0])
         row, token = np.unravel_index(np.argmax(off[..., pair]), off.shape[:2])
         count = f"{len(bad)} of {len(worst)} pairs turn"
-        return (
+        angles = (
             f"Vectors keep their lengths, but {count} by other angles: pair {pair} at position "
             f"{int(question.q_pos[row, token])} by {angle[row, token, pair]:.4g} rad instead of "
-            f"{right[row, token, pair]:.4g}. No known base, scaling or width gives these "
-            "frequencies; a table that was never initialised would (inv_freq after a load from "
-            "the meta device)."
+            f"{right[row, token, pair]:.4g}."
+        )
+        if 2 * len(bad) < len(worst):
+            return angles
+        return (
+            f"{angles} No known base, scaling or width gives these frequencies; a table that was "
+            "never initialised would (inv_freq after a load from the meta device)."
         )
     return ""
 
 
-def _some(question: Question, found: Host, gold: Host, tolerance: Host, compared: Host) -> str:
-    """Which rows, heads or positions alone are wrong."""
+def _heads(question: Question, found: Host, gold: Host, tolerance: Host, compared: Host) -> str:
+    """Which heads or rows alone are wrong."""
+    wrong = (np.abs(found - gold) > tolerance) & compared
+    return _only(wrong, ("head",) if question.kind == "bias" else ("row", "head"), 1.0)
+
+
+def _tokens(question: Question, found: Host, gold: Host, tolerance: Host, compared: Host) -> str:
+    """Which tokens alone are wrong, if these are few."""
     wrong = (np.abs(found - gold) > tolerance) & compared
     names = ("head", "query", "key") if question.kind == "bias" else ("row", "head", "token")
+    return _only(wrong, names, 0.5)
+
+
+def _only(wrong: Host, names: tuple[str, ...], most: float) -> str:
+    """A sentence, if only a part of less than ``most`` of an axis is wrong."""
     for axis, name in enumerate(names):
         others = tuple(n for n in range(wrong.ndim) if n != axis)
         of_axis = np.any(wrong, axis=others)
-        if 0 < np.sum(of_axis) < len(of_axis):
+        if 0 < np.sum(of_axis) < most * len(of_axis):
             which = ", ".join(str(int(n)) for n in np.flatnonzero(of_axis)[:8])
             more = ", ..." if np.sum(of_axis) > 8 else ""
-            return f"Only {name} {which}{more} of {len(of_axis)} differ."
+            several = "s" if np.sum(of_axis) > 1 else ""
+            return f"No known fault explains it; only {name}{several} {which}{more} of " + (
+                f"{len(of_axis)} differ{'' if several else 's'}."
+            )
     return ""
 
 
-MEASURES = (_ratio, _frequencies, _some)
+MEASURES = (_ratio, _heads, _tokens, _frequencies)

@@ -338,6 +338,6 @@ FAULTS = (
     Hypothesis("partial width", BOTH, _width),
     Hypothesis("direction", ROTATION, _direction),
     Hypothesis("axes", ROTATION, _axes),
-    Hypothesis("half precision", ROTATION, _half),
+    Hypothesis("half precision", ROTATION, _half, rounds=True),
     Hypothesis("base", BOTH, _base),
 )
