@@ -238,10 +238,10 @@ def differences(records: Sequence[Record]) -> Iterator[str]:
             yield ""
             continue
         yield from wrapped(known.text)
-        yield from ("", "```python", *known.code.split("\n"), "```", "")
+        yield from ("", "```text", *known.code.split("\n"), "```", "")
         shown = next((record for record in about if record.check == known.shown), about[0])
         yield from wrapped(f"The audit says of `{shown.scheme}`, {_check(shown)}: {shown.message}")
-        yield from ("", "```python", shown.reproducer, "```", "")
+        yield from ("", "```text", shown.reproducer, "```", "")
     if left:
         yield "### Not explained yet"
         yield ""
