@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import os
+import shutil
+import tempfile
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -14,6 +16,9 @@ for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
 # Threads of XLA on a CPU, otherwise one per core. An interpreted GPU kernel blocks one for itself
 # and one per warpgroup; with two threads it hangs now and then.
 os.environ.setdefault("NPROC", "8")
+# JAX's tests spend most of their time compiling: all processes of a run share every program.
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
 settings.register_profile(
     "posenc",
@@ -50,8 +55,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.own_markers[:] = [mark for mark in item.own_markers if mark.name != "long"]
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """``POSENC_REQUIRE_BACKENDS=torch,jax``: a missing one ends the run, where it else skips."""
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # workers and other processes inherit it
+        folder = tempfile.mkdtemp(prefix="posenc-tests-")
+        os.environ["JAX_COMPILATION_CACHE_DIR"] = folder
+        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
     for name in filter(None, os.environ.get("POSENC_REQUIRE_BACKENDS", "").split(",")):
         for module in (name.strip(), f"posenc_{name.strip()}"):
             try:

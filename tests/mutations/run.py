@@ -124,9 +124,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     started = time.monotonic()
     tasks = [*_unmutated(faults), *(Task(f.name, f.tests, f) for f in faults)]
     outcomes = []
-    for name in WARM:
-        importlib.import_module(name)
     with tempfile.TemporaryDirectory(prefix="posenc-mutations-") as scratch:
+        # Read when JAX is imported: a run compiles only the programs that its fault changes.
+        os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", f"{scratch}/jax")
+        os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+        os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+        for name in WARM:
+            importlib.import_module(name)
         for outcome in _all(tasks, Path(scratch), options.jobs):
             print(_line(outcome, options.verbose), flush=True)
             outcomes.append(outcome)
