@@ -32,9 +32,14 @@ def tried(way, dtype):
     return list({case.kind: case for case in few}.values()) if dtype in HALVES else []
 
 
+def found(way, dtype, case):
+    return _found(way, dtype, case.kind in SCALED)[case]
+
+
 @cache
-def found(way, dtype):
-    return answers(tried(way, dtype), way, dtype)
+def _found(way, dtype, scaled):
+    """Those of other frequencies apart: mpmath takes 20 seconds for them."""
+    return answers([c for c in tried(way, dtype) if (c.kind in SCALED) == scaled], way, dtype)
 
 
 def slow(way, case):
@@ -60,7 +65,7 @@ def test_what_has_an_oracle_is_in_the_catalogue():
 
 @pytest.mark.parametrize(("way", "dtype", "case"), settings(DIGITS))
 def test_promises(way, dtype, case):
-    worst = dict(zip(RANGES, errors(case, found(way, dtype)[case], dtype), strict=True))
+    worst = dict(zip(RANGES, errors(case, found(way, dtype, case), dtype), strict=True))
     # Reasons beside the numbers. Biases are compared with the exact value: at most 2 ulp from it is
     # at most 2 from the nearest float, too.
     assert max(worst.values()) <= LIMITS[case.measure][dtype], worst
@@ -68,9 +73,9 @@ def test_promises(way, dtype, case):
 
 @pytest.mark.parametrize(("way", "dtype", "case"), settings(HALVES))
 def test_halves_are_float32_rounded_once(way, dtype, case):
-    narrow = found(way, "float32")[case]
+    narrow = found(way, "float32", case)
     rounded = Exact(narrow, np.zeros_like(narrow)).rounded(dtype)
-    np.testing.assert_array_equal(found(way, dtype)[case], rounded)
+    np.testing.assert_array_equal(found(way, dtype, case), rounded)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
