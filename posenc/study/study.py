@@ -31,6 +31,11 @@ class Study(Recipe):
         "tasks of `posenc list`, with options as passkey:shared=True; text is the loss of text, "
         "all is every task",
     )
+    train_len: tuple[int, ...] = option(  # type: ignore[assignment]  # one for each model too
+        None,
+        "tokens (bytes) of a training sequence; the size of a task's examples; several lengths "
+        "are trained side by side, each evaluated at its own multiples",
+    )
     schemes: tuple[str, ...] = option(
         _DEFAULT,
         "names of `posenc list`, with options as rope:base=500000; a+b is their sum on one layer, "
@@ -57,13 +62,14 @@ class Study(Recipe):
             raise ValueError("task is empty; name at least one of `posenc list`")
         if len(set(self.task)) < len(self.task):
             raise ValueError(f"task must name each task once, got {list(self.task)}")
+        self._check_lengths()
         if len(self.recipes) == 1:  # its values are those of the study
             for name, value in vars(next(iter(self.recipes.values()))).items():
                 if name != "task":
                     object.__setattr__(self, name, value)
         for name in ("text", "windowed"):
-            if getattr(self, name) not in ((), _AUTO) and TEXT not in self.recipes:
-                tasks = ", ".join(self.recipes)
+            if getattr(self, name) not in ((), _AUTO) and not self._of_text:
+                tasks = ", ".join(dict.fromkeys(r.task for r in self.recipes.values()))
                 raise ValueError(f"{name} is for the task text, which is none of: {tasks}")
         check_count("seeds", self.seeds)
         check_count("workers", self.workers, least=0)
@@ -86,6 +92,15 @@ class Study(Recipe):
                 name = f"{label!r}{nearest(label, self.labels)}"
                 raise ValueError(f"windowed names {name}; it takes schemes of the study")
 
+    def _check_lengths(self) -> None:
+        """Several training lengths are a tuple, and one is a number."""
+        if not isinstance(self.train_len, (tuple, list)):
+            return
+        lengths = tuple(self.train_len)
+        if not lengths or len(set(lengths)) < len(lengths):
+            raise ValueError(f"train_len must name each length once, got {list(lengths)}")
+        object.__setattr__(self, "train_len", lengths if len(lengths) > 1 else lengths[0])
+
     @functools.cached_property
     def labels(self) -> tuple[str, ...]:
         """The labels of ``schemes``, with ``all`` replaced by the labels of the catalogue."""
@@ -93,16 +108,34 @@ class Study(Recipe):
 
     @functools.cached_property
     def recipes(self) -> Mapping[str, Recipe]:
-        """The recipe of each task: what the study sets, and else the task's own settings."""
+        """The recipe of each task: what the study sets, and else the task's own settings.
+
+        Its key is the task, ``text``, or with several training lengths ``text, 64``.
+        """
         names = [name for name in Recipe.__dataclass_fields__ if name != "task"]
         given = {name: getattr(self, name) for name in names}
-        return {label: Recipe(task=label, **given) for label in expand_tasks(self.task)}
+        lengths = self.train_len if isinstance(self.train_len, tuple) else (self.train_len,)
+        return {
+            self.key(label, length): Recipe(task=label, **{**given, "train_len": length})
+            for label in expand_tasks(self.task)
+            for length in lengths
+        }
+
+    def key(self, task: str, train_len: int | None) -> str:
+        """The key of a task and training length in ``recipes``."""
+        return f"{task}, {train_len}" if isinstance(self.train_len, tuple) else task
+
+    @property
+    def _of_text(self) -> list[Recipe]:
+        return [recipe for recipe in self.recipes.values() if recipe.task == TEXT]
 
     @property
     def of_task(self) -> Task:
         """The only task; ``ValueError`` if there are several, each with its own recipe."""
         if len(self.recipes) > 1:
-            raise ValueError(f"the study has {len(self.recipes)} tasks; each has one of recipes")
+            tasks = len(dict.fromkeys(recipe.task for recipe in self.recipes.values()))
+            several = f"{tasks} tasks" if tasks > 1 else f"{len(self.recipes)} training lengths"
+            raise ValueError(f"the study has {several}; each has one of recipes")
         return next(iter(self.recipes.values())).of_task
 
     def plans(self, label: str, recipe: Recipe) -> Plans | None:
@@ -118,13 +151,13 @@ class Study(Recipe):
 
     def corpus(self) -> Corpus | None:
         """The text, checked to be large enough; None if no task reads it."""
-        recipe = self.recipes.get(TEXT)
-        if recipe is None:
+        if not self._of_text:
             return None
         corpus = read_corpus(self.text)
-        check_size(
-            corpus, train_len=recipe.train_len, longest=recipe.longest, windows=recipe.eval_windows
-        )
+        for one in self._of_text:
+            check_size(
+                corpus, train_len=one.train_len, longest=one.longest, windows=one.eval_windows
+            )
         return corpus
 
     def runs(self, corpus: Corpus | None, backend: str) -> list[Run]:

@@ -14,6 +14,7 @@ import numpy as np
 
 from posenc.study.columns import align
 from posenc.study.effective import NOLIMA, effective_length
+from posenc.study.outcomes import texts
 from posenc.study.statistics import (
     SORTED_FROM,
     Difference,
@@ -97,24 +98,54 @@ class Table:
         return f"**{text}**" if (row, column) in self.best | self.wrong else text
 
 
+Studies = Sequence[tuple[Summary, Records]]  # of text, one per training length
+
+
 def table_text(summary: Summary, records: Records, width: int | None = None) -> str:
     """For a terminal: the losses of both protocols, the study's settings, the failures."""
-    tables = [table.text(width) for table in _all_tables(summary, records)]
-    notes = [*settings(summary, records), *failures(records)]
-    parts = [wrap(caption(records), width), *tables, *(wrap(line, width) for line in notes)]
-    return "\n\n".join(parts)
+    studies = texts(summary, records)
+    tables = [table.text(width) for table in _all_tables(studies)]
+    first, *notes = (wrap(line, width) for line in _notes(studies))
+    return "\n\n".join([first, *tables, *notes])
 
 
 def table_markdown(summary: Summary, records: Records) -> str:
     """The content of ``table_text`` in Markdown."""
-    tables = [table.markdown() for table in _all_tables(summary, records)]
-    notes = [*settings(summary, records), *failures(records)]
-    return "\n\n".join([caption(records), *tables, *map(escape_markdown, notes)])
+    studies = texts(summary, records)
+    tables = [table.markdown() for table in _all_tables(studies)]
+    first, *notes = _notes(studies)
+    return "\n\n".join([first, *tables, *map(escape_markdown, notes)])
 
 
-def _all_tables(summary: Summary, records: Records) -> list[Table]:
-    holds = holds_table(summary, records)
-    return [*loss_tables(summary, records), *([holds] if holds else ())]
+def _all_tables(studies: Studies) -> list[Table]:
+    together = studies[0] if len(studies) == 1 else several_lengths(studies)
+    holds = [holds_table(*each) for each in studies]
+    return [*loss_tables(*together), *(table for table in holds if table)]
+
+
+def _notes(studies: Studies) -> list[str]:
+    """The caption, then what the study set and what failed, each once."""
+    lines = [line for own, records in studies for line in settings(own, records)]
+    lines += [line for _, records in studies for line in failures(records)]
+    return [caption([r for _, records in studies for r in records]), *dict.fromkeys(lines)]
+
+
+def several_lengths(studies: Studies) -> tuple[Summary, Records]:
+    """Studies of several training lengths as one, whose schemes are named with their length."""
+    first = studies[0][0]["config"]
+    lengths = [own["config"]["train_len"] for own, _ in studies]
+    names = [_trained_at(scheme, n) for scheme in first["schemes"] for n in lengths]
+    config = {**first, "schemes": names, "train_len": None}
+    renamed = [
+        {**record, "scheme": _trained_at(record["scheme"], length)}
+        for length, (_, records) in zip(lengths, studies, strict=True)
+        for record in records
+    ]
+    return {**studies[0][0], "config": config}, renamed
+
+
+def _trained_at(scheme: str, length: int) -> str:
+    return f"{scheme}, trained at {length}"
 
 
 def settings(summary: Summary, records: Records) -> list[str]:
@@ -381,9 +412,9 @@ def end_lengths(summary: Summary, records: Records, protocol: str) -> list[int]:
     return sorted({trained if trained in at else at[0], at[-1]}) if at else []
 
 
-def length_label(length: int, train_len: int) -> str:
-    """``1024 (16x)``."""
-    return f"{length} ({length / train_len:g}x)"
+def length_label(length: int, train_len: int | None) -> str:
+    """``1024 (16x)``; without the factor where rows differ in their training length."""
+    return f"{length}" if train_len is None else f"{length} ({length / train_len:g}x)"
 
 
 def _cell(interval: Interval | None, runs: Records, records: Records) -> str:

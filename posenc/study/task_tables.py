@@ -51,7 +51,7 @@ def overview(summary: Summary, records: Records) -> Iterator[Table]:
     every = list(tasks(summary).items())
     for start in range(0, len(every), _MOST_TASKS):
         part = every[start : start + _MOST_TASKS]
-        found = {label: outcomes(about, label, records) for label, about in part}
+        found = {label: outcomes(about, records) for label, about in part}
         schemes = list(summary["config"]["schemes"])
         rows, wrong, top = [], set(), set()
         for row, scheme in enumerate(schemes):
@@ -76,7 +76,7 @@ def overview(summary: Summary, records: Records) -> Iterator[Table]:
 
 def task_table(label: str, about: Mapping[str, Any], records: Records) -> Table:
     """One task: the score at each length, of each test, and both effective lengths."""
-    found = outcomes(about, label, records)
+    found = outcomes(about, records)
     lengths = about["eval_lens"]
     rows: list[Sequence[str]] = []
     minor, top, wrong = set(), set(), set()
@@ -111,7 +111,7 @@ def task_table(label: str, about: Mapping[str, Any], records: Records) -> Table:
 def sentences(summary: Summary, records: Records) -> list[str]:
     """One sentence per task: which scheme is best, where its seeds are apart from all others'."""
     return [
-        _sentence(label, about, outcomes(about, label, records))
+        _sentence(label, about, outcomes(about, records))
         for label, about in tasks(summary).items()
     ]
 
@@ -169,7 +169,7 @@ def tasks_csv(summary: Summary, records: Records) -> str:
     writer = csv.DictWriter(file, [*COLUMNS, *named], lineterminator="\n", restval="")
     writer.writeheader()
     for label, about in tasks(summary).items():
-        for record in of_task(records, label):
+        for record in of_task(records, about):
             writer.writerows(_rows(label, about, record))
     return file.getvalue()
 

@@ -20,7 +20,7 @@ from posenc.study.comparisons import comparisons_csv
 from posenc.study.corpus import Corpus, printable
 from posenc.study.estimate import estimate
 from posenc.study.origin import command, commit, cores, processor
-from posenc.study.outcomes import has_text, outcomes, tasks, text_only
+from posenc.study.outcomes import has_text, outcomes, tasks, text_records
 from posenc.study.outputs import check_folder, holds_results, publish, task_file
 from posenc.study.picture import FORMATS
 from posenc.study.plots import loss_against_length
@@ -73,7 +73,7 @@ def _estimate(study: Study, missing: Sequence[Run]) -> float | None:
     """Seconds that the missing runs take; None where they train on no processor of this machine."""
     if study.device not in ("auto", "cpu") or not missing:
         return None
-    trainings = Counter(job[0].task for job in jobs(missing))
+    trainings = Counter(study.key(job[0].task, job[0].train_len) for job in jobs(missing))
     each = [(study.recipes[task], count) for task, count in trainings.items()]
     return estimate(each, study.workers or min(cores(), len(jobs(missing))))
 
@@ -183,7 +183,10 @@ class Progress:
         if len(parts) == 1:
             self._print_wrapped(f"{start}: {next(iter(parts.values()))}")
         else:
-            self._print_wrapped(f"{len(parts)} tasks x {start}")
+            tasks = len({recipe.task for recipe in study.recipes.values()})
+            lengths = len(parts) // tasks
+            each = f"{lengths} training lengths x " * (lengths > 1)
+            self._print_wrapped(f"{tasks} tasks x " * (tasks > 1) + each + start)
             for label, sizes in parts.items():
                 self._print_wrapped(f"{label}: {sizes}")
         if seconds is not None:
@@ -197,7 +200,8 @@ class Progress:
     def step(self, run: Run, step: int, loss: float) -> None:
         """Print the progress of a run, less often the longer the study takes."""
         now = time.perf_counter()
-        self._steps[run.task, run.scheme, run.seed] = step
+        key = self._study.key(run.task, run.train_len)
+        self._steps[key, run.scheme, run.seed] = step
         if self._first is None:
             self._first = now, sum(self._steps.values())
         pause = max(_EVERY, _SHARE * (now - self._begin))
@@ -207,7 +211,7 @@ class Progress:
             seed, left = f" seed {run.seed}: ", self._time_left(now)
             unit = "bits/byte" if run.task == TEXT else "bits"
             forms = [f"{at}, {loss:.2f} {unit}{left}", f"{at}{left}", at]
-            name = self._name(run.task, run.scheme)
+            name = self._name(key, run.scheme)
             self._print(_line(_INDENT, name, [f"{seed}{form}" for form in forms]))
             sys.stdout.flush()
 
@@ -215,28 +219,29 @@ class Progress:
         """Print the result of a run."""
         self._done += 1
         task, scheme = record.get("task", TEXT), record["scheme"]
-        self._steps.pop((task, scheme, record["seed"]), None)
+        key = self._study.key(task, record.get("train_len"))
+        self._steps.pop((key, scheme, record["seed"]), None)
         count = f"[{self._done:{len(str(self._total))}}/{self._total}] "
-        name, seed = self._name(task, scheme), f" seed {record['seed']}"
+        name, seed = self._name(key, scheme), f" seed {record['seed']}"
         if record["status"] != "ok":
             self._failed += 1
             self._print_wrapped(f"{count}{name}{seed}: failed: {record['error']}")
         else:
             self._trained[record["training"]] = record["train_seconds"]
             self._scored.append(record["eval_seconds"])
-            found = record["loss"] if task == TEXT else self._scores(task, record)
+            found = record["loss"] if task == TEXT else self._scores(key, record)
             at = sorted(found, key=int)  # JSON sorts them as strings
             losses = [f"{length}: {found[length]:.3f}" for length in at]
             self._print(_line(count, name, [f"{seed}  {some}" for some in _shorter_forms(losses)]))
         self._last_line = time.perf_counter()
         sys.stdout.flush()
 
-    def _name(self, task: str, scheme: str) -> str:
-        """The scheme, after the task if there are several."""
-        return scheme if len(self._study.recipes) == 1 else f"{task} {scheme}"
+    def _name(self, key: str, scheme: str) -> str:
+        """The scheme, after the task and length if there are several."""
+        return scheme if len(self._study.recipes) == 1 else f"{key} {scheme}"
 
-    def _scores(self, task: str, record: Record) -> dict[str, float]:
-        score = self._study.recipes[task].of_task.score
+    def _scores(self, key: str, record: Record) -> dict[str, float]:
+        score = self._study.recipes[key].of_task.score
         return {n: cell[score] for n, cell in record["scores"][""].items() if cell["examples"]}
 
     def _print_wrapped(self, text: str) -> None:
@@ -315,7 +320,7 @@ def _write(out: Path, summary: dict[str, Any], records: list[Record], runs: list
         if succeeded:
             write_whole(folder / "table.md", study_markdown(summary, records))
             if has_text(summary):
-                _write_text(folder, *text_only(summary, records))
+                _write_text(folder, summary, text_records(summary, records))
             if tasks(summary):
                 _write_tasks(folder, summary, records)
             write_report(summary, records, folder / "report.html")
@@ -340,7 +345,7 @@ def _write_tasks(folder: Path, summary: Summary, records: Records) -> None:
     write_whole(folder / "tasks.csv", tasks_csv(summary, records))
     order = list(summary["config"]["schemes"])
     for label, about in tasks(summary).items():
-        found = outcomes(about, label, records)
+        found = outcomes(about, records)
         for form in FORMATS:
             picture = task_picture(label, about, found, order, form)
             (folder / task_file(label, form)).write_bytes(picture)
@@ -349,7 +354,12 @@ def _write_tasks(folder: Path, summary: Summary, records: Records) -> None:
 def _sort(study: Study, records: list[Record]) -> list[Record]:
     task = {label: n for n, label in enumerate(study.recipes)}
     place = {label: n for n, label in enumerate(study.labels)}
-    return sorted(records, key=lambda r: (task[r["task"]], place[r["scheme"]], r["seed"]))
+
+    def rank(record: Record) -> tuple[int, int, int]:
+        of = task[study.key(record["task"], record["train_len"])]
+        return of, place[record["scheme"]], record["seed"]
+
+    return sorted(records, key=rank)
 
 
 def _escape_bytes(value: Any) -> Any:

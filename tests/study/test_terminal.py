@@ -29,7 +29,7 @@ def clock(monkeypatch):
 
 
 def run(scheme="alibi", seed=0, steps=1000):
-    return SimpleNamespace(task="text", scheme=scheme, seed=seed, steps=steps)
+    return SimpleNamespace(task="text", train_len=64, scheme=scheme, seed=seed, steps=steps)
 
 
 def finished(scheme="alibi", seed=0, **changes):
