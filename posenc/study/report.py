@@ -20,7 +20,10 @@ from posenc.study.statistics import (
     seeds_needed,
     series,
 )
+from posenc.study.sweep_plots import tuning_svgs
+from posenc.study.sweep_tables import tuning_sentences, tuning_table
 from posenc.study.tables import (
+    Table,
     baseline,
     caption,
     cost_table,
@@ -57,6 +60,11 @@ _TASK_NOTE = (
     "did, the others are left out of scores. All schemes of a seed have the same first weights, "
     "examples and order. tasks.csv has every seed, test and length."
 )
+_TUNING_NOTE = (
+    "A curve is the lowest loss at each value of the option, with any values of the other tuned "
+    "options. A ring marks the choice, a cross a value whose training diverged or failed. "
+    "tuning.csv has every run."
+)
 _EACH_LENGTH = (
     "Rows of one training length score the same bytes. Rows of different training lengths do so "
     "where --eval-lens names the lengths of evaluation."
@@ -90,17 +98,26 @@ _CONDITION = {
 def study_text(summary: Summary, records: Records, width: int | None = None) -> str:
     """For a terminal: all tables of the study."""
     parts = [table_text(summary, records, width)] if has_text(summary) else []
-    parts += [table.text(width) for table in task_tables(summary, records)]
-    lines = [*_task_lines(summary, records), *_task_failures(summary, records)]
+    parts += [table.text(width) for table in _other_tables(summary, records)]
+    lines = [*_lines(summary, records), *_task_failures(summary, records)]
     return "\n\n".join([*parts, *(wrap(line, width) for line in lines)])
 
 
 def study_markdown(summary: Summary, records: Records) -> str:
     """The content of ``study_text`` in Markdown."""
     parts = [table_markdown(summary, records)] if has_text(summary) else []
-    parts += [table.markdown() for table in task_tables(summary, records)]
-    lines = [*_task_lines(summary, records), *_task_failures(summary, records)]
+    parts += [table.markdown() for table in _other_tables(summary, records)]
+    lines = [*_lines(summary, records), *_task_failures(summary, records)]
     return "\n\n".join([*parts, *map(escape_markdown, lines)])
+
+
+def _other_tables(summary: Summary, records: Records) -> list[Table]:
+    tuned = tuning_table(summary)
+    return [*task_tables(summary, records), *([tuned] if tuned else ())]
+
+
+def _lines(summary: Summary, records: Records) -> list[str]:
+    return [*_task_lines(summary, records), *tuning_sentences(summary)]
 
 
 def _task_lines(summary: Summary, records: Records) -> list[str]:
@@ -127,7 +144,7 @@ def write_report(summary: Summary, records: Records, path: str | os.PathLike[str
         '<meta name="color-scheme" content="light dark">'
         f"<title>Positional encodings on {name}</title><style>{_style()}</style></head><body><main>"
         f"<h1>Positional encodings compared</h1>{_overview(summary, records)}"
-        f"{_tasks(summary, every)}{text}{_conditions(summary, every)}"
+        f"{_tasks(summary, every)}{text}{_tuning(summary)}{_conditions(summary, every)}"
         "</main></body></html>\n"
     )
     Path(path).write_text(page, encoding="utf-8")
@@ -244,6 +261,7 @@ def _overview(summary: Summary, records: Records) -> str:
         where.append(f"on {len(of)} task{'s' * (len(of) > 1)}")
         lines += _task_lines(summary, records)
         lost += _task_failures(summary, records)
+    lines += tuning_sentences(summary)
     line = (
         f"{len(config['schemes'])} schemes, {seeds} seed{'s' * (seeds != 1)}, trained "
         f"{' and '.join(where)}; took {summary['wall_seconds']:.0f} s"
@@ -310,7 +328,7 @@ def _losses(summary: Summary, records: Records) -> str:
     return (
         f'<h2>Loss against length</h2><div class="pair">{figures}</div>'
         f'<p class="note">{html.escape(note(records))}</p>'
-        f"<p>{html.escape(caption(records))}</p>{tables}{_built(summary, records)}"
+        f"<p>{html.escape(caption(records, summary))}</p>{tables}{_built(summary, records)}"
     )
 
 
@@ -350,6 +368,16 @@ def _training(summary: Summary, records: Records) -> str:
     svg = curve_svg(summary, records)
     figure = f"<h2>Training</h2><figure>{svg}</figure>" if svg else ""
     return f"{figure}<h2>Cost</h2>{cost_table(summary, records).html()}"
+
+
+def _tuning(summary: Summary) -> str:
+    table = tuning_table(summary)
+    if table is None:
+        return ""
+    figures = "".join(f"<figure>{svg}</figure>" for svg in tuning_svgs(summary))
+    said = "".join(f"<p>{html.escape(line)}</p>" for line in tuning_sentences(summary))
+    note = f'<p class="note">{html.escape(_TUNING_NOTE)}</p>'
+    return f'<h2>Tuning</h2><div class="pair">{figures}</div>{note}{table.html()}{said}'
 
 
 def _caveats() -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from posenc.contract.checks import check_count, nearest
@@ -13,6 +13,7 @@ from posenc.study.identity import fingerprint
 from posenc.study.recipe import Recipe, option
 from posenc.study.run import Run
 from posenc.study.specs import ALL, Plans, expand
+from posenc.study.sweeps import SEED, Tuning, Values, axes_of, tunings, with_values
 from posenc.study.tasks.catalogue import TEXT
 from posenc.study.tasks.catalogue import expand as expand_tasks
 from posenc.study.tasks.task import Task
@@ -41,6 +42,12 @@ class Study(Recipe):
         "names of `posenc list`, with options as rope:base=500000; a+b is their sum on one layer, "
         "a/b gives layers in turn, a@512/b the first of them a window of 512, a~b trains as a and "
         "tests as b; all is the whole catalogue",
+    )
+    sweep: tuple[str, ...] = option(
+        (),
+        "options to tune for each scheme, as learning-rate, learning-rate=3e-3,6e-3 or rope:base: "
+        "every combination of the values is trained, chosen on text or examples that no result "
+        "scores; without values, 1/4, 1/2, 1, 2 and 4 times the setting",
     )
     seeds: int = option(3, "number of seeds, 0 .. N - 1")
     baseline: str = option("", "scheme that the others are compared with; default: the first")
@@ -87,6 +94,8 @@ class Study(Recipe):
         if self.baseline and self.baseline not in self.labels:
             name = f"{self.baseline!r}{nearest(self.baseline, self.labels)}"
             raise ValueError(f"baseline names {name}; it takes a scheme of the study")
+        if self.tunings and self.seeds > SEED:
+            raise ValueError(f"seeds must be at most {SEED} with a sweep, which trains seed {SEED}")
         for label in self.windowed if self.windowed != _AUTO else ():
             if label not in self.labels:
                 name = f"{label!r}{nearest(label, self.labels)}"
@@ -138,6 +147,12 @@ class Study(Recipe):
             raise ValueError(f"the study has {several}; each has one of recipes")
         return next(iter(self.recipes.values())).of_task
 
+    @functools.cached_property
+    def tunings(self) -> tuple[Tuning, ...]:
+        """What ``sweep`` tries: one for each task and trained scheme."""
+        axes = axes_of(self.sweep)
+        return tunings(axes, self.recipes, self.labels, self.plans) if axes else ()
+
     def plans(self, label: str, recipe: Recipe) -> Plans | None:
         """The layers of a label; None if they cannot be made, which only labels of ``all`` may."""
         try:
@@ -158,38 +173,64 @@ class Study(Recipe):
             check_size(
                 corpus, train_len=one.train_len, longest=one.longest, windows=one.eval_windows
             )
+            if self.tunings:
+                one.of_task.with_text(corpus).check_validation(one)
         return corpus
 
-    def runs(self, corpus: Corpus | None, backend: str) -> list[Run]:
-        """One run per task, seed and scheme, the last innermost: early stops leave comparisons."""
+    def runs(
+        self,
+        corpus: Corpus | None,
+        backend: str,
+        chosen: Mapping[str, Mapping[str, Values]] | None = None,
+    ) -> list[Run]:
+        """One run per task, seed and scheme, the last innermost: early stops leave comparisons.
+
+        ``chosen`` are values of a sweep, by the key of the recipe and the label.
+        """
+        found = []
+        for key, recipe in self.recipes.items():
+            own = (chosen or {}).get(key, {})
+            each = [self._run(n, recipe, own.get(n, {}), corpus, backend) for n in self.labels]
+            found += [replace(run, seed=seed) for seed in range(self.seeds) for run in each]
+        return found
+
+    def trials(self, corpus: Corpus | None, backend: str) -> list[tuple[Tuning, list[Run]]]:
+        """The runs of each tuning, in the order of its combinations."""
         return [
-            run
-            for recipe in self.recipes.values()
-            for run in self._runs_of(recipe, corpus if recipe.task == TEXT else None, backend)
+            (
+                one,
+                [
+                    replace(
+                        self._run(one.trained, self.recipes[one.key], values, corpus, backend),
+                        seed=SEED,
+                        windowed=False,
+                        tuning=tuple(values.items()),
+                    )
+                    for values in one.combinations()
+                ],
+            )
+            for one in self.tunings
         ]
 
-    def _runs_of(self, recipe: Recipe, corpus: Corpus | None, backend: str) -> list[Run]:
-        task = recipe.of_task if corpus is None else recipe.of_task.with_text(corpus)
-        made = {
-            label: fingerprint(self.plans(label, recipe), backend, recipe.of_task)
-            for label in self.labels
-        }
-        text = tuple(str(Path(p).resolve()) for p in self.text) if corpus else ()
-        return [
-            Run(
-                **asdict(recipe),
-                scheme=label,
-                seed=seed,
-                text=text,
-                data=task.digest,
-                windowed=recipe.task == TEXT and self.is_windowed(label),
-                backend=backend,
-                device=self.device,
-                **made[label],
-            )
-            for seed in range(self.seeds)
-            for label in self.labels
-        ]
+    def _run(
+        self, label: str, recipe: Recipe, values: Values, corpus: Corpus | None, backend: str
+    ) -> Run:
+        """The run of seed 0, with values of a sweep."""
+        scheme, recipe = with_values(label, recipe, values)
+        text = corpus if recipe.task == TEXT else None
+        task = recipe.of_task if text is None else recipe.of_task.with_text(text)
+        return Run(
+            **asdict(recipe),
+            scheme=scheme,
+            label=label,
+            seed=0,
+            text=tuple(str(Path(p).resolve()) for p in self.text) if text else (),
+            data=task.digest,
+            windowed=recipe.task == TEXT and self.is_windowed(label),
+            backend=backend,
+            device=self.device,
+            **fingerprint(self.plans(scheme, recipe), backend, recipe.of_task),
+        )
 
 
 @functools.lru_cache(maxsize=1)

@@ -127,7 +127,8 @@ def _notes(studies: Studies) -> list[str]:
     """The caption, then what the study set and what failed, each once."""
     lines = [line for own, records in studies for line in settings(own, records)]
     lines += [line for _, records in studies for line in failures(records)]
-    return [caption([r for _, records in studies for r in records]), *dict.fromkeys(lines)]
+    every = [record for _, records in studies for record in records]
+    return [caption(every, studies[0][0]), *dict.fromkeys(lines)]
 
 
 def several_lengths(studies: Studies) -> tuple[Summary, Records]:
@@ -160,7 +161,7 @@ def settings(summary: Summary, records: Records) -> list[str]:
     learned = [
         name for name, run in _first_runs(summary, records).items() if run["params"]["position"]
     ]
-    if learned and "position_lr_scale" in config:
+    if learned and "position_lr_scale" in config and "position_lr_scale" not in tuned(summary):
         rate = config["position_lr_scale"]
         scale = "the learning rate" if rate == 1 else f"{rate:g} times the learning rate"
         lines.append(
@@ -217,8 +218,8 @@ def _first_runs(summary: Summary, records: Records) -> dict[str, Mapping[str, An
     return {name: runs[name] for name in order if name in runs}
 
 
-def caption(records: Records) -> str:
-    """The unit of the loss tables, and the meaning of an entry."""
+def caption(records: Records, summary: Summary | None = None) -> str:
+    """The unit of the loss tables, the meaning of an entry, and whether the runs are tuned."""
     seeds = len({record["seed"] for record in records})
     entry = (
         f"mean ± half the 95 % interval over {seeds} seeds"
@@ -228,7 +229,20 @@ def caption(records: Records) -> str:
     note = " [2 of 3]: of 3 runs, 2 have a finite loss." if has_lost_runs(records) else ""
     if len({record["scheme"] for record in records}) >= SORTED_FROM:
         note += " Rows are sorted by the loss at the longest length of non-overlapping windows."
-    return f"Bits per byte, lower is better; {entry}.{note}"
+    tuned = f" {said}" if summary and (said := tuned_caption(summary)) else ""
+    return f"Bits per byte, lower is better; {entry}.{tuned}{note}"
+
+
+def tuned(summary: Summary) -> list[str]:
+    """The options that a sweep chose for each scheme."""
+    schemes = summary.get("tuning", {}).get("schemes", ())
+    return list(dict.fromkeys(name for one in schemes for name in one["grid"]))
+
+
+def tuned_caption(summary: Summary) -> str:
+    """What a table of results says of its runs; empty without a sweep."""
+    names = " and ".join(tuned(summary))
+    return f"Tuned runs: each scheme has the {names} that was chosen for it." if names else ""
 
 
 def has_lost_runs(records: Records) -> bool:

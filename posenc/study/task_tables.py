@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from posenc.study.outcomes import (
@@ -18,7 +19,7 @@ from posenc.study.outcomes import (
     wilson,
 )
 from posenc.study.statistics import Records, Summary, mean_interval
-from posenc.study.tables import Table, length_label
+from posenc.study.tables import Table, length_label, tuned_caption
 
 COLUMNS = (
     "task",
@@ -43,7 +44,9 @@ def task_tables(summary: Summary, records: Records) -> list[Table]:
     """All tables of tasks: that of tasks by schemes if there are several, then one per task."""
     about = tasks(summary)
     each = [task_table(label, one, records) for label, one in about.items()]
-    return [*(overview(summary, records) if len(about) > 1 else ()), *each]
+    tables = [*(overview(summary, records) if len(about) > 1 else ()), *each]
+    said = tuned_caption(summary)
+    return [replace(one, caption=f"{one.caption} {said}") for one in tables] if said else tables
 
 
 def overview(summary: Summary, records: Records) -> Iterator[Table]:
@@ -111,8 +114,7 @@ def task_table(label: str, about: Mapping[str, Any], records: Records) -> Table:
 def sentences(summary: Summary, records: Records) -> list[str]:
     """One sentence per task: which scheme is best, where its seeds are apart from all others'."""
     return [
-        _sentence(label, about, outcomes(about, records))
-        for label, about in tasks(summary).items()
+        _sentence(label, about, outcomes(about, records)) for label, about in tasks(summary).items()
     ]
 
 

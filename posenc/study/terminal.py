@@ -8,7 +8,7 @@ import sys
 import textwrap
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -28,11 +28,14 @@ from posenc.study.recipe import Recipe
 from posenc.study.report import study_markdown, study_text, write_report
 from posenc.study.results import Record, seconds, write_tables, write_whole
 from posenc.study.run import Run
-from posenc.study.runner import compute, jobs, plan
+from posenc.study.runner import compute, jobs, plan, plan_tuning
 from posenc.study.specs import fitted_settings
 from posenc.study.statistics import Records, Summary
 from posenc.study.stopping import exit_status
 from posenc.study.study import Study
+from posenc.study.sweep_plots import tuning_picture
+from posenc.study.sweep_tables import tuning_csv, tuning_summary
+from posenc.study.sweeps import SEED
 from posenc.study.task_plots import task_picture
 from posenc.study.task_tables import tasks_csv
 from posenc.study.tasks.catalogue import TEXT
@@ -50,23 +53,43 @@ def compare(study: Study) -> int:
     """
     check_folder(Path(study.out))
     backend, corpus = choose_backend(study.backend), study.corpus()
-    records, missing = plan(study, corpus)
-    runs = [record["run"] for record in records] + [run.digest() for run in missing]
+    tried, untried = plan_tuning(study, corpus)
+    records, missing = plan(study, corpus, () if untried else tried)
     progress = Progress(study, len(records), print, trainings=len(jobs(missing)))
-    progress.header(corpus, backend, _estimate(study, missing))
-    status = 0
+    progress.header(corpus, backend, _estimate(study, [*untried, *missing]))
+    status, runs = 0, [record["run"] for record in tried] + [run.digest() for run in untried]
     try:
+        if untried:
+            _tune(study, tried, untried)
+            records, missing = plan(study, corpus, tried)
+            progress = Progress(study, len(records), print, trainings=len(jobs(missing)))
+        progress.kept()
+        runs += [record["run"] for record in records] + [run.digest() for run in missing]
         for record in compute(study, missing, on_progress=progress.step):
             progress.result(record)
             records.append(record)
     except KeyboardInterrupt as stop:
         status = exit_status(stop)
         print("\nstopped; the same command continues from here")
-    times = seconds(records)
-    summary = _escape_bytes(describe(study, corpus, backend, times["wall_seconds"]) | times)
-    _write(Path(study.out), summary, _sort(study, records), runs)
+    times = seconds([*tried, *records])
+    summary = describe(study, corpus, backend, times["wall_seconds"]) | times
+    if study.tunings and len(runs) > len(tried):
+        summary["tuning"] = tuning_summary(study.trials(corpus, backend), tried)
+    _write(Path(study.out), _escape_bytes(summary), _sort(study, records), runs)
     failed = any(record["status"] != "ok" for record in records)
     return status or int(failed)
+
+
+def _tune(study: Study, tried: list[Record], untried: Sequence[Run]) -> None:
+    """Carry out the runs of a sweep that are missing, and add their records."""
+    total = len(tried) + len(untried)
+    progress = Progress(study, len(tried), print, trainings=len(jobs(untried)), total=total)
+    print(f"tuning: {total} runs of seed {SEED}, then the study with the values of the lowest loss")
+    progress.kept()
+    for record in compute(study, untried, on_progress=progress.step):
+        progress.result(record)
+        tried.append(record)
+    print("tuned; now the study")
 
 
 def _estimate(study: Study, missing: Sequence[Run]) -> float | None:
@@ -156,9 +179,10 @@ class Progress:
         write: Callable[[str], None],
         *,
         trainings: int | None = None,
+        total: int | None = None,
     ) -> None:
         self._study, self._print = study, write
-        self._total = len(study.recipes) * len(study.labels) * study.seeds
+        self._total = total or len(study.recipes) * len(study.labels) * study.seeds
         self._steps_each = mean(recipe.steps for recipe in study.recipes.values())
         self._kept = self._done = kept
         self._trainings = self._total - kept if trainings is None else trainings
@@ -191,6 +215,10 @@ class Progress:
                 self._print_wrapped(f"{label}: {sizes}")
         if seconds is not None:
             self._print(f"at most about {_duration(seconds)} on this machine, by estimate")
+        sys.stdout.flush()
+
+    def kept(self) -> None:
+        """Print how many trainings runs share, and how many runs are on disk already."""
         if self._trainings < self._total - self._kept:
             self._print(f"{self._total - self._kept} runs share {self._trainings} trainings")
         if self._kept:
@@ -201,31 +229,38 @@ class Progress:
         """Print the progress of a run, less often the longer the study takes."""
         now = time.perf_counter()
         key = self._study.key(run.task, run.train_len)
-        self._steps[key, run.scheme, run.seed] = step
+        scheme = _shown(run.label, dict(run.tuning))
+        self._steps[key, scheme, run.seed] = step
         if self._first is None:
             self._first = now, sum(self._steps.values())
         pause = max(_EVERY, _SHARE * (now - self._begin))
         if self._last_line is None or now - self._last_line >= pause:
             self._last_line = now
             at = f"step {step} of {run.steps}" if step < run.steps else "trained, now scored"
-            seed, left = f" seed {run.seed}: ", self._time_left(now)
+            seed, left = "" if run.tuning else f" seed {run.seed}", self._time_left(now)
             unit = "bits/byte" if run.task == TEXT else "bits"
             forms = [f"{at}, {loss:.2f} {unit}{left}", f"{at}{left}", at]
-            name = self._name(key, run.scheme)
-            self._print(_line(_INDENT, name, [f"{seed}{form}" for form in forms]))
+            name = self._name(key, scheme)
+            self._print(_line(_INDENT, name, [f"{seed}: {form}" for form in forms]))
             sys.stdout.flush()
 
     def result(self, record: Record) -> None:
         """Print the result of a run."""
         self._done += 1
-        task, scheme = record.get("task", TEXT), record["scheme"]
+        task, tuning = record.get("task", TEXT), record.get("tuning", {})
+        scheme = _shown(record["scheme"], tuning)
         key = self._study.key(task, record.get("train_len"))
         self._steps.pop((key, scheme, record["seed"]), None)
         count = f"[{self._done:{len(str(self._total))}}/{self._total}] "
-        name, seed = self._name(key, scheme), f" seed {record['seed']}"
+        name, seed = self._name(key, scheme), "" if tuning else f" seed {record['seed']}"
         if record["status"] != "ok":
             self._failed += 1
-            self._print_wrapped(f"{count}{name}{seed}: failed: {record['error']}")
+            reason = f"{record['status']}: {record['error']}"
+            self._print_wrapped(f"{count}{name}{seed}: {reason}")
+        elif tuning:
+            self._trained[record["training"]] = record["train_seconds"]
+            self._scored.append(record["eval_seconds"])
+            self._print(_line(count, name, [f"  {record['validation']['loss']:.3f} bits"]))
         else:
             self._trained[record["training"]] = record["train_seconds"]
             self._scored.append(record["eval_seconds"])
@@ -267,6 +302,11 @@ class Progress:
             return ""
         steps = self._trainings * self._steps_each - stepped
         return f", more than {_duration(steps * (now - then) / (stepped - before))} left"
+
+
+def _shown(scheme: str, tuning: Mapping[str, float]) -> str:
+    """The scheme, and the values of a sweep."""
+    return " ".join([scheme, *(f"{name}={value:g}" for name, value in tuning.items())])
 
 
 def _sizes(recipe: Recipe) -> str:
@@ -321,6 +361,8 @@ def _write(out: Path, summary: dict[str, Any], records: list[Record], runs: list
             write_whole(folder / "table.md", study_markdown(summary, records))
             if has_text(summary):
                 _write_text(folder, summary, text_records(summary, records))
+            if summary.get("tuning"):
+                _write_tuning(folder, summary)
             if tasks(summary):
                 _write_tasks(folder, summary, records)
             write_report(summary, records, folder / "report.html")
@@ -339,6 +381,12 @@ def _write_text(folder: Path, summary: Summary, records: Records) -> None:
     write_whole(folder / "differences.csv", comparisons_csv(summary, records))
     for form in FORMATS:
         loss_against_length(records, folder / f"loss.{form}", summary, form)
+
+
+def _write_tuning(folder: Path, summary: Summary) -> None:
+    write_whole(folder / "tuning.csv", tuning_csv(summary))
+    for form in FORMATS:
+        (folder / f"tuning.{form}").write_bytes(tuning_picture(summary, form))
 
 
 def _write_tasks(folder: Path, summary: Summary, records: Records) -> None:
