@@ -122,11 +122,11 @@ def carry_out(
 
 def failure_record(run: Run, error: BaseException) -> Record:
     """The record of a run that did not finish; that a tried value diverges is a result."""
-    diverged = run.tuning and isinstance(error, FloatingPointError)
+    diverged = bool(run.tuning) and isinstance(error, FloatingPointError)
     return {
         **_named(run),
         "status": "diverged" if diverged else "failed",
-        "error": f"{type(error).__name__}: {error}",
+        "error": str(error) if diverged else f"{type(error).__name__}: {error}",
     }
 
 

@@ -106,7 +106,8 @@ def tuning_table(summary: Summary) -> Table | None:
                 notes = [f"no value trained; runs have {one['setting'][option]:g}"]
             shown = "–" if chosen is None else f"{chosen:g}"
             loss = "–" if best is None else f"{best:.3f}"
-            cells = (name, option, shown, _listed(values), loss, rise(one, option))
+            tried = f"{len(values)}, {min(values):g} to {max(values):g}"
+            cells = (name, option, shown, tried, loss, rise(one, option))
             rows.append((*cells, "; ".join(notes)))
     columns = ["scheme", "option", "chosen", "tried", "loss", "rise", ""]
     return Table(_CAPTION, columns, rows) if rows else None

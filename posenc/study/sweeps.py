@@ -26,6 +26,7 @@ FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)  # of the setting, where a sweep names no v
 OPTIONS = (
     "learning_rate", "position_lr_scale", "weight_decay", "clip", "warmup", "random_positions",
 )  # fmt: skip
+_WHOLE = ("warmup", "random_positions")  # integers
 _FORM = "accepted: name or name=value,value, with a name of the recipe or of a scheme, rope:base"
 Values = Mapping[str, float]
 PlansOf = Callable[[str, Recipe], Plans | None]
@@ -72,8 +73,10 @@ class Axis:
     def grid(self, label: str, recipe: Recipe, plans: Plans) -> tuple[float, ...]:
         """The values that are tried for a scheme; none where the option changes nothing."""
         setting = self.setting(label, recipe, plans)
-        if setting is None or self.values:
-            return () if setting is None else self.values
+        if setting is None:
+            return ()
+        if self.values:  # 1 as 1.0, for one run to have one name
+            return tuple(map(float, self.values)) if isinstance(setting, float) else self.values
         if not setting:
             raise ValueError(
                 f"sweep {self.name}: the setting is 0, so there are no factors of it to try; "
@@ -92,7 +95,7 @@ class Axis:
         if self.option == "position_lr_scale" and not learned:
             return None
         value: float = getattr(recipe, self.option)
-        return value
+        return value if self.option in _WHOLE else float(value)
 
     def _of_scheme(self, scheme: Any) -> float:
         found = {f.name: getattr(scheme, f.name) for f in fields(scheme)} if _made(scheme) else {}

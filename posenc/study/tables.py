@@ -118,17 +118,20 @@ def table_markdown(summary: Summary, records: Records) -> str:
 
 
 def _all_tables(studies: Studies) -> list[Table]:
-    together = studies[0] if len(studies) == 1 else several_lengths(studies)
     holds = [holds_table(*each) for each in studies]
-    return [*loss_tables(*together), *(table for table in holds if table)]
+    return [*loss_tables(*_together(studies)), *(table for table in holds if table)]
+
+
+def _together(studies: Studies) -> tuple[Summary, Records]:
+    return studies[0] if len(studies) == 1 else several_lengths(studies)
 
 
 def _notes(studies: Studies) -> list[str]:
     """The caption, then what the study set and what failed, each once."""
     lines = [line for own, records in studies for line in settings(own, records)]
     lines += [line for _, records in studies for line in failures(records)]
-    every = [record for _, records in studies for record in records]
-    return [caption(every, studies[0][0]), *dict.fromkeys(lines)]
+    own, records = _together(studies)
+    return [caption(records, own), *dict.fromkeys(lines)]
 
 
 def several_lengths(studies: Studies) -> tuple[Summary, Records]:

@@ -255,7 +255,8 @@ class Progress:
         name, seed = self._name(key, scheme), "" if tuning else f" seed {record['seed']}"
         if record["status"] != "ok":
             self._failed += 1
-            reason = f"{record['status']}: {record['error']}"
+            failed = "failed: " * (record["status"] == "failed")
+            reason = f"{failed}{record['error']}"
             self._print_wrapped(f"{count}{name}{seed}: {reason}")
         elif tuning:
             self._trained[record["training"]] = record["train_seconds"]

@@ -45,8 +45,8 @@ def _starts(data: bytes, count: int, longest: int) -> Tokens:
 def between_stretches(data: bytes, *, count: int, longest: int, length: int) -> Tokens:
     """Stretches ``(N, L + 1)`` of the held-out text apart from ``held_out_stretches``.
 
-    They share no byte. One lies in the middle of each gap. ``L`` is a multiple of ``length``: the largest that fits in
-    every gap and is at most ``longest``, if that is one.
+    They share no byte. One lies in the middle of each gap. ``L`` is the largest multiple of
+    ``length`` that fits in every gap and is not longer than the scored stretches.
 
     Raises
     ------
