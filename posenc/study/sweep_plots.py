@@ -101,11 +101,11 @@ def _panel(axes: Any, lines: Sequence[Line], summary: Summary, key: str, option:
     if len(values) <= _MOST_TICKS:
         axes.set_xticks(values, [f"{value:g}" for value in values])
         axes.minorticks_off()
-    for line in lines:
+    for n, line in enumerate(lines):  # crosses below one another
         colour = PALETTE[line.colour % len(PALETTE)]
         lost = [x for x, i in zip(line.x, line.intervals, strict=True) if not i.n]
         at = {"transform": axes.get_xaxis_transform(), "clip_on": False}
-        axes.plot(lost, [1.0] * len(lost), "x", color=colour, markersize=7, **at)
+        axes.plot(lost, [1 - 0.05 * n] * len(lost), "x", color=colour, markersize=7, **at)
     for one in every(summary):
         if one["task"] == key and option in one["chosen"]:
             value = one["chosen"][option]

@@ -92,10 +92,8 @@ def rise(one: Mapping[str, Any], option: str) -> str:
 
 def tuning_table(summary: Summary) -> Table | None:
     """One row for each tuned scheme and option; None without a sweep."""
-    several = len({one["task"] for one in every(summary)}) > 1
     rows = []
-    for one in every(summary):
-        name = f"{one['task']}: {one['scheme']}" if several else one["scheme"]
+    for name, one in _named(summary):
         best = min((t["loss"] for t in one["trials"] if t["loss"] is not None), default=None)
         for option, values in one["grid"].items():
             chosen = one["chosen"].get(option)
@@ -109,8 +107,17 @@ def tuning_table(summary: Summary) -> Table | None:
             tried = f"{len(values)}, {min(values):g} to {max(values):g}"
             cells = (name, option, shown, tried, loss, rise(one, option))
             rows.append((*cells, "; ".join(notes)))
-    columns = ["scheme", "option", "chosen", "tried", "loss", "rise", ""]
+    columns = ["scheme", "option", "chosen", "tried", "loss", "rise", "note"]
     return Table(_CAPTION, columns, rows) if rows else None
+
+
+def _named(summary: Summary) -> list[tuple[str, Mapping[str, Any]]]:
+    """Each tuned scheme, with its task if there are several."""
+    several = len({one["task"] for one in every(summary)}) > 1
+    return [
+        (f"{one['task']}: {one['scheme']}" if several else one["scheme"], one)
+        for one in every(summary)
+    ]
 
 
 def tuning_sentences(summary: Summary) -> list[str]:
@@ -118,14 +125,14 @@ def tuning_sentences(summary: Summary) -> list[str]:
     lines = []
     schemes = every(summary)
     at_edge = [
-        f"{one['scheme']} ({option} {one['chosen'][option]:g})"
-        for one in schemes
+        f"{name} ({option} {one['chosen'][option]:g})"
+        for name, one in _named(summary)
         for option in one["edges"]
     ]
     if at_edge:
         lines.append(
             "At the edge of the grid, so that a wider grid may give a lower loss: "
-            f"{', '.join(dict.fromkeys(at_edge))}."
+            f"{', '.join(at_edge)}."
         )
     labels = dict.fromkeys(summary["config"]["schemes"])
     for option in tuned(summary):
@@ -133,9 +140,9 @@ def tuning_sentences(summary: Summary) -> list[str]:
         others = [label for label in labels if label not in own]
         if others:
             lines.append(
-                f"{option} changes nothing for {', '.join(others)}, which were not trained for it."
+                f"{option} changes nothing for {', '.join(others)}, so it was not tried there."
             )
-    none = dict.fromkeys(one["scheme"] for one in schemes if not one["chosen"])
+    none = [name for name, one in _named(summary) if not one["chosen"]]
     if none:
         lines.append(f"No value of the grid trained, so the setting is kept: {', '.join(none)}.")
     return lines

@@ -189,7 +189,7 @@ class Progress:
         self._begin = time.perf_counter()
         self._last_line: float | None = None
         self._first: tuple[float, int] | None = None  # time and steps of the first report
-        self._steps: dict[tuple[str, str, int], int] = {}
+        self._steps: dict[tuple[str, str, str], int] = {}
         self._trained: dict[str, float] = {}  # seconds by training
         self._scored: list[float] = []  # seconds of runs
         self._failed = 0
@@ -229,46 +229,46 @@ class Progress:
         """Print the progress of a run, less often the longer the study takes."""
         now = time.perf_counter()
         key = self._study.key(run.task, run.train_len)
-        scheme = _shown(run.label, dict(run.tuning))
-        self._steps[key, scheme, run.seed] = step
+        which = _which(run.seed, dict(run.tuning))
+        self._steps[key, run.label, which] = step
         if self._first is None:
             self._first = now, sum(self._steps.values())
         pause = max(_EVERY, _SHARE * (now - self._begin))
         if self._last_line is None or now - self._last_line >= pause:
             self._last_line = now
             at = f"step {step} of {run.steps}" if step < run.steps else "trained, now scored"
-            seed, left = "" if run.tuning else f" seed {run.seed}", self._time_left(now)
+            left = self._time_left(now)
             unit = "bits/byte" if run.task == TEXT else "bits"
             forms = [f"{at}, {loss:.2f} {unit}{left}", f"{at}{left}", at]
-            name = self._name(key, scheme)
-            self._print(_line(_INDENT, name, [f"{seed}: {form}" for form in forms]))
+            name = self._name(key, run.label)
+            self._print(_line(_INDENT, name, [f"{which}: {form}" for form in forms]))
             sys.stdout.flush()
 
     def result(self, record: Record) -> None:
         """Print the result of a run."""
         self._done += 1
         task, tuning = record.get("task", TEXT), record.get("tuning", {})
-        scheme = _shown(record["scheme"], tuning)
+        scheme, which = record["scheme"], _which(record["seed"], tuning)
         key = self._study.key(task, record.get("train_len"))
-        self._steps.pop((key, scheme, record["seed"]), None)
+        self._steps.pop((key, scheme, which), None)
         count = f"[{self._done:{len(str(self._total))}}/{self._total}] "
-        name, seed = self._name(key, scheme), "" if tuning else f" seed {record['seed']}"
+        name = self._name(key, scheme)
         if record["status"] != "ok":
             self._failed += 1
             failed = "failed: " * (record["status"] == "failed")
             reason = f"{failed}{record['error']}"
-            self._print_wrapped(f"{count}{name}{seed}: {reason}")
+            self._print_wrapped(f"{count}{name}{which}: {reason}")
         elif tuning:
             self._trained[record["training"]] = record["train_seconds"]
             self._scored.append(record["eval_seconds"])
-            self._print(_line(count, name, [f"  {record['validation']['loss']:.3f} bits"]))
+            self._print(_line(count, name, [f"{which}  {record['validation']['loss']:.3f} bits"]))
         else:
             self._trained[record["training"]] = record["train_seconds"]
             self._scored.append(record["eval_seconds"])
             found = record["loss"] if task == TEXT else self._scores(key, record)
             at = sorted(found, key=int)  # JSON sorts them as strings
             losses = [f"{length}: {found[length]:.3f}" for length in at]
-            self._print(_line(count, name, [f"{seed}  {some}" for some in _shorter_forms(losses)]))
+            self._print(_line(count, name, [f"{which}  {some}" for some in _shorter_forms(losses)]))
         self._last_line = time.perf_counter()
         sys.stdout.flush()
 
@@ -305,9 +305,10 @@ class Progress:
         return f", more than {_duration(steps * (now - then) / (stepped - before))} left"
 
 
-def _shown(scheme: str, tuning: Mapping[str, float]) -> str:
-    """The scheme, and the values of a sweep."""
-    return " ".join([scheme, *(f"{name}={value:g}" for name, value in tuning.items())])
+def _which(seed: int, tuning: Mapping[str, float]) -> str:
+    """Which run of a scheme: its seed, or the values of a sweep."""
+    values = "".join(f" {name}={value:g}" for name, value in tuning.items())
+    return values or f" seed {seed}"
 
 
 def _sizes(recipe: Recipe) -> str:

@@ -278,7 +278,7 @@ def test_what_a_sweep_shows(made):
     said = " ".join(tuning_sentences(summary))
     assert "nope (learning_rate 8)" in said
     assert "t5 (position_lr_scale 1)" in said
-    assert "position_lr_scale changes nothing for nope, which" in said
+    assert "position_lr_scale changes nothing for nope, so" in said
     rows = list(csv.DictReader(io.StringIO(tuning_csv(summary))))
     assert len(rows) == 12
     assert sum(row["chosen"] == "True" for row in rows) == 2
