@@ -50,7 +50,7 @@ def main() -> None:
 
 def section(label: str, about: Any, summary: Any, records: Any) -> str:
     """The table of a task, and how it came about."""
-    own = of_task(records, label)
+    own = of_task(records, about)
     ok = [record for record in own if record["status"] == "ok"]
     seconds = sum(record["seconds"] for record in ok) / max(1, len(ok))
     versions = {**summary["versions"], **ok[0]["versions"]}

@@ -25,8 +25,9 @@ def run(options: dict[str, Any]) -> int:
     """Run the study and return its exit status."""
     for name in ("schemes", "windowed", "task"):
         options[name] = split(options[name]) if options[name] else ()
-    if options["eval_lens"] is not None:
-        options["eval_lens"] = tuple(n for some in options["eval_lens"] for n in some)
+    for name in ("eval_lens", "train_len"):
+        if options[name] is not None:
+            options[name] = tuple(n for some in options[name] for n in some)
     tuples = {name: tuple(value) for name, value in options.items() if isinstance(value, list)}
     return terminal.compare(Study(**{**options, **tuples}))
 

@@ -10,6 +10,7 @@ import io
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from posenc.study.outcomes import texts
 from posenc.study.statistics import Difference, Records, Summary, lengths
 from posenc.study.tables import (
     GROWTH,
@@ -33,6 +34,7 @@ COLUMNS = (
     "p",  # two-sided paired t test
     "p_holm",  # corrected over the schemes of the same protocol and lengths
     "verdict",
+    "train_len",
 )
 
 
@@ -46,7 +48,14 @@ def comparisons_csv(summary: Summary, records: Records) -> str:
 
 
 def rows(summary: Summary, records: Records) -> Iterator[dict[str, Any]]:
-    """Rows by ``COLUMNS``: first against the baseline, length by length, then growth."""
+    """Rows by ``COLUMNS``, for one training length after the other."""
+    for own, of_text in texts(summary, records):
+        trained = own["config"]["train_len"]
+        yield from ({**row, "train_len": trained} for row in _rows(own, of_text))
+
+
+def _rows(summary: Summary, records: Records) -> Iterator[dict[str, Any]]:
+    """First against the baseline, length by length, then growth."""
     name = baseline(summary)
     for protocol in PROTOCOLS:
         for length in lengths(records, protocol):

@@ -41,6 +41,8 @@ _NO_EFFECT = (
     "posenc/study/report.py",
     "posenc/study/statistics.py",
     "posenc/study/stopping.py",
+    "posenc/study/sweep_plots.py",
+    "posenc/study/sweep_tables.py",
     "posenc/study/tables.py",
     "posenc/study/task_plots.py",
     "posenc/study/task_tables.py",

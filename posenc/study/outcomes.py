@@ -102,31 +102,46 @@ class Outcome:
 def tasks(summary: Summary) -> dict[str, Mapping[str, Any]]:
     """The tasks of a study without text, by label, and what the summary says of them."""
     every: Mapping[str, Mapping[str, Any]] = summary.get("tasks", {})
-    return {label: about for label, about in every.items() if label != TEXT}
+    return {label: about for label, about in every.items() if not _is_text(about)}
 
 
 def has_text(summary: Summary) -> bool:
     """Whether a study trains on text."""
-    return TEXT in summary.get("tasks", {TEXT: {}})
+    return bool(texts(summary, []))
 
 
-def of_task(records: Records, label: str) -> Records:
-    """The records of a task."""
-    return [record for record in records if record.get("task", TEXT) == label]
+def of_task(records: Records, about: Mapping[str, Any]) -> Records:
+    """The records of a task at one training length; ``about`` is what the summary says of it."""
+    named = about["recipe"]["task"], about["recipe"]["train_len"]
+    return [r for r in records if (r.get("task", TEXT), r.get("train_len")) == named]
 
 
-def text_only(summary: Summary, records: Records) -> tuple[Summary, Records]:
-    """A study as if text were its only task."""
-    about = summary.get("tasks", {}).get(TEXT)
-    if about is None:
-        return summary, of_task(records, TEXT)
-    own = {**summary, "config": {**summary["config"], **about["recipe"]}}
-    return own, of_task(records, TEXT)
+def texts(summary: Summary, records: Records) -> list[tuple[Summary, Records]]:
+    """The study as if text were its only task, once for each training length; none without text."""
+    if "tasks" not in summary:
+        return [(summary, [r for r in records if r.get("task", TEXT) == TEXT])]
+    every = (about for about in summary["tasks"].values() if _is_text(about))
+    return [
+        (
+            {**summary, "config": {**summary["config"], **about["recipe"]}},
+            of_task(records, about),
+        )
+        for about in every
+    ]
 
 
-def outcomes(about: Mapping[str, Any], label: str, records: Records) -> list[Outcome]:
+def text_records(summary: Summary, records: Records) -> Records:
+    """The records of text, at all training lengths."""
+    return [record for _, own in texts(summary, records) for record in own]
+
+
+def _is_text(about: Mapping[str, Any]) -> bool:
+    return bool(about["recipe"]["task"] == TEXT)
+
+
+def outcomes(about: Mapping[str, Any], records: Records) -> list[Outcome]:
     """One per scheme that has a record, the best at the longest length first."""
-    own = of_task(records, label)
+    own = of_task(records, about)
     found = []
     for scheme in dict.fromkeys(record["scheme"] for record in own):
         of_scheme = [record for record in own if record["scheme"] == scheme]

@@ -27,6 +27,8 @@ NAMES = (
     "results.jsonl",
     "table.md",
     "tasks.csv",
+    "tuning.csv",
+    *(f"tuning.{form}" for form in FORMATS),
 )
 _OF_A_TASK = re.compile(rf"task-[a-z0-9-]+\.({'|'.join(FORMATS)})")
 _NO_JSON = (ValueError, ArithmeticError, RecursionError)  # also of numbers, and of nesting

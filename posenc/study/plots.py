@@ -56,20 +56,32 @@ def loss_against_length(
     """
     from matplotlib.figure import Figure
 
-    panels = [_loss_lines(records, key, summary) for key in _TITLES]
-    if _are_many(panels[0]):
+    studies = _by_training_length(records)
+    panels = [[_loss_lines(own, key, summary) for key in _TITLES] for own in studies]
+    if _are_many(panels[0][0]):
         Path(path).write_bytes(encode(_dots_figure(panels, records, summary), form))
         return
-    height = max(6.25, label_height(max(panels, key=len)) / 0.72)
-    figure = Figure(figsize=(10, height), dpi=160)
-    limits = limits_of([line for lines in panels for line in lines])
-    width = 0.43 - label_room([line for lines in panels for line in lines]) / 10
-    for index, (title, lines) in enumerate(zip(_TITLES.values(), panels, strict=True)):
-        axes = figure.add_axes((0.065 + 0.5 * index, 0.15, width, 0.72))
-        _loss_panel(axes, lines, records, limits, title)
-    figure.text(0.015, 0.945, _title(records, summary), fontsize=13, color=INK, parse_math=False)
-    figure.text(0.015, 0.018, note(records), fontsize=8, color=MUTED)
+    together = [line for row in panels for lines in row for line in lines]
+    each = max(6.25, label_height(max((s for row in panels for s in row), key=len)) / 0.72)
+    figure = Figure(figsize=(10, each * len(panels)), dpi=160)
+    limits, width = limits_of(together), 0.43 - label_room(together) / 10
+    for row, own in enumerate(studies):
+        for index, (title, lines) in enumerate(zip(_TITLES.values(), panels[row], strict=True)):
+            up = (0.15 + len(panels) - 1 - row) / len(panels)
+            axes = figure.add_axes((0.065 + 0.5 * index, up, width, 0.72 / len(panels)))
+            _loss_panel(axes, lines, own, limits, title)
+    up = 1 - 0.055 / len(panels)
+    figure.text(0.015, up, _title(records, summary), fontsize=13, color=INK, parse_math=False)
+    figure.text(0.015, 0.018 / len(panels), note(records), fontsize=8, color=MUTED)
     Path(path).write_bytes(encode(figure, form))
+
+
+def _by_training_length(records: Records) -> list[Records]:
+    """The records of each training length: a row of panels each."""
+    lengths = _training_lengths(records)
+    if len(lengths) < 2:
+        return [records]
+    return [[r for r in records if r.get("train_len") == length] for length in lengths]
 
 
 def _are_many(lines: Sequence[Line]) -> bool:
@@ -77,19 +89,23 @@ def _are_many(lines: Sequence[Line]) -> bool:
 
 
 def _dots_figure(
-    panels: Sequence[Sequence[Line]], records: Records, summary: Summary | None
+    panels: Sequence[Sequence[Sequence[Line]]], records: Records, summary: Summary | None
 ) -> Any:
     from matplotlib.figure import Figure
 
-    together = [line for lines in panels for line in lines]
-    rows = dots_height(max(map(len, panels)))
-    height, left = rows + 1.7, label_room(together) / 10
+    together = [line for row in panels for lines in row for line in lines]
+    rows = dots_height(max(len(lines) for row in panels for lines in row))
+    each, left = rows + 1.7, label_room(together) / 10
+    height = each * len(panels)
     figure = Figure(figsize=(10, height), dpi=160)
     width = 0.98 / 2 - left - 0.01
-    for index, (title, lines) in enumerate(zip(_TITLES.values(), panels, strict=True)):
-        place = (left + 0.49 * index, 0.75 / height, width, rows / height)
-        axes = figure.add_axes(place)
-        _dots_panel(axes, lines, limits_of(together), title)
+    lengths = _training_lengths(records)
+    for row, both in enumerate(panels):
+        of = f", trained at {lengths[row]}" if len(panels) > 1 else ""
+        for index, (title, lines) in enumerate(zip(_TITLES.values(), both, strict=True)):
+            up = (0.75 + each * (len(panels) - 1 - row)) / height
+            axes = figure.add_axes((left + 0.49 * index, up, width, rows / height))
+            _dots_panel(axes, lines, limits_of(together), f"{title}{of}")
     up = 1 - 0.3 / height
     figure.text(0.015, up, _title(records, summary), fontsize=13, color=INK, parse_math=False)
     figure.text(0.015, 0.12 / height, note(records), fontsize=8, color=MUTED)

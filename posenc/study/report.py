@@ -5,11 +5,11 @@ from __future__ import annotations
 import html
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from posenc.study.outcomes import has_text, of_task, outcomes, tasks, text_only
+from posenc.study.outcomes import has_text, of_task, outcomes, tasks, texts
 from posenc.study.panels import GRID, INK, MUTED, PALETTE
 from posenc.study.plots import curve_svg, loss_svgs, note, position_svg
 from posenc.study.statistics import (
@@ -20,7 +20,10 @@ from posenc.study.statistics import (
     seeds_needed,
     series,
 )
+from posenc.study.sweep_plots import tuning_svgs
+from posenc.study.sweep_tables import tuning_sentences, tuning_table
 from posenc.study.tables import (
+    Table,
     baseline,
     caption,
     cost_table,
@@ -37,6 +40,7 @@ from posenc.study.tables import (
     main_protocol,
     schemes_as_built,
     settings,
+    several_lengths,
     table_markdown,
     table_text,
     wrap,
@@ -55,6 +59,15 @@ _TASK_NOTE = (
     "Seeds that solved a task in training and seeds that did not are never averaged: where some "
     "did, the others are left out of scores. All schemes of a seed have the same first weights, "
     "examples and order. tasks.csv has every seed, test and length."
+)
+_TUNING_NOTE = (
+    "A curve is the lowest loss at each value of the option, with any values of the other tuned "
+    "options. A ring marks the choice, a cross a value whose training diverged or failed. "
+    "tuning.csv has every run."
+)
+_EACH_LENGTH = (
+    "Rows of one training length score the same bytes. Rows of different training lengths do so "
+    "where --eval-lens names the lengths of evaluation."
 )
 _MOST_NAMES = 6  # in a sentence
 _FEW_SEEDS = 5  # fewer find only differences far larger than their spread
@@ -84,18 +97,27 @@ _CONDITION = {
 
 def study_text(summary: Summary, records: Records, width: int | None = None) -> str:
     """For a terminal: all tables of the study."""
-    parts = [table_text(*text_only(summary, records), width)] if has_text(summary) else []
-    parts += [table.text(width) for table in task_tables(summary, records)]
-    lines = [*_task_lines(summary, records), *_task_failures(summary, records)]
+    parts = [table_text(summary, records, width)] if has_text(summary) else []
+    parts += [table.text(width) for table in _other_tables(summary, records)]
+    lines = [*_lines(summary, records), *_task_failures(summary, records)]
     return "\n\n".join([*parts, *(wrap(line, width) for line in lines)])
 
 
 def study_markdown(summary: Summary, records: Records) -> str:
     """The content of ``study_text`` in Markdown."""
-    parts = [table_markdown(*text_only(summary, records))] if has_text(summary) else []
-    parts += [table.markdown() for table in task_tables(summary, records)]
-    lines = [*_task_lines(summary, records), *_task_failures(summary, records)]
+    parts = [table_markdown(summary, records)] if has_text(summary) else []
+    parts += [table.markdown() for table in _other_tables(summary, records)]
+    lines = [*_lines(summary, records), *_task_failures(summary, records)]
     return "\n\n".join([*parts, *map(escape_markdown, lines)])
+
+
+def _other_tables(summary: Summary, records: Records) -> list[Table]:
+    tuned = tuning_table(summary)
+    return [*task_tables(summary, records), *([tuned] if tuned else ())]
+
+
+def _lines(summary: Summary, records: Records) -> list[str]:
+    return [*_task_lines(summary, records), *tuning_sentences(summary)]
 
 
 def _task_lines(summary: Summary, records: Records) -> list[str]:
@@ -104,7 +126,9 @@ def _task_lines(summary: Summary, records: Records) -> list[str]:
 
 def _task_failures(summary: Summary, records: Records) -> list[str]:
     return [
-        f"{label}: {line}" for label in tasks(summary) for line in failures(of_task(records, label))
+        f"{label}: {line}"
+        for label, one in tasks(summary).items()
+        for line in failures(of_task(records, one))
     ]
 
 
@@ -113,20 +137,14 @@ def write_report(summary: Summary, records: Records, path: str | os.PathLike[str
     every = records
     about = ", ".join(tasks(summary)) or str(summary["corpus"]["name"])
     name = html.escape(about)
-    text = ""
-    own, of_text = text_only(summary, records)
-    if has_text(summary):
-        text = (
-            f"{_losses(own, of_text)}{_comparisons(own, of_text)}{_positions(own, of_text)}"
-            f"{_training(own, of_text)}{_caveats()}"
-        )
+    text = _text(texts(summary, records))
     page = (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta name="color-scheme" content="light dark">'
         f"<title>Positional encodings on {name}</title><style>{_style()}</style></head><body><main>"
         f"<h1>Positional encodings compared</h1>{_overview(summary, records)}"
-        f"{_tasks(summary, every)}{text}{_conditions(summary, every)}"
+        f"{_tasks(summary, every)}{text}{_tuning(summary)}{_conditions(summary, every)}"
         "</main></body></html>\n"
     )
     Path(path).write_text(page, encoding="utf-8")
@@ -231,15 +249,19 @@ def _overview(summary: Summary, records: Records) -> str:
     config, of = summary["config"], list(tasks(summary))
     seeds = len({record["seed"] for record in records})
     where, lines, lost = [], [], []
-    if has_text(summary):
-        own, of_text = text_only(summary, records)
-        where.append(f"at length {own['config']['train_len']} on {summary['corpus']['name']}")
-        lines.append(headline(own, of_text))
-        lost += failures(of_text)
+    if of_text := texts(summary, records):
+        lengths = [own["config"]["train_len"] for own, _ in of_text]
+        shown = " and ".join(map(str, lengths))
+        plural = "s" * (len(lengths) > 1)
+        where.append(f"at length{plural} {shown} on {summary['corpus']['name']}")
+        for length, one in zip(lengths, of_text, strict=True):
+            lines.append(f"Trained at {length}: " * (len(lengths) > 1) + headline(*one))
+            lost += failures(one[1])
     if of:
         where.append(f"on {len(of)} task{'s' * (len(of) > 1)}")
         lines += _task_lines(summary, records)
         lost += _task_failures(summary, records)
+    lines += tuning_sentences(summary)
     line = (
         f"{len(config['schemes'])} schemes, {seeds} seed{'s' * (seeds != 1)}, trained "
         f"{' and '.join(where)}; took {summary['wall_seconds']:.0f} s"
@@ -271,7 +293,7 @@ def _tasks(summary: Summary, records: Records) -> str:
     first, each = tables[: -len(every)], tables[-len(every) :]
     parts = ["<h2>Tasks</h2>", *(table.html() for table in first)]
     for (label, about), table in zip(every.items(), each, strict=True):
-        found = outcomes(about, label, records)
+        found = outcomes(about, records)
         svgs = task_svg(label, about, found, order), group_svg(label, about, found)
         figures = "".join(f"<figure>{svg}</figure>" for svg in svgs if svg)
         source = f" {about['paper']}." if about["paper"] else ""
@@ -283,6 +305,22 @@ def _tasks(summary: Summary, records: Records) -> str:
     return "".join(parts)
 
 
+def _text(studies: Sequence[tuple[Summary, Records]]) -> str:
+    """The sections of text; of several training lengths their common tables, then each alone."""
+    if not studies:
+        return ""
+    parts = []
+    if len(studies) > 1:
+        tables = loss_tables(*several_lengths(studies))
+        shown = "".join(table.html() for table in tables)
+        parts.append(f"<h2>All training lengths</h2><p>{_EACH_LENGTH}</p>{shown}")
+    for own, records in studies:
+        if len(studies) > 1:
+            parts.append(f'<h2 class="part">Trained at {own["config"]["train_len"]} bytes</h2>')
+        parts += [part(own, records) for part in (_losses, _comparisons, _positions, _training)]
+    return "".join([*parts, _caveats()])
+
+
 def _losses(summary: Summary, records: Records) -> str:
     figures = "".join(f"<figure>{svg}</figure>" for svg in loss_svgs(summary, records))
     every = [*loss_tables(summary, records), holds_table(summary, records)]
@@ -290,7 +328,7 @@ def _losses(summary: Summary, records: Records) -> str:
     return (
         f'<h2>Loss against length</h2><div class="pair">{figures}</div>'
         f'<p class="note">{html.escape(note(records))}</p>'
-        f"<p>{html.escape(caption(records))}</p>{tables}{_built(summary, records)}"
+        f"<p>{html.escape(caption(records, summary))}</p>{tables}{_built(summary, records)}"
     )
 
 
@@ -330,6 +368,16 @@ def _training(summary: Summary, records: Records) -> str:
     svg = curve_svg(summary, records)
     figure = f"<h2>Training</h2><figure>{svg}</figure>" if svg else ""
     return f"{figure}<h2>Cost</h2>{cost_table(summary, records).html()}"
+
+
+def _tuning(summary: Summary) -> str:
+    table = tuning_table(summary)
+    if table is None:
+        return ""
+    figures = "".join(f"<figure>{svg}</figure>" for svg in tuning_svgs(summary))
+    said = "".join(f"<p>{html.escape(line)}</p>" for line in tuning_sentences(summary))
+    note = f'<p class="note">{html.escape(_TUNING_NOTE)}</p>'
+    return f'<h2>Tuning</h2><div class="pair">{figures}</div>{note}{table.html()}{said}'
 
 
 def _caveats() -> str:
@@ -379,6 +427,7 @@ main{max-width:68rem;margin:0 auto;padding:1.5rem 1rem 4rem}
 h1{font-size:1.6rem;line-height:1.2;margin:.5rem 0}
 h2{font-size:1.15rem;margin:2.5rem 0 .5rem}
 p,li{max-width:46rem}
+.part{font-size:1.35rem;margin-top:3.5rem}
 .headline{font-size:1.15rem;line-height:1.5}
 .note{color:var(--muted);font-size:.875rem}
 .failed{border-left:3px solid var(--line-1);padding-left:1rem;overflow-wrap:anywhere}

@@ -54,6 +54,7 @@ class Run(Recipe):
     """One task, scheme and seed of a study: JSON-able, named by the digest of all its fields."""
 
     scheme: str
+    label: str  # of the study: the scheme without the values that a sweep chose for it
     seed: int
     text: tuple[str, ...]
     data: str  # names the data of the task: of text, its digest
@@ -68,6 +69,7 @@ class Run(Recipe):
     posenc_digest: str  # of posenc's own files
     versions: tuple[str, ...]
     version: str = posenc.__version__
+    tuning: tuple[tuple[str, float], ...] = ()  # the values that a sweep tries; empty: a result
 
     @property
     def trained_as(self) -> str:
@@ -80,7 +82,7 @@ class Run(Recipe):
 
     def training_digest(self) -> str:
         """Names this run's training: runs with the same one may share it."""
-        return self._digest(scheme=self.trained_as, windowed=None, tested=None)
+        return self._digest(scheme=self.trained_as, label=None, windowed=None, tested=None)
 
     def _digest(self, **replaced: Any) -> str:
         canonical = json.dumps({**asdict(self), "text": None, **replaced}, sort_keys=True)
@@ -119,11 +121,12 @@ def carry_out(
 
 
 def failure_record(run: Run, error: BaseException) -> Record:
-    """The record of a run that did not finish."""
+    """The record of a run that did not finish; that a tried value diverges is a result."""
+    diverged = bool(run.tuning) and isinstance(error, FloatingPointError)
     return {
         **_named(run),
-        "status": "failed",
-        "error": f"{type(error).__name__}: {error}",
+        "status": "diverged" if diverged else "failed",
+        "error": str(error) if diverged else f"{type(error).__name__}: {error}",
     }
 
 
@@ -132,10 +135,11 @@ def _named(run: Run) -> Record:
     return {
         "run": run.digest(),
         "task": run.task,
-        "scheme": run.scheme,
+        "scheme": run.label,
         "seed": run.seed,
         "backend": run.backend,
         "train_len": run.train_len,
+        **({"tuning": dict(run.tuning)} if run.tuning else {}),
     }
 
 
@@ -179,7 +183,10 @@ def _scored(run: Run, trained: _Trained, task: Task) -> Record:
     _check_planned(run, **fingerprint(plans, run.backend, run.of_task))
     same = not run.tested
     answer = partial(_answer, trained.model, None if same else plans.tested)
-    scores = task.scores(run, run.seed, answer, run.windowed)
+    if run.tuning:
+        scores = {"validation": _finite(task.validation(run, run.seed, answer))}
+    else:
+        scores = task.scores(run, run.seed, answer, run.windowed)
     return {
         **_named(run),
         "status": "ok",
@@ -190,6 +197,12 @@ def _scored(run: Run, trained: _Trained, task: Task) -> Record:
         "tested_schemes": None if same else [repr(scheme) for scheme in plans.tested.schemes],
         "tested_windows": None if same else list(plans.tested.windows),
     }
+
+
+def _finite(validation: Record) -> Record:
+    if not math.isfinite(validation["loss"]):
+        raise FloatingPointError("training diverged: the validation loss is not finite")
+    return validation
 
 
 def check_can_train(run: Run, scratch: Path | None = None) -> None:

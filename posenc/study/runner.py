@@ -29,11 +29,13 @@ from posenc.study.results import (
 )
 from posenc.study.run import Run
 from posenc.study.study import Study, read_corpus
+from posenc.study.sweeps import Values, choose
 from posenc.study.tasks.catalogue import TEXT
 from posenc.study.trainer import choose_backend
 from posenc.study.workers import compile_cache, worker_pool
 
 OnProgress = Callable[[Run, int, float], None]
+RUNS, TUNING = "runs", "tuning"  # folders of records: of results, and of a sweep
 _POLL = 0.2  # seconds between two looks at the workers
 
 
@@ -55,24 +57,53 @@ def run_study(
         Called with ``(run, step, loss in bits)`` during training.
 
     A run that fails is a record with ``status`` ``"failed"``, and is tried again the next time.
+    With a sweep, its values are tried first; their records stay on disk.
     Workers import the main module anew, so a script guards its own by ``__name__ == "__main__"``.
     """
-    kept, missing = plan(study, corpus)
+    tried, untried = plan_tuning(study, corpus)
+    tried += compute(study, untried, executor=executor, on_progress=on_progress)
+    kept, missing = plan(study, corpus, tried)
     yield from kept
     yield from compute(study, missing, executor=executor, on_progress=on_progress)
 
 
-def plan(study: Study, corpus: Corpus | None) -> tuple[list[Record], list[Run]]:
-    """The records that are already on disk, and the runs that are missing."""
-    folder = runs_folder(study)
+def plan(
+    study: Study, corpus: Corpus | None, tried: Sequence[Record] = ()
+) -> tuple[list[Record], list[Run]]:
+    """The records that are already on disk, and the runs that are missing.
+
+    ``tried`` are the records of a sweep, whose choices the runs then have.
+    """
+    backend = choose_backend(study.backend)
+    by_run = {record["run"]: record for record in tried}
+    chosen: dict[str, dict[str, Values]] = {}
+    for tuning, trials in study.trials(corpus, backend) if tried else ():
+        values = choose(tuning, [by_run[run.digest()] for run in trials])
+        chosen.setdefault(tuning.key, {}).update(dict.fromkeys(tuning.labels, values))
+    return _on_disk(runs_folder(study), study.runs(corpus, backend, chosen))
+
+
+def plan_tuning(study: Study, corpus: Corpus | None) -> tuple[list[Record], list[Run]]:
+    """The records of a sweep that are already on disk, and its runs that are missing."""
+    if not study.tunings:
+        return [], []
+    trials = study.trials(corpus, choose_backend(study.backend))
+    return _on_disk(runs_folder(study, TUNING), [run for _, each in trials for run in each])
+
+
+def _on_disk(folder: Path, every: Iterable[Run]) -> tuple[list[Record], list[Run]]:
     kept, missing = [], []
-    for run in study.runs(corpus, choose_backend(study.backend)):
+    for run in every:
         record = load(folder / run.file_name(), run.digest())
-        if record is None or record["status"] != "ok":
+        if record is None or not _is_kept(record):
             missing.append(run)
         else:
             kept.append(record)
     return kept, missing
+
+
+def _is_kept(record: Record) -> bool:
+    return bool(record["status"] in ("ok", "diverged"))
 
 
 def compute(
@@ -88,7 +119,7 @@ def compute(
     """
     if not missing:
         return
-    folder = runs_folder(study)
+    folder = runs_folder(study, TUNING if missing[0].tuning else RUNS)
     _remove_progress_files(folder, missing)  # of a study that was killed
     try:
         with _pool(study, len(jobs(missing)), executor) as (pool, scratch):
@@ -114,9 +145,12 @@ def jobs(missing: Iterable[Run]) -> list[tuple[Run, ...]]:
     return [tuple(job) for job in shared.values()]
 
 
-def runs_folder(study: Study) -> Path:
-    """The folder of single records; made if missing. ``OSError`` if it cannot be written."""
-    folder = Path(study.out) / "runs"
+def runs_folder(study: Study, name: str = RUNS) -> Path:
+    """The folder of records, of results or of a sweep; made if missing.
+
+    ``OSError`` if it cannot be written.
+    """
+    folder = Path(study.out) / name
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe = partial_path(folder / "probe")
@@ -157,7 +191,7 @@ def work(
     try:
         corpus = read_corpus(tuple(text)) if job[0].task == TEXT else None
         for record in runs.carry_out(job, corpus, report, scratch):
-            if record["status"] == "ok":
+            if _is_kept(record):
                 with suppress(OSError):  # then the study's process writes the returned record
                     save(home / job[len(records)].file_name(), record)
             records.append(record)
@@ -215,7 +249,7 @@ def _keep(path: Path, record: Record) -> Record:
     The worker wrote it, unless the run failed or the worker writes to another disk.
     """
     written = load(path, record["run"])
-    if written is not None and written["status"] == "ok":
+    if written is not None and _is_kept(written):
         return written
     try:
         save(path, record)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from posenc.contract.checks import check_count, nearest
@@ -13,6 +13,7 @@ from posenc.study.identity import fingerprint
 from posenc.study.recipe import Recipe, option
 from posenc.study.run import Run
 from posenc.study.specs import ALL, Plans, expand
+from posenc.study.sweeps import SEED, Tuning, Values, axes_of, tunings, with_values
 from posenc.study.tasks.catalogue import TEXT
 from posenc.study.tasks.catalogue import expand as expand_tasks
 from posenc.study.tasks.task import Task
@@ -31,11 +32,22 @@ class Study(Recipe):
         "tasks of `posenc list`, with options as passkey:shared=True; text is the loss of text, "
         "all is every task",
     )
+    train_len: tuple[int, ...] = option(  # type: ignore[assignment]  # one for each model too
+        None,
+        "tokens (bytes) of a training sequence; the size of a task's examples; several lengths "
+        "are trained side by side, each evaluated at its own multiples",
+    )
     schemes: tuple[str, ...] = option(
         _DEFAULT,
         "names of `posenc list`, with options as rope:base=500000; a+b is their sum on one layer, "
         "a/b gives layers in turn, a@512/b the first of them a window of 512, a~b trains as a and "
         "tests as b; all is the whole catalogue",
+    )
+    sweep: tuple[str, ...] = option(
+        (),
+        "options to tune for each scheme, as learning-rate, learning-rate=3e-3,6e-3 or rope:base: "
+        "every combination of the values is trained, chosen on text or examples that no result "
+        "scores; without values, 1/4, 1/2, 1, 2 and 4 times the setting",
     )
     seeds: int = option(3, "number of seeds, 0 .. N - 1")
     baseline: str = option("", "scheme that the others are compared with; default: the first")
@@ -57,13 +69,14 @@ class Study(Recipe):
             raise ValueError("task is empty; name at least one of `posenc list`")
         if len(set(self.task)) < len(self.task):
             raise ValueError(f"task must name each task once, got {list(self.task)}")
+        self._check_lengths()
         if len(self.recipes) == 1:  # its values are those of the study
             for name, value in vars(next(iter(self.recipes.values()))).items():
                 if name != "task":
                     object.__setattr__(self, name, value)
         for name in ("text", "windowed"):
-            if getattr(self, name) not in ((), _AUTO) and TEXT not in self.recipes:
-                tasks = ", ".join(self.recipes)
+            if getattr(self, name) not in ((), _AUTO) and not self._of_text:
+                tasks = ", ".join(dict.fromkeys(r.task for r in self.recipes.values()))
                 raise ValueError(f"{name} is for the task text, which is none of: {tasks}")
         check_count("seeds", self.seeds)
         check_count("workers", self.workers, least=0)
@@ -81,10 +94,21 @@ class Study(Recipe):
         if self.baseline and self.baseline not in self.labels:
             name = f"{self.baseline!r}{nearest(self.baseline, self.labels)}"
             raise ValueError(f"baseline names {name}; it takes a scheme of the study")
+        if self.tunings and self.seeds > SEED:
+            raise ValueError(f"seeds must be at most {SEED} with a sweep, which trains seed {SEED}")
         for label in self.windowed if self.windowed != _AUTO else ():
             if label not in self.labels:
                 name = f"{label!r}{nearest(label, self.labels)}"
                 raise ValueError(f"windowed names {name}; it takes schemes of the study")
+
+    def _check_lengths(self) -> None:
+        """Several training lengths are a tuple, and one is a number."""
+        if not isinstance(self.train_len, (tuple, list)):
+            return
+        lengths = tuple(self.train_len)
+        if not lengths or len(set(lengths)) < len(lengths):
+            raise ValueError(f"train_len must name each length once, got {list(lengths)}")
+        object.__setattr__(self, "train_len", lengths if len(lengths) > 1 else lengths[0])
 
     @functools.cached_property
     def labels(self) -> tuple[str, ...]:
@@ -93,17 +117,41 @@ class Study(Recipe):
 
     @functools.cached_property
     def recipes(self) -> Mapping[str, Recipe]:
-        """The recipe of each task: what the study sets, and else the task's own settings."""
+        """The recipe of each task: what the study sets, and else the task's own settings.
+
+        Its key is the task, ``text``, or with several training lengths ``text, 64``.
+        """
         names = [name for name in Recipe.__dataclass_fields__ if name != "task"]
         given = {name: getattr(self, name) for name in names}
-        return {label: Recipe(task=label, **given) for label in expand_tasks(self.task)}
+        lengths = self.train_len if isinstance(self.train_len, tuple) else (self.train_len,)
+        return {
+            self.key(label, length): Recipe(task=label, **{**given, "train_len": length})
+            for label in expand_tasks(self.task)
+            for length in lengths
+        }
+
+    def key(self, task: str, train_len: int | None) -> str:
+        """The key of a task and training length in ``recipes``."""
+        return f"{task}, {train_len}" if isinstance(self.train_len, tuple) else task
+
+    @property
+    def _of_text(self) -> list[Recipe]:
+        return [recipe for recipe in self.recipes.values() if recipe.task == TEXT]
 
     @property
     def of_task(self) -> Task:
         """The only task; ``ValueError`` if there are several, each with its own recipe."""
         if len(self.recipes) > 1:
-            raise ValueError(f"the study has {len(self.recipes)} tasks; each has one of recipes")
+            tasks = len(dict.fromkeys(recipe.task for recipe in self.recipes.values()))
+            several = f"{tasks} tasks" if tasks > 1 else f"{len(self.recipes)} training lengths"
+            raise ValueError(f"the study has {several}; each has one of recipes")
         return next(iter(self.recipes.values())).of_task
+
+    @functools.cached_property
+    def tunings(self) -> tuple[Tuning, ...]:
+        """What ``sweep`` tries: one for each task and trained scheme."""
+        axes = axes_of(self.sweep)
+        return tunings(axes, self.recipes, self.labels, self.plans) if axes else ()
 
     def plans(self, label: str, recipe: Recipe) -> Plans | None:
         """The layers of a label; None if they cannot be made, which only labels of ``all`` may."""
@@ -118,45 +166,71 @@ class Study(Recipe):
 
     def corpus(self) -> Corpus | None:
         """The text, checked to be large enough; None if no task reads it."""
-        recipe = self.recipes.get(TEXT)
-        if recipe is None:
+        if not self._of_text:
             return None
         corpus = read_corpus(self.text)
-        check_size(
-            corpus, train_len=recipe.train_len, longest=recipe.longest, windows=recipe.eval_windows
-        )
+        for one in self._of_text:
+            check_size(
+                corpus, train_len=one.train_len, longest=one.longest, windows=one.eval_windows
+            )
+            if self.tunings:
+                one.of_task.with_text(corpus).check_validation(one)
         return corpus
 
-    def runs(self, corpus: Corpus | None, backend: str) -> list[Run]:
-        """One run per task, seed and scheme, the last innermost: early stops leave comparisons."""
+    def runs(
+        self,
+        corpus: Corpus | None,
+        backend: str,
+        chosen: Mapping[str, Mapping[str, Values]] | None = None,
+    ) -> list[Run]:
+        """One run per task, seed and scheme, the last innermost: early stops leave comparisons.
+
+        ``chosen`` are values of a sweep, by the key of the recipe and the label.
+        """
+        found = []
+        for key, recipe in self.recipes.items():
+            own = (chosen or {}).get(key, {})
+            each = [self._run(n, recipe, own.get(n, {}), corpus, backend) for n in self.labels]
+            found += [replace(run, seed=seed) for seed in range(self.seeds) for run in each]
+        return found
+
+    def trials(self, corpus: Corpus | None, backend: str) -> list[tuple[Tuning, list[Run]]]:
+        """The runs of each tuning, in the order of its combinations."""
         return [
-            run
-            for recipe in self.recipes.values()
-            for run in self._runs_of(recipe, corpus if recipe.task == TEXT else None, backend)
+            (
+                one,
+                [
+                    replace(
+                        self._run(one.trained, self.recipes[one.key], values, corpus, backend),
+                        seed=SEED,
+                        windowed=False,
+                        tuning=tuple(values.items()),
+                    )
+                    for values in one.combinations()
+                ],
+            )
+            for one in self.tunings
         ]
 
-    def _runs_of(self, recipe: Recipe, corpus: Corpus | None, backend: str) -> list[Run]:
-        task = recipe.of_task if corpus is None else recipe.of_task.with_text(corpus)
-        made = {
-            label: fingerprint(self.plans(label, recipe), backend, recipe.of_task)
-            for label in self.labels
-        }
-        text = tuple(str(Path(p).resolve()) for p in self.text) if corpus else ()
-        return [
-            Run(
-                **asdict(recipe),
-                scheme=label,
-                seed=seed,
-                text=text,
-                data=task.digest,
-                windowed=recipe.task == TEXT and self.is_windowed(label),
-                backend=backend,
-                device=self.device,
-                **made[label],
-            )
-            for seed in range(self.seeds)
-            for label in self.labels
-        ]
+    def _run(
+        self, label: str, recipe: Recipe, values: Values, corpus: Corpus | None, backend: str
+    ) -> Run:
+        """The run of seed 0, with values of a sweep."""
+        scheme, recipe = with_values(label, recipe, values)
+        text = corpus if recipe.task == TEXT else None
+        task = recipe.of_task if text is None else recipe.of_task.with_text(text)
+        return Run(
+            **asdict(recipe),
+            scheme=scheme,
+            label=label,
+            seed=0,
+            text=tuple(str(Path(p).resolve()) for p in self.text) if text else (),
+            data=task.digest,
+            windowed=recipe.task == TEXT and self.is_windowed(label),
+            backend=backend,
+            device=self.device,
+            **fingerprint(self.plans(scheme, recipe), backend, recipe.of_task),
+        )
 
 
 @functools.lru_cache(maxsize=1)

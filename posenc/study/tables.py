@@ -14,6 +14,7 @@ import numpy as np
 
 from posenc.study.columns import align
 from posenc.study.effective import NOLIMA, effective_length
+from posenc.study.outcomes import texts
 from posenc.study.statistics import (
     SORTED_FROM,
     Difference,
@@ -97,24 +98,58 @@ class Table:
         return f"**{text}**" if (row, column) in self.best | self.wrong else text
 
 
+Studies = Sequence[tuple[Summary, Records]]  # of text, one per training length
+
+
 def table_text(summary: Summary, records: Records, width: int | None = None) -> str:
     """For a terminal: the losses of both protocols, the study's settings, the failures."""
-    tables = [table.text(width) for table in _all_tables(summary, records)]
-    notes = [*settings(summary, records), *failures(records)]
-    parts = [wrap(caption(records), width), *tables, *(wrap(line, width) for line in notes)]
-    return "\n\n".join(parts)
+    studies = texts(summary, records)
+    tables = [table.text(width) for table in _all_tables(studies)]
+    first, *notes = (wrap(line, width) for line in _notes(studies))
+    return "\n\n".join([first, *tables, *notes])
 
 
 def table_markdown(summary: Summary, records: Records) -> str:
     """The content of ``table_text`` in Markdown."""
-    tables = [table.markdown() for table in _all_tables(summary, records)]
-    notes = [*settings(summary, records), *failures(records)]
-    return "\n\n".join([caption(records), *tables, *map(escape_markdown, notes)])
+    studies = texts(summary, records)
+    tables = [table.markdown() for table in _all_tables(studies)]
+    first, *notes = _notes(studies)
+    return "\n\n".join([first, *tables, *map(escape_markdown, notes)])
 
 
-def _all_tables(summary: Summary, records: Records) -> list[Table]:
-    holds = holds_table(summary, records)
-    return [*loss_tables(summary, records), *([holds] if holds else ())]
+def _all_tables(studies: Studies) -> list[Table]:
+    holds = [holds_table(*each) for each in studies]
+    return [*loss_tables(*_together(studies)), *(table for table in holds if table)]
+
+
+def _together(studies: Studies) -> tuple[Summary, Records]:
+    return studies[0] if len(studies) == 1 else several_lengths(studies)
+
+
+def _notes(studies: Studies) -> list[str]:
+    """The caption, then what the study set and what failed, each once."""
+    lines = [line for own, records in studies for line in settings(own, records)]
+    lines += [line for _, records in studies for line in failures(records)]
+    own, records = _together(studies)
+    return [caption(records, own), *dict.fromkeys(lines)]
+
+
+def several_lengths(studies: Studies) -> tuple[Summary, Records]:
+    """Studies of several training lengths as one, whose schemes are named with their length."""
+    first = studies[0][0]["config"]
+    lengths = [own["config"]["train_len"] for own, _ in studies]
+    names = [_trained_at(scheme, n) for scheme in first["schemes"] for n in lengths]
+    config = {**first, "schemes": names, "train_len": None}
+    renamed = [
+        {**record, "scheme": _trained_at(record["scheme"], length)}
+        for length, (_, records) in zip(lengths, studies, strict=True)
+        for record in records
+    ]
+    return {**studies[0][0], "config": config}, renamed
+
+
+def _trained_at(scheme: str, length: int) -> str:
+    return f"{scheme}, trained at {length}"
 
 
 def settings(summary: Summary, records: Records) -> list[str]:
@@ -129,7 +164,7 @@ def settings(summary: Summary, records: Records) -> list[str]:
     learned = [
         name for name, run in _first_runs(summary, records).items() if run["params"]["position"]
     ]
-    if learned and "position_lr_scale" in config:
+    if learned and "position_lr_scale" in config and "position_lr_scale" not in tuned(summary):
         rate = config["position_lr_scale"]
         scale = "the learning rate" if rate == 1 else f"{rate:g} times the learning rate"
         lines.append(
@@ -186,8 +221,8 @@ def _first_runs(summary: Summary, records: Records) -> dict[str, Mapping[str, An
     return {name: runs[name] for name in order if name in runs}
 
 
-def caption(records: Records) -> str:
-    """The unit of the loss tables, and the meaning of an entry."""
+def caption(records: Records, summary: Summary | None = None) -> str:
+    """The unit of the loss tables, the meaning of an entry, and whether the runs are tuned."""
     seeds = len({record["seed"] for record in records})
     entry = (
         f"mean ± half the 95 % interval over {seeds} seeds"
@@ -197,7 +232,20 @@ def caption(records: Records) -> str:
     note = " [2 of 3]: of 3 runs, 2 have a finite loss." if has_lost_runs(records) else ""
     if len({record["scheme"] for record in records}) >= SORTED_FROM:
         note += " Rows are sorted by the loss at the longest length of non-overlapping windows."
-    return f"Bits per byte, lower is better; {entry}.{note}"
+    tuned = f" {said}" if summary and (said := tuned_caption(summary)) else ""
+    return f"Bits per byte, lower is better; {entry}.{tuned}{note}"
+
+
+def tuned(summary: Summary) -> list[str]:
+    """The options that a sweep chose for each scheme."""
+    schemes = summary.get("tuning", {}).get("schemes", ())
+    return list(dict.fromkeys(name for one in schemes for name in one["grid"]))
+
+
+def tuned_caption(summary: Summary) -> str:
+    """What a table of results says of its runs; empty without a sweep."""
+    names = " and ".join(tuned(summary))
+    return f"Tuned runs: each scheme has the {names} that was chosen for it." if names else ""
 
 
 def has_lost_runs(records: Records) -> bool:
@@ -381,9 +429,9 @@ def end_lengths(summary: Summary, records: Records, protocol: str) -> list[int]:
     return sorted({trained if trained in at else at[0], at[-1]}) if at else []
 
 
-def length_label(length: int, train_len: int) -> str:
-    """``1024 (16x)``."""
-    return f"{length} ({length / train_len:g}x)"
+def length_label(length: int, train_len: int | None) -> str:
+    """``1024 (16x)``; without the factor where rows differ in their training length."""
+    return f"{length}" if train_len is None else f"{length} ({length / train_len:g}x)"
 
 
 def _cell(interval: Interval | None, runs: Records, records: Records) -> str:

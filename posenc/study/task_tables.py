@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from posenc.study.outcomes import (
@@ -18,7 +19,7 @@ from posenc.study.outcomes import (
     wilson,
 )
 from posenc.study.statistics import Records, Summary, mean_interval
-from posenc.study.tables import Table, length_label
+from posenc.study.tables import Table, length_label, tuned_caption
 
 COLUMNS = (
     "task",
@@ -43,7 +44,9 @@ def task_tables(summary: Summary, records: Records) -> list[Table]:
     """All tables of tasks: that of tasks by schemes if there are several, then one per task."""
     about = tasks(summary)
     each = [task_table(label, one, records) for label, one in about.items()]
-    return [*(overview(summary, records) if len(about) > 1 else ()), *each]
+    tables = [*(overview(summary, records) if len(about) > 1 else ()), *each]
+    said = tuned_caption(summary)
+    return [replace(one, caption=f"{one.caption} {said}") for one in tables] if said else tables
 
 
 def overview(summary: Summary, records: Records) -> Iterator[Table]:
@@ -51,7 +54,7 @@ def overview(summary: Summary, records: Records) -> Iterator[Table]:
     every = list(tasks(summary).items())
     for start in range(0, len(every), _MOST_TASKS):
         part = every[start : start + _MOST_TASKS]
-        found = {label: outcomes(about, label, records) for label, about in part}
+        found = {label: outcomes(about, records) for label, about in part}
         schemes = list(summary["config"]["schemes"])
         rows, wrong, top = [], set(), set()
         for row, scheme in enumerate(schemes):
@@ -76,7 +79,7 @@ def overview(summary: Summary, records: Records) -> Iterator[Table]:
 
 def task_table(label: str, about: Mapping[str, Any], records: Records) -> Table:
     """One task: the score at each length, of each test, and both effective lengths."""
-    found = outcomes(about, label, records)
+    found = outcomes(about, records)
     lengths = about["eval_lens"]
     rows: list[Sequence[str]] = []
     minor, top, wrong = set(), set(), set()
@@ -111,8 +114,7 @@ def task_table(label: str, about: Mapping[str, Any], records: Records) -> Table:
 def sentences(summary: Summary, records: Records) -> list[str]:
     """One sentence per task: which scheme is best, where its seeds are apart from all others'."""
     return [
-        _sentence(label, about, outcomes(about, label, records))
-        for label, about in tasks(summary).items()
+        _sentence(label, about, outcomes(about, records)) for label, about in tasks(summary).items()
     ]
 
 
@@ -169,7 +171,7 @@ def tasks_csv(summary: Summary, records: Records) -> str:
     writer = csv.DictWriter(file, [*COLUMNS, *named], lineterminator="\n", restval="")
     writer.writeheader()
     for label, about in tasks(summary).items():
-        for record in of_task(records, label):
+        for record in of_task(records, about):
             writer.writerows(_rows(label, about, record))
     return file.getvalue()
 

@@ -8,7 +8,7 @@ import sys
 import textwrap
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -20,7 +20,7 @@ from posenc.study.comparisons import comparisons_csv
 from posenc.study.corpus import Corpus, printable
 from posenc.study.estimate import estimate
 from posenc.study.origin import command, commit, cores, processor
-from posenc.study.outcomes import has_text, outcomes, tasks, text_only
+from posenc.study.outcomes import has_text, outcomes, tasks, text_records
 from posenc.study.outputs import check_folder, holds_results, publish, task_file
 from posenc.study.picture import FORMATS
 from posenc.study.plots import loss_against_length
@@ -28,11 +28,14 @@ from posenc.study.recipe import Recipe
 from posenc.study.report import study_markdown, study_text, write_report
 from posenc.study.results import Record, seconds, write_tables, write_whole
 from posenc.study.run import Run
-from posenc.study.runner import compute, jobs, plan
+from posenc.study.runner import compute, jobs, plan, plan_tuning
 from posenc.study.specs import fitted_settings
 from posenc.study.statistics import Records, Summary
 from posenc.study.stopping import exit_status
 from posenc.study.study import Study
+from posenc.study.sweep_plots import tuning_picture
+from posenc.study.sweep_tables import tuning_csv, tuning_summary
+from posenc.study.sweeps import SEED
 from posenc.study.task_plots import task_picture
 from posenc.study.task_tables import tasks_csv
 from posenc.study.tasks.catalogue import TEXT
@@ -50,30 +53,50 @@ def compare(study: Study) -> int:
     """
     check_folder(Path(study.out))
     backend, corpus = choose_backend(study.backend), study.corpus()
-    records, missing = plan(study, corpus)
-    runs = [record["run"] for record in records] + [run.digest() for run in missing]
+    tried, untried = plan_tuning(study, corpus)
+    records, missing = plan(study, corpus, () if untried else tried)
     progress = Progress(study, len(records), print, trainings=len(jobs(missing)))
-    progress.header(corpus, backend, _estimate(study, missing))
-    status = 0
+    progress.header(corpus, backend, _estimate(study, [*untried, *missing]))
+    status, runs = 0, [record["run"] for record in tried] + [run.digest() for run in untried]
     try:
+        if untried:
+            _tune(study, tried, untried)
+            records, missing = plan(study, corpus, tried)
+            progress = Progress(study, len(records), print, trainings=len(jobs(missing)))
+        progress.kept()
+        runs += [record["run"] for record in records] + [run.digest() for run in missing]
         for record in compute(study, missing, on_progress=progress.step):
             progress.result(record)
             records.append(record)
     except KeyboardInterrupt as stop:
         status = exit_status(stop)
         print("\nstopped; the same command continues from here")
-    times = seconds(records)
-    summary = _escape_bytes(describe(study, corpus, backend, times["wall_seconds"]) | times)
-    _write(Path(study.out), summary, _sort(study, records), runs)
+    times = seconds([*tried, *records])
+    summary = describe(study, corpus, backend, times["wall_seconds"]) | times
+    if study.tunings and len(runs) > len(tried):
+        summary["tuning"] = tuning_summary(study.trials(corpus, backend), tried)
+    _write(Path(study.out), _escape_bytes(summary), _sort(study, records), runs)
     failed = any(record["status"] != "ok" for record in records)
     return status or int(failed)
+
+
+def _tune(study: Study, tried: list[Record], untried: Sequence[Run]) -> None:
+    """Carry out the runs of a sweep that are missing, and add their records."""
+    total = len(tried) + len(untried)
+    progress = Progress(study, len(tried), print, trainings=len(jobs(untried)), total=total)
+    print(f"tuning: {total} runs of seed {SEED}, then the study with the values of the lowest loss")
+    progress.kept()
+    for record in compute(study, untried, on_progress=progress.step):
+        progress.result(record)
+        tried.append(record)
+    print("tuned; now the study")
 
 
 def _estimate(study: Study, missing: Sequence[Run]) -> float | None:
     """Seconds that the missing runs take; None where they train on no processor of this machine."""
     if study.device not in ("auto", "cpu") or not missing:
         return None
-    trainings = Counter(job[0].task for job in jobs(missing))
+    trainings = Counter(study.key(job[0].task, job[0].train_len) for job in jobs(missing))
     each = [(study.recipes[task], count) for task, count in trainings.items()]
     return estimate(each, study.workers or min(cores(), len(jobs(missing))))
 
@@ -156,16 +179,17 @@ class Progress:
         write: Callable[[str], None],
         *,
         trainings: int | None = None,
+        total: int | None = None,
     ) -> None:
         self._study, self._print = study, write
-        self._total = len(study.recipes) * len(study.labels) * study.seeds
+        self._total = total or len(study.recipes) * len(study.labels) * study.seeds
         self._steps_each = mean(recipe.steps for recipe in study.recipes.values())
         self._kept = self._done = kept
         self._trainings = self._total - kept if trainings is None else trainings
         self._begin = time.perf_counter()
         self._last_line: float | None = None
         self._first: tuple[float, int] | None = None  # time and steps of the first report
-        self._steps: dict[tuple[str, str, int], int] = {}
+        self._steps: dict[tuple[str, str, str], int] = {}
         self._trained: dict[str, float] = {}  # seconds by training
         self._scored: list[float] = []  # seconds of runs
         self._failed = 0
@@ -183,11 +207,18 @@ class Progress:
         if len(parts) == 1:
             self._print_wrapped(f"{start}: {next(iter(parts.values()))}")
         else:
-            self._print_wrapped(f"{len(parts)} tasks x {start}")
+            tasks = len({recipe.task for recipe in study.recipes.values()})
+            lengths = len(parts) // tasks
+            each = f"{lengths} training lengths x " * (lengths > 1)
+            self._print_wrapped(f"{tasks} tasks x " * (tasks > 1) + each + start)
             for label, sizes in parts.items():
                 self._print_wrapped(f"{label}: {sizes}")
         if seconds is not None:
             self._print(f"at most about {_duration(seconds)} on this machine, by estimate")
+        sys.stdout.flush()
+
+    def kept(self) -> None:
+        """Print how many trainings runs share, and how many runs are on disk already."""
         if self._trainings < self._total - self._kept:
             self._print(f"{self._total - self._kept} runs share {self._trainings} trainings")
         if self._kept:
@@ -197,46 +228,56 @@ class Progress:
     def step(self, run: Run, step: int, loss: float) -> None:
         """Print the progress of a run, less often the longer the study takes."""
         now = time.perf_counter()
-        self._steps[run.task, run.scheme, run.seed] = step
+        key = self._study.key(run.task, run.train_len)
+        which = _which(run.seed, dict(run.tuning))
+        self._steps[key, run.label, which] = step
         if self._first is None:
             self._first = now, sum(self._steps.values())
         pause = max(_EVERY, _SHARE * (now - self._begin))
         if self._last_line is None or now - self._last_line >= pause:
             self._last_line = now
             at = f"step {step} of {run.steps}" if step < run.steps else "trained, now scored"
-            seed, left = f" seed {run.seed}: ", self._time_left(now)
+            left = self._time_left(now)
             unit = "bits/byte" if run.task == TEXT else "bits"
             forms = [f"{at}, {loss:.2f} {unit}{left}", f"{at}{left}", at]
-            name = self._name(run.task, run.scheme)
-            self._print(_line(_INDENT, name, [f"{seed}{form}" for form in forms]))
+            name = self._name(key, run.label)
+            self._print(_line(_INDENT, name, [f"{which}: {form}" for form in forms]))
             sys.stdout.flush()
 
     def result(self, record: Record) -> None:
         """Print the result of a run."""
         self._done += 1
-        task, scheme = record.get("task", TEXT), record["scheme"]
-        self._steps.pop((task, scheme, record["seed"]), None)
+        task, tuning = record.get("task", TEXT), record.get("tuning", {})
+        scheme, which = record["scheme"], _which(record["seed"], tuning)
+        key = self._study.key(task, record.get("train_len"))
+        self._steps.pop((key, scheme, which), None)
         count = f"[{self._done:{len(str(self._total))}}/{self._total}] "
-        name, seed = self._name(task, scheme), f" seed {record['seed']}"
+        name = self._name(key, scheme)
         if record["status"] != "ok":
             self._failed += 1
-            self._print_wrapped(f"{count}{name}{seed}: failed: {record['error']}")
+            failed = "failed: " * (record["status"] == "failed")
+            reason = f"{failed}{record['error']}"
+            self._print_wrapped(f"{count}{name}{which}: {reason}")
+        elif tuning:
+            self._trained[record["training"]] = record["train_seconds"]
+            self._scored.append(record["eval_seconds"])
+            self._print(_line(count, name, [f"{which}  {record['validation']['loss']:.3f} bits"]))
         else:
             self._trained[record["training"]] = record["train_seconds"]
             self._scored.append(record["eval_seconds"])
-            found = record["loss"] if task == TEXT else self._scores(task, record)
+            found = record["loss"] if task == TEXT else self._scores(key, record)
             at = sorted(found, key=int)  # JSON sorts them as strings
             losses = [f"{length}: {found[length]:.3f}" for length in at]
-            self._print(_line(count, name, [f"{seed}  {some}" for some in _shorter_forms(losses)]))
+            self._print(_line(count, name, [f"{which}  {some}" for some in _shorter_forms(losses)]))
         self._last_line = time.perf_counter()
         sys.stdout.flush()
 
-    def _name(self, task: str, scheme: str) -> str:
-        """The scheme, after the task if there are several."""
-        return scheme if len(self._study.recipes) == 1 else f"{task} {scheme}"
+    def _name(self, key: str, scheme: str) -> str:
+        """The scheme, after the task and length if there are several."""
+        return scheme if len(self._study.recipes) == 1 else f"{key} {scheme}"
 
-    def _scores(self, task: str, record: Record) -> dict[str, float]:
-        score = self._study.recipes[task].of_task.score
+    def _scores(self, key: str, record: Record) -> dict[str, float]:
+        score = self._study.recipes[key].of_task.score
         return {n: cell[score] for n, cell in record["scores"][""].items() if cell["examples"]}
 
     def _print_wrapped(self, text: str) -> None:
@@ -262,6 +303,12 @@ class Progress:
             return ""
         steps = self._trainings * self._steps_each - stepped
         return f", more than {_duration(steps * (now - then) / (stepped - before))} left"
+
+
+def _which(seed: int, tuning: Mapping[str, float]) -> str:
+    """Which run of a scheme: its seed, or the values of a sweep."""
+    values = "".join(f" {name}={value:g}" for name, value in tuning.items())
+    return values or f" seed {seed}"
 
 
 def _sizes(recipe: Recipe) -> str:
@@ -315,7 +362,9 @@ def _write(out: Path, summary: dict[str, Any], records: list[Record], runs: list
         if succeeded:
             write_whole(folder / "table.md", study_markdown(summary, records))
             if has_text(summary):
-                _write_text(folder, *text_only(summary, records))
+                _write_text(folder, summary, text_records(summary, records))
+            if summary.get("tuning"):
+                _write_tuning(folder, summary)
             if tasks(summary):
                 _write_tasks(folder, summary, records)
             write_report(summary, records, folder / "report.html")
@@ -336,11 +385,17 @@ def _write_text(folder: Path, summary: Summary, records: Records) -> None:
         loss_against_length(records, folder / f"loss.{form}", summary, form)
 
 
+def _write_tuning(folder: Path, summary: Summary) -> None:
+    write_whole(folder / "tuning.csv", tuning_csv(summary))
+    for form in FORMATS:
+        (folder / f"tuning.{form}").write_bytes(tuning_picture(summary, form))
+
+
 def _write_tasks(folder: Path, summary: Summary, records: Records) -> None:
     write_whole(folder / "tasks.csv", tasks_csv(summary, records))
     order = list(summary["config"]["schemes"])
     for label, about in tasks(summary).items():
-        found = outcomes(about, label, records)
+        found = outcomes(about, records)
         for form in FORMATS:
             picture = task_picture(label, about, found, order, form)
             (folder / task_file(label, form)).write_bytes(picture)
@@ -349,7 +404,12 @@ def _write_tasks(folder: Path, summary: Summary, records: Records) -> None:
 def _sort(study: Study, records: list[Record]) -> list[Record]:
     task = {label: n for n, label in enumerate(study.recipes)}
     place = {label: n for n, label in enumerate(study.labels)}
-    return sorted(records, key=lambda r: (task[r["task"]], place[r["scheme"]], r["seed"]))
+
+    def rank(record: Record) -> tuple[int, int, int]:
+        of = task[study.key(record["task"], record["train_len"])]
+        return of, place[record["scheme"]], record["seed"]
+
+    return sorted(records, key=rank)
 
 
 def _escape_bytes(value: Any) -> Any:

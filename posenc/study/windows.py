@@ -35,8 +35,37 @@ def cut(data: bytes, starts: Tokens, length: int) -> Tokens:
 
 def held_out_stretches(data: bytes, *, count: int, longest: int) -> Tokens:
     """``count`` evenly spaced stretches of the held-out text, ``(count, longest + 1)``."""
-    starts = np.linspace(0, len(data) - longest - 1, count).astype(np.int64)
-    return cut(data, starts, longest)
+    return cut(data, _starts(data, count, longest), longest)
+
+
+def _starts(data: bytes, count: int, longest: int) -> Tokens:
+    return np.linspace(0, len(data) - longest - 1, count).astype(np.int64)
+
+
+def between_stretches(data: bytes, *, count: int, longest: int, length: int) -> Tokens:
+    """Stretches ``(N, L + 1)`` of the held-out text apart from ``held_out_stretches``.
+
+    They share no byte. One lies in the middle of each gap. ``L`` is the largest multiple of
+    ``length`` that fits in every gap and is not longer than the scored stretches.
+
+    Raises
+    ------
+    ValueError
+        A gap is too small for ``length``.
+    """
+    begins = _starts(data, count, longest) + longest + 1
+    ends = np.append(begins[1:] - longest - 1, len(data))
+    if count > 1:  # the last stretch ends with the text
+        begins, ends = begins[:-1], ends[:-1]
+    room = int((ends - begins).min())
+    size = min(max(longest, length), room - 1) // length * length
+    if size < length:
+        raise ValueError(
+            f"the held-out text is too small for a sweep: {room} bytes lie between two of the "
+            f"{count} stretches of {longest} that are scored, and choosing a value needs "
+            f"{length + 1}; give more text, fewer windows (--eval-windows), or shorter lengths"
+        )
+    return cut(data, begins + (ends - begins - size - 1) // 2, size)
 
 
 def non_overlapping(stretches: Tokens, length: int) -> Tokens:

@@ -280,7 +280,7 @@ def test_pictures_of_few_and_of_many_schemes(made, schemes):
         f"scheme {n} with a long name, which would take half of a figure" for n in range(schemes)
     ]
     many = [{**r, "scheme": name} for name in names for r in records[:3]]
-    found = outcomes(about, "copy", many)
+    found = outcomes(about, many)
     assert "scheme 1 with" in task_svg("copy", about, found, names)
     assert task_picture("copy", about, found, names, "pdf").startswith(b"%PDF")
 
@@ -293,7 +293,7 @@ def test_a_heat_map_has_each_group(tmp_path):
     assert len(cell["groups"]) == len(about["group_names"])
     assert sum(asked for _, asked in cell["groups"]) == 2 * cell["examples"]
     assert sum(right for right, _ in cell["groups"]) == sum(cell["right"])
-    svg = group_svg("passkey", about, outcomes(about, "passkey", [found]))
+    svg = group_svg("passkey", about, outcomes(about, [found]))
     assert all(name in svg for name in about["group_names"])
 
 
@@ -342,8 +342,9 @@ def test_no_answer_is_no_score():
 
 def outcomes_of(cell):
     about = {"score": "token_accuracy", "eval_lens": (16,), "train_len": 16, "must_fail": {}}
-    one = {"task": "t", "scheme": "s", "seed": 0, "status": "ok", "solved": None}
-    (found,) = outcomes(about, "t", [{**one, "scores": {"": {"16": cell}}}])
+    about["recipe"] = {"task": "t", "train_len": 16}
+    one = {"task": "t", "train_len": 16, "scheme": "s", "seed": 0, "status": "ok", "solved": None}
+    (found,) = outcomes(about, [{**one, "scores": {"": {"16": cell}}}])
     return found
 
 

@@ -29,7 +29,9 @@ def clock(monkeypatch):
 
 
 def run(scheme="alibi", seed=0, steps=1000):
-    return SimpleNamespace(task="text", scheme=scheme, seed=seed, steps=steps)
+    return SimpleNamespace(
+        task="text", train_len=64, scheme=scheme, label=scheme, seed=seed, steps=steps, tuning=()
+    )
 
 
 def finished(scheme="alibi", seed=0, **changes):
@@ -75,7 +77,7 @@ def test_an_estimate_comes_with_the_second_line(clock):
 def test_kept_runs_do_not_count_in_the_estimate(clock):
     printed = []
     progress = Progress(STUDY, 3, printed.append)
-    progress.header(CORPUS, "jax")
+    progress.kept()
     assert printed[-1] == "3 of 4 runs are kept from before"
     for step in (500, 550):
         clock.seconds += 10

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
     from posenc.study.recipe import Recipe
     from posenc.study.tasks.task import Task
 
-_TRAINING, _IN_DOMAIN, _TESTS = 4, 5, 6  # streams of a seed; windows.py has others
+_TRAINING, _IN_DOMAIN, _TESTS, _VALIDATION = 4, 5, 6, 8  # streams of a seed; windows.py has others
 
 
 def batches(task: Task, recipe: Recipe, seed: int, first: int, steps: int) -> Examples:
@@ -37,6 +38,17 @@ def scores(task: Task, recipe: Recipe, seed: int, answer: Answer) -> dict[str, A
             for name, test in task.tests().items()
         }
     }
+
+
+def validation(task: Task, recipe: Recipe, seed: int, answer: Answer) -> dict[str, Any]:
+    """The loss in bits an answer, and scores, of ``eval_windows`` examples of training sizes."""
+    rng = np.random.default_rng([seed, _VALIDATION])
+    drawn = _of_training(task, recipe, rng, recipe.eval_windows)
+    losses, right = answer(drawn.tokens, drawn.labels, None)
+    found = summarise(drawn.labels, np.asarray(right))
+    bits = np.asarray(losses, dtype=np.float64)[drawn.labels >= 0] / math.log(2)
+    scores = {name: found[name] for name in ("token_accuracy", "exact_match")}
+    return {"loss": float(bits.mean()), **scores}
 
 
 def summarise(labels: Integers, right: Integers) -> dict[str, Any]:

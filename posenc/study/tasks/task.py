@@ -149,3 +149,13 @@ class Task(Declared):
     def scores(self, recipe: Recipe, seed: int, answer: Answer, windowed: bool) -> dict[str, Any]:
         """What a record says of a trained model."""
         return drawing.scores(self, recipe, seed, answer)
+
+    def check_validation(self, recipe: Recipe) -> None:
+        """``ValueError`` if the data do not suffice for ``validation``."""
+
+    def validation(self, recipe: Recipe, seed: int, answer: Answer) -> dict[str, Any]:
+        """The ``loss`` of a trained model in bits an answer, by which a sweep chooses.
+
+        It is at the training length, on data that ``scores`` does not use.
+        """
+        return drawing.validation(self, recipe, seed, answer)

@@ -90,6 +90,21 @@ class Text(
             **_losses(recipe, stretches, bits, windowed),
         }
 
+    def check_validation(self, recipe: Recipe) -> None:
+        self._between(recipe)
+
+    def validation(self, recipe: Recipe, seed: int, answer: Answer) -> dict[str, Any]:
+        """Bits per byte at the training length, between the stretches that are scored."""
+        tokens = windows.non_overlapping(self._between(recipe), recipe.train_len)
+        losses, _ = answer(tokens[:, :-1], tokens[:, 1:], None)
+        return {"loss": float(np.asarray(losses, dtype=np.float64).mean() / math.log(2))}
+
+    def _between(self, recipe: Recipe) -> windows.Tokens:
+        return windows.between_stretches(
+            self._text.validation, count=recipe.eval_windows, longest=recipe.longest,
+            length=recipe.train_len,
+        )  # fmt: skip
+
 
 def _losses(
     recipe: Recipe,
