@@ -6,6 +6,7 @@ the ``learning_rate`` of each step.
 """
 
 from posenc.study.decoder import NORM_EPSILON, Decoder, Layers, embedding_scale, has_weight_decay
+from posenc.study.models import check_model, load_model
 from posenc.study.recipe import Recipe
 from posenc.study.run import Run
 from posenc.study.runner import run_study
@@ -27,8 +28,10 @@ __all__ = [
     "Study",
     "Task",
     "Trainer",
+    "check_model",
     "embedding_scale",
     "has_weight_decay",
     "learning_rate",
+    "load_model",
     "run_study",
 ]

@@ -10,6 +10,7 @@ from pathlib import Path
 from posenc.contract.checks import check_count, nearest
 from posenc.study.corpus import Corpus, check_size, from_files, standard_library
 from posenc.study.identity import fingerprint
+from posenc.study.models import model_name
 from posenc.study.recipe import Recipe, option
 from posenc.study.run import Run
 from posenc.study.specs import ALL, Plans, expand
@@ -51,6 +52,7 @@ class Study(Recipe):
     out: str = option("posenc-compare", "folder of the results")
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "model", model_name(self.model))
         if isinstance(self.task, str):
             object.__setattr__(self, "task", (self.task,))
         if not self.task:
@@ -138,7 +140,7 @@ class Study(Recipe):
     def _runs_of(self, recipe: Recipe, corpus: Corpus | None, backend: str) -> list[Run]:
         task = recipe.of_task if corpus is None else recipe.of_task.with_text(corpus)
         made = {
-            label: fingerprint(self.plans(label, recipe), backend, recipe.of_task)
+            label: fingerprint(self.plans(label, recipe), backend, recipe)
             for label in self.labels
         }
         text = tuple(str(Path(p).resolve()) for p in self.text) if corpus else ()
