@@ -60,26 +60,25 @@ class Trainer:
         return losses
 
     def answers(self, tokens: Any, labels: Any, window: int | None, plan: Any = None) -> Any:
-        length = tokens.shape[1]
-        layers = self._decoder.layers(plan, length=length, window=window)
-        # Batches of one shape, so that every protocol and seed runs the same compiled program.
-        rows = max(1, _TOKENS // length)
-        static, missing = _Static(self._decoder), -len(tokens) % rows
-        filled = (np.pad(a, ((0, missing), (0, 0))).astype(np.int32) for a in (tokens, labels))
-        parts = zip(*(np.split(a, len(a) // rows) for a in filled), strict=True)
-        found = [_score(static, layers, self._params, *part) for part in parts]
-        losses, hits = (np.concatenate(each)[: len(tokens)] for each in zip(*found, strict=True))
+        parts = self._by_batch(_score, (tokens, labels), window, plan)
+        losses, hits = (np.concatenate(each)[: len(tokens)] for each in zip(*parts, strict=True))
         return losses, hits
 
     def logits(self, tokens: Any, window: int | None = None, plan: Any = None) -> Any:
-        length = tokens.shape[1]
+        parts = self._by_batch(_logits_of_batch, (tokens,), window, plan)
+        return np.concatenate(parts)[: len(tokens)]
+
+    def _by_batch(self, program: Any, arrays: Any, window: int | None, plan: Any) -> list[Any]:
+        """The program's results for batches of rows, the last filled up with rows of zeros.
+
+        All batches have one shape, so that every protocol and seed runs the same compiled program.
+        """
+        rows, length = arrays[0].shape
         layers = self._decoder.layers(plan, length=length, window=window)
-        rows = max(1, _TOKENS // length)
-        static, missing = _Static(self._decoder), -len(tokens) % rows
-        filled = np.pad(tokens, ((0, missing), (0, 0))).astype(np.int32)
-        parts = np.split(filled, len(filled) // rows)
-        found = [_all_logits(static, layers, self._params, part) for part in parts]
-        return np.concatenate(found)[: len(tokens)]
+        size, static = max(1, _TOKENS // length), _Static(self._decoder)
+        filled = [np.pad(a, ((0, -rows % size), (0, 0))).astype(np.int32) for a in arrays]
+        parts = zip(*(np.split(a, len(a) // size) for a in filled), strict=True)
+        return [program(static, layers, self._params, *part) for part in parts]
 
     def _trace(self, tokens: Any, watch: Any) -> Any:
         """The shape of the logits of a model that is called with ``watch(bound)``."""
@@ -181,7 +180,7 @@ def _score(
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _all_logits(static: _Static, layers: Layers, params: Any, tokens: Array) -> Array:
+def _logits_of_batch(static: _Static, layers: Layers, params: Any, tokens: Array) -> Array:
     return _logits(static.decoder, layers, params, tokens)
 
 

@@ -199,7 +199,7 @@ class Trainer:
         return torch.from_numpy(tokens.astype(np.int64)).to(self._device)
 
     def _positions(self, positions: Any) -> Tensor:
-        """Integers or float32."""
+        """Floats stay floats: the schemes refuse them, rather than this trainer truncate them."""
         kind = np.float32 if positions.dtype.kind == "f" else np.int64
         return torch.from_numpy(positions.astype(kind)).to(self._device)
 

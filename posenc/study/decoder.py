@@ -66,7 +66,9 @@ class Decoder:
 
     def with_weights_of(self, state: Weights) -> Decoder:
         """The same with the weights of a trainer's ``state``."""
-        found = {n.removeprefix(_OF_WEIGHTS): v for n, v in state.items() if n.startswith(_OF_WEIGHTS)}
+        found = {
+            n.removeprefix(_OF_WEIGHTS): v for n, v in state.items() if n.startswith(_OF_WEIGHTS)
+        }
         return replace(self, weights=found)
 
     @property

@@ -140,8 +140,7 @@ class Study(Recipe):
     def _runs_of(self, recipe: Recipe, corpus: Corpus | None, backend: str) -> list[Run]:
         task = recipe.of_task if corpus is None else recipe.of_task.with_text(corpus)
         made = {
-            label: fingerprint(self.plans(label, recipe), backend, recipe)
-            for label in self.labels
+            label: fingerprint(self.plans(label, recipe), backend, recipe) for label in self.labels
         }
         text = tuple(str(Path(p).resolve()) for p in self.text) if corpus else ()
         return [
