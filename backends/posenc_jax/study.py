@@ -15,7 +15,7 @@ from posenc_jax.bound import Bound
 
 
 class OwnModel:
-    """``apply(params, tokens (N, T), bound) -> logits (N, T, V)`` of the object that a function makes.
+    """A function makes an object with ``apply(params, tokens (N, T), bound) -> logits (N, T, V)``.
 
     ``bound`` is ``Positions.bind`` of the study, whose learned arrays the trainer holds.
 

@@ -136,7 +136,7 @@ class Trainer:
     def _logits(
         self, tokens: Any, layers: Layers, pos: Tensor | None = None, step: int | None = None
     ) -> Tensor:
-        """``(N, T, V)``, at positions 0, 1, ... or others, in a step of training or at test time."""
+        """``(N, T, V)``, at positions 0, 1, ... or others, in a step or at test time."""
         return self._model(self._tensor(tokens), self._bound(layers, pos), step)
 
     @torch.no_grad()

@@ -66,10 +66,8 @@ class Decoder:
 
     def with_weights_of(self, state: Weights) -> Decoder:
         """The same with the weights of a trainer's ``state``."""
-        found = {
-            n.removeprefix(_OF_WEIGHTS): v for n, v in state.items() if n.startswith(_OF_WEIGHTS)
-        }
-        return replace(self, weights=found)
+        own = [name for name in state if name.startswith(_OF_WEIGHTS)]
+        return replace(self, weights={n.removeprefix(_OF_WEIGHTS): state[n] for n in own})
 
     @property
     def schemes(self) -> tuple[PositionScheme, ...]:

@@ -85,9 +85,7 @@ def load_model(name: str) -> Callable[..., Any]:
 
 def _name_of(model: Any) -> str:
     if not callable(model) or not hasattr(model, "__qualname__"):
-        raise TypeError(
-            f"model must be a string, a function or a class, got {model!r}; {_ACCEPTED}"
-        )
+        raise TypeError(f"model must be a name, a function or a class, got {model!r}; {_ACCEPTED}")
     module, name = model.__module__, model.__qualname__
     if "." in name or "<" in name:
         raise ValueError(f"model is {name!r}, which worker processes cannot import; {_ACCEPTED}")

@@ -215,7 +215,7 @@ def make_trainer(run: Run, decoder: Decoder, scratch: Path | None = None) -> Tra
     kind = load_trainer(run.backend)
     if run.model and not getattr(kind, "trains_models", False):
         raise ValueError(
-            f"model names {run.model!r}, and backend {run.backend!r} trains posenc's decoder alone: "
+            f"model names {run.model!r}, but backend {run.backend!r} trains only posenc's own: "
             f"{kind.__name__} has no trains_models"
         )
     return kind(decoder, run.device, scratch)

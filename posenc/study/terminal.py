@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import mean
@@ -62,11 +63,44 @@ def compare(study: Study) -> int:
     except KeyboardInterrupt as stop:
         status = exit_status(stop)
         print("\nstopped; the same command continues from here")
-    times = seconds(records)
-    summary = _escape_bytes(describe(study, corpus, backend, times["wall_seconds"]) | times)
-    _write(Path(study.out), summary, _sort(study, records), runs)
+    _write(Path(study.out), _summary(study, corpus, backend, records), _sort(study, records), runs)
     failed = any(record["status"] != "ok" for record in records)
     return status or int(failed)
+
+
+def write_results(study: Study, records: Sequence[Record]) -> str:
+    """Write tables, figures and the report of a study's records into ``study.out``.
+
+    The same files as those of ``posenc compare``, for ``records = list(run_study(...))``. Files of
+    an earlier study there are kept in ``earlier/``.
+
+    Returns
+    -------
+    The table that the command prints.
+
+    Raises
+    ------
+    RuntimeError
+        No run has succeeded; the message has the first error.
+    """
+    errors = [record["error"] for record in records if record["status"] != "ok"]
+    if len(errors) == len(records):
+        raise RuntimeError(f"no run of the study has succeeded: {errors[0] if errors else 'none'}")
+    backend, corpus = choose_backend(study.backend), study.corpus()
+    summary, chosen = _summary(study, corpus, backend, records), _sort(study, records)
+    runs = [run.digest() for run in study.runs(corpus, backend)]
+    publish(Path(study.out), summary, chosen, runs, partial(_render, summary, chosen))
+    return study_text(summary, chosen, _width())
+
+
+def _summary(
+    study: Study, corpus: Corpus | None, backend: str, records: Sequence[Record]
+) -> dict[str, Any]:
+    times = seconds(records)
+    summary: dict[str, Any] = _escape_bytes(
+        describe(study, corpus, backend, times["wall_seconds"]) | times
+    )
+    return summary
 
 
 def _estimate(study: Study, missing: Sequence[Run]) -> float | None:
@@ -310,17 +344,7 @@ def _write(out: Path, summary: dict[str, Any], records: list[Record], runs: list
         if not records or holds_results(out):
             return
 
-    def render(folder: Path) -> None:
-        write_tables(folder, records)
-        if succeeded:
-            write_whole(folder / "table.md", study_markdown(summary, records))
-            if has_text(summary):
-                _write_text(folder, *text_only(summary, records))
-            if tasks(summary):
-                _write_tasks(folder, summary, records)
-            write_report(summary, records, folder / "report.html")
-
-    names, earlier = publish(out, summary, records, runs, render)
+    names, earlier = publish(out, summary, records, runs, partial(_render, summary, records))
     if earlier is not None:
         print(f"the files of an earlier study are now in {earlier}")
     if succeeded:
@@ -328,6 +352,17 @@ def _write(out: Path, summary: dict[str, Any], records: list[Record], runs: list
     print(f"\n{summary['wall_seconds']:.0f} s; wrote")
     for name in names:
         print(f"  {out / name}")
+
+
+def _render(summary: Summary, records: Sequence[Record], folder: Path) -> None:
+    write_tables(folder, records)
+    if any(record["status"] == "ok" for record in records):
+        write_whole(folder / "table.md", study_markdown(summary, records))
+        if has_text(summary):
+            _write_text(folder, *text_only(summary, records))
+        if tasks(summary):
+            _write_tasks(folder, summary, records)
+        write_report(summary, records, folder / "report.html")
 
 
 def _write_text(folder: Path, summary: Summary, records: Records) -> None:
@@ -346,7 +381,7 @@ def _write_tasks(folder: Path, summary: Summary, records: Records) -> None:
             (folder / task_file(label, form)).write_bytes(picture)
 
 
-def _sort(study: Study, records: list[Record]) -> list[Record]:
+def _sort(study: Study, records: Sequence[Record]) -> list[Record]:
     task = {label: n for n, label in enumerate(study.recipes)}
     place = {label: n for n, label in enumerate(study.labels)}
     return sorted(records, key=lambda r: (task[r["task"]], place[r["scheme"]], r["seed"]))
