@@ -1,17 +1,22 @@
 """The study behind ``posenc compare``: train short, test long, everything equal but the scheme.
 
 ``Study`` is the configuration, ``run_study`` carries it out, and each ``Run`` is one scheme with
-one seed. A backend brings a ``Trainer``. It trains the ``Decoder`` that it is given with AdamW and
-the ``learning_rate`` of each step.
+one seed. A backend brings a ``Trainer``. It trains the ``Decoder`` that it is given, or a model of
+one's own, with AdamW and the ``learning_rate`` of each step.
+
+From Python: ``compare(study)`` does what the command does, and ``write_results(study, records)``
+writes the table, the figures and the report of ``list(run_study(study, study.corpus()))``.
 """
 
 from posenc.study.decoder import NORM_EPSILON, Decoder, Layers, embedding_scale, has_weight_decay
+from posenc.study.models import check_model, load_model
 from posenc.study.recipe import Recipe
 from posenc.study.run import Run
 from posenc.study.runner import run_study
 from posenc.study.schedule import ADAM_EPSILON, BETAS, learning_rate
 from posenc.study.study import Study
 from posenc.study.tasks.task import NO_ANSWER, Examples, Task
+from posenc.study.terminal import compare, write_results
 from posenc.study.trainer import Trainer
 
 __all__ = [
@@ -27,8 +32,12 @@ __all__ = [
     "Study",
     "Task",
     "Trainer",
+    "check_model",
+    "compare",
     "embedding_scale",
     "has_weight_decay",
     "learning_rate",
+    "load_model",
     "run_study",
+    "write_results",
 ]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from posenc.layers import LayerPlan, rotary_layers
 from posenc.study.recipe import Recipe
 
 NORM_EPSILON = 1e-5
+_OF_WEIGHTS = "weights."  # names of a trainer's state
 
 Weights = dict[str, np.ndarray[Any, Any]]
 
@@ -40,14 +41,18 @@ class Decoder:
         By name: ``embed (V, d)``, for ``V`` tokens, and ``head (d, V)`` if it is not tied; per
         layer ``qkv (d, 3d)``, ``out (d, d)``, ``up (d, 4d)``, ``down (4d, d)``, gains ``norm1``,
         ``norm2 (d,)``; ``norm (d,)`` at the end.
+        Empty for a model of one's own, which draws them itself.
     position
         Learned arrays of the schemes, one mapping per set of params.
+    seed
+        Of the initial values.
     """
 
     recipe: Recipe
     plan: LayerPlan
     weights: Weights
     position: tuple[Weights, ...]
+    seed: int = 0
 
     @classmethod
     def of(cls, recipe: Recipe, plan: LayerPlan, seed: int) -> Decoder:
@@ -56,7 +61,13 @@ class Decoder:
             init_params(plan.schemes[layer], [seed, 1, n])
             for n, layer in enumerate(plan.first_layers)
         )
-        return cls(recipe, plan, _weights(recipe, seed), position)
+        weights = {} if recipe.model else _weights(recipe, seed)
+        return cls(recipe, plan, weights, position, seed)
+
+    def with_weights_of(self, state: Weights) -> Decoder:
+        """The same with the weights of a trainer's ``state``."""
+        own = [name for name in state if name.startswith(_OF_WEIGHTS)]
+        return replace(self, weights={n.removeprefix(_OF_WEIGHTS): state[n] for n in own})
 
     @property
     def schemes(self) -> tuple[PositionScheme, ...]:

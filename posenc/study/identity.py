@@ -18,6 +18,8 @@ import numpy as np
 
 from posenc.contract.protocol import PositionScheme
 from posenc.layers import LayerPlan
+from posenc.study.models import model_module
+from posenc.study.recipe import Recipe
 from posenc.study.source import OWN, source_digest
 from posenc.study.specs import Plans
 from posenc.study.tasks.task import Task
@@ -56,28 +58,30 @@ _NO_EFFECT = (
 )
 
 
-def fingerprint(plans: Plans | None, backend: str, task: Task) -> dict[str, Any]:
-    """Fields of a ``Run`` that change if its scheme, task, posenc or the framework is edited.
+def fingerprint(plans: Plans | None, backend: str, recipe: Recipe) -> dict[str, Any]:
+    """Fields of a ``Run`` that change if its scheme, task, model, or what trains it, is edited.
 
     ``plans`` is None for a label whose schemes cannot be made.
     """
     common = {
         "posenc_digest": posenc_digest(backend),
         "versions": versions(backend),
-        "described": description(task),
+        "described": description(recipe.of_task),
     }
     if plans is None:
         return {"descriptions": (), "windows": (), "source_digest": "", "tested": "", **common}
-    trained, tested = (_of_plan(plan, backend, task) for plan in (plans.trained, plans.tested))
+    trained, tested = (_of_plan(plan, backend, recipe) for plan in (plans.trained, plans.tested))
     other = json.dumps(tested, sort_keys=True).encode() if tested != trained else b""
     return {**trained, "tested": hashlib.sha256(other).hexdigest() if other else "", **common}
 
 
-def _of_plan(plan: LayerPlan, backend: str, task: Task) -> dict[str, Any]:
+def _of_plan(plan: LayerPlan, backend: str, recipe: Recipe) -> dict[str, Any]:
+    own = [model_module(recipe.model)] if recipe.model else []
+    modules = (_trainer_module(backend), *own)
     return {
         "descriptions": tuple(description(scheme) for scheme in plan.schemes),
         "windows": plan.windows,
-        "source_digest": source_digest((*plan.schemes, task), (_trainer_module(backend),)),
+        "source_digest": source_digest((*plan.schemes, recipe.of_task), modules),
     }
 
 

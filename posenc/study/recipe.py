@@ -7,6 +7,7 @@ from typing import Any
 
 from posenc.contract.checks import check_count, check_positive
 from posenc.contract.declared import Declared
+from posenc.study.models import model_name
 from posenc.study.tasks.catalogue import make_task
 from posenc.study.tasks.task import Task
 
@@ -46,8 +47,10 @@ class Recipe(Declared):
     random_positions: int = setting(
         "train at positions drawn from 0 .. N - 1, anew at every step; default: at 0, 1, 2, ..."
     )
+    model: str = option("", "a model of your own, module:function; default: posenc's decoder")
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "model", model_name(self.model))
         task = self.of_task
         settings = task.defaults()
         multiples = settings.pop("multiples")
@@ -76,6 +79,11 @@ class Recipe(Declared):
     def of_task(self) -> Task:
         """The task; that of text has no text yet."""
         return make_task(self.task)
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of tokens of the task, which are also the answers."""
+        return self.of_task.vocabulary
 
     @property
     def train_tokens(self) -> int:

@@ -41,7 +41,7 @@ _READABLE = 60  # characters of a label in the name of a file
 _MEANING = {
     "descriptions": "the scheme's fields",
     "windows": "the layers' windows",
-    "source_digest": "the files of the scheme or the task",
+    "source_digest": "the files of the scheme, the task or the model",
     "described": "the task's options",
     "tested": "the scheme at test time",
     "posenc_digest": "posenc's files",
@@ -64,7 +64,7 @@ class Run(Recipe):
     device: str
     descriptions: tuple[str, ...]  # the layers' schemes, with all their fields
     windows: tuple[int | None, ...]  # of the layers
-    source_digest: str  # of files of other packages' schemes and tasks, and of their imports
+    source_digest: str  # of files of schemes, tasks, models of other packages, and their imports
     tested: str  # digest of the last three for the layers at test time; empty: as in training
     posenc_digest: str  # of posenc's own files
     versions: tuple[str, ...]
@@ -161,9 +161,11 @@ def _task(run: Run, corpus: Corpus | None) -> Task:
 
 def _trained(run: Run, task: Task, report: Report, scratch: Path | None) -> _Trained:
     plans = Plans.of(run.scheme, run)
-    _check_planned(run, **fingerprint(plans, run.backend, run.of_task))
+    _check_planned(run, **fingerprint(plans, run.backend, run))
     decoder = Decoder.of(run, plans.trained, run.seed)
     model = make_trainer(run, decoder, scratch)
+    if run.model:
+        decoder = decoder.with_weights_of(model.state())
     facts = {
         **_train(run, task, model, report),
         "trained_as": run.trained_as,
@@ -180,7 +182,7 @@ def _trained(run: Run, task: Task, report: Report, scratch: Path | None) -> _Tra
 def _scored(run: Run, trained: _Trained, task: Task) -> Record:
     begin = time.perf_counter()
     plans = Plans.of(run.scheme, run)
-    _check_planned(run, **fingerprint(plans, run.backend, run.of_task))
+    _check_planned(run, **fingerprint(plans, run.backend, run))
     same = not run.tested
     answer = partial(_answer, trained.model, None if same else plans.tested)
     if run.tuning:
@@ -216,13 +218,20 @@ def check_can_train(run: Run, scratch: Path | None = None) -> None:
         make_trainer(replace(run, scheme="nope"), Decoder.of(run, plain, run.seed), scratch)
     except Exception as error:
         cause = f"{type(error).__name__}: {error}"
-        where = f"backend {run.backend!r} cannot train on device {run.device!r}"
+        what = f" the model {run.model!r}" if run.model else ""
+        where = f"backend {run.backend!r} cannot train{what} on device {run.device!r}"
         raise RuntimeError(f"{where}: {cause}") from error
 
 
 def make_trainer(run: Run, decoder: Decoder, scratch: Path | None = None) -> Trainer:
-    """The decoder in the backend's framework, ready to train."""
-    return load_trainer(run.backend)(decoder, run.device, scratch)
+    """The decoder, or a model of one's own, in the backend's framework, ready to train."""
+    kind = load_trainer(run.backend)
+    if run.model and not getattr(kind, "trains_models", False):
+        raise ValueError(
+            f"model names {run.model!r}, but backend {run.backend!r} trains only posenc's own: "
+            f"{kind.__name__} has no trains_models"
+        )
+    return kind(decoder, run.device, scratch)
 
 
 def _check_planned(run: Run, **present: Any) -> None:

@@ -46,7 +46,7 @@ def source_digest(schemes: Iterable[Any], modules: Iterable[str] = ()) -> str:
     while waiting:
         name = waiting.pop()
         seen.add(name)
-        file = None if name.partition(".")[0] in OWN else _file(name)
+        file = None if name.partition(".")[0] in OWN else find_file(name)
         if file is not None and _is_followed(name, file, packages):
             texts[name] = file.read_bytes()
             waiting |= _imports(texts[name], _package(name, file)) - seen
@@ -71,8 +71,8 @@ def _with_parents(module: str) -> Iterator[str]:
     return itertools.accumulate(module.split("."), "{}.{}".format)
 
 
-def _file(module: str) -> Path | None:
-    """The file of a module, without importing it."""
+def find_file(module: str) -> Path | None:
+    """The file of a module, without importing it; None if there is none."""
     name = getattr(sys.modules.get(module), "__file__", None)
     if name is None and (spec := _spec(module)) is not None:
         name = spec.origin

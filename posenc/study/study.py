@@ -10,6 +10,7 @@ from pathlib import Path
 from posenc.contract.checks import check_count, nearest
 from posenc.study.corpus import Corpus, check_size, from_files, standard_library
 from posenc.study.identity import fingerprint
+from posenc.study.models import model_name
 from posenc.study.recipe import Recipe, option
 from posenc.study.run import Run
 from posenc.study.specs import ALL, Plans, expand
@@ -63,6 +64,7 @@ class Study(Recipe):
     out: str = option("posenc-compare", "folder of the results")
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "model", model_name(self.model))
         if isinstance(self.task, str):
             object.__setattr__(self, "task", (self.task,))
         if not self.task:
@@ -229,7 +231,7 @@ class Study(Recipe):
             windowed=recipe.task == TEXT and self.is_windowed(label),
             backend=backend,
             device=self.device,
-            **fingerprint(self.plans(scheme, recipe), backend, recipe.of_task),
+            **fingerprint(self.plans(scheme, recipe), backend, recipe),
         )
 
 

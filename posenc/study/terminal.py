@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import mean
@@ -71,11 +72,9 @@ def compare(study: Study) -> int:
     except KeyboardInterrupt as stop:
         status = exit_status(stop)
         print("\nstopped; the same command continues from here")
-    times = seconds([*tried, *records])
-    summary = describe(study, corpus, backend, times["wall_seconds"]) | times
-    if study.tunings and len(runs) > len(tried):
-        summary["tuning"] = tuning_summary(study.trials(corpus, backend), tried)
-    _write(Path(study.out), _escape_bytes(summary), _sort(study, records), runs)
+    tuned = len(runs) > len(tried)
+    summary = _summary(study, corpus, backend, records, tried if tuned else ())
+    _write(Path(study.out), summary, _sort(study, records), runs)
     failed = any(record["status"] != "ok" for record in records)
     return status or int(failed)
 
@@ -90,6 +89,47 @@ def _tune(study: Study, tried: list[Record], untried: Sequence[Run]) -> None:
         progress.result(record)
         tried.append(record)
     print("tuned; now the study")
+
+
+def write_results(study: Study, records: Sequence[Record]) -> str:
+    """Write tables, figures and the report of a study's records into ``study.out``.
+
+    The same files as those of ``posenc compare``, for ``records = list(run_study(...))``. Files of
+    an earlier study there are kept in ``earlier/``.
+
+    Returns
+    -------
+    The table that the command prints.
+
+    Raises
+    ------
+    RuntimeError
+        No run has succeeded; the message has the first error.
+    """
+    errors = [record["error"] for record in records if record["status"] != "ok"]
+    if len(errors) == len(records):
+        raise RuntimeError(f"no run of the study has succeeded: {errors[0] if errors else 'none'}")
+    backend, corpus = choose_backend(study.backend), study.corpus()
+    tried, _ = plan_tuning(study, corpus)
+    kept, missing = plan(study, corpus, tried)
+    runs = [each["run"] for each in (*tried, *kept)] + [run.digest() for run in missing]
+    summary = _summary(study, corpus, backend, records, tried)
+    chosen = _sort(study, records)
+    publish(Path(study.out), summary, chosen, runs, partial(_render, summary, chosen))
+    return study_text(summary, chosen, _width())
+
+
+def _summary(
+    study: Study, corpus: Corpus | None, backend: str, records: Sequence[Record],
+    tried: Sequence[Record],
+) -> dict[str, Any]:  # fmt: skip
+    """What ``describe`` says, seconds, and what a sweep chose."""
+    times = seconds([*tried, *records])
+    summary = describe(study, corpus, backend, times["wall_seconds"]) | times
+    if study.tunings and tried:
+        summary["tuning"] = tuning_summary(study.trials(corpus, backend), tried)
+    escaped: dict[str, Any] = _escape_bytes(summary)
+    return escaped
 
 
 def _estimate(study: Study, missing: Sequence[Run]) -> float | None:
@@ -357,19 +397,7 @@ def _write(out: Path, summary: dict[str, Any], records: list[Record], runs: list
         if not records or holds_results(out):
             return
 
-    def render(folder: Path) -> None:
-        write_tables(folder, records)
-        if succeeded:
-            write_whole(folder / "table.md", study_markdown(summary, records))
-            if has_text(summary):
-                _write_text(folder, summary, text_records(summary, records))
-            if summary.get("tuning"):
-                _write_tuning(folder, summary)
-            if tasks(summary):
-                _write_tasks(folder, summary, records)
-            write_report(summary, records, folder / "report.html")
-
-    names, earlier = publish(out, summary, records, runs, render)
+    names, earlier = publish(out, summary, records, runs, partial(_render, summary, records))
     if earlier is not None:
         print(f"the files of an earlier study are now in {earlier}")
     if succeeded:
@@ -377,6 +405,19 @@ def _write(out: Path, summary: dict[str, Any], records: list[Record], runs: list
     print(f"\n{summary['wall_seconds']:.0f} s; wrote")
     for name in names:
         print(f"  {out / name}")
+
+
+def _render(summary: Summary, records: Sequence[Record], folder: Path) -> None:
+    write_tables(folder, records)
+    if any(record["status"] == "ok" for record in records):
+        write_whole(folder / "table.md", study_markdown(summary, records))
+        if has_text(summary):
+            _write_text(folder, summary, text_records(summary, records))
+        if summary.get("tuning"):
+            _write_tuning(folder, summary)
+        if tasks(summary):
+            _write_tasks(folder, summary, records)
+        write_report(summary, records, folder / "report.html")
 
 
 def _write_text(folder: Path, summary: Summary, records: Records) -> None:
@@ -401,7 +442,7 @@ def _write_tasks(folder: Path, summary: Summary, records: Records) -> None:
             (folder / task_file(label, form)).write_bytes(picture)
 
 
-def _sort(study: Study, records: list[Record]) -> list[Record]:
+def _sort(study: Study, records: Sequence[Record]) -> list[Record]:
     task = {label: n for n, label in enumerate(study.recipes)}
     place = {label: n for n, label in enumerate(study.labels)}
 
