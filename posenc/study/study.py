@@ -57,14 +57,15 @@ class Study(Recipe):
             raise ValueError("task is empty; name at least one of `posenc list`")
         if len(set(self.task)) < len(self.task):
             raise ValueError(f"task must name each task once, got {list(self.task)}")
+        if self.stride and TEXT not in self.recipes:
+            raise ValueError(f"stride is for the task text, which is none of: {self._tasks()}")
         if len(self.recipes) == 1:  # its values are those of the study
             for name, value in vars(next(iter(self.recipes.values()))).items():
                 if name != "task":
                     object.__setattr__(self, name, value)
         for name in ("text", "windowed"):
             if getattr(self, name) not in ((), _AUTO) and TEXT not in self.recipes:
-                tasks = ", ".join(self.recipes)
-                raise ValueError(f"{name} is for the task text, which is none of: {tasks}")
+                raise ValueError(f"{name} is for the task text, which is none of: {self._tasks()}")
         check_count("seeds", self.seeds)
         check_count("workers", self.workers, least=0)
         if not self.schemes:
@@ -85,6 +86,9 @@ class Study(Recipe):
             if label not in self.labels:
                 name = f"{label!r}{nearest(label, self.labels)}"
                 raise ValueError(f"windowed names {name}; it takes schemes of the study")
+
+    def _tasks(self) -> str:
+        return ", ".join(self.recipes)
 
     @functools.cached_property
     def labels(self) -> tuple[str, ...]:
@@ -168,7 +172,7 @@ def read_corpus(text: tuple[str, ...]) -> Corpus:
 def _check_scheme(label: str, recipe: Recipe) -> None:
     """``ValueError`` before any training if a scheme fails at an evaluation length."""
     for scheme in Plans.of(label, recipe).tested.schemes:
-        for length in recipe.eval_lens:
+        for length in (*recipe.eval_lens, *filter(None, [recipe.finetune_len])):
             try:
                 scheme.at_length(recipe.of_task.tokens(length)).param_specs()
             except Exception as error:

@@ -74,7 +74,8 @@ def _estimate(study: Study, missing: Sequence[Run]) -> float | None:
     if study.device not in ("auto", "cpu") or not missing:
         return None
     trainings = Counter(job[0].task for job in jobs(missing))
-    each = [(study.recipes[task], count) for task, count in trainings.items()]
+    of_task = Counter(run.task for run in missing)
+    each = [(study.recipes[task], count, of_task[task]) for task, count in trainings.items()]
     return estimate(each, study.workers or min(cores(), len(jobs(missing))))
 
 
@@ -197,13 +198,13 @@ class Progress:
     def step(self, run: Run, step: int, loss: float) -> None:
         """Print the progress of a run, less often the longer the study takes."""
         now = time.perf_counter()
-        self._steps[run.task, run.scheme, run.seed] = step
+        self._steps[run.task, run.scheme, run.seed] = min(step, run.steps)
         if self._first is None:
             self._first = now, sum(self._steps.values())
         pause = max(_EVERY, _SHARE * (now - self._begin))
         if self._last_line is None or now - self._last_line >= pause:
             self._last_line = now
-            at = f"step {step} of {run.steps}" if step < run.steps else "trained, now scored"
+            at = _stage(run, step)
             seed, left = f" seed {run.seed}: ", self._time_left(now)
             unit = "bits/byte" if run.task == TEXT else "bits"
             forms = [f"{at}, {loss:.2f} {unit}{left}", f"{at}{left}", at]
@@ -223,7 +224,9 @@ class Progress:
             self._print_wrapped(f"{count}{name}{seed}: failed: {record['error']}")
         else:
             self._trained[record["training"]] = record["train_seconds"]
-            self._scored.append(record["eval_seconds"])
+            tuning = record.get("finetune", {})
+            own = tuning.get("seconds", 0.0) + tuning.get("before_seconds", 0.0)
+            self._scored.append(record["eval_seconds"] + own)
             found = record["loss"] if task == TEXT else self._scores(task, record)
             at = sorted(found, key=int)  # JSON sorts them as strings
             losses = [f"{length}: {found[length]:.3f}" for length in at]
@@ -264,11 +267,22 @@ class Progress:
         return f", more than {_duration(steps * (now - then) / (stepped - before))} left"
 
 
+def _stage(run: Run, step: int) -> str:
+    """What a run does after a step, counted on through its fine-tuning."""
+    last = run.steps + run.finetune_steps
+    if run.steps < step < last:
+        return f"fine-tuning, step {step - run.steps} of {run.finetune_steps}"
+    return f"step {step} of {run.steps}" if step < run.steps else "trained, now scored"
+
+
 def _sizes(recipe: Recipe) -> str:
     """The model, training and lengths of a task."""
     lengths = ", ".join(map(str, recipe.eval_lens))
     what = "bytes" if recipe.task == TEXT else "tokens"
     steps = f"{recipe.steps} steps of {recipe.batch_size} x {recipe.train_tokens} {what}"
+    if recipe.finetune_steps:
+        tuning = recipe.finetuning()
+        steps += f", then {tuning.steps} of {tuning.batch_size} x {tuning.train_tokens}"
     model = f"{recipe.layers} layers, width {recipe.dim}, {recipe.heads} heads"
     return f"{model}; {steps}; scored at {lengths}"
 
