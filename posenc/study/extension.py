@@ -30,13 +30,6 @@ _REPORTS, _CHUNK = 10, 50  # reports at least, and steps between two of them at 
 _KEPT = ("loss", "loss_same_targets", "loss_key_bytes", "loss_sliding", "scores")
 
 
-def check_can_go_on(model: Trainer) -> None:
-    """``TypeError`` if a trainer does not give its weights away."""
-    if not hasattr(model, "state"):
-        kind = type(model).__name__
-        raise TypeError(f"finetune_steps needs a trainer with a method state, which {kind} has not")
-
-
 def starting_point(
     recipe: Recipe, plans: Plans, label: str, seed: int, state: Mapping[str, Any]
 ) -> Decoder:

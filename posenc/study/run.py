@@ -31,7 +31,7 @@ from posenc.study.tasks.catalogue import TEXT
 from posenc.study.tasks.drawing import summarise
 from posenc.study.tasks.examples import Integers
 from posenc.study.tasks.task import Task
-from posenc.study.trainer import Trainer, load_trainer
+from posenc.study.trainer import Trainer, load_trainer, needs
 
 Report = Callable[[int, float], None]
 _CHUNK = 50  # steps between two reports
@@ -224,7 +224,7 @@ def check_can_train(run: Run, scratch: Path | None = None) -> None:
     try:
         model = make_trainer(replace(run, scheme="nope"), Decoder.of(run, plain, run.seed), scratch)
         if run.finetune_steps:
-            extension.check_can_go_on(model)
+            needs(model, "state", "finetune_steps")
     except Exception as error:
         cause = f"{type(error).__name__}: {error}"
         where = f"backend {run.backend!r} cannot train on device {run.device!r}"

@@ -137,12 +137,15 @@ class Plans:
             served = [n for n, owner in enumerate(self.tested.owners) if owner == number]
             sources = {}
             for name, shape in _shapes(self.tested.schemes[first]).items():
-                having = [n for n in served if _shapes(self.trained.schemes[n]).get(name) == shape]
-                owners = {self.trained.owners[n] for n in having}
-                if len(owners) > 1 or (having and having != served):
+                owners = {
+                    self.trained.owners[layer]
+                    for layer in served
+                    if _shapes(self.trained.schemes[layer]).get(name) == shape
+                }
+                if len(owners) > 1:
                     raise ValueError(
                         f"scheme {label!r} cannot be fine-tuned: layers {served} share one learned "
-                        f"array {name!r}, and of its training layers {having} have {len(owners)}"
+                        f"array {name!r}, and have {len(owners)} of it in training"
                     )
                 if owners:
                     sources[name] = owners.pop()
