@@ -198,7 +198,9 @@ class Progress:
     def step(self, run: Run, step: int, loss: float) -> None:
         """Print the progress of a run, less often the longer the study takes."""
         now = time.perf_counter()
-        self._steps[run.task, run.scheme, run.seed] = min(step, run.steps)
+        key = run.task, run.scheme, run.seed
+        # Another run's fine-tuning follows a training that has been counted.
+        self._steps[key] = min(step, run.steps) if step <= run.steps or key in self._steps else 0
         if self._first is None:
             self._first = now, sum(self._steps.values())
         pause = max(_EVERY, _SHARE * (now - self._begin))
@@ -261,9 +263,9 @@ class Progress:
             return f", about {_duration(seconds)} left"
         # The time for scoring is unknown before a run has finished, so this counts steps only.
         then, before = self._first or (now, stepped)
-        if stepped <= before:
-            return ""
         steps = self._trainings * self._steps_each - stepped
+        if stepped <= before or not steps:
+            return ""
         return f", more than {_duration(steps * (now - then) / (stepped - before))} left"
 
 
