@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from decimal import Decimal
 from fractions import Fraction
 from typing import Literal
 
@@ -38,14 +39,17 @@ class Sinusoidal(PositionScheme, paper="Vaswani et al. 2017, arXiv 1706.03762"):
     _turns: Turns = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        tensor2tensor = self.layout == "tensor2tensor"
         if self.dim % 2:
             raise ValueError(f"dim must be even, got {self.dim}: sines and cosines come in pairs")
-        if tensor2tensor and self.dim < 4:
+        if self.layout == "tensor2tensor" and self.dim < 4:
             raise ValueError(f"dim must be at least 4 in layout 'tensor2tensor', got {self.dim}")
+        object.__setattr__(self, "_turns", Turns(self.frequencies()))
+
+    def frequencies(self) -> tuple[Decimal, ...]:
+        """The ``d/2`` frequencies, in radians per position, to 60 digits."""
         n = self.dim // 2
-        turns = Turns(frequencies(self.base, (Fraction(k, n - tensor2tensor) for k in range(n))))
-        object.__setattr__(self, "_turns", turns)
+        steps = n - (self.layout == "tensor2tensor")
+        return frequencies(self.base, (Fraction(k, steps) for k in range(n)))
 
     def embedding(self, pos: Array, *, params: Arrays, xp: Namespace) -> Array:
         sin, cos = self._turns.sincos(pos, dtype=float_dtype(params, xp), xp=xp)

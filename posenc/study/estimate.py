@@ -15,23 +15,47 @@ _SIDE, _PRODUCTS = 64, 50
 _START = 9.0  # seconds to compile the programs of a run, and to score it
 
 
-def estimate(recipes: Iterable[tuple[Recipe, int]], workers: int) -> float:
-    """Seconds for so many trainings of each recipe, if none ends early.
+def estimate(recipes: Iterable[tuple[Recipe, int, int]], workers: int) -> float:
+    """Seconds for so many trainings of each recipe, and so many runs, if none ends early.
 
-    Training is taken to reach a fixed share of the speed of a matrix product, measured here.
+    Training is taken to reach a fixed share of the speed of a matrix product, measured here. A run
+    is fine-tuned and slides on its own.
     """
-    speed = _product_speed()
+    speed = _SHARE * _product_speed()
     return sum(
-        trainings * (_START + recipe.steps * _operations(recipe) / (_SHARE * speed))
-        for recipe, trainings in recipes
+        trainings * (_START + recipe.steps * _operations(recipe) / speed)
+        + runs * (_finetuning(recipe, speed) + _sliding(recipe) / speed)
+        for recipe, trainings, runs in recipes
     ) / max(1, workers)
+
+
+def _finetuning(recipe: Recipe, speed: float) -> float:
+    """Seconds of a run's fine-tuning: it compiles and is scored as a training of its own."""
+    if not recipe.finetune_steps:
+        return 0.0
+    tuning = recipe.finetuning()
+    return _START + tuning.steps * _operations(tuning) / speed
+
+
+def _sliding(recipe: Recipe) -> float:
+    """Multiplications and additions of sliding windows: a third of those of training on them."""
+    if not recipe.stride:
+        return 0.0
+    times = 2 if recipe.finetune_steps else 1  # before it, and after it
+    counts = {n: (recipe.longest - n) // recipe.stride + 1 for n in recipe.eval_lens}
+    windows = {n: recipe.eval_windows * count for n, count in counts.items()}
+    return times * sum(_forward(recipe, n, count) for n, count in windows.items())
 
 
 def _operations(recipe: Recipe) -> float:
     """Multiplications and additions of a training step."""
-    length, dim = recipe.train_tokens, recipe.dim
-    weights = 12 * recipe.layers * dim * dim + recipe.of_task.vocabulary * dim
-    return 6.0 * recipe.batch_size * length * (weights + recipe.layers * length * dim)
+    return 3 * _forward(recipe, recipe.train_tokens, recipe.batch_size)
+
+
+def _forward(recipe: Recipe, length: int, sequences: int) -> float:
+    """Those of a pass without gradients."""
+    weights = 12 * recipe.layers * recipe.dim**2 + recipe.of_task.vocabulary * recipe.dim
+    return 2.0 * sequences * length * (weights + recipe.layers * length * recipe.dim)
 
 
 def _product_speed() -> float:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import mean
 from typing import Any
 
 import numpy as np
 
 from posenc.study.effective import RULER, Effective, effective_length
-from posenc.study.statistics import Records, Summary
+from posenc.study.results import untuned
+from posenc.study.statistics import UNTUNED, Records, Summary
 
 TEXT = "text"
 ABOVE_CHANCE = 0.1  # less at the training length is no score that a longer one could hold
@@ -22,7 +23,8 @@ _PASSED = 0.9  # beyond the training length, a score that a task that must fail 
 class Outcome:
     """One scheme on one task, over its seeds.
 
-    ``about`` is what the summary says of the task. Seeds that solved the task in training and seeds
+    ``about`` is what the summary says of the task. ``untuned``: before the fine-tuning of another
+    outcome with the same records. Seeds that solved the task in training and seeds
     that did not are never averaged: ``counted`` are the former, or all where none solved it.
     """
 
@@ -30,6 +32,12 @@ class Outcome:
     about: Mapping[str, Any]
     records: Records
     failed: int
+    untuned: bool = False
+
+    @property
+    def label(self) -> str:
+        """The name of its row and line."""
+        return f"{self.scheme}{UNTUNED}" if self.untuned else self.scheme
 
     @property
     def solved(self) -> int:
@@ -140,7 +148,10 @@ def _is_text(about: Mapping[str, Any]) -> bool:
 
 
 def outcomes(about: Mapping[str, Any], records: Records) -> list[Outcome]:
-    """One per scheme that has a record, the best at the longest length first."""
+    """One per scheme that has a record, the best at the longest length first.
+
+    After a scheme that was fine-tuned comes its outcome before.
+    """
     own = of_task(records, about)
     found = []
     for scheme in dict.fromkeys(record["scheme"] for record in own):
@@ -148,7 +159,19 @@ def outcomes(about: Mapping[str, Any], records: Records) -> list[Outcome]:
         ok = [record for record in of_scheme if record["status"] == "ok"]
         found.append(Outcome(scheme, about, ok, len(of_scheme) - len(ok)))
     lengths = list(reversed(about["eval_lens"]))
-    return sorted(found, key=lambda one: [_last(one.score(n)) for n in lengths])
+    found.sort(key=lambda one: [_last(one.score(n)) for n in lengths])
+    return [each for one in found for each in _with_untuned(one)]
+
+
+def _with_untuned(one: Outcome) -> list[Outcome]:
+    if not any("before" in record for record in one.records):
+        return [one]
+    return [one, replace(one, records=[untuned(r) for r in one.records], failed=0, untuned=True)]
+
+
+def tuned_only(found: Sequence[Outcome]) -> list[Outcome]:
+    """The outcomes that are compared: without those before fine-tuning."""
+    return [one for one in found if not one.untuned]
 
 
 def _last(score: float) -> float:

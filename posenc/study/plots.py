@@ -146,6 +146,18 @@ def curve_svg(summary: Summary, records: Records) -> str:
     return line_svg("Training loss", _curve_lines(records, summary), _curve_panel)
 
 
+def finetuning_svg(summary: Summary, records: Records) -> str:
+    """Losses of fine-tuning as an ``<svg>``, a line for each label; empty if there are none."""
+    lines = []
+    for colour, scheme in enumerate(row_order(records, summary)):
+        own = [r["finetune"]["curve"] for r in records if r["scheme"] == scheme and "finetune" in r]
+        if own:
+            at = [step for step, _ in own[0]]
+            means = [mean_interval(loss for _, loss in row) for row in zip(*own, strict=True)]
+            lines.append(Line(scheme, at, means, colour))
+    return line_svg("Fine-tuning loss", lines, _curve_panel)
+
+
 def note(records: Records) -> str:
     """The meaning of bands, or their absence, and of dashes in a figure of losses."""
     seeds = len({record["seed"] for record in records})
@@ -154,9 +166,12 @@ def note(records: Records) -> str:
     if len(drawn) >= SORTED_FROM:
         bands = "Means over {} seeds, by length; the tables have the intervals."
     bands = bands.format(seeds) if seeds > 1 else "One seed: no intervals."
-    if not any(record.get("loss_windowed") for record in records):
-        return bands
-    return f"{bands} Dashed: attention inside a window of the training length at test time."
+    dashed = []
+    if any(record.get("loss_windowed") for record in records):
+        dashed.append("attention inside a window of the training length at test time")
+    if any(record.get("before") for record in records):
+        dashed.append("without the fine-tuning of the solid lines")
+    return f"{bands} Dashed: {', or '.join(dashed)}." if dashed else bands
 
 
 def _title(records: Records, summary: Summary | None) -> str:
@@ -175,7 +190,7 @@ def _training_lengths(records: Records) -> list[int]:
 def _loss_lines(records: Records, key: str, summary: Summary | None) -> list[Line]:
     order = row_order(records, summary)
     return [
-        Line(s.label, list(s.points), list(s.points.values()), order.index(s.scheme), s.windowed)
+        Line(s.label, list(s.points), list(s.points.values()), order.index(s.scheme), s.minor)
         for s in series(records, key, order)
         if s.points
     ]

@@ -7,9 +7,12 @@ from typing import Any
 
 from posenc.contract.checks import check_count, check_positive
 from posenc.contract.declared import Declared
+from posenc.study.float_positions import units
 from posenc.study.models import model_name
-from posenc.study.tasks.catalogue import make_task
+from posenc.study.tasks.catalogue import TEXT, make_task
 from posenc.study.tasks.task import Task
+
+_GENTLER = 10  # the rate of training over that of fine-tuning; docs/extension.md says why
 
 
 def option(default: Any, help: str) -> Any:
@@ -47,6 +50,21 @@ class Recipe(Declared):
     random_positions: int = setting(
         "train at positions drawn from 0 .. N - 1, anew at every step; default: at 0, 1, 2, ..."
     )
+    random_float_positions: int = option(
+        0, "the same with real numbers from 0 to N; evaluation spreads its tokens evenly over them"
+    )
+    finetune_steps: int = option(
+        0, "steps of further training, after the change of scheme of a~b; default: none"
+    )
+    finetune_len: int = option(
+        None, "tokens (bytes) of its sequences; default: the longest evaluation length"
+    )
+    finetune_learning_rate: float = option(
+        None, "peak of its learning rate; default: a tenth of that of training"
+    )
+    stride: int = option(
+        0, "also evaluate text in windows that advance by N bytes, of which the last N are scored"
+    )
     model: str = option("", "a model of your own, module:function; default: posenc's decoder")
 
     def __post_init__(self) -> None:
@@ -68,12 +86,71 @@ class Recipe(Declared):
         object.__setattr__(self, "eval_lens", tuple(sorted(set(lengths))))
         for length in (self.train_len, *self.eval_lens):
             _check_size(task, self.task, length)
-        if check_count("random_positions", self.random_positions, least=0):
-            check_count("random_positions", self.random_positions, least=self.train_tokens)
+        for name in ("random_positions", "random_float_positions"):
+            if check_count(name, getattr(self, name), least=0):
+                check_count(name, getattr(self, name), least=self.train_tokens)
+        if self.random_positions and self.random_float_positions:
+            raise ValueError("give random_positions or random_float_positions, not both")
+        self._set_finetuning(task)
+        self._set_stride()
         if not self.weight_decay >= 0:
             raise ValueError(f"weight_decay must be at least 0, got {self.weight_decay}")
         if self.dim % self.heads:
             raise ValueError(f"heads must divide dim={self.dim}, got {self.heads}")
+
+    def _set_finetuning(self, task: Task) -> None:
+        """Check the options of fine-tuning, and set those that are left open."""
+        if not check_count("finetune_steps", self.finetune_steps, least=0):
+            for name in ("finetune_len", "finetune_learning_rate"):
+                if (given := getattr(self, name)) is not None:
+                    raise ValueError(f"{name}={given} needs finetune_steps, which is 0")
+            return
+        if self.finetune_len is None:
+            object.__setattr__(self, "finetune_len", self.longest)
+        if self.finetune_learning_rate is None:
+            object.__setattr__(self, "finetune_learning_rate", self.learning_rate / _GENTLER)
+        check_count("finetune_len", self.finetune_len, least=2)
+        check_positive("finetune_learning_rate", self.finetune_learning_rate)
+        _check_size(task, self.task, self.finetune_len)
+        self.finetuning()  # checks random positions for its length
+
+    def _set_stride(self) -> None:
+        if not check_count("stride", self.stride, least=0):
+            return
+        if self.task != TEXT:  # the study checks that text is among its tasks
+            object.__setattr__(self, "stride", 0)
+        elif self.stride > min(self.eval_lens):
+            shortest = min(self.eval_lens)
+            raise ValueError(
+                f"stride must be at most {shortest}, the shortest of eval_lens, got {self.stride}: "
+                "a longer one would leave bytes out"
+            )
+
+    def finetuning(self) -> Recipe:
+        """The recipe of further training: another length, the same tokens a step, another rate."""
+        tokens = self.of_task.tokens(self.finetune_len)
+        changed = {
+            "train_len": self.finetune_len,
+            "steps": self.finetune_steps,
+            "batch_size": max(1, round(self.batch_size * self.train_tokens / tokens)),
+            "learning_rate": self.finetune_learning_rate,
+            "warmup": min(self.warmup, self.finetune_steps // 10),
+            "finetune_steps": 0,
+            "finetune_len": None,
+            "finetune_learning_rate": None,
+        }
+        return Recipe(**{**self._values(), **changed})
+
+    @property
+    def positions_reach(self) -> int:
+        """How far random positions reach; 0 for positions 0, 1, 2, ..."""
+        return self.random_positions or self.random_float_positions
+
+    @property
+    def drawn_from(self) -> int:
+        """Random positions are integers ``0 .. drawn_from - 1``: float ones are so many units."""
+        reach = self.random_float_positions
+        return reach * units(reach) if reach else self.random_positions
 
     @property
     def of_task(self) -> Task:
@@ -97,7 +174,10 @@ class Recipe(Declared):
 
     def training(self) -> Recipe:
         """The recipe alone: what all runs of a study share."""
-        return Recipe(**{name: getattr(self, name) for name in Recipe.__dataclass_fields__})
+        return Recipe(**self._values())
+
+    def _values(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in Recipe.__dataclass_fields__}
 
     @property
     def head_dim(self) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 
 from posenc.study.outcomes import has_text, of_task, outcomes, tasks, texts
 from posenc.study.panels import GRID, INK, MUTED, PALETTE
-from posenc.study.plots import curve_svg, loss_svgs, note, position_svg
+from posenc.study.plots import curve_svg, finetuning_svg, loss_svgs, note, position_svg
 from posenc.study.statistics import (
     Difference,
     Records,
@@ -177,9 +177,10 @@ def headline(summary: Summary, records: Records) -> str:
     ]
     factor = longest / summary["config"]["train_len"]
     where = "the training length" if factor == 1 else f"{factor:g} times the training length"
+    tuned = ", after fine-tuning" if any(record.get("finetune") for record in records) else ""
     first = (
-        f"{_CONDITION[protocol]}, bits per byte at {where}, in this configuration, compared with "
-        f"{name}: "
+        f"{_CONDITION[protocol]}, bits per byte at {where}{tuned}, in this configuration, compared "
+        f"with {name}: "
     )
     second = "From the training length to there "
     parts = [(first, compared), (second, grown)]
@@ -367,6 +368,8 @@ def _positions(summary: Summary, records: Records) -> str:
 def _training(summary: Summary, records: Records) -> str:
     svg = curve_svg(summary, records)
     figure = f"<h2>Training</h2><figure>{svg}</figure>" if svg else ""
+    svg = finetuning_svg(summary, records)
+    figure += f"<h2>Fine-tuning</h2><figure>{svg}</figure>" if svg else ""
     return f"{figure}<h2>Cost</h2>{cost_table(summary, records).html()}"
 
 

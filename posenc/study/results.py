@@ -132,6 +132,18 @@ def _seal(record: Record) -> str:
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
+def untuned(record: Record) -> Record:
+    """The record with the scores that the model had before fine-tuning."""
+    return {**record, **record.get("before", {})}
+
+
+def stages(record: Record) -> list[tuple[Record, int]]:
+    """A record before and after fine-tuning, each with its steps of it; one record without."""
+    if "before" not in record:
+        return [(record, 0)]
+    return [(untuned(record), 0), (record, record["finetune"]["steps"])]
+
+
 def seconds(records: Iterable[Record]) -> Record:
     """Seconds of a study's finished runs, on any day: wall time, sum, and longest run."""
     ok = [record for record in records if record["status"] == "ok"]
@@ -150,17 +162,21 @@ def write_tables(folder: Path, records: Sequence[Record]) -> None:
     if all(record.get("task", TEXT) != TEXT for record in records):
         return
     text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, COLUMNS)
+    asked = {"loss_sliding": "loss_sliding", "before": "finetune_steps"}
+    more = [column for key, column in asked.items() if any(key in record for record in records)]
+    writer = csv.DictWriter(text, [*COLUMNS, *more], extrasaction="ignore")
     writer.writeheader()
     writer.writerows(rows(records))
     write_whole(folder / "results.csv", text.getvalue())
 
 
 def rows(records: Iterable[Record]) -> Iterable[Record]:
-    """Tidy rows of text, one per run and length; a failed run has one row without losses."""
-    for record in records:
-        if record.get("task", TEXT) != TEXT:
-            continue
+    """Tidy rows of text, one per run and length; a failed run has one row without losses.
+
+    A run that was fine-tuned has another one per length, before that.
+    """
+    of_text = (record for record in records if record.get("task", TEXT) == TEXT)
+    for record, tuned in (stage for one in of_text for stage in stages(one)):
         common = {name: record.get(name) for name in COLUMNS}
         if record["status"] != "ok":
             yield common
@@ -174,5 +190,7 @@ def rows(records: Iterable[Record]) -> Iterable[Record]:
                 "loss_same_targets": record["loss_same_targets"][length],
                 "loss_key_bytes": (record.get("loss_key_bytes") or {}).get(length),
                 "loss_windowed": (record["loss_windowed"] or {}).get(length),
+                "loss_sliding": record.get("loss_sliding", {}).get(length),
+                "finetune_steps": tuned,
             }
             yield common | by_length

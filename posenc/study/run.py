@@ -19,7 +19,7 @@ import numpy as np
 import posenc
 from posenc.layers import LayerPlan
 from posenc.schemes import NoPE
-from posenc.study import windows
+from posenc.study import extension, windows
 from posenc.study.corpus import Corpus
 from posenc.study.decoder import Decoder
 from posenc.study.identity import fingerprint, posenc_digest, versions
@@ -31,7 +31,7 @@ from posenc.study.tasks.catalogue import TEXT
 from posenc.study.tasks.drawing import summarise
 from posenc.study.tasks.examples import Integers
 from posenc.study.tasks.task import Task
-from posenc.study.trainer import Trainer, load_trainer
+from posenc.study.trainer import Trainer, load_trainer, needs
 
 Report = Callable[[int, float], None]
 _CHUNK = 50  # steps between two reports
@@ -112,7 +112,7 @@ def carry_out(
     trained = _trained(job[0], task, report, scratch)
     for run in job:
         try:
-            record = _scored(run, trained, task)
+            record = _scored(run, _tuned(run, trained, task, report, scratch), task)
         except Exception as error:
             yield failure_record(run, error)
             continue
@@ -149,6 +149,7 @@ class _Trained:
 
     model: Trainer
     facts: Record
+    is_tuned: bool = False  # then it is the run's own, and of the schemes that are tested
 
 
 def _task(run: Run, corpus: Corpus | None) -> Task:
@@ -179,12 +180,33 @@ def _trained(run: Run, task: Task, report: Report, scratch: Path | None) -> _Tra
     return _Trained(model, facts)
 
 
+def _tuned(
+    run: Run, trained: _Trained, task: Task, report: Report, scratch: Path | None
+) -> _Trained:
+    """The model, trained on as the run's scheme is tested; as it was without fine-tuning."""
+    if not run.finetune_steps:
+        return trained
+    begin = time.perf_counter()
+    plans = Plans.of(run.scheme, run)
+    state = trained.model.state()
+    decoder = extension.starting_point(run, plans, run.scheme, run.seed, state)
+    model = make_trainer(run, decoder, scratch)
+    before = extension.before(task.scores(run, run.seed, partial(_answer, model, None), False))
+    scored = time.perf_counter() - begin
+    tuning = extension.fine_tune(
+        model, decoder, task, run.seed, lambda step, loss: report(run.steps + step, loss)
+    )
+    own = {"before": before, "finetune": {**tuning, "before_seconds": scored}}
+    facts = {**trained.facts, "params": decoder.sizes(), **own}
+    return _Trained(model, facts, is_tuned=True)
+
+
 def _scored(run: Run, trained: _Trained, task: Task) -> Record:
     begin = time.perf_counter()
     plans = Plans.of(run.scheme, run)
     _check_planned(run, **fingerprint(plans, run.backend, run))
     same = not run.tested
-    answer = partial(_answer, trained.model, None if same else plans.tested)
+    answer = partial(_answer, trained.model, None if same or trained.is_tuned else plans.tested)
     if run.tuning:
         scores = {"validation": _finite(task.validation(run, run.seed, answer))}
     else:
@@ -215,7 +237,9 @@ def check_can_train(run: Run, scratch: Path | None = None) -> None:
     _check_planned(run, posenc_digest=posenc_digest(run.backend), versions=versions(run.backend))
     plain = LayerPlan.of(NoPE(), run.layers)
     try:
-        make_trainer(replace(run, scheme="nope"), Decoder.of(run, plain, run.seed), scratch)
+        model = make_trainer(replace(run, scheme="nope"), Decoder.of(run, plain, run.seed), scratch)
+        if run.finetune_steps:
+            needs(model, "state", "finetune_steps")
     except Exception as error:
         cause = f"{type(error).__name__}: {error}"
         what = f" the model {run.model!r}" if run.model else ""
@@ -256,7 +280,7 @@ def _train(run: Run, task: Task, model: Trainer, report: Report) -> Record:
     Solved is what two checks in a row say. The rate then falls to 0 over ``_COOL`` further steps.
     """
     positions = windows.training_positions(
-        run.random_positions, seed=run.seed, steps=run.steps, length=run.train_tokens
+        run.drawn_from, seed=run.seed, steps=run.steps, length=run.train_tokens
     )
     sample, checks, solved, end = task.in_domain(run, run.seed), 0, None, run.steps
     curve, times, first = [], [time.perf_counter()], 0

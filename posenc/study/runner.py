@@ -54,7 +54,7 @@ def run_study(
         Anything with ``submit(function, *args) -> Future``: processes of this machine by default,
         ``dask.distributed.Client().get_executor()`` for many.
     on_progress
-        Called with ``(run, step, loss in bits)`` during training.
+        Called with ``(run, step, loss in bits)`` during training. Steps of fine-tuning count on.
 
     A run that fails is a record with ``status`` ``"failed"``, and is tried again the next time.
     With a sweep, its values are tried first; their records stay on disk.
@@ -183,11 +183,12 @@ def work(
     home = Path(folder)
     status = _progress_file(home, job[0])
 
+    records: list[Record] = []
+
     def report(step: int, loss: float) -> None:
         with suppress(OSError):  # another machine has no such folder
-            write_whole(status, json.dumps([step, loss]))
+            write_whole(status, json.dumps([len(records), step, loss]))
 
-    records: list[Record] = []
     try:
         corpus = read_corpus(tuple(text)) if job[0].task == TEXT else None
         for record in runs.carry_out(job, corpus, report, scratch):
@@ -225,7 +226,7 @@ def _remove_progress_files(folder: Path, missing: Sequence[Run]) -> None:
 def _collect(
     pending: dict[Future[list[Record]], tuple[Run, ...]], folder: Path, on_progress: OnProgress
 ) -> Iterator[Record]:
-    reported: dict[Path, tuple[int, float]] = {}
+    reported: dict[Path, tuple[int, int, float]] = {}
     files = {future: _progress_file(folder, job[0]) for future, job in pending.items()}
     while pending:
         for future in [f for f in pending if f.done()]:
@@ -239,7 +240,8 @@ def _collect(
             progress = _read_progress(path)
             if progress is not None and reported.get(path) != progress:
                 reported[path] = progress
-                on_progress(job[0], *progress)
+                of_run, step, loss = progress
+                on_progress(job[of_run], step, loss)
         time.sleep(_POLL)
 
 
@@ -258,12 +260,13 @@ def _keep(path: Path, record: Record) -> Record:
     return record
 
 
-def _read_progress(path: Path) -> tuple[int, float] | None:
+def _read_progress(path: Path) -> tuple[int, int, float] | None:
+    """Which run of a job it is, and its step and loss."""
     try:
-        step, loss = json.loads(path.read_text())
+        of_run, step, loss = json.loads(path.read_text())
     except (OSError, ValueError):
         return None
-    return step, loss
+    return of_run, step, loss
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from posenc.layers import LayerPlan
 from posenc.makers import catalogue, fitted_options, make
 from posenc.presets import PLANS, named
 from posenc.schemes import Sum
+from posenc.study.float_positions import with_float_positions
 
 # A "+" starts the next name, unless it is the sign of a number: 1e+5.
 _PLUS = r"\+(?![\d.])"
@@ -47,7 +48,11 @@ class Sizes(Protocol):
     @property
     def heads(self) -> int: ...
     @property
-    def random_positions(self) -> int: ...
+    def positions_reach(self) -> int: ...
+    @property
+    def random_float_positions(self) -> int: ...
+    @property
+    def finetune_steps(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -101,17 +106,51 @@ class Plans:
         Raises
         ------
         ValueError
-            A learned array of a tested layer is not one that the trained layer has.
+            A learned array of a tested layer is not one that the trained layer has, and there is no
+            fine-tuning to learn it. With fine-tuning: layers that share an array have trained one
+            each. Or a scheme has no float positions.
         """
         trained, tested = (layers(side, sizes) for side in sides(label))
-        for layer, (own, other) in enumerate(zip(trained.schemes, tested.schemes, strict=True)):
-            have, need = _shapes(own), _shapes(other)
-            if not need.items() <= have.items():
-                raise ValueError(
-                    f"scheme {label!r} cannot be tested: layer {layer} needs the learned arrays "
-                    f"{need}, and its training has {have or 'none'}"
-                )
+        if sizes.finetune_steps:
+            cls(trained, tested).inherited(label)
+        else:
+            _check_arrays(label, trained, tested)
+        if reach := sizes.random_float_positions:
+            trained, tested = (
+                with_float_positions(plan, reach, sizes.train_tokens, label)
+                for plan in (trained, tested)
+            )
         return cls(trained, tested)
+
+    def inherited(self, label: str) -> tuple[dict[str, int], ...]:
+        """For each set of learned arrays of ``tested``: its arrays that ``trained`` has too.
+
+        They are told by name and shape, and map to the number of the set in ``trained``.
+
+        Raises
+        ------
+        ValueError
+            Layers that share an array in ``tested`` have one each in ``trained``.
+        """
+        found: list[dict[str, int]] = []
+        for number, first in enumerate(self.tested.first_layers):
+            served = [n for n, owner in enumerate(self.tested.owners) if owner == number]
+            sources = {}
+            for name, shape in _shapes(self.tested.schemes[first]).items():
+                owners = {
+                    self.trained.owners[layer]
+                    for layer in served
+                    if _shapes(self.trained.schemes[layer]).get(name) == shape
+                }
+                if len(owners) > 1:
+                    raise ValueError(
+                        f"scheme {label!r} cannot be fine-tuned: layers {served} share one learned "
+                        f"array {name!r}, and have {len(owners)} of it in training"
+                    )
+                if owners:
+                    sources[name] = owners.pop()
+            found.append(sources)
+        return tuple(found)
 
 
 def expand(labels: Iterable[str]) -> tuple[str, ...]:
@@ -156,6 +195,16 @@ def layers(label: str, sizes: Sizes) -> LayerPlan:
     return LayerPlan.of(made, sizes.layers, [layer.window for layer in named])
 
 
+def _check_arrays(label: str, trained: LayerPlan, tested: LayerPlan) -> None:
+    for layer, (own, other) in enumerate(zip(trained.schemes, tested.schemes, strict=True)):
+        have, need = _shapes(own), _shapes(other)
+        if not need.items() <= have.items():
+            raise ValueError(
+                f"scheme {label!r} cannot be tested: layer {layer} needs the learned arrays "
+                f"{need}, and its training has {have or 'none'}; finetune_steps would train them"
+            )
+
+
 def _shapes(scheme: PositionScheme) -> dict[str, tuple[int, ...]]:
     return {name: tuple(spec.shape) for name, spec in scheme.param_specs().items()}
 
@@ -170,8 +219,8 @@ def _sizes(sizes: Sizes) -> dict[str, int]:
         "head_dim": sizes.dim // sizes.heads,
         "dim": sizes.dim,
         "hidden_dim": sizes.dim,
-        "max_len": max(sizes.longest_tokens, sizes.random_positions),
-        "train_len": max(sizes.train_tokens, sizes.random_positions),
+        "max_len": max(sizes.longest_tokens, sizes.positions_reach),
+        "train_len": max(sizes.train_tokens, sizes.positions_reach),
     }
 
 

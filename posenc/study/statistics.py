@@ -9,9 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from posenc.study.results import untuned
+
 Records = Sequence[Mapping[str, Any]]  # one per run, as in results.jsonl
 Summary = Mapping[str, Any]  # of a study, as in study.json
 BySeed = Mapping[int, float]
+UNTUNED = ", before"  # fine-tuning; ends the label of a line
 SORTED_FROM = 8  # schemes: so many are found by rank, fewer in the order in which they are named
 
 
@@ -51,12 +54,21 @@ class Difference:
 
 @dataclass(frozen=True)
 class Series:
-    """One line of a plot, one row of a table: intervals by evaluation length."""
+    """One line of a plot, one row of a table: intervals by evaluation length.
+
+    A scheme's other lines are those inside a window, and without the fine-tuning of the others.
+    """
 
     label: str
     scheme: str
     windowed: bool
     points: Mapping[int, Interval]
+    untuned: bool = False
+
+    @property
+    def minor(self) -> bool:
+        """Whether it is another line of a scheme."""
+        return self.windowed or self.untuned
 
 
 def series(
@@ -64,7 +76,8 @@ def series(
 ) -> list[Series]:
     """One line per scheme of the losses under ``key``: first ``schemes``, then the records' order.
 
-    Under ``key="loss"``, a scheme that was also scored inside a window has a second line.
+    Under ``key="loss"``, a scheme that was also scored inside a window has a second line. A scheme
+    that was fine-tuned has one without fine-tuning.
     """
     lines = []
     for scheme in dict.fromkeys([*schemes, *(r["scheme"] for r in records)]):
@@ -74,6 +87,10 @@ def series(
         if key == "loss" and windows:
             label = f"{scheme}, window {min(windows)}"
             lines.append(Series(label, scheme, True, _points(own, "loss_windowed", level)))
+        if any(key in record.get("before", ()) for record in own):
+            without = [untuned(record) for record in own]
+            points = _points(without, key, level)
+            lines.append(Series(f"{scheme}{UNTUNED}", scheme, False, points, untuned=True))
     return lines
 
 

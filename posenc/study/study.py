@@ -72,14 +72,15 @@ class Study(Recipe):
         if len(set(self.task)) < len(self.task):
             raise ValueError(f"task must name each task once, got {list(self.task)}")
         self._check_lengths()
+        if self.stride and not self._of_text:
+            raise ValueError(f"stride is for the task text, which is none of: {self._tasks()}")
         if len(self.recipes) == 1:  # its values are those of the study
             for name, value in vars(next(iter(self.recipes.values()))).items():
                 if name != "task":
                     object.__setattr__(self, name, value)
         for name in ("text", "windowed"):
             if getattr(self, name) not in ((), _AUTO) and not self._of_text:
-                tasks = ", ".join(dict.fromkeys(r.task for r in self.recipes.values()))
-                raise ValueError(f"{name} is for the task text, which is none of: {tasks}")
+                raise ValueError(f"{name} is for the task text, which is none of: {self._tasks()}")
         check_count("seeds", self.seeds)
         check_count("workers", self.workers, least=0)
         if not self.schemes:
@@ -111,6 +112,9 @@ class Study(Recipe):
         if not lengths or len(set(lengths)) < len(lengths):
             raise ValueError(f"train_len must name each length once, got {list(lengths)}")
         object.__setattr__(self, "train_len", lengths if len(lengths) > 1 else lengths[0])
+
+    def _tasks(self) -> str:
+        return ", ".join(dict.fromkeys(recipe.task for recipe in self.recipes.values()))
 
     @functools.cached_property
     def labels(self) -> tuple[str, ...]:
@@ -206,6 +210,10 @@ class Study(Recipe):
                         self._run(one.trained, self.recipes[one.key], values, corpus, backend),
                         seed=SEED,
                         windowed=False,
+                        stride=0,
+                        finetune_steps=0,
+                        finetune_len=None,
+                        finetune_learning_rate=None,
                         tuning=tuple(values.items()),
                     )
                     for values in one.combinations()
@@ -244,7 +252,7 @@ def read_corpus(text: tuple[str, ...]) -> Corpus:
 def _check_scheme(label: str, recipe: Recipe) -> None:
     """``ValueError`` before any training if a scheme fails at an evaluation length."""
     for scheme in Plans.of(label, recipe).tested.schemes:
-        for length in recipe.eval_lens:
+        for length in (*recipe.eval_lens, *filter(None, [recipe.finetune_len])):
             try:
                 scheme.at_length(recipe.of_task.tokens(length)).param_specs()
             except Exception as error:

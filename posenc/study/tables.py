@@ -17,6 +17,7 @@ from posenc.study.effective import NOLIMA, effective_length
 from posenc.study.outcomes import texts
 from posenc.study.statistics import (
     SORTED_FROM,
+    UNTUNED,
     Difference,
     Interval,
     Records,
@@ -34,6 +35,8 @@ from posenc.study.statistics import (
 PROTOCOLS = {
     "loss": "Non-overlapping windows: the same bytes, cut again for each length",
     "loss_same_targets": "Same targets: the same last bytes of each window, after a longer context",
+    "loss_sliding": "Sliding windows: each starts a stride after the one before, and only targets "
+    "that are new in it count",
     "loss_key_bytes": "Key bytes: those of non-overlapping windows that only a repeat further back "
     "than the training length predicts",
 }
@@ -176,7 +179,32 @@ def settings(summary: Summary, records: Records) -> list[str]:
     ]
     if reach := config.get("random_positions"):
         lines.append(f"Trained at positions drawn from 0 .. {reach - 1}, tested at 0, 1, 2, ...")
-    return lines
+    if reach := config.get("random_float_positions"):
+        lines.append(
+            f"Trained at real positions drawn from 0 to {reach}, tested at tokens spread evenly "
+            "over them."
+        )
+    if stride := config.get("stride"):
+        lines.append(f"Sliding windows advance by {stride} bytes.")
+    return [*lines, *finetuning(summary, records)]
+
+
+def finetuning(summary: Summary, records: Records) -> list[str]:
+    """How all schemes were fine-tuned, and which of them did not change; empty if none was."""
+    tuned = [record for record in records if record.get("finetune")]
+    if not tuned:
+        return []
+    facts = tuned[0]["finetune"]
+    order = row_order(records, summary)
+    plain = {r["scheme"] for r in tuned if r["tested_schemes"] is None}
+    same = [name for name in order if name in plain]
+    alike = f", {', '.join(same)} too, tested as trained" if same else ""
+    return [
+        f"Every scheme was fine-tuned after its change{alike}: {facts['steps']} steps of "
+        f"{facts['batch_size']} x {facts['len']}, peak learning rate {facts['learning_rate']:g}, "
+        "on the same data for all schemes of a seed. Rows that end in "
+        f"{UNTUNED.strip(', ')!r} are the same models before."
+    ]
 
 
 def _shared_trainings(summary: Summary, records: Records) -> dict[str, list[str]]:
@@ -229,6 +257,10 @@ def caption(records: Records, summary: Summary | None = None) -> str:
         if seeds > 1
         else "one seed, no interval"
     )
+    tuned = next((r["finetune"] for r in records if r.get("finetune")), None)
+    if tuned:
+        entry += f"; after fine-tuning of {tuned['steps']} steps at length {tuned['len']}, rows "
+        entry += f"that end in {UNTUNED.strip(', ')!r} without it"
     note = " [2 of 3]: of 3 runs, 2 have a finite loss." if has_lost_runs(records) else ""
     if len({record["scheme"] for record in records}) >= SORTED_FROM:
         note += " Rows are sorted by the loss at the longest length of non-overlapping windows."
@@ -286,7 +318,7 @@ def _loss_table(summary: Summary, records: Records, protocol: str) -> Table | No
     for line in series(records, protocol, row_order(records, summary)):
         runs = [record for record in records if record["scheme"] == line.scheme]
         cells = [_cell(line.points.get(length), runs, records) for length in at]
-        if line.windowed:
+        if line.minor:
             minor.add(len(rows))
         rows.append((line.label, *cells))
     heads = [length_label(length, summary["config"]["train_len"]) for length in at]
@@ -363,7 +395,7 @@ def differences(
     for line in series(records, protocol, row_order(records, summary)):
         beyond = length > summary["config"]["train_len"]
         own = (windowed if line.windowed else losses).get(line.scheme)
-        if own and (beyond or not line.windowed):
+        if own and not line.untuned and (beyond or not line.windowed):
             table[line.label] = own
     name = baseline(summary)
     return paired_differences(table, name) if name in table else {}
@@ -397,7 +429,7 @@ def growth_table(summary: Summary, records: Records, protocol: str) -> Table | N
 
 def cost_table(summary: Summary, records: Records) -> Table:
     """Parameters, speed and time of each scheme over its seeds."""
-    rows = []
+    rows, tuned = [], any(record.get("finetune") for record in records)
     for name, first in _first_runs(summary, records).items():
         runs = [r for r in records if r["scheme"] == name and r["status"] == "ok"]
         params = first["params"]
@@ -406,9 +438,12 @@ def cost_table(summary: Summary, records: Records) -> Table:
             share += f" ({params['position'] / params['total']:.1%})"
         speeds = [_over_runs(runs, "tokens_per_second", of, ",.0f") for of in (min, median)]
         seconds = [_over_runs(runs, f"{of}_seconds", median, ".1f") for of in ("train", "eval")]
+        tuning = [run["finetune"] for run in runs if run.get("finetune")]
+        seconds += [_over_runs(tuning, "seconds", median, ".1f")] * bool(tuned)
         rows.append((name, f"{params['total']:,}", share, *speeds, *seconds))
     columns = ["scheme", "parameters", "of the scheme", "tokens/s, min", "tokens/s, median"]
-    return Table(_COST, [*columns, "training, s", "evaluation, s"], rows)
+    columns += ["training, s", "evaluation, s", *["fine-tuning, s"] * bool(tuned)]
+    return Table(_COST, columns, rows)
 
 
 def baseline(summary: Summary) -> str:

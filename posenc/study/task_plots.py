@@ -66,7 +66,7 @@ def task_picture(
 def group_svg(label: str, about: Mapping[str, Any], found: Sequence[Outcome]) -> str:
     """A heat map of each scheme: token accuracy by group and length; empty if there are none."""
     lengths, names = about["eval_lens"], about["group_names"]
-    maps = {one.scheme: [one.groups(n) for n in lengths] for one in found}
+    maps = {one.label: [one.groups(n) for n in lengths] for one in found}
     maps = {scheme: rows for scheme, rows in maps.items() if all(rows)}
     if not maps:
         return ""
@@ -111,7 +111,7 @@ def _lines(about: Mapping[str, Any], found: Sequence[Outcome], order: Sequence[s
         middle = [Interval(median(values), math.nan, len(values)) for values in by_length]
         seeds = [list(seed) for seed in zip(*by_length, strict=True)]
         colour = order.index(one.scheme) if one.scheme in order else 0
-        lines.append(Line(one.scheme, lengths, middle, colour, seeds=seeds))
+        lines.append(Line(one.label, lengths, middle, colour, one.untuned, seeds))
     return lines
 
 

@@ -16,8 +16,10 @@ from posenc.study.outcomes import (
     outcomes,
     tasks,
     top_schemes,
+    tuned_only,
     wilson,
 )
+from posenc.study.results import stages
 from posenc.study.statistics import Records, Summary, mean_interval
 from posenc.study.tables import Table, length_label, tuned_caption
 
@@ -54,7 +56,7 @@ def overview(summary: Summary, records: Records) -> Iterator[Table]:
     every = list(tasks(summary).items())
     for start in range(0, len(every), _MOST_TASKS):
         part = every[start : start + _MOST_TASKS]
-        found = {label: outcomes(about, records) for label, about in part}
+        found = {label: tuned_only(outcomes(about, records)) for label, about in part}
         schemes = list(summary["config"]["schemes"])
         rows, wrong, top = [], set(), set()
         for row, scheme in enumerate(schemes):
@@ -85,16 +87,19 @@ def task_table(label: str, about: Mapping[str, Any], records: Records) -> Table:
     minor, top, wrong = set(), set(), set()
     for one in found:
         for test in about["tests"]:
-            if test:
+            if test or one.untuned:
                 minor.add(len(rows))
-            name = f"{one.scheme}, {test}" if test else one.scheme
+            name = f"{one.label}, {test}" if test else one.label
             cells = [mean_interval(one.scores(n, test)).text() for n in lengths]
             facts = ["", "", ""]
             if not test:
                 holds = [one.effective(own) for own in (False, True)]
-                facts = [_solved(one), *(h.text() if h else "–" for h in holds)]
+                facts = [
+                    "" if one.untuned else _solved(one),
+                    *(h.text() if h else "–" for h in holds),
+                ]
                 for column, length in enumerate(lengths, 2):
-                    if one.scheme in top_schemes(found, length):
+                    if not one.untuned and one.scheme in top_schemes(tuned_only(found), length):
                         top.add((len(rows), column))
                     if one.leaks and length > about["train_len"]:
                         wrong.add((len(rows), column))
@@ -114,7 +119,8 @@ def task_table(label: str, about: Mapping[str, Any], records: Records) -> Table:
 def sentences(summary: Summary, records: Records) -> list[str]:
     """One sentence per task: which scheme is best, where its seeds are apart from all others'."""
     return [
-        _sentence(label, about, outcomes(about, records)) for label, about in tasks(summary).items()
+        _sentence(label, about, tuned_only(outcomes(about, records)))
+        for label, about in tasks(summary).items()
     ]
 
 
@@ -167,12 +173,15 @@ def notes(summary: Summary, records: Records) -> list[str]:
 def tasks_csv(summary: Summary, records: Records) -> str:
     """Tidy rows: one per task, test, scheme, seed and length; and one per group of answers."""
     named = dict.fromkeys(a["groups"] for a in tasks(summary).values() if a["groups"])
+    tuned = ("finetune_steps",) if any("before" in record for record in records) else ()
     file = io.StringIO()
-    writer = csv.DictWriter(file, [*COLUMNS, *named], lineterminator="\n", restval="")
+    writer = csv.DictWriter(file, [*COLUMNS, *tuned, *named], lineterminator="\n", restval="")
     writer.writeheader()
     for label, about in tasks(summary).items():
         for record in of_task(records, about):
-            writer.writerows(_rows(label, about, record))
+            for stage, steps in stages(record):
+                rows = _rows(label, about, stage)
+                writer.writerows({**row, **dict.fromkeys(tuned, steps)} for row in rows)
     return file.getvalue()
 
 

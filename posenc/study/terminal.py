@@ -137,7 +137,8 @@ def _estimate(study: Study, missing: Sequence[Run]) -> float | None:
     if study.device not in ("auto", "cpu") or not missing:
         return None
     trainings = Counter(study.key(job[0].task, job[0].train_len) for job in jobs(missing))
-    each = [(study.recipes[task], count) for task, count in trainings.items()]
+    every = Counter(study.key(run.task, run.train_len) for run in missing)
+    each = [(study.recipes[key], count, every[key]) for key, count in trainings.items()]
     return estimate(each, study.workers or min(cores(), len(jobs(missing))))
 
 
@@ -270,14 +271,16 @@ class Progress:
         now = time.perf_counter()
         key = self._study.key(run.task, run.train_len)
         which = _which(run.seed, dict(run.tuning))
-        self._steps[key, run.label, which] = step
+        place = key, run.label, which
+        # Another run's fine-tuning follows a training that has been counted.
+        counted = step <= run.steps or place in self._steps
+        self._steps[place] = min(step, run.steps) if counted else 0
         if self._first is None:
             self._first = now, sum(self._steps.values())
         pause = max(_EVERY, _SHARE * (now - self._begin))
         if self._last_line is None or now - self._last_line >= pause:
             self._last_line = now
-            at = f"step {step} of {run.steps}" if step < run.steps else "trained, now scored"
-            left = self._time_left(now)
+            at, left = _stage(run, step), self._time_left(now)
             unit = "bits/byte" if run.task == TEXT else "bits"
             forms = [f"{at}, {loss:.2f} {unit}{left}", f"{at}{left}", at]
             name = self._name(key, run.label)
@@ -304,7 +307,9 @@ class Progress:
             self._print(_line(count, name, [f"{which}  {record['validation']['loss']:.3f} bits"]))
         else:
             self._trained[record["training"]] = record["train_seconds"]
-            self._scored.append(record["eval_seconds"])
+            extension = record.get("finetune", {})
+            own = extension.get("seconds", 0.0) + extension.get("before_seconds", 0.0)
+            self._scored.append(record["eval_seconds"] + own)
             found = record["loss"] if task == TEXT else self._scores(key, record)
             at = sorted(found, key=int)  # JSON sorts them as strings
             losses = [f"{length}: {found[length]:.3f}" for length in at]
@@ -339,9 +344,9 @@ class Progress:
             return f", about {_duration(seconds)} left"
         # The time for scoring is unknown before a run has finished, so this counts steps only.
         then, before = self._first or (now, stepped)
-        if stepped <= before:
-            return ""
         steps = self._trainings * self._steps_each - stepped
+        if stepped <= before or not steps:
+            return ""
         return f", more than {_duration(steps * (now - then) / (stepped - before))} left"
 
 
@@ -351,11 +356,22 @@ def _which(seed: int, tuning: Mapping[str, float]) -> str:
     return values or f" seed {seed}"
 
 
+def _stage(run: Run, step: int) -> str:
+    """What a run does after a step, counted on through its fine-tuning."""
+    last = run.steps + run.finetune_steps
+    if run.steps < step < last:
+        return f"fine-tuning, step {step - run.steps} of {run.finetune_steps}"
+    return f"step {step} of {run.steps}" if step < run.steps else "trained, now scored"
+
+
 def _sizes(recipe: Recipe) -> str:
     """The model, training and lengths of a task."""
     lengths = ", ".join(map(str, recipe.eval_lens))
     what = "bytes" if recipe.task == TEXT else "tokens"
     steps = f"{recipe.steps} steps of {recipe.batch_size} x {recipe.train_tokens} {what}"
+    if recipe.finetune_steps:
+        tuning = recipe.finetuning()
+        steps += f", then {tuning.steps} of {tuning.batch_size} x {tuning.train_tokens}"
     model = f"{recipe.layers} layers, width {recipe.dim}, {recipe.heads} heads"
     return f"{model}; {steps}; scored at {lengths}"
 

@@ -79,6 +79,25 @@ def non_overlapping(stretches: Tokens, length: int) -> Tokens:
     return pieces.reshape(-1, length + 1)
 
 
+def sliding(stretches: Tokens, length: int, stride: int) -> Tokens:
+    """The same stretches cut into windows of ``length`` that start ``stride`` after one another.
+
+    In order, ``(stretches, windows, length + 1)``; a remainder is left out. The first window of a
+    stretch scores all its targets, each other one its last ``stride``: then a target has a context
+    of at least ``length - stride``, after the first window. With ``stride = length`` these are the
+    windows of ``non_overlapping``. Press et al. 2022, arXiv 2108.12409, appendix; "Perplexity of
+    fixed-length models" in the documentation of transformers, which keeps the remainder.
+    """
+    starts = np.arange(0, stretches.shape[1] - length, stride)
+    return stretches[:, starts[:, None] + np.arange(length + 1)]
+
+
+def sliding_mean(losses: Tokens, stride: int) -> float:
+    """The mean over the targets that ``sliding`` scores, of ``losses (N, windows, length)``."""
+    first, others = losses[:, 0], losses[:, 1:, -stride:]
+    return float(np.concatenate([first.ravel(), others.ravel()]).mean())
+
+
 def same_targets(stretches: Tokens, length: int) -> Tokens:
     """The last ``length`` inputs of each stretch: the same last targets, a growing context."""
     return stretches[:, -(length + 1) :]

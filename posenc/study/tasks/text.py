@@ -113,6 +113,7 @@ def _losses(
     windowed: bool,
 ) -> dict[str, Any]:
     separate, same, inside, key, by_position = {}, {}, {}, {}, np.zeros(0)
+    sliding: dict[str, float] = {}
     by_stretch = {}
     last = max(1, min(recipe.eval_lens) // 2)
     for length in recipe.eval_lens:
@@ -127,6 +128,10 @@ def _losses(
         same[str(length)] = float(ends[:, -last:].mean())
         if windowed:
             inside[str(length)] = float(bits(pieces, recipe.train_len).mean())
+        if recipe.stride:
+            cut = windows.sliding(stretches, length, recipe.stride)
+            losses_of = bits(cut.reshape(-1, length + 1), None).reshape(*cut.shape[:2], length)
+            sliding[str(length)] = windows.sliding_mean(losses_of, recipe.stride)
         of_key = key_bytes(pieces, recipe.train_len)
         if of_key.any():
             key[str(length)] = float(losses[of_key].mean())
@@ -137,6 +142,7 @@ def _losses(
         "loss_same_targets": same,
         "loss_key_bytes": key,
         "loss_windowed": inside or None,
+        **({"loss_sliding": sliding} if sliding else {}),
         "loss_by_stretch": by_stretch,
         "loss_by_position": {
             "length": recipe.longest,
