@@ -6,6 +6,7 @@ import functools
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from posenc.contract.checks import check_count, nearest
 from posenc.study.corpus import Corpus, check_size, from_files, standard_library
@@ -22,6 +23,10 @@ from posenc.study.tasks.task import Task
 _AUTO = ("auto",)
 _WINDOWED = ("rope",)  # a label of the default study, not an ability of a scheme
 _DEFAULT = ("alibi", "t5", "rope", "sinusoidal", "learned", "nope")
+# What the runs of a sweep leave out.
+_TRAINING_ALONE: dict[str, Any] = {
+    "stride": 0, "finetune_steps": 0, "finetune_len": None, "finetune_learning_rate": None,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,11 +215,8 @@ class Study(Recipe):
                         self._run(one.trained, self.recipes[one.key], values, corpus, backend),
                         seed=SEED,
                         windowed=False,
-                        stride=0,
-                        finetune_steps=0,
-                        finetune_len=None,
-                        finetune_learning_rate=None,
                         tuning=tuple(values.items()),
+                        **_TRAINING_ALONE,
                     )
                     for values in one.combinations()
                 ],
