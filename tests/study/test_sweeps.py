@@ -143,9 +143,10 @@ def test_further_sweeps_that_cannot_be(made):
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
 @pytest.mark.parametrize("longest", [4, 16, 40])
-def test_choices_read_no_byte_that_is_scored(count, longest):
-    places = np.arange(1000) % 251  # a byte does not name its place
-    data = bytes(places.tolist())
+@pytest.mark.parametrize("room", [9, 10, 20, 100])  # between two stretches; 8 bytes need 9
+def test_choices_read_no_byte_that_is_scored(count, longest, room):
+    size = count * (longest + 1) + max(1, count - 1) * room
+    data = bytes(size)
     scored, read = set(), set()
     original = windows.cut
 
@@ -165,7 +166,7 @@ def test_choices_read_no_byte_that_is_scored(count, longest):
     assert len(scored) == count * (longest + 1)
     assert len(read) == found.size
     assert not scored & read
-    assert max(read) < 1000
+    assert max(read) < size
     assert (found.shape[1] - 1) % 8 == 0 < found.shape[1] - 1
 
 
@@ -287,6 +288,25 @@ def test_what_a_sweep_shows(made):
     assert tuning_picture(summary, "pdf").startswith(b"%PDF")
     text = table_text(summary, [])
     assert "Tuned runs: each scheme has the learning_rate and position_lr_scale" in text
+
+
+def test_a_stop_while_tuning_shows_no_untuned_result(made, monkeypatch, capsys, tmp_path):
+    plain = made(schemes=("nope",), seeds=1)
+    carried_out(plain)
+    study = made(schemes=("nope",), seeds=1, sweep=("learning-rate=1e-3,1e-2",))
+
+    def stopped(study, missing, **named):
+        with ThreadPoolExecutor(1) as pool:
+            yield from compute(study, missing[:1], executor=pool)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(terminal, "compute", stopped)
+    assert terminal.compare(study) == 130
+    shown = capsys.readouterr().out
+    assert "the same command continues from here" in shown
+    assert "no run has finished yet" in shown
+    assert not (tmp_path / "out" / "results.jsonl").exists()
+    assert len(plan_tuning(study, CORPUS)[1]) == 1
 
 
 # Several training lengths.
