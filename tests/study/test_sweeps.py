@@ -6,13 +6,16 @@ import csv
 import io
 import json
 import math
+import shlex
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from frameworks_installed import require
 
+from posenc.cli.main import main
 from posenc.study import Study, run_study, runner, terminal, windows
 from posenc.study import run as runs
 from posenc.study import study as study_module
@@ -375,3 +378,12 @@ def test_lengths_are_named_once_each(made):
 def test_an_axis_is_read_from_words():
     assert Axis.parse("learning-rate=2,1e-3") == Axis("learning_rate", "", (1e-3, 2))
     assert Axis.parse("rope:base").name == "rope:base"
+
+
+def test_the_commands_of_the_page_are_commands(monkeypatch):
+    page = (Path(__file__).parents[2] / "docs" / "tuning.md").read_text()
+    lines = page.partition("```sh\n")[2].partition("```")[0].splitlines()
+    ran = []
+    monkeypatch.setattr(terminal, "compare", lambda study: ran.append(study) or 0)
+    assert [main(shlex.split(line, comments=True)[1:]) for line in lines] == [0] * 5
+    assert [len(study.tunings) for study in ran] == [6, 6, 6, 1, 12]
