@@ -276,7 +276,7 @@ def test_what_a_sweep_shows(made):
     of_t5, of_nope = summary["tuning"]["schemes"]
     assert of_t5["chosen"] == {"learning_rate": 2.0, "position_lr_scale": 1.0}
     assert along(of_t5, "learning_rate") == {1.0: 3.0, 2.0: 2.0, 4.0: 3.0, 8.0: 4.0}
-    assert rise(of_t5, "learning_rate") == "1.000"  # 8 is further than twice the choice
+    assert rise(of_t5, "learning_rate") == "1.000, 1.000"  # 8 is further than twice the choice
     assert rise(of_t5, "position_lr_scale") == "–"
     assert of_nope["edges"] == ["learning_rate"]
     said = " ".join(tuning_sentences(summary))
