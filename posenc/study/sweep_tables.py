@@ -16,7 +16,7 @@ NEAR = 2.0  # a factor: how far from the choice the loss must stay low for it to
 _CAPTION = (
     f"Tuned: the value with the lowest loss, in bits at the training length after one run of seed "
     f"{SEED} for each combination of values, on held-out text or examples that no result scores. "
-    "Rise: by how much the loss is higher within a factor of two of the choice."
+    "Rise: by how much the loss is higher at the values next to the choice, half to twice it."
 )
 
 
@@ -71,23 +71,25 @@ def along(one: Mapping[str, Any], option: str) -> dict[float, float | None]:
 
 
 def rise(one: Mapping[str, Any], option: str) -> str:
-    """By how much the loss is higher within a factor ``NEAR`` of the choice."""
+    """By how much the loss is higher at the other values within a factor ``NEAR`` of the choice."""
     at = one["chosen"].get(option)
     if not at:
         return "–"
     others = {name: value for name, value in one["chosen"].items() if name != option}
-    near = [
-        trial["loss"]
+    best = along(one, option)[at] or 0.0
+    near = {
+        trial["values"][option]: trial["loss"]
         for trial in one["trials"]
         if others.items() <= trial["values"].items()
         and at / NEAR <= trial["values"][option] * (1 + 1e-9)
         and trial["values"][option] <= at * NEAR * (1 + 1e-9)
+    }
+    shown = [
+        "diverges" if loss is None else f"{loss - best:.3f}"
+        for value, loss in sorted(near.items())
+        if value != at
     ]
-    if len(near) < 2:
-        return "–"
-    if None in near:
-        return "diverges"
-    return f"{max(near) - min(near):.3f}"
+    return ", ".join(shown) or "–"
 
 
 def tuning_table(summary: Summary) -> Table | None:

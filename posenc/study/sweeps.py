@@ -2,8 +2,9 @@
 
 A study with ``sweep`` has two phases. First each scheme is trained once with every combination of
 the values, with a seed of its own, and scored at the training length on text or examples that no
-result scores. Then the study runs with the values of the lowest loss. Published with equal budgets
-by 2511.17388 and others; without it, one number of the study favours some schemes.
+result scores. Then the study runs with the values of the lowest loss. Selective RoPE, arXiv
+2511.17388, sweeps the learning rate of each encoding. Without that, one number of the study favours
+some schemes.
 """
 
 from __future__ import annotations

@@ -277,7 +277,7 @@ def tuned(summary: Summary) -> list[str]:
 def tuned_caption(summary: Summary) -> str:
     """What a table of results says of its runs; empty without a sweep."""
     names = " and ".join(tuned(summary))
-    return f"Tuned runs: each scheme has the {names} that was chosen for it." if names else ""
+    return f"Tuned runs: each scheme has the {names} chosen for it." if names else ""
 
 
 def has_lost_runs(records: Records) -> bool:

@@ -58,25 +58,29 @@ def compare(study: Study) -> int:
     records, missing = plan(study, corpus, () if untried else tried)
     progress = Progress(study, len(records), print, trainings=len(jobs(missing)))
     progress.header(corpus, backend, _estimate(study, [*untried, *missing]))
-    status, runs = 0, [record["run"] for record in tried] + [run.digest() for run in untried]
+    status, runs = 0, _digests(tried, untried)
     try:
         if untried:
+            records = []  # those on disk are not tuned
             _tune(study, tried, untried)
             records, missing = plan(study, corpus, tried)
             progress = Progress(study, len(records), print, trainings=len(jobs(missing)))
         progress.kept()
-        runs += [record["run"] for record in records] + [run.digest() for run in missing]
+        runs += _digests(records, missing)
         for record in compute(study, missing, on_progress=progress.step):
             progress.result(record)
             records.append(record)
     except KeyboardInterrupt as stop:
         status = exit_status(stop)
         print("\nstopped; the same command continues from here")
-    tuned = len(runs) > len(tried)
-    summary = _summary(study, corpus, backend, records, tried if tuned else ())
+    summary = _summary(study, corpus, backend, records, tried if records else ())
     _write(Path(study.out), summary, _sort(study, records), runs)
     failed = any(record["status"] != "ok" for record in records)
     return status or int(failed)
+
+
+def _digests(records: Records, missing: Sequence[Run]) -> list[str]:
+    return [record["run"] for record in records] + [run.digest() for run in missing]
 
 
 def _tune(study: Study, tried: list[Record], untried: Sequence[Run]) -> None:

@@ -6,13 +6,16 @@ import csv
 import io
 import json
 import math
+import shlex
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from frameworks_installed import require
 
+from posenc.cli.main import main
 from posenc.study import Study, run_study, runner, terminal, windows
 from posenc.study import run as runs
 from posenc.study import study as study_module
@@ -143,9 +146,10 @@ def test_further_sweeps_that_cannot_be(made):
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
 @pytest.mark.parametrize("longest", [4, 16, 40])
-def test_choices_read_no_byte_that_is_scored(count, longest):
-    places = np.arange(1000) % 251  # a byte does not name its place
-    data = bytes(places.tolist())
+@pytest.mark.parametrize("room", [9, 10, 20, 100])  # between two stretches; 8 bytes need 9
+def test_choices_read_no_byte_that_is_scored(count, longest, room):
+    size = count * (longest + 1) + max(1, count - 1) * room
+    data = bytes(size)
     scored, read = set(), set()
     original = windows.cut
 
@@ -165,7 +169,7 @@ def test_choices_read_no_byte_that_is_scored(count, longest):
     assert len(scored) == count * (longest + 1)
     assert len(read) == found.size
     assert not scored & read
-    assert max(read) < 1000
+    assert max(read) < size
     assert (found.shape[1] - 1) % 8 == 0 < found.shape[1] - 1
 
 
@@ -272,7 +276,7 @@ def test_what_a_sweep_shows(made):
     of_t5, of_nope = summary["tuning"]["schemes"]
     assert of_t5["chosen"] == {"learning_rate": 2.0, "position_lr_scale": 1.0}
     assert along(of_t5, "learning_rate") == {1.0: 3.0, 2.0: 2.0, 4.0: 3.0, 8.0: 4.0}
-    assert rise(of_t5, "learning_rate") == "1.000"  # 8 is further than twice the choice
+    assert rise(of_t5, "learning_rate") == "1.000, 1.000"  # 8 is further than twice the choice
     assert rise(of_t5, "position_lr_scale") == "–"
     assert of_nope["edges"] == ["learning_rate"]
     said = " ".join(tuning_sentences(summary))
@@ -287,6 +291,25 @@ def test_what_a_sweep_shows(made):
     assert tuning_picture(summary, "pdf").startswith(b"%PDF")
     text = table_text(summary, [])
     assert "Tuned runs: each scheme has the learning_rate and position_lr_scale" in text
+
+
+def test_a_stop_while_tuning_shows_no_untuned_result(made, monkeypatch, capsys, tmp_path):
+    plain = made(schemes=("nope",), seeds=1)
+    carried_out(plain)
+    study = made(schemes=("nope",), seeds=1, sweep=("learning-rate=1e-3,1e-2",))
+
+    def stopped(study, missing, **named):
+        with ThreadPoolExecutor(1) as pool:
+            yield from compute(study, missing[:1], executor=pool)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(terminal, "compute", stopped)
+    assert terminal.compare(study) == 130
+    shown = capsys.readouterr().out
+    assert "the same command continues from here" in shown
+    assert "no run has finished yet" in shown
+    assert not (tmp_path / "out" / "results.jsonl").exists()
+    assert len(plan_tuning(study, CORPUS)[1]) == 1
 
 
 # Several training lengths.
@@ -318,8 +341,11 @@ def test_the_command_tunes_first_and_shows_two_lengths(made, tmp_path, monkeypat
             terminal, "compute", lambda *given, **named: compute(*given, executor=pool, **named)
         )
         monkeypatch.setattr(terminal, "FORMATS", ("svg",))
+        counted = []
+        monkeypatch.setattr(terminal, "estimate", lambda each, _: counted.extend(each) or 60.0)
         assert terminal.compare(study) == 0
     shown, out = capsys.readouterr().out, tmp_path / "out"
+    assert sum(trainings for _, trainings in counted) == 16 + 16  # tried, and the study's own
     assert "2 tasks x 2 training lengths x 2 schemes x 2 seeds" in shown
     assert "tuning: 16 runs of seed 1000" in shown
     assert "majority, 8 nope learning_rate=0.001  " in shown
@@ -355,3 +381,12 @@ def test_lengths_are_named_once_each(made):
 def test_an_axis_is_read_from_words():
     assert Axis.parse("learning-rate=2,1e-3") == Axis("learning_rate", "", (1e-3, 2))
     assert Axis.parse("rope:base").name == "rope:base"
+
+
+def test_the_commands_of_the_page_are_commands(monkeypatch):
+    page = (Path(__file__).parents[2] / "docs" / "tuning.md").read_text()
+    lines = page.partition("```sh\n")[2].partition("```")[0].splitlines()
+    ran = []
+    monkeypatch.setattr(terminal, "compare", lambda study: ran.append(study) or 0)
+    assert [main(shlex.split(line, comments=True)[1:]) for line in lines] == [0] * 5
+    assert [len(study.tunings) for study in ran] == [6, 6, 6, 1, 12]
