@@ -126,8 +126,9 @@ class Study(Recipe):
         if recipe is None:
             return None
         corpus = read_corpus(self.text)
+        of_training = max(recipe.train_len, recipe.finetune_len or 0)
         check_size(
-            corpus, train_len=recipe.train_len, longest=recipe.longest, windows=recipe.eval_windows
+            corpus, train_len=of_training, longest=recipe.longest, windows=recipe.eval_windows
         )
         return corpus
 

@@ -296,6 +296,14 @@ def test_bad_options(tmp_path, changes, message):
         study(tmp_path, **changes)
 
 
+def test_a_text_that_is_shorter_than_fine_tuning(tmp_path, corpus, monkeypatch):
+    monkeypatch.setattr("posenc.study.study.read_corpus", lambda text: corpus)
+    size = len(corpus.train)
+    assert study(tmp_path, finetune_steps=1, finetune_len=size - 1).corpus() is corpus
+    with pytest.raises(ValueError, match=f"it needs .* .a sequence of {size}."):
+        study(tmp_path, finetune_steps=1, finetune_len=size).corpus()
+
+
 # Sliding windows.
 
 
