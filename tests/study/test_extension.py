@@ -424,11 +424,13 @@ def test_schemes_at_float_positions_are_those_of_the_formula(label):
     assert Step(20, 8).at_length(16).size == Fraction(20, 16)
 
 
-def test_float_positions_are_an_option(tmp_path, corpus):
+@several_backends
+def test_float_positions_are_an_option(tmp_path, corpus, backend):
     labels = ("rope", "alibi+rope", "nope", "sinusoidal", "rope~rope_yarn:factor=2")
-    drawn = carried_out(study(tmp_path, schemes=labels, random_float_positions=16), corpus)
+    given = {"schemes": labels, "backend": backend}
+    drawn = carried_out(study(tmp_path, random_float_positions=16, **given), corpus)
     assert [record["error"] for record in drawn] == [None] * len(labels)
-    plain = carried_out(study(tmp_path, schemes=labels), corpus)
+    plain = carried_out(study(tmp_path, **given), corpus)
     for one, other in zip(drawn, plain, strict=True):
         assert (one["curve"] == other["curve"]) == (one["scheme"] == "nope")
     summary = describe(study(tmp_path, random_float_positions=16), corpus, BACKENDS[-1], 1.0)
