@@ -146,7 +146,7 @@ def check_size(corpus: Corpus, *, train_len: int, longest: int, windows: int) ->
     if has < needed or holds < scored:
         raise ValueError(
             f"corpus {corpus.name!r} is too small: it has {has:,} bytes to train on and {holds:,} "
-            f"held out; it needs {needed:,} (train_len={train_len}) and {scored:,} "
+            f"held out; it needs {needed:,} (a sequence of {train_len}) and {scored:,} "
             f"({windows} windows of {longest}); give more text, fewer windows, or shorter lengths"
         )
 

@@ -51,7 +51,8 @@ class Recipe(Declared):
         "train at positions drawn from 0 .. N - 1, anew at every step; default: at 0, 1, 2, ..."
     )
     random_float_positions: int = option(
-        0, "the same with real numbers from 0 to N; evaluation spreads its tokens evenly over them"
+        0,
+        "train at real positions drawn from 0 to N; evaluation spreads tokens evenly over them",
     )
     finetune_steps: int = option(
         0, "steps of further training, after the change of scheme of a~b; default: none"

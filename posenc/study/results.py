@@ -15,7 +15,7 @@ import shutil
 import threading
 import time
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -132,16 +132,16 @@ def _seal(record: Record) -> str:
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
-def untuned(record: Record) -> Record:
+def untuned(record: Mapping[str, Any]) -> Record:
     """The record with the scores that the model had before fine-tuning."""
     return {**record, **record.get("before", {})}
 
 
-def stages(record: Record) -> list[tuple[Record, int]]:
+def stages(record: Mapping[str, Any]) -> list[tuple[Record, int]]:
     """A record before and after fine-tuning, each with its steps of it; one record without."""
     if "before" not in record:
-        return [(record, 0)]
-    return [(untuned(record), 0), (record, record["finetune"]["steps"])]
+        return [({**record}, 0)]
+    return [(untuned(record), 0), ({**record}, record["finetune"]["steps"])]
 
 
 def seconds(records: Iterable[Record]) -> Record:

@@ -112,7 +112,8 @@ def carry_out(
     trained = _trained(job[0], task, report, scratch)
     for run in job:
         try:
-            record = _scored(run, _tuned(run, trained, task, report, scratch), task)
+            tuned = _tuned(run, trained, task, report, scratch)
+            record = _scored(run, tuned, task)
         except Exception as error:
             yield failure_record(run, error)
             continue
@@ -291,7 +292,7 @@ def _train(run: Run, task: Task, model: Trainer, report: Report) -> Record:
         if solved is not None:
             rates *= np.array([1 - (step - solved) / _COOL for step in steps])
         # Trainers that know of no positions still train at the plain ones.
-        at = {} if positions is None else {"positions": positions[steps.start : steps.stop]}
+        at: Any = {} if positions is None else {"positions": positions[steps.start : steps.stop]}
         losses = np.asarray(model.train(batch.tokens, batch.labels, rates, **at)) / math.log(2)
         if not np.isfinite(losses).all():
             wrong = first + int(np.argmin(np.isfinite(losses)))

@@ -181,8 +181,9 @@ class Study(Recipe):
             return None
         corpus = read_corpus(self.text)
         for one in self._of_text:
+            of_training = max(one.train_len, one.finetune_len or 0)
             check_size(
-                corpus, train_len=one.train_len, longest=one.longest, windows=one.eval_windows
+                corpus, train_len=of_training, longest=one.longest, windows=one.eval_windows
             )
             if self.tunings:
                 one.of_task.with_text(corpus).check_validation(one)

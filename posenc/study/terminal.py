@@ -362,10 +362,11 @@ def _which(seed: int, tuning: Mapping[str, float]) -> str:
 
 def _stage(run: Run, step: int) -> str:
     """What a run does after a step, counted on through its fine-tuning."""
-    last = run.steps + run.finetune_steps
-    if run.steps < step < last:
+    if step < run.steps:
+        return f"step {step} of {run.steps}"
+    if run.steps < step < run.steps + run.finetune_steps:
         return f"fine-tuning, step {step - run.steps} of {run.finetune_steps}"
-    return f"step {step} of {run.steps}" if step < run.steps else "trained, now scored"
+    return "trained, now scored"
 
 
 def _sizes(recipe: Recipe) -> str:

@@ -296,6 +296,14 @@ def test_bad_options(tmp_path, changes, message):
         study(tmp_path, **changes)
 
 
+def test_a_text_that_is_shorter_than_fine_tuning(tmp_path, corpus, monkeypatch):
+    monkeypatch.setattr("posenc.study.study.read_corpus", lambda text: corpus)
+    size = len(corpus.train)
+    assert study(tmp_path, finetune_steps=1, finetune_len=size - 1).corpus() is corpus
+    with pytest.raises(ValueError, match=f"it needs .* .a sequence of {size}."):
+        study(tmp_path, finetune_steps=1, finetune_len=size).corpus()
+
+
 # Sliding windows.
 
 
@@ -407,6 +415,8 @@ def test_schemes_at_float_positions_are_those_of_the_formula(label):
         wanted = by_definition(label, real)
         return wanted if label == "sinusoidal" else wanted - wanted[..., :1]
 
+    if label == "alibi":  # by its terms, attention leaves out keys that are far away
+        assert scheme.bias_terms() == (("", scheme),)
     trained = found(scheme, (REAL * units(20)).astype(np.int64))
     np.testing.assert_allclose(trained, expected(REAL) + np.zeros_like(trained), atol=2e-6)
     for length in (4, 8, 16):  # tokens are spread evenly over 0 to 20
@@ -416,11 +426,13 @@ def test_schemes_at_float_positions_are_those_of_the_formula(label):
     assert Step(20, 8).at_length(16).size == Fraction(20, 16)
 
 
-def test_float_positions_are_an_option(tmp_path, corpus):
+@several_backends
+def test_float_positions_are_an_option(tmp_path, corpus, backend):
     labels = ("rope", "alibi+rope", "nope", "sinusoidal", "rope~rope_yarn:factor=2")
-    drawn = carried_out(study(tmp_path, schemes=labels, random_float_positions=16), corpus)
+    given = {"schemes": labels, "backend": backend}
+    drawn = carried_out(study(tmp_path, random_float_positions=16, **given), corpus)
     assert [record["error"] for record in drawn] == [None] * len(labels)
-    plain = carried_out(study(tmp_path, schemes=labels), corpus)
+    plain = carried_out(study(tmp_path, **given), corpus)
     for one, other in zip(drawn, plain, strict=True):
         assert (one["curve"] == other["curve"]) == (one["scheme"] == "nope")
     summary = describe(study(tmp_path, random_float_positions=16), corpus, BACKENDS[-1], 1.0)
