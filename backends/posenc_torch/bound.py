@@ -16,6 +16,7 @@ from posenc.backend import (
     Arguments,
     Hook,
     LayerFacts,
+    LayerPlan,
     Made,
     PassState,
     PositionScheme,
@@ -92,6 +93,16 @@ class Bound:
         """The attention of a layer."""
         return self._layers[layer]
 
+    @property
+    def plan(self) -> LayerPlan:
+        """Scheme and window of each layer, for a model that attends by itself."""
+        own = [attend.position for attend in self]
+        return LayerPlan(tuple(p.scheme for p in own), tuple(p.window for p in own))
+
+    def params(self, layer: int) -> Mapping[str, Tensor]:
+        """The learned arrays of a layer's scheme by name."""
+        return self[layer].position.params
+
     def embed(self, x: Tensor) -> Tensor:
         """Token embeddings ``x (B, L, dim)`` plus the embedding of each scheme that has one.
 
@@ -104,7 +115,7 @@ class Attend:
     """Attention of one layer in a forward pass."""
 
     def __init__(self, bound: Bound, position: BoundLayer, layer: int) -> None:
-        self._bound, self._position, self._layer = bound, position, layer
+        self._bound, self.position, self._layer = bound, position, layer
         self._shared: Shared | None = None
         self._reads_hidden = reads_hidden(position.scheme)
         self._embedded = False
@@ -152,7 +163,7 @@ class Attend:
 
         Then call with ``k_transformed=True``.
         """
-        scheme, params = attention_part(self._position.scheme, self._position.params)
+        scheme, params = attention_part(self.position.scheme, self.position.params)
         given, length = self._bound.given, k.shape[2]
         side = given.of_keys if given.queries is None else given.queries
         pos = side.pos
@@ -196,7 +207,7 @@ class Attend:
         return_lse: bool,
     ) -> AfterVectors:
         """The arguments of attention after the vectors."""
-        bound, position, given = self._bound, self._position, self._bound.given
+        bound, position, given = self._bound, self.position, self._bound.given
         if x is not None and self._reads_hidden:
             given = given._replace(tokens=replace(given.of_keys, x=x))
             if given.queries is not None and given.queries.x is None:

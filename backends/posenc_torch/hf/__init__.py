@@ -39,5 +39,6 @@ The fields of ``Family`` are what may differ. ``prepare`` may replace any attrib
 """
 
 from posenc_torch.hf.model import apply, remove
+from posenc_torch.hf.study import ForStudy
 
-__all__ = ["apply", "remove"]
+__all__ = ["ForStudy", "apply", "remove"]
