@@ -8,6 +8,8 @@ From Python: ``compare(study)`` does what the command does, and ``write_results(
 writes the table, the figures and the report of ``list(run_study(study, study.corpus()))``.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from posenc.study.decoder import NORM_EPSILON, Decoder, Layers, embedding_scale, has_weight_decay
 from posenc.study.models import check_model, load_model
 from posenc.study.recipe import Recipe
@@ -16,8 +18,10 @@ from posenc.study.runner import run_study
 from posenc.study.schedule import ADAM_EPSILON, BETAS, learning_rate
 from posenc.study.study import Study
 from posenc.study.tasks.task import NO_ANSWER, Examples, Task
-from posenc.study.terminal import compare, write_results
 from posenc.study.trainer import Trainer
+
+if TYPE_CHECKING:
+    from posenc.study.terminal import compare, write_results
 
 __all__ = [
     "ADAM_EPSILON",
@@ -41,3 +45,14 @@ __all__ = [
     "run_study",
     "write_results",
 ]
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        """What shows results, and so is no part of what they depend on."""
+        if name not in ("compare", "write_results"):
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from posenc.study import terminal
+
+        return getattr(terminal, name)

@@ -38,7 +38,6 @@ def starting_point(
     ``state`` has them as ``weights.<name>``, and learned arrays as ``position.<set>.<name>``.
     """
     fresh = Decoder.of(recipe, plans.tested, seed)
-    weights = {name: np.asarray(state[f"weights.{name}"]) for name in fresh.weights}
     position = tuple(
         {
             name: np.asarray(state[f"position.{sources[name]}.{name}"]) if name in sources else new
@@ -46,7 +45,14 @@ def starting_point(
         }
         for arrays, sources in zip(fresh.position, plans.inherited(label), strict=True)
     )
-    return replace(fresh, weights=weights, position=position)
+    return replace(fresh.with_weights_of(dict(state)), position=position)
+
+
+def continue_from(model: Trainer, decoder: Decoder) -> None:
+    """Give a model of one's own, which drew initial weights, those of ``decoder``."""
+    if decoder.recipe.model:
+        own = {f"weights.{name}": value for name, value in decoder.weights.items()}
+        model.load_state({**model.state(), **own})
 
 
 def before(scores: Mapping[str, Any]) -> dict[str, Any]:

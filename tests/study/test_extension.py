@@ -221,8 +221,8 @@ def test_tasks_are_fine_tuned_too(tmp_path):
     assert records[1]["finetune"]["len"] == 16
     assert records[1]["before"]["scores"] != records[1]["scores"]
     summary = describe(one, None, one.backend, 1.0)
-    ((label, about),) = tasks(summary).items()
-    found = outcomes(about, label, records)
+    (about,) = tasks(summary).values()
+    found = outcomes(about, records)
     assert [each.untuned for each in found] == [False, True, False, True]
     table = task_table(label, about, records)
     names = [row[0] for row in table.rows]

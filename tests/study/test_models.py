@@ -55,7 +55,11 @@ def batches(recipe, steps=4):
 
 
 @needs_torch
-@pytest.mark.parametrize("changes", [{}, {"random_positions": 64}], ids=["plain", "random"])
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"random_positions": 64}, {"finetune_steps": 3}],
+    ids=["plain", "random", "fine-tuned"],
+)
 def test_posencs_decoder_as_a_model_of_ones_own_has_the_same_losses(records, changes):
     """Bit for bit: under a change of schemes at test time, and inside a window, too."""
     labels = ("rope~rope_yarn", "t5@6/learned", "learned")
