@@ -8,6 +8,7 @@ From Python: ``compare(study)`` does what the command does, and ``write_results(
 writes the table, the figures and the report of ``list(run_study(study, study.corpus()))``.
 """
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from posenc.study.decoder import NORM_EPSILON, Decoder, Layers, embedding_scale, has_weight_decay
@@ -46,13 +47,12 @@ __all__ = [
     "write_results",
 ]
 
+# What shows results, or builds on them, is imported when it is asked for.
+_LATER = {"compare": "posenc.study.terminal", "write_results": "posenc.study.terminal"}
 
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        """What shows results, and so is no part of what they depend on."""
-        if name not in ("compare", "write_results"):
+        if name not in _LATER:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from posenc.study import terminal
-
-        return getattr(terminal, name)
+        return getattr(importlib.import_module(_LATER[name]), name)

@@ -108,7 +108,7 @@ def _imports(text: bytes, package: str) -> frozenset[str]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Python repeats them when the file is imported
-            nodes = list(ast.walk(ast.parse(text)))
+            nodes = list(ast.walk(_Run().visit(ast.parse(text))))
     except (SyntaxError, ValueError):
         return frozenset()  # a compiled module
     names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
@@ -116,6 +116,15 @@ def _imports(text: bytes, package: str) -> frozenset[str]:
         if isinstance(node, ast.ImportFrom):
             names |= _imported_from(node, package)
     return frozenset(each for name in names for each in _with_parents(name))
+
+
+class _Run(ast.NodeTransformer):
+    """What runs: a type checker's own imports do not."""
+
+    def visit_If(self, node: ast.If) -> ast.AST:
+        if isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            node.body = [ast.Pass()]
+        return self.generic_visit(node)
 
 
 def _imported_from(node: ast.ImportFrom, package: str) -> set[str]:

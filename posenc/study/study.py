@@ -182,9 +182,7 @@ class Study(Recipe):
         corpus = read_corpus(self.text)
         for one in self._of_text:
             of_training = max(one.train_len, one.finetune_len or 0)
-            check_size(
-                corpus, train_len=of_training, longest=one.longest, windows=one.eval_windows
-            )
+            check_size(corpus, train_len=of_training, longest=one.longest, windows=one.eval_windows)
             if self.tunings:
                 one.of_task.with_text(corpus).check_validation(one)
         return corpus

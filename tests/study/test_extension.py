@@ -221,7 +221,7 @@ def test_tasks_are_fine_tuned_too(tmp_path):
     assert records[1]["finetune"]["len"] == 16
     assert records[1]["before"]["scores"] != records[1]["scores"]
     summary = describe(one, None, one.backend, 1.0)
-    (about,) = tasks(summary).values()
+    ((label, about),) = tasks(summary).items()
     found = outcomes(about, records)
     assert [each.untuned for each in found] == [False, True, False, True]
     table = task_table(label, about, records)
