@@ -36,7 +36,8 @@ class OwnModel:
         self.weights, again = (made.init(decoder.seed) for _ in range(2))
         flat, structure = jax.tree_util.tree_flatten_with_path(self.weights)
         others = jax.tree.leaves(again)
-        if structure != jax.tree.structure(again):
+        same = jax.tree.structure(again) == structure
+        if not same:
             raise ValueError(f"model {name!r} makes another tree of params the second time")
         for (path, leaf), other in zip(flat, others, strict=True):
             at = jax.tree_util.keystr(path)

@@ -95,8 +95,9 @@ def _name_of(model: Any) -> str:
 def _module_of_script(name: str) -> str:
     """The name under which another process imports the file that runs as ``__main__``."""
     script = sys.modules["__main__"]
-    if getattr(script, "__spec__", None) is not None:  # python -m package.module
-        return str(script.__spec__.name)
+    spec = getattr(script, "__spec__", None)
+    if spec is not None:  # python -m package.module
+        return str(spec.name)
     file = getattr(script, "__file__", None)
     module = Path(file).stem if file is not None else ""
     found = find_file(module) if module.isidentifier() else None
