@@ -34,10 +34,10 @@ class OwnModel:
     def __init__(self, decoder: Decoder) -> None:
         name, made = decoder.recipe.model, _made(decoder.recipe.training())
         self.weights, again = (made.init(decoder.seed) for _ in range(2))
-        flat, structure = jax.tree_util.tree_flatten_with_path(self.weights)
+        flat, _ = jax.tree_util.tree_flatten_with_path(self.weights)
+        trees: list[Any] = [jax.tree.structure(each) for each in (self.weights, again)]
         others = jax.tree.leaves(again)
-        same = jax.tree.structure(again) == structure
-        if not same:
+        if trees[0] != trees[1]:
             raise ValueError(f"model {name!r} makes another tree of params the second time")
         for (path, leaf), other in zip(flat, others, strict=True):
             at = jax.tree_util.keystr(path)
