@@ -41,6 +41,7 @@ from posenc.study.tables import (
     schemes_as_built,
     settings,
     several_lengths,
+    stability_table,
     table_markdown,
     table_text,
     wrap,
@@ -368,6 +369,9 @@ def _positions(summary: Summary, records: Records) -> str:
 def _training(summary: Summary, records: Records) -> str:
     svg = curve_svg(summary, records)
     figure = f"<h2>Training</h2><figure>{svg}</figure>" if svg else ""
+    table = stability_table(summary, records)
+    if table:
+        figure = f"{figure or '<h2>Training</h2>'}{table.html()}"
     svg = finetuning_svg(summary, records)
     figure += f"<h2>Fine-tuning</h2><figure>{svg}</figure>" if svg else ""
     return f"{figure}<h2>Cost</h2>{cost_table(summary, records).html()}"

@@ -1,7 +1,6 @@
 """Carries out a study: runs in processes, finished runs kept, missing runs computed.
 
-Runs that share a training are one job. Trained weights are not kept, so a run that is added later
-trains again.
+Runs that share a training are one job. A run that is added later trains again.
 """
 
 from __future__ import annotations
@@ -17,6 +16,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from posenc.study import run as runs
+from posenc.study import weights
+from posenc.study.checkpoints import Checkpoint
 from posenc.study.corpus import Corpus
 from posenc.study.results import (
     RECORDS,
@@ -31,7 +32,7 @@ from posenc.study.run import Run
 from posenc.study.study import Study, read_corpus
 from posenc.study.sweeps import Values, choose
 from posenc.study.tasks.catalogue import TEXT
-from posenc.study.trainer import choose_backend
+from posenc.study.trainer import Trainer, choose_backend
 from posenc.study.workers import compile_cache, worker_pool
 
 OnProgress = Callable[[Run, int, float], None]
@@ -80,7 +81,8 @@ def plan(
     for tuning, trials in study.trials(corpus, backend) if tried else ():
         values = choose(tuning, [by_run[run.digest()] for run in trials])
         chosen.setdefault(tuning.key, {}).update(dict.fromkeys(tuning.labels, values))
-    return _on_disk(runs_folder(study), study.runs(corpus, backend, chosen))
+    every = study.runs(corpus, backend, chosen)
+    return _on_disk(runs_folder(study), every, weights_folder(study))
 
 
 def plan_tuning(study: Study, corpus: Corpus | None) -> tuple[list[Record], list[Run]]:
@@ -91,11 +93,13 @@ def plan_tuning(study: Study, corpus: Corpus | None) -> tuple[list[Record], list
     return _on_disk(runs_folder(study, TUNING), [run for _, each in trials for run in each])
 
 
-def _on_disk(folder: Path, every: Iterable[Run]) -> tuple[list[Record], list[Run]]:
+def _on_disk(
+    folder: Path, every: Iterable[Run], home: Path | None = None
+) -> tuple[list[Record], list[Run]]:
     kept, missing = [], []
     for run in every:
         record = load(folder / run.file_name(), run.digest())
-        if record is None or not _is_kept(record):
+        if record is None or not _is_kept(record) or _lacks_weights(home, run):
             missing.append(run)
         else:
             kept.append(record)
@@ -104,6 +108,13 @@ def _on_disk(folder: Path, every: Iterable[Run]) -> tuple[list[Record], list[Run
 
 def _is_kept(record: Record) -> bool:
     return bool(record["status"] in ("ok", "diverged"))
+
+
+def without_weights(study: Study, missing: Iterable[Run]) -> int:
+    """How many of the missing runs are finished, and lack only the weights that are to be kept."""
+    folder = runs_folder(study)
+    records = (load(folder / run.file_name(), run.digest()) for run in missing)
+    return sum(record is not None and record["status"] == "ok" for record in records)
 
 
 def compute(
@@ -119,16 +130,18 @@ def compute(
     """
     if not missing:
         return
-    folder = runs_folder(study, TUNING if missing[0].tuning else RUNS)
+    tuning = bool(missing[0].tuning)
+    folder = runs_folder(study, TUNING if tuning else RUNS)
+    home = None if tuning else weights_folder(study)
     _remove_progress_files(folder, missing)  # of a study that was killed
     try:
         with _pool(study, len(jobs(missing)), executor) as (pool, scratch):
-            trial = pool.submit(why_none_can_train, missing[0], scratch)
-            where = (study.text, str(folder), scratch)
+            trial = pool.submit(why_none_can_train, missing[0], scratch, study.keep_weights)
+            where = (study.text, str(folder), scratch, None if home is None else str(home))
             pending = {pool.submit(work, job, *where): job for job in jobs(missing)}
             try:
                 _check_trial(trial)
-                yield from _collect(pending, folder, on_progress)
+                yield from _collect(pending, folder, home, on_progress)
             finally:
                 if executor is not None:  # the caller's executor outlives the study
                     for future in pending:
@@ -150,6 +163,15 @@ def runs_folder(study: Study, name: str = RUNS) -> Path:
 
     ``OSError`` if it cannot be written.
     """
+    return _folder(study, name, RECORDS)
+
+
+def weights_folder(study: Study) -> Path | None:
+    """The folder of trained weights, likewise; None if none are to be kept."""
+    return _folder(study, weights.FOLDER, weights.NAMES) if study.keep_weights else None
+
+
+def _folder(study: Study, name: str, written: str) -> Path:
     folder = Path(study.out) / name
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -159,29 +181,34 @@ def runs_folder(study: Study, name: str = RUNS) -> Path:
     except OSError as error:
         reason = error.strerror or error
         raise OSError(f"out: cannot write results into {study.out!r}: {reason}") from error
-    sweep(folder, RECORDS)
+    sweep(folder, f"probe|{written}")
     return folder
 
 
-def why_none_can_train(run: Run, scratch: Path | None) -> str | None:
+def why_none_can_train(run: Run, scratch: Path | None, keep_weights: bool = False) -> str | None:
     """The reason why no run can begin in this worker, or None."""
     try:
-        runs.check_can_train(run, scratch)
+        runs.check_can_train(run, scratch, keep_weights)
     except Exception as error:
         return " ".join(str(error).split())  # one line
     return None
 
 
 def work(
-    job: Sequence[Run], text: Sequence[str], folder: str, scratch: Path | None
+    job: Sequence[Run],
+    text: Sequence[str],
+    folder: str,
+    scratch: Path | None,
+    weights_home: str | None = None,
 ) -> list[Record]:
     """Runs that share a training, in a worker; it never raises, so a failure stops no other job.
 
     The worker writes the record of a finished run itself, so the record survives the study's
-    process.
+    process; before it, the weights, if there is a folder for them.
     """
     home = Path(folder)
     status = _progress_file(home, job[0])
+    checkpoint = Checkpoint(home, job[0].training_digest())
 
     records: list[Record] = []
 
@@ -189,13 +216,20 @@ def work(
         with suppress(OSError):  # another machine has no such folder
             write_whole(status, json.dumps([len(records), step, loss]))
 
+    def keep(run: Run, model: Trainer) -> None:
+        if weights_home is not None:
+            with suppress(OSError):  # then the study's process says so
+                path = Path(weights_home) / weights.file_name(run)
+                weights.write(path, run, model.state())
+
     try:
         corpus = read_corpus(tuple(text)) if job[0].task == TEXT else None
-        for record in runs.carry_out(job, corpus, report, scratch):
+        for record in runs.carry_out(job, corpus, report, scratch, checkpoint, keep):
             if _is_kept(record):
                 with suppress(OSError):  # then the study's process writes the returned record
                     save(home / job[len(records)].file_name(), record)
             records.append(record)
+        checkpoint.remove()
         return records
     except Exception as error:
         return [*records, *(runs.failure_record(run, error) for run in job[len(records) :])]
@@ -224,7 +258,10 @@ def _remove_progress_files(folder: Path, missing: Sequence[Run]) -> None:
 
 
 def _collect(
-    pending: dict[Future[list[Record]], tuple[Run, ...]], folder: Path, on_progress: OnProgress
+    pending: dict[Future[list[Record]], tuple[Run, ...]],
+    folder: Path,
+    home: Path | None,
+    on_progress: OnProgress,
 ) -> Iterator[Record]:
     reported: dict[Path, tuple[int, int, float]] = {}
     files = {future: _progress_file(folder, job[0]) for future, job in pending.items()}
@@ -234,7 +271,14 @@ def _collect(
             died = future.exception()  # the worker, and its future with it
             failed = [] if died is None else [runs.failure_record(run, died) for run in job]
             for run, record in zip(job, failed or future.result(), strict=True):
-                yield _keep(folder / run.file_name(), record)
+                kept = _keep(folder / run.file_name(), record)
+                if kept["status"] == "ok" and _lacks_weights(home, run):
+                    warnings.warn(
+                        f"cannot keep {home}/{weights.file_name(run)}, so this run will be "
+                        "repeated: its worker could not write there",
+                        stacklevel=2,
+                    )
+                yield kept
         for future, job in pending.items():
             path = files[future]
             progress = _read_progress(path)
@@ -243,6 +287,10 @@ def _collect(
                 of_run, step, loss = progress
                 on_progress(job[of_run], step, loss)
         time.sleep(_POLL)
+
+
+def _lacks_weights(home: Path | None, run: Run) -> bool:
+    return home is not None and not weights.is_kept(home / weights.file_name(run), run.digest())
 
 
 def _keep(path: Path, record: Record) -> Record:

@@ -19,7 +19,8 @@ from posenc.study.outcomes import (
     tuned_only,
     wilson,
 )
-from posenc.study.results import stages
+from posenc.study.results import ABOUT, stages
+from posenc.study.results import about as describe
 from posenc.study.statistics import Records, Summary, mean_interval
 from posenc.study.tables import Table, length_label, tuned_caption
 
@@ -175,7 +176,8 @@ def tasks_csv(summary: Summary, records: Records) -> str:
     named = dict.fromkeys(a["groups"] for a in tasks(summary).values() if a["groups"])
     tuned = ("finetune_steps",) if any("before" in record for record in records) else ()
     file = io.StringIO()
-    writer = csv.DictWriter(file, [*COLUMNS, *tuned, *named], lineterminator="\n", restval="")
+    names = [*COLUMNS, *tuned, *named, *ABOUT]
+    writer = csv.DictWriter(file, names, lineterminator="\n", restval="")
     writer.writeheader()
     for label, about in tasks(summary).items():
         for record in of_task(records, about):
@@ -186,7 +188,7 @@ def tasks_csv(summary: Summary, records: Records) -> str:
 
 
 def _rows(label: str, about: Mapping[str, Any], record: Mapping[str, Any]) -> Iterator[Any]:
-    common = {"task": label, "kind": about["kind"]}
+    common = {"task": label, "kind": about["kind"], **describe(record)}
     common |= {name: record.get(name) for name in ("scheme", "seed", "train_len", "status")}
     if record["status"] != "ok":
         yield common

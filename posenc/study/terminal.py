@@ -29,7 +29,14 @@ from posenc.study.recipe import Recipe
 from posenc.study.report import study_markdown, study_text, write_report
 from posenc.study.results import Record, seconds, write_tables, write_whole
 from posenc.study.run import Run
-from posenc.study.runner import compute, jobs, plan, plan_tuning
+from posenc.study.runner import (
+    compute,
+    jobs,
+    plan,
+    plan_tuning,
+    weights_folder,
+    without_weights,
+)
 from posenc.study.specs import fitted_settings
 from posenc.study.statistics import Records, Summary
 from posenc.study.stopping import exit_status
@@ -58,6 +65,8 @@ def compare(study: Study) -> int:
     records, missing = plan(study, corpus, () if untried else tried)
     progress = Progress(study, len(records), print, trainings=len(jobs(missing)))
     progress.header(corpus, backend, _estimate(study, [*untried, *missing]))
+    if again := without_weights(study, () if untried else missing):
+        print(f"{again} finished runs are run again: their weights are missing")
     status, runs = 0, _digests(tried, untried)
     try:
         if untried:
@@ -75,6 +84,8 @@ def compare(study: Study) -> int:
         print("\nstopped; the same command continues from here")
     summary = _summary(study, corpus, backend, records, tried if records else ())
     _write(Path(study.out), summary, _sort(study, records), runs)
+    if study.keep_weights and any(record["status"] == "ok" for record in records):
+        print(f"  {weights_folder(study)}: trained weights of each run")
     failed = any(record["status"] != "ok" for record in records)
     return status or int(failed)
 
