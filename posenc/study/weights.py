@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from posenc.contract.checks import nearest
+from posenc.layers import LayerPlan
 from posenc.study.decoder import Decoder, Weights
 from posenc.study.recipe import Recipe
 from posenc.study.results import WRITING, write_whole
@@ -54,8 +55,7 @@ class Kept:
 
     def decoder(self) -> Decoder:
         """The decoder with the trained arrays: a backend's trainer takes it as any other."""
-        plan = Plans.of(self.scheme, self.recipe).trained
-        return Decoder(self.recipe, plan, self.weights, self.position)
+        return Decoder(self.recipe, _plan(self.scheme, self.recipe), self.weights, self.position)
 
 
 def file_name(run: Run) -> str:
@@ -106,9 +106,15 @@ def read(path: str | os.PathLike[str]) -> Kept:
     for name, array in arrays.items():
         if match := _POSITION.fullmatch(name):
             sets.setdefault(int(match[1]), {})[match[2]] = array
-    owned = range(len(Plans.of(scheme, recipe).trained.first_layers))
+    owned = range(len(_plan(scheme, recipe).first_layers))
     position = tuple(sets.get(number, {}) for number in owned)
     return Kept(path, scheme, seed, run, recipe, weights, position)
+
+
+def _plan(scheme: str, recipe: Recipe) -> LayerPlan:
+    """The layers that were trained last: as they are tested, after fine-tuning."""
+    plans = Plans.of(scheme, recipe)
+    return plans.tested if recipe.finetune_steps else plans.trained
 
 
 def is_kept(path: Path, digest: str) -> bool:
