@@ -117,7 +117,7 @@ def test_the_choice_among_kept_weights(study, tmp_path):
         weights.find(tmp_path, "t5")
     with pytest.raises(ValueError, match=r"no seed 2 of 't5'; seeds: 0, 1$"):
         weights.find(tmp_path, "t5", 2)
-    with pytest.raises(ValueError, match=r"no weights of 't6' .did you mean 't5'"):
+    with pytest.raises(ValueError, match=r"no weights of 't6'; accepted: t5"):
         weights.find(tmp_path, "t6")
     with pytest.raises(FileNotFoundError, match="no file or folder"):
         weights.find(tmp_path / "absent")
@@ -218,6 +218,7 @@ with ThreadPoolExecutor(1) as pool:
 """
 
 
+@long
 @pytest.mark.skipif(os.name != "posix", reason="SIGKILL")
 def test_the_same_command_goes_on_after_a_kill(study, tmp_path, text):
     options = {**SMALL, "text": (str(text),), "out": study.out}
