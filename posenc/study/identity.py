@@ -49,7 +49,6 @@ _NO_EFFECT = (
     "posenc/study/task_plots.py",
     "posenc/study/task_tables.py",
     "posenc/study/terminal.py",
-    "posenc/study/weights.py",
     "posenc/testing/",
     "posenc/vectors/",
     "posenc_jax/audit/",
