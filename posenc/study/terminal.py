@@ -199,8 +199,8 @@ class Progress:
         """Print the progress of a run, less often the longer the study takes."""
         now = time.perf_counter()
         key = run.task, run.scheme, run.seed
-        # Another run's fine-tuning follows a training that has been counted.
-        self._steps[key] = min(step, run.steps) if step <= run.steps or key in self._steps else 0
+        # Fine-tuning adds no steps of training, whichever run of a training it is of.
+        self._steps[key] = step if step <= run.steps else self._steps.get(key, 0)
         if self._first is None:
             self._first = now, sum(self._steps.values())
         pause = max(_EVERY, _SHARE * (now - self._begin))
@@ -264,7 +264,7 @@ class Progress:
         # The time for scoring is unknown before a run has finished, so this counts steps only.
         then, before = self._first or (now, stepped)
         steps = self._trainings * self._steps_each - stepped
-        if stepped <= before or not steps:
+        if stepped <= before or steps <= 0:
             return ""
         return f", more than {_duration(steps * (now - then) / (stepped - before))} left"
 
