@@ -30,11 +30,11 @@ def estimate(recipes: Iterable[tuple[Recipe, int, int]], workers: int) -> float:
 
 
 def _finetuning(recipe: Recipe, speed: float) -> float:
-    """Seconds of a run's fine-tuning: it compiles and is scored as a training of its own."""
+    """Seconds of a run's fine-tuning: it compiles on its own, and is scored before and after."""
     if not recipe.finetune_steps:
         return 0.0
     tuning = recipe.finetuning()
-    return _START + tuning.steps * _operations(tuning) / speed
+    return 2 * _START + tuning.steps * _operations(tuning) / speed
 
 
 def _sliding(recipe: Recipe) -> float:

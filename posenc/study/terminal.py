@@ -287,9 +287,8 @@ class Progress:
         key = self._study.key(run.task, run.train_len)
         which = _which(run.seed, dict(run.tuning))
         place = key, run.label, which
-        # Another run's fine-tuning follows a training that has been counted.
-        counted = step <= run.steps or place in self._steps
-        self._steps[place] = min(step, run.steps) if counted else 0
+        # Fine-tuning adds no steps of training, whichever run of a training it is of.
+        self._steps[place] = step if step <= run.steps else self._steps.get(place, 0)
         if self._first is None:
             self._first = now, sum(self._steps.values())
         pause = max(_EVERY, _SHARE * (now - self._begin))
@@ -360,7 +359,7 @@ class Progress:
         # The time for scoring is unknown before a run has finished, so this counts steps only.
         then, before = self._first or (now, stepped)
         steps = self._trainings * self._steps_each - stepped
-        if stepped <= before or not steps:
+        if stepped <= before or steps <= 0:
             return ""
         return f", more than {_duration(steps * (now - then) / (stepped - before))} left"
 

@@ -30,7 +30,7 @@ from posenc.study.specs import Plans
 from posenc.study.tables import PROTOCOLS, caption, difference_tables, loss_tables, settings
 from posenc.study.task_tables import sentences, task_table, tasks_csv
 from posenc.study.tasks.text import Text
-from posenc.study.terminal import describe
+from posenc.study.terminal import Progress, describe
 
 BACKENDS = [name for name in ("jax", "torch") if require(name)]
 several_backends = pytest.mark.parametrize("backend", some(BACKENDS, BACKENDS[-1:], long))
@@ -230,6 +230,21 @@ def test_tasks_are_fine_tuned_too(tmp_path):
     assert "before" not in " ".join(sentences(summary, records))
     rows = list(csv.DictReader(tasks_csv(summary, records).splitlines()))
     assert {row["finetune_steps"] for row in rows} == {"0", "2"}
+
+
+def test_progress_names_the_run_that_is_fine_tuned(tmp_path, monkeypatch):
+    one, printed = study(tmp_path, schemes=("rope", "rope~nope"), **TUNED), []
+    monkeypatch.setattr("posenc.study.terminal._EVERY", 0.0)
+    monkeypatch.setattr("posenc.study.terminal._SHARE", 0.0)
+    progress = Progress(one, 0, printed.append, trainings=1)
+    rope, nope = one.runs(Corpus("", b"", b"", 0, 0, ""), BACKENDS[-1])
+    for run, step in ((rope, 1), (rope, 3), (rope, 4), (nope, 4), (nope, 5)):
+        progress.step(run, step, 2.0)
+    assert [line.split(",")[0].strip() for line in printed] == [
+        "rope seed 0: step 1 of 3", "rope seed 0: trained", "rope seed 0: fine-tuning",
+        "rope~nope seed 0: fine-tuning", "rope~nope seed 0: trained",
+    ]  # fmt: skip
+    assert not [line for line in printed if "left" in line]  # no training is left
 
 
 class Stateless:
