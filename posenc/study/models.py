@@ -101,7 +101,7 @@ def _module_of_script(name: str) -> str:
     file = getattr(script, "__file__", None)
     module = Path(file).stem if file is not None else ""
     found = find_file(module) if module.isidentifier() else None
-    if file is None or found is None or not found.samefile(file):
+    if file is None or found is None or found.resolve() != Path(file).resolve():
         where = "was typed at a prompt" if file is None else f"is in {file}"
         raise ValueError(
             f"model {name!r} {where}, which worker processes cannot import; write it into a file "
