@@ -2,8 +2,10 @@
 
 ``Study`` is the configuration, ``run_study`` carries it out, and each ``Run`` is one scheme with
 one seed. A backend brings a ``Trainer``. It trains the ``Decoder`` that it is given with AdamW and
-the ``learning_rate`` of each step.
+the ``learning_rate`` of each step. ``probe`` measures models that exist.
 """
+
+from typing import TYPE_CHECKING, Any
 
 from posenc.study.decoder import NORM_EPSILON, Decoder, Layers, embedding_scale, has_weight_decay
 from posenc.study.recipe import Recipe
@@ -13,6 +15,9 @@ from posenc.study.schedule import ADAM_EPSILON, BETAS, learning_rate
 from posenc.study.study import Study
 from posenc.study.tasks.task import NO_ANSWER, Examples, Task
 from posenc.study.trainer import Trainer
+
+if TYPE_CHECKING:
+    from posenc.probe import probe
 
 __all__ = [
     "ADAM_EPSILON",
@@ -30,5 +35,15 @@ __all__ = [
     "embedding_scale",
     "has_weight_decay",
     "learning_rate",
+    "probe",
     "run_study",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """``probe``, which builds on the files of a study, and so is imported after them."""
+    if name != "probe":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from posenc.probe import probe
+
+    return probe
