@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from posenc import presets
 from posenc.backend import LayerPlan, PositionScheme
-from posenc.probe import CELLS, byte_lengths, losses
-from posenc.schemes import RoPE, Sink, Sum
+from posenc.probe import CELLS, byte_lengths, losses, rope_in
+from posenc.schemes import RoPE
 from posenc_torch import hf
 from posenc_torch.hf.layer import LAYER
 
@@ -61,6 +61,7 @@ class Model:
     ) -> None:
         import transformers
 
+        self.backend = "torch"
         self.folder = Path(folder)
         self.config = _config(self.folder)
         name = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
@@ -76,6 +77,7 @@ class Model:
         self.model: Any = None
         self.notes: list[str] = []
         self._chunked = True
+        self._used: Any = None  # the scheme instead of the model's own
 
     # What is known without the weights.
 
@@ -140,7 +142,7 @@ class Model:
             plan = presets.from_hf_config(self.config.to_dict())
         except (TypeError, ValueError, NotImplementedError):
             return []
-        return [_rope(scheme) for scheme in plan.schemes]
+        return [rope_in(scheme) for scheme in plan.schemes]
 
     def digest(self) -> str:
         """A digest of all files of the folder that say what the model computes."""
@@ -194,11 +196,13 @@ class Model:
 
     def use(self, scheme: PositionScheme | Sequence[PositionScheme] | LayerPlan | None) -> Model:
         """Give the model another scheme, or its own code and positions back for None."""
-        if scheme is None:
-            hf.remove(self.model)
-        else:
-            hf.apply(self.model, scheme)
-            self.model.eval()
+        if scheme is not self._used:
+            hf.remove(self.model)  # so that no row has the learned arrays of another
+            self._used = None
+            if scheme is not None:
+                hf.apply(self.model, scheme)
+                self.model.eval()
+            self._used = scheme
         return self
 
     def untrained(self) -> list[str]:
@@ -345,13 +349,6 @@ def _returning(module: nn.Module, value: Any) -> Iterator[None]:
         yield
     finally:
         del module.forward
-
-
-def _rope(scheme: PositionScheme) -> RoPE | None:
-    if isinstance(scheme, Sink):
-        return _rope(scheme.scheme)
-    parts = scheme.schemes if isinstance(scheme, Sum) else (scheme,)
-    return next((part for part in parts if isinstance(part, RoPE)), None)
 
 
 def _config(folder: Path) -> Any:

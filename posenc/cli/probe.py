@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import hashlib
 import importlib
+import inspect
 import shlex
 import shutil
 import time
@@ -91,7 +91,7 @@ def run(options: dict[str, Any]) -> int:
     text, source = _text(model, options["text"])
     setting = _setting(model, text, options)
     schemes = {label: scheme_of(label, _sizes(model, setting), model.ropes()) for label in labels}
-    facts = {**model.facts(), "posenc": _code()}
+    facts = {**model.facts(), "posenc": _code(model)}
     rows = {UNTOUCHED: None} | {label: about(scheme) for label, scheme in schemes.items()}
     probe = Probe(rows, text, source, setting, facts)
     folder = make_folder(out)
@@ -203,19 +203,14 @@ def _notes(model: Any, text: Text, labels: Sequence[str]) -> list[str]:
     return notes
 
 
-@functools.cache
-def _code() -> str:
+def _code(model: Any) -> str:
     """A digest of the code that decides the numbers."""
-    total = hashlib.sha256(posenc_digest("torch").encode())
+    total = hashlib.sha256(posenc_digest(model.backend).encode())
     own = Path(report.__file__).parent
-    for file in (*sorted(own.glob("*.py")), Path(_file_of("posenc_torch.probe"))):
-        if file.name not in ("figures.py", "report.py", "tables.py", "cost.py"):
+    for file in (*sorted(own.glob("*.py")), Path(inspect.getfile(type(model)))):
+        if file.name not in ("cost.py", "figures.py", "report.py", "tables.py"):
             total.update(file.read_bytes())
     return total.hexdigest()
-
-
-def _file_of(module: str) -> str:
-    return str(importlib.import_module(module).__file__)
 
 
 def _say_cost(

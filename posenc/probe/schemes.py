@@ -11,7 +11,7 @@ from posenc.contract.protocol import PositionScheme
 from posenc.layers import LayerPlan
 from posenc.makers import maker_of
 from posenc.presets import PLANS
-from posenc.schemes.rope import RoPE
+from posenc.schemes import RoPE, Sink, Sum
 from posenc.study.identity import description
 from posenc.study.specs import Layer, Part, parse
 
@@ -40,23 +40,32 @@ def scheme_of(
     """
     named = parse(label)
     count = sizes["layers"]
+    usual = next((rope for rope in ropes if rope is not None), None)
     own = {name: size for name, size in sizes.items() if name != "layers"}
     (first, *more), *others = [layer.parts for layer in named]
     if first.name in PLANS and not more and not others and named[0].window is None:
-        return PLANS[first.name](**first.with_options({**own, "layers": count}))
+        filled = _filled(first, usual).with_options({**own, "layers": count})
+        return PLANS[first.name](**filled)
     if len(named) > count:
         raise ValueError(f"{label!r} names {len(named)} layers, and the model has {count}")
-    usual = next((rope for rope in ropes if rope is not None), None)
     schemes = []
     for index in range(count):
         rope = (ropes[index] if index < len(ropes) else None) or usual
         layer = named[index % len(named)]
-        filled = tuple(_filled(part, rope) for part in layer.parts)
-        schemes.append(Layer(filled, None).make(**_trained(own, rope)))
+        parts = tuple(_filled(part, rope) for part in layer.parts)
+        schemes.append(Layer(parts, None).make(**_trained(own, rope)))
     windows = [layer.window for layer in named]
     if any(window is not None for window in windows):
         return LayerPlan.of(schemes, count, [windows[i % len(windows)] for i in range(count)])
     return schemes
+
+
+def rope_in(scheme: PositionScheme) -> RoPE | None:
+    """The RoPE that a scheme is, or has as a part."""
+    if isinstance(scheme, Sink):
+        return rope_in(scheme.scheme)
+    parts = scheme.schemes if isinstance(scheme, Sum) else (scheme,)
+    return next((part for part in parts if isinstance(part, RoPE)), None)
 
 
 def about(scheme: list[PositionScheme] | LayerPlan) -> list[Any]:
@@ -81,14 +90,21 @@ def taken(label: str, ropes: Sequence[RoPE | None]) -> str:
 
 def _filled(part: Part, rope: RoPE | None) -> Part:
     """The part with the options of the model's RoPE that it knows and leaves open."""
-    if rope is None or part.name in PLANS:
+    if rope is None:
         return part
-    kind = inspect.unwrap(maker_of(part.name))
-    known = {field.name for field in fields(kind)} if is_dataclass(kind) else set()
+    known = _options(part.name)
     given = dict(part.options)
     own = {name: getattr(rope, name) for name in _OF_ROPE if name in known - given.keys()}
     own = {name: value for name, value in own.items() if value is not None}
     return Part(part.name, (*part.options, *own.items()), part.text)
+
+
+def _options(name: str) -> set[str]:
+    """The options of a plan or of a scheme."""
+    if name in PLANS:
+        return set(inspect.signature(PLANS[name]).parameters)
+    kind = inspect.unwrap(maker_of(name))
+    return {field.name for field in fields(kind)} if is_dataclass(kind) else set()
 
 
 def _trained(sizes: Mapping[str, int], rope: RoPE | None) -> dict[str, int]:

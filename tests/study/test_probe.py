@@ -82,7 +82,8 @@ def test_loss_by_length_and_position_is_that_of_a_plain_computation():
 @pytest.mark.parametrize("batch_size", [1, 5])
 def test_windows_at_once_change_nothing(batch_size):
     one, other = (
-        probe(numpy_model, TOKENS, [8, 48], batch_size=size, depths=3) for size in (None, batch_size)
+        probe(numpy_model, TOKENS, [8, 48], batch_size=size, depths=3)
+        for size in (None, batch_size)
     )
     assert one.loss("model") == other.loss("model")
     assert [r.get("right") for r in one.records] == [r.get("right") for r in other.records]
@@ -267,7 +268,9 @@ def test_files_have_every_number_and_distances_are_drawn(tmp_path):
     models = {"a": numpy_model, "b": numpy_model}
     found = probe(models, TOKENS, [16, 64], depths=2, keys=1, distances=distances)
     names = {path.name for path in found.write(tmp_path)}
-    drawn = {f"{n}.{f}" for n in ("attention", "loss", "passkey", "position") for f in ("png", "svg")}
+    drawn = {
+        f"{n}.{f}" for n in ("attention", "loss", "passkey", "position") for f in ("png", "svg")
+    }
     assert drawn <= names
     rows = (tmp_path / "results.csv").read_text().splitlines()
     assert "b,attention,16,layer 1 head 2,21.0,tokens" in rows
