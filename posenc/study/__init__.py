@@ -40,10 +40,12 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """``probe``, which builds on the files of a study, and so is imported after them."""
-    if name != "probe":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from posenc.probe import probe
+if not TYPE_CHECKING:
 
-    return probe
+    def __getattr__(name: str) -> Any:
+        """``probe``, which builds on the files of a study, and so is imported after them."""
+        if name != "probe":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from posenc.probe import probe
+
+        return probe
