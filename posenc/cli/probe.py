@@ -20,6 +20,7 @@ from posenc.cli.compare import integers
 from posenc.probe import report
 from posenc.probe.api import make_setting, summary
 from posenc.probe.cost import duration, estimate
+from posenc.probe.kept import Kept
 from posenc.probe.measures import Setting, rate
 from posenc.probe.passkey import Source, Symbols, Words
 from posenc.probe.pieces import Piece, Probe, carry_out, kept, make_folder
@@ -48,7 +49,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _END
     add = parser.add_argument
-    add("model", metavar="FOLDER", help="a causal model of transformers: config.json and weights")
+    add(
+        "model", metavar="MODEL",
+        help="folder of a causal model of transformers; or a file that `posenc compare "
+        "--keep-weights` wrote: OUT/weights/FILE.safetensors",
+    )  # fmt: skip
     add(
         "--text", nargs="+", action="extend", metavar="FILE", required=True,
         help="files of UTF-8; or one of token ids, .npy or .bin",
@@ -151,12 +156,14 @@ def _labels(given: Sequence[str]) -> list[str]:
 
 def _model(options: Mapping[str, Any]) -> Any:
     """The model, without its weights."""
-    for name in ("torch", "transformers"):
-        if find_spec(name) is None:
-            raise ImportError(f"probe needs {name}: pip install torch 'transformers>=5'")
     if (size := options["batch_size"]) is not None and size < 1:
         raise ValueError(f"batch_size must be at least 1, got {size}")
     given = {name: options[name] for name in ("device", "dtype", "batch_size")}
+    if options["model"].endswith(".safetensors"):
+        return Kept(options["model"], **given)
+    for name in ("torch", "transformers"):
+        if find_spec(name) is None:
+            raise ImportError(f"probe needs {name}: pip install torch 'transformers>=5'")
     return importlib.import_module("posenc_torch.probe").Model(options["model"], **given)
 
 
