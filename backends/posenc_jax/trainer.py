@@ -30,6 +30,7 @@ from posenc_jax.bound import Attend
 from posenc_jax.position import Positions
 
 _TOKENS = 2048  # in one evaluation batch
+_PREFIXES = ("", "optimizer.first.", "optimizer.second.")  # of params and moments in a state
 
 
 class Trainer:
@@ -44,34 +45,70 @@ class Trainer:
         params = {"weights": decoder.weights, "position": list(decoder.position)}
         self._params = jax.device_put(params, self._device)
         zeros = jax.tree.map(jnp.zeros_like, self._params)
-        self._moments = (zeros, jax.tree.map(jnp.copy, zeros))
+        self._moments = [zeros, jax.tree.map(jnp.copy, zeros)]
         self._steps = 0
+        self.gradient_norms: Any = np.zeros(0, np.float32)
 
-    def train(self, tokens: Any, labels: Any, rates: Any, positions: Any = None) -> Any:
+    def train(
+        self, tokens: Any, labels: Any, rates: Any, positions: Any = None, plan: Any = None
+    ) -> Any:
         counts = np.arange(self._steps + 1, self._steps + 1 + len(rates), dtype=np.float32)
         self._steps += len(rates)
         if positions is not None:
-            positions = positions.astype(np.int32)
+            positions = positions.astype(np.float32 if positions.dtype.kind == "f" else np.int32)
         batches = tokens.astype(np.int32), labels.astype(np.int32), positions
         inputs = jax.device_put((*batches, rates.astype(np.float32), counts), self._device)
+        static, layers = _Static(self._decoder), self._decoder.layers(plan)
         state = (self._params, *self._moments)
-        (self._params, *self._moments), losses = _train(_Static(self._decoder), state, inputs)
-        return np.asarray(losses)
+        (self._params, *self._moments), found = _train(static, layers, state, inputs)
+        losses, self.gradient_norms = map(np.asarray, found)
+        return losses
 
     def answers(self, tokens: Any, labels: Any, window: int | None, plan: Any = None) -> Any:
-        length = tokens.shape[1]
-        layers = self._decoder.layers(plan, length=length, window=window)
-        # Batches of one shape, so that every protocol and seed runs the same compiled program.
-        rows = max(1, _TOKENS // length)
-        static, missing = _Static(self._decoder), -len(tokens) % rows
-        filled = (np.pad(a, ((0, missing), (0, 0))).astype(np.int32) for a in (tokens, labels))
-        parts = zip(*(np.split(a, len(a) // rows) for a in filled), strict=True)
-        found = [_score(static, layers, self._params, *part) for part in parts]
-        losses, hits = (np.concatenate(each)[: len(tokens)] for each in zip(*found, strict=True))
+        parts = self._by_batch(_score, (tokens, labels), window, plan)
+        losses, hits = (np.concatenate(each)[: len(tokens)] for each in zip(*parts, strict=True))
         return losses, hits
+
+    def logits(self, tokens: Any, window: int | None = None, plan: Any = None) -> Any:
+        parts = self._by_batch(_logits_of_batch, (tokens,), window, plan)
+        return np.concatenate(parts)[: len(tokens)]
+
+    def _by_batch(self, program: Any, arrays: Any, window: int | None, plan: Any) -> list[Any]:
+        """The program's results for batches of rows, the last filled up with rows of zeros.
+
+        All batches have one shape, so that every protocol and seed runs the same compiled program.
+        """
+        rows, length = arrays[0].shape
+        layers = self._decoder.layers(plan, length=length, window=window)
+        size, static = max(1, _TOKENS // length), _Static(self._decoder)
+        filled = [np.pad(a, ((0, -rows % size), (0, 0))).astype(np.int32) for a in arrays]
+        parts = zip(*(np.split(a, len(a) // size) for a in filled), strict=True)
+        return [program(static, layers, self._params, *part) for part in parts]
+
+    def state(self) -> dict[str, Any]:
+        found = {"optimizer.step": np.array(self._steps)}
+        for prefix, tree in zip(_PREFIXES, (self._params, *self._moments), strict=True):
+            found |= {prefix + name: np.array(a) for name, a in _by_name(tree).items()}
+        return found
+
+    def load_state(self, state: Any) -> None:
+        def restored(prefix: str) -> Any:
+            names = _by_name(self._params)
+            leaves = [jnp.asarray(state[prefix + name]) for name in names]
+            return jax.device_put(jax.tree.unflatten(structure, leaves), self._device)
+
+        structure = jax.tree.structure(self._params)
+        self._params, *self._moments = map(restored, _PREFIXES)
+        self._steps = int(state["optimizer.step"])
 
     def versions(self) -> dict[str, str]:
         return {"jax": jax.__version__, "device": self._device.device_kind}
+
+
+def _by_name(tree: Any) -> dict[str, Array]:
+    """The arrays of a tree like that of the params, in its order: ``position.0.table``."""
+    flat, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in flat}
 
 
 def _share_compilations(folder: Path) -> None:
@@ -99,14 +136,14 @@ class _Static:
         return hash(self._key)
 
 
-@partial(jax.jit, static_argnums=0, donate_argnums=1)
-def _train(static: _Static, state: Any, inputs: Any) -> Any:
-    """Steps of AdamW, one after another; the new state and the losses."""
+@partial(jax.jit, static_argnums=(0, 1), donate_argnums=2)
+def _train(static: _Static, layers: Layers, state: Any, inputs: Any) -> Any:
+    """Steps of AdamW, one after another; the new state, the losses and the gradients' norms."""
     decoder, recipe = static.decoder, static.decoder.recipe
     b1, b2 = BETAS
 
     def mean_loss(params: Any, tokens: Array, labels: Array, pos: Array | None) -> Array:
-        losses, _ = _losses(decoder, decoder.layers(), params, tokens, labels, pos)
+        losses, _ = _losses(decoder, layers, params, tokens, labels, pos)
         return losses.sum() / (labels != NO_ANSWER).sum()
 
     def step(state: Any, inputs: Any) -> Any:
@@ -127,7 +164,7 @@ def _train(static: _Static, state: Any, inputs: Any) -> Any:
             return p - step_rate * factor * (decay * p + m / (1 - b1**count) / denominator)
 
         params = jax.tree_util.tree_map_with_path(update, params, first, second)
-        return (params, first, second), loss
+        return (params, first, second), (loss, norm)
 
     return lax.scan(step, state, inputs)
 
@@ -141,11 +178,26 @@ def _score(
     return losses, jnp.argmax(logits, axis=-1) == labels
 
 
+@partial(jax.jit, static_argnums=(0, 1))
+def _logits_of_batch(static: _Static, layers: Layers, params: Any, tokens: Array) -> Array:
+    return _logits(static.decoder, layers, params, tokens)
+
+
 def _losses(
     decoder: Decoder, layers: Layers, params: Any, tokens: Array, labels: Array,
     pos: Array | None = None,
 ) -> tuple[Array, Array]:  # fmt: skip
     """Losses ``(N, T)`` of the answers, 0 for none, and the logits; by default at 0, 1, ..."""
+    logits = _logits(decoder, layers, params, tokens, pos)
+    of_label = jnp.take_along_axis(logits, jnp.maximum(labels, 0)[..., None], axis=-1)[..., 0]
+    losses = jax.nn.logsumexp(logits, axis=-1) - of_label
+    return jnp.where(labels == NO_ANSWER, 0, losses), logits
+
+
+def _logits(
+    decoder: Decoder, layers: Layers, params: Any, tokens: Array, pos: Array | None = None
+) -> Array:
+    """``(N, T, V)``."""
     w, recipe = params["weights"], decoder.recipe
     x = w["embed"][tokens] * embedding_scale(recipe)
     at = jnp.arange(tokens.shape[1]) if pos is None else pos
@@ -156,10 +208,7 @@ def _losses(
     for layer, attend in enumerate(_positions(layers, params).bind(Tokens(pos), causal=True)):
         x = _layer(x, w, layer, recipe.heads, attend)
     head = w["head"] if "head" in w else w["embed"].T
-    logits = _linear(_norm(x, w["norm"]), head)
-    of_label = jnp.take_along_axis(logits, jnp.maximum(labels, 0)[..., None], axis=-1)[..., 0]
-    losses = jax.nn.logsumexp(logits, axis=-1) - of_label
-    return jnp.where(labels == NO_ANSWER, 0, losses), logits
+    return _linear(_norm(x, w["norm"]), head)
 
 
 def _own_params(layers: Layers, layer: int, params: Any) -> dict[str, Array]:

@@ -51,20 +51,24 @@ class Trainer:
             for layer, arrays in zip(decoder.first_layers, decoder.position, strict=True)
         ]
         self._optimizer = torch.optim.AdamW(self._groups(), betas=BETAS, fused=True)
+        self.gradient_norms: Any = np.zeros(0, np.float32)
 
-    def train(self, tokens: Any, labels: Any, rates: Any, positions: Any = None) -> Any:
-        losses, layers = [], self._decoder.layers()
+    def train(
+        self, tokens: Any, labels: Any, rates: Any, positions: Any = None, plan: Any = None
+    ) -> Any:
+        losses, norms, layers = [], [], self._decoder.layers(plan)
         for index, rate in enumerate(rates):
             for group in self._optimizer.param_groups:
                 group["lr"] = float(rate) * group["factor"]
-            pos = None if positions is None else self._tensor(positions[index])
+            pos = None if positions is None else self._positions(positions[index])
             loss, asked, _ = self._losses(tokens[index], labels[index], layers, pos)
             mean = loss.sum() / asked.sum()
             self._optimizer.zero_grad()
             mean.backward()  # type: ignore[no-untyped-call]  # untyped in PyTorch
-            nn.utils.clip_grad_norm_(self._parameters(), self._recipe.clip)
+            norms.append(nn.utils.clip_grad_norm_(self._parameters(), self._recipe.clip))
             self._optimizer.step()
             losses.append(mean.detach())
+        self.gradient_norms = torch.stack(norms).cpu().numpy()
         return torch.stack(losses).cpu().numpy()
 
     @torch.no_grad()
@@ -80,6 +84,34 @@ class Trainer:
             hits.append(hit.cpu().numpy())
         return np.concatenate(losses), np.concatenate(hits)
 
+    @torch.no_grad()
+    def logits(self, tokens: Any, window: int | None = None, plan: Any = None) -> Any:
+        length = tokens.shape[1]
+        layers = self._decoder.layers(plan, length=length, window=window)
+        parts = np.split(tokens, range(0, len(tokens), max(1, _TOKENS // length))[1:])
+        return np.concatenate([self._logits(part, layers).cpu().numpy() for part in parts])
+
+    def state(self) -> dict[str, Any]:
+        arrays, params = {}, self._by_name()
+        for name, param in params.items():
+            arrays[name] = _array(param)
+            for part, value in self._optimizer.state.get(param, {}).items():
+                arrays[f"optimizer.{part}.{name}"] = _array(value)
+        return arrays
+
+    @torch.no_grad()
+    def load_state(self, state: Any) -> None:
+        parts = {name.split(".")[1] for name in state if name.startswith("optimizer.")}
+        for name, param in self._by_name().items():
+            param.copy_(torch.from_numpy(state[name]))
+            names = {part: f"optimizer.{part}.{name}" for part in parts}
+            # A param that had no gradient yet has no moments.
+            self._optimizer.state[param] = {
+                part: torch.tensor(state[key], device=self._device)
+                for part, key in names.items()
+                if key in state
+            }
+
     def versions(self) -> dict[str, str]:
         on_cpu = self._device.type == "cpu"
         name = "cpu" if on_cpu else torch.cuda.get_device_name(self._device)
@@ -89,9 +121,16 @@ class Trainer:
         self, tokens: Any, labels: Any, layers: Layers, pos: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Losses ``(N, T)`` of the answers, 0 for none; which there are; and the logits."""
+        logits, targets = self._logits(tokens, layers, pos), self._tensor(labels)
+        loss = functional.cross_entropy(
+            logits.flatten(0, 1), targets.flatten(), reduction="none", ignore_index=NO_ANSWER
+        )
+        return loss.view(targets.shape), targets != NO_ANSWER, logits
+
+    def _logits(self, tokens: Any, layers: Layers, pos: Tensor | None = None) -> Tensor:
+        """``(N, T, V)``, at positions 0, 1, ... or others."""
         w = self._weights
-        inputs, targets = self._tensor(tokens), self._tensor(labels)
-        x = functional.embedding(inputs, w["embed"]) * embedding_scale(self._recipe)
+        x = functional.embedding(self._tensor(tokens), w["embed"]) * embedding_scale(self._recipe)
         at = torch.arange(x.shape[1], device=x.device) if pos is None else pos
         for layer in layers.embedding:
             term = embedding(layers.schemes[layer], at, self._params(layers, layer), xp=xp)
@@ -99,11 +138,7 @@ class Trainer:
         for layer, attend in enumerate(self._bound(layers, pos)):
             x = self._layer(x, layer, attend)
         head = w["head"] if "head" in w else w["embed"].T
-        logits = self._norm(x, "norm") @ head
-        loss = functional.cross_entropy(
-            logits.flatten(0, 1), targets.flatten(), reduction="none", ignore_index=NO_ANSWER
-        )
-        return loss.view(targets.shape), targets != NO_ANSWER, logits
+        return self._norm(x, "norm") @ head
 
     def _params(self, layers: Layers, layer: int) -> dict[str, Tensor]:
         """The learned arrays of the layer that its scheme needs."""
@@ -155,8 +190,26 @@ class Trainer:
     def _parameters(self) -> list[Tensor]:
         return [p for group in self._optimizer.param_groups for p in group["params"]]
 
+    def _by_name(self) -> dict[str, nn.Parameter]:
+        """All params under the names of ``state``."""
+        found = {f"weights.{name}": param for name, param in self._weights.items()}
+        for index, position in enumerate(self._position):
+            for name, param in position.named_parameters():
+                found[f"position.{index}.{name}"] = param
+        return found
+
     def _tensor(self, tokens: Any) -> Tensor:
         return torch.from_numpy(tokens.astype(np.int64)).to(self._device)
+
+    def _positions(self, positions: Any) -> Tensor:
+        """Floats stay floats: the schemes refuse them, rather than this trainer truncate them."""
+        kind = np.float32 if positions.dtype.kind == "f" else np.int64
+        return torch.from_numpy(positions.astype(kind)).to(self._device)
+
+
+def _array(tensor: Tensor) -> Any:
+    """A copy on the host."""
+    return tensor.detach().cpu().numpy().copy()
 
 
 def _position(scheme: PositionScheme, arrays: dict[str, Any], device: torch.device) -> Position:

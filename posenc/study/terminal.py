@@ -28,7 +28,7 @@ from posenc.study.recipe import Recipe
 from posenc.study.report import study_markdown, study_text, write_report
 from posenc.study.results import Record, seconds, write_tables, write_whole
 from posenc.study.run import Run
-from posenc.study.runner import compute, jobs, plan
+from posenc.study.runner import compute, jobs, plan, weights_folder, without_weights
 from posenc.study.specs import fitted_settings
 from posenc.study.statistics import Records, Summary
 from posenc.study.stopping import exit_status
@@ -54,6 +54,8 @@ def compare(study: Study) -> int:
     runs = [record["run"] for record in records] + [run.digest() for run in missing]
     progress = Progress(study, len(records), print, trainings=len(jobs(missing)))
     progress.header(corpus, backend, _estimate(study, missing))
+    if again := without_weights(study, missing):
+        print(f"{again} finished runs are run again: their weights are missing")
     status = 0
     try:
         for record in compute(study, missing, on_progress=progress.step):
@@ -65,6 +67,8 @@ def compare(study: Study) -> int:
     times = seconds(records)
     summary = _escape_bytes(describe(study, corpus, backend, times["wall_seconds"]) | times)
     _write(Path(study.out), summary, _sort(study, records), runs)
+    if study.keep_weights and any(record["status"] == "ok" for record in records):
+        print(f"  {weights_folder(study)}: trained weights of each run")
     failed = any(record["status"] != "ok" for record in records)
     return status or int(failed)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from posenc.contract.checks import nearest
 from posenc.layers import LayerPlan
-from posenc.study.decoder import Decoder
+from posenc.study.decoder import Decoder, Weights
 from posenc.study.identity import TRAINERS
 from posenc.study.tasks.examples import Integers
 
@@ -19,21 +19,38 @@ class Trainer(Protocol):
 
     A module registers its class in the entry-point group ``posenc.trainers``, under the name of
     the framework that it needs.
+
+    A plain study needs ``train`` without ``plan``, ``answers`` and ``versions``. All else is
+    optional: a trainer may leave it out, and an option that needs it says so (``needs``).
+
+    Attributes
+    ----------
+    gradient_norms
+        Optional: the norms before clipping ``(n,)`` of the steps of the last ``train``.
     """
+
+    gradient_norms: Integers
 
     def __init__(self, decoder: Decoder, device: str, scratch: Path | None = None) -> None:
         """``scratch`` is a folder for compiled programs, shared by the processes of a study."""
         ...
 
     def train(
-        self, tokens: Integers, labels: Integers, rates: Integers, positions: Integers | None = None
+        self,
+        tokens: Integers,
+        labels: Integers,
+        rates: Integers,
+        positions: Integers | None = None,
+        plan: LayerPlan | None = None,
     ) -> Integers:
         """Take one step per batch of ``tokens (n, batch_size, T)`` with its learning rate.
 
         Returns the mean losses ``(n,)`` in nats of the answers: of ``labels``, shaped as
         ``tokens``, those that are not ``NO_ANSWER``. Schemes and windows are those of
-        ``decoder.layers()``. ``positions (n, T)`` are those of the tokens, for all sequences of a
-        step; None, or left out, for 0, 1, 2, ...
+        ``decoder.layers(plan)``; ``plan`` is left out where they are those of the decoder.
+        ``positions (n, T)`` are those of the tokens, for all sequences of a step; None, or left
+        out, for 0, 1, 2, ... Floats are passed on as they are: the schemes of posenc refuse them
+        and take fractions as integers (``posenc.positions.fractional``).
         """
         ...
 
@@ -48,9 +65,41 @@ class Trainer(Protocol):
         """
         ...
 
+    def logits(
+        self, tokens: Integers, window: int | None = None, plan: LayerPlan | None = None
+    ) -> Integers:
+        """Optional: the logits ``(N, T, V)`` of ``tokens (N, T)``, schemes as in ``answers``."""
+        ...
+
+    def state(self) -> Weights:
+        """Optional: copies of all arrays that training goes on from.
+
+        ``weights.NAME`` are those of ``Decoder.weights``, ``position.N.NAME`` those of
+        ``Decoder.position[N]``; ``optimizer.*`` are the trainer's own. float32, float64 or int64.
+        """
+        ...
+
+    def load_state(self, state: Weights) -> None:
+        """Optional: go on from a ``state`` of the same decoder, bit for bit as if never stopped."""
+        ...
+
     def versions(self) -> dict[str, str]:
         """The framework's version and the device's name."""
         ...
+
+
+def needs(trainer: Trainer, name: str, option: str) -> Any:
+    """An optional attribute of a trainer.
+
+    Raises
+    ------
+    TypeError
+        The trainer has none, which ``option`` needs.
+    """
+    if not hasattr(trainer, name):
+        kind = f"{type(trainer).__module__}.{type(trainer).__qualname__}"
+        raise TypeError(f"{option} needs a trainer with {name!r}; {kind} has none")
+    return getattr(trainer, name)
 
 
 def backends() -> dict[str, bool]:
