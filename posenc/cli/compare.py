@@ -46,7 +46,7 @@ def _add_option(parser: argparse.ArgumentParser, item: Field[Any], kind: Any) ->
     shown = f" (default: {default})" if default not in ("", 0, None, ()) else ""
     parser.add_argument(
         name,
-        type=_integers if (many, element) == (True, int) else element,
+        type=integers if (many, element) == (True, int) else element,
         action=_Together if many else "store",
         nargs=("*" if usual else "+") if many else None,  # --windowed without a name: no scheme
         default=usual,
@@ -64,7 +64,8 @@ class _Together(argparse.Action):
         setattr(namespace, self.dest, [*given, *values])
 
 
-def _integers(text: str) -> list[int]:
+def integers(text: str) -> list[int]:
+    """The value of an option that takes integers, separated by commas too."""
     try:
         return [int(number) for number in text.split(",")]
     except ValueError:

@@ -16,6 +16,7 @@ from posenc.study.stopping import exit_status, sigterm_like_ctrl_c
 
 _COMMANDS = {
     "compare": "train a small decoder per scheme on short text or a task, score it on longer ones",
+    "probe": "loss, passkeys and attention by length of a model on disk, also under other schemes",
     "audit": "what libraries, functions and configurations compute, against the definition",
     "vectors": "golden vectors of each scheme as safetensors and JSON, for other languages",
     "show": "draw what a scheme does, as PNG, SVG or PDF; print examples of a task",

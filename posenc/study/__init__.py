@@ -6,6 +6,7 @@ one's own, with AdamW and the ``learning_rate`` of each step.
 
 From Python: ``compare(study)`` does what the command does, and ``write_results(study, records)``
 writes the table, the figures and the report of ``list(run_study(study, study.corpus()))``.
+``probe`` measures models that exist.
 """
 
 import importlib
@@ -22,6 +23,7 @@ from posenc.study.tasks.task import NO_ANSWER, Examples, Task
 from posenc.study.trainer import Trainer
 
 if TYPE_CHECKING:
+    from posenc.probe import probe
     from posenc.study.terminal import compare, write_results
 
 __all__ = [
@@ -43,12 +45,17 @@ __all__ = [
     "has_weight_decay",
     "learning_rate",
     "load_model",
+    "probe",
     "run_study",
     "write_results",
 ]
 
 # What shows results, or builds on them, is imported when it is asked for.
-_LATER = {"compare": "posenc.study.terminal", "write_results": "posenc.study.terminal"}
+_LATER = {
+    "compare": "posenc.study.terminal",
+    "probe": "posenc.probe",
+    "write_results": "posenc.study.terminal",
+}
 
 if not TYPE_CHECKING:
 

@@ -31,6 +31,7 @@ _NO_EFFECT = (
     "posenc/__main__.py",
     "posenc/audit/",
     "posenc/cli/",
+    "posenc/probe/",
     "posenc/study/columns.py",
     "posenc/study/comparisons.py",
     "posenc/study/effective.py",
@@ -54,6 +55,7 @@ _NO_EFFECT = (
     "posenc_jax/audit/",
     "posenc_jax/testing.py",
     "posenc_torch/audit/",
+    "posenc_torch/probe.py",
     "posenc_torch/testing.py",
 )
 

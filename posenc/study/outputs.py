@@ -19,9 +19,10 @@ from posenc.study.stopping import delay_signals
 
 STUDY = "study.json"  # names the study that made the other files
 # Every name that a study writes. No other file is ever moved, replaced or removed.
+_DRAWN = ("attention", "loss", "passkey", "position")  # of a study, or of a probe
 NAMES = (
+    *(f"{name}.{form}" for name in _DRAWN for form in FORMATS),
     "differences.csv",
-    *(f"loss.{form}" for form in FORMATS),
     "report.html",
     "results.csv",
     "results.jsonl",

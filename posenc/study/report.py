@@ -137,18 +137,24 @@ def write_report(summary: Summary, records: Records, path: str | os.PathLike[str
     """Write the report: no scripts, nothing from the network, all text of the study escaped."""
     every = records
     about = ", ".join(tasks(summary)) or str(summary["corpus"]["name"])
-    name = html.escape(about)
     text = _text(texts(summary, records))
-    page = (
+    body = (
+        f"<h1>Positional encodings compared</h1>{_overview(summary, records)}"
+        f"{_tasks(summary, every)}{text}{_tuning(summary)}{_conditions(summary, every)}"
+    )
+    title = f"Positional encodings on {about}"
+    Path(path).write_text(page(title, body), encoding="utf-8")
+
+
+def page(title: str, body: str) -> str:
+    """A page of HTML with the style of a report; ``body`` is HTML, ``title`` is text."""
+    return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta name="color-scheme" content="light dark">'
-        f"<title>Positional encodings on {name}</title><style>{_style()}</style></head><body><main>"
-        f"<h1>Positional encodings compared</h1>{_overview(summary, records)}"
-        f"{_tasks(summary, every)}{text}{_tuning(summary)}{_conditions(summary, every)}"
-        "</main></body></html>\n"
+        f"<title>{html.escape(title)}</title><style>{_style()}</style></head><body><main>"
+        f"{body}</main></body></html>\n"
     )
-    Path(path).write_text(page, encoding="utf-8")
 
 
 def headline(summary: Summary, records: Records) -> str:

@@ -127,8 +127,8 @@ def test_public_modules_are_attributes():
 
 FOR_BACKENDS = {
     "posenc", "posenc.audit", "posenc.audit.adapters", "posenc.audit.readers", "posenc.backend",
-    "posenc.hf", "posenc.positions", "posenc.presets", "posenc.schemes", "posenc.study",
-    "posenc.testing",
+    "posenc.hf", "posenc.positions", "posenc.presets", "posenc.probe", "posenc.schemes",
+    "posenc.study", "posenc.testing",
 }  # fmt: skip
 
 
