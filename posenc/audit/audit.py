@@ -215,6 +215,8 @@ def show(
     if record is None:
         option = every[name].option
         why = f": it has no parameter {option}" if option else ""
+        if every[name].what == "in two steps":
+            why = ": two of its rotations are not one"
         if every[name].what == "gradients" and not has_gradients(candidate, arrays, dtype):
             why = ": no gradients"
         raise ValueError(f"the check {name!r} says nothing of it{why}")

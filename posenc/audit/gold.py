@@ -16,7 +16,7 @@ import numpy as np
 import posenc
 from posenc.contract.protocol import Hook, PositionScheme, SchemeWarning
 from posenc.contract.tokens import Tokens
-from posenc.schemes import Sinusoidal
+from posenc.schemes import Sandwich, Sinusoidal
 from posenc.testing.framework import Host
 from posenc.testing.tolerances import attention_bound, rounding_bound
 
@@ -218,7 +218,25 @@ def angle_dtype(dtype: str) -> str:
 def _allowed_bias(question: Question, gold: Host, dtype: str) -> Host:
     size = np.where(np.isfinite(gold), np.maximum(np.abs(gold), 1), 1)
     found: Host = rounding_bound(BIAS_ROUNDINGS, 1, dtype) * size
-    return found
+    return found + _cosines(question, dtype)
+
+
+def _cosines(question: Question, dtype: str) -> Host:
+    """The error of a bias that is a sum of cosines, from that of their angles ``a``.
+
+    ``strength * sum |sin a| * a`` times the roundings of an angle, ``(H, Q, K)``. A cosine falls by
+    ``sin a``, so the error of a small angle vanishes.
+    """
+    scheme = question.scheme
+    if not isinstance(scheme, Sandwich):
+        return np.zeros(())
+    far = np.abs(question.q_pos[:, None] - _keys(question)).astype(np.float64)
+    moved = np.zeros(far.shape)
+    for k in range(scheme.dim // 2):
+        angle = far * scheme.base ** (-2 * k / scheme.dim)
+        moved += np.abs(np.sin(angle)) * angle
+    strength = np.array(scheme.constants()["strength"])[:, None, None]
+    return np.asarray(rounding_bound(ANGLE_ROUNDINGS, 1, angle_dtype(dtype)) * strength * moved)
 
 
 def _allowed_attention(question: Question, gold: Host, dtype: str) -> Host:

@@ -43,7 +43,8 @@ class Case:
     kv_heads
         Heads of keys and values; None for as many as of queries.
     what
-        ``values``; ``gradients``; or ``values again``, after a call with other positions.
+        ``values``; ``gradients``; ``values again``, after a call with other positions; or
+        ``in two steps``, by rotating again what was rotated by a part of its position.
     half
         Whether it is asked in half precision too.
     ci
@@ -153,6 +154,11 @@ def _rotations() -> list[Case]:
             _rows(range(3, 40, 4), range(64, 74)), heads=12,
         ),
         Case(
+            "in two steps, as a shift of cached keys", "rotation",
+            ("llama.cpp#14742", "llama.cpp#19928"), _rows(range(20, 41), range(100, 121)),
+            what="in two steps",
+        ),
+        Case(
             "gradients", "rotation", ("NeMo-RL#2981", "vllm#51049"),
             _rows([0, 1, 5, 31, 40], [7, 8, 9, 129, 2]), what="gradients",
         ),
@@ -249,12 +255,14 @@ def on_axes(case: Case, axes: int) -> Case:
 
 
 def _images(axes: int) -> list[Case]:
-    """Tokens of an image, whose axes differ."""
+    """Tokens of an image, whose axes differ, after and before text."""
     rng = np.random.default_rng(9)
-    places = np.stack([np.full(35, 5), *(np.arange(35) // 7 + 5, np.arange(35) % 7 + 5)][:axes], -1)
-    if places.shape[-1] < axes:
-        places = rng.integers(0, 40, (35, axes))
-    why = ("vllm-gaudi#1437", "mlx-lm#1768", "ncnn#6833")
+    cells = np.arange(35)
+    image = [np.full(35, 5), cells // 7 + 5, cells % 7 + 5, cells % 3 + 5]
+    image = image[1:3] if axes == 2 else (axes * image)[:axes]
+    text = [np.repeat(np.array(at)[:, None], axes, -1) for at in (range(5), range(12, 20))]
+    places = np.concatenate([text[0], np.stack(image, -1), text[1]])
+    why = ("vllm-gaudi#1437", "mlx-lm#1768", "ncnn#6833", "lerobot#3648")
     return [
         Case("an image after text", "rotation", why, places[None]),
         Case("any places", "rotation", why, rng.integers(0, 129, (2, 33, axes))),

@@ -9,6 +9,7 @@ from posenc.audit.hypotheses import (
     biases,
     embeddings,
     measures_of,
+    options,
     positions,
     rotations,
     scores,
@@ -22,6 +23,7 @@ EVERY = (
     *scores.FAULTS,
     *attentions.FAULTS,
     *embeddings.FAULTS,
+    *options.FAULTS,
     *positions.FAULTS,
 )
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from posenc.audit.faults import Guess, Hypothesis
 from posenc.audit.gold import Question
+from posenc.audit.hypotheses.positions import axes_of
 from posenc.audit.hypotheses.turns import Turn, joined, pairs_of
 from posenc.contract.protocol import PositionScheme
 from posenc.schemes import NTK, PI, MRoPE, NoPE, RoPE, Sum, Wrapper, YaRN
@@ -299,7 +300,7 @@ def _axes(question: Question) -> Iterator[Guess]:
     scheme = question.scheme
     if scheme.axes == 1 or question.q_pos.ndim != 3:
         return
-    names = ("time", "height", "width", "fourth")
+    names = (*axes_of(question), "fourth")
     for order in list(permutations(range(scheme.axes)))[1:]:
         words = ", ".join(names[axis] for axis in order)
         yield (
