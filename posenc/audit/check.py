@@ -96,7 +96,10 @@ def _in_two_steps(f: Callable[..., Any]) -> Callable[..., Any]:
 
     def turned(x: Any, pos: Any) -> Any:
         first = pos // 2
-        return f(f(x, first), pos - first)
+        part = f(x, first)
+        if getattr(part, "shape", None) != x.shape:
+            raise NotCalledError("its result has not the shape of its vectors")
+        return f(part, pos - first)
 
     return turned
 

@@ -178,7 +178,7 @@ def _call(
     first, named = arguments(f, question, arrays, native)
     try:
         found = f(*first, **named)
-    except CannotExpressError:
+    except (NotCalledError, CannotExpressError):
         raise
     except Exception as error:
         if question.grouped and not any(n in named for n in (*NAMES["kv_heads"], "enable_gqa")):

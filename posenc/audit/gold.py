@@ -224,19 +224,21 @@ def _allowed_bias(question: Question, gold: Host, dtype: str) -> Host:
 def _cosines(question: Question, dtype: str) -> Host:
     """The error of a bias that is a sum of cosines, from that of their angles ``a``.
 
-    ``strength * sum |sin a| * a`` times the roundings of an angle, ``(H, Q, K)``. A cosine falls by
-    ``sin a``, so the error of a small angle vanishes.
+    ``strength * sum (|sin a| + e / 2) * e``, ``(H, Q, K)``, with ``e`` the error of an angle: of a
+    distance's, or of both positions' in the product of two embeddings that it is in the paper.
     """
     scheme = question.scheme
     if not isinstance(scheme, Sandwich):
         return np.zeros(())
-    far = np.abs(question.q_pos[:, None] - _keys(question)).astype(np.float64)
-    moved = np.zeros(far.shape)
-    for k in range(scheme.dim // 2):
-        angle = far * scheme.base ** (-2 * k / scheme.dim)
-        moved += np.abs(np.sin(angle)) * angle
+    q, k = question.q_pos[:, None], _keys(question)[None, :]
+    moved = np.zeros((q - k).shape)
+    for pair in range(scheme.dim // 2):
+        frequency = scheme.base ** (-2 * pair / scheme.dim)
+        size = (np.abs(q) + np.abs(k)) * frequency
+        error = rounding_bound(ANGLE_ROUNDINGS, 1, angle_dtype(dtype)) * size
+        moved += (np.abs(np.sin((q - k) * frequency)) + error / 2) * error
     strength = np.array(scheme.constants()["strength"])[:, None, None]
-    return np.asarray(rounding_bound(ANGLE_ROUNDINGS, 1, angle_dtype(dtype)) * strength * moved)
+    return np.asarray(strength * moved)
 
 
 def _allowed_attention(question: Question, gold: Host, dtype: str) -> Host:

@@ -95,7 +95,9 @@ def _half(question: Question) -> Iterator[Guess]:
     """A bias in half precision, though it comes as float32."""
     keys = question.q_pos if question.k_pos is None else question.k_pos
     scheme, right = _part(question.scheme, ALiBi), answer(question)
-    for half in HALVES:
+    for half, largest in HALVES.items():
+        if max(np.max(np.abs(a)) for a in (right, question.q_pos, keys)) > largest:
+            continue
         cut = partial(round_to, dtype=half)
         yield f"Its numbers are rounded to {half}: compute the bias in float32.", cut(right)
         if scheme is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from posenc.audit.faults import NEARLY
 from posenc.audit.gold import Question
 from posenc.audit.hypotheses.rotations import turn_of
 from posenc.audit.hypotheses.turns import pairs_of
@@ -149,10 +150,11 @@ def _scaled_angles(
     if len(pairs) and pairs[-1]:
         base = float(own[pairs[-1]] ** (-n / pairs[-1]))
         guesses.append((f"Its base is about {base:.4g}.", base ** (-np.arange(n) / n)))
-    near = (np.abs(question.q_pos) <= 40)[:, None, :, None]
+    near = np.broadcast_to((np.abs(question.q_pos) <= 40)[:, None, :, None], gold.shape)
+    off = float(np.linalg.norm((found - gold)[near]))
     for sentence, frequencies in guesses:
         values = turn.change(frequencies=frequencies).values(question)
-        if np.all((np.abs(values - found) <= 1e-2 * np.max(np.abs(gold))) | ~near):
+        if np.linalg.norm((found - values)[near]) < NEARLY * off:
             return sentence
     return ""
 

@@ -32,11 +32,12 @@ def _unread(part: Any) -> Iterator[tuple[str, Any]]:
         default = option.default
         if not option.init or default is MISSING or value == default:
             continue
-        name = f"{option.name}={value!r}"
+        value, default = (f"{v:g}" if isinstance(v, float) else repr(v) for v in (value, default))
+        name = f"{option.name}={value}"
         name = name if len(name) < 40 else option.name
-        sentence = f"{name} is ignored: it computes with the default, {default!r}."
+        sentence = f"{name} is ignored: it computes with the default, {default}."
         try:
-            yield sentence, replace(part, **{option.name: default})
+            yield sentence, replace(part, **{option.name: option.default})
         except (ValueError, TypeError):  # it needs another option
             continue
 

@@ -241,6 +241,12 @@ def _width(question: Question) -> Iterator[Guess]:
             f"rotary_dim={width} is ignored: all {whole} channels rotate.",
             changed(question, lambda r: replace(r, rotary_dim=None)),
         )
+        given: dict[str, Any] = {"layout": other(rope.layout), "rotary_dim": None}
+        yield (
+            f"layout={rope.layout!r} and rotary_dim={width} are both ignored: all {whole} channels "
+            f"rotate, paired as {PAIRS[other(rope.layout)]}.",
+            changed(question, partial(_replaced, **given)),
+        )
         twice = width * width // whole
         if twice % 2 == 0 and twice > 1:
             yield (
