@@ -658,7 +658,7 @@ PLANTED = (
         "counts on from each row's first position",
     ),
     Planted(
-        positions_of_16_bits, "rope", ("flash-linear-attention#964",),
+        positions_of_16_bits, "rope", (),
         "those from 32768 on wrap around",
     ),
     Planted(key_heads_tiled, "rope", (), "heads of keys are tiled"),
