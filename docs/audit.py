@@ -16,9 +16,11 @@ import numpy as np
 
 import posenc
 from posenc.audit import gold
+from posenc.audit.arguments import NAMES
 from posenc.audit.audit import candidate_of, cases_of
+from posenc.audit.candidate import KINDS
 from posenc.audit.check import check
-from posenc.audit.conventions import NAMES, framework
+from posenc.audit.conventions import framework
 from posenc.audit.grid import FAR, cases
 from posenc.audit.record import Record
 from posenc.testing.tolerances import rounding_bound
@@ -84,6 +86,8 @@ def part(records: list[tuple[Any, Record]]) -> str:
             "", f"**`{one.name}`** as `{_short(one.label)}`{issues}", "",
             f"> *{record.check}:* {record.message}",
         ]  # fmt: skip
+        if one.right is not None:
+            lines[-1] += f" (`{one.right.__name__}`, its other path, agrees.)"
     return "\n".join(lines) + "\n"
 
 
@@ -98,7 +102,7 @@ def about() -> str:
     far = f"{2 * rounding_bound(gold.ANGLE_ROUNDINGS, 1, 'float32') * FAR[-1]:.2f}"
     bias = f"{rounding_bound(gold.BIAS_ROUNDINGS, 1, 'float32'):.1e}"
     rows = []
-    for kind in ("rotation", "bias", "attention"):
+    for kind in KINDS:
         for case in cases(kind):
             why = ", ".join(case.why) or "-"
             short = "yes" if case.ci else ""

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from posenc.audit import conventions
+from posenc.audit.arguments import takes
 from posenc.audit.candidate import Candidate, CannotExpressError
 from posenc.audit.conventions import NotCalledError, Reply
 from posenc.audit.difference import compare, compared_in, told
@@ -19,6 +20,7 @@ from posenc.audit.grid import HEADS, Case, named, on_axes
 from posenc.audit.labels import window_of
 from posenc.audit.record import Record, Status
 from posenc.contract.protocol import PositionScheme
+from posenc.schemes.learned import OutsideTableError
 from posenc.testing.framework import Framework, Host
 from posenc.testing.tolerances import UNIT
 
@@ -35,12 +37,12 @@ def asked(candidate: Candidate, case: Case) -> Question:
         vectors = {"x": drawn(shape, 1)}
     elif case.kind == "attention":
         keys = case.q_pos if case.k_pos is None else case.k_pos
-        of_keys = (batch, case.heads, keys.shape[1], case.head_dim)
+        of_keys = (batch, case.kv_heads or case.heads, keys.shape[1], case.head_dim)
         vectors = {"q": drawn(shape, 1), "k": drawn(of_keys, 2), "v": drawn(of_keys, 3)}
     window = candidate.window or window_of(candidate.label)
     return Question(
         case.kind, scheme, case.q_pos, case.k_pos, params, vectors, case.causal, window,
-        case.seg, case.heads, region=case.region,
+        case.seg, case.heads, case.scale, case.softcap, case.region,
     )  # fmt: skip
 
 
@@ -58,12 +60,19 @@ def check(candidate: Candidate, case: Case, dtype: str, arrays: Framework) -> Re
     try:
         case = at_sizes(case, candidate.pinned)
         question = asked(candidate, case)
+        gold = _gold(question)
         f = candidate.make(case.sizes)
+        if not takes(f, case.option):
+            return None
         if case.what == "gradients":
             return _gradients(candidate, case, f, dtype, arrays)
+        if case.what == "in two steps":
+            if not _adds_up(question, gold):
+                return None
+            f = _in_two_steps(f)
         reply = conventions.ask(f, question, arrays, dtype)
         if case.what == "values again":
-            far = _far(case, question.scheme.axes)
+            far = _far(candidate, case, question.scheme.axes)
             conventions.ask(f, asked(candidate, far), arrays, dtype)
             again = conventions.ask(f, question, arrays, dtype)
             if not np.array_equal(again.values, reply.values):
@@ -79,7 +88,34 @@ def check(candidate: Candidate, case: Case, dtype: str, arrays: Framework) -> Re
     if reply.changed:
         message = f"It changes its argument {', '.join(reply.changed)} in place."
         return record(candidate, case, dtype, "differs", message=message)
-    return _values(candidate, case, question, reply, dtype)
+    return _values(candidate, case, question, reply, gold, dtype)
+
+
+def _in_two_steps(f: Callable[..., Any]) -> Callable[..., Any]:
+    """A rotation by half of each position, and again by the rest, as a cache shifts its keys."""
+
+    def turned(x: Any, pos: Any) -> Any:
+        first = pos // 2
+        part = f(x, first)
+        if getattr(part, "shape", None) != x.shape:
+            raise NotCalledError("its result has not the shape of its vectors")
+        return f(part, pos - first)
+
+    return turned
+
+
+def _adds_up(question: Question, gold: Host) -> bool:
+    """Whether two rotations of the definition are one, as without a factor of cosines and sines."""
+    twice = _in_two_steps(lambda x, pos: answer(question.change(vectors={"x": x}, q_pos=pos)))
+    return np.allclose(twice(question.vectors["x"], question.q_pos), gold, atol=1e-6)
+
+
+def _gold(question: Question) -> Host:
+    """The right answer."""
+    try:
+        return answer(question)
+    except OutsideTableError as error:
+        raise CannotExpressError(f"the definition ends before: {error}") from error
 
 
 def has_gradients(candidate: Candidate, arrays: Framework, dtype: str) -> bool:
@@ -92,12 +128,18 @@ def at_sizes(case: Case, pinned: Mapping[str, int]) -> Case:
     heads = pinned.get("num_heads", case.heads)
     if heads != case.heads and case.heads != HEADS:
         raise CannotExpressError(f"it has {heads} heads alone")
-    return replace(case, heads=heads, head_dim=pinned.get("head_dim", case.head_dim))
+    if case.kv_heads and heads % case.kv_heads:
+        raise CannotExpressError(f"{heads} heads are no groups of {case.kv_heads}")
+    case = replace(case, heads=heads, head_dim=pinned.get("head_dim", case.head_dim))
+    if case.kind == "embedding" and "max_len" in pinned:  # no row of a table comes after
+        case = replace(case, q_pos=np.minimum(case.q_pos, pinned["max_len"] - 1))
+    return case
 
 
-def _far(case: Case, axes: int) -> Case:
+def _far(candidate: Candidate, case: Case, axes: int) -> Case:
     """Far positions at the sizes of a case."""
     far = replace(named(case.kind, "far positions"), heads=case.heads, head_dim=case.head_dim)
+    far = at_sizes(far, candidate.pinned)
     return on_axes(far, axes) if axes > 1 else far
 
 
@@ -134,9 +176,8 @@ def _gradients(
 
 
 def _values(
-    candidate: Candidate, case: Case, question: Question, reply: Reply, dtype: str
+    candidate: Candidate, case: Case, question: Question, reply: Reply, gold: Host, dtype: str
 ) -> Record:
-    gold = answer(question)
     worked = max(reply.dtype, dtype, key=lambda name: UNIT[name])  # the coarser of both
     tolerance = allowed(question, gold, worked)
     difference = compare(question, reply.values, gold, tolerance)

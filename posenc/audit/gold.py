@@ -16,6 +16,7 @@ import numpy as np
 import posenc
 from posenc.contract.protocol import Hook, PositionScheme, SchemeWarning
 from posenc.contract.tokens import Tokens
+from posenc.schemes import Sandwich, Sinusoidal
 from posenc.testing.framework import Host
 from posenc.testing.tolerances import attention_bound, rounding_bound
 
@@ -42,16 +43,18 @@ class Question:
     Attributes
     ----------
     kind
-        ``rotation``, ``bias`` or ``attention``.
+        ``rotation``, ``bias``, ``attention`` or ``embedding``.
     scheme, params
         The definition, and its learned arrays.
     q_pos, k_pos
-        Positions. Rotation: ``q_pos (B, L)``, or ``(B, L, axes)``. Bias: ``(Q,)`` and ``(K,)``.
-        Attention: ``(B, Q)`` and ``(B, K)``.
+        Positions. Rotation and embedding: ``q_pos (B, L)``, or ``(B, L, axes)``. Bias: ``(Q,)``
+        and ``(K,)``. Attention: ``(B, Q)`` and ``(B, K)``.
     vectors
         ``x (B, H, L, D)``, or ``q``, ``k`` and ``v``, by name, in float64.
     causal, window, seg
         Of an attention: its mask, and segments ``(B, K)`` of the keys.
+    scale, softcap
+        Of an attention: the factor of its scores, None for that of the definition, and their cap.
     region
         Which pairs of a bias are compared: ``before`` is keys up to the query, ``after`` later
         ones, ``all`` both.
@@ -68,6 +71,7 @@ class Question:
     seg: Host | None = None
     num_heads: int = 1
     scale: float | None = None
+    softcap: float | None = None
     region: str = "all"
 
     def change(self, **other: Any) -> Question:
@@ -75,9 +79,15 @@ class Question:
         return replace(self, **other)
 
     @property
-    def heads(self) -> int:
-        """Heads that it asks for."""
-        return self.num_heads
+    def grouped(self) -> bool:
+        """Whether several heads of queries share one of keys."""
+        return "k" in self.vectors and self.vectors["k"].shape[1] < self.num_heads
+
+    @property
+    def scores_scale(self) -> float:
+        """The factor of the scores of an attention."""
+        own = self.scheme.scale(self.vectors["q"].shape[-1])
+        return own if self.scale is None else self.scale
 
     def queries(self) -> Tokens:
         """Positions and segments of the queries, which are the last tokens of the keys."""
@@ -149,12 +159,26 @@ def _attention(question: Question) -> Host:
         tokens=Tokens(keys, question.seg),
         queries=question.queries(),
         scale=question.scale,
+        softcap=question.softcap,
         implementation="reference",
     )
     return found
 
 
-_ANSWERS = {"rotation": _rotation, "bias": _bias, "attention": _attention}
+def _embedding(question: Question) -> Host:
+    params = _wide(question.params)
+    found = posenc.embedding(question.scheme, question.q_pos, params, dtype=np.float64)
+    if found is None:
+        raise ValueError(f"{type(question.scheme).__name__} has no embedding")
+    return np.asarray(found)
+
+
+_ANSWERS = {
+    "rotation": _rotation,
+    "bias": _bias,
+    "attention": _attention,
+    "embedding": _embedding,
+}
 
 
 def allowed(question: Question, gold: Host, dtype: str) -> Host:
@@ -194,14 +218,33 @@ def angle_dtype(dtype: str) -> str:
 def _allowed_bias(question: Question, gold: Host, dtype: str) -> Host:
     size = np.where(np.isfinite(gold), np.maximum(np.abs(gold), 1), 1)
     found: Host = rounding_bound(BIAS_ROUNDINGS, 1, dtype) * size
-    return found
+    return found + _cosines(question, dtype)
+
+
+def _cosines(question: Question, dtype: str) -> Host:
+    """The error of a bias that is a sum of cosines, from that of their angles ``a``.
+
+    ``strength * sum (|sin a| + e / 2) * e``, ``(H, Q, K)``, with ``e`` the error of an angle: of a
+    distance's, or of both positions' in the product of two embeddings that it is in the paper.
+    """
+    scheme = question.scheme
+    if not isinstance(scheme, Sandwich):
+        return np.zeros(())
+    q, k = question.q_pos[:, None], _keys(question)[None, :]
+    moved = np.zeros((q - k).shape)
+    for pair in range(scheme.dim // 2):
+        frequency = scheme.base ** (-2 * pair / scheme.dim)
+        size = (np.abs(q) + np.abs(k)) * frequency
+        error = rounding_bound(ANGLE_ROUNDINGS, 1, angle_dtype(dtype)) * size
+        moved += (np.abs(np.sin((q - k) * frequency)) + error / 2) * error
+    strength = np.array(scheme.constants()["strength"])[:, None, None]
+    return np.asarray(strength * moved)
 
 
 def _allowed_attention(question: Question, gold: Host, dtype: str) -> Host:
     q, k, v = (question.vectors[name] for name in "qkv")
-    scale = question.scheme.scale(q.shape[-1]) if question.scale is None else question.scale
     norms = (np.max(np.linalg.norm(a, axis=-1), initial=0) for a in (q, k))
-    score = abs(scale) * float(np.prod(list(norms)))
+    score = abs(question.scores_scale) * float(np.prod(list(norms)))
     score *= amplitude(question.scheme) ** 2
     bound = attention_bound(dtype, channels=q.shape[-1], keys=k.shape[2], score=score)
     largest = float(np.max(np.abs(v), initial=1))
@@ -212,10 +255,20 @@ def _allowed_attention(question: Question, gold: Host, dtype: str) -> Host:
     return np.full(gold.shape, bound * max(1.0, largest))
 
 
+def _allowed_embedding(question: Question, gold: Host, dtype: str) -> Host:
+    size = np.maximum(np.abs(gold), 1)
+    relative: Host = np.asarray(2 * rounding_bound(ROTATION_ROUNDINGS, 1, dtype))
+    if isinstance(question.scheme, Sinusoidal):
+        at = np.abs(question.q_pos)[..., None].astype(np.float64)
+        relative = relative + 2 * rounding_bound(ANGLE_ROUNDINGS, 1, angle_dtype(dtype)) * at
+    return np.asarray(size * relative)
+
+
 _ALLOWED = {
     "rotation": _allowed_rotation,
     "bias": _allowed_bias,
     "attention": _allowed_attention,
+    "embedding": _allowed_embedding,
 }
 
 

@@ -31,17 +31,20 @@ class Case:
     name
         The check, in words.
     kind
-        What it is for: ``rotation``, ``bias`` or ``attention``.
+        What it is for: ``rotation``, ``bias``, ``attention`` or ``embedding``.
     why
         Bugs that it sees, as ``owner/repository#number``.
     heads, head_dim
         Sizes of the vectors.
     q_pos, k_pos, seg
         Positions and segments, as ``Question`` has them.
-    causal, region
+    causal, region, scale, softcap
         As in ``Question``.
+    kv_heads
+        Heads of keys and values; None for as many as of queries.
     what
-        ``values``; ``gradients``; or ``values again``, after a call with other positions.
+        ``values``; ``gradients``; ``values again``, after a call with other positions; or
+        ``in two steps``, by rotating again what was rotated by a part of its position.
     half
         Whether it is asked in half precision too.
     ci
@@ -58,9 +61,17 @@ class Case:
     seg: Host | None = None
     causal: bool = True
     region: str = "all"
+    scale: float | None = None
+    softcap: float | None = None
+    kv_heads: int | None = None
     what: str = "values"
     half: bool = False
     ci: bool = True
+
+    @property
+    def option(self) -> str:
+        """A parameter that a function must have to be asked it, as in ``arguments.NAMES``."""
+        return next((name for name in ("scale", "softcap") if getattr(self, name) is not None), "")
 
     @property
     def sizes(self) -> Sizes:
@@ -143,6 +154,11 @@ def _rotations() -> list[Case]:
             _rows(range(3, 40, 4), range(64, 74)), heads=12,
         ),
         Case(
+            "in two steps, as a shift of cached keys", "rotation",
+            ("llama.cpp#14742", "llama.cpp#19928"), _rows(range(20, 41), range(100, 121)),
+            what="in two steps",
+        ),
+        Case(
             "gradients", "rotation", ("NeMo-RL#2981", "vllm#51049"),
             _rows([0, 1, 5, 31, 40], [7, 8, 9, 129, 2]), what="gradients",
         ),
@@ -211,6 +227,9 @@ def _attentions() -> list[Case]:
         case("any order", ("Automodel#1439",), order),
         case("12 heads", ("mlx#3071",), _rows(range(31)), heads=12),
         case("6 heads", ("mlx#3071",), _rows(range(31)), heads=6, ci=False),
+        case("2 key heads for 8 query heads", (), _rows(range(31)), kv_heads=2),
+        case("another scale", (), _rows(range(31)), scale=0.11),
+        case("a soft cap", (), _rows(range(31)), softcap=1.5),
         case("no causal mask", (), _rows(range(33)), causal=False),
         case("gradients", ("NeMo-RL#2981",), _rows(range(17), range(17)), what="gradients"),
         *(
@@ -236,16 +255,45 @@ def on_axes(case: Case, axes: int) -> Case:
 
 
 def _images(axes: int) -> list[Case]:
-    """Tokens of an image, whose axes differ."""
+    """Tokens of an image, whose axes differ, after and before text."""
     rng = np.random.default_rng(9)
-    places = np.stack([np.full(35, 5), *(np.arange(35) // 7 + 5, np.arange(35) % 7 + 5)][:axes], -1)
-    if places.shape[-1] < axes:
-        places = rng.integers(0, 40, (35, axes))
-    why = ("vllm-gaudi#1437", "mlx-lm#1768", "ncnn#6833")
+    cells = np.arange(35)
+    image = [np.full(35, 5), cells // 7 + 5, cells % 7 + 5, cells % 3 + 5]
+    image = image[1:3] if axes == 2 else (axes * image)[:axes]
+    text = [np.repeat(np.array(at)[:, None], axes, -1) for at in (range(5), range(12, 20))]
+    places = np.concatenate([text[0], np.stack(image, -1), text[1]])
+    why = ("vllm-gaudi#1437", "mlx-lm#1768", "ncnn#6833", "lerobot#3648")
     return [
         Case("an image after text", "rotation", why, places[None]),
         Case("any places", "rotation", why, rng.integers(0, 129, (2, 33, axes))),
     ]
 
 
-_KINDS = {"rotation": _rotations, "bias": _biases, "attention": _attentions}
+def _embeddings() -> list[Case]:
+    base = Case("", "embedding", (), _rows([0]), head_dim=8)
+
+    def case(name: str, q_pos: Host, *why: str, **other: object) -> Case:
+        return replace(base, name=name, why=why, q_pos=q_pos, **other)  # type: ignore[arg-type]
+
+    return [
+        case("position 0", _rows([0])),
+        case("positions 0 to 32", _rows(range(33))),
+        case("a second call, after far positions", _rows(range(31)), what="values again"),
+        case("far positions", _rows(FAR)),
+        case("one token per row, rows at other offsets", _rows([33], [129], [1]), "mlx#3494"),
+        case("an offset", _rows(range(29, 60)), "nanochat#520"),
+        case("left padding", np.asarray(left_padded([9, 33], 33).pos), "unsloth#3699"),
+        case("packed documents", _packed(7, 12, 20)[0], "torchtitan#2559"),
+        case("any order", np.random.default_rng(5).permutation(40)[None], "Automodel#1439"),
+        case("another width", _rows(range(40)), heads=12),
+        case("a gradient of learned arrays", _rows(range(17), range(3, 20)), what="gradients"),
+        case("129 tokens", _rows(range(129)), ci=False),
+    ]
+
+
+_KINDS = {
+    "rotation": _rotations,
+    "bias": _biases,
+    "attention": _attentions,
+    "embedding": _embeddings,
+}

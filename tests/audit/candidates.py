@@ -34,6 +34,7 @@ class Planted:
     phrase: str
     framework: str = "numpy"
     kind: str | None = None
+    right: Callable[..., Any] | None = None  # another path of the same kernel, which agrees
 
     @property
     def name(self) -> str:
@@ -277,6 +278,87 @@ def table_of_noise(x, pos):
     return turn_half(x, *tables(pos, noise(x.shape[-1] // 2)))
 
 
+def second_half_of_the_table_dropped(x, pos):
+    """Both halves of a head turn by the same table, which in 2-D has an axis in each half."""
+    half = x.shape[-1] // 2
+    table = tables(pos[..., 0], inv_freq(half, 100.0))
+    return np.concatenate([turn_neighbours(x[..., at : at + half], *table) for at in (0, half)], -1)
+
+
+def eager_rotation(x, pos):
+    return turn_neighbours(x, *tables(pos, inv_freq(16)))
+
+
+def fused_on_export(x, pos):
+    """The node that a pattern was fused to has neither ``interleaved`` nor the rotary width."""
+    return turn_half(x, *tables(pos, inv_freq(x.shape[-1])))
+
+
+def unfused_rotation(x, pos):
+    return turn_half(x, *tables(pos, inv_freq(x.shape[-1])))
+
+
+def unfused_path_rotates_again(x, pos):
+    return unfused_rotation(unfused_rotation(x, pos), pos)
+
+
+def keys_of_another_layout(q, k, v, q_pos, k_pos):
+    """An indexer that turns halves in a model whose queries are interleaved."""
+    frequencies = inv_freq(q.shape[-1])
+    q, k = (
+        turn_neighbours(q, *tables(q_pos, frequencies)),
+        turn_half(k, *tables(k_pos, frequencies)),
+    )
+    return attend(q, k, v, distance(q_pos, k_pos) >= 0)
+
+
+def shift_of_the_first_stream(x, pos):
+    """Keys are cached at 0, 1, 2, ... and rotated again by their shift: those of one stream."""
+    first = np.broadcast_to(np.arange(x.shape[2]), pos.shape)
+    shift = (pos - first) * (np.arange(len(pos)) == 0)[:, None]
+    frequencies = inv_freq(x.shape[-1])
+    return turn_half(turn_half(x, *tables(first, frequencies)), *tables(shift, frequencies))
+
+
+def shift_of_one_axis(x, pos):
+    """Sections of M-RoPE are read when keys are cached, and not when they are shifted."""
+    first = np.broadcast_to(np.arange(x.shape[2])[:, None], pos.shape)
+    shift = np.where(np.arange(3) == 0, pos - first, 0)
+    axis, frequencies = np.repeat([0, 1, 2], (8, 12, 12)), inv_freq(x.shape[-1])
+    for at in (first, shift):
+        angle = at[..., axis][:, None] * frequencies
+        x = turn_half(x, np.cos(angle), np.sin(angle))
+    return x
+
+
+def shift_the_wrong_way(x, pos):
+    first = np.broadcast_to(np.arange(x.shape[2]), pos.shape)
+    frequencies = inv_freq(x.shape[-1])
+    return turn_half(turn_half(x, *tables(first, frequencies)), *tables(first - pos, frequencies))
+
+
+def image_advances_by_its_tokens(x, pos):
+    """Text after an image goes on as if every token of the image had a position of its own."""
+    pos = pos.copy()
+    image = np.flatnonzero(np.any(pos[0] != pos[0, :, :1], -1))
+    if len(image) and len(pos) == 1:
+        after = image[-1] + 1
+        pos[:, after:] += pos[0, image].min() + len(image) - pos[0, after : after + 1, :1].sum()
+    axis = np.repeat([0, 1, 2], (8, 12, 12))
+    angle = pos[..., axis][:, None] * inv_freq(x.shape[-1])
+    return turn_half(x, np.cos(angle), np.sin(angle))
+
+
+def rank_takes_one_run(x, pos):
+    """A rank of context parallelism has a slice of positions, and counts on from its first."""
+    run = pos[:, :1] + np.arange(x.shape[2])
+    return turn_half(x, *tables(run, inv_freq(x.shape[-1])))
+
+
+def positions_of_16_bits(x, pos):
+    return turn_half(x, *tables(pos.astype(np.int16), inv_freq(x.shape[-1])))
+
+
 def mrope_order_of_axes(x, pos):
     """Height where time should be: ``(h, t, w)``."""
     frequencies, sections = inv_freq(x.shape[-1]), (8, 12, 12)
@@ -331,6 +413,83 @@ def t5_bias_dropped_on_a_cached_step(q, k, v, q_pos, k_pos, table):
     if q.shape[2] == k.shape[2]:
         bias = table[:, t5_bucket(-distance(q_pos, k_pos)[:, 0], 32, 128)].swapaxes(0, 1)
     return attend(q, k, v, distance(q_pos, k_pos) >= 0, bias)
+
+
+def max_bias_unread(num_heads, q_pos, k_pos):
+    return -paper_slopes(num_heads)[:, None, None] * np.abs(q_pos[:, None] - k_pos)
+
+
+def slopes_of_another_rule(num_heads, q_pos, k_pos):
+    slopes = 1 / np.arange(2, num_heads + 2)
+    return -slopes[:, None, None] * np.abs(q_pos[:, None] - k_pos)
+
+
+def bias_in_bfloat16(num_heads, q_pos, k_pos):
+    """Slopes times positions of keys in bfloat16, less that at the query."""
+    import torch
+
+    slopes = torch.tensor(paper_slopes(num_heads)).bfloat16()[:, None]
+    q, k = ((slopes * torch.tensor(at).bfloat16()).double().numpy() for at in (q_pos, k_pos))
+    return (k[:, None, :] - q[:, :, None]).astype(np.float32)
+
+
+# Key heads, soft caps, scales.
+
+
+def grouped(q, k, v, q_pos, k_pos, tiled=False, cap=None, masked_first=False):
+    frequencies, groups = inv_freq(q.shape[-1]), q.shape[1] // k.shape[1]
+    q, k = turn_half(q, *tables(q_pos, frequencies)), turn_half(k, *tables(k_pos, frequencies))
+    k, v = (np.tile(a, (1, groups, 1, 1)) if tiled else np.repeat(a, groups, 1) for a in (k, v))
+    seen = distance(q_pos, k_pos) >= 0
+    scores = q @ k.swapaxes(-1, -2) * q.shape[-1] ** -0.5
+    scores = np.where(seen, scores, -np.inf) if masked_first else scores
+    scores = cap * np.tanh(scores / cap) if cap else scores
+    scores = scores if masked_first else np.where(seen, scores, -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return (weights / weights.sum(-1, keepdims=True) @ v).astype(q.dtype)
+
+
+def key_heads_tiled(q, k, v, q_pos, k_pos):
+    return grouped(q, k, v, q_pos, k_pos, tiled=True)
+
+
+def cap_after_the_mask(q, k, v, q_pos, k_pos, softcap=None):
+    return grouped(q, k, v, q_pos, k_pos, cap=softcap, masked_first=softcap is not None)
+
+
+def scale_ignored(q, k, v, q_pos, k_pos, scale=None):
+    return grouped(q, k, v, q_pos, k_pos)
+
+
+# Embeddings.
+
+
+def waves(pos, exponents, base=10_000.0, join=np.stack):
+    angle = pos[..., None] * base**-exponents
+    made = join([np.sin(angle), np.cos(angle)], -1)
+    return made.reshape(*pos.shape, -1).astype(np.float32)
+
+
+def sines_then_cosines(pos, dim):
+    return waves(pos, np.arange(dim // 2) / (dim // 2), join=np.concatenate)
+
+
+def exponents_of_tensor2tensor(pos, dim):
+    return waves(pos, np.arange(dim // 2) / (dim // 2 - 1))
+
+
+def embedding_frequencies_in_float16(pos, dim):
+    frequencies = (10_000.0 ** (-np.arange(0, dim, 2) / dim)).astype(np.float16).astype(float)
+    angle = pos[..., None] * frequencies
+    return np.stack([np.sin(angle), np.cos(angle)], -1).reshape(*pos.shape, -1)
+
+
+def table_of_512_rows(pos, dim):
+    return waves(np.minimum(pos, 511), np.arange(dim // 2) / (dim // 2))
+
+
+def row_of_padding_unread(pos, table):
+    return table[pos]
 
 
 # Windows and sinks.
@@ -462,9 +621,57 @@ PLANTED = (
         "table that was never initialised",
     ),
     Planted(
-        mrope_order_of_axes, "mrope:sections=(8,12,12)", ("vllm-gaudi#1437", "mlx-lm#1768"),
+        mrope_order_of_axes, "mrope:sections=(8,12,12)", ("vllm-gaudi#1437", "lerobot#3648"),
         "in the order height, time, width",
     ),
+    Planted(
+        image_advances_by_its_tokens, "mrope:sections=(8,12,12)",
+        ("vllm-gaudi#1437", "mlx-lm#1768"), "advances by the number of its tokens",
+    ),
+    Planted(
+        second_half_of_the_table_dropped, "axial_rope", ("ncnn#6833",),
+        "turns by the axis height alone",
+    ),
+    Planted(
+        fused_on_export, "rope:layout=interleaved,rotary_dim=16", ("onnxruntime#29261",),
+        "layout='interleaved' and rotary_dim=16 are both ignored", right=eager_rotation,
+    ),
+    Planted(
+        unfused_path_rotates_again, "rope", ("TensorRT-LLM#16378",), "rotates twice",
+        right=unfused_rotation,
+    ),
+    Planted(
+        keys_of_another_layout, "rope:layout=interleaved", ("sglang#13495", "vllm#28968"),
+        "Keys are paired as halves",
+    ),
+    Planted(
+        shift_of_the_first_stream, "rope", ("llama.cpp#14742",),
+        "Rows after the first are not shifted",
+    ),
+    Planted(
+        shift_of_one_axis, "mrope:sections=(8,12,12)", ("llama.cpp#19928",),
+        "The shift moves the axis time alone",
+    ),
+    Planted(shift_the_wrong_way, "rope", ("llama.cpp#14742",), "shift goes the wrong way"),
+    Planted(
+        rank_takes_one_run, "rope", ("Automodel#1439", "TransformerEngine#1930", "sglang#20559"),
+        "counts on from each row's first position",
+    ),
+    Planted(
+        positions_of_16_bits, "rope", (),
+        "those from 32768 on wrap around",
+    ),
+    Planted(key_heads_tiled, "rope", (), "heads of keys are tiled"),
+    Planted(cap_after_the_mask, "rope", (), "applied after the mask"),
+    Planted(scale_ignored, "rope", (), "scale=0.11 is ignored"),
+    Planted(sines_then_cosines, "sinusoidal", (), "all sines come before all cosines"),
+    Planted(exponents_of_tensor2tensor, "sinusoidal", (), "as in tensor2tensor"),
+    Planted(embedding_frequencies_in_float16, "sinusoidal", (), "rounded to float16"),
+    Planted(table_of_512_rows, "sinusoidal", (), "its table has 512 entries"),
+    Planted(row_of_padding_unread, "learned:max_len=600,offset=2", (), "reads row pos + 0"),
+    Planted(max_bias_unread, "alibi:max_bias=4", (), "max_bias=4 is ignored"),
+    Planted(slopes_of_another_rule, "alibi", (), "linear in distance with other slopes: 0.5"),
+    Planted(bias_in_bfloat16, "alibi", (), "rounded to bfloat16, so neighbouring keys"),
     Planted(
         geometric_slopes, "alibi", ("mlx#3071", "aprender#2143"), "geometric, 2**(-8h/12)",
     ),

@@ -15,7 +15,7 @@ from sample import long
 
 import posenc
 from posenc.audit import Candidate, CannotExpressError, exit_status
-from posenc.audit.audit import audit, audit_path, candidate_of
+from posenc.audit.audit import audit, audit_path, candidate_of, show
 from posenc.audit.conventions import NotCalledError
 from posenc.audit.gold import Question, answer, drawn, rotation_gradient
 from posenc.testing import FunctionError, check_function, parametrize_checks
@@ -75,6 +75,72 @@ def right_window(q, k, v, mask):
     return code.attend(q, k, v, mask)
 
 
+def right_grouped(q, k, v, q_pos, k_pos, scale=None, softcap=None):
+    q = q * (1 if scale is None else scale * q.shape[-1] ** 0.5)
+    return code.grouped(q, k, v, q_pos, k_pos, cap=softcap)
+
+
+def right_embedding(pos, d_model):
+    return code.waves(pos, np.arange(d_model // 2) / (d_model // 2))
+
+
+def right_row(pos, dim):
+    return right_embedding(pos[0], dim)  # (L, D): it knows no batch
+
+
+def right_learned(pos, table):
+    return table[pos + 2]
+
+
+# Right ones, written in another way than most.
+
+
+def by_matrices(x, pos):
+    """Every channel pair times a rotation matrix, in one product."""
+    n = x.shape[-1]
+    cos, sin = (np.repeat(t, 2, -1) for t in code.tables(pos, code.inv_freq(n)))
+    turn = np.zeros((n, n))
+    even = np.arange(0, n, 2)
+    turn[even + 1, even], turn[even, even + 1] = -1, 1
+    matrix = cos[..., None, :] * np.eye(n) + sin[..., None, :] * turn
+    return np.einsum("bhlc,bolcd->bhld", x, matrix).astype(x.dtype)
+
+
+@cache
+def table_of_all_positions(n):
+    angle = np.arange(131_072, dtype=np.float32)[:, None] * code.inv_freq(n).astype(np.float32)
+    return np.cos(angle), np.sin(angle)
+
+
+def by_a_table_in_float32(x, pos):
+    return code.turn_half(x, *(t[pos][:, None] for t in table_of_all_positions(x.shape[-1])))
+
+
+def by_differences_of_exponents(num_heads, q_pos, k_pos):
+    """ALiBi with slopes by repeated multiplication, and distances as float32."""
+    ratio = np.float32(2.0) ** np.float32(-8 / 2 ** (num_heads.bit_length() - 1))
+    more = ratio ** np.float32(0.5) * ratio ** np.arange(num_heads, dtype=np.float32)
+    slopes = np.cumprod(np.full(2 ** (num_heads.bit_length() - 1), ratio, np.float32))
+    slopes = np.concatenate([slopes, more])[:num_heads, None, None]
+    return -slopes * np.abs(np.float32(q_pos[:, None]) - np.float32(k_pos))
+
+
+def by_a_product_of_embeddings(num_heads, q_pos, k_pos):
+    """Sandwich as its paper has it, with angles of positions in float32."""
+    frequencies = (10_000.0 ** (-np.arange(0, 128, 2) / 128)).astype(np.float32)
+    q, k = (np.float32(pos)[:, None] * frequencies for pos in (q_pos, k_pos))
+    product = np.sin(q) @ np.sin(k).T + np.cos(q) @ np.cos(k).T
+    return num_heads / (8 * np.arange(1, num_heads + 1))[:, None, None] * product
+
+
+def by_torch_itself(q, k, v, attn_mask, scale=None, enable_gqa=False):
+    import torch
+
+    return torch.nn.functional.scaled_dot_product_attention(
+        q, k, v, attn_mask, scale=scale, enable_gqa=enable_gqa
+    )
+
+
 def right_torch(x, pos):
     import torch
 
@@ -105,6 +171,15 @@ RIGHT = [
     (right_t5, "t5:causal=True", "numpy"),
     (right_sink, "sink", "numpy"),
     (right_window, "nope@16", "numpy"),
+    (right_grouped, "rope", "numpy"),
+    (right_embedding, "sinusoidal", "numpy"),
+    (right_row, "sinusoidal", "numpy"),
+    (right_learned, "learned:max_len=600,offset=2", "numpy"),
+    (by_matrices, "rope:layout=interleaved", "numpy"),
+    (by_a_table_in_float32, "rope", "numpy"),
+    (by_differences_of_exponents, "alibi", "numpy"),
+    (by_a_product_of_embeddings, "sandwich", "numpy"),
+    pytest.param(by_torch_itself, "nope", "torch", marks=NEEDS_TORCH),
     pytest.param(right_torch, "rope:layout=interleaved", "torch", marks=NEEDS_TORCH),
     pytest.param(
         right_jax, "rope:layout=interleaved", "jax",
@@ -133,6 +208,71 @@ def test_a_planted_fault_is_named(one):
     assert record.error > record.tolerance
     assert record.where
     assert record.reproducer
+
+
+@NEEDS_TORCH
+def test_a_causal_flag_counts_queries_from_the_end_of_the_keys():
+    """``is_causal`` of torch counts them from the first key."""
+
+    def flag(q, k, v, is_causal):
+        import torch
+
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
+
+    case = "one query, as in decoding"
+    assert (
+        "Queries of a cached step count from 0"
+        in show(flag, "nope", case, framework="torch").message
+    )
+
+
+@pytest.mark.parametrize("one", [p for p in PLANTED if p.right], ids=lambda p: p.name)
+def test_another_path_of_a_planted_candidate_agrees(one):
+    records = audit(candidate_of(one.right, one.label, framework=one.framework), "ci")
+    assert {record.status for record in records} == {"agrees"}
+
+
+def test_what_a_function_has_no_parameter_for_is_not_asked():
+    def attends(q, k, v, q_pos, k_pos):
+        return code.attend(q, k, v, code.distance(q_pos, k_pos) >= 0)
+
+    def grouped(q, k, v, q_pos, k_pos, num_kv_heads=None):
+        return attends(q, k, v, q_pos, k_pos)
+
+    statuses = {r.check: r.status for r in audit(candidate_of(attends, "nope"), "ci")}
+    assert statuses["2 key heads for 8 query heads"] == "cannot express"
+    assert not {"another scale", "a soft cap"} & set(statuses)
+    statuses = {r.check: r.status for r in audit(candidate_of(grouped, "nope"), "ci")}
+    assert statuses["2 key heads for 8 query heads"] == "not called"
+    with pytest.raises(ValueError, match="'a soft cap' says nothing of it: it has no parameter"):
+        show(attends, "nope", "a soft cap")
+
+
+def test_two_steps_are_one_only_without_a_factor():
+    checks = {r.check for r in audit(candidate_of(right_yarn, code.YARN), "ci")}
+    assert "in two steps, as a shift of cached keys" not in checks
+    with pytest.raises(ValueError, match="two of its rotations are not one"):
+        show(right_yarn, code.YARN, "in two steps, as a shift of cached keys")
+
+
+def test_a_rotation_that_fails_only_on_the_second_step_is_told():
+    def once(x, pos):
+        return right_half(x, pos) if np.all(x == np.round(32 * x) / 32) else x
+
+    records = audit(candidate_of(once, "rope", framework="numpy"), "ci")
+    wrong = {r.check for r in records if r.status == "differs"}
+    assert wrong == {"in two steps, as a shift of cached keys"}
+
+
+def test_an_embedding_of_another_width_is_told():
+    def narrow(pos):
+        return right_embedding(pos, 16)
+
+    assert exit_status(audit(candidate_of(narrow, "sinusoidal:dim=16"), "ci")) == 0
+    with pytest.raises(NotCalledError, match="name its width in the label, as sinusoidal:dim=16"):
+        candidate_of(narrow, "sinusoidal")
+    checks = {r.status for r in check_function(right_learned, posenc.Learned(200, 8, offset=2))}
+    assert checks == {"agrees"}
 
 
 @NEEDS_TORCH
@@ -277,6 +417,17 @@ def test_what_no_fault_explains_is_measured():
     def far_ones_stay(x, pos):
         return np.where((pos > 99_999)[:, None, :, None], x, right_half(x, pos))
 
+    def all_scaled(x, pos):
+        return code.turn_half(x, *code.tables(0.239 * pos, code.inv_freq(x.shape[-1])))
+
+    def odd_base(x, pos):
+        return code.turn_half(x, *code.tables(pos, code.inv_freq(x.shape[-1], 1234.0)))
+
+    def three_heads(x, pos):
+        out = right_half(x, pos)
+        out[:, 2:5] += 0.5 * out[:, 2:5] ** 2
+        return out
+
     def too_large(x, pos):
         return (1.0005 * right_half(x, pos)).astype(x.dtype)
 
@@ -286,6 +437,9 @@ def test_what_no_fault_explains_is_measured():
         (clipped, "alibi", "No known fault explains it"),
         (far_ones_stay, "rope", "only token 8 of 9 differs"),
         (too_large, "rope", "1.0005 times"),
+        (all_scaled, "rope", "Every angle is 0.239 times that of the definition"),
+        (odd_base, "rope", "Its base is about 1234"),
+        (three_heads, "rope", "only heads 2 to 4 of 8 differ"),
     ):
         records = audit(candidate_of(f, label, framework="numpy"), "ci")
         wrong = [r for r in records if r.status == "differs"]

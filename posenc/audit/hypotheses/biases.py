@@ -4,29 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from posenc.audit.faults import Guess, Hypothesis
 from posenc.audit.gold import Question, answer
+from posenc.audit.hypotheses.positions import HALVES, round_to
 from posenc.contract.protocol import PositionScheme
 from posenc.schemes import ALiBi, Sum, T5Bias, Wrapper
 
 BOTH = ("bias", "attention")
 
 
-def _with(scheme: PositionScheme, kind: type, **other: Any) -> PositionScheme:
+def with_part(scheme: PositionScheme, kind: type, /, **other: Any) -> PositionScheme:
     """The scheme with other fields of its part of a kind."""
     if isinstance(scheme, kind):
         own: Any = scheme
         made: PositionScheme = replace(own, **other)
         return made
     if isinstance(scheme, Sum):
-        return Sum(*(_with(part, kind, **other) for part in scheme.schemes))
+        return Sum(*(with_part(part, kind, **other) for part in scheme.schemes))
     if isinstance(scheme, Wrapper):
         around: Any = scheme
-        whole: PositionScheme = replace(around, scheme=_with(around.scheme, kind, **other))
+        whole: PositionScheme = replace(around, scheme=with_part(around.scheme, kind, **other))
         return whole
     return scheme
 
@@ -86,7 +88,29 @@ def _slopes(question: Question) -> Iterator[Guess]:
     ]  # fmt: skip
     for sentence, slopes in wrong:
         made: dict[str, Any] = {"slopes": slopes, "max_bias": 8.0}
-        yield sentence, question.change(scheme=_with(question.scheme, ALiBi, **made))
+        yield sentence, question.change(scheme=with_part(question.scheme, ALiBi, **made))
+
+
+def _half(question: Question) -> Iterator[Guess]:
+    """A bias in half precision, though it comes as float32."""
+    keys = question.q_pos if question.k_pos is None else question.k_pos
+    scheme, right = _part(question.scheme, ALiBi), answer(question)
+    for half, largest in HALVES.items():
+        if max(np.max(np.abs(a)) for a in (right, question.q_pos, keys)) > largest:
+            continue
+        cut = partial(round_to, dtype=half)
+        yield f"Its numbers are rounded to {half}: compute the bias in float32.", cut(right)
+        if scheme is None:
+            continue
+        slopes = np.array(scheme.head_slopes())[:, None, None]
+        rounded, far = cut(slopes), np.abs(question.q_pos[:, None] - keys)
+        yield f"Its slopes are rounded to {half}.", -rounded * far
+        q, k = (cut(rounded * cut(pos)) for pos in (question.q_pos[:, None], keys[None, :]))
+        yield (
+            f"Slopes, positions and their products are rounded to {half}, so neighbouring keys "
+            "share one bias: compute it in float32.",
+            k - q,
+        )
 
 
 def _signs(question: Question) -> Iterator[Guess]:
@@ -130,7 +154,7 @@ def _buckets(question: Question) -> Iterator[Guess]:
     ]  # fmt: skip
     for sentence, other in wrong:
         try:
-            made = _with(question.scheme, T5Bias, **other)
+            made = with_part(question.scheme, T5Bias, **other)
         except ValueError:
             continue
         yield sentence, question.change(scheme=made)
@@ -160,6 +184,7 @@ def _later(question: Question) -> Iterator[Guess]:
 
 FAULTS = (
     Hypothesis("slopes", BOTH, _slopes),
+    Hypothesis("half precision of a bias", ("bias",), _half, rounds=True),
     Hypothesis("signs", ("bias",), _signs),
     Hypothesis("buckets", BOTH, _buckets),
     Hypothesis("later keys", ("bias",), _later),

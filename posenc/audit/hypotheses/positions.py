@@ -11,8 +11,9 @@ from posenc.audit.faults import Guess, Hypothesis
 from posenc.audit.gold import Question
 from posenc.testing.framework import Host
 
-ALL = ("rotation", "bias", "attention")
-TOKENS = ("rotation", "attention")
+ALL = ("rotation", "bias", "attention", "embedding")
+TOKENS = ("rotation", "attention", "embedding")
+HALVES = {"bfloat16": 3e38, "float16": 65504.0}  # and the largest number of each
 _TABLES = (64, 100, 128, 256, 512, 1000, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 
 
@@ -73,6 +74,73 @@ def _ignored(question: Question) -> Iterator[Guess]:
         "their positions."
     )
     yield cached, question.change(q_pos=_counted(question.q_pos))
+
+
+def _shift(question: Question) -> Iterator[Guess]:
+    """A shift of cached keys, by rotating them again: some are not shifted, or the other way."""
+    if question.kind != "rotation":
+        return
+    pos, counted = question.q_pos, _counted(question.q_pos)
+    yield (
+        "A shift goes the wrong way: what was rotated at 0, 1, 2, ... is rotated again by minus "
+        "the distance to its position.",
+        question.change(q_pos=2 * counted - pos),
+    )
+    if len(pos) > 1:
+        others = np.concatenate([pos[:1], counted[1:]])
+        yield (
+            "Rows after the first are not shifted: they keep the positions 0, 1, 2, ... at which "
+            "they were rotated first.",
+            question.change(q_pos=others),
+        )
+    for axis in range(pos.shape[-1] if pos.ndim == 3 else 0):
+        alone = counted.copy()
+        alone[..., axis] = pos[..., axis]
+        yield (
+            f"The shift moves the axis {axes_of(question)[axis]} alone: the others keep the "
+            "positions at which it was rotated first.",
+            question.change(q_pos=alone),
+        )
+
+
+def axes_of(question: Question) -> tuple[str, ...]:
+    """Names of the axes of positions."""
+    return ("height", "width") if question.q_pos.shape[-1] == 2 else ("time", "height", "width")
+
+
+def _after_image(question: Question) -> Iterator[Guess]:
+    """Where text goes on after an image, whose tokens have places."""
+    pos = question.q_pos
+    if pos.ndim != 3 or len(pos) > 1:
+        return
+    image = np.flatnonzero(np.any(pos[0] != pos[0, :, :1], axis=-1))
+    if not len(image) or image[-1] + 1 == pos.shape[1]:
+        return
+    after, first = image[-1] + 1, int(np.min(pos[0, image]))
+    sides = np.max(pos[0, image], axis=0) - first + 1
+    for start, words in (
+        (first + len(image), "the number of its tokens, where it is its longest side"),
+        *((first + int(side), "one of its sides, where it is the longest") for side in set(sides)),
+        (first + int(max(sides)) + 1, "one more than its longest side"),
+        (first + int(max(sides)) - 1, "one less than its longest side"),
+    ):
+        moved_on = pos.copy()
+        moved_on[:, after:] += start - pos[0, after, 0]
+        yield (
+            f"Text after an image goes on at the wrong position: it advances by {words}.",
+            question.change(q_pos=moved_on),
+        )
+
+
+def _wrapped(question: Question) -> Iterator[Guess]:
+    for kind, bits in ((np.int16, "16 bits"), (np.uint16, "16 bits without a sign")):
+        first = int(np.iinfo(kind).max) + 1
+        sentence = f"Positions are held in {bits}: those from {first} on wrap around."
+        yield sentence, moved(question, partial(_as, kind))
+
+
+def _as(kind: type, pos: Host) -> Host:
+    return pos.astype(kind).astype(np.int64)
 
 
 def _bias_ignored(question: Question) -> Iterator[Guess]:
@@ -145,6 +213,9 @@ FAULTS = (
     Hypothesis("positions ignored", TOKENS, _ignored),
     Hypothesis("indices for positions", ("bias",), _bias_ignored),
     Hypothesis("positions one off", ALL, _shifted),
+    Hypothesis("a shift of cached keys", ("rotation",), _shift),
+    Hypothesis("text after an image", ("rotation",), _after_image),
+    Hypothesis("integers that wrap around", ALL, _wrapped),
     Hypothesis("positions in half precision", ALL, _rounded),
     Hypothesis("positions beyond a table", ALL, _clipped),
     Hypothesis("reversed", TOKENS, _reversed),

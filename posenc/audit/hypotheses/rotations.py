@@ -12,13 +12,14 @@ import numpy as np
 
 from posenc.audit.faults import Guess, Hypothesis
 from posenc.audit.gold import Question
+from posenc.audit.hypotheses.positions import axes_of
 from posenc.audit.hypotheses.turns import Turn, joined, pairs_of
 from posenc.contract.protocol import PositionScheme
 from posenc.schemes import NTK, PI, MRoPE, NoPE, RoPE, Sum, Wrapper, YaRN
 
 ROTATION, BOTH = ("rotation",), ("rotation", "attention")
 _BASES = (10_000.0, 500_000.0, 1_000_000.0, 10_000_000.0, 100_000.0, 5_000_000.0, 100.0)
-_PAIRS = {
+PAIRS = {
     "half": "halves, (k, k + n)",
     "interleaved": "neighbours, (2k, 2k + 1)",
 }
@@ -73,7 +74,7 @@ def _layout(question: Question) -> Iterator[Guess]:
     rope = rope_in(question.scheme)
     if rope is None:
         return
-    found, right = _PAIRS[other(rope.layout)], _PAIRS[rope.layout]
+    found, right = PAIRS[other(rope.layout)], PAIRS[rope.layout]
     given: dict[str, Any] = {"layout": other(rope.layout)}
     yield (
         f"It pairs channels as {found}, where layout={rope.layout!r} pairs {right}.",
@@ -137,7 +138,7 @@ def _not_rotated(question: Question) -> Iterator[Guess]:
 
 
 def _scale(question: Question) -> float:
-    return question.scheme.scale(question.vectors["q"].shape[-1])
+    return question.scores_scale
 
 
 def _factor(question: Question) -> Iterator[Guess]:
@@ -240,6 +241,12 @@ def _width(question: Question) -> Iterator[Guess]:
             f"rotary_dim={width} is ignored: all {whole} channels rotate.",
             changed(question, lambda r: replace(r, rotary_dim=None)),
         )
+        given: dict[str, Any] = {"layout": other(rope.layout), "rotary_dim": None}
+        yield (
+            f"layout={rope.layout!r} and rotary_dim={width} are both ignored: all {whole} channels "
+            f"rotate, paired as {PAIRS[other(rope.layout)]}.",
+            changed(question, partial(_replaced, **given)),
+        )
         twice = width * width // whole
         if twice % 2 == 0 and twice > 1:
             yield (
@@ -299,7 +306,7 @@ def _axes(question: Question) -> Iterator[Guess]:
     scheme = question.scheme
     if scheme.axes == 1 or question.q_pos.ndim != 3:
         return
-    names = ("time", "height", "width", "fourth")
+    names = (*axes_of(question), "fourth")
     for order in list(permutations(range(scheme.axes)))[1:]:
         words = ", ".join(names[axis] for axis in order)
         yield (
@@ -317,7 +324,7 @@ def _axes(question: Question) -> Iterator[Guess]:
                 _mrope(question, scheme, layout=layout),
             )
         yield (
-            f"It pairs channels as {_PAIRS[other(scheme.rope.layout)]}.",
+            f"It pairs channels as {PAIRS[other(scheme.rope.layout)]}.",
             _mrope(question, scheme, pairing=other(scheme.rope.layout)),
         )
 
