@@ -177,7 +177,13 @@ def pulled(
 
 def leaves_of(question: Question) -> dict[str, Host]:
     """The floating-point arrays of a question, by name."""
-    return {**question.vectors, **question.params}
+    learned = {leaf_of(question, name): value for name, value in question.params.items()}
+    return {**question.vectors, **learned}
+
+
+def leaf_of(question: Question, name: str) -> str:
+    """The name of a learned array among the leaves: Transformer-XL learns a ``v`` of its own."""
+    return f"learned {name}" if name in question.vectors else name
 
 
 def _array(arrays: Framework, value: Host, dtype: str) -> Any:
@@ -227,7 +233,7 @@ def _arguments(
     else:
         first = [native[name] for name in "qkv"]
     rest = dict(list(parameters.items())[len(first) :])
-    named = {n: native[n] for n in question.params if n in rest}
+    named = {n: native[leaf_of(question, n)] for n in question.params if n in rest}
     if question.kind == "attention":
         named |= _attention_arguments(rest, question, arrays, native)
     missing = [n for n, p in rest.items() if n not in named and _must_be_given(p)]

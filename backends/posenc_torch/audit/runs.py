@@ -16,6 +16,7 @@ HALF = ("float32", "bfloat16", "float16")
 
 
 candidate = partial(adapters.candidate, framework="torch")
+lacking = partial(adapters.lacking, framework="torch")
 
 
 def in_a_prefill(rotate: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
@@ -64,3 +65,9 @@ def compiled(make: Callable[[Any], Callable[..., Any]]) -> Callable[[Any], Calla
         return f
 
     return made
+
+
+def added_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """Booleans, True where a query sees a key, as eager attention adds them to its scores."""
+    zero = torch.zeros(mask.shape, dtype=dtype)
+    return zero.masked_fill(~mask, torch.finfo(dtype).min)
