@@ -180,7 +180,7 @@ def candidate_of(
     if params is None:
         _check_learned(f, made)
     chosen = framework or _tried(found, f)
-    halves = () if chosen == "numpy" else ("bfloat16",)
+    halves = () if chosen == "numpy" or whose == "embedding" else ("bfloat16",)
     return replace(
         found,
         framework=chosen,
@@ -241,7 +241,7 @@ def _check_names(kind: str | None, framework: str | None) -> None:
         raise ValueError(f"framework must be one of {accepted}, got {framework!r}")
 
 
-_ACTS = {"rotation": Hook.TRANSFORM, "bias": Hook.BIAS}
+_ACTS = {"rotation": Hook.TRANSFORM, "bias": Hook.BIAS, "embedding": Hook.EMBEDDING}
 
 
 def _check_acts(candidate: Candidate, scheme: PositionScheme) -> None:
@@ -250,7 +250,7 @@ def _check_acts(candidate: Candidate, scheme: PositionScheme) -> None:
     if hook is not None and hook not in scheme.hooks():
         raise NotCalledError(
             f"{candidate.label} defines no {candidate.kind}, and {candidate.subject} is taken for "
-            "one by its signature: say kind='rotation', 'bias' or 'attention'"
+            "one by its signature: say kind='rotation', 'bias', 'attention' or 'embedding'"
         )
 
 

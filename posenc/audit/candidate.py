@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 from posenc.contract.protocol import PositionScheme
 
-Kind = Literal["rotation", "bias", "attention"]
+Kind = Literal["rotation", "bias", "attention", "embedding"]
 KINDS: tuple[str, ...] = get_args(Kind)
 
 
@@ -38,7 +38,9 @@ class Candidate:
         * rotation: ``f(x, pos)``, ``x (B, H, L, D)`` and ``pos (B, L)`` integers, to ``x``'s shape;
         * bias: ``f(num_heads, q_pos, k_pos) -> (H, Q, K)``, positions ``(Q,)`` and ``(K,)``;
         * attention: ``f(q, k, v, ...)``, ``(B, H, L, D)``, whose further parameters are given by
-          name, those of them that it has.
+          name, those of them that it has;
+        * embedding: ``f(pos)``, ``pos (B, L)``, to ``(B, L, D)``, ``D = num_heads * head_dim``; or
+          to ``(L, D)``, if it has one row alone.
     scheme
         ``scheme(sizes)`` is the definition that it should equal.
     label

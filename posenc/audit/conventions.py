@@ -5,6 +5,8 @@
 * A bias is ``f(num_heads, q_pos, k_pos)``: integers ``(Q,)`` and ``(K,)``, to ``(H, Q, K)``.
 * An attention is ``f(q, k, v, ...)``: ``(B, H, L, D)`` each, to the shape of ``q``. Its further
   parameters are given by name, those of ``NAMES`` that it has.
+* An embedding is ``f(pos)``: ``pos (B, L)``, to ``(B, L, D)``; or to ``(L, D)``, if it has one row
+  alone. A parameter of a name in ``WIDTH`` is given ``D``.
 
 A parameter with the name of a learned array of the definition gets that array.
 """
@@ -20,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from posenc.audit.candidate import KINDS, CannotExpressError
-from posenc.audit.gold import Question
+from posenc.audit.gold import Question, answer
 from posenc.positions.integers import visible
 from posenc.testing.framework import Framework, Host, select_frameworks
 
@@ -43,6 +45,9 @@ NAMES: Mapping[str, tuple[str, ...]] = {
 ``mask`` is booleans ``(B, 1, Q, K)``, True where a query sees a key, with segments, window and
 order of time in it; None where ``causal`` says it all.
 """
+
+WIDTH = ("dim", "d_model", "embed_dim", "hidden_size")
+"""Names under which an embedding may have its width."""
 
 _Q = ("q", "query", "queries")
 
@@ -75,13 +80,16 @@ def kind_of(f: Callable[..., Any]) -> str:
         return "attention"
     if names and names[0] in NAMES["num_heads"]:
         return "bias"
+    if len(needed) == 1 or (names and names[0] in NAMES["pos"]):
+        return "embedding"
     if len(needed) == 2:
         return "rotation"
     if len(needed) == 3:
         return "bias"
     raise TypeError(
         f"kind cannot be told from the signature ({', '.join(names)}): say kind='rotation' for "
-        "f(x, pos), 'bias' for f(num_heads, q_pos, k_pos), 'attention' for f(q, k, v, ...)"
+        "f(x, pos), 'bias' for f(num_heads, q_pos, k_pos), 'attention' for f(q, k, v, ...), "
+        "'embedding' for f(pos)"
     )
 
 
@@ -132,7 +140,7 @@ def ask(f: Callable[..., Any], question: Question, arrays: Framework, dtype: str
         changed = tuple(
             name for name, a in native.items() if not np.array_equal(arrays.host(a), before[name])
         )
-    if question.kind != "bias" and result_dtype != dtype:
+    if question.vectors and result_dtype != dtype:
         raise NotCalledError(
             f"it returned {result_dtype} for vectors of {dtype}; the result has the dtype of them"
         )
@@ -204,11 +212,16 @@ def _call(
 ) -> Any:
     first, named = _arguments(f, question, arrays, native)
     try:
-        return f(*first, **named)
+        found = f(*first, **named)
     except CannotExpressError:
         raise
     except Exception as error:
         raise NotCalledError(f"it raised {said(error)}") from error
+    if question.kind == "embedding" and len(getattr(found, "shape", ())) == 2:
+        if len(question.q_pos) > 1:
+            raise CannotExpressError("it returns (L, D): it has no rows of a batch")
+        return found[None]
+    return found
 
 
 def said(error: BaseException) -> str:
@@ -230,16 +243,22 @@ def _arguments(
         first = [native["x"], pos(None)]
     elif question.kind == "bias":
         first = [question.num_heads, pos(None), pos(question.k_pos)]
+    elif question.kind == "embedding":
+        first = [pos(None)]
     else:
         first = [native[name] for name in "qkv"]
     rest = dict(list(parameters.items())[len(first) :])
     named = {n: native[leaf_of(question, n)] for n in question.params if n in rest}
     if question.kind == "attention":
         named |= _attention_arguments(rest, question, arrays, native)
+    if question.kind == "embedding":
+        named |= {n: expected_shape(question)[-1] for n in WIDTH if n in rest}
     missing = [n for n, p in rest.items() if n not in named and _must_be_given(p)]
     if missing:
         known = list(question.params)
-        known += [n for names in NAMES.values() for n in names] if question.kind[0] == "a" else []
+        known += {
+            "attention": [n for names in NAMES.values() for n in names], "embedding": list(WIDTH)
+        }.get(question.kind, [])  # fmt: skip
         raise NotCalledError(
             f"its parameter {missing[0]!r} has no default, and is none of those that it can be "
             f"given: {', '.join(known) or 'none'}"
@@ -326,7 +345,7 @@ def _checked(found: Any, question: Question, arrays: Framework) -> tuple[Host, s
     if tuple(found.shape) != shape:
         raise NotCalledError(
             f"it returned shape {tuple(found.shape)}, where {shape} is expected: "
-            f"{_LETTERS[question.kind]}{_order(tuple(found.shape), shape)}"
+            f"{_LETTERS[question.kind]}{_remark(tuple(found.shape), shape, question.kind)}"
         )
     dtype = arrays.dtype(found)
     if "float" not in dtype:
@@ -334,7 +353,10 @@ def _checked(found: Any, question: Question, arrays: Framework) -> tuple[Host, s
     return np.asarray(arrays.host(found), np.float64), dtype
 
 
-_LETTERS = {"rotation": "(B, H, L, D)", "bias": "(H, Q, K)", "attention": "(B, H, L, D)"}
+_LETTERS = {
+    "rotation": "(B, H, L, D)", "bias": "(H, Q, K)", "attention": "(B, H, L, D)",
+    "embedding": "(B, L, D)",
+}  # fmt: skip
 
 
 def expected_shape(question: Question) -> tuple[int, ...]:
@@ -342,11 +364,15 @@ def expected_shape(question: Question) -> tuple[int, ...]:
     if question.kind == "bias":
         keys = question.q_pos if question.k_pos is None else question.k_pos
         return (question.num_heads, len(question.q_pos), len(keys))
+    if question.kind == "embedding":
+        return tuple(answer(question).shape)
     return tuple(question.vectors["x" if question.kind == "rotation" else "q"].shape)
 
 
-def _order(found: Sequence[int], expected: Sequence[int]) -> str:
-    """A remark where the same sizes come in another order."""
+def _remark(found: Sequence[int], expected: Sequence[int], kind: str) -> str:
+    """A remark where the same sizes come in another order, or an embedding has another width."""
+    if kind == "embedding" and found[:-1] == expected[:-1]:
+        return f"; name its width in the label, as sinusoidal:dim={found[-1]}"
     return "; the same sizes in another order" if sorted(found) == sorted(expected) else ""
 
 

@@ -63,10 +63,12 @@ def _place(question: Question, index: tuple[int, ...]) -> dict[str, int]:
         head, i, j = index
         keys = question.q_pos if question.k_pos is None else question.k_pos
         return {"position": int(question.q_pos[i]), "key": int(keys[j]), "head": head}
-    row, head, i, channel = index
+    row, i, channel = index[0], index[-2], index[-1]
     at = question.q_pos[row, i]
     position = int(np.max(at)) if np.ndim(at) else int(at)
-    return {"position": position, "row": row, "head": head, "channel": channel}
+    if question.kind == "embedding":
+        return {"position": position, "row": row, "channel": channel}
+    return {"position": position, "row": row, "head": index[1], "channel": channel}
 
 
 def told(difference: Difference) -> str:

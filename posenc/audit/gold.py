@@ -16,6 +16,7 @@ import numpy as np
 import posenc
 from posenc.contract.protocol import Hook, PositionScheme, SchemeWarning
 from posenc.contract.tokens import Tokens
+from posenc.schemes import Sinusoidal
 from posenc.testing.framework import Host
 from posenc.testing.tolerances import attention_bound, rounding_bound
 
@@ -42,12 +43,12 @@ class Question:
     Attributes
     ----------
     kind
-        ``rotation``, ``bias`` or ``attention``.
+        ``rotation``, ``bias``, ``attention`` or ``embedding``.
     scheme, params
         The definition, and its learned arrays.
     q_pos, k_pos
-        Positions. Rotation: ``q_pos (B, L)``, or ``(B, L, axes)``. Bias: ``(Q,)`` and ``(K,)``.
-        Attention: ``(B, Q)`` and ``(B, K)``.
+        Positions. Rotation and embedding: ``q_pos (B, L)``, or ``(B, L, axes)``. Bias: ``(Q,)``
+        and ``(K,)``. Attention: ``(B, Q)`` and ``(B, K)``.
     vectors
         ``x (B, H, L, D)``, or ``q``, ``k`` and ``v``, by name, in float64.
     causal, window, seg
@@ -154,7 +155,20 @@ def _attention(question: Question) -> Host:
     return found
 
 
-_ANSWERS = {"rotation": _rotation, "bias": _bias, "attention": _attention}
+def _embedding(question: Question) -> Host:
+    params = _wide(question.params)
+    found = posenc.embedding(question.scheme, question.q_pos, params, dtype=np.float64)
+    if found is None:
+        raise ValueError(f"{type(question.scheme).__name__} has no embedding")
+    return np.asarray(found)
+
+
+_ANSWERS = {
+    "rotation": _rotation,
+    "bias": _bias,
+    "attention": _attention,
+    "embedding": _embedding,
+}
 
 
 def allowed(question: Question, gold: Host, dtype: str) -> Host:
@@ -212,10 +226,20 @@ def _allowed_attention(question: Question, gold: Host, dtype: str) -> Host:
     return np.full(gold.shape, bound * max(1.0, largest))
 
 
+def _allowed_embedding(question: Question, gold: Host, dtype: str) -> Host:
+    size = np.maximum(np.abs(gold), 1)
+    relative: Host = np.asarray(2 * rounding_bound(ROTATION_ROUNDINGS, 1, dtype))
+    if isinstance(question.scheme, Sinusoidal):
+        at = np.abs(question.q_pos)[..., None].astype(np.float64)
+        relative = relative + 2 * rounding_bound(ANGLE_ROUNDINGS, 1, angle_dtype(dtype)) * at
+    return np.asarray(size * relative)
+
+
 _ALLOWED = {
     "rotation": _allowed_rotation,
     "bias": _allowed_bias,
     "attention": _allowed_attention,
+    "embedding": _allowed_embedding,
 }
 
 

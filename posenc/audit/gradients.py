@@ -36,7 +36,7 @@ def check_gradients(
     NotCalledError, CannotExpressError
         As ``conventions.gradients``.
     """
-    if question.kind == "bias" and not question.params:
+    if not question.vectors and not question.params:
         return None
     d_out = drawn(conventions.expected_shape(question), 11)
     found = conventions.gradients(f, question, arrays, dtype, d_out)
@@ -123,6 +123,8 @@ def defined(question: Question, arrays: Framework, native: Mapping[str, Any]) ->
         return posenc.transform(scheme, native["x"], q_at, role="query", params=params)
     if question.kind == "bias":
         return posenc.bias(scheme, q_at, k_at, params)
+    if question.kind == "embedding":
+        return posenc.embedding(scheme, q_at, params)
     return posenc.attention(
         native["q"], native["k"], native["v"], scheme, params, question.causal,
         window=question.window, tokens=Tokens(k_at), queries=Tokens(q_at),

@@ -31,7 +31,7 @@ class Case:
     name
         The check, in words.
     kind
-        What it is for: ``rotation``, ``bias`` or ``attention``.
+        What it is for: ``rotation``, ``bias``, ``attention`` or ``embedding``.
     why
         Bugs that it sees, as ``owner/repository#number``.
     heads, head_dim
@@ -248,4 +248,31 @@ def _images(axes: int) -> list[Case]:
     ]
 
 
-_KINDS = {"rotation": _rotations, "bias": _biases, "attention": _attentions}
+def _embeddings() -> list[Case]:
+    base = Case("", "embedding", (), _rows([0]), head_dim=8)
+
+    def case(name: str, q_pos: Host, *why: str, **other: object) -> Case:
+        return replace(base, name=name, why=why, q_pos=q_pos, **other)  # type: ignore[arg-type]
+
+    return [
+        case("position 0", _rows([0])),
+        case("positions 0 to 32", _rows(range(33))),
+        case("a second call, after far positions", _rows(range(31)), what="values again"),
+        case("far positions", _rows(FAR)),
+        case("one token per row, rows at other offsets", _rows([33], [129], [1]), "mlx#3494"),
+        case("an offset", _rows(range(29, 60)), "nanochat#520"),
+        case("left padding", np.asarray(left_padded([9, 33], 33).pos), "unsloth#3699"),
+        case("packed documents", _packed(7, 12, 20)[0], "torchtitan#2559"),
+        case("any order", np.random.default_rng(5).permutation(40)[None], "Automodel#1439"),
+        case("another width", _rows(range(40)), heads=12),
+        case("a gradient of learned arrays", _rows(range(17), range(3, 20)), what="gradients"),
+        case("129 tokens", _rows(range(129)), ci=False),
+    ]
+
+
+_KINDS = {
+    "rotation": _rotations,
+    "bias": _biases,
+    "attention": _attentions,
+    "embedding": _embeddings,
+}

@@ -91,6 +91,6 @@ def sizes_of(scheme: PositionScheme) -> dict[str, int]:
         inside = getattr(part, "scheme", None)
         if isinstance(inside, PositionScheme):
             found |= sizes_of(inside)
-        own = ((name, getattr(part, name, None)) for name in ("num_heads", "head_dim"))
+        own = ((name, getattr(part, name, None)) for name in ("num_heads", "head_dim", "max_len"))
         found |= {name: size for name, size in own if isinstance(size, int)}
     return found

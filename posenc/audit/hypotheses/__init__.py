@@ -1,14 +1,27 @@
-"""Known faults, one file per subject: positions, rotations, biases, attention."""
+"""Known faults, one file per subject: positions, rotations, biases, attention, embeddings."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from posenc.audit.hypotheses import attentions, biases, measures_of, positions, rotations
+from posenc.audit.hypotheses import (
+    attentions,
+    biases,
+    embeddings,
+    measures_of,
+    positions,
+    rotations,
+)
 
 __all__ = ["EVERY", "measures"]
 
-EVERY = (*rotations.FAULTS, *biases.FAULTS, *attentions.FAULTS, *positions.FAULTS)
+EVERY = (
+    *rotations.FAULTS,
+    *biases.FAULTS,
+    *attentions.FAULTS,
+    *embeddings.FAULTS,
+    *positions.FAULTS,
+)
 
 
 def measures() -> tuple[Callable[..., str], ...]:

@@ -62,13 +62,16 @@ def _frequencies(
 def _heads(question: Question, found: Host, gold: Host, tolerance: Host, compared: Host) -> str:
     """Which heads or rows alone are wrong."""
     wrong = (np.abs(found - gold) > tolerance) & compared
-    return _only(wrong, ("head",) if question.kind == "bias" else ("row", "head"), 1.0)
+    names = {"bias": ("head",), "embedding": ("row",)}.get(question.kind, ("row", "head"))
+    return _only(wrong, names, 1.0)
 
 
 def _tokens(question: Question, found: Host, gold: Host, tolerance: Host, compared: Host) -> str:
     """Which tokens alone are wrong, if these are few."""
     wrong = (np.abs(found - gold) > tolerance) & compared
-    names = ("head", "query", "key") if question.kind == "bias" else ("row", "head", "token")
+    names = {"bias": ("head", "query", "key"), "embedding": ("row", "token", "channel")}.get(
+        question.kind, ("row", "head", "token")
+    )
     return _only(wrong, names, 0.5)
 
 

@@ -11,8 +11,9 @@ from posenc.audit.faults import Guess, Hypothesis
 from posenc.audit.gold import Question
 from posenc.testing.framework import Host
 
-ALL = ("rotation", "bias", "attention")
-TOKENS = ("rotation", "attention")
+ALL = ("rotation", "bias", "attention", "embedding")
+TOKENS = ("rotation", "attention", "embedding")
+HALVES = {"bfloat16": 3e38, "float16": 65504.0}  # and the largest number of each
 _TABLES = (64, 100, 128, 256, 512, 1000, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 
 
