@@ -30,11 +30,12 @@ def candidate(
 
     ``scheme`` is by default what the label defines; ``more`` are other fields of the candidate.
     """
-    from posenc.audit.labels import window_of
+    from posenc.audit.labels import definition, window_of
 
     return Candidate(
         make, kind, scheme or (lambda sizes: scheme_of(label, sizes)), label, framework,
-        library=library, version=version(library), subject=subject, window=window_of(label), **more,
+        library=library, version=version(library), subject=subject, window=window_of(label),
+        pinned=definition(label).pinned if label else {}, **more,
     )  # fmt: skip
 
 

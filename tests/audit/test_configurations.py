@@ -437,6 +437,12 @@ def test_the_reader_of_mlx_lm_asks_each_layer_and_each_length(tmp_path, monkeypa
     assert "could not be called with a prompt" in found["frequencies"].message
 
 
+def test_the_reader_of_mlx_lm_asks_whether_the_module_is_called(tmp_path, monkeypatch):
+    unused = Attention(Turn(16), calls=False)
+    found = of_mlx_lm(tmp_path, monkeypatch, LLAMA, unused)
+    assert "left unrotated" in found["frequencies"].message
+
+
 def test_what_mlx_lm_does_not_know_is_a_record(tmp_path, monkeypatch):
     def refuse(error):
         def refusing(given):

@@ -22,6 +22,7 @@ from keras_hub.layers import AlibiBias, PositionEmbedding, RotaryEmbedding, Sine
 from keras_hub.src.models.t5.t5_multi_head_attention import T5MultiHeadAttention
 
 _HALF = ("float32", "bfloat16", "float16")
+_LEARNED = "learned:max_len=512"
 _FACTOR = {"scaling_factor": 4.0}
 _ROPE: dict[str, dict[str, Any]] = {
     "rope": {},
@@ -69,7 +70,7 @@ def candidates(grid: str) -> Iterator[Candidate]:
         differentiable=False,
     )  # fmt: skip
     yield make(
-        "PositionEmbedding(L)(x, positions=pos)", "learned", "embedding", _table,
+        "PositionEmbedding(L)(x, positions=pos)", _LEARNED, "embedding", _table,
         differentiable=False,
     )  # fmt: skip
 
@@ -137,12 +138,12 @@ def _sine(sizes: Sizes) -> Callable[..., Any]:
 
 
 def _table(sizes: Sizes) -> Callable[..., Any]:
-    width = sizes.num_heads * sizes.head_dim
-    layer = PositionEmbedding(sizes.max_len)
-    layer.build((1, sizes.max_len, width))
-    layer.position_embeddings.assign(params_of("learned", sizes)["table"])
+    table = params_of(_LEARNED, sizes)["table"]
+    layer = PositionEmbedding(len(table))
+    layer.build((1, *table.shape))
+    layer.position_embeddings.assign(table)
 
     def f(pos: Any) -> Any:
-        return layer(ops.zeros((*pos.shape, width)), positions=pos)
+        return layer(ops.zeros((*pos.shape, table.shape[1])), positions=pos)
 
     return f

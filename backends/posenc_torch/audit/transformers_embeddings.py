@@ -55,8 +55,8 @@ def candidates() -> Iterator[Candidate]:
         ("opt", opt.OPTLearnedPositionalEmbedding), ("bart", bart.BartLearnedPositionalEmbedding),
     ):  # fmt: skip
         yield candidate(
-            NAME, f"{name}: {kind.__name__}(L, D)(..., position_ids=pos)", "learned:offset=2",
-            "embedding", partial(_learned, kind),
+            NAME, f"{name}: {kind.__name__}(L, D)(..., position_ids=pos)",
+            "learned:max_len=512,offset=2", "embedding", partial(_learned, kind),
         )  # fmt: skip
     yield lacking(NAME, "detr: DetrSinePositionEmbedding", "posenc has no sinusoids of two axes")
     yield lacking(

@@ -79,7 +79,7 @@ def _deberta(module: Any, kind: Any, sizes: Sizes) -> Callable[..., Tensor]:
             layer.__dict__[name] = project
         rows = torch.arange(p_k.shape[1])[:, None]
         found: Tensor = layer(q, mask, relative_pos=distance, rel_embeddings=rows)[0]
-        return found.unflatten(-1, q.shape[1::2]).transpose(1, 2)
+        return found.view(*q.transpose(1, 2).shape).transpose(1, 2)
 
     return f
 

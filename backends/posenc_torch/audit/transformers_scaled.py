@@ -53,8 +53,8 @@ def _llama4(sizes: Sizes) -> Callable[..., Tensor]:
         hidden_size=sizes.num_heads * sizes.head_dim, head_dim=sizes.head_dim,
         num_attention_heads=sizes.num_heads, num_key_value_heads=sizes.num_heads,
         num_hidden_layers=1, no_rope_layers=[0], floor_scale=LENGTH, attn_scale=0.1,
-        attn_implementation="eager",
     )  # fmt: skip
+    config._attn_implementation = "eager"
     layer = llama4.Llama4TextAttention(config, 0).eval()
     for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
         del layer._modules[name]
@@ -68,7 +68,7 @@ def _llama4(sizes: Sizes) -> Callable[..., Tensor]:
         cache = SimpleNamespace(get_seq_length=lambda layer: seen, update=lambda *new: (k, v))
         flat = q.transpose(1, 2).flatten(-2)
         found: Tensor = layer(flat, None, added_mask(mask, q.dtype), past_key_values=cache)[0]
-        return found.unflatten(-1, (sizes.num_heads, sizes.head_dim)).transpose(1, 2)
+        return found.view(*q.transpose(1, 2).shape).transpose(1, 2)
 
     return f
 

@@ -82,7 +82,8 @@ def candidates(grid: str) -> Iterator[Candidate]:
         "embedding", _sinusoidal, differentiable=False,
     )  # fmt: skip
     yield _candidate(
-        "AbsolutePositionalEmbedding(C, L)(x, pos), its scale 1", "learned", "embedding", _learned,
+        "AbsolutePositionalEmbedding(C, L)(x, pos), its scale 1", "learned:max_len=512",
+        "embedding", _learned,
     )  # fmt: skip
     for subject, what in _OTHERS.items():
         yield runs.lacking(_NAME, subject, f"posenc has no such scheme: {what}")
