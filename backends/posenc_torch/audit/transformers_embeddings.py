@@ -17,6 +17,7 @@ from transformers.models.whisper import modeling_whisper
 from transformers.models.xlm import modeling_xlm
 
 from posenc.audit import Candidate, CannotExpressError, Sizes
+from posenc.audit.adapters import row_of
 from posenc_torch.audit.runs import candidate, lacking
 
 NAME = "transformers"
@@ -95,7 +96,11 @@ def _learned(kind: Any, sizes: Sizes) -> Callable[..., Tensor]:
 
     def f(pos: Tensor, table: Tensor) -> Tensor:
         layer.__dict__["weight"] = table
-        found: Tensor = layer(torch.ones_like(pos), position_ids=pos)
-        return found
+        if kind is opt.OPTLearnedPositionalEmbedding:
+            found: Tensor = layer(torch.ones_like(pos), position_ids=pos)
+            return found
+        row = torch.as_tensor(row_of(pos, in_order=False))  # BART adds an axis for the batch
+        one: Tensor = layer(row, position_ids=row)[0]
+        return one
 
     return f
