@@ -16,9 +16,10 @@ import numpy as np
 
 import posenc
 from posenc.audit import gold
+from posenc.audit.arguments import NAMES
 from posenc.audit.audit import candidate_of, cases_of
 from posenc.audit.check import check
-from posenc.audit.conventions import NAMES, framework
+from posenc.audit.conventions import framework
 from posenc.audit.grid import FAR, cases
 from posenc.audit.record import Record
 from posenc.testing.tolerances import rounding_bound

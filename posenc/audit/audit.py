@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from posenc.audit import conventions
+from posenc.audit.arguments import NAMES, parameters_of
 from posenc.audit.candidate import Candidate, CannotExpressError, Kind, Sizes
 from posenc.audit.check import asked, at_sizes, check, has_gradients
 from posenc.audit.conventions import NotCalledError
@@ -212,10 +213,11 @@ def show(
     arrays = conventions.framework(framework)
     record = check(candidate, every[name], dtype, arrays)
     if record is None:
-        has = has_gradients(candidate, arrays, dtype)
-        raise ValueError(
-            f"the check {name!r} says nothing of it" + ("" if has else ": no gradients")
-        )
+        option = every[name].option
+        why = f": it has no parameter {option}" if option else ""
+        if every[name].what == "gradients" and not has_gradients(candidate, arrays, dtype):
+            why = ": no gradients"
+        raise ValueError(f"the check {name!r} says nothing of it{why}")
     print(f"{record.status}: {record.message}" if record.message else record.status)
     return record
 
@@ -256,9 +258,9 @@ def _check_acts(candidate: Candidate, scheme: PositionScheme) -> None:
 
 def _check_learned(f: Callable[..., Any], scheme: PositionScheme) -> None:
     """Raise if a function has no parameter for a learned array of its definition."""
-    own = conventions.parameters_of(f)
+    own = parameters_of(f)
     for name, spec in scheme.param_specs().items():
-        names = conventions.NAMES.get(name, (name,))
+        names = NAMES.get(name, (name,))
         if own and not any(each in own for each in names):
             raise NotCalledError(
                 f"the definition learns {name} {tuple(spec.shape)}: give the function a parameter "

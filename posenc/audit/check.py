@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from posenc.audit import conventions
+from posenc.audit.arguments import takes
 from posenc.audit.candidate import Candidate, CannotExpressError
 from posenc.audit.conventions import NotCalledError, Reply
 from posenc.audit.difference import compare, compared_in, told
@@ -36,12 +37,12 @@ def asked(candidate: Candidate, case: Case) -> Question:
         vectors = {"x": drawn(shape, 1)}
     elif case.kind == "attention":
         keys = case.q_pos if case.k_pos is None else case.k_pos
-        of_keys = (batch, case.heads, keys.shape[1], case.head_dim)
+        of_keys = (batch, case.kv_heads or case.heads, keys.shape[1], case.head_dim)
         vectors = {"q": drawn(shape, 1), "k": drawn(of_keys, 2), "v": drawn(of_keys, 3)}
     window = candidate.window or window_of(candidate.label)
     return Question(
         case.kind, scheme, case.q_pos, case.k_pos, params, vectors, case.causal, window,
-        case.seg, case.heads, region=case.region,
+        case.seg, case.heads, case.scale, case.softcap, case.region,
     )  # fmt: skip
 
 
@@ -61,6 +62,8 @@ def check(candidate: Candidate, case: Case, dtype: str, arrays: Framework) -> Re
         question = asked(candidate, case)
         gold = _gold(question)
         f = candidate.make(case.sizes)
+        if not takes(f, case.option):
+            return None
         if case.what == "gradients":
             return _gradients(candidate, case, f, dtype, arrays)
         reply = conventions.ask(f, question, arrays, dtype)
@@ -102,6 +105,8 @@ def at_sizes(case: Case, pinned: Mapping[str, int]) -> Case:
     heads = pinned.get("num_heads", case.heads)
     if heads != case.heads and case.heads != HEADS:
         raise CannotExpressError(f"it has {heads} heads alone")
+    if case.kv_heads and heads % case.kv_heads:
+        raise CannotExpressError(f"{heads} heads are no groups of {case.kv_heads}")
     case = replace(case, heads=heads, head_dim=pinned.get("head_dim", case.head_dim))
     if case.kind == "embedding" and "max_len" in pinned:  # no row of a table comes after
         case = replace(case, q_pos=np.minimum(case.q_pos, pinned["max_len"] - 1))

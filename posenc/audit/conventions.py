@@ -14,46 +14,34 @@ A parameter with the name of a learned array of the definition gets that array.
 from __future__ import annotations
 
 import importlib
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from posenc.audit.arguments import (
+    NAMES,
+    NotCalledError,
+    arguments,
+    expected_shape,
+    leaf_of,
+    must_be_given,
+    parameters_of,
+)
 from posenc.audit.candidate import KINDS, CannotExpressError
-from posenc.audit.gold import Question, answer
-from posenc.positions.integers import visible
+from posenc.audit.gold import Question
 from posenc.testing.framework import Framework, Host, select_frameworks
+
+__all__ = [
+    "FRAMEWORKS", "NotCalledError", "Reply", "ask", "check_kind", "framework", "framework_of",
+    "gradients", "installed", "kind_of", "leaves_of", "pulled", "said",
+]  # fmt: skip
 
 FRAMEWORKS = ("numpy", "torch", "jax")
 
-NAMES: Mapping[str, tuple[str, ...]] = {
-    "causal": ("causal", "is_causal"),
-    "mask": ("mask", "attn_mask"),
-    "pos": ("pos", "positions", "position_ids"),
-    "q_pos": ("q_pos", "query_pos", "q_positions"),
-    "k_pos": ("k_pos", "key_pos", "kv_pos", "k_positions"),
-    "seg": ("seg", "segment_ids", "segments"),
-    "scale": ("scale", "softmax_scale", "sm_scale"),
-    "window": ("window", "window_size", "sliding_window"),
-    "num_heads": ("num_heads", "n_heads", "heads"),
-    "sink": ("sink", "sinks"),
-}
-"""Parameters of an attention, and the names under which it may have them.
-
-``mask`` is booleans ``(B, 1, Q, K)``, True where a query sees a key, with segments, window and
-order of time in it; None where ``causal`` says it all.
-"""
-
-WIDTH = ("dim", "d_model", "embed_dim", "hidden_size")
-"""Names under which an embedding may have its width."""
 
 _Q = ("q", "query", "queries")
-
-
-class NotCalledError(Exception):
-    """A function raised, or returned something else than it should."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +63,7 @@ def kind_of(f: Callable[..., Any]) -> str:
     """
     parameters = parameters_of(f)
     names = list(parameters)
-    needed = [p for p in parameters.values() if _must_be_given(p)]
+    needed = [p for p in parameters.values() if must_be_given(p)]
     if names and names[0] in _Q and len(names) >= 3:
         return "attention"
     if names and names[0] in NAMES["num_heads"]:
@@ -91,15 +79,6 @@ def kind_of(f: Callable[..., Any]) -> str:
         "f(x, pos), 'bias' for f(num_heads, q_pos, k_pos), 'attention' for f(q, k, v, ...), "
         "'embedding' for f(pos)"
     )
-
-
-def parameters_of(f: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """The parameters of a function, by name; of a module, those of its ``forward``."""
-    named = getattr(f, "forward", f) if not inspect.isfunction(f) else f
-    try:
-        return dict(inspect.signature(named).parameters)
-    except (TypeError, ValueError):  # written in C
-        return {}
 
 
 def check_kind(kind: str) -> str:
@@ -189,33 +168,25 @@ def leaves_of(question: Question) -> dict[str, Host]:
     return {**question.vectors, **learned}
 
 
-def leaf_of(question: Question, name: str) -> str:
-    """The name of a learned array among the leaves: Transformer-XL learns a ``v`` of its own."""
-    return f"learned {name}" if name in question.vectors else name
-
-
 def _array(arrays: Framework, value: Host, dtype: str) -> Any:
     if arrays.name == "numpy":  # a copy that may be written to, as users have them
         return np.array(value, dtype)
     return arrays.array(value, dtype)
 
 
-def integers(arrays: Framework, value: Host) -> Any:
-    """Positions as the framework has them: 64 bits, and 32 in JAX, where these are the default."""
-    name = "int32" if arrays.name == "jax" else "int64"
-    whole = np.array(value, name)
-    return whole if arrays.name == "numpy" else arrays.array(whole, name)
-
-
 def _call(
     f: Callable[..., Any], question: Question, arrays: Framework, native: Mapping[str, Any]
 ) -> Any:
-    first, named = _arguments(f, question, arrays, native)
+    first, named = arguments(f, question, arrays, native)
     try:
         found = f(*first, **named)
     except CannotExpressError:
         raise
     except Exception as error:
+        if question.grouped and not any(n in named for n in (*NAMES["kv_heads"], "enable_gqa")):
+            raise CannotExpressError(
+                f"no fewer key heads than query heads: {said(error)}"
+            ) from None
         raise NotCalledError(f"it raised {said(error)}") from error
     if question.kind == "embedding" and len(getattr(found, "shape", ())) == 2:
         if len(question.q_pos) > 1:
@@ -228,108 +199,6 @@ def said(error: BaseException) -> str:
     """An exception in one line."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text[:300]}"
-
-
-def _arguments(
-    f: Callable[..., Any], question: Question, arrays: Framework, native: Mapping[str, Any]
-) -> tuple[list[Any], dict[str, Any]]:
-    """Arguments by position, and by name."""
-    parameters = parameters_of(f)
-
-    def pos(value: Host | None) -> Any:
-        return integers(arrays, question.q_pos if value is None else value)
-
-    if question.kind == "rotation":
-        first = [native["x"], pos(None)]
-    elif question.kind == "bias":
-        first = [question.num_heads, pos(None), pos(question.k_pos)]
-    elif question.kind == "embedding":
-        first = [pos(None)]
-    else:
-        first = [native[name] for name in "qkv"]
-    rest = dict(list(parameters.items())[len(first) :])
-    named = {n: native[leaf_of(question, n)] for n in question.params if n in rest}
-    if question.kind == "attention":
-        named |= _attention_arguments(rest, question, arrays, native)
-    if question.kind == "embedding":
-        named |= {n: expected_shape(question)[-1] for n in WIDTH if n in rest}
-    missing = [n for n, p in rest.items() if n not in named and _must_be_given(p)]
-    if missing:
-        known = list(question.params)
-        known += {
-            "attention": [n for names in NAMES.values() for n in names], "embedding": list(WIDTH)
-        }.get(question.kind, [])  # fmt: skip
-        raise NotCalledError(
-            f"its parameter {missing[0]!r} has no default, and is none of those that it can be "
-            f"given: {', '.join(known) or 'none'}"
-        )
-    return first, named
-
-
-def _must_be_given(parameter: inspect.Parameter) -> bool:
-    several = (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-    return parameter.default is parameter.empty and parameter.kind not in several
-
-
-def _attention_arguments(
-    rest: Mapping[str, Any], question: Question, arrays: Framework, native: Mapping[str, Any]
-) -> dict[str, Any]:
-    """What an attention is given by name; an error where it lacks what the question needs."""
-    own = {role: next((n for n in names if n in rest), None) for role, names in NAMES.items()}
-    keys = question.q_pos if question.k_pos is None else question.k_pos
-    length, queries = keys.shape[-1], question.q_pos.shape[-1]
-    in_order = np.array_equal(keys, np.broadcast_to(np.arange(length), keys.shape))
-    at_end = np.array_equal(question.q_pos, keys[:, length - queries :])
-    if not in_order or not at_end:
-        has = (own["q_pos"] and own["k_pos"]) or (at_end and own["pos"])
-        _need(bool(has), "q_pos and k_pos", "positions of its tokens")
-    if queries != length and own["pos"] and not own["q_pos"]:
-        _need(False, "q_pos and k_pos", "positions of fewer queries than keys")
-    if question.seg is not None:
-        _need(bool(own["seg"] or own["mask"]), "seg or mask", "documents, or padding")
-    _need(
-        question.causal or bool(own["causal"] or own["mask"]),
-        "causal or mask",
-        "a call without causal mask",
-    )
-    plain = question.seg is None and (question.window is None or own["window"] is not None)
-    by_flag = bool(own["causal"]) and plain
-    seen = None if by_flag else integers_of_mask(question, keys)
-    values: dict[str, Any] = {
-        "causal": question.causal and (by_flag or not own["mask"]),
-        "mask": None if seen is None else _booleans(arrays, seen),
-        "pos": integers(arrays, keys),
-        "q_pos": integers(arrays, question.q_pos),
-        "k_pos": integers(arrays, keys),
-        "seg": None if question.seg is None else integers(arrays, question.seg),
-        "scale": question.scheme.scale(question.vectors["q"].shape[-1]),
-        "window": question.window,
-        "num_heads": question.num_heads,
-        "sink": native.get("sink"),
-    }
-    return {n: values[role] for role, n in own.items() if n is not None}
-
-
-def integers_of_mask(question: Question, keys: Host) -> Host:
-    """The mask of a question as booleans ``(B, 1, Q, K)``."""
-    q, k = question.q_pos[..., :, None], keys[..., None, :]
-    width = question.window
-    window = (width - 1, width - 1) if isinstance(width, int) else width
-    seen = visible(q, k, causal=question.causal, window=window, first_tokens=0)
-    seen = np.ones((q - k).shape, bool) if seen is None else np.asarray(seen)
-    if question.seg is not None:
-        of_queries = question.seg[..., question.seg.shape[-1] - q.shape[-2] :]
-        seen = seen & (of_queries[..., :, None] == question.seg[..., None, :])
-    return seen[:, None]
-
-
-def _booleans(arrays: Framework, value: Host) -> Any:
-    return np.array(value) if arrays.name == "numpy" else arrays.array(value, "bool")
-
-
-def _need(has: bool, parameter: str, what: str) -> None:
-    if not has:
-        raise CannotExpressError(f"it has no parameter for {what}: {parameter}")
 
 
 def _checked(found: Any, question: Question, arrays: Framework) -> tuple[Host, str]:
@@ -357,16 +226,6 @@ _LETTERS = {
     "rotation": "(B, H, L, D)", "bias": "(H, Q, K)", "attention": "(B, H, L, D)",
     "embedding": "(B, L, D)",
 }  # fmt: skip
-
-
-def expected_shape(question: Question) -> tuple[int, ...]:
-    """The shape of a right result."""
-    if question.kind == "bias":
-        keys = question.q_pos if question.k_pos is None else question.k_pos
-        return (question.num_heads, len(question.q_pos), len(keys))
-    if question.kind == "embedding":
-        return tuple(answer(question).shape)
-    return tuple(question.vectors["x" if question.kind == "rotation" else "q"].shape)
 
 
 def _remark(found: Sequence[int], expected: Sequence[int], kind: str) -> str:

@@ -53,6 +53,8 @@ class Question:
         ``x (B, H, L, D)``, or ``q``, ``k`` and ``v``, by name, in float64.
     causal, window, seg
         Of an attention: its mask, and segments ``(B, K)`` of the keys.
+    scale, softcap
+        Of an attention: the factor of its scores, None for that of the definition, and their cap.
     region
         Which pairs of a bias are compared: ``before`` is keys up to the query, ``after`` later
         ones, ``all`` both.
@@ -69,6 +71,7 @@ class Question:
     seg: Host | None = None
     num_heads: int = 1
     scale: float | None = None
+    softcap: float | None = None
     region: str = "all"
 
     def change(self, **other: Any) -> Question:
@@ -76,9 +79,15 @@ class Question:
         return replace(self, **other)
 
     @property
-    def heads(self) -> int:
-        """Heads that it asks for."""
-        return self.num_heads
+    def grouped(self) -> bool:
+        """Whether several heads of queries share one of keys."""
+        return "k" in self.vectors and self.vectors["k"].shape[1] < self.num_heads
+
+    @property
+    def scores_scale(self) -> float:
+        """The factor of the scores of an attention."""
+        own = self.scheme.scale(self.vectors["q"].shape[-1])
+        return own if self.scale is None else self.scale
 
     def queries(self) -> Tokens:
         """Positions and segments of the queries, which are the last tokens of the keys."""
@@ -150,6 +159,7 @@ def _attention(question: Question) -> Host:
         tokens=Tokens(keys, question.seg),
         queries=question.queries(),
         scale=question.scale,
+        softcap=question.softcap,
         implementation="reference",
     )
     return found
@@ -213,9 +223,8 @@ def _allowed_bias(question: Question, gold: Host, dtype: str) -> Host:
 
 def _allowed_attention(question: Question, gold: Host, dtype: str) -> Host:
     q, k, v = (question.vectors[name] for name in "qkv")
-    scale = question.scheme.scale(q.shape[-1]) if question.scale is None else question.scale
     norms = (np.max(np.linalg.norm(a, axis=-1), initial=0) for a in (q, k))
-    score = abs(scale) * float(np.prod(list(norms)))
+    score = abs(question.scores_scale) * float(np.prod(list(norms)))
     score *= amplitude(question.scheme) ** 2
     bound = attention_bound(dtype, channels=q.shape[-1], keys=k.shape[2], score=score)
     largest = float(np.max(np.abs(v), initial=1))

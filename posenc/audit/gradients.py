@@ -10,6 +10,7 @@ import numpy as np
 
 import posenc
 from posenc.audit import conventions
+from posenc.audit.arguments import expected_shape, integers, leaf_of
 from posenc.audit.difference import first_place
 from posenc.audit.gold import Question, allowed, answer, at_length, drawn, rotation_gradient
 from posenc.contract.tokens import Tokens
@@ -38,7 +39,7 @@ def check_gradients(
     """
     if not question.vectors and not question.params:
         return None
-    d_out = drawn(conventions.expected_shape(question), 11)
+    d_out = drawn(expected_shape(question), 11)
     found = conventions.gradients(f, question, arrays, dtype, d_out)
     gold = gold_gradients(question, arrays, d_out)
     largest = Slope(0.0, 1.0)
@@ -115,9 +116,9 @@ def gold_gradients(question: Question, arrays: Framework, d_out: Host) -> dict[s
 
 def defined(question: Question, arrays: Framework, native: Mapping[str, Any]) -> Any:
     """The definition of a question on arrays of a framework."""
-    params = {name: native[conventions.leaf_of(question, name)] for name in question.params}
+    params = {name: native[leaf_of(question, name)] for name in question.params}
     keys = question.q_pos if question.k_pos is None else question.k_pos
-    q_at, k_at = (conventions.integers(arrays, pos) for pos in (question.q_pos, keys))
+    q_at, k_at = (integers(arrays, pos) for pos in (question.q_pos, keys))
     scheme = at_length(question.scheme, keys)
     if question.kind == "rotation":
         return posenc.transform(scheme, native["x"], q_at, role="query", params=params)

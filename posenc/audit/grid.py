@@ -38,8 +38,10 @@ class Case:
         Sizes of the vectors.
     q_pos, k_pos, seg
         Positions and segments, as ``Question`` has them.
-    causal, region
+    causal, region, scale, softcap
         As in ``Question``.
+    kv_heads
+        Heads of keys and values; None for as many as of queries.
     what
         ``values``; ``gradients``; or ``values again``, after a call with other positions.
     half
@@ -58,9 +60,17 @@ class Case:
     seg: Host | None = None
     causal: bool = True
     region: str = "all"
+    scale: float | None = None
+    softcap: float | None = None
+    kv_heads: int | None = None
     what: str = "values"
     half: bool = False
     ci: bool = True
+
+    @property
+    def option(self) -> str:
+        """A parameter that a function must have to be asked it, as in ``arguments.NAMES``."""
+        return next((name for name in ("scale", "softcap") if getattr(self, name) is not None), "")
 
     @property
     def sizes(self) -> Sizes:
@@ -211,6 +221,9 @@ def _attentions() -> list[Case]:
         case("any order", ("Automodel#1439",), order),
         case("12 heads", ("mlx#3071",), _rows(range(31)), heads=12),
         case("6 heads", ("mlx#3071",), _rows(range(31)), heads=6, ci=False),
+        case("2 key heads for 8 query heads", (), _rows(range(31)), kv_heads=2),
+        case("another scale", (), _rows(range(31)), scale=0.11),
+        case("a soft cap", (), _rows(range(31)), softcap=1.5),
         case("no causal mask", (), _rows(range(33)), causal=False),
         case("gradients", ("NeMo-RL#2981",), _rows(range(17), range(17)), what="gradients"),
         *(

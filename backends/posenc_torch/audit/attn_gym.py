@@ -81,7 +81,7 @@ def _windowed(q: Tensor, k: Tensor, v: Tensor, q_pos: Tensor, k_pos: Tensor, win
         return near(b, h, i + offset, j)
 
     blocks = create_block_mask(mask, None, None, queries, keys, device="cpu")
-    found: Tensor = flex_attention(q, k, v, block_mask=blocks)
+    found: Tensor = flex_attention(q, k, v, block_mask=blocks, enable_gqa=True)
     return found
 
 
@@ -106,5 +106,5 @@ def _documents(
         return same(b, h, i + keys - queries, j)
 
     blocks = create_block_mask(mask, None, None, queries, keys, device="cpu")
-    found: Tensor = flex_attention(q, k, v, block_mask=blocks)
+    found: Tensor = flex_attention(q, k, v, block_mask=blocks, enable_gqa=True)
     return found

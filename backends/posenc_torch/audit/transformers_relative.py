@@ -16,7 +16,7 @@ from transformers.models.wav2vec2_conformer import modeling_wav2vec2_conformer
 
 from posenc.audit import Candidate, CannotExpressError, Sizes
 from posenc.audit.adapters import params_of, row_of
-from posenc_torch.audit.runs import added_mask, candidate
+from posenc_torch.audit.runs import added_mask, candidate, check_heads
 
 NAME = "transformers"
 _BUCKETS, _FAR = 32, 128
@@ -60,6 +60,7 @@ def _deberta(module: Any, kind: Any, sizes: Sizes) -> Callable[..., Tensor]:
         q: Tensor, k: Tensor, v: Tensor, p_k: Tensor, p_q: Tensor,
         mask: Tensor, q_pos: Tensor, k_pos: Tensor,
     ) -> Tensor:  # fmt: skip
+        check_heads(q, k)
         row = torch.as_tensor(row_of(k_pos, in_order=False))
         if q.shape[2] != len(row):
             raise CannotExpressError("its p2c term takes as many queries as keys")
@@ -122,6 +123,7 @@ def _conformer(sizes: Sizes) -> Callable[..., Tensor]:
     layer.load_state_dict({**layer.state_dict(), **loaded})
 
     def f(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, q_pos: Tensor, k_pos: Tensor) -> Tensor:
+        check_heads(q, k)
         row = torch.as_tensor(row_of(k_pos))
         if q.shape[2] != len(row):
             raise CannotExpressError("it takes as many queries as keys")

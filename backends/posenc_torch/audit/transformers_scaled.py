@@ -15,7 +15,7 @@ from transformers.models.llama4 import modeling_llama4
 from transformers.models.ministral3 import modeling_ministral3
 
 from posenc.audit import Candidate, CannotExpressError, Sizes
-from posenc_torch.audit.runs import HALF, added_mask, candidate
+from posenc_torch.audit.runs import HALF, added_mask, candidate, groups
 
 NAME = "transformers"
 LENGTH = 16  # a training length that the grid's near positions are beyond
@@ -61,6 +61,7 @@ def _llama4(sizes: Sizes) -> Callable[..., Tensor]:
         layer.__dict__[name] = _as_it_is
 
     def f(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, q_pos: Tensor, k_pos: Tensor) -> Tensor:
+        layer.num_key_value_groups = groups(q, k)
         keys = torch.arange(k.shape[2])
         seen = k.shape[2] - q.shape[2]
         if bool((k_pos != keys).any()) or bool((q_pos != keys[seen:]).any()):
@@ -90,10 +91,10 @@ def _deepseek(sizes: Sizes) -> Callable[..., Tensor]:
     rotary = deepseek.DeepseekV3RotaryEmbedding(config)
     with torch.device("meta"):
         scaling = deepseek.DeepseekV3Attention(config, 0).scaling
-    layer = SimpleNamespace(num_key_value_groups=1, training=False)
     rotate = partial(_rotated, rotary)
 
     def f(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, q_pos: Tensor, k_pos: Tensor) -> Tensor:
+        layer = SimpleNamespace(num_key_value_groups=groups(q, k), training=False)
         found: Tensor = deepseek.eager_attention_forward(
             layer, rotate(q, q_pos), rotate(k, k_pos), v, added_mask(mask, q.dtype), scaling
         )[0]

@@ -197,6 +197,7 @@ def _pope(sizes: Sizes) -> Callable[..., Tensor]:
     def f(
         q: Tensor, k: Tensor, v: Tensor, delta: Tensor, mask: Tensor, q_pos: Tensor, k_pos: Tensor
     ) -> Tensor:
+        runs.check_heads(q, k)
         polar.__dict__["learned_bias"] = delta[:, None]
         freqs, bias = polar(torch.as_tensor(row_of(k_pos, in_order=False)))
         found: Tensor = attend(turn(q, freqs), turn(k, freqs + bias), v, mask=mask)[0]

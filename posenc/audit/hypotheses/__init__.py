@@ -11,6 +11,7 @@ from posenc.audit.hypotheses import (
     measures_of,
     positions,
     rotations,
+    scores,
 )
 
 __all__ = ["EVERY", "measures"]
@@ -18,6 +19,7 @@ __all__ = ["EVERY", "measures"]
 EVERY = (
     *rotations.FAULTS,
     *biases.FAULTS,
+    *scores.FAULTS,
     *attentions.FAULTS,
     *embeddings.FAULTS,
     *positions.FAULTS,

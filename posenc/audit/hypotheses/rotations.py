@@ -18,7 +18,7 @@ from posenc.schemes import NTK, PI, MRoPE, NoPE, RoPE, Sum, Wrapper, YaRN
 
 ROTATION, BOTH = ("rotation",), ("rotation", "attention")
 _BASES = (10_000.0, 500_000.0, 1_000_000.0, 10_000_000.0, 100_000.0, 5_000_000.0, 100.0)
-_PAIRS = {
+PAIRS = {
     "half": "halves, (k, k + n)",
     "interleaved": "neighbours, (2k, 2k + 1)",
 }
@@ -73,7 +73,7 @@ def _layout(question: Question) -> Iterator[Guess]:
     rope = rope_in(question.scheme)
     if rope is None:
         return
-    found, right = _PAIRS[other(rope.layout)], _PAIRS[rope.layout]
+    found, right = PAIRS[other(rope.layout)], PAIRS[rope.layout]
     given: dict[str, Any] = {"layout": other(rope.layout)}
     yield (
         f"It pairs channels as {found}, where layout={rope.layout!r} pairs {right}.",
@@ -137,7 +137,7 @@ def _not_rotated(question: Question) -> Iterator[Guess]:
 
 
 def _scale(question: Question) -> float:
-    return question.scheme.scale(question.vectors["q"].shape[-1])
+    return question.scores_scale
 
 
 def _factor(question: Question) -> Iterator[Guess]:
@@ -317,7 +317,7 @@ def _axes(question: Question) -> Iterator[Guess]:
                 _mrope(question, scheme, layout=layout),
             )
         yield (
-            f"It pairs channels as {_PAIRS[other(scheme.rope.layout)]}.",
+            f"It pairs channels as {PAIRS[other(scheme.rope.layout)]}.",
             _mrope(question, scheme, pairing=other(scheme.rope.layout)),
         )
 
