@@ -28,8 +28,8 @@ PAGE = "audit_libraries.md"
 class Explanation:
     """Why a library differs, and what shows it with nothing but the library.
 
-    ``scheme``, ``path`` and ``subject`` are parts of the texts of the records. ``shown`` is the
-    check whose message the page has; default: the first.
+    ``scheme``, ``path``, ``subject`` and ``check`` are parts of the texts of the records.
+    ``shown`` is the check whose message the page has; default: the first.
     """
 
     title: str
@@ -39,6 +39,7 @@ class Explanation:
     scheme: str = ""
     subject: str = ""
     path: str = ""
+    check: str = ""
     shown: str = ""
 
     def explains(self, record: Record) -> bool:
@@ -48,6 +49,7 @@ class Explanation:
             and self.scheme in record.scheme
             and self.subject in record.subject
             and self.path in record.path
+            and self.check in record.check
         )
 
 
@@ -140,6 +142,14 @@ EXPLANATIONS = (
         "rotated keys holds keys of several sets (transformers#25306). A prompt at once agrees.",
         "rotary(x, torch.tensor([[4095]])), rotary(x, torch.tensor([[4096]]))  # two sets",
         path="token by token",
+    ),
+    Explanation(
+        "x-transformers: heads of keys take turns", "x-transformers",
+        "`Attend` repeats key heads as `b (r kvh) n d`, so query head `h` uses key head `h % Hk`. "
+        "Elsewhere it uses `h // (H / Hk)`: the heads of grouped checkpoints do not fit.",
+        "repeat(k, 'b kvh n d -> b (r kvh) n d', r=4)"
+        "\n# heads 0 1 0 1 0 1 0 1; elsewhere 0 0 0 0 1 1 1 1",
+        check="2 key heads for 8 query heads",
     ),
     Explanation(
         "x-transformers: xPos is NaN in long texts", "x-transformers",
@@ -319,20 +329,20 @@ def differences(records: Sequence[Record]) -> Iterator[str]:
     """A section for each explanation: what was measured, or that it is mended; then the rest."""
     left = [record for record in records if record.status == "differs"]
     audited = {record.library: record.version for record in records if record.version}
-    for known in EXPLANATIONS:
-        about = [record for record in left if known.explains(record)]
+    for each in EXPLANATIONS:
+        about = [record for record in left if each.explains(record)]
         left = [record for record in left if record not in about]
-        if known.library not in audited:
+        if each.library not in audited:
             continue
-        yield f"### {known.title}"
+        yield f"### {each.title}"
         yield ""
         if not about:
-            yield f"Not in {known.library} {audited[known.library]}: it was mended."
+            yield f"Not in {each.library} {audited[each.library]}: it was mended."
             yield ""
             continue
-        yield from wrapped(known.text)
-        yield from ("", "```text", *known.code.split("\n"), "```", "")
-        shown = next((record for record in about if record.check == known.shown), about[0])
+        yield from wrapped(each.text)
+        yield from ("", "```text", *each.code.split("\n"), "```", "")
+        shown = next((record for record in about if record.check == each.shown), about[0])
         yield from wrapped(f"The audit says of `{shown.scheme}`, {_check(shown)}: {shown.message}")
         yield from ("", "```text", shown.reproducer, "```", "")
     if left:

@@ -14,11 +14,12 @@ from posenc_jax.audit import runs
 
 _WORDS = {
     "rope": ("rope", "rotary"), "alibi": ("alibi",), "t5": ("relativeposition", "t5"),
-    "sinusoidal": ("sinus", "positionalenc"), "learned": ("positionemb", "positionalemb"),
+    "sinusoidal": ("sinus", "positionalenc"),
+    "learned:max_len=512": ("positionemb", "positionalemb"),
 }  # fmt: skip
 _KINDS: dict[str, Kind] = {
     "rope": "rotation", "alibi": "bias", "t5": "bias", "sinusoidal": "embedding",
-    "learned": "embedding",
+    "learned:max_len=512": "embedding",
 }  # fmt: skip
 
 
