@@ -1,8 +1,8 @@
 """Fills docs/audit_configurations.md: ``python docs/audit_configurations.py``.
 
 The table of released weights is ``posenc/audit/released.py``. The second part is what the audit
-prints of readers with a fault each, ``tests/support/planted_configurations.py``. The last table is
-what the installed transformers makes of released configurations.
+prints of readers with a fault each, ``tests/support/planted_configurations.py``. The last tables
+are what installed libraries make of released configurations, one table for each.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +27,8 @@ SUPPORT = HERE.parent / "tests" / "support"
 def main() -> None:
     """Write both tables."""
     page = between(PAGE.read_text(encoding="utf-8"), "released weights", weights())
-    lines = [
-        f"transformers {version('transformers')}, posenc {version('posenc')}.",
-        "",
-        "| configuration | facts that agree | what differs, or cannot be compared |",
-        "| :-- | --: | :-- |",
-        *(row(name, records) for name, records in audited()),
-    ]
     page = between(page, "planted faults", planted())
-    PAGE.write_text(between(page, "transformers", "\n".join(lines)), encoding="utf-8")
+    PAGE.write_text(between(page, "libraries", libraries()), encoding="utf-8")
 
 
 def between(page: str, name: str, text: str) -> str:
@@ -84,25 +76,44 @@ def support() -> None:
         sys.path.append(str(SUPPORT))
 
 
+def libraries() -> str:
+    """A table for each library that reads configurations, and those that could not be asked."""
+    every = dict(audited())
+    records = [one for of_file in every.values() for one in of_file]
+    own = (one for one in records if one.scheme and " and " not in one.library)
+    found = {one.library: one.version for one in own}
+    lines = []
+    for name, number in found.items():
+        lines += [
+            f"### {name} {number}", "",
+            "| configuration | facts that agree | what differs, or cannot be compared |",
+            "| :-- | --: | :-- |",
+            *(row(name, file, records) for file, records in every.items()), "",
+        ]  # fmt: skip
+    missing = sorted({one.message for one in records if one.library not in found})
+    return "\n".join([*lines, f"Not asked: {'; '.join(missing)}."])
+
+
 def audited() -> Iterator[tuple[str, list[Record]]]:
     """The records of each configuration, by its name."""
     support()
+    from released_configurations import ODD, whole
     from released_configurations import RELEASED as FILES
 
-    given: dict[str, Mapping[str, Any]] = dict(FILES)
+    given: dict[str, Mapping[str, Any]] = {**FILES, **ODD}
     for one in RELEASED:
         if one.model in ("hy_v4", "minimax_m3_vl_text"):
             given[one.model] = {"model_type": one.model, **one.config}
     with tempfile.TemporaryDirectory() as folder:
         for name, config in given.items():
             file = Path(folder) / "config.json"
-            file.write_text(json.dumps({"num_hidden_layers": 4, **config}))
+            file.write_text(json.dumps(whole(config)))
             yield name, audit_config(file)
 
 
-def row(name: str, records: Sequence[Record]) -> str:
-    """One line of the table."""
-    own = [one for one in records if one.library == "transformers"]
+def row(library: str, name: str, records: Sequence[Record]) -> str:
+    """One line of a library's table."""
+    own = [one for one in records if one.library == library]
     count = Counter(one.status for one in own)
     said = [
         f"{one.check}: {one.message}".replace("|", "\\|").replace("\n", " ")

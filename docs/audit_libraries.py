@@ -28,8 +28,8 @@ PAGE = "audit_libraries.md"
 class Explanation:
     """Why a library differs, and what shows it with nothing but the library.
 
-    ``scheme``, ``path`` and ``subject`` are parts of the texts of the records. ``shown`` is the
-    check whose message the page has; default: the first.
+    ``scheme``, ``path``, ``subject`` and ``check`` are parts of the texts of the records.
+    ``shown`` is the check whose message the page has; default: the first.
     """
 
     title: str
@@ -39,6 +39,7 @@ class Explanation:
     scheme: str = ""
     subject: str = ""
     path: str = ""
+    check: str = ""
     shown: str = ""
 
     def explains(self, record: Record) -> bool:
@@ -48,6 +49,7 @@ class Explanation:
             and self.scheme in record.scheme
             and self.subject in record.subject
             and self.path in record.path
+            and self.check in record.check
         )
 
 
@@ -102,6 +104,62 @@ EXPLANATIONS = (
         scheme="sandwich",
     ),
     Explanation(
+        "mlx-lm: LongRoPE has the long factors alone", "mlx-lm",
+        "`SuScaledRoPE` takes `short_factor` and keeps `long_factor`, at every length. A model "
+        "of 128k tokens that is asked a short question gets the angles of a long one; its cached "
+        "keys are then right at any length.",
+        "initialize_rope(96, 1e4, False, parameters, 131072)._freqs  # those of long_factor",
+        scheme="rope_longrope", shown="positions 0 to 32",
+    ),
+    Explanation(
+        "mlx-lm: attention_factor is not read", "mlx-lm",
+        "`initialize_rope` passes `mscale`, `mscale_all_dim` and the betas of YaRN, and no "
+        "`attention_factor`; so the factor follows from `factor` (mlx-lm#1507).",
+        "initialize_rope(64, 1e4, False, {**yarn, 'attention_factor': 1.0}).mscale  # 1.1386",
+        scheme="attention_factor=1", shown="positions 0 to 32",
+    ),
+    Explanation(
+        "mlx-lm: YaRN's truncate is not read", "mlx-lm",
+        "The ends of the ramp are rounded to whole pairs, whatever `truncate` says. gpt-oss has "
+        "`truncate: false`.",
+        "initialize_rope(64, 1e4, False, {**yarn, 'truncate': False})  # as with True",
+        scheme="truncate=False", shown="positions 0 to 32",
+    ),
+    Explanation(
+        "mlx-lm: cached keys keep the angles of a shorter text", "mlx-lm",
+        "Dynamic NTK has other frequencies for each length past that of training. A decoder that "
+        "caches rotated keys has turned each by the frequencies of its own time, and scores of old "
+        "and new tokens are no function of their distance (transformers#25306). A prompt at once "
+        "agrees.",
+        "rope = initialize_rope(64, 1e4, False, {'rope_type': 'dynamic', 'factor': 4.}, 4096)\n"
+        "rope(x[:, :, :1], offset=0), rope(x[:, :, 1:], offset=8000)  # two bases",
+        scheme="rope_dynamic", path="token by token",
+    ),
+    Explanation(
+        "transformers: cached keys keep the angles of a shorter text", "transformers",
+        "Dynamic NTK and LongRoPE have other frequencies past the length of training. "
+        "`LlamaRotaryEmbedding` takes those of the largest position of a call, so a cache of "
+        "rotated keys holds keys of several sets (transformers#25306). A prompt at once agrees.",
+        "rotary(x, torch.tensor([[4095]])), rotary(x, torch.tensor([[4096]]))  # two sets",
+        path="token by token",
+    ),
+    Explanation(
+        "x-transformers: heads of keys take turns", "x-transformers",
+        "`Attend` repeats key heads as `b (r kvh) n d`, so query head `h` uses key head `h % Hk`. "
+        "Elsewhere it uses `h // (H / Hk)`: the heads of grouped checkpoints do not fit.",
+        "repeat(k, 'b kvh n d -> b (r kvh) n d', r=4)"
+        "\n# heads 0 1 0 1 0 1 0 1; elsewhere 0 0 0 0 1 1 1 1",
+        check="2 key heads for 8 query heads",
+    ),
+    Explanation(
+        "x-transformers: xPos is NaN in long texts", "x-transformers",
+        "Queries are multiplied by `scale ** ((pos - length // 2) / 512)`, and keys by the "
+        "inverse. From about 72 500 tokens on the first is infinite in float32 and the second 0, "
+        "so their product is NaN.",
+        "RotaryEmbedding(64, use_xpos=True)(torch.tensor([0, 100_000]))[1][0, 0, 0]  # inf",
+        scheme="xpos",
+    ),
+    Explanation(
         "transformers: MPT ignores alibi_bias_max", "transformers",
         "`MptModel.forward` builds its bias without the configuration's "
         "`attn_config.alibi_bias_max`, so it is 8. The function itself has the argument, and "
@@ -128,6 +186,25 @@ EXPLANATIONS = (
         path="model.to(bfloat16)",
     ),
 )  # fmt: skip
+
+
+KNOWN = (
+    (
+        "bfloat16 positions of rotary-embedding-torch collapse past 256",
+        "rotary-embedding-torch: positions in the dtype of the vectors",
+    ),
+    ("Equinox's cache ignores theta", "Equinox: the first theta is everybody's"),
+    (
+        "KerasHub's dynamic divides every frequency",
+        "KerasHub: rope_type='dynamic' divides every frequency",
+    ),
+    (
+        "slopes of attention-gym for head counts that are no power of two",
+        "attention-gym: slopes of ALiBi for head counts that are no power of two",
+    ),
+    ("MPT of transformers ignores alibi_bias_max", "transformers: MPT ignores alibi_bias_max"),
+)
+"""What was known before the audit was written, and the explanation whose records must show it."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -166,10 +243,36 @@ def page(records: Iterable[Record], grid: str) -> str:
                 f"{platform.python_version()}, torch {_version('torch')}, jax {_version('jax')}. "
                 f"`python docs/audit_libraries.py` makes this page again."
             ),
-            "", *table(groups), "", "## Differences", "", *differences(every), "",
+            "", "## What was known", "", *known(every), "",
+            "## Every call", "", *table(groups), "",
+            "## Differences", "", *differences(every), "",
             *_absent(every),
         ]
     )  # fmt: skip
+
+
+def known(records: Sequence[Record]) -> Iterator[str]:
+    """What was known in 2026, and what these records say of it."""
+    yield from wrapped("Found in 2026 by hand. Each must come out of the audit by itself:")
+    yield ""
+    yield "| known | this run |"
+    yield "|--|--|"
+    for said, title in KNOWN:
+        explanation = next(each for each in EXPLANATIONS if each.title == title)
+        own = [r for r in records if explanation.explains(r)]
+        yield f"| {said} | {_found(own, explanation.library)} |"
+
+
+def _found(own: Sequence[Record], library: str) -> str:
+    """Whether a fault shows in the records of the calls that had it."""
+    if not own:
+        return f"{library} was not audited"
+    wrong = [record for record in own if record.status == "differs"]
+    if wrong:
+        return f"{library} {own[0].version}: {verdict(wrong)}"
+    if any(record.status == "agrees" for record in own):
+        return f"{library} {own[0].version} agrees: it was mended upstream"
+    return f"{library} {own[0].version} could not be called"
 
 
 Key = tuple[str, str, str, str]
@@ -226,20 +329,20 @@ def differences(records: Sequence[Record]) -> Iterator[str]:
     """A section for each explanation: what was measured, or that it is mended; then the rest."""
     left = [record for record in records if record.status == "differs"]
     audited = {record.library: record.version for record in records if record.version}
-    for known in EXPLANATIONS:
-        about = [record for record in left if known.explains(record)]
+    for each in EXPLANATIONS:
+        about = [record for record in left if each.explains(record)]
         left = [record for record in left if record not in about]
-        if known.library not in audited:
+        if each.library not in audited:
             continue
-        yield f"### {known.title}"
+        yield f"### {each.title}"
         yield ""
         if not about:
-            yield f"Not in {known.library} {audited[known.library]}: it was mended."
+            yield f"Not in {each.library} {audited[each.library]}: it was mended."
             yield ""
             continue
-        yield from wrapped(known.text)
-        yield from ("", "```text", *known.code.split("\n"), "```", "")
-        shown = next((record for record in about if record.check == known.shown), about[0])
+        yield from wrapped(each.text)
+        yield from ("", "```text", *each.code.split("\n"), "```", "")
+        shown = next((record for record in about if record.check == each.shown), about[0])
         yield from wrapped(f"The audit says of `{shown.scheme}`, {_check(shown)}: {shown.message}")
         yield from ("", "```text", shown.reproducer, "```", "")
     if left:

@@ -1,4 +1,4 @@
-"""MLX: its rotation and ALiBi, on NumPy arrays that are copied to its own and back."""
+"""MLX: its rotation, ALiBi and sinusoids, on NumPy arrays that are copied to its own and back."""
 
 from __future__ import annotations
 
@@ -42,10 +42,18 @@ def candidates(grid: str) -> Iterator[Candidate]:
             partial(_one_token_each, options), path="cached, an offset per row",
         )  # fmt: skip
     yield _candidate("nn.ALiBi()(scores, offset=K - Q)", "alibi", "bias", _alibi)
+    yield _candidate(
+        "nn.SinusoidalPositionalEncoding(C, scale=1.0)(pos)", "sinusoidal:layout=tensor2tensor",
+        "embedding", _sinusoidal, dtypes=("float32",),
+    )  # fmt: skip
 
 
 def _rotation(options: dict[str, Any], sizes: Sizes) -> Callable[..., Host]:
-    rope = nn.RoPE(**{"dims": sizes.head_dim, **options})
+    return from_offset(nn.RoPE(**{"dims": sizes.head_dim, **options}))
+
+
+def from_offset(rope: Any) -> Callable[..., Host]:
+    """``f(x, pos)`` of a module that takes one run of positions, from ``offset`` on."""
 
     def f(x: Host, pos: Host) -> Host:
         if np.any(pos != pos[0]) or np.any(np.diff(pos[0]) != 1):
@@ -56,8 +64,11 @@ def _rotation(options: dict[str, Any], sizes: Sizes) -> Callable[..., Host]:
 
 
 def _one_token_each(options: dict[str, Any], sizes: Sizes) -> Callable[..., Host]:
+    return one_token_each(nn.RoPE(**{"dims": sizes.head_dim, **options}))
+
+
+def one_token_each(rope: Any) -> Callable[..., Host]:
     """Every row of a batch at its own offset, in steps of one token."""
-    rope = nn.RoPE(**{"dims": sizes.head_dim, **options})
 
     def f(x: Host, pos: Host) -> Host:
         steps = [
@@ -77,3 +88,8 @@ def _alibi(sizes: Sizes) -> Callable[..., Host]:
         return found
 
     return f
+
+
+def _sinusoidal(sizes: Sizes) -> Callable[..., Host]:
+    layer = nn.SinusoidalPositionalEncoding(sizes.num_heads * sizes.head_dim, scale=1.0)
+    return lambda pos: np.array(layer(mx.array(pos)))

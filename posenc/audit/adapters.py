@@ -11,7 +11,7 @@ import numpy as np
 from posenc.audit.candidate import Candidate, CannotExpressError, Sizes
 from posenc.audit.candidate import Kind as Kind  # for adapters
 from posenc.contract.protocol import PositionScheme
-from posenc.schemes import ALiBi
+from posenc.schemes import ALiBi, NoPE
 from posenc.testing.framework import Host
 
 
@@ -30,12 +30,26 @@ def candidate(
 
     ``scheme`` is by default what the label defines; ``more`` are other fields of the candidate.
     """
-    from posenc.audit.labels import window_of
+    from posenc.audit.labels import definition, window_of
 
     return Candidate(
         make, kind, scheme or (lambda sizes: scheme_of(label, sizes)), label, framework,
-        library=library, version=version(library), subject=subject, window=window_of(label), **more,
+        library=library, version=version(library), subject=subject, window=window_of(label),
+        pinned=definition(label).pinned if label else {}, **more,
     )  # fmt: skip
+
+
+def lacking(
+    library: str, subject: str, why: str, label: str = "", *, framework: str = "numpy"
+) -> Candidate:
+    """A row that says why nothing is compared: posenc or the library has no such scheme."""
+
+    def make(sizes: Sizes) -> Callable[..., Any]:
+        raise CannotExpressError(why)
+
+    return candidate(
+        library, subject, label, "attention", make, lambda sizes: NoPE(), framework=framework
+    )
 
 
 def scheme_of(label: str, sizes: Sizes) -> PositionScheme:

@@ -81,7 +81,7 @@ def arguments(
     else:
         first = [native[name] for name in "qkv"]
     rest = dict(list(parameters.items())[len(first) :])
-    named = {n: native[n] for n in question.params if n in rest}
+    named = {n: native[leaf_of(question, n)] for n in question.params if n in rest}
     if question.kind == "attention":
         named |= _attention_arguments(rest, question, arrays, native)
     if question.kind == "embedding":
@@ -97,6 +97,11 @@ def arguments(
             f"given: {', '.join(known) or 'none'}"
         )
     return first, named
+
+
+def leaf_of(question: Question, name: str) -> str:
+    """The name of a learned array among the leaves: Transformer-XL learns a ``v`` of its own."""
+    return f"learned {name}" if name in question.vectors else name
 
 
 def must_be_given(parameter: inspect.Parameter) -> bool:

@@ -25,6 +25,7 @@ from posenc.audit.arguments import (
     NotCalledError,
     arguments,
     expected_shape,
+    leaf_of,
     must_be_given,
     parameters_of,
 )
@@ -163,7 +164,8 @@ def pulled(
 
 def leaves_of(question: Question) -> dict[str, Host]:
     """The floating-point arrays of a question, by name."""
-    return {**question.vectors, **question.params}
+    learned = {leaf_of(question, name): value for name, value in question.params.items()}
+    return {**question.vectors, **learned}
 
 
 def _array(arrays: Framework, value: Host, dtype: str) -> Any:

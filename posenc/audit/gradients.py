@@ -10,7 +10,7 @@ import numpy as np
 
 import posenc
 from posenc.audit import conventions
-from posenc.audit.arguments import expected_shape, integers
+from posenc.audit.arguments import expected_shape, integers, leaf_of
 from posenc.audit.difference import first_place
 from posenc.audit.gold import Question, allowed, answer, at_length, drawn, rotation_gradient
 from posenc.contract.tokens import Tokens
@@ -62,7 +62,7 @@ def check_gradients(
 
 def _where(question: Question, name: str, error: Host, tolerance: Host) -> dict[str, int]:
     """The first wrong number of a gradient by vectors."""
-    if name in question.params:
+    if name not in question.vectors:
         return {}
     keys = question.q_pos if question.k_pos is None or name == "q" else question.k_pos
     return first_place(question.change(q_pos=keys), error > tolerance)[0]
@@ -116,7 +116,7 @@ def gold_gradients(question: Question, arrays: Framework, d_out: Host) -> dict[s
 
 def defined(question: Question, arrays: Framework, native: Mapping[str, Any]) -> Any:
     """The definition of a question on arrays of a framework."""
-    params = {name: native[name] for name in question.params}
+    params = {name: native[leaf_of(question, name)] for name in question.params}
     keys = question.q_pos if question.k_pos is None else question.k_pos
     q_at, k_at = (integers(arrays, pos) for pos in (question.q_pos, keys))
     scheme = at_length(question.scheme, keys)

@@ -21,8 +21,11 @@ from posenc.contract.checks import check_choice
 GROUP = "posenc.audited"
 GRIDS = ("full", "ci")
 
-NEEDS_GPU = ("flash-attn", "transformer-engine")
-"""Libraries that run on a GPU alone. They have no adapter."""
+NEEDS_GPU = {
+    "flash-attn": "its rotary kernels, slopes of ALiBi and windows",
+    "transformer-engine": "its fused rotation and windows",
+}
+"""Libraries that run on a GPU alone, and what runs there. They have no adapter."""
 
 Adapter = Callable[[str], Iterable[Candidate]]
 
@@ -103,13 +106,14 @@ def _library(name: str, entry: EntryPoint | None, grid: str) -> list[Record]:
         return [Record(name, name, "", "library", status, version=number, message=message)]
 
     number = ""
-    gpu = "; it needs a GPU" if name in NEEDS_GPU else ""
+    gpu = f"; it needs a GPU for {NEEDS_GPU[name]}" if name in NEEDS_GPU else ""
     try:
         number = version(name)
     except PackageNotFoundError:
         return one("not installed", f"{name} is not installed{gpu}")
     if entry is None:
-        return one("not called", f"{name} needs a GPU, and has no adapter")
+        what = NEEDS_GPU.get(name, "it")
+        return one("not called", f"{name} needs a GPU for {what}, and has no adapter")
     records: list[Record] = []
     try:
         adapter: Adapter = entry.load()

@@ -18,10 +18,13 @@ from posenc.contract.checks import check_choice
 
 GROUP = "posenc.config_readers"
 
-READERS = {"transformers": "posenc_torch.audit.transformers_configs:Transformers"}
+READERS = {
+    "transformers": "posenc_torch.audit.transformers_configs:Transformers",
+    "mlx_lm": "posenc.audit.config_mlx_lm:MlxLm",
+}
 """Readers of this project, by the package that they ask; each is imported if it is installed."""
 
-WITHOUT_READER = ("vllm", "sglang", "mlx_lm", "lmdeploy", "keras_hub", "litgpt", "maxtext")
+WITHOUT_READER = ("vllm", "sglang", "lmdeploy", "keras_hub", "litgpt", "maxtext", "gguf")
 """Libraries that read such files, and for which no reader is written. A report says so."""
 
 

@@ -165,7 +165,9 @@ class _Reader:
         kind = self.config.get("position_embedding_type")
         unrotated = self.family.rotates_if_rope and kind != "rope"
         unread = self.family.ignores_position_type
-        if unrotated or kind == "nope" or self.config.get("use_mem_rope") is False:
+        unrotated |= self.config.get("use_mem_rope") is False
+        unrotated |= self.config.get("mla_use_nope") is True
+        if unrotated or kind == "nope":
             return {"": NoPE()}
         if kind is not None and not unread and not str(kind).startswith(("rope", "rotary")):
             raise ValueError(f"position_embedding_type is {kind!r}: the model does not rotate")

@@ -82,6 +82,7 @@ KEPT_OUTSIDE = {
     "compress_rope_theta": "the base of compressed layers, which rope_parameters repeats",
     "rotary": "whether the model rotates at all",
     "use_mrope": "M-RoPE: whether places have several axes",
+    "mla_use_nope": "whether the model rotates at all",
     "use_mem_rope": "whether the model rotates at all",
     "num_position_embeddings": "a table of positions",
     "position_embedding_size": "a table of positions",

@@ -10,7 +10,8 @@ from importlib.util import find_spec
 import audit_configurations as page  # docs/audit_configurations.py
 import pytest
 from planted_configurations import GEMMA, GPT_OSS, HY4, PLANTED, V3, VISION, Fake, layers, without
-from released_configurations import RELEASED, sizes
+from released_configurations import ODD, RELEASED, sizes, whole
+from stand_in_for_mlx import Attention, Turn, reader
 
 from posenc.audit import Record, exit_status
 from posenc.audit import configs as audited
@@ -377,6 +378,85 @@ def test_released_configurations(tmp_path, name):
     differing, agreeing = checked(of_transformers(tmp_path, config))
     assert not differing
     assert agreeing >= 5 or name == "ESM-2"
+
+
+@HF
+@pytest.mark.long
+@pytest.mark.parametrize("name", ODD)
+def test_odd_configurations(tmp_path, name):
+    differing, agreeing = checked(of_transformers(tmp_path, whole(ODD[name])))
+    assert not differing
+    assert agreeing >= 5 or name == "Kimi Linear"
+
+
+LLAMA = whole(sizes("llama", 64, 4, 256, num_hidden_layers=2))
+
+
+def of_mlx_lm(tmp_path, monkeypatch, config, *attentions):
+    """Findings by check, of a reader of mlx-lm whose model has these attention modules."""
+    asked = reader(monkeypatch, lambda given: attentions)
+    return {one.check: one for one in audit(tmp_path, config, asked)}
+
+
+def test_the_reader_of_mlx_lm_measures_a_rotation(tmp_path, monkeypatch):
+    found = of_mlx_lm(tmp_path, monkeypatch, LLAMA, Attention(Turn(16)), Attention(Turn(16)))
+    assert {one.status for one in found.values()} == {"agrees", "cannot express"}
+    assert {name for name, one in found.items() if one.status == "agrees"} == {
+        "frequencies", "rotary width", "layout", "attention factor", "softmax factor", "sections",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("turn", "check", "words"),
+    [
+        (Turn(16, base=1000), "frequencies", "7 of 8 frequencies differ"),
+        (Turn(8), "rotary width", "8 channels rotate, not 16"),
+        (Turn(16, pairs="interleaved"), "layout", "pairs are neighbours"),
+        (Turn(16, pairs="interleaved", back=True), "layout", "the other way"),
+        (Turn(16, factor=2.0), "attention factor", "multiplied by 2, not 1"),
+        (None, "frequencies", "these layers rotate, and are left unrotated"),
+        (Turn(0), "frequencies", "these layers rotate, and are left unrotated"),
+    ],
+)
+def test_what_the_reader_of_mlx_lm_tells(tmp_path, monkeypatch, turn, check, words):
+    found = of_mlx_lm(tmp_path, monkeypatch, LLAMA, Attention(turn), Attention(turn))
+    assert found[check].status == "differs"
+    assert words in found[check].message
+
+
+def test_the_reader_of_mlx_lm_asks_each_layer_and_each_length(tmp_path, monkeypatch):
+    config = {**LLAMA, "rope_scaling": {"type": "dynamic", "factor": 2.0}}
+    grows = Turn(16, grows=256)
+    assert of_mlx_lm(tmp_path, monkeypatch, config, Attention(grows))["frequencies"].status == (
+        "agrees"
+    )
+    found = of_mlx_lm(tmp_path, monkeypatch, config, Attention(Turn(16)), Attention(grows))
+    assert "layers 0 of 2: DynamicNTK is declared" in found["frequencies"].message
+    unread = Attention(Turn(16), refuses=True)
+    found = of_mlx_lm(tmp_path, monkeypatch, config, unread)
+    assert "could not be called with a prompt" in found["frequencies"].message
+
+
+def test_the_reader_of_mlx_lm_asks_whether_the_module_is_called(tmp_path, monkeypatch):
+    unused = Attention(Turn(16), calls=False)
+    found = of_mlx_lm(tmp_path, monkeypatch, LLAMA, unused)
+    assert "left unrotated" in found["frequencies"].message
+
+
+def test_what_mlx_lm_does_not_know_is_a_record(tmp_path, monkeypatch):
+    def refuse(error):
+        def refusing(given):
+            raise error
+
+        return refusing
+
+    said = "Model type llama not supported."
+    (record,) = audit(tmp_path, LLAMA, reader(monkeypatch, None, refuse(ValueError(said))))
+    assert (record.status, said in record.message) == ("cannot express", True)
+    error = TypeError("__init__() missing 1 required positional argument: 'rope_theta'")
+    (record,) = audit(tmp_path, LLAMA, reader(monkeypatch, refuse(error)))
+    assert record.status == "cannot express"
+    assert record.message.endswith("needs keys that are missing: rope_theta")
 
 
 @HF

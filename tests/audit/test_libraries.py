@@ -15,7 +15,14 @@ from audit_libraries import page
 
 import posenc
 from posenc.audit import CannotExpressError, Record, exit_status, libraries
-from posenc.audit.adapters import bias_of_keys, candidate, causal_alibi, row_of, square_of
+from posenc.audit.adapters import (
+    bias_of_keys,
+    candidate,
+    causal_alibi,
+    lacking,
+    row_of,
+    square_of,
+)
 from posenc.audit.libraries import audit_libraries
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -222,11 +229,33 @@ def test_the_adapter_of_transformers_sees_a_wrong_layout(monkeypatch):
     assert "differs" in {r.status for r in found_of_transformers("llama")}
 
 
-@pytest.mark.parametrize("part", ["bloom", "_relative_position_bucket", "gpt_oss"])
-def test_biases_and_sinks_of_transformers(part):
+@pytest.mark.parametrize(
+    "part",
+    [
+        "bloom", "_relative_position_bucket", "gpt_oss", "deberta_v2", "wav2vec2", "deepseek_v3",
+        "qwen3_vl", "llama4", "whisper",
+    ],
+)  # fmt: skip
+def test_other_schemes_of_transformers(part):
     """Of a release that has no such function there is a record, and no exception."""
     found = Counter(r.status for r in found_of_transformers(part))
     assert found["agrees"] > 5 or found["not called"]
+
+
+def test_cached_keys_of_transformers_keep_the_angles_of_a_shorter_text():
+    for each in libraries.candidates("transformers", "ci"):
+        if each.path.startswith("cached") and "dynamic" in each.label:
+            found = {r.check for r in libraries._candidate(each, "ci") if r.status == "differs"}
+            assert found == {"far positions"}
+            return
+    raise AssertionError("no such candidate")
+
+
+def test_a_row_for_a_scheme_that_posenc_lacks(known):
+    known(numpy=lambda grid: [lacking(FAKE, "a.Network", "posenc has no such scheme")])
+    (row,) = audit_libraries(["numpy"], "ci")
+    assert (row.status, row.message) == ("cannot express", "posenc has no such scheme")
+    assert (row.check, row.scheme) == ("every check", "")
 
 
 def record(library, subject, scheme, status, **more):
@@ -245,7 +274,9 @@ def test_the_page_explains_what_differs_and_says_what_was_mended():
     row = next(line for line in text.splitlines() if line.startswith("| attn-gym 9.1"))
     assert row.endswith("**differs** in 1 of 1 checks, from position 33, by up to 3 |")
     assert "Not in equinox 9.1: it was mended." in text
-    assert "KerasHub" not in text  # it was not audited
+    assert "### KerasHub" not in text  # it was not audited
+    assert "| KerasHub's dynamic divides every frequency | keras-hub was not audited |" in text
+    assert "attn-gym 9.1: **differs** in 1 of 1 checks" in text
     known, _, rest = text.partition("### Not explained yet")
     assert "45 times less" in known
     assert "f = 1" in known

@@ -198,6 +198,7 @@ def test_none_and_null_do_not_rotate():
         {"position_embedding_type": "nope"},
         {"model_type": "granitemoehybrid", "position_embedding_type": None},
         {"model_type": "zamba2", "use_mem_rope": False},
+        {"model_type": "kimi_linear", "mla_use_nope": True, "rope_theta": 10_000.0},
     ],
 )
 def test_models_that_do_not_rotate(switch):

@@ -29,6 +29,8 @@ def candidates(grid: str) -> Iterator[Candidate]:
     )  # fmt: skip
     yield _candidate("RotaryPositionalEmbedding(D)", "rope:layout=interleaved", make=_no_layout)
     yield _candidate("RotaryPositionalEmbedding(D)", "rope:rotary_dim=32", make=_no_part)
+    for label in ("alibi", "t5", "sinusoidal"):
+        yield runs.lacking("equinox", "equinox.nn", "it has rotary positions alone", label)
 
 
 def _rotation(theta: float, after: bool, sizes: Sizes) -> Callable[..., Array]:

@@ -12,8 +12,15 @@ from posenc.audit import Candidate, CannotExpressError, Sizes
 from posenc.audit.adapters import Kind
 from posenc_jax.audit import runs
 
-_WORDS = {"rope": ("rope", "rotary"), "alibi": ("alibi",), "t5": ("relativeposition", "t5")}
-_KINDS: dict[str, Kind] = {"rope": "rotation", "alibi": "bias", "t5": "bias"}
+_WORDS = {
+    "rope": ("rope", "rotary"), "alibi": ("alibi",), "t5": ("relativeposition", "t5"),
+    "sinusoidal": ("sinus", "positionalenc"),
+    "learned:max_len=512": ("positionemb", "positionalemb"),
+}  # fmt: skip
+_KINDS: dict[str, Kind] = {
+    "rope": "rotation", "alibi": "bias", "t5": "bias", "sinusoidal": "embedding",
+    "learned:max_len=512": "embedding",
+}  # fmt: skip
 
 
 def candidates(grid: str) -> Iterator[Candidate]:

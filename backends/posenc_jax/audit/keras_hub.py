@@ -1,4 +1,4 @@
-"""KerasHub: its rotation, ALiBi and T5's bias, on whichever backend Keras runs."""
+"""KerasHub: its rotation, biases and tables, on whichever backend Keras runs."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from typing import Any
 import numpy as np
 
 from posenc.audit import Candidate, CannotExpressError, Sizes, adapters
-from posenc.audit.adapters import bias_of_keys, causal_alibi, row_of, square_of
+from posenc.audit.adapters import bias_of_keys, causal_alibi, params_of, row_of, square_of
 
 if "keras" not in sys.modules:
     os.environ.setdefault("KERAS_BACKEND", "jax")
 
 import keras
 from keras import ops
-from keras_hub.layers import AlibiBias, RotaryEmbedding
+from keras_hub.layers import AlibiBias, PositionEmbedding, RotaryEmbedding, SinePositionEncoding
 from keras_hub.src.models.t5.t5_multi_head_attention import T5MultiHeadAttention
 
 _HALF = ("float32", "bfloat16", "float16")
+_LEARNED = "learned:max_len=512"
 _FACTOR = {"scaling_factor": 4.0}
 _ROPE: dict[str, dict[str, Any]] = {
     "rope": {},
@@ -64,6 +65,14 @@ def candidates(grid: str) -> Iterator[Candidate]:
             f"T5MultiHeadAttention(is_decoder={causal}).compute_bias(Q, K)", label, "bias",
             partial(_t5, causal),
         )  # fmt: skip
+    yield make(
+        "SinePositionEncoding()(x, positions=pos)", "sinusoidal", "embedding", _sine,
+        differentiable=False,
+    )  # fmt: skip
+    yield make(
+        "PositionEmbedding(L)(x, positions=pos)", _LEARNED, "embedding", _table,
+        differentiable=False,
+    )  # fmt: skip
 
 
 def _rotation(options: dict[str, Any], from_start: bool, sizes: Sizes) -> Callable[..., Any]:
@@ -114,5 +123,27 @@ def _t5(causal: bool, sizes: Sizes) -> Callable[..., Any]:
             raise CannotExpressError("it counts queries from the first key")
         layer.relative_attention_bias = ops.transpose(table)
         return layer.compute_bias(queries, keys)[0]
+
+    return f
+
+
+def _sine(sizes: Sizes) -> Callable[..., Any]:
+    layer, width = SinePositionEncoding(), sizes.num_heads * sizes.head_dim
+
+    def f(pos: Any) -> Any:
+        at = ops.cast(pos, "float32")
+        return layer(ops.zeros((*pos.shape, width)), positions=at)
+
+    return f
+
+
+def _table(sizes: Sizes) -> Callable[..., Any]:
+    table = params_of(_LEARNED, sizes)["table"]
+    layer = PositionEmbedding(len(table))
+    layer.build((1, *table.shape))
+    layer.position_embeddings.assign(table)
+
+    def f(pos: Any) -> Any:
+        return layer(ops.zeros((*pos.shape, table.shape[1])), positions=pos)
 
     return f

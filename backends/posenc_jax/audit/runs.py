@@ -13,6 +13,7 @@ from posenc.audit.adapters import row_of
 
 HALF = ("float32", "bfloat16", "float16")
 candidate = partial(adapters.candidate, framework="jax")
+lacking = partial(adapters.lacking, framework="jax")
 
 
 def in_a_prefill(rotate: Callable[[Array], Array]) -> Callable[[Array, Array], Array]:

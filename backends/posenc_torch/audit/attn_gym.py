@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from attn_gym import mods
-from attn_gym.masks import generate_sliding_window
+from attn_gym.masks import generate_packed_causal_doc_mask_mod, generate_sliding_window
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
@@ -21,6 +21,12 @@ from posenc_torch.audit import runs
 
 _candidate = partial(runs.candidate, "attn-gym")
 WINDOW = 33
+_OTHERS = {
+    "generate_tanh_softcap(cap)": "a softcap has no positions, and posenc has none",
+    "generate_mla_rope_score_mod(...)": "it adds products of vectors that are rotated already",
+    "generate_natten(...)": "posenc has no mask of two axes",
+    "generate_graphormer_spatial_bias(...)": "posenc has no distances on a graph",
+}
 
 
 def candidates(grid: str) -> Iterator[Candidate]:
@@ -42,6 +48,12 @@ def candidates(grid: str) -> Iterator[Candidate]:
         f"flex_attention, generate_sliding_window({WINDOW - 1})", f"nope@{WINDOW}", "attention",
         lambda sizes: _windowed, differentiable=False,
     )  # fmt: skip
+    yield _candidate(
+        "flex_attention, generate_packed_causal_doc_mask_mod(offsets)", "nope", "attention",
+        lambda sizes: _documents, differentiable=False,
+    )  # fmt: skip
+    for subject, why in _OTHERS.items():
+        yield runs.lacking("attn-gym", subject, why)
 
 
 def _bias(score_mod: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -69,5 +81,30 @@ def _windowed(q: Tensor, k: Tensor, v: Tensor, q_pos: Tensor, k_pos: Tensor, win
         return near(b, h, i + offset, j)
 
     blocks = create_block_mask(mask, None, None, queries, keys, device="cpu")
-    found: Tensor = flex_attention(q, k, v, block_mask=blocks)
+    found: Tensor = flex_attention(q, k, v, block_mask=blocks, enable_gqa=True)
+    return found
+
+
+def _documents(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, q_pos: Tensor, k_pos: Tensor, seg: Tensor | None
+) -> Tensor:
+    """Documents by where they begin, which all rows share; without any, one that is all."""
+    queries, keys = q_pos.shape[1], k_pos.shape[1]
+    ids = torch.zeros_like(k_pos) if seg is None else seg
+    if bool((ids != ids[0]).any()):
+        raise CannotExpressError("its documents are those of every row")
+    begins = torch.cat([torch.ones(1, dtype=torch.bool), ids[0].diff() != 0])
+    inside = k_pos.diff(dim=1)[:, ~begins[1:]]
+    if bool((inside != 1).any()) or not torch.equal(q_pos, k_pos[:, keys - queries :]):
+        raise CannotExpressError("its masks count tokens, and take no positions")
+    if not causal:
+        raise CannotExpressError("it is causal")
+    offsets = torch.cat([begins.nonzero()[:, 0], torch.tensor([keys])]).to(torch.int32)
+    same = generate_packed_causal_doc_mask_mod(offsets)
+
+    def mask(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Any:
+        return same(b, h, i + keys - queries, j)
+
+    blocks = create_block_mask(mask, None, None, queries, keys, device="cpu")
+    found: Tensor = flex_attention(q, k, v, block_mask=blocks, enable_gqa=True)
     return found

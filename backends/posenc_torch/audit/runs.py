@@ -9,13 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.audit import adapters
+from posenc.audit import CannotExpressError, adapters
 from posenc.audit.adapters import row_of
 
 HALF = ("float32", "bfloat16", "float16")
 
 
 candidate = partial(adapters.candidate, framework="torch")
+lacking = partial(adapters.lacking, framework="torch")
 
 
 def in_a_prefill(rotate: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
@@ -64,3 +65,20 @@ def compiled(make: Callable[[Any], Callable[..., Any]]) -> Callable[[Any], Calla
         return f
 
     return made
+
+
+def added_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """Booleans, True where a query sees a key, as eager attention adds them to its scores."""
+    zero = torch.zeros(mask.shape, dtype=dtype)
+    return zero.masked_fill(~mask, torch.finfo(dtype).min)
+
+
+def groups(q: Tensor, k: Tensor) -> int:
+    """How many query heads share a key head."""
+    return q.shape[1] // k.shape[1]
+
+
+def check_heads(q: Tensor, k: Tensor) -> None:
+    """Raise for an attention that has as many key heads as query heads."""
+    if groups(q, k) != 1:
+        raise CannotExpressError("it has as many heads of keys as of queries")

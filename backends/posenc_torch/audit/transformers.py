@@ -5,21 +5,31 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from importlib import import_module
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor
-from transformers import CohereConfig, GPTNeoXConfig, LlamaConfig, LlamaModel, Qwen2VLTextConfig
+from transformers import CohereConfig, Gemma3TextConfig, GPTNeoXConfig, LlamaConfig, LlamaModel
 from transformers.models.cohere import modeling_cohere as cohere
+from transformers.models.gemma3 import modeling_gemma3
 from transformers.models.gpt_neox import modeling_gpt_neox as gpt_neox
 from transformers.models.gptj import modeling_gptj as gptj
 from transformers.models.llama import modeling_llama as llama
-from transformers.models.qwen2_vl import modeling_qwen2_vl
 from transformers.utils import logging as bars
 
 from posenc.audit import Candidate, Sizes
 from posenc.audit.adapters import scheme_of
-from posenc_torch.audit import runs, transformers_attention, transformers_biases
+from posenc_torch.audit import (
+    runs,
+    transformers_attention,
+    transformers_biases,
+    transformers_embeddings,
+    transformers_relative,
+    transformers_scaled,
+)
 
 NAME = "transformers"
 SCALED = (
@@ -33,8 +43,36 @@ SCALED = (
 """One label for each ``rope_type``; ``default`` is ``rope``."""
 
 Made = Callable[[Sizes], Callable[..., Any]]
-qwen: Any = modeling_qwen2_vl  # half of these functions have no types
+gemma3: Any = modeling_gemma3  # half of these functions have no types
 logging: Any = bars
+_GEMMA = {"sliding_attention": "rope", "full_attention": "rope_pi:base=1000000,factor=8"}
+_BY_AXES: dict[str, tuple[str, str, list[int], str]] = {
+    "qwen2_vl": (
+        "Qwen2VLRotaryEmbedding",
+        "Qwen2VLTextConfig",
+        [8, 12, 12],
+        "mrope:sections=(8,12,12)",
+    ),
+    "qwen3_vl": (
+        "Qwen3VLTextRotaryEmbedding",
+        "Qwen3VLTextConfig",
+        [12, 10, 10],
+        "mrope:layout=interleaved,sections=(12,10,10)",
+    ),
+    "glm4v": (
+        "Glm4vTextRotaryEmbedding",
+        "Glm4vTextConfig",
+        [8, 12, 12],
+        "mrope:sections=(8,12,12),pairing=interleaved",
+    ),
+    "ernie4_5_vl_moe": (
+        "Ernie4_5_VLMoeTextRotaryEmbedding",
+        "Ernie4_5_VLMoeTextConfig",
+        [11, 11, 10],
+        "mrope:layout=ernie,sections=(11,11,10)",
+    ),
+}
+"""M-RoPE, by the model: its rotary class, its configuration, sections, and the definition."""
 _LLAMA = "llama: apply_rotary_pos_emb(x, x, *LlamaRotaryEmbedding(config)(x, pos))"
 
 
@@ -53,10 +91,10 @@ def candidates(grid: str) -> Iterator[Candidate]:
         path="from_pretrained(dtype=bfloat16)",
     )  # fmt: skip
     yield _rotation(_LLAMA, "rope", _cast("rope"), dtypes=("bfloat16",), path="model.to(bfloat16)")
-    partial = "rope:rotary_dim=32"
+    part = "rope:rotary_dim=32"
     yield _rotation(
-        "gpt_neox: apply_rotary_pos_emb(x, x, *GPTNeoXRotaryEmbedding(config)(x, pos))", partial,
-        _by_class(gpt_neox, gpt_neox.GPTNeoXRotaryEmbedding, GPTNeoXConfig, partial),
+        "gpt_neox: apply_rotary_pos_emb(x, x, *GPTNeoXRotaryEmbedding(config)(x, pos))", part,
+        _by_class(gpt_neox, gpt_neox.GPTNeoXRotaryEmbedding, GPTNeoXConfig, part),
     )  # fmt: skip
     inner = "rope:layout=interleaved"
     yield _rotation(
@@ -67,12 +105,23 @@ def candidates(grid: str) -> Iterator[Candidate]:
         "gptj: apply_rotary_pos_emb(x, sin, cos) of create_sinusoidal_positions",
         "rope:layout=interleaved,rotary_dim=32", _gptj, dtypes=("float32",),
     )  # fmt: skip
-    yield _rotation(
-        "qwen2_vl: apply_rotary_pos_emb(x, x, *Qwen2VLRotaryEmbedding(config)(x, pos))",
-        "mrope:sections=(8,12,12)", _qwen,
-    )  # fmt: skip
+    for label in ("rope_dynamic:factor=4,train_len=4096", "rope_longrope:train_len=4096"):
+        yield _rotation(_LLAMA, label, _token_by_token(label), path="cached, token by token")
+    for kind, label in _GEMMA.items():
+        yield _rotation(
+            f"gemma3: apply_rotary_pos_emb(x, x, *Gemma3RotaryEmbedding(config)(x, pos, '{kind}'))",
+            label, partial(_gemma, kind),
+        )  # fmt: skip
+    for name, (rotary, config, sections, label) in _BY_AXES.items():
+        yield _rotation(
+            f"{name}: apply_rotary_pos_emb(x, x, *{rotary}(config)(x, pos))", label,
+            partial(_by_axes, name, rotary, config, sections),
+        )  # fmt: skip
     yield from transformers_biases.candidates()
     yield from transformers_attention.candidates()
+    yield from transformers_embeddings.candidates()
+    yield from transformers_relative.candidates()
+    yield from transformers_scaled.candidates()
 
 
 def _rotation(subject: str, label: str, make: Made, **more: Any) -> Candidate:
@@ -160,17 +209,42 @@ def _gptj(sizes: Sizes) -> Callable[..., Any]:
     return f
 
 
-def _qwen(sizes: Sizes) -> Callable[..., Any]:
-    parameters = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [8, 12, 12]}
-    config = Qwen2VLTextConfig(
-        hidden_size=sizes.num_heads * sizes.head_dim, num_attention_heads=sizes.num_heads,
-        rope_parameters=parameters,
+def _token_by_token(label: str) -> Made:
+    """As keys come into a cache: each is rotated when it is the last of the context."""
+
+    def make(sizes: Sizes) -> Callable[..., Any]:
+        rotary = llama.LlamaRotaryEmbedding(_config(LlamaConfig, label, sizes, sizes.num_heads))
+        turn = _by(llama, rotary)
+        return runs.in_decoding(lambda x, n: turn(x, torch.full((x.shape[0], 1), n)))
+
+    return make
+
+
+def _gemma(kind: str, sizes: Sizes) -> Callable[..., Any]:
+    layers = {each: dict(scheme_of(label, sizes).to_hf()) for each, label in _GEMMA.items()}  # type: ignore[attr-defined]
+    rotary = gemma3.Gemma3RotaryEmbedding(
+        Gemma3TextConfig(
+            hidden_size=8, num_hidden_layers=2, num_attention_heads=1, head_dim=sizes.head_dim,
+            layer_types=list(layers), rope_parameters=layers,
+        )
     )  # fmt: skip
-    rotary = qwen.Qwen2VLRotaryEmbedding(config)
-    turn = getattr(qwen, "apply_rotary_pos_emb", None) or qwen.apply_multimodal_rotary_pos_emb
+    return _by(gemma3, partial(rotary, layer_type=kind))
+
+
+def _by_axes(
+    name: str, rotary: str, config: str, sections: list[int], sizes: Sizes
+) -> Callable[..., Any]:
+    module: Any = import_module(f"transformers.models.{name}.modeling_{name}")
+    parameters = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": sections}
+    made = getattr(transformers, config)(
+        hidden_size=sizes.num_heads * sizes.head_dim, num_attention_heads=sizes.num_heads,
+        head_dim=sizes.head_dim, rope_parameters=parameters,
+    )  # fmt: skip
+    angles = getattr(module, rotary)(made)
+    turn = getattr(module, "apply_rotary_pos_emb", None) or module.apply_multimodal_rotary_pos_emb
 
     def f(x: Tensor, pos: Tensor) -> Tensor:
-        found: Tensor = turn(x, x, *rotary(x, pos.movedim(-1, 0)))[0]
+        found: Tensor = turn(x, x, *angles(x, pos.movedim(-1, 0)))[0]
         return found
 
     return f

@@ -13,7 +13,7 @@ from transformers.models.gpt_oss import modeling_gpt_oss
 from transformers.models.llama import modeling_llama
 
 from posenc.audit import Candidate, CannotExpressError, Sizes
-from posenc_torch.audit.runs import candidate
+from posenc_torch.audit.runs import candidate, groups
 
 NAME = "transformers"
 WINDOW = 33
@@ -40,7 +40,9 @@ def _sinks(sizes: Sizes) -> Callable[..., Any]:
         q: Tensor, k: Tensor, v: Tensor, sink: Tensor,
         causal: bool, q_pos: Tensor, k_pos: Tensor, seg: Tensor | None,
     ) -> Tensor:  # fmt: skip
-        layer = SimpleNamespace(num_key_value_groups=1, sinks=sink.to(q.dtype), training=False)
+        layer = SimpleNamespace(
+            num_key_value_groups=groups(q, k), sinks=sink.to(q.dtype), training=False
+        )
         mask = _mask(q, causal, None, q_pos, k_pos, seg)
         scale = q.shape[-1] ** -0.5
         found: Tensor = gpt_oss.eager_attention_forward(layer, q, k, v, mask, scale)[0]
@@ -54,7 +56,7 @@ def _window(sizes: Sizes) -> Callable[..., Any]:
         q: Tensor, k: Tensor, v: Tensor,
         causal: bool, q_pos: Tensor, k_pos: Tensor, seg: Tensor | None, window: int,
     ) -> Tensor:  # fmt: skip
-        layer = SimpleNamespace(num_key_value_groups=1, training=False)
+        layer = SimpleNamespace(num_key_value_groups=groups(q, k), training=False)
         mask = _mask(q, causal, window, q_pos, k_pos, seg)
         scale = q.shape[-1] ** -0.5
         found: Tensor = llama.eager_attention_forward(layer, q, k, v, mask, scale)[0]
