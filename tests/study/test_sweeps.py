@@ -345,7 +345,7 @@ def test_the_command_tunes_first_and_shows_two_lengths(made, tmp_path, monkeypat
         monkeypatch.setattr(terminal, "estimate", lambda each, _: counted.extend(each) or 60.0)
         assert terminal.compare(study) == 0
     shown, out = capsys.readouterr().out, tmp_path / "out"
-    assert sum(trainings for _, trainings in counted) == 16 + 16  # tried, and the study's own
+    assert sum(trainings for _, trainings, _ in counted) == 16 + 16  # tried, and the study's own
     assert "2 tasks x 2 training lengths x 2 schemes x 2 seeds" in shown
     assert "tuning: 16 runs of seed 1000" in shown
     assert "majority, 8 nope learning_rate=0.001  " in shown
