@@ -5,7 +5,7 @@ measures models in folders, also under other schemes.
 """
 
 from posenc.probe.api import Probed, probe
-from posenc.probe.losses import CELLS, losses
+from posenc.probe.of_logits import CELLS, losses
 from posenc.probe.schemes import rope_in
 from posenc.probe.text import Text, byte_lengths
 
