@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from posenc.study.effective import RULER, Effective, effective_length
-from posenc.study.results import untuned
-from posenc.study.statistics import UNTUNED, Records, Summary
+from posenc.study.results import before_finetuning
+from posenc.study.statistics import BEFORE, Records, Summary
 
 TEXT = "text"
 ABOVE_CHANCE = 0.1  # less at the training length is no score that a longer one could hold
@@ -23,7 +23,7 @@ _PASSED = 0.9  # beyond the training length, a score that a task that must fail 
 class Outcome:
     """One scheme on one task, over its seeds.
 
-    ``about`` is what the summary says of the task. ``untuned``: before the fine-tuning of another
+    ``about`` is what the summary says of the task. ``before_finetuning``: before the fine-tuning of another
     outcome with the same records. Seeds that solved the task in training and seeds
     that did not are never averaged: ``counted`` are the former, or all where none solved it.
     """
@@ -32,12 +32,12 @@ class Outcome:
     about: Mapping[str, Any]
     records: Records
     failed: int
-    untuned: bool = False
+    before_finetuning: bool = False
 
     @property
     def label(self) -> str:
         """The name of its row and line."""
-        return f"{self.scheme}{UNTUNED}" if self.untuned else self.scheme
+        return f"{self.scheme}{BEFORE}" if self.before_finetuning else self.scheme
 
     @property
     def solved(self) -> int:
@@ -160,18 +160,26 @@ def outcomes(about: Mapping[str, Any], records: Records) -> list[Outcome]:
         found.append(Outcome(scheme, about, ok, len(of_scheme) - len(ok)))
     lengths = list(reversed(about["eval_lens"]))
     found.sort(key=lambda one: [_last(one.score(n)) for n in lengths])
-    return [each for one in found for each in _with_untuned(one)]
+    return [each for one in found for each in _with_both(one)]
 
 
-def _with_untuned(one: Outcome) -> list[Outcome]:
+def _with_both(one: Outcome) -> list[Outcome]:
     if not any("before" in record for record in one.records):
         return [one]
-    return [one, replace(one, records=[untuned(r) for r in one.records], failed=0, untuned=True)]
+    return [
+        one,
+        replace(
+            one,
+            records=[before_finetuning(r) for r in one.records],
+            failed=0,
+            before_finetuning=True,
+        ),
+    ]
 
 
-def tuned_only(found: Sequence[Outcome]) -> list[Outcome]:
+def finetuned_only(found: Sequence[Outcome]) -> list[Outcome]:
     """The outcomes that are compared: without those before fine-tuning."""
-    return [one for one in found if not one.untuned]
+    return [one for one in found if not one.before_finetuning]
 
 
 def _last(score: float) -> float:

@@ -153,7 +153,7 @@ def _seal(record: Record) -> str:
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
-def untuned(record: Mapping[str, Any]) -> Record:
+def before_finetuning(record: Mapping[str, Any]) -> Record:
     """The record with the scores that the model had before fine-tuning."""
     return {**record, **record.get("before", {})}
 
@@ -162,7 +162,7 @@ def stages(record: Mapping[str, Any]) -> list[tuple[Record, int]]:
     """A record before and after fine-tuning, each with its steps of it; one record without."""
     if "before" not in record:
         return [({**record}, 0)]
-    return [(untuned(record), 0), ({**record}, record["finetune"]["steps"])]
+    return [(before_finetuning(record), 0), ({**record}, record["finetune"]["steps"])]
 
 
 def seconds(records: Iterable[Record]) -> Record:

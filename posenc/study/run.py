@@ -119,9 +119,9 @@ def carry_out(
     trained = _trained(job[0], task, report, scratch, checkpoint)
     for run in job:
         try:
-            tuned = _tuned(run, trained, task, report, scratch)
-            record = _scored(run, tuned, task)
-            keep(run, tuned.model)
+            finetuned = _finetuned(run, trained, task, report, scratch)
+            record = _scored(run, finetuned, task)
+            keep(run, finetuned.model)
         except Exception as error:
             yield failure_record(run, error)
             continue
@@ -168,7 +168,7 @@ class _Trained:
 
     model: Trainer
     facts: Record
-    is_tuned: bool = False  # then it is the run's own, and of the schemes that are tested
+    is_finetuned: bool = False  # then it is the run's own, and of the schemes that are tested
 
 
 def _task(run: Run, corpus: Corpus | None) -> Task:
@@ -201,7 +201,7 @@ def _trained(
     return _Trained(model, facts)
 
 
-def _tuned(
+def _finetuned(
     run: Run, trained: _Trained, task: Task, report: Report, scratch: Path | None
 ) -> _Trained:
     """The model, trained on as the run's scheme is tested; as it was without fine-tuning."""
@@ -220,7 +220,7 @@ def _tuned(
     )
     own = {"before": before, "finetune": {**tuning, "before_seconds": scored}}
     facts = {**trained.facts, "params": decoder.sizes(), **own}
-    return _Trained(model, facts, is_tuned=True)
+    return _Trained(model, facts, is_finetuned=True)
 
 
 def _scored(run: Run, trained: _Trained, task: Task) -> Record:
@@ -228,7 +228,7 @@ def _scored(run: Run, trained: _Trained, task: Task) -> Record:
     plans = Plans.of(run.scheme, run)
     _check_planned(run, **fingerprint(plans, run.backend, run))
     same = not run.tested
-    answer = partial(_answer, trained.model, None if same or trained.is_tuned else plans.tested)
+    answer = partial(_answer, trained.model, None if same or trained.is_finetuned else plans.tested)
     if run.tuning:
         scores = {"validation": _finite(task.validation(run, run.seed, answer))}
     else:

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from posenc.study.results import untuned
+from posenc.study.results import before_finetuning
 
 Records = Sequence[Mapping[str, Any]]  # one per run, as in results.jsonl
 Summary = Mapping[str, Any]  # of a study, as in study.json
 BySeed = Mapping[int, float]
-UNTUNED = ", before"  # fine-tuning; ends the label of a line
+BEFORE = ", before"  # fine-tuning; ends the label of a line
 SORTED_FROM = 8  # schemes: so many are found by rank, fewer in the order in which they are named
 
 
@@ -63,12 +63,12 @@ class Series:
     scheme: str
     windowed: bool
     points: Mapping[int, Interval]
-    untuned: bool = False
+    before_finetuning: bool = False
 
     @property
     def minor(self) -> bool:
         """Whether it is another line of a scheme."""
-        return self.windowed or self.untuned
+        return self.windowed or self.before_finetuning
 
 
 def series(
@@ -88,9 +88,9 @@ def series(
             label = f"{scheme}, window {min(windows)}"
             lines.append(Series(label, scheme, True, _points(own, "loss_windowed", level)))
         if any(key in record.get("before", ()) for record in own):
-            without = [untuned(record) for record in own]
+            without = [before_finetuning(record) for record in own]
             points = _points(without, key, level)
-            lines.append(Series(f"{scheme}{UNTUNED}", scheme, False, points, untuned=True))
+            lines.append(Series(f"{scheme}{BEFORE}", scheme, False, points, before_finetuning=True))
     return lines
 
 

@@ -17,8 +17,8 @@ from posenc.study.effective import NOLIMA, effective_length
 from posenc.study.history import mean_norm
 from posenc.study.outcomes import texts
 from posenc.study.statistics import (
+    BEFORE,
     SORTED_FROM,
-    UNTUNED,
     Difference,
     Interval,
     Records,
@@ -208,7 +208,7 @@ def finetuning(summary: Summary, records: Records) -> list[str]:
         f"Every scheme was fine-tuned after its change{alike}: {facts['steps']} steps of "
         f"{facts['batch_size']} x {facts['len']}, peak learning rate {facts['learning_rate']:g}, "
         "on the same data for all schemes of a seed. Rows that end in "
-        f"{UNTUNED.strip(', ')!r} are the same models before."
+        f"{BEFORE.strip(', ')!r} are the same models before."
     ]
 
 
@@ -265,7 +265,7 @@ def caption(records: Records, summary: Summary | None = None) -> str:
     tuned = next((r["finetune"] for r in records if r.get("finetune")), None)
     if tuned:
         entry += f"; after fine-tuning of {tuned['steps']} steps at length {tuned['len']}, rows "
-        entry += f"that end in {UNTUNED.strip(', ')!r} without it"
+        entry += f"that end in {BEFORE.strip(', ')!r} without it"
     note = " [2 of 3]: of 3 runs, 2 have a finite loss." if has_lost_runs(records) else ""
     if len({record["scheme"] for record in records}) >= SORTED_FROM:
         note += " Rows are sorted by the loss at the longest length of non-overlapping windows."
@@ -400,7 +400,7 @@ def differences(
     for line in series(records, protocol, row_order(records, summary)):
         beyond = length > summary["config"]["train_len"]
         own = (windowed if line.windowed else losses).get(line.scheme)
-        if own and not line.untuned and (beyond or not line.windowed):
+        if own and not line.before_finetuning and (beyond or not line.windowed):
             table[line.label] = own
     name = baseline(summary)
     return paired_differences(table, name) if name in table else {}

@@ -111,7 +111,7 @@ def _lines(about: Mapping[str, Any], found: Sequence[Outcome], order: Sequence[s
         middle = [Interval(median(values), math.nan, len(values)) for values in by_length]
         seeds = [list(seed) for seed in zip(*by_length, strict=True)]
         colour = order.index(one.scheme) if one.scheme in order else 0
-        lines.append(Line(one.label, lengths, middle, colour, one.untuned, seeds))
+        lines.append(Line(one.label, lengths, middle, colour, one.before_finetuning, seeds))
     return lines
 
 

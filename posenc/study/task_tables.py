@@ -12,11 +12,11 @@ from posenc.study.outcomes import (
     ABOVE_CHANCE,
     Outcome,
     best,
+    finetuned_only,
     of_task,
     outcomes,
     tasks,
     top_schemes,
-    tuned_only,
     wilson,
 )
 from posenc.study.results import ABOUT, stages
@@ -57,7 +57,7 @@ def overview(summary: Summary, records: Records) -> Iterator[Table]:
     every = list(tasks(summary).items())
     for start in range(0, len(every), _MOST_TASKS):
         part = every[start : start + _MOST_TASKS]
-        found = {label: tuned_only(outcomes(about, records)) for label, about in part}
+        found = {label: finetuned_only(outcomes(about, records)) for label, about in part}
         schemes = list(summary["config"]["schemes"])
         rows, wrong, top = [], set(), set()
         for row, scheme in enumerate(schemes):
@@ -88,7 +88,7 @@ def task_table(label: str, about: Mapping[str, Any], records: Records) -> Table:
     minor, top, wrong = set(), set(), set()
     for one in found:
         for test in about["tests"]:
-            if test or one.untuned:
+            if test or one.before_finetuning:
                 minor.add(len(rows))
             name = f"{one.label}, {test}" if test else one.label
             cells = [mean_interval(one.scores(n, test)).text() for n in lengths]
@@ -96,11 +96,13 @@ def task_table(label: str, about: Mapping[str, Any], records: Records) -> Table:
             if not test:
                 holds = [one.effective(own) for own in (False, True)]
                 facts = [
-                    "" if one.untuned else _solved(one),
+                    "" if one.before_finetuning else _solved(one),
                     *(h.text() if h else "–" for h in holds),
                 ]
                 for column, length in enumerate(lengths, 2):
-                    if not one.untuned and one.scheme in top_schemes(tuned_only(found), length):
+                    if not one.before_finetuning and one.scheme in top_schemes(
+                        finetuned_only(found), length
+                    ):
                         top.add((len(rows), column))
                     if one.leaks and length > about["train_len"]:
                         wrong.add((len(rows), column))
@@ -120,7 +122,7 @@ def task_table(label: str, about: Mapping[str, Any], records: Records) -> Table:
 def sentences(summary: Summary, records: Records) -> list[str]:
     """One sentence per task: which scheme is best, where its seeds are apart from all others'."""
     return [
-        _sentence(label, about, tuned_only(outcomes(about, records)))
+        _sentence(label, about, finetuned_only(outcomes(about, records)))
         for label, about in tasks(summary).items()
     ]
 

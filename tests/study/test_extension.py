@@ -223,7 +223,7 @@ def test_tasks_are_fine_tuned_too(tmp_path):
     summary = describe(one, None, one.backend, 1.0)
     ((label, about),) = tasks(summary).items()
     found = outcomes(about, records)
-    assert [each.untuned for each in found] == [False, True, False, True]
+    assert [each.before_finetuning for each in found] == [False, True, False, True]
     table = task_table(label, about, records)
     names = [row[0] for row in table.rows]
     assert [name for name in names if ", before" in name] == [f"{n}, before" for n in names[::2]]
