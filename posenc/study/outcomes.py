@@ -23,9 +23,10 @@ _PASSED = 0.9  # beyond the training length, a score that a task that must fail 
 class Outcome:
     """One scheme on one task, over its seeds.
 
-    ``about`` is what the summary says of the task. ``before_finetuning``: before the fine-tuning of another
-    outcome with the same records. Seeds that solved the task in training and seeds
-    that did not are never averaged: ``counted`` are the former, or all where none solved it.
+    ``about`` is what the summary says of the task. ``before_finetuning``: the scores are those
+    before the fine-tuning of another outcome with the same records. Seeds that solved the task in
+    training and seeds that did not are never averaged: ``counted`` are the former, or all where
+    none solved it.
     """
 
     scheme: str
