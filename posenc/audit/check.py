@@ -75,7 +75,7 @@ def check(candidate: Candidate, case: Case, dtype: str, arrays: Framework) -> Re
             far = _far(candidate, case, question.scheme.axes)
             conventions.ask(f, asked(candidate, far), arrays, dtype)
             again = conventions.ask(f, question, arrays, dtype)
-            if not np.array_equal(again.values, reply.values):
+            if not np.array_equal(again.values, reply.values, equal_nan=True):
                 return _forgot_nothing(candidate, case, question, again, dtype)
             reply = again
     except CannotExpressError as error:

@@ -75,8 +75,7 @@ def _values(guess: Question | Host) -> Host | None:
 
 def explain(question: Question, found: Host, gold: Host, tolerance: Host, compared: Host) -> str:
     """In a sentence, what is wrong with ``found``."""
-    if not np.all(np.isfinite(found[compared & np.isfinite(gold)])):
-        return _not_finite(question, found, gold, compared)
+    finite = bool(np.all(np.isfinite(found[compared & np.isfinite(gold)])))
     nearest: tuple[float, str] = (NEARLY, "")
     off = _size((found - gold)[compared & np.isfinite(gold)])
     with warnings.catch_warnings(), np.errstate(all="ignore"):
@@ -84,15 +83,16 @@ def explain(question: Question, found: Host, gold: Host, tolerance: Host, compar
         for sentence, values, rounds in guessed(question):
             if values.shape != gold.shape:
                 continue
-            compare = compared & np.isfinite(values)
+            compare = compared & ~np.isnan(values)
             if not np.any((np.abs(values - gold) > tolerance) & compared):
                 continue  # here the fault changes nothing
-            rest = np.abs(found - values)
-            if np.all(rest[compare] <= tolerance[compare]):
+            rest = np.where(found == values, 0.0, np.abs(found - values))  # infinite ones, too
+            if np.any(compare) and np.all(rest[compare] <= tolerance[compare]):
                 return sentence
-            part = _size(rest[compare]) / off
-            if rounds and part < nearest[0]:
-                nearest = (part, sentence)
+            if rounds and finite and _size(rest[compare]) < nearest[0] * off:
+                nearest = (_size(rest[compare]) / off, sentence)
+    if not finite:
+        return _not_finite(question, found, gold, compared)
     return nearest[1] or measured(question, found, gold, tolerance, compared)
 
 

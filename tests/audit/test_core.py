@@ -210,6 +210,13 @@ def test_a_planted_fault_is_named(one):
     assert record.reproducer
 
 
+def test_a_number_of_heads_is_not_told_to_be_no_power_of_two_if_it_is():
+    records = audit(candidate_of(code.max_bias_unread, "alibi:max_bias=4"), "ci")
+    wrong = [r.message for r in records if r.status == "differs"]
+    assert len(wrong) > 8
+    assert all("max_bias=4 is ignored" in message for message in wrong)
+
+
 @NEEDS_TORCH
 def test_a_causal_flag_counts_queries_from_the_end_of_the_keys():
     """``is_causal`` of torch counts them from the first key."""
@@ -444,6 +451,29 @@ def test_what_no_fault_explains_is_measured():
         records = audit(candidate_of(f, label, framework="numpy"), "ci")
         wrong = [r for r in records if r.status == "differs"]
         assert said in wrong[-1 if f is clipped else 0].message
+
+
+def test_a_bias_that_is_wrong_only_after_the_query_is_told_so():
+    def f(num_heads, q_pos, k_pos):
+        return np.minimum(right_alibi(num_heads, q_pos, k_pos), 0) * (k_pos <= q_pos[:, None])
+
+    def hides(num_heads, q_pos, k_pos):
+        return np.where(k_pos <= q_pos[:, None], right_alibi(num_heads, q_pos, k_pos), -np.inf)
+
+    for fn, value in ((f, "0"), (hides, "-inf")):
+        wrong = {r.check: r.message for r in audit(candidate_of(fn, "alibi"), "ci") if r.message}
+        assert list(wrong) == ["keys after the query"]
+        assert f"Keys after the query have the bias {value}" in wrong["keys after the query"]
+
+
+def test_nan_is_a_difference():
+    def fails(x, pos):
+        out = right_half(x, pos)
+        out[:, 3, -1] = np.nan
+        return out
+
+    records = audit(candidate_of(fails, "rope", framework="numpy"), "ci")
+    assert all("numbers are NaN" in r.message for r in records)
 
 
 @parametrize_checks(

@@ -48,24 +48,27 @@ def _slopes(question: Question) -> Iterator[Guess]:
     heads, right = question.num_heads, scheme.head_slopes()
     power = 2 ** (heads.bit_length() - 1)
     rule = scheme.slopes if isinstance(scheme.slopes, str) else ""
-    paper, geometric = (ALiBi(heads, slopes=s).head_slopes() for s in ("paper", "geometric"))
+    most = scheme.max_bias
+    rules = ("paper", "geometric")
+    paper, geometric = (ALiBi(heads, slopes=s, max_bias=most).head_slopes() for s in rules)
     wrong: list[tuple[str, tuple[float, ...]]] = []
     if rule != "geometric":
         wrong.append((
-            f"Its slopes are geometric, 2**(-8h/{heads}), for {heads} heads, which is no power of "
-            f"two: the paper takes those of {power} heads, and then every second of {2 * power}.",
+            f"Its slopes are geometric, 2**(-{most:g}h/{heads}), for {heads} heads, which is no "
+            f"power of two: the paper takes those of {power} heads, and then every second of "
+            f"{2 * power}.",
             geometric,
         ))  # fmt: skip
     if rule != "paper":
         wrong.append(("Its slopes are those of the paper.", paper))
     for count in (n for n in range(1, heads) if heads % n == 0 and heads > n):
-        own = ALiBi(count, slopes=rule or "paper").head_slopes()
+        own = ALiBi(count, slopes=rule or "paper", max_bias=most).head_slopes()
         wrong.append((
             f"Its slopes are those of a model of {count} heads, {heads // count} times over: a "
             f"slice of heads must take its slopes from all {heads}.",
             own * (heads // count),
         ))  # fmt: skip
-    longer = ALiBi(2 * power, slopes="paper").head_slopes()
+    longer = ALiBi(2 * power, slopes="paper", max_bias=most).head_slopes()
     wrong += [
         (
             f"Its slopes are the first {heads} of a model of {2 * power} heads.",
@@ -77,8 +80,8 @@ def _slopes(question: Question) -> Iterator[Guess]:
             paper[:power] + longer[: heads - power],
         ),
         ("Its slopes are in the order of size.", tuple(sorted(right, reverse=True))),
-        ("Its slopes begin with 1, one head too early: 2**(-8(h - 1)/H).",
-         tuple(m * 2 ** (8 / power) for m in right)),
+        ("Its slopes begin with 1, one head too early.",
+         tuple(m * 2 ** (most / power) for m in right)),
         ("Its slopes are in the opposite order of heads.", right[::-1]),
         ("All heads have the slope of the first.", (right[0],) * heads),
         ("The heads after the largest power of two have no slope.",
@@ -185,8 +188,8 @@ def _later(question: Question) -> Iterator[Guess]:
 FAULTS = (
     Hypothesis("slopes", BOTH, _slopes),
     Hypothesis("half precision of a bias", ("bias",), _half, rounds=True),
+    Hypothesis("later keys", ("bias",), _later),
     Hypothesis("signs", ("bias",), _signs),
     Hypothesis("buckets", BOTH, _buckets),
-    Hypothesis("later keys", ("bias",), _later),
     Hypothesis("distances one off", ("bias",), _one_off),
 )
