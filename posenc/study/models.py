@@ -95,12 +95,13 @@ def _name_of(model: Any) -> str:
 def _module_of_script(name: str) -> str:
     """The name under which another process imports the file that runs as ``__main__``."""
     script = sys.modules["__main__"]
-    if getattr(script, "__spec__", None) is not None:  # python -m package.module
-        return str(script.__spec__.name)
+    spec = getattr(script, "__spec__", None)
+    if spec is not None:  # python -m package.module
+        return str(spec.name)
     file = getattr(script, "__file__", None)
     module = Path(file).stem if file is not None else ""
     found = find_file(module) if module.isidentifier() else None
-    if file is None or found is None or not found.samefile(file):
+    if file is None or found is None or found.resolve() != Path(file).resolve():
         where = "was typed at a prompt" if file is None else f"is in {file}"
         raise ValueError(
             f"model {name!r} {where}, which worker processes cannot import; write it into a file "

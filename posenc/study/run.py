@@ -254,7 +254,7 @@ def _train(run: Run, task: Task, model: Trainer, report: Report) -> Record:
         if solved is not None:
             rates *= np.array([1 - (step - solved) / _COOL for step in steps])
         # Trainers that know of no positions still train at the plain ones.
-        at = {} if positions is None else {"positions": positions[steps.start : steps.stop]}
+        at: dict[str, Any] = {} if positions is None else {"positions": positions[steps.start : steps.stop]}
         losses = np.asarray(model.train(batch.tokens, batch.labels, rates, **at)) / math.log(2)
         if not np.isfinite(losses).all():
             wrong = first + int(np.argmin(np.isfinite(losses)))

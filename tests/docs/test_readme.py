@@ -20,14 +20,17 @@ ROOT = Path(__file__).parents[2]
 BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
-# A compiler for ten seconds, several processes, three trainings.
-SLOW = ("ring_attention", "context_parallel", "hf_ablation")
+# A compiler for ten seconds, several processes, three trainings, studies.
+SLOW = ("ring_attention", "context_parallel", "hf_ablation", "study_equinox", "study_flax",
+        "study_hf", "study_nanogpt")  # fmt: skip
+OPTIONAL = ("equinox", "flax", "transformers")
 
 
 def missing(text):
     needed = {n for n in ("torch", "jax") if re.search(rf"^import {n}$", text, re.MULTILINE)}
-    if "from transformers" in text and not find_spec("transformers"):
-        return ["transformers"]
+    needed_too = [n for n in OPTIONAL if re.search(rf"^(from|import) {n}\b", text, re.MULTILINE)]
+    if absent := [name for name in needed_too if not find_spec(name)]:
+        return absent
     return [name for name in needed if not require(name)]
 
 
@@ -44,7 +47,8 @@ def test_python_blocks_of_the_readme_run(block, capsys):
     [pytest.param(path, marks=[long] * (path.stem in SLOW)) for path in EXAMPLES],
     ids=lambda path: path.stem,
 )
-def test_examples_run(path, capsys):
+def test_examples_run(path, capsys, monkeypatch):
+    monkeypatch.syspath_prepend(str(path.parent))  # as Python does with a script
     if missing(path.read_text()):
         pytest.skip(f"not installed: {missing(path.read_text())}")
     runpy.run_path(str(path), run_name="__main__")

@@ -28,21 +28,21 @@ class Same(nn.Module):
         for name, value in weights_of(recipe, torch.initial_seed()).items():
             setattr(self, name.replace(".", "_"), nn.Parameter(torch.from_numpy(value)))
 
-    def norm(self, x, name):
+    def normed(self, x, name):
         return nn.functional.layer_norm(x, x.shape[-1:], getattr(self, name), eps=NORM_EPSILON)
 
     def forward(self, tokens, bound):
         embed = self.embed
         x = bound.embed(nn.functional.embedding(tokens, embed) * embedding_scale(self.recipe))
         for n, attend in enumerate(bound):
-            hidden = self.norm(x, f"{n}_norm1")
+            hidden = self.normed(x, f"{n}_norm1")
             qkv = hidden @ getattr(self, f"{n}_qkv")
             q, k, v = qkv.unflatten(-1, (3, self.recipe.heads, -1)).permute(2, 0, 3, 1, 4)
             out = attend(q, k, v, x=hidden).transpose(1, 2).flatten(2)
             x = x + out @ getattr(self, f"{n}_out")
-            up = self.norm(x, f"{n}_norm2") @ getattr(self, f"{n}_up")
+            up = self.normed(x, f"{n}_norm2") @ getattr(self, f"{n}_up")
             x = x + nn.functional.gelu(up, approximate="tanh") @ getattr(self, f"{n}_down")
-        return self.norm(x, "norm") @ (embed.T if self.recipe.of_task.tied else self.head)
+        return self.normed(x, "norm") @ (embed.T if self.recipe.of_task.tied else self.head)
 
 
 class Plain(nn.Module):
