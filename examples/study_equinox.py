@@ -53,7 +53,7 @@ def adapt(recipe):
 
 
 if __name__ == "__main__":  # worker processes import this file
-    small = {"train_len": 32, "eval_lens": (32, 128), "steps": 20, "dim": 32, "seeds": 1}
+    small = {"train_len": 32, "eval_lens": (32, 64), "steps": 20, "layers": 1, "seeds": 1}
     with tempfile.TemporaryDirectory() as out:
         study = Study(model=adapt, schemes=("rope", "alibi"), backend="jax", out=out, **small)
         print(write_results(study, list(run_study(study, study.corpus()))))

@@ -34,13 +34,12 @@ class OwnModel:
     def __init__(self, decoder: Decoder) -> None:
         name, made = decoder.recipe.model, _made(decoder.recipe.training())
         self.weights, again = (made.init(decoder.seed) for _ in range(2))
-        flat, _ = jax.tree_util.tree_flatten_with_path(self.weights)
-        trees: list[Any] = [jax.tree.structure(each) for each in (self.weights, again)]
-        others = jax.tree.leaves(again)
-        if trees[0] != trees[1]:
+        flat = jax.tree_util.tree_flatten_with_path(self.weights)[0]
+        others: Any = dict(jax.tree_util.tree_flatten_with_path(again)[0])
+        if others.keys() != dict(flat).keys():
             raise ValueError(f"model {name!r} makes another tree of params the second time")
-        for (path, leaf), other in zip(flat, others, strict=True):
-            at = jax.tree_util.keystr(path)
+        for path, leaf in flat:
+            at, other = jax.tree_util.keystr(path), others[path]
             if getattr(leaf, "dtype", None) not in (jnp.float32, jnp.float64):
                 kind = getattr(leaf, "dtype", type(leaf).__name__)
                 raise TypeError(
