@@ -267,9 +267,9 @@ def _found(own: Sequence[Record], library: str) -> str:
     """Whether a fault shows in the records of the calls that had it."""
     if not own:
         return f"{library} was not audited"
-    wrong = [record for record in own if record.status == "differs"]
-    if wrong:
-        return f"{library} {own[0].version}: {verdict(wrong)}"
+    asked = [record for record in own if record.status in ("differs", "agrees")]
+    if any(record.status == "differs" for record in asked):
+        return f"{library} {own[0].version}: {verdict(asked)}"
     if any(record.status == "agrees" for record in own):
         return f"{library} {own[0].version} agrees: it was mended upstream"
     return f"{library} {own[0].version} could not be called"

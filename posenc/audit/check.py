@@ -60,6 +60,8 @@ def check(candidate: Candidate, case: Case, dtype: str, arrays: Framework) -> Re
     try:
         case = at_sizes(case, candidate.pinned)
         question = asked(candidate, case)
+        if case.kv_heads and _has_key_heads(question.scheme):
+            return None
         gold = _gold(question)
         f = candidate.make(case.sizes)
         if not takes(f, case.option):
@@ -108,6 +110,11 @@ def _adds_up(question: Question, gold: Host) -> bool:
     """Whether two rotations of the definition are one, as without a factor of cosines and sines."""
     twice = _in_two_steps(lambda x, pos: answer(question.change(vectors={"x": x}, q_pos=pos)))
     return np.allclose(twice(question.vectors["x"], question.q_pos), gold, atol=1e-6)
+
+
+def _has_key_heads(scheme: PositionScheme) -> bool:
+    """Whether a scheme learns arrays of the heads of keys, whose number it then has."""
+    return any(spec.of_keys for spec in scheme.param_specs().values())
 
 
 def _gold(question: Question) -> Host:

@@ -255,6 +255,19 @@ def test_what_a_function_has_no_parameter_for_is_not_asked():
         show(attends, "nope", "a soft cap")
 
 
+def test_a_scheme_that_learns_for_key_heads_is_asked_with_its_own_number():
+    def attends(q, k, v, delta, q_pos, k_pos):
+        scheme = posenc.schemes.PoPE(q.shape[1], q.shape[-1])
+        return posenc.attention(
+            q, k, v, scheme, {"delta": delta}, True,
+            tokens=posenc.Tokens(k_pos), queries=posenc.Tokens(q_pos),
+        )  # fmt: skip
+
+    records = audit(candidate_of(attends, "pope", framework="numpy"), "ci")
+    assert "2 key heads for 8 query heads" not in {r.check for r in records}
+    assert {r.status for r in records} == {"agrees", "cannot express"}
+
+
 def test_two_steps_are_one_only_without_a_factor():
     checks = {r.check for r in audit(candidate_of(right_yarn, code.YARN), "ci")}
     assert "in two steps, as a shift of cached keys" not in checks

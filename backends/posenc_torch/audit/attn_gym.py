@@ -22,7 +22,6 @@ from posenc_torch.audit import runs
 _candidate = partial(runs.candidate, "attn-gym")
 WINDOW = 33
 _OTHERS = {
-    "generate_tanh_softcap(cap)": "a softcap has no positions, and posenc has none",
     "generate_mla_rope_score_mod(...)": "it adds products of vectors that are rotated already",
     "generate_natten(...)": "posenc has no mask of two axes",
     "generate_graphormer_spatial_bias(...)": "posenc has no distances on a graph",
@@ -49,7 +48,8 @@ def candidates(grid: str) -> Iterator[Candidate]:
         lambda sizes: _windowed, differentiable=False,
     )  # fmt: skip
     yield _candidate(
-        "flex_attention, generate_packed_causal_doc_mask_mod(offsets)", "nope", "attention",
+        "flex_attention, generate_packed_causal_doc_mask_mod(offsets), generate_tanh_softcap(cap)",
+        "nope", "attention",
         lambda sizes: _documents, differentiable=False,
     )  # fmt: skip
     for subject, why in _OTHERS.items():
@@ -86,8 +86,9 @@ def _windowed(q: Tensor, k: Tensor, v: Tensor, q_pos: Tensor, k_pos: Tensor, win
 
 
 def _documents(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, q_pos: Tensor, k_pos: Tensor, seg: Tensor | None
-) -> Tensor:
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, q_pos: Tensor, k_pos: Tensor,
+    seg: Tensor | None, scale: float, softcap: float | None = None,
+) -> Tensor:  # fmt: skip
     """Documents by where they begin, which all rows share; without any, one that is all."""
     queries, keys = q_pos.shape[1], k_pos.shape[1]
     ids = torch.zeros_like(k_pos) if seg is None else seg
@@ -106,5 +107,6 @@ def _documents(
         return same(b, h, i + keys - queries, j)
 
     blocks = create_block_mask(mask, None, None, queries, keys, device="cpu")
-    found: Tensor = flex_attention(q, k, v, block_mask=blocks, enable_gqa=True)
+    capped = None if softcap is None else mods.generate_tanh_softcap(softcap)
+    found: Tensor = flex_attention(q, k, v, capped, blocks, scale, enable_gqa=True)
     return found
