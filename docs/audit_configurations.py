@@ -90,7 +90,13 @@ def libraries() -> str:
             "| :-- | --: | :-- |",
             *(row(name, file, records) for file, records in every.items()), "",
         ]  # fmt: skip
-    missing = sorted({one.message for one in records if one.library not in found})
+    missing = sorted(
+        {
+            one.message
+            for one in records
+            if one.check == "configuration" and one.library not in found
+        }
+    )
     return "\n".join([*lines, f"Not asked: {'; '.join(missing)}."])
 
 
@@ -100,14 +106,16 @@ def audited() -> Iterator[tuple[str, list[Record]]]:
     from released_configurations import ODD, whole
     from released_configurations import RELEASED as FILES
 
-    given: dict[str, Mapping[str, Any]] = {**FILES, **ODD}
+    given: dict[str, Mapping[str, Any]] = {
+        name: whole(config) for name, config in {**FILES, **ODD}.items()
+    }
     for one in RELEASED:
         if one.model in ("hy_v4", "minimax_m3_vl_text"):
-            given[one.model] = {"model_type": one.model, **one.config}
+            given[one.model] = {"model_type": one.model, "num_hidden_layers": 4, **one.config}
     with tempfile.TemporaryDirectory() as folder:
         for name, config in given.items():
             file = Path(folder) / "config.json"
-            file.write_text(json.dumps(whole(config)))
+            file.write_text(json.dumps(config))
             yield name, audit_config(file)
 
 
@@ -119,6 +127,7 @@ def row(library: str, name: str, records: Sequence[Record]) -> str:
         f"{one.check}: {one.message}".replace("|", "\\|").replace("\n", " ")
         for one in own
         if one.status in ("differs", "not called", "cannot express")
+        if "which are not asked" not in one.message
     ]
     return f"| {name} | {count['agrees']} | {' '.join(said)} |"
 

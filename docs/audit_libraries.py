@@ -94,20 +94,10 @@ EXPLANATIONS = (
         scheme="alibi",
     ),
     Explanation(
-        "attention-gym: Sandwich far away", "attn-gym",
-        "Angles are float32 products of a distance and a frequency, as in most libraries: at "
-        "100 000 they are off by up to 0.006 each, and the bias sums 64 cosines. This is rounding; "
-        "the audit's tolerance for a bias counts no angles.",
-        "at = torch.tensor([0, 100_000])\n"
-        "generate_sandwich_bias(8, 131072)(torch.zeros(()), 0, at[0], at[1], at[0])"
-        "\n# 3.588; 3.592 in float64",
-        scheme="sandwich",
-    ),
-    Explanation(
         "mlx-lm: LongRoPE has the long factors alone", "mlx-lm",
         "`SuScaledRoPE` takes `short_factor` and keeps `long_factor`, at every length. A model "
-        "of 128k tokens that is asked a short question gets the angles of a long one; its cached "
-        "keys are then right at any length.",
+        "of 128k tokens that is asked a short question gets the angles of a long one. Cached keys "
+        "stay right past the length of training.",
         "initialize_rope(96, 1e4, False, parameters, 131072)._freqs  # those of long_factor",
         scheme="rope_longrope", shown="positions 0 to 32",
     ),

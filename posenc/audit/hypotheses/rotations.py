@@ -199,8 +199,8 @@ def _scaling(question: Question) -> Iterator[Guess]:
     if all(hasattr(scaling, each) for each in lists):
         short, long = (getattr(scaling, each) for each in lists)
         for wrong, words in (
-            ({"long_factor": short}, "It keeps the short factors where the context is longer"),
-            ({"short_factor": long}, "It takes the long factors where the context is short"),
+            ({"long_factor": short}, "It keeps the short factors in contexts longer"),
+            ({"short_factor": long}, "It takes the long factors in contexts that are no longer"),
         ):
             made = replace(scaling, **_given(**wrong))
             yield (
@@ -217,8 +217,8 @@ def _neighbours(scaling: Any) -> Iterator[tuple[Any, str]]:
     name = type(scaling).__name__
     if isinstance(scaling, YaRN):
         whole = replace(scaling, truncate=not scaling.truncate)
-        what = "truncate" if scaling.truncate else "do not truncate"
-        yield whole, f"The ramp of YaRN does not {what} its ends, as truncate={scaling.truncate}."
+        what = "not truncated" if scaling.truncate else "truncated"
+        yield whole, f"The ends of YaRN's ramp are {what}, where truncate={scaling.truncate}."
         turns = replace(scaling, ramp="turns" if scaling.ramp == "index" else "index")
         yield turns, f"The ramp of YaRN is linear in {turns.ramp}, not in {scaling.ramp}."
         for fast, slow in ((32.0, 1.0), (scaling.beta_slow, scaling.beta_fast)):
