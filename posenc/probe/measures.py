@@ -106,7 +106,7 @@ def score_text(
     -------
     ``bits``, ``last_bits``, ``key_bits``
         Of each stretch: over all targets; the last ``Setting.last`` ones; the key tokens.
-    ``tokens``, ``key_tokens``, ``bytes``, ``last_bytes``
+    ``tokens``, ``key_tokens``, ``bytes``, ``last_bytes``, ``key_bytes``
         Over how many tokens, or bytes of text: of each stretch; None if bytes are unknown.
     ``by_position``
         Means of bits per token over windows, in buckets of positions that end at ``edges``.
@@ -142,6 +142,7 @@ def score_text(
         "last_bytes": covered[each - 1 :: each, -last:].sum(axis=1).tolist() if known else None,
         "key_tokens": of_key.reshape(by_stretch).sum(axis=1).tolist(),
         "key_bits": (bits * of_key).reshape(by_stretch).sum(axis=1).tolist(),
+        "key_bytes": (covered * of_key).reshape(by_stretch).sum(axis=1).tolist() if known else None,
         "edges": ends,
         "by_position": [float(part.mean()) for part in np.split(by_position, ends[:-1])],
     }

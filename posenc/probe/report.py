@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from posenc.probe.figures import figures
-from posenc.probe.tables import Records, failures, headline, results_csv, tables
+from posenc.probe.tables import Records, failures, headline, not_had, results_csv, tables
 from posenc.study.outputs import publish
 from posenc.study.picture import FORMATS, encode
 from posenc.study.plots import figure_svg
 from posenc.study.report import page
 from posenc.study.results import write_whole
-from posenc.study.tables import escape_markdown, wrap
+from posenc.study.tables import Table, escape_markdown, wrap
 
 _HEADINGS = {
     "loss": "Loss by length",
@@ -41,12 +41,6 @@ def text(summary: Mapping[str, Any], records: Records, width: int | None = None)
     return "\n\n".join([*parts, *(wrap(line, width) for line in _lines(summary, records))])
 
 
-def markdown(summary: Mapping[str, Any], records: Records) -> str:
-    """The content of ``text`` in Markdown."""
-    parts = [table.markdown() for table in tables(summary, records)]
-    return "\n\n".join([*parts, *map(escape_markdown, _lines(summary, records))]) + "\n"
-
-
 def write(
     out: Path, summary: dict[str, Any], records: Sequence[dict[str, Any]], runs: Iterable[str]
 ) -> tuple[list[str], Path | None]:
@@ -59,29 +53,35 @@ def write(
         lines = [json.dumps(record, sort_keys=True) + "\n" for record in records]
         write_whole(folder / "results.jsonl", "".join(lines))
         write_whole(folder / "results.csv", results_csv(records))
-        write_whole(folder / "table.md", markdown(summary, records))
+        shown = tables(summary, records)
+        parts = [table.markdown() for table in shown]
+        said = map(escape_markdown, _lines(summary, records))
+        write_whole(folder / "table.md", "\n\n".join([*parts, *said]) + "\n")
         drawn = figures(summary, records)
         for name, figure in drawn.items():
             for form in FORMATS:
                 (folder / f"{name}.{form}").write_bytes(encode(figure, form))
         svgs = {name: figure_svg(_HEADINGS[name], figure) for name, figure in drawn.items()}
-        write_whole(folder / "report.html", _report(summary, records, svgs))
+        write_whole(folder / "report.html", _report(summary, records, shown, svgs))
 
     return publish(out, summary, records, runs, render)
 
 
 def _lines(summary: Mapping[str, Any], records: Records) -> list[str]:
     said = headline(summary, records)
-    return [
-        *([said] if said else []),
-        *summary["notes"],
-        *(f"failed: {line}" for line in failures(records)),
-    ]
+    lost = [f"failed: {line}" for line in failures(records)]
+    return [*([said] if said else []), *_notes(summary, records), *lost]
 
 
-def _report(summary: Mapping[str, Any], records: Records, svgs: Mapping[str, str]) -> str:
+def _notes(summary: Mapping[str, Any], records: Records) -> list[str]:
+    return [*summary["notes"], *not_had(records)]
+
+
+def _report(
+    summary: Mapping[str, Any], records: Records, shown: Sequence[Table], svgs: Mapping[str, str]
+) -> str:
     lost = "".join(f"<li>{html.escape(line)}</li>" for line in failures(records))
-    notes = "".join(f"<p>{html.escape(line)}</p>" for line in summary["notes"])
+    notes = "".join(f"<p>{html.escape(line)}</p>" for line in _notes(summary, records))
     said = f'<p class="headline">{html.escape(headline(summary, records))}</p>'
     command = f"<pre>{html.escape(summary['command'])}</pre>" if summary["command"] else ""
     drawn = "".join(
@@ -89,7 +89,7 @@ def _report(summary: Mapping[str, Any], records: Records, svgs: Mapping[str, str
         for name, heading in _HEADINGS.items()
         if name in svgs
     )
-    shown = "".join(table.html() for table in tables(summary, records))
+    own = "".join(table.html() for table in shown)
     caveats = "".join(f"<li>{html.escape(line)}</li>" for line in _CAVEATS)
     parts = {
         "Setting": summary["setting"],
@@ -100,7 +100,7 @@ def _report(summary: Mapping[str, Any], records: Records, svgs: Mapping[str, str
     failed = f'<section class="failed"><h2>Failures</h2><ul>{lost}</ul></section>' if lost else ""
     body = (
         f"<h1>{html.escape(summary['title'])}</h1>{said}{notes}{command}{failed}{drawn}"
-        f"<h2>Tables</h2>{shown}<h2>Read with care</h2><ul>{caveats}</ul>{entries}"
+        f"<h2>Tables</h2>{own}<h2>Read with care</h2><ul>{caveats}</ul>{entries}"
     )
     return page(summary["title"], body)
 

@@ -46,9 +46,11 @@ def tables(summary: Mapping[str, Any], records: Records) -> list[Table]:
     for what, caption in _LOSSES.items():
         cells = {row: _rates(records, row, what, "tokens") for row in rows(records)}
         of_bytes = {row: _rates(records, row, what, "bytes") for row in rows(records)}
-        below = "" if of_bytes == cells else "; where it is known, bits per byte below"
-        title = f"{caption.format(**setting)}; bits per token{below}"
-        found.append(_by_length(title, cells, setting, ".3f", min, of_bytes if below else {}))
+        known = any(_known(value) for own in of_bytes.values() for value in own.values())
+        below = of_bytes if known and of_bytes != cells else {}
+        unit = "; bits per token" + (", and below per byte" if below else "")
+        title = f"{caption.format(**setting)}{unit}"
+        found.append(_by_length(title, cells, setting, ".3f", min, below))
     cells = {
         row: {
             n: float(scores.mean())
@@ -102,32 +104,42 @@ def _top(values: Sequence[float | None], form: str, better: Callable[..., float]
 
 
 def effective(records: Records, row: str) -> dict[str, Effective | None]:
-    """The effective lengths of a row: of its loss, and of its passkeys."""
-    text = by_length(records, row, "text")
-    losses = {n: [np.array(r["last_bits"]) / r["last_tokens"]] for n, r in text.items()}
+    """The effective lengths of a row: of its loss, by its own and by the first row; of passkeys."""
+    losses = _last_losses(records, row)
+    first = _last_losses(records, rows(records)[0])
     keys = {
         n: [np.array(r["right"], dtype=np.float64).ravel()]
         for n, r in by_length(records, row, "passkey").items()
         if r["right"] is not None
     }
+    shortest = float(first[min(first)][0].mean()) if first else math.nan
     return {
         "loss": effective_length(losses, lower=True),
+        "loss, by the first row": effective_length(losses, least=shortest / NOLIMA, lower=True),
         "passkeys": effective_length(keys, least=RULER),
     }
 
 
+def _last_losses(records: Records, row: str) -> dict[int, list[np.ndarray[Any, Any]]]:
+    """Bits per token of the same targets of each stretch, by length."""
+    text = by_length(records, row, "text")
+    return {n: [np.array(r["last_bits"]) / r["last_tokens"]] for n, r in text.items()}
+
+
 def _effective(summary: Mapping[str, Any], records: Records) -> Table | None:
     found = {row: effective(records, row) for row in rows(records)}
-    if not any(one for own in found.values() for one in own.values()):
+    columns = ["loss", *["loss, by the first row"] * (len(found) > 1), "passkeys"]
+    columns = [name for name in columns if any(own[name] for own in found.values())]
+    if not columns:
         return None
     near = summary["setting"]["near"]
     caption = (
         f"Effective length, in tokens, up to which a score holds at every length: the loss of the "
-        f"same targets at most its own at {near} / {NOLIMA}; of passkeys, at least {RULER}. In "
-        "brackets, 95 % intervals over stretches and prompts"
+        f"same targets at most that at {near} / {NOLIMA}, its own or that of the first row; of "
+        f"passkeys, at least {RULER}. In brackets, 95 % intervals over stretches and prompts"
     )
-    lines = [[row, *(_holds(one) for one in own.values())] for row, own in found.items()]
-    return Table(caption, ["scheme", "loss", "passkeys"], lines)
+    lines = [[row, *(_holds(own[name]) for name in columns)] for row, own in found.items()]
+    return Table(caption, ["scheme", *columns], lines)
 
 
 def _holds(found: Effective | None) -> str:
@@ -135,27 +147,21 @@ def _holds(found: Effective | None) -> str:
 
 
 def _distances(records: Records) -> Table | None:
-    lines = []
-    length = 0
+    lines, lengths = [], set()
     for row in rows(records):
-        for n, record in by_length(records, row, "attention").items():
-            length = n
-            if record["distances"] is None:
-                lines.append([row, "–", "–", "–", record["why"]])
-                continue
-            each = np.array(record["distances"])
-            low, high = (np.unravel_index(f(each), each.shape) for f in (np.argmin, np.argmax))
-            lines.append([row, f"{each.mean():.1f}", _head(each, low), _head(each, high), ""])
+        for length, record in by_length(records, row, "attention").items():
+            if record["distances"] is not None:
+                lengths.add(length)
+                each = np.array(record["distances"])
+                low, high = (np.unravel_index(f(each), each.shape) for f in (np.argmin, np.argmax))
+                lines.append([row, f"{each.mean():.1f}", _head(each, low), _head(each, high)])
     if not lines:
         return None
-    columns = ["scheme", "mean", "nearest head", "furthest head", "cannot be had"]
-    if not any(line[-1] for line in lines):
-        columns, lines = columns[:-1], [line[:-1] for line in lines]
     caption = (
-        f"Mean distance of attention at length {length}, in tokens: sum of a(q, k) (q − k), over "
-        "queries of the second half; heads as layer.head, from 0"
+        f"Mean distance of attention at length {min(lengths)}, in tokens: sum of a(q, k) (q − k), "
+        "over queries of the second half; heads as layer.head, from 0"
     )
-    return Table(caption, columns, lines)
+    return Table(caption, ["scheme", "mean", "nearest head", "furthest head"], lines)
 
 
 def _head(each: np.ndarray[Any, Any], place: Any) -> str:
@@ -179,6 +185,18 @@ def headline(summary: Mapping[str, Any], records: Records) -> str:
         f"Bits per token of the same targets after a context of {ends[1]}, and the change from "
         f"{ends[0]}: {'; '.join(parts)}."
     )
+
+
+def not_had(records: Records) -> list[str]:
+    """What cannot be had, and why: a line for each reason."""
+    found: dict[str, list[str]] = {}
+    for record in records:
+        if "why" in record:
+            what = "distance of attention" if record["measure"] == "attention" else "passkeys"
+            place = f"{what} at {record['length']}"
+            places = found.setdefault(record["why"], [])
+            places += [place] if place not in places else []
+    return [f"None of {', '.join(places)}: {why}." for why, places in found.items()]
 
 
 def failures(records: Records) -> list[str]:

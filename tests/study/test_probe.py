@@ -161,6 +161,7 @@ def test_a_length_without_room_for_a_prompt_has_no_cell():
     assert record["right"] is None
     assert "more than 64" in record["why"]
     assert "Passkeys" not in found.text()
+    assert "None of passkeys at 64: a prompt needs" in found.text()
 
 
 def test_key_tokens_are_those_that_only_a_far_repeat_predicts():
