@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from posenc import presets
 from posenc.backend import LayerPlan, PositionScheme
-from posenc.probe import CELLS, byte_lengths, losses, rope_in
+from posenc.probe import CELLS, byte_lengths, losses_of, rope_in
 from posenc.schemes import RoPE
 from posenc_torch import hf
 from posenc_torch.hf.layer import LAYER
@@ -219,13 +219,13 @@ class Model:
         """Losses in nats of ``labels (N, T)``, and whether the likeliest token is the label."""
         ids = torch.as_tensor(tokens, device=self.device)
         if not self._chunked:
-            return losses(self._logits(ids), labels)
+            return losses_of(self._logits(ids), labels)
         outputs = self._base(input_ids=ids, use_cache=False, return_dict=True)
         many = max(1, CELLS // (ids.shape[0] * self.vocabulary))
         found = []
         for first in range(0, ids.shape[1], many):
             cut = slice(first, first + many)
-            found.append(losses(self._head(outputs, ids, cut), labels[:, cut]))
+            found.append(losses_of(self._head(outputs, ids, cut), labels[:, cut]))
         loss, right = (np.concatenate(parts, axis=1) for parts in zip(*found, strict=True))
         return loss, right
 

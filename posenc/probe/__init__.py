@@ -5,8 +5,8 @@ measures models in folders, also under other schemes.
 """
 
 from posenc.probe.api import Probed, probe
-from posenc.probe.of_logits import CELLS, losses
+from posenc.probe.losses import CELLS, losses_of
 from posenc.probe.schemes import rope_in
 from posenc.probe.text import Text, byte_lengths
 
-__all__ = ["CELLS", "Probed", "Text", "byte_lengths", "losses", "probe", "rope_in"]
+__all__ = ["CELLS", "Probed", "Text", "byte_lengths", "losses_of", "probe", "rope_in"]

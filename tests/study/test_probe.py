@@ -9,7 +9,7 @@ import pytest
 from frameworks import HAS
 
 import posenc.study
-from posenc.probe import Text, byte_lengths, losses, probe
+from posenc.probe import Text, byte_lengths, losses_of, probe
 from posenc.probe.measures import edges
 from posenc.probe.passkey import Symbols, Words
 from posenc.probe.text import of_bytes, read
@@ -93,9 +93,9 @@ def test_windows_at_once_change_nothing(batch_size):
 def test_losses_a_few_positions_at_a_time_are_those_of_all(model):
     tokens, labels = TOKENS[None, :60].repeat(2, 0), TOKENS[None, 1:61].repeat(2, 0).copy()
     labels[1, ::3] = -1
-    loss, right = losses(model(tokens), labels)
+    loss, right = losses_of(model(tokens), labels)
     for cells in (1, 17 * 2 * V)[model is jax_model :]:
-        parts = losses(model(tokens), labels, cells)
+        parts = losses_of(model(tokens), labels, cells)
         np.testing.assert_allclose(parts[0], loss, rtol=1e-6)
         assert np.array_equal(parts[1], right)
     np.testing.assert_allclose(loss[0] / np.log(2), by_hand(0, 60), rtol=2e-5)

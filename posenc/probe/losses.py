@@ -20,12 +20,12 @@ def answers_of(logits: Callable[[Array], Any], cells: int = CELLS) -> Answers:
     """The losses of a model that turns tokens ``(N, T)`` into logits ``(N, T, V)``."""
 
     def answers(tokens: Array, labels: Array) -> tuple[Array, Array]:
-        return losses(logits(tokens), labels, cells)
+        return losses_of(logits(tokens), labels, cells)
 
     return answers
 
 
-def losses(logits: Any, labels: Array, cells: int = CELLS) -> tuple[Array, Array]:
+def losses_of(logits: Any, labels: Array, cells: int = CELLS) -> tuple[Array, Array]:
     """``log sum_v exp(x_v) - x_label`` of logits ``x (N, T, V)``, and whether they are right.
 
     Both are ``(N, T)``, with 0 and False where the label is ``NO_ANSWER``. Computed in float32, or
