@@ -32,6 +32,10 @@ def run(options: dict[str, Any]) -> int:
 
 
 def _add_option(parser: argparse.ArgumentParser, item: Field[Any], kind: Any) -> None:
+    name = f"--{item.name.replace('_', '-')}"
+    if kind is bool:
+        parser.add_argument(name, action="store_true", help=item.metadata["help"])
+        return
     many = typing.get_origin(kind) is tuple
     element = typing.get_args(kind)[0] if many else kind
     usual: Any = item.default
@@ -40,7 +44,7 @@ def _add_option(parser: argparse.ArgumentParser, item: Field[Any], kind: Any) ->
         default = f"{TEXT_DEFAULTS[item.name]} for text" if TEXT_DEFAULTS[item.name] else ""
     shown = f" (default: {default})" if default not in ("", 0, None, ()) else ""
     parser.add_argument(
-        f"--{item.name.replace('_', '-')}",
+        name,
         type=_integers if (many, element) == (True, int) else element,
         action=_Together if many else "store",
         nargs=("*" if usual else "+") if many else None,  # --windowed without a name: no scheme

@@ -32,7 +32,7 @@ from posenc.contract.tokens import Tokens
 from posenc.makers import maker_of
 from posenc.positions.integers import visible
 from posenc.presets import PLANS
-from posenc.study import picture
+from posenc.study import picture, weights
 from posenc.study.picture import Figure, Panel
 from posenc.study.specs import parse
 
@@ -64,6 +64,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="training length, for schemes that use it; a quarter of LENGTH for those that need it "
         "or that extend trained models",
     )
+    parser.add_argument(
+        "--params",
+        metavar="PATH",
+        help="draw trained params: the folder of `posenc compare --keep-weights`, or one file",
+    )
+    parser.add_argument("--seed", type=int, help="of the run in --params, if there are several")
+    parser.add_argument("--layer", type=int, help="of the model in --params (default: 0)")
     parser.add_argument("--out", help="ends in .png, .svg or .pdf (default: SCHEME.png)")
 
 
@@ -78,6 +85,11 @@ def run(options: dict[str, Any]) -> int:
         width = min(100, shutil.get_terminal_size().columns)
         print(tasks.examples(label, given.get("length"), width))
         return 0
+    if "params" in given:
+        print(_draw_trained(label, given))
+        return 0
+    if of_weights := sorted(given.keys() & {"seed", "layer"}):
+        raise ValueError(f"--{of_weights[0]} chooses among trained weights, and needs --params")
     given = {**_DEFAULTS, **given}
     length = check_count("length", given["length"])
     heads, head_dim = given["heads"], given["head_dim"]
@@ -104,6 +116,24 @@ def run(options: dict[str, Any]) -> int:
     path = given.get("out") or f"{_file_name(label)}.png"
     print(draw(scheme, path, length=length, title=label))
     return 0
+
+
+def _draw_trained(label: str, given: Mapping[str, Any]) -> Path:
+    """Draw a layer of a trained model; its sizes are those of the run."""
+    if of_sizes := sorted(given.keys() & {"heads", "head_dim", "train_len"}):
+        name = of_sizes[0].replace("_", "-")
+        raise ValueError(f"--{name} comes from the run that --params names")
+    kept = weights.find(given["params"], label, given.get("seed"))
+    decoder, layer = kept.decoder(), given.get("layer", 0)
+    if not 0 <= layer < len(decoder.schemes):
+        raise ValueError(f"--layer must be 0 .. {len(decoder.schemes) - 1}, got {layer}")
+    scheme = decoder.schemes[layer]
+    if not (names := scheme.param_specs()):
+        raise ValueError(f"layer {layer} of {label!r} learns nothing, so training changed nothing")
+    params = {name: decoder.position[decoder.owners[layer]][name] for name in names}
+    title = f"{label}, seed {kept.seed}, layer {layer} of {len(decoder.schemes)}, trained"
+    path = given.get("out") or f"{_file_name(label)}-{kept.seed}-{layer}.png"
+    return draw(scheme, path, length=given.get("length", 128), title=title, params=params)
 
 
 def draw(

@@ -38,7 +38,7 @@ def _of_task(study: Study) -> dict[str, Any]:
 
 
 def _option(name: str, value: Any) -> list[str]:
-    values = value if isinstance(value, tuple) else (value,)
+    values = value if isinstance(value, tuple) else () if value is True else (value,)
     return [f"--{name.replace('_', '-')}", *map(_word, values)]
 
 

@@ -37,6 +37,7 @@ from posenc.study.tables import (
     main_protocol,
     schemes_as_built,
     settings,
+    stability_table,
     table_markdown,
     table_text,
     wrap,
@@ -329,6 +330,9 @@ def _positions(summary: Summary, records: Records) -> str:
 def _training(summary: Summary, records: Records) -> str:
     svg = curve_svg(summary, records)
     figure = f"<h2>Training</h2><figure>{svg}</figure>" if svg else ""
+    table = stability_table(summary, records)
+    if table:
+        figure = f"{figure or '<h2>Training</h2>'}{table.html()}"
     return f"{figure}<h2>Cost</h2>{cost_table(summary, records).html()}"
 
 

@@ -15,15 +15,33 @@ import shutil
 import threading
 import time
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from posenc.study.history import mean_norm
 from posenc.study.tasks.catalogue import TEXT
 
 Record = dict[str, Any]
 
+# What a row needs so that the files of several studies join; the last tells any two runs apart.
+ABOUT = (
+    "learning_rate",
+    "position_lr_scale",
+    "weight_decay",
+    "batch_size",
+    "layers",
+    "dim",
+    "heads",
+    "text",
+    "data",
+    "posenc",
+    "gradient_norm",
+    "largest_gradient_norm",
+    "spikes",
+    "run",
+)
 COLUMNS = (
     "scheme",
     "seed",
@@ -43,8 +61,8 @@ COLUMNS = (
     "parameters",
     "position_parameters",
     "trained_as",
+    *ABOUT,
 )
-
 
 # Held while a record is written, so that a worker finishes it before it leaves.
 WRITING = threading.Lock()
@@ -52,7 +70,8 @@ _HOST = f"{zlib.crc32(platform.node().encode()):08x}"
 # The names of ``partial_path`` and of progress files, and no others.
 _PARTIAL = re.compile(r"\.(.+)\.([0-9a-f]{8})-(\d{1,10})-[0-9a-f]{8}\.partial", re.ASCII)
 _PROGRESS = re.compile(r"[a-z0-9-]*-\d+-[0-9a-f]{16}\.json\.progress", re.ASCII)
-RECORDS = r"probe|[a-z0-9-]*-\d+-[0-9a-f]{16}\.json(\.progress)?"  # written into ``runs/``
+# Written into ``runs/``.
+RECORDS = r"[a-z0-9-]*-\d+-[0-9a-f]{16}\.json(\.progress)?|[0-9a-f]{16}\.checkpoint"
 _DAY = 86400.0
 _CAN_ASK = os.name == "posix"  # on Windows, os.kill(process, 0) would send Ctrl-C
 
@@ -98,13 +117,15 @@ def _is_alive(process: int) -> bool:
     return True
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_whole(path: Path, content: str | bytes) -> None:
     """Write a file so that nobody sees it half written, even if the process dies.
 
     Bytes of file names that are not valid UTF-8 become backslash escapes.
     """
     temporary = partial_path(path)
-    temporary.write_text(text, encoding="utf-8", errors="backslashreplace", newline="")
+    if isinstance(content, str):
+        content = content.encode(errors="backslashreplace")
+    temporary.write_bytes(content)
     temporary.replace(path)
 
 
@@ -156,12 +177,21 @@ def write_tables(folder: Path, records: Sequence[Record]) -> None:
     write_whole(folder / "results.csv", text.getvalue())
 
 
+def about(record: Mapping[str, Any]) -> Record:
+    """The cells of ``ABOUT``: how the run was trained, on what, and how smoothly."""
+    found = {name: record.get(name, record.get("recipe", {}).get(name)) for name in ABOUT}
+    if norms := record.get("gradient_norms"):
+        found["gradient_norm"] = mean_norm(norms)
+        found["largest_gradient_norm"] = max(largest for _, _, largest in norms)
+    return found
+
+
 def rows(records: Iterable[Record]) -> Iterable[Record]:
     """Tidy rows of text, one per run and length; a failed run has one row without losses."""
     for record in records:
         if record.get("task", TEXT) != TEXT:
             continue
-        common = {name: record.get(name) for name in COLUMNS}
+        common = {name: record.get(name) for name in COLUMNS} | about(record)
         if record["status"] != "ok":
             yield common
             continue

@@ -20,8 +20,10 @@ import posenc
 from posenc.layers import LayerPlan
 from posenc.schemes import NoPE
 from posenc.study import windows
-from posenc.study.corpus import Corpus
+from posenc.study.checkpoints import Checkpoint
+from posenc.study.corpus import Corpus, printable
 from posenc.study.decoder import Decoder
+from posenc.study.history import History
 from posenc.study.identity import fingerprint, posenc_digest, versions
 from posenc.study.recipe import Recipe
 from posenc.study.results import Record
@@ -31,9 +33,10 @@ from posenc.study.tasks.catalogue import TEXT
 from posenc.study.tasks.drawing import summarise
 from posenc.study.tasks.examples import Integers
 from posenc.study.tasks.task import Task
-from posenc.study.trainer import Trainer, load_trainer
+from posenc.study.trainer import Trainer, load_trainer, needs
 
 Report = Callable[[int, float], None]
+Keep = Callable[["Run", Trainer], None]
 _CHUNK = 50  # steps between two reports
 _CHECKS = 2  # in a row above the score at which a task is solved
 _COOL = 100  # steps after that
@@ -98,19 +101,24 @@ def carry_out(
     corpus: Corpus | None,
     report: Report = lambda step, loss: None,
     scratch: Path | None = None,
+    checkpoint: Checkpoint | None = None,
+    keep: Keep = lambda run, model: None,
 ) -> Iterator[Record]:
     """Records of runs that share a training: it happens once, and then each run is scored.
 
     ``corpus`` is for the task ``text``. ``report(step, loss in bits)`` is called after every 50
-    steps. A training that fails raises its
-    error; a run that cannot be scored becomes a record with ``status`` ``"failed"``.
+    steps, ``keep(run, model)`` with the trained model of each run that is scored. A training that
+    fails raises its error; a run that cannot be scored becomes a record with ``status``
+    ``"failed"``.
     """
     began, clock = time.time(), time.perf_counter()
     task = _task(job[0], corpus)
-    trained = _trained(job[0], task, report, scratch)
+    checkpoint = checkpoint or Checkpoint(None, "")
+    trained = _trained(job[0], task, report, scratch, checkpoint)
     for run in job:
         try:
             record = _scored(run, trained, task)
+            keep(run, trained.model)
         except Exception as error:
             yield failure_record(run, error)
             continue
@@ -136,7 +144,17 @@ def _named(run: Run) -> Record:
         "seed": run.seed,
         "backend": run.backend,
         "train_len": run.train_len,
+        "recipe": asdict(run.training()),
+        "text": _text_name(run) if run.task == TEXT else None,
+        "data": run.data,
+        "posenc": run.version,
     }
+
+
+def _text_name(run: Run) -> str:
+    """Names of the files; ``data`` is their digest."""
+    names = [printable(Path(path).name) for path in run.text]
+    return ", ".join(names) or "Python's standard library"
 
 
 @dataclass(frozen=True)
@@ -155,7 +173,9 @@ def _task(run: Run, corpus: Corpus | None) -> Task:
     return task
 
 
-def _trained(run: Run, task: Task, report: Report, scratch: Path | None) -> _Trained:
+def _trained(
+    run: Run, task: Task, report: Report, scratch: Path | None, checkpoint: Checkpoint
+) -> _Trained:
     plans = Plans.of(run.scheme, run)
     _check_planned(run, **fingerprint(plans, run.backend, run))
     decoder = Decoder.of(run, plans.trained, run.seed)
@@ -163,7 +183,7 @@ def _trained(run: Run, task: Task, report: Report, scratch: Path | None) -> _Tra
     if run.model:
         decoder = decoder.with_weights_of(model.state())
     facts = {
-        **_train(run, task, model, report),
+        **_train(run, task, model, report, checkpoint),
         "trained_as": run.trained_as,
         "training": secrets.token_hex(8),
         "params": decoder.sizes(),
@@ -194,20 +214,23 @@ def _scored(run: Run, trained: _Trained, task: Task) -> Record:
     }
 
 
-def check_can_train(run: Run, scratch: Path | None = None) -> None:
+def check_can_train(run: Run, scratch: Path | None = None, keep_weights: bool = False) -> None:
     """``RuntimeError`` if no run like this one can begin: its backend, device or versions fail.
 
-    The run's own scheme is not tried; it may fail alone.
+    ``TypeError`` if its trainer has no weights to keep. The run's own scheme is not tried; it may
+    fail alone.
     """
     _check_planned(run, posenc_digest=posenc_digest(run.backend), versions=versions(run.backend))
     plain = LayerPlan.of(NoPE(), run.layers)
     try:
-        make_trainer(replace(run, scheme="nope"), Decoder.of(run, plain, run.seed), scratch)
+        model = make_trainer(replace(run, scheme="nope"), Decoder.of(run, plain, run.seed), scratch)
     except Exception as error:
         cause = f"{type(error).__name__}: {error}"
         what = f" the model {run.model!r}" if run.model else ""
         where = f"backend {run.backend!r} cannot train{what} on device {run.device!r}"
         raise RuntimeError(f"{where}: {cause}") from error
+    if keep_weights:
+        needs(model, "state", "keep_weights")
 
 
 def make_trainer(run: Run, decoder: Decoder, scratch: Path | None = None) -> Trainer:
@@ -237,7 +260,7 @@ def _short(value: str | tuple[object, ...]) -> str:
     return value[:12] if isinstance(value, str) else ", ".join(map(str, value))
 
 
-def _train(run: Run, task: Task, model: Trainer, report: Report) -> Record:
+def _train(run: Run, task: Task, model: Trainer, report: Report, checkpoint: Checkpoint) -> Record:
     """Train to the last step, or until the task is solved in domain.
 
     Solved is what two checks in a row say. The rate then falls to 0 over ``_COOL`` further steps.
@@ -245,39 +268,41 @@ def _train(run: Run, task: Task, model: Trainer, report: Report) -> Record:
     positions = windows.training_positions(
         run.random_positions, seed=run.seed, steps=run.steps, length=run.train_tokens
     )
-    sample, checks, solved, end = task.in_domain(run, run.seed), 0, None, run.steps
-    curve, times, first = [], [time.perf_counter()], 0
-    while first < end:
-        steps = range(first, min(first + _CHUNK, end))
-        batch = task.training(run, run.seed, first, len(steps))
+    sample, done = task.in_domain(run, run.seed), checkpoint.resume(model)
+    begin = time.perf_counter() - done.seconds[-1]
+    while done.step < (end := _last_step(run, done)):
+        steps = range(done.step, min(done.step + _CHUNK, end))
+        batch = task.training(run, run.seed, steps.start, len(steps))
         rates = np.array([learning_rate(run, step) for step in steps])
-        if solved is not None:
-            rates *= np.array([1 - (step - solved) / _COOL for step in steps])
+        if done.solved is not None:
+            rates *= np.array([1 - (step - done.solved) / _COOL for step in steps])
         # Trainers that know of no positions still train at the plain ones.
-        at: dict[str, Any] = {} if positions is None else {"positions": positions[steps.start : steps.stop]}
+        at: dict[str, Any] = {}
+        if positions is not None:
+            at["positions"] = positions[steps.start : steps.stop]
         losses = np.asarray(model.train(batch.tokens, batch.labels, rates, **at)) / math.log(2)
         if not np.isfinite(losses).all():
-            wrong = first + int(np.argmin(np.isfinite(losses)))
+            wrong = steps.start + int(np.argmin(np.isfinite(losses)))
             raise FloatingPointError(f"training diverged: the loss of step {wrong} is not finite")
-        first = steps.stop
-        curve.append((first, float(losses.mean())))
-        times.append(time.perf_counter())
-        report(*curve[-1])
-        if sample is not None and solved is None:
+        norms = getattr(model, "gradient_norms", None)  # not every trainer tells them
+        done.add(losses, norms, run.clip, time.perf_counter() - begin)
+        report(*done.curve[-1])
+        if sample is not None and done.solved is None:
             _, right = model.answers(sample.tokens, sample.labels, None)
             score = summarise(sample.labels, np.asarray(right))[task.solved_by] or 0.0
-            checks = checks + 1 if score >= task.solved_at else 0
-            if checks == _CHECKS:
-                solved, end = first, min(run.steps, first + _COOL)
+            done.checks = done.checks + 1 if score >= task.solved_at else 0
+            if done.checks == _CHECKS:
+                done.solved = done.step
+        if done.step < _last_step(run, done):
+            checkpoint.keep(model, done)
+    times = done.seconds
     warm = min(1, len(times) - 2)  # a study of a single chunk counts it all
-    seen = (first - warm * _CHUNK) * run.batch_size * run.train_tokens
-    return {
-        "steps": first,
-        "solved": solved,
-        "curve": curve,
-        "train_seconds": times[-1] - times[0],
-        "tokens_per_second": seen / (times[-1] - times[warm]),
-    }
+    seen = (done.step - warm * _CHUNK) * run.batch_size * run.train_tokens
+    return {**done.facts(), "tokens_per_second": seen / (times[-1] - times[warm])}
+
+
+def _last_step(run: Run, done: History) -> int:
+    return run.steps if done.solved is None else min(run.steps, done.solved + _COOL)
 
 
 def _answer(

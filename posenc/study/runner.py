@@ -1,7 +1,6 @@
 """Carries out a study: runs in processes, finished runs kept, missing runs computed.
 
-Runs that share a training are one job. Trained weights are not kept, so a run that is added later
-trains again.
+Runs that share a training are one job. A run that is added later trains again.
 """
 
 from __future__ import annotations
@@ -17,6 +16,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from posenc.study import run as runs
+from posenc.study import weights
+from posenc.study.checkpoints import Checkpoint
 from posenc.study.corpus import Corpus
 from posenc.study.results import (
     RECORDS,
@@ -30,7 +31,7 @@ from posenc.study.results import (
 from posenc.study.run import Run
 from posenc.study.study import Study, read_corpus
 from posenc.study.tasks.catalogue import TEXT
-from posenc.study.trainer import choose_backend
+from posenc.study.trainer import Trainer, choose_backend
 from posenc.study.workers import compile_cache, worker_pool
 
 OnProgress = Callable[[Run, int, float], None]
@@ -64,15 +65,22 @@ def run_study(
 
 def plan(study: Study, corpus: Corpus | None) -> tuple[list[Record], list[Run]]:
     """The records that are already on disk, and the runs that are missing."""
-    folder = runs_folder(study)
+    folder, home = runs_folder(study), weights_folder(study)
     kept, missing = [], []
     for run in study.runs(corpus, choose_backend(study.backend)):
         record = load(folder / run.file_name(), run.digest())
-        if record is None or record["status"] != "ok":
+        if record is None or record["status"] != "ok" or _lacks_weights(home, run):
             missing.append(run)
         else:
             kept.append(record)
     return kept, missing
+
+
+def without_weights(study: Study, missing: Iterable[Run]) -> int:
+    """How many of the missing runs are finished, and lack only the weights that are to be kept."""
+    folder = runs_folder(study)
+    records = (load(folder / run.file_name(), run.digest()) for run in missing)
+    return sum(record is not None and record["status"] == "ok" for record in records)
 
 
 def compute(
@@ -88,16 +96,16 @@ def compute(
     """
     if not missing:
         return
-    folder = runs_folder(study)
+    folder, home = runs_folder(study), weights_folder(study)
     _remove_progress_files(folder, missing)  # of a study that was killed
     try:
         with _pool(study, len(jobs(missing)), executor) as (pool, scratch):
-            trial = pool.submit(why_none_can_train, missing[0], scratch)
-            where = (study.text, str(folder), scratch)
+            trial = pool.submit(why_none_can_train, missing[0], scratch, study.keep_weights)
+            where = (study.text, str(folder), scratch, None if home is None else str(home))
             pending = {pool.submit(work, job, *where): job for job in jobs(missing)}
             try:
                 _check_trial(trial)
-                yield from _collect(pending, folder, on_progress)
+                yield from _collect(pending, folder, home, on_progress)
             finally:
                 if executor is not None:  # the caller's executor outlives the study
                     for future in pending:
@@ -116,7 +124,16 @@ def jobs(missing: Iterable[Run]) -> list[tuple[Run, ...]]:
 
 def runs_folder(study: Study) -> Path:
     """The folder of single records; made if missing. ``OSError`` if it cannot be written."""
-    folder = Path(study.out) / "runs"
+    return _folder(study, "runs", RECORDS)
+
+
+def weights_folder(study: Study) -> Path | None:
+    """The folder of trained weights, likewise; None if none are to be kept."""
+    return _folder(study, weights.FOLDER, weights.NAMES) if study.keep_weights else None
+
+
+def _folder(study: Study, name: str, written: str) -> Path:
+    folder = Path(study.out) / name
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe = partial_path(folder / "probe")
@@ -125,42 +142,54 @@ def runs_folder(study: Study) -> Path:
     except OSError as error:
         reason = error.strerror or error
         raise OSError(f"out: cannot write results into {study.out!r}: {reason}") from error
-    sweep(folder, RECORDS)
+    sweep(folder, f"probe|{written}")
     return folder
 
 
-def why_none_can_train(run: Run, scratch: Path | None) -> str | None:
+def why_none_can_train(run: Run, scratch: Path | None, keep_weights: bool = False) -> str | None:
     """The reason why no run can begin in this worker, or None."""
     try:
-        runs.check_can_train(run, scratch)
+        runs.check_can_train(run, scratch, keep_weights)
     except Exception as error:
         return " ".join(str(error).split())  # one line
     return None
 
 
 def work(
-    job: Sequence[Run], text: Sequence[str], folder: str, scratch: Path | None
+    job: Sequence[Run],
+    text: Sequence[str],
+    folder: str,
+    scratch: Path | None,
+    weights_home: str | None = None,
 ) -> list[Record]:
     """Runs that share a training, in a worker; it never raises, so a failure stops no other job.
 
     The worker writes the record of a finished run itself, so the record survives the study's
-    process.
+    process; before it, the weights, if there is a folder for them.
     """
     home = Path(folder)
     status = _progress_file(home, job[0])
+    checkpoint = Checkpoint(home, job[0].training_digest())
 
     def report(step: int, loss: float) -> None:
         with suppress(OSError):  # another machine has no such folder
             write_whole(status, json.dumps([step, loss]))
 
+    def keep(run: Run, model: Trainer) -> None:
+        if weights_home is not None:
+            with suppress(OSError):  # then the study's process says so
+                path = Path(weights_home) / weights.file_name(run)
+                weights.write(path, run, model.state())
+
     records: list[Record] = []
     try:
         corpus = read_corpus(tuple(text)) if job[0].task == TEXT else None
-        for record in runs.carry_out(job, corpus, report, scratch):
+        for record in runs.carry_out(job, corpus, report, scratch, checkpoint, keep):
             if record["status"] == "ok":
                 with suppress(OSError):  # then the study's process writes the returned record
                     save(home / job[len(records)].file_name(), record)
             records.append(record)
+        checkpoint.remove()
         return records
     except Exception as error:
         return [*records, *(runs.failure_record(run, error) for run in job[len(records) :])]
@@ -189,7 +218,10 @@ def _remove_progress_files(folder: Path, missing: Sequence[Run]) -> None:
 
 
 def _collect(
-    pending: dict[Future[list[Record]], tuple[Run, ...]], folder: Path, on_progress: OnProgress
+    pending: dict[Future[list[Record]], tuple[Run, ...]],
+    folder: Path,
+    home: Path | None,
+    on_progress: OnProgress,
 ) -> Iterator[Record]:
     reported: dict[Path, tuple[int, float]] = {}
     files = {future: _progress_file(folder, job[0]) for future, job in pending.items()}
@@ -199,7 +231,14 @@ def _collect(
             died = future.exception()  # the worker, and its future with it
             failed = [] if died is None else [runs.failure_record(run, died) for run in job]
             for run, record in zip(job, failed or future.result(), strict=True):
-                yield _keep(folder / run.file_name(), record)
+                kept = _keep(folder / run.file_name(), record)
+                if kept["status"] == "ok" and _lacks_weights(home, run):
+                    warnings.warn(
+                        f"cannot keep {home}/{weights.file_name(run)}, so this run will be "
+                        "repeated: its worker could not write there",
+                        stacklevel=2,
+                    )
+                yield kept
         for future, job in pending.items():
             path = files[future]
             progress = _read_progress(path)
@@ -207,6 +246,10 @@ def _collect(
                 reported[path] = progress
                 on_progress(job[0], *progress)
         time.sleep(_POLL)
+
+
+def _lacks_weights(home: Path | None, run: Run) -> bool:
+    return home is not None and not weights.is_kept(home / weights.file_name(run), run.digest())
 
 
 def _keep(path: Path, record: Record) -> Record:

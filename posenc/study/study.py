@@ -50,6 +50,7 @@ class Study(Recipe):
     device: str = option("auto", "auto, cpu, or a name of the backend's, such as cuda")
     workers: int = option(0, "processes; default: one per core, one in all on an accelerator")
     out: str = option("posenc-compare", "folder of the results")
+    keep_weights: bool = option(False, "keep the trained weights of every run, in OUT/weights")
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "model", model_name(self.model))

@@ -14,6 +14,7 @@ import numpy as np
 
 from posenc.study.columns import align
 from posenc.study.effective import NOLIMA, effective_length
+from posenc.study.history import mean_norm
 from posenc.study.statistics import (
     SORTED_FROM,
     Difference,
@@ -37,6 +38,10 @@ PROTOCOLS = {
     "than the training length predicts",
 }
 GROWTH = {"better": "falls", "worse": "rises"}
+_STABILITY = (
+    "How smoothly each scheme trained: norms of gradients before clipping, and steps whose loss "
+    "lies above the median of the 100 before by more than 7 robust deviations and 0.1 bits."
+)
 _COST = (
     "Over the successful runs, as timed on this machine; seconds are medians. Other work on the "
     "machine slows some runs down more than others."
@@ -361,6 +366,23 @@ def cost_table(summary: Summary, records: Records) -> Table:
         rows.append((name, f"{params['total']:,}", share, *speeds, *seconds))
     columns = ["scheme", "parameters", "of the scheme", "tokens/s, min", "tokens/s, median"]
     return Table(_COST, [*columns, "training, s", "evaluation, s"], rows)
+
+
+def stability_table(summary: Summary, records: Records) -> Table | None:
+    """Norms of gradients and spikes of the loss, of each scheme over its seeds; None without."""
+    rows = []
+    for name in _first_runs(summary, records):
+        runs = [r for r in records if r["scheme"] == name and r["status"] == "ok"]
+        told = [r for r in runs if r.get("gradient_norms")]
+        if told:
+            norms = median(mean_norm(r["gradient_norms"]) for r in told)
+            largest = max(chunk[2] for r in told for chunk in r["gradient_norms"])
+            clipped = sum(r["clipped"] for r in told) / sum(r["steps"] for r in told)
+            with_spikes = sum(r["spikes"] > 0 for r in runs)
+            spikes = f"{sum(r['spikes'] for r in runs)} in {with_spikes} of {len(runs)} runs"
+            rows.append((name, f"{norms:.3g}", f"{largest:.3g}", f"{clipped:.0%}", spikes))
+    columns = ["scheme", "norm, median run", "norm, largest", "steps clipped", "spikes"]
+    return Table(_STABILITY, columns, rows) if rows else None
 
 
 def baseline(summary: Summary) -> str:

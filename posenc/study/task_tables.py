@@ -17,6 +17,8 @@ from posenc.study.outcomes import (
     top_schemes,
     wilson,
 )
+from posenc.study.results import ABOUT
+from posenc.study.results import about as describe
 from posenc.study.statistics import Records, Summary, mean_interval
 from posenc.study.tables import Table, length_label
 
@@ -166,7 +168,8 @@ def tasks_csv(summary: Summary, records: Records) -> str:
     """Tidy rows: one per task, test, scheme, seed and length; and one per group of answers."""
     named = dict.fromkeys(a["groups"] for a in tasks(summary).values() if a["groups"])
     file = io.StringIO()
-    writer = csv.DictWriter(file, [*COLUMNS, *named], lineterminator="\n", restval="")
+    names = [*COLUMNS, *named, *ABOUT]
+    writer = csv.DictWriter(file, names, lineterminator="\n", restval="")
     writer.writeheader()
     for label, about in tasks(summary).items():
         for record in of_task(records, label):
@@ -175,7 +178,7 @@ def tasks_csv(summary: Summary, records: Records) -> str:
 
 
 def _rows(label: str, about: Mapping[str, Any], record: Mapping[str, Any]) -> Iterator[Any]:
-    common = {"task": label, "kind": about["kind"]}
+    common = {"task": label, "kind": about["kind"], **describe(record)}
     common |= {name: record.get(name) for name in ("scheme", "seed", "train_len", "status")}
     if record["status"] != "ok":
         yield common

@@ -29,7 +29,7 @@ from posenc.study.recipe import Recipe
 from posenc.study.report import study_markdown, study_text, write_report
 from posenc.study.results import Record, seconds, write_tables, write_whole
 from posenc.study.run import Run
-from posenc.study.runner import compute, jobs, plan
+from posenc.study.runner import compute, jobs, plan, weights_folder, without_weights
 from posenc.study.specs import fitted_settings
 from posenc.study.statistics import Records, Summary
 from posenc.study.stopping import exit_status
@@ -55,6 +55,8 @@ def compare(study: Study) -> int:
     runs = [record["run"] for record in records] + [run.digest() for run in missing]
     progress = Progress(study, len(records), print, trainings=len(jobs(missing)))
     progress.header(corpus, backend, _estimate(study, missing))
+    if again := without_weights(study, missing):
+        print(f"{again} finished runs are run again: their weights are missing")
     status = 0
     try:
         for record in compute(study, missing, on_progress=progress.step):
@@ -64,6 +66,8 @@ def compare(study: Study) -> int:
         status = exit_status(stop)
         print("\nstopped; the same command continues from here")
     _write(Path(study.out), _summary(study, corpus, backend, records), _sort(study, records), runs)
+    if study.keep_weights and any(record["status"] == "ok" for record in records):
+        print(f"  {weights_folder(study)}: trained weights of each run")
     failed = any(record["status"] != "ok" for record in records)
     return status or int(failed)
 

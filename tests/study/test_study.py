@@ -432,8 +432,8 @@ class Immediate(Executor):
     def submit(self, function, /, *arguments):
         future = Future()
         if function is work:
-            run, text, folder, scratch = arguments
-            arguments = (run, text, str(self.folder or folder), scratch)
+            run, text, folder, *others = arguments
+            arguments = (run, text, str(self.folder or folder), *others)
         self.end(future, function(*arguments))
         return future
 

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from frameworks_installed import require
+from sample import long, some
 
 from posenc.study.decoder import Decoder
 from posenc.study.recipe import Recipe
@@ -20,7 +21,8 @@ RECIPE = Recipe(
 TOKENS = np.random.default_rng(0).integers(97, 123, size=(6, 3, 17))
 RATES = np.full(6, 1e-2)
 
-pytestmark = pytest.mark.parametrize("backend", BACKENDS)
+# JAX compiles each for seconds.
+pytestmark = pytest.mark.parametrize("backend", some(BACKENDS, BACKENDS[-1:], long))
 
 
 @pytest.fixture
