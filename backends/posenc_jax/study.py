@@ -22,7 +22,7 @@ class OwnModel:
     Attributes
     ----------
     weights
-        What ``init(seed)`` returns, any pytree of floating arrays.
+        What ``init(seed)`` returns, any pytree of floating arrays; or kept weights.
 
     Raises
     ------
@@ -51,6 +51,15 @@ class OwnModel:
                     f"model {name!r} draws other params{at} the second time from one seed, so "
                     "schemes would begin at different ones; draw from the seed of init alone"
                 )
+        if decoder.weights:
+            names = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in flat]
+            if decoder.weights.keys() != {*names}:
+                raise ValueError(
+                    f"model {name!r} has params {sorted(names)}, and those that were kept are "
+                    f"{sorted(decoder.weights)}"
+                )
+            leaves = [jnp.asarray(decoder.weights[each]) for each in names]
+            self.weights = jax.tree.unflatten(jax.tree.structure(self.weights), leaves)
 
 
 def own_logits(recipe: Recipe, params: Any, tokens: Array, bound: Bound) -> Array:

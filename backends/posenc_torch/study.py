@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ class OwnModel:
     Attributes
     ----------
     weights
-        The trained parameters by name.
+        The trained parameters by name: drawn, or those of the decoder, if it has any.
 
     Raises
     ------
@@ -49,6 +49,8 @@ class OwnModel:
                 )
         self._module = module.to(device)
         self.weights = {n: p for n, p in self._module.named_parameters() if p.requires_grad}
+        if decoder.weights:
+            self._take(recipe.model, decoder.weights)
 
     def __call__(self, tokens: Tensor, bound: Bound, step: int | None = None) -> Tensor:
         """Logits in training, at a step that decides what dropout draws; None for test time."""
@@ -58,6 +60,17 @@ class OwnModel:
         with torch.random.fork_rng([] if self._device.type == "cpu" else [self._device]):
             torch.manual_seed(self._seed * 2**32 + step)
             return self._logits(tokens, bound)
+
+    @torch.no_grad()
+    def _take(self, name: str, kept: Mapping[str, Any]) -> None:
+        """Take kept weights in place of those that were drawn."""
+        if kept.keys() != self.weights.keys():
+            raise ValueError(
+                f"model {name!r} has weights {sorted(self.weights)}, and those that were kept are "
+                f"{sorted(kept)}"
+            )
+        for key, array in kept.items():
+            self.weights[key].copy_(torch.from_numpy(array))
 
     def _logits(self, tokens: Tensor, bound: Bound) -> Tensor:
         logits: Any = self._module(tokens, bound)

@@ -12,8 +12,8 @@ import numpy as np
 
 from posenc.contract.checks import check_count
 from posenc.probe import report
-from posenc.probe.measures import Setting, rate
 from posenc.probe.losses import Answers, answers_of
+from posenc.probe.measures import Setting, rate
 from posenc.probe.passkey import Source, Symbols, Words
 from posenc.probe.pieces import Probe, carry_out
 from posenc.probe.tables import by_length

@@ -41,7 +41,7 @@ class Decoder:
         By name: ``embed (V, d)``, for ``V`` tokens, and ``head (d, V)`` if it is not tied; per
         layer ``qkv (d, 3d)``, ``out (d, d)``, ``up (d, 4d)``, ``down (4d, d)``, gains ``norm1``,
         ``norm2 (d,)``; ``norm (d,)`` at the end.
-        Empty for a model of one's own, which draws them itself.
+        Of a model of one's own those that were kept; empty to let it draw them.
     position
         Learned arrays of the schemes, one mapping per set of params.
     seed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from frameworks_installed import require
 from sample import long
 
-from posenc.study import Decoder, Recipe, Study, compare, run_study, write_results
+from posenc.study import Decoder, Recipe, Study, compare, run_study, weights, write_results
 from posenc.study import run as runs
 from posenc.study.corpus import Corpus
 from posenc.study.models import load_model, model_name
@@ -121,6 +122,9 @@ def test_dropout_depends_on_the_seed_and_the_step_alone():
     generator = torch.get_rng_state()
     whole = one.train(tokens, labels, rates)
     assert torch.equal(torch.get_rng_state(), generator)
+    still, _ = trainer("torch", PLAIN)
+    at = tokens[:1].repeat(2, 0), labels[:1].repeat(2, 0), np.zeros(2)
+    assert len(set(still.train(*at).tolist())) == 2  # a step draws other channels
     first = other.train(tokens[:2], labels[:2], rates[:2])
     torch.rand(5)
     resumed, _ = trainer("torch", PLAIN)
@@ -129,6 +133,21 @@ def test_dropout_depends_on_the_seed_and_the_step_alone():
     assert np.array_equal(whole, [*first, *rest])
     answers = [resumed.answers(tokens[0], labels[0], None)[0] for _ in range(2)]
     assert np.array_equal(*answers)  # none at test time
+
+
+@needs_torch
+def test_kept_weights_are_those_of_the_model_again(records, tmp_path):
+    _, (record,) = records(schemes=("t5",), model=PLAIN, keep_weights=True)
+    assert record["status"] == "ok", record
+    kept = weights.find(tmp_path / "out")
+    again = load_trainer("torch")(kept.decoder(), "cpu").state()
+    assert kept.weights
+    assert all(np.array_equal(again[f"weights.{n}"], a) for n, a in kept.weights.items())
+    fresh, _ = trainer("torch", PLAIN, task="text")
+    assert not np.array_equal(fresh.state()["weights.tokens.weight"], kept.weights["tokens.weight"])
+    other = replace(kept.decoder(), weights={"tokens": np.zeros(3)})
+    with pytest.raises(ValueError, match=r"those that were kept are \['tokens'\]"):
+        load_trainer("torch")(other, "cpu")
 
 
 FILES = {
