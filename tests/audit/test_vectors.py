@@ -14,7 +14,8 @@ import pytest
 
 import posenc
 from posenc.cli.main import main
-from posenc.vectors import safetensors, write
+from posenc.study import safetensors
+from posenc.vectors import write
 from posenc.vectors.answers import answer, context_length, tolerances
 from posenc.vectors.cases import Case, cases
 from posenc.vectors.files import contents
