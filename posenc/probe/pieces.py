@@ -6,7 +6,6 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,10 +20,10 @@ from posenc.probe.measures import (
 )
 from posenc.probe.passkey import Source
 from posenc.probe.text import Text
-from posenc.study.results import Record, load, partial_path, save, sweep
+from posenc.study.results import Record, load, own_folder, save
 
 FOLDER = "pieces"
-_NAMES = r"(text|passkey|attention)-\d+-[0-9a-f]{16}\.json|probe"
+_NAMES = r"(text|passkey|attention)-\d+-[0-9a-f]{16}\.json"
 
 
 @dataclass(frozen=True)
@@ -129,15 +128,4 @@ def carry_out(
 
 def make_folder(out: Path) -> Path:
     """The folder of kept pieces; ``OSError`` if it cannot be written."""
-    folder = out / FOLDER
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        trial = partial_path(folder / "probe")
-        trial.touch()
-        trial.unlink()
-    except OSError as error:
-        reason = error.strerror or error
-        raise OSError(f"out: cannot write results into {str(out)!r}: {reason}") from error
-    with suppress(OSError):
-        sweep(folder, _NAMES)
-    return folder
+    return own_folder(out, FOLDER, _NAMES)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from posenc.study.history import History
 from posenc.study.results import WRITING, write_whole
-from posenc.study.safetensors import dump_sealed, load_sealed
 from posenc.study.trainer import Trainer
+from posenc.weights.safetensors import dump_sealed, load_sealed
 
 # Seconds of training between two checkpoints. A kill then costs a minute at most, runs of less
 # than a minute write none, and a state of 100 million numbers, written in a second, costs 2 %.

@@ -48,13 +48,6 @@ def starting_point(
     return replace(fresh.with_weights_of(dict(state)), position=position)
 
 
-def continue_from(model: Trainer, decoder: Decoder) -> None:
-    """Give a model of one's own, which drew initial weights, those of ``decoder``."""
-    if decoder.recipe.model:
-        own = {f"weights.{name}": value for name, value in decoder.weights.items()}
-        model.load_state({**model.state(), **own})
-
-
 def before(scores: Mapping[str, Any]) -> dict[str, Any]:
     """The scores of a label without fine-tuning, as its record keeps them."""
     return {name: scores[name] for name in _KEPT if name in scores}

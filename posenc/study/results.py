@@ -81,6 +81,24 @@ def partial_path(path: Path) -> Path:
     return path.with_name(f".{path.name}.{_HOST}-{os.getpid()}-{secrets.token_hex(4)}.partial")
 
 
+def own_folder(out: str | os.PathLike[str], name: str, written: str) -> Path:
+    """A folder in ``out`` for files of the names ``written``, swept; made if missing.
+
+    ``OSError`` if it cannot be written.
+    """
+    folder = Path(out) / name
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        trial = partial_path(folder / "probe")
+        trial.touch()
+        trial.unlink()
+    except OSError as error:
+        reason = error.strerror or error
+        raise OSError(f"out: cannot write results into {str(out)!r}: {reason}") from error
+    sweep(folder, f"probe|{written}")
+    return folder
+
+
 def sweep(folder: Path, written: str) -> None:
     """Remove what dead processes left half written, and nothing that a user may have made.
 

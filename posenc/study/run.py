@@ -212,7 +212,6 @@ def _finetuned(
     state = trained.model.state()
     decoder = extension.starting_point(run, plans, run.scheme, run.seed, state)
     model = make_trainer(run, decoder, scratch)
-    extension.continue_from(model, decoder)
     before = extension.before(task.scores(run, run.seed, partial(_answer, model, None), False))
     scored = time.perf_counter() - begin
     tuning = extension.fine_tune(

@@ -23,9 +23,8 @@ from posenc.study.results import (
     RECORDS,
     Record,
     load,
-    partial_path,
+    own_folder,
     save,
-    sweep,
     write_whole,
 )
 from posenc.study.run import Run
@@ -163,26 +162,12 @@ def runs_folder(study: Study, name: str = RUNS) -> Path:
 
     ``OSError`` if it cannot be written.
     """
-    return _folder(study, name, RECORDS)
+    return own_folder(study.out, name, RECORDS)
 
 
 def weights_folder(study: Study) -> Path | None:
     """The folder of trained weights, likewise; None if none are to be kept."""
-    return _folder(study, weights.FOLDER, weights.NAMES) if study.keep_weights else None
-
-
-def _folder(study: Study, name: str, written: str) -> Path:
-    folder = Path(study.out) / name
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = partial_path(folder / "probe")
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        reason = error.strerror or error
-        raise OSError(f"out: cannot write results into {study.out!r}: {reason}") from error
-    sweep(folder, f"probe|{written}")
-    return folder
+    return own_folder(study.out, weights.FOLDER, weights.NAMES) if study.keep_weights else None
 
 
 def why_none_can_train(run: Run, scratch: Path | None, keep_weights: bool = False) -> str | None:

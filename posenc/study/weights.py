@@ -19,8 +19,8 @@ from posenc.study.decoder import Decoder, Weights
 from posenc.study.recipe import Recipe
 from posenc.study.results import WRITING, write_whole
 from posenc.study.run import Run
-from posenc.study.safetensors import dump_sealed, load_sealed
 from posenc.study.specs import Plans
+from posenc.weights.safetensors import dump_sealed, load_sealed
 
 FOLDER = "weights"
 FORMAT = "posenc.weights/1"

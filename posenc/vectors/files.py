@@ -15,11 +15,11 @@ import posenc
 from posenc.contract.checks import nearest
 from posenc.makers import catalogue
 from posenc.schemes.rope import RoPE
-from posenc.study.safetensors import dump
 from posenc.study.stopping import delay_signals
 from posenc.vectors.answers import answer, context_length, reason, tolerances
 from posenc.vectors.cases import Case, cases
 from posenc.vectors.inputs import Array
+from posenc.weights.safetensors import dump
 
 FORMAT = "posenc.vectors/1"
 """Fields may be added under this name; one that changes or goes gets a new number."""

@@ -14,12 +14,12 @@ import pytest
 
 import posenc
 from posenc.cli.main import main
-from posenc.study import safetensors
 from posenc.vectors import write
 from posenc.vectors.answers import answer, context_length, tolerances
 from posenc.vectors.cases import Case, cases
 from posenc.vectors.files import contents
 from posenc.vectors.inputs import hashed
+from posenc.weights import safetensors
 
 HERE = Path(__file__).parent
 DOCS = HERE.parents[1] / "docs" / "vectors.md"

@@ -25,10 +25,10 @@ from posenc.study.decoder import Decoder
 from posenc.study.history import History, count_spikes
 from posenc.study.results import write_tables
 from posenc.study.runner import plan, run_study, without_weights
-from posenc.study.safetensors import dump, dump_sealed, load, load_sealed
 from posenc.study.specs import layers
 from posenc.study.study import Study
 from posenc.study.trainer import load_trainer
+from posenc.weights.safetensors import dump, dump_sealed, load, load_sealed
 
 BACKENDS = [name for name in ("jax", "torch") if require(name)]
 BACKEND = BACKENDS[-1]

@@ -8,6 +8,8 @@ import types
 
 import numpy as np
 
+import posenc.audit
+
 
 class Array:
     """``mx.array``, which makes arrays of NumPy here."""
@@ -77,6 +79,7 @@ def reader(monkeypatch, build, classes=lambda config: None):
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.delitem(sys.modules, "posenc.audit.config_mlx_lm", raising=False)
     found = importlib.import_module("posenc.audit.config_mlx_lm")
-    monkeypatch.delitem(sys.modules, "posenc.audit.config_mlx_lm")
+    # Nobody else finds what was imported with stand-ins, nor by the package's attribute.
+    del sys.modules["posenc.audit.config_mlx_lm"], posenc.audit.config_mlx_lm
     monkeypatch.setattr(found, "version", lambda name: "0.1")
     return found.MlxLm()
