@@ -27,7 +27,6 @@ from posenc.study.statistics import (
     judge,
     lengths,
     losses_by_seed,
-    mean_interval,
     paired_differences,
     row_order,
     series,
@@ -348,8 +347,9 @@ def lowest(lines: Sequence[Series], at: Sequence[int]) -> frozenset[tuple[int, i
 def holds_table(summary: Summary, records: Records) -> Table | None:
     """To which length the loss of non-overlapping windows holds, by two definitions."""
     name, trained = baseline(summary), summary["config"]["train_len"]
-    own = losses_by_seed(records, "loss", trained).get(name, {})
-    least = mean_interval(own.values()).mean
+    own = [r["loss_by_stretch"].get(str(trained)) for r in records if _has_stretches(r, name)]
+    # Of the stretches, whose losses are rounded: the baseline holds at its own training length.
+    least = float(np.mean([np.mean(each) for each in own])) if own and all(own) else math.nan
     rows = []
     for scheme in row_order(records, summary):
         runs = [r["loss_by_stretch"] for r in records if _has_stretches(r, scheme)]

@@ -17,9 +17,11 @@ from posenc.study.report import headline, write_report
 from posenc.study.statistics import judge, seeds_needed
 from posenc.study.tables import (
     Table,
+    baseline,
     cost_table,
     difference_tables,
     growth_table,
+    holds_table,
     loss_tables,
     schemes_as_built,
     settings,
@@ -619,3 +621,12 @@ def test_seeds_needed_are_the_fewest_for_a_verdict(spread, tests):
     needed = seeds_needed(at(2), tests)
     assert at(needed).uncorrected * tests < 0.05
     assert needed == 3 or at(needed - 1).uncorrected * tests >= 0.05
+
+
+def test_the_baseline_holds_at_its_own_training_length(records):
+    """Though losses of stretches are rounded, upwards here."""
+    summary = study()
+    for each in records:
+        each["loss_by_stretch"] = {n: [round(v + 4e-6, 5)] * 3 for n, v in each["loss"].items()}
+    holds = {row[0]: row[1] for row in holds_table(summary, records).rows}
+    assert not holds[baseline(summary)].startswith("<")
