@@ -627,6 +627,6 @@ def test_the_baseline_holds_at_its_own_training_length(records):
     """Though losses of stretches are rounded, upwards here."""
     summary = study()
     for each in records:
-        each["loss_by_stretch"] = {n: [round(v + 4e-6, 5)] * 3 for n, v in each["loss"].items()}
+        each["loss_by_stretch"] = {n: [round(v + 6e-6, 5)] * 3 for n, v in each["loss"].items()}
     holds = {row[0]: row[1] for row in holds_table(summary, records).rows}
     assert not holds[baseline(summary)].startswith("<")
