@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from frameworks_installed import require
+from sample import long
 
 from posenc.cli.main import main
 from posenc.probe import report
@@ -37,6 +38,7 @@ def kept(tmp_path):
     return path, text, run
 
 
+@long  # two frameworks compile
 def test_it_has_the_losses_of_its_trainer_and_other_schemes(kept, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(report, "figures", lambda summary, records: {})
     path, text, _ = kept
