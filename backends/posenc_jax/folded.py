@@ -34,7 +34,7 @@ def folded(call: Call) -> tuple[Array, None]:
     bias = bias_by_key(call)
     assert bias is not None
     bias = _without_gradient(jnp.broadcast_to(bias / call.scale, (batch, heads, bias.shape[-1])))
-    q, k = fold_key_bias(q, k, bias, xp=jnp)
+    q, k = fold_key_bias(q, k, bias, rounded=_rounded, xp=jnp)
     width = v.shape[3]
     v = jnp.pad(v, ((0, 0), (0, 0), (0, 0), (0, q.shape[3] - width)))
     q, k, v = (jnp.swapaxes(a, 1, 2) for a in (q, k, v))
@@ -42,6 +42,17 @@ def folded(call: Call) -> tuple[Array, None]:
         q, k, v, scale=call.scale, is_causal=q_len > 1, implementation="cudnn"
     )
     return jnp.swapaxes(out, 1, 2)[..., :width], None
+
+
+def _rounded(values: Array, dtype: jnp.dtype) -> Array:
+    """``values`` rounded to the digits of ``dtype``, in their own dtype.
+
+    XLA keeps this operation. A conversion to ``dtype`` and back it leaves out on a GPU, and then
+    nothing is left for the second number of a bias. Exponents stay those of float32: this
+    operation would make zeros of the subnormal numbers of float16.
+    """
+    digits = jnp.finfo(dtype).nmant  # type: ignore[no-untyped-call]
+    return jax.lax.reduce_precision(values, exponent_bits=8, mantissa_bits=digits)
 
 
 def plan(call: Call) -> Planned | Refusal:

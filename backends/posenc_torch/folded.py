@@ -6,6 +6,7 @@ Flash kernels and cuDNN then serve ALiBi without a mask, with exact gradients. T
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import torch
@@ -36,12 +37,28 @@ def folded(call: Call) -> tuple[Tensor, None]:
     bias = bias_by_key(replace(call, arrays=wide, dtype=torch.float64, key=key))
     assert bias is not None
     bias = (bias / call.scale).expand(batch, heads, -1)
-    q, k = fold_key_bias(q, k, bias, detach=torch.Tensor.detach, xp=call.xp)
+    rounded = _rounded if torch.compiler.is_compiling() else None
+    q, k = fold_key_bias(q, k, bias, detach=torch.Tensor.detach, rounded=rounded, xp=call.xp)
     width = v.shape[3]
     if width == dim:  # some kernels require values as wide as keys
         v = torch.nn.functional.pad(v, (0, q.shape[3] - width))
     out = scaled_dot_product_attention(q, k, v, is_causal=q_len > 1, scale=call.scale)
     return refuse_second_derivatives(out)[..., :width], None
+
+
+def _rounded(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """Float64 ``values`` rounded to the nearest number with the digits of ``dtype``, ties to even.
+
+    It changes bits, because Inductor leaves out a conversion to ``dtype`` and back.
+    """
+    if dtype == values.dtype:
+        return values
+    dropped = 52 + round(math.log2(torch.finfo(dtype).eps))  # of the 52 digits of float64
+    bits = values.view(torch.int64)
+    even = (bits >> dropped) & 1
+    bits = (bits + (2 ** (dropped - 1) - 1) + even) & -(2**dropped)
+    result: Tensor = bits.view(values.dtype)
+    return result
 
 
 def plan(call: Call) -> Planned | Refusal:

@@ -11,6 +11,7 @@ is added to them. A kernel that adds channels in another order rounds once more:
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from array_api_compat import device
@@ -20,6 +21,7 @@ from posenc.attn.bias_forms import bias_by_key
 from posenc.attn.call import Call
 from posenc.contract.protocol import Array, Namespace
 
+Rounded = Callable[[Array, Any], Array]  # see fold_key_bias
 _LEAST_SCALE = 2.0**-40  # a bias of a slope of 1 at the last position, 2**30, is then 2**70
 _MULTIPLE = 8  # kernels need head dimensions that are multiples of this
 
@@ -46,6 +48,7 @@ def fold_key_bias(
     bias: Array,
     *,
     detach: Callable[[Array], Array] = lambda array: array,
+    rounded: Rounded | None = None,
     xp: Namespace,
 ) -> tuple[Array, Array]:
     """Queries and keys with more channels, which add the bias to their product.
@@ -58,6 +61,9 @@ def fold_key_bias(
         ``w(k) / scale`` of every key, ``(B, H, K)``, in float32 or wider.
     detach
         Stops the gradient of an array. The first number of a bias then takes all of the gradient.
+    rounded
+        Rounds the values of an array to a dtype, and keeps its own. By default it converts them
+        there and back, which XLA on a GPU and Inductor leave out: they give something else.
 
     Returns
     -------
@@ -68,8 +74,10 @@ def fold_key_bias(
     q_channels: list[Array] = []
     k_channels: list[Array] = []
     own = bias[..., bias.shape[-1] - q.shape[2] :]
-    of_keys = _limbs(bias / unit, dtype, count, detach, xp)
-    of_queries = _limbs(-own / unit, dtype, count, detach, xp)
+    if rounded is None:
+        rounded = partial(_there_and_back, xp)
+    of_keys = _limbs(bias / unit, dtype, count, detach, rounded, xp)
+    of_queries = _limbs(-own / unit, dtype, count, detach, rounded, xp)
     for of_key, of_query in zip(of_keys, of_queries, strict=True):
         q_channels += [xp.full_like(of_query, unit), of_query]
         k_channels += [of_key, xp.full_like(of_key, unit)]
@@ -96,14 +104,26 @@ def _unit(dtype: Any, xp: Namespace) -> float:
 
 
 def _limbs(
-    values: Array, dtype: Any, count: int, detach: Callable[[Array], Array], xp: Namespace
+    values: Array,
+    dtype: Any,
+    count: int,
+    detach: Callable[[Array], Array],
+    rounded: Rounded,
+    xp: Namespace,
 ) -> list[Array]:
     """Numbers of a dtype whose sum is ``values``, the largest first."""
     limbs: list[Array] = []
     for _ in range(count):
-        limbs.append(xp.astype(values, dtype, copy=False))
-        values = detach(values - xp.astype(limbs[-1], values.dtype, copy=False))
+        fixed = detach(values)
+        limb = rounded(fixed, dtype)
+        # It is ``limb``, exactly, and has the gradient of ``values``.
+        limbs.append(xp.astype(values + (limb - fixed), dtype, copy=False))
+        values = fixed - limb
     return limbs
+
+
+def _there_and_back(xp: Namespace, values: Array, dtype: Any) -> Array:
+    return xp.astype(xp.astype(values, dtype, copy=False), values.dtype, copy=False)
 
 
 def _with_channels(channels: list[Array], array: Array, missing: int, xp: Namespace) -> Array:

@@ -148,7 +148,7 @@ class Tokens:
 
     def map(self, function: Callable[[Any], Any]) -> Tokens:
         """The same tokens with ``function`` applied to every array but those of ``rotary``."""
-        given = {name: value for name, value in vars(self).items() if value is not None}
+        given = {name: value for name, value in self._fields() if value is not None}
         given.pop("rotary", None)
         mapped: dict[str, Any] = {
             name: {n: function(a) for n, a in value.items()}
@@ -163,13 +163,17 @@ class Tokens:
     ) -> Tokens:
         """``function(value, axis of tokens)`` of every field that is given."""
         made: dict[str, Any] = {}
-        for name, value in vars(self).items():
+        for name, value in self._fields():
             if value is not None:
                 axis = _AXES[name]
                 if axis is None:
                     axis = self._axis_of_places() if axis_of_places is None else axis_of_places
                 made[name] = function(value, axis)
         return Tokens(**made)
+
+    def _fields(self) -> list[tuple[str, Any]]:
+        """Names and values; ``vars`` is beyond Dynamo before PyTorch 2.13."""
+        return [(name, getattr(self, name)) for name in _AXES]
 
     def _axis_of_places(self) -> int:
         """The axis of tokens in ``places``: ``(L,)``, ``(B, L)``, ``(L, axes)``, ``(B, L, axes)``.

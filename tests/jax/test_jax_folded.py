@@ -90,6 +90,15 @@ def test_it_stays_exact_far_away(calls):
     assert_near(np.asarray(out, np.float64), expected, ROUNDED["bfloat16"])
 
 
+@pytest.mark.parametrize("dtype", ROUNDED)
+def test_it_rounds_by_an_operation_that_compilers_keep(dtype):
+    """XLA leaves out a conversion to a narrower dtype and back on a GPU, and the rest is then 0."""
+    values = normal((1000,), 3).astype(np.float32)
+    program = jax.jit(partial(folded._rounded, dtype=jnp.dtype(dtype))).lower(values).compile()
+    assert np.array_equal(program(values), values.astype(dtype).astype(np.float32))
+    assert "reduce-precision" in program.as_text()
+
+
 def test_gradients_of_queries_keys_and_values(calls):
     scheme = SUBJECTS["alibi"]
     tensors, _ = arrays(scheme, 40, "bfloat16")

@@ -850,6 +850,14 @@ def test_a_folded_bias_stays_exact_far_away(lengths, dtype):
     assert_near(result.double(), expected, bound)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_compiled_bias_is_rounded_as_a_conversion_rounds(dtype):
+    values = torch.tensor(normal((1000,), 3)).double()
+    values[:2] = torch.tensor([1 + 2.0**-8, 1 + 3 * 2.0**-8])  # ties
+    rounded = torch.compile(folded._rounded, fullgraph=True, backend="eager")(values, dtype)
+    assert torch.equal(rounded, values.to(dtype).double())
+
+
 def test_a_folded_bias_beyond_float16():
     """Slope times position over the root of D is 180 000 at last."""
     scheme, (q_len, k_len) = posenc.ALiBi(HEADS, slopes=[256.0, 8.0, 1.0, 0.1]), (1, 2000)
