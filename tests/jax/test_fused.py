@@ -393,12 +393,34 @@ def test_a_cpu_has_no_kernels():
         posenc_jax.attention(*vectors(20), STEEP, implementation="pallas")
 
 
-def test_auto_skips_kernels_and_says_why(defined):
-    many = posenc_jax.explain(*vectors(300), STEEP, causal=True)
-    assert many["implementation"] != "pallas"
-    assert "no device has run them yet" in many["others"]["pallas"]
-    few = posenc_jax.explain(*vectors(300, q_len=3), STEEP, causal=True)
-    assert "3 queries are few" in few["others"]["pallas"]
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"dtype": "float16"}, "in float16"),
+        ({"causal": False}, "causal attention at default positions"),
+        ({"window": 7}, "without a window"),
+        ({"tokens": posenc.Tokens(seg=np.arange(300) // 90)}, "without a window and segments"),
+        ({"tokens": posenc.Tokens(pos=np.arange(300) + 1)}, "default positions"),
+        ({"capability": "9.1"}, "on such a device"),
+        ({"platform": "tpu"}, "on such a device"),
+        ({"q_len": 3}, "3 queries are few"),
+        ({"device_count": 2}, "with 2 devices"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_auto_takes_kernels_where_a_device_has_run_them(options, reason, defined, monkeypatch):
+    def chosen(
+        dtype="bfloat16", capability="9.0", platform="gpu", device_count=1, q_len=300, **own
+    ):
+        monkeypatch.setattr(jax, "device_count", lambda: device_count)
+        tensors = (a.astype(dtype) for a in vectors(300, q_len=q_len))
+        with targeting(Target(platform, capability, interpreted=True)):
+            return posenc_jax.explain(*tensors, STEEP, **{"causal": True, **own})
+
+    assert chosen()["implementation"] == "pallas"
+    other = chosen(**options)
+    assert other["implementation"] != "pallas"
+    assert reason in other["others"]["pallas"]
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -138,11 +138,25 @@ def not_preferred(call: Call) -> str | None:
     """Why ``"auto"`` skips the kernels; None if it does not."""
     if call.q.shape[2] < FEW_QUERIES:
         return f"{call.q.shape[2]} queries are few, and the rest of a block would be padding"
-    if target().platform in PLATFORMS:
+    if (kind := _not_run_yet(call)) is not None:
         return (
-            "its kernels were compiled and interpreted, but no device has run them yet: "
+            f"its kernels were compiled and interpreted, but no device has run them {kind} yet: "
             "benchmarks/gpu_check.py --framework jax checks them on yours"
         )
+    return None
+
+
+def _not_run_yet(call: Call) -> str | None:
+    """What kind of call no device has run, as docs/performance.md says; None if one has."""
+    here = target()
+    if (here.platform, here.capability) != ("gpu", "9.0"):
+        return "on such a device"
+    if jax.device_count() > 1:
+        return f"with {jax.device_count()} devices, over which a compiler does not split them,"
+    if call.q.dtype != jnp.bfloat16:
+        return f"in {call.q.dtype}"
+    if call.window is not None or call.query.seg is not None or not (call.causal and call.aligned):
+        return "but for causal attention at default positions, without a window and segments,"
     return None
 
 

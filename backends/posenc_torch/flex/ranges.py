@@ -37,9 +37,9 @@ def needed_lists(call: Call) -> dict[str, Tensor] | None:
     negligible = negligible_blocks(call, BLOCK)
     if negligible is None:
         return None
-    blocks = negligible.shape[-1]
-    index = torch.arange(blocks, dtype=torch.int32, device=negligible.device)
-    return block_lists(torch.where(negligible, blocks, index).amin(dim=-1))
+    index = torch.arange(negligible.shape[-1], dtype=torch.int32, device=negligible.device)
+    # A tensor: for a number of blocks Inductor (PyTorch 2.11) mixes int32 and int64, and fails.
+    return block_lists(torch.where(negligible, index[-1:], index).amin(dim=-1))
 
 
 def block_lists(first: Tensor) -> dict[str, Tensor]:

@@ -151,7 +151,10 @@ def _compile_passes(case: Case, keep: Path | None) -> dict[str, dict[str, Any] |
             (folder / f"{n}-{name}.py").write_text(source)
     reports: dict[str, dict[str, Any] | str] = {}
     for name, source in sources:
-        if "_tem_" not in name:  # a small kernel around FlexAttention's
+        if "_tem_" not in name:  # a small kernel around FlexAttention's: it must compile
+            report = _try(compile_kernel, name, source, folder)
+            if isinstance(report, str):
+                reports[name] = report
             continue
         of_pass = passes["backward" in name]
         # Near and far keys may have a kernel each; only that for near ones reads a bias.
