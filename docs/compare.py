@@ -1,9 +1,10 @@
-"""Regenerates docs/compare.md, and its table in the README: ``python docs/compare.py``.
+"""Regenerates docs/compare.md, its table in the README and its picture: ``python docs/compare.py``.
 
 It runs ``posenc compare`` with its defaults once per installed backend. Then it runs T5 alone at
 the learning rate of the other weights. ``python docs/compare.py --all`` makes the page's last
 section instead: the whole catalogue, with one backend. Each leaves the other's part as it is. A
 study gets a new folder, or ``--out``, where finished runs are kept; the machine should be idle.
+``python docs/compare.py --picture`` only draws docs/compare.png, from the tables of the page.
 """
 
 from __future__ import annotations
@@ -20,6 +21,19 @@ from pathlib import Path
 from typing import Any
 
 from posenc.study.origin import command
+from posenc.study.panels import (
+    FONT,
+    INK,
+    MUTED,
+    Line,
+    draw,
+    label_ends,
+    label_room,
+    limits_of,
+    log_axis,
+)
+from posenc.study.picture import encode
+from posenc.study.statistics import Interval
 from posenc.study.study import Study
 from posenc.study.tables import cost_table, table_markdown
 from posenc.study.terminal import describe
@@ -56,8 +70,12 @@ def main() -> None:
     parser.add_argument("--all", action="store_true", help="the section of the whole catalogue")
     parser.add_argument("--backend", default="jax", help="of --all (default: jax)")
     parser.add_argument("--out", help="folder of --all's study; default: a new one")
+    parser.add_argument("--picture", action="store_true", help="draw the page's tables, no study")
     options = parser.parse_args()
     path = HERE / "compare.md"
+    if options.picture:
+        draw_page(path.read_text(encoding="utf-8"), HERE / "compare.png")
+        return
     defaults, mark, catalogue = path.read_text(encoding="utf-8").partition(CATALOGUE)
     if options.all:
         with tempfile.TemporaryDirectory() as folder:
@@ -68,6 +86,7 @@ def main() -> None:
         page = "\n".join([default_sections(options.steps), mark + catalogue]).rstrip() + "\n"
         readme = HERE.parent / "README.md"
         readme.write_text(with_table(readme.read_text(encoding="utf-8"), page), encoding="utf-8")
+        draw_page(page, HERE / "compare.png")
     path.write_text(page, encoding="utf-8")
 
 
@@ -90,6 +109,45 @@ def with_table(readme: str, page: str) -> str:
     table = page[page.index("| scheme") :].split("\n\n")[0]
     before, after = readme.split(begin)[0], readme.split(end)[1]
     return before + begin + table + end + after
+
+
+def draw_page(page: str, path: Path) -> None:
+    """The page's first two tables as one picture: one line per scheme."""
+    from matplotlib.figure import Figure
+
+    parts = page.split("\n\n")
+    at = [n for n, part in enumerate(parts) if part.startswith("| scheme")][:2]
+    panels = {parts[n - 1]: lines_of(parts[n]) for n in at}
+    together = [line for lines in panels.values() for line in lines]
+    figure = Figure(figsize=(10, 5), dpi=160)
+    for n, (title, lines) in enumerate(panels.items()):
+        axes = figure.add_axes((0.065 + 0.5 * n, 0.13, 0.43 - label_room(together) / 10, 0.74))
+        draw(axes, lines, limits_of(together), marker=True)
+        log_axis(axes, lines[0].x, [int(lines[0].x[0])])
+        label_ends(axes, lines)
+        axes.set_title(title.partition(":")[0], loc="left", fontsize=FONT, color=MUTED)
+        axes.set_xlabel("evaluation length (bytes)", color=MUTED)
+        axes.set_ylabel("bits per byte (lower is better)", color=MUTED)
+    first, *_, last = together[0].x  # the first is the training length
+    title = f"Trained on {first:g} bytes, tested on up to {last:g}"
+    figure.text(0.015, 0.945, title, fontsize=13, color=INK)
+    path.write_bytes(encode(figure, "png"))
+
+
+def lines_of(table: str) -> list[Line]:
+    """The rows of a table as lines; a scheme's second row, in a window, is dashed."""
+    head, _, *rows = ([c.strip() for c in row.split("|")[1:-1]] for row in table.splitlines())
+    lengths = [float(cell.split()[0]) for cell in head[1:]]
+    schemes: list[str] = []
+    lines: list[Line] = []
+    for label, *cells in rows:
+        scheme = label.partition(",")[0]
+        if scheme == label:
+            schemes.append(scheme)
+        numbers = ([float(number) for number in cell.split(" ± ")] for cell in cells)
+        intervals = [Interval(mean, half, Study().seeds) for mean, half in numbers]
+        lines.append(Line(label, lengths, intervals, schemes.index(scheme), label != scheme))
+    return lines
 
 
 def whole_catalogue(study: Study) -> str:

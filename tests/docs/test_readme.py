@@ -1,4 +1,4 @@
-"""What the README and the examples show runs as it stands."""
+"""What the README, the pages and the examples show runs as it stands."""
 
 from __future__ import annotations
 
@@ -17,7 +17,13 @@ from sample import long
 import posenc
 
 ROOT = Path(__file__).parents[2]
-BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+PAGES = ["README.md", "docs/pytorch.md", "docs/jax.md", "docs/tokens.md"]
+BLOCKS = [
+    (page, block)
+    for page in PAGES
+    for block in re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+]
+DOCS = [path.relative_to(ROOT) for path in sorted((ROOT / "docs").glob("*.md"))]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 # A compiler for ten seconds, several processes, three trainings, studies.
@@ -34,11 +40,13 @@ def missing(text):
     return [name for name in needed if not require(name)]
 
 
-@pytest.mark.parametrize("block", BLOCKS, ids=range(len(BLOCKS)))
-def test_python_blocks_of_the_readme_run(block, capsys):
+@pytest.mark.parametrize(
+    ("page", "block"), BLOCKS, ids=[f"{page}-{n}" for n, (page, _) in enumerate(BLOCKS)]
+)
+def test_python_blocks_run(page, block, capsys):
     if missing(block):
         pytest.skip(f"not installed: {missing(block)}")
-    exec(compile(block, "README.md", "exec"), {"__name__": "readme"})
+    exec(compile(block, page, "exec"), {"__name__": "page"})
     assert "Error" not in capsys.readouterr().err
 
 
@@ -69,13 +77,25 @@ def test_examples_in_docstrings_hold(name):
     assert doctest.testmod(importlib.import_module(name)).failed == 0
 
 
-def test_the_table_of_systems_names_the_catalogue_and_links_files():
+@pytest.mark.parametrize("page", ["README.md", "docs/systems.md"])
+def test_lists_of_schemes_name_the_catalogue(page):
+    written = re.findall(r"[\w/]+", " ".join(re.findall(r"`([^`]*)`", (ROOT / page).read_text())))
+    assert not set(posenc.catalogue()) - set(written)
+
+
+@pytest.mark.parametrize("page", [Path("README.md"), *DOCS], ids=str)
+def test_links_lead_to_files(page):
+    text = re.sub(r"```.*?```|`[^`]*`", "", (ROOT / page).read_text(), flags=re.DOTALL)
+    links = re.findall(r"\]\(([^)#\s]+)[^)]*\)", text)
+    own = [link for link in links if "://" not in link]
+    assert not [link for link in own if not (ROOT / page.parent / link).exists()]
+
+
+def test_the_readme_is_two_screens():
     text = (ROOT / "README.md").read_text()
-    section = text.split("\n## Schemes\n")[1].split("\n## ")[0]
-    written = set(re.findall(r"[\w/]+", " ".join(re.findall(r"`([^`]*)`", section))))
-    assert not set(posenc.catalogue()) - written
-    absent = [link for link in re.findall(r"\]\(([^)]*)\)", section) if not (ROOT / link).exists()]
-    assert not absent
+    prose = re.sub(r"```.*?```|^\|.*?$|\]\([^)]*\)", "", text, flags=re.DOTALL | re.MULTILINE)
+    assert len(prose.split()) <= 600
+    assert len(text.splitlines()) <= 100
 
 
 def test_every_scheme_has_a_test_of_its_own():
@@ -107,10 +127,11 @@ def test_the_table_is_that_of_the_measured_page():
 
 
 def test_numbers_in_the_text_are_those_of_the_measured_page():
-    page, readme = ((ROOT / name).read_text() for name in ("docs/compare.md", "README.md"))
+    names = ("docs/compare.md", "docs/get_started.md")
+    page, started = ((ROOT / name).read_text() for name in names)
     tables = page.split("## With ")[1].split("### T5 at the learning rate of the other weights")
     ends = [
         re.search(r"^\| t5 \|.* ([\d.]+ ± [\d.]+) \|$", part, re.MULTILINE)[1] for part in tables
     ]
-    assert f"T5 ends at {ends[1]} instead of {ends[0]} at 1024" in readme
+    assert f"T5 ends at {ends[1]} instead of {ends[0]} at 1024" in started
     assert "max_distance=64" in page
