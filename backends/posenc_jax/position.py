@@ -115,10 +115,8 @@ class Positions:
     module, a param of Flax Linen. ``plan`` is static and hashable. Libraries that take dicts only
     can have ``params``, dicts of arrays; ``Positions(plan, params)`` makes a model of them.
 
-    A module of Flax NNX trains only what is an ``nnx.Param``. ``nnx.data(positions)`` is kept as it
-    is: its arrays never move, and nothing says so. Keep ``positions.plan`` in the module and
-    ``nnx.data(jax.tree.map(nnx.Param, dict(positions.params)))``, and make ``Positions`` of both,
-    the latter by ``nnx.as_pure``, in each call.
+    A module of Flax NNX trains only what is an ``nnx.Param``: there ``posenc_jax.flax.Positions``
+    is the same as a module. ``posenc_jax.equinox.Positions`` is one of Equinox.
 
     Attributes
     ----------
