@@ -117,7 +117,12 @@ def _is_leftover(path: Path, written: str) -> bool:
         return False
     if match is not None and match[2] == _HOST and _CAN_ASK:
         return not _is_alive(int(match[3]))
-    return time.time() - path.stat().st_mtime > _DAY  # of another machine
+    return is_old(path)  # of another machine
+
+
+def is_old(path: Path) -> bool:
+    """Whether nobody has written the file for a day."""
+    return time.time() - path.stat().st_mtime > _DAY
 
 
 def _is_progress(name: str, written: str) -> bool:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from posenc.study import run as runs
 from posenc.study import weights
-from posenc.study.checkpoints import Checkpoint
+from posenc.study.checkpoints import Checkpoint, remove_stale
 from posenc.study.corpus import Corpus
 from posenc.study.results import (
     RECORDS,
@@ -133,6 +133,7 @@ def compute(
     folder = runs_folder(study, TUNING if tuning else RUNS)
     home = None if tuning else weights_folder(study)
     _remove_progress_files(folder, missing)  # of a study that was killed
+    remove_stale(folder, [d for run in missing for d in (run.training_digest(), run.digest())])
     try:
         with _pool(study, len(jobs(missing)), executor) as (pool, scratch):
             trial = pool.submit(why_none_can_train, missing[0], scratch, study.keep_weights)
