@@ -61,8 +61,11 @@ COLUMNS = (
     "parameters",
     "position_parameters",
     "trained_as",
+    "loss_unit",
     *ABOUT,
 )
+
+UNIT = "bits per byte"  # of the loss of text
 
 # Held while a record is written, so that a worker finishes it before it leaves.
 WRITING = threading.Lock()
@@ -231,6 +234,7 @@ def rows(records: Iterable[Record]) -> Iterable[Record]:
     of_text = (record for record in records if record.get("task", TEXT) == TEXT)
     for record, tuned in (stage for one in of_text for stage in stages(one)):
         common = {name: record.get(name) for name in COLUMNS} | about(record)
+        common["loss_unit"] = UNIT
         if record["status"] != "ok":
             yield common
             continue

@@ -14,9 +14,10 @@ from posenc.study.tables import Table, tuned
 
 NEAR = 2.0  # a factor: how far from the choice the loss must stay low for it to be flat
 _CAPTION = (
-    f"Tuned: the value with the lowest loss, in bits at the training length after one run of seed "
-    f"{SEED} for each combination of values, on held-out text or examples that no result scores. "
-    "Rise: by how much the loss is higher at the values next to the choice, half to twice it."
+    "Tuned: the value with the lowest loss, in {units}, at the training length after one run of "
+    f"seed {SEED} for each combination of values, on held-out text or examples that no result "
+    "scores. Rise: by how much the loss is higher at the values next to the choice, half to twice "
+    "it."
 )
 
 
@@ -27,7 +28,13 @@ def tuning_summary(
     by_run = {record["run"]: record for record in records}
     return {
         "seed": SEED,
-        "schemes": [_about(one, [by_run[r.digest()] for r in runs]) for one, runs in trials],
+        "schemes": [
+            {
+                **_about(one, [by_run[r.digest()] for r in runs]),
+                "unit": runs[0].of_task.unit,
+            }
+            for one, runs in trials
+        ],
     }
 
 
@@ -110,7 +117,8 @@ def tuning_table(summary: Summary) -> Table | None:
             cells = (name, option, shown, tried, loss, rise(one, option))
             rows.append((*cells, "; ".join(notes)))
     columns = ["scheme", "option", "chosen", "tried", "loss", "rise", "note"]
-    return Table(_CAPTION, columns, rows) if rows else None
+    units = " or ".join(dict.fromkeys(one["unit"] for one in every(summary)))
+    return Table(_CAPTION.format(units=units), columns, rows) if rows else None
 
 
 def _named(summary: Summary) -> list[tuple[str, Mapping[str, Any]]]:
@@ -153,7 +161,8 @@ def tuning_sentences(summary: Summary) -> list[str]:
 def tuning_csv(summary: Summary) -> str:
     """Tidy rows: one per tried run."""
     file = io.StringIO()
-    columns = ["task", "scheme", *tuned(summary), "seed", "loss", "chosen", "status", "error"]
+    columns = ["task", "scheme", *tuned(summary), "seed", "loss", "loss_unit"]
+    columns += ["chosen", "status", "error"]
     writer = csv.DictWriter(file, columns, lineterminator="\n", restval="")
     writer.writeheader()
     writer.writerows(_rows(summary))
@@ -169,6 +178,7 @@ def _rows(summary: Summary) -> Iterator[dict[str, Any]]:
                 **trial["values"],
                 "seed": summary["tuning"]["seed"],
                 "loss": trial["loss"],
+                "loss_unit": one["unit"],
                 "chosen": trial["values"] == one["chosen"],
                 "status": trial["status"],
                 "error": trial["error"],

@@ -208,6 +208,7 @@ def _about(study: Study, recipe: Recipe) -> dict[str, Any]:
         "paper": task.paper,
         "title": (task.__doc__ or "").strip().partition("\n")[0],
         "score": task.score,
+        "unit": task.unit,
         "chance": task.chance,
         "groups": task.groups,
         "group_names": task.group_names(),
@@ -295,7 +296,7 @@ class Progress:
         if self._last_line is None or now - self._last_line >= pause:
             self._last_line = now
             at, left = _stage(run, step), self._time_left(now)
-            unit = "bits/byte" if run.task == TEXT else "bits"
+            unit = f"bits/{self._study.recipes[key].of_task.answers}"
             forms = [f"{at}, {loss:.2f} {unit}{left}", f"{at}{left}", at]
             name = self._name(key, run.label)
             self._print(_line(_INDENT, name, [f"{which}: {form}" for form in forms]))
@@ -318,7 +319,9 @@ class Progress:
         elif tuning:
             self._trained[record["training"]] = record["train_seconds"]
             self._scored.append(record["eval_seconds"])
-            self._print(_line(count, name, [f"{which}  {record['validation']['loss']:.3f} bits"]))
+            unit = self._study.recipes[key].of_task.unit
+            shown = f"{which}  {record['validation']['loss']:.3f} {unit}"
+            self._print(_line(count, name, [shown]))
         else:
             self._trained[record["training"]] = record["train_seconds"]
             extension = record.get("finetune", {})
