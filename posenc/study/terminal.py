@@ -98,7 +98,10 @@ def _tune(study: Study, tried: list[Record], untried: Sequence[Run]) -> None:
     """Carry out the runs of a sweep that are missing, and add their records."""
     total = len(tried) + len(untried)
     progress = Progress(study, len(tried), print, trainings=len(jobs(untried)), total=total)
-    print(f"tuning: {total} runs of seed {SEED}, then the study with the values of the lowest loss")
+    seeds = f"seed {SEED}"
+    if study.sweep_seeds > 1:
+        seeds = f"seeds {SEED} to {SEED + study.sweep_seeds - 1}"
+    print(f"tuning: {total} runs of {seeds}, then the study with the values of the lowest loss")
     progress.kept()
     for record in compute(study, untried, on_progress=progress.step):
         progress.result(record)
@@ -368,9 +371,9 @@ class Progress:
 
 
 def _which(seed: int, tuning: Mapping[str, float]) -> str:
-    """Which run of a scheme: its seed, or the values of a sweep."""
+    """Which run of a scheme: its seed, or the values of a sweep, and which seed after the first."""
     values = "".join(f" {name}={value:g}" for name, value in tuning.items())
-    return values or f" seed {seed}"
+    return values if values and seed == SEED else f"{values} seed {seed}"
 
 
 def _stage(run: Run, step: int) -> str:

@@ -259,7 +259,7 @@ def test_the_loss_of_a_task_is_the_mean_over_its_answers():
         assert cell["loss"] == pytest.approx(
             np.arange(asked.size).reshape(asked.shape)[asked].mean()
         )
-    with pytest.raises(TypeError, match="score must be 'token_accuracy', .*, got 'bits'"):
+    with pytest.raises(TypeError, match=r"score must be 'token_accuracy', .*, got 'bits'"):
         type("Bits", (Task,), {}, score="bits")
 
 
