@@ -274,10 +274,7 @@ def test_several_seeds_choose_by_their_mean(made):
     about = terminal.describe(study, CORPUS, BACKEND, 1.0)
     summary = {**about, "tuning": tuning_summary([(one, each)], found)}
     table = tuning_table(summary)
-    assert (
-        "in bits per byte, at the training length after 3 runs, the mean of seeds 1000 to 1002,"
-        in (table.caption)
-    )
+    assert "bits per byte, at the training length after 3 runs, the mean of" in table.caption
     assert table.rows[0][2:6] == ("2", "2, 1 to 2", "3.333", "0.667")
     rows = list(csv.DictReader(io.StringIO(tuning_csv(summary))))
     assert [(row["seed"], row["loss"]) for row in rows[:3]] == [
@@ -416,5 +413,5 @@ def test_the_commands_of_the_page_are_commands(monkeypatch):
     lines = page.partition("```sh\n")[2].partition("```")[0].splitlines()
     ran = []
     monkeypatch.setattr(terminal, "compare", lambda study: ran.append(study) or 0)
-    assert [main(shlex.split(line, comments=True)[1:]) for line in lines] == [0] * 5
-    assert [len(study.tunings) for study in ran] == [6, 6, 6, 1, 12]
+    assert [main(shlex.split(line, comments=True)[1:]) for line in lines] == [0] * 6
+    assert [len(study.tunings) for study in ran] == [6, 6, 6, 1, 12, 6]
