@@ -111,7 +111,8 @@ def examples(label: str, size: int | None, width: int) -> str:
 def _facts(task: Task) -> Iterator[tuple[str, str]]:
     yield "kind", task.kind
     if type(task).scores is Task.scores:  # or else its docstring says
-        yield "score", f"{_words(task.score)}; {task.chance:.3g} by chance"
+        by_chance = f"{_words(task.score)}; {task.chance:.3g} by chance"
+        yield "score", f"loss in {task.unit}" if task.score == "loss" else by_chance
         yield "solved", f"{_words(task.solved_by)} of at least {task.solved_at:g} in domain"
     drawn = "of each size up to the training length" if task.varied else "of the training length"
     yield "sizes", f"{task.least_size} or more; training examples are {drawn}"

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from posenc.study.outcomes import texts
+from posenc.study.results import UNIT
 from posenc.study.statistics import Difference, Records, Summary, lengths
 from posenc.study.tables import (
     GROWTH,
@@ -29,12 +30,13 @@ COLUMNS = (
     "against_len",
     "seeds",  # pairs with two finite losses
     "lost",  # pairs without
-    "difference",  # bits per byte, mean over pairs
+    "difference",  # mean over pairs
     "half_width",  # of the 95 % interval, not corrected
     "p",  # two-sided paired t test
     "p_holm",  # corrected over the schemes of the same protocol and lengths
     "verdict",
     "train_len",
+    "loss_unit",
 )
 
 
@@ -51,7 +53,8 @@ def rows(summary: Summary, records: Records) -> Iterator[dict[str, Any]]:
     """Rows by ``COLUMNS``, for one training length after the other."""
     for own, of_text in texts(summary, records):
         trained = own["config"]["train_len"]
-        yield from ({**row, "train_len": trained} for row in _rows(own, of_text))
+        common = {"train_len": trained, "loss_unit": UNIT}
+        yield from ({**row, **common} for row in _rows(own, of_text))
 
 
 def _rows(summary: Summary, records: Records) -> Iterator[dict[str, Any]]:

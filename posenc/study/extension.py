@@ -18,6 +18,7 @@ import numpy as np
 
 from posenc.layers import LayerPlan
 from posenc.study import windows
+from posenc.study.checkpoints import Checkpoint
 from posenc.study.decoder import Decoder
 from posenc.study.recipe import Recipe
 from posenc.study.schedule import learning_rate
@@ -59,22 +60,24 @@ def fine_tune(
     task: Task,
     seed: int,
     report: Callable[[int, float], None],
+    checkpoint: Checkpoint | None = None,
 ) -> dict[str, Any]:
-    """Train a model that starts at ``decoder``; what the record says of it.
+    """Train a model that starts at ``decoder``, or at its checkpoint; what the record says of it.
 
     The data depend on the seed alone. Schemes are those for contexts of the length, as in an
     evaluation. ``FloatingPointError`` if a loss is not finite.
     """
-    began, recipe = time.perf_counter(), decoder.recipe.finetuning()
+    checkpoint = checkpoint or Checkpoint(None, "")
+    recipe, done = decoder.recipe.finetuning(), checkpoint.resume(model)
+    began = time.perf_counter() - done.seconds[-1]
     stream = int(np.random.SeedSequence([seed, _STREAM]).generate_state(1, np.uint64)[0])
     positions = windows.training_positions(
         recipe.drawn_from, seed=stream, steps=recipe.steps, length=recipe.train_tokens
     )
-    curve: list[tuple[int, float]] = []
     chunk = min(_CHUNK, -(-recipe.steps // _REPORTS))
-    for first in range(0, recipe.steps, chunk):
-        steps = range(first, min(first + chunk, recipe.steps))
-        batch = task.training(recipe, stream, first, len(steps))
+    while done.step < recipe.steps:
+        steps = range(done.step, min(done.step + chunk, recipe.steps))
+        batch = task.training(recipe, stream, steps.start, len(steps))
         rates = np.array([learning_rate(recipe, step) for step in steps])
         # Left out where a trainer without them trains alike.
         more: dict[str, Any] = {}
@@ -84,19 +87,22 @@ def fine_tune(
             more["plan"] = plan
         losses = np.asarray(model.train(batch.tokens, batch.labels, rates, **more)) / math.log(2)
         if not np.isfinite(losses).all():
-            wrong = first + int(np.argmin(np.isfinite(losses)))
+            wrong = steps.start + int(np.argmin(np.isfinite(losses)))
             raise FloatingPointError(
                 f"fine-tuning diverged: the loss of step {wrong} is not finite"
             )
-        curve.append((steps.stop, float(losses.mean())))
-        report(*curve[-1])
+        done.add(losses, None, recipe.clip, time.perf_counter() - began)
+        report(*done.curve[-1])
+        if done.step < recipe.steps:
+            checkpoint.keep(model, done)
     return {
         "steps": recipe.steps,
         "len": recipe.train_len,
         "batch_size": recipe.batch_size,
         "learning_rate": recipe.learning_rate,
         "weights_sha256": decoder.digest(),  # of the start
-        "curve": curve,
+        "curve": done.curve,
+        "resumed": done.resumed,
         "seconds": time.perf_counter() - began,
     }
 

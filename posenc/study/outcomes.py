@@ -61,6 +61,20 @@ class Outcome:
         found = self.scores(length, test)
         return mean(found) if found else math.nan
 
+    @property
+    def lower(self) -> bool:
+        """Whether a lower score is better: it is a loss."""
+        return bool(self.about["score"] == "loss")
+
+    def costs(self, length: int) -> list[float]:
+        """The scores, with their signs turned where more is better."""
+        return [value if self.lower else -value for value in self.scores(length)]
+
+    def cost(self, length: int) -> float:
+        """Their mean; infinite for none, which is then the last."""
+        found = self.costs(length)
+        return mean(found) if found else math.inf
+
     def groups(self, length: int, test: str = "") -> list[float]:
         """Token accuracy of each group over the counted seeds; NaN for groups without answers."""
         cells = [r["scores"].get(test, {}).get(str(length), {}) for r in self.counted]
@@ -73,11 +87,14 @@ class Outcome:
     def effective(self, own: bool) -> Effective | None:
         """The effective length: NoLiMa's, relative to its own score, or RULER's.
 
-        None without scores, and for NoLiMa's where the own score is hardly above chance: every
-        length would do.
+        None without scores, for RULER's of a loss, and for NoLiMa's where the own score is hardly
+        above chance: every length would do.
         """
         trained = self.about["train_len"]
-        if own and not self.score(trained) >= self.about["chance"] + ABOVE_CHANCE:
+        if self.lower:
+            if not own:
+                return None
+        elif own and not self.score(trained) >= self.about["chance"] + ABOVE_CHANCE:
             return None
         by_length = {}
         for length in self.about["eval_lens"]:
@@ -85,10 +102,12 @@ class Outcome:
             if length >= trained and all(cells):
                 by_length[length] = [self._by_sequence(cell) for cell in cells if cell]
         by_length = {n: seeds for n, seeds in by_length.items() if all(s.size for s in seeds)}
-        return effective_length(by_length, least=None if own else RULER)
+        return effective_length(by_length, least=None if own else RULER, lower=self.lower)
 
     def _by_sequence(self, cell: Mapping[str, Any]) -> np.ndarray[Any, Any]:
         right, asked = np.array(cell["right"]), np.array(cell["asked"])
+        if self.lower:
+            return np.asarray(np.array(cell["bits"]) / asked, dtype=np.float64)
         exact = self.about["score"] == "exact_match"
         return np.asarray(right == asked if exact else right / asked, dtype=np.float64)
 
@@ -106,6 +125,13 @@ class Outcome:
     def must_fail(self) -> bool:
         """Whether theory says that it fails beyond the training length."""
         return bool(self.about["must_fail"].get(self.scheme))
+
+
+def score_name(about: Mapping[str, Any]) -> str:
+    """What the score of a task is called, and which way is better."""
+    if about["score"] == "loss":
+        return f"{about['unit']}, lower is better"
+    return f"{about['score'].replace('_', ' ')}, higher is better"
 
 
 def tasks(summary: Summary) -> dict[str, Mapping[str, Any]]:
@@ -160,7 +186,7 @@ def outcomes(about: Mapping[str, Any], records: Records) -> list[Outcome]:
         ok = [record for record in of_scheme if record["status"] == "ok"]
         found.append(Outcome(scheme, about, ok, len(of_scheme) - len(ok)))
     lengths = list(reversed(about["eval_lens"]))
-    found.sort(key=lambda one: [_last(one.score(n)) for n in lengths])
+    found.sort(key=lambda one: [one.cost(n) for n in lengths])
     return [each for one in found for each in _with_both(one)]
 
 
@@ -183,10 +209,6 @@ def finetuned_only(found: Sequence[Outcome]) -> list[Outcome]:
     return [one for one in found if not one.before_finetuning]
 
 
-def _last(score: float) -> float:
-    return -score if score == score else math.inf
-
-
 def wilson(k: int, n: int, z: float = 1.959964) -> tuple[float, float]:
     """Wilson's interval of 95 % for ``k`` of ``n``; Wilson 1927, JASA 22."""
     if not n:
@@ -198,16 +220,16 @@ def wilson(k: int, n: int, z: float = 1.959964) -> tuple[float, float]:
 
 
 def top_schemes(found: Sequence[Outcome], length: int) -> list[str]:
-    """The schemes with the highest mean at a length, as it is shown; none if there is only one."""
-    shown = {one.scheme: round(one.score(length), 3) for one in found if one.scores(length)}
+    """The schemes with the best mean at a length, as it is shown; none if there is only one."""
+    shown = {one.scheme: round(one.cost(length), 3) for one in found if one.scores(length)}
     if len(shown) < 2:
         return []
-    return [scheme for scheme, score in shown.items() if score == max(shown.values())]
+    return [scheme for scheme, cost in shown.items() if cost == min(shown.values())]
 
 
 def best(found: Sequence[Outcome], length: int) -> list[str]:
     """The best schemes at a length: the best mean, and those whose seeds overlap with its seeds."""
-    ranked = sorted(found, key=lambda one: _last(one.score(length)))
-    if not ranked or not (first := ranked[0].scores(length)):
+    ranked = sorted(found, key=lambda one: one.cost(length))
+    if not ranked or not (first := ranked[0].costs(length)):
         return []
-    return [one.scheme for one in ranked if max(one.scores(length), default=-1) >= min(first)]
+    return [one.scheme for one in ranked if min(one.costs(length), default=math.inf) <= max(first)]

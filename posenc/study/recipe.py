@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -91,11 +92,14 @@ class Recipe(Declared):
             if check_count(name, getattr(self, name), least=0):
                 check_count(name, getattr(self, name), least=self.train_tokens)
         if self.random_positions and self.random_float_positions:
-            raise ValueError("give random_positions or random_float_positions, not both")
+            raise ValueError(
+                f"give random_positions or random_float_positions, not both, got "
+                f"{self.random_positions} and {self.random_float_positions}"
+            )
         self._set_finetuning(task)
         self._set_stride()
-        if not self.weight_decay >= 0:
-            raise ValueError(f"weight_decay must be at least 0, got {self.weight_decay}")
+        if not 0 <= self.weight_decay < math.inf:
+            raise ValueError(f"weight_decay must be finite and at least 0, got {self.weight_decay}")
         if self.dim % self.heads:
             raise ValueError(f"heads must divide dim={self.dim}, got {self.heads}")
 
@@ -113,7 +117,13 @@ class Recipe(Declared):
         check_count("finetune_len", self.finetune_len, least=2)
         check_positive("finetune_learning_rate", self.finetune_learning_rate)
         _check_size(task, self.task, self.finetune_len)
-        self.finetuning()  # checks random positions for its length
+        tokens = task.tokens(self.finetune_len)
+        if 0 < self.positions_reach < tokens:
+            name = "random_positions" if self.random_positions else "random_float_positions"
+            raise ValueError(
+                f"{name} must be at least {tokens}, the tokens of finetune_len="
+                f"{self.finetune_len}, got {self.positions_reach}"
+            )
 
     def _set_stride(self) -> None:
         if not check_count("stride", self.stride, least=0):

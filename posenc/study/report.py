@@ -301,6 +301,7 @@ def _tasks(summary: Summary, records: Records) -> str:
     first, each = tables[: -len(every)], tables[-len(every) :]
     parts = ["<h2>Tasks</h2>", *(table.html() for table in first)]
     for (label, about), table in zip(every.items(), each, strict=True):
+        smooth = stability_table(summary, of_task(records, about))
         found = outcomes(about, records)
         svgs = task_svg(label, about, found, order), group_svg(label, about, found)
         figures = "".join(f"<figure>{svg}</figure>" for svg in svgs if svg)
@@ -308,6 +309,7 @@ def _tasks(summary: Summary, records: Records) -> str:
         parts.append(
             f"<h2>{html.escape(label)}</h2><p>{html.escape(about['title'].replace('`', ''))}"
             f'{html.escape(source)}</p><div class="pair">{figures}</div>{table.html()}'
+            f"{smooth.html() if smooth else ''}"
         )
     parts.append(f'<p class="note">{_TASK_NOTE}</p>')
     return "".join(parts)

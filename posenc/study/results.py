@@ -61,8 +61,11 @@ COLUMNS = (
     "parameters",
     "position_parameters",
     "trained_as",
+    "loss_unit",
     *ABOUT,
 )
+
+UNIT = "bits per byte"  # of the loss of text
 
 # Held while a record is written, so that a worker finishes it before it leaves.
 WRITING = threading.Lock()
@@ -117,7 +120,12 @@ def _is_leftover(path: Path, written: str) -> bool:
         return False
     if match is not None and match[2] == _HOST and _CAN_ASK:
         return not _is_alive(int(match[3]))
-    return time.time() - path.stat().st_mtime > _DAY  # of another machine
+    return is_old(path)  # of another machine
+
+
+def is_old(path: Path) -> bool:
+    """Whether nobody has written the file for a day."""
+    return time.time() - path.stat().st_mtime > _DAY
 
 
 def _is_progress(name: str, written: str) -> bool:
@@ -226,6 +234,7 @@ def rows(records: Iterable[Record]) -> Iterable[Record]:
     of_text = (record for record in records if record.get("task", TEXT) == TEXT)
     for record, tuned in (stage for one in of_text for stage in stages(one)):
         common = {name: record.get(name) for name in COLUMNS} | about(record)
+        common["loss_unit"] = UNIT
         if record["status"] != "ok":
             yield common
             continue

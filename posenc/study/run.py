@@ -111,21 +111,23 @@ def carry_out(
     ``corpus`` is for the task ``text``. ``report(step, loss in bits)`` is called after every 50
     steps, ``keep(run, model)`` with the trained model of each run that is scored. A training that
     fails raises its error; a run that cannot be scored becomes a record with ``status``
-    ``"failed"``.
+    ``"failed"``. The checkpoint of a fine-tuning is removed when its record was taken.
     """
     began, clock = time.time(), time.perf_counter()
     task = _task(job[0], corpus)
     checkpoint = checkpoint or Checkpoint(None, "")
     trained = _trained(job[0], task, report, scratch, checkpoint)
     for run in job:
+        own = checkpoint.of(run.digest())
         try:
-            finetuned = _finetuned(run, trained, task, report, scratch)
+            finetuned = _finetuned(run, trained, task, report, scratch, own)
             record = _scored(run, finetuned, task)
             keep(run, finetuned.model)
         except Exception as error:
             yield failure_record(run, error)
             continue
         yield {**record, "began": began, "seconds": time.perf_counter() - clock}
+        own.remove()
         began, clock = time.time(), time.perf_counter()
 
 
@@ -202,7 +204,12 @@ def _trained(
 
 
 def _finetuned(
-    run: Run, trained: _Trained, task: Task, report: Report, scratch: Path | None
+    run: Run,
+    trained: _Trained,
+    task: Task,
+    report: Report,
+    scratch: Path | None,
+    checkpoint: Checkpoint,
 ) -> _Trained:
     """The model, trained on as the run's scheme is tested; as it was without fine-tuning."""
     if not run.finetune_steps:
@@ -215,7 +222,12 @@ def _finetuned(
     before = extension.before(task.scores(run, run.seed, partial(_answer, model, None), False))
     scored = time.perf_counter() - begin
     tuning = extension.fine_tune(
-        model, decoder, task, run.seed, lambda step, loss: report(run.steps + step, loss)
+        model,
+        decoder,
+        task,
+        run.seed,
+        lambda step, loss: report(run.steps + step, loss),
+        checkpoint,
     )
     own = {"before": before, "finetune": {**tuning, "before_seconds": scored}}
     facts = {**trained.facts, "params": decoder.sizes(), **own}

@@ -10,14 +10,14 @@ import json
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Executor, Future
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import BrokenExecutor, Executor, Future
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from posenc.study import run as runs
 from posenc.study import weights
-from posenc.study.checkpoints import Checkpoint
+from posenc.study.checkpoints import Checkpoint, remove_stale
 from posenc.study.corpus import Corpus
 from posenc.study.results import (
     RECORDS,
@@ -37,6 +37,11 @@ from posenc.study.workers import compile_cache, worker_pool
 OnProgress = Callable[[Run, int, float], None]
 RUNS, TUNING = "runs", "tuning"  # folders of records: of results, and of a sweep
 _POLL = 0.2  # seconds between two looks at the workers
+_DEATHS = 2  # of workers in a row, without a run that finished between, that end a study
+_DIED = (
+    "its worker process died: it was killed, perhaps for want of memory, which fewer workers need "
+    "less of; or it could not start, where a script does not guard its own by __name__"
+)
 
 
 def run_study(
@@ -125,6 +130,9 @@ def compute(
 ) -> Iterator[Record]:
     """Records of the missing runs as they finish, each kept on disk at once.
 
+    A worker that is killed takes the others with it. New ones then go on with what is left, from
+    the checkpoints, unless workers die again and no run has finished between.
+
     ``RuntimeError`` if no run can begin: the backend or its device cannot be used.
     """
     if not missing:
@@ -133,18 +141,31 @@ def compute(
     folder = runs_folder(study, TUNING if tuning else RUNS)
     home = None if tuning else weights_folder(study)
     _remove_progress_files(folder, missing)  # of a study that was killed
+    remove_stale(folder, [d for run in missing for d in (run.training_digest(), run.digest())])
+    left, deaths = missing, 0
     try:
-        with _pool(study, len(jobs(missing)), executor) as (pool, scratch):
-            trial = pool.submit(why_none_can_train, missing[0], scratch, study.keep_weights)
-            where = (study.text, str(folder), scratch, None if home is None else str(home))
-            pending = {pool.submit(work, job, *where): job for job in jobs(missing)}
-            try:
-                _check_trial(trial)
-                yield from _collect(pending, folder, home, on_progress)
-            finally:
-                if executor is not None:  # the caller's executor outlives the study
-                    for future in pending:
-                        future.cancel()
+        while left:
+            lost: list[Run] = []
+            with _pool(study, len(jobs(left)), executor) as (pool, scratch):
+                trial = pool.submit(why_none_can_train, left[0], scratch, study.keep_weights)
+                where = (study.text, str(folder), scratch, None if home is None else str(home))
+                pending = {pool.submit(work, job, *where): job for job in jobs(left)}
+                try:
+                    _check_trial(trial)
+                    lost = yield from _collect(pending, folder, home, on_progress)
+                finally:
+                    if executor is not None:  # the caller's executor outlives the study
+                        for future in pending:
+                            future.cancel()
+            deaths = deaths + 1 if len(lost) == len(left) else 1
+            left = lost if executor is None and deaths < _DEATHS else ()
+            if left:
+                message = f"a worker process died, so new ones go on with {len(lost)} runs"
+                warnings.warn(message, stacklevel=2)
+                continue
+            for run in lost:
+                record = runs.failure_record(run, RuntimeError(_DIED))
+                yield _keep(folder / run.file_name(), record)
     finally:
         _remove_progress_files(folder, missing)
 
@@ -247,7 +268,9 @@ def _collect(
     folder: Path,
     home: Path | None,
     on_progress: OnProgress,
-) -> Iterator[Record]:
+) -> Generator[Record, None, list[Run]]:
+    """Records as they come; in the end, the runs that were lost with a pool of processes."""
+    lost: list[Run] = []
     reported: dict[Path, tuple[int, int, float]] = {}
     files = {future: _progress_file(folder, job[0]) for future, job in pending.items()}
     while pending:
@@ -256,6 +279,9 @@ def _collect(
             died = future.exception()  # the worker, and its future with it
             failed = [] if died is None else [runs.failure_record(run, died) for run in job]
             for run, record in zip(job, failed or future.result(), strict=True):
+                if isinstance(died, BrokenExecutor) and not _is_finished(folder, run):
+                    lost.append(run)
+                    continue
                 kept = _keep(folder / run.file_name(), record)
                 if kept["status"] == "ok" and _lacks_weights(home, run):
                     warnings.warn(
@@ -272,6 +298,12 @@ def _collect(
                 of_run, step, loss = progress
                 on_progress(job[of_run], step, loss)
         time.sleep(_POLL)
+    return lost
+
+
+def _is_finished(folder: Path, run: Run) -> bool:
+    record = load(folder / run.file_name(), run.digest())
+    return record is not None and _is_kept(record)
 
 
 def _lacks_weights(home: Path | None, run: Run) -> bool:

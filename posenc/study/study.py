@@ -55,6 +55,10 @@ class Study(Recipe):
         "every combination of the values is trained, chosen on text or examples that no result "
         "scores; without values, 1/4, 1/2, 1, 2 and 4 times the setting",
     )
+    sweep_seeds: int = option(
+        1, "seeds that train each value of a sweep, apart from those of the results; the lowest "
+        "mean loss wins",
+    )  # fmt: skip
     seeds: int = option(3, "number of seeds, 0 .. N - 1")
     baseline: str = option("", "scheme that the others are compared with; default: the first")
     text: tuple[str, ...] = option((), "files to train on; default: Python's standard library")
@@ -88,6 +92,9 @@ class Study(Recipe):
             if getattr(self, name) not in ((), _AUTO) and not self._of_text:
                 raise ValueError(f"{name} is for the task text, which is none of: {self._tasks()}")
         check_count("seeds", self.seeds)
+        check_count("sweep_seeds", self.sweep_seeds)
+        if self.sweep_seeds > 1 and not self.sweep:
+            raise ValueError(f"sweep_seeds={self.sweep_seeds} needs sweep, which is empty")
         check_count("workers", self.workers, least=0)
         if not self.schemes:
             raise ValueError("schemes is empty; name at least one of `posenc list`")
@@ -206,19 +213,20 @@ class Study(Recipe):
         return found
 
     def trials(self, corpus: Corpus | None, backend: str) -> list[tuple[Tuning, list[Run]]]:
-        """The runs of each tuning, in the order of its combinations."""
+        """The runs of each tuning, in the order of its combinations; of each, one per seed."""
         return [
             (
                 one,
                 [
                     replace(
                         self._run(one.trained, self.recipes[one.key], values, corpus, backend),
-                        seed=SEED,
+                        seed=seed,
                         windowed=False,
                         tuning=tuple(values.items()),
                         **_TRAINING_ALONE,
                     )
                     for values in one.combinations()
+                    for seed in range(SEED, SEED + self.sweep_seeds)
                 ],
             )
             for one in self.tunings

@@ -113,4 +113,5 @@ def _panel(axes: Any, lines: Sequence[Line], summary: Summary, key: str, option:
             axes.plot([value], [along(one, option)[value]], marker="o", **ring)
     label_ends(axes, lines)
     axes.set_xlabel(f"{option}; ring: chosen", color=MUTED)
-    axes.set_ylabel("validation loss, bits", color=MUTED)
+    unit = next(one["unit"] for one in every(summary) if one["task"] == key)
+    axes.set_ylabel(f"validation loss, {unit}", color=MUTED)

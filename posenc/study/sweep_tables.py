@@ -9,14 +9,14 @@ from typing import Any
 
 from posenc.study.run import Run
 from posenc.study.statistics import Summary
-from posenc.study.sweeps import SEED, Record, Tuning, choose, edges
+from posenc.study.sweeps import SEED, Record, Tuning, by_combination, choose, edges, mean_loss
 from posenc.study.tables import Table, tuned
 
 NEAR = 2.0  # a factor: how far from the choice the loss must stay low for it to be flat
 _CAPTION = (
-    f"Tuned: the value with the lowest loss, in bits at the training length after one run of seed "
-    f"{SEED} for each combination of values, on held-out text or examples that no result scores. "
-    "Rise: by how much the loss is higher at the values next to the choice, half to twice it."
+    "Tuned: the value with the lowest loss, in {units}, at the training length after {runs} for "
+    "each combination of values, on held-out text or examples that no result scores. Rise: by how "
+    "much the loss is higher at the values next to the choice, half to twice it."
 )
 
 
@@ -26,8 +26,14 @@ def tuning_summary(
     """All that was tried and chosen, for ``study.json`` and for everything that shows it."""
     by_run = {record["run"]: record for record in records}
     return {
-        "seed": SEED,
-        "schemes": [_about(one, [by_run[r.digest()] for r in runs]) for one, runs in trials],
+        "seeds": sorted({run.seed for _, runs in trials for run in runs}),
+        "schemes": [
+            {
+                **_about(one, [by_run[r.digest()] for r in runs]),
+                "unit": runs[0].of_task.unit,
+            }
+            for one, runs in trials
+        ],
     }
 
 
@@ -44,11 +50,18 @@ def _about(tuning: Tuning, records: Sequence[Record]) -> dict[str, Any]:
         "trials": [
             {
                 "values": values,
-                "status": record["status"],
-                "loss": record.get("validation", {}).get("loss"),
-                "error": record.get("error"),
+                "loss": mean_loss(own),
+                "seeds": [
+                    {
+                        "seed": seed,
+                        "loss": record.get("validation", {}).get("loss"),
+                        "status": record["status"],
+                        "error": record.get("error"),
+                    }
+                    for seed, record in enumerate(own, SEED)
+                ],
             }
-            for values, record in zip(tuning.combinations(), records, strict=True)
+            for values, own in by_combination(tuning, records)
         ],
     }
 
@@ -110,7 +123,14 @@ def tuning_table(summary: Summary) -> Table | None:
             cells = (name, option, shown, tried, loss, rise(one, option))
             rows.append((*cells, "; ".join(notes)))
     columns = ["scheme", "option", "chosen", "tried", "loss", "rise", "note"]
-    return Table(_CAPTION, columns, rows) if rows else None
+    units = " or ".join(dict.fromkeys(one["unit"] for one in every(summary)))
+    if not rows:
+        return None
+    seeds = summary["tuning"]["seeds"]
+    runs = f"one run of seed {seeds[0]}"
+    if len(seeds) > 1:
+        runs = f"{len(seeds)} runs, the mean of seeds {seeds[0]} to {seeds[-1]},"
+    return Table(_CAPTION.format(units=units, runs=runs), columns, rows)
 
 
 def _named(summary: Summary) -> list[tuple[str, Mapping[str, Any]]]:
@@ -153,7 +173,8 @@ def tuning_sentences(summary: Summary) -> list[str]:
 def tuning_csv(summary: Summary) -> str:
     """Tidy rows: one per tried run."""
     file = io.StringIO()
-    columns = ["task", "scheme", *tuned(summary), "seed", "loss", "chosen", "status", "error"]
+    columns = ["task", "scheme", *tuned(summary), "seed", "loss", "loss_unit"]
+    columns += ["chosen", "status", "error"]
     writer = csv.DictWriter(file, columns, lineterminator="\n", restval="")
     writer.writeheader()
     writer.writerows(_rows(summary))
@@ -163,16 +184,15 @@ def tuning_csv(summary: Summary) -> str:
 def _rows(summary: Summary) -> Iterator[dict[str, Any]]:
     for one in every(summary):
         for trial in one["trials"]:
-            yield {
-                "task": one["task"],
-                "scheme": one["scheme"],
-                **trial["values"],
-                "seed": summary["tuning"]["seed"],
-                "loss": trial["loss"],
-                "chosen": trial["values"] == one["chosen"],
-                "status": trial["status"],
-                "error": trial["error"],
-            }
+            for run in trial["seeds"]:
+                yield {
+                    "task": one["task"],
+                    "scheme": one["scheme"],
+                    **trial["values"],
+                    **run,
+                    "loss_unit": one["unit"],
+                    "chosen": trial["values"] == one["chosen"],
+                }
 
 
 def _listed(values: Iterable[float]) -> str:

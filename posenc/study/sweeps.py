@@ -1,10 +1,10 @@
 """Sweeps: values of an option that are tried for every scheme, and the one that each keeps.
 
 A study with ``sweep`` has two phases. First each scheme is trained once with every combination of
-the values, with a seed of its own, and scored at the training length on text or examples that no
-result scores. Then the study runs with the values of the lowest loss. Selective RoPE, arXiv
-2511.17388, sweeps the learning rate of each encoding. Without that, one number of the study favours
-some schemes.
+the values, with a seed of its own (or several), and scored at the training length on text or
+examples that no result scores. Then the study runs with the values of the lowest loss. Selective
+RoPE, arXiv 2511.17388, sweeps the learning rate of each encoding. Without that, one number of the
+study favours some schemes.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
+from statistics import mean
 from typing import Any
 
 from posenc.contract.checks import nearest
@@ -21,7 +22,7 @@ from posenc.schemes.sizes import SIZES
 from posenc.study.recipe import Recipe
 from posenc.study.specs import Part, Plans, parse, sides
 
-SEED = 1000  # of the tried runs; no result has it
+SEED = 1000  # of the tried runs, the first if there are several; no result has it
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)  # of the setting, where a sweep names no values
 # Of a recipe. Its other numbers set the model, the budget or the scoring, equal for all schemes.
 OPTIONS = (
@@ -180,16 +181,37 @@ def with_values(label: str, recipe: Recipe, values: Values) -> tuple[str, Recipe
     return label, replace(recipe, **of_recipe) if of_recipe else recipe
 
 
-def choose(tuning: Tuning, records: Sequence[Record]) -> dict[str, float]:
-    """The values of the lowest validation loss, or none if no value trained.
+def by_combination(
+    tuning: Tuning, records: Sequence[Record]
+) -> Iterator[tuple[dict[str, float], Sequence[Record]]]:
+    """Each combination, and the records of its seeds: equally many, one combination after another.
 
-    ``records`` are in the order of ``combinations``. Of equal losses the setting wins, then the
-    first.
+    ``ValueError`` for another number of records.
+    """
+    every = list(tuning.combinations())
+    seeds, rest = divmod(len(records), len(every))
+    if rest:
+        raise ValueError(f"records must be of {len(every)} combinations each, got {len(records)}")
+    for place, values in enumerate(every):
+        yield values, records[place * seeds : (place + 1) * seeds]
+
+
+def mean_loss(records: Sequence[Record]) -> float | None:
+    """The mean validation loss over seeds; None if a seed has none: then the value is no choice."""
+    if any(record["status"] != "ok" for record in records):
+        return None
+    return mean(float(record["validation"]["loss"]) for record in records)
+
+
+def choose(tuning: Tuning, records: Sequence[Record]) -> dict[str, float]:
+    """The values of the lowest mean validation loss, or none if no value trained.
+
+    ``records`` are those of ``by_combination``. Of equal losses the setting wins, then the first.
     """
     ranked = [
-        (record["validation"]["loss"], values != tuning.setting, place)
-        for place, (values, record) in enumerate(zip(tuning.combinations(), records, strict=True))
-        if record["status"] == "ok"
+        (loss, values != tuning.setting, place)
+        for place, (values, own) in enumerate(by_combination(tuning, records))
+        if (loss := mean_loss(own)) is not None
     ]
     return list(tuning.combinations())[min(ranked)[-1]] if ranked else {}
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from posenc.study.outcomes import Outcome
+from posenc.study.outcomes import Outcome, score_name
 from posenc.study.panels import (
     FONT,
     INK,
@@ -20,14 +20,14 @@ from posenc.study.panels import (
     label_ends,
     label_height,
     label_room,
+    limits_of,
     log_axis,
 )
 from posenc.study.picture import encode
 from posenc.study.plots import dots_svg, figure_svg, line_svg
 from posenc.study.statistics import SORTED_FROM, Interval
 
-_SCORES = {"token_accuracy": "token accuracy", "exact_match": "exact match"}
-_LIMITS = (-0.03, 1.1)  # room for the mark of the training length
+_SHARES = (-0.03, 1.1)  # room for the mark of the training length
 _ACROSS = 3  # heat maps in a row
 
 
@@ -116,9 +116,9 @@ def _lines(about: Mapping[str, Any], found: Sequence[Outcome], order: Sequence[s
 
 
 def _panel(axes: Any, lines: Sequence[Line], about: Mapping[str, Any], title: str) -> None:
-    draw(axes, lines, _LIMITS, marker=True)
+    draw(axes, lines, _limits(lines, about), marker=True)
     log_axis(axes, about["eval_lens"], [about["train_len"]])
-    if about["chance"]:
+    if about["chance"] and about["score"] != "loss":
         axes.axhline(about["chance"], color=MUTED, linewidth=1, linestyle=(0, (1, 2)))
         # Where lines are high, at the training length; below the mark, if there is room.
         below = about["chance"] > 0.08
@@ -129,12 +129,21 @@ def _panel(axes: Any, lines: Sequence[Line], about: Mapping[str, Any], title: st
     label_ends(axes, lines)
     axes.set_title(title, loc="left", fontsize=FONT, color=MUTED, parse_math=False)
     axes.set_xlabel("length", color=MUTED)
-    axes.set_ylabel(_SCORES[about["score"]], color=MUTED)
+    axes.set_ylabel(_name(about), color=MUTED)
 
 
 def _dots(axes: Any, lines: Sequence[Line], about: Mapping[str, Any], title: str) -> None:
-    draw_dots(axes, lines, _LIMITS)
-    if about["chance"]:
+    draw_dots(axes, lines, _limits(lines, about))
+    if about["chance"] and about["score"] != "loss":
         axes.axvline(about["chance"], color=MUTED, linewidth=1, linestyle=(0, (1, 2)))
     axes.set_title(title, loc="left", fontsize=FONT, color=MUTED, pad=20, parse_math=False)
-    axes.set_xlabel(_SCORES[about["score"]], color=MUTED)
+    axes.set_xlabel(_name(about), color=MUTED)
+
+
+def _limits(lines: Sequence[Line], about: Mapping[str, Any]) -> tuple[float, float]:
+    return limits_of(lines) if about["score"] == "loss" else _SHARES
+
+
+def _name(about: Mapping[str, Any]) -> str:
+    """Higher is better goes without saying."""
+    return score_name(about).removesuffix(", higher is better")

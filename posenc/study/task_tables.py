@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from posenc.study.effective import NOLIMA
 from posenc.study.outcomes import (
     ABOVE_CHANCE,
     Outcome,
@@ -15,6 +16,7 @@ from posenc.study.outcomes import (
     finetuned_only,
     of_task,
     outcomes,
+    score_name,
     tasks,
     top_schemes,
     wilson,
@@ -35,12 +37,22 @@ COLUMNS = (
     "examples",
     "token_accuracy",
     "exact_match",
+    "loss",
+    "loss_unit",
     "solved",  # the step at which training solved the task; empty: it did not
     "steps",
     "status",
 )
-_SCORES = {"token_accuracy": "token accuracy", "exact_match": "exact match"}
 _MOST_TASKS = 6  # columns of a table
+_HOLDS = (
+    "RULER, NoLiMa: the length to which the score holds, with the interval over seeds and "
+    "sequences; – where the score at the training length is less than "
+    f"{ABOVE_CHANCE} above chance."
+)
+_HOLDS_LOSS = (
+    f"NoLiMa: the length to which the loss is at most that at the training length divided by "
+    f"{NOLIMA}, with the interval over seeds and sequences."
+)
 
 
 def task_tables(summary: Summary, records: Records) -> list[Table]:
@@ -70,7 +82,7 @@ def overview(summary: Summary, records: Records) -> Iterator[Table]:
                 if scheme in top_schemes(found[label], about["eval_lens"][-1]):
                     top.add((row, column))
             rows.append((scheme, *cells))
-        heads = [f"{label} ({a['kind']}), {_times(a)}" for label, a in part]
+        heads = [f"{label} ({a['kind']}), {_times(a)}{_of_loss(a)}" for label, a in part]
         caption = (
             "Score at the longest length, and how many seeds solved the task in training. Where "
             "some did and some did not, the score is that of those that did."
@@ -84,6 +96,7 @@ def task_table(label: str, about: Mapping[str, Any], records: Records) -> Table:
     """One task: the score at each length, of each test, and both effective lengths."""
     found = outcomes(about, records)
     lengths = about["eval_lens"]
+    loss = about["score"] == "loss"
     rows: list[Sequence[str]] = []
     minor, top, wrong = set(), set(), set()
     for one in found:
@@ -92,9 +105,9 @@ def task_table(label: str, about: Mapping[str, Any], records: Records) -> Table:
                 minor.add(len(rows))
             name = f"{one.label}, {test}" if test else one.label
             cells = [mean_interval(one.scores(n, test)).text() for n in lengths]
-            facts = ["", "", ""]
+            facts = ["", *[""] * (1 if loss else 2)]
             if not test:
-                holds = [one.effective(own) for own in (False, True)]
+                holds = [one.effective(own) for own in ((True,) if loss else (False, True))]
                 facts = [
                     "" if one.before_finetuning else _solved(one),
                     *(h.text() if h else "–" for h in holds),
@@ -109,13 +122,12 @@ def task_table(label: str, about: Mapping[str, Any], records: Records) -> Table:
             rows.append((name, facts[0], *cells, *facts[1:]))
     heads = [length_label(length, about["train_len"]) for length in lengths]
     caption = (
-        f"{label} ({about['kind']}): {_SCORES[about['score']]}, higher is better; chance is "
-        f"{about['chance']:.2g}. Solved: seeds that solved it in training, with Wilson's interval. "
-        "RULER, NoLiMa: the length to which the score holds, with the interval over seeds and "
-        "sequences; – where the score at the training length is less than "
-        f"{ABOVE_CHANCE} above chance."
+        f"{label} ({about['kind']}): {score_name(about)}; "
+        + ("" if loss else f"chance is {about['chance']:.2g}. ")
+        + "Solved: seeds that solved it in training, with Wilson's interval. "
+        + (_HOLDS_LOSS if loss else _HOLDS)
     )
-    columns = ["scheme", "solved", *heads, "RULER", "NoLiMa"]
+    columns = ["scheme", "solved", *heads, *([] if loss else ["RULER"]), "NoLiMa"]
     return Table(caption, columns, rows, frozenset(minor), frozenset(top - wrong), frozenset(wrong))
 
 
@@ -141,18 +153,26 @@ def _sentence(label: str, about: Mapping[str, Any], found: Sequence[Outcome]) ->
     if not names:
         return f"{label}: no run has finished."
     first = next(one for one in found if one.scheme == names[0])
-    score = f"{first.score(longest):.3f} at {length_label(longest, about['train_len'])}"
+    score = f"{first.score(longest):.3f}{_of_loss(about)} at "
+    score += length_label(longest, about["train_len"])
+    most = "has the lowest loss" if first.lower else "scores most"
     if not any(one.solved for one in found):
         steps = about["recipe"]["steps"]
-        return f"{label}: no run solved it in {steps} steps; {names[0]} scores most, {score}."
+        return f"{label}: no run solved it in {steps} steps; {names[0]} {most}, {score}."
     holds = first.effective(own=True)
     held = f"; it holds to {holds.text()} (NoLiMa)" if holds else ""
     if len(names) == 1 and len(first.scores(longest)) > 1:
-        return f"{label}: {names[0]} is best, {score}, above every seed of the others{held}."
+        apart = "below" if first.lower else "above"
+        return f"{label}: {names[0]} is best, {score}, {apart} every seed of the others{held}."
     if len(first.scores(longest)) == 1:
-        return f"{label}: {names[0]} scores most, {score}, but one seed is no verdict{held}."
+        return f"{label}: {names[0]} {most}, {score}, but one seed is no verdict{held}."
     others = _others(names[1:])
-    return f"{label}: {names[0]} scores most, {score}; its seeds overlap those of {others}{held}."
+    return f"{label}: {names[0]} {most}, {score}; its seeds overlap those of {others}{held}."
+
+
+def _of_loss(about: Mapping[str, Any]) -> str:
+    """The unit of the score, where it is a loss."""
+    return f" {about['unit']}" if about["score"] == "loss" else ""
 
 
 def _others(names: Sequence[str]) -> str:
@@ -199,8 +219,8 @@ def _rows(label: str, about: Mapping[str, Any], record: Mapping[str, Any]) -> It
     for test, by_length in record["scores"].items():
         for length, cell in by_length.items():
             row = {**common, "test": test, "length": int(length)}
-            scores = {name: cell[name] for name in ("examples", "token_accuracy", "exact_match")}
-            yield row | scores
+            names = ("examples", "token_accuracy", "exact_match", "loss")
+            yield row | {name: cell[name] for name in names} | {"loss_unit": about["unit"]}
             pairs = zip(about["group_names"], cell.get("groups", ()), strict=False)
             for group, (right, asked) in pairs:
                 if asked:

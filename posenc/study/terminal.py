@@ -98,7 +98,10 @@ def _tune(study: Study, tried: list[Record], untried: Sequence[Run]) -> None:
     """Carry out the runs of a sweep that are missing, and add their records."""
     total = len(tried) + len(untried)
     progress = Progress(study, len(tried), print, trainings=len(jobs(untried)), total=total)
-    print(f"tuning: {total} runs of seed {SEED}, then the study with the values of the lowest loss")
+    seeds = f"seed {SEED}"
+    if study.sweep_seeds > 1:
+        seeds = f"seeds {SEED} to {SEED + study.sweep_seeds - 1}"
+    print(f"tuning: {total} runs of {seeds}, then the study with the values of the lowest loss")
     progress.kept()
     for record in compute(study, untried, on_progress=progress.step):
         progress.result(record)
@@ -208,6 +211,7 @@ def _about(study: Study, recipe: Recipe) -> dict[str, Any]:
         "paper": task.paper,
         "title": (task.__doc__ or "").strip().partition("\n")[0],
         "score": task.score,
+        "unit": task.unit,
         "chance": task.chance,
         "groups": task.groups,
         "group_names": task.group_names(),
@@ -295,7 +299,7 @@ class Progress:
         if self._last_line is None or now - self._last_line >= pause:
             self._last_line = now
             at, left = _stage(run, step), self._time_left(now)
-            unit = "bits/byte" if run.task == TEXT else "bits"
+            unit = f"bits/{self._study.recipes[key].of_task.answers}"
             forms = [f"{at}, {loss:.2f} {unit}{left}", f"{at}{left}", at]
             name = self._name(key, run.label)
             self._print(_line(_INDENT, name, [f"{which}: {form}" for form in forms]))
@@ -318,7 +322,9 @@ class Progress:
         elif tuning:
             self._trained[record["training"]] = record["train_seconds"]
             self._scored.append(record["eval_seconds"])
-            self._print(_line(count, name, [f"{which}  {record['validation']['loss']:.3f} bits"]))
+            unit = self._study.recipes[key].of_task.unit
+            shown = f"{which}  {record['validation']['loss']:.3f} {unit}"
+            self._print(_line(count, name, [shown]))
         else:
             self._trained[record["training"]] = record["train_seconds"]
             extension = record.get("finetune", {})
@@ -365,9 +371,9 @@ class Progress:
 
 
 def _which(seed: int, tuning: Mapping[str, float]) -> str:
-    """Which run of a scheme: its seed, or the values of a sweep."""
+    """Which run of a scheme: its seed, or the values of a sweep, and which seed after the first."""
     values = "".join(f" {name}={value:g}" for name, value in tuning.items())
-    return values or f" seed {seed}"
+    return values if values and seed == SEED else f"{values} seed {seed}"
 
 
 def _stage(run: Run, step: int) -> str:

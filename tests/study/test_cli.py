@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 from frameworks_installed import require
@@ -120,6 +121,39 @@ def test_a_stopped_study_leaves_no_process_behind(tmp_path, text, ending):
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # workers that a broken study left behind
+
+
+@long
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs /proc")
+def test_a_study_survives_a_worker_that_is_killed(tmp_path, text):
+    """As the kernel kills one for want of memory; the other workers end with it."""
+    out = tmp_path / "results"
+    arguments = ["compare", *TINY, "--text", text, "--out", str(out), "--workers", "2"]
+    arguments += ["--schemes", "nope,alibi", "--seeds", "2", "--backend", BACKENDS[-1]]
+    arguments[arguments.index("--steps") + 1] = "300"
+    command, pipe = [sys.executable, "-u", "-m", "posenc", *arguments], subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        shown = []
+        for line in process.stdout:
+            shown.append(line)
+            if line.startswith("[1/4]"):
+                os.kill(_workers(process.pid)[0], signal.SIGKILL)
+        errors = process.stderr.read()
+    assert process.returncode == 0, errors
+    assert "a worker process died, so new ones go on with" in errors
+    assert len([line for line in shown if re.match(r"\[\d/4\]", line)]) == 4
+    with (out / "results.csv").open() as file:
+        assert [row["status"] for row in csv.DictReader(file)] == ["ok"] * 8
+
+
+def _workers(parent):
+    """The processes that a study started, without multiprocessing's tracker of resources."""
+    found = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    return [
+        int(each) for each in found if b"spawn_main" in Path(f"/proc/{each}/cmdline").read_bytes()
+    ]
 
 
 def _group_lives(group):

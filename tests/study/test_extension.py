@@ -282,7 +282,7 @@ def test_a_trainer_without_a_state_is_refused_before_any_training(tmp_path, corp
         ),
         (
             {"random_positions": 12, **TUNED},
-            "random_positions must be at least 16, got 12",
+            "random_positions must be at least 16, the tokens of finetune_len=16, got 12",
         ),
         ({"stride": -1}, "stride must be at least 0, got -1"),
         ({"stride": 9}, "stride must be at most 8, the shortest of eval_lens, got 9"),
@@ -292,7 +292,7 @@ def test_a_trainer_without_a_state_is_refused_before_any_training(tmp_path, corp
         ),
         (
             {"random_positions": 16, "random_float_positions": 16},
-            "give random_positions or random_float_positions, not both",
+            "give random_positions or random_float_positions, not both, got 16 and 16",
         ),
         ({"random_float_positions": 7}, "random_float_positions must be at least 8, got 7"),
         (

@@ -13,6 +13,8 @@ import shutil
 import subprocess
 import sys
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -29,7 +31,7 @@ from posenc.contract.protocol import Hook
 from posenc.layers import LayerPlan
 from posenc.presets import PLANS
 from posenc.schemes import Sum
-from posenc.study import identity, windows
+from posenc.study import identity, runner, windows
 from posenc.study import results as results_module
 from posenc.study import run as runs
 from posenc.study.corpus import Corpus
@@ -706,6 +708,45 @@ def test_a_worker_that_dies_leaves_a_record(tmp_path, corpus):
     one = study(tmp_path)
     ended = list(compute(one, plan(one, corpus)[1], executor=Dying()))
     assert [r["error"] for r in ended] == ["RuntimeError: killed"] * 2
+
+
+class Killed(ThreadPoolExecutor):
+    """A worker that is killed at its ``left``-th job from now, and takes those after it along."""
+
+    left = 0
+
+    def submit(self, function, /, *arguments):
+        Killed.left -= function is work
+        if Killed.left >= 0:
+            return super().submit(function, *arguments)
+        future = Future()
+        future.set_exception(BrokenProcessPool("terminated abruptly"))
+        return future
+
+
+@pytest.mark.parametrize(("killed_at", "tries"), [((1, 9), 2), ((0, 1, 9), 3), ((1, 0), 2)])
+def test_new_workers_go_on_where_one_was_killed(tmp_path, corpus, monkeypatch, killed_at, tries):
+    """Every run is computed once; if none finishes between two deaths, the study ends."""
+    one, begun, each = study(tmp_path, seeds=2), [], iter(killed_at)
+
+    @contextmanager
+    def pool(study, jobs, executor):
+        begun.append(jobs)
+        Killed.left = next(each)
+        with Killed(1) as pool:
+            yield pool, None
+
+    monkeypatch.setattr(runner, "_pool", pool)
+    monkeypatch.setattr(runner, "read_corpus", lambda text: corpus)
+    missing = plan(one, corpus)[1]
+    with pytest.warns(UserWarning, match=r"a worker process died, so new ones go on with \d runs"):
+        ended = list(compute(one, missing))
+    assert len(begun) == tries
+    assert sorted(r["run"] for r in ended) == sorted(run.digest() for run in missing)
+    fine = [r for r in ended if r["status"] == "ok"]
+    assert len(fine) == (1 if killed_at[-1] == 0 else 4)
+    assert all("its worker process died" in r["error"] for r in ended if r not in fine)
+    assert len(plan(one, corpus)[0]) == len(fine)
 
 
 def test_text_that_changed_is_noticed(tmp_path, corpus):

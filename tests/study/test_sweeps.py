@@ -260,6 +260,31 @@ def test_a_value_that_diverges_is_a_result(made):
     assert row[-1] == "at the edge; no loss at 1e+30"
 
 
+def test_several_seeds_choose_by_their_mean(made):
+    study = made(schemes=("nope",), sweep=("learning-rate=1,2",), sweep_seeds=3)
+    ((one, each),) = study.trials(CORPUS, BACKEND)
+    assert [run.seed for run in each] == [SEED, SEED + 1, SEED + 2] * 2
+    ((_, single),) = made(schemes=("nope",), sweep=("learning-rate=1,2",)).trials(CORPUS, BACKEND)
+    assert [run.digest() for run in single] == [run.digest() for run in each[::3]]
+    first = [outcome(2.0), outcome(5.0), outcome(5.0)]
+    second = [outcome(3.0), outcome(3.0), outcome(4.0)]
+    assert choose(one, [*first, *second]) == {"learning_rate": 2.0}
+    assert choose(one, [*first, *second[:2], outcome(0, "diverged")]) == {"learning_rate": 1.0}
+    found = [{"run": run.digest(), **r} for run, r in zip(each, [*first, *second], strict=True)]
+    about = terminal.describe(study, CORPUS, BACKEND, 1.0)
+    summary = {**about, "tuning": tuning_summary([(one, each)], found)}
+    table = tuning_table(summary)
+    assert "bits per byte, at the training length after 3 runs, the mean of" in table.caption
+    assert table.rows[0][2:6] == ("2", "2, 1 to 2", "3.333", "0.667")
+    rows = list(csv.DictReader(io.StringIO(tuning_csv(summary))))
+    assert [(row["seed"], row["loss"]) for row in rows[:3]] == [
+        ("1000", "2.0"), ("1001", "5.0"), ("1002", "5.0")
+    ]  # fmt: skip
+    assert {row["loss_unit"] for row in rows} == {"bits per byte"}
+    with pytest.raises(ValueError, match="sweep_seeds=3 needs sweep, which is empty"):
+        made(sweep_seeds=3)
+
+
 # What is shown.
 
 
@@ -388,5 +413,5 @@ def test_the_commands_of_the_page_are_commands(monkeypatch):
     lines = page.partition("```sh\n")[2].partition("```")[0].splitlines()
     ran = []
     monkeypatch.setattr(terminal, "compare", lambda study: ran.append(study) or 0)
-    assert [main(shlex.split(line, comments=True)[1:]) for line in lines] == [0] * 5
-    assert [len(study.tunings) for study in ran] == [6, 6, 6, 1, 12]
+    assert [main(shlex.split(line, comments=True)[1:]) for line in lines] == [0] * 6
+    assert [len(study.tunings) for study in ran] == [6, 6, 6, 1, 12, 6]

@@ -18,6 +18,7 @@ from posenc.study import NO_ANSWER, Examples, Study, Task, run_study
 from posenc.study import run as runs
 from posenc.study.effective import effective_length
 from posenc.study.outcomes import outcomes, tasks, wilson
+from posenc.study.recipe import Recipe
 from posenc.study.report import study_markdown, study_text, write_report
 from posenc.study.runner import plan
 from posenc.study.task_plots import group_svg, task_picture, task_svg
@@ -188,7 +189,7 @@ def record(scheme, seed, accuracy, solved=100, task="copy", **changes):
         right = [round(10 * share)] * 40
         scores[str(length)] = {
             "examples": 40, "token_accuracy": share, "exact_match": float(share == 1),
-            "right": right, "asked": [10] * 40,
+            "right": right, "asked": [10] * 40, "loss": 4 - share, "bits": [10 * (4 - share)] * 40,
         }  # fmt: skip
     return {
         "task": task, "scheme": scheme, "seed": seed, "status": "ok", "error": None,
@@ -222,6 +223,44 @@ def test_seeds_that_did_not_solve_it_are_not_averaged(made):
     (text,) = sentences(summary, records)
     assert "alibi is best, 0.810 at 64 (4x), above every seed of the others" in text
     assert "holds to 32" in text
+
+
+def test_a_loss_is_better_where_it_is_lower_and_has_a_unit(made):
+    summary, records = made
+    summary["tasks"]["copy"] |= {"score": "loss", "unit": "bits per token"}
+    table = task_table("copy", tasks(summary)["copy"], records)
+    assert "copy (separating): bits per token, lower is better" in table.caption
+    assert table.columns == ["scheme", "solved", "16 (1x)", "32 (2x)", "64 (4x)", "NoLiMa"]
+    assert [row[0] for row in table.rows] == ["alibi", "nope"]
+    assert cells(table, "alibi")[3:5] == ("3.100 ± .000", "3.190 ± .025")
+    assert cells(table, "nope")[5] == "32"  # 3.5 is at most 3 / .85, and 3.8 is not
+    assert table.best == {(0, 2), (1, 2), (0, 3), (0, 4)}
+    (text,) = sentences(summary, records)
+    assert "alibi is best, 3.190 bits per token at 64 (4x), below every seed" in text
+    rows = list(csv.DictReader(io.StringIO(tasks_csv(summary, records))))
+    assert {row["loss_unit"] for row in rows} == {"bits per token"}
+    assert rows[0]["loss"] == "3"
+    found = outcomes(tasks(summary)["copy"], records)
+    assert "bits per token, lower is better" in task_svg(
+        "copy", tasks(summary)["copy"], found, ["alibi", "nope"]
+    )
+
+
+def test_the_loss_of_a_task_is_the_mean_over_its_answers():
+    recipe, task = Recipe(task="majority", eval_windows=20), make_task("majority")
+    drawn = []
+
+    def answer(tokens, labels, window):
+        drawn.append(labels >= 0)
+        return np.arange(labels.size).reshape(labels.shape) * math.log(2), labels >= 0
+
+    found = task.scores(recipe, 0, answer, False)["scores"][""]
+    for asked, cell in zip(drawn, found.values(), strict=True):
+        assert cell["loss"] == pytest.approx(
+            np.arange(asked.size).reshape(asked.shape)[asked].mean()
+        )
+    with pytest.raises(TypeError, match=r"score must be 'token_accuracy', .*, got 'bits'"):
+        type("Bits", (Task,), {}, score="bits")
 
 
 def test_a_score_of_chance_holds_to_no_length(made):
@@ -261,12 +300,15 @@ def test_csv_and_page_have_every_seed(made, tmp_path):
     rows = list(csv.DictReader(io.StringIO(tasks_csv(summary, records))))
     assert len(rows) == 6 * 3
     assert [r["solved"] for r in rows if r["scheme"] == "nope" and r["seed"] == "2"] == [""] * 3
-    records = [*records, {**records[0], "status": "failed", "error": "ValueError: <b>", "seed": 9}]
+    norms = {"gradient_norms": [[50, 1.5, 2.0]], "clipped": 50, "spikes": 1}
+    records = [{**each, **norms} for each in records]
+    records.append({**records[0], "status": "failed", "error": "ValueError: <b>", "seed": 9})
     path = tmp_path / "report.html"
     write_report(summary, records, path)
     page = path.read_text()
     assert "ValueError: &lt;b&gt;" in page
     assert page.count("<svg") == 1
+    assert "<td>1.5</td><td>2</td><td>25%</td><td>3 in 3 of 3 runs</td>" in page
     for text in (study_text(summary, records, 80), study_markdown(summary, records)):
         assert "2 of 3 [0.21, 0.94]" in text
         assert "seed 9" in text

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -138,7 +139,7 @@ def test_safetensors_there_and_back():
             load_sealed(damaged)
 
 
-class InterruptedTrainingError(Exception):
+class InterruptedTrainingError(BaseException):
     """Breaks a training off."""
 
 
@@ -190,6 +191,49 @@ def test_a_checkpoint_that_is_not_this_trainings_is_refused(study, tmp_path, mon
     path.write_bytes(dump_sealed(state, {**about, "training": "0" * 64}))
     with pytest.warns(UserWarning, match="begins anew: it belongs to another training"):
         assert training(study, tmp_path)[1][0] == 50
+
+
+@pytest.mark.parametrize("backend", some(BACKENDS, BACKENDS[-1:], long))
+def test_an_interrupted_fine_tuning_goes_on_bit_for_bit(study, tmp_path, monkeypatch, backend):
+    monkeypatch.setattr(checkpoints, "EVERY", 0.0)
+    tuned = {"finetune_steps": 6, "finetune_len": 12, "random_positions": 32, "steps": 9}
+    study = replace(study, backend=backend, schemes=("t5~t5@5",), **tuned)
+    whole, _ = training(study, None, backend)
+    with pytest.raises(InterruptedTrainingError):
+        training(study, tmp_path, backend, stop=9 + 4)
+    (path,) = tmp_path.glob("*.checkpoint")
+    record, taken = training(study, tmp_path, backend)
+    assert taken == [9, 9 + 4, 9 + 5, 9 + 6]
+    assert not path.exists()
+    assert (record["finetune"]["resumed"], whole["finetune"]["resumed"]) == ([3], [])
+    assert alike(record, whole)
+    for name in ("curve", "weights_sha256"):
+        of = json.loads(json.dumps(record["finetune"][name]))
+        assert of == json.loads(json.dumps(whole["finetune"][name]))
+    assert record["before"] == whole["before"]
+
+
+def test_a_checkpoint_that_no_run_needs_leaves_after_a_day(study, tmp_path):
+    """One of a run that is missing stays, and so does every other file."""
+    study = replace(study, steps=2, finetune_steps=2)
+    (run,) = study.runs(study.corpus(), BACKEND)
+    folder, day = tmp_path / "out" / "runs", 86400
+    needed, own, old, recent, link = (
+        f"{digest[:16]}.checkpoint"
+        for digest in (run.training_digest(), run.digest(), "0" * 16, "1" * 16, "2" * 16)
+    )
+    folder.mkdir(parents=True)
+    for name in (needed, own, old, recent, "mine.checkpoint"):
+        (folder / name).write_bytes(b"")
+        age = time.time() - (0.9 if name == recent else 1.1) * day
+        os.utime(folder / name, (age, age))
+    (folder / link).symlink_to("mine.checkpoint")
+    with pytest.warns(UserWarning, match="begins anew") as said:  # its own two, which are empty
+        ended(study)
+    assert len(said) == 2
+    assert {path.name for path in folder.glob("*.checkpoint")} == {
+        recent, link, "mine.checkpoint"
+    }  # fmt: skip
 
 
 def test_a_short_training_writes_no_checkpoint(study, tmp_path):

@@ -41,12 +41,12 @@ def scores(task: Task, recipe: Recipe, seed: int, answer: Answer) -> dict[str, A
 
 
 def validation(task: Task, recipe: Recipe, seed: int, answer: Answer) -> dict[str, Any]:
-    """The loss in bits an answer, and scores, of ``eval_windows`` examples of training sizes."""
+    """The loss in bits per answer, and scores, of ``eval_windows`` examples of training sizes."""
     rng = np.random.default_rng([seed, _VALIDATION])
     drawn = _of_training(task, recipe, rng, recipe.eval_windows)
     losses, right = answer(drawn.tokens, drawn.labels, None)
     found = summarise(drawn.labels, np.asarray(right))
-    bits = np.asarray(losses, dtype=np.float64)[drawn.labels >= 0] / math.log(2)
+    bits = _bits(losses)[drawn.labels >= 0]
     scores = {name: found[name] for name in ("token_accuracy", "exact_match")}
     return {"loss": float(bits.mean()), **scores}
 
@@ -89,13 +89,22 @@ def _score(test: Task, recipe: Recipe, seed: int, size: int, answer: Answer) -> 
     labels = np.array(drawn.labels)
     if test.running and size > recipe.train_len:
         labels[:, : test.tokens(recipe.train_len)] = NO_ANSWER
-    _, right = answer(drawn.tokens, labels, None)
+    losses, right = answer(drawn.tokens, labels, None)
     found = summarise(labels, np.asarray(right))
+    bits, asked = _bits(losses), labels >= 0
+    found["loss"] = float(bits[asked].mean()) if asked.any() else None
+    if test.score == "loss":
+        of_example = np.where(asked, bits, 0).sum(axis=1)[asked.any(axis=1)]
+        found["bits"] = [round(float(one), 5) for one in of_example]
     if drawn.groups is None:
         return found
-    asked, groups = labels >= 0, np.asarray(drawn.groups)
+    groups = np.asarray(drawn.groups)
     pairs = [(asked & right & (groups == n), asked & (groups == n)) for n in _numbers(test)]
     return {**found, "groups": [[int(a.sum()), int(b.sum())] for a, b in pairs]}
+
+
+def _bits(losses: Integers) -> Integers:
+    return np.asarray(losses, dtype=np.float64) / math.log(2)
 
 
 def _numbers(test: Task) -> range:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from posenc.study.recipe import Recipe
 
 KINDS = ("sanity", "separating", "must fail")
+SCORES = ("token_accuracy", "exact_match", "loss")
 
 
 __all__ = ["KINDS", "NO_ANSWER", "Answer", "Examples", "Integers", "Task"]
@@ -33,7 +34,8 @@ class Task(Declared):
 
     _FACTS: ClassVar[Mapping[str, type]] = {
         "kind": str, "paper": str, "score": str, "solved_by": str, "solved_at": float,
-        "varied": bool, "running": bool, "groups": str, "tied": bool, "settings": dict,
+        "varied": bool, "running": bool, "groups": str, "answers": str, "tied": bool,
+        "settings": dict,
     }  # fmt: skip
 
     # ``ClassVar``, because dataclass fields are options.
@@ -43,8 +45,9 @@ class Task(Declared):
     paper: ClassVar[str] = ""
     """Authors, year and arXiv number."""
     score: ClassVar[str] = "token_accuracy"
-    """What tables and figures show: ``"token_accuracy"``, the share of right answers; or
-    ``"exact_match"``, the share of examples in which all answers are right."""
+    """What tables and figures show: ``"token_accuracy"``, the share of right answers;
+    ``"exact_match"``, the share of examples in which all answers are right; or ``"loss"``, in
+    ``unit``, lower is better."""
     solved_by: ClassVar[str] = "exact_match"
     """The score by which the task counts as solved, at sizes of training."""
     solved_at: ClassVar[float] = 0.99
@@ -56,6 +59,8 @@ class Task(Declared):
     longer lengths: early ones are as easy as in training."""
     groups: ClassVar[str] = ""
     """What the groups of answers are, as ``"depth"``; empty for none."""
+    answers: ClassVar[str] = "answer"
+    """What one answer is, for the unit of losses: ``"token"`` for bits per token."""
     tied: ClassVar[bool] = False
     """Whether the matrix of logits is that of the token embeddings."""
     settings: ClassVar[Mapping[str, Any]] = {
@@ -65,6 +70,17 @@ class Task(Declared):
     }  # fmt: skip
     """Defaults of the study's options; a class names those that differ from its base's.
     ``multiples`` of ``train_len`` are the lengths of evaluation."""
+
+    def __init_subclass__(cls, **facts: Any) -> None:
+        super().__init_subclass__(**facts)
+        if cls.score not in SCORES:
+            accepted = ", ".join(map(repr, SCORES))
+            raise TypeError(f"class {cls.__name__}: score must be {accepted}, got {cls.score!r}")
+
+    @property
+    def unit(self) -> str:
+        """The unit of losses."""
+        return f"bits per {self.answers}"
 
     @property
     def vocabulary(self) -> int:
@@ -154,7 +170,7 @@ class Task(Declared):
         """``ValueError`` if the data do not suffice for ``validation``."""
 
     def validation(self, recipe: Recipe, seed: int, answer: Answer) -> dict[str, Any]:
-        """The ``loss`` of a trained model in bits an answer, by which a sweep chooses.
+        """The ``loss`` of a trained model in ``unit``, by which a sweep chooses.
 
         It is at the training length, on data that ``scores`` does not use.
         """

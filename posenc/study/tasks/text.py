@@ -22,7 +22,7 @@ _BYTES = 256
 
 @dataclass(frozen=True)
 class Text(
-    Task, kind="separating", tied=True,
+    Task, kind="separating", answers="byte", tied=True,
     settings={
         "train_len": 64, "multiples": (1, 2, 4, 8, 16), "steps": 900, "batch_size": 16,
         "heads": 8, "learning_rate": 1.2e-2, "weight_decay": 0.1, "eval_windows": 32,
