@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 import shutil
 import textwrap
@@ -25,6 +24,7 @@ from posenc.attn.call import Call
 from posenc.attn.features import features, hidden_width
 from posenc.attn.prepare import prepare
 from posenc.cli import tasks
+from posenc.cli.parser import Parser
 from posenc.contract.checks import check_count, check_scheme
 from posenc.contract.params import head_count, init_params, key_head_count
 from posenc.contract.protocol import Array, Hook, PositionScheme
@@ -45,33 +45,39 @@ _ADDED = "added to the scaled scores"
 _MOST_ROWS = 64  # channels of an embedding; more would blur into one another
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: Parser) -> None:
     """Add the options of ``posenc show``."""
+    parser.usage = "posenc show NAME [options]"
+    parser.examples = (
+        ("posenc show alibi", "draws alibi.png"),
+        ("posenc show rope:base=500000+alibi@64 --out both.svg", "a sum, with a window"),
+        ("posenc show copy", "prints examples of a task"),
+    )
     parser.add_argument(
         "scheme",
-        metavar="name",
-        help="a name of `posenc list`, with options as rope:base=500000, or a sum as rope+alibi; "
-        "of a task, show prints examples",
+        metavar="NAME",
+        help="a name of `posenc list`, with options as rope:base=500000, a sum as rope+alibi, a "
+        "window as rope@64; of a task, show prints examples",
     )
-    parser.add_argument(
-        "--length", type=int, help="positions (default: 128); for a task, the size of its examples"
-    )
-    parser.add_argument("--heads", type=int, help="heads (default: 8)")
-    parser.add_argument("--head-dim", type=int, help="channels per head (default: 64)")
-    parser.add_argument(
-        "--train-len",
-        type=int,
-        help="training length, for schemes that use it; a quarter of LENGTH for those that need it "
-        "or that extend trained models",
-    )
-    parser.add_argument(
-        "--params",
-        metavar="PATH",
+    add = parser.add_argument
+    add("--out", metavar="FILE", help="ends in .png, .svg or .pdf (default: NAME.png)")
+    add(
+        "--length", type=int, metavar="N",
+        help="positions (default: 128); for a task, the size of its examples",
+    )  # fmt: skip
+    add("--heads", type=int, metavar="N", help="heads (default: 8)")
+    add("--head-dim", type=int, metavar="N", help="channels per head (default: 64)")
+    add(
+        "--train-len", type=int, metavar="N",
+        help="training length, for schemes that use it; a quarter of the length for those that "
+        "need it or that extend trained models",
+    )  # fmt: skip
+    add(
+        "--params", metavar="FILE",
         help="draw trained params: the folder of `posenc compare --keep-weights`, or one file",
-    )
-    parser.add_argument("--seed", type=int, help="of the run in --params, if there are several")
-    parser.add_argument("--layer", type=int, help="of the model in --params (default: 0)")
-    parser.add_argument("--out", help="ends in .png, .svg or .pdf (default: SCHEME.png)")
+    )  # fmt: skip
+    add("--seed", type=int, metavar="N", help="of the run in --params, if there are several")
+    add("--layer", type=int, metavar="N", help="of the model in --params (default: 0)")
 
 
 def run(options: dict[str, Any]) -> int:
