@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import importlib
 import shlex
@@ -20,36 +19,34 @@ from posenc.audit.candidate import KINDS
 from posenc.audit.expected import Judged
 from posenc.audit.outputs import Run
 from posenc.audit.record import Record
+from posenc.cli.parser import Parser
 
 _GRIDS = ("full", "ci")
 _FRAMEWORKS = ("numpy", "torch", "jax")
 _FORMATS = ("junit", "json", "markdown", "html")
-_END = """examples:
-  posenc audit                                   every known library that is installed
-  posenc audit transformers equinox              these
-  posenc audit mine:rotate --as rope:layout=interleaved
-  posenc audit --config checkpoints/ --junit audit.xml
-
-The exit status is 0 if all agree or differ as expected, 1 if something differs or an
-expected failure is gone, 2 if something could not be called or nothing was audited."""
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: Parser) -> None:
     """Add the options of ``posenc audit``."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = _END
+    parser.usage = "posenc audit [SUBJECT ...] [options]"
+    parser.failed = "something differs, or an expected failure is gone"
+    parser.examples = (
+        ("posenc audit transformers equinox", "none named: all that are installed"),
+        ("posenc audit mine:rotate --as rope:layout=interleaved", "a function of yours"),
+        ("posenc audit --config checkpoints/ --junit audit.xml", "configurations, for a CI"),
+    )
     parser.add_argument(
         "subjects", nargs="*", metavar="SUBJECT", help="names of libraries, or module:function"
     )
     parser.add_argument(
-        "--as", dest="label", metavar="LABEL", help="what the functions are: as for posenc compare"
+        "--as", dest="label", metavar="SCHEME", help="what the functions are: as for posenc compare"
     )
     parser.add_argument("--kind", choices=KINDS, help="of the functions (default: by signature)")
     parser.add_argument(
         "--framework", choices=_FRAMEWORKS, help="whose arrays they take (default: tried in turn)"
     )
     parser.add_argument(
-        "--config", nargs="+", action="extend", metavar="PATH",
+        "--config", nargs="+", action="extend", metavar="FILE",
         help="config.json files, or folders with such files",
     )  # fmt: skip
     parser.add_argument("--grid", choices=_GRIDS, help="ci takes seconds (default: full)")

@@ -7,18 +7,50 @@ import typing
 from dataclasses import Field, fields
 from typing import Any
 
+from posenc.cli.parser import Parser
 from posenc.study import Study, terminal
 from posenc.study.specs import split
 from posenc.study.tasks.text import Text
 
 TEXT_DEFAULTS = Text.defaults()
+_FIRST = (  # what most need, on the first page of help
+    "schemes", "task", "text", "train_len", "eval_lens", "seeds", "steps", "layers", "dim", "heads",
+    "backend", "device", "out",
+)  # fmt: skip
+_RARE = {
+    "training": (
+        "sweep", "batch_size", "learning_rate", "position_lr_scale", "warmup", "weight_decay",
+        "clip", "random_positions", "random_float_positions", "model", "workers",
+        "keep_weights",
+    ),
+    "fine-tuning": ("finetune_steps", "finetune_len", "finetune_learning_rate"),
+    "evaluation": ("eval_windows", "stride", "windowed", "baseline"),
+}  # fmt: skip
+_METAVARS = {
+    "schemes": "SCHEME", "windowed": "SCHEME", "baseline": "SCHEME", "task": "TASK", "text": "FILE",
+    "out": "DIR", "sweep": "OPTION", "model": "MODULE:FUNCTION", "backend": "BACKEND",
+    "device": "DEVICE",
+}  # fmt: skip
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add one option per field of ``Study``."""
-    kinds = typing.get_type_hints(Study)
-    for item in fields(Study):
-        _add_option(parser, item, kinds[item.name])
+def add_options(parser: Parser) -> None:
+    """Add one option per field of ``Study``; a field that no page names is on the second."""
+    parser.usage = "posenc compare [options]"
+    parser.failed = "a run failed"
+    parser.examples = (
+        ("posenc compare", "the usual study, some minutes"),
+        ("posenc compare --schemes alibi rope --steps 60 --seeds 1", "a look, some seconds"),
+        ("posenc compare --task copy --schemes rope rope+alibi --out copying", ""),
+    )
+    kinds, items = typing.get_type_hints(Study), {item.name: item for item in fields(Study)}
+    for name in _FIRST:
+        _add_option(parser, items[name], kinds[name])
+    named = {name for names in (_FIRST, *_RARE.values()) for name in names}
+    others = tuple(name for name in items if name not in named)
+    for title, names in {**_RARE, **({"others": others} if others else {})}.items():
+        group = parser.rare(title)
+        for name in names:
+            _add_option(group, items[name], kinds[name])
 
 
 def run(options: dict[str, Any]) -> int:
@@ -32,7 +64,7 @@ def run(options: dict[str, Any]) -> int:
     return terminal.compare(Study(**{**options, **tuples}))
 
 
-def _add_option(parser: argparse.ArgumentParser, item: Field[Any], kind: Any) -> None:
+def _add_option(parser: Any, item: Field[Any], kind: Any) -> None:
     name = f"--{item.name.replace('_', '-')}"
     if kind is bool:
         parser.add_argument(name, action="store_true", help=item.metadata["help"])
@@ -50,7 +82,7 @@ def _add_option(parser: argparse.ArgumentParser, item: Field[Any], kind: Any) ->
         action=_Together if many else "store",
         nargs=("*" if usual else "+") if many else None,  # --windowed without a name: no scheme
         default=usual,
-        metavar={int: "N", float: "X", str: "NAME"}[element],
+        metavar=_METAVARS.get(item.name, {int: "N", float: "X", str: "NAME"}[element]),
         help=f"{item.metadata['help']}{shown}",
     )
 

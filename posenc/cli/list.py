@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import inspect
 import shutil
 import textwrap
@@ -17,6 +16,7 @@ import posenc
 from posenc.apply.feature_needs import has_features, reads_hidden, summed_features
 from posenc.cli import tasks
 from posenc.cli.pages import docstring_texts, example_of, list_parameters, signature_of, title_of
+from posenc.cli.parser import Parser
 from posenc.contract.checks import check_scheme
 from posenc.contract.params import init_params
 from posenc.contract.protocol import Array, Hook, PositionScheme
@@ -36,11 +36,18 @@ _END = (
 _WIDTH, _LONGEST_NAME, _LONGEST_ENTERS = 100, 20, 33
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: Parser) -> None:
     """Add the options of ``posenc list``."""
-    parser.add_argument(
-        "name", nargs="*", help="of a scheme, a plan of layers or a task, or module.Class"
+    parser.usage = "posenc list [NAME ...]"
+    parser.examples = (
+        ("posenc list", "every scheme and task"),
+        ("posenc list rope t5", "their options and defaults"),
+        ("posenc list mymodule.MyScheme", "a class of your own"),
     )
+    parser.add_argument(
+        "name", nargs="*", metavar="NAME",
+        help="of a scheme, a plan of layers or a task, or module.Class",
+    )  # fmt: skip
 
 
 def run(options: dict[str, Any]) -> int:

@@ -3,45 +3,82 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import importlib
 import io
+import os
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import posenc
-from posenc.study.stopping import exit_status, sigterm_like_ctrl_c
+from posenc.cli.parser import Parser, nearest_word
 
-_COMMANDS = {
-    "compare": "train a small decoder per scheme on short text or a task, score it on longer ones",
-    "probe": "loss, passkeys and attention by length of a model on disk, also under other schemes",
-    "audit": "what libraries, functions and configurations compute, against the definition",
-    "vectors": "golden vectors of each scheme as safetensors and JSON, for other languages",
-    "show": "draw what a scheme does, as PNG, SVG or PDF; print examples of a task",
+COMMANDS = {
+    "compare": "train a decoder per scheme on short text or a task, score it on longer",
+    "probe": "a model on disk by length, also under other schemes",
+    "audit": "libraries, functions and configurations against the definition",
+    "vectors": "golden vectors of each scheme, for other languages",
+    "show": "draw a scheme to PNG, SVG or PDF; print examples of a task",
     "rope": "what the RoPE of a checkpoint's config.json really is",
-    "list": "schemes and tasks; with a name: the options of that one, and their defaults",
+    "list": "schemes and tasks; with a name, its options and defaults",
+    "completion": "print a script that completes commands in bash, zsh or fish",
 }
+# What `posenc` alone says.
+GREETING = """\
+posenc compares positional encodings: ALiBi, RoPE, T5 and forty others.
+  posenc list             schemes and tasks; `posenc list rope` has one's options
+  posenc show alibi       draw what a scheme does to attention, to alibi.png
+  posenc compare          train a small decoder per scheme, score it on longer text
+  posenc probe FOLDER     the same question to a model of yours, without training
+  posenc audit            is your kernel, or a library, the scheme that it says?
+Try, in seconds: posenc compare --schemes alibi rope --steps 60 --seeds 1
+All commands: posenc --help. The options of one: posenc COMMAND --help."""
+_BAD, _PIPE = 2, 141  # 128 + SIGPIPE, as a shell reports it
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status.
 
-    0, 1 if runs failed or an audit found a difference, 2 for bad input, 130 after Ctrl-C and 143
-    after SIGTERM.
+    0, 1 if what was checked failed, 2 if there is no result (wrong use, a missing file or package,
+    an error of posenc itself), 130 after Ctrl-C and 143 after SIGTERM, 141 if nobody reads on.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if not words:
+        print(GREETING, file=sys.stderr)
+        return _BAD
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.append(here)  # so that module.Class is found in the current folder
-    parser, own = _parsers(next((w for w in words if not w.startswith("-")), None))
-    known, unknown = parser.parse_known_args(words)
-    if unknown:
-        own.error(f"unrecognized arguments: {' '.join(unknown)}{_meant(unknown[0], own)}")
-    options = vars(known)
-    command = options.pop("command")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # for "±" on a plain terminal
+    try:
+        status = _run(words)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left to write goes nowhere
+        return _PIPE
+    return status
+
+
+def _run(words: Sequence[str]) -> int:
+    command = next((word for word in words if not word.startswith("-")), None)
+    if command is not None and command not in COMMANDS:
+        meant = nearest_word(command, COMMANDS)
+        print(
+            f"posenc: error: unknown command {command!r}{meant}; accepted: {', '.join(COMMANDS)}",
+            file=sys.stderr,
+        )
+        return _BAD
+    parser, parsers = parsers_of(() if command is None else (command,))
+    known, unknown = parser.parse_known_args(words)
+    options = vars(known)
+    command = options.pop("command")
+    own = parsers[command]
+    if unknown:
+        own.error(own.unknown(unknown))
+    from posenc.study.stopping import exit_status, sigterm_like_ctrl_c
+
     try:
         with sigterm_like_ctrl_c():
             return int(_module(command).run(options))
@@ -49,38 +86,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"posenc {command}: stopped", file=sys.stderr)
         return exit_status(stop)
     except BrokenPipeError:
-        return 1
+        raise
     except (ValueError, TypeError, OSError, RuntimeError, ImportError, IndexError) as error:
-        print(f"posenc {command}: error: {error}", file=sys.stderr)
-        return 2
+        print(f"posenc {command}: error: {own.named_as_option(str(error))}", file=sys.stderr)
+    except Exception:  # status 1 would say that a check failed
+        traceback.print_exc()
+        print(f"posenc {command}: this is an error of posenc; please report it", file=sys.stderr)
+    return _BAD
 
 
-def _parsers(
-    command: str | None,
-) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
-    """The parser, and that of the given command, which alone gets its options."""
-    parser = argparse.ArgumentParser(
-        prog="posenc",
-        description="Compare positional encodings. `posenc compare` is the main command.",
+def parsers_of(commands: Sequence[str]) -> tuple[argparse.ArgumentParser, dict[str, Parser]]:
+    """The parser, and those of the commands; only those that are given have their options."""
+    parser = Parser(prog="posenc", usage="posenc COMMAND ...")
+    parser.description = f"posenc {posenc.__version__}: compare positional encodings."
+    parser.add_argument(
+        "--version", action="version", version=f"posenc {posenc.__version__}",
+        help="show the version and exit",
+    )  # fmt: skip
+    parser.examples = (
+        ("posenc list rope", "the options of RoPE"),
+        ("posenc show alibi", "draws alibi.png"),
+        ("posenc compare --help", "the options of a command"),
     )
-    parser.add_argument("--version", action="version", version=f"posenc {posenc.__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
-    own = parser
-    for name, help in _COMMANDS.items():
-        sub = commands.add_parser(name, help=help, description=help)
-        if name == command:
-            own = sub
-            _module(name).add_options(sub)
+    parser.failed = "what was checked failed"
+    subs = parser.add_subparsers(
+        dest="command", required=True, metavar="COMMAND", title="commands", prog="posenc"
+    )
+    own = {}
+    for name, help in COMMANDS.items():
+        own[name] = subs.add_parser(name, help=help, description=f"{help[:1].upper()}{help[1:]}.")
+        if name in commands:
+            _module(name).add_options(own[name])
+            own[name].with_second_page()
     return parser, own
-
-
-def _meant(word: str, parser: argparse.ArgumentParser) -> str:
-    """A guess at the option that an unknown one stands for, also by its initials: ``--lr``."""
-    options = [o for action in parser._actions for o in action.option_strings]
-    name = word.partition("=")[0]
-    close = [o for o in options if "".join(w[:1] for w in o.split("-")) == name.lstrip("-")]
-    close += difflib.get_close_matches(name, options, n=1)
-    return f" (did you mean {close[0]}?)" if close and name.startswith("-") else ""
 
 
 def _module(command: str) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import importlib
 import inspect
@@ -17,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from posenc.cli.compare import integers
+from posenc.cli.parser import Parser
 from posenc.probe import report
 from posenc.probe.api import make_setting, summary
 from posenc.probe.cost import duration, estimate
@@ -34,20 +34,17 @@ from posenc.study.stopping import exit_status
 
 UNTOUCHED = "untouched"  # the row of the model as it is
 _EVERY = 5.0  # least seconds between two lines about one piece
-_END = """examples:
-  posenc probe checkpoints/llama --text book.txt --eval-lens 512 1024 2048
-  posenc probe checkpoints/llama --text book.txt --eval-lens 4096 8192 16384 \\
-      --scheme rope_yarn:factor=4 --scheme rope_pi:factor=4 --device cuda
-  posenc probe checkpoints/llama --text ids.npy --eval-lens 512 1024 --dry-run
-
-Options of a scheme that stand in the model's configuration, such as base, are taken from it.
-The exit status is 0, 1 if a piece failed, 2 for bad input, 130 after Ctrl-C."""
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: Parser) -> None:
     """Add the options of ``posenc probe``."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = _END
+    parser.usage = "posenc probe MODEL --text FILE ... --eval-lens N ... [options]"
+    parser.failed = "a piece failed"
+    parser.examples = (
+        ("posenc probe llama --text book.txt --eval-lens 512 1024 2048", ""),
+        ("posenc probe llama --text book.txt --eval-lens 8192 --scheme rope_pi:factor=4", ""),
+        ("posenc probe llama --text ids.npy --eval-lens 512 1024 --dry-run", ""),
+    )
     add = parser.add_argument
     add(
         "model", metavar="MODEL",
@@ -56,35 +53,37 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     add(
         "--text", nargs="+", action="extend", metavar="FILE", required=True,
-        help="files of UTF-8; or one of token ids, .npy or .bin",
+        help="files of UTF-8, or one of token ids, .npy or .bin",
     )  # fmt: skip
     add(
         "--eval-lens", nargs="+", action="extend", type=integers, metavar="N", required=True,
         help="lengths of windows in tokens; best all divide the longest",
     )  # fmt: skip
     add(
-        "--scheme", action="append", default=[], metavar="LABEL",
-        help="the same weights under this scheme too, as rope_yarn:factor=4; may be given again",
+        "--scheme", action="append", default=[], metavar="SCHEME",
+        help="the same weights under this scheme too, as rope_yarn:factor=4; may be given again; "
+        "options that stand in the model's configuration, such as base, are taken from it",
     )  # fmt: skip
-    add("--out", default="posenc-probe", help="folder for results (default: posenc-probe)")
+    add("--out", default="posenc-probe", metavar="DIR", help="results (default: posenc-probe)")
     add("--windows", type=int, metavar="N", help="stretches of text (default: at most 16)")
-    add("--depths", type=int, default=10, metavar="N", help="depths of a passkey (default: 10)")
     add(
         "--keys", type=int, default=4, metavar="N",
-        help="passkeys of each depth and length; 0 for none (default: 4)",
+        help="passkeys of each depth and length, 0 for none (default: 4)",
     )  # fmt: skip
+    add("--device", default="auto", metavar="DEVICE", help="auto, cpu, cuda, ... (default: auto)")
+    add(
+        "--dtype", default="auto", choices=("auto", "float32", "bfloat16"),
+        help="of weights (default: bfloat16 on a GPU, else float32)",
+    )  # fmt: skip
+    add("--dry-run", action="store_true", help="say what it will cost, and stop")
+    add = parser.rare("measuring").add_argument
+    add("--depths", type=int, default=10, metavar="N", help="depths of a passkey (default: 10)")
+    add("--seed", type=int, default=0, metavar="N", help="of passkeys (default: 0)")
     add(
         "--attention-len", type=int, metavar="N",
         help="tokens whose attention is measured; 0 for none (default: the shortest length)",
     )  # fmt: skip
     add("--batch-size", type=int, metavar="N", help="windows at once (default: by free memory)")
-    add("--device", default="auto", help="auto, cpu, cuda, ... (default: auto)")
-    add(
-        "--dtype", default="auto", choices=("auto", "float32", "bfloat16"),
-        help="of weights (default: bfloat16 on a GPU, else float32)",
-    )  # fmt: skip
-    add("--seed", type=int, default=0, metavar="N", help="of passkeys (default: 0)")
-    add("--dry-run", action="store_true", help="say what it will cost, and stop")
 
 
 def run(options: dict[str, Any]) -> int:
@@ -301,7 +300,7 @@ def _write(
 
 def _command(options: Mapping[str, Any]) -> str:
     """The command that repeats this probe: every option that differs from its default."""
-    parser = argparse.ArgumentParser()
+    parser = Parser()
     add_options(parser)
     words = ["posenc", "probe", options["model"]]
     for action in parser._actions:

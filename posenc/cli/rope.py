@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import textwrap
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from posenc import hf
+from posenc.cli.parser import Parser
 from posenc.contract.protocol import Array
 from posenc.hf import keys
 from posenc.hf.context import length_by_base, length_by_cosines
@@ -30,11 +30,21 @@ _MOST_NUMBERS = 6  # of a list that is printed
 _FAR = 2**20  # distances up to which the criterion is tried
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: Parser) -> None:
     """Add the options of ``posenc rope``."""
-    parser.add_argument("config", help="a config.json, or the folder that has it")
-    parser.add_argument("--head-dim", type=int, help="channels per head, if the file has none")
-    parser.add_argument("--out", help="draw the frequencies: a file in .png, .svg or .pdf")
+    parser.usage = "posenc rope CONFIG [options]"
+    parser.examples = (
+        ("posenc rope checkpoints/llama", "a folder with a config.json"),
+        ("posenc rope config.json --out rope.png", "its frequencies as a picture"),
+        ("posenc rope old.json --head-dim 128", "where the file has no head_dim"),
+    )
+    parser.add_argument("config", metavar="CONFIG", help="a config.json, or the folder that has it")
+    parser.add_argument(
+        "--head-dim", type=int, metavar="N", help="channels per head, if the file has none"
+    )
+    parser.add_argument(
+        "--out", metavar="FILE", help="draw the frequencies: ends in .png, .svg or .pdf"
+    )
 
 
 def run(options: dict[str, Any]) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 import shutil
 import textwrap
@@ -25,6 +24,8 @@ from posenc.attn.call import Call
 from posenc.attn.features import features, hidden_width
 from posenc.attn.prepare import prepare
 from posenc.cli import tasks
+from posenc.cli.pages import title_of
+from posenc.cli.parser import Parser
 from posenc.contract.checks import check_count, check_scheme
 from posenc.contract.params import head_count, init_params, key_head_count
 from posenc.contract.protocol import Array, Hook, PositionScheme
@@ -32,46 +33,54 @@ from posenc.contract.tokens import Tokens
 from posenc.makers import maker_of
 from posenc.positions.integers import visible
 from posenc.presets import PLANS
+from posenc.schemes import Scaling
+from posenc.schemes.sum import Combination
 from posenc.study import picture, weights
-from posenc.study.picture import Figure, Panel
+from posenc.study.picture import Axes, Figure, Panel
 from posenc.study.specs import parse
 
 _DEFAULTS = {"length": 128, "heads": 8, "head_dim": 64}
 _MOST_HEADS = 8
 _STEEP = 10.0  # a larger bias gets a logarithmic scale
+_FEW_HEADS = 4  # of arrays at random, of which more heads say no more
 _AFTER_QUERY = "0.88"  # grey of keys that the causal mask hides
 _CELLS = {"aspect": "equal", "interpolation": "nearest"}
-_ADDED = "added to the scaled scores"
 _MOST_ROWS = 64  # channels of an embedding; more would blur into one another
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: Parser) -> None:
     """Add the options of ``posenc show``."""
+    parser.usage = "posenc show NAME [options]"
+    parser.examples = (
+        ("posenc show alibi", "draws alibi.png"),
+        ("posenc show rope:base=500000+alibi@64 --out both.svg", "a sum, with a window"),
+        ("posenc show copy", "prints examples of a task"),
+    )
     parser.add_argument(
         "scheme",
-        metavar="name",
-        help="a name of `posenc list`, with options as rope:base=500000, or a sum as rope+alibi; "
-        "of a task, show prints examples",
+        metavar="NAME",
+        help="a name of `posenc list`, with options as rope:base=500000, a sum as rope+alibi, a "
+        "window as rope@64; of a task, show prints examples",
     )
-    parser.add_argument(
-        "--length", type=int, help="positions (default: 128); for a task, the size of its examples"
-    )
-    parser.add_argument("--heads", type=int, help="heads (default: 8)")
-    parser.add_argument("--head-dim", type=int, help="channels per head (default: 64)")
-    parser.add_argument(
-        "--train-len",
-        type=int,
-        help="training length, for schemes that use it; a quarter of LENGTH for those that need it "
-        "or that extend trained models",
-    )
-    parser.add_argument(
-        "--params",
-        metavar="PATH",
+    add = parser.add_argument
+    add("--out", metavar="FILE", help="ends in .png, .svg or .pdf (default: NAME.png)")
+    add(
+        "--length", type=int, metavar="N",
+        help="positions (default: 128); for a task, the size of its examples",
+    )  # fmt: skip
+    add("--heads", type=int, metavar="N", help="heads (default: 8)")
+    add("--head-dim", type=int, metavar="N", help="channels per head (default: 64)")
+    add(
+        "--train-len", type=int, metavar="N",
+        help="training length, for schemes that use it; a quarter of the length for those that "
+        "need it or that extend trained models",
+    )  # fmt: skip
+    add(
+        "--params", metavar="FILE",
         help="draw trained params: the folder of `posenc compare --keep-weights`, or one file",
-    )
-    parser.add_argument("--seed", type=int, help="of the run in --params, if there are several")
-    parser.add_argument("--layer", type=int, help="of the model in --params (default: 0)")
-    parser.add_argument("--out", help="ends in .png, .svg or .pdf (default: SCHEME.png)")
+    )  # fmt: skip
+    add("--seed", type=int, metavar="N", help="of the run in --params, if there are several")
+    add("--layer", type=int, metavar="N", help="of the model in --params (default: 0)")
 
 
 def run(options: dict[str, Any]) -> int:
@@ -94,9 +103,8 @@ def run(options: dict[str, Any]) -> int:
     length = check_count("length", given["length"])
     heads, head_dim = given["heads"], given["head_dim"]
     layer, *others = parse(label)
-    if others or layer.window is not None:
-        what = "layers in turn" if others else "a window"
-        raise ValueError(f"show draws one scheme, or a sum as rope+alibi; {label!r} has {what}")
+    if others:
+        raise ValueError(f"show draws one layer, as rope+alibi@64; {label!r} has layers in turn")
     if label.partition(":")[0] in PLANS:
         raise ValueError(f"show draws one scheme; {label!r} is a plan of layers: use posenc list")
     sizes = {"num_heads": heads, "head_dim": head_dim, "dim": heads * head_dim, "max_len": length}
@@ -114,7 +122,7 @@ def run(options: dict[str, Any]) -> int:
             raise
         scheme = layer.make(**sizes, train_len=quarter)
     path = given.get("out") or f"{_file_name(label)}.png"
-    print(draw(scheme, path, length=length, title=label))
+    print(draw(scheme, path, length=length, title=label, window=layer.window))
     return 0
 
 
@@ -144,6 +152,7 @@ def draw(
     title: str | None = None,
     params: Mapping[str, Array] | None = None,
     causal: bool = True,
+    window: int | None = None,
 ) -> Path:
     """Draw what a scheme does to attention: a PNG of 1600 pixels across, or an SVG or PDF.
 
@@ -161,6 +170,8 @@ def draw(
         Learned arrays by name. Default: ``posenc.init_params(scheme)``.
     causal
         Whether keys after the query are grey in the maps and absent from the lines.
+    window
+        A query sees keys at distances below it; default: all.
 
     Returns
     -------
@@ -175,15 +186,24 @@ def draw(
     """
     check_scheme(scheme)
     length, form = check_count("length", length), picture.form_of(path)
-    drawing = _Drawing(scheme, init_params(scheme) if params is None else params, length, causal)
-    drawing = drawing.limited()
-    panels = [*_bias_panel(drawing), *_embedding_panel(drawing), *_transform_panel(drawing)]
+    if window is not None:
+        check_count("window", window)
+    own, random = params, params is None and _starts_at_random(scheme)
+    own = init_params(scheme) if own is None else own
+    drawing = _Drawing(scheme, own, length, causal, window, random).limited()
+    factors = _factors(drawing)
+    panels = [
+        *_bias_panel(drawing),
+        *_embedding_panel(drawing),
+        *_transform_panel(drawing, factors),
+        *_factor_panel(drawing, factors),
+    ]
     notes = []
     if drawing.params:
         notes.append("learned: drawn at initialisation" if params is None else "learned: as given")
-    if params is None and _starts_at_random(scheme):
+    if random:
         notes[-1] += ", which is random: only equal values have a meaning"
-    notes += _scale_notes(drawing)
+    notes += _scale_notes(factors)
     if len(drawing.sampled) < drawing.length:
         step = drawing.length / len(drawing.sampled)
         notes.append(f"maps show one of {step:.3g} positions: periods below {2 * step:.3g} alias")
@@ -193,7 +213,7 @@ def draw(
         notes.append("changes whole rows of scores by their content, which is not drawn")
     if drawing.length < length:
         notes.append(f"{drawing.length} positions, all that the scheme allows of {length}")
-    lines = [textwrap.shorten(repr(scheme), 120, placeholder=" …"), *notes]
+    lines = [*_about(scheme), textwrap.shorten(repr(scheme), 140, placeholder=" …"), *notes]
     name = title or type(scheme).__name__
     page = picture.page(panels or [_nothing_panel(drawing)], name, lines, form)
     return picture.write(page, path)
@@ -207,6 +227,8 @@ class _Drawing:
     params: Mapping[str, Array]
     length: int
     causal: bool
+    window: int | None = None
+    random: bool = False  # whether equal values alone have a meaning
 
     def limited(self) -> _Drawing:
         """The same up to the first position that raises an ``IndexError``."""
@@ -234,8 +256,22 @@ class _Drawing:
         count = min(self.length, picture.MOST_CELLS)
         return np.unique(np.linspace(0, self.length - 1, count).round().astype(np.int64))
 
+    @property
+    def _reach(self) -> tuple[int, int] | None:
+        return None if self.window is None else (self.window - 1, self.window - 1)
+
     def bias(self, q: Array, k: Array) -> Array | None:
-        """``(H, Q, K)`` or None; for random tokens if the bias reads features."""
+        """``(H, Q, K)`` or None, minus infinity outside the window."""
+        value = self._bias_of_scheme(q, k)
+        inside = visible(q[:, None], k[None, :], window=self._reach)
+        if inside is None:
+            return value
+        return np.where(inside, 0.0 if value is None else value, -np.inf).reshape(
+            -1, len(q), len(k)
+        )
+
+    def _bias_of_scheme(self, q: Array, k: Array) -> Array | None:
+        """The bias alone; for random tokens if it reads features."""
         if not reads_features(self.scheme):
             return posenc.bias(self.scheme, q, k, self.params, dtype=np.float64)
         call = self._call_of_random_tokens(1 + int(max(q.max(), k.max())))
@@ -321,14 +357,36 @@ def _starts_at_random(scheme: PositionScheme) -> bool:
     return any((one[name] != other[name]).any() for name in one)
 
 
-def _scale_notes(drawing: _Drawing) -> list[str]:
-    """What the transform does to all scores of a query alike, which no distance explains."""
+def _about(scheme: PositionScheme) -> list[str]:
+    """What a scheme, or each part of a sum, is in one line, and who published it."""
+    if isinstance(scheme, Combination):
+        return [line for part in scheme.schemes for line in _about(part)]
+    parts: list[Any] = [
+        scheme,
+        *(value for value in vars(scheme).values() if isinstance(value, Scaling)),
+    ]
+    titles = [(title_of(type(part)).replace("`", ""), part.paper) for part in parts]
+    lines = [f"{title} {paper}".strip() for title, paper in titles if title]
+    return [part for line in lines for part in textwrap.wrap(line, 140, break_on_hyphens=False)]
+
+
+def _factors(drawing: _Drawing) -> Array | None:
+    """What the transform does to all scores of a query alike, ``(L,)``; None: nothing of the kind.
+
+    No distance explains it.
+    """
     width, nothing = getattr(drawing.scheme, "head_dim", 64), drawing.scale(slice(0), np.arange(1))
     if nothing is None or nothing.any():  # zeros do not stay zeros: no factor alone
-        return []
+        return None
     each = [drawing.scale(channel, drawing.sampled) for channel in range(width)]
     factors = np.asarray([one for one in each if one is not None])
     if not factors.size or not np.allclose(factors, factors[:1, :1], rtol=1e-6, atol=0):
+        return None
+    return factors[0, 0]
+
+
+def _scale_notes(factors: Array | None) -> list[str]:
+    if factors is None:
         return []
     low, high = float(factors.min()), float(factors.max())
     if high > low * (1 + 1e-6):
@@ -338,50 +396,117 @@ def _scale_notes(drawing: _Drawing) -> list[str]:
     return [f"all scores are multiplied by {high:.3g}"] if abs(high - 1) > 1e-6 else []
 
 
+def _factor_panel(drawing: _Drawing, factors: Array | None) -> list[Panel]:
+    """The factor on a query's scores, where its absolute position decides it."""
+    if factors is None or factors.max() <= factors.min() * (1 + 1e-6):
+        return []
+
+    def paint(figure: Figure) -> None:
+        axes = figure.subplots()
+        picture.lines(axes, drawing.sampled, {"": factors})
+        picture.label(axes, "", "query position q (tokens)", "factor on its scores")
+
+    caption = (
+        "All scores of a query are multiplied by a number that follows from its own position: "
+        "above 1, its attention is sharper."
+    )
+    return [picture.heading("By absolute position: sharpness of attention", caption), (2.0, paint)]
+
+
 def _file_name(label: str) -> str:
     return re.sub(r"[\W_]+", "-", label.lower())
 
 
-def _what_it_depends_on(scheme: PositionScheme) -> str:
+def _bias_heading(drawing: _Drawing, values: Array) -> Panel:
+    """What a bias does, and what it depends on: distance, absolute position, or content."""
+    scheme, window = drawing.scheme, drawing.window
+    if Hook.BIAS not in scheme.hooks():
+        return picture.heading(
+            f"Window: a query sees keys at distances below {window}",
+            "Keys outside have no weight at all. Inside, the mask changes nothing.",
+        )
+    text = "Each head adds a number to the score of query q and key k, before the softmax: at 0 it "
+    text += "changes nothing, at −1 the key's weight is divided by e = 2.72."
+    same = bool(np.array_equal(values[:, 1:, 1:], values[:, :-1, :-1]))
     if not reads_features(scheme):
-        return _ADDED
-    if has_features(scheme):
-        return "depends on content; here for random tokens"
-    return "depends on places; here for text, with the position on every axis"
+        what = "added to the scores"
+        if len(drawing.sampled) == drawing.length:
+            whole = np.allclose(values[:, 1:, 1:], values[:, :-1, :-1], rtol=1e-6, atol=1e-9)
+            same = same or bool(whole)
+            text += (
+                " It is equal along diagonals: distance alone counts."
+                if same
+                else " It changes along diagonals: absolute position counts too."
+            )
+    elif has_features(scheme):
+        what = "depends on content; here for random tokens"
+    else:
+        what = "depends on places; here for text, with the position on every axis"
+    if window is not None:
+        text += f" Keys at distances of {window} and more have no weight."
+    return picture.heading(f"Bias: {what}", text)
 
 
 def _bias_panel(drawing: _Drawing) -> list[Panel]:
     values = drawing.bias(drawing.sampled, drawing.sampled)
     if values is None:
         return []
-    heads = _choose_heads(len(values))
+    heads = _choose_heads(len(values), _FEW_HEADS if drawing.random else _MOST_HEADS)
     at = drawing.length - 1 if drawing.causal else drawing.length // 2
     keys = np.arange(drawing.length)
     line = drawing.bias(np.asarray([at]), keys)
     assert line is not None
+    weights = np.where(np.isneginf(line[:, 0]), np.nan, _softmax(line[:, 0]))
+    if (inside := visible(at, keys, window=drawing._reach)) is not None:
+        line = np.where(inside, line, np.nan)  # what is outside has a shade instead of crosses
 
     def paint(figure: Figure) -> None:
-        picture.heading(figure, f"Bias: {_what_it_depends_on(drawing.scheme)}")
-        maps_width = min(6.2, 0.9 + 2.7 * len(heads))
+        maps_width = min(6.2 if len(heads) > 4 else 4.4, 0.9 + 2.7 * len(heads))
         left, right = figure.subfigures(1, 2, width_ratios=(maps_width, picture.WIDTH - maps_width))
-        greys = _bias_maps(left, drawing, {str(h + 1): values[h] for h in heads})
-        _grey_legend(figure, greys)
-        axes = right.subplots()
-        curves = {str(h + 1): line[h, 0] for h in heads}
+        _bias_maps(left, drawing, {str(h + 1): values[h] for h in heads})
+        above, below = right.subplots(2, 1, sharex=True)
         distance, name = (at - keys, "distance q − k") if drawing.causal else (keys - at, "k − q")
-        picture.lines(axes, distance, curves)
-        picture.label(
-            axes, f"Bias against distance, query at {at}", f"{name} (tokens)", "bias (added score)"
-        )
+        picture.lines(above, distance, {str(h + 1): line[h, 0] for h in heads})
+        picture.label(above, f"Query at {at}: bias by distance", "", "bias")
+        picture.lines(below, distance, {str(h + 1): 100 * weights[h] for h in heads}, legend=False)
+        below.set_yscale("log")
+        below.set_ylim(0.01, 150)
+        below.set_yticks((0.01, 0.1, 1, 10, 100), ("0.01", "0.1", "1", "10", "100"))
+        below.minorticks_off()
+        title = "Its attention, if all keys had equal content"
+        picture.label(below, title, f"{name} (tokens)", "weight (%)")
+        for axes in (above, below):
+            _shade_outside(axes, drawing.window, distance)
 
-    return [(3.7 if len(heads) > 4 else 3.0 if len(heads) < 3 else 2.6, paint)]
+    return [_bias_heading(drawing, values), (4.1 if len(heads) > 4 else 3.4, paint)]
 
 
-def _bias_maps(figure: Figure, drawing: _Drawing, maps: Mapping[str, Array]) -> dict[str, str]:
-    """Draw one map per head on one colour scale; return the greys in use, by meaning."""
+def _shade_outside(axes: Axes, window: int | None, distance: Array) -> None:
+    """Grey where no key is seen, on either side."""
+    if window is None:
+        return
+    for sign in (-1, 1):
+        furthest = int((sign * distance).max())
+        if furthest >= window:
+            ends = sign * (window - 0.5), sign * furthest
+            axes.axvspan(*sorted(ends), color=_AFTER_QUERY, zorder=0.5)
+            place = {"transform": axes.get_xaxis_transform(), "ha": "center", "va": "top"}
+            axes.text(sum(ends) / 2, 0.95, "outside the window", fontsize=8, **place)
+
+
+def _softmax(scores: Array) -> Array:
+    """Weights along the last axis; keys at minus infinity have none."""
+    highest = scores.max(axis=-1, keepdims=True)
+    weights = np.exp(scores - np.where(np.isfinite(highest), highest, 0.0))
+    total = weights.sum(axis=-1, keepdims=True)
+    return np.divide(weights, total, out=np.zeros_like(weights), where=total > 0)
+
+
+def _bias_maps(figure: Figure, drawing: _Drawing, maps: Mapping[str, Array]) -> None:
+    """Draw one map per head on one colour scale, with a legend of the greys."""
     from matplotlib.colors import SymLogNorm
 
-    columns = min(4, len(maps))
+    columns = len(maps) if len(maps) < 3 else 2 if len(maps) < 5 else 4
     rows = -(-len(maps) // columns)
     grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
     after_query = (drawing.sampled[None, :] > drawing.sampled[:, None]) & drawing.causal
@@ -403,22 +528,25 @@ def _bias_maps(figure: Figure, drawing: _Drawing, maps: Mapping[str, Array]) -> 
         picture.label(axes, f"head {head}" if len(maps) > 1 else "", "", "")
     figure.supxlabel("key position k (tokens)", fontsize=9)
     figure.supylabel("query position q (tokens)", fontsize=9)
-    picture.colourbar(figure, image, grid, "bias, logarithmic beyond ±1" if steep else "bias")
+    if Hook.BIAS in drawing.scheme.hooks():
+        picture.colourbar(figure, image, grid, "bias, logarithmic beyond ±1" if steep else "bias")
+    masking = "masked by the bias (−∞)" if drawing.window is None else "outside the window (−∞)"
     meanings = {
-        "masked by the bias (−∞)": (picture.MASKED, masked),
+        masking: (picture.MASKED, masked),
         "after the query (causal mask)": (_AFTER_QUERY, after_query),
     }
-    return {meaning: grey for meaning, (grey, where) in meanings.items() if where.any()}
+    _grey_legend(figure, {text: grey for text, (grey, where) in meanings.items() if where.any()})
 
 
 def _grey_legend(figure: Figure, greys: Mapping[str, str]) -> None:
-    """A legend of the greys, next to the heading."""
+    """A legend of the greys, above the maps."""
     from matplotlib.patches import Patch
 
     patches = [Patch(color=grey, label=meaning) for meaning, grey in greys.items()]
     if patches:
-        where = {"loc": "upper right", "bbox_to_anchor": (1, 1.02), "ncols": len(patches)}
-        figure.legend(handles=patches, fontsize=8, frameon=False, **where)
+        figure.legend(
+            handles=patches, fontsize=8, frameon=False, loc="outside upper left", ncols=len(patches)
+        )
 
 
 def _embedding_panel(drawing: _Drawing) -> list[Panel]:
@@ -426,14 +554,12 @@ def _embedding_panel(drawing: _Drawing) -> list[Panel]:
     vectors = drawing.embedding(positions)
     if vectors is None:
         return []
-    middle = drawing.length // 2
+    some = sorted({drawing.length // 8, drawing.length // 2, (7 * drawing.length) // 8})
     norms = np.linalg.norm(vectors, axis=-1)
-    product = vectors @ vectors[middle]
-    scale = norms * norms[middle]
+    product, scale = vectors @ vectors[some].T, norms[:, None] * norms[some]
     similarity = np.divide(product, scale, out=np.zeros_like(product), where=scale > 0)
 
     def paint(figure: Figure) -> None:
-        picture.heading(figure, "Embedding: added to the tokens")
         left, right = figure.subplots(1, 2, width_ratios=(3, 2))
         channels = vectors.shape[-1]
         # An even step keeps to sines, or to cosines, where these alternate.
@@ -444,16 +570,20 @@ def _embedding_panel(drawing: _Drawing) -> list[Panel]:
         title = "Value" if step == 1 else f"Value of channels 0, {step}, {2 * step}, …"
         picture.label(left, title, "position (tokens)", "channel")
         picture.colourbar(figure, image, left, "embedding")
-        picture.lines(right, positions - middle, {"": similarity})
-        title = f"Similarity of position {middle} to the others"
-        picture.label(
-            right, title, f"distance from position {middle} (tokens)", "cosine similarity"
-        )
+        curves = {str(at): similarity[:, n] for n, at in enumerate(some)}
+        picture.lines(right, positions, curves, "position", picture.APART)
+        title = "How alike the vectors of two positions are"
+        picture.label(right, title, "the other position (tokens)", "cosine similarity")
 
-    return [(3.3, paint)]
+    caption = (
+        "Each position has a vector of its own, which is added to the token's vector where the "
+        "model begins. It tells absolute positions; attention finds distances only as far as "
+        "vectors of near positions are alike."
+    )
+    return [picture.heading("Embedding: added to the tokens", caption), (3.0, paint)]
 
 
-def _transform_panel(drawing: _Drawing) -> list[Panel]:
+def _transform_panel(drawing: _Drawing, factors: Array | None) -> list[Panel]:
     positions = np.arange(drawing.length)
     total = drawing.scores(slice(None), positions)
     if total is None:
@@ -465,28 +595,36 @@ def _transform_panel(drawing: _Drawing) -> list[Panel]:
     # Where zeros do not stay zeros, every score holds those of all channels.
     channels = np.asarray([scores[0] - nothing[0] for scores in rows if scores is not None])
     _, kept = np.unique(channels.round(6), axis=0, return_index=True)
+    if len(kept) == 1 and factors is not None and np.ptp(factors) > 1e-6:
+        return []  # that factor is all there is, and has a panel of its own
     heads_equal = bool((total == total[:1]).all())
     tokens = " of random tokens" if reads_hidden(drawing.scheme) else ""
     axes = "; here for text, with the position on every axis" if drawing.scheme.axes > 1 else ""
 
     def paint(figure: Figure) -> None:
-        picture.heading(figure, f"Transform: effect of positions{tokens} on queries and keys{axes}")
         left, right = figure.subplots(1, 2, width_ratios=(3, 2))
         image = picture.heat_map(left, channels[np.sort(kept)], (drawing.length, len(kept)))
         up = "pair of channels" if 2 * len(kept) == width else "channels without duplicates"
-        title = "Unit vectors e of channels: ⟨T(p) e, T(0) e⟩, the cosine if T rotates"
+        title = "Each row: one channel of query and key, ⟨T(p) e, T(0) e⟩"
         if nothing.any():
-            title = "Unit vectors e of channels: ⟨T(p) e, T(0) e⟩ − ⟨T(p) 0, T(0) 0⟩"
+            title = "Each row: one channel, ⟨T(p) e, T(0) e⟩ − ⟨T(p) 0, T(0) 0⟩"
         picture.label(left, title, "query position p (tokens), key at 0", up)
         picture.colourbar(
             figure, image, left, "dot product" if heads_equal else "dot product, head 1"
         )
         shown = [0] if heads_equal else _choose_heads(len(total))
         picture.lines(right, positions, {str(h + 1): total[h] / width for h in shown})
-        title = "Equal query and key, all ones"
+        _shade_outside(right, drawing.window, positions)
+        title = "All channels together, if query and key are equal"
         picture.label(right, title, "distance q − k (tokens)", "dot product, mean of channels")
 
-    return [(3.3, paint)]
+    heading = f"Transform: effect of positions{tokens} on queries and keys{axes}"
+    caption = (
+        "Queries and keys are changed by their positions before their dot product. The map has "
+        "what each channel then adds to a score: a wave, if channels are turned; fast ones tell "
+        "near positions apart, slow ones far positions. The line is their sum."
+    )
+    return [picture.heading(heading, caption), (3.1, paint)]
 
 
 def _nothing_panel(drawing: _Drawing) -> Panel:
@@ -504,6 +642,6 @@ def _nothing_panel(drawing: _Drawing) -> Panel:
     return 1.1, paint
 
 
-def _choose_heads(heads: int) -> list[int]:
-    """Up to eight heads, evenly spaced."""
-    return [int(h) for h in np.linspace(0, heads - 1, min(heads, _MOST_HEADS)).round()]
+def _choose_heads(heads: int, most: int = _MOST_HEADS) -> list[int]:
+    """Up to so many heads, evenly spaced."""
+    return [int(h) for h in np.linspace(0, heads - 1, min(heads, most)).round()]

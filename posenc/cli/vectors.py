@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-import argparse
 from typing import Any
 
+from posenc.cli.parser import Parser
 from posenc.vectors import write
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: Parser) -> None:
     """Add the options of ``posenc vectors``."""
+    parser.usage = "posenc vectors [SCHEME ...] --out DIR"
+    parser.examples = (
+        ("posenc vectors --out vectors", "the whole catalogue"),
+        ("posenc vectors rope alibi --out vectors", "these"),
+        ("posenc vectors rope_yarn --out yarn", "one of them"),
+    )
     parser.add_argument(
         "schemes", nargs="*", metavar="SCHEME", help="names of the catalogue (default: all)"
     )

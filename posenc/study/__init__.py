@@ -12,19 +12,24 @@ writes the table, the figures and the report of ``list(run_study(study, study.co
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from posenc.study.decoder import NORM_EPSILON, Decoder, Layers, embedding_scale, has_weight_decay
-from posenc.study.models import check_model, load_model
-from posenc.study.recipe import Recipe
-from posenc.study.run import Run
-from posenc.study.runner import run_study
-from posenc.study.schedule import ADAM_EPSILON, BETAS, learning_rate
-from posenc.study.study import Study
-from posenc.study.tasks.task import NO_ANSWER, Examples, Task
-from posenc.study.trainer import Trainer
-
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # what ``_HOMES`` says, for a type checker
     from posenc.probe import probe
+    from posenc.study.decoder import (
+        NORM_EPSILON,
+        Decoder,
+        Layers,
+        embedding_scale,
+        has_weight_decay,
+    )
+    from posenc.study.models import check_model, load_model
+    from posenc.study.recipe import Recipe
+    from posenc.study.run import Run
+    from posenc.study.runner import run_study
+    from posenc.study.schedule import ADAM_EPSILON, BETAS, learning_rate
+    from posenc.study.study import Study
+    from posenc.study.tasks.task import NO_ANSWER, Examples, Task
     from posenc.study.terminal import compare, write_results
+    from posenc.study.trainer import Trainer
 
 __all__ = [
     "ADAM_EPSILON",
@@ -50,16 +55,28 @@ __all__ = [
     "write_results",
 ]
 
-# What shows results, or builds on them, is imported when it is asked for.
-_LATER = {
-    "compare": "posenc.study.terminal",
-    "probe": "posenc.probe",
-    "write_results": "posenc.study.terminal",
-}
+# Imported when they are asked for: the list of schemes needs tasks alone, and help nothing.
+_HOMES = {
+    "posenc.probe": ("probe",),
+    "posenc.study.decoder": (
+        "NORM_EPSILON", "Decoder", "Layers", "embedding_scale", "has_weight_decay",
+    ),
+    "posenc.study.models": ("check_model", "load_model"),
+    "posenc.study.recipe": ("Recipe",),
+    "posenc.study.run": ("Run",),
+    "posenc.study.runner": ("run_study",),
+    "posenc.study.schedule": ("ADAM_EPSILON", "BETAS", "learning_rate"),
+    "posenc.study.study": ("Study",),
+    "posenc.study.tasks.task": ("NO_ANSWER", "Examples", "Task"),
+    "posenc.study.terminal": ("compare", "write_results"),
+    "posenc.study.trainer": ("Trainer",),
+}  # fmt: skip
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        if name not in _LATER:
+        if name not in _HOME_OF:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(importlib.import_module(_LATER[name]), name)
+        found = globals()[name] = getattr(importlib.import_module(_HOME_OF[name]), name)
+        return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -17,7 +18,9 @@ Panel: TypeAlias = tuple[float, Callable[[Figure], None]]  # height in inches, a
 
 WIDTH, _DPI = 10.0, 160  # inches, and dots per inch: 1600 pixels across
 MOST_CELLS = 512
+_CAPTION = 150  # characters of a line
 MASKED, _LINE = "0.4", "#0072b2"
+APART = ("#0072b2", "#d55e00", "#009e73")  # Okabe and Ito 2008, for lines without an order
 FORMATS = ("png", "svg", "pdf")
 
 
@@ -41,14 +44,26 @@ def heat_map(axes: Axes, values: Array, size: tuple[int, int], **style: Any) -> 
     return axes.imshow(np.ma.masked_invalid(values), extent=extent, **style)
 
 
-def lines(axes: Axes, x: Array, curves: Mapping[str, Array]) -> None:
-    """Draw one line per head, with crosses at the foot where a value is minus infinity."""
+def lines(
+    axes: Axes,
+    x: Array,
+    curves: Mapping[str, Array],
+    what: str = "head",
+    shades: Sequence[str] = (),
+    *,
+    legend: bool = True,
+) -> None:
+    """Draw one line per head, with crosses at the foot where a value is minus infinity.
+
+    ``shades`` are their colours; by default they go from dark to light.
+    """
     from matplotlib import colormaps
 
-    shades = colormaps["viridis"](np.linspace(0, 0.88, len(curves)))
+    ordered: Any = colormaps["viridis"](np.linspace(0, 0.88, len(curves)))
+    palette: Any = shades or ordered
     thin = {"linewidth": 1.4 if len(x) <= MOST_CELLS else 0.8}
     for i, (head, values) in enumerate(curves.items()):
-        shade = shades[i] if len(curves) > 1 else _LINE
+        shade = palette[i] if len(curves) > 1 else _LINE
         point = "." if len(x) == 1 else None
         axes.plot(x, np.ma.masked_invalid(values), marker=point, color=shade, label=head, **thin)
         masked = x[np.isneginf(values)]
@@ -61,9 +76,9 @@ def lines(axes: Axes, x: Array, curves: Mapping[str, Array]) -> None:
     axes.locator_params("x", integer=True, min_n_ticks=1)
     axes.grid(color="0.9", linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
-    if len(axes.get_legend_handles_labels()[1]) > 1:
+    if legend and len(axes.get_legend_handles_labels()[1]) > 1:
         outside = {"loc": "upper left", "bbox_to_anchor": (1, 1), "handlelength": 1.2}
-        axes.legend(title="head", title_fontsize=8, fontsize=8, frameon=False, **outside)
+        axes.legend(title=what, title_fontsize=8, fontsize=8, frameon=False, **outside)
 
 
 def label(axes: Axes, title: str, across: str, up: str) -> None:
@@ -74,9 +89,18 @@ def label(axes: Axes, title: str, across: str, up: str) -> None:
     axes.tick_params(labelsize=8)
 
 
-def heading(figure: Figure, text: str) -> None:
-    """Set the heading of a row of panels."""
-    figure.suptitle(text, x=0.01, ha="left", fontsize=10.5, fontweight="bold")
+def heading(text: str, caption: str = "") -> Panel:
+    """The heading of the next panel, with sentences that say how to read it."""
+    lines = textwrap.wrap(caption, _CAPTION, break_on_hyphens=False)
+    height = 0.34 + 0.165 * len(lines)
+
+    def paint(figure: Figure) -> None:
+        plain = {"parse_math": False, "ha": "left", "va": "top"}
+        figure.text(0.01, 1 - 0.1 / height, text, fontsize=10.5, fontweight="bold", **plain)
+        below = 1 - 0.31 / height
+        figure.text(0.01, below, "\n".join(lines), fontsize=9, color="0.3", **plain)
+
+    return height, paint
 
 
 def colourbar(figure: Figure, image: Any, axes: Axes, label: str) -> None:
