@@ -28,7 +28,7 @@ sys.path.insert(0, str(HERE))
 from harness.run import load, use_threads  # noqa: E402
 
 _RESULT = Path("results", "peers-cpu.json")
-_DOCUMENT = HERE.parent / "docs" / "performance.md"
+_DOCUMENT = HERE.parent / "docs" / "measurements.md"
 # Distributions and what they are imported as.
 MODULES = {
     "torch": "torch",
@@ -130,7 +130,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--rounds", type=int, default=7, help="the least number of samples of each")
     add("--seconds", type=float, default=4.0, help="for a comparison, if that allows more rounds")
     add("--allow-missing", action="store_true", help="exit with 0 if libraries are missing")
-    add("--write-docs", action="store_true", help="rewrite the section of docs/performance.md")
+    add("--write-docs", action="store_true", help="rewrite the section of docs/measurements.md")
     add("--out", type=Path, help=f"the result; default: benchmarks/{_RESULT.as_posix()}")
     return parser.parse_args(arguments)  # fmt: skip
 

@@ -105,6 +105,9 @@ def versions(backend: str) -> tuple[str, ...]:
 def posenc_digest(backend: str) -> str:
     """A digest of posenc's files that affect results, and of the backend's if it is ours.
 
+    All of them, and not only those that a training step imports: to follow imports takes ten times
+    as long, and misses modules that are imported by a computed name.
+
     Cached, because a process keeps the modules that it has loaded even if files change.
     """
     digest = hashlib.sha256()

@@ -60,7 +60,9 @@ def _wait_for(leaving: Iterable[BaseProcess]) -> None:
 def compile_cache() -> Iterator[Path]:
     """A new folder, this user's alone, where workers share compiled programs; removed at the end.
 
-    Never an existing folder: the files in it are native code, loaded by name.
+    Never an existing folder: the files in it are native code, loaded by name. One that outlives the
+    study would be kept apart by version, processor and owner, and JAX leaves a half-written program
+    in it when a process is killed.
     """
     folder = Path(tempfile.mkdtemp(prefix="posenc-"))
     try:

@@ -132,7 +132,7 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("NPROC", "1")
     monkeypatch.setenv("KERAS_BACKEND", "jax")
-    document, out = tmp_path / "performance.md", tmp_path / "result.json"
+    document, out = tmp_path / "measurements.md", tmp_path / "result.json"
     document.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
     monkeypatch.setattr(command, "_DOCUMENT", document)
     monkeypatch.setattr(command, "MODULES", {**MODULES, "torch": "torch"})

@@ -1,4 +1,9 @@
-"""The forward and the backward pass, which send keys round the shards."""
+"""The forward and the backward pass, which send keys round the shards.
+
+The backward pass keeps nothing of other shards. Keys travel again, attention is computed once more,
+and the gradients of the keys come home with them. ``jax.checkpoint`` of a hop would be shorter, but
+a scan keeps the keys of every hop.
+"""
 
 from __future__ import annotations
 

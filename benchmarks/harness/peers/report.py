@@ -1,4 +1,4 @@
-"""Tables of a comparison: on the terminal, and in ``docs/performance.md``."""
+"""Tables of a comparison: on the terminal, and in ``docs/measurements.md``."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _identity(row: Row) -> tuple[str, ...]:
 
 
 def section(result: Mapping[str, Any]) -> str:
-    """The section of ``docs/performance.md``, from a result."""
+    """The section of ``docs/measurements.md``, from a result."""
     sizes, rows = result["arguments"], result["rows"]
     versions = ", ".join(f"{n} {v}" for n, v in result["libraries"].items())
     text = [
