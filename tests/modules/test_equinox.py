@@ -7,7 +7,7 @@ import posenc
 from posenc.testing.tolerances import ATTENTION_TOL, assert_near
 
 eqx = pytest.importorskip(
-    "equinox", reason="Equinox is not installed; .ci/model-libraries runs this"
+    "equinox", reason="Equinox is not installed; .ci/newest-jax runs this"
 )
 jax = pytest.importorskip("jax")
 jnp = jax.numpy

@@ -8,7 +8,7 @@ import pytest
 import posenc
 from posenc.testing.tolerances import ATTENTION_TOL, assert_near
 
-nnx = pytest.importorskip("flax.nnx", reason="Flax is not installed; .ci/model-libraries runs this")
+nnx = pytest.importorskip("flax.nnx", reason="Flax is not installed; .ci/newest-jax runs this")
 jax = pytest.importorskip("jax")
 jnp = jax.numpy
 linen = pytest.importorskip("flax.linen")
