@@ -6,9 +6,7 @@ import pytest
 import posenc
 from posenc.testing.tolerances import ATTENTION_TOL, assert_near
 
-eqx = pytest.importorskip(
-    "equinox", reason="Equinox is not installed; .ci/newest-jax runs this"
-)
+eqx = pytest.importorskip("equinox", reason="Equinox is not installed; .ci/newest-jax runs this")
 jax = pytest.importorskip("jax")
 jnp = jax.numpy
 optax = pytest.importorskip("optax")
