@@ -214,9 +214,22 @@ class Model:
             return []
         return [name for name, _ in learned.named_parameters()]
 
-    @torch.no_grad()
     def answers(self, tokens: Array, labels: Array) -> tuple[Array, Array]:
-        """Losses in nats of ``labels (N, T)``, and whether the likeliest token is the label."""
+        """Losses in nats of ``labels (N, T)``, and whether the likeliest token is the label.
+
+        ``ValueError`` for windows that are longer than a table of positions.
+        """
+        try:
+            return self._answers(tokens, labels)
+        except IndexError as error:
+            trained = self.sizes().get("train_len")
+            raise ValueError(
+                f"eval_lens: this model takes no windows of {tokens.shape[1]} tokens; its "
+                f"max_position_embeddings is {trained} ({error})"
+            ) from error
+
+    @torch.no_grad()
+    def _answers(self, tokens: Array, labels: Array) -> tuple[Array, Array]:
         ids = torch.as_tensor(tokens, device=self.device)
         if not self._chunked:
             return losses_of(self._logits(ids), labels)

@@ -107,7 +107,7 @@ class Outcome:
     def _by_sequence(self, cell: Mapping[str, Any]) -> np.ndarray[Any, Any]:
         right, asked = np.array(cell["right"]), np.array(cell["asked"])
         if self.lower:
-            return np.asarray(cell["bits"], dtype=np.float64) / asked
+            return np.asarray(np.array(cell["bits"]) / asked, dtype=np.float64)
         exact = self.about["score"] == "exact_match"
         return np.asarray(right == asked if exact else right / asked, dtype=np.float64)
 

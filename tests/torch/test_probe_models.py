@@ -286,6 +286,18 @@ def test_bad_input_is_one_line(name, folder, ids, tmp_path, capsys, monkeypatch)
     assert len(error.strip().splitlines()) == 1 or name == "of both heads"
 
 
+def test_a_length_beyond_a_table_of_positions_is_an_error_that_says_so(tmp_path, ids, capsys):
+    """Where no table ends, a longer length is a note."""
+    for name in ("GPT2", "Llama"):
+        save(tmp_path / name, name, max_position_embeddings=32)
+    given = ["--text", ids, "--eval-lens", *LENGTHS, *SMALL, "--keys", "0", "--attention-len", "0"]
+    assert main(["probe", str(tmp_path / "GPT2"), *given, "--out", str(tmp_path / "one")]) == 2
+    said = "eval_lens: this model takes no windows of 64 tokens; its max_position_embeddings is 32"
+    assert said in capsys.readouterr().err
+    assert main(["probe", str(tmp_path / "Llama"), *given, "--out", str(tmp_path / "two")]) == 0
+    assert "Longer than the model was trained for, 32 tokens: 64." in capsys.readouterr().out
+
+
 def test_a_model_that_reads_later_tokens_is_no_causal_one(tmp_path, ids, capsys):
     config = transformers.BertConfig(
         vocab_size=V, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
