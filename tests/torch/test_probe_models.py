@@ -288,11 +288,8 @@ def test_bad_input_is_one_line(name, folder, ids, tmp_path, capsys, monkeypatch)
 
 def test_a_length_beyond_a_table_of_positions_is_an_error_that_says_so(tmp_path, ids, capsys):
     """Where no table ends, a longer length is a note."""
-    for name, options in (
-        ("GPT2", {"n_positions": 32}),
-        ("Llama", {"max_position_embeddings": 32}),
-    ):
-        save(tmp_path / name, name, **options)
+    for name in ("GPT2", "Llama"):
+        save(tmp_path / name, name, max_position_embeddings=32)
     given = ["--text", ids, "--eval-lens", *LENGTHS, *SMALL, "--keys", "0", "--attention-len", "0"]
     assert main(["probe", str(tmp_path / "GPT2"), *given, "--out", str(tmp_path / "one")]) == 2
     said = "eval_lens: this model takes no windows of 64 tokens; its max_position_embeddings is 32"
