@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import io
 import os
+import re
 import sys
 import traceback
 from collections.abc import Sequence
@@ -71,6 +71,8 @@ def _run(words: Sequence[str]) -> int:
         )
         return _BAD
     parser, parsers = parsers_of(() if command is None else (command,))
+    if command is None and words[0].partition("=")[0] not in parser._option_string_actions:
+        parser.error(parser.unknown(words))
     known, unknown = parser.parse_known_args(words)
     options = vars(known)
     command = options.pop("command")
@@ -88,14 +90,15 @@ def _run(words: Sequence[str]) -> int:
     except BrokenPipeError:
         raise
     except (ValueError, TypeError, OSError, RuntimeError, ImportError, IndexError) as error:
-        print(f"posenc {command}: error: {own.named_as_option(str(error))}", file=sys.stderr)
+        message = re.sub(r"\A\[Errno \d+\] ", "", str(error)) or type(error).__name__
+        print(f"posenc {command}: error: {own.named_as_option(message)}", file=sys.stderr)
     except Exception:  # status 1 would say that a check failed
         traceback.print_exc()
         print(f"posenc {command}: this is an error of posenc; please report it", file=sys.stderr)
     return _BAD
 
 
-def parsers_of(commands: Sequence[str]) -> tuple[argparse.ArgumentParser, dict[str, Parser]]:
+def parsers_of(commands: Sequence[str]) -> tuple[Parser, dict[str, Parser]]:
     """The parser, and those of the commands; only those that are given have their options."""
     parser = Parser(prog="posenc", usage="posenc COMMAND ...")
     parser.description = f"posenc {posenc.__version__}: compare positional encodings."
