@@ -28,12 +28,12 @@ COMMANDS = {
 # What `posenc` alone says.
 GREETING = """\
 posenc compares positional encodings: ALiBi, RoPE, T5 and forty others.
-  posenc list             schemes and tasks; `posenc list rope` has one's options
+  posenc list             schemes and tasks; of one, as rope, its options
   posenc show alibi       draw what a scheme does to attention, to alibi.png
-  posenc compare          train a small decoder per scheme, score it on longer text
-  posenc probe FOLDER     the same question to a model of yours, without training
-  posenc audit            is your kernel, or a library, the scheme that it says?
-Try, in seconds: posenc compare --schemes alibi rope --steps 60 --seeds 1
+  posenc compare          train a decoder per scheme, score it on longer text
+  posenc probe FOLDER     the same question to a trained model of yours
+  posenc audit            is a kernel, or a library, the scheme that it says?
+In seconds: posenc list rope; posenc show alibi. Completion: posenc completion.
 All commands: posenc --help. The options of one: posenc COMMAND --help."""
 _BAD, _PIPE = 2, 141  # 128 + SIGPIPE, as a shell reports it
 
