@@ -39,7 +39,10 @@ def add_options(parser: Parser) -> None:
     parser.failed = "a run failed"
     parser.examples = (
         ("posenc compare", "the usual study, some minutes"),
-        ("posenc compare --schemes alibi rope --steps 60 --seeds 1", "a look, some seconds"),
+        (
+            "posenc compare --schemes alibi rope --steps 30 --seeds 1 --eval-lens 64 128",
+            "a look, in less than a minute",
+        ),
         ("posenc compare --task copy --schemes rope rope+alibi --out copying", ""),
     )
     kinds, items = typing.get_type_hints(Study), {item.name: item for item in fields(Study)}

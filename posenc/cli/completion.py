@@ -86,7 +86,7 @@ def _value(action: argparse.Action) -> Value:
         words = "DIR"
     elif (names := _names().get(metavar)) is not None:
         words = names
-    text = "" if action.help in (None, argparse.SUPPRESS) else str(action.help)
+    text = "every option in full" if action.help == argparse.SUPPRESS else action.help or ""
     return Value(tuple(action.option_strings), takes, words, text.partition("; ")[0])
 
 

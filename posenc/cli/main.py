@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import io
 import os
+import re
 import sys
 import traceback
 from collections.abc import Sequence
@@ -28,12 +28,12 @@ COMMANDS = {
 # What `posenc` alone says.
 GREETING = """\
 posenc compares positional encodings: ALiBi, RoPE, T5 and forty others.
-  posenc list             schemes and tasks; `posenc list rope` has one's options
+  posenc list             schemes and tasks; of one, as rope, its options
   posenc show alibi       draw what a scheme does to attention, to alibi.png
-  posenc compare          train a small decoder per scheme, score it on longer text
-  posenc probe FOLDER     the same question to a model of yours, without training
-  posenc audit            is your kernel, or a library, the scheme that it says?
-Try, in seconds: posenc compare --schemes alibi rope --steps 60 --seeds 1
+  posenc compare          train a decoder per scheme, score it on longer text
+  posenc probe FOLDER     the same question to a trained model of yours
+  posenc audit            is a kernel, or a library, the scheme that it says?
+In seconds: posenc list rope; posenc show alibi. Completion: posenc completion.
 All commands: posenc --help. The options of one: posenc COMMAND --help."""
 _BAD, _PIPE = 2, 141  # 128 + SIGPIPE, as a shell reports it
 
@@ -71,6 +71,8 @@ def _run(words: Sequence[str]) -> int:
         )
         return _BAD
     parser, parsers = parsers_of(() if command is None else (command,))
+    if command is None and words[0].partition("=")[0] not in parser._option_string_actions:
+        parser.error(parser.unknown(words))
     known, unknown = parser.parse_known_args(words)
     options = vars(known)
     command = options.pop("command")
@@ -88,14 +90,15 @@ def _run(words: Sequence[str]) -> int:
     except BrokenPipeError:
         raise
     except (ValueError, TypeError, OSError, RuntimeError, ImportError, IndexError) as error:
-        print(f"posenc {command}: error: {own.named_as_option(str(error))}", file=sys.stderr)
+        message = re.sub(r"\A\[Errno \d+\] ", "", str(error)) or type(error).__name__
+        print(f"posenc {command}: error: {own.named_as_option(message)}", file=sys.stderr)
     except Exception:  # status 1 would say that a check failed
         traceback.print_exc()
         print(f"posenc {command}: this is an error of posenc; please report it", file=sys.stderr)
     return _BAD
 
 
-def parsers_of(commands: Sequence[str]) -> tuple[argparse.ArgumentParser, dict[str, Parser]]:
+def parsers_of(commands: Sequence[str]) -> tuple[Parser, dict[str, Parser]]:
     """The parser, and those of the commands; only those that are given have their options."""
     parser = Parser(prog="posenc", usage="posenc COMMAND ...")
     parser.description = f"posenc {posenc.__version__}: compare positional encodings."

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import argparse
 import inspect
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from posenc.study import picture
+
+
+def picture_file(text: str) -> str:
+    """The value of an option that names the file of a picture."""
+    try:
+        picture.form_of(text)
+    except ValueError:
+        accepted = ", ".join(f".{form}" for form in picture.FORMATS)
+        message = f"accepted: a name that ends in one of {accepted}, got {text!r}"
+        raise argparse.ArgumentTypeError(message) from None
+    return text
 
 
 def title_of(kind: type) -> str:

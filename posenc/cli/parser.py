@@ -97,11 +97,27 @@ class Parser(argparse.ArgumentParser):
 
         ``eval_lens must be ...`` is ``--eval-lens must be ...``.
         """
-        first, space, rest = message.partition(" ")
+        first = "".join(re.findall(r"\A\w+", message))
         for action in self._actions:
             if action.option_strings and first == action.dest:
-                return f"{action.option_strings[-1]}{space}{rest}"
+                return f"{action.option_strings[-1]}{message[len(first) :]}"
         return message
+
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        kinds: dict[Any, str] = {int: "an integer", float: "a number"}
+        kind = kinds.get(action.type)
+        try:
+            return super()._get_value(action, arg_string)
+        except argparse.ArgumentError:
+            if kind is None:
+                raise
+            raise argparse.ArgumentError(action, f"accepted: {kind}, got {arg_string!r}") from None
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            known = [str(choice) for choice in action.choices]
+            message = f"accepted: {', '.join(known)}, got {value!r}{nearest_word(value, known)}"
+            raise argparse.ArgumentError(action, message)
 
 
 class _HelpAll(argparse.Action):

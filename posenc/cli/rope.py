@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from posenc import hf
+from posenc.cli.pages import picture_file
 from posenc.cli.parser import Parser
 from posenc.contract.protocol import Array
 from posenc.hf import keys
@@ -43,7 +44,10 @@ def add_options(parser: Parser) -> None:
         "--head-dim", type=int, metavar="N", help="channels per head, if the file has none"
     )
     parser.add_argument(
-        "--out", metavar="FILE", help="draw the frequencies: ends in .png, .svg or .pdf"
+        "--out",
+        type=picture_file,
+        metavar="FILE",
+        help="draw the frequencies: ends in .png, .svg or .pdf",
     )
 
 

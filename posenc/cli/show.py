@@ -24,7 +24,7 @@ from posenc.attn.call import Call
 from posenc.attn.features import features, hidden_width
 from posenc.attn.prepare import prepare
 from posenc.cli import tasks
-from posenc.cli.pages import title_of
+from posenc.cli.pages import picture_file, title_of
 from posenc.cli.parser import Parser
 from posenc.contract.checks import check_count, check_scheme
 from posenc.contract.params import head_count, init_params, key_head_count
@@ -63,7 +63,12 @@ def add_options(parser: Parser) -> None:
         "window as rope@64; of a task, show prints examples",
     )
     add = parser.add_argument
-    add("--out", metavar="FILE", help="ends in .png, .svg or .pdf (default: NAME.png)")
+    add(
+        "--out",
+        type=picture_file,
+        metavar="FILE",
+        help="ends in .png, .svg or .pdf (default: NAME.png)",
+    )
     add(
         "--length", type=int, metavar="N",
         help="positions (default: 128); for a task, the size of its examples",
@@ -427,14 +432,13 @@ def _bias_heading(drawing: _Drawing, values: Array) -> Panel:
         )
     text = "Each head adds a number to the score of query q and key k, before the softmax: at 0 it "
     text += "changes nothing, at −1 the key's weight is divided by e = 2.72."
-    same = bool(np.array_equal(values[:, 1:, 1:], values[:, :-1, :-1]))
     if not reads_features(scheme):
         what = "added to the scores"
         if len(drawing.sampled) == drawing.length:
-            whole = np.allclose(values[:, 1:, 1:], values[:, :-1, :-1], rtol=1e-6, atol=1e-9)
-            same = same or bool(whole)
+            same = np.allclose(values[:, 1:, 1:], values[:, :-1, :-1], rtol=1e-6, atol=1e-9)
+            where = "It" if scheme.relative else "Up to this length it"
             text += (
-                " It is equal along diagonals: distance alone counts."
+                f" {where} is equal along diagonals: distance alone counts."
                 if same
                 else " It changes along diagonals: absolute position counts too."
             )
@@ -452,6 +456,7 @@ def _bias_panel(drawing: _Drawing) -> list[Panel]:
     if values is None:
         return []
     heads = _choose_heads(len(values), _FEW_HEADS if drawing.random else _MOST_HEADS)
+    biased = Hook.BIAS in drawing.scheme.hooks()
     at = drawing.length - 1 if drawing.causal else drawing.length // 2
     keys = np.arange(drawing.length)
     line = drawing.bias(np.asarray([at]), keys)
@@ -464,21 +469,23 @@ def _bias_panel(drawing: _Drawing) -> list[Panel]:
         maps_width = min(6.2 if len(heads) > 4 else 4.4, 0.9 + 2.7 * len(heads))
         left, right = figure.subfigures(1, 2, width_ratios=(maps_width, picture.WIDTH - maps_width))
         _bias_maps(left, drawing, {str(h + 1): values[h] for h in heads})
-        above, below = right.subplots(2, 1, sharex=True)
+        *rest, below = right.subplots(1 + biased, 1, sharex=True, squeeze=False)[:, 0]
         distance, name = (at - keys, "distance q − k") if drawing.causal else (keys - at, "k − q")
-        picture.lines(above, distance, {str(h + 1): line[h, 0] for h in heads})
-        picture.label(above, f"Query at {at}: bias by distance", "", "bias")
+        for above in rest:
+            picture.lines(above, distance, {str(h + 1): line[h, 0] for h in heads})
+            picture.label(above, f"Query at {at}: bias by distance", "", "bias")
         picture.lines(below, distance, {str(h + 1): 100 * weights[h] for h in heads}, legend=False)
         below.set_yscale("log")
         below.set_ylim(0.01, 150)
         below.set_yticks((0.01, 0.1, 1, 10, 100), ("0.01", "0.1", "1", "10", "100"))
         below.minorticks_off()
-        title = "Its attention, if all keys had equal content"
+        title = f"Attention of query {at}, if all keys had equal content"
         picture.label(below, title, f"{name} (tokens)", "weight (%)")
-        for axes in (above, below):
+        for axes in (*rest, below):
             _shade_outside(axes, drawing.window, distance)
 
-    return [_bias_heading(drawing, values), (4.1 if len(heads) > 4 else 3.4, paint)]
+    height = 4.1 if len(heads) > 4 else 3.4 if biased else 2.8
+    return [_bias_heading(drawing, values), (height, paint)]
 
 
 def _shade_outside(axes: Axes, window: int | None, distance: Array) -> None:

@@ -65,7 +65,14 @@ def lines(
     for i, (head, values) in enumerate(curves.items()):
         shade = palette[i] if len(curves) > 1 else _LINE
         point = "." if len(x) == 1 else None
-        axes.plot(x, np.ma.masked_invalid(values), marker=point, color=shade, label=head, **thin)
+        axes.plot(
+            x,
+            np.ma.masked_invalid(values),
+            marker=point,
+            color=shade,
+            label=head if legend else None,
+            **thin,
+        )
         masked = x[np.isneginf(values)]
         foot = np.full(len(masked), 0.02 + 0.025 * i), axes.get_xaxis_transform()
         axes.plot(masked, foot[0], "x", transform=foot[1], color=shade, markersize=3)

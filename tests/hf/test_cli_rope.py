@@ -108,7 +108,6 @@ def test_frequencies_are_drawn(told, tmp_path):
         ("{", (), "config.json is no JSON: "),
         ("[1]", (), "config.json must hold a JSON object, got list"),
         ({"model_type": "bert", "hidden_size": 8}, (), "no rotary key; a model that rotates has"),
-        (MODEL, ("--out", "rope.gif"), "path must end in one of .png, .svg, .pdf"),
         (MODEL | {"position_embedding_type": "nope"}, ("--out", "a.png"), "no layer rotates"),
         (MODEL | {"hidden_size": None}, (), "head_dim is missing: give it as an argument"),
     ],

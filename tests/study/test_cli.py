@@ -179,7 +179,7 @@ def _group_lives(group):
         (["show", "nothing"], "unknown scheme 'nothing'"),
         (["show", "rope/nope"], "'rope/nope' has layers in turn"),
         (["show", "rope@0"], "rope@0"),
-        (["show", "alibi", "--train-len", "0"], "train_len must be at least 1, got 0"),
+        (["show", "alibi", "--train-len", "0"], "--train-len must be at least 1, got 0"),
         (["compare", "--schemes", "rope@x"], "scheme 'rope@x' has a window 'x'; it is an integer"),
         (["list", "roep"], "unknown scheme 'roep' (did you mean 'rope'?)"),
     ],

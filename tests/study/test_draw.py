@@ -333,3 +333,48 @@ def test_channels_of_an_embedding_are_of_one_kind(tmp_path, figures):
 def test_aliasing_is_said(tmp_path, figures):
     draw(posenc.make("rope", head_dim=8), tmp_path / "x.svg", length=2048)
     assert "maps show one of 4 positions: periods below 8 alias" in words(figures[0])
+
+
+def test_a_picture_says_what_the_scheme_is(tmp_path, figures):
+    both = posenc.schemes.Sum(posenc.RoPE(8), posenc.ALiBi(1))
+    text = drawn_words(both, tmp_path, figures, length=4)
+    assert "Rotation of channel pairs" in text
+    assert "A penalty linear in distance: bias = -m_h * |i - j|, with a slope m_h per head." in text
+    assert "arXiv 2108.12409" in text
+    (_, yarn) = drawing._about(posenc.make("rope_yarn", head_dim=8, train_len=16))
+    assert yarn.startswith("YaRN: (1 - g) f / s + g f")
+
+
+def test_a_bias_of_absolute_positions_is_said_to_be_one(tmp_path, figures):
+    fire = posenc.make("fire", num_heads=1, init_len=4.0)
+    text = drawn_words(fire, tmp_path, figures, length=16).replace("\n", " ")
+    assert "It changes along diagonals: absolute position counts too" in text
+
+
+def test_weights_are_the_softmax_of_the_bias(tmp_path, figures):
+    text = drawn_words(posenc.ALiBi(2), tmp_path, figures, length=16).replace("\n", " ")
+    assert "It is equal along diagonals: distance alone counts" in text
+    (axes,) = (a for a in figures[0].axes if a.get_ylabel() == "weight (%)")
+    expected = np.exp(-np.arange(16)[::-1] / 16)
+    np.testing.assert_allclose(axes.lines[0].get_ydata(), 100 * expected / expected.sum())
+    assert "if all keys had equal content" in axes.get_title()
+
+
+def test_a_window_is_drawn(tmp_path, figures):
+    text = drawn_words(posenc.RoPE(8), tmp_path, figures, length=16, window=4)
+    assert "Window: a query sees keys at distances below 4" in text
+    assert "outside the window (−∞)" in text
+    (axes,) = (a for a in figures[0].axes if a.get_ylabel() == "weight (%)")
+    assert np.ma.count(axes.lines[0].get_ydata()) == 4
+    np.testing.assert_allclose(np.ma.compressed(axes.lines[0].get_ydata()), 25.0)
+    text = drawn_words(posenc.ALiBi(2), tmp_path, figures, length=16, window=4).replace("\n", " ")
+    assert "Keys at distances of 4 and more have no weight" in text
+    assert [np.ma.count(curve(figures[-1], head)) for head in "12"] == [4, 4]
+
+
+def test_a_factor_of_the_absolute_position_has_a_panel(tmp_path, figures):
+    scheme = posenc.make("log_scale", num_heads=2, kind="ssmax")
+    assert "By absolute position" in drawn_words(scheme, tmp_path, figures, length=16)
+    (axes,) = (a for a in figures[0].axes if a.get_ylabel() == "factor on its scores")
+    shown = axes.lines[0].get_ydata()
+    np.testing.assert_allclose(shown / shown[1], np.log1p(np.arange(16)) / np.log(2), rtol=1e-5)
