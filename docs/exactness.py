@@ -1,12 +1,15 @@
-"""Regenerates docs/exactness.md: ``python docs/exactness.py``. A few minutes on one core.
+"""Regenerates docs/exactness.json and docs/exactness.md: ``python docs/exactness.py``.
 
 Compares every scheme that has an oracle in ``docs/oracles.py`` with it, on every installed
-framework, eager and compiled, in every dtype.
+framework, eager and compiled, in every dtype. A few minutes on one core. ``--page-only`` writes the
+page from the data.
 """
 
 from __future__ import annotations
 
+import argparse
 import datetime
+import json
 import platform
 import re
 import time
@@ -15,12 +18,14 @@ from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import oracles
 from oracles import CASES, DIGITS, LENGTH, LIMITS, POSITIONS, RANGES, Case
 
 HERE = Path(__file__).parent
+DATA, PAGE = HERE / "exactness.json", HERE / "exactness.md"
 WAYS = oracles.ways()
 NAMES = [f"2^{reach.bit_length() - 1}" for reach in RANGES]
 Errors = dict[tuple[Case, str, str], np.ndarray]  # of a case, a way and a dtype: one per range
@@ -29,7 +34,8 @@ HEAD = """# How exact schemes are
 
 Made by `python docs/exactness.py`. It compares posenc's results with mpmath, which computes each
 paper's formula to 50 digits and uses nothing of posenc (`docs/oracles.py`). Every figure is the
-worst of its kind, not an average: {values:,} values in all.
+worst of its kind, not an average: {values:,} values in all. [exactness.json](exactness.json) has
+the worst of each scheme by dtype, range of positions, framework and option.
 
 - **Positions**: five ranges, up to 2^7, 2^12, 2^17, 2^20 and 2^24, of {length} positions each. A
   range holds 0, all powers of two and their neighbours, its ends, and random positions, of both
@@ -50,7 +56,7 @@ worst of its kind, not an average: {values:,} values in all.
 ## Promises
 
 `tests/docs/test_exactness.py` tests them for each scheme on this page on each framework, and tests
-this page against them.
+the data against them.
 
 |  | float64 | float32 | float16, bfloat16 |
 | :-- | :-- | :-- | :-- |
@@ -65,6 +71,15 @@ this page against them.
 They hold up to position 2^24, for negative positions too, traced or not. "Rounded once" means
 equal bit for bit to the float32 result, cast.
 """
+
+FAMILIES = {  # by measure
+    "bounded": "sines, cosines, embeddings, rotated vectors",
+    "ulp": "ALiBi's biases",
+    "elementary": "biases and factors with a logarithm or a power",
+    "sum": "sums of 16 gates (FoX, CABLE)",
+    "largest": "Sandwich, FIRE, PoPE, xPos",
+    "copy": "T5's buckets and copied numbers",
+}
 
 MEASURES = {
     "bounded": "spacing in [1/2, 1)",
@@ -94,18 +109,32 @@ column posenc is the sinusoidal embedding in float32, over all ways. The last co
 and cosine of the product `np.float32(pos) * np.float32(f)`, computed here at the same positions.
 """
 
+READ = """## The data
+
+`exactness.json` has, for each scheme:
+
+| key | what |
+| :-- | :-- |
+| `unit`, `note` | the unit of its errors, and what was asked of it |
+| `positions` | the worst over its options: dtype, range of positions, way |
+| `options` | the worst over all ways and positions: option, dtype |
+| `copied` | how many numbers, where the errors count wrong ones |
+
+`python docs/exactness.py` measures again and writes both files; `--page-only` writes this page.
+"""
+
 
 def main() -> None:
-    """Measure and write the page."""
-    # As in pyproject.toml: the warning does not change the result.
-    warnings.filterwarnings("ignore", "Dynamo detected a call to a `functools.lru_cache`")
-    begin = time.perf_counter()
-    errors = measure_errors()
-    kinds = list(dict.fromkeys(case.kind for case in CASES))
-    parts = [head(), summary(errors, kinds), *(section(errors, kind) for kind in kinds)]
-    parts.append(product_section(errors))
-    (HERE / "exactness.md").write_text("\n".join(parts), encoding="utf-8")
-    print(f"docs/exactness.md: {time.perf_counter() - begin:.0f} s")
+    """Measure unless only the page is asked for, and write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--page-only", action="store_true", help="write the page from the data")
+    if not parser.parse_args().page_only:
+        # As in pyproject.toml: the warning does not change the result.
+        warnings.filterwarnings("ignore", "Dynamo detected a call to a `functools.lru_cache`")
+        begin = time.perf_counter()
+        DATA.write_text(dumped(data_of(measure_errors())), encoding="utf-8")
+        print(f"docs/exactness.json: {time.perf_counter() - begin:.0f} s")
+    PAGE.write_text(page(json.loads(DATA.read_text(encoding="utf-8"))), encoding="utf-8")
 
 
 def measure_errors() -> Errors:
@@ -122,70 +151,54 @@ def measure_errors() -> Errors:
     return errors
 
 
-def head() -> str:
-    """Conditions of the measurement, and the promises."""
-    units = ", ".join(f"2^-{digits} in {dtype}" for dtype, digits in DIGITS.items())
+def data_of(errors: Errors) -> dict[str, Any]:
+    """What is kept of a measurement."""
     packages = [p for p in ("posenc", "numpy", "torch", "jax", "mpmath") if _is_installed(p)]
-    versions = [f"python {platform.python_version()}", *(f"{p} {version(p)}" for p in packages)]
     runs = sum(len(set(DIGITS) & set(way.framework.dtypes)) for way in WAYS)
-    return HEAD.format(
-        length=LENGTH,
-        units=units,
-        ways=", ".join(map(str, WAYS)),
-        versions=", ".join(versions),
-        date=datetime.datetime.now(datetime.UTC).date(),
-        values=runs * sum(case.exact.high.size for case in CASES),
-        ulp64=LIMITS["ulp"]["float64"],
-        ulp32=LIMITS["ulp"]["float32"],
-        elementary=f"within {LIMITS['elementary']['float32']:.0f} ulp",
-        sums=f"within {LIMITS['sum']['float32']:.0f} ulp",
-        largest=f"within {LIMITS['largest']['float32']:.0f} spacings of the largest",
-    )
+    kinds = dict.fromkeys(case.kind for case in CASES)
+    return {
+        "values": runs * sum(case.exact.high.size for case in CASES),
+        "ways": [str(way) for way in WAYS],
+        "versions": [
+            f"python {platform.python_version()}",
+            *(f"{p} {version(p)}" for p in packages),
+        ],
+        "date": str(datetime.datetime.now(datetime.UTC).date()),
+        "schemes": {kind: scheme_data(errors, kind) for kind in kinds},
+        "float32 product": product_data(errors),
+    }
 
 
-def summary(errors: Errors, kinds: Iterable[str]) -> str:
-    """The worst of each scheme in each dtype."""
-    rows = [
-        [kind, MEASURES[measure_of(kind)], *(worst(errors, kind=kind, dtype=d) for d in DIGITS)]
-        for kind in kinds
-    ]
-    caption = "The worst over all options, positions and ways."
-    return "\n".join(["## Summary", "", caption, "", table(["scheme", "unit", *DIGITS], rows), ""])
-
-
-def section(errors: Errors, kind: str) -> str:
-    """One scheme: its dtypes and ranges by way, then its options."""
+def scheme_data(errors: Errors, kind: str) -> dict[str, Any]:
+    """The worst errors of one scheme: by dtype, range and way; by option and dtype."""
     cases = [case for case in CASES if case.kind == kind]
     copied = measure_of(kind) == "copy"
-    lines = [f"## {kind}", "", *([NOTES[kind], ""] if kind in NOTES else [])]
+    dtypes = [dtype for dtype in DIGITS if any(dtype in way.framework.dtypes for way in WAYS)]
+    data: dict[str, Any] = {"unit": MEASURES[measure_of(kind)]}
+    if kind in NOTES:
+        data["note"] = NOTES[kind]
     if copied:
-        names = "; ".join(case.option for case in cases if case.option)
-        total = sum(case.exact.high.size for case in cases)
-        lines += [f"Wrong values among {total:,}{f' ({names})' if names else ''}:", ""]
-    rows = [row for dtype in DIGITS for row in rows_of(errors, kind, dtype)]
-    lines += [table(["dtype", "positions up to", *map(str, WAYS)], rows), ""]
-    if len(cases) > 1 and not copied:
-        rows = [[c.option, *(worst(errors, case=c, dtype=d) for d in DIGITS)] for c in cases]
-        lines += ["Its options, over all ways and positions:", ""]
-        lines += [table(["option", *DIGITS], rows), ""]
-    return "\n".join(lines)
+        data["copied"] = sum(case.exact.high.size for case in cases)
+    data["positions"] = {
+        dtype: {
+            name: {
+                str(way): worst(errors, kind=kind, way=str(way), dtype=dtype, at=i)
+                for way in WAYS
+                if dtype in way.framework.dtypes
+            }
+            for i, name in enumerate(NAMES)
+        }
+        for dtype in dtypes
+    }
+    if len(cases) > 1:
+        data["options"] = {
+            case.option: {dtype: worst(errors, case=case, dtype=dtype) for dtype in dtypes}
+            for case in cases
+        }
+    return data
 
 
-def rows_of(errors: Errors, kind: str, dtype: str) -> list[list[str]]:
-    """One row per range; equal neighbours become one."""
-    rows: list[list[str]] = []
-    ends: list[list[str]] = []
-    for i, name in enumerate(NAMES):
-        cells = [worst(errors, kind=kind, way=str(w), dtype=dtype, at=i) for w in WAYS]
-        if rows and rows[-1] == cells:
-            ends[-1][1:] = [name]
-        else:
-            rows.append(cells)
-            ends.append([name])
-    return [[dtype, " to ".join(e), *cells] for e, cells in zip(ends, rows, strict=True)]
-
-
-def product_section(errors: Errors) -> str:
+def product_data(errors: Errors) -> dict[str, dict[str, float]]:
     """Exact angles against the angles of a float32 product."""
     exact = [oracles.frequency(10_000.0, Fraction(k, 16)) for k in range(16)]
     where = POSITIONS["pos"][..., None]
@@ -198,11 +211,90 @@ def product_section(errors: Errors) -> str:
     off = np.maximum(np.abs(np.sin(angle) - sin), np.abs(np.cos(angle) - cos))
     case = next(case for case in CASES if str(case) == "sinusoidal, interleaved")
     ours = np.max([e for (c, _, d), e in errors.items() if (c, d) == (case, "float32")], axis=0)
+    return {
+        name: {
+            "posenc": float(f"{ours[i] * 2.0**-24:.1e}"),
+            "float32 product": float(f"{np.max(off[i]):.1e}"),
+        }
+        for i, name in enumerate(NAMES)
+    }
+
+
+def dumped(data: dict[str, Any]) -> str:
+    """JSON with one line for each row of numbers."""
+    text = json.dumps(data, indent=1)
+    row = re.compile(r"([{\[])\s+([^{}\[\]]*?)\s+([}\]])")
+    return row.sub(lambda m: m[1] + re.sub(r"\n\s+", " ", m[2]) + m[3], text) + "\n"
+
+
+def page(data: dict[str, Any]) -> str:
+    """The page of a measurement."""
+    return "\n".join([head(data), by_family(data), summary(data), product_section(data), READ])
+
+
+def head(data: dict[str, Any]) -> str:
+    """Conditions of the measurement, and the promises."""
+    return HEAD.format(
+        length=LENGTH,
+        units=", ".join(f"2^-{digits} in {dtype}" for dtype, digits in DIGITS.items()),
+        ways=", ".join(data["ways"]),
+        versions=", ".join(data["versions"]),
+        date=data["date"],
+        values=data["values"],
+        ulp64=LIMITS["ulp"]["float64"],
+        ulp32=LIMITS["ulp"]["float32"],
+        elementary=f"within {LIMITS['elementary']['float32']:.0f} ulp",
+        sums=f"within {LIMITS['sum']['float32']:.0f} ulp",
+        largest=f"within {LIMITS['largest']['float32']:.0f} spacings of the largest",
+    )
+
+
+def by_family(data: dict[str, Any]) -> str:
+    """The worst of each family on each way, in the dtypes that are not one rounding of another."""
+    rows = []
+    for measure, name in FAMILIES.items():
+        own = [s for kind, s in data["schemes"].items() if measure_of(kind) == measure]
+        for dtype in ("float64", "float32"):
+            ranges = [row for scheme in own for row in scheme["positions"][dtype].values()]
+            cells = [
+                cell(max((r[w] for r in ranges if w in r), default=None)) for w in data["ways"]
+            ]
+            rows.append([name, dtype, f"{LIMITS[measure][dtype]:.0f}", *cells])
+    caption = (
+        "The worst over all schemes, options and positions, in the unit of each scheme; 0 is no "
+        "wrong value.\nfloat16 and bfloat16 are float32 rounded once: 0.50 at most."
+    )
+    names = ["family", "dtype", "promised", *data["ways"]]
+    return "\n".join(["## By framework", "", caption, "", table(names, rows), ""])
+
+
+def summary(data: dict[str, Any]) -> str:
+    """The worst of each scheme in each dtype."""
+    rows = []
+    for kind, scheme in data["schemes"].items():
+        count = sum if "copied" in scheme else max
+        by_dtype = [
+            count(value for row in ranges.values() for value in row.values()) if ranges else None
+            for ranges in (scheme["positions"].get(dtype) for dtype in DIGITS)
+        ]
+        rows.append([kind, scheme["unit"], *map(cell, by_dtype)])
+    caption = "The worst over all options, positions and ways."
+    return "\n".join(["## Summary", "", caption, "", table(["scheme", "unit", *DIGITS], rows), ""])
+
+
+def product_section(data: dict[str, Any]) -> str:
+    """Exact angles against the angles of a float32 product."""
     rows = [
-        [name, f"{ours[i] * 2.0**-24:.1e}", f"{np.max(off[i]):.1e}"] for i, name in enumerate(NAMES)
+        [name, *(f"{row[column]:.1e}" for column in ("posenc", "float32 product"))]
+        for name, row in data["float32 product"].items()
     ]
     names = ["positions up to", "posenc", "float32 product"]
     return "\n".join([PRODUCT, table(names, rows), ""])
+
+
+def cell(value: float | None) -> str:
+    """A number of the page: two digits, or a count."""
+    return "-" if value is None else str(value) if isinstance(value, int) else f"{value:.2f}"
 
 
 def measure_of(kind: str) -> str:
@@ -218,18 +310,16 @@ def worst(
     case: Case | None = None,
     way: str | None = None,
     at: int | slice = slice(None),
-) -> str:
-    """The worst error that fits the arguments, as a cell; the count for wrong values."""
+) -> float:
+    """The worst error that fits the arguments, to two digits; the count for wrong values."""
     fit = [
         (c.measure, worst_of_ranges[at])
         for (c, w, d), worst_of_ranges in errors.items()
         if d == dtype and kind in (None, c.kind) and case in (None, c) and way in (None, w)
     ]
-    if not fit:
-        return "-"
     if fit[0][0] == "copy":
-        return str(sum(int(np.sum(values)) for _, values in fit))
-    return f"{max(float(np.max(values)) for _, values in fit):.2f}"
+        return sum(int(np.sum(values)) for _, values in fit)
+    return round(max(float(np.max(values)) for _, values in fit), 2)
 
 
 def table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -1,11 +1,11 @@
-"""Every scheme beside mpmath, up to position 2**24, on every framework; docs/exactness.md too."""
+"""Every scheme beside mpmath, up to position 2**24, on every framework; docs/exactness.json too."""
 
 from __future__ import annotations
 
-import re
+import json
 from functools import cache
-from pathlib import Path
 
+import exactness
 import numpy as np
 import oracles
 import pytest
@@ -14,7 +14,7 @@ from sample import long
 
 import posenc
 
-PAGE = (Path(__file__).parents[2] / "docs" / "exactness.md").read_text(encoding="utf-8")
+DATA = json.loads(exactness.DATA.read_text(encoding="utf-8"))
 MEASURE = {case.kind: case.measure for case in CASES}
 # RoPE at other frequencies; tests/schemes/test_scalings.py compares all their digits.
 SCALED = set(oracles.SCALED) - {"p_rope", "rope_yarn"}
@@ -92,30 +92,49 @@ def test_rounding_sees_which_side_of_a_tie_a_number_is_on():
 
 
 def cells():
-    """``(scheme, dtype, text)`` of every error on the page."""
-    for title, body in re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL):
-        rows = [line.strip("| ").split(" | ") for line in body.splitlines() if line[:1] == "|"]
-        names = []
-        for row in rows:
-            names = row if row[0] in ("scheme", "dtype", "option") else names
-            kind = title if title in MEASURE else row[0]
-            for name, text in zip(names, row, strict=False):
-                dtype = row[0] if row[0] in DIGITS else name
-                if kind in MEASURE and dtype in DIGITS and re.fullmatch(r"[\d.]+", text):
-                    yield kind, dtype, text
+    """``(scheme, dtype, number)`` of every error in the data."""
+    for kind, scheme in DATA["schemes"].items():
+        for dtype, ranges in scheme["positions"].items():
+            yield from ((kind, dtype, value) for row in ranges.values() for value in row.values())
+        for row in scheme.get("options", {}).values():
+            yield from ((kind, dtype, value) for dtype, value in row.items())
 
 
-def test_the_page_has_every_oracle_in_every_dtype():
-    named = {(kind, dtype) for kind, dtype, _ in cells()}
-    assert named == {(kind, dtype) for kind in MEASURE for dtype in DIGITS}
-    summary = PAGE.split("## Summary")[1].split("\n## ")[0]
+def test_the_data_has_every_oracle_in_every_dtype_and_range():
+    assert {(kind, dtype) for kind, dtype, _ in cells()} == {
+        (k, d) for k in MEASURE for d in DIGITS
+    }
+    for kind, scheme in DATA["schemes"].items():
+        options = {case.option for case in CASES if case.kind == kind}
+        assert set(scheme.get("options", options)) == options
+        assert all(list(rows) == exactness.NAMES for rows in scheme["positions"].values())
+
+
+def test_the_data_keeps_the_promises():
+    broken = [cell for cell in cells() if cell[2] > LIMITS[MEASURE[cell[0]]][cell[1]]]
+    assert not broken
+
+
+def test_the_page_is_that_of_the_data():
+    page = exactness.PAGE.read_text(encoding="utf-8")
+    assert page == exactness.page(DATA)
+    summary = page.split("## Summary")[1].split("\n## ")[0]
     assert all(f"\n| {kind} |" in summary for kind in MEASURE)
 
 
-def test_the_page_keeps_the_promises():
-    broken = [
-        (kind, dtype, text)
-        for kind, dtype, text in cells()
-        if float(text) > LIMITS[MEASURE[kind]][dtype]
-    ]
-    assert not broken
+@long  # mpmath takes seconds
+def test_a_measurement_has_the_form_of_the_data(monkeypatch):
+    kinds = ("alibi", "sinusoidal", "t5")
+    monkeypatch.setattr(exactness, "CASES", [case for case in CASES if case.kind in kinds])
+    monkeypatch.setattr(exactness, "WAYS", [way for way in WAYS if str(way) == "NumPy"])
+    data = exactness.data_of(exactness.measure_errors())
+    assert json.loads(exactness.dumped(data)) == data
+    assert exactness.page(data).count("\n| sinusoidal |") == 1
+    assert list(data) == list(DATA)
+    for kind in kinds:
+        ours, kept = data["schemes"][kind], DATA["schemes"][kind]
+        assert list(ours) == list(kept)
+        assert list(ours.get("options", ())) == list(kept.get("options", ()))
+        for dtype in ("float64", "float32", "float16"):
+            assert list(ours["positions"][dtype]) == list(kept["positions"][dtype])
+            assert all(list(row) == ["NumPy"] for row in ours["positions"][dtype].values())
