@@ -20,8 +20,8 @@ ROOT = Path(__file__).parents[2]
 BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
-# A compiler for ten seconds, several processes, three trainings, studies.
-SLOW = ("ring_attention", "context_parallel", "hf_ablation", "study_equinox", "study_flax",
+# A compiler for ten seconds or most schemes, several processes, three trainings, studies.
+SLOW = ("ring_attention", "kv_cache", "context_parallel", "hf_ablation", "study_equinox", "study_flax",
         "study_hf", "study_nanogpt")  # fmt: skip
 OPTIONAL = ("equinox", "flax", "transformers")
 
