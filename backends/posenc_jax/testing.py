@@ -31,7 +31,7 @@ class Jax(Framework):
     implementations = IMPLEMENTATIONS
     dtypes = ("float64", "float32", "float16", "bfloat16")
     compilers = ("jit",)
-    default_compiler = "quick"  # jit without optimisations: compiling takes most of the time
+    default_compiler = "quick"  # jit with fewer optimisations: compiling takes most of the time
     differentiable = True
 
     def array(self, array: Host, dtype: str) -> Array:
@@ -98,7 +98,7 @@ def _call(compiled: Callable[[dict[str, Array]], Any], xp: Any, arrays: dict[str
 
 
 _COMPILER_OPTIONS = {
-    "quick": {"xla_backend_optimization_level": 0},
+    "quick": {"xla_backend_optimization_level": 1},
     "untuned": {"xla_gpu_autotune_level": 0},  # a GPU times no matrix products
 }
 

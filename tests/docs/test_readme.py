@@ -21,8 +21,8 @@ BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 # A compiler for ten seconds or most schemes, several processes, three trainings, studies.
-SLOW = ("ring_attention", "kv_cache", "context_parallel", "hf_ablation", "study_equinox", "study_flax",
-        "study_hf", "study_nanogpt")  # fmt: skip
+SLOW = ("ring_attention", "kv_cache", "context_parallel", "hf_ablation", "study_equinox",
+        "study_flax", "study_hf", "study_nanogpt")  # fmt: skip
 OPTIONAL = ("equinox", "flax", "transformers")
 
 

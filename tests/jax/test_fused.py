@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import fused_by_definition
 import numpy as np
 import pytest
-from cases import CASES, STEERING, Case, expected, options_of, shuffled, tensors_of
+from cases import CASES, ONE_OF_EACH, Case, expected, options_of, shuffled, tensors_of
 from frameworks import HAS, route
 from sample import long, some
 from subjects import SUBJECTS, fox_alibi, normal, params_of, sunk
@@ -39,8 +39,10 @@ from posenc_jax.fused.reads import BiasReads, trace_bias_reads  # noqa: E402
 from posenc_jax.fused.target import Target, targeting  # noqa: E402
 
 FORMS = ["nope", "alibi-learned", "t5", "t5-few", "fading"]
-# JAX compiles each for a second: all cases for one scheme of each form, one for the others.
-BY_DEFINITION = [(s, c) for s in STEERING for c in CASES if s in FORMS or c == "causal"]
+# JAX compiles each for a second: all cases for one scheme of each form, one for each other class.
+BY_DEFINITION = [(s, c) for s in FORMS for c in CASES] + [
+    (s, "causal") for s in (*ONE_OF_EACH, "rope+alibi") if s not in FORMS
+]
 QUICK = [
     ("nope", "plain"),
     ("nope", "window-both-sides"),

@@ -1419,14 +1419,14 @@ def watched():
 SYMBOLS = 3
 
 
-@pytest.mark.parametrize("count", some([10, 300], [10]))
+@pytest.mark.parametrize("count", some([16, 300], [16]))
 def test_kernels_capture_arrays_of_known_size_whatever_the_calls(count):
     rng, kinds = np.random.default_rng(0), set()
-    few = [("fence", "fence-wide", "t5", "fox"), tuple(KINDS)][count > 10]
+    few = [("fence", "fence-wide", "t5", "fox"), tuple(KINDS)][count > 16]
     with watched() as compiler:
         for _ in range(count):
             layout, filling = drawn(rng, few)
-            if count == 10:  # kinds come again
+            if count == 16:  # kinds come again
                 layout = same(layout, heads=4, kv_heads=4, dim=8, v_dim=8, pos="L", seg="")
                 layout = same(layout, exists=("", ""))
                 layout = same(layout, batch=2 + layout.batch % 3, q_len=layout.q_len + 1)
