@@ -16,7 +16,9 @@ for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
 # Threads of XLA on a CPU, otherwise one per core. An interpreted GPU kernel blocks one for itself
 # and one per warpgroup; with two threads it hangs now and then.
 os.environ.setdefault("NPROC", "8")
-# JAX's tests spend most of their time compiling: all processes of a run share every program.
+# JAX's tests spend most of their time compiling: LLVM optimises nothing, which saves a third, and
+# all processes of a run share every program. Instruction sets are tried with optimised programs.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 

@@ -26,8 +26,8 @@ BLOCKS = [
 DOCS = [path.relative_to(ROOT) for path in sorted((ROOT / "docs").glob("*.md"))]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
-# A compiler for ten seconds, several processes, three trainings, studies.
-SLOW = ("ablation", "ring_attention", "context_parallel", "hf_ablation", "study_equinox",
+# A compiler for ten seconds or most schemes, several processes, three trainings, studies.
+SLOW = ("ablation", "ring_attention", "kv_cache", "context_parallel", "hf_ablation", "study_equinox",
         "study_flax", "study_hf", "study_nanogpt")  # fmt: skip
 OPTIONAL = ("equinox", "flax", "transformers")
 

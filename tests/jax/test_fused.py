@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import fused_by_definition
 import numpy as np
 import pytest
-from cases import CASES, STEERING, Case, expected, options_of, shuffled, tensors_of
+from cases import CASES, ONE_OF_EACH, Case, expected, options_of, shuffled, tensors_of
 from frameworks import HAS, route
 from sample import long, some
 from subjects import SUBJECTS, fox_alibi, normal, params_of, sunk
@@ -33,14 +33,16 @@ jax = pytest.importorskip("jax")
 jnp = jax.numpy
 posenc_jax = pytest.importorskip("posenc_jax")
 
-from posenc_jax.fused import implementation  # noqa: E402
+from posenc_jax.fused import implementation, inputs  # noqa: E402
 from posenc_jax.fused.plan import Plan, Tokens  # noqa: E402
 from posenc_jax.fused.reads import BiasReads, trace_bias_reads  # noqa: E402
 from posenc_jax.fused.target import Target, targeting  # noqa: E402
 
 FORMS = ["nope", "alibi-learned", "t5", "t5-few", "fading"]
-# JAX compiles each for a second: all cases for one scheme of each form, one for the others.
-BY_DEFINITION = [(s, c) for s in STEERING for c in CASES if s in FORMS or c == "causal"]
+# JAX compiles each for a second: all cases for one scheme of each form, one for each other class.
+BY_DEFINITION = [(s, c) for s in FORMS for c in CASES] + [
+    (s, "causal") for s in (*ONE_OF_EACH, "rope+alibi") if s not in FORMS
+]
 QUICK = [
     ("nope", "plain"),
     ("nope", "window-both-sides"),
@@ -53,6 +55,13 @@ QUICK = [
     ("fading", "segments"),
     ("rope+alibi", "causal"),
 ]
+
+
+@pytest.fixture(autouse=True)
+def ranges_are_compiled_whole(monkeypatch):
+    """JAX takes longer to compile each operation by itself."""
+    needed = inputs.needed_blocks
+    monkeypatch.setattr(inputs, "needed_blocks", lambda *given: jax.jit(lambda: needed(*given))())
 
 
 @pytest.fixture
@@ -215,10 +224,12 @@ def test_the_logsumexp_is_that_of_the_definition(defined):
         "tokens": posenc.Tokens(seg=jnp.arange(20) % 2),
         "queries": posenc.Tokens(seg=jnp.arange(20) % 3),
     }
-    call = call_of(fox_alibi(), causal=True, **seg)
-    # Compiled whole: JAX takes longer to compile each operation by itself.
-    kernels = implementation.plan(call).run
-    both = jax.jit(lambda: [attended(call)[1] for attended in (kernels, dense)])
+
+    @jax.jit  # JAX takes longer to compile each operation by itself
+    def both():
+        call = call_of(fox_alibi(), causal=True, **seg)
+        return [attended(call)[1] for attended in (implementation.plan(call).run, dense)]
+
     lse, expected = map(np.asarray, both())
     lowest = np.finfo(np.float32).min
     assert np.all(lse[:, :, 2::3] == lowest)  # fully masked rows

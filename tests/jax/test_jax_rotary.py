@@ -28,7 +28,7 @@ def test_a_rotary_is_an_argument_of_compiled_and_mapped_functions(layout):
     assert [leaf.shape for leaf in leaves] == [(6, 4)] * 2
     jitted = jax.jit(lambda x, rotary: turn(rope, x, rotary))
     np.testing.assert_allclose(jitted(X, rotary), whole, atol=1e-6)
-    mapped = jax.vmap(lambda x, rotary: turn(rope, x, rotary), (0, None))
+    mapped = jax.jit(jax.vmap(lambda x, rotary: turn(rope, x, rotary), (0, None)))
     np.testing.assert_allclose(mapped(X, rotary), whole, atol=1e-6)
     _, scanned = jax.lax.scan(lambda r, x: (r, turn(rope, x, r)), rotary, X)
     np.testing.assert_allclose(scanned, whole, atol=1e-6)
@@ -81,9 +81,15 @@ def test_tokens_are_a_pytree():
     def attend(q, tokens):
         return posenc_jax.attention(q, q, q, rope, causal=True, tokens=tokens)
 
-    expected = attend(q, tokens)
+    # Compiled whole: JAX takes longer to compile each operation by itself.
+    expected = jax.jit(lambda q: attend(q, tokens))(q)
     np.testing.assert_allclose(jax.jit(attend)(q, tokens), expected, atol=1e-6)
-    one = jax.vmap(lambda q, tokens: attend(q[None], tokens)[0])
+    one = jax.jit(jax.vmap(lambda q, tokens: attend(q[None], tokens)[0]))
     np.testing.assert_allclose(one(q, replace(tokens, x=None)), expected, atol=1e-6)
-    _, last = jax.lax.scan(lambda kept, q: (kept, attend(q, kept[-2:])), tokens, q[None, :, -2:])
-    np.testing.assert_allclose(last[0], attend(q[:, -2:], tokens[-2:]), atol=1e-6)
+
+    @jax.jit
+    def scanned(tokens, q):
+        return jax.lax.scan(lambda kept, q: (kept, attend(q, kept[-2:])), tokens, q)[1]
+
+    last = jax.jit(lambda q: attend(q, tokens[-2:]))(q[:, -2:])
+    np.testing.assert_allclose(scanned(tokens, q[None, :, -2:])[0], last, atol=1e-6)

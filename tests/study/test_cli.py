@@ -1,4 +1,8 @@
-"""The command as a user meets it: in a process of its own."""
+"""The command as a user meets it.
+
+In a process of its own where that matters; most words are tried in this one, where what a command
+imports is imported once.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +22,7 @@ import pytest
 from frameworks_installed import require
 from sample import long, some
 
+from posenc.cli.main import main
 from posenc.study.study import Study
 
 BACKENDS = [name for name in ("jax", "torch") if require(name)]
@@ -28,8 +33,26 @@ TINY = [
 
 
 def run(*arguments, **keywords):
+    """In a process of its own."""
     command = [sys.executable, "-m", "posenc", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=300, **keywords)
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch, capsys):
+    """Runs a command in this process, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+    def run(*arguments):
+        capsys.readouterr()
+        try:
+            status = main(arguments)
+        except SystemExit as stop:
+            status = stop.code
+        return subprocess.CompletedProcess(arguments, status or 0, *capsys.readouterr())
+
+    return run
 
 
 # A name that is no UTF-8, which only Linux's file systems take.
@@ -83,7 +106,7 @@ runpy.run_module("posenc", run_name="__main__")
 ENDINGS = {"ctrl-c": (signal.SIGINT, 130), "kill": (signal.SIGTERM, 143), "kill -9": (9, -9)}
 
 
-@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("ending", some(ENDINGS, ["kill", "kill -9"], long))
 def test_a_stopped_study_leaves_no_process_behind(tmp_path, text, ending):
     number, status = ENDINGS[ending]
     out, scratch = tmp_path / "results", tmp_path / "scratch"
@@ -184,39 +207,39 @@ def _group_lives(group):
         (["list", "roep"], "unknown scheme 'roep' (did you mean 'rope'?)"),
     ],
 )
-def test_bad_input_is_one_line_and_exit_status_2(tmp_path, arguments, message):
-    done = run(*arguments, cwd=tmp_path)
+def test_bad_input_is_one_line_and_exit_status_2(here, arguments, message):
+    done = here(*arguments)
     assert done.returncode == 2
     assert message in done.stderr
     assert "Traceback" not in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
 
 
-def test_lengths_that_are_none():
-    done = run("compare", "--eval-lens", "64,many")
+def test_lengths_that_are_none(here):
+    done = here("compare", "--eval-lens", "64,many")
     assert done.returncode == 2
     assert "argument --eval-lens: accepted: integers" in done.stderr
 
 
-def test_a_text_too_small_for_the_split(tmp_path):
+def test_a_text_too_small_for_the_split(here, tmp_path):
     small = tmp_path / "small.txt"
     small.write_text("too short")
-    done = run("compare", "--text", str(small), cwd=tmp_path)
+    done = here("compare", "--text", str(small))
     assert done.returncode == 2
     assert re.search(r"\d+ bytes", done.stderr)
     assert not (tmp_path / "posenc-compare").exists()
 
 
-def test_an_output_folder_that_cannot_be_written(tmp_path, text):
+def test_an_output_folder_that_cannot_be_written(here, tmp_path, text):
     (tmp_path / "file").touch()
-    done = run("compare", *TINY, "--text", text, "--out", str(tmp_path / "file" / "results"))
+    done = here("compare", *TINY, "--text", text, "--out", str(tmp_path / "file" / "results"))
     assert done.returncode == 2
     assert "out: cannot write results into" in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_show_and_list(tmp_path):
-    done = run("show", "t5", "--length", "32", cwd=tmp_path)
+def test_show_and_list(here, tmp_path):
+    done = here("show", "t5", "--length", "32")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "t5.png").read_bytes().startswith(b"\x89PNG")
     assert done.stdout.strip() == "t5.png"
@@ -226,7 +249,7 @@ def test_show_and_list(tmp_path):
     assert "For models that are trained as rope: " in listed.stdout
     assert re.search(r"rope~\w+\.", listed.stdout)
     assert "Plans of layers, as labels of posenc compare: " in listed.stdout
-    shown = run("list", "t5", "rope", "rope_pi").stdout
+    shown = here("list", "t5", "rope", "rope_pi").stdout
     assert "trained as rope; in posenc compare rope~rope_pi" in shown
     assert "max_distance  int, default 128" in shown
     assert "layout  'half' or 'interleaved', default 'half'" in shown
@@ -253,24 +276,24 @@ def test_compare_of_sums_layers_and_windows(tmp_path, text, backend):
     assert "t5 is built with causal=True, num_buckets=16, max_distance=16." in page
 
 
-def test_show_takes_a_sum_and_a_training_length(tmp_path):
-    done = run("show", "rope + alibi", "--length", "32", cwd=tmp_path)
+def test_show_takes_a_sum_and_a_training_length(here, tmp_path):
+    done = here("show", "rope + alibi", "--length", "32")
     assert (done.returncode, done.stdout.strip()) == (0, "rope-alibi.png"), done.stderr
-    done = run("show", "t5", "--length", "32", "--train-len", "8", "--out", "t.svg", cwd=tmp_path)
+    done = here("show", "t5", "--length", "32", "--train-len", "8", "--out", "t.svg")
     assert done.returncode == 0, done.stderr
-    done = run("show", "rope_yarn", "--length", "32", "--out", "y.svg", cwd=tmp_path)
+    done = here("show", "rope_yarn", "--length", "32", "--out", "y.svg")
     assert (done.returncode, done.stderr) == (0, "")
     assert "YaRN(factor=4.0, train_len=8" in (tmp_path / "y.svg").read_text()
-    done = run("show", "self_extend", "--length", "32", "--out", "s.svg", cwd=tmp_path)
+    done = here("show", "self_extend", "--length", "32", "--out", "s.svg")
     assert (done.returncode, done.stderr) == (0, "")
     assert "SelfExtend(head_dim=64, group=8, window=2," in (tmp_path / "s.svg").read_text()
 
 
-def test_help_names_every_option_of_a_study():
-    shown = run("compare", "--help-all").stdout
+def test_help_names_every_option_of_a_study(here):
+    shown = here("compare", "--help-all").stdout
     assert all(f"--{f.name.replace('_', '-')}" in shown for f in fields(Study))
-    assert run("--help").returncode == run("compare", "--help").returncode == 0
-    assert run("--version").stdout.startswith("posenc 0.")
+    assert here("--help").returncode == here("compare", "--help").returncode == 0
+    assert here("--version").stdout.startswith("posenc 0.")
 
 
 def test_help_loads_nothing_that_computes():

@@ -128,7 +128,9 @@ def longer(route):
         calls = [(s, "everything", "float32") for s in THOROUGH]
     else:
         at = [("causal", "float32"), ("everything", "bfloat16")]
-        calls = [(s, *at[place % 2]) for place, s in enumerate(ONE_OF_EACH)]
+        # XLA's own function gets a bias that the core has computed, whatever the scheme.
+        each = [] if route.implementation == "xla" else ONE_OF_EACH
+        calls = [(s, *at[place % 2]) for place, s in enumerate(each)]
         calls += [(s, case, "float32") for s in THOROUGH for case in CASES]
         calls += [(s, "everything", dtype) for s in THOROUGH for dtype in DTYPES]
     soon = quick(route)

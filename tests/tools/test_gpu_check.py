@@ -25,6 +25,7 @@ from harness import (  # noqa: E402
     cases,
     clock,
     correctness,
+    device,
     exact,
     ratios,
     speed,
@@ -41,6 +42,13 @@ import posenc_torch  # noqa: E402
 
 BASELINES = torch_variants.baselines()
 QUICK = ["--device", "cpu", "--quick", "--compiles", "0", "--seed", "3"]
+
+
+@pytest.fixture(autouse=True)
+def known_rates(request, monkeypatch):
+    """What the device reaches is measured in the long part alone: it takes seconds."""
+    if not request.node.get_closest_marker("long"):
+        monkeypatch.setattr(device, "rates", lambda *_: {"product, TFLOP/s": 1.0})
 
 
 @pytest.fixture
@@ -121,6 +129,7 @@ def test_a_wrong_implementation_is_noticed(few, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("posenc_torch.testing.attention", shifted)
     schemes = correctness.schemes
     monkeypatch.setattr(correctness, "schemes", lambda dim: {"alibi": schemes(dim)["alibi"]})
+    measure(monkeypatch, BASELINES[:1], [torch_variants.ours("alibi", "sdpa")])
     code, result = run(tmp_path)
     assert code == 1
     assert {r["implementation"] for r in result["checks"] if r["status"] == "wrong"} == {"sdpa"}

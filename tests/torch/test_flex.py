@@ -452,7 +452,7 @@ def test_a_mask_of_the_same_code_and_numbers_compiles_once():
 
 
 def test_more_schemes_than_a_compiler_usually_allows():
-    counter, schemes = CompileCounter(), [posenc.ALiBi(n) for n in range(2, 12)]
+    counter, schemes = CompileCounter(), [posenc.ALiBi(n) for n in range(2, 11)]
     with counter.in_use():
         for scheme in schemes * 2:
             attend(scheme, "flex", tensors(scheme, 64), causal=True)
@@ -617,7 +617,7 @@ def learning(scheme, seed=0):
 @pinned
 @pytest.mark.parametrize(
     "name",
-    some(ONE_OF_EACH, ["t5-unscaled", "fox", "kerple_log"], long)
+    some(ONE_OF_EACH, ["fox", "kerple_log"], long)
     + some([name for name in BIASED if name not in ONE_OF_EACH], []),
 )
 def test_a_gpu_takes_the_bias_unless_it_is_unsupported(name):
@@ -639,15 +639,15 @@ def test_a_gpu_takes_the_bias_unless_it_is_unsupported(name):
     some(["parabola", "t5"], ["parabola"], long)
     + some([name for name in RELATIVE if name not in ("parabola", "t5")], []),
 )
-def test_a_gpu_takes_a_bias_by_distance(name, options):
+@pytest.mark.parametrize("q_len", some([64, 40], [40], long))
+def test_a_gpu_takes_a_bias_by_distance(name, options, q_len):
     scheme = SUBJECTS[name]
     params = {n: torch.tensor(a).requires_grad_() for n, a in params_of(scheme).items()}
-    for q_len in (64, 40):
-        q, k = (torch.zeros(1, heads(scheme), n, flex_lint.HEAD_DIM) for n in (q_len, 64))
-        bias = flex._bias(prepared(q, k, k, scheme, params, **options))
-        assert isinstance(bias, DistanceBias)
-        assert flex_lint.forward(bias.score_mod, heads(scheme)) is None
-        assert flex_lint.backward(bias.score_mod, heads(scheme)) is None
+    q, k = (torch.zeros(1, heads(scheme), n, flex_lint.HEAD_DIM) for n in (q_len, 64))
+    bias = flex._bias(prepared(q, k, k, scheme, params, **options))
+    assert isinstance(bias, DistanceBias)
+    assert flex_lint.forward(bias.score_mod, heads(scheme)) is None
+    assert flex_lint.backward(bias.score_mod, heads(scheme)) is None
 
 
 # Learned per-head scalars and tables, in the kernel.
@@ -926,7 +926,7 @@ def test_a_gpu_s_kernels_know_when_lengths_are_whole_blocks():
 def test_a_gpu_s_kernels_are_two_for_all_lengths():
     counter = CompileCounter()
     with as_on_a_gpu(), counter.in_use():
-        for length in (256, 384, 333, 512, 600, 640, 777, 1024):
+        for length in (256, 384, 333, 512, 600, 640):
             q = torch.zeros(1, HEADS, length, 16)
             attend(SUBJECTS["alibi"], "flex", ((q, q, q), None, None), causal=True)
     # The first length as it is; then a symbol, for whole blocks or not.
@@ -1343,7 +1343,8 @@ def test_auto_says_why_it_skips_flex():
     assert "on a CPU it compiles" in explanation["others"]["flex"]
 
 
-@pytest.mark.parametrize("name", some(["alibi", "fence"], ["alibi"], long))
+@long
+@pytest.mark.parametrize("name", ["alibi", "fence"])
 def test_fully_masked_rows_are_zero_in_the_kernel(name):
     scheme, case = SUBJECTS[name], CASES["everything"]
     problem = AttentionCase(scheme, tensors_of(scheme, case), params_of(scheme), case.options)
@@ -1365,7 +1366,9 @@ def test_fully_masked_rows_are_zero_in_the_kernel(name):
 
 
 @pytest.mark.parametrize("backend", some(["aot_eager", "inductor"], ["aot_eager"], long))
-@pytest.mark.parametrize("scheme", [posenc.ALiBi(HEADS), posenc.T5Bias(HEADS)])
+@pytest.mark.parametrize(
+    "scheme", [pytest.param(posenc.ALiBi(HEADS), marks=long), posenc.T5Bias(HEADS)]
+)
 def test_a_module_compiles_whole(scheme, backend):
     position = posenc_torch.Position(scheme)
     torch._dynamo.reset()
@@ -1436,9 +1439,9 @@ def test_kernels_capture_arrays_of_known_size_whatever_the_calls(count):
 def test_a_larger_padded_size_compiles_again():
     scheme = SUBJECTS["alibi"]
     with watched() as compiler:
-        for length in (20, 1100):
+        for length in (20, 1100):  # keys
             at = Tokens(pos=torch.arange(length))
-            attend(scheme, "flex", tensors(scheme, length), causal=True, tokens=at)
+            attend(scheme, "flex", tensors(scheme, 20, length), causal=True, tokens=at)
     assert compiler.graphs == 2
 
 
@@ -1471,7 +1474,7 @@ def test_a_program_of_the_user_takes_schemes_that_differ_in_a_number():
     torch._dynamo.reset()
     compiler, at = Watched(), Tokens(pos=torch.arange(20))
     whole = torch.compile(posenc_torch.attention, backend=compiler, fullgraph=True)
-    for name in ("t5", "t5-few"):
+    for name in ("fence", "fence-wide"):
         scheme = SUBJECTS[name]
         arrays = tensors(scheme, 20)
         (q, k, v), _, params = arrays
