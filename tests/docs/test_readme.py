@@ -27,8 +27,8 @@ DOCS = [path.relative_to(ROOT) for path in sorted((ROOT / "docs").glob("*.md"))]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 # A compiler for ten seconds or most schemes, several processes, three trainings, studies.
-SLOW = ("ablation", "ring_attention", "kv_cache", "context_parallel", "hf_ablation", "study_equinox",
-        "study_flax", "study_hf", "study_nanogpt")  # fmt: skip
+SLOW = ("ablation", "ring_attention", "kv_cache", "context_parallel", "hf_ablation",
+        "study_equinox", "study_flax", "study_hf", "study_nanogpt")  # fmt: skip
 OPTIONAL = ("equinox", "flax", "transformers")
 
 

@@ -1,0 +1,131 @@
+"""The sources of the site, without Sphinx: every public name and every scheme has its page, what
+pages show runs, and numbers are those of the records. ``.ci/docs`` builds the site.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import re
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from frameworks_installed import require
+
+import posenc
+
+DOCS = Path(__file__).parents[2] / "docs"
+OPTIONAL = ("torch", "jax", "transformers")
+NOT_PUBLIC = {  # rooms with an __all__ for the others, which docs/design.md calls changeable
+    "posenc.apply", "posenc.attn", "posenc.backend", "posenc.cli", "posenc.contract",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def site():
+    sys.path.insert(0, str(DOCS / "_site"))
+    try:
+        yield importlib.import_module("api_pages"), importlib.import_module("scheme_pages")
+    finally:
+        sys.path.remove(str(DOCS / "_site"))
+
+
+def snippets(page):
+    blocks = re.findall(r"```python\n(.*?)```", (DOCS / page).read_text("utf-8"), re.DOTALL)
+    return [pytest.param(page, block, id=f"{page}-{n}") for n, block in enumerate(blocks)]
+
+
+# Pages whose every snippet runs by itself. Others have tests of their own, of files that follow
+# from one another; those of audit.md and audit_ci.md need functions of a reader.
+ALONE = ["asked.md"]
+ALONE += [page for page in ("get_started.md", "pytorch.md", "jax.md", "implementations.md")
+          if (DOCS / page).exists()]  # fmt: skip
+
+
+@pytest.mark.parametrize(("page", "block"), [each for page in ALONE for each in snippets(page)])
+def test_snippets_of_pages_run(page, block, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    needed = [n for n in OPTIONAL if re.search(rf"^(from|import) {n}\b", block, re.MULTILINE)]
+    for name in needed:
+        there = require(name) if name in ("torch", "jax") else find_spec(name)
+        if not there:
+            pytest.skip(f"not installed: {name}")
+    exec(compile(block, page, "exec"), {"__name__": "page"})
+
+
+def public_modules():
+    """Packages of posenc with an ``__all__``, and its public modules."""
+    names = {"posenc", *(f"posenc.{name}" for name in posenc.__dir__() if "_" not in name)}
+    names &= {m.name for m in pkgutil.walk_packages(posenc.__path__, "posenc.")} | {"posenc"}
+    found = {
+        m.name for m in pkgutil.iter_modules(posenc.__path__, "posenc.")
+        if m.ispkg and hasattr(importlib.import_module(m.name), "__all__")
+    }  # fmt: skip
+    return (found | names) - NOT_PUBLIC
+
+
+def test_every_public_name_is_in_the_reference(site):
+    if not (require("torch") and require("jax") and find_spec("transformers")):
+        pytest.skip("needs torch, JAX and transformers")
+    api, _ = site
+    pages = api.pages()
+    having = {
+        name for name in public_modules() if hasattr(importlib.import_module(name), "__all__")
+    }
+    assert not having - set(api.MODULES)
+    for name in api.MODULES:
+        described = set(re.findall(r"^\.\. (?:py:|auto)\w+:: ([\w.]+)$", pages[name], re.MULTILINE))
+        described = {each.removeprefix(f"{name}.") for each in described} - {name}
+        assert described == set(importlib.import_module(name).__all__), name
+        assert f"[`{name}`]({name}.md)" in pages["index"]
+
+
+def test_every_scheme_has_a_formula_and_conventions(site):
+    _, schemes = site
+    assert set(schemes.facts()) == set(schemes.names()) == set(posenc.catalogue())
+    for name, fact in schemes.facts().items():
+        assert {"title", "formula", "conventions"} == set(fact), name
+        assert fact["conventions"], name
+
+
+def test_pages_of_schemes(site, monkeypatch):
+    _, schemes = site
+    none = {name: {"PyTorch": {}, "JAX": {}} for name in schemes.names()}
+    monkeypatch.setattr(schemes, "answers_of_all", lambda: none)
+    rows = {row.name: row for row in schemes.catalogue_list.rows()}
+    index = schemes.index(list(rows.values()))
+    for name, row in rows.items():
+        page = schemes.page(name, row)
+        assert f"({name}.md)" in index
+        assert (DOCS.parent / schemes.source_of(name)).is_file()
+        (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+        exec(compile(code, f"{name}.md", "exec"), {})
+    rope = schemes.page("rope", rows["rope"])
+    study = (DOCS / "compare.md").read_text("utf-8").partition("## The whole catalogue")[2]
+    assert re.search(r"^\| rope \|.*$", study, re.MULTILINE)[0] in rope
+    assert "tasks.md#passkeysharedtrue" in rope
+    assert "arxiv.org/abs/2104.09864" in rope
+
+
+def test_numbers_of_the_choice_are_those_of_the_records():
+    page = (DOCS / "choosing.md").read_text("utf-8")
+    names = ["compare.md", "tasks.md", "extension.md", "tuning.md", "performance.md"]
+    names += ["measurements.md"] * (DOCS / "measurements.md").exists()
+    records = "".join((DOCS / name).read_text("utf-8") for name in names)
+    numbers = re.findall(r"\d\.\d{3}(?: ± [\d.]+)?", page)
+    assert len(numbers) > 60
+    assert [number for number in numbers if number not in records] == []
+
+
+def test_links_between_pages_lead_somewhere():
+    made = re.compile(r"(schemes|api)/")  # by the build
+    for path in DOCS.glob("*.md"):
+        text = re.sub(r"```.*?```", "", path.read_text("utf-8"), flags=re.DOTALL)
+        links = re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", text)
+        absent = [
+            link for link in links if not made.match(link) and not (path.parent / link).exists()
+        ]
+        lead = ["get_started.md", "pytorch.md", "jax.md", "implementations.md"]
+        assert [link for link in absent if link not in lead] == [], path.name
