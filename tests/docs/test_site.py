@@ -37,11 +37,10 @@ def snippets(page):
     return [pytest.param(page, block, id=f"{page}-{n}") for n, block in enumerate(blocks)]
 
 
-# Pages whose every snippet runs by itself. Others have tests of their own, of files that follow
-# from one another; those of audit.md and audit_ci.md need functions of a reader.
+# test_readme.py runs those of pytorch, jax and tokens. Other pages have tests of their own,
+# of files that follow from one another; those of audit.md and audit_ci.md need functions of a
+# reader.
 ALONE = ["asked.md"]
-ALONE += [page for page in ("get_started.md", "pytorch.md", "jax.md", "implementations.md")
-          if (DOCS / page).exists()]  # fmt: skip
 
 
 @pytest.mark.parametrize(("page", "block"), [each for page in ALONE for each in snippets(page)])
