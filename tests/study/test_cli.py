@@ -153,16 +153,17 @@ def test_a_study_survives_a_worker_that_is_killed(tmp_path, text):
     out = tmp_path / "results"
     arguments = ["compare", *TINY, "--text", text, "--out", str(out), "--workers", "2"]
     arguments += ["--schemes", "nope,alibi", "--seeds", "2", "--backend", BACKENDS[-1]]
-    arguments[arguments.index("--steps") + 1] = "300"
+    arguments[arguments.index("--steps") + 1] = "2000"
     command, pipe = [sys.executable, "-u", "-m", "posenc", *arguments], subprocess.PIPE
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as process:
         assert process.stdout is not None
         assert process.stderr is not None
-        shown = []
+        shown, killed = [], False
         for line in process.stdout:
             shown.append(line)
-            if line.startswith("[1/4]"):
+            if re.search(r": step \d+ of", line) and not killed:
                 os.kill(_workers(process.pid)[0], signal.SIGKILL)
+                killed = True
         errors = process.stderr.read()
     assert process.returncode == 0, errors
     assert "a worker process died, so new ones go on with" in errors
