@@ -35,7 +35,7 @@ posenc compares positional encodings: ALiBi, RoPE, T5 and forty others.
   posenc audit            is a kernel, or a library, the scheme that it says?
 In seconds: posenc list rope; posenc show alibi. Completion: posenc completion.
 All commands: posenc --help. The options of one: posenc COMMAND --help."""
-_BAD, _PIPE = 2, 141  # 128 + SIGPIPE, as a shell reports it
+_BAD, _CTRL_C, _PIPE = 2, 130, 141  # 128 + SIGINT, 128 + SIGPIPE, as a shell reports them
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -55,6 +55,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         status = _run(words)
         sys.stdout.flush()
+    except KeyboardInterrupt:  # before a command began
+        print("posenc: stopped", file=sys.stderr)
+        return _CTRL_C
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left to write goes nowhere
         return _PIPE

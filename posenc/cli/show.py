@@ -299,7 +299,7 @@ class _Drawing:
 
     def _random_tokens(self, length: int) -> tuple[Array, Array, Array | None]:
         """Queries, keys and hidden states, or None for a scheme that reads none."""
-        heads, width = self._heads, getattr(self.scheme, "head_dim", 64)
+        heads, width = self._heads, _head_dim(self.scheme)
         rng = np.random.default_rng(0)
         # Drawn token by token, so that a longer picture starts with the same tokens.
         q, k = rng.standard_normal((length, 2, heads, width)).transpose(1, 2, 0, 3)[:, None]
@@ -325,13 +325,13 @@ class _Drawing:
 
         None if the scheme transforms neither. If it has regions, each score is that of its region.
         """
-        x = np.zeros((1, self._heads, len(pos), getattr(self.scheme, "head_dim", 64)))
+        x = np.zeros((1, self._heads, len(pos), _head_dim(self.scheme)))
         x[..., channel] = 1.0
         return self._through_regions(x, pos, lambda query, key: (query * key).sum(axis=-1))
 
     def scale(self, channel: int | slice, pos: Array) -> Array | None:
         """Products of lengths ``(H, L)`` where ``scores`` has dot products."""
-        x = np.zeros((1, self._heads, len(pos), getattr(self.scheme, "head_dim", 64)))
+        x = np.zeros((1, self._heads, len(pos), _head_dim(self.scheme)))
         x[..., channel] = 1.0
         norm = partial(np.linalg.norm, axis=-1)
         return self._through_regions(x, pos, lambda query, key: norm(query) * norm(key))
@@ -357,6 +357,13 @@ class _Drawing:
         return total if transformed else None
 
 
+def _head_dim(scheme: PositionScheme) -> int:
+    """Channels per head: those of the scheme, or of a part of a sum; 64 where any will do."""
+    parts = scheme.schemes if isinstance(scheme, Combination) else ()
+    found = [*(getattr(one, "head_dim", None) for one in (scheme, *parts)), 64]
+    return next(int(one) for one in found if one)
+
+
 def _starts_at_random(scheme: PositionScheme) -> bool:
     one, other = (init_params(scheme, seed) for seed in range(2))
     return any((one[name] != other[name]).any() for name in one)
@@ -380,7 +387,7 @@ def _factors(drawing: _Drawing) -> Array | None:
 
     No distance explains it.
     """
-    width, nothing = getattr(drawing.scheme, "head_dim", 64), drawing.scale(slice(0), np.arange(1))
+    width, nothing = _head_dim(drawing.scheme), drawing.scale(slice(0), np.arange(1))
     if nothing is None or nothing.any():  # zeros do not stay zeros: no factor alone
         return None
     each = [drawing.scale(channel, drawing.sampled) for channel in range(width)]
@@ -595,7 +602,7 @@ def _transform_panel(drawing: _Drawing, factors: Array | None) -> list[Panel]:
     total = drawing.scores(slice(None), positions)
     if total is None:
         return []
-    width = getattr(drawing.scheme, "head_dim", 64)
+    width = _head_dim(drawing.scheme)
     nothing = drawing.scores(slice(0), drawing.sampled)
     assert nothing is not None
     rows = [drawing.scores(channel, drawing.sampled) for channel in range(width)]

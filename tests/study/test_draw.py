@@ -341,7 +341,7 @@ def test_a_picture_says_what_the_scheme_is(tmp_path, figures):
     assert "Rotation of channel pairs" in text
     assert "A penalty linear in distance: bias = -m_h * |i - j|, with a slope m_h per head." in text
     assert "arXiv 2108.12409" in text
-    (_, yarn) = drawing._about(posenc.make("rope_yarn", head_dim=8, train_len=16))
+    (_, yarn) = drawing._about(posenc.make("rope_yarn", head_dim=8, train_len=16, factor=4.0))
     assert yarn.startswith("YaRN: (1 - g) f / s + g f")
 
 
