@@ -34,6 +34,8 @@ myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 4
 html_math_renderer = "mathml"
 
+# A scheme's methods are described once, in PositionScheme.
+autodoc_inherit_docstrings = False
 autodoc_member_order = "bysource"
 autodoc_mock_imports = [name for name in ("transformers",) if find_spec(name) is None]
 autodoc_typehints_format = "short"

@@ -307,8 +307,8 @@ def _models(name: str) -> str:
     found = models().get(name, [])
     if not found:
         return ""
-    links = ", ".join(f"{{py:obj}}`posenc.presets.{plan}`" for plan in found)
-    return f"Plans of published models with it: {links}."
+    links = ", ".join(f"{{py:obj}}`~posenc.presets.{plan}`" for plan in found)
+    return f"[Plans of published models](../api/posenc.presets.md) with it: {links}."
 
 
 @cache
