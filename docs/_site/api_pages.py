@@ -106,6 +106,8 @@ def page(name: str, done: dict[int, str]) -> str:
 
 
 def _group(value: Any) -> str:
+    if hasattr(value, "__metadata__"):  # a type with a check
+        return "Data"
     if inspect.isclass(value):
         return "Classes"
     return "Functions" if callable(value) else "Data"
@@ -131,7 +133,11 @@ def _directive(module: str, name: str, done: dict[int, str]) -> list[str]:
 
 
 def _of_data(value: Any) -> list[str]:
-    """A constant's value, or the keys of a mapping."""
+    """A constant's value, the keys of a mapping, or a field's type with its check."""
+    if hasattr(value, "__metadata__"):
+        checks = [inspect.getdoc(check) or "" for check in value.__metadata__]
+        said = " ".join(check.partition("\n")[0] for check in checks)
+        return [f"   ``{value.__origin__.__name__}``, checked as a field of a scheme. {said}"]
     if isinstance(value, dict) or hasattr(value, "keys"):
         keys = ", ".join(f"``{key}``" for key in value)
         return [f"   A mapping with the keys {keys}."]

@@ -135,7 +135,7 @@ def index(rows: Sequence[catalogue_list.Row]) -> str:
                 "yes" if row.learned else "",
                 "yes" if row.relative else "",
                 row.fusable,
-                _paper(row.paper),
+                _short_paper(row.paper),
             )
             for row in own
         ]
@@ -284,6 +284,11 @@ def _list(items: Iterable[str]) -> str:
 
 def _paper(text: str) -> str:
     return re.sub(r"arXiv (\d{4}\.\d{4,5})", r"[arXiv \1](https://arxiv.org/abs/\1)", text)
+
+
+def _short_paper(text: str) -> str:
+    """Authors and year, which are the link."""
+    return re.sub(r"(.*), arXiv (\d{4}\.\d{4,5})", r"[\1](https://arxiv.org/abs/\2)", text)
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

@@ -81,7 +81,7 @@ def test_every_public_name_is_in_the_reference(site):
     }
     assert not having - set(api.MODULES)
     for name in api.MODULES:
-        described = set(re.findall(r"^\.\. (?:py:|auto)\w+:: ([\w.]+)$", pages[name], re.MULTILINE))
+        described = set(re.findall(r"^\.\. (?:py:|auto)\w+:: ([\w.]+)$", pages[name], re.M))
         described = {each.removeprefix(f"{name}.") for each in described} - {name}
         assert described == set(importlib.import_module(name).__all__), name
         assert f"[`{name}`]({name}.md)" in pages["index"]
