@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -34,8 +33,9 @@ myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 4
 html_math_renderer = "mathml"
 
+# A scheme's methods are described once, in PositionScheme.
+autodoc_inherit_docstrings = False
 autodoc_member_order = "bysource"
-autodoc_mock_imports = [name for name in ("transformers",) if find_spec(name) is None]
 autodoc_typehints_format = "short"
 python_use_unqualified_type_names = True
 numpydoc_show_class_members = False

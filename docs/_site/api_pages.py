@@ -40,6 +40,7 @@ def setup(app: Any) -> dict[str, Any]:
     """Write the pages before Sphinx looks for them, and mend docstrings before numpydoc does."""
     app.connect("builder-inited", lambda app: write())
     app.connect("autodoc-process-docstring", _mend, priority=100)
+    app.connect("autodoc-process-signature", _plain)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
 
 
@@ -105,6 +106,8 @@ def page(name: str, done: dict[int, str]) -> str:
 
 
 def _group(value: Any) -> str:
+    if hasattr(value, "__metadata__"):  # a type with a check
+        return "Data"
     if inspect.isclass(value):
         return "Classes"
     return "Functions" if callable(value) else "Data"
@@ -124,11 +127,17 @@ def _directive(module: str, name: str, done: dict[int, str]) -> list[str]:
         return [f".. autodata:: {full}", "   :no-value:"]
     if kind == "function":
         return [f".. autofunction:: {full}"]
-    return [f".. autoclass:: {full}", "   :members:"]
+    lines = [f".. autoclass:: {full}", "   :members:"]
+    # Declared by each scheme, and described once.
+    return lines if name == "PositionScheme" else [*lines, "   :exclude-members: paper"]
 
 
 def _of_data(value: Any) -> list[str]:
-    """A constant's value, or the keys of a mapping."""
+    """A constant's value, the keys of a mapping, or a field's type with its check."""
+    if hasattr(value, "__metadata__"):
+        checks = [inspect.getdoc(check) or "" for check in value.__metadata__]
+        said = " ".join(check.partition("\n")[0] for check in checks)
+        return [f"   ``{value.__origin__.__name__}``, checked as a field of a scheme. {said}"]
     if isinstance(value, dict) or hasattr(value, "keys"):
         keys = ", ".join(f"``{key}``" for key in value)
         return [f"   A mapping with the keys {keys}."]
@@ -136,6 +145,18 @@ def _of_data(value: Any) -> list[str]:
     if len(text) < 300:
         return [f"   ``{text}``"]
     return [f"   A value of {type(value).__name__}."]
+
+
+def _plain(
+    app: Any, what: str, name: str, obj: Any, options: Any, signature: str, returns: str
+) -> tuple[str | None, str | None]:
+    """A checked field's type without its check, as ``int`` for ``Count``."""
+    check = re.compile(r"~?(?:typing\.)?Annotated\[(\w+), <function \w+ at 0x[0-9a-f]+>\]")
+    address = re.compile(r"<function (\w+)(?:\.<locals>)?[^>]*>(?:\.?\w+ at 0x[0-9a-f]+>)?")
+    first, last = (
+        text and address.sub(r"\1", check.sub(r"\1", text)) for text in (signature, returns)
+    )
+    return first, last
 
 
 def _mend(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
@@ -158,7 +179,6 @@ def _mend(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[st
                 lines[end:end] = [] if end == len(lines) else [""]
                 lines[n:n] = ["Notes", "-----"]
                 break
-    # numpydoc wants a name and a type in a section of results; posenc writes what is returned.
     for n, line in enumerate(lines):
         if line == "Notes" and "Notes" in lines[:n]:
             lines[n : n + 2] = []

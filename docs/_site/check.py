@@ -5,6 +5,7 @@ Pages load nothing from elsewhere, formulas are MathML, and links to files and a
 
 from __future__ import annotations
 
+import re
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
@@ -22,7 +23,9 @@ class Page(HTMLParser):
         self.links: list[str] = []
         self.anchors: set[str] = set()
         self.formulas = 0
-        self.feed(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        self.addresses = " at 0x" in re.sub(r"<[^>]*>", "", text)
+        self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         """Note one element."""
@@ -54,6 +57,8 @@ def faults(site: Path) -> list[str]:
             elif target in pages and parts.fragment:
                 there = unquote(parts.fragment) in pages[target].anchors
                 found += [] if there else [f"{name} links to {link}, an anchor not there"]
+        if name.startswith("api/") and page.addresses:
+            found.append(f"{name} shows addresses of memory: a default without a name")
         if name.startswith("schemes/") and name != "schemes/index.html" and not page.formulas:
             found.append(f"{name} has no formula")
     return found

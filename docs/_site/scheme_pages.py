@@ -135,7 +135,7 @@ def index(rows: Sequence[catalogue_list.Row]) -> str:
                 "yes" if row.learned else "",
                 "yes" if row.relative else "",
                 row.fusable,
-                _paper(row.paper),
+                _short_paper(row.paper),
             )
             for row in own
         ]
@@ -286,6 +286,11 @@ def _paper(text: str) -> str:
     return re.sub(r"arXiv (\d{4}\.\d{4,5})", r"[arXiv \1](https://arxiv.org/abs/\1)", text)
 
 
+def _short_paper(text: str) -> str:
+    """Authors and year, which are the link."""
+    return re.sub(r"(.*), arXiv (\d{4}\.\d{4,5})", r"[\1](https://arxiv.org/abs/\2)", text)
+
+
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     """A table in Markdown; numbers stand at the right."""
     rows = [[str(cell).replace("|", "\\|") for cell in row] for row in rows]
@@ -307,8 +312,8 @@ def _models(name: str) -> str:
     found = models().get(name, [])
     if not found:
         return ""
-    links = ", ".join(f"{{py:obj}}`posenc.presets.{plan}`" for plan in found)
-    return f"Plans of published models with it: {links}."
+    links = ", ".join(f"{{py:obj}}`~posenc.presets.{plan}`" for plan in found)
+    return f"[Plans of published models](../api/posenc.presets.md) with it: {links}."
 
 
 @cache

@@ -13,11 +13,13 @@ from pathlib import Path
 
 import pytest
 from frameworks_installed import require
+from sample import long
 
 import posenc
 
 DOCS = Path(__file__).parents[2] / "docs"
 OPTIONAL = ("torch", "jax", "transformers")
+SLOW = re.compile(r"^(from|import) (jax|transformers)\b", re.MULTILINE)
 NOT_PUBLIC = {  # rooms with an __all__ for the others, which docs/design.md calls changeable
     "posenc.apply", "posenc.attn", "posenc.backend", "posenc.cli", "posenc.contract",
 }  # fmt: skip
@@ -34,7 +36,10 @@ def site():
 
 def snippets(page):
     blocks = re.findall(r"```python\n(.*?)```", (DOCS / page).read_text("utf-8"), re.DOTALL)
-    return [pytest.param(page, block, id=f"{page}-{n}") for n, block in enumerate(blocks)]
+    return [  # JAX compiles, and transformers is slow to import
+        pytest.param(page, block, id=f"{page}-{n}", marks=[long] * bool(SLOW.search(block)))
+        for n, block in enumerate(blocks)
+    ]
 
 
 # test_readme.py runs those of pytorch, jax and tokens. Other pages have tests of their own,
@@ -75,7 +80,7 @@ def test_every_public_name_is_in_the_reference(site):
     }
     assert not having - set(api.MODULES)
     for name in api.MODULES:
-        described = set(re.findall(r"^\.\. (?:py:|auto)\w+:: ([\w.]+)$", pages[name], re.MULTILINE))
+        described = set(re.findall(r"^\.\. (?:py:|auto)\w+:: ([\w.]+)$", pages[name], re.M))
         described = {each.removeprefix(f"{name}.") for each in described} - {name}
         assert described == set(importlib.import_module(name).__all__), name
         assert f"[`{name}`]({name}.md)" in pages["index"]
