@@ -13,6 +13,8 @@ from posenc import transform
 from posenc.backend import LayerPlan, PositionScheme, Role, has_bias
 from posenc_jax.modules import OfPositions
 
+__all__ = ["Positions", "process_heads"]
+
 
 class Positions(OfPositions, eqx.Module):  # type: ignore[misc]
     """The positional encodings of a model as a module, with its learned arrays as leaves.

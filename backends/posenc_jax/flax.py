@@ -20,6 +20,8 @@ from posenc import Tokens
 from posenc.backend import LayerPlan, PositionScheme, Window
 from posenc_jax.modules import OfPositions
 
+__all__ = ["Positions", "attention_fn"]
+
 
 class Positions(OfPositions, nnx.Module):  # type: ignore[misc]
     """The positional encodings of a model as a module: each learned array is an ``nnx.Param``.

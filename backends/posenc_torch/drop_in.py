@@ -25,6 +25,8 @@ import posenc
 from posenc import ALiBi, RoPE
 from posenc.schemes import NTK, PI, NoPE
 
+__all__ = ["RotaryEmbedding", "TorchtuneRotary", "TransformersRotary", "alibi_mask"]
+
 _HALVES = 2  # every channel pair has one angle
 
 

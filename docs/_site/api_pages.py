@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,14 @@ MODULES = {
     "posenc.vectors": "golden vectors for other languages",
     "posenc_torch": "PyTorch",
     "posenc_torch.hf": "models of Hugging Face transformers",
+    "posenc_torch.drop_in": "modules with the signatures of other libraries",
     "posenc_jax": "JAX",
+}
+# Those of libraries that the tests' environment has not; the site's has them.
+MODULES |= {
+    f"posenc_jax.{library}": f"modules of {title}"
+    for library, title in {"flax": "Flax", "equinox": "Equinox"}.items()
+    if find_spec(library)
 }
 
 
