@@ -45,7 +45,7 @@ def snippets(page):
 # test_readme.py runs those of pytorch, jax and tokens. Other pages have tests of their own,
 # of files that follow from one another; those of audit.md and audit_ci.md need functions of a
 # reader.
-ALONE = ["asked.md"]
+ALONE = ["asked.md", "hf.md", "probe.md"]
 
 
 @pytest.mark.parametrize(("page", "block"), [each for page in ALONE for each in snippets(page)])
