@@ -19,7 +19,7 @@ _FIRST = (  # what most need, on the first page of help
 )  # fmt: skip
 _RARE = {
     "training": (
-        "sweep", "batch_size", "learning_rate", "position_lr_scale", "warmup", "weight_decay",
+        "sweep", "sweep_seeds", "batch_size", "learning_rate", "position_lr_scale", "warmup", "weight_decay",
         "clip", "random_positions", "random_float_positions", "model", "workers",
         "keep_weights",
     ),

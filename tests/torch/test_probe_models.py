@@ -292,7 +292,9 @@ def test_a_length_beyond_a_table_of_positions_is_an_error_that_says_so(tmp_path,
         save(tmp_path / name, name, max_position_embeddings=32)
     given = ["--text", ids, "--eval-lens", *LENGTHS, *SMALL, "--keys", "0", "--attention-len", "0"]
     assert main(["probe", str(tmp_path / "GPT2"), *given, "--out", str(tmp_path / "one")]) == 2
-    said = "eval_lens: this model takes no windows of 64 tokens; its max_position_embeddings is 32"
+    said = (
+        "--eval-lens: this model takes no windows of 64 tokens; its max_position_embeddings is 32"
+    )
     assert said in capsys.readouterr().err
     assert main(["probe", str(tmp_path / "Llama"), *given, "--out", str(tmp_path / "two")]) == 0
     assert "Longer than the model was trained for, 32 tokens: 64." in capsys.readouterr().out
