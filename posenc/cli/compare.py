@@ -19,8 +19,8 @@ _FIRST = (  # what most need, on the first page of help
 )  # fmt: skip
 _RARE = {
     "training": (
-        "sweep", "sweep_seeds", "batch_size", "learning_rate", "position_lr_scale", "warmup", "weight_decay",
-        "clip", "random_positions", "random_float_positions", "model", "workers",
+        "sweep", "sweep_seeds", "batch_size", "learning_rate", "position_lr_scale", "warmup",
+        "weight_decay", "clip", "random_positions", "random_float_positions", "model", "workers",
         "keep_weights",
     ),
     "fine-tuning": ("finetune_steps", "finetune_len", "finetune_learning_rate"),
