@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from functools import cache
 
@@ -30,6 +31,14 @@ def tried(way, dtype):
     if dtype == "float32":
         return few
     return list({case.kind: case for case in few}.values()) if dtype in HALVES else []
+
+
+@pytest.fixture(autouse=True)
+def optimised(monkeypatch):
+    """Programs as users have them, and the page: conftest.py asks XLA for none of this."""
+    if "jax" in {way.framework.name for way in ways()}:
+        options = importlib.import_module("posenc_jax.testing")._COMPILER_OPTIONS
+        monkeypatch.setitem(options, "jit", {"xla_backend_optimization_level": 3})
 
 
 def found(way, dtype, case):
