@@ -27,7 +27,7 @@ from posenc.schemes import NTK, PI, NoPE
 
 __all__ = ["RotaryEmbedding", "TorchtuneRotary", "TransformersRotary", "alibi_mask"]
 
-_HALVES = 2  # every channel pair has one angle
+_PAIR = 2  # channels that share an angle
 
 
 class TransformersRotary(nn.Module):
@@ -97,8 +97,8 @@ class TransformersRotary(nn.Module):
     @staticmethod
     def _twice(table: Tensor, rope: RoPE) -> Tensor:
         if rope.layout == "half":
-            return torch.cat([table] * _HALVES, dim=-1)
-        return table.repeat_interleave(_HALVES, dim=-1)
+            return torch.cat([table] * _PAIR, dim=-1)
+        return table.repeat_interleave(_PAIR, dim=-1)
 
 
 class TorchtuneRotary(nn.Module):
