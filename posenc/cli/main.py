@@ -41,8 +41,8 @@ _BAD, _CTRL_C, _PIPE = 2, 130, 141  # 128 + SIGINT, 128 + SIGPIPE, as a shell re
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status.
 
-    0: done. 1: what was checked failed. 2: no result, by wrong use, a missing file or package, or an
-    error of posenc itself. 130: Ctrl-C. 143: SIGTERM. 141: nobody reads on.
+    0: done. 1: what was checked failed. 2: no result, by wrong use, a missing file or package, or
+    an error of posenc itself. 130: Ctrl-C. 143: SIGTERM. 141: nobody reads on.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words:
