@@ -207,7 +207,7 @@ def side_features(
     query: FeatureArrays = dict(sums)
     if q_given is None and x is not None and of_hidden["query"]:
         query |= _hidden_query_features(
-            scheme, of_hidden["query"], params, q_side, k_side, x, q_x, aligned, name, xp
+            scheme, of_hidden["query"], params, q_side, k_side, x, q_x, name, xp
         )
     if of_vectors["query"]:
         if q is None:
@@ -322,7 +322,6 @@ def _hidden_query_features(
     key: Tokens,
     x: Array,
     q_x: Array | None,
-    aligned: bool,
     name: str,
     xp: Namespace,
 ) -> FeatureArrays:
@@ -333,10 +332,7 @@ def _hidden_query_features(
 
     if q_x is not None:
         return compute(_check_hidden("queries.x", q_x, x, query, name, "Q", xp), "queries.x")
-    q_len, k_len = query.pos.shape[-1], key.pos.shape[-1]
-    if aligned:
-        return compute(x[:, k_len - q_len :, :])
-    if q_len == k_len and _same_tokens(query, key, xp):
+    if query.pos.shape[-1] == key.pos.shape[-1] and _same_tokens(query, key, xp):
         return compute(x)
     raise ValueError(
         f"{name} reads hidden states of the queries' tokens: give queries with x (B, Q, C), "

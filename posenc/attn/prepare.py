@@ -184,7 +184,8 @@ def _squeeze_sink(sink: Array, dtype: Any, xp: Namespace) -> Array:
 def _with_features(call: Call, given: Arguments) -> Call:
     """The call with the features of queries and keys, computed unless the caller gives them."""
     x, q_x = given.of_keys.x, given.of_queries.x
-    if x is not None and given.queries is None and hasattr(x, "shape") and len(x.shape) == 3:
+    the_last = q_x is None and (given.queries is None or call.aligned)
+    if the_last and hasattr(x, "shape") and len(x.shape) == 3:
         q_x = x[:, call.k.shape[2] - call.q.shape[2] :, :]
     query, key = side_features(
         call.scheme,
