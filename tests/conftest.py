@@ -6,6 +6,8 @@ import importlib
 import os
 import shutil
 import tempfile
+from importlib.metadata import version
+from importlib.util import find_spec
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -16,9 +18,16 @@ for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
 # Threads of XLA on a CPU, otherwise one per core. An interpreted GPU kernel blocks one for itself
 # and one per warpgroup; with two threads it hangs now and then.
 os.environ.setdefault("NPROC", "8")
-# JAX's tests spend most of their time compiling: LLVM optimises nothing, which saves a third, and
-# all processes of a run share every program. Instruction sets are tried with optimised programs.
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+# JAX's tests spend most of their time compiling: LLVM optimises nothing, XLA fuses as it did before
+# its emitters (a third of their time), one thread compiles each program, and all processes of a run
+# share them. Exactness and instruction sets are tried with programs as users have them.
+_QUICKLY_COMPILED = ["--xla_backend_optimization_level=0"]
+if find_spec("jaxlib") and tuple(map(int, version("jaxlib").split(".")[:2])) < (0, 11):
+    # Later versions end the process at a flag that they do not know.
+    _QUICKLY_COMPILED += [
+        "--xla_cpu_use_fusion_emitters=false", "--xla_cpu_parallel_codegen_split_count=1"
+    ]  # fmt: skip
+os.environ.setdefault("XLA_FLAGS", " ".join(_QUICKLY_COMPILED))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
