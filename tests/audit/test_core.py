@@ -418,6 +418,7 @@ def test_check_function_raises_and_records():
     assert exit_status(records) == 1
 
 
+@long
 def test_what_no_fault_explains_is_measured():
     """Small faults of no known kind: no sentence may claim one."""
 

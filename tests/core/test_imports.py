@@ -152,6 +152,7 @@ def test_schemes_are_public():
             assert maker.__name__ in posenc.__all__
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("framework", "array"),
     [("posenc_torch", "torch.zeros(1, 2, 5, 8)"), ("posenc_jax", "jax.numpy.zeros((1, 2, 5, 8))")],

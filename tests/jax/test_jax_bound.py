@@ -104,6 +104,7 @@ def test_angles_are_made_once():
     assert Turning.calls == 1 + LAYERS
 
 
+@long
 def test_a_pass_may_be_handed_into_a_traced_function():
     """It is a pytree; what it made outside is not read inside."""
     positions, each = of(EACH["t5"]), vectors()
@@ -123,6 +124,7 @@ def test_a_pass_may_be_handed_into_a_traced_function():
     assert np.any(np.asarray(jax.tree.leaves(gradient)[0]))
 
 
+@long
 def test_layers_in_a_scan():
     positions, (layer, *_) = of(EACH["rope"]), vectors()
     bound = positions.bind(causal=True)
@@ -135,6 +137,7 @@ def test_layers_in_a_scan():
     np.testing.assert_allclose(outs[1], expected, rtol=1e-6, atol=1e-6)
 
 
+@long
 def test_decoding_with_keys_that_a_cache_holds_transformed():
     positions, each = of(EACH["rope"]), vectors()
     whole = together(positions, each)

@@ -64,6 +64,7 @@ def temporaries(length, scheme, implementation):
     return lowered.compile().memory_analysis().temp_size_in_bytes
 
 
+@long
 @pytest.mark.parametrize(
     "scheme",
     some([posenc.T5Bias(HEADS), posenc.ALiBi(HEADS, learned=True)], [posenc.T5Bias(HEADS)], long),
@@ -75,6 +76,7 @@ def test_memory_grows_linearly(scheme):
     assert whole < HEADS * 16384**2 * 4 / 30
 
 
+@long
 def test_a_bias_that_costs_more_than_scores_is_computed_once_per_distance():
     """And not for every pair: here it has 16 cosines, or a bucket and a look-up."""
     q, k, v = (jnp.swapaxes(a, 1, 2) for a in tensors(7, k_length=9))

@@ -4,6 +4,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+from sample import long, some
 from subjects import SUBJECTS, heads, normal, params_of
 
 import posenc
@@ -58,7 +59,7 @@ def in_float64(tensors, scheme, params, x=None):
 ROUNDED = {dtype: rounding_bound(2, 1, dtype) for dtype in ("bfloat16", "float16")}
 
 
-@pytest.mark.parametrize("dtype", ROUNDED)
+@pytest.mark.parametrize("dtype", some(ROUNDED, ["bfloat16"], long))
 @pytest.mark.parametrize(("shared", "q_len"), [(False, None), (True, None), (False, 1)])
 @pytest.mark.parametrize("name", FOLDABLE)
 def test_a_folded_bias_is_the_bias(name, shared, q_len, dtype, calls):

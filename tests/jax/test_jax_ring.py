@@ -111,6 +111,7 @@ def test_hidden_states_of_a_shard_are_not_enough_at_given_positions():
         attend(scheme, params=params_of(scheme), tokens=posenc.Tokens(pos=pos, x=x))
 
 
+@long
 def test_summed_features_of_a_shard_are_those_of_the_call():
     """Padding is refused by name; the caller's scale reaches features of vectors too."""
     from subjects import params_of

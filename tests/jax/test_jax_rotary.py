@@ -34,6 +34,7 @@ def test_a_rotary_is_an_argument_of_compiled_and_mapped_functions(layout):
     np.testing.assert_allclose(scanned, whole, atol=1e-6)
 
 
+@pytest.mark.long
 def test_tables_are_mapped_over_batches_of_positions():
     rope, at = posenc.RoPE(8), jnp.stack([AT, AT + 3, 2 * AT])
     one = jax.jit(jax.vmap(lambda x, at: posenc.transform(rope, x, at, role="key")))
@@ -54,6 +55,7 @@ def test_learned_frequencies_get_gradients_through_a_rotary():
     np.testing.assert_allclose(own["frequencies"], shared["frequencies"], rtol=1e-5)
 
 
+@pytest.mark.long
 def test_layers_share_a_rotary():
     positions = posenc_jax.Positions.init([posenc.RoPE(8), posenc.NoPE()], 4, jax.random.key(0))
     rotaries, q = positions.rotary(AT), X.swapaxes(1, 2)

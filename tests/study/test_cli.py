@@ -277,6 +277,7 @@ def test_compare_of_sums_layers_and_windows(tmp_path, text, backend):
     assert "t5 is built with causal=True, num_buckets=16, max_distance=16." in page
 
 
+@long
 def test_show_takes_a_sum_and_a_training_length(here, tmp_path):
     done = here("show", "rope + alibi", "--length", "32")
     assert (done.returncode, done.stdout.strip()) == (0, "rope-alibi.png"), done.stderr

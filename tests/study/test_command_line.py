@@ -190,6 +190,7 @@ def test_bash_completes_commands_options_and_values(tmp_path, capsys):
     assert done.stdout.splitlines() == [*COMPLETED.values(), "complete -F _posenc posenc"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
 def test_other_shells_read_their_script(shell, tmp_path, capsys):
     assert main(["completion", shell]) == 0

@@ -103,6 +103,7 @@ def test_losses_a_few_positions_at_a_time_are_those_of_all(model):
     assert not right[1, ::3].any()
 
 
+@pytest.mark.long
 def test_models_of_all_frameworks_are_rows_side_by_side():
     models = {"numpy": numpy_model}
     models |= {"torch": torch_model} if HAS["torch"] else {}

@@ -356,6 +356,7 @@ def test_two_lengths_are_the_two_single_studies(made, tmp_path):
     assert (len(kept), missing) == (1, [])  # the same runs, under the same names
 
 
+@pytest.mark.long
 def test_the_command_tunes_first_and_shows_two_lengths(made, tmp_path, monkeypatch, capsys):
     study = made(
         task=("text", "majority"), train_len=[8, 12], schemes=("t5", "nope"), steps=2,

@@ -155,6 +155,7 @@ def test_two_frameworks_say_the_same(tmp_path):
 # What is kept.
 
 
+@long
 def test_a_study_of_tasks_and_text_is_kept_and_written(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.txt").write_text("some words and more words " * 400)

@@ -117,6 +117,7 @@ def test_a_dry_run(few, tmp_path, capsys):
     assert output.endswith(f"{tmp_path}/results/result.json\n")
 
 
+@long
 def test_a_wrong_implementation_is_noticed(few, tmp_path, monkeypatch, capsys):
     attention = posenc_torch.attention
 
@@ -383,6 +384,7 @@ def test_a_baseline_that_fails_is_an_error(few, tmp_path, monkeypatch, capsys):
     assert "wrong    none torch sdpa at 512: ValueError: nothing works" in result["report"]
 
 
+@long
 def test_a_host_that_waits_is_reported(few, tmp_path, monkeypatch):
     measure(monkeypatch, BASELINES[:1], [torch_variants.ours("alibi", "sdpa")])
     first = torch_clock.Clock.first
@@ -414,6 +416,7 @@ def test_a_run_that_is_stopped_leaves_what_it_has(few, tmp_path, monkeypatch):
     assert result["report"]
 
 
+@long
 def test_a_device_that_is_lost_ends_the_run(few, tmp_path, monkeypatch, capsys):
     def lost(*_, **__):
         raise RuntimeError("an illegal address")

@@ -138,6 +138,7 @@ def test_a_wrong_implementation_is_noticed(few, tmp_path, monkeypatch, capsys):
     assert "wrong    chunked alibi causal float32" in capsys.readouterr().out
 
 
+@long
 @pytest.mark.parametrize("scheme", ["fox", "kerple_log"])
 def test_gradients_of_gates_and_params_are_checked(scheme):
     framework = jax_checks.Checked(quickly=True)

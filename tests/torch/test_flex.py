@@ -1365,10 +1365,9 @@ def test_fully_masked_rows_are_zero_in_the_kernel(name):
     assert_near(result.numpy(), expected.numpy(), FLOAT32)
 
 
-@pytest.mark.parametrize("backend", some(["aot_eager", "inductor"], ["aot_eager"], long))
-@pytest.mark.parametrize(
-    "scheme", [pytest.param(posenc.ALiBi(HEADS), marks=long), posenc.T5Bias(HEADS)]
-)
+@long
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("scheme", [posenc.ALiBi(HEADS), posenc.T5Bias(HEADS)])
 def test_a_module_compiles_whole(scheme, backend):
     position = posenc_torch.Position(scheme)
     torch._dynamo.reset()

@@ -142,6 +142,7 @@ def test_dropout_is_named_as_the_configuration_does():
             hf.apply(model, T5).train()(hf_models.tokens(), use_cache=False)
 
 
+@pytest.mark.long
 def test_hf_is_an_attribute_that_imports_no_transformers():
     code = "import sys, posenc_torch; posenc_torch.hf.apply; print('transformers' in sys.modules)"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

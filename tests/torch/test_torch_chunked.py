@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 from frameworks_installed import require
-from sample import long
+from sample import long, some
 from subjects import SUBJECTS, heads, normal, params_of
 
 import posenc
@@ -329,7 +329,7 @@ def order_bound_of_params(arrays, own, out):
     return {**dict.fromkeys(own, whole), "x": 2 * each * float(heads_of_x)}
 
 
-@pytest.mark.parametrize("name", FADING)
+@pytest.mark.parametrize("name", some(FADING, ["steep", "gated+t5"], long))
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 def test_skipping_blocks_changes_at_most_a_rounding(name, dtype):
     scheme = FADING[name]
@@ -456,7 +456,7 @@ AUTOCAST = {
 
 
 @pytest.mark.parametrize("implementation", ["chunked", "folded", "sdpa", "reference"])
-@pytest.mark.parametrize("name", AUTOCAST)
+@pytest.mark.parametrize("name", some(AUTOCAST, ["growing"], long))
 def test_autocast_rounds_queries_keys_and_values_and_nothing_else(name, implementation):
     scheme = AUTOCAST[name]
     arrays, own = inputs(scheme, 700, learns=False)
@@ -706,6 +706,7 @@ def test_auto_takes_chunked_where_scores_are_many():
     assert "needs no mask" in explain(4096, posenc.NoPE())["others"]["chunked"]
 
 
+@long
 def test_auto_compiles_whole_where_scores_are_many():
     q = torch.tensor(normal((1, HEADS, 1100, HEAD_DIM), 0), dtype=torch.float32)
 
@@ -739,6 +740,7 @@ MEMORY = """
 """
 
 
+@long
 def test_the_memory_of_training_is_linear():
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(MEMORY)], capture_output=True, text=True, check=True
@@ -763,6 +765,7 @@ FORWARD_MEMORY = """
 """
 
 
+@long
 def test_parts_that_grow_fit_where_earlier_ones_were():
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(FORWARD_MEMORY)],

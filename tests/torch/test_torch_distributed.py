@@ -24,6 +24,7 @@ from two_processes import LEARNING, PROCESSES, SHARES, TRIED, UNEVEN, WRAPPED
 # Two results, forward and back through a layer; learned numbers are in all scores of a batch.
 FLOAT64 = 2 * 2 * 2 * REDUCTION_FACTOR * ATTENTION_TOL["float64"]
 TIMEOUT = 120  # seconds for all, about ten of which are needed
+pytestmark = pytest.mark.long
 
 EVERY = [
     *[("wrapped", name, way) for name in LEARNING | UNEVEN for way in WRAPPED],

@@ -72,13 +72,12 @@ CATALOGUE = list(posenc.catalogue())
 KINDS = ("learned", "nope", "rope", "sinusoidal", "t5")
 # Strict: numbers that are kept for a bias, and those kept for angles, must be in the program.
 QUICK = [
-    ("alibi", "whole", False),
-    ("fox", "documents", False),
     ("t5", "decoding", False),
     ("rope", "whole", True),
 ]
 MORE = [
     *[(name, "whole", False) for name in KINDS],
+    ("fox", "documents", False),
     ("both", "documents", False),
     ("alibi", "whole", True),
 ]

@@ -230,7 +230,8 @@ def test_a_scale_that_is_not_positive(implementation, scale):
     torch.testing.assert_close(got, scores.softmax(-1) @ v)
 
 
-@pytest.mark.parametrize("subject", some(["fox", "nope", "rope", "t5"], ["t5"], long))
+@long
+@pytest.mark.parametrize("subject", ["fox", "nope", "rope", "t5"])
 def test_one_program_serves_every_length(subject):
     torch._dynamo.reset()
     module = posenc_torch.Position(SUBJECTS[subject])
@@ -521,6 +522,7 @@ def test_an_embedding_that_is_never_added_is_a_warning(subject):
         assert warned(module, module.attend) == [0, 0, 0]
 
 
+@long
 @pytest.mark.parametrize("embeds", [False, True])
 def test_a_compiled_program_warns_of_it_too(embeds):
     torch._dynamo.reset()
