@@ -8,6 +8,7 @@ import shutil
 import tempfile
 from importlib.metadata import version
 from importlib.util import find_spec
+from zlib import crc32
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -58,12 +59,32 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
     return 0 if any(".py" in name for name in config.args) else 2
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """``--share 5/3``: every third test, others for each number before the slash."""
+    parser.addoption(
+        "--share", metavar="K/N", type=_share, default=(0, 1),
+        help="an N-th of the tests: runs that count K up try all in turn",
+    )  # fmt: skip
+
+
+def _share(text: str) -> tuple[int, int]:
+    """``"5/3"`` as (2, 3)."""
+    k, n = map(int, text.split("/"))
+    return k % n, n
+
+
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """``-m long`` leaves out what is exhaustive, though its test as a whole is marked long."""
     for item in items:
         if item.get_closest_marker("exhaustive"):
             item.own_markers[:] = [mark for mark in item.own_markers if mark.name != "long"]
+    k, n = config.getoption("share")
+    # By name, so that a test stays in its share when others come and go.
+    others = [item for item in items if crc32(item.nodeid.encode()) % n != k]
+    if others:
+        items[:] = [item for item in items if crc32(item.nodeid.encode()) % n == k]
+        config.hook.pytest_deselected(items=others)
 
 
 def pytest_configure(config: pytest.Config) -> None:
