@@ -229,6 +229,7 @@ def test_the_adapter_of_transformers_sees_a_wrong_layout(monkeypatch):
     assert "differs" in {r.status for r in found_of_transformers("llama")}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "part",
     [

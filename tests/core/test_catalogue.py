@@ -182,6 +182,7 @@ def test_a_table_fits_the_width_that_it_is_given(width):
     assert said == [row.fusable for row in rows()].count("score_mod, key bias")
 
 
+@pytest.mark.long
 def test_one_scheme_stands_for_each_kind():
     def kind(row):
         return row.enters, row.learned, row.fusable

@@ -162,6 +162,7 @@ def test_a_compiled_implementation_equals_the_reference(framework, implementatio
     no_compiled_calls_left()
 
 
+@long
 @pytest.mark.skipif("jax" not in FOUND, reason="jax is not installed")
 @times(100)
 @given(layouts(kinds=("nope",)).filter(lambda layout: not layout.pos))

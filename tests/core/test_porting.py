@@ -120,6 +120,7 @@ def test_a_cache_of_transformed_keys_at_unknown_positions(scheme):
     )
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not HAS["torch"], reason="torch is not installed")
 def test_a_compiled_call_does_not_stop_at_a_warning():
     import torch

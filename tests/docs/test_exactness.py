@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 from functools import cache
 
 import exactness
@@ -38,7 +39,10 @@ def optimised(monkeypatch):
     """Programs as users have them, and the page: conftest.py asks XLA for none of this."""
     if "jax" in {way.framework.name for way in ways()}:
         options = importlib.import_module("posenc_jax.testing")._COMPILER_OPTIONS
-        monkeypatch.setitem(options, "jit", {"xla_backend_optimization_level": 3})
+        own = {"xla_backend_optimization_level": 3}
+        if "fusion_emitters" in os.environ.get("XLA_FLAGS", ""):
+            own["xla_cpu_use_fusion_emitters"] = True
+        monkeypatch.setitem(options, "jit", own)
 
 
 def found(way, dtype, case):

@@ -182,6 +182,7 @@ def test_features_windows_and_regions_equal_the_definition(name, defined):
     assert_near_definition(scheme, where, *route("jax", "reference").gradients(*given, **options))
 
 
+@long
 @pytest.mark.parametrize(
     "inner",
     [

@@ -76,6 +76,7 @@ def test_gradients_are_those_of_calls(name):
             np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-4)
 
 
+@long
 @pytest.mark.parametrize("name", some(EACH, ["t5"], long))
 def test_values_are_those_of_calls(name):
     """Bit for bit, operation by operation: JAX compiles each for itself, for seconds."""

@@ -146,6 +146,7 @@ def test_jit_equals_eager(implementation):
     )
 
 
+@long
 @pytest.mark.parametrize("implementation", some(["xla", "chunked"], ["chunked"], long))
 def test_traced_positions_equal_the_default(implementation):
     scheme, (q, k, v) = posenc.ALiBi(HEADS), tensors(40, k_length=300)
@@ -237,6 +238,7 @@ def test_xla_refuses_values_of_another_width():
     assert posenc_jax.explain(q, q, q[..., :8], posenc.NoPE())["implementation"] == "chunked"
 
 
+@long
 @pytest.mark.parametrize("dtype", ["uint8", "uint32", "int64"])
 def test_positions_of_any_integer_dtype(dtype):
     q, k, v = tensors(20)

@@ -67,6 +67,7 @@ def test_layers_share_a_rotary():
         np.testing.assert_array_equal(attend(**given), attend())
 
 
+@pytest.mark.long
 def test_tokens_are_a_pytree():
     """With all that they hold, as arguments of compiled and mapped functions."""
     rope, q = posenc.RoPE(8), X.swapaxes(1, 2)

@@ -330,6 +330,7 @@ def shapes(dtype, dims, *, heads=HEADS, q_len=1000, k_len=1500, positions=False,
     return arrays | sides
 
 
+@long
 @pytest.mark.parametrize(
     ("subject", "dtype", "dims"),
     some(
@@ -346,6 +347,7 @@ def test_every_kernel_lowers_for_the_device_at_real_sizes(subject, dtype, dims):
     assert text.count("tpu_custom_call") == (4 if FORMS[subject] == "by distance" else 3)
 
 
+@long
 def test_kernels_lower_where_integers_have_64_bits():
     with jax.enable_x64(True):
         lowered(SUBJECTS["t5"], shapes("float32", (64, 64)), causal=True)

@@ -134,6 +134,7 @@ def test_no_positions_are_one_sentence(tmp_path, figures):
     assert "causal mask" not in words(figures[1])
 
 
+@long
 def test_a_sink_is_named_though_it_is_not_drawn(tmp_path, figures):
     draw(posenc.make("sink", num_heads=2), tmp_path / "a.png")
     draw(posenc.schemes.Sum(posenc.make("sink", num_heads=2), posenc.ALiBi(2)), tmp_path / "b.png")
@@ -141,6 +142,7 @@ def test_a_sink_is_named_though_it_is_not_drawn(tmp_path, figures):
     assert "with a sink, one more logit" in words(figures[1])
 
 
+@long
 def test_whole_rows_are_named_though_they_are_not_drawn(tmp_path, figures):
     draw(posenc.make("cope", head_dim=8), tmp_path / "a.png")
     draw(posenc.make("dape", num_heads=2), tmp_path / "b.png")
@@ -168,6 +170,7 @@ def test_a_line_per_head_holds_the_bias(tmp_path, figures):
     assert np.ma.count(second) == 9
 
 
+@long
 def test_a_bias_of_features_is_drawn_for_random_tokens(tmp_path, figures):
     size(draw(Forgetting(), tmp_path / "a.png", length=32))
     assert "depends on content" in words(figures[0])
@@ -175,6 +178,7 @@ def test_a_bias_of_features_is_drawn_for_random_tokens(tmp_path, figures):
     np.testing.assert_allclose(curve(figures[0], "3"), -0.1 * np.arange(32)[::-1], atol=1e-12)
 
 
+@long
 def test_a_bias_of_places_is_drawn_for_text(tmp_path, figures):
     scheme = posenc.schemes.ALiBi2D(2, "city_block", [0.5, 0.25])
     size(draw(scheme, tmp_path / "a.png", length=32))
@@ -182,6 +186,7 @@ def test_a_bias_of_places_is_drawn_for_text(tmp_path, figures):
     np.testing.assert_allclose(curve(figures[0], "1"), -np.arange(32)[::-1], atol=1e-12)
 
 
+@long
 def test_all_that_a_scheme_has_is_drawn_as_far_as_it_allows(tmp_path, figures):
     width, height = size(draw(Everything(), tmp_path / "a.png", length=50))
     assert (width, height > 1400) == (1600, True)
@@ -219,6 +224,7 @@ def test_given_params_are_drawn(tmp_path, figures):
         draw(scheme, tmp_path / "a.png", params={"tabel": params["table"]})
 
 
+@long
 @pytest.mark.parametrize("length", some([1, 2, 1500], [1], long))
 def test_any_length_is_drawn(tmp_path, length):
     for scheme in (posenc.ALiBi(32), posenc.RoPE(64), posenc.Sinusoidal(8)):
@@ -338,6 +344,7 @@ def test_aliasing_is_said(tmp_path, figures):
     assert "maps show one of 4 positions: periods below 8 alias" in words(figures[0])
 
 
+@long
 def test_a_picture_says_what_the_scheme_is(tmp_path, figures):
     both = posenc.schemes.Sum(posenc.RoPE(8), posenc.ALiBi(1))
     text = drawn_words(both, tmp_path, figures, length=4)

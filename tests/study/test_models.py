@@ -277,6 +277,7 @@ def test_a_trainer_that_trains_posencs_decoder_alone_says_so(monkeypatch):
         runs.make_trainer(run, None)
 
 
+@long
 @needs_torch
 def test_a_study_from_python_writes_its_report(records, tmp_path):
     study, found = records(schemes=("nope", "alibi"), model=PLAIN)

@@ -265,6 +265,7 @@ def test_a_model_that_fails_is_a_row_without_numbers():
     assert "loss at position 0 of window 0 is nan" in found.text()
 
 
+@pytest.mark.long
 def test_files_have_every_number_and_distances_are_drawn(tmp_path):
     distances = {"b": lambda tokens: np.arange(6).reshape(2, 3) + tokens.shape[1]}
     models = {"a": numpy_model, "b": numpy_model}

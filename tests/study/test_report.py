@@ -503,6 +503,7 @@ def test_png_has_its_size(tmp_path, records):
     assert struct.unpack(">II", path.read_bytes()[16:24]) == (1600, 1000)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("form", "start"), [("svg", b"<?xml"), ("pdf", b"%PDF-")])
 def test_the_figure_is_a_vector_too(tmp_path, records, form, start):
     path = tmp_path / "whatever.partial"
@@ -581,6 +582,7 @@ def test_a_headline_of_many_schemes_is_short(many):
     assert "row25 (-0.780) and 26 others. " in line
 
 
+@pytest.mark.long
 def test_a_figure_of_many_lines_is_higher(tmp_path, many):
     loss_against_length(many, tmp_path / "loss.png", study(MANY))
     width, height = struct.unpack(">II", (tmp_path / "loss.png").read_bytes()[16:24])

@@ -226,6 +226,7 @@ def test_warm_up_then_linear_decay():
     assert learning_rate(one, 99) == pytest.approx(1 / 90)
 
 
+@long
 @pytest.mark.skipif(len(BACKENDS) < 2, reason="compares two frameworks")
 @pytest.mark.parametrize(
     "name",

@@ -297,6 +297,7 @@ def test_a_task_that_must_fail_and_passes_is_red(tmp_path):
     assert "as theory says" in sentences(summary, honest)[0]
 
 
+@long
 def test_csv_and_page_have_every_seed(made, tmp_path):
     summary, records = made
     rows = list(csv.DictReader(io.StringIO(tasks_csv(summary, records))))

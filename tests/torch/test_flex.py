@@ -422,6 +422,7 @@ def test_a_new_length_compiles_nothing_once_lengths_differ():
     assert counter.graphs <= 4
 
 
+@long
 def test_new_caps_windows_and_first_tokens_compile_nothing():
     counter, arrays = CompileCounter(), tensors(SUBJECTS["alibi"], 200)
     with counter.in_use():
@@ -630,6 +631,7 @@ def test_a_gpu_takes_the_bias_unless_it_is_unsupported(name):
     assert refused is None or SEVERAL in refused
 
 
+@long
 @pinned
 @pytest.mark.parametrize(
     "options", some([{"causal": True}, {"window": 9}], [{"causal": True}], long), ids=str
@@ -745,6 +747,7 @@ class Twice(Checkered):
         return params["cells"][q % 3, k % 5] - params["cells"][k % 3, q % 5]
 
 
+@long
 @pinned
 def test_a_learned_array_read_twice_is_reported():
     scheme = Twice()
@@ -767,6 +770,7 @@ class FarAndNear(type(SUBJECTS["shaw"])):
         return r[xp.clip(q - k, 0, 2 * self.max_distance)] + r[0]
 
 
+@long
 @pinned
 def test_a_table_of_features_read_twice_is_reported():
     scheme = FarAndNear(HEAD_DIM, max_distance=3)
@@ -923,6 +927,7 @@ def test_a_gpu_s_kernels_know_when_lengths_are_whole_blocks():
     assert {divisible(q_len, k_len) for q_len, k_len in ((256, 300), (44, 256), (1, 1))} == {None}
 
 
+@long
 def test_a_gpu_s_kernels_are_two_for_all_lengths():
     counter = CompileCounter()
     with as_on_a_gpu(), counter.in_use():

@@ -186,6 +186,7 @@ def test_a_family_that_is_not_served_has_no_distances_and_says_so(tmp_path, ids,
     assert "none: posenc_torch.hf: model_type 'mamba' is not served" in text
 
 
+@pytest.mark.long
 def test_a_stopped_probe_goes_on(folder, ids, tmp_path, capsys, monkeypatch):
     given = [folder, "--text", ids, "--eval-lens", *LENGTHS, *SMALL, "--scheme", "nope"]
     whole = run(capsys, *given, "--out", tmp_path / "whole")

@@ -368,6 +368,7 @@ def test_a_ragged_batch_in_one_row(name, implementation):
         own.check(part, row, late[row])
 
 
+@long
 @pytest.mark.parametrize("name", some(SOME, ["t5"], long))
 @pytest.mark.usefixtures("_eagerly")
 def test_the_pages_of_torch(name):
@@ -485,6 +486,7 @@ def test_ten_steps_compile_once_inside_a_program_of_the_user(name, implementatio
     assert counting.graphs == 1
 
 
+@long
 @pytest.mark.parametrize("name", some(SOME, ["fox"], long))
 def test_ten_steps_compile_once_outside(name):
     own, counting = texts(name), CompileCounter()
