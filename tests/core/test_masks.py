@@ -94,11 +94,11 @@ def combined(names):
 
 
 WAITING = [p.values[0] for p in ROUTES if p.values[0] is not None and compiles(p.values[0])]
-# Where each call waits for a compiler, each combination is tried with two of the implementations.
+# Where each call waits for a compiler, each combination is tried with one of the implementations.
 FEW = [
     (str(route), names)
     for place, route in enumerate(WAITING)
-    for names in in_turn(CASES, place, len(WAITING), times=2)
+    for names in in_turn(CASES, place, len(WAITING))
 ]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from frameworks import ROUTES
-from sample import few_of_jax
+from sample import few_of_jax, long
 from subjects import normal
 
 import posenc
@@ -85,7 +85,11 @@ def found(route: Any, scheme: PositionScheme, params: Any = None, **options: Any
         return str(reason)
 
 
-@pytest.mark.parametrize("options", [{}, {"mask": posenc.window(12, first=2)}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param({}, marks=long), {"mask": posenc.window(12, first=2)}],
+    ids=["plain", "window"],
+)
 @pytest.mark.parametrize("route", few_of_jax(ROUTES))
 def test_a_region_may_have_regions(route, options):
     away = distance()

@@ -73,9 +73,8 @@ EVERY += [("parabola", "plain", "zigzag"), ("rope+key-side", "causal", "zigzag")
 EVERY += [("sink", "window", "contiguous"), ("shaw", "segments", "zigzag")]
 EVERY += [("rerope-leaky", "fully-masked", "zigzag")]
 WIDE = [("fading", "segments", "zigzag")]
-# Rows without a key, packed documents, gates, and a sink, which needs the log-sum-exp's gradient.
+# Packed documents, gates, and a sink, which needs the log-sum-exp's gradient.
 QUICK = [
-    ("alibi-learned", "fully-masked", "contiguous"),
     ("t5", "segments", "zigzag"),
     ("fading", "default-x", "contiguous"),
     ("sink", "window", "contiguous"),
