@@ -158,7 +158,7 @@ class HeadSlice(Wrapper):
             return spec
         rows, whole = self._rows(spec), spec.shape
 
-        def init(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:  # type: ignore[type-arg]
+        def init(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
             return initial_value(spec, rng)[rows]
 
         return replace(spec, shape=(rows.stop - rows.start, *whole[1:]), init=init)

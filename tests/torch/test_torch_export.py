@@ -138,7 +138,7 @@ def test_a_sink_over_shared_keys_serves_every_length(strict):
 
 def test_a_pass_over_layers_serves_every_length():
     """An embedding, a table that layers share, and positions as input; far ones too."""
-    schemes = [posenc.Sinusoidal(HEAD_DIM), posenc.T5Bias(2), posenc.RoPE(HEAD_DIM)]
+    schemes = [posenc.Sinusoidal(HEAD_DIM), posenc.T5Bias(2, causal=True), posenc.RoPE(HEAD_DIM)]
 
     class Model(torch.nn.Module):
         def __init__(self):
@@ -163,3 +163,12 @@ def test_a_pass_over_layers_serves_every_length():
         arguments = given(size, first)
         result, right = run(*arguments).detach(), model(*arguments).detach()
         assert_near(result, right, 4 * FLOAT32)  # of four layers
+
+
+def test_what_reads_values_says_so():
+    layer, given = (
+        Layer(posenc.ALiBi(4), implementation="chunked"),
+        arguments("whole", SUBJECTS["alibi"], 6, 6, 2),
+    )
+    with pytest.raises(NotImplementedError, match=r"tensor values.*'sdpa' can be exported"):
+        export(layer, (), given)
