@@ -167,7 +167,7 @@ def test_a_pass_over_layers_serves_every_length():
 
 def test_what_reads_values_says_so():
     layer, given = (
-        Layer(posenc.ALiBi(4), implementation="chunked"),
+        Layer(SUBJECTS["alibi"], implementation="chunked"),
         arguments("whole", SUBJECTS["alibi"], 6, 6, 2),
     )
     with pytest.raises(NotImplementedError, match=r"tensor values.*'sdpa' can be exported"):
