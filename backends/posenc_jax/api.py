@@ -42,6 +42,7 @@ from posenc.backend import (
 from posenc_jax import folded
 from posenc_jax.chunked import implementation as chunked
 from posenc_jax.fused import implementation as fused
+from posenc_jax.fused.shapes import is_symbolic
 from posenc_jax.hold import hold
 from posenc_jax.unfold import unfold
 
@@ -328,7 +329,7 @@ def _why_not_xla(call: Call) -> str | None:
 
 def _xla_not_preferred(call: Call) -> str | None:
     q_len, k_len = call.q.shape[2], call.k.shape[2]
-    if q_len <= FEW_QUERIES or isinstance(chunked.plan(call), Refusal):
+    if is_symbolic(call) or q_len <= FEW_QUERIES or isinstance(chunked.plan(call), Refusal):
         return None
     if jax.default_backend() == "cpu":
         return "on a CPU 'chunked' is faster, with one block or with many"

@@ -30,6 +30,7 @@ from posenc.backend import (
 )
 from posenc_torch.api import attention
 from posenc_torch.bound import Bound
+from posenc_torch.tracing import is_exporting
 
 _USE = (
     "call x = positions.embed(x) once, before the first layer, and "
@@ -161,7 +162,7 @@ class Position(_SingleCalls, nn.Module):
         return out
 
     def _record_embed(self, length: int | None) -> None:
-        if has_embedding(self.scheme) and not _exporting():
+        if has_embedding(self.scheme) and not is_exporting():
             self._unembedded = False
             # A program that reads a length from here would be compiled again for each length.
             known = not torch.compiler.is_compiling() and type(length) is int
@@ -169,7 +170,7 @@ class Position(_SingleCalls, nn.Module):
 
     def check_embedded(self, k: Tensor, causal: bool, tokens: Tokens | None) -> None:
         """Check that ``embed`` was called, and with as many tokens, if the scheme has one."""
-        if not has_embedding(self.scheme) or _exporting():
+        if not has_embedding(self.scheme) or is_exporting():
             return
         if self._unembedded:
             self._unembedded = False
@@ -383,11 +384,6 @@ def _check_embedded_len(length: int | None, k: Tensor, in_order: bool) -> None:
             f"has {k.shape[2]} tokens, and attend puts the last query at the last key by default; "
             "give embed the positions of its tokens, pos="
         )
-
-
-def _exporting() -> bool:
-    """Whether ``torch.export`` is tracing, which allows no side effects; needs PyTorch 2.7."""
-    return getattr(torch.compiler, "is_exporting", bool)()
 
 
 def _distribute_like(param: Any, value: Tensor) -> Tensor:

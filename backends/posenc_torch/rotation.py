@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc_torch.tracing import is_traced, is_transformed
+from posenc_torch.tracing import is_exporting, is_traced, is_transformed
 
 
 def hold(table: Tensor) -> Tensor:
@@ -16,7 +16,7 @@ def hold(table: Tensor) -> Tensor:
     ``as_strided`` reads memory, so the compiler must write the table to it first.
     """
     # Not in an exported program: runtimes other than PyTorch may lack the operation. DTensor does.
-    if not torch.compiler.is_compiling() or _exporting() or type(table) is not Tensor:
+    if not torch.compiler.is_compiling() or is_exporting() or type(table) is not Tensor:
         return table
     return torch.as_strided(table, table.shape, table.stride())
 
@@ -66,8 +66,3 @@ class _Halves(torch.autograd.Function):
             back = torch.cat([first * cos + second * sin, second * cos - first * sin], dim=-1)
             return back, None, None
         return _Halves.apply(d_out, -sin, cos), None, None  # type: ignore[no-untyped-call]
-
-
-def _exporting() -> bool:
-    """Whether ``torch.export`` is tracing; needs PyTorch 2.7."""
-    return getattr(torch.compiler, "is_exporting", bool)()

@@ -104,10 +104,12 @@ def init_params(
     """
     check_scheme(scheme)
     rng = np.random.default_rng(seed)
-    draws = {
-        name: (spec.init or _normal)(rng, spec.shape) for name, spec in scheme.param_specs().items()
-    }
-    return {name: np.asarray(value, dtype=np.float32) for name, value in draws.items()}
+    return {name: initial_value(spec, rng) for name, spec in scheme.param_specs().items()}
+
+
+def initial_value(spec: ParamSpec, rng: np.random.Generator) -> np.ndarray[Any, Any]:
+    """The first value of one learned array, float32."""
+    return np.asarray((spec.init or _normal)(rng, spec.shape), dtype=np.float32)
 
 
 def as_mapping(params: Mapping[str, Array] | None, name: str = "params") -> Mapping[str, Array]:

@@ -82,6 +82,11 @@ class PositionScheme(Declared):
     """Why ``adjust_scores`` needs whole rows of scores, for the error of implementations that have
     only tiles of them."""
 
+    mixes_heads: str = ""
+    """Why one head needs others, or which of all heads it is, for the error of ``HeadSlice``. Empty
+    if a head depends only on its own rows of arrays: then methods read the number of heads from
+    arrays, not from a field."""
+
     paper: str = ""
     """Authors, year and arXiv number, for the catalogue and the end of the docstring."""
 
@@ -90,8 +95,8 @@ class PositionScheme(Declared):
     without training. A study of the whole catalogue then trains that one and tests this one."""
 
     _FACTS: ClassVar[Mapping[str, type]] = {
-        "relative": bool, "axes": int, "shared": bool, "whole_rows": str, "paper": str,
-        "trained_as": str,
+        "relative": bool, "axes": int, "shared": bool, "whole_rows": str,
+        "mixes_heads": str, "paper": str, "trained_as": str,
     }  # fmt: skip
 
     @classmethod

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from posenc.schemes.dual_chunk import DualChunk
     from posenc.schemes.fire import FIRE
     from posenc.schemes.fox import FoX
+    from posenc.schemes.head_slice import HeadSlice
     from posenc.schemes.inkling import Inkling
     from posenc.schemes.kerple import Kerple
     from posenc.schemes.learned import Learned
@@ -61,11 +62,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CABLE", "DAPE", "FIRE", "NTK", "PI", "ALiBi", "ALiBi2D", "AxialRoPE", "Chunk", "ClipHann",
-    "ClipPeriod", "CoPE", "DeBERTa", "DualChunk", "DynamicNTK", "FoX", "Fractional", "Inkling",
-    "Kerple", "Learned", "LearnedRoPE", "Llama3", "LogScale", "LongRoPE", "MRoPE", "MixedRoPE",
-    "NTKMixed", "NoPE", "PaTH", "PoPE", "Proportional", "ReRoPE", "RelativeTable", "RoPE",
-    "Sandwich", "Scaling", "SelectiveRoPE", "SelfExtend", "Shaw", "Sink", "Sinusoidal", "Sum",
-    "T5Bias", "TransformerXL", "Wrapper", "XPos", "YaRN", "catalogue", "make",
+    "ClipPeriod", "CoPE", "DeBERTa", "DualChunk", "DynamicNTK", "FoX", "Fractional",
+    "HeadSlice", "Inkling", "Kerple", "Learned", "LearnedRoPE", "Llama3", "LogScale",
+    "LongRoPE", "MRoPE", "MixedRoPE", "NTKMixed", "NoPE", "PaTH", "PoPE", "Proportional",
+    "ReRoPE", "RelativeTable", "RoPE", "Sandwich", "Scaling", "SelectiveRoPE", "SelfExtend",
+    "Shaw", "Sink", "Sinusoidal", "Sum", "T5Bias", "TransformerXL", "Wrapper", "XPos", "YaRN",
+    "catalogue", "make",
 ]  # fmt: skip
 
 _MAKERS = ("catalogue", "make")  # of a room above, which is imported by name
@@ -83,6 +85,7 @@ MODULES = {
     "DualChunk": "dual_chunk",
     "FIRE": "fire",
     "FoX": "fox",
+    "HeadSlice": "head_slice",
     "Inkling": "inkling",
     "Kerple": "kerple",
     "Learned": "learned",

@@ -21,6 +21,7 @@ _NOT_TAKEN = {Hook.ADJUST_SCORES: "adjusts scores", Hook.REGIONS: "has regions"}
 class DAPE(
     Combination,
     whole_rows="the score of a head depends on those of all heads",
+    mixes_heads="the score of a head depends on those of all heads",
     paper="Zheng et al. 2024, arXiv 2405.14722",
 ):
     """``s + b + f([s; b])`` with the scaled scores ``s`` and the bias ``b`` of a scheme.

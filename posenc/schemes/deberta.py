@@ -109,8 +109,9 @@ class DeBERTa(PositionScheme, relative=True, paper="He et al. 2020, arXiv 2006.0
 
     def _p2c(self, k: Array, pos: Array, *, scale: float, params: Arrays, xp: Namespace) -> Array:
         positions = self._of_distances("k", k, params["p_q"], xp)
-        if k.shape[1] != self.num_heads:
-            k = xp.repeat(k, self.num_heads // k.shape[1], axis=1)
+        heads = params["p_q"].shape[0]
+        if k.shape[1] != heads:
+            k = xp.repeat(k, heads // k.shape[1], axis=1)
         return scale * xp.matmul(k, positions)
 
     def bias(self, q: Array, k: Array, *, params: Any, xp: Namespace) -> Array:

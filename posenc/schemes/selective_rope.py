@@ -21,7 +21,11 @@ _EPS = 1e-6  # in the norm of a hidden state, as released
 
 
 @dataclass(frozen=True)
-class SelectiveRoPE(PositionScheme, paper="Movahedi et al. 2025, arXiv 2511.17388"):
+class SelectiveRoPE(
+    PositionScheme,
+    mixes_heads="hidden states are cut into all heads",
+    paper="Movahedi et al. 2025, arXiv 2511.17388",
+):
     """Rotation of pair ``(k, k + D/2)`` by ``t_k sum_{s <= i} a_sk`` with learned angles ``a``.
 
     A hidden state is cut into ``H`` heads, each divided by its length: ``x``. Then

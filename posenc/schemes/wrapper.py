@@ -28,7 +28,8 @@ class Wrapper(PositionScheme):
         papers = (inside.paper if inside.hooks() else "", type(self).paper)
         self._declare(
             relative=inside.relative, axes=inside.axes, shared=inside.shared,
-            whole_rows=inside.whole_rows, paper="; ".join(filter(None, papers)),
+            whole_rows=inside.whole_rows, mixes_heads=inside.mixes_heads,
+            paper="; ".join(filter(None, papers)),
         )  # fmt: skip
 
     def hooks(self) -> frozenset[Hook]:

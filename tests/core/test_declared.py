@@ -211,7 +211,7 @@ def test_a_wrapper_that_changes_nothing_is_the_scheme(scheme):
         scheme: PositionScheme
 
     around = Around(scheme)
-    for fact in ("relative", "axes", "shared", "whole_rows", "paper"):
+    for fact in ("relative", "axes", "shared", "whole_rows", "mixes_heads", "paper"):
         assert getattr(around, fact) == getattr(scheme, fact)
     assert around.hooks() == scheme.hooks()
     assert around.feature_specs() == scheme.feature_specs()

@@ -76,6 +76,14 @@ class Absolute(Ours):
 
 
 @dataclass(frozen=True)
+class Averaged(Decay):
+    """A head reads the numbers of all heads, and does not say so."""
+
+    def bias(self, q, k, *, params, xp):
+        return super().bias(q, k, params=params, xp=xp) * xp.mean(params["p"])
+
+
+@dataclass(frozen=True)
 class Modest(Decay, relative=False):
     """Does not say that it is relative."""
 
@@ -440,6 +448,8 @@ WRONG = {
     "at_length_is_a_scheme_of_its_kind (long)": Short(HEADS),
     "bias_is_elementwise": Shared(HEADS),
     "tile_is_slice": Shared(HEADS),
+    "a_slice_of_heads_is_that_of_the_whole": Averaged(),
+    "a_slice_of_heads_that_share_keys_is_that_of_the_whole": Averaged(),
     "bias_is_finite_or_masks": Infinite(),
     "relative_is_as_claimed": Absolute(HEADS),
     "relative_is_as_claimed (unsaid)": Modest(),

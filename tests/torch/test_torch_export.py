@@ -13,6 +13,7 @@ from subjects import SUBJECTS
 import posenc
 from posenc.schemes import Sink
 from posenc.testing import assert_near
+from posenc.testing.examples import HEAD_DIM
 from posenc.testing.tolerances import ATTENTION_TOL
 
 if not HAS["torch"]:
@@ -132,3 +133,41 @@ def test_a_sink_over_shared_keys_serves_every_length(strict):
     for now in (slice(7), slice(3)):
         shorter = q[:, :, now], k[:, :, now]
         assert_near(run(*shorter).detach(), layer(*shorter).detach(), FLOAT32)
+
+
+def test_a_pass_over_layers_serves_every_length():
+    """An embedding, a table that layers share, and positions as input; far ones too."""
+    schemes = [posenc.Sinusoidal(HEAD_DIM), posenc.T5Bias(2, causal=True), posenc.RoPE(HEAD_DIM)]
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.positions = posenc_torch.Positions(schemes, layers=4)
+
+        def forward(self, x, pos):
+            bound = self.positions.bind(posenc.Tokens(pos=pos), causal=True)
+            x = bound.embed(x)
+            q = x[:, None].expand(-1, 2, -1, -1)
+            for attend in bound:
+                q = attend(q, q, q)
+            return q
+
+    def given(length, first):
+        return torch.randn(2, length, HEAD_DIM), torch.arange(length) + first
+
+    torch.manual_seed(0)
+    model, length = Model(), Dim("length", min=2, max=4096)
+    run = export(model, given(6, 0), dynamic_shapes=({1: length}, {0: length})).module()
+    for size, first in ((3, 0), (21, 1_000_000)):
+        arguments = given(size, first)
+        result, right = run(*arguments).detach(), model(*arguments).detach()
+        assert_near(result, right, 4 * FLOAT32)  # of four layers
+
+
+def test_what_reads_values_says_so():
+    layer, given = (
+        Layer(SUBJECTS["alibi"], implementation="chunked"),
+        arguments("whole", SUBJECTS["alibi"], 6, 6, 2),
+    )
+    with pytest.raises(NotImplementedError, match=r"tensor values.*'sdpa' can be exported"):
+        export(layer, (), given)

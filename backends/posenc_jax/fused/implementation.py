@@ -31,6 +31,7 @@ from posenc_jax.fused.gradients import NAME, Kernels, attend
 from posenc_jax.fused.inputs import inputs_of
 from posenc_jax.fused.plan import MIN_SCORE, Form
 from posenc_jax.fused.reads import BiasReads, trace_bias_reads, why_not_elementwise
+from posenc_jax.fused.shapes import is_symbolic
 from posenc_jax.fused.target import target
 from posenc_jax.operations import is_cheaper_by_distance
 from posenc_jax.trees import varying_axes
@@ -136,6 +137,8 @@ def _run(
 
 def not_preferred(call: Call) -> str | None:
     """Why ``"auto"`` skips the kernels; None if it does not."""
+    if is_symbolic(call):
+        return "a length is symbolic, and the kernels' grid needs numbers"
     if call.q.shape[2] < FEW_QUERIES:
         return f"{call.q.shape[2]} queries are few, and the rest of a block would be padding"
     if (kind := _not_run_yet(call)) is not None:

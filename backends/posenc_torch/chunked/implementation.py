@@ -19,11 +19,12 @@ from posenc_torch.chunked.job import Job, table_of
 from posenc_torch.chunked.passes import Fused, Recomputed
 from posenc_torch.chunked.tensors import tensors_of
 from posenc_torch.sdpa import has_native_mask, is_small
-from posenc_torch.tracing import is_traced, is_transformed
+from posenc_torch.tracing import is_exporting, is_traced, is_transformed
 
 WHY_NOT_COMPILED = (
     "posenc 'chunked' chooses key blocks from tensor values, which a compiled graph does not have"
 )
+_TRACED = "it chooses key blocks from tensor values, which a traced program does not have"
 
 
 @torch.compiler.disable(reason=WHY_NOT_COMPILED)  # type: ignore[no-untyped-call,untyped-decorator]
@@ -41,6 +42,8 @@ def plan(call: Call) -> Planned | Refusal:
 
 
 def _why_not(call: Call) -> str | None:
+    if is_exporting():
+        return f"{_TRACED}; 'sdpa' can be exported"
     if torch.compiler.is_compiling():
         return None  # the disabled function raises, or breaks the graph where that is allowed
     if is_traceable_wrapper_subclass(call.q):
@@ -48,7 +51,7 @@ def _why_not(call: Call) -> str | None:
     if call.q.device.type == "meta" or isinstance(call.q, FakeTensor):
         return "it chooses key blocks from tensor values, and these tensors have none"
     if is_traced():
-        return "it chooses key blocks from tensor values, which a traced program does not have"
+        return _TRACED
     if is_transformed():
         return "its backward pass supports torch.autograd, not torch.func or forward mode"
     return None

@@ -6,6 +6,7 @@ from posenc.testing.lawbook import (
     claims,
     equivalence,
     frameworks,
+    heads,
     offsets,
     queries,
     regions,
@@ -15,6 +16,6 @@ from posenc.testing.lawbook import (
 )
 
 __all__ = [
-    "attention", "bias", "claims", "equivalence", "frameworks", "offsets", "queries", "regions",
-    "rows", "scheme", "tokens",
+    "attention", "bias", "claims", "equivalence", "frameworks", "heads", "offsets", "queries",
+    "regions", "rows", "scheme", "tokens",
 ]  # fmt: skip
