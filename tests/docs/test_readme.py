@@ -29,7 +29,7 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 # A compiler for ten seconds or most schemes, several processes, three trainings, studies.
 SLOW = ("ablation", "ring_attention", "kv_cache", "context_parallel", "hf_ablation",
         "study_equinox", "study_flax", "study_hf", "study_nanogpt")  # fmt: skip
-OPTIONAL = ("equinox", "flax", "transformers")
+OPTIONAL = ("equinox", "flax", "keras", "transformers")
 
 
 def missing(text):

@@ -6,7 +6,7 @@ import pytest
 import posenc
 
 jax = pytest.importorskip("jax")
-pytest.importorskip("flatbuffers", reason="flatbuffers is not installed; .ci/export runs this")
+pytest.importorskip("flatbuffers", reason="flatbuffers is not installed; .ci/libraries runs this")
 
 import posenc_jax  # noqa: E402
 

@@ -6,7 +6,7 @@ import pytest
 import posenc
 from posenc.testing.tolerances import ATTENTION_TOL, assert_near
 
-WHERE = "is not installed; .ci/export runs this"
+WHERE = "is not installed; .ci/libraries runs this"
 torch = pytest.importorskip("torch")
 pytest.importorskip("onnxscript", reason=f"onnxscript {WHERE}")
 onnxruntime = pytest.importorskip("onnxruntime", reason=f"onnxruntime {WHERE}")

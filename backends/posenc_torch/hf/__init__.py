@@ -3,7 +3,10 @@
 >>> model = posenc_torch.hf.apply(model)  # its own positions, computed here     # doctest: +SKIP
 >>> model = posenc_torch.hf.apply(model, posenc.ALiBi(num_heads))  # others      # doctest: +SKIP
 
-What happens to the model, in place (``model.py``):
+``register()`` is for models that keep their own positions: ``attn_implementation="posenc"`` is then
+attention of posenc (``registered.py``).
+
+What ``apply`` does to the model, in place (``model.py``):
 
 1. Its rotary modules return no rotation, and what else its attention computes from positions is
    switched off. ``Family`` says where and how.
@@ -39,6 +42,7 @@ The fields of ``Family`` are what may differ. ``prepare`` may replace any attrib
 """
 
 from posenc_torch.hf.model import apply, remove
+from posenc_torch.hf.registered import register
 from posenc_torch.hf.study import ForStudy
 
-__all__ = ["ForStudy", "apply", "remove"]
+__all__ = ["ForStudy", "apply", "register", "remove"]

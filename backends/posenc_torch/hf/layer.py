@@ -358,7 +358,7 @@ def _without_chunks(scheme: PositionScheme) -> PositionScheme:
     return NoPE() if isinstance(scheme, Chunk) else scheme
 
 
-def _dropout_name(module: Any) -> str:
+def dropout_name(module: Any) -> str:
     """What the configuration of a module calls the dropout of attention weights."""
     names = "attention_dropout", "attn_pdrop", "dropout_rate"
     config = getattr(module, "config", None)
@@ -398,7 +398,7 @@ def attention_function(
         attention_mask = attention_mask & chosen
     if dropout:
         raise NotImplementedError(
-            f"dropout={dropout}: posenc drops no attention weights; set {_dropout_name(module)} of "
+            f"dropout={dropout}: posenc drops no attention weights; set {dropout_name(module)} of "
             "the configuration to 0 before the model is made, or call model.eval()"
         )
     if hasattr(module, LAYER):
@@ -409,8 +409,8 @@ def attention_function(
     elif not hasattr(module, CROSS):
         raise RuntimeError(
             f"{type(module).__name__} is of no model that was given to posenc_torch.hf.apply, but "
-            "has the configuration of one; give apply(model) this model too, or make it from a "
-            "configuration whose attn_implementation is not 'posenc'"
+            "has the configuration of one; give apply(model) this model too, or make it from the "
+            "configuration of a model before apply"
         )
     else:
         # Either text may be longer; by default, their ends are aligned.

@@ -33,8 +33,9 @@ from posenc_torch.hf.learned import RECORD, Learned, embed_of, params_of, take_s
 from posenc_torch.hf.masks import mask_function
 
 Model = TypeVar("Model", bound=nn.Module)
-# Of our masks alone: transformers makes no model from a configuration that names it.
-_MASKS = "posenc_masks"
+# Attention and masks of models that were given to ``apply``; and of our masks alone: transformers
+# makes no model from a configuration that names it.
+_ATTENTION, _MASKS = "posenc_applied", "posenc_masks"
 _APPLIED = "_posenc_applied"
 
 
@@ -152,12 +153,13 @@ def apply(
         applied.before(part, positions.forget)
         applied.after(part, positions.end)
     _own_configs(model)
+    own_config: Any = model.config
     if learned is not None:
         shapes = {name: list(array.shape) for name, array in learned.named_parameters()}
-        applied.replace(model.config, RECORD, shapes or None)
-    text: Any = model.config
-    for config in (text.get_text_config(), *(part.config for part in parts)):
-        name = _MASKS if family.own_attention else _NAME
+        for config in {id(c): c for c in (own_config, own_config.get_text_config())}.values():
+            applied.replace(config, RECORD, shapes)
+    for config in (own_config.get_text_config(), *(part.config for part in parts)):
+        name = _MASKS if family.own_attention else _ATTENTION
         applied.replace(config, "_attn_implementation_internal", name)
     family.prepare(model, applied)
     return model
@@ -309,7 +311,7 @@ def _no_rotation(module: nn.Module, args: Any, kwargs: dict[str, Any], output: A
 
 def _refuse(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
     """Hook before a model: what no implementation of posenc returns is an error."""
-    if module.config._attn_implementation not in (_NAME, _MASKS):
+    if module.config._attn_implementation not in (_ATTENTION, _MASKS):
         raise RuntimeError(
             f"attention is {module.config._attn_implementation!r}, but positions are posenc's; use "
             "posenc_torch.hf.remove(model) instead of set_attn_implementation"
@@ -336,6 +338,6 @@ def _register() -> None:
     """Make our functions known to transformers."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
-    AttentionInterface.register(_NAME, attention_function)
-    for name in (_NAME, _MASKS):
+    AttentionInterface.register(_ATTENTION, attention_function)
+    for name in (_ATTENTION, _MASKS):
         AttentionMaskInterface.register(name, mask_function)
