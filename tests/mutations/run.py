@@ -30,7 +30,10 @@ os.environ.pop("PYTEST_ADDOPTS", None)
 import pytest  # noqa: E402
 from faults import FAULTS, ROOT, Fault  # noqa: E402
 
-COPIED = ("posenc", "backends", "benchmarks", "docs", "tests", "pyproject.toml")
+COPIED = (
+    "posenc", "backends", "benchmarks", "docs", "examples", "tests", "pyproject.toml", "README.md",
+    "CHANGELOG.md",
+)  # fmt: skip
 PACKAGES = ("posenc", "posenc_torch", "posenc_jax")
 # Imported before the first fork, so that no run waits for them; nothing of posenc, which differs.
 WARM = (
