@@ -37,6 +37,7 @@ _BUILT_IN: dict[str, Entry] = {
     "dual_chunk": "DualChunk",
     "fire": "FIRE",
     "fox": "FoX",
+    "grape_a": "GRAPEA",
     "inkling": "Inkling",
     "kerple_log": ("Kerple", {"kind": "log"}),
     "kerple_power": ("Kerple", {"kind": "power"}),

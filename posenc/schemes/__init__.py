@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from posenc.schemes.dual_chunk import DualChunk
     from posenc.schemes.fire import FIRE
     from posenc.schemes.fox import FoX
+    from posenc.schemes.grape_a import GRAPEA
     from posenc.schemes.inkling import Inkling
     from posenc.schemes.kerple import Kerple
     from posenc.schemes.learned import Learned
@@ -60,7 +61,8 @@ if TYPE_CHECKING:
     from posenc.schemes.xpos import XPos
 
 __all__ = [
-    "CABLE", "DAPE", "FIRE", "NTK", "PI", "ALiBi", "ALiBi2D", "AxialRoPE", "Chunk", "ClipHann",
+    "CABLE", "DAPE", "FIRE", "GRAPEA", "NTK", "PI",
+    "ALiBi", "ALiBi2D", "AxialRoPE", "Chunk", "ClipHann",
     "ClipPeriod", "CoPE", "DeBERTa", "DualChunk", "DynamicNTK", "FoX", "Fractional", "Inkling",
     "Kerple", "Learned", "LearnedRoPE", "Llama3", "LogScale", "LongRoPE", "MRoPE", "MixedRoPE",
     "NTKMixed", "NoPE", "PaTH", "PoPE", "Proportional", "ReRoPE", "RelativeTable", "RoPE",
@@ -83,6 +85,7 @@ MODULES = {
     "DualChunk": "dual_chunk",
     "FIRE": "fire",
     "FoX": "fox",
+    "GRAPEA": "grape_a",
     "Inkling": "inkling",
     "Kerple": "kerple",
     "Learned": "learned",
