@@ -70,6 +70,7 @@ _BUILT_IN: dict[str, Entry] = {
     "sinusoidal": "Sinusoidal",
     "t5": "T5Bias",
     "transformer_xl": "TransformerXL",
+    "wall": "Wall",
     "xpos": "XPos",
 }
 _GROUP = "posenc.schemes"

@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from posenc.schemes.sum import Sum
     from posenc.schemes.t5 import T5Bias
     from posenc.schemes.transformer_xl import TransformerXL
+    from posenc.schemes.wall import Wall
     from posenc.schemes.wrapper import Wrapper
     from posenc.schemes.xpos import XPos
 
@@ -67,7 +68,7 @@ __all__ = [
     "Kerple", "Learned", "LearnedRoPE", "Llama3", "LogScale", "LongRoPE", "MRoPE", "MixedRoPE",
     "NTKMixed", "NoPE", "PaTH", "PoPE", "Proportional", "ReRoPE", "RelativeTable", "RoPE",
     "Sandwich", "Scaling", "SelectiveRoPE", "SelfExtend", "Shaw", "Sink", "Sinusoidal", "Sum",
-    "T5Bias", "TransformerXL", "Wrapper", "XPos", "YaRN", "catalogue", "make",
+    "T5Bias", "TransformerXL", "Wall", "Wrapper", "XPos", "YaRN", "catalogue", "make",
 ]  # fmt: skip
 
 _MAKERS = ("catalogue", "make")  # of a room above, which is imported by name
@@ -121,6 +122,7 @@ MODULES = {
     "Sum": "sum",
     "T5Bias": "t5",
     "TransformerXL": "transformer_xl",
+    "Wall": "wall",
     "Wrapper": "wrapper",
     "XPos": "xpos",
 }
