@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -47,6 +47,10 @@ class GRAPEA(PositionScheme, relative=True, paper="Zhang et al. 2025, arXiv 2512
     num_heads: Count
     head_dim: Count
     u_l2_norm: bool = True
+    _slopes: tuple[float, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_slopes", ALiBi(self.num_heads).head_slopes())
 
     def param_specs(self) -> Mapping[str, ParamSpec]:
         return {
@@ -55,7 +59,7 @@ class GRAPEA(PositionScheme, relative=True, paper="Zhang et al. 2025, arXiv 2512
         }
 
     def constants(self) -> Mapping[str, tuple[float, ...]]:
-        return {"slopes": ALiBi(self.num_heads).head_slopes()}
+        return {"slopes": self._slopes}
 
     def feature_specs(self) -> Mapping[str, FeatureSpec]:
         return {"gate": FeatureSpec(self._gates, of="key", reads="vectors")}
