@@ -46,7 +46,7 @@ class Wall(
     Learned array: ``w (H, D, C)``, at first normal with standard deviation 0.02. A first gate is
     about ``-exp(-8)``, so a channel remembers some 3000 tokens.
 
-    Only the reference computes it, in memory of about ``2 + 3 D / 16`` arrays of scores. A fused
+    Only the reference computes it, in memory of about ``10 + D / 5`` arrays of scores. A fused
     kernel would have to take its anchors tile by tile. The authors' further gate, which is added to
     scores, is ``Sum(Wall(...), FoX(...))``.
 
@@ -175,6 +175,7 @@ class _Sorted:
         """The block of each query, ``(B, H, Q, _BLOCK, D)``."""
         batch, heads, _, size, dim = blocks.shape
         flat = self.xp.reshape(blocks, (batch, heads, -1, size * dim))
-        index = self.xp.broadcast_to(own[..., None], (batch, heads, own.shape[-1], size * dim))
+        index = self.xp.astype(own, self.order.dtype)[..., None]
+        index = self.xp.broadcast_to(index, (batch, heads, own.shape[-1], size * dim))
         found = self.xp.take_along_axis(flat, index, axis=2)
         return self.xp.reshape(found, (batch, heads, -1, size, dim))
