@@ -63,7 +63,7 @@ the data against them.
 | sines, cosines, embeddings, rotated vectors | within 2^-51 | within 2^-22 | rounded once |
 | ALiBi's biases | within {ulp64:.0f} ulp | within {ulp32:.0f} ulp | rounded once |
 | biases and factors with a logarithm or a power | {elementary} | {elementary} | rounded once |
-| sums of 16 gates (FoX, CABLE) | {sums} | {sums} | rounded once |
+| sums of 16 gates (FoX, CABLE, Wall) | {sums} | {sums} | rounded once |
 | Sandwich, FIRE, PoPE, xPos | {largest} | {largest} | rounded once |
 | T5's buckets | equal | equal | equal |
 | copied numbers | equal | equal | rounded once |
@@ -76,7 +76,7 @@ FAMILIES = {  # by measure
     "bounded": "sines, cosines, embeddings, rotated vectors",
     "ulp": "ALiBi's biases",
     "elementary": "biases and factors with a logarithm or a power",
-    "sum": "sums of 16 gates (FoX, CABLE)",
+    "sum": "sums of 16 gates (FoX, CABLE, Wall)",
     "largest": "Sandwich, FIRE, PoPE, xPos",
     "copy": "T5's buckets and copied numbers",
 }

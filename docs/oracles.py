@@ -342,6 +342,21 @@ def gate_sums(scheme: Any, given: Mapping[str, np.ndarray]) -> np.ndarray:
     return np.swapaxes(np.cumsum(gates, axis=1), 1, 2)
 
 
+def wall(scheme: Any, given: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Sums of ``-ln(1 + exp(-z))``, ``z = w.x + offset``, of each channel (Pai et al.)."""
+    w, x = given["w"].astype(object), given["x"][:, None].astype(object)
+    gates = each(lambda z: -MP.log1p(MP.exp(-MP.mpf(z))), x @ w.swapaxes(1, 2) + scheme.offset)
+    return np.cumsum(gates, axis=2)
+
+
+def grape_a(scheme: Any, given: Mapping[str, np.ndarray]) -> np.ndarray:
+    """``ln(1 + exp(u.k / (|u| sqrt(D))))`` of each key (Zhang et al., the additive form)."""
+    u = np.asarray([[MP.mpf(float(n)) / MP.norm(list(map(float, row))) for n in row]
+                    for row in given["u"]], dtype=object)  # fmt: skip
+    z = (given["k"].astype(object) * u[:, None]).sum(axis=-1) / MP.sqrt(scheme.head_dim)
+    return each(lambda z: MP.log1p(MP.exp(z)), z)
+
+
 @dataclass(frozen=True, eq=False)
 class Case:
     """A scheme with options, what it is asked, and its oracle.
@@ -353,15 +368,15 @@ class Case:
     scheme, oracle
         The scheme, and what it must answer.
     place
-        ``"bias"``, ``"transform"``, ``"embedding"`` or ``"gates"``: their sums, which the bias is
-        the difference of.
+        ``"bias"``, ``"transform"``, ``"embedding"``, or ``"feature NAME"``, of keys: sums of gates,
+        of which a bias is the difference.
     measure
         ``"bounded"``: values up to 1, and errors in spacings of the numbers in [1/2, 1).
         ``"largest"``: the same in spacings at the largest value. ``"ulp"``, ``"elementary"``,
         ``"sum"``: errors in spacings of the numbers at each value, rounded. ``"copy"``: how many
         values are not exactly what they should be.
     own
-        Arrays besides positions: ``x``, which every dtype holds, or a float32 ``table``.
+        Arrays besides positions: ``x`` and ``k``, which every dtype holds, or a float32 ``table``.
     """
 
     kind: str
@@ -381,11 +396,11 @@ class Case:
             params = {name: own[name] for name in self.scheme.param_specs()}
             given = self.scheme, own["x"], arrays["pos"]
             return posenc.transform(*given, role="query", params=params, xp=xp)
-        if self.place == "gates":
-            learned = {name: own[name] for name in ("w", "b")}
-            tokens = posenc.Tokens(x=own["x"])
-            sums = posenc.features(self.scheme, learned, tokens, xp=xp)[1].features["c"]
-            return xp.astype(sums, dtype)
+        if self.place.startswith("feature "):
+            learned = {name: own[name] for name in self.scheme.param_specs()}
+            tokens, vectors = posenc.Tokens(x=own.get("x")), {n: own.get("k") for n in "qk"}
+            keys = posenc.features(self.scheme, learned, tokens, **vectors, xp=xp)[1]
+            return xp.astype(keys.features[self.place.removeprefix("feature ")], dtype)
         if self.place == "bias":
             pair = arrays["pos"], arrays["k_pos"]
             return posenc.bias(self.scheme, *pair, own, dtype=dtype, xp=xp)
@@ -483,6 +498,13 @@ GATES = {
     "w": (_rng.integers(-90, 91, (2, 3)) / 64).astype(np.float32),
     "b": np.asarray([0, 1.5], np.float32),
 }
+KEYS = _rng.integers(-90, 91, (len(RANGES), 2, 16, 4)) / 16
+# Of length 2, so that logits are exact.
+HALVES_OF_ONE = np.asarray([[1, -1, 1, 1], [-1, 1, 1, 1]], np.float32)
+CHANNELS = {
+    "x": GATES["x"], "k": KEYS,
+    "w": (_rng.integers(-90, 91, (2, 4, 3)) / 64).astype(np.float32),
+}  # fmt: skip
 NUMBERS = {"p": np.asarray([1.7, 0.3], np.float32), "a": np.asarray([0.9, 0.05], np.float32)}
 NETWORK = {
     "c": np.float32(0.1), "len_scale": np.float32(1.5),
@@ -522,8 +544,26 @@ CASES = [
             "12 heads, geometric": posenc.ALiBi(12, slopes="geometric"),
         },
     ),
-    *options("cable", gate_sums, "gates", "sum", {"": posenc.schemes.CABLE(2, 3)}, lambda _: GATES),
-    *options("fox", gate_sums, "gates", "sum", {"": posenc.schemes.FoX(2, 3)}, lambda _: GATES),
+    *options(
+        "cable", gate_sums, "feature c", "sum", {"": posenc.schemes.CABLE(2, 3)}, lambda _: GATES
+    ),
+    *options("fox", gate_sums, "feature c", "sum", {"": posenc.schemes.FoX(2, 3)}, lambda _: GATES),
+    *options(
+        "grape_a",
+        grape_a,
+        "feature gate",
+        "elementary",
+        {"": posenc.schemes.GRAPEA(2, 4)},
+        lambda _: {"k": KEYS, "u": HALVES_OF_ONE, "omega": np.zeros(2, np.float32)},
+    ),
+    *options(
+        "wall",
+        wall,
+        "feature p",
+        "sum",
+        {"": posenc.schemes.Wall(2, 4, 3, offset=0.5)},
+        lambda _: CHANNELS,
+    ),
     *options("fire", fire, "bias", "largest", {"": FIRE(1, hidden=3)}, lambda _: NETWORK),
     *(
         case
@@ -668,7 +708,7 @@ def ways() -> list[Way]:
 def answers(cases: Sequence[Case], way: Way, dtype: str) -> dict[Case, np.ndarray]:
     """What ``way`` says to all of ``cases``, in one program, as float64."""
     own = {f"{case}: {name}": array for case in cases for name, array in case.own.items()}
-    cast = {name: dtype for name in own if name.endswith(": x")}
+    cast = {name: dtype for name in own if name.endswith((": x", ": k"))}
     # JAX has 64 bits where an argument has.
     arrays = {**own, "width": np.zeros(1), **({} if way.fixed else POSITIONS)}
     cast["width"] = dtype

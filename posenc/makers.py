@@ -37,6 +37,7 @@ _BUILT_IN: dict[str, Entry] = {
     "dual_chunk": "DualChunk",
     "fire": "FIRE",
     "fox": "FoX",
+    "grape_a": "GRAPEA",
     "inkling": "Inkling",
     "kerple_log": ("Kerple", {"kind": "log"}),
     "kerple_power": ("Kerple", {"kind": "power"}),
@@ -69,6 +70,7 @@ _BUILT_IN: dict[str, Entry] = {
     "sinusoidal": "Sinusoidal",
     "t5": "T5Bias",
     "transformer_xl": "TransformerXL",
+    "wall": "Wall",
     "xpos": "XPos",
 }
 _GROUP = "posenc.schemes"

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from posenc.schemes.dual_chunk import DualChunk
     from posenc.schemes.fire import FIRE
     from posenc.schemes.fox import FoX
+    from posenc.schemes.grape_a import GRAPEA
     from posenc.schemes.head_slice import HeadSlice
     from posenc.schemes.inkling import Inkling
     from posenc.schemes.kerple import Kerple
@@ -57,17 +58,18 @@ if TYPE_CHECKING:
     from posenc.schemes.sum import Sum
     from posenc.schemes.t5 import T5Bias
     from posenc.schemes.transformer_xl import TransformerXL
+    from posenc.schemes.wall import Wall
     from posenc.schemes.wrapper import Wrapper
     from posenc.schemes.xpos import XPos
 
 __all__ = [
-    "CABLE", "DAPE", "FIRE", "NTK", "PI", "ALiBi", "ALiBi2D", "AxialRoPE", "Chunk", "ClipHann",
-    "ClipPeriod", "CoPE", "DeBERTa", "DualChunk", "DynamicNTK", "FoX", "Fractional",
+    "CABLE", "DAPE", "FIRE", "GRAPEA", "NTK", "PI", "ALiBi", "ALiBi2D", "AxialRoPE", "Chunk",
+    "ClipHann", "ClipPeriod", "CoPE", "DeBERTa", "DualChunk", "DynamicNTK", "FoX", "Fractional",
     "HeadSlice", "Inkling", "Kerple", "Learned", "LearnedRoPE", "Llama3", "LogScale",
     "LongRoPE", "MRoPE", "MixedRoPE", "NTKMixed", "NoPE", "PaTH", "PoPE", "Proportional",
     "ReRoPE", "RelativeTable", "RoPE", "Sandwich", "Scaling", "SelectiveRoPE", "SelfExtend",
-    "Shaw", "Sink", "Sinusoidal", "Sum", "T5Bias", "TransformerXL", "Wrapper", "XPos", "YaRN",
-    "catalogue", "make",
+    "Shaw", "Sink", "Sinusoidal", "Sum", "T5Bias", "TransformerXL", "Wall", "Wrapper", "XPos",
+    "YaRN", "catalogue", "make",
 ]  # fmt: skip
 
 _MAKERS = ("catalogue", "make")  # of a room above, which is imported by name
@@ -85,6 +87,7 @@ MODULES = {
     "DualChunk": "dual_chunk",
     "FIRE": "fire",
     "FoX": "fox",
+    "GRAPEA": "grape_a",
     "HeadSlice": "head_slice",
     "Inkling": "inkling",
     "Kerple": "kerple",
@@ -121,6 +124,7 @@ MODULES = {
     "Sum": "sum",
     "T5Bias": "t5",
     "TransformerXL": "transformer_xl",
+    "Wall": "wall",
     "Wrapper": "wrapper",
     "XPos": "xpos",
 }

@@ -129,3 +129,30 @@ def test_errors():
         MixedRoPE(0, 8)
     with pytest.raises(ValueError, match="base"):
         MixedRoPE(2, 8, base=0)
+
+
+def test_lie_rope_of_commuting_blocks_is_mixed_rope_in_another_basis():
+    """LieRE turns by ``exp(sum_a p_a A_a)``, here with skew ``A_a`` of all channels at once."""
+    f, places = normal((HEADS, DIM // 2, 2), 0), grid(3, 5)
+    q, k = normal((2, HEADS, 15, DIM), 2)
+    basis = np.linalg.qr(normal((HEADS, DIM, DIM), 3))[0]
+    turn = np.zeros((HEADS, 2, DIM, DIM))
+    at = 2 * np.arange(DIM // 2)
+    turn[:, :, at + 1, at] = np.swapaxes(f, 1, 2)
+    generators = (
+        basis[:, None] @ (turn - np.swapaxes(turn, 2, 3)) @ np.swapaxes(basis, 1, 2)[:, None]
+    )
+    assert np.allclose(generators[:, 0] @ generators[:, 1], generators[:, 1] @ generators[:, 0])
+    values, vectors = np.linalg.eigh(1j * np.einsum("la,hade->lhde", places, generators))
+    turned = (vectors * np.exp(-1j * values)[..., None, :]) @ np.conj(np.swapaxes(vectors, 2, 3))
+    q_lie, k_lie = (np.einsum("lhde,hle->hld", turned.real, x) for x in (q, k))
+    scheme = MixedRoPE(HEADS, DIM, layout="interleaved")
+    q_mixed, k_mixed = (
+        posenc.transform(
+            scheme, (x @ basis)[None], np.zeros(15, int), params={"frequencies": f}, role="key",
+            places=places,
+        )[0]
+        for x in (q, k)
+    )  # fmt: skip
+    expected = q_mixed @ np.swapaxes(k_mixed, 1, 2)
+    np.testing.assert_allclose(q_lie @ np.swapaxes(k_lie, 1, 2), expected, atol=1e-10)

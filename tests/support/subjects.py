@@ -33,6 +33,7 @@ from posenc.schemes import (
     Sink,
     Sum,
     TransformerXL,
+    Wall,
 )
 from posenc.testing import examples
 from posenc.testing.examples import HEAD_DIM, HEADS, HIDDEN_DIM, Fence
@@ -73,6 +74,7 @@ PROOFS: dict[str, PositionScheme] = {
 SUBJECTS: dict[str, PositionScheme] = from_catalogue() | {
     "t5": posenc.T5Bias(HEADS),  # from the training length it would be causal
     "sandwich": Sandwich(HEADS, dim=16),  # 128 gives scores of 32, tolerances are for 8
+    "wall": Wall(HEADS, HEAD_DIM, HIDDEN_DIM, offset=0.0),  # gates that forget
     "alibi-learned": posenc.ALiBi(HEADS, learned=True),
     "alibi-geometric": posenc.ALiBi(3, slopes="geometric"),
     "alibi-given": posenc.ALiBi(HEADS, slopes=[0.0, 1.0, -0.5, 3.0]),
