@@ -19,19 +19,18 @@ _LEAST_BETA, _LARGEST_BETA = -6.0, 3.0
 
 @dataclass(frozen=True)
 class BAM(PositionScheme, relative=True, paper="Bianchessi et al. 2025, arXiv 2505.22842"):
-    """``-(e^s |j - i - mu| + 1e-5)**beta``: a generalized Gaussian prior of distance (GGD-BAM).
+    """``-(e^s |j - i - mu| + 1e-5)**beta``, the logarithm of a generalized Gaussian prior.
 
-    Attention is read as a posterior over keys, and the bias is the logarithm of the prior, without
-    its normalization. ``beta = 1`` is ALiBi with the slope ``e^s`` (the prior of Laplace), 2 is
+    Attention is read as a posterior over keys. The bias is the logarithm of their prior, without
+    its normalization: the paper's GGD-BAM. ``beta = 1`` is ALiBi with the slope ``e^s``, 2 is
     Gaussian, and 0 is NoPE. A negative ``beta`` makes a head that prefers far keys.
 
     Learned arrays: ``s (H,)``, at first the logarithm of ALiBi's slopes, and ``beta (H,)``. With
     ``learned_mu`` also ``theta (H,)``, at first 0; then ``mu = e^theta - e^-theta``, in positions
     after the query.
 
-    A ``beta`` counts as at least -6 and at most 3, without a gradient beyond, so that a bias is
-    finite at all positions (for ``s`` below 7.5); the authors' code has no limits. An array of
-    ``mu`` has only the digits of its dtype, so it must stay small.
+    A ``beta`` counts as at least -6 and at most 3, without a gradient beyond. So a bias is finite
+    at all positions, for ``s`` below 7.5. The authors' code has no limits.
 
     Parameters
     ----------
