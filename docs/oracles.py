@@ -19,12 +19,14 @@ import numpy as np
 import posenc
 import posenc.schemes
 from posenc.schemes import (
+    BAM,
     FIRE,
     NTK,
     PI,
     ClipHann,
     ClipPeriod,
     DynamicNTK,
+    FoPE,
     Kerple,
     Llama3,
     LogScale,
@@ -33,6 +35,7 @@ from posenc.schemes import (
     PoPE,
     Proportional,
     RelativeTable,
+    RePo,
     Sandwich,
     XPos,
     YaRN,
@@ -149,6 +152,21 @@ def kerple(scheme: Any, given: Mapping[str, np.ndarray]) -> np.ndarray:
         return -a[head] * MP.power(n, p[head])
 
     return each(bias, np.arange(len(p))[:, None, None], n)
+
+
+def bam(scheme: Any, given: Mapping[str, np.ndarray]) -> np.ndarray:
+    """``-(e^s |q - k| + 1e-5)**beta``, or ``e^s`` outside the power (Bianchessi et al.)."""
+    s, beta = ([MP.mpf(float(value)) for value in given[name]] for name in ("s", "beta"))
+    n = np.broadcast_to(distances(given), (len(RANGES), len(s), LENGTH, given["k_pos"].shape[1]))
+
+    @cache
+    def bias(head: int, n: int) -> Any:
+        inside, outside = (
+            (1, MP.exp(s[head])) if scheme.slope == "outside" else (MP.exp(s[head]), 1)
+        )
+        return -outside * MP.power(inside * n + MP.mpf("1e-5"), beta[head])
+
+    return each(bias, np.arange(len(s))[:, None, None], n)
 
 
 def sandwich(scheme: Any, given: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -293,6 +311,37 @@ def pope(scheme: Any, given: Mapping[str, np.ndarray]) -> np.ndarray:
     turn = given["pos"][..., None], [frequency(scheme.base, Fraction(c, D)) for c in range(D)]
     length = each(lambda x: MP.log1p(MP.exp(MP.mpf(x))), given["x"])
     return np.concatenate([length * each(cosine, *turn), length * each(sine, *turn)], axis=-1)
+
+
+def fope(scheme: Any, given: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Pairs turned by mixtures of the sines and cosines with a turn in training (Hua et al.)."""
+    D, H = scheme.head_dim, scheme.num_heads
+    f = [frequency(scheme.base, Fraction(2 * k, D)) for k in range(D // 2)]
+    f = [each for each in f if each * scheme.train_len >= 2 * MP.pi]
+    n, m = len(f), min(len(f), D // 4)
+    rng, identity = np.random.default_rng(scheme.seed), np.zeros((n, m))
+    identity[np.arange(m) * -(-n // m), np.arange(m)] = 1
+    deviation = scheme.gain * np.sqrt(2 / (n * m + H * m))
+    coef = [identity + deviation * rng.standard_normal((H, n, m)) for _ in "sc"]
+    x, pos = given["x"].astype(object), given["pos"][:, None, :, None]
+    sin, cos = (
+        np.einsum("...n,hnm->...hm", each(function, pos, f)[:, 0], matrix.astype(object))
+        for function, matrix in zip((sine, cosine), coef, strict=True)
+    )
+    sin, cos = np.swapaxes(sin, 1, 2), np.swapaxes(cos, 1, 2)
+    a, b, out = x[..., :m], x[..., D // 2 : D // 2 + m], x.copy()
+    out[..., :m], out[..., D // 2 : D // 2 + m] = a * cos - b * sin, a * sin + b * cos
+    return out
+
+
+def repo(scheme: Any, given: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Positions ``final_map (swish(gate_map x) * content_map x)`` (Li et al., section 3.2)."""
+    x, gate, content, final = (
+        each(lambda v: MP.mpf(float(v)), given[name])
+        for name in ("x", "gate_map", "content_map", "final_map")
+    )
+    swish = each(lambda v: v / (1 + MP.exp(-v)), x @ gate.T)
+    return np.swapaxes((swish * (x @ content.T)) @ final.T, 1, 2)
 
 
 def log_scale(scheme: Any, given: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -506,6 +555,13 @@ CHANNELS = {
     "w": (_rng.integers(-90, 91, (2, 4, 3)) / 64).astype(np.float32),
 }  # fmt: skip
 NUMBERS = {"p": np.asarray([1.7, 0.3], np.float32), "a": np.asarray([0.9, 0.05], np.float32)}
+PRIOR = {"s": np.asarray([-1.3, -5.5], np.float32), "beta": np.asarray([0.7, 1.1], np.float32)}
+MAPS = {
+    "x": GATES["x"],
+    "gate_map": np.asarray([[0.9, -0.4, 0.2], [-0.3, 0.7, 1.1]], np.float32),
+    "content_map": np.asarray([[0.5, 0.6, -0.8], [0.1, -0.9, 0.3]], np.float32),
+    "final_map": np.asarray([[0.7, -0.2], [0.4, 1.3]], np.float32),
+}
 NETWORK = {
     "c": np.float32(0.1), "len_scale": np.float32(1.5),
     "w1": np.asarray([0.9, -0.8, 0.4], np.float32), "b1": np.asarray([-0.3, 0.5, 0.1], np.float32),
@@ -545,9 +601,25 @@ CASES = [
         },
     ),
     *options(
+        "bam",
+        bam,
+        "bias",
+        "elementary",
+        {"inside": BAM(2), "outside": BAM(2, slope="outside")},
+        lambda _: PRIOR,
+    ),
+    *options(
         "cable", gate_sums, "feature c", "sum", {"": posenc.schemes.CABLE(2, 3)}, lambda _: GATES
     ),
     *options("fox", gate_sums, "feature c", "sum", {"": posenc.schemes.FoX(2, 3)}, lambda _: GATES),
+    *options(
+        "fope",
+        fope,
+        "transform",
+        "largest",
+        {"": FoPE(2, 32, train_len=64)},
+        lambda _: {"x": np.stack([VECTORS, VECTORS[::-1]], axis=1)},
+    ),
     *options(
         "grape_a",
         grape_a,
@@ -624,6 +696,7 @@ CASES = [
         },
         lambda _: {"table": BUCKETS[:, :31]},
     ),
+    *options("repo", repo, "feature key_z", "largest", {"": RePo(2, 4, 3, mid=2)}, lambda _: MAPS),
     *options(
         "rope",
         rope,

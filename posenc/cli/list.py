@@ -123,10 +123,11 @@ def rows() -> list[Row]:
 def one_of_each_kind() -> list[str]:
     """Names of the catalogue, one for each way to act: where a scheme enters, learned, fused as.
 
-    The shortest name of a kind stands for it, because variants have longer names.
+    The shortest name of a kind stands for it, because variants have longer names; of two as short,
+    that of a relative scheme.
     """
     kinds: dict[object, str] = {}
-    for row in sorted(rows(), key=lambda row: (len(row.name), row.name)):
+    for row in sorted(rows(), key=lambda row: (len(row.name), not row.relative, row.name)):
         if row.error is None:
             kinds.setdefault((row.enters, row.learned, row.fusable), row.name)
     return sorted(kinds.values())

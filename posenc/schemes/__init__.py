@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from posenc.schemes.alibi import ALiBi
     from posenc.schemes.alibi_2d import ALiBi2D
     from posenc.schemes.axial_rope import AxialRoPE
+    from posenc.schemes.bam import BAM
     from posenc.schemes.cable import CABLE
     from posenc.schemes.chunk import Chunk
     from posenc.schemes.cope import CoPE
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from posenc.schemes.deberta import DeBERTa
     from posenc.schemes.dual_chunk import DualChunk
     from posenc.schemes.fire import FIRE
+    from posenc.schemes.fope import FoPE
     from posenc.schemes.fox import FoX
     from posenc.schemes.grape_a import GRAPEA
     from posenc.schemes.head_slice import HeadSlice
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from posenc.schemes.path import PaTH
     from posenc.schemes.pope import PoPE
     from posenc.schemes.relative_table import RelativeTable
+    from posenc.schemes.repo import RePo
     from posenc.schemes.rerope import ReRoPE
     from posenc.schemes.rope import RoPE
     from posenc.schemes.sandwich import Sandwich
@@ -63,13 +66,13 @@ if TYPE_CHECKING:
     from posenc.schemes.xpos import XPos
 
 __all__ = [
-    "CABLE", "DAPE", "FIRE", "GRAPEA", "NTK", "PI", "ALiBi", "ALiBi2D", "AxialRoPE", "Chunk",
-    "ClipHann", "ClipPeriod", "CoPE", "DeBERTa", "DualChunk", "DynamicNTK", "FoX", "Fractional",
-    "HeadSlice", "Inkling", "Kerple", "Learned", "LearnedRoPE", "Llama3", "LogScale",
-    "LongRoPE", "MRoPE", "MixedRoPE", "NTKMixed", "NoPE", "PaTH", "PoPE", "Proportional",
-    "ReRoPE", "RelativeTable", "RoPE", "Sandwich", "Scaling", "SelectiveRoPE", "SelfExtend",
-    "Shaw", "Sink", "Sinusoidal", "Sum", "T5Bias", "TransformerXL", "Wall", "Wrapper", "XPos",
-    "YaRN", "catalogue", "make",
+    "BAM", "CABLE", "DAPE", "FIRE", "GRAPEA", "NTK", "PI", "ALiBi", "ALiBi2D", "AxialRoPE",
+    "Chunk", "ClipHann", "ClipPeriod", "CoPE", "DeBERTa", "DualChunk", "DynamicNTK", "FoPE",
+    "FoX", "Fractional", "HeadSlice", "Inkling", "Kerple", "Learned", "LearnedRoPE", "Llama3",
+    "LogScale", "LongRoPE", "MRoPE", "MixedRoPE", "NTKMixed", "NoPE", "PaTH", "PoPE",
+    "Proportional", "RePo", "ReRoPE", "RelativeTable", "RoPE", "Sandwich", "Scaling",
+    "SelectiveRoPE", "SelfExtend", "Shaw", "Sink", "Sinusoidal", "Sum", "T5Bias",
+    "TransformerXL", "Wall", "Wrapper", "XPos", "YaRN", "catalogue", "make",
 ]  # fmt: skip
 
 _MAKERS = ("catalogue", "make")  # of a room above, which is imported by name
@@ -78,6 +81,7 @@ MODULES = {
     "ALiBi": "alibi",
     "ALiBi2D": "alibi_2d",
     "AxialRoPE": "axial_rope",
+    "BAM": "bam",
     "CABLE": "cable",
     "Chunk": "chunk",
     "CoPE": "cope",
@@ -86,6 +90,7 @@ MODULES = {
     "DeBERTa": "deberta",
     "DualChunk": "dual_chunk",
     "FIRE": "fire",
+    "FoPE": "fope",
     "FoX": "fox",
     "GRAPEA": "grape_a",
     "HeadSlice": "head_slice",
@@ -100,6 +105,7 @@ MODULES = {
     "PaTH": "path",
     "PoPE": "pope",
     "RelativeTable": "relative_table",
+    "RePo": "repo",
     "ReRoPE": "rerope",
     "RoPE": "rope",
     "Sandwich": "sandwich",

@@ -66,7 +66,8 @@ class GRAPEA(PositionScheme, relative=True, paper="Zhang et al. 2025, arXiv 2512
 
     def _gates(self, k: Array, pos: Array, *, params: Arrays, xp: Namespace, **_: Any) -> Array:
         check_channels("k", k, self.head_dim)
-        u, groups = params["u"], self.num_heads // k.shape[1]
+        u = params["u"]
+        heads, groups = u.shape[0], u.shape[0] // k.shape[1]
         if self.u_l2_norm:
             squares = xp.sum(u * u, axis=-1, keepdims=True)
             # The maximum comes before the root, whose derivative at 0 is not finite.
@@ -74,7 +75,7 @@ class GRAPEA(PositionScheme, relative=True, paper="Zhang et al. 2025, arXiv 2512
         # (B, Hk, L, D) with (Hk, D, groups), to (B, Hk, groups, L).
         of_group = xp.reshape(u, (k.shape[1], groups, self.head_dim))
         logits = xp.matrix_transpose(xp.matmul(k, xp.matrix_transpose(of_group)))
-        logits = xp.reshape(logits, (k.shape[0], self.num_heads, k.shape[2]))
+        logits = xp.reshape(logits, (k.shape[0], heads, k.shape[2]))
         return _softplus(logits / math.sqrt(self.head_dim), xp)
 
     def bias(self, q: Array, k: Array, *, params: Any, xp: Namespace) -> Array:

@@ -116,6 +116,15 @@ class RoPE(OfHuggingFace, PositionScheme, paper="Su et al. 2021, arXiv 2104.0986
         return (sin, cos) if factor == 1 else (factor * sin, factor * cos)
 
 
+def check_heads(x: Array, heads: int, name: str) -> None:
+    """Check that ``x (..., L, D)`` has the heads of angles that are per head of the queries."""
+    if len(x.shape) < 3 or x.shape[-3] != heads:
+        raise ValueError(
+            f"x {tuple(x.shape)} must have the {heads} heads of the angles: {name} turns the keys "
+            "of each query head by its own; repeat k and v"
+        )
+
+
 def rotate(x: Array, sin: Array, cos: Array, *, layout: Layout, xp: Namespace) -> Array:
     """Rotate the first ``2n`` channels of ``x (..., D)`` by angles with these sines ``(..., n)``.
 

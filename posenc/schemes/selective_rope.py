@@ -15,7 +15,7 @@ from posenc.contract.operations import constant_array
 from posenc.contract.protocol import PositionScheme
 from posenc.contract.specs import Array, Arrays, FeatureSpec, Namespace, ParamSpec, Role
 from posenc.schemes.gates import log_sigmoid, uniform_by_inputs
-from posenc.schemes.rope import rotate
+from posenc.schemes.rope import check_heads, rotate
 
 _EPS = 1e-6  # in the norm of a hidden state, as released
 
@@ -130,11 +130,7 @@ class SelectiveRoPE(
     def transform(self, x: Array, pos: Array, *, role: Role, params: Any, xp: Namespace) -> Array:
         check_channels("x", x, self.head_dim)
         angle = params.of(role)["angle"]
-        if len(x.shape) < 3 or x.shape[-3] != angle.shape[1]:
-            raise ValueError(
-                f"x {tuple(x.shape)} must have the {angle.shape[1]} heads of the angles: "
-                "SelectiveRoPE turns the keys of each query head by its own; repeat k and v"
-            )
+        check_heads(x, angle.shape[1], type(self).__name__)
         return rotate(x, xp.sin(angle), xp.cos(angle), layout="half", xp=xp)
 
     def _temperatures(self) -> tuple[float, ...]:

@@ -53,7 +53,10 @@ _OPTIONS: dict[str, list[dict[str, Any]]] = {
     "t5": [{"causal": True}, {"causal": False}],
 }  # fmt: skip
 # Learned arrays that must be positive.
-_POSITIVE = {"kerple_log": {"p", "a"}, "kerple_power": {"p", "a"}, "fire": {"c", "len_scale"}}
+_POSITIVE = {
+    "bam": {"beta"}, "kerple_log": {"p", "a"}, "kerple_power": {"p", "a"},
+    "fire": {"c", "len_scale"},
+}  # fmt: skip
 # Powers of a number below 1: beyond some thousand positions no float32 holds them.
 _NEAR_ALONE = {"xpos"}
 

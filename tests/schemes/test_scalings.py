@@ -117,6 +117,19 @@ def test_the_ramp_of_yarn_ends_at_the_number_of_channels_less_one():
     assert math.isclose(found[3], 10**-0.75 * (0.8 + 0.2 / 4), rel_tol=1e-14)
 
 
+@pytest.mark.parametrize("length", [64, 4096])
+def test_half_of_the_pairs_with_a_turn_in_training_are_rope_id(length):
+    """The first and third quarter of the channels turn (Wertheimer et al. 2026)."""
+    rope = posenc.make("p_rope", head_dim=16, p=0.5, base=(length / math.tau) ** 2)
+    periods = [math.tau / f for f in rope.frequencies() if f]
+    assert len(periods) == 4
+    assert max(periods) < length
+    assert math.tau / (rope.base ** (-2 * 4 / 16)) == pytest.approx(length)  # of the next pair
+    ones = np.ones((1, 16))
+    moved = posenc.transform(rope, ones, np.asarray([3]), role="query") != ones
+    assert moved[0].tolist() == ([True] * 4 + [False] * 4) * 2
+
+
 def test_proportional_is_not_partial():
     x, pos = np.eye(8)[:1], np.asarray([1])
     whole = posenc.transform(RoPE(8, scaling=Proportional(0.5)), x, pos, role="query")
