@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
+import typing
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ MODULES = {
     "posenc.schemes": "the catalogue, as classes",
     "posenc.positions": "packing, padding, grids, images beside text",
     "posenc.presets": "layer plans of published models",
+    "posenc.layers": "scheme and window of each layer",
     "posenc.angles": "sines and cosines that are exact at any position",
     "posenc.hf": "configurations of Hugging Face, read and written",
     "posenc.weights": "learned arrays and projections of checkpoints",
@@ -31,6 +33,7 @@ MODULES = {
     "posenc.testing": "the laws that every scheme keeps",
     "posenc.audit": "what other code computes, against the definition",
     "posenc.vectors": "golden vectors for other languages",
+    "posenc.backend": "what a backend of one's own needs of the core",
     "posenc_torch": "PyTorch",
     "posenc_torch.hf": "models of Hugging Face transformers",
     "posenc_torch.drop_in": "modules with the signatures of other libraries",
@@ -42,6 +45,9 @@ MODULES |= {
     for library, title in {"flax": "Flax", "equinox": "Equinox"}.items()
     if find_spec(library)
 }
+
+# They gather names of others; the last describes what no other has.
+_GATHER = {"posenc": 1, "posenc.study": 1, "posenc.backend": 2}
 
 
 def setup(app: Any) -> dict[str, Any]:
@@ -63,7 +69,7 @@ def pages() -> dict[str, str]:
     """The text of each page by its name."""
     done: dict[int, str] = {}  # what is described already, by identity: its full name
     # A name's own module describes it, and modules above it point there.
-    order = sorted(MODULES, key=lambda name: (name in ("posenc", "posenc.study"), name))
+    order = sorted(MODULES, key=lambda name: (_GATHER.get(name, 0), name))
     made = {name: page(name, done) for name in order}
     return {"index": index(), **{name: made[name] for name in MODULES}}
 
@@ -114,7 +120,7 @@ def page(name: str, done: dict[int, str]) -> str:
 
 
 def _group(value: Any) -> str:
-    if hasattr(value, "__metadata__"):  # a type with a check
+    if hasattr(value, "__metadata__") or typing.get_origin(value):  # a type with a check, an alias
         return "Data"
     if inspect.isclass(value):
         return "Classes"
