@@ -2,8 +2,8 @@
 
 A forward pass and a training step of each implementation that serves a scheme on a CPU, divided by
 the framework's own attention without positions. Calls take turns, each figure is a ratio of medians
-of processor time on one core, so other work beside it matters little. All takes some minutes; with
-names, only these are measured, and the others kept. Pages of schemes show it.
+of processor time on one core, so other work beside it matters little. All takes some minutes. With
+names, or with ``--missing``, other records stay. Pages of schemes show it.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ import argparse
 import datetime
 import json
 import os
-import platform
 import statistics
 import time
 import warnings
 from collections.abc import Callable, Iterable
-from functools import partial
+from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,7 @@ import posenc_torch
 from posenc.study.origin import processor
 
 DATA = Path(__file__).parent / "costs.json"
-LENGTH, HEADS, DIM, TURNS = 1024, 4, 64, 5
+LENGTH, HEADS, DIM, TURNS = 1024, 2, 64, 5
 SIZES = {
     "num_heads": HEADS, "head_dim": DIM, "dim": HEADS * DIM, "hidden_dim": HEADS * DIM,
     "max_len": LENGTH, "train_len": LENGTH // 4,
@@ -48,33 +47,29 @@ def main() -> None:
     """Measure and write the file, after each scheme."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("name", nargs="*", help="schemes (default: all of the catalogue)")
-    names = parser.parse_args().name
+    parser.add_argument("--missing", action="store_true", help="those without a record")
+    options = parser.parse_args()
     if hasattr(os, "sched_setaffinity"):  # JAX then starts one thread
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     torch.set_num_threads(1)
     warnings.simplefilter("ignore", posenc.SchemeWarning)  # embeddings add nothing to attention
-    found: dict[str, Any] = {**about(), "schemes": {}}
-    if names:
-        kept = json.loads(DATA.read_text(encoding="utf-8"))
-        if other := [n for n in found if n not in ("schemes", "date") and found[n] != kept[n]]:
-            parser.error(f"other records have another {other[0]}: measure all, without names")
-        found = kept
-    for name in names or posenc.catalogue():
-        found["schemes"][name] = {"torch": costs(Torch(name)), "jax": costs(Jax(name))}
-        print(name, json.dumps(found["schemes"][name]), flush=True)
-        DATA.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    found: dict[str, Any] = {}
+    if (options.name or options.missing) and DATA.exists():
+        found = json.loads(DATA.read_text(encoding="utf-8"))
+    for name in options.name or [n for n in posenc.catalogue() if n not in found]:
+        found[name] = {"torch": costs(Torch(name)), "jax": costs(Jax(name)), "measured": about()}
+        print(name, json.dumps(found[name]), flush=True)
+        DATA.write_text(json.dumps(dict(sorted(found.items())), indent=1) + "\n", "utf-8")
 
 
 def about() -> dict[str, Any]:
-    """How and where this is measured."""
+    """How, where and when a scheme is measured."""
     packages = ("posenc", "numpy", "torch", "jax")
     return {
         "call": f"B=1 H={HEADS} D={DIM}, {LENGTH} tokens, causal, float32",
         "turns": TURNS,
         "processor": processor(),
-        "versions": [
-            f"python {platform.python_version()}", *(f"{p} {version(p)}" for p in packages)
-        ],
+        "versions": ", ".join(f"{package} {version(package)}" for package in packages),
         "date": datetime.date.today().isoformat(),
     }  # fmt: skip
 
@@ -194,7 +189,7 @@ def costs(side: Torch | Jax) -> dict[str, dict[str, Any]]:
         elif one != "reference" or one == chosen:  # it is the definition, never fast
             found[one] = {"auto": True} if one == chosen else {}
     measured = [one for one in found if "why" not in found[one]]
-    plain, calls = side.calls(None), {one: side.calls(one) for one in measured}
+    plain, calls = baseline(type(side)), {one: side.calls(one) for one in measured}
     for stage in STAGES:
         able = {}
         for one in measured:
@@ -209,6 +204,12 @@ def costs(side: Torch | Jax) -> dict[str, dict[str, Any]]:
             if (memory := side.memory(able[one])) is not None:
                 found[one][f"memory of {stage}"] = [memory, side.memory(plain[stage])]
     return found
+
+
+@cache
+def baseline(framework: type[Torch] | type[Jax]) -> dict[str, Call]:
+    """Calls without positions, which are the same for each scheme."""
+    return framework("nope").calls(None)
 
 
 def ratios(plain: Call, calls: Iterable[Call]) -> list[float]:

@@ -164,13 +164,20 @@ def _of_data(value: Any) -> list[str]:
 def _plain(
     app: Any, what: str, name: str, obj: Any, options: Any, signature: str, returns: str
 ) -> tuple[str | None, str | None]:
-    """A checked field's type without its check, as ``int`` for ``Count``."""
+    """A checked field's type without its check, as ``int`` for ``Count``; defaults that parse.
+
+    Sphinx shows the whole path of each type where it cannot parse a default.
+    """
     check = re.compile(r"~?(?:typing\.)?Annotated\[(\w+), <function \w+ at 0x[0-9a-f]+>\]")
     address = re.compile(r"<function (\w+)(?:\.<locals>)?[^>]*>(?:\.?\w+ at 0x[0-9a-f]+>)?")
-    first, last = (
-        text and address.sub(r"\1", check.sub(r"\1", text)) for text in (signature, returns)
-    )
-    return first, last
+    unnamed = re.compile(r"<factory>|<function <lambda>[^>]*>")
+    a_class = re.compile(r"<class '([\w.]+)'>")
+
+    def plain(text: str) -> str:
+        text = address.sub(r"\1", check.sub(r"\1", text))
+        return a_class.sub(r"\1", unnamed.sub("...", text))
+
+    return signature and plain(signature), returns and plain(returns)
 
 
 def _mend(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:

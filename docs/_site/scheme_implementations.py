@@ -14,6 +14,7 @@ from markdown_parts import table
 from scheme_facts import DOCS, FOLDER, ROOT, names, scheme_of
 
 import posenc
+from posenc.contract.protocol import Hook
 
 
 def implementations(name: str) -> str:
@@ -38,26 +39,21 @@ def _costs() -> dict[str, Any]:
 
 def costs(name: str) -> str:
     """Time and memory of each implementation beside attention without positions."""
-    found = _costs()
-    if name not in found["schemes"]:
+    if (found := _costs().get(name)) is None:
         return f"Not measured yet: `python docs/costs.py {name}` does it."
     frameworks = {"torch": "PyTorch, eager", "jax": "JAX, `jit`"}
     cells = [
         (framework, f"`{one}`{', by `auto`' if cost.get('auto') else ''}", *_cells(cost))
         for key, framework in frameworks.items()
-        for one, cost in found["schemes"][name][key].items()
+        for one, cost in found[key].items()
     ]
+    how = found["measured"]
     intro = (
-        "Time divided by that of the framework's own attention without positions: 1 is as fast, 2 "
-        "takes twice as long. A step is a forward and a backward pass, with the gradients of all "
-        f"arrays. {found['call']}; medians of {found['turns']} calls in turns with the baseline, "
-        f"processor time of one core ({found['processor']}; {', '.join(found['versions'])}; "
-        f"{found['date']}). Other programs ran beside it, so differences of a fifth mean little. "
-        "Memory is what XLA takes beside inputs and results, in MiB, and in parentheses that of "
-        "the baseline; PyTorch's was not measured. [Performance](../performance.md) has longer "
-        "sequences and a GPU."
+        "Time divided by that of the framework's own attention without positions: 2 takes twice as "
+        f"long. {how['call']}; one core of {how['processor']}; {how['versions']}; {how['date']}. "
+        "[How it is measured](../performance.md#what-each-scheme-costs)."
     )
-    if "embedding" in scheme_of(name).hooks():
+    if Hook.EMBEDDING in scheme_of(name).hooks():
         intro += " An embedding is added once for a model, and is not in these figures."
     heads = ("framework", "implementation", "forward", "step", "memory of a step")
     return "\n".join([intro, "", *table(heads, cells)])
