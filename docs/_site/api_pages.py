@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from scheme_pages import put
+from markdown_parts import put
 
 DOCS = Path(__file__).parents[1]
 FOLDER = DOCS / "api"
