@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -68,4 +69,5 @@ def test_checks_in_a_test_suite():
     checks = [value.values[0] for value in mark.args[1]]
     assert len(checks) > 5
     for check in checks:
-        names["test_functions"](check)
+        with suppress(pytest.skip.Exception):  # NumPy has no gradients
+            names["test_functions"](check)
