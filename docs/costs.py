@@ -32,7 +32,7 @@ import posenc_torch
 from posenc.study.origin import processor
 
 DATA = Path(__file__).parent / "costs.json"
-LENGTH, HEADS, DIM, TURNS = 1024, 2, 64, 5
+LENGTH, HEADS, DIM, TURNS = 1024, 4, 64, 5
 SIZES = {
     "num_heads": HEADS, "head_dim": DIM, "dim": HEADS * DIM, "hidden_dim": HEADS * DIM,
     "max_len": LENGTH, "train_len": LENGTH // 4,

@@ -67,7 +67,7 @@ def test_a_step_that_cannot_be_differentiated_says_so(costs):
 
 def test_every_record_is_a_number_or_says_why_not():
     assert set(DATA) <= set(posenc.catalogue())
-    assert {"alibi", "rope", "t5"} <= set(DATA)
+    assert "alibi" in DATA
     for name, record in DATA.items():
         assert set(record) == {"torch", "jax", "measured"}
         for found in (record["torch"], record["jax"]):
