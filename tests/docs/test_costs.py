@@ -28,7 +28,7 @@ def costs(monkeypatch):
 
 
 def test_a_ratio_is_one_of_medians_after_a_first_turn(costs, monkeypatch):
-    now, spent = [0.0], {"plain": iter([90, 2, 2, 2]), "call": iter([1, 3, 30, 3])}
+    now, spent = [0.0], {"plain": iter([90, 2, 4, 50]), "call": iter([1, 6, 3, 70])}
 
     def call(name):
         return lambda: now.__setitem__(0, now[0] + next(spent[name]))
