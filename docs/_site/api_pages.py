@@ -136,7 +136,7 @@ def _directive(module: str, name: str, done: dict[int, str]) -> list[str]:
     home = done.setdefault(id(value), full)
     if home != full:
         alias = [f".. py:{kind}:: {name}", f"   :module: {module}"]
-        if _GATHER.get(module) != 1:  # or types of that name have two targets
+        if kind == "class" and _GATHER.get(module) != 1:  # or a type has two targets
             alias.append("   :no-index:")
         return [*alias, "", f"   The same as :py:obj:`{home}`."]
     if not inspect.isclass(value) and not inspect.isfunction(value):  # an instance, as a mask
