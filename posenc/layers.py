@@ -12,6 +12,8 @@ from posenc.contract.checks import check_count, check_scheme
 from posenc.contract.params import is_floating
 from posenc.contract.protocol import Array, Hook, Namespace, PositionScheme
 
+__all__ = ["LayerPlan"]
+
 
 @dataclass(frozen=True)
 class LayerPlan:

@@ -8,11 +8,12 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
+import typing
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from scheme_pages import put
+from markdown_parts import put
 
 DOCS = Path(__file__).parents[1]
 FOLDER = DOCS / "api"
@@ -22,6 +23,7 @@ MODULES = {
     "posenc.schemes": "the catalogue, as classes",
     "posenc.positions": "packing, padding, grids, images beside text",
     "posenc.presets": "layer plans of published models",
+    "posenc.layers": "scheme and window of each layer",
     "posenc.angles": "sines and cosines that are exact at any position",
     "posenc.hf": "configurations of Hugging Face, read and written",
     "posenc.weights": "learned arrays and projections of checkpoints",
@@ -31,6 +33,7 @@ MODULES = {
     "posenc.testing": "the laws that every scheme keeps",
     "posenc.audit": "what other code computes, against the definition",
     "posenc.vectors": "golden vectors for other languages",
+    "posenc.backend": "what a backend of one's own needs of the core",
     "posenc_torch": "PyTorch",
     "posenc_torch.hf": "models of Hugging Face transformers",
     "posenc_torch.drop_in": "modules with the signatures of other libraries",
@@ -42,6 +45,9 @@ MODULES |= {
     for library, title in {"flax": "Flax", "equinox": "Equinox"}.items()
     if find_spec(library)
 }
+
+# They gather names of others; the last describes what no other has.
+_GATHER = {"posenc": 1, "posenc.study": 1, "posenc.backend": 2}
 
 
 def setup(app: Any) -> dict[str, Any]:
@@ -63,7 +69,7 @@ def pages() -> dict[str, str]:
     """The text of each page by its name."""
     done: dict[int, str] = {}  # what is described already, by identity: its full name
     # A name's own module describes it, and modules above it point there.
-    order = sorted(MODULES, key=lambda name: (name in ("posenc", "posenc.study"), name))
+    order = sorted(MODULES, key=lambda name: (_GATHER.get(name, 0), name))
     made = {name: page(name, done) for name in order}
     return {"index": index(), **{name: made[name] for name in MODULES}}
 
@@ -114,7 +120,7 @@ def page(name: str, done: dict[int, str]) -> str:
 
 
 def _group(value: Any) -> str:
-    if hasattr(value, "__metadata__"):  # a type with a check
+    if hasattr(value, "__metadata__") or typing.get_origin(value):  # a type with a check, an alias
         return "Data"
     if inspect.isclass(value):
         return "Classes"
@@ -130,6 +136,8 @@ def _directive(module: str, name: str, done: dict[int, str]) -> list[str]:
     home = done.setdefault(id(value), full)
     if home != full:
         alias = [f".. py:{kind}:: {name}", f"   :module: {module}"]
+        if kind == "class" and _GATHER.get(module) != 1:  # or a type has two targets
+            alias.append("   :no-index:")
         return [*alias, "", f"   The same as :py:obj:`{home}`."]
     if not inspect.isclass(value) and not inspect.isfunction(value):  # an instance, as a mask
         return [f".. autodata:: {full}", "   :no-value:"]
@@ -158,13 +166,20 @@ def _of_data(value: Any) -> list[str]:
 def _plain(
     app: Any, what: str, name: str, obj: Any, options: Any, signature: str, returns: str
 ) -> tuple[str | None, str | None]:
-    """A checked field's type without its check, as ``int`` for ``Count``."""
+    """A checked field's type without its check, as ``int`` for ``Count``; defaults that parse.
+
+    Sphinx shows the whole path of each type where it cannot parse a default.
+    """
     check = re.compile(r"~?(?:typing\.)?Annotated\[(\w+), <function \w+ at 0x[0-9a-f]+>\]")
     address = re.compile(r"<function (\w+)(?:\.<locals>)?[^>]*>(?:\.?\w+ at 0x[0-9a-f]+>)?")
-    first, last = (
-        text and address.sub(r"\1", check.sub(r"\1", text)) for text in (signature, returns)
-    )
-    return first, last
+    unnamed = re.compile(r"<factory>|<function <lambda>[^>]*>")
+    a_class = re.compile(r"<class '([\w.]+)'>")
+
+    def plain(text: str) -> str:
+        text = address.sub(r"\1", check.sub(r"\1", text))
+        return a_class.sub(r"\1", unnamed.sub("...", text))
+
+    return signature and plain(signature), returns and plain(returns)
 
 
 def _mend(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:

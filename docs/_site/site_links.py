@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from docutils import nodes
-from scheme_pages import pages_of_files
+from scheme_facts import pages_of_files
 from sphinx import addnodes
 from sphinx.application import Sphinx
 

@@ -2,6 +2,9 @@
 
 It is made from the parsers, once: pressing Tab starts no Python. Names of schemes and tasks are
 those that were installed then.
+
+shtab, a library for this, completes whole words: labels such as ``rope+alibi`` would need functions
+of ours in each shell all the same, and users a package more.
 """
 
 from __future__ import annotations

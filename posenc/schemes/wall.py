@@ -31,7 +31,7 @@ class Wall(
     PositionScheme,
     whole_rows="each channel of a score decays on its own, relative to an anchor between its query "
     "and its key",
-    paper="Pai, Averbuch et al. 2026, Wall Attention, a blog of Tilde Research",
+    paper="Pai, Averbuch et al. 2026, a blog of Tilde Research with no paper",
 ):
     """``sum_n q_in k_jn exp(P_in - P_jn) / sqrt(D)``, where ``P`` sums ``log sigmoid(w x + 8)``.
 
@@ -61,7 +61,7 @@ class Wall(
     offset
         What is added to ``w x``. 8 as released: at first nearly nothing is forgotten.
 
-    blog.tilderesearch.com/blog/wall-attn, section 2; ``ops/wall_attn/naive.py`` of
+    blog.tilderesearch.com/blog/wall-attn; ``ops/wall_attn/naive.py`` of
     flash-linear-attention.
     """
 

@@ -5,6 +5,7 @@ pages show runs, and numbers are those of the records. ``.ci/docs`` builds the s
 from __future__ import annotations
 
 import importlib
+import json
 import pkgutil
 import re
 import sys
@@ -21,7 +22,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 OPTIONAL = ("torch", "jax", "transformers")
 SLOW = re.compile(r"^(from|import) (jax|transformers)\b", re.MULTILINE)
 NOT_PUBLIC = {  # rooms with an __all__ for the others, which docs/design.md calls changeable
-    "posenc.apply", "posenc.attn", "posenc.backend", "posenc.cli", "posenc.contract",
+    "posenc.apply", "posenc.attn", "posenc.cli", "posenc.contract",
 }  # fmt: skip
 
 
@@ -43,8 +44,8 @@ def snippets(page):
 
 
 # test_readme.py runs those of pytorch, jax and tokens. Other pages have tests of their own,
-# of files that follow from one another; those of audit.md and audit_ci.md need functions of a
-# reader.
+# of files that follow from one another; test_audit_page.py has the functions that a reader of
+# audit.md has.
 ALONE = ["asked.md", "hf.md", "probe.md"]
 
 
@@ -68,6 +69,15 @@ def public_modules():
         if m.ispkg and hasattr(importlib.import_module(m.name), "__all__")
     }  # fmt: skip
     return (found | names) - NOT_PUBLIC
+
+
+def test_modules_that_the_design_calls_public_are_in_the_reference(site):
+    api, _ = site
+    section = (DOCS / "design.md").read_text("utf-8").partition("## Public names")[2]
+    cells = re.findall(r"^\| (`posenc.*?) \|", section.partition("\n## ")[0], re.MULTILINE)
+    named = set(re.findall(r"`([\w.]+)`", " ".join(cells)))
+    assert len(named) > 10
+    assert named - set(api.MODULES) == set()
 
 
 def test_every_public_name_is_in_the_reference(site):
@@ -97,7 +107,7 @@ def test_every_scheme_has_a_formula_and_conventions(site):
 def test_pages_of_schemes(site, monkeypatch):
     _, schemes = site
     none = {name: {"PyTorch": {}, "JAX": {}} for name in schemes.names()}
-    monkeypatch.setattr(schemes, "answers_of_all", lambda: none)
+    monkeypatch.setattr(sys.modules["scheme_implementations"], "answers_of_all", lambda: none)
     rows = {row.name: row for row in schemes.catalogue_list.rows()}
     index = schemes.index(list(rows.values()))
     for name, row in rows.items():
@@ -111,6 +121,11 @@ def test_pages_of_schemes(site, monkeypatch):
     assert re.search(r"^\| rope \|.*$", study, re.MULTILINE)[0] in rope
     assert "tasks.md#passkeysharedtrue" in rope
     assert "arxiv.org/abs/2104.09864" in rope
+    measured = json.loads((DOCS / "costs.json").read_text("utf-8"))
+    for framework, one in (("PyTorch, eager", "torch"), ("JAX, `jit`", "jax")):
+        (name, cost), *_ = measured["alibi"][one].items()
+        row = rf"^\| {framework} \| `{name}`.* \| {cost['forward']} \| {cost['step']} \|"
+        assert re.search(row, schemes.page("alibi", rows["alibi"]), re.MULTILINE)
 
 
 def test_numbers_of_the_choice_are_those_of_the_records():

@@ -13,8 +13,8 @@ import pytest
 from sample import long, some
 
 import posenc
-from posenc.cli import show as drawing
-from posenc.cli.show import draw
+from posenc.cli.drawing.page import about, draw
+from posenc.cli.drawing.shown import choose_heads
 from posenc.contract.protocol import FeatureSpec, ParamSpec, PositionScheme
 from posenc.schemes import ReRoPE
 
@@ -245,8 +245,8 @@ def test_a_title_is_text_and_not_mathematics(tmp_path, figures):
 
 
 def test_heads_are_spread_over_all():
-    assert drawing._choose_heads(3) == [0, 1, 2]
-    shown = drawing._choose_heads(32)
+    assert choose_heads(3) == [0, 1, 2]
+    shown = choose_heads(32)
     assert (len(shown), shown[0], shown[-1]) == (8, 0, 31)
 
 
@@ -351,7 +351,7 @@ def test_a_picture_says_what_the_scheme_is(tmp_path, figures):
     assert "Rotation of channel pairs" in text
     assert "A penalty linear in distance: bias = -m_h * |i - j|, with a slope m_h per head." in text
     assert "arXiv 2108.12409" in text
-    (_, yarn) = drawing._about(posenc.make("rope_yarn", head_dim=8, train_len=16, factor=4.0))
+    (_, yarn) = about(posenc.make("rope_yarn", head_dim=8, train_len=16, factor=4.0))
     assert yarn.startswith("YaRN: (1 - g) f / s + g f")
 
 
