@@ -76,7 +76,7 @@ SUBJECTS: dict[str, PositionScheme] = from_catalogue() | {
     "t5": posenc.T5Bias(HEADS),  # from the training length it would be causal
     "sandwich": Sandwich(HEADS, dim=16),  # 128 gives scores of 32, tolerances are for 8
     "wall": Wall(HEADS, HEAD_DIM, HIDDEN_DIM, offset=0.0),  # gates that forget
-    "bam": BAM(HEADS, init_beta=0.7, learned_mu=True),  # at 1 it is ALiBi, which has a key_bias
+    "bam": BAM(HEADS, init_beta=0.7, learned_mu=True),
     "alibi-learned": posenc.ALiBi(HEADS, learned=True),
     "alibi-geometric": posenc.ALiBi(3, slopes="geometric"),
     "alibi-given": posenc.ALiBi(HEADS, slopes=[0.0, 1.0, -0.5, 3.0]),
