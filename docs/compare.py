@@ -2,7 +2,8 @@
 
 It runs ``posenc compare`` with its defaults once per installed backend. Then it runs T5 alone at
 the learning rate of the other weights. ``python docs/compare.py --all`` makes the page's last
-section instead: the whole catalogue, with one backend. Each leaves the other's part as it is. A
+section instead: the whole catalogue, with one backend; ``--missing`` adds the schemes that have no
+row there, as a table of its own. Each leaves the others' parts as they are. A
 study gets a new folder, or ``--out``, where finished runs are kept; the machine should be idle.
 ``python docs/compare.py --picture`` only draws docs/compare.png, from the tables of the page.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -48,6 +50,7 @@ heads, {steps} steps of {batch_size} x {train_len} bytes, and evaluation on {eva
 stretches of {longest} bytes.
 """
 CATALOGUE = "## The whole catalogue"
+LATER = "### Schemes that came later"
 ABOUT = """`python docs/compare.py --all` makes this section, by this command:
 
 ```sh
@@ -68,8 +71,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=Study().steps, help="for a trial of this page")
     parser.add_argument("--all", action="store_true", help="the section of the whole catalogue")
-    parser.add_argument("--backend", default="jax", help="of --all (default: jax)")
-    parser.add_argument("--out", help="folder of --all's study; default: a new one")
+    parser.add_argument("--missing", action="store_true", help="schemes without a row there")
+    parser.add_argument("--backend", default="jax", help="of these two (default: jax)")
+    parser.add_argument("--out", help="folder of their study; default: a new one")
     parser.add_argument("--picture", action="store_true", help="draw the page's tables, no study")
     options = parser.parse_args()
     path = HERE / "compare.md"
@@ -77,11 +81,16 @@ def main() -> None:
         draw_page(path.read_text(encoding="utf-8"), HERE / "compare.png")
         return
     defaults, mark, catalogue = path.read_text(encoding="utf-8").partition(CATALOGUE)
-    if options.all:
+    if options.all or options.missing:
+        before, _, _ = catalogue.partition(LATER)
+        names = without_a_row(before) if options.missing else ("all",)
         with tempfile.TemporaryDirectory() as folder:
             out = options.out or folder
-            study = Study(schemes=("all",), steps=options.steps, backend=options.backend, out=out)
-            page = f"{defaults.rstrip()}\n\n{whole_catalogue(study)}"
+            study = Study(schemes=names, steps=options.steps, backend=options.backend, out=out)
+            if options.missing:
+                page = f"{defaults}{mark}{before.rstrip()}\n\n{later(study)}"
+            else:
+                page = f"{defaults.rstrip()}\n\n{whole_catalogue(study)}"
     else:
         page = "\n".join([default_sections(options.steps), mark + catalogue]).rstrip() + "\n"
         readme = HERE.parent / "README.md"
@@ -157,6 +166,22 @@ def whole_catalogue(study: Study) -> str:
     about = ABOUT.format(command=command(replace(study, out=Study().out)))
     tables = [table_markdown(summary, records), cost_table(summary, records).markdown()]
     return "\n\n".join([CATALOGUE, about + "\n" + facts(summary, records), *tables]) + "\n"
+
+
+def without_a_row(catalogue: str) -> tuple[str, ...]:
+    """Labels that ``all`` stands for and that the section of the whole catalogue has no row of."""
+    rows = set(re.findall(r"^\| (\S+) \|", catalogue, re.MULTILINE))
+    return tuple(label for label in Study(schemes=("all",)).labels if label not in rows)
+
+
+def later(study: Study) -> str:
+    """Schemes that came after the table of the whole catalogue: their tables and costs."""
+    wall, records = run(study, accepted=(0, 1))  # 1: a scheme failed
+    summary = describe(study, study.corpus(), study.backend, wall)
+    shown = command(replace(study, out=Study().out))
+    about = f"`python docs/compare.py --missing` makes this table, by `{shown}`:"
+    tables = [table_markdown(summary, records), cost_table(summary, records).markdown()]
+    return "\n\n".join([LATER, about, facts(summary, records), *tables]) + "\n"
 
 
 def section(study: Study) -> str:

@@ -30,10 +30,11 @@ def _is_of(label: str, name: str) -> bool:
 
 
 def study(name: str) -> str:
-    """Its rows in the table of the whole catalogue."""
+    """Its rows in the tables of the whole catalogue, of non-overlapping windows."""
     section = _text("compare.md").partition("## The whole catalogue")[2]
-    (heads, rows), *_ = tables_of(section)
-    own = [row for row in rows if _is_of(row[0], name)]
+    parts = re.split(r"^### Schemes that came later$", section, flags=re.MULTILINE)
+    tables = [next(tables_of(part)) for part in parts]
+    heads, own = tables[0][0], [row for _, rows in tables for row in rows if _is_of(row[0], name)]
     if not own:
         return "Not in the [study's table](../compare.md), which is older than this scheme."
     intro = (
