@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "backends"), str(ROOT / "docs" / "_site")]
 
+os.environ.setdefault("KERAS_BACKEND", "torch")  # posenc_keras imports Keras, which asks once
 import posenc  # noqa: E402
 
 project = "posenc"

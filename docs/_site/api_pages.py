@@ -40,11 +40,12 @@ MODULES = {
     "posenc_jax": "JAX",
 }
 # Those of libraries that the tests' environment has not; the site's has them.
-MODULES |= {
-    f"posenc_jax.{library}": f"modules of {title}"
-    for library, title in {"flax": "Flax", "equinox": "Equinox"}.items()
-    if find_spec(library)
+OF_LIBRARIES = {
+    "posenc_jax.flax": ("flax", "modules of Flax"),
+    "posenc_jax.equinox": ("equinox", "modules of Equinox"),
+    "posenc_keras": ("keras", "layers of Keras"),
 }
+MODULES |= {name: what for name, (library, what) in OF_LIBRARIES.items() if find_spec(library)}
 
 # They gather names of others; the last describes what no other has.
 _GATHER = {"posenc": 1, "posenc.study": 1, "posenc.backend": 2}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -45,7 +46,7 @@ def a_slice_of_heads_is_that_of_the_whole(case: SchemeCase) -> None:
         first, all_first = posenc.init_params(part, 3), posenc.init_params(case.scheme, 3)
         for name, value in part.slice_params(all_first).items():
             require_equal(first[name], value, f"first values of {name} of {what}")
-        call = SchemeCase(part, case.head_dim, case.hidden_dim, own).call(
+        call = replace(case, scheme=part, params=own).call(
             _of_heads(tensors, rows, rows), causal=True
         )
         assert_attention_near(reference(call), whole[:, rows], call, what)
@@ -71,7 +72,7 @@ def a_slice_of_heads_that_share_keys_is_that_of_the_whole(case: SchemeCase) -> N
     count = tensors["k"].shape[1]
     for start, stop in ((0, heads // 2), (heads - 1, heads)):
         part, rows = HeadSlice(case.scheme, start, stop, heads), slice(start, stop)
-        own = SchemeCase(part, case.head_dim, case.hidden_dim, part.slice_params(case.params))
+        own = replace(case, scheme=part, params=part.slice_params(case.params))
         call = own.call(_of_heads(tensors, rows, part.key_heads(count)))
         assert_attention_near(reference(call), whole[:, rows], call, f"heads {start} .. {stop - 1}")
 
