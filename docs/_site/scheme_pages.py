@@ -155,6 +155,7 @@ def _head(name: str, row: catalogue_list.Row, maker: Any) -> str:
     call = ", ".join([repr(name), *(f"{key}={value}" for key, value in sizes.items())])
     arrays = [f"`{n}` {spec.shape}" for n, spec in scheme.param_specs().items()]
     trained = getattr(maker, "trained_as", None)
+    beside = "rope" if name == "alibi" else "alibi"
     lines = [
         f"{code(row.title)}",
         "",
@@ -185,7 +186,7 @@ def _head(name: str, row: catalogue_list.Row, maker: Any) -> str:
         "```",
         "",
         "```sh",
-        f"posenc compare --schemes alibi {f'{trained}~{name}' if trained else name}",
+        f"posenc compare --schemes {beside} {f'{trained}~{name}' if trained else name}",
         f"posenc show {name}",
         "```",
     ]
