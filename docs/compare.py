@@ -3,7 +3,7 @@
 It runs ``posenc compare`` with its defaults once per installed backend. Then it runs T5 alone at
 the learning rate of the other weights. ``python docs/compare.py --all`` makes the page's last
 section instead: the whole catalogue, with one backend; ``--missing`` adds the schemes that have no
-row there, as a table of its own. Each leaves the others' parts as they are. A
+row there, or those that it names, as a table of its own. Each leaves the others' parts as they are. A
 study gets a new folder, or ``--out``, where finished runs are kept; the machine should be idle.
 ``python docs/compare.py --picture`` only draws docs/compare.png, from the tables of the page.
 """
@@ -71,7 +71,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=Study().steps, help="for a trial of this page")
     parser.add_argument("--all", action="store_true", help="the section of the whole catalogue")
-    parser.add_argument("--missing", action="store_true", help="schemes without a row there")
+    parser.add_argument(
+        "--missing", nargs="*", metavar="SCHEME", help="these, or all without a row there"
+    )
     parser.add_argument("--backend", default="jax", help="of these two (default: jax)")
     parser.add_argument("--out", help="folder of their study; default: a new one")
     parser.add_argument("--picture", action="store_true", help="draw the page's tables, no study")
@@ -81,13 +83,15 @@ def main() -> None:
         draw_page(path.read_text(encoding="utf-8"), HERE / "compare.png")
         return
     defaults, mark, catalogue = path.read_text(encoding="utf-8").partition(CATALOGUE)
-    if options.all or options.missing:
+    if options.all or options.missing is not None:
         before, _, _ = catalogue.partition(LATER)
-        names = without_a_row(before) if options.missing else ("all",)
+        names: tuple[str, ...] = ("all",)
+        if options.missing is not None:
+            names = tuple(options.missing) or without_a_row(before)
         with tempfile.TemporaryDirectory() as folder:
             out = options.out or folder
             study = Study(schemes=names, steps=options.steps, backend=options.backend, out=out)
-            if options.missing:
+            if options.missing is not None:
                 page = f"{defaults}{mark}{before.rstrip()}\n\n{later(study)}"
             else:
                 page = f"{defaults.rstrip()}\n\n{whole_catalogue(study)}"
@@ -179,7 +183,7 @@ def later(study: Study) -> str:
     wall, records = run(study, accepted=(0, 1))  # 1: a scheme failed
     summary = describe(study, study.corpus(), study.backend, wall)
     shown = command(replace(study, out=Study().out))
-    about = f"`python docs/compare.py --missing` makes this table, by `{shown}`:"
+    about = f"`python docs/compare.py --missing` makes this table, here by `{shown}`:"
     tables = [table_markdown(summary, records), cost_table(summary, records).markdown()]
     return "\n\n".join([LATER, about, facts(summary, records), *tables]) + "\n"
 
