@@ -3,8 +3,8 @@
 It runs ``posenc compare`` with its defaults once per installed backend. Then it runs T5 alone at
 the learning rate of the other weights. ``python docs/compare.py --all`` makes the page's last
 section instead: the whole catalogue, with one backend; ``--missing`` adds the schemes that have no
-row there, or those that it names, as a table of its own. Each leaves the others' parts as they are. A
-study gets a new folder, or ``--out``, where finished runs are kept; the machine should be idle.
+row there, or those that it names, as a table of its own. Each leaves the others' parts as they are.
+A study gets a new folder, or ``--out``, where finished runs are kept; the machine should be idle.
 ``python docs/compare.py --picture`` only draws docs/compare.png, from the tables of the page.
 """
 
