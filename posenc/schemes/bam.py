@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
-
-import numpy as np
 
 from posenc.contract.fields import Count, Finite
 from posenc.contract.protocol import PositionScheme
@@ -52,15 +51,17 @@ class BAM(PositionScheme, relative=True, paper="Bianchessi et al. 2025, arXiv 25
     init_beta: Finite = 1.0
     learned_mu: bool = False
     slope: Literal["inside", "outside"] = "inside"
-    _slopes: tuple[float, ...] = field(init=False, repr=False, compare=False)
+    _first_s: tuple[float, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_slopes", ALiBi(self.num_heads).head_slopes())
+        # Here, because torch's compiler would trace the logarithms.
+        first = tuple(math.log(slope) for slope in ALiBi(self.num_heads).head_slopes())
+        object.__setattr__(self, "_first_s", first)
 
     def param_specs(self) -> Mapping[str, ParamSpec]:
         heads = self.num_heads
         specs = {
-            "s": ParamSpec.of_values(tuple(map(float, np.log(self._slopes)))),
+            "s": ParamSpec.of_values(self._first_s),
             "beta": ParamSpec.of_values((self.init_beta,) * heads),
         }
         return {**specs, "theta": ParamSpec.of_values((0.0,) * heads)} if self.learned_mu else specs
@@ -71,6 +72,8 @@ class BAM(PositionScheme, relative=True, paper="Bianchessi et al. 2025, arXiv 25
         if self.learned_mu:
             theta = params["theta"]
             distance = distance - (xp.exp(theta) - xp.exp(-theta))
+        # Without a derivative at the centre: that of JAX's abs is 1 there.
+        away = xp.where(distance == 0, 0.0, xp.abs(distance))
         if self.slope == "outside":
-            return -slope * (xp.abs(distance) + _EPS) ** beta
-        return -((slope * xp.abs(distance) + _EPS) ** beta)
+            return -slope * (away + _EPS) ** beta
+        return -((slope * away + _EPS) ** beta)
