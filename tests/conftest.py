@@ -80,10 +80,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if item.get_closest_marker("exhaustive"):
             item.own_markers[:] = [mark for mark in item.own_markers if mark.name != "long"]
     k, n = config.getoption("share")
-    # By name, so that a test stays in its share when others come and go.
-    others = [item for item in items if crc32(item.nodeid.encode()) % n != k]
+    # By name, so that a test stays in its share when others come and go; without the last parameter,
+    # because those before it often share what is slow.
+    names = (item.nodeid.rpartition("-")[0] or item.nodeid for item in items)
+    own = [crc32(name.encode()) % n == k for name in names]
+    others = [item for item, is_own in zip(items, own, strict=True) if not is_own]
     if others:
-        items[:] = [item for item in items if crc32(item.nodeid.encode()) % n == k]
+        items[:] = [item for item, is_own in zip(items, own, strict=True) if is_own]
         config.hook.pytest_deselected(items=others)
 
 

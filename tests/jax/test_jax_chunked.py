@@ -146,7 +146,6 @@ def test_jit_equals_eager(implementation):
     )
 
 
-@long
 @pytest.mark.parametrize("implementation", some(["xla", "chunked"], ["chunked"], long))
 def test_traced_positions_equal_the_default(implementation):
     scheme, (q, k, v) = posenc.ALiBi(HEADS), tensors(40, k_length=300)
