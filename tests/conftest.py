@@ -80,8 +80,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if item.get_closest_marker("exhaustive"):
             item.own_markers[:] = [mark for mark in item.own_markers if mark.name != "long"]
     k, n = config.getoption("share")
-    # By name, so that a test stays in its share when others come and go; without the last parameter,
-    # because those before it often share what is slow.
+    # By name, so that a test stays in its share when others come and go. All but the last parameter
+    # count, because those often share what is slow.
     names = (item.nodeid.rpartition("-")[0] or item.nodeid for item in items)
     own = [crc32(name.encode()) % n == k for name in names]
     others = [item for item, is_own in zip(items, own, strict=True) if not is_own]
