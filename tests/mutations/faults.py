@@ -40,18 +40,23 @@ def read(folder: Path = FOLDER) -> list[Fault]:
     Raises
     ------
     ValueError
-        A file of faults has no source file, or a fault has a wrong key or the name of another.
+        A file of faults has no source file; a fault has a wrong key or the name of another, or its
+        text is not once in the source file.
     """
     found: dict[str, Fault] = {}
     for path in sorted(folder.rglob("*.toml")):
         source = path.relative_to(folder).with_suffix(".py").as_posix()
         if not (ROOT / source).is_file():
             raise ValueError(f"{path.relative_to(folder)}: there is no {source}")
+        text = (ROOT / source).read_text(encoding="utf-8")
         for name, table in tomllib.loads(path.read_text(encoding="utf-8")).items():
             if set(table) != _KEYS:
                 raise ValueError(f"{source}, {name}: its keys are {sorted(table)}, not {_KEYS}")
             if name in found:
                 raise ValueError(f"{name} is a fault of {found[name].file} and of {source}")
+            if text.count(table["old"]) != 1:
+                count = text.count(table["old"])
+                raise ValueError(f"{source}, {name}: its text is {count} times there, not once")
             tests = tuple(table.pop("tests"))
             found[name] = Fault(name, source, **table, tests=tests)
     return list(found.values())

@@ -89,6 +89,18 @@ def test_gradients_are_finite_at_the_centre_and_far():
     assert torch.all(params["beta"].grad != 0)
 
 
+@pytest.mark.skipif(not HAS["jax"], reason="JAX is not installed")
+def test_the_centre_has_no_derivative_in_jax_either():
+    import jax
+
+    def at_the_centre(theta):
+        params = {"s": jax.numpy.zeros(1), "beta": jax.numpy.full(1, 0.5), "theta": theta}
+        pos = jax.numpy.asarray([5])
+        return posenc.bias(BAM(1, learned_mu=True), pos, pos, params).sum()
+
+    assert not jax.grad(at_the_centre)(jax.numpy.zeros(1)).any()
+
+
 def test_the_authors_scalable_softmax():
     """``s_h ln(i + 1) q.k / sqrt(D) + b``: the bias is not multiplied."""
     scheme = Sum(BAM(2), LogScale("ssmax", num_heads=2))
