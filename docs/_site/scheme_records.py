@@ -29,40 +29,53 @@ def _is_of(label: str, name: str) -> bool:
     return base == name or base.endswith(f"~{name}")
 
 
+def _of_atlas(part: str) -> str:
+    """What stands between two marks of the page of the atlas."""
+    return (
+        _text("atlas.md").partition(f"<!-- {part} -->")[2].partition(f"<!-- end of {part} -->")[0]
+    )
+
+
 def study(name: str) -> str:
-    """Its rows in the tables of the whole catalogue, of non-overlapping windows."""
-    section = _text("compare.md").partition("## The whole catalogue")[2]
-    parts = re.split(r"^### Schemes that came later$", section, flags=re.MULTILINE)
-    tables = [next(tables_of(part)) for part in parts]
-    heads, own = tables[0][0], [row for _, rows in tables for row in rows if _is_of(row[0], name)]
+    """Its rows in the atlas's table of text, of non-overlapping windows."""
+    tables = list(tables_of(_of_atlas("losses")))
+    heads, rows = tables[0] if tables else ([], [])
+    own = [row for row in rows if _is_of(row[0], name)]
     if not own:
-        return "Not in the [study's table](../compare.md), which is older than this scheme."
+        return "No row in the [atlas](../atlas.md) yet: `python docs/atlas.py --task text` adds it."
     intro = (
-        "Bits per byte, lower is better, by length; trained on 64 bytes, three seeds, "
-        "non-overlapping windows. [The study](../compare.md) has the other schemes and protocols; "
-        "the numbers hold for its small model."
+        "Bits per byte, lower is better, by length; trained on 64 bytes, non-overlapping windows. "
+        "[The atlas](../atlas.md) has the other schemes and protocols; the numbers hold for its "
+        "small model."
     )
     return "\n".join([intro, "", *table(heads, own)])
 
 
 def tasks(name: str) -> str:
-    """Its scores in each task that had it."""
-    cells = []
-    for title, body in re.findall(
-        r"^### (\S+)\n(.*?)(?=^### |^## |\Z)", _text("tasks.md"), re.MULTILINE | re.DOTALL
-    ):
-        for heads, rows in tables_of(body):
-            if "solved" not in heads:
-                continue
+    """Its scores in each task that had it, and in the atlas, in those that had not."""
+    cells: dict[str, tuple[str, str, str]] = {}
+    for page in ("tasks.md", "atlas.md"):
+        for title, heads, row in _of_tasks(page, name):
             lengths = [n for n, head in enumerate(heads) if re.fullmatch(r"\d+ \(\d+x\)", head)]
-            for row in (row for row in rows if row[0] == name):
-                scores = "; ".join(f"{heads[n]}: {row[n].replace('*', '')}" for n in lengths)
-                link = f"[{title}](../tasks.md#{re.sub(r'[^a-z0-9_-]', '', title.lower())})"
-                cells.append((link, row[1].partition(" [")[0], scores))
+            scores = "; ".join(f"{heads[n]}: {row[n].replace('*', '')}" for n in lengths)
+            link = f"[{title}](../{page}#{re.sub(r'[^a-z0-9_-]', '', title.lower())})"
+            cells.setdefault(title, (link, row[1].partition(" [")[0], scores))
     if not cells:
         return ""
-    intro = "Scores by length, mean of three seeds. [Tasks](../tasks.md) says how they are made."
-    return "\n".join([intro, "", *table(("task", "solved", "score at a length"), cells)])
+    intro = (
+        "Scores by length, mean over seeds. [Tasks](../tasks.md) says how they are made; "
+        "[the atlas](../atlas.md) has the whole catalogue."
+    )
+    return "\n".join([intro, "", *table(("task", "solved", "score at a length"), cells.values())])
+
+
+def _of_tasks(page: str, name: str) -> Iterator[tuple[str, list[str], list[str]]]:
+    """Its rows in the tables of tasks of a page: title, heads and cells."""
+    sections = r"^### (\S+)\n(.*?)(?=^### |^## |\Z)"
+    for title, body in re.findall(sections, _text(page), re.MULTILINE | re.DOTALL):
+        for heads, rows in tables_of(body):
+            if "solved" in heads:
+                yield from ((title, heads, row) for row in rows if row[0] == name)
 
 
 def exactness(name: str) -> str:

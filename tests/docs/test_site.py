@@ -117,8 +117,8 @@ def test_pages_of_schemes(site, monkeypatch):
         (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
         exec(compile(code, f"{name}.md", "exec"), {})
     rope = schemes.page("rope", rows["rope"])
-    study = (DOCS / "compare.md").read_text("utf-8").partition("## The whole catalogue")[2]
-    assert re.search(r"^\| rope \|.*$", study, re.MULTILINE)[0] in rope
+    text = (DOCS / "atlas.md").read_text("utf-8").partition("<!-- losses -->")[2]
+    assert re.search(r"^\| rope \|.*$", text, re.MULTILINE)[0] in rope
     assert "tasks.md#passkeysharedtrue" in rope
     assert "arxiv.org/abs/2104.09864" in rope
     measured = json.loads((DOCS / "costs.json").read_text("utf-8"))
@@ -130,7 +130,7 @@ def test_pages_of_schemes(site, monkeypatch):
 
 def test_numbers_of_the_choice_are_those_of_the_records():
     page = (DOCS / "choosing.md").read_text("utf-8")
-    names = ["compare.md", "tasks.md", "extension.md", "tuning.md", "performance.md"]
+    names = ["compare.md", "atlas.md", "tasks.md", "extension.md", "tuning.md", "performance.md"]
     names += ["measurements.md"] * (DOCS / "measurements.md").exists()
     records = "".join((DOCS / name).read_text("utf-8") for name in names)
     numbers = re.findall(r"\d\.\d{3}(?: ± [\d.]+)?", page)

@@ -1,0 +1,265 @@
+"""The page and the picture of the atlas, from its records."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import numpy as np
+from markdown_parts import table
+from matplotlib.figure import Figure
+
+from posenc.study.outcomes import Outcome, outcomes
+from posenc.study.picture import encode
+from posenc.study.recipe import Recipe
+from posenc.study.specs import sides
+from posenc.study.statistics import Records, mean_interval
+from posenc.study.study import Study
+from posenc.study.tables import failures, holds_table, length_label, loss_tables
+from posenc.study.tasks.catalogue import TEXT, expand
+from posenc.study.terminal import describe
+
+_AUTO = {"torch": "PyTorch", "jax": "JAX"}
+_INK, _PALE = "#1a1a1a", "#ffffff"
+
+
+def tasks() -> list[str]:
+    """Labels of all tasks, text first."""
+    every = expand(["all"])
+    return [TEXT, *(task for task in every if task != TEXT)]
+
+
+@dataclass(frozen=True)
+class Column:
+    """One task: its records and, by scheme, what they say."""
+
+    task: str
+    records: Records
+
+    @property
+    def schemes(self) -> list[str]:
+        """The labels that have a record."""
+        return list(dict.fromkeys(record["scheme"] for record in self.records))
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """What a report of these records would say of its study."""
+        study = Study(task=(self.task,), schemes=tuple(self.schemes), backend="jax")
+        return describe(study, None, "jax", 0.0)
+
+    @property
+    def about(self) -> Mapping[str, Any]:
+        """What it says of the task."""
+        return dict(self.summary["tasks"][self.task])
+
+    @cached_property
+    def outcomes(self) -> dict[str, Outcome]:
+        """By scheme, of a task with answers."""
+        return {one.scheme: one for one in outcomes(self.about, self.records)}
+
+    @cached_property
+    def losses(self) -> dict[str, dict[int, float]]:
+        """By scheme, of text: the mean at each length."""
+        found: dict[str, dict[int, float]] = {}
+        for scheme in self.schemes:
+            ok = [r for r in self.records if r["scheme"] == scheme and r["status"] == "ok"]
+            if ok:
+                lengths = ok[0]["loss"]
+                found[scheme] = {int(n): mean(r["loss"][n] for r in ok) for n in lengths}
+        return found
+
+    @cached_property
+    def holds(self) -> dict[str, str]:
+        """By scheme: the length to which its score or loss holds, NoLiMa's definition."""
+        if self.task == TEXT:
+            found = holds_table(self.summary, self.records)
+            return {row[0]: row[2] for row in found.rows} if found else {}
+        each = {name: one.effective(True) for name, one in self.outcomes.items() if one.records}
+        return {name: one.text() if one else "–" for name, one in each.items()}
+
+    @property
+    def head(self) -> str:
+        """The task and its longest length, as a multiple of that of training."""
+        recipe = Recipe(task=self.task)
+        return f"{self.task}, {recipe.longest // recipe.train_len}x"
+
+    def shown(self, scheme: str) -> str:
+        """The score at the longest length."""
+        if self.task == TEXT:
+            return f"{self.losses[scheme][max(self.losses[scheme])]:.2f}"
+        return f"{self.outcomes[scheme].score(self.about['eval_lens'][-1]):.2f}".lstrip("0")
+
+    def share(self, scheme: str) -> float:
+        """0 to 1, dark to light: how much of what can be reached is reached at the longest length.
+
+        A score above chance, over the best above chance; a loss as the scheme's own at the training
+        length over it. NaN without records.
+        """
+        if self.task == TEXT:
+            if not (losses := self.losses.get(scheme)):
+                return math.nan
+            return min(1.0, losses[self.about["train_len"]] / losses[max(losses)])
+        one = self.outcomes.get(scheme)
+        if one is None or not one.records:
+            return math.nan
+        chance = self.about["chance"]
+        return max(0.0, (one.score(self.about["eval_lens"][-1]) - chance) / (1 - chance))
+
+
+def write(docs: Path, stored: Mapping[str, Records]) -> None:
+    """Replace what lies between the marks of atlas.md, and draw atlas.png."""
+    columns = [Column(task, records) for task, records in stored.items()]
+    path = docs / "atlas.md"
+    costs = json.loads((docs / "costs.json").read_text(encoding="utf-8"))
+    text = path.read_text(encoding="utf-8")
+    for name, block in blocks(columns, costs).items():
+        start, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
+        before, _, rest = text.partition(start)
+        text = f"{before}{start}{block}\n{end}{rest.partition(end)[2]}"
+    path.write_text(text, encoding="utf-8")
+    (docs / "atlas.png").write_bytes(encode(picture(columns), "png"))
+
+
+def blocks(columns: Sequence[Column], costs: Mapping[str, Any]) -> dict[str, str]:
+    """The parts of the page by the names of their marks."""
+    return {
+        "facts": facts(columns),
+        "holds": holds(columns),
+        "losses": losses(columns),
+        "scores": scores(columns),
+        "costs": costs_table(order(columns), costs),
+        "missing": missing(columns),
+    }
+
+
+def order(columns: Sequence[Column]) -> list[str]:
+    """Schemes by the mean of their shares, the best first."""
+    schemes = dict.fromkeys(name for column in columns for name in column.schemes)
+
+    def average(scheme: str) -> float:
+        found = [share for column in columns if not math.isnan(share := column.share(scheme))]
+        return -mean(found) if found else math.inf
+
+    return sorted(schemes, key=lambda scheme: (average(scheme), scheme))
+
+
+def facts(columns: Sequence[Column]) -> str:
+    """How each task's records came about."""
+    rows = []
+    for column in columns:
+        ok = [record for record in column.records if record["status"] == "ok"]
+        schemes = {record["scheme"] for record in ok}
+        each = [sum(r["scheme"] == name for r in ok) for name in schemes]
+        seeds = str(min(each)) if min(each) == max(each) else f"{min(each)} to {max(each)}"
+        hours = sum(record["seconds"] for record in ok) / 3600
+        ran = sorted({_versions(record) for record in ok})
+        failed = str(len(column.records) - len(ok))
+        rows.append((column.task, str(len(schemes)), seeds, failed, f"{hours:.1f}", "; ".join(ran)))
+    heads = ("task", "schemes", "seeds", "failed", "hours of one core", "versions and processor")
+    return "\n".join(table(heads, rows))
+
+
+def _versions(record: Mapping[str, Any]) -> str:
+    versions = record["versions"]
+    return f"posenc {record['posenc']}, jax {versions['jax']}, {versions.get('processor', '')}"
+
+
+def holds(columns: Sequence[Column]) -> str:
+    """Schemes by tasks: to which length."""
+    heads = ["scheme", *(f"{c.task} ({Recipe(task=c.task).train_len})" for c in columns)]
+    rows = [(name, *(c.holds.get(name, "") for c in columns)) for name in order(columns)]
+    return "\n".join(table(heads, rows))
+
+
+def losses(columns: Sequence[Column]) -> str:
+    """The losses of text, by both protocols, and what failed there."""
+    of_text = [column for column in columns if column.task == TEXT]
+    parts = []
+    for column in of_text:
+        for one in loss_tables(column.summary, column.records)[:2]:
+            parts.append(one.markdown())
+        parts += failures(column.records)
+    return "\n\n".join(parts)
+
+
+def scores(columns: Sequence[Column]) -> str:
+    """One table for each task: seeds that solved it, and the score at each length."""
+    parts = []
+    for column in columns:
+        if column.task == TEXT:
+            continue
+        about = column.about
+        heads = [
+            "scheme", "solved", *(length_label(n, about["train_len"]) for n in about["eval_lens"]),
+        ]  # fmt: skip
+        rows = [
+            (name, f"{one.solved} of {len(one.records)}",
+             *(mean_interval(one.scores(n)).text() for n in about["eval_lens"]))
+            for name, one in column.outcomes.items()
+        ]  # fmt: skip
+        title = f"### {column.task}\n\n{about['title']} Score: {about['score'].replace('_', ' ')}."
+        parts += [title, "\n".join(table(heads, rows)), *failures(column.records)]
+    return "\n\n".join(parts)
+
+
+def costs_table(names: Sequence[str], costs: Mapping[str, Any]) -> str:
+    """What the implementation costs that ``auto`` takes, over attention without positions."""
+    rows = []
+    for label in names:
+        found = costs.get(sides(label)[1], {})
+        cells = [_auto(found.get(framework, {})) for framework in _AUTO]
+        rows.append((label, *(cell for pair in cells for cell in pair)))
+    heads = [
+        "scheme",
+        *(f"{name}, {what}" for name in _AUTO.values() for what in ("forward", "step")),
+    ]
+    return "\n".join(table(heads, rows))
+
+
+def _auto(implementations: Mapping[str, Any]) -> tuple[str, str]:
+    chosen = [each for each in implementations.values() if each.get("auto")]
+    chosen = chosen or [each for each in implementations.values() if "forward" in each]
+    if not chosen:
+        return "–", "–"
+    return str(chosen[0].get("forward", "–")), str(chosen[0].get("step", "–"))
+
+
+def missing(columns: Sequence[Column]) -> str:
+    """Tasks without records, and schemes of the catalogue without some."""
+    names = Study(schemes=("all",)).labels
+    rows = [
+        (task, f"all {len(names)}") for task in tasks() if task not in {c.task for c in columns}
+    ]
+    for column in columns:
+        if lacking := [name for name in names if name not in column.schemes]:
+            rows.append((column.task, ", ".join(lacking)))
+    if not rows:
+        return "Every task of the catalogue has records of every scheme."
+    return "\n".join(table(("task", "schemes without records"), rows))
+
+
+def picture(columns: Sequence[Column]) -> Figure:
+    """The matrix of schemes and tasks: the score at the longest length, light where it holds."""
+    names = order(columns)
+    values = np.array([[column.share(name) for column in columns] for name in names])
+    figure = Figure(figsize=(2.6 + 0.95 * len(columns), 1.6 + 0.235 * len(names)), dpi=130)
+    axes = figure.subplots()
+    axes.imshow(values, aspect="auto", cmap="cividis", vmin=0, vmax=1)
+    for row, name in enumerate(names):
+        for place, column in enumerate(columns):
+            share = values[row, place]
+            text = "–" if math.isnan(share) else column.shown(name)
+            colour = _INK if math.isnan(share) or share > 0.55 else _PALE
+            axes.text(place, row, text, ha="center", va="center", fontsize=8, color=colour)
+    axes.set_xticks(range(len(columns)), [c.head.replace(", ", "\n") for c in columns], fontsize=8)
+    axes.set_yticks(range(len(names)), names, fontsize=8)
+    axes.tick_params(length=0, top=True, labeltop=True, bottom=False, labelbottom=False)
+    axes.spines[:].set_visible(False)
+    figure.tight_layout()
+    return figure

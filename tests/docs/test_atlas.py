@@ -1,0 +1,89 @@
+"""``docs/atlas.py``: its stored records, and the page that is made from them."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from posenc.study.recipe import Recipe
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "atlas.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def atlas(tmp_path, monkeypatch):
+    """The script, whose folder of records is a new one."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    spec = importlib.util.spec_from_file_location("atlas", DOCS / "atlas.py")
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    monkeypatch.setattr(made, "FOLDER", tmp_path / "atlas")
+    return made
+
+
+def record(scheme="alibi", seed=0, status="ok", recipe=(), **changed):
+    usual = json.loads(json.dumps(asdict(Recipe(task="majority"))))
+    versions = {"jax": "0.10.2", "device": "cpu"}
+    return {
+        "task": "majority", "scheme": scheme, "seed": seed, "status": status, "backend": "jax",
+        "recipe": {**usual, **dict(recipe)}, "versions": versions, "curve": [1.0], **changed,
+    }  # fmt: skip
+
+
+def test_a_finished_record_stays_and_a_failed_one_is_replaced(atlas):
+    atlas.add([record(mark=1), record("rope", status="failed", mark=1)])
+    atlas.add([record(mark=2), record("rope", mark=2), record(seed=3, mark=2)])
+    found = {(each["scheme"], each["seed"]): each for each in atlas.load("majority")}
+    marks = {name: each["mark"] for name, each in found.items()}
+    assert marks == {("alibi", 0): 1, ("rope", 0): 2, ("alibi", 3): 2}
+    assert "curve" not in found["alibi", 0]
+    assert found["rope", 0]["versions"]["processor"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [({"recipe": {"steps": 30}}, "steps 400, got 30"), ({"backend": "torch"}, "jax, got torch")],
+)
+def test_other_settings_are_refused(atlas, changed, named):
+    with pytest.raises(ValueError, match=named):
+        atlas.add([record(**changed)])
+    assert atlas.load("majority") == []
+
+
+def test_the_same_records_give_the_same_file(atlas):
+    atlas.add([record("rope"), record("alibi")])
+    path = atlas.FOLDER / "majority.jsonl.xz"
+    before = path.read_bytes()
+    atlas.save("majority", reversed(atlas.load("majority")))
+    assert path.read_bytes() == before
+
+
+def test_every_stored_record_is_on_the_page(atlas, monkeypatch):
+    monkeypatch.setattr(atlas, "FOLDER", DOCS / "atlas")
+    found = atlas.stored()
+    assert "text" in found
+    for task, records in found.items():
+        for each in records:
+            atlas.check(each)
+        name = "losses" if task == "text" else "scores"
+        block = re.search(f"<!-- {name} -->(.*?)<!-- end of {name} -->", PAGE, re.DOTALL)[1]
+        if task != "text":
+            block = re.search(rf"### {re.escape(task)}\n(.*?)(?=### |\Z)", block, re.DOTALL)[1]
+        rows = set(re.findall(r"^\| (\S+) \|", block, re.MULTILINE))
+        failed = set(re.findall(r"failed: (\S+),", block))
+        assert {each["scheme"] for each in records} <= rows | failed, task
+        holds = PAGE.partition("<!-- holds -->")[2].partition("\n\n")[0]
+        assert f"{task} (" in holds
+
+
+def test_the_table_of_facts_is_that_of_the_records(atlas, monkeypatch):
+    monkeypatch.setattr(atlas, "FOLDER", DOCS / "atlas")
+    columns = [atlas.atlas_page.Column(task, each) for task, each in atlas.stored().items()]
+    assert atlas.atlas_page.facts(columns) in PAGE
