@@ -79,24 +79,24 @@ def test_numbers_of_the_authors_code():
 
 def test_a_query_may_keep_no_key():
     """Then its result is 0; a score of 0 is not above the threshold."""
-    k, v = np.ones((1, 1, 3, 2)), np.ones((1, 1, 3, 2))
-    q = np.asarray([[-1.0, -1.0], [1.0, -1.0], [1.0, 1.0]])[None, None]
+    k, v = np.ones((1, 1, 4, 2)), np.ones((1, 1, 4, 2))
+    q = np.asarray([[-1.0, -1.0], [1.0, -1.0], [1.0, 1.0], [-1.0, -1.0]])[None, None]
     params = {"w": np.zeros((1, 1)), "b": np.zeros(1)}
-    given = {"params": params, "causal": True, "tokens": posenc.Tokens(x=np.zeros((1, 3, 1)))}
+    given = {"params": params, "causal": True, "tokens": posenc.Tokens(x=np.zeros((1, 4, 1)))}
     out, lse = posenc.attention(q, k, v, TRA(1, 1), return_lse=True, **given)
-    np.testing.assert_array_equal(out[0, 0], [[0, 0], [0, 0], [1, 1]])
-    np.testing.assert_array_equal(lse[0, 0, :2], [-np.inf, -np.inf])
+    np.testing.assert_array_equal(out[0, 0], [[0, 0], [0, 0], [1, 1], [0, 0]])
+    np.testing.assert_array_equal(lse[0, 0, [0, 1, 3]], [-np.inf] * 3)
     # A half, a quarter and an eighth of exp(sqrt(2)).
     np.testing.assert_allclose(lse[0, 0, 2], math.sqrt(2) + math.log(7 / 8))
     sunk = posenc.attention(q, k, v, Sink(TRA(1, 1), learned=False), **given)
     total = 7 / 8 * math.exp(math.sqrt(2))
-    np.testing.assert_allclose(sunk[0, 0, :, 0], [0, 0, total / (1 + total)])
+    np.testing.assert_allclose(sunk[0, 0, :, 0], [0, 0, total / (1 + total), 0])
 
 
 def test_gradients_of_a_query_that_keeps_no_key_are_zero():
     torch = pytest.importorskip("torch")
     q, k, v = (np.array(a) for a in vectors())
-    q[:, :, 0], k[:, :, 0] = 1, -1
+    q[:, :, -1], k[...] = 1, -np.abs(k)  # the last query sees every key
     given = {"q": q, "k": k, "v": v, **PARAMS}
     leaves = {name: torch.tensor(a, requires_grad=True) for name, a in given.items()}
     q, k, v, *params = leaves.values()
@@ -104,7 +104,7 @@ def test_gradients_of_a_query_that_keeps_no_key_are_zero():
     learned = dict(zip(PARAMS, params, strict=True))
     out = posenc.attention(q, k, v, SCHEME, learned, True, tokens=tokens)
     (out * out).sum().backward()
-    assert not q.grad[:, :, 0].any()
+    assert not q.grad[:, :, -1].any()
     assert all(leaf.grad.isfinite().all() for leaf in leaves.values())
     assert leaves["w"].grad.any()
 
