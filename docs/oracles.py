@@ -23,6 +23,7 @@ from posenc.schemes import (
     FIRE,
     NTK,
     PI,
+    CARoPE,
     ClipHann,
     ClipPeriod,
     DynamicNTK,
@@ -344,6 +345,14 @@ def repo(scheme: Any, given: Mapping[str, np.ndarray]) -> np.ndarray:
     return np.swapaxes((swish * (x @ content.T)) @ final.T, 1, 2)
 
 
+def carope(scheme: Any, given: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Sums of ``f**k``, ``f = 1 / (ln(1 + exp(w.x + b)) + 1)``, ``k`` from 1 (Veisi et al.)."""
+    z = given["x"].astype(object) @ given["w"].T.astype(object) + given["b"].astype(object)
+    f = each(lambda z: 1 / (MP.log1p(MP.exp(MP.mpf(z))) + 1), np.swapaxes(z, 1, 2))
+    powers = each(lambda f, k: f**k, f[..., None], np.arange(1, scheme.head_dim // 2 + 1))
+    return np.cumsum(powers, axis=2)
+
+
 def log_scale(scheme: Any, given: Mapping[str, np.ndarray]) -> np.ndarray:
     """The factor of each position (the models' own code; Nakanishi)."""
     L, s = scheme.train_len, given.get("s", [1])
@@ -611,6 +620,7 @@ CASES = [
     *options(
         "cable", gate_sums, "feature c", "sum", {"": posenc.schemes.CABLE(2, 3)}, lambda _: GATES
     ),
+    *options("carope", carope, "feature phi", "largest", {"": CARoPE(2, 8, 3)}, lambda _: GATES),
     *options("fox", gate_sums, "feature c", "sum", {"": posenc.schemes.FoX(2, 3)}, lambda _: GATES),
     *options(
         "fope",

@@ -5,6 +5,7 @@ Every other implementation must give the same results.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -141,6 +142,8 @@ def dense(call: Call) -> tuple[Array, Array]:
         at = as_column(call.query.encoded_pos), as_row(call.key.encoded_pos)
         params = call.views(rows=True)
         scores = call.scheme.adjust_scores(scores, *at, visible=visible, params=params, xp=xp)
+        hidden = scores == -math.inf  # as a bias of -inf does
+        visible = ~hidden if visible is None else visible & ~hidden
     if bias is not None:
         scores = scores + bias
     if visible is not None:

@@ -239,8 +239,8 @@ class PositionScheme(Declared):
     ) -> Array:  # fmt: skip
         """Change whole rows of scaled scores ``(B, H, Q, K)``, before the bias is added.
 
-        For schemes that cannot be computed tile by tile (CoPE, DAPE). Only
-        ``implementation="reference"`` calls it.
+        For schemes that cannot be computed tile by tile (CoPE, DAPE). A score of ``-inf`` hides the
+        key from the query (TRA). Only ``implementation="reference"`` calls it.
 
         Parameters
         ----------

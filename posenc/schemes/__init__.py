@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from posenc.schemes.axial_rope import AxialRoPE
     from posenc.schemes.bam import BAM
     from posenc.schemes.cable import CABLE
+    from posenc.schemes.carope import CARoPE
     from posenc.schemes.chunk import Chunk
     from posenc.schemes.cope import CoPE
     from posenc.schemes.dape import DAPE
@@ -60,19 +61,20 @@ if TYPE_CHECKING:
     from posenc.schemes.sinusoidal import Sinusoidal
     from posenc.schemes.sum import Sum
     from posenc.schemes.t5 import T5Bias
+    from posenc.schemes.tra import TRA
     from posenc.schemes.transformer_xl import TransformerXL
     from posenc.schemes.wall import Wall
     from posenc.schemes.wrapper import Wrapper
     from posenc.schemes.xpos import XPos
 
 __all__ = [
-    "BAM", "CABLE", "DAPE", "FIRE", "GRAPEA", "NTK", "PI", "ALiBi", "ALiBi2D", "AxialRoPE",
-    "Chunk", "ClipHann", "ClipPeriod", "CoPE", "DeBERTa", "DualChunk", "DynamicNTK", "FoPE",
-    "FoX", "Fractional", "HeadSlice", "Inkling", "Kerple", "Learned", "LearnedRoPE", "Llama3",
-    "LogScale", "LongRoPE", "MRoPE", "MixedRoPE", "NTKMixed", "NoPE", "PaTH", "PoPE",
+    "BAM", "CABLE", "DAPE", "FIRE", "GRAPEA", "NTK", "PI", "TRA", "ALiBi", "ALiBi2D", "AxialRoPE",
+    "CARoPE", "Chunk", "ClipHann", "ClipPeriod", "CoPE", "DeBERTa", "DualChunk", "DynamicNTK",
+    "FoPE", "FoX", "Fractional", "HeadSlice", "Inkling", "Kerple", "Learned", "LearnedRoPE",
+    "Llama3", "LogScale", "LongRoPE", "MRoPE", "MixedRoPE", "NTKMixed", "NoPE", "PaTH", "PoPE",
     "Proportional", "RePo", "ReRoPE", "RelativeTable", "RoPE", "Sandwich", "Scaling",
-    "SelectiveRoPE", "SelfExtend", "Shaw", "Sink", "Sinusoidal", "Sum", "T5Bias",
-    "TransformerXL", "Wall", "Wrapper", "XPos", "YaRN", "catalogue", "make",
+    "SelectiveRoPE", "SelfExtend", "Shaw", "Sink", "Sinusoidal", "Sum", "T5Bias", "TransformerXL",
+    "Wall", "Wrapper", "XPos", "YaRN", "catalogue", "make",
 ]  # fmt: skip
 
 _MAKERS = ("catalogue", "make")  # of a room above, which is imported by name
@@ -83,6 +85,7 @@ MODULES = {
     "AxialRoPE": "axial_rope",
     "BAM": "bam",
     "CABLE": "cable",
+    "CARoPE": "carope",
     "Chunk": "chunk",
     "CoPE": "cope",
     "DAPE": "dape",
@@ -129,6 +132,7 @@ MODULES = {
     "Sinusoidal": "sinusoidal",
     "Sum": "sum",
     "T5Bias": "t5",
+    "TRA": "tra",
     "TransformerXL": "transformer_xl",
     "Wall": "wall",
     "Wrapper": "wrapper",

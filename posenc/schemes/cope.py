@@ -83,7 +83,7 @@ class CoPE(
         gates = xp.exp(log_sigmoid(scores, xp))
         if visible is not None:
             gates = xp.where(visible, gates, 0.0)
-        counted = xp.clip(_sums_from(gates, k, xp), max=self.npos - 1)
+        counted = xp.clip(sums_from(gates, k, xp), max=self.npos - 1)
         low = xp.astype(xp.floor(counted), xp.int32)
         part, table = counted - xp.floor(counted), params.query["e"]
         return scores + (
@@ -91,7 +91,7 @@ class CoPE(
         )
 
 
-def _sums_from(gates: Array, pos: Array, xp: Namespace) -> Array:
+def sums_from(gates: Array, pos: Array, xp: Namespace) -> Array:
     """For each key, the sum of ``gates (B, H, Q, K)`` at its position ``(B, 1, 1, K)`` or later."""
 
     def take(values: Array, index: Array) -> Array:

@@ -19,6 +19,7 @@ from posenc.schemes import (
     FIRE,
     ALiBi2D,
     AxialRoPE,
+    CARoPE,
     Chunk,
     CoPE,
     DeBERTa,
@@ -76,6 +77,7 @@ SUBJECTS: dict[str, PositionScheme] = from_catalogue() | {
     "t5": posenc.T5Bias(HEADS),  # from the training length it would be causal
     "sandwich": Sandwich(HEADS, dim=16),  # 128 gives scores of 32, tolerances are for 8
     "wall": Wall(HEADS, HEAD_DIM, HIDDEN_DIM, offset=0.0),  # gates that forget
+    "carope": CARoPE(HEADS, HEAD_DIM, HIDDEN_DIM, init_std=0.5),
     "bam": BAM(HEADS, init_beta=0.7, learned_mu=True),
     "alibi-learned": posenc.ALiBi(HEADS, learned=True),
     "alibi-geometric": posenc.ALiBi(3, slopes="geometric"),
