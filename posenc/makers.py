@@ -40,6 +40,7 @@ _BUILT_IN: dict[str, Entry] = {
     "fope": "FoPE",
     "fox": "FoX",
     "grape_a": "GRAPEA",
+    "grape_ap": "GRAPEAP",
     "inkling": "Inkling",
     "kerple_log": ("Kerple", {"kind": "log"}),
     "kerple_power": ("Kerple", {"kind": "power"}),
@@ -74,6 +75,7 @@ _BUILT_IN: dict[str, Entry] = {
     "t5": "T5Bias",
     "transformer_xl": "TransformerXL",
     "wall": "Wall",
+    "wavelet": "Wavelet",
     "xpos": "XPos",
 }
 _GROUP = "posenc.schemes"
