@@ -64,7 +64,7 @@ the data against them.
 | ALiBi's biases | within {ulp64:.0f} ulp | within {ulp32:.0f} ulp | rounded once |
 | biases and factors with a logarithm or a power | {elementary} | {elementary} | rounded once |
 | sums of 16 gates (FoX, CABLE, Wall) | {sums} | {sums} | rounded once |
-| Sandwich, FIRE, FoPE, PoPE, RePo, xPos | {largest} | {largest} | rounded once |
+| Sandwich, FIRE, FoPE, GRAPE-AP, PoPE, RePo, Wavelet, xPos | {largest} | {largest} | rounded once |
 | T5's buckets | equal | equal | equal |
 | copied numbers | equal | equal | rounded once |
 
@@ -77,7 +77,7 @@ FAMILIES = {  # by measure
     "ulp": "ALiBi's biases",
     "elementary": "biases and factors with a logarithm or a power",
     "sum": "sums of 16 gates (FoX, CABLE, Wall)",
-    "largest": "Sandwich, FIRE, FoPE, PoPE, RePo, xPos",
+    "largest": "Sandwich, FIRE, FoPE, GRAPE-AP, PoPE, RePo, Wavelet, xPos",
     "copy": "T5's buckets and copied numbers",
 }
 
