@@ -107,11 +107,12 @@ def sums_from(values: Array, pos: Array, xp: Namespace, *, own: bool = True) -> 
     length = pos.shape[-1]
     index = xp.arange(length, dtype=order.dtype, device=device(pos))
     at_pos = xp.take_along_axis(pos, order, axis=-1)
-    last = xp.concat([at_pos[..., 1:] != at_pos[..., :-1], at_pos[..., :1] == at_pos[..., :1]], -1)
+    differs, always = at_pos[..., 1:] != at_pos[..., :-1], at_pos[..., :1] == at_pos[..., :1]
+    last = xp.concat([differs, always], axis=-1)
     ends = xp.sort(xp.where(last, index, length), axis=-1)
     run = xp.cumulative_sum(xp.astype(last, order.dtype), axis=-1) - xp.astype(last, order.dtype)
     run = xp.take_along_axis(run, xp.argsort(order), axis=-1)
     if own:
         return take(sums, xp.take_along_axis(ends, run, axis=-1))
-    before = xp.take_along_axis(ends, xp.clip(run - 1, 0), axis=-1)
+    before = xp.take_along_axis(ends, xp.clip(run - 1, min=0), axis=-1)
     return xp.where(run > 0, take(sums, before), 0.0)
