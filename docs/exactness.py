@@ -64,7 +64,7 @@ the data against them.
 | ALiBi's biases | within {ulp64:.0f} ulp | within {ulp32:.0f} ulp | rounded once |
 | biases and factors with a logarithm or a power | {elementary} | {elementary} | rounded once |
 | sums of 16 gates (FoX, CABLE, Wall) | {sums} | {sums} | rounded once |
-| CARoPE, Sandwich, FIRE, FoPE, PoPE, RePo, xPos | {largest} | {largest} | rounded once |
+| {of_largest} | {largest} | {largest} | rounded once |
 | T5's buckets | equal | equal | equal |
 | copied numbers | equal | equal | rounded once |
 
@@ -77,7 +77,7 @@ FAMILIES = {  # by measure
     "ulp": "ALiBi's biases",
     "elementary": "biases and factors with a logarithm or a power",
     "sum": "sums of 16 gates (FoX, CABLE, Wall)",
-    "largest": "CARoPE, Sandwich, FIRE, FoPE, PoPE, RePo, xPos",
+    "largest": "CARoPE, Sandwich, FIRE, FoPE, GRAPE-AP, PoPE, RePo, Wavelet, xPos",
     "copy": "T5's buckets and copied numbers",
 }
 
@@ -246,6 +246,7 @@ def head(data: dict[str, Any]) -> str:
         elementary=f"within {LIMITS['elementary']['float32']:.0f} ulp",
         sums=f"within {LIMITS['sum']['float32']:.0f} ulp",
         largest=f"within {LIMITS['largest']['float32']:.0f} spacings of the largest",
+        of_largest=FAMILIES["largest"],
     )
 
 

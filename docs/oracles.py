@@ -38,6 +38,7 @@ from posenc.schemes import (
     RelativeTable,
     RePo,
     Sandwich,
+    Wavelet,
     XPos,
     YaRN,
 )
@@ -415,6 +416,25 @@ def grape_a(scheme: Any, given: Mapping[str, np.ndarray]) -> np.ndarray:
     return each(lambda z: MP.log1p(MP.exp(z)), z)
 
 
+def grape_ap(scheme: Any, given: Mapping[str, np.ndarray]) -> np.ndarray:
+    """``p = w.x`` by the root of its mean square, with ``2**-23`` in it (Zhang et al., paths)."""
+    p = given["x"][:, None].astype(object) @ given["w"].swapaxes(1, 2).astype(object)
+    squares = (p * p).sum(axis=-1, keepdims=True) / MP.mpf(p.shape[-1]) + MP.mpf(2) ** -23
+    return p / each(MP.sqrt, squares)
+
+
+def wavelet(scheme: Any, given: Mapping[str, np.ndarray]) -> np.ndarray:
+    """``q.p_n / sqrt(D)``, with wavelets ``p_n`` of scales ``a`` and shifts ``b`` (Oka et al.)."""
+    shifts = scheme.head_dim // scheme.scales
+    a = [MP.mpf(scheme.min_scale) * 2**n for n in range(scheme.scales)]
+    last = scheme.max_distance
+    n = range(-last if scheme.bidirectional else 0, last + 1)
+    t = np.asarray([[(m - b) / scale for m in n] for scale in a for b in range(shifts)], object)
+    ricker = scheme.wavelet == "ricker"
+    p = each(lambda t: (1 - t * t) * MP.exp(-t * t / 2) if ricker else MP.exp(-t * t), t)
+    return given["k"].astype(object) @ p / MP.sqrt(scheme.head_dim)
+
+
 @dataclass(frozen=True, eq=False)
 class Case:
     """A scheme with options, what it is asked, and its oracle.
@@ -426,8 +446,8 @@ class Case:
     scheme, oracle
         The scheme, and what it must answer.
     place
-        ``"bias"``, ``"transform"``, ``"embedding"``, or ``"feature NAME"``, of keys: sums of gates,
-        of which a bias is the difference.
+        ``"bias"``, ``"transform"``, ``"embedding"``, or ``"feature NAME"``: of keys, as sums of
+        gates, of which a bias is the difference, or of queries, as a bias of each distance.
     measure
         ``"bounded"``: values up to 1, and errors in spacings of the numbers in [1/2, 1).
         ``"largest"``: the same in spacings at the largest value. ``"ulp"``, ``"elementary"``,
@@ -457,8 +477,10 @@ class Case:
         if self.place.startswith("feature "):
             learned = {name: own[name] for name in self.scheme.param_specs()}
             tokens, vectors = posenc.Tokens(x=own.get("x")), {n: own.get("k") for n in "qk"}
-            keys = posenc.features(self.scheme, learned, tokens, **vectors, xp=xp)[1]
-            return xp.astype(keys.features[self.place.removeprefix("feature ")], dtype)
+            sides = posenc.features(self.scheme, learned, tokens, **vectors, xp=xp)
+            name = self.place.removeprefix("feature ")
+            side = next(side for side in sides if name in side.features)
+            return xp.astype(side.features[name], dtype)
         if self.place == "bias":
             pair = arrays["pos"], arrays["k_pos"]
             return posenc.bias(self.scheme, *pair, own, dtype=dtype, xp=xp)
@@ -639,12 +661,31 @@ CASES = [
         lambda _: {"k": KEYS, "u": HALVES_OF_ONE, "omega": np.zeros(2, np.float32)},
     ),
     *options(
+        "grape_ap",
+        grape_ap,
+        "feature key_p",
+        "largest",
+        {"": posenc.schemes.GRAPEAP(2, 3, p_head_dim=4)},
+        lambda _: CHANNELS,
+    ),
+    *options(
         "wall",
         wall,
         "feature p",
         "sum",
         {"": posenc.schemes.Wall(2, 4, 3, offset=0.5)},
         lambda _: CHANNELS,
+    ),
+    *options(
+        "wavelet",
+        wavelet,
+        "feature r",
+        "largest",
+        {
+            "ricker": Wavelet(4, scales=2, max_distance=15),
+            "gaussian": Wavelet(4, 2, 1.5, "gaussian", max_distance=9, bidirectional=True),
+        },
+        lambda _: {"k": KEYS},
     ),
     *options("fire", fire, "bias", "largest", {"": FIRE(1, hidden=3)}, lambda _: NETWORK),
     *(

@@ -41,6 +41,7 @@ _BUILT_IN: dict[str, Entry] = {
     "fope": "FoPE",
     "fox": "FoX",
     "grape_a": "GRAPEA",
+    "grape_ap": "GRAPEAP",
     "inkling": "Inkling",
     "kerple_log": ("Kerple", {"kind": "log"}),
     "kerple_power": ("Kerple", {"kind": "power"}),
@@ -76,6 +77,7 @@ _BUILT_IN: dict[str, Entry] = {
     "tra": "TRA",
     "transformer_xl": "TransformerXL",
     "wall": "Wall",
+    "wavelet": "Wavelet",
     "xpos": "XPos",
 }
 _GROUP = "posenc.schemes"

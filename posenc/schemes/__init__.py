@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from posenc.schemes.fope import FoPE
     from posenc.schemes.fox import FoX
     from posenc.schemes.grape_a import GRAPEA
+    from posenc.schemes.grape_ap import GRAPEAP
     from posenc.schemes.head_slice import HeadSlice
     from posenc.schemes.inkling import Inkling
     from posenc.schemes.kerple import Kerple
@@ -64,17 +65,18 @@ if TYPE_CHECKING:
     from posenc.schemes.tra import TRA
     from posenc.schemes.transformer_xl import TransformerXL
     from posenc.schemes.wall import Wall
+    from posenc.schemes.wavelet import Wavelet
     from posenc.schemes.wrapper import Wrapper
     from posenc.schemes.xpos import XPos
 
 __all__ = [
-    "BAM", "CABLE", "DAPE", "FIRE", "GRAPEA", "NTK", "PI", "TRA", "ALiBi", "ALiBi2D", "AxialRoPE",
-    "CARoPE", "Chunk", "ClipHann", "ClipPeriod", "CoPE", "DeBERTa", "DualChunk", "DynamicNTK",
-    "FoPE", "FoX", "Fractional", "HeadSlice", "Inkling", "Kerple", "Learned", "LearnedRoPE",
-    "Llama3", "LogScale", "LongRoPE", "MRoPE", "MixedRoPE", "NTKMixed", "NoPE", "PaTH", "PoPE",
-    "Proportional", "RePo", "ReRoPE", "RelativeTable", "RoPE", "Sandwich", "Scaling",
-    "SelectiveRoPE", "SelfExtend", "Shaw", "Sink", "Sinusoidal", "Sum", "T5Bias", "TransformerXL",
-    "Wall", "Wrapper", "XPos", "YaRN", "catalogue", "make",
+    "BAM", "CABLE", "DAPE", "FIRE", "GRAPEA", "GRAPEAP", "NTK", "PI", "TRA", "ALiBi", "ALiBi2D",
+    "AxialRoPE", "CARoPE", "Chunk", "ClipHann", "ClipPeriod", "CoPE", "DeBERTa", "DualChunk",
+    "DynamicNTK", "FoPE", "FoX", "Fractional", "HeadSlice", "Inkling", "Kerple", "Learned",
+    "LearnedRoPE", "Llama3", "LogScale", "LongRoPE", "MRoPE", "MixedRoPE", "NTKMixed", "NoPE",
+    "PaTH", "PoPE", "Proportional", "RePo", "ReRoPE", "RelativeTable", "RoPE", "Sandwich",
+    "Scaling", "SelectiveRoPE", "SelfExtend", "Shaw", "Sink", "Sinusoidal", "Sum", "T5Bias",
+    "TransformerXL", "Wall", "Wavelet", "Wrapper", "XPos", "YaRN", "catalogue", "make",
 ]  # fmt: skip
 
 _MAKERS = ("catalogue", "make")  # of a room above, which is imported by name
@@ -96,6 +98,7 @@ MODULES = {
     "FoPE": "fope",
     "FoX": "fox",
     "GRAPEA": "grape_a",
+    "GRAPEAP": "grape_ap",
     "HeadSlice": "head_slice",
     "Inkling": "inkling",
     "Kerple": "kerple",
@@ -135,6 +138,7 @@ MODULES = {
     "TRA": "tra",
     "TransformerXL": "transformer_xl",
     "Wall": "wall",
+    "Wavelet": "wavelet",
     "Wrapper": "wrapper",
     "XPos": "xpos",
 }

@@ -91,20 +91,28 @@ class CoPE(
         )
 
 
-def sums_from(gates: Array, pos: Array, xp: Namespace) -> Array:
-    """For each key, the sum of ``gates (B, H, Q, K)`` at its position ``(B, 1, 1, K)`` or later."""
+def sums_from(values: Array, pos: Array, xp: Namespace, *, own: bool = True) -> Array:
+    """For each key, the sum of ``values (B, H, Q, K)`` at its position ``(B, 1, 1, K)`` or later.
+
+    ``own=False``: at later positions only.
+    """
 
     def take(values: Array, index: Array) -> Array:
         return xp.take_along_axis(values, xp.broadcast_to(index, values.shape), axis=-1)
 
     order = xp.argsort(-pos, axis=-1)  # the last key first, so that small sums stay small
-    sums = xp.cumulative_sum(take(gates, order), axis=-1)
-    # Keys at one position see each other: each takes the sum at the last of them in this order.
+    sums = xp.cumulative_sum(take(values, order), axis=-1)
+    # Keys at one position see each other: each takes the sum at the last of them in this order, or
+    # at the last of the run before.
     length = pos.shape[-1]
     index = xp.arange(length, dtype=order.dtype, device=device(pos))
-    own = xp.take_along_axis(pos, order, axis=-1)
-    last = xp.concat([own[..., 1:] != own[..., :-1], own[..., :1] == own[..., :1]], axis=-1)
+    at_pos = xp.take_along_axis(pos, order, axis=-1)
+    differs, always = at_pos[..., 1:] != at_pos[..., :-1], at_pos[..., :1] == at_pos[..., :1]
+    last = xp.concat([differs, always], axis=-1)
     ends = xp.sort(xp.where(last, index, length), axis=-1)
     run = xp.cumulative_sum(xp.astype(last, order.dtype), axis=-1) - xp.astype(last, order.dtype)
-    at = xp.take_along_axis(xp.take_along_axis(ends, run, axis=-1), xp.argsort(order), axis=-1)
-    return take(sums, at)
+    run = xp.take_along_axis(run, xp.argsort(order), axis=-1)
+    if own:
+        return take(sums, xp.take_along_axis(ends, run, axis=-1))
+    before = xp.take_along_axis(ends, xp.clip(run - 1, min=0), axis=-1)
+    return xp.where(run > 0, take(sums, before), 0.0)
